@@ -1,0 +1,35 @@
+# torch as Python has it, as imported targets of our own. find_package(Torch) would need a CUDA toolkit of the right
+# version wherever the wheel is a CUDA one; these need only the files.
+#   torch::torch   the host: libtorch_cpu and c10; libtorch_cuda is loaded at run time where there is one
+#   torch::stable  kernel packages: stable-ABI headers only, target torch 2.10
+execute_process(
+  COMMAND "${HOTSWAP_PYTHON}" -c
+          "import importlib.util as u, os; p = u.find_spec('torch').submodule_search_locations[0]; v = {}; exec(open(os.path.join(p, 'version.py')).read(), v); print(p + ';' + v['__version__'].split('+')[0], end='')"
+  OUTPUT_VARIABLE found RESULT_VARIABLE failed ERROR_VARIABLE why)
+if(failed)
+  message(FATAL_ERROR "wanted a Python with torch >= 2.10; got ${HOTSWAP_PYTHON}: ${why}\n"
+                      "run ./x build, which makes .venv, or set HOTSWAP_PYTHON to a Python that has torch")
+endif()
+list(GET found 0 HOTSWAP_TORCH_DIR)
+list(GET found 1 HOTSWAP_TORCH_VERSION)
+if(HOTSWAP_TORCH_VERSION VERSION_LESS 2.10)
+  message(FATAL_ERROR "wanted torch >= 2.10; got torch ${HOTSWAP_TORCH_VERSION} in ${HOTSWAP_TORCH_DIR}; install a newer one")
+endif()
+message(STATUS "torch ${HOTSWAP_TORCH_VERSION} in ${HOTSWAP_TORCH_DIR}")
+
+foreach(lib c10 torch_cpu)
+  add_library(torch::${lib} SHARED IMPORTED GLOBAL)
+  set_target_properties(torch::${lib} PROPERTIES IMPORTED_LOCATION "${HOTSWAP_TORCH_DIR}/lib/lib${lib}.so" IMPORTED_NO_SONAME OFF)
+endforeach()
+
+add_library(torch::torch INTERFACE IMPORTED GLOBAL)
+target_include_directories(torch::torch SYSTEM INTERFACE "${HOTSWAP_TORCH_DIR}/include" "${HOTSWAP_TORCH_DIR}/include/torch/csrc/api/include")
+target_link_libraries(torch::torch INTERFACE torch::torch_cpu torch::c10)
+# disable-new-dtags: a CUDA package loaded later finds libtorch_cuda through this program's DT_RPATH
+target_link_options(torch::torch INTERFACE -Wl,--allow-shlib-undefined -Wl,--disable-new-dtags)
+
+add_library(torch::stable INTERFACE IMPORTED GLOBAL)
+target_include_directories(torch::stable SYSTEM INTERFACE "${HOTSWAP_TORCH_DIR}/include")
+target_compile_definitions(torch::stable INTERFACE TORCH_TARGET_VERSION=0x020a000000000000)
+# libtorch_cpu must be NEEDED or Python cannot load the file
+target_link_options(torch::stable INTERFACE -Wl,--no-as-needed "${HOTSWAP_TORCH_DIR}/lib/libtorch_cpu.so" -Wl,--allow-shlib-undefined)

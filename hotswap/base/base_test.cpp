@@ -1,0 +1,132 @@
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "hotswap/base/env.h"
+#include "hotswap/base/error.h"
+#include "hotswap/base/file.h"
+#include "hotswap/base/json.h"
+#include "hotswap/base/progress.h"
+#include "hotswap/base/result.h"
+#include "hotswap/base/sha256.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path fresh_folder() {
+  std::string name = (fs::temp_directory_path() / "hotswap-base-XXXXXX").string();
+  return ::mkdtemp(name.data());
+}
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(Json, NamesTheKeyThatIsMissingOrWrong) {
+  const Json json = Json::parse(R"({"a": {"b": 1.5, "c": "x"}, "n": null, "e": 1e4})", "config.json");
+  EXPECT_EQ(json.at<int64_t>("e"), 10000);
+  EXPECT_EQ(json.get<int64_t>("n", 7), 7);
+  EXPECT_NE(message_of([&] { json.child("a").at<int64_t>("b"); }).find("config.json: a.b"), std::string::npos);
+  EXPECT_NE(message_of([&] { json.at<bool>("z"); }).find("key 'z' in config.json"), std::string::npos);
+  EXPECT_NE(message_of([&] { json.only({"a", "n"}); }).find("key 'e'"), std::string::npos);
+}
+
+TEST(Json, RefusesHostileText) {
+  EXPECT_NE(message_of([] { Json::parse(R"({"a": 1, "a": 2})", "x"); }).find("'a' twice"), std::string::npos);
+  EXPECT_NE(message_of([] { Json::parse(std::string(100000, '['), "x"); }).find("nested"), std::string::npos);
+  EXPECT_NE(message_of([] { Json::parse("{\"a\": ", "x"); }).find("valid JSON"), std::string::npos);
+  EXPECT_NE(message_of([] { Json::parse("[18446744073709551615]", "x").elements()[0].as<int64_t>(); }).find("2^63"), std::string::npos);
+}
+
+TEST(Json, ReadsTomlIntoTheSameTree) {
+  const fs::path folder = fresh_folder();
+  write_file(folder / "build.toml", "[general]\nname = \"norm\"\nbackends = [\"cpu\"]\nday = 2024-01-02\n");
+  const Json toml = Json::read_toml(folder / "build.toml");
+  EXPECT_EQ(toml.child("general").at<std::string>("name"), "norm");
+  EXPECT_EQ(toml.child("general").at<std::string>("day"), "2024-01-02");
+  EXPECT_EQ(toml.child("general").at<std::vector<std::string>>("backends"), std::vector<std::string>{"cpu"});
+  fs::remove_all(folder);
+}
+
+TEST(File, AnAbandonedWriteLeavesNothing) {
+  const fs::path folder = fresh_folder();
+  write_file(folder / "a.txt", "old");
+  {
+    AtomicFile out(folder / "a.txt");
+    out.write("new");
+  }
+  EXPECT_EQ(read_file(folder / "a.txt"), "old");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder), fs::directory_iterator()), 1);
+  write_file(folder / "a.txt", "new");
+  EXPECT_EQ(read_file(folder / "a.txt"), "new");
+  const MappedFile map(folder / "a.txt");
+  EXPECT_EQ(std::string(map.bytes().begin(), map.bytes().end()), "new");
+  EXPECT_NE(message_of([&] { read_file(folder); }).find("regular file"), std::string::npos);
+  fs::remove_all(folder);
+}
+
+TEST(File, OneProcessHoldsTheLock) {
+  const fs::path folder = fresh_folder();
+  {
+    // Forked before the lock is taken: a flock belongs to the open file, which a child would inherit.
+    int go[2];
+    ASSERT_EQ(::pipe(go), 0);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      char byte = 0;
+      if (::read(go[0], &byte, 1) != 1) ::_exit(1);
+      FileLock waits(folder / "lock");
+      write_file(folder / "child", "x");
+      ::_exit(0);
+    }
+    auto lock = std::make_unique<FileLock>(folder / "lock");
+    ASSERT_EQ(::write(go[1], "x", 1), 1);
+    ::usleep(100000);
+    EXPECT_FALSE(fs::exists(folder / "child"));
+    lock.reset();
+    int status = 1;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    EXPECT_TRUE(fs::exists(folder / "child"));
+  }
+  fs::remove_all(folder);
+}
+
+TEST(Sha256, KnownVectors) {
+  const std::string text = "hello world";
+  const auto digest = sha256({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+  EXPECT_EQ(to_base64(digest), "uU0nuZNNPgilLlLX2n2r+sSE7+N6U4DukIj3rOLvzek=");
+  EXPECT_EQ(to_hex(sha256({})), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+}
+
+TEST(Env, FlagsAreStrict) {
+  ::setenv("USE_HUB_KERNELS", "off", 1);
+  EXPECT_FALSE(env_flag(EnvVar::kUseHubKernels, true));
+  ::setenv("USE_HUB_KERNELS", "maybe", 1);
+  EXPECT_NE(message_of([] { env_flag(EnvVar::kUseHubKernels, true); }).find("USE_HUB_KERNELS"), std::string::npos);
+  ::unsetenv("USE_HUB_KERNELS");
+  EXPECT_TRUE(env_flag(EnvVar::kUseHubKernels, true));
+  for (const EnvRow& row : env_table()) EXPECT_STREQ(env_name(row.variable), row.name);
+}
+
+TEST(Result, SaysWhyThereIsNoValue) {
+  Result<int> none = Reason{"no such package"};
+  EXPECT_FALSE(none);
+  EXPECT_NE(message_of([&] { (void)*none; }).find("no such package"), std::string::npos);
+  EXPECT_EQ(*Result<int>(3), 3);
+}
+
+TEST(Progress, OneLineOfText) {
+  EXPECT_EQ(progress_text("train", 12, 24, 4.0, "loss 2.1"), "train [############............]  50% 12/24 3/s 4s left  loss 2.1");
+}
+
+}  // namespace
+}  // namespace hotswap

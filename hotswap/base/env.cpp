@@ -1,0 +1,60 @@
+#include "hotswap/base/env.h"
+
+#include <cctype>
+#include <cstdlib>
+
+#include "hotswap/base/error.h"
+
+namespace hotswap {
+namespace {
+
+constexpr EnvRow kTable[] = {
+    {EnvVar::kLogLevel, "HOTSWAP_LOG_LEVEL", "debug, info, warning (default) or error"},
+    {EnvVar::kPackages, "HOTSWAP_PACKAGES", "folder of the bundled kernel packages, instead of the installed one"},
+    {EnvVar::kUseHubKernels, "USE_HUB_KERNELS", "0, OFF or NO: use_kernels binds nothing"},
+    {EnvVar::kDisableKernelMapping, "DISABLE_KERNEL_MAPPING", "1: kernelize leaves every layer stock"},
+    {EnvVar::kLocalKernels, "LOCAL_KERNELS", "org/repo=path:org/repo=path: packages taken from these folders"},
+    {EnvVar::kHubOffline, "HF_HUB_OFFLINE", "1: no network"},
+    {EnvVar::kHfHome, "HF_HOME", "Hugging Face's folder, default ~/.cache/huggingface"},
+    {EnvVar::kHfHubCache, "HF_HUB_CACHE", "the Hub's cache, default $HF_HOME/hub"},
+    {EnvVar::kHfEndpoint, "HF_ENDPOINT", "the Hub's address, default https://huggingface.co"},
+    {EnvVar::kHfToken, "HF_TOKEN", "the Hub's access token"},
+    {EnvVar::kKernelsCache, "KERNELS_CACHE", "cache of kernel packages, default the Hub's cache"},
+    {EnvVar::kNoColor, "NO_COLOR", "anything: no colours and no moving progress bar"},
+    {EnvVar::kIsa, "HOTSWAP_ISA", "base, v3 or v4: run CPU kernels of this instruction set at most"},
+    {EnvVar::kRequireCuda, "HOTSWAP_REQUIRE_CUDA", "1: tests fail where they would skip for want of a GPU"},
+};
+
+}  // namespace
+
+std::span<const EnvRow> env_table() { return kTable; }
+
+const char* env_name(EnvVar variable) {
+  for (const EnvRow& row : kTable) {
+    if (row.variable == variable) return row.name;
+  }
+  throw Error({.wanted = "a variable of the table in env.cpp", .got = cat("number ", static_cast<int>(variable)), .next = "add its row"});
+}
+
+std::optional<std::string> env(EnvVar variable) {
+  const char* value = std::getenv(env_name(variable));
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return value;
+}
+
+bool env_flag(EnvVar variable, bool otherwise) {
+  const auto value = env(variable);
+  if (!value) return otherwise;
+  std::string upper;
+  for (const char c : *value) upper += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  for (const char* yes : {"1", "ON", "YES", "TRUE"}) {
+    if (upper == yes) return true;
+  }
+  for (const char* no : {"0", "OFF", "NO", "FALSE"}) {
+    if (upper == no) return false;
+  }
+  throw Error({.wanted = cat(env_name(variable), " to be 1/ON/YES/TRUE or 0/OFF/NO/FALSE"), .got = "'" + *value + "'",
+               .next = "correct it or unset it"});
+}
+
+}  // namespace hotswap

@@ -1,0 +1,128 @@
+#include "hotswap/base/file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "hotswap/base/error.h"
+
+namespace hotswap {
+namespace {
+
+[[noreturn]] void fail(const char* wanted, const std::filesystem::path& file, const char* next) {
+  throw Error({.wanted = cat(wanted, " ", file.string()), .got = std::strerror(errno), .next = next});
+}
+
+struct Descriptor {
+  int fd;
+  ~Descriptor() { ::close(fd); }
+};
+
+size_t size_of(int fd, const std::filesystem::path& file) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) fail("the size of", file, "check the file");
+  if (!S_ISREG(info.st_mode)) {
+    throw Error({.wanted = cat("a regular file at ", file.string()), .got = "something else, such as a folder", .next = "give the file itself"});
+  }
+  return static_cast<size_t>(info.st_size);
+}
+
+void fsync_folder(const std::filesystem::path& folder) {
+  const Descriptor d{::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  if (d.fd >= 0) ::fsync(d.fd);  // makes the rename durable; a file system that cannot is no reason to fail
+}
+
+}  // namespace
+
+std::string read_file(const std::filesystem::path& file) {
+  const Descriptor d{::open(file.c_str(), O_RDONLY | O_CLOEXEC)};
+  if (d.fd < 0) fail("to read", file, "check the path and its permissions");
+  std::string bytes(size_of(d.fd, file), '\0');
+  size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t n = ::read(d.fd, bytes.data() + done, bytes.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail("to read", file, "check the disk");
+    if (n == 0) break;  // truncated while we read: the parser behind us will say what is missing
+    done += static_cast<size_t>(n);
+  }
+  bytes.resize(done);
+  return bytes;
+}
+
+void write_file(const std::filesystem::path& file, std::string_view bytes) {
+  AtomicFile out(file);
+  out.write(bytes);
+  out.commit();
+}
+
+AtomicFile::AtomicFile(std::filesystem::path target) : target_(std::move(target)) {
+  const auto folder = target_.has_parent_path() ? target_.parent_path() : std::filesystem::path(".");
+  std::error_code code;
+  std::filesystem::create_directories(folder, code);
+  std::string name = (folder / cat(".", target_.filename().string(), ".XXXXXX")).string();
+  fd_ = ::mkostemp(name.data(), O_CLOEXEC);
+  if (fd_ < 0) fail("to write in", folder, "check that the folder exists and is writable");
+  temporary_ = name;
+  const mode_t mask = ::umask(0);  // mkstemp makes 0600; a plain open would have given 0666 less the umask
+  ::umask(mask);
+  ::fchmod(fd_, 0666 & ~mask);
+}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ >= 0) ::close(fd_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::write(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd_, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail("to write", target_, "check the free space of the disk");
+    bytes.remove_prefix(static_cast<size_t>(n));
+  }
+}
+
+void AtomicFile::commit() {
+  if (::fsync(fd_) != 0) fail("to write", target_, "check the free space of the disk");
+  if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("to write", target_, "check its permissions");
+  temporary_.clear();
+  fsync_folder(target_.has_parent_path() ? target_.parent_path() : std::filesystem::path("."));
+}
+
+MappedFile::MappedFile(const std::filesystem::path& file) : path_(file) {
+  const Descriptor d{::open(file.c_str(), O_RDONLY | O_CLOEXEC)};
+  if (d.fd < 0) fail("to read", file, "check the path and its permissions");
+  size_ = size_of(d.fd, file);
+  if (size_ == 0) return;  // mmap refuses an empty range
+  void* mapped = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, d.fd, 0);
+  if (mapped == MAP_FAILED) fail("to map", file, "check the free memory");
+  data_ = static_cast<const uint8_t*>(mapped);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<uint8_t*>(data_), size_);
+}
+
+FileLock::FileLock(const std::filesystem::path& file) {
+  std::error_code code;
+  std::filesystem::create_directories(file.parent_path(), code);
+  fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0664);
+  if (fd_ < 0) fail("to lock", file, "check that the folder exists and is writable");
+  while (::flock(fd_, LOCK_EX) != 0) {
+    if (errno == EINTR) continue;
+    const int code_now = errno;
+    ::close(fd_);
+    errno = code_now;
+    fail("to lock", file, "use a file system that has flock");
+  }
+}
+
+FileLock::~FileLock() { ::close(fd_); }
+
+}  // namespace hotswap

@@ -1,0 +1,211 @@
+#include "hotswap/base/json.h"
+
+#include <cmath>
+#include <set>
+#define TOML_EXCEPTIONS 1
+#include <toml++/toml.h>
+
+#include "hotswap/base/error.h"
+#include "hotswap/base/file.h"
+
+namespace hotswap {
+namespace {
+
+using Node = nlohmann::ordered_json;
+constexpr int kMaxDepth = 256;
+
+const char* type_of(const Node& node) {
+  if (node.is_number_integer()) return "an integer";
+  if (node.is_number()) return "a number";
+  if (node.is_null()) return "null";
+  if (node.is_object()) return "an object";
+  if (node.is_array()) return "an array";
+  return node.is_string() ? "a string" : "a boolean";
+}
+
+std::string shown(const Node& node) {
+  std::string text = node.dump(-1, ' ', false, Node::error_handler_t::replace);
+  if (text.size() > 80) text = text.substr(0, 77) + "...";
+  return cat(type_of(node), " (", text, ")");
+}
+
+[[noreturn]] void wrong_type(const char* wanted, const Node& node, const std::string& where) {
+  throw Error({.wanted = cat(wanted, " at ", where), .got = shown(node), .next = "correct the file"});
+}
+
+Node from_toml(const toml::node& node) {
+  if (const auto* table = node.as_table()) {
+    Node object = Node::object();
+    for (const auto& [key, value] : *table) object[std::string(key.str())] = from_toml(value);
+    return object;
+  }
+  if (const auto* array = node.as_array()) {
+    Node list = Node::array();
+    for (const auto& value : *array) list.push_back(from_toml(value));
+    return list;
+  }
+  if (const auto* value = node.as_string()) return value->get();
+  if (const auto* value = node.as_integer()) return value->get();
+  if (const auto* value = node.as_floating_point()) return value->get();
+  if (const auto* value = node.as_boolean()) return value->get();
+  std::ostringstream text;
+  node.visit([&](const auto& value) {
+    if constexpr (toml::is_date<decltype(value)> || toml::is_time<decltype(value)> ||
+                  toml::is_date_time<decltype(value)>)
+      text << value.get();
+  });
+  return text.str();
+}
+
+}  // namespace
+
+Json Json::parse(std::string_view text, std::string where) {
+  // Per open object the keys seen so far: nlohmann keeps the last of two equal keys and says nothing.
+  std::vector<std::set<std::string>> keys;
+  auto watch = [&](int depth, Node::parse_event_t event, Node& value) {
+    if (depth > kMaxDepth) {
+      throw Error({.wanted = cat("JSON nested at most ", kMaxDepth, " deep in ", where), .got = "deeper nesting", .next = ""});
+    }
+    if (event == Node::parse_event_t::object_start) keys.emplace_back();
+    if (event == Node::parse_event_t::object_end) keys.pop_back();
+    if (event == Node::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
+      throw Error({.wanted = cat("each key once in ", where), .got = cat("key '", value.get<std::string>(), "' twice"),
+                   .next = "correct the file"});
+    }
+    return true;
+  };
+  try {
+    auto root = std::make_shared<const Node>(Node::parse(text, watch));
+    const Node* node = root.get();
+    return Json(std::move(root), node, std::move(where));
+  } catch (const nlohmann::json::exception& e) {
+    throw Error({.wanted = cat("valid JSON in ", where), .got = e.what(), .next = "correct the file or fetch it again"});
+  }
+}
+
+Json Json::read(const std::filesystem::path& file) { return parse(read_file(file), file.string()); }
+
+Json Json::read_toml(const std::filesystem::path& file) {
+  try {
+    auto root = std::make_shared<const Node>(from_toml(toml::parse(read_file(file))));
+    const Node* node = root.get();
+    return Json(std::move(root), node, file.string());
+  } catch (const toml::parse_error& e) {
+    throw Error({.wanted = cat("valid TOML in ", file.string()),
+                 .got = cat(e.description(), " at line ", e.source().begin.line), .next = "correct the file"});
+  }
+}
+
+Json Json::step(const Node& node, std::string_view name) const {
+  // The root's `where` is the document's name, everything below is "document: a.b.c".
+  const bool root = node_ == root_.get();
+  return Json(root_, &node, cat(where_, root ? ": " : ".", name));
+}
+
+std::optional<Json> Json::find(std::string_view key) const {
+  if (!node_->is_object()) wrong_type("an object", *node_, where_);
+  const auto found = node_->find(std::string(key));
+  if (found == node_->end() || found->is_null()) return std::nullopt;
+  return step(*found, key);
+}
+
+bool Json::has(std::string_view key) const { return find(key).has_value(); }
+
+Json Json::child(std::string_view key) const {
+  auto found = find(key);
+  if (found) return *found;
+  std::vector<std::string> present;
+  for (const auto& entry : node_->items()) {
+    if (present.size() == 12) {
+      present.emplace_back("...");
+      break;
+    }
+    present.push_back(entry.key());
+  }
+  throw Error({.wanted = cat("key '", key, "' in ", where_), .got = cat("keys: ", join(present)), .next = "add the key"});
+}
+
+std::vector<std::pair<std::string, Json>> Json::items() const {
+  if (!node_->is_object()) wrong_type("an object", *node_, where_);
+  std::vector<std::pair<std::string, Json>> result;
+  for (const auto& entry : node_->items()) result.emplace_back(entry.key(), step(entry.value(), entry.key()));
+  return result;
+}
+
+std::vector<Json> Json::elements() const {
+  if (!node_->is_array()) wrong_type("an array", *node_, where_);
+  std::vector<Json> result;
+  result.reserve(node_->size());
+  for (size_t i = 0; i < node_->size(); ++i) result.push_back(step((*node_)[i], cat(i)));
+  return result;
+}
+
+void Json::only(std::initializer_list<std::string_view> keys) const {
+  if (!node_->is_object()) wrong_type("an object", *node_, where_);
+  for (const auto& entry : node_->items()) {
+    if (std::find(keys.begin(), keys.end(), entry.key()) == keys.end()) {
+      throw Error({.wanted = cat("only the keys ", join(keys), " in ", where_), .got = cat("key '", entry.key(), "'"),
+                   .next = "remove it or correct its name"});
+    }
+  }
+}
+
+template <>
+bool Json::as<bool>() const {
+  if (!node_->is_boolean()) wrong_type("a boolean", *node_, where_);
+  return node_->get<bool>();
+}
+
+template <>
+int64_t Json::as<int64_t>() const {
+  if (node_->is_number_unsigned() && node_->get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) {
+    wrong_type("an integer below 2^63", *node_, where_);
+  }
+  if (node_->is_number_integer()) return node_->get<int64_t>();
+  // Python writes whole numbers as 1e4 or 10000.0 in some configs; those are integers all the same.
+  if (node_->is_number_float()) {
+    const double value = node_->get<double>();
+    if (std::trunc(value) == value && std::abs(value) < 9e15) return static_cast<int64_t>(value);
+  }
+  wrong_type("an integer", *node_, where_);
+}
+
+template <>
+double Json::as<double>() const {
+  if (!node_->is_number()) wrong_type("a number", *node_, where_);
+  return node_->get<double>();
+}
+
+template <>
+std::string Json::as<std::string>() const {
+  if (!node_->is_string()) wrong_type("a string", *node_, where_);
+  return node_->get<std::string>();
+}
+
+namespace {
+template <typename T>
+std::vector<T> list_of(const Json& json) {
+  std::vector<T> result;
+  for (const auto& element : json.elements()) result.push_back(element.as<T>());
+  return result;
+}
+}  // namespace
+
+template <>
+std::vector<bool> Json::as<std::vector<bool>>() const {
+  return list_of<bool>(*this);
+}
+template <>
+std::vector<int64_t> Json::as<std::vector<int64_t>>() const {
+  return list_of<int64_t>(*this);
+}
+template <>
+std::vector<double> Json::as<std::vector<double>>() const {
+  return list_of<double>(*this);
+}
+template <>
+std::vector<std::string> Json::as<std::vector<std::string>>() const {
+  return list_of<std::string>(*this);
+}
+
+}  // namespace hotswap
