@@ -43,7 +43,8 @@ TEST(Json, RefusesHostileText) {
   EXPECT_NE(message_of([] { Json::parse(R"({"a": 1, "a": 2})", "x"); }).find("'a' twice"), std::string::npos);
   EXPECT_NE(message_of([] { Json::parse(std::string(100000, '['), "x"); }).find("nested"), std::string::npos);
   EXPECT_NE(message_of([] { Json::parse("{\"a\": ", "x"); }).find("valid JSON"), std::string::npos);
-  EXPECT_NE(message_of([] { Json::parse("[18446744073709551615]", "x").elements()[0].as<int64_t>(); }).find("2^63"), std::string::npos);
+  EXPECT_NE(message_of([] { Json::parse("[18446744073709551615]", "x").elements()[0].as<int64_t>(); }).find("2^63"),
+            std::string::npos);
 }
 
 TEST(Json, ReadsTomlIntoTheSameTree) {
@@ -125,7 +126,8 @@ TEST(Result, SaysWhyThereIsNoValue) {
 }
 
 TEST(Progress, OneLineOfText) {
-  EXPECT_EQ(progress_text("train", 12, 24, 4.0, "loss 2.1"), "train [############............]  50% 12/24 3/s 4s left  loss 2.1");
+  EXPECT_EQ(progress_text("train", 12, 24, 4.0, "loss 2.1"),
+            "train [############............]  50% 12/24 3/s 4s left  loss 2.1");
 }
 
 }  // namespace

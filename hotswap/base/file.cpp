@@ -27,7 +27,9 @@ size_t size_of(int fd, const std::filesystem::path& file) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) fail("the size of", file, "check the file");
   if (!S_ISREG(info.st_mode)) {
-    throw Error({.wanted = cat("a regular file at ", file.string()), .got = "something else, such as a folder", .next = "give the file itself"});
+    throw Error({.wanted = cat("a regular file at ", file.string()),
+                 .got = "something else, such as a folder",
+                 .next = "give the file itself"});
   }
   return static_cast<size_t>(info.st_size);
 }

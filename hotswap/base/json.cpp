@@ -64,12 +64,14 @@ Json Json::parse(std::string_view text, std::string where) {
   std::vector<std::set<std::string>> keys;
   auto watch = [&](int depth, Node::parse_event_t event, Node& value) {
     if (depth > kMaxDepth) {
-      throw Error({.wanted = cat("JSON nested at most ", kMaxDepth, " deep in ", where), .got = "deeper nesting", .next = ""});
+      throw Error(
+          {.wanted = cat("JSON nested at most ", kMaxDepth, " deep in ", where), .got = "deeper nesting", .next = ""});
     }
     if (event == Node::parse_event_t::object_start) keys.emplace_back();
     if (event == Node::parse_event_t::object_end) keys.pop_back();
     if (event == Node::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
-      throw Error({.wanted = cat("each key once in ", where), .got = cat("key '", value.get<std::string>(), "' twice"),
+      throw Error({.wanted = cat("each key once in ", where),
+                   .got = cat("key '", value.get<std::string>(), "' twice"),
                    .next = "correct the file"});
     }
     return true;
@@ -79,7 +81,8 @@ Json Json::parse(std::string_view text, std::string where) {
     const Node* node = root.get();
     return Json(std::move(root), node, std::move(where));
   } catch (const nlohmann::json::exception& e) {
-    throw Error({.wanted = cat("valid JSON in ", where), .got = e.what(), .next = "correct the file or fetch it again"});
+    throw Error(
+        {.wanted = cat("valid JSON in ", where), .got = e.what(), .next = "correct the file or fetch it again"});
   }
 }
 
@@ -92,7 +95,8 @@ Json Json::read_toml(const std::filesystem::path& file) {
     return Json(std::move(root), node, file.string());
   } catch (const toml::parse_error& e) {
     throw Error({.wanted = cat("valid TOML in ", file.string()),
-                 .got = cat(e.description(), " at line ", e.source().begin.line), .next = "correct the file"});
+                 .got = cat(e.description(), " at line ", e.source().begin.line),
+                 .next = "correct the file"});
   }
 }
 
@@ -122,7 +126,8 @@ Json Json::child(std::string_view key) const {
     }
     present.push_back(entry.key());
   }
-  throw Error({.wanted = cat("key '", key, "' in ", where_), .got = cat("keys: ", join(present)), .next = "add the key"});
+  throw Error(
+      {.wanted = cat("key '", key, "' in ", where_), .got = cat("keys: ", join(present)), .next = "add the key"});
 }
 
 std::vector<std::pair<std::string, Json>> Json::items() const {
@@ -144,7 +149,8 @@ void Json::only(std::initializer_list<std::string_view> keys) const {
   if (!node_->is_object()) wrong_type("an object", *node_, where_);
   for (const auto& entry : node_->items()) {
     if (std::find(keys.begin(), keys.end(), entry.key()) == keys.end()) {
-      throw Error({.wanted = cat("only the keys ", join(keys), " in ", where_), .got = cat("key '", entry.key(), "'"),
+      throw Error({.wanted = cat("only the keys ", join(keys), " in ", where_),
+                   .got = cat("key '", entry.key(), "'"),
                    .next = "remove it or correct its name"});
     }
   }

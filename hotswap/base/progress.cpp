@@ -11,10 +11,13 @@ namespace {
 constexpr int kWidth = 24;
 constexpr double kTerminalEvery = 0.1, kPlainEvery = 5.0;  // seconds between redraws
 using Clock = std::chrono::steady_clock;
-double seconds_between(Clock::time_point a, Clock::time_point b) { return std::chrono::duration<double>(b - a).count(); }
+double seconds_between(Clock::time_point a, Clock::time_point b) {
+  return std::chrono::duration<double>(b - a).count();
+}
 }  // namespace
 
-std::string progress_text(const std::string& title, int64_t done, int64_t total, double seconds, const std::string& note) {
+std::string progress_text(const std::string& title, int64_t done, int64_t total, double seconds,
+                          const std::string& note) {
   char numbers[128];
   const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
   std::string text = title + " ";
@@ -32,8 +35,12 @@ std::string progress_text(const std::string& title, int64_t done, int64_t total,
 }
 
 Progress::Progress(std::string title, int64_t total, bool shown)
-    : title_(std::move(title)), total_(total), shown_(shown), terminal_(::isatty(STDERR_FILENO) == 1 && !env(EnvVar::kNoColor)),
-      started_(Clock::now()), drawn_(started_) {
+    : title_(std::move(title)),
+      total_(total),
+      shown_(shown),
+      terminal_(::isatty(STDERR_FILENO) == 1 && !env(EnvVar::kNoColor)),
+      started_(Clock::now()),
+      drawn_(started_) {
   if (shown_ && terminal_) draw(false);
 }
 

@@ -1,4 +1,5 @@
-// A progress bar on stderr: a moving bar with rate and time left on a terminal, a plain line every few seconds elsewhere.
+// A progress bar on stderr: a moving bar with rate and time left on a terminal, a plain line every few seconds
+// elsewhere.
 //   Progress bar("train", steps);  for (...) { step(); bar.advance(1, cat("loss ", loss)); }
 #pragma once
 
@@ -26,6 +27,7 @@ class Progress {
 };
 
 // "[#####.....] 50% 12/24 3.1/s 4s left  loss 2.1", the text of one bar; seconds since the start.
-std::string progress_text(const std::string& title, int64_t done, int64_t total, double seconds, const std::string& note);
+std::string progress_text(const std::string& title, int64_t done, int64_t total, double seconds,
+                          const std::string& note);
 
 }  // namespace hotswap

@@ -20,7 +20,7 @@ struct Reason {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}              // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}               // NOLINT(google-explicit-constructor)
   Result(Reason reason) : reason_(std::move(reason.text)) {}  // NOLINT(google-explicit-constructor)
 
   explicit operator bool() const { return value_.has_value(); }

@@ -1,0 +1,55 @@
+// The forward that each contract replaces, as a C++ type: what a Slot holds and what kernelize/ binds. Op schemas of
+// the same contracts stand in kernelize/contracts.cpp.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+namespace hotswap {
+
+using at::Tensor;
+
+// rms_norm/1. x: [..., dim], weight: [dim] -> [..., dim]
+// casting: "llama" rounds x * rstd to x's dtype before the weight, "gemma" computes all in float32 with (offset +
+// weight), "none" multiplies in x's dtype; statistics are float32 in each.
+using RmsNormForward = Tensor(const Tensor& x, const Tensor& weight, double eps, double offset,
+                              const std::string& casting);
+
+// add_rms_norm/1. x, residual: [..., dim] -> (y = rms_norm(h), h = x + residual)
+using AddRmsNormForward = std::tuple<Tensor, Tensor>(const Tensor& x, const Tensor& residual, const Tensor& weight,
+                                                     double eps, double offset, const std::string& casting);
+
+// layer_norm/1. x: [..., dim], weight, bias: [dim]
+using LayerNormForward = Tensor(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, double eps);
+
+// activation/1, elementwise; act_and_mul/1: [..., 2 * dim] -> [..., dim]
+using ActivationForward = Tensor(const Tensor& x);
+
+// gated_mlp/1. gate, up: [..., dim] -> act(gate) * up
+using GatedForward = Tensor(const Tensor& gate, const Tensor& up);
+
+// rotary/1. q: [batch, heads, time, head_dim], k: [batch, kv_heads, time, head_dim], cos, sin: [1 or batch, time,
+// rotary_dim]
+using RotaryForward = std::tuple<Tensor, Tensor>(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,
+                                                 int64_t rotary_dim, bool interleaved);
+
+struct CrossEntropyOptions {
+  int64_t ignore_index = -100;
+  double label_smoothing = 0;
+  double softcap = 0;  // 0: off; else logits become softcap * tanh(logits / softcap)
+  double z_loss = 0;   // adds z_loss * logsumexp^2 to each row's loss
+  std::string reduction = "mean";
+};
+
+// cross_entropy/1. logits: [n, vocab], target: [n] int64 -> float32 scalar, or [n] for reduction "none"
+using CrossEntropyForward = Tensor(const Tensor& logits, const Tensor& target, const CrossEntropyOptions& options);
+
+// linear_cross_entropy/1. hidden: [n, dim], weight: [vocab, dim], bias: [vocab], target: [n] -> as cross_entropy of
+// hidden @ weight^T + bias, without holding those logits
+using LinearCrossEntropyForward = Tensor(const Tensor& hidden, const Tensor& weight, const std::optional<Tensor>& bias,
+                                         const Tensor& target, const CrossEntropyOptions& options);
+
+}  // namespace hotswap

@@ -1,0 +1,52 @@
+// A Slot is the one place of a layer where another forward may run. Empty, it calls the stock forward in plain ATen;
+// bound, it calls the package's op, autograd attached by kernelize/. Weights are arguments, never held here, so
+// unbinding is exact.
+//
+//   Slot<RmsNormForward> forward_{this, "RMSNorm", "rms_norm/1", stock::rms_norm};
+//   return forward_(x, weight, eps_, offset_, casting_);
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "hotswap/layers/module.h"
+
+namespace hotswap {
+
+class SlotBase {
+ public:
+  SlotBase(Module* owner, std::string layer, std::string contract);
+  virtual ~SlotBase() = default;
+  SlotBase(const SlotBase&) = delete;
+  SlotBase& operator=(const SlotBase&) = delete;
+
+  const std::string& layer() const { return layer_; }        // the name in the kernel mapping: "RMSNorm"
+  const std::string& contract() const { return contract_; }  // "rms_norm/1"
+  virtual bool bound() const = 0;
+  virtual void unbind() = 0;
+
+ private:
+  std::string layer_, contract_;
+};
+
+template <typename Signature>
+class Slot;
+
+template <typename R, typename... Args>
+class Slot<R(Args...)> : public SlotBase {
+ public:
+  using Forward = std::function<R(Args...)>;
+  Slot(Module* owner, std::string layer, std::string contract, Forward stock)
+      : SlotBase(owner, std::move(layer), std::move(contract)), stock_(std::move(stock)) {}
+
+  R operator()(Args... args) const { return bound_ ? bound_(args...) : stock_(args...); }
+  void bind(Forward forward) { bound_ = std::move(forward); }
+  bool bound() const override { return static_cast<bool>(bound_); }
+  void unbind() override { bound_ = nullptr; }
+
+ private:
+  Forward stock_, bound_;
+};
+
+}  // namespace hotswap
