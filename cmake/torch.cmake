@@ -2,16 +2,21 @@
 # version wherever the wheel is a CUDA one; these need only the files.
 #   torch::torch   the host: libtorch_cpu and c10; libtorch_cuda is loaded at run time where there is one
 #   torch::stable  kernel packages: stable-ABI headers only, target torch 2.10
-execute_process(
-  COMMAND "${HOTSWAP_PYTHON}" -c
-          "import importlib.util as u, os; p = u.find_spec('torch').submodule_search_locations[0]; v = {}; exec(open(os.path.join(p, 'version.py')).read(), v); print(p + ';' + v['__version__'].split('+')[0], end='')"
-  OUTPUT_VARIABLE found RESULT_VARIABLE failed ERROR_VARIABLE why)
-if(failed)
-  message(FATAL_ERROR "wanted a Python with torch >= 2.10; got ${HOTSWAP_PYTHON}: ${why}\n"
-                      "run ./x build, which makes .venv, or set HOTSWAP_PYTHON to a Python that has torch")
+# HOTSWAP_TORCH_DIR, the folder of the torch package, may be given; else HOTSWAP_PYTHON is asked, without importing torch.
+if(NOT HOTSWAP_TORCH_DIR)
+  execute_process(
+    COMMAND "${HOTSWAP_PYTHON}" -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0], end='')"
+    OUTPUT_VARIABLE HOTSWAP_TORCH_DIR RESULT_VARIABLE failed ERROR_VARIABLE why)
+  if(failed)
+    message(FATAL_ERROR "wanted a Python with torch >= 2.10; got ${HOTSWAP_PYTHON}: ${why}\n"
+                        "run ./x build, which makes .venv, or set HOTSWAP_PYTHON to a Python that has torch")
+  endif()
 endif()
-list(GET found 0 HOTSWAP_TORCH_DIR)
-list(GET found 1 HOTSWAP_TORCH_VERSION)
+if(NOT EXISTS "${HOTSWAP_TORCH_DIR}/version.py")
+  message(FATAL_ERROR "wanted the folder of the torch package in HOTSWAP_TORCH_DIR; got ${HOTSWAP_TORCH_DIR}, which has no version.py")
+endif()
+file(STRINGS "${HOTSWAP_TORCH_DIR}/version.py" HOTSWAP_TORCH_VERSION REGEX "^__version__")
+string(REGEX MATCH "[0-9]+\\.[0-9]+(\\.[0-9]+)?" HOTSWAP_TORCH_VERSION "${HOTSWAP_TORCH_VERSION}")
 if(HOTSWAP_TORCH_VERSION VERSION_LESS 2.10)
   message(FATAL_ERROR "wanted torch >= 2.10; got torch ${HOTSWAP_TORCH_VERSION} in ${HOTSWAP_TORCH_DIR}; install a newer one")
 endif()
