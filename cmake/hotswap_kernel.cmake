@@ -13,7 +13,9 @@ set(HOTSWAP_ISA_FLAGS_base "")
 set(HOTSWAP_ISA_FLAGS_v3 -march=x86-64-v3)
 set(HOTSWAP_ISA_FLAGS_v4 -march=x86-64-v4 -mprefer-vector-width=512)
 set(HOTSWAP_CPU_VARIANT "torch-stable-abi210-cpu-${HOTSWAP_KERNEL_CPU}-linux")
-set(HOTSWAP_KERNEL_FLAGS -O3 -fopenmp-simd -fno-math-errno -fno-trapping-math -fvisibility=hidden -fvisibility-inlines-hidden)
+# -Wno-maybe-uninitialized: g++ 12's own AVX-512 headers start results from undefined vectors on purpose.
+set(HOTSWAP_KERNEL_FLAGS -O3 -fopenmp-simd -fno-math-errno -fno-trapping-math -fvisibility=hidden -fvisibility-inlines-hidden
+    -Wno-maybe-uninitialized -Wno-uninitialized -Wno-psabi)
 
 function(hotswap_kernel name)
   set(dir "${CMAKE_CURRENT_SOURCE_DIR}/${name}")

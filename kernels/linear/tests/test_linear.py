@@ -1,0 +1,70 @@
+"""The built package through the user's door: kernels.get_local_kernel. HOTSWAP_PACKAGES = the folder of built packages."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from kernels import get_local_kernel
+
+PACKAGE = Path(os.environ["HOTSWAP_PACKAGES"]) / "linear"
+
+
+@pytest.fixture(scope="module")
+def linear():
+    return get_local_kernel(PACKAGE, backend="cpu")
+
+
+def ops_of(module):
+    return module._ops.ops
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 3, 4, 7])
+@pytest.mark.parametrize("bias", [False, True])
+def test_forward_and_backward_match_float64(linear, dtype, rows, bias):
+    torch.manual_seed(rows)
+    ops = ops_of(linear)
+    for out, size in ((5, 33), (64, 576), (1, 1), (130, 97)):
+        x = torch.randn(2, rows, size).to(dtype)[0].requires_grad_()
+        w = torch.randn(out, size).to(dtype).requires_grad_()
+        b = torch.randn(out).to(dtype).requires_grad_() if bias else None
+        before = ops.call_count("linear"), ops.call_count("linear_bwd")
+        y = ops.linear(x, w, b)
+        dy = torch.randn_like(y)
+        y.backward(dy)
+        assert (ops.call_count("linear"), ops.call_count("linear_bwd")) == (before[0] + 1, before[1] + 1)
+        x2, w2 = x.detach().double().requires_grad_(), w.detach().double().requires_grad_()
+        b2 = b.detach().double().requires_grad_() if bias else None
+        want = torch.nn.functional.linear(x2, w2, b2)
+        want.backward(dy.double())
+        # unit roundoff of the output's dtype, and float32 accumulation
+        limit = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
+        pairs = [(y, want), (x.grad, x2.grad), (w.grad, w2.grad)] + ([(b.grad, b2.grad)] if bias else [])
+        for got, expected in pairs:
+            assert got.shape == expected.shape and got.dtype == dtype
+            assert (got.double() - expected).norm() <= limit * expected.norm() + 1e-12
+
+
+def test_layer_under_inference(linear):
+    layer = torch.nn.Linear(32, 8)
+    x = torch.randn(1, 1, 32)
+    want = layer(x)
+    layer.forward = linear.layers.Linear.forward.__get__(layer)
+    with torch.inference_mode():
+        torch.testing.assert_close(layer(x), want.detach())
+
+
+def test_opcheck(linear):
+    ops = ops_of(linear)
+    for rows in (1, 6):
+        args = torch.randn(rows, 33, requires_grad=True), torch.randn(5, 33, requires_grad=True), torch.randn(5)
+        torch.library.opcheck(ops.linear.default, args)
+
+
+def test_errors_name_the_shapes(linear):
+    ops = ops_of(linear)
+    with pytest.raises(RuntimeError, match=r"wanted x \[\.\.\., 3\]"):
+        ops.linear(torch.zeros(1, 4), torch.zeros(2, 3), None)
+    with pytest.raises(RuntimeError, match="one dtype"):
+        ops.linear(torch.zeros(1, 3), torch.zeros(2, 3, dtype=torch.bfloat16), None)

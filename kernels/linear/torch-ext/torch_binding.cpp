@@ -1,0 +1,115 @@
+// Schemas, checks and registration of the linear package. Stable ABI only; GEMMs go to aten through the dispatcher.
+#include <tuple>
+
+#include "kernels/common/binding.h"
+#include "kernels/linear/linear.h"
+
+namespace {
+
+using kernels::check;
+using kernels::Rows;
+using torch::stable::Tensor;
+using torch::stable::detail::from;
+using torch::stable::detail::to;
+
+const linear::Table& table() {
+  static const linear::Table& chosen = HOTSWAP_CHOOSE_TABLE(linear);
+  return chosen;
+}
+
+Tensor aten_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  std::array<StableIValue, 3> stack{from(x), from(weight), from(bias)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack.data(), TORCH_ABI_VERSION));
+  return to<Tensor>(stack[0]);
+}
+
+Tensor aten_mm(const Tensor& a, const Tensor& b) {
+  std::array<StableIValue, 2> stack{from(a), from(b)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::mm", "", stack.data(), TORCH_ABI_VERSION));
+  return to<Tensor>(stack[0]);
+}
+
+void check_arguments(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  check(weight.dim() == 2, "linear: wanted weight [out, in]; got ", kernels::shape_of(weight), "; reshape it");
+  check(x.dim() >= 1 && x.size(x.dim() - 1) == weight.size(1), "linear: wanted x [..., ", weight.size(1),
+        "] for weight ", kernels::shape_of(weight), "; got ", kernels::shape_of(x), "; check the layer's sizes");
+  check(x.scalar_type() == weight.scalar_type(), "linear: wanted x and weight of one dtype; got torch dtype numbers ",
+        int(x.scalar_type()), " and ", int(weight.scalar_type()), "; cast one of them");
+  if (!bias) return;
+  check(bias->dim() == 1 && bias->size(0) == weight.size(0) && bias->scalar_type() == weight.scalar_type(),
+        "linear: wanted bias [", weight.size(0), "] in weight's dtype; got ", kernels::shape_of(*bias),
+        " in torch dtype number ", int(bias->scalar_type()), "; check the layer's sizes");
+}
+
+// Few rows, each contiguous: the kernel. Everything else is a GEMM and torch's library is good at those.
+bool wants_gemv(const Tensor& x, const Tensor& weight) {
+  const int64_t in = weight.size(1);
+  return in > 0 && x.numel() > 0 && x.numel() <= linear::kMaxRows * in && weight.size(0) > 0 &&
+         (weight.stride(1) == 1 || in == 1);
+}
+
+Tensor linear_cpu(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  check_arguments(x, weight, bias);
+  if (!wants_gemv(x, weight)) return aten_linear(x, weight, bias);
+  const kernels::DType dtype = kernels::dtype_of(x, "linear: x");
+  const Rows in = kernels::as_rows(x, "linear: x");
+  const Tensor contiguous_bias = bias ? torch::stable::contiguous(*bias) : Tensor(weight);
+  const int64_t out = weight.size(0);
+
+  std::array<int64_t, 16> sizes{};
+  check(x.dim() <= 16, "linear: wanted at most 16 dimensions; got ", x.dim(), "; flatten the leading ones");
+  for (int64_t d = 0; d + 1 < x.dim(); ++d) sizes[d] = x.size(d);
+  sizes[x.dim() - 1] = out;
+  Tensor y = kernels::empty_like_shape(sizes.data(), x.dim(), kernels::torch_dtype(dtype));
+
+  thread_local std::vector<float> prepared;  // reused: a decode step makes hundreds of these calls
+  prepared.resize(in.rows * in.cols);
+  table().prepare(prepared.data(), in.data, dtype, in.rows, in.cols, in.stride);
+  const linear::Gemv args{.dtype = dtype,
+                          .x = prepared.data(),
+                          .w = weight.data_ptr(),
+                          .bias = bias ? contiguous_bias.data_ptr() : nullptr,
+                          .y = y.data_ptr(),
+                          .rows = in.rows,
+                          .in = in.cols,
+                          .out = out,
+                          .w_stride = weight.stride(0)};
+  const int64_t groups = (out + linear::kGroup - 1) / linear::kGroup;
+  kernels::parallel_rows(groups, linear::kGroup * in.cols, [&](int64_t begin, int64_t end) {
+    const int64_t last = end * linear::kGroup;
+    table().gemv(args, begin * linear::kGroup, last < out ? last : out);
+  });
+  return y;
+}
+
+std::tuple<Tensor, Tensor, Tensor> linear_bwd_cpu(const Tensor& dy, const Tensor& x, const Tensor& weight,
+                                                  bool with_bias) {
+  const int64_t in = weight.size(1), out = weight.size(0), rows = in > 0 ? x.numel() / in : 0;
+  check(dy.dim() == x.dim() && dy.size(dy.dim() - 1) == out && dy.numel() == rows * out, "linear_bwd: wanted dy [..., ",
+        out, "] for x ", kernels::shape_of(x), "; got ", kernels::shape_of(dy),
+        "; pass the gradient of linear's output");
+  const Tensor dy2 = torch::stable::reshape(dy, {rows, out}), x2 = torch::stable::reshape(x, {rows, in});
+  const Tensor dx = torch::stable::reshape(aten_mm(dy2, weight), x.sizes());
+  const Tensor dweight = aten_mm(torch::stable::transpose(dy2, 0, 1), x2);
+  if (!with_bias) return {dx, dweight, kernels::empty({0}, kernels::dtype_of(dy, "linear_bwd: dy"))};
+  const int64_t first = 0;
+  return {dx, dweight, torch::stable::sum(dy2, torch::headeronly::IntHeaderOnlyArrayRef(&first, 1), false)};
+}
+
+constexpr std::array kOps{kernels::op<&linear_cpu>("linear"), kernels::op<&linear_bwd_cpu>("linear_bwd")};
+
+int64_t call_count(std::string name) { return kernels::count_calls(kOps, name); }
+
+}  // namespace
+
+HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
+  m.def("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
+  m.def("linear_bwd(Tensor dy, Tensor x, Tensor weight, bool with_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)");
+  HOTSWAP_COMMON_SCHEMAS(m);
+}
+HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { kernels::implement(m, kOps); }
+HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
+  m.impl("call_count", TORCH_BOX(&call_count));
+  m.impl("isa", TORCH_BOX(&kernels::isa));
+}
+HOTSWAP_PYTHON_MODULE
