@@ -36,6 +36,9 @@ using GatedForward = Tensor(const Tensor& gate, const Tensor& up);
 using RotaryForward = std::tuple<Tensor, Tensor>(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,
                                                  int64_t rotary_dim, bool interleaved);
 
+// linear/1. x: [..., in], weight: [out, in], bias: [out] -> [..., out]
+using LinearForward = Tensor(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);
+
 struct CrossEntropyOptions {
   int64_t ignore_index = -100;
   double label_smoothing = 0;

@@ -56,6 +56,8 @@ class Module {
   // Registers a tensor of this shape, left uninitialised on the meta device: loading or init fills it.
   void own(std::string name, Tensor& tensor, at::IntArrayRef shape);
   void own(std::string name, Module& child) { children_.emplace_back(std::move(name), &child); }
+  // A tensor that another module owns, under a second name: a tied output head.
+  void share(std::string name, Tensor& tensor) { tensors_.emplace_back(std::move(name), &tensor); }
   virtual void on_mode_change() {}
 
  private:

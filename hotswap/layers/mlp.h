@@ -1,0 +1,30 @@
+// The gated feed-forward part: down(act(gate(x)) * up(x)).
+#pragma once
+
+#include <memory>
+
+#include "hotswap/layers/activation.h"
+#include "hotswap/layers/linear.h"
+
+namespace hotswap {
+
+struct GatedMLPOptions {
+  int64_t dim, hidden;
+  std::string activation;  // "silu"
+  bool bias = false;
+};
+
+// With SiLU its slot is SwiGLUMLP, with tanh-GELU GeGLUMLP; other activations have no fused form. An empty slot
+// multiplies and goes through the activation's own slot.
+class GatedMLP : public Module {
+ public:
+  explicit GatedMLP(const GatedMLPOptions& options);
+  Tensor forward(const Tensor& x) const;  // [..., dim] -> [..., dim]
+  Linear gate_proj, up_proj, down_proj;
+  Activation act_fn;
+
+ private:
+  std::unique_ptr<Slot<GatedForward>> gated_;
+};
+
+}  // namespace hotswap

@@ -1,0 +1,66 @@
+#include "hotswap/layers/norm.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/rsqrt.h>
+
+#include "hotswap/base/error.h"
+
+namespace hotswap {
+namespace stock {
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double offset, const std::string& casting) {
+  const Tensor wide = x.to(at::kFloat);                                                 // [..., dim]
+  const Tensor rstd = at::rsqrt(at::add(wide.pow(2).mean(-1, /*keepdim=*/true), eps));  // [..., 1]
+  if (casting == "llama") {
+    const Tensor y = at::mul(wide, rstd).to(x.scalar_type());
+    return at::mul(offset == 0 ? weight : at::add(weight, offset), y);
+  }
+  if (casting == "gemma") {
+    return at::mul(at::mul(wide, rstd), at::add(weight.to(at::kFloat), offset)).to(x.scalar_type());
+  }
+  if (casting == "none") {
+    return at::mul(at::mul(x, rstd.to(x.scalar_type())), offset == 0 ? weight : at::add(weight, offset));
+  }
+  throw Error({.wanted = "an RMSNorm casting: llama, gemma or none", .got = casting, .next = ""});
+}
+
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, double eps) {
+  return at::layer_norm(x, weight.sizes(), weight, bias, eps);
+}
+
+}  // namespace stock
+
+RMSNorm::RMSNorm(int64_t dim, RMSNormOptions options) : options_(std::move(options)) { own("weight", weight, {dim}); }
+
+Tensor RMSNorm::forward(const Tensor& x) const {
+  return forward_(x, weight, options_.eps, options_.offset, options_.casting);
+}
+
+AddRMSNorm::AddRMSNorm(int64_t dim, RMSNormOptions options)
+    : RMSNorm(dim, std::move(options)),
+      add_(this, "AddRMSNorm", "add_rms_norm/1",
+           [this](const Tensor& x, const Tensor& residual, const Tensor&, double, double, const std::string&) {
+             Tensor h = at::add(residual, x);
+             Tensor y = RMSNorm::forward(h);
+             return std::tuple(std::move(y), std::move(h));
+           }) {}
+
+AddRMSNorm::Result AddRMSNorm::forward(const Tensor& x, const Tensor& residual) const {
+  auto [y, h] = add_(x, residual, weight, options_.eps, options_.offset, options_.casting);
+  return {std::move(y), std::move(h)};
+}
+
+LayerNorm::LayerNorm(int64_t dim, double eps, bool with_bias) : eps_(eps) {
+  own("weight", weight, {dim});
+  if (with_bias) own("bias", bias, {dim});
+}
+
+Tensor LayerNorm::forward(const Tensor& x) const {
+  return forward_(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, eps_);
+}
+
+}  // namespace hotswap

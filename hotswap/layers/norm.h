@@ -1,0 +1,62 @@
+// Normalisation layers and their stock forwards, rounding as transformers' modules do.
+#pragma once
+
+#include "hotswap/layers/forwards.h"
+#include "hotswap/layers/slot.h"
+
+namespace hotswap {
+
+namespace stock {
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double offset, const std::string& casting);
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, double eps);
+}  // namespace stock
+
+struct RMSNormOptions {
+  double eps = 1e-6;
+  double offset = 0;              // added to the weight: 1 where the checkpoint stores weight - 1
+  std::string casting = "llama";  // see RmsNormForward
+};
+
+// y = x * rsqrt(mean(x^2, -1) + eps) * (offset + weight)
+class RMSNorm : public Module {
+ public:
+  RMSNorm(int64_t dim, RMSNormOptions options);
+  Tensor forward(const Tensor& x) const;  // [..., dim] -> [..., dim]
+  Tensor weight;                          // [dim]
+
+ protected:
+  RMSNormOptions options_;
+
+ private:
+  Slot<RmsNormForward> forward_{this, "RMSNorm", "rms_norm/1", stock::rms_norm};
+};
+
+// RMSNorm behind a residual connection: one pass over memory where a kernel fuses both. Its AddRMSNorm slot, when
+// empty, adds and goes through the RMSNorm slot.
+class AddRMSNorm : public RMSNorm {
+ public:
+  AddRMSNorm(int64_t dim, RMSNormOptions options);
+  struct Result {
+    Tensor y;  // [..., dim], normalised
+    Tensor h;  // [..., dim], x + residual: the next residual
+  };
+  Result forward(const Tensor& x, const Tensor& residual) const;
+  using RMSNorm::forward;
+
+ private:
+  Slot<AddRmsNormForward> add_;
+};
+
+class LayerNorm : public Module {
+ public:
+  LayerNorm(int64_t dim, double eps, bool with_bias = true);
+  Tensor forward(const Tensor& x) const;  // [..., dim] -> [..., dim]
+  Tensor weight;                          // [dim]
+  Tensor bias;                            // [dim], or undefined
+
+ private:
+  double eps_;
+  Slot<LayerNormForward> forward_{this, "LayerNorm", "layer_norm/1", stock::layer_norm};
+};
+
+}  // namespace hotswap

@@ -1,0 +1,53 @@
+// Rotary position embedding: tables of cos and sin, and the rotation of queries and keys.
+#pragma once
+
+#include "hotswap/layers/forwards.h"
+#include "hotswap/layers/rope.h"
+#include "hotswap/layers/slot.h"
+
+namespace hotswap {
+
+namespace stock {
+std::tuple<Tensor, Tensor> rotary(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,
+                                  int64_t rotary_dim, bool interleaved);
+}  // namespace stock
+
+// Where the tokens of one forward stand. Without `ids`: start, start + 1, ..., the same in every row.
+struct Positions {
+  int64_t start = 0, length = 0;
+  Tensor ids;  // [1 or batch, length] int64, or undefined
+};
+
+struct RotaryTables {
+  Tensor cos, sin;  // [1 or batch, length, dim], both halves
+};
+
+class RotaryEmbedding {
+ public:
+  explicit RotaryEmbedding(RopeParameters rope);
+  // The dynamic types keep state between calls, as transformers' module does: growing past the trained length changes
+  // the frequencies, a short sequence afterwards resets them.
+  RotaryTables tables(const Positions& positions, at::ScalarType dtype, at::Device device);
+
+ private:
+  void follow(const Positions& positions);
+  RotaryTables compute(const Tensor& ids, at::ScalarType dtype, at::Device device) const;
+  RopeParameters rope_;
+  RopeFrequencies original_, current_;
+  int64_t reached_;      // the length that current_ serves, for type dynamic
+  RotaryTables cached_;  // [1, capacity, dim] of positions 0, 1, ..., for the types without state
+};
+
+// The slot rotary_pos_emb; one in every attention layer.
+class RotaryPosEmb : public Module {
+ public:
+  // q: [batch, heads, time, head_dim], k: [batch, kv_heads, time, head_dim]
+  std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const RotaryTables& tables) const {
+    return forward_(q, k, tables.cos, tables.sin, tables.cos.size(-1), /*interleaved=*/false);
+  }
+
+ private:
+  Slot<RotaryForward> forward_{this, "rotary_pos_emb", "rotary/1", stock::rotary};
+};
+
+}  // namespace hotswap
