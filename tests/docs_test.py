@@ -1,0 +1,207 @@
+"""Do the documents tell the truth? Every path, link, `./x` and `hotswap` command, flag and variable in them must exist.
+
+    docs_test.py [--build build]
+
+Looks at inline code, code blocks and links of README.md, CONTRIBUTING.md, docs/, bench/*.md and the packages' cards.
+The command line itself is asked (`hotswap VERB --help`) where the build folder has it.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+EXTENSIONS = r"\.(?:md|h|cpp|cu|cuh|py|sh|cmake|txt|toml|json|csv|svg|png|in)"
+LOOKS_LIKE_PATH = re.compile(rf"[\w.*<>-]+(?:/[\w.*<>-]+)+/?|[\w.*-]+{EXTENSIONS}|[\w-]+/|\.[\w-]+(?:/[\w-]+)*")
+MADE_BY_BUILD = re.compile(r"^(build(-[\w]+)?|\.venv)(/|$)")
+# Names of other people's things and of what a user makes, in the form of a path.
+NOT_OURS = re.compile(
+    r"""^(kernels-community|[Oo]rg|acme|Qwen|HuggingFaceTB|ATen|torch|c10|transformers|nlohmann|out|include|lib|share
+    |lib64|bin|usr|tmp|dev|proc|sys|\.cache|origin|application|config\.json|tokenizer\.json|tokenizer_config\.json
+    |generation_config\.json|model\.safetensors(\.index\.json)?|F\.json|x\.gguf|model\.gguf)(/|$)""",
+    re.VERBOSE,
+)
+VARIABLE = re.compile(
+    r"\b(?:HOTSWAP_[A-Z_]+|HF_[A-Z_]+|USE_HUB_KERNELS|KERNELS_CACHE|LOCAL_KERNELS|DISABLE_KERNEL_MAPPING)\b"
+)
+
+
+def documents() -> list[Path]:
+    found = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("bench/*.md"),
+        *ROOT.glob("kernels/*/CARD.md"),
+    ]
+    return sorted(p for p in found if p.exists())
+
+
+def known_variables() -> set[str]:
+    files = [
+        ROOT / "hotswap/base/env.cpp",
+        ROOT / "x",
+        ROOT / "CMakeLists.txt",
+        *ROOT.glob("cmake/*"),
+        *ROOT.glob("bench/*.py"),
+        *ROOT.glob("tests/*.py"),
+    ]
+    text = "\n".join(p.read_text() for p in files if p.is_file() and p != Path(__file__).resolve())
+    return set(VARIABLE.findall(text))
+
+
+def x_verbs() -> set[str]:
+    text = subprocess.run([ROOT / "x", "help"], check=True, capture_output=True, text=True).stdout
+    return set(re.findall(r"^  (\w+) ", text, re.MULTILINE))
+
+
+class Cli:
+    """The built `hotswap`, asked for its verbs and flags once each."""
+
+    def __init__(self, program: Path | None):
+        self.program, self.helps = program, {}
+
+    def help(self, *verbs: str) -> str | None:
+        if verbs not in self.helps:
+            done = subprocess.run([self.program, *verbs, "--help"], capture_output=True, text=True, timeout=60)
+            self.helps[verbs] = done.stdout + done.stderr if done.returncode == 0 else None
+        return self.helps[verbs]
+
+    def problem(self, words: list[str]) -> str | None:
+        if self.program is None or not words:
+            return None
+        verbs, flags = [], [w.split("=")[0] for w in words if w.startswith("--")]
+        for word in words:
+            if not re.fullmatch(r"[a-z][\w-]*", word) or len(verbs) == 2:
+                break
+            verbs.append(word)
+        if not verbs:
+            return None
+        text = self.help(*verbs) if len(verbs) == 2 else None
+        if text is None:
+            text = self.help(verbs[0])
+        if text is None:
+            return f"hotswap has no verb {verbs[0]}"
+        missing = [f for f in flags if f != "--help" and not re.search(rf"{re.escape(f)}\b", text)]
+        return f"hotswap {' '.join(verbs)} has no {', '.join(missing)}" if missing else None
+
+
+def resolves(path: str, document: Path, build: Path | None) -> bool:
+    path = re.sub(r"<[\w-]+>|\bNAME\b|\bVARIANT\b", "*", path).rstrip("/").split("#")[0].split("::")[0]
+    path = re.sub(r":\d+$", "", path)
+    if not path or NOT_OURS.match(path):
+        return True
+    if MADE_BY_BUILD.match(path):
+        made = re.match(r"^build/(.+)", path)
+        return not (made and build) or made.group(1).split("/")[0] in ("demo",) or any(build.glob(made.group(1)))
+    if "/" not in path and "*" not in path:  # a bare file name: anywhere in the repository
+        return any(Path(name).name == path for name in tracked()) or (document.parent / path).exists()
+    places = [ROOT, document.parent, ROOT / "hotswap", ROOT / "kernels", *ROOT.glob("kernels/*/")]
+    return any(any(place.glob(path)) for place in places if not path.startswith("/"))
+
+
+_tracked: list[str] = []
+
+
+def tracked() -> list[str]:
+    if not _tracked:
+        done = subprocess.run(
+            ["git", "-C", ROOT, "ls-files", "-co", "--exclude-standard"], check=True, capture_output=True, text=True
+        )
+        _tracked.extend(done.stdout.split("\n"))
+    return _tracked
+
+
+def command_problem(line: str, verbs: set[str], cli: Cli) -> str | None:
+    line = re.sub(r"\s+#.*", "", line.strip().removeprefix("$ "))
+    line = re.sub(r"^(\w+=\S+\s+)+", "", line)
+    words = line.split()
+    if not words:
+        return None
+    if words[0] == "./x":
+        rest = words[1:]
+        while rest and rest[0] in ("-B", "-j", "--cuda"):
+            rest = rest[1:] if rest[0] == "--cuda" else rest[2:]
+        return None if not rest or rest[0] in verbs else f"./x has no verb {rest[0]}"
+    if words[0] in ("hotswap", "build/bin/hotswap"):
+        return cli.problem(words[1:])
+    return None
+
+
+def problems(
+    text: str, document: Path, build: Path | None, verbs: set[str], variables: set[str], cli: Cli
+) -> list[str]:
+    found = []
+
+    def note(position: int, what: str) -> None:
+        name = document.relative_to(ROOT) if document.is_relative_to(ROOT) else document
+        found.append(f"{name}:{text.count(chr(10), 0, position) + 1}: {what}")
+
+    blocks = [
+        (m.start(2), m.group(1), m.group(2))
+        for m in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    ]
+    prose = re.sub(r"^```.*?^```", lambda m: re.sub(r"[^\n]", " ", m.group()), text, flags=re.MULTILINE | re.DOTALL)
+    for match in re.finditer(r"\]\(([^)\s]+)\)", prose):
+        if not re.match(r"https?:|#|mailto:", match.group(1)) and not resolves(match.group(1), document, build):
+            note(match.start(), f"the link {match.group(1)} leads nowhere")
+    for match in re.finditer(r"`([^`\n]+)`", prose):
+        code = match.group(1)
+        if (
+            LOOKS_LIKE_PATH.fullmatch(code)
+            and not re.fullmatch(r"[\d./-]+|[a-z_]+/\d+", code)
+            and not resolves(code, document, build)
+        ):
+            note(match.start(), f"the path {code} does not exist")
+        elif problem := command_problem(code, verbs, cli):
+            note(match.start(), problem)
+    for start, language, block in blocks:
+        if language not in ("", "sh", "bash", "console"):
+            continue
+        offset = start
+        for line in block.replace("\\\n", "  ").split("\n"):
+            if problem := command_problem(line, verbs, cli):
+                note(offset, problem)
+            offset += len(line) + 1
+    for match in VARIABLE.finditer(text):
+        if match.group() not in variables:
+            note(match.start(), f"nothing reads the variable {match.group()}")
+    return found
+
+
+def self_test(verbs: set[str], variables: set[str]) -> None:
+    bad = [
+        "See `hotswap/nowhere/x.h`.",
+        "[a](docs/absent.md)",
+        "Run `./x dance`.",
+        "```sh\n./x sing\n```",
+        "Set `HOTSWAP_NOT_THERE`.",
+    ]
+    for text in bad:
+        assert problems(
+            text, ROOT / "README.md", None, verbs, variables, Cli(None)
+        ), f"self test: {text!r} was not found"
+    good = "`hotswap/base/error.h` [m](CONTRIBUTING.md) `./x test -R norm` `HOTSWAP_LOG_LEVEL` `org/name` `rms_norm/1`"
+    assert not problems(good, ROOT / "README.md", None, verbs, variables, Cli(None))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=Path)
+    args = parser.parse_args()
+    build = args.build if args.build and (args.build / "bin/hotswap").exists() else None
+    if build is None:
+        print("docs: no built hotswap here: its verbs and flags are not checked")
+    verbs, variables = x_verbs(), known_variables()
+    self_test(verbs, variables)
+    cli = Cli((build / "bin/hotswap").resolve() if build else None)
+    files = documents()
+    found = [p for file in files for p in problems(file.read_text(), file, build, verbs, variables, cli)]
+    print("\n".join(found) if found else f"docs: {len(files)} documents, all right")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Who may include whom. Prints every include that points the wrong way and exits 1 when there is one.
+
+Rooms:    base <- hub <- kernelize; layers <- kernelize <- models <- {generation, training} <- cli; tokenizers on base.
+Packages: kernels/ and hotswap/ know nothing of each other, nor does one package of another; common/ is everybody's.
+torch:    none in base, hub, tokenizers and in kernels' own files; packages' torch-ext sees the stable ABI only; host
+          headers see one torch header, and torch's costliest ones appear in a few sources (specs: 9 s a file).
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+BASE = {"base"}
+HUB = BASE | {"hub"}
+LAYERS = BASE | {"layers"}
+KERNELIZE = HUB | LAYERS | {"kernelize"}
+TOKENIZERS = BASE | {"tokenizers"}
+MODELS = KERNELIZE | TOKENIZERS | {"models"}
+ROOMS = {
+    "base": BASE,
+    "hub": HUB,
+    "layers": LAYERS,
+    "kernelize": KERNELIZE,
+    "tokenizers": TOKENIZERS,
+    "models": MODELS,
+    "generation": MODELS | {"generation"},
+    "training": MODELS | {"training"},
+    "cli": MODELS | {"generation", "training", "cli"},
+}
+TORCH_FREE_ROOMS = ("base", "hub", "tokenizers")
+HEADER_MAY = re.compile(r"ATen/core/Tensor\.h|c10/.*|torch/csrc/autograd/variable\.h")
+COSTLY = {"torch/torch.h": 2, "torch/csrc/autograd/custom_function.h": 2, "torch/extension.h": 0, "torch/all.h": 0}
+TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
+STABLE = re.compile(r"^torch/(csrc/stable|headeronly)/|^torch/csrc/inductor/aoti_torch/c/")
+KERNEL_TESTS = re.compile(r"(_test|_bench)\.cpp$|/tests?/|/common/test\w*\.h$")
+BINDING = "kernels/common/binding.h"
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+
+
+def host_problem(path: str, target: str) -> str | None:
+    parts = path.split("/")
+    if target.startswith("kernels/"):
+        return "the host never includes a kernel package"
+    room = parts[1] if len(parts) > 2 else None  # hotswap/hotswap.h, the umbrella, may see every room
+    if room is None:
+        return None
+    if room not in ROOMS:
+        return f"no room is called {room}; add it to tests/include_directions.py"
+    other = re.match(r"hotswap/(\w+)/", target)
+    if other and other.group(1) not in ROOMS[room]:
+        return f"{room} may include {', '.join(sorted(ROOMS[room]))} only"
+    if target == "hotswap/hotswap.h" and room != "cli":
+        return "rooms include each other's headers, not the umbrella"
+    if TORCH.match(target):
+        if room in TORCH_FREE_ROOMS:
+            return f"{room} is free of torch"
+        if path.endswith(".h") and not HEADER_MAY.fullmatch(target):
+            return "a header may include ATen/core/Tensor.h, and no other torch header that takes longer to compile"
+    return None
+
+
+def kernel_problem(path: str, target: str) -> str | None:
+    package = path.split("/")[1]
+    if target.startswith("hotswap/"):
+        return "kernels know nothing of the host"
+    other = re.match(r"kernels/(\w+)/", target)
+    if other and other.group(1) not in (package, "common"):
+        return f"{package} may include kernels/{package} and kernels/common only"
+    if KERNEL_TESTS.search(path):
+        return None
+    face = "/torch-ext/" in path or path == BINDING
+    if target == BINDING and not face:
+        return "only torch-ext uses the torch half of common/"
+    if TORCH.match(target) and not face:
+        return "kernel files know no framework"
+    if TORCH.match(target) and not STABLE.match(target):
+        return "torch-ext sees torch's stable ABI only"
+    return None
+
+
+def problems(files: dict[str, str]) -> list[str]:
+    found, costly = [], {header: [] for header in COSTLY}
+    for path, text in sorted(files.items()):
+        for match in INCLUDE.finditer(text):
+            target = match.group(1)
+            why = host_problem(path, target) if path.startswith("hotswap/") else kernel_problem(path, target)
+            if why:
+                line = text.count("\n", 0, match.start(1)) + 1
+                found.append(f"{path}:{line}: includes {target}: {why}")
+            if path.startswith("hotswap/") and target in costly:
+                costly[target].append(path)
+        if path.startswith("hotswap/") and path != "hotswap/base/env.cpp" and not path.endswith("_test.cpp"):
+            if re.search(r"\bgetenv\s*\(", text):
+                found.append(f"{path}: reads the environment; hotswap/base/env.cpp is the one place")
+    for header, users in costly.items():
+        if len(users) > COSTLY[header]:
+            found.append(f"{header} is included by {', '.join(users)}; {COSTLY[header]} files at most")
+    return found
+
+
+def self_test() -> None:
+    """A checker that finds nothing must first be able to find something."""
+    bad = {
+        "hotswap/base/a.h": '#include "hotswap/models/auto.h"',
+        "hotswap/hub/a.cpp": "#include <ATen/ops/add.h>",
+        "hotswap/layers/a.h": '#include "hotswap/kernelize/mode.h"',
+        "hotswap/models/a.h": "#include <torch/torch.h>",
+        "hotswap/generation/a.cpp": '#include "hotswap/training/trainer.h"',
+        "hotswap/models/b.cpp": '#include "kernels/norm/norm.h"',
+        "hotswap/models/c.cpp": 'auto x = getenv("A");',
+        "kernels/norm/norm_cpu.cpp": "#include <torch/csrc/stable/tensor.h>",
+        "kernels/norm/norm.h": '#include "kernels/mlp/mlp.h"',
+        "kernels/norm/norm_base.cpp": '#include "kernels/common/binding.h"',
+        "kernels/norm/norm.cu": "#include <ATen/ATen.h>",
+        "kernels/norm/torch-ext/b.cpp": "#include <ATen/core/Tensor.h>",
+        "kernels/loss/loss.h": '#include "hotswap/base/error.h"',
+    }
+    for path, text in bad.items():
+        assert problems({path: text}), f"self test: {path} with {text!r} was not found"
+    good = {
+        "hotswap/cli/main.cpp": '#include "hotswap/training/trainer.h"',
+        "hotswap/models/a.cpp": "#include <ATen/ops/add.h>",
+        "kernels/norm/torch-ext/b.cpp": "#include <torch/csrc/stable/tensor.h>",
+        "kernels/norm/norm_test.cpp": "#include <ATen/ops/add.h>",
+        "kernels/norm/norm_cpu.cpp": '#include "kernels/common/vec.h"',
+    }
+    assert not problems(good), f"self test: {problems(good)}"
+
+
+def main() -> None:
+    self_test()
+    root = Path(__file__).resolve().parent.parent
+    listed = subprocess.run(
+        ["git", "-C", root, "ls-files", "-co", "--exclude-standard", "hotswap", "kernels"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split("\n")
+    names = [n for n in listed if re.search(r"\.(h|cpp|cu|cuh)$", n) and (root / n).exists()]
+    if not names:
+        sys.exit("include directions: no source files were found")
+    found = problems({name: (root / name).read_text() for name in names})
+    print("\n".join(found) if found else f"include directions: {len(names)} files, all right")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""The packages through Python's own `kernels`, unmodified: runs kernels/*/tests with pytest.
+
+python_packages_test.py --packages build/packages
+"""
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--packages", type=Path, required=True)
+    args = parser.parse_args()
+    absent = [name for name in ("torch", "kernels", "transformers", "pytest") if importlib.util.find_spec(name) is None]
+    if absent:
+        print(f"wanted {', '.join(absent)} in {sys.executable}; got none; ./x test installs them. Skipped.")
+        sys.exit(77)
+    root = Path(__file__).resolve().parent.parent
+    folders = sorted(str(p) for p in root.glob("kernels/*/tests") if any(p.glob("test_*.py")))
+    if not folders:
+        sys.exit("wanted Python tests in kernels/*/tests; got none")
+    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", *folders]
+    results = os.environ.get("HOTSWAP_TEST_RESULTS")
+    if results:
+        command.append(f"--junitxml={results}/python_packages_test.xml")
+    environment = dict(
+        os.environ, HOTSWAP_PACKAGES=str(args.packages.resolve()), PYTHONDONTWRITEBYTECODE="1", HF_HUB_OFFLINE="1"
+    )
+    sys.exit(subprocess.run(command, cwd=root, env=environment).returncode)
+
+
+if __name__ == "__main__":
+    main()
