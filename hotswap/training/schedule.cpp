@@ -1,0 +1,34 @@
+#include "hotswap/training/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "hotswap/base/error.h"
+
+namespace hotswap {
+
+Schedule schedule_from(const std::string& name) {
+  if (name == "constant" || name == "constant_with_warmup") return Schedule::kConstant;
+  if (name == "linear") return Schedule::kLinear;
+  if (name == "cosine") return Schedule::kCosine;
+  throw Error(
+      {.wanted = "a schedule: constant, linear or cosine", .got = "'" + name + "'", .next = "name one of these"});
+}
+
+double schedule_factor(Schedule schedule, int64_t step, int64_t warmup_steps, int64_t total_steps) {
+  if (step < warmup_steps) return static_cast<double>(step) / static_cast<double>(std::max<int64_t>(1, warmup_steps));
+  const double left = static_cast<double>(total_steps - step);
+  const double span = static_cast<double>(std::max<int64_t>(1, total_steps - warmup_steps));
+  switch (schedule) {
+    case Schedule::kConstant:
+      return 1;
+    case Schedule::kLinear:
+      return std::max(0.0, left / span);
+    case Schedule::kCosine:
+      return std::max(0.0, 0.5 * (1 + std::cos(std::numbers::pi * (1 - left / span))));
+  }
+  return 1;
+}
+
+}  // namespace hotswap
