@@ -1,0 +1,74 @@
+// Cross-entropy of rows of logits, forward and backward; linear cross-entropy is the same on chunks of rows.
+//
+//   u_j = z_j                                    softcap = 0
+//   u_j = softcap tanh(z_j / softcap)            softcap > 0
+//   lse = log sum_j e^u_j                        p_j = e^(u_j - lse)
+//   row loss = (1 - eps) (lse - u_t) + eps (lse - mean_j u_j) + z_loss lse^2      eps = label_smoothing, t = target
+//   rows with target == ignore_index have loss 0 and gradient 0
+//   du_j = p_j (1 + 2 z_loss lse) - (1 - eps) [j = t] - eps / vocab
+//   dz_j = g du_j (1 - (u_j / softcap)^2)        g = the row's incoming gradient
+//
+// Casting: logits are read in their type; exponentials are summed in fp32, block by block with a running maximum; row
+// losses and lse are fp32, their sum is taken in double, in row order; dz is rounded once.
+#pragma once
+#include <cstdint>
+
+#include "kernels/common/dtype.h"
+#include "kernels/common/isa.h"
+
+namespace loss {
+
+using kernels::DType;
+
+struct LossRows {
+  DType dtype;            // of logits and dlogits
+  const void* logits;     // [rows, vocab], rows logits_stride apart
+  int64_t logits_stride;  // in elements
+  void* dlogits;          // [rows, vocab]; may be logits itself; null: no gradient is made
+  int64_t dlogits_stride;
+  const int64_t* target;  // [rows]
+  float* loss;            // [rows] or null
+  float* lse;             // [rows]; read where lse_known, else written; may be null in a forward
+  const float* dloss;     // [rows] scales each row's gradient; null: 1
+  float grad_scale;       // scales every gradient
+  bool lse_known;
+  int64_t rows, vocab;
+  int64_t ignore_index;
+  float label_smoothing, softcap, z_loss;
+};
+
+// sum[j] += scale * sum over rows of x[row, j], in row order, for j in [begin, end): the gradient of a bias.
+struct ColumnSum {
+  DType dtype;
+  const void* x;  // [rows, cols], rows stride apart
+  int64_t stride, rows;
+  float* sum;  // [cols]
+  float scale;
+};
+
+// sum[i] += x[i], or sum[i] = x[i], for i in [begin, end): a low-precision product joins its fp32 accumulator.
+struct Accumulate {
+  DType dtype;
+  const void* x;
+  float* sum;
+  bool first;  // sum holds nothing yet
+};
+
+// Linear cross-entropy holds the logits of so many rows at once: enough for GEMMs near their peak (the gradient of the
+// weight is read and written once a chunk), little beside the weight itself. Chunks are equal, so the last is no stub.
+constexpr int64_t kChunkBytes = int64_t{32} << 20, kLeastRows = 64;
+inline int64_t chunk_rows(int64_t rows, int64_t vocab, int64_t element_size) {
+  int64_t most = kChunkBytes / (vocab * element_size);
+  most = most < kLeastRows ? kLeastRows : most;
+  const int64_t chunks = rows <= most ? 1 : (rows + most - 1) / most;
+  return (rows + chunks - 1) / chunks;
+}
+
+struct Table {
+  void (*rows)(const LossRows&, int64_t begin, int64_t end);  // losses and lse where wanted, then gradients
+  void (*column_sum)(const ColumnSum&, int64_t begin, int64_t end);
+  void (*accumulate)(const Accumulate&, int64_t begin, int64_t end);
+};
+HOTSWAP_ISA_TABLES(Table)
+
+}  // namespace loss

@@ -1,0 +1,109 @@
+"""Cross-entropy of logits, and of hidden @ weight^T without ever holding all logits."""
+
+import torch
+
+from . import layers
+from ._ops import add_op_namespace_prefix, ops
+
+
+def cross_entropy(
+    logits, target, ignore_index=-100, label_smoothing=0.0, softcap=0.0, z_loss=0.0, reduction="mean"
+):
+    """logits [n, vocab], target int64 [n]; the loss is float32, as is everything summed on the way."""
+    return ops.cross_entropy_fwd(logits, target, ignore_index, label_smoothing, softcap, z_loss, reduction)[0]
+
+
+def linear_cross_entropy(
+    hidden,
+    weight,
+    target,
+    bias=None,
+    ignore_index=-100,
+    label_smoothing=0.0,
+    softcap=0.0,
+    z_loss=0.0,
+    reduction="mean",
+):
+    """hidden [n, dim], weight [vocab, dim], target int64 [n]; logits exist for a few rows at a time only."""
+    options = (ignore_index, label_smoothing, softcap, z_loss, reduction)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden, weight, bias)):
+        return ops.linear_cross_entropy_fwd(hidden, weight, bias, target, *options)[0]
+    return ops.linear_cross_entropy(hidden, weight, bias, target, *options)
+
+
+def _loss(like, rows, reduction):
+    return like.new_empty((rows,) if reduction == "none" else (), dtype=torch.float32)
+
+
+def _lse(like, rows):
+    return like.new_empty((rows,), dtype=torch.float32)
+
+
+def _like(x):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _setup(ctx, inputs, output):
+    logits, target, *ctx.options = inputs
+    ctx.save_for_backward(logits, target, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx, dloss, _):
+    return (ops.cross_entropy_bwd(dloss, *ctx.saved_tensors, *ctx.options), *(None,) * 6)
+
+
+def _linear_fake(hidden, weight, bias, target, ignore_index, label_smoothing, softcap, z_loss, reduction):
+    n = hidden.shape[0]
+    if reduction == "none":
+        gradients = (hidden.new_empty((0,)), hidden.new_empty((0,)), hidden.new_empty((0,)))
+    else:
+        gradients = (_like(hidden), _like(weight), hidden.new_empty((0,)) if bias is None else _like(bias))
+    return (_loss(hidden, n, reduction), _lse(hidden, n), *gradients)
+
+
+def _linear_bwd_fake(dloss, hidden, weight, bias, target, *_):
+    return _like(hidden), _like(weight), hidden.new_empty((0,)) if bias is None else _like(bias)
+
+
+def _linear_setup(ctx, inputs, output):
+    hidden, weight, bias, target, *ctx.options = inputs
+    ctx.has_bias = bias is not None
+    ctx.mark_non_differentiable(*output[1:])
+    if ctx.options[-1] == "none":
+        ctx.save_for_backward(hidden, weight, bias, target, output[1])
+    else:
+        ctx.save_for_backward(*output[2:])
+
+
+def _linear_backward(ctx, dloss, *_):
+    if ctx.options[-1] == "none":
+        hidden, weight, bias, target, lse = ctx.saved_tensors
+        gradients = ops.linear_cross_entropy_bwd(dloss, hidden, weight, bias, target, lse, *ctx.options)
+    else:
+        gradients = [g * dloss.to(g.dtype) for g in ctx.saved_tensors]
+    dhidden, dweight, dbias = gradients
+    return (dhidden, dweight, dbias if ctx.has_bias else None, *(None,) * 6)
+
+
+def _register():
+    name = add_op_namespace_prefix
+    torch.library.register_fake(name("cross_entropy"))(lambda x, t, i, ls, sc, z, r: _loss(x, x.shape[0], r))
+    torch.library.register_fake(name("cross_entropy_fwd"))(
+        lambda x, t, i, ls, sc, z, r: (_loss(x, x.shape[0], r), _lse(x, x.shape[0]))
+    )
+    torch.library.register_fake(name("cross_entropy_bwd"))(lambda d, x, *_: _like(x))
+    torch.library.register_autograd(name("cross_entropy_fwd"), _backward, setup_context=_setup)
+    torch.library.register_fake(name("linear_cross_entropy"))(
+        lambda h, w, b, t, i, ls, sc, z, r: _loss(h, h.shape[0], r)
+    )
+    torch.library.register_fake(name("linear_cross_entropy_fwd"))(_linear_fake)
+    torch.library.register_fake(name("linear_cross_entropy_bwd"))(_linear_bwd_fake)
+    torch.library.register_autograd(name("linear_cross_entropy_fwd"), _linear_backward, setup_context=_linear_setup)
+
+
+if not hasattr(ops, "python_registered"):  # the same package may be imported again through another path
+    _register()
+    ops.python_registered = True
+
+__all__ = ["cross_entropy", "layers", "linear_cross_entropy"]

@@ -1,0 +1,120 @@
+// What both losses are asked for, checked; and how row losses become the result.
+#pragma once
+
+#include <limits>
+
+#include "kernels/common/binding.h"
+#include "kernels/loss/loss.h"
+
+namespace loss {
+
+using kernels::check;
+using kernels::shape_of;
+using kernels::Tensor;
+
+enum class Reduction { kNone, kMean, kSum };
+
+struct Options {
+  int64_t ignore_index;
+  double label_smoothing, softcap, z_loss;
+  Reduction reduction;
+};
+
+inline const Table& table() {
+  static const Table& chosen = HOTSWAP_CHOOSE_TABLE(loss);
+  return chosen;
+}
+
+inline Options options(int64_t ignore_index, double label_smoothing, double softcap, double z_loss,
+                       const std::string& reduction) {
+  check(label_smoothing >= 0 && label_smoothing <= 1, "cross_entropy: wanted label_smoothing from 0 to 1; got ",
+        label_smoothing, "; 0 switches it off");
+  check(softcap >= 0 && softcap <= 3e38, "cross_entropy: wanted a finite softcap >= 0; got ", softcap,
+        "; 0 switches it off");
+  check(z_loss - z_loss == 0, "cross_entropy: wanted a finite z_loss; got ", z_loss, "; 0 switches it off");
+  check(reduction == "mean" || reduction == "sum" || reduction == "none",
+        "cross_entropy: wanted reduction mean, sum or none; got \"", reduction, "\"; pass one of these");
+  return {ignore_index, label_smoothing, softcap, z_loss,
+          reduction == "mean"  ? Reduction::kMean
+          : reduction == "sum" ? Reduction::kSum
+                               : Reduction::kNone};
+}
+
+struct Targets {
+  Tensor tensor;
+  const int64_t* data;  // [rows]
+  int64_t valid;        // rows that are not ignored
+};
+
+inline Targets targets(const Tensor& target, int64_t rows, int64_t vocab, const Options& o) {
+  check(target.dim() == 1 && target.size(0) == rows, "cross_entropy: wanted target [", rows, "], one a row; got ",
+        shape_of(target), "; flatten both alike");
+  check(target.is_cpu() && target.scalar_type() == kernels::ScalarType::Long,
+        "cross_entropy: wanted target as int64 on the CPU; got torch dtype number ", int(target.scalar_type()),
+        "; call .to(int64)");
+  Tensor t = target.is_contiguous() ? target : torch::stable::contiguous(target);
+  const auto* data = static_cast<const int64_t*>(t.data_ptr());
+  int64_t valid = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    if (data[row] == o.ignore_index) continue;
+    check(data[row] >= 0 && data[row] < vocab, "cross_entropy: wanted targets from 0 to ", vocab - 1,
+          " or ignore_index ", o.ignore_index, "; got ", data[row], " in row ", row,
+          "; check the labels against the vocabulary");
+    ++valid;
+  }
+  return {std::move(t), data, valid};
+}
+
+// What a row's gradient is multiplied by when the gradient of the result is 1.
+inline float gradient_scale(const Options& o, int64_t valid) {
+  return o.reduction == Reduction::kMean && valid > 0 ? 1.f / static_cast<float>(valid) : 1.f;
+}
+
+// [rows] row losses to the result: themselves, their sum, or their mean over valid rows (nan where there are none).
+inline Tensor reduce(const Tensor& row_loss, const Options& o, int64_t valid) {
+  if (o.reduction == Reduction::kNone) return row_loss;
+  const auto* loss = static_cast<const float*>(row_loss.data_ptr());
+  double sum = 0;
+  for (int64_t row = 0; row < row_loss.size(0); ++row) sum += loss[row];
+  if (o.reduction == Reduction::kMean) sum = valid > 0 ? sum / valid : std::numeric_limits<double>::quiet_NaN();
+  Tensor result = kernels::empty({}, DType::kFloat32);
+  *static_cast<float*>(result.data_ptr()) = static_cast<float>(sum);
+  return result;
+}
+
+// The gradient of the result: [rows] float32 for none, else one number.
+struct Incoming {
+  Tensor tensor;
+  const float* rows;  // null unless a number a row
+  float scale;
+};
+
+inline Incoming incoming(const Tensor& dloss, const Options& o, int64_t rows, int64_t valid) {
+  check(dloss.scalar_type() == kernels::ScalarType::Float && dloss.is_cpu(),
+        "cross_entropy: wanted dloss as float32 on the CPU; got torch dtype number ", int(dloss.scalar_type()),
+        "; cast it");
+  if (o.reduction == Reduction::kNone) {
+    check(dloss.dim() == 1 && dloss.size(0) == rows, "cross_entropy: wanted dloss [", rows,
+          "] for reduction none; got ", shape_of(dloss), "; pass the gradient of the row losses");
+    Tensor t = dloss.is_contiguous() ? dloss : torch::stable::contiguous(dloss);
+    const auto* data = static_cast<const float*>(t.data_ptr());
+    return {std::move(t), data, 1.f};
+  }
+  check(dloss.numel() == 1, "cross_entropy: wanted a dloss of one number; got ", shape_of(dloss),
+        "; pass the gradient of the loss");
+  return {dloss, nullptr, *static_cast<const float*>(dloss.data_ptr()) * gradient_scale(o, valid)};
+}
+
+inline Tensor checked_lse(const Tensor& lse, int64_t rows) {
+  check(lse.is_cpu() && lse.scalar_type() == kernels::ScalarType::Float && lse.dim() == 1 && lse.size(0) == rows,
+        "cross_entropy: wanted lse [", rows, "] float32, as the forward gave it; got ", shape_of(lse),
+        "; pass the second output of the forward");
+  return lse.is_contiguous() ? lse : torch::stable::contiguous(lse);
+}
+
+// The row losses and gradients of n rows, over torch's threads.
+inline void run_rows(const LossRows& a) {
+  kernels::parallel_rows(a.rows, a.vocab, [&](int64_t begin, int64_t end) { table().rows(a, begin, end); });
+}
+
+}  // namespace loss

@@ -1,0 +1,168 @@
+// Ops of the loss package: schemas and registrations.
+#include "kernels/loss/torch-ext/linear.h"
+
+namespace loss {
+namespace {
+
+using kernels::as_rows;
+using kernels::Rows;
+using Bias = std::optional<Tensor>;
+
+struct Logits {
+  Rows rows;  // [rows, vocab]
+  DType dtype;
+};
+
+Logits checked(const Tensor& logits) {
+  check(logits.dim() == 2, "cross_entropy: wanted logits [rows, vocab]; got ", shape_of(logits), "; flatten them");
+  return {as_rows(logits, "cross_entropy: logits"), kernels::dtype_of(logits, "cross_entropy: logits")};
+}
+
+LossRows row_args(const Logits& l, const Targets& t, const Options& o) {
+  return {.dtype = l.dtype,
+          .logits = l.rows.data,
+          .logits_stride = l.rows.stride,
+          .dlogits = nullptr,
+          .dlogits_stride = 0,
+          .target = t.data,
+          .loss = nullptr,
+          .lse = nullptr,
+          .dloss = nullptr,
+          .grad_scale = 1.f,
+          .lse_known = false,
+          .rows = l.rows.rows,
+          .vocab = l.rows.cols,
+          .ignore_index = o.ignore_index,
+          .label_smoothing = static_cast<float>(o.label_smoothing),
+          .softcap = static_cast<float>(o.softcap),
+          .z_loss = static_cast<float>(o.z_loss)};
+}
+
+std::tuple<Tensor, Tensor> cross_entropy_fwd(const Tensor& logits, const Tensor& target, int64_t ignore_index,
+                                             double label_smoothing, double softcap, double z_loss,
+                                             std::string reduction) {
+  const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
+  const Logits l = checked(logits);
+  const Targets t = targets(target, l.rows.rows, l.rows.cols, o);
+  Tensor loss = kernels::empty({l.rows.rows}, DType::kFloat32), lse = kernels::empty({l.rows.rows}, DType::kFloat32);
+  LossRows args = row_args(l, t, o);
+  args.loss = static_cast<float*>(loss.data_ptr());
+  args.lse = static_cast<float*>(lse.data_ptr());
+  run_rows(args);
+  return {reduce(loss, o, t.valid), lse};
+}
+
+Tensor cross_entropy(const Tensor& logits, const Tensor& target, int64_t ignore_index, double label_smoothing,
+                     double softcap, double z_loss, std::string reduction) {
+  return std::get<0>(cross_entropy_fwd(logits, target, ignore_index, label_smoothing, softcap, z_loss, reduction));
+}
+
+Tensor cross_entropy_bwd(const Tensor& dloss, const Tensor& logits, const Tensor& target, const Tensor& lse,
+                         int64_t ignore_index, double label_smoothing, double softcap, double z_loss,
+                         std::string reduction) {
+  const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
+  const Logits l = checked(logits);
+  const Targets t = targets(target, l.rows.rows, l.rows.cols, o);
+  const Tensor known = checked_lse(lse, l.rows.rows);
+  const Incoming g = incoming(dloss, o, l.rows.rows, t.valid);
+  Tensor dlogits = kernels::empty({l.rows.rows, l.rows.cols}, l.dtype);
+  LossRows args = row_args(l, t, o);
+  args.dlogits = dlogits.data_ptr();
+  args.dlogits_stride = l.rows.cols;
+  args.lse = static_cast<float*>(known.data_ptr());
+  args.lse_known = true;
+  args.dloss = g.rows;
+  args.grad_scale = g.scale;
+  run_rows(args);
+  return dlogits;
+}
+
+Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Bias& bias, const Tensor& target,
+                            int64_t ignore_index, double label_smoothing, double softcap, double z_loss,
+                            std::string reduction) {
+  const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
+  LinearCrossEntropy linear({hidden, weight, bias, target}, o);
+  const LinearLoss r = linear.run({.gradients = false, .scale = 1.f, .dloss = nullptr, .known_lse = nullptr});
+  return reduce(r.row_loss, o, linear.valid());
+}
+
+// With mean and sum the gradients for dloss = 1 are made on the way: logits are made once. With none every row has a
+// gradient of its own, not known yet: backward makes the logits again.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_fwd(const Tensor& hidden, const Tensor& weight,
+                                                                            const Bias& bias, const Tensor& target,
+                                                                            int64_t ignore_index,
+                                                                            double label_smoothing, double softcap,
+                                                                            double z_loss, std::string reduction) {
+  const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
+  LinearCrossEntropy linear({hidden, weight, bias, target}, o);
+  const bool now = o.reduction != Reduction::kNone;
+  LinearLoss r = linear.run(
+      {.gradients = now, .scale = gradient_scale(o, linear.valid()), .dloss = nullptr, .known_lse = nullptr});
+  if (!now) {
+    const DType dtype = kernels::dtype_of(hidden, "linear_cross_entropy: hidden");
+    r.dhidden = kernels::empty({0}, dtype);
+    r.dweight = kernels::empty({0}, dtype);
+    r.dbias = kernels::empty({0}, dtype);
+  }
+  return {reduce(r.row_loss, o, linear.valid()), r.lse, r.dhidden, r.dweight, r.dbias};
+}
+
+std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_bwd(const Tensor& dloss, const Tensor& hidden,
+                                                            const Tensor& weight, const Bias& bias,
+                                                            const Tensor& target, const Tensor& lse,
+                                                            int64_t ignore_index, double label_smoothing,
+                                                            double softcap, double z_loss, std::string reduction) {
+  const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
+  LinearCrossEntropy linear({hidden, weight, bias, target}, o);
+  const Incoming g = incoming(dloss, o, linear.rows(), linear.valid());
+  const Tensor known = checked_lse(lse, linear.rows());
+  LinearLoss r = linear.run(
+      {.gradients = true, .scale = g.scale, .dloss = g.rows, .known_lse = static_cast<const float*>(known.data_ptr())});
+  return {r.dhidden, r.dweight, r.dbias};
+}
+
+constexpr std::array kOps = {kernels::op<&cross_entropy>("cross_entropy"),
+                             kernels::op<&cross_entropy_fwd>("cross_entropy_fwd"),
+                             kernels::op<&cross_entropy_bwd>("cross_entropy_bwd"),
+                             kernels::op<&linear_cross_entropy>("linear_cross_entropy"),
+                             kernels::op<&linear_cross_entropy_fwd>("linear_cross_entropy_fwd"),
+                             kernels::op<&linear_cross_entropy_bwd>("linear_cross_entropy_bwd")};
+
+int64_t call_count(std::string op) { return kernels::count_calls(kOps, op); }
+
+}  // namespace
+}  // namespace loss
+
+HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
+  m.def(
+      "cross_entropy(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float softcap, float "
+      "z_loss, "
+      "str reduction) -> Tensor");
+  m.def(
+      "cross_entropy_fwd(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float softcap, float "
+      "z_loss, str reduction) -> (Tensor loss, Tensor lse)");
+  m.def(
+      "cross_entropy_bwd(Tensor dloss, Tensor logits, Tensor target, Tensor lse, int ignore_index, float "
+      "label_smoothing, "
+      "float softcap, float z_loss, str reduction) -> Tensor");
+  m.def(
+      "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int ignore_index, float "
+      "label_smoothing, float softcap, float z_loss, str reduction) -> Tensor");
+  m.def(
+      "linear_cross_entropy_fwd(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int ignore_index, float "
+      "label_smoothing, float softcap, float z_loss, str reduction) -> (Tensor loss, Tensor lse, Tensor dhidden, "
+      "Tensor "
+      "dweight, Tensor dbias)");
+  m.def(
+      "linear_cross_entropy_bwd(Tensor dloss, Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor lse, "
+      "int "
+      "ignore_index, float label_smoothing, float softcap, float z_loss, str reduction) -> (Tensor dhidden, Tensor "
+      "dweight, Tensor dbias)");
+  HOTSWAP_COMMON_SCHEMAS(m);
+}
+HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { kernels::implement(m, loss::kOps); }
+HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
+  m.impl("call_count", TORCH_BOX(&loss::call_count));
+  m.impl("isa", TORCH_BOX(&kernels::isa));
+}
+HOTSWAP_PYTHON_MODULE

@@ -1,0 +1,78 @@
+// Gated activations on the CPU. Compiled once per ISA.
+#include "kernels/common/math.h"
+#include "kernels/common/stream.h"
+#include "kernels/mlp/mlp.h"
+
+namespace mlp::HOTSWAP_ISA {
+using namespace kernels;
+using namespace kernels::HOTSWAP_ISA;
+
+// Both activations are g sigmoid(w(g)): tanh's GELU because (1 + tanh(u)) / 2 = sigmoid(2 u), which also keeps the
+// relative precision of very negative g.
+struct SwiGlu {
+  HOTSWAP_INLINE F w(F g) { return g; }
+  HOTSWAP_INLINE F slope(F) { return F{} + 1.f; }
+};
+struct GeGlu {
+  static constexpr float kTwoK = 1.5957691216057308f, kCube = 0.044715f;  // 2 sqrt(2 / pi)
+  HOTSWAP_INLINE F w(F g) { return kTwoK * (g + kCube * g * g * g); }
+  HOTSWAP_INLINE F slope(F g) { return kTwoK * (1.f + 3.f * kCube * g * g); }
+};
+
+template <class Act, bool kStream, class T>
+HOTSWAP_INLINE void forward(T* y, const T* gate, const T* up, int64_t n) {
+  sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+    const F g = load(gate + i, count);
+    write<kStream>(y + i, g * sigmoid(Act::w(g)) * load(up + i, count), count);
+  });
+}
+
+template <class Act, bool kStream, class T>
+HOTSWAP_INLINE void backward(T* dgate, T* dup, const T* dy, const T* gate, const T* up, int64_t n) {
+  sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+    const F g = load(gate + i, count), d = load(dy + i, count), s = sigmoid(Act::w(g));
+    write<kStream>(dup + i, d * (g * s), count);
+    write<kStream>(dgate + i, d * load(up + i, count) * (s + g * s * (1.f - s) * Act::slope(g)), count);
+  });
+}
+
+template <class Act, bool kStream, class T>
+static void blocks(const GatedArgs& a, int64_t begin, int64_t end) {
+  const int64_t per_row = (a.cols + kGatedBlock - 1) / kGatedBlock;
+  for (int64_t block = begin; block < end; ++block) {
+    const int64_t row = block / per_row, col = block % per_row * kGatedBlock;
+    const int64_t n = a.cols - col < kGatedBlock ? a.cols - col : kGatedBlock, at = row * a.cols + col;
+    const T* gate = static_cast<const T*>(a.gate) + row * a.gate_stride + col;
+    const T* up = static_cast<const T*>(a.up) + row * a.up_stride + col;
+    if (a.y != nullptr) {
+      forward<Act, kStream>(static_cast<T*>(a.y) + at, gate, up, n);
+    } else {
+      const T* dy = static_cast<const T*>(a.dy) + row * a.dy_stride + col;
+      backward<Act, kStream>(static_cast<T*>(a.dgate) + at, static_cast<T*>(a.dup) + at, dy, gate, up, n);
+    }
+  }
+  if (kStream) stream_fence();
+}
+
+// Outputs larger than the cache go around it where every row begins at a whole vector.
+template <class T>
+static bool streams(const GatedArgs& a) {
+  if (!wants_stream(a.rows * a.cols * int64_t{sizeof(T)}) || (a.rows > 1 && a.cols % kLanes != 0)) return false;
+  return a.y != nullptr ? can_stream(static_cast<T*>(a.y))
+                        : can_stream(static_cast<T*>(a.dgate)) && can_stream(static_cast<T*>(a.dup));
+}
+
+template <class Act, class T>
+static void stream_or_store(const GatedArgs& a, int64_t begin, int64_t end) {
+  streams<T>(a) ? blocks<Act, true, T>(a, begin, end) : blocks<Act, false, T>(a, begin, end);
+}
+
+static void gated(const GatedArgs& a, int64_t begin, int64_t end) {
+  with_dtype(a.dtype, [&]<typename T>() {
+    a.act == GatedAct::kSwiGlu ? stream_or_store<SwiGlu, T>(a, begin, end) : stream_or_store<GeGlu, T>(a, begin, end);
+  });
+}
+
+const Table kTable = {gated};
+
+}  // namespace mlp::HOTSWAP_ISA

@@ -1,0 +1,34 @@
+"""The middle of a gated MLP: swiglu(gate, up) = silu(gate) * up, geglu(gate, up) = gelu_tanh(gate) * up."""
+
+import torch
+
+from . import layers
+from ._ops import add_op_namespace_prefix, ops
+
+swiglu = ops.swiglu
+geglu = ops.geglu
+
+
+def _like(x):  # what the ops return, also for strided x
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _setup(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _register(name):
+    backward_op = getattr(ops, f"{name}_bwd")
+    torch.library.register_fake(add_op_namespace_prefix(name))(lambda gate, up: _like(gate))
+    torch.library.register_fake(add_op_namespace_prefix(f"{name}_bwd"))(lambda dy, gate, up: (_like(gate), _like(up)))
+    torch.library.register_autograd(
+        add_op_namespace_prefix(name), lambda ctx, dy: backward_op(dy, *ctx.saved_tensors), setup_context=_setup
+    )
+
+
+if not hasattr(ops, "python_registered"):  # the same package may be imported again through another path
+    _register("swiglu")
+    _register("geglu")
+    ops.python_registered = True
+
+__all__ = ["geglu", "layers", "swiglu"]

@@ -1,0 +1,33 @@
+from torch import nn
+
+from ._ops import ops
+
+
+class SwiGLUMLP(nn.Module):
+    """LlamaMLP with silu: the projections stay torch's, act(gate) * up is one op."""
+
+    gate_proj: nn.Module
+    up_proj: nn.Module
+    down_proj: nn.Module
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, x):
+        return self.down_proj(ops.swiglu(self.gate_proj(x), self.up_proj(x)))
+
+
+class GeGLUMLP(nn.Module):
+    """As SwiGLUMLP with tanh's gelu (Gemma)."""
+
+    gate_proj: nn.Module
+    up_proj: nn.Module
+    down_proj: nn.Module
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, x):
+        return self.down_proj(ops.geglu(self.gate_proj(x), self.up_proj(x)))
+
+
+LigerSwiGLUMLP = LigerTiledSwiGLUMLP = SwiGLUMLP
+LigerGEGLUMLP = LigerTiledGEGLUMLP = GeGLUMLP

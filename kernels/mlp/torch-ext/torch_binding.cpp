@@ -1,0 +1,107 @@
+// Ops of the mlp package: schemas, checks, rows.
+#include "kernels/common/binding.h"
+#include "kernels/mlp/mlp.h"
+
+namespace mlp {
+namespace {
+
+using kernels::as_rows;
+using kernels::check;
+using kernels::Rows;
+using kernels::Tensor;
+
+const Table& table() {
+  static const Table& chosen = HOTSWAP_CHOOSE_TABLE(mlp);
+  return chosen;
+}
+
+DType checked(const Tensor& gate, const Tensor& up, const char* op) {
+  kernels::check_same_shape(gate, up, op, "gate", "up");
+  const DType dtype = kernels::dtype_of(gate, op);
+  check(kernels::dtype_of(up, op) == dtype, op, ": wanted up in gate's dtype; got another; cast one of them");
+  return dtype;
+}
+
+// One long row where all inputs are contiguous, so that small rows cost nothing.
+void run(GatedArgs a, bool flat) {
+  if (flat) {
+    a.cols *= a.rows;
+    a.rows = 1;
+  }
+  if (a.rows == 0 || a.cols == 0) return;
+  const int64_t block = a.cols < kGatedBlock ? a.cols : kGatedBlock;
+  kernels::parallel_rows(gated_blocks(a), block, [&](int64_t begin, int64_t end) { table().gated(a, begin, end); });
+}
+
+bool flat(const Rows& r) { return r.stride == r.cols || r.rows == 1; }
+
+template <GatedAct kAct>
+Tensor forward(const Tensor& gate, const Tensor& up) {
+  const char* op = kAct == GatedAct::kSwiGlu ? "swiglu" : "geglu";
+  const DType dtype = checked(gate, up, op);
+  const Rows g = as_rows(gate, op), u = as_rows(up, op);
+  Tensor y = kernels::empty_like(gate, dtype);
+  run({.dtype = dtype,
+       .act = kAct,
+       .gate = g.data,
+       .up = u.data,
+       .dy = nullptr,
+       .gate_stride = g.stride,
+       .up_stride = u.stride,
+       .dy_stride = 0,
+       .y = y.data_ptr(),
+       .dgate = nullptr,
+       .dup = nullptr,
+       .rows = g.rows,
+       .cols = g.cols},
+      flat(g) && flat(u));
+  return y;
+}
+
+template <GatedAct kAct>
+std::tuple<Tensor, Tensor> backward(const Tensor& dy, const Tensor& gate, const Tensor& up) {
+  const char* op = kAct == GatedAct::kSwiGlu ? "swiglu_bwd" : "geglu_bwd";
+  const DType dtype = checked(gate, up, op);
+  kernels::check_same_shape(gate, dy, op, "gate", "dy");
+  check(kernels::dtype_of(dy, op) == dtype, op, ": wanted dy in gate's dtype; got another; cast it");
+  const Rows d = as_rows(dy, op), g = as_rows(gate, op), u = as_rows(up, op);
+  Tensor dgate = kernels::empty_like(gate, dtype), dup = kernels::empty_like(gate, dtype);
+  run({.dtype = dtype,
+       .act = kAct,
+       .gate = g.data,
+       .up = u.data,
+       .dy = d.data,
+       .gate_stride = g.stride,
+       .up_stride = u.stride,
+       .dy_stride = d.stride,
+       .y = nullptr,
+       .dgate = dgate.data_ptr(),
+       .dup = dup.data_ptr(),
+       .rows = g.rows,
+       .cols = g.cols},
+      flat(d) && flat(g) && flat(u));
+  return {dgate, dup};
+}
+
+constexpr std::array kOps = {
+    kernels::op<&forward<GatedAct::kSwiGlu>>("swiglu"), kernels::op<&backward<GatedAct::kSwiGlu>>("swiglu_bwd"),
+    kernels::op<&forward<GatedAct::kGeGlu>>("geglu"), kernels::op<&backward<GatedAct::kGeGlu>>("geglu_bwd")};
+
+int64_t call_count(std::string op) { return kernels::count_calls(kOps, op); }
+
+}  // namespace
+}  // namespace mlp
+
+HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
+  m.def("swiglu(Tensor gate, Tensor up) -> Tensor");
+  m.def("swiglu_bwd(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)");
+  m.def("geglu(Tensor gate, Tensor up) -> Tensor");
+  m.def("geglu_bwd(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)");
+  HOTSWAP_COMMON_SCHEMAS(m);
+}
+HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { kernels::implement(m, mlp::kOps); }
+HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
+  m.impl("call_count", TORCH_BOX(&mlp::call_count));
+  m.impl("isa", TORCH_BOX(&kernels::isa));
+}
+HOTSWAP_PYTHON_MODULE

@@ -1,0 +1,21 @@
+import torch
+from torch import nn
+
+from ._ops import ops
+
+
+class rotary_pos_emb(nn.Module):
+    """transformers' apply_rotary_pos_emb: halves rotated, cos and sin [1 or b, s, d], or of half the width of a head."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, q, k, cos, sin, unsqueeze_dim=1):
+        # a table of half a head's width serves both halves (gpt_oss); it never means a partial rotation here
+        if unsqueeze_dim == 1:
+            return ops.rotary(q, k, cos, sin, q.shape[-1], False)
+        q, k = ops.rotary(q.transpose(1, 2), k.transpose(1, 2), cos, sin, q.shape[-1], False)
+        return q.transpose(1, 2), k.transpose(1, 2)
+
+
+apply_rotary_transformers = rotary_pos_emb
