@@ -90,6 +90,6 @@ void gemv(const Gemv& a, int64_t begin, int64_t end) {
 
 }  // namespace
 
-extern const Table kTable = {prepare, gemv};
+const Table kTable = {prepare, gemv};
 
 }  // namespace linear::HOTSWAP_ISA

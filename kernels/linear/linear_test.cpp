@@ -1,0 +1,95 @@
+#include <ATen/ops/linear.h>
+#include <ATen/ops/zeros.h>
+
+#include "kernels/common/testing.h"
+
+namespace kernels::testing {
+namespace {
+
+constexpr at::ScalarType kDTypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
+
+c10::IValue optional(const Tensor& t) { return t.defined() ? c10::IValue(t) : c10::IValue(); }
+
+Formula formula(bool with_bias) {
+  return [with_bias](const Tensors& in) {
+    return Tensors{at::linear(in[0], in[1], with_bias ? std::optional<Tensor>(in[2]) : std::nullopt)};
+  };
+}
+
+// Rows on both sides of kMaxRows; widths below, at and beyond one vector pair of every ISA, and outputs that do not
+// fill a group.
+TEST(Linear, ForwardAndBackwardMatchFloat64) {
+  for (const auto dtype : kDTypes) {
+    for (const int64_t rows : {1, 2, 3, 4, 5, 9}) {
+      for (const auto& [out, width] :
+           std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {3, 31}, {4, 32}, {7, 65}, {33, 576}}) {
+        for (const bool with_bias : {false, true}) {
+          const std::string what =
+              "rows " + std::to_string(rows) + ", out " + std::to_string(out) + ", in " + std::to_string(width);
+          auto in = random_tensors({{rows, width}, {out, width}}, dtype);
+          if (with_bias) in.push_back(random_tensor({out}, dtype));
+          const Tensor dy = random_tensor({rows, out}, dtype);
+          const auto want = reference(formula(with_bias), in, {dy});
+          const int64_t before = package().call_count("linear");
+          const Tensor y = package().call("linear", in[0], in[1], optional(with_bias ? in[2] : Tensor()))[0];
+          EXPECT_EQ(package().call_count("linear"), before + 1);
+          EXPECT_EQ(y.scalar_type(), dtype);
+          expect_close(y, want[0], tolerance(dtype), what + " y");
+          const auto grads = package().call("linear_bwd", dy, in[0], in[1], with_bias);
+          expect_close(grads[0], want[1], tolerance(dtype), what + " dx");
+          expect_close(grads[1], want[2], tolerance(dtype), what + " dweight");
+          if (with_bias) expect_close(grads[2], want[3], tolerance(dtype), what + " dbias");
+        }
+      }
+    }
+  }
+}
+
+TEST(Linear, EveryLayoutGivesTheSame) {
+  for (const auto dtype : kDTypes) {
+    const Tensor x = random_tensor({3, 70}, dtype), w = random_tensor({9, 70}, dtype);
+    const Tensor want = package().call("linear", x, w, c10::IValue())[0];
+    for (const auto& [name, lay_out] : layouts()) {
+      const double limit = 2 * tolerance(dtype);  // a transposed weight is a GEMM, which rounds in another order
+      expect_close(package().call("linear", lay_out(x), w, c10::IValue())[0], want, limit, std::string("x ") + name);
+      expect_close(package().call("linear", x, lay_out(w), c10::IValue())[0], want, limit,
+                   std::string("weight ") + name);
+    }
+  }
+}
+
+TEST(Linear, EmptyShapes) {
+  EXPECT_EQ(package().call("linear", at::zeros({0, 8}), at::zeros({3, 8}), c10::IValue())[0].sizes(),
+            at::IntArrayRef({0, 3}));
+  EXPECT_EQ(package().call("linear", at::zeros({2, 1, 8}), at::zeros({0, 8}), c10::IValue())[0].sizes(),
+            at::IntArrayRef({2, 1, 0}));
+  expect_equal(package().call("linear", at::zeros({2, 0}), at::zeros({3, 0}), c10::IValue())[0], at::zeros({2, 3}),
+               "no columns");
+}
+
+TEST(Linear, SameBitsWithAnyNumberOfThreads) {
+  const Tensor x = random_tensor({2, 300}, at::kBFloat16), w = random_tensor({1001, 300}, at::kBFloat16);
+  expect_same_with_any_threads([&] { return package().call("linear", x, w, c10::IValue()); }, "linear");
+}
+
+TEST(Linear, RefusesWhatDoesNotFit) {
+  const Tensor w = at::zeros({3, 8});
+  expect_refusal(
+      [&] {
+        package().call("linear", at::zeros({1, 7}), w, c10::IValue());
+      },
+      {"wanted x [..., 8]", "[1, 7]"});
+  expect_refusal([&] { package().call("linear", at::zeros({1, 8}).to(at::kHalf), w, c10::IValue()); }, {"one dtype"});
+  expect_refusal([&] { package().call("linear", at::zeros({1, 8}), w, at::zeros({4})); }, {"wanted bias [3]"});
+  expect_refusal(
+      [&] {
+        package().call("linear_bwd", at::zeros({1, 4}), at::zeros({1, 8}), w, false);
+      },
+      {"wanted dy [..., 3]"});
+}
+
+TEST(Linear, RunsTheAskedIsa) { expect_asked_isa(); }
+TEST(EveryIsa, Passes) { expect_every_isa_passes(); }
+
+}  // namespace
+}  // namespace kernels::testing
