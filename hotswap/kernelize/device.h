@@ -1,0 +1,18 @@
+// Devices as a kernel mapping names them.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace hotswap {
+
+// cpu, cuda, rocm (a HIP build's cuda), mps, xpu, tpu, npu, neuron; another name, such as meta, is no kernel's.
+std::string device_kind(c10::Device device);
+
+// major * 10 + minor of a cuda device; none where there is none to ask.
+std::optional<int64_t> device_capability(c10::Device device);
+
+}  // namespace hotswap

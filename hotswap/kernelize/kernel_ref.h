@@ -1,0 +1,51 @@
+// Where a kernel comes from:
+//
+//   org/repo  org/repo:Layer  org/repo@v2:Layer  org/repo@<tag, branch or commit>:Layer  org/repo@>=1,<3:Layer
+//   /abs/path/to/package:Layer      a package folder on this machine
+//   ""                              no kernel: the layer stays stock
+//
+//   KernelRef{"acme/mlp:SwiGLUMLP", {.version = 1, .trust = true}}
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace hotswap {
+
+struct KernelRefOptions {
+  std::optional<int64_t> version = std::nullopt;  // one of version, revision
+  std::string revision = "";
+  bool trust = false;  // run it although its publisher is not a trusted one
+};
+
+class KernelRef {
+ public:
+  KernelRef() = default;               // stock
+  KernelRef(const char* text);         // NOLINT(google-explicit-constructor)
+  KernelRef(const std::string& text);  // NOLINT(google-explicit-constructor)
+  KernelRef(std::string_view text, KernelRefOptions options);
+
+  bool stock() const { return repo_.empty() && path_.empty(); }
+  bool is_path() const { return !path_.empty(); }
+  const std::string& repo() const { return repo_; }          // "org/repo", empty for a path
+  const std::string& path() const { return path_; }          // absolute, empty for a repo
+  const std::string& layer() const { return layer_; }        // empty: the mapping's own name
+  const std::string& revision() const { return revision_; }  // empty: none given
+  std::optional<int64_t> version() const { return version_; }
+  bool trust() const { return trust_; }
+  std::string str() const;  // as written; "" for stock
+  bool operator==(const KernelRef&) const = default;
+
+ private:
+  void parse_repo(std::string_view text);
+  std::string repo_, path_, layer_, revision_;
+  std::optional<int64_t> version_;
+  bool trust_ = false;
+};
+
+// "kernels-community/liger_kernels" and "kernels-community/liger-kernels" are one repository by two spellings.
+bool same_repo(std::string_view a, std::string_view b);
+
+}  // namespace hotswap

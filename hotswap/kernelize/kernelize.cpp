@@ -1,0 +1,303 @@
+#include "hotswap/kernelize/kernelize.h"
+
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "hotswap/base/env.h"
+#include "hotswap/base/error.h"
+#include "hotswap/base/log.h"
+#include "hotswap/kernelize/device.h"
+#include "hotswap/kernelize/resolve.h"
+#include "hotswap/layers/slot.h"
+
+namespace hotswap {
+namespace {
+
+// A slot with what decides about it.
+struct Site {
+  std::string name;  // the module's
+  SlotBase* slot;
+  std::optional<c10::Device> device;  // of the module's tensors
+  std::set<std::string> kinds;        // more than one: it spans devices
+  std::set<std::string> dtypes;
+};
+
+struct Decision {
+  KernelRow row;
+  const PackageLayer* kernel = nullptr;  // null: stock
+};
+
+std::string dtype_name(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return "float32";
+    case at::kDouble:
+      return "float64";
+    case at::kHalf:
+      return "float16";
+    case at::kBFloat16:
+      return "bfloat16";
+    default:
+      return c10::toString(type);
+  }
+}
+
+void look_at_tensors(Module& module, Site& site) {
+  module.each_tensor([&](const std::string&, Tensor& tensor) {
+    if (!tensor.defined()) return;
+    if (!site.device) site.device = tensor.device();
+    site.kinds.insert(device_kind(tensor.device()));
+    if (tensor.is_floating_point()) site.dtypes.insert(dtype_name(tensor.scalar_type()));
+  });
+}
+
+// A module without tensors (an activation, a rotary embedding, a loss) goes by the nearest one above that has some.
+std::vector<Site> sites_of(Module& model) {
+  std::map<std::string, Module*> modules;
+  model.each_module([&](const std::string& name, Module& module) { modules.emplace(name, &module); });
+  std::vector<Site> sites;
+  model.each_slot([&](const std::string& name, SlotBase& slot) {
+    Site site{name, &slot, std::nullopt, {}, {}};
+    for (std::string above = name;;) {
+      look_at_tensors(*modules.at(above), site);
+      if (site.device || above.empty()) break;
+      const size_t dot = above.rfind('.');
+      above.resize(dot == above.npos ? 0 : dot);
+    }
+    sites.push_back(std::move(site));
+  });
+  return sites;
+}
+
+// The mapping in force, and which fused layers it keeps stock for the sake of their parts.
+struct Table {
+  KernelMapping mapping;
+  std::map<std::pair<std::string, std::string>, std::string> part_mapped;  // {whole, device kind} -> part
+};
+
+std::set<std::string> named_kinds(const KernelConfig& config, const std::string& layer) {
+  std::set<std::string> kinds;
+  for (const auto& [key, choice] : config.kernel_mapping) {
+    const auto layers = layers_of_key(key, choice.everywhere() ? &*choice.everywhere() : nullptr);
+    if (std::find(layers.begin(), layers.end(), layer) == layers.end()) continue;
+    if (choice.everywhere()) kinds.insert(device_kinds().begin(), device_kinds().end());
+    for (const auto& [device, kernels] : choice.by_device()) kinds.insert(device.kind());
+  }
+  return kinds;
+}
+
+Table table_for(const KernelConfig& config, const std::vector<Manifest>& bundled) {
+  Table table;
+  if (!config.inherit_mapping.value_or(!config.use_local_kernel)) {
+    table.mapping.add(config);
+    return table;
+  }
+  table.mapping = default_mapping(bundled);
+  table.mapping.add(config);
+  for (const auto& [whole, part] : fused_layers()) {
+    const auto own = named_kinds(config, whole);
+    for (const auto& kind : named_kinds(config, part)) {
+      if (own.contains(kind)) continue;
+      table.mapping.add(whole, kind, KernelRef());
+      table.part_mapped[{whole, kind}] = part;
+    }
+  }
+  return table;
+}
+
+void check_keys(const KernelConfig& config, const std::vector<Site>& sites) {
+  std::set<std::string> known;
+  for (const Site& site : sites) known.insert(site.slot->layer());
+  for (const auto& [key, choice] : config.kernel_mapping) {
+    const auto layers = layers_of_key(key);
+    if (std::any_of(layers.begin(), layers.end(), [&](const auto& layer) { return known.contains(layer); })) continue;
+    throw Error({.wanted = cat("layers that the model has: ", known.empty() ? "none" : join(known)),
+                 .got = cat("'", key, "' in the kernel mapping"),
+                 .next = "correct its name or drop it"});
+  }
+}
+
+// Decides for one slot after another; nothing is bound meanwhile.
+class Planner {
+ public:
+  Planner(Mode mode, const KernelConfig& config)
+      : mode_(mode), bundled_(bundled_packages()), table_(table_for(config, bundled_)) {}
+
+  Decision decide(const Site& site) {
+    Decision decision{row_for(site, mode_), nullptr};
+    KernelRow& row = decision.row;
+    const std::string& layer = site.slot->layer();
+    auto stays_stock = [&](std::string reason) {
+      row.reason = std::move(reason);
+      return decision;
+    };
+    if (!site.device) return stays_stock("the model has no tensors, so no device");
+    if (site.kinds.size() > 1) return stays_stock("its tensors lie on " + join(site.kinds, " and "));
+    const std::string& kind = *site.kinds.begin();
+    const auto& kinds = device_kinds();
+    if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) {
+      return stays_stock("no kernel runs on the device " + kind);
+    }
+    const auto entry = table_.mapping.find(layer, kind, device_capability(*site.device), mode_);
+    if (!entry) return stays_stock(entry.why() + nothing_bundled());
+    if (entry->ref.stock()) {
+      row.by_choice = true;
+      const auto part = table_.part_mapped.find({layer, kind});
+      if (part == table_.part_mapped.end()) return stays_stock("the mapping says stock");
+      return stays_stock(cat("the mapping names its part ", part->second, " and not ", layer));
+    }
+    const auto kernel = resolve(entry->ref, layer, kind);
+    if (!kernel) return stays_stock(kernel.why());
+    const LayerEntry& offered = kernel->manifest.layers.at(kernel->layer);
+    check_offer(*entry, *kernel, offered, *site.slot);
+    if (const auto lack = what_lacks(offered.capabilities, site); !lack.empty()) {
+      return stays_stock(cat(kernel->manifest.name, ":", kernel->layer, " ", lack));
+    }
+    const PackageLayer& bound = load_package(kernel->manifest).layer(kernel->layer);
+    if (!bound.runs_on(kind)) return stays_stock(cat(bound.str(), " has no kernel for ", kind));
+    row.package = kernel->manifest.name;
+    row.package_layer = kernel->layer;
+    row.version = kernel->manifest.version;
+    row.digest = kernel->manifest.digest;
+    row.reason = kernel->note;
+    decision.kernel = &bound;
+    return decision;
+  }
+
+  static KernelRow row_for(const Site& site, Mode mode) {
+    return {.name = site.name,
+            .layer = site.slot->layer(),
+            .device = site.device ? site.device->str() : "none",
+            .mode = mode.str()};
+  }
+
+ private:
+  const Result<ResolvedKernel>& resolve(const KernelRef& ref, const std::string& layer, const std::string& kind) {
+    const std::string key = cat(ref.str(), " ", layer, " ", kind);
+    const auto known = resolved_.find(key);
+    if (known != resolved_.end()) return known->second;
+    return resolved_.emplace(key, resolve_kernel(ref, layer, kind, bundled_)).first->second;
+  }
+
+  std::string nothing_bundled() const {
+    if (!bundled_.empty()) return "";
+    const auto folder = bundled_folder();
+    return folder ? "; no package in " + folder->string() : "; " + folder.why();
+  }
+
+  // What the user's mapping promises must hold.
+  static void check_offer(const KernelMapping::Entry& entry, const ResolvedKernel& kernel, const LayerEntry& offered,
+                          const SlotBase& slot) {
+    const std::string name = cat(kernel.manifest.name, ":", kernel.layer);
+    if (offered.contract != slot.contract()) {
+      throw Error({.wanted = cat("a kernel of the contract ", slot.contract(), " for the layer ", slot.layer()),
+                   .got = cat(name, " of ", offered.contract),
+                   .next = "map another layer of the package"});
+    }
+    const bool lacks_backward = entry.mode.has(Mode::TRAINING) && !offered.capabilities.backward;
+    const bool lacks_capture = entry.mode.has(Mode::TORCH_COMPILE) && !offered.capabilities.capture;
+    if (!lacks_backward && !lacks_capture) return;
+    throw Error({.wanted = cat("a kernel that supports ", lacks_backward ? "backward" : "capture"),
+                 .got = cat(name, ", which does not, but was registered for ", entry.mode.str()),
+                 .next = "register it for the modes that it serves, or for FALLBACK"});
+  }
+
+  // Empty: nothing.
+  std::string what_lacks(const Capabilities& has, const Site& site) const {
+    if (mode_.has(Mode::TRAINING) && !has.backward) return "has no backward";
+    if (mode_.has(Mode::TORCH_COMPILE) && !has.capture) return "cannot be captured";
+    if (at::globalContext().deterministicAlgorithms() && !has.deterministic) return "is not deterministic";
+    for (const auto& dtype : site.dtypes) {
+      if (!has.dtypes.contains(dtype)) {
+        return cat("has no ", dtype, ", only ", has.dtypes.empty() ? "none" : join(has.dtypes));
+      }
+    }
+    return "";
+  }
+
+  Mode mode_;
+  std::vector<Manifest> bundled_;
+  Table table_;
+  std::map<std::string, Result<ResolvedKernel>> resolved_;
+};
+
+std::string switched_off() {
+  if (!env_flag(EnvVar::kUseHubKernels, true)) return "USE_HUB_KERNELS is off";
+  if (env_flag(EnvVar::kDisableKernelMapping, false)) return "DISABLE_KERNEL_MAPPING is on";
+  return "";
+}
+
+void check_strict(const std::vector<Decision>& decisions) {
+  std::map<std::string, int64_t> stock;
+  for (const auto& [row, kernel] : decisions) {
+    if (kernel == nullptr && !row.by_choice) ++stock[cat(row.layer, " on ", row.device, ": ", row.reason)];
+  }
+  if (stock.empty()) return;
+  std::vector<std::string> lines;
+  for (const auto& [text, count] : stock) lines.push_back(count == 1 ? text : cat(text, " (", count, " layers)"));
+  throw Error({.wanted = "a kernel for every layer (strict)",
+               .got = "stock ones: " + join(lines, "; "),
+               .next = "map these layers to kernels, or to \"\" to keep them stock on purpose, or drop strict"});
+}
+
+}  // namespace
+
+KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options) {
+  modes_that_serve(mode);
+  const auto sites = sites_of(model);
+  check_keys(options.config, sites);
+  std::vector<Decision> decisions;
+  if (const std::string off = switched_off(); !off.empty()) {
+    for (const Site& site : sites) {
+      decisions.push_back({Planner::row_for(site, mode), nullptr});
+      decisions.back().row.reason = off;
+    }
+  } else {
+    Planner planner(mode, options.config);
+    for (const Site& site : sites) decisions.push_back(planner.decide(site));
+  }
+  if (options.strict) check_strict(decisions);
+
+  KernelReport report;
+  for (size_t i = 0; i < sites.size(); ++i) {
+    sites[i].slot->unbind();
+    if (const PackageLayer* kernel = decisions[i].kernel) kernel->contract().bind(*sites[i].slot, *kernel);
+    report.rows.push_back(std::move(decisions[i].row));
+  }
+  log_info("kernelize ", mode.str(), ": ", report.bound(), " of ", report.rows.size(), " slots bound");
+  return report;
+}
+
+void unkernelize(Module& model) {
+  model.each_slot([](const std::string&, SlotBase& slot) { slot.unbind(); });
+}
+
+const KernelReport& Kernelizer::kernelize(Module& model, Mode mode, KernelOptions options) {
+  report_ = hotswap::kernelize(model, mode, options);
+  options_ = std::move(options);
+  mode_ = mode;
+  active_ = true;
+  return report_;
+}
+
+const KernelReport& Kernelizer::kernelize(Module& model, Mode mode) { return kernelize(model, mode, options_); }
+
+void Kernelizer::unkernelize(Module& model) {
+  hotswap::unkernelize(model);
+  active_ = false;
+  report_ = {};
+}
+
+void Kernelizer::on_mode_change(Module& model) {
+  if (!active_) return;
+  Mode mode = Mode::of_training(model.training());
+  if (mode_.has(Mode::TORCH_COMPILE)) mode = mode | Mode::TORCH_COMPILE;
+  if (mode == mode_) return;
+  report_ = hotswap::kernelize(model, mode, options_);
+  mode_ = mode;
+}
+
+}  // namespace hotswap

@@ -1,0 +1,51 @@
+// Which forward runs in each layer of a model, and why: layer x device x mode -> package.
+//
+//   KernelReport report = kernelize(model, Mode::INFERENCE);        // bundled packages
+//   kernelize(model, Mode::TRAINING, {.config = {{{"RMSNorm", "kernels-community/liger_kernels:LigerRMSNorm"}}},
+//                                     .strict = true});
+//   unkernelize(model);                                             // exactly as before
+//
+// A layer stays stock, and its row says why, where no kernel fits its device, mode or dtype. A kernel that does not
+// exist, was tampered with or breaks its contract is an Error; an Error leaves every slot as it was.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "hotswap/kernelize/mapping.h"
+#include "hotswap/kernelize/mode.h"
+#include "hotswap/kernelize/package.h"
+#include "hotswap/kernelize/report.h"
+#include "hotswap/layers/module.h"
+
+namespace hotswap {
+
+struct KernelOptions {
+  KernelConfig config = {};  // over the default mapping
+  bool strict = false;  // Error, naming all of them, where a layer would stay stock that the config does not keep so
+};
+
+KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options = {});
+void unkernelize(Module& model);
+
+// What a model owns: remembers the user's options, so that train() and eval() bind anew for their mode.
+//
+//   void MyModel::on_mode_change() { kernels_.on_mode_change(*this); }
+class Kernelizer {
+ public:
+  const KernelReport& kernelize(Module& model, Mode mode, KernelOptions options);
+  // With the options of the last time, or none.
+  const KernelReport& kernelize(Module& model, Mode mode);
+  void unkernelize(Module& model);
+  void on_mode_change(Module& model);  // nothing unless kernelized, and in another mode than before
+  bool active() const { return active_; }
+  const KernelReport& report() const { return report_; }  // empty while not active
+
+ private:
+  bool active_ = false;
+  KernelOptions options_;
+  Mode mode_ = Mode::INFERENCE;
+  KernelReport report_;
+};
+
+}  // namespace hotswap

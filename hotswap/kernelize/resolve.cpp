@@ -1,0 +1,167 @@
+#include "hotswap/kernelize/resolve.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "hotswap/base/env.h"
+#include "hotswap/base/error.h"
+#include "hotswap/kernelize/package.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<std::string> layer_names(const Manifest& manifest) {
+  std::vector<std::string> names;
+  for (const auto& [name, entry] : manifest.layers) names.push_back(name);
+  return names;
+}
+
+Result<ResolvedKernel> from_folder(const fs::path& folder, const KernelRef& ref, const std::string& layer,
+                                   const std::string& device_kind, const std::string& note) {
+  const auto variant = find_variant(folder, device_kind);
+  if (!variant) return Reason{variant.why()};
+  Manifest manifest = read_manifest(*variant);
+  const std::string* ours = manifest.layer_named(layer, ref.repo());
+  if (ours == nullptr) {
+    throw Error({.wanted = cat("a layer '", layer, "' in ", variant->string()),
+                 .got = cat("the layers ", join(layer_names(manifest))),
+                 .next = "name one of them after ':'"});
+  }
+  const std::string name = *ours;
+  return ResolvedKernel{std::move(manifest), name, note};
+}
+
+// The variants of one bundled package: those whose name, or stand-in for this layer, fits.
+struct Candidates {
+  std::vector<const Manifest*> variants;
+  std::string note;
+};
+
+Candidates bundled_by_name(const KernelRef& ref, const std::string& layer, const std::vector<Manifest>& bundled) {
+  Candidates result;
+  const std::string name = ref.repo().substr(std::string(kBundledOrg).size() + 1);
+  for (const Manifest& manifest : bundled) {
+    if (manifest.name != name) continue;
+    if (!ref.revision().empty() || (ref.version() && *ref.version() != manifest.version)) {
+      throw Error({.wanted = cat("the bundled package ", ref.str()),
+                   .got = cat("version ", manifest.version),
+                   .next = "drop what follows '@', or use a package folder"});
+    }
+    if (manifest.layer_named(layer, ref.repo()) == nullptr) {
+      throw Error({.wanted = cat("a layer '", layer, "' in the bundled package ", name),
+                   .got = cat("the layers ", join(layer_names(manifest))),
+                   .next = "name one of them after ':'"});
+    }
+    result.variants.push_back(&manifest);
+  }
+  return result;
+}
+
+Candidates bundled_by_stand_in(const KernelRef& ref, const std::string& layer, const std::vector<Manifest>& bundled) {
+  Candidates result;
+  for (const Manifest& manifest : bundled) {
+    for (const StandIn& entry : manifest.stands_in_for) {
+      if (!same_repo(entry.repo, ref.repo()) || entry.their_layer != layer) continue;
+      result.variants.push_back(&manifest);
+      result.note = cat("stands in for ", ref.repo(), ":", layer);
+      break;
+    }
+  }
+  return result;
+}
+
+[[noreturn]] void unknown_kernel(const KernelRef& ref, const std::string& layer, const std::vector<Manifest>& bundled) {
+  std::set<std::string> names, same;
+  for (const Manifest& manifest : bundled) {
+    names.insert(cat(kBundledOrg, "/", manifest.name));
+    for (const StandIn& entry : manifest.stands_in_for) {
+      names.insert(entry.repo);
+      if (same_repo(entry.repo, ref.repo())) same.insert(entry.their_layer);
+    }
+  }
+  throw Error({.wanted = cat("a kernel ", ref.repo(), ":", layer, " on this machine"),
+               .got = same.empty() ? cat("none; bundled packages answer to ", names.empty() ? "nothing" : join(names))
+                                   : cat("of that repository only the layers ", join(same)),
+               .next = cat("use one of these, or say where it lies with LOCAL_KERNELS=", ref.repo(), "=/path")});
+}
+
+}  // namespace
+
+std::map<std::string, std::string> parse_local_kernels(const std::string& text) {
+  std::map<std::string, std::string> result;
+  for (size_t start = 0; start <= text.size();) {
+    const size_t end = std::min(text.find(':', start), text.size());
+    const std::string entry = text.substr(start, end - start);
+    start = end + 1;
+    if (entry.empty() && text.empty()) break;
+    const size_t equals = entry.find('=');
+    if (equals == entry.npos || equals == 0 || equals + 1 == entry.size()) {
+      throw Error({.wanted = "LOCAL_KERNELS as org/repo=path:org/repo=path",
+                   .got = cat("the entry '", entry, "'"),
+                   .next = "correct it or unset it"});
+    }
+    result[entry.substr(0, equals)] = entry.substr(equals + 1);
+  }
+  return result;
+}
+
+Result<ResolvedKernel> resolve_kernel(const KernelRef& ref, const std::string& slot_layer,
+                                      const std::string& device_kind, const std::vector<Manifest>& bundled) {
+  const std::string layer = ref.layer().empty() ? slot_layer : ref.layer();
+  if (ref.is_path()) return from_folder(ref.path(), ref, layer, device_kind, "");
+  for (const auto& [repo, folder] : parse_local_kernels(env(EnvVar::kLocalKernels).value_or(""))) {
+    if (same_repo(repo, ref.repo())) {
+      return from_folder(folder, ref, layer, device_kind, cat("LOCAL_KERNELS: ", repo, " is ", folder));
+    }
+  }
+  const bool ours = ref.repo().starts_with(std::string(kBundledOrg) + "/");
+  const Candidates found = ours ? bundled_by_name(ref, layer, bundled) : bundled_by_stand_in(ref, layer, bundled);
+  if (found.variants.empty()) unknown_kernel(ref, layer, bundled);
+
+  std::vector<std::string> names;
+  for (const Manifest* manifest : found.variants) names.push_back(manifest->variant);
+  const VariantChoice choice = choose_variant(names, this_host(device_kind));
+  if (!choice.chosen) {
+    return Reason{
+        cat("no variant of ", found.variants.front()->name, " fits ", device_kind, ": ", choice.trace_text())};
+  }
+  for (const Manifest* manifest : found.variants) {
+    if (manifest->variant == *choice.chosen) {
+      return ResolvedKernel{*manifest, *manifest->layer_named(layer, ref.repo()), found.note};
+    }
+  }
+  unknown_kernel(ref, layer, bundled);
+}
+
+KernelMapping default_mapping(const std::vector<Manifest>& bundled) {
+  KernelMapping mapping;
+  std::map<std::pair<std::string, std::string>, std::string> owner;
+  const auto& kinds = device_kinds();
+  for (const Manifest& manifest : bundled) {
+    const std::string& kind = manifest.backend == "metal" ? "mps" : manifest.backend;
+    if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) continue;
+    for (const auto& [layer, entry] : manifest.layers) {
+      const auto [place, fresh] = owner.try_emplace({layer, kind}, manifest.name);
+      if (!fresh && place->second != manifest.name) {
+        throw Error({.wanted = cat("one bundled package for the layer ", layer, " on ", kind),
+                     .got = cat(place->second, " and ", manifest.name),
+                     .next = "remove one from the folder of bundled packages"});
+      }
+      mapping.add(layer, kind, KernelRef(cat(kBundledOrg, "/", manifest.name, ":", layer)));
+    }
+  }
+  return mapping;
+}
+
+const std::vector<std::pair<std::string, std::string>>& fused_layers() {
+  static const std::vector<std::pair<std::string, std::string>> table = {{"AddRMSNorm", "RMSNorm"},
+                                                                         {"SwiGLUMLP", "SiLU"},
+                                                                         {"GeGLUMLP", "GeluTanh"},
+                                                                         {"LinearCrossEntropy", "ForCausalLMLoss"}};
+  return table;
+}
+
+}  // namespace hotswap
