@@ -1,0 +1,265 @@
+#include "hotswap/tokenizers/bpe.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+
+#include "hotswap/base/error.h"
+#include "hotswap/tokenizers/byte_level.h"
+#include "hotswap/tokenizers/unicode.h"
+
+namespace hotswap::tokenizers {
+namespace {
+
+constexpr size_t kCacheSlots = 1 << 15;
+constexpr size_t kLongestCached = 255;  // bytes
+constexpr size_t kShort = 32;           // symbols up to which a plain search beats a heap
+constexpr char32_t kBlanks[2] = {U' ', U'\u2581'};
+
+}  // namespace
+
+class Bpe::Scratch {
+ public:
+  struct Word {
+    std::string bytes;
+    std::vector<Symbol> symbols;
+  };
+  struct Link {
+    int32_t previous, next;
+  };
+  std::vector<Word> cache;      // one word per slot, the last one stays
+  std::vector<Link> links;      // of merge_long
+  std::vector<uint64_t> queue;  // of merge_long: rank and place, a heap with the smallest on top
+};
+
+std::shared_ptr<Bpe::Scratch> Bpe::make_scratch() {
+  auto scratch = std::make_shared<Scratch>();
+  scratch->cache.resize(kCacheSlots);
+  return scratch;
+}
+
+Bpe::Bpe(BpeConfig config)
+    : vocabulary_(std::move(config.vocabulary), config.where + ".vocab", config.same),
+      merges_(config.merges.size()),
+      unknown_token_(std::move(config.unknown_token)),
+      fuse_unknown_(config.fuse_unknown),
+      byte_fallback_(config.byte_fallback),
+      ignore_merges_(config.ignore_merges),
+      where_(std::move(config.where)) {
+  const auto known = [&](const std::string& token, size_t rank) {
+    const int32_t id = vocabulary_.find(token);
+    if (id < 0) {
+      throw Error({.wanted = cat("merges of tokens of the vocabulary at ", where_, ".merges"),
+                   .got = cat("'", token, "' in merge ", rank, " ('", config.merges[rank].first, "' '",
+                              config.merges[rank].second, "')"),
+                   .next = "correct the file"});
+    }
+    return id;
+  };
+  for (size_t rank = 0; rank < config.merges.size(); ++rank) {
+    const auto& [left, right] = config.merges[rank];
+    merges_.set(known(left, rank), known(right, rank), {static_cast<uint32_t>(rank), known(left + right, rank)});
+  }
+
+  has_byte_alphabet_ = true;
+  for (const std::string& character : byte_characters()) {
+    byte_ids_.push_back(vocabulary_.find(character));
+    has_byte_alphabet_ = has_byte_alphabet_ && byte_ids_.back() >= 0;
+  }
+  for (int byte = 0; byte < 256; ++byte) {
+    char name[8];
+    std::snprintf(name, sizeof(name), "<0x%02X>", byte);
+    fallback_ids_.push_back(vocabulary_.find(name));
+  }
+  character_ids_.assign(0x10000, -1);
+  for (int32_t id = 0; id < vocabulary_.id_end(); ++id) {
+    const std::string& token = vocabulary_.token(id);
+    if (token.empty() || vocabulary_.find(token) != id) continue;
+    const CodePoint first = code_point_at(token, 0);
+    if (first.size == token.size() && first.value < 0x10000) character_ids_[first.value] = id;
+    char32_t previous = first.value;
+    for (size_t at = first.size; at < token.size();) {
+      const CodePoint point = code_point_at(token, at);
+      for (size_t i = 0; i < 2; ++i) {
+        if (point.value == kBlanks[i]) before_blank_[i].insert(previous);
+      }
+      previous = point.value;
+      at += point.size;
+    }
+    if (!ignore_merges_) continue;
+    if (auto bytes = bytes_of_token(token)) words_of_bytes_.emplace(std::move(*bytes), id);
+  }
+}
+
+int32_t Bpe::character_id(char32_t c, std::string_view utf8) const {
+  return c < 0x10000 ? character_ids_[c] : vocabulary_.find(utf8);
+}
+
+int32_t Bpe::unknown_id() const {
+  const int32_t id = vocabulary_.find(*unknown_token_);
+  if (id < 0) {
+    throw Error({.wanted = cat("a vocabulary that has its own unk_token at ", where_),
+                 .got = cat("'", *unknown_token_, "', which is not a token, and a text with an unknown character"),
+                 .next = "correct the file"});
+  }
+  return id;
+}
+
+void Bpe::encode(std::string_view word, bool byte_level, Scratch& scratch, std::vector<Symbol>& out) const {
+  if (ignore_merges_) {
+    int32_t id = -1;
+    if (!byte_level) {
+      id = vocabulary_.find(word);
+    } else if (const auto found = words_of_bytes_.find(std::string(word)); found != words_of_bytes_.end()) {
+      id = found->second;
+    }
+    if (id >= 0) return out.push_back({id, static_cast<uint32_t>(word.size())});
+  }
+  if (byte_level) return encode_cached(word, true, scratch, out);
+
+  // Tokenizers in SentencePiece's way have one long word. No merge crosses a place between two known characters that
+  // no token has side by side, so the word may be cut there without any change of the outcome; blanks are such places.
+  size_t begin = 0;
+  char32_t previous = 0;
+  bool previous_known = false;
+  for (size_t at = 0; at < word.size();) {
+    const CodePoint point = code_point_at(word, at);
+    const bool known = character_id(point.value, word.substr(at, point.size)) >= 0;
+    for (size_t i = 0; i < 2; ++i) {
+      if (point.value != kBlanks[i] || !known || !previous_known || before_blank_[i].count(previous) != 0) continue;
+      encode_cached(word.substr(begin, at - begin), false, scratch, out);
+      begin = at;
+    }
+    previous = point.value;
+    previous_known = known;
+    at += point.size;
+  }
+  encode_cached(word.substr(begin), false, scratch, out);
+}
+
+void Bpe::encode_cached(std::string_view word, bool byte_level, Scratch& scratch, std::vector<Symbol>& out) const {
+  Scratch::Word* slot = nullptr;
+  if (word.size() <= kLongestCached) {
+    slot = &scratch.cache[std::hash<std::string_view>{}(word) % kCacheSlots];
+    if (slot->bytes == word) {
+      out.insert(out.end(), slot->symbols.begin(), slot->symbols.end());
+      return;
+    }
+  }
+  const size_t begin = out.size();
+  if (byte_level) {
+    for (const char byte : word) out.push_back({byte_ids_[static_cast<uint8_t>(byte)], 1});
+  } else {
+    first_symbols(word, out);
+  }
+  merge(out, begin, scratch);
+  if (slot == nullptr) return;
+  slot->bytes.assign(word);
+  slot->symbols.assign(out.begin() + static_cast<std::ptrdiff_t>(begin), out.end());
+}
+
+void Bpe::first_symbols(std::string_view word, std::vector<Symbol>& out) const {
+  Symbol unknown{-1, 0};  // waits for more of its kind
+  const auto flush = [&] {
+    if (unknown.id >= 0) out.push_back(unknown);
+    unknown = {-1, 0};
+  };
+  for (size_t at = 0; at < word.size();) {
+    const CodePoint point = code_point_at(word, at);
+    const std::string_view bytes = word.substr(at, point.size);
+    at += point.size;
+    if (const int32_t id = character_id(point.value, bytes); id >= 0) {
+      flush();
+      out.push_back({id, point.size});
+      continue;
+    }
+    const auto has_fallback = [&](char byte) { return fallback_ids_[static_cast<uint8_t>(byte)] >= 0; };
+    if (byte_fallback_ && std::all_of(bytes.begin(), bytes.end(), has_fallback)) {
+      for (const char byte : bytes) out.push_back({fallback_ids_[static_cast<uint8_t>(byte)], 1});
+      continue;
+    }
+    if (!unknown_token_) continue;  // the character is lost, as in the library
+    if (unknown.id >= 0 && fuse_unknown_) {
+      unknown.size += point.size;
+    } else {
+      flush();
+      unknown = {unknown_id(), point.size};
+    }
+  }
+  flush();
+}
+
+void Bpe::merge(std::vector<Symbol>& symbols, size_t begin, Scratch& scratch) const {
+  const size_t count = symbols.size() - begin;
+  if (count < 2) return;
+  count <= kShort ? merge_short(symbols, begin) : merge_long(symbols, begin, scratch);
+}
+
+// Again and again the pair of the lowest rank, of equals the leftmost.
+void Bpe::merge_short(std::vector<Symbol>& symbols, size_t begin) const {
+  constexpr Merge kNone{std::numeric_limits<uint32_t>::max(), -1};
+  Merge merges[kShort];  // of symbol i with the next one
+  Symbol* const symbol = symbols.data() + begin;
+  size_t count = symbols.size() - begin;
+  const auto look_up = [&](size_t i) {
+    const Merge* found = merges_.find(symbol[i].id, symbol[i + 1].id);
+    merges[i] = found ? *found : kNone;
+  };
+  for (size_t i = 0; i + 1 < count; ++i) look_up(i);
+  while (count > 1) {
+    size_t best = 0;
+    for (size_t i = 1; i + 1 < count; ++i) {
+      if (merges[i].rank < merges[best].rank) best = i;
+    }
+    if (merges[best].id < 0) break;
+    symbol[best] = {merges[best].id, symbol[best].size + symbol[best + 1].size};
+    --count;
+    for (size_t i = best + 1; i < count; ++i) {
+      symbol[i] = symbol[i + 1];
+      if (i + 1 < count) merges[i] = merges[i + 1];
+    }
+    if (best > 0) look_up(best - 1);
+    if (best + 1 < count) look_up(best);
+  }
+  symbols.resize(begin + count);
+}
+
+void Bpe::merge_long(std::vector<Symbol>& symbols, size_t begin, Scratch& scratch) const {
+  Symbol* const symbol = symbols.data() + begin;
+  const auto count = static_cast<int32_t>(symbols.size() - begin);
+  auto& links = scratch.links;
+  auto& queue = scratch.queue;
+  queue.clear();
+  links.resize(static_cast<size_t>(count));
+  const auto link = [&](int32_t i) -> Scratch::Link& { return links[static_cast<size_t>(i)]; };
+  const auto smaller_on_top = std::greater<uint64_t>();
+  const auto push = [&](int32_t i, int32_t next) {
+    const Merge* found = merges_.find(symbol[i].id, symbol[next].id);
+    if (found == nullptr) return;
+    queue.push_back(static_cast<uint64_t>(found->rank) << 32 | static_cast<uint32_t>(i));
+    std::push_heap(queue.begin(), queue.end(), smaller_on_top);
+  };
+  for (int32_t i = 0; i < count; ++i) link(i) = {i - 1, i + 1 < count ? i + 1 : -1};
+  for (int32_t i = 0; i + 1 < count; ++i) push(i, i + 1);
+  while (!queue.empty()) {
+    const uint64_t top = queue.front();
+    std::pop_heap(queue.begin(), queue.end(), smaller_on_top);
+    queue.pop_back();
+    const auto i = static_cast<int32_t>(top & 0xFFFFFFFF);
+    const int32_t next = link(i).next;
+    if (symbol[i].size == 0 || next < 0) continue;  // gone since it was queued
+    const Merge* found = merges_.find(symbol[i].id, symbol[next].id);
+    if (found == nullptr || found->rank != top >> 32) continue;  // another pair by now
+    symbol[i] = {found->id, symbol[i].size + symbol[next].size};
+    symbol[next].size = 0;
+    link(i).next = link(next).next;
+    if (link(i).next >= 0) link(link(i).next).previous = i;
+    if (link(i).previous >= 0) push(link(i).previous, i);
+    if (link(i).next >= 0) push(i, link(i).next);
+  }
+  symbols.erase(std::remove_if(symbols.begin() + static_cast<std::ptrdiff_t>(begin), symbols.end(),
+                               [](const Symbol& s) { return s.size == 0; }),
+                symbols.end());
+}
+
+}  // namespace hotswap::tokenizers

@@ -1,0 +1,135 @@
+#include "hotswap/tokenizers/draft.h"
+
+#include <limits>
+
+#include "hotswap/base/error.h"
+#include "hotswap/tokenizers/unicode.h"
+
+namespace hotswap::tokenizers {
+
+void PieceText::replace_found(const std::vector<Stretch>& stretches, std::string_view content) {
+  std::string new_bytes;
+  std::vector<Span> new_origin;
+  new_bytes.reserve(bytes.size());
+  new_origin.reserve(origin.size());
+  for (const Stretch& stretch : stretches) {
+    if (stretch.found) {
+      new_bytes += content;
+      // What is put in belongs to the last character that it replaces or follows.
+      const Span from = stretch.end > 0 ? origin[stretch.end - 1] : Span{origin[0].begin, origin[0].begin};
+      new_origin.insert(new_origin.end(), content.size(), from);
+    } else {
+      new_bytes.append(bytes, stretch.begin, stretch.end - stretch.begin);
+      new_origin.insert(new_origin.end(), origin.begin() + stretch.begin, origin.begin() + stretch.end);
+    }
+  }
+  bytes = std::move(new_bytes);
+  origin = std::move(new_origin);
+}
+
+void PieceText::prepend(std::string_view content) {
+  if (bytes.empty()) return;
+  bytes.insert(0, content);
+  const Span first = origin[0];
+  origin.insert(origin.begin(), content.size(), first);
+}
+
+void PieceText::rewrite(const std::vector<NewPoint>& points) {
+  std::string new_bytes;
+  std::vector<Span> new_origin;
+  new_bytes.reserve(bytes.size());
+  new_origin.reserve(origin.size());
+  size_t at = 0;  // in the old bytes
+  for (const NewPoint& point : points) {
+    Span from{};
+    if (point.change > 0) {
+      from = at > 0 ? origin[at - 1] : Span{origin[0].begin, origin[0].begin};
+    } else {
+      from = origin[at];
+      for (int gone = point.change; gone <= 0 && at < bytes.size(); ++gone) at += code_point_at(bytes, at).size;
+    }
+    append_utf8(new_bytes, point.value);
+    new_origin.resize(new_bytes.size(), from);
+  }
+  bytes = std::move(new_bytes);
+  origin = std::move(new_origin);
+}
+
+void PieceText::keep(size_t begin, size_t end) {
+  bytes = bytes.substr(begin, end - begin);
+  origin = std::vector<Span>(origin.begin() + static_cast<std::ptrdiff_t>(begin),
+                             origin.begin() + static_cast<std::ptrdiff_t>(end));
+}
+
+Draft::Draft(std::string_view input) : text_(input) {
+  if (input.size() > std::numeric_limits<int32_t>::max() / 8) {
+    throw Error({.wanted = "a text of less than 256 MiB", .got = cat(input.size(), " bytes"), .next = "encode it in parts"});
+  }
+  if (!input.empty()) pieces_.push_back({0, static_cast<uint32_t>(input.size())});
+}
+
+// As long as the draft is the input, a byte comes from the character around it.
+Span Draft::origin_of(uint32_t at) const {
+  if (!origin_.empty()) return origin_[at];
+  uint32_t begin = at;
+  uint32_t end = at + 1;
+  while (begin > 0 && is_continuation(text_[begin])) --begin;
+  while (end < text_.size() && is_continuation(text_[end])) ++end;
+  return {begin, end};
+}
+
+Span Draft::origin(uint32_t begin, uint32_t end) const { return {origin_of(begin).begin, origin_of(end - 1).end}; }
+
+void Draft::cut(const std::function<void(const Piece&, std::vector<Piece>& out)>& cut) {
+  std::vector<Piece> cuts;
+  cuts.reserve(pieces_.size());
+  for (const Piece& piece : pieces_) {
+    if (piece.id >= 0) {
+      cuts.push_back(piece);
+      continue;
+    }
+    const size_t before = cuts.size();
+    cut(piece, cuts);
+    size_t kept = before;
+    for (size_t i = before; i < cuts.size(); ++i) {
+      if (cuts[i].begin != cuts[i].end) cuts[kept++] = cuts[i];
+    }
+    cuts.resize(kept);
+  }
+  pieces_ = std::move(cuts);
+}
+
+void Draft::rewrite(const std::function<void(PieceText&)>& change) {
+  std::string text;
+  std::vector<Span> origin;
+  std::vector<Piece> pieces;
+  PieceText part;
+  for (const Piece& piece : pieces_) {
+    const auto begin = static_cast<uint32_t>(text.size());
+    part.bytes.assign(view(piece));
+    part.origin.clear();
+    if (origin_.empty()) {
+      for (uint32_t i = piece.begin; i < piece.end;) {
+        const uint32_t size = code_point_at(text_, i).size;
+        part.origin.insert(part.origin.end(), size, Span{i, i + size});
+        i += size;
+      }
+    } else {
+      part.origin.assign(origin_.begin() + piece.begin, origin_.begin() + piece.end);
+    }
+    if (piece.id < 0) change(part);
+    if (part.bytes.empty()) continue;
+    text += part.bytes;
+    origin.insert(origin.end(), part.origin.begin(), part.origin.end());
+    if (text.size() > std::numeric_limits<int32_t>::max()) {
+      throw Error({.wanted = "a text that stays below 2 GiB when normalized", .got = "more", .next = "encode it in parts"});
+    }
+    pieces.push_back({begin, static_cast<uint32_t>(text.size()), piece.id});
+  }
+  owned_ = std::move(text);
+  text_ = owned_;
+  origin_ = std::move(origin);
+  pieces_ = std::move(pieces);
+}
+
+}  // namespace hotswap::tokenizers

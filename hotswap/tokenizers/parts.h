@@ -1,0 +1,57 @@
+// What a Tokenizer is made of.
+#pragma once
+
+#include <mutex>
+
+#include "hotswap/tokenizers/added_tokens.h"
+#include "hotswap/tokenizers/bpe.h"
+#include "hotswap/tokenizers/decoder.h"
+#include "hotswap/tokenizers/normalizer.h"
+#include "hotswap/tokenizers/post_processor.h"
+#include "hotswap/tokenizers/pre_tokenizer.h"
+#include "hotswap/tokenizers/tokenizer.h"
+
+namespace hotswap {
+
+// Scratch space that threads borrow.
+class ScratchPool {
+ public:
+  std::shared_ptr<tokenizers::Bpe::Scratch> take() {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) return tokenizers::Bpe::make_scratch();
+    auto scratch = std::move(free_.back());
+    free_.pop_back();
+    return scratch;
+  }
+  void give_back(std::shared_ptr<tokenizers::Bpe::Scratch> scratch) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(std::move(scratch));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<tokenizers::Bpe::Scratch>> free_;
+};
+
+struct Tokenizer::Parts {
+  std::unique_ptr<tokenizers::Normalizer> normalizer;        // may be null, as the next two
+  std::unique_ptr<tokenizers::PreTokenizer> pre_tokenizer;
+  std::unique_ptr<tokenizers::PostProcessor> post_processor;
+  std::unique_ptr<tokenizers::Decoder> decoder;              // null: tokens are joined by blanks
+  std::unique_ptr<tokenizers::Bpe> model;
+  std::unique_ptr<tokenizers::AddedTokens> added;
+  SpecialIds special;
+  mutable ScratchPool scratch;
+
+  // The token that stands for the id while decoding; null when there is none.
+  const std::string* token(int64_t id) const {
+    if (added->find(id) != nullptr) return &added->decoded(id);
+    return model->vocabulary().has(id) ? &model->vocabulary().token(static_cast<int32_t>(id)) : nullptr;
+  }
+  // To be called once all parts are there.
+  void finish() {
+    if (pre_tokenizer && model->has_byte_alphabet()) pre_tokenizer->leave_bytes_to_model();
+  }
+};
+
+}  // namespace hotswap

@@ -1,0 +1,68 @@
+// Text to ids and back, exactly as Hugging Face's tokenizers library does it for the same tokenizer.json.
+//
+//   const Tokenizer tokenizer = Tokenizer::from_pretrained("SmolLM2-135M-Instruct");
+//   const std::vector<int64_t> ids = tokenizer.ids("Hello world");
+//   const std::string text = tokenizer.decode(ids, /*skip_special_tokens=*/true);
+//
+// The model must be BPE. Whatever a file asks for and is not implemented is an Error when the file is read. The file's
+// "truncation" and "padding" are ignored, as transformers does.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hotswap/tokenizers/encoding.h"
+#include "hotswap/tokenizers/gguf_vocabulary.h"
+
+namespace hotswap {
+
+// The ids of the tokens with a role; none where the tokenizer has no such token.
+struct SpecialIds {
+  std::optional<int64_t> bos, eos, pad, unk;
+};
+
+class Tokenizer {
+ public:
+  // A tokenizer.json alone: it does not say which tokens begin and end a text, so special_ids() is empty.
+  static Tokenizer from_file(const std::filesystem::path& tokenizer_json);
+  // A model's folder: tokenizer.json, and tokenizer_config.json or special_tokens_map.json for special_ids().
+  static Tokenizer from_pretrained(const std::filesystem::path& folder);
+  // The text of a tokenizer.json; `where` is what errors call it.
+  static Tokenizer from_json(std::string_view text, const std::string& where);
+  // The vocabulary of a GGUF file.
+  static Tokenizer from_vocabulary(const GgufVocabulary& vocabulary);
+
+  // The text must be UTF-8. Special tokens that stand in it are recognised; add_special_tokens: the post-processor
+  // adds its own. May be called from many threads at once.
+  Encoding encode(std::string_view text, bool add_special_tokens = true) const;
+  Encoding encode_pair(std::string_view first, std::string_view second, bool add_special_tokens = true) const;
+  std::vector<int64_t> ids(std::string_view text, bool add_special_tokens = true) const;  // faster than encode()
+
+  // Ids that are no token, but may be rows of a padded embedding, are left out, as in the library; negative ones are
+  // an Error.
+  std::string decode(std::span<const int64_t> ids, bool skip_special_tokens = false) const;
+
+  std::optional<int64_t> token_to_id(std::string_view token) const;
+  std::optional<std::string> id_to_token(int64_t id) const;
+  bool is_special(int64_t id) const;  // left out by decode(ids, true)
+  size_t vocab_size() const;          // added tokens included
+  const SpecialIds& special_ids() const;
+
+  struct Parts;
+  explicit Tokenizer(std::shared_ptr<const Parts> parts) : parts_(std::move(parts)) {}
+
+ private:
+  friend class StreamDecoder;
+  Encoding encode_text(std::string_view text, bool ids_only) const;
+  Encoding encode_all(std::span<const std::string_view> texts, bool add_special_tokens, bool ids_only) const;
+
+  std::shared_ptr<const Parts> parts_;
+};
+
+}  // namespace hotswap
