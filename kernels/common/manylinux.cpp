@@ -8,3 +8,4 @@ char __libc_single_threaded = 0;  // 0 = "there may be threads": atomics everywh
 }
 template std::basic_stringstream<char>::basic_stringstream();
 template std::basic_ostringstream<char>::basic_ostringstream();
+template std::string std::basic_stringbuf<char>::str() const&;  // C++20's, GLIBCXX 3.4.29

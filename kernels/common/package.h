@@ -1,0 +1,64 @@
+// Host side of tests and benchmarks: loads the staged package as any C++ host does (id from metadata.json, dlopen, ops
+// by c10::Dispatcher) and calls its ops by name. Torch's C++ interface; kernels never include this.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <dlfcn.h>
+
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace kernels {
+
+class Package {
+ public:
+  explicit Package(const std::string& dir) {
+    std::ifstream file(dir + "/metadata.json");
+    std::stringstream text;
+    text << file.rdbuf();
+    const std::string json = text.str(), key = "\"id\": \"";
+    const size_t at = json.find(key);
+    if (at == std::string::npos)
+      throw std::runtime_error(dir + "/metadata.json: wanted an id; build the package first");
+    id_ = json.substr(at + key.size(), json.find('"', at + key.size()) - at - key.size());
+    const std::string path = dir + "/" + id_ + ".abi3.so";
+    if (dlopen(path.c_str(), RTLD_NOW) == nullptr) throw std::runtime_error(dlerror());
+  }
+  const std::string& id() const { return id_; }
+
+  c10::OperatorHandle handle(const std::string& op) const {
+    return c10::Dispatcher::singleton().findSchemaOrThrow((id_ + "::" + op).c_str(), "");
+  }
+
+  // call("rms_norm_fwd", x, weight, 1e-6, 0.0, "llama"): every output, in order
+  template <class... Args>
+  std::vector<c10::IValue> call_values(const std::string& op, Args&&... args) const {
+    std::vector<c10::IValue> stack{c10::IValue(std::forward<Args>(args))...};
+    handle(op).callBoxed(stack);
+    return stack;
+  }
+  template <class... Args>
+  std::vector<at::Tensor> call(const std::string& op, Args&&... args) const {
+    std::vector<at::Tensor> out;
+    for (c10::IValue& v : call_values(op, std::forward<Args>(args)...)) out.push_back(std::move(v).toTensor());
+    return out;
+  }
+  int64_t call_count(const std::string& op) const { return call_values("call_count", op)[0].toInt(); }
+  std::string isa() const { return call_values("isa")[0].toStringRef(); }
+
+ private:
+  std::string id_;
+};
+
+#ifdef HOTSWAP_PACKAGE_DIR
+inline const Package& package() {
+  static const Package loaded(HOTSWAP_PACKAGE_DIR);
+  return loaded;
+}
+#endif
+
+}  // namespace kernels

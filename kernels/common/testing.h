@@ -1,0 +1,205 @@
+// For <package>_test.cpp: random inputs, float64 references with autograd's gradients, comparison, every ISA.
+// A test reads:
+//   const auto in = random_tensors({{3, 7}, {7}}, at::kBFloat16);
+//   const auto want = reference(formula, in, dys);                      // float64: outputs, then gradients of in
+//   expect_close(got, want[0], tolerance(at::kBFloat16), "y");
+#pragma once
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros_like.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+
+#include "kernels/common/package.h"
+
+namespace kernels::testing {
+
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
+
+// A fresh seed each run, printed once; HOTSWAP_TEST_SEED repeats a run.
+inline uint64_t seed() {
+  static const uint64_t chosen = [] {
+    const char* given = std::getenv("HOTSWAP_TEST_SEED");
+    const uint64_t s = given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+    std::printf("HOTSWAP_TEST_SEED=%llu\n", static_cast<unsigned long long>(s));
+    return s;
+  }();
+  return chosen;
+}
+inline at::Generator& generator() {
+  static at::Generator g = [] {
+    at::Generator made = at::globalContext().defaultGenerator(at::kCPU).clone();
+    made.set_current_seed(seed());
+    return made;
+  }();
+  return g;
+}
+
+inline Tensor random_tensor(at::IntArrayRef shape, at::ScalarType dtype, double scale = 1.0) {
+  return (at::randn(shape, generator(), at::kFloat) * scale).to(dtype);
+}
+inline Tensors random_tensors(const std::vector<std::vector<int64_t>>& shapes, at::ScalarType dtype) {
+  Tensors out;
+  for (const auto& shape : shapes) out.push_back(random_tensor(shape, dtype));
+  return out;
+}
+
+// The same values in other memory.
+inline Tensor misaligned(const Tensor& t) {  // one element past the allocation's aligned start
+  Tensor memory = at::zeros_like(t).new_zeros({t.numel() + 1});
+  Tensor view = memory.narrow(0, 1, t.numel()).view(t.sizes());
+  return view.copy_(t);
+}
+inline Tensor row_strided(const Tensor& t) {  // rows further apart than they are long
+  auto sizes = t.sizes().vec();
+  sizes.back() += 5;
+  Tensor view = t.new_zeros(sizes).narrow(-1, 2, t.size(-1));
+  return view.copy_(t);
+}
+inline Tensor transposed(const Tensor& t) {  // the last dimension is not contiguous
+  return t.transpose(0, -1).contiguous().transpose(0, -1);
+}
+// name -> the same values laid out so
+inline std::vector<std::pair<const char*, std::function<Tensor(const Tensor&)>>> layouts() {
+  return {{"contiguous", [](const Tensor& t) { return t; }},
+          {"misaligned", misaligned},
+          {"row_strided", row_strided},
+          {"transposed", transposed}};
+}
+
+// Unit roundoff of the dtype: what one rounding from float32 can cost at most (float32: sums of n terms, a few units).
+// A result that is rounded k times gets k times that.
+inline double tolerance(at::ScalarType dtype) {
+  return dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 2e-6 : dtype == at::kHalf ? 1.0 / 2048 : 1.0 / 256;
+}
+
+inline double relative_l2(const Tensor& got, const Tensor& want) {
+  if (want.numel() == 0) return 0;
+  const Tensor a = got.detach().to(at::kDouble), b = want.detach().to(at::kDouble);
+  const double size = b.norm().item<double>(), error = (a - b).norm().item<double>();
+  return size > 0 ? error / size : error;
+}
+
+// One thread, except where a test is about threads: small shapes would mostly wait for each other on a busy machine.
+struct OneThread : ::testing::Environment {
+  void SetUp() override { at::set_num_threads(1); }
+};
+inline const auto* const kOneThread = ::testing::AddGlobalTestEnvironment(new OneThread);
+
+// Same shape, and relative L2 error below the tolerance; NaN never passes.
+inline void expect_close(const Tensor& got, const Tensor& want, double tolerance, const std::string& what) {
+  ASSERT_EQ(got.sizes(), want.sizes()) << what;
+  const double error = relative_l2(got, want);
+  EXPECT_TRUE(error <= tolerance) << what << ": relative L2 error " << error << ", wanted at most " << tolerance
+                                  << "; HOTSWAP_TEST_SEED=" << seed();
+}
+inline void expect_equal(const Tensor& got, const Tensor& want, const std::string& what) {
+  ASSERT_EQ(got.sizes(), want.sizes()) << what;
+  EXPECT_TRUE(got.equal(want)) << what << ": not bit-equal; HOTSWAP_TEST_SEED=" << seed();
+}
+
+// formula in float64 on copies of the inputs: its outputs, then the gradient of sum(output * dy) for each input.
+using Formula = std::function<Tensors(const Tensors&)>;
+inline Tensors reference(const Formula& formula, const Tensors& inputs, const Tensors& dys) {
+  at::AutoGradMode grad(true);
+  Tensors leaves;
+  for (const Tensor& t : inputs) leaves.push_back(t.detach().to(at::kDouble).clone().requires_grad_(true));
+  Tensors result = formula(leaves);
+  Tensor loss;
+  for (size_t i = 0; i < dys.size(); ++i) {
+    const Tensor term = (result[i] * dys[i].to(at::kDouble)).sum();
+    loss = loss.defined() ? loss + term : term;
+  }
+  if (loss.defined()) loss.backward();
+  for (Tensor& t : result) t = t.detach();
+  for (const Tensor& leaf : leaves) result.push_back(leaf.grad().defined() ? leaf.grad() : at::zeros_like(leaf));
+  return result;
+}
+
+// The op's own float32 forward by central differences against its backward: catches a gradient of another function.
+// `forward` gives sum(output * dy) in float64. Error: h^2 of curvature + roundoff / h, both about 1e-4 at h = 1e-2.
+inline void expect_finite_difference(const std::function<double(const Tensors&)>& forward, const Tensors& inputs,
+                                     const Tensors& gradients, const std::string& what) {
+  const float h = 1e-2f;
+  for (size_t k = 0; k < gradients.size(); ++k) {
+    const Tensor numeric = at::zeros_like(inputs[k], at::kDouble).contiguous();
+    for (int64_t i = 0; i < inputs[k].numel(); ++i) {
+      double side[2];
+      for (const int s : {0, 1}) {
+        Tensors moved = inputs;
+        moved[k] = inputs[k].clone();
+        moved[k].data_ptr<float>()[i] += s ? h : -h;
+        side[s] = forward(moved);
+      }
+      numeric.data_ptr<double>()[i] = (side[1] - side[0]) / (2.0 * h);
+    }
+    expect_close(gradients[k], numeric, 5e-3, what + ", finite differences of input " + std::to_string(k));
+  }
+}
+
+// Runs fn with 1, 2 and 3 threads: all results must be bit-equal.
+inline void expect_same_with_any_threads(const std::function<Tensors()>& fn, const std::string& what) {
+  const int before = at::get_num_threads();
+  at::set_num_threads(1);
+  const Tensors one = fn();
+  for (const int threads : {2, 3}) {
+    at::set_num_threads(threads);
+    const Tensors many = fn();
+    for (size_t i = 0; i < one.size(); ++i) {
+      expect_equal(many[i], one[i],
+                   what + " output " + std::to_string(i) + ", " + std::to_string(threads) + " threads");
+    }
+  }
+  at::set_num_threads(before);
+}
+
+// An op must refuse: the error holds every one of the words.
+inline void expect_refusal(const std::function<void()>& fn, const std::vector<std::string>& words) {
+  try {
+    fn();
+    ADD_FAILURE() << "wanted an error with \"" << words.front() << "\"; nothing was thrown";
+  } catch (const std::exception& e) {
+    for (const std::string& word : words) {
+      EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << "wanted \"" << word << "\" in: " << e.what();
+    }
+  }
+}
+
+#ifdef HOTSWAP_PACKAGE_DIR
+// Runs this test program again for each ISA below the best one (a process chooses its ISA once). Put it in
+// TEST(EveryIsa, Passes): the child leaves EveryIsa.* out.
+inline void expect_every_isa_passes() {
+  const std::string best = package().isa();
+  std::vector<char> path(4096, '\0');
+  ASSERT_GT(readlink("/proc/self/exe", path.data(), path.size() - 1), 0);
+  for (const std::string isa : {"base", "v3"}) {
+    if (isa == best) break;
+    const std::string command = "HOTSWAP_ISA=" + isa + " HOTSWAP_TEST_SEED=" + std::to_string(seed()) + " '" +
+                                path.data() + "' --gtest_filter=-EveryIsa.* 2>&1";
+    FILE* child = popen(command.c_str(), "r");
+    ASSERT_NE(child, nullptr);
+    std::string output;
+    for (char line[512]; std::fgets(line, sizeof line, child) != nullptr;) output += line;
+    EXPECT_EQ(pclose(child), 0) << "HOTSWAP_ISA=" << isa << ":\n" << output;
+  }
+}
+// In the child: the ISA asked for is the one that runs.
+inline void expect_asked_isa() {
+  const char* asked = std::getenv("HOTSWAP_ISA");
+  if (asked != nullptr && *asked != '\0') EXPECT_EQ(package().isa(), asked);
+}
+#endif
+
+}  // namespace kernels::testing
