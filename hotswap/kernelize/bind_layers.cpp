@@ -166,7 +166,7 @@ struct RotaryFunction : Function<RotaryFunction> {
 
 using LinearOps =
     Ops<Tensor(const Tensor&, const Tensor&, const OptTensor&), Tensor(const Tensor&, const Tensor&, const OptTensor&),
-        Three(const Tensor&, const Tensor&, const Tensor&)>;
+        Three(const Tensor&, const Tensor&, const Tensor&, bool)>;
 
 struct LinearFunction : Function<LinearFunction> {
   static Tensor forward(AutogradContext* ctx, const LinearOps* ops, const Tensor& x, const Tensor& weight,
@@ -179,8 +179,8 @@ struct LinearFunction : Function<LinearFunction> {
   static variable_list backward(AutogradContext* ctx, const variable_list& dy) {
     const auto [ops, has_bias] = kept<std::pair<const LinearOps*, bool>>(ctx);
     check_backward(ops->layer);
-    const auto saved = ctx->get_saved_variables();
-    auto [dx, dweight, dbias] = below_autograd(*ops->backward, dense(dy[0]), saved[0], saved[1]);
+    const auto saved = ctx->get_saved_variables();  // x, weight
+    auto [dx, dweight, dbias] = below_autograd(*ops->backward, dense(dy[0]), saved[0], saved[1], has_bias);
     return {{}, dx, dweight, has_bias ? dbias : Tensor()};
   }
 };
