@@ -34,6 +34,12 @@ class Package {
     return c10::Dispatcher::singleton().findSchemaOrThrow((id_ + "::" + op).c_str(), "");
   }
 
+  // The cached form for hot paths: static const auto op = package().typed<Tensor(const Tensor&, double)>("name");
+  template <class Signature>
+  c10::TypedOperatorHandle<Signature> typed(const std::string& op) const {
+    return handle(op).typed<Signature>();
+  }
+
   // call("rms_norm_fwd", x, weight, 1e-6, 0.0, "llama"): every output, in order
   template <class... Args>
   std::vector<c10::IValue> call_values(const std::string& op, Args&&... args) const {

@@ -1,0 +1,55 @@
+// Activations, alone and multiplied: y = act(x), and y = act(gate) * up with x = [gate | up] side by side in a row.
+//
+//   silu        x * sigmoid(x)
+//   gelu        x * Phi(x), Phi the integral of the normal density phi
+//   gelu_tanh   x * sigmoid(2 u), u = sqrt(2/pi) * (x + 0.044715 x^3), which is 0.5 x (1 + tanh u)
+//   gelu_new    as gelu_tanh (transformers' NewGELU)
+//   gelu_fast   as gelu_tanh with transformers' 0.7978845608 for sqrt(2/pi): the same float32 number
+//   gelu_quick  x * sigmoid(1.702 x)
+//   backward    dx = dy * act'(x);   dgate = dy * up * act'(gate), dup = dy * act(gate)
+//
+// Casting: x is read, y rounded once to x's type; all between in float32. (torch's eager way of the multiplied form
+// rounds act(gate) to 16 bits first.) Deterministic: no sums.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/dtype.h"
+#include "kernels/common/isa.h"
+
+namespace activation {
+
+using kernels::DType;
+
+enum class Function : uint8_t { kSilu, kGelu, kGeluTanh, kGeluQuick };
+
+struct Unary {
+  void* out;                                 // [rows, cols]: y, or dx
+  const void* x;                             // [rows, cols], rows x_stride apart
+  const void* dy;                            // [rows, cols], rows dy_stride apart; backward only
+  int64_t cols, numel, x_stride, dy_stride;  // row r holds min(cols, numel - r * cols) numbers
+  Function function;
+  DType dtype;
+  bool stream;
+};
+
+struct AndMul {
+  void* out;       // forward: y [rows, cols]; backward: dx [rows, 2 cols]
+  const void* x;   // [rows, 2 cols], rows x_stride apart
+  const void* dy;  // [rows, cols], rows dy_stride apart; backward only
+  int64_t cols, x_stride, dy_stride;
+  Function function;
+  DType dtype;
+  bool stream;
+};
+
+// Each works on rows [begin, end).
+struct Table {
+  void (*forward)(const Unary&, int64_t begin, int64_t end);
+  void (*backward)(const Unary&, int64_t begin, int64_t end);
+  void (*and_mul_forward)(const AndMul&, int64_t begin, int64_t end);
+  void (*and_mul_backward)(const AndMul&, int64_t begin, int64_t end);
+};
+HOTSWAP_ISA_TABLES(Table)
+
+}  // namespace activation

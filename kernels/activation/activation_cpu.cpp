@@ -1,0 +1,161 @@
+#include "kernels/activation/activation.h"
+#include "kernels/common/math.h"
+#include "kernels/common/stream.h"
+
+namespace activation::HOTSWAP_ISA {
+
+using namespace kernels;
+using namespace kernels::HOTSWAP_ISA;
+
+// value: act(x). both: act(x) and act'(x), sharing what is dear.
+struct Both {
+  F value, slope;
+};
+// x * sigmoid(k x)
+HOTSWAP_INLINE Both gated(F x, F s, F du) { return {x * s, s + x * s * (1.f - s) * du}; }
+
+struct Silu {
+  HOTSWAP_INLINE F value(F x) { return x * sigmoid(x); }
+  HOTSWAP_INLINE Both both(F x) { return gated(x, sigmoid(x), splat<F>(1.f)); }
+};
+struct Gelu {
+  HOTSWAP_INLINE F value(F x) { return x * normal(x).integral; }
+  HOTSWAP_INLINE Both both(F x) {
+    const Normal<F> n = normal(x);
+    return {x * n.integral, n.integral + x * n.density};
+  }
+};
+struct GeluTanh {  // 2 u = x (k + k a x^2)
+  static constexpr float kTwo = 1.5957691216f, kCubic = 1.5957691216f * 0.044715f;
+  HOTSWAP_INLINE F value(F x) { return x * sigmoid(x * (x * x * kCubic + kTwo)); }
+  HOTSWAP_INLINE Both both(F x) {
+    const F s = x * x;
+    return gated(x, sigmoid(x * (s * kCubic + kTwo)), s * (3.f * kCubic) + kTwo);
+  }
+};
+struct GeluQuick {
+  HOTSWAP_INLINE F value(F x) { return x * sigmoid(1.702f * x); }
+  HOTSWAP_INLINE Both both(F x) { return gated(x, sigmoid(1.702f * x), splat<F>(1.702f)); }
+};
+
+template <class Fn>
+static void with_function(Function function, Fn fn) {
+  switch (function) {
+    case Function::kSilu:
+      return fn.template operator()<Silu>();
+    case Function::kGelu:
+      return fn.template operator()<Gelu>();
+    case Function::kGeluTanh:
+      return fn.template operator()<GeluTanh>();
+    case Function::kGeluQuick:
+      return fn.template operator()<GeluQuick>();
+  }
+}
+
+template <class T>
+static T* row(const void* data, int64_t r, int64_t stride) {
+  return static_cast<T*>(const_cast<void*>(data)) + r * stride;
+}
+
+// ---- y = act(x)
+template <class Act, class T, bool kStream>
+HOTSWAP_INLINE void forward_row(T* y, const T* x, int64_t n) {
+  sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA { write<kStream>(y + i, Act::value(load(x + i, count)), count); });
+}
+template <class Act, class T, bool kStream>
+HOTSWAP_INLINE void backward_row(T* dx, const T* dy, const T* x, int64_t n) {
+  sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+    write<kStream>(dx + i, load(dy + i, count) * Act::both(load(x + i, count)).slope, count);
+  });
+}
+
+template <class Act, class T, bool kBackward>
+static void unary_rows(const Unary& a, int64_t begin, int64_t end) {
+  for (int64_t r = begin; r < end; ++r) {
+    T* out = row<T>(a.out, r, a.cols);
+    const T *x = row<T>(a.x, r, a.x_stride), *dy = kBackward ? row<T>(a.dy, r, a.dy_stride) : nullptr;
+    const int64_t left = a.numel - r * a.cols, n = left < a.cols ? left : a.cols;
+    const bool stream = a.stream && can_stream(out);
+    if constexpr (kBackward) {
+      if (stream)
+        backward_row<Act, T, true>(out, dy, x, n);
+      else
+        backward_row<Act, T, false>(out, dy, x, n);
+    } else {
+      if (stream)
+        forward_row<Act, T, true>(out, x, n);
+      else
+        forward_row<Act, T, false>(out, x, n);
+    }
+  }
+  if (a.stream) stream_fence();
+}
+
+static void forward(const Unary& a, int64_t begin, int64_t end) {
+  with_function(a.function, [&]<class Act>() {
+    with_dtype(a.dtype, [&]<class T>() { unary_rows<Act, T, false>(a, begin, end); });
+  });
+}
+static void backward(const Unary& a, int64_t begin, int64_t end) {
+  with_function(a.function,
+                [&]<class Act>() { with_dtype(a.dtype, [&]<class T>() { unary_rows<Act, T, true>(a, begin, end); }); });
+}
+
+// ---- y = act(gate) * up
+template <class Act, class T, bool kStream>
+HOTSWAP_INLINE void and_mul_row(T* y, const T* gate, const T* up, int64_t n) {
+  sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+    write<kStream>(y + i, Act::value(load(gate + i, count)) * load(up + i, count), count);
+  });
+}
+template <class Act, class T, bool kStream>
+HOTSWAP_INLINE void and_mul_backward_row(T* dgate, T* dup, const T* dy, const T* gate, const T* up, int64_t n) {
+  sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+    const F g = load(dy + i, count);
+    const Both act = Act::both(load(gate + i, count));
+    write<kStream>(dgate + i, g * load(up + i, count) * act.slope, count);
+    write<kStream>(dup + i, g * act.value, count);
+  });
+}
+
+template <class Act, class T, bool kBackward>
+static void and_mul_rows(const AndMul& a, int64_t begin, int64_t end) {
+  for (int64_t r = begin; r < end; ++r) {
+    T* out = row<T>(a.out, r, kBackward ? 2 * a.cols : a.cols);
+    const T* gate = row<T>(a.x, r, a.x_stride);
+    const bool stream = a.stream && can_stream(out) && (!kBackward || can_stream(out + a.cols));
+    if constexpr (kBackward) {
+      const T* dy = row<T>(a.dy, r, a.dy_stride);
+      if (stream)
+        and_mul_backward_row<Act, T, true>(out, out + a.cols, dy, gate, gate + a.cols, a.cols);
+      else
+        and_mul_backward_row<Act, T, false>(out, out + a.cols, dy, gate, gate + a.cols, a.cols);
+    } else {
+      if (stream)
+        and_mul_row<Act, T, true>(out, gate, gate + a.cols, a.cols);
+      else
+        and_mul_row<Act, T, false>(out, gate, gate + a.cols, a.cols);
+    }
+  }
+  if (a.stream) stream_fence();
+}
+
+static void and_mul_forward(const AndMul& a, int64_t begin, int64_t end) {
+  with_function(a.function, [&]<class Act>() {
+    with_dtype(a.dtype, [&]<class T>() { and_mul_rows<Act, T, false>(a, begin, end); });
+  });
+}
+static void and_mul_backward(const AndMul& a, int64_t begin, int64_t end) {
+  with_function(a.function, [&]<class Act>() {
+    with_dtype(a.dtype, [&]<class T>() { and_mul_rows<Act, T, true>(a, begin, end); });
+  });
+}
+
+const Table kTable = {
+    .forward = forward,
+    .backward = backward,
+    .and_mul_forward = and_mul_forward,
+    .and_mul_backward = and_mul_backward,
+};
+
+}  // namespace activation::HOTSWAP_ISA
