@@ -1,0 +1,96 @@
+// For this room's tests: errors as text, environment variables for a while, copies of built packages to tamper with,
+// and a small model with one of each slot.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "hotswap/kernelize/kernelize.h"
+#include "hotswap/layers/activation.h"
+#include "hotswap/layers/loss.h"
+#include "hotswap/layers/mlp.h"
+#include "hotswap/layers/norm.h"
+#include "hotswap/layers/rotary.h"
+
+namespace hotswap::testing {
+
+std::string message_of(const std::function<void()>& call);  // the Error's text, or "no error"
+// Fails the test where `text` lacks one of `parts`.
+void expect_has(const std::string& text, std::initializer_list<std::string> parts);
+
+class ScopedEnv {
+ public:
+  ScopedEnv(std::string name, const std::string& value);
+  ~ScopedEnv();
+  ScopedEnv(const ScopedEnv&) = delete;
+  ScopedEnv& operator=(const ScopedEnv&) = delete;
+
+ private:
+  std::string name_;
+  std::optional<std::string> before_;
+};
+
+// A folder that disappears with the object.
+class TempFolder {
+ public:
+  TempFolder();
+  ~TempFolder();
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// A private build of the bundled package `name` under an id of its own, which may be changed at will:
+// <folder>/<name>/build/<variant>/. Its library is the built one with the id replaced in its bytes, so that both can
+// live in one process.
+class PackageCopy {
+ public:
+  explicit PackageCopy(const std::string& name);
+  std::filesystem::path root() const { return folder_.path() / name_; }
+  const std::filesystem::path& variant() const { return variant_; }
+  const std::string& id() const { return id_; }
+  std::filesystem::path library() const { return variant_ / (id_ + ".abi3.so"); }
+
+  using Edit = std::function<void(nlohmann::ordered_json&)>;
+  void edit_metadata(const Edit& edit);
+  void edit_layers(const Edit& edit);  // and puts its new digest into metadata.json
+  void write(const std::string& file, const std::string& bytes);
+  void sign();  // digests of all files as they are now
+
+ private:
+  TempFolder folder_;
+  std::string name_, id_;
+  std::filesystem::path variant_;
+};
+
+class TinyModel : public Module {
+ public:
+  TinyModel(at::ScalarType dtype = at::kFloat, at::Device device = at::kCPU);
+  Tensor forward(const Tensor& x) const;  // [batch, time, 16] -> scalar
+
+  RMSNorm norm;
+  AddRMSNorm add_norm;
+  LayerNorm layer_norm;
+  GatedMLP mlp;
+  Activation activation;
+  RotaryPosEmb rotary;
+  CausalLMLoss loss;
+  Linear head;
+  Kernelizer kernels;
+
+ protected:
+  void on_mode_change() override { kernels.on_mode_change(*this); }
+};
+
+bool equal(const Tensor& a, const Tensor& b);              // bit for bit
+double difference(const Tensor& got, const Tensor& want);  // relative L2, in float64; NaN where either has one
+
+}  // namespace hotswap::testing
