@@ -37,7 +37,8 @@ struct Capped {
 };
 
 struct RowSums {
-  float lse, sum;  // of e^u and, where labels are smoothed, of u
+  float top, log_total;  // log sum e^u = top + log_total; apart, the loss of a sure row is not lost to rounding
+  float sum;             // of u, where labels are smoothed
 };
 
 template <class Cap, class T>
@@ -67,7 +68,7 @@ static RowSums row_sums(const LossRows& a, Cap cap, const T* z) {
     total = total * exp(top - next) + exps;
     top = next;
   }
-  return {top + __builtin_logf(total), static_cast<float>(sum)};
+  return {top, __builtin_logf(total), static_cast<float>(sum)};
 }
 
 // What turns a logit into its gradient, but for the target's own term.
@@ -98,11 +99,13 @@ static void rows_typed(const LossRows& a, Cap cap, int64_t begin, int64_t end) {
     float lse = a.lse_known ? a.lse[row] : 0.f;
     if (!a.lse_known) {
       const RowSums sums = row_sums(a, cap, z);
-      lse = sums.lse;
+      lse = sums.top + sums.log_total;
       if (a.lse != nullptr) a.lse[row] = lse;
       if (a.loss != nullptr) {
-        float loss = (1.f - eps) * (lse - cap.u(zt)) + a.z_loss * lse * lse;
-        if (eps != 0.f) loss += eps * (lse - sums.sum / a.vocab);  // one -inf makes the mean infinite: only where asked
+        const float log_total = sums.log_total, ut = cap.u(zt);
+        float loss = (1.f - eps) * ((sums.top - ut) + log_total) + a.z_loss * lse * lse;
+        // one -inf makes the mean infinite: only where asked
+        if (eps != 0.f) loss += eps * ((sums.top - sums.sum / a.vocab) + log_total);
         a.loss[row] = loss;
       }
     }
