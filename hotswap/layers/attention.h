@@ -11,7 +11,7 @@ namespace hotswap {
 using at::Tensor;
 
 struct AttentionMask {
-  Tensor mask;          // bool (true: attend) or additive, [1 or batch, 1, time, kv_time]; undefined: none needed
+  Tensor mask = {};     // bool (true: attend) or additive, [1 or batch, 1, time, kv_time]; undefined: none needed
   bool causal = false;  // without a mask: query i sees keys 0..i
 };
 

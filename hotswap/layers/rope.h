@@ -17,14 +17,14 @@ struct RopeParameters {
   int64_t dim = 0;               // of a head; even
   double theta = 10000;
   int64_t max_position_embeddings = 0;
-  double factor = 1;                                 // all but default
-  int64_t original_max_position_embeddings = 0;      // llama3, yarn, longrope
-  std::optional<double> attention_factor;            // yarn, longrope
-  double beta_fast = 32, beta_slow = 1;              // yarn
-  double mscale = 0, mscale_all_dim = 0;             // yarn; 0: not given
-  bool truncate = true;                              // yarn
-  double low_freq_factor = 1, high_freq_factor = 4;  // llama3
-  std::vector<double> short_factor, long_factor;     // longrope, dim / 2 each
+  double factor = 1;                                        // all but default
+  int64_t original_max_position_embeddings = 0;             // llama3, yarn, longrope
+  std::optional<double> attention_factor = std::nullopt;    // yarn, longrope
+  double beta_fast = 32, beta_slow = 1;                     // yarn
+  double mscale = 0, mscale_all_dim = 0;                    // yarn; 0: not given
+  bool truncate = true;                                     // yarn
+  double low_freq_factor = 1, high_freq_factor = 4;         // llama3
+  std::vector<double> short_factor = {}, long_factor = {};  // longrope, dim / 2 each
 };
 
 // Every value of `type` that rope_frequencies knows.

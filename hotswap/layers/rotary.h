@@ -15,7 +15,7 @@ std::tuple<Tensor, Tensor> rotary(const Tensor& q, const Tensor& k, const Tensor
 // Where the tokens of one forward stand. Without `ids`: start, start + 1, ..., the same in every row.
 struct Positions {
   int64_t start = 0, length = 0;
-  Tensor ids;  // [1 or batch, length] int64, or undefined
+  Tensor ids = {};  // [1 or batch, length] int64, or undefined
 };
 
 struct RotaryTables {

@@ -1,0 +1,89 @@
+#include "hotswap/models/auto.h"
+
+#include <ATen/Context.h>
+
+#include "hotswap/base/error.h"
+#include "hotswap/models/gguf_model.h"
+#include "hotswap/models/llama.h"
+#include "hotswap/models/qwen3.h"
+#include "hotswap/models/weights.h"
+
+namespace hotswap {
+namespace {
+
+template <typename Model>
+std::shared_ptr<CausalLM> make(const Json& config) {
+  return std::make_shared<Model>(config);
+}
+
+struct Family {
+  const char* model_type;
+  std::shared_ptr<CausalLM> (*make)(const Json& config);
+};
+constexpr Family kFamilies[] = {{"llama", make<LlamaForCausalLM>}, {"qwen3", make<Qwen3ForCausalLM>}};
+
+at::Device device_of(const std::string& name) {
+  if (name == "auto") return at::hasCUDA() ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+  return at::Device(name);
+}
+
+GenerationConfig generation_config_of(const std::filesystem::path& folder, const DecoderConfig& config) {
+  const auto file = folder / "generation_config.json";
+  GenerationConfig found;
+  if (std::filesystem::is_regular_file(file)) found = read_generation_config(Json::read(file));
+  if (!found.eos_token_id && !config.eos.empty()) found.eos_token_id = config.eos;
+  if (!found.pad_token_id) found.pad_token_id = config.pad;
+  return found;
+}
+
+}  // namespace
+
+std::shared_ptr<CausalLM> AutoModelForCausalLM::from_config(const Json& config) {
+  const auto type = config.at<std::string>("model_type");
+  std::vector<std::string> known;
+  for (const Family& family : kFamilies) {
+    if (type == family.model_type) return family.make(config);
+    known.emplace_back(family.model_type);
+  }
+  throw Error({.wanted = cat("a model_type that is implemented: ", join(known)),
+               .got = cat('"', type, "\" in ", config.where()),
+               .next = "docs/adding_a_model.md tells how to add a family"});
+}
+
+std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::filesystem::path& folder,
+                                                                const PretrainedOptions& options) {
+  const bool is_gguf = options.gguf_file || std::filesystem::is_regular_file(folder);
+  if (!is_gguf && !std::filesystem::is_regular_file(folder / "config.json")) {
+    throw Error({.wanted = "a folder with config.json and the weights of a model",
+                 .got = cat("no ", (folder / "config.json").string()),
+                 .next = "give the path of a downloaded model, or name its GGUF file as gguf_file"});
+  }
+  std::unique_ptr<const Checkpoint> checkpoint;
+  if (is_gguf) checkpoint = open_checkpoint(folder, options.gguf_file);
+  const Json config = is_gguf ? config_from_gguf(*checkpoint->gguf()) : Json::read(folder / "config.json");
+  auto model = from_config(config);  // before the weights: a bad config is told as such
+  model->set_attn_implementation(options.attn_implementation);
+  if (!checkpoint) checkpoint = open_checkpoint(folder);
+
+  LoadOptions load{.device = device_of(options.device_map)};
+  if (options.dtype != "auto") {
+    load.dtype = dtype_from(options.dtype, "dtype");
+  } else {
+    load.dtype = is_gguf ? std::nullopt : config_dtype(config);
+    if (!load.dtype) load.dtype = checkpoint->first_dtype();
+  }
+  if (model->config().tied) load.tied = {{"lm_head.weight", "model.embed_tokens.weight"}};
+  model->requires_grad(true);
+  load_into(*model, *checkpoint, load);
+  const auto source = std::filesystem::is_directory(folder) ? folder : folder.parent_path();
+  model->set_source(source);
+  model->set_generation_config(generation_config_of(source, model->config()));
+  model->eval();
+  if (options.use_kernels || options.kernel_config) {
+    model->kernelize(Mode::INFERENCE,
+                     {.config = options.kernel_config.value_or(KernelConfig()), .strict = options.strict});
+  }
+  return model;
+}
+
+}  // namespace hotswap

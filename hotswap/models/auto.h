@@ -1,0 +1,33 @@
+// From a folder to a model, by the "model_type" of its config.json.
+//
+//   auto model = AutoModelForCausalLM::from_pretrained("models/SmolLM2-135M", {.use_kernels = true});
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "hotswap/models/causal_lm.h"
+
+namespace hotswap {
+
+struct PretrainedOptions {
+  bool use_kernels = false;                                  // swap layers for kernels, the bundled ones by default
+  std::optional<KernelConfig> kernel_config = std::nullopt;  // given: use_kernels, with this mapping over the default
+  bool strict = false;                                       // Error where a layer would stay stock against the mapping
+  std::string attn_implementation = "sdpa";                  // or "eager"
+  std::string dtype = "auto";      // what config.json says, else as stored; or float32, bfloat16, float16
+  std::string device_map = "cpu";  // "auto": a GPU where there is one; "cuda", "cuda:1", ...
+  std::optional<std::string> gguf_file = std::nullopt;  // of the folder: weights, config and tokenizer from it
+};
+
+struct AutoModelForCausalLM {
+  // In evaluation mode, as transformers. `folder` may also be a .gguf file.
+  static std::shared_ptr<CausalLM> from_pretrained(const std::filesystem::path& folder,
+                                                   const PretrainedOptions& options = {});
+  // The architecture alone: tensors are on the meta device until init_weights() or load_into().
+  static std::shared_ptr<CausalLM> from_config(const Json& config);
+};
+
+}  // namespace hotswap

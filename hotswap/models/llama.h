@@ -1,0 +1,34 @@
+// Llama, and every model that says model_type "llama": SmolLM, TinyLlama, Mistral 0.x without a window, ...
+#pragma once
+
+#include "hotswap/models/causal_lm.h"
+
+namespace hotswap {
+
+class LlamaAttention : public DecoderAttention {
+ public:
+  LlamaAttention(const DecoderConfig& config, int64_t layer);
+  Tensor forward(const Tensor& x, const Step& step) override;
+
+ private:
+  int64_t layer_, head_dim_;
+  double dropout_;
+  Linear q_proj_, k_proj_, v_proj_, o_proj_;
+  RotaryPosEmb rotary_fn_;
+};
+
+class LlamaForCausalLM : public CausalLM {
+ public:
+  explicit LlamaForCausalLM(const Json& config);
+  void set_attn_implementation(const std::string& name) override { model_.set_attention(name); }
+  std::string attn_implementation() const override { return model_.attention(); }
+
+ protected:
+  Tensor hidden_states(const DecoderInput& in) override { return model_.forward(in); }
+  Tensor& embedding() override { return model_.embed_tokens.weight; }
+
+ private:
+  Decoder model_;
+};
+
+}  // namespace hotswap
