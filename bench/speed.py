@@ -81,7 +81,7 @@ class Report:
         print(f"{shown}  {row['ratio']:7.2f}x  (wanted {target}){verdict}", flush=True)
 
     def write(self, file: Path) -> None:
-        fresh = not file.exists()
+        fresh = not file.exists() or file.stat().st_size == 0
         with open(file, "a", newline="") as out:
             writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
             if fresh:

@@ -20,7 +20,7 @@ MADE_BY_BUILD = re.compile(r"^(build(-[\w]+)?|\.venv)(/|$)")
 NOT_OURS = re.compile(
     r"""^(kernels-community|[Oo]rg|acme|Qwen|HuggingFaceTB|ATen|torch|c10|transformers|nlohmann|out|include|lib|share
     |lib64|bin|usr|tmp|dev|proc|sys|\.cache|origin|application|config\.json|tokenizer\.json|tokenizer_config\.json
-    |generation_config\.json|model\.safetensors(\.index\.json)?|F\.json|x\.gguf|model\.gguf)(/|$)""",
+    |generation_config\.json|model\.safetensors(\.index\.json)?|F\.json|x\.gguf|model\.gguf|metadata\.json|_ops\.py)(/|$)""",
     re.VERBOSE,
 )
 VARIABLE = re.compile(
@@ -91,7 +91,7 @@ class Cli:
 def resolves(path: str, document: Path, build: Path | None) -> bool:
     path = re.sub(r"<[\w-]+>|\bNAME\b|\bVARIANT\b", "*", path).rstrip("/").split("#")[0].split("::")[0]
     path = re.sub(r":\d+$", "", path)
-    if not path or NOT_OURS.match(path):
+    if not path or NOT_OURS.match(path) or re.fullmatch(r"\.[a-z]+", path) or (ROOT / path).exists():
         return True
     if MADE_BY_BUILD.match(path):
         made = re.match(r"^build/(.+)", path)
