@@ -29,11 +29,12 @@ ROOMS = {
     "cli": MODELS | {"generation", "training", "cli"},
 }
 TORCH_FREE_ROOMS = ("base", "hub", "tokenizers")
-HEADER_MAY = re.compile(r"ATen/core/Tensor\.h|c10/.*|torch/csrc/autograd/variable\.h")
+HEADER_MAY = re.compile(r"ATen/core/(Tensor|ivalue)\.h|c10/.*|torch/csrc/autograd/variable\.h")
 COSTLY = {"torch/torch.h": 2, "torch/csrc/autograd/custom_function.h": 2, "torch/extension.h": 0, "torch/all.h": 0}
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
-STABLE = re.compile(r"^torch/(csrc/stable|headeronly)/|^torch/csrc/inductor/aoti_torch/c/")
-KERNEL_TESTS = re.compile(r"(_test|_bench)\.cpp$|/tests?/|/common/test\w*\.h$")
+STABLE = re.compile(r"^torch/(csrc/stable|headeronly)/|^torch/csrc/inductor/aoti_torch/(c|generated)/")
+TEST_HELPERS = re.compile(r"kernels/common/(testing|bench|package|memory)\.h$")
+KERNEL_TESTS = re.compile(rf"(_test|_bench)\.cpp$|/tests/|{TEST_HELPERS.pattern}")
 BINDING = "kernels/common/binding.h"
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
@@ -50,12 +51,15 @@ def host_problem(path: str, target: str) -> str | None:
     other = re.match(r"hotswap/(\w+)/", target)
     if other and other.group(1) not in ROOMS[room]:
         return f"{room} may include {', '.join(sorted(ROOMS[room]))} only"
+    if other and target.endswith("_impl.h") and (other.group(1) != room or path.endswith(".h")):
+        return "an _impl.h is for sources of its own room"
     if target == "hotswap/hotswap.h" and room != "cli":
         return "rooms include each other's headers, not the umbrella"
     if TORCH.match(target):
         if room in TORCH_FREE_ROOMS:
             return f"{room} is free of torch"
-        if path.endswith(".h") and not HEADER_MAY.fullmatch(target):
+        # x_impl.h is a part of sources: no other room sees it.
+        if path.endswith(".h") and not path.endswith("_impl.h") and not HEADER_MAY.fullmatch(target):
             return "a header may include ATen/core/Tensor.h, and no other torch header that takes longer to compile"
     return None
 
@@ -69,6 +73,8 @@ def kernel_problem(path: str, target: str) -> str | None:
         return f"{package} may include kernels/{package} and kernels/common only"
     if KERNEL_TESTS.search(path):
         return None
+    if TEST_HELPERS.match(target):
+        return "only tests and benchmarks use this helper"
     face = "/torch-ext/" in path or path == BINDING
     if target == BINDING and not face:
         return "only torch-ext uses the torch half of common/"
@@ -108,10 +114,12 @@ def self_test() -> None:
         "hotswap/models/a.h": "#include <torch/torch.h>",
         "hotswap/generation/a.cpp": '#include "hotswap/training/trainer.h"',
         "hotswap/models/b.cpp": '#include "kernels/norm/norm.h"',
+        "hotswap/models/d.cpp": '#include "hotswap/kernelize/bind_impl.h"',
         "hotswap/models/c.cpp": 'auto x = getenv("A");',
         "kernels/norm/norm_cpu.cpp": "#include <torch/csrc/stable/tensor.h>",
         "kernels/norm/norm.h": '#include "kernels/mlp/mlp.h"',
         "kernels/norm/norm_base.cpp": '#include "kernels/common/binding.h"',
+        "kernels/mlp/mlp_cpu.cpp": '#include "kernels/common/testing.h"',
         "kernels/norm/norm.cu": "#include <ATen/ATen.h>",
         "kernels/norm/torch-ext/b.cpp": "#include <ATen/core/Tensor.h>",
         "kernels/loss/loss.h": '#include "hotswap/base/error.h"',
