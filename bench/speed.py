@@ -103,8 +103,8 @@ def measure_ops(args, report: Report) -> None:
                 )
                 continue
             report.add(
-                kind="op", what=row["op"], shape=row["shape"], dtype=row["dtype"], threads=int(row["threads"]), unit="us",
-                ours=row["ours_us"], peer=row["peer_us"], peer_name=row["peer"], ratio=float(row["ratio"]),
+                kind="op", what=row["op"], shape=row["shape"], dtype=row["dtype"], threads=int(row["threads"]),
+                unit="us", ours=row["ours_us"], peer=row["peer_us"], peer_name=row["peer"], ratio=float(row["ratio"]),
                 target=OP_TARGETS.get(row["op"], FLOOR), memcpy_share=row["share"],
             )  # fmt: skip
 
@@ -122,7 +122,8 @@ def measure_loss_memory(args, report: Report) -> None:
     ours, eager = sides["ours"]["extra_memory"], sides["eager"]["extra_memory"]
     report.add(
         kind="memory", what="linear_cross_entropy+grad", shape=f"{rows}x{dim} @ {dim}x{vocab}", dtype="float32",
-        threads=max(args.threads), unit="bytes", ours=ours, peer=eager, peer_name="torch eager", ratio=eager / ours, target=4,
+        threads=max(args.threads), unit="bytes", ours=ours, peer=eager, peer_name="torch eager",
+        ratio=eager / ours, target=4,
     )  # fmt: skip
 
 
