@@ -23,7 +23,9 @@ def main() -> None:
     folders = sorted(str(p) for p in root.glob("kernels/*/tests") if any(p.glob("test_*.py")))
     if not folders:
         sys.exit("wanted Python tests in kernels/*/tests; got none")
-    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", *folders]
+    # rootdir kernels/: from the root, pytest would make a package "kernels" of the folder and hide the real one
+    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", f"--rootdir={root / 'kernels'}"]
+    command += ["-p", "no:cacheprovider", *folders]
     results = os.environ.get("HOTSWAP_TEST_RESULTS")
     if results:
         command.append(f"--junitxml={results}/python_packages_test.xml")

@@ -1,0 +1,101 @@
+"""RMSNorm, AddRMSNorm, LayerNorm: ops with fakes and autograd, layers in `layers`."""
+
+import torch
+
+from . import layers
+from ._ops import add_op_namespace_prefix, ops
+
+
+def _like(x, dtype=None):  # what the ops return, also for strided x
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def _rows(x):
+    return x.new_empty((x.numel() // x.shape[-1] if x.dim() > 1 else 1,), dtype=torch.float32)
+
+
+def _rms_y(x, weight, casting):
+    return _like(x, torch.promote_types(x.dtype, weight.dtype) if casting == "llama" else x.dtype)
+
+
+FAKES = {
+    "rms_norm": lambda x, weight, eps, offset, casting: _rms_y(x, weight, casting),
+    "rms_norm_fwd": lambda x, weight, eps, offset, casting: (_rms_y(x, weight, casting), _rows(x)),
+    "rms_norm_bwd": lambda dy, x, weight, rstd, offset, casting: (_like(x), _like(weight)),
+    "add_rms_norm": lambda x, residual, weight, eps, offset, casting: (_rms_y(x, weight, casting), _like(x)),
+    "add_rms_norm_fwd": lambda x, residual, weight, eps, offset, casting: (
+        _rms_y(x, weight, casting),
+        _like(x),
+        _rows(x),
+    ),
+    "add_rms_norm_bwd": lambda dy, dh, h, weight, rstd, offset, casting: (_like(h), _like(weight)),
+    "layer_norm": lambda x, weight, bias, eps: _like(x),
+    "layer_norm_fwd": lambda x, weight, bias, eps: (_like(x), _rows(x), _rows(x)),
+    "layer_norm_bwd": lambda dy, x, weight, mean, rstd: (_like(x), _like(weight), _like(weight)),
+}
+
+
+# The ops for inference save nothing: their backward makes the statistics again.
+def _rms_setup(ctx, inputs, output):
+    x, weight, ctx.eps, ctx.offset, ctx.casting = inputs
+    rstd = ()
+    if isinstance(output, tuple):
+        rstd = (output[1],)
+        ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(x, weight, *rstd)
+
+
+def _rms_backward(ctx, dy, *_):
+    x, weight, *saved = ctx.saved_tensors
+    rstd = saved[0] if saved else ops.rms_norm_fwd(x, weight, ctx.eps, ctx.offset, ctx.casting)[1]
+    return (*ops.rms_norm_bwd(dy, x, weight, rstd, ctx.offset, ctx.casting), None, None, None)
+
+
+def _add_rms_setup(ctx, inputs, output):
+    _, _, weight, ctx.eps, ctx.offset, ctx.casting = inputs
+    ctx.save_for_backward(output[1], weight, *output[2:])
+    if len(output) == 3:
+        ctx.mark_non_differentiable(output[2])
+
+
+def _add_rms_backward(ctx, dy, dh, *_):
+    h, weight, *saved = ctx.saved_tensors
+    rstd = saved[0] if saved else ops.rms_norm_fwd(h, weight, ctx.eps, ctx.offset, ctx.casting)[1]
+    dx, dweight = ops.add_rms_norm_bwd(dy, dh, h, weight, rstd, ctx.offset, ctx.casting)
+    return dx, dx, dweight, None, None, None
+
+
+def _layer_setup(ctx, inputs, output):
+    x, weight, bias, ctx.eps = inputs
+    ctx.has_bias = bias is not None
+    saved = ()
+    if isinstance(output, tuple):
+        saved = output[1:]
+        ctx.mark_non_differentiable(*saved)
+    ctx.save_for_backward(x, weight, *saved)
+
+
+def _layer_backward(ctx, dy, *_):
+    x, weight, *saved = ctx.saved_tensors
+    mean, rstd = saved if saved else ops.layer_norm_fwd(x, weight, None, ctx.eps)[1:]
+    dx, dweight, dbias = ops.layer_norm_bwd(dy, x, weight, mean, rstd)
+    return dx, dweight, dbias if ctx.has_bias else None, None
+
+
+if not hasattr(ops, "python_registered"):  # the same package may be imported again through another path
+    for _name, _fake in FAKES.items():
+        torch.library.register_fake(add_op_namespace_prefix(_name))(_fake)
+    for _name, _backward, _setup in (
+        ("rms_norm", _rms_backward, _rms_setup),
+        ("add_rms_norm", _add_rms_backward, _add_rms_setup),
+        ("layer_norm", _layer_backward, _layer_setup),
+    ):
+        for _op in (_name, f"{_name}_fwd"):
+            torch.library.register_autograd(add_op_namespace_prefix(_op), _backward, setup_context=_setup)
+    ops.python_registered = True
+
+rms_norm = ops.rms_norm
+add_rms_norm = ops.add_rms_norm
+layer_norm = ops.layer_norm
+
+__all__ = ["add_rms_norm", "layer_norm", "layers", "rms_norm"]

@@ -1,0 +1,72 @@
+import torch
+from torch import nn
+
+from ._ops import ops
+
+# transformers gives one kernel name, RMSNorm, to two formulas: weight * n.to(dtype) and, in these classes, (weight * n).to(dtype).
+WEIGHT_BEFORE_CAST = frozenset(
+    {
+        "AfmoeRMSNorm",
+        "FlexOlmoRMSNorm",
+        "GptOssRMSNorm",
+        "Olmo2RMSNorm",
+        "Olmo3RMSNorm",
+        "OlmoHybridRMSNorm",
+        "OpenAIPrivacyFilterRMSNorm",
+    }
+)
+
+
+class RMSNorm(nn.Module):
+    weight: torch.Tensor
+    variance_epsilon: float
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, hidden_states):
+        casting = "gemma" if type(self).__name__ in WEIGHT_BEFORE_CAST else "llama"
+        if torch.is_grad_enabled() and (hidden_states.requires_grad or self.weight.requires_grad):
+            return ops.rms_norm_fwd(hidden_states, self.weight, self.variance_epsilon, 0.0, casting)[0]
+        return ops.rms_norm(hidden_states, self.weight, self.variance_epsilon, 0.0, casting)
+
+
+LigerRMSNorm = RMSNorm
+
+
+class RMSNormZeroCentered(nn.Module):
+    """Scales by 1 + weight, all in float32 (Gemma, Qwen3.5)."""
+
+    weight: torch.Tensor
+    eps: float
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, x):
+        if torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
+            return ops.rms_norm_fwd(x, self.weight, self.eps, 1.0, "gemma")[0]
+        return ops.rms_norm(x, self.weight, self.eps, 1.0, "gemma")
+
+
+class AddRMSNorm(nn.Module):
+    """(RMSNorm(h), h) with h = hidden_states + residual."""
+
+    weight: torch.Tensor
+    variance_epsilon: float
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, hidden_states, residual):
+        return ops.add_rms_norm_fwd(hidden_states, residual, self.weight, self.variance_epsilon, 0.0, "llama")[:2]
+
+
+class LayerNorm(nn.Module):
+    weight: torch.Tensor
+    bias: torch.Tensor
+    eps: float
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, input):
+        if torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad):
+            return ops.layer_norm_fwd(input, self.weight, self.bias, self.eps)[0]
+        return ops.layer_norm(input, self.weight, self.bias, self.eps)
