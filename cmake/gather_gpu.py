@@ -13,7 +13,7 @@ from pathlib import Path
 
 LIMIT = 64 << 20
 # Libraries that a machine with nothing but Python and torch may lack.
-CARRIED = re.compile(r"lib(pcre2-8|utf8proc|crypto|ssl|gtest|gtest_main|benchmark|gomp)\.so")
+CARRIED = re.compile(r"lib(pcre2-8|utf8proc|crypto|ssl|gtest|gtest_main|benchmark)\.so")
 
 RUN = """#!/usr/bin/env bash
 # Runs every test program gathered here with this machine's own torch: bash run.sh [gtest arguments]
