@@ -84,8 +84,8 @@ nlohmann::ordered_json rope_scaling(const GgufFile& file, const std::string& pre
   if (file.get<double>(scaling + "attn_factor", 1.0) != 1.0) {
     unsupported(file, cat(scaling, "attn_factor of 1"), cat(file.at<double>(scaling + "attn_factor")));
   }
-  const double factor = file.has(scaling + "factor") ? file.at<double>(scaling + "factor")
-                                                     : file.at<double>(prefix + "rope.scale_linear");
+  const bool old_key = !file.has(scaling + "factor") && file.has(prefix + "rope.scale_linear");
+  const double factor = file.at<double>(old_key ? prefix + "rope.scale_linear" : scaling + "factor");
   if (type == "linear") return {{"rope_type", "linear"}, {"factor", factor}};
   if (type != "yarn") unsupported(file, cat(scaling, "type none, linear or yarn"), cat("'", type, "'"));
   nlohmann::ordered_json yarn = {
@@ -202,6 +202,47 @@ at::Tensor hf_tensor(const GgufFile& file, const std::string& gguf_name, at::Sca
   if (gguf_name.find(".attn_q.") != std::string::npos) return half_split_rows(tensor, heads, gguf_name);
   if (gguf_name.find(".attn_k.") != std::string::npos) return half_split_rows(tensor, kv_heads, gguf_name);
   return tensor;
+}
+
+GgufVocabulary vocabulary_from_gguf(const GgufFile& file) {
+  const std::string prefix = "tokenizer.ggml.";
+  GgufVocabulary vocabulary;
+  vocabulary.where = file.path().string();
+  vocabulary.architecture = file.at<std::string>("general.architecture");
+  vocabulary.model = file.at<std::string>(prefix + "model");
+  vocabulary.pre = file.get<std::string>(prefix + "pre", "");
+  vocabulary.tokens = file.at<std::vector<std::string>>(prefix + "tokens");
+  vocabulary.merges = file.get(prefix + "merges", std::vector<std::string>());
+  const auto scores = file.get(prefix + "scores", std::vector<double>());
+  const auto types = file.get(prefix + "token_type", std::vector<int64_t>());
+  for (const auto& [key, size] : {std::pair("scores", scores.size()), std::pair("token_type", types.size())}) {
+    if (size == 0 || size == vocabulary.tokens.size()) continue;
+    unsupported(file, cat(vocabulary.tokens.size(), " values of ", prefix, key, ", one a token"), cat(size));
+  }
+  vocabulary.scores.assign(scores.begin(), scores.end());
+  for (const int64_t type : types) {
+    if (type < 0 || type > 6) unsupported(file, cat(prefix, "token_type from 0 to 6"), cat(type));
+    vocabulary.token_types.push_back(static_cast<int32_t>(type));
+  }
+  const auto id = [&](const std::string& key) -> std::optional<int64_t> {
+    if (!file.has(prefix + key)) return std::nullopt;
+    const auto value = file.at<int64_t>(prefix + key);
+    if (value < 0 || value >= static_cast<int64_t>(vocabulary.tokens.size())) {
+      unsupported(file, cat(prefix, key, " below ", vocabulary.tokens.size()), cat(value));
+    }
+    return value;
+  };
+  vocabulary.bos = id("bos_token_id");
+  vocabulary.eos = id("eos_token_id");
+  vocabulary.unk = id("unknown_token_id");
+  vocabulary.pad = id("padding_token_id");
+  const auto flag = [&](const std::string& key) -> std::optional<bool> {
+    return file.has(prefix + key) ? std::optional(file.at<bool>(prefix + key)) : std::nullopt;
+  };
+  vocabulary.add_bos = flag("add_bos_token");
+  vocabulary.add_eos = flag("add_eos_token");
+  vocabulary.add_space_prefix = flag("add_space_prefix");
+  return vocabulary;
 }
 
 std::optional<std::string> chat_template_from_gguf(const GgufFile& file) {

@@ -10,6 +10,7 @@
 
 #include "hotswap/base/json.h"
 #include "hotswap/models/gguf.h"
+#include "hotswap/tokenizers/gguf_vocabulary.h"
 
 namespace hotswap {
 
@@ -22,6 +23,9 @@ std::optional<std::string> hf_tensor_name(const std::string& gguf_name);
 // The tensor as Hugging Face's model holds it. llama.cpp keeps Llama's q and k rows in interleaved rotary order; here
 // they are back in half-split order.
 at::Tensor hf_tensor(const GgufFile& file, const std::string& gguf_name, at::ScalarType dtype);
+
+// tokenizer.ggml.*, for the tokenizers room. Ids and list lengths are checked.
+GgufVocabulary vocabulary_from_gguf(const GgufFile& file);
 
 std::optional<std::string> chat_template_from_gguf(const GgufFile& file);
 

@@ -50,10 +50,8 @@ class GgufCheckpoint : public Checkpoint {
   std::vector<std::string> names() const override { return names_; }
   bool has(const std::string& name) const override { return gguf_names_.count(name) != 0; }
   std::vector<int64_t> shape(const std::string& name) const override { return file_.info(gguf_name(name)).shape; }
-  at::ScalarType dtype(const std::string& name) const override {
-    const std::string type = file_.info(gguf_name(name)).type->name;
-    return type == "F16" ? at::kHalf : type == "BF16" ? at::kBFloat16 : at::kFloat;
-  }
+  // As transformers has it, whatever the file's types are: they often differ from tensor to tensor.
+  at::ScalarType dtype(const std::string&) const override { return at::kFloat; }
   at::Tensor tensor(const std::string& name, at::ScalarType dtype) const override {
     const bool direct = dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
     return hf_tensor(file_, gguf_name(name), direct ? dtype : at::kFloat).to(dtype);

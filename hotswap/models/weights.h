@@ -27,7 +27,7 @@ class Checkpoint {
   virtual std::vector<std::string> names() const = 0;
   virtual bool has(const std::string& name) const = 0;
   virtual std::vector<int64_t> shape(const std::string& name) const = 0;
-  virtual at::ScalarType dtype(const std::string& name) const = 0;  // as stored; float32 where it is quantised
+  virtual at::ScalarType dtype(const std::string& name) const = 0;  // as stored; float32 in a GGUF
   // On the CPU. safetensors: the file's own read-only memory where `dtype` is the stored one, else a converted copy.
   virtual at::Tensor tensor(const std::string& name, at::ScalarType dtype) const = 0;
   virtual std::string where() const = 0;  // for messages
