@@ -64,6 +64,7 @@ function(hotswap_kernel name)
     COMMAND "${CMAKE_COMMAND}" -E touch "${stamp}"
     DEPENDS ${name}_cpu "${generated}/id.h" ${inputs} "${tool}" VERBATIM)
   add_custom_target(${name}_package ALL DEPENDS "${stamp}")
+  set_property(GLOBAL APPEND PROPERTY HOTSWAP_PACKAGES ${name}_package)
 
   # Tests and benchmarks use the package through torch's dispatcher, as a host does; torch is their float64 reference.
   foreach(kind test bench)
