@@ -16,7 +16,9 @@ void StringFinder::add(std::string_view text, int32_t id, const std::string& whe
     node = child->second;
   }
   if (!ends_.emplace(node, id).second) {
-    throw Error({.wanted = cat("added tokens that differ at ", where), .got = cat("'", text, "' twice"), .next = "correct the file"});
+    throw Error({.wanted = cat("added tokens that differ at ", where),
+                 .got = cat("'", text, "' twice"),
+                 .next = "correct the file"});
   }
 }
 
@@ -41,12 +43,15 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Vocabulary& model
   auto next_id = static_cast<int64_t>(model.count());
   for (AddedToken& token : tokens) {
     if (token.content.empty()) {
-      throw Error({.wanted = cat("added tokens with a content at ", where), .got = cat("'' with id ", token.id), .next = "correct the file"});
+      throw Error({.wanted = cat("added tokens with a content at ", where),
+                   .got = cat("'' with id ", token.id),
+                   .next = "correct the file"});
     }
     const int32_t of_model = model.find(token.content);
     const int64_t expected = of_model >= 0 ? of_model : next_id;
     if (token.id != expected || (of_model < 0 && model.has(expected)) || tokens_.count(token.id) != 0) {
-      throw Error({.wanted = cat("added token '", token.content, "' with id ", expected, " (the model's own, else the next free one) at ", where),
+      throw Error({.wanted = cat("added token '", token.content, "' with id ", expected,
+                                 " (the model's own, else the next free one) at ", where),
                    .got = cat("id ", token.id, tokens_.count(token.id) != 0 ? " a second time" : ""),
                    .next = "the tokenizers library would not use that id; correct the file"});
     }

@@ -46,7 +46,8 @@ class StringFinder {
 class AddedTokens {
  public:
   // Ids must be those that the tokenizers library would give: the model's own, or the next free ones.
-  AddedTokens(std::vector<AddedToken> tokens, const Vocabulary& model, const Normalizer* normalizer, const std::string& where);
+  AddedTokens(std::vector<AddedToken> tokens, const Vocabulary& model, const Normalizer* normalizer,
+              const std::string& where);
 
   // Marks the tokens that stand in the input, normalizes the rest, marks those that stand in the normalized text.
   void apply(Draft& draft, const Normalizer* normalizer) const;

@@ -58,7 +58,9 @@ Bpe::Bpe(BpeConfig config)
   };
   for (size_t rank = 0; rank < config.merges.size(); ++rank) {
     const auto& [left, right] = config.merges[rank];
-    merges_.set(known(left, rank), known(right, rank), {static_cast<uint32_t>(rank), known(left + right, rank)});
+    const int32_t left_id = known(left, rank);
+    const int32_t right_id = known(right, rank);
+    merges_.set(left_id, right_id, {static_cast<uint32_t>(rank), known(left + right, rank)});
   }
 
   has_byte_alphabet_ = true;

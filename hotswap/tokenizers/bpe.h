@@ -60,11 +60,11 @@ class Bpe {
   bool fuse_unknown_, byte_fallback_, ignore_merges_;
   std::string where_;
 
-  std::vector<int32_t> byte_ids_;                     // of the byte-level alphabet, -1 where it lacks
-  std::vector<int32_t> fallback_ids_;                 // of <0x00> to <0xFF>, -1 where it lacks
-  std::vector<int32_t> character_ids_;                // of the characters below 0x10000
+  std::vector<int32_t> byte_ids_;                            // of the byte-level alphabet, -1 where it lacks
+  std::vector<int32_t> fallback_ids_;                        // of <0x00> to <0xFF>, -1 where it lacks
+  std::vector<int32_t> character_ids_;                       // of the characters below 0x10000
   std::unordered_map<std::string, int32_t> words_of_bytes_;  // for ignore_merges: tokens as the bytes they stand for
-  std::unordered_set<char32_t> before_blank_[2];      // what stands before ' ' and '▁' inside some token
+  std::unordered_set<char32_t> before_blank_[2];             // what stands before ' ' and '▁' inside some token
   bool has_byte_alphabet_ = false;
 };
 

@@ -105,7 +105,8 @@ class FuseDecoder : public Decoder {
 
 class StripDecoder : public Decoder {
  public:
-  StripDecoder(std::string content, int64_t start, int64_t stop) : content_(std::move(content)), start_(start), stop_(stop) {}
+  StripDecoder(std::string content, int64_t start, int64_t stop)
+      : content_(std::move(content)), start_(start), stop_(stop) {}
   bool trims_end() const override { return stop_ > 0; }
   Tokens apply(Tokens tokens) const override {
     for (std::string& token : tokens) {
@@ -113,7 +114,8 @@ class StripDecoder : public Decoder {
       size_t end = token.size();
       const size_t size = content_.size();
       for (int64_t i = 0; i < start_ && token.compare(begin, size, content_) == 0; ++i) begin += size;
-      for (int64_t i = 0; i < stop_ && end >= begin + size && token.compare(end - size, size, content_) == 0; ++i) end -= size;
+      for (int64_t i = 0; i < stop_ && end >= begin + size && token.compare(end - size, size, content_) == 0; ++i)
+        end -= size;
       token = token.substr(begin, end - begin);
     }
     return tokens;
@@ -126,7 +128,8 @@ class StripDecoder : public Decoder {
 
 class MetaspaceDecoder : public Decoder {
  public:
-  MetaspaceDecoder(std::string replacement, bool prepended) : replacement_(std::move(replacement)), prepended_(prepended) {}
+  MetaspaceDecoder(std::string replacement, bool prepended)
+      : replacement_(std::move(replacement)), prepended_(prepended) {}
   Tokens apply(Tokens tokens) const override {
     for (size_t i = 0; i < tokens.size(); ++i) {
       std::vector<Stretch> stretches;
@@ -152,7 +155,8 @@ class BpeDecoder : public Decoder {
   Tokens apply(Tokens tokens) const override {
     for (size_t i = 0; i < tokens.size(); ++i) {
       const std::string_view blank = i + 1 == tokens.size() ? "" : " ";
-      for (size_t at = tokens[i].find(suffix_); at != std::string::npos; at = tokens[i].find(suffix_, at + blank.size())) {
+      for (size_t at = tokens[i].find(suffix_); at != std::string::npos;
+           at = tokens[i].find(suffix_, at + blank.size())) {
         tokens[i].replace(at, suffix_.size(), blank);
       }
     }
@@ -166,7 +170,8 @@ class BpeDecoder : public Decoder {
 std::string one_character(const Json& json) {
   auto text = json.as<std::string>();
   if (text.empty() || code_point_at(text, 0).size != text.size()) {
-    throw Error({.wanted = cat("one character at ", json.where()), .got = cat("'", text, "'"), .next = "correct the file"});
+    throw Error(
+        {.wanted = cat("one character at ", json.where()), .got = cat("'", text, "'"), .next = "correct the file"});
   }
   return text;
 }
@@ -176,7 +181,8 @@ std::unique_ptr<Decoder> read_strip(const Json& json) {
   const auto start = json.at<int64_t>("start");
   const auto stop = json.at<int64_t>("stop");
   if (start < 0 || stop < 0) {
-    throw Error({.wanted = cat("start and stop of 0 or more at ", json.where()), .got = cat(start, " and ", stop),
+    throw Error({.wanted = cat("start and stop of 0 or more at ", json.where()),
+                 .got = cat(start, " and ", stop),
                  .next = "correct the file"});
   }
   return make_strip_decoder(one_character(json.child("content")), start, stop);
@@ -187,7 +193,8 @@ std::unique_ptr<Decoder> read_metaspace(const Json& json) {
   const auto scheme = json.get<std::string>("prepend_scheme", "always");
   const bool prefix = json.get<bool>("add_prefix_space", true);
   if ((scheme != "first" && scheme != "never" && scheme != "always") || (!prefix && scheme != "never")) {
-    throw Error({.wanted = cat("prepend_scheme first, always or never (the last with add_prefix_space false) at ", json.where()),
+    throw Error({.wanted = cat("prepend_scheme first, always or never (the last with add_prefix_space false) at ",
+                               json.where()),
                  .got = cat("'", scheme, "'"),
                  .next = "correct the file"});
   }
@@ -245,13 +252,16 @@ std::unique_ptr<Decoder> read_decoder(const Json& json) {
   if (type == "BPEDecoder") {
     json.only({"type", "suffix"});
     auto suffix = json.at<std::string>("suffix");
-    if (suffix.empty()) throw Error({.wanted = cat("a suffix at ", json.where()), .got = "''", .next = "correct the file"});
+    if (suffix.empty())
+      throw Error({.wanted = cat("a suffix at ", json.where()), .got = "''", .next = "correct the file"});
     return std::make_unique<BpeDecoder>(std::move(suffix));
   }
-  throw Error({.wanted = cat("a decoder of the types Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, "
-                             "BPEDecoder at ", json.where()),
-               .got = cat("type '", type, "'"),
-               .next = "this type is not implemented"});
+  throw Error(
+      {.wanted = cat("a decoder of the types Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, "
+                     "BPEDecoder at ",
+                     json.where()),
+       .got = cat("type '", type, "'"),
+       .next = "this type is not implemented"});
 }
 
 }  // namespace hotswap::tokenizers

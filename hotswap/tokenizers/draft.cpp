@@ -63,7 +63,8 @@ void PieceText::keep(size_t begin, size_t end) {
 
 Draft::Draft(std::string_view input) : text_(input) {
   if (input.size() > std::numeric_limits<int32_t>::max() / 8) {
-    throw Error({.wanted = "a text of less than 256 MiB", .got = cat(input.size(), " bytes"), .next = "encode it in parts"});
+    throw Error(
+        {.wanted = "a text of less than 256 MiB", .got = cat(input.size(), " bytes"), .next = "encode it in parts"});
   }
   if (!input.empty()) pieces_.push_back({0, static_cast<uint32_t>(input.size())});
 }
@@ -122,7 +123,8 @@ void Draft::rewrite(const std::function<void(PieceText&)>& change) {
     text += part.bytes;
     origin.insert(origin.end(), part.origin.begin(), part.origin.end());
     if (text.size() > std::numeric_limits<int32_t>::max()) {
-      throw Error({.wanted = "a text that stays below 2 GiB when normalized", .got = "more", .next = "encode it in parts"});
+      throw Error(
+          {.wanted = "a text that stays below 2 GiB when normalized", .got = "more", .next = "encode it in parts"});
     }
     pieces.push_back({begin, static_cast<uint32_t>(text.size()), piece.id});
   }

@@ -60,7 +60,7 @@ class Draft {
  private:
   Span origin_of(uint32_t at) const;
 
-  std::string_view text_;     // the input, or owned_
+  std::string_view text_;  // the input, or owned_
   std::string owned_;
   std::vector<Span> origin_;  // empty as long as the draft is the input
   std::vector<Piece> pieces_;

@@ -48,7 +48,8 @@ std::vector<std::pair<std::string, std::string>> read_merges(const GgufVocabular
   for (const std::string& merge : v.merges) {
     const size_t blank = merge.find(' ');
     if (blank == std::string::npos || merge.find(' ', blank + 1) != std::string::npos) {
-      throw Error({.wanted = cat("tokenizer.ggml.merges like 'a b' in ", v.where), .got = cat("'", merge, "'"),
+      throw Error({.wanted = cat("tokenizer.ggml.merges like 'a b' in ", v.where),
+                   .got = cat("'", merge, "'"),
                    .next = "fetch the file again"});
     }
     merges.emplace_back(merge.substr(0, blank), merge.substr(blank + 1));
@@ -60,7 +61,8 @@ std::vector<std::pair<std::string, std::string>> read_merges(const GgufVocabular
 // token of the highest score comes first; of its ways to be put together, the one of the highest parts.
 std::vector<std::pair<std::string, std::string>> merges_by_score(const GgufVocabulary& v) {
   if (v.scores.empty()) {
-    throw Error({.wanted = cat("tokenizer.ggml.merges or tokenizer.ggml.scores in ", v.where), .got = "neither",
+    throw Error({.wanted = cat("tokenizer.ggml.merges or tokenizer.ggml.scores in ", v.where),
+                 .got = "neither",
                  .next = "fetch the file again"});
   }
   std::unordered_map<std::string_view, float> scores;
@@ -163,7 +165,8 @@ std::unique_ptr<AddedTokens> added_tokens(const GgufVocabulary& v, const Bpe& mo
     if (!wanted || v.tokens[id].empty() || model.vocabulary().find(v.tokens[id]) != static_cast<int32_t>(id)) continue;
     added.push_back({.id = static_cast<int64_t>(id), .content = v.tokens[id], .special = special[id]});
   }
-  return std::make_unique<AddedTokens>(std::move(added), model.vocabulary(), normalizer, cat(v.where, ": tokenizer.ggml.tokens"));
+  return std::make_unique<AddedTokens>(std::move(added), model.vocabulary(), normalizer,
+                                       cat(v.where, ": tokenizer.ggml.tokens"));
 }
 
 }  // namespace
@@ -174,14 +177,16 @@ Tokenizer Tokenizer::from_vocabulary(const GgufVocabulary& v) {
   BpeConfig config;
   config.where = cat(v.where, ": tokenizer.ggml");
   config.same = Vocabulary::SameString::kLastWins;
-  for (size_t id = 0; id < v.tokens.size(); ++id) config.vocabulary.emplace_back(v.tokens[id], static_cast<int64_t>(id));
+  for (size_t id = 0; id < v.tokens.size(); ++id)
+    config.vocabulary.emplace_back(v.tokens[id], static_cast<int64_t>(id));
   config.merges = read_merges(v);
   if (v.model == "gpt2") {
     set_byte_level(v, *parts, config);
   } else if (v.model == "llama") {
     set_sentence_piece(v, *parts, config);
   } else {
-    throw Error({.wanted = cat("tokenizer.ggml.model gpt2 or llama in ", v.where), .got = cat("'", v.model, "'"),
+    throw Error({.wanted = cat("tokenizer.ggml.model gpt2 or llama in ", v.where),
+                 .got = cat("'", v.model, "'"),
                  .next = "this model is not implemented; use the model's tokenizer.json"});
   }
   parts->model = std::make_unique<Bpe>(std::move(config));
@@ -191,7 +196,8 @@ Tokenizer Tokenizer::from_vocabulary(const GgufVocabulary& v) {
   Framing framing;
   const auto frame = [&](const std::optional<int64_t>& id, auto& side, const char* name) {
     if (!id) {
-      throw Error({.wanted = cat("tokenizer.ggml.", name, "_token_id in ", v.where, ", which asks to add it"), .got = "none",
+      throw Error({.wanted = cat("tokenizer.ggml.", name, "_token_id in ", v.where, ", which asks to add it"),
+                   .got = "none",
                    .next = "fetch the file again"});
     }
     side.emplace_back(v.tokens[static_cast<size_t>(*id)], *id);

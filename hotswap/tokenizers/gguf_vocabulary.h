@@ -9,14 +9,14 @@
 namespace hotswap {
 
 struct GgufVocabulary {
-  std::string where = "GGUF";           // what errors call it: the file's name
-  std::string architecture;             // general.architecture; decides when `pre` is absent
-  std::string model;                    // tokenizer.ggml.model: "gpt2" (byte-level) or "llama" (SentencePiece)
-  std::string pre;                      // tokenizer.ggml.pre; "" when absent
-  std::vector<std::string> tokens;      // by id
-  std::vector<std::string> merges;      // "a b" by rank; for "llama" made from the scores when empty
-  std::vector<float> scores;            // by id; may be empty
-  std::vector<int32_t> token_types;     // by id: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte
+  std::string where = "GGUF";        // what errors call it: the file's name
+  std::string architecture;          // general.architecture; decides when `pre` is absent
+  std::string model;                 // tokenizer.ggml.model: "gpt2" (byte-level) or "llama" (SentencePiece)
+  std::string pre;                   // tokenizer.ggml.pre; "" when absent
+  std::vector<std::string> tokens;   // by id
+  std::vector<std::string> merges;   // "a b" by rank; for "llama" made from the scores when empty
+  std::vector<float> scores;         // by id; may be empty
+  std::vector<int32_t> token_types;  // by id: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte
   std::optional<int64_t> bos, eos, unk, pad;
   std::optional<bool> add_bos, add_eos, add_space_prefix;
 };

@@ -15,10 +15,12 @@ std::unique_ptr<Bpe> read_model(TokenizerJson& file) {
   // Files of before 2020 have no type; what has merges is BPE.
   const auto type = model.get<std::string>("type", file.merges.empty() ? "of no name" : "BPE");
   if (type != "BPE") {
-    throw Error({.wanted = cat("a model of type BPE at ", model.where()), .got = cat("type ", type), .next = "this type is not implemented"});
+    throw Error({.wanted = cat("a model of type BPE at ", model.where()),
+                 .got = cat("type ", type),
+                 .next = "this type is not implemented"});
   }
-  model.only({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback",
-              "ignore_merges", "vocab", "merges"});
+  model.only({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+              "byte_fallback", "ignore_merges", "vocab", "merges"});
   for (const char* list : {"vocab", "merges"}) {
     if (const auto left = model.find(list)) {
       throw Error({.wanted = cat(list[0] == 'v' ? "an object of ids at " : "a list of pairs at ", left->where()),
@@ -27,15 +29,18 @@ std::unique_ptr<Bpe> read_model(TokenizerJson& file) {
     }
   }
   if (file.vocabulary.empty()) {
-    throw Error({.wanted = cat("a vocabulary at ", model.where(), ".vocab"), .got = "none", .next = "fetch the file again"});
+    throw Error(
+        {.wanted = cat("a vocabulary at ", model.where(), ".vocab"), .got = "none", .next = "fetch the file again"});
   }
   if (model.get<double>("dropout", 0.0) != 0.0) {
-    throw Error({.wanted = cat("no dropout at ", model.where()), .got = cat(model.at<double>("dropout")),
+    throw Error({.wanted = cat("no dropout at ", model.where()),
+                 .got = cat(model.at<double>("dropout")),
                  .next = "dropout makes ids random and is not implemented"});
   }
   for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     if (!model.get<std::string>(affix, "").empty()) {
-      throw Error({.wanted = cat("no ", affix, " at ", model.where()), .got = cat("'", model.at<std::string>(affix), "'"),
+      throw Error({.wanted = cat("no ", affix, " at ", model.where()),
+                   .got = cat("'", model.at<std::string>(affix), "'"),
                    .next = "it is not implemented"});
     }
   }
@@ -63,15 +68,19 @@ std::unique_ptr<AddedTokens> read_added_tokens(const Json& json, const Bpe& mode
                       .normalized = entry.at<bool>("normalized"),
                       .special = entry.at<bool>("special")});
   }
-  return std::make_unique<AddedTokens>(std::move(tokens), model.vocabulary(), normalizer, cat(json.where(), ": added_tokens"));
+  return std::make_unique<AddedTokens>(std::move(tokens), model.vocabulary(), normalizer,
+                                       cat(json.where(), ": added_tokens"));
 }
 
 std::shared_ptr<Tokenizer::Parts> read_parts(std::string_view text, const std::string& where) {
   TokenizerJson file = parse_tokenizer_json(text, where);
   const Json& json = file.rest;
-  json.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "model"});
+  json.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
+             "decoder", "model"});
   if (const auto version = json.get<std::string>("version", "1.0"); version != "1.0") {
-    throw Error({.wanted = cat("version 1.0 of ", where), .got = cat("'", version, "'"), .next = "this version is not implemented"});
+    throw Error({.wanted = cat("version 1.0 of ", where),
+                 .got = cat("'", version, "'"),
+                 .next = "this version is not implemented"});
   }
   auto parts = std::make_shared<Tokenizer::Parts>();
   if (const auto found = json.find("normalizer")) parts->normalizer = read_normalizer(*found);
@@ -89,17 +98,22 @@ std::shared_ptr<Tokenizer::Parts> read_parts(std::string_view text, const std::s
 }
 
 // "<s>", or an object with it as its content.
-std::string token_name(const Json& json) { return json.is_object() ? json.at<std::string>("content") : json.as<std::string>(); }
+std::string token_name(const Json& json) {
+  return json.is_object() ? json.at<std::string>("content") : json.as<std::string>();
+}
 
 void read_special_ids(const Json& json, const Tokenizer& tokenizer, SpecialIds& special) {
-  const std::pair<const char*, std::optional<int64_t>*> roles[] = {
-      {"bos_token", &special.bos}, {"eos_token", &special.eos}, {"pad_token", &special.pad}, {"unk_token", &special.unk}};
+  const std::pair<const char*, std::optional<int64_t>*> roles[] = {{"bos_token", &special.bos},
+                                                                   {"eos_token", &special.eos},
+                                                                   {"pad_token", &special.pad},
+                                                                   {"unk_token", &special.unk}};
   for (const auto& [role, id] : roles) {
     const auto found = json.find(role);
     if (!found || id->has_value()) continue;
     *id = tokenizer.token_to_id(token_name(*found));
     if (!*id) {
-      throw Error({.wanted = cat("a token of tokenizer.json at ", found->where()), .got = cat("'", token_name(*found), "'"),
+      throw Error({.wanted = cat("a token of tokenizer.json at ", found->where()),
+                   .got = cat("'", token_name(*found), "'"),
                    .next = "the two files do not belong together; fetch them again"});
     }
   }
@@ -107,7 +121,9 @@ void read_special_ids(const Json& json, const Tokenizer& tokenizer, SpecialIds& 
 
 }  // namespace
 
-Tokenizer Tokenizer::from_json(std::string_view text, const std::string& where) { return Tokenizer(read_parts(text, where)); }
+Tokenizer Tokenizer::from_json(std::string_view text, const std::string& where) {
+  return Tokenizer(read_parts(text, where));
+}
 
 Tokenizer Tokenizer::from_file(const fs::path& tokenizer_json) {
   return from_json(read_file(tokenizer_json), tokenizer_json.string());
@@ -116,7 +132,8 @@ Tokenizer Tokenizer::from_file(const fs::path& tokenizer_json) {
 Tokenizer Tokenizer::from_pretrained(const fs::path& folder) {
   const fs::path file = folder / "tokenizer.json";
   if (!fs::exists(file)) {
-    throw Error({.wanted = cat("a tokenizer.json in ", folder.string()), .got = "none",
+    throw Error({.wanted = cat("a tokenizer.json in ", folder.string()),
+                 .got = "none",
                  .next = "only this form is read; save the tokenizer with a fast class of transformers"});
   }
   auto parts = read_parts(read_file(file), file.string());

@@ -106,8 +106,8 @@ bool has_normal_form(std::string_view text, NormalForm form) {
     const CodePoint point = code_point_at(text, at);
     at += point.size;
     if (point.value < safe) continue;
-    if (point.value >= 0x1100 && point.value <= 0x11FF) return false;                // jamo
-    if (point.value >= 0xAC00 && point.value <= 0xD7A3 && !composed) return false;   // Hangul syllables
+    if (point.value >= 0x1100 && point.value <= 0x11FF) return false;               // jamo
+    if (point.value >= 0xAC00 && point.value <= 0xD7A3 && !composed) return false;  // Hangul syllables
     const utf8proc_property_t* property = utf8proc_get_property(static_cast<utf8proc_int32_t>(point.value));
     if (property->combining_class != 0) return false;
     if (property->decomp_seqindex != UINT16_MAX && (compatible || property->decomp_type == 0)) return false;

@@ -41,7 +41,8 @@ class FormNormalizer : public Normalizer {
 
 class ReplaceNormalizer : public Normalizer {
  public:
-  ReplaceNormalizer(Pattern pattern, std::string content) : pattern_(std::move(pattern)), content_(std::move(content)) {}
+  ReplaceNormalizer(Pattern pattern, std::string content)
+      : pattern_(std::move(pattern)), content_(std::move(content)) {}
   void apply(PieceText& text) const override {
     std::vector<Stretch> stretches;
     pattern_.cut(text.bytes, stretches);
@@ -154,10 +155,11 @@ std::unique_ptr<Normalizer> read_normalizer(const Json& json) {
     json.only({"type", "strip_left", "strip_right"});
     return std::make_unique<StripNormalizer>(json.at<bool>("strip_left"), json.at<bool>("strip_right"));
   }
-  throw Error({.wanted = cat("a normalizer of the types Sequence, NFC, NFD, NFKC, NFKD, Replace, Prepend, Lowercase, Strip at ",
-                             json.where()),
-               .got = cat("type '", type, "'"),
-               .next = "this type is not implemented"});
+  throw Error(
+      {.wanted = cat("a normalizer of the types Sequence, NFC, NFD, NFKC, NFKD, Replace, Prepend, Lowercase, Strip at ",
+                     json.where()),
+       .got = cat("type '", type, "'"),
+       .next = "this type is not implemented"});
 }
 
 }  // namespace hotswap::tokenizers

@@ -34,10 +34,10 @@ class ScratchPool {
 };
 
 struct Tokenizer::Parts {
-  std::unique_ptr<tokenizers::Normalizer> normalizer;        // may be null, as the next two
+  std::unique_ptr<tokenizers::Normalizer> normalizer;  // may be null, as the next two
   std::unique_ptr<tokenizers::PreTokenizer> pre_tokenizer;
   std::unique_ptr<tokenizers::PostProcessor> post_processor;
-  std::unique_ptr<tokenizers::Decoder> decoder;              // null: tokens are joined by blanks
+  std::unique_ptr<tokenizers::Decoder> decoder;  // null: tokens are joined by blanks
   std::unique_ptr<tokenizers::Bpe> model;
   std::unique_ptr<tokenizers::AddedTokens> added;
   SpecialIds special;

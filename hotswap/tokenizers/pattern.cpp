@@ -39,7 +39,9 @@ Pattern Pattern::read(const Json& json) {
   const auto literal = json.find("String");
   const auto regex = json.find("Regex");
   if (literal.has_value() == regex.has_value()) {
-    throw Error({.wanted = cat("either 'String' or 'Regex' at ", json.where()), .got = "both or none", .next = "correct the file"});
+    throw Error({.wanted = cat("either 'String' or 'Regex' at ", json.where()),
+                 .got = "both or none",
+                 .next = "correct the file"});
   }
   if (regex) return Pattern(Regex(regex->as<std::string>(), regex->where()));
   auto text = literal->as<std::string>();
@@ -72,7 +74,9 @@ Behavior read_behavior(const Json& json) {
 
 void split(const Piece& piece, const std::vector<Stretch>& stretches, Behavior behavior, std::vector<Piece>& out) {
   const size_t before = out.size();
-  const auto push = [&](const Stretch& stretch) { out.push_back({piece.begin + stretch.begin, piece.begin + stretch.end}); };
+  const auto push = [&](const Stretch& stretch) {
+    out.push_back({piece.begin + stretch.begin, piece.begin + stretch.end});
+  };
   const auto none_yet = [&] { return out.size() == before; };
   bool previous = false;  // whether the stretch before was found
   switch (behavior) {

@@ -18,7 +18,8 @@ struct Step {
 
 class TemplateProcessor : public PostProcessor {
  public:
-  TemplateProcessor(std::vector<Step> single, std::vector<Step> pair) : single_(std::move(single)), pair_(std::move(pair)) {}
+  TemplateProcessor(std::vector<Step> single, std::vector<Step> pair)
+      : single_(std::move(single)), pair_(std::move(pair)) {}
 
   void apply(std::vector<Encoding>& parts, bool add_special_tokens) const override {
     std::vector<Encoding> out;
@@ -103,12 +104,15 @@ SpecialTokens read_special_tokens(const Json& json, const TokenOf& token_of) {
     const auto ids = entry.at<std::vector<int64_t>>("ids");
     const auto tokens = entry.at<std::vector<std::string>>("tokens");
     if (ids.size() != tokens.size()) {
-      throw Error({.wanted = cat("as many ids as tokens at ", entry.where()), .got = cat(ids.size(), " and ", tokens.size()),
+      throw Error({.wanted = cat("as many ids as tokens at ", entry.where()),
+                   .got = cat(ids.size(), " and ", tokens.size()),
                    .next = "correct the file"});
     }
     for (size_t i = 0; i < ids.size(); ++i) {
       if (!token_of(ids[i])) {
-        throw Error({.wanted = cat("ids of the vocabulary at ", entry.where()), .got = cat(ids[i]), .next = "correct the file"});
+        throw Error({.wanted = cat("ids of the vocabulary at ", entry.where()),
+                     .got = cat(ids[i]),
+                     .next = "correct the file"});
       }
       all[name].emplace_back(tokens[i], ids[i]);
     }
@@ -129,14 +133,17 @@ std::vector<Step> read_template(const Json& json, int texts, const SpecialTokens
     if (sequence) {
       step.text = id == "A" ? 0 : id == "B" ? 1 : 2;
       if (step.text >= texts) {
-        throw Error({.wanted = cat(texts == 1 ? "sequence A" : "sequence A or B", " at ", inner.where()), .got = cat("'", id, "'"),
+        throw Error({.wanted = cat(texts == 1 ? "sequence A" : "sequence A or B", " at ", inner.where()),
+                     .got = cat("'", id, "'"),
                      .next = "correct the file"});
       }
       used[step.text] = true;
     } else {
       const auto found = special.find(id);
       if (found == special.end()) {
-        throw Error({.wanted = cat("a name from special_tokens at ", inner.where()), .got = cat("'", id, "'"), .next = "correct the file"});
+        throw Error({.wanted = cat("a name from special_tokens at ", inner.where()),
+                     .got = cat("'", id, "'"),
+                     .next = "correct the file"});
       }
       step.tokens = found->second;
     }

@@ -94,12 +94,14 @@ class MetaspacePreTokenizer : public PreTokenizer {
     json.only({"type", "replacement", "prepend_scheme", "add_prefix_space", "split", "str_rep"});
     const auto scheme = json.get<std::string>("prepend_scheme", "always");
     if (replacement_.empty() || code_point_at(replacement_, 0).size != replacement_.size()) {
-      throw Error({.wanted = cat("one character at ", json.where(), ".replacement"), .got = cat("'", replacement_, "'"),
+      throw Error({.wanted = cat("one character at ", json.where(), ".replacement"),
+                   .got = cat("'", replacement_, "'"),
                    .next = "correct the file"});
     }
     const bool prefix = json.get<bool>("add_prefix_space", true);
     if ((scheme != "first" && scheme != "never" && scheme != "always") || (!prefix && scheme != "never")) {
-      throw Error({.wanted = cat("prepend_scheme first, always or never (the last with add_prefix_space false) at ", json.where()),
+      throw Error({.wanted = cat("prepend_scheme first, always or never (the last with add_prefix_space false) at ",
+                                 json.where()),
                    .got = cat("'", scheme, "' with add_prefix_space ", prefix ? "true" : "false"),
                    .next = "correct the file"});
     }
@@ -184,7 +186,8 @@ std::unique_ptr<PreTokenizer> read_pre_tokenizer(const Json& json) {
   }
   if (type == "Split") {
     json.only({"type", "pattern", "behavior", "invert"});
-    return make_split(Pattern::read(json.child("pattern")), read_behavior(json.child("behavior")), json.at<bool>("invert"));
+    return make_split(Pattern::read(json.child("pattern")), read_behavior(json.child("behavior")),
+                      json.at<bool>("invert"));
   }
   if (type == "Digits") {
     json.only({"type", "individual_digits"});
@@ -205,7 +208,8 @@ std::unique_ptr<PreTokenizer> read_pre_tokenizer(const Json& json) {
     return make_split(Pattern(is_whitespace), Behavior::kRemoved);
   }
   throw Error({.wanted = cat("a pre-tokenizer of the types Sequence, ByteLevel, Split, Digits, Metaspace, Whitespace, "
-                             "WhitespaceSplit, Punctuation at ", json.where()),
+                             "WhitespaceSplit, Punctuation at ",
+                             json.where()),
                .got = cat("type '", type, "'"),
                .next = "this type is not implemented"});
 }

@@ -62,13 +62,15 @@ bool Regex::search(std::string_view text, size_t from, size_t& begin, size_t& en
   int rc = PCRE2_ERROR_JIT_STACKLIMIT;
   if (jit_) rc = pcre2_jit_match(code_.get(), subject, text.size(), from, 0, block, match_context());
   if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {  // deep recursion needs the interpreter, which keeps its stack on the heap
-    rc = pcre2_match(code_.get(), subject, text.size(), from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, block, match_context());
+    rc =
+        pcre2_match(code_.get(), subject, text.size(), from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, block, match_context());
   }
   if (rc == PCRE2_ERROR_NOMATCH) return false;
   if (rc < 0) {
-    throw Error({.wanted = cat("a regular expression that finds its matches within ", kMatchLimit, " steps at ", where_),
-                 .got = cat(message_of(rc), " at byte ", from, " of a text of ", text.size(), " bytes"),
-                 .next = "the pattern backtracks too much for this text; use another tokenizer or shorter texts"});
+    throw Error(
+        {.wanted = cat("a regular expression that finds its matches within ", kMatchLimit, " steps at ", where_),
+         .got = cat(message_of(rc), " at byte ", from, " of a text of ", text.size(), " bytes"),
+         .next = "the pattern backtracks too much for this text; use another tokenizer or shorter texts"});
   }
   const PCRE2_SIZE* found = pcre2_get_ovector_pointer(block);
   begin = found[0];
@@ -90,7 +92,8 @@ void Regex::cut(std::string_view text, std::vector<Stretch>& out) const {
       continue;
     }
     if (begin > end || begin < done) {
-      throw Error({.wanted = cat("matches that follow each other at ", where_), .got = "a match that starts before its search",
+      throw Error({.wanted = cat("matches that follow each other at ", where_),
+                   .got = "a match that starts before its search",
                    .next = "\\K in a look-around is not supported"});
     }
     if (done != begin) out.push_back({static_cast<uint32_t>(done), static_cast<uint32_t>(begin), false});

@@ -12,7 +12,8 @@
 namespace hotswap::tokenizers {
 namespace {
 
-constexpr std::string_view kSpace = R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
+constexpr std::string_view kSpace =
+    R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 constexpr std::string_view kNotSpace =
     R"(\x{0}-\x{8}\x{e}-\x{1f}\x{21}-\x{84}\x{86}-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff}\x{200b}-\x{2027})"
     R"(\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
@@ -31,7 +32,8 @@ std::string range(char32_t first, char32_t last) {
 std::string category_items(std::string_view name) {
   std::string items = cat("\\p{", name, "}");
   for (const LateCategory& row : late_categories()) {
-    if (row.category[0] == name[0] && (name.size() == 1 || row.category[1] == name[1])) items += range(row.first, row.last);
+    if (row.category[0] == name[0] && (name.size() == 1 || row.category[1] == name[1]))
+      items += range(row.first, row.last);
   }
   return items;
 }
@@ -39,7 +41,8 @@ std::string category_items(std::string_view name) {
 std::string word_items() {
   std::string items = "0-9A-Z_a-z";
   for (const char* category : {"L", "M", "Nd", "Nl", "Pc"}) items += category_items(category);
-  return items + R"(\x{b2}\x{b3}\x{b9}\x{bc}-\x{be}\x{24b6}-\x{24e9}\x{1f130}-\x{1f149}\x{1f150}-\x{1f169}\x{1f170}-\x{1f189})";
+  return items +
+         R"(\x{b2}\x{b3}\x{b9}\x{bc}-\x{be}\x{24b6}-\x{24e9}\x{1f130}-\x{1f149}\x{1f150}-\x{1f169}\x{1f170}-\x{1f189})";
 }
 
 class Translator {
@@ -56,8 +59,8 @@ class Translator {
 
  private:
   struct Group {
-    size_t start;    // of the group in out_
-    int to_close;    // groups that "(?i)" opened inside
+    size_t start;  // of the group in out_
+    int to_close;  // groups that "(?i)" opened inside
   };
 
   [[noreturn]] void unsupported(const std::string& what) const {
@@ -79,15 +82,22 @@ class Translator {
   void item() {
     const char c = in_[at_];
     switch (c) {
-      case '\\': return escape();
-      case '[': return bracket();
-      case '(': return open_group();
-      case ')': return close_group();
+      case '\\':
+        return escape();
+      case '[':
+        return bracket();
+      case '(':
+        return open_group();
+      case ')':
+        return close_group();
       case '*':
       case '+':
-      case '?': return quantifier(std::string(1, c), 1);
-      case '{': return interval();
-      default: break;
+      case '?':
+        return quantifier(std::string(1, c), 1);
+      case '{':
+        return interval();
+      default:
+        break;
     }
     const size_t size = code_point_at(in_, at_).size;
     atom(in_.substr(at_, size));
@@ -217,11 +227,16 @@ class Translator {
   // What \s and its like stand for inside a class; empty when c is none of them.
   static std::string class_items(char c) {
     switch (c) {
-      case 's': return std::string(kSpace);
-      case 'd': return category_items("Nd");
-      case 'w': return word_items();
-      case 'h': return std::string(kHex);
-      default: return "";
+      case 's':
+        return std::string(kSpace);
+      case 'd':
+        return category_items("Nd");
+      case 'w':
+        return word_items();
+      case 'h':
+        return std::string(kHex);
+      default:
+        return "";
     }
   }
 
@@ -232,7 +247,8 @@ class Translator {
     if (c == 'v') return out_ += "\\x{b}", ++at_, true;
     if (c == 'u') {
       for (size_t i = 1; i <= 4; ++i) {
-        if (kHexDigits.find(peek(i)) == std::string_view::npos || peek(i) == '\0') unsupported("\\u without four digits");
+        if (kHexDigits.find(peek(i)) == std::string_view::npos || peek(i) == '\0')
+          unsupported("\\u without four digits");
       }
       out_ += cat("\\x{", in_.substr(at_ + 1, 4), "}");
       at_ += 5;

@@ -33,7 +33,8 @@ class Handler : public nlohmann::json_sax<Node> {
     }
     if (v.rfind("#version", 0) == 0) return true;
     const size_t blank = v.find(' ');
-    if (blank == std::string::npos || v.find(' ', blank + 1) != std::string::npos) wrong("'a b' with one blank", cat("'", v, "'"));
+    if (blank == std::string::npos || v.find(' ', blank + 1) != std::string::npos)
+      wrong("'a b' with one blank", cat("'", v, "'"));
     merges.emplace_back(v.substr(0, blank), v.substr(blank + 1));
     return true;
   }
@@ -54,9 +55,11 @@ class Handler : public nlohmann::json_sax<Node> {
     }
     Node& object = *stack_.back();
     if (object.contains(name)) fail(cat("each key once in ", where_), cat("'", name, "' twice"));
-    if (object.size() >= kMaxKeys) fail(cat("objects of at most ", kMaxKeys, " keys beside the vocabulary in ", where_), "more");
+    if (object.size() >= kMaxKeys)
+      fail(cat("objects of at most ", kMaxKeys, " keys beside the vocabulary in ", where_), "more");
     if (stack_.size() == 2 && in_model_ && (name == "vocab" || name == "merges")) {
-      if ((name == "vocab" ? saw_vocabulary_ : saw_merges_)) fail(cat("each key once in ", where_), cat("'", name, "' twice"));
+      if ((name == "vocab" ? saw_vocabulary_ : saw_merges_))
+        fail(cat("each key once in ", where_), cat("'", name, "' twice"));
       (name == "vocab" ? saw_vocabulary_ : saw_merges_) = true;
     }
     key_ = name;

@@ -35,10 +35,11 @@ Vocabulary::Vocabulary(std::vector<std::pair<std::string, int64_t>> tokens, cons
                    .got = cat(id, " for '", tokens_[at], "' and for '", token, "'"),
                    .next = "correct the file"});
     }
-    size_t slot = std::hash<std::string_view>{}(token) & mask;
+    size_t slot = std::hash<std::string_view>{}(token)&mask;
     while (slots_[slot] >= 0 && tokens_[static_cast<size_t>(slots_[slot])] != token) slot = (slot + 1) & mask;
     if (slots_[slot] >= 0 && same == SameString::kRefused) {
-      throw Error({.wanted = cat("each token once in ", where), .got = cat("'", token, "' twice"), .next = "correct the file"});
+      throw Error(
+          {.wanted = cat("each token once in ", where), .got = cat("'", token, "' twice"), .next = "correct the file"});
     }
     slots_[slot] = static_cast<int32_t>(id);
     tokens_[at] = std::move(token);
@@ -49,7 +50,7 @@ Vocabulary::Vocabulary(std::vector<std::pair<std::string, int64_t>> tokens, cons
 
 int32_t Vocabulary::find(std::string_view token) const {
   const size_t mask = slots_.size() - 1;
-  for (size_t slot = std::hash<std::string_view>{}(token) & mask; slots_[slot] >= 0; slot = (slot + 1) & mask) {
+  for (size_t slot = std::hash<std::string_view>{}(token)&mask; slots_[slot] >= 0; slot = (slot + 1) & mask) {
     if (tokens_[static_cast<size_t>(slots_[slot])] == token) return slots_[slot];
   }
   return -1;

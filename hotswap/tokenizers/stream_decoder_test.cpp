@@ -1,0 +1,67 @@
+#include "hotswap/tokenizers/stream_decoder.h"
+
+#include <gtest/gtest.h>
+
+#include "hotswap/tokenizers/test_text.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Streams : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    file_ = fs::path(HOTSWAP_SOURCE_DIR) / ".." / "shared" / "data" / GetParam() / "tokenizer.json";
+    if (!fs::exists(file_)) GTEST_SKIP() << "no " << file_;
+  }
+  fs::path file_;
+};
+
+TEST_P(Streams, GiveTheWholeTextInTheEnd) {
+  const Tokenizer tokenizer = Tokenizer::from_file(file_);
+  const uint64_t seed = std::random_device{}();
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  std::mt19937_64 random(seed);
+  for (int i = 0; i < 300; ++i) {
+    std::vector<int64_t> ids;
+    while (ids.size() < 150 && random() % 12 != 0) {
+      for (const int64_t id : tokenizer.ids(random_text(random), random() % 4 == 0)) ids.push_back(id);
+      // Ids of all kinds: half characters, bytes, special tokens, no tokens at all.
+      for (size_t n = random() % 4; n > 0; --n)
+        ids.push_back(static_cast<int64_t>(random() % (tokenizer.vocab_size() + 5)));
+      for (size_t n = random() % 3; n > 0; --n) ids.push_back(static_cast<int64_t>(random() % 300));
+    }
+    const bool skip = random() % 2 == 0;
+    StreamDecoder stream(tokenizer, skip);
+    std::string text;
+    for (const int64_t id : ids) text += stream.push(id);
+    text += stream.finish();
+    ASSERT_EQ(text, tokenizer.decode(ids, skip));
+  }
+}
+
+TEST_P(Streams, GiveTextAsSoonAsItIsCertain) {
+  const Tokenizer tokenizer = Tokenizer::from_file(file_);
+  StreamDecoder stream(tokenizer);
+  const std::vector<int64_t> ids = tokenizer.ids("Once upon a time, there was a d\u00e9j\u00e0 vu", false);
+  std::string text;
+  size_t silent = 0;
+  for (const int64_t id : ids) {
+    const std::string part = stream.push(id);
+    silent += part.empty();
+    EXPECT_EQ(part.find("\uFFFD"), std::string::npos);
+    text += part;
+  }
+  EXPECT_LE(silent, 6u);  // the halves of the two accented letters, a first blank
+  EXPECT_EQ(text + stream.finish(), tokenizer.decode(ids));
+  EXPECT_EQ(stream.push(ids[0]) + stream.finish(), tokenizer.decode({{ids[0]}}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Data, Streams,
+                         testing::Values("models/stories260k", "models/smollm2-135m-instruct",
+                                         "tokenizers/mistral-v0.3"),
+                         [](const auto& info) { return "T" + std::to_string(info.index); });
+
+}  // namespace
+}  // namespace hotswap

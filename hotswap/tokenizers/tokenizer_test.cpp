@@ -1,0 +1,266 @@
+#include "hotswap/tokenizers/tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "hotswap/base/error.h"
+#include "hotswap/base/file.h"
+#include "hotswap/tokenizers/regex.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+using Ids = std::vector<int64_t>;
+
+// A tokenizer.json with these members instead of the usual ones.
+struct File {
+  std::string added = "[]", normalizer = "null", pre_tokenizer = "null", post_processor = "null", decoder = "null";
+  std::string vocab = R"({"<unk>":0,"a":1,"b":2,"ab":3,"c":4})", merges = R"(["a b"])";
+  std::string options = R"("unk_token":"<unk>")", more = "";
+  std::string text() const {
+    return R"({"version":"1.0","truncation":null,"padding":null,"added_tokens":)" + added + R"(,"normalizer":)" +
+           normalizer + R"(,"pre_tokenizer":)" + pre_tokenizer + R"(,"post_processor":)" + post_processor +
+           R"(,"decoder":)" + decoder + R"(,"model":{"type":"BPE",)" + options + R"(,"vocab":)" + vocab +
+           R"(,"merges":)" + merges + "}" + more + "}";
+  }
+  Tokenizer read() const { return Tokenizer::from_json(text(), "t.json"); }
+};
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+std::string refusal(const File& file) {
+  return message_of([&] { file.read(); });
+}
+
+#define EXPECT_SAYS(message, part) EXPECT_NE((message).find(part), std::string::npos) << (message)
+
+TEST(Tokenizer, ReadsBothFormsOfMerges) {
+  EXPECT_EQ(File{}.read().ids("abcx"), (Ids{3, 4, 0}));
+  EXPECT_EQ(File{.merges = R"([["a","b"]])"}.read().ids("abcx"), (Ids{3, 4, 0}));
+  EXPECT_EQ(File{.merges = "[]"}.read().ids("ab"), (Ids{1, 2}));
+}
+
+TEST(Tokenizer, UnknownCharacters) {
+  EXPECT_EQ(File{}.read().ids("xyaz"), (Ids{0, 0, 1, 0}));
+  EXPECT_EQ(File{.options = R"("unk_token":"<unk>","fuse_unk":true)"}.read().ids("xyaz"), (Ids{0, 1, 0}));
+  EXPECT_EQ(File{.options = R"("unk_token":null)"}.read().ids("xyaz"), (Ids{1}));
+  const Tokenizer without = File{.options = R"("unk_token":"<no>")"}.read();
+  EXPECT_EQ(without.ids("ab"), (Ids{3}));
+  EXPECT_SAYS(message_of([&] { without.ids("x"); }), "'<no>'");
+}
+
+TEST(Tokenizer, LongWordsMergeAsShortOnes) {
+  File file{.vocab = R"({"a":0,"b":1,"aa":2,"aaaa":3,"ab":4,"aab":5})",
+            .merges = R"(["a a","aa aa","a b","aa b"])",
+            .options = R"("unk_token":null)"};
+  const Tokenizer tokenizer = file.read();
+  std::string word;
+  for (int i = 0; i < 3000; ++i) word += i * i % 7 == 2 ? 'b' : 'a';
+  Ids parts;  // the heap's way against the plain search's: a b ends every merge
+  for (size_t at = 0; at < word.size();) {
+    const size_t end = std::min(word.find('b', at), word.size() - 1) + 1;
+    for (const int64_t id : tokenizer.ids(word.substr(at, end - at))) parts.push_back(id);
+    at = end;
+  }
+  EXPECT_EQ(tokenizer.ids(word), parts);
+  EXPECT_EQ(tokenizer.ids(std::string(1 << 20, 'a')), Ids(1 << 18, 3));
+}
+
+TEST(Tokenizer, RefusesHostileVocabularies) {
+  EXPECT_SAYS(refusal({.vocab = R"({"a":1,"b":1})"}), "each id once");
+  EXPECT_SAYS(refusal({.vocab = R"({"a":1,"a":2})"}), "each token once");
+  EXPECT_SAYS(refusal({.vocab = R"({"a":-1})"}), "negative");
+  EXPECT_SAYS(refusal({.vocab = R"({"a":1.5})"}), "fraction");
+  EXPECT_SAYS(refusal({.vocab = R"({"a":2147483647})"}), "2147483647");
+  EXPECT_SAYS(refusal({.vocab = R"({"a":99999999999999999999})"}), "fraction");
+  EXPECT_SAYS(refusal({.vocab = R"({"a":4294967296})"}), "2^31");
+  EXPECT_SAYS(refusal({.vocab = R"({"a":"1"})"}), "string for 'a'");
+  EXPECT_SAYS(refusal({.vocab = R"({"a":[1]})"}), "array for 'a'");
+  EXPECT_SAYS(refusal({.vocab = R"({"a":null})"}), "null for 'a'");
+  EXPECT_SAYS(refusal({.vocab = "[]"}), "an object of ids");
+  EXPECT_SAYS(refusal({.vocab = R"([["a",-1.5]])"}), "an object of ids");
+  EXPECT_SAYS(refusal({.vocab = "{}", .merges = "[]"}), "vocabulary");
+  EXPECT_SAYS(refusal({.merges = "{}"}), "list of pairs");
+  EXPECT_SAYS(refusal({.merges = R"(["a z"])"}), "'z' in merge 0");
+  EXPECT_SAYS(refusal({.merges = R"(["a b", "a c"])"}), "'ac' in merge 1");
+  EXPECT_SAYS(refusal({.merges = R"(["ab"])"}), "one blank");
+  EXPECT_SAYS(refusal({.merges = R"(["a b c"])"}), "one blank");
+  EXPECT_SAYS(refusal({.merges = R"([["a"]])"}), "1 strings");
+  EXPECT_SAYS(refusal({.merges = R"([["a","b","c"]])"}), "three");
+  EXPECT_SAYS(refusal({.merges = R"([["a",["b"]]])"}), "array");
+  EXPECT_SAYS(refusal({.merges = R"([[1,2]])"}), "number");
+  EXPECT_SAYS(refusal({.merges = R"([{"a":"b"}])"}), "object");
+}
+
+TEST(Tokenizer, RefusesHostileDocuments) {
+  const auto read = [](const std::string& text) { return message_of([&] { Tokenizer::from_json(text, "t.json"); }); };
+  const std::string good = File{}.text();
+  for (size_t size = 0; size < good.size(); ++size) EXPECT_NE(read(good.substr(0, size)), "no error") << size;
+  for (const char* text :
+       {"", "[]", "null", "3", "\"x\"", "{}", R"({"model":3})", R"({"model":[]})", R"({"model":{"vocab":{"a":0}}})"}) {
+    EXPECT_NE(read(text), "no error") << text;
+  }
+  EXPECT_SAYS(read(std::string(100000, '[')), "deep");
+  EXPECT_SAYS(read("{\"a\":" + std::string(100000, '[')), "deep");
+  EXPECT_SAYS(read("{\"a\":\"\xFF\"}"), "valid JSON");
+  EXPECT_SAYS(read(R"({"a":"\ud800"})"), "valid JSON");
+  EXPECT_SAYS(refusal({.more = R"(,"version":"1.0")"}), "twice");
+  EXPECT_SAYS(refusal({.more = R"(,"extra":1)"}), "'extra'");
+  EXPECT_SAYS(refusal({.options = R"("type":"BPE")"}), "twice");
+  EXPECT_SAYS(refusal({.options = R"("dropout":0.1)"}), "dropout");
+  EXPECT_SAYS(refusal({.options = R"("end_of_word_suffix":"</w>")"}), "end_of_word_suffix");
+  EXPECT_SAYS(refusal({.options = R"("continuing_subword_prefix":"##")"}), "continuing_subword_prefix");
+  EXPECT_SAYS(refusal({.options = R"("fuse_unk":"yes")"}), "fuse_unk");
+  EXPECT_SAYS(refusal({.options = R"("cache_capacity":1)"}), "cache_capacity");
+  std::string unigram = good;
+  unigram.replace(unigram.find("BPE"), 3, "Unigram");
+  EXPECT_SAYS(read(unigram), "Unigram");
+  std::string newer = good;
+  newer.replace(newer.find("1.0"), 3, "2.0");
+  EXPECT_SAYS(read(newer), "'2.0'");
+  std::string wide = "{";
+  for (int i = 0; i < 6000; ++i) wide += "\"k" + std::to_string(i) + "\":0,";
+  EXPECT_SAYS(read(wide), "4096");
+}
+
+TEST(Tokenizer, RefusesWhatItDoesNotImplement) {
+  EXPECT_SAYS(refusal({.normalizer = R"({"type":"Precompiled","precompiled_charsmap":""})"}), "'Precompiled'");
+  EXPECT_SAYS(refusal({.normalizer = R"({"type":"Sequence","normalizers":[{"type":"StripAccents"}]})"}), "normalizers");
+  EXPECT_SAYS(refusal({.normalizer = R"({"prepend":"x"})"}), "type");
+  EXPECT_SAYS(refusal({.normalizer = R"({"type":"NFC","x":1})"}), "'x'");
+  EXPECT_SAYS(refusal({.pre_tokenizer = R"({"type":"UnicodeScripts"})"}), "'UnicodeScripts'");
+  EXPECT_SAYS(
+      refusal({.pre_tokenizer = R"({"type":"Split","pattern":{"String":"a"},"behavior":"Sometimes","invert":false})"}),
+      "'Sometimes'");
+  EXPECT_SAYS(
+      refusal({.pre_tokenizer = R"({"type":"Split","pattern":{"String":""},"behavior":"Isolated","invert":false})"}),
+      "''");
+  EXPECT_SAYS(
+      refusal({.pre_tokenizer =
+                   R"({"type":"Split","pattern":{"String":"a","Regex":"a"},"behavior":"Isolated","invert":false})"}),
+      "either");
+  EXPECT_SAYS(refusal({.pre_tokenizer = R"({"type":"Metaspace","replacement":"ab","prepend_scheme":"always"})"}),
+              "one character");
+  EXPECT_SAYS(refusal({.pre_tokenizer = R"({"type":"Metaspace","replacement":"_","prepend_scheme":"often"})"}),
+              "'often'");
+  EXPECT_SAYS(refusal({.pre_tokenizer = R"({"type":"ByteLevel","trim_offsets":true})"}), "add_prefix_space");
+  EXPECT_SAYS(refusal({.pre_tokenizer = R"({"type":"Digits","individual_digits":1})"}), "individual_digits");
+  EXPECT_SAYS(refusal({.post_processor = R"({"type":"BertProcessing"})"}), "'BertProcessing'");
+  EXPECT_SAYS(refusal({.decoder = R"({"type":"WordPiece"})"}), "'WordPiece'");
+  EXPECT_SAYS(refusal({.decoder = R"({"type":"Strip","content":" ","start":-1,"stop":0})"}), "0 or more");
+}
+
+TEST(Tokenizer, RefusesTemplatesThatDoNotFit) {
+  const auto with = [](const char* single, const char* pair, const char* special) {
+    return refusal({.post_processor = std::string(R"({"type":"TemplateProcessing","single":[)") + single +
+                                      R"(],"pair":[)" + pair + R"(],"special_tokens":{)" + special + "}}"});
+  };
+  constexpr const char* kA = R"({"Sequence":{"id":"A","type_id":0}})";
+  constexpr const char* kB = R"({"Sequence":{"id":"B","type_id":1}})";
+  const std::string both = std::string(kA) + "," + kB;
+  EXPECT_EQ(with(kA, both.c_str(), R"("x":{"id":"x","ids":[1],"tokens":["a"]})"), "no error");
+  EXPECT_SAYS(with(kB, both.c_str(), ""), "sequence A");
+  EXPECT_SAYS(with(kA, kA, ""), "both sequences");
+  EXPECT_SAYS(with(R"({"SpecialToken":{"id":"x","type_id":0}})", both.c_str(), ""), "'x'");
+  EXPECT_SAYS(with(kA, both.c_str(), R"("x":{"id":"x","ids":[99],"tokens":["a"]})"), "99");
+  EXPECT_SAYS(with(kA, both.c_str(), R"("x":{"id":"x","ids":[-1],"tokens":["a"]})"), "-1");
+  EXPECT_SAYS(with(kA, both.c_str(), R"("x":{"id":"x","ids":[1,2],"tokens":["a"]})"), "2 and 1");
+}
+
+TEST(Tokenizer, RefusesAddedTokensThatDoNotFit) {
+  const auto with = [](const char* id, const char* content, const char* rest = "") {
+    return refusal(
+        {.added = std::string(R"([{"id":)") + id + R"(,"content":")" + content +
+                  R"(","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true})" + rest +
+                  "]"});
+  };
+  EXPECT_EQ(with("5", "new"), "no error");
+  EXPECT_EQ(with("1", "a"), "no error");
+  EXPECT_SAYS(with("1", "new"), "with id 5");
+  EXPECT_SAYS(with("-1", "new"), "with id 5");
+  EXPECT_SAYS(with("4000000000", "new"), "with id 5");
+  EXPECT_SAYS(with("2", "a"), "with id 1");
+  EXPECT_SAYS(with("5", ""), "content");
+  EXPECT_SAYS(with("5", "new", R"(,{"id":6})"), "content");
+  EXPECT_SAYS(refusal({.added = R"({"id":5})"}), "added_tokens");
+}
+
+TEST(Tokenizer, RefusesRegularExpressionsItCannotMatchExactly) {
+  const auto with = [](const std::string& regex) { return message_of([&] { tokenizers::Regex(regex, "here"); }); };
+  for (const char* regex :
+       {"(", ")", "[", "[]", "[]a]", "a)", "*", "a{2,1}", "\\", "\\p{Nope}", "\\p", "[a", "(?<n", "(?#"}) {
+    EXPECT_SAYS(with(regex), "here");
+  }
+  for (const char* regex : {"(?s).", "(?P<n>a)", "[a&&b]", "[a[bc]]", "\\R", "\\X", "\\K", "\\G", "\\Qa\\E", "(*UTF)a",
+                            "(?~a)", "a{2}?", "[[:alpha:]]", "\\C", "(?(1)a)", "\\g<1>", "(?R)", "(?<n>a)\\k<n>"}) {
+    EXPECT_SAYS(with(regex), "here");
+  }
+  for (const char* regex : {"a{,2}", "a{1,2}+", "x{", "(?i)a|b", "\\h", "(a)\\1", "[\\S\\d]", "\\u0041"}) {
+    EXPECT_EQ(with(regex), "no error");
+  }
+}
+
+TEST(Tokenizer, StopsRegularExpressionsThatRunAway) {
+  const Tokenizer tokenizer =
+      File{.pre_tokenizer =
+               R"({"type":"Split","pattern":{"Regex":"(a+)+$|((a|b)*c)+x"},"behavior":"Isolated","invert":false})"}
+          .read();
+  std::string text(60, 'a');
+  text += 'b';
+  EXPECT_SAYS(message_of([&] { tokenizer.ids(text); }), "steps");
+}
+
+TEST(Tokenizer, WantsUtf8) {
+  EXPECT_SAYS(message_of([] { File{}.read().ids("ab\xC3"); }), "byte 2");
+  EXPECT_SAYS(message_of([] { File{}.read().ids("\xED\xA0\x80"); }), "UTF-8");
+  EXPECT_SAYS(message_of([] { File{}.read().decode({{-1}}); }), "-1");
+  EXPECT_EQ(File{}.read().decode({{1, 77, 3}}), "a ab");  // an id that is no token is left out
+}
+
+TEST(Tokenizer, ServesManyThreadsAtOnce) {
+  const Tokenizer tokenizer = File{}.read();
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong = 0;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 500; ++i) {
+        std::string text;
+        Ids expected;
+        for (int k = 0; k < (i + t) % 17; ++k) text += "abc", expected.insert(expected.end(), {3, 4});
+        wrong += tokenizer.ids(text) != expected;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(Tokenizer, KnowsTheRolesOfTokens) {
+  std::string name = (fs::temp_directory_path() / "hotswap-tokenizer-XXXXXX").string();
+  const fs::path folder = ::mkdtemp(name.data());
+  EXPECT_SAYS(message_of([&] { Tokenizer::from_pretrained(folder); }), "tokenizer.json");
+  write_file(folder / "tokenizer.json", File{}.text());
+  EXPECT_FALSE(Tokenizer::from_pretrained(folder).special_ids().bos);
+  write_file(folder / "special_tokens_map.json", R"({"eos_token":"a","unk_token":"<unk>"})");
+  write_file(folder / "tokenizer_config.json",
+             R"({"bos_token":{"content":"c"},"eos_token":"b","pad_token":null,"model_max_length":1e30})");
+  const SpecialIds special = Tokenizer::from_pretrained(folder).special_ids();
+  EXPECT_EQ(special.bos, 4);
+  EXPECT_EQ(special.eos, 2);
+  EXPECT_EQ(special.unk, 0);
+  EXPECT_FALSE(special.pad);
+  write_file(folder / "tokenizer_config.json", R"({"bos_token":"nothing"})");
+  EXPECT_SAYS(message_of([&] { Tokenizer::from_pretrained(folder); }), "'nothing'");
+  fs::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace hotswap
