@@ -1,0 +1,261 @@
+// The program as scripts use it: exit statuses, stderr, and the exact keys of its JSON. Runs bin/hotswap beside this
+// test; what needs a model takes the small real one of the shared data.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "hotswap/base/file.h"
+#include "hotswap/cli/plot.h"
+#include "hotswap/cli/table.h"
+#include "hotswap/models/safetensors.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+using OutJson = nlohmann::json;
+
+const fs::path kModel = fs::path(HOTSWAP_SOURCE_DIR) / "../shared/data/models/stories260k";
+const fs::path kText = fs::path(HOTSWAP_SOURCE_DIR) / "../shared/data/text";
+
+struct Outcome {
+  int status;
+  std::string out, err;
+};
+
+class Cli : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / ("hotswap_cli_test_" + std::to_string(getpid()));
+    fs::create_directories(folder_);
+    ASSERT_TRUE(fs::exists(program())) << "build the target hotswap_main";
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  static fs::path program() { return fs::read_symlink("/proc/self/exe").parent_path() / "hotswap"; }
+  fs::path file(const std::string& name) const { return folder_ / name; }
+
+  Outcome run(const std::string& arguments, const std::string& input = "") const {
+    write_file(file("stdin"), input);
+    const std::string line = program().string() + " " + arguments + " <" + file("stdin").string() + " >" +
+                             file("stdout").string() + " 2>" + file("stderr").string();
+    const int status = std::system(("timeout 240 " + line).c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, read_file(file("stdout")), read_file(file("stderr"))};
+  }
+  OutJson run_json(const std::string& arguments, const std::string& input = "") const {
+    const Outcome outcome = run(arguments, input);
+    EXPECT_EQ(outcome.status, 0) << arguments << '\n' << outcome.err;
+    return outcome.status == 0 ? OutJson::parse(outcome.out) : OutJson();
+  }
+
+ private:
+  fs::path folder_;
+};
+
+class CliModel : public Cli {
+ protected:
+  void SetUp() override {
+    Cli::SetUp();
+    if (!fs::is_directory(kModel)) GTEST_SKIP() << "no " << kModel << " here";
+  }
+  std::string model() const { return "--model " + kModel.string(); }
+  OutJson golden() const { return OutJson::parse(read_file(kModel / "golden.json")); }
+};
+
+std::set<std::string> keys(const OutJson& json) {
+  std::set<std::string> names;
+  for (const auto& [key, value] : json.items()) names.insert(key);
+  return names;
+}
+using Keys = std::set<std::string>;
+
+TEST_F(Cli, HelpIsEverywhere) {
+  for (const char* verb : {"", "demo", "generate", "score", "tokenize", "kernelize", "kernel", "kernel list",
+                           "kernel info", "bench", "bench model", "env"}) {
+    const Outcome outcome = run(std::string(verb) + " --help");
+    EXPECT_EQ(outcome.status, 0) << verb;
+    EXPECT_NE(outcome.out.find("Usage"), std::string::npos) << verb;
+  }
+  EXPECT_EQ(run("--version").status, 0);
+}
+
+TEST_F(Cli, WrongUsageIsTwo) {
+  for (const char* line :
+       {"", "nonsense", "generate", "generate --model x", "generate --model x --prompt a --ids b", "score --model x",
+        "score --model x --text a --ids b", "kernelize", "kernelize --model x --kernel RMSNorm", "kernel", "demo",
+        "generate --model x --prompt a --max-new-tokens -1", "env --nonsense", "bench --size enormous"}) {
+    const Outcome outcome = run(line);
+    EXPECT_EQ(outcome.status, 2) << line;
+    EXPECT_TRUE(outcome.out.empty()) << line;
+    EXPECT_FALSE(outcome.err.empty()) << line;
+  }
+}
+
+TEST_F(Cli, ErrorsAreOneAndNameTheNextStep) {
+  for (const char* line :
+       {"generate --model /nowhere --prompt a", "score --model /nowhere --text /nowhere/too",
+        "tokenize --model /nowhere", "kernelize --model /nowhere", "kernel info nonsense", "bench nonsense"}) {
+    const Outcome outcome = run(line);
+    EXPECT_EQ(outcome.status, 1) << line;
+    EXPECT_TRUE(outcome.out.empty()) << line;
+    EXPECT_NE(outcome.err.find("wanted"), std::string::npos) << line << outcome.err;
+    EXPECT_NE(outcome.err.find("got"), std::string::npos) << line << outcome.err;
+  }
+}
+
+TEST_F(Cli, EnvAndKernelList) {
+  const OutJson env = run_json("env --json");
+  EXPECT_TRUE(env.contains("torch") && env.contains("device") && env.contains("variants"));
+  bool has_home = false;
+  for (const auto& row : env["environment"]) has_home |= row["name"] == "HF_HOME";
+  EXPECT_TRUE(has_home);
+  EXPECT_EQ(run("env").status, 0);
+
+  const OutJson list = run_json("kernel list --json");
+  ASSERT_FALSE(list.empty()) << "build the packages";
+  EXPECT_EQ(keys(list[0]), (Keys{"digest", "layers", "name", "path", "variant", "version"}));
+  const OutJson norm = run_json("kernel info norm --json");
+  EXPECT_EQ(norm["layers"]["RMSNorm"]["contract"], "rms_norm/1");
+  EXPECT_EQ(norm["digest"].get<std::string>().rfind("sha256:", 0), 0u);
+  EXPECT_NE(run("kernel info " + norm["path"].get<std::string>()).out.find("RMSNorm"), std::string::npos);
+}
+
+TEST_F(Cli, BenchChecksAndTimesAnOp) {
+  const Outcome outcome =
+      run("bench silu rms_norm_bwd --size cache --dtype float32 --seconds 0.01 --csv " + file("out.csv").string());
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("rms_norm_bwd"), std::string::npos);
+  const std::string csv = read_file(file("out.csv"));
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 3);
+}
+
+TEST_F(CliModel, GenerateGivesTheGoldenIds) {
+  const OutJson golden_case = golden()["cases"][0];
+  write_file(file("ids.json"), golden_case["input_ids"].dump());
+  const auto want = golden_case["output_ids"].get<std::vector<int64_t>>();
+  for (const char* kernels : {"", " --use-kernels --strict", " --use-kernels --kernel RMSNorm="}) {
+    const OutJson out = run_json("generate " + model() + " --ids " + file("ids.json").string() +
+                                 " --max-new-tokens 64 --json" + kernels);
+    EXPECT_EQ(keys(out),
+              (Keys{"decode_ms", "kernels", "prefill_ms", "prompt_ids", "text", "token_ids", "tokens_per_second"}));
+    EXPECT_EQ(out["token_ids"].get<std::vector<int64_t>>(), want) << kernels;
+    EXPECT_EQ(out["kernels"].empty(), *kernels == '\0');
+  }
+  const auto prompt = golden_case["prompt"].get<std::string>();
+  const std::string line = "generate " + model() + " --max-new-tokens 64 --prompt '" + prompt + "'";
+  const OutJson out = run_json(line + " --json");
+  EXPECT_EQ(out["prompt_ids"], golden_case["input_ids"]);
+  const Outcome plain = run(line), streamed = run(line + " --stream");
+  EXPECT_EQ(plain.out, out["text"].get<std::string>() + "\n");
+  EXPECT_EQ(streamed.out, plain.out);
+}
+
+TEST_F(CliModel, SamplingFollowsItsSeed) {
+  const std::string line =
+      "generate " + model() + " --prompt 'Once' --max-new-tokens 24 --temperature 1.0 --top-k 50 --json";
+  const OutJson a = run_json(line + " --seed 7"), b = run_json(line + " --seed 7"), c = run_json(line + " --seed 8");
+  EXPECT_EQ(a["token_ids"], b["token_ids"]);
+  EXPECT_NE(a["token_ids"], c["token_ids"]);
+}
+
+TEST_F(CliModel, ScoreGivesTheGoldenLoss) {
+  for (const auto& row : golden()["losses"]) {
+    const fs::path text = kModel / "../.." / row["file"].get<std::string>();
+    const OutJson out = run_json("score " + model() + " --text " + text.string() + " --max-tokens " +
+                                 std::to_string(row["tokens"].get<int>()) + " --use-kernels --json");
+    EXPECT_EQ(keys(out), (Keys{"kernels", "loss", "perplexity", "tokens"}));
+    EXPECT_NEAR(out["loss"].get<double>(), row["mean_loss"].get<double>(), 1e-4);
+    EXPECT_NEAR(out["perplexity"].get<double>(), std::exp(out["loss"].get<double>()), 1e-6);
+    EXPECT_EQ(out["tokens"], row["tokens"]);
+  }
+}
+
+TEST_F(CliModel, ScoreWritesLogits) {
+  write_file(file("ids.json"), "[[1, 403, 407, 261], [1, 385, 328, 432]]");
+  const std::string line = "score " + model() + " --ids " + file("ids.json").string();
+  run_json(line + " --json --logits-out " + file("logits.safetensors").string());
+  const SafetensorsFile logits(file("logits.safetensors"));
+  EXPECT_EQ(logits.tensor("logits").sizes(), (at::IntArrayRef{2, 4, 512}));
+  EXPECT_EQ(logits.tensor("logits").scalar_type(), at::kFloat);
+
+  write_file(file("ids.json"), "[[1, 512]]");
+  EXPECT_EQ(run(line).status, 1);  // no such id
+  write_file(file("ids.json"), "[[1, 2], [1, 2, 3]]");
+  EXPECT_EQ(run(line).status, 0);
+  EXPECT_EQ(run(line + " --logits-out " + file("uneven.safetensors").string()).status, 1);
+  EXPECT_FALSE(fs::exists(file("uneven.safetensors")));
+}
+
+TEST_F(CliModel, TokenizeThereAndBack) {
+  const std::string text = "Once upon a time, there was a little girl named Lily.";
+  const OutJson out = run_json("tokenize --json " + model(), text + "\n");
+  EXPECT_EQ(keys(out), (Keys{"ids", "offsets", "tokens"}));
+  EXPECT_EQ(out["ids"], golden()["cases"][0]["input_ids"]);
+  EXPECT_EQ(out["ids"].size(), out["offsets"].size());
+  const Outcome plain = run("tokenize --no-special " + model(), text + "\n");
+  EXPECT_EQ(run("tokenize --decode --no-special " + model(), plain.out).out, text + "\n");
+  EXPECT_EQ(run("tokenize --decode " + model(), "one two\n").status, 1);
+}
+
+TEST_F(CliModel, KernelizeReportsEveryLayer) {
+  const OutJson out = run_json("kernelize --json " + model());
+  EXPECT_EQ(keys(out), (Keys{"layers"}));
+  ASSERT_FALSE(out["layers"].empty());
+  int bound = 0;
+  for (const auto& row : out["layers"]) {
+    EXPECT_EQ(keys(row),
+              (Keys{"device", "digest", "layer", "mode", "name", "package", "package_layer", "reason", "version"}));
+    bound += !row["package"].is_null();
+  }
+  EXPECT_GT(bound, 20);
+  const OutJson without = run_json("kernelize --json " + model() + " --kernel RMSNorm= --mode TRAINING");
+  for (const auto& row : without["layers"]) {
+    if (row["layer"] == "RMSNorm") EXPECT_TRUE(row["package"].is_null());
+    EXPECT_EQ(row["mode"], "TRAINING");
+  }
+  EXPECT_EQ(run("kernelize " + model() + " --strict --kernel RMSNorm=acme/none:RMSNorm").status, 1);
+
+  write_file(file("config.json"), R"({"kernel_mapping": {"RMSNorm": {"cpu": ""}}})");
+  const OutJson by_file = run_json("kernelize --json " + model() + " --kernel-config " + file("config.json").string());
+  EXPECT_EQ(by_file["layers"].size(), out["layers"].size());
+  write_file(file("config.json"), R"({"kernel_maping": {}})");
+  EXPECT_EQ(run("kernelize " + model() + " --kernel-config " + file("config.json").string()).status, 1);
+}
+
+TEST_F(CliModel, DemoWritesTableAndPlotAndModel) {
+  write_file(file("data.txt"), read_file(kText / "heldout_stories.txt"));
+  const Outcome outcome = run("demo " + model() + " --steps 4 --columns 64 --new-tokens 8 --data " +
+                              file("data.txt").string() + " --output-dir " + file("demo").string());
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  for (const char* wanted : {"layers swapped", "trained tokens/s", "peak memory", "same answers: yes"}) {
+    EXPECT_NE(outcome.out.find(wanted), std::string::npos) << wanted << '\n' << outcome.out;
+  }
+  EXPECT_NE(read_file(file("demo/demo.svg")).find("</svg>"), std::string::npos);
+  EXPECT_EQ(run("score --model " + file("demo/model").string() + " --text " + file("data.txt").string()).status, 0);
+}
+
+TEST(Table, AlignsAndRefuses) {
+  Table table({"a", "b"});
+  table.row({"x", "1"});
+  table.row({"longer", "22"});
+  EXPECT_EQ(table.text(), "a        b\n----------\nx        1\nlonger  22\n");
+  EXPECT_ANY_THROW(table.row({"one"}));
+  EXPECT_EQ(csv_cell("a,\"b\""), "\"a,\"\"b\"\"\"");
+}
+
+TEST(Plot, DrawsEveryValue) {
+  const std::string svg = svg_plot("t<>", {{.title = "l", .lines = {{"one", {3, 2, 1}}, {"two", {3, NAN, 1}}}}},
+                                   {{.title = "b", .series = {"s", "k"}, .groups = {{"g", {10, 25}}}}});
+  EXPECT_NE(svg.find("t&lt;&gt;"), std::string::npos);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+  EXPECT_NE(svg.find(">25<"), std::string::npos);
+  EXPECT_EQ(ticks(0, 10, 5), (std::vector<double>{0, 2, 4, 6, 8, 10}));
+}
+
+}  // namespace
+}  // namespace hotswap

@@ -1,0 +1,129 @@
+#include <cstdio>
+
+#include "hotswap/base/error.h"
+#include "hotswap/cli/answer.h"
+#include "hotswap/cli/model_flags.h"
+#include "hotswap/cli/verbs.h"
+
+namespace hotswap {
+namespace {
+
+using OutJson = nlohmann::ordered_json;
+
+struct Flags {
+  ModelFlags model;
+  KernelFlags kernels;
+  std::string prompt, ids;
+  int64_t max_new_tokens = 50;
+  std::optional<double> temperature, top_p;
+  std::optional<int64_t> top_k;
+  std::optional<uint64_t> seed;
+  bool stream = false, json = false;
+};
+
+GenerationConfig config_of(const Flags& flags) {
+  GenerationConfig config{.max_new_tokens = flags.max_new_tokens,
+                          .temperature = flags.temperature,
+                          .top_k = flags.top_k,
+                          .top_p = flags.top_p,
+                          .seed = flags.seed};
+  // A flag of the sampler asks for sampling, temperature 0 for the greedy choice; without any it is greedy.
+  const bool samples = flags.temperature || flags.top_k || flags.top_p || flags.seed;
+  config.do_sample = samples && flags.temperature.value_or(1) > 0;
+  if (!*config.do_sample) config.temperature = std::nullopt;
+  return config;
+}
+
+Rows prompt_rows(const Flags& flags, const Tokenizer* tokenizer, int64_t vocab) {
+  if (!flags.ids.empty()) return read_rows(flags.ids, vocab);
+  Rows rows{tokenizer->ids(flags.prompt)};
+  if (rows[0].empty()) {
+    throw Error({.wanted = "a prompt of at least one token", .got = "an empty one", .next = "give --prompt some text"});
+  }
+  return rows;
+}
+
+bool has_tokenizer(const ModelFlags& flags) {
+  return gguf_path(flags) || std::filesystem::is_regular_file(std::filesystem::path(flags.model) / "tokenizer.json");
+}
+
+// One row: plain values. Several: lists of them, row by row, and times that add up.
+OutJson json_of(const Rows& prompts, const std::vector<Answer>& answers) {
+  OutJson out = {{"prompt_ids", prompts[0]},          {"token_ids", answers[0].ids},
+                 {"text", answers[0].text},           {"prefill_ms", answers[0].prefill_ms},
+                 {"decode_ms", answers[0].decode_ms}, {"tokens_per_second", answers[0].tokens_per_second()}};
+  if (answers.size() == 1) return out;
+  double prefill_ms = 0, decode_ms = 0, tokens = 0;
+  out["prompt_ids"] = prompts;
+  out["token_ids"] = OutJson::array();
+  out["text"] = OutJson::array();
+  for (const Answer& answer : answers) {
+    out["token_ids"].push_back(answer.ids);
+    out["text"].push_back(answer.text);
+    prefill_ms += answer.prefill_ms;
+    decode_ms += answer.decode_ms;
+    tokens += static_cast<double>(answer.ids.size());
+  }
+  out["prefill_ms"] = prefill_ms;
+  out["decode_ms"] = decode_ms;
+  out["tokens_per_second"] = 1e3 * tokens / (prefill_ms + decode_ms);
+  return out;
+}
+
+void generate_verb(const Flags& flags) {
+  std::optional<Tokenizer> tokenizer;
+  if (!flags.prompt.empty() || has_tokenizer(flags.model)) tokenizer = load_tokenizer(flags.model);
+  const auto model = load_model(flags.model, flags.kernels);
+  const Rows prompts = prompt_rows(flags, tokenizer ? &*tokenizer : nullptr, model->config().vocab);
+  const bool stream = flags.stream && !flags.json;
+  const auto show = [&](const std::string& piece) {
+    std::fputs(piece.c_str(), stdout);
+    std::fflush(stdout);
+  };
+  std::vector<Answer> answers;
+  for (const auto& prompt : prompts) {
+    answers.push_back(answer(*model, tokenizer ? &*tokenizer : nullptr, prompt, config_of(flags),
+                             stream ? TextCallback(show) : nullptr));
+    if (flags.json) continue;
+    const Answer& last = answers.back();
+    if (!tokenizer) {
+      std::printf("%s\n", join(last.ids, " ").c_str());
+    } else {
+      std::printf("%s\n", stream ? "" : last.text.c_str());
+    }
+    std::fprintf(stderr, "%zu tokens, first after %.1f ms, then %.1f tokens/s\n", last.ids.size(), last.prefill_ms,
+                 last.tokens_per_second());
+  }
+  if (!flags.json) return;
+  OutJson out = json_of(prompts, answers);
+  out["kernels"] = kernels_json(model->kernel_report());
+  std::printf("%s\n", out.dump(2, ' ', false, OutJson::error_handler_t::replace).c_str());
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app) {
+  auto* verb = app.add_subcommand("generate", "Continue a prompt");
+  auto flags = std::make_shared<Flags>();
+  add_model_flags(*verb, flags->model);
+  add_kernel_flags(*verb, flags->kernels);
+  auto* what = verb->add_option_group("what");
+  what->add_option("--prompt", flags->prompt, "Text; special tokens in it are recognised");
+  what->add_option("--ids", flags->ids, "A JSON file: a list of token ids, or a list of such lists")->type_name("FILE");
+  what->require_option(1);
+  verb->add_option("--max-new-tokens", flags->max_new_tokens, "At most so many new tokens")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  verb->add_option("--temperature", flags->temperature, "Sample at this temperature; 0: greedy")
+      ->check(CLI::NonNegativeNumber);
+  verb->add_option("--top-k", flags->top_k, "Sample among the k best")->check(CLI::NonNegativeNumber);
+  verb->add_option("--top-p", flags->top_p, "Sample among the best that make up this probability")
+      ->check(CLI::Range(0.0, 1.0));
+  verb->add_option("--seed", flags->seed, "Of the sampler");
+  verb->add_flag("--stream", flags->stream, "Print the text as it comes");
+  verb->add_flag("--json", flags->json,
+                 "Print JSON: prompt_ids, token_ids, text, prefill_ms, decode_ms, tokens_per_second, kernels");
+  verb->callback([flags] { generate_verb(*flags); });
+}
+
+}  // namespace hotswap

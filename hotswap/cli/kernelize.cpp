@@ -1,0 +1,43 @@
+#include <cstdio>
+#include <iostream>
+
+#include "hotswap/cli/model_flags.h"
+#include "hotswap/cli/verbs.h"
+
+namespace hotswap {
+namespace {
+
+struct Flags {
+  ModelFlags model;
+  KernelFlags kernels;
+  std::string mode = "INFERENCE";
+  bool json = false;
+};
+
+void kernelize_verb(const Flags& flags) {
+  const Mode mode = Mode::parse(flags.mode);
+  const auto model = load_model(flags.model, {});
+  model->train(mode.has(Mode::TRAINING));
+  const KernelReport& report = model->kernelize(
+      mode, {.config = kernel_config_of(flags.kernels).value_or(KernelConfig{}), .strict = flags.kernels.strict});
+  if (flags.json) {
+    std::printf("%s\n", report.to_json().dump(2).c_str());
+  } else {
+    std::cout << report;
+  }
+}
+
+}  // namespace
+
+void add_kernelize(CLI::App& app) {
+  auto* verb = app.add_subcommand("kernelize", "Say which kernel each layer would run, and why; runs nothing");
+  auto flags = std::make_shared<Flags>();
+  add_model_flags(*verb, flags->model);
+  add_kernel_flags(*verb, flags->kernels);
+  verb->add_option("--mode", flags->mode, "INFERENCE or TRAINING, with |TORCH_COMPILE for capture-safe kernels")
+      ->capture_default_str();
+  verb->add_flag("--json", flags->json, "Print JSON");
+  verb->callback([flags] { kernelize_verb(*flags); });
+}
+
+}  // namespace hotswap

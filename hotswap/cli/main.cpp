@@ -1,0 +1,48 @@
+// hotswap: the command line. Results on stdout, messages on stderr; exit 0, 1 for an error, 2 for wrong usage.
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+#include "hotswap/base/error.h"
+#include "hotswap/base/memory.h"
+#include "hotswap/cli/verbs.h"
+
+namespace {
+
+int run(int argc, char** argv) {
+  CLI::App app(
+      "Hot-swap the layers of transformers for optimized kernels.\n"
+      "Results go to stdout, messages to stderr. Exit 0: done; 1: an error; 2: wrong usage.",
+      "hotswap");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", std::string(HOTSWAP_VERSION));
+  hotswap::add_demo(app, HOTSWAP_SOURCE_DIR);
+  hotswap::add_generate(app);
+  hotswap::add_score(app);
+  hotswap::add_tokenize(app);
+  hotswap::add_kernelize(app);
+  hotswap::add_kernel(app);
+  hotswap::add_bench(app);
+  hotswap::add_env(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  hotswap::tune_allocator();
+  int status = 1;
+  try {
+    status = run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "hotswap: error: %s\n", error.what());
+  }
+  // Not through static destructors: torch's worker threads and loaded packages need no tearing down.
+  std::fflush(nullptr);
+  std::_Exit(status);
+}

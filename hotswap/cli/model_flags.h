@@ -1,0 +1,58 @@
+// The flags that name a model and its kernels, shared by verbs, and what they stand for.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hotswap/kernelize/mapping.h"
+#include "hotswap/models/causal_lm.h"
+#include "hotswap/tokenizers/tokenizer.h"
+
+namespace hotswap {
+
+struct ModelFlags {
+  std::string model;      // a folder, or a .gguf file
+  std::string gguf_file;  // of the folder
+  std::string device = "cpu", dtype = "auto", attention = "sdpa";
+};
+
+struct KernelFlags {
+  bool use_kernels = false, strict = false, local = false;
+  std::vector<std::string> kernels;  // LAYER=REF
+  std::string config_file;           // JSON
+  // Any of them asks for kernels.
+  bool any() const { return use_kernels || !kernels.empty() || !config_file.empty(); }
+};
+
+void add_tokenizer_flags(CLI::App& verb, ModelFlags& flags);  // --model and --gguf-file alone
+void add_model_flags(CLI::App& verb, ModelFlags& flags);
+void add_kernel_flags(CLI::App& verb, KernelFlags& flags);
+
+// What --kernel and --kernel-config say; none where neither is given (the bundled kernels then).
+std::optional<KernelConfig> kernel_config_of(const KernelFlags& flags);
+// A kernel config as JSON: {"kernel_mapping": {"RMSNorm": "org/repo:Layer", "SiLU": {"cuda": "...", "cpu": ""},
+// "MLP": ["acme/mlp:SwiGLUMLP", {"version": 1, "trust_remote_code": true}]}, "use_local_kernel", "inherit_mapping"}
+KernelConfig kernel_config_from(const Json& json);
+
+std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels);
+// Of the model's folder; where there is no tokenizer.json and the weights are a GGUF file, of that file's metadata.
+Tokenizer load_tokenizer(const ModelFlags& flags);
+// The .gguf file that the flags name; none where the weights are safetensors.
+std::optional<std::filesystem::path> gguf_path(const ModelFlags& flags);
+
+using Rows = std::vector<std::vector<int64_t>>;
+// A file with a JSON list of ids, or of lists of ids. Error unless every row holds ids of the vocabulary.
+Rows read_rows(const std::string& file, int64_t vocab);
+// A text file as one row of at most `limit` ids (0: all), with the special tokens that the tokenizer adds.
+Rows read_text_row(const std::string& file, const Tokenizer& tokenizer, int64_t limit);
+Tensor row_tensor(const std::vector<int64_t>& ids);  // [1, time]
+
+// The "layers" of the report, for the key "kernels" of a verb's JSON.
+nlohmann::ordered_json kernels_json(const KernelReport& report);
+
+}  // namespace hotswap

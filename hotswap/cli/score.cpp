@@ -1,0 +1,101 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+
+#include <cmath>
+#include <cstdio>
+
+#include "hotswap/base/error.h"
+#include "hotswap/cli/model_flags.h"
+#include "hotswap/cli/verbs.h"
+#include "hotswap/models/safetensors.h"
+
+namespace hotswap {
+namespace {
+
+struct Flags {
+  ModelFlags model;
+  KernelFlags kernels;
+  std::string text, ids, logits_out;
+  int64_t max_tokens = 0;
+  bool json = false;
+};
+
+struct Score {
+  double loss = 0;  // mean over every prediction of every row
+  int64_t tokens = 0;
+};
+
+void check_rows(const Rows& rows, bool want_logits) {
+  for (const auto& row : rows) {
+    if (row.size() < 2) {
+      throw Error(
+          {.wanted = "rows of at least 2 token ids", .got = cat("a row of ", row.size()), .next = "give longer rows"});
+    }
+    if (want_logits && row.size() != rows[0].size()) {
+      throw Error({.wanted = "rows of equal length for --logits-out",
+                   .got = cat("rows of ", rows[0].size(), " and of ", row.size()),
+                   .next = "cut them to one length, or score them one file each"});
+    }
+  }
+}
+
+// Row by row: memory stays that of the longest one.
+Score score(CausalLM& model, const Rows& rows, std::vector<Tensor>* logits) {
+  const at::NoGradGuard no_grad;
+  Score result;
+  double sum = 0, predictions = 0;
+  for (const auto& row : rows) {
+    const Tensor ids = row_tensor(row).to(model.device());
+    const auto out = model({.input_ids = ids, .labels = ids, .need_logits = logits != nullptr});
+    if (logits != nullptr) logits->push_back(out.logits.to(at::kCPU, at::kFloat));
+    const auto count = static_cast<double>(row.size() - 1);
+    sum += out.loss.item<double>() * count;
+    predictions += count;
+    result.tokens += static_cast<int64_t>(row.size());
+  }
+  result.loss = sum / predictions;
+  return result;
+}
+
+void score_verb(const Flags& flags) {
+  const auto model = load_model(flags.model, flags.kernels);
+  const Rows rows = flags.ids.empty() ? read_text_row(flags.text, load_tokenizer(flags.model), flags.max_tokens)
+                                      : read_rows(flags.ids, model->config().vocab);
+  const bool want_logits = !flags.logits_out.empty();
+  check_rows(rows, want_logits);
+  std::vector<Tensor> logits;
+  const Score result = score(*model, rows, want_logits ? &logits : nullptr);
+  if (want_logits) save_safetensors(flags.logits_out, {{"logits", at::cat(logits)}});  // [batch, time, vocab]
+  if (flags.json) {
+    const nlohmann::ordered_json out = {{"loss", result.loss},
+                                        {"perplexity", std::exp(result.loss)},
+                                        {"tokens", result.tokens},
+                                        {"kernels", kernels_json(model->kernel_report())}};
+    std::printf("%s\n", out.dump(2).c_str());
+  } else {
+    std::printf("loss %.6f  perplexity %.4f  tokens %lld\n", result.loss, std::exp(result.loss),
+                static_cast<long long>(result.tokens));
+  }
+}
+
+}  // namespace
+
+void add_score(CLI::App& app) {
+  auto* verb = app.add_subcommand("score", "The model's loss on a text: mean next-token cross-entropy");
+  auto flags = std::make_shared<Flags>();
+  add_model_flags(*verb, flags->model);
+  add_kernel_flags(*verb, flags->kernels);
+  auto* what = verb->add_option_group("what");
+  what->add_option("--text", flags->text, "A UTF-8 file, scored as one window with the tokenizer's special tokens")
+      ->type_name("FILE");
+  what->add_option("--ids", flags->ids, "A JSON file: a list of lists of token ids")->type_name("FILE");
+  what->require_option(1);
+  verb->add_option("--max-tokens", flags->max_tokens, "Cut the text to so many ids; 0: all")
+      ->check(CLI::NonNegativeNumber);
+  verb->add_option("--logits-out", flags->logits_out, "Write the logits [batch, time, vocab] as float32 'logits'")
+      ->type_name("F.safetensors");
+  verb->add_flag("--json", flags->json, "Print JSON: loss, perplexity, tokens (ids scored), kernels");
+  verb->callback([flags] { score_verb(*flags); });
+}
+
+}  // namespace hotswap

@@ -1,0 +1,20 @@
+// One function a verb: adds its subcommand with flags and help to the program. A verb runs when the line is parsed.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace hotswap {
+
+void add_demo(CLI::App& app, const std::string& source);  // source: where the project's documentation is
+void add_generate(CLI::App& app);
+void add_score(CLI::App& app);
+void add_tokenize(CLI::App& app);
+void add_kernelize(CLI::App& app);
+void add_kernel(CLI::App& app);
+void add_bench(CLI::App& app);
+void add_env(CLI::App& app);
+
+// A line that parses but makes no sense: message and usage hint on stderr, exit 2.
+inline CLI::ValidationError usage_error(const std::string& message) { return CLI::ValidationError("", message); }
+
+}  // namespace hotswap

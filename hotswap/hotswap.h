@@ -1,0 +1,39 @@
+// hotswap: transformers in C++ whose layers can be swapped for optimized kernels, in training and in inference.
+//
+//   #include "hotswap/hotswap.h"
+//   using namespace hotswap;
+//
+//   int main() {
+//     auto model = AutoModelForCausalLM::from_pretrained("SmolLM2-135M-Instruct", {.use_kernels = true});
+//     const auto tokenizer = Tokenizer::from_pretrained("SmolLM2-135M-Instruct");
+//     const auto prompt = tokenizer.ids("Gravity is");
+//
+//     auto ids = model->generate(rows_of(prompt, 0, 1, prompt.size()), {.max_new_tokens = 50});   // [1, time]
+//     std::cout << tokenizer.decode({ids.const_data_ptr<int64_t>(), size_t(ids.numel())}) << "\n"
+//               << model->kernel_report();
+//
+//     model->train();                                    // the same layers, bound for training
+//     auto loss = [&](const at::Tensor& ids) { return (*model)({.input_ids = ids, .labels = ids}).loss; };
+//     finetune(model->parameters(), loss, {ids}, {.optimizer = {.learning_rate = 1e-4}});
+//     model->unkernelize();                              // exactly as before
+//     model->save_pretrained("tuned");                   // a Hugging Face folder
+//   }
+//
+// Everything is in namespace hotswap; tensors are libtorch's. Errors are hotswap::Error: wanted, got, next.
+#pragma once
+
+#include "hotswap/base/error.h"
+#include "hotswap/base/json.h"
+#include "hotswap/base/memory.h"
+#include "hotswap/base/progress.h"
+#include "hotswap/generation/generate.h"
+#include "hotswap/kernelize/kernelize.h"
+#include "hotswap/kernelize/package.h"
+#include "hotswap/models/auto.h"
+#include "hotswap/models/safetensors.h"
+#include "hotswap/tokenizers/stream_decoder.h"
+#include "hotswap/tokenizers/tokenizer.h"
+#include "hotswap/training/data.h"
+#include "hotswap/training/finetune.h"
+#include "hotswap/training/optimizer.h"
+#include "hotswap/training/schedule.h"
