@@ -9,12 +9,10 @@ namespace hotswap {
 namespace {
 
 void check_form(const std::string& layer, const KernelRef& ref, bool use_local_kernel) {
-  if (ref.stock() || ref.is_path() == use_local_kernel) return;
-  throw Error(
-      {.wanted = cat("a kernel for ", layer, use_local_kernel ? " as '/abs/path:Layer'" : " as 'org/repo:Layer'"),
-       .got = cat("'", ref.str(), "' with use_local_kernel = ", use_local_kernel ? "true" : "false"),
-       .next = use_local_kernel ? "give the package's absolute path, or drop use_local_kernel"
-                                : "set use_local_kernel = true for a package folder"});
+  if (!ref.is_path() || use_local_kernel) return;
+  throw Error({.wanted = cat("a kernel for ", layer, " as 'org/repo:Layer'"),
+               .got = cat("'", ref.str(), "' without use_local_kernel"),
+               .next = "set use_local_kernel = true to run a package folder of this machine"});
 }
 
 std::string lower(std::string text) {

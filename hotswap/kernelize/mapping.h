@@ -72,7 +72,7 @@ class KernelChoice {
 
 struct KernelConfig {
   std::vector<std::pair<std::string, KernelChoice>> kernel_mapping = {};
-  bool use_local_kernel = false;  // values are "/abs/path:Layer"
+  bool use_local_kernel = false;  // values may be "/abs/path:Layer"
   // Layers that the mapping does not name keep their default kernels. Unset: unless use_local_kernel, as transformers.
   std::optional<bool> inherit_mapping = std::nullopt;
 };

@@ -101,8 +101,6 @@ TEST(KernelConfig, AnMlpKernelThatSaysWhichGateItHasGetsOnlyThat) {
 TEST(KernelConfig, RefusesWhatMakesNoSense) {
   const auto add = [](const KernelConfig& config) { return message_of([&] { KernelMapping().add(config); }); };
   expect_has(add({{{"RMSNorm", "/opt/norm:RMSNorm"}}}), {"RMSNorm", "use_local_kernel"});
-  expect_has(add({.kernel_mapping = {{"RMSNorm", "org/norm"}}, .use_local_kernel = true}),
-             {"/abs/path:Layer", "org/norm"});
   expect_has(add({{{"", "org/norm"}}}), {"layer's name"});
   expect_has(message_of([] { DeviceKey("metal"); }), {"cpu, cuda, mps, neuron, npu, rocm, tpu, xpu", "'metal'", "mps"});
   expect_has(message_of([] { DeviceKey("hip"); }), {"'hip'"});

@@ -91,10 +91,12 @@ Registry& registry() {
 }
 
 void open_library(const Manifest& m) {
-  const auto probe = c10::Dispatcher::singleton().findOp({m.id + "::call_count", ""});
-  if (probe && probe->hasSchema()) {
+  // A second definition of the namespace would end the process from inside dlopen.
+  const std::string ops = m.id + "::";
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (!name.name.starts_with(ops)) continue;
     throw Error({.wanted = cat("to load ", m.library().string()),
-                 .got = cat("ops of the name ", m.id, " that something else has registered"),
+                 .got = cat("the op ", name.name, ", which something else has registered"),
                  .next = "load a package by hotswap alone"});
   }
   if (dlopen(m.library().c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {

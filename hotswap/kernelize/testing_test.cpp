@@ -1,5 +1,6 @@
 #include "hotswap/kernelize/testing.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>

@@ -1,0 +1,365 @@
+// A bound slot computes what its stock forward computes, forward and backward, and the package's ops are what ran. How
+// near both are to float64 is tested in each package and in layers/.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "hotswap/kernelize/resolve.h"
+#include "hotswap/kernelize/testing.h"
+
+namespace hotswap {
+namespace {
+
+using testing::difference;
+using testing::expect_has;
+using testing::message_of;
+using testing::PackageCopy;
+using Tensors = std::vector<Tensor>;
+using Run = std::function<Tensors(const Tensors& in)>;
+
+// Both sides in float32, sums of at most a hundred terms: some ulp (6e-8) of relative L2.
+constexpr double kTolerance = 3e-6;
+
+const PackageLayer& bundled_layer(const std::string& package, const std::string& layer) {
+  const auto found = resolve_kernel(KernelRef(cat("hotswap/", package, ":", layer)), layer, "cpu", bundled_packages());
+  return load_package(found->manifest).layer(found->layer);
+}
+
+// A slot of its own module, bound to a package's layer.
+template <typename Signature>
+struct Bound : Module {
+  Bound(const PackageLayer& layer, typename Slot<Signature>::Forward stock)
+      : slot(this, layer.name(), layer.contract().name, std::move(stock)) {
+    layer.contract().bind(slot, layer);
+  }
+  template <typename... Args>
+  auto operator()(const Args&... args) const {
+    return slot(args...);
+  }
+  Slot<Signature> slot;
+};
+
+Tensors leaves(const Tensors& values, bool grad) {
+  Tensors result;
+  for (const Tensor& value : values) {
+    result.push_back(value.is_floating_point() ? value.clone().set_requires_grad(grad) : value);
+  }
+  return result;
+}
+
+// Outputs, then the gradients of all floating inputs; an undefined dout: that output is not used.
+Tensors forward_backward(const Run& run, const Tensors& inputs, const Tensors& douts) {
+  const Tensors in = leaves(inputs, true);
+  Tensors roots, grads, result;
+  const Tensors out = run(in);
+  for (size_t i = 0; i < out.size(); ++i) {
+    result.push_back(out[i].detach());
+    if (!douts.at(i).defined()) continue;
+    roots.push_back(out[i]);
+    grads.push_back(douts[i]);
+  }
+  torch::autograd::backward(roots, grads);
+  for (const Tensor& tensor : in) {
+    if (tensor.is_floating_point()) result.push_back(tensor.grad());
+  }
+  return result;
+}
+
+struct Ops {
+  std::string package, forward, train, backward;
+  int64_t backward_calls = 1;
+};
+
+void check(const Run& bound, const Run& stock, const Tensors& inputs, const Tensors& douts, const Ops& ops) {
+  const auto calls = [&](const std::string& op) { return op_calls(ops.package, op); };
+  const bool one_op = ops.forward == ops.train;
+  const int64_t train = calls(ops.train), backward = calls(ops.backward);
+  const Tensors got = forward_backward(bound, inputs, douts), want = forward_backward(stock, inputs, douts);
+  EXPECT_EQ(calls(ops.train), train + 1) << ops.train;
+  EXPECT_EQ(calls(ops.backward), backward + ops.backward_calls) << ops.backward;
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i].defined(), want[i].defined()) << ops.forward << " result " << i;
+    if (!got[i].defined()) continue;
+    EXPECT_LT(difference(got[i], want[i]), kTolerance) << ops.forward << " result " << i;
+  }
+  const int64_t forward = calls(ops.forward);
+  const auto quietly = [&](const Tensors& in) {
+    const Tensors out = bound(in);
+    for (size_t i = 0; i < out.size(); ++i) {
+      EXPECT_FALSE(out[i].requires_grad());
+      EXPECT_LT(difference(out[i], want[i]), kTolerance) << ops.forward << " without gradients";
+    }
+  };
+  quietly(leaves(inputs, false));
+  {
+    const at::NoGradGuard guard;
+    quietly(leaves(inputs, true));
+  }
+  {
+    const c10::InferenceMode guard;
+    quietly(leaves(inputs, false));
+  }
+  EXPECT_EQ(calls(ops.forward), forward + 3) << ops.forward;
+  if (one_op) return;
+  EXPECT_EQ(calls(ops.train), train + 1) << "without gradients the inference op runs";
+}
+
+Tensor randn(at::IntArrayRef shape) { return at::randn(shape, at::kFloat); }
+
+TEST(Bind, RmsNorm) {
+  const Bound<RmsNormForward> bound(bundled_layer("norm", "RMSNorm"), stock::rms_norm);
+  for (const auto& [casting, offset] : {std::pair<std::string, double>{"llama", 0}, {"gemma", 1}, {"none", 0.5}}) {
+    check([&](const Tensors& in) { return Tensors{bound(in[0], in[1], 1e-6, offset, casting)}; },
+          [&](const Tensors& in) { return Tensors{stock::rms_norm(in[0], in[1], 1e-6, offset, casting)}; },
+          {randn({2, 3, 37}), randn({37})}, {randn({2, 3, 37})}, {"norm", "rms_norm", "rms_norm_fwd", "rms_norm_bwd"});
+  }
+}
+
+TEST(Bind, RmsNormTakesExpandedAndStridedGradients) {
+  const Bound<RmsNormForward> bound(bundled_layer("norm", "RMSNorm"), stock::rms_norm);
+  for (const Tensor& dy : {at::full({}, 0.7f).expand({4, 5}), randn({5, 4}).t(), randn({4, 10}).slice(1, 0, 10, 2)}) {
+    check([&](const Tensors& in) { return Tensors{bound(in[0], in[1], 1e-6, 0., "llama")}; },
+          [&](const Tensors& in) { return Tensors{stock::rms_norm(in[0], in[1], 1e-6, 0, "llama")}; },
+          {randn({4, 5}), randn({5})}, {dy}, {"norm", "rms_norm", "rms_norm_fwd", "rms_norm_bwd"});
+  }
+}
+
+TEST(Bind, AddRmsNormWithEitherOutputUnused) {
+  const auto stock = [](const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, double offset,
+                        const std::string& casting) {
+    const Tensor h = x + residual;
+    return std::tuple(stock::rms_norm(h, weight, eps, offset, casting), h);
+  };
+  const Bound<AddRmsNormForward> bound(bundled_layer("norm", "AddRMSNorm"), stock);
+  const auto run = [](const auto& forward) {
+    return [&](const Tensors& in) {
+      auto [y, h] = forward(in[0], in[1], in[2], 1e-5, 0., std::string("llama"));
+      return Tensors{y, h};
+    };
+  };
+  for (const auto& douts :
+       {Tensors{randn({3, 19}), randn({3, 19})}, {randn({3, 19}), Tensor()}, {Tensor(), randn({3, 19})}}) {
+    // Where y is unused plain autograd leaves the weight's gradient undefined; a kernel gives zeros.
+    const bool no_y = !douts[0].defined();
+    if (no_y) {
+      const Tensors got = forward_backward(run(bound), {randn({3, 19}), randn({3, 19}), randn({19})}, douts);
+      EXPECT_TRUE(testing::equal(got[2], douts[1]) && testing::equal(got[3], douts[1]));
+      EXPECT_EQ(got[4].abs().sum().item<double>(), 0);
+      continue;
+    }
+    check(run(bound), run(stock), {randn({3, 19}), randn({3, 19}), randn({19})}, douts,
+          {"norm", "add_rms_norm", "add_rms_norm_fwd", "add_rms_norm_bwd"});
+  }
+}
+
+TEST(Bind, LayerNormWithAndWithoutBias) {
+  const Bound<LayerNormForward> bound(bundled_layer("norm", "LayerNorm"), stock::layer_norm);
+  const Ops ops{"norm", "layer_norm", "layer_norm_fwd", "layer_norm_bwd"};
+  check([&](const Tensors& in) { return Tensors{bound(in[0], in[1], in[2], 1e-5)}; },
+        [&](const Tensors& in) { return Tensors{stock::layer_norm(in[0], in[1], in[2], 1e-5)}; },
+        {randn({7, 21}), randn({21}), randn({21})}, {randn({7, 21})}, ops);
+  for (const std::optional<Tensor>& none : {std::optional<Tensor>(), std::optional<Tensor>(Tensor())}) {
+    check([&](const Tensors& in) { return Tensors{bound(in[0], in[1], none, 1e-5)}; },
+          [&](const Tensors& in) { return Tensors{stock::layer_norm(in[0], in[1], std::nullopt, 1e-5)}; },
+          {randn({7, 21}), randn({21})}, {randn({7, 21})}, ops);
+  }
+}
+
+TEST(Bind, EveryActivation) {
+  const std::vector<std::array<std::string, 3>> table = {{"silu", "SiLU", "silu"},
+                                                         {"gelu", "GeLU", "gelu"},
+                                                         {"gelu_pytorch_tanh", "GeluTanh", "gelu_tanh"},
+                                                         {"gelu_new", "NewGELU", "gelu_new"},
+                                                         {"gelu_fast", "FastGELU", "gelu_fast"},
+                                                         {"quick_gelu", "QuickGELU", "gelu_quick"}};
+  for (const auto& [name, layer, op] : table) {
+    const auto& kind = activation_kind(name, "a test");
+    EXPECT_EQ(kind.layer, layer);
+    const Bound<ActivationForward> bound(bundled_layer("activation", layer), kind.stock);
+    check([&](const Tensors& in) { return Tensors{bound(in[0])}; },
+          [&](const Tensors& in) { return Tensors{kind.stock(in[0])}; }, {randn({3, 5, 7})}, {randn({3, 5, 7})},
+          {"activation", op, op, op + "_bwd"});
+  }
+}
+
+TEST(Bind, GatedMlpOnHalvesOfOneTensor) {
+  for (const auto& [layer, name, op] :
+       {std::array<const char*, 3>{"SwiGLUMLP", "silu", "swiglu"}, {"GeGLUMLP", "gelu_pytorch_tanh", "geglu"}}) {
+    const auto act = activation_kind(name, "a test").stock;
+    const auto stock = [&](const Tensor& gate, const Tensor& up) { return act(gate) * up; };
+    const Bound<GatedForward> bound(bundled_layer("mlp", layer), stock);
+    const Ops ops{"mlp", op, op, std::string(op) + "_bwd"};
+    check([&](const Tensors& in) { return Tensors{bound(in[0], in[1])}; },
+          [&](const Tensors& in) { return Tensors{stock(in[0], in[1])}; }, {randn({5, 9}), randn({5, 9})},
+          {randn({5, 9})}, ops);
+    check([&](const Tensors& in) { return Tensors{bound(in[0].narrow(1, 0, 9), in[0].narrow(1, 9, 9))}; },
+          [&](const Tensors& in) { return Tensors{stock(in[0].narrow(1, 0, 9), in[0].narrow(1, 9, 9))}; },
+          {randn({5, 18})}, {randn({5, 9})}, ops);
+  }
+}
+
+TEST(Bind, RotaryTurnsBothAndBack) {
+  const Bound<RotaryForward> bound(bundled_layer("rotary", "rotary_pos_emb"), stock::rotary);
+  const Tensor angle = randn({1, 5, 4}).repeat({1, 1, 2}), cos = angle.cos(), sin = angle.sin();  // [1, 5, 8]
+  const auto run = [&](const auto& forward) {
+    return [&](const Tensors& in) {
+      auto [q, k] = forward(in[0].transpose(1, 2), in[1].transpose(1, 2), cos, sin, int64_t{8}, false);
+      return Tensors{q, k};
+    };
+  };
+  const Ops ops{"rotary", "rotary", "rotary", "rotary_bwd"};
+  const Tensors in = {randn({2, 5, 4, 8}), randn({2, 5, 2, 8})};
+  check(run(bound), run(stock::rotary), in, {randn({2, 4, 5, 8}), randn({2, 2, 5, 8})}, ops);
+  check(run(bound), run(stock::rotary), in,
+        {at::full({}, 0.3f).expand({2, 4, 5, 8}), randn({2, 2, 8, 5}).transpose(2, 3)}, ops);
+  const Tensor needy = cos.clone().set_requires_grad(true);
+  expect_has(message_of([&] {
+               bound(randn({2, 4, 5, 8}), randn({2, 2, 5, 8}), needy, sin, int64_t{8}, false);
+             }),
+             {"cos and sin without gradient", "rotary:rotary_pos_emb"});
+}
+
+TEST(Bind, LinearWithAndWithoutBias) {
+  const Bound<LinearForward> bound(bundled_layer("linear", "Linear"), stock::linear);
+  const Ops ops{"linear", "linear", "linear", "linear_bwd"};
+  check([&](const Tensors& in) { return Tensors{bound(in[0], in[1], in[2])}; },
+        [&](const Tensors& in) { return Tensors{stock::linear(in[0], in[1], in[2])}; },
+        {randn({2, 3, 17}), randn({11, 17}), randn({11})}, {randn({2, 3, 11})}, ops);
+  check([&](const Tensors& in) { return Tensors{bound(in[0], in[1], std::optional<Tensor>())}; },
+        [&](const Tensors& in) { return Tensors{stock::linear(in[0], in[1], std::nullopt)}; },
+        {randn({1, 17}), randn({11, 17})}, {randn({1, 11})}, ops);
+}
+
+const Tensor& targets() {  // [6], one ignored
+  static const Tensor target = [] {
+    Tensor t = at::randint(0, 13, {6}, at::kLong);
+    t[2] = -100;
+    return t;
+  }();
+  return target;
+}
+
+std::vector<CrossEntropyOptions> loss_options() {
+  return {{},
+          {.reduction = "sum"},
+          {.reduction = "none"},
+          {.label_smoothing = 0.1, .softcap = 5, .z_loss = 1e-2, .reduction = "mean"},
+          {.softcap = 5, .z_loss = 1e-2, .reduction = "none"}};
+}
+
+Tensor dloss_for(const CrossEntropyOptions& options, double scale) {
+  return options.reduction == "none" ? randn({6}) : at::full({}, scale, at::kFloat);
+}
+
+TEST(Bind, CrossEntropy) {
+  const Bound<CrossEntropyForward> bound(bundled_layer("loss", "ForCausalLMLoss"), stock::cross_entropy);
+  for (const auto& options : loss_options()) {
+    check([&](const Tensors& in) { return Tensors{bound(in[0], targets(), options)}; },
+          [&](const Tensors& in) { return Tensors{stock::cross_entropy(in[0], targets(), options)}; }, {randn({6, 13})},
+          {dloss_for(options, 0.25)}, {"loss", "cross_entropy", "cross_entropy_fwd", "cross_entropy_bwd"});
+  }
+}
+
+TEST(Bind, LinearCrossEntropyWhateverComesBack) {
+  const Bound<LinearCrossEntropyForward> bound(bundled_layer("loss", "LinearCrossEntropy"),
+                                               stock::linear_cross_entropy);
+  for (const auto& options : loss_options()) {
+    const Ops ops{"loss", "linear_cross_entropy", "linear_cross_entropy_fwd", "linear_cross_entropy_bwd",
+                  options.reduction == "none"};
+    for (const double scale : {1.0, 0.25}) {
+      const Tensor dloss = dloss_for(options, scale);
+      check([&](const Tensors& in) { return Tensors{bound(in[0], in[1], in[2], targets(), options)}; },
+            [&](const Tensors& in) {
+              return Tensors{stock::linear_cross_entropy(in[0], in[1], in[2], targets(), options)};
+            },
+            {randn({6, 8}), randn({13, 8}), randn({13})}, {dloss}, ops);
+      check(
+          [&](const Tensors& in) { return Tensors{bound(in[0], in[1], std::optional<Tensor>(), targets(), options)}; },
+          [&](const Tensors& in) {
+            return Tensors{stock::linear_cross_entropy(in[0], in[1], std::nullopt, targets(), options)};
+          },
+          {randn({6, 8}), randn({13, 8})}, {dloss}, ops);
+    }
+  }
+}
+
+TEST(Bind, LinearCrossEntropyGraphsCanBeWalkedTwice) {
+  const Bound<LinearCrossEntropyForward> bound(bundled_layer("loss", "LinearCrossEntropy"),
+                                               stock::linear_cross_entropy);
+  const Tensors in = leaves({randn({6, 8}), randn({13, 8})}, true);
+  const Tensor loss = bound(in[0], in[1], std::optional<Tensor>(), targets(), CrossEntropyOptions{});
+  const Tensor dloss = at::full({}, 0.5f);
+  torch::autograd::backward({loss}, {dloss}, /*retain_graph=*/true);
+  const Tensor once = in[1].grad().clone();
+  torch::autograd::backward({loss}, {dloss}, /*retain_graph=*/true);
+  torch::autograd::backward({loss}, {at::full({}, 1.f)}, /*retain_graph=*/false);
+  EXPECT_LT(difference(in[1].grad(), once * 4), kTolerance);
+}
+
+TEST(Bind, TiedWeightsAddUpTheirGradients) {
+  const Bound<LinearCrossEntropyForward> bound(bundled_layer("loss", "LinearCrossEntropy"),
+                                               stock::linear_cross_entropy);
+  const auto loss_of = [&](const auto& forward, const Tensors& in) {
+    return Tensors{forward(in[0] * in[1].sum(), in[1], std::optional<Tensor>(), targets(), CrossEntropyOptions{})};
+  };
+  const Tensors in = {randn({6, 8}), randn({13, 8})}, dloss = {at::full({}, 1.f)};
+  const Tensors got = forward_backward([&](const Tensors& t) { return loss_of(bound, t); }, in, dloss);
+  const Tensors want =
+      forward_backward([&](const Tensors& t) { return loss_of(stock::linear_cross_entropy, t); }, in, dloss);
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_LT(difference(got[i], want[i]), 10 * kTolerance) << i;
+}
+
+TEST(Bind, DoubleBackwardIsRefused) {
+  const Bound<RmsNormForward> bound(bundled_layer("norm", "RMSNorm"), stock::rms_norm);
+  const Tensors in = leaves({randn({2, 8}), randn({8})}, true);
+  const Tensor y = bound(in[0], in[1], 1e-6, 0., "llama");
+  expect_has(message_of([&] { torch::autograd::backward({y.sum()}, {}, true, /*create_graph=*/true); }),
+             {"gradient of the gradient through norm:RMSNorm", "unkernelize"});
+}
+
+TEST(Bind, AKernelWithoutBackwardSaysSoWhenAGradientIsAskedFor) {
+  PackageCopy copy("norm");
+  copy.edit_layers([](nlohmann::ordered_json& json) {
+    json["layers"]["RMSNorm"]["ops"] = {{"forward", "rms_norm"}};
+    json["layers"]["RMSNorm"]["capabilities"]["backward"] = false;
+  });
+  const PackageLayer& layer = load_package(read_manifest(copy.variant())).layer("RMSNorm");
+  const Bound<RmsNormForward> bound(layer, stock::rms_norm);
+  const Tensors in = leaves({randn({2, 8}), randn({8})}, true);
+  const Tensor y = bound(in[0], in[1], 1e-6, 0., "llama");
+  EXPECT_LT(difference(y, stock::rms_norm(in[0], in[1], 1e-6, 0, "llama")), kTolerance);
+  ASSERT_TRUE(y.requires_grad());
+  expect_has(message_of([&] { y.sum().backward(); }),
+             {"gradient through norm:RMSNorm", "without backward", "TRAINING"});
+}
+
+TEST(Bind, GraphsOutliveTheSlotThatMadeThem) {
+  Tensor y;
+  const Tensors in = leaves({randn({2, 8}), randn({8})}, true);
+  {
+    Bound<RmsNormForward> bound(bundled_layer("norm", "RMSNorm"), stock::rms_norm);
+    y = bound(in[0], in[1], 1e-6, 0., "llama");
+    bound.slot.unbind();
+  }
+  y.sum().backward();
+  EXPECT_TRUE(in[1].grad().defined());
+}
+
+TEST(Bind, ASlotOfAnotherTypeIsRefused) {
+  class Odd : public Module {
+   public:
+    Slot<Tensor(const Tensor&)> slot{this, "RMSNorm", "rms_norm/1", [](const Tensor& x) { return x; }};
+  } odd;
+  const PackageLayer& layer = bundled_layer("norm", "RMSNorm");
+  expect_has(message_of([&] { layer.contract().bind(odd.slot, layer); }), {"C++ type of its contract rms_norm/1"});
+}
+
+}  // namespace
+}  // namespace hotswap
