@@ -17,6 +17,8 @@ set(HOTSWAP_CPU_VARIANT "torch-stable-abi210-cpu-${HOTSWAP_KERNEL_CPU}-linux")
 set(HOTSWAP_KERNEL_FLAGS -O3 -fopenmp-simd -fno-math-errno -fno-trapping-math -fvisibility=hidden -fvisibility-inlines-hidden
     -Wno-maybe-uninitialized -Wno-uninitialized -Wno-psabi)
 
+add_custom_target(benchmarks)  # `ninja benchmarks`: tests do not wait for them
+
 function(hotswap_kernel name)
   set(dir "${CMAKE_CURRENT_SOURCE_DIR}/${name}")
   set(common "${CMAKE_CURRENT_SOURCE_DIR}/common")
@@ -83,5 +85,7 @@ function(hotswap_kernel name)
   endif()
   if(TARGET ${name}_bench)
     target_link_libraries(${name}_bench PRIVATE benchmark::benchmark)
+    set_target_properties(${name}_bench PROPERTIES EXCLUDE_FROM_ALL ON)
+    add_dependencies(benchmarks ${name}_bench)
   endif()
 endfunction()
