@@ -7,35 +7,57 @@ namespace activation::HOTSWAP_ISA {
 using namespace kernels;
 using namespace kernels::HOTSWAP_ISA;
 
-// value: act(x). both: act(x) and act'(x), sharing what is dear.
+// value: act(x). both: act(x) and act'(x), sharing what is dear. kP: coarse where the result becomes bfloat16.
 struct Both {
   F value, slope;
 };
-// x * sigmoid(k x)
-HOTSWAP_INLINE Both gated(F x, F s, F du) { return {x * s, s + x * s * (1.f - s) * du}; }
+template <class T>
+constexpr Precision kPrecisionOf = __is_same(T, BFloat16) ? Precision::kCoarse : Precision::kFull;
+
+HOTSWAP_INLINE Both gated(F x, F s, F du) { return {x * s, s + x * s * (1.f - s) * du}; }  // of x * sigmoid(u(x))
 
 struct Silu {
-  HOTSWAP_INLINE F value(F x) { return x * sigmoid(x); }
-  HOTSWAP_INLINE Both both(F x) { return gated(x, sigmoid(x), splat<F>(1.f)); }
-};
-struct Gelu {
-  HOTSWAP_INLINE F value(F x) { return x * normal(x).integral; }
+  template <Precision kP>
+  HOTSWAP_INLINE F value(F x) {
+    return x * sigmoid<kP>(x);
+  }
+  template <Precision kP>
   HOTSWAP_INLINE Both both(F x) {
-    const Normal<F> n = normal(x);
-    return {x * n.integral, n.integral + x * n.density};
+    return gated(x, sigmoid<kP>(x), splat<F>(1.f));
   }
 };
-struct GeluTanh {  // 2 u = x (k + k a x^2)
+struct Gelu {
+  template <Precision kP>
+  HOTSWAP_INLINE F value(F x) {
+    return x * normal_integral<kP>(x);
+  }
+  template <Precision kP>
+  HOTSWAP_INLINE Both both(F x) {
+    const F integral = normal_integral<kP>(x);
+    return {x * integral, integral + x * normal_density<kP>(x)};
+  }
+};
+struct GeluTanh {  // u = x (2 k + 2 k a x^2)
   static constexpr float kTwo = 1.5957691216f, kCubic = 1.5957691216f * 0.044715f;
-  HOTSWAP_INLINE F value(F x) { return x * sigmoid(x * (x * x * kCubic + kTwo)); }
+  template <Precision kP>
+  HOTSWAP_INLINE F value(F x) {
+    return x * sigmoid<kP>(x * (x * x * kCubic + kTwo));
+  }
+  template <Precision kP>
   HOTSWAP_INLINE Both both(F x) {
     const F s = x * x;
-    return gated(x, sigmoid(x * (s * kCubic + kTwo)), s * (3.f * kCubic) + kTwo);
+    return gated(x, sigmoid<kP>(x * (s * kCubic + kTwo)), s * (3.f * kCubic) + kTwo);
   }
 };
 struct GeluQuick {
-  HOTSWAP_INLINE F value(F x) { return x * sigmoid(1.702f * x); }
-  HOTSWAP_INLINE Both both(F x) { return gated(x, sigmoid(1.702f * x), splat<F>(1.702f)); }
+  template <Precision kP>
+  HOTSWAP_INLINE F value(F x) {
+    return x * sigmoid<kP>(1.702f * x);
+  }
+  template <Precision kP>
+  HOTSWAP_INLINE Both both(F x) {
+    return gated(x, sigmoid<kP>(1.702f * x), splat<F>(1.702f));
+  }
 };
 
 template <class Fn>
@@ -60,12 +82,14 @@ static T* row(const void* data, int64_t r, int64_t stride) {
 // ---- y = act(x)
 template <class Act, class T, bool kStream>
 HOTSWAP_INLINE void forward_row(T* y, const T* x, int64_t n) {
-  sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA { write<kStream>(y + i, Act::value(load(x + i, count)), count); });
+  sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+    write<kStream>(y + i, Act::template value<kPrecisionOf<T>>(load(x + i, count)), count);
+  });
 }
 template <class Act, class T, bool kStream>
 HOTSWAP_INLINE void backward_row(T* dx, const T* dy, const T* x, int64_t n) {
   sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
-    write<kStream>(dx + i, load(dy + i, count) * Act::both(load(x + i, count)).slope, count);
+    write<kStream>(dx + i, load(dy + i, count) * Act::template both<kPrecisionOf<T>>(load(x + i, count)).slope, count);
   });
 }
 
@@ -105,14 +129,14 @@ static void backward(const Unary& a, int64_t begin, int64_t end) {
 template <class Act, class T, bool kStream>
 HOTSWAP_INLINE void and_mul_row(T* y, const T* gate, const T* up, int64_t n) {
   sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
-    write<kStream>(y + i, Act::value(load(gate + i, count)) * load(up + i, count), count);
+    write<kStream>(y + i, Act::template value<kPrecisionOf<T>>(load(gate + i, count)) * load(up + i, count), count);
   });
 }
 template <class Act, class T, bool kStream>
 HOTSWAP_INLINE void and_mul_backward_row(T* dgate, T* dup, const T* dy, const T* gate, const T* up, int64_t n) {
   sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
     const F g = load(dy + i, count);
-    const Both act = Act::both(load(gate + i, count));
+    const Both act = Act::template both<kPrecisionOf<T>>(load(gate + i, count));
     write<kStream>(dgate + i, g * load(up + i, count) * act.slope, count);
     write<kStream>(dup + i, g * act.value, count);
   });

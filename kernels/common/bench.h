@@ -34,33 +34,38 @@ class ReusingAllocator : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t n) override {
     if (n == 0) return {nullptr, c10::Device(c10::kCPU)};
-    Block* block = nullptr;
+    void* data = nullptr;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
-      auto& list = free_[n];
-      if (!list.empty()) block = list.back(), list.pop_back();
+      std::lock_guard<std::mutex> lock(mutex());
+      auto& list = free_blocks()[n];
+      if (!list.empty()) data = list.back(), list.pop_back();
     }
-    if (block == nullptr) {
-      block = new Block{n, nullptr, this};
-      if (posix_memalign(&block->data, 64, n) != 0) throw std::bad_alloc();
+    if (data == nullptr) {
+      void* block = nullptr;
+      if (posix_memalign(&block, kHeader, n + kHeader) != 0) throw std::bad_alloc();
+      *static_cast<size_t*>(block) = n;
+      data = static_cast<char*>(block) + kHeader;
     }
-    return {block->data, block, &give_back, c10::Device(c10::kCPU)};
+    return {data, data, &give_back, c10::Device(c10::kCPU)};
   }
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }  // oneDNN allocates without a DataPtr
   void copy_data(void* to, const void* from, size_t n) const override { std::memcpy(to, from, n); }
 
  private:
-  struct Block {
-    size_t size;
-    void* data;
-    ReusingAllocator* owner;
-  };
-  static void give_back(void* p) {
-    auto* block = static_cast<Block*>(p);
-    std::lock_guard<std::mutex> lock(block->owner->mutex_);
-    block->owner->free_[block->size].push_back(block);
+  static constexpr size_t kHeader = 64;  // holds the size, keeps the data on a cache line
+  static void give_back(void* data) {
+    std::lock_guard<std::mutex> lock(mutex());
+    free_blocks()[*reinterpret_cast<size_t*>(static_cast<char*>(data) - kHeader)].push_back(data);
   }
-  std::mutex mutex_;
-  std::map<size_t, std::vector<Block*>> free_;
+  // Never destroyed: tensors of static duration give their memory back after main.
+  static std::mutex& mutex() {
+    static auto* const made = new std::mutex;
+    return *made;
+  }
+  static std::map<size_t, std::vector<void*>>& free_blocks() {
+    static auto* const made = new std::map<size_t, std::vector<void*>>;
+    return *made;
+  }
 };
 
 struct Case {

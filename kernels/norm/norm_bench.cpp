@@ -43,8 +43,10 @@ void run(Bench& bench, int64_t rows, int64_t cols, at::ScalarType dtype) {
   const Tensor w = at::randn({cols}, dtype);
   const int64_t bytes = rows * cols * x.element_size();
   const double tolerance = dtype == at::kFloat ? 1e-6 : 1.0 / 256;
-  Case c{
-      .shape = std::to_string(rows) + "x" + std::to_string(cols), .dtype = short_name(dtype), .tolerance = tolerance};
+  Case c;
+  c.shape = std::to_string(rows) + "x" + std::to_string(cols);
+  c.dtype = short_name(dtype);
+  c.tolerance = tolerance;
 
   static const auto rms_norm = package().typed<Forward>("rms_norm");
   c.op = "rms_norm", c.peer = "transformers eager", c.bytes = 2 * bytes;
@@ -121,7 +123,7 @@ int main(int argc, char** argv) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     // one token; a short prompt (in L2); a long one; DRAM
     for (const auto& [rows, cols] :
-         std::vector<std::pair<int64_t, int64_t>>{{1, 576}, {256, 576}, {512, 2048}, {8192, 4096}})
+         std::vector<std::pair<int64_t, int64_t>>{{1, 576}, {256, 576}, {512, 2048}, {4096, 4096}})
       run(bench, rows, cols, dtype);
   }
   return bench.finish();
