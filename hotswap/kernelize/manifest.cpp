@@ -15,7 +15,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool matches(const std::string& text, const char* form) { return std::regex_match(text, std::regex(form)); }
+// `form` is a literal: compiled once, since compiling a pattern costs more than all the rest of reading a package.
+bool matches(const std::string& text, const char* form) {
+  thread_local std::map<const char*, std::regex> compiled;
+  return std::regex_match(text, compiled.try_emplace(form, form).first->second);
+}
 
 void want(bool ok, const std::string& wanted, const Json& at, const std::string& got) {
   if (!ok) throw Error({.wanted = wanted + " at " + at.where(), .got = "'" + got + "'", .next = "rebuild the package"});

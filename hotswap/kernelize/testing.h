@@ -90,7 +90,7 @@ class TinyModel : public Module {
   void on_mode_change() override { kernels.on_mode_change(*this); }
 };
 
-bool equal(const Tensor& a, const Tensor& b);              // bit for bit
+bool same_bits(const Tensor& a, const Tensor& b);          // bit for bit
 double difference(const Tensor& got, const Tensor& want);  // relative L2, in float64; NaN where either has one
 
 }  // namespace hotswap::testing

@@ -131,7 +131,7 @@ Tensor TinyModel::forward(const Tensor& x) const {
                       : loss.from_logits(head.forward(hidden), arguments);
 }
 
-bool equal(const Tensor& a, const Tensor& b) { return a.dtype() == b.dtype() && at::equal(a, b); }
+bool same_bits(const Tensor& a, const Tensor& b) { return a.dtype() == b.dtype() && at::equal(a, b); }
 
 double difference(const Tensor& got, const Tensor& want) {
   const Tensor a = got.detach().to(at::kDouble), b = want.detach().to(at::kDouble);
