@@ -13,8 +13,8 @@ Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const st
 }  // namespace stock
 
 struct LossArguments {
-  const Tensor& labels;         // [batch, time] int64, -100 where a token does not count
-  std::optional<double> items;  // divide the sum by this instead of by the labels that count
+  const Tensor& labels;                        // [batch, time] int64, -100 where a token does not count
+  std::optional<double> items = std::nullopt;  // divide the sum by this instead of by the labels that count
   int64_t ignore_index = -100;
 };
 

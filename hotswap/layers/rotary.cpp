@@ -10,6 +10,7 @@
 #include <ATen/ops/neg.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/stack.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 
@@ -59,6 +60,7 @@ RotaryEmbedding::RotaryEmbedding(RopeParameters rope)
       reached_(rope_.max_position_embeddings) {}
 
 RotaryTables RotaryEmbedding::tables(const Positions& p, at::ScalarType dtype, at::Device device) {
+  const c10::InferenceMode off(false);  // what is cached while generating also serves training, which saves it
   const at::NoGradGuard no_grad;
   const bool stateful = rope_.type == "dynamic" || rope_.type == "longrope";
   if (stateful) follow(p);

@@ -1,4 +1,5 @@
 // Random tiny models against transformers: see parity_oracle.py.
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/cat.h>

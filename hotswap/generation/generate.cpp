@@ -1,0 +1,140 @@
+#include "hotswap/generation/generate.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cumsum.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "hotswap/base/error.h"
+#include "hotswap/generation/sampler.h"
+
+namespace hotswap {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+// The prompt's mask where it hides something, checked: padding on the right would put a gap before the new tokens.
+Tensor left_padding(const GenerateArguments& a) {
+  if (!a.attention_mask.defined()) return {};
+  if (a.attention_mask.sizes() != a.input_ids.sizes()) {
+    throw Error({.wanted = cat("an attention_mask [", join(a.input_ids.sizes()), "]"),
+                 .got = cat("[", join(a.attention_mask.sizes()), "]"),
+                 .next = ""});
+  }
+  const Tensor mask = a.attention_mask.to(at::kBool);
+  if (mask.all().item<bool>()) return {};
+  const int64_t time = mask.size(1);
+  const bool rises = time == 1 || !(mask.narrow(1, 0, time - 1) & ~mask.narrow(1, 1, time - 1)).any().item<bool>();
+  if (!rises || !mask.narrow(1, time - 1, 1).all().item<bool>()) {
+    throw Error({.wanted = "prompts padded on the left, with at least one token each",
+                 .got = "an attention_mask with zeros behind ones, or all zeros",
+                 .next = "pad on the left: the new tokens follow the last column"});
+  }
+  return mask;
+}
+
+// Which rows go on, and what they have said.
+class Rows {
+ public:
+  Rows(int64_t batch, const GenerationConfig& config)
+      : new_ids(batch), eos_(config.eos_token_id.value_or(std::vector<int64_t>())), running_(batch, true) {
+    if (batch > 1 && !eos_.empty()) pad_ = config.pad_token_id.value_or(eos_.front());
+  }
+  // Takes the step's tokens; those of ended rows become padding.
+  void take(std::vector<int64_t>& tokens) {
+    for (size_t row = 0; row < tokens.size(); ++row) {
+      if (!running_[row]) {
+        tokens[row] = pad_;
+        continue;
+      }
+      new_ids[row].push_back(tokens[row]);
+      running_[row] = std::find(eos_.begin(), eos_.end(), tokens[row]) == eos_.end();
+    }
+  }
+  bool any() const { return std::find(running_.begin(), running_.end(), true) != running_.end(); }
+  std::vector<std::vector<int64_t>> new_ids;
+
+ private:
+  std::vector<int64_t> eos_;
+  int64_t pad_ = 0;
+  std::vector<bool> running_;
+};
+
+}  // namespace
+
+double GenerateResult::tokens_per_second() const {
+  int64_t further = 0;
+  for (const auto& row : new_ids) further += static_cast<int64_t>(row.size()) - 1;
+  return decode_ms > 0 ? static_cast<double>(further) * 1000 / decode_ms : 0;
+}
+
+GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
+  const c10::InferenceMode inference;
+  const auto start = Clock::now();
+  const GenerationConfig config = merged(a.config, model.generation_config());
+  if (!a.input_ids.defined() || a.input_ids.dim() != 2 || a.input_ids.numel() == 0 || config.max_new_tokens < 1) {
+    throw Error({.wanted = "input_ids [batch, time], not empty, and max_new_tokens >= 1",
+                 .got = cat(a.input_ids.defined() ? cat("[", join(a.input_ids.sizes()), "]") : "no input_ids", ", ",
+                            config.max_new_tokens),
+                 .next = ""});
+  }
+  const at::Device device = model.device();
+  Tensor ids = a.input_ids.to(device);
+  const int64_t batch = ids.size(0);
+  Tensor mask = left_padding(a);  // [batch, time so far], or undefined
+  Tensor positions;               // of the tokens of one forward where rows are padded
+  if (mask.defined()) {
+    mask = mask.to(device);
+    positions = (at::cumsum(mask, 1) - 1).clamp_min(0);
+  }
+  Sampler sampler(config, device);
+  Rows rows(batch, config);
+  KvCache cache(ids.size(1) + std::min<int64_t>(config.max_new_tokens, 4096));
+
+  GenerateResult result;
+  std::vector<Tensor> pieces{ids};  // the prompt, then [batch, 1] a step
+  Tensor input = ids;
+  for (;;) {
+    const Tensor logits = model({.input_ids = input,
+                                 .attention_mask = mask,
+                                 .position_ids = positions,
+                                 .cache = &cache,
+                                 .logits_to_keep = 1})
+                              .logits.select(1, 0);  // [batch, vocab]
+    Tensor next = sampler.next(logits, sampler.needs_history() ? at::cat(pieces, 1) : ids).to(at::kCPU);  // [batch]
+    std::vector<int64_t> tokens(next.const_data_ptr<int64_t>(), next.const_data_ptr<int64_t>() + batch);
+    rows.take(tokens);
+    input = at::tensor(tokens, at::kLong).unsqueeze(1).to(device);
+    pieces.push_back(input);
+    if (++result.steps == 1) result.prefill_ms = ms_since(start);
+    const bool go_on = !a.on_tokens || a.on_tokens(tokens);
+    if (!go_on || !rows.any() || result.steps == config.max_new_tokens) break;
+    if (mask.defined()) {
+      mask = at::cat({mask, at::ones({batch, 1}, mask.options())}, 1);
+      positions = positions.narrow(1, positions.size(1) - 1, 1) + 1;
+    }
+  }
+  {
+    const c10::InferenceMode off(false);  // the caller may train on the ids
+    result.ids = at::cat(pieces, 1);
+  }
+  result.new_ids = std::move(rows.new_ids);
+  result.decode_ms = ms_since(start) - result.prefill_ms;
+  return result;
+}
+
+Tensor CausalLM::generate(const Tensor& input_ids, const GenerationConfig& config, const Tensor& attention_mask) {
+  return hotswap::generate(*this, {.input_ids = input_ids, .config = config, .attention_mask = attention_mask}).ids;
+}
+
+}  // namespace hotswap

@@ -1,0 +1,37 @@
+// The loop over tokens: prefill, then one token a step with a KV cache.
+//
+//   auto result = generate(*model, {.input_ids = ids, .config = {.max_new_tokens = 50},
+//                                   .on_tokens = [&](const std::vector<int64_t>& next) { print(next[0]); return true;
+//                                   }});
+//   result.ids            // prompt and continuation, finished rows filled up with the pad token
+//   result.new_ids[0]     // of the first row alone, its eos included
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "hotswap/models/causal_lm.h"
+
+namespace hotswap {
+
+struct GenerateArguments {
+  Tensor input_ids;              // [batch, time] int64
+  GenerationConfig config = {};  // over the model's generation_config()
+  Tensor attention_mask = {};    // [batch, time], 0 where a prompt is padded; padding stands on the left
+  // Called after every step with the new token of each row, pad where the row has ended; false ends the generation.
+  std::function<bool(const std::vector<int64_t>& tokens)> on_tokens = nullptr;
+};
+
+struct GenerateResult {
+  Tensor ids;                                 // [batch, time + steps]
+  std::vector<std::vector<int64_t>> new_ids;  // a row each, without padding
+  double prefill_ms = 0;                      // from the call to the first token: the time to first token
+  double decode_ms = 0;                       // of all further tokens
+  int64_t steps = 0;                          // forwards, the prefill included
+  // Of the further tokens, all rows together; 0 where there was only one.
+  double tokens_per_second() const;
+};
+
+GenerateResult generate(CausalLM& model, const GenerateArguments& arguments);
+
+}  // namespace hotswap

@@ -1,0 +1,191 @@
+// What the loop over tokens promises: batches, ends, seeds, streaming, settings.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "hotswap/base/error.h"
+#include "hotswap/generation/generate.h"
+#include "hotswap/generation/sampler.h"
+#include "hotswap/models/auto.h"
+
+namespace hotswap {
+namespace {
+
+using Ids = std::vector<int64_t>;
+
+Tensor row(const Ids& ids) { return at::tensor(ids, at::kLong).unsqueeze(0); }
+
+std::shared_ptr<CausalLM> tiny(const char* rope = nullptr) {
+  nlohmann::ordered_json config = {
+      {"model_type", "llama"},         {"vocab_size", 50},         {"hidden_size", 24},       {"num_hidden_layers", 2},
+      {"num_attention_heads", 4},      {"num_key_value_heads", 2}, {"intermediate_size", 40}, {"rms_norm_eps", 1e-5},
+      {"max_position_embeddings", 16}, {"initializer_range", 0.5}};
+  if (rope != nullptr) config["rope_scaling"] = {{"rope_type", rope}, {"factor", 2.0}};
+  auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
+  model->requires_grad(true);
+  model->init_weights(3);
+  model->eval();
+  return model;
+}
+
+TEST(Generate, CachedStepsEqualWholeForwards) {
+  const auto model = tiny();
+  const Tensor ids = model->generate(row({7, 8, 9}), {.max_new_tokens = 10});
+  ASSERT_EQ(ids.size(1), 13);
+  const Tensor logits = (*model)({.input_ids = ids}).logits;  // [1, 13, vocab]
+  EXPECT_TRUE(at::equal(logits.argmax(-1).narrow(1, 2, 10), ids.narrow(1, 3, 10)));
+}
+
+TEST(Generate, GeneratedIdsCanBeTrainedOn) {
+  const auto model = tiny();
+  const Tensor ids = model->generate(row({7, 8, 9}), {.max_new_tokens = 4});
+  model->train();
+  (*model)({.input_ids = ids, .labels = ids}).loss.backward();
+  EXPECT_TRUE(model->parameters()[0].grad().defined());
+}
+
+TEST(Generate, PaddedRowsEqualSingleOnes) {
+  for (const char* attention : {"sdpa", "eager"}) {
+    const auto model = tiny();
+    model->set_attn_implementation(attention);
+    const Ids a = {5, 6, 7, 8, 9}, b = {11}, c = {12, 13};
+    const Tensor batch = at::tensor(Ids{5, 6, 7, 8, 9, 0, 0, 0, 0, 11, 0, 0, 0, 12, 13}, at::kLong).view({3, 5});
+    const Tensor mask = at::tensor(Ids{1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 1}, at::kLong).view({3, 5});
+    const auto together =
+        generate(*model, {.input_ids = batch, .config = {.max_new_tokens = 8}, .attention_mask = mask});
+    const Ids* prompts[] = {&a, &b, &c};
+    for (size_t i = 0; i < 3; ++i) {
+      const auto alone = generate(*model, {.input_ids = row(*prompts[i]), .config = {.max_new_tokens = 8}});
+      EXPECT_EQ(together.new_ids[i], alone.new_ids[0]) << attention << " row " << i;
+    }
+  }
+}
+
+TEST(Generate, RowsEndAtTheirOwnEos) {
+  const auto model = tiny();
+  const Tensor prompts = at::tensor(Ids{5, 6, 20, 21}, at::kLong).view({2, 2});
+  const auto free = generate(*model, {.input_ids = prompts, .config = {.max_new_tokens = 8}});
+  // An id that only the first row says early becomes an end; it stays as the last id of its row.
+  const int64_t eos = free.new_ids[0][1];
+  const auto ended = generate(
+      *model,
+      {.input_ids = prompts, .config = {.max_new_tokens = 8, .eos_token_id = Ids{eos, 49}, .pad_token_id = 33}});
+  for (size_t i = 0; i < 2; ++i) {
+    Ids want;
+    for (const int64_t id : free.new_ids[i]) {
+      want.push_back(id);
+      if (id == eos || id == 49) break;
+    }
+    EXPECT_EQ(ended.new_ids[i], want);
+    for (int64_t t = 2 + static_cast<int64_t>(want.size()); t < ended.ids.size(1); ++t) {
+      EXPECT_EQ(ended.ids[static_cast<int64_t>(i)][t].item<int64_t>(), 33);
+    }
+  }
+}
+
+TEST(Generate, StreamsEveryStepAndStopsOnRequest) {
+  const auto model = tiny();
+  Ids seen;
+  const auto on_tokens = [&](const Ids& tokens) {
+    seen.push_back(tokens.at(0));
+    return seen.size() < 5;
+  };
+  const auto result =
+      generate(*model, {.input_ids = row({7, 8}), .config = {.max_new_tokens = 30}, .on_tokens = on_tokens});
+  EXPECT_EQ(result.new_ids[0], seen);
+  EXPECT_EQ(seen.size(), 5U);
+  EXPECT_EQ(result.steps, 5);
+  EXPECT_GT(result.prefill_ms, 0);
+  EXPECT_GT(result.decode_ms, 0);
+  EXPECT_GT(result.tokens_per_second(), 0);
+}
+
+TEST(Generate, SeedsReproduce) {
+  const auto model = tiny();
+  const auto sample = [&](uint64_t seed) {
+    return model->generate(row({7, 8}), {.max_new_tokens = 20, .do_sample = true, .temperature = 2.0, .seed = seed});
+  };
+  EXPECT_TRUE(at::equal(sample(1), sample(1)));
+  EXPECT_FALSE(at::equal(sample(1), sample(2)));
+}
+
+TEST(Generate, TheModelsOwnSettingsHoldUnlessOverridden) {
+  const auto model = tiny();
+  const auto free = generate(*model, {.input_ids = row({7, 8}), .config = {.max_new_tokens = 6}});
+  model->set_generation_config({.eos_token_id = Ids{free.new_ids[0][2]}});
+  EXPECT_LE(generate(*model, {.input_ids = row({7, 8}), .config = {.max_new_tokens = 6}}).steps, 3);
+  const GenerationConfig endless{.max_new_tokens = 6, .eos_token_id = Ids()};
+  EXPECT_EQ(generate(*model, {.input_ids = row({7, 8}), .config = endless}).steps, 6);
+}
+
+TEST(Generate, WrongArguments) {
+  const auto model = tiny();
+  const Tensor two = at::tensor(Ids{5, 6, 7, 8}, at::kLong).view({2, 2});
+  EXPECT_THROW(model->generate(Tensor()), Error);
+  EXPECT_THROW(model->generate(row({1}), {.max_new_tokens = 0}), Error);
+  EXPECT_THROW(model->generate(two, {}, at::tensor(Ids{1, 1, 1, 0}, at::kLong).view({2, 2})), Error);  // right padding
+  EXPECT_THROW(model->generate(two, {}, at::tensor(Ids{1, 1, 0, 0}, at::kLong).view({2, 2})), Error);  // nothing there
+  EXPECT_THROW(model->generate(two, {}, row({1, 1})), Error);
+  EXPECT_THROW(model->generate(two, {.do_sample = true, .temperature = 0.0}), Error);
+  EXPECT_THROW(model->generate(two, {.do_sample = true, .top_p = 0.0}), Error);
+  EXPECT_THROW(model->generate(two, {.do_sample = true, .top_k = -1}), Error);
+  EXPECT_THROW(model->generate(two, {.repetition_penalty = -1.0}), Error);
+}
+
+TEST(Sampler, TopKAndTopPLimitTheChoice) {
+  const Tensor logits = at::tensor({3.0F, 2.0F, 1.0F, 0.0F, -1.0F}).unsqueeze(0);
+  const auto seen = [&](GenerationConfig config) {
+    config.do_sample = true;
+    config.seed = 5;
+    Sampler sampler(config, at::kCPU);
+    std::set<int64_t> ids;
+    for (int i = 0; i < 400; ++i) ids.insert(sampler.next(logits, logits).item<int64_t>());
+    return ids;
+  };
+  EXPECT_EQ(seen({.temperature = 5.0, .top_k = 2}), (std::set<int64_t>{0, 1}));
+  EXPECT_EQ(seen({.temperature = 5.0, .top_k = 0}).size(), 5U);
+  EXPECT_EQ(seen({.top_k = 0, .top_p = 0.8}), (std::set<int64_t>{0, 1}));  // 0.64 + 0.23
+  EXPECT_EQ(seen({.top_k = 0, .top_p = 1e-6}), (std::set<int64_t>{0}));
+}
+
+TEST(Sampler, RepetitionPenaltyLooksAtWhatWasSaid) {
+  Sampler sampler({.repetition_penalty = 2.0}, at::kCPU);
+  const Tensor logits = at::tensor({3.0F, 2.0F, -1.0F}).unsqueeze(0);
+  EXPECT_TRUE(sampler.needs_history());
+  EXPECT_EQ(sampler.next(logits, row({2})).item<int64_t>(), 0);
+  EXPECT_EQ(sampler.next(logits, row({0, 0})).item<int64_t>(), 1);
+}
+
+// Made with transformers 5.17.0, torch 2.11.0: torch.manual_seed(11); generate(do_sample=True, max_new_tokens=24,
+// eos_token_id=None, ...) of stories260k after the ids 1 403 407 261 378.
+TEST(Sampler, DrawsWhatTransformersDraws) {
+  const std::filesystem::path folder = std::filesystem::path(HOTSWAP_SOURCE_DIR) / "../shared/data/models/stories260k";
+  if (!std::filesystem::exists(folder)) GTEST_SKIP() << "no " << folder;
+  const auto model = AutoModelForCausalLM::from_pretrained(folder);
+  const auto sample = [&](GenerationConfig config) {
+    config.max_new_tokens = 24;
+    config.eos_token_id = Ids();
+    config.seed = 11;
+    return generate(*model, {.input_ids = row({1, 403, 407, 261, 378}), .config = config}).new_ids[0];
+  };
+  EXPECT_EQ(sample({.do_sample = true, .temperature = 1.0, .top_k = 50}),
+            (Ids{432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338,
+                 401, 396, 267, 279, 325, 360, 261, 420, 277, 264, 322, 265}));
+  EXPECT_EQ(sample({.do_sample = true, .temperature = 0.7, .top_k = 0, .top_p = 0.8}),
+            (Ids{432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338,
+                 401, 396, 267, 337, 410, 408, 419, 292, 411, 322, 265, 282}));
+  EXPECT_EQ(sample({.do_sample = true, .temperature = 1.3, .top_k = 5, .repetition_penalty = 1.2}),
+            (Ids{432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338,
+                 401, 396, 267, 279, 325, 360, 335, 311, 357, 343, 322, 265}));
+  EXPECT_EQ(sample({.do_sample = false, .repetition_penalty = 1.3}),
+            (Ids{432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338,
+                 401, 396, 267, 337, 410, 408, 419, 292, 411, 322, 265, 282}));
+}
+
+}  // namespace
+}  // namespace hotswap

@@ -1,0 +1,380 @@
+// Stock layers against float64 formulas, and what a Slot does.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "hotswap/base/error.h"
+#include "hotswap/layers/attention.h"
+#include "hotswap/layers/kv_cache.h"
+#include "hotswap/layers/loss.h"
+#include "hotswap/layers/mlp.h"
+#include "hotswap/layers/norm.h"
+#include "hotswap/layers/rotary.h"
+
+namespace hotswap {
+namespace {
+
+// Fresh inputs every run; the seed is in the message of a failure.
+class Layers : public testing::Test {
+ protected:
+  Layers() : seed_(std::random_device()()), trace_(__FILE__, __LINE__, cat("seed ", seed_)) {}
+  Tensor random(at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
+    Tensor x = at::zeros(shape, at::TensorOptions(at::kFloat));
+    return x.normal_(0, 1, generator()).to(dtype);
+  }
+  at::Generator generator() {
+    if (!generator_.defined()) generator_ = at::make_generator<at::CPUGeneratorImpl>(seed_);
+    return generator_;
+  }
+
+ private:
+  uint64_t seed_;
+  testing::ScopedTrace trace_;
+  at::Generator generator_;
+};
+
+double relative_l2(const Tensor& got, const Tensor& want) {
+  const Tensor a = got.to(at::kDouble), b = want.to(at::kDouble);
+  return ((a - b).norm() / b.norm().clamp_min(1e-30)).item<double>();
+}
+
+// One rounding of a result, and a few of what leads to it.
+double tolerance(at::ScalarType dtype) { return dtype == at::kFloat ? 1e-6 : 1.0 / 128; }
+
+TEST_F(Layers, RmsNormInEachCasting) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto& shape : std::vector<std::vector<int64_t>>{{1, 1}, {3, 7}, {2, 5, 64}, {0, 8}}) {
+      const Tensor x = random(shape, dtype), w = random({shape.back()}, dtype);
+      const Tensor xd = x.to(at::kDouble);
+      const Tensor want = xd * (xd.square().mean(-1, true) + 1e-3).rsqrt() * (w.to(at::kDouble) + 1);
+      for (const char* casting : {"llama", "gemma", "none"}) {
+        const Tensor got = stock::rms_norm(x, w, 1e-3, 1.0, casting);
+        EXPECT_EQ(got.scalar_type(), dtype);
+        if (x.numel() == 0) continue;
+        EXPECT_LE(relative_l2(got, want), tolerance(dtype)) << casting << shape;
+      }
+    }
+  }
+  EXPECT_THROW(stock::rms_norm(random({2, 2}), random({2}), 1e-6, 0, "other"), Error);
+}
+
+TEST_F(Layers, RmsNormRoundsAsTransformersDoes) {
+  const Tensor x = random({5, 96}, at::kBFloat16), w = random({96}, at::kBFloat16);
+  const Tensor wide = x.to(at::kFloat);
+  const Tensor want = w * (wide * (wide.pow(2).mean(-1, true) + 1e-5).rsqrt()).to(at::kBFloat16);
+  EXPECT_TRUE(at::equal(stock::rms_norm(x, w, 1e-5, 0, "llama"), want));
+  // A float32 weight widens the result, as w * x does in Python.
+  EXPECT_EQ(stock::rms_norm(x, w.to(at::kFloat), 1e-5, 0, "llama").scalar_type(), at::kFloat);
+}
+
+TEST_F(Layers, AddRmsNormGoesThroughTheInnerSlot) {
+  AddRMSNorm norm(16, {.eps = 1e-5});
+  norm.weight = random({16});
+  const Tensor x = random({2, 3, 16}), residual = random({2, 3, 16});
+  const auto [y, h] = norm.forward(x, residual);
+  EXPECT_TRUE(at::equal(h, x + residual));
+  EXPECT_TRUE(at::equal(y, norm.forward(h)));
+  int inner = 0, outer = 0;
+  norm.each_slot([&](const std::string&, SlotBase& slot) {
+    if (auto* rms = dynamic_cast<Slot<RmsNormForward>*>(&slot)) {
+      rms->bind([&](const Tensor& t, auto&&...) { return ++inner, t; });
+    }
+  });
+  EXPECT_TRUE(at::equal(norm.forward(x, residual).y, x + residual));
+  EXPECT_EQ(inner, 1);
+  norm.each_slot([&](const std::string&, SlotBase& slot) {
+    if (auto* add = dynamic_cast<Slot<AddRmsNormForward>*>(&slot)) {
+      add->bind([&](const Tensor& a, const Tensor& b, auto&&...) { return ++outer, std::tuple(a, b); });
+    }
+  });
+  EXPECT_TRUE(at::equal(norm.forward(x, residual).y, x));
+  EXPECT_EQ(inner, 1);
+  EXPECT_EQ(outer, 1);
+  norm.each_slot([](const std::string&, SlotBase& slot) { slot.unbind(); });
+  EXPECT_TRUE(at::equal(norm.forward(x, residual).y, y));
+}
+
+TEST_F(Layers, LayerNormWithAndWithoutBias) {
+  for (const bool with_bias : {true, false}) {
+    LayerNorm norm(24, 1e-5, with_bias);
+    norm.weight = random({24});
+    if (with_bias) norm.bias = random({24});
+    const Tensor x = random({3, 24}), xd = x.to(at::kDouble);
+    const Tensor centred = xd - xd.mean(-1, true);
+    Tensor want = centred * (centred.square().mean(-1, true) + 1e-5).rsqrt() * norm.weight;
+    if (with_bias) want = want + norm.bias;
+    EXPECT_LE(relative_l2(norm.forward(x), want), 1e-6);
+  }
+}
+
+TEST_F(Layers, Activations) {
+  const double k = std::sqrt(2 / M_PI);
+  const auto tanh_gelu = [&](const Tensor& x) { return 0.5 * x * (1 + (k * (x + 0.044715 * x.pow(3))).tanh()); };
+  const std::vector<std::pair<const char*, std::function<Tensor(const Tensor&)>>> formulas = {
+      {"silu", [](const Tensor& x) { return x * x.sigmoid(); }},
+      {"swish", [](const Tensor& x) { return x * x.sigmoid(); }},
+      {"gelu", [](const Tensor& x) { return 0.5 * x * (1 + (x / std::sqrt(2.0)).erf()); }},
+      {"gelu_pytorch_tanh", tanh_gelu},
+      {"gelu_new", tanh_gelu},
+      {"gelu_fast", tanh_gelu},
+      {"quick_gelu", [](const Tensor& x) { return x * (1.702 * x).sigmoid(); }},
+  };
+  const Tensor x = at::cat({random({1000}) * 3, at::tensor({0.0F, 30.0F, -30.0F})});
+  for (const auto& [name, formula] : formulas) {
+    const Activation activation(activation_kind(name, "test"));
+    EXPECT_LE(relative_l2(activation.forward(x), formula(x.to(at::kDouble))), 1e-6) << name;
+    EXPECT_LE(relative_l2(activation.forward(x.to(at::kBFloat16)), formula(x.to(at::kBFloat16).to(at::kDouble))), 0.01)
+        << name;
+  }
+  EXPECT_THROW(activation_kind("relu7", "config.json"), Error);
+}
+
+TEST_F(Layers, GatedMlp) {
+  for (const char* act : {"silu", "gelu_pytorch_tanh", "quick_gelu"}) {
+    GatedMLP mlp({.dim = 6, .hidden = 10, .activation = act, .bias = true});
+    mlp.each_tensor([&](const std::string&, Tensor& t) { t = random(t.sizes()); });
+    const Tensor x = random({2, 3, 6});
+    const auto apply = [&](const Linear& l, const Tensor& in) { return in.matmul(l.weight.t()) + l.bias; };
+    const Tensor gate = mlp.act_fn.forward(apply(mlp.gate_proj, x));
+    EXPECT_LE(relative_l2(mlp.forward(x), apply(mlp.down_proj, gate * apply(mlp.up_proj, x))), 1e-6) << act;
+  }
+}
+
+TEST_F(Layers, TiedLinearIsVisitedOnce) {
+  struct Whole : Module {
+    Embedding embed{5, 4};
+    Linear head{embed.weight};
+    Whole() {
+      own("embed", embed);
+      own("head", head);
+    }
+  } whole;
+  EXPECT_EQ(whole.parameters().size(), 1U);
+  whole.each_tensor([&](const std::string& name, Tensor& t) {
+    EXPECT_EQ(name, "embed.weight");
+    t = random({5, 4});
+  });
+  EXPECT_TRUE(at::equal(whole.head.forward(random({2, 4}) * 0), at::zeros({2, 5})));
+  EXPECT_TRUE(whole.head.weight.is_same(whole.embed.weight));
+}
+
+TEST_F(Layers, RotaryAgainstComplexRotation) {
+  for (const bool interleaved : {false, true}) {
+    for (const int64_t rotary_dim : {8, 6}) {
+      const Tensor q = random({2, 3, 5, 8}), k = random({2, 1, 5, 8});
+      const Tensor angle = random({1, 5, rotary_dim / 2}).to(at::kDouble);
+      const Tensor cos = at::cat({angle.cos(), angle.cos()}, -1).to(at::kFloat);
+      const Tensor sin = at::cat({angle.sin(), angle.sin()}, -1).to(at::kFloat);
+      const auto rotate = [&](const Tensor& x) {
+        Tensor y = x.to(at::kDouble).clone();
+        for (int64_t i = 0; i < rotary_dim / 2; ++i) {
+          const int64_t a = interleaved ? 2 * i : i, b = interleaved ? 2 * i + 1 : i + rotary_dim / 2;
+          const Tensor c = angle.select(-1, i).cos().unsqueeze(1), s = angle.select(-1, i).sin().unsqueeze(1);
+          const Tensor xa = x.select(-1, a).to(at::kDouble), xb = x.select(-1, b).to(at::kDouble);
+          y.select(-1, a).copy_(xa * c - xb * s);
+          y.select(-1, b).copy_(xb * c + xa * s);
+        }
+        return y;
+      };
+      const auto [qr, kr] = stock::rotary(q, k, cos, sin, rotary_dim, interleaved);
+      EXPECT_LE(relative_l2(qr, rotate(q)), 1e-6);
+      EXPECT_LE(relative_l2(kr, rotate(k)), 1e-6);
+      const Tensor half_cos = cos.narrow(-1, 0, rotary_dim / 2), half_sin = sin.narrow(-1, 0, rotary_dim / 2);
+      EXPECT_TRUE(at::equal(std::get<0>(stock::rotary(q, k, half_cos, half_sin, rotary_dim, interleaved)), qr));
+    }
+  }
+}
+
+TEST_F(Layers, RotaryTablesByRangeAndByIdsAgree) {
+  for (const char* type : {"default", "linear", "llama3", "yarn"}) {
+    RotaryEmbedding rotary(
+        {.type = type, .dim = 16, .max_position_embeddings = 64, .factor = 2, .original_max_position_embeddings = 32});
+    const Tensor ids = at::arange(7, 20, at::kLong).unsqueeze(0);
+    const auto a = rotary.tables({.start = 7, .length = 13}, at::kFloat, at::kCPU);
+    const auto b = rotary.tables({.start = 0, .length = 13, .ids = ids}, at::kFloat, at::kCPU);
+    EXPECT_TRUE(at::equal(a.cos, b.cos)) << type;
+    EXPECT_TRUE(at::equal(a.sin, b.sin)) << type;
+    const auto grown = rotary.tables({.start = 200, .length = 1}, at::kFloat, at::kCPU);
+    EXPECT_NEAR((grown.cos.square() + grown.sin.square()).max().item<double>(),
+                std::pow(rope_frequencies({.type = type,
+                                           .dim = 16,
+                                           .max_position_embeddings = 64,
+                                           .factor = 2,
+                                           .original_max_position_embeddings = 32})
+                             .attention_scaling,
+                         2),
+                1e-5);
+  }
+}
+
+TEST_F(Layers, DynamicRotaryGrowsAndResets) {
+  const RopeParameters rope{.type = "dynamic", .dim = 8, .max_position_embeddings = 16, .factor = 4};
+  RotaryEmbedding rotary(rope);
+  const auto at_one = [&](int64_t length) {
+    return rotary.tables({.start = 0, .length = length}, at::kFloat, at::kCPU).cos.select(1, 1).clone();
+  };
+  const Tensor shorter = at_one(10);
+  EXPECT_TRUE(at::equal(shorter.narrow(-1, 0, 4).squeeze(0), rope_frequencies(rope).inverse.cos()));
+  const Tensor grown = at_one(32);
+  EXPECT_FALSE(at::equal(grown, shorter));
+  EXPECT_TRUE(at::equal(grown.narrow(-1, 0, 4).squeeze(0), rope_frequencies(rope, 32).inverse.cos()));
+  EXPECT_TRUE(at::equal(at_one(20), grown));    // between: keeps what it has
+  EXPECT_TRUE(at::equal(at_one(10), shorter));  // short again: resets
+}
+
+TEST_F(Layers, TablesMadeWhileGeneratingServeTraining) {
+  RotaryEmbedding rotary({.dim = 8, .max_position_embeddings = 16});
+  {
+    const c10::InferenceMode inference;
+    rotary.tables({.start = 0, .length = 4}, at::kFloat, at::kCPU);
+  }
+  const auto tables = rotary.tables({.start = 0, .length = 4}, at::kFloat, at::kCPU);
+  Tensor q = random({1, 2, 4, 8}).set_requires_grad(true);
+  std::get<0>(stock::rotary(q, q, tables.cos, tables.sin, 8, false)).sum().backward();
+  EXPECT_TRUE(q.grad().defined());
+}
+
+// All heads against all keys in float64, with the mask as a plain rule.
+Tensor attend_double(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& padding) {
+  const int64_t groups = q.size(1) / k.size(1), time = q.size(2), kv_time = k.size(2);
+  const Tensor kd = k.to(at::kDouble).repeat_interleave(groups, 1), vd = v.to(at::kDouble).repeat_interleave(groups, 1);
+  Tensor scores = q.to(at::kDouble).matmul(kd.transpose(2, 3)) * 0.3;
+  for (int64_t i = 0; i < time; ++i) {
+    for (int64_t j = 0; j < kv_time; ++j) {
+      Tensor cell = scores.select(3, j).select(2, i);  // [batch, heads]
+      if (j > i + kv_time - time) cell.fill_(-1e30);
+      if (padding.defined()) cell.masked_fill_(padding.select(1, j).eq(0).unsqueeze(1), -1e30);
+    }
+  }
+  return at::softmax(scores, -1).matmul(vd).transpose(1, 2);
+}
+
+TEST_F(Layers, AttentionWithGroupsMasksAndCache) {
+  const at::NoGradGuard no_grad;
+  for (const char* name : {"sdpa", "eager"}) {
+    const AttentionKind& kind = attention_kind(name);
+    for (const int64_t kv_heads : {1, 2, 6}) {
+      for (const auto& [time, kv_time] : std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {1, 9}, {5, 5}, {3, 8}}) {
+        for (const bool padded : {false, true}) {
+          const Tensor q = random({2, 6, time, 8}), k = random({2, kv_heads, kv_time, 8}), v = random(k.sizes());
+          Tensor padding;
+          if (padded) {
+            padding = at::ones({2, kv_time}, at::kLong);
+            padding.narrow(0, 1, 1).narrow(1, 0, kv_time - time).zero_();
+          }
+          const auto mask = kind.make_mask({time, kv_time, padding, at::kFloat, at::kCPU});
+          const Tensor got = kind.attend({.query = q, .key = k, .value = v, .mask = mask, .scaling = 0.3});
+          EXPECT_EQ(got.sizes(), (std::vector<int64_t>{2, time, 6, 8}));
+          EXPECT_LE(relative_l2(got, attend_double(q, k, v, padding)), 1e-6)
+              << name << " kv_heads " << kv_heads << " time " << time << " of " << kv_time << " padded " << padded;
+        }
+      }
+    }
+  }
+  EXPECT_THROW(attention_kind("flash_attention_9"), Error);
+}
+
+TEST_F(Layers, AttentionGradientsWithGroups) {
+  for (const bool padded : {false, true}) {
+    std::vector<Tensor> gradients;
+    const Tensor q0 = random({2, 4, 5, 8}), k0 = random({2, 2, 5, 8}), v0 = random({2, 2, 5, 8});
+    Tensor padding;
+    if (padded) {
+      padding = at::ones({2, 5}, at::kLong);
+      padding[1][0] = 0;
+    }
+    for (const char* name : {"sdpa", "eager"}) {
+      Tensor q = q0.clone().set_requires_grad(true), k = k0.clone().set_requires_grad(true);
+      Tensor v = v0.clone().set_requires_grad(true);
+      const AttentionKind& kind = attention_kind(name);
+      const auto mask = kind.make_mask({5, 5, padding, at::kFloat, at::kCPU});
+      const Tensor out = kind.attend({.query = q, .key = k, .value = v, .mask = mask, .scaling = 0.3});
+      out.narrow(1, 1, 4).square().sum().backward();  // a row that sees nothing is left out
+      for (const Tensor& t : {q, k, v}) gradients.push_back(t.grad());
+    }
+    for (size_t i = 0; i < 3; ++i) EXPECT_LE(relative_l2(gradients[i], gradients[i + 3]), 1e-5) << i;
+  }
+}
+
+TEST_F(Layers, KvCacheGrowsInPlace) {
+  const at::NoGradGuard no_grad;
+  KvCache cache(4);
+  const Tensor k = random({2, 3, 150, 8}), v = random({2, 3, 150, 8});
+  const void* before = nullptr;
+  int64_t moves = 0;
+  for (int64_t t = 0; t < 150; ++t) {
+    for (const int64_t layer : {0, 1}) {
+      const auto [keys, values] = cache.append(layer, k.narrow(2, t, 1), v.narrow(2, t, 1));
+      ASSERT_TRUE(at::equal(keys, k.narrow(2, 0, t + 1)));
+      ASSERT_TRUE(at::equal(values, v.narrow(2, 0, t + 1)));
+      if (layer == 0) moves += keys.const_data_ptr() != before, before = keys.const_data_ptr();
+    }
+  }
+  EXPECT_EQ(moves, 3);  // 64, 128, 256
+  EXPECT_EQ(cache.length(), 150);
+  cache.crop(10);
+  EXPECT_TRUE(at::equal(cache.append(0, k.narrow(2, 20, 2), v.narrow(2, 20, 2)).first,
+                        at::cat({k.narrow(2, 0, 10), k.narrow(2, 20, 2)}, 2)));
+  EXPECT_THROW(cache.append(0, random({1, 3, 1, 8}), random({1, 3, 1, 8})), Error);
+  const at::AutoGradMode grad(true);
+  EXPECT_THROW(cache.append(0, random({2, 3, 1, 8}).set_requires_grad(true), random({2, 3, 1, 8})), Error);
+}
+
+TEST_F(Layers, CrossEntropyOptions) {
+  const Tensor logits = random({7, 11}) * 3, x = logits.to(at::kDouble);
+  Tensor target = at::randint(0, 11, {7}, generator(), at::TensorOptions(at::kLong));
+  target[2] = -100;
+  for (const double softcap : {0.0, 5.0}) {
+    for (const double smoothing : {0.0, 0.1}) {
+      for (const double z : {0.0, 0.01}) {
+        const Tensor capped = softcap == 0 ? x : softcap * (x / softcap).tanh();
+        const Tensor logp = at::log_softmax(capped, 1);
+        Tensor rows = -(1 - smoothing) * logp.gather(1, target.clamp_min(0).unsqueeze(1)).squeeze(1) -
+                      smoothing * logp.mean(1) + z * at::logsumexp(capped, 1).square();
+        rows = rows * target.ne(-100);
+        CrossEntropyOptions o{.label_smoothing = smoothing, .softcap = softcap, .z_loss = z, .reduction = "none"};
+        EXPECT_LE(relative_l2(stock::cross_entropy(logits, target, o), rows), 2e-6);
+        o.reduction = "sum";
+        EXPECT_LE(relative_l2(stock::cross_entropy(logits, target, o), rows.sum()), 2e-6);
+        o.reduction = "mean";
+        EXPECT_LE(relative_l2(stock::cross_entropy(logits, target, o), rows.sum() / 6), 2e-6);
+      }
+    }
+  }
+  const auto ignored = at::full({7}, -100, at::TensorOptions(at::kLong));
+  EXPECT_TRUE(std::isnan(stock::cross_entropy(logits, ignored, {}).item<double>()));
+}
+
+TEST_F(Layers, CausalLossShiftsInside) {
+  const CausalLMLoss loss;
+  const Tensor hidden = random({2, 5, 6}), weight = random({9, 6});
+  const Tensor labels = at::randint(0, 9, {2, 5}, generator(), at::TensorOptions(at::kLong));
+  const Tensor logits = hidden.matmul(weight.t());
+  const Tensor logp = at::log_softmax(logits.to(at::kDouble), -1).narrow(1, 0, 4);
+  const Tensor picked = logp.gather(2, labels.narrow(1, 1, 4).unsqueeze(2));
+  EXPECT_NEAR(loss.from_logits(logits, {.labels = labels}).item<double>(), -picked.mean().item<double>(), 1e-5);
+  EXPECT_NEAR(loss.from_hidden(hidden, weight, {.labels = labels, .items = 3}).item<double>(),
+              -picked.sum().item<double>() / 3, 1e-5);
+  EXPECT_FALSE(loss.fuses());
+}
+
+}  // namespace
+}  // namespace hotswap
