@@ -29,7 +29,7 @@ ROOMS = {
     "cli": MODELS | {"generation", "training", "cli"},
 }
 TORCH_FREE_ROOMS = ("base", "hub", "tokenizers")
-HEADER_MAY = re.compile(r"ATen/core/(Tensor|ivalue)\.h|c10/.*|torch/csrc/autograd/variable\.h")
+HEADER_MAY = re.compile(r"ATen/core/(Tensor|ivalue|Generator)\.h|c10/.*|torch/csrc/autograd/variable\.h")
 COSTLY = {"torch/torch.h": 2, "torch/csrc/autograd/custom_function.h": 2, "torch/extension.h": 0, "torch/all.h": 0}
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 STABLE = re.compile(r"^torch/(csrc/stable|headeronly)/|^torch/csrc/inductor/aoti_torch/(c|generated)/")
