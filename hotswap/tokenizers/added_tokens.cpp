@@ -6,6 +6,11 @@
 #include "hotswap/tokenizers/unicode.h"
 
 namespace hotswap::tokenizers {
+namespace {
+
+constexpr size_t kLongest = 1024;  // bytes of an added token: to look for it costs that much for each byte of text
+
+}  // namespace
 
 void StringFinder::add(std::string_view text, int32_t id, const std::string& where) {
   first_[static_cast<uint8_t>(text[0])] = true;
@@ -42,9 +47,9 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Vocabulary& model
                          const std::string& where) {
   auto next_id = static_cast<int64_t>(model.count());
   for (AddedToken& token : tokens) {
-    if (token.content.empty()) {
-      throw Error({.wanted = cat("added tokens with a content at ", where),
-                   .got = cat("'' with id ", token.id),
+    if (token.content.empty() || token.content.size() > kLongest) {
+      throw Error({.wanted = cat("added tokens with a content of 1 to ", kLongest, " bytes at ", where),
+                   .got = cat(token.content.size(), " bytes with id ", token.id),
                    .next = "correct the file"});
     }
     const int32_t of_model = model.find(token.content);
@@ -107,6 +112,7 @@ void AddedTokens::mark(Draft& draft, const StringFinder& finder) const {
     };
     size_t done = 0;
     size_t from = 0;
+    size_t blanks_end = 0;
     while (true) {
       const StringFinder::Found found = finder.find(text, from);
       if (found.id < 0) break;
@@ -124,7 +130,9 @@ void AddedTokens::mark(Draft& draft, const StringFinder& finder) const {
         begin = std::max(begin, done);
       }
       if (token.rstrip) {
+        end = std::max(end, blanks_end);  // a token of blanks may be found again inside them
         while (end < text.size() && is_whitespace(code_point_at(text, end).value)) end += code_point_at(text, end).size;
+        blanks_end = end;
       }
       if (done < begin) push(done, begin, -1);
       push(begin, end, found.id);

@@ -10,6 +10,8 @@ namespace {
 
 using Tokens = std::vector<std::string>;
 
+constexpr size_t kLargest = size_t{1} << 28;  // bytes that a token, or the fused text, may grow to
+
 class SequenceDecoder : public Decoder {
  public:
   explicit SequenceDecoder(std::vector<std::unique_ptr<Decoder>> parts) : parts_(std::move(parts)) {}
@@ -54,6 +56,11 @@ class ReplaceDecoder : public Decoder {
       for (const Stretch& stretch : stretches) {
         text += stretch.found ? std::string_view(content_)
                               : std::string_view(token).substr(stretch.begin, stretch.end - stretch.begin);
+        if (text.size() > kLargest) {
+          throw Error({.wanted = cat("tokens of at most ", kLargest, " bytes"),
+                       .got = "more, of one token",
+                       .next = "the decoder's Replace steps blow it up; correct tokenizer.json"});
+        }
       }
       token = std::move(text);
     }

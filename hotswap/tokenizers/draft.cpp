@@ -1,17 +1,30 @@
 #include "hotswap/tokenizers/draft.h"
 
-#include <limits>
-
 #include "hotswap/base/error.h"
 #include "hotswap/tokenizers/unicode.h"
 
 namespace hotswap::tokenizers {
+namespace {
+
+constexpr size_t kLargest = size_t{1} << 27;  // bytes of a text, before and after it is normalized
+
+void check_size(size_t size) {
+  if (size <= kLargest) return;
+  throw Error({.wanted = cat("a text of at most ", kLargest, " bytes, also when normalized"),
+               .got = cat(size, " bytes"),
+               .next = "encode it in parts"});
+}
+
+}  // namespace
 
 void PieceText::replace_found(const std::vector<Stretch>& stretches, std::string_view content) {
   std::string new_bytes;
   std::vector<Span> new_origin;
-  new_bytes.reserve(bytes.size());
-  new_origin.reserve(origin.size());
+  size_t size = 0;
+  for (const Stretch& stretch : stretches) size += stretch.found ? content.size() : stretch.end - stretch.begin;
+  check_size(size);
+  new_bytes.reserve(size);
+  new_origin.reserve(size);
   for (const Stretch& stretch : stretches) {
     if (stretch.found) {
       new_bytes += content;
@@ -29,6 +42,7 @@ void PieceText::replace_found(const std::vector<Stretch>& stretches, std::string
 
 void PieceText::prepend(std::string_view content) {
   if (bytes.empty()) return;
+  check_size(bytes.size() + content.size());
   bytes.insert(0, content);
   const Span first = origin[0];
   origin.insert(origin.begin(), content.size(), first);
@@ -62,10 +76,7 @@ void PieceText::keep(size_t begin, size_t end) {
 }
 
 Draft::Draft(std::string_view input) : text_(input) {
-  if (input.size() > std::numeric_limits<int32_t>::max() / 8) {
-    throw Error(
-        {.wanted = "a text of less than 256 MiB", .got = cat(input.size(), " bytes"), .next = "encode it in parts"});
-  }
+  check_size(input.size());
   if (!input.empty()) pieces_.push_back({0, static_cast<uint32_t>(input.size())});
 }
 
@@ -122,10 +133,7 @@ void Draft::rewrite(const std::function<void(PieceText&)>& change) {
     if (part.bytes.empty()) continue;
     text += part.bytes;
     origin.insert(origin.end(), part.origin.begin(), part.origin.end());
-    if (text.size() > std::numeric_limits<int32_t>::max()) {
-      throw Error(
-          {.wanted = "a text that stays below 2 GiB when normalized", .got = "more", .next = "encode it in parts"});
-    }
+    check_size(text.size());
     pieces.push_back({begin, static_cast<uint32_t>(text.size()), piece.id});
   }
   owned_ = std::move(text);

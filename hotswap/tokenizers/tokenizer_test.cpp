@@ -218,6 +218,23 @@ TEST(Tokenizer, StopsRegularExpressionsThatRunAway) {
   EXPECT_SAYS(message_of([&] { tokenizer.ids(text); }), "steps");
 }
 
+TEST(Tokenizer, StopsTextsThatBlowUp) {
+  std::string grow = R"({"type":"Sequence","normalizers":[)";
+  const std::string many(1000, 'a');
+  for (int i = 0; i < 4; ++i) grow += R"({"type":"Replace","pattern":{"String":"a"},"content":")" + many + R"("},)";
+  grow.back() = ']';
+  const Tokenizer tokenizer = File{.normalizer = grow + "}"}.read();
+  EXPECT_SAYS(message_of([&] { tokenizer.ids("a"); }), "bytes");
+  EXPECT_SAYS(refusal({.pre_tokenizer = R"({"type":"Split","pattern":{"Regex":")" +
+                                        [] {
+                                          std::string all;
+                                          for (int i = 0; i < 5000; ++i) all += R"(\\b)";
+                                          return all;
+                                        }() +
+                                        R"("},"behavior":"Isolated","invert":false})"}),
+              "too much");
+}
+
 TEST(Tokenizer, WantsUtf8) {
   EXPECT_SAYS(message_of([] { File{}.read().ids("ab\xC3"); }), "byte 2");
   EXPECT_SAYS(message_of([] { File{}.read().ids("\xED\xA0\x80"); }), "UTF-8");
