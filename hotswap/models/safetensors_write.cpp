@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <set>
+#include <sstream>
 #include <tuple>
 
 #include "hotswap/base/error.h"
@@ -99,7 +100,30 @@ TensorMap without_ties(const TensorMap& tensors) {
   return result;
 }
 
-// Filled in the model's order; a tensor larger than the limit gets a shard of its own, at the place where it comes.
+// transformers sorts a loaded model's tensors part by part: numbers before words, numbers by value, "layer2" before
+// "layer11". The order decides which shard a tensor lands in.
+using NaturalKey = std::vector<std::tuple<bool, std::string, size_t, std::string>>;
+
+NaturalKey natural_key(const std::string& name) {
+  NaturalKey key;
+  std::istringstream parts(name);
+  for (std::string part; std::getline(parts, part, '.');) {
+    const size_t digits = part.find_last_not_of("0123456789") + 1;  // where the trailing number begins
+    const size_t value = part.find_first_not_of('0', digits);       // without leading zeros, so that length decides
+    const std::string number = value == std::string::npos ? "" : part.substr(value);
+    const bool has_number = digits < part.size();
+    key.emplace_back(digits > 0 || !has_number, part.substr(0, digits), has_number ? 1 + number.size() : 0, number);
+  }
+  return key;
+}
+
+TensorMap in_natural_order(TensorMap tensors) {
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [](const auto& a, const auto& b) { return natural_key(a.first) < natural_key(b.first); });
+  return tensors;
+}
+
+// Filled in order; a tensor larger than the limit gets a shard of its own, at the place where it comes.
 std::vector<TensorMap> split(const TensorMap& tensors, int64_t max_shard_size) {
   std::vector<TensorMap> shards;
   TensorMap open;
@@ -149,7 +173,7 @@ void save_pretrained_weights(const std::filesystem::path& folder, const TensorMa
   if (max_shard_size <= 0) {
     throw Error({.wanted = "a positive max_shard_size", .got = cat(max_shard_size), .next = ""});
   }
-  const std::vector<TensorMap> shards = split(without_ties(tensors), max_shard_size);
+  const std::vector<TensorMap> shards = split(in_natural_order(without_ties(tensors)), max_shard_size);
   std::set<std::string> current;
   std::vector<std::unique_ptr<AtomicFile>> files;
   nlohmann::json weight_map = nlohmann::json::object();  // sorted by name, as Python's sort_keys gives it

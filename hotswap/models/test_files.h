@@ -54,7 +54,7 @@ inline PythonRun run_python(const TempFolder& folder, const std::string& script)
   put_file(folder / "script.py", script);
   // A sanitizer's runtime, preloaded or not, is nothing for Python.
   const std::string command =
-      cat("cd ", folder.path().string(), " && env -u LD_PRELOAD timeout 120 ", HOTSWAP_TEST_PYTHON, " script.py 2>&1");
+      cat("cd ", folder.path().string(), " && env -u LD_PRELOAD timeout 300 ", HOTSWAP_TEST_PYTHON, " script.py 2>&1");
   PythonRun run;
   FILE* pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) return {-1, "popen failed"};

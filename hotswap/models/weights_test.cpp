@@ -90,22 +90,34 @@ TEST(SavePretrained, ShardsAndIndexAndStaleFiles) {
   save_pretrained_weights(folder.path(), tensors);
   EXPECT_TRUE(std::filesystem::exists(folder / "model.safetensors"));
   put_file(folder / "model-other.safetensors", "not ours");
-  save_pretrained_weights(folder.path(), tensors, 84);  // w.large alone, w.a + w.b, w.c + n
+  save_pretrained_weights(folder.path(), tensors, 84);  // n + w.a + w.b, w.large alone, w.c
   EXPECT_FALSE(std::filesystem::exists(folder / "model.safetensors"));
   EXPECT_TRUE(std::filesystem::exists(folder / "model-other.safetensors"));
   const Json index = Json::read(folder / "model.safetensors.index.json");
   EXPECT_EQ(index.child("metadata").at<int64_t>("total_size"), 4 * 130 + 4);
   EXPECT_EQ(index.child("metadata").at<int64_t>("total_parameters"), 132);
-  EXPECT_EQ(index.child("weight_map").at<std::string>("w.large"), "model-00001-of-00003.safetensors");
-  EXPECT_EQ(index.child("weight_map").at<std::string>("w.a"), "model-00002-of-00003.safetensors");
-  EXPECT_EQ(index.child("weight_map").at<std::string>("w.b"), "model-00002-of-00003.safetensors");
-  EXPECT_EQ(index.child("weight_map").at<std::string>("n"), "model-00003-of-00003.safetensors");
+  EXPECT_EQ(index.child("weight_map").at<std::string>("w.large"), "model-00002-of-00003.safetensors");
+  EXPECT_EQ(index.child("weight_map").at<std::string>("w.a"), "model-00001-of-00003.safetensors");
+  EXPECT_EQ(index.child("weight_map").at<std::string>("w.b"), "model-00001-of-00003.safetensors");
+  EXPECT_EQ(index.child("weight_map").at<std::string>("w.c"), "model-00003-of-00003.safetensors");
   const auto checkpoint = open_checkpoint(folder.path());
   for (const auto& [name, tensor] : tensors) EXPECT_TRUE(at::equal(checkpoint->tensor(name), tensor)) << name;
   save_pretrained_weights(folder.path(), tensors, 1000);
   EXPECT_FALSE(std::filesystem::exists(folder / "model.safetensors.index.json"));
   EXPECT_FALSE(std::filesystem::exists(folder / "model-00001-of-00003.safetensors"));
   EXPECT_TRUE(at::equal(open_checkpoint(folder.path())->tensor("n"), tensors.back().second));
+}
+
+TEST(SavePretrained, ShardsFollowTheNaturalOrderOfNames) {
+  const TempFolder folder;
+  const std::vector<std::string> order = {"0.w", "2.w", "11.w", "e", "e.1.w", "e.x", "l.w2", "l.w11", "l.wx"};
+  TensorMap tensors;
+  for (auto name = order.rbegin(); name != order.rend(); ++name) tensors.emplace_back(*name, at::ones({1}));
+  save_pretrained_weights(folder.path(), tensors, 4);
+  for (size_t i = 0; i < order.size(); ++i) {
+    const SafetensorsFile shard(folder / cat("model-0000", i + 1, "-of-00009.safetensors"));
+    EXPECT_EQ(shard.names().front(), order[i]);
+  }
 }
 
 TEST(SavePretrained, TiedTensorsOnce) {
