@@ -9,9 +9,10 @@ install(DIRECTORY "${CMAKE_BINARY_DIR}/packages/" DESTINATION "${CMAKE_INSTALL_D
 if(TARGET hotswap)
   target_include_directories(hotswap INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_compile_features(hotswap INTERFACE cxx_std_20)
-  # torch's folder stays in the run path: libtorch is not copied.
+  # torch's folder stays in the run path: libtorch is not copied. Named, because CMake's own INSTALL_RPATH_USE_LINK_PATH
+  # leaves out folders inside the source tree, and .venv is one.
   set_target_properties(hotswap hotswap_main PROPERTIES
-    INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN" INSTALL_RPATH_USE_LINK_PATH ON)
+    INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN;${HOTSWAP_TORCH_DIR}/lib")
   install(TARGETS hotswap EXPORT hotswapTargets LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
   install(TARGETS hotswap_main RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
   set(config "${CMAKE_INSTALL_LIBDIR}/cmake/hotswap")

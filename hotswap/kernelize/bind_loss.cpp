@@ -64,8 +64,7 @@ Tensor scaled(const Tensor& gradient, const Tensor& dloss) {
   const Tensor factor = dloss.to(gradient.scalar_type());
   // In place unless this graph may be walked again: the gradient of a 49k vocabulary is a hundred megabytes.
   if (torch::autograd::get_current_graph_task_keep_graph()) return at::mul(gradient, factor);
-  Tensor in_place = gradient;
-  return in_place.mul_(factor);
+  return gradient.mul_(factor);
 }
 
 struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {

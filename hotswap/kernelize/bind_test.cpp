@@ -115,7 +115,9 @@ Tensor randn(at::IntArrayRef shape) { return at::randn(shape, at::kFloat); }
 
 TEST(Bind, RmsNorm) {
   const Bound<RmsNormForward> bound(bundled_layer("norm", "RMSNorm"), stock::rms_norm);
-  for (const auto& [casting, offset] : {std::pair<std::string, double>{"llama", 0}, {"gemma", 1}, {"none", 0.5}}) {
+  for (const auto& c : {std::pair<std::string, double>{"llama", 0}, {"gemma", 1}, {"none", 0.5}}) {
+    const std::string& casting = c.first;
+    const double offset = c.second;
     check([&](const Tensors& in) { return Tensors{bound(in[0], in[1], 1e-6, offset, casting)}; },
           [&](const Tensors& in) { return Tensors{stock::rms_norm(in[0], in[1], 1e-6, offset, casting)}; },
           {randn({2, 3, 37}), randn({37})}, {randn({2, 3, 37})}, {"norm", "rms_norm", "rms_norm_fwd", "rms_norm_bwd"});

@@ -16,7 +16,7 @@ namespace hotswap {
 
 struct KernelRefOptions {
   std::optional<int64_t> version = std::nullopt;  // one of version, revision
-  std::string revision = "";
+  std::string revision = {};
   bool trust = false;  // run it although its publisher is not a trusted one
 };
 

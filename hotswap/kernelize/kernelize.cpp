@@ -237,6 +237,7 @@ void check_strict(const std::vector<Decision>& decisions) {
   }
   if (stock.empty()) return;
   std::vector<std::string> lines;
+  lines.reserve(stock.size());
   for (const auto& [text, count] : stock) lines.push_back(count == 1 ? text : cat(text, " (", count, " layers)"));
   throw Error({.wanted = "a kernel for every layer (strict)",
                .got = "stock ones: " + join(lines, "; "),

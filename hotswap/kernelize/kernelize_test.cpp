@@ -97,6 +97,7 @@ TEST(Kernelize, TrainsWithThePackagesOpsAndSwapsBackToTheBit) {
                                      {"linear", "linear_bwd", 3},
                                      {"loss", "linear_cross_entropy_fwd", 1}};
   std::vector<int64_t> old;
+  old.reserve(counts.size());
   for (const auto& c : counts) old.push_back(op_calls(c.package, c.op));
   const auto swapped = loss_and_grads();
   for (size_t i = 0; i < counts.size(); ++i) {

@@ -12,6 +12,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -25,7 +26,8 @@ namespace hotswap {
 struct CapabilityRange {
   int64_t min = 0;
   int64_t max = std::numeric_limits<int64_t>::max();
-  auto operator<=>(const CapabilityRange&) const = default;
+  bool operator==(const CapabilityRange&) const = default;
+  bool operator<(const CapabilityRange& other) const { return std::tie(min, max) < std::tie(other.min, other.max); }
 };
 
 class DeviceKey {

@@ -5,7 +5,6 @@
 // In this host TORCH_COMPILE means capture-safe: the step is recorded as a CUDA graph.
 #pragma once
 
-#include <compare>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,7 +17,8 @@ class Mode {
 
   // Error where the union makes no sense.
   friend Mode operator|(Mode a, Mode b);
-  auto operator<=>(const Mode&) const = default;
+  bool operator==(const Mode&) const = default;
+  bool operator<(const Mode& other) const { return bits_ < other.bits_; }  // for maps
   bool has(Mode flag) const { return (bits_ & flag.bits_) == flag.bits_; }
 
   std::string str() const;  // "TRAINING|TORCH_COMPILE"

@@ -89,6 +89,7 @@ TEST(Package, VariantsAreFoundInEveryLayout) {
 TEST(Package, BundledOnesAreListed) {
   const auto bundled = bundled_packages();
   std::vector<std::string> names;
+  names.reserve(bundled.size());
   for (const Manifest& m : bundled) names.push_back(m.name);
   EXPECT_EQ(join(names), "activation, linear, loss, mlp, norm, rotary");
   const ScopedEnv elsewhere("HOTSWAP_PACKAGES", "/no/such/folder");

@@ -16,10 +16,10 @@ struct KernelRow {
   std::string device;                                 // "cpu", "cuda:1"
   std::string mode;                                   // asked for: "TRAINING|TORCH_COMPILE"
   std::optional<std::string> package = std::nullopt;  // none: the layer is stock
-  std::string package_layer = "";                     // empty where stock, as digest
+  std::string package_layer = {};                     // empty where stock, as digest
   int64_t version = 0;
-  std::string digest = "";
-  std::string reason = "";  // why stock; where bound, what the kernel stands in for
+  std::string digest = {};
+  std::string reason = {};  // why stock; where bound, what the kernel stands in for
   bool by_choice = false;   // stock because the user's mapping says so: strict does not mind
 };
 

@@ -63,12 +63,14 @@ Verdict judge(const std::string& name, const VariantHost& host) {
 
 std::string VariantChoice::trace_text() const {
   std::vector<std::string> lines;
-  for (const auto& [variant, reason] : trace) lines.push_back(variant + ": " + reason);
+  lines.reserve(trace.size());
+  for (const auto& [variant, reason] : trace) lines.push_back(cat(variant, ": ", reason));
   return lines.empty() ? "it has no built variant at all" : join(lines, "; ");
 }
 
 VariantChoice choose_variant(std::vector<std::string> variants, const VariantHost& host) {
   std::vector<Verdict> verdicts;
+  verdicts.reserve(variants.size());
   for (const auto& name : variants) verdicts.push_back(judge(name, host));
   std::sort(verdicts.begin(), verdicts.end(), [](const Verdict& a, const Verdict& b) {
     return std::tuple(!a.reason.empty(), a.order, a.variant) < std::tuple(!b.reason.empty(), b.order, b.variant);

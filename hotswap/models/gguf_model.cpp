@@ -46,6 +46,12 @@ const Architecture& architecture_of(const GgufFile& file) {
                .next = "take the model's safetensors checkpoint with its config.json"});
 }
 
+// JSON has no NaN: it would be null there, and null is as good as absent.
+double finite(const GgufFile& file, const std::string& key, double value) {
+  if (!std::isfinite(value)) unsupported(file, cat("a finite ", key), cat(value));
+  return value;
+}
+
 // Llama 3's scaled rotary frequencies stand in a GGUF as a tensor of divisors, its parameters are not kept. The
 // divisors are made from a factor and three constants that all Llama 3 models share: found again, and verified.
 nlohmann::ordered_json llama3_scaling(const GgufFile& file, double theta, int64_t head_dim) {
@@ -85,15 +91,18 @@ nlohmann::ordered_json rope_scaling(const GgufFile& file, const std::string& pre
     unsupported(file, cat(scaling, "attn_factor of 1"), cat(file.at<double>(scaling + "attn_factor")));
   }
   const bool old_key = !file.has(scaling + "factor") && file.has(prefix + "rope.scale_linear");
-  const double factor = file.at<double>(old_key ? prefix + "rope.scale_linear" : scaling + "factor");
+  const std::string factor_key = old_key ? prefix + "rope.scale_linear" : scaling + "factor";
+  const double factor = finite(file, factor_key, file.at<double>(factor_key));
   if (type == "linear") return {{"rope_type", "linear"}, {"factor", factor}};
   if (type != "yarn") unsupported(file, cat(scaling, "type none, linear or yarn"), cat("'", type, "'"));
   nlohmann::ordered_json yarn = {
       {"rope_type", "yarn"},
       {"factor", factor},
       {"original_max_position_embeddings", file.at<int64_t>(scaling + "original_context_length")}};
-  if (file.has(scaling + "yarn_beta_fast")) yarn["beta_fast"] = file.at<double>(scaling + "yarn_beta_fast");
-  if (file.has(scaling + "yarn_beta_slow")) yarn["beta_slow"] = file.at<double>(scaling + "yarn_beta_slow");
+  for (const char* key : {"beta_fast", "beta_slow"}) {
+    const std::string from = scaling + "yarn_" + key;
+    if (file.has(from)) yarn[key] = finite(file, from, file.at<double>(from));
+  }
   return yarn;
 }
 
@@ -125,7 +134,7 @@ int64_t head_dim_of(const GgufFile& file, const Architecture& family, int64_t hi
 // For each head: the rows that rotate together stand side by side in llama.cpp, half a head apart in Hugging Face's.
 at::Tensor half_split_rows(const at::Tensor& interleaved, int64_t heads, const std::string& name) {
   const int64_t rows = interleaved.size(0);
-  if (heads < 1 || rows % (2 * heads) != 0) {
+  if (heads < 1 || heads > rows || rows % (2 * heads) != 0) {
     throw Error({.wanted = cat("rows of '", name, "' in ", heads, " heads of even width"),
                  .got = cat(rows, " rows"),
                  .next = ""});
@@ -143,7 +152,7 @@ Json config_from_gguf(const GgufFile& file) {
   const auto heads = file.at<int64_t>(prefix + "attention.head_count");
   if (heads < 1 || hidden < 1) unsupported(file, "a positive width and head count", cat(hidden, " and ", heads));
   const int64_t head_dim = head_dim_of(file, family, hidden, heads);
-  const auto theta = file.get<double>(prefix + "rope.freq_base", 10000.0);
+  const double theta = finite(file, prefix + "rope.freq_base", file.get<double>(prefix + "rope.freq_base", 10000.0));
 
   nlohmann::ordered_json config;
   config["architectures"] = {family.class_name};
@@ -159,7 +168,8 @@ Json config_from_gguf(const GgufFile& file) {
   config["head_dim"] = head_dim;
   config["hidden_act"] = "silu";
   config["max_position_embeddings"] = file.at<int64_t>(prefix + "context_length");
-  config["rms_norm_eps"] = file.at<double>(prefix + "attention.layer_norm_rms_epsilon");
+  const std::string eps = prefix + "attention.layer_norm_rms_epsilon";
+  config["rms_norm_eps"] = finite(file, eps, file.at<double>(eps));
   config["rope_theta"] = theta;
   config["rope_scaling"] = rope_scaling(file, prefix, theta, head_dim);
   config["attention_bias"] = file.has_tensor("blk.0.attn_q.bias");

@@ -339,6 +339,8 @@ TEST(GgufModel, ConfigRefuses) {
             std::string::npos);
   EXPECT_NE(message(small_model("llama").tensor("rope_freqs.weight", {4}, 0, floats({1, 2, 3, 4}))).find("divisor"),
             std::string::npos);
+  EXPECT_NE(message(small_model("llama").f32("llama.rope.freq_base", NAN)).find("finite"), std::string::npos);
+  EXPECT_NE(message(small_model("llama").str("llama.rope.freq_base", "1e4")).find("a float"), std::string::npos);
   Gguf no_heads = small_model("qwen2");
   no_heads.keys.replace(no_heads.keys.find("head_count"), 10, "tail_count");
   EXPECT_NE(message(no_heads).find("qwen2.attention.head_count"), std::string::npos);
@@ -411,6 +413,10 @@ TEST(GgufModel, RotaryRows) {
     const std::vector<float> half_split = {0, 2, 1, 3, 4, 6, 5, 7}, same = {0, 1, 2, 3, 4, 5, 6, 7};
     EXPECT_EQ(got, std::string(arch) == "llama" ? half_split : same) << arch;
   }
+  Gguf heads = Gguf().str("general.architecture", "llama").key("llama.attention.head_count", 10, uint64_t{INT64_MAX});
+  put_file(folder / "m.gguf", heads.tensor("blk.0.attn_q.weight", {1, 8}, 0, rows).bytes());
+  const auto message = error_of([&] { hf_tensor(GgufFile(folder / "m.gguf"), "blk.0.attn_q.weight", at::kFloat); });
+  EXPECT_NE(message.find("heads of even width"), std::string::npos) << message;
 }
 
 }  // namespace

@@ -206,6 +206,10 @@ void check_shard_name(const std::string& shard, const std::filesystem::path& ind
 }  // namespace
 
 SafetensorsIndex::SafetensorsIndex(const std::filesystem::path& index_file) : path_(index_file) {
+  std::error_code ignored;  // read_file says what is wrong with a file that has no size
+  if (const auto size = std::filesystem::file_size(index_file, ignored); !ignored && size > kMaxHeader) {
+    refuse(cat("an index of at most ", kMaxHeader, " bytes"), index_file, cat(size, " bytes"));
+  }
   const Node root = parse_json(read_file(index_file), index_file);
   const auto map = root.is_object() ? root.find("weight_map") : root.end();
   if (!root.is_object() || map == root.end() || !map->is_object() || map->empty()) {

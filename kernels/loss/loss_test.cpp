@@ -9,6 +9,8 @@
 
 #include "kernels/common/memory.h"
 #include "kernels/common/testing.h"
+#define HOTSWAP_ISA base
+#include "kernels/loss/loss.h"
 
 namespace {
 
@@ -233,10 +235,22 @@ TEST(LinearCrossEntropy, ForwardAndBackwardMatchFloat64) {
   }
 }
 
-TEST(LinearCrossEntropy, ManyChunksMatchFloat64) {  // more rows than a chunk holds
-  // 209 rows of float32, 419 of 16 bits; the references are large, so each option has one dtype
-  if (std::getenv("HOTSWAP_ISA") == nullptr) expect_linear_matches({230, 40000, 8}, at::kFloat, {}, true);
-  expect_linear_matches({430, 40000, 8}, at::kBFloat16, {.label_smoothing = 0.1, .reduction = "none"}, true);
+TEST(LinearCrossEntropy, ManyChunksMatchFloat64) {  // more rows than a chunk holds, more vocabulary than a weight block
+  expect_linear_matches({400, 1021, 8}, at::kFloat, {}, true);
+  expect_linear_matches({800, 9001, 8}, at::kBFloat16, {.label_smoothing = 0.1, .reduction = "none"}, true);
+  expect_linear_matches({800, 1021, 8}, at::kHalf, {}, false);
+}
+
+TEST(LinearCrossEntropy, ChunksAreEqualAndSmallBesideAllRows) {
+  for (const int64_t size : {4, 2}) {
+    for (int64_t rows = 0; rows < 20000; rows += 37) {
+      const int64_t chunk = loss::chunk_rows(rows, size);
+      EXPECT_LE(chunk, rows);
+      EXPECT_LE(2 * chunk, 3 * loss::kMostChunkRows * 4 / size);
+      if (2 * rows >= 3 * loss::kChunkRows * 4 / size) EXPECT_LE(2 * chunk, rows + 1);
+      if (rows >= 8 * loss::kMostChunkRows * 4 / size) EXPECT_LE(7 * chunk, rows);
+    }
+  }
 }
 
 TEST(LinearCrossEntropy, BackwardIsTheGradientOfForward) {
@@ -301,10 +315,10 @@ TEST(LinearCrossEntropy, PeakMemoryStaysUnderItsBound) {
       const Tensor h = in[0].detach().requires_grad_(true), w = in[1].detach().requires_grad_(true);
       at::cross_entropy_loss(h.matmul(w.t()).to(at::kFloat), target).backward();
     });
-    // one chunk of logits, both gradients, and under 16 bits the fp32 sum of dweight with its block
-    const int64_t size = dtype == at::kFloat ? 4 : 2, weight = vocab * dim, wide = dtype == at::kFloat ? 0 : 4;
-    const int64_t bound =
-        (int64_t{32} << 20) + rows * dim * 2 * size + weight * size + weight * wide + (int64_t{2} << 20);
+    // one chunk of logits, both gradients, and where 16 bits take several chunks the fp32 sum of dweight
+    const int64_t size = dtype == at::kFloat ? 4 : 2, weight = vocab * dim;
+    const int64_t chunk = loss::chunk_rows(rows, size) * vocab * size;
+    const int64_t bound = chunk + rows * dim * 2 * size + weight * size + (int64_t{1} << 20);
     EXPECT_LE(ours, bound) << c10::toString(dtype);
     EXPECT_LE(ours * 4, eager) << c10::toString(dtype) << ": a quarter of the eager way";
   }

@@ -94,24 +94,38 @@ static void rms_norm_forward(const RmsNormForward& a, int64_t begin, int64_t end
   });
 }
 
-template <class T, class Y, bool kRound, bool kAdd, bool kStream>
-HOTSWAP_INLINE void rms_norm_backward_row(const RmsNormBackward& a, int64_t r, float* dweight) {
-  const T *x = row<T>(a.x, r, a.x_stride), *dh = kAdd ? row<T>(a.dh, r, a.dh_stride) : nullptr;
-  const Y* dy = row<Y>(a.dy, r, a.dy_stride);
-  T* dx = row<T>(a.dx, r, a.cols);
-  const float rstd = a.rstd[r];
-  const float dot = sweep_sum(a.cols, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
-    return load(dy + i, count) * load(a.scale + i, count) * load(x + i, count);
-  });
-  const float slope = dot * rstd * rstd / float(a.cols);  // n * mean(g * n) = x * slope
+// Backward goes through kRows rows side by side, so that dweight's running sums are loaded and stored once for all of
+// them; they are added in the order of the rows, whatever kRows is.
+template <class T>
+constexpr int kSideBySide = __is_same(T, Half) ? 1 : 4;  // float16 is rare: half the code
+
+template <class T, class Y, bool kRound, bool kAdd, bool kStream, int kRows>
+HOTSWAP_INLINE void rms_norm_backward_rows(const RmsNormBackward& a, int64_t r, float* dweight) {
+  float slope[kRows];
+  for (int k = 0; k < kRows; ++k) {
+    const T* x = row<T>(a.x, r + k, a.x_stride);
+    const Y* dy = row<Y>(a.dy, r + k, a.dy_stride);
+    const float dot = sweep_sum(a.cols, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+      return load(dy + i, count) * load(a.scale + i, count) * load(x + i, count);
+    });
+    slope[k] = dot * a.rstd[r + k] * a.rstd[r + k] / float(a.cols);  // n * mean(g * n) = x * slope
+  }
   sweep(a.cols, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
-    const F g = load(dy + i, count), v = load(x + i, count);
-    F d = (g * load(a.scale + i, count) - v * slope) * rstd;
-    if constexpr (kAdd) d += load(dh + i, count);
-    write<kStream>(dx + i, d, count);
-    F n = v * rstd;
-    if constexpr (kRound) n = rounded<T>(n);
-    store(dweight + i, load(dweight + i, count) + g * n, count);
+    F total = load(dweight + i, count);
+    const F scale = load(a.scale + i, count);
+#pragma GCC unroll 4
+    for (int k = 0; k < kRows; ++k) {
+      const float rstd = a.rstd[r + k];
+      const F g = load(row<Y>(a.dy, r + k, a.dy_stride) + i, count),
+              v = load(row<T>(a.x, r + k, a.x_stride) + i, count);
+      F d = (g * scale - v * slope[k]) * rstd;
+      if constexpr (kAdd) d += load(row<T>(a.dh, r + k, a.dh_stride) + i, count);
+      write<kStream>(row<T>(a.dx, r + k, a.cols) + i, d, count);
+      F n = v * rstd;
+      if constexpr (kRound) n = rounded<T>(n);
+      total += g * n;
+    }
+    store(dweight + i, total, count);
   });
 }
 
@@ -119,20 +133,29 @@ static void zero(float* p, int64_t n) {
   sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA { store(p + i, F{}, count); });
 }
 
+// Rows of [rows, cols] of T that may be written by streaming stores side by side.
+template <class T>
+static bool can_stream_rows(const void* data, int64_t cols) {
+  return cols % kLanes == 0 && can_stream(static_cast<const T*>(data));
+}
+
 template <class T, class Y, bool kRound, bool kAdd>
 static void rms_norm_backward_chunks(const RmsNormBackward& a, int64_t begin, int64_t end) {
+  const bool stream = a.stream && can_stream_rows<T>(a.dx, a.cols);
   for (int64_t k = begin; k < end; ++k) {
     float* dweight = a.partial + k * a.cols;
     zero(dweight, a.cols);
     const int64_t last = (k + 1) * a.chunk < a.rows ? (k + 1) * a.chunk : a.rows;
-    for (int64_t r = k * a.chunk; r < last; ++r) {
-      if (a.stream && can_stream(row<T>(a.dx, r, a.cols)))
-        rms_norm_backward_row<T, Y, kRound, kAdd, true>(a, r, dweight);
+    int64_t r = k * a.chunk;
+    for (; r + kSideBySide<T> <= last; r += kSideBySide<T>) {
+      if (stream)
+        rms_norm_backward_rows<T, Y, kRound, kAdd, true, kSideBySide<T>>(a, r, dweight);
       else
-        rms_norm_backward_row<T, Y, kRound, kAdd, false>(a, r, dweight);
+        rms_norm_backward_rows<T, Y, kRound, kAdd, false, kSideBySide<T>>(a, r, dweight);
     }
+    for (; r < last; ++r) rms_norm_backward_rows<T, Y, kRound, kAdd, false, 1>(a, r, dweight);
   }
-  if (a.stream) stream_fence();
+  if (stream) stream_fence();
 }
 
 static void rms_norm_backward(const RmsNormBackward& a, int64_t begin, int64_t end) {
@@ -182,38 +205,52 @@ static void layer_norm_forward(const LayerNormForward& a, int64_t begin, int64_t
   if (a.stream) stream_fence();
 }
 
-template <class T, bool kStream>
-HOTSWAP_INLINE void layer_norm_backward_row(const LayerNormBackward& a, int64_t r, float* dweight, float* dbias) {
-  const T *x = row<T>(a.x, r, a.x_stride), *dy = row<T>(a.dy, r, a.dy_stride);
-  T* dx = row<T>(a.dx, r, a.cols);
-  const float mean = a.mean[r], rstd = a.rstd[r];
-  const float total = sweep_sum(
-      a.cols, [&](int64_t i, auto count) HOTSWAP_LAMBDA { return load(dy + i, count) * load(a.weight + i, count); });
-  const float dot = sweep_sum(a.cols, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
-    return load(dy + i, count) * load(a.weight + i, count) * (load(x + i, count) - mean);
-  });
-  const float level = total / float(a.cols), slope = dot * rstd / float(a.cols);  // mean(g), mean(g * n)
+template <class T, bool kStream, int kRows>
+HOTSWAP_INLINE void layer_norm_backward_rows(const LayerNormBackward& a, int64_t r, float* dweight, float* dbias) {
+  float level[kRows], slope[kRows];
+  for (int k = 0; k < kRows; ++k) {
+    const T *x = row<T>(a.x, r + k, a.x_stride), *dy = row<T>(a.dy, r + k, a.dy_stride);
+    const float total = sweep_sum(
+        a.cols, [&](int64_t i, auto count) HOTSWAP_LAMBDA { return load(dy + i, count) * load(a.weight + i, count); });
+    const float dot = sweep_sum(a.cols, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+      return load(dy + i, count) * load(a.weight + i, count) * (load(x + i, count) - a.mean[r + k]);
+    });
+    level[k] = total / float(a.cols);                // mean(g)
+    slope[k] = dot * a.rstd[r + k] / float(a.cols);  // mean(g * n)
+  }
   sweep(a.cols, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
-    const F g = load(dy + i, count), n = (load(x + i, count) - mean) * rstd;
-    write<kStream>(dx + i, (g * load(a.weight + i, count) - level - n * slope) * rstd, count);
-    store(dweight + i, load(dweight + i, count) + g * n, count);
-    store(dbias + i, load(dbias + i, count) + g, count);
+    F weights = load(dweight + i, count), biases = load(dbias + i, count);
+    const F weight = load(a.weight + i, count);
+#pragma GCC unroll 4
+    for (int k = 0; k < kRows; ++k) {
+      const float rstd = a.rstd[r + k];
+      const F g = load(row<T>(a.dy, r + k, a.dy_stride) + i, count);
+      const F n = (load(row<T>(a.x, r + k, a.x_stride) + i, count) - a.mean[r + k]) * rstd;
+      write<kStream>(row<T>(a.dx, r + k, a.cols) + i, (g * weight - level[k] - n * slope[k]) * rstd, count);
+      weights += g * n;
+      biases += g;
+    }
+    store(dweight + i, weights, count);
+    store(dbias + i, biases, count);
   });
 }
 
 static void layer_norm_backward(const LayerNormBackward& a, int64_t begin, int64_t end) {
   with_dtype(a.dtype, [&]<typename T>() {
+    const bool stream = a.stream && can_stream_rows<T>(a.dx, a.cols);
     for (int64_t k = begin; k < end; ++k) {
       float *dweight = a.partial_weight + k * a.cols, *dbias = a.partial_bias + k * a.cols;
       zero(dweight, a.cols);
       zero(dbias, a.cols);
       const int64_t last = (k + 1) * a.chunk < a.rows ? (k + 1) * a.chunk : a.rows;
-      for (int64_t r = k * a.chunk; r < last; ++r) {
-        if (a.stream && can_stream(row<T>(a.dx, r, a.cols)))
-          layer_norm_backward_row<T, true>(a, r, dweight, dbias);
+      int64_t r = k * a.chunk;
+      for (; r + kSideBySide<T> <= last; r += kSideBySide<T>) {
+        if (stream)
+          layer_norm_backward_rows<T, true, kSideBySide<T>>(a, r, dweight, dbias);
         else
-          layer_norm_backward_row<T, false>(a, r, dweight, dbias);
+          layer_norm_backward_rows<T, false, kSideBySide<T>>(a, r, dweight, dbias);
       }
+      for (; r < last; ++r) layer_norm_backward_rows<T, false, 1>(a, r, dweight, dbias);
     }
   });
   if (a.stream) stream_fence();

@@ -4,6 +4,9 @@
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 #include <cstring>
 #include <optional>
@@ -32,6 +35,18 @@ struct Window {
 inline void multiply(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& add, double beta,
                      double alpha) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(out.get(), add.get(), a.get(), b.get(), beta, alpha));
+}
+
+// Large new memory in huge pages where the system gives them on request: a page fault less for every 4 KiB.
+inline Tensor empty_large(std::initializer_list<int64_t> sizes, DType dtype) {
+  Tensor t = kernels::empty(sizes, dtype);
+#ifdef __linux__
+  constexpr uintptr_t kHuge = uintptr_t{2} << 20;
+  const auto begin = (reinterpret_cast<uintptr_t>(t.data_ptr()) + kHuge - 1) / kHuge * kHuge;
+  const auto end = (reinterpret_cast<uintptr_t>(t.data_ptr()) + t.numel() * kernels::size_of(dtype)) / kHuge * kHuge;
+  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // a wish: refusal is no error
+#endif
+  return t;
 }
 
 struct LinearLoss {
@@ -123,9 +138,9 @@ inline LinearLoss LinearCrossEntropy::run(const Wanted& wanted) {
   result.lse = kernels::empty({rows()}, DType::kFloat32);
   std::memset(result.row_loss.data_ptr(), 0, sizeof(float) * rows());
   std::memset(result.lse.data_ptr(), 0, sizeof(float) * rows());
-  const int64_t most = chunk_rows(valid(), vocab_, size_);
+  const int64_t most = chunk_rows(valid(), size_);
   if (wanted.gradients) prepare_gradients(most, result);
-  if (valid() > 0) logits_ = kernels::empty({most, vocab_}, dtype_);
+  if (valid() > 0) logits_ = empty_large({most, vocab_}, dtype_);
   for (int64_t first = 0; first < valid(); first += most) {
     const Chunk c{.index = valid_rows_.data() + first,
                   .rows = std::min(most, valid() - first),
@@ -193,7 +208,7 @@ inline void LinearCrossEntropy::losses(const Chunk& c, const Window& hidden, con
 
 inline void LinearCrossEntropy::prepare_gradients(int64_t chunk, LinearLoss& result) {
   result.dhidden = kernels::empty({rows(), dim_}, dtype_);
-  result.dweight = kernels::empty({valid() > chunk && dtype_ != DType::kFloat32 ? 0 : vocab_, dim_}, dtype_);
+  result.dweight = empty_large({valid() > chunk && dtype_ != DType::kFloat32 ? 0 : vocab_, dim_}, dtype_);
   result.dbias = kernels::empty({bias_ ? vocab_ : 0}, dtype_);
   if (valid() < rows()) std::memset(result.dhidden.data_ptr(), 0, rows() * dim_ * size_);
   if (valid() == 0) std::memset(result.dweight.data_ptr(), 0, vocab_ * dim_ * size_);
@@ -229,7 +244,7 @@ inline void LinearCrossEntropy::weight_gradient(const Chunk& c, const Window& hi
     return;
   }
   if (c.first) {
-    weight_sum_ = kernels::empty({vocab_, dim_}, DType::kFloat32);
+    weight_sum_ = empty_large({vocab_, dim_}, DType::kFloat32);
     block_ = kernels::empty({std::min(kWeightBlock, vocab_), dim_}, dtype_);
   }
   for (int64_t first = 0; first < vocab_; first += kWeightBlock) {

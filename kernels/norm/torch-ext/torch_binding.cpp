@@ -72,30 +72,32 @@ class Float32Weight {
 
 // ---- RMSNorm and AddRMSNorm
 struct RmsNormOutputs {
-  Tensor y, h, rstd;
+  Tensor y;
+  std::optional<Tensor> h, rstd;
 };
 
 RmsNormOutputs rms_norm_forward(const char* op, const Tensor& x, const Tensor* residual, const Tensor& weight,
-                                double eps, double offset, const std::string& casting_name, Tensor rstd) {
+                                double eps, double offset, const std::string& casting_name,
+                                std::optional<Tensor> rstd) {
   const DType dtype = dtype_of(x, op);
   const Rows in = as_rows(x, op);
   check_weight(weight, in.cols, op, "weight");
   const Casting casting = casting_of(casting_name, dtype, dtype_of(weight, op));
   const Float32Weight scale(weight, casting.before, casting.after, float(offset));
   norm::RmsNormForward args{};
-  Rows add;
-  RmsNormOutputs out{.y = kernels::empty_like(x, casting.y), .h = x, .rstd = std::move(rstd)};
+  std::optional<Rows> add;
+  RmsNormOutputs out{.y = kernels::empty_like(x, casting.y), .h = std::nullopt, .rstd = std::move(rstd)};
   if (residual != nullptr) {
     check_same_shape(x, *residual, op, "x", "residual");
     check(dtype_of(*residual, op) == dtype, op, ": wanted residual in x's dtype; got another; cast one of them");
     add = as_rows(*residual, op);
     out.h = kernels::empty_like(x, dtype);
-    args.h = out.h.data_ptr();
-    args.residual = add.data;
-    args.residual_stride = add.stride;
+    args.h = out.h->data_ptr();
+    args.residual = add->data;
+    args.residual_stride = add->stride;
   }
   args.y = out.y.data_ptr();
-  if (out.rstd.defined()) args.rstd = static_cast<float*>(out.rstd.data_ptr());
+  if (out.rstd.has_value()) args.rstd = static_cast<float*>(out.rstd->data_ptr());
   args.x = in.data;
   args.scale = scale.data();
   args.cols = in.cols;
@@ -119,24 +121,24 @@ int64_t rows_of(const Tensor& x, const char* op) {
 Tensor new_statistics(const Tensor& x, const char* op) { return kernels::empty({rows_of(x, op)}, DType::kFloat32); }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double offset, std::string casting) {
-  return rms_norm_forward("rms_norm", x, nullptr, weight, eps, offset, casting, {}).y;
+  return rms_norm_forward("rms_norm", x, nullptr, weight, eps, offset, casting, std::nullopt).y;
 }
 std::tuple<Tensor, Tensor> rms_norm_fwd(const Tensor& x, const Tensor& weight, double eps, double offset,
                                         std::string casting) {
   constexpr auto kOp = "rms_norm_fwd";
   auto out = rms_norm_forward(kOp, x, nullptr, weight, eps, offset, casting, new_statistics(x, kOp));
-  return {out.y, out.rstd};
+  return {std::move(out.y), std::move(*out.rstd)};
 }
 std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
                                         double offset, std::string casting) {
-  auto out = rms_norm_forward("add_rms_norm", x, &residual, weight, eps, offset, casting, {});
-  return {out.y, out.h};
+  auto out = rms_norm_forward("add_rms_norm", x, &residual, weight, eps, offset, casting, std::nullopt);
+  return {std::move(out.y), std::move(*out.h)};
 }
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm_fwd(const Tensor& x, const Tensor& residual, const Tensor& weight,
                                                     double eps, double offset, std::string casting) {
   constexpr auto kOp = "add_rms_norm_fwd";
   auto out = rms_norm_forward(kOp, x, &residual, weight, eps, offset, casting, new_statistics(x, kOp));
-  return {out.y, out.h, out.rstd};
+  return {std::move(out.y), std::move(*out.h), std::move(*out.rstd)};
 }
 
 // Rows are summed in chunks whose number depends on the shape alone: the same sums with any number of threads.
@@ -179,13 +181,13 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const char* op, const Tensor& dy, c
   const auto partial = std::make_unique<float[]>(size_t(chunks.count * in.cols));
   Tensor dx = kernels::empty_like(x, dtype);
   norm::RmsNormBackward args{};
-  Rows add;
+  std::optional<Rows> add;
   if (dh != nullptr) {
     check_same_shape(x, *dh, op, "h", "dh");
     check(dtype_of(*dh, op) == dtype, op, ": wanted dh in h's dtype; got another; cast it");
     add = as_rows(*dh, op);
-    args.dh = add.data;
-    args.dh_stride = add.stride;
+    args.dh = add->data;
+    args.dh_stride = add->stride;
   }
   args.dx = dx.data_ptr();
   args.partial = partial.get();
@@ -218,7 +220,8 @@ std::tuple<Tensor, Tensor> add_rms_norm_bwd(const Tensor& dy, const Tensor& dh, 
 
 // ---- LayerNorm
 struct LayerNormOutputs {
-  Tensor y, mean, rstd;
+  Tensor y;
+  std::optional<Tensor> mean, rstd;
 };
 
 LayerNormOutputs layer_norm_forward(const char* op, const Tensor& x, const Tensor& weight,
@@ -233,13 +236,13 @@ LayerNormOutputs layer_norm_forward(const char* op, const Tensor& x, const Tenso
     check_weight(*bias, in.cols, op, "bias");
     shift.emplace(*bias, dtype_of(*bias, op), DType::kFloat32, 0.f);
   }
-  LayerNormOutputs out{.y = kernels::empty_like(x, dtype), .mean = x, .rstd = x};
+  LayerNormOutputs out{.y = kernels::empty_like(x, dtype), .mean = std::nullopt, .rstd = std::nullopt};
   norm::LayerNormForward args{};
   if (save) {
     out.mean = new_statistics(x, op);
     out.rstd = new_statistics(x, op);
-    args.mean = static_cast<float*>(out.mean.data_ptr());
-    args.rstd = static_cast<float*>(out.rstd.data_ptr());
+    args.mean = static_cast<float*>(out.mean->data_ptr());
+    args.rstd = static_cast<float*>(out.rstd->data_ptr());
   }
   args.y = out.y.data_ptr();
   args.x = in.data;
@@ -260,7 +263,7 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, std::optional<Tensor> b
 std::tuple<Tensor, Tensor, Tensor> layer_norm_fwd(const Tensor& x, const Tensor& weight, std::optional<Tensor> bias,
                                                   double eps) {
   auto out = layer_norm_forward("layer_norm_fwd", x, weight, bias, eps, true);
-  return {out.y, out.mean, out.rstd};
+  return {std::move(out.y), std::move(*out.mean), std::move(*out.rstd)};
 }
 
 std::tuple<Tensor, Tensor, Tensor> layer_norm_bwd(const Tensor& dy, const Tensor& x, const Tensor& weight,

@@ -76,12 +76,20 @@ def _linear_setup(ctx, inputs, output):
         ctx.save_for_backward(*output[2:])
 
 
+# The forward has made the gradients for dloss = 1, the usual case: the weight's is a hundred megabytes. Reading dloss
+# would wait for a GPU, and cannot be traced.
+def _scaled(gradients, dloss):
+    if type(dloss) is torch.Tensor and dloss.device.type == "cpu" and dloss.item() == 1:
+        return gradients
+    return [g * dloss.to(g.dtype) for g in gradients]
+
+
 def _linear_backward(ctx, dloss, *_):
     if ctx.options[-1] == "none":
         hidden, weight, bias, target, lse = ctx.saved_tensors
         gradients = ops.linear_cross_entropy_bwd(dloss, hidden, weight, bias, target, lse, *ctx.options)
     else:
-        gradients = [g * dloss.to(g.dtype) for g in ctx.saved_tensors]
+        gradients = _scaled(ctx.saved_tensors, dloss)
     dhidden, dweight, dbias = gradients
     return (dhidden, dweight, dbias if ctx.has_bias else None, *(None,) * 6)
 

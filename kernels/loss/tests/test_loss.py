@@ -1,0 +1,97 @@
+"""The built package through the user's door: kernels.get_local_kernel. HOTSWAP_PACKAGES = the folder of built packages."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from kernels import get_local_kernel
+from torch.nn import functional as F
+
+PACKAGE = Path(os.environ["HOTSWAP_PACKAGES"]) / "loss"
+LIMIT = {torch.float32: 5e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}  # GEMMs of 16-bit numbers on both sides
+
+
+@pytest.fixture(scope="module")
+def loss():
+    return get_local_kernel(PACKAGE, backend="cpu")
+
+
+def close(got, want, limit):
+    assert got.shape == want.shape
+    assert (got.double() - want.double()).norm() <= limit * want.double().norm()
+
+
+def target_of(rows, vocab):
+    target = torch.randint(vocab, (rows,))
+    target[::5] = -100
+    return target
+
+
+@pytest.mark.parametrize("dtype", LIMIT)
+@pytest.mark.parametrize("items", [None, 9, torch.tensor(9)])
+def test_layer_is_for_causal_lm_loss(loss, dtype, items):
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
+    ops = loss._ops.ops
+    logits = torch.randn(2, 11, 37, dtype=dtype, requires_grad=True)
+    labels = target_of(22, 37).view(2, 11)
+    before = {op: ops.call_count(op) for op in ("cross_entropy_fwd", "cross_entropy_bwd")}
+    got = loss.layers.LigerForCausalLMLossLayer()(logits, labels, 37, num_items_in_batch=items)
+    gradient = torch.autograd.grad(got, logits)[0]
+    assert {op: ops.call_count(op) - n for op, n in before.items()} == dict.fromkeys(before, 1)
+    wide = logits.detach().float().requires_grad_()
+    want = ForCausalLMLoss(wide, labels, 37, num_items_in_batch=items)
+    close(got, want, 2e-6)
+    close(gradient, torch.autograd.grad(want, wide)[0], LIMIT[dtype])
+
+
+@pytest.mark.parametrize("dtype", LIMIT)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_cross_entropy(loss, dtype, reduction, bias):
+    ops = loss._ops.ops
+    inputs = [torch.randn(12, 24, dtype=dtype), torch.randn(40, 24, dtype=dtype) / 5, torch.randn(40, dtype=dtype)]
+    inputs = [t.requires_grad_() for t in inputs[: 2 + bias]]
+    target = target_of(12, 40)
+    before = {op: ops.call_count(f"linear_cross_entropy{op}") for op in ("", "_fwd", "_bwd")}
+    got = loss.linear_cross_entropy(
+        *inputs[:2], target, bias=inputs[2] if bias else None, label_smoothing=0.1, reduction=reduction
+    )
+    dloss = torch.rand_like(got) + 0.5
+    gradients = torch.autograd.grad(got, inputs, dloss)
+    calls = {op: ops.call_count(f"linear_cross_entropy{op}") - n for op, n in before.items()}
+    assert calls == {"": 0, "_fwd": 1, "_bwd": int(reduction == "none")}
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    want = F.cross_entropy(F.linear(*wide), target, label_smoothing=0.1, reduction=reduction)
+    close(got, want, LIMIT[dtype])
+    for a, b in zip(gradients, torch.autograd.grad(want, wide, dloss.double())):
+        close(a, b, LIMIT[dtype])
+    with torch.no_grad():
+        layer = loss.layers.LinearCrossEntropy()(*inputs[:2], target, reduction=reduction)
+        close(layer, F.cross_entropy(F.linear(*wide[:2]), target, reduction=reduction), LIMIT[dtype])
+    assert ops.call_count("linear_cross_entropy") == before[""] + 1
+
+
+def test_gradients_of_a_loss_that_is_not_scaled(loss):
+    hidden, weight = torch.randn(6, 8, requires_grad=True), torch.randn(9, 8, requires_grad=True)
+    target = torch.randint(9, (6,))
+    loss.linear_cross_entropy(hidden, weight, target).backward()
+    got = hidden.grad.clone()
+    hidden.grad = None
+    F.cross_entropy(F.linear(hidden, weight), target).backward()
+    close(got, hidden.grad, 5e-6)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_opcheck(loss, reduction):
+    ops, options = loss._ops.ops, (-100, 0.0, 0.0, 0.0, reduction)
+    logits, target = torch.randn(5, 7, requires_grad=True), target_of(5, 7)
+    torch.library.opcheck(ops.cross_entropy_fwd.default, (logits, target, *options))
+    hidden, weight = torch.randn(5, 4, requires_grad=True), torch.randn(7, 4, requires_grad=True)
+    torch.library.opcheck(ops.linear_cross_entropy_fwd.default, (hidden, weight, None, target, *options))
+
+
+def test_errors_name_row_and_value(loss):
+    with pytest.raises(RuntimeError, match="got 7 in row 1"):
+        loss.cross_entropy(torch.randn(2, 7), torch.tensor([0, 7]))

@@ -1,0 +1,76 @@
+"""The built package through the user's door: kernels.get_local_kernel. HOTSWAP_PACKAGES = the folder of built packages."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from kernels import get_local_kernel
+
+PACKAGE = Path(os.environ["HOTSWAP_PACKAGES"]) / "rotary"
+LIMIT = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}  # transformers rounds three times
+
+
+@pytest.fixture(scope="module")
+def rotary():
+    return get_local_kernel(PACKAGE, backend="cpu")
+
+
+def close(got, want):
+    assert got.shape == want.shape
+    assert (got.double() - want.double()).norm() <= LIMIT[got.dtype] * want.double().norm()
+
+
+def inputs(dtype, table_dtype, width=64):
+    q = torch.randn(2, 7, 9, 64, dtype=dtype).transpose(1, 2).requires_grad_()
+    k = torch.randn(2, 7, 3, 64, dtype=dtype).transpose(1, 2).requires_grad_()
+    angle = torch.randn(1, 7, width)
+    return q, k, angle.cos().to(table_dtype), angle.sin().to(table_dtype)
+
+
+@pytest.mark.parametrize("dtype", LIMIT)
+@pytest.mark.parametrize("float32_tables", [False, True])
+def test_layer_is_apply_rotary_pos_emb(rotary, dtype, float32_tables):
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    ops = rotary._ops.ops
+    q, k, cos, sin = inputs(dtype, torch.float32 if float32_tables else dtype)
+    dq, dk = torch.randn_like(q), torch.randn_like(k)
+    before = {op: ops.call_count(op) for op in ("rotary", "rotary_bwd")}
+    got = rotary.layers.apply_rotary_transformers()(q, k, cos, sin)
+    gradients = torch.autograd.grad(got, (q, k), (dq, dk))
+    assert {op: ops.call_count(op) - n for op, n in before.items()} == dict.fromkeys(before, 1)
+    wide = [t.detach().double().requires_grad_() for t in (q, k)]
+    want = apply_rotary_pos_emb(*wide, cos.double(), sin.double())
+    for a, b in zip(got, want):
+        close(a, b)
+    for a, b in zip(gradients, torch.autograd.grad(want, wide, (dq.double(), dk.double()))):
+        close(a, b)
+    assert got[0].stride() == q.stride()
+
+
+def test_unsqueeze_dim_2_and_tables_of_half_width(rotary):
+    q, k, cos, sin = inputs(torch.float32, torch.float32, width=32)
+    layer = rotary.layers.rotary_pos_emb()
+    want = layer(q, k, torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))
+    for a, b in zip(layer(q, k, cos, sin), want):
+        assert torch.equal(a, b)
+    for a, b in zip(layer(q.transpose(1, 2), k.transpose(1, 2), cos, sin, unsqueeze_dim=2), want):
+        assert torch.equal(a.transpose(1, 2), b)
+
+
+def test_in_place(rotary):
+    q, k, cos, sin = (t.detach() for t in inputs(torch.float32, torch.float32))
+    want = rotary.apply_rotary(q, k, cos, sin)
+    got = rotary.apply_rotary_(q, k, cos, sin)
+    assert got[0] is q and torch.equal(q, want[0]) and torch.equal(k, want[1])
+
+
+def test_opcheck(rotary):
+    torch.library.opcheck(rotary._ops.ops.rotary.default, (*inputs(torch.float32, torch.float32), 64, False))
+
+
+def test_tables_that_want_a_gradient_are_refused(rotary):
+    q, k, cos, sin = inputs(torch.float32, torch.float32)
+    with pytest.raises(NotImplementedError, match="cos and sin without gradient"):
+        rotary.apply_rotary(q, k, cos.requires_grad_(), sin)
