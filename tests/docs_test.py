@@ -20,7 +20,8 @@ MADE_BY_BUILD = re.compile(r"^(build(-[\w]+)?|\.venv)(/|$)")
 NOT_OURS = re.compile(
     r"""^(kernels-community|[Oo]rg|acme|Qwen|HuggingFaceTB|ATen|torch|c10|transformers|nlohmann|out|include|lib|share
     |lib64|bin|usr|tmp|dev|proc|sys|\.cache|origin|application|config\.json|tokenizer\.json|tokenizer_config\.json
-    |generation_config\.json|model\.safetensors(\.index\.json)?|F\.json|x\.gguf|model\.gguf|metadata\.json|_ops\.py)(/|$)""",
+    |generation_config\.json|model\.safetensors(\.index\.json)?|F\.json|x\.gguf|model\.gguf
+    |metadata\.json|_ops\.py)(/|$)""",
     re.VERBOSE,
 )
 VARIABLE = re.compile(
@@ -95,7 +96,10 @@ def resolves(path: str, document: Path, build: Path | None) -> bool:
         return True
     if MADE_BY_BUILD.match(path):
         made = re.match(r"^build/(.+)", path)
-        return not (made and build) or made.group(1).split("/")[0] in ("demo",) or any(build.glob(made.group(1)))
+        if not (made and build) or made.group(1).startswith("demo"):
+            return True
+        bench = re.fullmatch(r"bin/(\w+)_bench", made.group(1))  # built only when asked for
+        return any(build.glob(made.group(1))) or bool(bench and any(ROOT.glob(f"kernels/*/{bench.group(1)}_bench.cpp")))
     if "/" not in path and "*" not in path:  # a bare file name: anywhere in the repository
         return any(Path(name).name == path for name in tracked()) or (document.parent / path).exists()
     places = [ROOT, document.parent, ROOT / "hotswap", ROOT / "kernels", *ROOT.glob("kernels/*/")]
