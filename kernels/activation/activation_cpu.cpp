@@ -29,11 +29,11 @@ struct Silu {
 struct Gelu {
   template <Precision kP>
   HOTSWAP_INLINE F value(F x) {
-    return x * normal_integral<kP>(x);
+    return x * normal_integral(x);
   }
   template <Precision kP>
   HOTSWAP_INLINE Both both(F x) {
-    const F integral = normal_integral<kP>(x);
+    const F integral = normal_integral(x);
     return {x * integral, integral + x * normal_density<kP>(x)};
   }
 };

@@ -17,6 +17,9 @@ Tensor rms_norm_formula(const Tensor& x, const Tensor& weight, double offset) {
   return x * (x.pow(2).mean(-1, true) + kEps).rsqrt() * (weight + offset);
 }
 
+// A dweight is a sum over rows of terms rounded twice; a few rows may cancel to half the size of their terms.
+constexpr double kColumnSum = 4;
+
 // Shapes of x: rows, one column, one row, odd sizes around the vector width, many rows (several chunks of dweight).
 const std::vector<std::vector<int64_t>> kShapes = {{1, 1},   {3, 7},   {2, 3, 16}, {1, 33},   {5, 128},
                                                    {7, 577}, {67, 96}, {16},       {199, 131}};
@@ -65,7 +68,7 @@ TEST_P(RmsNorm, ForwardAndBackwardMatchFloat64) {
         EXPECT_TRUE(forward[0].is_contiguous());
         expect_close(forward[0], want[0], tolerance(dtype) * roundings, "y " + what);
         expect_dx(backward[0], want[1], dy, tolerance(dtype), "dx " + what);
-        expect_close(backward[1], want[2], tolerance(dtype) * 2, "dweight " + what);
+        expect_close(backward[1], want[2], tolerance(dtype) * kColumnSum, "dweight " + what);
         const auto inference = package().call("rms_norm", x, weight, kEps, offset, casting);
         expect_equal(inference[0], forward[0], "rms_norm against rms_norm_fwd " + what);
       }
@@ -96,7 +99,7 @@ TEST_P(RmsNorm, AddRmsNormMatchesFloat64) {
         const auto backward = package().call("add_rms_norm_bwd", lay_out(dys[0]), lay_out(dys[1]), lay_out(forward[1]),
                                              in[2], forward[2], offset, casting);
         expect_dx(backward[0], want[2], dys[0], tolerance(dtype), "dx " + what);
-        expect_close(backward[1], want[3], tolerance(dtype) * 2, "dweight " + what);
+        expect_close(backward[1], want[3], tolerance(dtype) * kColumnSum, "dweight " + what);
         const auto inference =
             package().call("add_rms_norm", lay_out(in[0]), lay_out(in[1]), in[2], kEps, offset, casting);
         expect_equal(inference[0], forward[0], "y " + what);
@@ -118,7 +121,9 @@ TEST(RmsNormCasting, LlamaRoundsAsTransformersDoes) {
       ASSERT_EQ(got.scalar_type(), want.scalar_type());
       // the statistics are summed in another order: a few numbers may round the other way
       const double differ = (got != want).to(at::kDouble).mean().item<double>();
-      if (x_dtype != at::kFloat) EXPECT_LT(differ, 0.02) << describe({37, 96}, x_dtype);
+      if (x_dtype != at::kFloat) {
+        EXPECT_LT(differ, 0.02) << describe({37, 96}, x_dtype);
+      }
       expect_close(got, want, tolerance(x_dtype) / 4 + 2e-6, "llama");
     }
   }
