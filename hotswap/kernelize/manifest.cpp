@@ -8,7 +8,7 @@
 #include "hotswap/base/json.h"
 #include "hotswap/base/sha256.h"
 #include "hotswap/kernelize/contracts.h"
-#include "hotswap/kernelize/kernel_ref.h"
+#include "hotswap/hub/kernel_ref.h"
 
 namespace hotswap {
 namespace {

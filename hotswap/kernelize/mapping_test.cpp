@@ -19,44 +19,6 @@ std::string found(const KernelMapping& mapping, const std::string& layer, const 
   return entry ? entry->ref.str() : "none: " + entry.why();
 }
 
-TEST(KernelRef, ReadsEveryDocumentedForm) {
-  const KernelRef plain("org/repo");
-  EXPECT_EQ(plain.repo(), "org/repo");
-  EXPECT_EQ(plain.layer(), "");
-  EXPECT_FALSE(plain.version());
-  const KernelRef layered("org/repo:Layer");
-  EXPECT_EQ(layered.repo() + " " + layered.layer(), "org/repo Layer");
-  const KernelRef versioned("org/repo@v3:Layer");
-  EXPECT_EQ(versioned.version(), 3);
-  EXPECT_EQ(versioned.revision(), "");
-  EXPECT_EQ(KernelRef("org/repo@v1.2.3:f").revision(), "v1.2.3");
-  EXPECT_EQ(KernelRef("org/repo@v01").revision(), "v01");  // no branch is called so
-  EXPECT_EQ(KernelRef("org/repo@refs/pr/1:L").revision(), "refs/pr/1");
-  EXPECT_EQ(KernelRef("kernels-community/flash-attn2@>=2.0,<3.0").revision(), ">=2.0,<3.0");
-  const KernelRef options("acme/mlp:SwiGLUMLP", {.version = 1, .trust = true});
-  EXPECT_EQ(options.version(), 1);
-  EXPECT_TRUE(options.trust());
-  EXPECT_EQ(options.str(), "acme/mlp@v1:SwiGLUMLP");
-  const KernelRef path("/opt/my kernels:old/norm:RMSNorm");
-  EXPECT_EQ(path.path() + " " + path.layer(), "/opt/my kernels:old/norm RMSNorm");
-  EXPECT_EQ(KernelRef("/opt/norm").path(), "/opt/norm");
-  EXPECT_TRUE(KernelRef("").stock());
-  for (const char* text : {"org/repo", "org/repo@v3:Layer", "a.b/c_d@main:L", "/opt/norm:L", ""}) {
-    EXPECT_EQ(KernelRef(text).str(), text);
-  }
-}
-
-TEST(KernelRef, RefusesTheRest) {
-  for (const char* bad : {"repo", "org//repo", "org/model:a:b", "org:model", "org/repo@", "org/repo@:L",
-                          "org/repo:", "org/repo:not-a-name", "-org/repo", "org/re..po", "org/repo--x", "org/repo.git",
-                          "or g/repo", "org/repo/x", "./norm:L", "org/../x", "org/"}) {
-    expect_has(message_of([&] { KernelRef ref(bad); }), {"org/repo[@revision][:Layer]", bad});
-  }
-  expect_has(message_of([] { KernelRef("a/b", {.version = 1, .revision = "main"}); }), {"only one of"});
-  expect_has(message_of([] { KernelRef("a/b@main", {.version = 1}); }), {"only one of"});
-  expect_has(message_of([] { KernelRef("a/b", {.version = -1}); }), {"negative"});
-}
-
 TEST(KernelConfig, TakesEveryDocumentedForm) {
   const KernelConfig config{{{"RMSNorm", "kernels-community/rmsnorm"},
                              {"SiLU", {{"cuda", "kernels-community/activation:Silu"}, {"cpu", ""}}},

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "hotswap/base/result.h"
-#include "hotswap/kernelize/kernel_ref.h"
+#include "hotswap/hub/kernel_ref.h"
 #include "hotswap/kernelize/manifest.h"
 #include "hotswap/kernelize/mapping.h"
 

@@ -1,22 +1,20 @@
-#include "hotswap/kernelize/kernel_ref.h"
+#include "hotswap/hub/kernel_ref.h"
 
 #include <algorithm>
-#include <cctype>
 
 #include "hotswap/base/error.h"
+#include "hotswap/hub/text.h"
+#include "hotswap/hub/version.h"
 
 namespace hotswap {
 namespace {
 
 constexpr const char* kForms = "a kernel as 'org/repo[@revision][:Layer]', '/abs/path:Layer' or '' for stock";
+constexpr const char* kRevisions =
+    "after '@' a version (v2), versions (>=2.0,<3.0), a tag, a branch or a commit of 40 hex digits";
 
 [[noreturn]] void refuse(std::string_view text, const std::string& why, const char* wanted = kForms) {
-  throw Error({.wanted = wanted, .got = cat("'", text, "': ", why), .next = "correct the mapping"});
-}
-
-bool is_identifier(std::string_view s) {
-  if (s.empty() || std::isdigit(static_cast<unsigned char>(s[0]))) return false;
-  return std::all_of(s.begin(), s.end(), [](unsigned char c) { return std::isalnum(c) || c == '_'; });
+  throw Error({.wanted = wanted, .got = cat("'", shown(text), "': ", why), .next = "correct the mapping"});
 }
 
 // The Hub's rule for each half of a repository's name.
@@ -24,7 +22,11 @@ bool is_repo_part(std::string_view s) {
   if (s.empty() || s.front() == '-' || s.front() == '.' || s.back() == '-' || s.back() == '.') return false;
   if (s.find("--") != s.npos || s.find("..") != s.npos || s.ends_with(".git")) return false;
   return std::all_of(s.begin(), s.end(),
-                     [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-' || c == '.'; });
+                     [](char c) { return is_digit(c) || is_alpha(c) || c == '_' || c == '-' || c == '.'; });
+}
+
+bool starts_specifier(std::string_view revision) {
+  return !revision.empty() && std::string_view("<>=!~").find(revision[0]) != std::string_view::npos;
 }
 
 std::string normalized(std::string_view repo) {
@@ -60,6 +62,7 @@ KernelRef::KernelRef(std::string_view text, KernelRefOptions options) {
     version_ = options.version;
     revision_ = options.revision;
   }
+  check_revision(text);
 }
 
 void KernelRef::parse_repo(std::string_view text) {
@@ -74,20 +77,25 @@ void KernelRef::parse_repo(std::string_view text) {
     revision_ = rest.substr(at + 1);
     if (revision_.empty()) refuse(text, "nothing follows '@'");
     rest = rest.substr(0, at);
-    const std::string_view digits = std::string_view(revision_).substr(1);
-    if (revision_[0] == 'v' && !digits.empty() && digits.size() <= 9 && (digits[0] != '0' || digits.size() == 1) &&
-        std::all_of(digits.begin(), digits.end(), [](unsigned char c) { return std::isdigit(c); })) {
-      version_ = std::stoll(std::string(digits));
-      revision_.clear();
-    }
+    if ((version_ = version_of_branch(revision_))) revision_.clear();
   }
-  const size_t slash = rest.find('/');
-  if (slash == rest.npos) refuse(text, "there is no 'org/' before the repository's name");
-  if (!is_repo_part(rest.substr(0, slash)) || !is_repo_part(rest.substr(slash + 1)) || rest.size() > 96) {
-    refuse(text, cat("'", rest, "' is no valid repository name"));
+  if (rest.find('/') == rest.npos) refuse(text, "there is no 'org/' before the repository's name");
+  if (rest.starts_with("./") || rest.starts_with("../") || rest.starts_with("~/")) {
+    refuse(text, "a folder is written from '/' on");
   }
+  if (!is_repo_id(rest)) refuse(text, cat("'", shown(rest), "' is no valid repository name"));
   repo_ = rest;
 }
+
+void KernelRef::check_revision(std::string_view text) const {
+  if (starts_specifier(revision_)) {
+    SpecifierSet::parse(revision_);
+  } else if (!revision_.empty() && !is_ref_name(revision_)) {
+    refuse(text, cat("'", shown(revision_), "' can name no branch, tag or commit"), kRevisions);
+  }
+}
+
+bool KernelRef::is_specifier() const { return starts_specifier(revision_); }
 
 std::string KernelRef::str() const {
   std::string text = is_path() ? path_ : repo_;
@@ -98,5 +106,32 @@ std::string KernelRef::str() const {
 }
 
 bool same_repo(std::string_view a, std::string_view b) { return normalized(a) == normalized(b); }
+
+bool is_repo_id(std::string_view text) {
+  const size_t slash = text.find('/');
+  return slash != text.npos && text.size() <= 96 && is_repo_part(text.substr(0, slash)) &&
+         is_repo_part(text.substr(slash + 1));
+}
+
+bool is_ref_name(std::string_view text) {
+  if (text.empty() || text.size() > 244 || text == "@" || text.back() == '.') return false;
+  for (const char* never : {"..", "@{"}) {
+    if (text.find(never) != text.npos) return false;
+  }
+  for (const char c : text) {
+    if ((c >= 0 && c <= ' ') || c == 127 || std::string_view("~^:?*[\\").find(c) != std::string_view::npos)
+      return false;
+  }
+  const auto parts = split(text, '/');
+  return std::all_of(parts.begin(), parts.end(), [](const std::string& part) {
+    return !part.empty() && part.front() != '.' && !part.ends_with(".lock");
+  });
+}
+
+bool is_attention_kernel(std::string_view text) {
+  constexpr std::string_view kPaged = "paged|";
+  if (text.starts_with(kPaged)) text.remove_prefix(kPaged.size());
+  return text.find('/') != text.npos;
+}
 
 }  // namespace hotswap
