@@ -1,6 +1,5 @@
 #include "hotswap/base/memory.h"
 
-#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -36,14 +35,6 @@ bool reset_peak_memory() {
   std::ofstream refs("/proc/self/clear_refs");
   refs << "5" << std::flush;
   return refs.good();
-}
-
-void tune_allocator() {
-#ifdef __GLIBC__
-  constexpr int kKeep = 1 << 30;  // blocks up to 1 GiB come from the heap, and the heap's free top stays up to 1 GiB
-  mallopt(M_MMAP_THRESHOLD, kKeep);
-  mallopt(M_TRIM_THRESHOLD, kKeep);
-#endif
 }
 
 }  // namespace hotswap

@@ -4,8 +4,8 @@
 #include <exception>
 
 #include "hotswap/base/error.h"
-#include "hotswap/base/memory.h"
 #include "hotswap/cli/verbs.h"
+#include "hotswap/layers/cpu_allocator.h"
 
 namespace {
 
@@ -35,7 +35,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  hotswap::tune_allocator();
+  hotswap::use_compact_cpu_allocator();
   int status = 1;
   try {
     status = run(argc, argv);

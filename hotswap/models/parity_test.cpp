@@ -7,8 +7,7 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <gtest/gtest.h>
 
-#include <random>
-
+#include "hotswap/base/test_seed.h"
 #include "hotswap/models/auto.h"
 #include "hotswap/models/test_files.h"
 #include "hotswap/models/weights.h"
@@ -21,7 +20,7 @@ using test::TempFolder;
 // The oracle's folder, made once: importing transformers takes seconds.
 struct Oracle {
   TempFolder folder;
-  uint64_t seed = std::random_device()();
+  uint64_t seed = test_seed();
   int status = 0;
   std::string output;
   Oracle() {
