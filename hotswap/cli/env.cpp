@@ -27,7 +27,7 @@ std::vector<SeenVariant> seen_variants(const std::string& device) {
   for (const Manifest& manifest : bundled_packages()) by_package[manifest.name].push_back(manifest.variant);
   std::vector<SeenVariant> seen;
   for (const auto& [package, variants] : by_package) {
-    for (const auto& [variant, verdict] : choose_variant(variants, this_host(device)).trace) {
+    for (const auto& [variant, verdict] : choose_variant(variants, this_system(device)).trace) {
       seen.push_back({package, variant, verdict});
     }
   }
@@ -36,13 +36,13 @@ std::vector<SeenVariant> seen_variants(const std::string& device) {
 
 OutJson gather() {
   const std::string device = at::hasCUDA() ? "cuda" : "cpu";
-  const VariantHost host = this_host(device);
+  const System host = this_system(device);
   OutJson out;
   out["device"] = device;
   out["torch"] = TORCH_VERSION;
   out["threads"] = at::get_num_threads();
   out["cpu_capability"] = at::get_cpu_capability();
-  out["host"] = {{"cpu", host.cpu}, {"os", host.os}, {"backend", host.backend}};
+  out["host"] = {{"cpu", host.cpu}, {"os", host.os}, {"backend", host.backend.text()}};
   const auto folder = bundled_folder();
   out["packages_folder"] = folder ? OutJson((*folder).string()) : OutJson(nullptr);
   if (!folder) out["packages_reason"] = folder.why();

