@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "hotswap/hub/metadata.h"
+
 namespace hotswap {
 
 struct Capabilities {  // absent in layers.json = no
@@ -28,13 +30,10 @@ struct StandIn {  // "kernels-community/activation:Silu=SiLU"
   std::string repo, their_layer, our_layer;
 };
 
-struct Manifest {
-  std::filesystem::path folder;  // the variant's
-  std::string variant;           // the folder's name
-  std::string name, id, license, backend;
-  int64_t version = 0;
-  std::map<std::string, std::string> files;  // path in the folder -> base64 of its sha256
-  std::string digest;                        // "sha256:<hex>" of metadata.json, which holds the digests of all else
+struct Manifest : KernelMetadata {  // its digests are there
+  std::filesystem::path folder;     // the variant's
+  std::string variant;              // the folder's name
+  std::string digest;               // "sha256:<hex>" of metadata.json, which holds the digests of all else
   std::map<std::string, LayerEntry> layers;
   std::vector<StandIn> stands_in_for;
 
