@@ -1,0 +1,265 @@
+#include "hotswap/hub/hub.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+#include "hotswap/base/json.h"
+#include "hotswap/base/log.h"
+#include "hotswap/base/progress.h"
+#include "hotswap/hub/download.h"
+#include "hotswap/hub/text.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+
+HubError offline_error(const Repo& repo, const std::string& wanted, const std::string& missing) {
+  return {{.wanted = wanted,
+           .got = "offline mode (HF_HUB_OFFLINE), and the cache lacks " + missing,
+           .next = cat("unset HF_HUB_OFFLINE for one run that downloads it, or copy the cache's folder ",
+                       repo_folder_name(repo), " from a machine that has it")},
+          {.kind = HubErrorKind::kOffline}};
+}
+
+// The Hub is out of reach, or out of order: what we know from before is better than nothing. What it says no to is not.
+bool unreachable(const HubError& error) { return error.kind() == HubErrorKind::kConnection || error.status() >= 500; }
+
+std::string list_of(const std::vector<std::string>& names) {
+  const std::vector<std::string> some(names.begin(),
+                                      names.begin() + static_cast<ptrdiff_t>(std::min<size_t>(names.size(), 10)));
+  return cat(join(some), names.size() > some.size() ? cat(" and ", names.size() - some.size(), " more") : "");
+}
+
+int64_t size_of(const TreeEntry& entry) { return entry.sha256.empty() ? entry.size : entry.lfs_size; }
+
+}  // namespace
+
+Hub::Hub(HubOptions options)
+    : client_(options), cache_(options.cache, options.symlinks), kernels_(options.kernels_cache, options.symlinks) {}
+
+std::string Hub::commit(const Repo& repo, const std::string& revision) {
+  const HubCache& store = cache(repo);
+  const double ttl = client_.options().ttl_s;
+  if (const auto known = store.read_ref(repo, revision, offline() ? -1 : ttl)) return *known;
+  const std::string wanted = "revision " + revision + " of " + repo.id;
+  if (offline()) {
+    const auto names = store.refs(repo);
+    throw offline_error(repo, wanted, cat("refs/", revision, names.empty() ? "" : "; it knows " + list_of(names)));
+  }
+  try {
+    const std::string commit = client_.commit(repo, revision);
+    store.write_ref(repo, revision, commit);
+    return commit;
+  } catch (const HubError& error) {
+    const auto older = store.read_ref(repo, revision);
+    if (!older || !unreachable(error)) throw;
+    log_warning(error.what(), "; going on with ", *older, ", which it was when last seen");
+    return *older;
+  }
+}
+
+void Hub::remember(const Repo& repo, const std::string& name, const std::string& commit) {
+  cache(repo).write_ref(repo, name, commit);
+}
+
+// A JSON answer about names, from the cache while it is young.
+std::string Hub::answer(const Repo& repo, const std::string& what, const std::function<std::string()>& ask) {
+  const HubCache& store = cache(repo);
+  const std::string key = client_.options().endpoint + " " + what;
+  if (auto known = store.read_answer(repo, key, offline() ? -1 : client_.options().ttl_s)) return *known;
+  if (offline()) throw offline_error(repo, what + " of " + repo.id, "the Hub's answer");
+  try {
+    std::string fresh = ask();
+    store.write_answer(repo, key, fresh);
+    return fresh;
+  } catch (const HubError& error) {
+    const auto older = store.read_answer(repo, key);
+    if (!older || !unreachable(error)) throw;
+    log_warning(error.what(), "; going on with the last answer");
+    return *older;
+  }
+}
+
+RepoRefs Hub::refs(const Repo& repo) {
+  const std::string json = answer(repo, "refs", [&] {
+    const RepoRefs refs = client_.refs(repo);
+    nlohmann::ordered_json out = {{"branches", nlohmann::ordered_json::array()},
+                                  {"tags", nlohmann::ordered_json::array()}};
+    for (const auto& [key, list] : {std::pair("branches", &refs.branches), std::pair("tags", &refs.tags)}) {
+      for (const RepoRef& ref : *list) out[key].push_back({{"name", ref.name}, {"targetCommit", ref.commit}});
+    }
+    return out.dump();
+  });
+  return parse_refs(json, "the cached refs of " + repo.id);
+}
+
+Publisher Hub::publisher(const Repo& repo) {
+  const std::string org = publisher_of(repo);
+  if (org.empty()) return {};  // no organization stands behind "name": nobody vouches for it
+  const std::string json = answer(repo, "publisher", [&] {
+    const Publisher publisher = client_.publisher(org);
+    return nlohmann::ordered_json{{"name", publisher.name}, {"trusted", publisher.trusted}}.dump();
+  });
+  const Json parsed = Json::parse(json, "the cached standing of " + org);
+  return {.name = parsed.at<std::string>("name"), .trusted = parsed.at<bool>("trusted")};
+}
+
+std::vector<TreeEntry> Hub::tree(const Repo& repo, const std::string& revision) {
+  const std::string at = commit(repo, revision);
+  const HubCache& store = cache(repo);
+  if (auto known = store.read_tree(repo, at)) return *known;
+  if (offline()) throw offline_error(repo, "the files of " + repo.id + "@" + at, "its list of files");
+  std::vector<TreeEntry> entries = client_.tree(repo, at);
+  std::erase_if(entries, [](const TreeEntry& entry) { return entry.folder; });
+  store.write_tree(repo, at, entries);
+  return entries;
+}
+
+std::optional<fs::path> Hub::find_file(const Repo& repo, const std::string& revision, const std::string& path) {
+  try {
+    return file(repo, revision, path);
+  } catch (const HubError& error) {
+    const bool plain_404 =
+        error.status() == 404 && error.kind() == HubErrorKind::kHttp;  // mirrors without X-Error-Code
+    if (error.kind() == HubErrorKind::kEntryNotFound || plain_404) return std::nullopt;
+    throw;
+  }
+}
+
+fs::path Hub::file(const Repo& repo, const std::string& revision, const std::string& path) {
+  check_relative_path(path, "file");
+  const HubCache& store = cache(repo);
+  const auto known = store.read_ref(repo, revision, offline() ? -1 : client_.options().ttl_s);
+  if (known) {
+    if (auto there = store.find(repo, *known, path)) return *there;
+    if (store.known_absent(repo, *known, path)) {
+      throw HubError({.wanted = path + " of " + repo.id + "@" + revision,
+                      .got = "no such file in commit " + *known + ", as the Hub said before",
+                      .next = "look at the repository's list of files"},
+                     {.kind = HubErrorKind::kEntryNotFound, .status = 404});
+    }
+  }
+  if (offline()) {
+    throw offline_error(repo, path + " of " + repo.id + "@" + revision,
+                        known ? "that file of commit " + *known : "refs/" + revision);
+  }
+  return download(repo, known.value_or(revision), path);
+}
+
+fs::path Hub::download(const Repo& repo, const std::string& revision, const std::string& path) {
+  const HubCache& store = cache(repo);
+  const auto older = store.read_ref(repo, revision);
+  const auto there = older ? store.find(repo, *older, path) : std::nullopt;
+  FileMeta meta;
+  try {
+    // Where a copy is at hand the Hub gets one chance; where not, every retry there is.
+    meta = client_.file_meta(repo, revision, path, there.has_value());
+  } catch (const HubError& error) {
+    if (there && unreachable(error)) {
+      log_warning(error.what(), "; going on with the copy of commit ", *older);
+      return *there;
+    }
+    const std::string& absent_in = error.commit().empty() ? revision : error.commit();
+    if (error.kind() == HubErrorKind::kEntryNotFound && is_commit(absent_in)) {
+      store.mark_absent(repo, absent_in, path);
+      store.write_ref(repo, revision, absent_in);
+    }
+    throw;
+  }
+  if (is_commit(revision) && meta.commit != revision) {
+    throw HubError({.wanted = path + " of commit " + revision,
+                    .got = "commit " + meta.commit,
+                    .next = "HF_ENDPOINT or a proxy mixes up commits"},
+                   {.kind = HubErrorKind::kBadAnswer});
+  }
+  store.write_ref(repo, revision, meta.commit);
+  if (auto present = store.find(repo, meta.commit, path)) return *present;
+  Progress bar(path, meta.size, client_.options().progress && meta.size > (8 << 20));
+  std::mutex mutex;
+  const auto advanced = [&](int64_t bytes) {
+    const std::lock_guard lock(mutex);
+    bar.advance(bytes);
+  };
+  return fetch_file(client_, store,
+                    {.repo = repo,
+                     .commit = meta.commit,
+                     .path = path,
+                     .etag = meta.etag,
+                     .size = meta.size,
+                     .connections = client_.options().parallel,
+                     .advanced = advanced});
+}
+
+std::vector<std::string> Hub::lacking(const Repo& repo, const std::string& commit,
+                                      const std::vector<TreeEntry>& files) const {
+  std::vector<std::string> names;
+  for (const TreeEntry& entry : files) {
+    if (!cache(repo).find(repo, commit, entry.path)) names.push_back(entry.path);
+  }
+  return names;
+}
+
+fs::path Hub::snapshot(const Repo& repo, const std::string& revision, const SnapshotOptions& options) {
+  const std::string at = commit(repo, revision);
+  const HubCache& store = cache(repo);
+  const fs::path folder = store.snapshot(repo, at);
+  std::error_code code;
+  // Put there by hand or by an older client, with no list of files to hold it against: taken as it is.
+  if (offline() && !store.read_tree(repo, at) && fs::is_directory(folder, code)) return folder;
+
+  std::vector<TreeEntry> files = tree(repo, at);
+  std::erase_if(files, [&](const TreeEntry& entry) { return !is_selected(entry.path, options.allow, options.ignore); });
+  std::erase_if(files, [&](const TreeEntry& entry) { return store.find(repo, at, entry.path).has_value(); });
+  if (files.empty()) {
+    fs::create_directories(folder, code);
+    return folder;
+  }
+  if (offline()) throw offline_error(repo, repo.id + "@" + revision, list_of(lacking(repo, at, files)));
+
+  int64_t total = 0;
+  for (const TreeEntry& entry : files) total += size_of(entry);
+  // The largest first: the small ones fill the gaps at the end.
+  std::stable_sort(files.begin(), files.end(),
+                   [](const TreeEntry& a, const TreeEntry& b) { return size_of(a) > size_of(b); });
+  Progress bar(repo.id, total, client_.options().progress);
+  std::mutex mutex;
+  std::exception_ptr failure;
+  std::atomic<size_t> next = 0;
+  std::atomic<bool> stop = false;
+  const size_t parallel = static_cast<size_t>(std::max(1, client_.options().parallel));
+  const size_t threads = std::min(parallel, files.size());
+  const auto advanced = [&](int64_t bytes) {
+    const std::lock_guard lock(mutex);
+    bar.advance(bytes);
+  };
+  const auto work = [&] {
+    for (size_t mine; !stop && (mine = next++) < files.size();) {
+      const TreeEntry& entry = files[mine];
+      try {
+        fetch_file(client_, store,
+                   {.repo = repo,
+                    .commit = at,
+                    .path = entry.path,
+                    .etag = entry.etag(),
+                    .size = size_of(entry),
+                    .connections = static_cast<int>((parallel + threads - 1) / threads),
+                    .advanced = advanced});
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!failure) failure = std::current_exception();
+        stop = true;
+      }
+    }
+  };
+  std::vector<std::thread> others;
+  for (size_t i = 1; i < threads; ++i) others.emplace_back(work);
+  work();
+  for (std::thread& other : others) other.join();
+  if (failure) std::rethrow_exception(failure);
+  return folder;
+}
+
+}  // namespace hotswap

@@ -1,0 +1,65 @@
+// The Hub as the rest of hotswap sees it: names become commits, files become paths on this disk; the network is asked
+// only for what the cache does not know.
+//
+//   Hub hub(HubOptions::from_env());
+//   const Repo repo{RepoType::kModel, "HuggingFaceTB/SmolLM2-135M-Instruct"};
+//   const std::filesystem::path config = hub.file(repo, "main", "config.json");
+//   const std::filesystem::path folder = hub.snapshot(repo, "main", {.allow = {"*.json", "*.safetensors"}});
+//
+// What a name means (a branch, a publisher's standing) is kept for HubOptions::ttl_s; what a commit holds never changes
+// and is kept for good. So a second run asks nothing, and offline everything works that was there once. When the Hub
+// cannot be reached, an answer that is older is used, with a warning.
+//
+// Thread-safe. Errors: HubError; in offline mode it lists what is missing.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hotswap/hub/cache.h"
+#include "hotswap/hub/client.h"
+
+namespace hotswap {
+
+struct SnapshotOptions {
+  std::vector<std::string> allow = {};  // patterns (matches_pattern); empty: everything
+  std::vector<std::string> ignore = {};
+};
+
+class Hub {
+ public:
+  explicit Hub(HubOptions options);
+
+  std::string commit(const Repo& repo, const std::string& revision);
+  RepoRefs refs(const Repo& repo);
+  Publisher publisher(const Repo& repo);                                       // of org/name: what the Hub says of org
+  std::vector<TreeEntry> tree(const Repo& repo, const std::string& revision);  // files only, all of them
+
+  std::filesystem::path file(const Repo& repo, const std::string& revision, const std::string& path);
+  // None when the revision has no such file; that, too, is remembered.
+  std::optional<std::filesystem::path> find_file(const Repo& repo, const std::string& revision,
+                                                 const std::string& path);
+
+  // The folder snapshots/<commit>, in which every file is that the options select.
+  std::filesystem::path snapshot(const Repo& repo, const std::string& revision, const SnapshotOptions& options = {});
+
+  // Offline and by `version=N`, Python looks for refs/vN, which it never writes: whoever resolves a version does.
+  void remember(const Repo& repo, const std::string& name, const std::string& commit);
+
+  const HubCache& cache(const Repo& repo) const { return repo.type == RepoType::kKernel ? kernels_ : cache_; }
+  HubClient& client() { return client_; }
+  bool offline() const { return client_.options().offline; }
+
+ private:
+  std::string answer(const Repo& repo, const std::string& what, const std::function<std::string()>& ask);
+  std::filesystem::path download(const Repo& repo, const std::string& revision, const std::string& path);
+  std::vector<std::string> lacking(const Repo& repo, const std::string& commit,
+                                   const std::vector<TreeEntry>& files) const;
+
+  HubClient client_;
+  HubCache cache_, kernels_;
+};
+
+}  // namespace hotswap

@@ -1,0 +1,185 @@
+#include "hotswap/hub/piece_file.h"
+
+#include <fcntl.h>
+#include <openssl/evp.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "hotswap/base/error.h"
+#include "hotswap/base/sha256.h"
+#include "hotswap/hub/disk.h"
+#include "hotswap/hub/text.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kSuffix = ".pieces.incomplete";
+
+[[noreturn]] void fail(const std::string& wanted, int why) {
+  throw Error({.wanted = wanted,
+               .got = std::strerror(why),
+               .next = "check permissions and free space of the cache; what came so far is kept"});
+}
+
+void check_space(const fs::path& folder, int64_t size) {
+  struct statvfs info {};
+  if (::statvfs(folder.c_str(), &info) != 0) return;
+  const auto free = static_cast<double>(info.f_bavail) * static_cast<double>(info.f_frsize);
+  if (free >= static_cast<double>(size)) return;
+  throw Error({.wanted = cat(size, " bytes of free space in ", folder.string()),
+               .got = cat(static_cast<int64_t>(free), " bytes"),
+               .next = "free some, or set HF_HUB_CACHE to a folder on another disk"});
+}
+
+}  // namespace
+
+ContentHash::ContentHash(const std::string& etag, int64_t size) {
+  const bool large = etag.size() == 64 && is_hex(etag), git = etag.size() == 40 && is_hex(etag);
+  if (!large && !(git && size >= 0)) return;
+  EVP_MD_CTX* context = EVP_MD_CTX_new();
+  if (context == nullptr || EVP_DigestInit_ex(context, large ? EVP_sha256() : EVP_sha1(), nullptr) != 1) {
+    EVP_MD_CTX_free(context);
+    throw Error({.wanted = "SHA-1 and SHA-256 from OpenSSL", .got = "a failure", .next = "check its configuration"});
+  }
+  context_ = context;
+  if (git) {
+    const std::string header = cat("blob ", size);
+    update({header.c_str(), header.size() + 1});
+  }
+}
+
+ContentHash::~ContentHash() { EVP_MD_CTX_free(static_cast<EVP_MD_CTX*>(context_)); }
+
+void ContentHash::update(std::string_view bytes) {
+  if (context_ != nullptr) EVP_DigestUpdate(static_cast<EVP_MD_CTX*>(context_), bytes.data(), bytes.size());
+}
+
+std::string ContentHash::finish() {
+  if (context_ == nullptr) return "";
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned size = 0;
+  EVP_DigestFinal_ex(static_cast<EVP_MD_CTX*>(context_), digest, &size);
+  return to_hex({digest, size});
+}
+
+PieceFile::PieceFile(fs::path blob, int64_t size, bool adopt)
+    : blob_(std::move(blob)), size_(size), done_(static_cast<size_t>((size + kPiece - 1) / kPiece)) {
+  if (adopt && adopt_one()) return;
+  check_space(blob_.parent_path(), size_);
+  path_ = temporary_beside(blob_, kSuffix);
+  // A plain open, so that the blob has the mode that the umask asks for, as Python's have.
+  fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd_ < 0) fail("to write " + path_.string(), errno);
+  if (::ftruncate(fd_, size_ + pieces()) != 0) {
+    const int why = errno;
+    remove();
+    fail(cat(size_, " bytes for ", path_.string()), why);
+  }
+}
+
+bool PieceFile::adopt_one() {
+  const std::string begin = blob_.filename().string() + ".";
+  const std::string_view suffix = kSuffix;
+  std::error_code code;
+  for (fs::directory_iterator at(blob_.parent_path(), code), end; !code && at != end; at.increment(code)) {
+    const std::string name = at->path().filename().string();
+    if (name.size() != begin.size() + 8 + suffix.size() || name.rfind(begin, 0) != 0 ||
+        name.compare(begin.size() + 8, suffix.size(), suffix) != 0) {
+      continue;
+    }
+    path_ = temporary_beside(blob_, kSuffix);
+    if (::rename(at->path().c_str(), path_.c_str()) != 0) continue;  // another one was quicker
+    fd_ = ::open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    std::string map(done_.size(), '\0');
+    struct stat info {};
+    const bool whole = fd_ >= 0 && ::fstat(fd_, &info) == 0 && info.st_size == size_ + pieces() &&
+                       ::pread(fd_, map.data(), map.size(), size_) == static_cast<ssize_t>(map.size());
+    if (!whole) {
+      remove();
+      continue;
+    }
+    for (size_t i = 0; i < map.size(); ++i) done_[i] = map[i] == 1 ? 1 : 0;
+    return true;
+  }
+  return false;
+}
+
+PieceFile::~PieceFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+int64_t PieceFile::bytes_done() const {
+  int64_t bytes = 0;
+  for (int64_t i = 0; i < pieces(); ++i) bytes += done(i) ? piece_end(i) - piece_begin(i) : 0;
+  return bytes;
+}
+
+std::vector<std::pair<int64_t, int64_t>> PieceFile::missing(int64_t most) const {
+  std::vector<std::pair<int64_t, int64_t>> runs;
+  for (int64_t i = 0; i < pieces(); ++i) {
+    if (done(i)) continue;
+    const bool joins =
+        !runs.empty() && runs.back().second + 1 == piece_begin(i) && piece_end(i) - runs.back().first <= most;
+    if (joins) {
+      runs.back().second = piece_end(i) - 1;
+    } else {
+      runs.emplace_back(piece_begin(i), piece_end(i) - 1);
+    }
+  }
+  return runs;
+}
+
+void PieceFile::write(int64_t offset, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) fail("to write " + path_.string(), n == 0 ? ENOSPC : errno);
+    bytes.remove_prefix(static_cast<size_t>(n));
+    offset += n;
+  }
+}
+
+void PieceFile::mark(int64_t piece) {
+  const char one = 1;
+  write(size_ + piece, {&one, 1});
+  done_[static_cast<size_t>(piece)].store(1, std::memory_order_release);
+}
+
+std::string PieceFile::read(int64_t piece) const {
+  std::string bytes(static_cast<size_t>(piece_end(piece) - piece_begin(piece)), '\0');
+  size_t got = 0;
+  while (got < bytes.size()) {
+    const ssize_t n =
+        ::pread(fd_, bytes.data() + got, bytes.size() - got, piece_begin(piece) + static_cast<int64_t>(got));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) fail("to read " + path_.string(), n == 0 ? EIO : errno);
+    got += static_cast<size_t>(n);
+  }
+  return bytes;
+}
+
+void PieceFile::commit() {
+  if (!missing(size_).empty()) {
+    throw Error({.wanted = "every piece of " + blob_.string(), .got = "some", .next = "this is a fault of hotswap"});
+  }
+  if (::ftruncate(fd_, size_) != 0 || ::fsync(fd_) != 0 || ::rename(path_.c_str(), blob_.c_str()) != 0) {
+    fail("to complete " + blob_.string(), errno);
+  }
+  ::close(fd_);
+  fd_ = -1;
+}
+
+void PieceFile::remove() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+  ::unlink(path_.c_str());
+}
+
+}  // namespace hotswap

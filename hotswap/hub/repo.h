@@ -1,0 +1,38 @@
+// A repository of a Hub and the names that its parts may have. What comes from a server or a user and becomes a path on
+// our disk or in a URL passes one of these checks first.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace hotswap {
+
+enum class RepoType { kModel, kDataset, kSpace, kKernel };
+
+struct Repo {
+  RepoType type = RepoType::kModel;
+  std::string id;  // "org/name" or "name"
+  bool operator==(const Repo&) const = default;
+};
+
+const char* plural(RepoType type);           // "models": the segment of /api/ and of the cache's folder names
+std::string download_prefix(RepoType type);  // "" for models, else "kernels/" and so on
+std::string repo_folder_name(const Repo&);   // "kernels--org--name"
+std::string publisher_of(const Repo&);       // "org"; empty for "name"
+
+// Error unless id is "name" or "org/name" of [A-Za-z0-9._-], at most 96 characters, without "--" and "..", not ending
+// in ".git", no part starting or ending with '-' or '.'.
+void check_repo(const Repo& repo);
+
+// Error unless `path` stays inside the folder that it is joined to, on POSIX and on Windows: relative, no "..", no
+// empty segment, no drive, no backslash, no control character. `what` names it in the message: "file", "revision".
+void check_relative_path(std::string_view path, std::string_view what);
+
+// fnmatch as Python has it: case matters, '*' crosses '/', [a-z], [!a-z]. A pattern that ends in '/' gets a '*'.
+bool matches_pattern(std::string_view path, std::string_view pattern);
+
+// allow empty: everything is allowed; then whatever `ignore` matches is taken out.
+bool is_selected(std::string_view path, const std::vector<std::string>& allow, const std::vector<std::string>& ignore);
+
+}  // namespace hotswap
