@@ -12,6 +12,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/kernelize/package.h"
+#include "hotswap/layers/parallel.h"
 
 namespace hotswap {
 namespace {
@@ -83,7 +84,7 @@ double memcpy_rate(int64_t bytes) {
     const int64_t rounds = std::clamp<int64_t>((32 << 20) / half, 1, 1000);
     const auto start = Clock::now();
     for (int64_t i = 0; i < rounds; ++i) {
-      at::parallel_for(0, half, 64 << 10, [&](int64_t begin, int64_t end) {
+      parallel_for(0, half, 64 << 10, [&](int64_t begin, int64_t end) {
         std::memcpy(to.data() + begin, from.data() + begin, end - begin);
       });
     }

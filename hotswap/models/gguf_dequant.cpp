@@ -1,12 +1,12 @@
 #include "hotswap/models/gguf_dequant.h"
 
-#include <ATen/Parallel.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
 #include <cstring>
 
 #include "hotswap/base/error.h"
+#include "hotswap/layers/parallel.h"
 
 namespace hotswap {
 namespace {
@@ -82,7 +82,7 @@ void dequantise_to(const Dequantise& job, const Way& way) {
   To* to = static_cast<To*>(job.to);
   const uint64_t bytes = job.type.block_size * (kBlock / job.type.block);  // of 32 weights
   const int64_t blocks = job.numel / kBlock, rest = job.numel % kBlock;
-  at::parallel_for(0, blocks, 2048, [&](int64_t first, int64_t last) {
+  parallel_for(0, blocks, 2048, [&](int64_t first, int64_t last) {
     float weights[kBlock];
     for (int64_t b = first; b < last; ++b) {
       way.block(job.from + b * bytes, weights);

@@ -11,8 +11,6 @@ using namespace kernels::HOTSWAP_ISA;
 struct Both {
   F value, slope;
 };
-template <class T>
-constexpr Precision kPrecisionOf = __is_same(T, BFloat16) ? Precision::kCoarse : Precision::kFull;
 
 HOTSWAP_INLINE Both gated(F x, F s, F du) { return {x * s, s + x * s * (1.f - s) * du}; }  // of x * sigmoid(u(x))
 

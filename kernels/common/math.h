@@ -6,7 +6,9 @@
 
 namespace kernels::HOTSWAP_ISA {
 
-enum class Precision { kFull, kCoarse };  // kCoarse: 1e-5 relative, for what is rounded to bfloat16 anyway
+enum class Precision { kFull, kCoarse };  // kCoarse: 1e-4 relative, for what is rounded to bfloat16 anyway
+template <class T>
+constexpr Precision kPrecisionOf = __is_same(T, BFloat16) ? Precision::kCoarse : Precision::kFull;
 
 // 1 / d for normal, finite d (and NaN).
 template <Precision kPrecision = Precision::kFull>

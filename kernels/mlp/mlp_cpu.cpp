@@ -23,14 +23,14 @@ template <class Act, bool kStream, class T>
 HOTSWAP_INLINE void forward(T* y, const T* gate, const T* up, int64_t n) {
   sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
     const F g = load(gate + i, count);
-    write<kStream>(y + i, g * sigmoid(Act::w(g)) * load(up + i, count), count);
+    write<kStream>(y + i, g * sigmoid<kPrecisionOf<T>>(Act::w(g)) * load(up + i, count), count);
   });
 }
 
 template <class Act, bool kStream, class T>
 HOTSWAP_INLINE void backward(T* dgate, T* dup, const T* dy, const T* gate, const T* up, int64_t n) {
   sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
-    const F g = load(gate + i, count), d = load(dy + i, count), s = sigmoid(Act::w(g));
+    const F g = load(gate + i, count), d = load(dy + i, count), s = sigmoid<kPrecisionOf<T>>(Act::w(g));
     write<kStream>(dup + i, d * (g * s), count);
     write<kStream>(dgate + i, d * load(up + i, count) * (s + g * s * (1.f - s) * Act::slope(g)), count);
   });
