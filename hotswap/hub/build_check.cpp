@@ -10,8 +10,9 @@ namespace {
 
 constexpr const char* kCuda[] = {"7.0", "7.2",  "7.5",  "8.0",  "8.6",  "8.7",  "8.9",
                                  "9.0", "10.0", "10.1", "10.3", "11.0", "12.0", "12.1"};
-constexpr const char* kRocm[] = {"gfx906",  "gfx908",  "gfx90a",  "gfx942",  "gfx950",  "gfx1030", "gfx1100",
-                                 "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1200", "gfx1201"};
+constexpr const char* kRocm[] = {"gfx906",  "gfx908",  "gfx90a",  "gfx940",  "gfx941",  "gfx942",
+                                 "gfx950",  "gfx1030", "gfx1100", "gfx1101", "gfx1102", "gfx1103",
+                                 "gfx1150", "gfx1151", "gfx1200", "gfx1201"};
 
 // "10.0f+PTX" is 10.0
 bool known_cuda(std::string_view arch) {
@@ -36,7 +37,7 @@ std::vector<std::string> check_build(const BuildToml& build, const std::filesyst
   const auto archs = [&](const std::string& where, const std::vector<std::string>& names, bool cuda) {
     for (const std::string& name : names) {
       if (cuda ? known_cuda(name) : known_rocm(name)) continue;
-      problems.push_back(cat(where, ": no compiler knows the architecture '", shown(name), "'; known are ",
+      problems.push_back(cat(where, ": today's compilers do not build for '", shown(name), "'; they do for ",
                              cuda ? join(kCuda) : join(kRocm)));
     }
   };

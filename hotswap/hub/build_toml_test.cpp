@@ -210,7 +210,7 @@ TEST(BuildToml, WhatWillNotBuild) {
   b.python_depends[""] = {"requests", "einops"};
   std::swap(b.cuda_minver, b.cuda_maxver);
   const std::string all = join(check_build(b, folder.path()), "\n");
-  expect_has(all, {"architecture '99999.0'", "architecture 'gfx99999'", "kernel.norm_xpu: its backend xpu is not in",
+  expect_has(all, {"build for '99999.0'", "build for 'gfx99999'", "kernel.norm_xpu: its backend xpu is not in",
                    "may not depend on 'requests'", "minver is above maxver"});
   EXPECT_EQ(std::count(all.begin(), all.end(), '\n'), 4);
 }

@@ -16,21 +16,14 @@ constexpr const char* kOperators[] = {"===", "~=", "==", "!=", "<=", ">=", "<", 
                .next = "correct what follows '@'"});
 }
 
-// "2.0rc1" as what "==...*" compares: release, padded with zeros to `width`, then the suffixes.
-bool has_prefix(const Version& candidate, const Version& prefix) {
+// "==2.0.*": the candidate's release, padded with zeros, starts with these numbers.
+bool has_prefix(const Version& candidate, const Version& prefix, size_t numbers) {
   if (candidate.epoch() != prefix.epoch()) return false;
-  const auto &have = candidate.release(), &want = prefix.release();
-  for (size_t i = 0; i < want.size(); ++i) {
-    if ((i < have.size() ? have[i] : 0) != want[i]) return false;
+  const auto& have = candidate.release();
+  for (size_t i = 0; i < numbers; ++i) {
+    if ((i < have.size() ? have[i] : 0) != prefix.release()[i]) return false;
   }
-  const auto suffixes = prefix.suffixes();
-  if (suffixes.empty()) return true;
-  // Behind "==1.0.post1.*": the release must be the whole one.
-  for (size_t i = want.size(); i < have.size(); ++i) {
-    if (have[i] != 0) return false;
-  }
-  const auto of = candidate.suffixes();
-  return of.size() >= suffixes.size() && std::equal(suffixes.begin(), suffixes.end(), of.begin());
+  return true;
 }
 
 }  // namespace
@@ -59,7 +52,7 @@ SpecifierSet::One SpecifierSet::parse_one(std::string_view text, std::string_vie
   if (!one.version) refuse(whole, cat("'", shown(number), "' is no version"));
   const bool plain = one.op == "==" || one.op == "!=";
   if (one.version->has_local() && (!plain || one.prefix)) refuse(whole, "'+local' goes with == and != only");
-  if (one.prefix && one.version->is_prerelease()) refuse(whole, "'.*' follows a release, not a pre-release");
+  if (one.prefix && *one.version != one.version->base()) refuse(whole, "'.*' follows a plain release, as 2.0.*");
   if (one.op == "~=" && one.version->release().size() < 2) refuse(whole, "~= needs two numbers, as ~=1.4");
   return one;
 }
@@ -79,25 +72,20 @@ bool SpecifierSet::One::contains(const Version& candidate) const {
   const Version& want = *version;
   const Version have = candidate.public_part();
   if (op == "==" || op == "!=") {
-    const bool equal = prefix ? has_prefix(have, want) : (want.has_local() ? candidate : have) == want;
+    const bool equal =
+        prefix ? has_prefix(have, want, want.release().size()) : (want.has_local() ? candidate : have) == want;
     return equal == (op == "==");
   }
   if (op == "<=") return have <= want;
   if (op == ">=") return have >= want;
-  // "<2.0" leaves 2.0rc1 out, ">2.0" leaves 2.0.post1 and 2.0+local out: they are builds of the version named.
-  if (op == "<")
-    return candidate < want && (want.is_prerelease() || !candidate.is_prerelease() || candidate.base() != want.base());
+  // What is a pre-release, a post-release or a local build of the very version named lies on neither side of it.
+  if (op == "<") return candidate < want && (want.is_prerelease() || !candidate.is_prerelease_of(want));
   if (op == ">") {
-    if (!(candidate > want)) return false;
-    if (!want.is_postrelease() && candidate.is_postrelease() && candidate.base() == want.base()) return false;
-    return !candidate.has_local() || candidate.base() != want.base();
+    if (!(candidate > want) || (candidate.has_local() && have == want)) return false;
+    return want.is_postrelease() || !candidate.is_postrelease_of(want);
   }
   // ~=1.4.2 is >=1.4.2,==1.4.*
-  if (have < want || candidate.epoch() != want.epoch()) return false;
-  for (size_t i = 0; i + 1 < want.release().size(); ++i) {
-    if ((i < have.release().size() ? have.release()[i] : 0) != want.release()[i]) return false;
-  }
-  return true;
+  return have >= want && has_prefix(have, want, want.release().size() - 1);
 }
 
 bool SpecifierSet::contains(const Version& version) const {

@@ -34,6 +34,7 @@ class VersionReader {
  private:
   // Each part: nothing of it there (true), read (true), or there and broken (false).
   bool pre() {
+    // A longer name comes before those that it starts with.
     static constexpr std::pair<const char*, const char*> kNames[] = {{"alpha", "a"}, {"beta", "b"}, {"preview", "rc"},
                                                                      {"pre", "rc"},  {"rc", "rc"},  {"a", "a"},
                                                                      {"b", "b"},     {"c", "rc"}};
@@ -93,9 +94,8 @@ class VersionReader {
     if (p < text_.size() && is_separator(text_[p])) ++p;
     if (std::string_view(text_).substr(p, name.size()) != name) return std::nullopt;
     p += name.size();
-    if (p < text_.size() && is_letter(text_[p])) return std::nullopt;
     at_ = p;
-    if (p + 1 < text_.size() && is_separator(text_[p]) && is_digit(text_[p + 1])) ++at_;
+    if (p < text_.size() && is_separator(text_[p])) ++at_;
     if (at_ < text_.size() && is_digit(text_[at_])) {
       const auto number = digits();
       overflow_ = overflow_ || !number;
@@ -162,12 +162,13 @@ Version Version::base() const {
   return v;
 }
 
-std::vector<std::string> Version::suffixes() const {
-  std::vector<std::string> parts;
-  if (pre_) parts.push_back(cat(pre_->first, pre_->second));
-  if (post_) parts.push_back(cat("post", *post_));
-  if (dev_) parts.push_back(cat("dev", *dev_));
-  return parts;
+bool Version::is_prerelease_of(const Version& release) const {
+  return is_prerelease() && base() == release.base() &&
+         (!release.post_ || (post_ == release.post_ && pre_ == release.pre_));
+}
+
+bool Version::is_postrelease_of(const Version& release) const {
+  return is_postrelease() && !release.dev_ && pre_ == release.pre_ && base() == release.base();
 }
 
 std::strong_ordering Version::operator<=>(const Version& other) const {

@@ -29,8 +29,8 @@ class Version {
   bool has_local() const { return !local_.empty(); }
   uint64_t epoch() const { return epoch_; }
   const std::vector<uint64_t>& release() const { return release_; }
-  // What prefix matches compare after epoch and release: {"rc1", "post2", "dev3"}.
-  std::vector<std::string> suffixes() const;
+  bool is_prerelease_of(const Version& release) const;   // 2.0rc1 of 2.0, 2.0.post1.dev1 of 2.0.post1
+  bool is_postrelease_of(const Version& release) const;  // 2.0.post1 of 2.0, 2.0rc1.post1 of 2.0rc1
 
   std::strong_ordering operator<=>(const Version& other) const;
   bool operator==(const Version& other) const { return (*this <=> other) == std::strong_ordering::equal; }
