@@ -20,6 +20,7 @@ enum class EnvVar {
   kHfToken,
   kKernelsCache,
   kHubTtl,
+  kTrustRoot,
   kHfTokenPath,
   kHuggingFaceHubToken,
   kHuggingFaceHubCache,
