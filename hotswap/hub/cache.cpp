@@ -8,9 +8,9 @@
 #include <ctime>
 #include <map>
 #include <mutex>
+#include <nlohmann/json.hpp>
 
 #include "hotswap/base/file.h"
-#include "hotswap/base/json.h"
 #include "hotswap/base/log.h"
 #include "hotswap/base/sha256.h"
 #include "hotswap/hub/disk.h"
@@ -19,8 +19,6 @@ namespace hotswap {
 namespace {
 
 namespace fs = std::filesystem;
-using Plain = nlohmann::ordered_json;
-
 constexpr int kTreeFormat = 1;
 
 // A read-only cache is a good cache: what would only save a later request is left undone there.
@@ -174,21 +172,23 @@ std::optional<std::vector<TreeEntry>> HubCache::read_tree(const Repo& repo, cons
   std::error_code code;
   if (!is_commit(commit) || !fs::is_regular_file(file, code)) return std::nullopt;
   try {
-    const Json tree = Json::read(file);
-    if (tree.at<int64_t>("format_version") != kTreeFormat) return std::nullopt;
+    // Not our Json: its ordered objects take quadratic time, and a tree may have a hundred thousand keys.
+    const auto tree = nlohmann::json::parse(read_file(file));
+    if (tree.at("format_version") != kTreeFormat) return std::nullopt;
     std::vector<TreeEntry> entries;
-    for (const auto& [path, info] : tree.child("files").items()) {
+    for (const auto& [path, info] : tree.at("files").items()) {
       check_relative_path(path, "file");
-      entries.push_back({.path = path,
-                         .size = info.at<int64_t>("size"),
-                         .oid = info.at<std::string>("blob_id"),
-                         .sha256 = info.get<std::string>("lfs_sha256", ""),
-                         .lfs_size = info.get<int64_t>("lfs_size", 0),
-                         .xet_hash = info.get<std::string>("xet_hash", "")});
+      TreeEntry entry{
+          .path = path, .size = info.at("size").get<int64_t>(), .oid = info.at("blob_id").get<std::string>()};
+      if (info.contains("lfs_sha256")) entry.sha256 = info["lfs_sha256"].get<std::string>();
+      if (info.contains("lfs_size")) entry.lfs_size = info["lfs_size"].get<int64_t>();
+      if (info.contains("xet_hash")) entry.xet_hash = info["xet_hash"].get<std::string>();
+      check_relative_path(entry.etag(), "blob");
+      entries.push_back(std::move(entry));
     }
     return entries;
-  } catch (const Error& error) {  // only ever a saving: asked again, then written anew
-    log_warning("an unreadable list of files is ignored: ", error.what());
+  } catch (const std::exception& error) {  // only ever a saving: asked again, then written anew
+    log_warning("an unreadable list of files is ignored: ", file.string(), ": ", error.what());
     return std::nullopt;
   }
 }
@@ -199,18 +199,21 @@ void HubCache::write_tree(const Repo& repo, const std::string& commit, const std
   for (const TreeEntry& entry : entries) {
     if (!entry.folder) sorted[entry.path] = &entry;
   }
-  Plain files = Plain::object();
+  const auto quoted = [](const std::string& text) { return nlohmann::json(text).dump(-1, ' ', true); };
+  // Python's json.dump(indent=1), byte for byte.
+  std::string text = cat("{\n \"format_version\": ", kTreeFormat, ",\n \"files\": {");
+  const char* before = "\n";
   for (const auto& [path, entry] : sorted) {
-    Plain info = {{"size", entry->size}, {"blob_id", entry->oid}};
+    text +=
+        cat(before, "  ", quoted(path), ": {\n   \"size\": ", entry->size, ",\n   \"blob_id\": ", quoted(entry->oid));
     if (!entry->sha256.empty()) {
-      info["lfs_sha256"] = entry->sha256;
-      info["lfs_size"] = entry->lfs_size;
+      text += cat(",\n   \"lfs_sha256\": ", quoted(entry->sha256), ",\n   \"lfs_size\": ", entry->lfs_size);
     }
-    if (!entry->xet_hash.empty()) info["xet_hash"] = entry->xet_hash;
-    files[path] = std::move(info);
+    if (!entry->xet_hash.empty()) text += ",\n   \"xet_hash\": " + quoted(entry->xet_hash);
+    text += "\n  }";
+    before = ",\n";
   }
-  const Plain tree = {{"format_version", kTreeFormat}, {"files", std::move(files)}};
-  write_if_possible(folder(repo) / "trees" / (commit + ".json"), tree.dump(1, ' ', true));
+  write_if_possible(folder(repo) / "trees" / (commit + ".json"), text + (sorted.empty() ? "}\n}" : "\n }\n}"));
 }
 
 fs::path HubCache::answer_file(const Repo& repo, const std::string& key) const {
