@@ -15,6 +15,7 @@ size_t width_of(const std::string& text) {
       std::count_if(text.begin(), text.end(), [](unsigned char byte) { return (byte & 0xC0) != 0x80; }));
 }
 
+// A figure, with its unit: "12.5 ms", "-3", "1.7x".
 bool is_numeric(const std::string& text) {
   return !text.empty() && (std::isdigit(static_cast<unsigned char>(text[0])) || text[0] == '-' || text[0] == '+');
 }
@@ -30,28 +31,29 @@ void Table::row(std::vector<std::string> cells) {
 
 std::string Table::text() const {
   std::vector<size_t> widths;
+  std::vector<bool> right;  // columns of nothing but figures
   for (size_t column = 0; column < head_.size(); ++column) {
     size_t width = width_of(head_[column]);
     for (const auto& row : rows_) width = std::max(width, width_of(row[column]));
     widths.push_back(width);
+    right.push_back(column > 0 &&
+                    std::all_of(rows_.begin(), rows_.end(), [&](const auto& row) { return is_numeric(row[column]); }));
   }
   std::string out;
-  const auto line = [&](const std::vector<std::string>& cells, bool head) {
+  const auto line = [&](const std::vector<std::string>& cells) {
     std::string text;
     for (size_t column = 0; column < cells.size(); ++column) {
       const std::string space(widths[column] - width_of(cells[column]), ' ');
-      const bool right =
-          column > 0 && (head ? !rows_.empty() && is_numeric(rows_[0][column]) : is_numeric(cells[column]));
-      text += (column > 0 ? "  " : "") + (right ? space + cells[column] : cells[column] + space);
+      text += (column > 0 ? "  " : "") + (right[column] ? space + cells[column] : cells[column] + space);
     }
     text.erase(text.find_last_not_of(' ') + 1);
     out += text + '\n';
   };
-  line(head_, true);
+  line(head_);
   size_t total = 2 * (widths.size() - 1);
   for (const size_t width : widths) total += width;
   out += std::string(total, '-') + '\n';
-  for (const auto& row : rows_) line(row, false);
+  for (const auto& row : rows_) line(row);
   return out;
 }
 
