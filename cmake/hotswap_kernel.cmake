@@ -1,6 +1,7 @@
 # hotswap_kernel(NAME): kernels/NAME becomes build/packages/NAME/build/<variant>/, the layout of kernel-builder.
 #   NAME_cpu.cpp            compiled once per ISA (HOTSWAP_ISA = base, v3, v4), chosen at run time
 #   torch-ext/*.cpp         the op library's face, torch stable ABI only
+#   NAME.cu                 with CUDA on: a second variant, the CPU's kernels and these in one library
 #   NAME_test.cpp           bin/NAME_test, NAME_bench.cpp bin/NAME_bench: load the built package as any host does
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(HOTSWAP_KERNEL_CPU x86_64)
@@ -31,11 +32,6 @@ function(hotswap_kernel name)
   file(GLOB_RECURSE inputs CONFIGURE_DEPENDS "${dir}/*" "${common}/*")
   list(FILTER inputs EXCLUDE REGEX "__pycache__|_test\\.cpp$|_bench\\.cpp$|/tests/")
   set(tool "${CMAKE_SOURCE_DIR}/cmake/package.py")
-  add_custom_command(
-    OUTPUT "${generated}/id.h"
-    COMMAND "${HOTSWAP_PYTHON}" "${tool}" id --source "${dir}" --common "${common}" --backend cpu --out "${generated}/id.h"
-    DEPENDS ${inputs} "${tool}" VERBATIM)
-  add_custom_target(${name}_id DEPENDS "${generated}/id.h")
 
   set(objects "")
   foreach(isa ${HOTSWAP_ISAS})
@@ -48,24 +44,47 @@ function(hotswap_kernel name)
 
   file(GLOB bindings CONFIGURE_DEPENDS "${dir}/torch-ext/*.cpp")
   file(GLOB common_sources CONFIGURE_DEPENDS "${common}/*.cpp")
-  list(FILTER common_sources EXCLUDE REGEX "_test\\.cpp$")
-  add_library(${name}_cpu MODULE ${bindings} ${common_sources} ${objects})
-  add_dependencies(${name}_cpu ${name}_id)
-  target_compile_definitions(${name}_cpu PRIVATE CPU_KERNEL HOTSWAP_ISA=base)
-  target_compile_options(${name}_cpu PRIVATE ${HOTSWAP_KERNEL_FLAGS} -include "${generated}/id.h")
-  target_include_directories(${name}_cpu PRIVATE "${CMAKE_SOURCE_DIR}")
-  target_link_libraries(${name}_cpu PRIVATE torch::stable)
-
-  # Staged into a temporary folder and renamed: a half-made package is never seen.
+  list(FILTER common_sources EXCLUDE REGEX "_(test|bench)\\.cpp$")
+  set(backends cpu)
+  if(HOTSWAP_HAS_CUDA AND EXISTS "${dir}/${name}.cu")
+    list(APPEND backends cuda)
+    hotswap_cuda_object("${dir}/${name}.cu" "${generated}/${name}.cu.o")
+  endif()
   set(package "${CMAKE_BINARY_DIR}/packages/${name}")
-  set(stamp "${generated}/staged")
-  add_custom_command(
-    OUTPUT "${stamp}"
-    COMMAND "${HOTSWAP_PYTHON}" "${tool}" stage --source "${dir}" --id "${generated}/id.h" --library $<TARGET_FILE:${name}_cpu>
-            --backend cpu --out "${package}/build/${HOTSWAP_CPU_VARIANT}"
-    COMMAND "${CMAKE_COMMAND}" -E touch "${stamp}"
-    DEPENDS ${name}_cpu "${generated}/id.h" ${inputs} "${tool}" VERBATIM)
-  add_custom_target(${name}_package ALL DEPENDS "${stamp}")
+  set(stamps "")
+  foreach(backend ${backends})
+    set(id "${generated}/${backend}/id.h")
+    add_custom_command(
+      OUTPUT "${id}"
+      COMMAND "${HOTSWAP_PYTHON}" "${tool}" id --source "${dir}" --common "${common}" --backend ${backend} --out "${id}"
+      DEPENDS ${inputs} "${tool}" VERBATIM)
+    add_custom_target(${name}_${backend}_id DEPENDS "${id}")
+    add_library(${name}_${backend} MODULE ${bindings} ${common_sources} ${objects})
+    add_dependencies(${name}_${backend} ${name}_${backend}_id)
+    target_compile_definitions(${name}_${backend} PRIVATE CPU_KERNEL HOTSWAP_ISA=base)
+    target_compile_options(${name}_${backend} PRIVATE ${HOTSWAP_KERNEL_FLAGS} -include "${id}")
+    target_include_directories(${name}_${backend} PRIVATE "${CMAKE_SOURCE_DIR}")
+    if(backend STREQUAL cuda)
+      target_sources(${name}_cuda PRIVATE "${generated}/${name}.cu.o")
+      set_source_files_properties("${generated}/${name}.cu.o" PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
+      target_compile_definitions(${name}_cuda PRIVATE CUDA_KERNEL USE_CUDA=1)
+      target_link_libraries(${name}_cuda PRIVATE torch::stable_cuda)
+      set(variant "${package}/build/${HOTSWAP_CUDA_VARIANT}")
+    else()
+      target_link_libraries(${name}_cpu PRIVATE torch::stable)
+      set(variant "${package}/build/${HOTSWAP_CPU_VARIANT}")
+    endif()
+    # Staged into a temporary folder and renamed: a half-made package is never seen.
+    set(stamp "${generated}/${backend}/staged")
+    add_custom_command(
+      OUTPUT "${stamp}"
+      COMMAND "${HOTSWAP_PYTHON}" "${tool}" stage --source "${dir}" --id "${id}" --library
+              $<TARGET_FILE:${name}_${backend}> --backend ${backend} --out "${variant}"
+      COMMAND "${CMAKE_COMMAND}" -E touch "${stamp}"
+      DEPENDS ${name}_${backend} "${id}" ${inputs} "${tool}" VERBATIM)
+    list(APPEND stamps "${stamp}")
+  endforeach()
+  add_custom_target(${name}_package ALL DEPENDS ${stamps})
   set_property(GLOBAL APPEND PROPERTY HOTSWAP_PACKAGES ${name}_package)
 
   # Tests and benchmarks use the package through torch's dispatcher, as a host does; torch is their float64 reference.
@@ -76,6 +95,9 @@ function(hotswap_kernel name)
       target_include_directories(${name}_${kind} PRIVATE "${CMAKE_SOURCE_DIR}")
       target_compile_definitions(${name}_${kind} PRIVATE HOTSWAP_PACKAGE_DIR="${package}/build/${HOTSWAP_CPU_VARIANT}"
                                  HOTSWAP_PACKAGES_DIR="${CMAKE_BINARY_DIR}/packages")
+      if("cuda" IN_LIST backends)
+        target_compile_definitions(${name}_${kind} PRIVATE HOTSWAP_CUDA_PACKAGE_DIR="${package}/build/${HOTSWAP_CUDA_VARIANT}")
+      endif()
       target_link_libraries(${name}_${kind} PRIVATE torch::torch ${CMAKE_DL_LIBS} Threads::Threads)
     endif()
   endforeach()

@@ -47,7 +47,8 @@ Tensor apply(const Act& act, const Tensor& x) {
 class Activation : public ::testing::TestWithParam<Act> {};
 INSTANTIATE_TEST_SUITE_P(Ops, Activation, ::testing::ValuesIn(kActs), [](const auto& info) { return info.param.name; });
 
-const std::vector<std::vector<int64_t>> kShapes = {{1, 2}, {3, 14}, {2, 3, 16}, {66}, {7, 578}, {37, 130}, {2, 4098}};
+const std::vector<std::vector<int64_t>> kShapes = {{1, 2},    {3, 14},   {2, 3, 16}, {66},     {7, 578},
+                                                   {37, 130}, {2, 4098}, {3, 20006}, {600, 24}};
 
 // Sizes of the terms that may cancel: act(x) = x (1/2 + ...) in the left tail, act'(x) = s + x s' near its zeros.
 Tensor value_terms(const Act& act, const Tensor& x) {
@@ -88,7 +89,7 @@ TEST_P(Activation, ForwardAndBackwardMatchFloat64) {
 TEST_P(Activation, EachValueIsAsCloseAsItsTypeAllows) {
   const Act act = GetParam();
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    const Tensor gate = at::linspace(-12, 12, 4801, at::kFloat).to(dtype).unsqueeze(1);
+    const Tensor gate = at::linspace(-12, 12, 4801, at::kFloat).to(dtype).unsqueeze(1).to(device());
     const Tensor x = act.and_mul ? gate.expand({-1, 2}).contiguous() : gate;
     const Tensor want = apply(act, x.to(at::kDouble)), got = package().call(act.name, x)[0];
     // rounding through the formula; gelu's integral is near 1 or near 0 to 2e-7 only, as 0.5 (1 + erf) is
@@ -119,7 +120,7 @@ TEST_P(Activation, EmptyInfiniteAndNan) {
     EXPECT_EQ(y.numel(), 0);
     EXPECT_EQ(package().call(name + "_bwd", y, x)[0].sizes(), x.sizes());
   }
-  const Tensor x = at::tensor({INFINITY, NAN, 1e30f, -1e30f}, at::kFloat).unsqueeze(1);
+  const Tensor x = at::tensor({INFINITY, NAN, 1e30f, -1e30f}, at::kFloat).unsqueeze(1).to(device());
   const Tensor y = package().call(name, GetParam().and_mul ? at::ones_like(x).expand({4, 2}) * x : x)[0];
   EXPECT_TRUE(std::isinf(y[0].item<float>()));
   EXPECT_TRUE(std::isnan(y[1].item<float>()));
@@ -169,5 +170,6 @@ TEST(ActivationChecks, CallsAreCounted) {
 }
 
 TEST(EveryIsa, Passes) { expect_every_isa_passes(); }
+TEST(EveryDevice, Cuda) { expect_cuda_passes(); }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // with its call counters, and the Python module entry. Include it in one source of a package only.
 #pragma once
 
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -64,6 +65,42 @@ inline DType dtype_of(const Tensor& t, const char* what) {
   }
 }
 
+// ---- devices: an op runs where its first tensor is
+struct Device {
+  int32_t type, index;
+  bool is_cpu() const { return type == aoti_torch_device_type_cpu(); }
+  bool operator==(const Device&) const = default;
+  std::string text() const { return is_cpu() ? "the CPU" : "GPU " + std::to_string(index); }
+};
+inline Device cpu() { return {aoti_torch_device_type_cpu(), -1}; }
+inline Device device_of(const Tensor& t) {
+  Device d{};
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &d.type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t.get(), &d.index));
+  if (d.is_cpu()) d.index = -1;
+  return d;
+}
+inline void check_device(const Tensor& t, const Device& device, const char* what) {
+  const Device got = device_of(t);
+  check(got == device, what, ": wanted a tensor on ", device.text(), "; got one on ", got.text(),
+        "; move all arguments to one device");
+}
+
+// on_gpu(stream) with the tensor's device and its current stream, or on_cpu(). on_gpu takes `auto`, so that a package
+// built without CUDA does not mention what it lacks.
+template <class OnGpu, class OnCpu>
+void run_on([[maybe_unused]] const Device& device, [[maybe_unused]] const OnGpu& on_gpu, const OnCpu& on_cpu) {
+#if defined(CUDA_KERNEL)
+  if (!device.is_cpu()) {
+    const torch::stable::accelerator::DeviceGuard guard(device.index);
+    void* stream = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &stream));
+    return on_gpu(stream);
+  }
+#endif
+  on_cpu();
+}
+
 // Large outputs are fresh pages, whose faults cost more than the kernel. Asking for 2 MB pages before the first touch
 // more than halves that where the system leaves the choice to programs (transparent_hugepage = madvise).
 inline void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes) {
@@ -76,8 +113,8 @@ inline void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] int
 #endif
 }
 
-// ---- new CPU tensors, contiguous, through the C shim (no dispatcher: half a microsecond less a call)
-inline Tensor empty_like_shape(const int64_t* sizes, int64_t dim, int32_t torch_dtype) {
+// ---- new tensors, contiguous, through the C shim (no dispatcher: half a microsecond less a call)
+inline Tensor empty_like_shape(const int64_t* sizes, int64_t dim, int32_t torch_dtype, const Device& device = cpu()) {
   std::array<int64_t, 16> strides;
   check(dim <= 16, "wanted at most 16 dimensions; got ", dim, "; flatten the leading ones");
   int64_t extent = 1;
@@ -86,10 +123,11 @@ inline Tensor empty_like_shape(const int64_t* sizes, int64_t dim, int32_t torch_
     extent *= sizes[d] > 0 ? sizes[d] : 1;
   }
   AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(dim, sizes, strides.data(), torch_dtype, aoti_torch_device_type_cpu(), 0, &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, sizes, strides.data(), torch_dtype, device.type,
+                                                  device.is_cpu() ? 0 : device.index, &handle));
   Tensor tensor(handle);
-  if (extent >= (int64_t{1} << 20)) ask_for_huge_pages(tensor.data_ptr(), extent * tensor.element_size());
+  if (device.is_cpu() && extent >= (int64_t{1} << 20))
+    ask_for_huge_pages(tensor.data_ptr(), extent * tensor.element_size());
   return tensor;
 }
 inline int32_t torch_dtype(DType dtype) {
@@ -97,11 +135,11 @@ inline int32_t torch_dtype(DType dtype) {
          : dtype == DType::kBFloat16 ? aoti_torch_dtype_bfloat16()
                                      : aoti_torch_dtype_float16();
 }
-inline Tensor empty(std::initializer_list<int64_t> sizes, DType dtype) {
-  return empty_like_shape(sizes.begin(), int64_t(sizes.size()), torch_dtype(dtype));
+inline Tensor empty(std::initializer_list<int64_t> sizes, DType dtype, const Device& device = cpu()) {
+  return empty_like_shape(sizes.begin(), int64_t(sizes.size()), torch_dtype(dtype), device);
 }
-inline Tensor empty_like(const Tensor& t, DType dtype) {  // t's shape, contiguous whatever t's strides
-  return empty_like_shape(t.sizes().data(), t.dim(), torch_dtype(dtype));
+inline Tensor empty_like(const Tensor& t, DType dtype) {  // t's shape and device, contiguous whatever t's strides
+  return empty_like_shape(t.sizes().data(), t.dim(), torch_dtype(dtype), device_of(t));
 }
 
 // ---- a tensor [..., cols] seen as rows of contiguous numbers, `stride` elements apart
@@ -135,10 +173,10 @@ inline bool row_stride(const Tensor& t, int64_t* stride) {  // false: the rows a
 }
 
 // Strided rows are used where they lie; other layouts (last dimension not contiguous) are copied.
-inline Rows as_rows(const Tensor& t, const char* what) {
+inline Rows as_rows(const Tensor& t, const char* what, const Device& device = cpu()) {
   const int64_t dim = t.dim();
   check(dim >= 1, what, ": wanted at least one dimension; got a scalar; unsqueeze it");
-  check(t.is_cpu(), what, ": wanted a CPU tensor; got one on another device; move all arguments to one device");
+  check_device(t, device, what);
   const int64_t cols = t.size(dim - 1);
   int64_t rows = 1;
   for (int64_t d = 0; d + 1 < dim; ++d) rows *= t.size(d);
@@ -187,9 +225,12 @@ constexpr Op op(const char* name) {
   return {name, &counted<kFunction>, &calls_of<kFunction>};
 }
 
-template <class Ops>
-void implement(torch::stable::detail::StableLibrary& m, const Ops& ops) {
-  for (const Op& o : ops) m.impl(o.name, o.boxed);
+template <class... Ops>
+void implement(torch::stable::detail::StableLibrary& m, const Ops&... all) {
+  const auto each = [&](const auto& ops) {
+    for (const Op& o : ops) m.impl(o.name, o.boxed);
+  };
+  (each(all), ...);
 }
 
 template <class Ops>
@@ -202,6 +243,14 @@ int64_t count_calls(const Ops& ops, const std::string& name) {
   check(false, "call_count: wanted one of ", known, "; got \"", name, "\"; pass the name of an op of this package");
   return 0;
 }
+
+// The same functions on every device that the package is built for.
+#if defined(CUDA_KERNEL)
+#define HOTSWAP_IMPLEMENT_CUDA(...) \
+  HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CUDA, m) { kernels::implement(m, __VA_ARGS__); }
+#else
+#define HOTSWAP_IMPLEMENT_CUDA(...)
+#endif
 
 inline std::string isa() { return isa_name(chosen_isa()); }
 

@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
@@ -60,9 +61,34 @@ class Package {
   std::string id_;
 };
 
+// Libtorch's CUDA half, which a program that links only the CPU's loads before its first GPU tensor. False where this
+// torch has none.
+inline bool load_torch_cuda() {
+  static const bool loaded = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) != nullptr;
+  return loaded;
+}
+
 #ifdef HOTSWAP_PACKAGE_DIR
+// HOTSWAP_TEST_DEVICE=cuda: the variant with GPU kernels, on the first GPU. Default: cpu.
+inline bool on_cuda() {
+  static const bool wanted = [] {
+    const char* device = std::getenv("HOTSWAP_TEST_DEVICE");
+    const std::string name = device == nullptr || *device == '\0' ? "cpu" : device;
+    if (name != "cpu" && name != "cuda")
+      throw std::runtime_error("HOTSWAP_TEST_DEVICE: wanted cpu or cuda; got " + name + "; unset it");
+    return name == "cuda";
+  }();
+  return wanted;
+}
+inline std::string package_dir() {
+  if (!on_cuda()) return HOTSWAP_PACKAGE_DIR;
+#ifdef HOTSWAP_CUDA_PACKAGE_DIR
+  if (load_torch_cuda()) return HOTSWAP_CUDA_PACKAGE_DIR;
+#endif
+  throw std::runtime_error("wanted a package with CUDA kernels; this was built without; build with ./x --cuda build");
+}
 inline const Package& package() {
-  static const Package loaded(HOTSWAP_PACKAGE_DIR);
+  static const Package loaded(package_dir());
   return loaded;
 }
 #endif

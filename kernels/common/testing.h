@@ -3,6 +3,7 @@
 //   const auto in = random_tensors({{3, 7}, {7}}, at::kBFloat16);
 //   const auto want = reference(formula, in, dys);                      // float64: outputs, then gradients of in
 //   expect_close(got, want[0], tolerance(at::kBFloat16), "y");
+// The same tests run on a GPU: HOTSWAP_TEST_DEVICE=cuda norm_test; TEST(EveryDevice, Cuda) does so where there is one.
 #pragma once
 
 #include <ATen/Context.h>
@@ -44,8 +45,19 @@ inline at::Generator& generator() {
   return g;
 }
 
+// Where this process runs its ops.
+#ifdef HOTSWAP_PACKAGE_DIR
+inline at::Device device() {
+  if (!on_cuda()) return at::kCPU;
+  package();  // brings libtorch's CUDA half along
+  return {at::kCUDA, 0};
+}
+#else
+inline at::Device device() { return at::kCPU; }
+#endif
+
 inline Tensor random_tensor(at::IntArrayRef shape, at::ScalarType dtype, double scale = 1.0) {
-  return (at::randn(shape, generator(), at::kFloat) * scale).to(dtype);
+  return (at::randn(shape, generator(), at::kFloat) * scale).to(dtype).to(device());
 }
 inline Tensors random_tensors(const std::vector<std::vector<int64_t>>& shapes, at::ScalarType dtype) {
   Tensors out;
@@ -132,18 +144,19 @@ inline void expect_finite_difference(const std::function<double(const Tensors&)>
                                      const Tensors& gradients, const std::string& what) {
   const float h = 1e-2f;
   for (size_t k = 0; k < gradients.size(); ++k) {
-    const Tensor numeric = at::zeros_like(inputs[k], at::kDouble).contiguous();
+    Tensor numeric = at::zeros_like(inputs[k], at::kDouble).contiguous().view({-1});
     for (int64_t i = 0; i < inputs[k].numel(); ++i) {
       double side[2];
       for (const int s : {0, 1}) {
         Tensors moved = inputs;
         moved[k] = inputs[k].clone();
-        moved[k].data_ptr<float>()[i] += s ? h : -h;
+        moved[k].view({-1})[i] += s ? h : -h;
         side[s] = forward(moved);
       }
-      numeric.data_ptr<double>()[i] = (side[1] - side[0]) / (2.0 * h);
+      numeric[i] = (side[1] - side[0]) / (2.0 * h);
     }
-    expect_close(gradients[k], numeric, 5e-3, what + ", finite differences of input " + std::to_string(k));
+    expect_close(gradients[k], numeric.view(inputs[k].sizes()), 5e-3,
+                 what + ", finite differences of input " + std::to_string(k));
   }
 }
 
@@ -176,22 +189,38 @@ inline void expect_refusal(const std::function<void()>& fn, const std::vector<st
 }
 
 #ifdef HOTSWAP_PACKAGE_DIR
-// Runs this test program again for each ISA below the best one (a process chooses its ISA once). Put it in
-// TEST(EveryIsa, Passes): the child leaves EveryIsa.* out.
-inline void expect_every_isa_passes() {
-  const std::string best = package().isa();
+// Runs this test program again with other settings in its environment, without the tests that do so.
+inline void expect_passes_with(const std::string& settings) {
   std::vector<char> path(4096, '\0');
   ASSERT_GT(readlink("/proc/self/exe", path.data(), path.size() - 1), 0);
+  const std::string command = settings + " HOTSWAP_TEST_SEED=" + std::to_string(seed()) + " '" + path.data() +
+                              "' --gtest_filter=-EveryIsa.*:EveryDevice.* 2>&1";
+  FILE* child = popen(command.c_str(), "r");
+  ASSERT_NE(child, nullptr);
+  std::string output;
+  for (char line[512]; std::fgets(line, sizeof line, child) != nullptr;) output += line;
+  EXPECT_EQ(pclose(child), 0) << settings << ":\n" << output;
+}
+// For each ISA below the best one (a process chooses its ISA once): TEST(EveryIsa, Passes).
+inline void expect_every_isa_passes() {
+  if (on_cuda()) GTEST_SKIP() << "a GPU's kernels do not depend on the CPU";
+  const std::string best = package().isa();
   for (const std::string isa : {"base", "v3"}) {
     if (isa == best) break;
-    const std::string command = "HOTSWAP_ISA=" + isa + " HOTSWAP_TEST_SEED=" + std::to_string(seed()) + " '" +
-                                path.data() + "' --gtest_filter=-EveryIsa.* 2>&1";
-    FILE* child = popen(command.c_str(), "r");
-    ASSERT_NE(child, nullptr);
-    std::string output;
-    for (char line[512]; std::fgets(line, sizeof line, child) != nullptr;) output += line;
-    EXPECT_EQ(pclose(child), 0) << "HOTSWAP_ISA=" << isa << ":\n" << output;
+    expect_passes_with("HOTSWAP_ISA=" + isa);
   }
+}
+// On the first GPU: TEST(EveryDevice, Cuda). HOTSWAP_REQUIRE_CUDA=1: a machine without one fails.
+inline void expect_cuda_passes() {
+  std::string missing;
+#ifdef HOTSWAP_CUDA_PACKAGE_DIR
+  if (!load_torch_cuda() || !at::globalContext().hasCUDA()) missing = "no GPU here";
+#else
+  missing = "built without CUDA";
+#endif
+  if (missing.empty()) return expect_passes_with("HOTSWAP_TEST_DEVICE=cuda");
+  if (std::getenv("HOTSWAP_REQUIRE_CUDA") != nullptr) FAIL() << "HOTSWAP_REQUIRE_CUDA is set: " << missing;
+  GTEST_SKIP() << missing;
 }
 // In the child: the ISA asked for is the one that runs.
 inline void expect_asked_isa() {

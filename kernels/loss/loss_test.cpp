@@ -13,13 +13,17 @@
 #include "kernels/common/testing.h"
 #define HOTSWAP_ISA base
 #include "kernels/loss/loss.h"
+#include "kernels/loss/loss_cuda.h"
 
 namespace {
 
 using namespace kernels::testing;
+using kernels::on_cuda;
 using kernels::package;
 
 constexpr int64_t kIgnore = -100;
+
+Tensor zeros(at::IntArrayRef shape, at::ScalarType dtype) { return at::zeros(shape, dtype).to(device()); }
 
 struct Options {
   double label_smoothing = 0, softcap = 0, z_loss = 0;
@@ -55,7 +59,7 @@ Tensor formula(const Tensor& logits, const Tensor& target, const Options& o) {
 Tensor random_target(int64_t rows, int64_t vocab) {
   Tensor t = at::randint(vocab, {rows}, generator(), at::kLong);
   for (int64_t row = rows > 1 ? rows - 1 : rows; row >= 0 && row < rows; row -= 5) t[row] = kIgnore;
-  return t;
+  return t.to(device());
 }
 Tensor random_dloss(const Options& o, int64_t rows) {
   return std::string(o.reduction) == "none" ? random_tensor({rows}, at::kFloat) : random_tensor({}, at::kFloat);
@@ -65,11 +69,13 @@ Tensor random_dloss(const Options& o, int64_t rows) {
 // as well as lse is.
 Tensor gradient_terms(const Tensor& logits, const Tensor& target, const Tensor& dloss, const Options& o) {
   const Tensor z = logits.to(at::kDouble), u = o.softcap > 0 ? o.softcap * (z / o.softcap).tanh() : z;
-  const Tensor lse = at::logsumexp(u, -1, true), row = at::arange(z.size(0), at::kLong);
+  const Tensor lse = at::logsumexp(u, -1, true), row = at::arange(z.size(0), at::kLong).to(device());
   const Tensor valid = (target != kIgnore).to(at::kDouble).unsqueeze(1);
   Tensor terms =
       (u - lse).exp() * (2 * o.z_loss * lse + 1).abs() * lse.abs().clamp_min(1) + o.label_smoothing / z.size(1);
-  terms = terms.index_put({row, target.clamp_min(0)}, at::ones({z.size(0)}, at::kDouble), /*accumulate=*/true) * valid;
+  terms = terms.index_put({row, target.clamp_min(0)}, at::ones({z.size(0)}, at::kDouble).to(device()),
+                          /*accumulate=*/true) *
+          valid;
   const Tensor g = dloss.to(at::kDouble).abs();
   const std::string reduction = o.reduction;
   return terms * (reduction == "none" ? g.unsqueeze(1) : reduction == "sum" ? g : g / valid.sum());
@@ -112,17 +118,17 @@ TEST(CrossEntropy, ForwardAndBackwardMatchFloat64) {
 }
 
 TEST(CrossEntropy, AllRowsIgnored) {
-  const Tensor logits = random_tensor({4, 9}, at::kFloat), target = at::zeros({4}, at::kLong) + kIgnore;
+  const Tensor logits = random_tensor({4, 9}, at::kFloat), target = zeros({4}, at::kLong) + kIgnore;
   const auto mean = cross_entropy("cross_entropy_fwd", logits, target, {});
   EXPECT_TRUE(mean[0].isnan().item<bool>());  // as torch
-  const Tensor one = at::zeros({}, at::kFloat) + 1;
+  const Tensor one = zeros({}, at::kFloat) + 1;
   expect_equal(cross_entropy_bwd(one, logits, target, mean[1], {}), at::zeros_like(logits), "dlogits");
   EXPECT_EQ(cross_entropy("cross_entropy", logits, target, {.reduction = "sum"})[0].item<float>(), 0.f);
   EXPECT_EQ(cross_entropy("cross_entropy", logits, target, {.reduction = "none"})[0].abs().sum().item<float>(), 0.f);
 }
 
 TEST(CrossEntropy, NoRows) {
-  const Tensor logits = at::zeros({0, 9}, at::kFloat), target = at::zeros({0}, at::kLong);
+  const Tensor logits = zeros({0, 9}, at::kFloat), target = zeros({0}, at::kLong);
   EXPECT_TRUE(cross_entropy("cross_entropy", logits, target, {})[0].isnan().item<bool>());
   EXPECT_EQ(cross_entropy("cross_entropy", logits, target, {.reduction = "none"})[0].numel(), 0);
 }
@@ -131,23 +137,60 @@ TEST(CrossEntropy, MaskedLogitsAndHugeOnes) {
   Tensor logits = random_tensor({3, 3000}, at::kFloat, 10.0);
   logits.narrow(1, 0, 2500).fill_(-INFINITY);  // a whole first block of nothing
   logits[1][2999] = 3e4;
-  const Tensor target = at::zeros({3}, at::kLong) + 2700;
+  const Tensor target = zeros({3}, at::kLong) + 2700;
   const auto want = reference([&](const Tensors& t) { return Tensors{formula(t[0], target, {.reduction = "sum"})}; },
-                              {logits}, {at::zeros({}, at::kFloat) + 1});
+                              {logits}, {zeros({}, at::kFloat) + 1});
   const auto got = cross_entropy("cross_entropy_fwd", logits, target, {.reduction = "sum"});
   expect_close(got[0] + 1, want[0] + 1, 1e-6, "loss");
-  const Tensor dz = cross_entropy_bwd(at::zeros({}, at::kFloat) + 1, logits, target, got[1], {.reduction = "sum"});
+  const Tensor dz = cross_entropy_bwd(zeros({}, at::kFloat) + 1, logits, target, got[1], {.reduction = "sum"});
   expect_close(dz, want[1], 2e-5, "dlogits");  // lse up to 3e4 is known to 2^-9 at best
   logits[0][2600] = NAN;
   EXPECT_TRUE(cross_entropy("cross_entropy", logits, target, {})[0].isnan().item<bool>());
 }
 
 TEST(CrossEntropy, IgnoreIndexMayBeAToken) {
-  const Tensor logits = random_tensor({4, 9}, at::kFloat), target = at::zeros({4}, at::kLong);
+  const Tensor logits = random_tensor({4, 9}, at::kFloat), target = zeros({4}, at::kLong);
   target[1] = 3;
   const auto got = package().call("cross_entropy", logits, target, 3, 0.0, 0.0, 0.0, "mean")[0];
   const Tensor want = at::cross_entropy_loss(logits.to(at::kDouble), target, {}, at::Reduction::Mean, 3);
   expect_close(got, want, 1e-6, "loss");
+}
+
+TEST(CrossEntropy, InPlaceGivesTheSameLossAndItsGradient) {
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const int64_t vocab : {7, 128, 577, 20001, 70000}) {  // in shared memory, in L2
+      for (const Options& o : kOptions) {
+        const Tensor logits = random_tensor({9, vocab}, dtype, 3.0), target = random_target(9, vocab);
+        const std::string what = describe(o, dtype, "in place, vocab ") + std::to_string(vocab);
+        const Tensor one = std::string(o.reduction) == "none" ? zeros({9}, at::kFloat) + 1 : zeros({}, at::kFloat) + 1;
+        for (const auto& [layout, lay_out] : layouts()) {
+          const Tensor z = lay_out(logits.clone());
+          if (z.stride(-1) != 1) continue;
+          const auto want = cross_entropy("cross_entropy_fwd", z, target, o);  // the order of sums follows alignment
+          const Tensor gradient = cross_entropy_bwd(one, z, target, want[1], o);
+          const auto got = cross_entropy("cross_entropy_fwd_", z, target, o);
+          expect_equal(got[0], want[0], "loss " + what);
+          expect_equal(got[1], want[1], "lse " + what);
+          expect_equal(z, gradient, std::string("gradient ") + layout + " " + what);
+        }
+      }
+    }
+  }
+  const Tensor logits = random_tensor({9, 8}, at::kFloat), target = random_target(9, 8);
+  expect_refusal([&] { cross_entropy("cross_entropy_fwd_", transposed(logits), target, {}); }, {"in place"});
+}
+
+TEST(CrossEntropy, TargetsOutsideOfTheVocabularyAreNanOnAGpu) {
+  if (!on_cuda()) GTEST_SKIP() << "refused on the CPU";
+  const Tensor logits = random_tensor({3, 8}, at::kFloat);
+  Tensor target = zeros({3}, at::kLong);
+  target[2] = 8;
+  const Options none{.reduction = "none"};
+  const auto got = cross_entropy("cross_entropy_fwd", logits, target, none);
+  EXPECT_TRUE(got[0][2].isnan().item<bool>());
+  EXPECT_FALSE(got[0].narrow(0, 0, 2).isnan().any().item<bool>());
+  const Tensor dz = cross_entropy_bwd(zeros({3}, at::kFloat) + 1, logits, target, got[1], none);
+  EXPECT_TRUE(dz[2].isnan().all().item<bool>());
 }
 
 TEST(CrossEntropy, BackwardIsTheGradientOfForward) {
@@ -164,7 +207,7 @@ TEST(CrossEntropy, BackwardIsTheGradientOfForward) {
 
 TEST(CrossEntropy, SameBitsWithAnyNumberOfThreads) {
   const Tensor logits = random_tensor({101, 5003}, at::kFloat), target = random_target(101, 5003);
-  const Tensor one = at::zeros({}, at::kFloat) + 1;
+  const Tensor one = zeros({}, at::kFloat) + 1;
   expect_same_with_any_threads(
       [&] {
         Tensors out = cross_entropy("cross_entropy_fwd", logits, target, {});
@@ -177,7 +220,7 @@ TEST(CrossEntropy, SameBitsWithAnyNumberOfThreads) {
 TEST(CrossEntropy, StreamingStoresWriteTheSame) {  // gradients above the threshold, whole vectors a row and not
   for (const int64_t vocab : {8192, 8191}) {
     const Tensor logits = random_tensor({600, vocab}, at::kFloat), target = random_target(600, vocab);
-    const Tensor one = at::zeros({}, at::kFloat) + 1;
+    const Tensor one = zeros({}, at::kFloat) + 1;
     const Options sum{.reduction = "sum"};
     const auto forward = cross_entropy("cross_entropy_fwd", logits, target, sum);
     const Tensor whole = cross_entropy_bwd(one, logits, target, forward[1], sum);
@@ -268,6 +311,18 @@ TEST(LinearCrossEntropy, ChunksAreEqualAndSmallBesideAllRows) {
   }
 }
 
+TEST(LinearCrossEntropy, ChunksOnAGpuFitTheirGigabyte) {
+  for (const int64_t vocab : {8, 50257, 128256}) {
+    for (const int64_t rows : {0, 1, 1000, 8192, 32768, 1 << 20}) {
+      const int64_t chunk = loss::cuda::chunk_rows(rows, vocab, 2);
+      EXPECT_LE(chunk, rows);
+      EXPECT_LE(chunk * vocab * 2, loss::cuda::kChunkBytes + 128 * vocab * 2);
+      if (rows > 0) EXPECT_GE(chunk, std::min<int64_t>(rows, 128));
+    }
+  }
+  EXPECT_EQ(loss::cuda::chunk_rows(8192, 128256, 2), 4096);
+}
+
 TEST(LinearCrossEntropy, BackwardIsTheGradientOfForward) {
   for (const Options& o : kOptions) {
     const auto in = random_tensors({{4, 3}, {6, 3}, {6}}, at::kFloat);
@@ -289,7 +344,7 @@ TEST(LinearCrossEntropy, BackwardIsTheGradientOfForward) {
 TEST(LinearCrossEntropy, AllRowsIgnoredAndNoRows) {
   for (const int64_t rows : {0, 5}) {
     const auto in = random_tensors({{rows, 8}, {11, 8}, {11}}, at::kBFloat16);
-    const Tensor target = at::zeros({rows}, at::kLong) + kIgnore;
+    const Tensor target = zeros({rows}, at::kLong) + kIgnore;
     const auto got =
         package().call("linear_cross_entropy_fwd", in[0], in[1], in[2], target, kIgnore, 0.0, 0.0, 0.0, "mean");
     EXPECT_TRUE(got[0].isnan().item<bool>());
@@ -317,6 +372,7 @@ TEST(LinearCrossEntropy, SameLossWithAnyNumberOfThreads) {  // the GEMMs are tor
 }
 
 TEST(LinearCrossEntropy, PeakMemoryStaysUnderItsBound) {
+  if (on_cuda()) GTEST_SKIP() << "counts the CPU's memory; the GPU's is measured by its benchmark";
   if (std::getenv("HOTSWAP_ISA") != nullptr) GTEST_SKIP() << "memory does not depend on the ISA";
   const int64_t rows = 2048, vocab = 16384, dim = 32;
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -342,16 +398,18 @@ TEST(LinearCrossEntropy, PeakMemoryStaysUnderItsBound) {
 }
 
 TEST(Loss, RefusesWhatItCannotDo) {
-  const Tensor logits = random_tensor({3, 8}, at::kFloat), target = at::zeros({3}, at::kLong);
+  const Tensor logits = random_tensor({3, 8}, at::kFloat), target = zeros({3}, at::kLong);
   const auto call = [&](const Tensor& z, const Tensor& t, double smoothing = 0, double softcap = 0,
                         const char* reduction = "mean") {
     return [=] { package().call("cross_entropy", z, t, kIgnore, smoothing, softcap, 0.0, reduction); };
   };
-  Tensor bad = target.clone();
-  bad[2] = 8;
-  expect_refusal(call(logits, bad), {"targets from 0 to 7", "got 8 in row 2"});
-  bad[2] = -1;
-  expect_refusal(call(logits, bad), {"ignore_index -100", "got -1 in row 2"});
+  if (!on_cuda()) {  // a GPU would have to be waited for: its answer is nan, below
+    Tensor bad = target.clone();
+    bad[2] = 8;
+    expect_refusal(call(logits, bad), {"targets from 0 to 7", "got 8 in row 2"});
+    bad[2] = -1;
+    expect_refusal(call(logits, bad), {"ignore_index -100", "got -1 in row 2"});
+  }
   expect_refusal(call(logits, target.to(at::kInt)), {"int64"});
   expect_refusal(call(logits, target.narrow(0, 0, 2)), {"target [3]", "got [2]"});
   expect_refusal(call(logits, target, 1.5), {"label_smoothing from 0 to 1", "1.5"});
@@ -365,11 +423,11 @@ TEST(Loss, RefusesWhatItCannotDo) {
   expect_refusal(linear(in[0], in[2], {}, target), {"hidden [rows, dim] and weight [vocab, dim]", "[8, 5]"});
   expect_refusal(linear(in[0], in[1], in[3], target), {"bias [8]", "got [7]"});
   expect_refusal(linear(in[0], in[1].to(at::kHalf), {}, target), {"weight in hidden's dtype"});
-  expect_refusal(linear(in[0], in[1], {}, target + 8), {"got 8 in row 0"});
+  if (!on_cuda()) expect_refusal(linear(in[0], in[1], {}, target + 8), {"got 8 in row 0"});
 }
 
 TEST(Loss, CallsAreCounted) {
-  const Tensor logits = random_tensor({3, 8}, at::kFloat), target = at::zeros({3}, at::kLong);
+  const Tensor logits = random_tensor({3, 8}, at::kFloat), target = zeros({3}, at::kLong);
   const int64_t before = package().call_count("cross_entropy_fwd"), other = package().call_count("cross_entropy");
   const auto forward = cross_entropy("cross_entropy_fwd", logits, target, {});
   EXPECT_EQ(package().call_count("cross_entropy_fwd"), before + 1);
@@ -378,5 +436,6 @@ TEST(Loss, CallsAreCounted) {
 }
 
 TEST(EveryIsa, Passes) { expect_every_isa_passes(); }
+TEST(EveryDevice, Cuda) { expect_cuda_passes(); }
 
 }  // namespace

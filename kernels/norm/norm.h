@@ -20,7 +20,7 @@
 #include "kernels/common/dtype.h"
 #include "kernels/common/isa.h"
 
-namespace norm {
+namespace norms {  // not norm: CUDA has a function of that name
 
 using kernels::DType;
 
@@ -99,4 +99,4 @@ struct Table {
 };
 HOTSWAP_ISA_TABLES(Table)
 
-}  // namespace norm
+}  // namespace norms

@@ -2,7 +2,7 @@
 #include "kernels/common/vec.h"
 #include "kernels/norm/norm.h"
 
-namespace norm::HOTSWAP_ISA {
+namespace norms::HOTSWAP_ISA {
 
 using namespace kernels;
 using namespace kernels::HOTSWAP_ISA;
@@ -276,4 +276,4 @@ const Table kTable = {
     .column_sum = column_sum,
 };
 
-}  // namespace norm::HOTSWAP_ISA
+}  // namespace norms::HOTSWAP_ISA

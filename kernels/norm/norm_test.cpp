@@ -21,8 +21,9 @@ Tensor rms_norm_formula(const Tensor& x, const Tensor& weight, double offset) {
 constexpr double kColumnSum = 4;
 
 // Shapes of x: rows, one column, one row, odd sizes around the vector width, many rows (several chunks of dweight).
-const std::vector<std::vector<int64_t>> kShapes = {{1, 1},   {3, 7},   {2, 3, 16}, {1, 33},   {5, 128},
-                                                   {7, 577}, {67, 96}, {16},       {199, 131}};
+const std::vector<std::vector<int64_t>> kShapes = {{1, 1},    {3, 7},     {2, 3, 16}, {1, 33},    {5, 128},
+                                                   {7, 577},  {67, 96},   {16},       {199, 131}, {40, 2048},
+                                                   {5, 8192}, {3, 16384}, {2, 40000}, {2500, 64}};
 const std::vector<std::vector<int64_t>> kEmptyShapes = {{0, 64}, {4, 0, 8}, {3, 0}};
 const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kBFloat16, at::kHalf};
 
@@ -60,7 +61,7 @@ TEST_P(RmsNorm, ForwardAndBackwardMatchFloat64) {
           reference([&](const Tensors& t) { return Tensors{rms_norm_formula(t[0], t[1], offset)}; }, in, {dy});
       for (const auto& [layout, lay_out] : layouts()) {
         const std::string what = describe(shape, dtype, layout);
-        const Tensor x = lay_out(in[0]), weight = misaligned(in[1]);
+        const Tensor x = lay_out(in[0]), weight = x.is_contiguous() ? in[1] : misaligned(in[1]);
         const auto forward = package().call("rms_norm_fwd", x, weight, kEps, offset, casting);
         const auto backward = package().call("rms_norm_bwd", lay_out(dy), x, weight, forward[1], offset, casting);
         EXPECT_EQ(forward[0].scalar_type(), dtype);
@@ -286,5 +287,6 @@ TEST(Norm, CallsAreCounted) {
 }
 
 TEST(EveryIsa, Passes) { expect_every_isa_passes(); }
+TEST(EveryDevice, Cuda) { expect_cuda_passes(); }
 
 }  // namespace

@@ -15,9 +15,9 @@ struct Case {
   int64_t batch, heads, kv_heads, time, dim, rotary_dim;
 };
 // Decode, GQA, partial, odd halves, one pair, more pairs than a tile of the scratch, more positions than a block.
-const std::vector<Case> kCases = {{1, 9, 3, 1, 64, 64},  {2, 4, 2, 7, 64, 64}, {1, 3, 1, 5, 20, 12},
-                                  {2, 2, 2, 9, 6, 6},    {1, 1, 1, 3, 2, 2},   {1, 2, 1, 10, 80, 32},
-                                  {1, 1, 1, 9, 600, 600}};
+const std::vector<Case> kCases = {{1, 9, 3, 1, 64, 64},   {2, 4, 2, 7, 64, 64},    {1, 3, 1, 5, 20, 12},
+                                  {2, 2, 2, 9, 6, 6},     {1, 1, 1, 3, 2, 2},      {1, 2, 1, 10, 80, 32},
+                                  {1, 1, 1, 9, 600, 600}, {2, 32, 8, 3, 128, 128}, {1, 3, 2, 2, 8192, 8192}};
 const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kBFloat16, at::kHalf};
 
 std::string describe(const Case& c, at::ScalarType dtype, const std::string& more) {
@@ -189,5 +189,6 @@ TEST(Rotary, CallsAreCounted) {
 }
 
 TEST(EveryIsa, Passes) { expect_every_isa_passes(); }
+TEST(EveryDevice, Cuda) { expect_cuda_passes(); }
 
 }  // namespace

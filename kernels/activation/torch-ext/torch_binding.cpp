@@ -1,5 +1,5 @@
 // Schemas, checks and registrations: torch's stable ABI only. The formulas are in activation.h.
-#include "kernels/activation/activation.h"
+#include "kernels/activation/activation_cuda.h"
 #include "kernels/common/binding.h"
 #include "kernels/common/stream.h"
 
@@ -9,6 +9,8 @@ using activation::Function;
 using kernels::as_rows;
 using kernels::check;
 using kernels::check_same_shape;
+using kernels::Device;
+using kernels::device_of;
 using kernels::DType;
 using kernels::dtype_of;
 using kernels::Rows;
@@ -26,7 +28,9 @@ constexpr int64_t kGrain = 8192;  // numbers a thread, at least: an exponential 
 // ---- y = act(x)
 Tensor unary(const char* op, const Tensor& x, const Tensor* dy, Function function) {
   const DType dtype = dtype_of(x, op);
+  const Device device = device_of(x);
   if (dy != nullptr) {
+    kernels::check_device(*dy, device, op);
     check_same_shape(x, *dy, op, "x", "dy");
     check(dtype_of(*dy, op) == dtype, op, ": wanted dy in x's dtype; got another; cast it");
   }
@@ -38,28 +42,27 @@ Tensor unary(const char* op, const Tensor& x, const Tensor* dy, Function functio
   args.numel = x.numel();
   args.stream = wants_stream(args.numel * kernels::size_of(dtype));
   const auto run = [&](int64_t rows) {
-    kernels::parallel_rows(
-        rows, args.cols,
-        [&](int64_t begin, int64_t end) {
-          if (dy != nullptr)
-            table().backward(args, begin, end);
-          else
-            table().forward(args, begin, end);
-        },
-        kGrain);
+    const auto some = [&](int64_t begin, int64_t end) {
+      if (dy != nullptr)
+        table().backward(args, begin, end);
+      else
+        table().forward(args, begin, end);
+    };
+    kernels::run_on(
+        device, [&](auto stream) { activation::cuda::unary(args, rows, stream); },
+        [&] { kernels::parallel_rows(rows, args.cols, some, kGrain); });
   };
   if (x.is_contiguous() && (dy == nullptr || dy->is_contiguous())) {
-    check(x.is_cpu() && (dy == nullptr || dy->is_cpu()), op, ": wanted CPU tensors; got another device; move them");
     args.x = x.data_ptr();
     args.dy = dy != nullptr ? dy->data_ptr() : nullptr;
-    args.cols = args.x_stride = args.dy_stride = kBlock;
-    run((args.numel + kBlock - 1) / kBlock);
+    args.cols = args.x_stride = args.dy_stride = device.is_cpu() ? kBlock : args.numel;
+    run(args.numel == 0 ? 0 : kernels::divide_up(args.numel, args.cols));
     return out;
   }
-  const Rows in = as_rows(x, op);
-  const Rows grad = dy != nullptr ? as_rows(*dy, op) : in;
+  const Rows in = as_rows(x, op, device);
+  const Rows grad = dy != nullptr ? as_rows(*dy, op, device) : in;
   args.x = in.data;
-  args.dy = grad.data;
+  args.dy = dy != nullptr ? grad.data : nullptr;
   args.cols = in.cols;
   args.x_stride = in.stride;
   args.dy_stride = grad.stride;
@@ -70,7 +73,8 @@ Tensor unary(const char* op, const Tensor& x, const Tensor* dy, Function functio
 // ---- y = act(gate) * up, x = [gate | up]
 Tensor and_mul(const char* op, const Tensor& x, const Tensor* dy, Function function) {
   const DType dtype = dtype_of(x, op);
-  const Rows in = as_rows(x, op);
+  const Device device = device_of(x);
+  const Rows in = as_rows(x, op, device);
   check(in.cols % 2 == 0, op, ": wanted an even last dimension, [gate | up]; got ", kernels::shape_of(x),
         "; concatenate gate and up along the last dimension");
   std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
@@ -82,11 +86,16 @@ Tensor and_mul(const char* op, const Tensor& x, const Tensor* dy, Function funct
   args.cols = in.cols / 2;
   args.x_stride = in.stride;
   if (dy == nullptr) {
-    Tensor y = kernels::empty_like_shape(shape.data(), int64_t(shape.size()), kernels::torch_dtype(dtype));
+    Tensor y = kernels::empty_like_shape(shape.data(), int64_t(shape.size()), kernels::torch_dtype(dtype), device);
     args.out = y.data_ptr();
     args.stream = wants_stream(in.rows * args.cols * kernels::size_of(dtype));
-    kernels::parallel_rows(
-        in.rows, args.cols, [&](int64_t begin, int64_t end) { table().and_mul_forward(args, begin, end); }, kGrain);
+    kernels::run_on(
+        device, [&](auto stream) { activation::cuda::and_mul(args, in.rows, stream); },
+        [&] {
+          kernels::parallel_rows(
+              in.rows, args.cols, [&](int64_t begin, int64_t end) { table().and_mul_forward(args, begin, end); },
+              kGrain);
+        });
     return y;
   }
   bool same = dy->dim() == x.dim();
@@ -94,14 +103,19 @@ Tensor and_mul(const char* op, const Tensor& x, const Tensor* dy, Function funct
   check(same, op, ": wanted dy in the shape of x with half the last dimension; got ", kernels::shape_of(*dy), " for ",
         kernels::shape_of(x), "; pass the gradient of the op's output");
   check(dtype_of(*dy, op) == dtype, op, ": wanted dy in x's dtype; got another; cast it");
-  const Rows grad = as_rows(*dy, op);
+  const Rows grad = as_rows(*dy, op, device);
   Tensor dx = kernels::empty_like(x, dtype);
   args.out = dx.data_ptr();
   args.dy = grad.data;
   args.dy_stride = grad.stride;
   args.stream = wants_stream(in.rows * in.cols * kernels::size_of(dtype));
-  kernels::parallel_rows(
-      in.rows, args.cols, [&](int64_t begin, int64_t end) { table().and_mul_backward(args, begin, end); }, kGrain);
+  kernels::run_on(
+      device, [&](auto stream) { activation::cuda::and_mul(args, in.rows, stream); },
+      [&] {
+        kernels::parallel_rows(
+            in.rows, args.cols, [&](int64_t begin, int64_t end) { table().and_mul_backward(args, begin, end); },
+            kGrain);
+      });
   return dx;
 }
 
@@ -170,10 +184,8 @@ HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
   HOTSWAP_COMMON_SCHEMAS(m);
 }
 
-HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) {
-  kernels::implement(m, kForward);
-  kernels::implement(m, kBackward);
-}
+HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { kernels::implement(m, kForward, kBackward); }
+HOTSWAP_IMPLEMENT_CUDA(kForward, kBackward)
 
 HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
   m.impl("call_count", TORCH_BOX(&call_count));

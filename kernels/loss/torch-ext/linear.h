@@ -115,17 +115,7 @@ inline LinearCrossEntropy::LinearCrossEntropy(const Inputs& in, const Options& o
       size_(kernels::size_of(dtype_)),
       vocab_(in.weight.size(0)),
       dim_(hidden_.cols) {
-  check(in.hidden.dim() == 2 && in.weight.dim() == 2 && weight_.cols == dim_,
-        "linear_cross_entropy: wanted hidden [rows, dim] and weight [vocab, dim]; got ", shape_of(in.hidden), " and ",
-        shape_of(in.weight), "; flatten hidden, and check that the head belongs to the model");
-  check(kernels::dtype_of(in.weight, "linear_cross_entropy: weight") == dtype_,
-        "linear_cross_entropy: wanted weight in hidden's dtype; got another; cast one of them");
-  if (bias_) {
-    check(bias_->dim() == 1 && bias_->size(0) == vocab_ &&
-              kernels::dtype_of(*bias_, "linear_cross_entropy: bias") == dtype_,
-          "linear_cross_entropy: wanted bias [", vocab_, "] in hidden's dtype; got ", shape_of(*bias_),
-          "; reshape or cast it");
-  }
+  check_linear(in.hidden, in.weight, in.bias);
   targets_ = targets(in.target, rows(), vocab_, o_);
   for (int64_t row = 0; row < rows(); ++row) {
     if (targets_.data[row] != o_.ignore_index) valid_rows_.push_back(row);

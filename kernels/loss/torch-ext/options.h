@@ -2,6 +2,7 @@
 #pragma once
 
 #include <limits>
+#include <optional>
 
 #include "kernels/common/binding.h"
 #include "kernels/loss/loss.h"
@@ -46,12 +47,17 @@ struct Targets {
   int64_t valid;        // rows that are not ignored
 };
 
-inline Targets targets(const Tensor& target, int64_t rows, int64_t vocab, const Options& o) {
+inline void check_target(const Tensor& target, int64_t rows, const kernels::Device& device) {
   check(target.dim() == 1 && target.size(0) == rows, "cross_entropy: wanted target [", rows, "], one a row; got ",
         shape_of(target), "; flatten both alike");
-  check(target.is_cpu() && target.scalar_type() == kernels::ScalarType::Long,
-        "cross_entropy: wanted target as int64 on the CPU; got torch dtype number ", int(target.scalar_type()),
+  kernels::check_device(target, device, "cross_entropy: target");
+  check(target.scalar_type() == kernels::ScalarType::Long,
+        "cross_entropy: wanted target as int64; got torch dtype number ", int(target.scalar_type()),
         "; call .to(int64)");
+}
+
+inline Targets targets(const Tensor& target, int64_t rows, int64_t vocab, const Options& o) {
+  check_target(target, rows, kernels::cpu());
   Tensor t = target.is_contiguous() ? target : torch::stable::contiguous(target);
   const auto* data = static_cast<const int64_t*>(t.data_ptr());
   int64_t valid = 0;
@@ -89,27 +95,49 @@ struct Incoming {
   float scale;
 };
 
-inline Incoming incoming(const Tensor& dloss, const Options& o, int64_t rows, int64_t valid) {
-  check(dloss.scalar_type() == kernels::ScalarType::Float && dloss.is_cpu(),
-        "cross_entropy: wanted dloss as float32 on the CPU; got torch dtype number ", int(dloss.scalar_type()),
-        "; cast it");
+inline void check_dloss(const Tensor& dloss, const Options& o, int64_t rows, const kernels::Device& device) {
+  kernels::check_device(dloss, device, "cross_entropy: dloss");
+  check(dloss.scalar_type() == kernels::ScalarType::Float,
+        "cross_entropy: wanted dloss as float32; got torch dtype number ", int(dloss.scalar_type()), "; cast it");
   if (o.reduction == Reduction::kNone) {
     check(dloss.dim() == 1 && dloss.size(0) == rows, "cross_entropy: wanted dloss [", rows,
           "] for reduction none; got ", shape_of(dloss), "; pass the gradient of the row losses");
+    return;
+  }
+  check(dloss.numel() == 1, "cross_entropy: wanted a dloss of one number; got ", shape_of(dloss),
+        "; pass the gradient of the loss");
+}
+
+inline Incoming incoming(const Tensor& dloss, const Options& o, int64_t rows, int64_t valid) {
+  check_dloss(dloss, o, rows, kernels::cpu());
+  if (o.reduction == Reduction::kNone) {
     Tensor t = dloss.is_contiguous() ? dloss : torch::stable::contiguous(dloss);
     const auto* data = static_cast<const float*>(t.data_ptr());
     return {std::move(t), data, 1.f};
   }
-  check(dloss.numel() == 1, "cross_entropy: wanted a dloss of one number; got ", shape_of(dloss),
-        "; pass the gradient of the loss");
   return {dloss, nullptr, *static_cast<const float*>(dloss.data_ptr()) * gradient_scale(o, valid)};
 }
 
-inline Tensor checked_lse(const Tensor& lse, int64_t rows) {
-  check(lse.is_cpu() && lse.scalar_type() == kernels::ScalarType::Float && lse.dim() == 1 && lse.size(0) == rows,
+inline Tensor checked_lse(const Tensor& lse, int64_t rows, const kernels::Device& device) {
+  kernels::check_device(lse, device, "cross_entropy: lse");
+  check(lse.scalar_type() == kernels::ScalarType::Float && lse.dim() == 1 && lse.size(0) == rows,
         "cross_entropy: wanted lse [", rows, "] float32, as the forward gave it; got ", shape_of(lse),
         "; pass the second output of the forward");
   return lse.is_contiguous() ? lse : torch::stable::contiguous(lse);
+}
+
+inline void check_linear(const Tensor& hidden, const Tensor& weight, const std::optional<Tensor>& bias) {
+  check(hidden.dim() == 2 && weight.dim() == 2 && weight.size(1) == hidden.size(1),
+        "linear_cross_entropy: wanted hidden [rows, dim] and weight [vocab, dim]; got ", shape_of(hidden), " and ",
+        shape_of(weight), "; flatten hidden, and check that the head belongs to the model");
+  const DType dtype = kernels::dtype_of(hidden, "linear_cross_entropy: hidden");
+  check(kernels::dtype_of(weight, "linear_cross_entropy: weight") == dtype,
+        "linear_cross_entropy: wanted weight in hidden's dtype; got another; cast one of them");
+  if (!bias.has_value()) return;
+  check(bias->dim() == 1 && bias->size(0) == weight.size(0) &&
+            kernels::dtype_of(*bias, "linear_cross_entropy: bias") == dtype,
+        "linear_cross_entropy: wanted bias [", weight.size(0), "] in hidden's dtype; got ", shape_of(*bias),
+        "; reshape or cast it");
 }
 
 // The row losses and gradients of n rows, over torch's threads.

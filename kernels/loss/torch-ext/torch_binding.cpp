@@ -1,10 +1,15 @@
 // Ops of the loss package: schemas and registrations.
 #include "kernels/loss/torch-ext/linear.h"
+#if defined(CUDA_KERNEL)
+#include "kernels/loss/torch-ext/gpu.h"
+#endif
 
 namespace loss {
 namespace {
 
 using kernels::as_rows;
+using kernels::Device;
+using kernels::device_of;
 using kernels::Rows;
 using Bias = std::optional<Tensor>;
 
@@ -15,16 +20,17 @@ struct Logits {
 
 Logits checked(const Tensor& logits) {
   check(logits.dim() == 2, "cross_entropy: wanted logits [rows, vocab]; got ", shape_of(logits), "; flatten them");
-  return {as_rows(logits, "cross_entropy: logits"), kernels::dtype_of(logits, "cross_entropy: logits")};
+  return {as_rows(logits, "cross_entropy: logits", device_of(logits)),
+          kernels::dtype_of(logits, "cross_entropy: logits")};
 }
 
-LossRows row_args(const Logits& l, const Targets& t, const Options& o) {
+LossRows row_args(const Logits& l, const int64_t* target, const Options& o) {
   return {.dtype = l.dtype,
           .logits = l.rows.data,
           .logits_stride = l.rows.stride,
           .dlogits = nullptr,
           .dlogits_stride = 0,
-          .target = t.data,
+          .target = target,
           .loss = nullptr,
           .lse = nullptr,
           .dloss = nullptr,
@@ -38,18 +44,53 @@ LossRows row_args(const Logits& l, const Targets& t, const Options& o) {
           .z_loss = static_cast<float>(o.z_loss)};
 }
 
+// in_place: the logits become their gradients, for dloss = 1.
+std::tuple<Tensor, Tensor> losses(const Tensor& logits, const Tensor& target, const Options& o, bool in_place) {
+  const Logits l = checked(logits);
+  const Device device = device_of(logits);
+  Tensor loss = kernels::empty({l.rows.rows}, DType::kFloat32, device);
+  Tensor lse = kernels::empty({l.rows.rows}, DType::kFloat32, device);
+  LossRows args = row_args(l, nullptr, o);
+  args.loss = static_cast<float*>(loss.data_ptr());
+  args.lse = static_cast<float*>(lse.data_ptr());
+  if (in_place) {
+    check(l.rows.data == logits.data_ptr(), "cross_entropy_fwd_: wanted logits with contiguous rows; got strides that",
+          " cannot be used in place; call cross_entropy_fwd and cross_entropy_bwd");
+    args.dlogits = l.rows.data;
+    args.dlogits_stride = l.rows.stride;
+  }
+#if defined(CUDA_KERNEL)
+  if (!device.is_cpu()) {
+    const gpu::Targets t = gpu::targets(target, l.rows.rows, device);
+    args.target = t.data;
+    kernels::run_on(
+        device,
+        [&](auto stream) {
+          std::optional<Tensor> scale;
+          if (in_place) scale = gpu::factor(t, nullptr, l.rows.rows, o, device, stream);
+          cuda::rows(args, gpu::data_of(scale), stream);
+          loss = gpu::reduced(loss, t, o, device, stream);
+        },
+        [] {});
+    return {loss, lse};
+  }
+#endif
+  const Targets t = targets(target, l.rows.rows, l.rows.cols, o);
+  args.target = t.data;
+  if (in_place) args.grad_scale = gradient_scale(o, t.valid);
+  run_rows(args);
+  return {reduce(loss, o, t.valid), lse};
+}
+
 std::tuple<Tensor, Tensor> cross_entropy_fwd(const Tensor& logits, const Tensor& target, int64_t ignore_index,
                                              double label_smoothing, double softcap, double z_loss,
                                              std::string reduction) {
-  const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
-  const Logits l = checked(logits);
-  const Targets t = targets(target, l.rows.rows, l.rows.cols, o);
-  Tensor loss = kernels::empty({l.rows.rows}, DType::kFloat32), lse = kernels::empty({l.rows.rows}, DType::kFloat32);
-  LossRows args = row_args(l, t, o);
-  args.loss = static_cast<float*>(loss.data_ptr());
-  args.lse = static_cast<float*>(lse.data_ptr());
-  run_rows(args);
-  return {reduce(loss, o, t.valid), lse};
+  return losses(logits, target, options(ignore_index, label_smoothing, softcap, z_loss, reduction), false);
+}
+std::tuple<Tensor, Tensor> cross_entropy_fwd_in_place(const Tensor& logits, const Tensor& target, int64_t ignore_index,
+                                                      double label_smoothing, double softcap, double z_loss,
+                                                      std::string reduction) {
+  return losses(logits, target, options(ignore_index, label_smoothing, softcap, z_loss, reduction), true);
 }
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& target, int64_t ignore_index, double label_smoothing,
@@ -62,25 +103,56 @@ Tensor cross_entropy_bwd(const Tensor& dloss, const Tensor& logits, const Tensor
                          std::string reduction) {
   const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
   const Logits l = checked(logits);
-  const Targets t = targets(target, l.rows.rows, l.rows.cols, o);
-  const Tensor known = checked_lse(lse, l.rows.rows);
-  const Incoming g = incoming(dloss, o, l.rows.rows, t.valid);
-  Tensor dlogits = kernels::empty({l.rows.rows, l.rows.cols}, l.dtype);
-  LossRows args = row_args(l, t, o);
+  const Device device = device_of(logits);
+  const Tensor known = checked_lse(lse, l.rows.rows, device);
+  Tensor dlogits = kernels::empty({l.rows.rows, l.rows.cols}, l.dtype, device);
+  LossRows args = row_args(l, nullptr, o);
   args.dlogits = dlogits.data_ptr();
   args.dlogits_stride = l.rows.cols;
   args.lse = static_cast<float*>(known.data_ptr());
   args.lse_known = true;
+#if defined(CUDA_KERNEL)
+  if (!device.is_cpu()) {
+    const gpu::Targets t = gpu::targets(target, l.rows.rows, device);
+    const gpu::Incoming g = gpu::incoming(dloss, o, l.rows.rows, device);
+    args.target = t.data;
+    args.dloss = g.rows;
+    kernels::run_on(
+        device,
+        [&](auto stream) {
+          const auto scale = gpu::factor(t, g.one, l.rows.rows, o, device, stream);
+          cuda::rows(args, gpu::data_of(scale), stream);
+        },
+        [] {});
+    return dlogits;
+  }
+#endif
+  const Targets t = targets(target, l.rows.rows, l.rows.cols, o);
+  const Incoming g = incoming(dloss, o, l.rows.rows, t.valid);
+  args.target = t.data;
   args.dloss = g.rows;
   args.grad_scale = g.scale;
   run_rows(args);
   return dlogits;
 }
 
+#if defined(CUDA_KERNEL)
+gpu::LinearLoss linear_on_gpu(const gpu::Inputs& in, const Options& o, const gpu::Wanted& wanted) {
+  const Device device = device_of(in.hidden);
+  gpu::LinearLoss result;
+  kernels::run_on(
+      device, [&](auto stream) { result = gpu::linear(in, o, wanted, device, stream); }, [] {});
+  return result;
+}
+#endif
+
 Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Bias& bias, const Tensor& target,
                             int64_t ignore_index, double label_smoothing, double softcap, double z_loss,
                             std::string reduction) {
   const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
+#if defined(CUDA_KERNEL)
+  if (!device_of(hidden).is_cpu()) return linear_on_gpu({hidden, weight, bias, target}, o, {}).loss;
+#endif
   LinearCrossEntropy linear({hidden, weight, bias, target}, o);
   const LinearLoss r = linear.run({.gradients = false, .scale = 1.f, .dloss = nullptr, .known_lse = nullptr});
   return reduce(r.row_loss, o, linear.valid());
@@ -94,8 +166,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_fwd(cons
                                                                             double label_smoothing, double softcap,
                                                                             double z_loss, std::string reduction) {
   const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
-  LinearCrossEntropy linear({hidden, weight, bias, target}, o);
   const bool now = o.reduction != Reduction::kNone;
+#if defined(CUDA_KERNEL)
+  if (!device_of(hidden).is_cpu()) {
+    gpu::LinearLoss g =
+        linear_on_gpu({hidden, weight, bias, target}, o,
+                      {.gradients = now, .dloss_rows = nullptr, .dloss = nullptr, .known_lse = nullptr});
+    return {g.loss, g.lse, g.dhidden, g.dweight, g.dbias};
+  }
+#endif
+  LinearCrossEntropy linear({hidden, weight, bias, target}, o);
   LinearLoss r = linear.run(
       {.gradients = now, .scale = gradient_scale(o, linear.valid()), .dloss = nullptr, .known_lse = nullptr});
   if (!now) {
@@ -113,9 +193,20 @@ std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_bwd(const Tensor& dloss,
                                                             int64_t ignore_index, double label_smoothing,
                                                             double softcap, double z_loss, std::string reduction) {
   const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
+#if defined(CUDA_KERNEL)
+  if (const Device device = device_of(hidden); !device.is_cpu()) {
+    const int64_t rows = hidden.size(0);
+    const gpu::Incoming g = gpu::incoming(dloss, o, rows, device);
+    const Tensor known = checked_lse(lse, rows, device);
+    const gpu::LinearLoss r =
+        linear_on_gpu({hidden, weight, bias, target}, o,
+                      {.gradients = true, .dloss_rows = g.rows, .dloss = g.one, .known_lse = gpu::floats(known)});
+    return {r.dhidden, r.dweight, r.dbias};
+  }
+#endif
   LinearCrossEntropy linear({hidden, weight, bias, target}, o);
   const Incoming g = incoming(dloss, o, linear.rows(), linear.valid());
-  const Tensor known = checked_lse(lse, linear.rows());
+  const Tensor known = checked_lse(lse, linear.rows(), kernels::cpu());
   LinearLoss r = linear.run(
       {.gradients = true, .scale = g.scale, .dloss = g.rows, .known_lse = static_cast<const float*>(known.data_ptr())});
   return {r.dhidden, r.dweight, r.dbias};
@@ -123,6 +214,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_bwd(const Tensor& dloss,
 
 constexpr std::array kOps = {kernels::op<&cross_entropy>("cross_entropy"),
                              kernels::op<&cross_entropy_fwd>("cross_entropy_fwd"),
+                             kernels::op<&cross_entropy_fwd_in_place>("cross_entropy_fwd_"),
                              kernels::op<&cross_entropy_bwd>("cross_entropy_bwd"),
                              kernels::op<&linear_cross_entropy>("linear_cross_entropy"),
                              kernels::op<&linear_cross_entropy_fwd>("linear_cross_entropy_fwd"),
@@ -141,6 +233,9 @@ HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
   m.def(
       "cross_entropy_fwd(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float softcap, float "
       "z_loss, str reduction) -> (Tensor loss, Tensor lse)");
+  m.def(
+      "cross_entropy_fwd_(Tensor(a!) logits, Tensor target, int ignore_index, float label_smoothing, float softcap, "
+      "float z_loss, str reduction) -> (Tensor loss, Tensor lse)");
   m.def(
       "cross_entropy_bwd(Tensor dloss, Tensor logits, Tensor target, Tensor lse, int ignore_index, float "
       "label_smoothing, "
@@ -161,6 +256,7 @@ HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
   HOTSWAP_COMMON_SCHEMAS(m);
 }
 HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { kernels::implement(m, loss::kOps); }
+HOTSWAP_IMPLEMENT_CUDA(loss::kOps)
 HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
   m.impl("call_count", TORCH_BOX(&loss::call_count));
   m.impl("isa", TORCH_BOX(&kernels::isa));

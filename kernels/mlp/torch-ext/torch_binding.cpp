@@ -1,6 +1,6 @@
 // Ops of the mlp package: schemas, checks, rows.
 #include "kernels/common/binding.h"
-#include "kernels/mlp/mlp.h"
+#include "kernels/mlp/mlp_cuda.h"
 
 namespace mlp {
 namespace {
@@ -23,14 +23,19 @@ DType checked(const Tensor& gate, const Tensor& up, const char* op) {
 }
 
 // One long row where all inputs are contiguous, so that small rows cost nothing.
-void run(GatedArgs a, bool flat) {
+void run(const kernels::Device& device, GatedArgs a, bool flat) {
   if (flat) {
     a.cols *= a.rows;
     a.rows = 1;
   }
   if (a.rows == 0 || a.cols == 0) return;
   const int64_t block = a.cols < kGatedBlock ? a.cols : kGatedBlock;
-  kernels::parallel_rows(gated_blocks(a), block, [&](int64_t begin, int64_t end) { table().gated(a, begin, end); });
+  kernels::run_on(
+      device, [&](auto stream) { cuda::gated(a, stream); },
+      [&] {
+        kernels::parallel_rows(gated_blocks(a), block,
+                               [&](int64_t begin, int64_t end) { table().gated(a, begin, end); });
+      });
 }
 
 bool flat(const Rows& r) { return r.stride == r.cols || r.rows == 1; }
@@ -39,9 +44,11 @@ template <GatedAct kAct>
 Tensor forward(const Tensor& gate, const Tensor& up) {
   const char* op = kAct == GatedAct::kSwiGlu ? "swiglu" : "geglu";
   const DType dtype = checked(gate, up, op);
-  const Rows g = as_rows(gate, op), u = as_rows(up, op);
+  const kernels::Device device = kernels::device_of(gate);
+  const Rows g = as_rows(gate, op, device), u = as_rows(up, op, device);
   Tensor y = kernels::empty_like(gate, dtype);
-  run({.dtype = dtype,
+  run(device,
+      {.dtype = dtype,
        .act = kAct,
        .gate = g.data,
        .up = u.data,
@@ -64,9 +71,11 @@ std::tuple<Tensor, Tensor> backward(const Tensor& dy, const Tensor& gate, const 
   const DType dtype = checked(gate, up, op);
   kernels::check_same_shape(gate, dy, op, "gate", "dy");
   check(kernels::dtype_of(dy, op) == dtype, op, ": wanted dy in gate's dtype; got another; cast it");
-  const Rows d = as_rows(dy, op), g = as_rows(gate, op), u = as_rows(up, op);
+  const kernels::Device device = kernels::device_of(gate);
+  const Rows d = as_rows(dy, op, device), g = as_rows(gate, op, device), u = as_rows(up, op, device);
   Tensor dgate = kernels::empty_like(gate, dtype), dup = kernels::empty_like(gate, dtype);
-  run({.dtype = dtype,
+  run(device,
+      {.dtype = dtype,
        .act = kAct,
        .gate = g.data,
        .up = u.data,
@@ -100,6 +109,7 @@ HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
   HOTSWAP_COMMON_SCHEMAS(m);
 }
 HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { kernels::implement(m, mlp::kOps); }
+HOTSWAP_IMPLEMENT_CUDA(mlp::kOps)
 HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
   m.impl("call_count", TORCH_BOX(&mlp::call_count));
   m.impl("isa", TORCH_BOX(&kernels::isa));

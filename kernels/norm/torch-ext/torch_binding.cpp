@@ -5,22 +5,25 @@
 
 #include "kernels/common/binding.h"
 #include "kernels/common/stream.h"
-#include "kernels/norm/norm.h"
+#include "kernels/norm/norm_cuda.h"
 
 namespace {
 
 using kernels::as_rows;
 using kernels::check;
 using kernels::check_same_shape;
+using kernels::Device;
+using kernels::device_of;
 using kernels::DType;
 using kernels::dtype_of;
 using kernels::parallel_rows;
 using kernels::Rows;
+using kernels::run_on;
 using kernels::Tensor;
 using kernels::wants_stream;
 
-const norm::Table& table() {
-  static const norm::Table& chosen = HOTSWAP_CHOOSE_TABLE(norm);
+const norms::Table& table() {
+  static const norms::Table& chosen = HOTSWAP_CHOOSE_TABLE(norms);
   return chosen;
 }
 
@@ -37,35 +40,44 @@ Casting casting_of(const std::string& name, DType x, DType weight) {
   return {.y = x, .before = x, .after = x, .round_n = true};
 }
 
-void check_weight(const Tensor& weight, int64_t cols, const char* op, const char* what) {
-  check(weight.dim() == 1 && weight.size(0) == cols, op, ": wanted ", what, " [", cols, "]; got ",
-        kernels::shape_of(weight), "; its size is that of x's last dimension");
-  check(weight.is_cpu(), op, ": wanted ", what, " on the CPU as x; got another device; move it");
-}
-
-// weight as float32 numbers: where it lies, or converted once per call.
-class Float32Weight {
+// A weight [cols]: as it is for a GPU, and for the CPU as float32 numbers, where it lies or converted once per call.
+class Weight {
  public:
-  Float32Weight(const Tensor& weight, DType before, DType after, float offset) : rows_(as_rows(weight, "weight")) {
-    const DType dtype = dtype_of(weight, "weight");
-    if (dtype == DType::kFloat32 && before == dtype && after == dtype && offset == 0.f) {
+  struct Types {
+    DType before, after;  // of weight when read, of weight + offset
+    float offset;
+  };
+  Weight(const Tensor& weight, const Rows& x, const Device& device, const char* op, const char* what)
+      : Weight(weight, x, device, op, what, {dtype_of(weight, op), DType::kFloat32, 0.f}) {}
+  Weight(const Tensor& weight, const Rows& x, const Device& device, const char* op, const char* what, const Types& t)
+      : rows_(checked(weight, x, device, op, what)),
+        scale_{.scale = nullptr,
+               .weight = rows_.data,
+               .weight_dtype = dtype_of(weight, op),
+               .before = t.before,
+               .after = t.after,
+               .offset = t.offset} {
+    if (!device.is_cpu()) return;
+    if (scale_.weight_dtype == DType::kFloat32 && t.before == DType::kFloat32 && t.after == DType::kFloat32 &&
+        t.offset == 0.f) {
       data_ = rows_.read<float>();
       return;
     }
-    owned_.reset(new float[rows_.cols]);
-    data_ = owned_.get();
-    const norm::Scale args{.scale = owned_.get(),
-                           .weight = rows_.data,
-                           .weight_dtype = dtype,
-                           .before = before,
-                           .after = after,
-                           .offset = offset};
-    table().scale(args, 0, rows_.cols);
+    owned_.reset(new float[size_t(rows_.cols)]);
+    data_ = scale_.scale = owned_.get();
+    table().scale(scale_, 0, rows_.cols);
   }
-  const float* data() const { return data_; }
+  const float* data() const { return data_; }           // on the CPU
+  const norms::Scale& scale() const { return scale_; }  // on a GPU
 
  private:
+  static Rows checked(const Tensor& weight, const Rows& x, const Device& device, const char* op, const char* what) {
+    check(weight.dim() == 1 && weight.size(0) == x.cols, op, ": wanted ", what, " [", x.cols, "]; got ",
+          kernels::shape_of(weight), "; its size is that of x's last dimension");
+    return as_rows(weight, what, device);
+  }
   Rows rows_;
+  norms::Scale scale_;
   std::unique_ptr<float[]> owned_;
   const float* data_ = nullptr;
 };
@@ -80,17 +92,17 @@ RmsNormOutputs rms_norm_forward(const char* op, const Tensor& x, const Tensor* r
                                 double eps, double offset, const std::string& casting_name,
                                 std::optional<Tensor> rstd) {
   const DType dtype = dtype_of(x, op);
-  const Rows in = as_rows(x, op);
-  check_weight(weight, in.cols, op, "weight");
+  const Device device = device_of(x);
+  const Rows in = as_rows(x, op, device);
   const Casting casting = casting_of(casting_name, dtype, dtype_of(weight, op));
-  const Float32Weight scale(weight, casting.before, casting.after, float(offset));
-  norm::RmsNormForward args{};
+  const Weight scale(weight, in, device, op, "weight", {casting.before, casting.after, float(offset)});
+  norms::RmsNormForward args{};
   std::optional<Rows> add;
   RmsNormOutputs out{.y = kernels::empty_like(x, casting.y), .h = std::nullopt, .rstd = std::move(rstd)};
   if (residual != nullptr) {
     check_same_shape(x, *residual, op, "x", "residual");
     check(dtype_of(*residual, op) == dtype, op, ": wanted residual in x's dtype; got another; cast one of them");
-    add = as_rows(*residual, op);
+    add = as_rows(*residual, op, device);
     out.h = kernels::empty_like(x, dtype);
     args.h = out.h->data_ptr();
     args.residual = add->data;
@@ -107,7 +119,12 @@ RmsNormOutputs rms_norm_forward(const char* op, const Tensor& x, const Tensor* r
   args.y_dtype = casting.y;
   args.round_n = casting.round_n;
   args.stream = wants_stream(in.rows * in.cols * kernels::size_of(casting.y));
-  parallel_rows(in.rows, in.cols, [&](int64_t begin, int64_t end) { table().rms_norm_forward(args, begin, end); });
+  run_on(
+      device, [&](auto stream) { norms::cuda::rms_norm_forward(args, scale.scale(), in.rows, stream); },
+      [&] {
+        parallel_rows(in.rows, in.cols,
+                      [&](int64_t begin, int64_t end) { table().rms_norm_forward(args, begin, end); });
+      });
   return out;
 }
 
@@ -118,7 +135,9 @@ int64_t rows_of(const Tensor& x, const char* op) {
   return rows;
 }
 
-Tensor new_statistics(const Tensor& x, const char* op) { return kernels::empty({rows_of(x, op)}, DType::kFloat32); }
+Tensor new_statistics(const Tensor& x, const char* op) {
+  return kernels::empty({rows_of(x, op)}, DType::kFloat32, device_of(x));
+}
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double offset, std::string casting) {
   return rms_norm_forward("rms_norm", x, nullptr, weight, eps, offset, casting, std::nullopt).y;
@@ -151,15 +170,40 @@ Chunks chunks_of(int64_t rows) {
   return {per, std::max<int64_t>(1, (rows + per - 1) / per)};
 }
 
-Tensor sum_chunks(const float* partial, int64_t chunks, const Tensor& weight, DType dtype) {
-  Tensor out = kernels::empty_like(weight, dtype);
-  const int64_t cols = weight.size(0);
-  const norm::ColumnSum args{.out = out.data_ptr(), .partial = partial, .chunks = chunks, .cols = cols, .dtype = dtype};
-  parallel_rows(cols, chunks, [&](int64_t begin, int64_t end) { table().column_sum(args, begin, end); });
-  return out;
-}
+// Partial sums of `tensors` weights: [tensors, chunks, cols] float32.
+class Partial {
+ public:
+  Partial(const Rows& x, DType dtype, const Device& device, int64_t tensors)
+      : chunks_(chunks_of(x.rows)), cols_(x.cols) {
+    run_on(
+        device, [&](auto) { most_ = norms::cuda::partial_rows(x.rows, x.cols, dtype); },
+        [&] { most_ = chunks_.count; });
+    memory_ = kernels::empty({tensors, most_, cols_}, DType::kFloat32, device);
+  }
+  const Chunks& chunks() const { return chunks_; }
+  float* data(int64_t tensor) const { return static_cast<float*>(memory_.data_ptr()) + tensor * most_ * cols_; }
 
-const float* statistics(const Tensor& t, int64_t rows, const char* op, const char* what) {
+  // A gradient like `weight`: the sum of the first `chunks` rows, in order.
+  Tensor sum(int64_t tensor, int64_t chunks, const Tensor& weight, DType dtype) const {
+    Tensor out = kernels::empty_like(weight, dtype);
+    const norms::ColumnSum args{
+        .out = out.data_ptr(), .partial = data(tensor), .chunks = chunks, .cols = cols_, .dtype = dtype};
+    run_on(
+        device_of(weight), [&](auto stream) { norms::cuda::column_sum(args, stream); },
+        [&] {
+          parallel_rows(cols_, chunks, [&](int64_t begin, int64_t end) { table().column_sum(args, begin, end); });
+        });
+    return out;
+  }
+
+ private:
+  Chunks chunks_;
+  int64_t cols_, most_ = 0;
+  Tensor memory_;
+};
+
+const float* statistics(const Tensor& t, int64_t rows, const Device& device, const char* op, const char* what) {
+  kernels::check_device(t, device, what);
   check(t.scalar_type() == torch::headeronly::ScalarType::Float && t.numel() == rows && t.is_contiguous(), op,
         ": wanted ", what, " contiguous float32 [", rows, "]; got ", kernels::shape_of(t),
         "; pass what the forward op returned");
@@ -170,43 +214,47 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const char* op, const Tensor& dy, c
                                              const Tensor& weight, const Tensor& rstd, double offset,
                                              const std::string& casting_name) {
   const DType dtype = dtype_of(x, op), weight_dtype = dtype_of(weight, op);
-  const Rows in = as_rows(x, op);
-  check_weight(weight, in.cols, op, "weight");
+  const Device device = device_of(x);
+  const Rows in = as_rows(x, op, device);
   check_same_shape(x, dy, op, "x", "dy");
   const Casting casting = casting_of(casting_name, dtype, weight_dtype);
   check(dtype_of(dy, op) == casting.y, op, ": wanted dy in the dtype of y; got another; cast it");
-  const Rows grad = as_rows(dy, op);
-  const Float32Weight scale(weight, casting.before, casting.after, float(offset));
-  const Chunks chunks = chunks_of(in.rows);
-  const auto partial = std::make_unique<float[]>(size_t(chunks.count * in.cols));
+  const Rows grad = as_rows(dy, op, device);
+  const Weight scale(weight, in, device, op, "weight", {casting.before, casting.after, float(offset)});
+  const Partial partial(in, dtype, device, 1);
   Tensor dx = kernels::empty_like(x, dtype);
-  norm::RmsNormBackward args{};
+  norms::RmsNormBackward args{};
   std::optional<Rows> add;
   if (dh != nullptr) {
     check_same_shape(x, *dh, op, "h", "dh");
     check(dtype_of(*dh, op) == dtype, op, ": wanted dh in h's dtype; got another; cast it");
-    add = as_rows(*dh, op);
+    add = as_rows(*dh, op, device);
     args.dh = add->data;
     args.dh_stride = add->stride;
   }
   args.dx = dx.data_ptr();
-  args.partial = partial.get();
+  args.partial = partial.data(0);
   args.dy = grad.data;
   args.x = in.data;
   args.scale = scale.data();
-  args.rstd = statistics(rstd, in.rows, op, "rstd");
+  args.rstd = statistics(rstd, in.rows, device, op, "rstd");
   args.rows = in.rows;
   args.cols = in.cols;
-  args.chunk = chunks.rows;
+  args.chunk = partial.chunks().rows;
   args.dy_stride = grad.stride;
   args.x_stride = in.stride;
   args.dtype = dtype;
   args.dy_dtype = casting.y;
   args.round_n = casting.round_n;
   args.stream = wants_stream(in.rows * in.cols * kernels::size_of(dtype));
-  parallel_rows(chunks.count, in.cols * chunks.rows,
-                [&](int64_t begin, int64_t end) { table().rms_norm_backward(args, begin, end); });
-  return {std::move(dx), sum_chunks(partial.get(), chunks.count, weight, weight_dtype)};
+  int64_t written = partial.chunks().count;
+  run_on(
+      device, [&](auto stream) { written = norms::cuda::rms_norm_backward(args, scale.scale(), stream); },
+      [&] {
+        parallel_rows(written, in.cols * args.chunk,
+                      [&](int64_t begin, int64_t end) { table().rms_norm_backward(args, begin, end); });
+      });
+  return {std::move(dx), partial.sum(0, written, weight, weight_dtype)};
 }
 
 std::tuple<Tensor, Tensor> rms_norm_bwd(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd,
@@ -227,17 +275,13 @@ struct LayerNormOutputs {
 LayerNormOutputs layer_norm_forward(const char* op, const Tensor& x, const Tensor& weight,
                                     const std::optional<Tensor>& bias, double eps, bool save) {
   const DType dtype = dtype_of(x, op);
-  const Rows in = as_rows(x, op);
-  check_weight(weight, in.cols, op, "weight");
-  const DType weight_dtype = dtype_of(weight, op);
-  const Float32Weight scale(weight, weight_dtype, DType::kFloat32, 0.f);
-  std::optional<Float32Weight> shift;
-  if (bias.has_value()) {
-    check_weight(*bias, in.cols, op, "bias");
-    shift.emplace(*bias, dtype_of(*bias, op), DType::kFloat32, 0.f);
-  }
+  const Device device = device_of(x);
+  const Rows in = as_rows(x, op, device);
+  const Weight scale(weight, in, device, op, "weight");
+  std::optional<Weight> shift;
+  if (bias.has_value()) shift.emplace(*bias, in, device, op, "bias");
   LayerNormOutputs out{.y = kernels::empty_like(x, dtype), .mean = std::nullopt, .rstd = std::nullopt};
-  norm::LayerNormForward args{};
+  norms::LayerNormForward args{};
   if (save) {
     out.mean = new_statistics(x, op);
     out.rstd = new_statistics(x, op);
@@ -253,7 +297,16 @@ LayerNormOutputs layer_norm_forward(const char* op, const Tensor& x, const Tenso
   args.eps = float(eps);
   args.dtype = dtype;
   args.stream = wants_stream(in.rows * in.cols * kernels::size_of(dtype));
-  parallel_rows(in.rows, in.cols, [&](int64_t begin, int64_t end) { table().layer_norm_forward(args, begin, end); });
+  run_on(
+      device,
+      [&](auto stream) {
+        const norms::Scale added = shift.has_value() ? shift->scale() : norms::Scale{};
+        norms::cuda::layer_norm_forward(args, scale.scale(), added, in.rows, stream);
+      },
+      [&] {
+        parallel_rows(in.rows, in.cols,
+                      [&](int64_t begin, int64_t end) { table().layer_norm_forward(args, begin, end); });
+      });
   return out;
 }
 
@@ -270,35 +323,37 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_bwd(const Tensor& dy, const Tensor
                                                   const Tensor& mean, const Tensor& rstd) {
   constexpr auto kOp = "layer_norm_bwd";
   const DType dtype = dtype_of(x, kOp), weight_dtype = dtype_of(weight, kOp);
-  const Rows in = as_rows(x, kOp);
-  check_weight(weight, in.cols, kOp, "weight");
+  const Device device = device_of(x);
+  const Rows in = as_rows(x, kOp, device);
   check_same_shape(x, dy, kOp, "x", "dy");
   check(dtype_of(dy, kOp) == dtype, kOp, ": wanted dy in x's dtype; got another; cast it");
-  const Rows grad = as_rows(dy, kOp);
-  const Float32Weight scale(weight, weight_dtype, DType::kFloat32, 0.f);
-  const Chunks chunks = chunks_of(in.rows);
-  const auto partial = std::make_unique<float[]>(size_t(2 * chunks.count * in.cols));
-  float* partial_bias = partial.get() + chunks.count * in.cols;
+  const Rows grad = as_rows(dy, kOp, device);
+  const Weight scale(weight, in, device, kOp, "weight");
+  const Partial partial(in, dtype, device, 2);
   Tensor dx = kernels::empty_like(x, dtype);
-  const norm::LayerNormBackward args{.dx = dx.data_ptr(),
-                                     .partial_weight = partial.get(),
-                                     .partial_bias = partial_bias,
-                                     .dy = grad.data,
-                                     .x = in.data,
-                                     .weight = scale.data(),
-                                     .mean = statistics(mean, in.rows, kOp, "mean"),
-                                     .rstd = statistics(rstd, in.rows, kOp, "rstd"),
-                                     .rows = in.rows,
-                                     .cols = in.cols,
-                                     .chunk = chunks.rows,
-                                     .dy_stride = grad.stride,
-                                     .x_stride = in.stride,
-                                     .dtype = dtype,
-                                     .stream = wants_stream(in.rows * in.cols * kernels::size_of(dtype))};
-  parallel_rows(chunks.count, in.cols * chunks.rows,
-                [&](int64_t begin, int64_t end) { table().layer_norm_backward(args, begin, end); });
-  return {std::move(dx), sum_chunks(partial.get(), chunks.count, weight, weight_dtype),
-          sum_chunks(partial_bias, chunks.count, weight, weight_dtype)};
+  const norms::LayerNormBackward args{.dx = dx.data_ptr(),
+                                      .partial_weight = partial.data(0),
+                                      .partial_bias = partial.data(1),
+                                      .dy = grad.data,
+                                      .x = in.data,
+                                      .weight = scale.data(),
+                                      .mean = statistics(mean, in.rows, device, kOp, "mean"),
+                                      .rstd = statistics(rstd, in.rows, device, kOp, "rstd"),
+                                      .rows = in.rows,
+                                      .cols = in.cols,
+                                      .chunk = partial.chunks().rows,
+                                      .dy_stride = grad.stride,
+                                      .x_stride = in.stride,
+                                      .dtype = dtype,
+                                      .stream = wants_stream(in.rows * in.cols * kernels::size_of(dtype))};
+  int64_t written = partial.chunks().count;
+  run_on(
+      device, [&](auto stream) { written = norms::cuda::layer_norm_backward(args, scale.scale(), stream); },
+      [&] {
+        parallel_rows(written, in.cols * args.chunk,
+                      [&](int64_t begin, int64_t end) { table().layer_norm_backward(args, begin, end); });
+      });
+  return {std::move(dx), partial.sum(0, written, weight, weight_dtype), partial.sum(1, written, weight, weight_dtype)};
 }
 
 constexpr std::array kOps{
@@ -341,6 +396,7 @@ HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
 }
 
 HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { kernels::implement(m, kOps); }
+HOTSWAP_IMPLEMENT_CUDA(kOps)
 
 HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
   m.impl("call_count", TORCH_BOX(&call_count));

@@ -1,6 +1,6 @@
 // Ops of the rotary package: schemas, checks, strides.
 #include "kernels/common/binding.h"
-#include "kernels/rotary/rotary.h"
+#include "kernels/rotary/rotary_cuda.h"
 
 namespace rotary {
 namespace {
@@ -50,7 +50,7 @@ struct Call {
 };
 
 void check_heads(const Tensor& x, const char* name, const Tensor& q, int64_t rotary_dim) {
-  check(x.is_cpu(), "rotary: wanted ", name, " on the CPU; got it on another device; move all arguments to one device");
+  kernels::check_device(x, kernels::device_of(q), name);
   check(x.dim() == 4 && x.size(0) == q.size(0) && x.size(2) == q.size(2) && x.size(3) == q.size(3), "rotary: wanted ",
         name, " [batch, heads, time, dim] with the batch, time and dim of q; got q ", shape_of(q), " and ", name, " ",
         shape_of(x), "; transpose to this order");
@@ -61,6 +61,9 @@ void check_heads(const Tensor& x, const char* name, const Tensor& q, int64_t rot
 
 void run(const Call& c, const Tensor& q_out, const Tensor& k_out) {
   const Angles cos = angles(c.cos, "cos", c.q, c.rotary_dim), sin = angles(c.sin, "sin", c.q, c.rotary_dim);
+  const kernels::Device device = kernels::device_of(c.q);
+  kernels::check_device(cos.tensor, device, "rotary: cos");
+  kernels::check_device(sin.tensor, device, "rotary: sin");
   const DType dtype = kernels::dtype_of(c.q, "rotary: q"), angle = kernels::dtype_of(cos.tensor, "rotary: cos");
   check(kernels::dtype_of(c.k, "rotary: k") == dtype, "rotary: wanted k in q's dtype; got another; cast one of them");
   check(kernels::dtype_of(sin.tensor, "rotary: sin") == angle && sin.width == cos.width,
@@ -81,8 +84,12 @@ void run(const Call& c, const Tensor& q_out, const Tensor& k_out) {
                         .half_table = cos.width < c.rotary_dim,
                         .interleaved = c.interleaved,
                         .backward = c.backward};
-  kernels::parallel_rows(rotary_blocks(args), kRotaryBlock * (args.q.heads + args.k.heads) * args.dim,
-                         [&](int64_t begin, int64_t end) { table().rotate(args, begin, end); });
+  kernels::run_on(
+      device, [&](auto stream) { cuda::rotate(args, stream); },
+      [&] {
+        kernels::parallel_rows(rotary_blocks(args), kRotaryBlock * (args.q.heads + args.k.heads) * args.dim,
+                               [&](int64_t begin, int64_t end) { table().rotate(args, begin, end); });
+      });
 }
 
 std::tuple<Tensor, Tensor> rotated(const Call& c) {
@@ -133,6 +140,7 @@ HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
   HOTSWAP_COMMON_SCHEMAS(m);
 }
 HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { kernels::implement(m, rotary::kOps); }
+HOTSWAP_IMPLEMENT_CUDA(rotary::kOps)
 HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
   m.impl("call_count", TORCH_BOX(&rotary::call_count));
   m.impl("isa", TORCH_BOX(&kernels::isa));

@@ -1,0 +1,254 @@
+// Device code that every package needs: numbers of 16 and 32 bits, 16-byte accesses, sums over the threads of a row.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "kernels/common/dtype.h"
+
+namespace kernels::gpu {
+
+// ---- numbers
+__device__ __forceinline__ float to_float(float v) { return v; }
+__device__ __forceinline__ float to_float(BFloat16 v) { return __uint_as_float(uint32_t(v.bits) << 16); }
+__device__ __forceinline__ float to_float(Half v) { return __half2float(__ushort_as_half(v.bits)); }
+
+template <class T>
+__device__ __forceinline__ T from_float(float v) {
+  if constexpr (sizeof(T) == 4)
+    return v;
+  else if constexpr (std::is_same_v<T, BFloat16>)
+    return {__bfloat16_as_ushort(__float2bfloat16_rn(v))};
+  else
+    return {__half_as_ushort(__float2half_rn(v))};
+}
+template <class T>
+__device__ __forceinline__ float rounded(float v) {
+  return to_float(from_float<T>(v));
+}
+__device__ __forceinline__ float rounded(float v, DType dtype) {
+  return dtype == DType::kFloat32 ? v : dtype == DType::kBFloat16 ? rounded<BFloat16>(v) : rounded<Half>(v);
+}
+
+template <class T>  // two numbers as they lie in a word
+__device__ __forceinline__ float2 unpack_pair(uint32_t w) {
+  if constexpr (std::is_same_v<T, BFloat16>)
+    return {__uint_as_float(w << 16), __uint_as_float(w & 0xffff0000u)};
+  else
+    return __half22float2(reinterpret_cast<const __half2&>(w));
+}
+template <class T>
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(v);
+  } else {
+    const __half2 v = __floats2half2_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(v);
+  }
+}
+
+// ---- N numbers as they lie in memory: whole 16-byte vectors, or one element
+template <class T, int N>
+struct Pack {
+  static_assert(N * sizeof(T) % 16 == 0);
+  uint32_t w[N * sizeof(T) / 4];
+};
+template <class T>
+struct Pack<T, 1> {
+  T value;
+};
+template <class T>
+constexpr int kPerVector = 16 / sizeof(T);
+
+// Data read once and written once need not stay in a cache. Both must say so: reads that stream beside writes that do
+// not, or the other way round, cost up to a tenth of the memory's speed.
+template <int N, class T>
+__device__ __forceinline__ Pack<T, N> load(const T* p) {
+  Pack<T, N> out;
+  if constexpr (N == 1) {
+    out.value = *p;
+  } else {
+#pragma unroll
+    for (int i = 0; i < int(N * sizeof(T) / 16); ++i) {
+      const uint4 v = __ldcs(reinterpret_cast<const uint4*>(p) + i);
+      out.w[4 * i] = v.x, out.w[4 * i + 1] = v.y, out.w[4 * i + 2] = v.z, out.w[4 * i + 3] = v.w;
+    }
+  }
+  return out;
+}
+// Data that other threads read too.
+template <int N, class T>
+__device__ __forceinline__ Pack<T, N> load_shared(const T* p) {
+  Pack<T, N> out;
+  if constexpr (N == 1) {
+    out.value = *p;
+  } else {
+#pragma unroll
+    for (int i = 0; i < int(N * sizeof(T) / 16); ++i) {
+      const uint4 v = reinterpret_cast<const uint4*>(p)[i];
+      out.w[4 * i] = v.x, out.w[4 * i + 1] = v.y, out.w[4 * i + 2] = v.z, out.w[4 * i + 3] = v.w;
+    }
+  }
+  return out;
+}
+template <class T, int N>
+__device__ __forceinline__ void store(T* p, const Pack<T, N>& v) {
+  if constexpr (N == 1) {
+    *p = v.value;
+  } else {
+#pragma unroll
+    for (int i = 0; i < int(N * sizeof(T) / 16); ++i)
+      __stcs(reinterpret_cast<uint4*>(p) + i, make_uint4(v.w[4 * i], v.w[4 * i + 1], v.w[4 * i + 2], v.w[4 * i + 3]));
+  }
+}
+template <class T, int N>
+__device__ __forceinline__ void unpack(const Pack<T, N>& v, float (&f)[N]) {
+  if constexpr (N == 1) {
+    f[0] = to_float(v.value);
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) f[i] = __uint_as_float(v.w[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      const float2 two = unpack_pair<T>(v.w[i]);
+      f[2 * i] = two.x, f[2 * i + 1] = two.y;
+    }
+  }
+}
+template <class T, int N>
+__device__ __forceinline__ Pack<T, N> pack(const float (&f)[N]) {
+  Pack<T, N> out;
+  if constexpr (N == 1) {
+    out.value = from_float<T>(f[0]);
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) out.w[i] = __float_as_uint(f[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) out.w[i] = pack_pair<T>(f[2 * i], f[2 * i + 1]);
+  }
+  return out;
+}
+template <int N, class T>
+__device__ __forceinline__ void load_floats(const T* p, float (&f)[N]) {
+  unpack(load<N>(p), f);
+}
+template <int N, class T>
+__device__ __forceinline__ void store_floats(T* p, const float (&f)[N]) {
+  store(p, pack<T>(f));
+}
+
+// N numbers of a type known at run time (the same for all threads), kept as they are for other threads.
+template <int N>
+__device__ __forceinline__ void load_any(const void* data, DType dtype, int64_t at, bool aligned, float (&f)[N]) {
+  const auto typed = [&](auto* p) {
+    using T = std::remove_cv_t<std::remove_pointer_t<decltype(p)>>;
+    if constexpr (N > 1 && N * sizeof(T) % 16 == 0) {
+      if (aligned) return unpack(load_shared<N>(p + at), f);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) f[i] = to_float(static_cast<const T*>(p)[at + i]);
+  };
+  if (dtype == DType::kFloat32)
+    typed(static_cast<const float*>(data));
+  else if (dtype == DType::kBFloat16)
+    typed(static_cast<const BFloat16*>(data));
+  else
+    typed(static_cast<const Half*>(data));
+}
+
+// ---- sums over the threads of a row, the same bits in each of them
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ __forceinline__ float lanes_sum(float v, int lanes) {  // lanes: a power of two up to 32; all 32 take part
+  for (int o = lanes / 2; o > 0; o /= 2) v += __shfl_xor_sync(kAllLanes, v, o);
+  return v;
+}
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) v += __shfl_xor_sync(kAllLanes, v, o);
+  return v;
+}
+
+// Sums of kSums numbers at once over a block (or over `lanes` threads of a warp) with one barrier: two buffers take
+// turns, so that nobody writes where another still reads.
+template <int kSums>
+class RowSum {
+ public:
+  struct Memory {
+    float parts[2][kSums][32];
+  };
+  __device__ RowSum(Memory& memory, int lanes) : memory_(memory), lanes_(lanes) {}
+  __device__ __forceinline__ void operator()(float (&v)[kSums]) {
+    if (lanes_ <= 32) {
+#pragma unroll
+      for (int s = 0; s < kSums; ++s) v[s] = lanes_sum(v[s], lanes_);
+      return;
+    }
+#pragma unroll
+    for (int s = 0; s < kSums; ++s) {
+      v[s] = warp_sum(v[s]);
+      if (threadIdx.x % 32 == 0) memory_.parts[turn_][s][threadIdx.x / 32] = v[s];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int s = 0; s < kSums; ++s) {
+      v[s] = 0.f;
+      for (int w = 0; w < int(blockDim.x / 32); ++w) v[s] += memory_.parts[turn_][s][w];
+    }
+    turn_ ^= 1;
+  }
+
+ private:
+  Memory& memory_;
+  int lanes_, turn_ = 0;
+};
+
+// Mean and squared distances from it, of a row in registers: each warp its own, exactly, then all together.
+class RowMoments {
+ public:
+  struct Memory {
+    float count[2][32], mean[2][32], squares[2][32];
+  };
+  __device__ RowMoments(Memory& memory, int lanes) : memory_(memory), lanes_(lanes) {}
+
+  // total, count: of the thread's numbers; squares(mean): its sum of (number - mean)^2.
+  template <class Squares>
+  __device__ __forceinline__ float2 operator()(float total, float count, const Squares& squares) {
+    const int lanes = lanes_ < 32 ? lanes_ : 32;
+    total = lanes_sum(total, lanes);
+    count = lanes_sum(count, lanes);
+    float mean = count > 0.f ? total / count : 0.f;
+    float distances = lanes_sum(squares(mean), lanes);
+    if (lanes_ <= 32) return {mean, distances};
+    const int warp = int(threadIdx.x) / 32, warps = int(blockDim.x) / 32;
+    if (threadIdx.x % 32 == 0) {
+      memory_.count[turn_][warp] = count;
+      memory_.mean[turn_][warp] = mean;
+      memory_.squares[turn_][warp] = distances;
+    }
+    __syncthreads();
+    total = count = distances = 0.f;
+    for (int w = 0; w < warps; ++w) {
+      count += memory_.count[turn_][w];
+      total += memory_.count[turn_][w] * memory_.mean[turn_][w];
+    }
+    mean = total / count;
+    for (int w = 0; w < warps; ++w) {
+      const float off = memory_.mean[turn_][w] - mean;
+      distances += memory_.squares[turn_][w] + memory_.count[turn_][w] * off * off;
+    }
+    turn_ ^= 1;
+    return {mean, distances};
+  }
+
+ private:
+  Memory& memory_;
+  int lanes_, turn_ = 0;
+};
+
+}  // namespace kernels::gpu

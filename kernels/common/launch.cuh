@@ -1,0 +1,49 @@
+// Host side of a .cu file: launches that check, the number of multiprocessors, dtype and alignment questions.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <stdexcept>
+#include <string>
+
+#include "kernels/common/dtype.h"
+#include "kernels/common/launch.h"
+
+namespace kernels::gpu {
+
+inline void checked(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(std::string(what) + ": wanted a CUDA call without error; got " + cudaGetErrorString(error) +
+                           "; run under compute-sanitizer to see where it comes from");
+}
+
+// kernel<<<blocks, threads, 0, stream>>>(args...), with this launch's own error: one left by others is not taken.
+template <class... Wanted, class... Given>
+void launch(void (*kernel)(Wanted...), int64_t blocks, int threads, Stream stream, Given&&... args) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(blocks));
+  config.blockDim = dim3(unsigned(threads));
+  config.stream = static_cast<cudaStream_t>(stream);
+  checked(cudaLaunchKernelEx(&config, kernel, Wanted(std::forward<Given>(args))...), "kernel launch");
+}
+
+// Of the current device. Asked once a device: a query costs a microsecond.
+inline int multiprocessors() {
+  constexpr int kDevices = 64;
+  static std::atomic<int> known[kDevices];
+  int device = 0, count = 0;
+  checked(cudaGetDevice(&device), "cudaGetDevice");
+  if (device < kDevices && (count = known[device].load(std::memory_order_relaxed)) > 0) return count;
+  checked(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  if (device < kDevices) known[device].store(count, std::memory_order_relaxed);
+  return count;
+}
+
+// Do rows `stride` elements apart begin at whole vectors?
+inline bool aligned(const void* data, int64_t stride, DType dtype, int64_t rows = 2) {
+  return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0 &&
+         (rows == 1 || stride * size_of(dtype) % kVectorBytes == 0);
+}
+
+}  // namespace kernels::gpu

@@ -1,0 +1,97 @@
+// Layouts of GPU kernels, without a GPU.
+#include "kernels/common/launch.h"
+
+#include <gtest/gtest.h>
+
+namespace {
+
+using namespace kernels;
+
+constexpr RowLimits kLimits{.most_lanes = {128, 512, 512}, .threads_per_sm = 1024};
+constexpr int kSms = 132;
+
+RowPlan plan(int64_t rows, int64_t cols, int64_t size = 2, bool aligned = true) {
+  return plan_rows({.rows = rows, .cols = cols, .element_size = size, .aligned = aligned}, kLimits, kSms);
+}
+
+TEST(RowPlan, CoversEveryShape) {
+  for (const int64_t size : {2, 4}) {
+    for (const bool aligned : {true, false}) {
+      for (const int64_t rows : {int64_t{0}, int64_t{1}, int64_t{131}, int64_t{16384}, int64_t{1} << 31}) {
+        for (int64_t cols = 1; cols <= 1000000; cols = cols < 300 ? cols + 1 : cols * 3 / 2) {
+          const RowPlan p = plan(rows, cols, size, aligned);
+          const int64_t per_vector = kVectorBytes / size;
+          EXPECT_GE(p.threads(), 32);
+          EXPECT_LE(p.threads(), 512);
+          EXPECT_EQ(p.threads() % 32, 0);
+          EXPECT_GE(p.blocks, 1);
+          EXPECT_LE(p.blocks * p.threads(), kSms * 1024);
+          EXPECT_EQ(p.vector_access, aligned && cols % per_vector == 0) << cols;
+          EXPECT_TRUE(p.vectors == 0 || p.lanes * p.vectors * per_vector >= cols) << cols;
+          EXPECT_TRUE(p.rows_per_block == 1 || p.lanes <= 32);
+          EXPECT_TRUE(p.lanes >= 32 || (p.lanes & (p.lanes - 1)) == 0) << "sums go by halves";
+        }
+      }
+    }
+  }
+}
+
+TEST(RowPlan, HoldsUsualRowsInRegisters) {
+  for (const int64_t cols : {64, 128, 576, 2048, 3072, 4096, 5120, 8192, 16384})
+    EXPECT_GT(plan(16384, cols).vectors, 0);
+  EXPECT_EQ(plan(16384, 128256).vectors, 0);
+  EXPECT_TRUE(plan(16384, 128256).vector_access);
+}
+
+TEST(RowPlan, BlocksTakeTheSameNumberOfRows) {
+  EXPECT_EQ(plan(16384, 4096).blocks, 512);  // 528 would take 31 or 32 rows each
+  for (const int64_t rows : {1, 500, 1057, 16384, 100000}) {
+    const int64_t blocks = plan(rows, 4096).blocks, most = divide_up(rows, blocks);
+    EXPECT_GE(blocks * most, rows);
+    EXPECT_LT((blocks - 1) * most, rows) << "a block without rows";
+  }
+}
+
+TEST(RowPlan, OrOneBlockForEachRow) {
+  const RowLimits limits{.most_lanes = {96, 128, 512}, .threads_per_sm = 0};
+  const RowPlan p = plan_rows({.rows = 16384, .cols = 4096, .element_size = 2, .aligned = true}, limits, kSms);
+  EXPECT_EQ(p.blocks, 16384);
+  EXPECT_EQ(p.vectors, 4);
+  EXPECT_EQ(p.lanes, 128);
+}
+
+TEST(RowPlan, FewRowsTakeFewBlocks) {
+  EXPECT_EQ(plan(3, 4096).blocks, 3);
+  EXPECT_EQ(plan(0, 4096).blocks, 1);
+  EXPECT_EQ(plan(33, 64).blocks, 3);  // 16 rows a block
+}
+
+TEST(RowPlan, Prints) {
+  EXPECT_EQ(plan(16384, 4096).text(),
+            "512 blocks of 256 threads, a row each, 256 threads a row, 2 vectors of 16 bytes in registers");
+  EXPECT_EQ(plan(1, 64).text(),
+            "1 block of 128 threads, 16 rows each, 8 threads a row, 1 vector of 16 bytes in registers");
+  EXPECT_EQ(plan(2, 577).text(),
+            "2 blocks of 512 threads, a row each, 512 threads a row, rows read again, one element at a time");
+}
+
+TEST(WalkPlan, CoversEveryShape) {
+  for (const int64_t rows : {1, 3, 1000}) {
+    for (const int64_t cols : {0, 1, 7, 8, 4096, 4099, 100000}) {
+      for (const bool aligned : {true, false}) {
+        const WalkPlan p = plan_walk({.rows = rows, .cols = cols, .element_size = 2, .aligned = aligned}, 2);
+        const int64_t unit = p.vector_access ? 8 : 1;
+        EXPECT_GE(p.blocks_per_row * kWalkThreads * 2 * unit, cols);
+        EXPECT_EQ(p.blocks, p.blocks_per_row * rows);
+        EXPECT_EQ(p.vector_access, aligned && (rows == 1 || cols % 8 == 0));
+      }
+    }
+  }
+}
+
+TEST(WalkPlan, HugeTensorsStayWithinAGrid) {
+  const WalkPlan p = plan_walk({.rows = int64_t{1} << 33, .cols = 4, .element_size = 4, .aligned = true}, 2);
+  EXPECT_LE(p.blocks, (int64_t{1} << 31) - 1);
+}
+
+}  // namespace

@@ -1,0 +1,406 @@
+// Cross-entropy on a GPU: a block a row. The row is read once from memory where losses and gradients are made together:
+// a part of it stays in shared memory, and the rest is still in L2.
+#include <algorithm>
+
+#include "kernels/common/activations.cuh"
+#include "kernels/common/launch.cuh"
+#include "kernels/loss/loss_cuda.h"
+
+namespace loss::cuda {
+namespace {
+
+using namespace kernels;
+using namespace kernels::gpu;
+
+constexpr int kMostThreads = 512, kTogether = 4;  // vectors a thread has in flight
+constexpr int kBlocksPerSm = 2, kKeptBytes = 100 << 10;
+constexpr int kOneBlock = 1024;
+
+struct Plain {
+  float cap;
+  __device__ __forceinline__ float u(float z) const { return z; }
+  __device__ __forceinline__ float slope(float) const { return 1.f; }
+};
+struct Capped {
+  float cap;
+  __device__ __forceinline__ float u(float z) const { return cap * tanhf(z / cap); }
+  __device__ __forceinline__ float slope(float u) const {
+    const float t = u / cap;
+    return 1.f - t * t;
+  }
+};
+
+__device__ __forceinline__ float exp2_coarse(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+__device__ __forceinline__ float finite_or_zero(float top) { return top == -INFINITY ? 0.f : top; }
+
+// log sum e^u = top + log(total), of the numbers seen so far.
+struct Online {
+  float top = -INFINITY, total = 0.f, sum = 0.f;  // sum: of u, where labels are smoothed
+
+  template <bool kCoarse>
+  __device__ __forceinline__ void raise(float highest) {
+    if (highest <= top) return;
+    total *= exponential<kCoarse>(top - highest);
+    top = highest;
+  }
+  template <bool kCoarse, int N>
+  __device__ __forceinline__ void add(const float (&u)[N], bool smoothed) {
+    constexpr float kLog2 = 1.44269504f;
+    const float from = finite_or_zero(top), scaled = from * kLog2;
+    float here = 0.f;
+#pragma unroll
+    for (int i = 0; i < N; ++i) here += kCoarse ? exp2_coarse(__fmaf_rn(u[i], kLog2, -scaled)) : expf(u[i] - from);
+    total += here;
+    if (smoothed) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum += u[i];
+    }
+  }
+};
+
+// The largest of a pack's numbers.
+template <class T, int N>
+__device__ __forceinline__ float highest_of(const Pack<T, N>& p) {
+  if constexpr (N == 8 && std::is_same_v<T, BFloat16>) {  // two at a time
+    const auto pair = [&](int i) { return reinterpret_cast<const __nv_bfloat162&>(p.w[i]); };
+    const __nv_bfloat162 m = __hmax2(__hmax2(pair(0), pair(1)), __hmax2(pair(2), pair(3)));
+    return fmaxf(__low2float(m), __high2float(m));
+  } else {
+    float f[N];
+    unpack(p, f);
+    float highest = f[0];
+#pragma unroll
+    for (int i = 1; i < N; ++i) highest = fmaxf(highest, f[i]);
+    return highest;
+  }
+}
+
+struct RowMemory {
+  float top[2][32], total[2][32], sum[2][32];
+};
+
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, o));
+  return v;
+}
+
+// The block's numbers together, the same bits in every thread. `turn` alternates: one barrier a row.
+__device__ __forceinline__ Online together(Online mine, RowMemory& memory, int turn) {
+  const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
+  const auto of_warp = [](Online o) {
+    const float top = warp_max(o.top);
+    o.total = warp_sum(o.total * expf(o.top - finite_or_zero(top)));
+    o.sum = warp_sum(o.sum);
+    o.top = top;
+    return o;
+  };
+  mine = of_warp(mine);
+  if (lane == 0) {
+    memory.top[turn][warp] = mine.top;
+    memory.total[turn][warp] = mine.total;
+    memory.sum[turn][warp] = mine.sum;
+  }
+  __syncthreads();
+  Online all;
+  if (lane < warps) {
+    all.top = memory.top[turn][lane];
+    all.total = memory.total[turn][lane];
+    all.sum = memory.sum[turn][lane];
+  }
+  return of_warp(all);
+}
+
+// A row as vectors, with single elements before the first whole vector and after the last.
+template <class T, int N>
+struct Row {
+  int64_t head, vectors, singles;
+  __device__ Row(const T* z, int64_t vocab) {
+    const int64_t off = N == 1 ? 0 : int64_t(reinterpret_cast<uintptr_t>(z) % 16 / sizeof(T));
+    head = off == 0 ? 0 : N - off;
+    if (head > vocab) head = vocab;
+    vectors = (vocab - head) / N;
+    singles = vocab - vectors * N;
+  }
+  __device__ int64_t col(int64_t v) const { return head + v * N; }
+  __device__ int64_t single(int64_t i) const { return i < head ? i : i + vectors * N; }
+};
+
+template <class Cap, class T, int N>
+__device__ __forceinline__ Online sums_of(const LossRows& a, Cap cap, const T* z, const Row<T, N>& r, uint4* kept,
+                                          int64_t keep) {
+  constexpr bool kCoarse = kCoarseOf<T>;
+  const bool smoothed = a.label_smoothing != 0.f, once = a.dlogits == nullptr;
+  Online mine;
+  for (int64_t first = threadIdx.x; first < r.vectors; first += int64_t{blockDim.x} * kTogether) {
+    Pack<T, N> p[kTogether];
+    float highest = -INFINITY;
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const int64_t v = first + int64_t{k} * blockDim.x;
+      if (v < r.vectors) p[k] = once ? load<N>(z + r.col(v)) : load_shared<N>(z + r.col(v));
+    }
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const int64_t v = first + int64_t{k} * blockDim.x;
+      if (v >= r.vectors) continue;
+      if constexpr (N > 1) {
+        if (v < keep) kept[v] = make_uint4(p[k].w[0], p[k].w[1], p[k].w[2], p[k].w[3]);
+      }
+      highest = fmaxf(highest, highest_of(p[k]));
+    }
+    mine.raise<kCoarse>(cap.u(highest));  // u grows with z
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      if (first + int64_t{k} * blockDim.x >= r.vectors) continue;
+      float u[N];
+      unpack(p[k], u);
+#pragma unroll
+      for (int i = 0; i < N; ++i) u[i] = cap.u(u[i]);
+      mine.add<kCoarse>(u, smoothed);
+    }
+  }
+  if constexpr (N > 1) {
+    if (threadIdx.x < r.singles) {
+      const float u[1] = {cap.u(to_float(z[r.single(threadIdx.x)]))};
+      mine.raise<kCoarse>(u[0]);
+      mine.add<kCoarse>(u, smoothed);
+    }
+  }
+  return mine;
+}
+
+// dz = (weight e^(u - lse) - shift) slope(u), and the target's own term.
+struct Gradient {
+  float lse, weight, shift, target;
+
+  template <bool kCoarse, class Cap>
+  __device__ __forceinline__ float operator()(Cap cap, float z, bool is_target) const {
+    const float u = cap.u(z);
+    const float p = kCoarse ? exp2_coarse(__fmaf_rn(u, 1.44269504f, -1.44269504f * lse)) : expf(u - lse);
+    const float d = weight * p - shift;
+    return (is_target ? d - target : d) * cap.slope(u);
+  }
+};
+
+template <class Cap, class T, int N>
+__device__ __forceinline__ void gradients(const Gradient& g, Cap cap, int64_t t, const T* z, T* dz, const Row<T, N>& r,
+                                          const uint4* kept, int64_t keep) {
+  constexpr bool kCoarse = kCoarseOf<T>;
+  for (int64_t first = threadIdx.x; first < r.vectors; first += int64_t{blockDim.x} * kTogether) {
+    Pack<T, N> p[kTogether];
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const int64_t v = first + int64_t{k} * blockDim.x;
+      if (v >= r.vectors) continue;
+      if constexpr (N > 1) {
+        if (v < keep) {
+          const uint4 four = kept[v];
+          p[k].w[0] = four.x, p[k].w[1] = four.y, p[k].w[2] = four.z, p[k].w[3] = four.w;
+          continue;
+        }
+      }
+      p[k] = load<N>(z + r.col(v));
+    }
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const int64_t v = first + int64_t{k} * blockDim.x;
+      if (v >= r.vectors) continue;
+      float f[N];
+      unpack(p[k], f);
+      const int64_t at = t - r.col(v);
+      if (at >= 0 && at < N) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) f[i] = g.template operator()<kCoarse>(cap, f[i], at == i);
+      } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i) f[i] = g.template operator()<kCoarse>(cap, f[i], false);
+      }
+      store_floats<N>(dz + r.col(v), f);
+    }
+  }
+  if constexpr (N > 1) {
+    if (threadIdx.x < r.singles) {
+      const int64_t col = r.single(threadIdx.x);
+      dz[col] = from_float<T>(g.template operator()<kCoarse>(cap, to_float(z[col]), col == t));
+    }
+  }
+}
+
+template <class T, int N>
+__device__ __forceinline__ void zero(T* dz, const Row<T, N>& r) {
+  for (int64_t v = threadIdx.x; v < r.vectors; v += blockDim.x) store(dz + r.col(v), Pack<T, N>{});
+  if constexpr (N > 1) {
+    if (threadIdx.x < r.singles) dz[r.single(threadIdx.x)] = from_float<T>(0.f);
+  }
+}
+
+template <class Cap, class T, int N>
+__global__ void __launch_bounds__(kMostThreads) loss_rows(const LossRows a, const float* scale, int64_t keep) {
+  extern __shared__ uint4 kept[];
+  __shared__ RowMemory memory;
+  const Cap cap{a.softcap};
+  const float eps = a.label_smoothing;
+  int turn = 0;
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const T* z = static_cast<const T*>(a.logits) + row * a.logits_stride;
+    T* dz = a.dlogits == nullptr ? nullptr : static_cast<T*>(a.dlogits) + row * a.dlogits_stride;
+    const Row<T, N> r(z, a.vocab);
+    const int64_t t = a.target[row];
+    if (t == a.ignore_index) {
+      if (threadIdx.x == 0 && a.loss != nullptr) a.loss[row] = 0.f;
+      if (threadIdx.x == 0 && a.lse != nullptr && !a.lse_known) a.lse[row] = 0.f;
+      if (dz != nullptr) zero(dz, r);
+      continue;
+    }
+    const bool known = t >= 0 && t < a.vocab;
+    float lse = a.lse_known ? a.lse[row] : 0.f;
+    if (!a.lse_known) {
+      const float zt = known ? to_float(z[t]) : NAN;  // z may be dz: read before the barrier, written after it
+      const Online sums = together(sums_of(a, cap, z, r, kept, keep), memory, turn);
+      turn ^= 1;
+      const float log_total = logf(sums.total);
+      lse = sums.top + log_total;
+      if (threadIdx.x == 0) {
+        if (a.lse != nullptr) a.lse[row] = lse;
+        if (a.loss != nullptr) {
+          float loss = (1.f - eps) * ((sums.top - cap.u(zt)) + log_total) + a.z_loss * lse * lse;
+          if (eps != 0.f) loss += eps * ((sums.top - sums.sum / float(a.vocab)) + log_total);
+          a.loss[row] = loss;
+        }
+      }
+    }
+    if (dz == nullptr) continue;
+    float g = a.grad_scale * (a.dloss == nullptr ? 1.f : a.dloss[row]) * (scale == nullptr ? 1.f : *scale);
+    if (!known) g = NAN;
+    const Gradient gradient{lse, g * (1.f + 2.f * a.z_loss * lse), g * eps / float(a.vocab), g * (1.f - eps)};
+    gradients(gradient, cap, t, z, dz, r, kept, a.lse_known ? 0 : keep);
+  }
+}
+
+template <class Cap, class T, int N>
+void launch_rows(const LossRows& a, const float* scale, Stream stream) {
+  const int64_t vectors = divide_up(a.vocab, N);
+  const int threads = int(std::clamp<int64_t>(divide_up(vectors, kTogether * 32) * 32, 64, kMostThreads));
+  // Rows that do not stay in L2 until their gradients are made are partly kept in shared memory.
+  const bool both = a.dlogits != nullptr && !a.lse_known;
+  const int64_t row_bytes = a.vocab * int64_t{sizeof(T)};
+  int64_t keep = both && N > 1 ? std::min<int64_t>(vectors, kKeptBytes / 16) : 0;
+  int64_t per_sm = 2048 / threads;
+  if (both && row_bytes > (32 << 10)) per_sm = std::min<int64_t>(per_sm, kBlocksPerSm);
+  if (keep > 0 && per_sm > kBlocksPerSm) keep = 0;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(std::min<int64_t>(a.rows, int64_t{multiprocessors()} * per_sm * (both ? 1 : 4))));
+  config.blockDim = dim3(unsigned(threads));
+  config.dynamicSmemBytes = size_t(keep) * 16;
+  config.stream = static_cast<cudaStream_t>(stream);
+  if (keep > 0) {
+    checked(cudaFuncSetAttribute(&loss_rows<Cap, T, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, kKeptBytes),
+            "shared memory");
+  }
+  checked(cudaLaunchKernelEx(&config, &loss_rows<Cap, T, N>, a, scale, keep), "kernel launch");
+}
+
+template <class T>
+__device__ __forceinline__ T block_sum(T v) {  // in every thread of warp 0; kOneBlock threads
+  __shared__ T parts[32];
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) v += __shfl_xor_sync(kAllLanes, v, o);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = v;
+  __syncthreads();
+  v = parts[threadIdx.x % 32];
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) v += __shfl_xor_sync(kAllLanes, v, o);
+  return v;
+}
+
+__device__ __forceinline__ long long valid_rows(const int64_t* target, int64_t rows, int64_t ignore_index) {
+  long long mine = 0;
+  for (int64_t row = threadIdx.x; row < rows; row += blockDim.x) mine += target[row] != ignore_index;
+  return block_sum(mine);
+}
+
+__global__ void __launch_bounds__(kOneBlock) reduce_rows(const Reduce a) {
+  double mine = 0;
+  for (int64_t row = threadIdx.x; row < a.rows; row += blockDim.x) mine += a.row_loss[row];
+  double sum = block_sum(mine);
+  if (a.mean) {
+    const long long valid = valid_rows(a.target, a.rows, a.ignore_index);
+    sum = valid > 0 ? sum / double(valid) : double(NAN);
+  }
+  if (threadIdx.x == 0) *a.out = float(sum);
+}
+
+__global__ void __launch_bounds__(kOneBlock) scale_of(const Scale a) {
+  float out = a.dloss == nullptr ? 1.f : *a.dloss;
+  if (a.mean) {
+    const long long valid = valid_rows(a.target, a.rows, a.ignore_index);
+    if (valid > 0) out *= 1.f / float(valid);
+  }
+  if (threadIdx.x == 0) *a.out = out;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kWalkThreads) multiply_all(T* x, int64_t count, const float* factor) {
+  const float f = *factor;
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step)
+    x[i] = from_float<T>(to_float(x[i]) * f);
+}
+
+// A thread a column: rows in order.
+template <class T>
+__global__ void __launch_bounds__(kWalkThreads) sum_columns(const ColumnSum a, int64_t cols) {
+  const int64_t col = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (col >= cols) return;
+  float total = a.sum[col];
+#pragma unroll 8
+  for (int64_t row = 0; row < a.rows; ++row) total += to_float(static_cast<const T*>(a.x)[row * a.stride + col]);
+  a.sum[col] = total;
+}
+
+}  // namespace
+
+void rows(const LossRows& a, const float* scale, Stream stream) {
+  if (a.rows == 0) return;
+  const auto offset = [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % kVectorBytes; };
+  const int64_t size = size_of(a.dtype);
+  // Rows of both tensors begin at the same place within a vector.
+  const bool alike = a.dlogits == nullptr || (offset(a.logits) == offset(a.dlogits) &&
+                                              (a.rows == 1 || (a.logits_stride - a.dlogits_stride) * size % 16 == 0));
+  with_dtype(a.dtype, [&]<typename T>() {
+    if (a.softcap > 0.f && alike)
+      launch_rows<Capped, T, kPerVector<T>>(a, scale, stream);
+    else if (alike)
+      launch_rows<Plain, T, kPerVector<T>>(a, scale, stream);
+    else if (a.softcap > 0.f)
+      launch_rows<Capped, T, 1>(a, scale, stream);
+    else
+      launch_rows<Plain, T, 1>(a, scale, stream);
+  });
+}
+
+void reduce(const Reduce& a, Stream stream) { launch(&reduce_rows, 1, kOneBlock, stream, a); }
+void scale(const Scale& a, Stream stream) { launch(&scale_of, 1, kOneBlock, stream, a); }
+
+void multiply(DType dtype, void* x, int64_t count, const float* factor, Stream stream) {
+  if (count == 0) return;
+  const int64_t blocks = std::min<int64_t>(divide_up(count, kWalkThreads), int64_t{multiprocessors()} * 16);
+  with_dtype(dtype, [&]<typename T>() {
+    launch(&multiply_all<T>, blocks, kWalkThreads, stream, static_cast<T*>(x), count, factor);
+  });
+}
+
+void column_sum(const ColumnSum& a, int64_t cols, Stream stream) {
+  if (cols == 0 || a.rows == 0) return;
+  with_dtype(a.dtype, [&]<typename T>() {
+    launch(&sum_columns<T>, divide_up(cols, kWalkThreads), kWalkThreads, stream, a, cols);
+  });
+}
+
+}  // namespace loss::cuda

@@ -1,0 +1,51 @@
+// The same formulas on a GPU: loss.h's arguments with pointers to its memory. Launches on `stream` of the current
+// device, none of which waits for another device's result; errors are thrown.
+//
+// Targets are on the GPU, and reading them on the host would make it wait. So a target outside of the vocabulary is no
+// error here: its row's loss and gradient are nan. What depends on the number of valid rows stays on the GPU too.
+#pragma once
+
+#include "kernels/common/launch.h"
+#include "kernels/loss/loss.h"
+
+namespace loss::cuda {
+
+using kernels::Stream;
+
+// Losses and lse where wanted, then gradients, times *scale where it is given. dloss: a number a row, or null.
+void rows(const LossRows& a, const float* scale, Stream stream);
+
+struct Reduce {
+  const float* row_loss;  // [rows]
+  const int64_t* target;  // [rows]
+  float* out;             // one number: the sum in double, in a fixed order; mean: over valid rows, nan without
+  int64_t rows, ignore_index;
+  bool mean;
+};
+void reduce(const Reduce& a, Stream stream);
+
+struct Scale {
+  const int64_t* target;  // [rows]
+  const float* dloss;     // one number, or null: 1
+  float* out;             // one number: dloss, divided by the number of valid rows where mean
+  int64_t rows, ignore_index;
+  bool mean;
+};
+void scale(const Scale& a, Stream stream);
+
+void multiply(DType dtype, void* x, int64_t count, const float* factor, Stream stream);  // x *= *factor
+void column_sum(const ColumnSum& a, int64_t cols, Stream stream);                        // without a.scale
+
+// Rows of logits that linear cross-entropy holds at once on a GPU: GEMMs near their peak want thousands; a gigabyte is
+// little there.
+constexpr int64_t kChunkBytes = int64_t{1} << 30;
+inline int64_t chunk_rows(int64_t rows, int64_t vocab, int64_t element_size) {
+  constexpr int64_t kTile = 128;
+  const int64_t fit = kChunkBytes / (vocab * element_size < 1 ? 1 : vocab * element_size) / kTile * kTile;
+  const int64_t most = fit < kTile ? kTile : fit;
+  if (rows <= most) return rows;
+  const int64_t chunks = kernels::divide_up(rows, most);
+  return kernels::divide_up(kernels::divide_up(rows, chunks), kTile) * kTile;
+}
+
+}  // namespace loss::cuda

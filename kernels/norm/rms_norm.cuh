@@ -1,0 +1,215 @@
+// RMSNorm and AddRMSNorm on a GPU. "held": a row is in registers. Forward has a block for each row and enough blocks to
+// hide one's barrier behind another's loads; backward's blocks go through many rows, for the weight's gradient, and the
+// next row is on its way while this one is summed. "again": rows of any length, alignment and types, read a second time
+// from the cache.
+#pragma once
+
+#include "kernels/norm/rows.cuh"
+
+namespace norms::gpu {
+
+// Most lanes of a row with so many vectors a thread; what they leave of 64K registers a multiprocessor.
+constexpr int forward_lanes(int vectors) { return vectors < 4 ? 128 : 512; }
+constexpr int backward_lanes(int vectors) { return vectors == 1 ? 128 : 512; }
+
+template <class T, int kVectors, bool kAdd>
+__global__ void __launch_bounds__(forward_lanes(kVectors))
+    rms_forward_held(const RmsNormForward a, const Scale s, int64_t rows, int lanes) {
+  constexpr int N = kPerVector<T>;
+  __shared__ typename RowSum<1>::Memory memory;
+  RowSum<1> sum(memory, lanes);
+  const Place<T, kVectors> p(rows, a.cols, lanes);
+  for (int64_t first = p.first; first < rows; first += p.step) {
+    const int64_t row = first + p.group;
+    Held<T, kVectors> x, residual;
+    x.fetch(a.x, a.x_stride, row, p);
+    if constexpr (kAdd) residual.fetch(a.residual, a.residual_stride, row, p);
+    HeldScale<T, kVectors> scale;
+    scale.fetch(s, p);
+    float squares[1] = {0.f};
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      float f[N];
+      unpack(x.v[k], f);
+      if constexpr (kAdd) {
+        float r[N];
+        unpack(residual.v[k], r);
+#pragma unroll
+        for (int i = 0; i < N; ++i) f[i] += r[i];
+        x.v[k] = pack<T>(f);
+        if (p.has(row, k)) store(static_cast<T*>(a.h) + row * a.cols + p.col(k), x.v[k]);
+        unpack(x.v[k], f);
+      }
+#pragma unroll
+      for (int i = 0; i < N; ++i) squares[0] += f[i] * f[i];
+    }
+    sum(squares);
+    const float rstd = inverse_sqrt(squares[0] / float(a.cols) + a.eps);
+    if (a.rstd != nullptr && p.lane == 0 && row < rows) a.rstd[row] = rstd;
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      float f[N], w[N];
+      unpack(x.v[k], f);
+#pragma unroll
+      for (int i = 0; i < N; ++i) f[i] *= rstd;
+      if (a.round_n) round_all<T>(f);
+      scale.get(s, k, w);
+#pragma unroll
+      for (int i = 0; i < N; ++i) f[i] *= w[i];
+      if (p.has(row, k)) store_floats<N>(static_cast<T*>(a.y) + row * a.cols + p.col(k), f);
+    }
+  }
+}
+
+template <class T, class Y, int N>
+__global__ void __launch_bounds__(512) rms_forward_again(const RmsNormForward a, const Scale s, int64_t rows) {
+  __shared__ typename RowSum<1>::Memory memory;
+  RowSum<1> sum(memory, blockDim.x);
+  const bool aligned = scale_aligned(s);
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    const auto value = [&](int64_t col, float(&f)[N]) {
+      unpack(load_shared<N>(static_cast<const T*>(a.x) + row * a.x_stride + col), f);
+      if (a.residual == nullptr) return;
+      float r[N];
+      unpack(load_shared<N>(static_cast<const T*>(a.residual) + row * a.residual_stride + col), r);
+#pragma unroll
+      for (int i = 0; i < N; ++i) f[i] = rounded<T>(f[i] + r[i]);
+    };
+    float squares[1] = {0.f};
+    for (int64_t col = int64_t{threadIdx.x} * N; col < a.cols; col += int64_t{blockDim.x} * N) {
+      float f[N];
+      value(col, f);
+#pragma unroll
+      for (int i = 0; i < N; ++i) squares[0] += f[i] * f[i];
+    }
+    sum(squares);
+    const float rstd = inverse_sqrt(squares[0] / float(a.cols) + a.eps);
+    if (a.rstd != nullptr && threadIdx.x == 0) a.rstd[row] = rstd;
+    for (int64_t col = int64_t{threadIdx.x} * N; col < a.cols; col += int64_t{blockDim.x} * N) {
+      float f[N], scale[N];
+      value(col, f);
+      if (a.h != nullptr) store_floats<N>(static_cast<T*>(a.h) + row * a.cols + col, f);
+      load_scale<N>(s, col, aligned, scale);
+#pragma unroll
+      for (int i = 0; i < N; ++i) f[i] *= rstd;
+      if (a.round_n) round_all<T>(f);
+#pragma unroll
+      for (int i = 0; i < N; ++i) f[i] *= scale[i];
+      store_floats<N>(static_cast<Y*>(a.y) + row * a.cols + col, f);
+    }
+  }
+}
+
+template <class T, int kVectors, bool kAdd>
+__global__ void __launch_bounds__(backward_lanes(kVectors))
+    rms_backward_held(const RmsNormBackward a, const Scale s, int lanes) {
+  constexpr int N = kPerVector<T>;
+  __shared__ typename RowSum<1>::Memory memory;
+  RowSum<1> sum(memory, lanes);
+  const Place<T, kVectors> p(a.rows, a.cols, lanes);
+  Held<T, kVectors> x, dy, dh, next_x, next_dy;
+  x.fetch(a.x, a.x_stride, p.first + p.group, p);
+  dy.fetch(a.dy, a.dy_stride, p.first + p.group, p);
+  HeldScale<T, kVectors> scale;
+  scale.fetch(s, p);
+  float dweight[kVectors][N] = {};
+  for (int64_t first = p.first; first < a.rows; first += p.step) {
+    const int64_t row = first + p.group;
+    const float rstd = row < a.rows ? a.rstd[row] : 0.f;
+    next_x.fetch(a.x, a.x_stride, row + p.step, p);
+    next_dy.fetch(a.dy, a.dy_stride, row + p.step, p);
+    if constexpr (kAdd) dh.fetch(a.dh, a.dh_stride, row, p);
+    float dot[1] = {0.f};
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      float f[N], g[N], w[N];
+      unpack(x.v[k], f);
+      unpack(dy.v[k], g);
+      scale.get(s, k, w);
+#pragma unroll
+      for (int i = 0; i < N; ++i) dot[0] += g[i] * w[i] * f[i];
+    }
+    sum(dot);
+    const float slope = dot[0] * rstd * rstd / float(a.cols);  // n * mean(g * n) = x * slope
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      float f[N], g[N], d[N];
+      unpack(x.v[k], f);
+      unpack(dy.v[k], g);
+      scale.get(s, k, d);
+#pragma unroll
+      for (int i = 0; i < N; ++i) d[i] = (g[i] * d[i] - f[i] * slope) * rstd;
+      if constexpr (kAdd) {
+        float add[N];
+        unpack(dh.v[k], add);
+#pragma unroll
+        for (int i = 0; i < N; ++i) d[i] += add[i];
+      }
+      if (p.has(row, k)) store_floats<N>(static_cast<T*>(a.dx) + row * a.cols + p.col(k), d);
+#pragma unroll
+      for (int i = 0; i < N; ++i) f[i] *= rstd;
+      if (a.round_n) round_all<T>(f);
+#pragma unroll
+      for (int i = 0; i < N; ++i) dweight[k][i] += g[i] * f[i];
+    }
+    x = next_x;
+    dy = next_dy;
+  }
+  write_partial(a.partial, p, dweight);
+}
+
+template <class T, class Y, int N>
+__global__ void __launch_bounds__(512) rms_backward_again(const RmsNormBackward a, const Scale s) {
+  __shared__ typename RowSum<1>::Memory memory;
+  RowSum<1> sum(memory, blockDim.x);
+  const bool aligned = scale_aligned(s);
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+    const Y* dy = static_cast<const Y*>(a.dy) + row * a.dy_stride;
+    const float rstd = a.rstd[row];
+    float dot[1] = {0.f};
+    for (int64_t col = int64_t{threadIdx.x} * N; col < a.cols; col += int64_t{blockDim.x} * N) {
+      float f[N], g[N], scale[N];
+      unpack(load_shared<N>(x + col), f);
+      unpack(load_shared<N>(dy + col), g);
+      load_scale<N>(s, col, aligned, scale);
+#pragma unroll
+      for (int i = 0; i < N; ++i) dot[0] += g[i] * scale[i] * f[i];
+    }
+    sum(dot);
+    const float slope = dot[0] * rstd * rstd / float(a.cols);
+    for (int64_t col = int64_t{threadIdx.x} * N; col < a.cols; col += int64_t{blockDim.x} * N) {
+      float f[N], g[N], scale[N];
+      unpack(load_shared<N>(x + col), f);
+      unpack(load_shared<N>(dy + col), g);
+      load_scale<N>(s, col, aligned, scale);
+#pragma unroll
+      for (int i = 0; i < N; ++i) f[i] = (g[i] * scale[i] - f[i] * slope) * rstd;
+      if (a.dh != nullptr) {
+        float add[N];
+        unpack(load_shared<N>(static_cast<const T*>(a.dh) + row * a.dh_stride + col), add);
+#pragma unroll
+        for (int i = 0; i < N; ++i) f[i] += add[i];
+      }
+      store_floats<N>(static_cast<T*>(a.dx) + row * a.cols + col, f);
+    }
+  }
+}
+
+// One thread a column, one block row a chunk of rows: where backward reads rows again.
+template <class T, class Y>
+__global__ void rms_weight_again(const RmsNormBackward a) {
+  const int64_t col = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (col >= a.cols) return;
+  const int64_t begin = int64_t{blockIdx.y} * a.chunk, wanted = begin + a.chunk,
+                end = wanted < a.rows ? wanted : a.rows;
+  float total = 0.f;
+  for (int64_t row = begin; row < end; ++row) {
+    float n = to_float(static_cast<const T*>(a.x)[row * a.x_stride + col]) * a.rstd[row];
+    if (a.round_n) n = rounded<T>(n);
+    total += to_float(static_cast<const Y*>(a.dy)[row * a.dy_stride + col]) * n;
+  }
+  a.partial[int64_t{blockIdx.y} * a.cols + col] = total;
+}
+
+}  // namespace norms::gpu
