@@ -53,7 +53,7 @@ OutJson gather() {
   out["environment"] = OutJson::array();
   for (const EnvRow& row : env_table()) {
     const auto value = env(row.variable);
-    const bool secret = row.variable == EnvVar::kHfToken && value;
+    const bool secret = (row.variable == EnvVar::kHfToken || row.variable == EnvVar::kHuggingFaceHubToken) && value;
     out["environment"].push_back({{"name", row.name},
                                   {"value", value ? OutJson(secret ? "(set)" : *value) : OutJson(nullptr)},
                                   {"meaning", row.meaning}});

@@ -24,6 +24,7 @@ int run(int argc, char** argv) {
   hotswap::add_kernel(app);
   hotswap::add_bench(app);
   hotswap::add_env(app);
+  hotswap::add_serve_hub(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

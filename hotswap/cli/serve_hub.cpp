@@ -1,0 +1,60 @@
+#include <signal.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "hotswap/cli/verbs.h"
+#include "hotswap/hub/server.h"
+
+namespace hotswap {
+namespace {
+
+struct Flags {
+  HubServerOptions server{.port = 8080};
+  std::string folder, certificate, key;
+  bool quiet = false;
+};
+
+void serve_hub_verb(const Flags& flags) {
+  if (flags.certificate.empty() != flags.key.empty()) throw usage_error("--certificate and --key belong together");
+  HubServerOptions options = flags.server;
+  options.folder = flags.folder;
+  options.certificate = flags.certificate;
+  options.key = flags.key;
+  if (!flags.quiet) options.on_request = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
+
+  // Blocked before the server's threads start, which inherit it; so the signal waits for sigwait below.
+  sigset_t ends;
+  sigemptyset(&ends);
+  for (const int signal : {SIGINT, SIGTERM}) sigaddset(&ends, signal);
+  pthread_sigmask(SIG_BLOCK, &ends, nullptr);
+  HubServer server(options);
+  server.start();
+  std::printf("%s\n", server.url().c_str());
+  std::fflush(stdout);
+  std::fprintf(stderr, "serving %s; clients find it with HF_ENDPOINT=%s; Ctrl-C ends it\n", flags.folder.c_str(),
+               server.url().c_str());
+  int signal = 0;
+  sigwait(&ends, &signal);
+  server.stop();
+}
+
+}  // namespace
+
+void add_serve_hub(CLI::App& app) {
+  auto* verb =
+      app.add_subcommand("serve-hub",
+                         "Answer as huggingface.co does, read-only, from a folder: the mirror of a cluster without\n"
+                         "internet. The folder's layout is in docs/formats.md. Prints its address on stdout.");
+  auto flags = std::make_shared<Flags>();
+  verb->add_option("DIR", flags->folder, "the folder to serve")->required();
+  verb->add_option("--host", flags->server.host, "address to listen on")->capture_default_str();
+  verb->add_option("--port", flags->server.port, "0: any free one")->check(CLI::Range(0, 65535))->capture_default_str();
+  verb->add_option("--token", flags->server.token, "clients must send it as HF_TOKEN");
+  verb->add_option("--certificate", flags->certificate, "PEM; with --key: HTTPS");
+  verb->add_option("--key", flags->key, "PEM");
+  verb->add_flag("--quiet", flags->quiet, "do not list requests on stderr");
+  verb->callback([flags] { serve_hub_verb(*flags); });
+}
+
+}  // namespace hotswap
