@@ -36,9 +36,12 @@ HttpResponse HubClient::ask(HttpRequest request, const std::string& subject) {
   return answer;
 }
 
-HttpResponse HubClient::get_json(const std::string& path_and_query, const std::string& subject, int retries) {
-  HttpResponse answer =
-      ask({.url = options_.endpoint + path_and_query, .retries = retries, .body_limit = kPageBytes}, subject);
+HttpResponse HubClient::get_json(const std::string& path_and_query, const std::string& subject, bool quick) {
+  HttpResponse answer = ask({.url = options_.endpoint + path_and_query,
+                             .retries = quick ? 0 : -1,
+                             .answer_s = quick ? options_.head_s : 0,
+                             .body_limit = kPageBytes},
+                            subject);
   if (answer.status != 200) {
     throw HubError({.wanted = subject,
                     .got = cat("status ", answer.status, " from ", url_shown(answer.url)),
@@ -58,15 +61,15 @@ void HubClient::warn_once(const HttpResponse& answer) {
   }
 }
 
-RepoRefs HubClient::refs(const Repo& repo) {
-  const HttpResponse answer = get_json(api_path(repo) + "/refs", "the branches and tags of " + repo.id);
+RepoRefs HubClient::refs(const Repo& repo, bool quick) {
+  const HttpResponse answer = get_json(api_path(repo) + "/refs", "the branches and tags of " + repo.id, quick);
   return parse_refs(answer.body, url_shown(answer.url));
 }
 
-std::string HubClient::commit(const Repo& repo, const std::string& revision) {
+std::string HubClient::commit(const Repo& repo, const std::string& revision, bool quick) {
   check_relative_path(revision, "revision");
   const std::string subject = "revision " + revision + " of " + repo.id;
-  const HttpResponse answer = get_json(api_path(repo) + "/revision/" + percent_encode(revision, false), subject);
+  const HttpResponse answer = get_json(api_path(repo) + "/revision/" + percent_encode(revision, false), subject, quick);
   const auto sha = Json::parse(answer.body, url_shown(answer.url)).at<std::string>("sha");
   if (!is_commit(sha)) {
     throw HubError({.wanted = subject + " as a commit of 40 hexadecimal digits",
@@ -124,10 +127,10 @@ FileMeta HubClient::file_meta(const Repo& repo, const std::string& revision, con
   return parse_file_meta(head);
 }
 
-Publisher HubClient::publisher(const std::string& name) {
+Publisher HubClient::publisher(const std::string& name, bool quick) {
   check_repo({.id = name});
   const HttpResponse answer = get_json("/api/organizations/" + percent_encode(name, false) + "/overview",
-                                       "what the Hub says of the publisher " + name);
+                                       "what the Hub says of the publisher " + name, quick);
   const Json overview = Json::parse(answer.body, url_shown(answer.url));
   return {.name = overview.get<std::string>("name", name),
           .trusted = overview.get<bool>("trustedKernelPublisher", false)};

@@ -48,14 +48,14 @@ class HubClient {
  public:
   explicit HubClient(HubOptions options);
 
-  RepoRefs refs(const Repo& repo);
-  std::string commit(const Repo& repo, const std::string& revision);
+  // quick: one try of HubOptions::head_s seconds, for who has an older answer at hand.
+  RepoRefs refs(const Repo& repo, bool quick = false);
+  std::string commit(const Repo& repo, const std::string& revision, bool quick = false);
   // Everything under `folder` ("": the root), page after page.
   std::vector<TreeEntry> tree(const Repo& repo, const std::string& revision, const std::string& folder = "",
                               bool recursive = true);
-  // quick: one try of HubOptions::head_s seconds, for who has an older copy at hand.
   FileMeta file_meta(const Repo& repo, const std::string& revision, const std::string& path, bool quick = false);
-  Publisher publisher(const std::string& name);
+  Publisher publisher(const std::string& name, bool quick = false);
 
   std::string file_url(const Repo& repo, const std::string& revision, const std::string& path) const;
 
@@ -68,7 +68,7 @@ class HubClient {
   int64_t requests() const { return requests_; }  // sent so far, retries and redirects not counted
 
  private:
-  HttpResponse get_json(const std::string& path_and_query, const std::string& subject, int retries = -1);
+  HttpResponse get_json(const std::string& path_and_query, const std::string& subject, bool quick);
   void warn_once(const HttpResponse& answer);
 
   HubOptions options_;

@@ -49,12 +49,12 @@ std::string Hub::commit(const Repo& repo, const std::string& revision) {
     const auto names = store.refs(repo);
     throw offline_error(repo, wanted, cat("refs/", revision, names.empty() ? "" : "; it knows " + list_of(names)));
   }
+  const auto older = store.read_ref(repo, revision);
   try {
-    const std::string commit = client_.commit(repo, revision);
+    const std::string commit = client_.commit(repo, revision, older.has_value());
     store.write_ref(repo, revision, commit);
     return commit;
   } catch (const HubError& error) {
-    const auto older = store.read_ref(repo, revision);
     if (!older || !unreachable(error)) throw;
     log_warning(error.what(), "; going on with ", *older, ", which it was when last seen");
     return *older;
@@ -66,17 +66,17 @@ void Hub::remember(const Repo& repo, const std::string& name, const std::string&
 }
 
 // A JSON answer about names, from the cache while it is young.
-std::string Hub::answer(const Repo& repo, const std::string& what, const std::function<std::string()>& ask) {
+std::string Hub::answer(const Repo& repo, const std::string& what, const std::function<std::string(bool quick)>& ask) {
   const HubCache& store = cache(repo);
   const std::string key = client_.options().endpoint + " " + what;
   if (auto known = store.read_answer(repo, key, offline() ? -1 : client_.options().ttl_s)) return *known;
   if (offline()) throw offline_error(repo, what + " of " + repo.id, "the Hub's answer");
+  const auto older = store.read_answer(repo, key);
   try {
-    std::string fresh = ask();
+    std::string fresh = ask(older.has_value());
     store.write_answer(repo, key, fresh);
     return fresh;
   } catch (const HubError& error) {
-    const auto older = store.read_answer(repo, key);
     if (!older || !unreachable(error)) throw;
     log_warning(error.what(), "; going on with the last answer");
     return *older;
@@ -84,8 +84,8 @@ std::string Hub::answer(const Repo& repo, const std::string& what, const std::fu
 }
 
 RepoRefs Hub::refs(const Repo& repo) {
-  const std::string json = answer(repo, "refs", [&] {
-    const RepoRefs refs = client_.refs(repo);
+  const std::string json = answer(repo, "refs", [&](bool quick) {
+    const RepoRefs refs = client_.refs(repo, quick);
     nlohmann::ordered_json out = {{"branches", nlohmann::ordered_json::array()},
                                   {"tags", nlohmann::ordered_json::array()}};
     for (const auto& [key, list] : {std::pair("branches", &refs.branches), std::pair("tags", &refs.tags)}) {
@@ -99,8 +99,8 @@ RepoRefs Hub::refs(const Repo& repo) {
 Publisher Hub::publisher(const Repo& repo) {
   const std::string org = publisher_of(repo);
   if (org.empty()) return {};  // no organization stands behind "name": nobody vouches for it
-  const std::string json = answer(repo, "publisher", [&] {
-    const Publisher publisher = client_.publisher(org);
+  const std::string json = answer(repo, "publisher", [&](bool quick) {
+    const Publisher publisher = client_.publisher(org, quick);
     return nlohmann::ordered_json{{"name", publisher.name}, {"trusted", publisher.trusted}}.dump();
   });
   const Json parsed = Json::parse(json, "the cached standing of " + org);

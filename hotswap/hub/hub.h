@@ -14,6 +14,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -53,7 +54,7 @@ class Hub {
   bool offline() const { return client_.options().offline; }
 
  private:
-  std::string answer(const Repo& repo, const std::string& what, const std::function<std::string()>& ask);
+  std::string answer(const Repo& repo, const std::string& what, const std::function<std::string(bool quick)>& ask);
   std::filesystem::path download(const Repo& repo, const std::string& revision, const std::string& path);
   std::vector<std::string> lacking(const Repo& repo, const std::string& commit,
                                    const std::vector<TreeEntry>& files) const;

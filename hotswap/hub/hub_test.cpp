@@ -56,7 +56,10 @@ class HubTest : public testing::Test {
                  .cache = cache.path() / "hub",
                  .kernels_cache = cache.path() / "hub"};
     o.progress = false;
-    o.http.sleep = [](double) {};
+    o.http.sleep = [this](double seconds) {
+      const std::lock_guard lock(mutex);
+      waits.push_back(seconds);
+    };
     return o;
   }
   size_t asked() const {
@@ -68,6 +71,7 @@ class HubTest : public testing::Test {
   TempFolder served, cache;
   mutable std::mutex mutex;
   std::vector<std::string> requests;
+  mutable std::vector<double> waits;
   std::unique_ptr<HubServer> server;
 };
 
@@ -214,9 +218,11 @@ TEST_F(HubTest, TheHubIsDownButWeKnow) {
   hub.refs(kKernel);
   const std::string commit = hub.commit(kModel, "main");
   server->stop();
+  waits.clear();
   EXPECT_EQ(hub.file(kModel, "main", "config.json"), file);
   EXPECT_EQ(hub.commit(kModel, "main"), commit);
   EXPECT_EQ(hub.refs(kKernel).tags.size(), 1u);
+  EXPECT_EQ(waits.size(), 0u) << "with an answer at hand nobody waits for a Hub that is down";
   EXPECT_NE(message_of([&] { hub.file(kModel, "main", "model.safetensors"); }), "no error");
 }
 
