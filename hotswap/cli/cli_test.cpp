@@ -75,8 +75,9 @@ std::set<std::string> keys(const OutJson& json) {
 using Keys = std::set<std::string>;
 
 TEST_F(Cli, HelpIsEverywhere) {
-  for (const char* verb : {"", "demo", "generate", "score", "tokenize", "kernelize", "kernel", "kernel list",
-                           "kernel info", "bench", "bench model", "env"}) {
+  for (const char* verb :
+       {"", "demo", "generate", "score", "tokenize", "kernelize", "kernel", "kernel list", "kernel info", "kernel hash",
+        "kernel check", "kernel verify", "bench", "bench model", "env"}) {
     const Outcome outcome = run(std::string(verb) + " --help");
     EXPECT_EQ(outcome.status, 0) << verb;
     EXPECT_NE(outcome.out.find("Usage"), std::string::npos) << verb;
@@ -87,8 +88,9 @@ TEST_F(Cli, HelpIsEverywhere) {
 TEST_F(Cli, WrongUsageIsTwo) {
   for (const char* line :
        {"", "nonsense", "generate", "generate --model x", "generate --model x --prompt a --ids b", "score --model x",
-        "score --model x --text a --ids b", "kernelize", "kernelize --model x --kernel RMSNorm", "kernel", "demo",
-        "generate --model x --prompt a --max-new-tokens -1", "env --nonsense", "bench --size enormous"}) {
+        "score --model x --text a --ids b", "kernelize", "kernelize --model x --kernel RMSNorm", "kernel",
+        "kernel verify", "kernel hash /nowhere", "demo", "generate --model x --prompt a --max-new-tokens -1",
+        "env --nonsense", "bench --size enormous"}) {
     const Outcome outcome = run(line);
     EXPECT_EQ(outcome.status, 2) << line;
     EXPECT_TRUE(outcome.out.empty()) << line;
@@ -108,9 +110,35 @@ TEST_F(Cli, ErrorsAreOneAndNameTheNextStep) {
   }
 }
 
+// Of a variant made here: nothing of it is code.
+TEST_F(Cli, KernelHashCheckAndVerify) {
+  const fs::path variant = file("torch-cpu");
+  fs::create_directories(variant);
+  write_file(variant / "__init__.py", "");
+  write_file(
+      variant / "metadata.json",
+      R"({"name": "ab", "id": "_ab", "version": 1, "license": "mit", "python-depends": [], "backend": {"type": "cpu"}})");
+  const std::string at = variant.string();
+  const Outcome unhashed = run("kernel check " + at);
+  EXPECT_EQ(unhashed.status, 1);
+  EXPECT_NE(unhashed.out.find("no digest"), std::string::npos) << unhashed.out;
+  EXPECT_EQ(run("kernel hash " + at).out, "torch-cpu: sha256 of 1 files\n");
+  EXPECT_EQ(run("kernel check " + at).out, "torch-cpu: good\n");
+
+  const Outcome nobody = run("kernel verify " + at);
+  EXPECT_EQ(nobody.status, 1);
+  EXPECT_NE(nobody.out.find("SignatureBundleMissing"), std::string::npos) << nobody.out;
+  EXPECT_EQ(run_json("kernel verify --allow-unsigned --json " + at)[0]["result"], "Unsigned");
+  write_file(variant / "__init__.py", "import os");
+  EXPECT_EQ(run("kernel check " + at).status, 1);
+  EXPECT_EQ(run("kernel verify --allow-unsigned " + at).status, 1);
+  EXPECT_EQ(run("kernel verify --lock /nowhere " + at).status, 2);
+}
+
 TEST_F(Cli, EnvAndKernelList) {
   const OutJson env = run_json("env --json");
   EXPECT_TRUE(env.contains("torch") && env.contains("device") && env.contains("variants"));
+  EXPECT_TRUE(env["host"].contains("backend") && env["host"].contains("cxx11_abi"));
   bool has_home = false;
   for (const auto& row : env["environment"]) has_home |= row["name"] == "HF_HOME";
   EXPECT_TRUE(has_home);

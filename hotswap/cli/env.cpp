@@ -18,17 +18,20 @@ namespace {
 using OutJson = nlohmann::ordered_json;
 
 struct SeenVariant {
-  std::string package, variant, verdict;
+  std::string package, variant, verdict, needs;  // needs: what would make it fit
 };
 
 // Each variant of each bundled package, with what the variant rules say of it on this machine.
 std::vector<SeenVariant> seen_variants(const std::string& device) {
-  std::map<std::string, std::vector<std::string>> by_package;
-  for (const Manifest& manifest : bundled_packages()) by_package[manifest.name].push_back(manifest.variant);
+  std::map<std::string, std::vector<VariantCandidate>> by_package;
+  for (const Manifest& m : bundled_packages()) by_package[m.name].push_back({m.variant, m.archs});
   std::vector<SeenVariant> seen;
   for (const auto& [package, variants] : by_package) {
-    for (const auto& [variant, verdict] : choose_variant(variants, this_system(device)).trace) {
-      seen.push_back({package, variant, verdict});
+    const VariantChoice choice = choose_variant(variants, this_system(device));
+    for (const auto& [variant, verdict] : choice.trace) {
+      const auto near = std::find_if(choice.nearest.begin(), choice.nearest.end(),
+                                     [&](const NearMiss& miss) { return miss.variant == variant; });
+      seen.push_back({package, variant, verdict, near == choice.nearest.end() ? "" : join(near->needs, " and ")});
     }
   }
   return seen;
@@ -42,13 +45,18 @@ OutJson gather() {
   out["torch"] = TORCH_VERSION;
   out["threads"] = at::get_num_threads();
   out["cpu_capability"] = at::get_cpu_capability();
-  out["host"] = {{"cpu", host.cpu}, {"os", host.os}, {"backend", host.backend.text()}};
+  out["host"] = {{"cpu", host.cpu},
+                 {"os", host.os},
+                 {"backend", host.backend.text()},
+                 {"cxx11_abi", host.cxx11_abi ? OutJson(*host.cxx11_abi) : OutJson(nullptr)},
+                 {"capability", host.capability ? OutJson(host.capability->str()) : OutJson(nullptr)}};
   const auto folder = bundled_folder();
   out["packages_folder"] = folder ? OutJson((*folder).string()) : OutJson(nullptr);
   if (!folder) out["packages_reason"] = folder.why();
   out["variants"] = OutJson::array();
   for (const SeenVariant& seen : seen_variants(device)) {
-    out["variants"].push_back({{"package", seen.package}, {"variant", seen.variant}, {"verdict", seen.verdict}});
+    out["variants"].push_back(
+        {{"package", seen.package}, {"variant", seen.variant}, {"verdict", seen.verdict}, {"needs", seen.needs}});
   }
   out["environment"] = OutJson::array();
   for (const EnvRow& row : env_table()) {
@@ -65,10 +73,17 @@ void print(const OutJson& found) {
   std::printf("device    %s, %d threads, torch's CPU code %s\n", found["device"].get<std::string>().c_str(),
               found["threads"].get<int>(), found["cpu_capability"].get<std::string>().c_str());
   std::printf("torch     %s\n", found["torch"].get<std::string>().c_str());
+  const OutJson& host = found["host"];
+  const OutJson& capability = host["capability"];
+  std::printf("variants  of %s-%s-%s%s, for a host without Python: torch's stable ABI alone\n",
+              host["backend"].get<std::string>().c_str(), host["cpu"].get<std::string>().c_str(),
+              host["os"].get<std::string>().c_str(),
+              capability.is_null() ? "" : (", compute capability " + capability.get<std::string>()).c_str());
   const OutJson& folder = found["packages_folder"];
   std::printf("packages  %s\n\n", (folder.is_null() ? found["packages_reason"] : folder).get<std::string>().c_str());
-  Table variants({"package", "variant", "verdict"});
-  for (const auto& row : found["variants"]) variants.row({row["package"], row["variant"], row["verdict"]});
+  Table variants({"package", "variant", "verdict", "would need"});
+  for (const auto& row : found["variants"])
+    variants.row({row["package"], row["variant"], row["verdict"], row["needs"]});
   std::printf("%s\n", variants.text().c_str());
   Table environment({"variable", "value", "meaning"});
   for (const auto& row : found["environment"]) {

@@ -129,6 +129,7 @@ void add_kernel(CLI::App& app) {
   info->add_option("package", flags->name, "Name of a bundled package, or a package's folder")->required();
   info->add_flag("--json", flags->json, "Print JSON");
   info->callback([flags] { show_package(flags->name, flags->json); });
+  add_kernel_checks(*verb);
 }
 
 }  // namespace hotswap

@@ -11,6 +11,7 @@ void add_score(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_kernelize(CLI::App& app);
 void add_kernel(CLI::App& app);
+void add_kernel_checks(CLI::App& kernel);  // hash, check and verify, below `kernel`
 void add_bench(CLI::App& app);
 void add_env(CLI::App& app);
 void add_serve_hub(CLI::App& app);

@@ -11,6 +11,7 @@
 
 #include "hotswap/base/env.h"
 #include "hotswap/base/error.h"
+#include "hotswap/kernelize/device.h"
 
 namespace hotswap {
 namespace {
@@ -165,7 +166,9 @@ const Package& load_package(const Manifest& manifest) {
 }
 
 System this_system(const std::string& device_kind) {
-  System system{.torch = {{TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR}}, .stable_abi_only = true};
+  System system{.torch = {{TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR}},
+                .cxx11_abi = _GLIBCXX_USE_CXX11_ABI != 0,
+                .stable_abi_only = true};
 #if defined(__aarch64__)
   system.cpu = "aarch64";
 #endif
@@ -174,6 +177,9 @@ System this_system(const std::string& device_kind) {
   if (device_kind == "cuda" && at::globalContext().hasCUDART()) {
     const int version = static_cast<int>(at::globalContext().versionCUDART());  // 13000
     system.backend.version = MajorMinor{version / 1000, version % 1000 / 10};
+    if (const auto capability = device_capability(at::kCUDA)) {
+      system.capability = MajorMinor{static_cast<int>(*capability / 10), static_cast<int>(*capability % 10)};
+    }
   }
   return system;
 }

@@ -121,9 +121,9 @@ Result<ResolvedKernel> resolve_kernel(const KernelRef& ref, const std::string& s
   const Candidates found = ours ? bundled_by_name(ref, layer, bundled) : bundled_by_stand_in(ref, layer, bundled);
   if (found.variants.empty()) unknown_kernel(ref, layer, bundled);
 
-  std::vector<std::string> names;
-  for (const Manifest* manifest : found.variants) names.push_back(manifest->variant);
-  const VariantChoice choice = choose_variant(names, this_system(device_kind));
+  std::vector<VariantCandidate> candidates;
+  for (const Manifest* manifest : found.variants) candidates.push_back({manifest->variant, manifest->archs});
+  const VariantChoice choice = choose_variant(candidates, this_system(device_kind));
   if (!choice.chosen) {
     return Reason{
         cat("no variant of ", found.variants.front()->name, " fits ", device_kind, ": ", choice.trace_text())};
