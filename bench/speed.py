@@ -68,6 +68,7 @@ class Report:
         self.common, self.rows, self.failed = common, [], 0
 
     def add(self, **row) -> None:
+        row["ratio"] = round(row["ratio"], 3)
         self.rows.append({**self.common, **row})
         target = row.get("target", "")
         verdict = "" if target == "" else "  ok" if row["ratio"] >= target else "  MISSED"

@@ -81,12 +81,14 @@ static T* row(const void* data, int64_t r, int64_t stride) {
 template <class Act, class T, bool kStream>
 HOTSWAP_INLINE void forward_row(T* y, const T* x, int64_t n) {
   sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+    if constexpr (kStream) prefetch(x + i);
     write<kStream>(y + i, Act::template value<kPrecisionOf<T>>(load(x + i, count)), count);
   });
 }
 template <class Act, class T, bool kStream>
 HOTSWAP_INLINE void backward_row(T* dx, const T* dy, const T* x, int64_t n) {
   sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+    if constexpr (kStream) prefetch(x + i), prefetch(dy + i);
     write<kStream>(dx + i, load(dy + i, count) * Act::template both<kPrecisionOf<T>>(load(x + i, count)).slope, count);
   });
 }
@@ -127,6 +129,7 @@ static void backward(const Unary& a, int64_t begin, int64_t end) {
 template <class Act, class T, bool kStream>
 HOTSWAP_INLINE void and_mul_row(T* y, const T* gate, const T* up, int64_t n) {
   sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+    if constexpr (kStream) prefetch(gate + i), prefetch(up + i);
     write<kStream>(y + i, Act::template value<kPrecisionOf<T>>(load(gate + i, count)) * load(up + i, count), count);
   });
 }

@@ -22,6 +22,7 @@ struct GeGlu {
 template <class Act, bool kStream, class T>
 HOTSWAP_INLINE void forward(T* y, const T* gate, const T* up, int64_t n) {
   sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+    if constexpr (kStream) prefetch(gate + i), prefetch(up + i);
     const F g = load(gate + i, count);
     write<kStream>(y + i, g * sigmoid<kPrecisionOf<T>>(Act::w(g)) * load(up + i, count), count);
   });
