@@ -2,10 +2,21 @@
 
 #include <cmath>
 #include <set>
-#define TOML_EXCEPTIONS 1
-#include <toml++/toml.h>
 
 #include "hotswap/base/error.h"
+// The library asserts in places that a damaged file reaches: an Error like any other, not the end of the process.
+#define TOML_ASSERT(expression) \
+  (expression) ? void() : throw hotswap::Error({.wanted = "valid TOML", .got = #expression, .next = "correct the file"})
+#define TOML_EXCEPTIONS 1
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wterminate"  // where it asserts in what cannot throw, the end it is, as before
+#endif
+#include <toml++/toml.h>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+
 #include "hotswap/base/file.h"
 
 namespace hotswap {
