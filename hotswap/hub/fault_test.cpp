@@ -128,6 +128,43 @@ TEST(Faults, GoesOnWhereAnotherRunWasCut) {
   EXPECT_EQ(incomplete_files(cache.path()), 0u);
 }
 
+TEST(Faults, ALivingWritersFileIsLeftAlone) {
+  const TempFolder folder;
+  const fs::path blob = folder.path() / "etag";
+  const std::string bytes = noise(1 << 20);
+  PieceFile first(blob, 3 << 20, true);
+  first.write(0, bytes);
+  first.mark(0);
+  {
+    PieceFile second(blob, 3 << 20, true);  // as where a file system grants every lock
+    EXPECT_FALSE(second.done(0));
+    second.remove();
+  }
+  const pid_t other = ::getppid();  // alive, and not us
+  for (const auto& entry : fs::directory_iterator(folder.path())) {
+    std::string text = read_file(entry.path());
+    const size_t owner = (3 << 20) + 3;
+    ASSERT_EQ(std::atoi(text.c_str() + owner), ::getpid());
+    const std::string place = text.substr(text.find(' ', owner));
+    text.replace(owner, text.size() - owner, 192, '\0');
+    write_file(folder.path() / cat("etag.0000000", 1, ".pieces.incomplete"),
+               std::string(text).replace(owner, 0, cat(other, place.c_str())).substr(0, text.size()));
+    write_file(folder.path() / "etag.00000002.pieces.incomplete",
+               std::string(text).replace(owner, 0, "1 another boot").substr(0, text.size()));
+    break;
+  }
+  {
+    PieceFile third(blob, 3 << 20, true);
+    EXPECT_FALSE(third.done(0)) << "a parent that lives, and somebody elsewhere who wrote a moment ago";
+    third.remove();
+  }
+  fs::last_write_time(folder.path() / "etag.00000002.pieces.incomplete",
+                      fs::file_time_type::clock::now() - std::chrono::hours(1));
+  PieceFile fourth(blob, 3 << 20, true);
+  EXPECT_TRUE(fourth.done(0)) << "silent for an hour";
+  EXPECT_FALSE(fs::exists(folder.path() / "etag.00000002.pieces.incomplete"));
+}
+
 TEST(Faults, ACutConnectionGoesOnAtTheByte) {
   const File file{noise(400 << 10)};
   const TempFolder cache;

@@ -1,6 +1,7 @@
 #include "hotswap/hub/http.h"
 
 #include <curl/curl.h>
+#include <signal.h>
 
 #include <chrono>
 #include <ctime>
@@ -54,6 +55,28 @@ void init_curl() {
     throw Error({.wanted = "libcurl", .got = curl_easy_strerror(code), .next = "check its installation"});
   }
 }
+
+// libcurl does not silence SIGPIPE where TLS is written to a connection that the other side has closed, and may not
+// touch the process's handlers in a program with threads. Such a signal goes to the thread that wrote: it is held off
+// there.
+class NoSigpipe {
+ public:
+  NoSigpipe() {
+    sigemptyset(&pipe_);
+    sigaddset(&pipe_, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+  }
+  ~NoSigpipe() {
+    const timespec now{};
+    while (sigismember(&before_, SIGPIPE) == 0 && sigtimedwait(&pipe_, nullptr, &now) == SIGPIPE) continue;
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  NoSigpipe(const NoSigpipe&) = delete;
+  NoSigpipe& operator=(const NoSigpipe&) = delete;
+
+ private:
+  sigset_t pipe_, before_;
+};
 
 // The number after `key=` in one item of a ratelimit header; -1 when absent.
 double ratelimit_number(std::string_view item, std::string_view key) {
@@ -163,6 +186,7 @@ struct Http::Exchange {
 Http::Http(HttpOptions options) : options_(std::move(options)), random_(std::random_device{}()) { init_curl(); }
 
 Http::~Http() {
+  const NoSigpipe quiet;
   for (void* handle : idle_) curl_easy_cleanup(handle);
 }
 
@@ -251,6 +275,7 @@ HttpResponse Http::exchange(const HttpRequest& request, const std::string& url, 
   char reason[CURL_ERROR_SIZE] = "";
   set(CURLOPT_ERRORBUFFER, reason);
 
+  const NoSigpipe quiet;
   const CURLcode code = curl_easy_perform(lease.handle);
   *delivered += state.delivered;
   if (state.thrown) std::rethrow_exception(state.thrown);

@@ -2,13 +2,19 @@
 
 #include <fcntl.h>
 #include <openssl/evp.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <ctime>
+#include <fstream>
+#include <mutex>
+#include <set>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/sha256.h"
@@ -21,6 +27,47 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kSuffix = ".pieces.incomplete";
+constexpr int64_t kOwner = 192;  // bytes for the writer's name
+constexpr time_t kSilent = 600;  // seconds without a change after which a writer elsewhere is taken for dead
+
+std::string first_line(const char* file) {
+  std::ifstream in(file);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+// Where process ids mean the same thing as here: this boot of this machine, this namespace.
+const std::string& this_place() {
+  static const std::string place = [] {
+    char name[64] = "";
+    const ssize_t n = ::readlink("/proc/self/ns/pid", name, sizeof name - 1);
+    return first_line("/proc/sys/kernel/random/boot_id") + " " + std::string(name, n > 0 ? static_cast<size_t>(n) : 0);
+  }();
+  return place;
+}
+
+// What this process is writing now: two of its threads may meet where locks do not hold.
+std::mutex ours_mutex;
+std::set<fs::path> ours;
+
+bool is_alive(const std::string& owner, const fs::path& file, time_t changed) {
+  const size_t space = owner.find(' ');
+  const pid_t pid = static_cast<pid_t>(std::atol(owner.c_str()));
+  if (space == std::string::npos || owner.substr(space + 1) != this_place() || pid <= 0) {
+    return std::time(nullptr) - changed < kSilent;
+  }
+  if (pid == ::getpid()) {
+    const std::lock_guard lock(ours_mutex);
+    return ours.count(file) > 0;
+  }
+  return ::kill(pid, 0) == 0 || errno != ESRCH;
+}
+
+void set_ours(const fs::path& file, bool writing) {
+  const std::lock_guard lock(ours_mutex);
+  writing ? void(ours.insert(file)) : void(ours.erase(file));
+}
 
 [[noreturn]] void fail(const std::string& wanted, int why) {
   throw Error({.wanted = wanted,
@@ -77,11 +124,21 @@ PieceFile::PieceFile(fs::path blob, int64_t size, bool adopt)
   // A plain open, so that the blob has the mode that the umask asks for, as Python's have.
   fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (fd_ < 0) fail("to write " + path_.string(), errno);
-  if (::ftruncate(fd_, size_ + pieces()) != 0) {
+  set_ours(path_, true);
+  if (::ftruncate(fd_, whole_size()) != 0) {
     const int why = errno;
     remove();
     fail(cat(size_, " bytes for ", path_.string()), why);
   }
+  sign();
+}
+
+int64_t PieceFile::whole_size() const { return size_ + pieces() + kOwner; }
+
+void PieceFile::sign() {
+  std::string owner = cat(::getpid(), " ", this_place());
+  owner.resize(kOwner, '\0');
+  write(size_ + pieces(), owner);
 }
 
 bool PieceFile::adopt_one() {
@@ -94,25 +151,41 @@ bool PieceFile::adopt_one() {
         name.compare(begin.size() + 8, suffix.size(), suffix) != 0) {
       continue;
     }
-    path_ = temporary_beside(blob_, kSuffix);
-    if (::rename(at->path().c_str(), path_.c_str()) != 0) continue;  // another one was quicker
-    fd_ = ::open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-    std::string map(done_.size(), '\0');
-    struct stat info {};
-    const bool whole = fd_ >= 0 && ::fstat(fd_, &info) == 0 && info.st_size == size_ + pieces() &&
-                       ::pread(fd_, map.data(), map.size(), size_) == static_cast<ssize_t>(map.size());
-    if (!whole) {
-      remove();
-      continue;
-    }
-    for (size_t i = 0; i < map.size(); ++i) done_[i] = map[i] == 1 ? 1 : 0;
-    return true;
+    const int fd = ::open(at->path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd >= 0 && adopt(at->path(), fd)) return true;
+    if (fd >= 0) ::close(fd);
   }
   return false;
 }
 
+bool PieceFile::adopt(const fs::path& left, int fd) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return false;
+  std::string map(done_.size(), '\0'), owner(kOwner, '\0');
+  const bool whole = info.st_size == whole_size() &&
+                     ::pread(fd, map.data(), map.size(), size_) == static_cast<ssize_t>(map.size()) &&
+                     ::pread(fd, owner.data(), owner.size(), size_ + pieces()) == kOwner;
+  if (is_alive(owner.c_str(), left, info.st_mtime)) return false;
+  if (!whole) {
+    ::unlink(left.c_str());  // of another size, or killed before it had one
+    return false;
+  }
+  const fs::path mine = temporary_beside(blob_, kSuffix);
+  set_ours(mine, true);
+  if (::rename(left.c_str(), mine.c_str()) != 0) {  // another one was quicker
+    set_ours(mine, false);
+    return false;
+  }
+  path_ = mine;
+  fd_ = fd;
+  sign();
+  for (size_t i = 0; i < map.size(); ++i) done_[i] = map[i] == 1 ? 1 : 0;
+  return true;
+}
+
 PieceFile::~PieceFile() {
   if (fd_ >= 0) ::close(fd_);
+  set_ours(path_, false);
 }
 
 int64_t PieceFile::bytes_done() const {

@@ -60,6 +60,9 @@ class PieceFile {
 
  private:
   bool adopt_one();
+  bool adopt(const std::filesystem::path& left, int fd);
+  void sign();
+  int64_t whole_size() const;
   std::filesystem::path blob_, path_;
   int64_t size_;
   int fd_ = -1;

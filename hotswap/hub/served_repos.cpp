@@ -130,11 +130,15 @@ std::shared_ptr<const ServedRevision> ServedRepos::walk(const fs::path& folder, 
 }
 
 ServedRepos::Hashes ServedRepos::hashes_of(const fs::path& file, int64_t size, int64_t changed) {
-  {
+  const auto known = [&]() -> const Hashes* {
     const std::lock_guard lock(mutex_);
-    const auto known = hashes_.find(file);
-    if (known != hashes_.end() && known->second.size == size && known->second.changed == changed) return known->second;
-  }
+    const auto found = hashes_.find(file);
+    return found != hashes_.end() && found->second.size == size && found->second.changed == changed ? &found->second
+                                                                                                    : nullptr;
+  };
+  if (const Hashes* hashes = known()) return *hashes;
+  const std::lock_guard hashing(hashing_);
+  if (const Hashes* hashes = known()) return *hashes;
   ContentHash git(std::string(40, '0'), size), large(std::string(64, '0'), size);
   std::ifstream in(file, std::ios::binary);
   std::string buffer(kBuffer, '\0');

@@ -63,6 +63,7 @@ class ServedRepos {
   const std::filesystem::path folder_;
   const int64_t large_from_;
   const std::chrono::duration<double> rescan_;
+  std::mutex hashing_;  // one file at a time: whoever waits finds the answer then
   std::mutex mutex_;
   std::map<std::filesystem::path, Hashes> hashes_;
   std::map<std::string, Scan> scans_;
