@@ -31,11 +31,16 @@ if [[ ! -e {build} ]]; then
   mkdir -p "$(dirname {build})"
   ln -s "$here" {build}
 fi
+# With CUDA kernels here, a test that finds no GPU fails.
+compgen -G "$here/packages/*/build/*-cu*" >/dev/null && export HOTSWAP_REQUIRE_CUDA=1
 passed=0 failed=0
 for program in "$here"/bin/*_test; do
   echo "== ${{program##*/}}"
   if "$program" --gtest_brief=1 "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
 done
+if [[ -n ${{HOTSWAP_REQUIRE_CUDA:-}} ]]; then
+  if "$python" "$here/test_cuda.py" --packages "$here/packages" --large; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+fi
 echo "$passed passed, $failed failed"
 ((failed == 0 && passed > 0))
 """
@@ -77,6 +82,7 @@ def main() -> None:
         copy_stripped(path, out / "lib" / name)
     # Packages go as they are: a stripped library would no longer match its digest.
     shutil.copytree(build / "packages", out / "packages", ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    shutil.copy(Path(__file__).parent.parent / "kernels/common/tests/test_cuda.py", out)
     (out / "run.sh").write_text(RUN.format(build=build))
     (out / "run.sh").chmod(0o755)
     size = sum(p.stat().st_size for p in out.rglob("*") if p.is_file())

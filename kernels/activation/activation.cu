@@ -8,7 +8,10 @@ namespace {
 using namespace kernels;
 using namespace kernels::gpu;
 
-constexpr int kEach = 1;  // vectors a thread has in flight: more were slower
+// Vectors a thread has in flight, and threads a block: the best of what was measured.
+constexpr int kThreads = 128, kBlocks = 10;
+template <bool kBackward>
+constexpr int kEachOf = kBackward ? 2 : 4;
 
 template <class Act, class T, bool kBackward, int N>
 __device__ __forceinline__ void values(T* out, const Pack<T, N>& x, const Pack<T, N>& dy) {
@@ -26,35 +29,37 @@ __device__ __forceinline__ void values(T* out, const Pack<T, N>& x, const Pack<T
   store_floats<N>(out, f);
 }
 
-template <class Act, class T, bool kBackward, int N>
-__global__ void __launch_bounds__(kWalkThreads) unary_rows(const Unary a, int64_t per_row, int64_t blocks) {
+// kFlat: one row, whose blocks the grid holds all.
+template <class Act, class T, bool kBackward, int N, bool kFlat>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    unary_rows(const Unary a, int64_t rows, int64_t per_row, int64_t blocks) {
+  constexpr int kEach = kEachOf<kBackward>;
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const int64_t row = per_row == 1 ? block : block / per_row;
-    const int64_t begin = (block - row * per_row) * (int64_t{kWalkThreads} * kEach * N) + int64_t{threadIdx.x} * N;
+    const int64_t row = kFlat ? 0 : row_of(block, per_row, rows);
+    const int64_t begin = (block - row * per_row) * (int64_t{kThreads} * kEach * N) + int64_t{threadIdx.x} * N;
     T* out = static_cast<T*>(a.out) + row * a.cols;
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     const T* dy = kBackward ? static_cast<const T*>(a.dy) + row * a.dy_stride : nullptr;
     Pack<T, N> v[kEach], d[kEach];
+    if (begin + int64_t{(kEach - 1) * kThreads + 1} * N <= a.cols) {  // all of the thread's: nothing to ask on the way
 #pragma unroll
-    for (int k = 0; k < kEach; ++k) {
-      const int64_t col = begin + int64_t{k} * kWalkThreads * N;
-      if (col + N > a.cols) continue;
-      v[k] = load<N>(x + col);
-      if constexpr (kBackward) d[k] = load<N>(dy + col);
-    }
+      for (int k = 0; k < kEach; ++k) {
+        v[k] = load<N>(x + begin + k * kThreads * N);
+        if constexpr (kBackward) d[k] = load<N>(dy + begin + k * kThreads * N);
+      }
 #pragma unroll
-    for (int k = 0; k < kEach; ++k) {
-      const int64_t col = begin + int64_t{k} * kWalkThreads * N;
-      if (col + N <= a.cols) {
-        values<Act, T, kBackward, N>(out + col, v[k], d[k]);
-      } else if constexpr (N > 1) {  // the tail of a single row
-        for (int64_t c = col; c < a.cols; ++c) {
+      for (int k = 0; k < kEach; ++k) values<Act, T, kBackward, N>(out + begin + k * kThreads * N, v[k], d[k]);
+    } else {
+      for (int k = 0; k < kEach; ++k) {
+        const int64_t col = begin + int64_t{k} * kThreads * N;
+        for (int64_t c = col; c < col + N && c < a.cols; ++c) {
           Pack<T, 1> dy_one{};
           if constexpr (kBackward) dy_one = load<1>(dy + c);
           values<Act, T, kBackward, 1>(out + c, load<1>(x + c), dy_one);
         }
       }
     }
+    if constexpr (kFlat) return;
   }
 }
 
@@ -79,18 +84,23 @@ void unary(const Unary& a, int64_t rows, Stream stream) {
   const bool backward = a.dy != nullptr;
   const bool all = aligned(a.x, a.x_stride, a.dtype, rows) && aligned(a.out, a.cols, a.dtype, rows) &&
                    (!backward || aligned(a.dy, a.dy_stride, a.dtype, rows));
-  const WalkPlan p = plan_walk({.rows = rows, .cols = a.cols, .element_size = size_of(a.dtype), .aligned = all}, kEach);
+  const WalkPlan p = plan_walk({.rows = rows, .cols = a.cols, .element_size = size_of(a.dtype), .aligned = all},
+                               kThreads, backward ? kEachOf<true> : kEachOf<false>);
   const int64_t work = p.blocks_per_row * rows;
   with_function(a.function, [&]<class Act>() {
     with_dtype(a.dtype, [&]<typename T>() {
-      if (p.vector_access && backward)
-        launch(&unary_rows<Act, T, true, kPerVector<T>>, p.blocks, kWalkThreads, stream, a, p.blocks_per_row, work);
+      const auto run = [&](auto* kernel) {
+        launch(kernel, p.blocks, kThreads, stream, a, rows, p.blocks_per_row, work);
+      };
+      const bool flat = rows == 1 && work == p.blocks;
+      if (p.vector_access && flat)
+        run(backward ? &unary_rows<Act, T, true, kPerVector<T>, true>
+                     : &unary_rows<Act, T, false, kPerVector<T>, true>);
       else if (p.vector_access)
-        launch(&unary_rows<Act, T, false, kPerVector<T>>, p.blocks, kWalkThreads, stream, a, p.blocks_per_row, work);
-      else if (backward)
-        launch(&unary_rows<Act, T, true, 1>, p.blocks, kWalkThreads, stream, a, p.blocks_per_row, work);
+        run(backward ? &unary_rows<Act, T, true, kPerVector<T>, false>
+                     : &unary_rows<Act, T, false, kPerVector<T>, false>);
       else
-        launch(&unary_rows<Act, T, false, 1>, p.blocks, kWalkThreads, stream, a, p.blocks_per_row, work);
+        run(backward ? &unary_rows<Act, T, true, 1, false> : &unary_rows<Act, T, false, 1, false>);
     });
   });
 }

@@ -50,6 +50,14 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   }
 }
 
+// Which row a block is in: the usual sizes without a division of 64 bits, which takes longer than a vector's work.
+__device__ __forceinline__ int64_t row_of(int64_t block, int64_t per_row, int64_t rows) {
+  if (rows == 1) return 0;
+  if (per_row == 1) return block;
+  if (block <= UINT32_MAX && per_row <= UINT32_MAX) return uint32_t(block) / uint32_t(per_row);
+  return block / per_row;
+}
+
 // ---- N numbers as they lie in memory: whole 16-byte vectors, or one element
 template <class T, int N>
 struct Pack {
@@ -142,6 +150,15 @@ __device__ __forceinline__ void store_floats(T* p, const float (&f)[N]) {
   store(p, pack<T>(f));
 }
 
+// Numbers unpacked before are unpacked again: registers are dearer than the instruction.
+template <class T, int N>
+__device__ __forceinline__ void forget(Pack<T, N>& v) {
+  if constexpr (N > 1) {
+#pragma unroll
+    for (int i = 0; i < int(N * sizeof(T) / 4); ++i) asm volatile("" : "+r"(v.w[i]));
+  }
+}
+
 // N numbers of a type known at run time (the same for all threads), kept as they are for other threads.
 template <int N>
 __device__ __forceinline__ void load_any(const void* data, DType dtype, int64_t at, bool aligned, float (&f)[N]) {
@@ -159,6 +176,19 @@ __device__ __forceinline__ void load_any(const void* data, DType dtype, int64_t 
     typed(static_cast<const BFloat16*>(data));
   else
     typed(static_cast<const Half*>(data));
+}
+
+// ---- a launch that depends on the one before it (launch.cuh): its blocks may be set up while the other's last ones
+// run
+__device__ __forceinline__ void next_launch_may_begin() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+__device__ __forceinline__ void wait_for_launch_before() {  // and for its writes
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
 }
 
 // ---- sums over the threads of a row, the same bits in each of them

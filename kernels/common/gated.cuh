@@ -14,6 +14,7 @@ struct GatedRows {
   DType dtype;
 };
 
+constexpr int kWalkThreads = 256;
 constexpr int kGatedEach = 1;  // vectors of each tensor a thread has in flight: more were slower
 
 template <class Act, class T, bool kBackward, int N>
@@ -45,7 +46,7 @@ template <class Act, class T, bool kBackward, int N>
 __global__ void __launch_bounds__(kWalkThreads) gated_rows(const GatedRows a, int64_t per_row, int64_t blocks) {
   const T *gate = static_cast<const T*>(a.gate), *up = static_cast<const T*>(a.up), *dy = static_cast<const T*>(a.dy);
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const int64_t row = per_row == 1 ? block : block / per_row;
+    const int64_t row = row_of(block, per_row, a.rows);
     const int64_t begin = (block - row * per_row) * (int64_t{kWalkThreads} * kGatedEach * N) + int64_t{threadIdx.x} * N;
     Pack<T, N> g[kGatedEach], u[kGatedEach], d[kGatedEach];
 #pragma unroll
@@ -81,8 +82,8 @@ void launch_gated(const GatedRows& a, bool backward, Stream stream) {
   };
   const bool all = fits(a.gate, a.gate_stride) && fits(a.up, a.up_stride) && fits(a.dy, a.dy_stride) &&
                    fits(a.y, a.out_stride) && fits(a.dgate, a.out_stride) && fits(a.dup, a.out_stride);
-  const WalkPlan p =
-      plan_walk({.rows = a.rows, .cols = a.cols, .element_size = size_of(a.dtype), .aligned = all}, kGatedEach);
+  const WalkPlan p = plan_walk({.rows = a.rows, .cols = a.cols, .element_size = size_of(a.dtype), .aligned = all},
+                               kWalkThreads, kGatedEach);
   const int64_t work = p.blocks_per_row * a.rows;
   with_dtype(a.dtype, [&]<typename T>() {
     if (p.vector_access && backward)

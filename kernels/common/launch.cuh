@@ -29,15 +29,32 @@ void launch(void (*kernel)(Wanted...), int64_t blocks, int threads, Stream strea
 }
 
 // Of the current device. Asked once a device: a query costs a microsecond.
-inline int multiprocessors() {
+template <cudaDeviceAttr kAttribute>
+int attribute() {
   constexpr int kDevices = 64;
   static std::atomic<int> known[kDevices];
-  int device = 0, count = 0;
+  int device = 0, value = 0;
   checked(cudaGetDevice(&device), "cudaGetDevice");
-  if (device < kDevices && (count = known[device].load(std::memory_order_relaxed)) > 0) return count;
-  checked(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  if (device < kDevices) known[device].store(count, std::memory_order_relaxed);
-  return count;
+  if (device < kDevices && (value = known[device].load(std::memory_order_relaxed)) > 0) return value;
+  checked(cudaDeviceGetAttribute(&value, kAttribute, device), "cudaDeviceGetAttribute");
+  if (device < kDevices) known[device].store(value, std::memory_order_relaxed);
+  return value;
+}
+inline int multiprocessors() { return attribute<cudaDevAttrMultiProcessorCount>(); }
+
+// A launch that begins with wait_for_launch_before(): set up while the launch before it ends, where the GPU can.
+template <class... Wanted, class... Given>
+void launch_after(void (*kernel)(Wanted...), int64_t blocks, int threads, Stream stream, Given&&... args) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(blocks));
+  config.blockDim = dim3(unsigned(threads));
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &early;
+  config.numAttrs = attribute<cudaDevAttrComputeCapabilityMajor>() >= 9 ? 1 : 0;
+  checked(cudaLaunchKernelEx(&config, kernel, Wanted(std::forward<Given>(args))...), "kernel launch");
 }
 
 // Do rows `stride` elements apart begin at whole vectors?

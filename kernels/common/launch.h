@@ -78,19 +78,19 @@ inline std::string RowPlan::text() const {
   return out + "rows read again, " + (vector_access ? "16 bytes" : "one element") + " at a time";
 }
 
-// A walk over rows of elements: a thread takes `each` vectors (or elements) one block width apart.
+// A walk over rows of elements: blocks of `threads`, each of which takes `each` vectors (or elements), one block width
+// apart.
 struct WalkPlan {
   bool vector_access;
   int64_t blocks_per_row, blocks;
 };
-constexpr int kWalkThreads = 256;
 
-inline WalkPlan plan_walk(const RowShape& s, int each) {
+inline WalkPlan plan_walk(const RowShape& s, int threads, int each) {
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
   const int64_t per_vector = kVectorBytes / s.element_size;
   const bool vector_access = s.aligned && (s.rows == 1 || s.cols % per_vector == 0);  // one row may have a tail
   const int64_t units = vector_access ? divide_up(s.cols, per_vector) : s.cols;
-  const int64_t per_row = divide_up(units, int64_t{kWalkThreads} * each);
+  const int64_t per_row = divide_up(units, int64_t{threads} * each);
   const int64_t blocks = per_row * s.rows;
   return {vector_access, per_row, blocks < kMostBlocks ? blocks : kMostBlocks};
 }

@@ -8,7 +8,7 @@ namespace {
 using namespace kernels;
 
 constexpr RowLimits kLimits{.most_lanes = {128, 512, 512}, .threads_per_sm = 1024};
-constexpr int kSms = 132;
+constexpr int kSms = 132, kWalkThreads = 256;
 
 RowPlan plan(int64_t rows, int64_t cols, int64_t size = 2, bool aligned = true) {
   return plan_rows({.rows = rows, .cols = cols, .element_size = size, .aligned = aligned}, kLimits, kSms);
@@ -79,7 +79,8 @@ TEST(WalkPlan, CoversEveryShape) {
   for (const int64_t rows : {1, 3, 1000}) {
     for (const int64_t cols : {0, 1, 7, 8, 4096, 4099, 100000}) {
       for (const bool aligned : {true, false}) {
-        const WalkPlan p = plan_walk({.rows = rows, .cols = cols, .element_size = 2, .aligned = aligned}, 2);
+        const WalkPlan p =
+            plan_walk({.rows = rows, .cols = cols, .element_size = 2, .aligned = aligned}, kWalkThreads, 2);
         const int64_t unit = p.vector_access ? 8 : 1;
         EXPECT_GE(p.blocks_per_row * kWalkThreads * 2 * unit, cols);
         EXPECT_EQ(p.blocks, p.blocks_per_row * rows);
@@ -90,7 +91,8 @@ TEST(WalkPlan, CoversEveryShape) {
 }
 
 TEST(WalkPlan, HugeTensorsStayWithinAGrid) {
-  const WalkPlan p = plan_walk({.rows = int64_t{1} << 33, .cols = 4, .element_size = 4, .aligned = true}, 2);
+  const WalkPlan p =
+      plan_walk({.rows = int64_t{1} << 33, .cols = 4, .element_size = 4, .aligned = true}, kWalkThreads, 2);
   EXPECT_LE(p.blocks, (int64_t{1} << 31) - 1);
 }
 

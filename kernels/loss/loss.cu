@@ -12,9 +12,11 @@ namespace {
 using namespace kernels;
 using namespace kernels::gpu;
 
-constexpr int kMostThreads = 512, kTogether = 4;  // vectors a thread has in flight
-constexpr int kBlocksPerSm = 2, kKeptBytes = 100 << 10;
-constexpr int kOneBlock = 1024;
+constexpr int kMostThreads = 1024, kTogether = 4;  // vectors a thread has in flight
+// Measured best: many small blocks where only losses are made; large ones where gradients are; and where both are, few
+// at once, each with a part of its row in shared memory, so that the rest is still in L2 when it is read again.
+constexpr int kLossThreads = 256, kKeptBytes = 64 << 10, kBlocksPerSm = 2;
+constexpr int kOneBlock = 1024, kWalkThreads = 256;
 
 struct Plain {
   float cap;
@@ -286,16 +288,13 @@ __global__ void __launch_bounds__(kMostThreads) loss_rows(const LossRows a, cons
 template <class Cap, class T, int N>
 void launch_rows(const LossRows& a, const float* scale, Stream stream) {
   const int64_t vectors = divide_up(a.vocab, N);
-  const int threads = int(std::clamp<int64_t>(divide_up(vectors, kTogether * 32) * 32, 64, kMostThreads));
-  // Rows that do not stay in L2 until their gradients are made are partly kept in shared memory.
-  const bool both = a.dlogits != nullptr && !a.lse_known;
-  const int64_t row_bytes = a.vocab * int64_t{sizeof(T)};
-  int64_t keep = both && N > 1 ? std::min<int64_t>(vectors, kKeptBytes / 16) : 0;
-  int64_t per_sm = 2048 / threads;
-  if (both && row_bytes > (32 << 10)) per_sm = std::min<int64_t>(per_sm, kBlocksPerSm);
-  if (keep > 0 && per_sm > kBlocksPerSm) keep = 0;
+  const int most = a.dlogits == nullptr ? kLossThreads : kMostThreads;
+  const int threads = int(std::clamp<int64_t>(divide_up(vectors, kTogether * 32) * 32, 64, most));
+  const bool both = a.dlogits != nullptr && !a.lse_known && threads == most;
+  const int64_t keep = both && N > 1 ? std::min<int64_t>(vectors, kKeptBytes / 16) : 0;
+  const int64_t blocks = both ? int64_t{multiprocessors()} * kBlocksPerSm : INT32_MAX;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(std::min<int64_t>(a.rows, int64_t{multiprocessors()} * per_sm * (both ? 1 : 4))));
+  config.gridDim = dim3(unsigned(std::min<int64_t>(a.rows, blocks)));
   config.blockDim = dim3(unsigned(threads));
   config.dynamicSmemBytes = size_t(keep) * 16;
   config.stream = static_cast<cudaStream_t>(stream);

@@ -6,7 +6,9 @@
 namespace norms::gpu {
 
 template <class T, int kVectors>
-__global__ void __launch_bounds__(forward_lanes(kVectors))
+__global__ void __launch_bounds__(forward_lanes(kVectors), kVectors == 2   ? 7
+                                                           : kVectors == 1 ? 6
+                                                                           : 1)
     layer_forward_held(const LayerNormForward a, const Scale s, const Scale b, int64_t rows, int lanes) {
   constexpr int N = kPerVector<T>;
   __shared__ typename RowMoments::Memory memory;
@@ -16,9 +18,6 @@ __global__ void __launch_bounds__(forward_lanes(kVectors))
     const int64_t row = first + p.group;
     Held<T, kVectors> x;
     x.fetch(a.x, a.x_stride, row, p);
-    HeldScale<T, kVectors> scale, bias{};
-    scale.fetch(s, p);
-    if (b.weight != nullptr) bias.fetch(b, p);
     float total = 0.f, count = 0.f;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -40,6 +39,10 @@ __global__ void __launch_bounds__(forward_lanes(kVectors))
       }
       return squares;
     });
+    x.forget_numbers();
+    HeldScale<T, kVectors> scale, bias{};  // now: registers are dearer than the wait
+    scale.fetch(s, p);
+    if (b.weight != nullptr) bias.fetch(b, p);
     const float mean = both.x, rstd = inverse_sqrt(both.y / float(a.cols) + a.eps);
     if (a.mean != nullptr && p.lane == 0 && row < rows) a.mean[row] = mean, a.rstd[row] = rstd;
 #pragma unroll
@@ -93,24 +96,25 @@ __global__ void __launch_bounds__(512)
   }
 }
 
-template <class T, int kVectors>
-__global__ void __launch_bounds__(backward_lanes(kVectors))
+template <class T, int kVectors, int kLanes, int kBlocks>
+__global__ void __launch_bounds__(kLanes, kBlocks)
     layer_backward_held(const LayerNormBackward a, const Scale s, int lanes) {
   constexpr int N = kPerVector<T>;
   __shared__ typename RowSum<2>::Memory memory;
+  next_launch_may_begin();
   RowSum<2> sum(memory, lanes);
   const Place<T, kVectors> p(a.rows, a.cols, lanes);
   Held<T, kVectors> x, dy, next_x, next_dy;
-  x.fetch(a.x, a.x_stride, p.first + p.group, p);
-  dy.fetch(a.dy, a.dy_stride, p.first + p.group, p);
+  x.fetch_next(a.x, a.x_stride, p.first + p.group, p);
+  dy.fetch_next(a.dy, a.dy_stride, p.first + p.group, p);
   HeldScale<T, kVectors> scale;
   scale.fetch(s, p);
   float dweight[kVectors][N] = {}, dbias[kVectors][N] = {};
   for (int64_t first = p.first; first < a.rows; first += p.step) {
     const int64_t row = first + p.group;
     const float rstd = row < a.rows ? a.rstd[row] : 0.f, mean = row < a.rows ? a.mean[row] : 0.f;
-    next_x.fetch(a.x, a.x_stride, row + p.step, p);
-    next_dy.fetch(a.dy, a.dy_stride, row + p.step, p);
+    next_x.fetch_next(a.x, a.x_stride, row + p.step, p);
+    next_dy.fetch_next(a.dy, a.dy_stride, row + p.step, p);
     float sums[2] = {0.f, 0.f};  // of g, of g (x - mean); dy is zero where there is no column
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -126,6 +130,9 @@ __global__ void __launch_bounds__(backward_lanes(kVectors))
       }
     }
     sum(sums);
+    x.forget_numbers();
+    dy.forget_numbers();
+    scale.forget_numbers();
     const float level = sums[0] / float(a.cols), slope = sums[1] * rstd / float(a.cols);
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {

@@ -10,8 +10,10 @@ namespace {
 
 using namespace norms::gpu;
 
-constexpr RowLimits kForward{.most_lanes = {96, forward_lanes(2), forward_lanes(4)}, .threads_per_sm = 0};
-constexpr RowLimits kBackward{.most_lanes = {backward_lanes(1), backward_lanes(2), 0}, .threads_per_sm = 512};
+constexpr RowLimits kForward{.most_lanes = {0, forward_lanes(2), forward_lanes(4)}, .threads_per_sm = 0};
+// Backward: registers bound the blocks that fit; one more of the smallest kernel does.
+constexpr RowLimits kBackward{.most_lanes = {0, 512, 0}, .threads_per_sm = 512};
+constexpr RowLimits kRmsBackward{.most_lanes = {0, 512, 0}, .threads_per_sm = 640};
 constexpr int kAgainPerSm = 2048;     // threads, where rows are read again
 constexpr int64_t kMostChunks = 512;  // rows of partial sums where rows are read again
 
@@ -21,6 +23,16 @@ void with_vectors(DType dtype, int vectors, Fn fn) {
     if (vectors == 1) return fn.template operator()<T, 1>();
     if (vectors == 2) return fn.template operator()<T, 2>();
     return fn.template operator()<T, 4>();
+  });
+}
+// fn<T, kVectors, kLanes, kBlocks>(): backward's kernels by threads a row; kSmall: blocks of the smallest that fit.
+template <int kSmall, class Fn>
+void with_lanes(DType dtype, const RowPlan& p, Fn fn) {
+  with_dtype(dtype, [&]<typename T>() {
+    if (p.vectors == 1) return fn.template operator()<T, 1, 128, kSmall>();
+    if (p.lanes <= 128) return fn.template operator()<T, 2, 128, kSmall>();
+    if (p.lanes <= 256) return fn.template operator()<T, 2, 256, 2>();
+    return fn.template operator()<T, 2, 512, 1>();
   });
 }
 template <class Fn>  // fn<T, Y, N>(): y is of x's type or wider
@@ -69,6 +81,7 @@ __global__ void __launch_bounds__(1024) sum_chunks(const ColumnSum a) {
   __shared__ float strips[32][33];
   const int x = int(threadIdx.x) % 32, y = int(threadIdx.x) / 32;
   const int64_t col = int64_t{blockIdx.x} * 32 + x;
+  wait_for_launch_before();
   float total = 0.f;
   if (col < a.cols) {
     int64_t k = y;
@@ -146,21 +159,25 @@ void layer_norm_forward(const LayerNormForward& a, const Scale& s, const Scale& 
 
 int64_t partial_rows(int64_t rows, int64_t cols, DType dtype) {
   const int64_t most = plan_weight(rows).chunks;
-  return std::max(most, plan(rows, cols, dtype, true, kBackward).blocks);
+  return std::max(
+      {most, plan(rows, cols, dtype, true, kBackward).blocks, plan(rows, cols, dtype, true, kRmsBackward).blocks});
 }
 
 int64_t rms_norm_backward(const RmsNormBackward& given, const Scale& s, Stream stream) {
   RmsNormBackward a = given;
   const bool held_types = a.dy_dtype == a.dtype && holds(s, a.dtype);
-  RowPlan p = plan(a.rows, a.cols, a.dtype, rows_aligned(a), kBackward);
+  RowPlan p = plan(a.rows, a.cols, a.dtype, rows_aligned(a), a.dh != nullptr ? kBackward : kRmsBackward);
   if (a.cols == 0) return 0;
   if (p.vectors > 0 && held_types) {
-    with_dtype(a.dtype, [&]<typename T>() {
-      auto* const kernel = p.vectors == 1
-                               ? (a.dh != nullptr ? &rms_backward_held<T, 1, true> : &rms_backward_held<T, 1, false>)
-                               : (a.dh != nullptr ? &rms_backward_held<T, 2, true> : &rms_backward_held<T, 2, false>);
-      launch(kernel, p.blocks, p.threads(), stream, a, s, p.lanes);
-    });
+    if (a.dh != nullptr) {
+      with_lanes<4>(a.dtype, p, [&]<typename T, int kVectors, int kLanes, int kBlocks>() {
+        launch(&rms_backward_held<T, kVectors, true, kLanes, kBlocks>, p.blocks, p.threads(), stream, a, s, p.lanes);
+      });
+    } else {
+      with_lanes<5>(a.dtype, p, [&]<typename T, int kVectors, int kLanes, int kBlocks>() {
+        launch(&rms_backward_held<T, kVectors, false, kLanes, kBlocks>, p.blocks, p.threads(), stream, a, s, p.lanes);
+      });
+    }
     return p.blocks;
   }
   p = again(p, a.rows);
@@ -181,11 +198,8 @@ int64_t layer_norm_backward(const LayerNormBackward& given, const Scale& s, Stre
                        kernels::gpu::aligned(a.dx, a.cols, a.dtype, a.rows);
   RowPlan p = plan(a.rows, a.cols, a.dtype, aligned, kBackward);
   if (p.vectors > 0 && holds(s, a.dtype)) {
-    with_dtype(a.dtype, [&]<typename T>() {
-      if (p.vectors == 1)
-        launch(&layer_backward_held<T, 1>, p.blocks, p.threads(), stream, a, s, p.lanes);
-      else
-        launch(&layer_backward_held<T, 2>, p.blocks, p.threads(), stream, a, s, p.lanes);
+    with_lanes<4>(a.dtype, p, [&]<typename T, int kVectors, int kLanes, int kBlocks>() {
+      launch(&layer_backward_held<T, kVectors, kLanes, kBlocks>, p.blocks, p.threads(), stream, a, s, p.lanes);
     });
     return p.blocks;
   }
@@ -201,7 +215,7 @@ int64_t layer_norm_backward(const LayerNormBackward& given, const Scale& s, Stre
 
 void column_sum(const ColumnSum& a, Stream stream) {
   if (a.cols == 0) return;
-  with_dtype(a.dtype, [&]<typename W>() { launch(&sum_chunks<W>, divide_up(a.cols, 32), 1024, stream, a); });
+  with_dtype(a.dtype, [&]<typename W>() { launch_after(&sum_chunks<W>, divide_up(a.cols, 32), 1024, stream, a); });
 }
 
 }  // namespace norms::cuda

@@ -10,10 +10,10 @@ namespace norms::gpu {
 
 // Most lanes of a row with so many vectors a thread; what they leave of 64K registers a multiprocessor.
 constexpr int forward_lanes(int vectors) { return vectors < 4 ? 128 : 512; }
-constexpr int backward_lanes(int vectors) { return vectors == 1 ? 128 : 512; }
+constexpr int forward_blocks(int vectors, bool add) { return vectors < 4 ? 8 : add ? 1 : 2; }
 
 template <class T, int kVectors, bool kAdd>
-__global__ void __launch_bounds__(forward_lanes(kVectors))
+__global__ void __launch_bounds__(forward_lanes(kVectors), forward_blocks(kVectors, kAdd))
     rms_forward_held(const RmsNormForward a, const Scale s, int64_t rows, int lanes) {
   constexpr int N = kPerVector<T>;
   __shared__ typename RowSum<1>::Memory memory;
@@ -44,6 +44,7 @@ __global__ void __launch_bounds__(forward_lanes(kVectors))
       for (int i = 0; i < N; ++i) squares[0] += f[i] * f[i];
     }
     sum(squares);
+    x.forget_numbers();
     const float rstd = inverse_sqrt(squares[0] / float(a.cols) + a.eps);
     if (a.rstd != nullptr && p.lane == 0 && row < rows) a.rstd[row] = rstd;
 #pragma unroll
@@ -100,24 +101,26 @@ __global__ void __launch_bounds__(512) rms_forward_again(const RmsNormForward a,
   }
 }
 
-template <class T, int kVectors, bool kAdd>
-__global__ void __launch_bounds__(backward_lanes(kVectors))
+// kLanes: at most so many threads a row; kBlocks: of these, on a multiprocessor.
+template <class T, int kVectors, bool kAdd, int kLanes, int kBlocks>
+__global__ void __launch_bounds__(kLanes, kBlocks)
     rms_backward_held(const RmsNormBackward a, const Scale s, int lanes) {
   constexpr int N = kPerVector<T>;
   __shared__ typename RowSum<1>::Memory memory;
+  next_launch_may_begin();
   RowSum<1> sum(memory, lanes);
   const Place<T, kVectors> p(a.rows, a.cols, lanes);
   Held<T, kVectors> x, dy, dh, next_x, next_dy;
-  x.fetch(a.x, a.x_stride, p.first + p.group, p);
-  dy.fetch(a.dy, a.dy_stride, p.first + p.group, p);
+  x.fetch_next(a.x, a.x_stride, p.first + p.group, p);
+  dy.fetch_next(a.dy, a.dy_stride, p.first + p.group, p);
   HeldScale<T, kVectors> scale;
   scale.fetch(s, p);
   float dweight[kVectors][N] = {};
   for (int64_t first = p.first; first < a.rows; first += p.step) {
     const int64_t row = first + p.group;
     const float rstd = row < a.rows ? a.rstd[row] : 0.f;
-    next_x.fetch(a.x, a.x_stride, row + p.step, p);
-    next_dy.fetch(a.dy, a.dy_stride, row + p.step, p);
+    next_x.fetch_next(a.x, a.x_stride, row + p.step, p);
+    next_dy.fetch_next(a.dy, a.dy_stride, row + p.step, p);
     if constexpr (kAdd) dh.fetch(a.dh, a.dh_stride, row, p);
     float dot[1] = {0.f};
 #pragma unroll
@@ -130,6 +133,9 @@ __global__ void __launch_bounds__(backward_lanes(kVectors))
       for (int i = 0; i < N; ++i) dot[0] += g[i] * w[i] * f[i];
     }
     sum(dot);
+    x.forget_numbers();
+    dy.forget_numbers();
+    scale.forget_numbers();
     const float slope = dot[0] * rstd * rstd / float(a.cols);  // n * mean(g * n) = x * slope
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {

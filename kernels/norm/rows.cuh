@@ -9,24 +9,27 @@ namespace norms::gpu {
 using namespace kernels;
 using namespace kernels::gpu;
 
-// Where a thread stands: kVectors vectors of N columns, `lanes` vectors apart; its row is `group` rows after the
-// block's first. Loops go over first rows, so that all threads of a warp stay together.
+// Where a thread stands: kVectors vectors of N columns, `lanes` vectors apart. With one vector several rows share a
+// block, each a part of a warp, and loops go over first rows, so that all threads of a warp stay together; with more, a
+// row has the block.
 template <class T, int kVectors>
 struct Place {
   static constexpr int N = kPerVector<T>;
-  int64_t rows, cols, first, step;
-  int lane, group, lanes;
+  static constexpr bool kGroups = kVectors == 1;
+  int64_t rows, first, step;
+  int cols, lane, group, lanes;
 
-  __device__ Place(int64_t rows, int64_t cols, int lanes) : rows(rows), cols(cols), lanes(lanes) {
-    const int rows_per_block = int(blockDim.x) / lanes;
-    lane = int(threadIdx.x) % lanes;
-    group = int(threadIdx.x) / lanes;
+  __device__ Place(int64_t rows, int64_t cols, int lanes) : rows(rows), cols(int(cols)) {
+    this->lanes = kGroups ? lanes : int(blockDim.x);
+    lane = kGroups ? int(threadIdx.x) % lanes : int(threadIdx.x);
+    group = kGroups ? int(threadIdx.x) / lanes : 0;
+    const int rows_per_block = kGroups ? int(blockDim.x) / lanes : 1;
     first = int64_t{blockIdx.x} * rows_per_block;
     step = int64_t{gridDim.x} * rows_per_block;
   }
-  __device__ __forceinline__ int64_t col(int k) const { return int64_t{k * lanes + lane} * N; }
+  __device__ __forceinline__ int col(int k) const { return (k * lanes + lane) * N; }
   __device__ __forceinline__ bool has(int k) const { return col(k) < cols; }
-  __device__ __forceinline__ bool has(int64_t row, int k) const { return row < rows && has(k); }
+  __device__ __forceinline__ bool has(int64_t row, int k) const { return (!kGroups || row < rows) && has(k); }
 };
 
 template <class T, int kVectors>
@@ -39,6 +42,15 @@ struct Held {
     const T* at = static_cast<const T*>(data) + row * stride;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) v[k] = p.has(row, k) ? load<N>(at + p.col(k)) : Pack<T, N>{};
+  }
+  // The next row of a block that goes through many: there may be none.
+  __device__ __forceinline__ void fetch_next(const void* data, int64_t stride, int64_t row,
+                                             const Place<T, kVectors>& p) {
+    if (Place<T, kVectors>::kGroups || row < p.rows) fetch(data, stride, row, p);
+  }
+  __device__ __forceinline__ void forget_numbers() {
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) forget(v[k]);
   }
 };
 
@@ -63,6 +75,10 @@ struct HeldScale {
     for (int k = 0; k < kVectors; ++k)
       v[k] = p.has(k) ? load_shared<N>(static_cast<const T*>(s.weight) + p.col(k)) : Pack<T, N>{};
   }
+  __device__ __forceinline__ void forget_numbers() {
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) forget(v[k]);
+  }
   // Vector k as numbers. With x's type and no offset there is nothing to round: it is of that type already.
   __device__ __forceinline__ void get(const Scale& s, int k, float (&f)[N]) const {
     unpack(v[k], f);
@@ -78,7 +94,7 @@ __device__ __forceinline__ void write_partial(float* partial, const Place<T, kVe
                                               float (&sum)[kVectors][kPerVector<T>]) {
   constexpr int N = kPerVector<T>, kSmallBlock = 128;
   float* out = partial + int64_t{blockIdx.x} * p.cols;
-  if (p.lanes < int(blockDim.x)) {
+  if constexpr (Place<T, kVectors>::kGroups) {
     __shared__ float memory[N][kSmallBlock];
     __syncthreads();
 #pragma unroll

@@ -11,49 +11,19 @@ namespace {
 using namespace kernels;
 using namespace kernels::gpu;
 
-constexpr int kThreads = 256, kMostThreads = 512;
+// Measured best: one head a thread, registers for five blocks.
+constexpr int kThreads = 256, kBlocks = 5, kTogether = 1;
 
 struct Layout {
   int units;  // items a head: a vector of a's and one of b's (half), or one vector of pairs (interleaved)
-  int items;  // of all heads of a position
-  bool tables_aligned;
+  int heads;  // threads' first heads: each takes kTogether, so many apart
 };
 
-// What one position does to a thread's elements: y[a] = x[a] c[0] + x[b] s[0], y[b] = x[b] c[1] + x[a] s[1].
-template <int N>
+// What one position does to a thread's elements, as it lies in memory.
+template <class C, int N>
 struct Angles {
-  float c[2][N], s[2][N];
+  Pack<C, N> cos[2], sin[2];
 };
-
-template <bool kInterleaved, int N>
-__device__ __forceinline__ Angles<N> angles(const RotaryArgs& a, int64_t b, int64_t time, int64_t unit, bool aligned) {
-  Angles<N> t;
-  const int64_t cos = b * a.cos_stride[0] + time * a.cos_stride[1], sin = b * a.sin_stride[0] + time * a.sin_stride[1];
-  if constexpr (kInterleaved) {  // one entry serves both members of a pair
-#pragma unroll
-    for (int i = 0; i < N / 2; ++i) {
-      float c[1], s[1];
-      load_any<1>(a.cos, a.table_dtype, cos + unit * (N / 2) + i, false, c);
-      load_any<1>(a.sin, a.table_dtype, sin + unit * (N / 2) + i, false, s);
-      t.c[0][i] = t.c[1][i] = c[0];
-      t.s[0][i] = t.s[1][i] = s[0];
-    }
-  } else {
-    const int64_t second = a.half_table ? 0 : a.rotary_dim / 2;
-    load_any<N>(a.cos, a.table_dtype, cos + unit * N, aligned, t.c[0]);
-    load_any<N>(a.sin, a.table_dtype, sin + unit * N, aligned, t.s[0]);
-    load_any<N>(a.cos, a.table_dtype, cos + second + unit * N, aligned, t.c[1]);
-    load_any<N>(a.sin, a.table_dtype, sin + second + unit * N, aligned, t.s[1]);
-  }
-  constexpr int kPairs = kInterleaved ? N / 2 : N;
-#pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    const float s1 = t.s[0][i], s2 = t.s[1][i];
-    t.s[0][i] = a.backward ? s2 : -s1;
-    t.s[1][i] = a.backward ? -s1 : s2;
-  }
-  return t;
-}
 
 // The same bits in every layout: the order of rounding is not left to the compiler.
 __device__ __forceinline__ float turn(float x, float c, float other, float s) {
@@ -73,39 +43,80 @@ __device__ __forceinline__ Head head_at(const RotaryArgs& a, int64_t b, int64_t 
           b * r.y_stride[0] + h * r.y_stride[1] + time * r.y_stride[2]};
 }
 
-template <class T, bool kInterleaved>
-__global__ void __launch_bounds__(kMostThreads) rotate_vectors(const RotaryArgs a, const Layout l) {
+template <class C, int N>
+__device__ __forceinline__ Angles<C, N> angles(const RotaryArgs& a, int64_t b, int64_t time, int unit) {
+  const int64_t second = a.half_table ? 0 : a.rotary_dim / 2;
+  const C* cos = static_cast<const C*>(a.cos) + b * a.cos_stride[0] + time * a.cos_stride[1] + unit * N;
+  const C* sin = static_cast<const C*>(a.sin) + b * a.sin_stride[0] + time * a.sin_stride[1] + unit * N;
+  return {{load_shared<N>(cos), load_shared<N>(cos + second)}, {load_shared<N>(sin), load_shared<N>(sin + second)}};
+}
+
+// y[a] = x[a] c1 - x[b] s1, y[b] = x[b] c2 + x[a] s2; backward with (-s2, -s1) for (s1, s2).
+template <class T, class C, int N>
+__device__ __forceinline__ void rotate_half(T* y, int64_t far, const Pack<T, N>& va, const Pack<T, N>& vb,
+                                            const Angles<C, N>& t, bool backward) {
+  float xa[N], xb[N], c1[N], s1[N], c2[N], s2[N];
+  unpack(va, xa);
+  unpack(vb, xb);
+  unpack(t.cos[0], c1);
+  unpack(t.cos[1], c2);
+  unpack(t.sin[0], s1);
+  unpack(t.sin[1], s2);
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const float one = xa[i], two = xb[i];
+    xa[i] = turn(one, c1[i], two, backward ? s2[i] : -s1[i]);
+    xb[i] = turn(two, c2[i], one, backward ? -s1[i] : s2[i]);
+  }
+  store_floats<N>(y, xa);
+  store_floats<N>(y + far, xb);
+}
+
+// One entry of the tables serves both members of a pair: half a vector of numbers, of any alignment.
+template <class T, class C, int N>
+__device__ __forceinline__ void rotate_pairs(T* y, const Pack<T, N>& v, const C* cos, const C* sin, bool backward) {
+  float f[N];
+  unpack(v, f);
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) {
+    const float one = f[2 * i], two = f[2 * i + 1], c = to_float(cos[i]), s = to_float(sin[i]);
+    f[2 * i] = turn(one, c, two, backward ? s : -s);
+    f[2 * i + 1] = turn(two, c, one, backward ? -s : s);
+  }
+  store_floats<N>(y, f);
+}
+
+template <class T, class C, bool kInterleaved>
+__global__ void __launch_bounds__(kThreads, kBlocks) rotate_vectors(const RotaryArgs a, const Layout l) {
   constexpr int N = kPerVector<T>;
-  const int64_t far = kInterleaved ? 0 : a.rotary_dim / 2, all_heads = a.q.heads + a.k.heads;
+  const int all_heads = int(a.q.heads + a.k.heads);
+  const int64_t far = a.rotary_dim / 2;
   for (int64_t at = blockIdx.x; at < a.batch * a.time; at += gridDim.x) {
-    const int64_t b = a.batch == 1 ? 0 : at / a.time, time = at - b * a.time;
-    for (int item = int(threadIdx.x); item < l.items; item += int(blockDim.x)) {
-      const int unit = item % l.units;
-      const Head head = head_at(a, b, time, item / l.units);
-      const T* x = static_cast<const T*>(head.x) + head.x_at + unit * N;
-      T* y = static_cast<T*>(head.y) + head.y_at + unit * N;
-      const Pack<T, N> va = load<N>(x), vb = kInterleaved ? Pack<T, N>{} : load<N>(x + far);
-      const Angles<N> t = angles<kInterleaved, N>(a, b, time, unit, l.tables_aligned);
-      float xa[N], xb[N];
-      unpack(va, xa);
-      if constexpr (kInterleaved) {
+    const int64_t b = row_of(at, a.time, a.batch), time = at - b * a.time;
+    for (int item = int(threadIdx.x); item < l.units * l.heads; item += int(blockDim.x)) {
+      const int first = item / l.units, unit = item - first * l.units;
+      Head head[kTogether];
+      Pack<T, N> va[kTogether], vb[kTogether];
 #pragma unroll
-        for (int i = 0; i < N / 2; ++i) {
-          const float one = xa[2 * i], two = xa[2 * i + 1];
-          xa[2 * i] = turn(one, t.c[0][i], two, t.s[0][i]);
-          xa[2 * i + 1] = turn(two, t.c[1][i], one, t.s[1][i]);
-        }
-        store_floats<N>(y, xa);
-      } else {
-        unpack(vb, xb);
+      for (int k = 0; k < kTogether; ++k) {
+        if (first + k * l.heads >= all_heads) continue;
+        head[k] = head_at(a, b, time, first + k * l.heads);
+        const T* x = static_cast<const T*>(head[k].x) + head[k].x_at + unit * N;
+        va[k] = load<N>(x);
+        if constexpr (!kInterleaved) vb[k] = load<N>(x + far);
+      }
+      Angles<C, N> t;  // after x: memory answers both at once
+      if constexpr (!kInterleaved) t = angles<C, N>(a, b, time, unit);
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
-          const float one = xa[i], two = xb[i];
-          xa[i] = turn(one, t.c[0][i], two, t.s[0][i]);
-          xb[i] = turn(two, t.c[1][i], one, t.s[1][i]);
-        }
-        store_floats<N>(y, xa);
-        store_floats<N>(y + far, xb);
+      for (int k = 0; k < kTogether; ++k) {
+        if (first + k * l.heads >= all_heads) continue;
+        T* y = static_cast<T*>(head[k].y) + head[k].y_at + unit * N;
+        if constexpr (kInterleaved)
+          rotate_pairs<T, C, N>(
+              y, va[k], static_cast<const C*>(a.cos) + b * a.cos_stride[0] + time * a.cos_stride[1] + unit * (N / 2),
+              static_cast<const C*>(a.sin) + b * a.sin_stride[0] + time * a.sin_stride[1] + unit * (N / 2), a.backward);
+        else
+          rotate_half<T, C, N>(y, far, va[k], vb[k], t, a.backward);
       }
     }
     const int64_t pass = (a.dim - a.rotary_dim) / N;  // vectors a head that pass through
@@ -176,18 +187,21 @@ void rotate(const RotaryArgs& a, Stream stream) {
   const int64_t positions = a.batch * a.time, heads = a.q.heads + a.k.heads;
   if (positions == 0 || heads == 0) return;
   with_dtype(a.dtype, [&]<typename T>() {
-    if (vectors_fit(a)) {
-      const int64_t units = a.rotary_dim / kPerVector<T> / (a.interleaved ? 1 : 2), items = heads * units;
-      if (items > INT32_MAX) throw std::runtime_error("rotary: wanted fewer than 2^31 vectors a position");
-      const Layout l{.units = int(units), .items = int(items), .tables_aligned = tables_aligned(a)};
-      const int64_t passes = divide_up(items, kMostThreads);  // of equal size
-      const int threads = int(divide_up(divide_up(items, passes), 32) * 32);
+    const auto vectors = [&]<typename C>() {
+      const int64_t units = a.rotary_dim / kPerVector<T> / (a.interleaved ? 1 : 2);
+      const int64_t first_heads = divide_up(heads, kTogether), passes = divide_up(units * first_heads, kThreads);
+      const Layout l{.units = int(units), .heads = int(first_heads)};
+      const int threads = int(divide_up(divide_up(units * first_heads, passes), 32) * 32);
       const int64_t blocks = std::min<int64_t>(positions, int64_t{1} << 30);
       if (a.interleaved)
-        launch(&rotate_vectors<T, true>, blocks, threads, stream, a, l);
+        launch(&rotate_vectors<T, C, true>, blocks, threads, stream, a, l);
       else
-        launch(&rotate_vectors<T, false>, blocks, threads, stream, a, l);
-      return;
+        launch(&rotate_vectors<T, C, false>, blocks, threads, stream, a, l);
+    };
+    const bool fit = vectors_fit(a) && (a.interleaved || tables_aligned(a)) && heads * a.rotary_dim <= INT32_MAX;
+    if (fit && a.table_dtype == a.dtype) return vectors.template operator()<T>();
+    if constexpr (sizeof(T) == 2) {
+      if (fit && a.table_dtype == DType::kFloat32) return vectors.template operator()<float>();
     }
     const int64_t items = positions * heads * (a.dim - a.rotary_dim / 2);
     const int64_t blocks = std::min<int64_t>(divide_up(items, kThreads), int64_t{multiprocessors()} * 64);
