@@ -92,7 +92,7 @@ void norms(GpuBench& bench) {
                .target_share = 0.92,
                .ours = [&](int i) { return p.call("add_rms_norm", x[i], r[i], w, kEps, 0.0, "llama"); },
                .theirs = [&](int i) { return Tensors{std::get<0>(at::_fused_rms_norm(x[i] + r[i], {cols}, w, kEps))}; },
-               .peer = "torch, two kernels",
+               .peer = "torch; two kernels",
                .reference =
                    [&](int i) {
                      return Tensors{normed(wide(x[i] + r[i])) * wide(w), wide(x[i] + r[i])};
@@ -249,7 +249,7 @@ void activations(GpuBench& bench) {
          .target_share = 0.97,
          .ours = [&](int i) { return p.call(op, xx[i]); },
          .theirs = [&](int i) { return Tensors{at::silu(xx[i].narrow(1, 0, cols)) * xx[i].narrow(1, cols, cols)}; },
-         .peer = "torch, two kernels, silu",
+         .peer = "torch; two kernels; silu",
          .reference = [&](int i) { return Tensors{f(gate(i)) * up(i)}; },
          .tolerance = kBf16Error});
     bench.run({.op = op + "_bwd",
@@ -277,7 +277,7 @@ void activations(GpuBench& bench) {
              .target_share = 0.97,
              .ours = [&](int i) { return m.call("swiglu", gate[i], up[i]); },
              .theirs = [&](int i) { return Tensors{at::silu(gate[i]) * up[i]}; },
-             .peer = "torch, two kernels",
+             .peer = "torch; two kernels",
              .reference = [&](int i) { return Tensors{silu_formula(wide(gate[i])) * wide(up[i])}; },
              .tolerance = kBf16Error});
   bench.run({.op = "swiglu_bwd",
