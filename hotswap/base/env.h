@@ -37,6 +37,7 @@ enum class EnvVar {
   kNoColor,
   kIsa,
   kRequireCuda,
+  kTestSeed,
 };
 
 struct EnvRow {

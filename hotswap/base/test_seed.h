@@ -5,11 +5,10 @@
 #include <cstdint>
 #include <cstdlib>
 
+#include "hotswap/base/env.h"
+
 namespace hotswap {
 
-inline uint64_t test_seed() {
-  const char* given = std::getenv("HOTSWAP_TEST_SEED");
-  return given != nullptr ? std::strtoull(given, nullptr, 10) : 0;
-}
+inline uint64_t test_seed() { return std::strtoull(env(EnvVar::kTestSeed).value_or("0").c_str(), nullptr, 10); }
 
 }  // namespace hotswap

@@ -2,17 +2,12 @@
 // OpenMP, and linking OpenMP would bring a second runtime beside torch's; libtorch's C entry does neither.
 #pragma once
 
-#include <torch/csrc/stable/c/shim.h>
-
 #include <cstdint>
+#include <functional>
 
 namespace hotswap {
 
-// fn(first, last) over parts of [begin, end), each of `grain` at least. fn must not throw.
-template <typename Fn>
-void parallel_for(int64_t begin, int64_t end, int64_t grain, const Fn& fn) {
-  const auto part = [](int64_t first, int64_t last, void* context) { (*static_cast<const Fn*>(context))(first, last); };
-  torch_parallel_for(begin, end, grain, part, const_cast<Fn*>(&fn));
-}
+// part(first, last) over parts of [begin, end), each of `grain` at least. part must not throw.
+void parallel_for(int64_t begin, int64_t end, int64_t grain, const std::function<void(int64_t, int64_t)>& part);
 
 }  // namespace hotswap

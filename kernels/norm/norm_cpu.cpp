@@ -59,6 +59,8 @@ HOTSWAP_INLINE void rms_norm_row(const RmsNormForward& a, int64_t r) {
     return v;
   };
   const float squares = sweep_sum(a.cols, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+    if constexpr (kStream) prefetch(x + i);
+    if constexpr (kStream && kAdd) prefetch(residual + i);
     const F v = value(i, count);
     return v * v;
   });
