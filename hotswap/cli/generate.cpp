@@ -44,7 +44,7 @@ Rows prompt_rows(const Flags& flags, const Tokenizer* tokenizer, int64_t vocab) 
 }
 
 bool has_tokenizer(const ModelFlags& flags) {
-  return gguf_path(flags) || std::filesystem::is_regular_file(std::filesystem::path(flags.model) / "tokenizer.json");
+  return gguf_path(flags) || std::filesystem::is_regular_file(folder_of(flags) / "tokenizer.json");
 }
 
 // One row: plain values. Several: lists of them, row by row, and times that add up.

@@ -9,6 +9,7 @@
 #include "hotswap/cli/verbs.h"
 #include "hotswap/models/auto.h"
 #include "hotswap/models/gguf_model.h"
+#include "hotswap/models/model_folder.h"
 
 namespace hotswap {
 namespace {
@@ -29,7 +30,10 @@ std::vector<int64_t> checked_row(const Json& json, int64_t vocab) {
 }  // namespace
 
 void add_tokenizer_flags(CLI::App& verb, ModelFlags& flags) {
-  verb.add_option("--model", flags.model, "Folder of the model, or a .gguf file")->required()->type_name("DIR");
+  verb.add_option("--model", flags.model, "Folder of the model, a .gguf file, or org/name on the Hub")
+      ->required()
+      ->type_name("DIR|ID");
+  verb.add_option("--revision", flags.revision, "Branch, tag or commit of a model of the Hub")->capture_default_str();
   verb.add_option("--gguf-file", flags.gguf_file, "This GGUF file of the folder")->type_name("FILE");
 }
 
@@ -42,6 +46,11 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags) {
   verb.add_option("--attn-implementation", flags.attention, "sdpa or eager")->capture_default_str();
 }
 
+fs::path folder_of(const ModelFlags& flags) {
+  return model_folder(flags.model, flags.revision,
+                      flags.gguf_file.empty() ? std::nullopt : std::optional(flags.gguf_file));
+}
+
 std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels) {
   PretrainedOptions options{.use_kernels = kernels.any(),
                             .kernel_config = kernel_config_of(kernels),
@@ -50,20 +59,21 @@ std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags&
                             .dtype = flags.dtype,
                             .device_map = flags.device};
   if (!flags.gguf_file.empty()) options.gguf_file = flags.gguf_file;
-  return AutoModelForCausalLM::from_pretrained(flags.model, options);
+  return AutoModelForCausalLM::from_pretrained(folder_of(flags), options);
 }
 
 std::optional<fs::path> gguf_path(const ModelFlags& flags) {
-  if (!flags.gguf_file.empty()) return fs::path(flags.model) / flags.gguf_file;
+  if (!flags.gguf_file.empty()) return folder_of(flags) / flags.gguf_file;
   if (fs::path(flags.model).extension() == ".gguf") return fs::path(flags.model);
   return std::nullopt;
 }
 
 Tokenizer load_tokenizer(const ModelFlags& flags) {
-  if (fs::is_regular_file(fs::path(flags.model) / "tokenizer.json")) return Tokenizer::from_pretrained(flags.model);
+  const fs::path folder = folder_of(flags);
+  if (fs::is_regular_file(folder / "tokenizer.json")) return Tokenizer::from_pretrained(folder);
   if (const auto gguf = gguf_path(flags)) return Tokenizer::from_vocabulary(vocabulary_from_gguf(GgufFile(*gguf)));
   throw Error({.wanted = cat("tokenizer.json in ", flags.model),
-               .got = fs::is_directory(flags.model) ? "a folder without it" : "no such folder",
+               .got = fs::is_directory(folder) ? "a folder without it" : "no such folder",
                .next = "check --model; with weights in a GGUF file, name it by --gguf-file"});
 }
 

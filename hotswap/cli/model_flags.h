@@ -16,8 +16,9 @@
 namespace hotswap {
 
 struct ModelFlags {
-  std::string model;      // a folder, or a .gguf file
-  std::string gguf_file;  // of the folder
+  std::string model;              // a folder, a .gguf file, or org/name on the Hub
+  std::string gguf_file;          // of the folder
+  std::string revision = "main";  // of the Hub
   std::string device = "cpu", dtype = "auto", attention = "sdpa";
 };
 
@@ -39,6 +40,8 @@ std::optional<KernelConfig> kernel_config_of(const KernelFlags& flags);
 // "MLP": ["acme/mlp:SwiGLUMLP", {"version": 1, "trust_remote_code": true}]}, "use_local_kernel", "inherit_mapping"}
 KernelConfig kernel_config_from(const Json& json);
 
+// Where the model lies, fetched from the Hub if need be.
+std::filesystem::path folder_of(const ModelFlags& flags);
 std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels);
 // Of the model's folder; where there is no tokenizer.json and the weights are a GGUF file, of that file's metadata.
 Tokenizer load_tokenizer(const ModelFlags& flags);

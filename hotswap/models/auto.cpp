@@ -5,6 +5,7 @@
 #include "hotswap/base/error.h"
 #include "hotswap/models/gguf_model.h"
 #include "hotswap/models/llama.h"
+#include "hotswap/models/model_folder.h"
 #include "hotswap/models/qwen3.h"
 #include "hotswap/models/weights.h"
 
@@ -50,13 +51,14 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_config(const Json& config) 
                .next = "docs/adding_a_model.md tells how to add a family"});
 }
 
-std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::filesystem::path& folder,
+std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::filesystem::path& name,
                                                                 const PretrainedOptions& options) {
+  const std::filesystem::path folder = model_folder(name, options.revision, options.gguf_file);
   const bool is_gguf = options.gguf_file || std::filesystem::is_regular_file(folder);
   if (!is_gguf && !std::filesystem::is_regular_file(folder / "config.json")) {
     throw Error({.wanted = "a folder with config.json and the weights of a model",
                  .got = cat("no ", (folder / "config.json").string()),
-                 .next = "give the path of a downloaded model, or name its GGUF file as gguf_file"});
+                 .next = "give the path of a model, its name on the Hub (org/name), or its GGUF file as gguf_file"});
   }
   std::unique_ptr<const Checkpoint> checkpoint;
   if (is_gguf) checkpoint = open_checkpoint(folder, options.gguf_file);

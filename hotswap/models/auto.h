@@ -1,4 +1,4 @@
-// From a folder to a model, by the "model_type" of its config.json.
+// From a folder or a name on the Hub to a model, by the "model_type" of its config.json.
 //
 //   auto model = AutoModelForCausalLM::from_pretrained("models/SmolLM2-135M", {.use_kernels = true});
 #pragma once
@@ -20,11 +20,12 @@ struct PretrainedOptions {
   std::string dtype = "auto";      // what config.json says, else as stored; or float32, bfloat16, float16
   std::string device_map = "cpu";  // "auto": a GPU where there is one; "cuda", "cuda:1", ...
   std::optional<std::string> gguf_file = std::nullopt;  // of the folder: weights, config and tokenizer from it
+  std::string revision = "main";                        // branch, tag or commit of a model of the Hub
 };
 
 struct AutoModelForCausalLM {
-  // In evaluation mode, as transformers. `folder` may also be a .gguf file.
-  static std::shared_ptr<CausalLM> from_pretrained(const std::filesystem::path& folder,
+  // In evaluation mode, as transformers. `name`: a folder, a .gguf file, or org/name on the Hub (model_folder.h).
+  static std::shared_ptr<CausalLM> from_pretrained(const std::filesystem::path& name,
                                                    const PretrainedOptions& options = {});
   // The architecture alone: tensors are on the meta device until init_weights() or load_into().
   static std::shared_ptr<CausalLM> from_config(const Json& config);

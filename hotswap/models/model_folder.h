@@ -1,0 +1,19 @@
+// Where a model's files lie: a path of this machine as it is, or the name of a repository of the Hub, fetched into the
+// cache that Python's huggingface_hub uses too.
+//
+//   model_folder("models/SmolLM2-135M")                      that folder
+//   model_folder("HuggingFaceTB/SmolLM2-135M-Instruct")      ~/.cache/huggingface/hub/models--.../snapshots/<commit>
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+namespace hotswap {
+
+// Only what this host reads is fetched: configuration, tokenizer, and the weights as safetensors, or `gguf_file` alone.
+// What exists on this machine is never looked up. Error (HubError from the Hub) where the name is neither.
+std::filesystem::path model_folder(const std::filesystem::path& name, const std::string& revision = "main",
+                                   const std::optional<std::string>& gguf_file = std::nullopt);
+
+}  // namespace hotswap
