@@ -19,8 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kProgress = 64 << 10;      // bytes that make a broken try a good one
-constexpr int kPoorTries = 20;               // broken tries in a row that brought less
+constexpr int64_t kProgress = 64 << 10;  // bytes that make a broken try a good one
+constexpr int kPoorTries = 20;           // broken tries in a row that brought less
 
 struct RangesRefused {};  // the server sends whole files only
 struct Stopped {};        // another connection of the same file failed
