@@ -23,6 +23,7 @@ constexpr EnvRow kTable[] = {
     {EnvVar::kHubTtl, "HOTSWAP_HUB_TTL", "seconds for which answers about names are not asked again, default 600"},
     {EnvVar::kTrustRoot, "HOTSWAP_TRUST_ROOT",
      "Sigstore trust root that signatures are verified against, a trusted_root.json"},
+    {EnvVar::kProject, "HOTSWAP_PROJECT", "folder of hotswap.toml and kernels.lock: whom to trust, which versions"},
     {EnvVar::kHfTokenPath, "HF_TOKEN_PATH", "file of the access token, default $HF_HOME/token"},
     {EnvVar::kHuggingFaceHubToken, "HUGGING_FACE_HUB_TOKEN", "older name of HF_TOKEN"},
     {EnvVar::kHuggingFaceHubCache, "HUGGINGFACE_HUB_CACHE", "older name of HF_HUB_CACHE"},

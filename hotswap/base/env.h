@@ -21,6 +21,7 @@ enum class EnvVar {
   kKernelsCache,
   kHubTtl,
   kTrustRoot,
+  kProject,
   kHfTokenPath,
   kHuggingFaceHubToken,
   kHuggingFaceHubCache,

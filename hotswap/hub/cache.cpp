@@ -167,10 +167,16 @@ bool HubCache::links_work() const {
   return at->second;
 }
 
+fs::path HubCache::own_tree_file(const Repo& repo, const std::string& commit) const {
+  return folder(repo) / (repo.type == RepoType::kKernel ? "hotswap/trees" : "trees") / (commit + ".json");
+}
+
 std::optional<std::vector<TreeEntry>> HubCache::read_tree(const Repo& repo, const std::string& commit) const {
-  const fs::path file = folder(repo) / "trees" / (commit + ".json");
   std::error_code code;
-  if (!is_commit(commit) || !fs::is_regular_file(file, code)) return std::nullopt;
+  if (!is_commit(commit)) return std::nullopt;
+  fs::path file = own_tree_file(repo, commit);
+  if (!fs::is_regular_file(file, code)) file = folder(repo) / "trees" / (commit + ".json");  // Python's
+  if (!fs::is_regular_file(file, code)) return std::nullopt;
   try {
     // Not our Json: its ordered objects take quadratic time, and a tree may have a hundred thousand keys.
     const auto tree = nlohmann::json::parse(read_file(file));
@@ -213,7 +219,7 @@ void HubCache::write_tree(const Repo& repo, const std::string& commit, const std
     text += "\n  }";
     before = ",\n";
   }
-  write_if_possible(folder(repo) / "trees" / (commit + ".json"), text + (sorted.empty() ? "}\n}" : "\n }\n}"));
+  write_if_possible(own_tree_file(repo, commit), text + (sorted.empty() ? "}\n}" : "\n }\n}"));
 }
 
 fs::path HubCache::answer_file(const Repo& repo, const std::string& key) const {

@@ -9,6 +9,10 @@
 //                    /.no_exist/<commit>/path the Hub said that there is no such file
 //                    /trees/<commit>.json     the commit's list of files
 //                    /hotswap/<hash>.json     ours alone: the Hub's answers about names, for a while
+//                    /hotswap/trees/          ours alone: the same lists, of kernels
+//
+// Lists of kernels are kept apart, because Python's `kernels` refuses a snapshot offline that lacks any file of trees/:
+// one of which only the variant for this machine was fetched, that is every one.
 //
 // Everything appears by rename or link, complete. Nothing here asks the network.
 #pragma once
@@ -73,6 +77,7 @@ class HubCache {
  private:
   bool links_work() const;
   std::filesystem::path answer_file(const Repo& repo, const std::string& key) const;
+  std::filesystem::path own_tree_file(const Repo& repo, const std::string& commit) const;
   std::filesystem::path root_;
   bool links_;
 };

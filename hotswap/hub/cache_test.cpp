@@ -104,23 +104,36 @@ TEST(Cache, AbsentFiles) {
 TEST(Cache, TreesAsPythonWritesThem) {
   const TempFolder folder;
   const HubCache cache(folder.path(), true);
-  cache.write_tree(kRepo, kSha,
+  const Repo kModel{RepoType::kModel, "org/name"};
+  cache.write_tree(kModel, kSha,
                    {{.path = "b", .size = 7, .oid = "0b", .sha256 = "5a", .lfs_size = 7, .xet_hash = ""},
                     {.path = "d", .folder = true},
                     {.path = "a", .size = 3, .oid = "0a"}});
-  EXPECT_EQ(read_file(cache.folder(kRepo) / "trees" / (kSha + ".json")),
+  EXPECT_EQ(read_file(cache.folder(kModel) / "trees" / (kSha + ".json")),
             "{\n \"format_version\": 1,\n \"files\": {\n  \"a\": {\n   \"size\": 3,\n   \"blob_id\": \"0a\"\n  },\n  "
             "\"b\": {\n"
             "   \"size\": 7,\n   \"blob_id\": \"0b\",\n   \"lfs_sha256\": \"5a\",\n   \"lfs_size\": 7\n  }\n }\n}");
-  const auto entries = cache.read_tree(kRepo, kSha);
+  const auto entries = cache.read_tree(kModel, kSha);
   ASSERT_TRUE(entries.has_value());
   ASSERT_EQ(entries->size(), 2u);
   EXPECT_EQ(entries->at(1).etag(), "5a");
   for (const char* wrong : {"", "{", R"({"format_version":2,"files":{}})",
                             R"({"format_version":1,"files":{"../x":{"size":1,"blob_id":"1"}}})"}) {
-    write_file(cache.folder(kRepo) / "trees" / (kSha + ".json"), wrong);
-    EXPECT_FALSE(cache.read_tree(kRepo, kSha).has_value()) << wrong;
+    write_file(cache.folder(kModel) / "trees" / (kSha + ".json"), wrong);
+    EXPECT_FALSE(cache.read_tree(kModel, kSha).has_value()) << wrong;
   }
+}
+
+TEST(Cache, ListsOfKernelsAreOursAlone) {
+  const TempFolder folder;
+  const HubCache cache(folder.path(), true);
+  cache.write_tree(kRepo, kSha, {{.path = "build/x/y", .size = 3, .oid = "0a"}});
+  EXPECT_FALSE(fs::exists(cache.folder(kRepo) / "trees")) << "Python would want every file of it offline";
+  ASSERT_TRUE(cache.read_tree(kRepo, kSha).has_value());
+  fs::create_directories(cache.folder(kRepo) / "trees");
+  fs::rename(cache.folder(kRepo) / "hotswap/trees" / (kSha + ".json"),
+             cache.folder(kRepo) / "trees" / (kSha + ".json"));
+  ASSERT_TRUE(cache.read_tree(kRepo, kSha).has_value()) << "Python's is read";
 }
 
 TEST(Cache, AnswersByKeyAndAge) {

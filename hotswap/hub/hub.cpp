@@ -83,7 +83,36 @@ std::string Hub::answer(const Repo& repo, const std::string& what, const std::fu
   }
 }
 
+// Offline: the last answer, with what refs/ has beside it or otherwise. That may be Python's, or an installed
+// package's, and is what the snapshots on this disk were fetched by.
+RepoRefs Hub::known_refs(const Repo& repo) {
+  const HubCache& store = cache(repo);
+  RepoRefs known;
+  if (const auto json = store.read_answer(repo, client_.options().endpoint + " refs")) {
+    known = parse_refs(*json, "the cached refs of " + repo.id);
+  }
+  for (const std::string& name : store.refs(repo)) {
+    const auto commit = store.read_ref(repo, name);
+    if (!commit) continue;
+    const auto same = [&](const RepoRef& ref) { return ref.name == name; };
+    const auto branch = std::find_if(known.branches.begin(), known.branches.end(), same);
+    const auto tag = std::find_if(known.tags.begin(), known.tags.end(), same);
+    if (branch != known.branches.end()) {
+      branch->commit = *commit;
+    } else if (tag != known.tags.end()) {
+      tag->commit = *commit;
+    } else {
+      known.branches.push_back({name, *commit});
+    }
+  }
+  if (known.branches.empty() && known.tags.empty()) {
+    throw offline_error(repo, "the versions of " + repo.id, "everything of that repository");
+  }
+  return known;
+}
+
 RepoRefs Hub::refs(const Repo& repo) {
+  if (offline()) return known_refs(repo);
   const std::string json = answer(repo, "refs", [&](bool quick) {
     const RepoRefs refs = client_.refs(repo, quick);
     nlohmann::ordered_json out = {{"branches", nlohmann::ordered_json::array()},

@@ -55,6 +55,7 @@ class Hub {
 
  private:
   std::string answer(const Repo& repo, const std::string& what, const std::function<std::string(bool quick)>& ask);
+  RepoRefs known_refs(const Repo& repo);
   std::filesystem::path download(const Repo& repo, const std::string& revision, const std::string& path);
   std::vector<std::string> lacking(const Repo& repo, const std::string& commit,
                                    const std::vector<TreeEntry>& files) const;

@@ -46,6 +46,7 @@ KernelRef::KernelRef(std::string_view text, KernelRefOptions options) {
   }
   if (options.version && *options.version < 0) refuse(text, cat("version ", *options.version, " is negative"));
   trust_ = options.trust;
+  locked_ = options.locked;
   if (text.empty()) return;
   if (text.front() == '/') {
     const size_t colon = text.rfind(':');

@@ -20,7 +20,8 @@ namespace hotswap {
 struct KernelRefOptions {
   std::optional<int64_t> version = std::nullopt;  // one of version, revision
   std::string revision = {};
-  bool trust = false;  // run it although its publisher is not a trusted one
+  bool trust = false;   // run it although its publisher is not a trusted one
+  bool locked = false;  // only as the project's kernels.lock has it: an Error where it is not in there
 };
 
 class KernelRef {
@@ -39,7 +40,9 @@ class KernelRef {
   std::optional<int64_t> version() const { return version_; }
   bool is_specifier() const;  // revision() is versions as >=1,<3
   bool trust() const { return trust_; }
-  std::string str() const;  // as written; "" for stock
+  bool locked() const { return locked_; }
+  bool named() const { return version_.has_value() || !revision_.empty(); }  // says which one of the repository
+  std::string str() const;                                                   // as written; "" for stock
   bool operator==(const KernelRef&) const = default;
 
  private:
@@ -47,7 +50,7 @@ class KernelRef {
   void check_revision(std::string_view text) const;
   std::string repo_, path_, layer_, revision_;
   std::optional<int64_t> version_;
-  bool trust_ = false;
+  bool trust_ = false, locked_ = false;
 };
 
 // "kernels-community/liger_kernels" and "kernels-community/liger-kernels" are one repository by two spellings.

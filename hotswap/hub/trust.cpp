@@ -38,11 +38,12 @@ std::optional<TrustDecision> decide_here(const TrustPolicy& policy, const TrustQ
 }  // namespace
 
 TrustPolicy parse_trust(const Json& table) {
-  table.only({"allow-all-kernels", "allow", "deny", "require-signature"});
+  table.only({"allow-all-kernels", "allow", "deny", "require-signature", "skip-digest"});
   return {.allow_all_kernels = table.get("allow-all-kernels", false),
           .allow = read_patterns(table, "allow"),
           .deny = read_patterns(table, "deny"),
-          .require_signature = read_patterns(table, "require-signature")};
+          .require_signature = read_patterns(table, "require-signature"),
+          .skip_digest = read_patterns(table, "skip-digest")};
 }
 
 bool needs_publisher(const TrustPolicy& policy, const TrustQuestion& question) {
@@ -53,16 +54,16 @@ TrustDecision decide_trust(const TrustPolicy& policy, const TrustQuestion& q) {
   if (auto decision = decide_here(policy, q)) return *decision;
   const std::string publisher = publisher_of(q.repo);
   switch (q.publisher) {
-    case Publisher::kTrusted:
+    case Standing::kTrusted:
       return {true, cat("'", publisher, "' is a trusted publisher"), ""};
-    case Publisher::kUntrusted:
+    case Standing::kUntrusted:
       return {false, cat("'", q.repo, "' is not from a trusted publisher"), ""};
-    case Publisher::kNoAnswer:
+    case Standing::kNoAnswer:
       return {false, cat("could not verify publisher trust status of '", publisher, "': ", q.no_answer), ""};
-    case Publisher::kOffline:
+    case Standing::kOffline:
       return {true, "offline: only what was downloaded before can run",
               cat("offline: the publisher of '", q.repo, "' is not checked")};
-    case Publisher::kUnknown:
+    case Standing::kUnknown:
       break;
   }
   throw Error({.wanted = cat("the publisher of ", q.repo, " looked up before it is judged"),
@@ -88,6 +89,8 @@ TrustDecision require_trust(const TrustPolicy& policy, const TrustQuestion& q) {
 bool requires_signature(const TrustPolicy& policy, const std::string& repo) {
   return listed(policy.require_signature, repo);
 }
+
+bool skips_digest(const TrustPolicy& policy, const std::string& repo) { return listed(policy.skip_digest, repo); }
 
 std::string publisher_of(const std::string& repo) { return repo.substr(0, repo.find('/')); }
 

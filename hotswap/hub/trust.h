@@ -16,16 +16,18 @@ namespace hotswap {
 struct TrustPolicy {
   bool allow_all_kernels = false;
   // "org/repo" or "org/*". `deny` wins against everything, allow_all_kernels and per-entry trust included.
-  std::vector<std::string> allow, deny;
-  std::vector<std::string> require_signature;  // whose metadata.json must bear a Sigstore signature
+  std::vector<std::string> allow = {}, deny = {};
+  std::vector<std::string> require_signature = {};  // whose metadata.json must bear a Sigstore signature
+  std::vector<std::string> skip_digest = {};        // run though no digest vouches for their files
 };
 
-// The [trust] table of hotswap.toml: allow-all-kernels, allow, deny, require-signature. Unknown keys are an Error.
+// The [trust] table of hotswap.toml: allow-all-kernels, allow, deny, require-signature, skip-digest. Unknown keys are
+// an Error.
 TrustPolicy parse_trust(const Json& table);
 
-enum class Publisher {
-  kUnknown,  // not asked
-  kTrusted,  // the Hub's flag trustedKernelPublisher
+enum class Standing {  // of a publisher
+  kUnknown,            // not asked
+  kTrusted,            // the Hub's flag trustedKernelPublisher
   kUntrusted,
   kNoAnswer,  // asked, but the request failed
   kOffline,   // not asked, for there is no network: what runs is what was downloaded before
@@ -35,7 +37,7 @@ struct TrustQuestion {
   std::string repo;
   bool entry_trust = false;  // KernelRef's trust, trust_remote_code of a mapping: for the repository that it names
   bool local = false;        // a folder of the user's own, LOCAL_KERNELS included
-  Publisher publisher = Publisher::kUnknown;
+  Standing publisher = Standing::kUnknown;
   std::string no_answer = {};        // why, with kNoAnswer
   std::string redirected_from = {};  // the repository that led here; its entry_trust does not come along
 };
@@ -52,6 +54,7 @@ TrustDecision decide_trust(const TrustPolicy& policy, const TrustQuestion& quest
 // Throws an Error that says how to opt in; returns the decision otherwise.
 TrustDecision require_trust(const TrustPolicy& policy, const TrustQuestion& question);
 bool requires_signature(const TrustPolicy& policy, const std::string& repo);
+bool skips_digest(const TrustPolicy& policy, const std::string& repo);
 
 std::string publisher_of(const std::string& repo);  // "org"
 bool matches_repo(const std::string& pattern, const std::string& repo);

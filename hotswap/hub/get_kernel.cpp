@@ -1,0 +1,106 @@
+#include "hotswap/hub/get_kernel.h"
+
+#include <algorithm>
+#include <set>
+
+#include "hotswap/base/file.h"
+#include "hotswap/base/log.h"
+#include "hotswap/hub/digest.h"
+#include "hotswap/hub/metadata.h"
+#include "hotswap/hub/text.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The choice once the GPU code of the variants is known, as far as it decides: their metadata.json is read from the
+// best on until one's code runs here.
+VariantChoice judged_by_code(Hub& hub, const KernelRequest& request, const KernelPlace& place) {
+  const System& system = request.system;
+  if (!place.choice.chosen || (!system.capability && system.gfx.empty())) return place.choice;
+  std::vector<VariantCandidate> candidates;
+  for (const std::string& name : variant_names(place.files)) candidates.push_back({name});
+  std::set<std::string> read;
+  for (;;) {
+    VariantChoice choice = choose_variant(candidates, system);
+    if (!choice.chosen || !read.insert(*choice.chosen).second) return choice;
+    const std::string path = cat("build/", *choice.chosen, "/metadata.json");
+    const fs::path file = hub.file(place.repository(), place.commit, path);
+    const auto mine = std::find_if(candidates.begin(), candidates.end(),
+                                   [&](const VariantCandidate& c) { return c.name == *choice.chosen; });
+    mine->archs = parse_metadata(read_file(file), file.string()).archs;
+  }
+}
+
+void verify_signature(const KernelRequest& request, HubKernel& kernel) {
+  if (!requires_signature(request.trust, kernel.place.repo)) return;
+  const auto signers = request.signers.empty() ? default_signers() : request.signers;
+  const VariantVerdict verdict = verify_variant(kernel.folder, TrustRoot::current(), signers);
+  if (verdict.outcome != Outcome::kSuccess) {
+    throw Error({.wanted = cat("a good signature of ", kernel.place.str(), ", as [trust] require-signature wants"),
+                 .got = cat(outcome_name(verdict.outcome), ": ", verdict.reason),
+                 .next = "get the package anew, or ask its publisher; nothing of it was run"});
+  }
+  kernel.signer = verdict.by.signer;
+}
+
+void verify_digest_of(const KernelRequest& request, HubKernel& kernel) {
+  const fs::path file = kernel.folder / "metadata.json";
+  const KernelMetadata metadata = parse_metadata(read_file(file), file.string());
+  for (const std::string& part : metadata.dirty()) {
+    log_warning(kernel.place.repo, ": the ", part, " had changes that no commit records when this was built");
+  }
+  if (skips_digest(request.trust, kernel.place.repo)) {
+    kernel.digest_checked = false;
+    log_warning(kernel.place.repo, ": its files are not checked, as [trust] skip-digest says");
+    return;
+  }
+  if (!metadata.digests) {
+    throw Error({.wanted = cat("a digest of the files in ", file.string()),
+                 .got = "a package whose files nothing vouches for",
+                 .next = cat("ask its publisher for a build with one, or list ", kernel.place.repo,
+                             " in [trust] skip-digest of hotswap.toml; nothing of it was run")});
+  }
+  verify_digests(kernel.folder, *metadata.digests);
+}
+
+}  // namespace
+
+fs::path fetch_variants(Hub& hub, const KernelPlace& place, const std::string& variant) {
+  return hub.snapshot(
+      place.repository(), place.commit,
+      {.allow = {variant.empty() ? "build/*" : cat("build/", variant, "/*")}, .ignore = {"*.pyc", "*/__pycache__/*"}});
+}
+
+void verify_locked(const KernelPlace& place, const fs::path& variant_folder) {
+  // The other form of lock pins the commit; what that holds, the cache has checked file by file.
+  if (place.locked == nullptr || place.locked->variants.empty()) return;
+  const std::string below = cat("build/", variant_folder.filename().string(), "/");
+  const bool listed =
+      std::any_of(place.files.begin(), place.files.end(), [](const TreeEntry& e) { return e.size > 0; });
+  const IsLfs is_lfs = [&](const std::string& path) {
+    return std::any_of(place.files.begin(), place.files.end(),
+                       [&](const TreeEntry& entry) { return entry.path == below + path && !entry.sha256.empty(); });
+  };
+  verify_locked_variant(*place.locked, variant_folder, listed ? is_lfs : nullptr);
+}
+
+HubKernel fetch_kernel(Hub& hub, const KernelRequest& request, KernelPlace place) {
+  place.choice = judged_by_code(hub, request, place);
+  if (!place.choice.chosen) throw no_variant(place.choice, place.repo, place.asked);
+  HubKernel kernel;
+  kernel.variant = *place.choice.chosen;
+  kernel.folder = fetch_variants(hub, place, kernel.variant) / "build" / kernel.variant;
+  kernel.place = std::move(place);
+  verify_signature(request, kernel);
+  verify_digest_of(request, kernel);
+  verify_locked(kernel.place, kernel.folder);
+  return kernel;
+}
+
+HubKernel get_kernel(Hub& hub, const KernelRequest& request) {
+  return fetch_kernel(hub, request, locate_kernel(hub, request));
+}
+
+}  // namespace hotswap

@@ -1,0 +1,41 @@
+// A kernel by its name on the Hub to a folder of this machine whose files are what their publisher built.
+//
+//   Hub hub(HubOptions::from_env());
+//   const HubKernel kernel = get_kernel(hub, {.ref = "acme/norm@v1", .system = system});
+//   kernel.folder    ~/.cache/huggingface/hub/kernels--acme--norm/snapshots/<commit>/build/<variant>
+//
+// Only the variant that fits is downloaded. Before anybody can load it, its files are held against the digest in its
+// metadata.json, against a Sigstore signature where the policy wants one, and against the lock where there is one.
+// Nothing of it is run. A second call asks the network for nothing within HubOptions::ttl_s.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "hotswap/hub/kernel_place.h"
+
+namespace hotswap {
+
+struct HubKernel {
+  KernelPlace place;
+  std::string variant;
+  std::filesystem::path folder;  // of the variant
+  std::string signer;            // by the policy's name; empty: no signature was asked for
+  bool digest_checked = true;    // false: the policy leaves it out for this repository
+};
+
+// Errors as locate_kernel's; where no variant fits, with the reason for each and the nearest; where a file is not as
+// digest, signature or lock have it, naming it.
+HubKernel get_kernel(Hub& hub, const KernelRequest& request);
+// The second half, of a place that was found. The code of a GPU variant is judged by its metadata.json, so another
+// variant than place.choice has may be taken.
+HubKernel fetch_kernel(Hub& hub, const KernelRequest& request, KernelPlace place);
+
+// Downloads one variant of the place, or all of them where `variant` is empty, and verifies nothing; the snapshot's
+// folder.
+std::filesystem::path fetch_variants(Hub& hub, const KernelPlace& place, const std::string& variant);
+// Error where the lock has a variant of the place otherwise.
+void verify_locked(const KernelPlace& place, const std::filesystem::path& variant_folder);
+
+}  // namespace hotswap

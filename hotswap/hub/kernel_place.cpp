@@ -1,0 +1,183 @@
+#include "hotswap/hub/kernel_place.h"
+
+#include <algorithm>
+
+#include "hotswap/base/log.h"
+#include "hotswap/hub/text.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kMostRedirects = 4;
+constexpr const char* kStatusFile = "kernel-status.toml";
+
+void settle_trust(Hub& hub, const KernelRequest& request, const Repo& repo, const std::string& led_from) {
+  if (!request.check_trust) return;
+  TrustQuestion question{.repo = repo.id, .entry_trust = request.ref.trust(), .redirected_from = led_from};
+  if (needs_publisher(request.trust, question)) {
+    if (hub.offline()) {
+      question.publisher = Standing::kOffline;
+    } else {
+      try {
+        question.publisher = hub.publisher(repo).trusted ? Standing::kTrusted : Standing::kUntrusted;
+      } catch (const HubError& error) {
+        question.publisher = Standing::kNoAnswer;
+        question.no_answer = error.what();
+      }
+    }
+  }
+  const TrustDecision decision = require_trust(request.trust, question);
+  if (!decision.warning.empty()) log_warning(decision.warning);
+}
+
+// The lock's word on the repository; null: it says none. `ref`: what was asked of it; null: a redirect leads to it.
+const LockedKernel* find_lock(const Lockfile* lock, const std::string& repo, const KernelRef* ref) {
+  if (lock == nullptr) return nullptr;
+  const bool asks = ref != nullptr && ref->named();
+  std::vector<std::string> others;
+  for (const LockedKernel& kernel : lock->kernels) {
+    const Dependency& locked = kernel.dependency;
+    if (locked.repo != repo) continue;
+    if (!asks) {
+      lock->at(repo);  // more than one: an Error
+    } else if (lock->form == Lockfile::Form::kDependencies &&
+               (locked.version != ref->version() || locked.revision != ref->revision())) {
+      others.push_back(locked.str());
+      continue;
+    } else if (is_commit(ref->revision()) && ref->revision() != kernel.commit) {
+      others.push_back(cat("commit ", kernel.commit));
+      continue;
+    }
+    if (!kernel.path.empty()) {
+      throw Error({.wanted = cat("a commit of ", repo, " in the lock"),
+                   .got = cat("the folder ", kernel.path),
+                   .next = "name the folder itself as the kernel"});
+    }
+    return &kernel;
+  }
+  if (others.empty()) return nullptr;
+  throw Error({.wanted = cat("a lock of ", ref->str()),
+               .got = cat("locked is ", join(others)),
+               .next = "lock anew with `hotswap kernel lock`, or ask for what is locked"});
+}
+
+void require_lock(const KernelRequest& request, const KernelPlace& place) {
+  if (!request.ref.locked() || place.locked != nullptr) return;
+  if (request.lock != nullptr) request.lock->at(place.repo);
+  throw Error({.wanted = cat("a lock of ", place.repo),
+               .got = cat("Kernel `", place.repo, "` is not locked: there is no kernels.lock"),
+               .next = "run `hotswap kernel lock` on the project, and name the project"});
+}
+
+// A name that the Hub does not know is told with all those that it does.
+std::string commit_of(Hub& hub, const Repo& repo, const std::string& revision) {
+  try {
+    return hub.commit(repo, revision);
+  } catch (const HubError& error) {
+    if (error.kind() == HubErrorKind::kRevisionNotFound) resolve_revision(hub.refs(repo), revision, repo.id);
+    throw;
+  }
+}
+
+void resolve(Hub& hub, const KernelRef& ref, KernelPlace& place) {
+  const Repo repo = place.repository();
+  if (!ref.revision().empty() && !ref.is_specifier()) {
+    place.asked = ref.revision();
+    place.commit = commit_of(hub, repo, ref.revision());
+    return;
+  }
+  const RepoRefs refs = hub.refs(repo);
+  const ResolvedRef found = ref.is_specifier() ? resolve_specifier(refs, ref.revision(), repo.id)
+                                               : resolve_version(refs, ref.version().value_or(1), repo.id);
+  if (!found.warning.empty()) log_warning(found.warning);
+  place.asked = found.ref;
+  place.commit = found.commit;
+  hub.remember(repo, found.ref, found.commit);
+}
+
+std::vector<TreeEntry> list_files(Hub& hub, const Repo& repo, const std::string& commit) {
+  const HubCache& cache = hub.cache(repo);
+  const fs::path folder = cache.snapshot(repo, commit);
+  std::error_code code;
+  if (!hub.offline() || cache.read_tree(repo, commit) || !fs::is_directory(folder, code)) {
+    return hub.tree(repo, commit);
+  }
+  // An installed package, or an older client's: what is there is what there is.
+  std::vector<TreeEntry> files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file()) files.push_back({.path = entry.path().lexically_relative(folder).generic_string()});
+  }
+  std::sort(files.begin(), files.end(), [](const TreeEntry& a, const TreeEntry& b) { return a.path < b.path; });
+  return files;
+}
+
+std::optional<Redirect> redirect_of(Hub& hub, const KernelPlace& place) {
+  const bool there = std::any_of(place.files.begin(), place.files.end(),
+                                 [](const TreeEntry& entry) { return entry.path == kStatusFile; });
+  if (!there) return std::nullopt;
+  return parse_status(Json::read_toml(hub.file(place.repository(), place.commit, kStatusFile)));
+}
+
+}  // namespace
+
+std::vector<std::string> variant_names(const std::vector<TreeEntry>& files) {
+  constexpr std::string_view kBuild = "build/";
+  std::vector<std::string> names;
+  for (const TreeEntry& entry : files) {
+    if (!entry.path.starts_with(kBuild)) continue;
+    const size_t slash = entry.path.find('/', kBuild.size());
+    if (slash == entry.path.npos) continue;  // a file beside the variants
+    std::string name = entry.path.substr(kBuild.size(), slash - kBuild.size());
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
+  }
+  return names;
+}
+
+KernelPlace locate_kernel(Hub& hub, const KernelRequest& request) {
+  const KernelRef& ref = request.ref;
+  if (ref.repo().empty()) {
+    throw Error({.wanted = "a kernel of the Hub as org/repo[@revision]",
+                 .got = "'" + ref.str() + "'",
+                 .next = "folders and stock layers are not fetched"});
+  }
+  KernelPlace place;
+  place.repo = ref.repo();
+  settle_trust(hub, request, place.repository(), "");
+  place.locked = find_lock(request.lock, place.repo, &ref);
+  if (place.locked != nullptr) {
+    place.asked = place.commit = place.locked->commit;
+  } else {
+    resolve(hub, ref, place);
+  }
+  place.files = list_files(hub, place.repository(), place.commit);
+  std::vector<std::string> way = {place.str()};
+  while (const auto redirect = redirect_of(hub, place)) {
+    log_warning("'", place.repo, "' redirected to '", redirect->destination, "'");
+    settle_trust(hub, request, {RepoType::kKernel, redirect->destination}, place.repo);
+    if (place.led_from.empty()) place.led_from = place.repo;
+    place.repo = redirect->destination;
+    place.asked = redirect->revision;
+    place.locked = find_lock(request.lock, place.repo, nullptr);
+    place.commit =
+        place.locked != nullptr ? place.locked->commit : commit_of(hub, place.repository(), redirect->revision);
+    const bool circle = std::find(way.begin(), way.end(), place.str()) != way.end();
+    way.push_back(place.str());
+    if (circle || way.size() > kMostRedirects + 1) {
+      throw Error({.wanted = cat("redirects of ", ref.repo(), " that lead somewhere"),
+                   .got = cat(circle ? "a circle: " : "too many: ", join(way, " -> ")),
+                   .next = "tell the repositories' owners"});
+    }
+    place.files = list_files(hub, place.repository(), place.commit);
+  }
+  require_lock(request, place);
+  const std::vector<std::string> names = variant_names(place.files);
+  for (const std::string& name : names) {
+    if (!VariantName::parse(name)) log_warning(place.repo, " contains an invalid build variant: ", shown(name));
+  }
+  place.choice = choose_variant(names, request.system);
+  return place;
+}
+
+}  // namespace hotswap
