@@ -85,18 +85,25 @@ def kernel_problem(path: str, target: str) -> str | None:
     return None
 
 
+def for_tests(path: str) -> bool:
+    name = path.rsplit("/", 1)[-1]
+    return name.endswith("_test.cpp") or name.startswith("test") and name.endswith(".h")
+
+
 def problems(files: dict[str, str]) -> list[str]:
     found, costly = [], {header: [] for header in COSTLY}
     for path, text in sorted(files.items()):
         for match in INCLUDE.finditer(text):
             target = match.group(1)
             why = host_problem(path, target) if path.startswith("hotswap/") else kernel_problem(path, target)
+            if path.startswith("hotswap/") and for_tests(target) and not for_tests(path):
+                why = "only tests may"
             if why:
                 line = text.count("\n", 0, match.start(1)) + 1
                 found.append(f"{path}:{line}: includes {target}: {why}")
             if path.startswith("hotswap/") and target in costly:
                 costly[target].append(path)
-        if path.startswith("hotswap/") and path != "hotswap/base/env.cpp" and not path.endswith("_test.cpp"):
+        if path.startswith("hotswap/") and path != "hotswap/base/env.cpp" and not for_tests(path):
             if re.search(r"\bgetenv\s*\(", text):
                 found.append(f"{path}: reads the environment; hotswap/base/env.cpp is the one place")
     for header, users in costly.items():
@@ -115,6 +122,7 @@ def self_test() -> None:
         "hotswap/generation/a.cpp": '#include "hotswap/training/trainer.h"',
         "hotswap/models/b.cpp": '#include "kernels/norm/norm.h"',
         "hotswap/models/d.cpp": '#include "hotswap/kernelize/bind_impl.h"',
+        "hotswap/models/e.cpp": '#include "hotswap/base/test_support.h"',
         "hotswap/models/c.cpp": 'auto x = getenv("A");',
         "kernels/norm/norm_cpu.cpp": "#include <torch/csrc/stable/tensor.h>",
         "kernels/norm/norm.h": '#include "kernels/mlp/mlp.h"',

@@ -1,34 +1,21 @@
-#include <gtest/gtest.h>
-#include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "hotswap/base/env.h"
-#include "hotswap/base/error.h"
-#include "hotswap/base/file.h"
 #include "hotswap/base/json.h"
 #include "hotswap/base/progress.h"
 #include "hotswap/base/result.h"
 #include "hotswap/base/sha256.h"
+#include "hotswap/base/test_support.h"
 
 namespace hotswap {
 namespace {
 
 namespace fs = std::filesystem;
 
-fs::path fresh_folder() {
-  std::string name = (fs::temp_directory_path() / "hotswap-base-XXXXXX").string();
-  return ::mkdtemp(name.data());
-}
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
+using test_support::message_of;
+using test_support::ScopedEnv;
+using test_support::TempFolder;
 
 TEST(Json, NamesTheKeyThatIsMissingOrWrong) {
   const Json json = Json::parse(R"({"a": {"b": 1.5, "c": "x"}, "n": null, "e": 1e4})", "config.json");
@@ -48,34 +35,42 @@ TEST(Json, RefusesHostileText) {
 }
 
 TEST(Json, ReadsTomlIntoTheSameTree) {
-  const fs::path folder = fresh_folder();
+  const TempFolder folder;
   write_file(folder / "build.toml", "[general]\nname = \"norm\"\nbackends = [\"cpu\"]\nday = 2024-01-02\n");
   const Json toml = Json::read_toml(folder / "build.toml");
   EXPECT_EQ(toml.child("general").at<std::string>("name"), "norm");
   EXPECT_EQ(toml.child("general").at<std::string>("day"), "2024-01-02");
   EXPECT_EQ(toml.child("general").at<std::vector<std::string>>("backends"), std::vector<std::string>{"cpu"});
-  fs::remove_all(folder);
 }
 
 TEST(File, AnAbandonedWriteLeavesNothing) {
-  const fs::path folder = fresh_folder();
+  const TempFolder folder;
   write_file(folder / "a.txt", "old");
   {
     AtomicFile out(folder / "a.txt");
     out.write("new");
   }
   EXPECT_EQ(read_file(folder / "a.txt"), "old");
-  EXPECT_EQ(std::distance(fs::directory_iterator(folder), fs::directory_iterator()), 1);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()), 1);
   write_file(folder / "a.txt", "new");
   EXPECT_EQ(read_file(folder / "a.txt"), "new");
+  replace_file(folder / "b/c.txt", "made with its folder");
+  EXPECT_EQ(read_file(folder / "b/c.txt"), "made with its folder");
   const MappedFile map(folder / "a.txt");
   EXPECT_EQ(std::string(map.bytes().begin(), map.bytes().end()), "new");
-  EXPECT_NE(message_of([&] { read_file(folder); }).find("regular file"), std::string::npos);
-  fs::remove_all(folder);
+  EXPECT_NE(message_of([&] { read_file(folder.path()); }).find("regular file"), std::string::npos);
+}
+
+TEST(File, HasTheModeThatTheUmaskAsksFor) {
+  const TempFolder folder;
+  const mode_t before = ::umask(0027);
+  write_file(folder / "a.txt", "x");
+  ::umask(before);
+  EXPECT_EQ(fs::status(folder / "a.txt").permissions(), fs::perms(0640));
 }
 
 TEST(File, OneProcessHoldsTheLock) {
-  const fs::path folder = fresh_folder();
+  const TempFolder folder;
   {
     // Forked before the lock is taken: a flock belongs to the open file, which a child would inherit.
     int go[2];
@@ -98,7 +93,6 @@ TEST(File, OneProcessHoldsTheLock) {
     EXPECT_EQ(status, 0);
     EXPECT_TRUE(fs::exists(folder / "child"));
   }
-  fs::remove_all(folder);
 }
 
 TEST(Sha256, KnownVectors) {
@@ -109,11 +103,15 @@ TEST(Sha256, KnownVectors) {
 }
 
 TEST(Env, FlagsAreStrict) {
-  ::setenv("USE_HUB_KERNELS", "off", 1);
-  EXPECT_FALSE(env_flag(EnvVar::kUseHubKernels, true));
-  ::setenv("USE_HUB_KERNELS", "maybe", 1);
-  EXPECT_NE(message_of([] { env_flag(EnvVar::kUseHubKernels, true); }).find("USE_HUB_KERNELS"), std::string::npos);
-  ::unsetenv("USE_HUB_KERNELS");
+  {
+    const ScopedEnv off("USE_HUB_KERNELS", "off");
+    EXPECT_FALSE(env_flag(EnvVar::kUseHubKernels, true));
+  }
+  {
+    const ScopedEnv maybe("USE_HUB_KERNELS", "maybe");
+    EXPECT_NE(message_of([] { env_flag(EnvVar::kUseHubKernels, true); }).find("USE_HUB_KERNELS"), std::string::npos);
+  }
+  const ScopedEnv unset("USE_HUB_KERNELS", std::nullopt);
   EXPECT_TRUE(env_flag(EnvVar::kUseHubKernels, true));
   for (const EnvRow& row : env_table()) EXPECT_STREQ(env_name(row.variable), row.name);
 }

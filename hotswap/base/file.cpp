@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <random>
 
 #include "hotswap/base/error.h"
 
@@ -32,6 +33,10 @@ size_t size_of(int fd, const std::filesystem::path& file) {
                  .next = "give the file itself"});
   }
   return static_cast<size_t>(info.st_size);
+}
+
+std::filesystem::path folder_of(const std::filesystem::path& file) {
+  return file.has_parent_path() ? file.parent_path() : std::filesystem::path(".");
 }
 
 void fsync_folder(const std::filesystem::path& folder) {
@@ -63,21 +68,33 @@ void write_file(const std::filesystem::path& file, std::string_view bytes) {
   out.commit();
 }
 
-AtomicFile::AtomicFile(std::filesystem::path target) : target_(std::move(target)) {
-  const auto folder = target_.has_parent_path() ? target_.parent_path() : std::filesystem::path(".");
+void replace_file(const std::filesystem::path& file, std::string_view bytes) {
+  AtomicFile out(file, /*durable=*/false);
+  out.write(bytes);
+  out.commit();
+}
+
+std::filesystem::path temporary_beside(const std::filesystem::path& file, const std::string& suffix) {
+  thread_local std::mt19937_64 random{(static_cast<uint64_t>(std::random_device{}()) << 32) ^ std::random_device{}()};
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string middle = ".";
+  for (uint64_t bits = random(), i = 0; i < 8; ++i, bits >>= 4) middle += kDigits[bits & 15];
+  return file.parent_path() / (file.filename().string() + middle + suffix);
+}
+
+AtomicFile::AtomicFile(std::filesystem::path target, bool durable) : target_(std::move(target)), durable_(durable) {
+  const auto folder = folder_of(target_);
   std::error_code code;
   std::filesystem::create_directories(folder, code);
-  std::string name = (folder / cat(".", target_.filename().string(), ".XXXXXX")).string();
-  fd_ = ::mkostemp(name.data(), O_CLOEXEC);
+  do {  // a plain open, so that the mode is what the umask asks for; a fork shares the random numbers, hence the loop
+    temporary_ = temporary_beside(target_, ".tmp");
+    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  } while (fd_ < 0 && errno == EEXIST);
   if (fd_ < 0) fail("to write in", folder, "check that the folder exists and is writable");
-  temporary_ = name;
-  const mode_t mask = ::umask(0);  // mkstemp makes 0600; a plain open would have given 0666 less the umask
-  ::umask(mask);
-  ::fchmod(fd_, 0666 & ~mask);
 }
 
 AtomicFile::~AtomicFile() {
-  if (fd_ >= 0) ::close(fd_);
+  ::close(fd_);
   if (!temporary_.empty()) ::unlink(temporary_.c_str());
 }
 
@@ -91,10 +108,10 @@ void AtomicFile::write(std::string_view bytes) {
 }
 
 void AtomicFile::commit() {
-  if (::fsync(fd_) != 0) fail("to write", target_, "check the free space of the disk");
+  if (durable_ && ::fsync(fd_) != 0) fail("to write", target_, "check the free space of the disk");
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("to write", target_, "check its permissions");
   temporary_.clear();
-  fsync_folder(target_.has_parent_path() ? target_.parent_path() : std::filesystem::path("."));
+  if (durable_) fsync_folder(folder_of(target_));
 }
 
 MappedFile::MappedFile(const std::filesystem::path& file) : path_(file) {

@@ -15,12 +15,17 @@ std::string read_file(const std::filesystem::path& file);
 
 // Writes a temporary file beside the target, fsyncs, renames: readers see the old file or the whole new one.
 void write_file(const std::filesystem::path& file, std::string_view bytes);
+// The same without fsync: as whole for readers, and after a power cut perhaps gone. For what can be made again.
+void replace_file(const std::filesystem::path& file, std::string_view bytes);
+
+// "<file>.<8 hex digits><suffix>": a name for a file that is coming into being; huggingface_hub's tools know the shape.
+std::filesystem::path temporary_beside(const std::filesystem::path& file, const std::string& suffix);
 
 // The same for content that is produced piece by piece; without commit() nothing remains on disk.
 //   AtomicFile out("model.safetensors"); out.write(header); out.write(data); out.commit();
 class AtomicFile {
  public:
-  explicit AtomicFile(std::filesystem::path target);
+  explicit AtomicFile(std::filesystem::path target, bool durable = true);  // durable: commit() syncs
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -30,6 +35,7 @@ class AtomicFile {
 
  private:
   std::filesystem::path target_, temporary_;
+  bool durable_;
   int fd_ = -1;
 };
 

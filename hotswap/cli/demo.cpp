@@ -164,6 +164,7 @@ void demo_verb(DemoOptions options, const std::string& gguf, const std::string& 
   if (options.model.model.empty()) {
     throw usage_error("demo: --model DIR or --gguf FILE is required (./x demo fetches a model and names it)");
   }
+  options.model = located(options.model);
   if (options.step == "answer") return demo_answer(options);
   if (options.data.empty()) options.data = documents_of(source);
   if (options.data.empty()) {

@@ -44,7 +44,7 @@ Rows prompt_rows(const Flags& flags, const Tokenizer* tokenizer, int64_t vocab) 
 }
 
 bool has_tokenizer(const ModelFlags& flags) {
-  return gguf_path(flags) || std::filesystem::is_regular_file(folder_of(flags) / "tokenizer.json");
+  return gguf_path(flags) || std::filesystem::is_regular_file(std::filesystem::path(flags.model) / "tokenizer.json");
 }
 
 // One row: plain values. Several: lists of them, row by row, and times that add up.
@@ -72,8 +72,9 @@ OutJson json_of(const Rows& prompts, const std::vector<Answer>& answers) {
 
 void generate_verb(const Flags& flags) {
   std::optional<Tokenizer> tokenizer;
-  if (!flags.prompt.empty() || has_tokenizer(flags.model)) tokenizer = load_tokenizer(flags.model);
-  const auto model = load_model(flags.model, flags.kernels);
+  const ModelFlags source = located(flags.model);
+  if (!flags.prompt.empty() || has_tokenizer(source)) tokenizer = load_tokenizer(source);
+  const auto model = load_model(source, flags.kernels);
   const Rows prompts = prompt_rows(flags, tokenizer ? &*tokenizer : nullptr, model->config().vocab);
   const bool stream = flags.stream && !flags.json;
   const auto show = [&](const std::string& piece) {

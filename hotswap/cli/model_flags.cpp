@@ -46,9 +46,11 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags) {
   verb.add_option("--attn-implementation", flags.attention, "sdpa or eager")->capture_default_str();
 }
 
-fs::path folder_of(const ModelFlags& flags) {
-  return model_folder(flags.model, flags.revision,
-                      flags.gguf_file.empty() ? std::nullopt : std::optional(flags.gguf_file));
+ModelFlags located(ModelFlags flags) {
+  flags.model =
+      model_folder(flags.model, flags.revision, flags.gguf_file.empty() ? std::nullopt : std::optional(flags.gguf_file))
+          .string();
+  return flags;
 }
 
 std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels) {
@@ -57,19 +59,20 @@ std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags&
                             .strict = kernels.strict,
                             .attn_implementation = flags.attention,
                             .dtype = flags.dtype,
-                            .device_map = flags.device};
+                            .device_map = flags.device,
+                            .revision = flags.revision};
   if (!flags.gguf_file.empty()) options.gguf_file = flags.gguf_file;
-  return AutoModelForCausalLM::from_pretrained(folder_of(flags), options);
+  return AutoModelForCausalLM::from_pretrained(flags.model, options);
 }
 
 std::optional<fs::path> gguf_path(const ModelFlags& flags) {
-  if (!flags.gguf_file.empty()) return folder_of(flags) / flags.gguf_file;
+  if (!flags.gguf_file.empty()) return fs::path(flags.model) / flags.gguf_file;
   if (fs::path(flags.model).extension() == ".gguf") return fs::path(flags.model);
   return std::nullopt;
 }
 
 Tokenizer load_tokenizer(const ModelFlags& flags) {
-  const fs::path folder = folder_of(flags);
+  const fs::path folder = flags.model;
   if (fs::is_regular_file(folder / "tokenizer.json")) return Tokenizer::from_pretrained(folder);
   if (const auto gguf = gguf_path(flags)) return Tokenizer::from_vocabulary(vocabulary_from_gguf(GgufFile(*gguf)));
   throw Error({.wanted = cat("tokenizer.json in ", flags.model),

@@ -40,8 +40,9 @@ std::optional<KernelConfig> kernel_config_of(const KernelFlags& flags);
 // "MLP": ["acme/mlp:SwiGLUMLP", {"version": 1, "trust_remote_code": true}]}, "use_local_kernel", "inherit_mapping"}
 KernelConfig kernel_config_from(const Json& json);
 
-// Where the model lies, fetched from the Hub if need be.
-std::filesystem::path folder_of(const ModelFlags& flags);
+// The same with --model as a path of this machine, fetched from the Hub if need be. A verb that reads more than the
+// weights asks once; the functions below then look at the disk alone.
+ModelFlags located(ModelFlags flags);
 std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels);
 // Of the model's folder; where there is no tokenizer.json and the weights are a GGUF file, of that file's metadata.
 Tokenizer load_tokenizer(const ModelFlags& flags);

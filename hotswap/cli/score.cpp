@@ -58,8 +58,9 @@ Score score(CausalLM& model, const Rows& rows, std::vector<Tensor>* logits) {
 }
 
 void score_verb(const Flags& flags) {
-  const auto model = load_model(flags.model, flags.kernels);
-  const Rows rows = flags.ids.empty() ? read_text_row(flags.text, load_tokenizer(flags.model), flags.max_tokens)
+  const ModelFlags source = located(flags.model);
+  const auto model = load_model(source, flags.kernels);
+  const Rows rows = flags.ids.empty() ? read_text_row(flags.text, load_tokenizer(source), flags.max_tokens)
                                       : read_rows(flags.ids, model->config().vocab);
   const bool want_logits = !flags.logits_out.empty();
   check_rows(rows, want_logits);

@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "hotswap/base/file.h"
+#include "hotswap/base/test_support.h"
 #include "hotswap/hub/digest.h"
-#include "hotswap/hub/test_support.h"
 
 namespace hotswap {
 namespace {

@@ -4,8 +4,8 @@
 #include <random>
 
 #include "hotswap/base/log.h"
+#include "hotswap/base/test_support.h"
 #include "hotswap/hub/cache.h"
-#include "hotswap/hub/test_support.h"
 #include "hotswap/hub/url.h"
 
 namespace hotswap {

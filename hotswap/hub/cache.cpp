@@ -13,7 +13,6 @@
 #include "hotswap/base/file.h"
 #include "hotswap/base/log.h"
 #include "hotswap/base/sha256.h"
-#include "hotswap/hub/disk.h"
 
 namespace hotswap {
 namespace {

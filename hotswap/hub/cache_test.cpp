@@ -3,7 +3,7 @@
 
 #include <thread>
 
-#include "hotswap/hub/test_support.h"
+#include "hotswap/base/test_support.h"
 
 namespace hotswap {
 namespace {

@@ -1,8 +1,8 @@
 // What the Hub's answers mean, and its refusals; names that must not become paths.
 #include "hotswap/hub/client.h"
 
+#include "hotswap/base/test_support.h"
 #include "hotswap/hub/test_server.h"
-#include "hotswap/hub/test_support.h"
 
 namespace hotswap {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "hotswap/hub/test_support.h"
+#include "hotswap/base/test_support.h"
 
 namespace hotswap {
 namespace {

@@ -8,8 +8,8 @@
 #include <mutex>
 #include <thread>
 
+#include "hotswap/base/file.h"
 #include "hotswap/base/log.h"
-#include "hotswap/hub/disk.h"
 #include "hotswap/hub/piece_file.h"
 #include "hotswap/hub/text.h"
 #include "hotswap/hub/url.h"

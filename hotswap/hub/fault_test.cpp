@@ -8,11 +8,11 @@
 #include <random>
 
 #include "hotswap/base/sha256.h"
+#include "hotswap/base/test_support.h"
 #include "hotswap/hub/hub.h"
 #include "hotswap/hub/piece_file.h"
 #include "hotswap/hub/server.h"
 #include "hotswap/hub/test_server.h"
-#include "hotswap/hub/test_support.h"
 
 extern char** environ;
 
@@ -23,18 +23,13 @@ namespace fs = std::filesystem;
 using test_support::Asked;
 using test_support::expect_has;
 using test_support::message_of;
+using test_support::noise;
 using test_support::Peer;
 using test_support::ScriptServer;
 using test_support::TempFolder;
 
 const Repo kRepo{RepoType::kModel, "acme/tiny"};
 const std::string kSha(40, 'a');
-
-std::string noise(size_t size, uint32_t seed = 1) {
-  std::string bytes(size, '\0');
-  for (char& c : bytes) c = static_cast<char>((seed = seed * 1664525u + 1013904223u) >> 24);
-  return bytes;
-}
 
 std::string hash_of(std::string_view bytes) {
   return to_hex(sha256({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}));

@@ -3,6 +3,7 @@
 #include <random>
 
 #include "hotswap/base/json.h"
+#include "hotswap/base/test_support.h"
 #include "hotswap/hub/build_toml.h"
 #include "hotswap/hub/bundle.h"
 #include "hotswap/hub/elf.h"
@@ -10,7 +11,6 @@
 #include "hotswap/hub/lockfile.h"
 #include "hotswap/hub/metadata.h"
 #include "hotswap/hub/sigstore_world.h"
-#include "hotswap/hub/test_support.h"
 #include "hotswap/hub/text.h"
 #include "hotswap/hub/trust.h"
 #include "hotswap/hub/variant.h"

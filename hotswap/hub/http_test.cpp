@@ -3,9 +3,9 @@
 
 #include <mutex>
 
+#include "hotswap/base/test_support.h"
 #include "hotswap/hub/hub_error.h"
 #include "hotswap/hub/test_server.h"
-#include "hotswap/hub/test_support.h"
 #include "hotswap/hub/url.h"
 
 namespace hotswap {

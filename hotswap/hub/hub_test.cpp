@@ -3,8 +3,8 @@
 
 #include <fstream>
 
+#include "hotswap/base/test_support.h"
 #include "hotswap/hub/server.h"
-#include "hotswap/hub/test_support.h"
 
 namespace hotswap {
 namespace {
@@ -12,18 +12,10 @@ namespace {
 namespace fs = std::filesystem;
 using test_support::expect_has;
 using test_support::message_of;
+using test_support::noise;
 using test_support::TempFolder;
 
 const Repo kKernel{RepoType::kKernel, "acme/norm"}, kModel{RepoType::kModel, "acme/tiny"};
-
-std::string noise(size_t size, uint32_t seed = 1) {
-  std::string bytes(size, '\0');
-  for (char& c : bytes) {
-    seed = seed * 1664525u + 1013904223u;
-    c = static_cast<char>(seed >> 24);
-  }
-  return bytes;
-}
 
 class HubTest : public testing::Test {
  protected:

@@ -1,6 +1,6 @@
 #include "hotswap/hub/lockfile.h"
 
-#include "hotswap/hub/test_support.h"
+#include "hotswap/base/test_support.h"
 
 namespace hotswap {
 namespace {

@@ -8,10 +8,10 @@
 #include <map>
 #include <optional>
 
+#include "hotswap/base/test_support.h"
 #include "hotswap/hub/client.h"
 #include "hotswap/hub/server.h"
 #include "hotswap/hub/test_server.h"
-#include "hotswap/hub/test_support.h"
 
 namespace hotswap {
 namespace {
@@ -21,6 +21,7 @@ using test_support::Asked;
 using test_support::expect_has;
 using test_support::message_of;
 using test_support::Peer;
+using test_support::ScopedEnv;
 using test_support::ScriptServer;
 using test_support::TempFolder;
 
@@ -46,21 +47,16 @@ class Variables {
     for (const auto& [name, value] : values) set(name, value);
   }
   ~Variables() {
-    for (auto at = before_.rbegin(); at != before_.rend(); ++at) put(at->first, at->second);
+    while (!set_.empty()) set_.pop_back();  // last set, first undone: a name may be there twice
   }
   Variables(const Variables&) = delete;
   Variables& operator=(const Variables&) = delete;
 
  private:
-  static void put(const std::string& name, const std::optional<std::string>& value) {
-    value ? ::setenv(name.c_str(), value->c_str(), 1) : ::unsetenv(name.c_str());
-  }
   void set(const std::string& name, const std::optional<std::string>& value) {
-    const char* old = std::getenv(name.c_str());
-    before_.emplace_back(name, old == nullptr ? std::nullopt : std::optional<std::string>(old));
-    put(name, value);
+    set_.push_back(std::make_unique<ScopedEnv>(name, value));
   }
-  std::vector<std::pair<std::string, std::optional<std::string>>> before_;
+  std::vector<std::unique_ptr<ScopedEnv>> set_;
 };
 
 TEST(Options, Folders) {

@@ -17,8 +17,8 @@
 #include <set>
 
 #include "hotswap/base/error.h"
+#include "hotswap/base/file.h"
 #include "hotswap/base/sha256.h"
-#include "hotswap/hub/disk.h"
 #include "hotswap/hub/text.h"
 
 namespace hotswap {

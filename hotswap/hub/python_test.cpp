@@ -6,9 +6,9 @@
 #include <thread>
 
 #include "hotswap/base/json.h"
+#include "hotswap/base/test_support.h"
 #include "hotswap/hub/hub.h"
 #include "hotswap/hub/server.h"
-#include "hotswap/hub/test_support.h"
 
 namespace hotswap {
 namespace {

@@ -1,9 +1,9 @@
 // Bundles of a Sigstore of the test's own: one that is good in every form, and each way to be bad.
 #include "hotswap/hub/signature.h"
 
+#include "hotswap/base/test_support.h"
 #include "hotswap/hub/digest.h"
 #include "hotswap/hub/sigstore_world.h"
-#include "hotswap/hub/test_support.h"
 #include "hotswap/hub/transparency.h"
 
 namespace hotswap {

@@ -16,10 +16,10 @@
 namespace hotswap {
 namespace {
 
-using testing::difference;
-using testing::expect_has;
-using testing::message_of;
-using testing::PackageCopy;
+using test_support::difference;
+using test_support::expect_has;
+using test_support::message_of;
+using test_support::PackageCopy;
 using Tensors = std::vector<Tensor>;
 using Run = std::function<Tensors(const Tensors& in)>;
 
@@ -152,7 +152,7 @@ TEST(Bind, AddRmsNormWithEitherOutputUnused) {
     const bool no_y = !douts[0].defined();
     if (no_y) {
       const Tensors got = forward_backward(run(bound), {randn({3, 19}), randn({3, 19}), randn({19})}, douts);
-      EXPECT_TRUE(testing::same_bits(got[2], douts[1]) && testing::same_bits(got[3], douts[1]));
+      EXPECT_TRUE(test_support::same_bits(got[2], douts[1]) && test_support::same_bits(got[3], douts[1]));
       EXPECT_EQ(got[4].abs().sum().item<double>(), 0);
       continue;
     }

@@ -14,14 +14,14 @@
 namespace hotswap {
 namespace {
 
-using testing::difference;
-using testing::expect_has;
-using testing::message_of;
-using testing::PackageCopy;
-using testing::same_bits;
-using testing::ScopedEnv;
-using testing::TempFolder;
-using testing::TinyModel;
+using test_support::difference;
+using test_support::expect_has;
+using test_support::message_of;
+using test_support::PackageCopy;
+using test_support::same_bits;
+using test_support::ScopedEnv;
+using test_support::TempFolder;
+using test_support::TinyModel;
 
 const Mode I = Mode::INFERENCE, T = Mode::TRAINING, C = Mode::TORCH_COMPILE;
 

@@ -9,9 +9,9 @@ namespace hotswap {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::expect_has;
-using testing::message_of;
-using testing::PackageCopy;
+using test_support::expect_has;
+using test_support::message_of;
+using test_support::PackageCopy;
 using Ordered = nlohmann::ordered_json;
 
 std::string load(const PackageCopy& copy) {

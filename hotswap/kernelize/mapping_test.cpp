@@ -2,15 +2,15 @@
 
 #include <random>
 
-#include "hotswap/base/test_seed.h"
+#include "hotswap/base/test_support.h"
 #include "hotswap/kernelize/resolve.h"
 #include "hotswap/kernelize/testing.h"
 
 namespace hotswap {
 namespace {
 
-using testing::expect_has;
-using testing::message_of;
+using test_support::expect_has;
+using test_support::message_of;
 
 const Mode I = Mode::INFERENCE, T = Mode::TRAINING, C = Mode::TORCH_COMPILE, F = Mode::FALLBACK;
 
@@ -100,7 +100,7 @@ TEST(KernelMapping, FallbackServesEveryModeAndComesLast) {
 }
 
 TEST(KernelMapping, TheNarrowestIntervalWinsAsByBruteForce) {
-  std::mt19937 random{static_cast<std::mt19937::result_type>(test_seed())};
+  std::mt19937 random{static_cast<std::mt19937::result_type>(test_support::test_seed())};
   for (int round = 0; round < 200; ++round) {
     KernelMapping mapping;
     std::vector<CapabilityRange> ranges;

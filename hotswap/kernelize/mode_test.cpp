@@ -5,8 +5,8 @@
 namespace hotswap {
 namespace {
 
-using testing::expect_has;
-using testing::message_of;
+using test_support::expect_has;
+using test_support::message_of;
 
 const Mode I = Mode::INFERENCE, T = Mode::TRAINING, C = Mode::TORCH_COMPILE, F = Mode::FALLBACK;
 

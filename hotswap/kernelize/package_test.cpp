@@ -9,11 +9,11 @@ namespace hotswap {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::expect_has;
-using testing::message_of;
-using testing::PackageCopy;
-using testing::ScopedEnv;
-using testing::TempFolder;
+using test_support::expect_has;
+using test_support::message_of;
+using test_support::PackageCopy;
+using test_support::ScopedEnv;
+using test_support::TempFolder;
 using Ordered = nlohmann::ordered_json;
 
 std::string load(const PackageCopy& copy) {

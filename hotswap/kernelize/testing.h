@@ -1,8 +1,5 @@
-// For this room's tests: errors as text, environment variables for a while, copies of built packages to tamper with,
-// and a small model with one of each slot.
+// For this room's tests: copies of built packages to tamper with, and a small model with one of each slot.
 #pragma once
-
-#include <gtest/gtest.h>
 
 #include <filesystem>
 #include <functional>
@@ -10,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "hotswap/base/test_support.h"
 #include "hotswap/kernelize/kernelize.h"
 #include "hotswap/layers/activation.h"
 #include "hotswap/layers/loss.h"
@@ -17,36 +15,7 @@
 #include "hotswap/layers/norm.h"
 #include "hotswap/layers/rotary.h"
 
-namespace hotswap::testing {
-
-std::string message_of(const std::function<void()>& call);  // the Error's text, or "no error"
-// Fails the test where `text` lacks one of `parts`.
-void expect_has(const std::string& text, std::initializer_list<std::string> parts);
-
-class ScopedEnv {
- public:
-  ScopedEnv(std::string name, const std::string& value);
-  ~ScopedEnv();
-  ScopedEnv(const ScopedEnv&) = delete;
-  ScopedEnv& operator=(const ScopedEnv&) = delete;
-
- private:
-  std::string name_;
-  std::optional<std::string> before_;
-};
-
-// A folder that disappears with the object.
-class TempFolder {
- public:
-  TempFolder();
-  ~TempFolder();
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
+namespace hotswap::test_support {
 
 // A private build of the bundled package `name` under an id of its own, which may be changed at will:
 // <folder>/<name>/build/<variant>/. Its library is the built one with the id replaced in its bytes, so that both can
@@ -93,4 +62,4 @@ class TinyModel : public Module {
 bool same_bits(const Tensor& a, const Tensor& b);          // bit for bit
 double difference(const Tensor& got, const Tensor& want);  // relative L2, in float64; NaN where either has one
 
-}  // namespace hotswap::testing
+}  // namespace hotswap::test_support

@@ -4,48 +4,15 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
-#include <stdlib.h>
 
 #include <random>
 
-#include "hotswap/base/file.h"
 #include "hotswap/base/sha256.h"
 
-namespace hotswap::testing {
+namespace hotswap::test_support {
 
 namespace fs = std::filesystem;
 using Ordered = nlohmann::ordered_json;
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
-void expect_has(const std::string& text, std::initializer_list<std::string> parts) {
-  for (const auto& part : parts) EXPECT_NE(text.find(part), text.npos) << "no '" << part << "' in: " << text;
-}
-
-ScopedEnv::ScopedEnv(std::string name, const std::string& value) : name_(std::move(name)) {
-  if (const char* old = std::getenv(name_.c_str())) before_ = old;
-  ::setenv(name_.c_str(), value.c_str(), 1);
-}
-ScopedEnv::~ScopedEnv() {
-  if (before_) {
-    ::setenv(name_.c_str(), before_->c_str(), 1);
-  } else {
-    ::unsetenv(name_.c_str());
-  }
-}
-
-TempFolder::TempFolder() {
-  std::string name = (fs::temp_directory_path() / "hotswap-kernelize-XXXXXX").string();
-  path_ = ::mkdtemp(name.data());
-}
-TempFolder::~TempFolder() { fs::remove_all(path_); }
 
 PackageCopy::PackageCopy(const std::string& name) : name_(name) {
   const auto bundled = bundled_packages();
@@ -139,4 +106,4 @@ double difference(const Tensor& got, const Tensor& want) {
   return (a - b).norm().item<double>() / std::max(b.norm().item<double>(), 1e-30);
 }
 
-}  // namespace hotswap::testing
+}  // namespace hotswap::test_support

@@ -21,7 +21,7 @@
 #include <cmath>
 
 #include "hotswap/base/error.h"
-#include "hotswap/base/test_seed.h"
+#include "hotswap/base/test_support.h"
 #include "hotswap/layers/attention.h"
 #include "hotswap/layers/kv_cache.h"
 #include "hotswap/layers/loss.h"
@@ -35,7 +35,7 @@ namespace {
 // The seed is in the message of a failure.
 class Layers : public testing::Test {
  protected:
-  Layers() : seed_(test_seed()), trace_(__FILE__, __LINE__, cat("seed ", seed_)) {}
+  Layers() : seed_(test_support::test_seed()), trace_(__FILE__, __LINE__, cat("seed ", seed_)) {}
   Tensor random(at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
     Tensor x = at::zeros(shape, at::TensorOptions(at::kFloat));
     return x.normal_(0, 1, generator()).to(dtype);

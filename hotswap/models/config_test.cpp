@@ -9,7 +9,7 @@
 namespace hotswap {
 namespace {
 
-using test::TempFolder;
+using test_support::TempFolder;
 using Object = nlohmann::ordered_json;
 
 Object good() {
@@ -99,7 +99,7 @@ TEST(Config, HostileOnesAreRefusedByName) {
     } else {
       object[bad.key] = bad.value;
     }
-    const std::string message = test::error_of([&] { AutoModelForCausalLM::from_config(json(object)); });
+    const std::string message = test_support::message_of([&] { AutoModelForCausalLM::from_config(json(object)); });
     EXPECT_NE(message.find(bad.told), std::string::npos) << bad.key << ": " << message;
     EXPECT_NE(message.find("config.json"), std::string::npos) << bad.key << ": " << message;
   }
@@ -110,8 +110,9 @@ TEST(Config, Qwen3NeverGuessesItsHeads) {
   object["model_type"] = "qwen3";
   EXPECT_EQ(AutoModelForCausalLM::from_config(json(object))->config().head_dim, 128);  // the family's default
   object.erase("num_key_value_heads");
-  EXPECT_NE(test::error_of([&] { AutoModelForCausalLM::from_config(json(object)); }).find("num_key_value_heads"),
-            std::string::npos);
+  EXPECT_NE(
+      test_support::message_of([&] { AutoModelForCausalLM::from_config(json(object)); }).find("num_key_value_heads"),
+      std::string::npos);
 }
 
 TEST(Config, DtypesByName) {
@@ -127,7 +128,7 @@ TEST(Config, DtypesByName) {
 TEST(Auto, FoldersThatAreNoModel) {
   const TempFolder folder;
   const auto load = [&](const PretrainedOptions& options = {}) {
-    return test::error_of([&] { AutoModelForCausalLM::from_pretrained(folder.path(), options); });
+    return test_support::message_of([&] { AutoModelForCausalLM::from_pretrained(folder.path(), options); });
   };
   EXPECT_NE(load().find("config.json"), std::string::npos);
   write_file(folder / "config.json", "{");
@@ -137,7 +138,7 @@ TEST(Auto, FoldersThatAreNoModel) {
   const auto model = AutoModelForCausalLM::from_config(json(good()));
   model->init_weights(1);
   model->save_pretrained(folder.path());
-  EXPECT_EQ(load(), "no Error");
+  EXPECT_EQ(load(), "no error");
   EXPECT_NE(load({.attn_implementation = "flash"}).find("flash"), std::string::npos);
   EXPECT_NE(load({.dtype = "int4"}).find("int4"), std::string::npos);
   EXPECT_NE(load({.gguf_file = "none.gguf"}).find("none.gguf"), std::string::npos);

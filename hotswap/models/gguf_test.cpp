@@ -11,10 +11,10 @@
 namespace hotswap {
 namespace {
 
-using test::error_of;
-using test::little_endian;
-using test::put_file;
-using test::TempFolder;
+using test_support::little_endian;
+using test_support::message_of;
+using test_support::put_file;
+using test_support::TempFolder;
 
 std::string text(const std::string& s) { return little_endian<uint64_t>(s.size()) + s; }
 
@@ -173,8 +173,8 @@ TEST(Gguf, RefusesBadFiles) {
   const TempFolder folder;
   for (const BadFile& bad : bad_files()) {
     put_file(folder / "bad.gguf", bad.bytes);
-    const std::string message = error_of([&] { GgufFile file(folder / "bad.gguf"); });
-    EXPECT_NE(message, "no Error") << bad.name;
+    const std::string message = message_of([&] { GgufFile file(folder / "bad.gguf"); });
+    EXPECT_NE(message, "no error") << bad.name;
     EXPECT_NE(message.find(bad.says), std::string::npos) << bad.name << ": " << message;
     EXPECT_NE(message.find("bad.gguf"), std::string::npos) << bad.name << ": " << message;
   }
@@ -191,7 +191,7 @@ TEST(Gguf, EveryCutAndEveryFlippedBitIsReadOrRefused) {
           .bytes();
   for (size_t size = 0; size < good.size() - 28; ++size) {  // the last 28 bytes are padding, which may lack
     put_file(folder / "bad", good.substr(0, size));
-    EXPECT_NE(error_of([&] { GgufFile file(folder / "bad"); }), "no Error") << "cut to " << size;
+    EXPECT_NE(message_of([&] { GgufFile file(folder / "bad"); }), "no error") << "cut to " << size;
   }
   int read = 0;
   for (size_t at = 0; at < good.size(); ++at) {
@@ -229,9 +229,9 @@ TEST(Gguf, MetadataIsStrict) {
   EXPECT_TRUE(file.at<std::vector<double>>("none").empty());
   EXPECT_EQ(file.at<std::vector<int64_t>>("bools"), (std::vector<int64_t>{1, 0}));
   EXPECT_EQ(file.get<int64_t>("absent", 3), 3);
-  EXPECT_NE(error_of([&] { file.at<std::string>("n"); }).find("a string for metadata key 'n'"), std::string::npos);
-  EXPECT_NE(error_of([&] { file.get<double>("s", 1.0); }).find("a float for metadata key 's'"), std::string::npos);
-  EXPECT_NE(error_of([&] { file.at<int64_t>("absent"); }).find("'absent'"), std::string::npos);
+  EXPECT_NE(message_of([&] { file.at<std::string>("n"); }).find("a string for metadata key 'n'"), std::string::npos);
+  EXPECT_NE(message_of([&] { file.get<double>("s", 1.0); }).find("a float for metadata key 's'"), std::string::npos);
+  EXPECT_NE(message_of([&] { file.at<int64_t>("absent"); }).find("'absent'"), std::string::npos);
 }
 
 // Blocks whose weights are known by the format's definition.
@@ -269,10 +269,10 @@ TEST(Gguf, Dequantises) {
     EXPECT_EQ(file.tensor("f32", dtype).sizes(), (std::vector<int64_t>{2, 3}));
     EXPECT_EQ(file.tensor("f32", dtype)[1][2].item<float>(), 6.0f);
   }
-  const std::string message = error_of([&] { file.tensor("q6_k"); });
+  const std::string message = message_of([&] { file.tensor("q6_k"); });
   EXPECT_NE(message.find("Q6_K"), std::string::npos) << message;
   EXPECT_NE(message.find("Q4_1"), std::string::npos) << message;
-  EXPECT_NE(error_of([&] { file.tensor("q8", at::kDouble); }).find("float32"), std::string::npos);
+  EXPECT_NE(message_of([&] { file.tensor("q8", at::kDouble); }).find("float32"), std::string::npos);
 }
 
 Gguf small_model(const std::string& arch) {
@@ -325,7 +325,7 @@ TEST(GgufModel, Config) {
 
 TEST(GgufModel, ConfigRefuses) {
   const TempFolder folder;
-  const auto message = [&](const Gguf& gguf) { return error_of([&] { config_of(folder, gguf); }); };
+  const auto message = [&](const Gguf& gguf) { return message_of([&] { config_of(folder, gguf); }); };
   EXPECT_NE(message(small_model("mamba")).find("'mamba'"), std::string::npos);
   EXPECT_NE(message(Gguf().u32("k", 1)).find("general.architecture"), std::string::npos);
   EXPECT_NE(message(Gguf().str("general.architecture", "llama")).find("llama.embedding_length"), std::string::npos);
@@ -372,12 +372,12 @@ TEST(GgufModel, Vocabulary) {
   const auto message = [&](Gguf gguf) {
     gguf.str("tokenizer.ggml.model", "llama").key_bytes("tokenizer.ggml.tokens", 9, tokens);
     put_file(folder / "v.gguf", gguf.bytes());
-    return error_of([&] { vocabulary_from_gguf(GgufFile(folder / "v.gguf")); });
+    return message_of([&] { vocabulary_from_gguf(GgufFile(folder / "v.gguf")); });
   };
   const std::string types = little_endian<uint32_t>(5), scores = little_endian<uint32_t>(6);
   const auto list = [](uint64_t n) { return little_endian(n); };
-  EXPECT_EQ(message(small_model("llama")), "no Error");
-  EXPECT_EQ(message(small_model("llama").u32("tokenizer.ggml.bos_token_id", 1)), "no Error");
+  EXPECT_EQ(message(small_model("llama")), "no error");
+  EXPECT_EQ(message(small_model("llama").u32("tokenizer.ggml.bos_token_id", 1)), "no error");
   EXPECT_NE(message(small_model("llama").u32("tokenizer.ggml.bos_token_id", 2)).find("below 2"), std::string::npos);
   EXPECT_NE(message(small_model("llama").key_bytes("tokenizer.ggml.scores", 9, scores + list(1) + floats({1})))
                 .find("2 values"),
@@ -415,7 +415,7 @@ TEST(GgufModel, RotaryRows) {
   }
   Gguf heads = Gguf().str("general.architecture", "llama").key("llama.attention.head_count", 10, uint64_t{INT64_MAX});
   put_file(folder / "m.gguf", heads.tensor("blk.0.attn_q.weight", {1, 8}, 0, rows).bytes());
-  const auto message = error_of([&] { hf_tensor(GgufFile(folder / "m.gguf"), "blk.0.attn_q.weight", at::kFloat); });
+  const auto message = message_of([&] { hf_tensor(GgufFile(folder / "m.gguf"), "blk.0.attn_q.weight", at::kFloat); });
   EXPECT_NE(message.find("heads of even width"), std::string::npos) << message;
 }
 

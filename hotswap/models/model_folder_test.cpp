@@ -1,12 +1,11 @@
 #include "hotswap/models/model_folder.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
+#include <array>
 #include <mutex>
+#include <optional>
 
-#include "hotswap/base/error.h"
-#include "hotswap/base/file.h"
 #include "hotswap/hub/server.h"
 #include "hotswap/models/test_files.h"
 
@@ -14,7 +13,8 @@ namespace hotswap {
 namespace {
 
 namespace fs = std::filesystem;
-using test::TempFolder;
+using test_support::ScopedEnv;
+using test_support::TempFolder;
 
 // serve-hub with one model, and the environment that points at it.
 class ModelFolder : public testing::Test {
@@ -32,13 +32,10 @@ class ModelFolder : public testing::Test {
                            ++requests_;
                          }});
     server_->start();
-    setenv("HF_ENDPOINT", server_->url().c_str(), 1);
-    setenv("HF_HOME", cache_.path().c_str(), 1);
-    unsetenv("HF_HUB_CACHE");
-    unsetenv("HF_HUB_OFFLINE");
-  }
-  void TearDown() override {
-    for (const char* name : {"HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE"}) unsetenv(name);
+    set_[0].emplace("HF_ENDPOINT", server_->url());
+    set_[1].emplace("HF_HOME", cache_.path());
+    set_[2].emplace("HF_HUB_CACHE", std::nullopt);
+    set_[3].emplace("HF_HUB_OFFLINE", std::nullopt);
   }
   int requests() {
     const std::lock_guard lock(mutex_);
@@ -49,6 +46,7 @@ class ModelFolder : public testing::Test {
   std::unique_ptr<HubServer> server_;
   std::mutex mutex_;
   int requests_ = 0;
+  std::array<std::optional<ScopedEnv>, 4> set_;
 };
 
 TEST_F(ModelFolder, ANameOfTheHubBringsWhatIsReadAndNothingElse) {
@@ -69,7 +67,7 @@ TEST_F(ModelFolder, TheSecondTimeAndOfflineNothingIsAsked) {
   const fs::path folder = model_folder("acme/tiny");
   const int before = requests();
   EXPECT_EQ(model_folder("acme/tiny"), folder);
-  setenv("HF_HUB_OFFLINE", "1", 1);
+  const ScopedEnv offline("HF_HUB_OFFLINE", "1");
   EXPECT_EQ(model_folder("acme/tiny"), folder);
   EXPECT_EQ(requests(), before);
 }

@@ -7,7 +7,7 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <gtest/gtest.h>
 
-#include "hotswap/base/test_seed.h"
+#include "hotswap/base/test_support.h"
 #include "hotswap/models/auto.h"
 #include "hotswap/models/test_files.h"
 #include "hotswap/models/weights.h"
@@ -15,12 +15,12 @@
 namespace hotswap {
 namespace {
 
-using test::TempFolder;
+using test_support::TempFolder;
 
 // The oracle's folder, made once: importing transformers takes seconds.
 struct Oracle {
   TempFolder folder;
-  uint64_t seed = test_seed();
+  uint64_t seed = test_support::test_seed();
   int status = 0;
   std::string output;
   Oracle() {

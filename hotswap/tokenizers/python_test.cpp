@@ -7,7 +7,7 @@
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
 #include "hotswap/base/json.h"
-#include "hotswap/base/test_seed.h"
+#include "hotswap/base/test_support.h"
 #include "hotswap/tokenizers/test_text.h"
 #include "hotswap/tokenizers/tokenizer.h"
 
@@ -15,6 +15,7 @@ namespace hotswap {
 namespace {
 
 namespace fs = std::filesystem;
+using test_support::TempFolder;
 using Plain = nlohmann::ordered_json;
 
 constexpr const char* kScript = R"(
@@ -197,7 +198,7 @@ TEST(AgainstPython, RandomStrings) {
   if (std::system(cat(python, " -c 'import tokenizers' >/dev/null 2>&1").c_str()) != 0) {
     GTEST_SKIP() << python << " with the package 'tokenizers' is not there";
   }
-  const uint64_t seed = test_seed();
+  const uint64_t seed = test_support::test_seed();
   RecordProperty("seed", std::to_string(seed));
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   std::mt19937_64 random(seed);
@@ -217,15 +218,13 @@ TEST(AgainstPython, RandomStrings) {
     jobs.push_back({{"file", file.string()}, {"texts", texts}});
   }
 
-  std::string name = (fs::temp_directory_path() / "hotswap-tokenizers-XXXXXX").string();
-  const fs::path scratch = ::mkdtemp(name.data());
+  const TempFolder scratch;
   write_file(scratch / "script.py", kScript);
   write_file(scratch / "in.json", jobs.dump());
-  const std::string command =
-      cat(python, " ", scratch.string(), "/script.py ", scratch.string(), "/in.json ", scratch.string(), "/out.json");
+  const std::string command = cat(python, " ", scratch.path().string(), "/script.py ", scratch.path().string(),
+                                  "/in.json ", scratch.path().string(), "/out.json");
   ASSERT_EQ(std::system(command.c_str()), 0);
   const Plain wanted = Plain::parse(read_file(scratch / "out.json"));
-  fs::remove_all(scratch);
   int shown_failures = 0;
   for (size_t i = 0; i < jobs.size(); ++i) {
     const Tokenizer tokenizer = jobs[i].contains("file")

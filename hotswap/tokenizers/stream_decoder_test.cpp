@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "hotswap/base/test_seed.h"
+#include "hotswap/base/test_support.h"
 #include "hotswap/tokenizers/test_text.h"
 
 namespace hotswap {
@@ -21,7 +21,7 @@ class Streams : public testing::TestWithParam<const char*> {
 
 TEST_P(Streams, GiveTheWholeTextInTheEnd) {
   const Tokenizer tokenizer = Tokenizer::from_file(file_);
-  const uint64_t seed = test_seed();
+  const uint64_t seed = test_support::test_seed();
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   std::mt19937_64 random(seed);
   for (int i = 0; i < 300; ++i) {

@@ -4,14 +4,14 @@
 
 #include <thread>
 
-#include "hotswap/base/error.h"
-#include "hotswap/base/file.h"
+#include "hotswap/base/test_support.h"
 #include "hotswap/tokenizers/regex.h"
 
 namespace hotswap {
 namespace {
 
-namespace fs = std::filesystem;
+using test_support::message_of;
+using test_support::TempFolder;
 using Ids = std::vector<int64_t>;
 
 // A tokenizer.json with these members instead of the usual ones.
@@ -28,14 +28,6 @@ struct File {
   Tokenizer read() const { return Tokenizer::from_json(text(), "t.json"); }
 };
 
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 std::string refusal(const File& file) {
   return message_of([&] { file.read(); });
 }
@@ -261,22 +253,20 @@ TEST(Tokenizer, ServesManyThreadsAtOnce) {
 }
 
 TEST(Tokenizer, KnowsTheRolesOfTokens) {
-  std::string name = (fs::temp_directory_path() / "hotswap-tokenizer-XXXXXX").string();
-  const fs::path folder = ::mkdtemp(name.data());
-  EXPECT_SAYS(message_of([&] { Tokenizer::from_pretrained(folder); }), "tokenizer.json");
+  const TempFolder folder;
+  EXPECT_SAYS(message_of([&] { Tokenizer::from_pretrained(folder.path()); }), "tokenizer.json");
   write_file(folder / "tokenizer.json", File{}.text());
-  EXPECT_FALSE(Tokenizer::from_pretrained(folder).special_ids().bos);
+  EXPECT_FALSE(Tokenizer::from_pretrained(folder.path()).special_ids().bos);
   write_file(folder / "special_tokens_map.json", R"({"eos_token":"a","unk_token":"<unk>"})");
   write_file(folder / "tokenizer_config.json",
              R"({"bos_token":{"content":"c"},"eos_token":"b","pad_token":null,"model_max_length":1e30})");
-  const SpecialIds special = Tokenizer::from_pretrained(folder).special_ids();
+  const SpecialIds special = Tokenizer::from_pretrained(folder.path()).special_ids();
   EXPECT_EQ(special.bos, 4);
   EXPECT_EQ(special.eos, 2);
   EXPECT_EQ(special.unk, 0);
   EXPECT_FALSE(special.pad);
   write_file(folder / "tokenizer_config.json", R"({"bos_token":"nothing"})");
-  EXPECT_SAYS(message_of([&] { Tokenizer::from_pretrained(folder); }), "'nothing'");
-  fs::remove_all(folder);
+  EXPECT_SAYS(message_of([&] { Tokenizer::from_pretrained(folder.path()); }), "'nothing'");
 }
 
 }  // namespace

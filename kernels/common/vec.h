@@ -148,8 +148,7 @@ HOTSWAP_INLINE U16 narrow_high(U v) {
 #if HOTSWAP_AVX512
   typedef uint16_t Words __attribute__((vector_size(64)));
   const Words odd = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
-  const Words w = (Words)_mm512_maskz_permutexvar_epi16(~0u, (__m512i)odd, (__m512i)v);
-  return __builtin_shufflevector(w, w, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return (U16)_mm512_castsi512_si256(_mm512_maskz_permutexvar_epi16(~0u, (__m512i)odd, (__m512i)v));
 #elif !HOTSWAP_AVX2 && defined(__SSE2__)
   const __m128i s = _mm_srai_epi32((__m128i)v, 16);  // packs saturates signed numbers only
   typedef long long Two __attribute__((vector_size(16)));
@@ -248,8 +247,9 @@ HOTSWAP_INLINE F keep(F v, Part part) {
 HOTSWAP_INLINE float sum(F v) {
 #if HOTSWAP_AVX512 || HOTSWAP_AVX2
 #if HOTSWAP_AVX512
-  const __m256 w = (__m256)(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
-                            __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+  // AVX-512F alone has no extract of eight floats; of four doubles it has
+  const __m256 high = _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xf, _mm512_castps_pd((__m512)v), 1));
+  const __m256 w = _mm256_add_ps(_mm512_castps512_ps256((__m512)v), high);
 #else
   const __m256 w = (__m256)v;
 #endif

@@ -294,9 +294,12 @@ TEST(LinearCrossEntropy, ForwardAndBackwardMatchFloat64) {
 }
 
 TEST(LinearCrossEntropy, ManyChunksMatchFloat64) {  // more rows than a chunk holds, more vocabulary than a weight block
-  expect_linear_matches({400, 1021, 8}, at::kFloat, {}, true);
-  expect_linear_matches({800, 9001, 8}, at::kBFloat16, {.label_smoothing = 0.1, .reduction = "none"}, true);
-  expect_linear_matches({800, 1021, 8}, at::kHalf, {}, false);
+  // a fifth of the rows is ignored; what is left must take two chunks
+  ASSERT_LT(loss::chunk_rows(990 * 4 / 5, 4), 990 * 4 / 5);
+  ASSERT_LT(loss::chunk_rows(1950 * 4 / 5, 2), 1950 * 4 / 5);
+  expect_linear_matches({990, 1021, 8}, at::kFloat, {}, true);
+  expect_linear_matches({1950, 9001, 8}, at::kBFloat16, {.label_smoothing = 0.1, .reduction = "none"}, true);
+  expect_linear_matches({1950, 1021, 8}, at::kHalf, {}, false);
 }
 
 TEST(LinearCrossEntropy, ChunksAreEqualAndSmallBesideAllRows) {
@@ -307,6 +310,9 @@ TEST(LinearCrossEntropy, ChunksAreEqualAndSmallBesideAllRows) {
       EXPECT_LE(2 * chunk, 3 * loss::kChunkRows * 4 / size);
       if (2 * rows >= 3 * loss::kChunkRows * 4 / size) {
         EXPECT_LE(2 * chunk, rows + 1);
+      }
+      if (rows >= 8 * loss::kChunkRows * 4 / size) {
+        EXPECT_LE(7 * chunk, rows);
       }
     }
   }
