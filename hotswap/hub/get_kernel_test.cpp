@@ -5,11 +5,11 @@
 
 #include <mutex>
 
+#include "hotswap/base/test_support.h"
 #include "hotswap/hub/digest.h"
 #include "hotswap/hub/project.h"
 #include "hotswap/hub/server.h"
 #include "hotswap/hub/sigstore_world.h"
-#include "hotswap/hub/test_support.h"
 #include "hotswap/hub/text.h"
 
 namespace hotswap {
