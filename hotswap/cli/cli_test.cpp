@@ -41,8 +41,12 @@ class Cli : public testing::Test {
   fs::path file(const std::string& name) const { return folder_ / name; }
 
   Outcome run(const std::string& arguments, const std::string& input = "") const {
+    return run_with("", arguments, input);
+  }
+  // prefix: "env A=b "
+  Outcome run_with(const std::string& prefix, const std::string& arguments, const std::string& input = "") const {
     write_file(file("stdin"), input);
-    const std::string line = program().string() + " " + arguments + " <" + file("stdin").string() + " >" +
+    const std::string line = prefix + program().string() + " " + arguments + " <" + file("stdin").string() + " >" +
                              file("stdout").string() + " 2>" + file("stderr").string();
     const int status = std::system(("timeout 240 " + line).c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, read_file(file("stdout")), read_file(file("stderr"))};
@@ -75,9 +79,26 @@ std::set<std::string> keys(const OutJson& json) {
 using Keys = std::set<std::string>;
 
 TEST_F(Cli, HelpIsEverywhere) {
-  for (const char* verb :
-       {"", "demo", "generate", "score", "tokenize", "kernelize", "kernel", "kernel list", "kernel info", "kernel hash",
-        "kernel check", "kernel verify", "bench", "bench model", "env"}) {
+  for (const char* verb : {"",
+                           "demo",
+                           "generate",
+                           "score",
+                           "tokenize",
+                           "kernelize",
+                           "kernel",
+                           "kernel list",
+                           "kernel info",
+                           "kernel hash",
+                           "kernel check",
+                           "kernel verify",
+                           "kernel install",
+                           "cache",
+                           "cache ls",
+                           "cache verify",
+                           "cache rm",
+                           "bench",
+                           "bench model",
+                           "env"}) {
     const Outcome outcome = run(std::string(verb) + " --help");
     EXPECT_EQ(outcome.status, 0) << verb;
     EXPECT_NE(outcome.out.find("Usage"), std::string::npos) << verb;
@@ -89,8 +110,8 @@ TEST_F(Cli, WrongUsageIsTwo) {
   for (const char* line :
        {"", "nonsense", "generate", "generate --model x", "generate --model x --prompt a --ids b", "score --model x",
         "score --model x --text a --ids b", "kernelize", "kernelize --model x --kernel RMSNorm", "kernel",
-        "kernel verify", "kernel hash /nowhere", "demo", "generate --model x --prompt a --max-new-tokens -1",
-        "env --nonsense", "bench --size enormous"}) {
+        "kernel verify", "kernel hash /nowhere", "kernel install /nowhere --as a/b", "cache", "cache rm", "demo",
+        "generate --model x --prompt a --max-new-tokens -1", "env --nonsense", "bench --size enormous"}) {
     const Outcome outcome = run(line);
     EXPECT_EQ(outcome.status, 2) << line;
     EXPECT_TRUE(outcome.out.empty()) << line;
@@ -133,6 +154,68 @@ TEST_F(Cli, KernelHashCheckAndVerify) {
   EXPECT_EQ(run("kernel check " + at).status, 1);
   EXPECT_EQ(run("kernel verify --allow-unsigned " + at).status, 1);
   EXPECT_EQ(run("kernel verify --lock /nowhere " + at).status, 2);
+}
+
+// An installed package through Python's own kernels, offline, and through the cache's own verbs.
+TEST_F(Cli, InstalledPackagesAreFoundOffline) {
+  const OutJson norm = run_json("kernel info norm --json");
+  const fs::path package = fs::path(norm["path"].get<std::string>()).parent_path().parent_path();
+  const std::string at = "env HF_HOME=" + file("home").string() + " HF_HUB_OFFLINE=1 ";
+  const auto offline = [&](const std::string& arguments) { return run_with(at, arguments); };
+  const Outcome unnamed = offline("kernel install " + package.string());
+  EXPECT_EQ(unnamed.status, 1);
+  EXPECT_NE(unnamed.err.find("--as ORG/NAME"), std::string::npos) << unnamed.err;
+  const Outcome installed = offline("kernel install " + package.string() + " --as acme/norm --json");
+  ASSERT_EQ(installed.status, 0) << installed.err;
+  const OutJson done = OutJson::parse(installed.out);
+  EXPECT_EQ(keys(done), (Keys{"bytes", "commit", "path", "replaced", "repo", "variants", "version"}));
+
+  const OutJson listed = OutJson::parse(offline("cache ls --json").out);
+  ASSERT_EQ(listed.size(), 1u);
+  EXPECT_EQ(keys(listed[0]), (Keys{"bytes", "name", "path", "revisions", "type", "unfinished"}));
+  EXPECT_EQ(listed[0]["name"], "acme/norm");
+  EXPECT_EQ(listed[0]["revisions"][0]["commit"], done["commit"]);
+  EXPECT_EQ(listed[0]["revisions"][0]["refs"], OutJson::array({"v1"}));
+  EXPECT_EQ(listed[0]["revisions"][0]["bytes"], done["bytes"]);
+  EXPECT_NE(offline("cache ls").out.find("acme/norm"), std::string::npos);
+  EXPECT_EQ(offline("cache verify").status, 0);
+
+  write_file(file("use.py"),
+             "import kernels, torch\n"
+             "norm = kernels.get_kernel('acme/norm', version=1, backend='cpu')\n"
+             "x, w = torch.arange(12.).reshape(3, 4), torch.ones(4)\n"
+             "want = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)\n"
+             "before = norm._ops.ops.call_count('rms_norm')\n"
+             "torch.testing.assert_close(norm.rms_norm(x, w, 1e-6, 0.0, 'llama'), want)\n"
+             "assert norm._ops.ops.call_count('rms_norm') == before + 1\n"
+             "print(norm.__file__)\n");
+  const std::string python = HOTSWAP_TEST_PYTHON;
+  if (std::system((python + " -c 'import kernels' >/dev/null 2>&1").c_str()) == 0) {
+    const std::string line = "env -u KERNELS_CACHE -u LOCAL_KERNELS -u HF_HUB_CACHE HF_HOME=" + file("home").string() +
+                             " HF_HUB_OFFLINE=1 " + python + " " + file("use.py").string() + " >" +
+                             file("python").string() + " 2>&1";
+    EXPECT_EQ(std::system(line.c_str()), 0) << read_file(file("python"));
+    EXPECT_NE(read_file(file("python")).find(done["path"].get<std::string>()), std::string::npos)
+        << "from the cache, not from elsewhere: " << read_file(file("python"));
+  }
+
+  // One byte of a blob: found, named, removed.
+  const fs::path library = fs::canonical(fs::path(done["path"].get<std::string>()) / "build" /
+                                         done["variants"][0].get<std::string>() / "layers.json");
+  std::string bytes = read_file(library);
+  bytes[0] = ' ';
+  write_file(library, bytes);
+  const Outcome broken = offline("cache verify --json");
+  EXPECT_EQ(broken.status, 1);
+  EXPECT_EQ(OutJson::parse(broken.out)["problems"][0]["path"], library.string());
+  EXPECT_EQ(offline("cache verify --remove acme/norm").status, 1);
+  EXPECT_FALSE(fs::exists(library));
+  EXPECT_EQ(offline("cache rm acme/nothing").status, 1);
+  EXPECT_EQ(offline("cache rm acme/norm@v7").status, 1);
+  EXPECT_EQ(offline("cache rm ../../acme").status, 1);
+  EXPECT_NE(offline("cache rm acme/norm@v1 --dry-run").out.find("would remove"), std::string::npos);
+  EXPECT_EQ(OutJson::parse(offline("cache rm acme/norm --json").out)["kept"], OutJson::array());
+  EXPECT_EQ(OutJson::parse(offline("cache ls --json").out), OutJson::array());
 }
 
 TEST_F(Cli, EnvAndKernelList) {

@@ -130,6 +130,7 @@ void add_kernel(CLI::App& app) {
   info->add_flag("--json", flags->json, "Print JSON");
   info->callback([flags] { show_package(flags->name, flags->json); });
   add_kernel_checks(*verb);
+  add_kernel_authoring(*verb);
 }
 
 }  // namespace hotswap

@@ -7,6 +7,7 @@
 #include "hotswap/hub/abi_check.h"
 #include "hotswap/hub/build_toml.h"
 #include "hotswap/hub/digest.h"
+#include "hotswap/hub/install.h"
 #include "hotswap/hub/lockfile.h"
 #include "hotswap/hub/signature.h"
 #include "hotswap/hub/text.h"
@@ -16,22 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A variant's folder itself, or those of a package: <path>/*/ and <path>/build/*/ with a metadata.json.
-std::vector<fs::path> variants_below(const fs::path& path) {
-  if (fs::is_regular_file(path / "metadata.json")) return {fs::canonical(path)};
-  std::vector<fs::path> found;
-  for (const fs::path& folder : {path, path / "build"}) {
-    if (!fs::is_directory(folder)) continue;
-    for (const auto& entry : fs::directory_iterator(folder)) {
-      if (fs::is_regular_file(entry.path() / "metadata.json")) found.push_back(fs::canonical(entry.path()));
-    }
-  }
-  std::sort(found.begin(), found.end());
-  return found;
-}
-
 std::vector<fs::path> need_variants(const fs::path& path) {
-  auto found = variants_below(path);
+  auto found = built_variants(path);
   if (!found.empty()) return found;
   throw Error({.wanted = "a package's folder, or a variant's with its metadata.json",
                .got = path.string() + ", which has neither",
@@ -66,7 +53,7 @@ size_t check_source(const fs::path& path) {
 void check(const fs::path& path) {
   const bool source = fs::is_regular_file(path / "build.toml");
   size_t problems = source ? check_source(path) : 0;
-  for (const fs::path& variant : source ? variants_below(path) : need_variants(path)) {
+  for (const fs::path& variant : source ? built_variants(path) : need_variants(path)) {
     problems += report(variant.filename(), check_variant(variant));
   }
   if (problems == 0) return;

@@ -11,7 +11,9 @@ void add_score(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_kernelize(CLI::App& app);
 void add_kernel(CLI::App& app);
-void add_kernel_checks(CLI::App& kernel);  // hash, check and verify, below `kernel`
+void add_kernel_checks(CLI::App& kernel);     // hash, check and verify, below `kernel`
+void add_kernel_authoring(CLI::App& kernel);  // install, below `kernel`
+void add_cache(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_env(CLI::App& app);
 void add_serve_hub(CLI::App& app);

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -32,11 +33,16 @@ namespace hotswap {
 class CacheLock {
  public:
   explicit CacheLock(const std::filesystem::path& file);
+  // Takes it only when nobody has it; null: somebody does.
+  static std::unique_ptr<CacheLock> if_free(const std::filesystem::path& file);
+  static bool is_held(const std::filesystem::path& file);  // by anybody, right now; writes nothing
   ~CacheLock();
   CacheLock(const CacheLock&) = delete;
   CacheLock& operator=(const CacheLock&) = delete;
 
  private:
+  CacheLock() = default;
+  bool take(const std::filesystem::path& file, bool wait);
   int fd_ = -1;
 };
 

@@ -43,12 +43,27 @@ bool still_there(int fd, const std::filesystem::path& file) {
 
 }  // namespace
 
-CacheLock::CacheLock(const std::filesystem::path& file) {
+CacheLock::CacheLock(const std::filesystem::path& file) { take(file, true); }
+
+std::unique_ptr<CacheLock> CacheLock::if_free(const std::filesystem::path& file) {
+  std::unique_ptr<CacheLock> lock(new CacheLock);
+  return lock->take(file, false) ? std::move(lock) : nullptr;
+}
+
+bool CacheLock::is_held(const std::filesystem::path& file) {
+  const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) return false;
+  const bool held = ::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  ::close(fd);
+  return held;
+}
+
+bool CacheLock::take(const std::filesystem::path& file, bool wait) {
   auto said = std::chrono::steady_clock::now();
   while (true) {
     if (fd_ < 0) fd_ = open_lock(file);
     if (fd_ >= 0 && ::flock(fd_, LOCK_EX | LOCK_NB) == 0) {
-      if (still_there(fd_, file)) return;
+      if (still_there(fd_, file)) return true;
       ::close(fd_);
       fd_ = -1;
       continue;
@@ -57,13 +72,15 @@ CacheLock::CacheLock(const std::filesystem::path& file) {
       log_warning("no flock on the file system of ", file.string(), ": two processes may download one file twice");
       ::close(fd_);
       fd_ = -1;
-      return;
+      return true;
     }
     if (fd_ >= 0 && errno != EWOULDBLOCK && errno != EINTR && errno != EACCES) {
       const int why = errno;
       ::close(fd_);
+      fd_ = -1;
       throw Error({.wanted = "to lock " + file.string(), .got = std::strerror(why), .next = "check the file system"});
     }
+    if (!wait && fd_ >= 0) return false;
     std::this_thread::sleep_for(kPoll);
     if (std::chrono::steady_clock::now() - said > kSay) {
       said = std::chrono::steady_clock::now();

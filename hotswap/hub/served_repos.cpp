@@ -38,6 +38,27 @@ std::vector<fs::path> folders_in(const fs::path& folder) {
 
 }  // namespace
 
+ServedFile describe_file(const fs::path& file, int64_t large_from) {
+  const auto size = static_cast<int64_t>(fs::file_size(file));
+  ContentHash git(std::string(40, '0'), size), large(std::string(64, '0'), size);
+  std::ifstream in(file, std::ios::binary);
+  std::string buffer(kBuffer, '\0');
+  while (in.read(buffer.data(), static_cast<std::streamsize>(buffer.size())), in.gcount() > 0) {
+    const std::string_view bytes(buffer.data(), static_cast<size_t>(in.gcount()));
+    git.update(bytes);
+    large.update(bytes);
+  }
+  return {.disk = file, .size = size, .git_sha1 = git.finish(), .sha256 = large.finish(), .large = size >= large_from};
+}
+
+std::string commit_of(const std::map<std::string, ServedFile>& files) {
+  std::string list = "hotswap serve-hub\n";
+  for (const auto& [path, file] : files) list += cat(path, '\0', file.sha256, '\n');
+  ContentHash commit(std::string(40, '0'), static_cast<int64_t>(list.size()));
+  commit.update(list);
+  return commit.finish();
+}
+
 ServedRepos::ServedRepos(fs::path folder, int64_t large_from, double rescan_s)
     : folder_(std::move(folder)), large_from_(large_from), rescan_(rescan_s) {
   if (fs::is_directory(folder_)) return;
@@ -121,11 +142,7 @@ std::shared_ptr<const ServedRevision> ServedRepos::walk(const fs::path& folder, 
                              .sha256 = hashes.sha256,
                              .large = info.st_size >= large_from_};
   }
-  std::string list = "hotswap serve-hub\n";
-  for (const auto& [path, file] : revision->files) list += cat(path, '\0', file.sha256, '\n');
-  ContentHash commit(std::string(40, '0'), static_cast<int64_t>(list.size()));
-  commit.update(list);
-  revision->commit = commit.finish();
+  revision->commit = commit_of(revision->files);
   return revision;
 }
 
@@ -139,15 +156,8 @@ ServedRepos::Hashes ServedRepos::hashes_of(const fs::path& file, int64_t size, i
   if (const Hashes* hashes = known()) return *hashes;
   const std::lock_guard hashing(hashing_);
   if (const Hashes* hashes = known()) return *hashes;
-  ContentHash git(std::string(40, '0'), size), large(std::string(64, '0'), size);
-  std::ifstream in(file, std::ios::binary);
-  std::string buffer(kBuffer, '\0');
-  while (in.read(buffer.data(), static_cast<std::streamsize>(buffer.size())), in.gcount() > 0) {
-    const std::string_view bytes(buffer.data(), static_cast<size_t>(in.gcount()));
-    git.update(bytes);
-    large.update(bytes);
-  }
-  Hashes hashes{.size = size, .changed = changed, .git_sha1 = git.finish(), .sha256 = large.finish()};
+  const ServedFile read = describe_file(file, large_from_);
+  Hashes hashes{.size = size, .changed = changed, .git_sha1 = read.git_sha1, .sha256 = read.sha256};
   const std::lock_guard lock(mutex_);
   return hashes_[file] = hashes;
 }

@@ -29,6 +29,11 @@ struct ServedFile {
   const std::string& etag() const { return large ? sha256 : git_sha1; }
 };
 
+// Reads the file for its hashes. large_from: bytes from which a file is an LFS file.
+ServedFile describe_file(const std::filesystem::path& file, int64_t large_from);
+// The commit of these files, by their paths: the same content has the same one everywhere.
+std::string commit_of(const std::map<std::string, ServedFile>& files);
+
 struct ServedRevision {
   std::string name, commit;
   bool tag = false;

@@ -1,0 +1,153 @@
+#include "hotswap/hub/install.h"
+
+#include <algorithm>
+#include <map>
+
+#include "hotswap/base/error.h"
+#include "hotswap/base/file.h"
+#include "hotswap/hub/digest.h"
+#include "hotswap/hub/disk.h"
+#include "hotswap/hub/metadata.h"
+#include "hotswap/hub/served_repos.h"
+#include "hotswap/hub/text.h"
+#include "hotswap/hub/variant_name.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kLargeFrom = 10 << 20;  // as serve-hub describes files: the same package is the same commit there
+
+KernelMetadata checked_metadata(const fs::path& variant) {
+  const std::string name = variant.filename().string();
+  if (!VariantName::parse(name)) {
+    throw Error({.wanted = "a variant's name, such as torch-stable-abi210-cpu-x86_64-linux",
+                 .got = "the folder '" + shown(name) + "'",
+                 .next = "rename it to what it was built for; docs/formats.md has the grammar"});
+  }
+  const fs::path file = variant / "metadata.json";
+  KernelMetadata metadata = parse_metadata(read_file(file), file.string());
+  if (!metadata.digests) {
+    throw Error({.wanted = "digests in " + file.string(),
+                 .got = "none",
+                 .next = "write them with `hotswap kernel hash " + variant.string() + "`"});
+  }
+  verify_digests(variant, *metadata.digests);
+  return metadata;
+}
+
+// What a repository of this package holds: build/<variant>/... The digests have vouched for every name.
+std::map<std::string, ServedFile> files_of(const std::vector<fs::path>& variants) {
+  std::map<std::string, ServedFile> files;
+  for (const fs::path& variant : variants) {
+    const auto add = [&](const std::string& name) {
+      const std::string path = cat("build/", variant.filename().string(), "/", name);
+      check_relative_path(path, "file");
+      files[path] = describe_file(variant / name, kLargeFrom);
+    };
+    const auto digests = parse_metadata(read_file(variant / "metadata.json"), variant.string()).digests;
+    for (const auto& [name, hash] : digests->files) add(name);
+    add("metadata.json");
+    if (fs::is_regular_file(variant / "metadata.json.sigstore")) add("metadata.json.sigstore");
+  }
+  return files;
+}
+
+void put_blob(const HubCache& cache, const Repo& repo, const std::string& commit, const std::string& path,
+              const ServedFile& file) {
+  const CacheLock lock(cache.lock_file(repo, file.etag()));
+  const fs::path blob = cache.blob(repo, file.etag());
+  std::error_code code;
+  const bool have = fs::is_regular_file(blob, code) && describe_file(blob, kLargeFrom).etag() == file.etag();
+  if (!have) {
+    const fs::path temporary = temporary_beside(blob, ".tmp");
+    try {
+      fs::copy_file(file.disk, temporary);
+      fs::permissions(temporary, fs::perms::owner_write, fs::perm_options::add);
+      fs::rename(temporary, blob);
+    } catch (...) {
+      fs::remove(temporary, code);
+      throw;
+    }
+  }
+  cache.publish(repo, commit, path, file.etag(), !have);
+}
+
+}  // namespace
+
+std::vector<fs::path> built_variants(const fs::path& path) {
+  if (fs::is_regular_file(path / "metadata.json")) return {fs::canonical(path)};
+  std::vector<fs::path> found;
+  for (const fs::path& folder : {path, path / "build"}) {
+    if (!fs::is_directory(folder)) continue;
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      if (entry.path().filename().string().starts_with(".")) continue;
+      if (fs::is_regular_file(entry.path() / "metadata.json")) found.push_back(fs::canonical(entry.path()));
+    }
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+InstalledPackage install_package(const HubCache& cache, const fs::path& package, const std::string& repo_id) {
+  const Repo repo{RepoType::kKernel, repo_id};
+  check_repo(repo);
+  if (publisher_of(repo).empty()) {
+    throw Error({.wanted = "a name of the form ORG/NAME", .got = "'" + repo_id + "'", .next = "add the organization"});
+  }
+  const std::vector<fs::path> variants = built_variants(package);
+  if (variants.empty()) {
+    throw Error({.wanted = "a built package: a folder with build/<variant>/metadata.json",
+                 .got = package.string() + ", which has none",
+                 .next = "build it first: `hotswap kernel build " + package.string() + "`"});
+  }
+  InstalledPackage done;
+  done.repo = repo_id;
+  for (const fs::path& variant : variants) {
+    const KernelMetadata metadata = checked_metadata(variant);
+    if (done.variants.empty()) {
+      done.name = metadata.name;
+      done.version = metadata.version;
+    } else if (metadata.name != done.name || metadata.version != done.version) {
+      throw Error({.wanted = cat("variants of ", done.name, " version ", done.version, ", as ", done.variants.front()),
+                   .got = cat(variant.filename().string(), " of ", metadata.name, " version ", metadata.version),
+                   .next = "build all variants from one source, or install the folders one by one"});
+    }
+    done.variants.push_back(variant.filename().string());
+  }
+  const std::map<std::string, ServedFile> files = files_of(variants);
+  done.commit = commit_of(files);
+  done.snapshot = cache.snapshot(repo, done.commit);
+
+  cache.prepare(repo);
+  std::vector<TreeEntry> tree;
+  for (const auto& [path, file] : files) {
+    put_blob(cache, repo, done.commit, path, file);
+    done.bytes += file.size;
+    TreeEntry entry{.path = path, .size = file.size, .oid = file.git_sha1};
+    if (file.large) {
+      entry.sha256 = file.sha256;
+      entry.lfs_size = file.size;
+    }
+    tree.push_back(std::move(entry));
+  }
+  // The source may have changed while it was copied, and a blob that was there may have been a broken one.
+  for (const std::string& variant : done.variants) {
+    const fs::path placed = done.snapshot / "build" / variant;
+    verify_digests(placed, *parse_metadata(read_file(placed / "metadata.json"), placed.string()).digests);
+  }
+  cache.write_tree(repo, done.commit, tree);
+  const std::string name = cat("v", done.version);
+  const auto before = cache.read_ref(repo, name);
+  cache.write_ref(repo, name, done.commit);
+  if (cache.read_ref(repo, name) != done.commit) {
+    throw Error({.wanted = cat("refs/", name, " in ", cache.folder(repo).string()),
+                 .got = "a cache that cannot be written",
+                 .next = "check its permissions, or set HF_HUB_CACHE or KERNELS_CACHE to another folder"});
+  }
+  if (before && *before != done.commit) done.replaced = *before;
+  return done;
+}
+
+}  // namespace hotswap

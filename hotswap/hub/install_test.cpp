@@ -1,0 +1,127 @@
+// A built package in the cache: what is written, what is refused, and that nothing is visible before all is there.
+#include "hotswap/hub/install.h"
+
+#include "hotswap/hub/digest.h"
+#include "hotswap/hub/hub.h"
+#include "hotswap/hub/server.h"
+#include "hotswap/hub/test_support.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+using test_support::expect_has;
+using test_support::message_of;
+using test_support::TempFolder;
+
+constexpr const char* kCpu = "torch-stable-abi210-cpu-x86_64-linux";
+const Repo kRepo{RepoType::kKernel, "acme/ab"};
+
+std::string metadata(int64_t version) {
+  return cat(R"({"name": "ab", "id": "_ab_)", version, R"(", "version": )", version,
+             R"(, "license": "mit", "python-depends": [], "backend": {"type": "cpu"}})");
+}
+
+fs::path write_variant(const TempFolder& folder, const std::string& name, int64_t version, const std::string& init) {
+  folder.write("ab/build/" + name + "/metadata.json", metadata(version));
+  folder.write("ab/build/" + name + "/layers/a.py", "a = 1");
+  const fs::path file = folder.write("ab/build/" + name + "/__init__.py", init);
+  write_digests(file.parent_path());
+  return file.parent_path();
+}
+
+HubOptions offline(const fs::path& cache) {
+  return {.endpoint = "http://127.0.0.1:1", .cache = cache, .kernels_cache = cache, .offline = true, .progress = false};
+}
+
+TEST(Install, IsWhatADownloadLeaves) {
+  const TempFolder folder, store;
+  write_variant(folder, kCpu, 1, "x = 1");
+  write_variant(folder, "torch-universal", 1, "x = 2");
+  folder.write("ab/build/torch-universal/__pycache__/a.pyc", "no");
+  folder.write("ab/build/.staging-x/metadata.json", "{}");
+  const HubCache cache(store.path(), true);
+  const InstalledPackage done = install_package(cache, folder.path() / "ab", "acme/ab");
+  EXPECT_EQ(done.variants, (std::vector<std::string>{kCpu, "torch-universal"}));
+  EXPECT_EQ(done.version, 1);
+  EXPECT_EQ(done.replaced, "");
+  const fs::path repo = store.path() / "kernels--acme--ab";
+  EXPECT_EQ(read_file(repo / "refs/v1"), done.commit);
+  const fs::path file = repo / "snapshots" / done.commit / "build" / kCpu / "__init__.py";
+  EXPECT_EQ(read_file(file), "x = 1");
+  EXPECT_TRUE(fs::is_symlink(file)) << "a link into the blobs, as Python has it";
+  EXPECT_FALSE(fs::exists(file.parent_path().parent_path() / "torch-universal/__pycache__"));
+
+  Hub hub(offline(store.path()));
+  EXPECT_EQ(hub.snapshot(kRepo, "v1"), done.snapshot);
+  EXPECT_EQ(hub.tree(kRepo, "v1").size(), 6u);
+
+  // The same files behind serve-hub are the same commit.
+  const TempFolder served;
+  fs::create_directories(served.path() / "kernels/acme/ab/v1/build");
+  fs::copy(folder.path() / "ab/build" / kCpu, served.path() / "kernels/acme/ab/v1/build" / kCpu,
+           fs::copy_options::recursive);
+  fs::remove_all(folder.path() / "ab/build/torch-universal");
+  const InstalledPackage one = install_package(cache, folder.path() / "ab", "acme/ab");
+  EXPECT_EQ(one.replaced, done.commit);
+  HubServer server({.folder = served.path()});
+  server.start();
+  HubOptions options = offline(store.path());
+  options.endpoint = server.url();
+  options.offline = false;
+  EXPECT_EQ(HubClient(options).commit(kRepo, "v1"), one.commit);
+  EXPECT_EQ(install_package(cache, folder.path() / "ab/build" / kCpu, "acme/ab").commit, one.commit)
+      << "a variant's folder itself";
+}
+
+TEST(Install, HealsABlobThatWasBroken) {
+  const TempFolder folder, store;
+  write_variant(folder, kCpu, 1, "x = 1");
+  const HubCache cache(store.path(), true);
+  const InstalledPackage done = install_package(cache, folder.path() / "ab", "acme/ab");
+  const fs::path file = done.snapshot / "build" / kCpu / "__init__.py";
+  write_file(fs::canonical(file), "x = 9");
+  EXPECT_EQ(install_package(cache, folder.path() / "ab", "acme/ab").commit, done.commit);
+  EXPECT_EQ(read_file(file), "x = 1");
+}
+
+TEST(Install, WithoutLinks) {
+  const TempFolder folder, store;
+  write_variant(folder, kCpu, 3, "x = 1");
+  const InstalledPackage done = install_package(HubCache(store.path(), false), folder.path() / "ab", "acme/ab");
+  EXPECT_FALSE(fs::is_symlink(done.snapshot / "build" / kCpu / "__init__.py"));
+  EXPECT_EQ(Hub(offline(store.path())).snapshot(kRepo, "v3"), done.snapshot);
+}
+
+TEST(Install, RefusesAndLeavesNoName) {
+  const TempFolder folder, store;
+  const HubCache cache(store.path(), true);
+  const auto why = [&](const std::string& name = "acme/ab") {
+    const std::string text = message_of([&] { install_package(cache, folder.path() / "ab", name); });
+    EXPECT_FALSE(fs::exists(store.path() / "kernels--acme--ab/refs/v1"));
+    return text;
+  };
+  fs::create_directories(folder.path() / "ab");
+  expect_has(why(), {"a built package", "kernel build"});
+  const fs::path variant = write_variant(folder, kCpu, 1, "x = 1");
+  expect_has(why("ab"), {"ORG/NAME"});
+  EXPECT_NE(why("acme/../ab"), "no error");
+  EXPECT_NE(why("../ab"), "no error");
+  folder.write(cat("ab/build/", kCpu, "/__init__.py"), "x = 2");
+  expect_has(why(), {"File hash mismatch for __init__.py"});
+  write_digests(variant);
+  folder.write(cat("ab/build/", kCpu, "/extra.py"), "");
+  expect_has(why(), {"Unknown file: extra.py"});
+  write_digests(variant);
+  write_variant(folder, "torch-universal", 2, "x = 1");
+  expect_has(why(), {"version 2", "version 1"});
+  fs::remove_all(folder.path() / "ab/build/torch-universal");
+  fs::rename(variant, folder.path() / "ab/build/release");
+  expect_has(why(), {"a variant's name", "'release'"});
+  fs::rename(folder.path() / "ab/build/release", variant);
+  folder.write(cat("ab/build/", kCpu, "/metadata.json"), metadata(1));
+  expect_has(why(), {"digests", "hotswap kernel hash"});
+}
+
+}  // namespace
+}  // namespace hotswap
