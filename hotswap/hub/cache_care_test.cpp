@@ -4,7 +4,7 @@
 #include "hotswap/hub/cache_names.h"
 #include "hotswap/hub/hub.h"
 #include "hotswap/hub/server.h"
-#include "hotswap/hub/test_support.h"
+#include "hotswap/base/test_support.h"
 
 namespace hotswap {
 namespace {

@@ -6,7 +6,6 @@
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
 #include "hotswap/hub/digest.h"
-#include "hotswap/hub/disk.h"
 #include "hotswap/hub/metadata.h"
 #include "hotswap/hub/served_repos.h"
 #include "hotswap/hub/text.h"

@@ -2,9 +2,10 @@
 #include "hotswap/hub/install.h"
 
 #include "hotswap/hub/digest.h"
+#include "hotswap/hub/get_kernel.h"
 #include "hotswap/hub/hub.h"
 #include "hotswap/hub/server.h"
-#include "hotswap/hub/test_support.h"
+#include "hotswap/base/test_support.h"
 
 namespace hotswap {
 namespace {
@@ -55,6 +56,11 @@ TEST(Install, IsWhatADownloadLeaves) {
   Hub hub(offline(store.path()));
   EXPECT_EQ(hub.snapshot(kRepo, "v1"), done.snapshot);
   EXPECT_EQ(hub.tree(kRepo, "v1").size(), 6u);
+  for (const char* name : {"acme/ab", "acme/ab@v1", "acme/ab@>=1,<2"}) {
+    const HubKernel kernel = get_kernel(hub, {.ref = name, .system = {.torch = {{2, 11}}}});
+    EXPECT_EQ(kernel.folder, file.parent_path()) << name << ": an offline host runs what is in its cache";
+    EXPECT_TRUE(kernel.digest_checked);
+  }
 
   // The same files behind serve-hub are the same commit.
   const TempFolder served;
