@@ -1,6 +1,7 @@
 #include <cstdio>
 
 #include "hotswap/base/error.h"
+#include "hotswap/cli/kernel_hub.h"
 #include "hotswap/cli/table.h"
 #include "hotswap/cli/verbs.h"
 #include "hotswap/kernelize/package.h"
@@ -85,6 +86,9 @@ void show_package(const std::string& name, bool json) {
                          {"name", m.name},
                          {"version", m.version},
                          {"license", m.license},
+                         {"upstream", m.upstream.empty() ? OutJson(nullptr) : OutJson(m.upstream)},
+                         {"source", m.source.empty() ? OutJson(nullptr) : OutJson(m.source)},
+                         {"python_depends", m.python_depends},
                          {"backends", OutJson::array({m.backend})},
                          {"variant", m.variant},
                          {"id", m.id},
@@ -117,7 +121,8 @@ void add_kernel(CLI::App& app) {
   verb->require_subcommand(1);
   struct Flags {
     bool json = false;
-    std::string name;
+    std::string name, revision;
+    std::optional<int64_t> version;
   };
   auto flags = std::make_shared<Flags>();
 
@@ -126,11 +131,26 @@ void add_kernel(CLI::App& app) {
   list->callback([flags] { list_packages(flags->json); });
 
   auto* info = verb->add_subcommand("info", "One package: layers, contracts, capabilities, digest");
-  info->add_option("package", flags->name, "Name of a bundled package, or a package's folder")->required();
+  info->add_option("package", flags->name,
+                   "Name of a bundled package, a package's folder, or org/name[@revision] on the Hub")
+      ->required();
+  auto* revision = info->add_option("--revision", flags->revision, "Branch, tag or commit on the Hub");
+  info->add_option("--version", flags->version, "Version on the Hub; without either: the newest")->excludes(revision);
   info->add_flag("--json", flags->json, "Print JSON");
-  info->callback([flags] { show_package(flags->name, flags->json); });
+  info->callback([flags] {
+    const bool of_hub = !std::filesystem::is_directory(flags->name) && flags->name.find('/') != std::string::npos;
+    if (of_hub) {
+      show_hub_kernel({flags->name, {.version = flags->version, .revision = flags->revision}}, flags->json);
+    } else if (flags->version || !flags->revision.empty()) {
+      throw usage_error("--version and --revision are for repositories of the Hub");
+    } else {
+      show_package(flags->name, flags->json);
+    }
+  });
   add_kernel_checks(*verb);
   add_kernel_authoring(*verb);
+  add_kernel_hub(*verb);
+  add_kernel_lock(*verb);
 }
 
 }  // namespace hotswap

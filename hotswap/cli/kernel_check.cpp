@@ -3,6 +3,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/json.h"
+#include "hotswap/cli/kernel_hub.h"
 #include "hotswap/cli/verbs.h"
 #include "hotswap/hub/abi_check.h"
 #include "hotswap/hub/build_toml.h"
@@ -64,7 +65,7 @@ void check(const fs::path& path) {
 
 struct VerifyFlags {
   std::string path, trust_root, signers, lock, repo;
-  bool unsigned_too = false, json = false;
+  bool unsigned_too = false, json = false, all_variants = false;
 };
 
 // "" where the variant is as it was locked.
@@ -84,7 +85,8 @@ void verify(const VerifyFlags& flags) {
       flags.signers.empty() ? default_signers() : parse_signers(Json::read_toml(flags.signers).child("signer"));
   size_t bad = 0;
   nlohmann::ordered_json out = nlohmann::ordered_json::array();
-  for (const fs::path& variant : need_variants(flags.path)) {
+  const bool here = fs::is_directory(flags.path);
+  for (const fs::path& variant : here ? need_variants(flags.path) : download_to_look(flags.path, flags.all_variants)) {
     VariantVerdict verdict = verify_variant(variant, root, signers);
     std::string shown = outcome_name(verdict.outcome);
     if (verdict.outcome == Outcome::kBundleMissing && flags.unsigned_too) {
@@ -139,10 +141,13 @@ void add_kernel_checks(CLI::App& kernel) {
   check_verb->callback([path] { check(*path); });
 
   auto flags = std::make_shared<VerifyFlags>();
-  auto* verify_verb = kernel.add_subcommand("verify", "Verify signatures, digests and locks of a package on disk");
-  verify_verb->add_option("path", flags->path, "A package's folder, or a variant's")
+  auto* verify_verb =
+      kernel.add_subcommand("verify", "Verify signatures, digests and locks of a package on disk or on the Hub");
+  verify_verb->add_option("path", flags->path, "A package's folder, a variant's, or org/name[@revision]")
       ->required()
-      ->check(CLI::ExistingDirectory);
+      ->check(
+          [](const std::string& text) { return fs::is_directory(text) ? std::string() : check_repo_argument(text); });
+  verify_verb->add_flag("--all-variants", flags->all_variants, "Of org/name: not only the one for this machine");
   verify_verb
       ->add_option("--trust-root", flags->trust_root,
                    "A trusted_root.json instead of HOTSWAP_TRUST_ROOT's or Sigstore's")

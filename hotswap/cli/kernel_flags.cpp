@@ -14,11 +14,12 @@ KernelRef ref_from(const Json& value) {
                  .got = value.raw().dump(),
                  .next = "docs/design.md lists the forms"});
   }
-  parts[1].only({"version", "revision", "trust_remote_code"});
+  parts[1].only({"version", "revision", "trust_remote_code", "locked"});
   KernelRefOptions options;
   if (parts[1].has("version")) options.version = parts[1].at<int64_t>("version");
   options.revision = parts[1].get<std::string>("revision", "");
   options.trust = parts[1].get<bool>("trust_remote_code", false);
+  options.locked = parts[1].get<bool>("locked", false);
   return {parts[0].as<std::string>(), options};
 }
 
@@ -34,7 +35,7 @@ KernelChoice choice_from(const Json& value) {
 void add_kernel_flags(CLI::App& verb, KernelFlags& flags) {
   verb.add_flag("--use-kernels", flags.use_kernels, "Swap layers for kernels; without more, for the bundled ones");
   verb.add_option("--kernel", flags.kernels,
-                  "LAYER=REF, may be repeated: REF is org/repo[@rev][:Layer], a package folder with\n"
+                  "LAYER=REF, may be repeated: REF is org/repo[@rev][:Layer] of the Hub, a package folder with\n"
                   "--use-local-kernel, or empty to keep the layer stock. Implies --use-kernels")
       ->type_name("LAYER=REF")
       ->take_all()
@@ -47,6 +48,11 @@ void add_kernel_flags(CLI::App& verb, KernelFlags& flags) {
                   "JSON file with kernel_mapping, use_local_kernel, inherit_mapping")
       ->check(CLI::ExistingFile);
   verb.add_flag("--use-local-kernel", flags.local, "The REFs of --kernel are /abs/path/of/package:Layer");
+  verb.add_flag("--allow-all-kernels", flags.allow_all, "Run kernels of the Hub whoever published them");
+  verb.add_option("--project", flags.project,
+                  "Folder of hotswap.toml and kernels.lock: versions, whom to trust, locks. Default HOTSWAP_PROJECT")
+      ->type_name("DIR")
+      ->check(CLI::ExistingDirectory);
   verb.add_flag("--strict", flags.strict, "Fail where a layer with a mapping stays stock");
 }
 
@@ -59,6 +65,13 @@ KernelConfig kernel_config_from(const Json& json) {
     for (const auto& [layer, value] : mapping->items()) config.kernel_mapping.emplace_back(layer, choice_from(value));
   }
   return config;
+}
+
+KernelOptions kernel_options_of(const KernelFlags& flags) {
+  return {.config = kernel_config_of(flags).value_or(KernelConfig{}),
+          .strict = flags.strict,
+          .allow_all_kernels = flags.allow_all,
+          .project = flags.project};
 }
 
 std::optional<KernelConfig> kernel_config_of(const KernelFlags& flags) {

@@ -18,8 +18,7 @@ void kernelize_verb(const Flags& flags) {
   const Mode mode = Mode::parse(flags.mode);
   const auto model = load_model(flags.model, {});
   model->train(mode.has(Mode::TRAINING));
-  const KernelReport& report = model->kernelize(
-      mode, {.config = kernel_config_of(flags.kernels).value_or(KernelConfig{}), .strict = flags.kernels.strict});
+  const KernelReport& report = model->kernelize(mode, kernel_options_of(flags.kernels));
   if (flags.json) {
     std::printf("%s\n", report.to_json().dump(2).c_str());
   } else {

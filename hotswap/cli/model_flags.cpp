@@ -57,6 +57,8 @@ std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags&
   PretrainedOptions options{.use_kernels = kernels.any(),
                             .kernel_config = kernel_config_of(kernels),
                             .strict = kernels.strict,
+                            .allow_all_kernels = kernels.allow_all,
+                            .kernel_project = kernels.project,
                             .attn_implementation = flags.attention,
                             .dtype = flags.dtype,
                             .device_map = flags.device,

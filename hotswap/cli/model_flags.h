@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "hotswap/kernelize/mapping.h"
+#include "hotswap/kernelize/kernelize.h"
 #include "hotswap/models/causal_lm.h"
 #include "hotswap/tokenizers/tokenizer.h"
 
@@ -23,9 +23,10 @@ struct ModelFlags {
 };
 
 struct KernelFlags {
-  bool use_kernels = false, strict = false, local = false;
+  bool use_kernels = false, strict = false, local = false, allow_all = false;
   std::vector<std::string> kernels;  // LAYER=REF
   std::string config_file;           // JSON
+  std::string project;               // folder of hotswap.toml and kernels.lock
   // Any of them asks for kernels.
   bool any() const { return use_kernels || !kernels.empty() || !config_file.empty(); }
 };
@@ -36,6 +37,7 @@ void add_kernel_flags(CLI::App& verb, KernelFlags& flags);
 
 // What --kernel and --kernel-config say; none where neither is given (the bundled kernels then).
 std::optional<KernelConfig> kernel_config_of(const KernelFlags& flags);
+KernelOptions kernel_options_of(const KernelFlags& flags);
 // A kernel config as JSON: {"kernel_mapping": {"RMSNorm": "org/repo:Layer", "SiLU": {"cuda": "...", "cpu": ""},
 // "MLP": ["acme/mlp:SwiGLUMLP", {"version": 1, "trust_remote_code": true}]}, "use_local_kernel", "inherit_mapping"}
 KernelConfig kernel_config_from(const Json& json);

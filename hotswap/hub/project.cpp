@@ -25,7 +25,7 @@ bool has_dependencies(const fs::path& pyproject) {
 
 }  // namespace
 
-Project Project::read(const fs::path& folder) {
+Project Project::read(const fs::path& folder, bool with_lock) {
   Project project{.folder = folder};
   const fs::path own = folder / "hotswap.toml", python = folder / "pyproject.toml", lock = folder / "kernels.lock";
   const bool has_own = fs::is_regular_file(own), has_python = fs::is_regular_file(python);
@@ -39,7 +39,7 @@ Project Project::read(const fs::path& folder) {
   if (has_python && project.dependencies.empty() && has_dependencies(python)) {
     project.dependencies = read_dependencies(python);
   }
-  if (has_lock) project.lock = Lockfile::read(lock);
+  if (has_lock && with_lock) project.lock = Lockfile::read(lock);
   return project;
 }
 

@@ -25,8 +25,8 @@ struct Project {
   std::vector<Signer> signers = {};  // empty: default_signers()
   std::optional<Lockfile> lock = {};
 
-  // Error where the folder has none of the three files, or one of them is wrong.
-  static Project read(const std::filesystem::path& folder);
+  // Error where the folder has none of the three files, or one of them is wrong. with_lock: read kernels.lock, too.
+  static Project read(const std::filesystem::path& folder, bool with_lock = true);
   static Project current();
 
   // The same with the version of [dependencies] where it names none.

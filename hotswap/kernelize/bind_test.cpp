@@ -27,7 +27,9 @@ using Run = std::function<Tensors(const Tensors& in)>;
 constexpr double kTolerance = 3e-6;
 
 const PackageLayer& bundled_layer(const std::string& package, const std::string& layer) {
-  const auto found = resolve_kernel(KernelRef(cat("hotswap/", package, ":", layer)), layer, "cpu", bundled_packages());
+  HubKernels hub;
+  const auto found =
+      resolve_kernel(KernelRef(cat("hotswap/", package, ":", layer)), layer, "cpu", bundled_packages(), hub);
   return load_package(found->manifest).layer(found->layer);
 }
 

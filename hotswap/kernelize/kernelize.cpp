@@ -123,8 +123,8 @@ void check_keys(const KernelConfig& config, const std::vector<Site>& sites) {
 // Decides for one slot after another; nothing is bound meanwhile.
 class Planner {
  public:
-  Planner(Mode mode, const KernelConfig& config)
-      : mode_(mode), bundled_(bundled_packages()), table_(table_for(config, bundled_)) {}
+  Planner(Mode mode, const KernelConfig& config, HubKernels& hub)
+      : mode_(mode), hub_(hub), bundled_(bundled_packages()), table_(table_for(config, bundled_)) {}
 
   Decision decide(const Site& site) {
     Decision decision{row_for(site, mode_), nullptr};
@@ -176,10 +176,11 @@ class Planner {
 
  private:
   const Result<ResolvedKernel>& resolve(const KernelRef& ref, const std::string& layer, const std::string& kind) {
-    const std::string key = cat(ref.str(), " ", layer, " ", kind);
+    const std::string key =
+        cat(ref.str(), ref.trust() ? " trusted" : "", ref.locked() ? " locked " : " ", layer, " ", kind);
     const auto known = resolved_.find(key);
     if (known != resolved_.end()) return known->second;
-    return resolved_.emplace(key, resolve_kernel(ref, layer, kind, bundled_)).first->second;
+    return resolved_.emplace(key, resolve_kernel(ref, layer, kind, bundled_, hub_)).first->second;
   }
 
   std::string nothing_bundled() const {
@@ -219,6 +220,7 @@ class Planner {
   }
 
   Mode mode_;
+  HubKernels& hub_;
   std::vector<Manifest> bundled_;
   Table table_;
   std::map<std::string, Result<ResolvedKernel>> resolved_;
@@ -247,6 +249,11 @@ void check_strict(const std::vector<Decision>& decisions) {
 }  // namespace
 
 KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options) {
+  HubKernels hub(options.allow_all_kernels, options.project);
+  return kernelize(model, mode, options, hub);
+}
+
+KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options, HubKernels& hub) {
   modes_that_serve(mode);
   const auto sites = sites_of(model);
   check_keys(options.config, sites);
@@ -257,7 +264,7 @@ KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options) {
       decisions.back().row.reason = off;
     }
   } else {
-    Planner planner(mode, options.config);
+    Planner planner(mode, options.config, hub);
     for (const Site& site : sites) decisions.push_back(planner.decide(site));
   }
   if (options.strict) check_strict(decisions);
@@ -277,14 +284,21 @@ void unkernelize(Module& model) {
 }
 
 const KernelReport& Kernelizer::kernelize(Module& model, Mode mode, KernelOptions options) {
-  report_ = hotswap::kernelize(model, mode, options);
+  auto hub = std::make_shared<HubKernels>(options.allow_all_kernels, options.project);
+  report_ = hotswap::kernelize(model, mode, options, *hub);
+  hub_ = std::move(hub);
   options_ = std::move(options);
   mode_ = mode;
   active_ = true;
   return report_;
 }
 
-const KernelReport& Kernelizer::kernelize(Module& model, Mode mode) { return kernelize(model, mode, options_); }
+const KernelReport& Kernelizer::kernelize(Module& model, Mode mode) {
+  if (!active_) return kernelize(model, mode, options_);
+  report_ = hotswap::kernelize(model, mode, options_, *hub_);
+  mode_ = mode;
+  return report_;
+}
 
 void Kernelizer::unkernelize(Module& model) {
   hotswap::unkernelize(model);
@@ -297,8 +311,7 @@ void Kernelizer::on_mode_change(Module& model) {
   Mode mode = Mode::of_training(model.training());
   if (mode_.has(Mode::TORCH_COMPILE)) mode = mode | Mode::TORCH_COMPILE;
   if (mode == mode_) return;
-  report_ = hotswap::kernelize(model, mode, options_);
-  mode_ = mode;
+  kernelize(model, mode);
 }
 
 }  // namespace hotswap

@@ -5,10 +5,13 @@
 //                                     .strict = true});
 //   unkernelize(model);                                             // exactly as before
 //
-// A layer stays stock, and its row says why, where no kernel fits its device, mode or dtype. A kernel that does not
-// exist, was tampered with or breaks its contract is an Error; an Error leaves every slot as it was.
+// Packages come bundled, from folders or from the Hub (resolve.h has the order). A layer stays stock, and its row says
+// why, where no kernel fits its device, mode or dtype. A kernel that does not exist, was tampered with or breaks its
+// contract is an Error; an Error leaves every slot as it was.
 #pragma once
 
+#include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -23,9 +26,15 @@ namespace hotswap {
 struct KernelOptions {
   KernelConfig config = {};  // over the default mapping
   bool strict = false;  // Error, naming all of them, where a layer would stay stock that the config does not keep so
+  bool allow_all_kernels = false;      // kernels of the Hub run though their publisher is not a trusted one
+  std::filesystem::path project = {};  // with hotswap.toml and kernels.lock; empty: HOTSWAP_PROJECT's
 };
 
+class HubKernels;
+
 KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options = {});
+// With the Hub's answers of an earlier call; allow_all_kernels and project are those that it was made with.
+KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options, HubKernels& hub);
 void unkernelize(Module& model);
 
 // What a model owns: remembers the user's options, so that train() and eval() bind anew for their mode.
@@ -44,6 +53,7 @@ class Kernelizer {
  private:
   bool active_ = false;
   KernelOptions options_;
+  std::shared_ptr<HubKernels> hub_;  // a model bound anew keeps the commits that it began with
   Mode mode_ = Mode::INFERENCE;
   KernelReport report_;
 };

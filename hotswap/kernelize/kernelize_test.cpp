@@ -219,8 +219,13 @@ TEST(Kernelize, WhatDoesNotExistIsAnErrorAndChangesNothing) {
   const auto with = [&](const char* layer, const char* ref) {
     return message_of([&] { kernelize(model, I, {.config = {{{layer, ref}}}}); });
   };
-  expect_has(with("RMSNorm", "acme/nothing:Norm"),
-             {"acme/nothing:Norm", "kernels-community/liger_kernels", "hotswap/norm", "LOCAL_KERNELS"});
+  {
+    const TempFolder empty;  // no cache
+    const ScopedEnv offline("HF_HUB_OFFLINE", "1"), cache("HF_HUB_CACHE", empty.path().string());
+    expect_has(
+        with("RMSNorm", "acme/nothing:Norm"),
+        {"acme/nothing:Norm", "HF_HUB_OFFLINE", "kernels-community/liger_kernels", "hotswap/norm", "LOCAL_KERNELS"});
+  }
   expect_has(with("RMSNorm", "kernels-community/liger_kernels:Nope"),
              {"liger_kernels:Nope", "only the layers", "LigerRMSNorm"});
   expect_has(with("RMSNorm", "hotswap/norm:Nope"), {"'Nope'", "AddRMSNorm, LayerNorm"});

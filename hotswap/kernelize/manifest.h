@@ -30,10 +30,11 @@ struct StandIn {  // "kernels-community/activation:Silu=SiLU"
   std::string repo, their_layer, our_layer;
 };
 
-struct Manifest : KernelMetadata {  // its digests are there
+struct Manifest : KernelMetadata {  // its digests are there, unless nobody checks them
   std::filesystem::path folder;     // the variant's
   std::string variant;              // the folder's name
   std::string digest;               // "sha256:<hex>" of metadata.json, which holds the digests of all else
+  bool checked = true;              // false: the user's policy takes its files as they are
   std::map<std::string, LayerEntry> layers;
   std::vector<StandIn> stands_in_for;
 
@@ -42,10 +43,10 @@ struct Manifest : KernelMetadata {  // its digests are there
   const std::string* layer_named(const std::string& name, const std::string& repo) const;
 };
 
-// Error on anything malformed. Does not read the other files.
-Manifest read_manifest(const std::filesystem::path& variant_folder);
+// Error on anything malformed. Does not read the other files. checked: they must have a digest.
+Manifest read_manifest(const std::filesystem::path& variant_folder, bool checked = true);
 
-// One Error that lists every file that is missing, differs or is not in the digest.
+// One Error that lists every file that is missing, differs or is not in the digest. Nothing where it is not checked.
 void verify_digest(const Manifest& manifest);
 
 }  // namespace hotswap

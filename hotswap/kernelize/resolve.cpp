@@ -19,19 +19,23 @@ std::vector<std::string> layer_names(const Manifest& manifest) {
   return names;
 }
 
-Result<ResolvedKernel> from_folder(const fs::path& folder, const KernelRef& ref, const std::string& layer,
-                                   const std::string& device_kind, const std::string& note) {
-  const auto variant = find_variant(folder, device_kind);
-  if (!variant) return Reason{variant.why()};
-  Manifest manifest = read_manifest(*variant);
+ResolvedKernel from_variant(Manifest manifest, const KernelRef& ref, const std::string& layer,
+                            const std::string& note) {
   const std::string* ours = manifest.layer_named(layer, ref.repo());
   if (ours == nullptr) {
-    throw Error({.wanted = cat("a layer '", layer, "' in ", variant->string()),
+    throw Error({.wanted = cat("a layer '", layer, "' in ", manifest.folder.string()),
                  .got = cat("the layers ", join(layer_names(manifest))),
                  .next = "name one of them after ':'"});
   }
   const std::string name = *ours;
-  return ResolvedKernel{std::move(manifest), name, note};
+  return {std::move(manifest), name, note};
+}
+
+Result<ResolvedKernel> from_folder(const fs::path& folder, const KernelRef& ref, const std::string& layer,
+                                   const std::string& device_kind, const std::string& note) {
+  const auto variant = find_variant(folder, device_kind);
+  if (!variant) return Reason{variant.why()};
+  return from_variant(read_manifest(*variant), ref, layer, note);
 }
 
 // The variants of one bundled package: those whose name, or stand-in for this layer, fits.
@@ -73,19 +77,59 @@ Candidates bundled_by_stand_in(const KernelRef& ref, const std::string& layer, c
   return result;
 }
 
-[[noreturn]] void unknown_kernel(const KernelRef& ref, const std::string& layer, const std::vector<Manifest>& bundled) {
-  std::set<std::string> names, same;
+// What bundled packages answer to: names of repositories, and of the one asked for the layers.
+struct Answered {
+  std::set<std::string> names, layers;
+};
+
+Answered answered(const KernelRef& ref, const std::vector<Manifest>& bundled) {
+  Answered result;
   for (const Manifest& manifest : bundled) {
-    names.insert(cat(kBundledOrg, "/", manifest.name));
+    result.names.insert(cat(kBundledOrg, "/", manifest.name));
     for (const StandIn& entry : manifest.stands_in_for) {
-      names.insert(entry.repo);
-      if (same_repo(entry.repo, ref.repo())) same.insert(entry.their_layer);
+      result.names.insert(entry.repo);
+      if (same_repo(entry.repo, ref.repo())) result.layers.insert(entry.their_layer);
     }
   }
+  return result;
+}
+
+std::string bundled_names(const KernelRef& ref, const std::vector<Manifest>& bundled) {
+  const Answered known = answered(ref, bundled);
+  return cat("bundled packages answer to ", known.names.empty() ? "nothing" : join(known.names));
+}
+
+[[noreturn]] void unknown_kernel(const KernelRef& ref, const std::string& layer, const std::vector<Manifest>& bundled) {
+  const Answered known = answered(ref, bundled);
   throw Error({.wanted = cat("a kernel ", ref.repo(), ":", layer, " on this machine"),
-               .got = same.empty() ? cat("none; bundled packages answer to ", names.empty() ? "nothing" : join(names))
-                                   : cat("of that repository only the layers ", join(same)),
-               .next = cat("use one of these, or say where it lies with LOCAL_KERNELS=", ref.repo(), "=/path")});
+               .got = known.layers.empty() ? "none; " + bundled_names(ref, bundled)
+                                           : cat("of that repository only the layers ", join(known.layers)),
+               .next = cat("use one of these, or say where it lies with LOCAL_KERNELS=", ref.repo(), "=/path",
+                           known.layers.empty() ? "" : ", or name a branch or commit to get the repository itself")});
+}
+
+Result<ResolvedKernel> from_hub(const KernelRef& ref, const std::string& layer, const std::string& device_kind,
+                                const std::vector<Manifest>& bundled, HubKernels& hub) {
+  const Result<HubKernel>* kernel = nullptr;
+  try {
+    kernel = &hub.get(ref, device_kind);
+  } catch (const HubError& error) {  // the Hub does not have it, or cannot be asked: what is here may help
+    throw Error({.wanted = cat("the kernel ", ref.repo(), ":", layer, ": ", error.wanted()),
+                 .got = error.got(),
+                 .next = cat(error.next(), "; ", bundled_names(ref, bundled),
+                             "; or say where it lies with LOCAL_KERNELS=", ref.repo(), "=/path")});
+  }
+  if (!*kernel) return Reason{kernel->why()};
+  const HubKernel& found = **kernel;
+  if (!fs::exists(found.folder / "layers.json")) {
+    const std::set<std::string> here = answered(ref, bundled).layers;
+    throw Error(
+        {.wanted = cat("a package with layers.json, which says what a host without Python may call, for ", layer),
+         .got = cat(found.place.str(), ", which is for Python only"),
+         .next = here.empty() ? "map the layer to another kernel"
+                              : cat("drop what follows '@': a bundled package stands in for its ", join(here))});
+  }
+  return from_variant(read_manifest(found.folder, found.digest_checked), ref, layer, origin_of(found));
 }
 
 }  // namespace
@@ -108,8 +152,10 @@ std::map<std::string, std::string> parse_local_kernels(const std::string& text) 
   return result;
 }
 
-Result<ResolvedKernel> resolve_kernel(const KernelRef& ref, const std::string& slot_layer,
-                                      const std::string& device_kind, const std::vector<Manifest>& bundled) {
+Result<ResolvedKernel> resolve_kernel(const KernelRef& asked, const std::string& slot_layer,
+                                      const std::string& device_kind, const std::vector<Manifest>& bundled,
+                                      HubKernels& hub) {
+  const KernelRef ref = hub.named(asked);
   const std::string layer = ref.layer().empty() ? slot_layer : ref.layer();
   if (ref.is_path()) return from_folder(ref.path(), ref, layer, device_kind, "");
   for (const auto& [repo, folder] : parse_local_kernels(env(EnvVar::kLocalKernels).value_or(""))) {
@@ -118,6 +164,10 @@ Result<ResolvedKernel> resolve_kernel(const KernelRef& ref, const std::string& s
     }
   }
   const bool ours = ref.repo().starts_with(std::string(kBundledOrg) + "/");
+  const bool these_bytes = ref.locked() || (!ref.revision().empty() && !ref.is_specifier());
+  if (!ours && (these_bytes || answered(ref, bundled).layers.empty())) {
+    return from_hub(ref, layer, device_kind, bundled, hub);
+  }
   const Candidates found = ours ? bundled_by_name(ref, layer, bundled) : bundled_by_stand_in(ref, layer, bundled);
   if (found.variants.empty()) unknown_kernel(ref, layer, bundled);
 

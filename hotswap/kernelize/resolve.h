@@ -1,5 +1,11 @@
-// From what a mapping names to a package on this machine: a folder, a LOCAL_KERNELS override, a bundled package by its
-// own name (hotswap/norm) or by the name of one that it stands in for.
+// From what a mapping names to a package on this machine, the first of these that knows it:
+//
+//   1. a folder, where a path is named
+//   2. LOCAL_KERNELS' folder for the repository
+//   3. a bundled package by its own name: hotswap/norm
+//   4. a bundled package that stands in for the repository, of whatever version; not where a tag, a branch, a commit or
+//      the project's lock is named, for that means those very bytes
+//   5. the Hub: acme/norm, acme/norm@v2, acme/norm@>=1,<3
 #pragma once
 
 #include <map>
@@ -8,6 +14,7 @@
 
 #include "hotswap/base/result.h"
 #include "hotswap/hub/kernel_ref.h"
+#include "hotswap/kernelize/hub_kernels.h"
 #include "hotswap/kernelize/manifest.h"
 #include "hotswap/kernelize/mapping.h"
 
@@ -18,12 +25,14 @@ inline constexpr const char* kBundledOrg = "hotswap";
 struct ResolvedKernel {
   Manifest manifest;
   std::string layer;  // in the package
-  std::string note;   // "stands in for kernels-community/liger_kernels:LigerRMSNorm", or empty
+  std::string
+      note;  // "stands in for kernels-community/liger_kernels:LigerRMSNorm", "from acme/norm@<commit>", or empty
 };
 
-// Error where the kernel does not exist; a Reason where it does, but has nothing for this kind of device.
+// Error where the kernel does not exist or may not run; a Reason where it does, but has nothing for this kind of
+// device.
 Result<ResolvedKernel> resolve_kernel(const KernelRef& ref, const std::string& layer, const std::string& device_kind,
-                                      const std::vector<Manifest>& bundled);
+                                      const std::vector<Manifest>& bundled, HubKernels& hub);
 
 // LOCAL_KERNELS: repository -> folder.
 std::map<std::string, std::string> parse_local_kernels(const std::string& text);

@@ -82,8 +82,10 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   model->set_generation_config(generation_config_of(source, model->config()));
   model->eval();
   if (options.use_kernels || options.kernel_config) {
-    model->kernelize(Mode::INFERENCE,
-                     {.config = options.kernel_config.value_or(KernelConfig()), .strict = options.strict});
+    model->kernelize(Mode::INFERENCE, {.config = options.kernel_config.value_or(KernelConfig()),
+                                       .strict = options.strict,
+                                       .allow_all_kernels = options.allow_all_kernels,
+                                       .project = options.kernel_project});
   }
   return model;
 }

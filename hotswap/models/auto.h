@@ -16,9 +16,11 @@ struct PretrainedOptions {
   bool use_kernels = false;                                  // swap layers for kernels, the bundled ones by default
   std::optional<KernelConfig> kernel_config = std::nullopt;  // given: use_kernels, with this mapping over the default
   bool strict = false;                                       // Error where a layer would stay stock against the mapping
-  std::string attn_implementation = "sdpa";                  // or "eager"
-  std::string dtype = "auto";      // what config.json says, else as stored; or float32, bfloat16, float16
-  std::string device_map = "cpu";  // "auto": a GPU where there is one; "cuda", "cuda:1", ...
+  bool allow_all_kernels = false;             // kernels of the Hub run though their publisher is not a trusted one
+  std::filesystem::path kernel_project = {};  // with hotswap.toml and kernels.lock; empty: HOTSWAP_PROJECT's
+  std::string attn_implementation = "sdpa";   // or "eager"
+  std::string dtype = "auto";                 // what config.json says, else as stored; or float32, bfloat16, float16
+  std::string device_map = "cpu";             // "auto": a GPU where there is one; "cuda", "cuda:1", ...
   std::optional<std::string> gguf_file = std::nullopt;  // of the folder: weights, config and tokenizer from it
   std::string revision = "main";                        // branch, tag or commit of a model of the Hub
 };

@@ -1,0 +1,58 @@
+#include "hotswap/hub/lock_kernels.h"
+
+#include <algorithm>
+
+#include "hotswap/base/log.h"
+#include "hotswap/hub/kernel_place.h"
+
+namespace hotswap {
+namespace {
+
+// Where main says that the repository has gone to.
+std::optional<std::string> destination_of(Hub& hub, const std::string& id) {
+  const Repo repo{RepoType::kKernel, id};
+  const RepoRefs refs = hub.refs(repo);
+  const auto main =
+      std::find_if(refs.branches.begin(), refs.branches.end(), [](const RepoRef& ref) { return ref.name == "main"; });
+  if (main == refs.branches.end()) return std::nullopt;
+  const auto status = hub.find_file(repo, main->commit, "kernel-status.toml");
+  if (!status) return std::nullopt;
+  return parse_status(Json::read_toml(*status)).destination;
+}
+
+LockedKernel lock_one(Hub& hub, Dependency dependency, Lockfile::Form form) {
+  if (const auto destination = destination_of(hub, dependency.repo)) {
+    log_warning("'", dependency.repo, "' redirected to '", *destination, "'");
+    dependency.repo = *destination;
+  }
+  const KernelRef ref(dependency.repo, {.version = dependency.version, .revision = dependency.revision});
+  const KernelPlace place = locate_kernel(hub, {.ref = ref, .check_trust = false});
+  dependency.repo = place.repo;
+  LockedKernel locked{.dependency = dependency, .commit = place.commit, .variants = {}, .hash = "", .path = ""};
+  if (form == Lockfile::Form::kDependencies) return locked;
+  locked.dependency = {.repo = place.repo};
+  std::vector<TreeFile> tree;
+  tree.reserve(place.files.size());
+  for (const TreeEntry& entry : place.files) tree.push_back({entry.path, entry.oid, entry.sha256});
+  locked.variants = variant_hashes(tree);
+  return locked;
+}
+
+}  // namespace
+
+Lockfile lock_dependencies(Hub& hub, const std::vector<Dependency>& dependencies, Lockfile::Form form) {
+  Lockfile lock{.form = form, .kernels = {}};
+  for (const Dependency& dependency : dependencies) {
+    LockedKernel locked = lock_one(hub, dependency, form);
+    for (const LockedKernel& other : lock.kernels) {
+      if (other.dependency.key() != locked.dependency.key()) continue;
+      throw Error({.wanted = "each kernel once among the dependencies",
+                   .got = cat(other.dependency.str(), " twice, where ", dependency.str(), " leads"),
+                   .next = "drop one of them"});
+    }
+    lock.kernels.push_back(std::move(locked));
+  }
+  return lock;
+}
+
+}  // namespace hotswap

@@ -1,0 +1,46 @@
+#include "hotswap/kernelize/hub_kernels.h"
+
+#include "hotswap/kernelize/package.h"
+
+namespace hotswap {
+
+HubKernels::HubKernels(bool allow_all_kernels, const std::filesystem::path& project)
+    : project_(project.empty() ? Project::current() : Project::read(project)) {
+  if (allow_all_kernels) project_.trust.allow_all_kernels = true;
+}
+
+const Result<HubKernel>& HubKernels::get(const KernelRef& ref, const std::string& device_kind) {
+  const KernelRef bare(ref.repo(), {.version = ref.version(), .revision = ref.revision()});
+  const std::string key = cat(bare.str(), ref.trust() ? " trusted " : " ", ref.locked() ? "locked " : "", device_kind);
+  if (const auto known = known_.find(key); known != known_.end()) return known->second;
+  if (!hub_) hub_ = std::make_unique<Hub>(HubOptions::from_env());
+  const KernelRequest request{.ref = ref,
+                              .system = this_system(device_kind),
+                              .trust = project_.trust,
+                              .lock = project_.lock_or_null(),
+                              .signers = project_.signers};
+  KernelPlace place = locate_kernel(*hub_, request);
+  if (!place.choice.chosen) {
+    const std::string trace = place.choice.trace_text(), nearest = place.choice.nearest_text();
+    return known_
+        .emplace(key, Reason{cat("no variant of ", place.str(), " fits ", device_kind, ": ",
+                                 trace.empty() ? "it has none at all" : trace,
+                                 nearest.empty() ? "" : "; nearest: " + nearest)})
+        .first->second;
+  }
+  return known_.emplace(key, fetch_kernel(*hub_, request, std::move(place))).first->second;
+}
+
+std::string origin_of(const HubKernel& kernel) {
+  const KernelPlace& place = kernel.place;
+  std::string text = cat("from ", place.str());
+  if (place.asked != place.commit) text += cat(" (", place.asked, ")");
+  text += ", " + kernel.variant;
+  if (!place.led_from.empty()) text += cat(", where ", place.led_from, " redirects to");
+  if (place.locked != nullptr) text += ", as locked";
+  if (!kernel.signer.empty()) text += ", signed by " + kernel.signer;
+  if (!kernel.digest_checked) text += ", its files not checked";
+  return text;
+}
+
+}  // namespace hotswap
