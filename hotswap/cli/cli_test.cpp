@@ -9,57 +9,21 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
-#include "hotswap/base/file.h"
 #include "hotswap/cli/plot.h"
 #include "hotswap/cli/table.h"
+#include "hotswap/cli/test_program.h"
 #include "hotswap/models/safetensors.h"
 
 namespace hotswap {
 namespace {
 
 namespace fs = std::filesystem;
+using test_support::Cli;
+using test_support::Outcome;
 using OutJson = nlohmann::json;
 
 const fs::path kModel = fs::path(HOTSWAP_SOURCE_DIR) / "../shared/data/models/stories260k";
 const fs::path kText = fs::path(HOTSWAP_SOURCE_DIR) / "../shared/data/text";
-
-struct Outcome {
-  int status;
-  std::string out, err;
-};
-
-class Cli : public testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() / ("hotswap_cli_test_" + std::to_string(getpid()));
-    fs::create_directories(folder_);
-    ASSERT_TRUE(fs::exists(program())) << "build the target hotswap_main";
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  static fs::path program() { return fs::read_symlink("/proc/self/exe").parent_path() / "hotswap"; }
-  fs::path file(const std::string& name) const { return folder_ / name; }
-
-  Outcome run(const std::string& arguments, const std::string& input = "") const {
-    return run_with("", arguments, input);
-  }
-  // prefix: "env A=b "
-  Outcome run_with(const std::string& prefix, const std::string& arguments, const std::string& input = "") const {
-    write_file(file("stdin"), input);
-    const std::string line = prefix + program().string() + " " + arguments + " <" + file("stdin").string() + " >" +
-                             file("stdout").string() + " 2>" + file("stderr").string();
-    const int status = std::system(("timeout 240 " + line).c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, read_file(file("stdout")), read_file(file("stderr"))};
-  }
-  OutJson run_json(const std::string& arguments, const std::string& input = "") const {
-    const Outcome outcome = run(arguments, input);
-    EXPECT_EQ(outcome.status, 0) << arguments << '\n' << outcome.err;
-    return outcome.status == 0 ? OutJson::parse(outcome.out) : OutJson();
-  }
-
- private:
-  fs::path folder_;
-};
 
 class CliModel : public Cli {
  protected:
@@ -92,6 +56,11 @@ TEST_F(Cli, HelpIsEverywhere) {
                            "kernel check",
                            "kernel verify",
                            "kernel install",
+                           "kernel lock",
+                           "kernel download",
+                           "kernel versions",
+                           "kernel has",
+                           "kernel verify-signature",
                            "cache",
                            "cache ls",
                            "cache verify",

@@ -121,10 +121,39 @@ TEST(Metadata, GitUrlsAndPaths) {
   EXPECT_FALSE(is_inside(std::string_view("a\0b", 3)));
 }
 
+TEST(Metadata, EveryBackendAndDigest) {
+  for (const char* type : {"cann", "cpu", "cuda", "metal", "neuron", "rocm", "tpu", "xpu"}) {
+    EXPECT_EQ(parsed([&](Ordered& j) { j["backend"] = {{"type", type}, {"archs", {"gfx942"}}}; }).backend, type);
+  }
+  for (const char* type : {"npu", "mps", "CPU", "", "universal"}) {
+    EXPECT_NE(message_of([&] { parsed([&](Ordered& j) { j["backend"]["type"] = type; }); }), "no error") << type;
+  }
+  const std::string sha512 = "MJ7MSJwS1utMxA9QyQLytNDtd+5RGnx6m808qG1M2G+YndNbxf9JlnDaNCVbRbDP2DDoH2Bdz33FVC6TrpzXbw==";
+  EXPECT_EQ(parsed([&](Ordered& j) {
+              j["digest"] = {{"algorithm", "sha512"}, {"files", {{"a", sha512}}}};
+            }).digests->algorithm,
+            "sha512");
+  const auto dirty = parsed([](Ordered& j) {
+    const Ordered changed = {{"commit", std::string(40, 'a')}, {"dirty", true}};
+    j["provenance"] = {{"kernel-builder", changed}, {"kernel", changed}};
+    j["provenance"]["kernel-builder"]["version"] = "0.17";
+  });
+  EXPECT_EQ(dirty.dirty(), (std::vector<std::string>{"kernel source", "kernel-builder"}));
+}
+
+// The whole table, and each name under every backend that it is not for.
 TEST(Metadata, PythonRequirements) {
-  EXPECT_EQ(python_requirement("tvm-ffi", "cpu"), "apache-tvm-ffi");
-  EXPECT_EQ(python_requirement("nvidia-cutlass-dsl", "cuda"), "nvidia-cutlass-dsl");
-  EXPECT_FALSE(python_requirement("nvidia-cutlass-dsl", "cpu"));
+  const std::map<std::pair<std::string, std::string>, std::string> table = {
+      {{"einops", ""}, "einops"},          {{"helion", ""}, "helion"},
+      {{"tvm-ffi", ""}, "apache-tvm-ffi"}, {{"nvidia-cutlass-dsl", "cuda"}, "nvidia-cutlass-dsl"},
+      {{"nki", "neuron"}, "nki"},          {{"onednn", "xpu"}, "onednn-devel"}};
+  for (const auto& [key, pip] : table) {
+    for (const char* backend : {"cann", "cpu", "cuda", "metal", "neuron", "rocm", "tpu", "xpu"}) {
+      const bool fits = key.second.empty() || key.second == backend;
+      EXPECT_EQ(python_requirement(key.first, backend), fits ? std::optional(pip) : std::nullopt)
+          << key.first << backend;
+    }
+  }
   EXPECT_FALSE(python_requirement("requests", "cuda"));
 }
 

@@ -211,6 +211,18 @@ TEST_F(GetKernel, NothingThatFits) {
   expect_has(refused({.ref = "acme/norm@v1", .system = gpu({12, 0})}), {"compute capability 12.0"});
 }
 
+// Bytecode is never downloaded, and a folder whose name means nothing is none of our business.
+TEST_F(GetKernel, WhatLiesBesideAVariantStaysThere) {
+  const std::string build = "kernels/acme/norm/v1/build/";
+  served.write(build + kCpu + "/left.pyc", "bytecode");
+  served.write(build + "no-variant/x.so", "x");
+  served.write(build + kCpu + "-debug/x.so", "x");
+  const HubKernel kernel = get({.ref = "acme/norm@v1"});
+  EXPECT_FALSE(fs::exists(kernel.folder / "left.pyc"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(kernel.folder.parent_path()), fs::directory_iterator()), 1);
+  EXPECT_EQ(kernel.place.choice.trace.size(), 4u);
+}
+
 TEST_F(GetKernel, OfflineWhatWasThereAndWhatIsMissing) {
   const HubKernel online = get({.ref = "acme/norm@>=1,<3"});
   const size_t before = asked().size();

@@ -125,7 +125,7 @@ std::optional<std::string> python_requirement(const std::string& name, const std
                                   {nullptr, "tvm-ffi", "apache-tvm-ffi"},
                                   {"cuda", "nvidia-cutlass-dsl", "nvidia-cutlass-dsl"},
                                   {"neuron", "nki", "nki"},
-                                  {"xpu", "onednn", "onednn"}};
+                                  {"xpu", "onednn", "onednn-devel"}};
   for (const Row& row : kRows) {
     if (name == row.name && (row.backend == nullptr || backend == row.backend)) return row.pip;
   }

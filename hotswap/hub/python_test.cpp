@@ -1,62 +1,21 @@
 // Python's own huggingface_hub and kernels, unmodified, against our server and on our cache; and we on theirs.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <cstdlib>
 #include <thread>
 
-#include "hotswap/base/json.h"
-#include "hotswap/base/test_support.h"
-#include "hotswap/hub/hub.h"
-#include "hotswap/hub/server.h"
+#include "hotswap/hub/test_python.h"
 
 namespace hotswap {
 namespace {
 
 namespace fs = std::filesystem;
-using test_support::TempFolder;
 
 const Repo kModel{RepoType::kModel, "acme/tiny"}, kKernel{RepoType::kKernel, "acme/norm"};
 
-// Reads jobs of argv[1] one by one, writes what came out to argv[2]: a value, or "ErrorClass: text".
-constexpr const char* kScript = R"py(
-import json, os, sys
-from pathlib import Path
-import huggingface_hub as hh
-def relative(path): return str(Path(path).relative_to(os.environ["HF_HUB_CACHE"]))
-def files(folder): return sorted(str(p.relative_to(folder)) for p in Path(folder).rglob("*") if p.is_file())
-def snapshot(repo, **more):
-    folder = hh.snapshot_download(repo, **more)
-    return {"folder": relative(folder), "files": files(folder)}
-def download(repo, name, **more): return relative(hh.hf_hub_download(repo, name, **more))
-def info(repo): return hh.HfApi().model_info(repo).sha
-def refs(repo): return sorted(b.name + " " + b.target_commit for b in hh.HfApi().list_repo_refs(repo, repo_type="kernel").branches)
-def tree(repo, revision): return sorted(e.path for e in hh.HfApi().list_repo_tree(repo, repo_type="kernel", revision=revision, recursive=True))
-def absent(repo, name): return hh.try_to_load_from_cache(repo, name) is hh.file_download._CACHED_NO_EXIST
-def scan():
-    found = hh.scan_cache_dir()
-    return {"repos": sorted(r.repo_id for r in found.repos), "warnings": [str(w) for w in found.warnings]}
-def kernel(repo, **more):
-    import kernels
-    module = kernels.get_kernel(repo, **more)
-    return {"answer": module.answer(), "place": relative(module.__file__)}
-def org(name): return hh.HfApi().get_organization_overview(name).trustedKernelPublisher
-def has(repo, **more):
-    import kernels
-    return kernels.has_kernel(repo, **more)
-out = []
-for name, args, more in json.load(open(sys.argv[1])):
-    try: out.append(globals()[name](*args, **more))
-    except Exception as e: out.append(f"{type(e).__name__}: {e}" + (f" (after {e.__context__!r})" if e.__context__ else ""))
-json.dump(out, open(sys.argv[2], "w"))
-)py";
-
-class AgainstPython : public testing::Test {
+class AgainstPython : public test_support::PythonPeer {
  protected:
   void SetUp() override {
-    if (std::system((python + " -c 'import huggingface_hub' >/dev/null 2>&1").c_str()) != 0) {
-      GTEST_SKIP() << python << " with the package 'huggingface_hub' is not there";
-    }
+    PythonPeer::SetUp();
     served.write("models/acme/tiny/main/config.json", "{\"a\":1}");
     served.write("models/acme/tiny/main/sub/folder/notes.txt", "notes");
     served.write("models/acme/tiny/main/empty", "");
@@ -70,35 +29,7 @@ class AgainstPython : public testing::Test {
       served.write(place + "_ops.py", "# none\n");
     }
     served.write("trusted_publishers.txt", "acme\n");
-    scratch.write("script.py", kScript);
-    server = std::make_unique<HubServer>(
-        HubServerOptions{.folder = served.path(), .large_from = 1 << 20, .page = 3, .rescan_s = 0});
-    server->start();
   }
-
-  // Runs jobs in one Python process; answers in the same order.
-  std::vector<nlohmann::json> ask(const nlohmann::json& jobs, bool offline = false) const {
-    const fs::path in = scratch.write("in.json", jobs.dump()), out = scratch.path() / "out.json";
-    fs::remove(out);
-    const std::string command =
-        cat("env -u HF_TOKEN -u KERNELS_CACHE -u LOCAL_KERNELS -u HF_HUB_DISABLE_TELEMETRY -u DISABLE_TELEMETRY -u "
-            "DO_NOT_TRACK HF_ENDPOINT=",
-            server->url(), " HF_HOME=", scratch.path().string(), "/home HF_HUB_CACHE=", cache().string(),
-            " HF_HUB_OFFLINE=", offline ? 1 : 0, " HF_HUB_DISABLE_PROGRESS_BARS=1 PYTHONDONTWRITEBYTECODE=1 ", python,
-            " ", scratch.path().string(), "/script.py ", in.string(), " ", out.string());
-    EXPECT_EQ(std::system(command.c_str()), 0);
-    return nlohmann::json::parse(read_file(out));
-  }
-  fs::path cache() const { return scratch.path() / "cache"; }
-  HubOptions options(bool offline = false) const {
-    HubOptions o{
-        .endpoint = server->url(), .cache = cache(), .kernels_cache = cache(), .offline = offline, .progress = false};
-    return o;
-  }
-
-  const std::string python = HOTSWAP_TEST_PYTHON;
-  TempFolder served, scratch;
-  std::unique_ptr<HubServer> server;
 };
 
 TEST_F(AgainstPython, TheirClientOnOurServerAndWeOnTheirCache) {
@@ -188,8 +119,7 @@ TEST_F(AgainstPython, OneDownloadForBothAtTheSameTime) {
 }
 
 TEST_F(AgainstPython, KernelsByVersionAndOffline) {
-  if (std::system((python + " -c 'import importlib.util as u, sys; sys.exit(not u.find_spec(\"kernels\"))'").c_str()) !=
-      0) {
+  if (!has_kernels()) {
     GTEST_SKIP() << python << " with the package 'kernels' is not there";
   }
   const nlohmann::json by_version = {{"version", 1}};

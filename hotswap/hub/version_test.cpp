@@ -195,6 +195,9 @@ TEST(ResolveRef, VersionsAreBranches) {
              }),
              {"no versions at all", "branches: main", "tags: none"});
   EXPECT_EQ(resolve_version({.branches = {}, .tags = {{"v1", commit('1')}}}, 1, "org/k").commit, commit('1'));
+  const RepoRefs unstable{.branches = {{"v0", commit('0')}, {"v1", commit('1')}}, .tags = {}};
+  EXPECT_EQ(resolve_version(unstable, 0, "org/k").commit, commit('0'));
+  EXPECT_NE(resolve_version(unstable, 0, "org/k").warning, "");
 }
 
 TEST(ResolveRef, SpecifiersTakeTheHighestOfTagsAndBranches) {
