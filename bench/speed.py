@@ -1,6 +1,7 @@
 """Every claim about speed and memory, ours and the peer's side by side in one run; how: bench/METHOD.md.
 
-    speed.py --build build --gguf FILE [--only ops,loss,model] [--threads 1,2] [--quick] [--dry-run] [--out FILE]
+    speed.py --build build --gguf FILE [--only ops,loss,model] [--filter TEXT] [--threads 1,2] [--quick] [--dry-run]
+             [--out FILE]
 
 Ends with what missed its target, and exits 0 all the same: a measurement is not a test. A wrong value is a failure.
 Rows are appended to bench/results.csv, unless --dry-run.
@@ -93,8 +94,8 @@ def measure_ops(args, report: Report) -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "ops.csv"
             threads = ",".join(map(str, args.threads))
-            done = subprocess.run([program, "--csv", file, "--threads", threads, *(["--quick"] if args.quick else [])],
-                                  stdout=subprocess.DEVNULL)  # fmt: skip
+            command = [program, "--csv", file, "--threads", threads, "--filter", args.filter]
+            done = subprocess.run(command + ["--quick"] * args.quick, stdout=subprocess.DEVNULL)
             rows = list(csv.DictReader(file.open())) if file.exists() else []
         report.failed += done.returncode != 0
         for row in rows:
@@ -176,6 +177,7 @@ def main() -> None:
     parser.add_argument("--build", type=Path, required=True)
     parser.add_argument("--gguf", type=Path, required=True)
     parser.add_argument("--only", default="ops,loss,model")
+    parser.add_argument("--filter", default="", help="only operators whose name holds this")
     parser.add_argument("--threads", type=numbers, default=[1, 2], help="default 1,2")
     parser.add_argument("--quick", action="store_true", help="shorter measurements, for trying the script itself")
     parser.add_argument("--dry-run", action="store_true")

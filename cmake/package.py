@@ -20,7 +20,7 @@ from pathlib import Path
 
 try:
     import tomllib
-except ModuleNotFoundError:  # Python 3.10
+except ModuleNotFoundError:  # Python 3.10, whose pip brings its own
     from pip._vendor import tomli as tomllib
 
 # Tests and benchmarks do not change what is built.
@@ -39,8 +39,7 @@ def add_op_namespace_prefix(name):
 
 
 def general(source: Path) -> dict:
-    with open(source / "build.toml", "rb") as file:
-        config = tomllib.load(file)["general"]
+    config = tomllib.loads((source / "build.toml").read_text())["general"]
     for key in ("name", "version", "edition", "license", "backends"):
         if key not in config:
             sys.exit(f"{source}/build.toml: wanted key general.{key}; add it")

@@ -43,6 +43,43 @@ TEST(Json, ReadsTomlIntoTheSameTree) {
   EXPECT_EQ(toml.child("general").at<std::vector<std::string>>("backends"), std::vector<std::string>{"cpu"});
 }
 
+TEST(Json, RefusesHostileToml) {
+  const TempFolder folder;
+  const auto refusal = [&](const std::string& text) {
+    write_file(folder / "x.toml", text);
+    return message_of([&] { Json::read_toml(folder / "x.toml"); });
+  };
+  const auto repeated = [](const std::string& piece, int times) {
+    std::string text;
+    for (int i = 0; i < times; ++i) text += piece;
+    return text;
+  };
+  const std::string brackets = repeated("[", 1000);
+  EXPECT_EQ(
+      refusal("a = \"" + brackets + "\" # " + brackets + "\nb = '''\n" + brackets + "\n'''\nc = [[1.5], [2.5]]\n"),
+      "no error");
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"a = " + repeated("[", 100000), "nesting"},
+      {"a = " + repeated("{b=", 100000), "nesting"},
+      {"a" + repeated(".a", 100000) + " = 1", "nesting"},
+      {"a" + repeated(" . \"a\"", 100000) + " = 1", "nesting"},
+      {"a = 1\na = 2\n", "at line"},
+      {"[t]\na = 1\n[t]\nb = 2\n", "TOML"},
+      {"a = \"x", "at line 1"},
+      {"ok = 1\n\na = \n", "at line 3"},
+      {"a = 99999999999999999999999\n", "64 bits"},
+      {"a = -99999999999999999999999\n", "64 bits"},
+      {"a = 0xffffffffffffffffff\n", "64 bits"},
+      {"a = \"\xff\xfe\"\n", "UTF-8"},
+      {std::string("a = \0 1\n", 8), "TOML"},
+      {"a = \"\"\"x", "TOML"},
+      {"= 1\n", "TOML"},
+      {repeated("#", 2 << 20), "bytes"}};
+  for (const auto& [text, wanted] : cases) {
+    EXPECT_NE(refusal(text).find(wanted), std::string::npos) << text.substr(0, 60) << " gave " << refusal(text);
+  }
+}
+
 TEST(File, AnAbandonedWriteLeavesNothing) {
   const TempFolder folder;
   write_file(folder / "a.txt", "old");

@@ -4,26 +4,13 @@
 #include <set>
 
 #include "hotswap/base/error.h"
-// The library asserts in places that a damaged file reaches: an Error like any other, not the end of the process.
-#define TOML_ASSERT(expression) \
-  (expression) ? void() : throw hotswap::Error({.wanted = "valid TOML", .got = #expression, .next = "correct the file"})
-#define TOML_EXCEPTIONS 1
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wterminate"  // where it asserts in what cannot throw, the end it is, as before
-#endif
-#include <toml++/toml.h>
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
-
 #include "hotswap/base/file.h"
+#include "hotswap/base/toml.h"
 
 namespace hotswap {
 namespace {
 
 using Node = nlohmann::ordered_json;
-constexpr int kMaxDepth = 256;
 
 const char* type_of(const Node& node) {
   if (node.is_number_integer()) return "an integer";
@@ -44,39 +31,16 @@ std::string shown(const Node& node) {
   throw Error({.wanted = cat(wanted, " at ", where), .got = shown(node), .next = "correct the file"});
 }
 
-Node from_toml(const toml::node& node) {
-  if (const auto* table = node.as_table()) {
-    Node object = Node::object();
-    for (const auto& [key, value] : *table) object[std::string(key.str())] = from_toml(value);
-    return object;
-  }
-  if (const auto* array = node.as_array()) {
-    Node list = Node::array();
-    for (const auto& value : *array) list.push_back(from_toml(value));
-    return list;
-  }
-  if (const auto* value = node.as_string()) return value->get();
-  if (const auto* value = node.as_integer()) return value->get();
-  if (const auto* value = node.as_floating_point()) return value->get();
-  if (const auto* value = node.as_boolean()) return value->get();
-  std::ostringstream text;
-  node.visit([&](const auto& value) {
-    if constexpr (toml::is_date<decltype(value)> || toml::is_time<decltype(value)> ||
-                  toml::is_date_time<decltype(value)>)
-      text << value.get();
-  });
-  return text.str();
-}
-
 }  // namespace
 
 Json Json::parse(std::string_view text, std::string where) {
   // Per open object the keys seen so far: nlohmann keeps the last of two equal keys and says nothing.
   std::vector<std::set<std::string>> keys;
   auto watch = [&](int depth, Node::parse_event_t event, Node& value) {
-    if (depth > kMaxDepth) {
-      throw Error(
-          {.wanted = cat("JSON nested at most ", kMaxDepth, " deep in ", where), .got = "deeper nesting", .next = ""});
+    if (depth > kMaxNesting) {
+      throw Error({.wanted = cat("JSON nested at most ", kMaxNesting, " deep in ", where),
+                   .got = "deeper nesting",
+                   .next = ""});
     }
     if (event == Node::parse_event_t::object_start) keys.emplace_back();
     if (event == Node::parse_event_t::object_end) keys.pop_back();
@@ -100,15 +64,9 @@ Json Json::parse(std::string_view text, std::string where) {
 Json Json::read(const std::filesystem::path& file) { return parse(read_file(file), file.string()); }
 
 Json Json::read_toml(const std::filesystem::path& file) {
-  try {
-    auto root = std::make_shared<const Node>(from_toml(toml::parse(read_file(file))));
-    const Node* node = root.get();
-    return Json(std::move(root), node, file.string());
-  } catch (const toml::parse_error& e) {
-    throw Error({.wanted = cat("valid TOML in ", file.string()),
-                 .got = cat(e.description(), " at line ", e.source().begin.line),
-                 .next = "correct the file"});
-  }
+  auto root = std::make_shared<const Node>(parse_toml(read_file(file), file.string()));
+  const Node* node = root.get();
+  return Json(std::move(root), node, file.string());
 }
 
 Json Json::step(const Node& node, std::string_view name) const {

@@ -22,6 +22,7 @@ int run(int argc, char** argv) {
   hotswap::add_tokenize(app);
   hotswap::add_kernelize(app);
   hotswap::add_kernel(app);
+  hotswap::add_download(app);
   hotswap::add_cache(app);
   hotswap::add_bench(app);
   hotswap::add_env(app);

@@ -363,8 +363,8 @@ std::string HubServer::url() const {
 }
 
 void HubServer::bind() {
-  port_ = options_.port == 0 ? impl_->http->bind_to_any_port(options_.host)
-                             : (impl_->http->bind_to_port(options_.host, options_.port) ? options_.port : -1);
+  port_ = options_.port == 0 ? impl_->http->bind_to_any_port(options_.host.c_str())
+                             : (impl_->http->bind_to_port(options_.host.c_str(), options_.port) ? options_.port : -1);
   if (port_ > 0) return;
   throw Error({.wanted = cat("to listen on ", options_.host, ":", options_.port),
                .got = "a port that is taken or not allowed",
