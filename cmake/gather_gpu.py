@@ -13,7 +13,7 @@ from pathlib import Path
 
 LIMIT = 64 << 20
 # Libraries that a machine with nothing but Python and torch may lack.
-CARRIED = re.compile(r"lib(pcre2-8|utf8proc|crypto|ssl|gtest|gtest_main|benchmark)\.so")
+CARRIED = re.compile(r"lib(pcre2-8|utf8proc|crypto|ssl|cpp-httplib|brotli\w+|gtest|gtest_main|benchmark)\.so")
 
 RUN = """#!/usr/bin/env bash
 # Runs every test program gathered here with this machine's own torch: bash run.sh [gtest arguments]
@@ -48,7 +48,7 @@ echo "$passed passed, $failed failed"
 
 def copy_stripped(source: Path, target: Path) -> None:
     shutil.copy(source.resolve(), target)
-    subprocess.run(["strip", "--strip-debug", target], check=True)
+    subprocess.run(["strip", "--strip-unneeded", target], check=True)
 
 
 def carried_libraries(program: Path) -> list[tuple[str, Path]]:

@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <chrono>
@@ -26,6 +28,7 @@ struct Flags {
   KernelFlags kernels;
   std::string what = "decode";
   int threads = 0, repeats = 3;
+  int64_t rows = kRows, columns = kColumns;
 };
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -92,6 +95,52 @@ OutJson train(CausalLM& model, int repeats) {
   return {{"value", kRows * kColumns / median(times)}, {"unit", "tokens/s"}, {"check", losses}};
 }
 
+// What the GPU's memory holds, and held at most since the last reset.
+struct DeviceMemory {
+  explicit DeviceMemory(at::Device device) : device_(device) {}
+  void reset() const {
+    if (device_.is_cuda()) c10::getDeviceAllocator(at::kCUDA)->resetPeakStats(device_.index());
+  }
+  int64_t now() const { return stats().current; }
+  int64_t peak() const { return stats().peak; }
+
+ private:
+  c10::CachingAllocator::Stat stats() const {
+    if (!device_.is_cuda()) return {};
+    return c10::getDeviceAllocator(at::kCUDA)->getDeviceStats(device_.index()).allocated_bytes[0];
+  }
+  at::Device device_;
+};
+
+// Forward and backward without an optimizer.
+OutJson step(CausalLM& model, const Flags& flags) {
+  constexpr int kWarm = 2;
+  model.train();
+  const at::Device device = model.device();
+  const Tensor ids = arbitrary_ids(flags.rows, flags.columns, model.config().vocab).to(device);
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const DeviceMemory memory(device);
+  const int64_t loaded = memory.now();
+  std::vector<double> times, losses;
+  for (int i = 0; i < kWarm + flags.repeats; ++i) {
+    for (Tensor& p : model.parameters()) p.mutable_grad() = Tensor();
+    memory.reset();
+    if (device.is_cuda()) guard.synchronizeDevice(device.index());
+    const auto start = Clock::now();
+    const Tensor loss = model({.input_ids = ids, .labels = ids}).loss;
+    loss.backward();
+    if (device.is_cuda()) guard.synchronizeDevice(device.index());
+    if (i >= kWarm) times.push_back(seconds_since(start));
+    losses.push_back(loss.item<double>());
+  }
+  OutJson out{{"value", static_cast<double>(flags.rows * flags.columns) / median(times)},
+              {"unit", "tokens/s"},
+              {"check", losses}};
+  if (device.is_cuda()) out["device_memory"] = {{"loaded", loaded}, {"peak", memory.peak()}};
+  if (!model.kernel_report().rows.empty()) out["bound"] = model.kernel_report().bound();
+  return out;
+}
+
 }  // namespace
 
 void add_bench_model(CLI::App& bench) {
@@ -99,9 +148,16 @@ void add_bench_model(CLI::App& bench) {
   auto flags = std::make_shared<Flags>();
   add_model_flags(*verb, flags->model);
   add_kernel_flags(*verb, flags->kernels);
-  verb->add_option("--what", flags->what,
-                   "decode: tokens/s after a prompt of 32; prefill: 512 tokens; train: AdamW steps of 2 x 256 tokens")
-      ->check(CLI::IsMember({"decode", "prefill", "train"}))
+  verb->add_option(
+          "--what", flags->what,
+          "decode: tokens/s after a prompt of 32; prefill: 512 tokens; train: AdamW steps of 2 x 256 tokens; step: "
+          "forward and backward of --rows x --columns tokens")
+      ->check(CLI::IsMember({"decode", "prefill", "train", "step"}))
+      ->capture_default_str();
+  verb->add_flag("--random-weights", flags->model.random_weights, "Of the model, config.json alone is read");
+  verb->add_option("--rows", flags->rows, "step: sequences")->check(CLI::PositiveNumber)->capture_default_str();
+  verb->add_option("--columns", flags->columns, "step: tokens of each")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
   verb->add_option("--threads", flags->threads, "Threads, default as many as torch takes")->check(CLI::PositiveNumber);
   verb->add_option("--repeats", flags->repeats, "Measured runs; one more warms up")
@@ -114,7 +170,8 @@ void add_bench_model(CLI::App& bench) {
     reset_peak_memory();
     OutJson out = flags->what == "decode"    ? decode(*model, flags->repeats)
                   : flags->what == "prefill" ? prefill(*model, flags->repeats)
-                                             : train(*model, flags->repeats);
+                  : flags->what == "train"   ? train(*model, flags->repeats)
+                                             : step(*model, *flags);
     out["peak_memory"] = peak_memory();
     out["loaded_memory"] = loaded;
     std::printf("%s\n", out.dump().c_str());

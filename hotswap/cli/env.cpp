@@ -10,6 +10,7 @@
 #include "hotswap/base/memory.h"
 #include "hotswap/cli/table.h"
 #include "hotswap/cli/verbs.h"
+#include "hotswap/kernelize/device.h"
 #include "hotswap/kernelize/package.h"
 
 namespace hotswap {
@@ -38,7 +39,7 @@ std::vector<SeenVariant> seen_variants(const std::string& device) {
 }
 
 OutJson gather() {
-  const std::string device = at::hasCUDA() ? "cuda" : "cpu";
+  const std::string device = cuda_available() ? "cuda" : "cpu";
   const System host = this_system(device);
   OutJson out;
   out["device"] = device;

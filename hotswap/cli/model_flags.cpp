@@ -64,6 +64,7 @@ std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags&
                             .device_map = flags.device,
                             .revision = flags.revision};
   if (!flags.gguf_file.empty()) options.gguf_file = flags.gguf_file;
+  if (flags.random_weights) return AutoModelForCausalLM::from_random(flags.model, options);
   return AutoModelForCausalLM::from_pretrained(flags.model, options);
 }
 

@@ -61,6 +61,7 @@ const std::vector<Contract>& table() {
       {"cross_entropy/1",
        {{"forward", "(Tensor logits, Tensor target, " + loss + " -> Tensor"},
         {"forward_train", "(Tensor logits, Tensor target, " + loss + " -> (Tensor loss, Tensor lse)"},
+        {"forward_train_inplace", "(Tensor(a!) logits, Tensor target, " + loss + " -> (Tensor loss, Tensor lse)"},
         {"backward", "(Tensor dloss, Tensor logits, Tensor target, Tensor lse, " + loss + " -> Tensor"}},
        bind_cross_entropy},
       {"linear_cross_entropy/1",

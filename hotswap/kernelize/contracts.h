@@ -5,6 +5,7 @@
 //   forward         inference: saves nothing
 //   forward_train   also returns what backward needs
 //   backward        gradients
+//   ..._inplace     the result, or the gradient for dloss = 1, takes the place of the inputs; optional
 #pragma once
 
 #include <map>

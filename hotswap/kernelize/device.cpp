@@ -5,6 +5,11 @@
 
 namespace hotswap {
 
+bool cuda_available() {
+  static const bool loaded = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) != nullptr;
+  return loaded && at::globalContext().hasCUDA();
+}
+
 std::string device_kind(c10::Device device) {
   if (device.is_cuda() && at::Context::hasROCM()) return "rocm";
   if (device.is_xla()) return "tpu";

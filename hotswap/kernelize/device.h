@@ -9,6 +9,10 @@
 
 namespace hotswap {
 
+// Is there a GPU that torch can use? The first call loads libtorch's CUDA half, with which no program is linked;
+// whoever wants CUDA tensors asks before torch is asked anything about CUDA.
+bool cuda_available();
+
 // cpu, cuda, rocm (a HIP build's cuda), mps, xpu, tpu, npu, neuron; another name, such as meta, is no kernel's.
 std::string device_kind(c10::Device device);
 

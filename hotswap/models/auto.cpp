@@ -1,8 +1,7 @@
 #include "hotswap/models/auto.h"
 
-#include <ATen/Context.h>
-
 #include "hotswap/base/error.h"
+#include "hotswap/kernelize/device.h"
 #include "hotswap/models/gguf_model.h"
 #include "hotswap/models/llama.h"
 #include "hotswap/models/model_folder.h"
@@ -24,8 +23,24 @@ struct Family {
 constexpr Family kFamilies[] = {{"llama", make<LlamaForCausalLM>}, {"qwen3", make<Qwen3ForCausalLM>}};
 
 at::Device device_of(const std::string& name) {
-  if (name == "auto") return at::hasCUDA() ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
-  return at::Device(name);
+  if (name == "auto") return cuda_available() ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+  const at::Device device(name);
+  if (device.is_cuda() && !cuda_available()) {
+    throw Error({.wanted = cat("a GPU for the device ", name),
+                 .got = "none that this torch can use",
+                 .next = "take cpu, or run with a CUDA build of torch where there is a GPU"});
+  }
+  return device.is_cuda() && !device.has_index() ? at::Device(at::kCUDA, 0) : device;
+}
+
+void finish(CausalLM& model, const PretrainedOptions& options) {
+  model.eval();
+  if (options.use_kernels || options.kernel_config) {
+    model.kernelize(Mode::INFERENCE, {.config = options.kernel_config.value_or(KernelConfig()),
+                                      .strict = options.strict,
+                                      .allow_all_kernels = options.allow_all_kernels,
+                                      .project = options.kernel_project});
+  }
 }
 
 GenerationConfig generation_config_of(const std::filesystem::path& folder, const DecoderConfig& config) {
@@ -80,13 +95,19 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   const auto source = std::filesystem::is_directory(folder) ? folder : folder.parent_path();
   model->set_source(source);
   model->set_generation_config(generation_config_of(source, model->config()));
-  model->eval();
-  if (options.use_kernels || options.kernel_config) {
-    model->kernelize(Mode::INFERENCE, {.config = options.kernel_config.value_or(KernelConfig()),
-                                       .strict = options.strict,
-                                       .allow_all_kernels = options.allow_all_kernels,
-                                       .project = options.kernel_project});
-  }
+  finish(*model, options);
+  return model;
+}
+
+std::shared_ptr<CausalLM> AutoModelForCausalLM::from_random(const std::filesystem::path& folder,
+                                                            const PretrainedOptions& options) {
+  const Json config = Json::read(folder / "config.json");
+  auto model = from_config(config);
+  model->set_attn_implementation(options.attn_implementation);
+  const auto dtype = options.dtype != "auto" ? dtype_from(options.dtype, "dtype") : config_dtype(config);
+  model->requires_grad(true);
+  model->init_weights(0, dtype.value_or(at::kFloat), device_of(options.device_map));
+  finish(*model, options);
   return model;
 }
 

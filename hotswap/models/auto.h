@@ -29,6 +29,8 @@ struct AutoModelForCausalLM {
   // In evaluation mode, as transformers. `name`: a folder, a .gguf file, or org/name on the Hub (model_folder.h).
   static std::shared_ptr<CausalLM> from_pretrained(const std::filesystem::path& name,
                                                    const PretrainedOptions& options = {});
+  // A folder's config.json with fresh weights of a fixed seed, for measurements; dtype "auto": the config's or float32.
+  static std::shared_ptr<CausalLM> from_random(const std::filesystem::path& folder, const PretrainedOptions& options);
   // The architecture alone: tensors are on the meta device until init_weights() or load_into().
   static std::shared_ptr<CausalLM> from_config(const Json& config);
 };

@@ -8,11 +8,6 @@ namespace {
 using namespace kernels;
 using namespace kernels::gpu;
 
-// Vectors a thread has in flight, and threads a block: the best of what was measured.
-constexpr int kThreads = 128, kBlocks = 10;
-template <bool kBackward>
-constexpr int kEachOf = kBackward ? 2 : 4;
-
 template <class Act, class T, bool kBackward, int N>
 __device__ __forceinline__ void values(T* out, const Pack<T, N>& x, const Pack<T, N>& dy) {
   float f[N];
@@ -29,37 +24,24 @@ __device__ __forceinline__ void values(T* out, const Pack<T, N>& x, const Pack<T
   store_floats<N>(out, f);
 }
 
-// kFlat: one row, whose blocks the grid holds all.
-template <class Act, class T, bool kBackward, int N, bool kFlat>
-__global__ void __launch_bounds__(kThreads, kBlocks)
-    unary_rows(const Unary a, int64_t rows, int64_t per_row, int64_t blocks) {
-  constexpr int kEach = kEachOf<kBackward>;
-  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const int64_t row = kFlat ? 0 : row_of(block, per_row, rows);
-    const int64_t begin = (block - row * per_row) * (int64_t{kThreads} * kEach * N) + int64_t{threadIdx.x} * N;
-    T* out = static_cast<T*>(a.out) + row * a.cols;
-    const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
-    const T* dy = kBackward ? static_cast<const T*>(a.dy) + row * a.dy_stride : nullptr;
-    Pack<T, N> v[kEach], d[kEach];
-    if (begin + int64_t{(kEach - 1) * kThreads + 1} * N <= a.cols) {  // all of the thread's: nothing to ask on the way
-#pragma unroll
-      for (int k = 0; k < kEach; ++k) {
-        v[k] = load<N>(x + begin + k * kThreads * N);
-        if constexpr (kBackward) d[k] = load<N>(dy + begin + k * kThreads * N);
-      }
-#pragma unroll
-      for (int k = 0; k < kEach; ++k) values<Act, T, kBackward, N>(out + begin + k * kThreads * N, v[k], d[k]);
-    } else {
-      for (int k = 0; k < kEach; ++k) {
-        const int64_t col = begin + int64_t{k} * kThreads * N;
-        for (int64_t c = col; c < col + N && c < a.cols; ++c) {
-          Pack<T, 1> dy_one{};
-          if constexpr (kBackward) dy_one = load<1>(dy + c);
-          values<Act, T, kBackward, 1>(out + c, load<1>(x + c), dy_one);
-        }
-      }
+template <class Act, class T, bool kBackward, int N>
+__global__ void __launch_bounds__(kWalkThreads) unary_rows(const Unary a, int64_t rows, int64_t per_row) {
+  const int64_t row = row_of(blockIdx.x, per_row, rows);
+  const int64_t col = ((blockIdx.x - row * per_row) * kWalkThreads + threadIdx.x) * N;
+  T* out = static_cast<T*>(a.out) + row * a.cols + col;
+  const T* x = static_cast<const T*>(a.x) + row * a.x_stride + col;
+  const T* dy = kBackward ? static_cast<const T*>(a.dy) + row * a.dy_stride + col : nullptr;
+  if (col + N <= a.cols) {
+    const Pack<T, N> v = load<N>(x);
+    Pack<T, N> d{};
+    if constexpr (kBackward) d = load<N>(dy);
+    values<Act, T, kBackward, N>(out, v, d);
+  } else if constexpr (N > 1) {  // the tail of a single row
+    for (int64_t c = 0; col + c < a.cols; ++c) {
+      Pack<T, 1> dy_one{};
+      if constexpr (kBackward) dy_one = load<1>(dy + c);
+      values<Act, T, kBackward, 1>(out + c, load<1>(x + c), dy_one);
     }
-    if constexpr (kFlat) return;
   }
 }
 
@@ -79,28 +61,29 @@ void with_function(Function function, Fn fn) {
 
 }  // namespace
 
-void unary(const Unary& a, int64_t rows, Stream stream) {
-  if (rows == 0 || a.cols == 0) return;
-  const bool backward = a.dy != nullptr;
-  const bool all = aligned(a.x, a.x_stride, a.dtype, rows) && aligned(a.out, a.cols, a.dtype, rows) &&
-                   (!backward || aligned(a.dy, a.dy_stride, a.dtype, rows));
-  const WalkPlan p = plan_walk({.rows = rows, .cols = a.cols, .element_size = size_of(a.dtype), .aligned = all},
-                               kThreads, backward ? kEachOf<true> : kEachOf<false>);
-  const int64_t work = p.blocks_per_row * rows;
-  with_function(a.function, [&]<class Act>() {
-    with_dtype(a.dtype, [&]<typename T>() {
-      const auto run = [&](auto* kernel) {
-        launch(kernel, p.blocks, kThreads, stream, a, rows, p.blocks_per_row, work);
-      };
-      const bool flat = rows == 1 && work == p.blocks;
-      if (p.vector_access && flat)
-        run(backward ? &unary_rows<Act, T, true, kPerVector<T>, true>
-                     : &unary_rows<Act, T, false, kPerVector<T>, true>);
-      else if (p.vector_access)
-        run(backward ? &unary_rows<Act, T, true, kPerVector<T>, false>
-                     : &unary_rows<Act, T, false, kPerVector<T>, false>);
-      else
-        run(backward ? &unary_rows<Act, T, true, 1, false> : &unary_rows<Act, T, false, 1, false>);
+void unary(const Unary& all, int64_t all_rows, Stream stream) {
+  if (all_rows == 0 || all.cols == 0) return;
+  const bool backward = all.dy != nullptr;
+  const bool every = aligned(all.x, all.x_stride, all.dtype, all_rows) &&
+                     aligned(all.out, all.cols, all.dtype, all_rows) &&
+                     (!backward || aligned(all.dy, all.dy_stride, all.dtype, all_rows));
+  const WalkPlan p = plan_walk(
+      {.rows = all_rows, .cols = all.cols, .element_size = size_of(all.dtype), .aligned = every}, kWalkThreads);
+  for_launches(p, all_rows, [&](int64_t first, int64_t rows) {
+    Unary a = all;
+    a.x = moved(a.x, first, a.x_stride, a.dtype);
+    a.dy = moved(a.dy, first, a.dy_stride, a.dtype);
+    a.out = moved(a.out, first, a.cols, a.dtype);
+    with_function(a.function, [&]<class Act>() {
+      with_dtype(a.dtype, [&]<typename T>() {
+        const auto run = [&](auto* kernel) {
+          launch(kernel, p.blocks_per_row * rows, kWalkThreads, stream, a, rows, p.blocks_per_row);
+        };
+        if (p.vector_access)
+          run(backward ? &unary_rows<Act, T, true, kPerVector<T>> : &unary_rows<Act, T, false, kPerVector<T>>);
+        else
+          run(backward ? &unary_rows<Act, T, true, 1> : &unary_rows<Act, T, false, 1>);
+      });
     });
   });
 }

@@ -1,6 +1,6 @@
 // Activation functions on a GPU: activation.h's formulas, and act(gate) * up for every package that has it.
-// kCoarse where the result becomes 16 bits: the chip's fast exponential and reciprocal (about 1e-6 relative) and an
-// integral of the normal density to 7.5e-8 (Abramowitz and Stegun 7.1.26).
+// kCoarse where the result becomes 16 bits: the chip's fast exponential (about 1e-6 relative) and an integral of the
+// normal density to 7.5e-8 (Abramowitz and Stegun 7.1.26).
 #pragma once
 
 #include "kernels/common/device.cuh"
@@ -13,17 +13,8 @@ __device__ __forceinline__ float exponential(float x) {
   return expf(x);
 }
 template <bool kCoarse>
-__device__ __forceinline__ float reciprocal(float x) {
-  if constexpr (kCoarse) {  // one instruction; 1 / infinity is 0
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-  }
-  return 1.f / x;
-}
-template <bool kCoarse>
 __device__ __forceinline__ float sigmoid(float x) {
-  return reciprocal<kCoarse>(1.f + exponential<kCoarse>(-x));
+  return reciprocal(1.f + exponential<kCoarse>(-x));
 }
 
 struct Both {
@@ -45,22 +36,23 @@ struct Silu {
 };
 
 struct Gelu {
-  // Half of erfc(|x| / sqrt 2), with e^(-x^2 / 2), which the density needs too.
-  static __device__ __forceinline__ float tail(float x, float* exp_out) {
-    const float t = reciprocal<true>(1.f + 0.23164189f * fabsf(x));  // p / sqrt 2
+  // Half of erfc(|x| / sqrt 2), with e^(-x^2 / 2), which the density needs too. far: |x| kept from infinity.
+  static __device__ __forceinline__ float tail(float x, float far, float* exp_out) {
+    const float t = reciprocal(1.f + 0.23164189f * far);  // p / sqrt 2
     float p = 0.5f * 1.061405429f;
     p = p * t - 0.5f * 1.453152027f;
     p = p * t + 0.5f * 1.421413741f;
     p = p * t - 0.5f * 0.284496736f;
     p = p * t + 0.5f * 0.254829592f;
-    *exp_out = exponential<true>(-0.5f * (x * x));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(*exp_out) : "f"(x * (x * -0.72134752f)));  // log2(e) / 2
     return p * t * *exp_out;
   }
   template <bool kCoarse>
   static __device__ __forceinline__ float value(float x) {
     if constexpr (kCoarse) {
       float e;
-      return fmaxf(x, 0.f) - fminf(fabsf(x), 1e4f) * tail(x, &e);  // x itself is kept from infinity * 0
+      const float far = fminf(fabsf(x), 1e4f);
+      return fmaxf(x, 0.f) - far * tail(x, far, &e);
     }
     return 0.5f * x * (1.f + erff(x * 0.70710678f));
   }
@@ -69,8 +61,8 @@ struct Gelu {
     constexpr float kDensity = 0.39894228f;
     if constexpr (kCoarse) {
       float e;
-      const float below = tail(x, &e), integral = x < 0.f ? below : 1.f - below;
-      return {fmaxf(x, 0.f) - fminf(fabsf(x), 1e4f) * below, integral + x * (kDensity * e)};
+      const float far = fminf(fabsf(x), 1e4f), below = tail(x, far, &e), integral = x < 0.f ? below : 1.f - below;
+      return {fmaxf(x, 0.f) - far * below, integral + x * (kDensity * e)};
     }
     const float integral = 0.5f * (1.f + erff(x * 0.70710678f));
     return {x * integral, integral + x * (kDensity * expf(-0.5f * (x * x)))};

@@ -2,6 +2,7 @@
 // float64 before the clock, and the copy that every rate is measured against, in the same process.
 #pragma once
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

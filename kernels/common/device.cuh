@@ -32,6 +32,13 @@ __device__ __forceinline__ float rounded(float v, DType dtype) {
   return dtype == DType::kFloat32 ? v : dtype == DType::kBFloat16 ? rounded<BFloat16>(v) : rounded<Half>(v);
 }
 
+// One instruction, to one unit in the last place; 1 / infinity is 0.
+__device__ __forceinline__ float reciprocal(float x) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
 template <class T>  // two numbers as they lie in a word
 __device__ __forceinline__ float2 unpack_pair(uint32_t w) {
   if constexpr (std::is_same_v<T, BFloat16>)
@@ -47,6 +54,17 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   } else {
     const __half2 v = __floats2half2_rn(low, high);
     return reinterpret_cast<const uint32_t&>(v);
+  }
+}
+
+// fn of the numbers of three words: two where T has 16 bits.
+template <class T, class Fn>
+__device__ __forceinline__ uint32_t map_word(uint32_t a, uint32_t b, uint32_t c, const Fn& fn) {
+  if constexpr (sizeof(T) == 4) {
+    return __float_as_uint(fn(__uint_as_float(a), __uint_as_float(b), __uint_as_float(c)));
+  } else {
+    const float2 x = unpack_pair<T>(a), y = unpack_pair<T>(b), z = unpack_pair<T>(c);
+    return pack_pair<T>(fn(x.x, y.x, z.x), fn(x.y, y.y, z.y));
   }
 }
 
@@ -231,49 +249,6 @@ class RowSum {
       for (int w = 0; w < int(blockDim.x / 32); ++w) v[s] += memory_.parts[turn_][s][w];
     }
     turn_ ^= 1;
-  }
-
- private:
-  Memory& memory_;
-  int lanes_, turn_ = 0;
-};
-
-// Mean and squared distances from it, of a row in registers: each warp its own, exactly, then all together.
-class RowMoments {
- public:
-  struct Memory {
-    float count[2][32], mean[2][32], squares[2][32];
-  };
-  __device__ RowMoments(Memory& memory, int lanes) : memory_(memory), lanes_(lanes) {}
-
-  // total, count: of the thread's numbers; squares(mean): its sum of (number - mean)^2.
-  template <class Squares>
-  __device__ __forceinline__ float2 operator()(float total, float count, const Squares& squares) {
-    const int lanes = lanes_ < 32 ? lanes_ : 32;
-    total = lanes_sum(total, lanes);
-    count = lanes_sum(count, lanes);
-    float mean = count > 0.f ? total / count : 0.f;
-    float distances = lanes_sum(squares(mean), lanes);
-    if (lanes_ <= 32) return {mean, distances};
-    const int warp = int(threadIdx.x) / 32, warps = int(blockDim.x) / 32;
-    if (threadIdx.x % 32 == 0) {
-      memory_.count[turn_][warp] = count;
-      memory_.mean[turn_][warp] = mean;
-      memory_.squares[turn_][warp] = distances;
-    }
-    __syncthreads();
-    total = count = distances = 0.f;
-    for (int w = 0; w < warps; ++w) {
-      count += memory_.count[turn_][w];
-      total += memory_.count[turn_][w] * memory_.mean[turn_][w];
-    }
-    mean = total / count;
-    for (int w = 0; w < warps; ++w) {
-      const float off = memory_.mean[turn_][w] - mean;
-      distances += memory_.squares[turn_][w] + memory_.count[turn_][w] * off * off;
-    }
-    turn_ ^= 1;
-    return {mean, distances};
   }
 
  private:

@@ -15,7 +15,6 @@ struct GatedRows {
 };
 
 constexpr int kWalkThreads = 256;
-constexpr int kGatedEach = 1;  // vectors of each tensor a thread has in flight: more were slower
 
 template <class Act, class T, bool kBackward, int N>
 __device__ __forceinline__ void gated_values(const GatedRows& a, int64_t row, int64_t col, const Pack<T, N>& gate,
@@ -42,58 +41,53 @@ __device__ __forceinline__ void gated_values(const GatedRows& a, int64_t row, in
   }
 }
 
+// A vector a thread and no loop: more of either was slower.
 template <class Act, class T, bool kBackward, int N>
-__global__ void __launch_bounds__(kWalkThreads) gated_rows(const GatedRows a, int64_t per_row, int64_t blocks) {
+__global__ void __launch_bounds__(kWalkThreads) gated_rows(const GatedRows a, int64_t per_row) {
   const T *gate = static_cast<const T*>(a.gate), *up = static_cast<const T*>(a.up), *dy = static_cast<const T*>(a.dy);
-  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const int64_t row = row_of(block, per_row, a.rows);
-    const int64_t begin = (block - row * per_row) * (int64_t{kWalkThreads} * kGatedEach * N) + int64_t{threadIdx.x} * N;
-    Pack<T, N> g[kGatedEach], u[kGatedEach], d[kGatedEach];
-#pragma unroll
-    for (int k = 0; k < kGatedEach; ++k) {
-      const int64_t col = begin + int64_t{k} * kWalkThreads * N;
-      if (col + N > a.cols) continue;
-      g[k] = load<N>(gate + row * a.gate_stride + col);
-      u[k] = load<N>(up + row * a.up_stride + col);
-      if constexpr (kBackward) d[k] = load<N>(dy + row * a.dy_stride + col);
-    }
-#pragma unroll
-    for (int k = 0; k < kGatedEach; ++k) {
-      const int64_t col = begin + int64_t{k} * kWalkThreads * N;
-      if (col + N <= a.cols) {
-        gated_values<Act, T, kBackward, N>(a, row, col, g[k], u[k], d[k]);
-      } else if constexpr (N > 1) {  // the tail of a single row
-        for (int64_t c = col; c < a.cols; ++c) {
-          Pack<T, 1> dy_one{};
-          if constexpr (kBackward) dy_one = load<1>(dy + row * a.dy_stride + c);
-          gated_values<Act, T, kBackward, 1>(a, row, c, load<1>(gate + row * a.gate_stride + c),
-                                             load<1>(up + row * a.up_stride + c), dy_one);
-        }
-      }
+  const int64_t row = row_of(blockIdx.x, per_row, a.rows);
+  const int64_t col = ((blockIdx.x - row * per_row) * kWalkThreads + threadIdx.x) * N;
+  if (col + N <= a.cols) {
+    const Pack<T, N> g = load<N>(gate + row * a.gate_stride + col), u = load<N>(up + row * a.up_stride + col);
+    Pack<T, N> d{};
+    if constexpr (kBackward) d = load<N>(dy + row * a.dy_stride + col);
+    gated_values<Act, T, kBackward, N>(a, row, col, g, u, d);
+  } else if constexpr (N > 1) {  // the tail of a single row
+    for (int64_t c = col; c < a.cols; ++c) {
+      Pack<T, 1> dy_one{};
+      if constexpr (kBackward) dy_one = load<1>(dy + row * a.dy_stride + c);
+      gated_values<Act, T, kBackward, 1>(a, row, c, load<1>(gate + row * a.gate_stride + c),
+                                         load<1>(up + row * a.up_stride + c), dy_one);
     }
   }
 }
 
 template <class Act>
-void launch_gated(const GatedRows& a, bool backward, Stream stream) {
-  if (a.rows == 0 || a.cols == 0) return;
+void launch_gated(const GatedRows& all, bool backward, Stream stream) {
+  if (all.rows == 0 || all.cols == 0) return;
   const auto fits = [&](const void* data, int64_t stride) {
-    return data == nullptr || aligned(data, stride, a.dtype, a.rows);
+    return data == nullptr || aligned(data, stride, all.dtype, all.rows);
   };
-  const bool all = fits(a.gate, a.gate_stride) && fits(a.up, a.up_stride) && fits(a.dy, a.dy_stride) &&
-                   fits(a.y, a.out_stride) && fits(a.dgate, a.out_stride) && fits(a.dup, a.out_stride);
-  const WalkPlan p = plan_walk({.rows = a.rows, .cols = a.cols, .element_size = size_of(a.dtype), .aligned = all},
-                               kWalkThreads, kGatedEach);
-  const int64_t work = p.blocks_per_row * a.rows;
-  with_dtype(a.dtype, [&]<typename T>() {
-    if (p.vector_access && backward)
-      launch(&gated_rows<Act, T, true, kPerVector<T>>, p.blocks, kWalkThreads, stream, a, p.blocks_per_row, work);
-    else if (p.vector_access)
-      launch(&gated_rows<Act, T, false, kPerVector<T>>, p.blocks, kWalkThreads, stream, a, p.blocks_per_row, work);
-    else if (backward)
-      launch(&gated_rows<Act, T, true, 1>, p.blocks, kWalkThreads, stream, a, p.blocks_per_row, work);
-    else
-      launch(&gated_rows<Act, T, false, 1>, p.blocks, kWalkThreads, stream, a, p.blocks_per_row, work);
+  const bool every = fits(all.gate, all.gate_stride) && fits(all.up, all.up_stride) && fits(all.dy, all.dy_stride) &&
+                     fits(all.y, all.out_stride) && fits(all.dgate, all.out_stride) && fits(all.dup, all.out_stride);
+  const WalkPlan p = plan_walk(
+      {.rows = all.rows, .cols = all.cols, .element_size = size_of(all.dtype), .aligned = every}, kWalkThreads);
+  for_launches(p, all.rows, [&](int64_t first, int64_t rows) {
+    GatedRows a = all;
+    a.rows = rows;
+    a.gate = moved(a.gate, first, a.gate_stride, a.dtype);
+    a.up = moved(a.up, first, a.up_stride, a.dtype);
+    a.dy = moved(a.dy, first, a.dy_stride, a.dtype);
+    for (void** out : {&a.y, &a.dgate, &a.dup}) *out = moved(*out, first, a.out_stride, a.dtype);
+    with_dtype(a.dtype, [&]<typename T>() {
+      const auto run = [&](auto* kernel) {
+        launch(kernel, p.blocks_per_row * rows, kWalkThreads, stream, a, p.blocks_per_row);
+      };
+      if (p.vector_access)
+        run(backward ? &gated_rows<Act, T, true, kPerVector<T>> : &gated_rows<Act, T, false, kPerVector<T>>);
+      else
+        run(backward ? &gated_rows<Act, T, true, 1> : &gated_rows<Act, T, false, 1>);
+    });
   });
 }
 

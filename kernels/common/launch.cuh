@@ -57,6 +57,41 @@ void launch_after(void (*kernel)(Wanted...), int64_t blocks, int threads, Stream
   checked(cudaLaunchKernelEx(&config, kernel, Wanted(std::forward<Given>(args))...), "kernel launch");
 }
 
+// A launch with dynamic shared memory, more than 48 KB too. The kernel is told so once a device.
+template <auto kKernel, class... Given>
+void launch_with_memory(int64_t bytes, int64_t blocks, int threads, Stream stream, Given&&... args) {
+  constexpr int kDevices = 64;
+  static std::atomic<bool> known[kDevices];
+  int device = 0;
+  checked(cudaGetDevice(&device), "cudaGetDevice");
+  if (device >= kDevices || !known[device].load(std::memory_order_relaxed)) {
+    cudaFuncAttributes has{};
+    checked(cudaFuncGetAttributes(&has, kKernel), "cudaFuncGetAttributes");
+    const int most = attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() - int(has.sharedSizeBytes);
+    checked(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory");
+    if (device < kDevices) known[device].store(true, std::memory_order_relaxed);
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(blocks));
+  config.blockDim = dim3(unsigned(threads));
+  config.dynamicSmemBytes = size_t(bytes);
+  config.stream = static_cast<cudaStream_t>(stream);
+  checked(cudaLaunchKernelEx(&config, kKernel, std::forward<Given>(args)...), "kernel launch");
+}
+
+// fn(first row, rows) for each launch of a walk.
+template <class Fn>
+void for_launches(const WalkPlan& p, int64_t rows, const Fn& fn) {
+  for (int64_t first = 0; first < rows; first += p.rows_per_launch)
+    fn(first, rows - first < p.rows_per_launch ? rows - first : p.rows_per_launch);
+}
+// The row `rows` further on.
+template <class P>
+P* moved(P* data, int64_t rows, int64_t stride, DType dtype) {
+  using Byte = std::conditional_t<std::is_const_v<P>, const char, char>;
+  return data == nullptr ? nullptr : static_cast<Byte*>(data) + rows * stride * size_of(dtype);
+}
+
 // Do rows `stride` elements apart begin at whole vectors?
 inline bool aligned(const void* data, int64_t stride, DType dtype, int64_t rows = 2) {
   return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0 &&

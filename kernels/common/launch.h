@@ -78,21 +78,70 @@ inline std::string RowPlan::text() const {
   return out + "rows read again, " + (vector_access ? "16 bytes" : "one element") + " at a time";
 }
 
-// A walk over rows of elements: blocks of `threads`, each of which takes `each` vectors (or elements), one block width
-// apart.
-struct WalkPlan {
-  bool vector_access;
-  int64_t blocks_per_row, blocks;
+// Blocks of many rows, one a multiprocessor, each with sums of its own over all its rows: backward's. `depth` rows of
+// every tensor are in shared memory or on their way there.
+struct RingPlan {
+  int vectors;  // a thread takes so many 16-byte vectors of a row; 0: rows are read again
+  int lanes;    // threads a row
+  int groups;   // rows that a block is at; each group goes through rows blocks * groups apart
+  int depth;
+  int64_t blocks;
+  int threads() const { return lanes * groups; }
+  int64_t shared_bytes(int tensors) const { return kVectorBytes * depth * tensors * vectors * threads(); }
+  std::string text() const;
 };
 
-inline WalkPlan plan_walk(const RowShape& s, int threads, int each) {
+struct RingLimits {
+  int tensors;           // read for each row
+  int64_t shared_bytes;  // that a block may have
+};
+
+inline RingPlan plan_ring(const RowShape& s, const RingLimits& limits, int sms) {
+  constexpr int kWarp = 32, kMostThreads = 512;
+  RingPlan p{};
+  const int64_t per_vector = kVectorBytes / s.element_size, vectors = s.cols / per_vector;
+  if (!s.aligned || s.cols % per_vector != 0 || s.cols == 0 || vectors > 2 * kMostThreads) return p;
+  p.vectors = vectors <= kWarp ? 1 : 2;
+  p.lanes = 1;
+  if (p.vectors == 1)
+    while (p.lanes < vectors) p.lanes *= 2;
+  else
+    p.lanes = int(divide_up(divide_up(vectors, 2), kWarp) * kWarp);
+  p.groups = kMostThreads / p.lanes;
+  p.depth = 4;
+  if (p.shared_bytes(limits.tensors) > limits.shared_bytes) {
+    p.depth = 2;
+    const int64_t one = p.shared_bytes(limits.tensors) / p.groups, fit = limits.shared_bytes / one;
+    if (fit < p.groups) p.groups = int(fit);
+    while (p.groups > 0 && p.threads() % kWarp != 0) --p.groups;
+    if (p.groups == 0) return {};
+  }
+  const int64_t rows = s.rows < 1 ? 1 : s.rows;
+  const int64_t each = divide_up(rows, int64_t{sms} * p.groups);  // rows a group
+  p.blocks = divide_up(rows, each * p.groups);
+  return p;
+}
+
+inline std::string RingPlan::text() const {
+  if (vectors == 0) return "rows read again";
+  return std::to_string(blocks) + " blocks of " + std::to_string(threads()) + " threads, " + std::to_string(groups) +
+         " rows at a time, " + std::to_string(lanes) + " threads a row, " + std::to_string(vectors) +
+         " vectors of 16 bytes each, " + std::to_string(depth) + " rows deep";
+}
+
+// A walk over rows of elements: a thread takes a vector (or an element), a block as many of one row as it has threads.
+struct WalkPlan {
+  bool vector_access;
+  int64_t blocks_per_row, rows_per_launch;  // a grid has no more than 2^31 - 1 blocks
+};
+
+inline WalkPlan plan_walk(const RowShape& s, int threads) {
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
   const int64_t per_vector = kVectorBytes / s.element_size;
   const bool vector_access = s.aligned && (s.rows == 1 || s.cols % per_vector == 0);  // one row may have a tail
-  const int64_t units = vector_access ? divide_up(s.cols, per_vector) : s.cols;
-  const int64_t per_row = divide_up(units, int64_t{threads} * each);
-  const int64_t blocks = per_row * s.rows;
-  return {vector_access, per_row, blocks < kMostBlocks ? blocks : kMostBlocks};
+  const int64_t per_row = divide_up(vector_access ? divide_up(s.cols, per_vector) : s.cols, threads);
+  const int64_t most = per_row > 0 ? kMostBlocks / per_row : kMostBlocks;
+  return {vector_access, per_row, s.rows < most ? s.rows : most};
 }
 
 }  // namespace kernels

@@ -75,25 +75,73 @@ TEST(RowPlan, Prints) {
             "2 blocks of 512 threads, a row each, 512 threads a row, rows read again, one element at a time");
 }
 
+RingPlan ring(int64_t rows, int64_t cols, int64_t shared = 223 << 10, int tensors = 2, int64_t size = 2) {
+  return plan_ring({.rows = rows, .cols = cols, .element_size = size, .aligned = true},
+                   {.tensors = tensors, .shared_bytes = shared}, kSms);
+}
+
+TEST(RingPlan, CoversEveryShape) {
+  for (const int64_t shared : {60 << 10, 95 << 10, 159 << 10, 223 << 10}) {  // of sm_75, sm_86, sm_80, sm_90
+    for (const int tensors : {2, 3}) {
+      for (const int64_t rows : {int64_t{0}, int64_t{1}, int64_t{131}, int64_t{16384}, int64_t{1} << 31}) {
+        for (int64_t cols = 4; cols <= 100000; cols = cols < 300 ? cols + 4 : cols / 8 * 12) {
+          const RingPlan p = ring(rows, cols, shared, tensors, 4);
+          if (p.vectors == 0) {
+            EXPECT_TRUE(cols > 2 * 512 * 4 || shared < 159 << 10) << cols << " with " << shared;
+            continue;
+          }
+          EXPECT_GE(p.lanes * p.vectors * 4, cols);
+          EXPECT_LE(p.threads(), 512);
+          EXPECT_EQ(p.threads() % 32, 0);
+          EXPECT_TRUE(p.lanes % 32 == 0 || (p.vectors == 1 && 32 % p.lanes == 0)) << p.lanes;
+          EXPECT_LE(p.shared_bytes(tensors), shared);
+          EXPECT_GE(p.shared_bytes(tensors), int64_t{p.threads()} * p.vectors * 4 * 4)
+              << "sums go through it at the end";
+          EXPECT_GE(p.blocks, 1);
+          EXPECT_LE(p.blocks, kSms);
+        }
+      }
+    }
+  }
+}
+
+TEST(RingPlan, BlocksTakeTheSameNumberOfRows) {
+  EXPECT_EQ(ring(16384, 4096).blocks, 131);  // 63 rows for each of two groups; 132 blocks would take 62 or 63
+  for (const int64_t rows : {1, 500, 1057, 16384, 100000}) {
+    const RingPlan p = ring(rows, 4096);
+    const int64_t each = divide_up(rows, p.blocks * p.groups);
+    EXPECT_LT((p.blocks - 1) * p.groups * each, rows) << "a block without rows";
+  }
+}
+
+TEST(RingPlan, Prints) {
+  EXPECT_EQ(ring(16384, 4096).text(),
+            "131 blocks of 512 threads, 2 rows at a time, 256 threads a row, 2 vectors of 16 bytes each, 4 rows deep");
+  EXPECT_EQ(ring(16384, 2048, 95 << 10, 3).text(),
+            "131 blocks of 384 threads, 3 rows at a time, 128 threads a row, 2 vectors of 16 bytes each, 2 rows deep");
+  EXPECT_EQ(ring(16384, 16384).text(), "rows read again");
+}
+
 TEST(WalkPlan, CoversEveryShape) {
   for (const int64_t rows : {1, 3, 1000}) {
     for (const int64_t cols : {0, 1, 7, 8, 4096, 4099, 100000}) {
       for (const bool aligned : {true, false}) {
-        const WalkPlan p =
-            plan_walk({.rows = rows, .cols = cols, .element_size = 2, .aligned = aligned}, kWalkThreads, 2);
+        const WalkPlan p = plan_walk({.rows = rows, .cols = cols, .element_size = 2, .aligned = aligned}, kWalkThreads);
         const int64_t unit = p.vector_access ? 8 : 1;
-        EXPECT_GE(p.blocks_per_row * kWalkThreads * 2 * unit, cols);
-        EXPECT_EQ(p.blocks, p.blocks_per_row * rows);
+        EXPECT_GE(p.blocks_per_row * kWalkThreads * unit, cols);
+        EXPECT_EQ(p.rows_per_launch, rows);
         EXPECT_EQ(p.vector_access, aligned && (rows == 1 || cols % 8 == 0));
       }
     }
   }
 }
 
-TEST(WalkPlan, HugeTensorsStayWithinAGrid) {
-  const WalkPlan p =
-      plan_walk({.rows = int64_t{1} << 33, .cols = 4, .element_size = 4, .aligned = true}, kWalkThreads, 2);
-  EXPECT_LE(p.blocks, (int64_t{1} << 31) - 1);
+TEST(WalkPlan, HugeTensorsTakeSeveralLaunches) {
+  const int64_t most = (int64_t{1} << 31) - 1;
+  const WalkPlan p = plan_walk({.rows = int64_t{1} << 33, .cols = 4000, .element_size = 4, .aligned = true}, 256);
+  EXPECT_EQ(p.blocks_per_row, 4);
+  EXPECT_LE(p.rows_per_launch * p.blocks_per_row, most);
+  EXPECT_GT((p.rows_per_launch + 1) * p.blocks_per_row, most);
 }
 
 }  // namespace

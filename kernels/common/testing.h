@@ -210,6 +210,10 @@ inline void expect_every_isa_passes() {
     expect_passes_with("HOTSWAP_ISA=" + isa);
   }
 }
+#ifdef HOTSWAP_CUDA_PACKAGE_DIR
+// Before main: torch looks for its CUDA half once, when it is first asked for anything of CUDA's, a seed for example.
+inline const bool kTorchCudaLoaded = load_torch_cuda();
+#endif
 // On the first GPU: TEST(EveryDevice, Cuda). HOTSWAP_REQUIRE_CUDA=1: a machine without one fails.
 inline void expect_cuda_passes() {
   std::string missing;

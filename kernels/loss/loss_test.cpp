@@ -324,7 +324,9 @@ TEST(LinearCrossEntropy, ChunksOnAGpuFitTheirGigabyte) {
       const int64_t chunk = loss::cuda::chunk_rows(rows, vocab, 2);
       EXPECT_LE(chunk, rows);
       EXPECT_LE(chunk * vocab * 2, loss::cuda::kChunkBytes + 128 * vocab * 2);
-      if (rows > 0) EXPECT_GE(chunk, std::min<int64_t>(rows, 128));
+      if (rows > 0) {
+        EXPECT_GE(chunk, std::min<int64_t>(rows, 128));
+      }
     }
   }
   EXPECT_EQ(loss::cuda::chunk_rows(8192, 128256, 2), 4096);

@@ -5,56 +5,121 @@
 
 namespace norms::gpu {
 
-template <class T, int kVectors>
-__global__ void __launch_bounds__(forward_lanes(kVectors), kVectors == 2   ? 7
-                                                           : kVectors == 1 ? 6
-                                                                           : 1)
-    layer_forward_held(const LayerNormForward a, const Scale s, const Scale b, int64_t rows, int lanes) {
-  constexpr int N = kPerVector<T>;
-  __shared__ typename RowMoments::Memory memory;
-  RowMoments moments(memory, lanes);
-  const Place<T, kVectors> p(rows, a.cols, lanes);
-  for (int64_t first = p.first; first < rows; first += p.step) {
-    const int64_t row = first + p.group;
-    Held<T, kVectors> x;
-    x.fetch(a.x, a.x_stride, row, p);
-    float total = 0.f, count = 0.f;
+// A row's mean and squared distances from it, over the threads that hold it; once a block. Distances are taken from a
+// number near by, the mean of a warp's first vector, so that one pass is enough: what cancels between squares and the
+// square of the sum is at most as many times the result as the warp has vectors.
+template <int kMostLanes>
+class RowMoments {
+ public:
+  static constexpr int kWarps = kMostLanes / 32;
+  struct Memory {
+    float4 parts[kWarps];  // columns, mean, squared distances
+  };
+  __device__ RowMoments(Memory& memory) : memory_(memory) {}
+
+  template <class T, int kVectors, bool kGroups, bool kFull>
+  __device__ __forceinline__ float2 operator()(const Held<T, kVectors>& x,
+                                               const Place<T, kVectors, kGroups, kFull>& p) {
+    constexpr int N = kPerVector<T>;
+    const int lanes = kGroups ? p.lanes : 32;  // of the row in this warp
+    float f[N], near = 0.f;
+    unpack(x.v[0], f);
+#pragma unroll
+    for (int i = 0; i < N; ++i) near += f[i];
+    near = __shfl_sync(kAllLanes, near, 0, lanes) * (1.f / float(N));
+    float total[2] = {0.f, 0.f}, squares[2] = {0.f, 0.f};
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      if (p.has(k)) count += float(N);
-      float f[N];
+      if (!p.has(k)) continue;
       unpack(x.v[k], f);
 #pragma unroll
-      for (int i = 0; i < N; ++i) total += f[i];
+      for (int i = 0; i < N; ++i) {
+        const float d = f[i] - near;
+        total[i % 2] += d;
+        squares[i % 2] += d * d;
+      }
     }
-    const float2 both = moments(total, count, [&](float mean) {
-      float squares = 0.f;
+    const float sum = kGroups ? lanes_sum(total[0] + total[1], lanes) : warp_sum(total[0] + total[1]);
+    const float square = kGroups ? lanes_sum(squares[0] + squares[1], lanes) : warp_sum(squares[0] + squares[1]);
+    int count = 32 * N * kVectors;  // columns of the warp
+    if constexpr (!kFull) {
+      count = 0;
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
-        if (!p.has(k)) continue;
-        float f[N];
-        unpack(x.v[k], f);
-#pragma unroll
-        for (int i = 0; i < N; ++i) squares += (f[i] - mean) * (f[i] - mean);
+        const int left = p.cols - p.col(k) + (p.lane % lanes) * N;
+        count += left < 0 ? 0 : left < lanes * N ? left : lanes * N;
       }
-      return squares;
-    });
-    x.forget_numbers();
-    HeldScale<T, kVectors> scale, bias{};  // now: registers are dearer than the wait
-    scale.fetch(s, p);
-    if (b.weight != nullptr) bias.fetch(b, p);
-    const float mean = both.x, rstd = inverse_sqrt(both.y / float(a.cols) + a.eps);
-    if (a.mean != nullptr && p.lane == 0 && row < rows) a.mean[row] = mean, a.rstd[row] = rstd;
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      float f[N], w[N], add[N];
-      unpack(x.v[k], f);
-      unpack(scale.v[k], w);
-      unpack(bias.v[k], add);
-#pragma unroll
-      for (int i = 0; i < N; ++i) f[i] = (f[i] - mean) * rstd * w[i] + add[i];
-      if (p.has(row, k)) store_floats<N>(static_cast<T*>(a.y) + row * a.cols + p.col(k), f);
     }
+    const float off = count > 0 ? sum * reciprocal(float(count)) : 0.f, distances = square - sum * off;
+    const float4 mine = {float(count), near + off, distances < 0.f ? 0.f : distances, 0.f};
+    if (p.lanes <= 32) return {mine.y, mine.z};
+    if (threadIdx.x % 32 == 0) memory_.parts[threadIdx.x / 32] = mine;
+    __syncthreads();
+    return merged(p);
+  }
+
+ private:
+  template <class P>
+  __device__ __forceinline__ float2 merged(const P& p) const {
+    const auto* parts = memory_.parts;
+    const int warps = p.lanes / 32;
+    const auto part = [&](int w) { return w < warps ? parts[w] : make_float4(0.f, 0.f, 0.f, 0.f); };
+    const auto from = [](const float4& v, float mean) { return v.z + v.x * (v.y - mean) * (v.y - mean); };
+    float total = 0.f, distances = 0.f;
+    if constexpr (kWarps <= 4) {
+      float4 all[kWarps];
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) all[w] = part(w), total += all[w].x * all[w].y;
+      const float mean = total * reciprocal(float(p.cols));
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) distances += from(all[w], mean);
+      return {mean, distances};
+    } else {  // a warp's lane each
+      const float4 one = part(int(threadIdx.x) % kWarps);
+      const float mean = lanes_sum(one.x * one.y, kWarps) * reciprocal(float(p.cols));
+      return {mean, lanes_sum(from(one, mean), kWarps)};
+    }
+  }
+
+  Memory& memory_;
+};
+
+// Blocks that registers are shared out among: by the most threads of a row.
+constexpr int layer_blocks(int vectors, int lanes) { return vectors < 4 ? 8 : lanes <= 128 ? 7 : 1024 / lanes; }
+
+// A block for each row, or for some rows where each is a part of a warp. No loop: it would cost registers.
+template <class T, int kVectors, int kMostLanes, bool kFull>
+__global__ void __launch_bounds__(kMostLanes, layer_blocks(kVectors, kMostLanes))
+    layer_forward_held(const LayerNormForward a, const Scale s, const Scale b, int64_t rows, int lanes) {
+  constexpr int N = kPerVector<T>;
+  constexpr bool kEarly = kMostLanes <= 128;  // registers are left to fetch some weights before the barrier
+  __shared__ typename RowMoments<kMostLanes>::Memory memory;
+  RowMoments<kMostLanes> moments(memory);
+  const Place<T, kVectors, kVectors == 1, kFull> p(rows, a.cols, lanes);
+  const int64_t row = p.first + p.group;
+  Held<T, kVectors> x;
+  x.fetch(a.x, a.x_stride, row, p);
+  HeldScale<T, kVectors> scale, bias{};
+  const auto fetch_weights = [&](int k) {
+    scale.fetch(s, p, k);
+    if (b.weight != nullptr) bias.fetch(b, p, k);
+  };
+  if constexpr (kEarly) {
+#pragma unroll
+    for (int k = 0; k + 2 < kVectors; ++k) fetch_weights(k);
+  }
+  const float2 both = moments(x, p);
+  x.forget_numbers();
+  const float mean = both.x, rstd = inverse_sqrt(both.y * reciprocal(float(a.cols)) + a.eps);
+  if (a.mean != nullptr && p.lane == 0 && row < rows) a.mean[row] = mean, a.rstd[row] = rstd;
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    if (!kEarly || k + 2 >= kVectors) fetch_weights(k);
+#pragma unroll
+    for (int i = 0; i < int(N * sizeof(T) / 4); ++i)  // a word at a time: registers
+      x.v[k].w[i] = map_word<T>(x.v[k].w[i], scale.v[k].w[i], bias.v[k].w[i],
+                                [&](float f, float w, float add) { return (f - mean) * rstd * w + add; });
+    if (p.has(row, k)) store(static_cast<T*>(a.y) + row * a.cols + p.col(k), x.v[k]);
   }
 }
 
@@ -96,31 +161,35 @@ __global__ void __launch_bounds__(512)
   }
 }
 
-template <class T, int kVectors, int kLanes, int kBlocks>
-__global__ void __launch_bounds__(kLanes, kBlocks)
-    layer_backward_held(const LayerNormBackward a, const Scale s, int lanes) {
+template <class T, int kVectors, int kDepth, bool kFull>
+__global__ void __launch_bounds__(kRingThreads, 1)
+    layer_backward_ring(const LayerNormBackward a, const Scale s, int lanes) {
   constexpr int N = kPerVector<T>;
-  __shared__ typename RowSum<2>::Memory memory;
+  using Rows = Ring<T, kVectors, 2, kDepth, kFull>;
+  __shared__ typename GroupSum<2>::Memory memory;
   next_launch_may_begin();
-  RowSum<2> sum(memory, lanes);
-  const Place<T, kVectors> p(a.rows, a.cols, lanes);
-  Held<T, kVectors> x, dy, next_x, next_dy;
-  x.fetch_next(a.x, a.x_stride, p.first + p.group, p);
-  dy.fetch_next(a.dy, a.dy_stride, p.first + p.group, p);
+  const typename Rows::At p(a.rows, a.cols, lanes);
+  const typename Rows::Source from[2] = {{a.x, a.x_stride}, {a.dy, a.dy_stride}};
+  Rows rows(p, from);
+  GroupSum<2> sum(memory, lanes, p.group);
   HeldScale<T, kVectors> scale;
   scale.fetch(s, p);
   float dweight[kVectors][N] = {}, dbias[kVectors][N] = {};
+  const float share = reciprocal(float(a.cols));
+  const auto of = [&](const float* statistic, int64_t row) { return row < a.rows ? statistic[row] : 0.f; };
+  float next_rstd = of(a.rstd, p.first + p.group), next_mean = of(a.mean, p.first + p.group);
   for (int64_t first = p.first; first < a.rows; first += p.step) {
     const int64_t row = first + p.group;
-    const float rstd = row < a.rows ? a.rstd[row] : 0.f, mean = row < a.rows ? a.mean[row] : 0.f;
-    next_x.fetch_next(a.x, a.x_stride, row + p.step, p);
-    next_dy.fetch_next(a.dy, a.dy_stride, row + p.step, p);
+    const float rstd = next_rstd, mean = next_mean;
+    next_rstd = of(a.rstd, row + p.step), next_mean = of(a.mean, row + p.step);
+    rows.advance();
+    Held<T, kVectors> x, dy;
     float sums[2] = {0.f, 0.f};  // of g, of g (x - mean); dy is zero where there is no column
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       float f[N], g[N], w[N];
-      unpack(x.v[k], f);
-      unpack(dy.v[k], g);
+      unpack(x.v[k] = rows.get(0, k), f);
+      unpack(dy.v[k] = rows.get(1, k), g);
       unpack(scale.v[k], w);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
@@ -133,7 +202,8 @@ __global__ void __launch_bounds__(kLanes, kBlocks)
     x.forget_numbers();
     dy.forget_numbers();
     scale.forget_numbers();
-    const float level = sums[0] / float(a.cols), slope = sums[1] * rstd / float(a.cols);
+    // dx = (g w - mean(g w) - n mean(g w n)) rstd, with n = (x - mean) rstd
+    const float level = sums[0] * share * rstd, slope = sums[1] * share * rstd * rstd * rstd;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       float f[N], g[N], d[N];
@@ -142,15 +212,13 @@ __global__ void __launch_bounds__(kLanes, kBlocks)
       unpack(scale.v[k], d);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const float n = (f[i] - mean) * rstd;
-        d[i] = (g[i] * d[i] - level - n * slope) * rstd;
-        dweight[k][i] += g[i] * n;
+        const float off = f[i] - mean, scaled = g[i] * rstd;
+        d[i] = scaled * d[i] - level - off * slope;
+        dweight[k][i] += scaled * off;
         dbias[k][i] += g[i];
       }
       if (p.has(row, k)) store_floats<N>(static_cast<T*>(a.dx) + row * a.cols + p.col(k), d);
     }
-    x = next_x;
-    dy = next_dy;
   }
   write_partial(a.partial_weight, p, dweight);
   write_partial(a.partial_bias, p, dbias);

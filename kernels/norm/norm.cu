@@ -11,9 +11,7 @@ namespace {
 using namespace norms::gpu;
 
 constexpr RowLimits kForward{.most_lanes = {0, forward_lanes(2), forward_lanes(4)}, .threads_per_sm = 0};
-// Backward: registers bound the blocks that fit; one more of the smallest kernel does.
-constexpr RowLimits kBackward{.most_lanes = {0, 512, 0}, .threads_per_sm = 512};
-constexpr RowLimits kRmsBackward{.most_lanes = {0, 512, 0}, .threads_per_sm = 640};
+constexpr RowLimits kLayerForward{.most_lanes = {0, 32, 512}, .threads_per_sm = 0};
 constexpr int kAgainPerSm = 2048;     // threads, where rows are read again
 constexpr int64_t kMostChunks = 512;  // rows of partial sums where rows are read again
 
@@ -25,14 +23,27 @@ void with_vectors(DType dtype, int vectors, Fn fn) {
     return fn.template operator()<T, 4>();
   });
 }
-// fn<T, kVectors, kLanes, kBlocks>(): backward's kernels by threads a row; kSmall: blocks of the smallest that fit.
-template <int kSmall, class Fn>
-void with_lanes(DType dtype, const RowPlan& p, Fn fn) {
+template <class Fn>  // fn<T, kVectors, kMostLanes, kFull>()
+void with_lanes(DType dtype, const RowPlan& p, int64_t cols, Fn fn) {
   with_dtype(dtype, [&]<typename T>() {
-    if (p.vectors == 1) return fn.template operator()<T, 1, 128, kSmall>();
-    if (p.lanes <= 128) return fn.template operator()<T, 2, 128, kSmall>();
-    if (p.lanes <= 256) return fn.template operator()<T, 2, 256, 2>();
-    return fn.template operator()<T, 2, 512, 1>();
+    if (p.vectors == 1) return fn.template operator()<T, 1, 128, false>();
+    if (p.vectors == 2) return fn.template operator()<T, 2, 32, false>();
+    const bool full = cols == int64_t{p.lanes} * p.vectors * kPerVector<T>;
+    if (p.lanes <= 128)
+      return full ? fn.template operator()<T, 4, 128, true>() : fn.template operator()<T, 4, 128, false>();
+    if (p.lanes <= 256)
+      return full ? fn.template operator()<T, 4, 256, true>() : fn.template operator()<T, 4, 256, false>();
+    return full ? fn.template operator()<T, 4, 512, true>() : fn.template operator()<T, 4, 512, false>();
+  });
+}
+template <class Fn>  // fn<T, kVectors, kDepth, kFull>()
+void with_ring(DType dtype, const RingPlan& p, int64_t cols, Fn fn) {
+  with_dtype(dtype, [&]<typename T>() {
+    if (p.vectors == 1)
+      return p.depth == 4 ? fn.template operator()<T, 1, 4, false>() : fn.template operator()<T, 1, 2, false>();
+    if (p.depth != 4) return fn.template operator()<T, 2, 2, false>();
+    const bool full = cols == int64_t{p.lanes} * p.vectors * kPerVector<T>;
+    return full ? fn.template operator()<T, 2, 4, true>() : fn.template operator()<T, 2, 4, false>();
   });
 }
 template <class Fn>  // fn<T, Y, N>(): y is of x's type or wider
@@ -48,7 +59,7 @@ void with_access(DType dtype, DType y_dtype, bool vector_access, Fn fn) {
 
 // The same rows where they are not held: a block a row, as many as run at once.
 RowPlan again(const RowPlan& p, int64_t rows) {
-  const int lanes = p.vectors > 0 ? std::max(p.lanes, 32) : p.lanes;
+  const int lanes = std::max(p.lanes, 32);
   const int64_t most = int64_t{multiprocessors()} * (kAgainPerSm / lanes);
   return {.vectors = 0,
           .vector_access = p.vector_access,
@@ -81,6 +92,7 @@ __global__ void __launch_bounds__(1024) sum_chunks(const ColumnSum a) {
   __shared__ float strips[32][33];
   const int x = int(threadIdx.x) % 32, y = int(threadIdx.x) / 32;
   const int64_t col = int64_t{blockIdx.x} * 32 + x;
+  next_launch_may_begin();
   wait_for_launch_before();
   float total = 0.f;
   if (col < a.cols) {
@@ -117,6 +129,14 @@ bool holds(const Scale& s, DType dtype) {
   return s.weight_dtype == dtype && reinterpret_cast<uintptr_t>(s.weight) % kVectorBytes == 0;
 }
 
+constexpr int kStaticBytes = 4096;  // of shared memory, for the sums of a row
+RingPlan ring(int64_t rows, int64_t cols, DType dtype, bool aligned, int tensors) {
+  return plan_ring(
+      {.rows = rows, .cols = cols, .element_size = size_of(dtype), .aligned = aligned},
+      {.tensors = tensors, .shared_bytes = attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() - kStaticBytes},
+      multiprocessors());
+}
+
 RowPlan plan(int64_t rows, int64_t cols, DType dtype, bool aligned, const RowLimits& limits) {
   return plan_rows({.rows = rows, .cols = cols, .element_size = size_of(dtype), .aligned = aligned}, limits,
                    multiprocessors());
@@ -141,15 +161,26 @@ void rms_norm_forward(const RmsNormForward& a, const Scale& s, int64_t rows, Str
   });
 }
 
-void layer_norm_forward(const LayerNormForward& a, const Scale& s, const Scale& b, int64_t rows, Stream stream) {
+void layer_norm_forward(const LayerNormForward& given, const Scale& s, const Scale& b, int64_t rows, Stream stream) {
+  LayerNormForward a = given;
   if (rows == 0 || a.cols == 0) return;
   const bool aligned =
       kernels::gpu::aligned(a.x, a.x_stride, a.dtype, rows) && kernels::gpu::aligned(a.y, a.cols, a.dtype, rows);
-  RowPlan p = plan(rows, a.cols, a.dtype, aligned, kForward);
+  RowPlan p = plan(rows, a.cols, a.dtype, aligned, kLayerForward);
   if (p.vectors > 0 && holds(s, a.dtype) && (b.weight == nullptr || holds(b, a.dtype))) {
-    return with_vectors(a.dtype, p.vectors, [&]<typename T, int kVectors>() {
-      launch(&layer_forward_held<T, kVectors>, p.blocks, p.threads(), stream, a, s, b, rows, p.lanes);
-    });
+    while (true) {  // once, but for more rows than a grid has blocks
+      with_lanes(a.dtype, p, a.cols, [&]<typename T, int kVectors, int kMostLanes, bool kFull>() {
+        launch(&layer_forward_held<T, kVectors, kMostLanes, kFull>, p.blocks, p.threads(), stream, a, s, b, rows,
+               p.lanes);
+      });
+      const int64_t done = p.groups();
+      if ((rows -= done) <= 0) return;
+      const int64_t size = size_of(a.dtype);
+      a.x = static_cast<const char*>(a.x) + done * a.x_stride * size;
+      a.y = static_cast<char*>(a.y) + done * a.cols * size;
+      if (a.mean != nullptr) a.mean += done, a.rstd += done;
+      p.blocks = std::min(p.blocks, divide_up(rows, p.rows_per_block));
+    }
   }
   p = again(p, rows);
   with_access(a.dtype, a.dtype, p.vector_access, [&]<typename T, typename, int N>() {
@@ -158,29 +189,28 @@ void layer_norm_forward(const LayerNormForward& a, const Scale& s, const Scale& 
 }
 
 int64_t partial_rows(int64_t rows, int64_t cols, DType dtype) {
-  const int64_t most = plan_weight(rows).chunks;
   return std::max(
-      {most, plan(rows, cols, dtype, true, kBackward).blocks, plan(rows, cols, dtype, true, kRmsBackward).blocks});
+      {plan_weight(rows).chunks, ring(rows, cols, dtype, true, 2).blocks, ring(rows, cols, dtype, true, 3).blocks});
 }
 
 int64_t rms_norm_backward(const RmsNormBackward& given, const Scale& s, Stream stream) {
   RmsNormBackward a = given;
-  const bool held_types = a.dy_dtype == a.dtype && holds(s, a.dtype);
-  RowPlan p = plan(a.rows, a.cols, a.dtype, rows_aligned(a), a.dh != nullptr ? kBackward : kRmsBackward);
   if (a.cols == 0) return 0;
-  if (p.vectors > 0 && held_types) {
-    if (a.dh != nullptr) {
-      with_lanes<4>(a.dtype, p, [&]<typename T, int kVectors, int kLanes, int kBlocks>() {
-        launch(&rms_backward_held<T, kVectors, true, kLanes, kBlocks>, p.blocks, p.threads(), stream, a, s, p.lanes);
-      });
-    } else {
-      with_lanes<5>(a.dtype, p, [&]<typename T, int kVectors, int kLanes, int kBlocks>() {
-        launch(&rms_backward_held<T, kVectors, false, kLanes, kBlocks>, p.blocks, p.threads(), stream, a, s, p.lanes);
-      });
-    }
-    return p.blocks;
+  const bool aligned = rows_aligned(a);
+  const int tensors = a.dh != nullptr ? 3 : 2;
+  const RingPlan r = ring(a.rows, a.cols, a.dtype, aligned, tensors);
+  if (r.vectors > 0 && a.dy_dtype == a.dtype && holds(s, a.dtype)) {
+    with_ring(a.dtype, r, a.cols, [&]<typename T, int kVectors, int kDepth, bool kFull>() {
+      if (a.dh != nullptr)
+        launch_with_memory<&rms_backward_ring<T, kVectors, true, kDepth, kFull>>(r.shared_bytes(tensors), r.blocks,
+                                                                                 r.threads(), stream, a, s, r.lanes);
+      else
+        launch_with_memory<&rms_backward_ring<T, kVectors, false, kDepth, kFull>>(r.shared_bytes(tensors), r.blocks,
+                                                                                  r.threads(), stream, a, s, r.lanes);
+    });
+    return r.blocks;
   }
-  p = again(p, a.rows);
+  const RowPlan p = again(plan(a.rows, a.cols, a.dtype, aligned, kForward), a.rows);
   const WeightPlan w = plan_weight(a.rows);
   a.chunk = w.chunk;
   with_access(a.dtype, a.dy_dtype, p.vector_access, [&]<typename T, typename Y, int N>() {
@@ -196,14 +226,15 @@ int64_t layer_norm_backward(const LayerNormBackward& given, const Scale& s, Stre
   const bool aligned = kernels::gpu::aligned(a.x, a.x_stride, a.dtype, a.rows) &&
                        kernels::gpu::aligned(a.dy, a.dy_stride, a.dtype, a.rows) &&
                        kernels::gpu::aligned(a.dx, a.cols, a.dtype, a.rows);
-  RowPlan p = plan(a.rows, a.cols, a.dtype, aligned, kBackward);
-  if (p.vectors > 0 && holds(s, a.dtype)) {
-    with_lanes<4>(a.dtype, p, [&]<typename T, int kVectors, int kLanes, int kBlocks>() {
-      launch(&layer_backward_held<T, kVectors, kLanes, kBlocks>, p.blocks, p.threads(), stream, a, s, p.lanes);
+  const RingPlan r = ring(a.rows, a.cols, a.dtype, aligned, 2);
+  if (r.vectors > 0 && holds(s, a.dtype)) {
+    with_ring(a.dtype, r, a.cols, [&]<typename T, int kVectors, int kDepth, bool kFull>() {
+      launch_with_memory<&layer_backward_ring<T, kVectors, kDepth, kFull>>(r.shared_bytes(2), r.blocks, r.threads(),
+                                                                           stream, a, s, r.lanes);
     });
-    return p.blocks;
+    return r.blocks;
   }
-  p = again(p, a.rows);
+  const RowPlan p = again(plan(a.rows, a.cols, a.dtype, aligned, kForward), a.rows);
   const WeightPlan w = plan_weight(a.rows);
   a.chunk = w.chunk;
   with_access(a.dtype, a.dtype, p.vector_access, [&]<typename T, typename, int N>() {

@@ -1,10 +1,10 @@
 // RMSNorm and AddRMSNorm on a GPU. "held": a row is in registers. Forward has a block for each row and enough blocks to
-// hide one's barrier behind another's loads; backward's blocks go through many rows, for the weight's gradient, and the
-// next row is on its way while this one is summed. "again": rows of any length, alignment and types, read a second time
-// from the cache.
+// hide one's barrier behind another's loads. "ring": backward's blocks go through many rows, for the weight's gradient,
+// and the next rows are on their way to shared memory while this one is summed. "again": rows of any length, alignment
+// and types, read a second time from the cache.
 #pragma once
 
-#include "kernels/norm/rows.cuh"
+#include "kernels/norm/ring.cuh"
 
 namespace norms::gpu {
 
@@ -101,33 +101,36 @@ __global__ void __launch_bounds__(512) rms_forward_again(const RmsNormForward a,
   }
 }
 
-// kLanes: at most so many threads a row; kBlocks: of these, on a multiprocessor.
-template <class T, int kVectors, bool kAdd, int kLanes, int kBlocks>
-__global__ void __launch_bounds__(kLanes, kBlocks)
-    rms_backward_held(const RmsNormBackward a, const Scale s, int lanes) {
-  constexpr int N = kPerVector<T>;
-  __shared__ typename RowSum<1>::Memory memory;
+template <class T, int kVectors, bool kAdd, int kDepth, bool kFull>
+__global__ void __launch_bounds__(kRingThreads, 1)
+    rms_backward_ring(const RmsNormBackward a, const Scale s, int lanes) {
+  constexpr int N = kPerVector<T>, kTensors = kAdd ? 3 : 2;
+  using Rows = Ring<T, kVectors, kTensors, kDepth, kFull>;
+  __shared__ typename GroupSum<1>::Memory memory;
   next_launch_may_begin();
-  RowSum<1> sum(memory, lanes);
-  const Place<T, kVectors> p(a.rows, a.cols, lanes);
-  Held<T, kVectors> x, dy, dh, next_x, next_dy;
-  x.fetch_next(a.x, a.x_stride, p.first + p.group, p);
-  dy.fetch_next(a.dy, a.dy_stride, p.first + p.group, p);
+  const typename Rows::At p(a.rows, a.cols, lanes);
+  typename Rows::Source from[kTensors] = {{a.x, a.x_stride}, {a.dy, a.dy_stride}};
+  if constexpr (kAdd) from[2] = {a.dh, a.dh_stride};
+  Rows rows(p, from);
+  GroupSum<1> sum(memory, lanes, p.group);
   HeldScale<T, kVectors> scale;
   scale.fetch(s, p);
   float dweight[kVectors][N] = {};
+  const float share = reciprocal(float(a.cols));
+  const auto rstd_of = [&](int64_t row) { return row < a.rows ? a.rstd[row] : 0.f; };
+  float next_rstd = rstd_of(p.first + p.group);
   for (int64_t first = p.first; first < a.rows; first += p.step) {
     const int64_t row = first + p.group;
-    const float rstd = row < a.rows ? a.rstd[row] : 0.f;
-    next_x.fetch_next(a.x, a.x_stride, row + p.step, p);
-    next_dy.fetch_next(a.dy, a.dy_stride, row + p.step, p);
-    if constexpr (kAdd) dh.fetch(a.dh, a.dh_stride, row, p);
+    const float rstd = next_rstd;
+    next_rstd = rstd_of(row + p.step);
+    rows.advance();
+    Held<T, kVectors> x, dy;
     float dot[1] = {0.f};
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       float f[N], g[N], w[N];
-      unpack(x.v[k], f);
-      unpack(dy.v[k], g);
+      unpack(x.v[k] = rows.get(0, k), f);
+      unpack(dy.v[k] = rows.get(1, k), g);
       scale.get(s, k, w);
 #pragma unroll
       for (int i = 0; i < N; ++i) dot[0] += g[i] * w[i] * f[i];
@@ -136,7 +139,7 @@ __global__ void __launch_bounds__(kLanes, kBlocks)
     x.forget_numbers();
     dy.forget_numbers();
     scale.forget_numbers();
-    const float slope = dot[0] * rstd * rstd / float(a.cols);  // n * mean(g * n) = x * slope
+    const float slope = dot[0] * rstd * rstd * share;  // n * mean(g * n) = x * slope
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       float f[N], g[N], d[N];
@@ -147,7 +150,7 @@ __global__ void __launch_bounds__(kLanes, kBlocks)
       for (int i = 0; i < N; ++i) d[i] = (g[i] * d[i] - f[i] * slope) * rstd;
       if constexpr (kAdd) {
         float add[N];
-        unpack(dh.v[k], add);
+        unpack(rows.get(2, k), add);
 #pragma unroll
         for (int i = 0; i < N; ++i) d[i] += add[i];
       }
@@ -158,8 +161,6 @@ __global__ void __launch_bounds__(kLanes, kBlocks)
 #pragma unroll
       for (int i = 0; i < N; ++i) dweight[k][i] += g[i] * f[i];
     }
-    x = next_x;
-    dy = next_dy;
   }
   write_partial(a.partial, p, dweight);
 }

@@ -87,7 +87,8 @@ __device__ __forceinline__ void rotate_pairs(T* y, const Pack<T, N>& v, const C*
 }
 
 template <class T, class C, bool kInterleaved>
-__global__ void __launch_bounds__(kThreads, kBlocks) rotate_vectors(const RotaryArgs a, const Layout l) {
+__global__ void __launch_bounds__(kThreads, sizeof(C) > sizeof(T) ? kBlocks - 1 : kBlocks)
+    rotate_vectors(const RotaryArgs a, const Layout l) {
   constexpr int N = kPerVector<T>;
   const int all_heads = int(a.q.heads + a.k.heads);
   const int64_t far = a.rotary_dim / 2;

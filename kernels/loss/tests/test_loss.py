@@ -73,6 +73,17 @@ def test_linear_cross_entropy(loss, dtype, reduction, bias):
     assert ops.call_count("linear_cross_entropy") == before[""] + 1
 
 
+@pytest.mark.parametrize("dtype", LIMIT)
+def test_gradient_in_place_of_the_logits(loss, dtype):
+    ops, logits, target = loss._ops.ops, torch.randn(12, 40, dtype=dtype), target_of(12, 40)
+    wide, before = logits.double().requires_grad_(), ops.call_count("cross_entropy_fwd_")
+    got = loss.cross_entropy_(logits, target, label_smoothing=0.1)
+    assert ops.call_count("cross_entropy_fwd_") == before + 1
+    want = F.cross_entropy(wide, target, label_smoothing=0.1)
+    close(got, want, 2e-6 if dtype == torch.float32 else LIMIT[dtype])
+    close(logits, torch.autograd.grad(want, wide)[0], LIMIT[dtype])
+
+
 def test_gradients_of_a_loss_that_is_not_scaled(loss):
     hidden, weight = torch.randn(6, 8, requires_grad=True), torch.randn(9, 8, requires_grad=True)
     target = torch.randint(9, (6,))

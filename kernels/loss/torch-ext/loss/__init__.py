@@ -13,6 +13,15 @@ def cross_entropy(
     return ops.cross_entropy_fwd(logits, target, ignore_index, label_smoothing, softcap, z_loss, reduction)[0]
 
 
+def cross_entropy_(
+    logits, target, ignore_index=-100, label_smoothing=0.0, softcap=0.0, z_loss=0.0, reduction="mean"
+):
+    """The loss, with d loss / d logits in the place of the logits (rows must be contiguous): no second tensor of their
+    size. No autograd: the caller takes the gradient on from there."""
+    with torch.no_grad():
+        return ops.cross_entropy_fwd_(logits, target, ignore_index, label_smoothing, softcap, z_loss, reduction)[0]
+
+
 def linear_cross_entropy(
     hidden,
     weight,
@@ -100,6 +109,9 @@ def _register():
     torch.library.register_fake(name("cross_entropy_fwd"))(
         lambda x, t, i, ls, sc, z, r: (_loss(x, x.shape[0], r), _lse(x, x.shape[0]))
     )
+    torch.library.register_fake(name("cross_entropy_fwd_"))(
+        lambda x, t, i, ls, sc, z, r: (_loss(x, x.shape[0], r), _lse(x, x.shape[0]))
+    )
     torch.library.register_fake(name("cross_entropy_bwd"))(lambda d, x, *_: _like(x))
     torch.library.register_autograd(name("cross_entropy_fwd"), _backward, setup_context=_setup)
     torch.library.register_fake(name("linear_cross_entropy"))(
@@ -114,4 +126,4 @@ if not hasattr(ops, "python_registered"):  # the same package may be imported ag
     _register()
     ops.python_registered = True
 
-__all__ = ["cross_entropy", "layers", "linear_cross_entropy"]
+__all__ = ["cross_entropy", "cross_entropy_", "layers", "linear_cross_entropy"]

@@ -1,0 +1,82 @@
+"""What the GPU benchmarks share: time by CUDA events, the copy that everything is measured against, packages, CSV."""
+
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+COLUMNS = (
+    "date commit machine cpus cpu_features torch load kind what shape dtype threads ours stock peer peer_name".split()
+)
+COLUMNS += ["unit", "ratio", "target", "memcpy_share"]  # as bench/speed.py
+
+
+def load_packages(folder: Path) -> dict:
+    """name -> its ops, of every package with CUDA kernels; without Python's `kernels`."""
+    loaded = {}
+    for metadata in sorted(folder.glob("*/build/*-cu*/metadata.json")):
+        package_id = json.loads(metadata.read_text())["id"]
+        torch.ops.load_library(metadata.parent / f"{package_id}.abi3.so")
+        loaded[metadata.parents[2].name] = getattr(torch.ops, package_id)
+    if not loaded:
+        raise SystemExit(f"wanted packages with CUDA kernels in {folder}; got none; build with ./x --cuda build")
+    return loaded
+
+
+def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    got, want = got.detach().double(), want.detach().double()
+    return ((got - want).norm() / want.norm()).item()
+
+
+def peer_memory(call) -> int:
+    """Bytes that a call needs at most over what is there before it."""
+    call(0)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call(0)
+    return torch.cuda.max_memory_allocated() - before
+
+
+class Timer:
+    """Times functions of the index of a set of inputs."""
+
+    def __init__(self, sets: int):
+        self.sets, self.copies = sets, {}
+
+    def microseconds(self, call) -> float:
+        for i in range(3):
+            call(i % self.sets)
+        once = self._mean(call, 2)
+        count = int(min(max(20e3 / max(once, 1.0), 4), 400))
+        return statistics.median(self._mean(call, count) for _ in range(5))
+
+    def _mean(self, call, count: int) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for i in range(count):
+            call(i % self.sets)
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e3 / count
+
+    def copy_us(self, moved: int) -> float:
+        """`moved` bytes read and written by torch's copy, half of them each."""
+        if moved not in self.copies:
+            source = [torch.randint(0, 256, (moved // 2,), dtype=torch.uint8, device="cuda") for _ in range(self.sets)]
+            target = [torch.empty_like(t) for t in source]
+            self.copies[moved] = self.microseconds(lambda i: target[i].copy_(source[i]))
+        return self.copies[moved]
+
+    def host_microseconds(self, call) -> float:
+        for _ in range(200):
+            call()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(2000):
+            call()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) / 2000 * 1e6

@@ -1,0 +1,163 @@
+"""A Llama-1B with random weights, forward and backward on a GPU: the C++ host and transformers, stock and swapped.
+
+    gpu_model.py --hotswap build/bin/hotswap --packages build/packages [--csv bench/results.csv --date D --commit C]
+
+bfloat16, --rows x --columns tokens, no optimizer. Each line is a process of its own: tokens/s, the GPU memory at the
+peak and before the first step, and the first loss; the losses of one program must agree. transformers takes the
+packages through KernelConfig(use_local_kernel=True); that needs Python's `kernels`, and Liger's line its wheel: what is
+missing is said.
+"""
+
+import argparse
+import csv
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+LLAMA_1B = dict(
+    model_type="llama", architectures=["LlamaForCausalLM"], vocab_size=128256, hidden_size=2048, num_hidden_layers=16,
+    num_attention_heads=32, num_key_value_heads=8, head_dim=64, intermediate_size=8192, hidden_act="silu",
+    max_position_embeddings=131072, rms_norm_eps=1e-5, rope_theta=500000.0, tie_word_embeddings=True,
+    attention_bias=False, mlp_bias=False, initializer_range=0.02, dtype="bfloat16", bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+WARM = 2
+BF16_LOSS = 2e-2
+
+
+def transformers_step(args) -> dict:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.models.llama import modeling_llama
+
+    side, packages, rows, columns = args.side, args.packages, args.rows, args.columns
+    config = AutoConfig.from_pretrained(args.folder)
+    if side == "liger":
+        from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+        apply_liger_kernel_to_llama()
+    if side == "kernels":
+        from kernels import replace_kernel_forward_from_hub
+
+        replace_kernel_forward_from_hub(modeling_llama.LlamaMLP, "SwiGLUMLP")
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+    model.train()
+    calls = lambda: {}
+    if side == "kernels":
+        from kernels import use_kernel_forward_from_hub
+        from transformers import KernelConfig
+        from transformers.loss import loss_utils
+
+        model._loss_function = use_kernel_forward_from_hub("ForCausalLMLoss")(loss_utils.ForCausalLMLoss)
+        layers = {"RMSNorm": "norm:RMSNorm", "rotary_pos_emb": "rotary:rotary_pos_emb",
+                  "SwiGLUMLP": "mlp:SwiGLUMLP", "ForCausalLMLoss": "loss:ForCausalLMLoss"}  # fmt: skip
+        mapping = {layer: f"{Path(packages).resolve()}/{where}" for layer, where in layers.items()}
+        model.set_use_kernels(True, KernelConfig(mapping, use_local_kernel=True))
+        ids = {json.loads(f.read_text())["name"]: json.loads(f.read_text())["id"]
+               for f in Path(packages).glob("*/build/*-cu*/metadata.json")}  # fmt: skip
+        ops = dict(norm="rms_norm_fwd", rotary="rotary", mlp="swiglu", loss="cross_entropy_fwd")
+        calls = lambda: {op: getattr(torch.ops, ids[package]).call_count(op) for package, op in ops.items()}
+    ids_of = torch.arange(rows * columns, device="cuda")
+    tokens = ((ids_of * 7919 + 104729) % config.vocab_size).view(rows, columns)
+    torch.cuda.synchronize()
+    loaded = torch.cuda.memory_allocated()
+    times, losses = [], []
+    for i in range(WARM + args.repeats):
+        model.zero_grad(set_to_none=True)
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        loss = model(tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
+        torch.cuda.synchronize()
+        if i >= WARM:
+            times.append(time.perf_counter() - start)
+        losses.append(loss.item())
+        del loss
+    return {"value": rows * columns / statistics.median(times), "check": losses, "calls": calls(),
+            "device_memory": {"loaded": loaded, "peak": torch.cuda.max_memory_allocated()}}  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hotswap", type=Path)
+    parser.add_argument("--packages", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--columns", type=int, default=4096)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--date", default="")
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.side:
+        print(json.dumps(transformers_step(args)))
+        return
+    shape = f"Llama-1B {args.rows}x{args.columns}"
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(LLAMA_1B))
+        sizes = ["--rows", str(args.rows), "--columns", str(args.columns), "--repeats", str(args.repeats)]
+        host = [args.hotswap, "bench", "model", "--what", "step", "--device", "cuda"]
+        host += ["--model", folder, "--random-weights"]
+        python = [sys.executable, __file__, "--folder", folder, "--packages", args.packages]
+        sides = {}
+        if args.hotswap:
+            sides = {"hotswap stock": host, "hotswap kernels": [*host, "--use-kernels"]}
+        sides["transformers"] = [*python, "--side", "plain"]
+        for side, module in (("kernels", "kernels"), ("liger", "liger_kernel")):
+            if importlib.util.find_spec(module):
+                sides[f"transformers {side}"] = [*python, "--side", side]
+            else:
+                print(f"transformers {side} is left out: no {module} in {sys.executable}")
+        environment = dict(os.environ, HOTSWAP_PACKAGES=str(args.packages.resolve()), HF_HUB_OFFLINE="1")
+        for name, command in sides.items():
+            done = subprocess.run([*map(str, command), *sizes], capture_output=True, text=True, env=environment)
+            if done.returncode:
+                print(f"{name}: failed with {done.returncode}: {done.stderr[-3000:]}")
+                continue
+            out = results[name] = json.loads(done.stdout.strip().splitlines()[-1])
+            memory = out["device_memory"]
+            extra = {key: out[key] for key in ("bound", "calls") if out.get(key)}
+            used = f"peak {memory['peak'] / 1e9:6.2f} GB (weights {memory['loaded'] / 1e9:.2f})"
+            print(f"{name:22} {out['value']:9.0f} tokens/s  {used}  loss {out['check'][0]:.4f} {extra}", flush=True)
+    failed = False
+    pairs = (("hotswap stock", "hotswap kernels"), ("transformers", "transformers kernels"))
+    for stock, name in (*pairs, ("transformers", "transformers liger")):
+        if stock in results and name in results:
+            apart = max(abs(a - b) for a, b in zip(results[stock]["check"], results[name]["check"], strict=True))
+            print(f"losses of {name} and {stock} are {apart:.1e} apart")
+            failed |= not apart <= BF16_LOSS
+    if failed:
+        sys.exit(f"wanted losses within {BF16_LOSS} of each other; nothing is written")
+    if args.csv:
+        from gpu_common import COLUMNS
+        import torch
+
+        common = dict(date=args.date, commit=args.commit, machine=torch.cuda.get_device_name(),
+                      torch=torch.__version__.split("+")[0], kind="model", shape=shape, dtype="bfloat16")  # fmt: skip
+        rows = []
+        for name in ("hotswap kernels", "transformers kernels"):
+            for peer in ("hotswap stock", "transformers", "transformers liger"):
+                if name in results and peer in results:
+                    a, b = results[name]["value"], results[peer]["value"]
+                    row = dict(what=f"forward+backward, {name}", peer_name=peer, unit="tokens/s")
+                    rows.append(dict(row, ours=f"{a:.0f}", peer=f"{b:.0f}", ratio=f"{a / b:.3f}"))
+                    a, b = (results[side]["device_memory"]["peak"] for side in (name, peer))
+                    row = dict(what=f"forward+backward peak memory, {name}", peer_name=peer, unit="bytes")
+                    rows.append(dict(row, ours=a, peer=b, ratio=f"{b / a:.3f}"))
+        with open(args.csv, "a", newline="") as out:
+            csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n").writerows({**common, **row} for row in rows)
+
+
+if __name__ == "__main__":
+    main()

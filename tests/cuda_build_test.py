@@ -1,0 +1,102 @@
+"""What nvcc made of the CUDA kernels, without a GPU: no register goes to memory, vectors are loaded and stored whole.
+
+    cuda_build_test.py --build build [--sizes]
+
+Reads ptxas's report of every object (built with -Xptxas -v) and, where a cuobjdump is (the CUDA toolkit's, or
+Triton's), the machine code. --sizes: also the size of each object by architecture. Exit code 77: built without CUDA.
+"""
+
+import argparse
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+# A kernel of each package that must move 16 bytes at a time: bfloat16, rows at whole vectors.
+WIDE = {
+    "activation": r"unary_rows<.*Silu, .*BFloat16, false, 8>",
+    "mlp": r"gated_rows<.*Silu, .*BFloat16, false, 8>",
+    "rotary": r"rotate_vectors<.*BFloat16, .*BFloat16, false>",
+    "norm": r"layer_forward_held<.*BFloat16, 4, 128, true>|rms_backward_ring<.*BFloat16, 2, false, 4, true>",
+    "loss": r"loss_rows<.*BFloat16, 8>",
+}
+
+
+def demangled(names: list[str]) -> list[str]:
+    done = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
+    return done.stdout.split("\n")
+
+
+def spills(log: Path) -> tuple[int, list[str]]:
+    """Kernels in a report of ptxas, and those that spill."""
+    text = log.read_text()
+    # A function's properties follow its name; an entry's name is repeated there.
+    line = r"Function properties for (\S+)\n.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
+    found = [(name, int(stores), int(loads)) for name, stores, loads in re.findall(line, text)]
+    bad = [f"{name}: {stores} bytes stored, {loads} loaded" for name, stores, loads in found if stores + loads]
+    return len(found), bad
+
+
+def cuobjdump() -> str | None:
+    found = shutil.which("cuobjdump") or shutil.which("cuobjdump", path="/usr/local/cuda/bin")
+    spec = importlib.util.find_spec("triton")
+    if found or spec is None:
+        return found
+    carried = Path(spec.submodule_search_locations[0]) / "backends/nvidia/bin/cuobjdump"
+    return str(carried) if carried.is_file() else None
+
+
+def narrow(tool: str, package: str, item: Path) -> list[str]:
+    """Kernels of WIDE without 128-bit loads or stores in the machine code of an object."""
+    listing = subprocess.run([tool, "--dump-sass", item], capture_output=True, text=True, check=True).stdout
+    parts = re.split(r"^\s*Function : (\S+)$", listing, flags=re.MULTILINE)
+    names, codes = parts[1::2], parts[2::2]
+    wanted = [(n, c) for n, c in zip(demangled(names), codes) if re.search(WIDE[package], n)]
+    problems = [] if wanted else [f"{package}: no kernel is called {WIDE[package]}"]
+    for name, code in wanted:
+        for what, pattern in (("loads", r"LDG(STS)?\.\S*128"), ("stores", r"STG\.\S*128")):
+            if not re.search(pattern, code):
+                problems.append(f"{name}: no 128-bit {what}")
+    return problems
+
+
+def sizes(tool: str, item: Path) -> str:
+    """KiB of machine code for each architecture, and of the whole object."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([tool, "--extract-elf", "all", item.resolve()], cwd=folder, capture_output=True, check=True)
+        found = {re.search(r"sm_\w+", f.name)[0]: f.stat().st_size >> 10 for f in Path(folder).iterdir()}
+    each = ", ".join(f"{arch} {size}" for arch, size in sorted(found.items(), key=lambda a: (len(a[0]), a)))
+    return f"{each}; in all {item.stat().st_size >> 10} KiB"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=Path, required=True)
+    parser.add_argument("--sizes", action="store_true")
+    args = parser.parse_args()
+    objects = sorted(args.build.glob("kernels/*/*.cu.o"))
+    if not objects:
+        print(f"no CUDA objects in {args.build}: built without CUDA. Skipped.")
+        sys.exit(77)
+    problems, count, tool = [], 0, cuobjdump()
+    for item in objects:
+        kernels, bad = spills(item.with_name(item.name + ".log"))
+        count += kernels
+        problems += [f"{item.name}: registers spill in {line}" for line in bad]
+        if kernels == 0:
+            problems.append(f"{item.name}: its report names no kernel")
+        if tool:
+            problems += narrow(tool, item.parent.name, item)
+        if tool and args.sizes:
+            print(f"{item.name}: {sizes(tool, item)}")
+    read = f"machine code read by {tool}" if tool else "machine code not read: no cuobjdump"
+    print(f"{count} kernels, {len(problems)} problems; {read}")
+    print("\n".join(demangled(problems)))
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()
