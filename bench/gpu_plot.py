@@ -1,4 +1,4 @@
-"""Pictures of GPU rows of results.csv, one a family of operators: gpu_plot.py --csv FILE --date D --out docs/pictures
+"""Pictures of GPU rows of results.csv, one a family of operators: gpu_plot.py --csv FILE --date D... --out docs/pictures
 
 Bars are shares of a copy of the same bytes in the same process (100%: as fast as memory); for losses and whole models,
 where bytes are not the floor, speed relative to the slowest.
@@ -78,11 +78,11 @@ def svg(title: str, groups: list, machine: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, required=True)
-    parser.add_argument("--date", required=True)
+    parser.add_argument("--date", required=True, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     with open(args.csv) as file:
-        rows = [r for r in csv.DictReader(file) if r["date"] == args.date and r["kind"] == "op"]
+        rows = [r for r in csv.DictReader(file) if r["date"] in args.date and r["kind"] == "op"]
     for family, (title, belongs) in FAMILIES.items():
         mine = [r for r in rows if belongs(r["what"])]
         if mine:
