@@ -38,6 +38,7 @@ constexpr EnvRow kTable[] = {
     {EnvVar::kXdgCacheHome, "XDG_CACHE_HOME", "default ~/.cache"},
     {EnvVar::kHome, "HOME", "the user's folder"},
     {EnvVar::kNoColor, "NO_COLOR", "anything: no colours and no moving progress bar"},
+    {EnvVar::kCxx, "CXX", "the compiler of `hotswap kernel build`, default c++"},
     {EnvVar::kIsa, "HOTSWAP_ISA", "base, v3 or v4: run CPU kernels of this instruction set at most"},
     {EnvVar::kRequireCuda, "HOTSWAP_REQUIRE_CUDA", "1: tests fail where they would skip for want of a GPU"},
     {EnvVar::kTestSeed, "HOTSWAP_TEST_SEED", "random inputs of the tests are made from this number, default 0"},

@@ -36,6 +36,7 @@ enum class EnvVar {
   kXdgCacheHome,
   kHome,
   kNoColor,
+  kCxx,
   kIsa,
   kRequireCuda,
   kTestSeed,

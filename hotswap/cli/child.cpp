@@ -21,27 +21,29 @@ namespace {
   throw Error({.wanted = cat(what, " for a child process"), .got = std::strerror(code), .next = "free some resources"});
 }
 
-}  // namespace
+using OnLine = std::function<void(const std::string& line)>;
 
-int run_self(const std::vector<std::string>& arguments, const std::function<void(const std::string& line)>& on_line) {
+// both: stderr's lines too.
+int run(const std::string& program, std::vector<std::string> words, bool both, const OnLine& on_line) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) failed("a pipe", errno);
   const std::unique_ptr<FILE, int (*)(FILE*)> from(fdopen(ends[0], "r"), &fclose);
 
-  std::vector<std::string> words{"hotswap"};
-  words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+  if (both) posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
   pid_t pid = 0;
   std::fflush(nullptr);
-  const int code = posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, argv.data(), environ);
+  const int code = posix_spawnp(&pid, program.c_str(), &actions, nullptr, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   close(ends[1]);
-  if (code != 0) failed("to start", code);
+  if (code != 0) {
+    throw Error({.wanted = "to start " + program, .got = std::strerror(code), .next = "install it, or name another"});
+  }
 
   char* line = nullptr;
   size_t capacity = 0;
@@ -54,6 +56,18 @@ int run_self(const std::vector<std::string>& arguments, const std::function<void
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+}  // namespace
+
+int run_self(const std::vector<std::string>& arguments, const OnLine& on_line) {
+  std::vector<std::string> words{"hotswap"};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  return run("/proc/self/exe", std::move(words), false, on_line);
+}
+
+int run_program(const std::vector<std::string>& words, const OnLine& on_line) {
+  return run(words.at(0), words, true, on_line);
 }
 
 }  // namespace hotswap

@@ -11,4 +11,7 @@ namespace hotswap {
 // status; 128 + n when signal n ended it.
 int run_self(const std::vector<std::string>& arguments, const std::function<void(const std::string& line)>& on_line);
 
+// Any program, found on PATH: words[0] and its arguments, no shell. on_line gets each line of stdout and stderr.
+int run_program(const std::vector<std::string>& words, const std::function<void(const std::string& line)>& on_line);
+
 }  // namespace hotswap

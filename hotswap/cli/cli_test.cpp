@@ -19,28 +19,13 @@ namespace {
 
 namespace fs = std::filesystem;
 using test_support::Cli;
+using test_support::CliModel;
+using test_support::keys;
+using test_support::Keys;
+using test_support::kModel;
+using test_support::kText;
 using test_support::Outcome;
 using OutJson = nlohmann::json;
-
-const fs::path kModel = fs::path(HOTSWAP_SOURCE_DIR) / "../shared/data/models/stories260k";
-const fs::path kText = fs::path(HOTSWAP_SOURCE_DIR) / "../shared/data/text";
-
-class CliModel : public Cli {
- protected:
-  void SetUp() override {
-    Cli::SetUp();
-    if (!fs::is_directory(kModel)) GTEST_SKIP() << "no " << kModel << " here";
-  }
-  std::string model() const { return "--model " + kModel.string(); }
-  OutJson golden() const { return OutJson::parse(read_file(kModel / "golden.json")); }
-};
-
-std::set<std::string> keys(const OutJson& json) {
-  std::set<std::string> names;
-  for (const auto& [key, value] : json.items()) names.insert(key);
-  return names;
-}
-using Keys = std::set<std::string>;
 
 TEST_F(Cli, HelpIsEverywhere) {
   for (const char* verb : {"",
@@ -123,68 +108,6 @@ TEST_F(Cli, KernelHashCheckAndVerify) {
   EXPECT_EQ(run("kernel check " + at).status, 1);
   EXPECT_EQ(run("kernel verify --allow-unsigned " + at).status, 1);
   EXPECT_EQ(run("kernel verify --lock /nowhere " + at).status, 2);
-}
-
-// An installed package through Python's own kernels, offline, and through the cache's own verbs.
-TEST_F(Cli, InstalledPackagesAreFoundOffline) {
-  const OutJson norm = run_json("kernel info norm --json");
-  const fs::path package = fs::path(norm["path"].get<std::string>()).parent_path().parent_path();
-  const std::string at = "env HF_HOME=" + file("home").string() + " HF_HUB_OFFLINE=1 ";
-  const auto offline = [&](const std::string& arguments) { return run_with(at, arguments); };
-  const Outcome unnamed = offline("kernel install " + package.string());
-  EXPECT_EQ(unnamed.status, 1);
-  EXPECT_NE(unnamed.err.find("--as ORG/NAME"), std::string::npos) << unnamed.err;
-  const Outcome installed = offline("kernel install " + package.string() + " --as acme/norm --json");
-  ASSERT_EQ(installed.status, 0) << installed.err;
-  const OutJson done = OutJson::parse(installed.out);
-  EXPECT_EQ(keys(done), (Keys{"bytes", "commit", "path", "replaced", "repo", "variants", "version"}));
-
-  const OutJson listed = OutJson::parse(offline("cache ls --json").out);
-  ASSERT_EQ(listed.size(), 1u);
-  EXPECT_EQ(keys(listed[0]), (Keys{"bytes", "name", "path", "revisions", "type", "unfinished"}));
-  EXPECT_EQ(listed[0]["name"], "acme/norm");
-  EXPECT_EQ(listed[0]["revisions"][0]["commit"], done["commit"]);
-  EXPECT_EQ(listed[0]["revisions"][0]["refs"], OutJson::array({"v1"}));
-  EXPECT_EQ(listed[0]["revisions"][0]["bytes"], done["bytes"]);
-  EXPECT_NE(offline("cache ls").out.find("acme/norm"), std::string::npos);
-  EXPECT_EQ(offline("cache verify").status, 0);
-
-  write_file(file("use.py"),
-             "import kernels, torch\n"
-             "norm = kernels.get_kernel('acme/norm', version=1, backend='cpu')\n"
-             "x, w = torch.arange(12.).reshape(3, 4), torch.ones(4)\n"
-             "want = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)\n"
-             "before = norm._ops.ops.call_count('rms_norm')\n"
-             "torch.testing.assert_close(norm.rms_norm(x, w, 1e-6, 0.0, 'llama'), want)\n"
-             "assert norm._ops.ops.call_count('rms_norm') == before + 1\n"
-             "print(norm.__file__)\n");
-  const std::string python = HOTSWAP_TEST_PYTHON;
-  if (std::system((python + " -c 'import kernels' >/dev/null 2>&1").c_str()) == 0) {
-    const std::string line = "env -u KERNELS_CACHE -u LOCAL_KERNELS -u HF_HUB_CACHE HF_HOME=" + file("home").string() +
-                             " HF_HUB_OFFLINE=1 " + python + " " + file("use.py").string() + " >" +
-                             file("python").string() + " 2>&1";
-    EXPECT_EQ(std::system(line.c_str()), 0) << read_file(file("python"));
-    EXPECT_NE(read_file(file("python")).find(done["path"].get<std::string>()), std::string::npos)
-        << "from the cache, not from elsewhere: " << read_file(file("python"));
-  }
-
-  // One byte of a blob: found, named, removed.
-  const fs::path library = fs::canonical(fs::path(done["path"].get<std::string>()) / "build" /
-                                         done["variants"][0].get<std::string>() / "layers.json");
-  std::string bytes = read_file(library);
-  bytes[0] = ' ';
-  write_file(library, bytes);
-  const Outcome broken = offline("cache verify --json");
-  EXPECT_EQ(broken.status, 1);
-  EXPECT_EQ(OutJson::parse(broken.out)["problems"][0]["path"], library.string());
-  EXPECT_EQ(offline("cache verify --remove acme/norm").status, 1);
-  EXPECT_FALSE(fs::exists(library));
-  EXPECT_EQ(offline("cache rm acme/nothing").status, 1);
-  EXPECT_EQ(offline("cache rm acme/norm@v7").status, 1);
-  EXPECT_EQ(offline("cache rm ../../acme").status, 1);
-  EXPECT_NE(offline("cache rm acme/norm@v1 --dry-run").out.find("would remove"), std::string::npos);
-  EXPECT_EQ(OutJson::parse(offline("cache rm acme/norm --json").out)["kept"], OutJson::array());
-  EXPECT_EQ(OutJson::parse(offline("cache ls --json").out), OutJson::array());
 }
 
 TEST_F(Cli, EnvAndKernelList) {

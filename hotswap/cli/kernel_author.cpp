@@ -1,7 +1,9 @@
-// kernel install: what a kernel's author does with a package of his own.
+// kernel init, build, install: what a kernel's author does with a package of his own.
 #include <cstdio>
 
 #include "hotswap/base/error.h"
+#include "hotswap/cli/kernel_build.h"
+#include "hotswap/cli/kernel_scaffold.h"
 #include "hotswap/cli/verbs.h"
 #include "hotswap/hub/build_toml.h"
 #include "hotswap/hub/install.h"
@@ -50,9 +52,40 @@ void install(const InstallFlags& flags) {
               done.repo.c_str(), static_cast<long long>(done.version));
 }
 
+void init(const Scaffold& given) {
+  Scaffold scaffold = given;
+  if (scaffold.name.empty()) scaffold.name = fs::absolute(scaffold.folder).lexically_normal().filename().string();
+  for (const std::string& name : write_scaffold(scaffold)) std::printf("%s\n", (scaffold.folder / name).c_str());
+  std::fprintf(stderr, "now: hotswap kernel build %s && python %s/tests/test_*.py\n", scaffold.folder.c_str(),
+               scaffold.folder.c_str());
+}
+
+void build(const fs::path& package, bool verbose) {
+  const BuiltVariant built = build_package(package, verbose);
+  std::printf("%s\n", built.folder.c_str());
+  if (built.other_backends.empty()) return;
+  std::fprintf(stderr, "not built here: %s\n", join(built.other_backends).c_str());
+}
+
 }  // namespace
 
 void add_kernel_authoring(CLI::App& kernel) {
+  auto scaffold = std::make_shared<Scaffold>();
+  auto* init_verb = kernel.add_subcommand(
+      "init", "Write a package to start from: one op for the CPU with its backward, that builds and passes its tests");
+  init_verb->add_option("DIR", scaffold->folder, "A folder that is not there yet")->required();
+  init_verb->add_option("--name", scaffold->name, "The package's name, default DIR's");
+  init_verb->add_option("--repo", scaffold->repo, "ORG/NAME, its place on the Hub");
+  init_verb->callback([scaffold] { init(*scaffold); });
+
+  auto package = std::make_shared<std::string>();
+  auto verbose = std::make_shared<bool>(false);
+  auto* build_verb = kernel.add_subcommand(
+      "build", "Build a package's CPU variant for this machine from its build.toml, and check digests and ABI");
+  build_verb->add_option("DIR", *package, "A package's source")->required()->check(CLI::ExistingDirectory);
+  build_verb->add_flag("--verbose", *verbose, "Show the compiler's command lines");
+  build_verb->callback([package, verbose] { build(*package, *verbose); });
+
   auto flags = std::make_shared<InstallFlags>();
   auto* verb = kernel.add_subcommand(
       "install", "Put a built package into the Hub's cache: Python and hotswap then find it offline by its name");

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 
 #include "hotswap/base/file.h"
@@ -53,5 +54,27 @@ class Cli : public testing::Test {
  private:
   std::filesystem::path folder_;
 };
+
+inline const std::filesystem::path kModel =
+    std::filesystem::path(HOTSWAP_SOURCE_DIR) / "../shared/data/models/stories260k";
+inline const std::filesystem::path kText = std::filesystem::path(HOTSWAP_SOURCE_DIR) / "../shared/data/text";
+
+// With the small real model of the shared data; skipped where that is not.
+class CliModel : public Cli {
+ protected:
+  void SetUp() override {
+    Cli::SetUp();
+    if (!std::filesystem::is_directory(kModel)) GTEST_SKIP() << "no " << kModel << " here";
+  }
+  std::string model() const { return "--model " + kModel.string(); }
+  nlohmann::json golden() const { return nlohmann::json::parse(read_file(kModel / "golden.json")); }
+};
+
+using Keys = std::set<std::string>;
+inline Keys keys(const nlohmann::json& json) {
+  Keys names;
+  for (const auto& [key, value] : json.items()) names.insert(key);
+  return names;
+}
 
 }  // namespace hotswap::test_support

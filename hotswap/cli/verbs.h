@@ -12,7 +12,7 @@ void add_tokenize(CLI::App& app);
 void add_kernelize(CLI::App& app);
 void add_kernel(CLI::App& app);
 void add_kernel_checks(CLI::App& kernel);     // hash, check and verify, below `kernel`
-void add_kernel_authoring(CLI::App& kernel);  // install, below `kernel`
+void add_kernel_authoring(CLI::App& kernel);  // init, build, install, below `kernel`
 void add_kernel_hub(CLI::App& kernel);        // versions and has, below `kernel`
 void add_kernel_lock(CLI::App& kernel);       // lock, download and verify-signature, below `kernel`
 void add_download(CLI::App& app);

@@ -396,14 +396,15 @@ TEST(HubChild, DISABLED_Download) {
   HubOptions options = HubOptions::from_env();
   options.parallel_from = options.segment = 2 << 20;
   Hub hub(options);
-  const std::string content = read_file(hub.file(kRepo, "main", "x.bin"));
-  ASSERT_EQ(hash_of(content), hash_of(noise(12 << 20)));
+  const MappedFile file(hub.file(kRepo, "main", "x.bin"));
+  ASSERT_EQ(to_hex(sha256(file.bytes())), std::getenv("HOTSWAP_TEST_SHA256"));
 }
 
-pid_t start_child(const std::string& endpoint, const fs::path& cache) {
-  std::vector<std::string> env = {"HF_ENDPOINT=" + endpoint, "HF_HUB_CACHE=" + cache.string(),
+// sha256: what the file must be; else the child fails.
+pid_t start_child(const std::string& endpoint, const fs::path& cache, const std::string& sha256) {
+  std::vector<std::string> env = {"HF_ENDPOINT=" + endpoint,   "HF_HUB_CACHE=" + cache.string(),
                                   "HF_HOME=" + cache.string(), "HF_HUB_DISABLE_PROGRESS_BARS=1",
-                                  "HOME=" + cache.string()};
+                                  "HOME=" + cache.string(),    "HOTSWAP_TEST_SHA256=" + sha256};
   for (char** at = environ; *at != nullptr; ++at) {
     const std::string_view line = *at;
     if (line.rfind("LD_", 0) == 0 || line.rfind("ASAN_", 0) == 0 || line.rfind("UBSAN_", 0) == 0)
@@ -430,15 +431,20 @@ int status_of(pid_t pid) {
   return status;
 }
 
+// HOTSWAP_DOWNLOAD_MB=200 makes the file larger.
 TEST(Processes, ManyOfThemDownloadOnce) {
+  const char* given = std::getenv("HOTSWAP_DOWNLOAD_MB");
+  const int64_t size = (given ? std::atoi(given) : 24) * int64_t{1000000} + 1;
   const TempFolder served, cache;
-  served.write("models/acme/tiny/main/x.bin", noise(12 << 20));
+  const std::string content = noise(static_cast<size_t>(size));
+  served.write("models/acme/tiny/main/x.bin", content);
   HubServer server({.folder = served.path(), .large_from = 1});
   server.start();
+  const std::string want = hash_of(content);
   std::vector<pid_t> children;
-  for (int i = 0; i < 8; ++i) children.push_back(start_child(server.url(), cache.path()));
-  for (const pid_t child : children) EXPECT_EQ(status_of(child), 0);
-  EXPECT_EQ(server.bytes_sent(), 12 << 20);
+  for (int i = 0; i < 8; ++i) children.push_back(start_child(server.url(), cache.path(), want));
+  for (const pid_t child : children) EXPECT_EQ(status_of(child), 0) << "each has the right file";
+  EXPECT_EQ(server.bytes_sent(), size) << "one download's bytes";
   EXPECT_EQ(incomplete_files(cache.path()), 0u);
 }
 
@@ -463,13 +469,13 @@ TEST(Processes, KilledAtAnyMomentTheNextOneCompletes) {
         if (slow) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
     });
-    const pid_t child = start_child(server.url(), cache.path());
+    const pid_t child = start_child(server.url(), cache.path(), file.etag);
     std::this_thread::sleep_for(std::chrono::milliseconds(20 + random() % 150));
     ::kill(child, SIGKILL);
     killed += WIFSIGNALED(status_of(child)) ? 1 : 0;
     expect_clean(cache.path(), file.content);
     slow = false;
-    EXPECT_EQ(status_of(start_child(server.url(), cache.path())), 0);
+    EXPECT_EQ(status_of(start_child(server.url(), cache.path(), file.etag)), 0);
     expect_clean(cache.path(), file.content);
     EXPECT_EQ(incomplete_files(cache.path()), 0u) << "what the killed one left was gone on with";
   }

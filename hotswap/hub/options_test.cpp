@@ -1,9 +1,6 @@
 // The environment as huggingface_hub reads it; proxies and certificates, which libcurl and OpenSSL read.
 #include "hotswap/hub/options.h"
 
-#include <openssl/pem.h>
-#include <openssl/x509v3.h>
-
 #include <cstdlib>
 #include <map>
 #include <optional>
@@ -11,6 +8,7 @@
 #include "hotswap/base/test_support.h"
 #include "hotswap/hub/client.h"
 #include "hotswap/hub/server.h"
+#include "hotswap/hub/test_certificate.h"
 #include "hotswap/hub/test_server.h"
 
 namespace hotswap {
@@ -24,6 +22,7 @@ using test_support::Peer;
 using test_support::ScopedEnv;
 using test_support::ScriptServer;
 using test_support::TempFolder;
+using test_support::write_certificate;
 
 // A user's proxy is no business of tests that talk to this machine.
 class NoProxy : public testing::Environment {
@@ -124,32 +123,6 @@ TEST(Network, AProxyIsUsed) {
   HubClient client({.endpoint = "http://hub.invalid"});
   EXPECT_EQ(client.commit({RepoType::kModel, "a/b"}, "main"), std::string(40, 'a'));
   EXPECT_EQ(proxy.asked().at(0).target, "http://hub.invalid/api/models/a/b/revision/main");
-}
-
-// A certificate for 127.0.0.1, signed by itself.
-void write_certificate(const fs::path& certificate, const fs::path& key) {
-  EVP_PKEY* pair = EVP_EC_gen("P-256");
-  X509* x = X509_new();
-  X509_set_version(x, 2);
-  ASN1_INTEGER_set(X509_get_serialNumber(x), 1);
-  X509_gmtime_adj(X509_getm_notBefore(x), -3600);
-  X509_gmtime_adj(X509_getm_notAfter(x), 3600);
-  X509_set_pubkey(x, pair);
-  X509_NAME* name = X509_get_subject_name(x);
-  X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, reinterpret_cast<const unsigned char*>("test"), -1, -1, 0);
-  X509_set_issuer_name(x, name);
-  X509_EXTENSION* names = X509V3_EXT_conf_nid(nullptr, nullptr, NID_subject_alt_name, "IP:127.0.0.1");
-  X509_add_ext(x, names, -1);
-  X509_EXTENSION_free(names);
-  X509_sign(x, pair, EVP_sha256());
-  FILE* out = std::fopen(certificate.c_str(), "w");
-  PEM_write_X509(out, x);
-  std::fclose(out);
-  out = std::fopen(key.c_str(), "w");
-  PEM_write_PrivateKey(out, pair, nullptr, nullptr, 0, nullptr, nullptr);
-  std::fclose(out);
-  X509_free(x);
-  EVP_PKEY_free(pair);
 }
 
 TEST(Network, HttpsOnlyWithACertificateThatIsTrusted) {
