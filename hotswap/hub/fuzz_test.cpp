@@ -1,0 +1,204 @@
+// What each parser of this room must withstand: any bytes end in a value that keeps its promises, or in an Error.
+// Built with HOTSWAP_FUZZ_TARGET="names" and so on it is a libFuzzer program (`./x check --fuzz`); in the tests it runs
+// over the inputs that are kept in hotswap/hub/fuzz/<target>/.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "hotswap/base/error.h"
+#include "hotswap/base/file.h"
+#include "hotswap/base/log.h"
+#include "hotswap/hub/build_toml.h"
+#include "hotswap/hub/bundle.h"
+#include "hotswap/hub/client.h"
+#include "hotswap/hub/http.h"
+#include "hotswap/hub/kernel_ref.h"
+#include "hotswap/hub/lockfile.h"
+#include "hotswap/hub/metadata.h"
+#include "hotswap/hub/text.h"
+#include "hotswap/hub/trust.h"
+#include "hotswap/hub/trust_root.h"
+#include "hotswap/hub/url.h"
+#include "hotswap/hub/variant.h"
+#include "hotswap/hub/version.h"
+
+namespace hotswap {
+namespace {
+
+// A broken promise: libFuzzer keeps the input, a test dies.
+void must(bool holds, const char* promise) {
+  if (holds) return;
+  std::fprintf(stderr, "broken: %s\n", promise);
+  std::abort();
+}
+
+void stays_inside(const std::string& path, const char* what) {
+  try {
+    check_relative_path(path, what);
+  } catch (const Error&) {
+    must(false, what);
+  }
+}
+
+void names(const std::string& text) {
+  const KernelRef ref(text);
+  if (!ref.is_path()) must(KernelRef(ref.str()) == ref, "a name means the same when it is written out");
+  if (!ref.repo().empty()) check_repo({RepoType::kKernel, ref.repo()});
+}
+
+void versions(const std::string& text) {
+  if (const auto version = Version::try_parse(text))
+    must(Version::parse(version->str()) == *version, "a version's text");
+  SpecifierSet::parse(text).contains(Version::parse("2.2"));
+}
+
+void variants(const std::string& text) {
+  static const System system{.torch = {{2, 11}}, .backend = *Backend::parse("cu130")};
+  if (const auto name = VariantName::parse(text)) {
+    must(name->str() == text, "a variant's name goes there and back");
+    must(text.find('/') == text.npos && text.find("..") == text.npos, "a variant is no path");
+  }
+  choose_variant(std::vector<std::string>{text, "torch-cuda"}, system).trace_lines();
+}
+
+void metadata(const std::string& text) {
+  const KernelMetadata m = parse_metadata(text, "metadata.json");
+  must(is_identifier(m.id) && is_kernel_name(m.name), "an id and a name");
+  if (!m.digests) return;
+  for (const auto& [name, hash] : m.digests->files) must(is_inside(name), "a digest's files are inside");
+}
+
+void lock(const std::string& text) {
+  const std::string again = Lockfile::parse(text, "lock").text();
+  must(Lockfile::parse(again, "lock").text() == again, "a lock's text is stable");
+}
+
+void build_toml(const std::string& text) {
+  static const std::filesystem::path folder = [] {
+    std::string name = (std::filesystem::temp_directory_path() / "hotswap-fuzz-XXXXXX").string();
+    return std::filesystem::path(::mkdtemp(name.data()));
+  }();
+  const std::filesystem::path file = folder / "build.toml";
+  replace_file(file, text);
+  struct Remove {
+    ~Remove() {
+      std::error_code ignored;
+      std::filesystem::remove_all(folder, ignored);
+      std::filesystem::create_directory(folder, ignored);
+    }
+  } remove;
+  check_build(read_build_toml(file), folder);
+}
+
+// The first byte says which answer it is.
+void answers(const std::string& text) {
+  static const std::string kSha(40, 'a');
+  if (text.empty()) return;
+  const std::string body = text.substr(1);
+  switch (text[0]) {
+    case 't':
+      for (const TreeEntry& entry : parse_tree(body, "tree")) {
+        stays_inside(entry.path, "a tree's path");
+        if (!entry.folder) stays_inside(entry.etag(), "a blob's name");
+        must(entry.size >= 0, "a size");
+      }
+      return;
+    case 'r':
+      for (const RepoRef& ref : parse_refs(body, "refs").branches) {
+        must(is_commit(ref.commit), "a commit");
+        stays_inside(ref.name, "a branch");
+      }
+      return;
+    case 'h': {
+      HttpResponse head{.status = 200, .url = "http://h/x", .headers = {{"x-repo-commit", kSha}}, .body = ""};
+      for (const char* name : {"ratelimit", "retry-after", "link", "content-length", "content-range"}) {
+        head.headers[name] = body;
+      }
+      must(asked_wait(head, 0) >= -1, "a wait");
+      link_next(body);
+      hub_error({.status = 429, .url = body, .headers = head.headers, .body = body}, "x");
+      head.headers["etag"] = body;
+      const FileMeta meta = parse_file_meta(head);
+      stays_inside(meta.etag, "an etag");
+      must(meta.size >= 0, "a size");
+      return;
+    }
+    case 'u': {
+      url_shown(body);
+      const std::string origin = url_origin(url_resolve("https://hub.example/a/b", body));
+      must(url_names_host(body) || origin == "https://hub.example:443", "what names no host stays where it was");
+      return;
+    }
+    default:
+      versions(body);
+  }
+}
+
+void bundle(const std::string& text) {
+  try {
+    Bundle::parse(text, "bundle");
+  } catch (const Error&) {
+  }
+  TrustRoot::parse(text, "root");
+}
+
+struct Target {
+  const char* name;
+  void (*run)(const std::string& text);
+};
+constexpr Target kTargets[] = {{"names", names},  {"variants", variants},     {"metadata", metadata},
+                               {"lock", lock},    {"build_toml", build_toml}, {"answers", answers},
+                               {"bundle", bundle}};
+
+void run(const Target& target, const std::string& text) {
+  try {
+    target.run(text);
+  } catch (const Error&) {  // the only way out but a value
+  }
+}
+
+}  // namespace
+}  // namespace hotswap
+
+#ifdef HOTSWAP_FUZZ_TARGET
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const hotswap::Target& target = []() -> const hotswap::Target& {
+    hotswap::set_log_level(hotswap::LogLevel::kError);
+    for (const hotswap::Target& one : hotswap::kTargets) {
+      if (one.name == std::string_view(HOTSWAP_FUZZ_TARGET)) return one;
+    }
+    std::abort();
+  }();
+  hotswap::run(target, std::string(reinterpret_cast<const char*>(data), size));
+  return 0;
+}
+
+#else
+
+#include <gtest/gtest.h>
+
+namespace hotswap {
+namespace {
+
+// Seeds, and what the fuzzers found: each a file of its own.
+TEST(FuzzCorpus, EveryKeptInputEndsInAValueOrAnError) {
+  for (const Target& target : kTargets) {
+    int inputs = 0;
+    const auto folder = std::filesystem::path(HOTSWAP_SOURCE_DIR) / "hotswap/hub/fuzz" / target.name;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      SCOPED_TRACE(entry.path().string());
+      run(target, read_file(entry.path()));
+      ++inputs;
+    }
+    EXPECT_GT(inputs, 0) << target.name;
+  }
+}
+
+}  // namespace
+}  // namespace hotswap
+
+#endif
