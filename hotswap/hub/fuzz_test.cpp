@@ -18,7 +18,9 @@
 #include "hotswap/hub/kernel_ref.h"
 #include "hotswap/hub/lockfile.h"
 #include "hotswap/hub/metadata.h"
+#include "hotswap/hub/signature.h"
 #include "hotswap/hub/text.h"
+#include "hotswap/hub/transparency.h"
 #include "hotswap/hub/trust.h"
 #include "hotswap/hub/trust_root.h"
 #include "hotswap/hub/url.h"
@@ -138,10 +140,18 @@ void answers(const std::string& text) {
 }
 
 void bundle(const std::string& text) {
-  try {
-    Bundle::parse(text, "bundle");
-  } catch (const Error&) {
-  }
+  const auto quietly = [](const auto& call) {
+    try {
+      call();
+    } catch (const Error&) {
+    }
+  };
+  quietly([&] { verify_inclusion(Bundle::parse(text, "bundle").entry); });
+  quietly([&] {
+    static const TrustRoot sigstore = TrustRoot::current();
+    verify_bundle("hello world", text, sigstore, default_signers());
+    must(false, "nobody has signed what a fuzzer made");
+  });
   TrustRoot::parse(text, "root");
 }
 

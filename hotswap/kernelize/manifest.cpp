@@ -8,6 +8,7 @@
 #include "hotswap/hub/kernel_ref.h"
 #include "hotswap/hub/text.h"
 #include "hotswap/kernelize/contracts.h"
+#include "hotswap/kernelize/foreign.h"
 
 namespace hotswap {
 namespace {
@@ -92,11 +93,7 @@ StandIn read_stand_in(const Json& json, const Manifest& m) {
 
 void read_layers(Manifest& m) {
   const fs::path file = m.folder / "layers.json";
-  if (!fs::exists(file)) {
-    throw Error({.wanted = "layers.json in " + m.folder.string(),
-                 .got = "a package without it: one for Python only",
-                 .next = "use a package that says which layers its ops serve"});
-  }
+  if (!fs::exists(file)) return adapt_foreign(m);
   const Json json = Json::read(file);
   json.only({"schema", "layers", "stands_in_for"});
   const auto schema = json.at<int64_t>("schema");
@@ -131,6 +128,7 @@ Manifest read_manifest(const fs::path& variant_folder, bool checked) {
   if (!checked) return m;
   const std::string library = m.library().filename().string();
   for (const std::string& needed : {std::string("layers.json"), library}) {
+    if (needed == "layers.json" && !m.adapter.empty()) continue;
     if (!m.digests->files.contains(needed)) {
       throw Error({.wanted = cat("the digest of '", needed, "' in ", (m.folder / "metadata.json").string()),
                    .got = "none",

@@ -37,7 +37,9 @@ struct Manifest : KernelMetadata {  // its digests are there, unless nobody chec
   bool checked = true;              // false: the user's policy takes its files as they are
   std::map<std::string, LayerEntry> layers;
   std::vector<StandIn> stands_in_for;
+  std::string adapter;  // the namespace of a foreign package's adapted ops (foreign.h); empty: the ops are its own
 
+  const std::string& op_namespace() const { return adapter.empty() ? id : adapter; }
   std::filesystem::path library() const { return folder / (id + ".abi3.so"); }
   // The layer by this name, or by the name that it has in the repository that this package stands in for. Null: none.
   const std::string* layer_named(const std::string& name, const std::string& repo) const;

@@ -147,6 +147,8 @@ TEST(Manifest, NotEvenJson) {
   expect_has(load(absent), {"metadata.json"});
   PackageCopy python_only("norm");
   fs::remove(python_only.variant() / "layers.json");
+  expect_has(load(python_only), {"layers.json", "'norm', whose ops are not known here", "activation, rotary, rmsnorm"});
+  fs::remove(python_only.library());
   expect_has(load(python_only), {"layers.json", "Python only"});
 }
 

@@ -12,6 +12,7 @@
 #include "hotswap/base/env.h"
 #include "hotswap/base/error.h"
 #include "hotswap/kernelize/device.h"
+#include "hotswap/kernelize/foreign.h"
 
 namespace hotswap {
 namespace {
@@ -61,12 +62,12 @@ void compare(const std::string& op, const std::string& signature, std::vector<st
 
 void check_schemas(const Manifest& m) {
   std::vector<std::string> wrong;
-  compare(m.id + "::call_count", "(str op) -> int", wrong);
+  compare(m.op_namespace() + "::call_count", "(str op) -> int", wrong);
   for (const auto& [name, layer] : m.layers) {
     const Contract& contract = *find_contract(layer.contract);
     for (const auto& [role, op] : layer.ops) {
       std::vector<std::string> differences;
-      compare(m.id + "::" + op, contract.roles.at(role), differences);
+      compare(m.op_namespace() + "::" + op, contract.roles.at(role), differences);
       for (const auto& text : differences) wrong.push_back(cat(name, " (", contract.name, " ", role, "): ", text));
     }
   }
@@ -100,7 +101,9 @@ void open_library(const Manifest& m) {
                  .got = cat("the op ", name.name, ", which something else has registered"),
                  .next = "load a package by hotswap alone"});
   }
-  if (dlopen(m.library().c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
+  // Foreign packages name PyModule_Create2 for Python's sake. Bound when called, it is never missed here.
+  const int when = m.adapter.empty() ? RTLD_NOW : RTLD_LAZY;
+  if (dlopen(m.library().c_str(), when | RTLD_LOCAL) == nullptr) {
     throw Error({.wanted = cat("to load ", m.library().string()), .got = dlerror(), .next = "rebuild the package"});
   }
 }
@@ -119,7 +122,7 @@ std::vector<std::string> variants_in(const fs::path& folder) {
 
 std::string PackageLayer::op(const std::string& role) const {
   const auto found = entry_.ops.find(role);
-  return found == entry_.ops.end() ? "" : package_.manifest().id + "::" + found->second;
+  return found == entry_.ops.end() ? "" : package_.manifest().op_namespace() + "::" + found->second;
 }
 
 bool PackageLayer::runs_on(const std::string& device_kind) const {
@@ -137,7 +140,8 @@ Package::Package(Manifest manifest) : manifest_(std::move(manifest)) {
 }
 
 int64_t Package::calls(const std::string& op) const {
-  const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow((manifest_.id + "::call_count").c_str(), "");
+  const auto handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow((manifest_.op_namespace() + "::call_count").c_str(), "");
   return handle.typed<int64_t(std::string_view)>().call(op);
 }
 
@@ -159,6 +163,7 @@ const Package& load_package(const Manifest& manifest) {
          .next = "give a changed package a new id, as its build does"});
   }
   if (!loaded.package) {
+    if (!manifest.adapter.empty()) register_adapter(manifest);
     check_schemas(manifest);
     loaded.package = std::make_unique<Package>(manifest);
   }
