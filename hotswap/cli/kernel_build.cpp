@@ -28,17 +28,17 @@ constexpr const char* kCpu = "x86_64";
 
 // Debian 12's g++ refers to symbols newer than manylinux_2_28 allows; defined here, hidden, nothing newer is needed.
 // kernels/common/manylinux.cpp has the story.
-constexpr const char* kManylinux = R"cpp(#include <sstream>
-                                         extern "C" {
-                                         extern __attribute__((visibility("hidden"))) char __libc_single_threaded;
-                                         char __libc_single_threaded = 0;
-                                         }
-                                         template std::basic_stringstream<char>::basic_stringstream();
-                                         template std::basic_ostringstream<char>::basic_ostringstream();
+constexpr const char* kManylinux = R"text(#include <sstream>
+extern "C" {
+extern __attribute__((visibility("hidden"))) char __libc_single_threaded;
+char __libc_single_threaded = 0;
+}
+template std::basic_stringstream<char>::basic_stringstream();
+template std::basic_ostringstream<char>::basic_ostringstream();
 #if __cplusplus >= 202002L
-                                         template std::string std::basic_stringbuf<char>::str() const&;
+template std::string std::basic_stringbuf<char>::str() const&;
 #endif
-)cpp";
+)text";
 
 bool is_source(const fs::path& file) {
   const std::string ending = file.extension().string();

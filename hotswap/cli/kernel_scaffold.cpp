@@ -33,43 +33,41 @@ backend = "cpu"
 depends = ["torch"]
 src = ["@PY@.h", "@PY@_cpu.cpp"]
 )toml"},
-    {"@PY@.h", R"cpp(// SiLU:  y = x s,  s = 1 / (1 + exp(-x));  dx = dy s (1 + x (1 - s)).  float32 in, out and
-                     // between.
+    {"@PY@.h", R"text(// SiLU:  y = x s,  s = 1 / (1 + exp(-x));  dx = dy s (1 + x (1 - s)).  float32 throughout.
 #pragma once
 
 #include <cstdint>
 
-                     namespace @PY @{
+namespace @PY@ {
 
-                         // n numbers each; the output may be an input.
-                         void silu(float* y, const float* x, int64_t n);
-                     void silu_backward(float* dx, const float* dy, const float* x, int64_t n);
+// n numbers each; the output may be an input.
+void silu(float* y, const float* x, int64_t n);
+void silu_backward(float* dx, const float* dy, const float* x, int64_t n);
 
-                     }  // namespace @PY@
-     )cpp"},
-    {"@PY@_cpu.cpp", R"cpp(#include "@PY@.h"
+}  // namespace @PY@
+)text"},
+    {"@PY@_cpu.cpp", R"text(#include <cmath>
 
-#include <cmath>
+#include "@PY@.h"
 
-                           namespace @PY @{
+namespace @PY@ {
 
-                               void silu(float* y, const float* x, int64_t n){for (int64_t i = 0; i < n; ++i) y[i] =
-                                                                                  x[i] / (1.f + std::exp(-x[i]));
-                           }
+void silu(float* y, const float* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] / (1.f + std::exp(-x[i]));
+}
 
-                           void silu_backward(float* dx, const float* dy, const float* x, int64_t n) {
-                             for (int64_t i = 0; i < n; ++i) {
-                               const float s = 1.f / (1.f + std::exp(-x[i]));
-                               dx[i] = dy[i] * s * (1.f + x[i] * (1.f - s));
-                             }
-                           }
+void silu_backward(float* dx, const float* dy, const float* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float s = 1.f / (1.f + std::exp(-x[i]));
+    dx[i] = dy[i] * s * (1.f + x[i] * (1.f - s));
+  }
+}
 
-                           }  // namespace @PY@
-     )cpp"},
+}  // namespace @PY@
+)text"},
     {"torch-ext/torch_binding.cpp",
-     R"cpp(// Schemas, checks, registrations: torch's stable ABI only, so that one binary serves every torch from 2.10
-           // on, and
-           // loads with and without Python.
+     R"text(// Schemas, checks, registrations: torch's stable ABI only, so that one binary serves every torch from 2.10 on,
+// and loads with and without Python.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -80,102 +78,100 @@ src = ["@PY@.h", "@PY@_cpu.cpp"]
 
 #include "../@PY@.h"
 
-           // One more level than torch's macros, so that TORCH_EXTENSION_NAME (the package's id, which the build gives)
-           // expands.
+// One more level than torch's macros, so that TORCH_EXTENSION_NAME (the package's id, from the build) expands.
 #define LIBRARY(ns, m) STABLE_TORCH_LIBRARY(ns, m)
 #define LIBRARY_IMPL(ns, key, m) STABLE_TORCH_LIBRARY_IMPL(ns, key, m)
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)
 
-           namespace {
+namespace {
 
-           using torch::headeronly::ScalarType;
-           using torch::stable::Tensor;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
 
-           constexpr int64_t kGrain = 8192;  // numbers a thread, at least
+constexpr int64_t kGrain = 8192;  // numbers a thread, at least
 
-           std::atomic<int64_t> silu_calls{0}, silu_bwd_calls{0};
+std::atomic<int64_t> silu_calls{0}, silu_bwd_calls{0};
 
-           void check_float(const Tensor& t, const char* what) {
-             if (t.scalar_type() == ScalarType::Float) return;
-             throw std::runtime_error(std::string(what) + ": wanted float32; got torch dtype number " +
-                                      std::to_string(int(t.scalar_type())) + "; cast it first");
-           }
+void check_float(const Tensor& t, const char* what) {
+  if (t.scalar_type() == ScalarType::Float) return;
+  throw std::runtime_error(std::string(what) + ": wanted float32; got torch dtype number " +
+                           std::to_string(int(t.scalar_type())) + "; cast it first");
+}
 
-           const float* read(const Tensor& t) { return static_cast<const float*>(t.data_ptr()); }
+const float* read(const Tensor& t) { return static_cast<const float*>(t.data_ptr()); }
 
-           Tensor silu(const Tensor& x) {
-             ++silu_calls;
-             check_float(x, "silu: x");
-             const Tensor in = torch::stable::contiguous(x);
-             Tensor y = torch::stable::empty_like(in);
-             float* out = static_cast<float*>(y.data_ptr());
-             torch::stable::parallel_for(0, in.numel(), kGrain, [&](int64_t begin, int64_t end) {
-               @PY @ ::silu(out + begin, read(in) + begin, end - begin);
-             });
-             return y;
-           }
+Tensor silu(const Tensor& x) {
+  ++silu_calls;
+  check_float(x, "silu: x");
+  const Tensor in = torch::stable::contiguous(x);
+  Tensor y = torch::stable::empty_like(in);
+  float* out = static_cast<float*>(y.data_ptr());
+  torch::stable::parallel_for(0, in.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    @PY@ ::silu(out + begin, read(in) + begin, end - begin);
+  });
+  return y;
+}
 
-           Tensor silu_bwd(const Tensor& dy, const Tensor& x) {
-             ++silu_bwd_calls;
-             check_float(x, "silu_bwd: x");
-             check_float(dy, "silu_bwd: dy");
-             if (dy.numel() != x.numel()) {
-               throw std::runtime_error("silu_bwd: wanted dy in the shape of x; got " + std::to_string(dy.numel()) +
-                                        " numbers for " + std::to_string(x.numel()) +
-                                        "; pass the gradient of the op's output");
-             }
-             const Tensor in = torch::stable::contiguous(x), grad = torch::stable::contiguous(dy);
-             Tensor dx = torch::stable::empty_like(in);
-             float* out = static_cast<float*>(dx.data_ptr());
-             torch::stable::parallel_for(0, in.numel(), kGrain, [&](int64_t begin, int64_t end) {
-               @PY @ ::silu_backward(out + begin, read(grad) + begin, read(in) + begin, end - begin);
-             });
-             return dx;
-           }
+Tensor silu_bwd(const Tensor& dy, const Tensor& x) {
+  ++silu_bwd_calls;
+  check_float(x, "silu_bwd: x");
+  check_float(dy, "silu_bwd: dy");
+  if (dy.numel() != x.numel()) {
+    throw std::runtime_error("silu_bwd: wanted dy in the shape of x; got " + std::to_string(dy.numel()) +
+                             " numbers for " + std::to_string(x.numel()) + "; pass the gradient of the op's output");
+  }
+  const Tensor in = torch::stable::contiguous(x), grad = torch::stable::contiguous(dy);
+  Tensor dx = torch::stable::empty_like(in);
+  float* out = static_cast<float*>(dx.data_ptr());
+  torch::stable::parallel_for(0, in.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    @PY@ ::silu_backward(out + begin, read(grad) + begin, read(in) + begin, end - begin);
+  });
+  return dx;
+}
 
-           // Which path ran? Tests ask.
-           int64_t call_count(std::string op) {
-             if (op == "silu") return silu_calls;
-             if (op == "silu_bwd") return silu_bwd_calls;
-             throw std::runtime_error("call_count: wanted silu or silu_bwd; got '" + op + "'");
-           }
+// Which path ran? Tests ask.
+int64_t call_count(std::string op) {
+  if (op == "silu") return silu_calls;
+  if (op == "silu_bwd") return silu_bwd_calls;
+  throw std::runtime_error("call_count: wanted silu or silu_bwd; got '" + op + "'");
+}
 
-           }  // namespace
+}  // namespace
 
-           LIBRARY(TORCH_EXTENSION_NAME, m) {
-             m.def("silu(Tensor x) -> Tensor");
-             m.def("silu_bwd(Tensor dy, Tensor x) -> Tensor");
-             m.def("call_count(str op) -> int");
-           }
+LIBRARY(TORCH_EXTENSION_NAME, m) {
+  m.def("silu(Tensor x) -> Tensor");
+  m.def("silu_bwd(Tensor dy, Tensor x) -> Tensor");
+  m.def("call_count(str op) -> int");
+}
 
-           LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) {
-             m.impl("silu", TORCH_BOX(&silu));
-             m.impl("silu_bwd", TORCH_BOX(&silu_bwd));
-           }
+LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) {
+  m.impl("silu", TORCH_BOX(&silu));
+  m.impl("silu_bwd", TORCH_BOX(&silu_bwd));
+}
 
-           LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) { m.impl("call_count", TORCH_BOX(&call_count)); }
+LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) { m.impl("call_count", TORCH_BOX(&call_count)); }
 
-           // Python imports the library as an empty module. Made without Python.h, by a weak symbol: a process without
-           // Python can dlopen the same file. The struct is the stable ABI's PyModuleDef (Python >= 3.9).
-           namespace {
-           struct ModuleDef {
-             intptr_t refcount = 1;
-             void* type = nullptr;
-             void *init = nullptr, *index = nullptr, *copy = nullptr;
-             const char *name = "ext", *doc = nullptr;
-             intptr_t size = 0;
-             void *methods = nullptr, *slots = nullptr, *traverse = nullptr, *clear = nullptr, *free = nullptr;
-           };
-           }  // namespace
-           extern "C" {
-           __attribute__((weak)) void* PyModule_Create2(ModuleDef*, int);
-           __attribute__((visibility("default"))) void* CAT(PyInit_, TORCH_EXTENSION_NAME)() {
-             static ModuleDef def;
-             return PyModule_Create2(&def, 3);
-           }
-           }
-     )cpp"},
+// Python imports the library as an empty module. Made without Python.h, by a weak symbol: a process without
+// Python can dlopen the same file. The struct is the stable ABI's PyModuleDef (Python >= 3.9).
+namespace {
+struct ModuleDef {
+  intptr_t refcount = 1;
+  void* type = nullptr;
+  void *init = nullptr, *index = nullptr, *copy = nullptr;
+  const char *name = "ext", *doc = nullptr;
+  intptr_t size = 0;
+  void *methods = nullptr, *slots = nullptr, *traverse = nullptr, *clear = nullptr, *free = nullptr;
+};
+}  // namespace
+extern "C" {
+__attribute__((weak)) void* PyModule_Create2(ModuleDef*, int);
+__attribute__((visibility("default"))) void* CAT(PyInit_, TORCH_EXTENSION_NAME)() {
+  static ModuleDef def;
+  return PyModule_Create2(&def, 3);
+}
+}
+)text"},
     {"torch-ext/@PY@/__init__.py", R"py("""SiLU for the CPU: the op with fake and autograd, the layer in `layers`."""
 
 import torch
