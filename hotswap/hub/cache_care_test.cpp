@@ -1,10 +1,10 @@
 // The cache listed, verified and emptied: exact sizes, every kind of damage, nothing gone that was not named.
 #include "hotswap/hub/cache_care.h"
 
+#include "hotswap/base/test_support.h"
 #include "hotswap/hub/cache_names.h"
 #include "hotswap/hub/hub.h"
 #include "hotswap/hub/server.h"
-#include "hotswap/base/test_support.h"
 
 namespace hotswap {
 namespace {

@@ -1,11 +1,11 @@
 // A built package in the cache: what is written, what is refused, and that nothing is visible before all is there.
 #include "hotswap/hub/install.h"
 
+#include "hotswap/base/test_support.h"
 #include "hotswap/hub/digest.h"
 #include "hotswap/hub/get_kernel.h"
 #include "hotswap/hub/hub.h"
 #include "hotswap/hub/server.h"
-#include "hotswap/base/test_support.h"
 
 namespace hotswap {
 namespace {
