@@ -91,7 +91,8 @@ std::vector<std::shared_ptr<const ServedRevision>> ServedRepos::revisions(const 
 
 std::shared_ptr<const ServedRevision> ServedRepos::find(const Repo& repo, const std::string& wanted) {
   for (const auto& revision : revisions(repo)) {
-    if (revision->name == wanted || revision->commit == wanted) return revision;
+    const std::string full = cat(revision->tag ? "refs/tags/" : "refs/heads/", revision->name);  // as refs has it
+    if (revision->name == wanted || revision->commit == wanted || full == wanted) return revision;
   }
   return nullptr;
 }
