@@ -271,13 +271,15 @@ TEST_F(KernelsOfTheHub, WhatCannotRunHere) {
   TinyModel model;
   PackageCopy python("norm");
   fs::remove(python.variant() / "layers.json");
+  fs::remove(python.library());
+  python.edit_metadata([](nlohmann::ordered_json& json) { json["name"] = "liger-kernels"; });
   python.sign();
   serve(python, "acme/python", "v1");
-  expect_has(refused("acme/python"), {"layers.json", "acme/python@", "for Python only"});
+  expect_has(refused("acme/python"), {"layers.json", "kernels--acme--python", "for Python only"});
   trust("kernels-community");
   serve(python, "kernels-community/liger_kernels", "main");
   expect_has(refused("kernels-community/liger_kernels@main:LigerRMSNorm"),
-             {"a bundled package stands in for", "LigerRMSNorm"});
+             {"the bundled package that stands in for it: hotswap/norm", "LigerRMSNorm"});
   trust("acme");
   // No variant that fits is no error: the layer stays stock and says what would help.
   const fs::path build = served.path() / "kernels/acme/newer/v1/build";

@@ -121,14 +121,6 @@ Result<ResolvedKernel> from_hub(const KernelRef& ref, const std::string& layer, 
   }
   if (!*kernel) return Reason{kernel->why()};
   const HubKernel& found = **kernel;
-  if (!fs::exists(found.folder / "layers.json")) {
-    const std::set<std::string> here = answered(ref, bundled).layers;
-    throw Error(
-        {.wanted = cat("a package with layers.json, which says what a host without Python may call, for ", layer),
-         .got = cat(found.place.str(), ", which is for Python only"),
-         .next = here.empty() ? "map the layer to another kernel"
-                              : cat("drop what follows '@': a bundled package stands in for its ", join(here))});
-  }
   return from_variant(read_manifest(found.folder, found.digest_checked), ref, layer, origin_of(found));
 }
 
