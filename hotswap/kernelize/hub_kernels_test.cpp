@@ -279,7 +279,7 @@ TEST_F(KernelsOfTheHub, WhatCannotRunHere) {
   trust("kernels-community");
   serve(python, "kernels-community/liger_kernels", "main");
   expect_has(refused("kernels-community/liger_kernels@main:LigerRMSNorm"),
-             {"the bundled package that stands in for it: hotswap/norm", "LigerRMSNorm"});
+             {"the bundled package that stands in for it: ", "hotswap/norm (LigerRMSNorm)"});
   trust("acme");
   // No variant that fits is no error: the layer stays stock and says what would help.
   const fs::path build = served.path() / "kernels/acme/newer/v1/build";

@@ -249,10 +249,19 @@ int64_t op_calls(const std::string& package, const std::string& op) {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   int64_t calls = 0;
+  bool loaded_one = false, known = false;
   for (const auto& [id, loaded] : all.by_id) {
-    if (loaded.package && (id == package || loaded.package->manifest().name == package)) {
-      calls += loaded.package->calls(op);
-    }
+    if (!loaded.package || (id != package && loaded.package->manifest().name != package)) continue;
+    loaded_one = true;
+    // Two packages may have one name, a bundled one and another of the Hub, and not the same ops.
+    const std::string name = loaded.package->manifest().op_namespace() + "::" + op;
+    if (!c10::Dispatcher::singleton().findSchema({name, ""})) continue;
+    known = true;
+    calls += loaded.package->calls(op);
+  }
+  if (loaded_one && !known) {
+    throw Error(
+        {.wanted = cat("an op of the package ", package), .got = op, .next = "`hotswap kernel info` lists them"});
   }
   return calls;
 }
