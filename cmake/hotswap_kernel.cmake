@@ -87,6 +87,9 @@ function(hotswap_kernel name)
   add_custom_target(${name}_package ALL DEPENDS ${stamps})
   set_property(GLOBAL APPEND PROPERTY HOTSWAP_PACKAGES ${name}_package)
 
+  if(NOT HOTSWAP_HOST)
+    return()
+  endif()
   # Tests and benchmarks use the package through torch's dispatcher, as a host does; torch is their float64 reference.
   foreach(kind test bench)
     if(EXISTS "${dir}/${name}_${kind}.cpp")

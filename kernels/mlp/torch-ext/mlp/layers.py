@@ -29,5 +29,27 @@ class GeGLUMLP(nn.Module):
         return self.down_proj(ops.geglu(self.gate_proj(x), self.up_proj(x)))
 
 
+class PackedSwiGLUMLP(nn.Module):
+    """As SwiGLUMLP with gate and up in one projection (Phi-3); its halves are read where they lie."""
+
+    gate_up_proj: nn.Module
+    down_proj: nn.Module
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, hidden_states):
+        return self.down_proj(ops.swiglu(*self.gate_up_proj(hidden_states).chunk(2, dim=-1)))
+
+
+class PackedGeGLUMLP(nn.Module):
+    gate_up_proj: nn.Module
+    down_proj: nn.Module
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, hidden_states):
+        return self.down_proj(ops.geglu(*self.gate_up_proj(hidden_states).chunk(2, dim=-1)))
+
+
 LigerSwiGLUMLP = LigerTiledSwiGLUMLP = SwiGLUMLP
 LigerGEGLUMLP = LigerTiledGEGLUMLP = GeGLUMLP

@@ -33,6 +33,20 @@ class RMSNorm(nn.Module):
 LigerRMSNorm = RMSNorm
 
 
+class RMSNormCastLast(nn.Module):
+    """(weight * n).to(dtype), all in float32, whatever the class is called."""
+
+    weight: torch.Tensor
+    variance_epsilon: float
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, hidden_states):
+        if torch.is_grad_enabled() and (hidden_states.requires_grad or self.weight.requires_grad):
+            return ops.rms_norm_fwd(hidden_states, self.weight, self.variance_epsilon, 0.0, "gemma")[0]
+        return ops.rms_norm(hidden_states, self.weight, self.variance_epsilon, 0.0, "gemma")
+
+
 class RMSNormZeroCentered(nn.Module):
     """Scales by 1 + weight, all in float32 (Gemma, Qwen3.5)."""
 

@@ -1,0 +1,44 @@
+"""hotswap in Python: the kernel packages, and a thin face that binds them to models of transformers.
+
+    import hotswap
+    model = AutoModelForCausalLM.from_pretrained(name, kernel_config=hotswap.kernel_config())
+    print(hotswap.report(model))
+
+Nothing is loaded by the import itself; each name below brings its module when it is first used.
+"""
+
+import importlib
+
+_WHERE = {
+    "kernelize": "bind",
+    "unkernelize": "bind",
+    "report": "bind",
+    "kernel_config": "config",
+    "load": "packages",
+    "packages_folder": "packages",
+    "enable_for_trainer": "liger",
+}
+
+
+def __getattr__(name):
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("hotswap")
+    if name.startswith(("apply_liger_kernel_to_", "_apply_liger_kernel_to_")):
+        where = "liger"
+    elif name.lower().startswith("liger"):
+        where = "modules"
+    else:
+        where = _WHERE.get(name)
+    if where is None:
+        raise AttributeError(f"module 'hotswap' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"hotswap.{where}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    from hotswap import liger, modules
+
+    return sorted({*globals(), *_WHERE, *liger.__all__, *modules.__all__})

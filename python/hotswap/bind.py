@@ -1,0 +1,206 @@
+"""kernelize, unkernelize and report: which forward each module of a model runs.
+
+A bound module carries the forward of a package in its own dictionary, before its class's; weights and modules stay what
+they are, so taking it out again is exact. Nothing is done to classes, nor to other models.
+"""
+
+import os
+import types
+import weakref
+from dataclasses import dataclass, field
+from typing import Optional
+
+from torch import nn
+
+from hotswap import match
+from hotswap.packages import owner, package
+
+
+class _MISSING:  # a class: copies of a model see the same one
+    pass
+
+
+_BASELINE: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()  # model -> calls of each op when it was bound
+
+
+def check_options(options: dict) -> dict:
+    """Every option with its value; TypeError for one that does not exist."""
+    unknown = sorted(set(options) - set(match.OPTIONS))
+    if unknown:
+        raise TypeError(f"wanted options of {', '.join(match.OPTIONS)}; got {', '.join(unknown)}; leave it out")
+    return {**match.OPTIONS, **options}
+
+
+def _check_mode(mode) -> set:
+    """The names in a kernels.Mode, or in "training", "inference", "training|torch_compile"."""
+    if mode is None:
+        return set()
+    text = mode if isinstance(mode, str) else getattr(mode, "name", None) or str(mode)
+    names = {part.strip().removeprefix("Mode.").upper() for part in text.split("|")}
+    if not names <= {"INFERENCE", "TRAINING", "TORCH_COMPILE"} or not names & {"INFERENCE", "TRAINING"}:
+        raise ValueError(f"wanted a mode of inference or training, with torch_compile or not; got {mode}")
+    return names
+
+
+def _can(replacement: match.Replacement, mode: set) -> bool:
+    made_here = replacement.layer_class is None
+    has_backward = made_here or getattr(replacement.layer_class, "has_backward", False)
+    can_compile = made_here or getattr(replacement.layer_class, "can_torch_compile", False)
+    return (has_backward or "TRAINING" not in mode) and (can_compile or "TORCH_COMPILE" not in mode)
+
+
+def _slot(module: nn.Module) -> str:
+    # accelerate's hooks hold the forward that they call under this name
+    return "_old_forward" if "_old_forward" in module.__dict__ else "forward"
+
+
+def _put(module: nn.Module, name: str, value) -> None:
+    module.__dict__.setdefault("_hotswap", {}).setdefault(name, module.__dict__.get(name, _MISSING))
+    module.__dict__[name] = value
+
+
+def _bind(module: nn.Module, replacement: match.Replacement) -> None:
+    if replacement.option == "cross_entropy":
+        _put(module, "_loss_function", replacement.forward)
+        return
+    if replacement.option == "fused_linear_cross_entropy":
+        from hotswap.loss import head_forward
+
+        _put(module.lm_head, _slot(module.lm_head), types.MethodType(head_forward, module.lm_head))
+    _put(module, _slot(module), types.MethodType(replacement.forward, module))
+
+
+def enabled() -> bool:
+    """USE_HUB_KERNELS=0, OFF or NO switches every kernel off, here as in transformers."""
+    return os.environ.get("USE_HUB_KERNELS", "YES").upper() not in ("0", "OFF", "NO", "FALSE")
+
+
+def kernelize(model: nn.Module, mode=None, strict: bool = False, **options) -> nn.Module:
+    """Binds our kernels to every layer of `model` that computes what one of them computes; returns the model.
+
+    mode: None for every mode, and then train() and eval() need nothing; or as kernels.Mode, to leave out layers that
+    lack it. strict: RuntimeError, and nothing changed, where a layer that looks like one of ours stays stock.
+    options: rms_norm, layer_norm, rope, mlp, activation, cross_entropy (all on), and fused_linear_cross_entropy (off:
+    with it a training forward gives a loss and no logits). Bound anew each time: what was bound before is taken out.
+    """
+    options, mode = check_options(options), _check_mode(mode)
+    chosen, ops = [], set()
+    for module in model.modules() if enabled() else ():
+        found = match.matches(module)
+        ops |= {(r.package, op) for r in found for op in r.ops}
+        found = [r for r in found if options[r.option] and _can(r, mode)]
+        chosen += [(module, found[-1])] if found else []  # the fused loss goes before the plain one
+    # the activation of a gated MLP is part of its kernel
+    inside = {id(child) for module, r in chosen if r.option == "mlp" for child in module.children()}
+    chosen = [(module, r) for module, r in chosen if r.option != "activation" or id(module) not in inside]
+    if strict:
+        taken = {id(module) for module, _ in chosen}
+        missed = [
+            f"{name} ({type(module).__name__})"
+            for name, module in model.named_modules()
+            if match.looks_like(module) and id(module) not in taken
+        ]
+        if missed:
+            raise RuntimeError(f"strict: wanted a kernel for every layer; got none for {', '.join(missed)}")
+    _take_out(model)
+    for module, replacement in chosen:
+        _bind(module, replacement)
+    _BASELINE[model] = _counts(ops)
+    return model
+
+
+def _take_out(model: nn.Module) -> None:
+    for module in model.modules():
+        for name, before in module.__dict__.pop("_hotswap", {}).items():
+            if before is _MISSING:
+                module.__dict__.pop(name, None)
+            else:
+                module.__dict__[name] = before
+        if owner(_running(module)):  # bound by kernels' own kernelize
+            del module.__dict__["forward"]
+    _BASELINE.pop(model, None)
+
+
+def unkernelize(model: nn.Module) -> nn.Module:
+    """Takes every kernel of ours out again, also those that kernel_config() brought; returns the model."""
+    _take_out(model)
+    config = getattr(model, "kernel_config", None)
+    if config is not None and type(config).__module__ == "hotswap.config":
+        model.kernel_config, model._use_kernels = None, False
+    return model
+
+
+# ---- the report -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Row:
+    name: str  # of the module
+    layer: str
+    package: Optional[str]  # None: stock
+    version: Optional[int] = None
+    variant: Optional[str] = None
+    ops: tuple = ()
+    why: str = ""  # it is stock
+
+
+@dataclass
+class Report:
+    rows: list
+    calls: dict = field(default_factory=dict)  # "norm.rms_norm" -> calls in this process since the model was bound
+
+    def __str__(self):
+        lines = []
+        groups: dict = {}
+        for row in self.rows:
+            groups.setdefault((row.layer, row.package, row.version, row.variant, row.why), []).append(row.name)
+        for (layer, name, version, variant, why), names in groups.items():
+            where = f"{name} v{version} ({variant})" if name else f"stock: {why}"
+            first = names[0] or "the model"
+            lines.append(f"{layer:20} x{len(names):<4} {where:52} {first}{', ...' if len(names) > 1 else ''}")
+        lines += [f"{op:36} {count} calls" for op, count in sorted(self.calls.items()) if count]
+        return "\n".join(lines)
+
+
+def _counts(ops) -> dict:
+    return {f"{name}.{op}": package(name).calls(op) for name, op in ops}
+
+
+def _running(module: nn.Module):
+    return getattr(module.__dict__.get(_slot(module)), "__func__", None)
+
+
+def _bound(module: nn.Module, replacement: match.Replacement) -> bool:
+    if replacement.option == "cross_entropy":
+        return module.__dict__.get("_loss_function") is replacement.forward
+    return _running(module) is replacement.forward
+
+
+def report(model: nn.Module) -> Report:
+    """What every layer runs that is bound, could be, or looks as if: read from the modules as they are now."""
+    rows, ops = [], set()
+    for name, module in model.named_modules():
+        found = match.matches(module)
+        bound = next((r for r in found if _bound(module, r)), None)
+        if bound is not None:
+            made = package(bound.package)
+            rows.append(Row(name, bound.layer, made.name, made.version, made.variant, bound.ops))
+            ops |= {(bound.package, op) for op in bound.ops}
+        elif found and found[0].option != "activation":
+            rows.append(Row(name, found[0].layer, None, why="not bound"))
+        elif not found and (layer := match.looks_like(module)):
+            rows.append(Row(name, layer, None, why=f"{type(module).__name__} computes something else"))
+        rows += _func_rows(name, module)
+    counts = _counts(ops)
+    before = _BASELINE.get(model, {})
+    return Report(rows, {op: count - before.get(op, 0) for op, count in counts.items()})
+
+
+def _func_rows(name: str, module: nn.Module) -> list:
+    """Functions that kernels' own kernelize bound, for every model of the process."""
+    rows = []
+    for function_name, function in getattr(module, "_kernel_funcs", {}).items():
+        package_id = owner(getattr(function.__dict__.get("forward"), "__func__", None))
+        if package_id:
+            rows.append(Row(f"{name}.{function_name}", type(function).kernel_layer_name, package_id))
+    return rows

@@ -1,0 +1,176 @@
+"""Liger's names for whole models: apply_liger_kernel_to_<family>(), and what Trainer's use_liger_kernel=True calls.
+
+    hotswap.apply_liger_kernel_to_llama()              # every Llama that is made from now on
+    hotswap.apply_liger_kernel_to_llama(model=model)   # this one
+    hotswap.enable_for_trainer()                       # TrainingArguments(use_liger_kernel=True) runs on our kernels
+
+Options mean what they mean in Liger; one that a family does not have is an error.
+"""
+
+import functools
+import importlib
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+from inspect import Parameter, Signature
+from types import ModuleType
+from typing import NamedTuple
+
+from hotswap import bind
+
+
+class Family(NamedTuple):
+    module: str  # transformers.models.<this>
+    base: str  # its class, whose post_init every model of the family calls
+    options: dict  # Liger's for this family, with their defaults
+    lacks: tuple = ()  # options that we know and cannot do
+
+
+def _family(module, base, mlp="swiglu", lacks=(), **other):
+    options = {"rope": True, "cross_entropy": False, "fused_linear_cross_entropy": True, "rms_norm": True, mlp: True}
+    return Family(module, f"{base}PreTrainedModel", options | other, lacks)
+
+
+FAMILIES = {
+    "gemma": _family("gemma", "Gemma", "geglu"),
+    "gemma2": _family("gemma2", "Gemma2", "geglu"),
+    "gemma3_text": _family("gemma3", "Gemma3", "geglu"),
+    "glm4": _family("glm4", "Glm4", rope=False),
+    "gpt_oss": _family("gpt_oss", "GptOss", swiglu=False, lacks=("swiglu",)),
+    "granite": _family("granite", "Granite", cross_entropy=True, fused_linear_cross_entropy=False),
+    "llama": _family("llama", "Llama"),
+    "mistral": _family("mistral", "Mistral"),
+    "mixtral": _family("mixtral", "Mixtral"),
+    "olmo2": _family("olmo2", "Olmo2"),
+    "olmo3": _family("olmo3", "Olmo3"),
+    "phi3": _family("phi3", "Phi3"),
+    "qwen2": _family("qwen2", "Qwen2"),
+    "qwen3": _family("qwen3", "Qwen3"),
+    "qwen3_moe": _family("qwen3_moe", "Qwen3Moe"),
+    "smollm3": _family("smollm3", "SmolLM3"),
+}
+
+
+def _options(family: str, given: dict) -> dict:
+    """Liger's options of a family in our words: kernelize()'s."""
+    known = FAMILIES[family].options
+    if unknown := sorted(set(given) - set(known)):
+        raise TypeError(f"{family}: wanted options of {', '.join(known)}; got {', '.join(unknown)}; leave it out")
+    if lacking := [name for name in FAMILIES[family].lacks if given.get(name)]:
+        raise NotImplementedError(f"{family}: wanted {lacking[0]}=False; got True, and there is no such kernel; leave it out")
+    chosen = known | given
+    losses = ("cross_entropy", "fused_linear_cross_entropy")
+    if all(chosen[name] for name in losses):
+        if all(given.get(name) for name in losses):
+            raise ValueError("wanted one of cross_entropy and fused_linear_cross_entropy; got both; leave one out")
+        for name in losses:  # the one that was asked for goes before the default
+            chosen[name] = bool(given.get(name))
+    mlp = chosen.get("swiglu", chosen.get("geglu"))
+    return {
+        "rope": chosen["rope"],
+        "rms_norm": chosen["rms_norm"],
+        "mlp": mlp,
+        "activation": mlp,  # of experts
+        "layer_norm": False,
+        **{name: chosen[name] for name in losses},
+    }
+
+
+_applied: dict = {}  # class -> its own post_init
+
+
+def _apply_to_class(family: str, options: dict) -> None:
+    place = FAMILIES[family]
+    module = importlib.import_module(f"transformers.models.{place.module}.modeling_{place.module}")
+    base = getattr(module, place.base)
+    own = _applied.setdefault(base, base.__dict__.get("post_init"))
+    inherited = own or super(base, base).post_init
+
+    @functools.wraps(inherited)
+    def post_init(self):
+        inherited(self)
+        bind.kernelize(self, **options)
+
+    base.post_init = post_init
+
+
+def _apply(family: str, model=None, **options) -> None:
+    chosen = _options(family, options)
+    if model is None:
+        _apply_to_class(family, chosen)
+    else:
+        bind.kernelize(model, **chosen)
+
+
+def _named(family: str):
+    def apply(**options):
+        _apply(family, **options)
+
+    apply.__name__ = apply.__qualname__ = f"apply_liger_kernel_to_{family}"
+    words = {**FAMILIES[family].options, "model": None}
+    parameters = [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in words.items()]
+    apply.__signature__ = Signature(parameters)
+    apply.__doc__ = """With a model, this one is swapped; without, every one of the family that is made from now on.
+
+    With fused_linear_cross_entropy a training forward with labels gives a loss and no logits, as in Liger."""
+    return apply
+
+
+for _name in FAMILIES:
+    globals()[f"apply_liger_kernel_to_{_name}"] = _named(_name)
+
+
+def restore_classes() -> None:
+    """Models made from now on are stock again; those that are there stay as they are (unkernelize takes one model)."""
+    for base, own in _applied.items():
+        if own is None:
+            del base.post_init
+        else:
+            base.post_init = own
+    _applied.clear()
+
+
+def _apply_liger_kernel_to_instance(model, **options) -> None:
+    """What Trainer calls with use_liger_kernel=True. ValueError for a family that there is no apply function for."""
+    family = getattr(model.config, "model_type", None)
+    if family not in FAMILIES:
+        raise ValueError(f"wanted a model of {', '.join(FAMILIES)}; got {family}; call hotswap.kernelize(model) instead")
+    _apply(family, model, **options)
+
+
+def enable_for_trainer(shadow: bool = False) -> None:
+    """TrainingArguments(use_liger_kernel=True, liger_kernel_config={...}) runs on our kernels, in this process.
+
+    Trainer imports one function from `liger_kernel.transformers`: a module of that name that has it is put where imports
+    look. RuntimeError where liger_kernel is installed or imported, unless shadow=True says to go before it.
+    """
+    there = sys.modules.get("liger_kernel")
+    if getattr(there, "__hotswap__", False):
+        return
+    if not shadow and (there is not None or importlib.util.find_spec("liger_kernel") is not None):
+        raise RuntimeError(
+            "enable_for_trainer: wanted no liger_kernel; got an installed one; uninstall it, or pass shadow=True to go "
+            "before it in this process"
+        )
+    made = {}
+    for name in ("liger_kernel", "liger_kernel.transformers"):
+        module = made[name] = ModuleType(name, "hotswap's kernels under the name that Trainer imports")
+        module.__spec__ = ModuleSpec(name, None, is_package=True)
+        module.__path__, module.__version__, module.__hotswap__ = [], "0.8.5", True
+    made["liger_kernel"].transformers = made["liger_kernel.transformers"]
+    made["liger_kernel.transformers"]._apply_liger_kernel_to_instance = _apply_liger_kernel_to_instance
+    for name in [n for n in sys.modules if n == "liger_kernel" or n.startswith("liger_kernel.")]:
+        del sys.modules[name]
+    sys.modules.update(made)
+    from transformers.utils import import_utils
+
+    import_utils.is_liger_kernel_available.cache_clear()
+
+
+__all__ = [
+    "FAMILIES",
+    "_apply_liger_kernel_to_instance",
+    "enable_for_trainer",
+    "restore_classes",
+    *(f"apply_liger_kernel_to_{family}" for family in FAMILIES),
+]

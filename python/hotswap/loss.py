@@ -1,0 +1,154 @@
+"""The loss of a causal language model: over its logits, or straight from the hidden states without ever holding them."""
+
+import functools
+import inspect
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import CausalLMOutputWithPast, MoeCausalLMOutputWithPast
+from transformers.utils import can_return_tuple
+
+from hotswap.match import Replacement
+from hotswap.packages import load
+
+# Families whose head is: hidden states, lm_head, scaling or softcapping, ForCausalLMLoss, and for mixtures of experts
+# the balancing loss. python/tests/test_families.py holds each against the stock forward.
+FUSED_FAMILIES = frozenset(
+    "gemma gemma2 gemma3_text glm4 gpt_oss granite llama mistral mixtral olmo2 olmo3 phi3 qwen2 qwen3 qwen3_moe smollm3".split()
+)
+
+
+_package = load("loss")  # here, not in a call: torch.compile traces the calls
+_on_logits = _package.layers.ForCausalLMLoss.forward
+_linear_cross_entropy = _package.linear_cross_entropy
+
+
+def causal_lm_loss(
+    logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **kwargs
+):
+    """transformers' ForCausalLMLoss by our op; a plain function, as the model's own is."""
+    return _on_logits(None, logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels)
+
+
+def linear_causal_lm_loss(
+    hidden, weight, bias, labels, *, num_items_in_batch=None, ignore_index=-100, shift_labels=None, softcap=0.0
+):
+    """hidden [batch, time, dim], weight [vocab, dim], labels [batch, time]; as ForCausalLMLoss of the logits."""
+    if shift_labels is None:
+        shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    target = shift_labels.reshape(-1).to(hidden.device)
+    hidden = hidden.reshape(-1, hidden.shape[-1])
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    loss = _linear_cross_entropy(
+        hidden, weight, target, bias, ignore_index=ignore_index, softcap=softcap, reduction=reduction
+    )
+    if num_items_in_batch is None:
+        return loss
+    if torch.is_tensor(num_items_in_batch):
+        num_items_in_batch = num_items_in_batch.to(loss.device)
+    return loss / num_items_in_batch
+
+
+def head_forward(self, input, labels=None, **options):
+    """nn.Linear's forward, or with labels the loss. Inside the head's own call, so that FSDP's and ZeRO's hooks, which
+    gather its weight, run as ever."""
+    if labels is None and options.get("shift_labels") is None:
+        return nn.functional.linear(input, self.weight, self.bias)
+    return linear_causal_lm_loss(input, self.weight, self.bias, labels, **options)
+
+
+@functools.lru_cache(maxsize=None)
+def fused_forward(model_class: type):
+    """The forward of `model_class` that gives a loss without logits: in training whenever there are labels, else where
+    skip_logits=True asks for it. Without labels, and where logits are wanted, the class's own forward runs."""
+    stock = model_class.forward
+    balancing_loss = inspect.unwrap(stock).__globals__.get("load_balancing_loss_func")
+
+    @can_return_tuple
+    def without_logits(self, labels, logits_to_keep=0, output_router_logits=None, **kwargs):
+        config = self.config
+        if balancing_loss is not None:
+            if output_router_logits is None:
+                output_router_logits = config.output_router_logits
+            kwargs["output_router_logits"] = output_router_logits
+        outputs = self.model(**kwargs)
+        hidden = outputs.last_hidden_state
+        if not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            hidden = hidden[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep, :]
+        if (scaling := getattr(config, "logits_scaling", None)) is not None:
+            hidden = hidden / scaling
+        options = {k: kwargs[k] for k in ("num_items_in_batch", "ignore_index", "shift_labels") if k in kwargs}
+        softcap = getattr(config, "final_logit_softcapping", None) or 0.0
+        loss = self.lm_head(hidden, labels=labels, softcap=softcap, **options)
+        common = dict(
+            logits=None,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+        if balancing_loss is None:
+            return CausalLMOutputWithPast(loss=loss, **common)
+        aux_loss = None
+        if output_router_logits:
+            aux_loss = balancing_loss(
+                outputs.router_logits, self.num_experts, self.num_experts_per_tok, kwargs.get("attention_mask")
+            )
+            loss = loss + self.router_aux_loss_coef * aux_loss.to(loss.device)
+        return MoeCausalLMOutputWithPast(loss=loss, aux_loss=aux_loss, router_logits=outputs.router_logits, **common)
+
+    @functools.wraps(stock)  # Trainer and generate() read the signature
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        inputs_embeds=None,
+        labels=None,
+        use_cache=None,
+        skip_logits=None,
+        **kwargs,
+    ):
+        kwargs.update(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+        )
+        has_labels = labels is not None or kwargs.get("shift_labels") is not None
+        if skip_logits is None:
+            skip_logits = self.training and has_labels
+        if not skip_logits:
+            return stock(self, labels=labels, **kwargs)
+        if not has_labels:
+            raise ValueError("skip_logits=True: wanted labels or shift_labels; got neither; pass one, or leave it out")
+        return without_logits(self, labels, **kwargs)
+
+    return forward
+
+
+def is_fusable(model) -> bool:
+    """A head that is a plain linear layer, in a family that the forward above is right for."""
+    head = getattr(model, "lm_head", None)
+    return (
+        getattr(model.config, "model_type", None) in FUSED_FAMILIES
+        and type(model).__name__.endswith("ForCausalLM")
+        and isinstance(head, nn.Linear)
+        and type(head).forward is nn.Linear.forward
+    )
+
+
+def replacements(model) -> list[Replacement]:
+    ops = ("cross_entropy_fwd", "cross_entropy_bwd")
+    found = [Replacement("cross_entropy", "ForCausalLMLoss", "loss", ops, causal_lm_loss)]
+    if is_fusable(model):
+        ops = ("linear_cross_entropy", "linear_cross_entropy_fwd")
+        forward = fused_forward(type(model))
+        found.append(Replacement("fused_linear_cross_entropy", "LinearCrossEntropy", "loss", ops, forward))
+    return found

@@ -1,0 +1,288 @@
+"""Which forward of a package may stand in for a module's own.
+
+A replacement is bound only when it computes what the module's class computes: the class's forward is run on a few
+numbers beside the replacement's, once for each class. So no list of model families decides, the casting rules of norms
+are told apart, and a layer that looks right and is not stays as it is.
+"""
+
+import types
+from typing import Callable, NamedTuple, Optional
+
+import torch
+from torch import nn
+
+from hotswap.packages import load
+
+
+class Replacement(NamedTuple):
+    option: str  # the switch of kernelize() that turns it off
+    layer: str
+    package: str
+    ops: tuple[str, ...]  # forward, forward for training where it is another, backward
+    forward: Callable  # (self, ...) as the class's own
+    layer_class: Optional[type] = None  # of the package; None: the forward is made here
+
+
+OPTIONS = {
+    "rms_norm": True,
+    "layer_norm": True,
+    "rope": True,
+    "mlp": True,
+    "activation": True,
+    "cross_entropy": True,
+    "fused_linear_cross_entropy": False,
+}
+
+
+def _of_package(option, layer, package, ops):
+    layer_class = getattr(load(package).layers, layer)
+    return Replacement(option, layer, package, ops, layer_class.forward, layer_class)
+
+
+# ---- asking the class ---------------------------------------------------------------------------------------------
+
+_known: dict = {}  # (class, what else decides) -> Replacement or None
+
+
+def _numbers(*shape):  # like random ones, without touching the generator
+    return torch.sin(torch.arange(1, 1 + torch.Size(shape).numel(), dtype=torch.float32, device="cpu") * 12.9898).view(shape)
+
+
+def _shell(module: nn.Module, **parts) -> nn.Module:
+    """A module of the same class and plain attributes, with `parts` for its parameters and children."""
+    shell = object.__new__(type(module))
+    nn.Module.__init__(shell)
+    for name, value in vars(module).items():
+        if name not in shell.__dict__ and name not in ("forward", "_old_forward", "_hf_hook"):
+            shell.__dict__[name] = value
+    shell.training = True  # a dropout shows itself
+    for name, part in parts.items():
+        setattr(shell, name, part)
+    return shell
+
+
+def _stock_forward(module: nn.Module) -> Callable:
+    return type(module).forward
+
+
+def _same(got, want, limit) -> bool:
+    if isinstance(want, (tuple, list)):
+        return len(got) == len(want) and all(_same(g, w, limit) for g, w in zip(got, want))
+    return (
+        isinstance(got, torch.Tensor)
+        and isinstance(want, torch.Tensor)
+        and (got.shape, got.dtype) == (want.shape, want.dtype)
+        and bool((got.double() - want.double()).norm() <= limit * want.double().norm())
+    )
+
+
+def _agree(stock: Callable, ours: Callable, cases: list) -> bool:
+    """Do both give the same for every case (arguments, limit) that stock itself can do, and for one at least?"""
+    done = False
+    for arguments, limit in cases:
+        try:
+            want = stock(*arguments)
+        except Exception:  # whatever a foreign class raises on our numbers: it is not the formula that we know
+            continue
+        try:
+            got = ours(*arguments)
+        except RuntimeError:  # our op refuses what stock can do
+            return False
+        if not _same(got, want, limit):
+            return False
+        done = True
+    return done
+
+
+def _first(key, candidates: Callable[[], list], agree: Callable[[Replacement], bool]) -> Optional[Replacement]:
+    if key not in _known:
+        # Models are made under torch.device("meta"), in half precision, under autocast: none of it concerns the numbers.
+        with torch.device("cpu"), torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+            _known[key] = next((c for c in candidates() if agree(c)), None)
+    return _known[key]
+
+
+# ---- layers -------------------------------------------------------------------------------------------------------
+
+
+def _is_vector(module, name):
+    value = getattr(module, name, None)
+    return isinstance(value, torch.Tensor) and value.dim() == 1
+
+
+def _rms_norm(module):
+    if not type(module).__name__.endswith("RMSNorm") or not _is_vector(module, "weight"):
+        return None
+    ops = ("rms_norm", "rms_norm_fwd", "rms_norm_bwd")
+    names = [n for n in ("variance_epsilon", "eps") if isinstance(getattr(module, n, None), float)]
+    layers = {"variance_epsilon": ["RMSNormCastLast", "RMSNorm"], "eps": ["RMSNormZeroCentered"]}
+
+    def candidates():
+        return [_of_package("rms_norm", layer, "norm", ops) for n in names for layer in layers[n]]
+
+    def agree(candidate):
+        shell = _shell(module, weight=nn.Parameter(_numbers(16)))
+        x = _numbers(3, 5, 16) * torch.tensor([[1.0], [1e-3], [30.0], [1.0], [2.0]])  # small ones: epsilon counts
+        stock, ours = _stock_forward(module).__get__(shell), candidate.forward.__get__(shell)
+        # A float32 weight on bfloat16 shows what is cast when.
+        return _agree(stock, ours, [((x,), 1e-5), ((x.bfloat16(),), 2**-7)])
+
+    return _first(("rms_norm", type(module), *names), candidates, agree)
+
+
+def _layer_norm(module):
+    if type(module) is not nn.LayerNorm or not _is_vector(module, "weight"):
+        return None
+    ops = ("layer_norm", "layer_norm_fwd", "layer_norm_bwd")
+    return _first(type(module), lambda: [_of_package("layer_norm", "LayerNorm", "norm", ops)], lambda _: True)
+
+
+ACTIVATIONS = {"SiLU": "silu", "GeLU": "gelu", "GeluTanh": "gelu_tanh", "QuickGELU": "gelu_quick"}
+
+
+def _activation(module):
+    in_torch = type(module) in (nn.SiLU, nn.GELU) and not getattr(module, "inplace", False)
+    if not in_torch and type(module).__module__ != "transformers.activations":
+        return None
+    if next(module.children(), None) is not None or next(module.parameters(), None) is not None:
+        return None
+
+    def candidates():
+        return [_of_package("activation", layer, "activation", (op, f"{op}_bwd")) for layer, op in ACTIVATIONS.items()]
+
+    def agree(candidate):
+        stock, ours = _stock_forward(module).__get__(module), candidate.forward.__get__(module)
+        return _agree(stock, ours, [((5 * _numbers(3, 40),), 1e-6)])
+
+    return _first((type(module), getattr(module, "approximate", None)), candidates, agree)
+
+
+def _gated_mlp(module):
+    split = all(isinstance(getattr(module, n, None), nn.Module) for n in ("gate_proj", "up_proj", "down_proj"))
+    packed = all(isinstance(getattr(module, n, None), nn.Module) for n in ("gate_up_proj", "down_proj"))
+    act = next((n for n in ("act_fn", "activation_fn") if isinstance(getattr(module, n, None), nn.Module)), None)
+    if act is None or not (split or packed):
+        return None
+    layers = {"SwiGLUMLP": "swiglu", "GeGLUMLP": "geglu"}
+    if not split:
+        layers = {"PackedSwiGLUMLP": "swiglu", "PackedGeGLUMLP": "geglu"}
+
+    def candidates():
+        return [_of_package("mlp", layer, "mlp", (op, f"{op}_bwd")) for layer, op in layers.items()]
+
+    def linear(rows, columns):
+        made = nn.Linear(columns, rows, dtype=torch.float32, device="cpu")
+        made.weight.copy_(_numbers(rows, columns))
+        made.bias.copy_(_numbers(rows))
+        return made
+
+    def agree(candidate):
+        parts = {"down_proj": linear(8, 12), act: _shell(getattr(module, act))}
+        parts |= {"gate_proj": linear(12, 8), "up_proj": linear(12, 8)} if split else {"gate_up_proj": linear(24, 8)}
+        shell = _shell(module, **parts)
+        stock, ours = _stock_forward(module).__get__(shell), candidate.forward.__get__(shell)
+        return _agree(stock, ours, [((_numbers(2, 3, 8),), 1e-5)])
+
+    activation = getattr(module, act)
+    return _first((type(module), type(activation), getattr(activation, "approximate", None)), candidates, agree)
+
+
+# ---- rotary embedding: a function that an attention's forward looks up among its module's globals -----------------
+
+ROTARY = "apply_rotary_pos_emb"
+
+
+def _rotary_functions():
+    rotary = load("rotary")
+    whole = rotary.layers.rotary_pos_emb.forward
+    apply = rotary.apply_rotary
+
+    def along(unsqueeze_dim, q, k, call):
+        if unsqueeze_dim == 1:
+            return call(q, k)
+        q, k = call(q.transpose(1, 2), k.transpose(1, 2))
+        return q.transpose(1, 2), k.transpose(1, 2)
+
+    def rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
+        return whole(None, q, k, cos, sin, unsqueeze_dim)
+
+    def partial_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
+        return along(unsqueeze_dim, q, k, lambda q, k: apply(q, k, cos, sin, cos.shape[-1]))
+
+    def interleaved_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):  # the table's first half counts (GLM)
+        width = cos.shape[-1]
+        half = cos[..., : width // 2], sin[..., : width // 2]
+        return along(unsqueeze_dim, q, k, lambda q, k: apply(q, k, *half, width, True))
+
+    return [rotary_pos_emb, partial_rotary_pos_emb, interleaved_rotary_pos_emb]
+
+
+def _attention(module):
+    forward = _stock_forward(module)
+    if not isinstance(forward, types.FunctionType) or ROTARY not in forward.__code__.co_names:
+        return None
+    stock = forward.__globals__.get(ROTARY)
+    if isinstance(stock, nn.Module):  # what use_kernel_forward_from_hub made of the function; kernelize() may have bound it
+        stock = _stock_forward(stock).__get__(stock)
+    if not callable(stock):
+        return None
+
+    def with_ours(ours):
+        # The same code, seeing another function under that name. Without __name__, or torch.compile would look the name
+        # up in the module itself.
+        scope = {k: v for k, v in forward.__globals__.items() if k != "__name__"} | {ROTARY: ours}
+        made = types.FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
+        made.__kwdefaults__, made.__doc__, made.__module__ = forward.__kwdefaults__, forward.__doc__, forward.__module__
+        made.__annotations__, made.__qualname__ = forward.__annotations__, forward.__qualname__
+        return made
+
+    def candidates():
+        made = _rotary_functions()
+        return [Replacement("rope", f.__name__, "rotary", ("rotary", "rotary_bwd"), with_ours(f)) for f in made]
+
+    def agree(candidate):
+        q, k, table = _numbers(2, 4, 5, 8), _numbers(2, 2, 5, 8) + 0.5, _numbers(1, 5, 4)
+        cases = []
+        for width in (8, 4):  # a whole head's table, and half of it
+            angle = torch.cat([table, table], -1) if width == 8 else table
+            cases.append(((q, k, angle.cos(), angle.sin()), 1e-6))
+        half = torch.cat([table[..., :2], table[..., :2]], -1)
+        cases[1:1] = [((q, k, half.cos(), half.sin()), 1e-6)]
+        return _agree(stock, candidate.forward.__globals__[ROTARY], cases)
+
+    return _first(forward, candidates, agree)
+
+
+# ---- the model's loss ---------------------------------------------------------------------------------------------
+
+
+def _loss(module):
+    if not isinstance(getattr(type(module), "loss_function", None), property):
+        return None
+    from transformers.loss import loss_utils
+
+    if getattr(module, "loss_type", None) != "ForCausalLM" or loss_utils.LOSS_MAPPING["ForCausalLM"] is not loss_utils.ForCausalLMLoss:
+        return None
+    from hotswap import loss
+
+    return loss.replacements(module)
+
+
+def matches(module: nn.Module) -> list[Replacement]:
+    """What may be bound to this module; a model's head has two that exclude each other."""
+    for find in (_rms_norm, _layer_norm, _gated_mlp, _attention, _activation):
+        if (found := find(module)) is not None:
+            return [found]
+    return _loss(module) or []
+
+
+def looks_like(module: nn.Module) -> Optional[str]:
+    """The layer that a module seems to be by its looks alone."""
+    if type(module).__name__.endswith("RMSNorm"):
+        return "RMSNorm"
+    forward = _stock_forward(module)
+    if ROTARY in getattr(getattr(forward, "__code__", None), "co_names", ()):
+        return "rotary_pos_emb"
+    if all(isinstance(getattr(module, n, None), nn.Module) for n in ("gate_proj", "up_proj", "down_proj")):
+        return "MLP"
+    return None

@@ -1,0 +1,120 @@
+"""Finds, chooses and loads the built kernel packages: <folder>/<name>/build/<variant>/.
+
+The folder is the one inside the wheel, or what HOTSWAP_PACKAGES names (build/packages of a checkout).
+"""
+
+import functools
+import importlib.util
+import json
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple, Optional
+
+import torch
+
+VARIANT = re.compile(r"torch-stable-abi(\d)(\d+)-(cpu|cu(\d+)(\d))-(\w+)-linux")
+
+
+def packages_folder() -> Path:
+    named = os.environ.get("HOTSWAP_PACKAGES")
+    folder = Path(named) if named else Path(__file__).parent / "packages"
+    if not folder.is_dir():
+        got = f"HOTSWAP_PACKAGES={named}" if named else f"no folder {folder}"
+        raise FileNotFoundError(
+            f"wanted a folder of built kernel packages; got {got}; install the wheel, or build them (./x build) and set "
+            "HOTSWAP_PACKAGES to build/packages"
+        )
+    return folder.resolve()
+
+
+class Variant(NamedTuple):
+    folder: Path
+    abi: tuple[int, int]  # of torch
+    cuda: Optional[tuple[int, int]]  # None: CPU kernels only
+    machine: str
+
+    def why_not(self) -> Optional[str]:
+        """Why it cannot run here; None where it can. A variant for CUDA carries the CPU's kernels too."""
+        have = tuple(int(n) for n in re.match(r"(\d+)\.(\d+)", torch.__version__).groups())
+        if self.machine != platform.machine():
+            return f"for {self.machine}, this is {platform.machine()}"
+        if self.abi > have:
+            return f"wants torch {self.abi[0]}.{self.abi[1]}, this is {torch.__version__}"
+        if self.cuda:
+            if not torch.version.cuda:
+                return f"for CUDA {self.cuda[0]}.{self.cuda[1]}, this torch has none"
+            major, minor = (int(n) for n in torch.version.cuda.split(".")[:2])
+            if self.cuda[0] != major or self.cuda[1] > minor:
+                return f"for CUDA {self.cuda[0]}.{self.cuda[1]}, this torch has {torch.version.cuda}"
+        return None
+
+
+def variants(package: Path) -> list[Variant]:
+    found = []
+    for folder in sorted((package / "build").glob("torch-*")):
+        if match := VARIANT.fullmatch(folder.name):
+            major, minor, backend, cuda_major, cuda_minor, machine = match.groups()
+            cuda = None if backend == "cpu" else (int(cuda_major), int(cuda_minor))
+            found.append(Variant(folder, (int(major), int(minor)), cuda, machine))
+    return found
+
+
+class Package(NamedTuple):
+    name: str
+    version: int
+    id: str
+    variant: str
+    module: ModuleType
+
+    @property
+    def ops(self):
+        return getattr(torch.ops, self.id)
+
+    def calls(self, op: str) -> int:
+        """How often `op` ran in this process; a backward by autograd counts as its own op."""
+        return self.ops.call_count(op)
+
+
+@functools.lru_cache(maxsize=None)
+def package(name: str) -> Package:
+    """The package `name` in the variant for this machine, loaded. FileNotFoundError where there is none."""
+    place = packages_folder() / name
+    found = variants(place)
+    fitting = [v for v in found if v.why_not() is None]
+    if not fitting:
+        seen = "; ".join(f"{v.folder.name}: {v.why_not()}" for v in found) or "no variant"
+        raise FileNotFoundError(f"wanted the kernel package {name} for this machine in {place}; got {seen}")
+    best = max(fitting, key=lambda v: (v.cuda or (0, 0), v.abi))
+    metadata = json.loads((best.folder / "metadata.json").read_text())
+    return Package(name, metadata["version"], metadata["id"], best.folder.name, _module(metadata["id"], best.folder))
+
+
+def load(name: str) -> ModuleType:
+    """The package's Python module: its functions, and its layers in `.layers`."""
+    return package(name).module
+
+
+# Under the name that Python's `kernels` gives it, so that both share one copy.
+def _module(package_id: str, folder: Path) -> ModuleType:
+    if package_id in sys.modules:
+        return sys.modules[package_id]
+    spec = importlib.util.spec_from_file_location(package_id, folder / "__init__.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[package_id] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[package_id]
+        raise
+    return module
+
+
+def owner(function) -> Optional[str]:
+    """The id of the package that `function` comes from, whoever loaded it; None: of no package."""
+    top = (getattr(function, "__module__", None) or "").split(".")[0]
+    loaded = getattr(sys.modules.get(top), "_ops", None)
+    return top if loaded is not None and hasattr(loaded, "add_op_namespace_prefix") else None

@@ -1,0 +1,247 @@
+"""import hotswap, kernelize, unkernelize, report, kernel_config."""
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from kernels import Mode
+from tiny import Calls, batch, close, gradients, model, same_gradients, twin
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+import hotswap
+
+
+def test_import_costs_nothing_over_torch():
+    code = "import torch, time; t = time.perf_counter(); import hotswap; print(time.perf_counter() - t)"
+    costs = [float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(2)]
+    assert min(costs) < 0.05
+    code = "import sys, hotswap; print([m for m in ('torch', 'transformers', 'kernels') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_names():
+    assert {"kernelize", "unkernelize", "report", "kernel_config"} <= set(dir(hotswap))
+    with pytest.raises(AttributeError, match="no attribute 'kernelise'"):
+        hotswap.kernelise
+
+
+def test_report_tells_what_runs_and_how_often():
+    swapped = twin(model())
+    with torch.no_grad():
+        swapped(**batch())
+    told = hotswap.report(swapped)
+    assert {row.layer for row in told.rows} == {"RMSNorm", "rotary_pos_emb", "SwiGLUMLP", "ForCausalLMLoss"}
+    assert all(row.package and row.version == 1 and "torch-stable-abi" in row.variant for row in told.rows)
+    assert {op: n for op, n in told.calls.items() if n} == {
+        "norm.rms_norm": 5, "rotary.rotary": 2, "mlp.swiglu": 2, "loss.cross_entropy_fwd": 1
+    }  # fmt: skip
+    assert "RMSNorm" in str(told) and "norm.rms_norm" in str(told)
+    swapped.model.norm.forward = lambda x: x  # somebody else's
+    row = next(r for r in hotswap.report(swapped).rows if r.name == "model.norm")
+    assert row.package is None and row.why == "not bound"
+
+
+def test_options_choose_the_layers():
+    stock = model()
+    for options, ops in (
+        (dict(rms_norm=False), {"rotary.rotary", "mlp.swiglu", "loss.cross_entropy_fwd"}),
+        (dict(rope=False, cross_entropy=False), {"norm.rms_norm", "mlp.swiglu"}),
+        (dict(mlp=False), {"norm.rms_norm", "rotary.rotary", "activation.silu", "loss.cross_entropy_fwd"}),
+        (dict(mlp=False, activation=False, rope=False, rms_norm=False, cross_entropy=False), set()),
+    ):
+        swapped = twin(stock, **options)
+        with torch.no_grad(), Calls() as calls:
+            swapped(**batch())
+        assert set(calls.made) == ops, options
+    with pytest.raises(TypeError, match="rmsnorm"):
+        hotswap.kernelize(stock, rmsnorm=True)
+
+
+def test_kernelize_again_is_the_last_state():
+    swapped = twin(model())
+    hotswap.kernelize(swapped, rms_norm=False)
+    with torch.no_grad(), Calls() as calls:
+        swapped(**batch())
+    assert "norm.rms_norm" not in calls.made and calls.made["mlp.swiglu"] == 2
+
+
+def test_modes():
+    stock = model()
+    for mode in (Mode.INFERENCE, Mode.TRAINING, Mode.TRAINING | Mode.TORCH_COMPILE, "training|torch_compile"):
+        assert hotswap.report(hotswap.kernelize(stock, mode=mode)).rows[0].package
+    for mode in (Mode.TORCH_COMPILE, "fast"):
+        with pytest.raises(ValueError, match="wanted a mode"):
+            hotswap.kernelize(stock, mode=mode)
+
+
+class ScaledRMSNorm(LlamaRMSNorm):  # looks like ours, and is not
+    def forward(self, hidden_states):
+        return 2 * super().forward(hidden_states)
+
+
+def test_a_layer_that_computes_something_else_stays_stock():
+    stock = model()
+    odd = ScaledRMSNorm(32)
+    stock.model.layers[1].input_layernorm = odd
+    swapped = twin(stock)
+    with torch.no_grad(), Calls() as calls:
+        got = swapped(**batch()).logits
+    assert calls.made["norm.rms_norm"] == 4
+    close(got, stock(**batch()).logits)
+    row = next(r for r in hotswap.report(swapped).rows if r.name == "model.layers.1.input_layernorm")
+    assert row.package is None and "ScaledRMSNorm computes something else" in row.why
+    with pytest.raises(RuntimeError, match=r"strict.*model.layers.1.input_layernorm \(ScaledRMSNorm\)"):
+        hotswap.kernelize(copy.deepcopy(stock), strict=True)
+
+
+def test_the_environment_switches_everything_off(monkeypatch):
+    monkeypatch.setenv("USE_HUB_KERNELS", "0")
+    with torch.no_grad(), Calls() as calls:
+        twin(model())(**batch())
+    assert calls.made == {}
+
+
+def test_deepcopy_uses_the_copys_weights():
+    swapped = twin(model())
+    other = copy.deepcopy(swapped)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.mul_(1.5)
+        want = hotswap.unkernelize(copy.deepcopy(other))(**batch()).logits
+        with Calls() as calls:
+            close(other(**batch()).logits, want)
+    assert calls.made["norm.rms_norm"] == 5
+
+
+def test_other_models_of_the_class_stay_stock():
+    stock = model()
+    twin(stock)
+    with torch.no_grad(), Calls() as calls:
+        stock(**batch())
+    assert calls.made == {}
+
+
+def test_made_on_meta_in_half_precision_under_autocast():
+    hotswap.bind.match._known.clear()
+    state = torch.random.get_rng_state()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"), torch.autocast("cpu", torch.bfloat16):
+            layer = hotswap.kernelize(LlamaRMSNorm(8))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert hotswap.report(layer).rows[0].package == "norm"
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_layer_norm_and_activations_of_torch():
+    stock = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.GELU(approximate="tanh"), nn.SiLU(), nn.LayerNorm(8, bias=False))
+    swapped = hotswap.kernelize(copy.deepcopy(stock))
+    x, w = torch.randn(5, 8), torch.randn(5, 8)
+    with Calls() as calls:
+        got = gradients(swapped, (swapped(x) * w).sum())
+    same_gradients(got, gradients(stock, (stock(x) * w).sum()))
+    want = {"activation.gelu": 1, "activation.gelu_tanh": 1, "activation.silu": 1, "norm.layer_norm_fwd": 2}
+    assert {op: n for op, n in calls.made.items() if not op.endswith("_bwd")} == want
+
+
+def test_kernel_config_through_every_switch(tmp_path):
+    stock = model("gemma2")
+    stock.save_pretrained(tmp_path)
+    for family_options in ({}, {"fused_linear_cross_entropy": True, "rms_norm": False}):
+        config = hotswap.kernel_config(**family_options)
+        swapped = AutoModelForCausalLM.from_pretrained(tmp_path, use_kernels=True, kernel_config=config)
+        assert not swapped.training
+        for training in (False, True, False, True):
+            swapped.train(training), stock.train(training)
+            with torch.set_grad_enabled(training), Calls() as calls:
+                got = swapped(**batch())
+            close(got.loss, stock(**batch()).loss)
+            norms = calls.made.get("norm.rms_norm_fwd" if training else "norm.rms_norm", 0)
+            assert norms == (0 if family_options else 9)
+            assert calls.made["mlp.geglu"] == 2 and calls.made["rotary.rotary"] == 2
+            assert (got.logits is None) == (training and bool(family_options))
+        hotswap.unkernelize(swapped).eval().train()
+        with Calls() as calls:
+            swapped(**batch())
+        assert calls.made == {}
+
+
+def test_kernel_config_reaches_what_carries_a_name_for_kernels(tmp_path):
+    model().save_pretrained(tmp_path)
+    swapped = AutoModelForCausalLM.from_pretrained(tmp_path, use_kernels=True, kernel_config=hotswap.kernel_config())
+    for training in (True, False):
+        swapped.train(training)
+        with torch.set_grad_enabled(training), Calls() as calls:
+            swapped(**batch())
+        assert calls.made["norm.rms_norm_fwd" if training else "norm.rms_norm"] == 5
+    assert {r.layer for r in hotswap.report(swapped).rows if r.package} >= {"RMSNorm", "rotary_pos_emb", "SwiGLUMLP", "ForCausalLMLoss"}
+    with pytest.raises(TypeError, match="ropes"):
+        hotswap.kernel_config(ropes=True)
+
+
+def test_set_use_kernels_on_a_model_that_is_there():
+    stock = model("gpt_oss")
+    swapped = copy.deepcopy(stock)
+    swapped.train().set_use_kernels(True, hotswap.kernel_config())
+    for training in (True, False):
+        swapped.train(training)
+        with torch.set_grad_enabled(training), Calls() as calls:
+            close(swapped(**batch()).loss, stock(**batch()).loss)
+        assert calls.made["norm.rms_norm_fwd" if training else "norm.rms_norm"] == 5
+        assert calls.made["rotary.rotary"] == 2
+
+
+def test_saved_weights_are_the_stock_ones(tmp_path):
+    stock = model()
+    twin(stock, fused_linear_cross_entropy=True).save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for (a, p), (b, q) in zip(stock.state_dict().items(), again.state_dict().items(), strict=True):
+        assert a == b and torch.equal(p, q)
+
+
+def test_missing_packages_are_told(monkeypatch, tmp_path):
+    from hotswap import packages
+
+    monkeypatch.setenv("HOTSWAP_PACKAGES", str(tmp_path / "none"))
+    with pytest.raises(FileNotFoundError, match="wanted a folder of built kernel packages"):
+        packages.packages_folder()
+    (tmp_path / "norm/build/torch-stable-abi299-cpu-x86_64-linux").mkdir(parents=True)
+    monkeypatch.setenv("HOTSWAP_PACKAGES", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="wants torch 2.99"):
+        packages.package.__wrapped__("norm")
+
+
+def test_variants():
+    from pathlib import Path
+
+    from hotswap.packages import Variant
+
+    have = tuple(int(n) for n in torch.__version__.split(".")[:2])
+    fits = Variant(Path(), (2, 10), None, "x86_64")
+    assert fits.why_not() is None
+    assert "for aarch64" in fits._replace(machine="aarch64").why_not()
+    assert "wants torch" in fits._replace(abi=(have[0], have[1] + 1)).why_not()
+    cuda = tuple(int(n) for n in (torch.version.cuda or "13.0").split(".")[:2])
+    for other in ((cuda[0] - 1, 0), (cuda[0], cuda[1] + 1)):
+        assert "for CUDA" in fits._replace(cuda=other).why_not()
+    assert (fits._replace(cuda=cuda).why_not() is None) == (torch.version.cuda is not None)
+
+
+def test_one_copy_with_kernels_own_loader():
+    from pathlib import Path
+
+    from kernels import get_local_kernel
+
+    from hotswap.packages import package, packages_folder
+
+    ours = package("norm")
+    theirs = get_local_kernel(Path(packages_folder() / "norm" / "build" / ours.variant))
+    assert theirs.layers is ours.module.layers
+    with torch.no_grad(), Calls() as calls:
+        theirs.layers.RMSNorm.forward(LlamaRMSNorm(8), torch.randn(2, 8))
+    assert calls.made == {"norm.rms_norm": 1}

@@ -1,0 +1,130 @@
+"""Every family, stock against swapped: logits, loss and gradients; eval, train and back; each layer's calls counted."""
+
+import pytest
+import torch
+from tiny import FAMILIES, Calls, batch, close, gradients, model, same_gradients, twin
+
+import hotswap
+
+# modules of two layers: norms, rotary, gated MLPs and their op, activations called by experts (at least so often)
+LAYERS = {
+    "llama": (5, 2, 2, "swiglu"),
+    "mistral": (5, 2, 2, "swiglu"),
+    "qwen2": (5, 2, 2, "swiglu"),
+    "qwen3": (9, 2, 2, "swiglu"),
+    "gemma": (5, 2, 2, "geglu"),
+    "gemma2": (9, 2, 2, "geglu"),
+    "gemma3_text": (13, 2, 2, "geglu"),
+    "phi3": (5, 2, 2, "swiglu"),
+    "mixtral": (5, 2, 0, ""),
+    "qwen3_moe": (9, 2, 1, "swiglu"),
+    "gpt_oss": (5, 2, 0, ""),
+    "olmo2": (9, 2, 2, "swiglu"),
+    "olmo3": (9, 2, 2, "swiglu"),
+    "granite": (5, 2, 2, "swiglu"),
+    "smollm3": (5, 2, 2, "swiglu"),
+    "glm4": (9, 2, 2, "swiglu"),
+}
+
+
+def expected(family, training):
+    norms, rotary, mlps, op = LAYERS[family]
+    made = {"norm.rms_norm_fwd" if training else "norm.rms_norm": norms, "rotary.rotary": rotary}
+    if mlps:
+        made[f"mlp.{op}"] = mlps
+    if training:
+        made |= {"norm.rms_norm_bwd": norms, "rotary.rotary_bwd": rotary}
+        if mlps:
+            made[f"mlp.{op}_bwd"] = mlps
+    return made
+
+
+def without_activations(made):
+    return {op: n for op, n in made.items() if not op.startswith("activation.")}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_family(family):
+    stock = model(family)
+    swapped, data = twin(stock, strict=True), batch()
+    for _ in range(2):  # eval, train, and both again
+        stock.eval(), swapped.eval()
+        with torch.no_grad(), Calls() as calls:
+            got = swapped(**data)
+        with torch.no_grad():
+            want = stock(**data)
+        close(got.logits, want.logits)
+        close(got.loss, want.loss)
+        assert without_activations(calls.made) == expected(family, False) | {"loss.cross_entropy_fwd": 1}
+        stock.train(), swapped.train()
+        with Calls() as calls:
+            got = swapped(**data)
+            mine = gradients(swapped, got.loss)
+        want = stock(**data)
+        close(got.loss, want.loss)
+        same_gradients(mine, gradients(stock, want.loss))
+        loss = {"loss.cross_entropy_fwd": 1, "loss.cross_entropy_bwd": 1}
+        assert without_activations(calls.made) == expected(family, True) | loss
+        if family in ("mixtral", "qwen3_moe"):  # the experts' activation
+            assert calls.made["activation.silu"] == calls.made["activation.silu_bwd"] > 0
+    hotswap.unkernelize(swapped)
+    with torch.no_grad(), Calls() as calls:
+        assert torch.equal(swapped(**data).logits, stock(**data).logits)
+    assert calls.made == {}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_loss_without_logits(family):
+    stock = model(family)
+    swapped, data = twin(stock, fused_linear_cross_entropy=True), batch()
+    for items in (None, 17):
+        stock.train(), swapped.train()
+        options = {} if items is None else {"num_items_in_batch": items}
+        with Calls() as calls:
+            got = swapped(**data, **options)
+            mine = gradients(swapped, got.loss)
+        want = stock(**data, **options)
+        assert got.logits is None
+        close(got.loss, want.loss)
+        same_gradients(mine, gradients(stock, want.loss))
+        assert without_activations(calls.made) == expected(family, True) | {"loss.linear_cross_entropy_fwd": 1}
+    stock.eval(), swapped.eval()
+    with torch.no_grad():
+        want = stock(**data)
+        got = swapped(**data)
+        close(got.logits, want.logits)  # wanted in evaluation, as ever
+        close(got.loss, want.loss)
+        with Calls() as calls:
+            got = swapped(**data, skip_logits=True)
+        assert got.logits is None and calls.made["loss.linear_cross_entropy"] == 1
+        close(got.loss, want.loss)
+        close(swapped(data["input_ids"], logits_to_keep=3).logits, want.logits[:, -3:])
+    with pytest.raises(ValueError, match="wanted labels or shift_labels"):
+        swapped(data["input_ids"], skip_logits=True)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "phi3"])
+def test_bfloat16(family):
+    """Ours rounds less often than the stock layers; both are held against float32."""
+    wide = model(family).eval()
+    stock = model(family).bfloat16().eval()
+    swapped, data = twin(stock), batch()
+    with torch.no_grad():
+        want, theirs, ours = (m(**data).logits.float() for m in (wide, stock, swapped))
+    apart = lambda x: (x - want).norm() / want.norm()
+    assert apart(ours) <= 1.2 * apart(theirs) + 1e-3
+    assert (ours - theirs).norm() <= 0.02 * theirs.norm()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_generate(family):
+    stock = model(family).eval()
+    stock.config.output_router_logits = False  # stock generate() fails with it
+    swapped, ids = twin(stock, fused_linear_cross_entropy=True), batch()["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0  # padded on the left
+    for options in ({}, {"do_sample": True, "top_k": 5}, {"num_beams": 2}):
+        torch.manual_seed(3)
+        want = stock.generate(ids, attention_mask=mask, max_new_tokens=5, **options)
+        torch.manual_seed(3)
+        assert torch.equal(swapped.generate(ids, attention_mask=mask, max_new_tokens=5, **options), want)

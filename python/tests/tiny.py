@@ -1,0 +1,104 @@
+"""Tiny models of every family, and what they have in common in tests."""
+
+import copy
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+import hotswap
+
+HEADS = dict(num_attention_heads=4, num_key_value_heads=2)
+SIZES = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, max_position_embeddings=64)
+TOKENS = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+BASE = {**HEADS, **SIZES, **TOKENS}
+MOE = dict(num_experts_per_tok=2, output_router_logits=True)
+YARN = dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0)
+
+FAMILIES = {
+    "llama": ("LlamaConfig", {}),
+    "mistral": ("MistralConfig", dict(head_dim=8)),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen3": ("Qwen3Config", dict(head_dim=8)),
+    "gemma": ("GemmaConfig", dict(head_dim=8)),
+    "gemma2": ("Gemma2Config", dict(head_dim=8, final_logit_softcapping=3.0)),
+    "gemma3_text": ("Gemma3TextConfig", dict(head_dim=8)),
+    "phi3": ("Phi3Config", dict(partial_rotary_factor=0.5)),
+    "mixtral": ("MixtralConfig", dict(num_local_experts=4, **MOE)),
+    "qwen3_moe": ("Qwen3MoeConfig", dict(head_dim=8, num_experts=4, moe_intermediate_size=16, decoder_sparse_step=2, **MOE)),
+    "gpt_oss": ("GptOssConfig", dict(head_dim=8, num_local_experts=4, rope_parameters=YARN, **MOE)),
+    "olmo2": ("Olmo2Config", {}),
+    "olmo3": ("Olmo3Config", {}),
+    "granite": ("GraniteConfig", dict(logits_scaling=2.0)),
+    "smollm3": ("SmolLM3Config", {}),
+    "glm4": ("Glm4Config", dict(head_dim=8)),
+}
+
+
+def model(family="llama", seed=0, **changes):
+    name, own = FAMILIES[family]
+    config = getattr(transformers, name)(**{**BASE, **own, **changes})
+    torch.manual_seed(seed)
+    made = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():  # norms that are not all ones or zeros
+        for name, p in made.named_parameters():
+            if "norm" in name:
+                p += 0.1 * torch.randn_like(p)
+    return made
+
+
+def batch(rows=2, columns=12, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 97, (rows, columns), generator=generator)
+    labels = ids.clone()
+    labels[0, :3] = -100
+    return dict(input_ids=ids, labels=labels)
+
+
+def twin(stock, **options):
+    """The same model, swapped."""
+    return hotswap.kernelize(copy.deepcopy(stock), **options)
+
+
+def close(got, want, limit=2e-6):
+    assert got.shape == want.shape
+    assert (got.double() - want.double()).norm() <= limit * want.double().norm() + 1e-12
+
+
+def gradients(m, loss):
+    m.zero_grad(set_to_none=True)
+    loss.backward()
+    return {name: p.grad for name, p in m.named_parameters() if p.grad is not None}
+
+
+def same_gradients(got, want, limit=1e-5):
+    assert got.keys() == want.keys()
+    whole = sum(float(g.double().norm()) ** 2 for g in want.values()) ** 0.5
+    for name in want:  # a gradient that is nothing beside the others is only rounding
+        wide = want[name].double()
+        apart = (got[name].double() - wide).norm()
+        assert apart <= limit * wide.norm() + 1e-7 * whole, f"{name}: {apart / wide.norm()}"
+
+
+class Calls:
+    """with Calls() as c: ...; c.made == {"norm.rms_norm": 5}: the ops of all packages that ran inside."""
+
+    NAMES = {
+        "norm": ("rms_norm", "rms_norm_fwd", "rms_norm_bwd", "layer_norm", "layer_norm_fwd", "layer_norm_bwd"),
+        "activation": tuple(f"{a}{b}" for a in ("silu", "gelu", "gelu_tanh", "gelu_quick") for b in ("", "_bwd")),
+        "rotary": ("rotary", "rotary_bwd"),
+        "mlp": ("swiglu", "swiglu_bwd", "geglu", "geglu_bwd"),
+        "loss": ("cross_entropy", "cross_entropy_fwd", "cross_entropy_bwd", "linear_cross_entropy", "linear_cross_entropy_fwd"),
+    }
+
+    def _now(self):
+        from hotswap.packages import package
+
+        return {f"{p}.{op}": package(p).calls(op) for p, ops in self.NAMES.items() for op in ops}
+
+    def __enter__(self):
+        self.before = self._now()
+        return self
+
+    def __exit__(self, *_):
+        self.made = {op: n - self.before[op] for op, n in self._now().items() if n != self.before[op]}
