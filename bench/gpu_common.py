@@ -7,11 +7,6 @@ from pathlib import Path
 
 import torch
 
-COLUMNS = (
-    "date commit machine cpus cpu_features torch load kind what shape dtype threads ours stock peer peer_name".split()
-)
-COLUMNS += ["unit", "ratio", "target", "memcpy_share"]  # as bench/speed.py
-
 
 def load_packages(folder: Path) -> dict:
     """name -> its ops, of every package with CUDA kernels; without Python's `kernels`."""

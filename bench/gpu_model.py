@@ -140,7 +140,7 @@ def main():
     if failed:
         sys.exit(f"wanted losses within {BF16_LOSS} of each other; nothing is written")
     if args.csv:
-        from gpu_common import COLUMNS
+        from speed import COLUMNS
         import torch
 
         common = dict(date=args.date, commit=args.commit, machine=torch.cuda.get_device_name(),

@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gpu_common import COLUMNS, Timer, load_packages, peer_memory, relative_error  # noqa: E402
+from gpu_common import Timer, load_packages, peer_memory, relative_error  # noqa: E402
+from speed import COLUMNS  # noqa: E402
 
 SETS = 3
 BF16_ERROR = 8e-3

@@ -145,8 +145,7 @@ void add_kernel_checks(CLI::App& kernel) {
       kernel.add_subcommand("verify", "Verify signatures, digests and locks of a package on disk or on the Hub");
   verify_verb->add_option("path", flags->path, "A package's folder, a variant's, or org/name[@revision]")
       ->required()
-      ->check(
-          [](const std::string& text) { return fs::is_directory(text) ? std::string() : check_repo_argument(text); });
+      ->check(check_folder_or_repo_argument);
   verify_verb->add_flag("--all-variants", flags->all_variants, "Of org/name: not only the one for this machine");
   verify_verb
       ->add_option("--trust-root", flags->trust_root,

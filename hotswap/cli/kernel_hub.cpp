@@ -1,8 +1,6 @@
 // kernel info, versions, has of a repository on the Hub, with the output and the exit codes of Python's `kernels`.
 #include "hotswap/cli/kernel_hub.h"
 
-#include <ATen/Context.h>
-
 #include <algorithm>
 #include <cstdio>
 
@@ -10,6 +8,7 @@
 #include "hotswap/cli/verbs.h"
 #include "hotswap/hub/metadata.h"
 #include "hotswap/hub/text.h"
+#include "hotswap/kernelize/device.h"
 #include "hotswap/kernelize/package.h"
 
 namespace hotswap {
@@ -34,11 +33,12 @@ void versions(const Flags& flags) {
   const Repo repo{RepoType::kKernel, KernelRef(flags.repo).repo()};
   const RepoRefs refs = hub.refs(repo);
   const std::vector<int64_t> known = branch_versions(refs);
+  const System system = kernel_system();
   OutJson out = OutJson::array();
   if (known.empty() && !flags.json) std::printf("Repository does not support kernel versions: %s\n", repo.id.c_str());
   for (const int64_t version : known) {
     const std::string commit = resolve_version(refs, version, repo.id).commit;
-    const VariantChoice choice = choose_variant(variant_names(hub.tree(repo, commit)), kernel_system());
+    const VariantChoice choice = choose_variant(variant_names(hub.tree(repo, commit)), system);
     if (flags.json) {
       out.push_back({{"version", version}, {"commit", commit}, {"variants", variants_json(choice)}});
     } else {
@@ -71,7 +71,7 @@ void has(const Flags& flags) {
 
 }  // namespace
 
-System kernel_system() { return this_system(at::hasCUDA() ? "cuda" : "cpu"); }
+System kernel_system() { return this_system(cuda_available() ? "cuda" : "cpu"); }
 
 KernelPlace look_up(Hub& hub, const KernelRef& ref) {
   return locate_kernel(hub, {.ref = ref, .system = kernel_system(), .check_trust = false});
@@ -96,6 +96,10 @@ std::string check_repo_argument(const std::string& text) {
   } catch (const Error& error) {
     return error.what();
   }
+}
+
+std::string check_folder_or_repo_argument(const std::string& text) {
+  return fs::is_directory(text) ? "" : check_repo_argument(text);
 }
 
 void show_hub_kernel(const KernelRef& asked, bool json) {

@@ -20,5 +20,6 @@ void show_hub_kernel(const KernelRef& asked, bool json);
 
 // "", or why this names no repository of the Hub: a CLI11 check.
 std::string check_repo_argument(const std::string& text);
+std::string check_folder_or_repo_argument(const std::string& text);  // the same where a folder does as well
 
 }  // namespace hotswap

@@ -162,8 +162,7 @@ void add_kernel_lock(CLI::App& kernel) {
       "download", "Fetch the kernels of a project's kernels.lock, or one by name, into the cache, and verify them");
   download_verb->add_option("DIR|REPO", flags->what, "A project with kernels.lock, or org/name[@revision]")
       ->required()
-      ->check(
-          [](const std::string& text) { return fs::is_directory(text) ? std::string() : check_repo_argument(text); });
+      ->check(check_folder_or_repo_argument);
   download_verb->add_flag("--all-variants", flags->all_variants, "Not only the one for this machine");
   download_verb->add_flag("--allow-all-kernels", flags->allow_all, "Whoever published them");
   download_verb->add_option("--project", flags->project, "Trust and locks for REPO; default HOTSWAP_PROJECT")

@@ -7,6 +7,7 @@
 
 #include "hotswap/base/test_support.h"
 #include "hotswap/hub/digest.h"
+#include "hotswap/hub/lock_kernels.h"
 #include "hotswap/hub/project.h"
 #include "hotswap/hub/server.h"
 #include "hotswap/hub/sigstore_world.h"
@@ -311,25 +312,18 @@ TEST_F(GetKernel, ASignatureWhereThePolicyWantsOne) {
 
 TEST_F(GetKernel, LocksPinCommitAndHash) {
   Hub hub(options());
-  const KernelPlace place = locate_kernel(hub, {.ref = "acme/norm@v1", .system = cpu()});
-  std::vector<TreeFile> tree;
-  for (const TreeEntry& entry : place.files) tree.push_back({entry.path, entry.oid, entry.sha256});
-  Lockfile lock;
-  lock.kernels.push_back({.dependency = {.repo = "acme/norm"},
-                          .commit = place.commit,
-                          .variants = variant_hashes(tree),
-                          .hash = "",
-                          .path = ""});
+  Lockfile lock = lock_dependencies(hub, {{.repo = "acme/norm", .version = 1}}, Lockfile::Form::kVariants);
+  const LockedKernel first = lock.kernels.at(0);
   add("acme/norm", "v1", R"(,"upstream":"https://git.test/a")");  // the branch moves on
   fs::remove_all(cache.path());
-  EXPECT_NE(get({.ref = "acme/norm@v1"}).place.commit, place.commit);
+  EXPECT_NE(get({.ref = "acme/norm@v1"}).place.commit, first.commit);
   // A commit that the server no longer has: the lock's word is what is asked for.
-  expect_has(refused({.ref = "acme/norm@v1", .lock = &lock}), {place.commit});
+  expect_has(refused({.ref = "acme/norm@v1", .lock = &lock}), {first.commit});
   const fs::path v1 = served.path() / "kernels/acme/norm/v1";
   lock.kernels[0].commit = commit("acme/norm", "v1");
   expect_has(refused({.ref = "acme/norm@v1", .lock = &lock}), {"as they were locked", "nothing of it was run"});
   lock.kernels[0].variants = {};
-  for (const auto& [variant, hash] : variant_hashes(tree)) lock.kernels[0].variants["other"] = hash;
+  for (const auto& [variant, hash] : first.variants) lock.kernels[0].variants["other"] = hash;
   expect_has(refused({.ref = "acme/norm@v1", .lock = &lock}), {"lock anew"});
   expect_has(refused({.ref = "acme/norm@" + std::string(40, 'b'), .lock = &lock}), {"locked is commit"});
   expect_has(refused({.ref = {"acme/norm", {.version = 1, .locked = true}}}), {"Kernel `acme/norm` is not locked"});
@@ -350,23 +344,16 @@ TEST_F(GetKernel, LocksPinCommitAndHash) {
 TEST_F(GetKernel, AGoodLockIsKeptWhereverTheBranchGoes) {
   redirect("acme/old", "v1", "acme/norm", "v2");
   Hub hub(options());
-  const KernelPlace place = locate_kernel(hub, {.ref = "acme/norm@v1", .system = cpu()});
-  std::vector<TreeFile> tree;
-  for (const TreeEntry& entry : place.files) tree.push_back({entry.path, entry.oid, entry.sha256});
-  Lockfile lock;
-  lock.kernels.push_back({.dependency = {.repo = "acme/norm"},
-                          .commit = place.commit,
-                          .variants = variant_hashes(tree),
-                          .hash = "",
-                          .path = ""});
-  EXPECT_EQ(get({.ref = {"acme/norm", {.locked = true}}, .lock = &lock}).place.commit, place.commit);
-  EXPECT_EQ(get({.ref = "acme/old", .lock = &lock}).place.commit, place.commit) << "the destination's lock";
+  Lockfile lock = lock_dependencies(hub, {{.repo = "acme/norm", .version = 1}}, Lockfile::Form::kVariants);
+  const LockedKernel first = lock.kernels.at(0);
+  EXPECT_EQ(get({.ref = {"acme/norm", {.locked = true}}, .lock = &lock}).place.commit, first.commit);
+  EXPECT_EQ(get({.ref = "acme/old", .lock = &lock}).place.commit, first.commit) << "the destination's lock";
   HubOptions plain = options();
   plain.symlinks = false;
   TempFolder other;
   plain.kernels_cache = other.path();
   Hub without_links(plain);
-  EXPECT_EQ(get_kernel(without_links, {.ref = "acme/norm", .system = cpu(), .lock = &lock}).place.commit, place.commit);
+  EXPECT_EQ(get_kernel(without_links, {.ref = "acme/norm", .system = cpu(), .lock = &lock}).place.commit, first.commit);
 }
 
 TEST(Project, ThreeFiles) {

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "hotswap/base/file.h"
+#include "hotswap/hub/lock_kernels.h"
 #include "hotswap/hub/server.h"
 #include "hotswap/kernelize/testing.h"
 #include "hotswap/layers/slot.h"
@@ -221,17 +222,9 @@ TEST_F(KernelsOfTheHub, TheProjectSaysWhichVersion) {
   EXPECT_EQ(op_calls(second.id(), "rms_norm"), before + 2);
 
   Hub hub(HubOptions::from_env());
-  const KernelPlace place = locate_kernel(hub, {.ref = "acme/norm@v1", .system = this_system("cpu")});
-  std::vector<TreeFile> tree;
-  for (const TreeEntry& entry : place.files) tree.push_back({entry.path, entry.oid, entry.sha256});
-  Lockfile lock;
-  lock.kernels.push_back({.dependency = {.repo = "acme/norm"},
-                          .commit = place.commit,
-                          .variants = variant_hashes(tree),
-                          .hash = "",
-                          .path = ""});
+  const Lockfile lock = lock_dependencies(hub, {{.repo = "acme/norm", .version = 1}}, Lockfile::Form::kVariants);
   lock.write(project.path() / "kernels.lock");
-  expect_has(row(kernelize(model, I, options), "RMSNorm").reason, {place.commit, "as locked"});
+  expect_has(row(kernelize(model, I, options), "RMSNorm").reason, {lock.kernels.at(0).commit, "as locked"});
   const KernelRef must("acme/other", {.locked = true});
   expect_has(message_of([&] { kernelize(model, I, {.config = only(must), .project = project.path()}); }),
              {"acme/other"});

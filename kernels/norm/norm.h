@@ -1,17 +1,21 @@
 // RMSNorm, RMSNorm after a residual addition, LayerNorm over the last dimension. Statistics and sums are float32.
 //
 // RMSNorm      rstd = 1 / sqrt(mean(x^2) + eps),   n = x * rstd,   y = n * scale,   scale = weight + offset
-//   backward   g = dy * scale,   dx = rstd * (g - n' * mean(g * n')),   dweight = sum over rows of dy * n     (n' = n
-//   unrounded)
-// AddRMSNorm   h = x + residual rounded to x's type, y = RMSNorm(h);   dx = RMSNorm's dx at h, plus dh: for x and
-// residual LayerNorm    y = (x - mean) * rstd * weight + bias,   rstd = 1 / sqrt(variance + eps), variance over n, not
-// n - 1
+//   backward   g = dy * scale,   dx = rstd * (g - n' * mean(g * n')),   dweight = sum over rows of dy * n
+//              n': n unrounded
+// AddRMSNorm   h = x + residual rounded to x's type, y = RMSNorm(h)
+//   backward   dx = RMSNorm's dx at h, plus dh: for x and for residual
+// LayerNorm    y = (x - mean) * rstd * weight + bias,   rstd = 1 / sqrt(variance + eps), variance over n, not n - 1
 //   backward   g = dy * weight,   dx = rstd * (g - mean(g) - n * mean(g * n)),   dweight = sum dy * n,   dbias = sum dy
 //
 // Casting (what is rounded, and to what):
-//   llama   n to x's type; weight + offset and y to promote(x, weight)       transformers' LlamaRMSNorm, Liger's
-//   "llama" gemma   nothing but y, to x's type; weight + offset in float32           transformers' GemmaRMSNorm,
-//   Liger's "gemma" none    weight, weight + offset, n and y to x's type                     Liger's "none"
+//   llama   n to x's type; weight + offset and y to promote(x, weight)
+//           transformers' LlamaRMSNorm, Liger's "llama"
+//   gemma   nothing but y, to x's type; weight + offset in float32
+//           transformers' GemmaRMSNorm, Liger's "gemma"
+//   none    weight, weight + offset, n and y to x's type
+//           Liger's "none"
+//
 // Deterministic: dweight is summed over fixed chunks of rows, in order, however many threads there are.
 #pragma once
 
