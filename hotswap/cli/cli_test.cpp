@@ -52,7 +52,8 @@ TEST_F(Cli, HelpIsEverywhere) {
                            "cache rm",
                            "bench",
                            "bench model",
-                           "env"}) {
+                           "env",
+                           "python-env"}) {
     const Outcome outcome = run(std::string(verb) + " --help");
     EXPECT_EQ(outcome.status, 0) << verb;
     EXPECT_NE(outcome.out.find("Usage"), std::string::npos) << verb;

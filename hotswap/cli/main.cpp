@@ -26,6 +26,7 @@ int run(int argc, char** argv) {
   hotswap::add_cache(app);
   hotswap::add_bench(app);
   hotswap::add_env(app);
+  hotswap::add_python_env(app);
   hotswap::add_serve_hub(app);
   try {
     app.parse(argc, argv);

@@ -19,6 +19,7 @@ void add_download(CLI::App& app);
 void add_cache(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_env(CLI::App& app);
+void add_python_env(CLI::App& app);
 void add_serve_hub(CLI::App& app);
 
 // A line that parses but makes no sense: message and usage hint on stderr, exit 2.

@@ -55,6 +55,14 @@ def batch(rows=2, columns=12, seed=1):
     return dict(input_ids=ids, labels=labels)
 
 
+def pattern(rows=2, columns=12, seed=1):
+    """A batch that a model can learn from: each token is the one before plus three."""
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randint(0, 94, (rows, 1), generator=generator)
+    ids = 3 + (start + 3 * torch.arange(columns)) % 94
+    return dict(input_ids=ids, labels=ids.clone())
+
+
 def twin(stock, **options):
     """The same model, swapped."""
     return hotswap.kernelize(copy.deepcopy(stock), **options)

@@ -1,13 +1,11 @@
 """The built package through the user's door: kernels.get_local_kernel. HOTSWAP_PACKAGES = the folder of built packages."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
 from kernels import get_local_kernel
-from kernels_data import Digest, DigestAlgorithm
 from torch import nn
 
 PACKAGE = Path(os.environ["HOTSWAP_PACKAGES"]) / "norm"
@@ -144,12 +142,6 @@ def test_strided_input_compiles_to_the_same_strides(norm):
     eager = ops.rms_norm(x, w, 1e-6, 0.0, "llama")
     compiled = torch.compile(lambda a, b: ops.rms_norm(a, b, 1e-6, 0.0, "llama"), backend="aot_eager", fullgraph=True)(x, w)
     assert eager.stride() == compiled.stride() and torch.equal(eager, compiled)
-
-
-def test_metadata_digest_is_the_files(norm):
-    folder = Path(norm.__file__).parent
-    metadata = json.loads((folder / "metadata.json").read_text())
-    assert metadata["digest"]["files"] == dict(Digest.hash_variant(DigestAlgorithm.SHA256, folder).files)
 
 
 def test_errors_name_what_was_wanted(norm):

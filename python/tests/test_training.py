@@ -1,0 +1,129 @@
+"""Twenty steps, stock against swapped, under what people train with: losses must be equal."""
+
+import contextlib
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import Calls, batch, model, pattern, twin
+
+STEPS = 20
+
+
+def losses_of(m, autocast=False, accumulation=1, lr=1e-2):
+    m.train()
+    optimizer = torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=lr)
+    losses = []
+    for step in range(STEPS):
+        total = 0.0
+        for part in range(accumulation):
+            around = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
+            with around:
+                loss = m(**pattern(seed=step * accumulation + part)).loss / accumulation
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    return losses
+
+
+def compare(stock, ours, limit=1e-4, **options):
+    with Calls() as calls:
+        got = losses_of(ours, **options)
+    want = losses_of(stock, **options)
+    assert all(abs(a - b) <= limit * abs(b) for a, b in zip(got, want, strict=True)), list(zip(got, want))
+    assert sum(want[-5:]) < sum(want[:5])  # it learns
+    return calls.made
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_plain_and_accumulated(family, fused):
+    stock = model(family)
+    calls = compare(stock, twin(stock, fused_linear_cross_entropy=fused), accumulation=2)
+    assert calls["loss.linear_cross_entropy_fwd" if fused else "loss.cross_entropy_bwd"] == 2 * STEPS
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(reentrant):
+    stock = model()
+    ours = twin(stock, fused_linear_cross_entropy=True)
+    for m in (stock, ours):
+        m.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+        m.enable_input_require_grads()
+    calls = compare(stock, ours)
+    norms = sum(calls.get(f"norm.rms_norm{op}", 0) for op in ("", "_fwd"))
+    # each layer's two twice (torch stops a recomputation once it has what it needs), the last norm once
+    assert norms >= (4 * 2 - 2 + 1) * STEPS and calls["norm.rms_norm_bwd"] == 5 * STEPS
+
+
+def test_selective_checkpointing():
+    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+    layer = twin(model()).model.layers[0].mlp
+    stock = copy.deepcopy(layer)
+    import hotswap
+
+    hotswap.unkernelize(stock)
+    keep = lambda ctx, op, *a, **k: CheckpointPolicy.MUST_SAVE if "swiglu" in str(op) else CheckpointPolicy.PREFER_RECOMPUTE
+    x = torch.randn(2, 5, 32, requires_grad=True)
+    with Calls() as calls:
+        context = lambda: create_selective_checkpoint_contexts(keep)
+        y = checkpoint(layer, x, use_reentrant=False, context_fn=context)
+        (got,) = torch.autograd.grad(y.square().sum(), x)
+    assert calls.made == {"mlp.swiglu": 1, "mlp.swiglu_bwd": 1}  # kept, not made again
+    (want,) = torch.autograd.grad(stock(x).square().sum(), x)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_autocast(fused):
+    stock = model()
+    calls = compare(stock, twin(stock, fused_linear_cross_entropy=fused), limit=2e-3, autocast=True, lr=1e-3)
+    assert calls["norm.rms_norm_fwd"] == 5 * STEPS and calls["mlp.swiglu_bwd"] == 2 * STEPS
+
+
+def test_lora():
+    peft = pytest.importorskip("peft")
+    config = lambda: peft.LoraConfig(r=4, target_modules=["q_proj", "gate_proj", "down_proj"], init_lora_weights=False)
+    made = []
+    for swap in (False, True):
+        m = model()
+        torch.manual_seed(5)
+        m = peft.get_peft_model(twin(m, fused_linear_cross_entropy=True) if swap else m, config())
+        made.append(m)
+    calls = compare(*made)
+    assert calls["mlp.swiglu_bwd"] == 2 * STEPS and calls["loss.linear_cross_entropy_fwd"] == STEPS
+    after = model()  # bound after the adapters are in
+    torch.manual_seed(5)
+    after = peft.get_peft_model(after, config())
+    import hotswap
+
+    hotswap.kernelize(after)
+    with Calls() as calls:
+        after(**batch())
+    # the first norm has nothing to train, neither before it nor in it
+    assert calls.made["mlp.swiglu"] == 2 and calls.made["norm.rms_norm_fwd"] == 4 and calls.made["norm.rms_norm"] == 1
+
+
+def test_two_ranks(tmp_path):
+    """DDP and FSDP2 over gloo, each rank with its own rows; see ranks.py."""
+    if not torch.distributed.is_available():
+        pytest.skip("torch.distributed is not in this torch")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [Path(__file__).parent / "ranks.py", tmp_path / "result.json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    result = json.loads((tmp_path / "result.json").read_text())
+    want = result.pop("stock alone")
+    assert set(result) == {"ddp", "fsdp2", "tensor parallel"}
+    for name, (losses, calls) in result.items():
+        assert all(abs(a - b) <= 1e-4 * abs(b) for a, b in zip(losses, want, strict=True)), name
+        assert calls["norm.rms_norm_bwd"] == 5 * STEPS and calls["mlp.swiglu_bwd"] == 2 * STEPS, name
+        loss = "loss.cross_entropy_bwd" if name == "tensor parallel" else "loss.linear_cross_entropy_fwd"
+        assert calls[loss] == STEPS, name
