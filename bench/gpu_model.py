@@ -1,11 +1,13 @@
-"""A Llama-1B with random weights, forward and backward on a GPU: the C++ host and transformers, stock and swapped.
+"""A Llama with random weights, forward and backward on a GPU: the C++ host and transformers, stock and swapped.
 
     gpu_model.py --hotswap build/bin/hotswap --packages build/packages [--csv bench/results.csv --date D --commit C]
+    gpu_model.py --packages build/packages --model 8b --rows 2        # 16 layers, activations checkpointed
 
 bfloat16, --rows x --columns tokens, no optimizer. Each line is a process of its own: tokens/s, the GPU memory at the
-peak and before the first step, and the first loss; the losses of one program must agree. transformers takes the
-packages through KernelConfig(use_local_kernel=True); that needs Python's `kernels`, and Liger's line its wheel: what is
-missing is said.
+peak and before the first step, the first two steps' seconds and the first loss; the losses of one program must agree.
+transformers takes the packages through KernelConfig(use_local_kernel=True) ("kernels"), which needs Python's `kernels`,
+and through python/ ("hotswap": every layer and the loss without logits); "compile" is torch.compile of the stock model,
+and Liger's line needs its wheel: what is missing is said.
 """
 
 import argparse
@@ -27,6 +29,10 @@ LLAMA_1B = dict(
     max_position_embeddings=131072, rms_norm_eps=1e-5, rope_theta=500000.0, tie_word_embeddings=True,
     attention_bias=False, mlp_bias=False, initializer_range=0.02, dtype="bfloat16", bos_token_id=1, eos_token_id=2,
 )  # fmt: skip
+LLAMA_8B = LLAMA_1B | dict(
+    hidden_size=4096, head_dim=128, intermediate_size=14336, tie_word_embeddings=False
+)  # fmt: skip
+MODELS = {"1b": ("Llama-1B", LLAMA_1B), "8b": ("Llama-8B, 16 layers checkpointed", LLAMA_8B)}
 WARM = 2
 BF16_LOSS = 2e-2
 
@@ -50,7 +56,17 @@ def transformers_step(args) -> dict:
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
     model.train()
+    if args.model == "8b":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     calls = lambda: {}
+    if side == "hotswap":
+        sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+        import hotswap
+
+        hotswap.kernelize(model, strict=True, fused_linear_cross_entropy=True)
+        calls = lambda: {op: n for op, n in hotswap.report(model).calls.items() if n}
+    if side == "compile":
+        model.forward = torch.compile(model.forward)
     if side == "kernels":
         from kernels import use_kernel_forward_from_hub
         from transformers import KernelConfig
@@ -78,11 +94,11 @@ def transformers_step(args) -> dict:
         loss = model(tokens, labels=tokens, use_cache=False).loss
         loss.backward()
         torch.cuda.synchronize()
-        if i >= WARM:
-            times.append(time.perf_counter() - start)
+        times.append(time.perf_counter() - start)
         losses.append(loss.item())
         del loss
-    return {"value": rows * columns / statistics.median(times), "check": losses, "calls": calls(),
+    return {"value": rows * columns / statistics.median(times[WARM:]), "check": losses, "calls": calls(),
+            "first_steps": [round(t, 3) for t in times[:2]],
             "device_memory": {"loaded": loaded, "peak": torch.cuda.max_memory_allocated()}}  # fmt: skip
 
 
@@ -90,6 +106,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hotswap", type=Path)
     parser.add_argument("--packages", type=Path, required=True)
+    parser.add_argument("--model", choices=MODELS, default="1b")
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=5)
@@ -102,19 +119,21 @@ def main():
     if args.side:
         print(json.dumps(transformers_step(args)))
         return
-    shape = f"Llama-1B {args.rows}x{args.columns}"
+    name, config = MODELS[args.model]
+    shape = f"{name} {args.rows}x{args.columns}"
     results = {}
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(LLAMA_1B))
+        (Path(folder) / "config.json").write_text(json.dumps(config))
         sizes = ["--rows", str(args.rows), "--columns", str(args.columns), "--repeats", str(args.repeats)]
         host = [args.hotswap, "bench", "model", "--what", "step", "--device", "cuda"]
         host += ["--model", folder, "--random-weights"]
-        python = [sys.executable, __file__, "--folder", folder, "--packages", args.packages]
+        python = [sys.executable, __file__, "--folder", folder, "--packages", args.packages, "--model", args.model]
         sides = {}
-        if args.hotswap:
+        if args.hotswap and args.model == "1b":  # the C++ host does not checkpoint
             sides = {"hotswap stock": host, "hotswap kernels": [*host, "--use-kernels"]}
         sides["transformers"] = [*python, "--side", "plain"]
-        for side, module in (("kernels", "kernels"), ("liger", "liger_kernel")):
+        modules = dict(compile="torch", kernels="kernels", hotswap="torch", liger="liger_kernel")
+        for side, module in modules.items():
             if importlib.util.find_spec(module):
                 sides[f"transformers {side}"] = [*python, "--side", side]
             else:
@@ -127,12 +146,12 @@ def main():
                 continue
             out = results[name] = json.loads(done.stdout.strip().splitlines()[-1])
             memory = out["device_memory"]
-            extra = {key: out[key] for key in ("bound", "calls") if out.get(key)}
+            extra = {key: out[key] for key in ("first_steps", "bound", "calls") if out.get(key)}
             used = f"peak {memory['peak'] / 1e9:6.2f} GB (weights {memory['loaded'] / 1e9:.2f})"
             print(f"{name:22} {out['value']:9.0f} tokens/s  {used}  loss {out['check'][0]:.4f} {extra}", flush=True)
     failed = False
     pairs = (("hotswap stock", "hotswap kernels"), ("transformers", "transformers kernels"))
-    for stock, name in (*pairs, ("transformers", "transformers liger")):
+    for stock, name in (*pairs, *(("transformers", f"transformers {side}") for side in ("hotswap", "compile", "liger"))):
         if stock in results and name in results:
             apart = max(abs(a - b) for a, b in zip(results[stock]["check"], results[name]["check"], strict=True))
             print(f"losses of {name} and {stock} are {apart:.1e} apart")
@@ -146,8 +165,8 @@ def main():
         common = dict(date=args.date, commit=args.commit, machine=torch.cuda.get_device_name(),
                       torch=torch.__version__.split("+")[0], kind="model", shape=shape, dtype="bfloat16")  # fmt: skip
         rows = []
-        for name in ("hotswap kernels", "transformers kernels"):
-            for peer in ("hotswap stock", "transformers", "transformers liger"):
+        for name in ("hotswap kernels", "transformers kernels", "transformers hotswap"):
+            for peer in ("hotswap stock", "transformers", "transformers compile", "transformers liger"):
                 if name in results and peer in results:
                     a, b = results[name]["value"], results[peer]["value"]
                     row = dict(what=f"forward+backward, {name}", peer_name=peer, unit="tokens/s")

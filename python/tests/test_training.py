@@ -127,3 +127,18 @@ def test_two_ranks(tmp_path):
         assert calls["norm.rms_norm_bwd"] == 5 * STEPS and calls["mlp.swiglu_bwd"] == 2 * STEPS, name
         loss = "loss.cross_entropy_bwd" if name == "tensor parallel" else "loss.linear_cross_entropy_fwd"
         assert calls[loss] == STEPS, name
+
+
+def test_zero(tmp_path):
+    """DeepSpeed's ZeRO-1, 2 and 3; see zero.py."""
+    pytest.importorskip("deepspeed")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [Path(__file__).parent / "zero.py", tmp_path / "result.json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for stage, ((want, none), (got, calls)) in json.loads((tmp_path / "result.json").read_text()).items():
+        assert none == {}, stage
+        assert all(abs(a - b) <= 1e-4 * abs(b) for a, b in zip(got, want, strict=True)), stage
+        assert sum(want[-5:]) < sum(want[:5])
+        assert calls["norm.rms_norm_bwd"] == 5 * STEPS and calls["mlp.swiglu_bwd"] == 2 * STEPS, stage
+        assert calls["loss.linear_cross_entropy_fwd"] == STEPS, stage
