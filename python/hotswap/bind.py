@@ -13,7 +13,7 @@ from typing import Optional
 from torch import nn
 
 from hotswap import match
-from hotswap.packages import owner, package
+from hotswap.packages import owner, package, register_sharding
 
 
 class _MISSING:  # a class: copies of a model see the same one
@@ -105,6 +105,7 @@ def kernelize(model: nn.Module, mode=None, strict: bool = False, **options) -> n
     _take_out(model)
     for module, replacement in chosen:
         _bind(module, replacement)
+    register_sharding()
     _BASELINE[model] = _counts(ops)
     return model
 

@@ -79,6 +79,9 @@ class Package(NamedTuple):
         return self.ops.call_count(op)
 
 
+_loaded: set = set()  # names
+
+
 @functools.lru_cache(maxsize=None)
 def package(name: str) -> Package:
     """The package `name` in the variant for this machine, loaded. FileNotFoundError where there is none."""
@@ -90,7 +93,15 @@ def package(name: str) -> Package:
         raise FileNotFoundError(f"wanted the kernel package {name} for this machine in {place}; got {seen}")
     best = max(fitting, key=lambda v: (v.cuda or (0, 0), v.abi))
     metadata = json.loads((best.folder / "metadata.json").read_text())
+    _loaded.add(name)
     return Package(name, metadata["version"], metadata["id"], best.folder.name, _module(metadata["id"], best.folder))
+
+
+def register_sharding() -> None:
+    """DTensor learns the ops of every package that is loaded, where it is in this process."""
+    if "torch.distributed.tensor" in sys.modules:
+        for name in _loaded:
+            getattr(package(name).module, "register_sharding", lambda: None)()
 
 
 def load(name: str) -> ModuleType:

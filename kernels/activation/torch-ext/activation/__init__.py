@@ -1,8 +1,10 @@
 """Activations alone, act(x), and multiplied, act(gate) * up: ops with fakes and autograd, layers in `layers`."""
 
+import sys
+
 import torch
 
-from . import layers
+from . import layers, sharding
 from ._ops import add_op_namespace_prefix, ops
 
 UNARY = ("silu", "gelu", "gelu_tanh", "gelu_new", "gelu_fast", "gelu_quick")
@@ -37,7 +39,16 @@ if not hasattr(ops, "python_registered"):  # the same package may be imported ag
         _register(_name, _half)
     ops.python_registered = True
 
+
+def register_sharding():
+    """Tells DTensor how to split these ops; done here already where torch.distributed.tensor was imported first."""
+    sharding.register(UNARY, AND_MUL)
+
+
+if "torch.distributed.tensor" in sys.modules:
+    register_sharding()
+
 silu, gelu, gelu_tanh, gelu_new, gelu_fast, gelu_quick = (getattr(ops, name) for name in UNARY)
 silu_and_mul, gelu_and_mul, gelu_tanh_and_mul = (getattr(ops, name) for name in AND_MUL)
 
-__all__ = ["layers", *UNARY, *AND_MUL]
+__all__ = ["register_sharding", "layers", *UNARY, *AND_MUL]

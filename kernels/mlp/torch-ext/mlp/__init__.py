@@ -1,8 +1,10 @@
 """The middle of a gated MLP: swiglu(gate, up) = silu(gate) * up, geglu(gate, up) = gelu_tanh(gate) * up."""
 
+import sys
+
 import torch
 
-from . import layers
+from . import layers, sharding
 from ._ops import add_op_namespace_prefix, ops
 
 swiglu = ops.swiglu
@@ -31,4 +33,13 @@ if not hasattr(ops, "python_registered"):  # the same package may be imported ag
     _register("geglu")
     ops.python_registered = True
 
-__all__ = ["geglu", "layers", "swiglu"]
+
+def register_sharding():
+    """Tells DTensor how to split these ops; done here already where torch.distributed.tensor was imported first."""
+    sharding.register()
+
+
+if "torch.distributed.tensor" in sys.modules:
+    register_sharding()
+
+__all__ = ["register_sharding", "geglu", "layers", "swiglu"]

@@ -1,8 +1,10 @@
 """RMSNorm, AddRMSNorm, LayerNorm: ops with fakes and autograd, layers in `layers`."""
 
+import sys
+
 import torch
 
-from . import layers
+from . import layers, sharding
 from ._ops import add_op_namespace_prefix, ops
 
 
@@ -94,8 +96,17 @@ if not hasattr(ops, "python_registered"):  # the same package may be imported ag
             torch.library.register_autograd(add_op_namespace_prefix(_op), _backward, setup_context=_setup)
     ops.python_registered = True
 
+
+def register_sharding():
+    """Tells DTensor how to split these ops; done here already where torch.distributed.tensor was imported first."""
+    sharding.register()
+
+
+if "torch.distributed.tensor" in sys.modules:
+    register_sharding()
+
 rms_norm = ops.rms_norm
 add_rms_norm = ops.add_rms_norm
 layer_norm = ops.layer_norm
 
-__all__ = ["add_rms_norm", "layer_norm", "layers", "rms_norm"]
+__all__ = ["register_sharding", "add_rms_norm", "layer_norm", "layers", "rms_norm"]

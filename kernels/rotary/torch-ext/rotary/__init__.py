@@ -1,8 +1,10 @@
 """Rotary position embedding. `apply_rotary` works on [batch, heads, time, dim]; `apply_rotary_` in place."""
 
+import sys
+
 import torch
 
-from . import layers
+from . import layers, sharding
 from ._ops import add_op_namespace_prefix, ops
 
 
@@ -40,4 +42,13 @@ if not hasattr(ops, "python_registered"):  # the same package may be imported ag
     torch.library.register_autograd(add_op_namespace_prefix("rotary"), _backward, setup_context=_setup)
     ops.python_registered = True
 
-__all__ = ["apply_rotary", "apply_rotary_", "layers"]
+
+def register_sharding():
+    """Tells DTensor how to split these ops; done here already where torch.distributed.tensor was imported first."""
+    sharding.register()
+
+
+if "torch.distributed.tensor" in sys.modules:
+    register_sharding()
+
+__all__ = ["register_sharding", "apply_rotary", "apply_rotary_", "layers"]
