@@ -1,7 +1,7 @@
 """Gathers what another machine needs to run our tests: gather_gpu.py --build build --out build-gpu
 
-bin/ (test programs, benchmarks, the command line), packages/, lib/ (libhotswap and the few Debian libraries), run.sh.
-Stripped; libtorch is that machine's own. The whole stays under 64 MiB.
+bin/ (the test programs of what a GPU changes, benchmarks, the command line), packages/, lib/ (libhotswap and the few
+Debian libraries), run.sh (cmake/run_gpu.sh). Stripped; libtorch is that machine's own. The whole stays under 64 MiB.
 """
 
 import argparse
@@ -12,39 +12,10 @@ import sys
 from pathlib import Path
 
 LIMIT = 64 << 20
+HERE = Path(__file__).resolve().parent
+NO_GPU_IN_THEM = {"base_test", "hub_test", "tokenizers_test", "cli_test"}
 # Libraries that a machine with nothing but Python and torch may lack.
 CARRIED = re.compile(r"lib(pcre2-8|utf8proc|crypto|ssl|cpp-httplib|brotli\w+|gtest|gtest_main|benchmark)\.so")
-
-RUN = """#!/usr/bin/env bash
-# Runs every test program gathered here with this machine's own torch: bash run.sh [gtest arguments]
-# PYTHON=... names the Python that has torch (default python3).
-set -euo pipefail
-here=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
-python=${{PYTHON:-python3}}
-torch=$("$python" -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')
-nvidia=$(dirname "$torch")/nvidia
-export LD_LIBRARY_PATH=$here/lib:$torch/lib
-for part in cu13 cudnn nccl cusparselt nvshmem; do LD_LIBRARY_PATH+=:$nvidia/$part/lib; done
-export HOTSWAP_PACKAGES=$here/packages OMP_WAIT_POLICY=passive
-# The programs know their packages and sources by the paths that they had where they were built.
-if [[ ! -e {build} ]]; then
-  mkdir -p "$(dirname {build})"
-  ln -s "$here" {build}
-fi
-# With CUDA kernels here, a test that finds no GPU fails.
-compgen -G "$here/packages/*/build/*-cu*" >/dev/null && export HOTSWAP_REQUIRE_CUDA=1
-passed=0 failed=0
-for program in "$here"/bin/*_test; do
-  echo "== ${{program##*/}}"
-  if "$program" --gtest_brief=1 "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
-done
-if [[ -n ${{HOTSWAP_REQUIRE_CUDA:-}} ]]; then
-  if "$python" "$here/test_cuda.py" --packages "$here/packages" --large; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
-fi
-echo "$passed passed, $failed failed"
-((failed == 0 && passed > 0))
-"""
-
 
 def copy_stripped(source: Path, target: Path) -> None:
     shutil.copy(source.resolve(), target)
@@ -61,13 +32,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--python", type=Path, required=True, help="the one that the tests were built to call")
     args = parser.parse_args()
     build, out = args.build.resolve(), args.out.resolve()
     shutil.rmtree(out, ignore_errors=True)
     for folder in ("bin", "lib"):
         (out / folder).mkdir(parents=True)
     programs = sorted(
-        p for p in (build / "bin").iterdir() if p.is_file() and re.fullmatch(r"\w+_(test|bench)|hotswap", p.name)
+        p
+        for p in (build / "bin").iterdir()
+        if p.is_file() and re.fullmatch(r"\w+_(test|bench)|hotswap", p.name) and p.name not in NO_GPU_IN_THEM
     )
     if not any(p.name.endswith("_test") for p in programs):
         sys.exit(f"wanted test programs in {build}/bin; got none; run ./x build")
@@ -75,15 +49,19 @@ def main() -> None:
     for program in programs:
         copy_stripped(program, out / "bin" / program.name)
         libraries |= dict(carried_libraries(program))
-    for library in sorted((build / "lib").glob("libhotswap*.so*")):
+    for library in sorted((build / "lib").glob("lib*.so*")):
+        if re.match(r"lib\w+_(cpu|cuda)\.so", library.name):
+            continue  # the packages' own; they are in packages/
         libraries[library.name] = library
         libraries |= dict(carried_libraries(library))
     for name, path in libraries.items():
         copy_stripped(path, out / "lib" / name)
     # Packages go as they are: a stripped library would no longer match its digest.
     shutil.copytree(build / "packages", out / "packages", ignore=shutil.ignore_patterns("__pycache__", ".*"))
-    shutil.copy(Path(__file__).parent.parent / "kernels/common/tests/test_cuda.py", out)
-    (out / "run.sh").write_text(RUN.format(build=build))
+    for script in ("kernels/common/tests/test_cuda.py", "tests/summary.py"):
+        shutil.copy(HERE.parent / script, out)
+    run = (HERE / "run_gpu.sh").read_text()
+    (out / "run.sh").write_text(run.replace("@BUILD@", str(build)).replace("@PYTHON@", str(args.python)))
     (out / "run.sh").chmod(0o755)
     size = sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
     print(f"{out}: {len(programs)} programs, {size / (1 << 20):.1f} MiB")

@@ -52,7 +52,7 @@ const std::vector<std::vector<int64_t>> kShapes = {{1, 2},    {3, 14},   {2, 3, 
 
 // Sizes of the terms that may cancel: act(x) = x (1/2 + ...) in the left tail, act'(x) = s + x s' near its zeros.
 Tensor value_terms(const Act& act, const Tensor& x) {
-  const Tensor a = x.to(at::kDouble).abs();
+  Tensor a = x.to(at::kDouble).abs();
   if (!act.and_mul) return a;
   return a.narrow(-1, 0, x.size(-1) / 2) * a.narrow(-1, x.size(-1) / 2, x.size(-1) / 2);
 }

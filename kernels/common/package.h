@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/common/graph_capture.h"
+
 namespace kernels {
 
 class Package {
@@ -45,7 +47,11 @@ class Package {
   template <class... Args>
   std::vector<c10::IValue> call_values(const std::string& op, Args&&... args) const {
     std::vector<c10::IValue> stack{c10::IValue(std::forward<Args>(args))...};
-    handle(op).callBoxed(stack);
+    const bool has_tensors = (std::is_convertible_v<Args, at::Tensor> || ...);
+    if (has_tensors && in_graphs())
+      call_in_graph(handle(op), stack);
+    else
+      handle(op).callBoxed(stack);
     return stack;
   }
   template <class... Args>

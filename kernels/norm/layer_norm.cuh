@@ -84,8 +84,16 @@ class RowMoments {
   Memory& memory_;
 };
 
-// Blocks that registers are shared out among: by the most threads of a row.
-constexpr int layer_blocks(int vectors, int lanes) { return vectors < 4 ? 8 : lanes <= 128 ? 7 : 1024 / lanes; }
+// Blocks that registers are shared out among: by the most threads of a row. From sm_100 on the same code needs more of
+// them, and would spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kNarrowBlocks = 6;
+#else
+constexpr int kNarrowBlocks = 7;
+#endif
+constexpr int layer_blocks(int vectors, int lanes) {
+  return vectors < 4 ? 8 : lanes <= 128 ? kNarrowBlocks : 1024 / lanes;
+}
 
 // A block for each row, or for some rows where each is a part of a warp. No loop: it would cost registers.
 template <class T, int kVectors, int kMostLanes, bool kFull>

@@ -51,7 +51,8 @@ INSTANTIATE_TEST_SUITE_P(Casting, RmsNorm,
                          });
 
 TEST_P(RmsNorm, ForwardAndBackwardMatchFloat64) {
-  const auto [casting, offset] = GetParam();
+  const char* const casting = GetParam().casting;
+  const double offset = GetParam().offset;
   const double roundings = offset != 0 ? 3 : 2;  // weight + offset, n, y
   for (const at::ScalarType dtype : kDtypes) {
     for (const auto& shape : kShapes) {
@@ -78,7 +79,8 @@ TEST_P(RmsNorm, ForwardAndBackwardMatchFloat64) {
 }
 
 TEST_P(RmsNorm, AddRmsNormMatchesFloat64) {
-  const auto [casting, offset] = GetParam();
+  const char* const casting = GetParam().casting;
+  const double offset = GetParam().offset;
   const double roundings = offset != 0 ? 3 : 2;  // weight + offset, n, y
   for (const at::ScalarType dtype : kDtypes) {
     for (const auto& shape : kShapes) {
