@@ -100,21 +100,25 @@ data = [dict(d, labels=d["input_ids"]) for d in data for _ in range(2)]
 def collate(rows):
     pad = lambda key, value: torch.nn.utils.rnn.pad_sequence([r[key] for r in rows], batch_first=True, padding_value=value)
     return dict(input_ids=pad("input_ids", 0), labels=pad("labels", -100))
-def run(kernels):
+def run(how):
+    kernels, made = how == "liger", model()
+    if how == "config":  # without Liger's switch: bound in evaluation, trained and evaluated by turns
+        made.eval().set_use_kernels(True, hotswap.kernel_config())
     args = TrainingArguments(output_dir=sys.argv[2], max_steps=4, per_device_train_batch_size=2, gradient_accumulation_steps=2,
         learning_rate=1e-2, logging_steps=1, eval_strategy="steps", eval_steps=2, report_to=[], use_cpu=True, save_strategy="no",
         disable_tqdm=True, use_liger_kernel=kernels, liger_kernel_config=options if kernels else None)
-    trainer = Trainer(model(), args, train_dataset=data, eval_dataset=data[:4], data_collator=collate)
+    trainer = Trainer(made, args, train_dataset=data, eval_dataset=data[:4], data_collator=collate)
     with Calls() as calls:
         trainer.train()
         trainer.evaluate()
     log = trainer.state.log_history
     return [[e[k] for e in log if k in e] for k in ("loss", "eval_loss")], calls.made
-stock, none = run(False)
+stock, none = run("stock")
+config = run("config")
 hotswap.enable_for_trainer()
 hotswap.enable_for_trainer()
-ours, calls = run(True)
-print("RESULT " + json.dumps([stock, none, ours, calls]))
+ours, calls = run("liger")
+print("RESULT " + json.dumps([stock, none, ours, calls, *config]))
 """
 
 
@@ -125,13 +129,15 @@ def test_trainer_with_use_liger_kernel(options, tmp_path):
     command = [sys.executable, "-c", TRAINER, json.dumps(options), tmp_path]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    stock, none, ours, calls = json.loads(done.stdout.split("RESULT ")[1])
+    stock, none, ours, calls, config, config_calls = json.loads(done.stdout.split("RESULT ")[1])
     assert none == {}
-    for a, b in zip(stock, ours, strict=True):
+    for a, b in [*zip(stock, ours, strict=True), *zip(stock, config, strict=True)]:
         assert len(a) == len(b) >= 2 and all(abs(x - y) <= 1e-4 * abs(x) for x, y in zip(a, b))
     assert stock[0][0] != stock[0][-1]
     steps = 4 * 2  # of accumulation
     assert calls["rotary.rotary_bwd"] == 2 * steps and calls["mlp.swiglu_bwd"] == 2 * steps
+    assert config_calls["norm.rms_norm_bwd"] == 5 * steps and config_calls["mlp.swiglu_bwd"] == 2 * steps
+    assert config_calls["loss.cross_entropy_bwd"] == steps and config_calls["norm.rms_norm"] > 0
     if options:
         assert calls["loss.cross_entropy_bwd"] == steps and "norm.rms_norm_fwd" not in calls
     else:

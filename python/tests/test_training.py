@@ -142,3 +142,24 @@ def test_zero(tmp_path):
         assert sum(want[-5:]) < sum(want[:5])
         assert calls["norm.rms_norm_bwd"] == 5 * STEPS and calls["mlp.swiglu_bwd"] == 2 * STEPS, stage
         assert calls["loss.linear_cross_entropy_fwd"] == STEPS, stage
+
+
+def test_qlora(tmp_path):
+    """Weights in four bits by bitsandbytes, adapters on top."""
+    peft = pytest.importorskip("peft")
+    pytest.importorskip("bitsandbytes")
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    model(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path)
+    made = []
+    for swap in (False, True):
+        quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+        m = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=quantized, device_map="cpu")
+        assert type(m.model.layers[0].mlp.gate_proj).__name__ == "Linear4bit"
+        m = peft.prepare_model_for_kbit_training(m, use_gradient_checkpointing=False)
+        torch.manual_seed(5)
+        config = peft.LoraConfig(r=4, target_modules=["q_proj", "gate_proj", "down_proj"], init_lora_weights=False)
+        m = peft.get_peft_model(m, config)
+        made.append(twin(m) if swap else m)
+    calls = compare(*made)
+    assert calls["mlp.swiglu_bwd"] == 2 * STEPS and calls["loss.cross_entropy_bwd"] == STEPS
