@@ -48,6 +48,7 @@ def known_variables() -> set[str]:
         *ROOT.glob("cmake/*"),
         *ROOT.glob("bench/*.py"),
         *ROOT.glob("tests/*.py"),
+        *ROOT.glob("python/**/*.py"),
     ]
     text = "\n".join(p.read_text() for p in files if p.is_file() and p != Path(__file__).resolve())
     return set(VARIABLE.findall(text))

@@ -21,7 +21,7 @@ def losses_of(m, autocast=False, accumulation=1, lr=1e-2):
     for step in range(STEPS):
         total = 0.0
         for part in range(accumulation):
-            around = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
+            around = torch.autocast(torch.get_default_device().type, torch.bfloat16) if autocast else contextlib.nullcontext()
             with around:
                 loss = m(**pattern(seed=step * accumulation + part)).loss / accumulation
             loss.backward()

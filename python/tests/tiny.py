@@ -48,8 +48,8 @@ def model(family="llama", seed=0, **changes):
 
 
 def batch(rows=2, columns=12, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(3, 97, (rows, columns), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    ids = torch.randint(3, 97, (rows, columns), generator=generator, device="cpu").to(torch.get_default_device())
     labels = ids.clone()
     labels[0, :3] = -100
     return dict(input_ids=ids, labels=labels)
@@ -57,8 +57,8 @@ def batch(rows=2, columns=12, seed=1):
 
 def pattern(rows=2, columns=12, seed=1):
     """A batch that a model can learn from: each token is the one before plus three."""
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.randint(0, 94, (rows, 1), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    start = torch.randint(0, 94, (rows, 1), generator=generator, device="cpu").to(torch.get_default_device())
     ids = 3 + (start + 3 * torch.arange(columns)) % 94
     return dict(input_ids=ids, labels=ids.clone())
 

@@ -1,0 +1,8 @@
+"""HOTSWAP_TEST_DEVICE=cuda: every tensor and model of these tests on that device."""
+
+import os
+
+import torch
+
+if device := os.environ.get("HOTSWAP_TEST_DEVICE"):
+    torch.set_default_device(device)
