@@ -71,8 +71,8 @@ def _bind(module: nn.Module, replacement: match.Replacement) -> None:
 
 
 def enabled() -> bool:
-    """USE_HUB_KERNELS=0, OFF or NO switches every kernel off, here as in transformers."""
-    return os.environ.get("USE_HUB_KERNELS", "YES").upper() not in ("0", "OFF", "NO", "FALSE")
+    """USE_HUB_KERNELS=0, OFF or NO switches every kernel off, here as in transformers: whatever is not a yes."""
+    return os.environ.get("USE_HUB_KERNELS", "YES").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def kernelize(model: nn.Module, mode=None, strict: bool = False, **options) -> nn.Module:
@@ -138,7 +138,7 @@ def unkernelize(model: nn.Module) -> nn.Module:
 class Row:
     name: str  # of the module
     layer: str
-    package: Optional[str]  # None: stock
+    package: Optional[str]  # None: stock; an id where kernels' own kernelize bound it
     version: Optional[int] = None
     variant: Optional[str] = None
     ops: tuple = ()
@@ -156,7 +156,7 @@ class Report:
         for row in self.rows:
             groups.setdefault((row.layer, row.package, row.version, row.variant, row.why), []).append(row.name)
         for (layer, name, version, variant, why), names in groups.items():
-            where = f"{name} v{version} ({variant})" if name else f"stock: {why}"
+            where = f"{name} v{version} ({variant})" if version else name or f"stock: {why}"
             first = names[0] or "the model"
             lines.append(f"{layer:20} x{len(names):<4} {where:52} {first}{', ...' if len(names) > 1 else ''}")
         lines += [f"{op:36} {count} calls" for op, count in sorted(self.calls.items()) if count]
@@ -187,6 +187,8 @@ def report(model: nn.Module) -> Report:
             made = package(bound.package)
             rows.append(Row(name, bound.layer, made.name, made.version, made.variant, bound.ops))
             ops |= {(bound.package, op) for op in bound.ops}
+        elif package_id := owner(_running(module)):  # by kernels' own kernelize, from a mapping
+            rows.append(Row(name, getattr(type(module), "kernel_layer_name", type(module).__name__), package_id))
         elif found and found[0].option != "activation":
             rows.append(Row(name, found[0].layer, None, why="not bound"))
         elif not found and (layer := match.looks_like(module)):

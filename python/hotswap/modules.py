@@ -7,9 +7,10 @@ computes (in_place, row_mode, accum_dtype float32) are taken and change nothing.
 import torch
 from torch import nn
 
-from hotswap.packages import load
+from hotswap.packages import load, package
 
 _norm, _mlp, _loss, _rotary = (load(name) for name in ("norm", "mlp", "loss", "rotary"))
+_norm_ops = package("norm").ops
 
 
 def _refuse(what: str, **unsupported) -> None:
@@ -26,18 +27,18 @@ def liger_rms_norm(X, W, eps, offset=0.0, casting_mode="llama", in_place=True):
     if casting_mode not in ("llama", "gemma", "none"):
         raise ValueError(f"wanted casting_mode llama, gemma or none; got {casting_mode!r}")
     if torch.is_grad_enabled() and (X.requires_grad or W.requires_grad):
-        return _norm._ops.ops.rms_norm_fwd(X, W, eps, offset, casting_mode)[0]
+        return _norm_ops.rms_norm_fwd(X, W, eps, offset, casting_mode)[0]
     return _norm.rms_norm(X, W, eps, offset, casting_mode)
 
 
 def liger_fused_add_rms_norm(X, R, W, eps, offset=0.0, casting_mode="llama", in_place=True):
     """(RMSNorm(h), h) with h = X + R."""
-    return _norm._ops.ops.add_rms_norm_fwd(X, R, W, eps, offset, casting_mode)[:2]
+    return _norm_ops.add_rms_norm_fwd(X, R, W, eps, offset, casting_mode)[:2]
 
 
 def liger_layer_norm(X, W, B, eps):
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (X, W, B)):
-        return _norm._ops.ops.layer_norm_fwd(X, W, B, eps)[0]
+        return _norm_ops.layer_norm_fwd(X, W, B, eps)[0]
     return _norm.layer_norm(X, W, B, eps)
 
 

@@ -127,5 +127,4 @@ def _module(package_id: str, folder: Path) -> ModuleType:
 def owner(function) -> Optional[str]:
     """The id of the package that `function` comes from, whoever loaded it; None: of no package."""
     top = (getattr(function, "__module__", None) or "").split(".")[0]
-    loaded = getattr(sys.modules.get(top), "_ops", None)
-    return top if loaded is not None and hasattr(loaded, "add_op_namespace_prefix") else None
+    return top if hasattr(sys.modules.get(f"{top}._ops"), "add_op_namespace_prefix") else None

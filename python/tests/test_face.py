@@ -196,6 +196,50 @@ def test_set_use_kernels_on_a_model_that_is_there():
         assert calls.made["rotary.rotary"] == 2
 
 
+def test_hooks_of_accelerate_stay():
+    from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+
+    seen = []
+
+    class Hook(ModelHook):
+        def pre_forward(self, module, *args, **kwargs):
+            seen.append(type(module).__name__)
+            return args, kwargs
+
+    stock = model()
+    want = stock(**batch()).logits
+    for module in (stock.model.norm, stock.model.layers[0].mlp, stock.model.layers[0].self_attn):
+        add_hook_to_module(module, Hook())
+    hotswap.kernelize(stock, strict=True)
+    with torch.no_grad(), Calls() as calls:
+        close(stock(**batch()).logits, want)
+    assert calls.made["norm.rms_norm"] == 5 and calls.made["mlp.swiglu"] == 2 and calls.made["rotary.rotary"] == 2
+    assert sorted(seen) == ["LlamaAttention", "LlamaMLP", "LlamaRMSNorm"]
+    hotswap.unkernelize(stock)
+    with Calls() as calls:
+        stock(**batch())
+    assert calls.made == {} and len(seen) == 6
+    remove_hook_from_module(stock.model.norm)
+
+
+def test_report_sees_what_kernels_itself_bound():
+    from pathlib import Path
+
+    from kernels import LocalLayerRepository, kernelize, use_kernel_mapping
+
+    from hotswap.packages import package, packages_folder
+
+    place = Path(packages_folder() / "norm" / "build" / package("norm").variant)
+    stock = model("gpt_oss")
+    with use_kernel_mapping({"RMSNorm": {"cpu": LocalLayerRepository(place, layer_name="RMSNorm")}}, inherit_mapping=False):
+        kernelize(stock, mode=Mode.INFERENCE, device="cpu")
+    rows = [r for r in hotswap.report(stock).rows if "norm" in r.name]
+    assert len(rows) == 5 and all(r.package == package("norm").id and r.layer == "RMSNorm" for r in rows)
+    assert package("norm").id in str(hotswap.report(stock))
+    hotswap.unkernelize(stock)
+    assert all(r.package is None for r in hotswap.report(stock).rows)
+
+
 def test_saved_weights_are_the_stock_ones(tmp_path):
     stock = model()
     twin(stock, fused_linear_cross_entropy=True).save_pretrained(tmp_path)
