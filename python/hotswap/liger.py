@@ -32,13 +32,18 @@ def _family(module, base, mlp="swiglu", lacks=(), **other):
 
 
 FAMILIES = {
+    "exaone4": _family("exaone4", "Exaone4"),
     "gemma": _family("gemma", "Gemma", "geglu"),
     "gemma2": _family("gemma2", "Gemma2", "geglu"),
     "gemma3_text": _family("gemma3", "Gemma3", "geglu"),
+    "gemma4_text": _family("gemma4", "Gemma4", "geglu", rope=False, lacks=("rope",)),
     "glm4": _family("glm4", "Glm4", rope=False),
     "gpt_oss": _family("gpt_oss", "GptOss", swiglu=False, lacks=("swiglu",)),
     "granite": _family("granite", "Granite", cross_entropy=True, fused_linear_cross_entropy=False),
+    "hunyuan_v1_dense": _family("hunyuan_v1_dense", "HunYuanDenseV1"),
+    "hunyuan_v1_moe": _family("hunyuan_v1_moe", "HunYuanMoEV1"),
     "llama": _family("llama", "Llama"),
+    "ministral": _family("ministral", "Ministral"),
     "mistral": _family("mistral", "Mistral"),
     "mixtral": _family("mixtral", "Mixtral"),
     "olmo2": _family("olmo2", "Olmo2"),
@@ -47,6 +52,7 @@ FAMILIES = {
     "qwen2": _family("qwen2", "Qwen2"),
     "qwen3": _family("qwen3", "Qwen3"),
     "qwen3_moe": _family("qwen3_moe", "Qwen3Moe"),
+    "qwen3_next": _family("qwen3_next", "Qwen3Next", rope=False),
     "smollm3": _family("smollm3", "SmolLM3"),
 }
 
@@ -138,11 +144,20 @@ def _apply_liger_kernel_to_instance(model, **options) -> None:
     _apply(family, model, **options)
 
 
+def _our_name(name: str):
+    """`from liger_kernel.transformers import name`, where that module is ours."""
+    import hotswap
+
+    if "liger" not in name.lower():
+        raise AttributeError(f"hotswap has no {name}")
+    return getattr(hotswap, name)
+
+
 def enable_for_trainer(shadow: bool = False) -> None:
     """TrainingArguments(use_liger_kernel=True, liger_kernel_config={...}) runs on our kernels, in this process.
 
-    Trainer imports one function from `liger_kernel.transformers`: a module of that name that has it is put where imports
-    look. RuntimeError where liger_kernel is installed or imported, unless shadow=True says to go before it.
+    Trainer imports one function from `liger_kernel.transformers`: a module of that name, with that function and every
+    other name of Liger's that is here, is put where imports look. RuntimeError where liger_kernel is installed or imported, unless shadow=True says to go before it.
     """
     there = sys.modules.get("liger_kernel")
     if getattr(there, "__hotswap__", False):
@@ -158,7 +173,7 @@ def enable_for_trainer(shadow: bool = False) -> None:
         module.__spec__ = ModuleSpec(name, None, is_package=True)
         module.__path__, module.__version__, module.__hotswap__ = [], "0.8.5", True
     made["liger_kernel"].transformers = made["liger_kernel.transformers"]
-    made["liger_kernel.transformers"]._apply_liger_kernel_to_instance = _apply_liger_kernel_to_instance
+    made["liger_kernel.transformers"].__getattr__ = _our_name
     for name in [n for n in sys.modules if n == "liger_kernel" or n.startswith("liger_kernel.")]:
         del sys.modules[name]
     sys.modules.update(made)

@@ -1,7 +1,7 @@
 """Which forward of a package may stand in for a module's own.
 
 A replacement is bound only when it computes what the module's class computes: the class's forward is run on a few
-numbers beside the replacement's, once for each class. So no list of model families decides, the casting rules of norms
+numbers beside the replacement's, once for each class and its settings. So no list of model families decides, the casting rules of norms
 are told apart, and a layer that looks right and is not stays as it is.
 """
 
@@ -41,7 +41,7 @@ def _of_package(option, layer, package, ops):
 
 # ---- asking the class ---------------------------------------------------------------------------------------------
 
-_known: dict = {}  # (class, what else decides) -> Replacement or None
+_known: dict = {}  # class and settings -> Replacement or None
 
 
 def _numbers(*shape):  # like random ones, without touching the generator
@@ -59,6 +59,12 @@ def _shell(module: nn.Module, **parts) -> nn.Module:
     for name, part in parts.items():
         setattr(shell, name, part)
     return shell
+
+
+def _settings(module: nn.Module) -> tuple:
+    """Its plain attributes: the numbers and switches that a formula may depend on."""
+    plain = [(k, v) for k, v in vars(module).items() if isinstance(v, (bool, int, float, str)) and k[0] != "_"]
+    return (type(module), *sorted(p for p in plain if p[0] not in ("training", "layer_idx")))
 
 
 def _stock_forward(module: nn.Module) -> Callable:
@@ -115,7 +121,7 @@ def _rms_norm(module):
         return None
     ops = ("rms_norm", "rms_norm_fwd", "rms_norm_bwd")
     names = [n for n in ("variance_epsilon", "eps") if isinstance(getattr(module, n, None), float)]
-    layers = {"variance_epsilon": ["RMSNormCastLast", "RMSNorm"], "eps": ["RMSNormZeroCentered"]}
+    layers = {"variance_epsilon": ["RMSNormCastLast", "RMSNorm"], "eps": ["RMSNormZeroCentered", "RMSNormCastLastEps", "RMSNormEps"]}
 
     def candidates():
         return [_of_package("rms_norm", layer, "norm", ops) for n in names for layer in layers[n]]
@@ -127,7 +133,7 @@ def _rms_norm(module):
         # A float32 weight on bfloat16 shows what is cast when.
         return _agree(stock, ours, [((x,), 1e-5), ((x.bfloat16(),), 2**-7)])
 
-    return _first(("rms_norm", type(module), *names), candidates, agree)
+    return _first(_settings(module), candidates, agree)
 
 
 def _layer_norm(module):
@@ -154,7 +160,7 @@ def _activation(module):
         stock, ours = _stock_forward(module).__get__(module), candidate.forward.__get__(module)
         return _agree(stock, ours, [((5 * _numbers(3, 40),), 1e-6)])
 
-    return _first((type(module), getattr(module, "approximate", None)), candidates, agree)
+    return _first(_settings(module), candidates, agree)
 
 
 def _gated_mlp(module):
@@ -183,8 +189,7 @@ def _gated_mlp(module):
         stock, ours = _stock_forward(module).__get__(shell), candidate.forward.__get__(shell)
         return _agree(stock, ours, [((_numbers(2, 3, 8),), 1e-5)])
 
-    activation = getattr(module, act)
-    return _first((type(module), type(activation), getattr(activation, "approximate", None)), candidates, agree)
+    return _first((_settings(module), _settings(getattr(module, act))), candidates, agree)
 
 
 # ---- rotary embedding: a function that an attention's forward looks up among its module's globals -----------------

@@ -9,7 +9,7 @@ import torch
 from tiny import FAMILIES, Calls, batch, close, gradients, model, same_gradients, twin
 
 FULL = os.environ.get("HOTSWAP_PYTHON_FULL") == "1"
-MOE = {"mixtral", "qwen3_moe", "gpt_oss"}  # stock experts break the graph: their loop depends on values
+MOE = {"mixtral", "qwen3_moe", "gpt_oss", "olmoe", "qwen2_moe", "hunyuan_v1_moe", "qwen3_next"}  # stock experts break the graph: their loop depends on values
 
 
 @pytest.fixture(autouse=True)

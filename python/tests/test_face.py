@@ -98,6 +98,22 @@ def test_a_layer_that_computes_something_else_stays_stock():
         hotswap.kernelize(copy.deepcopy(stock), strict=True)
 
 
+class MultipliedMLP(nn.Module):  # ours while the multiplier is one
+    def __init__(self, multiplier):
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = (nn.Linear(8, 8) for _ in range(3))
+        self.act_fn, self.multiplier = nn.SiLU(), multiplier
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * self.multiplier
+
+
+@pytest.mark.parametrize("multiplier, bound", [(1.0, True), (0.5, False), (1.0, True)])
+def test_settings_of_an_instance_count(multiplier, bound):
+    layer = hotswap.kernelize(MultipliedMLP(multiplier), activation=False)
+    assert (hotswap.report(layer).rows[0].package == "mlp") == bound
+
+
 def test_the_environment_switches_everything_off(monkeypatch):
     monkeypatch.setenv("USE_HUB_KERNELS", "0")
     with torch.no_grad(), Calls() as calls:

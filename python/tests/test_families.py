@@ -24,16 +24,30 @@ LAYERS = {
     "granite": (5, 2, 2, "swiglu"),
     "smollm3": (5, 2, 2, "swiglu"),
     "glm4": (9, 2, 2, "swiglu"),
+    "exaone4": (9, 1, 2, "swiglu"),
+    "gemma4_text": (16, 0, 2, "geglu"),
+    "hunyuan_v1_dense": (9, 2, 2, "swiglu"),
+    "hunyuan_v1_moe": (9, 2, 2, "swiglu"),
+    "ministral": (5, 2, 2, "swiglu"),
+    "qwen3_next": (7, 1, 2, "swiglu"),
+    "glm": (5, 2, 2, "swiglu"),
+    "helium": (5, 2, 2, "swiglu"),
+    "olmoe": (9, 2, 0, ""),
+    "qwen2_moe": (5, 2, 2, "swiglu"),
 }
 
 
 def expected(family, training):
     norms, rotary, mlps, op = LAYERS[family]
-    made = {"norm.rms_norm_fwd" if training else "norm.rms_norm": norms, "rotary.rotary": rotary}
+    made = {"norm.rms_norm_fwd" if training else "norm.rms_norm": norms}
+    if rotary:
+        made["rotary.rotary"] = rotary
     if mlps:
         made[f"mlp.{op}"] = mlps
     if training:
-        made |= {"norm.rms_norm_bwd": norms, "rotary.rotary_bwd": rotary}
+        made["norm.rms_norm_bwd"] = norms
+        if rotary:
+            made["rotary.rotary_bwd"] = rotary
         if mlps:
             made[f"mlp.{op}_bwd"] = mlps
     return made
@@ -46,7 +60,8 @@ def without_activations(made):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family(family):
     stock = model(family)
-    swapped, data = twin(stock, strict=True), batch()
+    # Gemma 4 has norms without a weight, and rotates queries and keys apart: they stay stock
+    swapped, data = twin(stock, strict=family != "gemma4_text"), batch()
     for _ in range(2):  # eval, train, and both again
         stock.eval(), swapped.eval()
         with torch.no_grad(), Calls() as calls:

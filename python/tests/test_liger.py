@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from tiny import FAMILIES, Calls, batch, close, gradients, model, same_gradients
+from tiny import FAMILIES, NOT_LIGERS, Calls, batch, close, gradients, model, same_gradients
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -22,7 +22,7 @@ def classes():
 
 
 def test_every_family_has_its_name_and_options():
-    assert set(liger.FAMILIES) == set(FAMILIES)
+    assert set(liger.FAMILIES) == set(FAMILIES) - NOT_LIGERS
     apply = hotswap.apply_liger_kernel_to_llama
     assert {n: p.default for n, p in inspect.signature(apply).parameters.items()} == {
         "rope": True, "cross_entropy": False, "fused_linear_cross_entropy": True, "rms_norm": True, "swiglu": True, "model": None
@@ -157,6 +157,11 @@ else: raise SystemExit("no error")
 hotswap.enable_for_trainer(shadow=True)
 from liger_kernel.transformers import _apply_liger_kernel_to_instance as f
 assert f is hotswap._apply_liger_kernel_to_instance
+from liger_kernel.transformers import LigerRMSNorm, apply_liger_kernel_to_llama
+assert LigerRMSNorm is hotswap.LigerRMSNorm and apply_liger_kernel_to_llama is hotswap.apply_liger_kernel_to_llama
+try: from liger_kernel.transformers import LigerTiledGeluOfTomorrow
+except ImportError: pass
+else: raise SystemExit("no error")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ BASE = {**HEADS, **SIZES, **TOKENS}
 MOE = dict(num_experts_per_tok=2, output_router_logits=True)
 YARN = dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0)
 
+# fmt: off
 FAMILIES = {
     "llama": ("LlamaConfig", {}),
     "mistral": ("MistralConfig", dict(head_dim=8)),
@@ -32,7 +33,23 @@ FAMILIES = {
     "granite": ("GraniteConfig", dict(logits_scaling=2.0)),
     "smollm3": ("SmolLM3Config", {}),
     "glm4": ("Glm4Config", dict(head_dim=8)),
+    "exaone4": ("Exaone4Config", dict(layer_types=["sliding_attention", "full_attention"], sliding_window=8)),
+    "gemma4_text": ("Gemma4TextConfig", dict(head_dim=8, global_head_dim=8, hidden_size_per_layer_input=8,
+                                             vocab_size_per_layer_input=97, final_logit_softcapping=5.0)),
+    "hunyuan_v1_dense": ("HunYuanDenseV1Config", dict(head_dim=8)),
+    "hunyuan_v1_moe": ("HunYuanMoEV1Config", dict(head_dim=8, num_experts=4, moe_topk=2)),
+    "ministral": ("MinistralConfig", dict(head_dim=8)),
+    "qwen3_next": ("Qwen3NextConfig", dict(head_dim=8, num_experts=4, moe_intermediate_size=16, linear_num_key_heads=2,
+                                           shared_expert_intermediate_size=16, linear_num_value_heads=2, linear_key_head_dim=8,
+                                           linear_value_head_dim=8, layer_types=["linear_attention", "full_attention"], **MOE)),
+    # without a name of Liger's
+    "glm": ("GlmConfig", dict(head_dim=8)),
+    "helium": ("HeliumConfig", dict(head_dim=8)),
+    "olmoe": ("OlmoeConfig", dict(num_experts=4, **MOE)),
+    "qwen2_moe": ("Qwen2MoeConfig", dict(num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=16, **MOE)),
 }
+# fmt: on
+NOT_LIGERS = {"glm", "helium", "olmoe", "qwen2_moe"}
 
 
 def model(family="llama", seed=0, **changes):

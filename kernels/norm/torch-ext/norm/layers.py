@@ -47,6 +47,34 @@ class RMSNormCastLast(nn.Module):
         return ops.rms_norm(hidden_states, self.weight, self.variance_epsilon, 0.0, "gemma")
 
 
+class RMSNormEps(nn.Module):
+    """weight * n.to(dtype), of a class that calls its epsilon eps."""
+
+    weight: torch.Tensor
+    eps: float
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, hidden_states):
+        if torch.is_grad_enabled() and (hidden_states.requires_grad or self.weight.requires_grad):
+            return ops.rms_norm_fwd(hidden_states, self.weight, self.eps, 0.0, "llama")[0]
+        return ops.rms_norm(hidden_states, self.weight, self.eps, 0.0, "llama")
+
+
+class RMSNormCastLastEps(nn.Module):
+    """(weight * n).to(dtype), of a class that calls its epsilon eps."""
+
+    weight: torch.Tensor
+    eps: float
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, hidden_states):
+        if torch.is_grad_enabled() and (hidden_states.requires_grad or self.weight.requires_grad):
+            return ops.rms_norm_fwd(hidden_states, self.weight, self.eps, 0.0, "gemma")[0]
+        return ops.rms_norm(hidden_states, self.weight, self.eps, 0.0, "gemma")
+
+
 class RMSNormZeroCentered(nn.Module):
     """Scales by 1 + weight, all in float32 (Gemma, Qwen3.5)."""
 
