@@ -32,7 +32,7 @@ def check(family, fused, **options):
         close(got.loss, want.loss, 1e-5)
         same_gradients(mine, gradients(stock, want.loss), 5e-5)
         assert calls.made["norm.rms_norm_fwd"] == calls.made["norm.rms_norm_bwd"] >= 3
-        assert calls.made["rotary.rotary_bwd"] >= 1
+        assert calls.made.get("rotary.rotary_bwd", 0) >= (family != "gemma4_text")
         assert calls.made["loss.linear_cross_entropy_fwd" if fused else "loss.cross_entropy_bwd"] == 1
 
 
@@ -40,6 +40,21 @@ def check(family, fused, **options):
 @pytest.mark.parametrize("family", FAMILIES if FULL else ["llama", "gemma2"])
 def test_one_graph(family, fused):
     check(family, fused, backend="aot_eager")
+
+
+def test_a_head_that_does_not_learn():
+    stock = model(num_hidden_layers=1).train()
+    stock.lm_head.weight.requires_grad_(False)
+    swapped = twin(stock, fused_linear_cross_entropy=True)
+    compiled = torch.compile(swapped, fullgraph=True, backend="aot_eager")
+    data = batch() | {"use_cache": False}
+    with Calls() as calls:
+        got = compiled(**data)
+        mine = gradients(swapped, got.loss)
+    want = stock(**data)
+    close(got.loss, want.loss, 1e-5)
+    same_gradients(mine, gradients(stock, want.loss), 5e-5)
+    assert calls.made["loss.cross_entropy_fwd_"] == 1
 
 
 def test_dynamic_shapes():

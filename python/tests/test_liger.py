@@ -344,6 +344,22 @@ def test_fused_linear_cross_entropy(dtype, bias, options):
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", [o for o in LOSS_OPTIONS if o.get("reduction") != "none"], ids=str)
+def test_a_head_that_does_not_learn(dtype, options, monkeypatch):
+    """Adapters: in chunks, and without a gradient of the head."""
+    monkeypatch.setattr(hotswap.load("loss"), "LOGITS_AT_ONCE", 5 * 37)
+    target, module = targets(13, 37, options.get("ignore_index", -100)), hotswap.LigerFusedLinearCrossEntropyLoss(**options)
+    weight, bias = torch.randn(37, 16, dtype=dtype) / 3, torch.randn(37, dtype=dtype)
+    with Calls() as calls:
+        against(
+            lambda x: module(weight, x, target, bias),
+            lambda x: wide_cross_entropy(F.linear(x, weight.double(), bias.double()), target, **options),
+            [torch.randn(13, 16, dtype=dtype)],
+        )
+    assert calls.made == {"loss.cross_entropy_fwd_": 3}
+
+
 def test_loss_options_without_an_op_are_errors():
     x, t = torch.randn(3, 5), torch.tensor([0, 1, 2])
     for options in (dict(weight=torch.ones(5)), dict(return_z_loss=True), dict(return_token_accuracy=True)):

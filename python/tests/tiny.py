@@ -113,7 +113,7 @@ class Calls:
         "activation": tuple(f"{a}{b}" for a in ("silu", "gelu", "gelu_tanh", "gelu_quick") for b in ("", "_bwd")),
         "rotary": ("rotary", "rotary_bwd"),
         "mlp": ("swiglu", "swiglu_bwd", "geglu", "geglu_bwd"),
-        "loss": ("cross_entropy", "cross_entropy_fwd", "cross_entropy_bwd", "linear_cross_entropy", "linear_cross_entropy_fwd"),
+        "loss": ("cross_entropy", "cross_entropy_fwd", "cross_entropy_fwd_", "cross_entropy_bwd", "linear_cross_entropy", "linear_cross_entropy_fwd"),
     }
 
     def _now(self):
