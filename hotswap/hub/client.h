@@ -22,17 +22,6 @@
 
 namespace hotswap {
 
-struct TreeEntry {
-  std::string path;  // from the repository's root; checked by check_relative_path
-  bool folder = false;
-  int64_t size = 0;
-  std::string oid = {};     // git's SHA-1 of the blob or tree
-  std::string sha256 = {};  // of a large (LFS) file's content; empty for others
-  int64_t lfs_size = 0;     // of that content
-  std::string xet_hash = {};
-  const std::string& etag() const { return sha256.empty() ? oid : sha256; }  // the blob's name in the cache
-};
-
 struct FileMeta {
   std::string commit;
   std::string etag = {};  // without W/ and quotes

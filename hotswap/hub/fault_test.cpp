@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 
 #include <cstdlib>
@@ -158,6 +159,36 @@ TEST(Faults, ALivingWritersFileIsLeftAlone) {
   PieceFile fourth(blob, 3 << 20, true);
   EXPECT_TRUE(fourth.done(0)) << "silent for an hour";
   EXPECT_FALSE(fs::exists(folder.path() / "etag.00000002.pieces.incomplete"));
+}
+
+// Killed right after its file was made, and between the last two steps: nobody's name is in these.
+TEST(Faults, WhatTheFirstAndTheLastMomentLeave) {
+  const TempFolder folder;
+  const fs::path blob = folder.path() / "etag", left = folder.path() / "etag.00000001.pieces.incomplete";
+  const std::string bytes = noise((2 << 20) + 5);
+  const auto size = static_cast<int64_t>(bytes.size());
+  write_file(left, "");
+  {
+    PieceFile next(blob, size, true);
+    EXPECT_FALSE(fs::exists(left)) << "nothing in it to go on with";
+    EXPECT_EQ(next.bytes_done(), 0);
+    next.remove();
+  }
+  write_file(left, bytes);
+  const int writer = ::open(left.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(::flock(writer, LOCK_EX), 0);
+  {
+    PieceFile next(blob, size, true);
+    EXPECT_TRUE(fs::exists(left)) << "its writer lives: it holds the lock";
+    EXPECT_EQ(next.bytes_done(), 0);
+    next.remove();
+  }
+  ::close(writer);
+  PieceFile next(blob, size, true);
+  EXPECT_EQ(next.bytes_done(), size);
+  EXPECT_FALSE(fs::exists(left));
+  next.commit();
+  EXPECT_EQ(read_file(blob), bytes);
 }
 
 TEST(Faults, ACutConnectionGoesOnAtTheByte) {

@@ -7,6 +7,7 @@
 #include "hotswap/base/log.h"
 #include "hotswap/hub/digest.h"
 #include "hotswap/hub/metadata.h"
+#include "hotswap/hub/piece_file.h"
 #include "hotswap/hub/text.h"
 
 namespace hotswap {
@@ -31,18 +32,6 @@ VariantChoice judged_by_code(Hub& hub, const KernelRequest& request, const Kerne
                                    [&](const VariantCandidate& c) { return c.name == *choice.chosen; });
     mine->archs = parse_metadata(read_file(file), file.string()).archs;
   }
-}
-
-void verify_signature(const KernelRequest& request, HubKernel& kernel) {
-  if (!requires_signature(request.trust, kernel.place.repo)) return;
-  const auto signers = request.signers.empty() ? default_signers() : request.signers;
-  const VariantVerdict verdict = verify_variant(kernel.folder, TrustRoot::current(), signers);
-  if (verdict.outcome != Outcome::kSuccess) {
-    throw Error({.wanted = cat("a good signature of ", kernel.place.str(), ", as [trust] require-signature wants"),
-                 .got = cat(outcome_name(verdict.outcome), ": ", verdict.reason),
-                 .next = "get the package anew, or ask its publisher; nothing of it was run"});
-  }
-  kernel.signer = verdict.by.signer;
 }
 
 void verify_digest_of(const KernelRequest& request, HubKernel& kernel) {
@@ -73,6 +62,33 @@ fs::path fetch_variants(Hub& hub, const KernelPlace& place, const std::string& v
       {.allow = {variant.empty() ? "build/*" : cat("build/", variant, "/*")}, .ignore = {"*.pyc", "*/__pycache__/*"}});
 }
 
+std::string verify_signed(const KernelRequest& request, const KernelPlace& place, const fs::path& variant_folder) {
+  if (!requires_signature(request.trust, place.repo)) return "";
+  const auto signers = request.signers.empty() ? default_signers() : request.signers;
+  const VariantVerdict verdict = verify_variant(variant_folder, TrustRoot::current(), signers);
+  if (verdict.outcome == Outcome::kSuccess) return verdict.by.signer;
+  throw Error({.wanted = cat("a good signature of ", place.str(), ", as [trust] require-signature wants"),
+               .got = cat(outcome_name(verdict.outcome), ": ", verdict.reason),
+               .next = "get the package anew, or ask its publisher; nothing of it was run"});
+}
+
+void verify_listed(const KernelPlace& place, const fs::path& variant_folder) {
+  const std::string path = cat("build/", variant_folder.filename().string(), "/metadata.json");
+  for (const TreeEntry& entry : place.files) {
+    if (entry.path != path || entry.etag().empty()) continue;
+    const std::string bytes = read_file(variant_folder / "metadata.json");
+    ContentHash hash(entry.etag(), static_cast<int64_t>(bytes.size()));
+    hash.update(bytes);
+    const std::string got = hash.finish();
+    if (got.empty() || got == entry.etag()) return;
+    throw Error(
+        {.wanted = cat((variant_folder / "metadata.json").string(), " as ", place.str(), " has it, ", entry.etag()),
+         .got = got,
+         .next = cat("remove it with `hotswap cache verify --remove ", place.repo,
+                     "` and get it anew; nothing of it was run")});
+  }
+}
+
 void verify_locked(const KernelPlace& place, const fs::path& variant_folder) {
   // The other form of lock pins the commit; what that holds, the cache has checked file by file.
   if (place.locked == nullptr || place.locked->variants.empty()) return;
@@ -93,8 +109,9 @@ HubKernel fetch_kernel(Hub& hub, const KernelRequest& request, KernelPlace place
   kernel.variant = *place.choice.chosen;
   kernel.folder = fetch_variants(hub, place, kernel.variant) / "build" / kernel.variant;
   kernel.place = std::move(place);
-  verify_signature(request, kernel);
+  kernel.signer = verify_signed(request, kernel.place, kernel.folder);
   verify_digest_of(request, kernel);
+  if (kernel.digest_checked) verify_listed(kernel.place, kernel.folder);
   verify_locked(kernel.place, kernel.folder);
   return kernel;
 }

@@ -3,99 +3,20 @@
 
 #include <stdlib.h>
 
-#include <mutex>
-
-#include "hotswap/base/test_support.h"
-#include "hotswap/hub/digest.h"
-#include "hotswap/hub/lock_kernels.h"
 #include "hotswap/hub/project.h"
-#include "hotswap/hub/server.h"
-#include "hotswap/hub/sigstore_world.h"
-#include "hotswap/hub/text.h"
+#include "hotswap/hub/test_served_norm.h"
 
 namespace hotswap {
 namespace {
 
 namespace fs = std::filesystem;
 using test_support::expect_has;
+using test_support::kCpu;
+using test_support::kCuda;
 using test_support::message_of;
 using test_support::TempFolder;
 
-const std::string kCpu = "torch-stable-abi210-cpu-x86_64-linux", kCuda = "torch-stable-abi210-cu130-x86_64-linux";
-
-class GetKernel : public testing::Test {
- protected:
-  void SetUp() override {
-    for (const char* version : {"v1", "v2", "v10"}) add("acme/norm", version);
-    served.write("trusted_publishers.txt", "acme\n");
-    server = std::make_unique<HubServer>(HubServerOptions{
-        .folder = served.path(), .large_from = 4096, .rescan_s = 0, .on_request = [this](const std::string& line) {
-          const std::lock_guard lock(mutex);
-          lines.push_back(line);
-        }});
-    server->start();
-  }
-  // A package of two variants with good digests; the library of each is large enough for LFS.
-  fs::path add(const std::string& repo, const std::string& revision, const std::string& more_metadata = "") {
-    const std::string place = cat("kernels/", repo, "/", revision, "/build/");
-    for (const std::string& variant : {kCpu, kCuda}) {
-      const std::string backend = variant == kCpu ? "cpu" : "cuda";
-      served.write(place + variant + "/metadata.json",
-                   cat(R"({"name":"norm","id":"_norm_)", backend,
-                       R"(","version":1,"license":"mit","python-depends":[],)", R"("backend":{"type":")", backend, "\"",
-                       variant == kCuda ? R"(,"archs":["9.0"])" : "", "}", more_metadata, "}"));
-      served.write(cat(place, variant, "/_norm_", backend, ".abi3.so"), std::string(5000, 'x') + revision);
-      served.write(place + variant + "/__init__.py", "");
-      write_digests(served.path() / (place + variant));
-    }
-    return served.path() / place;
-  }
-  void redirect(const std::string& from, const std::string& revision, const std::string& to,
-                const std::string& to_revision = "") {
-    served.write(cat("kernels/", from, "/", revision, "/kernel-status.toml"),
-                 cat("kind = \"redirect\"\ndestination = \"", to, "\"\n",
-                     to_revision.empty() ? "" : cat("revision = \"", to_revision, "\"\n")));
-  }
-  HubOptions options(bool offline = false) const {
-    HubOptions o{.endpoint = server->url(), .cache = cache.path(), .kernels_cache = cache.path(), .offline = offline};
-    o.progress = false;
-    return o;
-  }
-  HubKernel get(const KernelRequest& request, bool offline = false) const {
-    Hub hub(options(offline));
-    KernelRequest asked = request;
-    if (!asked.system.torch) asked.system = cpu();
-    return get_kernel(hub, asked);
-  }
-  std::string refused(const KernelRequest& request, bool offline = false) const {
-    return message_of([&] { get(request, offline); });
-  }
-  static System cpu() { return {.torch = {{2, 11}}, .stable_abi_only = true}; }
-  static System gpu(MajorMinor capability) {
-    System system = cpu();
-    system.backend = *Backend::parse("cu130");
-    system.capability = capability;
-    return system;
-  }
-  std::vector<std::string> asked() const {
-    const std::lock_guard lock(mutex);
-    return lines;
-  }
-  size_t asked_with(const std::string& part) const {
-    const auto all = asked();
-    return static_cast<size_t>(
-        std::count_if(all.begin(), all.end(), [&](const auto& line) { return line.find(part) != line.npos; }));
-  }
-  std::string commit(const std::string& repo, const std::string& revision) const {
-    Hub hub(options());
-    return hub.client().commit({RepoType::kKernel, repo}, revision);
-  }
-
-  TempFolder served, cache;
-  mutable std::mutex mutex;
-  std::vector<std::string> lines;
-  std::unique_ptr<HubServer> server;
-};
+class GetKernel : public test_support::ServedNorm {};
 
 TEST_F(GetKernel, AskedInThisOrderAndOnlyTheVariantThatFits) {
   const HubKernel kernel = get({.ref = "acme/norm@v2"});
@@ -251,109 +172,58 @@ TEST_F(GetKernel, OfflineAPackageThatWasPutThereByHand) {
   EXPECT_TRUE(asked().empty());
 }
 
-TEST_F(GetKernel, ChangedBytesAreRefused) {
-  const HubKernel kernel = get({.ref = "acme/norm@v1"});
-  const auto tampered = [&](const char* file, const std::string& bytes) {
-    const fs::path blob = fs::canonical(kernel.folder / file);
-    const std::string good = read_file(blob);
-    write_file(blob, bytes.empty() ? good.substr(0, good.size() - 1) + "!" : bytes);
-    const std::string text = refused({.ref = "acme/norm@v1"});
-    write_file(blob, good);
-    return text;
+// As kernels before 0.14 cached them, when kernels were models.
+TEST_F(GetKernel, OfflineTheLayoutOfOlderPythons) {
+  const auto put = [&](const char* folder, const char* ref, char digit) {
+    const std::string sha(40, digit);
+    const fs::path repo = cache.path() / folder;
+    fs::create_directories(repo / "refs");
+    write_file(repo / "refs" / ref, sha);
+    fs::create_directories(repo / "snapshots" / sha);
+    fs::copy(served.path() / "kernels/acme/norm/v1/build", repo / "snapshots" / sha / "build",
+             fs::copy_options::recursive);
+    return repo / "snapshots" / sha / "build" / kCpu;
   };
-  expect_has(tampered("_norm_cpu.abi3.so", ""), {"File hash mismatch for _norm_cpu.abi3.so", "nothing of it was run"});
-  expect_has(tampered("metadata.json", ""), {"metadata.json"});
-  expect_has(
-      tampered("metadata.json", R"({"name":"norm","id":"_norm_cpu","version":1,"license":"mit","python-depends":[],)"
-                                R"("backend":{"type":"cpu"}})"),
-      {"a digest of the files", "skip-digest"});
-  write_file(kernel.folder / "more.so", "x");
-  expect_has(refused({.ref = "acme/norm@v1"}), {"Unknown file: more.so"});
-  const HubKernel unchecked = get({.ref = "acme/norm@v1", .trust = {.skip_digest = {"acme/norm"}}});
-  EXPECT_FALSE(unchecked.digest_checked);
-  fs::remove(kernel.folder / "more.so");
-  EXPECT_EQ(refused({.ref = "acme/norm@v1"}), "no error");
+  const fs::path one = put("models--my--norm", "v1", 'a'), main = put("models--my--norm", "main", 'b');
+  const fs::path two = put("kernels--my--norm", "v2", 'c');
+  EXPECT_EQ(get({.ref = "my/norm"}, true).folder, one);
+  EXPECT_EQ(get({.ref = "my/norm@main"}, true).folder, main);
+  EXPECT_EQ(get({.ref = "my/norm@" + std::string(40, 'b')}, true).folder, main);
+  EXPECT_EQ(get({.ref = "my/norm@v2"}, true).folder, two);
+  EXPECT_EQ(get({.ref = "my/norm@>=1"}, true).folder, two) << "what kernels-- can answer, it does";
+  fs::remove_all(cache.path() / "kernels--my--norm");
+  EXPECT_EQ(get({.ref = "my/norm@>=1"}, true).folder, one);
+  expect_has(refused({.ref = "my/norm@v2"}, true), {"my/norm", "HF_HUB_OFFLINE"});
+  Lockfile lock;
+  lock.kernels.push_back(
+      {.dependency = {.repo = "my/norm"}, .commit = std::string(40, 'a'), .variants = {}, .hash = "", .path = ""});
+  EXPECT_EQ(get({.ref = "my/norm", .lock = &lock}, true).folder, one);
+  EXPECT_TRUE(asked().empty());
+  expect_has(refused({.ref = {"my/norm", {.version = 1, .trust = true}}}), {"my/norm"});
+  EXPECT_EQ(asked_with("/models/"), 0u) << "online it is a kernel, or nothing";
 }
 
-TEST_F(GetKernel, ASignatureWhereThePolicyWantsOne) {
-  static const test_support::SigstoreWorld world;
-  const fs::path root = cache.write("trusted_root.json", world.root().dump());
-  setenv("HOTSWAP_TRUST_ROOT", root.c_str(), 1);
-  const KernelRequest wanted{.ref = "acme/norm@v1",
-                             .trust = {.require_signature = {"acme/*"}},
-                             .signers = {{.name = "ours",
-                                          .issuer = "https://issuer.test",
-                                          .repository = "",
-                                          .builders = {"https://git.test/org/kernels/build.yaml@refs/heads/main"},
-                                          .identities = {}}}};
-  const fs::path source = served.path() / "kernels/acme/norm/v2/build" / kCpu;
-  write_file(source / "metadata.json.sigstore", world.bundle({.artifact = read_file(source / "metadata.json")}).dump());
-  expect_has(refused(wanted), {"SignatureBundleMissing", "require-signature"});
-  KernelRequest second = wanted;
-  second.ref = "acme/norm@v2";
-  const HubKernel kernel = get(second);
-  EXPECT_EQ(kernel.signer, "ours");
-  second.signers = {};
-  expect_has(refused(second), {"SignatureVerificationFailure"});  // kernels-community's would do
-  second.signers = wanted.signers;
-  for (const char* file : {"metadata.json", "metadata.json.sigstore"}) {
-    const fs::path blob = fs::canonical(kernel.folder / file);
-    const std::string good = read_file(blob);
-    std::string bad = good;
-    const size_t at = std::string(file) == "metadata.json" ? bad.find("mit") : bad.find("\"signature\"") + 16;
-    bad[at] = bad[at] == 'A' ? 'B' : 'A';
-    write_file(blob, bad);
-    expect_has(refused(second), {"Signature"});
-    write_file(blob, good);
-  }
-  EXPECT_EQ(refused(second), "no error");
-  unsetenv("HOTSWAP_TRUST_ROOT");
-}
-
-TEST_F(GetKernel, LocksPinCommitAndHash) {
-  Hub hub(options());
-  Lockfile lock = lock_dependencies(hub, {{.repo = "acme/norm", .version = 1}}, Lockfile::Form::kVariants);
-  const LockedKernel first = lock.kernels.at(0);
-  add("acme/norm", "v1", R"(,"upstream":"https://git.test/a")");  // the branch moves on
-  fs::remove_all(cache.path());
-  EXPECT_NE(get({.ref = "acme/norm@v1"}).place.commit, first.commit);
-  // A commit that the server no longer has: the lock's word is what is asked for.
-  expect_has(refused({.ref = "acme/norm@v1", .lock = &lock}), {first.commit});
-  const fs::path v1 = served.path() / "kernels/acme/norm/v1";
-  lock.kernels[0].commit = commit("acme/norm", "v1");
-  expect_has(refused({.ref = "acme/norm@v1", .lock = &lock}), {"as they were locked", "nothing of it was run"});
-  lock.kernels[0].variants = {};
-  for (const auto& [variant, hash] : first.variants) lock.kernels[0].variants["other"] = hash;
-  expect_has(refused({.ref = "acme/norm@v1", .lock = &lock}), {"lock anew"});
-  expect_has(refused({.ref = "acme/norm@" + std::string(40, 'b'), .lock = &lock}), {"locked is commit"});
-  expect_has(refused({.ref = {"acme/norm", {.version = 1, .locked = true}}}), {"Kernel `acme/norm` is not locked"});
-  expect_has(refused({.ref = {"acme/more", {.version = 1, .trust = true, .locked = true}}, .lock = &lock}),
-             {"acme/more"});
-
-  Lockfile dependencies{.form = Lockfile::Form::kDependencies, .kernels = {}};
-  dependencies.kernels.push_back({.dependency = {.repo = "acme/norm", .version = 2},
-                                  .commit = lock.kernels[0].commit,
-                                  .variants = {},
-                                  .hash = "",
-                                  .path = ""});
-  EXPECT_EQ(get({.ref = "acme/norm@v2", .lock = &dependencies}).place.commit, lock.kernels[0].commit);
-  EXPECT_EQ(get({.ref = "acme/norm", .lock = &dependencies}).place.commit, lock.kernels[0].commit);
-  expect_has(refused({.ref = "acme/norm@v1", .lock = &dependencies}), {"locked is acme/norm@v2"});
-}
-
-TEST_F(GetKernel, AGoodLockIsKeptWhereverTheBranchGoes) {
-  redirect("acme/old", "v1", "acme/norm", "v2");
-  Hub hub(options());
-  Lockfile lock = lock_dependencies(hub, {{.repo = "acme/norm", .version = 1}}, Lockfile::Form::kVariants);
-  const LockedKernel first = lock.kernels.at(0);
-  EXPECT_EQ(get({.ref = {"acme/norm", {.locked = true}}, .lock = &lock}).place.commit, first.commit);
-  EXPECT_EQ(get({.ref = "acme/old", .lock = &lock}).place.commit, first.commit) << "the destination's lock";
-  HubOptions plain = options();
-  plain.symlinks = false;
-  TempFolder other;
-  plain.kernels_cache = other.path();
-  Hub without_links(plain);
-  EXPECT_EQ(get_kernel(without_links, {.ref = "acme/norm", .system = cpu(), .lock = &lock}).place.commit, first.commit);
+// What goes on, but should be known, is said on stderr.
+TEST_F(GetKernel, WhatIsWarnedOf) {
+  const auto said = [&](const KernelRequest& request, bool offline = false) {
+    testing::internal::CaptureStderr();
+    const std::string text = refused(request, offline);
+    return testing::internal::GetCapturedStderr() + (text == "no error" ? "" : text);
+  };
+  EXPECT_EQ(said({.ref = "acme/norm@v10"}), "");
+  expect_has(said({.ref = "acme/norm@v1"}), {"You are using version 1 of 'acme/norm', but version 10 is available."});
+  expect_has(said({.ref = "acme/norm@v10"}, true), {"offline: the publisher of 'acme/norm' is not checked"});
+  redirect("acme/old", "v1", "acme/norm", "v10");
+  expect_has(said({.ref = "acme/old"}), {"'acme/old' redirected to 'acme/norm'"});
+  served.write("kernels/acme/odd/v1/build/torch211-cpu-riscv/x.so", "x");
+  expect_has(said({.ref = "acme/odd"}), {"acme/odd contains an invalid build variant: torch211-cpu-riscv"});
+  const std::string commit(40, 'a');
+  add("acme/dirty", "v1",
+      cat(R"(,"provenance":{"kernel-builder":{"version":"1","commit":")", commit,
+          R"(","dirty":true},"kernel":{"commit":")", commit, R"(","dirty":true}})"));
+  expect_has(said({.ref = "acme/dirty"}),
+             {"acme/dirty: the kernel source had changes", "the kernel-builder had changes"});
+  expect_has(said({.ref = "acme/norm@v10", .trust = {.skip_digest = {"acme/*"}}}), {"its files are not checked"});
 }
 
 TEST(Project, ThreeFiles) {

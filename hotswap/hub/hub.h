@@ -49,7 +49,9 @@ class Hub {
   // Offline and by `version=N`, Python looks for refs/vN, which it never writes: whoever resolves a version does.
   void remember(const Repo& repo, const std::string& name, const std::string& commit);
 
-  const HubCache& cache(const Repo& repo) const { return repo.type == RepoType::kKernel ? kernels_ : cache_; }
+  const HubCache& cache(const Repo& repo) const {
+    return repo.type == RepoType::kKernel || repo.type == RepoType::kOldKernel ? kernels_ : cache_;
+  }
   HubClient& client() { return client_; }
   bool offline() const { return client_.options().offline; }
 

@@ -71,6 +71,26 @@ void require_lock(const KernelRequest& request, const KernelPlace& place) {
                .next = "run `hotswap kernel lock` on the project, and name the project"});
 }
 
+// Does the cache have a snapshot by one of these names?
+bool in_cache(const Hub& hub, const Repo& repo, const std::vector<std::string>& names) {
+  const HubCache& cache = hub.cache(repo);
+  return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    std::error_code code;
+    const auto commit = cache.read_ref(repo, name);
+    return commit && fs::is_directory(cache.snapshot(repo, *commit), code);
+  });
+}
+
+// Offline a kernel may lie where Python's kernels before 0.14 put it. name: of a ref, or a commit; empty: any ref.
+RepoType type_of(const Hub& hub, const std::string& id, const std::string& name) {
+  const Repo kernel{RepoType::kKernel, id}, old{RepoType::kOldKernel, id};
+  const auto names = [&](const Repo& repo) {
+    return name.empty() ? hub.cache(repo).refs(repo) : std::vector<std::string>{name};
+  };
+  const bool is_old = hub.offline() && !in_cache(hub, kernel, names(kernel)) && in_cache(hub, old, names(old));
+  return is_old ? RepoType::kOldKernel : RepoType::kKernel;
+}
+
 // A name that the Hub does not know is told with all those that it does.
 std::string commit_of(Hub& hub, const Repo& repo, const std::string& revision) {
   try {
@@ -146,6 +166,11 @@ KernelPlace locate_kernel(Hub& hub, const KernelRequest& request) {
   place.repo = ref.repo();
   settle_trust(hub, request, place.repository(), "");
   place.locked = find_lock(request.lock, place.repo, &ref);
+  place.type = type_of(hub, place.repo,
+                       place.locked != nullptr  ? place.locked->commit
+                       : ref.is_specifier()     ? ""
+                       : ref.revision().empty() ? cat("v", ref.version().value_or(1))
+                                                : ref.revision());
   if (place.locked != nullptr) {
     place.asked = place.commit = place.locked->commit;
   } else {
@@ -160,6 +185,7 @@ KernelPlace locate_kernel(Hub& hub, const KernelRequest& request) {
     place.repo = redirect->destination;
     place.asked = redirect->revision;
     place.locked = find_lock(request.lock, place.repo, nullptr);
+    place.type = type_of(hub, place.repo, place.locked != nullptr ? place.locked->commit : redirect->revision);
     place.commit =
         place.locked != nullptr ? place.locked->commit : commit_of(hub, place.repository(), redirect->revision);
     const bool circle = std::find(way.begin(), way.end(), place.str()) != way.end();

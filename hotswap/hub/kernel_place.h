@@ -39,9 +39,10 @@ struct KernelPlace {
   std::vector<TreeEntry> files;          // of the commit; from a cache without a list: those on this disk, paths alone
   VariantChoice choice;                  // by the names of the variants
   const LockedKernel* locked = nullptr;  // of the request's lock
+  RepoType type = RepoType::kKernel;     // kOldKernel: offline, and only an older Python has fetched it
 
   std::string str() const { return repo + "@" + commit; }
-  Repo repository() const { return {RepoType::kKernel, repo}; }
+  Repo repository() const { return {type, repo}; }
 };
 
 // Error where trust is refused, the repository or what is asked of it does not exist (naming what does), offline and

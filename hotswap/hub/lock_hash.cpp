@@ -68,15 +68,15 @@ bool lfs_by_link(const fs::path& file) {
 
 }  // namespace
 
-std::map<std::string, std::string> variant_hashes(const std::vector<TreeFile>& tree) {
+std::map<std::string, std::string> variant_hashes(const std::vector<TreeEntry>& tree) {
   std::map<std::string, std::vector<Entry>> entries;
-  for (const TreeFile& file : tree) {
+  for (const TreeEntry& file : tree) {
     constexpr std::string_view kBuild = "build/";
     if (!file.path.starts_with(kBuild) || is_bytecode(file.path)) continue;
     const size_t slash = file.path.find('/', kBuild.size());
     if (slash == file.path.npos) continue;
-    entries[file.path.substr(kBuild.size(), slash - kBuild.size())].emplace_back(
-        file.path.substr(slash + 1), raw(file.lfs_sha256.empty() ? file.git_sha1 : file.lfs_sha256, file.path));
+    entries[file.path.substr(kBuild.size(), slash - kBuild.size())].emplace_back(file.path.substr(slash + 1),
+                                                                                 raw(file.etag(), file.path));
   }
   std::map<std::string, std::string> hashes;
   for (auto& [variant, files] : entries) hashes[variant] = concat_hash(std::move(files));

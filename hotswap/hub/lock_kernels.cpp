@@ -31,10 +31,7 @@ LockedKernel lock_one(Hub& hub, Dependency dependency, Lockfile::Form form) {
   LockedKernel locked{.dependency = dependency, .commit = place.commit, .variants = {}, .hash = "", .path = ""};
   if (form == Lockfile::Form::kDependencies) return locked;
   locked.dependency = {.repo = place.repo};
-  std::vector<TreeFile> tree;
-  tree.reserve(place.files.size());
-  for (const TreeEntry& entry : place.files) tree.push_back({entry.path, entry.oid, entry.sha256});
-  locked.variants = variant_hashes(tree);
+  locked.variants = variant_hashes(place.files);
   return locked;
 }
 

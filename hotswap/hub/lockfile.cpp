@@ -185,19 +185,9 @@ const LockedKernel& Lockfile::at(const std::string& repo) const {
                .next = "run `hotswap kernel lock`"});
 }
 
-std::vector<Dependency> read_dependencies(const std::filesystem::path& file) {
-  const Json json = Json::read_toml(file);
-  const bool python = file.filename() == "pyproject.toml";
-  std::optional<Json> table = python ? json.find("tool") : json.find("dependencies");
-  if (python && table) table = table->find("kernels");
-  if (python && table) table = table->find("dependencies");
-  if (!table) {
-    throw Error({.wanted = cat(python ? "[tool.kernels.dependencies]" : "[dependencies]", " in ", file.string()),
-                 .got = "no such table",
-                 .next = "add it: \"org/kernel\" = 1"});
-  }
+std::vector<Dependency> parse_dependencies(const Json& table, bool ours) {
   std::vector<Dependency> dependencies;
-  for (const auto& [repo, value] : table->items()) dependencies.push_back(read_value(repo, value, !python));
+  for (const auto& [repo, value] : table.items()) dependencies.push_back(read_value(repo, value, ours));
   return dependencies;
 }
 

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "hotswap/base/json.h"
+#include "hotswap/hub/repo.h"
 
 namespace hotswap {
 
@@ -54,14 +55,8 @@ class Lockfile {
   std::vector<LockedKernel> kernels;
 };
 
-// A file of a repository's tree, as the Hub lists it.
-struct TreeFile {
-  std::string path;        // from the repository's root
-  std::string git_sha1;    // of the blob
-  std::string lfs_sha256;  // empty: not in LFS
-};
 // The lock of every variant below build/, tvm-ffi's too.
-std::map<std::string, std::string> variant_hashes(const std::vector<TreeFile>& tree);
+std::map<std::string, std::string> variant_hashes(const std::vector<TreeEntry>& tree);
 
 // The same for a variant's folder on disk, from the bytes that lie there. Whether LFS holds a file is not in its bytes:
 // `is_lfs` says so by the path below the variant; by default the name of the blob that the cache's link points at does.
@@ -72,9 +67,8 @@ std::string hash_locked_variant(const std::filesystem::path& folder, const IsLfs
 void verify_locked_variant(const LockedKernel& locked, const std::filesystem::path& folder,
                            const IsLfs& is_lfs = nullptr);
 
-// [tool.kernels.dependencies] of pyproject.toml ("org/k" = 1), or [dependencies] of hotswap.toml, whose values may
-// also be specifiers ("org/k" = ">=1,<3") and tables ({version = 1} or {revision = "main"}). Error where the file has
-// no such table.
-std::vector<Dependency> read_dependencies(const std::filesystem::path& file);
+// [tool.kernels.dependencies] of pyproject.toml ("org/k" = 1), or, `ours`, [dependencies] of hotswap.toml, whose values
+// may also be specifiers ("org/k" = ">=1,<3") and tables ({version = 1} or {revision = "main"}).
+std::vector<Dependency> parse_dependencies(const Json& table, bool ours);
 
 }  // namespace hotswap

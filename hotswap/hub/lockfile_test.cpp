@@ -1,6 +1,7 @@
 #include "hotswap/hub/lockfile.h"
 
 #include "hotswap/base/test_support.h"
+#include "hotswap/hub/project.h"
 
 namespace hotswap {
 namespace {
@@ -22,6 +23,9 @@ void write_vector(const TempFolder& folder, const std::string& variant) {
   folder.write(variant + "/layers/x.py", "x=1\n");
   folder.write(variant + "/__pycache__/x.pyc", "no matter");
 }
+TreeEntry listed(const std::string& path, const std::string& oid, const std::string& sha256) {
+  return {.path = path, .oid = oid, .sha256 = sha256};
+}
 bool so_is_lfs(const std::string& path) { return path.ends_with(".so"); }
 
 TEST(LockHash, Vector) {
@@ -33,18 +37,18 @@ TEST(LockHash, Vector) {
 
 TEST(LockHash, OfATreeAsTheHubListsIt) {
   const std::string x = "bafc5d9a1a836cea09dadcec13e66fe498cd997a";  // "x=1\n"
-  const std::vector<TreeFile> tree = {{"README.md", x, ""},
-                                      {"build/torch-cpu/layers/x.py", x, ""},
-                                      {"build/torch-cpu/a.so", x, kHelloSha256},
-                                      {"build/torch-cpu/__init__.py", kEmptyBlob, ""},
-                                      {"build/torch-cpu/__pycache__/x.cpython-312.pyc", x, ""},
-                                      {"build/tvm-ffi01-cpu-x86_64-linux/a.so", x, kHelloSha256},
-                                      {"build/loose.txt", x, ""}};
+  const std::vector<TreeEntry> tree = {listed("README.md", x, ""),
+                                       listed("build/torch-cpu/layers/x.py", x, ""),
+                                       listed("build/torch-cpu/a.so", x, kHelloSha256),
+                                       listed("build/torch-cpu/__init__.py", kEmptyBlob, ""),
+                                       listed("build/torch-cpu/__pycache__/x.cpython-312.pyc", x, ""),
+                                       listed("build/tvm-ffi01-cpu-x86_64-linux/a.so", x, kHelloSha256),
+                                       listed("build/loose.txt", x, "")};
   const auto hashes = variant_hashes(tree);
   ASSERT_EQ(hashes.size(), 2u);
   EXPECT_EQ(hashes.at("torch-cpu"), kVector);
   EXPECT_TRUE(hashes.contains("tvm-ffi01-cpu-x86_64-linux"));  // the reference leaves these unlocked
-  expect_has(message_of([] { variant_hashes({{"build/v/a", "zz", ""}}); }), {"40 or 64 hex digits"});
+  expect_has(message_of([] { variant_hashes({listed("build/v/a", "zz", "")}); }), {"40 or 64 hex digits"});
 }
 
 TEST(LockHash, TheCachesLinksSayWhatLfsHolds) {
@@ -56,7 +60,7 @@ TEST(LockHash, TheCachesLinksSayWhatLfsHolds) {
   fs::create_symlink(fs::path("../../blobs") / kHelloSha256, variant / "a.so");
   fs::create_symlink(fs::path("../../blobs") / kEmptyBlob, variant / "__init__.py");
   const auto by_tree = variant_hashes(
-      {{"build/torch-cpu/a.so", kCommit, kHelloSha256}, {"build/torch-cpu/__init__.py", kEmptyBlob, ""}});
+      {listed("build/torch-cpu/a.so", kCommit, kHelloSha256), listed("build/torch-cpu/__init__.py", kEmptyBlob, "")});
   EXPECT_EQ(hash_locked_variant(variant), by_tree.at("torch-cpu"));
 
   const LockedKernel locked{
@@ -162,10 +166,11 @@ TEST(Lockfile, RefusesTheRest) {
 }
 
 TEST(Dependencies, OfPythonAndOfCppProjects) {
-  TempFolder folder;
-  const auto names = [&](const std::string& file, const std::string& text) {
+  const auto names = [](const std::string& file, const std::string& text) {
+    TempFolder folder;
+    folder.write(file, text);
     std::vector<std::string> all;
-    for (const Dependency& d : read_dependencies(folder.write(file, text))) all.push_back(d.str());
+    for (const Dependency& d : Project::read(folder.path()).dependencies) all.push_back(d.str());
     return all;
   };
   using Names = std::vector<std::string>;
@@ -176,15 +181,19 @@ TEST(Dependencies, OfPythonAndOfCppProjects) {
                   "[dependencies]\n\"a/a\" = 1\n\"a/b\" = \">=1,<3\"\n\"a/c\" = {revision = 'main'}\n"
                   "\"a/d\" = {version = 2}\n\"a/e\" = 'v7'\n"),
             (Names{"a/a@v1", "a/b@>=1,<3", "a/c@main", "a/d@v2", "a/e@v7"}));
-  expect_has(message_of([&] { names("pyproject.toml", "[project]\nname='x'\n"); }),
-             {"[tool.kernels.dependencies]", "no such table"});
-  expect_has(message_of([&] { names("hotswap.toml", ""); }), {"[dependencies]"});
+  for (const char* none : {"[project]\nname='x'\n", "[tool.ruff]\nline-length = 9\n", "[tool.kernels]\nx = 1\n"}) {
+    EXPECT_EQ(names("pyproject.toml", none), Names{}) << none;
+  }
+  EXPECT_EQ(names("hotswap.toml", ""), Names{});
   for (const char* bad :
        {"\"a\" = 1", "\"a/b\" = -1", "\"a/b\" = true", "\"a/b\" = {}", "\"a/b\" = 'a..b'", "\"a/b\" = '>=x'",
         "\"a/b\" = {version = 1, revision = 'x'}", "\"a/b\" = {versoin = 1}", "\"a/b\" = ''"}) {
     EXPECT_NE(message_of([&] { names("hotswap.toml", cat("[dependencies]\n", bad)); }), "no error") << bad;
   }
-  EXPECT_NE(message_of([&] { names("pyproject.toml", "[tool.kernels.dependencies]\n\"a/b\" = '>=1'"); }), "no error");
+  for (const char* bad : {"\"a/b\" = '>=1'", "\"a/b\" = {version = 1}", "\"a/b\" = -1", "\"a\" = 1"}) {
+    EXPECT_NE(message_of([&] { names("pyproject.toml", cat("[tool.kernels.dependencies]\n", bad)); }), "no error")
+        << bad;
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <openssl/evp.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -64,6 +65,13 @@ bool is_alive(const std::string& owner, const fs::path& file, time_t changed) {
   return ::kill(pid, 0) == 0 || errno != ESRCH;
 }
 
+enum class Held { kByUs, kByAnother, kUnknown };  // unknown: a file system without locks
+
+Held try_lock(int fd) {
+  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return Held::kByUs;
+  return errno == EWOULDBLOCK ? Held::kByAnother : Held::kUnknown;
+}
+
 void set_ours(const fs::path& file, bool writing) {
   const std::lock_guard lock(ours_mutex);
   writing ? void(ours.insert(file)) : void(ours.erase(file));
@@ -120,10 +128,7 @@ PieceFile::PieceFile(fs::path blob, int64_t size, bool adopt)
     : blob_(std::move(blob)), size_(size), done_(static_cast<size_t>((size + kPiece - 1) / kPiece)) {
   if (adopt && adopt_one()) return;
   check_space(blob_.parent_path(), size_);
-  path_ = temporary_beside(blob_, kSuffix);
-  // A plain open, so that the blob has the mode that the umask asks for, as Python's have.
-  fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (fd_ < 0) fail("to write " + path_.string(), errno);
+  create();
   set_ours(path_, true);
   if (::ftruncate(fd_, whole_size()) != 0) {
     const int why = errno;
@@ -131,6 +136,19 @@ PieceFile::PieceFile(fs::path blob, int64_t size, bool adopt)
     fail(cat(size_, " bytes for ", path_.string()), why);
   }
   sign();
+}
+
+void PieceFile::create() {
+  for (;;) {
+    path_ = temporary_beside(blob_, kSuffix);
+    // A plain open, so that the blob has the mode that the umask asks for, as Python's have.
+    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd_ < 0) fail("to write " + path_.string(), errno);
+    struct stat info {};
+    if (try_lock(fd_) != Held::kByAnother && ::fstat(fd_, &info) == 0 && info.st_nlink > 0) return;
+    ::close(fd_);  // another one took it for a dead writer's, before it had our lock
+    fd_ = -1;
+  }
 }
 
 int64_t PieceFile::whole_size() const { return size_ + pieces() + kOwner; }
@@ -159,14 +177,18 @@ bool PieceFile::adopt_one() {
 }
 
 bool PieceFile::adopt(const fs::path& left, int fd) {
+  const Held held = try_lock(fd);
   struct stat info {};
-  if (::fstat(fd, &info) != 0) return false;
+  if (held == Held::kByAnother || ::fstat(fd, &info) != 0) return false;
+  // Its writer was cut off between the last two steps of commit(): all is there but the map and the name.
+  const bool complete = info.st_size == size_;
   std::string map(done_.size(), '\0'), owner(kOwner, '\0');
   const bool whole = info.st_size == whole_size() &&
                      ::pread(fd, map.data(), map.size(), size_) == static_cast<ssize_t>(map.size()) &&
                      ::pread(fd, owner.data(), owner.size(), size_ + pieces()) == kOwner;
-  if (is_alive(owner.c_str(), left, info.st_mtime)) return false;
-  if (!whole) {
+  const bool is_signed = owner[0] != '\0';
+  if ((is_signed || held == Held::kUnknown) && is_alive(owner.c_str(), left, info.st_mtime)) return false;
+  if (!whole && !complete) {
     ::unlink(left.c_str());  // of another size, or killed before it had one
     return false;
   }
@@ -178,6 +200,10 @@ bool PieceFile::adopt(const fs::path& left, int fd) {
   }
   path_ = mine;
   fd_ = fd;
+  if (complete) {
+    map.assign(map.size(), '\1');
+    write(size_, map);
+  }
   sign();
   for (size_t i = 0; i < map.size(); ++i) done_[i] = map[i] == 1 ? 1 : 0;
   return true;

@@ -2,8 +2,9 @@
 // it must pass before it becomes a blob.
 //
 // On disk: <etag>.<8 hex>.pieces.incomplete holds the content and behind it one byte a piece, 1 when the piece is
-// there. The byte is written after the piece. A process that is killed leaves the file; the next one that wants the
-// blob (and holds its lock) takes it over by renaming it, and asks only for what is missing.
+// there. The byte is written after the piece. The writer holds a lock on the file, which the system drops when it dies.
+// A process that is killed leaves the file; the next one that wants the blob (and holds its lock) takes it over by
+// renaming it, and asks only for what is missing.
 #pragma once
 
 #include <atomic>
@@ -59,6 +60,7 @@ class PieceFile {
   void remove();
 
  private:
+  void create();
   bool adopt_one();
   bool adopt(const std::filesystem::path& left, int fd);
   void sign();

@@ -12,15 +12,18 @@ namespace fs = std::filesystem;
 void read_own(const fs::path& file, Project& project) {
   const Json json = Json::read_toml(file);
   json.only({"dependencies", "trust", "signer"});
-  if (json.has("dependencies")) project.dependencies = read_dependencies(file);
+  if (json.has("dependencies")) project.dependencies = parse_dependencies(json.child("dependencies"), /*ours=*/true);
   if (const auto trust = json.find("trust")) project.trust = parse_trust(*trust);
   if (const auto signers = json.find("signer")) project.signers = parse_signers(*signers);
 }
 
-bool has_dependencies(const fs::path& pyproject) {
-  const auto tool = Json::read_toml(pyproject).find("tool");
-  const auto kernels = tool ? tool->find("kernels") : std::nullopt;
-  return kernels && kernels->has("dependencies");
+// [tool.kernels.dependencies]; the rest of the file is others'.
+void read_python(const fs::path& file, Project& project) {
+  std::optional<Json> table = Json::read_toml(file);
+  for (const char* key : {"tool", "kernels", "dependencies"}) {
+    if (table) table = table->find(key);
+  }
+  if (table) project.dependencies = parse_dependencies(*table, /*ours=*/false);
 }
 
 }  // namespace
@@ -36,9 +39,7 @@ Project Project::read(const fs::path& folder, bool with_lock) {
                  .next = "name the project's folder"});
   }
   if (has_own) read_own(own, project);
-  if (has_python && project.dependencies.empty() && has_dependencies(python)) {
-    project.dependencies = read_dependencies(python);
-  }
+  if (has_python && project.dependencies.empty()) read_python(python, project);
   if (has_lock && with_lock) project.lock = Lockfile::read(lock);
   return project;
 }

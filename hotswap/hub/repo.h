@@ -2,18 +2,37 @@
 // our disk or in a URL passes one of these checks first.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace hotswap {
 
-enum class RepoType { kModel, kDataset, kSpace, kKernel };
+enum class RepoType {
+  kModel,
+  kDataset,
+  kSpace,
+  kKernel,
+  kOldKernel,  // a kernel as Python's kernels before 0.14 cached it: as a model. Found offline, never asked for
+};
 
 struct Repo {
   RepoType type = RepoType::kModel;
   std::string id;  // "org/name" or "name"
   bool operator==(const Repo&) const = default;
+};
+
+// A file of a repository, or a folder, as the Hub lists it.
+struct TreeEntry {
+  std::string path;  // from the repository's root; checked by check_relative_path
+  bool folder = false;
+  int64_t size = 0;
+  std::string oid = {};     // git's SHA-1 of the blob or tree
+  std::string sha256 = {};  // of a large (LFS) file's content; empty for others
+  int64_t lfs_size = 0;     // of that content
+  std::string xet_hash = {};
+  const std::string& etag() const { return sha256.empty() ? oid : sha256; }  // the blob's name in the cache
 };
 
 const char* plural(RepoType type);           // "models": the segment of /api/ and of the cache's folder names

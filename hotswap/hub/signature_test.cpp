@@ -79,7 +79,19 @@ TEST(Signature, TheBuiltInRootIsSigstores) {
   EXPECT_GE(root.clocks.size(), 1u);
   expect_has(message_of([&] { verify_bundle("hello world", world().bundle().dump(), root, signers()); }),
              {"a log that the trust root knows"});
-  EXPECT_EQ(default_signers().at(0).builders.size(), 4u);
+}
+
+// The policy that Python's `kernels` has.
+TEST(Signature, TheDefaultSigners) {
+  const std::vector<Signer> all = default_signers();
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0].issuer, "https://token.actions.githubusercontent.com");
+  EXPECT_EQ(all[0].repository, "https://github.com/huggingface/kernels-community");
+  std::vector<std::string> builders;
+  for (const char* file : {"build", "build-mac", "build-windows", "sign-old-builds"}) {
+    builders.push_back(cat(all[0].repository, "/.github/workflows/", file, ".yaml@refs/heads/main"));
+  }
+  EXPECT_EQ(all[0].builders, builders);
 }
 
 TEST(Signature, EveryWayToBeBad) {

@@ -90,10 +90,10 @@ void judge_archs(const VariantCandidate& candidate, const Backend& backend, cons
 }
 
 std::vector<Problem> judge(const VariantCandidate& candidate, const std::optional<VariantName>& v, const System& s) {
-  if (s.stable_abi_only && (!v || v->framework != Framework::kTorchStableAbi)) {
-    return {{"is no torch stable-ABI variant, the only kind that a host without Python loads", "Python", 20}};
-  }
   if (!v) return {{"is no name of a build variant", "", 99}};
+  if (s.no_python && (v->framework == Framework::kNoarch || v->framework == Framework::kTvmFfi)) {
+    return {{cat("is for Python: a host without it loads compiled torch variants alone"), "Python", 20}};
+  }
   std::vector<Problem> problems;
   if (v->framework == Framework::kNoarch) {
     const std::string name = s.backend.kind == BackendKind::kCann ? "npu" : s.backend.name();

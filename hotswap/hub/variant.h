@@ -26,7 +26,7 @@ struct System {
   std::optional<MajorMinor> capability = {};  // CUDA's compute capability; none: there is no GPU, or it does not matter
   std::string gfx = {};                       // ROCm's "gfx942"; empty like capability
   bool free_threaded = false;                 // Python without a GIL before 3.15: it has no stable ABI
-  bool stable_abi_only = false;               // a host without Python: only libraries of torch's stable ABI load there
+  bool no_python = false;  // the host has none: only compiled torch variants load there, of whichever of its ABIs
 };
 
 struct VariantCandidate {

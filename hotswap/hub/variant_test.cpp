@@ -272,21 +272,36 @@ TEST(Variant, WhatWouldMakeTheNearestFit) {
   expect_has(choose_variant(Names{}, pc("cpu")).trace_text(), {"no built variant"});
 }
 
-TEST(Variant, AHostWithoutPythonTakesStableAbiOnly) {
+TEST(Variant, AHostWithoutPythonTakesCompiledTorchVariants) {
   System host = pc("cpu");
-  host.stable_abi_only = true;
+  host.no_python = true;
   const auto choice =
-      choose_variant(Names{"torch-stable-abi29-cpu-x86_64-linux", "torch-stable-abi210-cpu-x86_64-linux",
-                           "torch-stable-abi212-cpu-x86_64-linux", "torch211-cxx11-cpu-x86_64-linux"},
+      choose_variant(Names{"torch211-cpu-x86_64-linux", "torch-stable-abi29-cpu-x86_64-linux", "torch-cpu",
+                           "torch-stable-abi210-cpu-x86_64-linux", "torch-stable-abi212-cpu-x86_64-linux",
+                           "torch211-cxx11-cpu-x86_64-linux", "tvm-ffi01-cpu-x86_64-linux", "torch-universal"},
                      host);
-  EXPECT_EQ(choice.chosen, "torch-stable-abi210-cpu-x86_64-linux");
-  ASSERT_EQ(choice.trace.size(), 4u);
-  EXPECT_EQ(choice.trace[1].second, "compatible");
-  expect_has(choice.trace_text(),
-             {"(2.12) is too new for environment Torch version (2.11)", "no torch stable-ABI variant"});
-  for (const char* other : {"torch-cpu", "tvm-ffi01-cpu-x86_64-linux", "", "torch-stable-abi2-cpu-x86_64-linux",
-                            "torch-stable-abi210-cpu-x86_64-linux/../x"}) {
-    expect_has(choose_variant(Names{other}, host).trace_text(), {"no torch stable-ABI variant"});
+  EXPECT_EQ(choice.fitting, (Names{"torch-stable-abi210-cpu-x86_64-linux", "torch-stable-abi29-cpu-x86_64-linux",
+                                   "torch211-cpu-x86_64-linux", "torch211-cxx11-cpu-x86_64-linux"}));
+  // The C++ API ties a library to one torch and one C++ ABI.
+  struct Row {
+    const char* variant;
+    const char* reason;
+  };
+  const Row table[] = {
+      {"torch210-cxx11-cpu-x86_64-linux", "Torch version (2.10) does not match environment Torch version (2.11)"},
+      {"torch212-cxx11-cpu-x86_64-linux", "Torch version (2.12) does not match environment Torch version (2.11)"},
+      {"torch211-cxx98-cpu-x86_64-linux", "Torch CXX11 ABI (False) does not match environment Torch CXX11 ABI (True)"},
+      {"torch211-cxx11-cu130-x86_64-linux", "backend (cu130) does not match selected backend (cpu)"},
+      {"torch-cpu", "is for Python"},
+      {"torch-universal", "is for Python"},
+      {"tvm-ffi01-cpu-x86_64-linux", "is for Python"},
+      {"", "is no name of a build variant"},
+      {"torch-stable-abi2-cpu-x86_64-linux", "is no name of a build variant"},
+      {"torch-stable-abi210-cpu-x86_64-linux/../x", "is no name of a build variant"}};
+  for (const Row& row : table) {
+    const auto none = choose_variant(Names{row.variant}, host);
+    EXPECT_FALSE(none.chosen) << row.variant;
+    expect_has(none.trace_text(), {row.reason});
   }
 }
 

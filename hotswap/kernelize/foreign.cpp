@@ -75,23 +75,6 @@ std::string names_with_layers() {
   return join(names);
 }
 
-// "hotswap/norm (LigerRMSNorm)" of the bundled packages that stand in for a repository of that name; empty: none.
-std::string stand_ins(const std::string& name) {
-  std::vector<std::string> found;
-  for (const Manifest& bundled : bundled_packages()) {
-    std::vector<std::string> layers;
-    for (const StandIn& entry : bundled.stands_in_for) {
-      std::string theirs = entry.repo.substr(entry.repo.find('/') + 1);
-      std::replace(theirs.begin(), theirs.end(), '_', '-');
-      if (theirs == name && std::find(layers.begin(), layers.end(), entry.their_layer) == layers.end()) {
-        layers.push_back(entry.their_layer);
-      }
-    }
-    if (!layers.empty()) found.push_back(cat("hotswap/", bundled.name, " (", join(layers), ")"));
-  }
-  return join(found);
-}
-
 [[noreturn]] void refuse(const Manifest& m, const std::string& got) {
   const std::string instead = stand_ins(m.name);
   throw Error({.wanted = cat("layers.json in ", m.folder.string(), ", or a package with an adapter (",
@@ -102,6 +85,24 @@ std::string stand_ins(const std::string& name) {
 }
 
 }  // namespace
+
+std::string stand_ins(const std::string& name) {
+  const auto plain = [](std::string text) {
+    std::replace(text.begin(), text.end(), '_', '-');
+    return text;
+  };
+  std::vector<std::string> found;
+  for (const Manifest& bundled : bundled_packages()) {
+    std::vector<std::string> layers;
+    for (const StandIn& entry : bundled.stands_in_for) {
+      if (plain(entry.repo.substr(entry.repo.find('/') + 1)) != plain(name)) continue;
+      if (std::find(layers.begin(), layers.end(), entry.their_layer) != layers.end()) continue;
+      layers.push_back(entry.their_layer);
+    }
+    if (!layers.empty()) found.push_back(cat("hotswap/", bundled.name, " (", join(layers), ")"));
+  }
+  return join(found);
+}
 
 std::span<const ForeignPackage> foreign_packages() {
   static const std::vector<ForeignPackage> all = {

@@ -34,6 +34,10 @@ std::span<const ForeignPackage> foreign_packages();
 // reason, or for a package of Python files alone, the bundled package that stands in for it. Runs nothing.
 void adapt_foreign(Manifest& manifest);
 
+// "hotswap/norm (LigerRMSNorm)": the bundled packages that stand in for a repository of that name, whoever's it is;
+// empty: none.
+std::string stand_ins(const std::string& name);
+
 // After the library was loaded: compares its ops with the table (Error that lists every difference), then registers the
 // adapter's. Once per process and id.
 void register_adapter(const Manifest& manifest);

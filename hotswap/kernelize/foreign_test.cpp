@@ -11,8 +11,6 @@
 #include <dlfcn.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <cstdio>
-
 #include "hotswap/base/file.h"
 #include "hotswap/hub/digest.h"
 #include "hotswap/kernelize/contracts.h"
@@ -25,36 +23,12 @@ namespace {
 namespace fs = std::filesystem;
 using test_support::difference;
 using test_support::expect_has;
+using test_support::ForeignCopy;
 using test_support::message_of;
-using test_support::TempFolder;
+using test_support::row_of;
 using test_support::TinyModel;
 
 constexpr double kTolerance = 3e-6;  // float32 on both sides
-
-// build/<variant>/ as kernel-builder leaves it: the library under a new id, Python's files, no layers.json.
-class Foreign {
- public:
-  Foreign(const std::string& name, const std::string& library) {
-    static int made = 0;
-    const std::string old = "_foreign_cpu_0000000";
-    id = old;
-    std::snprintf(id.data() + id.size() - 7, 8, "%07d", ++made);
-    std::string bytes = read_file(library);
-    for (size_t at = bytes.find(old); at != bytes.npos; at = bytes.find(old, at)) bytes.replace(at, id.size(), id);
-    folder.write(cat("build/", kVariant, "/", id, ".abi3.so"), bytes);
-    folder.write(cat("build/", kVariant, "/__init__.py"), "from ._ops import ops\n");
-    folder.write(cat("build/", kVariant, "/metadata.json"),
-                 cat(R"({"name": ")", name, R"(", "id": ")", id,
-                     R"(", "version": 1, "license": "mit", "python-depends": [], "backend": {"type": "cpu"}})"));
-    write_digests(variant());
-  }
-  fs::path variant() const { return folder / cat("build/", kVariant); }
-  const Package& load() const { return load_package(read_manifest(variant())); }
-
-  static constexpr const char* kVariant = "torch-stable-abi210-cpu-x86_64-linux";
-  TempFolder folder;
-  std::string id;
-};
 
 template <typename Signature>
 struct Bound : Module {
@@ -68,7 +42,7 @@ struct Bound : Module {
 Tensor some(at::IntArrayRef shape) { return at::randn(shape, at::kFloat); }
 
 TEST(Foreign, ActivationsThatFillAGivenTensor) {
-  const Foreign foreign("activation", HOTSWAP_TEST_FOREIGN_STABLE);
+  const ForeignCopy foreign("activation", HOTSWAP_TEST_FOREIGN_STABLE);
   const Package& package = foreign.load();
   EXPECT_FALSE(fs::exists(package.manifest().folder / "layers.json"));
   const std::map<std::string, std::string> stock = {
@@ -105,7 +79,7 @@ TEST(Foreign, ActivationsThatFillAGivenTensor) {
 }
 
 TEST(Foreign, RotaryWithItsGradient) {
-  const Foreign foreign("rotary", HOTSWAP_TEST_FOREIGN_NATIVE);
+  const ForeignCopy foreign("rotary", HOTSWAP_TEST_FOREIGN_NATIVE);
   const Package& package = foreign.load();
   const Bound<RotaryForward> got(package.layer("apply_rotary_transformers"), stock::rotary);
   for (const int64_t dim : {8, 6}) {  // all of a head, and a part of it
@@ -128,7 +102,7 @@ TEST(Foreign, RotaryWithItsGradient) {
 }
 
 TEST(Foreign, RmsNormInferenceOnly) {
-  const Foreign foreign("rmsnorm", HOTSWAP_TEST_FOREIGN_NATIVE);
+  const ForeignCopy foreign("rmsnorm", HOTSWAP_TEST_FOREIGN_NATIVE);
   const Package& package = foreign.load();
   const Bound<RmsNormForward> got(package.layer("RMSNorm"), stock::rms_norm);
   const Tensor x = some({4, 6}), weight = some({6});
@@ -141,39 +115,36 @@ TEST(Foreign, RmsNormInferenceOnly) {
   // Through kernelize: the report says what runs; in training the layer stays stock.
   TinyModel model;
   KernelOptions options;
-  options.config = {.kernel_mapping = {{"RMSNorm", KernelRef(foreign.folder.path().string() + ":RMSNorm")}},
+  options.config = {.kernel_mapping = {{"RMSNorm", KernelRef(foreign.root().string() + ":RMSNorm")}},
                     .inherit_mapping = false};
   options.config.use_local_kernel = true;
   const auto bound = [&](Mode mode) {
-    for (const KernelRow& row : kernelize(model, mode, options).rows) {
-      if (row.layer == "RMSNorm") return row.package.value_or("stock");
-    }
-    return std::string("no row");
+    return row_of(kernelize(model, mode, options), "RMSNorm").package.value_or("stock");
   };
   EXPECT_EQ(bound(Mode::INFERENCE), "rmsnorm");
   EXPECT_EQ(bound(Mode::TRAINING), "stock");
 }
 
 TEST(Foreign, RefusedWithTheReason) {
-  const auto why = [](const Foreign& foreign) {
+  const auto why = [](const ForeignCopy& foreign) {
     const std::string text = message_of([&] { foreign.load(); });
-    EXPECT_EQ(dlopen((foreign.variant() / (foreign.id + ".abi3.so")).c_str(), RTLD_NOLOAD | RTLD_LAZY), nullptr)
-        << "nothing of it was run";
+    EXPECT_EQ(dlopen(foreign.library().c_str(), RTLD_NOLOAD | RTLD_LAZY), nullptr) << "nothing of it was run";
     return text;
   };
-  expect_has(why(Foreign("flash-attn2", HOTSWAP_TEST_FOREIGN_STABLE)), {"attention has no contract yet"});
-  expect_has(why(Foreign("unheard-of", HOTSWAP_TEST_FOREIGN_STABLE)), {"'unheard-of'", "activation, rotary, rmsnorm"});
-  const Foreign python("liger-kernels", HOTSWAP_TEST_FOREIGN_STABLE);
-  fs::remove(python.variant() / (python.id + ".abi3.so"));
+  expect_has(why(ForeignCopy("flash-attn2", HOTSWAP_TEST_FOREIGN_STABLE)), {"attention has no contract yet"});
+  expect_has(why(ForeignCopy("unheard-of", HOTSWAP_TEST_FOREIGN_STABLE)),
+             {"'unheard-of'", "activation, rotary, rmsnorm"});
+  const ForeignCopy python("liger-kernels", HOTSWAP_TEST_FOREIGN_STABLE);
+  fs::remove(python.library());
   write_digests(python.variant());
   expect_has(message_of([&] { python.load(); }), {"Python only", "stands in", "hotswap/norm (LigerRMSNorm"});
 
-  const Foreign changed("activation", HOTSWAP_TEST_FOREIGN_STABLE);
-  changed.folder.write(cat("build/", Foreign::kVariant, "/__init__.py"), "import os\n");
+  const ForeignCopy changed("activation", HOTSWAP_TEST_FOREIGN_STABLE);
+  write_file(changed.variant() / "__init__.py", "import os\n");
   expect_has(why(changed), {"File hash mismatch for __init__.py"});
 
   // The name is known and the ops are others: listed, and nothing is bound.
-  const std::string text = message_of([] { Foreign("activation", HOTSWAP_TEST_FOREIGN_NATIVE).load(); });
+  const std::string text = message_of([] { ForeignCopy("activation", HOTSWAP_TEST_FOREIGN_NATIVE).load(); });
   expect_has(text, {"::silu is not registered", "::gelu_tanh_and_mul is not registered"});
 }
 

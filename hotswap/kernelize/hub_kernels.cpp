@@ -9,17 +9,19 @@ HubKernels::HubKernels(bool allow_all_kernels, const std::filesystem::path& proj
   if (allow_all_kernels) project_.trust.allow_all_kernels = true;
 }
 
+KernelRequest HubKernels::request() const {
+  return {.trust = project_.trust, .lock = project_.lock_or_null(), .signers = project_.signers};
+}
+
 const Result<HubKernel>& HubKernels::get(const KernelRef& ref, const std::string& device_kind) {
   const KernelRef bare(ref.repo(), {.version = ref.version(), .revision = ref.revision()});
   const std::string key = cat(bare.str(), ref.trust() ? " trusted " : " ", ref.locked() ? "locked " : "", device_kind);
   if (const auto known = known_.find(key); known != known_.end()) return known->second;
   if (!hub_) hub_ = std::make_unique<Hub>(HubOptions::from_env());
-  const KernelRequest request{.ref = ref,
-                              .system = this_system(device_kind),
-                              .trust = project_.trust,
-                              .lock = project_.lock_or_null(),
-                              .signers = project_.signers};
-  KernelPlace place = locate_kernel(*hub_, request);
+  KernelRequest asked = request();
+  asked.ref = ref;
+  asked.system = this_system(device_kind);
+  KernelPlace place = locate_kernel(*hub_, asked);
   if (!place.choice.chosen) {
     const std::string trace = place.choice.trace_text(), nearest = place.choice.nearest_text();
     return known_
@@ -28,7 +30,13 @@ const Result<HubKernel>& HubKernels::get(const KernelRef& ref, const std::string
                                  nearest.empty() ? "" : "; nearest: " + nearest)})
         .first->second;
   }
-  return known_.emplace(key, fetch_kernel(*hub_, request, std::move(place))).first->second;
+  return known_.emplace(key, fetch_kernel(*hub_, asked, std::move(place))).first->second;
+}
+
+void HubKernels::verify(const HubKernel& kernel) const {
+  verify_signed(request(), kernel.place, kernel.folder);
+  if (kernel.digest_checked) verify_listed(kernel.place, kernel.folder);
+  verify_locked(kernel.place, kernel.folder);
 }
 
 std::string origin_of(const HubKernel& kernel) {

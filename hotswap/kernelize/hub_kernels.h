@@ -22,8 +22,13 @@ class HubKernels {
   KernelRef named(const KernelRef& ref) const { return project_.named(ref); }
   // Downloaded and verified, not loaded. A Reason where no variant fits the device; Errors as get_kernel's.
   const Result<HubKernel>& get(const KernelRef& ref, const std::string& device_kind);
+  // What get() found, held anew against the policy's signature, the commit's list and the lock: for the moment before
+  // its library is opened, which may be long after. The digest is load_package's. Asks the network for nothing.
+  void verify(const HubKernel& kernel) const;
 
  private:
+  KernelRequest request() const;  // of the project, for no kernel yet
+
   Project project_;
   std::unique_ptr<Hub> hub_;  // made by the first name that needs it
   std::map<std::string, Result<HubKernel>> known_;

@@ -156,7 +156,7 @@ class Planner {
     if (const auto lack = what_lacks(offered.capabilities, site); !lack.empty()) {
       return stays_stock(cat(kernel->manifest.name, ":", kernel->layer, " ", lack));
     }
-    const PackageLayer& bound = load_package(kernel->manifest).layer(kernel->layer);
+    const PackageLayer& bound = load_package(kernel->manifest, kernel->verify).layer(kernel->layer);
     if (!bound.runs_on(kind)) return stays_stock(cat(bound.str(), " has no kernel for ", kind));
     row.package = kernel->manifest.name;
     row.package_layer = kernel->layer;

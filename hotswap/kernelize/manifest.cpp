@@ -109,6 +109,13 @@ void read_layers(Manifest& m) {
 
 }  // namespace
 
+fs::path Manifest::library() const {
+  const std::string file = id + ".abi3.so";
+  std::error_code code;
+  const fs::path older = folder / python_name() / file;
+  return !fs::exists(folder / file, code) && fs::exists(older, code) ? older : folder / file;
+}
+
 const std::string* Manifest::layer_named(const std::string& name, const std::string& repo) const {
   if (const auto own = layers.find(name); own != layers.end()) return &own->first;
   for (const StandIn& entry : stands_in_for) {
@@ -126,7 +133,7 @@ Manifest read_manifest(const fs::path& variant_folder, bool checked) {
   read_metadata(m);
   read_layers(m);
   if (!checked) return m;
-  const std::string library = m.library().filename().string();
+  const std::string library = m.library().lexically_relative(m.folder).generic_string();
   for (const std::string& needed : {std::string("layers.json"), library}) {
     if (needed == "layers.json" && !m.adapter.empty()) continue;
     if (!m.digests->files.contains(needed)) {

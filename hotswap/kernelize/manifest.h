@@ -40,7 +40,8 @@ struct Manifest : KernelMetadata {  // its digests are there, unless nobody chec
   std::string adapter;  // the namespace of a foreign package's adapted ops (foreign.h); empty: the ops are its own
 
   const std::string& op_namespace() const { return adapter.empty() ? id : adapter; }
-  std::filesystem::path library() const { return folder / (id + ".abi3.so"); }
+  // <id>.abi3.so in the folder; where older builds put everything, in <folder>/<python_name>/.
+  std::filesystem::path library() const;
   // The layer by this name, or by the name that it has in the repository that this package stands in for. Null: none.
   const std::string* layer_named(const std::string& name, const std::string& repo) const;
 };

@@ -145,11 +145,12 @@ int64_t Package::calls(const std::string& op) const {
   return handle.typed<int64_t(std::string_view)>().call(op);
 }
 
-const Package& load_package(const Manifest& manifest) {
+const Package& load_package(const Manifest& manifest, const std::function<void()>& verify) {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   auto found = all.by_id.find(manifest.id);
   if (found == all.by_id.end()) {
+    if (verify) verify();
     verify_digest(manifest);
     open_library(manifest);
     found = all.by_id.emplace(manifest.id, Loaded{manifest.digest, nullptr}).first;
@@ -173,7 +174,7 @@ const Package& load_package(const Manifest& manifest) {
 System this_system(const std::string& device_kind) {
   System system{.torch = {{TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR}},
                 .cxx11_abi = _GLIBCXX_USE_CXX11_ABI != 0,
-                .stable_abi_only = true};
+                .no_python = true};
 #if defined(__aarch64__)
   system.cpu = "aarch64";
 #endif

@@ -83,9 +83,28 @@ TEST(Package, VariantsAreFoundInEveryLayout) {
   const auto none = find_variant(copy.root(), "xpu");
   EXPECT_FALSE(none);
   expect_has(none.why(), {"fits xpu", "backend (cpu) does not match selected backend (xpu)"});
+  // What is no variant's name is passed over; <path>/ comes before <path>/build/.
+  fs::create_directories(copy.root() / "build/torch211-cpu-riscv");
+  write_file(copy.root() / "build/torch211-cpu-riscv/metadata.json", "{}");
+  EXPECT_EQ(*find_variant(copy.root(), "cpu"), copy.variant());
+  const fs::path above = copy.root() / copy.variant().filename();
+  fs::copy(copy.variant(), above, fs::copy_options::recursive);
+  EXPECT_EQ(*find_variant(copy.root(), "cpu"), above);
   TempFolder empty;
   expect_has(find_variant(empty.path(), "cpu").why(), {"none at all"});
   expect_has(message_of([] { (void)find_variant("/no/such/folder", "cpu"); }), {"/no/such/folder"});
+}
+
+// As older builders laid it out: all below the package's own name in the variant.
+TEST(Package, ALibraryInItsOwnFolder) {
+  PackageCopy copy("norm");
+  const fs::path library = copy.variant() / "norm" / copy.library().filename();
+  fs::create_directories(library.parent_path());
+  fs::rename(copy.library(), library);
+  expect_has(message_of([&] { read_manifest(copy.variant()); }), {"the digest of 'norm/" + copy.id()});
+  copy.sign();
+  EXPECT_EQ(read_manifest(copy.variant()).library(), library);
+  EXPECT_EQ(load_package(read_manifest(copy.variant())).calls("rms_norm"), 0);
 }
 
 TEST(Package, BundledOnesAreListed) {

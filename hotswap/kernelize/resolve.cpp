@@ -6,6 +6,7 @@
 
 #include "hotswap/base/env.h"
 #include "hotswap/base/error.h"
+#include "hotswap/kernelize/foreign.h"
 #include "hotswap/kernelize/package.h"
 
 namespace hotswap {
@@ -119,9 +120,15 @@ Result<ResolvedKernel> from_hub(const KernelRef& ref, const std::string& layer, 
                  .next = cat(error.next(), "; ", bundled_names(ref, bundled),
                              "; or say where it lies with LOCAL_KERNELS=", ref.repo(), "=/path")});
   }
-  if (!*kernel) return Reason{kernel->why()};
+  if (!*kernel) {
+    const std::string instead = stand_ins(ref.repo().substr(ref.repo().find('/') + 1));
+    return Reason{cat(kernel->why(), instead.empty() ? "" : "; bundled packages stand in for it: " + instead)};
+  }
   const HubKernel& found = **kernel;
-  return from_variant(read_manifest(found.folder, found.digest_checked), ref, layer, origin_of(found));
+  ResolvedKernel resolved =
+      from_variant(read_manifest(found.folder, found.digest_checked), ref, layer, origin_of(found));
+  resolved.verify = [&hub, &found] { hub.verify(found); };
+  return resolved;
 }
 
 }  // namespace

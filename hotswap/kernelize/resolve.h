@@ -8,6 +8,7 @@
 //   5. the Hub: acme/norm, acme/norm@v2, acme/norm@>=1,<3
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -27,6 +28,8 @@ struct ResolvedKernel {
   std::string layer;  // in the package
   std::string
       note;  // "stands in for kernels-community/liger_kernels:LigerRMSNorm", "from acme/norm@<commit>", or empty
+  // For load_package: what the project wants of a kernel of the Hub beside its digest. `hub` must outlive it.
+  std::function<void()> verify = {};
 };
 
 // Error where the kernel does not exist or may not run; a Reason where it does, but has nothing for this kind of

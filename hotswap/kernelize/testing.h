@@ -40,6 +40,27 @@ class PackageCopy {
   std::filesystem::path variant_;
 };
 
+// A package as kernel-builder leaves it for Python, without layers.json: build/<variant>/ with a built library under a
+// new id, Python's files and digests.
+class ForeignCopy {
+ public:
+  static constexpr const char* kStableVariant = "torch-stable-abi210-cpu-x86_64-linux";
+  // library: of kernelize/testdata. `name` is metadata.json's.
+  ForeignCopy(const std::string& name, const std::string& library, const std::string& variant = kStableVariant);
+  const std::filesystem::path& root() const { return folder_.path(); }
+  std::filesystem::path variant() const { return root() / "build" / variant_; }
+  const std::string& id() const { return id_; }
+  std::filesystem::path library() const { return variant() / (id_ + ".abi3.so"); }
+  const Package& load() const { return load_package(read_manifest(variant())); }
+
+ private:
+  TempFolder folder_;
+  std::string variant_, id_;
+};
+
+// The first row of a slot's layer name. Error: there is none.
+const KernelRow& row_of(const KernelReport& report, const std::string& layer);
+
 class TinyModel : public Module {
  public:
   TinyModel(at::ScalarType dtype = at::kFloat, at::Device device = at::kCPU);

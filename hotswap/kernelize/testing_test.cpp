@@ -5,9 +5,11 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 
+#include <cstdio>
 #include <random>
 
 #include "hotswap/base/sha256.h"
+#include "hotswap/hub/digest.h"
 
 namespace hotswap::test_support {
 
@@ -62,6 +64,29 @@ void PackageCopy::sign() {
       if (entry.is_regular_file() && name != "metadata.json") files[name] = to_base64(sha256_file(entry.path()));
     }
   });
+}
+
+ForeignCopy::ForeignCopy(const std::string& name, const std::string& library, const std::string& variant)
+    : variant_(variant), id_("_foreign_cpu_0000000") {
+  static int made = 0;
+  const std::string old = id_;
+  std::snprintf(id_.data() + id_.size() - 7, 8, "%07d", ++made % 10000000);
+  std::string bytes = read_file(library);
+  for (size_t at = bytes.find(old); at != bytes.npos; at = bytes.find(old, at)) bytes.replace(at, id_.size(), id_);
+  fs::create_directories(this->variant());
+  write_file(this->library(), bytes);
+  write_file(this->variant() / "__init__.py", "from ._ops import ops\n");
+  write_file(this->variant() / "metadata.json",
+             cat(R"({"name": ")", name, R"(", "id": ")", id_,
+                 R"(", "version": 1, "license": "mit", "python-depends": [], "backend": {"type": "cpu"}})"));
+  write_digests(this->variant());
+}
+
+const KernelRow& row_of(const KernelReport& report, const std::string& layer) {
+  for (const KernelRow& row : report.rows) {
+    if (row.layer == layer) return row;
+  }
+  throw Error({.wanted = "a row " + layer, .got = "none", .next = ""});
 }
 
 TinyModel::TinyModel(at::ScalarType dtype, at::Device device)
