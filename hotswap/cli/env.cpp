@@ -76,10 +76,11 @@ void print(const OutJson& found) {
   std::printf("torch     %s\n", found["torch"].get<std::string>().c_str());
   const OutJson& host = found["host"];
   const OutJson& capability = host["capability"];
-  std::printf("variants  of %s-%s-%s%s, for a host without Python: torch's stable ABI alone\n",
-              host["backend"].get<std::string>().c_str(), host["cpu"].get<std::string>().c_str(),
-              host["os"].get<std::string>().c_str(),
-              capability.is_null() ? "" : (", compute capability " + capability.get<std::string>()).c_str());
+  std::printf(
+      "variants  of %s-%s-%s%s, for a host without Python: compiled for torch's stable ABI, or for this torch\n",
+      host["backend"].get<std::string>().c_str(), host["cpu"].get<std::string>().c_str(),
+      host["os"].get<std::string>().c_str(),
+      capability.is_null() ? "" : (", compute capability " + capability.get<std::string>()).c_str());
   const OutJson& folder = found["packages_folder"];
   std::printf("packages  %s\n\n", (folder.is_null() ? found["packages_reason"] : folder).get<std::string>().c_str());
   Table variants({"package", "variant", "verdict", "would need"});

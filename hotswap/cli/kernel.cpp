@@ -151,6 +151,7 @@ void add_kernel(CLI::App& app) {
   add_kernel_authoring(*verb);
   add_kernel_hub(*verb);
   add_kernel_lock(*verb);
+  add_kernel_bench(*verb);
 }
 
 }  // namespace hotswap

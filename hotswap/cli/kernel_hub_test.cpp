@@ -4,6 +4,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/cli/test_program.h"
+#include "hotswap/hub/digest.h"
 #include "hotswap/hub/server.h"
 
 namespace hotswap {
@@ -167,6 +168,85 @@ TEST_F(CliHub, OneByName) {
   EXPECT_TRUE(has(as_python.out, ": cannot verify kernel integrity, signature not found\n")) << as_python.out;
   EXPECT_EQ(ask("kernel verify-signature --filter-unsigned acme/norm 2").status, 0);
   EXPECT_EQ(ask("kernel verify-signature acme/norm").status, 2);
+}
+
+TEST_F(CliHub, BenchChecksThenTimes) {
+  // What Python's `kernels benchmark` would run, and this never does: a package's Python files.
+  const fs::path mark = file("python-was-run");
+  write("served/kernels/acme/norm/v2/benchmarks/benchmark.py", "open('" + mark.string() + "', 'w')\n");
+  const std::string small = " --device cpu --iterations 3 --warmup 1 --rows 8 --dim 64 ";
+  const std::string saved = file("bench.json").string();
+  const Outcome done = ask("kernel bench acme/norm@v2 --layer RMSNorm --json --output " + saved + small);
+  ASSERT_EQ(done.status, 0) << done.err;
+  for (const char* text : {"from acme/norm@", "Benchmark", "Speedup", "Mean(ms)", "Ref(ms)", "Match", "\u2713",
+                           "inference 8x64 float32", "training 8x64 bfloat16", "Results saved to: "}) {
+    EXPECT_TRUE(has(done.err, text)) << text << done.err;
+  }
+  EXPECT_EQ(read_file(saved), done.out);
+  const auto json = nlohmann::json::parse(done.out);
+  EXPECT_EQ(json["kernelCommitSha"].get<std::string>().size(), 40u);
+  EXPECT_EQ(test_support::keys(json["machineInfo"]),
+            (test_support::Keys{"backend", "cpu", "gpu", "os", "pytorchVersion"}));
+  ASSERT_EQ(json["results"].size(), 4u) << "two types, with and without gradients";
+  for (const auto& result : json["results"]) {
+    EXPECT_EQ(result["workload"].get<std::string>().find("RMSNorm."), 0u) << result;
+    EXPECT_EQ(result["verified"], true);
+    EXPECT_EQ(test_support::keys(result["timingResults"]),
+              (test_support::Keys{"iqr_ms", "iterations", "max_ms", "mean_ms", "min_ms", "outliers", "q1_ms", "q3_ms",
+                                  "ref_mean_ms", "std_ms"}));
+  }
+  EXPECT_FALSE(fs::exists(mark));
+  EXPECT_EQ(ask("kernel benchmark acme/norm@v2 --layer LayerNorm --dtype float32" + small, "HF_HUB_OFFLINE=1 ").status,
+            0);
+  const Outcome unknown = ask("kernel bench acme/norm@v2 --layer Nope" + small);
+  EXPECT_EQ(unknown.status, 1);
+  EXPECT_TRUE(has(unknown.err, "LayerNorm") && has(unknown.err, "'Nope'")) << unknown.err;
+  EXPECT_EQ(ask("kernel bench acme/norm --iterations 0").status, 2);
+  EXPECT_EQ(ask("kernel bench acme/norm --version 1 --branch main").status, 2);
+
+  write("served/trusted_publishers.txt", "");
+  fs::remove_all(file("cache"));
+  const Outcome untrusted = ask("kernel bench acme/norm@v2" + small);
+  EXPECT_EQ(untrusted.status, 1);
+  EXPECT_TRUE(has(untrusted.err, "not from a trusted publisher")) << untrusted.err;
+  EXPECT_FALSE(fs::exists(file("cache/kernels--acme--norm/snapshots")));
+}
+
+// Every contract has a case, and every bundled layer the values of the stock one; another function is caught.
+TEST_F(CliHub, BenchOfAllBundledPackagesAndOfAWrongOne) {
+  const std::string small = " --device cpu --iterations 1 --warmup 0 --rows 6 --dim 64 --dtype float32 --json";
+  const fs::path packages = program().parent_path().parent_path() / "packages";
+  for (const char* name : {"activation", "linear", "loss", "mlp", "norm", "rotary"}) {
+    const Outcome done = run(std::string("kernel bench ") + name + small);
+    EXPECT_EQ(done.status, 0) << done.err;
+    const auto json = nlohmann::json::parse(done.out);
+    EXPECT_TRUE(json["skipped"].empty()) << json["skipped"];
+    EXPECT_FALSE(json["results"].empty());
+  }
+  fs::create_directories(file("wrong"));
+  fs::copy(packages / "activation/build", file("wrong/build"), fs::copy_options::recursive);
+  fs::path variant;
+  for (const auto& entry : fs::directory_iterator(file("wrong/build"))) {
+    if (has(entry.path().filename(), "-cpu-")) variant = entry.path();
+  }
+  auto layers = nlohmann::json::parse(read_file(variant / "layers.json"));
+  layers["layers"]["SiLU"]["ops"] = layers["layers"]["GeLU"]["ops"];
+  layers["layers"]["Mine"] = layers["layers"]["QuickGELU"];
+  write_file(variant / "layers.json", layers.dump());
+  const std::string wrong = "kernel bench " + file("wrong").string() + small;
+  EXPECT_TRUE(has(run(wrong).err, "File hash mismatch for layers.json"));
+  write_digests(variant);
+  const Outcome caught = run(wrong + " --layer SiLU");
+  EXPECT_EQ(caught.status, 1);
+  EXPECT_TRUE(has(caught.err, "\u2717") && has(caught.err, "2 workloads that differ")) << caught.err;
+  const auto json = nlohmann::json::parse(caught.out);
+  for (const auto& result : json["results"]) {
+    EXPECT_EQ(result["verified"], false);
+    EXPECT_FALSE(result.contains("timingResults")) << "a wrong layer has no speed";
+  }
+  const Outcome alone = run(wrong + " --layer Mine");
+  EXPECT_EQ(alone.status, 1);
+  EXPECT_TRUE(has(alone.err, "skipped Mine: no stock layer is called Mine")) << alone.err;
 }
 
 TEST_F(CliHub, KernelizesAModelByAName) {

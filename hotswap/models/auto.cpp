@@ -1,6 +1,7 @@
 #include "hotswap/models/auto.h"
 
 #include "hotswap/base/error.h"
+#include "hotswap/kernelize/attention_kernel.h"
 #include "hotswap/kernelize/device.h"
 #include "hotswap/models/gguf_model.h"
 #include "hotswap/models/llama.h"
@@ -31,6 +32,14 @@ at::Device device_of(const std::string& name) {
                  .next = "take cpu, or run with a CUDA build of torch where there is a GPU"});
   }
   return device.is_cuda() && !device.has_index() ? at::Device(at::kCUDA, 0) : device;
+}
+
+// Before the weights, and with the caller's word on trust.
+void set_attention(CausalLM& model, const PretrainedOptions& options) {
+  check_attn_implementation(options.attn_implementation, {.device_kind = device_kind(device_of(options.device_map)),
+                                                          .allow_all_kernels = options.allow_all_kernels,
+                                                          .project = options.kernel_project});
+  model.set_attn_implementation(options.attn_implementation);
 }
 
 void finish(CausalLM& model, const PretrainedOptions& options) {
@@ -79,7 +88,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   if (is_gguf) checkpoint = open_checkpoint(folder, options.gguf_file);
   const Json config = is_gguf ? config_from_gguf(*checkpoint->gguf()) : Json::read(folder / "config.json");
   auto model = from_config(config);  // before the weights: a bad config is told as such
-  model->set_attn_implementation(options.attn_implementation);
+  set_attention(*model, options);
   if (!checkpoint) checkpoint = open_checkpoint(folder);
 
   LoadOptions load{.device = device_of(options.device_map)};
@@ -103,7 +112,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_random(const std::filesyste
                                                             const PretrainedOptions& options) {
   const Json config = Json::read(folder / "config.json");
   auto model = from_config(config);
-  model->set_attn_implementation(options.attn_implementation);
+  set_attention(*model, options);
   const auto dtype = options.dtype != "auto" ? dtype_from(options.dtype, "dtype") : config_dtype(config);
   model->requires_grad(true);
   model->init_weights(0, dtype.value_or(at::kFloat), device_of(options.device_map));

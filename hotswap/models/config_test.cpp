@@ -140,6 +140,15 @@ TEST(Auto, FoldersThatAreNoModel) {
   model->save_pretrained(folder.path());
   EXPECT_EQ(load(), "no error");
   EXPECT_NE(load({.attn_implementation = "flash"}).find("flash"), std::string::npos);
+  {
+    const test_support::TempFolder cache;
+    const test_support::ScopedEnv offline("HF_HUB_OFFLINE", "1"), cached("HF_HUB_CACHE", cache.path().string());
+    const test_support::ScopedEnv kernels("KERNELS_CACHE", std::nullopt);
+    EXPECT_NE(load({.attn_implementation = "acme/attn@v2"}).find("acme/attn"), std::string::npos);
+    EXPECT_NE(test_support::message_of([&] { model->set_attn_implementation("acme/attn"); }).find("acme/attn"),
+              std::string::npos);
+    EXPECT_EQ(model->attn_implementation(), "sdpa") << "as it was";
+  }
   EXPECT_NE(load({.dtype = "int4"}).find("int4"), std::string::npos);
   EXPECT_NE(load({.gguf_file = "none.gguf"}).find("none.gguf"), std::string::npos);
   Object wider = good();

@@ -1,6 +1,8 @@
 #include "hotswap/models/decoder.h"
 
 #include "hotswap/base/error.h"
+#include "hotswap/kernelize/attention_kernel.h"
+#include "hotswap/kernelize/device.h"
 
 namespace hotswap {
 namespace {
@@ -47,13 +49,18 @@ DecoderBlock::Stream DecoderBlock::forward(const Stream& in, const Step& step) {
 
 Decoder::Decoder(const DecoderConfig& c, MakeAttention make_attention)
     : embed_tokens(c.vocab, c.dim), norm_(c.dim, {.eps = c.norm_eps}), rotary_(c.rope) {
-  set_attention("sdpa");
+  attention_ = &attention_kind("sdpa");
   own("embed_tokens", embed_tokens);
   for (int64_t i = 0; i < c.layers; ++i) {
     layers_.push_back(std::make_unique<DecoderBlock>(c, make_attention(c, i)));
     own(cat("layers.", i), *layers_.back());
   }
   own("norm", norm_);
+}
+
+void Decoder::set_attention(const std::string& name) {
+  check_attn_implementation(name, {.device_kind = device_kind(embed_tokens.weight.device())});
+  attention_ = &attention_kind(name);
 }
 
 Tensor Decoder::forward(const DecoderInput& in) {

@@ -64,7 +64,7 @@ class Decoder : public Module {
   using MakeAttention = std::unique_ptr<DecoderAttention> (*)(const DecoderConfig& config, int64_t layer);
   Decoder(const DecoderConfig& config, MakeAttention make_attention);
   Tensor forward(const DecoderInput& in);  // -> [batch, time, dim]
-  void set_attention(const std::string& name) { attention_ = &attention_kind(name); }
+  void set_attention(const std::string& name);
   const char* attention() const { return attention_->name; }
   Embedding embed_tokens;
 

@@ -1,0 +1,47 @@
+// Our side of bench/hub_speed.py, which starts the server, gives each run its cache and measures Python's side: timed
+// inside the process, as Python's calls are. Not run otherwise.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+
+#include "hotswap/base/test_support.h"
+#include "hotswap/hub/get_kernel.h"
+
+namespace hotswap {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string given(const char* name) {
+  const char* value = std::getenv(name);
+  if (value != nullptr) return value;
+  throw Error({.wanted = name, .got = "no such variable", .next = "run bench/hub_speed.py"});
+}
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+TEST(HubSpeed, DISABLED_Snapshot) {
+  const auto start = Clock::now();
+  const auto folder = Hub(HubOptions::from_env()).snapshot({RepoType::kModel, given("HOTSWAP_TEST_REPO")}, "main");
+  std::printf("{\"seconds\": %.6f, \"folder\": \"%s\"}\n", seconds_since(start), folder.c_str());
+}
+
+// As another process would: nothing is kept in memory from call to call. Digests are verified each time.
+TEST(HubSpeed, DISABLED_Kernel) {
+  constexpr int kCalls = 200;
+  const KernelRequest request{.ref = KernelRef(given("HOTSWAP_TEST_REPO"), {.version = 1}),
+                              .system = {.torch = {{2, 11}}, .no_python = true}};
+  std::vector<double> times;
+  std::string folder;
+  for (int i = 0; i <= kCalls; ++i) {
+    const auto start = Clock::now();
+    Hub hub(HubOptions::from_env());
+    folder = get_kernel(hub, request).folder.string();
+    if (i > 0) times.push_back(seconds_since(start));  // the first one downloads
+  }
+  std::sort(times.begin(), times.end());
+  std::printf("{\"seconds\": %.9f, \"folder\": \"%s\"}\n", times[times.size() / 2], folder.c_str());
+}
+
+}  // namespace
+}  // namespace hotswap
