@@ -9,7 +9,10 @@ import torch
 from tiny import FAMILIES, Calls, batch, close, gradients, model, same_gradients, twin
 
 FULL = os.environ.get("HOTSWAP_PYTHON_FULL") == "1"
-MOE = {"mixtral", "qwen3_moe", "gpt_oss", "olmoe", "qwen2_moe", "hunyuan_v1_moe", "qwen3_next"}  # stock experts break the graph: their loop depends on values
+MOE = {"mixtral", "qwen3_moe", "gpt_oss", "olmoe", "qwen2_moe", "hunyuan_v1_moe"}  # stock experts break the graph: their loop depends on values
+
+# Its stock layers do not compile on the CPU in torch 2.11: a view that the backward cannot make.
+COMPILED = [family for family in FAMILIES if family != "qwen3_next"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +40,7 @@ def check(family, fused, **options):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("family", FAMILIES if FULL else ["llama", "gemma2"])
+@pytest.mark.parametrize("family", COMPILED if FULL else ["llama", "gemma2"])
 def test_one_graph(family, fused):
     check(family, fused, backend="aot_eager")
 
@@ -62,7 +65,7 @@ def test_dynamic_shapes():
 
 
 @pytest.mark.skipif(not FULL, reason="HOTSWAP_PYTHON_FULL=1 runs it")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", COMPILED)
 def test_inductor(family):
     check(family, True)
 
