@@ -248,6 +248,8 @@ void PieceFile::write(int64_t offset, std::string_view bytes) {
 void PieceFile::mark(int64_t piece) {
   const char one = 1;
   write(size_ + piece, {&one, 1});
+  // On its way to the disk while the next ones come, or commit() would wait for all of it at once.
+  (void)::sync_file_range(fd_, piece_begin(piece), piece_end(piece) - piece_begin(piece), SYNC_FILE_RANGE_WRITE);
   done_[static_cast<size_t>(piece)].store(1, std::memory_order_release);
 }
 

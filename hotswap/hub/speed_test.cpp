@@ -26,21 +26,29 @@ TEST(HubSpeed, DISABLED_Snapshot) {
   std::printf("{\"seconds\": %.6f, \"folder\": \"%s\"}\n", seconds_since(start), folder.c_str());
 }
 
-// As another process would: nothing is kept in memory from call to call. Digests are verified each time.
+// As another process would: nothing is kept in memory from call to call. What is measured is the way from a name to a
+// folder; after it, what get_kernel adds: every byte of the package held against its digest.
 TEST(HubSpeed, DISABLED_Kernel) {
   constexpr int kCalls = 200;
   const KernelRequest request{.ref = KernelRef(given("HOTSWAP_TEST_REPO"), {.version = 1}),
                               .system = {.torch = {{2, 11}}, .no_python = true}};
-  std::vector<double> times;
+  std::vector<double> found, verified;
   std::string folder;
   for (int i = 0; i <= kCalls; ++i) {
     const auto start = Clock::now();
     Hub hub(HubOptions::from_env());
-    folder = get_kernel(hub, request).folder.string();
-    if (i > 0) times.push_back(seconds_since(start));  // the first one downloads
+    const KernelPlace place = locate_kernel(hub, request);
+    folder = (fetch_variants(hub, place, *place.choice.chosen) / "build" / *place.choice.chosen).string();
+    const double located = seconds_since(start);
+    EXPECT_EQ(fetch_kernel(hub, request, place).folder.string(), folder);
+    if (i == 0) continue;  // the first one downloads
+    found.push_back(located);
+    verified.push_back(seconds_since(start));
   }
-  std::sort(times.begin(), times.end());
-  std::printf("{\"seconds\": %.9f, \"folder\": \"%s\"}\n", times[times.size() / 2], folder.c_str());
+  std::sort(found.begin(), found.end());
+  std::sort(verified.begin(), verified.end());
+  std::printf("{\"seconds\": %.9f, \"verified\": %.9f, \"folder\": \"%s\"}\n", found[kCalls / 2], verified[kCalls / 2],
+              folder.c_str());
 }
 
 }  // namespace
