@@ -41,8 +41,7 @@ def compare(stock, ours, limit=1e-4, **options):
     return calls.made
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("family, fused", [("llama", True), ("gemma2", False)])
 def test_plain_and_accumulated(family, fused):
     stock = model(family)
     calls = compare(stock, twin(stock, fused_linear_cross_entropy=fused), accumulation=2)
@@ -81,10 +80,9 @@ def test_selective_checkpointing():
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_autocast(fused):
+def test_autocast():
     stock = model()
-    calls = compare(stock, twin(stock, fused_linear_cross_entropy=fused), limit=2e-3, autocast=True, lr=1e-3)
+    calls = compare(stock, twin(stock, fused_linear_cross_entropy=True), limit=2e-3, autocast=True, lr=1e-3)
     assert calls["norm.rms_norm_fwd"] == 5 * STEPS and calls["mlp.swiglu_bwd"] == 2 * STEPS
 
 
