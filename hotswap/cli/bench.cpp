@@ -58,7 +58,7 @@ void bench_ops_verb(Flags flags) {
                    r.peer_microseconds ? microseconds_text(*r.peer_microseconds) : "-",
                    r.peer_microseconds ? fixed(r.speedup(), 2) + "x" : "-", fixed(r.bytes_per_second / 1e9, 1),
                    fixed(100 * r.memcpy_share(), 0) + "%", cat(fixed(r.error * 1e6, 1), "e-6")});
-        bar.advance(1, op + " " + dtype);
+        bar.advance(1, cat(op, " ", dtype));
       }
     }
   }

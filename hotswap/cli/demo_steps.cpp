@@ -20,7 +20,7 @@ void emit(const OutJson& event) {
 }
 
 std::shared_ptr<CausalLM> load(const DemoOptions& options) {
-  const auto model = load_model(options.model, {.use_kernels = options.kernels});
+  auto model = load_model(options.model, {.use_kernels = options.kernels});
   emit({{"event", "load"}, {"bound", model->kernel_report().bound()}});
   return model;
 }

@@ -31,7 +31,7 @@ std::vector<SeenVariant> seen_variants(const std::string& device) {
     const VariantChoice choice = choose_variant(variants, this_system(device));
     for (const auto& [variant, verdict] : choice.trace) {
       const auto near = std::find_if(choice.nearest.begin(), choice.nearest.end(),
-                                     [&](const NearMiss& miss) { return miss.variant == variant; });
+                                     [&wanted = variant](const NearMiss& miss) { return miss.variant == wanted; });
       seen.push_back({package, variant, verdict, near == choice.nearest.end() ? "" : join(near->needs, " and ")});
     }
   }

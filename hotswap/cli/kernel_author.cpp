@@ -23,7 +23,7 @@ struct InstallFlags {
 std::string repo_of(const InstallFlags& flags) {
   if (!flags.as.empty()) return flags.as;
   const fs::path toml = fs::path(flags.package) / "build.toml";
-  const std::string named = fs::is_regular_file(toml) ? read_build_toml(toml).hub_repo : "";
+  std::string named = fs::is_regular_file(toml) ? read_build_toml(toml).hub_repo : "";
   if (!named.empty()) return named;
   throw Error({.wanted = "the name to install it under",
                .got = "no --as, and no general.hub.repo-id in " + toml.string(),

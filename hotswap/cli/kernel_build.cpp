@@ -49,7 +49,7 @@ bool is_source(const fs::path& file) {
 fs::path torch_folder() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<const void*>(&at::globalContext), &info) != 0 && info.dli_fname != nullptr) {
-    const fs::path folder = fs::canonical(info.dli_fname).parent_path().parent_path();
+    fs::path folder = fs::canonical(info.dli_fname).parent_path().parent_path();
     if (fs::is_regular_file(folder / "include/torch/csrc/stable/library.h")) return folder;
   }
   throw Error({.wanted = "torch's headers beside its libraries",

@@ -38,7 +38,7 @@ std::string escape(const std::string& text) {
 }
 
 struct TextStyle {
-  std::string anchor = "middle", extra = "";
+  std::string anchor = "middle", extra;
   int size = 12;
 };
 

@@ -39,7 +39,7 @@ std::vector<Manifest> variants_of(const std::string& package) {
 // with CUDA refuses one that has CPU kernels only.
 fs::path place_of(const std::vector<Manifest>& variants) {
   const fs::path folder = fs::absolute(variants[0].folder);
-  const fs::path place = variants.size() == 1 ? folder : folder.parent_path().parent_path();
+  fs::path place = variants.size() == 1 ? folder : folder.parent_path().parent_path();
   if (place.string().find(':') != std::string::npos) {
     throw Error({.wanted = "a folder without ':', which separates the parts of LOCAL_KERNELS",
                  .got = place.string(),

@@ -31,7 +31,7 @@ Tensor left_padding(const GenerateArguments& a) {
                  .got = cat("[", join(a.attention_mask.sizes()), "]"),
                  .next = ""});
   }
-  const Tensor mask = a.attention_mask.to(at::kBool);
+  Tensor mask = a.attention_mask.to(at::kBool);
   if (mask.all().item<bool>()) return {};
   const int64_t time = mask.size(1);
   const bool rises = time == 1 || !(mask.narrow(1, 0, time - 1) & ~mask.narrow(1, 1, time - 1)).any().item<bool>();

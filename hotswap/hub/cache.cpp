@@ -118,7 +118,7 @@ void HubCache::mark_absent(const Repo& repo, const std::string& commit, const st
 fs::path HubCache::publish(const Repo& repo, const std::string& commit, const std::string& path,
                            const std::string& etag, bool fresh) const {
   check_relative_path(path, "file");
-  const fs::path pointer = snapshot(repo, commit) / path, content = blob(repo, etag);
+  fs::path pointer = snapshot(repo, commit) / path, content = blob(repo, etag);
   std::error_code code;
   fs::create_directories(pointer.parent_path(), code);
   if (code) {

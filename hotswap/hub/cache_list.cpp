@@ -65,7 +65,7 @@ void each_file(const fs::path& folder, const Visit& visit) {
 std::string blob_of_unfinished(const std::string& name) {
   for (const std::string_view end : {".pieces.incomplete", ".incomplete", ".tmp"}) {
     if (!name.ends_with(end)) continue;
-    const std::string rest = name.substr(0, name.size() - end.size());
+    std::string rest = name.substr(0, name.size() - end.size());
     if (rest.size() > 9 && rest[rest.size() - 9] == '.' && is_hex(std::string_view(rest).substr(rest.size() - 8))) {
       return rest.substr(0, rest.size() - 9);
     }

@@ -70,7 +70,7 @@ std::string HubClient::commit(const Repo& repo, const std::string& revision, boo
   check_relative_path(revision, "revision");
   const std::string subject = "revision " + revision + " of " + repo.id;
   const HttpResponse answer = get_json(api_path(repo) + "/revision/" + percent_encode(revision, false), subject, quick);
-  const auto sha = Json::parse(answer.body, url_shown(answer.url)).at<std::string>("sha");
+  auto sha = Json::parse(answer.body, url_shown(answer.url)).at<std::string>("sha");
   if (!is_commit(sha)) {
     throw HubError({.wanted = subject + " as a commit of 40 hexadecimal digits",
                     .got = "'" + sha.substr(0, 100) + "'",

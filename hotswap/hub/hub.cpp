@@ -51,7 +51,7 @@ std::string Hub::commit(const Repo& repo, const std::string& revision) {
   }
   const auto older = store.read_ref(repo, revision);
   try {
-    const std::string commit = client_.commit(repo, revision, older.has_value());
+    std::string commit = client_.commit(repo, revision, older.has_value());
     store.write_ref(repo, revision, commit);
     return commit;
   } catch (const HubError& error) {
@@ -234,7 +234,7 @@ std::vector<std::string> Hub::lacking(const Repo& repo, const std::string& commi
 fs::path Hub::snapshot(const Repo& repo, const std::string& revision, const SnapshotOptions& options) {
   const std::string at = commit(repo, revision);
   const HubCache& store = cache(repo);
-  const fs::path folder = store.snapshot(repo, at);
+  fs::path folder = store.snapshot(repo, at);
   std::error_code code;
   // Put there by hand or by an older client, with no list of files to hold it against: taken as it is.
   if (offline() && !store.read_tree(repo, at) && fs::is_directory(folder, code)) return folder;

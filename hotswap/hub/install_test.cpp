@@ -103,7 +103,7 @@ TEST(Install, RefusesAndLeavesNoName) {
   const TempFolder folder, store;
   const HubCache cache(store.path(), true);
   const auto why = [&](const std::string& name = "acme/ab") {
-    const std::string text = message_of([&] { install_package(cache, folder.path() / "ab", name); });
+    std::string text = message_of([&] { install_package(cache, folder.path() / "ab", name); });
     EXPECT_FALSE(fs::exists(store.path() / "kernels--acme--ab/refs/v1"));
     return text;
   };

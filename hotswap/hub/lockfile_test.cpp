@@ -162,7 +162,8 @@ TEST(Lockfile, RefusesTheRest) {
       {edited(kDependencies, "\"revision\": \"main\"", "\"version\": 2"), "each dependency once"},
       {cat("[", kVariants.substr(1, kVariants.size() - 2), ",", kDependencies.substr(1)), "one form"},
   };
-  for (const auto& [text, says] : table) expect_has(message_of([&] { Lockfile::parse(text, "kernels.lock"); }), {says});
+  for (const auto& [text, says] : table)
+    expect_has(message_of([&given = text] { Lockfile::parse(given, "kernels.lock"); }), {says});
 }
 
 TEST(Dependencies, OfPythonAndOfCppProjects) {

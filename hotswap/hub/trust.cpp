@@ -14,7 +14,7 @@ bool listed(const std::vector<std::string>& patterns, const std::string& repo) {
 }
 
 std::vector<std::string> read_patterns(const Json& table, const char* key) {
-  const auto patterns = table.get<std::vector<std::string>>(key, {});
+  auto patterns = table.get<std::vector<std::string>>(key, {});
   for (const std::string& pattern : patterns) {
     const bool whole_org = pattern.ends_with("/*") && is_repo_id(pattern.substr(0, pattern.size() - 1) + "x");
     if (whole_org || is_repo_id(pattern)) continue;

@@ -127,7 +127,7 @@ TEST(Foreign, RmsNormInferenceOnly) {
 
 TEST(Foreign, RefusedWithTheReason) {
   const auto why = [](const ForeignCopy& foreign) {
-    const std::string text = message_of([&] { foreign.load(); });
+    std::string text = message_of([&] { foreign.load(); });
     EXPECT_EQ(dlopen(foreign.library().c_str(), RTLD_NOLOAD | RTLD_LAZY), nullptr) << "nothing of it was run";
     return text;
   };

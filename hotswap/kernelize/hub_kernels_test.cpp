@@ -34,7 +34,7 @@ class KernelsOfTheHub : public test_support::ServedKernels {
   std::string refused(const KernelChoice& kernel, KernelOptions options = {}, HubKernels* held = nullptr) const {
     TinyModel model;
     options.config = only(kernel);
-    const std::string text =
+    std::string text =
         message_of([&] { held == nullptr ? kernelize(model, I, options) : kernelize(model, I, options, *held); });
     model.each_slot([](const std::string& name, SlotBase& slot) { EXPECT_FALSE(slot.bound()) << name; });
     return text;

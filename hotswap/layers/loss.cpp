@@ -43,8 +43,7 @@ Tensor divided(const Tensor& loss, const LossArguments& a) { return a.items ? at
 Tensor stock::cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntropyOptions& o) {
   Tensor wide = logits.to(at::kFloat);  // [n, vocab]
   if (o.softcap != 0) wide = at::mul(at::tanh(at::div(wide, o.softcap)), o.softcap);
-  const Tensor loss =
-      at::cross_entropy_loss(wide, target, {}, reduction_of(o.reduction), o.ignore_index, o.label_smoothing);
+  Tensor loss = at::cross_entropy_loss(wide, target, {}, reduction_of(o.reduction), o.ignore_index, o.label_smoothing);
   if (o.z_loss == 0) return loss;
   const Tensor counts = at::ne(target, o.ignore_index);  // [n]
   const Tensor square = at::mul(at::pow(at::logsumexp(wide, 1), 2), o.z_loss);

@@ -49,7 +49,7 @@ void refuse_unimplemented(const Json& config) {
 // Where the rotary parameters stand: "rope_parameters" since transformers 5, "rope_scaling" before, or nowhere.
 std::optional<Json> find_rope(const Json& config) {
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    const auto found = config.find(key);
+    auto found = config.find(key);
     if (!found) continue;
     if (!found->is_object()) {
       throw Error(

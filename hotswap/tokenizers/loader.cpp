@@ -137,7 +137,7 @@ Tokenizer Tokenizer::from_pretrained(const fs::path& folder) {
                  .next = "only this form is read; save the tokenizer with a fast class of transformers"});
   }
   auto parts = read_parts(read_file(file), file.string());
-  const Tokenizer tokenizer(parts);
+  Tokenizer tokenizer(parts);
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
     if (fs::exists(folder / name)) read_special_ids(Json::read(folder / name), tokenizer, parts->special);
   }

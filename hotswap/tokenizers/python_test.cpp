@@ -92,7 +92,7 @@ std::string small_tokenizer(const char* normalizer, const char* pre_tokenizer, c
     add(left);
     add(right);
     add(left + right);
-    merges.push_back(left + " " + right);
+    merges.push_back(cat(left, " ", right));
   }
   const auto token = [](const char* content, int64_t id, std::string_view flags) {
     const auto has = [&](char flag) { return flags.find(flag) != std::string_view::npos; };

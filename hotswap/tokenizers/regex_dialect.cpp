@@ -219,7 +219,7 @@ class Translator {
   }
 
   static std::string property_items(const std::string& name) {
-    const bool category = name.size() <= 2 && name.size() >= 1 && name[0] >= 'A' && name[0] <= 'Z';
+    const bool category = name.size() <= 2 && !name.empty() && name[0] >= 'A' && name[0] <= 'Z';
     if (category) return category_items(name);
 #if PCRE2_MAJOR == 10 && PCRE2_MINOR < 40
     return cat("\\p{", name, "}");

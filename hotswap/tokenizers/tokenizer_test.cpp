@@ -18,7 +18,7 @@ using Ids = std::vector<int64_t>;
 struct File {
   std::string added = "[]", normalizer = "null", pre_tokenizer = "null", post_processor = "null", decoder = "null";
   std::string vocab = R"({"<unk>":0,"a":1,"b":2,"ab":3,"c":4})", merges = R"(["a b"])";
-  std::string options = R"("unk_token":"<unk>")", more = "";
+  std::string options = R"("unk_token":"<unk>")", more;
   std::string text() const {
     return R"({"version":"1.0","truncation":null,"padding":null,"added_tokens":)" + added + R"(,"normalizer":)" +
            normalizer + R"(,"pre_tokenizer":)" + pre_tokenizer + R"(,"post_processor":)" + post_processor +

@@ -64,7 +64,7 @@ TEST(Rotary, ForwardAndBackwardMatchFloat64) {
           for (const int64_t width : {c.rotary_dim, c.rotary_dim / 2}) {
             // both halves of the tables differ: nothing may rely on their being equal
             const auto angles = random_tensors({{c.batch, c.time, width}, {1, c.time, width}}, table);
-            const Tensor cos = angles[0], sin = angles[1];
+            const Tensor &cos = angles[0], &sin = angles[1];
             const auto want = reference(
                 [&](const Tensors& t) {
                   return Tensors{formula(t[0], cos, sin, c.rotary_dim, interleaved),
