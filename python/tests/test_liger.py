@@ -1,6 +1,7 @@
 """Liger's names: whole models, Trainer, and modules and functions with their options, each against plain torch."""
 
 import copy
+import importlib.util
 import inspect
 import subprocess
 import sys
@@ -122,6 +123,7 @@ print("RESULT " + json.dumps([stock, none, ours, calls, *config]))
 """
 
 
+@pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is not None, reason="a real liger_kernel is installed")
 @pytest.mark.parametrize("options", [None, {"rope": True, "cross_entropy": True, "rms_norm": False, "swiglu": True}])
 def test_trainer_with_use_liger_kernel(options, tmp_path):
     import json
