@@ -7,6 +7,7 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 
+#include "hotswap/kernelize/bound_layer.h"
 #include "hotswap/layers/activation.h"
 #include "hotswap/layers/linear.h"
 #include "hotswap/layers/loss.h"
@@ -23,21 +24,12 @@ constexpr int64_t kHeadDim = 64;
 
 Tensor random(at::IntArrayRef shape) { return at::randn(shape, at::TensorOptions().dtype(at::kDouble)); }
 
-template <typename Signature>
-struct Bound : Module {
-  Bound(const PackageLayer& layer, typename Slot<Signature>::Forward stock)
-      : slot(this, layer.name(), layer.contract().name, std::move(stock)) {
-    layer.contract().bind(slot, layer);
-  }
-  Slot<Signature> slot;
-};
-
 // call(forward, inputs): the contract's arguments out of the inputs. The reference is the stock forward in float64,
 // unless that computes in float32 whatever it is given.
 template <typename Signature, typename Call>
 LayerCase contract_case(const PackageLayer& layer, const typename Slot<Signature>::Forward& stock, const Call& call,
                         Tensors inputs) {
-  const auto bound = std::make_shared<Bound<Signature>>(layer, stock);
+  const auto bound = std::make_shared<BoundLayer<Signature>>(layer, stock);
   LayerCase result;
   result.trained = inputs.size();
   result.inputs = std::move(inputs);

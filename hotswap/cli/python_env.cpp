@@ -78,8 +78,7 @@ void add_python_env(CLI::App& app) {
   auto* verb = app.add_subcommand(
       "python-env",
       "Print the line under which Python's transformers, with use_kernels=True and nothing else, runs these packages "
-      "on "
-      "a GPU: export $(hotswap python-env). Also places refs in the Hub's cache, so that HF_HUB_OFFLINE=1 works");
+      "on a GPU: export $(hotswap python-env). Also places refs in the Hub's cache, so that HF_HUB_OFFLINE=1 works");
   auto json = std::make_shared<bool>(false);
   verb->add_flag("--json", *json, "Print JSON");
   verb->callback([json] { print_python_env(*json); });

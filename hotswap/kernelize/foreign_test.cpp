@@ -13,6 +13,7 @@
 
 #include "hotswap/base/file.h"
 #include "hotswap/hub/digest.h"
+#include "hotswap/kernelize/bound_layer.h"
 #include "hotswap/kernelize/contracts.h"
 #include "hotswap/kernelize/package.h"
 #include "hotswap/kernelize/testing.h"
@@ -30,15 +31,6 @@ using test_support::TinyModel;
 
 constexpr double kTolerance = 3e-6;  // float32 on both sides
 
-template <typename Signature>
-struct Bound : Module {
-  Bound(const PackageLayer& layer, typename Slot<Signature>::Forward stock)
-      : slot(this, layer.name(), layer.contract().name, std::move(stock)) {
-    layer.contract().bind(slot, layer);
-  }
-  Slot<Signature> slot;
-};
-
 Tensor some(at::IntArrayRef shape) { return at::randn(shape, at::kFloat); }
 
 TEST(Foreign, ActivationsThatFillAGivenTensor) {
@@ -54,7 +46,7 @@ TEST(Foreign, ActivationsThatFillAGivenTensor) {
     EXPECT_TRUE(layer.runs_on("cpu"));
     EXPECT_FALSE(layer.runs_on("cuda"));
     const auto want = activation_kind(function, "the test").stock;
-    const Bound<ActivationForward> got(layer, [](const Tensor& x) { return x; });
+    const BoundLayer<ActivationForward> got(layer, [](const Tensor& x) { return x; });
     const std::string op = layer.op("forward").substr(layer.op("forward").rfind(':') + 1);
     const int64_t before = package.calls(op);
     for (const Tensor& x : {some({3, 7}), some({7, 3}).t(), some({0, 5}), some({2, 3, 4})}) {
@@ -71,7 +63,7 @@ TEST(Foreign, ActivationsThatFillAGivenTensor) {
         << "no gradient is lost in silence";
   }
   EXPECT_FALSE(package.layer("GeluTanhAndMul").runs_on("cpu")) << "defined, but without a kernel";
-  const Bound<ActivationForward> gated(package.layer("SiluAndMul"), [](const Tensor& x) { return x; });
+  const BoundLayer<ActivationForward> gated(package.layer("SiluAndMul"), [](const Tensor& x) { return x; });
   const Tensor gate = some({5, 8}), up = some({5, 8});
   EXPECT_LT(difference(gated.slot(at::cat({gate, up}, -1)), activation_kind("silu", "the test").stock(gate) * up),
             kTolerance);
@@ -81,7 +73,7 @@ TEST(Foreign, ActivationsThatFillAGivenTensor) {
 TEST(Foreign, RotaryWithItsGradient) {
   const ForeignCopy foreign("rotary", HOTSWAP_TEST_FOREIGN_NATIVE);
   const Package& package = foreign.load();
-  const Bound<RotaryForward> got(package.layer("apply_rotary_transformers"), stock::rotary);
+  const BoundLayer<RotaryForward> got(package.layer("apply_rotary_transformers"), stock::rotary);
   for (const int64_t dim : {8, 6}) {  // all of a head, and a part of it
     const Tensor angle = some({1, 5, dim / 2}), angles = at::cat({angle, angle}, -1);
     const Tensor cos = angles.cos(), sin = angles.sin(), dq = some({2, 3, 5, 8}), dk = some({2, 1, 5, 8});
@@ -104,7 +96,7 @@ TEST(Foreign, RotaryWithItsGradient) {
 TEST(Foreign, RmsNormInferenceOnly) {
   const ForeignCopy foreign("rmsnorm", HOTSWAP_TEST_FOREIGN_NATIVE);
   const Package& package = foreign.load();
-  const Bound<RmsNormForward> got(package.layer("RMSNorm"), stock::rms_norm);
+  const BoundLayer<RmsNormForward> got(package.layer("RMSNorm"), stock::rms_norm);
   const Tensor x = some({4, 6}), weight = some({6});
   for (const double offset : {0.0, 1.0}) {
     EXPECT_LT(difference(got.slot(x, weight, 1e-5, offset, "gemma"), stock::rms_norm(x, weight, 1e-5, offset, "gemma")),

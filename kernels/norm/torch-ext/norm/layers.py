@@ -17,6 +17,13 @@ WEIGHT_BEFORE_CAST = frozenset(
 )
 
 
+def _rms_norm(x, weight, eps, offset, casting):
+    """By the op that saves nothing, where no gradient will be asked for."""
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return ops.rms_norm_fwd(x, weight, eps, offset, casting)[0]
+    return ops.rms_norm(x, weight, eps, offset, casting)
+
+
 class RMSNorm(nn.Module):
     weight: torch.Tensor
     variance_epsilon: float
@@ -25,9 +32,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, hidden_states):
         casting = "gemma" if type(self).__name__ in WEIGHT_BEFORE_CAST else "llama"
-        if torch.is_grad_enabled() and (hidden_states.requires_grad or self.weight.requires_grad):
-            return ops.rms_norm_fwd(hidden_states, self.weight, self.variance_epsilon, 0.0, casting)[0]
-        return ops.rms_norm(hidden_states, self.weight, self.variance_epsilon, 0.0, casting)
+        return _rms_norm(hidden_states, self.weight, self.variance_epsilon, 0.0, casting)
 
 
 LigerRMSNorm = RMSNorm
@@ -42,9 +47,7 @@ class RMSNormCastLast(nn.Module):
     has_backward = True
 
     def forward(self, hidden_states):
-        if torch.is_grad_enabled() and (hidden_states.requires_grad or self.weight.requires_grad):
-            return ops.rms_norm_fwd(hidden_states, self.weight, self.variance_epsilon, 0.0, "gemma")[0]
-        return ops.rms_norm(hidden_states, self.weight, self.variance_epsilon, 0.0, "gemma")
+        return _rms_norm(hidden_states, self.weight, self.variance_epsilon, 0.0, "gemma")
 
 
 class RMSNormEps(nn.Module):
@@ -56,9 +59,7 @@ class RMSNormEps(nn.Module):
     has_backward = True
 
     def forward(self, hidden_states):
-        if torch.is_grad_enabled() and (hidden_states.requires_grad or self.weight.requires_grad):
-            return ops.rms_norm_fwd(hidden_states, self.weight, self.eps, 0.0, "llama")[0]
-        return ops.rms_norm(hidden_states, self.weight, self.eps, 0.0, "llama")
+        return _rms_norm(hidden_states, self.weight, self.eps, 0.0, "llama")
 
 
 class RMSNormCastLastEps(nn.Module):
@@ -70,9 +71,7 @@ class RMSNormCastLastEps(nn.Module):
     has_backward = True
 
     def forward(self, hidden_states):
-        if torch.is_grad_enabled() and (hidden_states.requires_grad or self.weight.requires_grad):
-            return ops.rms_norm_fwd(hidden_states, self.weight, self.eps, 0.0, "gemma")[0]
-        return ops.rms_norm(hidden_states, self.weight, self.eps, 0.0, "gemma")
+        return _rms_norm(hidden_states, self.weight, self.eps, 0.0, "gemma")
 
 
 class RMSNormZeroCentered(nn.Module):
@@ -84,9 +83,7 @@ class RMSNormZeroCentered(nn.Module):
     has_backward = True
 
     def forward(self, x):
-        if torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
-            return ops.rms_norm_fwd(x, self.weight, self.eps, 1.0, "gemma")[0]
-        return ops.rms_norm(x, self.weight, self.eps, 1.0, "gemma")
+        return _rms_norm(x, self.weight, self.eps, 1.0, "gemma")
 
 
 class AddRMSNorm(nn.Module):
