@@ -37,33 +37,45 @@ WARM = 2
 BF16_LOSS = 2e-2
 
 
-def transformers_step(args) -> dict:
+def random_llama(config, side: str, device: str, dtype, checkpoint: bool):
+    """A Llama for training with the same random weights for every side; "liger" and "hotswap" are applied here."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.models.llama import modeling_llama
+    from transformers import AutoModelForCausalLM
 
-    side, packages, rows, columns = args.side, args.packages, args.rows, args.columns
-    config = AutoConfig.from_pretrained(args.folder)
     if side == "liger":
         from liger_kernel.transformers import apply_liger_kernel_to_llama
 
         apply_liger_kernel_to_llama()
-    if side == "kernels":
-        from kernels import replace_kernel_forward_from_hub
-
-        replace_kernel_forward_from_hub(modeling_llama.LlamaMLP, "SwiGLUMLP")
     torch.manual_seed(0)
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     model.train()
-    if args.model == "8b":
+    if checkpoint:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    calls = lambda: {}
     if side == "hotswap":
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
         import hotswap
 
         hotswap.kernelize(model, strict=True, fused_linear_cross_entropy=True)
+    return model
+
+
+def transformers_step(args) -> dict:
+    import torch
+    from transformers import AutoConfig
+    from transformers.models.llama import modeling_llama
+
+    side, packages, rows, columns = args.side, args.packages, args.rows, args.columns
+    config = AutoConfig.from_pretrained(args.folder)
+    if side == "kernels":
+        from kernels import replace_kernel_forward_from_hub
+
+        replace_kernel_forward_from_hub(modeling_llama.LlamaMLP, "SwiGLUMLP")
+    model = random_llama(config, side, "cuda", torch.bfloat16, checkpoint=args.model == "8b")
+    calls = lambda: {}
+    if side == "hotswap":
+        import hotswap
+
         calls = lambda: {op: n for op, n in hotswap.report(model).calls.items() if n}
     if side == "compile":
         model.forward = torch.compile(model.forward)
@@ -100,6 +112,27 @@ def transformers_step(args) -> dict:
     return {"value": rows * columns / statistics.median(times[WARM:]), "check": losses, "calls": calls(),
             "first_steps": [round(t, 3) for t in times[:2]],
             "device_memory": {"loaded": loaded, "peak": torch.cuda.max_memory_allocated()}}  # fmt: skip
+
+
+def append_model_rows(args, results: dict, ours, peers, what: str, shape: str) -> None:
+    """A row for tokens/s and one for the peak of memory, for each of ours beside each of the peers."""
+    from speed import COLUMNS
+    import torch
+
+    common = dict(date=args.date, commit=args.commit, machine=torch.cuda.get_device_name(),
+                  torch=torch.__version__.split("+")[0], kind="model", shape=shape, dtype="bfloat16")  # fmt: skip
+    rows = []
+    for name in ours:
+        for peer in peers:
+            if name in results and peer in results:
+                a, b = results[name]["value"], results[peer]["value"]
+                row = dict(what=f"{what}, {name}", peer_name=peer, unit="tokens/s")
+                rows.append(dict(row, ours=f"{a:.0f}", peer=f"{b:.0f}", ratio=f"{a / b:.3f}"))
+                a, b = (results[side]["device_memory"]["peak"] for side in (name, peer))
+                row = dict(what=f"{what} peak memory, {name}", peer_name=peer, unit="bytes")
+                rows.append(dict(row, ours=a, peer=b, ratio=f"{b / a:.3f}"))
+    with open(args.csv, "a", newline="") as out:
+        csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n").writerows({**common, **row} for row in rows)
 
 
 def main():
@@ -159,23 +192,9 @@ def main():
     if failed:
         sys.exit(f"wanted losses within {BF16_LOSS} of each other; nothing is written")
     if args.csv:
-        from speed import COLUMNS
-        import torch
-
-        common = dict(date=args.date, commit=args.commit, machine=torch.cuda.get_device_name(),
-                      torch=torch.__version__.split("+")[0], kind="model", shape=shape, dtype="bfloat16")  # fmt: skip
-        rows = []
-        for name in ("hotswap kernels", "transformers kernels", "transformers hotswap"):
-            for peer in ("hotswap stock", "transformers", "transformers compile", "transformers liger"):
-                if name in results and peer in results:
-                    a, b = results[name]["value"], results[peer]["value"]
-                    row = dict(what=f"forward+backward, {name}", peer_name=peer, unit="tokens/s")
-                    rows.append(dict(row, ours=f"{a:.0f}", peer=f"{b:.0f}", ratio=f"{a / b:.3f}"))
-                    a, b = (results[side]["device_memory"]["peak"] for side in (name, peer))
-                    row = dict(what=f"forward+backward peak memory, {name}", peer_name=peer, unit="bytes")
-                    rows.append(dict(row, ours=a, peer=b, ratio=f"{b / a:.3f}"))
-        with open(args.csv, "a", newline="") as out:
-            csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n").writerows({**common, **row} for row in rows)
+        ours = ("hotswap kernels", "transformers kernels", "transformers hotswap")
+        peers = ("hotswap stock", "transformers", "transformers compile", "transformers liger")
+        append_model_rows(args, results, ours, peers, what="forward+backward", shape=shape)
 
 
 if __name__ == "__main__":
