@@ -96,7 +96,7 @@ def kernelize(model: nn.Module, mode=None, strict: bool = False, **options) -> n
     if strict:
         taken = {id(module) for module, _ in chosen}
         missed = [
-            f"{name} ({type(module).__name__})"
+            f"{name} ({match.class_of(module).__name__})"
             for name, module in model.named_modules()
             if match.looks_like(module) and id(module) not in taken
         ]
@@ -188,11 +188,12 @@ def report(model: nn.Module) -> Report:
             rows.append(Row(name, bound.layer, made.name, made.version, made.variant, bound.ops))
             ops |= {(bound.package, op) for op in bound.ops}
         elif package_id := owner(_running(module)):  # by kernels' own kernelize, from a mapping
-            rows.append(Row(name, getattr(type(module), "kernel_layer_name", type(module).__name__), package_id))
+            made = match.class_of(module)
+            rows.append(Row(name, getattr(made, "kernel_layer_name", made.__name__), package_id))
         elif found and found[0].option != "activation":
             rows.append(Row(name, found[0].layer, None, why="not bound"))
         elif not found and (layer := match.looks_like(module)):
-            rows.append(Row(name, layer, None, why=f"{type(module).__name__} computes something else"))
+            rows.append(Row(name, layer, None, why=f"{match.class_of(module).__name__} computes something else"))
         rows += _func_rows(name, module)
     counts = _counts(ops)
     before = _BASELINE.get(model, {})

@@ -8,7 +8,7 @@ from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast, MoeCausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from hotswap.match import Replacement
+from hotswap.match import Replacement, class_of
 from hotswap.packages import load
 
 # Families whose head is: hidden states, lm_head, scaling or softcapping, ForCausalLMLoss, and for mixtures of experts
@@ -139,7 +139,7 @@ def is_fusable(model) -> bool:
     head = getattr(model, "lm_head", None)
     return (
         getattr(model.config, "model_type", None) in FUSED_FAMILIES
-        and type(model).__name__.endswith("ForCausalLM")
+        and class_of(model).__name__.endswith("ForCausalLM")
         and isinstance(head, nn.Linear)
         and type(head).forward is nn.Linear.forward
     )
@@ -150,6 +150,6 @@ def replacements(model) -> list[Replacement]:
     found = [Replacement("cross_entropy", "ForCausalLMLoss", "loss", ops, causal_lm_loss)]
     if is_fusable(model):
         ops = ("linear_cross_entropy", "linear_cross_entropy_fwd")
-        forward = fused_forward(type(model))
+        forward = fused_forward(class_of(model))
         found.append(Replacement("fused_linear_cross_entropy", "LinearCrossEntropy", "loss", ops, forward))
     return found

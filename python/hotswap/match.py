@@ -5,6 +5,7 @@ numbers beside the replacement's, once for each class and its settings. So no li
 are told apart, and a layer that looks right and is not stays as it is.
 """
 
+import sys
 import types
 from typing import Callable, NamedTuple, Optional
 
@@ -41,6 +42,14 @@ def _of_package(option, layer, package, ops):
 
 # ---- asking the class ---------------------------------------------------------------------------------------------
 
+
+def class_of(module: nn.Module) -> type:
+    """Its class; where FSDP2 has put one of its own before it, the one behind."""
+    bases = type(module).__bases__
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return bases[1] if fsdp is not None and bases[0] is fsdp.FSDPModule else type(module)
+
+
 _known: dict = {}  # class and settings -> Replacement or None
 
 
@@ -50,7 +59,7 @@ def _numbers(*shape):  # like random ones, without touching the generator
 
 def _shell(module: nn.Module, **parts) -> nn.Module:
     """A module of the same class and plain attributes, with `parts` for its parameters and children."""
-    shell = object.__new__(type(module))
+    shell = object.__new__(class_of(module))
     nn.Module.__init__(shell)
     for name, value in vars(module).items():
         if name not in shell.__dict__ and name not in ("forward", "_old_forward", "_hf_hook"):
@@ -64,11 +73,11 @@ def _shell(module: nn.Module, **parts) -> nn.Module:
 def _settings(module: nn.Module) -> tuple:
     """Its plain attributes: the numbers and switches that a formula may depend on."""
     plain = [(k, v) for k, v in vars(module).items() if isinstance(v, (bool, int, float, str)) and k[0] != "_"]
-    return (type(module), *sorted(p for p in plain if p[0] not in ("training", "layer_idx")))
+    return (class_of(module), *sorted(p for p in plain if p[0] not in ("training", "layer_idx")))
 
 
 def _stock_forward(module: nn.Module) -> Callable:
-    return type(module).forward
+    return class_of(module).forward
 
 
 def _same(got, want, limit) -> bool:
@@ -117,7 +126,7 @@ def _is_vector(module, name):
 
 
 def _rms_norm(module):
-    if not type(module).__name__.endswith("RMSNorm") or not _is_vector(module, "weight"):
+    if not class_of(module).__name__.endswith("RMSNorm") or not _is_vector(module, "weight"):
         return None
     ops = ("rms_norm", "rms_norm_fwd", "rms_norm_bwd")
     names = [n for n in ("variance_epsilon", "eps") if isinstance(getattr(module, n, None), float)]
@@ -137,18 +146,18 @@ def _rms_norm(module):
 
 
 def _layer_norm(module):
-    if type(module) is not nn.LayerNorm or not _is_vector(module, "weight"):
+    if class_of(module) is not nn.LayerNorm or not _is_vector(module, "weight"):
         return None
     ops = ("layer_norm", "layer_norm_fwd", "layer_norm_bwd")
-    return _first(type(module), lambda: [_of_package("layer_norm", "LayerNorm", "norm", ops)], lambda _: True)
+    return _first(class_of(module), lambda: [_of_package("layer_norm", "LayerNorm", "norm", ops)], lambda _: True)
 
 
 ACTIVATIONS = {"SiLU": "silu", "GeLU": "gelu", "GeluTanh": "gelu_tanh", "QuickGELU": "gelu_quick"}
 
 
 def _activation(module):
-    in_torch = type(module) in (nn.SiLU, nn.GELU) and not getattr(module, "inplace", False)
-    if not in_torch and type(module).__module__ != "transformers.activations":
+    in_torch = class_of(module) in (nn.SiLU, nn.GELU) and not getattr(module, "inplace", False)
+    if not in_torch and class_of(module).__module__ != "transformers.activations":
         return None
     if next(module.children(), None) is not None or next(module.parameters(), None) is not None:
         return None
@@ -262,7 +271,7 @@ def _attention(module):
 
 
 def _loss(module):
-    if not isinstance(getattr(type(module), "loss_function", None), property):
+    if not isinstance(getattr(class_of(module), "loss_function", None), property):
         return None
     from transformers.loss import loss_utils
 
@@ -283,7 +292,7 @@ def matches(module: nn.Module) -> list[Replacement]:
 
 def looks_like(module: nn.Module) -> Optional[str]:
     """The layer that a module seems to be by its looks alone."""
-    if type(module).__name__.endswith("RMSNorm"):
+    if class_of(module).__name__.endswith("RMSNorm"):
         return "RMSNorm"
     forward = _stock_forward(module)
     if ROTARY in getattr(getattr(forward, "__code__", None), "co_names", ()):

@@ -9,23 +9,38 @@ from test_training import STEPS
 from tiny import Calls, model, pattern
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import hotswap
 
 
-def train(m, parameters, rows):
-    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
-    losses = []
+def whole(gradient):
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient.clone()
+
+
+def train(m, rows):
+    """Losses, the whole gradient of each parameter in the first and last step, and the calls."""
+    optimizer = torch.optim.AdamW(m.parameters(), lr=1e-2)
+    losses, gradients = [], {}
     with Calls() as calls:
         for step in range(STEPS):
             data = pattern(rows=4, seed=step)  # as many targets on each rank
             loss = m(**{k: v[rows] for k, v in data.items()}).loss
             loss.backward()
+            if step in (0, STEPS - 1):
+                named = {n.removeprefix("module."): whole(p.grad) for n, p in m.named_parameters()}
+                gradients |= {f"step {step} {n}": g for n, g in named.items()}
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.detach())
-    return torch.stack(losses), calls.made
+    return torch.stack(losses), gradients, calls.made
+
+
+def apart(got, want):
+    """The largest relative difference of a gradient, and whose it is."""
+    assert got.keys() == want.keys()
+    return max((float((got[n] - g).norm() / g.norm()), n) for n, g in want.items())
 
 
 def main():
@@ -36,26 +51,29 @@ def main():
     mine = slice(2 * rank, 2 * rank + 2)
     result = {}
 
-    def note(name, losses, calls, mean=True):
-        if mean:
+    def note(name, m, rows, tied=False):
+        losses, gradients, calls = train(m, rows)
+        if rows is mine:
             dist.all_reduce(losses)
             losses /= 2
-        result[name] = (losses.tolist(), calls)
+        stock, want, _ = alone[tied]
+        result[name] = (losses.tolist(), stock.tolist(), apart(gradients, want), calls)
 
-    alone = model().train()
-    losses, _ = train(alone, alone.parameters(), slice(None))
-    result["stock alone"] = losses.tolist()
-
-    ours = hotswap.kernelize(model().train(), fused_linear_cross_entropy=True)
-    ddp = DistributedDataParallel(ours)
-    note("ddp", *train(ddp, ddp.parameters(), mine))
+    alone = {tied: train(model(tie_word_embeddings=tied).train(), slice(None)) for tied in (False, True)}
 
     ours = hotswap.kernelize(model().train(), fused_linear_cross_entropy=True)
-    for layer in ours.model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard([ours.lm_head, ours.model.norm], mesh=mesh)
-    fully_shard(ours, mesh=mesh)
-    note("fsdp2", *train(ours, ours.parameters(), mine))
+    note("ddp", DistributedDataParallel(ours), mine)
+
+    # The loss reads the head's weight: as one of the group around the model, and as one of a group of the head's own.
+    for name, tied in (("fsdp2", False), ("fsdp2, head apart", False), ("fsdp2, head tied", True)):
+        ours = hotswap.kernelize(model(tie_word_embeddings=tied).train(), fused_linear_cross_entropy=True)
+        for layer in ours.model.layers:
+            fully_shard(layer, mesh=mesh)
+        if "apart" in name:
+            fully_shard([ours.lm_head, ours.model.norm], mesh=mesh)
+        fully_shard(ours, mesh=mesh)
+        assert all(row.package for row in hotswap.report(ours).rows)
+        note(name, ours, mine, tied)
 
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -65,7 +83,7 @@ def main():
         parallelize_module(layer.mlp, mesh, plan)
         plan = {f"{name}_proj": ColwiseParallel() for name in "qkv"} | {"o_proj": RowwiseParallel()}
         parallelize_module(layer.self_attn, mesh, plan)
-    note("tensor parallel", *train(ours, ours.parameters(), slice(None)), mean=False)
+    note("tensor parallel", ours, slice(None))
 
     if rank == 0:
         with open(sys.argv[1], "w") as out:
