@@ -83,12 +83,13 @@ struct File {
 // What any reader of the cache could see: every blob is what its name says, every file of a snapshot is the content.
 void expect_clean(const fs::path& cache, const std::string& content) {
   const fs::path repo = cache / "models--acme--tiny";
-  if (!fs::exists(repo / "blobs")) return;
+  if (!fs::exists(repo / "blobs")) return;  // a process may be killed before it makes either folder, or between them
   for (const auto& entry : fs::directory_iterator(repo / "blobs")) {
     const std::string name = entry.path().filename().string();
     if (name.size() != 64) continue;  // .incomplete
     EXPECT_EQ(hash_of(read_file(entry.path())), name);
   }
+  if (!fs::exists(repo / "snapshots")) return;
   for (const auto& entry : fs::recursive_directory_iterator(repo / "snapshots")) {
     if (entry.is_directory()) continue;
     EXPECT_EQ(entry.path().filename(), "x.bin");

@@ -1,4 +1,6 @@
 // Cross-entropy from logits and from hidden states: their ops in a slot, with autograd.
+#include <ATen/ScalarOps.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -58,13 +60,16 @@ using LinearCrossEntropyOps =
         Three(const Tensor&, const Tensor&, const Tensor&, const OptTensor&, const Tensor&, const Tensor&, int64_t,
               double, double, double, String)>;
 
-// The forward op has made the gradients for dloss = 1. Reading dloss would wait for a GPU, so only the CPU looks.
+// The forward op has made the gradients for dloss = 1. The product is rounded once: dloss itself in sixteen bits would
+// be wrong by the same share for every number, or infinite where a loss scaler's is meant. So the factor is a plain
+// number on the CPU, and on a GPU, which reading it would make wait, a tensor of one dimension, which takes part in
+// type promotion.
 Tensor scaled(const Tensor& gradient, const Tensor& dloss) {
   if (!gradient.defined() || (dloss.is_cpu() && dloss.item<double>() == 1)) return gradient;
-  const Tensor factor = dloss.to(gradient.scalar_type());
+  const Tensor factor = dloss.is_cpu() ? at::native::wrapped_scalar_tensor(dloss.item()) : dloss.reshape({1});
   // In place unless this graph may be walked again: the gradient of a 49k vocabulary is a hundred megabytes.
-  if (torch::autograd::get_current_graph_task_keep_graph()) return at::mul(gradient, factor);
-  return gradient.mul_(factor);
+  Tensor out = torch::autograd::get_current_graph_task_keep_graph() ? at::empty_like(gradient) : gradient;
+  return at::mul_out(out, gradient, factor);
 }
 
 struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {

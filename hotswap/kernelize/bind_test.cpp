@@ -307,6 +307,29 @@ TEST(Bind, LinearCrossEntropyGraphsCanBeWalkedTwice) {
   EXPECT_LT(difference(in[1].grad(), once * 4), kTolerance);
 }
 
+// A third is no number of sixteen bits, and a loss scaler's 2^17 none of float16.
+TEST(Bind, LinearCrossEntropyTimesWhatNoShortNumberHolds) {
+  const Bound<LinearCrossEntropyForward> bound(bundled_layer("loss", "LinearCrossEntropy"),
+                                               stock::linear_cross_entropy);
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    const Tensors values = {(randn({6, 8}) * 1e-3).to(dtype), (randn({13, 8}) * 1e-3).to(dtype)};
+    const auto gradients = [&](const Tensor& dloss) {
+      const auto run = [&](const Tensors& in) {
+        return Tensors{bound(in[0], in[1], std::optional<Tensor>(), targets(), CrossEntropyOptions{})};
+      };
+      return forward_backward(run, values, {dloss});
+    };
+    const Tensors one = gradients(at::full({}, 1.f));
+    for (const float factor : {1.f / 3, 131072.f}) {
+      const Tensors got = gradients(at::full({}, factor));
+      for (size_t i = 1; i < got.size(); ++i) {
+        EXPECT_TRUE(got[i].isfinite().all().item<bool>());
+        EXPECT_TRUE(at::equal(got[i], (one[i].to(at::kFloat) * factor).to(dtype))) << dtype << " times " << factor;
+      }
+    }
+  }
+}
+
 TEST(Bind, TiedWeightsAddUpTheirGradients) {
   const Bound<LinearCrossEntropyForward> bound(bundled_layer("loss", "LinearCrossEntropy"),
                                                stock::linear_cross_entropy);

@@ -94,6 +94,19 @@ def test_gradients_of_a_loss_that_is_not_scaled(loss):
     close(got, hidden.grad, 5e-6)
 
 
+@pytest.mark.parametrize("factor", [1 / 3, 131072.0])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_times_what_no_short_number_holds(loss, dtype, factor):
+    values = [1e-3 * torch.randn(*shape, dtype=dtype) for shape in ((6, 8), (9, 8))]
+    for frozen in (False, True):
+        hidden, weight = (v.clone().requires_grad_() for v in values)
+        learns = [hidden] if frozen else [hidden, weight]
+        got = loss.linear_cross_entropy(hidden, weight.detach() if frozen else weight, target_of(6, 9), reduction="sum")
+        ones = torch.autograd.grad(got, learns, torch.tensor(1.0), retain_graph=True)
+        for one, times in zip(ones, torch.autograd.grad(got, learns, torch.tensor(factor))):
+            assert times.isfinite().all() and torch.equal(times, (one.float() * factor).to(dtype))
+
+
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_opcheck(loss, reduction):
     ops, options = loss._ops.ops, (-100, 0.0, 0.0, 0.0, reduction)

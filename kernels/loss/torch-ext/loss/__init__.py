@@ -66,8 +66,7 @@ class _FrozenHead(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dloss):
         dhidden, scale = ctx.saved_tensors
-        # in float32: a factor that is rounded to bfloat16 is wrong by up to a half percent for every row alike
-        return (dhidden.float() * (dloss * scale)).to(dhidden.dtype), *(None,) * 9
+        return _scaled(dhidden, dloss * scale), *(None,) * 9
 
 
 def _loss(like, rows, reduction):
@@ -115,12 +114,14 @@ def _linear_setup(ctx, inputs, output):
         ctx.save_for_backward(*output[2:])
 
 
-# The forward has made the gradients for dloss = 1, the usual case: the weight's is a hundred megabytes. Reading dloss
-# would wait for a GPU, and cannot be traced.
-def _scaled(gradients, dloss):
-    if type(dloss) is torch.Tensor and dloss.device.type == "cpu" and dloss.item() == 1:
-        return gradients
-    return [g * dloss.to(g.dtype) for g in gradients]
+def _scaled(gradient, dloss):
+    """gradient * dloss, rounded once: dloss itself in sixteen bits would be wrong by the same share for every number,
+    or infinite where a loss scaler's is meant."""
+    if type(dloss) is torch.Tensor and dloss.device.type == "cpu":  # reading it would make a GPU wait, and is no trace
+        factor = dloss.item()
+        return gradient if factor == 1 else gradient * factor
+    # Of one dimension, dloss takes part in type promotion, in a GPU's registers.
+    return torch.mul(gradient, dloss.reshape(1), out=torch.empty_like(gradient))
 
 
 def _linear_backward(ctx, dloss, *_):
@@ -128,7 +129,7 @@ def _linear_backward(ctx, dloss, *_):
         hidden, weight, bias, target, lse = ctx.saved_tensors
         gradients = ops.linear_cross_entropy_bwd(dloss, hidden, weight, bias, target, lse, *ctx.options)
     else:
-        gradients = _scaled(ctx.saved_tensors, dloss)
+        gradients = [_scaled(g, dloss) for g in ctx.saved_tensors]  # made for dloss = 1
     dhidden, dweight, dbias = gradients
     return (dhidden, dweight, dbias if ctx.has_bias else None, *(None,) * 6)
 
