@@ -1,11 +1,9 @@
 """docs/python.md: every Python block runs, and our kernels are called where it says so."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import blocks
 import pytest
 from tiny import model
 
@@ -57,36 +55,12 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("guide")
     model("qwen3").save_pretrained(folder / "model")
     parts = []
-    for i, block in enumerate(BLOCKS):
+    for block in BLOCKS:
         code = block.replace("Qwen/Qwen3-0.6B", str(folder / "model")).replace('device_map="cuda"', "device_map=device")
-        indented = "".join(f"    {line}\n" if line else "\n" for line in code.split("\n"))
-        parts.append(BEFORE + indented + AFTER)
-    driver = "import os, sys, torch, transformers, kernels, hotswap.bind, hotswap.config, accelerate, tiny\nparts = " + repr(parts)
-    driver += """
-from transformers import Trainer
-hotswap.kernelize(tiny.model("qwen3"))  # what asks the classes calls our ops, too, once: before the counting
-for i, part in enumerate(parts):
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid == 0:
-        torch.set_num_threads(1)
-        status = 1
-        try:
-            print("BLOCK", i, flush=True)
-            exec(compile(part, f"block {i}", "exec"), {"__name__": "block"})
-            status = 0
-        except BaseException:
-            import traceback
-            print("FAILED", traceback.format_exc())
-        finally:
-            sys.stdout.flush()
-            os._exit(status)
-    os.waitpid(pid, 0)
-"""
-    command = [sys.executable, "-W", "ignore", "-c", driver, folder, folder / "out"]
-    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ, OMP_NUM_THREADS="1"))
-    assert done.returncode == 0, done.stderr[-3000:]
-    return re.split(r"BLOCK \d+\n", done.stdout)[1:]
+        parts.append(BEFORE + blocks.inside(code) + AFTER)
+    # what asks the classes calls our ops, too, once: before the counting
+    once = "import hotswap.config, tiny\nhotswap.kernelize(tiny.model('qwen3'))"
+    return blocks.run(parts, once, folder, folder / "out")
 
 
 @pytest.mark.parametrize("number", range(len(EXPECTED)))

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 import torch
-from tiny import FAMILIES, NOT_LIGERS, Calls, batch, close, gradients, model, same_gradients
+from test_families import LAYERS
+from tiny import FAMILIES, NAMED, NOT_LIGERS, Calls, batch, close, gradients, model, same_gradients
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -95,18 +96,19 @@ TRAINER = """
 import sys, json, torch, hotswap
 from transformers import Trainer, TrainingArguments
 from tiny import Calls, model
+torch.set_num_threads(1)
 options = json.loads(sys.argv[1])
 data = [dict(input_ids=torch.randint(3, 97, (n,), generator=torch.Generator().manual_seed(n))) for n in range(6, 14)]
 data = [dict(d, labels=d["input_ids"]) for d in data for _ in range(2)]
 def collate(rows):
     pad = lambda key, value: torch.nn.utils.rnn.pad_sequence([r[key] for r in rows], batch_first=True, padding_value=value)
     return dict(input_ids=pad("input_ids", 0), labels=pad("labels", -100))
-def run(how):
-    kernels, made = how == "liger", model()
+def run(how, family):
+    kernels, made = how == "liger", model(family)
     if how == "config":  # without Liger's switch: bound in evaluation, trained and evaluated by turns
         made.eval().set_use_kernels(True, hotswap.kernel_config())
-    args = TrainingArguments(output_dir=sys.argv[2], max_steps=4, per_device_train_batch_size=2, gradient_accumulation_steps=2,
-        learning_rate=1e-2, logging_steps=1, eval_strategy="steps", eval_steps=2, report_to=[], use_cpu=True, save_strategy="no",
+    args = TrainingArguments(output_dir=sys.argv[2], max_steps=2, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+        learning_rate=1e-2, logging_steps=1, eval_strategy="steps", eval_steps=1, report_to=[], use_cpu=True, save_strategy="no",
         disable_tqdm=True, use_liger_kernel=kernels, liger_kernel_config=options if kernels else None)
     trainer = Trainer(made, args, train_dataset=data, eval_dataset=data[:4], data_collator=collate)
     with Calls() as calls:
@@ -114,37 +116,43 @@ def run(how):
         trainer.evaluate()
     log = trainer.state.log_history
     return [[e[k] for e in log if k in e] for k in ("loss", "eval_loss")], calls.made
-stock, none = run("stock")
-config = run("config")
+families = sys.argv[3:]
+results = {family: [*run("stock", family), *run("config", family)] for family in families}
 hotswap.enable_for_trainer()
 hotswap.enable_for_trainer()
-ours, calls = run("liger")
-print("RESULT " + json.dumps([stock, none, ours, calls, *config]))
+print("RESULT " + json.dumps({family: [*result, *run("liger", family)] for family, result in results.items()}))
 """
 
 
 @pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is not None, reason="a real liger_kernel is installed")
-@pytest.mark.parametrize("options", [None, {"rope": True, "cross_entropy": True, "rms_norm": False, "swiglu": True}])
-def test_trainer_with_use_liger_kernel(options, tmp_path):
+@pytest.mark.parametrize(
+    "families, options", [(NAMED, None), (["llama"], {"rope": True, "cross_entropy": True, "rms_norm": False, "swiglu": True})]
+)
+def test_trainer(families, options, tmp_path):
+    """With gradient accumulation and evaluation by turns: by kernel_config, and by use_liger_kernel=True."""
     import json
 
-    command = [sys.executable, "-c", TRAINER, json.dumps(options), tmp_path]
+    command = [sys.executable, "-c", TRAINER, json.dumps(options), tmp_path, *families]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    stock, none, ours, calls, config, config_calls = json.loads(done.stdout.split("RESULT ")[1])
-    assert none == {}
-    for a, b in [*zip(stock, ours, strict=True), *zip(stock, config, strict=True)]:
-        assert len(a) == len(b) >= 2 and all(abs(x - y) <= 1e-4 * abs(x) for x, y in zip(a, b))
-    assert stock[0][0] != stock[0][-1]
-    steps = 4 * 2  # of accumulation
-    assert calls["rotary.rotary_bwd"] == 2 * steps and calls["mlp.swiglu_bwd"] == 2 * steps
-    assert config_calls["norm.rms_norm_bwd"] == 5 * steps and config_calls["mlp.swiglu_bwd"] == 2 * steps
-    assert config_calls["loss.cross_entropy_bwd"] == steps and config_calls["norm.rms_norm"] > 0
-    if options:
-        assert calls["loss.cross_entropy_bwd"] == steps and "norm.rms_norm_fwd" not in calls
-    else:
-        assert calls["loss.linear_cross_entropy_fwd"] == steps and calls["norm.rms_norm_bwd"] == 5 * steps
-        assert calls["loss.linear_cross_entropy"] > 0  # evaluation without logits
+    steps = 2 * 2  # of accumulation
+    for family, result in json.loads(done.stdout.split("RESULT ")[1]).items():
+        stock, none, config, config_calls, ours, calls = result
+        assert none == {}
+        for a, b in [*zip(stock, ours, strict=True), *zip(stock, config, strict=True)]:
+            assert len(a) == len(b) >= 2 and all(abs(x - y) <= 1e-4 * abs(x) for x, y in zip(a, b)), family
+        assert stock[0][0] != stock[0][-1]
+        norms, rotary, mlps, op = LAYERS[family]
+        for made in (calls, config_calls):
+            assert made["rotary.rotary_bwd"] == rotary * steps, family
+            assert not mlps or made[f"mlp.{op}_bwd"] == mlps * steps, family
+        assert config_calls["norm.rms_norm_bwd"] == norms * steps, family
+        assert config_calls["loss.cross_entropy_bwd"] == steps and config_calls["norm.rms_norm"] > 0, family
+        if options:
+            assert calls["loss.cross_entropy_bwd"] == steps and "norm.rms_norm_fwd" not in calls
+        else:
+            assert calls["loss.linear_cross_entropy_fwd"] == steps and calls["norm.rms_norm_bwd"] == norms * steps, family
+            assert calls["loss.linear_cross_entropy"] > 0, family  # evaluation without logits
 
 
 def test_trainer_never_shadows_unasked(tmp_path):

@@ -49,6 +49,8 @@ FAMILIES = {
     "qwen2_moe": ("Qwen2MoeConfig", dict(num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=16, **MOE)),
 }
 # fmt: on
+# where every family costs too much
+NAMED = "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi3 mixtral qwen3_moe gpt_oss".split()
 NOT_LIGERS = {"glm", "helium", "olmoe", "qwen2_moe"}
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,30 @@ def test_layer_in_place_of_llama_mlp(mlp, dtype, name, act, op):
     close(x.grad, x2.grad, LIMIT[dtype])
     for a, b in zip(stock.parameters(), wide.parameters()):
         close(a.grad, b.grad, LIMIT[dtype])
+
+
+@pytest.mark.parametrize("name, act, op", [("SwiGLUMLP", "silu", "swiglu"), ("GeGLUMLP", "gelu_pytorch_tanh", "geglu")])
+@pytest.mark.parametrize("bias", [False, True])
+def test_layouts_are_the_mlp_with_gate_and_up_in_one(mlp, name, act, op, bias):
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    config = LlamaConfig(hidden_size=48, num_attention_heads=4, intermediate_size=80, hidden_act=act, mlp_bias=bias)
+    stock, layout = LlamaMLP(config), getattr(mlp.layers, f"Packed{name}Layout")(config)
+    state = {}
+    for key, value in stock.state_dict().items():  # in the order gate, up, down
+        packed = re.sub("^(gate|up)_proj", "gate_up_proj", key)
+        state[packed] = torch.cat([state[packed], value]) if packed in state else value
+    layout.load_state_dict(state)
+    x, before = torch.randn(2, 5, 48), mlp._ops.ops.call_count(op)
+    want = stock(x)
+    close(layout(x), want, 2e-6)
+    assert mlp._ops.ops.call_count(op) == before
+    close(getattr(mlp.layers, f"Packed{name}").forward(layout, x), want, 2e-6)
+    assert mlp._ops.ops.call_count(op) == before + 1
+    config.hidden_act = "relu"
+    with pytest.raises(ValueError, match="wanted hidden_act of .*; got relu"):
+        type(layout)(config)
 
 
 @pytest.mark.parametrize("op", ["swiglu", "geglu"])
