@@ -117,7 +117,8 @@ def _linear_setup(ctx, inputs, output):
 def _scaled(gradient, dloss):
     """gradient * dloss, rounded once: dloss itself in sixteen bits would be wrong by the same share for every number,
     or infinite where a loss scaler's is meant."""
-    if type(dloss) is torch.Tensor and dloss.device.type == "cpu":  # reading it would make a GPU wait, and is no trace
+    traced = torch.compiler.is_compiling() or type(dloss) is not torch.Tensor
+    if dloss.device.type == "cpu" and not traced:  # reading it would make a GPU wait, and cannot be traced
         factor = dloss.item()
         return gradient if factor == 1 else gradient * factor
     # Of one dimension, dloss takes part in type promotion, in a GPU's registers.
