@@ -32,6 +32,8 @@ def _family(module, base, mlp="swiglu", lacks=(), **other):
 
 
 FAMILIES = {
+    "deepseek_v2": _family("deepseek_v2", "DeepseekV2", rope=False, lacks=("rope",)),
+    "deepseek_v3": _family("deepseek_v3", "DeepseekV3", rope=False),
     "exaone4": _family("exaone4", "Exaone4"),
     "gemma": _family("gemma", "Gemma", "geglu"),
     "gemma2": _family("gemma2", "Gemma2", "geglu"),

@@ -14,8 +14,9 @@ from hotswap.packages import load
 # Families whose head is: hidden states, lm_head, scaling or softcapping, ForCausalLMLoss, and for mixtures of experts
 # the balancing loss. python/tests/test_families.py holds each against the stock forward.
 FUSED_FAMILIES = frozenset(
-    """exaone4 gemma gemma2 gemma3_text gemma4_text glm glm4 gpt_oss granite helium hunyuan_v1_dense hunyuan_v1_moe llama ministral
-    mistral mixtral olmo2 olmo3 olmoe phi3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next smollm3""".split()
+    """deepseek_v2 deepseek_v3 exaone4 gemma gemma2 gemma3_text gemma4_text glm glm4 gpt_oss granite helium hunyuan_v1_dense
+    hunyuan_v1_moe llama ministral mistral mixtral olmo2 olmo3 olmoe phi3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next
+    smollm3""".split()
 )
 
 

@@ -9,7 +9,8 @@ import torch
 from tiny import FAMILIES, NAMED, Calls, batch, close, gradients, model, same_gradients, twin
 
 FULL = os.environ.get("HOTSWAP_PYTHON_FULL") == "1"
-MOE = {"mixtral", "qwen3_moe", "gpt_oss", "olmoe", "qwen2_moe", "hunyuan_v1_moe"}  # stock experts break the graph: their loop depends on values
+# Stock experts break the graph: their loop depends on values.
+MOE = set("mixtral qwen3_moe gpt_oss olmoe qwen2_moe hunyuan_v1_moe deepseek_v2 deepseek_v3".split())
 
 # Its stock layers do not compile on the CPU in torch 2.11: a view that the backward cannot make.
 COMPILED = [family for family in FAMILIES if family != "qwen3_next"]

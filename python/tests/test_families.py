@@ -30,6 +30,8 @@ LAYERS = {
     "hunyuan_v1_moe": (9, 2, 2, "swiglu"),
     "ministral": (5, 2, 2, "swiglu"),
     "qwen3_next": (7, 1, 2, "swiglu"),
+    "deepseek_v2": (9, 0, 2, "swiglu"),
+    "deepseek_v3": (9, 2, 2, "swiglu"),
     "glm": (5, 2, 2, "swiglu"),
     "helium": (5, 2, 2, "swiglu"),
     "olmoe": (9, 2, 0, ""),

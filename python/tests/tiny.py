@@ -13,6 +13,9 @@ SIZES = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_lay
 TOKENS = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
 BASE = {**HEADS, **SIZES, **TOKENS}
 MOE = dict(num_experts_per_tok=2, output_router_logits=True)
+LATENT = dict(num_key_value_heads=4, q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8,
+              n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=16, first_k_dense_replace=1,
+              n_group=1, topk_group=1)  # fmt: skip
 YARN = dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0)
 
 # fmt: off
@@ -42,6 +45,8 @@ FAMILIES = {
     "qwen3_next": ("Qwen3NextConfig", dict(head_dim=8, num_experts=4, moe_intermediate_size=16, linear_num_key_heads=2,
                                            shared_expert_intermediate_size=16, linear_num_value_heads=2, linear_key_head_dim=8,
                                            linear_value_head_dim=8, layer_types=["linear_attention", "full_attention"], **MOE)),
+    "deepseek_v2": ("DeepseekV2Config", LATENT),
+    "deepseek_v3": ("DeepseekV3Config", dict(rope_interleave=False, **LATENT)),
     # without a name of Liger's
     "glm": ("GlmConfig", dict(head_dim=8)),
     "helium": ("HeliumConfig", dict(head_dim=8)),
