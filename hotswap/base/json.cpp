@@ -71,8 +71,8 @@ Json Json::read_toml(const std::filesystem::path& file) {
 
 Json Json::step(const Node& node, std::string_view name) const {
   // The root's `where` is the document's name, everything below is "document: a.b.c".
-  const bool root = node_ == root_.get();
-  return Json(root_, &node, cat(where_, root ? ": " : ".", name));
+  std::string where = where_ + (node_ == root_.get() ? ": " : ".");
+  return Json(root_, &node, where.append(name));
 }
 
 std::optional<Json> Json::find(std::string_view key) const {
@@ -110,7 +110,7 @@ std::vector<Json> Json::elements() const {
   if (!node_->is_array()) wrong_type("an array", *node_, where_);
   std::vector<Json> result;
   result.reserve(node_->size());
-  for (size_t i = 0; i < node_->size(); ++i) result.push_back(step((*node_)[i], cat(i)));
+  for (size_t i = 0; i < node_->size(); ++i) result.push_back(step((*node_)[i], std::to_string(i)));
   return result;
 }
 

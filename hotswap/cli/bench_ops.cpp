@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 
 #include "hotswap/base/error.h"
@@ -47,11 +48,10 @@ double difference(const std::vector<Tensor>& ours, const std::vector<Tensor>& pe
   for (const Tensor& peer : peers) {
     // What an op saves for backward (rstd, lse) stands between results: the peer has no such output.
     while (next < ours.size() && ours[next].sizes() != peer.sizes()) ++next;
-    if (next == ours.size()) return INFINITY;
-    const Tensor want = peer.detach().to(at::kDouble);
-    const double size = at::linalg_vector_norm(want).item<double>();
-    const double off = at::linalg_vector_norm(at::sub(ours[next++].to(at::kDouble), want)).item<double>();
-    worst = std::max(worst, off / (size > 0 ? size : 1));
+    if (next == ours.size()) return NAN;
+    const double off = relative_difference(ours[next++], peer);
+    if (std::isnan(off)) return off;
+    worst = std::max(worst, off);
   }
   return worst;
 }
@@ -75,6 +75,14 @@ int64_t group_size(const F& f) {
 }
 
 }  // namespace
+
+double relative_difference(const Tensor& got, const Tensor& want) {
+  if (got.sizes() != want.sizes()) return NAN;
+  const Tensor a = got.detach().cpu().to(at::kDouble), b = want.detach().cpu().to(at::kDouble);
+  const double size = at::linalg_vector_norm(b).item<double>(),
+               off = at::linalg_vector_norm(at::sub(a, b)).item<double>();
+  return std::isfinite(off) ? off / (size > 0 ? size : 1) : NAN;
+}
 
 double memcpy_rate(int64_t bytes) {
   const int64_t half = std::max<int64_t>(bytes / 2, 64);

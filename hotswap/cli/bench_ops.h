@@ -28,6 +28,10 @@ struct OpBenchOptions {
 // Error where the values differ by more than the dtype's rounding explains: a wrong op has no speed.
 OpResult bench_op(const OpCase& op_case, const OpBenchOptions& options);
 
+// |got - want| / |want| in float64, of tensors of one shape on any device. Not a number where the shapes differ, or
+// where got has an element that is none: no bound is kept by that, whichever way it is compared.
+double relative_difference(const at::Tensor& got, const at::Tensor& want);
+
 // The rate of copying so many bytes (half read, half written) with all threads, the best of several runs.
 double memcpy_rate(int64_t bytes);
 

@@ -117,7 +117,7 @@ void show_package(const std::string& name, bool json) {
 }  // namespace
 
 void add_kernel(CLI::App& app) {
-  auto* verb = app.add_subcommand("kernel", "Look at kernel packages");
+  auto* verb = app.add_subcommand("kernel", "Kernel packages: make, check, install, fetch, lock, verify, measure");
   verb->require_subcommand(1);
   struct Flags {
     bool json = false;

@@ -1,4 +1,5 @@
 // kernel init, build, install: what a kernel's author does with a package of his own.
+#include <algorithm>
 #include <cstdio>
 
 #include "hotswap/base/error.h"
@@ -8,6 +9,7 @@
 #include "hotswap/hub/build_toml.h"
 #include "hotswap/hub/install.h"
 #include "hotswap/hub/options.h"
+#include "hotswap/hub/variant_name.h"
 
 namespace hotswap {
 namespace {
@@ -48,16 +50,21 @@ void install(const InstallFlags& flags) {
   for (const std::string& variant : done.variants) std::printf("  %s\n", variant.c_str());
   if (!done.replaced.empty())
     std::printf("until now v%lld was %s\n", static_cast<long long>(done.version), done.replaced.c_str());
-  std::printf("%s\nPython: HF_HUB_OFFLINE=1, kernels.get_kernel(\"%s\", version=%lld)\n", done.snapshot.c_str(),
-              done.repo.c_str(), static_cast<long long>(done.version));
+  // Python's `kernels` takes a CPU variant by that alone where its torch is built for a GPU, be there one or not.
+  const bool cpu_only = std::all_of(done.variants.begin(), done.variants.end(), [](const std::string& variant) {
+    const auto name = VariantName::parse(variant);
+    return name && name->framework != Framework::kNoarch && name->backend.kind == BackendKind::kCpu;
+  });
+  std::printf("%s\nPython: HF_HUB_OFFLINE=1, kernels.get_kernel(\"%s\", version=%lld%s)\n", done.snapshot.c_str(),
+              done.repo.c_str(), static_cast<long long>(done.version), cpu_only ? ", backend=\"cpu\"" : "");
 }
 
 void init(const Scaffold& given) {
   Scaffold scaffold = given;
   if (scaffold.name.empty()) scaffold.name = fs::absolute(scaffold.folder).lexically_normal().filename().string();
   for (const std::string& name : write_scaffold(scaffold)) std::printf("%s\n", (scaffold.folder / name).c_str());
-  std::fprintf(stderr, "now: hotswap kernel build %s && python %s/tests/test_*.py\n", scaffold.folder.c_str(),
-               scaffold.folder.c_str());
+  std::fprintf(stderr, "now: hotswap kernel build %s && python %s/tests/test_*.py  (a Python with torch and kernels)\n",
+               scaffold.folder.c_str(), scaffold.folder.c_str());
 }
 
 void build(const fs::path& package, bool verbose) {

@@ -17,6 +17,7 @@
 
 #include "hotswap/base/file.h"
 #include "hotswap/cli/bench_layers.h"
+#include "hotswap/cli/bench_ops.h"
 #include "hotswap/cli/kernel_hub.h"
 #include "hotswap/cli/table.h"
 #include "hotswap/cli/verbs.h"
@@ -117,11 +118,9 @@ class Workload {
 double difference(const Tensors& got, const Tensors& want) {
   double worst = 0;
   for (size_t i = 0; i < want.size(); ++i) {
-    if (got[i].sizes() != want[i].sizes()) return NAN;
-    const at::Tensor a = got[i].detach().cpu().to(at::kDouble), b = want[i].detach();
-    const double size = b.norm().item<double>(), off = (a - b).norm().item<double>();
-    if (!std::isfinite(off)) return NAN;
-    worst = std::max(worst, off / (size > 0 ? size : 1));
+    const double off = relative_difference(got[i], want[i]);
+    if (std::isnan(off)) return off;
+    worst = std::max(worst, off);
   }
   return worst;
 }

@@ -126,12 +126,20 @@ TEST_F(CliHub, LockThenDownload) {
     EXPECT_EQ(refused.status, 1);
     EXPECT_TRUE(has(refused.err, "as they were locked")) << refused.err;
   }
-  EXPECT_EQ(ask("kernel lock --form dependencies " + project).status, 0);
+  // A lock with no variant left is none that lets everything through.
+  other[0]["variants"] = nlohmann::json::object();
+  write("project/kernels.lock", other.dump());
+  EXPECT_TRUE(has(ask("kernel download " + project).err, "in the lock; got no variant"));
+  EXPECT_EQ(ask("kernel download --all-variants " + project).status, 1);
+
+  const Outcome by_commit = ask("kernel lock --form dependencies " + project);
+  EXPECT_EQ(by_commit.status, 0);
+  EXPECT_TRUE(has(by_commit.err, "commits alone; this form has no place for hashes")) << by_commit.err;
   const auto by_version = nlohmann::json::parse(read_file(file("project/kernels.lock")));
   ASSERT_EQ(by_version.size(), 1u);
   EXPECT_EQ(by_version[0]["dependency"]["version"], 1);
   EXPECT_EQ(by_version[0]["lock"]["commit"], lock[0]["sha"]);
-  EXPECT_EQ(ask("kernel download " + project).status, 0);
+  EXPECT_TRUE(has(ask("kernel download " + project).err, "pins that commit and no hashes"));
   EXPECT_EQ(ask("kernel download acme/norm --project " + project).status, 0);
   EXPECT_EQ(ask("kernel download acme/norm@v2 --project " + project).status, 1) << "locked is version 1";
 

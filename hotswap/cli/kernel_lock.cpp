@@ -30,6 +30,10 @@ void lock(const LockFlags& flags) {
   Hub hub(HubOptions::from_env());
   const auto form = flags.form == "variants" ? Lockfile::Form::kVariants : Lockfile::Form::kDependencies;
   lock_dependencies(hub, project.dependencies, form).write(fs::path(flags.folder) / "kernels.lock");
+  if (form == Lockfile::Form::kVariants) return;  // in silence, as Python's
+  std::fprintf(stderr,
+               "%s: commits alone; this form has no place for hashes, --form variants has one for every variant\n",
+               (fs::path(flags.folder) / "kernels.lock").c_str());
 }
 
 struct DownloadFlags {
@@ -41,12 +45,16 @@ struct DownloadFlags {
 bool download_one(Hub& hub, const KernelRequest& request, bool all_variants, bool show) {
   KernelPlace place = locate_kernel(hub, request);
   std::fprintf(stderr, "Downloading `%s` with SHA: %s\n", place.repo.c_str(), place.commit.c_str());
+  if (place.locked != nullptr && !place.locked->pins_files()) {
+    std::fprintf(stderr,
+                 "its lock pins that commit and no hashes; its files are held against what the Hub says of it\n");
+  }
   if (all_variants) {
     const fs::path build = fetch_variants(hub, place, "") / "build";
     for (const std::string& variant : variant_names(place.files)) {
-      if (place.locked != nullptr && !place.locked->variants.empty() && !place.locked->variants.contains(variant)) {
-        continue;  // Python's locks leave tvm-ffi out
-      }
+      const bool left_out = place.locked != nullptr && place.locked->pins_files() && !variant.starts_with("torch") &&
+                            !place.locked->variants.contains(variant);
+      if (left_out) continue;  // Python's locks hold torch's variants only
       verify_locked(place, build / variant);
       if (show) std::printf("%s\n", (build / variant).c_str());
     }

@@ -42,10 +42,12 @@ void serve_hub_verb(const Flags& flags) {
 }  // namespace
 
 void add_serve_hub(CLI::App& app) {
-  auto* verb =
-      app.add_subcommand("serve-hub",
-                         "Answer as huggingface.co does, read-only, from a folder: the mirror of a cluster without\n"
-                         "internet. The folder's layout is in docs/formats.md. Prints its address on stdout.");
+  auto* verb = app.add_subcommand(
+      "serve-hub",
+      "Answer as huggingface.co does, read-only, from a folder: the mirror of a cluster without\n"
+      "internet. Prints its address on stdout. DIR/kernels/ORG/NAME/v1 is a built package, or a link to one,\n"
+      "DIR/models/ORG/NAME/main a model; DIR/trusted_publishers.txt names the ORGs whose kernels\n"
+      "clients may run unasked. More in docs/formats.md.");
   auto flags = std::make_shared<Flags>();
   verb->add_option("DIR", flags->folder, "the folder to serve")->required();
   verb->add_option("--host", flags->server.host, "address to listen on")->capture_default_str();

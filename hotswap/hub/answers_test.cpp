@@ -3,9 +3,9 @@
 
 #include <random>
 
-#include "hotswap/base/log.h"
 #include "hotswap/base/test_support.h"
-#include "hotswap/hub/cache.h"
+#include "hotswap/hub/client.h"
+#include "hotswap/hub/tree_file.h"
 #include "hotswap/hub/url.h"
 
 namespace hotswap {
@@ -129,24 +129,19 @@ TEST(HostileAnswers, Urls) {
 }
 
 TEST(HostileAnswers, CachedTrees) {
-  const test_support::TempFolder folder;
-  const HubCache cache(folder.path(), true);
-  const Repo repo{RepoType::kKernel, "org/name"};
-  const std::vector<std::string> seeds = {
-      R"({"format_version": 1, "files": {"a/b": {"size": 5, "blob_id": "abc", "lfs_sha256": "de", "lfs_size": 5}}})"};
-  set_log_level(LogLevel::kError);
-  EXPECT_GT(survivors(seeds, 5,
-                      [&](const std::string& text) {
-                        write_file(cache.folder(repo) / "trees" / (kSha + ".json"), text);
-                        const auto entries = cache.read_tree(repo, kSha);
-                        if (!entries) return;
-                        for (const TreeEntry& entry : *entries) {
-                          EXPECT_NO_THROW(check_relative_path(entry.path, "file"));
-                          EXPECT_NO_THROW(check_relative_path(entry.etag(), "blob"));
-                        }
-                      }),
-            0);
-  set_log_level(LogLevel::kWarning);
+  const std::vector<TreeEntry> entries = {{.path = "a/b", .size = 5, .oid = "abc", .sha256 = "de", .lfs_size = 5},
+                                          {.path = "c", .size = 1, .oid = "f"}};
+  const auto stays_inside = [](const std::vector<TreeEntry>& parsed) {
+    for (const TreeEntry& entry : parsed) {
+      EXPECT_NO_THROW(check_relative_path(entry.path, "file"));
+      EXPECT_NO_THROW(check_relative_path(entry.etag(), "blob"));
+    }
+  };
+  EXPECT_GT(
+      survivors({tree_as_json(entries)}, 5, [&](const std::string& text) { stays_inside(parse_tree_json(text)); }), 0);
+  EXPECT_GT(
+      survivors({tree_as_lines(entries)}, 6, [&](const std::string& text) { stays_inside(parse_tree_lines(text)); }),
+      0);
 }
 
 }  // namespace

@@ -1,24 +1,23 @@
 #include "hotswap/hub/cache.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstring>
 #include <ctime>
 #include <map>
 #include <mutex>
-#include <nlohmann/json.hpp>
 
 #include "hotswap/base/file.h"
 #include "hotswap/base/log.h"
 #include "hotswap/base/sha256.h"
+#include "hotswap/hub/tree_file.h"
 
 namespace hotswap {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr int kTreeFormat = 1;
 
 // A read-only cache is a good cache: what would only save a later request is left undone there.
 void write_if_possible(const fs::path& file, std::string_view bytes) {
@@ -31,12 +30,16 @@ void write_if_possible(const fs::path& file, std::string_view bytes) {
   replace_file(file, bytes);
 }
 
-double age_of(const fs::path& file) {
-  std::error_code code;
-  const auto written = fs::last_write_time(file, code);
-  if (code) return 1e18;
-  const double age = std::chrono::duration<double>(fs::file_time_type::clock::now() - written).count();
-  return age < -60 ? 1e18 : age;  // from the future: a clock was set; not to be trusted
+// Is it a file, and was it written at most so many seconds ago? max_age_s < 0: however long ago.
+bool is_young_file(const char* file, double max_age_s = -1) {
+  struct stat info {};
+  if (::stat(file, &info) != 0 || !S_ISREG(info.st_mode)) return false;
+  if (max_age_s < 0) return true;
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  const double age = static_cast<double>(now.tv_sec - info.st_mtim.tv_sec) +
+                     1e-9 * static_cast<double>(now.tv_nsec - info.st_mtim.tv_nsec);
+  return age >= -60 && age <= max_age_s;  // from the future: a clock was set; not to be trusted
 }
 
 }  // namespace
@@ -66,9 +69,8 @@ std::optional<std::string> HubCache::read_ref(const Repo& repo, const std::strin
   if (is_commit(revision)) return revision;
   check_relative_path(revision, "revision");
   const fs::path file = folder(repo) / "refs" / revision;
-  std::error_code code;
-  if (!fs::is_regular_file(file, code) || (max_age_s >= 0 && age_of(file) > max_age_s)) return std::nullopt;
-  const std::string commit = read_file(file);
+  if (!is_young_file(file.c_str(), max_age_s)) return std::nullopt;
+  std::string commit = read_file(file);
   if (!is_commit(commit)) return std::nullopt;  // of a power cut; the next answer replaces it
   return commit;
 }
@@ -99,15 +101,23 @@ std::vector<std::string> HubCache::refs(const Repo& repo) const {
 std::optional<fs::path> HubCache::find(const Repo& repo, const std::string& commit, const std::string& path) const {
   check_relative_path(path, "file");
   fs::path file = snapshot(repo, commit) / path;
-  std::error_code code;
-  if (!fs::is_regular_file(file, code)) return std::nullopt;  // also a link whose blob was removed
+  if (!is_young_file(file.c_str())) return std::nullopt;  // also a link whose blob was removed
   return file;
+}
+
+std::vector<TreeEntry> HubCache::lacking(const Repo& repo, const std::string& commit,
+                                         std::vector<TreeEntry> files) const {
+  const std::string folder = snapshot(repo, commit).string() + "/";
+  std::erase_if(files, [&](const TreeEntry& entry) {
+    check_relative_path(entry.path, "file");
+    return is_young_file((folder + entry.path).c_str());
+  });
+  return files;
 }
 
 bool HubCache::known_absent(const Repo& repo, const std::string& commit, const std::string& path) const {
   check_relative_path(path, "file");
-  std::error_code code;
-  return is_commit(commit) && fs::is_regular_file(folder(repo) / ".no_exist" / commit / path, code);
+  return is_commit(commit) && is_young_file((folder(repo) / ".no_exist" / commit / path).c_str());
 }
 
 void HubCache::mark_absent(const Repo& repo, const std::string& commit, const std::string& path) const {
@@ -166,33 +176,20 @@ bool HubCache::links_work() const {
   return at->second;
 }
 
+// A kernel's list is not where Python would find it, nor in its form.
 fs::path HubCache::own_tree_file(const Repo& repo, const std::string& commit) const {
-  return folder(repo) / (repo.type == RepoType::kKernel ? "hotswap/trees" : "trees") / (commit + ".json");
+  return folder(repo) / (repo.type == RepoType::kKernel ? "hotswap/trees/" + commit : "trees/" + commit + ".json");
 }
 
 std::optional<std::vector<TreeEntry>> HubCache::read_tree(const Repo& repo, const std::string& commit) const {
-  std::error_code code;
   if (!is_commit(commit)) return std::nullopt;
   fs::path file = own_tree_file(repo, commit);
-  if (!fs::is_regular_file(file, code)) file = folder(repo) / "trees" / (commit + ".json");  // Python's
-  if (!fs::is_regular_file(file, code)) return std::nullopt;
+  const bool own = repo.type == RepoType::kKernel && is_young_file(file.c_str());
+  if (!own) file = folder(repo) / "trees" / (commit + ".json");  // Python's
+  if (!own && !is_young_file(file.c_str())) return std::nullopt;
   try {
-    // Not our Json: its ordered objects take quadratic time, and a tree may have a hundred thousand keys.
-    const auto tree = nlohmann::json::parse(read_file(file));
-    if (tree.at("format_version") != kTreeFormat) return std::nullopt;
-    std::vector<TreeEntry> entries;
-    for (const auto& [path, info] : tree.at("files").items()) {
-      check_relative_path(path, "file");
-      TreeEntry entry{
-          .path = path, .size = info.at("size").get<int64_t>(), .oid = info.at("blob_id").get<std::string>()};
-      if (info.contains("lfs_sha256")) entry.sha256 = info["lfs_sha256"].get<std::string>();
-      if (info.contains("lfs_size")) entry.lfs_size = info["lfs_size"].get<int64_t>();
-      if (info.contains("xet_hash")) entry.xet_hash = info["xet_hash"].get<std::string>();
-      check_relative_path(entry.etag(), "blob");
-      entries.push_back(std::move(entry));
-    }
-    return entries;
-  } catch (const std::exception& error) {  // only ever a saving: asked again, then written anew
+    return own ? parse_tree_lines(read_file(file)) : parse_tree_json(read_file(file));
+  } catch (const Error& error) {  // only ever a saving: asked again, then written anew
     log_warning("an unreadable list of files is ignored: ", file.string(), ": ", error.what());
     return std::nullopt;
   }
@@ -200,25 +197,8 @@ std::optional<std::vector<TreeEntry>> HubCache::read_tree(const Repo& repo, cons
 
 void HubCache::write_tree(const Repo& repo, const std::string& commit, const std::vector<TreeEntry>& entries) const {
   if (!is_commit(commit)) return;
-  std::map<std::string, const TreeEntry*> sorted;
-  for (const TreeEntry& entry : entries) {
-    if (!entry.folder) sorted[entry.path] = &entry;
-  }
-  const auto quoted = [](const std::string& text) { return nlohmann::json(text).dump(-1, ' ', true); };
-  // Python's json.dump(indent=1), byte for byte.
-  std::string text = cat("{\n \"format_version\": ", kTreeFormat, ",\n \"files\": {");
-  const char* before = "\n";
-  for (const auto& [path, entry] : sorted) {
-    text +=
-        cat(before, "  ", quoted(path), ": {\n   \"size\": ", entry->size, ",\n   \"blob_id\": ", quoted(entry->oid));
-    if (!entry->sha256.empty()) {
-      text += cat(",\n   \"lfs_sha256\": ", quoted(entry->sha256), ",\n   \"lfs_size\": ", entry->lfs_size);
-    }
-    if (!entry->xet_hash.empty()) text += ",\n   \"xet_hash\": " + quoted(entry->xet_hash);
-    text += "\n  }";
-    before = ",\n";
-  }
-  write_if_possible(own_tree_file(repo, commit), text + (sorted.empty() ? "}\n}" : "\n }\n}"));
+  write_if_possible(own_tree_file(repo, commit),
+                    repo.type == RepoType::kKernel ? tree_as_lines(entries) : tree_as_json(entries));
 }
 
 fs::path HubCache::answer_file(const Repo& repo, const std::string& key) const {
@@ -228,9 +208,7 @@ fs::path HubCache::answer_file(const Repo& repo, const std::string& key) const {
 
 std::optional<std::string> HubCache::read_answer(const Repo& repo, const std::string& key, double max_age_s) const {
   const fs::path file = answer_file(repo, key);
-  std::error_code code;
-  if (!fs::is_regular_file(file, code)) return std::nullopt;
-  if (max_age_s >= 0 && age_of(file) > max_age_s) return std::nullopt;
+  if (!is_young_file(file.c_str(), max_age_s)) return std::nullopt;
   return read_file(file);
 }
 

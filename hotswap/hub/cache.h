@@ -9,7 +9,7 @@
 //                    /.no_exist/<commit>/path the Hub said that there is no such file
 //                    /trees/<commit>.json     the commit's list of files
 //                    /hotswap/<hash>.json     ours alone: the Hub's answers about names, for a while
-//                    /hotswap/trees/          ours alone: the same lists, of kernels
+//                    /hotswap/trees/<commit>  ours alone: the same lists, of kernels (tree_file.h)
 //
 // Lists of kernels are kept apart, because Python's `kernels` refuses a snapshot offline that lacks any file of trees/:
 // one of which only the variant for this machine was fetched, that is every one.
@@ -63,6 +63,8 @@ class HubCache {
   std::vector<std::string> refs(const Repo& repo) const;  // their names
 
   std::optional<std::filesystem::path> find(const Repo& repo, const std::string& commit, const std::string& path) const;
+  // Of these files of the commit, those that find() does not find.
+  std::vector<TreeEntry> lacking(const Repo& repo, const std::string& commit, std::vector<TreeEntry> files) const;
   bool known_absent(const Repo& repo, const std::string& commit, const std::string& path) const;
   void mark_absent(const Repo& repo, const std::string& commit, const std::string& path) const;
 

@@ -183,7 +183,7 @@ Removed remove_revision(const HubCache& cache, const Repo& repo, const std::stri
   Remover remover(cache, repo, options);
   for (const std::string& name : revision.refs) remover.take(found.folder / "refs" / name);
   remover.take(found.folder / "trees" / (revision.commit + ".json"));
-  remover.take(found.folder / "hotswap/trees" / (revision.commit + ".json"));
+  remover.take(found.folder / "hotswap/trees" / revision.commit);
   remover.take(found.folder / ".no_exist" / revision.commit);
   remover.take(found.folder / "snapshots" / revision.commit);
   remover.take_blobs(blobs, [&] { return blobs_shown(found.folder, revision.commit, true); });

@@ -127,13 +127,39 @@ TEST(Cache, TreesAsPythonWritesThem) {
 TEST(Cache, ListsOfKernelsAreOursAlone) {
   const TempFolder folder;
   const HubCache cache(folder.path(), true);
-  cache.write_tree(kRepo, kSha, {{.path = "build/x/y", .size = 3, .oid = "0a"}});
+  const std::vector<TreeEntry> entries = {
+      {.path = "b with blanks", .size = 7, .oid = "0b", .sha256 = "5a", .lfs_size = 8, .xet_hash = "1c"},
+      {.path = "d", .folder = true},
+      {.path = "build/x/y", .size = 3, .oid = "0a"}};
+  cache.write_tree(kRepo, kSha, entries);
   EXPECT_FALSE(fs::exists(cache.folder(kRepo) / "trees")) << "Python would want every file of it offline";
-  ASSERT_TRUE(cache.read_tree(kRepo, kSha).has_value());
-  fs::create_directories(cache.folder(kRepo) / "trees");
-  fs::rename(cache.folder(kRepo) / "hotswap/trees" / (kSha + ".json"),
-             cache.folder(kRepo) / "trees" / (kSha + ".json"));
-  ASSERT_TRUE(cache.read_tree(kRepo, kSha).has_value()) << "Python's is read";
+  const fs::path file = cache.folder(kRepo) / "hotswap/trees" / kSha;
+  const std::string text = read_file(file);
+  EXPECT_EQ(text, "files 2\n7 0b 5a 8 1c b with blanks\n3 0a - 0 - build/x/y\n");
+  const auto expect_both = [&](const char* what) {
+    const auto read = cache.read_tree(kRepo, kSha);
+    ASSERT_TRUE(read.has_value()) << what;
+    ASSERT_EQ(read->size(), 2u) << what;
+    const TreeEntry& large = read->at(0);
+    EXPECT_EQ(cat(large.path, large.size, large.oid, large.sha256, large.lfs_size, large.xet_hash),
+              "b with blanks70b5a81c");
+    EXPECT_EQ(read->at(1).etag(), "0a") << what;
+  };
+  expect_both("ours");
+  for (size_t size = 0; size < text.size(); ++size) {  // what a power cut may leave
+    write_file(file, text.substr(0, size));
+    EXPECT_FALSE(cache.read_tree(kRepo, kSha).has_value()) << size;
+  }
+  for (const char* wrong : {"files 1\n3 0a - 0 - ../x\n", "files 1\n3 ../0a - 0 - x\n", "files 1\n-3 0a - 0 - x\n",
+                            "files 1\n3 - - 0 - x\n", "files 1\n3 0a - 0 x\n", "files one\n", "file 0\n"}) {
+    write_file(file, wrong);
+    EXPECT_FALSE(cache.read_tree(kRepo, kSha).has_value()) << wrong;
+  }
+  fs::remove(file);
+  const Repo model{RepoType::kModel, kRepo.id};
+  cache.write_tree(model, kSha, entries);
+  fs::rename(cache.folder(model) / "trees", cache.folder(kRepo) / "trees");
+  expect_both("Python's");
 }
 
 TEST(Cache, AnswersByKeyAndAge) {

@@ -79,20 +79,18 @@ void lock(const std::string& text) {
 }
 
 void build_toml(const std::string& text) {
-  static const std::filesystem::path folder = [] {
-    std::string name = (std::filesystem::temp_directory_path() / "hotswap-fuzz-XXXXXX").string();
-    return std::filesystem::path(::mkdtemp(name.data()));
-  }();
-  const std::filesystem::path file = folder / "build.toml";
-  replace_file(file, text);
-  struct Remove {
-    ~Remove() {
+  struct Folder {
+    std::string path = (std::filesystem::temp_directory_path() / "hotswap-fuzz-XXXXXX").string();
+    Folder() { must(::mkdtemp(path.data()) != nullptr, "a folder of one's own"); }
+    ~Folder() {
       std::error_code ignored;
-      std::filesystem::remove_all(folder, ignored);
-      std::filesystem::create_directory(folder, ignored);
+      std::filesystem::remove_all(path, ignored);
     }
-  } remove;
-  check_build(read_build_toml(file), folder);
+  };
+  static const Folder folder;
+  const std::filesystem::path file = std::filesystem::path(folder.path) / "build.toml";
+  replace_file(file, text);
+  check_build(read_build_toml(file), folder.path);
 }
 
 // The first byte says which answer it is.
@@ -109,9 +107,11 @@ void answers(const std::string& text) {
       }
       return;
     case 'r':
-      for (const RepoRef& ref : parse_refs(body, "refs").branches) {
-        must(is_commit(ref.commit), "a commit");
-        stays_inside(ref.name, "a branch");
+      for (const auto& list : {parse_refs(body, "refs").branches, parse_refs(body, "refs").tags}) {
+        for (const RepoRef& ref : list) {
+          must(is_commit(ref.commit), "a commit");
+          stays_inside(ref.name, "a branch or tag");
+        }
       }
       return;
     case 'h': {

@@ -57,9 +57,10 @@ void verify_digest_of(const KernelRequest& request, HubKernel& kernel) {
 }  // namespace
 
 fs::path fetch_variants(Hub& hub, const KernelPlace& place, const std::string& variant) {
-  return hub.snapshot(
-      place.repository(), place.commit,
-      {.allow = {variant.empty() ? "build/*" : cat("build/", variant, "/*")}, .ignore = {"*.pyc", "*/__pycache__/*"}});
+  return hub.snapshot(place.repository(), place.commit,
+                      {.allow = {variant.empty() ? "build/*" : cat("build/", variant, "/*")},
+                       .ignore = {"*.pyc", "*/__pycache__/*"},
+                       .files = &place.files});
 }
 
 std::string verify_signed(const KernelRequest& request, const KernelPlace& place, const fs::path& variant_folder) {
@@ -91,7 +92,7 @@ void verify_listed(const KernelPlace& place, const fs::path& variant_folder) {
 
 void verify_locked(const KernelPlace& place, const fs::path& variant_folder) {
   // The other form of lock pins the commit; what that holds, the cache has checked file by file.
-  if (place.locked == nullptr || place.locked->variants.empty()) return;
+  if (place.locked == nullptr || !place.locked->pins_files()) return;
   const std::string below = cat("build/", variant_folder.filename().string(), "/");
   const bool listed =
       std::any_of(place.files.begin(), place.files.end(), [](const TreeEntry& e) { return e.size > 0; });

@@ -51,6 +51,16 @@ TEST_F(GetKernel, WarmAsksNothingInEveryProcess) {
   EXPECT_EQ(asked_with(kCuda), 2u);
 }
 
+TEST_F(GetKernel, AVersionThatCameOutSince) {
+  get({.ref = "acme/norm@v1"});
+  expect_has(refused({.ref = "acme/norm@v11"}), {"Version 11 not found"});
+  add("acme/norm", "v11");
+  EXPECT_EQ(get({.ref = "acme/norm@v11"}).place.commit, commit("acme/norm", "v11"));
+  expect_has(refused({.ref = "acme/norm@>=12"}), {"fits '>=12'", "v11"});
+  add("acme/norm", "v12");
+  EXPECT_EQ(get({.ref = "acme/norm@>=12"}).place.commit, commit("acme/norm", "v12"));
+}
+
 TEST_F(GetKernel, EveryWayToSayWhich) {
   served.write("kernels/acme/norm/v1.5.0/build/torch-cpu/x", "");
   const auto commit_for = [&](const char* ref) {
@@ -90,6 +100,11 @@ TEST_F(GetKernel, TrustBeforeAnyByte) {
   expect_has(refused({.ref = "evil/norm"}), {"not from a trusted publisher"});
   EXPECT_NE(refused({.ref = "evil/norm"}), "no error") << "being in the cache is no trust";
   EXPECT_EQ(get({.ref = "evil/norm"}, /*offline=*/true).variant, kCpu) << "offline it is what was fetched before";
+
+  served.write("trusted_publishers.txt", "acme\nevil\n");
+  const size_t before = asked_with("/organizations/");
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(get({.ref = "evil/norm"}).variant, kCpu);
+  EXPECT_EQ(asked_with("/organizations/"), before + 1) << "a no is asked again, a yes is not";
 }
 
 TEST_F(GetKernel, RedirectsAreFollowedAndJudged) {
@@ -194,9 +209,12 @@ TEST_F(GetKernel, OfflineTheLayoutOfOlderPythons) {
   fs::remove_all(cache.path() / "kernels--my--norm");
   EXPECT_EQ(get({.ref = "my/norm@>=1"}, true).folder, one);
   expect_has(refused({.ref = "my/norm@v2"}, true), {"my/norm", "HF_HUB_OFFLINE"});
-  Lockfile lock;
-  lock.kernels.push_back(
-      {.dependency = {.repo = "my/norm"}, .commit = std::string(40, 'a'), .variants = {}, .hash = "", .path = ""});
+  Lockfile lock{.form = Lockfile::Form::kDependencies, .kernels = {}};
+  lock.kernels.push_back({.dependency = {.repo = "my/norm", .version = 1},
+                          .commit = std::string(40, 'a'),
+                          .variants = {},
+                          .hash = "",
+                          .path = ""});
   EXPECT_EQ(get({.ref = "my/norm", .lock = &lock}, true).folder, one);
   EXPECT_TRUE(asked().empty());
   expect_has(refused({.ref = {"my/norm", {.version = 1, .trust = true}}}), {"my/norm"});

@@ -186,6 +186,7 @@ struct Http::Exchange {
 Http::Http(HttpOptions options) : options_(std::move(options)), random_(std::random_device{}()) { init_curl(); }
 
 Http::~Http() {
+  if (idle_.empty()) return;
   const NoSigpipe quiet;
   for (void* handle : idle_) curl_easy_cleanup(handle);
 }

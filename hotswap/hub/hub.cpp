@@ -33,6 +33,12 @@ std::string list_of(const std::vector<std::string>& names) {
   return cat(join(some), names.size() > some.size() ? cat(" and ", names.size() - some.size(), " more") : "");
 }
 
+std::string list_of(const std::vector<TreeEntry>& files) {
+  std::vector<std::string> names;
+  for (const TreeEntry& entry : files) names.push_back(entry.path);
+  return list_of(names);
+}
+
 int64_t size_of(const TreeEntry& entry) { return entry.sha256.empty() ? entry.size : entry.lfs_size; }
 
 }  // namespace
@@ -62,14 +68,17 @@ std::string Hub::commit(const Repo& repo, const std::string& revision) {
 }
 
 void Hub::remember(const Repo& repo, const std::string& name, const std::string& commit) {
-  cache(repo).write_ref(repo, name, commit);
+  // It may come from an answer of some age: a ref that says the same is none the younger for it.
+  if (cache(repo).read_ref(repo, name) != commit) cache(repo).write_ref(repo, name, commit);
 }
 
-// A JSON answer about names, from the cache while it is young.
-std::string Hub::answer(const Repo& repo, const std::string& what, const std::function<std::string(bool quick)>& ask) {
+// A JSON answer about names, from the cache while it is young, and `believed` where that is given.
+std::string Hub::answer(const Repo& repo, const std::string& what, const std::function<std::string(bool quick)>& ask,
+                        const std::function<bool(const std::string& json)>& believed) {
   const HubCache& store = cache(repo);
   const std::string key = client_.options().endpoint + " " + what;
-  if (auto known = store.read_answer(repo, key, offline() ? -1 : client_.options().ttl_s)) return *known;
+  const auto known = store.read_answer(repo, key, offline() ? -1 : client_.options().ttl_s);
+  if (known && (offline() || !believed || believed(*known))) return *known;
   if (offline()) throw offline_error(repo, what + " of " + repo.id, "the Hub's answer");
   const auto older = store.read_answer(repo, key);
   try {
@@ -111,9 +120,9 @@ RepoRefs Hub::known_refs(const Repo& repo) {
   return known;
 }
 
-RepoRefs Hub::refs(const Repo& repo) {
+RepoRefs Hub::refs(const Repo& repo, bool anew) {
   if (offline()) return known_refs(repo);
-  const std::string json = answer(repo, "refs", [&](bool quick) {
+  const auto ask = [&](bool quick) {
     const RepoRefs refs = client_.refs(repo, quick);
     nlohmann::ordered_json out = {{"branches", nlohmann::ordered_json::array()},
                                   {"tags", nlohmann::ordered_json::array()}};
@@ -121,19 +130,23 @@ RepoRefs Hub::refs(const Repo& repo) {
       for (const RepoRef& ref : *list) out[key].push_back({{"name", ref.name}, {"targetCommit", ref.commit}});
     }
     return out.dump();
-  });
+  };
+  const std::string json = answer(repo, "refs", ask, [&](const std::string&) { return !anew; });
   return parse_refs(json, "the cached refs of " + repo.id);
 }
 
 Publisher Hub::publisher(const Repo& repo) {
   const std::string org = publisher_of(repo);
   if (org.empty()) return {};  // no organization stands behind "name": nobody vouches for it
-  const std::string json = answer(repo, "publisher", [&](bool quick) {
+  const auto ask = [&](bool quick) {
     const Publisher publisher = client_.publisher(org, quick);
     return nlohmann::ordered_json{{"name", publisher.name}, {"trusted", publisher.trusted}}.dump();
-  });
-  const Json parsed = Json::parse(json, "the cached standing of " + org);
-  return {.name = parsed.at<std::string>("name"), .trusted = parsed.at<bool>("trusted")};
+  };
+  const auto parsed = [&](const std::string& json) -> Publisher {
+    const Json standing = Json::parse(json, "the cached standing of " + org);
+    return {.name = standing.at<std::string>("name"), .trusted = standing.at<bool>("trusted")};
+  };
+  return parsed(answer(repo, "publisher", ask, [&](const std::string& known) { return parsed(known).trusted; }));
 }
 
 std::vector<TreeEntry> Hub::tree(const Repo& repo, const std::string& revision) {
@@ -222,31 +235,27 @@ fs::path Hub::download(const Repo& repo, const std::string& revision, const std:
                      .advanced = advanced});
 }
 
-std::vector<std::string> Hub::lacking(const Repo& repo, const std::string& commit,
-                                      const std::vector<TreeEntry>& files) const {
-  std::vector<std::string> names;
-  for (const TreeEntry& entry : files) {
-    if (!cache(repo).find(repo, commit, entry.path)) names.push_back(entry.path);
-  }
-  return names;
-}
-
 fs::path Hub::snapshot(const Repo& repo, const std::string& revision, const SnapshotOptions& options) {
   const std::string at = commit(repo, revision);
   const HubCache& store = cache(repo);
   fs::path folder = store.snapshot(repo, at);
   std::error_code code;
-  // Put there by hand or by an older client, with no list of files to hold it against: taken as it is.
-  if (offline() && !store.read_tree(repo, at) && fs::is_directory(folder, code)) return folder;
-
-  std::vector<TreeEntry> files = tree(repo, at);
-  std::erase_if(files, [&](const TreeEntry& entry) { return !is_selected(entry.path, options.allow, options.ignore); });
-  std::erase_if(files, [&](const TreeEntry& entry) { return store.find(repo, at, entry.path).has_value(); });
+  auto known = options.files != nullptr ? std::nullopt : store.read_tree(repo, at);
+  if (options.files == nullptr && !known) {
+    // Put there by hand or by an older client, with no list of files to hold it against: taken as it is.
+    if (offline() && fs::is_directory(folder, code)) return folder;
+    known = tree(repo, at);
+  }
+  std::vector<TreeEntry> files;
+  for (const TreeEntry& entry : known ? *known : *options.files) {
+    if (is_selected(entry.path, options.allow, options.ignore)) files.push_back(entry);
+  }
+  files = store.lacking(repo, at, std::move(files));
   if (files.empty()) {
     fs::create_directories(folder, code);
     return folder;
   }
-  if (offline()) throw offline_error(repo, repo.id + "@" + revision, list_of(lacking(repo, at, files)));
+  if (offline()) throw offline_error(repo, repo.id + "@" + revision, list_of(files));
 
   int64_t total = 0;
   for (const TreeEntry& entry : files) total += size_of(entry);

@@ -27,6 +27,7 @@ namespace hotswap {
 struct SnapshotOptions {
   std::vector<std::string> allow = {};  // patterns (matches_pattern); empty: everything
   std::vector<std::string> ignore = {};
+  const std::vector<TreeEntry>* files = nullptr;  // the commit's, of who has them already; null: tree() is asked
 };
 
 class Hub {
@@ -34,8 +35,10 @@ class Hub {
   explicit Hub(HubOptions options);
 
   std::string commit(const Repo& repo, const std::string& revision);
-  RepoRefs refs(const Repo& repo);
-  Publisher publisher(const Repo& repo);                                       // of org/name: what the Hub says of org
+  RepoRefs refs(const Repo& repo, bool anew = false);  // anew: asked however young the known ones are
+  // Of org/name: what the Hub says of org. That it is not trusted is not believed for long: it is asked again each
+  // time.
+  Publisher publisher(const Repo& repo);
   std::vector<TreeEntry> tree(const Repo& repo, const std::string& revision);  // files only, all of them
 
   std::filesystem::path file(const Repo& repo, const std::string& revision, const std::string& path);
@@ -56,11 +59,10 @@ class Hub {
   bool offline() const { return client_.options().offline; }
 
  private:
-  std::string answer(const Repo& repo, const std::string& what, const std::function<std::string(bool quick)>& ask);
+  std::string answer(const Repo& repo, const std::string& what, const std::function<std::string(bool quick)>& ask,
+                     const std::function<bool(const std::string& json)>& believed = nullptr);
   RepoRefs known_refs(const Repo& repo);
   std::filesystem::path download(const Repo& repo, const std::string& revision, const std::string& path);
-  std::vector<std::string> lacking(const Repo& repo, const std::string& commit,
-                                   const std::vector<TreeEntry>& files) const;
 
   HubClient client_;
   HubCache cache_, kernels_;

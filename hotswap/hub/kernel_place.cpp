@@ -96,7 +96,8 @@ std::string commit_of(Hub& hub, const Repo& repo, const std::string& revision) {
   try {
     return hub.commit(repo, revision);
   } catch (const HubError& error) {
-    if (error.kind() == HubErrorKind::kRevisionNotFound) resolve_revision(hub.refs(repo), revision, repo.id);
+    if (error.kind() == HubErrorKind::kRevisionNotFound)
+      resolve_revision(hub.refs(repo, /*anew=*/true), revision, repo.id);
     throw;
   }
 }
@@ -108,9 +109,17 @@ void resolve(Hub& hub, const KernelRef& ref, KernelPlace& place) {
     place.commit = commit_of(hub, repo, ref.revision());
     return;
   }
+  const auto find = [&](const RepoRefs& refs) {
+    return ref.is_specifier() ? resolve_specifier(refs, ref.revision(), repo.id)
+                              : resolve_version(refs, ref.version().value_or(1), repo.id);
+  };
   const RepoRefs refs = hub.refs(repo);
-  const ResolvedRef found = ref.is_specifier() ? resolve_specifier(refs, ref.revision(), repo.id)
-                                               : resolve_version(refs, ref.version().value_or(1), repo.id);
+  ResolvedRef found;
+  try {
+    found = find(refs);
+  } catch (const Error&) {  // it may be out since they were asked
+    found = find(hub.refs(repo, /*anew=*/true));
+  }
   if (!found.warning.empty()) log_warning(found.warning);
   place.asked = found.ref;
   place.commit = found.commit;
@@ -119,11 +128,10 @@ void resolve(Hub& hub, const KernelRef& ref, KernelPlace& place) {
 
 std::vector<TreeEntry> list_files(Hub& hub, const Repo& repo, const std::string& commit) {
   const HubCache& cache = hub.cache(repo);
+  if (auto known = cache.read_tree(repo, commit)) return *std::move(known);
   const fs::path folder = cache.snapshot(repo, commit);
   std::error_code code;
-  if (!hub.offline() || cache.read_tree(repo, commit) || !fs::is_directory(folder, code)) {
-    return hub.tree(repo, commit);
-  }
+  if (!hub.offline() || !fs::is_directory(folder, code)) return hub.tree(repo, commit);
   // An installed package, or an older client's: what is there is what there is.
   std::vector<TreeEntry> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -133,14 +141,15 @@ std::vector<TreeEntry> list_files(Hub& hub, const Repo& repo, const std::string&
   return files;
 }
 
-std::optional<Redirect> redirect_of(Hub& hub, const KernelPlace& place) {
-  const bool there = std::any_of(place.files.begin(), place.files.end(),
-                                 [](const TreeEntry& entry) { return entry.path == kStatusFile; });
-  if (!there) return std::nullopt;
-  return parse_status(Json::read_toml(hub.file(place.repository(), place.commit, kStatusFile)));
-}
-
 }  // namespace
+
+std::optional<Redirect> redirect_of(Hub& hub, const Repo& repo, const std::string& commit,
+                                    const std::vector<TreeEntry>& files) {
+  const bool there =
+      std::any_of(files.begin(), files.end(), [](const TreeEntry& entry) { return entry.path == kStatusFile; });
+  if (!there) return std::nullopt;
+  return parse_status(Json::read_toml(hub.file(repo, commit, kStatusFile)));
+}
 
 std::vector<std::string> variant_names(const std::vector<TreeEntry>& files) {
   constexpr std::string_view kBuild = "build/";
@@ -178,7 +187,7 @@ KernelPlace locate_kernel(Hub& hub, const KernelRequest& request) {
   }
   place.files = list_files(hub, place.repository(), place.commit);
   std::vector<std::string> way = {place.str()};
-  while (const auto redirect = redirect_of(hub, place)) {
+  while (const auto redirect = redirect_of(hub, place.repository(), place.commit, place.files)) {
     log_warning("'", place.repo, "' redirected to '", redirect->destination, "'");
     settle_trust(hub, request, {RepoType::kKernel, redirect->destination}, place.repo);
     if (place.led_from.empty()) place.led_from = place.repo;

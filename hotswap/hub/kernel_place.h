@@ -49,6 +49,10 @@ struct KernelPlace {
 // the cache lacks it, or a lock has it otherwise. That no variant fits is no Error: place.choice.chosen is empty then.
 KernelPlace locate_kernel(Hub& hub, const KernelRequest& request);
 
+// Where kernel-status.toml says that a commit with these files has gone to; none where it has no such file.
+std::optional<Redirect> redirect_of(Hub& hub, const Repo& repo, const std::string& commit,
+                                    const std::vector<TreeEntry>& files);
+
 // The variants below build/, in the tree's order.
 std::vector<std::string> variant_names(const std::vector<TreeEntry>& files);
 

@@ -105,6 +105,11 @@ std::string hash_locked_variant(const fs::path& folder, const IsLfs& is_lfs) {
 
 void verify_locked_variant(const LockedKernel& locked, const fs::path& folder, const IsLfs& is_lfs) {
   const std::string variant = folder.filename().string();
+  if (!locked.pins_files()) {
+    throw Error({.wanted = cat("the hash of ", variant, " of ", locked.dependency.repo, " in the lock"),
+                 .got = "a lock of the form dependencies, which pins the commit alone",
+                 .next = "lock anew with `hotswap kernel lock --form variants`"});
+  }
   const auto found = locked.variants.find(variant);
   if (found == locked.variants.end()) {
     std::vector<std::string> names;

@@ -15,9 +15,9 @@ std::optional<std::string> destination_of(Hub& hub, const std::string& id) {
   const auto main =
       std::find_if(refs.branches.begin(), refs.branches.end(), [](const RepoRef& ref) { return ref.name == "main"; });
   if (main == refs.branches.end()) return std::nullopt;
-  const auto status = hub.find_file(repo, main->commit, "kernel-status.toml");
-  if (!status) return std::nullopt;
-  return parse_status(Json::read_toml(*status)).destination;
+  const auto redirect = redirect_of(hub, repo, main->commit, hub.tree(repo, main->commit));
+  if (!redirect) return std::nullopt;
+  return redirect->destination;
 }
 
 LockedKernel lock_one(Hub& hub, Dependency dependency, Lockfile::Form form) {

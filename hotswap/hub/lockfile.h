@@ -38,6 +38,9 @@ struct LockedKernel {
   std::map<std::string, std::string> variants;  // variant -> "sha256-<hex>"
   std::string hash;                             // Dependencies: an SRI hash of a Nix path, kept but not ours to check
   std::string path;                             // Dependencies: a folder instead of a commit
+
+  // Are its files pinned, or, by the form Dependencies, which has no place for their hashes, the commit alone?
+  bool pins_files() const { return !dependency.version && dependency.revision.empty(); }
 };
 
 class Lockfile {
@@ -63,7 +66,7 @@ std::map<std::string, std::string> variant_hashes(const std::vector<TreeEntry>& 
 using IsLfs = std::function<bool(const std::string& path)>;
 std::string hash_locked_variant(const std::filesystem::path& folder, const IsLfs& is_lfs = nullptr);
 
-// Error where the variant is not in the lock, or its files have another hash.
+// Error where the variant is not in the lock, or its files have another hash; also where the lock pins no files.
 void verify_locked_variant(const LockedKernel& locked, const std::filesystem::path& folder,
                            const IsLfs& is_lfs = nullptr);
 

@@ -59,7 +59,7 @@ std::string download_prefix(RepoType type) { return type == RepoType::kModel ? "
 
 std::string repo_folder_name(const Repo& repo) {
   check_repo(repo);
-  std::string name = cat(plural(repo.type), "--", repo.id);
+  std::string name = plural(repo.type) + ("--" + repo.id);
   if (const size_t slash = name.find('/'); slash != std::string::npos) name.replace(slash, 1, "--");
   return name;
 }

@@ -81,9 +81,9 @@ TrustDecision require_trust(const TrustPolicy& policy, const TrustQuestion& q) {
                .next = denied ? "take it off the list if you trust it"
                        : q.redirected_from.empty()
                            ? "read its code; then trust this entry (.trust = true), list it in [trust] allow of "
-                             "hotswap.toml, or set allow_all_kernels"
+                             "hotswap.toml, or set allow_all_kernels (--allow-all-kernels)"
                            : "name the destination itself and trust that entry, list it in [trust] allow of "
-                             "hotswap.toml, or set allow_all_kernels"});
+                             "hotswap.toml, or set allow_all_kernels (--allow-all-kernels)"});
 }
 
 bool requires_signature(const TrustPolicy& policy, const std::string& repo) {

@@ -38,7 +38,6 @@ TEST_F(AttentionKernel, LookedUpAsEveryKernelThenRefusedWithWhatWasFound) {
   EXPECT_EQ(asked("/resolve/"), 0u);
   expect_has(refused(name, {.allow_all_kernels = true}), {"attention has no contract yet", "(v3)"});
   trust("kernels-community");
-  std::filesystem::remove_all(cache.path() / "kernels--kernels-community--flash-attn2");  // knows the old standing
   expect_has(refused(name), {"from kernels-community/flash-attn2@", "(v3)", ForeignCopy::kStableVariant,
                              "flash-attn2: attention has no contract yet", "sdpa or eager"});
   expect_has(refused(name + "@v1"), {"(v1)"});
