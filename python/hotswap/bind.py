@@ -67,6 +67,9 @@ def _bind(module: nn.Module, replacement: match.Replacement) -> None:
         from hotswap.loss import head_forward
 
         _put(module.lm_head, _slot(module.lm_head), types.MethodType(head_forward, module.lm_head))
+        if loss := getattr(replacement.forward, "loss", None):
+            _put(module.lm_head, "defers", False)
+            _put(module, "_loss_function", types.MethodType(loss, module))
     _put(module, _slot(module), types.MethodType(replacement.forward, module))
 
 

@@ -26,8 +26,11 @@ class Family(NamedTuple):
     lacks: tuple = ()  # options that we know and cannot do
 
 
+LOSSES = {"cross_entropy": False, "fused_linear_cross_entropy": True}
+
+
 def _family(module, base, mlp="swiglu", lacks=(), **other):
-    options = {"rope": True, "cross_entropy": False, "fused_linear_cross_entropy": True, "rms_norm": True, mlp: True}
+    options = {"rope": True, **LOSSES, "rms_norm": True, mlp: True}
     return Family(module, f"{base}PreTrainedModel", options | other, lacks)
 
 
@@ -37,25 +40,39 @@ FAMILIES = {
     "exaone4": _family("exaone4", "Exaone4"),
     "gemma": _family("gemma", "Gemma", "geglu"),
     "gemma2": _family("gemma2", "Gemma2", "geglu"),
+    "gemma3": _family("gemma3", "Gemma3", "geglu", layer_norm=True),
     "gemma3_text": _family("gemma3", "Gemma3", "geglu"),
     "gemma4_text": _family("gemma4", "Gemma4", "geglu", rope=False, lacks=("rope",)),
     "glm4": _family("glm4", "Glm4", rope=False),
+    "glm4v": _family("glm4v", "Glm4v", rope=False),
+    "glm4v_moe": _family("glm4v_moe", "Glm4vMoe", rope=False),
     "gpt_oss": _family("gpt_oss", "GptOss", swiglu=False, lacks=("swiglu",)),
     "granite": _family("granite", "Granite", cross_entropy=True, fused_linear_cross_entropy=False),
     "hunyuan_v1_dense": _family("hunyuan_v1_dense", "HunYuanDenseV1"),
     "hunyuan_v1_moe": _family("hunyuan_v1_moe", "HunYuanMoEV1"),
+    "internvl": Family("internvl", "InternVLPreTrainedModel", {**LOSSES, "rms_norm": True, "layer_norm": True}),
     "llama": _family("llama", "Llama"),
+    "llava": Family("llava", "LlavaPreTrainedModel", LOSSES),
     "ministral": _family("ministral", "Ministral"),
+    "mllama": _family("mllama", "Mllama", layer_norm=True),
     "mistral": _family("mistral", "Mistral"),
     "mixtral": _family("mixtral", "Mixtral"),
     "olmo2": _family("olmo2", "Olmo2"),
     "olmo3": _family("olmo3", "Olmo3"),
+    "paligemma": _family("paligemma", "PaliGemma", "geglu", layer_norm=True),
     "phi3": _family("phi3", "Phi3"),
     "qwen2": _family("qwen2", "Qwen2"),
+    "qwen2_5_vl": _family("qwen2_5_vl", "Qwen2_5_VL"),
+    "qwen2_vl": _family("qwen2_vl", "Qwen2VL", layer_norm=True),
     "qwen3": _family("qwen3", "Qwen3"),
     "qwen3_moe": _family("qwen3_moe", "Qwen3Moe"),
+    "qwen3_5": _family("qwen3_5", "Qwen3_5", rope=False),
+    "qwen3_5_moe": _family("qwen3_5_moe", "Qwen3_5Moe", rope=False),
     "qwen3_next": _family("qwen3_next", "Qwen3Next", rope=False),
+    "qwen3_vl": _family("qwen3_vl", "Qwen3VL", swiglu=False),
+    "qwen3_vl_moe": _family("qwen3_vl_moe", "Qwen3VLMoe"),
     "smollm3": _family("smollm3", "SmolLM3"),
+    "smolvlm": Family("smolvlm", "SmolVLMPreTrainedModel", {**LOSSES, "rms_norm": True, "layer_norm": True}),
 }
 
 
@@ -67,20 +84,19 @@ def _options(family: str, given: dict) -> dict:
     if lacking := [name for name in FAMILIES[family].lacks if given.get(name)]:
         raise NotImplementedError(f"{family}: wanted {lacking[0]}=False; got True, and there is no such kernel; leave it out")
     chosen = known | given
-    losses = ("cross_entropy", "fused_linear_cross_entropy")
-    if all(chosen[name] for name in losses):
-        if all(given.get(name) for name in losses):
+    if all(chosen[name] for name in LOSSES):
+        if all(given.get(name) for name in LOSSES):
             raise ValueError("wanted one of cross_entropy and fused_linear_cross_entropy; got both; leave one out")
-        for name in losses:  # the one that was asked for goes before the default
+        for name in LOSSES:  # the one that was asked for goes before the default
             chosen[name] = bool(given.get(name))
-    mlp = chosen.get("swiglu", chosen.get("geglu"))
+    mlp = chosen.get("swiglu", chosen.get("geglu", True))  # what a family has no option for is on
     return {
-        "rope": chosen["rope"],
-        "rms_norm": chosen["rms_norm"],
+        "rope": chosen.get("rope", True),
+        "rms_norm": chosen.get("rms_norm", True),
         "mlp": mlp,
         "activation": mlp,  # of experts
-        "layer_norm": False,
-        **{name: chosen[name] for name in losses},
+        "layer_norm": chosen.get("layer_norm", False),
+        **{name: chosen[name] for name in LOSSES},
     }
 
 
@@ -141,6 +157,8 @@ def restore_classes() -> None:
 def _apply_liger_kernel_to_instance(model, **options) -> None:
     """What Trainer calls with use_liger_kernel=True. ValueError for a family that there is no apply function for."""
     family = getattr(model.config, "model_type", None)
+    if family not in FAMILIES and (family or "").removesuffix("_text") in FAMILIES:
+        family = family.removesuffix("_text")  # the text half of a model of text and images
     if family not in FAMILIES:
         raise ValueError(f"wanted a model of {', '.join(FAMILIES)}; got {family}; call hotswap.kernelize(model) instead")
     _apply(family, model, **options)

@@ -15,8 +15,14 @@ from hotswap.packages import load
 # the balancing loss. python/tests/test_families.py holds each against the stock forward.
 FUSED_FAMILIES = frozenset(
     """deepseek_v2 deepseek_v3 exaone4 gemma gemma2 gemma3_text gemma4_text glm glm4 gpt_oss granite helium hunyuan_v1_dense
-    hunyuan_v1_moe llama ministral mistral mixtral olmo2 olmo3 olmoe phi3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next
-    smollm3""".split()
+    hunyuan_v1_moe llama ministral mistral mixtral olmo2 olmo3 olmoe phi3 qwen2 qwen2_moe qwen3 qwen3_5_text qwen3_moe
+    qwen3_next smollm3""".split()
+)
+# Families of text and images, whose forwards differ and all end in lm_head and ForCausalLMLoss with nothing between:
+# python/tests/test_vision.py holds each.
+DEFERRED_FAMILIES = frozenset(
+    """gemma3 glm4v glm4v_moe internvl llava mllama paligemma qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe
+    smolvlm""".split()
 )
 
 
@@ -59,7 +65,7 @@ def head_forward(self, input, labels=None, **options):
     """nn.Linear's forward, or with labels the loss. Inside the head's own call, so that FSDP's and ZeRO's hooks, which
     gather its weight, run as ever."""
     if labels is None and options.get("shift_labels") is None:
-        return nn.functional.linear(input, self.weight, self.bias)
+        return input if getattr(self, "defers", False) else nn.functional.linear(input, self.weight, self.bias)
     return linear_causal_lm_loss(input, self.weight, self.bias, labels, **options)
 
 
@@ -135,22 +141,60 @@ def fused_forward(model_class: type):
     return forward
 
 
-def is_fusable(model) -> bool:
-    """A head that is a plain linear layer, in a family that the forward above is right for."""
-    head = getattr(model, "lm_head", None)
-    return (
-        getattr(model.config, "model_type", None) in FUSED_FAMILIES
-        and class_of(model).__name__.endswith("ForCausalLM")
-        and isinstance(head, nn.Linear)
-        and type(head).forward is nn.Linear.forward
-    )
+def deferred_loss(
+    self, logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **kwargs
+):
+    """A model's loss function. `logits` are hidden states where the head has put its work off: then the head does it."""
+    options = dict(num_items_in_batch=num_items_in_batch, ignore_index=ignore_index, shift_labels=shift_labels)
+    if self.lm_head.defers:
+        return self.lm_head(logits, labels=labels, **options)
+    return causal_lm_loss(logits, labels, vocab_size, **options)
+
+
+@functools.lru_cache(maxsize=None)
+def deferred_forward(model_class: type):
+    """As fused_forward, by the class's own forward: its head hands the hidden states through to deferred_loss."""
+    stock = model_class.forward
+
+    @can_return_tuple
+    def without_logits(self, *args, **kwargs):
+        self.lm_head.defers = True
+        try:
+            outputs = stock(self, *args, return_dict=True, **kwargs)
+        finally:
+            self.lm_head.defers = False
+        return type(outputs)(**{**outputs, "logits": None})
+
+    @functools.wraps(stock)
+    def forward(self, *args, labels=None, skip_logits=None, **kwargs):
+        if skip_logits is None:
+            skip_logits = self.training and labels is not None
+        if not skip_logits:
+            return stock(self, *args, labels=labels, **kwargs)
+        if labels is None:
+            raise ValueError("skip_logits=True: wanted labels; got none; pass them, or leave it out")
+        return without_logits(self, *args, labels=labels, **kwargs)
+
+    forward.loss = deferred_loss
+    return forward
+
+
+def _fusing(model):
+    """The forward without logits for a head that is a plain linear layer, in a family that one is right for; or None."""
+    head, family, name = getattr(model, "lm_head", None), getattr(model.config, "model_type", None), class_of(model).__name__
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+        return None
+    if family in FUSED_FAMILIES and name.endswith("ForCausalLM"):
+        return fused_forward(class_of(model))
+    if family in DEFERRED_FAMILIES and name.endswith("ForConditionalGeneration"):
+        return deferred_forward(class_of(model))
+    return None
 
 
 def replacements(model) -> list[Replacement]:
     ops = ("cross_entropy_fwd", "cross_entropy_bwd")
     found = [Replacement("cross_entropy", "ForCausalLMLoss", "loss", ops, causal_lm_loss)]
-    if is_fusable(model):
+    if forward := _fusing(model):
         ops = ("linear_cross_entropy", "linear_cross_entropy_fwd")
-        forward = fused_forward(class_of(model))
         found.append(Replacement("fused_linear_cross_entropy", "LinearCrossEntropy", "loss", ops, forward))
     return found

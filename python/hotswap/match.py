@@ -275,7 +275,7 @@ def _loss(module):
         return None
     from transformers.loss import loss_utils
 
-    if getattr(module, "loss_type", None) != "ForCausalLM" or loss_utils.LOSS_MAPPING["ForCausalLM"] is not loss_utils.ForCausalLMLoss:
+    if loss_utils.LOSS_MAPPING.get(getattr(module, "loss_type", None)) is not loss_utils.ForCausalLMLoss:
         return None
     from hotswap import loss
 

@@ -32,6 +32,7 @@ LAYERS = {
     "qwen3_next": (7, 1, 2, "swiglu"),
     "deepseek_v2": (9, 0, 2, "swiglu"),
     "deepseek_v3": (9, 2, 2, "swiglu"),
+    "qwen3_5_text": (7, 1, 2, "swiglu"),
     "glm": (5, 2, 2, "swiglu"),
     "helium": (5, 2, 2, "swiglu"),
     "olmoe": (9, 2, 0, ""),

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from test_families import LAYERS
+from test_vision import FAMILIES as VISION
 from tiny import FAMILIES, NAMED, NOT_LIGERS, Calls, batch, close, gradients, model, same_gradients
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -24,7 +25,7 @@ def classes():
 
 
 def test_every_family_has_its_name_and_options():
-    assert set(liger.FAMILIES) == set(FAMILIES) - NOT_LIGERS
+    assert set(liger.FAMILIES) == set(FAMILIES) - NOT_LIGERS | set(VISION)
     apply = hotswap.apply_liger_kernel_to_llama
     assert {n: p.default for n, p in inspect.signature(apply).parameters.items()} == {
         "rope": True, "cross_entropy": False, "fused_linear_cross_entropy": True, "rms_norm": True, "swiglu": True, "model": None

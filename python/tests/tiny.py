@@ -16,6 +16,8 @@ MOE = dict(num_experts_per_tok=2, output_router_logits=True)
 LATENT = dict(num_key_value_heads=4, q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8,
               n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=16, first_k_dense_replace=1,
               n_group=1, topk_group=1)  # fmt: skip
+LINEAR = dict(head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+              layer_types=["linear_attention", "full_attention"])  # fmt: skip
 YARN = dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0)
 
 # fmt: off
@@ -42,12 +44,12 @@ FAMILIES = {
     "hunyuan_v1_dense": ("HunYuanDenseV1Config", dict(head_dim=8)),
     "hunyuan_v1_moe": ("HunYuanMoEV1Config", dict(head_dim=8, num_experts=4, moe_topk=2)),
     "ministral": ("MinistralConfig", dict(head_dim=8)),
-    "qwen3_next": ("Qwen3NextConfig", dict(head_dim=8, num_experts=4, moe_intermediate_size=16, linear_num_key_heads=2,
-                                           shared_expert_intermediate_size=16, linear_num_value_heads=2, linear_key_head_dim=8,
-                                           linear_value_head_dim=8, layer_types=["linear_attention", "full_attention"], **MOE)),
+    "qwen3_next": ("Qwen3NextConfig", dict(num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+                                           **LINEAR, **MOE)),
     "deepseek_v2": ("DeepseekV2Config", LATENT),
     "deepseek_v3": ("DeepseekV3Config", dict(rope_interleave=False, **LATENT)),
     # without a name of Liger's
+    "qwen3_5_text": ("Qwen3_5TextConfig", LINEAR),
     "glm": ("GlmConfig", dict(head_dim=8)),
     "helium": ("HeliumConfig", dict(head_dim=8)),
     "olmoe": ("OlmoeConfig", dict(num_experts=4, **MOE)),
@@ -56,7 +58,7 @@ FAMILIES = {
 # fmt: on
 # where every family costs too much
 NAMED = "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi3 mixtral qwen3_moe gpt_oss".split()
-NOT_LIGERS = {"glm", "helium", "olmoe", "qwen2_moe"}
+NOT_LIGERS = {"qwen3_5_text", "glm", "helium", "olmoe", "qwen2_moe"}
 
 
 def model(family="llama", seed=0, **changes):
