@@ -52,7 +52,9 @@ TEST(Foreign, ActivationsThatFillAGivenTensor) {
     for (const Tensor& x : {some({3, 7}), some({7, 3}).t(), some({0, 5}), some({2, 3, 4})}) {
       const Tensor y = got.slot(x);
       EXPECT_EQ(y.sizes(), x.sizes());
-      if (x.numel() > 0) EXPECT_LT(difference(y, want(x)), kTolerance) << name;
+      if (x.numel() > 0) {
+        EXPECT_LT(difference(y, want(x)), kTolerance) << name;
+      }
     }
     EXPECT_EQ(package.calls(op), before + 4) << name;
     EXPECT_NE(message_of([&] {
