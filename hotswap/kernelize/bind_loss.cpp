@@ -56,9 +56,16 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
 using LinearCrossEntropyOps =
     Ops<Tensor(const Tensor&, const Tensor&, const OptTensor&, const Tensor&, int64_t, double, double, double, String),
         std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const OptTensor&,
-                                                           const Tensor&, int64_t, double, double, double, String),
+                                                           const Tensor&, int64_t, double, double, double, String,
+                                                           bool),
         Three(const Tensor&, const Tensor&, const Tensor&, const OptTensor&, const Tensor&, const Tensor&, int64_t,
-              double, double, double, String)>;
+              double, double, double, String, bool)>;
+
+template <typename OpType, typename... Tensors>
+auto call_linear_loss(const OpType& op, const CrossEntropyOptions& o, const Tensors&... tensors) {
+  return below_autograd(op, tensors..., o.ignore_index, o.label_smoothing, o.softcap, o.z_loss, o.reduction,
+                        o.float32_dweight);
+}
 
 // The forward op has made the gradients for dloss = 1. The product is rounded once: dloss itself in sixteen bits would
 // be wrong by the same share for every number, or infinite where a loss scaler's is meant. So the factor is a plain
@@ -78,7 +85,7 @@ struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
                         const CrossEntropyOptions& options) {
     keep(ctx, LossCall<LinearCrossEntropyOps>{ops, options, bias.has_value()});
     if (!ops->trains()) return call_loss(ops->forward, options, hidden, weight, bias, target);
-    auto [loss, lse, dhidden, dweight, dbias] = call_loss(*ops->train, options, hidden, weight, bias, target);
+    auto [loss, lse, dhidden, dweight, dbias] = call_linear_loss(*ops->train, options, hidden, weight, bias, target);
     if (options.reduction == "none") {
       ctx->save_for_backward({hidden, weight, bias.value_or(Tensor()), target, lse});
     } else {
@@ -94,8 +101,8 @@ struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
       return {{}, scaled(saved[0], dloss[0]), scaled(saved[1], dloss[0]), scaled(saved[2], dloss[0]), {}, {}};
     }
     const OptTensor bias = call.has_bias ? OptTensor(saved[2]) : std::nullopt;
-    auto [dhidden, dweight, dbias] =
-        call_loss(*call.ops->backward, call.options, dense(dloss[0]), saved[0], saved[1], bias, saved[3], saved[4]);
+    auto [dhidden, dweight, dbias] = call_linear_loss(*call.ops->backward, call.options, dense(dloss[0]), saved[0],
+                                                      saved[1], bias, saved[3], saved[4]);
     return {{}, dhidden, dweight, call.has_bias ? dbias : Tensor(), {}, {}};
   }
 };

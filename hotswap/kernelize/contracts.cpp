@@ -16,7 +16,10 @@ const std::vector<Contract>& table() {
                            loss =
                                "int ignore_index, float label_smoothing, float softcap, float z_loss, str reduction)",
                            linear = "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
-                           linear_loss = "(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, " + loss;
+                           linear_loss = "(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, ",
+                           wide_loss =
+                               "int ignore_index, float label_smoothing, float softcap, float z_loss, str reduction, "
+                               "bool float32_dweight=False)";
   static const std::vector<Contract> rows = {
       {"rms_norm/1",
        {{"forward", norm + " -> Tensor"},
@@ -65,10 +68,11 @@ const std::vector<Contract>& table() {
         {"backward", "(Tensor dloss, Tensor logits, Tensor target, Tensor lse, " + loss + " -> Tensor"}},
        bind_cross_entropy},
       {"linear_cross_entropy/1",
-       {{"forward", linear_loss + " -> Tensor"},
-        {"forward_train", linear_loss + " -> (Tensor loss, Tensor lse, Tensor dhidden, Tensor dweight, Tensor dbias)"},
-        {"backward", "(Tensor dloss, Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor lse, " + loss +
-                         " -> (Tensor dhidden, Tensor dweight, Tensor dbias)"}},
+       {{"forward", linear_loss + loss + " -> Tensor"},
+        {"forward_train",
+         linear_loss + wide_loss + " -> (Tensor loss, Tensor lse, Tensor dhidden, Tensor dweight, Tensor dbias)"},
+        {"backward", "(Tensor dloss, Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor lse, " +
+                         wide_loss + " -> (Tensor dhidden, Tensor dweight, Tensor dbias)"}},
        bind_linear_cross_entropy},
   };
   return rows;

@@ -45,6 +45,7 @@ struct CrossEntropyOptions {
   double softcap = 0;  // 0: off; else logits become softcap * tanh(logits / softcap)
   double z_loss = 0;   // adds z_loss * logsumexp^2 to each row's loss
   std::string reduction = "mean";
+  bool float32_dweight = false;  // linear_cross_entropy: kernels sum the weight's gradient over chunks in float32
 };
 
 // cross_entropy/1. logits: [n, vocab], target: [n] int64 -> float32 scalar, or [n] for reduction "none"

@@ -31,6 +31,7 @@ __global__ void __launch_bounds__(kWalkThreads) unary_rows(const Unary a, int64_
   T* out = static_cast<T*>(a.out) + row * a.cols + col;
   const T* x = static_cast<const T*>(a.x) + row * a.x_stride + col;
   const T* dy = kBackward ? static_cast<const T*>(a.dy) + row * a.dy_stride + col : nullptr;
+  wait_for_launch_before();
   if (col + N <= a.cols) {
     const Pack<T, N> v = load<N>(x);
     Pack<T, N> d{};
@@ -77,7 +78,7 @@ void unary(const Unary& all, int64_t all_rows, Stream stream) {
     with_function(a.function, [&]<class Act>() {
       with_dtype(a.dtype, [&]<typename T>() {
         const auto run = [&](auto* kernel) {
-          launch(kernel, p.blocks_per_row * rows, kWalkThreads, stream, a, rows, p.blocks_per_row);
+          launch_after(kernel, p.blocks_per_row * rows, kWalkThreads, stream, a, rows, p.blocks_per_row);
         };
         if (p.vector_access)
           run(backward ? &unary_rows<Act, T, true, kPerVector<T>> : &unary_rows<Act, T, false, kPerVector<T>>);

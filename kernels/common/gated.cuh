@@ -47,6 +47,7 @@ __global__ void __launch_bounds__(kWalkThreads) gated_rows(const GatedRows a, in
   const T *gate = static_cast<const T*>(a.gate), *up = static_cast<const T*>(a.up), *dy = static_cast<const T*>(a.dy);
   const int64_t row = row_of(blockIdx.x, per_row, a.rows);
   const int64_t col = ((blockIdx.x - row * per_row) * kWalkThreads + threadIdx.x) * N;
+  wait_for_launch_before();
   if (col + N <= a.cols) {
     const Pack<T, N> g = load<N>(gate + row * a.gate_stride + col), u = load<N>(up + row * a.up_stride + col);
     Pack<T, N> d{};
@@ -81,7 +82,7 @@ void launch_gated(const GatedRows& all, bool backward, Stream stream) {
     for (void** out : {&a.y, &a.dgate, &a.dup}) *out = moved(*out, first, a.out_stride, a.dtype);
     with_dtype(a.dtype, [&]<typename T>() {
       const auto run = [&](auto* kernel) {
-        launch(kernel, p.blocks_per_row * rows, kWalkThreads, stream, a, p.blocks_per_row);
+        launch_after(kernel, p.blocks_per_row * rows, kWalkThreads, stream, a, p.blocks_per_row);
       };
       if (p.vector_access)
         run(backward ? &gated_rows<Act, T, true, kPerVector<T>> : &gated_rows<Act, T, false, kPerVector<T>>);

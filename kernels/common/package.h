@@ -43,10 +43,14 @@ class Package {
     return handle(op).typed<Signature>();
   }
 
-  // call("rms_norm_fwd", x, weight, 1e-6, 0.0, "llama"): every output, in order
+  // call("rms_norm_fwd", x, weight, 1e-6, 0.0, "llama"): every output, in order; what is left out at the end has the
+  // schema's default
   template <class... Args>
   std::vector<c10::IValue> call_values(const std::string& op, Args&&... args) const {
     std::vector<c10::IValue> stack{c10::IValue(std::forward<Args>(args))...};
+    const auto& wanted = handle(op).schema().arguments();
+    while (stack.size() < wanted.size() && wanted[stack.size()].default_value())
+      stack.push_back(*wanted[stack.size()].default_value());
     const bool has_tensors = (std::is_convertible_v<Args, at::Tensor> || ...);
     if (has_tensors && in_graphs())
       call_in_graph(handle(op), stack);

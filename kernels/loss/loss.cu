@@ -145,7 +145,7 @@ __device__ __forceinline__ Online sums_of(const LossRows& a, Cap cap, const T* z
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
       const int64_t v = first + int64_t{k} * blockDim.x;
-      if (v < r.vectors) p[k] = once ? load<N>(z + r.col(v)) : load_shared<N>(z + r.col(v));
+      if (v < r.vectors) p[k] = once ? load_streaming<N>(z + r.col(v)) : load<N>(z + r.col(v));
     }
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
@@ -207,7 +207,7 @@ __device__ __forceinline__ void gradients(const Gradient& g, Cap cap, int64_t t,
           continue;
         }
       }
-      p[k] = load<N>(z + r.col(v));
+      p[k] = load_streaming<N>(z + r.col(v));
     }
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
@@ -223,7 +223,7 @@ __device__ __forceinline__ void gradients(const Gradient& g, Cap cap, int64_t t,
 #pragma unroll
         for (int i = 0; i < N; ++i) f[i] = g.template operator()<kCoarse>(cap, f[i], false);
       }
-      store_floats<N>(dz + r.col(v), f);
+      store_streaming(dz + r.col(v), pack<T>(f));
     }
   }
   if constexpr (N > 1) {
@@ -236,7 +236,7 @@ __device__ __forceinline__ void gradients(const Gradient& g, Cap cap, int64_t t,
 
 template <class T, int N>
 __device__ __forceinline__ void zero(T* dz, const Row<T, N>& r) {
-  for (int64_t v = threadIdx.x; v < r.vectors; v += blockDim.x) store(dz + r.col(v), Pack<T, N>{});
+  for (int64_t v = threadIdx.x; v < r.vectors; v += blockDim.x) store_streaming(dz + r.col(v), Pack<T, N>{});
   if constexpr (N > 1) {
     if (threadIdx.x < r.singles) dz[r.single(threadIdx.x)] = from_float<T>(0.f);
   }
@@ -352,6 +352,15 @@ __global__ void __launch_bounds__(kWalkThreads) multiply_all(T* x, int64_t count
     x[i] = from_float<T>(to_float(x[i]) * f);
 }
 
+template <class T>
+__global__ void __launch_bounds__(kWalkThreads) accumulate_all(const Accumulate a, int64_t count) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
+    const float x = to_float(static_cast<const T*>(a.x)[i]);
+    a.sum[i] = a.first ? x : a.sum[i] + x;
+  }
+}
+
 // A thread a column: rows in order.
 template <class T>
 __global__ void __launch_bounds__(kWalkThreads) sum_columns(const ColumnSum a, int64_t cols) {
@@ -393,6 +402,12 @@ void multiply(DType dtype, void* x, int64_t count, const float* factor, Stream s
   with_dtype(dtype, [&]<typename T>() {
     launch(&multiply_all<T>, blocks, kWalkThreads, stream, static_cast<T*>(x), count, factor);
   });
+}
+
+void accumulate(const Accumulate& a, int64_t count, Stream stream) {
+  if (count == 0) return;
+  const int64_t blocks = std::min<int64_t>(divide_up(count, kWalkThreads), int64_t{multiprocessors()} * 16);
+  with_dtype(a.dtype, [&]<typename T>() { launch(&accumulate_all<T>, blocks, kWalkThreads, stream, a, count); });
 }
 
 void column_sum(const ColumnSum& a, int64_t cols, Stream stream) {

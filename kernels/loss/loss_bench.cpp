@@ -23,7 +23,7 @@ using Backward = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tenso
 using Linear = Tensor(const Tensor&, const Tensor&, Bias, const Tensor&, int64_t, double, double, double, Str);
 using LinearTrain = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, Bias,
                                                                        const Tensor&, int64_t, double, double, double,
-                                                                       Str);
+                                                                       Str, bool);
 
 Tensor eager(const Tensor& logits, const Tensor& target) {
   const Tensor wide = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
@@ -98,7 +98,7 @@ void run_linear(Bench& bench, int64_t rows, int64_t vocab, int64_t dim, at::Scal
   bench.run(c);
 
   static const auto train = package().typed<LinearTrain>("linear_cross_entropy_fwd");
-  const auto ours = [&] { return train.call(hidden, weight, {}, target, kIgnore, 0, 0, 0, "mean"); };
+  const auto ours = [&] { return train.call(hidden, weight, {}, target, kIgnore, 0, 0, 0, "mean", false); };
   const Tensor h = hidden.detach().requires_grad_(true), w = weight.detach().requires_grad_(true);
   c.op = "linear_cross_entropy_fwd_bwd", c.bytes = bytes;
   c.ours = [&] { ours(); };

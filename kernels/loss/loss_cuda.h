@@ -34,7 +34,8 @@ struct Scale {
 void scale(const Scale& a, Stream stream);
 
 void multiply(DType dtype, void* x, int64_t count, const float* factor, Stream stream);  // x *= *factor
-void column_sum(const ColumnSum& a, int64_t cols, Stream stream);                        // without a.scale
+void accumulate(const Accumulate& a, int64_t count, Stream stream);
+void column_sum(const ColumnSum& a, int64_t cols, Stream stream);  // without a.scale
 
 // Rows of logits that linear cross-entropy holds at once on a GPU: GEMMs near their peak want thousands; a gigabyte is
 // little there.

@@ -305,6 +305,30 @@ TEST(LinearCrossEntropy, ManyChunksMatchFloat64) {  // more rows than a chunk ho
   expect_linear_matches({1950, 1021, 8}, at::kHalf, {}, false);
 }
 
+TEST(LinearCrossEntropy, DweightMayBeSummedInFloat32) {
+  const auto dweight = [](const Tensors& in, const Tensor& target, bool wide) {
+    return package().call("linear_cross_entropy_fwd", in[0], in[1], c10::IValue(), target, kIgnore, 0.0, 0.0, 0.0,
+                          "sum", wide)[3];
+  };
+  if (!on_cuda()) {  // the CPU always sums so
+    const Tensors in = random_tensors({{1950, 8}, {1021, 8}}, at::kBFloat16);
+    const Tensor target = random_target(1950, 1021);
+    return expect_equal(dweight(in, target, true), dweight(in, target, false), "dweight");
+  }
+  const int64_t rows = 4096, vocab = 1 << 20, dim = 16;
+  ASSERT_EQ(rows / loss::cuda::chunk_rows(rows, vocab, 2), 8);
+  // Terms of one sign: the sum grows, and so does what each rounding of it loses.
+  const Tensors in = {random_tensor({rows, dim}, at::kBFloat16).abs(), random_tensor({vocab, dim}, at::kBFloat16)};
+  const Tensor target = random_target(rows, vocab);
+  const Tensor exact = dweight({in[0].to(at::kFloat), in[1].to(at::kFloat)}, target, false).to(at::kDouble);
+  const auto error = [&](bool wide) {
+    return ((dweight(in, target, wide).to(at::kDouble) - exact).norm() / exact.norm()).item<double>();
+  };
+  const double narrow_error = error(false), wide_error = error(true);
+  EXPECT_LT(wide_error, 2 * tolerance(at::kBFloat16));
+  EXPECT_LT(wide_error, 0.8 * narrow_error) << narrow_error;
+}
+
 TEST(LinearCrossEntropy, ChunksAreEqualAndSmallBesideAllRows) {
   for (const int64_t size : {4, 2}) {
     for (int64_t rows = 0; rows < 20000; rows += 37) {

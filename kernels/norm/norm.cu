@@ -150,9 +150,9 @@ void rms_norm_forward(const RmsNormForward& a, const Scale& s, int64_t rows, Str
   if (p.vectors > 0 && a.y_dtype == a.dtype && holds(s, a.dtype)) {
     return with_vectors(a.dtype, p.vectors, [&]<typename T, int kVectors>() {
       if (a.residual != nullptr)
-        launch(&rms_forward_held<T, kVectors, true>, p.blocks, p.threads(), stream, a, s, rows, p.lanes);
+        launch_after(&rms_forward_held<T, kVectors, true>, p.blocks, p.threads(), stream, a, s, rows, p.lanes);
       else
-        launch(&rms_forward_held<T, kVectors, false>, p.blocks, p.threads(), stream, a, s, rows, p.lanes);
+        launch_after(&rms_forward_held<T, kVectors, false>, p.blocks, p.threads(), stream, a, s, rows, p.lanes);
     });
   }
   p = again(p, rows);
@@ -170,8 +170,8 @@ void layer_norm_forward(const LayerNormForward& given, const Scale& s, const Sca
   if (p.vectors > 0 && holds(s, a.dtype) && (b.weight == nullptr || holds(b, a.dtype))) {
     while (true) {  // once, but for more rows than a grid has blocks
       with_lanes(a.dtype, p, a.cols, [&]<typename T, int kVectors, int kMostLanes, bool kFull>() {
-        launch(&layer_forward_held<T, kVectors, kMostLanes, kFull>, p.blocks, p.threads(), stream, a, s, b, rows,
-               p.lanes);
+        launch_after(&layer_forward_held<T, kVectors, kMostLanes, kFull>, p.blocks, p.threads(), stream, a, s, b, rows,
+                     p.lanes);
       });
       const int64_t done = p.groups();
       if ((rows -= done) <= 0) return;

@@ -1,7 +1,7 @@
 """Modules and functions with Liger's names, for models of one's own: the same arguments, our ops.
 
 What an op cannot do is an error that says so; nothing is left out in silence. Arguments that only choose how Liger
-computes (in_place, row_mode, accum_dtype float32) are taken and change nothing.
+computes (in_place, row_mode) are taken and change nothing.
 """
 
 import torch
@@ -192,7 +192,7 @@ def liger_fused_linear_cross_entropy(
     return_token_accuracy=False,
     return_predicted_tokens=False,
 ):
-    """input [rows, dim], weight [vocab, dim], target [rows]; sums are always float32."""
+    """input [rows, dim], weight [vocab, dim], target [rows]; accum_dtype float32: the weight's gradient is summed so."""
     _refuse(
         "liger_fused_linear_cross_entropy",
         ce_weight=ce_weight,
@@ -203,7 +203,8 @@ def liger_fused_linear_cross_entropy(
         return_predicted_tokens=return_predicted_tokens,
     )
     options = (ignore_index, label_smoothing, softcap or 0.0, lse_square_scale, reduction)
-    return _loss.linear_cross_entropy(input, weight, target, bias, *options)
+    wide = accum_dtype is torch.float32
+    return _loss.linear_cross_entropy(input, weight, target, bias, *options, float32_dweight=wide)
 
 
 def _check_loss(label_smoothing, reduction, softcap):

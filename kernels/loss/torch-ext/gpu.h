@@ -76,7 +76,7 @@ struct Inputs {
   const Tensor& target;               // [rows]
 };
 struct Wanted {
-  bool gradients;
+  bool gradients, float32_dweight;
   const float *dloss_rows, *dloss;  // a number a row, or one; null: 1
   const float* known_lse;           // [rows] of an earlier call, or null
 };
@@ -106,8 +106,38 @@ inline void multiply_add(const Tensor& out, const Tensor& add, const Tensor& a, 
   TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_addmm_out(out.get(), add.get(), a.get(), b.get(), 1.0, 1.0));
 }
 
+// dweight over all chunks where it is summed in float32: each chunk's product is made for some of the vocabulary at
+// once, in the dtype, and joins the sum. Else the GEMM adds to dweight itself.
+class WideSum {
+ public:
+  WideSum(int64_t vocab, int64_t dim, DType dtype, const Device& device)
+      : dtype_(dtype),
+        block_(kernels::empty({std::min(kBlock, vocab), dim}, dtype, device)),
+        sum_(kernels::empty({vocab, dim}, DType::kFloat32, device)) {}
+
+  // += dlogits^T @ hidden
+  void add(const Window& dlogits, const Tensor& hidden, bool first, const Device& device, Stream stream) {
+    const int64_t vocab = dlogits.cols, dim = block_.size(1);
+    for (int64_t begin = 0; begin < vocab; begin += kBlock) {
+      const int64_t n = std::min(kBlock, vocab - begin);
+      const Window some{static_cast<char*>(dlogits.data) + begin * kernels::size_of(dtype_), dlogits.rows, n,
+                        dlogits.row_stride};
+      multiply(Window{block_.data_ptr(), n, dim, dim}.tensor(dtype_, device), some.tensor(dtype_, device, true),
+               hidden);
+      cuda::accumulate({dtype_, block_.data_ptr(), floats(sum_) + begin * dim, first}, n * dim, stream);
+    }
+  }
+  const Tensor& sum() const { return sum_; }
+
+ private:
+  static constexpr int64_t kBlock = 16384;  // of the vocabulary: GEMMs near their peak
+  DType dtype_;
+  Tensor block_, sum_;
+};
+
 // Chunk by chunk: logits, in their place their gradients, from these dhidden and a part of dweight, which is summed in
-// its own type (few chunks; a float32 copy of it would be larger than a chunk of logits). Each GEMM sums in float32.
+// its own type unless float32 is asked for (few chunks; a float32 copy of it would be larger than a chunk of logits).
+// Each GEMM sums in float32.
 inline LinearLoss linear(const Inputs& in, const Options& o, const Wanted& wanted, const Device& device,
                          Stream stream) {
   const Rows hidden = kernels::as_rows(in.hidden, "linear_cross_entropy: hidden", device);
@@ -124,7 +154,9 @@ inline LinearLoss linear(const Inputs& in, const Options& o, const Wanted& wante
   LinearLoss result;
   result.lse = kernels::empty({rows}, DType::kFloat32, device);
   result.dhidden = wanted.gradients ? kernels::empty({rows, dim}, dtype, device) : kernels::empty({0}, dtype, device);
-  result.dweight = wanted.gradients ? kernels::empty({vocab, dim}, dtype, device) : kernels::empty({0}, dtype, device);
+  const bool sums_wide = wanted.gradients && wanted.float32_dweight && dtype != DType::kFloat32 && rows > chunk;
+  result.dweight =
+      wanted.gradients && !sums_wide ? kernels::empty({vocab, dim}, dtype, device) : kernels::empty({0}, dtype, device);
   result.dbias = kernels::empty({wanted.gradients && in.bias ? vocab : 0}, dtype, device);
   // Small gradients divided by many rows would be lost to float16: there the sums are scaled, else the rows.
   const auto scale = factor(target, wanted.dloss, rows, o, device, stream);
@@ -135,6 +167,8 @@ inline LinearLoss linear(const Inputs& in, const Options& o, const Wanted& wante
     torch::stable::zero_(*bias_sum);
   }
   if (wanted.gradients && rows == 0) torch::stable::zero_(result.dweight);
+  std::optional<WideSum> wide;
+  if (sums_wide) wide.emplace(vocab, dim, dtype, device);
   Tensor logits = kernels::empty({chunk, vocab}, dtype, device);
   const Tensor w = Window{weight.data, vocab, dim, weight.stride}.tensor(dtype, device);
   const Tensor w_transposed = Window{weight.data, vocab, dim, weight.stride}.tensor(dtype, device, true);
@@ -170,7 +204,9 @@ inline LinearLoss linear(const Inputs& in, const Options& o, const Wanted& wante
     if (!wanted.gradients) continue;
     multiply(Window{at(result.dhidden, first * dim), n, dim, dim}.tensor(dtype, device), z_tensor, w);
     const Tensor z_transposed = z.tensor(dtype, device, true);
-    if (first == 0)
+    if (wide)
+      wide->add(z, h_tensor, first == 0, device, stream);
+    else if (first == 0)
       multiply(result.dweight, z_transposed, h_tensor);
     else
       multiply_add(result.dweight, result.dweight, z_transposed, h_tensor);
@@ -182,9 +218,14 @@ inline LinearLoss linear(const Inputs& in, const Options& o, const Wanted& wante
   }
   if (scale_last && wanted.gradients) {
     cuda::multiply(dtype, result.dhidden.data_ptr(), rows * dim, data_of(scale), stream);
-    cuda::multiply(dtype, result.dweight.data_ptr(), vocab * dim, data_of(scale), stream);
+    if (wide)
+      cuda::multiply(DType::kFloat32, wide->sum().data_ptr(), vocab * dim, data_of(scale), stream);
+    else
+      cuda::multiply(dtype, result.dweight.data_ptr(), vocab * dim, data_of(scale), stream);
     if (bias_sum) cuda::multiply(DType::kFloat32, bias_sum->data_ptr(), vocab, data_of(scale), stream);
   }
+  logits = Tensor();  // given back before the cast asks for memory
+  if (wide) result.dweight = torch::stable::to(wide->sum(), in.hidden.scalar_type());
   if (bias_sum) result.dbias = torch::stable::to(*bias_sum, in.hidden.scalar_type());
   if (wanted.known_lse == nullptr) result.loss = reduced(row_loss, target, o, device, stream);
   return result;

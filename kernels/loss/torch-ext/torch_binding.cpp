@@ -159,19 +159,24 @@ Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Bi
 }
 
 // With mean and sum the gradients for dloss = 1 are made on the way: logits are made once. With none every row has a
-// gradient of its own, not known yet: backward makes the logits again.
+// gradient of its own, not known yet: backward makes the logits again. float32_dweight: dweight is summed over chunks
+// of rows in float32; the CPU always does.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_fwd(const Tensor& hidden, const Tensor& weight,
                                                                             const Bias& bias, const Tensor& target,
                                                                             int64_t ignore_index,
                                                                             double label_smoothing, double softcap,
-                                                                            double z_loss, std::string reduction) {
+                                                                            double z_loss, std::string reduction,
+                                                                            [[maybe_unused]] bool float32_dweight) {
   const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
   const bool now = o.reduction != Reduction::kNone;
 #if defined(CUDA_KERNEL)
   if (!device_of(hidden).is_cpu()) {
-    gpu::LinearLoss g =
-        linear_on_gpu({hidden, weight, bias, target}, o,
-                      {.gradients = now, .dloss_rows = nullptr, .dloss = nullptr, .known_lse = nullptr});
+    gpu::LinearLoss g = linear_on_gpu({hidden, weight, bias, target}, o,
+                                      {.gradients = now,
+                                       .float32_dweight = float32_dweight,
+                                       .dloss_rows = nullptr,
+                                       .dloss = nullptr,
+                                       .known_lse = nullptr});
     return {g.loss, g.lse, g.dhidden, g.dweight, g.dbias};
   }
 #endif
@@ -191,16 +196,20 @@ std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_bwd(const Tensor& dloss,
                                                             const Tensor& weight, const Bias& bias,
                                                             const Tensor& target, const Tensor& lse,
                                                             int64_t ignore_index, double label_smoothing,
-                                                            double softcap, double z_loss, std::string reduction) {
+                                                            double softcap, double z_loss, std::string reduction,
+                                                            [[maybe_unused]] bool float32_dweight) {
   const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
 #if defined(CUDA_KERNEL)
   if (const Device device = device_of(hidden); !device.is_cpu()) {
     const int64_t rows = hidden.size(0);
     const gpu::Incoming g = gpu::incoming(dloss, o, rows, device);
     const Tensor known = checked_lse(lse, rows, device);
-    const gpu::LinearLoss r =
-        linear_on_gpu({hidden, weight, bias, target}, o,
-                      {.gradients = true, .dloss_rows = g.rows, .dloss = g.one, .known_lse = gpu::floats(known)});
+    const gpu::LinearLoss r = linear_on_gpu({hidden, weight, bias, target}, o,
+                                            {.gradients = true,
+                                             .float32_dweight = float32_dweight,
+                                             .dloss_rows = g.rows,
+                                             .dloss = g.one,
+                                             .known_lse = gpu::floats(known)});
     return {r.dhidden, r.dweight, r.dbias};
   }
 #endif
@@ -245,13 +254,15 @@ HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
       "label_smoothing, float softcap, float z_loss, str reduction) -> Tensor");
   m.def(
       "linear_cross_entropy_fwd(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int ignore_index, float "
-      "label_smoothing, float softcap, float z_loss, str reduction) -> (Tensor loss, Tensor lse, Tensor dhidden, "
+      "label_smoothing, float softcap, float z_loss, str reduction, bool float32_dweight=False) -> (Tensor loss, "
+      "Tensor lse, Tensor dhidden, "
       "Tensor "
       "dweight, Tensor dbias)");
   m.def(
       "linear_cross_entropy_bwd(Tensor dloss, Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor lse, "
       "int "
-      "ignore_index, float label_smoothing, float softcap, float z_loss, str reduction) -> (Tensor dhidden, Tensor "
+      "ignore_index, float label_smoothing, float softcap, float z_loss, str reduction, bool float32_dweight=False) -> "
+      "(Tensor dhidden, Tensor "
       "dweight, Tensor dbias)");
   HOTSWAP_COMMON_SCHEMAS(m);
 }

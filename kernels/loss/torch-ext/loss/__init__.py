@@ -32,15 +32,20 @@ def linear_cross_entropy(
     softcap=0.0,
     z_loss=0.0,
     reduction="mean",
+    float32_dweight=False,
 ):
-    """hidden [n, dim], weight [vocab, dim], target int64 [n]; logits exist for a few rows at a time only."""
+    """hidden [n, dim], weight [vocab, dim], target int64 [n]; logits exist for a few rows at a time only.
+
+    float32_dweight: the weight's gradient is summed over chunks of rows in float32, as the CPU always does; a GPU takes
+    4 * vocab * dim bytes and a few percent of the time for it.
+    """
     options = (ignore_index, label_smoothing, softcap, z_loss, reduction)
     if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in (hidden, weight, bias)):
         return ops.linear_cross_entropy(hidden, weight, bias, target, *options)
     frozen = not weight.requires_grad and (bias is None or not bias.requires_grad)
     if frozen and reduction != "none":
         return _FrozenHead.apply(hidden, weight, bias, target, max(1, LOGITS_AT_ONCE // weight.shape[0]), *options)
-    return ops.linear_cross_entropy_fwd(hidden, weight, bias, target, *options)[0]
+    return ops.linear_cross_entropy_fwd(hidden, weight, bias, target, *options, float32_dweight)[0]
 
 
 LOGITS_AT_ONCE = 1 << 27
@@ -91,7 +96,7 @@ def _backward(ctx, dloss, _):
     return (ops.cross_entropy_bwd(dloss, *ctx.saved_tensors, *ctx.options), *(None,) * 6)
 
 
-def _linear_fake(hidden, weight, bias, target, ignore_index, label_smoothing, softcap, z_loss, reduction):
+def _linear_fake(hidden, weight, bias, target, ignore_index, label_smoothing, softcap, z_loss, reduction, wide=False):
     n = hidden.shape[0]
     if reduction == "none":
         gradients = (hidden.new_empty((0,)), hidden.new_empty((0,)), hidden.new_empty((0,)))
@@ -104,11 +109,16 @@ def _linear_bwd_fake(dloss, hidden, weight, bias, target, *_):
     return _like(hidden), _like(weight), hidden.new_empty((0,)) if bias is None else _like(bias)
 
 
+def _by_row(ctx):
+    reduction = ctx.options[4]
+    return reduction == "none"
+
+
 def _linear_setup(ctx, inputs, output):
     hidden, weight, bias, target, *ctx.options = inputs
     ctx.has_bias = bias is not None
     ctx.mark_non_differentiable(*output[1:])
-    if ctx.options[-1] == "none":
+    if _by_row(ctx):
         ctx.save_for_backward(hidden, weight, bias, target, output[1])
     else:
         ctx.save_for_backward(*output[2:])
@@ -126,13 +136,13 @@ def _scaled(gradient, dloss):
 
 
 def _linear_backward(ctx, dloss, *_):
-    if ctx.options[-1] == "none":
+    if _by_row(ctx):
         hidden, weight, bias, target, lse = ctx.saved_tensors
         gradients = ops.linear_cross_entropy_bwd(dloss, hidden, weight, bias, target, lse, *ctx.options)
     else:
         gradients = [_scaled(g, dloss) for g in ctx.saved_tensors]  # made for dloss = 1
     dhidden, dweight, dbias = gradients
-    return (dhidden, dweight, dbias if ctx.has_bias else None, *(None,) * 6)
+    return (dhidden, dweight, dbias if ctx.has_bias else None, *(None,) * 7)
 
 
 def _register():
