@@ -219,7 +219,9 @@ TEST_F(CliModel, KernelizeReportsEveryLayer) {
   EXPECT_GT(bound, 20);
   const OutJson without = run_json("kernelize --json " + model() + " --kernel RMSNorm= --mode TRAINING");
   for (const auto& row : without["layers"]) {
-    if (row["layer"] == "RMSNorm") EXPECT_TRUE(row["package"].is_null());
+    if (row["layer"] == "RMSNorm") {
+      EXPECT_TRUE(row["package"].is_null());
+    }
     EXPECT_EQ(row["mode"], "TRAINING");
   }
   EXPECT_EQ(run("kernelize " + model() + " --strict --kernel RMSNorm=acme/none:RMSNorm").status, 1);

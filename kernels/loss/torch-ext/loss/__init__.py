@@ -110,8 +110,7 @@ def _linear_bwd_fake(dloss, hidden, weight, bias, target, *_):
 
 
 def _by_row(ctx):
-    reduction = ctx.options[4]
-    return reduction == "none"
+    return ctx.options[4] == "none"  # the reduction
 
 
 def _linear_setup(ctx, inputs, output):
