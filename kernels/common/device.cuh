@@ -89,8 +89,8 @@ struct Pack<T, 1> {
 template <class T>
 constexpr int kPerVector = 16 / sizeof(T);
 
-template <class T, int N>
-constexpr int kVectorsOf = int(N * sizeof(T) / 16);
+// Data read once and written once need not stay in a cache. Both must say so: reads that stream beside writes that do
+// not, or the other way round, cost up to a tenth of the memory's speed.
 template <int N, class T>
 __device__ __forceinline__ Pack<T, N> load(const T* p) {
   Pack<T, N> out;
@@ -98,7 +98,22 @@ __device__ __forceinline__ Pack<T, N> load(const T* p) {
     out.value = *p;
   } else {
 #pragma unroll
-    for (int i = 0; i < kVectorsOf<T, N>; ++i) {
+    for (int i = 0; i < int(N * sizeof(T) / 16); ++i) {
+      const uint4 v = __ldcs(reinterpret_cast<const uint4*>(p) + i);
+      out.w[4 * i] = v.x, out.w[4 * i + 1] = v.y, out.w[4 * i + 2] = v.z, out.w[4 * i + 3] = v.w;
+    }
+  }
+  return out;
+}
+// Data that other threads read too.
+template <int N, class T>
+__device__ __forceinline__ Pack<T, N> load_shared(const T* p) {
+  Pack<T, N> out;
+  if constexpr (N == 1) {
+    out.value = *p;
+  } else {
+#pragma unroll
+    for (int i = 0; i < int(N * sizeof(T) / 16); ++i) {
       const uint4 v = reinterpret_cast<const uint4*>(p)[i];
       out.w[4 * i] = v.x, out.w[4 * i + 1] = v.y, out.w[4 * i + 2] = v.z, out.w[4 * i + 3] = v.w;
     }
@@ -111,34 +126,7 @@ __device__ __forceinline__ void store(T* p, const Pack<T, N>& v) {
     *p = v.value;
   } else {
 #pragma unroll
-    for (int i = 0; i < kVectorsOf<T, N>; ++i)
-      reinterpret_cast<uint4*>(p)[i] = make_uint4(v.w[4 * i], v.w[4 * i + 1], v.w[4 * i + 2], v.w[4 * i + 3]);
-  }
-}
-
-// The same, first to leave a cache. Not for what is read once and written elsewhere: beside other kernels' lines, which
-// then stay, such a stream has little of L2 for itself and runs 3 to 5% slower (measured; without them 0.5% faster).
-template <int N, class T>
-__device__ __forceinline__ Pack<T, N> load_streaming(const T* p) {
-  if constexpr (N == 1) {
-    return load<N>(p);
-  } else {
-    Pack<T, N> out;
-#pragma unroll
-    for (int i = 0; i < kVectorsOf<T, N>; ++i) {
-      const uint4 v = __ldcs(reinterpret_cast<const uint4*>(p) + i);
-      out.w[4 * i] = v.x, out.w[4 * i + 1] = v.y, out.w[4 * i + 2] = v.z, out.w[4 * i + 3] = v.w;
-    }
-    return out;
-  }
-}
-template <class T, int N>
-__device__ __forceinline__ void store_streaming(T* p, const Pack<T, N>& v) {
-  if constexpr (N == 1) {
-    store(p, v);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kVectorsOf<T, N>; ++i)
+    for (int i = 0; i < int(N * sizeof(T) / 16); ++i)
       __stcs(reinterpret_cast<uint4*>(p) + i, make_uint4(v.w[4 * i], v.w[4 * i + 1], v.w[4 * i + 2], v.w[4 * i + 3]));
   }
 }
@@ -195,7 +183,7 @@ __device__ __forceinline__ void load_any(const void* data, DType dtype, int64_t 
   const auto typed = [&](auto* p) {
     using T = std::remove_cv_t<std::remove_pointer_t<decltype(p)>>;
     if constexpr (N > 1 && N * sizeof(T) % 16 == 0) {
-      if (aligned) return unpack(load<N>(p + at), f);
+      if (aligned) return unpack(load_shared<N>(p + at), f);
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) f[i] = to_float(static_cast<const T*>(p)[at + i]);

@@ -145,7 +145,7 @@ __device__ __forceinline__ Online sums_of(const LossRows& a, Cap cap, const T* z
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
       const int64_t v = first + int64_t{k} * blockDim.x;
-      if (v < r.vectors) p[k] = once ? load_streaming<N>(z + r.col(v)) : load<N>(z + r.col(v));
+      if (v < r.vectors) p[k] = once ? load<N>(z + r.col(v)) : load_shared<N>(z + r.col(v));
     }
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
@@ -207,7 +207,7 @@ __device__ __forceinline__ void gradients(const Gradient& g, Cap cap, int64_t t,
           continue;
         }
       }
-      p[k] = load_streaming<N>(z + r.col(v));
+      p[k] = load<N>(z + r.col(v));
     }
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
@@ -223,7 +223,7 @@ __device__ __forceinline__ void gradients(const Gradient& g, Cap cap, int64_t t,
 #pragma unroll
         for (int i = 0; i < N; ++i) f[i] = g.template operator()<kCoarse>(cap, f[i], false);
       }
-      store_streaming(dz + r.col(v), pack<T>(f));
+      store_floats<N>(dz + r.col(v), f);
     }
   }
   if constexpr (N > 1) {
@@ -236,7 +236,7 @@ __device__ __forceinline__ void gradients(const Gradient& g, Cap cap, int64_t t,
 
 template <class T, int N>
 __device__ __forceinline__ void zero(T* dz, const Row<T, N>& r) {
-  for (int64_t v = threadIdx.x; v < r.vectors; v += blockDim.x) store_streaming(dz + r.col(v), Pack<T, N>{});
+  for (int64_t v = threadIdx.x; v < r.vectors; v += blockDim.x) store(dz + r.col(v), Pack<T, N>{});
   if constexpr (N > 1) {
     if (threadIdx.x < r.singles) dz[r.single(threadIdx.x)] = from_float<T>(0.f);
   }

@@ -14,7 +14,7 @@ __device__ __forceinline__ void copy_behind(uint4* to, const void* from, bool ha
   const auto at = unsigned(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(has ? 16 : 0) : "memory");
 #else
-  *to = has ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+  *to = has ? __ldcs(static_cast<const uint4*>(from)) : make_uint4(0, 0, 0, 0);
 #endif
 }
 __device__ __forceinline__ void end_of_copies() {  // of one row

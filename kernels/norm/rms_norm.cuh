@@ -70,10 +70,10 @@ __global__ void __launch_bounds__(512) rms_forward_again(const RmsNormForward a,
   const bool aligned = scale_aligned(s);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const auto value = [&](int64_t col, float(&f)[N]) {
-      unpack(load<N>(static_cast<const T*>(a.x) + row * a.x_stride + col), f);
+      unpack(load_shared<N>(static_cast<const T*>(a.x) + row * a.x_stride + col), f);
       if (a.residual == nullptr) return;
       float r[N];
-      unpack(load<N>(static_cast<const T*>(a.residual) + row * a.residual_stride + col), r);
+      unpack(load_shared<N>(static_cast<const T*>(a.residual) + row * a.residual_stride + col), r);
 #pragma unroll
       for (int i = 0; i < N; ++i) f[i] = rounded<T>(f[i] + r[i]);
     };
@@ -178,8 +178,8 @@ __global__ void __launch_bounds__(512) rms_backward_again(const RmsNormBackward 
     float dot[1] = {0.f};
     for (int64_t col = int64_t{threadIdx.x} * N; col < a.cols; col += int64_t{blockDim.x} * N) {
       float f[N], g[N], scale[N];
-      unpack(load<N>(x + col), f);
-      unpack(load<N>(dy + col), g);
+      unpack(load_shared<N>(x + col), f);
+      unpack(load_shared<N>(dy + col), g);
       load_scale<N>(s, col, aligned, scale);
 #pragma unroll
       for (int i = 0; i < N; ++i) dot[0] += g[i] * scale[i] * f[i];
@@ -188,14 +188,14 @@ __global__ void __launch_bounds__(512) rms_backward_again(const RmsNormBackward 
     const float slope = dot[0] * rstd * rstd / float(a.cols);
     for (int64_t col = int64_t{threadIdx.x} * N; col < a.cols; col += int64_t{blockDim.x} * N) {
       float f[N], g[N], scale[N];
-      unpack(load<N>(x + col), f);
-      unpack(load<N>(dy + col), g);
+      unpack(load_shared<N>(x + col), f);
+      unpack(load_shared<N>(dy + col), g);
       load_scale<N>(s, col, aligned, scale);
 #pragma unroll
       for (int i = 0; i < N; ++i) f[i] = (g[i] * scale[i] - f[i] * slope) * rstd;
       if (a.dh != nullptr) {
         float add[N];
-        unpack(load<N>(static_cast<const T*>(a.dh) + row * a.dh_stride + col), add);
+        unpack(load_shared<N>(static_cast<const T*>(a.dh) + row * a.dh_stride + col), add);
 #pragma unroll
         for (int i = 0; i < N; ++i) f[i] += add[i];
       }

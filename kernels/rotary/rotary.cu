@@ -20,7 +20,7 @@ template <class T, class C>
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int kBlocks = 8;
 #else
-constexpr int kBlocks = sizeof(C) > sizeof(T) ? 8 : 10;
+constexpr int kBlocks = sizeof(C) > sizeof(T) ? 8 : 12;
 #endif
 
 // What one position does to a thread's elements, as it lies in memory.
@@ -28,13 +28,6 @@ template <class C, int N>
 struct Angles {
   Pack<C, N> cos[2], sin[2];
 };
-
-// Outputs leave the cache first: in place, where memory is read and written at the same address, that is 4% (a copy
-// elsewhere loses 0.5%).
-template <class T, int N>
-__device__ __forceinline__ void put(T* y, const float (&f)[N]) {
-  store_streaming(y, pack<T>(f));
-}
 
 // The same bits in every layout: the order of rounding is not left to the compiler.
 __device__ __forceinline__ float turn(float x, float c, float other, float s) {
@@ -59,7 +52,7 @@ __device__ __forceinline__ Angles<C, N> angles(const RotaryArgs& a, int64_t b, i
   const int64_t second = a.half_table ? 0 : a.rotary_dim / 2;
   const C* cos = static_cast<const C*>(a.cos) + b * a.cos_stride[0] + time * a.cos_stride[1] + unit * N;
   const C* sin = static_cast<const C*>(a.sin) + b * a.sin_stride[0] + time * a.sin_stride[1] + unit * N;
-  return {{load<N>(cos), load<N>(cos + second)}, {load<N>(sin), load<N>(sin + second)}};
+  return {{load_shared<N>(cos), load_shared<N>(cos + second)}, {load_shared<N>(sin), load_shared<N>(sin + second)}};
 }
 
 // y[a] = x[a] c1 - x[b] s1, y[b] = x[b] c2 + x[a] s2; backward with (-s2, -s1) for (s1, s2).
@@ -79,8 +72,8 @@ __device__ __forceinline__ void rotate_half(T* y, int64_t far, const Pack<T, N>&
     xa[i] = turn(one, c1[i], two, backward ? s2[i] : -s1[i]);
     xb[i] = turn(two, c2[i], one, backward ? -s1[i] : s2[i]);
   }
-  put(y, xa);
-  put(y + far, xb);
+  store_floats<N>(y, xa);
+  store_floats<N>(y + far, xb);
 }
 
 // One entry of the tables serves both members of a pair: half a vector of numbers, of any alignment.
@@ -94,7 +87,7 @@ __device__ __forceinline__ void rotate_pairs(T* y, const Pack<T, N>& v, const C*
     f[2 * i] = turn(one, c, two, backward ? s : -s);
     f[2 * i + 1] = turn(two, c, one, backward ? -s : s);
   }
-  put(y, f);
+  store_floats<N>(y, f);
 }
 
 // A head's items: `turned` that are turned (a vector of each half, or one of pairs), then vectors that pass through.
