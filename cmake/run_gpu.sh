@@ -70,7 +70,7 @@ PY
 }
 
 # How the names of a package's kernels begin. Only they are instrumented: torch's, which compute what is compared with,
-# take most of the time, and racecheck dies inside cuBLAS's.
+# take most of the time.
 kernels_of() {
   case $1 in
     norm) echo _ZN5norms ;;
@@ -81,10 +81,12 @@ kernels_of() {
 }
 
 shard() {  # shard TOOL NAME INDEX COUNT
-  local log=$results/$1_$2_$3.log
+  local log=$results/$1_$2_$3.log filter="-EveryDevice.*:EveryIsa.*" fails=LinearCrossEntropy
+  # racecheck itself fails inside cuBLAS in these.
+  [[ $1_$2 == racecheck_loss ]] && filter+=":$fails.ForwardAndBackward*:$fails.Dweight*:$fails.PeakMemory*"
   GTEST_SHARD_INDEX=$3 GTEST_TOTAL_SHARDS=$4 HOTSWAP_TEST_DEVICE=cuda timeout "${SANITIZE_SECONDS:-3600}" \
     compute-sanitizer --tool "$1" --kernel-name kernel_substring="$(kernels_of "$2")" --error-exitcode 9 \
-    "$here/bin/$2_test" --gtest_brief=1 --gtest_filter="-EveryDevice.*:EveryIsa.*" >"$log" 2>&1 && return
+    "$here/bin/$2_test" --gtest_brief=1 --gtest_filter="$filter" >"$log" 2>&1 && return
   local code=$?
   # A test that never asks the GPU for anything leaves nothing to judge.
   grep -q "terminated before first instrumented" "$log" && grep -q "PASSED" "$log" && return
