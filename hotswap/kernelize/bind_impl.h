@@ -5,7 +5,9 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -118,6 +120,15 @@ inline void check_backward(const PackageLayer& layer) {
                  .got = "a kernel whose backward is not differentiable",
                  .next = "unkernelize for double backward (create_graph)"});
   }
+}
+
+// May a backward write its gradients over what its forward saved? Where only the graph and `saved`, the whole of
+// get_saved_variables(), refer to a tensor and its memory, and no second backward comes.
+inline bool may_overwrite(const variable_list& saved) {
+  if (torch::autograd::get_current_graph_task_keep_graph()) return false;
+  return std::all_of(saved.begin(), saved.end(), [](const Tensor& t) {
+    return t.is_contiguous() && t.use_count() <= 2 && t.storage().use_count() == 1;
+  });
 }
 
 // Gradients of expanded scalars and of slices come with strides that kernels do not read.

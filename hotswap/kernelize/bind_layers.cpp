@@ -114,8 +114,13 @@ struct ActivationFunction : Function<ActivationFunction> {
 
 // gated_mlp/1
 
-using GatedOps = Ops<Tensor(const Tensor&, const Tensor&), Tensor(const Tensor&, const Tensor&),
-                     Two(const Tensor&, const Tensor&, const Tensor&)>;
+struct GatedOps : Ops<Tensor(const Tensor&, const Tensor&), Tensor(const Tensor&, const Tensor&),
+                      Two(const Tensor&, const Tensor&, const Tensor&)> {
+  explicit GatedOps(const PackageLayer& layer)
+      : Ops(layer),
+        backward_inplace(typed_op<void(const Tensor&, const Tensor&, const Tensor&)>(layer, "backward_inplace")) {}
+  std::optional<c10::TypedOperatorHandle<void(const Tensor&, const Tensor&, const Tensor&)>> backward_inplace;
+};
 
 struct GatedFunction : Function<GatedFunction> {
   static Tensor forward(AutogradContext* ctx, const GatedOps* ops, const Tensor& gate, const Tensor& up) {
@@ -127,7 +132,12 @@ struct GatedFunction : Function<GatedFunction> {
   static variable_list backward(AutogradContext* ctx, const variable_list& dy) {
     const auto* ops = kept<const GatedOps*>(ctx);
     check_backward(ops->layer);
-    const auto saved = ctx->get_saved_variables();
+    const auto saved = ctx->get_saved_variables();  // gate, up
+    if (ops->backward_inplace && may_overwrite(saved)) {
+      const Tensor dgate = saved[0].detach(), dup = saved[1].detach();
+      below_autograd(*ops->backward_inplace, dense(dy[0]), dgate, dup);
+      return {{}, dgate, dup};
+    }
     auto [dgate, dup] = below_autograd(*ops->backward, dense(dy[0]), saved[0], saved[1]);
     return {{}, dgate, dup};
   }

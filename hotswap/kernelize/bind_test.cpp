@@ -2,6 +2,7 @@
 // near both are to float64 is tested in each package and in layers/.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randint.h>
@@ -206,6 +207,73 @@ TEST(Bind, GatedMlpOnHalvesOfOneTensor) {
     check([&](const Tensors& in) { return Tensors{bound(in[0].narrow(1, 0, 9), in[0].narrow(1, 9, 9))}; },
           [&](const Tensors& in) { return Tensors{stock(in[0].narrow(1, 0, 9), in[0].narrow(1, 9, 9))}; },
           {randn({5, 18})}, {randn({5, 9})}, ops);
+  }
+}
+
+// The gradients go over gate and up where nobody can read these again, and only there.
+TEST(Bind, GatedMlpWritesGradientsOverWhatOnlyTheGraphHolds) {
+  const auto act = activation_kind("silu", "a test").stock;
+  const auto stock = [&](const Tensor& gate, const Tensor& up) { return act(gate) * up; };
+  const Bound<GatedForward> bound(bundled_layer("mlp", "SwiGLUMLP"), stock);
+  const Tensors values = {randn({5, 9}), randn({5, 9})};
+  struct Case {
+    const char* what;
+    std::function<Tensor(const std::function<Tensor(Tensor, Tensor)>&, Tensor gate, Tensor up, Tensors& held)> loss;
+    bool in_place = false, keep_graph = false;
+  };
+  const auto alone = [](const auto& gated, Tensor gate, Tensor up, Tensors&) {
+    return gated(std::move(gate), std::move(up)).sum();
+  };
+  const std::vector<Case> cases = {
+      {"alone", alone, true},
+      {"kept graph", alone, false, true},
+      {"held",
+       [](const auto& gated, Tensor gate, Tensor up, Tensors& held) {
+         held.push_back(gate);
+         return gated(gate, std::move(up)).sum();
+       }},
+      {"held through a view",
+       [](const auto& gated, Tensor gate, Tensor up, Tensors& held) {
+         held.push_back(up.detach().narrow(0, 1, 2));
+         return gated(std::move(gate), std::move(up)).sum();
+       }},
+      {"saved by a node that runs later",
+       [](const auto& gated, Tensor gate, Tensor up, Tensors&) {
+         const Tensor square = up * up;
+         return (gated(std::move(gate), std::move(up)) + square).sum();
+       }},
+      {"twice the same", [](const auto& gated, Tensor gate, Tensor, Tensors&) { return gated(gate, gate).sum(); }},
+      {"halves",
+       [](const auto& gated, Tensor gate, Tensor up, Tensors&) {
+         const Tensor both = at::cat({gate, up}, 1);
+         return gated(both.narrow(1, 0, 9), both.narrow(1, 9, 9)).sum();
+       }},
+  };
+  for (const Case& c : cases) {
+    const auto gradients = [&](const std::function<Tensor(Tensor, Tensor)>& gated) {
+      const Tensors in = leaves(values, true);
+      Tensors held;
+      const Tensor loss = c.loss(gated, in[0] * 2, in[1] * 2, held);  // products: what only the graph knows
+      const Tensors before = [&] {
+        Tensors copies;
+        for (const Tensor& t : held) copies.push_back(t.detach().clone());
+        return copies;
+      }();
+      torch::autograd::backward({loss}, {}, c.keep_graph);
+      if (c.keep_graph) torch::autograd::backward({loss}, {});
+      for (size_t i = 0; i < held.size(); ++i)
+        EXPECT_TRUE(test_support::same_bits(held[i].detach(), before[i])) << c.what;
+      return Tensors{in[0].grad(), in[1].grad()};
+    };
+    const int64_t in_place = op_calls("mlp", "swiglu_bwd_"), apart = op_calls("mlp", "swiglu_bwd");
+    const Tensors got = gradients([&](const Tensor& gate, const Tensor& up) { return bound(gate, up); });
+    EXPECT_EQ(op_calls("mlp", "swiglu_bwd_") - in_place, c.in_place || c.keep_graph) << c.what;
+    EXPECT_EQ(op_calls("mlp", "swiglu_bwd") - apart, !c.in_place) << c.what;
+    const Tensors want = gradients(stock);
+    for (size_t i = 0; i < want.size(); ++i) {
+      ASSERT_EQ(got[i].defined(), want[i].defined()) << c.what;
+      if (want[i].defined()) EXPECT_LT(difference(got[i], want[i]), kTolerance) << c.what;
+    }
   }
 }
 

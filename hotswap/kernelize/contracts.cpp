@@ -13,13 +13,11 @@ const std::vector<Contract>& table() {
                            unary = "(Tensor x) -> Tensor", unary_backward = "(Tensor dy, Tensor x) -> Tensor",
                            gated = "(Tensor gate, Tensor up) -> Tensor",
                            rotary = "Tensor cos, Tensor sin, int rotary_dim, bool interleaved)",
-                           loss =
-                               "int ignore_index, float label_smoothing, float softcap, float z_loss, str reduction)",
+                           options =
+                               "int ignore_index, float label_smoothing, float softcap, float z_loss, str reduction",
+                           loss = options + ")", wide_loss = options + ", bool float32_dweight=False)",
                            linear = "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
-                           linear_loss = "(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, ",
-                           wide_loss =
-                               "int ignore_index, float label_smoothing, float softcap, float z_loss, str reduction, "
-                               "bool float32_dweight=False)";
+                           linear_loss = "(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, ";
   static const std::vector<Contract> rows = {
       {"rms_norm/1",
        {{"forward", norm + " -> Tensor"},
@@ -47,7 +45,8 @@ const std::vector<Contract>& table() {
       {"gated_mlp/1",
        {{"forward", gated},
         {"forward_train", gated},
-        {"backward", "(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)"}},
+        {"backward", "(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)"},
+        {"backward_inplace", "(Tensor dy, Tensor(a!) gate, Tensor(b!) up) -> ()"}},
        bind_gated},
       {"rotary/1",
        {{"forward", "(Tensor q, Tensor k, " + rotary + " -> (Tensor, Tensor)"},

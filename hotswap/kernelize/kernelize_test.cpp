@@ -88,7 +88,7 @@ TEST(Kernelize, TrainsWithThePackagesOpsAndSwapsBackToTheBit) {
                                      {"norm", "layer_norm_fwd", 1},
                                      {"norm", "layer_norm_bwd", 1},
                                      {"mlp", "swiglu", 1},
-                                     {"mlp", "swiglu_bwd", 1},
+                                     {"mlp", "swiglu_bwd_", 1},
                                      {"activation", "gelu", 1},
                                      {"activation", "gelu_bwd", 1},
                                      {"rotary", "rotary", 1},

@@ -8,7 +8,7 @@ namespace kernels::gpu {
 
 struct GatedRows {
   const void *gate, *up, *dy;  // [rows, cols]; dy: backward only
-  void *y, *dgate, *dup;       // forward: y; backward: the other two
+  void *y, *dgate, *dup;       // forward: y; backward: the other two, which may be gate and up themselves
   int64_t gate_stride, up_stride, dy_stride, out_stride;
   int64_t rows, cols;
   DType dtype;

@@ -372,6 +372,10 @@ __global__ void __launch_bounds__(kWalkThreads) sum_columns(const ColumnSum a, i
   a.sum[col] = total;
 }
 
+int64_t walk_blocks(int64_t count) {
+  return std::min<int64_t>(divide_up(count, kWalkThreads), int64_t{multiprocessors()} * 16);
+}
+
 }  // namespace
 
 void rows(const LossRows& a, const float* scale, Stream stream) {
@@ -398,16 +402,15 @@ void scale(const Scale& a, Stream stream) { launch(&scale_of, 1, kOneBlock, stre
 
 void multiply(DType dtype, void* x, int64_t count, const float* factor, Stream stream) {
   if (count == 0) return;
-  const int64_t blocks = std::min<int64_t>(divide_up(count, kWalkThreads), int64_t{multiprocessors()} * 16);
   with_dtype(dtype, [&]<typename T>() {
-    launch(&multiply_all<T>, blocks, kWalkThreads, stream, static_cast<T*>(x), count, factor);
+    launch(&multiply_all<T>, walk_blocks(count), kWalkThreads, stream, static_cast<T*>(x), count, factor);
   });
 }
 
 void accumulate(const Accumulate& a, int64_t count, Stream stream) {
   if (count == 0) return;
-  const int64_t blocks = std::min<int64_t>(divide_up(count, kWalkThreads), int64_t{multiprocessors()} * 16);
-  with_dtype(a.dtype, [&]<typename T>() { launch(&accumulate_all<T>, blocks, kWalkThreads, stream, a, count); });
+  with_dtype(a.dtype,
+             [&]<typename T>() { launch(&accumulate_all<T>, walk_blocks(count), kWalkThreads, stream, a, count); });
 }
 
 void column_sum(const ColumnSum& a, int64_t cols, Stream stream) {

@@ -29,8 +29,8 @@ struct GatedArgs {
   const void* dy;    // [rows, cols], rows dy_stride apart; backward only
   int64_t gate_stride, up_stride, dy_stride;
   void* y;      // [rows, cols] contiguous; forward only
-  void* dgate;  // [rows, cols] contiguous; backward only
-  void* dup;    // [rows, cols] contiguous; backward only
+  void* dgate;  // [rows, cols] contiguous; backward only; may be gate itself
+  void* dup;    // [rows, cols] contiguous; backward only; may be up itself
   int64_t rows, cols;
 };
 

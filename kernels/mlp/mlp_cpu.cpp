@@ -31,9 +31,10 @@ HOTSWAP_INLINE void forward(T* y, const T* gate, const T* up, int64_t n) {
 template <class Act, bool kStream, class T>
 HOTSWAP_INLINE void backward(T* dgate, T* dup, const T* dy, const T* gate, const T* up, int64_t n) {
   sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
-    const F g = load(gate + i, count), d = load(dy + i, count), s = sigmoid<kPrecisionOf<T>>(Act::w(g));
-    write<kStream>(dup + i, d * (g * s), count);
-    write<kStream>(dgate + i, d * load(up + i, count) * (s + g * s * (1.f - s) * Act::slope(g)), count);
+    const F g = load(gate + i, count), u = load(up + i, count), d = load(dy + i, count);
+    const F s = sigmoid<kPrecisionOf<T>>(Act::w(g));
+    write<kStream>(dup + i, d * (g * s), count);  // may be where up was, as dgate where gate was
+    write<kStream>(dgate + i, d * u * (s + g * s * (1.f - s) * Act::slope(g)), count);
   });
 }
 

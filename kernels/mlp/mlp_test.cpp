@@ -55,6 +55,45 @@ TEST_P(Gated, HalvesOfAPackedProjectionAreReadInPlace) {
   expect_equal(got[1], want[1], "dup");
 }
 
+TEST_P(Gated, GradientsInPlaceOfTheInputs) {
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const auto& shape : kShapes) {
+      const auto in = random_tensors({shape, shape, shape}, dtype);
+      const auto want = package().call(GetParam() + "_bwd", in[2], in[0], in[1]);
+      for (const auto& place : {&misaligned, &row_strided}) {  // dy's rows
+        const Tensor gate = in[0].clone(), up = misaligned(in[1]).contiguous(), dy = (*place)(in[2]);
+        package().call(GetParam() + "_bwd_", dy, gate, up);
+        const std::string what = std::string(c10::toString(dtype)) + " " + std::to_string(shape.back());
+        expect_equal(gate, want[0], "dgate " + what);
+        expect_equal(up, want[1], "dup " + what);
+        expect_equal(dy, in[2], "dy " + what);
+      }
+    }
+  }
+  const Tensor large = random_tensor({4096, 1024}, at::kFloat);  // streaming stores
+  const auto want = package().call(GetParam() + "_bwd", large, large, large);
+  const Tensor gate = large.clone(), up = large.clone();
+  package().call(GetParam() + "_bwd_", large, gate, up);
+  expect_equal(gate, want[0], "large dgate");
+  expect_equal(up, want[1], "large dup");
+}
+
+TEST_P(Gated, InPlaceRefusesMemoryThatIsSharedOrStrided) {
+  const std::string op = GetParam() + "_bwd_";
+  const Tensor both = random_tensor({4, 2, 8}, at::kFloat), before = both.clone();
+  const Tensor gate = both[0], up = both[1], dy = both[2];
+  expect_refusal([&] { package().call(op, dy, gate, gate); }, {op, "overlap", "clone"});
+  expect_refusal([&] { package().call(op, gate, gate, up); }, {op, "overlap"});
+  expect_refusal([&] { package().call(op, up, gate, up); }, {op, "overlap"});
+  const Tensor halves = random_tensor({2, 16}, at::kFloat);
+  expect_refusal([&] { package().call(op, dy, halves.narrow(1, 0, 8), halves.narrow(1, 8, 8)); },
+                 {op, "contiguous gate and up", "without _"});
+  expect_refusal([&] { package().call(op, dy, gate, up.to(at::kHalf)); }, {"up in gate's dtype"});
+  expect_equal(both, before, "nothing was written");
+  const Tensor none = random_tensor({0, 8}, at::kFloat);
+  package().call(op, none, none, none);
+}
+
 TEST_P(Gated, LargeNumbersStayFinite) {
   const Tensor gate = random_tensor({4, 40}, at::kFloat, 1000.0), up = random_tensor({4, 40}, at::kFloat);
   const Tensor y = package().call(GetParam(), gate, up)[0];
@@ -124,8 +163,11 @@ TEST_P(Gated, CallsAreCounted) {
   const int64_t before = package().call_count(GetParam()), back = package().call_count(GetParam() + "_bwd");
   package().call(GetParam(), x, x);
   package().call(GetParam() + "_bwd", x, x, x);
+  const int64_t in_place = package().call_count(GetParam() + "_bwd_");
+  package().call(GetParam() + "_bwd_", x, x.clone(), x.clone());
   EXPECT_EQ(package().call_count(GetParam()), before + 1);
   EXPECT_EQ(package().call_count(GetParam() + "_bwd"), back + 1);
+  EXPECT_EQ(package().call_count(GetParam() + "_bwd_"), in_place + 1);
   expect_asked_isa();
 }
 

@@ -183,7 +183,7 @@ def _gated_mlp(module):
         layers = {"PackedSwiGLUMLP": "swiglu", "PackedGeGLUMLP": "geglu"}
 
     def candidates():
-        return [_of_package("mlp", layer, "mlp", (op, f"{op}_bwd")) for layer, op in layers.items()]
+        return [_of_package("mlp", layer, "mlp", (op, f"{op}_bwd", f"{op}_bwd_")) for layer, op in layers.items()]
 
     def linear(rows, columns):
         made = nn.Linear(columns, rows, dtype=torch.float32, device="cpu")

@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from tiny import FAMILIES, NAMED, Calls, batch, close, gradients, model, same_gradients, twin
+from tiny import FAMILIES, NAMED, Calls, batch, close, model, same_step, twin
 
 FULL = os.environ.get("HOTSWAP_PYTHON_FULL") == "1"
 STOCK_ROTARY = ("gemma4_text", "deepseek_v2")  # they turn other layouts than ours
@@ -35,21 +35,21 @@ def check(family, fused, **options):
         data = batch(columns=columns) | {"use_cache": False}
         for training in (True,) if options.get("dynamic") else (True, False, True):
             stock.train(training), swapped.train(training)
-            with torch.set_grad_enabled(training), Calls() as calls:
-                got = compiled(**data)
-                mine = gradients(swapped, got.loss) if training else {}
-            with torch.set_grad_enabled(training):
-                want = stock(**data)
-            close(got.loss, want.loss, 1e-5)
-            norm, made = "norm.rms_norm_fwd" if training else "norm.rms_norm", calls.made
-            assert made[norm] >= 3 and made.get("rotary.rotary", 0) >= (family not in STOCK_ROTARY)
             if training:
-                same_gradients(mine, gradients(stock, want.loss), 5e-5)
-                assert made[norm] == made["norm.rms_norm_bwd"]
+                _, _, made = same_step(swapped, stock, data, 1e-5, 5e-5, run=compiled)
+                assert made["norm.rms_norm_fwd"] == made["norm.rms_norm_bwd"]
                 assert made.get("rotary.rotary_bwd", 0) >= (family not in STOCK_ROTARY)
                 assert made["loss.linear_cross_entropy_fwd" if fused else "loss.cross_entropy_bwd"] == 1
             else:
+                with torch.no_grad(), Calls() as calls:
+                    got = compiled(**data)
+                with torch.no_grad():
+                    want = stock(**data)
+                close(got.loss, want.loss, 1e-5)
                 close(got.logits, want.logits, 1e-5)
+                made = calls.made
+            assert made["norm.rms_norm_fwd" if training else "norm.rms_norm"] >= 3
+            assert made.get("rotary.rotary", 0) >= (family not in STOCK_ROTARY)
 
 
 # each with one of the two losses
@@ -66,14 +66,8 @@ def test_a_head_that_does_not_learn():
     stock.lm_head.weight.requires_grad_(False)
     swapped = twin(stock, fused_linear_cross_entropy=True)
     compiled = torch.compile(swapped, fullgraph=True, backend="aot_eager")
-    data = batch() | {"use_cache": False}
-    with Calls() as calls:
-        got = compiled(**data)
-        mine = gradients(swapped, got.loss)
-    want = stock(**data)
-    close(got.loss, want.loss, 1e-5)
-    same_gradients(mine, gradients(stock, want.loss), 5e-5)
-    assert calls.made["loss.cross_entropy_fwd_"] == 1
+    _, _, made = same_step(swapped, stock, batch() | {"use_cache": False}, 1e-5, 5e-5, run=compiled)
+    assert made["loss.cross_entropy_fwd_"] == 1
 
 
 def test_dynamic_shapes():

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 import torch
-from test_families import LAYERS
+from test_families import LAYERS, mlp_backward
 from test_vision import FAMILIES as VISION
-from tiny import FAMILIES, NAMED, NOT_LIGERS, Calls, batch, close, gradients, model, same_gradients
+from tiny import FAMILIES, NAMED, NOT_LIGERS, Calls, batch, close, model, same_step
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -44,14 +44,9 @@ def test_an_instance(family):
     stock, data = model(family), batch()
     swapped = copy.deepcopy(stock)
     getattr(hotswap, f"apply_liger_kernel_to_{family}")(model=swapped)
-    with Calls() as calls:
-        got = swapped.train()(**data)
-        mine = gradients(swapped, got.loss)
-    want = stock.train()(**data)
-    close(got.loss, want.loss)
-    same_gradients(mine, gradients(stock, want.loss))
-    assert got.logits is None and calls.made["loss.linear_cross_entropy_fwd"] == 1 and calls.made["norm.rms_norm_fwd"] >= 5
-    assert ("rotary.rotary" in calls.made) == (family != "glm4")  # Liger's default there
+    got, _, made = same_step(swapped.train(), stock.train(), data)
+    assert got.logits is None and made["loss.linear_cross_entropy_fwd"] == 1 and made["norm.rms_norm_fwd"] >= 5
+    assert ("rotary.rotary" in made) == (family != "glm4")  # Liger's default there
 
 
 def test_options_of_an_instance():
@@ -143,10 +138,10 @@ def test_trainer(families, options, tmp_path):
         for a, b in [*zip(stock, ours, strict=True), *zip(stock, config, strict=True)]:
             assert len(a) == len(b) >= 2 and all(abs(x - y) <= 1e-4 * abs(x) for x, y in zip(a, b)), family
         assert stock[0][0] != stock[0][-1]
-        norms, rotary, mlps, op = LAYERS[family]
+        norms, rotary, mlps, _ = LAYERS[family]
         for made in (calls, config_calls):
             assert made["rotary.rotary_bwd"] == rotary * steps, family
-            assert not mlps or made[f"mlp.{op}_bwd"] == mlps * steps, family
+            assert not mlps or made[mlp_backward(family)] == mlps * steps, family
         assert config_calls["norm.rms_norm_bwd"] == norms * steps, family
         assert config_calls["loss.cross_entropy_bwd"] == steps and config_calls["norm.rms_norm"] > 0, family
         if options:

@@ -75,7 +75,7 @@ def test_selective_checkpointing():
         context = lambda: create_selective_checkpoint_contexts(keep)
         y = checkpoint(layer, x, use_reentrant=False, context_fn=context)
         (got,) = torch.autograd.grad(y.square().sum(), x)
-    assert calls.made == {"mlp.swiglu": 1, "mlp.swiglu_bwd": 1}  # kept, not made again
+    assert calls.made == {"mlp.swiglu": 1, "mlp.swiglu_bwd_": 1}  # kept, not made again
     (want,) = torch.autograd.grad(stock(x).square().sum(), x)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
@@ -83,7 +83,7 @@ def test_selective_checkpointing():
 def test_autocast():
     stock = model()
     calls = compare(stock, twin(stock, fused_linear_cross_entropy=True), limit=2e-3, autocast=True, lr=1e-3)
-    assert calls["norm.rms_norm_fwd"] == 5 * STEPS and calls["mlp.swiglu_bwd"] == 2 * STEPS
+    assert calls["norm.rms_norm_fwd"] == 5 * STEPS and calls["mlp.swiglu_bwd_"] == 2 * STEPS
 
 
 def test_lora():
@@ -97,7 +97,7 @@ def test_lora():
         made.append(m)
     calls = compare(*made)
     # the head does not learn: in place of its logits, chunk by chunk
-    assert calls["mlp.swiglu_bwd"] == 2 * STEPS and calls["loss.cross_entropy_fwd_"] == STEPS
+    assert calls["mlp.swiglu_bwd_"] == 2 * STEPS and calls["loss.cross_entropy_fwd_"] == STEPS
     assert "loss.linear_cross_entropy_fwd" not in calls
     after = model()  # bound after the adapters are in
     torch.manual_seed(5)
@@ -125,7 +125,7 @@ def test_two_ranks(tmp_path):
         assert all(abs(a - b) <= 1e-5 * abs(b) for a, b in zip(losses, want, strict=True)), name
         assert sum(want[-5:]) < sum(want[:5])
         assert gradients[0] <= 1e-4, (name, *gradients)  # of the first step and the last
-        assert calls["norm.rms_norm_bwd"] == 5 * STEPS and calls["mlp.swiglu_bwd"] == 2 * STEPS, name
+        assert calls["norm.rms_norm_bwd"] == 5 * STEPS and calls["mlp.swiglu_bwd_"] == 2 * STEPS, name
         loss = "loss.cross_entropy_bwd" if name == "tensor parallel" else "loss.linear_cross_entropy_fwd"
         assert calls[loss] == STEPS, name
 
@@ -141,7 +141,7 @@ def test_zero(tmp_path):
         assert none == {}, stage
         assert all(abs(a - b) <= 1e-4 * abs(b) for a, b in zip(got, want, strict=True)), stage
         assert sum(want[-5:]) < sum(want[:5])
-        assert calls["norm.rms_norm_bwd"] == 5 * STEPS and calls["mlp.swiglu_bwd"] == 2 * STEPS, stage
+        assert calls["norm.rms_norm_bwd"] == 5 * STEPS and calls["mlp.swiglu_bwd_"] == 2 * STEPS, stage
         assert calls["loss.linear_cross_entropy_fwd"] == STEPS, stage
 
 
@@ -163,4 +163,4 @@ def test_qlora(tmp_path):
         m = peft.get_peft_model(m, config)
         made.append(twin(m) if swap else m)
     calls = compare(*made)
-    assert calls["mlp.swiglu_bwd"] == 2 * STEPS and calls["loss.cross_entropy_bwd"] == STEPS
+    assert calls["mlp.swiglu_bwd_"] == 2 * STEPS and calls["loss.cross_entropy_bwd"] == STEPS

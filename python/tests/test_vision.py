@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import transformers
-from tiny import BASE, LINEAR, Calls, batch, close, gradients, same_gradients, twin
+from tiny import BASE, LINEAR, Calls, batch, close, same_step, twin
 from transformers import AutoModelForImageTextToText
 
 import hotswap
@@ -65,15 +65,10 @@ def test_family(family):
         for items in (None, 17):
             stock.train(), swapped.train()
             options = {} if items is None else {"num_items_in_batch": items}
-            with Calls() as calls:
-                got = swapped(**data, **options)
-                mine = gradients(swapped, got.loss)
-            want = stock(**data, **options)
-            close(got.loss, want.loss)
-            same_gradients(mine, gradients(stock, want.loss))
-            assert (got.logits is None) == fused and calls.made[loss] == 1
-            gated = sum(calls.made.get(f"{op}_bwd", 0) for op in ("mlp.swiglu", "mlp.geglu", "activation.silu"))
-            assert calls.made["norm.rms_norm_bwd"] >= 5 and gated >= 2
+            got, _, made = same_step(swapped, stock, data | options)
+            assert (got.logits is None) == fused and made[loss] == 1
+            gated = sum(n for op, n in made.items() if "_bwd" in op and op.startswith(("mlp.", "activation.silu")))
+            assert made["norm.rms_norm_bwd"] >= 5 and gated >= 2
         stock.eval(), swapped.eval()
         with torch.no_grad():
             want, got = stock(**data), swapped(**data)
@@ -97,13 +92,8 @@ def test_with_an_image():
     swapped = twin(stock, fused_linear_cross_entropy=True)
     ids = torch.cat([torch.full((1, 16), 96), torch.arange(3, 12)[None]], 1)  # 4 x 4 patches, then text
     data = dict(input_ids=ids, labels=ids.clone(), pixel_values=torch.randn(1, 3, 16, 16))
-    with Calls() as calls:
-        got = swapped(**data)
-        mine = gradients(swapped, got.loss)
-    want = stock(**data)
-    close(got.loss, want.loss)
-    same_gradients(mine, gradients(stock, want.loss))
-    assert calls.made["norm.layer_norm_bwd"] >= 3 and calls.made["activation.gelu_quick_bwd"] == 1
+    _, _, made = same_step(swapped, stock, data)
+    assert made["norm.layer_norm_bwd"] >= 3 and made["activation.gelu_quick_bwd"] == 1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -126,12 +116,7 @@ def test_compiled(family):
     torch.compiler.reset()
     compiled = torch.compile(swapped, backend="aot_eager")
     for _ in range(2):
-        with Calls() as calls:
-            got = compiled(**data)
-            mine = gradients(swapped, got.loss)
-        want = stock(**data)
-        close(got.loss, want.loss, 1e-5)
-        same_gradients(mine, gradients(stock, want.loss), 5e-5)
-        assert got.logits is None and calls.made["loss.linear_cross_entropy_fwd"] == 1
-        assert calls.made["norm.rms_norm_bwd"] == 5 and not swapped.lm_head.defers
+        got, _, made = same_step(swapped, stock, data, 1e-5, 5e-5, run=compiled)
+        assert got.logits is None and made["loss.linear_cross_entropy_fwd"] == 1
+        assert made["norm.rms_norm_bwd"] == 5 and not swapped.lm_head.defers
     torch.compiler.reset()

@@ -121,7 +121,7 @@ class Calls:
         "norm": ("rms_norm", "rms_norm_fwd", "rms_norm_bwd", "layer_norm", "layer_norm_fwd", "layer_norm_bwd"),
         "activation": tuple(f"{a}{b}" for a in ("silu", "gelu", "gelu_tanh", "gelu_quick") for b in ("", "_bwd")),
         "rotary": ("rotary", "rotary_bwd"),
-        "mlp": ("swiglu", "swiglu_bwd", "geglu", "geglu_bwd"),
+        "mlp": tuple(f"{a}{b}" for a in ("swiglu", "geglu") for b in ("", "_bwd", "_bwd_")),
         "loss": ("cross_entropy", "cross_entropy_fwd", "cross_entropy_fwd_", "cross_entropy_bwd", "linear_cross_entropy", "linear_cross_entropy_fwd"),
     }
 
@@ -136,3 +136,15 @@ class Calls:
 
     def __exit__(self, *_):
         self.made = {op: n - self.before[op] for op, n in self._now().items() if n != self.before[op]}
+
+
+def same_step(swapped, stock, data, limit=2e-6, gradient_limit=1e-5, run=None):
+    """One forward and backward of each: the same loss and gradients. What both returned, and the swapped one's calls.
+    run: called in place of `swapped`, whose gradients are looked at all the same (its compiled form)."""
+    with Calls() as calls:
+        got = (run or swapped)(**data)
+        mine = gradients(swapped, got.loss)
+    want = stock(**data)
+    close(got.loss, want.loss, limit)
+    same_gradients(mine, gradients(stock, want.loss), gradient_limit)
+    return got, want, calls.made

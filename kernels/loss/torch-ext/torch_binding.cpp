@@ -237,33 +237,27 @@ int64_t call_count(std::string op) { return kernels::count_calls(kOps, op); }
 HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
   m.def(
       "cross_entropy(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float softcap, float "
-      "z_loss, "
-      "str reduction) -> Tensor");
+      "z_loss, str reduction) -> Tensor");
   m.def(
-      "cross_entropy_fwd(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float softcap, float "
-      "z_loss, str reduction) -> (Tensor loss, Tensor lse)");
-  m.def(
-      "cross_entropy_fwd_(Tensor(a!) logits, Tensor target, int ignore_index, float label_smoothing, float softcap, "
+      "cross_entropy_fwd(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float softcap, "
       "float z_loss, str reduction) -> (Tensor loss, Tensor lse)");
   m.def(
+      "cross_entropy_fwd_(Tensor(a!) logits, Tensor target, int ignore_index, float label_smoothing, float "
+      "softcap, float z_loss, str reduction) -> (Tensor loss, Tensor lse)");
+  m.def(
       "cross_entropy_bwd(Tensor dloss, Tensor logits, Tensor target, Tensor lse, int ignore_index, float "
-      "label_smoothing, "
-      "float softcap, float z_loss, str reduction) -> Tensor");
+      "label_smoothing, float softcap, float z_loss, str reduction) -> Tensor");
   m.def(
       "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int ignore_index, float "
       "label_smoothing, float softcap, float z_loss, str reduction) -> Tensor");
   m.def(
       "linear_cross_entropy_fwd(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int ignore_index, float "
       "label_smoothing, float softcap, float z_loss, str reduction, bool float32_dweight=False) -> (Tensor loss, "
-      "Tensor lse, Tensor dhidden, "
-      "Tensor "
-      "dweight, Tensor dbias)");
+      "Tensor lse, Tensor dhidden, Tensor dweight, Tensor dbias)");
   m.def(
-      "linear_cross_entropy_bwd(Tensor dloss, Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor lse, "
-      "int "
-      "ignore_index, float label_smoothing, float softcap, float z_loss, str reduction, bool float32_dweight=False) -> "
-      "(Tensor dhidden, Tensor "
-      "dweight, Tensor dbias)");
+      "linear_cross_entropy_bwd(Tensor dloss, Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor "
+      "lse, int ignore_index, float label_smoothing, float softcap, float z_loss, str reduction, bool "
+      "float32_dweight=False) -> (Tensor dhidden, Tensor dweight, Tensor dbias)");
   HOTSWAP_COMMON_SCHEMAS(m);
 }
 HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { kernels::implement(m, loss::kOps); }

@@ -35,7 +35,7 @@ def test_layer_in_place_of_llama_mlp(mlp, dtype, name, act, op):
     ops = mlp._ops.ops
     stock = LlamaMLP(LlamaConfig(hidden_size=48, num_attention_heads=4, intermediate_size=80, hidden_act=act)).to(dtype)
     x = torch.randn(2, 5, 48, dtype=dtype, requires_grad=True)
-    before = {o: ops.call_count(o) for o in (op, f"{op}_bwd")}
+    before = {o: ops.call_count(o) for o in (op, f"{op}_bwd_")}
     y = getattr(mlp.layers, name).forward(stock, x)
     dy = torch.randn_like(y)
     y.backward(dy)
@@ -89,3 +89,79 @@ def test_halves_of_a_packed_projection(mlp, op):
 def test_opcheck(mlp, op):
     gate, up = torch.randn(2, 3, 40, requires_grad=True).chunk(2, dim=-1)
     torch.library.opcheck(getattr(mlp._ops.ops, op).default, (gate, up))
+
+
+def _keep(held, t):
+    held.append(t)
+    return t
+
+
+def _in_numpy(held, t):
+    held.append(torch.from_numpy(t.detach().numpy()))
+    return t
+
+
+# what is done with gate before the op sees it -> may its memory become the gradient's?
+HOLDERS = {
+    "nobody": (lambda held, t: t, True),
+    "a hook on its gradient": (lambda held, t: t.register_hook(lambda g: None) and t, True),
+    "a variable": (_keep, False),
+    "a detached one": (lambda held, t: held.append(t.detach()) or t, False),
+    "a view": (lambda held, t: held.append(t[0]) or t, False),
+    "numpy": (_in_numpy, False),
+    "a view is the input": (lambda held, t: _keep(held, t)[:], False),
+    "a node that runs later": (lambda held, t: held.append((t * t).sum()) or t, False),
+}
+
+
+@pytest.mark.parametrize("op", ["swiglu", "geglu"])
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_gradients_go_over_what_only_the_graph_holds(mlp, op, holder):
+    """And nowhere else: whatever can still be read keeps its numbers."""
+    hold, in_place = HOLDERS[holder]
+    ops = mlp._ops.ops
+    x = torch.randn(3, 8, requires_grad=True)
+
+    def run(fn):
+        held = []
+        y = fn(hold(held, x * 2), x * 3).sum()
+        extra = [h for h in held if h.requires_grad and h.ndim == 0]
+        values = [h.detach().clone() for h in held]
+        x.grad = None
+        (y + sum(extra)).backward()
+        assert all(torch.equal(h.detach(), v) for h, v in zip(held, values, strict=True))
+        return x.grad
+
+    before = ops.call_count(f"{op}_bwd_"), ops.call_count(f"{op}_bwd")
+    got = run(getattr(mlp, op))
+    made = ops.call_count(f"{op}_bwd_") - before[0], ops.call_count(f"{op}_bwd") - before[1]
+    assert made == ((1, 0) if in_place else (0, 1))
+    act = torch.nn.functional.silu if op == "swiglu" else lambda g: torch.nn.functional.gelu(g, approximate="tanh")
+    close(got, run(lambda gate, up: act(gate) * up), 2e-6)
+
+
+@pytest.mark.parametrize("op", ["swiglu", "geglu"])
+def test_a_graph_that_is_kept_or_recomputed(mlp, op):
+    from torch.utils.checkpoint import checkpoint
+
+    fn, count = getattr(mlp, op), mlp._ops.ops.call_count
+    x = torch.randn(3, 8, requires_grad=True)
+    y = fn(x * 2, x * 3).sum()
+    before = count(f"{op}_bwd"), count(f"{op}_bwd_")
+    (first,) = torch.autograd.grad(y, x, retain_graph=True)
+    (second,) = torch.autograd.grad(y, x)
+    assert torch.equal(first, second)
+    assert (count(f"{op}_bwd") - before[0], count(f"{op}_bwd_") - before[1]) == (1, 1)
+    for reentrant in (False, True):  # as gradient checkpointing makes gate and up again
+        y = checkpoint(lambda x: fn(x * 2, x * 3), x, use_reentrant=reentrant).sum()
+        x.grad = None
+        y.backward()
+        assert torch.equal(x.grad, first)
+    assert (count(f"{op}_bwd") - before[0], count(f"{op}_bwd_") - before[1]) == (1, 3)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or len(kept) - 1, lambda i: kept[i]):
+        y = fn(x * 2, x * 3).sum()
+    values = [t.detach().clone() for t in kept]
+    assert torch.equal(torch.autograd.grad(y, x)[0], first)
+    assert all(torch.equal(t.detach(), v) for t, v in zip(kept, values, strict=True))
+    assert count(f"{op}_bwd") - before[0] == 2

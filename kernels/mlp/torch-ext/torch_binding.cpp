@@ -65,15 +65,19 @@ Tensor forward(const Tensor& gate, const Tensor& up) {
   return y;
 }
 
+struct Gradients {
+  void *gate, *up;  // contiguous
+};
+
+// gradients(dtype): where they go, asked for after the checks.
 template <GatedAct kAct>
-std::tuple<Tensor, Tensor> backward(const Tensor& dy, const Tensor& gate, const Tensor& up) {
-  const char* op = kAct == GatedAct::kSwiGlu ? "swiglu_bwd" : "geglu_bwd";
+void run_backward(const char* op, const Tensor& dy, const Tensor& gate, const Tensor& up, const auto& gradients) {
   const DType dtype = checked(gate, up, op);
   kernels::check_same_shape(gate, dy, op, "gate", "dy");
   check(kernels::dtype_of(dy, op) == dtype, op, ": wanted dy in gate's dtype; got another; cast it");
   const kernels::Device device = kernels::device_of(gate);
   const Rows d = as_rows(dy, op, device), g = as_rows(gate, op, device), u = as_rows(up, op, device);
-  Tensor dgate = kernels::empty_like(gate, dtype), dup = kernels::empty_like(gate, dtype);
+  const Gradients out = gradients(dtype);
   run(device,
       {.dtype = dtype,
        .act = kAct,
@@ -84,17 +88,49 @@ std::tuple<Tensor, Tensor> backward(const Tensor& dy, const Tensor& gate, const 
        .up_stride = u.stride,
        .dy_stride = d.stride,
        .y = nullptr,
-       .dgate = dgate.data_ptr(),
-       .dup = dup.data_ptr(),
+       .dgate = out.gate,
+       .dup = out.up,
        .rows = g.rows,
        .cols = g.cols},
       flat(d) && flat(g) && flat(u));
-  return {dgate, dup};
 }
 
-constexpr std::array kOps = {
-    kernels::op<&forward<GatedAct::kSwiGlu>>("swiglu"), kernels::op<&backward<GatedAct::kSwiGlu>>("swiglu_bwd"),
-    kernels::op<&forward<GatedAct::kGeGlu>>("geglu"), kernels::op<&backward<GatedAct::kGeGlu>>("geglu_bwd")};
+template <GatedAct kAct>
+std::tuple<Tensor, Tensor> backward(const Tensor& dy, const Tensor& gate, const Tensor& up) {
+  std::tuple<Tensor, Tensor> out;
+  run_backward<kAct>(kAct == GatedAct::kSwiGlu ? "swiglu_bwd" : "geglu_bwd", dy, gate, up, [&](DType dtype) {
+    out = {kernels::empty_like(gate, dtype), kernels::empty_like(gate, dtype)};
+    return Gradients{std::get<0>(out).data_ptr(), std::get<1>(out).data_ptr()};
+  });
+  return out;
+}
+
+// gate becomes dgate, up becomes dup: nothing new while both gradients are alive.
+template <GatedAct kAct>
+void backward_in_place(const Tensor& dy, const Tensor& gate, const Tensor& up) {
+  const char* op = kAct == GatedAct::kSwiGlu ? "swiglu_bwd_" : "geglu_bwd_";
+  run_backward<kAct>(op, dy, gate, up, [&](DType) {
+    check(gate.is_contiguous() && up.is_contiguous(), op,
+          ": wanted contiguous gate and up, which become dgate and dup;", " got a strided ",
+          gate.is_contiguous() ? "up" : "gate", "; call the op without _ at the end");
+    const auto apart = [](const Tensor& a, const Tensor& b) {  // b: any strides, which are never negative
+      int64_t last = 0;
+      for (int64_t i = 0; i < b.dim(); ++i) last += (b.size(i) - 1) * b.stride(i);
+      const char *a_begin = static_cast<const char*>(a.data_ptr()), *b_begin = static_cast<const char*>(b.data_ptr());
+      return a_begin + a.numel() * a.element_size() <= b_begin || b_begin + (last + 1) * b.element_size() <= a_begin;
+    };
+    check(gate.numel() == 0 || (apart(gate, up) && apart(gate, dy) && apart(up, dy)), op,
+          ": wanted dy, gate and up in memory of their own; got two that overlap; clone one of them");
+    return Gradients{gate.data_ptr(), up.data_ptr()};
+  });
+}
+
+constexpr std::array kOps = {kernels::op<&forward<GatedAct::kSwiGlu>>("swiglu"),
+                             kernels::op<&backward<GatedAct::kSwiGlu>>("swiglu_bwd"),
+                             kernels::op<&backward_in_place<GatedAct::kSwiGlu>>("swiglu_bwd_"),
+                             kernels::op<&forward<GatedAct::kGeGlu>>("geglu"),
+                             kernels::op<&backward<GatedAct::kGeGlu>>("geglu_bwd"),
+                             kernels::op<&backward_in_place<GatedAct::kGeGlu>>("geglu_bwd_")};
 
 int64_t call_count(std::string op) { return kernels::count_calls(kOps, op); }
 
@@ -104,8 +140,10 @@ int64_t call_count(std::string op) { return kernels::count_calls(kOps, op); }
 HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
   m.def("swiglu(Tensor gate, Tensor up) -> Tensor");
   m.def("swiglu_bwd(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)");
+  m.def("swiglu_bwd_(Tensor dy, Tensor(a!) gate, Tensor(b!) up) -> ()");
   m.def("geglu(Tensor gate, Tensor up) -> Tensor");
   m.def("geglu_bwd(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)");
+  m.def("geglu_bwd_(Tensor dy, Tensor(a!) gate, Tensor(b!) up) -> ()");
   HOTSWAP_COMMON_SCHEMAS(m);
 }
 HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { kernels::implement(m, mlp::kOps); }

@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from . import layers, sharding
+from . import layers, ownership, sharding
 from ._ops import add_op_namespace_prefix, ops
 
 swiglu = ops.swiglu
@@ -20,12 +20,20 @@ def _setup(ctx, inputs, output):
 
 
 def _register(name):
-    backward_op = getattr(ops, f"{name}_bwd")
+    backward_op, in_place_op = getattr(ops, f"{name}_bwd"), getattr(ops, f"{name}_bwd_")
+
+    def backward(ctx, dy):
+        saved = ctx.saved_tensors
+        if not ownership.may_overwrite(saved):
+            return backward_op(dy, *saved)
+        gradients = [t.detach() for t in saved]  # the same memory, no longer part of the graph
+        in_place_op(dy, *gradients)
+        return tuple(gradients)
+
     torch.library.register_fake(add_op_namespace_prefix(name))(lambda gate, up: _like(gate))
     torch.library.register_fake(add_op_namespace_prefix(f"{name}_bwd"))(lambda dy, gate, up: (_like(gate), _like(up)))
-    torch.library.register_autograd(
-        add_op_namespace_prefix(name), lambda ctx, dy: backward_op(dy, *ctx.saved_tensors), setup_context=_setup
-    )
+    torch.library.register_fake(add_op_namespace_prefix(f"{name}_bwd_"))(lambda dy, gate, up: None)
+    torch.library.register_autograd(add_op_namespace_prefix(name), backward, setup_context=_setup)
 
 
 if not hasattr(ops, "python_registered"):  # the same package may be imported again through another path

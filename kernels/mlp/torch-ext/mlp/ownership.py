@@ -1,0 +1,57 @@
+"""May a backward write its gradients over what forward saved? Where nothing else can see those tensors, yes: that is two
+buffers less at the moment when a training step holds most. What is not certain counts as no."""
+
+import sys
+
+import torch
+
+
+def _references(tensors):
+    """To each tensor's Python object, to the tensor, to its memory (a view's, or a detached one's, is the same)."""
+    return [(sys.getrefcount(t), t._use_count(), torch._C._storage_Use_Count(t.untyped_storage()._cdata)) for t in tensors]
+
+
+class _Probe(torch.autograd.Function):
+    """Counts the references to a saved tensor that only the graph knows."""
+
+    alone = None
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        saved = ctx.saved_tensors
+        if type(saved[0]) is torch.Tensor:
+            _Probe.alone = _references(saved)[0]
+        return dy
+
+
+def _references_if_alone():
+    """Counted once: the numbers are this Python's and this torch's. None where they cannot be told."""
+    known = (
+        hasattr(torch.Tensor, "_use_count"),
+        hasattr(torch._C, "_storage_Use_Count"),
+        hasattr(torch._C._autograd, "_get_current_graph_task_keep_graph"),
+    )
+    if all(known) and sys.gettrace() is None:  # a debugger refers to tensors, too
+        with torch.inference_mode(False), torch.enable_grad():
+            x = torch.ones(1, device="cpu", requires_grad=True)
+            _Probe.apply(x * 1).backward()
+    return _Probe.alone
+
+
+_ALONE = _references_if_alone()
+
+
+def may_overwrite(saved) -> bool:
+    """`saved`: the whole of ctx.saved_tensors, kept in no other variable; asked in backward."""
+    if _ALONE is None or any(type(t) is not torch.Tensor or not t.is_contiguous() for t in saved):
+        return False  # subclasses: being traced, or split over devices
+    if torch.is_grad_enabled() or torch._C._autograd._get_current_graph_task_keep_graph():
+        return False  # a second backward would read them
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        return False
+    return all(found <= alone for counts in _references(saved) for found, alone in zip(counts, _ALONE))
