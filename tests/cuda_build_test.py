@@ -8,6 +8,7 @@ Triton's), the machine code. --sizes: also the size of each object by architectu
 
 import argparse
 import importlib.util
+import itertools
 import re
 import shutil
 import subprocess
@@ -18,7 +19,8 @@ from pathlib import Path
 # From sm_100 on ptxas also spills a few bytes of kernels that have registers to spare, and we have no such GPU to say
 # whether that costs anything: these are named, and do not fail.
 UNTUNED, FEW_BYTES = 100, 32
-# A kernel of each package that must move 16 bytes at a time: bfloat16, rows at whole vectors.
+# A kernel of each package that must move 16 bytes at a time: bfloat16, rows at whole vectors. Those of WALKS have code
+# for 32 bytes as well, from the first architecture on that has such accesses.
 WIDE = {
     "activation": r"unary_rows<.*Silu, .*BFloat16, false, 8>",
     "mlp": r"gated_rows<.*Silu, .*BFloat16, false, 8>",
@@ -26,6 +28,7 @@ WIDE = {
     "norm": r"layer_forward_held<.*BFloat16, 4, 128, true>|rms_backward_ring<.*BFloat16, 2, false, 4, true>",
     "loss": r"loss_rows<.*BFloat16, 8>",
 }
+WALKS, HAS_256_BITS = {"activation", "mlp"}, 100
 
 
 def demangled(names: list[str]) -> list[str]:
@@ -56,16 +59,20 @@ def cuobjdump() -> str | None:
 
 
 def narrow(tool: str, package: str, item: Path) -> list[str]:
-    """Kernels of WIDE without 128-bit loads or stores in the machine code of an object."""
+    """Kernels of WIDE without loads or stores of a whole vector in the machine code of an object."""
     listing = subprocess.run([tool, "--dump-sass", item], capture_output=True, text=True, check=True).stdout
-    parts = re.split(r"^\s*Function : (\S+)$", listing, flags=re.MULTILINE)
-    names, codes = parts[1::2], parts[2::2]
-    wanted = [(n, c) for n, c in zip(demangled(names), codes) if re.search(WIDE[package], n)]
-    problems = [] if wanted else [f"{package}: no kernel is called {WIDE[package]}"]
-    for name, code in wanted:
-        for what, pattern in (("loads", r"LDG(STS)?\.\S*128"), ("stores", r"STG\.\S*128")):
-            if not re.search(pattern, code):
-                problems.append(f"{name}: no 128-bit {what}")
+    archs = re.split(r"^\s*code for sm_(\d+)\w*$", listing, flags=re.MULTILINE)
+    problems = [] if len(archs) > 1 else [f"{package}: no machine code"]
+    for arch, code_of_arch in zip(archs[1::2], archs[2::2]):
+        parts = re.split(r"^\s*Function : (\S+)$", code_of_arch, flags=re.MULTILINE)
+        wanted = [(n, c) for n, c in zip(demangled(parts[1::2]), parts[2::2]) if re.search(WIDE[package], n)]
+        if not wanted:
+            problems.append(f"sm_{arch}: {package}: no kernel is called {WIDE[package]}")
+        widths = [128, 256] if package in WALKS and int(arch) >= HAS_256_BITS else [128]
+        for (name, code), bits in itertools.product(wanted, widths):
+            for what, pattern in (("loads", rf"LDG(STS)?\.\S*{bits}"), ("stores", rf"STG\.\S*{bits}")):
+                if not re.search(pattern, code):
+                    problems.append(f"sm_{arch}: {name}: no {bits}-bit {what}")
     return problems
 
 

@@ -21,29 +21,37 @@ __device__ __forceinline__ void values(T* out, const Pack<T, N>& x, const Pack<T
 #pragma unroll
     for (int i = 0; i < N; ++i) f[i] = Act::template value<kCoarseOf<T>>(f[i]);
   }
-  store_floats<N>(out, f);
+  store_whole(out, pack<T>(f));
 }
 
 template <class Act, class T, bool kBackward, int N>
-__global__ void __launch_bounds__(kWalkThreads) unary_rows(const Unary a, int64_t rows, int64_t per_row) {
-  const int64_t row = row_of(blockIdx.x, per_row, rows);
-  const int64_t col = ((blockIdx.x - row * per_row) * kWalkThreads + threadIdx.x) * N;
+__device__ __forceinline__ void unary_at(const Unary& a, int64_t row, int64_t col) {
   T* out = static_cast<T*>(a.out) + row * a.cols + col;
   const T* x = static_cast<const T*>(a.x) + row * a.x_stride + col;
   const T* dy = kBackward ? static_cast<const T*>(a.dy) + row * a.dy_stride + col : nullptr;
-  wait_for_launch_before();
   if (col + N <= a.cols) {
-    const Pack<T, N> v = load<N>(x);
+    const Pack<T, N> v = load_whole<N>(x);
     Pack<T, N> d{};
-    if constexpr (kBackward) d = load<N>(dy);
+    if constexpr (kBackward) d = load_whole<N>(dy);
     values<Act, T, kBackward, N>(out, v, d);
-  } else if constexpr (N > 1) {  // the tail of a single row
+  } else if constexpr (N == kPerVector<T>) {  // the tail of a single row
     for (int64_t c = 0; col + c < a.cols; ++c) {
       Pack<T, 1> dy_one{};
       if constexpr (kBackward) dy_one = load<1>(dy + c);
       values<Act, T, kBackward, 1>(out + c, load<1>(x + c), dy_one);
     }
   }
+}
+
+template <class Act, class T, bool kBackward, int N>
+__global__ void __launch_bounds__(kWalkThreads) unary_rows(const Unary a, int64_t rows, int64_t per_row, bool wide) {
+  const int64_t row = row_of(blockIdx.x, per_row, rows);
+  const int64_t at = (blockIdx.x - row * per_row) * kWalkThreads + threadIdx.x;
+  wait_for_launch_before();
+  if constexpr (kWideBuilt && N > 1) {
+    if (wide) return unary_at<Act, T, kBackward, 2 * N>(a, row, at * 2 * N);
+  }
+  unary_at<Act, T, kBackward, N>(a, row, at * N);
 }
 
 template <class Fn>
@@ -65,11 +73,13 @@ void with_function(Function function, Fn fn) {
 void unary(const Unary& all, int64_t all_rows, Stream stream) {
   if (all_rows == 0 || all.cols == 0) return;
   const bool backward = all.dy != nullptr;
-  const bool every = aligned(all.x, all.x_stride, all.dtype, all_rows) &&
-                     aligned(all.out, all.cols, all.dtype, all_rows) &&
-                     (!backward || aligned(all.dy, all.dy_stride, all.dtype, all_rows));
-  const WalkPlan p = plan_walk(
-      {.rows = all_rows, .cols = all.cols, .element_size = size_of(all.dtype), .aligned = every}, kWalkThreads);
+  const WalkShape shape{.rows = all_rows,
+                        .cols = all.cols,
+                        .element_size = size_of(all.dtype),
+                        .addresses = addresses(all.x, all.x_stride, all.dtype, all_rows) |
+                                     addresses(all.out, all.cols, all.dtype, all_rows) |
+                                     (backward ? addresses(all.dy, all.dy_stride, all.dtype, all_rows) : 0)};
+  const WalkPlan p = plan_walk(shape, kWalkThreads, widest_access());
   for_launches(p, all_rows, [&](int64_t first, int64_t rows) {
     Unary a = all;
     a.x = moved(a.x, first, a.x_stride, a.dtype);
@@ -78,9 +88,10 @@ void unary(const Unary& all, int64_t all_rows, Stream stream) {
     with_function(a.function, [&]<class Act>() {
       with_dtype(a.dtype, [&]<typename T>() {
         const auto run = [&](auto* kernel) {
-          launch_after(kernel, p.blocks_per_row * rows, kWalkThreads, stream, a, rows, p.blocks_per_row);
+          launch_after(kernel, p.blocks_per_row * rows, kWalkThreads, stream, a, rows, p.blocks_per_row,
+                       p.access == kWideBytes);
         };
-        if (p.vector_access)
+        if (p.access >= kVectorBytes)
           run(backward ? &unary_rows<Act, T, true, kPerVector<T>> : &unary_rows<Act, T, false, kPerVector<T>>);
         else
           run(backward ? &unary_rows<Act, T, true, 1> : &unary_rows<Act, T, false, 1>);

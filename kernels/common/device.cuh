@@ -1,4 +1,4 @@
-// Device code that every package needs: numbers of 16 and 32 bits, 16-byte accesses, sums over the threads of a row.
+// Device code that every package needs: numbers of 16 and 32 bits, vector accesses, sums over the threads of a row.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -159,6 +159,43 @@ __device__ __forceinline__ Pack<T, N> pack(const float (&f)[N]) {
   }
   return out;
 }
+
+// ---- walks (launch.h): load and store, with .cs as above, which take 32 bytes in one access where the GPU can, p at a
+// multiple of them. sm_100 is the first that can (from CUDA 12.9 on). Code for others leaves out what would take 32
+// bytes; HOTSWAP_TEST_WIDE builds it there too, two accesses for one, so that any GPU can test it.
+#if defined(HOTSWAP_TEST_WIDE) || __CUDA_ARCH__ >= 1000
+constexpr bool kWideBuilt = true;
+#else
+constexpr bool kWideBuilt = false;
+#endif
+
+template <int N, class T>
+__device__ __forceinline__ Pack<T, N> load_whole(const T* p) {
+#if __CUDA_ARCH__ >= 1000
+  if constexpr (N * sizeof(T) == 32) {
+    Pack<T, N> v;
+    asm volatile("ld.global.cs.v8.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8];"
+                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]), "=r"(v.w[4]), "=r"(v.w[5]), "=r"(v.w[6]),
+                   "=r"(v.w[7])
+                 : "l"(p));
+    return v;
+  }
+#endif
+  return load<N>(p);
+}
+template <class T, int N>
+__device__ __forceinline__ void store_whole(T* p, const Pack<T, N>& v) {
+#if __CUDA_ARCH__ >= 1000
+  if constexpr (N * sizeof(T) == 32) {
+    asm volatile("st.global.cs.v8.b32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8};" ::"l"(p), "r"(v.w[0]), "r"(v.w[1]),
+                 "r"(v.w[2]), "r"(v.w[3]), "r"(v.w[4]), "r"(v.w[5]), "r"(v.w[6]), "r"(v.w[7])
+                 : "memory");
+    return;
+  }
+#endif
+  store(p, v);
+}
+
 template <int N, class T>
 __device__ __forceinline__ void load_floats(const T* p, float (&f)[N]) {
   unpack(load<N>(p), f);

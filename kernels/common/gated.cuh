@@ -32,28 +32,25 @@ __device__ __forceinline__ void gated_values(const GatedRows& a, int64_t row, in
       g[i] = d[i] * u[i] * act.slope;
       u[i] = d[i] * act.value;
     }
-    store_floats<N>(static_cast<T*>(a.dgate) + out, g);
-    store_floats<N>(static_cast<T*>(a.dup) + out, u);
+    store_whole(static_cast<T*>(a.dgate) + out, pack<T>(g));
+    store_whole(static_cast<T*>(a.dup) + out, pack<T>(u));
   } else {
 #pragma unroll
     for (int i = 0; i < N; ++i) g[i] = Act::template value<kCoarseOf<T>>(g[i]) * u[i];
-    store_floats<N>(static_cast<T*>(a.y) + out, g);
+    store_whole(static_cast<T*>(a.y) + out, pack<T>(g));
   }
 }
 
-// A vector a thread and no loop: more of either was slower.
 template <class Act, class T, bool kBackward, int N>
-__global__ void __launch_bounds__(kWalkThreads) gated_rows(const GatedRows a, int64_t per_row) {
+__device__ __forceinline__ void gated_at(const GatedRows& a, int64_t row, int64_t col) {
   const T *gate = static_cast<const T*>(a.gate), *up = static_cast<const T*>(a.up), *dy = static_cast<const T*>(a.dy);
-  const int64_t row = row_of(blockIdx.x, per_row, a.rows);
-  const int64_t col = ((blockIdx.x - row * per_row) * kWalkThreads + threadIdx.x) * N;
-  wait_for_launch_before();
   if (col + N <= a.cols) {
-    const Pack<T, N> g = load<N>(gate + row * a.gate_stride + col), u = load<N>(up + row * a.up_stride + col);
+    const Pack<T, N> g = load_whole<N>(gate + row * a.gate_stride + col);
+    const Pack<T, N> u = load_whole<N>(up + row * a.up_stride + col);
     Pack<T, N> d{};
-    if constexpr (kBackward) d = load<N>(dy + row * a.dy_stride + col);
+    if constexpr (kBackward) d = load_whole<N>(dy + row * a.dy_stride + col);
     gated_values<Act, T, kBackward, N>(a, row, col, g, u, d);
-  } else if constexpr (N > 1) {  // the tail of a single row
+  } else if constexpr (N == kPerVector<T>) {  // the tail of a single row
     for (int64_t c = col; c < a.cols; ++c) {
       Pack<T, 1> dy_one{};
       if constexpr (kBackward) dy_one = load<1>(dy + row * a.dy_stride + c);
@@ -63,16 +60,31 @@ __global__ void __launch_bounds__(kWalkThreads) gated_rows(const GatedRows a, in
   }
 }
 
+// A vector a thread and no loop: more of either was slower.
+template <class Act, class T, bool kBackward, int N>
+__global__ void __launch_bounds__(kWalkThreads) gated_rows(const GatedRows a, int64_t per_row, bool wide) {
+  const int64_t row = row_of(blockIdx.x, per_row, a.rows);
+  const int64_t at = (blockIdx.x - row * per_row) * kWalkThreads + threadIdx.x;
+  wait_for_launch_before();
+  if constexpr (kWideBuilt && N > 1) {
+    if (wide) return gated_at<Act, T, kBackward, 2 * N>(a, row, at * 2 * N);
+  }
+  gated_at<Act, T, kBackward, N>(a, row, at * N);
+}
+
 template <class Act>
 void launch_gated(const GatedRows& all, bool backward, Stream stream) {
   if (all.rows == 0 || all.cols == 0) return;
-  const auto fits = [&](const void* data, int64_t stride) {
-    return data == nullptr || aligned(data, stride, all.dtype, all.rows);
+  const auto at = [&](const void* data, int64_t stride) {
+    return data == nullptr ? 0 : addresses(data, stride, all.dtype, all.rows);
   };
-  const bool every = fits(all.gate, all.gate_stride) && fits(all.up, all.up_stride) && fits(all.dy, all.dy_stride) &&
-                     fits(all.y, all.out_stride) && fits(all.dgate, all.out_stride) && fits(all.dup, all.out_stride);
-  const WalkPlan p = plan_walk(
-      {.rows = all.rows, .cols = all.cols, .element_size = size_of(all.dtype), .aligned = every}, kWalkThreads);
+  const WalkShape shape{.rows = all.rows,
+                        .cols = all.cols,
+                        .element_size = size_of(all.dtype),
+                        .addresses = at(all.gate, all.gate_stride) | at(all.up, all.up_stride) |
+                                     at(all.dy, all.dy_stride) | at(all.y, all.out_stride) |
+                                     at(all.dgate, all.out_stride) | at(all.dup, all.out_stride)};
+  const WalkPlan p = plan_walk(shape, kWalkThreads, widest_access());
   for_launches(p, all.rows, [&](int64_t first, int64_t rows) {
     GatedRows a = all;
     a.rows = rows;
@@ -82,9 +94,10 @@ void launch_gated(const GatedRows& all, bool backward, Stream stream) {
     for (void** out : {&a.y, &a.dgate, &a.dup}) *out = moved(*out, first, a.out_stride, a.dtype);
     with_dtype(a.dtype, [&]<typename T>() {
       const auto run = [&](auto* kernel) {
-        launch_after(kernel, p.blocks_per_row * rows, kWalkThreads, stream, a, p.blocks_per_row);
+        launch_after(kernel, p.blocks_per_row * rows, kWalkThreads, stream, a, p.blocks_per_row,
+                     p.access == kWideBytes);
       };
-      if (p.vector_access)
+      if (p.access >= kVectorBytes)
         run(backward ? &gated_rows<Act, T, true, kPerVector<T>> : &gated_rows<Act, T, false, kPerVector<T>>);
       else
         run(backward ? &gated_rows<Act, T, true, 1> : &gated_rows<Act, T, false, 1>);

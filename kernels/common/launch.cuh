@@ -42,6 +42,16 @@ int attribute() {
 }
 inline int multiprocessors() { return attribute<cudaDevAttrMultiProcessorCount>(); }
 
+// The widest access of walks in the code that the current device runs: packages hold no PTX, so that it was built for a
+// device of the same major version, with kWideBuilt (device.cuh) from sm_100 on.
+inline int64_t widest_access() {
+#ifdef HOTSWAP_TEST_WIDE
+  return kWideBytes;
+#else
+  return attribute<cudaDevAttrComputeCapabilityMajor>() >= 10 ? kWideBytes : kVectorBytes;
+#endif
+}
+
 // A launch that begins with wait_for_launch_before(): set up while the launch before it ends, where the GPU can.
 template <class... Wanted, class... Given>
 void launch_after(void (*kernel)(Wanted...), int64_t blocks, int threads, Stream stream, Given&&... args) {
@@ -92,10 +102,13 @@ P* moved(P* data, int64_t rows, int64_t stride, DType dtype) {
   return data == nullptr ? nullptr : static_cast<Byte*>(data) + rows * stride * size_of(dtype);
 }
 
+// The first row's address or'ed with what lies between rows: a multiple of 2^n if every row begins at one.
+inline uint64_t addresses(const void* data, int64_t stride, DType dtype, int64_t rows) {
+  return reinterpret_cast<uintptr_t>(data) | (rows == 1 ? 0 : uint64_t(stride * size_of(dtype)));
+}
 // Do rows `stride` elements apart begin at whole vectors?
 inline bool aligned(const void* data, int64_t stride, DType dtype, int64_t rows = 2) {
-  return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0 &&
-         (rows == 1 || stride * size_of(dtype) % kVectorBytes == 0);
+  return addresses(data, stride, dtype, rows) % kVectorBytes == 0;
 }
 
 }  // namespace kernels::gpu

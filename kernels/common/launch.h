@@ -10,7 +10,9 @@ namespace kernels {
 
 using Stream = void*;  // a cudaStream_t
 
-constexpr int64_t kVectorBytes = 16;  // what a thread loads or stores at once
+// What a thread loads or stores at once: 16 bytes, and in walks (plan_walk) 32 on sm_100 and later. norm, rotary and
+// loss stay at 16: their threads hold several vectors, how many was measured so, and cp.async copies no more.
+constexpr int64_t kVectorBytes = 16, kWideBytes = 32;
 
 struct RowShape {
   int64_t rows, cols, element_size;
@@ -36,6 +38,7 @@ struct RowPlan {
 };
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline std::string amount(int64_t n, const char* what) { return std::to_string(n) + " " + what + (n == 1 ? "" : "s"); }
 
 inline RowPlan plan_rows(const RowShape& s, const RowLimits& limits, int sms) {
   constexpr int kWarp = 32, kSmallBlock = 128, kWideBlock = 512;
@@ -70,11 +73,10 @@ inline RowPlan plan_rows(const RowShape& s, const RowLimits& limits, int sms) {
 }
 
 inline std::string RowPlan::text() const {
-  const auto counted = [](int64_t n, const char* what) { return std::to_string(n) + " " + what + (n == 1 ? "" : "s"); };
-  std::string out = counted(blocks, "block") + " of " + counted(threads(), "thread") + ", ";
-  out += rows_per_block > 1 ? counted(rows_per_block, "row") + " each" : "a row each";
-  out += ", " + counted(lanes, "thread") + " a row, ";
-  if (vectors > 0) return out + counted(vectors, "vector") + " of 16 bytes in registers";
+  std::string out = amount(blocks, "block") + " of " + amount(threads(), "thread") + ", ";
+  out += rows_per_block > 1 ? amount(rows_per_block, "row") + " each" : "a row each";
+  out += ", " + amount(lanes, "thread") + " a row, ";
+  if (vectors > 0) return out + amount(vectors, "vector") + " of 16 bytes in registers";
   return out + "rows read again, " + (vector_access ? "16 bytes" : "one element") + " at a time";
 }
 
@@ -129,19 +131,35 @@ inline std::string RingPlan::text() const {
          " vectors of 16 bytes each, " + std::to_string(depth) + " rows deep";
 }
 
-// A walk over rows of elements: a thread takes a vector (or an element), a block as many of one row as it has threads.
-struct WalkPlan {
-  bool vector_access;
-  int64_t blocks_per_row, rows_per_launch;  // a grid has no more than 2^31 - 1 blocks
+struct WalkShape {
+  int64_t rows, cols, element_size;
+  uint64_t addresses;  // of every row of every tensor, or'ed: a multiple of 2^n if each of them is
 };
 
-inline WalkPlan plan_walk(const RowShape& s, int threads) {
+// A walk over rows of elements: a thread takes a vector (or an element), a block as many of one row as it has threads.
+struct WalkPlan {
+  int64_t access;                           // bytes that a thread takes at once: 32, 16, or an element
+  int64_t blocks_per_row, rows_per_launch;  // a grid has no more than 2^31 - 1 blocks
+  std::string text() const;
+};
+
+inline WalkPlan plan_walk(const WalkShape& s, int threads, int64_t widest) {
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
-  const int64_t per_vector = kVectorBytes / s.element_size;
-  const bool vector_access = s.aligned && (s.rows == 1 || s.cols % per_vector == 0);  // one row may have a tail
-  const int64_t per_row = divide_up(vector_access ? divide_up(s.cols, per_vector) : s.cols, threads);
+  const int64_t row_bytes = s.cols * s.element_size;
+  const auto whole = [&](int64_t bytes) { return s.addresses % bytes == 0 && row_bytes % bytes == 0; };
+  // A single row may have a tail, short of 16 bytes: one thread goes through it an element at a time.
+  const bool with_tail = s.rows == 1 && s.addresses % kVectorBytes == 0;
+  int64_t access = s.element_size;
+  if (whole(kVectorBytes) || with_tail) access = kVectorBytes;
+  if (whole(kWideBytes) && widest >= kWideBytes) access = kWideBytes;
+  const int64_t per_row = divide_up(row_bytes, access * threads);
   const int64_t most = per_row > 0 ? kMostBlocks / per_row : kMostBlocks;
-  return {vector_access, per_row, s.rows < most ? s.rows : most};
+  return {access, per_row, s.rows < most ? s.rows : most};
+}
+
+inline std::string WalkPlan::text() const {
+  return amount(blocks_per_row, "block") + " a row, " + amount(rows_per_launch, "row") + " a launch, " +
+         amount(access, "byte") + " at a time";
 }
 
 }  // namespace kernels

@@ -122,24 +122,54 @@ TEST(RingPlan, Prints) {
   EXPECT_EQ(ring(16384, 16384).text(), "rows read again");
 }
 
+WalkPlan walk(int64_t rows, int64_t cols, int64_t size = 2, uint64_t addresses = 0, int64_t widest = kWideBytes) {
+  return plan_walk({.rows = rows, .cols = cols, .element_size = size, .addresses = addresses}, kWalkThreads, widest);
+}
+
 TEST(WalkPlan, CoversEveryShape) {
-  for (const int64_t rows : {1, 3, 1000}) {
-    for (const int64_t cols : {0, 1, 7, 8, 4096, 4099, 100000}) {
-      for (const bool aligned : {true, false}) {
-        const WalkPlan p = plan_walk({.rows = rows, .cols = cols, .element_size = 2, .aligned = aligned}, kWalkThreads);
-        const int64_t unit = p.vector_access ? 8 : 1;
-        EXPECT_GE(p.blocks_per_row * kWalkThreads * unit, cols);
-        EXPECT_EQ(p.rows_per_launch, rows);
-        EXPECT_EQ(p.vector_access, aligned && (rows == 1 || cols % 8 == 0));
+  for (const int64_t size : {2, 4}) {
+    for (const int64_t rows : {1, 3, 1000}) {
+      for (const int64_t cols : {0, 1, 7, 8, 12, 16, 4096, 4099, 4104, 100000}) {
+        for (const uint64_t addresses : {0x7f0000001000, 0x7f0000001020, 0x7f0000001030, 0x7f0000001038}) {
+          for (const int64_t widest : {kVectorBytes, kWideBytes}) {
+            const WalkPlan p = walk(rows, cols, size, addresses, widest);
+            const int64_t threads = p.blocks_per_row * kWalkThreads;
+            EXPECT_GE(threads * p.access, cols * size);
+            EXPECT_LT((threads - kWalkThreads) * p.access, cols * size + (cols == 0)) << "a block without elements";
+            EXPECT_EQ(p.rows_per_launch, rows);
+            EXPECT_LE(p.access, widest);
+            EXPECT_TRUE(p.access == size || addresses % p.access == 0);
+            EXPECT_TRUE(p.access == size || cols * size % p.access == 0 || (rows == 1 && p.access == kVectorBytes));
+          }
+        }
       }
     }
   }
 }
 
+TEST(WalkPlan, TakesTheWidestAccessThatFits) {
+  EXPECT_EQ(walk(3, 4096).access, 32);
+  EXPECT_EQ(walk(3, 4096, 2, 0, kVectorBytes).access, 16);  // before sm_100
+  EXPECT_EQ(walk(3, 4104).access, 16);                      // rows of 8208 bytes
+  EXPECT_EQ(walk(3, 4104, 4).access, 32);
+  EXPECT_EQ(walk(3, 4100).access, 2);
+  EXPECT_EQ(walk(3, 4096, 2, 0x1010).access, 16);
+  EXPECT_EQ(walk(3, 4096, 2, 0x1020).access, 32);
+  EXPECT_EQ(walk(3, 4096, 2, 0x1008).access, 2);
+  EXPECT_EQ(walk(3, 4096, 4, 0x1004).access, 4);
+  EXPECT_EQ(walk(1, 4099).access, 16);  // with a tail of three elements
+  EXPECT_EQ(walk(1, 4096).access, 32);
+}
+
+TEST(WalkPlan, Prints) {
+  EXPECT_EQ(walk(3, 8192).text(), "2 blocks a row, 3 rows a launch, 32 bytes at a time");
+  EXPECT_EQ(walk(1, 7, 2, 2).text(), "1 block a row, 1 row a launch, 2 bytes at a time");
+}
+
 TEST(WalkPlan, HugeTensorsTakeSeveralLaunches) {
   const int64_t most = (int64_t{1} << 31) - 1;
-  const WalkPlan p = plan_walk({.rows = int64_t{1} << 33, .cols = 4000, .element_size = 4, .aligned = true}, 256);
-  EXPECT_EQ(p.blocks_per_row, 4);
+  const WalkPlan p = walk(int64_t{1} << 33, 4000, 4);
+  EXPECT_EQ(p.blocks_per_row, 2);
   EXPECT_LE(p.rows_per_launch * p.blocks_per_row, most);
   EXPECT_GT((p.rows_per_launch + 1) * p.blocks_per_row, most);
 }

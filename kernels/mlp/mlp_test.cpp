@@ -10,8 +10,8 @@ namespace {
 using namespace kernels::testing;
 using kernels::package;
 
-const std::vector<std::vector<int64_t>> kShapes = {{1, 1},   {3, 7}, {2, 3, 16}, {1, 33},  {5, 128},
-                                                   {7, 577}, {16},   {3, 9001},  {9, 8192}};
+const std::vector<std::vector<int64_t>> kShapes = {{1, 1},   {3, 7}, {2, 3, 16}, {1, 33},   {5, 128},
+                                                   {7, 577}, {16},   {4, 24},    {3, 9001}, {9, 8192}};
 const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kBFloat16, at::kHalf};
 
 Tensor formula(const std::string& op, const Tensor& gate, const Tensor& up) {
