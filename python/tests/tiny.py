@@ -142,7 +142,7 @@ def same_step(swapped, stock, data, limit=2e-6, gradient_limit=1e-5, run=None):
     """One forward and backward of each: the same loss and gradients. What both returned, and the swapped one's calls.
     run: called in place of `swapped`, whose gradients are looked at all the same (its compiled form)."""
     with Calls() as calls:
-        got = (run or swapped)(**data)
+        got = (swapped if run is None else run)(**data)
         mine = gradients(swapped, got.loss)
     want = stock(**data)
     close(got.loss, want.loss, limit)
