@@ -64,11 +64,13 @@ def _bind(module: nn.Module, replacement: match.Replacement) -> None:
         _put(module, "_loss_function", replacement.forward)
         return
     if replacement.option == "fused_linear_cross_entropy":
-        from hotswap.loss import head_forward
+        from hotswap.loss import head_forward, head_of
 
-        _put(module.lm_head, _slot(module.lm_head), types.MethodType(head_forward, module.lm_head))
+        head = head_of(module)
+        _put(head, _slot(head), types.MethodType(head_forward, head))
         if loss := getattr(replacement.forward, "loss", None):
-            _put(module.lm_head, "defers", False)
+            _put(head, "defers", False)
+            _put(head, "deferred", None)
             _put(module, "_loss_function", types.MethodType(loss, module))
     _put(module, _slot(module), types.MethodType(replacement.forward, module))
 

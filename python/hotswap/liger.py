@@ -35,13 +35,16 @@ def _family(module, base, mlp="swiglu", lacks=(), **other):
 
 
 FAMILIES = {
-    "deepseek_v2": _family("deepseek_v2", "DeepseekV2", rope=False, lacks=("rope",)),
+    "deepseek_v2": _family("deepseek_v2", "DeepseekV2", rope=False),
     "deepseek_v3": _family("deepseek_v3", "DeepseekV3", rope=False),
+    "deepseek_v4": _family("deepseek_v4", "DeepseekV4", rope=False, swiglu=False, lacks=("rope", "swiglu")),
     "exaone4": _family("exaone4", "Exaone4"),
+    "falcon_h1": _family("falcon_h1", "FalconH1"),
     "gemma": _family("gemma", "Gemma", "geglu"),
     "gemma2": _family("gemma2", "Gemma2", "geglu"),
     "gemma3": _family("gemma3", "Gemma3", "geglu", layer_norm=True),
     "gemma3_text": _family("gemma3", "Gemma3", "geglu"),
+    "gemma4": _family("gemma4", "Gemma4", "geglu", rope=False, layer_norm=False, lacks=("rope",)),
     "gemma4_text": _family("gemma4", "Gemma4", "geglu", rope=False, lacks=("rope",)),
     "glm4": _family("glm4", "Glm4", rope=False),
     "glm4v": _family("glm4v", "Glm4v", rope=False),
@@ -52,15 +55,19 @@ FAMILIES = {
     "hunyuan_v1_moe": _family("hunyuan_v1_moe", "HunYuanMoEV1"),
     "internvl": Family("internvl", "InternVLPreTrainedModel", {**LOSSES, "rms_norm": True, "layer_norm": True}),
     "llama": _family("llama", "Llama"),
+    "llama4": _family("llama4", "Llama4", layer_norm=True),
     "llava": Family("llava", "LlavaPreTrainedModel", LOSSES),
     "ministral": _family("ministral", "Ministral"),
     "mllama": _family("mllama", "Mllama", layer_norm=True),
     "mistral": _family("mistral", "Mistral"),
     "mixtral": _family("mixtral", "Mixtral"),
+    "muse_glimmer": _family("muse_glimmer", "MuseGlimmer", layer_norm=True),
+    "nemotron": Family("nemotron", "NemotronPreTrainedModel", {"relu_squared": False, **LOSSES}, ("relu_squared",)),
     "olmo2": _family("olmo2", "Olmo2"),
     "olmo3": _family("olmo3", "Olmo3"),
     "paligemma": _family("paligemma", "PaliGemma", "geglu", layer_norm=True),
     "phi3": _family("phi3", "Phi3"),
+    "pixtral": Family("pixtral", "PixtralPreTrainedModel", {"rope": True, "rms_norm": True, "swiglu": True}),
     "qwen2": _family("qwen2", "Qwen2"),
     "qwen2_5_vl": _family("qwen2_5_vl", "Qwen2_5_VL"),
     "qwen2_vl": _family("qwen2_vl", "Qwen2VL", layer_norm=True),
@@ -84,7 +91,7 @@ def _options(family: str, given: dict) -> dict:
     if lacking := [name for name in FAMILIES[family].lacks if given.get(name)]:
         raise NotImplementedError(f"{family}: wanted {lacking[0]}=False; got True, and there is no such kernel; leave it out")
     chosen = known | given
-    if all(chosen[name] for name in LOSSES):
+    if all(chosen.get(name) for name in LOSSES):
         if all(given.get(name) for name in LOSSES):
             raise ValueError("wanted one of cross_entropy and fused_linear_cross_entropy; got both; leave one out")
         for name in LOSSES:  # the one that was asked for goes before the default
@@ -96,7 +103,7 @@ def _options(family: str, given: dict) -> dict:
         "mlp": mlp,
         "activation": mlp,  # of experts
         "layer_norm": chosen.get("layer_norm", False),
-        **{name: chosen[name] for name in LOSSES},
+        **{name: chosen.get(name, False) for name in LOSSES},  # Pixtral, a model of images alone, has none
     }
 
 

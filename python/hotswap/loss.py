@@ -14,16 +14,18 @@ from hotswap.packages import load
 # Families whose head is: hidden states, lm_head, scaling or softcapping, ForCausalLMLoss, and for mixtures of experts
 # the balancing loss. python/tests/test_families.py holds each against the stock forward.
 FUSED_FAMILIES = frozenset(
-    """deepseek_v2 deepseek_v3 exaone4 gemma gemma2 gemma3_text gemma4_text glm glm4 gpt_oss granite helium hunyuan_v1_dense
-    hunyuan_v1_moe llama ministral mistral mixtral olmo2 olmo3 olmoe phi3 qwen2 qwen2_moe qwen3 qwen3_5_text qwen3_moe
-    qwen3_next smollm3""".split()
+    """deepseek_v2 deepseek_v3 deepseek_v4 exaone4 falcon_h1 gemma gemma2 gemma3_text gemma4_text glm glm4 gpt_oss granite
+    helium hunyuan_v1_dense hunyuan_v1_moe llama llama4_text ministral mistral mixtral nemotron olmo2 olmo3 olmoe phi3 qwen2
+    qwen2_moe qwen3 qwen3_5_text qwen3_moe qwen3_next smollm3""".split()
 )
-# Families of text and images, whose forwards differ and all end in lm_head and ForCausalLMLoss with nothing between:
+# Families of text and images, whose forwards differ and all end in lm_head and ForCausalLMLoss:
 # python/tests/test_vision.py holds each.
 DEFERRED_FAMILIES = frozenset(
-    """gemma3 glm4v glm4v_moe internvl llava mllama paligemma qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe
-    smolvlm""".split()
+    """gemma3 gemma4 glm4v glm4v_moe internvl llama4 llava mllama muse_glimmer paligemma qwen2_5_vl qwen2_vl qwen3_5
+    qwen3_5_moe qwen3_vl qwen3_vl_moe smolvlm""".split()
 )
+# Of these, those that scale and softcap their logits before the loss; the others have nothing between, whatever a config says.
+SOFTCAPPED_FAMILIES = frozenset({"gemma4", "muse_glimmer"})
 
 
 _package = load("loss")  # here, not in a call: torch.compile traces the calls
@@ -61,12 +63,20 @@ def linear_causal_lm_loss(
     return loss / num_items_in_batch
 
 
+def head_of(model):
+    """Its lm_head, or that of the whole causal language model inside (Llama 4)."""
+    return getattr(model if hasattr(model, "lm_head") else getattr(model, "language_model", None), "lm_head", None)
+
+
 def head_forward(self, input, labels=None, **options):
     """nn.Linear's forward, or with labels the loss. Inside the head's own call, so that FSDP's and ZeRO's hooks, which
     gather its weight, run as ever."""
-    if labels is None and options.get("shift_labels") is None:
-        return input if getattr(self, "defers", False) else nn.functional.linear(input, self.weight, self.bias)
-    return linear_causal_lm_loss(input, self.weight, self.bias, labels, **options)
+    if labels is not None or options.get("shift_labels") is not None:
+        return linear_causal_lm_loss(input, self.weight, self.bias, labels, **options)
+    if not getattr(self, "defers", False):
+        return nn.functional.linear(input, self.weight, self.bias)
+    self.deferred = input  # what comes back to deferred_loss may have been softcapped on the way
+    return input
 
 
 @functools.lru_cache(maxsize=None)
@@ -89,6 +99,8 @@ def fused_forward(model_class: type):
             hidden = hidden[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep, :]
         if (scaling := getattr(config, "logits_scaling", None)) is not None:
             hidden = hidden / scaling
+        if (multiplier := getattr(config, "lm_head_multiplier", None)) is not None:
+            hidden = hidden * multiplier
         options = {k: kwargs[k] for k in ("num_items_in_batch", "ignore_index", "shift_labels") if k in kwargs}
         softcap = getattr(config, "final_logit_softcapping", None) or 0.0
         loss = self.lm_head(hidden, labels=labels, softcap=softcap, **options)
@@ -130,8 +142,8 @@ def fused_forward(model_class: type):
             use_cache=use_cache,
         )
         has_labels = labels is not None or kwargs.get("shift_labels") is not None
-        if skip_logits is None:
-            skip_logits = self.training and has_labels
+        if skip_logits is None:  # a head that may defer is that of a model around this one, whose loss it is (Llama 4)
+            skip_logits = self.training and has_labels and not hasattr(self.lm_head, "defers")
         if not skip_logits:
             return stock(self, labels=labels, **kwargs)
         if not has_labels:
@@ -144,11 +156,18 @@ def fused_forward(model_class: type):
 def deferred_loss(
     self, logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **kwargs
 ):
-    """A model's loss function. `logits` are hidden states where the head has put its work off: then the head does it."""
+    """A model's loss function. Where the head has put its work off there are no logits: then the head does it."""
     options = dict(num_items_in_batch=num_items_in_batch, ignore_index=ignore_index, shift_labels=shift_labels)
-    if self.lm_head.defers:
-        return self.lm_head(logits, labels=labels, **options)
-    return causal_lm_loss(logits, labels, vocab_size, **options)
+    head = head_of(self)
+    if not head.defers:
+        return causal_lm_loss(logits, labels, vocab_size, **options)
+    hidden = head.deferred
+    if self.config.model_type in SOFTCAPPED_FAMILIES:
+        config = self.config.get_text_config()
+        if (multiplier := getattr(config, "output_multiplier", None)) is not None:
+            hidden = hidden * multiplier
+        options["softcap"] = config.final_logit_softcapping or 0.0
+    return head(hidden, labels=labels, **options)
 
 
 @functools.lru_cache(maxsize=None)
@@ -158,11 +177,12 @@ def deferred_forward(model_class: type):
 
     @can_return_tuple
     def without_logits(self, *args, **kwargs):
-        self.lm_head.defers = True
+        head = head_of(self)
+        head.defers = True
         try:
             outputs = stock(self, *args, return_dict=True, **kwargs)
         finally:
-            self.lm_head.defers = False
+            head.defers, head.deferred = False, None
         return type(outputs)(**{**outputs, "logits": None})
 
     @functools.wraps(stock)
@@ -181,7 +201,7 @@ def deferred_forward(model_class: type):
 
 def _fusing(model):
     """The forward without logits for a head that is a plain linear layer, in a family that one is right for; or None."""
-    head, family, name = getattr(model, "lm_head", None), getattr(model.config, "model_type", None), class_of(model).__name__
+    head, family, name = head_of(model), getattr(model.config, "model_type", None), class_of(model).__name__
     if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
         return None
     if family in FUSED_FAMILIES and name.endswith("ForCausalLM"):

@@ -167,9 +167,21 @@ def _activation(module):
 
     def agree(candidate):
         stock, ours = _stock_forward(module).__get__(module), candidate.forward.__get__(module)
-        return _agree(stock, ours, [((5 * _numbers(3, 40),), 1e-6)])
+        # the wide ones show a limit (gelu_10)
+        return _agree(stock, ours, [((5 * _numbers(3, 40),), 1e-6), ((1e4 * _numbers(3, 40),), 1e-6)])
 
     return _first(_settings(module), candidates, agree)
+
+
+def _scaled_swiglu_mlp():
+    """Falcon H1's: a factor before the activation and one at the end."""
+    swiglu = load("mlp").swiglu
+
+    def forward(self, x):
+        gate = self.gate_proj(x) * self.gate_multiplier
+        return self.down_proj(swiglu(gate, self.up_proj(x))) * self.down_multiplier
+
+    return Replacement("mlp", "SwiGLUMLP", "mlp", ("swiglu", "swiglu_bwd", "swiglu_bwd_"), forward)
 
 
 def _gated_mlp(module):
@@ -183,7 +195,8 @@ def _gated_mlp(module):
         layers = {"PackedSwiGLUMLP": "swiglu", "PackedGeGLUMLP": "geglu"}
 
     def candidates():
-        return [_of_package("mlp", layer, "mlp", (op, f"{op}_bwd", f"{op}_bwd_")) for layer, op in layers.items()]
+        made = [_of_package("mlp", layer, "mlp", (op, f"{op}_bwd", f"{op}_bwd_")) for layer, op in layers.items()]
+        return [*made, _scaled_swiglu_mlp()] if split and hasattr(module, "gate_multiplier") else made
 
     def linear(rows, columns):
         made = nn.Linear(columns, rows, dtype=torch.float32, device="cpu")
@@ -196,46 +209,75 @@ def _gated_mlp(module):
         parts |= {"gate_proj": linear(12, 8), "up_proj": linear(12, 8)} if split else {"gate_up_proj": linear(24, 8)}
         shell = _shell(module, **parts)
         stock, ours = _stock_forward(module).__get__(shell), candidate.forward.__get__(shell)
-        return _agree(stock, ours, [((_numbers(2, 3, 8),), 1e-5)])
+        # the wide ones show a limit on gate and up (DeepSeek 4)
+        return _agree(stock, ours, [((_numbers(2, 3, 8),), 1e-5), ((1e4 * _numbers(2, 3, 8),), 1e-5)])
 
     return _first((_settings(module), _settings(getattr(module, act))), candidates, agree)
 
 
 # ---- rotary embedding: a function that an attention's forward looks up among its module's globals -----------------
 
-ROTARY = "apply_rotary_pos_emb"
+ROTARY = ("apply_rotary_pos_emb", "apply_rotary_emb")  # angles as cosine and sine; as complex numbers (Llama 4)
+
+
+def _rotary_name(forward):
+    names = getattr(getattr(forward, "__code__", None), "co_names", ())
+    return next((name for name in ROTARY if name in names), None)
 
 
 def _rotary_functions():
-    rotary = load("rotary")
-    whole = rotary.layers.rotary_pos_emb.forward
-    apply = rotary.apply_rotary
+    apply = load("rotary").apply_rotary
 
-    def along(unsqueeze_dim, q, k, call):
-        if unsqueeze_dim == 1:
+    def along(unsqueeze_dim, q, k, cos, call):
+        if unsqueeze_dim == 1 or (unsqueeze_dim == 0 and cos.dim() == 2):  # Pixtral's tables have no batch
             return call(q, k)
+        if unsqueeze_dim != 2:
+            raise ValueError(f"wanted unsqueeze_dim 1, 2, or 0 for tables [time, dim]; got {unsqueeze_dim}, {cos.dim()} dims")
         q, k = call(q.transpose(1, 2), k.transpose(1, 2))
         return q.transpose(1, 2), k.transpose(1, 2)
 
     def rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
-        return whole(None, q, k, cos, sin, unsqueeze_dim)
+        return along(unsqueeze_dim, q, k, cos, lambda q, k: apply(q, k, cos, sin))
 
     def partial_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
-        return along(unsqueeze_dim, q, k, lambda q, k: apply(q, k, cos, sin, cos.shape[-1]))
+        return along(unsqueeze_dim, q, k, cos, lambda q, k: apply(q, k, cos, sin, cos.shape[-1]))
 
     def interleaved_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):  # the table's first half counts (GLM)
         width = cos.shape[-1]
         half = cos[..., : width // 2], sin[..., : width // 2]
-        return along(unsqueeze_dim, q, k, lambda q, k: apply(q, k, *half, width, True))
+        return along(unsqueeze_dim, q, k, cos, lambda q, k: apply(q, k, *half, width, True))
 
-    return [rotary_pos_emb, partial_rotary_pos_emb, interleaved_rotary_pos_emb]
+    def complex_rotary_emb(q, k, freqs_cis):  # DeepSeek 2
+        return apply(q, k, freqs_cis.real, freqs_cis.imag, None, True)
+
+    def complex_rotary_emb_by_time(q, k, freqs_cis):  # Llama 4: [batch, time, heads, dim]
+        q, k = complex_rotary_emb(q.transpose(1, 2), k.transpose(1, 2), freqs_cis)
+        return q.transpose(1, 2), k.transpose(1, 2)
+
+    tables = [rotary_pos_emb, partial_rotary_pos_emb, interleaved_rotary_pos_emb]
+    return dict(zip(ROTARY, (tables, [complex_rotary_emb, complex_rotary_emb_by_time])))
+
+
+def _rotary_cases(name):
+    q, k, table = _numbers(2, 4, 5, 8), _numbers(2, 2, 5, 8) + 0.5, _numbers(1, 5, 4)
+    by_time = q.transpose(1, 2), k.transpose(1, 2)
+    if name == "apply_rotary_emb":
+        angles = torch.polar(torch.ones_like(table), table)
+        return [((q, k, angles), 1e-6), ((*by_time, angles), 1e-6)]
+    cases = []
+    for half in (table, table[..., :2], None):  # a whole head's table, half of it, and one for both halves
+        angle = table if half is None else torch.cat([half, half], -1)
+        cos, sin = angle.cos(), angle.sin()
+        cases += [((q, k, cos, sin), 1e-6), ((*by_time, cos, sin, 2), 1e-6), ((q, k, cos[0], sin[0], 0), 1e-6)]
+    return cases
 
 
 def _attention(module):
     forward = _stock_forward(module)
-    if not isinstance(forward, types.FunctionType) or ROTARY not in forward.__code__.co_names:
+    name = _rotary_name(forward) if isinstance(forward, types.FunctionType) else None
+    if name is None:
         return None
-    stock = forward.__globals__.get(ROTARY)
+    stock = forward.__globals__.get(name)
     if isinstance(stock, nn.Module):  # what use_kernel_forward_from_hub made of the function; kernelize() may have bound it
         stock = _stock_forward(stock).__get__(stock)
     if not callable(stock):
@@ -244,25 +286,18 @@ def _attention(module):
     def with_ours(ours):
         # The same code, seeing another function under that name. Without __name__, or torch.compile would look the name
         # up in the module itself.
-        scope = {k: v for k, v in forward.__globals__.items() if k != "__name__"} | {ROTARY: ours}
+        scope = {k: v for k, v in forward.__globals__.items() if k != "__name__"} | {name: ours}
         made = types.FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
         made.__kwdefaults__, made.__doc__, made.__module__ = forward.__kwdefaults__, forward.__doc__, forward.__module__
         made.__annotations__, made.__qualname__ = forward.__annotations__, forward.__qualname__
         return made
 
     def candidates():
-        made = _rotary_functions()
+        made = _rotary_functions()[name]
         return [Replacement("rope", f.__name__, "rotary", ("rotary", "rotary_bwd"), with_ours(f)) for f in made]
 
     def agree(candidate):
-        q, k, table = _numbers(2, 4, 5, 8), _numbers(2, 2, 5, 8) + 0.5, _numbers(1, 5, 4)
-        cases = []
-        for width in (8, 4):  # a whole head's table, and half of it
-            angle = torch.cat([table, table], -1) if width == 8 else table
-            cases.append(((q, k, angle.cos(), angle.sin()), 1e-6))
-        half = torch.cat([table[..., :2], table[..., :2]], -1)
-        cases[1:1] = [((q, k, half.cos(), half.sin()), 1e-6)]
-        return _agree(stock, candidate.forward.__globals__[ROTARY], cases)
+        return _agree(stock, candidate.forward.__globals__[name], _rotary_cases(name))
 
     return _first(forward, candidates, agree)
 
@@ -294,8 +329,7 @@ def looks_like(module: nn.Module) -> Optional[str]:
     """The layer that a module seems to be by its looks alone."""
     if class_of(module).__name__.endswith("RMSNorm"):
         return "RMSNorm"
-    forward = _stock_forward(module)
-    if ROTARY in getattr(getattr(forward, "__code__", None), "co_names", ()):
+    if _rotary_name(_stock_forward(module)):
         return "rotary_pos_emb"
     if all(isinstance(getattr(module, n, None), nn.Module) for n in ("gate_proj", "up_proj", "down_proj")):
         return "MLP"

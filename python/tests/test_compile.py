@@ -9,9 +9,9 @@ import torch
 from tiny import FAMILIES, NAMED, Calls, batch, close, model, same_step, twin
 
 FULL = os.environ.get("HOTSWAP_PYTHON_FULL") == "1"
-STOCK_ROTARY = ("gemma4_text", "deepseek_v2")  # they turn other layouts than ours
+STOCK_ROTARY = ("gemma4_text", "deepseek_v4")  # they turn queries and keys apart
 # Stock experts break the graph: their loop depends on values.
-MOE = set("mixtral qwen3_moe gpt_oss olmoe qwen2_moe hunyuan_v1_moe deepseek_v2 deepseek_v3".split())
+MOE = set("mixtral qwen3_moe gpt_oss olmoe qwen2_moe hunyuan_v1_moe deepseek_v2 deepseek_v3 deepseek_v4".split())
 
 pytestmark = pytest.mark.filterwarnings("ignore:Error detected in")  # dynamo, trying the stock experts
 
@@ -37,7 +37,7 @@ def check(family, fused, **options):
             stock.train(training), swapped.train(training)
             if training:
                 _, _, made = same_step(swapped, stock, data, 1e-5, 5e-5, run=compiled)
-                assert made["norm.rms_norm_fwd"] == made["norm.rms_norm_bwd"]
+                assert made.get("norm.rms_norm_fwd") == made.get("norm.rms_norm_bwd")
                 assert made.get("rotary.rotary_bwd", 0) >= (family not in STOCK_ROTARY)
                 assert made["loss.linear_cross_entropy_fwd" if fused else "loss.cross_entropy_bwd"] == 1
             else:
@@ -48,7 +48,8 @@ def check(family, fused, **options):
                 close(got.loss, want.loss, 1e-5)
                 close(got.logits, want.logits, 1e-5)
                 made = calls.made
-            assert made["norm.rms_norm_fwd" if training else "norm.rms_norm"] >= 3
+            if family != "nemotron":  # its norms are another kind
+                assert made["norm.rms_norm_fwd" if training else "norm.rms_norm"] >= 3
             assert made.get("rotary.rotary", 0) >= (family not in STOCK_ROTARY)
 
 

@@ -10,6 +10,7 @@ from kernels import Mode
 from tiny import Calls, batch, close, gradients, model, same_gradients, twin
 from torch import nn
 from transformers import AutoModelForCausalLM
+from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import hotswap
@@ -106,6 +107,17 @@ class MultipliedMLP(nn.Module):  # ours while the multiplier is one
 
     def forward(self, x):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * self.multiplier
+
+
+class LimitedMLP(MultipliedMLP):  # ours while no gate is over the limit
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x).clamp(max=self.multiplier)) * self.up_proj(x))
+
+
+def test_a_limit_far_out_counts():
+    for layer in (LimitedMLP(500.0), ACT2FN["gelu_10"]):
+        assert not any(row.package for row in hotswap.report(hotswap.kernelize(layer)).rows if row.name == "")
+    assert hotswap.report(hotswap.kernelize(ACT2FN["gelu"])).rows[0].package == "activation"
 
 
 @pytest.mark.parametrize("multiplier, bound", [(1.0, True), (0.5, False), (1.0, True)])

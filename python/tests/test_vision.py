@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import transformers
-from tiny import BASE, LINEAR, Calls, batch, close, same_step, twin
+from tiny import BASE, LINEAR, Calls, batch, close, gradients, same_gradients, same_step, twin
 from transformers import AutoModelForImageTextToText
 
 import hotswap
@@ -15,6 +15,8 @@ VIT = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attent
 QWEN = dict(depth=1, hidden_size=32, num_heads=4, patch_size=4)
 INNER = dict(QWEN, intermediate_size=48, out_hidden_size=32)
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+GEMMA4 = dict(head_dim=8, global_head_dim=8, hidden_size_per_layer_input=8, vocab_size_per_layer_input=97,
+              final_logit_softcapping=0.3)  # fmt: skip
 T = transformers
 # fmt: off
 FAMILIES = {
@@ -38,6 +40,17 @@ FAMILIES = {
     "glm4v": lambda: T.Glm4vConfig(text_config=dict(BASE, head_dim=8, rope_parameters=dict(ROPE)), vision_config=dict(INNER)),
     "qwen2_vl": lambda: T.Qwen2VLConfig(text_config=dict(BASE, rope_parameters=dict(ROPE)), vision_config=dict(QWEN, embed_dim=32)),
     "qwen2_5_vl": lambda: T.Qwen2_5_VLConfig(text_config=dict(BASE, rope_parameters=dict(ROPE)), vision_config=dict(INNER)),
+    "llama4": lambda: T.Llama4Config(
+        text_config=dict(BASE, head_dim=8, intermediate_size_mlp=48, num_local_experts=4, interleave_moe_layer_step=2),
+        vision_config=dict(VIT, intermediate_size=128, projector_input_dim=32, projector_output_dim=32, vision_output_dim=32),
+        image_token_index=96),
+    "gemma4": lambda: T.Gemma4Config(
+        text_config=dict(BASE, **GEMMA4), image_token_id=96,
+        vision_config=dict(VIT, head_dim=8, num_key_value_heads=4, pooling_kernel_size=2, position_embedding_size=4)),
+    "muse_glimmer": lambda: T.MuseGlimmerConfig(
+        text_config=dict(BASE, head_dim=8, final_logit_softcapping=0.3, output_multiplier=0.5),
+        vision_config=dict(VIT, pos_emb_height=4, pos_emb_width=4), out_hidden_size=128, projector_hidden_size=32,
+        image_token_id=96),
     "qwen3_vl": lambda: T.Qwen3VLConfig(text_config=dict(BASE, head_dim=8, rope_parameters=dict(ROPE)),
                                         vision_config=dict(INNER, deepstack_visual_indexes=[0])),
 }
@@ -84,16 +97,64 @@ def test_family(family):
     hotswap.unkernelize(swapped).train()
     with Calls() as calls:
         assert swapped(**data).logits is not None
-    assert calls.made == {} and "defers" not in vars(swapped.lm_head)
+    assert calls.made == {} and not {"defers", "deferred"} & set(vars(swapped.get_output_embeddings()))
 
 
-def test_with_an_image():
-    stock = model("llava").train()
+# tokens of an image of 4 x 4 patches, and the calls that its tower makes
+IMAGES = {
+    "llava": (16, {"norm.layer_norm_bwd": 3, "activation.gelu_quick_bwd": 1}),
+    "llama4": (4, {"norm.layer_norm_bwd": 6, "activation.gelu_bwd": 4}),
+    "gemma4": (4, {"norm.rms_norm_bwd": 16 + 12, "mlp.geglu_bwd_": 2 + 2}),
+    "muse_glimmer": (4, {"norm.layer_norm_bwd": 6, "activation.gelu_bwd": 4}),
+}
+
+
+@pytest.mark.parametrize("family", IMAGES)
+def test_with_an_image(family):
+    stock = model(family).train()
     swapped = twin(stock, fused_linear_cross_entropy=True)
-    ids = torch.cat([torch.full((1, 16), 96), torch.arange(3, 12)[None]], 1)  # 4 x 4 patches, then text
+    tokens, calls = IMAGES[family]
+    ids = torch.cat([torch.full((1, tokens), 96), torch.arange(3, 12)[None]], 1)
     data = dict(input_ids=ids, labels=ids.clone(), pixel_values=torch.randn(1, 3, 16, 16))
+    if family == "gemma4":
+        place = torch.arange(16)
+        data |= dict(pixel_values=torch.rand(1, 16, 48), image_position_ids=torch.stack([place % 4, place // 4], -1)[None])
+    if family == "muse_glimmer":
+        data |= dict(pixel_values=torch.randn(16, 96), image_grid_thw=torch.tensor([[1, 4, 4]]))
     _, _, made = same_step(swapped, stock, data)
-    assert made["norm.layer_norm_bwd"] >= 3 and made["activation.gelu_quick_bwd"] == 1
+    assert made.items() >= calls.items()
+
+
+def test_a_model_of_images_alone():
+    """Pixtral: no head and no loss, and a rotary table without a batch; as many patches as heads, which hides no mix-up."""
+    torch.manual_seed(0)
+    stock = T.PixtralVisionModel(T.PixtralVisionConfig(**VIT, hidden_act="silu"))
+    swapped = copy.deepcopy(stock)
+    hotswap.apply_liger_kernel_to_pixtral(model=swapped)
+    image, weight = torch.randn(1, 3, 8, 8), torch.randn(1, 4, 32)
+    with Calls() as calls:
+        got = swapped(image).last_hidden_state
+        mine = gradients(swapped, (weight * got).sum())
+    want = stock(image).last_hidden_state
+    close(got, want)
+    same_gradients(mine, gradients(stock, (weight * want).sum()))
+    assert calls.made == {
+        "norm.rms_norm_fwd": 5, "norm.rms_norm_bwd": 5, "rotary.rotary": 2, "rotary.rotary_bwd": 2,
+        "mlp.swiglu": 2, "mlp.swiglu_bwd_": 2,
+    }  # fmt: skip
+    with pytest.raises(TypeError, match="pixtral: wanted options of rope, rms_norm, swiglu; got cross_entropy"):
+        hotswap.apply_liger_kernel_to_pixtral(model=swapped, cross_entropy=True)
+
+
+def test_a_causal_model_inside():
+    """Llama 4's is swapped as well, is handed shift_labels too, and leaves the loss to the model around it."""
+    stock, data = model("llama4").train(), batch()
+    swapped = twin(stock, fused_linear_cross_entropy=True)
+    data["shift_labels"] = torch.nn.functional.pad(data["labels"], (0, 1), value=-100)[:, 1:].contiguous()
+    got, _, made = same_step(swapped, stock, data)
+    assert got.logits is None and made["loss.linear_cross_entropy_fwd"] == 1
+    del data["labels"]
+    close(swapped(**data).logits, stock(**data).logits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -108,8 +169,8 @@ def test_by_ligers_name(family):
     assert getattr(hotswap, f"apply_liger_kernel_to_{family}")
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
-def test_compiled(family):
+@pytest.mark.parametrize("family, norms", [("qwen2_vl", 5), ("llava", 5), ("gemma4", 16), ("llama4", 5)])
+def test_compiled(family, norms):
     stock = model(family).train()
     swapped = twin(stock, fused_linear_cross_entropy=True)
     data = batch() | {"use_cache": False}
@@ -118,5 +179,7 @@ def test_compiled(family):
     for _ in range(2):
         got, _, made = same_step(swapped, stock, data, 1e-5, 5e-5, run=compiled)
         assert got.logits is None and made["loss.linear_cross_entropy_fwd"] == 1
-        assert made["norm.rms_norm_bwd"] == 5 and not swapped.lm_head.defers
+        assert made["norm.rms_norm_bwd"] == norms
+        head = swapped.get_output_embeddings()
+        assert not head.defers and head.deferred is None
     torch.compiler.reset()

@@ -18,6 +18,13 @@ LATENT = dict(num_key_value_heads=4, q_lora_rank=8, kv_lora_rank=8, qk_nope_head
               n_group=1, topk_group=1)  # fmt: skip
 LINEAR = dict(head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
               layer_types=["linear_attention", "full_attention"])  # fmt: skip
+# sliding and compressed attention, experts chosen by token and by score
+V4 = dict(num_key_value_heads=1, head_dim=8, partial_rotary_factor=0.5, q_lora_rank=8, o_groups=2, o_lora_rank=8,
+          layer_types=["sliding_attention", "heavily_compressed_attention"],
+          compress_rates=dict(compressed_sparse_attention=2, heavily_compressed_attention=4), mlp_layer_types=["hash_moe", "moe"],
+          hc_mult=2, hc_sinkhorn_iters=2, n_routed_experts=4, moe_intermediate_size=16)  # fmt: skip
+MAMBA = dict(mamba_d_ssm=32, mamba_n_heads=4, mamba_d_state=8, mamba_chunk_size=8, mamba_rms_norm=True,
+             mlp_multipliers=[0.7, 1.3], key_multiplier=0.8, embedding_multiplier=3.0, lm_head_multiplier=0.5)  # fmt: skip
 YARN = dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0)
 
 # fmt: off
@@ -48,9 +55,14 @@ FAMILIES = {
                                            **LINEAR, **MOE)),
     "deepseek_v2": ("DeepseekV2Config", LATENT),
     "deepseek_v3": ("DeepseekV3Config", dict(rope_interleave=False, **LATENT)),
+    "deepseek_v4": ("DeepseekV4Config", dict(**V4, **MOE)),
+    "falcon_h1": ("FalconH1Config", MAMBA),
+    "nemotron": ("NemotronConfig", {}),
     # without a name of Liger's
     "qwen3_5_text": ("Qwen3_5TextConfig", LINEAR),
     "glm": ("GlmConfig", dict(head_dim=8)),
+    "llama4_text": ("Llama4TextConfig", dict(head_dim=8, intermediate_size_mlp=48, num_local_experts=4,
+                                             interleave_moe_layer_step=2, no_rope_layers=[1, 0])),
     "helium": ("HeliumConfig", dict(head_dim=8)),
     "olmoe": ("OlmoeConfig", dict(num_experts=4, **MOE)),
     "qwen2_moe": ("Qwen2MoeConfig", dict(num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=16, **MOE)),
@@ -58,7 +70,7 @@ FAMILIES = {
 # fmt: on
 # where every family costs too much
 NAMED = "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi3 mixtral qwen3_moe gpt_oss".split()
-NOT_LIGERS = {"qwen3_5_text", "glm", "helium", "olmoe", "qwen2_moe"}
+NOT_LIGERS = {"qwen3_5_text", "glm", "llama4_text", "helium", "olmoe", "qwen2_moe"}
 
 
 def model(family="llama", seed=0, **changes):
@@ -142,7 +154,7 @@ def same_step(swapped, stock, data, limit=2e-6, gradient_limit=1e-5, run=None):
     """One forward and backward of each: the same loss and gradients. What both returned, and the swapped one's calls.
     run: called in place of `swapped`, whose gradients are looked at all the same (its compiled form)."""
     with Calls() as calls:
-        got = (swapped if run is None else run)(**data)
+        got = (swapped if run is None else run)(**data)  # a compiled model has no truth value
         mine = gradients(swapped, got.loss)
     want = stock(**data)
     close(got.loss, want.loss, limit)

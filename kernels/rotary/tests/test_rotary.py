@@ -49,7 +49,7 @@ def test_layer_is_apply_rotary_pos_emb(rotary, dtype, float32_tables):
     assert got[0].stride() == q.stride()
 
 
-def test_unsqueeze_dim_2_and_tables_of_half_width(rotary):
+def test_unsqueeze_dim_and_tables_of_half_width(rotary):
     q, k, cos, sin = inputs(torch.float32, torch.float32, width=32)
     layer = rotary.layers.rotary_pos_emb()
     want = layer(q, k, torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))
@@ -57,6 +57,10 @@ def test_unsqueeze_dim_2_and_tables_of_half_width(rotary):
         assert torch.equal(a, b)
     for a, b in zip(layer(q.transpose(1, 2), k.transpose(1, 2), cos, sin, unsqueeze_dim=2), want):
         assert torch.equal(a.transpose(1, 2), b)
+    for a, b in zip(layer(q, k, cos[0], sin[0], unsqueeze_dim=0), want):  # Pixtral's tables have no batch
+        assert torch.equal(a, b)
+    with pytest.raises(ValueError, match="wanted unsqueeze_dim"):
+        layer(q, k, cos, sin, unsqueeze_dim=0)
 
 
 def test_in_place(rotary):
