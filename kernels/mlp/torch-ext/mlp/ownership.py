@@ -12,35 +12,27 @@ def _references(tensors):
 
 
 class _Probe(torch.autograd.Function):
-    """Counts the references to a saved tensor that only the graph knows."""
-
-    alone = None
-
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)
         return x.clone()
 
-    @staticmethod
-    def backward(ctx, dy):
-        saved = ctx.saved_tensors
-        if type(saved[0]) is torch.Tensor:
-            _Probe.alone = _references(saved)[0]
-        return dy
-
 
 def _references_if_alone():
-    """Counted once: the numbers are this Python's and this torch's. None where they cannot be told."""
+    """To a saved tensor that only the graph knows: the numbers are this Python's and this torch's. None where they cannot be
+    told. No backward runs here: that would start autograd's threads, and a forked child could not have its own."""
     known = (
         hasattr(torch.Tensor, "_use_count"),
         hasattr(torch._C, "_storage_Use_Count"),
         hasattr(torch._C._autograd, "_get_current_graph_task_keep_graph"),
     )
-    if all(known) and sys.gettrace() is None:  # a debugger refers to tensors, too
-        with torch.inference_mode(False), torch.enable_grad():
-            x = torch.ones(1, device="cpu", requires_grad=True)
-            _Probe.apply(x * 1).backward()
-    return _Probe.alone
+    if not all(known) or sys.gettrace() is not None:  # a debugger refers to tensors, too
+        return None
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.ones(1, device="cpu", requires_grad=True)
+        y = _Probe.apply(x * 1)
+        saved = y.grad_fn.saved_tensors
+    return _references(saved)[0] if type(saved[0]) is torch.Tensor else None
 
 
 _ALONE = _references_if_alone()
