@@ -1,5 +1,6 @@
 """docs/python.md: every Python block runs, and our kernels are called where it says so."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -67,6 +68,9 @@ def results(tmp_path_factory):
 def test_block(results, number):
     mark, wanted, unwanted = EXPECTED[number]
     told = results[number]
+    if "enable_for_trainer" in mark and importlib.util.find_spec("liger_kernel"):
+        assert "got an installed one" in told, told
+        pytest.skip("a real liger_kernel is installed")
     assert "CALLS " in told, told
     made = set(told.split("CALLS ")[1].split())
     assert set(wanted.split()) <= made and not set(unwanted.split()) & made, made
