@@ -226,15 +226,8 @@ def _rotary_name(forward):
 
 
 def _rotary_functions():
-    apply = load("rotary").apply_rotary
-
-    def along(unsqueeze_dim, q, k, cos, call):
-        if unsqueeze_dim == 1 or (unsqueeze_dim == 0 and cos.dim() == 2):  # Pixtral's tables have no batch
-            return call(q, k)
-        if unsqueeze_dim != 2:
-            raise ValueError(f"wanted unsqueeze_dim 1, 2, or 0 for tables [time, dim]; got {unsqueeze_dim}, {cos.dim()} dims")
-        q, k = call(q.transpose(1, 2), k.transpose(1, 2))
-        return q.transpose(1, 2), k.transpose(1, 2)
+    rotary = load("rotary")
+    apply, along = rotary.apply_rotary, rotary.layers.along
 
     def rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
         return along(unsqueeze_dim, q, k, cos, lambda q, k: apply(q, k, cos, sin))

@@ -4,6 +4,16 @@ from torch import nn
 from ._ops import ops
 
 
+def along(unsqueeze_dim, q, k, cos, rotate):
+    """rotate(q, k) with q and k [b, heads, s, d], as apply_rotary_pos_emb's unsqueeze_dim says where they have their heads."""
+    if unsqueeze_dim == 1 or (unsqueeze_dim == 0 and cos.dim() == 2):  # Pixtral's tables have no batch
+        return rotate(q, k)
+    if unsqueeze_dim != 2:
+        raise ValueError(f"wanted unsqueeze_dim 1, 2, or 0 for tables [time, dim]; got {unsqueeze_dim}, {cos.dim()} dims")
+    q, k = rotate(q.transpose(1, 2), k.transpose(1, 2))
+    return q.transpose(1, 2), k.transpose(1, 2)
+
+
 class rotary_pos_emb(nn.Module):
     """transformers' apply_rotary_pos_emb: halves rotated, cos and sin [1 or b, s, d], or of half the width of a head; with
     unsqueeze_dim=2 q and k [b, s, heads, d], with 0 cos and sin [s, d]."""
@@ -13,12 +23,7 @@ class rotary_pos_emb(nn.Module):
 
     def forward(self, q, k, cos, sin, unsqueeze_dim=1):
         # a table of half a head's width serves both halves (gpt_oss); it never means a partial rotation here
-        if unsqueeze_dim == 1 or (unsqueeze_dim == 0 and cos.dim() == 2):  # Pixtral's tables have no batch
-            return ops.rotary(q, k, cos, sin, q.shape[-1], False)
-        if unsqueeze_dim != 2:
-            raise ValueError(f"wanted unsqueeze_dim 1, 2, or 0 for tables [time, dim]; got {unsqueeze_dim}, {cos.dim()} dims")
-        q, k = ops.rotary(q.transpose(1, 2), k.transpose(1, 2), cos, sin, q.shape[-1], False)
-        return q.transpose(1, 2), k.transpose(1, 2)
+        return along(unsqueeze_dim, q, k, cos, lambda q, k: ops.rotary(q, k, cos, sin, q.shape[-1], False))
 
 
 apply_rotary_transformers = rotary_pos_emb
