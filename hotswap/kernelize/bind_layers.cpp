@@ -116,10 +116,10 @@ struct ActivationFunction : Function<ActivationFunction> {
 
 struct GatedOps : Ops<Tensor(const Tensor&, const Tensor&), Tensor(const Tensor&, const Tensor&),
                       Two(const Tensor&, const Tensor&, const Tensor&)> {
+  using BackwardInplace = void(const Tensor&, const Tensor&, const Tensor&);
   explicit GatedOps(const PackageLayer& layer)
-      : Ops(layer),
-        backward_inplace(typed_op<void(const Tensor&, const Tensor&, const Tensor&)>(layer, "backward_inplace")) {}
-  std::optional<c10::TypedOperatorHandle<void(const Tensor&, const Tensor&, const Tensor&)>> backward_inplace;
+      : Ops(layer), backward_inplace(typed_op<BackwardInplace>(layer, "backward_inplace")) {}
+  std::optional<c10::TypedOperatorHandle<BackwardInplace>> backward_inplace;
 };
 
 struct GatedFunction : Function<GatedFunction> {

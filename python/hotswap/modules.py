@@ -134,12 +134,10 @@ class LigerPhi3SwiGLUMLP(nn.Module):
 def liger_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None):
     """q, k [batch, heads, time, dim], or with unsqueeze_dim=2 [batch, time, heads, dim]; cos, sin [1 or batch, time,
     rotary_dim]. position_ids say nothing: cos and sin are those of the positions already."""
-    if unsqueeze_dim == 2:
-        q, k = liger_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cos, sin, None, 1, rotary_dim)
-        return q.transpose(1, 2), k.transpose(1, 2)
-    if unsqueeze_dim != 1:
+    if unsqueeze_dim not in (1, 2):
         raise ValueError(f"wanted unsqueeze_dim 1 or 2; got {unsqueeze_dim}")
-    return _rotary.apply_rotary(q, k, cos, sin, rotary_dim)
+    rotate = lambda q, k: _rotary.apply_rotary(q, k, cos, sin, rotary_dim)
+    return _rotary.layers.along(unsqueeze_dim, q, k, cos, rotate)
 
 
 liger_rope = liger_rotary_pos_emb

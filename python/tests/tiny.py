@@ -151,7 +151,7 @@ class Calls:
 
 
 def same_step(swapped, stock, data, limit=2e-6, gradient_limit=1e-5, run=None):
-    """One forward and backward of each: the same loss and gradients. What both returned, and the swapped one's calls.
+    """One forward and backward of each: the same loss and gradients. What the swapped one returned, and its calls.
     run: called in place of `swapped`, whose gradients are looked at all the same (its compiled form)."""
     with Calls() as calls:
         got = (swapped if run is None else run)(**data)  # a compiled model has no truth value
@@ -159,4 +159,4 @@ def same_step(swapped, stock, data, limit=2e-6, gradient_limit=1e-5, run=None):
     want = stock(**data)
     close(got.loss, want.loss, limit)
     same_gradients(mine, gradients(stock, want.loss), gradient_limit)
-    return got, want, calls.made
+    return got, calls.made
