@@ -30,7 +30,7 @@ function(hotswap_kernel name)
 
   # The id names ops and file: it must change whenever anything in the package does, so it is a hash of the sources.
   file(GLOB_RECURSE inputs CONFIGURE_DEPENDS "${dir}/*" "${common}/*")
-  list(FILTER inputs EXCLUDE REGEX "__pycache__|_test\\.cpp$|_bench\\.cpp$|/tests/")
+  list(FILTER inputs EXCLUDE REGEX "__pycache__|_test\\.cpp$|_bench\\.cpp$|/tests/|/testing/")
   set(tool "${CMAKE_SOURCE_DIR}/cmake/package.py")
 
   set(objects "")
@@ -43,8 +43,7 @@ function(hotswap_kernel name)
   endforeach()
 
   file(GLOB bindings CONFIGURE_DEPENDS "${dir}/torch-ext/*.cpp")
-  file(GLOB common_sources CONFIGURE_DEPENDS "${common}/*.cpp")
-  list(FILTER common_sources EXCLUDE REGEX "_(test|bench)\\.cpp$")
+  file(GLOB common_sources CONFIGURE_DEPENDS "${common}/cpu/*.cpp" "${common}/torch/*.cpp")
   set(backends cpu)
   if(HOTSWAP_HAS_CUDA AND EXISTS "${dir}/${name}.cu")
     list(APPEND backends cuda)

@@ -1,6 +1,6 @@
 # hotswap_room(NAME [NO_TORCH] [PCH torch|cli] [DEPS rooms...] [LINK targets...])
-# One room of the host = one folder of hotswap/. Every .cpp in it belongs to the room, except main.cpp and x_test.cpp;
-# the latter make one test program, bin/<room>_test. Adding a file needs no edit here.
+# One room of the host = one folder of hotswap/ with its sub-rooms. Every .cpp in it belongs to the room, except main.cpp,
+# x_test.cpp and testdata/; x_test.cpp make one test program, bin/<room>_test. Adding a file needs no edit here.
 # NO_TORCH: the room must compile without torch's headers (base, hub).
 function(hotswap_room name)
   cmake_parse_arguments(ARG "NO_TORCH" "PCH" "DEPS;LINK" ${ARGN})
@@ -8,7 +8,8 @@ function(hotswap_room name)
     set(ARG_PCH torch)
   endif()
   set(dir "${CMAKE_CURRENT_SOURCE_DIR}/${name}")
-  file(GLOB sources CONFIGURE_DEPENDS "${dir}/*.cpp")
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${dir}/*.cpp")
+  list(FILTER sources EXCLUDE REGEX "/testdata/")
   set(tests ${sources})
   list(FILTER sources EXCLUDE REGEX "(_test|/main)\\.cpp$")
   list(FILTER tests INCLUDE REGEX "_test\\.cpp$")

@@ -2,7 +2,10 @@
 # lib/cmake/hotswap for find_package(hotswap). Programs find the packages beside the library: lib/../share/hotswap.
 include(CMakePackageConfigHelpers)
 
-install(DIRECTORY "${CMAKE_SOURCE_DIR}/hotswap" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h")
+# The public headers: no command line, nothing of tests, no parts of sources.
+install(DIRECTORY "${CMAKE_SOURCE_DIR}/hotswap" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h"
+        PATTERN "cli" EXCLUDE PATTERN "fuzz" EXCLUDE PATTERN "testdata" EXCLUDE
+        REGEX "/(test[a-z_]*|sigstore_world|[a-z_]*_impl)\\.h$" EXCLUDE)
 install(DIRECTORY "${CMAKE_BINARY_DIR}/packages/" DESTINATION "${CMAKE_INSTALL_DATADIR}/hotswap/packages"
         PATTERN "__pycache__" EXCLUDE PATTERN ".staging-*" EXCLUDE PATTERN ".old-*" EXCLUDE)
 

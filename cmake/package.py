@@ -24,7 +24,7 @@ except ModuleNotFoundError:  # Python 3.10, whose pip brings its own
     from pip._vendor import tomli as tomllib
 
 # Tests and benchmarks do not change what is built.
-NOT_BUILT = re.compile(r"(__pycache__|_test\.cpp$|_bench\.cpp$|/tests/|\.pyc$)")
+NOT_BUILT = re.compile(r"(__pycache__|_test\.cpp$|_bench\.cpp$|/tests/|/testing/|\.pyc$)")
 
 OPS_PY = """import torch
 

@@ -33,9 +33,9 @@ HEADER_MAY = re.compile(r"ATen/core/(Tensor|ivalue|Generator)\.h|c10/.*|torch/cs
 COSTLY = {"torch/torch.h": 2, "torch/csrc/autograd/custom_function.h": 2, "torch/extension.h": 0, "torch/all.h": 0}
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 STABLE = re.compile(r"^torch/(csrc/stable|headeronly)/|^torch/csrc/inductor/aoti_torch/(c|generated)/")
-TEST_HELPERS = re.compile(r"kernels/common/(testing|bench|cuda_bench|package|graph_capture|memory)\.h$")
+TEST_HELPERS = re.compile(r"kernels/common/testing/\w+\.h$")
 KERNEL_TESTS = re.compile(rf"(_test|_bench)\.cpp$|/tests/|{TEST_HELPERS.pattern}")
-BINDING = "kernels/common/binding.h"
+BINDING = "kernels/common/torch/binding.h"
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -121,13 +121,13 @@ def self_test() -> None:
         "hotswap/models/a.h": "#include <torch/torch.h>",
         "hotswap/generation/a.cpp": '#include "hotswap/training/trainer.h"',
         "hotswap/models/b.cpp": '#include "kernels/norm/norm.h"',
-        "hotswap/models/d.cpp": '#include "hotswap/kernelize/bind_impl.h"',
+        "hotswap/models/d.cpp": '#include "hotswap/kernelize/bind/bind_impl.h"',
         "hotswap/models/e.cpp": '#include "hotswap/base/test_support.h"',
         "hotswap/models/c.cpp": 'auto x = getenv("A");',
         "kernels/norm/norm_cpu.cpp": "#include <torch/csrc/stable/tensor.h>",
         "kernels/norm/norm.h": '#include "kernels/mlp/mlp.h"',
-        "kernels/norm/norm_base.cpp": '#include "kernels/common/binding.h"',
-        "kernels/mlp/mlp_cpu.cpp": '#include "kernels/common/testing.h"',
+        "kernels/norm/norm_base.cpp": '#include "kernels/common/torch/binding.h"',
+        "kernels/mlp/mlp_cpu.cpp": '#include "kernels/common/testing/testing.h"',
         "kernels/norm/norm.cu": "#include <ATen/ATen.h>",
         "kernels/norm/torch-ext/b.cpp": "#include <ATen/core/Tensor.h>",
         "kernels/loss/loss.h": '#include "hotswap/base/error.h"',
@@ -139,7 +139,7 @@ def self_test() -> None:
         "hotswap/models/a.cpp": "#include <ATen/ops/add.h>",
         "kernels/norm/torch-ext/b.cpp": "#include <torch/csrc/stable/tensor.h>",
         "kernels/norm/norm_test.cpp": "#include <ATen/ops/add.h>",
-        "kernels/norm/norm_cpu.cpp": '#include "kernels/common/vec.h"',
+        "kernels/norm/norm_cpu.cpp": '#include "kernels/common/cpu/vec.h"',
     }
     assert not problems(good), f"self test: {problems(good)}"
 

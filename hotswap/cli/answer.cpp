@@ -1,6 +1,6 @@
 #include "hotswap/cli/answer.h"
 
-#include "hotswap/cli/model_flags.h"
+#include "hotswap/cli/flags/model_flags.h"
 #include "hotswap/generation/generate.h"
 #include "hotswap/tokenizers/stream_decoder.h"
 

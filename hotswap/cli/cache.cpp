@@ -3,10 +3,10 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/progress.h"
-#include "hotswap/cli/table.h"
+#include "hotswap/cli/print/table.h"
 #include "hotswap/cli/verbs.h"
-#include "hotswap/hub/cache_care.h"
-#include "hotswap/hub/options.h"
+#include "hotswap/hub/cache/cache_care.h"
+#include "hotswap/hub/net/options.h"
 
 namespace hotswap {
 namespace {

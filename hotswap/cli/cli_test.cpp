@@ -9,10 +9,10 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
-#include "hotswap/cli/plot.h"
-#include "hotswap/cli/table.h"
+#include "hotswap/cli/print/plot.h"
+#include "hotswap/cli/print/table.h"
 #include "hotswap/cli/test_program.h"
-#include "hotswap/models/safetensors.h"
+#include "hotswap/models/formats/safetensors.h"
 
 namespace hotswap {
 namespace {

@@ -8,10 +8,10 @@
 #include <cstdio>
 
 #include "hotswap/base/memory.h"
-#include "hotswap/cli/table.h"
+#include "hotswap/cli/print/table.h"
 #include "hotswap/cli/verbs.h"
-#include "hotswap/kernelize/device.h"
-#include "hotswap/kernelize/package.h"
+#include "hotswap/kernelize/package/device.h"
+#include "hotswap/kernelize/package/package.h"
 
 namespace hotswap {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/cli/answer.h"
-#include "hotswap/cli/model_flags.h"
+#include "hotswap/cli/flags/model_flags.h"
 #include "hotswap/cli/verbs.h"
 
 namespace hotswap {

@@ -1,7 +1,7 @@
 #include <cstdio>
 #include <iostream>
 
-#include "hotswap/cli/model_flags.h"
+#include "hotswap/cli/flags/model_flags.h"
 #include "hotswap/cli/verbs.h"
 
 namespace hotswap {

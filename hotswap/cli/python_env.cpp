@@ -6,9 +6,9 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/cli/verbs.h"
-#include "hotswap/hub/cache.h"
-#include "hotswap/hub/options.h"
-#include "hotswap/kernelize/package.h"
+#include "hotswap/hub/cache/cache.h"
+#include "hotswap/hub/net/options.h"
+#include "hotswap/kernelize/package/package.h"
 
 namespace hotswap {
 namespace {

@@ -5,9 +5,9 @@
 #include <cstdio>
 
 #include "hotswap/base/error.h"
-#include "hotswap/cli/model_flags.h"
+#include "hotswap/cli/flags/model_flags.h"
 #include "hotswap/cli/verbs.h"
-#include "hotswap/models/safetensors.h"
+#include "hotswap/models/formats/safetensors.h"
 
 namespace hotswap {
 namespace {

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "hotswap/cli/verbs.h"
-#include "hotswap/hub/server.h"
+#include "hotswap/hub/serve/server.h"
 
 namespace hotswap {
 namespace {

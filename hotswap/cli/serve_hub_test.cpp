@@ -4,7 +4,7 @@
 
 #include "hotswap/base/test_support.h"
 #include "hotswap/cli/test_program.h"
-#include "hotswap/hub/test_certificate.h"
+#include "hotswap/hub/net/test_certificate.h"
 
 namespace hotswap {
 namespace {

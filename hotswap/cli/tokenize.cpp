@@ -3,7 +3,7 @@
 #include <sstream>
 
 #include "hotswap/base/error.h"
-#include "hotswap/cli/model_flags.h"
+#include "hotswap/cli/flags/model_flags.h"
 #include "hotswap/cli/verbs.h"
 
 namespace hotswap {

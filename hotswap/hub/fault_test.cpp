@@ -10,10 +10,10 @@
 
 #include "hotswap/base/sha256.h"
 #include "hotswap/base/test_support.h"
+#include "hotswap/hub/cache/piece_file.h"
 #include "hotswap/hub/hub.h"
-#include "hotswap/hub/piece_file.h"
-#include "hotswap/hub/server.h"
-#include "hotswap/hub/test_server.h"
+#include "hotswap/hub/net/test_server.h"
+#include "hotswap/hub/serve/server.h"
 
 extern char** environ;
 

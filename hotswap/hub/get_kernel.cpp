@@ -5,10 +5,10 @@
 
 #include "hotswap/base/file.h"
 #include "hotswap/base/log.h"
-#include "hotswap/hub/digest.h"
-#include "hotswap/hub/metadata.h"
-#include "hotswap/hub/piece_file.h"
-#include "hotswap/hub/text.h"
+#include "hotswap/hub/cache/piece_file.h"
+#include "hotswap/hub/names/text.h"
+#include "hotswap/hub/package/digest.h"
+#include "hotswap/hub/package/metadata.h"
 
 namespace hotswap {
 namespace {

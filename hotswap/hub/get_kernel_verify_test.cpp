@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "hotswap/hub/lock_kernels.h"
-#include "hotswap/hub/sigstore_world.h"
+#include "hotswap/hub/sign/sigstore_world.h"
 #include "hotswap/hub/test_served_norm.h"
 
 namespace hotswap {

@@ -4,17 +4,17 @@
 
 #include "hotswap/base/json.h"
 #include "hotswap/base/test_support.h"
-#include "hotswap/hub/build_toml.h"
-#include "hotswap/hub/bundle.h"
-#include "hotswap/hub/elf.h"
-#include "hotswap/hub/kernel_ref.h"
-#include "hotswap/hub/lockfile.h"
-#include "hotswap/hub/metadata.h"
-#include "hotswap/hub/sigstore_world.h"
-#include "hotswap/hub/text.h"
-#include "hotswap/hub/trust.h"
-#include "hotswap/hub/variant.h"
-#include "hotswap/hub/version.h"
+#include "hotswap/hub/names/kernel_ref.h"
+#include "hotswap/hub/names/text.h"
+#include "hotswap/hub/names/variant.h"
+#include "hotswap/hub/names/version.h"
+#include "hotswap/hub/package/build_toml.h"
+#include "hotswap/hub/package/elf.h"
+#include "hotswap/hub/package/lockfile.h"
+#include "hotswap/hub/package/metadata.h"
+#include "hotswap/hub/sign/bundle.h"
+#include "hotswap/hub/sign/sigstore_world.h"
+#include "hotswap/hub/sign/trust.h"
 
 namespace hotswap {
 namespace {

@@ -8,8 +8,8 @@
 #include "hotswap/base/json.h"
 #include "hotswap/base/log.h"
 #include "hotswap/base/progress.h"
-#include "hotswap/hub/download.h"
-#include "hotswap/hub/text.h"
+#include "hotswap/hub/cache/download.h"
+#include "hotswap/hub/names/text.h"
 
 namespace hotswap {
 namespace {

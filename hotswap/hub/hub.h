@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
-#include "hotswap/hub/cache.h"
-#include "hotswap/hub/client.h"
+#include "hotswap/hub/cache/cache.h"
+#include "hotswap/hub/net/client.h"
 
 namespace hotswap {
 

@@ -4,7 +4,7 @@
 #include <fstream>
 
 #include "hotswap/base/test_support.h"
-#include "hotswap/hub/server.h"
+#include "hotswap/hub/serve/server.h"
 
 namespace hotswap {
 namespace {

@@ -5,11 +5,11 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
-#include "hotswap/hub/digest.h"
-#include "hotswap/hub/metadata.h"
-#include "hotswap/hub/served_repos.h"
-#include "hotswap/hub/text.h"
-#include "hotswap/hub/variant_name.h"
+#include "hotswap/hub/names/text.h"
+#include "hotswap/hub/names/variant_name.h"
+#include "hotswap/hub/package/digest.h"
+#include "hotswap/hub/package/metadata.h"
+#include "hotswap/hub/serve/served_repos.h"
 
 namespace hotswap {
 namespace {

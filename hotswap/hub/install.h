@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "hotswap/hub/cache.h"
+#include "hotswap/hub/cache/cache.h"
 
 namespace hotswap {
 

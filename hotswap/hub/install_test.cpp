@@ -2,10 +2,10 @@
 #include "hotswap/hub/install.h"
 
 #include "hotswap/base/test_support.h"
-#include "hotswap/hub/digest.h"
 #include "hotswap/hub/get_kernel.h"
 #include "hotswap/hub/hub.h"
-#include "hotswap/hub/server.h"
+#include "hotswap/hub/package/digest.h"
+#include "hotswap/hub/serve/server.h"
 
 namespace hotswap {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "hotswap/base/log.h"
-#include "hotswap/hub/text.h"
+#include "hotswap/hub/names/text.h"
 
 namespace hotswap {
 namespace {

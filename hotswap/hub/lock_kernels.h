@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "hotswap/hub/hub.h"
-#include "hotswap/hub/lockfile.h"
+#include "hotswap/hub/package/lockfile.h"
 
 namespace hotswap {
 

@@ -1,7 +1,7 @@
 #include "hotswap/hub/lock_kernels.h"
 
 #include "hotswap/base/test_support.h"
-#include "hotswap/hub/server.h"
+#include "hotswap/hub/serve/server.h"
 
 namespace hotswap {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "hotswap/base/env.h"
 #include "hotswap/base/error.h"
-#include "hotswap/hub/text.h"
+#include "hotswap/hub/names/text.h"
 
 namespace hotswap {
 namespace {

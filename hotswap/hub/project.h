@@ -11,10 +11,10 @@
 #include <optional>
 #include <vector>
 
-#include "hotswap/hub/kernel_ref.h"
-#include "hotswap/hub/lockfile.h"
-#include "hotswap/hub/signature.h"
-#include "hotswap/hub/trust.h"
+#include "hotswap/hub/names/kernel_ref.h"
+#include "hotswap/hub/package/lockfile.h"
+#include "hotswap/hub/sign/signature.h"
+#include "hotswap/hub/sign/trust.h"
 
 namespace hotswap {
 

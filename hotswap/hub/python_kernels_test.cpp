@@ -1,7 +1,7 @@
 // Kernels by name, against Python's unmodified `kernels`: redirects, locks, variants, and one cache for both.
-#include "hotswap/hub/digest.h"
 #include "hotswap/hub/get_kernel.h"
 #include "hotswap/hub/lock_kernels.h"
+#include "hotswap/hub/package/digest.h"
 #include "hotswap/hub/test_python.h"
 
 namespace hotswap {

@@ -9,7 +9,7 @@
 #include "hotswap/base/json.h"
 #include "hotswap/base/test_support.h"
 #include "hotswap/hub/hub.h"
-#include "hotswap/hub/server.h"
+#include "hotswap/hub/serve/server.h"
 
 namespace hotswap::test_support {
 

@@ -5,9 +5,9 @@
 #include <mutex>
 
 #include "hotswap/base/test_support.h"
-#include "hotswap/hub/digest.h"
 #include "hotswap/hub/get_kernel.h"
-#include "hotswap/hub/server.h"
+#include "hotswap/hub/package/digest.h"
+#include "hotswap/hub/serve/server.h"
 
 namespace hotswap::test_support {
 

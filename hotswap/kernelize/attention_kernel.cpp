@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "hotswap/base/file.h"
-#include "hotswap/kernelize/foreign.h"
+#include "hotswap/kernelize/foreign/foreign.h"
 #include "hotswap/kernelize/hub_kernels.h"
 
 namespace hotswap {

@@ -1,6 +1,6 @@
 #include "hotswap/kernelize/contracts.h"
 
-#include "hotswap/kernelize/bind.h"
+#include "hotswap/kernelize/bind/bind.h"
 
 namespace hotswap {
 namespace {

@@ -1,6 +1,6 @@
 #include "hotswap/kernelize/hub_kernels.h"
 
-#include "hotswap/kernelize/package.h"
+#include "hotswap/kernelize/package/package.h"
 
 namespace hotswap {
 

@@ -5,7 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/randn.h>
 
-#include "hotswap/hub/sigstore_world.h"
+#include "hotswap/hub/sign/sigstore_world.h"
 #include "hotswap/kernelize/test_hub.h"
 #include "hotswap/layers/slot.h"
 

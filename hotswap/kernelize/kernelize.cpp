@@ -9,7 +9,7 @@
 #include "hotswap/base/env.h"
 #include "hotswap/base/error.h"
 #include "hotswap/base/log.h"
-#include "hotswap/kernelize/device.h"
+#include "hotswap/kernelize/package/device.h"
 #include "hotswap/kernelize/resolve.h"
 #include "hotswap/layers/slot.h"
 

@@ -17,7 +17,7 @@
 
 #include "hotswap/kernelize/mapping.h"
 #include "hotswap/kernelize/mode.h"
-#include "hotswap/kernelize/package.h"
+#include "hotswap/kernelize/package/package.h"
 #include "hotswap/kernelize/report.h"
 #include "hotswap/layers/module.h"
 

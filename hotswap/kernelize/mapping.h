@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "hotswap/base/result.h"
-#include "hotswap/hub/kernel_ref.h"
+#include "hotswap/hub/names/kernel_ref.h"
 #include "hotswap/kernelize/mode.h"
 
 namespace hotswap {

@@ -6,8 +6,8 @@
 
 #include "hotswap/base/env.h"
 #include "hotswap/base/error.h"
-#include "hotswap/kernelize/foreign.h"
-#include "hotswap/kernelize/package.h"
+#include "hotswap/kernelize/foreign/foreign.h"
+#include "hotswap/kernelize/package/package.h"
 
 namespace hotswap {
 namespace {

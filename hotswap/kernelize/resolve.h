@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "hotswap/base/result.h"
-#include "hotswap/hub/kernel_ref.h"
+#include "hotswap/hub/names/kernel_ref.h"
 #include "hotswap/kernelize/hub_kernels.h"
-#include "hotswap/kernelize/manifest.h"
 #include "hotswap/kernelize/mapping.h"
+#include "hotswap/kernelize/package/manifest.h"
 
 namespace hotswap {
 

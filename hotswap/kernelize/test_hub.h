@@ -5,9 +5,9 @@
 
 #include "hotswap/base/file.h"
 #include "hotswap/hub/lock_kernels.h"
-#include "hotswap/hub/server.h"
+#include "hotswap/hub/serve/server.h"
 #include "hotswap/kernelize/hub_kernels.h"
-#include "hotswap/kernelize/package.h"
+#include "hotswap/kernelize/package/package.h"
 #include "hotswap/kernelize/testing.h"
 
 namespace hotswap::test_support {

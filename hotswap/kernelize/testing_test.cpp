@@ -9,7 +9,7 @@
 #include <random>
 
 #include "hotswap/base/sha256.h"
-#include "hotswap/hub/digest.h"
+#include "hotswap/hub/package/digest.h"
 
 namespace hotswap::test_support {
 

@@ -2,12 +2,12 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/kernelize/attention_kernel.h"
-#include "hotswap/kernelize/device.h"
-#include "hotswap/models/gguf_model.h"
-#include "hotswap/models/llama.h"
+#include "hotswap/kernelize/package/device.h"
+#include "hotswap/models/families/llama.h"
+#include "hotswap/models/families/qwen3.h"
+#include "hotswap/models/formats/gguf_model.h"
+#include "hotswap/models/formats/weights.h"
 #include "hotswap/models/model_folder.h"
-#include "hotswap/models/qwen3.h"
-#include "hotswap/models/weights.h"
 
 namespace hotswap {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
-#include "hotswap/models/weights.h"
+#include "hotswap/models/formats/weights.h"
 
 namespace hotswap {
 namespace {

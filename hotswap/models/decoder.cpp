@@ -2,7 +2,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/kernelize/attention_kernel.h"
-#include "hotswap/kernelize/device.h"
+#include "hotswap/kernelize/package/device.h"
 
 namespace hotswap {
 namespace {

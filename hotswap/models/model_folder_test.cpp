@@ -6,7 +6,7 @@
 #include <mutex>
 #include <optional>
 
-#include "hotswap/hub/server.h"
+#include "hotswap/hub/serve/server.h"
 #include "hotswap/models/test_files.h"
 
 namespace hotswap {

@@ -9,8 +9,8 @@
 
 #include "hotswap/base/test_support.h"
 #include "hotswap/models/auto.h"
+#include "hotswap/models/formats/weights.h"
 #include "hotswap/models/test_files.h"
-#include "hotswap/models/weights.h"
 
 namespace hotswap {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
-#include "hotswap/kernelize/package.h"
+#include "hotswap/kernelize/package/package.h"
 #include "hotswap/models/auto.h"
 #include "hotswap/tokenizers/tokenizer.h"
 #include "hotswap/training/data.h"

@@ -1,6 +1,6 @@
 // Activations on a GPU.
 #include "kernels/activation/activation_cuda.h"
-#include "kernels/common/gated.cuh"
+#include "kernels/common/gpu/gated.cuh"
 
 namespace activation::cuda {
 namespace {

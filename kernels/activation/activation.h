@@ -14,8 +14,8 @@
 
 #include <cstdint>
 
+#include "kernels/common/cpu/isa.h"
 #include "kernels/common/dtype.h"
-#include "kernels/common/isa.h"
 
 namespace activation {
 

@@ -10,7 +10,7 @@
 
 #include <cmath>
 
-#include "kernels/common/bench.h"
+#include "kernels/common/testing/bench.h"
 
 using at::Tensor;
 using namespace kernels::bench;

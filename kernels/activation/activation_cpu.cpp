@@ -1,6 +1,6 @@
 #include "kernels/activation/activation.h"
-#include "kernels/common/math.h"
-#include "kernels/common/stream.h"
+#include "kernels/common/cpu/math.h"
+#include "kernels/common/cpu/nontemporal.h"
 
 namespace activation::HOTSWAP_ISA {
 

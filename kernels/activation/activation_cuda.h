@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/activation/activation.h"
-#include "kernels/common/launch.h"
+#include "kernels/common/gpu/launch.h"
 
 namespace activation::cuda {
 

@@ -8,7 +8,7 @@
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/tensor.h>
 
-#include "kernels/common/testing.h"
+#include "kernels/common/testing/testing.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // Matrix times few vectors. Compiled once per ISA.
-#include "kernels/common/vec.h"
+#include "kernels/common/cpu/vec.h"
 #include "kernels/linear/linear.h"
 
 namespace linear::HOTSWAP_ISA {

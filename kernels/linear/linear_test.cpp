@@ -1,7 +1,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 
-#include "kernels/common/testing.h"
+#include "kernels/common/testing/testing.h"
 
 namespace kernels::testing {
 namespace {

@@ -2,8 +2,8 @@
 // a part of it stays in shared memory, and the rest is still in L2.
 #include <algorithm>
 
-#include "kernels/common/activations.cuh"
-#include "kernels/common/launch.cuh"
+#include "kernels/common/gpu/activations.cuh"
+#include "kernels/common/gpu/launch.cuh"
 #include "kernels/loss/loss_cuda.h"
 
 namespace loss::cuda {

@@ -13,8 +13,8 @@
 #pragma once
 #include <cstdint>
 
+#include "kernels/common/cpu/isa.h"
 #include "kernels/common/dtype.h"
-#include "kernels/common/isa.h"
 
 namespace loss {
 

@@ -5,7 +5,7 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 
-#include "kernels/common/bench.h"
+#include "kernels/common/testing/bench.h"
 
 using at::Tensor;
 using namespace kernels::bench;

@@ -1,6 +1,6 @@
 // Cross-entropy on the CPU. Compiled once per ISA.
-#include "kernels/common/math.h"
-#include "kernels/common/stream.h"
+#include "kernels/common/cpu/math.h"
+#include "kernels/common/cpu/nontemporal.h"
 #include "kernels/loss/loss.h"
 
 namespace loss::HOTSWAP_ISA {

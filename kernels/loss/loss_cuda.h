@@ -5,7 +5,7 @@
 // error here: its row's loss and gradient are nan. What depends on the number of valid rows stays on the GPU too.
 #pragma once
 
-#include "kernels/common/launch.h"
+#include "kernels/common/gpu/launch.h"
 #include "kernels/loss/loss.h"
 
 namespace loss::cuda {

@@ -9,8 +9,8 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/zeros.h>
 
-#include "kernels/common/memory.h"
-#include "kernels/common/testing.h"
+#include "kernels/common/testing/memory.h"
+#include "kernels/common/testing/testing.h"
 #define HOTSWAP_ISA base
 #include "kernels/loss/loss.h"
 #include "kernels/loss/loss_cuda.h"

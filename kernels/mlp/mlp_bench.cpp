@@ -4,7 +4,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/silu.h>
 
-#include "kernels/common/bench.h"
+#include "kernels/common/testing/bench.h"
 
 using at::Tensor;
 using namespace kernels::bench;

@@ -1,6 +1,6 @@
 // Gated activations on the CPU. Compiled once per ISA.
-#include "kernels/common/math.h"
-#include "kernels/common/stream.h"
+#include "kernels/common/cpu/math.h"
+#include "kernels/common/cpu/nontemporal.h"
 #include "kernels/mlp/mlp.h"
 
 namespace mlp::HOTSWAP_ISA {

@@ -2,7 +2,7 @@
 // device; errors are thrown.
 #pragma once
 
-#include "kernels/common/launch.h"
+#include "kernels/common/gpu/launch.h"
 #include "kernels/mlp/mlp.h"
 
 namespace mlp::cuda {

@@ -3,7 +3,7 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/silu.h>
 
-#include "kernels/common/testing.h"
+#include "kernels/common/testing/testing.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // Layouts and launches of the norms on a GPU.
 #include <algorithm>
 
-#include "kernels/common/launch.cuh"
+#include "kernels/common/gpu/launch.cuh"
 #include "kernels/norm/layer_norm.cuh"
 #include "kernels/norm/norm_cuda.h"
 

@@ -21,8 +21,8 @@
 
 #include <cstdint>
 
+#include "kernels/common/cpu/isa.h"
 #include "kernels/common/dtype.h"
-#include "kernels/common/isa.h"
 
 namespace norms {  // not norm: CUDA has a function of that name
 

@@ -6,7 +6,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/rsqrt.h>
 
-#include "kernels/common/bench.h"
+#include "kernels/common/testing/bench.h"
 
 using at::Tensor;
 using namespace kernels::bench;

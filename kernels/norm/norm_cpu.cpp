@@ -1,5 +1,5 @@
-#include "kernels/common/stream.h"
-#include "kernels/common/vec.h"
+#include "kernels/common/cpu/nontemporal.h"
+#include "kernels/common/cpu/vec.h"
 #include "kernels/norm/norm.h"
 
 namespace norms::HOTSWAP_ISA {

@@ -3,7 +3,7 @@
 // Each is a launch on `stream` of the current device; errors are thrown.
 #pragma once
 
-#include "kernels/common/launch.h"
+#include "kernels/common/gpu/launch.h"
 #include "kernels/norm/norm.h"
 
 namespace norms::cuda {

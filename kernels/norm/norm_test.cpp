@@ -1,5 +1,5 @@
 // Every op, forward and backward, against float64 ATen.
-#include "kernels/common/testing.h"
+#include "kernels/common/testing/testing.h"
 
 namespace {
 

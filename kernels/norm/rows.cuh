@@ -1,7 +1,7 @@
 // A row of a tensor in the registers of the threads that share it, and the scale that belongs to their columns.
 #pragma once
 
-#include "kernels/common/device.cuh"
+#include "kernels/common/gpu/device.cuh"
 #include "kernels/norm/norm.h"
 
 namespace norms::gpu {

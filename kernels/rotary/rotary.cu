@@ -2,8 +2,8 @@
 // each other take the heads of q and k of one position, so its tables are in the cache.
 #include <algorithm>
 
-#include "kernels/common/device.cuh"
-#include "kernels/common/launch.cuh"
+#include "kernels/common/gpu/device.cuh"
+#include "kernels/common/gpu/launch.cuh"
 #include "kernels/rotary/rotary_cuda.h"
 
 namespace rotary::cuda {

@@ -3,7 +3,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/randn.h>
 
-#include "kernels/common/bench.h"
+#include "kernels/common/testing/bench.h"
 
 using at::Tensor;
 using namespace kernels::bench;

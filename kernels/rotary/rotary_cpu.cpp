@@ -1,5 +1,5 @@
 // Rotary embedding on the CPU. Compiled once per ISA.
-#include "kernels/common/stream.h"
+#include "kernels/common/cpu/nontemporal.h"
 #include "kernels/rotary/rotary.h"
 
 namespace rotary::HOTSWAP_ISA {

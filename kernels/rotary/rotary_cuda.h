@@ -2,7 +2,7 @@
 // the current device. Errors are thrown.
 #pragma once
 
-#include "kernels/common/launch.h"
+#include "kernels/common/gpu/launch.h"
 #include "kernels/rotary/rotary.h"
 
 namespace rotary::cuda {

@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "kernels/common/testing.h"
+#include "kernels/common/testing/testing.h"
 
 namespace {
 

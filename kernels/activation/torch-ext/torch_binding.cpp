@@ -1,7 +1,7 @@
 // Schemas, checks and registrations: torch's stable ABI only. The formulas are in activation.h.
 #include "kernels/activation/activation_cuda.h"
-#include "kernels/common/binding.h"
-#include "kernels/common/stream.h"
+#include "kernels/common/cpu/nontemporal.h"
+#include "kernels/common/torch/binding.h"
 
 namespace {
 

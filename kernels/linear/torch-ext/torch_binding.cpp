@@ -1,7 +1,7 @@
 // Schemas, checks and registration of the linear package. Stable ABI only; GEMMs go to aten through the dispatcher.
 #include <tuple>
 
-#include "kernels/common/binding.h"
+#include "kernels/common/torch/binding.h"
 #include "kernels/linear/linear.h"
 
 namespace {

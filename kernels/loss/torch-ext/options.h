@@ -4,7 +4,7 @@
 #include <limits>
 #include <optional>
 
-#include "kernels/common/binding.h"
+#include "kernels/common/torch/binding.h"
 #include "kernels/loss/loss.h"
 
 namespace loss {

@@ -1,5 +1,5 @@
 // Ops of the mlp package: schemas, checks, rows.
-#include "kernels/common/binding.h"
+#include "kernels/common/torch/binding.h"
 #include "kernels/mlp/mlp_cuda.h"
 
 namespace mlp {

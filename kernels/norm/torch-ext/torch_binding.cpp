@@ -3,8 +3,8 @@
 #include <memory>
 #include <tuple>
 
-#include "kernels/common/binding.h"
-#include "kernels/common/stream.h"
+#include "kernels/common/cpu/nontemporal.h"
+#include "kernels/common/torch/binding.h"
 #include "kernels/norm/norm_cuda.h"
 
 namespace {

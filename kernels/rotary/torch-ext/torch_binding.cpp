@@ -1,5 +1,5 @@
 // Ops of the rotary package: schemas, checks, strides.
-#include "kernels/common/binding.h"
+#include "kernels/common/torch/binding.h"
 #include "kernels/rotary/rotary_cuda.h"
 
 namespace rotary {

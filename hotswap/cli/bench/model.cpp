@@ -1,0 +1,181 @@
+#include "hotswap/cli/bench/model.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+#include "hotswap/base/memory.h"
+#include "hotswap/cli/flags/model_flags.h"
+#include "hotswap/training/finetune.h"
+
+namespace hotswap {
+namespace {
+
+using OutJson = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+// As bench/peer_transformers.py has them: both measure the same work.
+constexpr int64_t kPrompt = 32, kNewTokens = 64, kPrefill = 512, kRows = 2, kColumns = 256;
+
+struct Flags {
+  ModelFlags model;
+  KernelFlags kernels;
+  std::string what = "decode";
+  int threads = 0, repeats = 3;
+  int64_t rows = kRows, columns = kColumns;
+};
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+Tensor arbitrary_ids(int64_t rows, int64_t columns, int64_t vocab) {
+  Tensor ids = at::empty({rows, columns}, at::TensorOptions(at::kLong));
+  for (int64_t i = 0; i < rows * columns; ++i) ids.mutable_data_ptr<int64_t>()[i] = (i * 7919 + 104729) % vocab;
+  return ids;
+}
+
+OutJson decode(CausalLM& model, int repeats) {
+  const Tensor prompt = arbitrary_ids(1, kPrompt, model.config().vocab);
+  Tensor out;
+  const auto generate = [&](int64_t count) {
+    const auto start = Clock::now();
+    out = model.generate(prompt, {.max_new_tokens = count, .do_sample = false, .eos_token_id = std::vector<int64_t>()});
+    return seconds_since(start);
+  };
+  generate(2);
+  std::vector<double> rates;
+  for (int i = 0; i < repeats; ++i) {  // the first token is the prompt's; the time of the others is the decode's
+    const double first = generate(1), whole = generate(kNewTokens);
+    rates.push_back(static_cast<double>(kNewTokens - 1) / (whole - first));
+  }
+  const int64_t* ids = out.const_data_ptr<int64_t>();
+  return {{"value", median(rates)},
+          {"unit", "tokens/s"},
+          {"check", std::vector<int64_t>(ids + kPrompt, ids + out.numel())}};
+}
+
+OutJson prefill(CausalLM& model, int repeats) {
+  const at::NoGradGuard no_grad;
+  const Tensor prompt = arbitrary_ids(1, kPrefill, model.config().vocab);
+  std::vector<double> times;
+  int64_t best = 0;
+  for (int i = 0; i <= repeats; ++i) {
+    KvCache cache;
+    const auto start = Clock::now();
+    const Tensor logits = model({.input_ids = prompt, .cache = &cache, .logits_to_keep = 1}).logits;
+    times.push_back(seconds_since(start));
+    best = logits.argmax().item<int64_t>();
+  }
+  times.erase(times.begin());
+  return {{"value", kPrefill / median(times)}, {"unit", "tokens/s"}, {"check", {best}}};
+}
+
+OutJson train(CausalLM& model, int repeats) {
+  model.train();
+  const Tensor batch = arbitrary_ids(kRows, kColumns, model.config().vocab);
+  const auto loss = [&](const Tensor& ids) { return model({.input_ids = ids, .labels = ids}).loss; };
+  const auto result = finetune(model.parameters(), loss, std::vector<Tensor>(repeats + 1, batch),
+                               {.optimizer = {.learning_rate = 1e-5}});
+  std::vector<double> times, losses;
+  for (const StepReport& step : result.steps) {
+    losses.push_back(step.loss);
+    if (step.step > 0) times.push_back(step.seconds);
+  }
+  return {{"value", kRows * kColumns / median(times)}, {"unit", "tokens/s"}, {"check", losses}};
+}
+
+// What the GPU's memory holds, and held at most since the last reset.
+struct DeviceMemory {
+  explicit DeviceMemory(at::Device device) : device_(device) {}
+  void reset() const {
+    if (device_.is_cuda()) c10::getDeviceAllocator(at::kCUDA)->resetPeakStats(device_.index());
+  }
+  int64_t now() const { return stats().current; }
+  int64_t peak() const { return stats().peak; }
+
+ private:
+  c10::CachingAllocator::Stat stats() const {
+    if (!device_.is_cuda()) return {};
+    return c10::getDeviceAllocator(at::kCUDA)->getDeviceStats(device_.index()).allocated_bytes[0];
+  }
+  at::Device device_;
+};
+
+// Forward and backward without an optimizer.
+OutJson step(CausalLM& model, const Flags& flags) {
+  constexpr int kWarm = 2;
+  model.train();
+  const at::Device device = model.device();
+  const Tensor ids = arbitrary_ids(flags.rows, flags.columns, model.config().vocab).to(device);
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const DeviceMemory memory(device);
+  const int64_t loaded = memory.now();
+  std::vector<double> times, losses;
+  for (int i = 0; i < kWarm + flags.repeats; ++i) {
+    for (Tensor& p : model.parameters()) p.mutable_grad() = Tensor();
+    memory.reset();
+    if (device.is_cuda()) guard.synchronizeDevice(device.index());
+    const auto start = Clock::now();
+    const Tensor loss = model({.input_ids = ids, .labels = ids}).loss;
+    loss.backward();
+    if (device.is_cuda()) guard.synchronizeDevice(device.index());
+    if (i >= kWarm) times.push_back(seconds_since(start));
+    losses.push_back(loss.item<double>());
+  }
+  OutJson out{{"value", static_cast<double>(flags.rows * flags.columns) / median(times)},
+              {"unit", "tokens/s"},
+              {"check", losses}};
+  if (device.is_cuda()) out["device_memory"] = {{"loaded", loaded}, {"peak", memory.peak()}};
+  if (!model.kernel_report().rows.empty()) out["bound"] = model.kernel_report().bound();
+  return out;
+}
+
+}  // namespace
+
+void add_bench_model(CLI::App& bench) {
+  auto* verb = bench.add_subcommand("model", "One measurement of a model as one JSON line: decode, prefill or train");
+  auto flags = std::make_shared<Flags>();
+  add_model_flags(*verb, flags->model);
+  add_kernel_flags(*verb, flags->kernels);
+  verb->add_option(
+          "--what", flags->what,
+          "decode: tokens/s after a prompt of 32; prefill: 512 tokens; train: AdamW steps of 2 x 256 tokens; step: "
+          "forward and backward of --rows x --columns tokens")
+      ->check(CLI::IsMember({"decode", "prefill", "train", "step"}))
+      ->capture_default_str();
+  verb->add_flag("--random-weights", flags->model.random_weights, "Of the model, config.json alone is read");
+  verb->add_option("--rows", flags->rows, "step: sequences")->check(CLI::PositiveNumber)->capture_default_str();
+  verb->add_option("--columns", flags->columns, "step: tokens of each")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  verb->add_option("--threads", flags->threads, "Threads, default as many as torch takes")->check(CLI::PositiveNumber);
+  verb->add_option("--repeats", flags->repeats, "Measured runs; one more warms up")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  verb->callback([flags] {
+    if (flags->threads > 0) at::set_num_threads(flags->threads);
+    const auto model = load_model(flags->model, flags->kernels);
+    const int64_t loaded = resident_memory();
+    reset_peak_memory();
+    OutJson out = flags->what == "decode"    ? decode(*model, flags->repeats)
+                  : flags->what == "prefill" ? prefill(*model, flags->repeats)
+                  : flags->what == "train"   ? train(*model, flags->repeats)
+                                             : step(*model, *flags);
+    out["peak_memory"] = peak_memory();
+    out["loaded_memory"] = loaded;
+    std::printf("%s\n", out.dump().c_str());
+  });
+}
+
+}  // namespace hotswap

@@ -1,0 +1,139 @@
+#include "hotswap/cli/bench/ops.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/sub.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+#include "hotswap/base/error.h"
+#include "hotswap/kernelize/package/package.h"
+#include "hotswap/layers/parallel.h"
+
+namespace hotswap {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using at::Tensor;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+c10::OperatorHandle find_op(const OpCase& op_case) {
+  for (const Manifest& manifest : bundled_packages()) {
+    if (manifest.name != op_case.package || manifest.backend != "cpu") continue;
+    const Package& package = load_package(manifest);
+    return c10::Dispatcher::singleton().findSchemaOrThrow((package.manifest().id + "::" + op_case.op).c_str(), "");
+  }
+  throw Error({.wanted = cat("the bundled package ", op_case.package),
+               .got = "none of that name",
+               .next = "run `hotswap kernel list`"});
+}
+
+std::vector<Tensor> call(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
+  std::vector<c10::IValue> stack = arguments;
+  op.callBoxed(&stack);
+  std::vector<Tensor> outputs;
+  for (const c10::IValue& value : stack) outputs.push_back(value.toTensor());
+  return outputs;
+}
+
+double difference(const std::vector<Tensor>& ours, const std::vector<Tensor>& peers) {
+  double worst = 0;
+  size_t next = 0;
+  for (const Tensor& peer : peers) {
+    // What an op saves for backward (rstd, lse) stands between results: the peer has no such output.
+    while (next < ours.size() && ours[next].sizes() != peer.sizes()) ++next;
+    if (next == ours.size()) return NAN;
+    const double off = relative_difference(ours[next++], peer);
+    if (std::isnan(off)) return off;
+    worst = std::max(worst, off);
+  }
+  return worst;
+}
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+// Short calls are timed in groups, so that the clock's own cost does not show.
+template <typename F>
+double timed(const F& f, int64_t count) {
+  const auto start = Clock::now();
+  for (int64_t i = 0; i < count; ++i) f();
+  return seconds_since(start) / static_cast<double>(count);
+}
+
+template <typename F>
+int64_t group_size(const F& f) {
+  return std::clamp<int64_t>(static_cast<int64_t>(1e-3 / std::max(1e-9, timed(f, 1))), 1, 1000);
+}
+
+}  // namespace
+
+double relative_difference(const Tensor& got, const Tensor& want) {
+  if (got.sizes() != want.sizes()) return NAN;
+  const Tensor a = got.detach().cpu().to(at::kDouble), b = want.detach().cpu().to(at::kDouble);
+  const double size = at::linalg_vector_norm(b).item<double>(),
+               off = at::linalg_vector_norm(at::sub(a, b)).item<double>();
+  return std::isfinite(off) ? off / (size > 0 ? size : 1) : NAN;
+}
+
+double memcpy_rate(int64_t bytes) {
+  const int64_t half = std::max<int64_t>(bytes / 2, 64);
+  std::vector<char> from(half, 1), to(half, 2);
+  double best = 0;
+  for (int run = 0; run < 5; ++run) {
+    const int64_t rounds = std::clamp<int64_t>((32 << 20) / half, 1, 1000);
+    const auto start = Clock::now();
+    for (int64_t i = 0; i < rounds; ++i) {
+      parallel_for(0, half, 64 << 10, [&](int64_t begin, int64_t end) {
+        std::memcpy(to.data() + begin, from.data() + begin, end - begin);
+      });
+    }
+    best = std::max(best, static_cast<double>(2 * half * rounds) / seconds_since(start));
+  }
+  return best;
+}
+
+OpResult bench_op(const OpCase& op_case, const OpBenchOptions& options) {
+  const c10::OperatorHandle op = find_op(op_case);
+  const auto ours = [&] {
+    const at::NoGradGuard no_grad;
+    call(op, op_case.arguments);
+  };
+  OpResult result{.op = op_case.op, .shape = op_case.shape, .dtype = op_case.dtype, .threads = at::get_num_threads()};
+
+  // bfloat16 and float16: torch rounds after every step, the ops once
+  const double tolerance = op_case.dtype == "float32" ? 1e-4 : 2e-2;
+  result.error = difference(call(op, op_case.arguments), op_case.peer());
+  if (!(result.error <= tolerance)) {
+    throw Error({.wanted = cat(op_case.op, " ", op_case.shape, " ", op_case.dtype, " within ", tolerance, " of torch"),
+                 .got = cat("a relative difference of ", result.error),
+                 .next = "run the package's tests: the op is wrong"});
+  }
+
+  std::vector<double> our_times, peer_times;
+  const int64_t our_group = group_size(ours), peer_group = options.with_peer ? group_size(op_case.peer) : 1;
+  double our_total = 0, peer_total = 0;
+  // The two sides take turns: what else the machine does meets both.
+  while (our_times.size() < 3 || (our_total < options.seconds && peer_total < options.seconds)) {
+    our_times.push_back(timed(ours, our_group));
+    our_total += our_times.back() * static_cast<double>(our_group);
+    if (!options.with_peer) continue;
+    peer_times.push_back(timed(op_case.peer, peer_group));
+    peer_total += peer_times.back() * static_cast<double>(peer_group);
+  }
+  result.microseconds = median(our_times) * 1e6;
+  if (options.with_peer) result.peer_microseconds = median(peer_times) * 1e6;
+  result.bytes_per_second = static_cast<double>(op_case.bytes) / (result.microseconds / 1e6);
+  result.memcpy_bytes_per_second = memcpy_rate(op_case.bytes);
+  return result;
+}
+
+}  // namespace hotswap

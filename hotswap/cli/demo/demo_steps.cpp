@@ -1,0 +1,102 @@
+#include <ATen/Context.h>
+
+#include <cstdio>
+
+#include "hotswap/base/error.h"
+#include "hotswap/base/file.h"
+#include "hotswap/cli/answer.h"
+#include "hotswap/cli/demo/demo_parts.h"
+#include "hotswap/models/formats/gguf_model.h"
+#include "hotswap/tokenizers/export.h"
+#include "hotswap/training/data.h"
+#include "hotswap/training/finetune.h"
+
+namespace hotswap {
+namespace {
+
+using OutJson = nlohmann::ordered_json;
+
+void emit(const OutJson& event) {
+  std::printf("%s\n", event.dump(-1, ' ', false, OutJson::error_handler_t::replace).c_str());
+  std::fflush(stdout);
+}
+
+std::shared_ptr<CausalLM> load(const DemoOptions& options) {
+  auto model = load_model(options.model, {.use_kernels = options.kernels});
+  emit({{"event", "load"}, {"bound", model->kernel_report().bound()}});
+  return model;
+}
+
+// A model that came from a GGUF file has no tokenizer files that could be copied with it.
+void save_tokenizer(const std::filesystem::path& folder, const ModelFlags& flags) {
+  const auto path = gguf_path(flags);
+  if (!path || std::filesystem::is_regular_file(folder / "tokenizer.json")) return;
+  const GgufFile file(*path);
+  write_tokenizer(folder, vocabulary_from_gguf(file), chat_template_from_gguf(file));
+}
+
+// SmolLM2-Instruct's chat form with its own default system turn; a model without these tokens gets the plain prompt.
+std::string chat(const Tokenizer& tokenizer, const std::string& prompt) {
+  if (!tokenizer.token_to_id("<|im_start|>")) return prompt;
+  return "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+         "<|im_start|>user\n" +
+         prompt + "<|im_end|>\n<|im_start|>assistant\n";
+}
+
+}  // namespace
+
+const std::vector<std::string>& demo_prompts() {
+  static const std::vector<std::string> prompts = {"What is the capital of France, and what is it known for?",
+                                                   "Write a short story about a robot who learns to paint."};
+  return prompts;
+}
+
+void demo_answer(const DemoOptions& options) {
+  const auto model = load(options);
+  const Tokenizer tokenizer = load_tokenizer(options.model);
+  const GenerationConfig config{.max_new_tokens = options.new_tokens, .do_sample = false};
+  answer(*model, nullptr, tokenizer.ids("Hello"), {.max_new_tokens = 4, .do_sample = false});  // warms up
+  for (const std::string& prompt : demo_prompts()) {
+    emit({{"event", "prompt"}, {"text", prompt}});
+    const Answer result =
+        answer(*model, &tokenizer, tokenizer.ids(chat(tokenizer, prompt)), config, [](const std::string& piece) {
+          emit({{"event", "text"}, {"piece", piece}});
+        });
+    emit({{"event", "answer"},
+          {"text", result.text},
+          {"ids", result.ids},
+          {"prefill_ms", result.prefill_ms},
+          {"tokens_per_second", result.tokens_per_second()}});
+  }
+}
+
+void demo_train(const DemoOptions& options) {
+  const Tokenizer tokenizer = load_tokenizer(options.model);
+  std::vector<int64_t> stream;
+  for (const std::string& file : options.data) {
+    const auto ids = tokenizer.ids(read_file(file));
+    stream.insert(stream.end(), ids.begin(), ids.end());
+    if (tokenizer.special_ids().eos) stream.push_back(*tokenizer.special_ids().eos);
+  }
+  const auto batches = batches_of(stream, {.rows = options.rows, .columns = options.columns}, options.steps);
+  const auto model = load(options);
+  model->train();
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  generator.set_current_seed(0);
+  const auto loss = [&](const Tensor& ids) {
+    const Tensor there = ids.to(model->device());
+    return (*model)({.input_ids = there, .labels = there}).loss;
+  };
+  const FinetuneArguments arguments{.optimizer = {.learning_rate = options.learning_rate},
+                                    .schedule = Schedule::kLinear,
+                                    .warmup_steps = std::min<int64_t>(4, options.steps / 4)};
+  const auto result = finetune(model->parameters(), loss, batches, arguments, [](const StepReport& step) {
+    emit({{"event", "step"}, {"step", step.step}, {"loss", step.loss}, {"gradient_norm", step.gradient_norm}});
+  });
+  emit({{"event", "train"}, {"tokens_per_second", result.tokens_per_second()}, {"peak_memory", result.peak_memory}});
+  if (options.save_to.empty()) return;
+  model->save_pretrained(options.save_to);
+  save_tokenizer(options.save_to, options.model);
+}
+
+}  // namespace hotswap

@@ -1,0 +1,114 @@
+#include "hotswap/cli/flags/model_flags.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "hotswap/base/error.h"
+#include "hotswap/base/file.h"
+#include "hotswap/cli/verbs.h"
+#include "hotswap/models/auto.h"
+#include "hotswap/models/formats/gguf_model.h"
+#include "hotswap/models/model_folder.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<int64_t> checked_row(const Json& json, int64_t vocab) {
+  auto row = json.as<std::vector<int64_t>>();
+  const auto bad = std::find_if(row.begin(), row.end(), [&](int64_t id) { return id < 0 || id >= vocab; });
+  if (row.empty() || bad != row.end()) {
+    throw Error({.wanted = cat("token ids from 0 to ", vocab - 1, " in ", json.where()),
+                 .got = row.empty() ? "an empty list" : cat(*bad),
+                 .next = "make the ids with this model's tokenizer"});
+  }
+  return row;
+}
+
+}  // namespace
+
+void add_tokenizer_flags(CLI::App& verb, ModelFlags& flags) {
+  verb.add_option("--model", flags.model, "Folder of the model, a .gguf file, or org/name on the Hub")
+      ->required()
+      ->type_name("DIR|ID");
+  verb.add_option("--revision", flags.revision, "Branch, tag or commit of a model of the Hub")->capture_default_str();
+  verb.add_option("--gguf-file", flags.gguf_file, "This GGUF file of the folder")->type_name("FILE");
+}
+
+void add_model_flags(CLI::App& verb, ModelFlags& flags) {
+  add_tokenizer_flags(verb, flags);
+  verb.add_option("--device", flags.device, "cpu, cuda, cuda:N, or auto")->capture_default_str();
+  verb.add_option("--dtype", flags.dtype, "float32, bfloat16, float16, or auto: as config.json says")
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}))
+      ->capture_default_str();
+  verb.add_option("--attn-implementation", flags.attention, "sdpa or eager")->capture_default_str();
+}
+
+ModelFlags located(ModelFlags flags) {
+  flags.model =
+      model_folder(flags.model, flags.revision, flags.gguf_file.empty() ? std::nullopt : std::optional(flags.gguf_file))
+          .string();
+  return flags;
+}
+
+std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels) {
+  PretrainedOptions options{.use_kernels = kernels.any(),
+                            .kernel_config = kernel_config_of(kernels),
+                            .strict = kernels.strict,
+                            .allow_all_kernels = kernels.allow_all,
+                            .kernel_project = kernels.project,
+                            .attn_implementation = flags.attention,
+                            .dtype = flags.dtype,
+                            .device_map = flags.device,
+                            .revision = flags.revision};
+  if (!flags.gguf_file.empty()) options.gguf_file = flags.gguf_file;
+  if (flags.random_weights) return AutoModelForCausalLM::from_random(flags.model, options);
+  return AutoModelForCausalLM::from_pretrained(flags.model, options);
+}
+
+std::optional<fs::path> gguf_path(const ModelFlags& flags) {
+  if (!flags.gguf_file.empty()) return fs::path(flags.model) / flags.gguf_file;
+  if (fs::path(flags.model).extension() == ".gguf") return fs::path(flags.model);
+  return std::nullopt;
+}
+
+Tokenizer load_tokenizer(const ModelFlags& flags) {
+  const fs::path folder = flags.model;
+  if (fs::is_regular_file(folder / "tokenizer.json")) return Tokenizer::from_pretrained(folder);
+  if (const auto gguf = gguf_path(flags)) return Tokenizer::from_vocabulary(vocabulary_from_gguf(GgufFile(*gguf)));
+  throw Error({.wanted = cat("tokenizer.json in ", flags.model),
+               .got = fs::is_directory(folder) ? "a folder without it" : "no such folder",
+               .next = "check --model; with weights in a GGUF file, name it by --gguf-file"});
+}
+
+Rows read_rows(const std::string& file, int64_t vocab) {
+  const Json json = Json::read(file);
+  const auto elements = json.is_array() ? json.elements() : std::vector<Json>();
+  if (elements.empty()) {
+    throw Error({.wanted = cat(json.where(), " to hold a JSON list of token ids, or a list of such lists"),
+                 .got = json.is_array() ? "an empty list" : "no list",
+                 .next = "for example [[1, 2, 3]]"});
+  }
+  if (!elements[0].is_array()) return {checked_row(json, vocab)};
+  Rows rows;
+  for (const Json& element : elements) rows.push_back(checked_row(element, vocab));
+  return rows;
+}
+
+Rows read_text_row(const std::string& file, const Tokenizer& tokenizer, int64_t limit) {
+  auto ids = tokenizer.ids(read_file(file));
+  if (limit > 0 && static_cast<int64_t>(ids.size()) > limit) ids.resize(static_cast<size_t>(limit));
+  return {std::move(ids)};
+}
+
+Tensor row_tensor(const std::vector<int64_t>& ids) {
+  Tensor row = at::empty({1, static_cast<int64_t>(ids.size())}, at::TensorOptions(at::kLong));
+  std::copy(ids.begin(), ids.end(), row.mutable_data_ptr<int64_t>());
+  return row;
+}
+
+nlohmann::ordered_json kernels_json(const KernelReport& report) { return report.to_json().at("layers"); }
+
+}  // namespace hotswap

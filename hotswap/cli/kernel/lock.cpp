@@ -1,0 +1,192 @@
+// kernel lock, download, verify-signature: as Python's `kernels`, where it is right.
+#include <algorithm>
+#include <cstdio>
+
+#include "hotswap/cli/kernel/hub.h"
+#include "hotswap/cli/verbs.h"
+#include "hotswap/hub/lock_kernels.h"
+#include "hotswap/hub/package/digest.h"
+#include "hotswap/hub/package/metadata.h"
+#include "hotswap/hub/project.h"
+#include "hotswap/hub/sign/signature.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct LockFlags {
+  std::string folder, form = "variants";
+};
+
+void lock(const LockFlags& flags) {
+  const Project project = Project::read(flags.folder, /*with_lock=*/false);
+  if (project.dependencies.empty()) {
+    throw Error({.wanted = cat("[dependencies] in hotswap.toml or [tool.kernels.dependencies] in pyproject.toml of ",
+                               flags.folder),
+                 .got = "none",
+                 .next = "add them: \"org/kernel\" = 1"});
+  }
+  Hub hub(HubOptions::from_env());
+  const auto form = flags.form == "variants" ? Lockfile::Form::kVariants : Lockfile::Form::kDependencies;
+  lock_dependencies(hub, project.dependencies, form).write(fs::path(flags.folder) / "kernels.lock");
+  if (form == Lockfile::Form::kVariants) return;  // in silence, as Python's
+  std::fprintf(stderr,
+               "%s: commits alone; this form has no place for hashes, --form variants has one for every variant\n",
+               (fs::path(flags.folder) / "kernels.lock").c_str());
+}
+
+struct DownloadFlags {
+  std::string what, project;
+  bool all_variants = false, allow_all = false;
+};
+
+// Downloads and verifies; false, with the reason on stderr, where no variant fits.
+bool download_one(Hub& hub, const KernelRequest& request, bool all_variants, bool show) {
+  KernelPlace place = locate_kernel(hub, request);
+  std::fprintf(stderr, "Downloading `%s` with SHA: %s\n", place.repo.c_str(), place.commit.c_str());
+  if (place.locked != nullptr && !place.locked->pins_files()) {
+    std::fprintf(stderr,
+                 "its lock pins that commit and no hashes; its files are held against what the Hub says of it\n");
+  }
+  if (all_variants) {
+    const fs::path build = fetch_variants(hub, place, "") / "build";
+    for (const std::string& variant : variant_names(place.files)) {
+      const bool left_out = place.locked != nullptr && place.locked->pins_files() && !variant.starts_with("torch") &&
+                            !place.locked->variants.contains(variant);
+      if (left_out) continue;  // Python's locks hold torch's variants only
+      verify_locked(place, build / variant);
+      if (show) std::printf("%s\n", (build / variant).c_str());
+    }
+    return true;
+  }
+  if (!place.choice.chosen) {
+    std::fprintf(stderr, "%s\n", no_variant(place.choice, place.repo, place.asked).what());
+    return false;
+  }
+  const HubKernel kernel = fetch_kernel(hub, request, std::move(place));
+  if (show) std::printf("%s\n", kernel.folder.c_str());
+  return true;
+}
+
+void download(const DownloadFlags& flags) {
+  const bool project_named = fs::is_directory(flags.what);
+  Project project = project_named           ? Project::read(flags.what)
+                    : flags.project.empty() ? Project::current()
+                                            : Project::read(flags.project);
+  if (flags.allow_all) project.trust.allow_all_kernels = true;
+  Hub hub(HubOptions::from_env());
+  KernelRequest request{
+      .system = kernel_system(), .trust = project.trust, .lock = project.lock_or_null(), .signers = project.signers};
+  if (!project_named) {
+    request.ref = project.named(flags.what);
+    if (download_one(hub, request, flags.all_variants, /*show=*/true)) return;
+    throw Error({.wanted = "a variant of " + flags.what + " for this machine", .got = "none", .next = ""});
+  }
+  if (!project.lock) {
+    throw Error({.wanted = "kernels.lock",
+                 .got = "No kernels.lock file found in: " + flags.what,
+                 .next = "run `hotswap kernel lock " + flags.what + "`"});
+  }
+  size_t missing = 0;
+  for (const LockedKernel& locked : project.lock->kernels) {
+    if (!locked.path.empty()) continue;  // a folder of this machine
+    request.ref = {locked.dependency.repo,
+                   {.version = locked.dependency.version, .revision = locked.dependency.revision}};
+    missing += !download_one(hub, request, flags.all_variants, /*show=*/false);
+  }
+  if (missing == 0) return;
+  throw Error({.wanted = "a variant of every locked kernel for this machine",
+               .got = cat(missing, " without one"),
+               .next = "the messages above name the nearest"});
+}
+
+struct SignatureFlags {
+  std::string repo;
+  int64_t version = 0;
+  bool all_variants = false, skip_unsigned = false, skip_no_digest = false;
+};
+
+void verify_signature(const SignatureFlags& flags) {
+  const KernelRef ref(flags.repo, {.version = flags.version});
+  const TrustRoot root = TrustRoot::current();
+  size_t bad = 0;
+  for (const fs::path& folder : download_to_look(ref, flags.all_variants)) {
+    const VariantVerdict verdict = verify_variant(folder, root, default_signers());
+    const std::string variant = folder.filename().string();
+    const auto failed = [&](const std::string& why) {
+      std::printf("\u274c %s: %s\n", variant.c_str(), why.c_str());
+      ++bad;
+    };
+    switch (verdict.outcome) {
+      case Outcome::kBundleMissing:
+        if (!flags.skip_unsigned) failed("cannot verify kernel integrity, signature not found");
+        break;
+      case Outcome::kBundleInvalid:
+        failed("cannot verify kernel integrity, invalid signature bundle:\n" + verdict.reason);
+        break;
+      case Outcome::kMetadataInvalid:
+        failed("cannot verify kernel integrity, invalid metadata:\n" + verdict.reason);
+        break;
+      case Outcome::kMetadataMissing:
+      case Outcome::kDigestMissing:
+        if (!flags.skip_no_digest) failed("cannot verify kernel integrity, metadata does not have a digest");
+        break;
+      case Outcome::kDigestFailure:
+        failed("kernel integrity check failed\n" + verdict.reason);
+        break;
+      case Outcome::kSignatureFailure:
+        failed("metadata signature verification failed:\n" + verdict.reason);
+        break;
+      case Outcome::kSuccess:
+        std::printf("\u2705 %s: kernel metadata is correctly signed\n", variant.c_str());
+        break;
+    }
+  }
+  if (bad == 0) return;
+  throw Error({.wanted = "variants that are signed, and as their signers left them",
+               .got = cat(bad, " that ", bad == 1 ? "is" : "are", " not"),
+               .next = "do not run them"});
+}
+
+}  // namespace
+
+void add_kernel_lock(CLI::App& kernel) {
+  auto lock_flags = std::make_shared<LockFlags>();
+  auto* lock_verb =
+      kernel.add_subcommand("lock", "Write kernels.lock: the commits that a project's kernels mean today");
+  lock_verb->add_option("DIR", lock_flags->folder, "The project, with hotswap.toml or pyproject.toml")
+      ->required()
+      ->check(CLI::ExistingDirectory);
+  lock_verb
+      ->add_option("--form", lock_flags->form,
+                   "variants: commit and the hash of every variant; dependencies: version and commit")
+      ->check(CLI::IsMember({"variants", "dependencies"}))
+      ->capture_default_str();
+  lock_verb->callback([lock_flags] { lock(*lock_flags); });
+
+  auto flags = std::make_shared<DownloadFlags>();
+  auto* download_verb = kernel.add_subcommand(
+      "download", "Fetch the kernels of a project's kernels.lock, or one by name, into the cache, and verify them");
+  download_verb->add_option("DIR|REPO", flags->what, "A project with kernels.lock, or org/name[@revision]")
+      ->required()
+      ->check(check_folder_or_repo_argument);
+  download_verb->add_flag("--all-variants", flags->all_variants, "Not only the one for this machine");
+  download_verb->add_flag("--allow-all-kernels", flags->allow_all, "Whoever published them");
+  download_verb->add_option("--project", flags->project, "Trust and locks for REPO; default HOTSWAP_PROJECT")
+      ->type_name("DIR")
+      ->check(CLI::ExistingDirectory);
+  download_verb->callback([flags] { download(*flags); });
+
+  auto signature = std::make_shared<SignatureFlags>();
+  auto* signature_verb =
+      kernel.add_subcommand("verify-signature", "Verify the signatures of a version on the Hub, as Python's `kernels`");
+  signature_verb->add_option("REPO", signature->repo, "org/name")->required()->check(check_repo_argument);
+  signature_verb->add_option("VERSION", signature->version, "")->required()->check(CLI::NonNegativeNumber);
+  signature_verb->add_flag("--all-variants", signature->all_variants, "Not only the one for this machine");
+  signature_verb->add_flag("--filter-unsigned", signature->skip_unsigned, "Skip variants that nobody signed");
+  signature_verb->add_flag("--filter-no-digest", signature->skip_no_digest, "Skip variants without a digest");
+  signature_verb->callback([signature] { verify_signature(*signature); });
+}
+
+}  // namespace hotswap

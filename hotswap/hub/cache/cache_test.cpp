@@ -1,0 +1,214 @@
+// The cache's layout, byte for byte; TTLs; links and their stand-ins; locks.
+#include "hotswap/hub/cache/cache.h"
+
+#include <thread>
+
+#include "hotswap/base/test_support.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+using test_support::message_of;
+using test_support::TempFolder;
+
+const std::string kSha(40, 'a'), kOther(40, 'b');
+const Repo kRepo{RepoType::kKernel, "org/name"};
+
+void put_blob(const HubCache& cache, const std::string& etag, const std::string& content) {
+  cache.prepare(kRepo);
+  write_file(cache.blob(kRepo, etag), content);
+}
+
+TEST(Cache, Places) {
+  const TempFolder folder;
+  const HubCache cache(folder.path(), true);
+  const fs::path repo = folder.path() / "kernels--org--name";
+  EXPECT_EQ(cache.blob(kRepo, "e"), repo / "blobs/e");
+  EXPECT_EQ(cache.snapshot(kRepo, kSha), repo / "snapshots" / kSha);
+  EXPECT_EQ(cache.lock_file(kRepo, "e"), folder.path() / ".locks/kernels--org--name/e.lock");
+  EXPECT_NE(message_of([&] { cache.snapshot(kRepo, "../x"); }), "no error");
+  EXPECT_NE(message_of([&] { cache.blob(kRepo, "../x"); }), "no error");
+  cache.prepare(kRepo);
+  EXPECT_EQ(read_file(folder.path() / "CACHEDIR.TAG").substr(0, 43), "Signature: 8a477f597d28d172789f06886806bc55");
+}
+
+TEST(Cache, Refs) {
+  const TempFolder folder;
+  const HubCache cache(folder.path(), true);
+  EXPECT_EQ(cache.read_ref(kRepo, "main"), std::nullopt);
+  EXPECT_EQ(cache.read_ref(kRepo, kSha), kSha);
+  cache.write_ref(kRepo, kSha, kSha);
+  EXPECT_FALSE(fs::exists(cache.folder(kRepo) / "refs" / kSha)) << "a commit needs none";
+  cache.write_ref(kRepo, "refs/pr/1", kSha);
+  EXPECT_EQ(read_file(cache.folder(kRepo) / "refs/refs/pr/1"), kSha) << "40 characters, no line end";
+  cache.write_ref(kRepo, "main", kSha);
+  cache.write_ref(kRepo, "main", kOther);
+  EXPECT_EQ(cache.read_ref(kRepo, "main"), kOther);
+  EXPECT_EQ(cache.refs(kRepo), (std::vector<std::string>{"main", "refs/pr/1"}));
+  const fs::path file = cache.folder(kRepo) / "refs/main";
+  fs::last_write_time(file, fs::file_time_type::clock::now() - std::chrono::hours(1));
+  EXPECT_EQ(cache.read_ref(kRepo, "main", 600), std::nullopt) << "too old";
+  EXPECT_EQ(cache.read_ref(kRepo, "main"), kOther);
+  cache.write_ref(kRepo, "main", kOther);
+  EXPECT_EQ(cache.read_ref(kRepo, "main", 600), kOther) << "confirmed: young again";
+  fs::last_write_time(file, fs::file_time_type::clock::now() + std::chrono::hours(1));
+  EXPECT_EQ(cache.read_ref(kRepo, "main", 600), std::nullopt) << "from the future";
+  write_file(file, "half of a com");
+  EXPECT_EQ(cache.read_ref(kRepo, "main"), std::nullopt);
+  EXPECT_NE(message_of([&] { cache.write_ref(kRepo, "../../x", kSha); }), "no error");
+}
+
+TEST(Cache, LinksAreRelativeAndRepaired) {
+  const TempFolder folder;
+  const HubCache cache(folder.path(), true);
+  put_blob(cache, "e1", "one");
+  put_blob(cache, "e2", "two");
+  EXPECT_EQ(cache.find(kRepo, kSha, "build/v/a.py"), std::nullopt);
+  const fs::path place = cache.publish(kRepo, kSha, "build/v/a.py", "e1", true);
+  EXPECT_EQ(fs::read_symlink(place), "../../../../blobs/e1");
+  EXPECT_EQ(cache.find(kRepo, kSha, "build/v/a.py"), place);
+  EXPECT_EQ(fs::read_symlink(cache.publish(kRepo, kSha, "b", "e2", true)), "../../blobs/e2");
+  cache.publish(kRepo, kSha, "b", "e1", false);
+  EXPECT_EQ(read_file(cache.snapshot(kRepo, kSha) / "b"), "one");
+  fs::remove(cache.blob(kRepo, "e1"));
+  EXPECT_EQ(cache.find(kRepo, kSha, "b"), std::nullopt) << "a dead link is no file";
+  cache.publish(kRepo, kSha, "b", "e2", false);
+  EXPECT_EQ(read_file(*cache.find(kRepo, kSha, "b")), "two");
+  EXPECT_NE(message_of([&] { cache.publish(kRepo, kSha, "../b", "e2", false); }), "no error");
+  EXPECT_NE(message_of([&] { cache.publish(kRepo, kSha, "b/c", "e2", false); }), "no error") << "b is a file";
+}
+
+TEST(Cache, WithoutLinks) {
+  const TempFolder folder;
+  const HubCache cache(folder.path(), false);
+  put_blob(cache, "e1", "one");
+  const fs::path place = cache.publish(kRepo, kSha, "a", "e1", true);
+  EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(place)));
+  EXPECT_FALSE(fs::exists(cache.blob(kRepo, "e1"))) << "moved, not copied";
+  put_blob(cache, "e2", "two");
+  cache.publish(kRepo, kOther, "a", "e2", false);
+  EXPECT_TRUE(fs::exists(cache.blob(kRepo, "e2"))) << "an old blob is copied";
+  EXPECT_EQ(read_file(*cache.find(kRepo, kOther, "a")), "two");
+}
+
+TEST(Cache, AbsentFiles) {
+  const TempFolder folder;
+  const HubCache cache(folder.path(), true);
+  EXPECT_FALSE(cache.known_absent(kRepo, kSha, "a/b"));
+  cache.mark_absent(kRepo, kSha, "a/b");
+  EXPECT_TRUE(cache.known_absent(kRepo, kSha, "a/b"));
+  EXPECT_TRUE(fs::exists(folder.path() / "kernels--org--name/.no_exist" / kSha / "a/b"));
+}
+
+TEST(Cache, TreesAsPythonWritesThem) {
+  const TempFolder folder;
+  const HubCache cache(folder.path(), true);
+  const Repo kModel{RepoType::kModel, "org/name"};
+  cache.write_tree(kModel, kSha,
+                   {{.path = "b", .size = 7, .oid = "0b", .sha256 = "5a", .lfs_size = 7, .xet_hash = ""},
+                    {.path = "d", .folder = true},
+                    {.path = "a", .size = 3, .oid = "0a"}});
+  EXPECT_EQ(read_file(cache.folder(kModel) / "trees" / (kSha + ".json")),
+            "{\n \"format_version\": 1,\n \"files\": {\n  \"a\": {\n   \"size\": 3,\n   \"blob_id\": \"0a\"\n  },\n  "
+            "\"b\": {\n"
+            "   \"size\": 7,\n   \"blob_id\": \"0b\",\n   \"lfs_sha256\": \"5a\",\n   \"lfs_size\": 7\n  }\n }\n}");
+  const auto entries = cache.read_tree(kModel, kSha);
+  ASSERT_TRUE(entries.has_value());
+  ASSERT_EQ(entries->size(), 2u);
+  EXPECT_EQ(entries->at(1).etag(), "5a");
+  for (const char* wrong : {"", "{", R"({"format_version":2,"files":{}})",
+                            R"({"format_version":1,"files":{"../x":{"size":1,"blob_id":"1"}}})"}) {
+    write_file(cache.folder(kModel) / "trees" / (kSha + ".json"), wrong);
+    EXPECT_FALSE(cache.read_tree(kModel, kSha).has_value()) << wrong;
+  }
+}
+
+TEST(Cache, ListsOfKernelsAreOursAlone) {
+  const TempFolder folder;
+  const HubCache cache(folder.path(), true);
+  const std::vector<TreeEntry> entries = {
+      {.path = "b with blanks", .size = 7, .oid = "0b", .sha256 = "5a", .lfs_size = 8, .xet_hash = "1c"},
+      {.path = "d", .folder = true},
+      {.path = "build/x/y", .size = 3, .oid = "0a"}};
+  cache.write_tree(kRepo, kSha, entries);
+  EXPECT_FALSE(fs::exists(cache.folder(kRepo) / "trees")) << "Python would want every file of it offline";
+  const fs::path file = cache.folder(kRepo) / "hotswap/trees" / kSha;
+  const std::string text = read_file(file);
+  EXPECT_EQ(text, "files 2\n7 0b 5a 8 1c b with blanks\n3 0a - 0 - build/x/y\n");
+  const auto expect_both = [&](const char* what) {
+    const auto read = cache.read_tree(kRepo, kSha);
+    ASSERT_TRUE(read.has_value()) << what;
+    ASSERT_EQ(read->size(), 2u) << what;
+    const TreeEntry& large = read->at(0);
+    EXPECT_EQ(cat(large.path, large.size, large.oid, large.sha256, large.lfs_size, large.xet_hash),
+              "b with blanks70b5a81c");
+    EXPECT_EQ(read->at(1).etag(), "0a") << what;
+  };
+  expect_both("ours");
+  for (size_t size = 0; size < text.size(); ++size) {  // what a power cut may leave
+    write_file(file, text.substr(0, size));
+    EXPECT_FALSE(cache.read_tree(kRepo, kSha).has_value()) << size;
+  }
+  for (const char* wrong : {"files 1\n3 0a - 0 - ../x\n", "files 1\n3 ../0a - 0 - x\n", "files 1\n-3 0a - 0 - x\n",
+                            "files 1\n3 - - 0 - x\n", "files 1\n3 0a - 0 x\n", "files one\n", "file 0\n"}) {
+    write_file(file, wrong);
+    EXPECT_FALSE(cache.read_tree(kRepo, kSha).has_value()) << wrong;
+  }
+  fs::remove(file);
+  const Repo model{RepoType::kModel, kRepo.id};
+  cache.write_tree(model, kSha, entries);
+  fs::rename(cache.folder(model) / "trees", cache.folder(kRepo) / "trees");
+  expect_both("Python's");
+}
+
+TEST(Cache, AnswersByKeyAndAge) {
+  const TempFolder folder;
+  const HubCache cache(folder.path(), true);
+  cache.write_answer(kRepo, "http://a refs", "{}");
+  EXPECT_EQ(cache.read_answer(kRepo, "http://a refs", 60), "{}");
+  EXPECT_EQ(cache.read_answer(kRepo, "http://b refs", 60), std::nullopt) << "another Hub's word";
+  for (const auto& file : fs::directory_iterator(cache.folder(kRepo) / "hotswap")) {
+    fs::last_write_time(file, fs::file_time_type::clock::now() - std::chrono::seconds(90));
+  }
+  EXPECT_EQ(cache.read_answer(kRepo, "http://a refs", 60), std::nullopt);
+  EXPECT_EQ(cache.read_answer(kRepo, "http://a refs"), "{}") << "offline, any age will do";
+}
+
+TEST(CacheLock, OneAtATime) {
+  const TempFolder folder;
+  const fs::path file = folder.path() / "locks/x.lock";
+  std::atomic<int> inside = 0, most = 0, turns = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 5; ++i) {
+        const CacheLock lock(file);
+        most = std::max<int>(most, ++inside);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        --inside;
+        ++turns;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(most, 1);
+  EXPECT_EQ(turns, 20);
+}
+
+TEST(CacheLock, AWaiterDoesNotHoldANameThatIsGone) {
+  const TempFolder folder;
+  const fs::path file = folder.path() / "x.lock";
+  auto first = std::make_unique<CacheLock>(file);
+  std::thread waiter([&] {
+    const CacheLock second(file);
+    EXPECT_TRUE(fs::exists(file));
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  fs::remove(file);  // somebody cleans up
+  first.reset();
+  waiter.join();
+}
+
+}  // namespace
+}  // namespace hotswap

@@ -1,0 +1,78 @@
+// The folder behind `hotswap serve-hub`, read-only and free of git:
+//
+//   DIR/kernels/ORG/NAME/REVISION/...   also models/, datasets/, spaces/; REVISION is a branch (main, v1, v2) or, when
+//                                       it is v and a dotted version (v1.2.0), a tag
+//   DIR/trusted_publishers.txt          organizations that this Hub calls trusted, one a line
+//
+// A commit is the SHA-1 of the list of files with their hashes: the same content has the same commit everywhere, and a
+// changed file makes a new one. Requests can only name what a walk over the folder found, so no path leads out of it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "hotswap/hub/names/repo.h"
+
+namespace hotswap {
+
+struct ServedFile {
+  std::filesystem::path disk;
+  int64_t size = 0;
+  std::string git_sha1, sha256;
+  bool large = false;  // described by its SHA-256, as an LFS file is
+  const std::string& etag() const { return large ? sha256 : git_sha1; }
+};
+
+// Reads the file for its hashes. large_from: bytes from which a file is an LFS file.
+ServedFile describe_file(const std::filesystem::path& file, int64_t large_from);
+// The commit of these files, by their paths: the same content has the same one everywhere.
+std::string commit_of(const std::map<std::string, ServedFile>& files);
+
+struct ServedRevision {
+  std::string name, commit;
+  bool tag = false;
+  std::map<std::string, ServedFile> files;
+};
+
+class ServedRepos {
+ public:
+  // large_from: bytes from which a file is an LFS file. rescan_s: how old a walk's result may be.
+  ServedRepos(std::filesystem::path folder, int64_t large_from, double rescan_s);
+
+  // All of a repository's revisions; none when there is no such repository.
+  std::vector<std::shared_ptr<const ServedRevision>> revisions(const Repo& repo);
+  std::shared_ptr<const ServedRevision> find(const Repo& repo, const std::string& revision);  // null: none
+  std::shared_ptr<const ServedFile> by_sha256(const std::string& sha256);                     // null: none seen
+  bool has_publisher(const std::string& name) const;
+  bool trusts(const std::string& publisher) const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Hashes {
+    int64_t size = -1, changed = 0;
+    std::string git_sha1, sha256;
+  };
+  struct Scan {
+    Clock::time_point when;
+    std::vector<std::shared_ptr<const ServedRevision>> revisions;
+  };
+  std::shared_ptr<const ServedRevision> walk(const std::filesystem::path& folder, const std::string& name);
+  Hashes hashes_of(const std::filesystem::path& file, int64_t size, int64_t changed);
+
+  const std::filesystem::path folder_;
+  const int64_t large_from_;
+  const std::chrono::duration<double> rescan_;
+  std::mutex hashing_;  // one file at a time: whoever waits finds the answer then
+  std::mutex mutex_;
+  std::map<std::filesystem::path, Hashes> hashes_;
+  std::map<std::string, Scan> scans_;
+  std::map<std::string, std::shared_ptr<const ServedFile>> large_;
+};
+
+}  // namespace hotswap

@@ -1,0 +1,211 @@
+// The adapters' ops (foreign.h): our schemas in front, the package's own ops behind, called boxed, because a package
+// may have registered them in either way.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <functional>
+#include <set>
+
+#include "hotswap/base/error.h"
+#include "hotswap/kernelize/contracts.h"
+#include "hotswap/kernelize/foreign/foreign.h"
+
+namespace hotswap {
+namespace {
+
+using at::Tensor;
+using Values = std::vector<c10::IValue>;
+using Adapter = std::function<Values(const Values& arguments)>;
+
+c10::OperatorHandle find_op(const Manifest& m, const std::string& name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow((m.id + "::" + name).c_str(), "");
+}
+
+Values call(const c10::OperatorHandle& op, Values stack) {
+  op.callBoxed(&stack);
+  return stack;
+}
+
+// out, of x's shape or with half of its last dimension, filled by op(out, x).
+Adapter fills_output(const c10::OperatorHandle& op, bool half) {
+  return [op, half](const Values& arguments) -> Values {
+    const Tensor x = arguments[0].toTensor().contiguous();
+    std::vector<int64_t> shape = x.sizes().vec();
+    if (half) {
+      if (shape.empty() || shape.back() % 2 != 0) {
+        throw Error({.wanted = "an even last dimension, [gate | up]",
+                     .got = cat("shape [", join(shape), "]"),
+                     .next = "concatenate gate and up along the last dimension"});
+      }
+      shape.back() /= 2;
+    }
+    Tensor out = at::empty(shape, x.options());
+    if (out.numel() > 0) call(op, {out, x});
+    return {out};
+  };
+}
+
+Tensor turned(const c10::OperatorHandle& op, const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t dim,
+              bool conj) {
+  Tensor out = x.clone(at::MemoryFormat::Contiguous);
+  if (out.numel() == 0) return out;
+  const int64_t half = dim / 2;
+  const Tensor first = out.narrow(-1, 0, half), second = out.narrow(-1, half, half);
+  call(op, {first, second, cos, sin, first, second, conj});
+  return out;
+}
+
+Adapter turns_halves(const c10::OperatorHandle& op, bool conj) {
+  return [op, conj](const Values& a) -> Values {  // q, k, cos, sin, rotary_dim, interleaved
+    const Tensor q = a[0].toTensor(), k = a[1].toTensor();
+    const int64_t dim = a[4].toInt();
+    if (a[5].toBool()) {
+      throw Error({.wanted = "halves, which is what this package's rotary embedding turns",
+                   .got = "an interleaved embedding",
+                   .next = "keep rotary_pos_emb stock, or use the bundled package hotswap/rotary"});
+    }
+    // One angle a pair, [1 or batch, 1, time, dim / 2], in the type of what it turns.
+    const auto table = [&](const c10::IValue& value) {
+      return value.toTensor().narrow(-1, 0, dim / 2).unsqueeze(1).to(q.scalar_type());
+    };
+    const Tensor cos = table(a[2]), sin = table(a[3]);
+    return {turned(op, q, cos, sin, dim, conj), turned(op, k, cos, sin, dim, conj)};
+  };
+}
+
+Adapter normalizes(const c10::OperatorHandle& op) {
+  return [op](const Values& a) -> Values {  // x, weight, eps, offset, casting
+    const Tensor x = a[0].toTensor().contiguous();
+    const double offset = a[3].toDouble();
+    const Tensor weight = offset == 0 ? a[1].toTensor() : a[1].toTensor() + offset;
+    if (x.numel() == 0) return {at::empty_like(x)};
+    const Values out = call(op, {x, weight, a[2]});
+    return {out[0].isTensor() ? out[0].toTensor() : out[0].toTensorVector().at(0)};
+  };
+}
+
+struct Counted : c10::OperatorKernel {
+  Counted(Adapter adapter, std::shared_ptr<std::atomic<int64_t>> calls)
+      : adapter_(std::move(adapter)), calls_(std::move(calls)) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    ++*calls_;
+    const size_t count = op.schema().arguments().size();
+    const Values arguments(stack->end() - static_cast<ptrdiff_t>(count), stack->end());
+    Values results = adapter_(arguments);
+    torch::jit::drop(*stack, count);
+    std::move(results.begin(), results.end(), std::back_inserter(*stack));
+  }
+
+ private:
+  Adapter adapter_;
+  std::shared_ptr<std::atomic<int64_t>> calls_;
+};
+
+struct AdaptedOp {
+  c10::OperatorHandle theirs;
+  Adapter adapter;
+};
+
+std::map<std::string, AdaptedOp> adapters_of(const Manifest& m) {
+  std::map<std::string, AdaptedOp> all;
+  const auto add = [&](const std::string& ours, const std::string& theirs, const auto& adapt) {
+    const c10::OperatorHandle op = find_op(m, theirs);
+    all.emplace(ours, AdaptedOp{op, adapt(op)});
+  };
+  if (m.name == "activation") {
+    for (const auto& [layer, entry] : m.layers) {
+      const bool half = entry.contract == "act_and_mul/1";
+      add(entry.ops.at("forward"), entry.ops.at("forward"), [&](const auto& op) { return fills_output(op, half); });
+    }
+  } else if (m.name == "rotary") {
+    add("rotary", "apply_rotary", [](const auto& op) { return turns_halves(op, false); });
+    add("rotary_bwd", "apply_rotary", [](const auto& op) { return turns_halves(op, true); });
+  } else if (m.name == "rmsnorm") {
+    add("rms_norm", "apply_rms_norm", normalizes);
+  }
+  return all;
+}
+
+c10::DispatchKey device_key(const std::string& backend) {
+  static const std::map<std::string, c10::DispatchKey> keys = {{"cpu", c10::DispatchKey::CPU},
+                                                               {"cuda", c10::DispatchKey::CUDA},
+                                                               {"rocm", c10::DispatchKey::CUDA},
+                                                               {"metal", c10::DispatchKey::MPS},
+                                                               {"xpu", c10::DispatchKey::XPU}};
+  const auto key = keys.find(backend);
+  if (key != keys.end()) return key->second;
+  throw Error({.wanted = "a package for cpu, cuda, rocm, metal or xpu", .got = backend, .next = "use another"});
+}
+
+// Types of arguments and results and what is written to; names are theirs to choose.
+bool fits(const c10::FunctionSchema& got, const c10::FunctionSchema& wanted) {
+  const auto same = [](const c10::Argument& a, const c10::Argument& b) {
+    const bool a_writes = a.alias_info() && a.alias_info()->isWrite();
+    const bool b_writes = b.alias_info() && b.alias_info()->isWrite();
+    return a.type()->str() == b.type()->str() && a_writes == b_writes;
+  };
+  const auto all = [&](const auto& a, const auto& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
+  };
+  return all(got.arguments(), wanted.arguments()) && all(got.returns(), wanted.returns());
+}
+
+void check_theirs(const Manifest& m, const ForeignPackage& package) {
+  std::vector<std::string> wrong;
+  for (const ForeignOp& op : package.ops) {
+    const auto handle = c10::Dispatcher::singleton().findSchema({m.id + "::" + op.name, ""});
+    if (!handle) {
+      wrong.push_back(cat("op ", m.id, "::", op.name, " is not registered"));
+      continue;
+    }
+    const bool known = std::any_of(op.schemas.begin(), op.schemas.end(), [&](const char* schema) {
+      return fits(handle->schema(), torch::jit::parseSchema(cat(op.name, schema)));
+    });
+    if (!known) wrong.push_back(cat(handle->schema(), ", where ", op.name, op.schemas.front(), " is known"));
+  }
+  if (wrong.empty()) return;
+  throw Error({.wanted = cat("the ops of ", m.name, " as its adapter knows them, in ", m.library().string()),
+               .got = join(wrong, "; "),
+               .next = "use another version of the package, or the bundled one"});
+}
+
+}  // namespace
+
+void register_adapter(const Manifest& m) {
+  const auto all = foreign_packages();
+  check_theirs(m, *std::find_if(all.begin(), all.end(), [&](const ForeignPackage& p) { return m.name == p.name; }));
+  const c10::DispatchKey key = device_key(m.backend);
+
+  auto calls = std::make_shared<std::map<std::string, std::shared_ptr<std::atomic<int64_t>>>>();
+  // Never destroyed: graphs may hold its ops until the very end.
+  auto* library = new torch::Library(torch::Library::DEF, m.adapter, std::nullopt, __FILE__, __LINE__);
+  std::set<std::string> defined;
+  const auto adapters = adapters_of(m);
+  for (const auto& [layer, entry] : m.layers) {
+    for (const auto& [role, op] : entry.ops) {
+      if (!defined.insert(op).second) continue;
+      auto counter = (*calls)[op] = std::make_shared<std::atomic<int64_t>>(0);
+      library->def(torch::jit::parseSchema(op + find_contract(entry.contract)->roles.at(role)));
+      const AdaptedOp& adapted = adapters.at(op);
+      // A variant may define an op and have no kernel for it; then ours has none either, and the layer stays stock.
+      if (!adapted.theirs.hasComputedKernelForDispatchKey(key)) continue;
+      library->impl(op.c_str(), torch::dispatch(key, torch::CppFunction::makeFromBoxedFunctor(
+                                                         std::make_unique<Counted>(adapted.adapter, counter))));
+    }
+  }
+  library->def("call_count(str op) -> int");
+  library->impl("call_count", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
+                                              torch::CppFunction([calls](std::string_view op) -> int64_t {
+                                                const auto found = calls->find(std::string(op));
+                                                if (found != calls->end()) return *found->second;
+                                                throw Error({.wanted = "an op of this adapter",
+                                                             .got = "'" + std::string(op) + "'",
+                                                             .next = "pass the name of one"});
+                                              })));
+}
+
+}  // namespace hotswap

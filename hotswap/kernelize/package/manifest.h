@@ -1,0 +1,55 @@
+// What a built package says of itself, read and checked without running anything of it: metadata.json (kernel-builder's
+// format: unknown keys pass) and layers.json (ours: an unknown key is an error), and the digests of its files.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "hotswap/hub/package/metadata.h"
+
+namespace hotswap {
+
+struct Capabilities {  // absent in layers.json = no
+  bool backward = false;
+  bool capture = false;
+  bool deterministic = false;
+  std::set<std::string> dtypes;  // "float32"
+};
+
+struct LayerEntry {
+  std::string contract;                    // "rms_norm/1"
+  std::map<std::string, std::string> ops;  // role of the contract -> the op's name
+  Capabilities capabilities;
+};
+
+struct StandIn {  // "kernels-community/activation:Silu=SiLU"
+  std::string repo, their_layer, our_layer;
+};
+
+struct Manifest : KernelMetadata {  // its digests are there, unless nobody checks them
+  std::filesystem::path folder;     // the variant's
+  std::string variant;              // the folder's name
+  std::string digest;               // "sha256:<hex>" of metadata.json, which holds the digests of all else
+  bool checked = true;              // false: the user's policy takes its files as they are
+  std::map<std::string, LayerEntry> layers;
+  std::vector<StandIn> stands_in_for;
+  std::string adapter;  // the namespace of a foreign package's adapted ops (foreign.h); empty: the ops are its own
+
+  const std::string& op_namespace() const { return adapter.empty() ? id : adapter; }
+  // <id>.abi3.so in the folder; where older builds put everything, in <folder>/<python_name>/.
+  std::filesystem::path library() const;
+  // The layer by this name, or by the name that it has in the repository that this package stands in for. Null: none.
+  const std::string* layer_named(const std::string& name, const std::string& repo) const;
+};
+
+// Error on anything malformed. Does not read the other files. checked: they must have a digest.
+Manifest read_manifest(const std::filesystem::path& variant_folder, bool checked = true);
+
+// One Error that lists every file that is missing, differs or is not in the digest. Nothing where it is not checked.
+void verify_digest(const Manifest& manifest);
+
+}  // namespace hotswap

@@ -1,0 +1,263 @@
+#include "hotswap/models/formats/gguf_model.h"
+
+#include <cmath>
+
+#include "hotswap/base/error.h"
+
+namespace hotswap {
+namespace {
+
+struct Architecture {
+  const char* gguf;  // general.architecture, and the prefix of its keys
+  const char* model_type;
+  const char* class_name;
+};
+constexpr Architecture kArchitectures[] = {{"llama", "llama", "LlamaForCausalLM"},
+                                           {"qwen2", "qwen2", "Qwen2ForCausalLM"},
+                                           {"qwen3", "qwen3", "Qwen3ForCausalLM"}};
+
+// llama.cpp's name of a layer's part -> Hugging Face's
+constexpr std::pair<const char*, const char*> kLayerParts[] = {
+    {"attn_norm", "input_layernorm"},    {"ffn_norm", "post_attention_layernorm"},
+    {"attn_q", "self_attn.q_proj"},      {"attn_k", "self_attn.k_proj"},
+    {"attn_v", "self_attn.v_proj"},      {"attn_output", "self_attn.o_proj"},
+    {"attn_q_norm", "self_attn.q_norm"}, {"attn_k_norm", "self_attn.k_norm"},
+    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},
+};
+constexpr std::pair<const char*, const char*> kOuterParts[] = {
+    {"token_embd", "model.embed_tokens"}, {"output_norm", "model.norm"}, {"output", "lm_head"}};
+
+const Architecture& architecture_of(const GgufFile& file) {
+  const auto& name = file.at<std::string>("general.architecture");
+  std::vector<std::string> known;
+  for (const Architecture& row : kArchitectures) {
+    if (name == row.gguf) return row;
+    known.emplace_back(row.gguf);
+  }
+  throw Error({.wanted = cat("a GGUF file of an architecture among ", join(known)),
+               .got = cat("general.architecture '", name, "' in ", file.path().string()),
+               .next = "take the model's safetensors checkpoint where the model family is supported"});
+}
+
+[[noreturn]] void unsupported(const GgufFile& file, std::string wanted, std::string got) {
+  throw Error({.wanted = std::move(wanted),
+               .got = cat(got, " in ", file.path().string()),
+               .next = "take the model's safetensors checkpoint with its config.json"});
+}
+
+// JSON has no NaN: it would be null there, and null is as good as absent.
+double finite(const GgufFile& file, const std::string& key, double value) {
+  if (!std::isfinite(value)) unsupported(file, cat("a finite ", key), cat(value));
+  return value;
+}
+
+// Llama 3's scaled rotary frequencies stand in a GGUF as a tensor of divisors, its parameters are not kept. The
+// divisors are made from a factor and three constants that all Llama 3 models share: found again, and verified.
+nlohmann::ordered_json llama3_scaling(const GgufFile& file, double theta, int64_t head_dim) {
+  constexpr double kLow = 1.0, kHigh = 4.0, kOldContext = 8192.0;
+  const at::Tensor divisors = file.tensor("rope_freqs.weight");  // [head_dim / 2]
+  const float* given = divisors.const_data_ptr<float>();
+  if (divisors.dim() != 1 || divisors.size(0) != head_dim / 2) {
+    unsupported(file, cat(head_dim / 2, " divisors in rope_freqs.weight"), cat(divisors.numel(), " of them"));
+  }
+  double factor = 1.0;
+  for (int64_t i = 0; i < head_dim / 2; ++i) factor = std::max(factor, static_cast<double>(given[i]));
+  for (int64_t i = 0; i < head_dim / 2; ++i) {
+    const double wavelength = 2 * M_PI * std::pow(theta, 2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+    const double smooth = (kOldContext / wavelength - kLow) / (kHigh - kLow);
+    double expected = 1.0 / ((1 - smooth) / factor + smooth);
+    if (wavelength < kOldContext / kHigh) expected = 1.0;
+    if (wavelength > kOldContext / kLow) expected = factor;
+    if (!(std::abs(given[i] - expected) <= 1e-4 * expected)) {
+      unsupported(file, "rope_freqs.weight as Llama 3 has it (low 1, high 4, 8192 positions before)",
+                  cat("divisor ", i, " is ", given[i], ", not ", expected));
+    }
+  }
+  return {{"rope_type", "llama3"},
+          {"factor", factor},
+          {"low_freq_factor", kLow},
+          {"high_freq_factor", kHigh},
+          {"original_max_position_embeddings", static_cast<int64_t>(kOldContext)}};
+}
+
+nlohmann::ordered_json rope_scaling(const GgufFile& file, const std::string& prefix, double theta, int64_t head_dim) {
+  const std::string scaling = prefix + "rope.scaling.";
+  const auto type = file.get<std::string>(scaling + "type", file.has(prefix + "rope.scale_linear") ? "linear" : "none");
+  const bool llama3 = file.has_tensor("rope_freqs.weight");
+  if (type == "none") return llama3 ? llama3_scaling(file, theta, head_dim) : nlohmann::ordered_json(nullptr);
+  if (llama3) unsupported(file, "one rope scaling", cat(scaling, "type and rope_freqs.weight"));
+  if (file.get<double>(scaling + "attn_factor", 1.0) != 1.0) {
+    unsupported(file, cat(scaling, "attn_factor of 1"), cat(file.at<double>(scaling + "attn_factor")));
+  }
+  const bool old_key = !file.has(scaling + "factor") && file.has(prefix + "rope.scale_linear");
+  const std::string factor_key = old_key ? prefix + "rope.scale_linear" : scaling + "factor";
+  const double factor = finite(file, factor_key, file.at<double>(factor_key));
+  if (type == "linear") return {{"rope_type", "linear"}, {"factor", factor}};
+  if (type != "yarn") unsupported(file, cat(scaling, "type none, linear or yarn"), cat("'", type, "'"));
+  nlohmann::ordered_json yarn = {
+      {"rope_type", "yarn"},
+      {"factor", factor},
+      {"original_max_position_embeddings", file.at<int64_t>(scaling + "original_context_length")}};
+  for (const char* key : {"beta_fast", "beta_slow"}) {
+    const std::string from = scaling + "yarn_" + key;
+    if (file.has(from)) yarn[key] = finite(file, from, file.at<double>(from));
+  }
+  return yarn;
+}
+
+void refuse_what_is_not_in_the_model(const GgufFile& file, const std::string& prefix) {
+  for (const char* key : {"expert_count", "attention.sliding_window"}) {
+    if (file.get<int64_t>(prefix + key, 0) != 0) unsupported(file, "a dense model with full attention", prefix + key);
+  }
+  for (const char* key : {"logit_scale", "attn_logit_softcapping", "final_logit_softcapping", "embedding_scale",
+                          "residual_scale", "attention.scale"}) {
+    if (file.has(prefix + key)) unsupported(file, "a model without scaled or capped values", prefix + key);
+  }
+}
+
+// The width of a head: stated as key_length, or for Llama as the rotated width, which is all of it.
+int64_t head_dim_of(const GgufFile& file, const Architecture& family, int64_t hidden, int64_t heads) {
+  const std::string prefix = cat(family.gguf, ".");
+  const bool llama = family.model_type == std::string("llama");
+  int64_t dim = hidden / heads;
+  if (llama && file.has(prefix + "rope.dimension_count")) dim = file.at<int64_t>(prefix + "rope.dimension_count");
+  if (file.has(prefix + "attention.key_length")) dim = file.at<int64_t>(prefix + "attention.key_length");
+  for (const char* key : {"attention.value_length", "rope.dimension_count"}) {
+    const auto other = file.get<int64_t>(prefix + key, dim);
+    if (other != dim) unsupported(file, cat(prefix, key, " equal to the head's width ", dim), cat(other));
+  }
+  if (dim < 1 || dim > 65536 || dim % 2 != 0) unsupported(file, "an even head width up to 65536", cat(dim));
+  return dim;
+}
+
+// For each head: the rows that rotate together stand side by side in llama.cpp, half a head apart in Hugging Face's.
+at::Tensor half_split_rows(const at::Tensor& interleaved, int64_t heads, const std::string& name) {
+  const int64_t rows = interleaved.size(0);
+  if (heads < 1 || heads > rows || rows % (2 * heads) != 0) {
+    throw Error({.wanted = cat("rows of '", name, "' in ", heads, " heads of even width"),
+                 .got = cat(rows, " rows"),
+                 .next = ""});
+  }
+  return interleaved.view({heads, rows / heads / 2, 2, -1}).transpose(1, 2).reshape(interleaved.sizes());
+}
+
+}  // namespace
+
+Json config_from_gguf(const GgufFile& file) {
+  const Architecture& family = architecture_of(file);
+  const std::string prefix = cat(family.gguf, ".");
+  refuse_what_is_not_in_the_model(file, prefix);
+  const auto hidden = file.at<int64_t>(prefix + "embedding_length");
+  const auto heads = file.at<int64_t>(prefix + "attention.head_count");
+  if (heads < 1 || hidden < 1) unsupported(file, "a positive width and head count", cat(hidden, " and ", heads));
+  const int64_t head_dim = head_dim_of(file, family, hidden, heads);
+  const double theta = finite(file, prefix + "rope.freq_base", file.get<double>(prefix + "rope.freq_base", 10000.0));
+
+  nlohmann::ordered_json config;
+  config["architectures"] = {family.class_name};
+  config["model_type"] = family.model_type;
+  config["vocab_size"] = file.has(prefix + "vocab_size")
+                             ? file.at<int64_t>(prefix + "vocab_size")
+                             : static_cast<int64_t>(file.at<std::vector<std::string>>("tokenizer.ggml.tokens").size());
+  config["hidden_size"] = hidden;
+  config["intermediate_size"] = file.at<int64_t>(prefix + "feed_forward_length");
+  config["num_hidden_layers"] = file.at<int64_t>(prefix + "block_count");
+  config["num_attention_heads"] = heads;
+  config["num_key_value_heads"] = file.get<int64_t>(prefix + "attention.head_count_kv", heads);
+  config["head_dim"] = head_dim;
+  config["hidden_act"] = "silu";
+  config["max_position_embeddings"] = file.at<int64_t>(prefix + "context_length");
+  const std::string eps = prefix + "attention.layer_norm_rms_epsilon";
+  config["rms_norm_eps"] = finite(file, eps, file.at<double>(eps));
+  config["rope_theta"] = theta;
+  config["rope_scaling"] = rope_scaling(file, prefix, theta, head_dim);
+  config["attention_bias"] = file.has_tensor("blk.0.attn_q.bias");
+  config["mlp_bias"] = file.has_tensor("blk.0.ffn_up.bias");
+  config["tie_word_embeddings"] = !file.has_tensor("output.weight");
+  for (const auto& [key, name] : {std::pair("bos_token_id", "tokenizer.ggml.bos_token_id"),
+                                  std::pair("eos_token_id", "tokenizer.ggml.eos_token_id"),
+                                  std::pair("pad_token_id", "tokenizer.ggml.padding_token_id")}) {
+    if (file.has(name)) config[key] = file.at<int64_t>(name);
+  }
+  return Json::parse(config.dump(), cat("the metadata of ", file.path().string()));
+}
+
+std::optional<std::string> hf_tensor_name(const std::string& gguf_name) {
+  const size_t dot = gguf_name.rfind('.');
+  if (dot == std::string::npos) return std::nullopt;
+  const std::string stem = gguf_name.substr(0, dot), suffix = gguf_name.substr(dot);
+  if (suffix != ".weight" && suffix != ".bias") return std::nullopt;
+  for (const auto& [gguf, hf] : kOuterParts) {
+    if (stem == gguf) return hf + suffix;
+  }
+  const size_t after = stem.find('.', 4);
+  if (stem.compare(0, 4, "blk.") != 0 || after == std::string::npos || after == 4 ||
+      stem.find_first_not_of("0123456789", 4) != after) {
+    return std::nullopt;
+  }
+  for (const auto& [gguf, hf] : kLayerParts) {
+    if (stem.compare(after + 1, std::string::npos, gguf) == 0) {
+      return cat("model.layers.", stem.substr(4, after - 4), ".", hf, suffix);
+    }
+  }
+  return std::nullopt;
+}
+
+at::Tensor hf_tensor(const GgufFile& file, const std::string& gguf_name, at::ScalarType dtype) {
+  at::Tensor tensor = file.tensor(gguf_name, dtype);
+  if (architecture_of(file).gguf != std::string("llama")) return tensor;
+  const auto heads = file.at<int64_t>("llama.attention.head_count");
+  const auto kv_heads = file.get<int64_t>("llama.attention.head_count_kv", heads);
+  if (gguf_name.find(".attn_q.") != std::string::npos) return half_split_rows(tensor, heads, gguf_name);
+  if (gguf_name.find(".attn_k.") != std::string::npos) return half_split_rows(tensor, kv_heads, gguf_name);
+  return tensor;
+}
+
+GgufVocabulary vocabulary_from_gguf(const GgufFile& file) {
+  const std::string prefix = "tokenizer.ggml.";
+  GgufVocabulary vocabulary;
+  vocabulary.where = file.path().string();
+  vocabulary.architecture = file.at<std::string>("general.architecture");
+  vocabulary.model = file.at<std::string>(prefix + "model");
+  vocabulary.pre = file.get<std::string>(prefix + "pre", "");
+  vocabulary.tokens = file.at<std::vector<std::string>>(prefix + "tokens");
+  vocabulary.merges = file.get(prefix + "merges", std::vector<std::string>());
+  const auto scores = file.get(prefix + "scores", std::vector<double>());
+  const auto types = file.get(prefix + "token_type", std::vector<int64_t>());
+  for (const auto& [key, size] : {std::pair("scores", scores.size()), std::pair("token_type", types.size())}) {
+    if (size == 0 || size == vocabulary.tokens.size()) continue;
+    unsupported(file, cat(vocabulary.tokens.size(), " values of ", prefix, key, ", one a token"), cat(size));
+  }
+  vocabulary.scores.assign(scores.begin(), scores.end());
+  for (const int64_t type : types) {
+    if (type < 0 || type > 6) unsupported(file, cat(prefix, "token_type from 0 to 6"), cat(type));
+    vocabulary.token_types.push_back(static_cast<int32_t>(type));
+  }
+  const auto id = [&](const std::string& key) -> std::optional<int64_t> {
+    if (!file.has(prefix + key)) return std::nullopt;
+    const auto value = file.at<int64_t>(prefix + key);
+    if (value < 0 || value >= static_cast<int64_t>(vocabulary.tokens.size())) {
+      unsupported(file, cat(prefix, key, " below ", vocabulary.tokens.size()), cat(value));
+    }
+    return value;
+  };
+  vocabulary.bos = id("bos_token_id");
+  vocabulary.eos = id("eos_token_id");
+  vocabulary.unk = id("unknown_token_id");
+  vocabulary.pad = id("padding_token_id");
+  const auto flag = [&](const std::string& key) -> std::optional<bool> {
+    return file.has(prefix + key) ? std::optional(file.at<bool>(prefix + key)) : std::nullopt;
+  };
+  vocabulary.add_bos = flag("add_bos_token");
+  vocabulary.add_eos = flag("add_eos_token");
+  vocabulary.add_space_prefix = flag("add_space_prefix");
+  return vocabulary;
+}
+
+std::optional<std::string> chat_template_from_gguf(const GgufFile& file) {
+  if (!file.has("tokenizer.chat_template")) return std::nullopt;
+  return file.at<std::string>("tokenizer.chat_template");
+}
+
+}  // namespace hotswap

@@ -1,0 +1,423 @@
+#include "hotswap/models/formats/gguf.h"
+
+#include <ATen/ops/equal.h>
+
+#include <cmath>
+
+#include "hotswap/base/sha256.h"
+#include "hotswap/models/formats/gguf_model.h"
+#include "hotswap/models/test_files.h"
+
+namespace hotswap {
+namespace {
+
+using test_support::little_endian;
+using test_support::message_of;
+using test_support::put_file;
+using test_support::TempFolder;
+
+std::string text(const std::string& s) { return little_endian<uint64_t>(s.size()) + s; }
+
+// A GGUF file by hand; every part can be given wrong.
+struct Gguf {
+  std::string magic = "GGUF";
+  uint32_t version = 3;
+  std::string keys;  // as key() makes them
+  uint64_t key_count = 0;
+  std::string tensors;
+  uint64_t tensor_count = 0;
+  std::string data;
+  uint64_t alignment = 32;
+
+  template <typename T>
+  Gguf& key(const std::string& name, uint32_t type, T value) {
+    return key_bytes(name, type, little_endian(value));
+  }
+  Gguf& key_bytes(const std::string& name, uint32_t type, const std::string& value) {
+    keys += text(name) + little_endian(type) + value;
+    ++key_count;
+    return *this;
+  }
+  Gguf& u32(const std::string& name, uint32_t value) { return key(name, 4, value); }
+  Gguf& f32(const std::string& name, float value) { return key(name, 6, value); }
+  Gguf& str(const std::string& name, const std::string& value) { return key_bytes(name, 8, text(value)); }
+
+  Gguf& tensor_at(const std::string& name, const std::vector<uint64_t>& extents, uint32_t type, uint64_t offset) {
+    tensors += text(name) + little_endian(static_cast<uint32_t>(extents.size()));
+    for (const uint64_t extent : extents) tensors += little_endian(extent);
+    tensors += little_endian(type) + little_endian(offset);
+    ++tensor_count;
+    return *this;
+  }
+  Gguf& tensor(const std::string& name, const std::vector<uint64_t>& extents, uint32_t type, const std::string& bytes) {
+    tensor_at(name, extents, type, data.size());
+    data += bytes;
+    data.resize((data.size() + alignment - 1) / alignment * alignment);
+    return *this;
+  }
+  std::string bytes() const {
+    std::string all =
+        magic + little_endian(version) + little_endian(tensor_count) + little_endian(key_count) + keys + tensors;
+    if (!data.empty()) all.resize((all.size() + alignment - 1) / alignment * alignment);
+    return all + data;
+  }
+};
+
+std::string floats(std::initializer_list<float> values) {
+  std::string bytes;
+  for (const float value : values) bytes += little_endian(value);
+  return bytes;
+}
+
+struct BadFile {
+  const char* name;
+  std::string bytes;
+  const char* says;
+};
+
+std::string with(Gguf gguf, void (*change)(Gguf&)) {
+  change(gguf);
+  return gguf.bytes();
+}
+
+std::vector<BadFile> bad_files() {
+  const Gguf good = Gguf().str("general.architecture", "llama").tensor("a", {4}, 0, floats({1, 2, 3, 4}));
+  const auto changed = [&](void (*change)(Gguf&)) { return with(good, change); };
+  constexpr uint64_t kHuge = UINT64_MAX;
+  return {
+      {"empty", "", "the letters GGUF"},
+      {"short_magic", "GGU", "the letters GGUF"},
+      {"bad_magic", changed([](Gguf& g) { g.magic = "GGML"; }), "the letters GGUF"},
+      {"magic_only", "GGUF", "the version"},
+      {"version_1", changed([](Gguf& g) { g.version = 1; }), "version 1"},
+      {"version_4", changed([](Gguf& g) { g.version = 4; }), "version 4"},
+      {"big_endian", changed([](Gguf& g) { g.version = 0x03000000; }), "big-endian"},
+      {"huge_tensor_count", changed([](Gguf& g) { g.tensor_count = UINT64_MAX; }), "a tensor count"},
+      {"huge_metadata_count", changed([](Gguf& g) { g.key_count = UINT64_MAX / 13; }), "a metadata count"},
+      {"one_key_too_many", changed([](Gguf& g) { g.key_count += 1; }), ""},
+      {"one_tensor_too_many", changed([](Gguf& g) { g.tensor_count += 1; }), ""},
+      {"key_length_past_the_end", changed([](Gguf& g) { g.keys.replace(0, 8, little_endian<uint64_t>(60'000)); }),
+       "the end of the file"},
+      {"key_length_huge", changed([](Gguf& g) { g.keys.replace(0, 8, little_endian<uint64_t>(UINT64_MAX)); }),
+       "at most 65535"},
+      {"empty_key", changed([](Gguf& g) { g.u32("", 1); }), "an empty one"},
+      {"bad_utf8_key", changed([](Gguf& g) { g.u32("\xc3(", 1); }), "UTF-8"},
+      {"bad_utf8_value", changed([](Gguf& g) { g.str("k", "\xed\xa0\x80"); }), "UTF-8"},
+      {"overlong_utf8_value", changed([](Gguf& g) { g.str("k", "\xc0\xaf"); }), "UTF-8"},
+      {"duplicate_key", changed([](Gguf& g) { g.str("general.architecture", "llama"); }), "twice"},
+      {"unknown_value_type",
+       changed([](Gguf& g) { g.u32("k", 1).keys.replace(g.keys.size() - 8, 4, little_endian<uint32_t>(13)); }), "13"},
+      {"string_past_the_end", changed([](Gguf& g) { g.key("k", 8, UINT64_MAX - 4); }), "the end of the file"},
+      {"bool_of_two", changed([](Gguf& g) { g.key("k", 7, uint8_t{2}); }), "0 or 1"},
+      {"uint64_above_int64", changed([](Gguf& g) { g.key("k", 10, UINT64_MAX); }), "below 2^63"},
+      {"array_of_unknown",
+       changed([](Gguf& g) { g.key_bytes("k", 9, little_endian<uint32_t>(99) + little_endian<uint64_t>(0)); }),
+       "type 99"},
+      {"nested_array",
+       changed([](Gguf& g) { g.key_bytes("k", 9, little_endian<uint32_t>(9) + little_endian<uint64_t>(1)); }),
+       "nested"},
+      {"array_length_huge", changed([](Gguf& g) {
+         g.key_bytes("k", 9, little_endian<uint32_t>(8) + little_endian<uint64_t>(UINT64_MAX / 8));
+       }),
+       "an array length"},
+      {"array_past_the_end",
+       changed([](Gguf& g) { g.key_bytes("k", 9, little_endian<uint32_t>(0) + little_endian<uint64_t>(100'000)); }),
+       "an array length"},
+      {"zero_alignment", changed([](Gguf& g) { g.u32("general.alignment", 0); }), "power of two"},
+      {"odd_alignment", changed([](Gguf& g) { g.u32("general.alignment", 24); }), "power of two"},
+      {"huge_alignment", changed([](Gguf& g) { g.u32("general.alignment", 1u << 31); }), "power of two"},
+      {"alignment_is_a_string", changed([](Gguf& g) { g.str("general.alignment", "32"); }), "an integer"},
+      {"duplicate_tensor", changed([](Gguf& g) {
+         g.tensor("a", {4}, 0, floats({1, 2, 3, 4}));
+       }),
+       "twice"},
+      {"empty_tensor_name", changed([](Gguf& g) {
+         g.tensor("", {4}, 0, floats({1, 2, 3, 4}));
+       }),
+       "an empty one"},
+      {"no_dimensions", changed([](Gguf& g) { g.tensor("b", {}, 0, floats({1})); }), "1 to 4"},
+      {"five_dimensions", changed([](Gguf& g) {
+         g.tensor("b", {1, 1, 1, 1, 1}, 0, floats({1}));
+       }),
+       "1 to 4"},
+      {"zero_extent", changed([](Gguf& g) {
+         g.tensor("b", {4, 0}, 0, "");
+       }),
+       "from 1"},
+      {"extent_overflow", changed([](Gguf& g) {
+         g.tensor("b", {1ull << 32, 1ull << 32}, 0, "");
+       }),
+       "below 2^63"},
+      {"byte_overflow", changed([](Gguf& g) { g.tensor("b", {1ull << 62}, 0, ""); }), "2^64"},
+      {"unknown_tensor_type", changed([](Gguf& g) {
+         g.tensor("b", {4}, 77, floats({1, 2, 3, 4}));
+       }),
+       "type 77"},
+      {"removed_tensor_type", changed([](Gguf& g) { g.tensor("b", {32}, 4, std::string(20, 'x')); }), "type 4"},
+      {"rows_of_half_a_block", changed([](Gguf& g) {
+         g.tensor("b", {16, 2}, 8, std::string(34, 'x'));
+       }),
+       "whole blocks of 32"},
+      {"overlapping_tensors", changed([](Gguf& g) { g.tensor_at("b", {4}, 0, 0); }), "overlap"},
+      {"misaligned_tensor", changed([](Gguf& g) { g.tensor_at("b", {4}, 0, 16).data.resize(64); }), "overlap"},
+      {"hole", changed([](Gguf& g) { g.tensor_at("b", {4}, 0, 64).data.resize(96); }), "a hole"},
+      {"offset_huge", changed([](Gguf& g) { g.tensor_at("b", {4}, 0, UINT64_MAX - 31); }), "a hole"},
+      {"data_cut", good.bytes().substr(0, good.bytes().size() - 17), "bytes of data"},
+      {"no_data", with(good, [](Gguf& g) { g.data.clear(); }), "tensor data"},
+      {"bytes_after_the_last_tensor", good.bytes() + std::string(32, 'x'), "belong to no tensor"},
+      {"huge", changed([](Gguf& g) { g.tensor_at("b", {kHuge >> 1}, 24, 32); }), "within"},
+  };
+}
+
+TEST(Gguf, RefusesBadFiles) {
+  const TempFolder folder;
+  for (const BadFile& bad : bad_files()) {
+    put_file(folder / "bad.gguf", bad.bytes);
+    const std::string message = message_of([&] { GgufFile file(folder / "bad.gguf"); });
+    EXPECT_NE(message, "no error") << bad.name;
+    EXPECT_NE(message.find(bad.says), std::string::npos) << bad.name << ": " << message;
+    EXPECT_NE(message.find("bad.gguf"), std::string::npos) << bad.name << ": " << message;
+  }
+}
+
+TEST(Gguf, EveryCutAndEveryFlippedBitIsReadOrRefused) {
+  const TempFolder folder;
+  const std::string good =
+      Gguf()
+          .str("general.architecture", "llama")
+          .u32("general.alignment", 32)
+          .key_bytes("list", 9, little_endian<uint32_t>(8) + little_endian<uint64_t>(2) + text("x") + text("y"))
+          .tensor("blk.0.attn_q.weight", {32, 2}, 8, std::string(68, '\1'))
+          .bytes();
+  for (size_t size = 0; size < good.size() - 28; ++size) {  // the last 28 bytes are padding, which may lack
+    put_file(folder / "bad", good.substr(0, size));
+    EXPECT_NE(message_of([&] { GgufFile file(folder / "bad"); }), "no error") << "cut to " << size;
+  }
+  int read = 0;
+  for (size_t at = 0; at < good.size(); ++at) {
+    std::string flipped = good;
+    flipped[at] = static_cast<char>(flipped[at] ^ (1 << at % 8));
+    put_file(folder / "bad", flipped);
+    try {
+      const GgufFile file(folder / "bad");
+      for (const std::string& name : file.names()) read += file.tensor(name).defined();
+    } catch (const Error&) {
+    }
+  }
+  EXPECT_GT(read, 0);
+}
+
+TEST(Gguf, MetadataIsStrict) {
+  const TempFolder folder;
+  put_file(
+      folder / "f",
+      Gguf()
+          .u32("n", 7)
+          .key("i64", 11, int64_t{-5})
+          .key("f64", 12, 0.5)
+          .key("b", 7, uint8_t{1})
+          .str("s", "text")
+          .key_bytes("none", 9, little_endian<uint32_t>(6) + little_endian<uint64_t>(0))
+          .key_bytes("bools", 9, little_endian<uint32_t>(7) + little_endian<uint64_t>(2) + "\1" + std::string(1, '\0'))
+          .bytes());
+  const GgufFile file(folder / "f");
+  EXPECT_EQ(file.at<int64_t>("n"), 7);
+  EXPECT_EQ(file.at<int64_t>("i64"), -5);
+  EXPECT_EQ(file.at<double>("f64"), 0.5);
+  EXPECT_TRUE(file.at<bool>("b"));
+  EXPECT_EQ(file.at<std::string>("s"), "text");
+  EXPECT_TRUE(file.at<std::vector<double>>("none").empty());
+  EXPECT_EQ(file.at<std::vector<int64_t>>("bools"), (std::vector<int64_t>{1, 0}));
+  EXPECT_EQ(file.get<int64_t>("absent", 3), 3);
+  EXPECT_NE(message_of([&] { file.at<std::string>("n"); }).find("a string for metadata key 'n'"), std::string::npos);
+  EXPECT_NE(message_of([&] { file.get<double>("s", 1.0); }).find("a float for metadata key 's'"), std::string::npos);
+  EXPECT_NE(message_of([&] { file.at<int64_t>("absent"); }).find("'absent'"), std::string::npos);
+}
+
+// Blocks whose weights are known by the format's definition.
+TEST(Gguf, Dequantises) {
+  const TempFolder folder;
+  std::string q8, q4_0, q4_1, f16, bf16;
+  q8 = little_endian<uint16_t>(0x3800);  // 0.5
+  for (int i = 0; i < 32; ++i) q8 += static_cast<char>(i - 16);
+  q4_0 = little_endian<uint16_t>(0x4000);                                    // 2
+  q4_1 = little_endian<uint16_t>(0x4000) + little_endian<uint16_t>(0xc200);  // 2, -3
+  for (int i = 0; i < 16; ++i) {
+    q4_0 += static_cast<char>(i | (15 - i) << 4);
+    q4_1 += static_cast<char>(i | (15 - i) << 4);
+  }
+  for (int i = 0; i < 3; ++i) f16 += little_endian<uint16_t>(0x3c00), bf16 += little_endian<uint16_t>(0x3f80);
+  put_file(folder / "f", Gguf()
+                             .tensor("q8", {32}, 8, q8)
+                             .tensor("q4_0", {32}, 2, q4_0)
+                             .tensor("q4_1", {32, 1}, 3, q4_1)
+                             .tensor("f16", {3}, 1, f16)
+                             .tensor("bf16", {3}, 30, bf16)
+                             .tensor("f32", {3, 2}, 0, floats({1, 2, 3, 4, 5, 6}))
+                             .tensor("q6_k", {256}, 14, std::string(210, 'x'))
+                             .bytes());
+  const GgufFile file(folder / "f");
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (int i = 0; i < 32; ++i) {
+      EXPECT_EQ(file.tensor("q8", dtype)[i].item<float>(), 0.5f * static_cast<float>(i - 16));
+      const int q = i < 16 ? i : 15 - (i - 16);
+      EXPECT_EQ(file.tensor("q4_0", dtype)[i].item<float>(), 2.0f * static_cast<float>(q - 8));
+      EXPECT_EQ(file.tensor("q4_1", dtype)[0][i].item<float>(), 2.0f * static_cast<float>(q) - 3.0f);
+    }
+    EXPECT_EQ(file.tensor("f16", dtype).sum().item<float>(), 3.0f);
+    EXPECT_EQ(file.tensor("bf16", dtype).sum().item<float>(), 3.0f);
+    EXPECT_EQ(file.tensor("f32", dtype).sizes(), (std::vector<int64_t>{2, 3}));
+    EXPECT_EQ(file.tensor("f32", dtype)[1][2].item<float>(), 6.0f);
+  }
+  const std::string message = message_of([&] { file.tensor("q6_k"); });
+  EXPECT_NE(message.find("Q6_K"), std::string::npos) << message;
+  EXPECT_NE(message.find("Q4_1"), std::string::npos) << message;
+  EXPECT_NE(message_of([&] { file.tensor("q8", at::kDouble); }).find("float32"), std::string::npos);
+}
+
+Gguf small_model(const std::string& arch) {
+  return Gguf()
+      .str("general.architecture", arch)
+      .u32(arch + ".block_count", 2)
+      .u32(arch + ".context_length", 128)
+      .u32(arch + ".embedding_length", 16)
+      .u32(arch + ".feed_forward_length", 24)
+      .u32(arch + ".attention.head_count", 2)
+      .u32(arch + ".vocab_size", 10)
+      .f32(arch + ".attention.layer_norm_rms_epsilon", 1e-6f)
+      .tensor("token_embd.weight", {16, 1}, 0, std::string(64, '\0'));
+}
+
+Json config_of(const TempFolder& folder, const Gguf& gguf) {
+  put_file(folder / "m.gguf", gguf.bytes());
+  return config_from_gguf(GgufFile(folder / "m.gguf"));
+}
+
+TEST(GgufModel, Config) {
+  const TempFolder folder;
+  const Json llama =
+      config_of(folder, small_model("llama").u32("llama.rope.dimension_count", 8).f32("llama.rope.freq_base", 5e5f));
+  EXPECT_EQ(llama.at<std::string>("model_type"), "llama");
+  EXPECT_EQ(llama.at<int64_t>("num_hidden_layers"), 2);
+  EXPECT_EQ(llama.at<int64_t>("num_key_value_heads"), 2);  // absent: as many as heads
+  EXPECT_EQ(llama.at<int64_t>("head_dim"), 8);
+  EXPECT_EQ(llama.at<double>("rope_theta"), 5e5);
+  EXPECT_TRUE(llama.at<bool>("tie_word_embeddings"));
+  EXPECT_FALSE(llama.has("rope_scaling"));
+  const Json qwen = config_of(folder, small_model("qwen3")
+                                          .u32("qwen3.attention.key_length", 32)
+                                          .u32("qwen3.attention.value_length", 32)
+                                          .u32("qwen3.attention.head_count_kv", 1)
+                                          .str("qwen3.rope.scaling.type", "yarn")
+                                          .f32("qwen3.rope.scaling.factor", 4)
+                                          .u32("qwen3.rope.scaling.original_context_length", 32)
+                                          .tensor("output.weight", {16, 1}, 0, std::string(64, '\0')));
+  EXPECT_EQ(qwen.at<std::string>("model_type"), "qwen3");
+  EXPECT_EQ(qwen.at<int64_t>("head_dim"), 32);
+  EXPECT_EQ(qwen.at<int64_t>("num_key_value_heads"), 1);
+  EXPECT_FALSE(qwen.at<bool>("tie_word_embeddings"));
+  EXPECT_EQ(qwen.child("rope_scaling").at<std::string>("rope_type"), "yarn");
+  EXPECT_EQ(qwen.child("rope_scaling").at<int64_t>("original_max_position_embeddings"), 32);
+  const Json linear = config_of(
+      folder, small_model("llama").str("llama.rope.scaling.type", "linear").f32("llama.rope.scaling.factor", 2));
+  EXPECT_EQ(linear.child("rope_scaling").at<double>("factor"), 2.0);
+}
+
+TEST(GgufModel, ConfigRefuses) {
+  const TempFolder folder;
+  const auto message = [&](const Gguf& gguf) { return message_of([&] { config_of(folder, gguf); }); };
+  EXPECT_NE(message(small_model("mamba")).find("'mamba'"), std::string::npos);
+  EXPECT_NE(message(Gguf().u32("k", 1)).find("general.architecture"), std::string::npos);
+  EXPECT_NE(message(Gguf().str("general.architecture", "llama")).find("llama.embedding_length"), std::string::npos);
+  EXPECT_NE(message(small_model("llama").u32("llama.expert_count", 8)).find("expert_count"), std::string::npos);
+  EXPECT_NE(message(small_model("llama").u32("llama.rope.dimension_count", 4).u32("llama.attention.key_length", 8))
+                .find("width"),
+            std::string::npos);
+  EXPECT_NE(message(small_model("llama").str("llama.rope.scaling.type", "longrope")).find("factor"), std::string::npos);
+  EXPECT_NE(message(small_model("llama").str("llama.rope.scaling.type", "longrope").f32("llama.rope.scaling.factor", 2))
+                .find("longrope"),
+            std::string::npos);
+  EXPECT_NE(message(small_model("llama").tensor("rope_freqs.weight", {4}, 0, floats({1, 2, 3, 4}))).find("divisor"),
+            std::string::npos);
+  EXPECT_NE(message(small_model("llama").f32("llama.rope.freq_base", NAN)).find("finite"), std::string::npos);
+  EXPECT_NE(message(small_model("llama").str("llama.rope.freq_base", "1e4")).find("a float"), std::string::npos);
+  Gguf no_heads = small_model("qwen2");
+  no_heads.keys.replace(no_heads.keys.find("head_count"), 10, "tail_count");
+  EXPECT_NE(message(no_heads).find("qwen2.attention.head_count"), std::string::npos);
+}
+
+// The divisors that llama.cpp writes for Llama 3.1: found again as the parameters of config.json.
+TEST(GgufModel, Llama3RopeScaling) {
+  const TempFolder folder;
+  const float theta = 500000.0f;
+  std::string divisors;
+  for (int i = 0; i < 32; ++i) {
+    const double wavelength = 2 * M_PI * std::pow(theta, 2.0 * i / 64);
+    const double smooth = (8192 / wavelength - 1) / 3;
+    const double between = 1 / ((1 - smooth) / 32 + smooth);
+    divisors += little_endian(static_cast<float>(wavelength < 2048 ? 1 : wavelength > 8192 ? 32 : between));
+  }
+  const Json config = config_of(folder, small_model("llama")
+                                            .u32("llama.rope.dimension_count", 64)
+                                            .f32("llama.rope.freq_base", theta)
+                                            .tensor("rope_freqs.weight", {32}, 0, divisors));
+  EXPECT_EQ(config.child("rope_scaling").at<std::string>("rope_type"), "llama3");
+  EXPECT_EQ(config.child("rope_scaling").at<double>("factor"), 32.0);
+  EXPECT_EQ(config.child("rope_scaling").at<double>("high_freq_factor"), 4.0);
+}
+
+TEST(GgufModel, Vocabulary) {
+  const TempFolder folder;
+  const std::string tokens = little_endian<uint32_t>(8) + little_endian<uint64_t>(2) + text("x") + text("y");
+  const auto message = [&](Gguf gguf) {
+    gguf.str("tokenizer.ggml.model", "llama").key_bytes("tokenizer.ggml.tokens", 9, tokens);
+    put_file(folder / "v.gguf", gguf.bytes());
+    return message_of([&] { vocabulary_from_gguf(GgufFile(folder / "v.gguf")); });
+  };
+  const std::string types = little_endian<uint32_t>(5), scores = little_endian<uint32_t>(6);
+  const auto list = [](uint64_t n) { return little_endian(n); };
+  EXPECT_EQ(message(small_model("llama")), "no error");
+  EXPECT_EQ(message(small_model("llama").u32("tokenizer.ggml.bos_token_id", 1)), "no error");
+  EXPECT_NE(message(small_model("llama").u32("tokenizer.ggml.bos_token_id", 2)).find("below 2"), std::string::npos);
+  EXPECT_NE(message(small_model("llama").key_bytes("tokenizer.ggml.scores", 9, scores + list(1) + floats({1})))
+                .find("2 values"),
+            std::string::npos);
+  EXPECT_NE(
+      message(small_model("llama").key_bytes("tokenizer.ggml.token_type", 9,
+                                             types + list(2) + little_endian<int32_t>(1) + little_endian<int32_t>(7)))
+          .find("from 0 to 6"),
+      std::string::npos);
+  EXPECT_NE(message(small_model("llama").u32("tokenizer.ggml.add_bos_token", 1)).find("a bool"), std::string::npos);
+}
+
+TEST(GgufModel, Names) {
+  EXPECT_EQ(hf_tensor_name("token_embd.weight"), "model.embed_tokens.weight");
+  EXPECT_EQ(hf_tensor_name("output.weight"), "lm_head.weight");
+  EXPECT_EQ(hf_tensor_name("blk.17.attn_q_norm.weight"), "model.layers.17.self_attn.q_norm.weight");
+  EXPECT_EQ(hf_tensor_name("blk.0.attn_v.bias"), "model.layers.0.self_attn.v_proj.bias");
+  for (const char* unknown :
+       {"", ".", "blk", "blk.", "blk..attn_q.weight", "blk.x.attn_q.weight", "blk.1.ffn_gate_exps.weight",
+        "blk.1.attn_q", "blk.1.attn_q.scale", "rope_freqs.weight", "output_norm"}) {
+    EXPECT_EQ(hf_tensor_name(unknown), std::nullopt) << unknown;
+  }
+}
+
+// Llama's q and k rows come back in half-split order; Qwen3's never left it.
+TEST(GgufModel, RotaryRows) {
+  const TempFolder folder;
+  const std::string rows = floats({0, 1, 2, 3, 4, 5, 6, 7});  // 2 heads of 4 rows, 1 column
+  for (const char* arch : {"llama", "qwen3"}) {
+    put_file(folder / "m.gguf", small_model(arch).tensor("blk.0.attn_q.weight", {1, 8}, 0, rows).bytes());
+    const at::Tensor q = hf_tensor(GgufFile(folder / "m.gguf"), "blk.0.attn_q.weight", at::kFloat);
+    const std::vector<float> got(q.const_data_ptr<float>(), q.const_data_ptr<float>() + 8);
+    const std::vector<float> half_split = {0, 2, 1, 3, 4, 6, 5, 7}, same = {0, 1, 2, 3, 4, 5, 6, 7};
+    EXPECT_EQ(got, std::string(arch) == "llama" ? half_split : same) << arch;
+  }
+  Gguf heads = Gguf().str("general.architecture", "llama").key("llama.attention.head_count", 10, uint64_t{INT64_MAX});
+  put_file(folder / "m.gguf", heads.tensor("blk.0.attn_q.weight", {1, 8}, 0, rows).bytes());
+  const auto message = message_of([&] { hf_tensor(GgufFile(folder / "m.gguf"), "blk.0.attn_q.weight", at::kFloat); });
+  EXPECT_NE(message.find("heads of even width"), std::string::npos) << message;
+}
+
+}  // namespace
+}  // namespace hotswap

@@ -1,0 +1,216 @@
+#include "hotswap/models/formats/weights.h"
+
+#include <set>
+
+#include "hotswap/base/error.h"
+#include "hotswap/models/formats/gguf_model.h"
+#include "hotswap/models/formats/safetensors_dtype.h"
+
+namespace hotswap {
+namespace {
+
+// One file or an index with its shards: the same questions.
+template <typename Files>
+class SafetensorsCheckpoint : public Checkpoint {
+ public:
+  explicit SafetensorsCheckpoint(const std::filesystem::path& path) : files_(path), where_(path.string()) {}
+  std::vector<std::string> names() const override { return files_.names(); }
+  bool has(const std::string& name) const override { return files_.has(name); }
+  std::vector<int64_t> shape(const std::string& name) const override { return entry(name).shape; }
+  at::ScalarType dtype(const std::string& name) const override {
+    return find_safetensors_dtype(entry(name).dtype)->type;
+  }
+  at::Tensor tensor(const std::string& name, at::ScalarType dtype) const override {
+    return files_.tensor(name).to(dtype);
+  }
+  std::string where() const override { return where_; }
+
+ private:
+  const SafetensorsEntry& entry(const std::string& name) const {
+    if constexpr (std::is_same_v<Files, SafetensorsIndex>) {
+      return files_.shard(name).entry(name);
+    } else {
+      return files_.entry(name);
+    }
+  }
+  Files files_;
+  std::string where_;
+};
+
+class GgufCheckpoint : public Checkpoint {
+ public:
+  explicit GgufCheckpoint(const std::filesystem::path& path) : file_(path) {
+    for (const std::string& gguf_name : file_.names()) {
+      if (gguf_name == "rope_freqs.weight") continue;  // part of the config, see config_from_gguf
+      const std::string name = hf_tensor_name(gguf_name).value_or(gguf_name);
+      names_.push_back(name);
+      gguf_names_.emplace(name, gguf_name);
+    }
+  }
+  std::vector<std::string> names() const override { return names_; }
+  bool has(const std::string& name) const override { return gguf_names_.count(name) != 0; }
+  std::vector<int64_t> shape(const std::string& name) const override { return file_.info(gguf_name(name)).shape; }
+  // As transformers has it, whatever the file's types are: they often differ from tensor to tensor.
+  at::ScalarType dtype(const std::string&) const override { return at::kFloat; }
+  at::Tensor tensor(const std::string& name, at::ScalarType dtype) const override {
+    const bool direct = dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
+    return hf_tensor(file_, gguf_name(name), direct ? dtype : at::kFloat).to(dtype);
+  }
+  std::string where() const override { return file_.path().string(); }
+  const GgufFile* gguf() const override { return &file_; }
+
+ private:
+  const std::string& gguf_name(const std::string& name) const {
+    const auto found = gguf_names_.find(name);
+    if (found != gguf_names_.end()) return found->second;
+    throw Error({.wanted = cat("a tensor '", name, "' in ", where()), .got = "none", .next = "check the name"});
+  }
+  GgufFile file_;
+  std::vector<std::string> names_;
+  std::map<std::string, std::string> gguf_names_;
+};
+
+bool ends_with(const std::string& text, std::string_view end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+// Tables that older checkpoints carry and every model computes itself.
+bool ignorable(const std::string& name) {
+  return ends_with(name, "rotary_emb.inv_freq") || ends_with(name, "rotary_emb.cos_cached") ||
+         ends_with(name, "rotary_emb.sin_cached");
+}
+
+std::vector<std::string> files_ending(const std::filesystem::path& folder, std::string_view end) {
+  std::vector<std::string> found;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (ends_with(entry.path().filename().string(), end)) found.push_back(entry.path().filename().string());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+// Which tensor of the checkpoint fills which of the module.
+struct Plan {
+  Tensor* to;
+  std::string from;
+};
+
+class Planner {
+ public:
+  Planner(const Checkpoint& checkpoint, const LoadOptions& options) : checkpoint_(checkpoint), options_(options) {}
+
+  std::vector<Plan> make(Module& module) {
+    std::set<std::string> used;
+    std::vector<Plan> plan;
+    module.each_tensor([&](const std::string& name, Tensor& tensor) {
+      const std::string source = source_of(name);
+      used.insert(source);
+      if (!checkpoint_.has(source)) {
+        missing_.push_back(name);
+      } else if (check(name, tensor, source)) {
+        plan.push_back({&tensor, source});
+      }
+    });
+    for (const auto& [name, of] : options_.tied) {
+      used.insert(name);
+      used.insert(of);
+    }
+    for (const std::string& name : checkpoint_.names()) {
+      if (used.count(name) == 0 && !ignorable(name)) unexpected_.push_back(name);
+    }
+    report();
+    return plan;
+  }
+
+ private:
+  // Tied tensors have one source: the original, or the other name where only that is in the file.
+  std::string source_of(const std::string& name) const {
+    for (const auto& [alias, of] : options_.tied) {
+      if (name == alias || name == of) return checkpoint_.has(of) || !checkpoint_.has(alias) ? of : alias;
+    }
+    return name;
+  }
+
+  bool check(const std::string& name, const Tensor& tensor, const std::string& source) {
+    const auto shape = checkpoint_.shape(source);
+    const bool same_kind = at::isFloatingType(checkpoint_.dtype(source)) == tensor.is_floating_point();
+    if (tensor.sizes() == at::IntArrayRef(shape) && same_kind) return true;
+    mismatched_.push_back(cat(name, " (model: ", tensor.scalar_type(), " [", join(tensor.sizes()),
+                              "], file: ", checkpoint_.dtype(source), " [", join(shape), "])"));
+    return false;
+  }
+
+  void report() const {
+    std::vector<std::string> parts;
+    if (!missing_.empty()) parts.push_back(cat(missing_.size(), " missing: ", join(missing_)));
+    if (!unexpected_.empty()) parts.push_back(cat(unexpected_.size(), " unexpected: ", join(unexpected_)));
+    if (!mismatched_.empty())
+      parts.push_back(cat(mismatched_.size(), " of another shape or kind: ", join(mismatched_)));
+    if (parts.empty()) return;
+    throw Error({.wanted = cat("exactly the model's tensors in ", checkpoint_.where()),
+                 .got = join(parts, "; "),
+                 .next = "check that the config and the weights belong together"});
+  }
+
+  const Checkpoint& checkpoint_;
+  const LoadOptions& options_;
+  std::vector<std::string> missing_, unexpected_, mismatched_;
+};
+
+}  // namespace
+
+at::ScalarType Checkpoint::first_dtype() const {
+  for (const std::string& name : names()) {
+    if (at::isFloatingType(dtype(name))) return dtype(name);
+  }
+  throw Error({.wanted = cat("a floating point tensor in ", where()), .got = "none", .next = "check the file"});
+}
+
+std::unique_ptr<const Checkpoint> open_checkpoint(const std::filesystem::path& folder,
+                                                  const std::optional<std::string>& gguf_file) {
+  if (gguf_file) return std::make_unique<GgufCheckpoint>(folder / *gguf_file);
+  if (std::filesystem::is_regular_file(folder) && folder.extension() == ".gguf") {
+    return std::make_unique<GgufCheckpoint>(folder);
+  }
+  if (!std::filesystem::is_directory(folder)) {
+    throw Error({.wanted = "a folder with a model's weights",
+                 .got = cat("no folder at ", folder.string()),
+                 .next = "check the path"});
+  }
+  const auto single = folder / "model.safetensors", index = folder / "model.safetensors.index.json";
+  if (std::filesystem::exists(single)) return std::make_unique<SafetensorsCheckpoint<SafetensorsFile>>(single);
+  if (std::filesystem::exists(index)) return std::make_unique<SafetensorsCheckpoint<SafetensorsIndex>>(index);
+  const auto ggufs = files_ending(folder, ".gguf"), pickles = files_ending(folder, ".bin");
+  throw Error({.wanted = cat("model.safetensors or model.safetensors.index.json in ", folder.string()),
+               .got = !ggufs.empty()     ? cat("GGUF files: ", join(ggufs))
+                      : !pickles.empty() ? cat("pickled weights, which could run code when read: ", join(pickles))
+                                         : std::string("neither"),
+               .next = !ggufs.empty() ? "name one as gguf_file"
+                                      : "save the model with save_pretrained of transformers >= 4.34"});
+}
+
+void load_into(Module& module, const Checkpoint& checkpoint, const LoadOptions& options) {
+  const std::vector<Plan> plan = Planner(checkpoint, options).make(module);
+  std::map<std::string, Tensor> loaded;  // tied tensors are one
+  for (const auto& [to, from] : plan) {
+    Tensor& tensor = loaded[from];
+    if (!tensor.defined()) {
+      const at::ScalarType stored = checkpoint.dtype(from);
+      const at::ScalarType wanted = options.dtype && at::isFloatingType(stored) ? *options.dtype : stored;
+      const Tensor read = checkpoint.tensor(from, wanted);
+      // Only safetensors in the stored type may be the file's memory; everything else is fresh already.
+      const bool fresh = checkpoint.gguf() != nullptr || wanted != stored;
+      tensor = read.to(options.device, wanted, /*non_blocking=*/false, /*copy=*/options.copy && !fresh);
+      tensor.set_requires_grad(to->requires_grad());
+    }
+    *to = tensor;
+  }
+}
+
+TensorMap named_tensors(Module& module) {
+  TensorMap result;
+  module.each_tensor([&](const std::string& name, Tensor& tensor) { result.emplace_back(name, tensor); });
+  return result;
+}
+
+}  // namespace hotswap

@@ -1,0 +1,282 @@
+// What every torch_binding.cpp needs on top of torch's stable ABI: checks, output tensors, rows, threads, the op table
+// with its call counters, and the Python module entry. Include it in one source of a package only.
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <array>
+#include <atomic>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels/common/cpu/isa.h"
+#include "kernels/common/dtype.h"
+
+#ifndef TORCH_EXTENSION_NAME
+#error "wanted TORCH_EXTENSION_NAME (the package's id); compile through hotswap_kernel() of cmake/hotswap_kernel.cmake"
+#endif
+#define HOTSWAP_CAT_(a, b) a##b
+#define HOTSWAP_CAT(a, b) HOTSWAP_CAT_(a, b)
+// one more level than torch's macros, so that the id expands
+#define HOTSWAP_LIBRARY(ns, m) STABLE_TORCH_LIBRARY(ns, m)
+#define HOTSWAP_LIBRARY_IMPL(ns, key, m) STABLE_TORCH_LIBRARY_IMPL(ns, key, m)
+
+namespace kernels {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// ---- errors: check(ok, "rms_norm: wanted ...; got ...; what to do")
+template <class... Parts>
+void check(bool ok, const Parts&... parts) {
+  if (__builtin_expect(ok, 1)) return;
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
+
+inline std::string shape_of(const Tensor& t) {
+  std::string text = "[";
+  for (int64_t d = 0; d < t.dim(); ++d) text += (d ? ", " : "") + std::to_string(t.size(d));
+  return text + "]";
+}
+
+// ---- dtypes
+inline DType dtype_of(const Tensor& t, const char* what) {
+  switch (t.scalar_type()) {
+    case ScalarType::Float:
+      return DType::kFloat32;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case ScalarType::Half:
+      return DType::kFloat16;
+    default:
+      check(false, what, ": wanted float32, bfloat16 or float16; got torch dtype number ", int(t.scalar_type()),
+            "; cast it first");
+      return DType::kFloat32;
+  }
+}
+
+// ---- devices: an op runs where its first tensor is
+struct Device {
+  int32_t type, index;
+  bool is_cpu() const { return type == aoti_torch_device_type_cpu(); }
+  bool operator==(const Device&) const = default;
+  std::string text() const { return is_cpu() ? "the CPU" : "GPU " + std::to_string(index); }
+};
+inline Device cpu() { return {aoti_torch_device_type_cpu(), -1}; }
+inline Device device_of(const Tensor& t) {
+  Device d{};
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &d.type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t.get(), &d.index));
+  if (d.is_cpu()) d.index = -1;
+  return d;
+}
+inline void check_device(const Tensor& t, const Device& device, const char* what) {
+  const Device got = device_of(t);
+  check(got == device, what, ": wanted a tensor on ", device.text(), "; got one on ", got.text(),
+        "; move all arguments to one device");
+}
+
+// on_gpu(stream) with the tensor's device and its current stream, or on_cpu(). on_gpu takes `auto`, so that a package
+// built without CUDA does not mention what it lacks.
+template <class OnGpu, class OnCpu>
+void run_on([[maybe_unused]] const Device& device, [[maybe_unused]] const OnGpu& on_gpu, const OnCpu& on_cpu) {
+#if defined(CUDA_KERNEL)
+  if (!device.is_cpu()) {
+    const torch::stable::accelerator::DeviceGuard guard(device.index);
+    void* stream = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &stream));
+    return on_gpu(stream);
+  }
+#endif
+  on_cpu();
+}
+
+// Large outputs are fresh pages, whose faults cost more than the kernel. Asking for 2 MB pages before the first touch
+// more than halves that where the system leaves the choice to programs (transparent_hugepage = madvise).
+inline void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes) {
+#if defined(__linux__)
+  constexpr intptr_t kPage = 4096, kLeast = intptr_t{4} << 20;
+  if (bytes < kLeast) return;
+  const intptr_t begin = (reinterpret_cast<intptr_t>(data) + kPage - 1) & -kPage;
+  const intptr_t end = (reinterpret_cast<intptr_t>(data) + bytes) & -kPage;
+  madvise(reinterpret_cast<void*>(begin), size_t(end - begin), MADV_HUGEPAGE);  // advice: a refusal changes nothing
+#endif
+}
+
+// ---- new tensors, contiguous, through the C shim (no dispatcher: half a microsecond less a call)
+inline Tensor empty_like_shape(const int64_t* sizes, int64_t dim, int32_t torch_dtype, const Device& device = cpu()) {
+  std::array<int64_t, 16> strides;
+  check(dim <= 16, "wanted at most 16 dimensions; got ", dim, "; flatten the leading ones");
+  int64_t extent = 1;
+  for (int64_t d = dim - 1; d >= 0; --d) {
+    strides[d] = extent;
+    extent *= sizes[d] > 0 ? sizes[d] : 1;
+  }
+  AtenTensorHandle handle;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, sizes, strides.data(), torch_dtype, device.type,
+                                                  device.is_cpu() ? 0 : device.index, &handle));
+  Tensor tensor(handle);
+  if (device.is_cpu() && extent >= (int64_t{1} << 20))
+    ask_for_huge_pages(tensor.data_ptr(), extent * tensor.element_size());
+  return tensor;
+}
+inline int32_t torch_dtype(DType dtype) {
+  return dtype == DType::kFloat32    ? aoti_torch_dtype_float32()
+         : dtype == DType::kBFloat16 ? aoti_torch_dtype_bfloat16()
+                                     : aoti_torch_dtype_float16();
+}
+inline Tensor empty(std::initializer_list<int64_t> sizes, DType dtype, const Device& device = cpu()) {
+  return empty_like_shape(sizes.begin(), int64_t(sizes.size()), torch_dtype(dtype), device);
+}
+inline Tensor empty_like(const Tensor& t, DType dtype) {  // t's shape and device, contiguous whatever t's strides
+  return empty_like_shape(t.sizes().data(), t.dim(), torch_dtype(dtype), device_of(t));
+}
+
+// ---- a tensor [..., cols] seen as rows of contiguous numbers, `stride` elements apart
+struct Rows {
+  Tensor tensor;  // keeps the memory alive: the given tensor, or a contiguous copy
+  void* data;
+  int64_t rows, cols, stride;
+
+  template <class T = void>
+  const T* read() const {
+    return static_cast<const T*>(data);
+  }
+};
+
+inline bool row_stride(const Tensor& t, int64_t* stride) {  // false: the rows are not evenly spaced
+  const int64_t dim = t.dim();
+  if (t.size(dim - 1) > 1 && t.stride(dim - 1) != 1) return false;
+  int64_t extent = 0;  // of one step in the next outer dimension; 0 = free
+  *stride = t.size(dim - 1);
+  for (int64_t d = dim - 2; d >= 0; --d) {
+    const int64_t size = t.size(d);
+    if (size == 1) continue;
+    if (extent == 0)
+      *stride = t.stride(d);
+    else if (t.stride(d) != extent)
+      return false;
+    extent = t.stride(d) * size;
+    if (extent == 0) return dim == 2 || size == 0;  // expanded rows
+  }
+  return true;
+}
+
+// Strided rows are used where they lie; other layouts (last dimension not contiguous) are copied.
+inline Rows as_rows(const Tensor& t, const char* what, const Device& device = cpu()) {
+  const int64_t dim = t.dim();
+  check(dim >= 1, what, ": wanted at least one dimension; got a scalar; unsqueeze it");
+  check_device(t, device, what);
+  const int64_t cols = t.size(dim - 1);
+  int64_t rows = 1;
+  for (int64_t d = 0; d + 1 < dim; ++d) rows *= t.size(d);
+  int64_t stride = cols;
+  if (t.is_contiguous() || row_stride(t, &stride)) return {t, t.data_ptr(), rows, cols, stride};
+  Tensor copy = torch::stable::contiguous(t);
+  void* data = copy.data_ptr();
+  return {std::move(copy), data, rows, cols, cols};
+}
+
+inline void check_same_shape(const Tensor& a, const Tensor& b, const char* op, const char* a_name, const char* b_name) {
+  bool same = a.dim() == b.dim();
+  for (int64_t d = 0; same && d < a.dim(); ++d) same = a.size(d) == b.size(d);
+  check(same, op, ": wanted ", b_name, " in the shape of ", a_name, ", ", shape_of(a), "; got ", shape_of(b),
+        "; reshape or expand it");
+}
+
+// ---- threads: torch's own pool. Each thread gets at least `grain` elements: less would cost more than it saves.
+constexpr int64_t kGrain = 16384;
+template <class Fn>
+void parallel_rows(int64_t rows, int64_t cols, const Fn& fn, int64_t grain = kGrain) {
+  if (rows <= 0) return;
+  const int64_t least = cols >= grain ? 1 : grain / (cols > 0 ? cols : 1);
+  if (rows <= least) return fn(int64_t{0}, rows);
+  torch::stable::parallel_for(0, rows, least, fn);
+}
+
+// ---- the op table: registration and counting in one row an op
+struct Op {
+  const char* name;
+  void (*boxed)(StableIValue*, uint64_t, uint64_t);
+  std::atomic<int64_t>* calls;
+};
+
+template <auto kFunction>
+inline std::atomic<int64_t> calls_of{0};
+
+template <auto kFunction>
+void counted(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
+  calls_of<kFunction>.fetch_add(1, std::memory_order_relaxed);
+  torch::stable::detail::boxer<std::remove_pointer_t<decltype(kFunction)>, kFunction>::boxed_fn(stack, inputs, outputs);
+}
+
+template <auto kFunction>
+constexpr Op op(const char* name) {
+  return {name, &counted<kFunction>, &calls_of<kFunction>};
+}
+
+template <class... Ops>
+void implement(torch::stable::detail::StableLibrary& m, const Ops&... all) {
+  const auto each = [&](const auto& ops) {
+    for (const Op& o : ops) m.impl(o.name, o.boxed);
+  };
+  (each(all), ...);
+}
+
+template <class Ops>
+int64_t count_calls(const Ops& ops, const std::string& name) {
+  std::string known;
+  for (const Op& o : ops) {
+    if (name == o.name) return o.calls->load(std::memory_order_relaxed);
+    known += std::string(known.empty() ? "" : ", ") + o.name;
+  }
+  check(false, "call_count: wanted one of ", known, "; got \"", name, "\"; pass the name of an op of this package");
+  return 0;
+}
+
+// The same functions on every device that the package is built for.
+#if defined(CUDA_KERNEL)
+#define HOTSWAP_IMPLEMENT_CUDA(...) \
+  HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CUDA, m) { kernels::implement(m, __VA_ARGS__); }
+#else
+#define HOTSWAP_IMPLEMENT_CUDA(...)
+#endif
+
+inline std::string isa() { return isa_name(chosen_isa()); }
+
+// ---- Python imports the library as a module: an empty one, made without Python.h. The symbol is weak, so that a
+// process without Python can dlopen(RTLD_NOW) this file.
+struct PyModuleDef {  // the stable ABI's layout of PyModuleDef (Python >= 3.9, not the free-threaded build)
+  intptr_t refcount = 1;
+  void* type = nullptr;
+  void *init = nullptr, *index = nullptr, *copy = nullptr;
+  const char *name = "ext", *doc = nullptr;
+  intptr_t size = 0;
+  void *methods = nullptr, *slots = nullptr, *traverse = nullptr, *clear = nullptr, *free = nullptr;
+};
+
+}  // namespace kernels
+
+extern "C" {
+__attribute__((weak)) void* PyModule_Create2(kernels::PyModuleDef*, int);
+}
+
+// At the end of torch_binding.cpp: defines call_count and isa for `ops` (their m.def stands in HOTSWAP_COMMON_SCHEMAS).
+#define HOTSWAP_COMMON_SCHEMAS(m)     \
+  m.def("call_count(str op) -> int"); \
+  m.def("isa() -> str")
+#define HOTSWAP_PYTHON_MODULE                                                                            \
+  extern "C" __attribute__((visibility("default"))) void* HOTSWAP_CAT(PyInit_, TORCH_EXTENSION_NAME)() { \
+    static kernels::PyModuleDef def;                                                                     \
+    return PyModule_Create2(&def, 3);                                                                    \
+  }
