@@ -20,8 +20,11 @@ from pathlib import Path
 
 try:
     import tomllib
-except ModuleNotFoundError:  # Python 3.10, whose pip brings its own
-    from pip._vendor import tomli as tomllib
+except ModuleNotFoundError:  # Python 3.10: tomli where the wheel is built, else the one that pip brings
+    try:
+        import tomli as tomllib
+    except ModuleNotFoundError:
+        from pip._vendor import tomli as tomllib
 
 # Tests and benchmarks do not change what is built.
 NOT_BUILT = re.compile(r"(__pycache__|_test\.cpp$|_bench\.cpp$|/tests/|/testing/|\.pyc$)")
