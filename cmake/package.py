@@ -22,8 +22,11 @@ from pathlib import Path
 
 try:
     import tomllib
-except ModuleNotFoundError:  # Python 3.10, whose pip brings its own
-    from pip._vendor import tomli as tomllib
+except ModuleNotFoundError:  # Python 3.10: tomli where the wheel is built, else the one that pip brings
+    try:
+        import tomli as tomllib
+    except ModuleNotFoundError:
+        from pip._vendor import tomli as tomllib
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 COMPILED = {".h", ".cuh", ".cpp", ".cu"}
