@@ -21,9 +21,10 @@ set(HOTSWAP_KERNEL_FLAGS -O3 -fopenmp-simd -fno-math-errno -fno-trapping-math -f
 
 add_custom_target(benchmarks)  # `ninja benchmarks`: tests do not wait for them
 
-# What every package links, compiled once.
+# What every package links, compiled once, and has in its Python face.
 file(GLOB HOTSWAP_KERNELS_COMMON CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/kernels/common/cpu/*.cpp"
      "${CMAKE_SOURCE_DIR}/kernels/common/torch/*.cpp")
+file(GLOB HOTSWAP_PYTHON_COMMON CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/kernels/common/python/*.py")
 add_library(kernels_common OBJECT ${HOTSWAP_KERNELS_COMMON})
 target_compile_definitions(kernels_common PRIVATE HOTSWAP_ISA=base)
 target_compile_options(kernels_common PRIVATE ${HOTSWAP_KERNEL_FLAGS})
@@ -43,7 +44,7 @@ function(hotswap_kernel name)
   endif()
   file(GLOB bindings CONFIGURE_DEPENDS "${dir}/torch-ext/*.cpp")
   file(GLOB_RECURSE face CONFIGURE_DEPENDS "${dir}/torch-ext/*.py")
-  list(APPEND face "${dir}/build.toml" "${dir}/layers.json")
+  list(APPEND face ${HOTSWAP_PYTHON_COMMON} "${dir}/build.toml" "${dir}/layers.json")
   set(objects $<TARGET_OBJECTS:kernels_common>)
   foreach(isa ${HOTSWAP_ISAS})
     add_library(${name}_cpu_${isa} OBJECT ${cpu_sources})
@@ -102,7 +103,7 @@ function(hotswap_kernel name)
     add_custom_command(
       OUTPUT "${stamp}"
       COMMAND "${HOTSWAP_PYTHON}" "${tool}" stage --source "${dir}" --id "${id}" --library
-              $<TARGET_FILE:${name}_${backend}> --backend ${backend} --out "${variant}"
+              $<TARGET_FILE:${name}_${backend}> --backend ${backend} --out "${variant}" ${HOTSWAP_PYTHON_COMMON}
       COMMAND "${CMAKE_COMMAND}" -E touch "${stamp}"
       DEPENDS ${name}_${backend} "${id}" ${face} "${tool}" VERBATIM)
     list(APPEND stamps "${stamp}")
