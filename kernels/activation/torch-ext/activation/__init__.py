@@ -3,8 +3,9 @@
 from . import _package, layers, sharding
 from ._ops import ops
 
-UNARY = ("silu", "gelu", "gelu_tanh", "gelu_new", "gelu_fast", "gelu_quick")
-AND_MUL = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul")
+ACTS = [name for name in ops.op_names().split() if not name.endswith("_bwd")]
+AND_MUL = [name for name in ACTS if name.endswith("_and_mul")]
+UNARY = [name for name in ACTS if name not in AND_MUL]
 
 
 def _half(x):
@@ -19,11 +20,11 @@ def _backward(op):
 _package.register(
     dict.fromkeys(UNARY, _package.like)
     | dict.fromkeys(AND_MUL, _half)
-    | {f"{op}_bwd": lambda dy, x: _package.like(x) for op in UNARY + AND_MUL},
-    {op: (_backward(op), _package.save_inputs) for op in UNARY + AND_MUL},
+    | {f"{op}_bwd": lambda dy, x: _package.like(x) for op in ACTS},
+    {op: (_backward(op), _package.save_inputs) for op in ACTS},
 )
 register_sharding = _package.sharding(lambda: sharding.rules(UNARY, AND_MUL))
 
-globals().update({op: getattr(ops, op) for op in UNARY + AND_MUL})
+globals().update({op: getattr(ops, op) for op in ACTS})
 
-__all__ = ["register_sharding", "layers", *UNARY, *AND_MUL]
+__all__ = ["register_sharding", "layers", *ACTS]
