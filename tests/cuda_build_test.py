@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--build", type=Path, required=True)
     parser.add_argument("--sizes", action="store_true")
     args = parser.parse_args()
-    objects = sorted(args.build.glob("kernels/*/*.cu.o"))
+    objects = sorted(args.build.glob("kernels/**/*.cu.o"))
     if not objects:
         print(f"no CUDA objects in {args.build}: built without CUDA. Skipped.")
         sys.exit(77)
@@ -104,7 +104,7 @@ def main() -> None:
         if kernels == 0:
             problems.append(f"{item.name}: its report names no kernel")
         if tool:
-            problems += narrow(tool, item.parent.name, item)
+            problems += narrow(tool, item.relative_to(args.build / "kernels").parts[0], item)
         if tool and args.sizes:
             print(f"{item.name}: {sizes(tool, item)}")
     read = f"machine code read by {tool}" if tool else "machine code not read: no cuobjdump"
