@@ -89,9 +89,13 @@ void Child::say(const std::string& line) {
   }
 }
 
-int Child::wait() {
+void Child::close_input() {
   if (to_ >= 0) close(to_);
   to_ = -1;
+}
+
+int Child::wait() {
+  close_input();
   if (pid_ == 0) return 0;
   int status = 0;
   while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {

@@ -27,6 +27,7 @@ class Child {
 
   std::optional<std::string> line();  // the next one of its stdout; none: it has closed it
   void say(const std::string& line);  // nothing where it is gone: line() and wait() tell that
+  void close_input();                 // its stdin ends
   int wait();                         // its exit status; 128 + n when signal n ended it
 
  private:
