@@ -1,6 +1,7 @@
 #include <ATen/Context.h>
 
 #include <cstdio>
+#include <iostream>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
@@ -19,6 +20,15 @@ using OutJson = nlohmann::ordered_json;
 void emit(const OutJson& event) {
   std::printf("%s\n", event.dump(-1, ' ', false, OutJson::error_handler_t::replace).c_str());
   std::fflush(stdout);
+}
+
+void wait_for_turn() {
+  emit({{"event", "ready"}});
+  std::string line;
+  if (!std::getline(std::cin, line)) {
+    throw Error(
+        {.wanted = "a line on stdin for the next turn", .got = "its end", .next = "run `hotswap demo` without --step"});
+  }
 }
 
 std::shared_ptr<CausalLM> load(const DemoOptions& options) {
@@ -57,7 +67,7 @@ void demo_answer(const DemoOptions& options) {
   const GenerationConfig config{.max_new_tokens = options.new_tokens, .do_sample = false};
   answer(*model, nullptr, tokenizer.ids("Hello"), {.max_new_tokens = 4, .do_sample = false});  // warms up
   for (const std::string& prompt : demo_prompts()) {
-    emit({{"event", "prompt"}, {"text", prompt}});
+    wait_for_turn();
     const Answer result =
         answer(*model, &tokenizer, tokenizer.ids(chat(tokenizer, prompt)), config, [](const std::string& piece) {
           emit({{"event", "text"}, {"piece", piece}});
@@ -90,8 +100,11 @@ void demo_train(const DemoOptions& options) {
   const FinetuneArguments arguments{.optimizer = {.learning_rate = options.learning_rate},
                                     .schedule = Schedule::kLinear,
                                     .warmup_steps = std::min<int64_t>(4, options.steps / 4)};
-  const auto result = finetune(model->parameters(), loss, batches, arguments, [](const StepReport& step) {
+  wait_for_turn();
+  // A step's time ends before this callback: waiting is nobody's.
+  const auto result = finetune(model->parameters(), loss, batches, arguments, [&](const StepReport& step) {
     emit({{"event", "step"}, {"step", step.step}, {"loss", step.loss}, {"gradient_norm", step.gradient_norm}});
+    if (step.step + 1 < static_cast<int64_t>(batches.size())) wait_for_turn();
   });
   emit({{"event", "train"}, {"tokens_per_second", result.tokens_per_second()}, {"peak_memory", result.peak_memory}});
   if (options.save_to.empty()) return;
