@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <map>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -27,6 +28,13 @@ struct SequenceInfo {
   Tensor positions = {};
 };
 
+// The tokens of a padded batch that are none of padding, one behind the other.
+struct RealTokens {
+  Tensor index;       // [tokens] int64, into [batch * time]
+  Tensor cu_seqlens;  // [batch + 1] int32
+  int64_t max_seqlen;
+};
+
 // What is masked, made once per forward at the model's entrance. It describes; a mask as a tensor is made for stock
 // forwards alone, once for each kind of layer.
 class AttentionMetadata {
@@ -43,12 +51,19 @@ class AttentionMetadata {
   Tensor bias(int64_t time, const Tensor& k, const AttentionOptions& options) const;  // [1 or batch, 1, time, kv_time]
   Tensor distance(int64_t time, const Tensor& k) const;  // a key's place less a query's: [time, kv_time] int64
 
+  // For kernels, which get no mask. The real ones of the last `time` tokens; the first call waits for the device.
+  const RealTokens& real_tokens(int64_t time) const;
+  // Of keys of a fixed size: how many tokens a row holds, the queries included. [batch] int32 on the device
+  const Tensor& seen(int64_t batch) const;
+
  private:
   using Key = std::tuple<bool, int64_t, int64_t, bool, int64_t, int64_t, int64_t>;
   template <typename Make>
   const Tensor& made_once(const Key& key, const Make& make) const;
   SequenceInfo sequence_;
   mutable std::vector<std::pair<Key, Tensor>> made_;  // few: as many as there are kinds of layers
+  mutable std::map<int64_t, RealTokens> real_;        // by time
+  mutable Tensor seen_;
 };
 
 namespace stock {

@@ -3,6 +3,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bitwise_and.h>
 #include <ATen/ops/bucketize.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/eq.h>
@@ -107,6 +108,26 @@ Tensor AttentionMetadata::bias(int64_t time, const Tensor& k, const AttentionOpt
     return at::where(make_visible(sequence_, time, k, o), at::zeros({}, options),
                      at::full({}, lowest(k.scalar_type()), options));
   });
+}
+
+const RealTokens& AttentionMetadata::real_tokens(int64_t time) const {
+  const auto [found, fresh] = real_.try_emplace(time);
+  if (!fresh) return found->second;
+  const Tensor& padding = sequence_.padding;
+  const Tensor kept = padding.narrow(1, padding.size(1) - time, time);
+  const Tensor lengths = kept.sum(1);  // [batch] int64
+  found->second = {.index = kept.reshape({-1}).nonzero().squeeze(1),
+                   .cu_seqlens = at::constant_pad_nd(at::cumsum(lengths, 0), {1, 0}).to(at::kInt),
+                   .max_seqlen = lengths.max().item<int64_t>()};
+  return found->second;
+}
+
+const Tensor& AttentionMetadata::seen(int64_t batch) const {
+  if (!seen_.defined()) {
+    const Tensor& places = sequence_.positions;
+    seen_ = at::add(places.narrow(0, places.size(0) - 1, 1), 1).to(at::kInt).expand({batch}).contiguous();
+  }
+  return seen_;
 }
 
 Tensor AttentionMetadata::distance(int64_t time, const Tensor& k) const {

@@ -3,6 +3,24 @@
 #include <cmath>
 
 namespace hotswap {
+namespace {
+
+// In the contract's words: what a kernel that takes this layer's place must have.
+SlotNeeds needs_of(const SelfAttentionOptions& o) {
+  SlotNeeds needs{.features = {"causal"}, .numbers = {{"head_dims", {o.head_dim}}}};
+  const auto need = [&](bool needed, const char* feature) {
+    if (needed) needs.features.emplace_back(feature);
+  };
+  need(o.num_heads != o.num_kv_heads, "gqa");
+  need(o.sliding_window > 0, "window");
+  need(o.chunk > 0, "chunk");
+  need(o.softcap != 0, "softcap");
+  need(o.sinks, "sinks");
+  need(o.dropout > 0, "dropout");
+  return needs;
+}
+
+}  // namespace
 
 SelfAttention::SelfAttention(const SelfAttentionOptions& o)
     : options_(o),
@@ -13,7 +31,8 @@ SelfAttention::SelfAttention(const SelfAttentionOptions& o)
       attention_options_{.scale = o.scale.value_or(std::pow(static_cast<double>(o.head_dim), -0.5)),
                          .window_left = o.sliding_window - 1,
                          .chunk = o.chunk,
-                         .softcap = o.softcap} {
+                         .softcap = o.softcap},
+      attention_(this, "attention", "attention/1", stock::sdpa, needs_of(o)) {
   own("q_proj", q_proj_);
   own("k_proj", k_proj_);
   own("v_proj", v_proj_);

@@ -39,7 +39,7 @@ class SelfAttention : public Module {
   Tensor sinks_;                              // [num_heads], or undefined
   RotaryPosEmb rotary_fn_;
   AttentionOptions attention_options_;
-  Slot<AttentionForward> attention_{this, "attention", "attention/1", stock::sdpa};
+  Slot<AttentionForward> attention_;
 };
 
 // Lets every attention below a module run this stock forward where no kernel is bound.

@@ -1,8 +1,8 @@
 #include "hotswap/models/auto.h"
 
 #include "hotswap/base/error.h"
-#include "hotswap/kernelize/attention_kernel.h"
 #include "hotswap/kernelize/package/device.h"
+#include "hotswap/models/attention_kernel.h"
 #include "hotswap/models/family.h"
 #include "hotswap/models/formats/gguf_model.h"
 #include "hotswap/models/formats/weights.h"
@@ -22,21 +22,16 @@ at::Device device_of(const std::string& name) {
   return device.is_cuda() && !device.has_index() ? at::Device(at::kCUDA, 0) : device;
 }
 
-// Before the weights, and with the caller's word on trust.
-void set_attention(CausalLM& model, const PretrainedOptions& options) {
-  check_attn_implementation(options.attn_implementation, {.device_kind = device_kind(device_of(options.device_map)),
-                                                          .allow_all_kernels = options.allow_all_kernels,
-                                                          .project = options.kernel_project});
-  model.set_attn_implementation(options.attn_implementation);
-}
-
 void finish(CausalLM& model, const PretrainedOptions& options) {
   model.eval();
+  KernelOptions kernels{.config = options.kernel_config.value_or(KernelConfig()),
+                        .strict = options.strict,
+                        .allow_all_kernels = options.allow_all_kernels,
+                        .project = options.kernel_project};
   if (options.use_kernels || options.kernel_config) {
-    model.kernelize(Mode::INFERENCE, {.config = options.kernel_config.value_or(KernelConfig()),
-                                      .strict = options.strict,
-                                      .allow_all_kernels = options.allow_all_kernels,
-                                      .project = options.kernel_project});
+    model.kernelize(Mode::INFERENCE, std::move(kernels));
+  } else if (names_attention_kernel(options.attn_implementation)) {
+    model.set_attn_implementation(options.attn_implementation, kernels);
   }
 }
 
@@ -68,7 +63,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   if (is_gguf) checkpoint = open_checkpoint(folder, options.gguf_file);
   const Json config = is_gguf ? config_of_gguf(*checkpoint->gguf()) : Json::read(folder / "config.json");
   auto model = from_config(config);  // before the weights: a bad config is told as such
-  set_attention(*model, options);
+  model->set_attn_implementation(options.attn_implementation);
   if (!checkpoint) checkpoint = open_checkpoint(folder);
   const Family& family = model->family();
   checkpoint = in_model_terms(std::move(checkpoint),
@@ -95,7 +90,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_random(const std::filesyste
                                                             const PretrainedOptions& options) {
   const Json config = Json::read(folder / "config.json");
   auto model = from_config(config);
-  set_attention(*model, options);
+  model->set_attn_implementation(options.attn_implementation);
   const auto dtype = options.dtype != "auto" ? dtype_from(options.dtype, "dtype") : config_dtype(config);
   model->requires_grad(true);
   model->init_weights(0, dtype.value_or(at::kFloat), device_of(options.device_map));

@@ -5,12 +5,13 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
-#include "hotswap/kernelize/attention_kernel.h"
-#include "hotswap/kernelize/package/device.h"
 #include "hotswap/layers/self_attention.h"
+#include "hotswap/models/attention_kernel.h"
 #include "hotswap/models/formats/weights.h"
 #include "hotswap/models/trunk_input.h"
 
@@ -35,23 +36,66 @@ CausalLM::CausalLM(const Family& family, Json config)
   own("loss_function", loss_);
 }
 
-void CausalLM::set_attn_implementation(const std::string& name) {
-  check_attn_implementation(name, {.device_kind = device_kind(device())});
-  set_stock_attention(model_, attention_kind(name));
-  attn_implementation_ = name;
-}
-
 const KernelReport& CausalLM::kernelize(Mode mode) {
-  return kernel_report().rows.empty() ? kernelize(mode, {}) : kernels_.kernelize(*this, mode);
+  return swaps_layers_ ? kernels_.kernelize(*this, mode) : kernelize(mode, {});
 }
 
-// attn_implementation says how to attend, unless the mapping does.
 const KernelReport& CausalLM::kernelize(Mode mode, KernelOptions options) {
+  const KernelOptions before = std::exchange(kernel_options_, std::move(options));
+  const bool swapped = std::exchange(swaps_layers_, true);
+  try {
+    return bind_kernels(mode);
+  } catch (...) {  // nothing was bound
+    kernel_options_ = before;
+    swaps_layers_ = swapped;
+    throw;
+  }
+}
+
+// The caller's mapping with a row for the attention, unless it has one.
+const KernelReport& CausalLM::bind_kernels(Mode mode) {
+  KernelOptions options = kernel_options_;
   auto& mapping = options.config.kernel_mapping;
+  if (!swaps_layers_) {
+    options.config = {.inherit_mapping = false};
+    std::set<std::string> others;
+    each_slot([&](const std::string&, SlotBase& slot) { others.insert(slot.layer()); });
+    others.erase(kAttentionLayer);
+    for (const std::string& layer : others) mapping.emplace_back(layer, KernelChoice(""));
+  }
   const bool named =
-      std::any_of(mapping.begin(), mapping.end(), [](const auto& row) { return row.first == "attention"; });
-  if (!named) mapping.emplace_back("attention", KernelChoice(""));
+      std::any_of(mapping.begin(), mapping.end(), [](const auto& row) { return row.first == kAttentionLayer; });
+  if (!named) {
+    mapping.emplace_back(kAttentionLayer,
+                         attention_kernel(attn_implementation_, options.allow_all_kernels, options.project));
+  }
   return kernels_.kernelize(*this, mode, std::move(options));
+}
+
+void CausalLM::unkernelize() {
+  kernels_.unkernelize(*this);
+  swaps_layers_ = false;
+  kernel_options_ = {};
+}
+
+void CausalLM::set_attn_implementation(const std::string& name, const KernelOptions& options) {
+  check_attn_implementation(name);
+  const bool by_kernel = names_attention_kernel(name);
+  const std::string before = std::exchange(attn_implementation_, name);
+  if (!swaps_layers_) kernel_options_ = options;
+  try {
+    if (device().is_meta()) {
+      // Nothing to bind to: kernelize() does it, or this again, when the weights are there.
+    } else if (swaps_layers_ || by_kernel) {
+      bind_kernels(Mode::of_training(training()));
+    } else {
+      kernels_.unkernelize(*this);
+    }
+  } catch (...) {
+    attn_implementation_ = before;
+    throw;
+  }
+  set_stock_attention(model_, attention_kind(by_kernel ? "sdpa" : name));  // also beneath a kernel
 }
 
 CausalLMOutput CausalLM::forward(const ForwardArguments& a) {

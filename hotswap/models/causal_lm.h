@@ -54,7 +54,7 @@ class CausalLM : public Module {
   const KernelReport& kernelize(Mode mode);
   const KernelReport& kernelize(Mode mode, KernelOptions options);
   const KernelReport& kernelize() { return kernelize(Mode::of_training(training())); }
-  void unkernelize() { kernels_.unkernelize(*this); }
+  void unkernelize();
   const KernelReport& kernel_report() const { return kernels_.report(); }  // empty unless kernelized
 
   const Family& family() const { return family_; }
@@ -65,7 +65,10 @@ class CausalLM : public Module {
 
   at::Device device() const { return model_.embed_tokens.weight.device(); }
   at::ScalarType dtype() const { return model_.embed_tokens.weight.scalar_type(); }
-  void set_attn_implementation(const std::string& name);
+  // "sdpa", "eager", or a kernel as org/repo[@revision][:layer] (attn_implementation.h), which is bound as those of the
+  // mapping are: kernel_report() says whether, unkernelize() puts sdpa back. `options`, where nothing else is
+  // kernelized. Before there are weights the name is only kept.
+  void set_attn_implementation(const std::string& name, const KernelOptions& options = {});
   const std::string& attn_implementation() const { return attn_implementation_; }
 
   // Fresh weights as transformers draws them: what each part says of its tensors (Init), spread by initializer_range.
@@ -86,7 +89,10 @@ class CausalLM : public Module {
   Json config_json_;
   GenerationConfig generation_config_;
   std::filesystem::path source_;
+  const KernelReport& bind_kernels(Mode mode);
   std::string attn_implementation_ = "sdpa";
+  KernelOptions kernel_options_;  // the caller's
+  bool swaps_layers_ = false;     // kernelize() was called: not the attention alone
   Trunk model_;
   Linear lm_head_;
   CausalLMLoss loss_;
