@@ -84,10 +84,10 @@ void answer_prompts(const DemoOptions& options, bool kernels, DemoVariant& varia
       variant.answers.push_back(event.at<std::string>("text"));
       variant.ids.push_back(event.at<std::vector<int64_t>>("ids"));
       variant.first_token_ms.push_back(event.at<double>("prefill_ms"));
-      variant.tokens_per_second.push_back(event.at<double>("tokens_per_second"));
+      variant.decode_tokens_per_second.push_back(event.at<double>("decode_tokens_per_second"));
       std::printf("\n  (%lld tokens, first after %.0f ms, then %.1f tokens/s)\n",
                   static_cast<long long>(variant.ids.back().size()), variant.first_token_ms.back(),
-                  variant.tokens_per_second.back());
+                  variant.decode_tokens_per_second.back());
     }
     std::fflush(stdout);
   });
@@ -103,7 +103,7 @@ void train_variant(const DemoOptions& options, bool kernels, DemoVariant& varian
       std::snprintf(note, sizeof note, "loss %.4f", variant.losses.back());
       bar.advance(1, note);
     } else if (kind == "train") {
-      variant.train_tokens_per_second = event.at<double>("tokens_per_second");
+      variant.train_tokens_per_second = event.at<double>("train_tokens_per_second");
       variant.peak_memory = event.at<int64_t>("peak_memory");
     }
   });
@@ -118,7 +118,9 @@ void print_report(const DemoOptions& options) {
   std::vector<std::string> arguments = {"kernelize", "--model", options.model.model, "--dtype", options.model.dtype};
   if (!options.model.gguf_file.empty()) arguments.insert(arguments.end(), {"--gguf-file", options.model.gguf_file});
   if (run_self(arguments, [](const std::string& line) { std::printf("%s\n", line.c_str()); }) != 0) {
-    throw Error({.wanted = "the kernel report", .got = "an error, above", .next = ""});
+    throw Error({.wanted = "the kernel report",
+                 .got = "an error, above",
+                 .next = "follow that message, then run the demo again"});
   }
 }
 
