@@ -45,7 +45,7 @@ TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 STABLE = re.compile(r"^torch/(csrc/stable|headeronly)/|^torch/csrc/inductor/aoti_torch/(c|generated)/")
 TEST_HELPERS = re.compile(r"kernels/common/testing/\w+\.h$")
 KERNEL_TESTS = re.compile(rf"(_test|_bench)\.cpp$|/tests/|{TEST_HELPERS.pattern}")
-BINDING = "kernels/common/torch/binding.h"
+BINDING = "kernels/common/torch/"
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -100,8 +100,8 @@ def kernel_problem(path: str, target: str) -> str | None:
         return None
     if TEST_HELPERS.match(target):
         return "only tests and benchmarks use this helper"
-    face = "/torch-ext/" in path or path == BINDING
-    if target == BINDING and not face:
+    face = "/torch-ext/" in path or path.startswith(BINDING)
+    if target.startswith(BINDING) and not face:
         return "only torch-ext uses the torch half of common/"
     if TORCH.match(target) and not face:
         return "kernel files know no framework"

@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <iostream>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
@@ -16,6 +17,15 @@ using OutJson = nlohmann::ordered_json;
 void emit(const OutJson& event) {
   std::printf("%s\n", event.dump(-1, ' ', false, OutJson::error_handler_t::replace).c_str());
   std::fflush(stdout);
+}
+
+void wait_for_turn() {
+  emit({{"event", "ready"}});
+  std::string line;
+  if (!std::getline(std::cin, line)) {
+    throw Error(
+        {.wanted = "a line on stdin for the next turn", .got = "its end", .next = "run `hotswap demo` without --step"});
+  }
 }
 
 std::shared_ptr<CausalLM> load(const DemoOptions& options) {
@@ -54,7 +64,7 @@ void demo_answer(const DemoOptions& options) {
   const GenerationConfig config{.max_new_tokens = options.new_tokens, .do_sample = false};
   generate_text(*model, nullptr, tokenizer.ids("Hello"), {.max_new_tokens = 4, .do_sample = false});  // warms up
   for (const std::string& prompt : demo_prompts()) {
-    emit({{"event", "prompt"}, {"text", prompt}});
+    wait_for_turn();
     const TimedText result =
         generate_text(*model, &tokenizer, tokenizer.ids(chat(tokenizer, prompt)), config, [](const std::string& piece) {
           emit({{"event", "text"}, {"piece", piece}});
@@ -77,8 +87,10 @@ void demo_train(const DemoOptions& options) {
   }
   const auto dataset = std::make_shared<PackedDataset>(std::move(stream), options.columns);
   const auto model = load(options);
-  const auto on_step_end = [](const TrainingStep& step) {
+  // A step's time ends before this is called: waiting is nobody's.
+  const auto on_step_end = [&](const TrainingStep& step) {
     emit({{"event", "step"}, {"step", step.step}, {"loss", step.loss}, {"grad_norm", step.grad_norm}});
+    if (step.step + 1 < options.steps) wait_for_turn();
   };
   Trainer trainer(model,
                   {.per_device_train_batch_size = options.rows,
@@ -88,6 +100,7 @@ void demo_train(const DemoOptions& options) {
                    .warmup_steps = std::min<int64_t>(4, options.steps / 4),
                    .train_sampling_strategy = "sequential"},
                   dataset, {.on_step_end = on_step_end});
+  wait_for_turn();
   const TrainOutput result = trainer.train();
   emit({{"event", "train"},
         {"train_tokens_per_second", result.train_tokens_per_second()},

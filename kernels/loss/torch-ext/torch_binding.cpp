@@ -1,4 +1,5 @@
 // Ops of the loss package: schemas and registrations.
+#include "kernels/common/torch/ops.h"
 #include "kernels/loss/torch-ext/linear.h"
 #if defined(CUDA_KERNEL)
 #include "kernels/loss/torch-ext/gpu.h"
@@ -221,49 +222,31 @@ std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_bwd(const Tensor& dloss,
   return {r.dhidden, r.dweight, r.dbias};
 }
 
-constexpr std::array kOps = {kernels::op<&cross_entropy>("cross_entropy"),
-                             kernels::op<&cross_entropy_fwd>("cross_entropy_fwd"),
-                             kernels::op<&cross_entropy_fwd_in_place>("cross_entropy_fwd_"),
-                             kernels::op<&cross_entropy_bwd>("cross_entropy_bwd"),
-                             kernels::op<&linear_cross_entropy>("linear_cross_entropy"),
-                             kernels::op<&linear_cross_entropy_fwd>("linear_cross_entropy_fwd"),
-                             kernels::op<&linear_cross_entropy_bwd>("linear_cross_entropy_bwd")};
-
-int64_t call_count(std::string op) { return kernels::count_calls(kOps, op); }
+constexpr std::array kOps{
+    kernels::op<&cross_entropy>("cross_entropy(Tensor logits, Tensor target, int ignore_index, float label_smoothing, "
+                                "float softcap, float z_loss, str reduction) -> Tensor"),
+    kernels::op<&cross_entropy_fwd>(
+        "cross_entropy_fwd(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float softcap, float "
+        "z_loss, str reduction) -> (Tensor loss, Tensor lse)"),
+    kernels::op<&cross_entropy_fwd_in_place>(
+        "cross_entropy_fwd_(Tensor(a!) logits, Tensor target, int ignore_index, float label_smoothing, float softcap, "
+        "float z_loss, str reduction) -> (Tensor loss, Tensor lse)"),
+    kernels::op<&cross_entropy_bwd>(
+        "cross_entropy_bwd(Tensor dloss, Tensor logits, Tensor target, Tensor lse, int ignore_index, float "
+        "label_smoothing, float softcap, float z_loss, str reduction) -> Tensor"),
+    kernels::op<&linear_cross_entropy>(
+        "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int ignore_index, float "
+        "label_smoothing, float softcap, float z_loss, str reduction) -> Tensor"),
+    kernels::op<&linear_cross_entropy_fwd>(
+        "linear_cross_entropy_fwd(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int ignore_index, float "
+        "label_smoothing, float softcap, float z_loss, str reduction, bool float32_dweight=False) -> (Tensor loss, "
+        "Tensor lse, Tensor dhidden, Tensor dweight, Tensor dbias)"),
+    kernels::op<&linear_cross_entropy_bwd>(
+        "linear_cross_entropy_bwd(Tensor dloss, Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor lse, "
+        "int ignore_index, float label_smoothing, float softcap, float z_loss, str reduction, bool "
+        "float32_dweight=False) -> (Tensor dhidden, Tensor dweight, Tensor dbias)"),
+};
+const kernels::Library<kOps> library;
 
 }  // namespace
 }  // namespace loss
-
-HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
-  m.def(
-      "cross_entropy(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float softcap, float "
-      "z_loss, str reduction) -> Tensor");
-  m.def(
-      "cross_entropy_fwd(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float softcap, "
-      "float z_loss, str reduction) -> (Tensor loss, Tensor lse)");
-  m.def(
-      "cross_entropy_fwd_(Tensor(a!) logits, Tensor target, int ignore_index, float label_smoothing, float "
-      "softcap, float z_loss, str reduction) -> (Tensor loss, Tensor lse)");
-  m.def(
-      "cross_entropy_bwd(Tensor dloss, Tensor logits, Tensor target, Tensor lse, int ignore_index, float "
-      "label_smoothing, float softcap, float z_loss, str reduction) -> Tensor");
-  m.def(
-      "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int ignore_index, float "
-      "label_smoothing, float softcap, float z_loss, str reduction) -> Tensor");
-  m.def(
-      "linear_cross_entropy_fwd(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int ignore_index, float "
-      "label_smoothing, float softcap, float z_loss, str reduction, bool float32_dweight=False) -> (Tensor loss, "
-      "Tensor lse, Tensor dhidden, Tensor dweight, Tensor dbias)");
-  m.def(
-      "linear_cross_entropy_bwd(Tensor dloss, Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor "
-      "lse, int ignore_index, float label_smoothing, float softcap, float z_loss, str reduction, bool "
-      "float32_dweight=False) -> (Tensor dhidden, Tensor dweight, Tensor dbias)");
-  HOTSWAP_COMMON_SCHEMAS(m);
-}
-HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { kernels::implement(m, loss::kOps); }
-HOTSWAP_IMPLEMENT_CUDA(loss::kOps)
-HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
-  m.impl("call_count", TORCH_BOX(&loss::call_count));
-  m.impl("isa", TORCH_BOX(&kernels::isa));
-}
-HOTSWAP_PYTHON_MODULE
