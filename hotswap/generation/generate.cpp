@@ -83,7 +83,11 @@ std::unique_ptr<Cache> make_cache(const CausalLM& model, const GenerationConfig&
 
 }  // namespace
 
-double GenerateResult::tokens_per_second() const {
+double GenerateResult::prefill_tokens_per_second() const {
+  return prefill_ms > 0 ? static_cast<double>(prompt_tokens) * 1000 / prefill_ms : 0;
+}
+
+double GenerateResult::decode_tokens_per_second() const {
   int64_t further = 0;
   for (const auto& row : new_ids) further += static_cast<int64_t>(row.size()) - 1;
   return decode_ms > 0 ? static_cast<double>(further) * 1000 / decode_ms : 0;
@@ -115,7 +119,7 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
     mask = at::constant_pad_nd(mask, {0, cache->capacity() - mask.size(1)}, true);
   }
 
-  GenerateResult result;
+  GenerateResult result{.prompt_tokens = mask.defined() ? mask.sum().item<int64_t>() : ids.numel()};
   std::vector<Tensor> pieces{ids};  // the prompt, then [batch, 1] a step
   Tensor input = ids;
   for (;;) {

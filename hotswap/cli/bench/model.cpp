@@ -13,7 +13,7 @@
 
 #include "hotswap/base/memory.h"
 #include "hotswap/cli/flags/model_flags.h"
-#include "hotswap/training/finetune.h"
+#include "hotswap/training/trainer.h"
 
 namespace hotswap {
 namespace {
@@ -81,14 +81,20 @@ OutJson prefill(CausalLM& model, int repeats) {
   return {{"value", kPrefill / median(times)}, {"unit", "tokens/s"}, {"check", {best}}};
 }
 
-OutJson train(CausalLM& model, int repeats) {
-  model.train();
-  const Tensor batch = arbitrary_ids(kRows, kColumns, model.config().vocab_size);
-  const auto loss = [&](const Tensor& ids) { return model({.input_ids = ids, .labels = ids}).loss; };
-  const auto result = finetune(model.parameters(), loss, std::vector<Tensor>(repeats + 1, batch),
-                               {.optimizer = {.learning_rate = 1e-5}});
+// The same batch in every step.
+OutJson train(const std::shared_ptr<CausalLM>& model, int repeats) {
+  const Tensor batch = arbitrary_ids(kRows, kColumns, model->config().vocab_size);
+  const int64_t* ids = batch.const_data_ptr<int64_t>();
+  Trainer trainer(model,
+                  {.per_device_train_batch_size = kRows,
+                   .max_steps = repeats + 1,
+                   .learning_rate = 1e-5,
+                   .lr_scheduler_type = "constant",
+                   .train_sampling_strategy = "sequential"},
+                  std::make_shared<PackedDataset>(std::vector(ids, ids + batch.numel()), kColumns),
+                  {.optimizer = std::make_shared<AdamW>(model->parameters(), AdamWOptions{.weight_decay = 0.01})});
   std::vector<double> times, losses;
-  for (const StepReport& step : result.steps) {
+  for (const TrainingStep& step : trainer.train().steps) {
     losses.push_back(step.loss);
     if (step.step > 0) times.push_back(step.seconds);
   }
@@ -170,7 +176,7 @@ void add_bench_model(CLI::App& bench) {
     reset_peak_memory();
     OutJson out = flags->what == "decode"    ? decode(*model, flags->repeats)
                   : flags->what == "prefill" ? prefill(*model, flags->repeats)
-                  : flags->what == "train"   ? train(*model, flags->repeats)
+                  : flags->what == "train"   ? train(model, flags->repeats)
                                              : step(*model, *flags);
     out["peak_memory"] = peak_memory();
     out["loaded_memory"] = loaded;

@@ -33,15 +33,15 @@ class ContentHash {
   void* context_ = nullptr;  // EVP_MD_CTX
 };
 
-class PieceFile {
+class PartialFile {
  public:
   static constexpr int64_t kPiece = 1 << 20;
 
   // Beside `blob`. adopt: go on with what a killed process left, where there is such a file.
-  PieceFile(std::filesystem::path blob, int64_t size, bool adopt);
-  ~PieceFile();  // closes; the file stays for the next process unless commit() or remove() came before
-  PieceFile(const PieceFile&) = delete;
-  PieceFile& operator=(const PieceFile&) = delete;
+  PartialFile(std::filesystem::path blob, int64_t size, bool adopt);
+  ~PartialFile();  // closes; the file stays for the next process unless commit() or remove() came before
+  PartialFile(const PartialFile&) = delete;
+  PartialFile& operator=(const PartialFile&) = delete;
 
   int64_t size() const { return size_; }
   int64_t pieces() const { return static_cast<int64_t>(done_.size()); }

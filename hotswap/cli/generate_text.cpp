@@ -1,4 +1,4 @@
-#include "hotswap/cli/answer.h"
+#include "hotswap/cli/generate_text.h"
 
 #include "hotswap/cli/flags/model_flags.h"
 #include "hotswap/generation/generate.h"
@@ -6,14 +6,8 @@
 
 namespace hotswap {
 
-double Answer::tokens_per_second() const {
-  const auto count = static_cast<double>(ids.size());
-  if (count > 1 && decode_ms > 0) return 1e3 * (count - 1) / decode_ms;
-  return prefill_ms > 0 ? 1e3 * count / prefill_ms : 0;
-}
-
-Answer answer(CausalLM& model, const Tokenizer* tokenizer, const std::vector<int64_t>& prompt,
-              const GenerationConfig& config, const TextCallback& on_text) {
+TimedText generate_text(CausalLM& model, const Tokenizer* tokenizer, const std::vector<int64_t>& prompt,
+                        const GenerationConfig& config, const TextCallback& on_text) {
   const Tensor ids = row_tensor(prompt).to(model.device());
   GenerateArguments arguments{.input_ids = ids, .config = config};
   std::optional<StreamDecoder> stream;
@@ -30,9 +24,13 @@ Answer answer(CausalLM& model, const Tokenizer* tokenizer, const std::vector<int
     const std::string rest = stream->finish();
     if (!rest.empty()) on_text(rest);
   }
-  Answer answer{.ids = std::move(result.new_ids[0]), .prefill_ms = result.prefill_ms, .decode_ms = result.decode_ms};
-  if (tokenizer != nullptr) answer.text = tokenizer->decode(answer.ids, /*skip_special_tokens=*/true);
-  return answer;
+  TimedText made{.prefill_ms = result.prefill_ms,
+                 .decode_ms = result.decode_ms,
+                 .prefill_tokens_per_second = result.prefill_tokens_per_second(),
+                 .decode_tokens_per_second = result.decode_tokens_per_second()};
+  made.ids = std::move(result.new_ids[0]);
+  if (tokenizer != nullptr) made.text = tokenizer->decode(made.ids, /*skip_special_tokens=*/true);
+  return made;
 }
 
 }  // namespace hotswap

@@ -17,7 +17,7 @@ struct Span {
 };
 
 struct Piece {
-  uint32_t begin, end;  // bytes of the draft
+  uint32_t begin, end;  // bytes of the pre-tokenized text
   int32_t id = -1;      // of an added token; such a piece is finished
 };
 
@@ -29,7 +29,7 @@ struct NewPoint {
 };
 
 // The bytes of one piece, each with its origin, while they are rewritten.
-class PieceText {
+class NormalizedString {
  public:
   std::string bytes;
   std::vector<Span> origin;  // one per byte
@@ -40,19 +40,19 @@ class PieceText {
   void keep(size_t begin, size_t end);
 };
 
-class Draft {
+class PreTokenizedString {
  public:
-  explicit Draft(std::string_view input);
+  explicit PreTokenizedString(std::string_view input);
 
   std::string_view view(const Piece& piece) const { return text_.substr(piece.begin, piece.end - piece.begin); }
   const std::vector<Piece>& pieces() const { return pieces_; }
-  // The part of the input that [begin, end) of the draft, not empty, came from.
+  // The part of the input that [begin, end) of this text, not empty, came from.
   Span origin(uint32_t begin, uint32_t end) const;
 
   // For each unfinished piece `cut` appends what it becomes; empty parts vanish.
   void cut(const std::function<void(const Piece&, std::vector<Piece>& out)>& cut);
   // Each unfinished piece is rewritten by `change`; a piece that gets empty vanishes.
-  void rewrite(const std::function<void(PieceText&)>& change);
+  void rewrite(const std::function<void(NormalizedString&)>& change);
 
   // Each byte stands for its character of the byte-level alphabet: the model reads bytes, the text stays as it is.
   bool byte_level = false;
@@ -62,7 +62,7 @@ class Draft {
 
   std::string_view text_;  // the input, or owned_
   std::string owned_;
-  std::vector<Span> origin_;  // empty as long as the draft is the input
+  std::vector<Span> origin_;  // empty as long as the text is the input
   std::vector<Piece> pieces_;
 };
 

@@ -1,4 +1,4 @@
-// How the names of a cache's files read back; for cache_care.h's own sources.
+// How the names of a cache's files read back; for cache_management.h's own sources.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-#include "hotswap/tokenizers/draft.h"
+#include "hotswap/tokenizers/pre_tokenized_string.h"
 
 #include "hotswap/base/error.h"
 #include "hotswap/tokenizers/unicode.h"
@@ -17,7 +17,7 @@ void check_size(size_t size) {
 
 }  // namespace
 
-void PieceText::replace_found(const std::vector<Stretch>& stretches, std::string_view content) {
+void NormalizedString::replace_found(const std::vector<Stretch>& stretches, std::string_view content) {
   std::string new_bytes;
   std::vector<Span> new_origin;
   size_t size = 0;
@@ -40,7 +40,7 @@ void PieceText::replace_found(const std::vector<Stretch>& stretches, std::string
   origin = std::move(new_origin);
 }
 
-void PieceText::prepend(std::string_view content) {
+void NormalizedString::prepend(std::string_view content) {
   if (bytes.empty()) return;
   check_size(bytes.size() + content.size());
   bytes.insert(0, content);
@@ -48,7 +48,7 @@ void PieceText::prepend(std::string_view content) {
   origin.insert(origin.begin(), content.size(), first);
 }
 
-void PieceText::rewrite(const std::vector<NewPoint>& points) {
+void NormalizedString::rewrite(const std::vector<NewPoint>& points) {
   std::string new_bytes;
   std::vector<Span> new_origin;
   new_bytes.reserve(bytes.size());
@@ -69,19 +69,19 @@ void PieceText::rewrite(const std::vector<NewPoint>& points) {
   origin = std::move(new_origin);
 }
 
-void PieceText::keep(size_t begin, size_t end) {
+void NormalizedString::keep(size_t begin, size_t end) {
   bytes = bytes.substr(begin, end - begin);
   origin = std::vector<Span>(origin.begin() + static_cast<std::ptrdiff_t>(begin),
                              origin.begin() + static_cast<std::ptrdiff_t>(end));
 }
 
-Draft::Draft(std::string_view input) : text_(input) {
+PreTokenizedString::PreTokenizedString(std::string_view input) : text_(input) {
   check_size(input.size());
   if (!input.empty()) pieces_.push_back({0, static_cast<uint32_t>(input.size())});
 }
 
-// As long as the draft is the input, a byte comes from the character around it.
-Span Draft::origin_of(uint32_t at) const {
+// As long as the text is the input, a byte comes from the character around it.
+Span PreTokenizedString::origin_of(uint32_t at) const {
   if (!origin_.empty()) return origin_[at];
   uint32_t begin = at;
   uint32_t end = at + 1;
@@ -90,9 +90,11 @@ Span Draft::origin_of(uint32_t at) const {
   return {begin, end};
 }
 
-Span Draft::origin(uint32_t begin, uint32_t end) const { return {origin_of(begin).begin, origin_of(end - 1).end}; }
+Span PreTokenizedString::origin(uint32_t begin, uint32_t end) const {
+  return {origin_of(begin).begin, origin_of(end - 1).end};
+}
 
-void Draft::cut(const std::function<void(const Piece&, std::vector<Piece>& out)>& cut) {
+void PreTokenizedString::cut(const std::function<void(const Piece&, std::vector<Piece>& out)>& cut) {
   std::vector<Piece> cuts;
   cuts.reserve(pieces_.size());
   for (const Piece& piece : pieces_) {
@@ -111,11 +113,11 @@ void Draft::cut(const std::function<void(const Piece&, std::vector<Piece>& out)>
   pieces_ = std::move(cuts);
 }
 
-void Draft::rewrite(const std::function<void(PieceText&)>& change) {
+void PreTokenizedString::rewrite(const std::function<void(NormalizedString&)>& change) {
   std::string text;
   std::vector<Span> origin;
   std::vector<Piece> pieces;
-  PieceText part;
+  NormalizedString part;
   for (const Piece& piece : pieces_) {
     const auto begin = static_cast<uint32_t>(text.size());
     part.bytes.assign(view(piece));

@@ -1,4 +1,4 @@
-#include "hotswap/tokenizers/normal_form.h"
+#include "hotswap/tokenizers/unicode_normalization.h"
 
 #include <utf8proc.h>
 
@@ -88,20 +88,20 @@ std::vector<NewPoint> recompose(const std::vector<Decomposed>& in) {
 
 }  // namespace
 
-std::vector<NewPoint> normal_form(std::string_view text, NormalForm form) {
-  const bool compatible = form == NormalForm::kNfkc || form == NormalForm::kNfkd;
+std::vector<NewPoint> normalize_unicode(std::string_view text, NormalizationForm form) {
+  const bool compatible = form == NormalizationForm::kNfkc || form == NormalizationForm::kNfkd;
   const std::vector<Decomposed> parts = decompose(text, compatible);
-  if (form == NormalForm::kNfc || form == NormalForm::kNfkc) return recompose(parts);
+  if (form == NormalizationForm::kNfc || form == NormalizationForm::kNfkc) return recompose(parts);
   std::vector<NewPoint> out;
   out.reserve(parts.size());
   for (const Decomposed& part : parts) out.push_back({part.value, part.change});
   return out;
 }
 
-bool has_normal_form(std::string_view text, NormalForm form) {
-  const bool composed = form == NormalForm::kNfc || form == NormalForm::kNfkc;
-  const bool compatible = form == NormalForm::kNfkc || form == NormalForm::kNfkd;
-  const char32_t safe = form == NormalForm::kNfc ? 0x300 : 0x80;
+bool is_normalized(std::string_view text, NormalizationForm form) {
+  const bool composed = form == NormalizationForm::kNfc || form == NormalizationForm::kNfkc;
+  const bool compatible = form == NormalizationForm::kNfkc || form == NormalizationForm::kNfkd;
+  const char32_t safe = form == NormalizationForm::kNfc ? 0x300 : 0x80;
   for (size_t at = 0; at < text.size();) {
     const CodePoint point = code_point_at(text, at);
     at += point.size;

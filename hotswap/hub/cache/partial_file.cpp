@@ -1,4 +1,4 @@
-#include "hotswap/hub/cache/piece_file.h"
+#include "hotswap/hub/cache/partial_file.h"
 
 #include <fcntl.h>
 #include <openssl/evp.h>
@@ -124,7 +124,7 @@ std::string ContentHash::finish() {
   return to_hex({digest, size});
 }
 
-PieceFile::PieceFile(fs::path blob, int64_t size, bool adopt)
+PartialFile::PartialFile(fs::path blob, int64_t size, bool adopt)
     : blob_(std::move(blob)), size_(size), done_(static_cast<size_t>((size + kPiece - 1) / kPiece)) {
   if (adopt && adopt_one()) return;
   check_space(blob_.parent_path(), size_);
@@ -138,7 +138,7 @@ PieceFile::PieceFile(fs::path blob, int64_t size, bool adopt)
   sign();
 }
 
-void PieceFile::create() {
+void PartialFile::create() {
   for (;;) {
     path_ = temporary_beside(blob_, kSuffix);
     // A plain open, so that the blob has the mode that the umask asks for, as Python's have.
@@ -151,15 +151,15 @@ void PieceFile::create() {
   }
 }
 
-int64_t PieceFile::whole_size() const { return size_ + pieces() + kOwner; }
+int64_t PartialFile::whole_size() const { return size_ + pieces() + kOwner; }
 
-void PieceFile::sign() {
+void PartialFile::sign() {
   std::string owner = cat(::getpid(), " ", this_place());
   owner.resize(kOwner, '\0');
   write(size_ + pieces(), owner);
 }
 
-bool PieceFile::adopt_one() {
+bool PartialFile::adopt_one() {
   const std::string begin = blob_.filename().string() + ".";
   const std::string_view suffix = kSuffix;
   std::error_code code;
@@ -176,7 +176,7 @@ bool PieceFile::adopt_one() {
   return false;
 }
 
-bool PieceFile::adopt(const fs::path& left, int fd) {
+bool PartialFile::adopt(const fs::path& left, int fd) {
   const Held held = try_lock(fd);
   struct stat info {};
   if (held == Held::kByAnother || ::fstat(fd, &info) != 0) return false;
@@ -209,18 +209,18 @@ bool PieceFile::adopt(const fs::path& left, int fd) {
   return true;
 }
 
-PieceFile::~PieceFile() {
+PartialFile::~PartialFile() {
   if (fd_ >= 0) ::close(fd_);
   set_ours(path_, false);
 }
 
-int64_t PieceFile::bytes_done() const {
+int64_t PartialFile::bytes_done() const {
   int64_t bytes = 0;
   for (int64_t i = 0; i < pieces(); ++i) bytes += done(i) ? piece_end(i) - piece_begin(i) : 0;
   return bytes;
 }
 
-std::vector<std::pair<int64_t, int64_t>> PieceFile::missing(int64_t most) const {
+std::vector<std::pair<int64_t, int64_t>> PartialFile::missing(int64_t most) const {
   std::vector<std::pair<int64_t, int64_t>> runs;
   for (int64_t i = 0; i < pieces(); ++i) {
     if (done(i)) continue;
@@ -235,7 +235,7 @@ std::vector<std::pair<int64_t, int64_t>> PieceFile::missing(int64_t most) const 
   return runs;
 }
 
-void PieceFile::write(int64_t offset, std::string_view bytes) {
+void PartialFile::write(int64_t offset, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), offset);
     if (n < 0 && errno == EINTR) continue;
@@ -245,7 +245,7 @@ void PieceFile::write(int64_t offset, std::string_view bytes) {
   }
 }
 
-void PieceFile::mark(int64_t piece) {
+void PartialFile::mark(int64_t piece) {
   const char one = 1;
   write(size_ + piece, {&one, 1});
   // On its way to the disk while the next ones come, or commit() would wait for all of it at once.
@@ -253,7 +253,7 @@ void PieceFile::mark(int64_t piece) {
   done_[static_cast<size_t>(piece)].store(1, std::memory_order_release);
 }
 
-std::string PieceFile::read(int64_t piece) const {
+std::string PartialFile::read(int64_t piece) const {
   std::string bytes(static_cast<size_t>(piece_end(piece) - piece_begin(piece)), '\0');
   size_t got = 0;
   while (got < bytes.size()) {
@@ -266,7 +266,7 @@ std::string PieceFile::read(int64_t piece) const {
   return bytes;
 }
 
-void PieceFile::commit() {
+void PartialFile::commit() {
   if (!missing(size_).empty()) {
     throw Error({.wanted = "every piece of " + blob_.string(), .got = "some", .next = "this is a fault of hotswap"});
   }
@@ -277,7 +277,7 @@ void PieceFile::commit() {
   fd_ = -1;
 }
 
-void PieceFile::remove() {
+void PartialFile::remove() {
   if (fd_ >= 0) ::close(fd_);
   fd_ = -1;
   ::unlink(path_.c_str());

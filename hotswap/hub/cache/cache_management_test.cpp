@@ -1,8 +1,8 @@
 // The cache listed, verified and emptied: exact sizes, every kind of damage, nothing gone that was not named.
-#include "hotswap/hub/cache/cache_care.h"
+#include "hotswap/hub/cache/cache_management.h"
 
 #include "hotswap/base/test_support.h"
-#include "hotswap/hub/cache/cache_names.h"
+#include "hotswap/hub/cache/cache_names_impl.h"
 #include "hotswap/hub/hub.h"
 #include "hotswap/hub/serve/server.h"
 
@@ -17,7 +17,7 @@ using test_support::TempFolder;
 const Repo kModel{RepoType::kModel, "acme/tiny"}, kKernel{RepoType::kKernel, "acme/norm"};
 
 // Two revisions of a model that share one file, and a kernel, downloaded.
-class CacheCare : public testing::Test {
+class CacheManagement : public testing::Test {
  protected:
   void SetUp() override {
     served.write("models/acme/tiny/main/shared.bin", std::string(5000, 's'));
@@ -52,7 +52,7 @@ class CacheCare : public testing::Test {
   std::string main, second;
 };
 
-TEST_F(CacheCare, Lists) {
+TEST_F(CacheManagement, Lists) {
   fs::create_directories(store.path() / "models--not--a--name");
   fs::create_directories(store.path() / "unknown--acme--x");
   const auto all = list_cache(cache);
@@ -73,7 +73,7 @@ TEST_F(CacheCare, Lists) {
   EXPECT_NE(message_of([&] { list_repo(cache, {RepoType::kModel, "../x"}); }), "no error");
 }
 
-TEST_F(CacheCare, VerifyHashesEverything) {
+TEST_F(CacheManagement, VerifyHashesEverything) {
   const CacheVerdict good = verify();
   EXPECT_TRUE(good.problems.empty());
   EXPECT_EQ(good.files, 3);
@@ -106,7 +106,7 @@ TEST_F(CacheCare, VerifyHashesEverything) {
   EXPECT_EQ(cache.find(kModel, main, "a.json"), std::nullopt);
 }
 
-TEST_F(CacheCare, VerifyWithoutLinksGoesByTheListOfFiles) {
+TEST_F(CacheManagement, VerifyWithoutLinksGoesByTheListOfFiles) {
   const fs::path file = at("snapshots/" + main + "/a.json");
   fs::remove(file);
   write_file(file, "{\"a\":1}");
@@ -119,7 +119,7 @@ TEST_F(CacheCare, VerifyWithoutLinksGoesByTheListOfFiles) {
   EXPECT_FALSE(fs::exists(file));
 }
 
-TEST_F(CacheCare, ARevisionGoesAndWhatOthersShareStays) {
+TEST_F(CacheManagement, ARevisionGoesAndWhatOthersShareStays) {
   const auto before = all();
   const fs::path own = blob(main, "a.json"), shared = blob(main, "shared.bin");
   const Removed plan = remove_revision(cache, kModel, "main", {.dry_run = true});
@@ -140,7 +140,7 @@ TEST_F(CacheCare, ARevisionGoesAndWhatOthersShareStays) {
   EXPECT_GE(rest.bytes(), 5008);
 }
 
-TEST_F(CacheCare, ARepositoryGoesAndOthersStay) {
+TEST_F(CacheManagement, ARepositoryGoesAndOthersStay) {
   const Removed done = remove_repo(cache, kModel);
   EXPECT_FALSE(fs::exists(at("")));
   EXPECT_GT(done.bytes(), 5015);
@@ -149,7 +149,7 @@ TEST_F(CacheCare, ARepositoryGoesAndOthersStay) {
   EXPECT_TRUE(fs::is_directory(store.path() / ".locks/models--acme--tiny")) << "somebody may wait for one";
 }
 
-TEST_F(CacheCare, RefusesWhatIsNotThereAndWhatLeadsOut) {
+TEST_F(CacheManagement, RefusesWhatIsNotThereAndWhatLeadsOut) {
   const auto before = all();
   EXPECT_NE(message_of([&] { remove_repo(cache, {RepoType::kModel, "../tiny"}); }), "no error");
   EXPECT_NE(message_of([&] { remove_repo(cache, {RepoType::kModel, "acme/none"}); }), "no error");
@@ -168,7 +168,7 @@ TEST_F(CacheCare, RefusesWhatIsNotThereAndWhatLeadsOut) {
   EXPECT_TRUE(fs::exists(elsewhere.path() / "snapshots" / main / "precious"));
 }
 
-TEST_F(CacheCare, BesideADownload) {
+TEST_F(CacheManagement, BesideADownload) {
   const std::string etag = blob(second, "a.json").filename().string();
   const fs::path blob_file = at("blobs/" + etag);
   {
@@ -183,7 +183,7 @@ TEST_F(CacheCare, BesideADownload) {
   EXPECT_FALSE(fs::exists(blob_file));
 }
 
-TEST_F(CacheCare, UnfinishedDownloads) {
+TEST_F(CacheManagement, UnfinishedDownloads) {
   EXPECT_EQ(blob_of_unfinished("abc.0123abcd.incomplete"), "abc");
   EXPECT_EQ(blob_of_unfinished("abc.0123abcd.pieces.incomplete"), "abc");
   EXPECT_EQ(blob_of_unfinished("abc.incomplete"), "abc");
