@@ -14,7 +14,7 @@ using kernels::Stream;
 // caller's to copy.
 std::string refused(const Forward& a);
 
-// `counter`: one int32 of the device's memory for this launch alone, or null for a fixed division of the work.
+// `counter`: one int32 of the device's memory for this call alone, with any value.
 void forward(const Forward& a, int* counter, Stream stream);
 
 }  // namespace attention::cuda

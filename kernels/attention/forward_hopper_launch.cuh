@@ -45,6 +45,8 @@ void launch_forward(const Forward& a, int* counter, Stream stream) {
   const Band band = band_of(a);
   const bool last_rows_first = a.window_right != kNoLimit && !F::kLeft;
   const int64_t row_tiles = divide_up(a.query_rows, F::kRows), tiles = row_tiles * a.batch * a.heads;
+  const int64_t blocks = std::min<int64_t>(tiles, multiprocessors());
+  if (blocks < tiles) checked(cudaMemsetAsync(counter, 0, sizeof(int), static_cast<cudaStream_t>(stream)), "counter");
   const ForwardArguments arguments{
       .q = tensor_map(shape_of(a, a.q, a.q_strides, a.query_rows, a.heads, a.dim), F::kRows),
       .k = tensor_map(shape_of(a, a.k, a.k_strides, a.key_rows, a.key_heads, a.dim), F::kKeys),
@@ -54,7 +56,7 @@ void launch_forward(const Forward& a, int* counter, Stream stream) {
                         64),
       .lse = a.lse,
       .sinks = a.sinks,
-      .counter = counter,
+      .counter = blocks < tiles ? counter : nullptr,
       .order = {.tiles = int(tiles),
                 .row_tiles = int(row_tiles),
                 .heads = int(a.batch * a.heads),
@@ -67,8 +69,7 @@ void launch_forward(const Forward& a, int* counter, Stream stream) {
       .score_scale = (F::kSoftcap ? a.softcap : a.scale) * kLog2e,
       .cap_scale = F::kSoftcap ? a.scale / a.softcap : 0.f,
   };
-  launch_with_memory<&forward_kernel<F>>(sizeof(ForwardMemory<F>) + 1024, std::min<int64_t>(tiles, multiprocessors()),
-                                         F::kThreads, stream, arguments);
+  launch_with_memory<&forward_kernel<F>>(sizeof(ForwardMemory<F>) + 1024, blocks, F::kThreads, stream, arguments);
 }
 
 template <int kDim, int kKeys, int kWorkers>

@@ -51,8 +51,13 @@ __device__ __forceinline__ void mask_scores(float (&s)[N], const Band& band, int
 }
 
 // Running maximum and sum of two rows. Exponentials are powers of two: one multiply-add and one instruction each.
+//
+// The maximum only keeps exponentials in range, so that an old one serves as long as the new scores are not far above it:
+// it moves when it is behind by more than 2^kSlack. Mostly it does not, and the outputs need not be multiplied: an
+// eighth of the instructions of a step.
 struct RowSoftmax {
-  float scale;          // scores * scale are exponents of two
+  static constexpr float kSlack = 8.f;
+  float scale;            // scores * scale are exponents of two
   float most[2], sum[2];  // sum: of this thread's columns only
 
   __device__ __forceinline__ explicit RowSoftmax(float scale) : scale(scale), most{-INFINITY, -INFINITY}, sum{0, 0} {}
@@ -65,10 +70,11 @@ struct RowSoftmax {
       float largest = fmaxf(s[2 * r], s[2 * r + 1]);
 #pragma unroll
       for (int i = 4 + 2 * r; i < N; i += 4) largest = fmaxf(largest, fmaxf(s[i], s[i + 1]));
-      largest = fmaxf(most[r], quad_max(largest));
+      largest = quad_max(largest);
+      if (!((largest - most[r]) * scale > kSlack)) largest = most[r];
       // A row that has seen nothing yet: infinity - infinity would be NaN.
       const float base = largest == -INFINITY ? 0.f : largest * scale;
-      shrink[r] = exp2_fast(most[r] * scale - base);
+      shrink[r] = largest == most[r] ? 1.f : exp2_fast(most[r] * scale - base);
       most[r] = largest;
       float total = sum[r] * shrink[r];
 #pragma unroll
@@ -91,8 +97,8 @@ struct RowSoftmax {
       total = total * shrink + exp2_fast(s - base);
       largest = larger;
     }
-    factor = total > 0.f ? shrink / total : 0.f;
-    lse = total > 0.f ? (largest + log2f(total)) * kLn2 : -INFINITY;
+    factor = total == 0.f ? 0.f : shrink * reciprocal(total);  // NaN stays NaN
+    lse = total == 0.f ? -INFINITY : (largest + log2f(total)) * kLn2;
   }
 };
 

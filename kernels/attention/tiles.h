@@ -33,12 +33,6 @@ HOTSWAP_BOTH Tile tile_at(const TileOrder& order, int index) {
   return {order.last_rows_first ? order.row_tiles - 1 - row : row, first + within - row * heads};
 }
 
-// The fixed division: block b takes b, then from the far end of the next round, and so on to and fro, so that nobody
-// gets the longest tile of every round.
-HOTSWAP_BOTH int tile_of_round(int round, int block, int blocks) {
-  return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
-}
-
 // Rows see keys [row + before, row + after), cut to [0, keys): what causality and windows come to.
 struct Band {
   int before, after, keys;

@@ -73,7 +73,7 @@ def main():
     parser.add_argument("--shapes", default="128x16,64x32", help="head dim x heads")
     parser.add_argument("--rows", default="2048,4096,8192,16384")
     parser.add_argument("--masks", default="causal,full")
-    parser.add_argument("--fixed", action="store_true", help="also the fixed division of tiles")
+    parser.add_argument("--packed-heads", action="store_true", help="cuDNN also with [batch, heads, rows, dim] in memory")
     parser.add_argument("--no-flash", action="store_true")
     parser.add_argument("--csv")
     args = parser.parse_args()
@@ -96,8 +96,8 @@ def main():
                 window = (NO_LIMIT, 0 if causal else NO_LIMIT)
                 turned = [t.transpose(1, 2) for t in (q, k, v)]
 
-                def ours(library, counted, q=q, k=k, v=v, out=out, lse=lse, window=window):
-                    return lambda: library.forward(q, k, v, window=window, out=out, lse=lse, counted=counted)
+                def ours(library, q=q, k=k, v=v, out=out, lse=lse, window=window):
+                    return lambda: library.forward(q, k, v, window=window, out=out, lse=lse)
 
                 def torchs(backend, turned=turned, causal=causal):
                     def call():
@@ -109,12 +109,13 @@ def main():
                 calls = {"gemm 8192": (lambda: a @ b, 2 * 8192**3)}
                 calls["gemm long"] = (lambda: long_a @ b, 2 * 32768 * 8192 * 8192)
                 calls["cuDNN"] = (torchs(SDPBackend.CUDNN_ATTENTION), flops)
+                if args.packed_heads:
+                    packed = [t.contiguous() for t in turned]
+                    calls["cuDNN, heads first"] = (torchs(SDPBackend.CUDNN_ATTENTION, packed), flops)
                 if not args.no_flash:
                     calls["flash"] = (torchs(SDPBackend.FLASH_ATTENTION), flops)
                 for name, library in libraries.items():
-                    calls[name] = (ours(library, True), flops)
-                    if args.fixed:
-                        calls[f"{name} fixed"] = (ours(library, False), flops)
+                    calls[name] = (ours(library), flops)
                 measured = {name: [] for name in calls}
                 for _ in range(args.turns):
                     for name, (call, _) in calls.items():

@@ -37,16 +37,15 @@ class Case:
     sinks: bool = False
     dtype: torch.dtype = torch.bfloat16
     layout: str = "rows"  # or heads: transposed views of [batch, heads, rows, dim]; cut: slices of something larger
-    counted: bool = True
 
 
 def cases(quick):
     yield Case(64, 64)
     yield Case(128, 128)
-    for rows, keys, dim, window, counted in itertools.product(
-        (1, 127, 128, 300), (1, 128, 129, 517), (64, 128), (FULL, CAUSAL), (True, False)
+    for rows, keys, dim, window in itertools.product(
+        (1, 127, 128, 300), (1, 128, 129, 517), (64, 128), (FULL, CAUSAL)
     ):
-        yield Case(rows, keys, dim=dim, window=window, counted=counted, heads=3, key_heads=3)
+        yield Case(rows, keys, dim=dim, window=window, heads=3, key_heads=3)
     for dtype, dim, window in itertools.product((torch.bfloat16, torch.float16), (64, 128), (FULL, CAUSAL)):
         yield Case(515, 1027, dim=dim, window=window, dtype=dtype, batch=2, heads=6, key_heads=2)
         yield Case(1024, 1024, dim=dim, window=window, dtype=dtype, softcap=30.0, heads=4, key_heads=1)
@@ -115,7 +114,7 @@ def check(library, case, generator):
     sinks = torch.randn(case.heads, generator=generator, device="cuda") * 2 if case.sinks else None
     out = torch.full((case.batch, case.rows, case.heads, v.shape[3]), torch.nan, dtype=case.dtype, device="cuda")
     lse = torch.full((case.batch, case.heads, case.rows), torch.nan, device="cuda")
-    options = dict(window=case.window, softcap=case.softcap, sinks=sinks, counted=case.counted)
+    options = dict(window=case.window, softcap=case.softcap, sinks=sinks)
     library.forward(q, k, v, out=out, lse=lse, **options)
     again = library.forward(q, k, v, **options)
     torch.cuda.synchronize()

@@ -65,6 +65,14 @@ __device__ __forceinline__ void settle(uint32_t (&a)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 
+// Four blocks of 8 x 8 numbers from the layout of A to shared memory: thread t of a warp gives the address of 8 numbers,
+// row t % 8 of block t / 8.
+__device__ __forceinline__ void store_matrices(void* row, const uint32_t (&w)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(w[0]),
+               "r"(w[1]), "r"(w[2]), "r"(w[3])
+               : "memory");
+}
+
 // A and B in shared memory, both by rows. add: to what d holds; else d is written.
 template <class T, int N>
 __device__ __forceinline__ void multiply(float (&d)[N / 2], Operand a, Operand b, bool add) {
