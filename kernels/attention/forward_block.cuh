@@ -20,7 +20,9 @@ struct ForwardTraits {
   static constexpr bool kLeft = kLeft_, kSoftcap = kSoftcap_;
   static constexpr int kPanels = kDim / 64;
   static constexpr int kQueryStages = 2;  // the next tile's queries come while this one is computed
-  static constexpr int kStages = 2;       // of keys and of values
+  static constexpr int kStages = kDim == 64 ? 4 : 2;  // of keys and of values: as many as there is memory for
+  // Two warpgroups start their products in turn. Three take them as they come, and skip key tiles that only others see.
+  static constexpr bool kTurns = kWorkers == 2;
   static constexpr int kThreads = kWarpgroup * (1 + kWorkers);
   // All of a multiprocessor's 64 K registers, most of them for the workers.
   static constexpr int kLoaderRegisters = kWorkers == 2 ? 24 : 32, kWorkerRegisters = kWorkers == 2 ? 240 : 160;

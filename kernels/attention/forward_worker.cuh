@@ -3,7 +3,7 @@
 //
 // Three things run beside each other:
 //   the products q k of the next key tile and p v of this one, while the softmax of scores is computed;
-//   one warpgroup's products in the time of the others' exponentials: a turn goes round, who has it starts products;
+//   one warpgroup's products in the time of the others' exponentials: a turn goes round, who has it starts scores;
 //   the first scores of the next tile while this one is divided, rounded and stored.
 #pragma once
 
@@ -34,13 +34,18 @@ struct Worker {
     if (lane == 0) barriers[stage.index].arrive();
     stage.next();
   }
-  __device__ __forceinline__ void wait_for_turn() { barrier_wait(kFirstTurn + number, 2 * kWarpgroup); }
+  __device__ __forceinline__ void wait_for_turn() {
+    if constexpr (F::kTurns) barrier_wait(kFirstTurn + number, 2 * kWarpgroup);
+  }
   __device__ __forceinline__ void pass_turn() {
-    barrier_arrive(kFirstTurn + (number + 1 == F::kWorkers ? 0 : number + 1), 2 * kWarpgroup);
+    if constexpr (F::kTurns)
+      barrier_arrive(kFirstTurn + (number + 1 == F::kWorkers ? 0 : number + 1), 2 * kWarpgroup);
   }
 
-  // Key tiles of the block's tile after these are not seen by this warpgroup's rows. One is computed in any case.
+  // Key tiles of the block's tile from here on are not seen by this warpgroup's rows. One is computed in any case. With
+  // turns all go through the same ones: one ahead of the others would need a buffer more.
   __device__ __forceinline__ int own_end(const Job& job) const {
+    if constexpr (F::kTurns) return job.keys.end;
     const int row = job.row + 64 * number;
     const int end = key_tiles<F::kLeft>(a.band, row, min(row + 64, a.query_rows), F::kKeys).end;
     return min(max(end, job.keys.first + 1), job.keys.end);
@@ -103,8 +108,8 @@ struct Worker {
     wait_for_turn();
     m.k_full[k_stage.index].wait(k_stage.parity);
     start_scores();
-    start_out(started);
     pass_turn();
+    start_out(started);
     wait_products<1>();
     settle(scores);
     add_scores<kMasked>(softmax, shrink, job, tile);
@@ -146,7 +151,6 @@ struct Worker {
     for (; t >= job.keys.first_whole; --t) step<false>(softmax, shrink, t < last - 1, job, t);
     if constexpr (F::kLeft)
       for (; t >= job.keys.first; --t) step<true>(softmax, shrink, t < last - 1, job, t);
-    for (int i = 0; i < skipped; ++i) wait_for_turn(), pass_turn();  // everybody has as many turns
     free(m.q_free, q_stage);
     settle_out(t < last - 1, shrink);
     start_out(t < last - 1);
