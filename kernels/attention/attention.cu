@@ -5,8 +5,9 @@
 
 namespace attention::gpu {
 using kernels::Stream;
-void forward_64(const Forward& a, int* counter, Stream stream);   // forward_hopper_64.cu
-void forward_128(const Forward& a, int* counter, Stream stream);  // forward_hopper_128.cu
+void forward_64(const Forward& a, int* counter, Stream stream);        // forward_hopper_64.cu
+void forward_128(const Forward& a, int* counter, Stream stream);       // forward_hopper_128.cu
+void forward_128_full(const Forward& a, int* counter, Stream stream);  // forward_hopper_128_full.cu
 }  // namespace attention::gpu
 
 namespace attention::cuda {
@@ -54,7 +55,8 @@ void forward(const Forward& a, int* counter, Stream stream) {
   if (!why.empty()) throw std::runtime_error(why);
   if (a.query_rows == 0 || a.batch == 0 || a.heads == 0) return;
   if (a.dim <= 64 && a.value_dim <= 64) return gpu::forward_64(a, counter, stream);
-  gpu::forward_128(a, counter, stream);
+  const bool full = a.window_left == kNoLimit && a.window_right == kNoLimit;
+  full ? gpu::forward_128_full(a, counter, stream) : gpu::forward_128(a, counter, stream);
 }
 
 }  // namespace attention::cuda
