@@ -82,7 +82,7 @@ void generate_verb(const Flags& flags) {
   const ModelFlags source = located(flags.model);
   if (!flags.prompt.empty() || has_tokenizer(source)) tokenizer = load_tokenizer(source);
   const auto model = load_model(source, flags.kernels);
-  const Rows prompts = prompt_rows(flags, tokenizer ? &*tokenizer : nullptr, model->config().vocab);
+  const Rows prompts = prompt_rows(flags, tokenizer ? &*tokenizer : nullptr, model->config().vocab_size);
   const bool stream = flags.stream && !flags.json;
   const auto show = [&](const std::string& piece) {
     std::fputs(piece.c_str(), stdout);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "hotswap/base/error.h"
+#include "hotswap/training/data.h"
 
 namespace hotswap {
 

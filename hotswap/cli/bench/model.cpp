@@ -46,7 +46,7 @@ Tensor arbitrary_ids(int64_t rows, int64_t columns, int64_t vocab) {
 }
 
 OutJson decode(CausalLM& model, int repeats) {
-  const Tensor prompt = arbitrary_ids(1, kPrompt, model.config().vocab);
+  const Tensor prompt = arbitrary_ids(1, kPrompt, model.config().vocab_size);
   Tensor out;
   const auto generate = [&](int64_t count) {
     const auto start = Clock::now();
@@ -67,13 +67,13 @@ OutJson decode(CausalLM& model, int repeats) {
 
 OutJson prefill(CausalLM& model, int repeats) {
   const at::NoGradGuard no_grad;
-  const Tensor prompt = arbitrary_ids(1, kPrefill, model.config().vocab);
+  const Tensor prompt = arbitrary_ids(1, kPrefill, model.config().vocab_size);
   std::vector<double> times;
   int64_t best = 0;
   for (int i = 0; i <= repeats; ++i) {
-    KvCache cache;
+    const auto cache = model.make_cache();
     const auto start = Clock::now();
-    const Tensor logits = model({.input_ids = prompt, .cache = &cache, .logits_to_keep = 1}).logits;
+    const Tensor logits = model({.input_ids = prompt, .cache = cache.get(), .logits_to_keep = 1}).logits;
     times.push_back(seconds_since(start));
     best = logits.argmax().item<int64_t>();
   }
@@ -83,7 +83,7 @@ OutJson prefill(CausalLM& model, int repeats) {
 
 // The same batch in every step.
 OutJson train(const std::shared_ptr<CausalLM>& model, int repeats) {
-  const Tensor batch = arbitrary_ids(kRows, kColumns, model->config().vocab);
+  const Tensor batch = arbitrary_ids(kRows, kColumns, model->config().vocab_size);
   const int64_t* ids = batch.const_data_ptr<int64_t>();
   Trainer trainer(model,
                   {.per_device_train_batch_size = kRows,
@@ -123,7 +123,7 @@ OutJson step(CausalLM& model, const Flags& flags) {
   constexpr int kWarm = 2;
   model.train();
   const at::Device device = model.device();
-  const Tensor ids = arbitrary_ids(flags.rows, flags.columns, model.config().vocab).to(device);
+  const Tensor ids = arbitrary_ids(flags.rows, flags.columns, model.config().vocab_size).to(device);
   const c10::impl::VirtualGuardImpl guard(device.type());
   const DeviceMemory memory(device);
   const int64_t loaded = memory.now();

