@@ -137,7 +137,7 @@ template <class Cap, class T, int N>
 __device__ __forceinline__ Online sums_of(const LossRows& a, Cap cap, const T* z, const Row<T, N>& r, uint4* kept,
                                           int64_t keep) {
   constexpr bool kCoarse = kCoarseOf<T>;
-  const bool smoothed = a.label_smoothing != 0.f, once = a.dlogits == nullptr;
+  const bool smoothed = a.label_smoothing != 0.f;
   Online mine;
   for (int64_t first = threadIdx.x; first < r.vectors; first += int64_t{blockDim.x} * kTogether) {
     Pack<T, N> p[kTogether];
@@ -145,7 +145,7 @@ __device__ __forceinline__ Online sums_of(const LossRows& a, Cap cap, const T* z
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
       const int64_t v = first + int64_t{k} * blockDim.x;
-      if (v < r.vectors) p[k] = once ? load<N>(z + r.col(v)) : load_shared<N>(z + r.col(v));
+      if (v < r.vectors) p[k] = load<N>(z + r.col(v));
     }
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
@@ -190,7 +190,8 @@ struct Gradient {
   }
 };
 
-template <class Cap, class T, int N>
+// kAgain: the row was read just now, and what other blocks read is to stay in L2 until they come back to it.
+template <bool kAgain, class Cap, class T, int N>
 __device__ __forceinline__ void gradients(const Gradient& g, Cap cap, int64_t t, const T* z, T* dz, const Row<T, N>& r,
                                           const uint4* kept, int64_t keep) {
   constexpr bool kCoarse = kCoarseOf<T>;
@@ -200,14 +201,14 @@ __device__ __forceinline__ void gradients(const Gradient& g, Cap cap, int64_t t,
     for (int k = 0; k < kTogether; ++k) {
       const int64_t v = first + int64_t{k} * blockDim.x;
       if (v >= r.vectors) continue;
-      if constexpr (N > 1) {
+      if constexpr (N > 1 && kAgain) {
         if (v < keep) {
           const uint4 four = kept[v];
           p[k].w[0] = four.x, p[k].w[1] = four.y, p[k].w[2] = four.z, p[k].w[3] = four.w;
           continue;
         }
       }
-      p[k] = load<N>(z + r.col(v));
+      p[k] = kAgain ? load_last<N>(z + r.col(v)) : load<N>(z + r.col(v));
     }
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
@@ -223,7 +224,10 @@ __device__ __forceinline__ void gradients(const Gradient& g, Cap cap, int64_t t,
 #pragma unroll
         for (int i = 0; i < N; ++i) f[i] = g.template operator()<kCoarse>(cap, f[i], false);
       }
-      store_floats<N>(dz + r.col(v), f);
+      if constexpr (kAgain)
+        store_past(dz + r.col(v), pack<T>(f));
+      else
+        store_floats<N>(dz + r.col(v), f);
     }
   }
   if constexpr (N > 1) {
@@ -281,7 +285,10 @@ __global__ void __launch_bounds__(kMostThreads) loss_rows(const LossRows a, cons
     float g = a.grad_scale * (a.dloss == nullptr ? 1.f : a.dloss[row]) * (scale == nullptr ? 1.f : *scale);
     if (!known) g = NAN;
     const Gradient gradient{lse, g * (1.f + 2.f * a.z_loss * lse), g * eps / float(a.vocab), g * (1.f - eps)};
-    gradients(gradient, cap, t, z, dz, r, kept, a.lse_known ? 0 : keep);
+    if (a.lse_known)
+      gradients<false>(gradient, cap, t, z, dz, r, kept, 0);
+    else
+      gradients<true>(gradient, cap, t, z, dz, r, kept, keep);
   }
 }
 
