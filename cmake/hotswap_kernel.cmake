@@ -2,8 +2,8 @@
 #   *_cpu.cpp               compiled once per ISA (HOTSWAP_ISA = base, v3, v4), chosen at run time
 #   torch-ext/*.cpp         the op library's face, torch stable ABI only
 #   *.cu                    with CUDA on: a second variant, the CPU's kernels and these in one library
-# (both at any depth, any number: each file is an object of its own)
-#   NAME_test.cpp           bin/NAME_test, NAME_bench.cpp bin/NAME_bench: load the built package as any host does
+# (both in any number and at any depth but in tests/: each file is an object of its own)
+#   NAME_test.cpp           bin/NAME_test, and so NAME_bench.cpp, NAME_cuda_bench.cpp: load the built package as any host does
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(HOTSWAP_KERNEL_CPU x86_64)
   set(HOTSWAP_ISAS base v3 v4)
@@ -21,9 +21,10 @@ set(HOTSWAP_KERNEL_FLAGS -O3 -fopenmp-simd -fno-math-errno -fno-trapping-math -f
 
 add_custom_target(benchmarks)  # `ninja benchmarks`: tests do not wait for them
 
-# What every package links, compiled once.
+# What every package links, compiled once, and has in its Python face.
 file(GLOB HOTSWAP_KERNELS_COMMON CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/kernels/common/cpu/*.cpp"
      "${CMAKE_SOURCE_DIR}/kernels/common/torch/*.cpp")
+file(GLOB HOTSWAP_PYTHON_COMMON CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/kernels/common/python/*.py")
 add_library(kernels_common OBJECT ${HOTSWAP_KERNELS_COMMON})
 target_compile_definitions(kernels_common PRIVATE HOTSWAP_ISA=base)
 target_compile_options(kernels_common PRIVATE ${HOTSWAP_KERNEL_FLAGS})
@@ -33,17 +34,14 @@ function(hotswap_kernel name)
   set(dir "${CMAKE_CURRENT_SOURCE_DIR}/${name}")
   set(tool "${CMAKE_SOURCE_DIR}/cmake/package.py")
   set(generated "${CMAKE_CURRENT_BINARY_DIR}/${name}")
-  if(NOT EXISTS "${dir}/build.toml")
-    return()
-  endif()
-
   file(GLOB_RECURSE cpu_sources CONFIGURE_DEPENDS "${dir}/*_cpu.cpp")
+  list(FILTER cpu_sources EXCLUDE REGEX "/tests/")
   if(NOT cpu_sources)
     message(FATAL_ERROR "kernels/${name}: wanted a file *_cpu.cpp; got none; every package serves the CPU, too")
   endif()
   file(GLOB bindings CONFIGURE_DEPENDS "${dir}/torch-ext/*.cpp")
   file(GLOB_RECURSE face CONFIGURE_DEPENDS "${dir}/torch-ext/*.py")
-  list(APPEND face "${dir}/build.toml" "${dir}/layers.json")
+  list(APPEND face ${HOTSWAP_PYTHON_COMMON} "${dir}/build.toml" "${dir}/layers.json")
   set(objects $<TARGET_OBJECTS:kernels_common>)
   foreach(isa ${HOTSWAP_ISAS})
     add_library(${name}_cpu_${isa} OBJECT ${cpu_sources})
@@ -58,6 +56,7 @@ function(hotswap_kernel name)
   set(cuda_objects "")
   if(HOTSWAP_HAS_CUDA)
     file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${dir}/*.cu")
+    list(FILTER cuda_sources EXCLUDE REGEX "/tests/")
   endif()
   if(cuda_sources)
     list(APPEND backends cuda)
@@ -102,7 +101,7 @@ function(hotswap_kernel name)
     add_custom_command(
       OUTPUT "${stamp}"
       COMMAND "${HOTSWAP_PYTHON}" "${tool}" stage --source "${dir}" --id "${id}" --library
-              $<TARGET_FILE:${name}_${backend}> --backend ${backend} --out "${variant}"
+              $<TARGET_FILE:${name}_${backend}> --backend ${backend} --out "${variant}" ${HOTSWAP_PYTHON_COMMON}
       COMMAND "${CMAKE_COMMAND}" -E touch "${stamp}"
       DEPENDS ${name}_${backend} "${id}" ${face} "${tool}" VERBATIM)
     list(APPEND stamps "${stamp}")
@@ -114,13 +113,17 @@ function(hotswap_kernel name)
     return()
   endif()
   # Tests and benchmarks use the package through torch's dispatcher, as a host does; torch is their float64 reference.
-  foreach(kind test bench)
+  set(kinds test bench)
+  if("cuda" IN_LIST backends)
+    list(APPEND kinds cuda_bench)
+  endif()
+  foreach(kind ${kinds})
     if(EXISTS "${dir}/${name}_${kind}.cpp")
       add_executable(${name}_${kind} "${dir}/${name}_${kind}.cpp")
       add_dependencies(${name}_${kind} ${name}_package)
       target_include_directories(${name}_${kind} PRIVATE "${CMAKE_SOURCE_DIR}")
       target_compile_definitions(${name}_${kind} PRIVATE HOTSWAP_PACKAGE_DIR="${package}/build/${HOTSWAP_CPU_VARIANT}"
-                                 HOTSWAP_PACKAGES_DIR="${CMAKE_BINARY_DIR}/packages")
+                                 HOTSWAP_TORCH_VERSION="${HOTSWAP_TORCH_VERSION}")
       if("cuda" IN_LIST backends)
         target_compile_definitions(${name}_${kind} PRIVATE HOTSWAP_CUDA_PACKAGE_DIR="${package}/build/${HOTSWAP_CUDA_VARIANT}")
       endif()
@@ -131,9 +134,13 @@ function(hotswap_kernel name)
     target_link_libraries(${name}_test PRIVATE GTest::gtest GTest::gtest_main)
     add_test(NAME kernel_${name} COMMAND ${name}_test)
   endif()
-  if(TARGET ${name}_bench)
-    target_link_libraries(${name}_bench PRIVATE benchmark::benchmark)
-    set_target_properties(${name}_bench PROPERTIES EXCLUDE_FROM_ALL ON)
-    add_dependencies(benchmarks ${name}_bench)
+  foreach(bench ${name}_bench ${name}_cuda_bench)
+    if(TARGET ${bench})
+      set_target_properties(${bench} PROPERTIES EXCLUDE_FROM_ALL ON)
+      add_dependencies(benchmarks ${bench})
+    endif()
+  endforeach()
+  if(TARGET ${name}_cuda_bench)
+    target_link_libraries(${name}_cuda_bench PRIVATE torch::cudart)
   endif()
 endfunction()

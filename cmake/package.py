@@ -1,12 +1,12 @@
 """Makes a kernel package's id and stages its built variant (kernel-builder's layout).
 
     package.py id    --source kernels/norm --backend cpu --root . --out id.h FILE...
-    package.py stage --source kernels/norm --backend cpu --id id.h --library libnorm_cpu.so --out .../build/<variant>
+    package.py stage --source kernels/norm --backend cpu --id id.h --library libnorm_cpu.so --out .../build/<variant> FILE...
 
 The id `_<name>_<backend>_<7 hex>` is the op namespace and the file name, because torch.ops and Python's module table keep
 one entry per id in a process: what is built from other bytes needs another id. It hashes the FILEs, which are compiled
 or staged, and the headers that they include in quotes, wherever those lie under the root; nothing else. The same list
-goes to id.h.d for the build.
+goes to id.h.d for the build. The FILEs of `stage` are what all Python faces share, kernels/common/python.
 """
 
 import argparse
@@ -22,8 +22,11 @@ from pathlib import Path
 
 try:
     import tomllib
-except ModuleNotFoundError:  # Python 3.10, whose pip brings its own
-    from pip._vendor import tomli as tomllib
+except ModuleNotFoundError:  # Python 3.10: tomli where the wheel is built, else the one that pip brings
+    try:
+        import tomli as tomllib
+    except ModuleNotFoundError:
+        from pip._vendor import tomli as tomllib
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 COMPILED = {".h", ".cuh", ".cpp", ".cu"}
@@ -100,7 +103,8 @@ def stage(args) -> None:
     folder = Path(tempfile.mkdtemp(prefix=".staging-", dir=args.out.parent))
     face = args.source / "torch-ext" / python_name
     shutil.copytree(face, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-    shutil.copy(args.source / "layers.json", folder / "layers.json")
+    for file in (args.source / "layers.json", *args.files):
+        shutil.copy(file, folder / file.name)
     shutil.copy(args.library, folder / f"{package_id}.abi3.so")
     (folder / "_ops.py").write_text(OPS_PY.format(id=package_id))
     metadata = {
@@ -132,8 +136,7 @@ def main() -> None:
         sub.add_argument("--backend", required=True)
         for flag in flags:
             sub.add_argument(f"--{flag}", type=Path, required=True)
-        if verb == "id":
-            sub.add_argument("files", type=Path, nargs="+")
+        sub.add_argument("files", type=Path, nargs="+")
     args = parser.parse_args()
     make_id(args) if args.verb == "id" else stage(args)
 

@@ -224,8 +224,8 @@ TEST_F(CliHub, BenchChecksThenTimes) {
 TEST_F(CliHub, BenchOfAllBundledPackagesAndOfAWrongOne) {
   const std::string small = " --device cpu --iterations 1 --warmup 0 --rows 6 --dim 64 --dtype float32 --json";
   const fs::path packages = program().parent_path().parent_path() / "packages";
-  for (const char* name : {"activation", "linear", "loss", "mlp", "norm", "rotary"}) {
-    const Outcome done = run(std::string("kernel bench ") + name + small);
+  for (const auto& package : fs::directory_iterator(packages)) {
+    const Outcome done = run("kernel bench " + package.path().filename().string() + small);
     EXPECT_EQ(done.status, 0) << done.err;
     const auto json = nlohmann::json::parse(done.out);
     EXPECT_TRUE(json["skipped"].empty()) << json["skipped"];

@@ -6,6 +6,7 @@
 namespace {
 
 using activation::Function;
+using activation::kActs;
 using kernels::as_rows;
 using kernels::check;
 using kernels::check_same_shape;
@@ -13,7 +14,6 @@ using kernels::Device;
 using kernels::device_of;
 using kernels::DType;
 using kernels::dtype_of;
-using kernels::Name;
 using kernels::Rows;
 using kernels::Tensor;
 using kernels::wants_stream;
@@ -120,29 +120,32 @@ Tensor and_mul(const char* op, const Tensor& x, const Tensor* dy, Function funct
   return dx;
 }
 
-// One row an activation: NAME and NAME_bwd, of one of the two forms.
-template <Name kOp, Function kFunction, auto kForm>
+Tensor run(const char* op, const activation::Act& act, const Tensor& x, const Tensor* dy) {
+  return (act.and_mul ? and_mul : unary)(op, x, dy, act.function);
+}
+template <size_t kRow>
 Tensor forward(const Tensor& x) {
-  return kForm(kOp.text, x, nullptr, kFunction);
+  return run(kActs[kRow].name, kActs[kRow], x, nullptr);
 }
-template <Name kOp, Function kFunction, auto kForm>
+template <size_t kRow>
+constexpr auto kBackward = [] {
+  constexpr std::string_view kName = kActs[kRow].name;
+  char name[kName.size() + 1]{};
+  std::copy(kName.begin(), kName.end(), name);
+  return kernels::Name(name) + "_bwd";
+}();
+template <size_t kRow>
 Tensor backward(const Tensor& dy, const Tensor& x) {
-  return kForm(kOp.text, x, &dy, kFunction);
+  return run(kBackward<kRow>.text, kActs[kRow], x, &dy);
 }
-template <Name kOp, Function kFunction, auto kForm = &unary, Name kBackward = kOp + "_bwd">
-constexpr std::array kAct{
-    kernels::op<&forward<kOp, kFunction, kForm>>(kOp.text, "(Tensor x) -> Tensor"),
-    kernels::op<&backward<kBackward, kFunction, kForm>>(kBackward.text, "(Tensor dy, Tensor x) -> Tensor")};
 
-constexpr auto kOps = kernels::join(kAct<"silu", Function::kSilu>,                    //
-                                    kAct<"gelu", Function::kGelu>,                    //
-                                    kAct<"gelu_tanh", Function::kGeluTanh>,           //
-                                    kAct<"gelu_new", Function::kGeluTanh>,            //
-                                    kAct<"gelu_fast", Function::kGeluTanh>,           //
-                                    kAct<"gelu_quick", Function::kGeluQuick>,         //
-                                    kAct<"silu_and_mul", Function::kSilu, &and_mul>,  //
-                                    kAct<"gelu_and_mul", Function::kGelu, &and_mul>,  //
-                                    kAct<"gelu_tanh_and_mul", Function::kGeluTanh, &and_mul>);
+template <size_t... kRows>
+constexpr auto ops_of(std::index_sequence<kRows...>) {
+  return kernels::join(
+      std::array{kernels::op<&forward<kRows>>(kActs[kRows].name, "(Tensor x) -> Tensor"),
+                 kernels::op<&backward<kRows>>(kBackward<kRows>.text, "(Tensor dy, Tensor x) -> Tensor")}...);
+}
+constexpr auto kOps = ops_of(std::make_index_sequence<std::size(kActs)>{});
 const kernels::Library<kOps> library;
 
 }  // namespace

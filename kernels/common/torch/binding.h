@@ -30,7 +30,7 @@ void check(bool ok, const Parts&... parts) {
   throw std::runtime_error(text.str());
 }
 
-inline std::string shape_of(const Tensor& t) {
+[[gnu::cold]] inline std::string shape_of(const Tensor& t) {
   std::string text = "[";
   for (int64_t d = 0; d < t.dim(); ++d) text += (d ? ", " : "") + std::to_string(t.size(d));
   return text + "]";

@@ -1,6 +1,6 @@
 // A package's ops: one row each, its schema and its function. From the rows come the definitions and implementations in
-// torch's registry, call_count(op), isa(), and the module that Python imports. Included by one source of a package
-// only.
+// torch's registry, op_names(), call_count(op), isa(), and the module that Python imports. Included by one source of a
+// package only.
 //   constexpr std::array kOps{
 //       kernels::op<&rms_norm>("rms_norm(Tensor x, Tensor weight, ...) -> Tensor"),
 //       kernels::cpu_op<&linear>("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
@@ -72,10 +72,10 @@ constexpr Op cpu_op(std::string_view schema) {
 template <size_t kSize>
 struct Name {
   char text[kSize]{};
-  consteval Name() = default;
-  consteval Name(const char (&letters)[kSize]) { std::copy_n(letters, kSize, text); }
+  constexpr Name() = default;
+  constexpr Name(const char (&letters)[kSize]) { std::copy_n(letters, kSize, text); }
   template <size_t kMore>
-  consteval Name<kSize + kMore - 1> operator+(const char (&more)[kMore]) const {
+  constexpr Name<kSize + kMore - 1> operator+(const char (&more)[kMore]) const {
     Name<kSize + kMore - 1> both;
     std::copy_n(text, kSize - 1, both.text);
     std::copy_n(more, kMore, both.text + kSize - 1);
@@ -92,13 +92,19 @@ constexpr auto join(const std::array<Op, kSizes>&... some) {
 }
 
 template <const auto& kOps>
-int64_t call_count(std::string name) {
-  std::string known;
+[[gnu::cold]] std::string op_names() {
+  std::string names;
+  for (const Op& o : kOps) (names += names.empty() ? "" : " ") += o.name;
+  return names;
+}
+
+template <const auto& kOps>
+[[gnu::cold]] int64_t call_count(std::string name) {
   for (const Op& o : kOps) {
     if (name == o.name) return o.calls->load(std::memory_order_relaxed);
-    (known += known.empty() ? "" : ", ") += o.name;
   }
-  check(false, "call_count: wanted one of ", known, "; got \"", name, "\"; pass the name of an op of this package");
+  check(false, "call_count: wanted one of ", op_names<kOps>(), "; got \"", name,
+        "\"; pass the name of an op of this package");
   return 0;
 }
 
@@ -108,17 +114,19 @@ inline std::string isa() { return isa_name(chosen_isa()); }
 template <const auto& kOps>
 class Library {
  public:
-  Library() {
+  [[gnu::cold]] Library() {
     for (const Op& o : kOps) {
-      const std::string name(o.name);
-      definitions_.def((name + std::string(o.signature)).c_str());
-      cpu_.impl(name.c_str(), o.cpu);
+      std::string text(o.name);
+      cpu_.impl(text.c_str(), o.cpu);
 #if defined(CUDA_KERNEL)
-      if (o.cuda != nullptr) cuda_.impl(name.c_str(), o.cuda);
+      if (o.cuda != nullptr) cuda_.impl(text.c_str(), o.cuda);
 #endif
+      definitions_.def(text.append(o.signature).c_str());
     }
-    definitions_.def("call_count(str op) -> int").def("isa() -> str");
-    any_.impl("call_count", kBoxed<&call_count<kOps>>).impl("isa", kBoxed<&isa>);
+    definitions_.def("op_names() -> str").def("call_count(str op) -> int").def("isa() -> str");
+    any_.impl("op_names", kBoxed<&op_names<kOps>>)
+        .impl("call_count", kBoxed<&call_count<kOps>>)
+        .impl("isa", kBoxed<&isa>);
   }
 
  private:

@@ -2,8 +2,9 @@
 
 import torch
 
-from . import layers
-from ._ops import add_op_namespace_prefix, ops
+from . import _package, layers
+from ._ops import ops
+from ._package import like as _like
 
 
 def cross_entropy(
@@ -82,10 +83,6 @@ def _lse(like, rows):
     return like.new_empty((rows,), dtype=torch.float32)
 
 
-def _like(x):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 def _setup(ctx, inputs, output):
     logits, target, *ctx.options = inputs
     ctx.save_for_backward(logits, target, output[1])
@@ -144,27 +141,22 @@ def _linear_backward(ctx, dloss, *_):
     return (dhidden, dweight, dbias if ctx.has_bias else None, *(None,) * 7)
 
 
-def _register():
-    name = add_op_namespace_prefix
-    torch.library.register_fake(name("cross_entropy"))(lambda x, t, i, ls, sc, z, r: _loss(x, x.shape[0], r))
-    torch.library.register_fake(name("cross_entropy_fwd"))(
-        lambda x, t, i, ls, sc, z, r: (_loss(x, x.shape[0], r), _lse(x, x.shape[0]))
-    )
-    torch.library.register_fake(name("cross_entropy_fwd_"))(
-        lambda x, t, i, ls, sc, z, r: (_loss(x, x.shape[0], r), _lse(x, x.shape[0]))
-    )
-    torch.library.register_fake(name("cross_entropy_bwd"))(lambda d, x, *_: _like(x))
-    torch.library.register_autograd(name("cross_entropy_fwd"), _backward, setup_context=_setup)
-    torch.library.register_fake(name("linear_cross_entropy"))(
-        lambda h, w, b, t, i, ls, sc, z, r: _loss(h, h.shape[0], r)
-    )
-    torch.library.register_fake(name("linear_cross_entropy_fwd"))(_linear_fake)
-    torch.library.register_fake(name("linear_cross_entropy_bwd"))(_linear_bwd_fake)
-    torch.library.register_autograd(name("linear_cross_entropy_fwd"), _linear_backward, setup_context=_linear_setup)
+def _loss_and_lse(logits, target, ignore_index, label_smoothing, softcap, z_loss, reduction):
+    rows = logits.shape[0]
+    return _loss(logits, rows, reduction), _lse(logits, rows)
 
 
-if not hasattr(ops, "python_registered"):  # the same package may be imported again through another path
-    _register()
-    ops.python_registered = True
+_package.register(
+    {
+        "cross_entropy": lambda *args: _loss_and_lse(*args)[0],
+        "cross_entropy_fwd": _loss_and_lse,
+        "cross_entropy_fwd_": _loss_and_lse,
+        "cross_entropy_bwd": lambda dloss, logits, *_: _like(logits),
+        "linear_cross_entropy": lambda hidden, weight, bias, *rest: _loss_and_lse(hidden, *rest)[0],
+        "linear_cross_entropy_fwd": _linear_fake,
+        "linear_cross_entropy_bwd": _linear_bwd_fake,
+    },
+    {"cross_entropy_fwd": (_backward, _setup), "linear_cross_entropy_fwd": (_linear_backward, _linear_setup)},
+)
 
 __all__ = ["cross_entropy", "cross_entropy_", "layers", "linear_cross_entropy"]
