@@ -1,10 +1,9 @@
-#include "hotswap/training/data.h"
-
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 
 #include "hotswap/base/error.h"
+#include "hotswap/training/data.h"
 
 namespace hotswap {
 

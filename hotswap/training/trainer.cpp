@@ -1,5 +1,3 @@
-#include "hotswap/training/finetune.h"
-
 #include <ATen/core/grad_mode.h>
 
 #include <chrono>
@@ -7,6 +5,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/memory.h"
+#include "hotswap/training/finetune.h"
 
 namespace hotswap {
 namespace {

@@ -111,21 +111,27 @@ __device__ __forceinline__ void store(T* p, const Pack<T, N>& v) {
 // The same, first to leave L2: beside data that is read again from there.
 template <int N, class T>
 __device__ __forceinline__ Pack<T, N> load_last(const T* p) {
-  if constexpr (N == 1) return load<N>(p);
-  Pack<T, N> out;
+  if constexpr (N == 1) {
+    return load<N>(p);
+  } else {
+    Pack<T, N> out;
 #pragma unroll
-  for (int i = 0; i < int(N * sizeof(T) / 16); ++i) {
-    const uint4 v = __ldcs(reinterpret_cast<const uint4*>(p) + i);
-    out.w[4 * i] = v.x, out.w[4 * i + 1] = v.y, out.w[4 * i + 2] = v.z, out.w[4 * i + 3] = v.w;
+    for (int i = 0; i < int(N * sizeof(T) / 16); ++i) {
+      const uint4 v = __ldcs(reinterpret_cast<const uint4*>(p) + i);
+      out.w[4 * i] = v.x, out.w[4 * i + 1] = v.y, out.w[4 * i + 2] = v.z, out.w[4 * i + 3] = v.w;
+    }
+    return out;
   }
-  return out;
 }
 template <class T, int N>
 __device__ __forceinline__ void store_past(T* p, const Pack<T, N>& v) {
-  if constexpr (N == 1) return store(p, v);
+  if constexpr (N == 1) {
+    store(p, v);
+  } else {
 #pragma unroll
-  for (int i = 0; i < int(N * sizeof(T) / 16); ++i)
-    __stcs(reinterpret_cast<uint4*>(p) + i, make_uint4(v.w[4 * i], v.w[4 * i + 1], v.w[4 * i + 2], v.w[4 * i + 3]));
+    for (int i = 0; i < int(N * sizeof(T) / 16); ++i)
+      __stcs(reinterpret_cast<uint4*>(p) + i, make_uint4(v.w[4 * i], v.w[4 * i + 1], v.w[4 * i + 2], v.w[4 * i + 3]));
+  }
 }
 template <class T, int N>
 __device__ __forceinline__ void unpack(const Pack<T, N>& v, float (&f)[N]) {
