@@ -119,6 +119,7 @@ def _linear_setup(ctx, inputs, output):
     hidden, weight, bias, target, *ctx.options = inputs
     ctx.has_bias = bias is not None
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # else backward is given zeros of the gradients' sizes for them
     if _by_row(ctx):
         ctx.save_for_backward(hidden, weight, bias, target, output[1])
     else:
