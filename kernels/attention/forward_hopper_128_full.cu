@@ -3,5 +3,7 @@
 #include "kernels/attention/forward_hopper_launch.cuh"
 
 namespace attention::gpu {
-void forward_128_full(const Forward& a, int* counter, Stream stream) { forward_ending<128, 160, 2, false>(a, counter, stream); }
+void forward_128_full(const Forward& a, int* counter, Stream stream) {
+  forward_ending<128, 160, 2, false>(a, counter, stream);
+}
 }  // namespace attention::gpu
