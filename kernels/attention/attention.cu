@@ -37,6 +37,9 @@ std::string refused(const Forward& a) {
   if (a.key_heads < 1 || a.heads % a.key_heads != 0)
     return text("query heads in groups of equal size",
                 std::to_string(a.heads) + " over " + std::to_string(a.key_heads) + " key heads");
+  if (a.window_left < kNoLimit || a.window_right < kNoLimit)
+    return text("window sides of 0 or more, or -1 for none",
+                std::to_string(a.window_left) + " and " + std::to_string(a.window_right));
   if (!(a.scale > 0)) return text("a scale above 0", std::to_string(a.scale));
   if (a.query_rows > kMostRows || a.key_rows > kMostRows ||
       kernels::divide_up(a.query_rows, 128) * a.batch * a.heads > kMostTiles)
