@@ -5,8 +5,9 @@
 
 namespace attention::gpu {
 using kernels::Stream;
-void forward_64(const Forward& a, int* counter, Stream stream);   // forward_hopper_64.cu
-void forward_128(const Forward& a, int* counter, Stream stream);  // forward_hopper_128.cu
+void forward_64(const Forward& a, int* counter, Stream stream);        // forward_hopper_64.cu
+void forward_128(const Forward& a, int* counter, Stream stream);       // forward_hopper_128.cu
+void forward_128_full(const Forward& a, int* counter, Stream stream);  // forward_hopper_128_full.cu
 }  // namespace attention::gpu
 
 namespace attention::cuda {
@@ -36,6 +37,9 @@ std::string refused(const Forward& a) {
   if (a.key_heads < 1 || a.heads % a.key_heads != 0)
     return text("query heads in groups of equal size",
                 std::to_string(a.heads) + " over " + std::to_string(a.key_heads) + " key heads");
+  if (a.window_left < kNoLimit || a.window_right < kNoLimit)
+    return text("window sides of 0 or more, or -1 for none",
+                std::to_string(a.window_left) + " and " + std::to_string(a.window_right));
   if (!(a.scale > 0)) return text("a scale above 0", std::to_string(a.scale));
   if (a.query_rows > kMostRows || a.key_rows > kMostRows ||
       kernels::divide_up(a.query_rows, 128) * a.batch * a.heads > kMostTiles)
@@ -54,7 +58,8 @@ void forward(const Forward& a, int* counter, Stream stream) {
   if (!why.empty()) throw std::runtime_error(why);
   if (a.query_rows == 0 || a.batch == 0 || a.heads == 0) return;
   if (a.dim <= 64 && a.value_dim <= 64) return gpu::forward_64(a, counter, stream);
-  gpu::forward_128(a, counter, stream);
+  const bool full = a.window_left == kNoLimit && a.window_right == kNoLimit;
+  full ? gpu::forward_128_full(a, counter, stream) : gpu::forward_128(a, counter, stream);
 }
 
 }  // namespace attention::cuda

@@ -7,8 +7,8 @@
 //   o_i = sum over A(i) of p_ij v_j
 // A row that sees nothing: o = 0; lse = -infinity, or its sink.
 //
-// Casting: scores, sums and lse are float32. p is rounded to the inputs' type before it multiplies v, not yet divided by
-// its sum (the sum is of unrounded p); o is divided in float32 and rounded once.
+// Casting: scores, sums and lse are float32. p is rounded to the inputs' type before it multiplies v, not yet divided
+// by its sum (the sum is of unrounded p); o is divided in float32 and rounded once.
 //
 // Deterministic: a row's sums go over the keys in one fixed order of tiles, whatever else is computed.
 #pragma once

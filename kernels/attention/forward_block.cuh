@@ -11,18 +11,19 @@ namespace attention::gpu {
 using namespace kernels;
 using namespace kernels::gpu;
 
-// Everything that is fixed when a kernel is compiled. kDim: a multiple of 64; the rest of a smaller head is zeros, which
-// the copy engine fills in. kLeft: rows have a left end (window_left).
+// Everything that is fixed when a kernel is compiled. kDim: a multiple of 64; the rest of a smaller head is zeros,
+// which the copy engine fills in. kLeft: rows have a left end (window_left).
 template <class Number, int kDim_, int kKeys_, int kWorkers_, bool kLeft_, bool kSoftcap_>
 struct ForwardTraits {
   using T = Number;
   static constexpr int kDim = kDim_, kKeys = kKeys_, kWorkers = kWorkers_, kRows = 64 * kWorkers;
   static constexpr bool kLeft = kLeft_, kSoftcap = kSoftcap_;
   static constexpr int kPanels = kDim / 64;
-  static constexpr int kQueryStages = 2;  // the next tile's queries come while this one is computed
+  // Two: the next tile's queries come while this one is computed. With more keys a tile there is no memory for it.
+  static constexpr int kQueryStages = kKeys > 128 ? 1 : 2;
   static constexpr int kStages = kDim == 64 ? 4 : 2;  // of keys and of values: as many as there is memory for
-  // Two warpgroups start their products in turn. Three take them as they come, and skip key tiles that only others see.
-  static constexpr bool kTurns = kWorkers == 2;
+  // Where the end of a row's keys moves by more than a key tile within a tile of rows, warpgroups have their own ends.
+  static constexpr bool kOwnEnds = kRows > kKeys;
   static constexpr int kThreads = kWarpgroup * (1 + kWorkers);
   // All of a multiprocessor's 64 K registers, most of them for the workers.
   static constexpr int kLoaderRegisters = kWorkers == 2 ? 24 : 32, kWorkerRegisters = kWorkers == 2 ? 240 : 160;
@@ -51,7 +52,7 @@ struct ForwardMemory {
   Barrier tile_full, tile_free;
   int next_tile;
 
-  __device__ void init() {  // one thread
+  __device__ void init() {                   // one thread
     constexpr int kWarps = 4 * F::kWorkers;  // a warp says for itself that it is done with a buffer
     for (int i = 0; i < F::kQueryStages; ++i) q_full[i].init(1), q_free[i].init(kWarps);
     for (int i = 0; i < F::kStages; ++i) {

@@ -51,9 +51,8 @@ void launch_forward(const Forward& a, int* counter, Stream stream) {
       .q = tensor_map(shape_of(a, a.q, a.q_strides, a.query_rows, a.heads, a.dim), F::kRows),
       .k = tensor_map(shape_of(a, a.k, a.k_strides, a.key_rows, a.key_heads, a.dim), F::kKeys),
       .v = tensor_map(shape_of(a, a.v, a.v_strides, a.key_rows, a.key_heads, a.value_dim), F::kKeys),
-      .out = tensor_map(shape_of(a, a.out, contiguous(a.query_rows, a.heads, a.value_dim), a.query_rows, a.heads,
-                                 a.value_dim),
-                        64),
+      .out = tensor_map(
+          shape_of(a, a.out, contiguous(a.query_rows, a.heads, a.value_dim), a.query_rows, a.heads, a.value_dim), 64),
       .lse = a.lse,
       .sinks = a.sinks,
       .counter = blocks < tiles ? counter : nullptr,
@@ -72,18 +71,21 @@ void launch_forward(const Forward& a, int* counter, Stream stream) {
   launch_with_memory<&forward_kernel<F>>(sizeof(ForwardMemory<F>) + 1024, blocks, F::kThreads, stream, arguments);
 }
 
-template <int kDim, int kKeys, int kWorkers>
-void forward_any(const Forward& a, int* counter, Stream stream) {
+// The kernel for the number type and the softcap. kLeft: rows have a left end.
+template <int kDim, int kKeys, int kWorkers, bool kLeft>
+void forward_ending(const Forward& a, int* counter, Stream stream) {
   const auto with_number = [&]<class T>() {
-    const bool left = a.window_left != kNoLimit;
     if (a.softcap > 0)
-      left ? launch_forward<ForwardTraits<T, kDim, kKeys, kWorkers, true, true>>(a, counter, stream)
-           : launch_forward<ForwardTraits<T, kDim, kKeys, kWorkers, false, true>>(a, counter, stream);
+      launch_forward<ForwardTraits<T, kDim, kKeys, kWorkers, kLeft, true>>(a, counter, stream);
     else
-      left ? launch_forward<ForwardTraits<T, kDim, kKeys, kWorkers, true, false>>(a, counter, stream)
-           : launch_forward<ForwardTraits<T, kDim, kKeys, kWorkers, false, false>>(a, counter, stream);
+      launch_forward<ForwardTraits<T, kDim, kKeys, kWorkers, kLeft, false>>(a, counter, stream);
   };
   a.dtype == DType::kBFloat16 ? with_number.template operator()<BFloat16>() : with_number.template operator()<Half>();
+}
+template <int kDim, int kKeys, int kWorkers>
+void forward_any(const Forward& a, int* counter, Stream stream) {
+  if (a.window_left != kNoLimit) return forward_ending<kDim, kKeys, kWorkers, true>(a, counter, stream);
+  forward_ending<kDim, kKeys, kWorkers, false>(a, counter, stream);
 }
 
 }  // namespace attention::gpu

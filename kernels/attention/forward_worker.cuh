@@ -34,18 +34,14 @@ struct Worker {
     if (lane == 0) barriers[stage.index].arrive();
     stage.next();
   }
-  __device__ __forceinline__ void wait_for_turn() {
-    if constexpr (F::kTurns) barrier_wait(kFirstTurn + number, 2 * kWarpgroup);
-  }
+  __device__ __forceinline__ void wait_for_turn() { barrier_wait(kFirstTurn + number, 2 * kWarpgroup); }
   __device__ __forceinline__ void pass_turn() {
-    if constexpr (F::kTurns)
-      barrier_arrive(kFirstTurn + (number + 1 == F::kWorkers ? 0 : number + 1), 2 * kWarpgroup);
+    barrier_arrive(kFirstTurn + (number + 1 == F::kWorkers ? 0 : number + 1), 2 * kWarpgroup);
   }
 
-  // Key tiles of the block's tile from here on are not seen by this warpgroup's rows. One is computed in any case. With
-  // turns all go through the same ones: one ahead of the others would need a buffer more.
+  // Key tiles of the block's tile from here on are not seen by this warpgroup's rows. One is computed in any case.
   __device__ __forceinline__ int own_end(const Job& job) const {
-    if constexpr (F::kTurns) return job.keys.end;
+    if constexpr (!F::kOwnEnds) return job.keys.end;
     const int row = job.row + 64 * number;
     const int end = key_tiles<F::kLeft>(a.band, row, min(row + 64, a.query_rows), F::kKeys).end;
     return min(max(end, job.keys.first + 1), job.keys.end);
@@ -103,7 +99,8 @@ struct Worker {
 
   // One more key tile: its scores, while the one before is multiplied with its values.
   template <bool kMasked>
-  __device__ __forceinline__ void step(RowSoftmax& softmax, float (&shrink)[2], bool started, const Job& job, int tile) {
+  __device__ __forceinline__ void step(RowSoftmax& softmax, float (&shrink)[2], bool started, const Job& job,
+                                       int tile) {
     settle_out(started, shrink);
     wait_for_turn();
     m.k_full[k_stage.index].wait(k_stage.parity);
@@ -151,6 +148,7 @@ struct Worker {
     for (; t >= job.keys.first_whole; --t) step<false>(softmax, shrink, t < last - 1, job, t);
     if constexpr (F::kLeft)
       for (; t >= job.keys.first; --t) step<true>(softmax, shrink, t < last - 1, job, t);
+    for (int i = 0; i < skipped; ++i) wait_for_turn(), pass_turn();  // everybody has as many turns
     free(m.q_free, q_stage);
     settle_out(t < last - 1, shrink);
     start_out(t < last - 1);

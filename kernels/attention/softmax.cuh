@@ -52,8 +52,8 @@ __device__ __forceinline__ void mask_scores(float (&s)[N], const Band& band, int
 
 // Running maximum and sum of two rows. Exponentials are powers of two: one multiply-add and one instruction each.
 //
-// The maximum only keeps exponentials in range, so that an old one serves as long as the new scores are not far above it:
-// it moves when it is behind by more than 2^kSlack. Mostly it does not, and the outputs need not be multiplied: an
+// The maximum only keeps exponentials in range, so that an old one serves as long as the new scores are not far above
+// it: it moves when it is behind by more than 2^kSlack. Mostly it does not, and the outputs need not be multiplied: an
 // eighth of the instructions of a step.
 struct RowSoftmax {
   static constexpr float kSlack = 8.f;

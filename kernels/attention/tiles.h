@@ -12,8 +12,8 @@
 
 namespace attention {
 
-// The order of tiles. All rows of a section's heads come before the next section, so that the keys and values being read
-// stay in L2. Within a section a causal tile's length grows with its row: longest first, so that the last tiles to
+// The order of tiles. All rows of a section's heads come before the next section, so that the keys and values being
+// read stay in L2. Within a section a causal tile's length grows with its row: longest first, so that the last tiles to
 // start are short ones and all multiprocessors end together.
 struct TileOrder {
   int tiles, row_tiles, heads, section_heads;  // heads: of all batches

@@ -80,7 +80,11 @@ def tensor(case, rows, heads, dim, generator):
     t = torch.randn(shape, generator=generator, device="cuda").to(case.dtype)
     if case.layout == "heads":
         return t.transpose(1, 2)
-    return t[:, 3 : 3 + rows, 1:, 8:] if case.layout == "cut" else t
+    if case.layout == "rows":
+        return t
+    poisoned = torch.full_like(t, torch.nan)  # around the slice: nothing of it may be read
+    inside = poisoned[:, 3 : 3 + rows, 1:, 8:]
+    return inside.copy_(t[:, 3 : 3 + rows, 1:, 8:])
 
 
 def plain(q, k, v, case, sinks, dtype):
@@ -136,6 +140,21 @@ def check(library, case, generator):
     return error / allowed, lse_error
 
 
+def check_not_a_number(library, generator):
+    """A NaN in a query is its row's alone; one in a value is everybody's who sees it."""
+    q, k, v = (torch.randn(1, 300, 2, 128, generator=generator, device="cuda").bfloat16() for _ in range(3))
+    q[0, 17, 1, 5] = torch.nan
+    v[0, 200, 0, 3] = torch.nan
+    bad = library.forward(q, k, v, window=CAUSAL).isnan()
+    want = torch.zeros_like(bad)
+    want[0, 17, 1] = True
+    want[0, 200:, 0, 3] = True
+    # Rows of the same tile multiply a value that they do not see by 0: NaN there is allowed.
+    want[0, 128:200, 0, 3] = bad[0, 128:200, 0, 3]
+    if not torch.equal(bad, want):
+        raise AssertionError("wanted NaN in the row of its query and in rows that see its value alone; got others too")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--library", required=True)
@@ -146,6 +165,7 @@ def main():
         print("skipped: no GPU of compute capability 9.0")
         return 77
     library, generator = Library(args.library), torch.Generator("cuda").manual_seed(args.seed)
+    check_not_a_number(library, generator)
     failed, count, worst = 0, 0, 0.0
     for case in cases(args.quick):
         count += 1

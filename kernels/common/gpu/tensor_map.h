@@ -13,17 +13,18 @@
 namespace kernels::gpu {
 
 struct TensorShape {
-  const void* data;     // a multiple of 16 bytes
-  int64_t size[4];      // the first dimension has stride 1
-  int64_t stride[4];    // in elements, [0] is 1; multiples of 16 bytes where the dimension has more than one index
-  DType dtype;          // of 16 bits
+  const void* data;   // a multiple of 16 bytes
+  int64_t size[4];    // the first dimension has stride 1
+  int64_t stride[4];  // in elements, [0] is 1; multiples of 16 bytes where the dimension has more than one index
+  DType dtype;        // of 16 bits
 };
 
 // Can the copy engine take it as it lies?
 inline bool fits_tensor_map(const TensorShape& t) {
   if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0 || size_of(t.dtype) != 2) return false;
   for (int i = 1; i < 4; ++i)
-    if (t.size[i] > 1 && (t.stride[i] < 0 || t.stride[i] * 2 % 16 != 0 || t.stride[i] >= int64_t{1} << 39)) return false;
+    if (t.size[i] > 1 && (t.stride[i] < 0 || t.stride[i] * 2 % 16 != 0 || t.stride[i] >= int64_t{1} << 39))
+      return false;
   return true;
 }
 
@@ -36,10 +37,9 @@ inline auto tensor_map_encoder() {
     const cudaError_t error =
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
     if (error != cudaSuccess || found == nullptr)
-      throw std::runtime_error(
-          "wanted cuTensorMapEncodeTiled of the CUDA driver; got " +
-          std::string(error == cudaSuccess ? "a driver without it" : cudaGetErrorString(error)) +
-          "; install a driver for CUDA 12 or newer");
+      throw std::runtime_error("wanted cuTensorMapEncodeTiled of the CUDA driver; got " +
+                               std::string(error == cudaSuccess ? "a driver without it" : cudaGetErrorString(error)) +
+                               "; install a driver for CUDA 12 or newer");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
   }();
   return encode;

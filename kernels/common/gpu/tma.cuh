@@ -16,8 +16,8 @@ __device__ __forceinline__ void prefetch(const CUtensorMap& map) {
 __device__ __forceinline__ void load_box(void* shared, const CUtensorMap& map, Barrier& full, int x0, int x1, int x2,
                                          int x3) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::
-          "r"(shared_address(shared)),
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(shared_address(shared)),
       "l"(&map), "r"(shared_address(&full.state)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
       : "memory");
 }
@@ -35,8 +35,6 @@ __device__ __forceinline__ void wait_until_stores_have_read() {
 
 // What threads wrote to shared memory becomes visible to the copy engine and to wgmma: each writer calls it, then a
 // barrier.
-__device__ __forceinline__ void publish_shared_writes() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+__device__ __forceinline__ void publish_shared_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace kernels::gpu

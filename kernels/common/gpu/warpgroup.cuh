@@ -6,8 +6,8 @@ namespace kernels::gpu {
 
 constexpr int kWarpgroup = 128;  // threads
 
-// All warps of a warpgroup together. The kernel has __launch_bounds__(threads, 1), and every warpgroup calls exactly one
-// of these at the start of its branch; the sum may not exceed what the block was launched with. Multiples of 8.
+// All warps of a warpgroup together. The kernel has __launch_bounds__(threads, 1), and every warpgroup calls exactly
+// one of these at the start of its branch; the sum may not exceed what the block was launched with. Multiples of 8.
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
