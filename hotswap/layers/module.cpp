@@ -66,8 +66,8 @@ void Module::train(bool on) {
   on_mode_change();
 }
 
-SlotBase::SlotBase(Module* owner, std::string layer, std::string contract)
-    : layer_(std::move(layer)), contract_(std::move(contract)) {
+SlotBase::SlotBase(Module* owner, std::string layer, std::string contract, SlotNeeds needs)
+    : layer_(std::move(layer)), contract_(std::move(contract)), needs_(std::move(needs)) {
   owner->slots_.push_back(this);
 }
 
