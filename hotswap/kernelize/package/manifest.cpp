@@ -7,8 +7,7 @@
 #include "hotswap/hub/names/kernel_ref.h"
 #include "hotswap/hub/names/text.h"
 #include "hotswap/hub/package/digest.h"
-#include "hotswap/kernelize/contracts.h"
-#include "hotswap/kernelize/foreign/foreign.h"
+#include "hotswap/kernelize/bind/contract.h"
 
 namespace hotswap {
 namespace {
@@ -20,7 +19,7 @@ void want(bool ok, const std::string& wanted, const Json& at, const std::string&
   throw Error({.wanted = wanted + " at " + at.where(), .got = "'" + shown(got) + "'", .next = "rebuild the package"});
 }
 
-void read_metadata(Manifest& m) {
+void parse_metadata_of(Manifest& m) {
   const fs::path file = m.folder / "metadata.json";
   const std::string text = read_file(file);
   static_cast<KernelMetadata&>(m) = parse_metadata(text, file.string());
@@ -30,6 +29,13 @@ void read_metadata(Manifest& m) {
                  .got = "a package whose files nothing vouches for",
                  .next = "run `hotswap kernel hash` on it if it is yours, or get another"});
   }
+}
+
+void need_digest(const Manifest& m, const std::string& file) {
+  if (m.digests->files.contains(file)) return;
+  throw Error({.wanted = cat("the digest of '", file, "' in ", (m.folder / "metadata.json").string()),
+               .got = "none",
+               .next = "rebuild the package"});
 }
 
 Capabilities read_capabilities(const Json& json) {
@@ -93,7 +99,11 @@ StandIn read_stand_in(const Json& json, const Manifest& m) {
 
 void read_layers(Manifest& m) {
   const fs::path file = m.folder / "layers.json";
-  if (!fs::exists(file)) return adapt_foreign(m);
+  if (!fs::exists(file)) {
+    throw Error({.wanted = cat("layers.json in ", m.folder.string()),
+                 .got = "a package that says not which layers its ops serve",
+                 .next = "name it in a kernel mapping: some such packages have an adapter"});
+  }
   const Json json = Json::read(file);
   json.only({"schema", "layers", "stands_in_for"});
   const auto schema = json.at<int64_t>("schema");
@@ -124,25 +134,26 @@ const std::string* Manifest::layer_named(const std::string& name, const std::str
   return nullptr;
 }
 
-Manifest read_manifest(const fs::path& variant_folder, bool checked) {
+Manifest read_metadata(const fs::path& variant_folder, bool checked) {
   Manifest m;
   m.checked = checked;
   m.folder = fs::absolute(variant_folder).lexically_normal();
   if (!m.folder.has_filename()) m.folder = m.folder.parent_path();  // "variant/"
   m.variant = m.folder.filename().string();
-  read_metadata(m);
-  read_layers(m);
-  if (!checked) return m;
-  const std::string library = m.library().lexically_relative(m.folder).generic_string();
-  for (const std::string& needed : {std::string("layers.json"), library}) {
-    if (needed == "layers.json" && !m.adapter.empty()) continue;
-    if (!m.digests->files.contains(needed)) {
-      throw Error({.wanted = cat("the digest of '", needed, "' in ", (m.folder / "metadata.json").string()),
-                   .got = "none",
-                   .next = "rebuild the package"});
-    }
-  }
+  parse_metadata_of(m);
   return m;
+}
+
+Manifest read_manifest(const fs::path& variant_folder, bool checked) {
+  Manifest m = read_metadata(variant_folder, checked);
+  read_layers(m);
+  if (checked) need_digest(m, "layers.json");
+  need_library_digest(m);
+  return m;
+}
+
+void need_library_digest(const Manifest& m) {
+  if (m.checked) need_digest(m, m.library().lexically_relative(m.folder).generic_string());
 }
 
 void verify_digest(const Manifest& m) {

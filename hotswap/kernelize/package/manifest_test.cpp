@@ -147,9 +147,7 @@ TEST(Manifest, NotEvenJson) {
   expect_has(load(absent), {"metadata.json"});
   PackageCopy python_only("norm");
   fs::remove(python_only.variant() / "layers.json");
-  expect_has(load(python_only), {"layers.json", "'norm', whose ops are not known here", "activation, rotary, rmsnorm"});
-  fs::remove(python_only.library());
-  expect_has(load(python_only), {"layers.json", "Python only"});
+  expect_has(load(python_only), {"layers.json in", "says not which layers"});
 }
 
 TEST(Digest, EveryDifferenceIsListedInOneError) {
