@@ -1,4 +1,5 @@
-"""What one call of an op costs in Python on tensors too small to matter: microseconds, the best of many, one thread.
+"""What one call of an op costs in Python on tensors too small to matter: microseconds, the best of many, one thread; and what
+`import hotswap` costs beside torch.
 
     PYTHONPATH=python HOTSWAP_PACKAGES=build/packages python bench/python_calls.py
 """
@@ -9,7 +10,10 @@ import torch
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-import hotswap
+import_began = time.perf_counter()
+import hotswap  # noqa: E402
+
+import_took = time.perf_counter() - import_began
 
 norm, activation, mlp = (hotswap.load(name) for name in ("norm", "activation", "mlp"))
 
@@ -48,6 +52,7 @@ def main() -> None:
             with mode():
                 costs.append(microseconds(call))
         print(f"{name:24}{costs[0]:16.1f}{costs[1]:10.1f}")
+    print(f"import hotswap: {import_took * 1e3:.1f} ms")
 
 
 if __name__ == "__main__":

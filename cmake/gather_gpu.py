@@ -1,10 +1,12 @@
 """Gathers what another machine needs to run our tests: gather_gpu.py --build build --out build-gpu
 
 bin/ (the test programs of what a GPU changes, benchmarks, the command line), packages/, lib/ (libhotswap and the few
-Debian libraries), run.sh (cmake/run_gpu.sh). Stripped; libtorch is that machine's own. The whole stays under 64 MiB.
+Debian libraries), kernels/ (what packages say of themselves on a GPU), run.sh (cmake/run_gpu.sh). Stripped; libtorch is
+that machine's own. The whole stays under 64 MiB.
 """
 
 import argparse
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -15,7 +17,8 @@ LIMIT = 64 << 20
 HERE = Path(__file__).resolve().parent
 NO_GPU_IN_THEM = {"base_test", "hub_test", "tokenizers_test", "cli_test"}
 # Libraries that a machine with nothing but Python and torch may lack.
-CARRIED = re.compile(r"lib(pcre2-8|utf8proc|crypto|ssl|cpp-httplib|brotli\w+|gtest|gtest_main|benchmark)\.so")
+CARRIED = re.compile(r"lib(pcre2-8|utf8proc|crypto|ssl|cpp-httplib|brotli\w+|gtest|gtest_main)\.so")
+
 
 def copy_stripped(source: Path, target: Path) -> None:
     shutil.copy(source.resolve(), target)
@@ -26,6 +29,31 @@ def carried_libraries(program: Path) -> list[tuple[str, Path]]:
     listed = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
     pairs = re.findall(r"^\s*(\S+) => (/\S+)", listed, re.MULTILINE)
     return [(name, Path(path)) for name, path in pairs if CARRIED.match(name)]
+
+
+def namespace(mangled: str) -> str:
+    """_ZN5norms4cuda... -> _ZN5norms"""
+    match = re.match(r"_ZN(\d+)", mangled)
+    return mangled[: match.end() + int(match[1])] if match else mangled
+
+
+def cuda_packages(build: Path) -> list[str]:
+    """A line for each package with CUDA kernels, for run.sh: its name, how the names of its kernels begin (their namespaces;
+    only they are sanitized: torch's, which compute what is compared with, take most of the time), and the tests that
+    racecheck cannot."""
+    lines = []
+    for cases in sorted((HERE.parent / "kernels").glob("*/tests/gpu_cases.py")):
+        package = cases.parents[1].name
+        logs = (build / "kernels" / package).rglob("*.cu.o.log")
+        names = [n for log in logs for n in re.findall(r"Compiling entry function '(\S+)'", log.read_text())]
+        if not names:
+            continue  # built without CUDA
+        spec = importlib.util.spec_from_file_location(f"{package}_gpu_cases", cases)
+        says = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(says)
+        spaces = sorted({namespace(n) for n in names})
+        lines.append(f"{package} {','.join(spaces)} {':'.join(getattr(says, 'RACECHECK_FAILS', []))}".rstrip())
+    return lines
 
 
 def main() -> None:
@@ -58,8 +86,13 @@ def main() -> None:
         copy_stripped(path, out / "lib" / name)
     # Packages go as they are: a stripped library would no longer match its digest.
     shutil.copytree(build / "packages", out / "packages", ignore=shutil.ignore_patterns("__pycache__", ".*"))
-    for script in ("kernels/common/tests/test_cuda.py", "tests/summary.py"):
-        shutil.copy(HERE.parent / script, out)
+    shutil.copy(HERE.parent / "tests/summary.py", out)
+    kernels = HERE.parent / "kernels"
+    for script in (kernels / "common/tests/test_cuda.py", *kernels.glob("*/tests/gpu_cases.py")):
+        place = out / script.relative_to(HERE.parent)
+        place.parent.mkdir(parents=True)
+        shutil.copy(script, place)
+    (out / "cuda_packages").write_text("".join(f"{line}\n" for line in cuda_packages(build)))
     run = (HERE / "run_gpu.sh").read_text()
     (out / "run.sh").write_text(run.replace("@BUILD@", str(build)).replace("@PYTHON@", str(args.python)))
     (out / "run.sh").chmod(0o755)

@@ -1,8 +1,9 @@
 # hotswap_kernel(NAME): kernels/NAME becomes build/packages/NAME/build/<variant>/, the layout of kernel-builder.
-#   NAME_cpu.cpp            compiled once per ISA (HOTSWAP_ISA = base, v3, v4), chosen at run time
+#   *_cpu.cpp               compiled once per ISA (HOTSWAP_ISA = base, v3, v4), chosen at run time
 #   torch-ext/*.cpp         the op library's face, torch stable ABI only
-#   NAME.cu                 with CUDA on: a second variant, the CPU's kernels and these in one library
-#   NAME_test.cpp           bin/NAME_test, NAME_bench.cpp bin/NAME_bench: load the built package as any host does
+#   *.cu                    with CUDA on: a second variant, the CPU's kernels and these in one library
+# (both in any number and at any depth but in tests/: each file is an object of its own)
+#   NAME_test.cpp           bin/NAME_test, and so NAME_bench.cpp, NAME_cuda_bench.cpp: load the built package as any host does
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(HOTSWAP_KERNEL_CPU x86_64)
   set(HOTSWAP_ISAS base v3 v4)
@@ -20,52 +21,74 @@ set(HOTSWAP_KERNEL_FLAGS -O3 -fopenmp-simd -fno-math-errno -fno-trapping-math -f
 
 add_custom_target(benchmarks)  # `ninja benchmarks`: tests do not wait for them
 
+# What every package links, compiled once, and has in its Python face.
+file(GLOB HOTSWAP_KERNELS_COMMON CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/kernels/common/cpu/*.cpp"
+     "${CMAKE_SOURCE_DIR}/kernels/common/torch/*.cpp")
+file(GLOB HOTSWAP_PYTHON_COMMON CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/kernels/common/python/*.py")
+add_library(kernels_common OBJECT ${HOTSWAP_KERNELS_COMMON})
+target_compile_definitions(kernels_common PRIVATE HOTSWAP_ISA=base)
+target_compile_options(kernels_common PRIVATE ${HOTSWAP_KERNEL_FLAGS})
+target_include_directories(kernels_common PRIVATE "${CMAKE_SOURCE_DIR}")
+
 function(hotswap_kernel name)
   set(dir "${CMAKE_CURRENT_SOURCE_DIR}/${name}")
-  set(common "${CMAKE_CURRENT_SOURCE_DIR}/common")
-  set(generated "${CMAKE_CURRENT_BINARY_DIR}/${name}")
-  if(NOT EXISTS "${dir}/build.toml")
-    return()
-  endif()
-
-  # The id names ops and file: it must change whenever anything in the package does, so it is a hash of the sources.
-  file(GLOB_RECURSE inputs CONFIGURE_DEPENDS "${dir}/*" "${common}/*")
-  list(FILTER inputs EXCLUDE REGEX "__pycache__|_test\\.cpp$|_bench\\.cpp$|/tests/|/testing/")
   set(tool "${CMAKE_SOURCE_DIR}/cmake/package.py")
-
-  set(objects "")
+  set(generated "${CMAKE_CURRENT_BINARY_DIR}/${name}")
+  file(GLOB_RECURSE cpu_sources CONFIGURE_DEPENDS "${dir}/*_cpu.cpp")
+  list(FILTER cpu_sources EXCLUDE REGEX "/tests/")
+  if(NOT cpu_sources)
+    message(FATAL_ERROR "kernels/${name}: wanted a file *_cpu.cpp; got none; every package serves the CPU, too")
+  endif()
+  file(GLOB bindings CONFIGURE_DEPENDS "${dir}/torch-ext/*.cpp")
+  file(GLOB_RECURSE face CONFIGURE_DEPENDS "${dir}/torch-ext/*.py")
+  list(APPEND face ${HOTSWAP_PYTHON_COMMON} "${dir}/build.toml" "${dir}/layers.json")
+  set(objects $<TARGET_OBJECTS:kernels_common>)
   foreach(isa ${HOTSWAP_ISAS})
-    add_library(${name}_cpu_${isa} OBJECT "${dir}/${name}_cpu.cpp")
+    add_library(${name}_cpu_${isa} OBJECT ${cpu_sources})
     target_compile_definitions(${name}_cpu_${isa} PRIVATE HOTSWAP_ISA=${isa})
     target_compile_options(${name}_cpu_${isa} PRIVATE ${HOTSWAP_KERNEL_FLAGS} ${HOTSWAP_ISA_FLAGS_${isa}})
     target_include_directories(${name}_cpu_${isa} PRIVATE "${CMAKE_SOURCE_DIR}")
     list(APPEND objects $<TARGET_OBJECTS:${name}_cpu_${isa}>)
   endforeach()
 
-  file(GLOB bindings CONFIGURE_DEPENDS "${dir}/torch-ext/*.cpp")
-  file(GLOB common_sources CONFIGURE_DEPENDS "${common}/cpu/*.cpp" "${common}/torch/*.cpp")
   set(backends cpu)
-  if(HOTSWAP_HAS_CUDA AND EXISTS "${dir}/${name}.cu")
+  set(cuda_sources "")
+  set(cuda_objects "")
+  if(HOTSWAP_HAS_CUDA)
+    file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${dir}/*.cu")
+    list(FILTER cuda_sources EXCLUDE REGEX "/tests/")
+  endif()
+  if(cuda_sources)
     list(APPEND backends cuda)
-    hotswap_cuda_object("${dir}/${name}.cu" "${generated}/${name}.cu.o")
+    foreach(source ${cuda_sources})
+      file(RELATIVE_PATH object "${dir}" "${source}")
+      list(APPEND cuda_objects "${generated}/${object}.o")
+      hotswap_cuda_object("${source}" "${generated}/${object}.o")
+    endforeach()
+    set_source_files_properties(${cuda_objects} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
   endif()
   set(package "${CMAKE_BINARY_DIR}/packages/${name}")
   set(stamps "")
   foreach(backend ${backends})
+    # The id names ops and file: it is a hash of all that is compiled or staged.
+    set(built ${cpu_sources} ${bindings} ${HOTSWAP_KERNELS_COMMON} ${face})
+    if(backend STREQUAL "cuda")
+      list(APPEND built ${cuda_sources})
+    endif()
     set(id "${generated}/${backend}/id.h")
     add_custom_command(
       OUTPUT "${id}"
-      COMMAND "${HOTSWAP_PYTHON}" "${tool}" id --source "${dir}" --common "${common}" --backend ${backend} --out "${id}"
-      DEPENDS ${inputs} "${tool}" VERBATIM)
+      COMMAND "${HOTSWAP_PYTHON}" "${tool}" id --source "${dir}" --backend ${backend} --root "${CMAKE_SOURCE_DIR}" --out "${id}"
+              ${built}
+      DEPENDS ${built} "${tool}" DEPFILE "${id}.d" VERBATIM)
     add_custom_target(${name}_${backend}_id DEPENDS "${id}")
-    add_library(${name}_${backend} MODULE ${bindings} ${common_sources} ${objects})
+    add_library(${name}_${backend} MODULE ${bindings} ${objects})
     add_dependencies(${name}_${backend} ${name}_${backend}_id)
     target_compile_definitions(${name}_${backend} PRIVATE CPU_KERNEL HOTSWAP_ISA=base)
     target_compile_options(${name}_${backend} PRIVATE ${HOTSWAP_KERNEL_FLAGS} -include "${id}")
     target_include_directories(${name}_${backend} PRIVATE "${CMAKE_SOURCE_DIR}")
-    if(backend STREQUAL cuda)
-      target_sources(${name}_cuda PRIVATE "${generated}/${name}.cu.o")
-      set_source_files_properties("${generated}/${name}.cu.o" PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
+    if(backend STREQUAL "cuda")
+      target_sources(${name}_cuda PRIVATE ${cuda_objects})
       target_compile_definitions(${name}_cuda PRIVATE CUDA_KERNEL USE_CUDA=1)
       target_link_libraries(${name}_cuda PRIVATE torch::stable_cuda)
       set(variant "${package}/build/${HOTSWAP_CUDA_VARIANT}")
@@ -78,9 +101,9 @@ function(hotswap_kernel name)
     add_custom_command(
       OUTPUT "${stamp}"
       COMMAND "${HOTSWAP_PYTHON}" "${tool}" stage --source "${dir}" --id "${id}" --library
-              $<TARGET_FILE:${name}_${backend}> --backend ${backend} --out "${variant}"
+              $<TARGET_FILE:${name}_${backend}> --backend ${backend} --out "${variant}" ${HOTSWAP_PYTHON_COMMON}
       COMMAND "${CMAKE_COMMAND}" -E touch "${stamp}"
-      DEPENDS ${name}_${backend} "${id}" ${inputs} "${tool}" VERBATIM)
+      DEPENDS ${name}_${backend} "${id}" ${face} "${tool}" VERBATIM)
     list(APPEND stamps "${stamp}")
   endforeach()
   add_custom_target(${name}_package ALL DEPENDS ${stamps})
@@ -90,13 +113,17 @@ function(hotswap_kernel name)
     return()
   endif()
   # Tests and benchmarks use the package through torch's dispatcher, as a host does; torch is their float64 reference.
-  foreach(kind test bench)
+  set(kinds test bench)
+  if("cuda" IN_LIST backends)
+    list(APPEND kinds cuda_bench)
+  endif()
+  foreach(kind ${kinds})
     if(EXISTS "${dir}/${name}_${kind}.cpp")
       add_executable(${name}_${kind} "${dir}/${name}_${kind}.cpp")
       add_dependencies(${name}_${kind} ${name}_package)
       target_include_directories(${name}_${kind} PRIVATE "${CMAKE_SOURCE_DIR}")
       target_compile_definitions(${name}_${kind} PRIVATE HOTSWAP_PACKAGE_DIR="${package}/build/${HOTSWAP_CPU_VARIANT}"
-                                 HOTSWAP_PACKAGES_DIR="${CMAKE_BINARY_DIR}/packages")
+                                 HOTSWAP_TORCH_VERSION="${HOTSWAP_TORCH_VERSION}")
       if("cuda" IN_LIST backends)
         target_compile_definitions(${name}_${kind} PRIVATE HOTSWAP_CUDA_PACKAGE_DIR="${package}/build/${HOTSWAP_CUDA_VARIANT}")
       endif()
@@ -107,9 +134,13 @@ function(hotswap_kernel name)
     target_link_libraries(${name}_test PRIVATE GTest::gtest GTest::gtest_main)
     add_test(NAME kernel_${name} COMMAND ${name}_test)
   endif()
-  if(TARGET ${name}_bench)
-    target_link_libraries(${name}_bench PRIVATE benchmark::benchmark)
-    set_target_properties(${name}_bench PROPERTIES EXCLUDE_FROM_ALL ON)
-    add_dependencies(benchmarks ${name}_bench)
+  foreach(bench ${name}_bench ${name}_cuda_bench)
+    if(TARGET ${bench})
+      set_target_properties(${bench} PROPERTIES EXCLUDE_FROM_ALL ON)
+      add_dependencies(benchmarks ${bench})
+    endif()
+  endforeach()
+  if(TARGET ${name}_cuda_bench)
+    target_link_libraries(${name}_cuda_bench PRIVATE torch::cudart)
   endif()
 endfunction()

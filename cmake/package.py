@@ -1,10 +1,12 @@
 """Makes a kernel package's id and stages its built variant (kernel-builder's layout).
 
-    package.py id    --source kernels/norm --common kernels/common --backend cpu --out id.h
-    package.py stage --source kernels/norm --id id.h --library libnorm_cpu.so --backend cpu --out .../build/<variant>
+    package.py id    --source kernels/norm --backend cpu --root . --out id.h FILE...
+    package.py stage --source kernels/norm --backend cpu --id id.h --library libnorm_cpu.so --out .../build/<variant> FILE...
 
-The id `_<name>_<backend>_<7 hex>` is the op namespace and the file name. It hashes every source of the package, because
-torch.ops and Python's module table keep one entry per id in a process.
+The id `_<name>_<backend>_<7 hex>` is the op namespace and the file name, because torch.ops and Python's module table keep
+one entry per id in a process: what is built from other bytes needs another id. It hashes the FILEs, which are compiled
+or staged, and the headers that they include in quotes, wherever those lie under the root; nothing else. The same list
+goes to id.h.d for the build. The FILEs of `stage` are what all Python faces share, kernels/common/python.
 """
 
 import argparse
@@ -20,11 +22,14 @@ from pathlib import Path
 
 try:
     import tomllib
-except ModuleNotFoundError:  # Python 3.10, whose pip brings its own
-    from pip._vendor import tomli as tomllib
+except ModuleNotFoundError:  # Python 3.10: tomli where the wheel is built, else the one that pip brings
+    try:
+        import tomli as tomllib
+    except ModuleNotFoundError:
+        from pip._vendor import tomli as tomllib
 
-# Tests and benchmarks do not change what is built.
-NOT_BUILT = re.compile(r"(__pycache__|_test\.cpp$|_bench\.cpp$|/tests/|/testing/|\.pyc$)")
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+COMPILED = {".h", ".cuh", ".cpp", ".cu"}
 
 OPS_PY = """import torch
 
@@ -46,20 +51,37 @@ def general(source: Path) -> dict:
     return config
 
 
+def with_headers(files: list[Path], root: Path) -> list[Path]:
+    """The files and what they include in quotes, as the compiler looks for it: beside the file, then under the root. Both
+    sides of an #if count."""
+    found, left = set(), [f.resolve() for f in files]
+    while left:
+        file = left.pop()
+        if file in found:
+            continue
+        found.add(file)
+        for name in INCLUDE.findall(file.read_text()) if file.suffix in COMPILED else ():
+            header = next((h for h in (file.parent / name, root / name) if h.is_file()), None)
+            if header is None:
+                sys.exit(f'{file}: wanted "{name}" beside it or under {root}; got none; write <{name}> if it is not ours')
+            left.append(header.resolve())
+    return sorted(found)
+
+
 def make_id(args) -> None:
-    digest = hashlib.sha256()
-    for root in (args.source, args.common):
-        for path in sorted(p for p in root.rglob("*") if p.is_file()):
-            name = f"/{path.relative_to(root)}"
-            if NOT_BUILT.search(name):
-                continue
-            digest.update(f"{root.name}{name}\0{path.stat().st_size}\0".encode())
-            digest.update(path.read_bytes())
+    root, files = args.root.resolve(), with_headers(args.files, args.root.resolve())
+    digest = hashlib.sha256(OPS_PY.encode())
+    for file in files:
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(root).as_posix()}\0{len(content)}\0".encode())
+        digest.update(content)
     python_name = general(args.source)["name"].replace("-", "_")
     text = f"#define TORCH_EXTENSION_NAME _{python_name}_{args.backend}_{digest.hexdigest()[:7]}\n"
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     if not args.out.exists() or args.out.read_text() != text:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(text)
+    names = " ".join(str(f).replace(" ", "\\ ") for f in files)
+    args.out.with_name(args.out.name + ".d").write_text(f"{args.out}: {names}\n")
 
 
 def file_digests(folder: Path) -> dict:
@@ -81,7 +103,8 @@ def stage(args) -> None:
     folder = Path(tempfile.mkdtemp(prefix=".staging-", dir=args.out.parent))
     face = args.source / "torch-ext" / python_name
     shutil.copytree(face, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-    shutil.copy(args.source / "layers.json", folder / "layers.json")
+    for file in (args.source / "layers.json", *args.files):
+        shutil.copy(file, folder / file.name)
     shutil.copy(args.library, folder / f"{package_id}.abi3.so")
     (folder / "_ops.py").write_text(OPS_PY.format(id=package_id))
     metadata = {
@@ -108,11 +131,12 @@ def stage(args) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb, flags in (("id", ("source", "common", "out")), ("stage", ("source", "id", "library", "out"))):
+    for verb, flags in (("id", ("source", "root", "out")), ("stage", ("source", "id", "library", "out"))):
         sub = verbs.add_parser(verb)
         sub.add_argument("--backend", required=True)
         for flag in flags:
             sub.add_argument(f"--{flag}", type=Path, required=True)
+        sub.add_argument("files", type=Path, nargs="+")
     args = parser.parse_args()
     make_id(args) if args.verb == "id" else stage(args)
 

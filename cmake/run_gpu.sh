@@ -26,9 +26,10 @@ if [[ ! -e @PYTHON@ ]]; then
 fi
 mkdir -p "$results"
 cuda=""
-compgen -G "$here/packages/*/build/*-cu*" >/dev/null && cuda=1
-ops=(activation linear loss mlp norm rotary)  # of these, what has CUDA kernels runs on the GPU too
-has_cuda() { compgen -G "$here/packages/$1/build/*-cu*" >/dev/null; }
+declare -A kernels_of fails_racecheck  # of each package with CUDA kernels, as cmake/gather_gpu.py says
+while read -r name namespaces fails; do
+  cuda=1 kernels_of[$name]=$namespaces fails_racecheck[$name]=$fails
+done <"$here/cuda_packages"
 
 one() {  # one NAME PROGRAM FILTER: a test program, its outcome kept
   echo "== $1"
@@ -41,13 +42,13 @@ run_test() {
   for program in "$here"/bin/*_test; do
     name=$(basename "$program" _test)
     one "$name" "$program" "-EveryDevice.*"
-    if has_cuda "$name"; then
+    if [[ -n ${kernels_of[$name]:-} ]]; then
       HOTSWAP_TEST_DEVICE=cuda one "${name}_cuda" "$program" "-EveryDevice.*:EveryIsa.*"
       HOTSWAP_TEST_DEVICE=cuda HOTSWAP_TEST_GRAPH=1 one "${name}_graph" "$program" "-EveryDevice.*:EveryIsa.*"
     fi
   done
   if [[ -n $cuda ]]; then
-    "$python" "$here/test_cuda.py" --packages "$here/packages" --large || echo "test_cuda.py: exit status $?" >>"$results/died"
+    "$python" "$here/kernels/common/tests/test_cuda.py" --packages "$here/packages" --large || echo "test_cuda.py: exit status $?" >>"$results/died"
   fi
   "$python" - "$here" "$results" <<'PY'
 import sys
@@ -69,23 +70,12 @@ sys.exit(died.exists() or count["failed"] > 0 or count["passed"] == 0)
 PY
 }
 
-# How the names of a package's kernels begin. Only they are instrumented: torch's, which compute what is compared with,
-# take most of the time.
-kernels_of() {
-  case $1 in
-    norm) echo _ZN5norms ;;
-    loss) echo _ZN4loss ;;
-    rotary) echo _ZN6rotary ;;
-    *) echo _ZN7kernels ;;
-  esac
-}
-
-shard() {  # shard TOOL NAME INDEX COUNT
-  local log=$results/$1_$2_$3.log filter="-EveryDevice.*:EveryIsa.*" fails=LinearCrossEntropy
-  # racecheck itself fails inside cuBLAS in these.
-  [[ $1_$2 == racecheck_loss ]] && filter+=":$fails.ForwardAndBackward*:$fails.Dweight*:$fails.PeakMemory*"
+shard() {  # shard TOOL NAME INDEX COUNT KERNELS FAILS
+  local log=$results/$1_$2_$3.log filter="-EveryDevice.*:EveryIsa.*" namespace kernels=()
+  for namespace in ${5//,/ }; do kernels+=(--kernel-name "kernel_substring=$namespace"); done
+  [[ $1 == racecheck && -n ${6:-} ]] && filter+=":$6"
   GTEST_SHARD_INDEX=$3 GTEST_TOTAL_SHARDS=$4 HOTSWAP_TEST_DEVICE=cuda timeout "${SANITIZE_SECONDS:-3600}" \
-    compute-sanitizer --tool "$1" --kernel-name kernel_substring="$(kernels_of "$2")" --error-exitcode 9 \
+    compute-sanitizer --tool "$1" "${kernels[@]}" --error-exitcode 9 \
     "$here/bin/$2_test" --gtest_brief=1 --gtest_filter="$filter" >"$log" 2>&1 && return
   local code=$?
   # A test that never asks the GPU for anything leaves nothing to judge.
@@ -97,13 +87,12 @@ shard() {  # shard TOOL NAME INDEX COUNT
 run_sanitize() {
   local tool name index count list=()
   for tool in memcheck racecheck; do
-    for name in "${ops[@]}"; do
-      has_cuda "$name" || continue
+    for name in "${!kernels_of[@]}"; do
       count=$(HOTSWAP_TEST_DEVICE=cuda "$here/bin/${name}_test" --gtest_list_tests | grep -c '^  ')
-      for ((index = 0; index < count; index++)); do list+=("$tool $name $index $count"); done
+      for ((index = 0; index < count; index++)); do list+=("$tool $name $index $count ${kernels_of[$name]}${fails_racecheck[$name]:+ ${fails_racecheck[$name]}}"); done
     done
   done
-  export -f shard kernels_of
+  export -f shard
   export results here
   local code=0
   printf '%s\n' "${list[@]}" | xargs -P "${JOBS:-$(nproc)}" -L 1 bash -c 'shard "$@"' _ || code=1
@@ -112,10 +101,10 @@ $(grep -l "terminated before first instrumented" "$results"/{memcheck,racecheck}
   return "$code"
 }
 
-run_bench() {
+run_bench() {  # with CUDA kernels here, theirs alone
   local program
-  for program in "$here"/bin/cuda_bench "$here"/bin/*_bench; do
-    [[ $program == */cuda_bench || -z $cuda ]] || continue
+  for program in "$here"/bin/*_bench; do
+    [[ -z $cuda || $program == *_cuda_bench ]] || continue
     echo "== ${program##*/}"
     "$program"
   done

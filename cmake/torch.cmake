@@ -9,7 +9,8 @@ if(NOT HOTSWAP_TORCH_DIR)
     OUTPUT_VARIABLE HOTSWAP_TORCH_DIR RESULT_VARIABLE failed ERROR_VARIABLE why)
   if(failed)
     message(FATAL_ERROR "wanted a Python with torch >= 2.10; got ${HOTSWAP_PYTHON}: ${why}\n"
-                        "run ./x build, which makes .venv, or set HOTSWAP_PYTHON to a Python that has torch")
+                        "run ./x build, which makes .venv; set HOTSWAP_PYTHON to a Python that has torch; or, under pip "
+                        "with --no-build-isolation, install torch first")
   endif()
 endif()
 if(NOT EXISTS "${HOTSWAP_TORCH_DIR}/version.py")

@@ -1,4 +1,4 @@
-# The wheel (python/pyproject.toml): the kernel packages into hotswap/packages of the Python package.
+# The wheel (python/wheel_backend.py, which says HOTSWAP_PYTHON): the kernel packages into hotswap/packages of the Python package.
 set(HOTSWAP_HOST OFF)
 set(packages "${HOTSWAP_BUILT_PACKAGES}")
 if(NOT packages)
@@ -6,7 +6,3 @@ if(NOT packages)
 endif()
 install(DIRECTORY "${packages}/" DESTINATION hotswap/packages COMPONENT python
         PATTERN "__pycache__" EXCLUDE PATTERN ".staging-*" EXCLUDE PATTERN ".old-*" EXCLUDE)
-if(NOT DEFINED HOTSWAP_PYTHON)
-  find_package(Python3 REQUIRED COMPONENTS Interpreter)
-  set(HOTSWAP_PYTHON "${Python3_EXECUTABLE}")
-endif()

@@ -19,16 +19,9 @@ from pathlib import Path
 # From sm_100 on ptxas also spills a few bytes of kernels that have registers to spare, and we have no such GPU to say
 # whether that costs anything: these are named, and do not fail.
 UNTUNED, FEW_BYTES = 100, 32
-# A kernel of each package that must move 16 bytes at a time: bfloat16, rows at whole vectors. Those of WALKS have code
-# for 32 bytes as well, from the first architecture on that has such accesses.
-WIDE = {
-    "activation": r"unary_rows<.*Silu, .*BFloat16, false, 8>",
-    "mlp": r"gated_rows<.*Silu, .*BFloat16, false, 8>",
-    "rotary": r"rotate_vectors<.*BFloat16, .*BFloat16, false>",
-    "norm": r"layer_forward_held<.*BFloat16, 4, 128, true>|rms_backward_ring<.*BFloat16, 2, false, 4, true>",
-    "loss": r"loss_rows<.*BFloat16, 8>",
-}
-WALKS, HAS_256_BITS = {"activation", "mlp"}, 100
+# The first architecture that has accesses of 32 bytes.
+HAS_256_BITS = 100
+KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 
 
 def demangled(names: list[str]) -> list[str]:
@@ -58,17 +51,30 @@ def cuobjdump() -> str | None:
     return str(carried) if carried.is_file() else None
 
 
-def narrow(tool: str, package: str, item: Path) -> list[str]:
-    """Kernels of WIDE without loads or stores of a whole vector in the machine code of an object."""
-    listing = subprocess.run([tool, "--dump-sass", item], capture_output=True, text=True, check=True).stdout
-    archs = re.split(r"^\s*code for sm_(\d+)\w*$", listing, flags=re.MULTILINE)
-    problems = [] if len(archs) > 1 else [f"{package}: no machine code"]
-    for arch, code_of_arch in zip(archs[1::2], archs[2::2]):
-        parts = re.split(r"^\s*Function : (\S+)$", code_of_arch, flags=re.MULTILINE)
-        wanted = [(n, c) for n, c in zip(demangled(parts[1::2]), parts[2::2]) if re.search(WIDE[package], n)]
+def gpu_cases(package: str):
+    """What the package says of its kernels: WIDE, a pattern of those that must move 16 bytes at a time (bfloat16, rows at whole
+    vectors), and WIDER, where they have code for 32 bytes as well."""
+    spec = importlib.util.spec_from_file_location("gpu_cases", KERNELS / package / "tests/gpu_cases.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def narrow(tool: str, package: str, items: list[Path]) -> list[str]:
+    """Kernels of WIDE without loads or stores of a whole vector in the machine code of a package's objects."""
+    says = gpu_cases(package)
+    archs = {}  # "90" -> [name, code, name, code...] of all objects
+    for item in items:
+        listing = subprocess.run([tool, "--dump-sass", item], capture_output=True, text=True, check=True).stdout
+        parts = re.split(r"^\s*code for sm_(\d+)\w*$", listing, flags=re.MULTILINE)
+        for arch, code in zip(parts[1::2], parts[2::2]):
+            archs.setdefault(arch, []).extend(re.split(r"^\s*Function : (\S+)$", code, flags=re.MULTILINE)[1:])
+    problems = [] if archs else [f"{package}: no machine code"]
+    for arch, parts in archs.items():
+        wanted = [(n, c) for n, c in zip(demangled(parts[::2]), parts[1::2]) if re.search(says.WIDE, n)]
         if not wanted:
-            problems.append(f"sm_{arch}: {package}: no kernel is called {WIDE[package]}")
-        widths = [128, 256] if package in WALKS and int(arch) >= HAS_256_BITS else [128]
+            problems.append(f"sm_{arch}: {package}: no kernel is called {says.WIDE}")
+        widths = [128, 256] if getattr(says, "WIDER", False) and int(arch) >= HAS_256_BITS else [128]
         for (name, code), bits in itertools.product(wanted, widths):
             for what, pattern in (("loads", rf"LDG(STS)?\.\S*{bits}"), ("stores", rf"STG\.\S*{bits}")):
                 if not re.search(pattern, code):
@@ -90,12 +96,13 @@ def main() -> None:
     parser.add_argument("--build", type=Path, required=True)
     parser.add_argument("--sizes", action="store_true")
     args = parser.parse_args()
-    objects = sorted(args.build.glob("kernels/*/*.cu.o"))
+    objects = sorted(args.build.glob("kernels/**/*.cu.o"))
     if not objects:
         print(f"no CUDA objects in {args.build}: built without CUDA. Skipped.")
         sys.exit(77)
-    problems, count, tool = [], 0, cuobjdump()
+    problems, count, tool, packages = [], 0, cuobjdump(), {}
     for item in objects:
+        packages.setdefault(item.relative_to(args.build / "kernels").parts[0], []).append(item)
         kernels, bad, few = spills(item.with_name(item.name + ".log"))
         count += kernels
         for line in few:
@@ -103,10 +110,10 @@ def main() -> None:
         problems += [f"{item.name}: registers spill in {line}" for line in bad]
         if kernels == 0:
             problems.append(f"{item.name}: its report names no kernel")
-        if tool:
-            problems += narrow(tool, item.parent.name, item)
         if tool and args.sizes:
             print(f"{item.name}: {sizes(tool, item)}")
+    for package, items in packages.items() if tool else ():
+        problems += narrow(tool, package, items)
     read = f"machine code read by {tool}" if tool else "machine code not read: no cuobjdump"
     print(f"{count} kernels, {len(problems)} problems; {read}")
     print("\n".join(demangled(problems)))

@@ -58,7 +58,7 @@ def library_problems(library: Path) -> list[str]:
 
 def variant_problems(variant: Path) -> list[str]:
     found = []
-    for name in ("metadata.json", "layers.json", "_ops.py", "__init__.py", "layers.py"):
+    for name in ("metadata.json", "layers.json", "_ops.py", "_package.py", "__init__.py", "layers.py"):
         if not (variant / name).is_file():
             found.append(f"{variant}: {name} is missing")
     libraries = sorted(variant.glob("*.abi3.so"))

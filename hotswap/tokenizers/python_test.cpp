@@ -7,7 +7,7 @@
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
 #include "hotswap/base/json.h"
-#include "hotswap/base/test_support.h"
+#include "hotswap/base/test_data.h"
 #include "hotswap/tokenizers/test_text.h"
 #include "hotswap/tokenizers/tokenizer.h"
 
@@ -208,14 +208,13 @@ TEST(AgainstPython, RandomStrings) {
     for (int i = 0; i < 30; ++i) texts.push_back(random_text(random));
     jobs.push_back({{"tokenizer", json}, {"texts", texts}});
   }
-  const fs::path data = fs::path(HOTSWAP_SOURCE_DIR) / ".." / "shared" / "data";
-  for (const char* folder :
-       {"models/stories260k", "models/smollm2-135m-instruct", "tokenizers/gpt2", "tokenizers/mistral-v0.3"}) {
-    const fs::path file = data / folder / "tokenizer.json";
-    if (!fs::exists(file)) continue;
+  for (const auto& trained : test_support::golden_folders(
+           "tokenizers/golden_tokenizers.py",
+           {"tokenizers/gpt2", "tokenizers/split_nfc", "tokenizers/metaspace", "tokenizers/normalizers"},
+           {"models/stories260k", "models/smollm2-135m-instruct", "tokenizers/gpt2", "tokenizers/mistral-v0.3"})) {
     Plain texts = Plain::array();
     for (int i = 0; i < 80; ++i) texts.push_back(random_text(random));
-    jobs.push_back({{"file", file.string()}, {"texts", texts}});
+    jobs.push_back({{"file", (trained.path() / "tokenizer.json").string()}, {"texts", texts}});
   }
 
   const TempFolder scratch;

@@ -2,25 +2,23 @@
 
 #include <gtest/gtest.h>
 
-#include "hotswap/base/test_support.h"
+#include "hotswap/base/test_data.h"
 #include "hotswap/tokenizers/test_text.h"
 
 namespace hotswap {
 namespace {
 
-namespace fs = std::filesystem;
+using test_support::golden_folders;
+using test_support::golden_name;
+using test_support::GoldenFolder;
 
-class Streams : public testing::TestWithParam<const char*> {
+class Streams : public testing::TestWithParam<GoldenFolder> {
  protected:
-  void SetUp() override {
-    file_ = fs::path(HOTSWAP_SOURCE_DIR) / ".." / "shared" / "data" / GetParam() / "tokenizer.json";
-    if (!fs::exists(file_)) GTEST_SKIP() << "no " << file_;
-  }
-  fs::path file_;
+  static Tokenizer read_tokenizer() { return Tokenizer::from_file(GetParam().path() / "tokenizer.json"); }
 };
 
 TEST_P(Streams, GiveTheWholeTextInTheEnd) {
-  const Tokenizer tokenizer = Tokenizer::from_file(file_);
+  const Tokenizer tokenizer = read_tokenizer();
   const uint64_t seed = test_support::test_seed();
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   std::mt19937_64 random(seed);
@@ -43,7 +41,7 @@ TEST_P(Streams, GiveTheWholeTextInTheEnd) {
 }
 
 TEST_P(Streams, GiveTextAsSoonAsItIsCertain) {
-  const Tokenizer tokenizer = Tokenizer::from_file(file_);
+  const Tokenizer tokenizer = read_tokenizer();
   StreamDecoder stream(tokenizer);
   const std::vector<int64_t> ids = tokenizer.ids("Once upon a time, there was a d\u00e9j\u00e0 vu", false);
   std::string text;
@@ -60,9 +58,11 @@ TEST_P(Streams, GiveTextAsSoonAsItIsCertain) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Data, Streams,
-                         testing::Values("models/stories260k", "models/smollm2-135m-instruct",
-                                         "tokenizers/mistral-v0.3"),
-                         [](const auto& info) { return "T" + std::to_string(info.index); });
+                         testing::ValuesIn(golden_folders(
+                             "tokenizers/golden_tokenizers.py",
+                             {"tokenizers/digits", "tokenizers/metaspace", "tokenizers/normalizers"},
+                             {"models/stories260k", "models/smollm2-135m-instruct", "tokenizers/mistral-v0.3"})),
+                         golden_name);
 
 }  // namespace
 }  // namespace hotswap

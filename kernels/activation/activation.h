@@ -23,6 +23,24 @@ using kernels::DType;
 
 enum class Function : uint8_t { kSilu, kGelu, kGeluTanh, kGeluQuick };
 
+// The ops: NAME(x) -> y and NAME_bwd(dy, x) -> dx, of act(x) or, and_mul, of act(gate) * up.
+struct Act {
+  const char* name;
+  Function function;
+  bool and_mul = false;
+};
+constexpr Act kActs[] = {
+    {"silu", Function::kSilu},
+    {"gelu", Function::kGelu},
+    {"gelu_tanh", Function::kGeluTanh},
+    {"gelu_new", Function::kGeluTanh},
+    {"gelu_fast", Function::kGeluTanh},
+    {"gelu_quick", Function::kGeluQuick},
+    {"silu_and_mul", Function::kSilu, true},
+    {"gelu_and_mul", Function::kGelu, true},
+    {"gelu_tanh_and_mul", Function::kGeluTanh, true},
+};
+
 struct Unary {
   void* out;                                 // [rows, cols]: y, or dx
   const void* x;                             // [rows, cols], rows x_stride apart

@@ -14,6 +14,7 @@ from torch import nn
 
 from hotswap import match
 from hotswap.packages import owner, package, register_sharding
+from hotswap.replacement import Replacement, class_of
 
 
 class _MISSING:  # a class: copies of a model see the same one
@@ -42,7 +43,7 @@ def _check_mode(mode) -> set:
     return names
 
 
-def _can(replacement: match.Replacement, mode: set) -> bool:
+def _can(replacement: Replacement, mode: set) -> bool:
     made_here = replacement.layer_class is None
     has_backward = made_here or getattr(replacement.layer_class, "has_backward", False)
     can_compile = made_here or getattr(replacement.layer_class, "can_torch_compile", False)
@@ -59,7 +60,7 @@ def _put(module: nn.Module, name: str, value) -> None:
     module.__dict__[name] = value
 
 
-def _bind(module: nn.Module, replacement: match.Replacement) -> None:
+def _bind(module: nn.Module, replacement: Replacement) -> None:
     if replacement.option == "cross_entropy":
         _put(module, "_loss_function", replacement.forward)
         return
@@ -101,7 +102,7 @@ def kernelize(model: nn.Module, mode=None, strict: bool = False, **options) -> n
     if strict:
         taken = {id(module) for module, _ in chosen}
         missed = [
-            f"{name} ({match.class_of(module).__name__})"
+            f"{name} ({class_of(module).__name__})"
             for name, module in model.named_modules()
             if match.looks_like(module) and id(module) not in taken
         ]
@@ -176,7 +177,7 @@ def _running(module: nn.Module):
     return getattr(module.__dict__.get(_slot(module)), "__func__", None)
 
 
-def _bound(module: nn.Module, replacement: match.Replacement) -> bool:
+def _bound(module: nn.Module, replacement: Replacement) -> bool:
     if replacement.option == "cross_entropy":
         return module.__dict__.get("_loss_function") is replacement.forward
     return _running(module) is replacement.forward
@@ -193,12 +194,12 @@ def report(model: nn.Module) -> Report:
             rows.append(Row(name, bound.layer, made.name, made.version, made.variant, bound.ops))
             ops |= {(bound.package, op) for op in bound.ops}
         elif package_id := owner(_running(module)):  # by kernels' own kernelize, from a mapping
-            made = match.class_of(module)
+            made = class_of(module)
             rows.append(Row(name, getattr(made, "kernel_layer_name", made.__name__), package_id))
         elif found and found[0].option != "activation":
             rows.append(Row(name, found[0].layer, None, why="not bound"))
         elif not found and (layer := match.looks_like(module)):
-            rows.append(Row(name, layer, None, why=f"{match.class_of(module).__name__} computes something else"))
+            rows.append(Row(name, layer, None, why=f"{class_of(module).__name__} computes something else"))
         rows += _func_rows(name, module)
     counts = _counts(ops)
     before = _BASELINE.get(model, {})

@@ -5,12 +5,13 @@ from transformers import KernelConfig
 
 from hotswap import bind, match
 from hotswap.packages import package, packages_folder
+from hotswap.replacement import Replacement
 
 
 class _Layer:
     """What a kernel mapping holds: a layer class of a package that is loaded already."""
 
-    def __init__(self, replacement: match.Replacement):
+    def __init__(self, replacement: Replacement):
         self._replacement = replacement
         self.layer_name = replacement.layer
 

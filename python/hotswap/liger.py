@@ -173,11 +173,13 @@ def _apply_liger_kernel_to_instance(model, **options) -> None:
 
 def _our_name(name: str):
     """`from liger_kernel.transformers import name`, where that module is ours."""
-    import hotswap
+    from hotswap import modules
 
-    if "liger" not in name.lower():
-        raise AttributeError(f"hotswap has no {name}")
-    return getattr(hotswap, name)
+    if name in __all__:
+        return globals()[name]
+    if name in modules.__all__:
+        return getattr(modules, name)
+    raise AttributeError(f"hotswap has no {name}")
 
 
 def enable_for_trainer(shadow: bool = False) -> None:

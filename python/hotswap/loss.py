@@ -8,8 +8,8 @@ from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast, MoeCausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from hotswap.match import Replacement, class_of
 from hotswap.packages import load
+from hotswap.replacement import Replacement, class_of
 
 # Families whose head is: hidden states, lm_head, scaling or softcapping, ForCausalLMLoss, and for mixtures of experts
 # the balancing loss. python/tests/test_families.py holds each against the stock forward.

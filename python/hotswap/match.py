@@ -5,23 +5,14 @@ numbers beside the replacement's, once for each class and its settings. So no li
 are told apart, and a layer that looks right and is not stays as it is.
 """
 
-import sys
 import types
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, Optional
 
 import torch
 from torch import nn
 
 from hotswap.packages import load
-
-
-class Replacement(NamedTuple):
-    option: str  # the switch of kernelize() that turns it off
-    layer: str
-    package: str
-    ops: tuple[str, ...]  # forward, forward for training where it is another, backward
-    forward: Callable  # (self, ...) as the class's own
-    layer_class: Optional[type] = None  # of the package; None: the forward is made here
+from hotswap.replacement import Replacement, class_of
 
 
 OPTIONS = {
@@ -41,13 +32,6 @@ def _of_package(option, layer, package, ops):
 
 
 # ---- asking the class ---------------------------------------------------------------------------------------------
-
-
-def class_of(module: nn.Module) -> type:
-    """Its class; where FSDP2 has put one of its own before it, the one behind."""
-    bases = type(module).__bases__
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return bases[1] if fsdp is not None and bases[0] is fsdp.FSDPModule else type(module)
 
 
 _known: dict = {}  # class and settings -> Replacement or None

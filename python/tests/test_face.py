@@ -1,8 +1,6 @@
 """import hotswap, kernelize, unkernelize, report, kernel_config."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,14 +12,6 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import hotswap
-
-
-def test_import_costs_nothing_over_torch():
-    code = "import torch, time; t = time.perf_counter(); import hotswap; print(time.perf_counter() - t)"
-    costs = [float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(2)]
-    assert min(costs) < 0.05
-    code = "import sys, hotswap; print([m for m in ('torch', 'transformers', 'kernels') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_names():

@@ -17,13 +17,13 @@ namespace {
 using torch::autograd::Function;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 
-using LinearCrossEntropyOps =
-    Ops<Tensor(const Tensor&, const Tensor&, const OptTensor&, const Tensor&, int64_t, double, double, double, String),
-        std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const OptTensor&,
-                                                           const Tensor&, int64_t, double, double, double, String,
-                                                           bool),
-        Three(const Tensor&, const Tensor&, const Tensor&, const OptTensor&, const Tensor&, const Tensor&, int64_t,
-              double, double, double, String, bool)>;
+using LinearCrossEntropyOps = Ops<Tensor(const Tensor&, const Tensor&, const OptTensor&, const Tensor&, int64_t, double,
+                                         double, double, String, int64_t),
+                                  std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>(
+                                      const Tensor&, const Tensor&, const OptTensor&, const Tensor&, int64_t, double,
+                                      double, double, String, bool, int64_t),
+                                  Three(const Tensor&, const Tensor&, const Tensor&, const OptTensor&, const Tensor&,
+                                        const Tensor&, int64_t, double, double, double, String, bool, int64_t)>;
 
 struct LossCall {
   const LinearCrossEntropyOps* ops;
@@ -34,12 +34,13 @@ struct LossCall {
 // The op's tensors, then the options in the contract's order.
 template <typename OpType, typename... Ts>
 auto call_loss(const OpType& op, const CrossEntropyOptions& o, const Ts&... tensors) {
-  return below_autograd(op, tensors..., o.ignore_index, o.label_smoothing, o.softcap, o.z_loss, o.reduction);
+  return below_autograd(op, tensors..., o.ignore_index, o.label_smoothing, o.softcap, o.z_loss, o.reduction,
+                        o.chunk_bytes);
 }
 template <typename OpType, typename... Ts>
 auto call_train(const OpType& op, const CrossEntropyOptions& o, const Ts&... tensors) {
   return below_autograd(op, tensors..., o.ignore_index, o.label_smoothing, o.softcap, o.z_loss, o.reduction,
-                        o.float32_dweight);
+                        o.float32_dweight, o.chunk_bytes);
 }
 
 // The forward op has made the gradients for dloss = 1. The product is rounded once: dloss itself in sixteen bits would

@@ -108,9 +108,16 @@ TEST(Package, ALibraryInItsOwnFolder) {
 }
 
 TEST(Package, BundledOnesAreListed) {
-  std::set<std::string> names;  // a build with GPU kernels lists a package once a variant
+  std::set<std::string> names, sources;  // a build with GPU kernels lists a package once a variant
   for (const Manifest& m : bundled_packages()) names.insert(m.name);
-  EXPECT_EQ(join(std::vector<std::string>(names.begin(), names.end())), "activation, linear, loss, mlp, norm, rotary");
+  EXPECT_TRUE(names.contains("norm"));
+  const fs::path kernels = fs::path(HOTSWAP_SOURCE_DIR) / "kernels";
+  if (fs::is_directory(kernels)) {  // not where only the built tests are
+    for (const auto& folder : fs::directory_iterator(kernels)) {
+      if (fs::exists(folder.path() / "build.toml")) sources.insert(folder.path().filename());
+    }
+    EXPECT_EQ(names, sources);
+  }
   const ScopedEnv elsewhere("HOTSWAP_PACKAGES", "/no/such/folder");
   expect_has(message_of([] { bundled_packages(); }), {"HOTSWAP_PACKAGES", "/no/such/folder"});
 }

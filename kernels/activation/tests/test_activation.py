@@ -1,16 +1,9 @@
-"""The built package through the user's door: kernels.get_local_kernel. HOTSWAP_PACKAGES = the folder of built packages."""
-
-import json
-import os
-from pathlib import Path
+"""The built package through the user's door: kernels/conftest.py loads it."""
 
 import pytest
 import torch
-from kernels import get_local_kernel
-from kernels_data import Digest, DigestAlgorithm
 from transformers import activations
 
-PACKAGE = Path(os.environ["HOTSWAP_PACKAGES"]) / "activation"
 LIMIT = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}  # one rounding; float32: a few
 LAYERS = {  # layer -> op, transformers' module
     "SiLU": ("silu", activations.SiLUActivation),
@@ -23,11 +16,6 @@ LAYERS = {  # layer -> op, transformers' module
 AND_MUL = {"SiluAndMul": ("silu_and_mul", "SiLU"), "GeluAndMul": ("gelu_and_mul", "GeLU"), "GeluTanhAndMul": ("gelu_tanh_and_mul", "GeluTanh")}
 
 
-@pytest.fixture(scope="module")
-def activation():
-    return get_local_kernel(PACKAGE, backend="cpu")
-
-
 def stock(layer):
     if layer in LAYERS:
         return LAYERS[layer][1]()
@@ -37,12 +25,11 @@ def stock(layer):
 
 @pytest.mark.parametrize("layer", [*LAYERS, *AND_MUL])
 @pytest.mark.parametrize("dtype", LIMIT)
-def test_layer_forward_and_backward(activation, layer, dtype):
-    ops = activation._ops.ops
+def test_layer_forward_and_backward(package, ops, layer, dtype):
     op = (LAYERS | AND_MUL)[layer][0]
     before = ops.call_count(op), ops.call_count(f"{op}_bwd")
     x = torch.randn(3, 5, 42, dtype=dtype, requires_grad=True)
-    y = getattr(activation.layers, layer)()(x)
+    y = getattr(package.layers, layer)()(x)
     dy = torch.randn_like(y)
     y.backward(dy)
     assert (ops.call_count(op), ops.call_count(f"{op}_bwd")) == (before[0] + 1, before[1] + 1)
@@ -55,8 +42,7 @@ def test_layer_forward_and_backward(activation, layer, dtype):
 
 
 @pytest.mark.parametrize("op", [row[0] for row in (LAYERS | AND_MUL).values()])
-def test_opcheck(activation, op):
-    ops = activation._ops.ops
+def test_opcheck(ops, op):
     x = torch.randn(4, 26, requires_grad=True)
     torch.library.opcheck(getattr(ops, op).default, (x,))
     torch.library.opcheck(getattr(ops, op).default, (torch.randn(2, 3, 8).transpose(0, 1).requires_grad_(),))
@@ -64,17 +50,11 @@ def test_opcheck(activation, op):
     torch.library.opcheck(getattr(ops, f"{op}_bwd").default, (dy, x.detach()))
 
 
-def test_names_of_the_hub_package(activation):
-    assert activation.layers.Silu is activation.layers.SiLU and activation.layers.Gelu is activation.layers.GeLU
+def test_names_of_the_hub_package(package):
+    assert package.layers.Silu is package.layers.SiLU and package.layers.Gelu is package.layers.GeLU
 
 
-def test_metadata_digest_is_the_files(activation):
-    folder = Path(activation.__file__).parent
-    metadata = json.loads((folder / "metadata.json").read_text())
-    assert metadata["digest"]["files"] == dict(Digest.hash_variant(DigestAlgorithm.SHA256, folder).files)
-
-
-def test_compiles_without_graph_breaks(activation):
-    layer = activation.layers.GeluTanhAndMul()
+def test_compiles_without_graph_breaks(package):
+    layer = package.layers.GeluTanhAndMul()
     x = torch.randn(4, 32)
     assert torch.equal(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), layer(x))

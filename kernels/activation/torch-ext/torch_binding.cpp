@@ -1,11 +1,12 @@
 // Schemas, checks and registrations: torch's stable ABI only. The formulas are in activation.h.
 #include "kernels/activation/activation_cuda.h"
 #include "kernels/common/cpu/nontemporal.h"
-#include "kernels/common/torch/binding.h"
+#include "kernels/common/torch/ops.h"
 
 namespace {
 
 using activation::Function;
+using activation::kActs;
 using kernels::as_rows;
 using kernels::check;
 using kernels::check_same_shape;
@@ -119,77 +120,32 @@ Tensor and_mul(const char* op, const Tensor& x, const Tensor* dy, Function funct
   return dx;
 }
 
-// One row an op: the name is the schema's, too.
-Tensor silu(const Tensor& x) { return unary("silu", x, nullptr, Function::kSilu); }
-Tensor gelu(const Tensor& x) { return unary("gelu", x, nullptr, Function::kGelu); }
-Tensor gelu_tanh(const Tensor& x) { return unary("gelu_tanh", x, nullptr, Function::kGeluTanh); }
-Tensor gelu_new(const Tensor& x) { return unary("gelu_new", x, nullptr, Function::kGeluTanh); }
-Tensor gelu_fast(const Tensor& x) { return unary("gelu_fast", x, nullptr, Function::kGeluTanh); }
-Tensor gelu_quick(const Tensor& x) { return unary("gelu_quick", x, nullptr, Function::kGeluQuick); }
-Tensor silu_bwd(const Tensor& dy, const Tensor& x) { return unary("silu_bwd", x, &dy, Function::kSilu); }
-Tensor gelu_bwd(const Tensor& dy, const Tensor& x) { return unary("gelu_bwd", x, &dy, Function::kGelu); }
-Tensor gelu_tanh_bwd(const Tensor& dy, const Tensor& x) { return unary("gelu_tanh_bwd", x, &dy, Function::kGeluTanh); }
-Tensor gelu_new_bwd(const Tensor& dy, const Tensor& x) { return unary("gelu_new_bwd", x, &dy, Function::kGeluTanh); }
-Tensor gelu_fast_bwd(const Tensor& dy, const Tensor& x) { return unary("gelu_fast_bwd", x, &dy, Function::kGeluTanh); }
-Tensor gelu_quick_bwd(const Tensor& dy, const Tensor& x) {
-  return unary("gelu_quick_bwd", x, &dy, Function::kGeluQuick);
+Tensor run(const char* op, const activation::Act& act, const Tensor& x, const Tensor* dy) {
+  return (act.and_mul ? and_mul : unary)(op, x, dy, act.function);
 }
-Tensor silu_and_mul(const Tensor& x) { return and_mul("silu_and_mul", x, nullptr, Function::kSilu); }
-Tensor gelu_and_mul(const Tensor& x) { return and_mul("gelu_and_mul", x, nullptr, Function::kGelu); }
-Tensor gelu_tanh_and_mul(const Tensor& x) { return and_mul("gelu_tanh_and_mul", x, nullptr, Function::kGeluTanh); }
-Tensor silu_and_mul_bwd(const Tensor& dy, const Tensor& x) {
-  return and_mul("silu_and_mul_bwd", x, &dy, Function::kSilu);
+template <size_t kRow>
+Tensor forward(const Tensor& x) {
+  return run(kActs[kRow].name, kActs[kRow], x, nullptr);
 }
-Tensor gelu_and_mul_bwd(const Tensor& dy, const Tensor& x) {
-  return and_mul("gelu_and_mul_bwd", x, &dy, Function::kGelu);
-}
-Tensor gelu_tanh_and_mul_bwd(const Tensor& dy, const Tensor& x) {
-  return and_mul("gelu_tanh_and_mul_bwd", x, &dy, Function::kGeluTanh);
+template <size_t kRow>
+constexpr auto kBackward = [] {
+  constexpr std::string_view kName = kActs[kRow].name;
+  char name[kName.size() + 1]{};
+  std::copy(kName.begin(), kName.end(), name);
+  return kernels::Name(name) + "_bwd";
+}();
+template <size_t kRow>
+Tensor backward(const Tensor& dy, const Tensor& x) {
+  return run(kBackward<kRow>.text, kActs[kRow], x, &dy);
 }
 
-constexpr std::array kForward{
-    kernels::op<&silu>("silu"),
-    kernels::op<&gelu>("gelu"),
-    kernels::op<&gelu_tanh>("gelu_tanh"),
-    kernels::op<&gelu_new>("gelu_new"),
-    kernels::op<&gelu_fast>("gelu_fast"),
-    kernels::op<&gelu_quick>("gelu_quick"),
-    kernels::op<&silu_and_mul>("silu_and_mul"),
-    kernels::op<&gelu_and_mul>("gelu_and_mul"),
-    kernels::op<&gelu_tanh_and_mul>("gelu_tanh_and_mul"),
-};
-constexpr std::array kBackward{
-    kernels::op<&silu_bwd>("silu_bwd"),
-    kernels::op<&gelu_bwd>("gelu_bwd"),
-    kernels::op<&gelu_tanh_bwd>("gelu_tanh_bwd"),
-    kernels::op<&gelu_new_bwd>("gelu_new_bwd"),
-    kernels::op<&gelu_fast_bwd>("gelu_fast_bwd"),
-    kernels::op<&gelu_quick_bwd>("gelu_quick_bwd"),
-    kernels::op<&silu_and_mul_bwd>("silu_and_mul_bwd"),
-    kernels::op<&gelu_and_mul_bwd>("gelu_and_mul_bwd"),
-    kernels::op<&gelu_tanh_and_mul_bwd>("gelu_tanh_and_mul_bwd"),
-};
-
-int64_t call_count(std::string op) {
-  std::vector<kernels::Op> all(kForward.begin(), kForward.end());
-  all.insert(all.end(), kBackward.begin(), kBackward.end());
-  return kernels::count_calls(all, op);
+template <size_t... kRows>
+constexpr auto ops_of(std::index_sequence<kRows...>) {
+  return kernels::join(
+      std::array{kernels::op<&forward<kRows>>(kActs[kRows].name, "(Tensor x) -> Tensor"),
+                 kernels::op<&backward<kRows>>(kBackward<kRows>.text, "(Tensor dy, Tensor x) -> Tensor")}...);
 }
+constexpr auto kOps = ops_of(std::make_index_sequence<std::size(kActs)>{});
+const kernels::Library<kOps> library;
 
 }  // namespace
-
-HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
-  for (const kernels::Op& op : kForward) m.def((std::string(op.name) + "(Tensor x) -> Tensor").c_str());
-  for (const kernels::Op& op : kBackward) m.def((std::string(op.name) + "(Tensor dy, Tensor x) -> Tensor").c_str());
-  HOTSWAP_COMMON_SCHEMAS(m);
-}
-
-HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { kernels::implement(m, kForward, kBackward); }
-HOTSWAP_IMPLEMENT_CUDA(kForward, kBackward)
-
-HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
-  m.impl("call_count", TORCH_BOX(&call_count));
-  m.impl("isa", TORCH_BOX(&kernels::isa));
-}
-
-HOTSWAP_PYTHON_MODULE

@@ -1,7 +1,6 @@
 // For <package>_bench.cpp: ours against torch's eager way and against memcpy, side by side in one process.
-//   Bench bench(argc, argv);                    // --csv FILE  --filter TEXT  --threads 1,2  --memory reused|system
-//   --quick bench.run({.op = "rms_norm", .shape = "512x576", .dtype = "float32", .peer = "transformers eager", .bytes =
-//   ...,
+//   Bench bench(argc, argv);  // --csv FILE  --filter TEXT  --threads 1,2  --memory reused|system  --quick
+//   bench.run({.op = "rms_norm", .shape = "512x576", .dtype = "float32", .peer = "transformers eager", .bytes = ...,
 //              .ours = [&] { ... }, .theirs = [&] { ... }, .error = [&] { ... }, .tolerance = 1e-5});
 //   return bench.finish();
 // Each case: refcheck first (a wrong result is not timed), then rounds of ours, theirs, memcpy in turn, medians of
@@ -20,14 +19,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <mutex>
 
 #include "kernels/common/testing/package.h"
+#include "kernels/common/testing/results.h"
 
 namespace kernels::bench {
 
@@ -80,33 +78,23 @@ struct Case {
 
 class Bench {
  public:
-  Bench(int argc, char** argv) {
-    for (int i = 1; i < argc; ++i) {
-      const std::string flag = argv[i];
-      if (flag == "--quick") {
-        rounds_ = 3;
-        continue;
-      }
-      if (i + 1 == argc) fail(flag);
-      const std::string value = argv[++i];
-      if (flag == "--csv")
-        csv_ = value;
-      else if (flag == "--filter")
-        filter_ = value;
-      else if (flag == "--threads")
-        parse_threads(value);
-      else if (flag == "--memory" && (value == "reused" || value == "system"))
-        reused_ = value == "reused";
-      else
-        fail(flag);
+  Bench(int argc, char** argv)
+      : flags_(parse_flags(argc, argv, {"--csv", "--filter", "--date", "--commit", "--threads", "--memory"})),
+        results_(flags_, "CPU"),
+        rounds_(results_.quick() ? 3 : 11),
+        reused_(flags_["--memory"] != "system") {
+    if (const std::string memory = flags_["--memory"]; reused_ && !memory.empty() && memory != "reused") {
+      std::fprintf(stderr, "--memory: wanted reused or system; got %s\n", memory.c_str());
+      std::exit(2);
     }
+    std::stringstream list(flags_["--threads"]);
+    for (std::string n; std::getline(list, n, ',');) threads_.push_back(std::stoi(n));
+    if (threads_.empty()) threads_ = {1, 2};
     static ReusingAllocator reusing;
     if (reused_) c10::SetCPUAllocator(&reusing, 100);
-    std::printf("%-20s %-14s %-8s %2s %10s %10s %6s %7s %7s %5s  %s\n", "op", "shape", "dtype", "th", "ours us",
-                "peer us", "ratio", "GB/s", "memcpy", "share", "refcheck, peer");
   }
 
-  bool wants(const std::string& op) const { return filter_.empty() || op.find(filter_) != std::string::npos; }
+  bool wants(const std::string& op) const { return results_.wants(op); }
 
   void run(const Case& c) {
     if (!wants(c.op)) return;
@@ -114,34 +102,27 @@ class Bench {
       at::set_num_threads(threads);
       const double error = c.error();
       const bool ok = error <= c.tolerance;  // false for NaN
-      char check[48];
-      std::snprintf(check, sizeof check, "%s %.1e", ok ? "ok" : "FAILED", error);
-      if (!ok) ++failures_;
-      row(c, threads, ok ? measure(c) : Times{}, check);
+      const Times t = ok ? measure(c) : Times{};
+      results_.add({.op = c.op,
+                    .shape = c.shape,
+                    .dtype = c.dtype,
+                    .threads = std::to_string(threads),
+                    .peer = c.peer + (reused_ ? " (memory reused)" : ""),
+                    .ours_us = t.ours * 1e6,
+                    .peer_us = t.theirs * 1e6,
+                    .bytes = double(c.bytes),
+                    .copy_gbps = ok ? double(c.bytes) / t.copy / 1e9 : 0,
+                    .error = error,
+                    .ok = ok});
     }
   }
 
-  int finish() const {
-    if (failures_ > 0) std::fprintf(stderr, "%d cases FAILED their refcheck and were not timed\n", failures_);
-    return failures_ > 0 ? 1 : 0;
-  }
+  int finish() const { return results_.finish(); }
 
  private:
   struct Times {
     double ours = 0, theirs = 0, copy = 0;  // seconds a call, medians
   };
-
-  [[noreturn]] static void fail(const std::string& flag) {
-    std::fprintf(stderr,
-                 "wanted [--csv FILE] [--filter TEXT] [--threads 1,2] [--memory reused|system] [--quick]; got %s\n",
-                 flag.c_str());
-    std::exit(2);
-  }
-  void parse_threads(const std::string& list) {
-    threads_.clear();
-    std::stringstream text(list);
-    for (std::string n; std::getline(text, n, ',');) threads_.push_back(std::stoi(n));
-  }
 
   static double seconds(const std::function<void()>& fn, int times) {
     const auto start = std::chrono::steady_clock::now();
@@ -184,29 +165,11 @@ class Bench {
     return {median(a), median(b), median(m)};
   }
 
-  void row(const Case& c, int threads, const Times& t, const char* check) const {
-    const bool timed = t.ours > 0;
-    const double ratio = timed ? t.theirs / t.ours : 0, rate = timed ? c.bytes / t.ours / 1e9 : 0;
-    const double copy = timed ? c.bytes / t.copy / 1e9 : 0, share = timed ? rate / copy : 0;
-    const std::string peer = c.peer + (reused_ ? " (memory reused)" : "");
-    std::printf("%-20s %-14s %-8s %2d %10.2f %10.2f %6.2f %7.2f %7.2f %5.2f  %s, %s\n", c.op.c_str(), c.shape.c_str(),
-                c.dtype.c_str(), threads, t.ours * 1e6, t.theirs * 1e6, ratio, rate, copy, share, check, peer.c_str());
-    std::fflush(stdout);
-    if (csv_.empty()) return;
-    const bool fresh = !std::ifstream(csv_).good();
-    FILE* file = std::fopen(csv_.c_str(), "a");
-    if (file == nullptr) throw std::runtime_error("wanted to append to " + csv_ + "; cannot open it; check the path");
-    if (fresh)
-      std::fputs("op,shape,dtype,threads,device,ours_us,peer,peer_us,ratio,gbps,memcpy_gbps,share,refcheck\n", file);
-    std::fprintf(file, "%s,%s,%s,%d,cpu,%.3f,%s,%.3f,%.3f,%.3f,%.3f,%.3f,%s\n", c.op.c_str(), c.shape.c_str(),
-                 c.dtype.c_str(), threads, t.ours * 1e6, peer.c_str(), t.theirs * 1e6, ratio, rate, copy, share, check);
-    std::fclose(file);
-  }
-
-  std::string csv_, filter_;
-  std::vector<int> threads_{1, 2};
-  int rounds_ = 11, failures_ = 0;
-  bool reused_ = true;
+  Flags flags_;
+  Results results_;
+  std::vector<int> threads_;
+  int rounds_;
+  bool reused_;
 };
 
 inline double relative_l2(const at::Tensor& got, const at::Tensor& want) {

@@ -1,7 +1,10 @@
-// Timing on a GPU for cuda_bench.cpp: CUDA events, several sets of inputs so that none stays in L2, a check against
-// float64 before the clock, and the copy that every rate is measured against, in the same process.
+// For <package>_cuda_bench.cpp: ours against torch's own on a GPU, in one process. CUDA events, several sets of inputs
+// so that none stays in L2, a check against float64 before the clock, and the copy that every rate is measured against.
+//   void cases(GpuBench& bench) { bench.run({.op = "rms_norm", .shape = by(rows, cols), ...}); }
+//   int main(int argc, char** argv) { return gpu_main(argc, argv, cases); }
 #pragma once
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -10,10 +13,12 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "kernels/common/testing/package.h"
+#include "kernels/common/testing/results.h"
 
 namespace kernels::bench {
 
@@ -35,21 +40,12 @@ struct GpuCase {
 
 class GpuBench {
  public:
-  struct Settings {
-    std::string csv, filter, date, commit;
-    int sets = 3, repeats = 5;
-  };
-  explicit GpuBench(Settings settings) : s_(std::move(settings)) {
+  explicit GpuBench(const Flags& flags) : results_(flags, machine()), repeats_(results_.quick() ? 3 : 5) {
     cudaEventCreate(&begin_);
     cudaEventCreate(&end_);
-    cudaDeviceProp device{};
-    cudaGetDeviceProperties(&device, 0);
-    machine_ = device.name;
-    std::printf("%s\n%-26s %-26s %-9s %9s %9s %7s %8s %6s  %s\n", machine_.c_str(), "op", "shape", "dtype", "ours us",
-                "peer us", "ratio", "GB/s", "share", "check, peer");
   }
-  bool wants(const std::string& op) const { return s_.filter.empty() || op.find(s_.filter) != std::string::npos; }
-  int sets() const { return s_.sets; }
+  bool wants(const std::string& op) const { return results_.wants(op); }
+  int sets() const { return kSets; }
 
   void run(const GpuCase& c) {
     if (!wants(c.op)) return;
@@ -64,24 +60,21 @@ class GpuBench {
       }
     }
     const bool ok = worst <= c.tolerance;
-    if (!ok) ++failures_;
-    const double ours = ok ? microseconds(c.ours) : 0, theirs = ok && c.theirs ? microseconds(c.theirs) : 0;
-    const double copy = ok && c.bytes > 0 ? copy_rate(c.bytes) : 0;
-    const double rate = ours > 0 ? c.bytes / ours / 1e3 : 0, share = copy > 0 ? rate / copy : 0;
-    std::printf("%-26s %-26s %-9s %9.2f %9.2f %7.2f %8.0f %6.3f  %s %.1e %s %s\n", c.op.c_str(), c.shape.c_str(),
-                c.dtype.c_str(), ours, theirs, ours > 0 ? theirs / ours : 0, rate, share, ok ? "ok" : "FAILED", worst,
-                c.peer.c_str(), c.note.c_str());
-    std::fflush(stdout);
-    if (!ok || s_.csv.empty()) return;
-    std::FILE* file = std::fopen(s_.csv.c_str(), "a");
-    if (file == nullptr) throw std::runtime_error("wanted to append to " + s_.csv + "; cannot open it; check the path");
-    const std::string target = c.target_us > 0      ? std::to_string(c.target_us) + " us"
-                               : c.target_share > 0 ? std::to_string(c.target_share).substr(0, 4) + " of copy"
-                                                    : "";
-    std::fprintf(file, "%s,%s,%s,,,2.11.0,,op,%s,%s,%s,,%.3f,,%s,%s,us,%s,%s,%s\n", s_.date.c_str(), s_.commit.c_str(),
-                 machine_.c_str(), c.op.c_str(), c.shape.c_str(), c.dtype.c_str(), ours, text(theirs).c_str(),
-                 c.peer.c_str(), text(theirs > 0 ? theirs / ours : 0).c_str(), target.c_str(), text(share).c_str());
-    std::fclose(file);
+    results_.add({.op = c.op,
+                  .shape = c.shape,
+                  .dtype = c.dtype,
+                  .threads = "",
+                  .peer = c.peer,
+                  .ours_us = ok ? microseconds(c.ours) : 0,
+                  .peer_us = ok && c.theirs ? microseconds(c.theirs) : 0,
+                  .bytes = c.bytes,
+                  .copy_gbps = ok && c.bytes > 0 ? copy_rate(c.bytes) : 0,
+                  .error = worst,
+                  .ok = ok,
+                  .target = c.target_us > 0      ? std::to_string(c.target_us) + " us"
+                            : c.target_share > 0 ? std::to_string(c.target_share).substr(0, 4) + " of copy"
+                                                 : "",
+                  .note = c.note});
   }
 
   // The same bytes copied from device memory to device memory, GB/s; measured once a size.
@@ -91,7 +84,7 @@ class GpuBench {
     }
     const int64_t half = int64_t(bytes / 2);
     Tensors from, to;
-    for (int i = 0; i < s_.sets; ++i) {
+    for (int i = 0; i < kSets; ++i) {
       from.push_back(at::randn({half / 4 + 1}, at::device(at::kCUDA)).view(at::kByte).narrow(0, 0, half));
       to.push_back(at::empty({half}, at::device(at::kCUDA).dtype(at::kByte)));
     }
@@ -105,29 +98,27 @@ class GpuBench {
 
   // The median of `repeats` means over enough calls.
   double microseconds(const std::function<Tensors(int)>& fn) {
-    for (int i = 0; i < 3; ++i) fn(i % s_.sets);
+    for (int i = 0; i < 3; ++i) fn(i % kSets);
     const double once = timed(fn, 2);
     const int calls = int(std::clamp(20e3 / std::max(once, 1.0), 4.0, 400.0));
     std::vector<double> all;
-    for (int i = 0; i < s_.repeats; ++i) all.push_back(timed(fn, calls));
+    for (int i = 0; i < repeats_; ++i) all.push_back(timed(fn, calls));
     std::nth_element(all.begin(), all.begin() + all.size() / 2, all.end());
     return all[all.size() / 2];
   }
 
-  int finish() const {
-    if (failures_ > 0) std::fprintf(stderr, "%d cases FAILED their check and were not timed\n", failures_);
-    return failures_ > 0 ? 1 : 0;
-  }
+  int finish() const { return results_.finish(); }
 
  private:
-  static std::string text(double v) {
-    char buffer[32];
-    std::snprintf(buffer, sizeof buffer, "%.3f", v);
-    return v > 0 ? buffer : "";
+  static constexpr int kSets = 3;
+  static std::string machine() {
+    cudaDeviceProp device{};
+    cudaGetDeviceProperties(&device, 0);
+    return device.name;
   }
   double timed(const std::function<Tensors(int)>& fn, int calls) {
     cudaEventRecord(begin_);
-    for (int i = 0; i < calls; ++i) fn(i % s_.sets);
+    for (int i = 0; i < calls; ++i) fn(i % kSets);
     cudaEventRecord(end_);
     cudaEventSynchronize(end_);
     float ms = 0;
@@ -136,11 +127,43 @@ class GpuBench {
     return ms * 1e3 / calls;
   }
 
-  Settings s_;
+  Results results_;
+  int repeats_;
   cudaEvent_t begin_{}, end_{};
-  std::string machine_;
   std::vector<std::pair<double, double>> copies_;
-  int failures_ = 0;
 };
+
+// ---- what cases are made of
+inline const auto kBf16 = at::device(at::kCUDA).dtype(at::kBFloat16);
+constexpr double kBf16Error = 8e-3;
+
+inline Tensor random(at::IntArrayRef shape, double scale = 1) { return at::randn(shape, kBf16) * scale; }
+inline Tensors randoms(int sets, at::IntArrayRef shape, double scale = 1) {
+  Tensors out;
+  for (int i = 0; i < sets; ++i) out.push_back(random(shape, scale));
+  return out;
+}
+inline Tensor wide(const Tensor& t) { return t.to(at::kDouble); }
+inline std::string by(int64_t a, int64_t b) { return std::to_string(a) + "x" + std::to_string(b); }
+
+// f'(x) by central differences in float64: error h^2 of a third derivative.
+inline Tensor slope(Tensor (*f)(const Tensor&), const Tensor& x) { return (f(x + 1e-4) - f(x - 1e-4)) / 2e-4; }
+
+inline const Package& gpu_package() {
+  static const Package loaded(HOTSWAP_CUDA_PACKAGE_DIR);
+  return loaded;
+}
+
+inline int gpu_main(int argc, char** argv, void (*cases)(GpuBench&)) {
+  const Flags flags = parse_flags(argc, argv, {"--csv", "--filter", "--date", "--commit"});
+  if (!load_torch_cuda() || !at::globalContext().hasCUDA()) {
+    std::fprintf(stderr, "wanted a GPU; got none that torch can use\n");
+    return 77;
+  }
+  at::empty({1}, at::device(at::kCUDA));  // brings the context and the allocator up
+  GpuBench bench(flags);
+  cases(bench);
+  return bench.finish();
+}
 
 }  // namespace kernels::bench

@@ -1,9 +1,8 @@
-// What every torch_binding.cpp needs on top of torch's stable ABI: checks, output tensors, rows, threads, the op table
-// with its call counters, and the Python module entry. Include it in one source of a package only.
+// What the functions behind a package's ops need on top of torch's stable ABI: checks, output tensors, rows, threads.
+// The ops themselves are rows of ops.h.
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #if defined(__linux__)
@@ -11,23 +10,11 @@
 #endif
 
 #include <array>
-#include <atomic>
 #include <sstream>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
-#include "kernels/common/cpu/isa.h"
 #include "kernels/common/dtype.h"
-
-#ifndef TORCH_EXTENSION_NAME
-#error "wanted TORCH_EXTENSION_NAME (the package's id); compile through hotswap_kernel() of cmake/hotswap_kernel.cmake"
-#endif
-#define HOTSWAP_CAT_(a, b) a##b
-#define HOTSWAP_CAT(a, b) HOTSWAP_CAT_(a, b)
-// one more level than torch's macros, so that the id expands
-#define HOTSWAP_LIBRARY(ns, m) STABLE_TORCH_LIBRARY(ns, m)
-#define HOTSWAP_LIBRARY_IMPL(ns, key, m) STABLE_TORCH_LIBRARY_IMPL(ns, key, m)
 
 namespace kernels {
 
@@ -43,7 +30,7 @@ void check(bool ok, const Parts&... parts) {
   throw std::runtime_error(text.str());
 }
 
-inline std::string shape_of(const Tensor& t) {
+[[gnu::cold]] inline std::string shape_of(const Tensor& t) {
   std::string text = "[";
   for (int64_t d = 0; d < t.dim(); ++d) text += (d ? ", " : "") + std::to_string(t.size(d));
   return text + "]";
@@ -204,79 +191,4 @@ void parallel_rows(int64_t rows, int64_t cols, const Fn& fn, int64_t grain = kGr
   torch::stable::parallel_for(0, rows, least, fn);
 }
 
-// ---- the op table: registration and counting in one row an op
-struct Op {
-  const char* name;
-  void (*boxed)(StableIValue*, uint64_t, uint64_t);
-  std::atomic<int64_t>* calls;
-};
-
-template <auto kFunction>
-inline std::atomic<int64_t> calls_of{0};
-
-template <auto kFunction>
-void counted(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
-  calls_of<kFunction>.fetch_add(1, std::memory_order_relaxed);
-  torch::stable::detail::boxer<std::remove_pointer_t<decltype(kFunction)>, kFunction>::boxed_fn(stack, inputs, outputs);
-}
-
-template <auto kFunction>
-constexpr Op op(const char* name) {
-  return {name, &counted<kFunction>, &calls_of<kFunction>};
-}
-
-template <class... Ops>
-void implement(torch::stable::detail::StableLibrary& m, const Ops&... all) {
-  const auto each = [&](const auto& ops) {
-    for (const Op& o : ops) m.impl(o.name, o.boxed);
-  };
-  (each(all), ...);
-}
-
-template <class Ops>
-int64_t count_calls(const Ops& ops, const std::string& name) {
-  std::string known;
-  for (const Op& o : ops) {
-    if (name == o.name) return o.calls->load(std::memory_order_relaxed);
-    known += std::string(known.empty() ? "" : ", ") + o.name;
-  }
-  check(false, "call_count: wanted one of ", known, "; got \"", name, "\"; pass the name of an op of this package");
-  return 0;
-}
-
-// The same functions on every device that the package is built for.
-#if defined(CUDA_KERNEL)
-#define HOTSWAP_IMPLEMENT_CUDA(...) \
-  HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CUDA, m) { kernels::implement(m, __VA_ARGS__); }
-#else
-#define HOTSWAP_IMPLEMENT_CUDA(...)
-#endif
-
-inline std::string isa() { return isa_name(chosen_isa()); }
-
-// ---- Python imports the library as a module: an empty one, made without Python.h. The symbol is weak, so that a
-// process without Python can dlopen(RTLD_NOW) this file.
-struct PyModuleDef {  // the stable ABI's layout of PyModuleDef (Python >= 3.9, not the free-threaded build)
-  intptr_t refcount = 1;
-  void* type = nullptr;
-  void *init = nullptr, *index = nullptr, *copy = nullptr;
-  const char *name = "ext", *doc = nullptr;
-  intptr_t size = 0;
-  void *methods = nullptr, *slots = nullptr, *traverse = nullptr, *clear = nullptr, *free = nullptr;
-};
-
 }  // namespace kernels
-
-extern "C" {
-__attribute__((weak)) void* PyModule_Create2(kernels::PyModuleDef*, int);
-}
-
-// At the end of torch_binding.cpp: defines call_count and isa for `ops` (their m.def stands in HOTSWAP_COMMON_SCHEMAS).
-#define HOTSWAP_COMMON_SCHEMAS(m)     \
-  m.def("call_count(str op) -> int"); \
-  m.def("isa() -> str")
-#define HOTSWAP_PYTHON_MODULE                                                                            \
-  extern "C" __attribute__((visibility("default"))) void* HOTSWAP_CAT(PyInit_, TORCH_EXTENSION_NAME)() { \
-    static kernels::PyModuleDef def;                                                                     \
-    return PyModule_Create2(&def, 3);                                                                    \
-  }

@@ -1,30 +1,14 @@
-"""The built package through the user's door: kernels.get_local_kernel. HOTSWAP_PACKAGES = the folder of built packages."""
-
-import os
-from pathlib import Path
+"""The built package through the user's door: kernels/conftest.py loads it."""
 
 import pytest
 import torch
-from kernels import get_local_kernel
-
-PACKAGE = Path(os.environ["HOTSWAP_PACKAGES"]) / "linear"
-
-
-@pytest.fixture(scope="module")
-def linear():
-    return get_local_kernel(PACKAGE, backend="cpu")
-
-
-def ops_of(module):
-    return module._ops.ops
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 3, 4, 7])
 @pytest.mark.parametrize("bias", [False, True])
-def test_forward_and_backward_match_float64(linear, dtype, rows, bias):
+def test_forward_and_backward_match_float64(ops, dtype, rows, bias):
     torch.manual_seed(rows)
-    ops = ops_of(linear)
     for out, size in ((5, 33), (64, 576), (1, 1), (130, 97)):
         x = torch.randn(2, rows, size).to(dtype)[0].requires_grad_()
         w = torch.randn(out, size).to(dtype).requires_grad_()
@@ -46,24 +30,22 @@ def test_forward_and_backward_match_float64(linear, dtype, rows, bias):
             assert (got.double() - expected).norm() <= limit * expected.norm() + 1e-12
 
 
-def test_layer_under_inference(linear):
+def test_layer_under_inference(package):
     layer = torch.nn.Linear(32, 8)
     x = torch.randn(1, 1, 32)
     want = layer(x)
-    layer.forward = linear.layers.Linear.forward.__get__(layer)
+    layer.forward = package.layers.Linear.forward.__get__(layer)
     with torch.inference_mode():
         torch.testing.assert_close(layer(x), want.detach())
 
 
-def test_opcheck(linear):
-    ops = ops_of(linear)
+def test_opcheck(ops):
     for rows in (1, 6):
         args = torch.randn(rows, 33, requires_grad=True), torch.randn(5, 33, requires_grad=True), torch.randn(5)
         torch.library.opcheck(ops.linear.default, args)
 
 
-def test_errors_name_the_shapes(linear):
-    ops = ops_of(linear)
+def test_errors_name_the_shapes(ops):
     with pytest.raises(RuntimeError, match=r"wanted x \[\.\.\., 3\]"):
         ops.linear(torch.zeros(1, 4), torch.zeros(2, 3), None)
     with pytest.raises(RuntimeError, match="one dtype"):

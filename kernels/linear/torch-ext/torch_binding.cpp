@@ -1,7 +1,7 @@
 // Schemas, checks and registration of the linear package. Stable ABI only; GEMMs go to aten through the dispatcher.
 #include <tuple>
 
-#include "kernels/common/torch/binding.h"
+#include "kernels/common/torch/ops.h"
 #include "kernels/linear/linear.h"
 
 namespace {
@@ -96,20 +96,11 @@ std::tuple<Tensor, Tensor, Tensor> linear_bwd_cpu(const Tensor& dy, const Tensor
   return {dx, dweight, torch::stable::sum(dy2, torch::headeronly::IntHeaderOnlyArrayRef(&first, 1), false)};
 }
 
-constexpr std::array kOps{kernels::op<&linear_cpu>("linear"), kernels::op<&linear_bwd_cpu>("linear_bwd")};
-
-int64_t call_count(std::string name) { return kernels::count_calls(kOps, name); }
+constexpr std::array kOps{
+    kernels::cpu_op<&linear_cpu>("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
+    kernels::cpu_op<&linear_bwd_cpu>(
+        "linear_bwd(Tensor dy, Tensor x, Tensor weight, bool with_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)"),
+};
+const kernels::Library<kOps> library;
 
 }  // namespace
-
-HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
-  m.def("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
-  m.def("linear_bwd(Tensor dy, Tensor x, Tensor weight, bool with_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)");
-  HOTSWAP_COMMON_SCHEMAS(m);
-}
-HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { kernels::implement(m, kOps); }
-HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
-  m.impl("call_count", TORCH_BOX(&call_count));
-  m.impl("isa", TORCH_BOX(&kernels::isa));
-}
-HOTSWAP_PYTHON_MODULE

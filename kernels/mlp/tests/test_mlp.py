@@ -1,21 +1,12 @@
-"""The built package through the user's door: kernels.get_local_kernel. HOTSWAP_PACKAGES = the folder of built packages."""
+"""The built package through the user's door: kernels/conftest.py loads it."""
 
 import copy
-import os
 import re
-from pathlib import Path
 
 import pytest
 import torch
-from kernels import get_local_kernel
 
-PACKAGE = Path(os.environ["HOTSWAP_PACKAGES"]) / "mlp"
 LIMIT = {torch.float32: 2e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}  # GEMMs of 16-bit numbers on both sides
-
-
-@pytest.fixture(scope="module")
-def mlp():
-    return get_local_kernel(PACKAGE, backend="cpu")
 
 
 def close(got, want, limit):
@@ -28,15 +19,14 @@ def close(got, want, limit):
     "name, act, op",
     [("SwiGLUMLP", "silu", "swiglu"), ("LigerSwiGLUMLP", "silu", "swiglu"), ("LigerGEGLUMLP", "gelu_pytorch_tanh", "geglu")],
 )
-def test_layer_in_place_of_llama_mlp(mlp, dtype, name, act, op):
+def test_layer_in_place_of_llama_mlp(package, ops, dtype, name, act, op):
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaMLP
 
-    ops = mlp._ops.ops
     stock = LlamaMLP(LlamaConfig(hidden_size=48, num_attention_heads=4, intermediate_size=80, hidden_act=act)).to(dtype)
     x = torch.randn(2, 5, 48, dtype=dtype, requires_grad=True)
     before = {o: ops.call_count(o) for o in (op, f"{op}_bwd_")}
-    y = getattr(mlp.layers, name).forward(stock, x)
+    y = getattr(package.layers, name).forward(stock, x)
     dy = torch.randn_like(y)
     y.backward(dy)
     assert {o: ops.call_count(o) - n for o, n in before.items()} == dict.fromkeys(before, 1)
@@ -53,42 +43,42 @@ def test_layer_in_place_of_llama_mlp(mlp, dtype, name, act, op):
 
 @pytest.mark.parametrize("name, act, op", [("SwiGLUMLP", "silu", "swiglu"), ("GeGLUMLP", "gelu_pytorch_tanh", "geglu")])
 @pytest.mark.parametrize("bias", [False, True])
-def test_layouts_are_the_mlp_with_gate_and_up_in_one(mlp, name, act, op, bias):
+def test_layouts_are_the_mlp_with_gate_and_up_in_one(package, ops, name, act, op, bias):
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaMLP
 
     config = LlamaConfig(hidden_size=48, num_attention_heads=4, intermediate_size=80, hidden_act=act, mlp_bias=bias)
-    stock, layout = LlamaMLP(config), getattr(mlp.layers, f"Packed{name}Layout")(config)
+    stock, layout = LlamaMLP(config), getattr(package.layers, f"Packed{name}Layout")(config)
     state = {}
     for key, value in stock.state_dict().items():  # in the order gate, up, down
         packed = re.sub("^(gate|up)_proj", "gate_up_proj", key)
         state[packed] = torch.cat([state[packed], value]) if packed in state else value
     layout.load_state_dict(state)
-    x, before = torch.randn(2, 5, 48), mlp._ops.ops.call_count(op)
+    x, before = torch.randn(2, 5, 48), ops.call_count(op)
     want = stock(x)
     close(layout(x), want, 2e-6)
-    assert mlp._ops.ops.call_count(op) == before
-    close(getattr(mlp.layers, f"Packed{name}").forward(layout, x), want, 2e-6)
-    assert mlp._ops.ops.call_count(op) == before + 1
+    assert ops.call_count(op) == before
+    close(getattr(package.layers, f"Packed{name}").forward(layout, x), want, 2e-6)
+    assert ops.call_count(op) == before + 1
     config.hidden_act = "relu"
     with pytest.raises(ValueError, match="wanted hidden_act of .*; got relu"):
         type(layout)(config)
 
 
 @pytest.mark.parametrize("op", ["swiglu", "geglu"])
-def test_halves_of_a_packed_projection(mlp, op):
+def test_halves_of_a_packed_projection(package, op):
     packed = torch.randn(4, 6, 2 * 24, requires_grad=True)
     gate, up = packed.chunk(2, dim=-1)
-    y = getattr(mlp, op)(gate, up)
-    assert torch.equal(y, getattr(mlp, op)(gate.contiguous(), up.contiguous()))
+    y = getattr(package, op)(gate, up)
+    assert torch.equal(y, getattr(package, op)(gate.contiguous(), up.contiguous()))
     y.sum().backward()
     assert packed.grad.abs().min() >= 0 and packed.grad.shape == packed.shape
 
 
 @pytest.mark.parametrize("op", ["swiglu", "geglu"])
-def test_opcheck(mlp, op):
+def test_opcheck(ops, op):
     gate, up = torch.randn(2, 3, 40, requires_grad=True).chunk(2, dim=-1)
-    torch.library.opcheck(getattr(mlp._ops.ops, op).default, (gate, up))
+    torch.library.opcheck(getattr(ops, op).default, (gate, up))
 
 
 def _keep(held, t):
@@ -116,10 +106,9 @@ HOLDERS = {
 
 @pytest.mark.parametrize("op", ["swiglu", "geglu"])
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_gradients_go_over_what_only_the_graph_holds(mlp, op, holder):
+def test_gradients_go_over_what_only_the_graph_holds(package, ops, op, holder):
     """And nowhere else: whatever can still be read keeps its numbers."""
     hold, in_place = HOLDERS[holder]
-    ops = mlp._ops.ops
     x = torch.randn(3, 8, requires_grad=True)
 
     def run(fn):
@@ -133,7 +122,7 @@ def test_gradients_go_over_what_only_the_graph_holds(mlp, op, holder):
         return x.grad
 
     before = ops.call_count(f"{op}_bwd_"), ops.call_count(f"{op}_bwd")
-    got = run(getattr(mlp, op))
+    got = run(getattr(package, op))
     made = ops.call_count(f"{op}_bwd_") - before[0], ops.call_count(f"{op}_bwd") - before[1]
     assert made == ((1, 0) if in_place else (0, 1))
     act = torch.nn.functional.silu if op == "swiglu" else lambda g: torch.nn.functional.gelu(g, approximate="tanh")
@@ -141,10 +130,10 @@ def test_gradients_go_over_what_only_the_graph_holds(mlp, op, holder):
 
 
 @pytest.mark.parametrize("op", ["swiglu", "geglu"])
-def test_a_graph_that_is_kept_or_recomputed(mlp, op):
+def test_a_graph_that_is_kept_or_recomputed(package, ops, op):
     from torch.utils.checkpoint import checkpoint
 
-    fn, count = getattr(mlp, op), mlp._ops.ops.call_count
+    fn, count = getattr(package, op), ops.call_count
     x = torch.randn(3, 8, requires_grad=True)
     y = fn(x * 2, x * 3).sum()
     before = count(f"{op}_bwd"), count(f"{op}_bwd_")

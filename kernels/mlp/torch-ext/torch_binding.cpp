@@ -1,5 +1,5 @@
 // Ops of the mlp package: schemas, checks, rows.
-#include "kernels/common/torch/binding.h"
+#include "kernels/common/torch/ops.h"
 #include "kernels/mlp/mlp_cuda.h"
 
 namespace mlp {
@@ -7,6 +7,7 @@ namespace {
 
 using kernels::as_rows;
 using kernels::check;
+using kernels::Name;
 using kernels::Rows;
 using kernels::Tensor;
 
@@ -40,9 +41,9 @@ void run(const kernels::Device& device, GatedArgs a, bool flat) {
 
 bool flat(const Rows& r) { return r.stride == r.cols || r.rows == 1; }
 
-template <GatedAct kAct>
+template <Name kOp, GatedAct kAct>
 Tensor forward(const Tensor& gate, const Tensor& up) {
-  const char* op = kAct == GatedAct::kSwiGlu ? "swiglu" : "geglu";
+  const char* op = kOp.text;
   const DType dtype = checked(gate, up, op);
   const kernels::Device device = kernels::device_of(gate);
   const Rows g = as_rows(gate, op, device), u = as_rows(up, op, device);
@@ -95,10 +96,10 @@ void run_backward(const char* op, const Tensor& dy, const Tensor& gate, const Te
       flat(d) && flat(g) && flat(u));
 }
 
-template <GatedAct kAct>
+template <Name kOp, GatedAct kAct>
 std::tuple<Tensor, Tensor> backward(const Tensor& dy, const Tensor& gate, const Tensor& up) {
   std::tuple<Tensor, Tensor> out;
-  run_backward<kAct>(kAct == GatedAct::kSwiGlu ? "swiglu_bwd" : "geglu_bwd", dy, gate, up, [&](DType dtype) {
+  run_backward<kAct>(kOp.text, dy, gate, up, [&](DType dtype) {
     out = {kernels::empty_like(gate, dtype), kernels::empty_like(gate, dtype)};
     return Gradients{std::get<0>(out).data_ptr(), std::get<1>(out).data_ptr()};
   });
@@ -106,9 +107,9 @@ std::tuple<Tensor, Tensor> backward(const Tensor& dy, const Tensor& gate, const 
 }
 
 // gate becomes dgate, up becomes dup: nothing new while both gradients are alive.
-template <GatedAct kAct>
+template <Name kOp, GatedAct kAct>
 void backward_in_place(const Tensor& dy, const Tensor& gate, const Tensor& up) {
-  const char* op = kAct == GatedAct::kSwiGlu ? "swiglu_bwd_" : "geglu_bwd_";
+  const char* op = kOp.text;
   run_backward<kAct>(op, dy, gate, up, [&](DType) {
     check(gate.is_contiguous() && up.is_contiguous(), op,
           ": wanted contiguous gate and up, which become dgate and dup;", " got a strided ",
@@ -125,31 +126,17 @@ void backward_in_place(const Tensor& dy, const Tensor& gate, const Tensor& up) {
   });
 }
 
-constexpr std::array kOps = {kernels::op<&forward<GatedAct::kSwiGlu>>("swiglu"),
-                             kernels::op<&backward<GatedAct::kSwiGlu>>("swiglu_bwd"),
-                             kernels::op<&backward_in_place<GatedAct::kSwiGlu>>("swiglu_bwd_"),
-                             kernels::op<&forward<GatedAct::kGeGlu>>("geglu"),
-                             kernels::op<&backward<GatedAct::kGeGlu>>("geglu_bwd"),
-                             kernels::op<&backward_in_place<GatedAct::kGeGlu>>("geglu_bwd_")};
+// NAME, NAME_bwd and NAME_bwd_.
+template <Name kOp, GatedAct kAct, Name kBackward = kOp + "_bwd", Name kInPlace = kOp + "_bwd_">
+constexpr std::array kGated{
+    kernels::op<&forward<kOp, kAct>>(kOp.text, "(Tensor gate, Tensor up) -> Tensor"),
+    kernels::op<&backward<kBackward, kAct>>(kBackward.text,
+                                            "(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)"),
+    kernels::op<&backward_in_place<kInPlace, kAct>>(kInPlace.text, "(Tensor dy, Tensor(a!) gate, Tensor(b!) up) -> ()"),
+};
 
-int64_t call_count(std::string op) { return kernels::count_calls(kOps, op); }
+constexpr auto kOps = kernels::join(kGated<"swiglu", GatedAct::kSwiGlu>, kGated<"geglu", GatedAct::kGeGlu>);
+const kernels::Library<kOps> library;
 
 }  // namespace
 }  // namespace mlp
-
-HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
-  m.def("swiglu(Tensor gate, Tensor up) -> Tensor");
-  m.def("swiglu_bwd(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)");
-  m.def("swiglu_bwd_(Tensor dy, Tensor(a!) gate, Tensor(b!) up) -> ()");
-  m.def("geglu(Tensor gate, Tensor up) -> Tensor");
-  m.def("geglu_bwd(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)");
-  m.def("geglu_bwd_(Tensor dy, Tensor(a!) gate, Tensor(b!) up) -> ()");
-  HOTSWAP_COMMON_SCHEMAS(m);
-}
-HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { kernels::implement(m, mlp::kOps); }
-HOTSWAP_IMPLEMENT_CUDA(mlp::kOps)
-HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
-  m.impl("call_count", TORCH_BOX(&mlp::call_count));
-  m.impl("isa", TORCH_BOX(&kernels::isa));
-}
-HOTSWAP_PYTHON_MODULE

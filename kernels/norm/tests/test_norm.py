@@ -1,21 +1,11 @@
-"""The built package through the user's door: kernels.get_local_kernel. HOTSWAP_PACKAGES = the folder of built packages."""
-
-import os
-from pathlib import Path
+"""The built package through the user's door: kernels/conftest.py loads it."""
 
 import pytest
 import torch
-from kernels import get_local_kernel
 from torch import nn
 
-PACKAGE = Path(os.environ["HOTSWAP_PACKAGES"]) / "norm"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 LIMIT = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}  # two roundings; float32: sums
-
-
-@pytest.fixture(scope="module")
-def norm():
-    return get_local_kernel(PACKAGE, backend="cpu")
 
 
 def close(got, want):
@@ -35,10 +25,9 @@ class StockRMSNorm(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rms_norm_layer_forward_and_backward(norm, dtype):
-    ops = norm._ops.ops
+def test_rms_norm_layer_forward_and_backward(package, ops, dtype):
     layer = StockRMSNorm(40, dtype)
-    layer.forward = norm.layers.RMSNorm.forward.__get__(layer)
+    layer.forward = package.layers.RMSNorm.forward.__get__(layer)
     x = torch.randn(3, 7, 40, dtype=dtype, requires_grad=True)
     before = {op: ops.call_count(op) for op in ("rms_norm", "rms_norm_fwd", "rms_norm_bwd")}
     y = layer(x)
@@ -55,7 +44,7 @@ def test_rms_norm_layer_forward_and_backward(norm, dtype):
     close(layer.weight.grad, w2.grad)
 
 
-def test_layers_as_transformers_names_them(norm):
+def test_layers_as_transformers_names_them(package):
     from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -64,15 +53,14 @@ def test_layers_as_transformers_names_them(norm):
         stock = stock_class(64).bfloat16()
         with torch.no_grad():
             stock.weight.normal_()
-            want, got = stock(x), norm.layers.LigerRMSNorm.forward(stock, x)
+            want, got = stock(x), package.layers.LigerRMSNorm.forward(stock, x)
         # statistics are summed in another order: a number may round the other way
         assert (got != want).float().mean() < 0.02, stock_class.__name__
         close(got, want)
 
 
 @pytest.mark.parametrize("op", ["add_rms_norm", "add_rms_norm_fwd"])
-def test_add_rms_norm(norm, op):
-    ops = norm._ops.ops
+def test_add_rms_norm(ops, op):
     inputs = [torch.randn(6, 33, requires_grad=True), torch.randn(6, 33, requires_grad=True), torch.randn(33, requires_grad=True)]
     y, h = getattr(ops, op)(*inputs, 1e-6, 1.0, "gemma")[:2]
     dy, dh = torch.randn_like(y), torch.randn_like(h)
@@ -87,12 +75,12 @@ def test_add_rms_norm(norm, op):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [True, False])
-def test_layer_norm(norm, dtype, bias):
+def test_layer_norm(package, dtype, bias):
     layer = nn.LayerNorm(48, bias=bias, dtype=dtype)
     with torch.no_grad():
         layer.weight.normal_()
     x = torch.randn(4, 9, 48, dtype=dtype, requires_grad=True)
-    y = norm.layers.LayerNorm.forward(layer, x)
+    y = package.layers.LayerNorm.forward(layer, x)
     dy = torch.randn_like(y)
     y.backward(dy)
     x2, w2 = x.detach().double().requires_grad_(), layer.weight.detach().double().requires_grad_()
@@ -106,8 +94,7 @@ def test_layer_norm(norm, dtype, bias):
         close(layer.bias.grad, b2.grad)
 
 
-def test_inference_ops_have_gradients_too(norm):
-    ops = norm._ops.ops
+def test_inference_ops_have_gradients_too(ops):
     x, w = torch.randn(3, 16, requires_grad=True), torch.randn(16, requires_grad=True)
     gradients = []
     for op in (lambda: ops.rms_norm(x, w, 1e-6, 0.0, "llama"), lambda: ops.rms_norm_fwd(x, w, 1e-6, 0.0, "llama")[0]):
@@ -118,8 +105,7 @@ def test_inference_ops_have_gradients_too(norm):
     assert torch.autograd.grad(y.sum(), w)[0].shape == w.shape
 
 
-def test_opcheck(norm):
-    ops = norm._ops.ops
+def test_opcheck(ops):
     x, r, w = (torch.randn(s, requires_grad=True) for s in ((4, 24), (4, 24), (24,)))
     rstd = torch.rand(4)
     for op, args in (
@@ -136,14 +122,13 @@ def test_opcheck(norm):
         torch.library.opcheck(op.default, args)
 
 
-def test_strided_input_compiles_to_the_same_strides(norm):
-    ops = norm._ops.ops
+def test_strided_input_compiles_to_the_same_strides(ops):
     x, w = torch.randn(4, 6, 32).transpose(0, 1), torch.randn(32)
     eager = ops.rms_norm(x, w, 1e-6, 0.0, "llama")
     compiled = torch.compile(lambda a, b: ops.rms_norm(a, b, 1e-6, 0.0, "llama"), backend="aot_eager", fullgraph=True)(x, w)
     assert eager.stride() == compiled.stride() and torch.equal(eager, compiled)
 
 
-def test_errors_name_what_was_wanted(norm):
+def test_errors_name_what_was_wanted(package):
     with pytest.raises(RuntimeError, match=r"wanted weight \[8\]; got \[7\]"):
-        norm.rms_norm(torch.randn(3, 8), torch.randn(7), 1e-6, 0.0, "llama")
+        package.rms_norm(torch.randn(3, 8), torch.randn(7), 1e-6, 0.0, "llama")

@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "kernels/common/cpu/nontemporal.h"
-#include "kernels/common/torch/binding.h"
+#include "kernels/common/torch/ops.h"
 #include "kernels/norm/norm_cuda.h"
 
 namespace {
@@ -357,50 +357,23 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_bwd(const Tensor& dy, const Tensor
 }
 
 constexpr std::array kOps{
-    kernels::op<&rms_norm>("rms_norm"),
-    kernels::op<&rms_norm_fwd>("rms_norm_fwd"),
-    kernels::op<&rms_norm_bwd>("rms_norm_bwd"),
-    kernels::op<&add_rms_norm>("add_rms_norm"),
-    kernels::op<&add_rms_norm_fwd>("add_rms_norm_fwd"),
-    kernels::op<&add_rms_norm_bwd>("add_rms_norm_bwd"),
-    kernels::op<&layer_norm>("layer_norm"),
-    kernels::op<&layer_norm_fwd>("layer_norm_fwd"),
-    kernels::op<&layer_norm_bwd>("layer_norm_bwd"),
+    kernels::op<&rms_norm>("rms_norm(Tensor x, Tensor weight, float eps, float offset, str casting) -> Tensor"),
+    kernels::op<&rms_norm_fwd>(
+        "rms_norm_fwd(Tensor x, Tensor weight, float eps, float offset, str casting) -> (Tensor y, Tensor rstd)"),
+    kernels::op<&rms_norm_bwd>("rms_norm_bwd(Tensor dy, Tensor x, Tensor weight, Tensor rstd, float offset, str "
+                               "casting) -> (Tensor dx, Tensor dweight)"),
+    kernels::op<&add_rms_norm>("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, float offset, str "
+                               "casting) -> (Tensor y, Tensor h)"),
+    kernels::op<&add_rms_norm_fwd>("add_rms_norm_fwd(Tensor x, Tensor residual, Tensor weight, float eps, float "
+                                   "offset, str casting) -> (Tensor y, Tensor h, Tensor rstd)"),
+    kernels::op<&add_rms_norm_bwd>("add_rms_norm_bwd(Tensor dy, Tensor dh, Tensor h, Tensor weight, Tensor rstd, float "
+                                   "offset, str casting) -> (Tensor dx, Tensor dweight)"),
+    kernels::op<&layer_norm>("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor"),
+    kernels::op<&layer_norm_fwd>(
+        "layer_norm_fwd(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor y, Tensor mean, Tensor rstd)"),
+    kernels::op<&layer_norm_bwd>("layer_norm_bwd(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor rstd) -> "
+                                 "(Tensor dx, Tensor dweight, Tensor dbias)"),
 };
-
-int64_t call_count(std::string op) { return kernels::count_calls(kOps, op); }
+const kernels::Library<kOps> library;
 
 }  // namespace
-
-HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
-  m.def("rms_norm(Tensor x, Tensor weight, float eps, float offset, str casting) -> Tensor");
-  m.def("rms_norm_fwd(Tensor x, Tensor weight, float eps, float offset, str casting) -> (Tensor y, Tensor rstd)");
-  m.def(
-      "rms_norm_bwd(Tensor dy, Tensor x, Tensor weight, Tensor rstd, float offset, str casting) -> "
-      "(Tensor dx, Tensor dweight)");
-  m.def(
-      "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, float offset, str casting) -> "
-      "(Tensor y, Tensor h)");
-  m.def(
-      "add_rms_norm_fwd(Tensor x, Tensor residual, Tensor weight, float eps, float offset, str casting) -> "
-      "(Tensor y, Tensor h, Tensor rstd)");
-  m.def(
-      "add_rms_norm_bwd(Tensor dy, Tensor dh, Tensor h, Tensor weight, Tensor rstd, float offset, str casting) -> "
-      "(Tensor dx, Tensor dweight)");
-  m.def("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor");
-  m.def("layer_norm_fwd(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor y, Tensor mean, Tensor rstd)");
-  m.def(
-      "layer_norm_bwd(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor rstd) -> "
-      "(Tensor dx, Tensor dweight, Tensor dbias)");
-  HOTSWAP_COMMON_SCHEMAS(m);
-}
-
-HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { kernels::implement(m, kOps); }
-HOTSWAP_IMPLEMENT_CUDA(kOps)
-
-HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
-  m.impl("call_count", TORCH_BOX(&call_count));
-  m.impl("isa", TORCH_BOX(&kernels::isa));
-}
-
-HOTSWAP_PYTHON_MODULE

@@ -1,19 +1,9 @@
-"""The built package through the user's door: kernels.get_local_kernel. HOTSWAP_PACKAGES = the folder of built packages."""
-
-import os
-from pathlib import Path
+"""The built package through the user's door: kernels/conftest.py loads it."""
 
 import pytest
 import torch
-from kernels import get_local_kernel
 
-PACKAGE = Path(os.environ["HOTSWAP_PACKAGES"]) / "rotary"
 LIMIT = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}  # transformers rounds three times
-
-
-@pytest.fixture(scope="module")
-def rotary():
-    return get_local_kernel(PACKAGE, backend="cpu")
 
 
 def close(got, want):
@@ -30,14 +20,13 @@ def inputs(dtype, table_dtype, width=64):
 
 @pytest.mark.parametrize("dtype", LIMIT)
 @pytest.mark.parametrize("float32_tables", [False, True])
-def test_layer_is_apply_rotary_pos_emb(rotary, dtype, float32_tables):
+def test_layer_is_apply_rotary_pos_emb(package, ops, dtype, float32_tables):
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-    ops = rotary._ops.ops
     q, k, cos, sin = inputs(dtype, torch.float32 if float32_tables else dtype)
     dq, dk = torch.randn_like(q), torch.randn_like(k)
     before = {op: ops.call_count(op) for op in ("rotary", "rotary_bwd")}
-    got = rotary.layers.apply_rotary_transformers()(q, k, cos, sin)
+    got = package.layers.apply_rotary_transformers()(q, k, cos, sin)
     gradients = torch.autograd.grad(got, (q, k), (dq, dk))
     assert {op: ops.call_count(op) - n for op, n in before.items()} == dict.fromkeys(before, 1)
     wide = [t.detach().double().requires_grad_() for t in (q, k)]
@@ -49,9 +38,9 @@ def test_layer_is_apply_rotary_pos_emb(rotary, dtype, float32_tables):
     assert got[0].stride() == q.stride()
 
 
-def test_unsqueeze_dim_and_tables_of_half_width(rotary):
+def test_unsqueeze_dim_and_tables_of_half_width(package):
     q, k, cos, sin = inputs(torch.float32, torch.float32, width=32)
-    layer = rotary.layers.rotary_pos_emb()
+    layer = package.layers.rotary_pos_emb()
     want = layer(q, k, torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))
     for a, b in zip(layer(q, k, cos, sin), want):
         assert torch.equal(a, b)
@@ -63,18 +52,18 @@ def test_unsqueeze_dim_and_tables_of_half_width(rotary):
         layer(q, k, cos, sin, unsqueeze_dim=0)
 
 
-def test_in_place(rotary):
+def test_in_place(package):
     q, k, cos, sin = (t.detach() for t in inputs(torch.float32, torch.float32))
-    want = rotary.apply_rotary(q, k, cos, sin)
-    got = rotary.apply_rotary_(q, k, cos, sin)
+    want = package.apply_rotary(q, k, cos, sin)
+    got = package.apply_rotary_(q, k, cos, sin)
     assert got[0] is q and torch.equal(q, want[0]) and torch.equal(k, want[1])
 
 
-def test_opcheck(rotary):
-    torch.library.opcheck(rotary._ops.ops.rotary.default, (*inputs(torch.float32, torch.float32), 64, False))
+def test_opcheck(ops):
+    torch.library.opcheck(ops.rotary.default, (*inputs(torch.float32, torch.float32), 64, False))
 
 
-def test_tables_that_want_a_gradient_are_refused(rotary):
+def test_tables_that_want_a_gradient_are_refused(package):
     q, k, cos, sin = inputs(torch.float32, torch.float32)
     with pytest.raises(NotImplementedError, match="cos and sin without gradient"):
-        rotary.apply_rotary(q, k, cos.requires_grad_(), sin)
+        package.apply_rotary(q, k, cos.requires_grad_(), sin)

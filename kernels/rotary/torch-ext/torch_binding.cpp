@@ -1,5 +1,5 @@
 // Ops of the rotary package: schemas, checks, strides.
-#include "kernels/common/torch/binding.h"
+#include "kernels/common/torch/ops.h"
 #include "kernels/rotary/rotary_cuda.h"
 
 namespace rotary {
@@ -124,25 +124,15 @@ void rotary_in_place(const Tensor& q, const Tensor& k, const Tensor& cos, const 
   run({q, k, cos, sin, rotary_dim, interleaved, /*backward=*/false}, q, k);
 }
 
-constexpr std::array kOps = {kernels::op<&rotary>("rotary"), kernels::op<&rotary_bwd>("rotary_bwd"),
-                             kernels::op<&rotary_in_place>("rotary_")};
-
-int64_t call_count(std::string op) { return kernels::count_calls(kOps, op); }
+constexpr std::array kOps{
+    kernels::op<&rotary>(
+        "rotary(Tensor q, Tensor k, Tensor cos, Tensor sin, int rotary_dim, bool interleaved) -> (Tensor, Tensor)"),
+    kernels::op<&rotary_bwd>("rotary_bwd(Tensor dq, Tensor dk, Tensor cos, Tensor sin, int rotary_dim, bool "
+                             "interleaved) -> (Tensor, Tensor)"),
+    kernels::op<&rotary_in_place>(
+        "rotary_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, int rotary_dim, bool interleaved) -> ()"),
+};
+const kernels::Library<kOps> library;
 
 }  // namespace
 }  // namespace rotary
-
-HOTSWAP_LIBRARY(TORCH_EXTENSION_NAME, m) {
-  m.def("rotary(Tensor q, Tensor k, Tensor cos, Tensor sin, int rotary_dim, bool interleaved) -> (Tensor, Tensor)");
-  m.def(
-      "rotary_bwd(Tensor dq, Tensor dk, Tensor cos, Tensor sin, int rotary_dim, bool interleaved) -> (Tensor, Tensor)");
-  m.def("rotary_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, int rotary_dim, bool interleaved) -> ()");
-  HOTSWAP_COMMON_SCHEMAS(m);
-}
-HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { kernels::implement(m, rotary::kOps); }
-HOTSWAP_IMPLEMENT_CUDA(rotary::kOps)
-HOTSWAP_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, m) {
-  m.impl("call_count", TORCH_BOX(&rotary::call_count));
-  m.impl("isa", TORCH_BOX(&kernels::isa));
-}
-HOTSWAP_PYTHON_MODULE

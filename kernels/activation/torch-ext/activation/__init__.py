@@ -1,54 +1,30 @@
 """Activations alone, act(x), and multiplied, act(gate) * up: ops with fakes and autograd, layers in `layers`."""
 
-import sys
+from . import _package, layers, sharding
+from ._ops import ops
 
-import torch
-
-from . import layers, sharding
-from ._ops import add_op_namespace_prefix, ops
-
-UNARY = ("silu", "gelu", "gelu_tanh", "gelu_new", "gelu_fast", "gelu_quick")
-AND_MUL = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul")
-
-
-def _like(x):  # what the ops return, also for strided x
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+ACTS = [name for name in ops.op_names().split() if not name.endswith("_bwd")]
+AND_MUL = [name for name in ACTS if name.endswith("_and_mul")]
+UNARY = [name for name in ACTS if name not in AND_MUL]
 
 
 def _half(x):
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
-def _setup(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
+def _backward(op):
+    backward_op = getattr(ops, f"{op}_bwd")
+    return lambda ctx, dy: backward_op(dy, *ctx.saved_tensors)
 
 
-def _register(name, fake):
-    backward_op = getattr(ops, f"{name}_bwd")
-    torch.library.register_fake(add_op_namespace_prefix(name))(fake)
-    torch.library.register_fake(add_op_namespace_prefix(f"{name}_bwd"))(lambda dy, x: _like(x))
-    torch.library.register_autograd(
-        add_op_namespace_prefix(name), lambda ctx, dy: backward_op(dy, *ctx.saved_tensors), setup_context=_setup
-    )
+_package.register(
+    dict.fromkeys(UNARY, _package.like)
+    | dict.fromkeys(AND_MUL, _half)
+    | {f"{op}_bwd": lambda dy, x: _package.like(x) for op in ACTS},
+    {op: (_backward(op), _package.save_inputs) for op in ACTS},
+)
+register_sharding = _package.sharding(lambda: sharding.rules(UNARY, AND_MUL))
 
+globals().update({op: getattr(ops, op) for op in ACTS})
 
-if not hasattr(ops, "python_registered"):  # the same package may be imported again through another path
-    for _name in UNARY:
-        _register(_name, _like)
-    for _name in AND_MUL:
-        _register(_name, _half)
-    ops.python_registered = True
-
-
-def register_sharding():
-    """Tells DTensor how to split these ops; done here already where torch.distributed.tensor was imported first."""
-    sharding.register(UNARY, AND_MUL)
-
-
-if "torch.distributed.tensor" in sys.modules:
-    register_sharding()
-
-silu, gelu, gelu_tanh, gelu_new, gelu_fast, gelu_quick = (getattr(ops, name) for name in UNARY)
-silu_and_mul, gelu_and_mul, gelu_tanh_and_mul = (getattr(ops, name) for name in AND_MUL)
-
-__all__ = ["register_sharding", "layers", *UNARY, *AND_MUL]
+__all__ = ["register_sharding", "layers", *ACTS]

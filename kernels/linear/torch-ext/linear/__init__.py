@@ -1,7 +1,5 @@
-import torch
-
-from . import layers
-from ._ops import add_op_namespace_prefix, ops
+from . import _package, layers
+from ._ops import ops
 
 
 def _linear_fake(x, weight, bias):
@@ -23,11 +21,6 @@ def _backward(ctx, dy):
     return dx, dweight, dbias if ctx.with_bias else None
 
 
-# The same package may be imported again through another path; torch keeps one registration per id.
-if not hasattr(ops, "python_registered"):
-    torch.library.register_fake(add_op_namespace_prefix("linear"))(_linear_fake)
-    torch.library.register_fake(add_op_namespace_prefix("linear_bwd"))(_linear_bwd_fake)
-    torch.library.register_autograd(add_op_namespace_prefix("linear"), _backward, setup_context=_setup)
-    ops.python_registered = True
+_package.register({"linear": _linear_fake, "linear_bwd": _linear_bwd_fake}, {"linear": (_backward, _setup)})
 
 __all__ = ["layers"]

@@ -1,15 +1,12 @@
 import torch
-from torch import nn
 
+from . import _package
 from ._ops import ops
 
 
-class Linear(nn.Module):
+class Linear(_package.Layer):
     weight: torch.Tensor
     bias: torch.Tensor
-
-    can_torch_compile = True
-    has_backward = True
 
     def forward(self, input):
         return ops.linear(input, self.weight, self.bias)

@@ -1,14 +1,12 @@
 import torch
 from torch import nn
 
+from . import _package
 from ._ops import ops
 
 
-class ForCausalLMLoss(nn.Module):
+class ForCausalLMLoss(_package.Layer):
     """transformers' ForCausalLMLoss on logits as they are: no float32 copy is made of them."""
-
-    can_torch_compile = True
-    has_backward = True
 
     def forward(
         self, logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **kwargs
@@ -30,20 +28,14 @@ class ForCausalLMLoss(nn.Module):
 LigerForCausalLMLossLayer = ForCausalLMLoss
 
 
-class CrossEntropy(nn.Module):
-    can_torch_compile = True
-    has_backward = True
-
+class CrossEntropy(_package.Layer):
     def forward(
         self, logits, target, ignore_index=-100, label_smoothing=0.0, softcap=0.0, z_loss=0.0, reduction="mean"
     ):
         return ops.cross_entropy_fwd(logits, target, ignore_index, label_smoothing, softcap, z_loss, reduction)[0]
 
 
-class LinearCrossEntropy(nn.Module):
-    can_torch_compile = True
-    has_backward = True
-
+class LinearCrossEntropy(_package.Layer):
     def forward(
         self,
         hidden,

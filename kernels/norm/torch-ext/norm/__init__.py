@@ -1,15 +1,10 @@
 """RMSNorm, AddRMSNorm, LayerNorm: ops with fakes and autograd, layers in `layers`."""
 
-import sys
-
 import torch
 
-from . import layers, sharding
-from ._ops import add_op_namespace_prefix, ops
-
-
-def _like(x, dtype=None):  # what the ops return, also for strided x
-    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+from . import _package, layers, sharding
+from ._ops import ops
+from ._package import like as _like
 
 
 def _rows(x):
@@ -84,26 +79,13 @@ def _layer_backward(ctx, dy, *_):
     return dx, dweight, dbias if ctx.has_bias else None, None
 
 
-if not hasattr(ops, "python_registered"):  # the same package may be imported again through another path
-    for _name, _fake in FAKES.items():
-        torch.library.register_fake(add_op_namespace_prefix(_name))(_fake)
-    for _name, _backward, _setup in (
-        ("rms_norm", _rms_backward, _rms_setup),
-        ("add_rms_norm", _add_rms_backward, _add_rms_setup),
-        ("layer_norm", _layer_backward, _layer_setup),
-    ):
-        for _op in (_name, f"{_name}_fwd"):
-            torch.library.register_autograd(add_op_namespace_prefix(_op), _backward, setup_context=_setup)
-    ops.python_registered = True
-
-
-def register_sharding():
-    """Tells DTensor how to split these ops; done here already where torch.distributed.tensor was imported first."""
-    sharding.register()
-
-
-if "torch.distributed.tensor" in sys.modules:
-    register_sharding()
+GRADIENTS = {
+    "rms_norm": (_rms_backward, _rms_setup),
+    "add_rms_norm": (_add_rms_backward, _add_rms_setup),
+    "layer_norm": (_layer_backward, _layer_setup),
+}
+_package.register(FAKES, GRADIENTS | {f"{op}_fwd": of for op, of in GRADIENTS.items()})
+register_sharding = _package.sharding(sharding.rules)
 
 rms_norm = ops.rms_norm
 add_rms_norm = ops.add_rms_norm

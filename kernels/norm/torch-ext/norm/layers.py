@@ -1,6 +1,6 @@
 import torch
-from torch import nn
 
+from . import _package
 from ._ops import ops
 
 # transformers gives one kernel name, RMSNorm, to two formulas: weight * n.to(dtype) and, in these classes, (weight * n).to(dtype).
@@ -24,11 +24,9 @@ def _rms_norm(x, weight, eps, offset, casting):
     return ops.rms_norm(x, weight, eps, offset, casting)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(_package.Layer):
     weight: torch.Tensor
     variance_epsilon: float
-    can_torch_compile = True
-    has_backward = True
 
     def forward(self, hidden_states):
         casting = "gemma" if type(self).__name__ in WEIGHT_BEFORE_CAST else "llama"
@@ -38,72 +36,60 @@ class RMSNorm(nn.Module):
 LigerRMSNorm = RMSNorm
 
 
-class RMSNormCastLast(nn.Module):
+class RMSNormCastLast(_package.Layer):
     """(weight * n).to(dtype), all in float32, whatever the class is called."""
 
     weight: torch.Tensor
     variance_epsilon: float
-    can_torch_compile = True
-    has_backward = True
 
     def forward(self, hidden_states):
         return _rms_norm(hidden_states, self.weight, self.variance_epsilon, 0.0, "gemma")
 
 
-class RMSNormEps(nn.Module):
+class RMSNormEps(_package.Layer):
     """weight * n.to(dtype), of a class that calls its epsilon eps."""
 
     weight: torch.Tensor
     eps: float
-    can_torch_compile = True
-    has_backward = True
 
     def forward(self, hidden_states):
         return _rms_norm(hidden_states, self.weight, self.eps, 0.0, "llama")
 
 
-class RMSNormCastLastEps(nn.Module):
+class RMSNormCastLastEps(_package.Layer):
     """(weight * n).to(dtype), of a class that calls its epsilon eps."""
 
     weight: torch.Tensor
     eps: float
-    can_torch_compile = True
-    has_backward = True
 
     def forward(self, hidden_states):
         return _rms_norm(hidden_states, self.weight, self.eps, 0.0, "gemma")
 
 
-class RMSNormZeroCentered(nn.Module):
+class RMSNormZeroCentered(_package.Layer):
     """Scales by 1 + weight, all in float32 (Gemma, Qwen3.5)."""
 
     weight: torch.Tensor
     eps: float
-    can_torch_compile = True
-    has_backward = True
 
     def forward(self, x):
         return _rms_norm(x, self.weight, self.eps, 1.0, "gemma")
 
 
-class AddRMSNorm(nn.Module):
+class AddRMSNorm(_package.Layer):
     """(RMSNorm(h), h) with h = hidden_states + residual."""
 
     weight: torch.Tensor
     variance_epsilon: float
-    can_torch_compile = True
-    has_backward = True
 
     def forward(self, hidden_states, residual):
         return ops.add_rms_norm_fwd(hidden_states, residual, self.weight, self.variance_epsilon, 0.0, "llama")[:2]
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(_package.Layer):
     weight: torch.Tensor
     bias: torch.Tensor
     eps: float
-    can_torch_compile = True
-    has_backward = True
 
     def forward(self, input):
         if torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad):

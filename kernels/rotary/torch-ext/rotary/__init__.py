@@ -1,11 +1,9 @@
 """Rotary position embedding. `apply_rotary` works on [batch, heads, time, dim]; `apply_rotary_` in place."""
 
-import sys
-
 import torch
 
-from . import layers, sharding
-from ._ops import add_op_namespace_prefix, ops
+from . import _package, layers, sharding
+from ._ops import ops
 
 
 def apply_rotary(q, k, cos, sin, rotary_dim=None, interleaved=False):
@@ -35,20 +33,10 @@ def _backward(ctx, dq, dk):
     return (*ops.rotary_bwd(dq, dk, cos, sin, ctx.rotary_dim, ctx.interleaved), None, None, None, None)
 
 
-if not hasattr(ops, "python_registered"):  # the same package may be imported again through another path
-    torch.library.register_fake(add_op_namespace_prefix("rotary"))(_fake)
-    torch.library.register_fake(add_op_namespace_prefix("rotary_bwd"))(_fake)
-    torch.library.register_fake(add_op_namespace_prefix("rotary_"))(lambda q, k, cos, sin, rotary_dim, interleaved: None)
-    torch.library.register_autograd(add_op_namespace_prefix("rotary"), _backward, setup_context=_setup)
-    ops.python_registered = True
-
-
-def register_sharding():
-    """Tells DTensor how to split these ops; done here already where torch.distributed.tensor was imported first."""
-    sharding.register()
-
-
-if "torch.distributed.tensor" in sys.modules:
-    register_sharding()
+_package.register(
+    {"rotary": _fake, "rotary_bwd": _fake, "rotary_": lambda q, k, cos, sin, rotary_dim, interleaved: None},
+    {"rotary": (_backward, _setup)},
+)
+register_sharding = _package.sharding(sharding.rules)
 
 __all__ = ["register_sharding", "apply_rotary", "apply_rotary_", "layers"]

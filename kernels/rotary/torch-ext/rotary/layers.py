@@ -1,6 +1,4 @@
-import torch
-from torch import nn
-
+from . import _package
 from ._ops import ops
 
 
@@ -14,12 +12,9 @@ def along(unsqueeze_dim, q, k, cos, rotate):
     return q.transpose(1, 2), k.transpose(1, 2)
 
 
-class rotary_pos_emb(nn.Module):
+class rotary_pos_emb(_package.Layer):
     """transformers' apply_rotary_pos_emb: halves rotated, cos and sin [1 or b, s, d], or of half the width of a head; with
     unsqueeze_dim=2 q and k [b, s, heads, d], with 0 cos and sin [s, d]."""
-
-    can_torch_compile = True
-    has_backward = True
 
     def forward(self, q, k, cos, sin, unsqueeze_dim=1):
         # a table of half a head's width serves both halves (gpt_oss); it never means a partial rotation here

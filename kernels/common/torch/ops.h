@@ -1,0 +1,162 @@
+// A package's ops: one row each, its schema and its function. From the rows come the definitions and implementations in
+// torch's registry, op_names(), call_count(op), isa(), and the module that Python imports. Included by one source of a
+// package only.
+//   constexpr std::array kOps{
+//       kernels::op<&rms_norm>("rms_norm(Tensor x, Tensor weight, ...) -> Tensor"),
+//       kernels::cpu_op<&linear>("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
+//   };
+//   const kernels::Library<kOps> library;
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <string>
+#include <string_view>
+
+#include "kernels/common/cpu/isa.h"
+#include "kernels/common/torch/binding.h"
+
+#ifndef TORCH_EXTENSION_NAME
+#error "wanted TORCH_EXTENSION_NAME (the package's id); compile through hotswap_kernel() of cmake/hotswap_kernel.cmake"
+#endif
+#define HOTSWAP_TEXT_(a) #a
+#define HOTSWAP_TEXT(a) HOTSWAP_TEXT_(a)  // one more level, so that the id expands
+#define HOTSWAP_CAT_(a, b) a##b
+#define HOTSWAP_CAT(a, b) HOTSWAP_CAT_(a, b)
+
+namespace kernels {
+
+using Boxed = void (*)(StableIValue*, uint64_t, uint64_t);
+
+struct Op {
+  std::string_view name, signature;  // silu, (Tensor x) -> Tensor
+  Boxed cpu, cuda;                   // cuda: null where only the CPU has it
+  std::atomic<int64_t>* calls;
+};
+
+template <auto kFunction>
+inline std::atomic<int64_t> calls_of{0};
+
+template <auto kFunction>
+constexpr Boxed kBoxed = &torch::stable::detail::boxer<std::remove_pointer_t<decltype(kFunction)>, kFunction>::boxed_fn;
+
+template <auto kFunction>
+void counted(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
+  calls_of<kFunction>.fetch_add(1, std::memory_order_relaxed);
+  kBoxed<kFunction>(stack, inputs, outputs);
+}
+
+// On every device that the package is built for: the function looks where its tensors are (run_on).
+template <auto kFunction>
+constexpr Op op(std::string_view name, std::string_view signature) {
+  return {name, signature, &counted<kFunction>, &counted<kFunction>, &calls_of<kFunction>};
+}
+template <auto kFunction>
+constexpr Op op(std::string_view schema) {
+  const size_t end = schema.find('(');
+  return op<kFunction>(schema.substr(0, end), schema.substr(end));
+}
+template <auto kFunction>
+constexpr Op cpu_op(std::string_view schema) {
+  Op row = op<kFunction>(schema);
+  row.cuda = nullptr;
+  return row;
+}
+
+// For a family of ops that differ in name and one constant: the name as a template argument, which reaches the errors
+// too.
+//   template <Name kName, Act kAct> Tensor act(const Tensor& x) { return unary(kName.text, x, kAct); }
+template <size_t kSize>
+struct Name {
+  char text[kSize]{};
+  constexpr Name() = default;
+  constexpr Name(const char (&letters)[kSize]) { std::copy_n(letters, kSize, text); }
+  template <size_t kMore>
+  constexpr Name<kSize + kMore - 1> operator+(const char (&more)[kMore]) const {
+    Name<kSize + kMore - 1> both;
+    std::copy_n(text, kSize - 1, both.text);
+    std::copy_n(more, kMore, both.text + kSize - 1);
+    return both;
+  }
+};
+
+template <size_t... kSizes>
+constexpr auto join(const std::array<Op, kSizes>&... some) {
+  std::array<Op, (kSizes + ...)> all{};
+  Op* next = all.data();
+  ((next = std::copy(some.begin(), some.end(), next)), ...);
+  return all;
+}
+
+template <const auto& kOps>
+[[gnu::cold]] std::string op_names() {
+  std::string names;
+  for (const Op& o : kOps) (names += names.empty() ? "" : " ") += o.name;
+  return names;
+}
+
+template <const auto& kOps>
+[[gnu::cold]] int64_t call_count(std::string name) {
+  for (const Op& o : kOps) {
+    if (name == o.name) return o.calls->load(std::memory_order_relaxed);
+  }
+  check(false, "call_count: wanted one of ", op_names<kOps>(), "; got \"", name,
+        "\"; pass the name of an op of this package");
+  return 0;
+}
+
+inline std::string isa() { return isa_name(chosen_isa()); }
+
+// The ops in torch's registry, as long as the library is loaded.
+template <const auto& kOps>
+class Library {
+ public:
+  [[gnu::cold]] Library() {
+    for (const Op& o : kOps) {
+      std::string text(o.name);
+      cpu_.impl(text.c_str(), o.cpu);
+#if defined(CUDA_KERNEL)
+      if (o.cuda != nullptr) cuda_.impl(text.c_str(), o.cuda);
+#endif
+      definitions_.def(text.append(o.signature).c_str());
+    }
+    definitions_.def("op_names() -> str").def("call_count(str op) -> int").def("isa() -> str");
+    any_.impl("op_names", kBoxed<&op_names<kOps>>)
+        .impl("call_count", kBoxed<&call_count<kOps>>)
+        .impl("isa", kBoxed<&isa>);
+  }
+
+ private:
+  using Registry = torch::stable::detail::StableLibrary;
+  static constexpr const char* kId = HOTSWAP_TEXT(TORCH_EXTENSION_NAME);
+  Registry definitions_{Registry::Kind::DEF, kId, nullptr, __FILE__, __LINE__};
+  Registry cpu_{Registry::Kind::IMPL, kId, "CPU", __FILE__, __LINE__};
+#if defined(CUDA_KERNEL)
+  Registry cuda_{Registry::Kind::IMPL, kId, "CUDA", __FILE__, __LINE__};
+#endif
+  Registry any_{Registry::Kind::IMPL, kId, "CompositeExplicitAutograd", __FILE__, __LINE__};
+};
+
+struct PyModuleDef {  // the stable ABI's layout of PyModuleDef (Python >= 3.9, not the free-threaded build)
+  intptr_t refcount = 1;
+  void* type = nullptr;
+  void *init = nullptr, *index = nullptr, *copy = nullptr;
+  const char *name = "ext", *doc = nullptr;
+  intptr_t size = 0;
+  void *methods = nullptr, *slots = nullptr, *traverse = nullptr, *clear = nullptr, *free = nullptr;
+};
+
+}  // namespace kernels
+
+// Python imports the library as a module: an empty one, made without Python.h. PyModule_Create2 is weak, so that a
+// process without Python can dlopen(RTLD_NOW) this file.
+extern "C" {
+__attribute__((weak)) void* PyModule_Create2(kernels::PyModuleDef*, int);
+__attribute__((visibility("default"))) void* HOTSWAP_CAT(PyInit_, TORCH_EXTENSION_NAME)() {
+  static kernels::PyModuleDef def;
+  return PyModule_Create2(&def, 3);
+}
+}

@@ -1,0 +1,125 @@
+"""A package's id changes with what it is built from, and with nothing else.
+
+    package_id_test.py --build build
+
+Two halves. The list of files that each id was made of, against what the compilers say that they read. And for a copy of
+the tree, a byte more in each file of kernels/: the ids whose list has the file change, the others do not.
+"""
+
+import argparse
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+ROOT = Path(__file__).resolve().parent.parent
+HEADERS = {".h", ".cuh"}
+
+
+def listed(build: Path) -> dict[str, set[str]]:
+    """norm_cpu -> the files in build/kernels/norm/cpu/id.h.d, from the root."""
+    found = {}
+    for file in sorted(build.glob("kernels/*/*/id.h.d")):
+        names = file.read_text().replace("\\ ", "\0").split()[1:]
+        name = f"{file.parents[1].name}_{file.parent.name}"
+        found[name] = {Path(n.replace("\0", " ")).relative_to(ROOT).as_posix() for n in names}
+    return found
+
+
+def compiled(build: Path) -> dict[str, set[str]]:
+    """norm_cpu -> the files of kernels/ that its objects were compiled from, as Ninja has it from the compilers."""
+    text = subprocess.run(["ninja", "-C", build, "-t", "deps"], check=True, capture_output=True, text=True).stdout
+    found = {}
+    for block in text.split("\n\n"):
+        object_file, _, rest = block.partition(": #deps")
+        parts = Path(object_file.split("\n")[-1]).parts
+        if parts[:2] == ("kernels", "CMakeFiles"):
+            owner = parts[2].removesuffix(".dir")  # norm_cpu_v4, norm_cpu, norm_cuda
+            owner = owner.split("_cpu_")[0] + "_cpu" if "_cpu_" in owner else owner
+        elif object_file.endswith(".cu.o"):
+            owner = f"{parts[1]}_cuda"
+        else:
+            continue
+        files = {(build / line.strip()).resolve() for line in rest.split("\n")[1:] if line.strip()}
+        kernels = {f.relative_to(ROOT).as_posix() for f in files if f.is_relative_to(ROOT / "kernels")}
+        found.setdefault(owner, set()).update(kernels)
+    return found
+
+
+def check_compilers(build: Path, lists: dict[str, set[str]]) -> list[str]:
+    read, wrong = compiled(build), []
+    for name, files in lists.items():
+        missing = read[name] - files
+        if name.endswith("_cuda"):  # holds the CPU's kernels, too
+            missing |= read[name.replace("_cuda", "_cpu")] - files
+        wrong += [f"{name}: {file} is compiled, and its id does not know" for file in sorted(missing)]
+    return wrong
+
+
+def check_edits(lists: dict[str, set[str]], copy: Path) -> list[str]:
+    spec = importlib.util.spec_from_file_location("package_tool", ROOT / "cmake/package.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    shutil.copytree(ROOT / "kernels", copy / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+
+    def ids() -> dict[str, str]:
+        found = {}
+        for name, files in lists.items():
+            package, _, backend = name.rpartition("_")
+            roots = [copy / f for f in sorted(files) if Path(f).suffix not in HEADERS]  # headers are found again
+            source = copy / "kernels" / package
+            args = SimpleNamespace(source=source, root=copy, backend=backend, files=roots, out=copy / f"{name}.h")
+            tool.make_id(args)
+            found[name] = args.out.read_text().split()[-1]
+        return found
+
+    first, wrong = ids(), []
+    for file in sorted((copy / "kernels").rglob("*")):
+        if not file.is_file():
+            continue
+        name, before = file.relative_to(copy).as_posix(), file.read_bytes()
+        file.write_bytes(before + b"\n")
+        after = ids()
+        file.write_bytes(before)
+        changed = {package for package in first if first[package] != after[package]}
+        wanted = {package for package in lists if name in lists[package]}
+        if changed != wanted:
+            wrong.append(f"{name}: wanted new ids for {sorted(wanted)}; got {sorted(changed)}")
+    if ids() != first:
+        wrong.append("the same bytes give other ids")
+    return wrong
+
+
+def check_lists(lists: dict[str, set[str]]) -> list[str]:
+    """What must not name a package anew, by what it is; and that the lists are no empty ones."""
+    wrong = [f"{name}: {len(files)} files, too few" for name, files in lists.items() if len(files) < 8]
+    for name, files in lists.items():
+        package = name.rpartition("_")[0]
+        for file in files:
+            parts, stem = Path(file).parts, Path(file).stem
+            foreign = parts[1] not in (package, "common")
+            if foreign or "tests" in parts or "testing" in parts or stem.endswith(("_test", "_bench")) or stem == "CARD":
+                wrong.append(f"{name}: {file} changes its id")
+    linear = lists.get("linear_cpu", set())
+    return wrong + [f"linear_cpu: {file}" for file in linear if file.startswith("kernels/common/gpu/")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=Path, required=True)
+    build = parser.parse_args().build.resolve()
+    lists = listed(build)
+    if not lists:
+        sys.exit(f"wanted packages built in {build}; got none; run ./x build")
+    wrong = check_lists(lists) + check_compilers(build, lists)
+    with tempfile.TemporaryDirectory() as folder:
+        wrong += check_edits(lists, Path(folder).resolve())
+    print("\n".join(wrong) or f"{len(lists)} ids: each changes with its own files alone")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

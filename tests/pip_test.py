@@ -1,0 +1,167 @@
+"""A stranger's view of the Python half: `pip install ./python` from a copy of the sources that has no .venv, then the Python
+of README.md exactly as it stands there; and `pip wheel` without an environment of pip's own, with and without nvcc.
+
+    pip_test.py --python .venv/bin/python
+
+pip's environment gets scikit-build-core from the index; torch is the one that is there already, and is not downloaded again.
+Where the index does not answer, that half is left out and said.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = sorted(p.parent.name for p in ROOT.glob("kernels/*/build.toml"))
+SMALL = "activation"  # compiled alone where all would teach nothing more
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"  # what README.md loads; here with few and random weights, in the Hub's cache
+
+MAKE_MODEL = """
+import sys, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+sizes = dict(vocab_size=64, hidden_size=36, intermediate_size=48, num_attention_heads=9, num_key_value_heads=3)
+LlamaForCausalLM(LlamaConfig(num_hidden_layers=30, **sizes)).save_pretrained(sys.argv[1])
+"""
+
+
+def run(*command, **kwargs) -> str:
+    print("+", *command, flush=True)
+    done = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **kwargs)
+    if done.returncode:
+        sys.exit(f"{done.stdout}\npip_test: this command failed with {done.returncode}")
+    return done.stdout
+
+
+def copy_sources(to: Path, packages: list[str]) -> Path:
+    listed = run("git", "-C", ROOT, "ls-files", "-co", "--exclude-standard").split("\n")
+    wanted = re.compile(rf"(CMakeLists\.txt|cmake/|python/|kernels/(CMakeLists\.txt|common/|({'|'.join(packages)})/))")
+    for name in listed:
+        if wanted.match(name) and (ROOT / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, to / name)
+    return to
+
+
+def fresh_environment(work: Path, python: Path, environment: dict) -> Path:
+    """A virtual environment with pip, which sees what `python` has installed; nothing is written there. Before it sees a
+    torch, the build wants one of pip, and from then on not."""
+    run(python, "-m", "venv", work / "venv")
+    fresh = work / "venv/bin/python"
+    there = run(python, "-c", "import sys; print(*(p for p in sys.path if p.endswith('-packages')), sep='\\n')").split()
+    (work / "backend").mkdir()
+    for name in ("scikit_build_core", "packaging", "pathspec", "tomli", "exceptiongroup"):  # the last two: Python 3.10
+        if place := next((Path(folder) / name for folder in there if (Path(folder) / name).exists()), None):
+            (work / "backend" / name).symlink_to(place)
+    ask = [fresh, "-c", "import wheel_backend; print('torch>=2.10' in wheel_backend.get_requires_for_build_wheel())"]
+    inside = environment | {"PYTHONPATH": f"{work / 'backend'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    before = run(*ask, env=inside, cwd=ROOT / "python").strip()
+    (site,) = work.glob("venv/lib/python*/site-packages")
+    (site / "around.pth").write_text("\n".join([*there, ""]))
+    after = run(*ask, env=inside, cwd=ROOT / "python").strip()
+    if (before, after) != ("True", "False"):
+        sys.exit(f"pip_test: wanted torch to be required where there is none, and only there; got {before}, then {after}")
+    return fresh
+
+
+def index_answers(python: Path, folder: Path) -> bool:
+    command = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=0", "-d", folder, "scikit-build-core"]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def variants(names: list[str]) -> set[tuple[str, str]]:
+    """(package, cpu or cuda) of each library among the files of a wheel or of an installed package."""
+    found = (re.search(r"packages/(\w+)/build/torch-stable-abi210-(cpu|cu)\d*-[^/]+/[^/]+\.abi3\.so$", name) for name in names)
+    return {(m.group(1), "cuda" if m.group(2) == "cu" else "cpu") for m in found if m}
+
+
+def readme() -> tuple[str, str]:
+    """The first Python block of README.md, and the block after it: what it prints."""
+    found = re.search(r"^```python\n(.*?)^```\n.*?^```\w*\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    if not found:
+        sys.exit("pip_test: wanted a Python block in README.md and the block of what it prints; got none")
+    return found.group(1), found.group(2)
+
+
+def same_on_every_machine(report: str) -> list[str]:
+    return [re.sub(r"-(cpu|cu\d+)-", "-cpu-", line).rstrip() for line in report.strip().split("\n")]
+
+
+def isolated(work: Path, python: Path, environment: dict) -> None:
+    sources = copy_sources(work / "clone", PACKAGES)
+    said = run(python, "-m", "pip", "install", "./python", *HERE, *without_nvcc(), cwd=sources, env=environment)
+    if "Downloading torch" in said:
+        sys.exit(f"{said}\npip_test: wanted the torch that is there; got another download of it")
+    (site,) = work.glob("venv/lib/python*/site-packages/hotswap")
+    installed = variants([str(p) for p in site.rglob("*.so")])
+    if installed != {(name, "cpu") for name in PACKAGES}:
+        sys.exit(f"pip_test: wanted the CPU variants of {PACKAGES} in {site}; got {sorted(installed)}")
+    run(python, ROOT / "tests/package_elf_test.py", "--packages", site / "packages")
+
+    block, promised = readme()
+    commit = "0" * 40  # as a download leaves it: read under the name that README.md gives, with no network
+    place = work / f"home/hub/models--{MODEL.replace('/', '--')}"
+    run(python, "-c", MAKE_MODEL, place / f"snapshots/{commit}")
+    (place / "refs").mkdir()
+    (place / "refs/main").write_text(commit)
+    (work / "empty").mkdir()
+    offline = environment | {"HF_HOME": str(work / "home"), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([python, "-c", block], cwd=work / "empty", env=offline, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{block}\n{done.stderr}\npip_test: this block of README.md failed")
+    if same_on_every_machine(done.stdout) != same_on_every_machine(promised):
+        sys.exit(f"pip_test: README.md says that its Python block prints\n{promised}\nit printed\n{done.stdout}")
+    print(done.stdout)
+
+
+def nvcc_folders() -> str:
+    names = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/local/cuda/bin"]
+    return ";".join(dict.fromkeys(name for name in names if (Path(name) / "nvcc").exists()))
+
+
+def without_nvcc() -> list[str]:
+    """CMake looks past the folders that have one."""
+    return ["-C", f"cmake.define.CMAKE_IGNORE_PATH={nvcc_folders()}"] if nvcc_folders() else []
+
+
+# A build folder inside the copy: ccache then finds what an earlier run compiled from another copy.
+HERE = ["-C", "build-dir=build"]
+
+
+def without_isolation(work: Path, python: Path, environment: dict) -> None:
+    backends = [("cpu", without_nvcc())] + ([("cuda", ["-C", "cmake.define.HOTSWAP_CUDA=ON"])] if nvcc_folders() else [])
+    for backend, settings in backends:
+        sources, out = copy_sources(work / backend, [SMALL]), work / f"wheel-{backend}"
+        command = [python, "-m", "pip", "wheel", "./python", "--no-build-isolation", "--no-deps", "--no-index", "-w", out]
+        run(*command, *HERE, *settings, cwd=sources, env=environment)
+        (wheel,) = out.glob("hotswap-*-py3-none-*.whl")
+        made = variants(zipfile.ZipFile(wheel).namelist())
+        if made != {(SMALL, which) for which in {"cpu", backend}}:
+            sys.exit(f"pip_test: wanted {SMALL} for cpu and {backend} in {wheel.name}; got {sorted(made)}")
+    if not nvcc_folders():
+        print("not tested: a wheel with CUDA kernels: no nvcc here")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", type=Path, required=True, help="has torch, transformers, kernels and scikit-build-core")
+    args = parser.parse_args()
+    hidden = ("LD_LIBRARY_PATH", "PYTHONPATH", "HOTSWAP_PACKAGES", "HOTSWAP_PYTHON", "VIRTUAL_ENV")
+    environment = {k: v for k, v in os.environ.items() if k not in hidden} | {"CCACHE_NOHASHDIR": "1"}
+    with tempfile.TemporaryDirectory(prefix="hotswap-pip-") as folder:
+        work = Path(folder)
+        python = fresh_environment(work, args.python.absolute(), environment)
+        without_isolation(work, python, environment)
+        if index_answers(python, work / "index"):
+            isolated(work, python, environment)
+        else:
+            print("not tested: pip install ./python in pip's own environment, README.md's Python: the package index does not answer")
+
+
+if __name__ == "__main__":
+    main()
