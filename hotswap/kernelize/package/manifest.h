@@ -1,24 +1,17 @@
 // What a built package says of itself, read and checked without running anything of it: metadata.json (kernel-builder's
-// format: unknown keys pass) and layers.json (ours: an unknown key is an error), and the digests of its files.
+// format: unknown keys pass) and layers.json (layers_json.h), and the digests of its files.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "hotswap/hub/package/metadata.h"
+#include "hotswap/kernelize/package/capabilities.h"
 
 namespace hotswap {
-
-struct Capabilities {  // absent in layers.json = no
-  bool backward = false;
-  bool capture = false;
-  bool deterministic = false;
-  std::set<std::string> dtypes;  // "float32"
-};
 
 struct LayerEntry {
   std::string contract;                    // "rms_norm/1"
