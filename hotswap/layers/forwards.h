@@ -1,5 +1,5 @@
 // The forward that each contract replaces, as a C++ type: what a Slot holds and what kernelize/ binds. Op schemas of
-// the same contracts stand in kernelize/contracts.cpp.
+// the same contracts stand in kernelize/bind/table.cpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
