@@ -67,6 +67,19 @@ TEST(Generate, PaddedRowsEqualSingleOnes) {
   }
 }
 
+TEST(Generate, AStaticCacheSaysTheSame) {
+  const auto model = tiny();
+  const Tensor batch = at::tensor(Ids{5, 6, 7, 8, 0, 11, 12, 13}, at::kLong).view({2, 4});
+  const Tensor padded = at::tensor(Ids{1, 1, 1, 1, 0, 1, 1, 1}, at::kLong).view({2, 4});
+  for (const Tensor& mask : {Tensor(), padded}) {
+    const auto run = [&](const char* cache) {
+      return model->generate(batch, {.max_new_tokens = 9, .cache_implementation = cache}, mask);
+    };
+    EXPECT_TRUE(at::equal(run("static"), run("dynamic")));
+  }
+  EXPECT_THROW(model->generate(batch, {.cache_implementation = "offloaded"}), Error);
+}
+
 TEST(Generate, RowsEndAtTheirOwnEos) {
   const auto model = tiny();
   const Tensor prompts = at::tensor(Ids{5, 6, 20, 21}, at::kLong).view({2, 2});
