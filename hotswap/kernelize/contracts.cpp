@@ -15,7 +15,8 @@ const std::vector<Contract>& table() {
                            rotary = "Tensor cos, Tensor sin, int rotary_dim, bool interleaved)",
                            options =
                                "int ignore_index, float label_smoothing, float softcap, float z_loss, str reduction",
-                           loss = options + ")", wide_loss = options + ", bool float32_dweight=False)",
+                           loss = options + ")", chunked_loss = options + ", int chunk_bytes=0)",
+                           wide_loss = options + ", bool float32_dweight=False, int chunk_bytes=0)",
                            linear = "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
                            linear_loss = "(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, ";
   static const std::vector<Contract> rows = {
@@ -67,7 +68,7 @@ const std::vector<Contract>& table() {
         {"backward", "(Tensor dloss, Tensor logits, Tensor target, Tensor lse, " + loss + " -> Tensor"}},
        bind_cross_entropy},
       {"linear_cross_entropy/1",
-       {{"forward", linear_loss + loss + " -> Tensor"},
+       {{"forward", linear_loss + chunked_loss + " -> Tensor"},
         {"forward_train",
          linear_loss + wide_loss + " -> (Tensor loss, Tensor lse, Tensor dhidden, Tensor dweight, Tensor dbias)"},
         {"backward", "(Tensor dloss, Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor lse, " +

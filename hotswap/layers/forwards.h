@@ -36,6 +36,24 @@ using GatedForward = Tensor(const Tensor& gate, const Tensor& up);
 using RotaryForward = std::tuple<Tensor, Tensor>(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,
                                                  int64_t rotary_dim, bool interleaved);
 
+struct AttentionOptions {
+  double scale = 1;
+  bool causal = true;  // query i sees keys up to its own
+  int64_t window_left = -1,
+          window_right = -1;  // keys seen before and behind a query's own; -1: all. causal: right is 0
+  int64_t chunk = 0;          // a query sees its own chunk of so many tokens alone; 0: off
+  double softcap = 0;         // scores become softcap * tanh(scores / softcap); 0: off
+  Tensor sinks = {};          // [heads]: one more score in each softmax, of no value; or undefined
+  Tensor alibi_slopes = {};   // [heads]: adds slope * (key's place - query's place); or undefined
+  double dropout = 0;         // of the weights; already 0 outside training
+};
+
+// attention/1. q: [batch, time, heads, head_dim], k, v: [batch, kv_time, kv_heads, head_dim], any strides but the last,
+// heads a multiple of kv_heads -> [batch, time, heads, head_dim]. `metadata` says which tokens there are (attention.h).
+class AttentionMetadata;
+using AttentionForward = Tensor(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
+                                const AttentionMetadata& metadata);
+
 // linear/1. x: [..., in], weight: [out, in], bias: [out] -> [..., out]
 using LinearForward = Tensor(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);
 
@@ -46,6 +64,7 @@ struct CrossEntropyOptions {
   double z_loss = 0;   // adds z_loss * logsumexp^2 to each row's loss
   std::string reduction = "mean";
   bool float32_dweight = false;  // linear_cross_entropy: kernels sum the weight's gradient over chunks in float32
+  int64_t chunk_bytes = 0;       // and hold so many bytes of logits at once; 0: what each has found best
 };
 
 // cross_entropy/1. logits: [n, vocab], target: [n] int64 -> float32 scalar, or [n] for reduction "none"

@@ -34,7 +34,9 @@ void print_report(const DemoOptions& options) {
   std::vector<std::string> arguments = {"kernelize", "--model", options.model.model, "--dtype", options.model.dtype};
   if (!options.model.gguf_file.empty()) arguments.insert(arguments.end(), {"--gguf-file", options.model.gguf_file});
   if (run_self(arguments, [](const std::string& line) { std::printf("%s\n", line.c_str()); }) != 0) {
-    throw Error({.wanted = "the kernel report", .got = "an error, above", .next = ""});
+    throw Error({.wanted = "the kernel report",
+                 .got = "an error, above",
+                 .next = "follow that message, then run the demo again"});
   }
 }
 

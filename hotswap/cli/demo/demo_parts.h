@@ -30,7 +30,7 @@ struct DemoVariant {
   std::string name;
   std::vector<std::string> answers;
   std::vector<std::vector<int64_t>> ids;
-  std::vector<double> first_token_ms, tokens_per_second;  // one a prompt
+  std::vector<double> first_token_ms, decode_tokens_per_second;  // one a prompt
   std::vector<double> losses;
   double train_tokens_per_second = 0;
   int64_t peak_memory = 0;

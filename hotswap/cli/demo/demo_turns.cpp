@@ -96,9 +96,9 @@ void show_answer(const Json& event, DemoVariant& variant) {
     variant.answers.push_back(event.at<std::string>("text"));
     variant.ids.push_back(event.at<std::vector<int64_t>>("ids"));
     variant.first_token_ms.push_back(event.at<double>("prefill_ms"));
-    variant.tokens_per_second.push_back(event.at<double>("tokens_per_second"));
+    variant.decode_tokens_per_second.push_back(event.at<double>("decode_tokens_per_second"));
     std::printf("\n  (%zu tokens, first after %.0f ms, then %.1f tokens/s)\n", variant.ids.back().size(),
-                variant.first_token_ms.back(), variant.tokens_per_second.back());
+                variant.first_token_ms.back(), variant.decode_tokens_per_second.back());
   }
   std::fflush(stdout);
 }
@@ -133,7 +133,7 @@ void train_in_turns(const DemoOptions& options, DemoVariant& stock, DemoVariant&
   for (DemoChild* child : {&first, &second}) {
     child->finish([&](const Json& event) {
       if (event.at<std::string>("event") != "train") return;
-      child->variant().train_tokens_per_second = event.at<double>("tokens_per_second");
+      child->variant().train_tokens_per_second = event.at<double>("train_tokens_per_second");
       child->variant().peak_memory = event.at<int64_t>("peak_memory");
     });
   }

@@ -53,18 +53,23 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
 
 // linear_cross_entropy/1
 
-using LinearCrossEntropyOps =
-    Ops<Tensor(const Tensor&, const Tensor&, const OptTensor&, const Tensor&, int64_t, double, double, double, String),
-        std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const OptTensor&,
-                                                           const Tensor&, int64_t, double, double, double, String,
-                                                           bool),
-        Three(const Tensor&, const Tensor&, const Tensor&, const OptTensor&, const Tensor&, const Tensor&, int64_t,
-              double, double, double, String, bool)>;
+using LinearCrossEntropyOps = Ops<Tensor(const Tensor&, const Tensor&, const OptTensor&, const Tensor&, int64_t, double,
+                                         double, double, String, int64_t),
+                                  std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>(
+                                      const Tensor&, const Tensor&, const OptTensor&, const Tensor&, int64_t, double,
+                                      double, double, String, bool, int64_t),
+                                  Three(const Tensor&, const Tensor&, const Tensor&, const OptTensor&, const Tensor&,
+                                        const Tensor&, int64_t, double, double, double, String, bool, int64_t)>;
 
 template <typename OpType, typename... Tensors>
 auto call_linear_loss(const OpType& op, const CrossEntropyOptions& o, const Tensors&... tensors) {
   return below_autograd(op, tensors..., o.ignore_index, o.label_smoothing, o.softcap, o.z_loss, o.reduction,
-                        o.float32_dweight);
+                        o.float32_dweight, o.chunk_bytes);
+}
+Tensor linear_loss(const LinearCrossEntropyOps& ops, const CrossEntropyOptions& o, const Tensor& hidden,
+                   const Tensor& weight, const OptTensor& bias, const Tensor& target) {
+  return below_autograd(ops.forward, hidden, weight, bias, target, o.ignore_index, o.label_smoothing, o.softcap,
+                        o.z_loss, o.reduction, o.chunk_bytes);
 }
 
 // The forward op has made the gradients for dloss = 1. The product is rounded once: dloss itself in sixteen bits would
@@ -84,7 +89,7 @@ struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
                         const Tensor& weight, const OptTensor& bias, const Tensor& target,
                         const CrossEntropyOptions& options) {
     keep(ctx, LossCall<LinearCrossEntropyOps>{ops, options, bias.has_value()});
-    if (!ops->trains()) return call_loss(ops->forward, options, hidden, weight, bias, target);
+    if (!ops->trains()) return linear_loss(*ops, options, hidden, weight, bias, target);
     auto [loss, lse, dhidden, dweight, dbias] = call_linear_loss(*ops->train, options, hidden, weight, bias, target);
     if (options.reduction == "none") {
       ctx->save_for_backward({hidden, weight, bias.value_or(Tensor()), target, lse});
@@ -126,7 +131,7 @@ void bind_linear_cross_entropy(SlotBase& slot, const PackageLayer& layer) {
     if (wants_grad(hidden, weight, bias)) {
       return LinearCrossEntropyFunction::apply(ops, hidden, weight, given(bias), target, options);
     }
-    return call_loss(ops->forward, options, hidden, weight, given(bias), target);
+    return linear_loss(*ops, options, hidden, weight, given(bias), target);
   });
 }
 
