@@ -161,7 +161,7 @@ def main() -> None:
         if index_answers(python, work / "index"):
             isolated(work, python, environment)
         else:
-            print("not tested: pip install ./python in pip's own environment, README.md's Python: the package index does not answer")
+            print("not tested: pip install ./python in pip's own environment, README.md's Python: no package index answers")
 
 
 if __name__ == "__main__":
