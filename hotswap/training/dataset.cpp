@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "hotswap/base/error.h"
-#include "hotswap/training/data.h"
 
 namespace hotswap {
 
