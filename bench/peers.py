@@ -286,9 +286,9 @@ def rotary(c):
         }, moved, "83 us")  # fmt: skip
 
 
-def memory_of(peers, gradients):
+def memory_of(peers, gradients, *leaves):
     """Bytes over the inputs and their gradients that each call needs at most."""
-    found = {name: peer_memory(call) - gradients for name, call in peers.items() if call}
+    found = {name: peer_memory(call, leaves) - gradients for name, call in peers.items() if call}
     print("  MiB over inputs and gradients:", ", ".join(f"{n} {m / 2**20:.0f}" for n, m in found.items()), flush=True)
     return found
 
@@ -317,14 +317,14 @@ def losses(c):
         peers = {"ours": out_of_place, "torch": both(lambda z: F.cross_entropy(z, target)),
                  "torch.compile": both(c.compiled(plain))}  # fmt: skip
         c.run("cross_entropy_fwd_bwd", f"{rows}x{vocab}", peers, 3 * z.nbytes, "1450 us",
-              memory=memory_of(peers, z.nbytes))  # fmt: skip
+              memory=memory_of(peers, z.nbytes, leaf))  # fmt: skip
         # Ours and Liger's put the gradient where the logits were: from the second call on those are small numbers.
         peers = {
             "ours": lambda i: loss.cross_entropy_fwd_(z, target, *options),
             "transformers": both(plain),
             "Liger": L and both(lambda z: L.LigerCrossEntropyFunction.apply(z, target, None)[0]),
         }
-        c.run("cross_entropy_fwd_", f"{rows}x{vocab}", peers, 2 * z.nbytes, "1300 us", memory=memory_of(peers, 0))
+        c.run("cross_entropy_fwd_", f"{rows}x{vocab}", peers, 2 * z.nbytes, "1300 us", memory=memory_of(peers, 0, leaf))
         del z, leaf, peers
         torch.cuda.empty_cache()
     for rows in (4096, 8192, 16384, 32768):
@@ -358,7 +358,7 @@ def linear_cross_entropy(c, rows, dim, vocab, options):
         peers["Liger"] = both(lambda: L.LigerFusedLinearCrossEntropyFunction.apply(h, w, target)[0])
     wanted = {4096: "21500 us", 8192: "41000 us", 16384: "80000 us", 32768: "165000 us"}[rows]
     c.run("linear_cross_entropy_fwd", f"{rows}x{dim}x{vocab}", peers, target=wanted,
-          memory=memory_of(peers, (h.numel() + w.numel()) * 2))  # fmt: skip
+          memory=memory_of(peers, (h.numel() + w.numel()) * 2, h, w))  # fmt: skip
 
 
 def calls(c):

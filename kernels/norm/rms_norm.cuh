@@ -27,8 +27,10 @@ __device__ __forceinline__ float sum_once(float v, int lanes) {
   }
 }
 
-// Blocks that registers are shared out among: 64 a thread, and with a residual 128.
-constexpr int forward_blocks(int vectors, int lanes, bool add) { return (vectors == 4 && add ? 512 : 1024) / lanes; }
+// Blocks that registers are shared out among: 40 a thread where it has few vectors, and with a residual more.
+constexpr int forward_blocks(int vectors, int lanes, bool add) {
+  return (vectors < 4 ? add ? 1024 : 1536 : add ? 512 : 1024) / lanes;
+}
 
 // A block for each row, or for some rows where each is a part of a warp. No loop: it would cost registers, and time
 // before the first load. share: 1 / columns.

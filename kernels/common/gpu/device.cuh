@@ -82,8 +82,9 @@ template <class T>
 constexpr int kPerVector = 16 / sizeof(T);
 
 // Plain accesses. With streaming hints (.cs) on both sides a kernel has little of L2 for itself while lines of normal
-// priority lie there, such as those of a program that clears it: 5 to 8% slower. By intrinsics: as an assignment the
-// compiler may take a store apart, and four of 32 bits cost 12% of the memory's rate.
+// priority lie there, such as those of a program that clears it: 5 to 8% slower. The store is an intrinsic: an
+// assignment the compiler may take apart, and four stores of 32 bits cost 12% of the memory's rate. The load is none:
+// as an intrinsic it keeps its place among others.
 template <int N, class T>
 __device__ __forceinline__ Pack<T, N> load(const T* p) {
   Pack<T, N> out;
@@ -92,7 +93,7 @@ __device__ __forceinline__ Pack<T, N> load(const T* p) {
   } else {
 #pragma unroll
     for (int i = 0; i < int(N * sizeof(T) / 16); ++i) {
-      const uint4 v = __ldca(reinterpret_cast<const uint4*>(p) + i);
+      const uint4 v = reinterpret_cast<const uint4*>(p)[i];
       out.w[4 * i] = v.x, out.w[4 * i + 1] = v.y, out.w[4 * i + 2] = v.z, out.w[4 * i + 3] = v.w;
     }
   }

@@ -138,7 +138,7 @@ class WideSum {
 
 // Chunk by chunk: logits, in their place their gradients, from these dhidden and a part of dweight, which is summed in
 // its own type unless float32 is asked for (few chunks; a float32 copy of it would be larger than a chunk of logits).
-// Each GEMM sums in float32. Where there are several chunks the first rows' logits lie in dweight's own memory.
+// Each GEMM sums in float32. The first rows' logits may lie in dweight's own memory.
 class Linear {
  public:
   Linear(const Inputs& in, const Options& o, const Wanted& wanted, const Device& device, Stream stream);
@@ -246,12 +246,15 @@ inline LossRows Linear::loss_args(int64_t first, const Window& logits, int64_t n
           .z_loss = static_cast<float>(o_.z_loss)};
 }
 
-// Rows whose logits fit there: as many as hidden has columns, in whole blocks of the kernel; 0 where all rows are one
-// chunk, or dweight is not what is written in the end.
+// Rows whose logits fit there: as many as hidden has columns, in whole blocks of the kernel. 0 where all rows are one
+// chunk, where dweight is not what is written in the end, and where some rows are left for chunks that are long enough
+// for GEMMs to hide dweight's way through memory.
 inline int64_t Linear::rows_in_dweight() const {
+  constexpr int64_t kLong = 1024;
   const bool fits = wanted_.gradients && !wide_ && !in_.bias && vocab_ <= INT32_MAX;
-  if (!fits || rows_ <= cuda::chunk_rows(rows_, vocab_, size_, bytes_)) return 0;
+  const int64_t chunk = cuda::chunk_rows(rows_, vocab_, size_, bytes_);
   const int64_t n = std::min(rows_, dim_) / cuda::kColumnRows * cuda::kColumnRows;
+  if (!fits || rows_ <= chunk || (n < rows_ && chunk >= kLong)) return 0;
   return vocab_ * (dim_ - n) * size_ % kernels::kVectorBytes == 0 ? n : 0;
 }
 
