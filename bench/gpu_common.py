@@ -25,9 +25,11 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     return ((got - want).norm() / want.norm()).item()
 
 
-def peer_memory(call) -> int:
-    """Bytes that a call needs at most over what is there before it."""
+def peer_memory(call, leaves=()) -> int:
+    """Bytes that a call needs at most over what is there before it, its leaves without gradients."""
     call(0)
+    for leaf in leaves:
+        leaf.grad = None
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
@@ -37,17 +39,41 @@ def peer_memory(call) -> int:
 
 
 class Timer:
-    """Times functions of the index of a set of inputs."""
+    """Times functions of the index of a set of inputs: call after call, and each after a write that fills L2 with other
+    lines (`cleared`), as Triton's do_bench and benchmarks made with it do."""
+
+    ROUNDS = 5
 
     def __init__(self, sets: int):
         self.sets, self.copies = sets, {}
+        self.l2 = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
 
     def microseconds(self, call) -> float:
-        for i in range(3):
+        return self.in_turns({"": call})[""][0]
+
+    def in_turns(self, calls: dict) -> dict:
+        """name -> (microseconds, cleared microseconds): medians over rounds in which all of them take turns."""
+        counts = {}
+        for name, call in calls.items():
+            for i in range(3):
+                call(i % self.sets)
+            counts[name] = int(min(max(20e3 / max(self._mean(call, 2), 1.0), 4), 400))
+        found = {name: ([], []) for name in calls}
+        for _ in range(self.ROUNDS):
+            for name, call in calls.items():
+                found[name][0].append(self._mean(call, counts[name]))
+                found[name][1].append(self._cleared(call, max(counts[name] // 5, 3)))
+        return {name: tuple(statistics.median(part) for part in both) for name, both in found.items()}
+
+    def _cleared(self, call, count: int) -> float:
+        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+        for i, (begin, end) in enumerate(marks):
+            self.l2.zero_()
+            begin.record()
             call(i % self.sets)
-        once = self._mean(call, 2)
-        count = int(min(max(20e3 / max(once, 1.0), 4), 400))
-        return statistics.median(self._mean(call, count) for _ in range(5))
+            end.record()
+        torch.cuda.synchronize()
+        return statistics.median(begin.elapsed_time(end) for begin, end in marks) * 1e3
 
     def _mean(self, call, count: int) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -58,12 +84,12 @@ class Timer:
         end.synchronize()
         return begin.elapsed_time(end) * 1e3 / count
 
-    def copy_us(self, moved: int) -> float:
-        """`moved` bytes read and written by torch's copy, half of them each."""
+    def copy_us(self, moved: int) -> tuple[float, float]:
+        """`moved` bytes read and written by torch's copy, half of them each; back to back, and cleared."""
         if moved not in self.copies:
             source = [torch.randint(0, 256, (moved // 2,), dtype=torch.uint8, device="cuda") for _ in range(self.sets)]
             target = [torch.empty_like(t) for t in source]
-            self.copies[moved] = self.microseconds(lambda i: target[i].copy_(source[i]))
+            self.copies[moved] = self.in_turns({"": lambda i: target[i].copy_(source[i])})[""]
         return self.copies[moved]
 
     def host_microseconds(self, call) -> float:

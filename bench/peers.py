@@ -2,14 +2,16 @@
 
     peers.py --packages build/packages [--only rms_norm,silu] [--csv bench/results.csv --date D --commit C]
 
-Each case: our op is checked against float64 on some rows, then everybody's time is taken with CUDA events over three
-sets of inputs in turn (none stays in L2), the median of five means. Forward runs without autograd, backward through
-torch.autograd.grad on a graph that is kept. A peer that cannot be imported is left out, and said so.
+Each case: our op is checked against float64 on some rows, then everybody's time is taken in turns with CUDA events over
+three sets of inputs, medians of five rounds: call after call, and each call after a write that fills L2 with other lines
+(`cleared`). Forward runs without autograd, backward through torch.autograd.grad on a graph that is kept. Peers are the
+installed ones, with their versions in every row; one that cannot be imported is left out, and said so.
 """
 
 import argparse
 import csv
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -19,6 +21,7 @@ from gpu_common import Timer, load_packages, peer_memory, relative_error  # noqa
 from speed import COLUMNS  # noqa: E402
 
 SETS = 3
+PACKAGES = {"torch": "torch", "torch.compile": "torch", "transformers": "transformers", "Liger": "liger_kernel"}
 BF16_ERROR = 8e-3
 EPS = 1e-6
 
@@ -33,6 +36,9 @@ class Cases:
 
     def __init__(self, args, ops, timer):
         self.args, self.ops, self.timer, self.rows = args, ops, timer, []
+        versions = {name: metadata.version(package) for name, package in PACKAGES.items() if self.has(package)}
+        self.names = {name: f"{name}; {version}" for name, version in versions.items()}
+        print(f"{torch.cuda.get_device_name()}, triton {metadata.version('triton')},", ", ".join(self.names.values()))
         try:
             import liger_kernel.ops as liger
 
@@ -41,6 +47,13 @@ class Cases:
             self.liger = None
             print(f"Liger is left out: {error}")
 
+    @staticmethod
+    def has(package):
+        try:
+            return bool(metadata.version(package))
+        except metadata.PackageNotFoundError:
+            return False
+
     def wants(self, op):
         return not self.args.only or any(part in op for part in self.args.only)
 
@@ -48,7 +61,7 @@ class Cases:
         torch._dynamo.reset()
         return torch.compile(fn, dynamic=False)
 
-    def run(self, op, shape, peers, bytes_moved=0, target="", check=None):
+    def run(self, op, shape, peers, bytes_moved=0, target="", check=None, memory=None):
         if not self.wants(op):
             return
         note = ""
@@ -58,21 +71,23 @@ class Cases:
             if not error <= BF16_ERROR:
                 sys.exit(f"{op} {shape}: wanted a relative error of at most {BF16_ERROR}; got {error}: not timed")
             note = f"error {error:.1e}"
-        copy = self.timer.copy_us(bytes_moved) if bytes_moved else 0
-        times = {}
-        for name, call in peers.items():
-            if call is None:
-                continue
-            times[name] = self.timer.microseconds(call)
+        copy = self.timer.copy_us(bytes_moved) if bytes_moved else None
+        times = self.timer.in_turns({name: call for name, call in peers.items() if call})
+        memory = memory or {}
         ours = times.pop("ours")
-        share = f"{copy / ours:.3f}" if copy else ""
-        text = "  ".join(f"{name} {us:.1f} ({us / ours:.2f}x)" for name, us in times.items())
-        print(f"{op:22} {shape:20} ours {ours:9.1f} us  of copy {share or '-':5}  {text}  {note}", flush=True)
+        share = [f"{c / o:.3f}" for c, o in zip(copy, ours, strict=True)] if copy else ["", ""]
+        text = "  ".join(f"{n} {us[0]:.1f} | {us[1]:.1f} ({us[0] / ours[0]:.2f}x | {us[1] / ours[1]:.2f}x)"
+                         for n, us in times.items())  # fmt: skip
+        print(f"{op:22} {shape:20} ours {ours[0]:.1f} | {ours[1]:.1f} us, of copy {' | '.join(share)}  {text}  {note}")
+        sys.stdout.flush()
         for name, us in times.items() or {"": None}.items():
+            theirs = {} if us is None else dict(
+                peer=f"{us[0]:.3f}", peer_cleared=f"{us[1]:.3f}", ratio=f"{us[0] / ours[0]:.3f}",
+                peer_memory=memory.get(name, ""))  # fmt: skip
             self.rows.append(
-                dict(kind="op", what=op, shape=shape, dtype="bfloat16", ours=f"{ours:.3f}", unit="us", target=target,
-                     peer="" if us is None else f"{us:.3f}", peer_name=name, memcpy_share=share,
-                     ratio="" if us is None else f"{us / ours:.3f}")
+                dict(kind="op", what=op, shape=shape, dtype="bfloat16", ours=f"{ours[0]:.3f}", unit="us", target=target,
+                     ours_cleared=f"{ours[1]:.3f}", peer_name=self.names.get(name, name), memcpy_share=share[0],
+                     ours_memory=memory.get("ours", ""), **theirs)
             )  # fmt: skip
 
 
@@ -271,13 +286,19 @@ def rotary(c):
         }, moved, "83 us")  # fmt: skip
 
 
+def memory_of(peers, gradients, *leaves):
+    """Bytes over the inputs and their gradients that each call needs at most."""
+    found = {name: peer_memory(call, leaves) - gradients for name, call in peers.items() if call}
+    print("  MiB over inputs and gradients:", ", ".join(f"{n} {m / 2**20:.0f}" for n, m in found.items()), flush=True)
+    return found
+
+
 def losses(c):
-    F, loss, vocab, dim = torch.nn.functional, c.ops["loss"], 128256, 4096
-    options = (-100, 0.0, 0.0, 0.0, "mean")
-    L = c.liger
-    if not c.args.only or "cross_entropy" in c.args.only:
+    F, loss, vocab = torch.nn.functional, c.ops["loss"], 128256
+    options, L = (-100, 0.0, 0.0, 0.0, "mean"), c.liger
+    if c.wants("cross_entropy_fwd_"):
         rows = 8192
-        target = torch.randint(0, vocab, (rows,), device="cuda")
+        target, one = torch.randint(0, vocab, (rows,), device="cuda"), torch.ones((), device="cuda")
         z = (torch.randn(rows, vocab, device="cuda") * 3).bfloat16()
         leaf = z.clone().requires_grad_()
 
@@ -288,45 +309,56 @@ def losses(c):
 
             return call
 
+        def out_of_place(_):
+            lse = loss.cross_entropy_fwd(leaf.detach(), target, *options)[1]
+            loss.cross_entropy_bwd(one, leaf.detach(), target, lse, *options)
+
         plain = lambda z: F.cross_entropy(z.float(), target)
+        peers = {"ours": out_of_place, "torch": both(lambda z: F.cross_entropy(z, target)),
+                 "torch.compile": both(c.compiled(plain))}  # fmt: skip
+        c.run("cross_entropy_fwd_bwd", f"{rows}x{vocab}", peers, 3 * z.nbytes, "1450 us",
+              memory=memory_of(peers, z.nbytes, leaf))  # fmt: skip
         # Ours and Liger's put the gradient where the logits were: from the second call on those are small numbers.
         peers = {
             "ours": lambda i: loss.cross_entropy_fwd_(z, target, *options),
             "transformers": both(plain),
-            "torch.compile": both(c.compiled(plain)),
             "Liger": L and both(lambda z: L.LigerCrossEntropyFunction.apply(z, target, None)[0]),
         }
-        for name, call in peers.items():
-            if call:
-                print(f"  {name}: {peer_memory(call) / 1e9:.2f} GB over its inputs; logits: {z.nbytes / 1e9:.2f} GB")
-        c.run("cross_entropy_fwd_", f"{rows}x{vocab}", peers, 2 * z.nbytes, "1300 us")
+        c.run("cross_entropy_fwd_", f"{rows}x{vocab}", peers, 2 * z.nbytes, "1300 us", memory=memory_of(peers, 0, leaf))
         del z, leaf, peers
         torch.cuda.empty_cache()
-    for rows in (8192, 32768):
-        if not c.wants("linear_cross_entropy"):
-            return
-        target = torch.randint(0, vocab, (rows,), device="cuda")
-        h = torch.randn(rows, dim, device="cuda").bfloat16().requires_grad_()
-        w = (torch.randn(vocab, dim, device="cuda") / 64).bfloat16().requires_grad_()
+    for rows in (4096, 8192, 16384, 32768):
+        if c.wants("linear_cross_entropy"):
+            linear_cross_entropy(c, rows, 4096, vocab, options)
+            torch.cuda.empty_cache()
 
-        def both(fn):
-            def call(_):
-                h.grad = w.grad = None
-                fn().backward()
 
-            return call
+def linear_cross_entropy(c, rows, dim, vocab, options):
+    F, loss, L = torch.nn.functional, c.ops["loss"], c.liger
+    target = torch.randint(0, vocab, (rows,), device="cuda")
+    h = torch.randn(rows, dim, device="cuda").bfloat16().requires_grad_()
+    w = (torch.randn(vocab, dim, device="cuda") / 64).bfloat16().requires_grad_()
 
-        peers = {"ours": lambda i: loss.linear_cross_entropy_fwd(h.detach(), w.detach(), None, target, *options)}
-        if rows == 8192:
-            peers["transformers"] = both(lambda: F.cross_entropy(F.linear(h, w).float(), target))
-        if L:
-            peers["Liger"] = both(lambda: L.LigerFusedLinearCrossEntropyFunction.apply(h, w, target)[0])
-        inputs = 2 * (h.numel() + w.numel()) * 2  # and their gradients
-        for name, call in peers.items():
-            print(f"  {name}: {peer_memory(call) / 1e9:.2f} GB at most over inputs", flush=True)
-        print(f"  gradients of the inputs: {inputs / 2 / 1e9:.2f} GB")
-        wanted = "42000 us" if rows == 8192 else "165000 us"
-        c.run("linear_cross_entropy_fwd", f"{rows}x{dim}x{vocab}", peers, target=wanted)
+    def both(fn):
+        def call(_):
+            h.grad = w.grad = None
+            fn().backward()
+
+        return call
+
+    def ours(chunk_bytes):
+        return lambda i: loss.linear_cross_entropy_fwd(
+            h.detach(), w.detach(), None, target, *options, False, chunk_bytes
+        )
+
+    peers = {"ours": ours(0), "ours, 64 MiB": ours(64 << 20)}
+    if rows == 8192:
+        peers["transformers"] = both(lambda: F.cross_entropy(F.linear(h, w).float(), target))
+    if L:
+        peers["Liger"] = both(lambda: L.LigerFusedLinearCrossEntropyFunction.apply(h, w, target)[0])
+    wanted = {4096: "21500 us", 8192: "41000 us", 16384: "80000 us", 32768: "165000 us"}[rows]
+    c.run("linear_cross_entropy_fwd", f"{rows}x{dim}x{vocab}", peers, target=wanted,
+          memory=memory_of(peers, (h.numel() + w.numel()) * 2, h, w))  # fmt: skip
 
 
 def calls(c):
@@ -351,7 +383,7 @@ def calls(c):
     for name, us in times.items():
         c.rows.append(
             dict(kind="call", what="rms_norm from Python", shape="1x2048", dtype="bfloat16", ours=f"{ours:.3f}",
-                 peer=f"{us:.3f}", peer_name=name, unit="us", ratio=f"{us / ours:.3f}", target="15 us")
+                 peer=f"{us:.3f}", peer_name=c.names.get(name, name), unit="us", ratio=f"{us / ours:.3f}", target="15 us")
         )  # fmt: skip
 
 

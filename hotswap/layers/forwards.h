@@ -1,5 +1,5 @@
 // The forward that each contract replaces, as a C++ type: what a Slot holds and what kernelize/ binds. Op schemas of
-// the same contracts stand in kernelize/contracts.cpp.
+// the same contracts stand in kernelize/bind/table.cpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -64,6 +64,7 @@ struct CrossEntropyOptions {
   double z_loss = 0;   // adds z_loss * logsumexp^2 to each row's loss
   std::string reduction = "mean";
   bool float32_dweight = false;  // linear_cross_entropy: kernels sum the weight's gradient over chunks in float32
+  int64_t chunk_bytes = 0;       // and hold so many bytes of logits at once; 0: what each has found best
 };
 
 // cross_entropy/1. logits: [n, vocab], target: [n] int64 -> float32 scalar, or [n] for reduction "none"

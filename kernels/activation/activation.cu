@@ -44,9 +44,8 @@ __device__ __forceinline__ void unary_at(const Unary& a, int64_t row, int64_t co
 }
 
 template <class Act, class T, bool kBackward, int N>
-__global__ void __launch_bounds__(kWalkThreads) unary_rows(const Unary a, int64_t rows, int64_t per_row, bool wide) {
-  const int64_t row = row_of(blockIdx.x, per_row, rows);
-  const int64_t at = (blockIdx.x - row * per_row) * kWalkThreads + threadIdx.x;
+__global__ void __launch_bounds__(kWalkThreads) unary_rows(const Unary a, int64_t per_row, Divider row_of, bool wide) {
+  const int64_t row = row_of(blockIdx.x), at = (blockIdx.x - row * per_row) * kWalkThreads + threadIdx.x;
   wait_for_launch_before();
   if constexpr (kWideBuilt && N > 1) {
     if (wide) return unary_at<Act, T, kBackward, 2 * N>(a, row, at * 2 * N);
@@ -88,8 +87,8 @@ void unary(const Unary& all, int64_t all_rows, Stream stream) {
     with_function(a.function, [&]<class Act>() {
       with_dtype(a.dtype, [&]<typename T>() {
         const auto run = [&](auto* kernel) {
-          launch_after(kernel, p.blocks_per_row * rows, kWalkThreads, stream, a, rows, p.blocks_per_row,
-                       p.access == kWideBytes);
+          launch_after(kernel, p.blocks_per_row * rows, kWalkThreads, stream, a, p.blocks_per_row,
+                       Divider(p.blocks_per_row), p.access == kWideBytes);
         };
         if (p.access >= kVectorBytes)
           run(backward ? &unary_rows<Act, T, true, kPerVector<T>> : &unary_rows<Act, T, false, kPerVector<T>>);

@@ -2,8 +2,8 @@
 // a part of it stays in shared memory, and the rest is still in L2.
 #include <algorithm>
 
-#include "kernels/common/gpu/activations.cuh"
 #include "kernels/common/gpu/launch.cuh"
+#include "kernels/loss/formulas.cuh"
 #include "kernels/loss/loss_cuda.h"
 
 namespace loss::cuda {
@@ -11,59 +11,13 @@ namespace {
 
 using namespace kernels;
 using namespace kernels::gpu;
+using namespace loss::gpu;
 
 constexpr int kMostThreads = 1024, kTogether = 4;  // vectors a thread has in flight
 // Measured best: many small blocks where only losses are made; large ones where gradients are; and where both are, few
 // at once, each with a part of its row in shared memory, so that the rest is still in L2 when it is read again.
 constexpr int kLossThreads = 256, kKeptBytes = 64 << 10, kBlocksPerSm = 2;
 constexpr int kOneBlock = 1024, kWalkThreads = 256;
-
-struct Plain {
-  float cap;
-  __device__ __forceinline__ float u(float z) const { return z; }
-  __device__ __forceinline__ float slope(float) const { return 1.f; }
-};
-struct Capped {
-  float cap;
-  __device__ __forceinline__ float u(float z) const { return cap * tanhf(z / cap); }
-  __device__ __forceinline__ float slope(float u) const {
-    const float t = u / cap;
-    return 1.f - t * t;
-  }
-};
-
-__device__ __forceinline__ float exp2_coarse(float x) {
-  float r;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-  return r;
-}
-
-__device__ __forceinline__ float finite_or_zero(float top) { return top == -INFINITY ? 0.f : top; }
-
-// log sum e^u = top + log(total), of the numbers seen so far.
-struct Online {
-  float top = -INFINITY, total = 0.f, sum = 0.f;  // sum: of u, where labels are smoothed
-
-  template <bool kCoarse>
-  __device__ __forceinline__ void raise(float highest) {
-    if (highest <= top) return;
-    total *= exponential<kCoarse>(top - highest);
-    top = highest;
-  }
-  template <bool kCoarse, int N>
-  __device__ __forceinline__ void add(const float (&u)[N], bool smoothed) {
-    constexpr float kLog2 = 1.44269504f;
-    const float from = finite_or_zero(top), scaled = from * kLog2;
-    float here = 0.f;
-#pragma unroll
-    for (int i = 0; i < N; ++i) here += kCoarse ? exp2_coarse(__fmaf_rn(u[i], kLog2, -scaled)) : expf(u[i] - from);
-    total += here;
-    if (smoothed) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) sum += u[i];
-    }
-  }
-};
 
 // The largest of a pack's numbers.
 template <class T, int N>
@@ -85,12 +39,6 @@ __device__ __forceinline__ float highest_of(const Pack<T, N>& p) {
 struct RowMemory {
   float top[2][32], total[2][32], sum[2][32];
 };
-
-__device__ __forceinline__ float warp_max(float v) {
-#pragma unroll
-  for (int o = 16; o > 0; o /= 2) v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, o));
-  return v;
-}
 
 // The block's numbers together, the same bits in every thread. `turn` alternates: one barrier a row.
 __device__ __forceinline__ Online together(Online mine, RowMemory& memory, int turn) {
@@ -137,7 +85,7 @@ template <class Cap, class T, int N>
 __device__ __forceinline__ Online sums_of(const LossRows& a, Cap cap, const T* z, const Row<T, N>& r, uint4* kept,
                                           int64_t keep) {
   constexpr bool kCoarse = kCoarseOf<T>;
-  const bool smoothed = a.label_smoothing != 0.f, once = a.dlogits == nullptr;
+  const bool smoothed = a.label_smoothing != 0.f;
   Online mine;
   for (int64_t first = threadIdx.x; first < r.vectors; first += int64_t{blockDim.x} * kTogether) {
     Pack<T, N> p[kTogether];
@@ -145,7 +93,7 @@ __device__ __forceinline__ Online sums_of(const LossRows& a, Cap cap, const T* z
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
       const int64_t v = first + int64_t{k} * blockDim.x;
-      if (v < r.vectors) p[k] = once ? load<N>(z + r.col(v)) : load_shared<N>(z + r.col(v));
+      if (v < r.vectors) p[k] = load<N>(z + r.col(v));
     }
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
@@ -177,20 +125,8 @@ __device__ __forceinline__ Online sums_of(const LossRows& a, Cap cap, const T* z
   return mine;
 }
 
-// dz = (weight e^(u - lse) - shift) slope(u), and the target's own term.
-struct Gradient {
-  float lse, weight, shift, target;
-
-  template <bool kCoarse, class Cap>
-  __device__ __forceinline__ float operator()(Cap cap, float z, bool is_target) const {
-    const float u = cap.u(z);
-    const float p = kCoarse ? exp2_coarse(__fmaf_rn(u, 1.44269504f, -1.44269504f * lse)) : expf(u - lse);
-    const float d = weight * p - shift;
-    return (is_target ? d - target : d) * cap.slope(u);
-  }
-};
-
-template <class Cap, class T, int N>
+// kAgain: the row was read just now, and what other blocks read is to stay in L2 until they come back to it.
+template <bool kAgain, class Cap, class T, int N>
 __device__ __forceinline__ void gradients(const Gradient& g, Cap cap, int64_t t, const T* z, T* dz, const Row<T, N>& r,
                                           const uint4* kept, int64_t keep) {
   constexpr bool kCoarse = kCoarseOf<T>;
@@ -200,14 +136,14 @@ __device__ __forceinline__ void gradients(const Gradient& g, Cap cap, int64_t t,
     for (int k = 0; k < kTogether; ++k) {
       const int64_t v = first + int64_t{k} * blockDim.x;
       if (v >= r.vectors) continue;
-      if constexpr (N > 1) {
+      if constexpr (N > 1 && kAgain) {
         if (v < keep) {
           const uint4 four = kept[v];
           p[k].w[0] = four.x, p[k].w[1] = four.y, p[k].w[2] = four.z, p[k].w[3] = four.w;
           continue;
         }
       }
-      p[k] = load<N>(z + r.col(v));
+      p[k] = kAgain ? load_last<N>(z + r.col(v)) : load<N>(z + r.col(v));
     }
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
@@ -223,7 +159,10 @@ __device__ __forceinline__ void gradients(const Gradient& g, Cap cap, int64_t t,
 #pragma unroll
         for (int i = 0; i < N; ++i) f[i] = g.template operator()<kCoarse>(cap, f[i], false);
       }
-      store_floats<N>(dz + r.col(v), f);
+      if constexpr (kAgain)
+        store_past(dz + r.col(v), pack<T>(f));
+      else
+        store_floats<N>(dz + r.col(v), f);
     }
   }
   if constexpr (N > 1) {
@@ -247,7 +186,6 @@ __global__ void __launch_bounds__(kMostThreads) loss_rows(const LossRows a, cons
   extern __shared__ uint4 kept[];
   __shared__ RowMemory memory;
   const Cap cap{a.softcap};
-  const float eps = a.label_smoothing;
   int turn = 0;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T* z = static_cast<const T*>(a.logits) + row * a.logits_stride;
@@ -266,22 +204,18 @@ __global__ void __launch_bounds__(kMostThreads) loss_rows(const LossRows a, cons
       const float zt = known ? to_float(z[t]) : NAN;  // z may be dz: read before the barrier, written after it
       const Online sums = together(sums_of(a, cap, z, r, kept, keep), memory, turn);
       turn ^= 1;
-      const float log_total = logf(sums.total);
-      lse = sums.top + log_total;
+      lse = sums.lse();
       if (threadIdx.x == 0) {
         if (a.lse != nullptr) a.lse[row] = lse;
-        if (a.loss != nullptr) {
-          float loss = (1.f - eps) * ((sums.top - cap.u(zt)) + log_total) + a.z_loss * lse * lse;
-          if (eps != 0.f) loss += eps * ((sums.top - sums.sum / float(a.vocab)) + log_total);
-          a.loss[row] = loss;
-        }
+        if (a.loss != nullptr) a.loss[row] = loss_of(a, cap, sums, zt);
       }
     }
     if (dz == nullptr) continue;
-    float g = a.grad_scale * (a.dloss == nullptr ? 1.f : a.dloss[row]) * (scale == nullptr ? 1.f : *scale);
-    if (!known) g = NAN;
-    const Gradient gradient{lse, g * (1.f + 2.f * a.z_loss * lse), g * eps / float(a.vocab), g * (1.f - eps)};
-    gradients(gradient, cap, t, z, dz, r, kept, a.lse_known ? 0 : keep);
+    const Gradient gradient = gradient_of(a, scale, row, lse, known);
+    if (a.lse_known)
+      gradients<false>(gradient, cap, t, z, dz, r, kept, 0);
+    else
+      gradients<true>(gradient, cap, t, z, dz, r, kept, keep);
   }
 }
 
@@ -344,12 +278,25 @@ __global__ void __launch_bounds__(kOneBlock) scale_of(const Scale a) {
   if (threadIdx.x == 0) *a.out = out;
 }
 
+// A vector a thread, single elements in the end.
 template <class T>
 __global__ void __launch_bounds__(kWalkThreads) multiply_all(T* x, int64_t count, const float* factor) {
-  const float f = *factor;
-  const int64_t step = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step)
-    x[i] = from_float<T>(to_float(x[i]) * f);
+  constexpr int N = kPerVector<T>;
+  const float by = *factor;
+  if (by == 1.f) return;
+  const int64_t step = int64_t{gridDim.x} * kWalkThreads, whole = count / N;
+  for (int64_t v = int64_t{blockIdx.x} * kWalkThreads + threadIdx.x; v < whole + count % N; v += step) {
+    if (v < whole) {
+      float f[N];
+      load_floats<N>(x + v * N, f);
+#pragma unroll
+      for (int i = 0; i < N; ++i) f[i] *= by;
+      store_floats<N>(x + v * N, f);
+    } else {
+      T& one = x[whole * N + v - whole];
+      one = from_float<T>(to_float(one) * by);
+    }
+  }
 }
 
 template <class T>
@@ -403,7 +350,8 @@ void scale(const Scale& a, Stream stream) { launch(&scale_of, 1, kOneBlock, stre
 void multiply(DType dtype, void* x, int64_t count, const float* factor, Stream stream) {
   if (count == 0) return;
   with_dtype(dtype, [&]<typename T>() {
-    launch(&multiply_all<T>, walk_blocks(count), kWalkThreads, stream, static_cast<T*>(x), count, factor);
+    launch(&multiply_all<T>, walk_blocks(divide_up(count, kPerVector<T>)), kWalkThreads, stream, static_cast<T*>(x),
+           count, factor);
   });
 }
 

@@ -55,12 +55,14 @@ struct Accumulate {
 };
 
 // Linear cross-entropy holds the logits of so many rows at once: 512 in float32, 1024 in 16 bits (100 MB at a 49k
-// vocabulary), up to half as many again so that the chunks are equal. Fewer cost speed: at 256 rows a float32 GEMM
-// loses a quarter of it to reading and packing the weight. Eager torch holds all rows, three to eight times.
+// vocabulary), up to half as many again so that the chunks are equal; or as many as fit into `bytes`, where given.
+// Fewer cost speed: at 256 rows a float32 GEMM loses a quarter of it to reading and packing the weight. Eager torch
+// holds all rows, three to eight times.
 constexpr int64_t kChunkRows = 512;
-inline int64_t chunk_rows(int64_t rows, int64_t element_size) {
-  const int64_t wanted = kChunkRows * 4 / element_size;
-  const int64_t nearest = (rows + wanted / 2) / wanted, chunks = nearest > 1 ? nearest : 1;
+inline int64_t chunk_rows(int64_t rows, int64_t element_size, int64_t vocab = 0, int64_t bytes = 0) {
+  const int64_t row = vocab * element_size, fit = row > 0 && bytes > row ? bytes / row : 1;
+  const int64_t wanted = bytes > 0 ? fit : kChunkRows * 4 / element_size;
+  const int64_t nearest = (rows + (bytes > 0 ? wanted - 1 : wanted / 2)) / wanted, chunks = nearest > 1 ? nearest : 1;
   return (rows + chunks - 1) / chunks;
 }
 

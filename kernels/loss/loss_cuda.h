@@ -15,6 +15,12 @@ using kernels::Stream;
 // Losses and lse where wanted, then gradients, times *scale where it is given. dloss: a number a row, or null.
 void rows(const LossRows& a, const float* scale, Stream stream);
 
+// The same of logits that lie transposed, [vocab, rows], their rows logits_stride apart, with gradients in their place:
+// a whole number of kColumnRows rows. scratch: room for column_scratch numbers.
+constexpr int64_t kColumnRows = 256;
+int64_t column_scratch(const LossRows& a);
+void columns(const LossRows& a, const float* scale, float* scratch, Stream stream);
+
 struct Reduce {
   const float* row_loss;  // [rows]
   const int64_t* target;  // [rows]
@@ -33,16 +39,18 @@ struct Scale {
 };
 void scale(const Scale& a, Stream stream);
 
-void multiply(DType dtype, void* x, int64_t count, const float* factor, Stream stream);  // x *= *factor
+void multiply(DType dtype, void* x, int64_t count, const float* factor, Stream stream);  // x *= *factor; 1: not touched
+void copy(void* to, const void* from, int64_t bytes, Stream stream);
 void accumulate(const Accumulate& a, int64_t count, Stream stream);
 void column_sum(const ColumnSum& a, int64_t cols, Stream stream);  // without a.scale
 
-// Rows of logits that linear cross-entropy holds at once on a GPU: GEMMs near their peak want thousands; a gigabyte is
-// little there.
-constexpr int64_t kChunkBytes = int64_t{1} << 30;
-inline int64_t chunk_rows(int64_t rows, int64_t vocab, int64_t element_size) {
+// Rows of logits that linear cross-entropy holds at once on a GPU, in at most `bytes` (or a tile's). Fewer rows are
+// less memory and more passes over the weight's gradient: docs/notes/linear_cross_entropy.md has the plans and their
+// times.
+constexpr int64_t kChunkBytes = int64_t{256} << 20;
+inline int64_t chunk_rows(int64_t rows, int64_t vocab, int64_t element_size, int64_t bytes = kChunkBytes) {
   constexpr int64_t kTile = 128;
-  const int64_t fit = kChunkBytes / (vocab * element_size < 1 ? 1 : vocab * element_size) / kTile * kTile;
+  const int64_t fit = bytes / (vocab * element_size < 1 ? 1 : vocab * element_size) / kTile * kTile;
   const int64_t most = fit < kTile ? kTile : fit;
   if (rows <= most) return rows;
   const int64_t chunks = kernels::divide_up(rows, most);

@@ -316,7 +316,7 @@ TEST(LinearCrossEntropy, DweightMayBeSummedInFloat32) {
     return expect_equal(dweight(in, target, true), dweight(in, target, false), "dweight");
   }
   const int64_t rows = 4096, vocab = 1 << 20, dim = 16;
-  ASSERT_EQ(rows / loss::cuda::chunk_rows(rows, vocab, 2), 8);
+  ASSERT_EQ(rows / loss::cuda::chunk_rows(rows, vocab, 2), 32);
   // Terms of one sign: the sum grows, and so does what each rounding of it loses.
   const Tensors in = {random_tensor({rows, dim}, at::kBFloat16).abs(), random_tensor({vocab, dim}, at::kBFloat16)};
   const Tensor target = random_target(rows, vocab);
@@ -345,18 +345,57 @@ TEST(LinearCrossEntropy, ChunksAreEqualAndSmallBesideAllRows) {
   }
 }
 
-TEST(LinearCrossEntropy, ChunksOnAGpuFitTheirGigabyte) {
+TEST(LinearCrossEntropy, ChunksFitTheirBytes) {
   for (const int64_t vocab : {8, 50257, 128256}) {
     for (const int64_t rows : {0, 1, 1000, 8192, 32768, 1 << 20}) {
-      const int64_t chunk = loss::cuda::chunk_rows(rows, vocab, 2);
-      EXPECT_LE(chunk, rows);
-      EXPECT_LE(chunk * vocab * 2, loss::cuda::kChunkBytes + 128 * vocab * 2);
-      if (rows > 0) {
+      for (const int64_t bytes : {int64_t{1}, int64_t{60} << 20, loss::cuda::kChunkBytes}) {
+        const int64_t chunk = loss::cuda::chunk_rows(rows, vocab, 2, bytes);
+        EXPECT_LE(chunk, rows);
+        EXPECT_LE(chunk * vocab * 2, std::max(bytes, 128 * vocab * 2));
         EXPECT_GE(chunk, std::min<int64_t>(rows, 128));
+        const int64_t on_cpu = loss::chunk_rows(rows, 2, vocab, bytes);
+        EXPECT_LE(on_cpu * vocab * 2, std::max(bytes, vocab * 2));
+        EXPECT_GE(on_cpu, std::min<int64_t>(rows, 1));
       }
     }
   }
-  EXPECT_EQ(loss::cuda::chunk_rows(8192, 128256, 2), 4096);
+  EXPECT_EQ(loss::cuda::chunk_rows(8192, 128256, 2), 1024);
+}
+
+// Chunks of a few rows; on a GPU the first rows' logits lie in dweight's own memory: all of it, a part, beside more
+// rows.
+TEST(LinearCrossEntropy, SmallChunksMatchFloat64) {
+  const auto expect = [](const std::vector<int64_t>& shape, at::ScalarType dtype, const Options& o) {
+    const int64_t rows = shape[0], vocab = shape[1], dim = shape[2];
+    Tensors in = random_tensors({{rows, dim}, {vocab, dim}}, dtype);
+    in[1] = in[1] * (1.0 / std::sqrt(double(dim)));
+    const Tensor target = random_target(rows, vocab), dloss = random_dloss(o, rows);
+    const auto want =
+        reference([&](const Tensors& t) { return Tensors{formula(t[0].matmul(t[1].t()), target, o)}; }, in, {dloss});
+    const Tensor largest = in[0].to(at::kDouble).matmul(in[1].to(at::kDouble).t()).abs().max();
+    for (const int64_t bytes : {int64_t{1}, 300 * vocab * 2}) {
+      const auto call = [&](const char* op, auto... first) {
+        return package().call(op, first..., kIgnore, o.label_smoothing, o.softcap, o.z_loss, o.reduction, false, bytes);
+      };
+      auto got = call("linear_cross_entropy_fwd", in[0], in[1], c10::IValue(), target);
+      const auto back = call("linear_cross_entropy_bwd", dloss, in[0], in[1], c10::IValue(), target, got[1]);
+      const std::string what = describe(o, dtype, "rows " + std::to_string(rows) + " bytes " + std::to_string(bytes));
+      expect_close(got[0] + largest, want[0] + largest, 2 * tolerance(dtype), "loss " + what);
+      // dweight is rounded once a chunk: six of them leave up to as many times the error of one.
+      expect_close(back[0], want[1], 2 * tolerance(dtype), "dhidden " + what);
+      expect_close(back[1], want[2], 6 * tolerance(dtype), "dweight " + what);
+      if (std::string(o.reduction) == "none") continue;
+      const auto scaled = [&](const Tensor& t) { return t.to(at::kDouble) * dloss.to(at::kDouble); };
+      expect_close(scaled(got[2]), want[1], 2 * tolerance(dtype), "forward's dhidden " + what);
+      expect_close(scaled(got[3]), want[2], 6 * tolerance(dtype), "forward's dweight " + what);
+    }
+  };
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const Options& o : kOptions) expect({300, 131, 256}, dtype, o);
+    expect({700, 1021, 264}, dtype, {});
+    expect({700, 1021, 512}, dtype, {});
+    expect({512, 61, 512}, dtype, {});
+  }
 }
 
 TEST(LinearCrossEntropy, BackwardIsTheGradientOfForward) {

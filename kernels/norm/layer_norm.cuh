@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(512)
     float total[1] = {0.f}, squares[1] = {0.f};
     for (int64_t col = int64_t{threadIdx.x} * N; col < a.cols; col += int64_t{blockDim.x} * N) {
       float f[N];
-      unpack(load_shared<N>(x + col), f);
+      unpack(load<N>(x + col), f);
 #pragma unroll
       for (int i = 0; i < N; ++i) total[0] += f[i];
     }
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(512)
     const float mean = total[0] / float(a.cols);
     for (int64_t col = int64_t{threadIdx.x} * N; col < a.cols; col += int64_t{blockDim.x} * N) {
       float f[N];
-      unpack(load_shared<N>(x + col), f);
+      unpack(load<N>(x + col), f);
 #pragma unroll
       for (int i = 0; i < N; ++i) squares[0] += (f[i] - mean) * (f[i] - mean);
     }
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(512)
     if (a.mean != nullptr && threadIdx.x == 0) a.mean[row] = mean, a.rstd[row] = rstd;
     for (int64_t col = int64_t{threadIdx.x} * N; col < a.cols; col += int64_t{blockDim.x} * N) {
       float f[N], scale[N], bias[N] = {};
-      unpack(load_shared<N>(x + col), f);
+      unpack(load<N>(x + col), f);
       load_scale<N>(s, col, aligned, scale);
       if (b.weight != nullptr) load_scale<N>(b, col, bias_aligned, bias);
 #pragma unroll
@@ -244,8 +244,8 @@ __global__ void __launch_bounds__(512) layer_backward_again(const LayerNormBackw
     float sums[2] = {0.f, 0.f};
     for (int64_t col = int64_t{threadIdx.x} * N; col < a.cols; col += int64_t{blockDim.x} * N) {
       float f[N], g[N], scale[N];
-      unpack(load_shared<N>(x + col), f);
-      unpack(load_shared<N>(dy + col), g);
+      unpack(load<N>(x + col), f);
+      unpack(load<N>(dy + col), g);
       load_scale<N>(s, col, aligned, scale);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
@@ -257,8 +257,8 @@ __global__ void __launch_bounds__(512) layer_backward_again(const LayerNormBackw
     const float level = sums[0] / float(a.cols), slope = sums[1] * rstd / float(a.cols);
     for (int64_t col = int64_t{threadIdx.x} * N; col < a.cols; col += int64_t{blockDim.x} * N) {
       float f[N], g[N], scale[N];
-      unpack(load_shared<N>(x + col), f);
-      unpack(load_shared<N>(dy + col), g);
+      unpack(load<N>(x + col), f);
+      unpack(load<N>(dy + col), g);
       load_scale<N>(s, col, aligned, scale);
 #pragma unroll
       for (int i = 0; i < N; ++i) f[i] = (g[i] * scale[i] - level - (f[i] - mean) * rstd * slope) * rstd;

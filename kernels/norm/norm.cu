@@ -10,17 +10,25 @@ namespace {
 
 using namespace norms::gpu;
 
-constexpr RowLimits kForward{.most_lanes = {0, forward_lanes(2), forward_lanes(4)}, .threads_per_sm = 0};
+constexpr RowLimits kForward{.most_lanes = {0, 512, 512}, .threads_per_sm = 0};
+constexpr RowLimits kAddForward{.most_lanes = {0, 256, 512}, .threads_per_sm = 0};
 constexpr RowLimits kLayerForward{.most_lanes = {0, 32, 512}, .threads_per_sm = 0};
 constexpr int kAgainPerSm = 2048;     // threads, where rows are read again
 constexpr int64_t kMostChunks = 512;  // rows of partial sums where rows are read again
 
-template <class Fn>  // fn<T, kVectors>()
-void with_vectors(DType dtype, int vectors, Fn fn) {
+template <class Fn>  // fn<T, kVectors, kMostLanes, kFull>()
+void with_forward(DType dtype, const RowPlan& p, int64_t cols, Fn fn) {
   with_dtype(dtype, [&]<typename T>() {
-    if (vectors == 1) return fn.template operator()<T, 1>();
-    if (vectors == 2) return fn.template operator()<T, 2>();
-    return fn.template operator()<T, 4>();
+    if (p.vectors == 1) return fn.template operator()<T, 1, 128, false>();
+    const bool full = cols == int64_t{p.lanes} * p.vectors * kPerVector<T>;
+    const auto lanes = [&]<int kVectors, int kMostLanes>() {
+      return full ? fn.template operator()<T, kVectors, kMostLanes, true>()
+                  : fn.template operator()<T, kVectors, kMostLanes, false>();
+    };
+    if (p.vectors == 2 && p.lanes > 256) return lanes.template operator()<2, 512>();
+    if (p.vectors == 2)
+      return p.lanes <= 128 ? lanes.template operator()<2, 128>() : lanes.template operator()<2, 256>();
+    return p.lanes <= 256 ? lanes.template operator()<4, 256>() : lanes.template operator()<4, 512>();
   });
 }
 template <class Fn>  // fn<T, kVectors, kMostLanes, kFull>()
@@ -55,6 +63,14 @@ void with_access(DType dtype, DType y_dtype, bool vector_access, Fn fn) {
       return vector_access ? fn.template operator()<T, float, kPerVector<T>>() : fn.template operator()<T, float, 1>();
     }
   });
+}
+
+// fn(first row, rows, blocks) for each launch of kernels that do not loop: one, but for more rows than a grid has
+// blocks.
+template <class Fn>
+void for_launches(const RowPlan& p, int64_t rows, const Fn& fn) {
+  for (int64_t first = 0; first < rows; first += p.groups())
+    fn(first, rows - first, std::min(p.blocks, divide_up(rows - first, p.rows_per_block)));
 }
 
 // The same rows where they are not held: a block a row, as many as run at once.
@@ -146,13 +162,20 @@ RowPlan plan(int64_t rows, int64_t cols, DType dtype, bool aligned, const RowLim
 
 void rms_norm_forward(const RmsNormForward& a, const Scale& s, int64_t rows, Stream stream) {
   if (rows == 0 || a.cols == 0) return;
-  RowPlan p = plan(rows, a.cols, a.dtype, rows_aligned(a, rows), kForward);
+  RowPlan p = plan(rows, a.cols, a.dtype, rows_aligned(a, rows), a.residual != nullptr ? kAddForward : kForward);
   if (p.vectors > 0 && a.y_dtype == a.dtype && holds(s, a.dtype)) {
-    return with_vectors(a.dtype, p.vectors, [&]<typename T, int kVectors>() {
-      if (a.residual != nullptr)
-        launch_after(&rms_forward_held<T, kVectors, true>, p.blocks, p.threads(), stream, a, s, rows, p.lanes);
-      else
-        launch_after(&rms_forward_held<T, kVectors, false>, p.blocks, p.threads(), stream, a, s, rows, p.lanes);
+    return for_launches(p, rows, [&](int64_t first, int64_t n, int64_t blocks) {
+      RmsNormForward some = a;
+      some.x = moved(a.x, first, a.x_stride, a.dtype);
+      some.residual = moved(a.residual, first, a.residual_stride, a.dtype);
+      some.y = moved(a.y, first, a.cols, a.dtype);
+      some.h = moved(a.h, first, a.cols, a.dtype);
+      if (a.rstd != nullptr) some.rstd += first;
+      with_forward(a.dtype, p, a.cols, [&]<typename T, int kVectors, int kMostLanes, bool kFull>() {
+        const auto kernel = a.residual != nullptr ? &rms_forward_held<T, kVectors, kMostLanes, true, kFull>
+                                                  : &rms_forward_held<T, kVectors, kMostLanes, false, kFull>;
+        launch_after(kernel, blocks, p.threads(), stream, some, s, n, p.lanes, 1.f / float(a.cols));
+      });
     });
   }
   p = again(p, rows);
@@ -161,26 +184,22 @@ void rms_norm_forward(const RmsNormForward& a, const Scale& s, int64_t rows, Str
   });
 }
 
-void layer_norm_forward(const LayerNormForward& given, const Scale& s, const Scale& b, int64_t rows, Stream stream) {
-  LayerNormForward a = given;
+void layer_norm_forward(const LayerNormForward& a, const Scale& s, const Scale& b, int64_t rows, Stream stream) {
   if (rows == 0 || a.cols == 0) return;
   const bool aligned =
       kernels::gpu::aligned(a.x, a.x_stride, a.dtype, rows) && kernels::gpu::aligned(a.y, a.cols, a.dtype, rows);
   RowPlan p = plan(rows, a.cols, a.dtype, aligned, kLayerForward);
   if (p.vectors > 0 && holds(s, a.dtype) && (b.weight == nullptr || holds(b, a.dtype))) {
-    while (true) {  // once, but for more rows than a grid has blocks
+    return for_launches(p, rows, [&](int64_t first, int64_t n, int64_t blocks) {
+      LayerNormForward some = a;
+      some.x = moved(a.x, first, a.x_stride, a.dtype);
+      some.y = moved(a.y, first, a.cols, a.dtype);
+      if (a.mean != nullptr) some.mean += first, some.rstd += first;
       with_lanes(a.dtype, p, a.cols, [&]<typename T, int kVectors, int kMostLanes, bool kFull>() {
-        launch_after(&layer_forward_held<T, kVectors, kMostLanes, kFull>, p.blocks, p.threads(), stream, a, s, b, rows,
+        launch_after(&layer_forward_held<T, kVectors, kMostLanes, kFull>, blocks, p.threads(), stream, some, s, b, n,
                      p.lanes);
       });
-      const int64_t done = p.groups();
-      if ((rows -= done) <= 0) return;
-      const int64_t size = size_of(a.dtype);
-      a.x = static_cast<const char*>(a.x) + done * a.x_stride * size;
-      a.y = static_cast<char*>(a.y) + done * a.cols * size;
-      if (a.mean != nullptr) a.mean += done, a.rstd += done;
-      p.blocks = std::min(p.blocks, divide_up(rows, p.rows_per_block));
-    }
+    });
   }
   p = again(p, rows);
   with_access(a.dtype, a.dtype, p.vector_access, [&]<typename T, typename, int N>() {

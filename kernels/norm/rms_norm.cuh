@@ -8,58 +8,81 @@
 
 namespace norms::gpu {
 
-// Most lanes of a row with so many vectors a thread; what they leave of 64K registers a multiprocessor.
-constexpr int forward_lanes(int vectors) { return vectors < 4 ? 128 : 512; }
-constexpr int forward_blocks(int vectors, bool add) { return vectors < 4 ? 8 : add ? 1 : 2; }
+// A sum over the threads of a row, once a block: a part of a warp's (kLanes = 0), or at most kLanes of the block's.
+template <int kLanes>
+__device__ __forceinline__ float sum_once(float v, int lanes) {
+  if constexpr (kLanes == 0) {
+    return lanes_sum(v, lanes);
+  } else {
+    constexpr int kWarps = kLanes / 32;
+    __shared__ float parts[kWarps];
+    v = warp_sum(v);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = v;
+    __syncthreads();
+    const int warps = int(blockDim.x) / 32;
+    v = 0.f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) v += w < warps ? parts[w] : 0.f;
+    return v;
+  }
+}
 
-template <class T, int kVectors, bool kAdd>
-__global__ void __launch_bounds__(forward_lanes(kVectors), forward_blocks(kVectors, kAdd))
-    rms_forward_held(const RmsNormForward a, const Scale s, int64_t rows, int lanes) {
+// Blocks that registers are shared out among: 40 a thread where it has few vectors, and with a residual more.
+constexpr int forward_blocks(int vectors, int lanes, bool add) {
+  return (vectors < 4 ? add ? 1024 : 1536 : add ? 512 : 1024) / lanes;
+}
+
+// A block for each row, or for some rows where each is a part of a warp. No loop: it would cost registers, and time
+// before the first load. share: 1 / columns.
+template <class T, int kVectors, int kMostLanes, bool kAdd, bool kFull>
+__global__ void __launch_bounds__(kMostLanes, forward_blocks(kVectors, kMostLanes, kAdd))
+    rms_forward_held(const RmsNormForward a, const Scale s, int64_t rows, int lanes, float share) {
   constexpr int N = kPerVector<T>;
-  __shared__ typename RowSum<1>::Memory memory;
-  RowSum<1> sum(memory, lanes);
-  const Place<T, kVectors> p(rows, a.cols, lanes);
+  const Place<T, kVectors, kVectors == 1, kFull> p(rows, a.cols, lanes);
+  const int64_t row = p.first + p.group;
   wait_for_launch_before();
-  for (int64_t first = p.first; first < rows; first += p.step) {
-    const int64_t row = first + p.group;
-    Held<T, kVectors> x, residual;
-    x.fetch(a.x, a.x_stride, row, p);
-    if constexpr (kAdd) residual.fetch(a.residual, a.residual_stride, row, p);
-    HeldScale<T, kVectors> scale;
-    scale.fetch(s, p);
-    float squares[1] = {0.f};
+  Held<T, kVectors> x, residual;
+  x.fetch(a.x, a.x_stride, row, p);
+  if constexpr (kAdd) residual.fetch(a.residual, a.residual_stride, row, p);
+  HeldScale<T, kVectors> scale;
+  scale.fetch(s, p);
+  float squares = 0.f;
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      float f[N];
+  for (int k = 0; k < kVectors; ++k) {
+    float f[N];
+    unpack(x.v[k], f);
+    if constexpr (kAdd) {
+      float r[N];
+      unpack(residual.v[k], r);
+#pragma unroll
+      for (int i = 0; i < N; ++i) f[i] += r[i];
+      x.v[k] = pack<T>(f);
+      if (p.has(row, k)) store(static_cast<T*>(a.h) + row * a.cols + p.col(k), x.v[k]);
       unpack(x.v[k], f);
-      if constexpr (kAdd) {
-        float r[N];
-        unpack(residual.v[k], r);
-#pragma unroll
-        for (int i = 0; i < N; ++i) f[i] += r[i];
-        x.v[k] = pack<T>(f);
-        if (p.has(row, k)) store(static_cast<T*>(a.h) + row * a.cols + p.col(k), x.v[k]);
-        unpack(x.v[k], f);
-      }
-#pragma unroll
-      for (int i = 0; i < N; ++i) squares[0] += f[i] * f[i];
     }
-    sum(squares);
-    x.forget_numbers();
-    const float rstd = inverse_sqrt(squares[0] / float(a.cols) + a.eps);
-    if (a.rstd != nullptr && p.lane == 0 && row < rows) a.rstd[row] = rstd;
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      float f[N], w[N];
-      unpack(x.v[k], f);
+    for (int i = 0; i < N; ++i) squares += f[i] * f[i];
+  }
+  squares = sum_once < kVectors == 1 ? 0 : kMostLanes > (squares, lanes);
+  x.forget_numbers();
+  const float rstd = inverse_sqrt(squares * share + a.eps);
+  if (a.rstd != nullptr && p.lane == 0 && row < rows) a.rstd[row] = rstd;
 #pragma unroll
-      for (int i = 0; i < N; ++i) f[i] *= rstd;
-      if (a.round_n) round_all<T>(f);
-      scale.get(s, k, w);
+  for (int k = 0; k < kVectors; ++k) {
+    float f[N], w[N];
+    unpack(x.v[k], f);
 #pragma unroll
-      for (int i = 0; i < N; ++i) f[i] *= w[i];
-      if (p.has(row, k)) store_floats<N>(static_cast<T*>(a.y) + row * a.cols + p.col(k), f);
-    }
+    for (int i = 0; i < N; ++i) f[i] *= rstd;
+    if (a.round_n) round_all<T>(f);
+    scale.get(s, k, w);
+#pragma unroll
+    for (int i = 0; i < N; ++i) f[i] *= w[i];
+    x.v[k] = pack<T>(f);
+  }
+  // Together, after all the arithmetic: a row's writes reach memory side by side.
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    if (p.has(row, k)) store(static_cast<T*>(a.y) + row * a.cols + p.col(k), x.v[k]);
   }
 }
 
@@ -70,10 +93,10 @@ __global__ void __launch_bounds__(512) rms_forward_again(const RmsNormForward a,
   const bool aligned = scale_aligned(s);
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const auto value = [&](int64_t col, float(&f)[N]) {
-      unpack(load_shared<N>(static_cast<const T*>(a.x) + row * a.x_stride + col), f);
+      unpack(load<N>(static_cast<const T*>(a.x) + row * a.x_stride + col), f);
       if (a.residual == nullptr) return;
       float r[N];
-      unpack(load_shared<N>(static_cast<const T*>(a.residual) + row * a.residual_stride + col), r);
+      unpack(load<N>(static_cast<const T*>(a.residual) + row * a.residual_stride + col), r);
 #pragma unroll
       for (int i = 0; i < N; ++i) f[i] = rounded<T>(f[i] + r[i]);
     };
@@ -178,8 +201,8 @@ __global__ void __launch_bounds__(512) rms_backward_again(const RmsNormBackward 
     float dot[1] = {0.f};
     for (int64_t col = int64_t{threadIdx.x} * N; col < a.cols; col += int64_t{blockDim.x} * N) {
       float f[N], g[N], scale[N];
-      unpack(load_shared<N>(x + col), f);
-      unpack(load_shared<N>(dy + col), g);
+      unpack(load<N>(x + col), f);
+      unpack(load<N>(dy + col), g);
       load_scale<N>(s, col, aligned, scale);
 #pragma unroll
       for (int i = 0; i < N; ++i) dot[0] += g[i] * scale[i] * f[i];
@@ -188,14 +211,14 @@ __global__ void __launch_bounds__(512) rms_backward_again(const RmsNormBackward 
     const float slope = dot[0] * rstd * rstd / float(a.cols);
     for (int64_t col = int64_t{threadIdx.x} * N; col < a.cols; col += int64_t{blockDim.x} * N) {
       float f[N], g[N], scale[N];
-      unpack(load_shared<N>(x + col), f);
-      unpack(load_shared<N>(dy + col), g);
+      unpack(load<N>(x + col), f);
+      unpack(load<N>(dy + col), g);
       load_scale<N>(s, col, aligned, scale);
 #pragma unroll
       for (int i = 0; i < N; ++i) f[i] = (g[i] * scale[i] - f[i] * slope) * rstd;
       if (a.dh != nullptr) {
         float add[N];
-        unpack(load_shared<N>(static_cast<const T*>(a.dh) + row * a.dh_stride + col), add);
+        unpack(load<N>(static_cast<const T*>(a.dh) + row * a.dh_stride + col), add);
 #pragma unroll
         for (int i = 0; i < N; ++i) f[i] += add[i];
       }

@@ -67,7 +67,7 @@ struct HeldScale {
 
   template <class P>
   __device__ __forceinline__ void fetch(const Scale& s, const P& p, int k) {
-    v[k] = p.has(k) ? load_shared<N>(static_cast<const T*>(s.weight) + p.col(k)) : Pack<T, N>{};
+    v[k] = p.has(k) ? load<N>(static_cast<const T*>(s.weight) + p.col(k)) : Pack<T, N>{};
   }
   template <class P>
   __device__ __forceinline__ void fetch(const Scale& s, const P& p) {

@@ -15,6 +15,7 @@ using namespace kernels::gpu;
 // Small blocks without a loop: what has ended makes room for the next at once. More than one head a thread loses a
 // tenth.
 constexpr int kThreads = 128, kElementThreads = 256;
+constexpr int64_t kMostItems = (int64_t{1} << 31) - kThreads;  // that a Divider takes, whatever a block has beyond them
 // Blocks that registers are shared out among: wider tables need more of them, and from sm_100 on so does the same code.
 template <class T, class C>
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
@@ -52,7 +53,7 @@ __device__ __forceinline__ Angles<C, N> angles(const RotaryArgs& a, int64_t b, i
   const int64_t second = a.half_table ? 0 : a.rotary_dim / 2;
   const C* cos = static_cast<const C*>(a.cos) + b * a.cos_stride[0] + time * a.cos_stride[1] + unit * N;
   const C* sin = static_cast<const C*>(a.sin) + b * a.sin_stride[0] + time * a.sin_stride[1] + unit * N;
-  return {{load_shared<N>(cos), load_shared<N>(cos + second)}, {load_shared<N>(sin), load_shared<N>(sin + second)}};
+  return {{load<N>(cos), load<N>(cos + second)}, {load<N>(sin), load<N>(sin + second)}};
 }
 
 // y[a] = x[a] c1 - x[b] s1, y[b] = x[b] c2 + x[a] s2; backward with (-s2, -s1) for (s1, s2).
@@ -91,16 +92,21 @@ __device__ __forceinline__ void rotate_pairs(T* y, const Pack<T, N>& v, const C*
 }
 
 // A head's items: `turned` that are turned (a vector of each half, or one of pairs), then vectors that pass through.
+// All items of all heads and positions are numbered below 2^31.
+struct Shares {
+  uint32_t positions, per_position, items;  // items: of a head
+  Divider position_of, batch_of, head_of;   // of an item's number, of a position, of a number within a position
+};
 template <class T, class C, bool kInterleaved>
-__global__ void __launch_bounds__(kThreads, kBlocks<T, C>) rotate_vectors(const RotaryArgs a, int turned, int items) {
+__global__ void __launch_bounds__(kThreads, kBlocks<T, C>) rotate_vectors(const RotaryArgs a, int turned, Shares s) {
   constexpr int N = kPerVector<T>;
-  const int64_t positions = a.batch * a.time, at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int per_position = int(a.q.heads + a.k.heads) * items;
-  const int64_t position = row_of(at, per_position, positions), b = row_of(position, a.time, a.batch);
-  const int item = int(at - position * per_position), head_index = item / items, unit = item - head_index * items;
-  const int64_t time = position - b * a.time, far = a.rotary_dim / 2;
+  const uint32_t at = blockIdx.x * kThreads + threadIdx.x;
+  const uint32_t position = s.position_of(at), b = s.batch_of(position), item = at - position * s.per_position;
+  const uint32_t head_index = s.head_of(item);
+  const int unit = int(item - head_index * s.items);
+  const int64_t time = position - int64_t{b} * a.time, far = a.rotary_dim / 2;
   wait_for_launch_before();
-  if (at >= positions * per_position) return;
+  if (position >= s.positions) return;
   const Head head = head_at(a, b, time, head_index);
   const T* x = static_cast<const T*>(head.x) + head.x_at;
   T* y = static_cast<T*>(head.y) + head.y_at;
@@ -183,10 +189,12 @@ void rotate(const RotaryArgs& a, Stream stream) {
       const int64_t vector = kPerVector<T>, turned = a.rotary_dim / vector / (a.interleaved ? 1 : 2);
       const int64_t items = turned + (a.dim - a.rotary_dim) / vector;
       const int64_t blocks = divide_up(positions * heads * items, kThreads);
+      const Shares shares{uint32_t(positions),    uint32_t(heads * items), uint32_t(items),
+                          Divider(heads * items), Divider(a.time),         Divider(items)};
       const auto kernel = a.interleaved ? &rotate_vectors<T, C, true> : &rotate_vectors<T, C, false>;
-      launch_after(kernel, blocks, kThreads, stream, a, int(turned), int(items));
+      launch_after(kernel, blocks, kThreads, stream, a, int(turned), shares);
     };
-    const bool fit = vectors_fit(a) && (a.interleaved || tables_aligned(a)) && heads * a.dim <= INT32_MAX;
+    const bool fit = vectors_fit(a) && (a.interleaved || tables_aligned(a)) && positions * heads * a.dim <= kMostItems;
     if (fit && a.table_dtype == a.dtype) return vectors.template operator()<T>();
     if constexpr (sizeof(T) == 2) {
       if (fit && a.table_dtype == DType::kFloat32) return vectors.template operator()<float>();

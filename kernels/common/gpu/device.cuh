@@ -68,14 +68,6 @@ __device__ __forceinline__ uint32_t map_word(uint32_t a, uint32_t b, uint32_t c,
   }
 }
 
-// Which row a block is in: the usual sizes without a division of 64 bits, which takes longer than a vector's work.
-__device__ __forceinline__ int64_t row_of(int64_t block, int64_t per_row, int64_t rows) {
-  if (rows == 1) return 0;
-  if (per_row == 1) return block;
-  if (block <= UINT32_MAX && per_row <= UINT32_MAX) return uint32_t(block) / uint32_t(per_row);
-  return block / per_row;
-}
-
 // ---- N numbers as they lie in memory: whole 16-byte vectors, or one element
 template <class T, int N>
 struct Pack {
@@ -89,25 +81,12 @@ struct Pack<T, 1> {
 template <class T>
 constexpr int kPerVector = 16 / sizeof(T);
 
-// Data read once and written once need not stay in a cache. Both must say so: reads that stream beside writes that do
-// not, or the other way round, cost up to a tenth of the memory's speed.
+// Plain accesses. With streaming hints (.cs) on both sides a kernel has little of L2 for itself while lines of normal
+// priority lie there, such as those of a program that clears it: 5 to 8% slower. The store is an intrinsic: an
+// assignment the compiler may take apart, and four stores of 32 bits cost 12% of the memory's rate. The load is none:
+// as an intrinsic it keeps its place among others.
 template <int N, class T>
 __device__ __forceinline__ Pack<T, N> load(const T* p) {
-  Pack<T, N> out;
-  if constexpr (N == 1) {
-    out.value = *p;
-  } else {
-#pragma unroll
-    for (int i = 0; i < int(N * sizeof(T) / 16); ++i) {
-      const uint4 v = __ldcs(reinterpret_cast<const uint4*>(p) + i);
-      out.w[4 * i] = v.x, out.w[4 * i + 1] = v.y, out.w[4 * i + 2] = v.z, out.w[4 * i + 3] = v.w;
-    }
-  }
-  return out;
-}
-// Data that other threads read too.
-template <int N, class T>
-__device__ __forceinline__ Pack<T, N> load_shared(const T* p) {
   Pack<T, N> out;
   if constexpr (N == 1) {
     out.value = *p;
@@ -124,6 +103,31 @@ template <class T, int N>
 __device__ __forceinline__ void store(T* p, const Pack<T, N>& v) {
   if constexpr (N == 1) {
     *p = v.value;
+  } else {
+#pragma unroll
+    for (int i = 0; i < int(N * sizeof(T) / 16); ++i)
+      __stwb(reinterpret_cast<uint4*>(p) + i, make_uint4(v.w[4 * i], v.w[4 * i + 1], v.w[4 * i + 2], v.w[4 * i + 3]));
+  }
+}
+// The same, first to leave L2: beside data that is read again from there.
+template <int N, class T>
+__device__ __forceinline__ Pack<T, N> load_last(const T* p) {
+  if constexpr (N == 1) {
+    return load<N>(p);
+  } else {
+    Pack<T, N> out;
+#pragma unroll
+    for (int i = 0; i < int(N * sizeof(T) / 16); ++i) {
+      const uint4 v = __ldcs(reinterpret_cast<const uint4*>(p) + i);
+      out.w[4 * i] = v.x, out.w[4 * i + 1] = v.y, out.w[4 * i + 2] = v.z, out.w[4 * i + 3] = v.w;
+    }
+    return out;
+  }
+}
+template <class T, int N>
+__device__ __forceinline__ void store_past(T* p, const Pack<T, N>& v) {
+  if constexpr (N == 1) {
+    store(p, v);
   } else {
 #pragma unroll
     for (int i = 0; i < int(N * sizeof(T) / 16); ++i)
@@ -160,7 +164,7 @@ __device__ __forceinline__ Pack<T, N> pack(const float (&f)[N]) {
   return out;
 }
 
-// ---- walks (launch.h): load and store, with .cs as above, which take 32 bytes in one access where the GPU can, p at a
+// ---- walks (launch.h): load and store, which take 32 bytes in one access where the GPU can, p at a
 // multiple of them. sm_100 is the first that can (from CUDA 12.9 on). Code for others leaves out what would take 32
 // bytes; HOTSWAP_TEST_WIDE builds it there too, two accesses for one, so that any GPU can test it.
 #if defined(HOTSWAP_TEST_WIDE) || __CUDA_ARCH__ >= 1000
@@ -174,7 +178,7 @@ __device__ __forceinline__ Pack<T, N> load_whole(const T* p) {
 #if __CUDA_ARCH__ >= 1000
   if constexpr (N * sizeof(T) == 32) {
     Pack<T, N> v;
-    asm volatile("ld.global.cs.v8.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8];"
+    asm volatile("ld.global.v8.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8];"
                  : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]), "=r"(v.w[4]), "=r"(v.w[5]), "=r"(v.w[6]),
                    "=r"(v.w[7])
                  : "l"(p));
@@ -187,7 +191,7 @@ template <class T, int N>
 __device__ __forceinline__ void store_whole(T* p, const Pack<T, N>& v) {
 #if __CUDA_ARCH__ >= 1000
   if constexpr (N * sizeof(T) == 32) {
-    asm volatile("st.global.cs.v8.b32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8};" ::"l"(p), "r"(v.w[0]), "r"(v.w[1]),
+    asm volatile("st.global.v8.b32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8};" ::"l"(p), "r"(v.w[0]), "r"(v.w[1]),
                  "r"(v.w[2]), "r"(v.w[3]), "r"(v.w[4]), "r"(v.w[5]), "r"(v.w[6]), "r"(v.w[7])
                  : "memory");
     return;
@@ -220,7 +224,7 @@ __device__ __forceinline__ void load_any(const void* data, DType dtype, int64_t 
   const auto typed = [&](auto* p) {
     using T = std::remove_cv_t<std::remove_pointer_t<decltype(p)>>;
     if constexpr (N > 1 && N * sizeof(T) % 16 == 0) {
-      if (aligned) return unpack(load_shared<N>(p + at), f);
+      if (aligned) return unpack(load<N>(p + at), f);
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) f[i] = to_float(static_cast<const T*>(p)[at + i]);

@@ -62,9 +62,9 @@ __device__ __forceinline__ void gated_at(const GatedRows& a, int64_t row, int64_
 
 // A vector a thread and no loop: more of either was slower.
 template <class Act, class T, bool kBackward, int N>
-__global__ void __launch_bounds__(kWalkThreads) gated_rows(const GatedRows a, int64_t per_row, bool wide) {
-  const int64_t row = row_of(blockIdx.x, per_row, a.rows);
-  const int64_t at = (blockIdx.x - row * per_row) * kWalkThreads + threadIdx.x;
+__global__ void __launch_bounds__(kWalkThreads)
+    gated_rows(const GatedRows a, int64_t per_row, Divider row_of, bool wide) {
+  const int64_t row = row_of(blockIdx.x), at = (blockIdx.x - row * per_row) * kWalkThreads + threadIdx.x;
   wait_for_launch_before();
   if constexpr (kWideBuilt && N > 1) {
     if (wide) return gated_at<Act, T, kBackward, 2 * N>(a, row, at * 2 * N);
@@ -95,7 +95,7 @@ void launch_gated(const GatedRows& all, bool backward, Stream stream) {
     with_dtype(a.dtype, [&]<typename T>() {
       const auto run = [&](auto* kernel) {
         launch_after(kernel, p.blocks_per_row * rows, kWalkThreads, stream, a, p.blocks_per_row,
-                     p.access == kWideBytes);
+                     Divider(p.blocks_per_row), p.access == kWideBytes);
       };
       if (p.access >= kVectorBytes)
         run(backward ? &gated_rows<Act, T, true, kPerVector<T>> : &gated_rows<Act, T, false, kPerVector<T>>);

@@ -38,6 +38,27 @@ struct RowPlan {
 };
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+#ifdef __CUDACC__
+#define HOTSWAP_HOST_DEVICE __host__ __device__
+#else
+#define HOTSWAP_HOST_DEVICE
+#endif
+// n / by, rounded down, for n below 2^31: a multiplication, an addition and a shift. A division takes a thread longer
+// than its vector's work, and what stands between its start and its first load is lost to memory.
+struct Divider {
+  uint32_t factor, shift = 0;
+
+  explicit Divider(int64_t wanted) {
+    const uint64_t most = uint64_t{1} << 31, by = uint64_t(wanted) < most ? uint64_t(wanted) : most;
+    while ((uint64_t{1} << shift) < by) ++shift;
+    factor = uint32_t((((uint64_t{1} << shift) - by) << 32) / by + 1);
+  }
+  HOTSWAP_HOST_DEVICE uint32_t operator()(uint32_t n) const {
+    return (uint32_t((uint64_t{n} * factor) >> 32) + n) >> shift;
+  }
+};
+
 inline std::string amount(int64_t n, const char* what) { return std::to_string(n) + " " + what + (n == 1 ? "" : "s"); }
 
 inline RowPlan plan_rows(const RowShape& s, const RowLimits& limits, int sms) {

@@ -174,4 +174,23 @@ TEST(WalkPlan, HugeTensorsTakeSeveralLaunches) {
   EXPECT_GT((p.rows_per_launch + 1) * p.blocks_per_row, most);
 }
 
+TEST(Divider, DividesEveryNumberBelowTwoToThe31) {
+  constexpr uint32_t kMost = (uint32_t{1} << 31) - 1;
+  std::vector<int64_t> by = {
+      1, 2, 3, 5, 7, 40, 320, 641, 65535, 65536, 1000003, kMost - 1, kMost, int64_t{1} << 31, int64_t{1} << 40};
+  uint64_t state = 1;
+  const auto random = [&] { return uint32_t((state = state * 6364136223846793005u + 1442695040888963407u) >> 33); };
+  for (int i = 0; i < 2000; ++i) by.push_back(1 + (random() >> (i % 31)));
+  for (const int64_t d : by) {
+    const Divider divide(d);
+    const auto expect = [&](uint32_t n) { ASSERT_EQ(divide(n), n / d) << n << " / " << d; };
+    for (const uint32_t n : {0u, 1u, 2u, kMost - 1, kMost}) expect(n);
+    for (int i = 0; i < 500; ++i) expect(random());
+    for (int i = 0; i < 500; ++i) {  // about whole multiples
+      const uint64_t whole = uint64_t(d) * (random() >> (i % 31));
+      if (whole > 0 && whole <= kMost) expect(uint32_t(whole)), expect(uint32_t(whole - 1));
+    }
+  }
+}
+
 }  // namespace

@@ -21,6 +21,13 @@ def cases(ops, random, names):
     lse = ops.cross_entropy_fwd(z, target, *plain)[1]
     head_lse = ops.linear_cross_entropy_fwd(h, head, None, label, *mean)[1]
 
+    wide, wide_head, wide_label = random(400, 256), random(1000, 256), _targets(400, 1000, z.device)
+
+    def scaled():
+        gradient = z.clone()
+        ops.scale_gradient_(gradient, one * 0.7)
+        return (gradient,)
+
     def in_place():
         logits = z.clone()
         return logits, *ops.cross_entropy_fwd_(logits, target, *mean)
@@ -33,6 +40,11 @@ def cases(ops, random, names):
         "linear_cross_entropy": lambda: ops.linear_cross_entropy(h, head, None, label, *mean),
         "linear_cross_entropy_fwd": lambda: ops.linear_cross_entropy_fwd(h, head, None, label, *mean),
         "linear_cross_entropy_fwd, float32 dweight": lambda: ops.linear_cross_entropy_fwd(h, head, None, label, *mean, True),
+        # 128 rows at a time; the first 256 of 400 in dweight's own memory.
+        "linear_cross_entropy_fwd, small chunks": lambda: ops.linear_cross_entropy_fwd(
+            wide, wide_head, None, wide_label, *mean, False, 1
+        ),
+        "scale_gradient_": scaled,
         "linear_cross_entropy_bwd": lambda: ops.linear_cross_entropy_bwd(one, h, head, None, label, head_lse, *mean),
     }
 

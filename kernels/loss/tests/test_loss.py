@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 LIMIT = {torch.float32: 5e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}  # GEMMs of 16-bit numbers on both sides
 
@@ -107,3 +108,45 @@ def test_opcheck(ops, reduction):
 def test_errors_name_row_and_value(package):
     with pytest.raises(RuntimeError, match="got 7 in row 1"):
         package.cross_entropy(torch.randn(2, 7), torch.tensor([0, 7]))
+
+
+@pytest.mark.parametrize("dloss", [1.0, 0.7])
+def test_gradients_end_where_they_were_made(package, dloss):
+    inputs = [torch.randn(12, 24, requires_grad=True), torch.randn(40, 24, requires_grad=True)]
+    loss = package.linear_cross_entropy(*inputs, target_of(12, 40))
+    made = [t.data_ptr() for t in loss.grad_fn.saved_tensors][:2]
+    want = [g.clone() for g in torch.autograd.grad(loss, inputs, torch.tensor(dloss), retain_graph=True)]
+    (loss * dloss).backward()
+    for leaf, where, first in zip(inputs, made, want, strict=True):
+        assert leaf.grad.data_ptr() == where
+        assert torch.equal(leaf.grad, first)
+
+
+def test_backward_makes_nothing_of_the_weights_size(package):
+    inputs = [torch.randn(12, 24, requires_grad=True), torch.randn(40, 24, requires_grad=True)]
+    loss = package.linear_cross_entropy(*inputs, target_of(12, 40))
+    made = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            out = op(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor) and out.shape == (40, 24) and not any(out is a for a in args):
+                made.append((op.overloadpacket, out.data_ptr()))
+            return out
+
+    with Watch():
+        gradients = torch.autograd.grad(loss, inputs)
+    assert {where for _, where in made} <= {gradients[1].data_ptr()}, made
+
+
+def test_small_chunks(package):
+    hidden, weight, target = torch.randn(50, 24), torch.randn(40, 24), target_of(50, 40)
+
+    def gradients(chunk_bytes):
+        leaves = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        return torch.autograd.grad(package.linear_cross_entropy(*leaves, target, chunk_bytes=chunk_bytes), leaves)
+
+    for got, want in zip(gradients(7 * 40 * 4), gradients(0), strict=True):
+        close(got, want, 1e-6)
+    with pytest.raises(RuntimeError, match="chunk_bytes >= 0"):
+        gradients(-1)

@@ -76,6 +76,7 @@ struct Inputs {
   const Tensor& target;               // [rows]
 };
 struct Wanted {
+  int64_t chunk_bytes;  // of logits at once; 0: cuda::kChunkBytes
   bool gradients, float32_dweight;
   const float *dloss_rows, *dloss;  // a number a row, or one; null: 1
   const float* known_lse;           // [rows] of an earlier call, or null
@@ -137,98 +138,191 @@ class WideSum {
 
 // Chunk by chunk: logits, in their place their gradients, from these dhidden and a part of dweight, which is summed in
 // its own type unless float32 is asked for (few chunks; a float32 copy of it would be larger than a chunk of logits).
-// Each GEMM sums in float32.
-inline LinearLoss linear(const Inputs& in, const Options& o, const Wanted& wanted, const Device& device,
-                         Stream stream) {
-  const Rows hidden = kernels::as_rows(in.hidden, "linear_cross_entropy: hidden", device);
-  const Rows weight = kernels::as_rows(in.weight, "linear_cross_entropy: weight", device);
-  const int64_t rows = hidden.rows, dim = hidden.cols, vocab = in.weight.size(0);
+// Each GEMM sums in float32. The first rows' logits may lie in dweight's own memory.
+class Linear {
+ public:
+  Linear(const Inputs& in, const Options& o, const Wanted& wanted, const Device& device, Stream stream);
+  LinearLoss run();
+
+ private:
+  Window hidden_rows(int64_t first, int64_t n) const {
+    return {static_cast<char*>(hidden_.data) + first * hidden_.stride * size_, n, dim_, hidden_.stride};
+  }
+  Window dhidden_rows(int64_t first, int64_t n) const { return {at(result_.dhidden, first * dim_), n, dim_, dim_}; }
+  char* at(const Tensor& t, int64_t element) const { return static_cast<char*>(t.data_ptr()) + element * size_; }
+  Tensor tensor(const Window& w, bool transposed = false) const { return w.tensor(dtype_, device_, transposed); }
+  const float* row_scale() const { return scale_last_ ? nullptr : data_of(scale_); }
+  int64_t rows_in_dweight() const;
+  LossRows loss_args(int64_t first, const Window& logits, int64_t n) const;
+  void in_dweight(int64_t n);
+  void chunk(int64_t first, int64_t n);
+  void finish();
+
+  const Inputs& in_;
+  Options o_;
+  Wanted wanted_;
+  Device device_;
+  Stream stream_;
+  Rows hidden_, weight_;
+  DType dtype_;
+  int64_t rows_, dim_, vocab_, size_, bytes_;
+  Targets target_;
+  Tensor w_, row_loss_, logits_;
+  LinearLoss result_;
+  std::optional<Tensor> scale_, bias_sum_;
+  std::optional<WideSum> wide_;
+  bool scale_last_, begun_ = false;  // begun: dweight holds a sum
+};
+
+inline Linear::Linear(const Inputs& in, const Options& o, const Wanted& wanted, const Device& device, Stream stream)
+    : in_(in),
+      o_(o),
+      wanted_(wanted),
+      device_(device),
+      stream_(stream),
+      hidden_(kernels::as_rows(in.hidden, "linear_cross_entropy: hidden", device)),
+      weight_(kernels::as_rows(in.weight, "linear_cross_entropy: weight", device)),
+      dtype_(kernels::dtype_of(in.hidden, "linear_cross_entropy: hidden")),
+      rows_(hidden_.rows),
+      dim_(hidden_.cols),
+      vocab_(in.weight.size(0)),
+      size_(kernels::size_of(dtype_)),
+      bytes_(wanted.chunk_bytes > 0 ? wanted.chunk_bytes : cuda::kChunkBytes) {
   check_linear(in.hidden, in.weight, in.bias);
   if (in.bias) kernels::check_device(*in.bias, device, "linear_cross_entropy: bias");
-  const Targets target = targets(in.target, rows, device);
-  const DType dtype = kernels::dtype_of(in.hidden, "linear_cross_entropy: hidden");
-  const int64_t size = kernels::size_of(dtype), chunk = cuda::chunk_rows(rows, vocab, size);
-  const auto at = [&](const Tensor& t, int64_t element) { return static_cast<char*>(t.data_ptr()) + element * size; };
-
-  const Tensor row_loss = kernels::empty({rows}, DType::kFloat32, device);
-  LinearLoss result;
-  result.lse = kernels::empty({rows}, DType::kFloat32, device);
-  result.dhidden = wanted.gradients ? kernels::empty({rows, dim}, dtype, device) : kernels::empty({0}, dtype, device);
-  const bool sums_wide = wanted.gradients && wanted.float32_dweight && dtype != DType::kFloat32 && rows > chunk;
-  result.dweight =
-      wanted.gradients && !sums_wide ? kernels::empty({vocab, dim}, dtype, device) : kernels::empty({0}, dtype, device);
-  result.dbias = kernels::empty({wanted.gradients && in.bias ? vocab : 0}, dtype, device);
+  target_ = targets(in.target, rows_, device);
+  w_ = tensor(Window{weight_.data, vocab_, dim_, weight_.stride});
+  row_loss_ = kernels::empty({rows_}, DType::kFloat32, device);
+  result_.lse = kernels::empty({rows_}, DType::kFloat32, device);
+  const bool gradients = wanted.gradients;
+  const bool sums_wide = gradients && wanted.float32_dweight && dtype_ != DType::kFloat32 &&
+                         rows_ > cuda::chunk_rows(rows_, vocab_, size_, bytes_);
+  const auto empty_if = [&](bool there, std::initializer_list<int64_t> sizes) {
+    return there ? kernels::empty(sizes, dtype_, device) : kernels::empty({0}, dtype_, device);
+  };
+  result_.dhidden = empty_if(gradients, {rows_, dim_});
+  result_.dweight = empty_if(gradients && !sums_wide, {vocab_, dim_});
+  result_.dbias = empty_if(gradients && in.bias, {vocab_});
   // Small gradients divided by many rows would be lost to float16: there the sums are scaled, else the rows.
-  const auto scale = factor(target, wanted.dloss, rows, o, device, stream);
-  const bool scale_last = dtype == DType::kFloat16 && scale.has_value();
-  std::optional<Tensor> bias_sum;
-  if (wanted.gradients && in.bias) {
-    bias_sum = kernels::empty({vocab}, DType::kFloat32, device);
-    torch::stable::zero_(*bias_sum);
+  scale_ = factor(target_, wanted.dloss, rows_, o, device, stream);
+  scale_last_ = dtype_ == DType::kFloat16 && scale_.has_value();
+  if (gradients && in.bias) {
+    bias_sum_ = kernels::empty({vocab_}, DType::kFloat32, device);
+    torch::stable::zero_(*bias_sum_);
   }
-  if (wanted.gradients && rows == 0) torch::stable::zero_(result.dweight);
-  std::optional<WideSum> wide;
-  if (sums_wide) wide.emplace(vocab, dim, dtype, device);
-  Tensor logits = kernels::empty({chunk, vocab}, dtype, device);
-  const Tensor w = Window{weight.data, vocab, dim, weight.stride}.tensor(dtype, device);
-  const Tensor w_transposed = Window{weight.data, vocab, dim, weight.stride}.tensor(dtype, device, true);
+  if (gradients && rows_ == 0) torch::stable::zero_(result_.dweight);
+  if (sums_wide) wide_.emplace(vocab_, dim_, dtype_, device);
+}
 
-  for (int64_t first = 0; first < rows; first += chunk) {
-    const int64_t n = std::min(chunk, rows - first);
-    const Window z{logits.data_ptr(), n, vocab, vocab};
-    const Window h{static_cast<char*>(hidden.data) + first * hidden.stride * size, n, dim, hidden.stride};
-    const Tensor z_tensor = z.tensor(dtype, device), h_tensor = h.tensor(dtype, device);
-    if (in.bias)
-      multiply_add(z_tensor, *in.bias, h_tensor, w_transposed);
-    else
-      multiply(z_tensor, h_tensor, w_transposed);
-    float* lse = wanted.known_lse != nullptr ? const_cast<float*>(wanted.known_lse) : floats(result.lse);
-    cuda::rows({.dtype = dtype,
-                .logits = z.data,
-                .logits_stride = vocab,
-                .dlogits = wanted.gradients ? z.data : nullptr,
-                .dlogits_stride = vocab,
-                .target = target.data + first,
-                .loss = floats(row_loss) + first,
-                .lse = lse + first,
-                .dloss = wanted.dloss_rows == nullptr ? nullptr : wanted.dloss_rows + first,
-                .grad_scale = 1.f,
-                .lse_known = wanted.known_lse != nullptr,
-                .rows = n,
-                .vocab = vocab,
-                .ignore_index = o.ignore_index,
-                .label_smoothing = static_cast<float>(o.label_smoothing),
-                .softcap = static_cast<float>(o.softcap),
-                .z_loss = static_cast<float>(o.z_loss)},
-               scale_last ? nullptr : data_of(scale), stream);
-    if (!wanted.gradients) continue;
-    multiply(Window{at(result.dhidden, first * dim), n, dim, dim}.tensor(dtype, device), z_tensor, w);
-    const Tensor z_transposed = z.tensor(dtype, device, true);
-    if (wide)
-      wide->add(z, h_tensor, first == 0, device, stream);
-    else if (first == 0)
-      multiply(result.dweight, z_transposed, h_tensor);
-    else
-      multiply_add(result.dweight, result.dweight, z_transposed, h_tensor);
-    if (bias_sum) {
-      cuda::column_sum(
-          {.dtype = dtype, .x = z.data, .stride = vocab, .rows = n, .sum = floats(*bias_sum), .scale = 1.f}, vocab,
-          stream);
-    }
+inline LinearLoss Linear::run() {
+  const int64_t first = rows_in_dweight();
+  if (first > 0) in_dweight(first);
+  const int64_t most = cuda::chunk_rows(rows_ - first, vocab_, size_, bytes_);
+  logits_ = kernels::empty({most, vocab_}, dtype_, device_);
+  for (int64_t row = first; row < rows_; row += most) chunk(row, std::min(most, rows_ - row));
+  logits_ = Tensor();  // given back before the casts below ask for memory
+  finish();
+  return std::move(result_);
+}
+
+inline LossRows Linear::loss_args(int64_t first, const Window& logits, int64_t n) const {
+  const float* lse = wanted_.known_lse != nullptr ? wanted_.known_lse : floats(result_.lse);
+  return {.dtype = dtype_,
+          .logits = logits.data,
+          .logits_stride = logits.row_stride,
+          .dlogits = wanted_.gradients ? logits.data : nullptr,
+          .dlogits_stride = logits.row_stride,
+          .target = target_.data + first,
+          .loss = floats(row_loss_) + first,
+          .lse = const_cast<float*>(lse) + first,
+          .dloss = wanted_.dloss_rows == nullptr ? nullptr : wanted_.dloss_rows + first,
+          .grad_scale = 1.f,
+          .lse_known = wanted_.known_lse != nullptr,
+          .rows = n,
+          .vocab = vocab_,
+          .ignore_index = o_.ignore_index,
+          .label_smoothing = static_cast<float>(o_.label_smoothing),
+          .softcap = static_cast<float>(o_.softcap),
+          .z_loss = static_cast<float>(o_.z_loss)};
+}
+
+// Rows whose logits fit there: as many as hidden has columns, in whole blocks of the kernel. 0 where all rows are one
+// chunk, where dweight is not what is written in the end, and where some rows are left for chunks that are long enough
+// for GEMMs to hide dweight's way through memory.
+inline int64_t Linear::rows_in_dweight() const {
+  constexpr int64_t kLong = 1024;
+  const bool fits = wanted_.gradients && !wide_ && !in_.bias && vocab_ <= INT32_MAX;
+  const int64_t chunk = cuda::chunk_rows(rows_, vocab_, size_, bytes_);
+  const int64_t n = std::min(rows_, dim_) / cuda::kColumnRows * cuda::kColumnRows;
+  if (!fits || rows_ <= chunk || (n < rows_ && chunk >= kLong)) return 0;
+  return vocab_ * (dim_ - n) * size_ % kernels::kVectorBytes == 0 ? n : 0;
+}
+
+// Transposed, [vocab, n] at the end of dweight. Row v of dweight needs row v of their gradients and no other, and it
+// ends where row v + 1 of them begins, or before. So dweight is written from the first row to the last, each block of
+// the gradients copied out of the way first.
+inline void Linear::in_dweight(int64_t n) {
+  const Window z{at(result_.dweight, vocab_ * (dim_ - n)), vocab_, n, n};
+  const Tensor h = tensor(hidden_rows(0, n));
+  multiply(tensor(z), w_, tensor(hidden_rows(0, n), true));
+  {
+    const LossRows args = loss_args(0, z, n);
+    const Tensor scratch = kernels::empty({cuda::column_scratch(args)}, DType::kFloat32, device_);
+    cuda::columns(args, row_scale(), floats(scratch), stream_);
   }
-  if (scale_last && wanted.gradients) {
-    cuda::multiply(dtype, result.dhidden.data_ptr(), rows * dim, data_of(scale), stream);
-    if (wide)
-      cuda::multiply(DType::kFloat32, wide->sum().data_ptr(), vocab * dim, data_of(scale), stream);
-    else
-      cuda::multiply(dtype, result.dweight.data_ptr(), vocab * dim, data_of(scale), stream);
-    if (bias_sum) cuda::multiply(DType::kFloat32, bias_sum->data_ptr(), vocab, data_of(scale), stream);
+  multiply(tensor(dhidden_rows(0, n)), tensor(z, true), w_);
+  constexpr int64_t kMostBlock = 4096;  // GEMMs near their peak
+  const int64_t block = std::clamp<int64_t>(bytes_ / (n * size_), 1, std::min(kMostBlock, vocab_));
+  const Tensor copied = kernels::empty({block, n}, dtype_, device_);
+  for (int64_t v = 0; v < vocab_; v += block) {
+    const int64_t some = std::min(block, vocab_ - v);
+    cuda::copy(copied.data_ptr(), static_cast<char*>(z.data) + v * n * size_, some * n * size_, stream_);
+    multiply(tensor(Window{at(result_.dweight, v * dim_), some, dim_, dim_}),
+             tensor(Window{copied.data_ptr(), some, n, n}), h);
   }
-  logits = Tensor();  // given back before the cast asks for memory
-  if (wide) result.dweight = torch::stable::to(wide->sum(), in.hidden.scalar_type());
-  if (bias_sum) result.dbias = torch::stable::to(*bias_sum, in.hidden.scalar_type());
-  if (wanted.known_lse == nullptr) result.loss = reduced(row_loss, target, o, device, stream);
-  return result;
+  begun_ = true;
+}
+
+inline void Linear::chunk(int64_t first, int64_t n) {
+  const Window z{logits_.data_ptr(), n, vocab_, vocab_};
+  const Tensor logits = tensor(z), h = tensor(hidden_rows(first, n));
+  const Tensor w_transposed = tensor(Window{weight_.data, vocab_, dim_, weight_.stride}, true);
+  if (in_.bias)
+    multiply_add(logits, *in_.bias, h, w_transposed);
+  else
+    multiply(logits, h, w_transposed);
+  cuda::rows(loss_args(first, z, n), row_scale(), stream_);
+  if (!wanted_.gradients) return;
+  multiply(tensor(dhidden_rows(first, n)), logits, w_);
+  if (wide_)
+    wide_->add(z, h, !begun_, device_, stream_);
+  else if (begun_)
+    multiply_add(result_.dweight, result_.dweight, tensor(z, true), h);
+  else
+    multiply(result_.dweight, tensor(z, true), h);
+  begun_ = true;
+  if (bias_sum_) {
+    cuda::column_sum(
+        {.dtype = dtype_, .x = z.data, .stride = vocab_, .rows = n, .sum = floats(*bias_sum_), .scale = 1.f}, vocab_,
+        stream_);
+  }
+}
+
+inline void Linear::finish() {
+  if (wanted_.gradients && scale_last_) {
+    const auto scaled = [&](DType dtype, const Tensor& t) {
+      cuda::multiply(dtype, t.data_ptr(), t.numel(), data_of(scale_), stream_);
+    };
+    scaled(dtype_, result_.dhidden);
+    if (wide_)
+      scaled(DType::kFloat32, wide_->sum());
+    else
+      scaled(dtype_, result_.dweight);
+    if (bias_sum_) scaled(DType::kFloat32, *bias_sum_);
+  }
+  if (wide_) result_.dweight = torch::stable::to(wide_->sum(), in_.hidden.scalar_type());
+  if (bias_sum_) result_.dbias = torch::stable::to(*bias_sum_, in_.hidden.scalar_type());
+  if (wanted_.known_lse == nullptr) result_.loss = reduced(row_loss_, target_, o_, device_, stream_);
 }
 
 }  // namespace loss::gpu

@@ -61,7 +61,7 @@ class LinearCrossEntropy {
     const std::optional<Tensor>& bias;  // [vocab]
     const Tensor& target;               // [rows]
   };
-  LinearCrossEntropy(const Inputs& in, const Options& o);
+  LinearCrossEntropy(const Inputs& in, const Options& o, int64_t chunk_bytes);
 
   int64_t rows() const { return hidden_.rows; }
   int64_t valid() const { return targets_.valid; }
@@ -91,6 +91,7 @@ class LinearCrossEntropy {
   char* at(const Tensor& t, int64_t element) const { return static_cast<char*>(t.data_ptr()) + element * size_; }
 
   Options o_;
+  int64_t chunk_bytes_;
   kernels::Rows hidden_, weight_;
   std::optional<Tensor> bias_;
   DType dtype_;
@@ -106,8 +107,9 @@ class LinearCrossEntropy {
 // Rows of the weight whose low-precision gradient is made at once before it joins the fp32 sum.
 constexpr int64_t kWeightBlock = 8192;
 
-inline LinearCrossEntropy::LinearCrossEntropy(const Inputs& in, const Options& o)
+inline LinearCrossEntropy::LinearCrossEntropy(const Inputs& in, const Options& o, int64_t chunk_bytes)
     : o_(o),
+      chunk_bytes_(chunk_bytes),
       hidden_(kernels::as_rows(in.hidden, "linear_cross_entropy: hidden")),
       weight_(kernels::as_rows(in.weight, "linear_cross_entropy: weight")),
       bias_(in.bias),
@@ -128,7 +130,7 @@ inline LinearLoss LinearCrossEntropy::run(const Wanted& wanted) {
   result.lse = kernels::empty({rows()}, DType::kFloat32);
   std::memset(result.row_loss.data_ptr(), 0, sizeof(float) * rows());
   std::memset(result.lse.data_ptr(), 0, sizeof(float) * rows());
-  const int64_t most = chunk_rows(valid(), size_);
+  const int64_t most = chunk_rows(valid(), size_, vocab_, chunk_bytes_);
   if (wanted.gradients) prepare_gradients(most, result);
   if (valid() > 0) logits_ = empty_large({most, vocab_}, dtype_);
   for (int64_t first = 0; first < valid(); first += most) {

@@ -140,6 +140,10 @@ inline void check_linear(const Tensor& hidden, const Tensor& weight, const std::
         "; reshape or cast it");
 }
 
+inline void check_chunk_bytes(int64_t bytes) {
+  check(bytes >= 0, "linear_cross_entropy: wanted chunk_bytes >= 0; got ", bytes, "; 0 is what is usual");
+}
+
 // The row losses and gradients of n rows, over torch's threads.
 inline void run_rows(const LossRows& a) {
   kernels::parallel_rows(a.rows, a.vocab, [&](int64_t begin, int64_t end) { table().rows(a, begin, end); });

@@ -138,42 +138,59 @@ Tensor cross_entropy_bwd(const Tensor& dloss, const Tensor& logits, const Tensor
 }
 
 #if defined(CUDA_KERNEL)
+// gradient *= factor, where it is not 1: which is asked on the GPU, so that nobody waits.
+void scale_gradient(const Tensor& gradient, const Tensor& factor) {
+  const Device device = device_of(gradient);
+  check(!device.is_cpu() && gradient.is_contiguous(), "scale_gradient_: wanted a contiguous gradient on a GPU; got",
+        " another; multiply it");
+  kernels::check_device(factor, device, "scale_gradient_: factor");
+  check(factor.scalar_type() == kernels::ScalarType::Float && factor.numel() == 1,
+        "scale_gradient_: wanted a factor of one float32; got ", shape_of(factor), "; cast it");
+  const DType dtype = kernels::dtype_of(gradient, "scale_gradient_: gradient");
+  kernels::run_on(
+      device,
+      [&](auto stream) { cuda::multiply(dtype, gradient.data_ptr(), gradient.numel(), gpu::floats(factor), stream); },
+      [] {});
+}
+
 gpu::LinearLoss linear_on_gpu(const gpu::Inputs& in, const Options& o, const gpu::Wanted& wanted) {
   const Device device = device_of(in.hidden);
   gpu::LinearLoss result;
   kernels::run_on(
-      device, [&](auto stream) { result = gpu::linear(in, o, wanted, device, stream); }, [] {});
+      device, [&](auto stream) { result = gpu::Linear(in, o, wanted, device, stream).run(); }, [] {});
   return result;
 }
 #endif
 
 Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Bias& bias, const Tensor& target,
                             int64_t ignore_index, double label_smoothing, double softcap, double z_loss,
-                            std::string reduction) {
+                            std::string reduction, int64_t chunk_bytes) {
   const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
+  check_chunk_bytes(chunk_bytes);
 #if defined(CUDA_KERNEL)
-  if (!device_of(hidden).is_cpu()) return linear_on_gpu({hidden, weight, bias, target}, o, {}).loss;
+  if (!device_of(hidden).is_cpu())
+    return linear_on_gpu({hidden, weight, bias, target}, o, {.chunk_bytes = chunk_bytes}).loss;
 #endif
-  LinearCrossEntropy linear({hidden, weight, bias, target}, o);
+  LinearCrossEntropy linear({hidden, weight, bias, target}, o, chunk_bytes);
   const LinearLoss r = linear.run({.gradients = false, .scale = 1.f, .dloss = nullptr, .known_lse = nullptr});
   return reduce(r.row_loss, o, linear.valid());
 }
 
 // With mean and sum the gradients for dloss = 1 are made on the way: logits are made once. With none every row has a
 // gradient of its own, not known yet: backward makes the logits again. float32_dweight: dweight is summed over chunks
-// of rows in float32; the CPU always does.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_fwd(const Tensor& hidden, const Tensor& weight,
-                                                                            const Bias& bias, const Tensor& target,
-                                                                            int64_t ignore_index,
-                                                                            double label_smoothing, double softcap,
-                                                                            double z_loss, std::string reduction,
-                                                                            [[maybe_unused]] bool float32_dweight) {
+// of rows in float32; the CPU always does. chunk_bytes: of logits at once; 0: what is usual there.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_fwd(
+    const Tensor& hidden, const Tensor& weight, const Bias& bias, const Tensor& target, int64_t ignore_index,
+    double label_smoothing, double softcap, double z_loss, std::string reduction, [[maybe_unused]] bool float32_dweight,
+    int64_t chunk_bytes) {
   const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
+  check_chunk_bytes(chunk_bytes);
   const bool now = o.reduction != Reduction::kNone;
 #if defined(CUDA_KERNEL)
   if (!device_of(hidden).is_cpu()) {
     gpu::LinearLoss g = linear_on_gpu({hidden, weight, bias, target}, o,
-                                      {.gradients = now,
+                                      {.chunk_bytes = chunk_bytes,
+                                       .gradients = now,
                                        .float32_dweight = float32_dweight,
                                        .dloss_rows = nullptr,
                                        .dloss = nullptr,
@@ -181,7 +198,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_fwd(cons
     return {g.loss, g.lse, g.dhidden, g.dweight, g.dbias};
   }
 #endif
-  LinearCrossEntropy linear({hidden, weight, bias, target}, o);
+  LinearCrossEntropy linear({hidden, weight, bias, target}, o, chunk_bytes);
   LinearLoss r = linear.run(
       {.gradients = now, .scale = gradient_scale(o, linear.valid()), .dloss = nullptr, .known_lse = nullptr});
   if (!now) {
@@ -193,20 +210,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_fwd(cons
   return {reduce(r.row_loss, o, linear.valid()), r.lse, r.dhidden, r.dweight, r.dbias};
 }
 
-std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_bwd(const Tensor& dloss, const Tensor& hidden,
-                                                            const Tensor& weight, const Bias& bias,
-                                                            const Tensor& target, const Tensor& lse,
-                                                            int64_t ignore_index, double label_smoothing,
-                                                            double softcap, double z_loss, std::string reduction,
-                                                            [[maybe_unused]] bool float32_dweight) {
+std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_bwd(
+    const Tensor& dloss, const Tensor& hidden, const Tensor& weight, const Bias& bias, const Tensor& target,
+    const Tensor& lse, int64_t ignore_index, double label_smoothing, double softcap, double z_loss,
+    std::string reduction, [[maybe_unused]] bool float32_dweight, int64_t chunk_bytes) {
   const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
+  check_chunk_bytes(chunk_bytes);
 #if defined(CUDA_KERNEL)
   if (const Device device = device_of(hidden); !device.is_cpu()) {
     const int64_t rows = hidden.size(0);
     const gpu::Incoming g = gpu::incoming(dloss, o, rows, device);
     const Tensor known = checked_lse(lse, rows, device);
     const gpu::LinearLoss r = linear_on_gpu({hidden, weight, bias, target}, o,
-                                            {.gradients = true,
+                                            {.chunk_bytes = chunk_bytes,
+                                             .gradients = true,
                                              .float32_dweight = float32_dweight,
                                              .dloss_rows = g.rows,
                                              .dloss = g.one,
@@ -214,7 +231,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_bwd(const Tensor& dloss,
     return {r.dhidden, r.dweight, r.dbias};
   }
 #endif
-  LinearCrossEntropy linear({hidden, weight, bias, target}, o);
+  LinearCrossEntropy linear({hidden, weight, bias, target}, o, chunk_bytes);
   const Incoming g = incoming(dloss, o, linear.rows(), linear.valid());
   const Tensor known = checked_lse(lse, linear.rows(), kernels::cpu());
   LinearLoss r = linear.run(
@@ -222,29 +239,37 @@ std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_bwd(const Tensor& dloss,
   return {r.dhidden, r.dweight, r.dbias};
 }
 
-constexpr std::array kOps{
-    kernels::op<&cross_entropy>("cross_entropy(Tensor logits, Tensor target, int ignore_index, float label_smoothing, "
-                                "float softcap, float z_loss, str reduction) -> Tensor"),
-    kernels::op<&cross_entropy_fwd>(
-        "cross_entropy_fwd(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float softcap, float "
-        "z_loss, str reduction) -> (Tensor loss, Tensor lse)"),
-    kernels::op<&cross_entropy_fwd_in_place>(
-        "cross_entropy_fwd_(Tensor(a!) logits, Tensor target, int ignore_index, float label_smoothing, float softcap, "
-        "float z_loss, str reduction) -> (Tensor loss, Tensor lse)"),
-    kernels::op<&cross_entropy_bwd>(
-        "cross_entropy_bwd(Tensor dloss, Tensor logits, Tensor target, Tensor lse, int ignore_index, float "
-        "label_smoothing, float softcap, float z_loss, str reduction) -> Tensor"),
-    kernels::op<&linear_cross_entropy>(
-        "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int ignore_index, float "
-        "label_smoothing, float softcap, float z_loss, str reduction) -> Tensor"),
-    kernels::op<&linear_cross_entropy_fwd>(
-        "linear_cross_entropy_fwd(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int ignore_index, float "
-        "label_smoothing, float softcap, float z_loss, str reduction, bool float32_dweight=False) -> (Tensor loss, "
-        "Tensor lse, Tensor dhidden, Tensor dweight, Tensor dbias)"),
-    kernels::op<&linear_cross_entropy_bwd>(
-        "linear_cross_entropy_bwd(Tensor dloss, Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor lse, "
-        "int ignore_index, float label_smoothing, float softcap, float z_loss, str reduction, bool "
-        "float32_dweight=False) -> (Tensor dhidden, Tensor dweight, Tensor dbias)"),
+constexpr std::array kOps {
+  kernels::op<&cross_entropy>(
+      "cross_entropy(Tensor logits, Tensor target, int ignore_index, float label_smoothing, "
+      "float softcap, float z_loss, str reduction) -> Tensor"),
+      kernels::op<&cross_entropy_fwd>(
+          "cross_entropy_fwd(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float softcap, "
+          "float "
+          "z_loss, str reduction) -> (Tensor loss, Tensor lse)"),
+      kernels::op<&cross_entropy_fwd_in_place>(
+          "cross_entropy_fwd_(Tensor(a!) logits, Tensor target, int ignore_index, float label_smoothing, float "
+          "softcap, "
+          "float z_loss, str reduction) -> (Tensor loss, Tensor lse)"),
+      kernels::op<&cross_entropy_bwd>(
+          "cross_entropy_bwd(Tensor dloss, Tensor logits, Tensor target, Tensor lse, int ignore_index, float "
+          "label_smoothing, float softcap, float z_loss, str reduction) -> Tensor"),
+      kernels::op<&linear_cross_entropy>(
+          "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int ignore_index, float "
+          "label_smoothing, float softcap, float z_loss, str reduction, int chunk_bytes=0) -> Tensor"),
+      kernels::op<&linear_cross_entropy_fwd>(
+          "linear_cross_entropy_fwd(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int ignore_index, float "
+          "label_smoothing, float softcap, float z_loss, str reduction, bool float32_dweight=False, int chunk_bytes=0) "
+          "-> "
+          "(Tensor loss, Tensor lse, Tensor dhidden, Tensor dweight, Tensor dbias)"),
+      kernels::op<&linear_cross_entropy_bwd>(
+          "linear_cross_entropy_bwd(Tensor dloss, Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor "
+          "lse, "
+          "int ignore_index, float label_smoothing, float softcap, float z_loss, str reduction, bool "
+          "float32_dweight=False, int chunk_bytes=0) -> (Tensor dhidden, Tensor dweight, Tensor dbias)"),
+#if defined(CUDA_KERNEL)
+      kernels::op<&scale_gradient>("scale_gradient_(Tensor(a!) gradient, Tensor factor) -> ()"),
+#endif
 };
 const kernels::Library<kOps> library;
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from . import _package, layers
+from . import _ownership, _package, layers
 from ._ops import ops
 from ._package import like as _like
 
@@ -34,22 +34,26 @@ def linear_cross_entropy(
     z_loss=0.0,
     reduction="mean",
     float32_dweight=False,
+    chunk_bytes=0,
 ):
     """hidden [n, dim], weight [vocab, dim], target int64 [n]; logits exist for a few rows at a time only.
 
     float32_dweight: the weight's gradient is summed over chunks of rows in float32, as the CPU always does; a GPU takes
     4 * vocab * dim bytes and a few percent of the time for it.
+    chunk_bytes: of logits at once, beside which little is needed but the gradients; 0: 256 MiB on a GPU, and 512 rows of
+    float32 or 1024 of 16 bits on the CPU. Less is slower.
     """
     options = (ignore_index, label_smoothing, softcap, z_loss, reduction)
     if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in (hidden, weight, bias)):
-        return ops.linear_cross_entropy(hidden, weight, bias, target, *options)
+        return ops.linear_cross_entropy(hidden, weight, bias, target, *options, chunk_bytes)
     frozen = not weight.requires_grad and (bias is None or not bias.requires_grad)
     if frozen and reduction != "none":
-        return _FrozenHead.apply(hidden, weight, bias, target, max(1, LOGITS_AT_ONCE // weight.shape[0]), *options)
-    return ops.linear_cross_entropy_fwd(hidden, weight, bias, target, *options, float32_dweight)[0]
+        rows = max(1, (chunk_bytes or FROZEN_BYTES) // (weight.shape[0] * weight.element_size()))
+        return _FrozenHead.apply(hidden, weight, bias, target, rows, *options)
+    return ops.linear_cross_entropy_fwd(hidden, weight, bias, target, *options, float32_dweight, chunk_bytes)[0]
 
 
-LOGITS_AT_ONCE = 1 << 27
+FROZEN_BYTES = 1 << 28  # of logits at once
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -93,7 +97,8 @@ def _backward(ctx, dloss, _):
     return (ops.cross_entropy_bwd(dloss, *ctx.saved_tensors, *ctx.options), *(None,) * 6)
 
 
-def _linear_fake(hidden, weight, bias, target, ignore_index, label_smoothing, softcap, z_loss, reduction, wide=False):
+def _linear_fake(hidden, weight, bias, target, ignore_index, label_smoothing, softcap, z_loss, reduction, wide=False,
+                 chunk_bytes=0):
     n = hidden.shape[0]
     if reduction == "none":
         gradients = (hidden.new_empty((0,)), hidden.new_empty((0,)), hidden.new_empty((0,)))
@@ -114,19 +119,23 @@ def _linear_setup(ctx, inputs, output):
     hidden, weight, bias, target, *ctx.options = inputs
     ctx.has_bias = bias is not None
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # else backward is given zeros of the gradients' sizes for them
     if _by_row(ctx):
         ctx.save_for_backward(hidden, weight, bias, target, output[1])
     else:
         ctx.save_for_backward(*output[2:])
 
 
-def _scaled(gradient, dloss):
+def _scaled(gradient, dloss, in_place=False):
     """gradient * dloss, rounded once: dloss itself in sixteen bits would be wrong by the same share for every number,
     or infinite where a loss scaler's is meant."""
     traced = torch.compiler.is_compiling() or type(dloss) is not torch.Tensor
     if dloss.device.type == "cpu" and not traced:  # reading it would make a GPU wait, and cannot be traced
         factor = dloss.item()
-        return gradient if factor == 1 else gradient * factor
+        return gradient if factor == 1 else gradient.mul_(factor) if in_place else gradient * factor
+    if in_place and not traced and dloss.is_cuda:
+        ops.scale_gradient_(gradient, dloss)
+        return gradient
     # Of one dimension, dloss takes part in type promotion, in a GPU's registers.
     return torch.mul(gradient, dloss.reshape(1), out=torch.empty_like(gradient))
 
@@ -136,9 +145,11 @@ def _linear_backward(ctx, dloss, *_):
         hidden, weight, bias, target, lse = ctx.saved_tensors
         gradients = ops.linear_cross_entropy_bwd(dloss, hidden, weight, bias, target, lse, *ctx.options)
     else:
-        gradients = [_scaled(g, dloss) for g in ctx.saved_tensors]  # made for dloss = 1
+        saved = ctx.saved_tensors  # made for dloss = 1
+        in_place = _ownership.may_overwrite(saved)
+        gradients = [_scaled(g.detach() if in_place else g, dloss, in_place) for g in saved]
     dhidden, dweight, dbias = gradients
-    return (dhidden, dweight, dbias if ctx.has_bias else None, *(None,) * 7)
+    return (dhidden, dweight, dbias if ctx.has_bias else None, *(None,) * 8)
 
 
 def _loss_and_lse(logits, target, ignore_index, label_smoothing, softcap, z_loss, reduction):
@@ -152,7 +163,7 @@ _package.register(
         "cross_entropy_fwd": _loss_and_lse,
         "cross_entropy_fwd_": _loss_and_lse,
         "cross_entropy_bwd": lambda dloss, logits, *_: _like(logits),
-        "linear_cross_entropy": lambda hidden, weight, bias, *rest: _loss_and_lse(hidden, *rest)[0],
+        "linear_cross_entropy": lambda hidden, weight, bias, *rest: _loss_and_lse(hidden, *rest[:6])[0],
         "linear_cross_entropy_fwd": _linear_fake,
         "linear_cross_entropy_bwd": _linear_bwd_fake,
     },

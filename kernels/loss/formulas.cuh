@@ -1,0 +1,105 @@
+// loss.h's formulas on a GPU, for whoever walks through the logits: row by row (loss.cu) or column by column
+// (columns.cu).
+#pragma once
+
+#include "kernels/common/gpu/activations.cuh"
+#include "kernels/loss/loss.h"
+
+namespace loss::gpu {
+
+using namespace kernels;
+using namespace kernels::gpu;
+
+struct Plain {
+  float cap;
+  __device__ __forceinline__ float u(float z) const { return z; }
+  __device__ __forceinline__ float slope(float) const { return 1.f; }
+};
+struct Capped {
+  float cap;
+  __device__ __forceinline__ float u(float z) const { return cap * tanhf(z / cap); }
+  __device__ __forceinline__ float slope(float u) const {
+    const float t = u / cap;
+    return 1.f - t * t;
+  }
+};
+
+__device__ __forceinline__ float exp2_coarse(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+__device__ __forceinline__ float finite_or_zero(float top) { return top == -INFINITY ? 0.f : top; }
+
+// log sum e^u = top + log(total), of the numbers seen so far.
+struct Online {
+  float top = -INFINITY, total = 0.f, sum = 0.f;  // sum: of u, where labels are smoothed
+
+  __device__ __forceinline__ float lse() const { return top + logf(total); }
+
+  // Those of others.
+  __device__ __forceinline__ void join(float other_top, float other_total, float other_sum) {
+    raise<false>(other_top);
+    total += other_total * expf(other_top - finite_or_zero(top));
+    sum += other_sum;
+  }
+  template <bool kCoarse>
+  __device__ __forceinline__ void raise(float highest) {
+    if (highest <= top) return;
+    total *= exponential<kCoarse>(top - highest);
+    top = highest;
+  }
+  template <bool kCoarse, int N>
+  __device__ __forceinline__ void add(const float (&u)[N], bool smoothed) {
+    constexpr float kLog2 = 1.44269504f;
+    const float from = finite_or_zero(top), scaled = from * kLog2;
+    float here = 0.f;
+#pragma unroll
+    for (int i = 0; i < N; ++i) here += kCoarse ? exp2_coarse(__fmaf_rn(u[i], kLog2, -scaled)) : expf(u[i] - from);
+    total += here;
+    if (smoothed) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum += u[i];
+    }
+  }
+};
+
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, o));
+  return v;
+}
+
+// The loss of a row that has a target; zt: the target's logit.
+template <class Cap>
+__device__ __forceinline__ float loss_of(const LossRows& a, Cap cap, const Online& sums, float zt) {
+  const float eps = a.label_smoothing, log_total = logf(sums.total), lse = sums.top + log_total;
+  float loss = (1.f - eps) * ((sums.top - cap.u(zt)) + log_total) + a.z_loss * lse * lse;
+  if (eps != 0.f) loss += eps * ((sums.top - sums.sum / float(a.vocab)) + log_total);
+  return loss;
+}
+
+// dz = (weight e^(u - lse) - shift) slope(u), and the target's own term.
+struct Gradient {
+  float lse, weight, shift, target;
+
+  template <bool kCoarse, class Cap>
+  __device__ __forceinline__ float operator()(Cap cap, float z, bool is_target) const {
+    const float u = cap.u(z);
+    const float p = kCoarse ? exp2_coarse(__fmaf_rn(u, 1.44269504f, -1.44269504f * lse)) : expf(u - lse);
+    const float d = weight * p - shift;
+    return (is_target ? d - target : d) * cap.slope(u);
+  }
+};
+
+// known: the row's target is one of the vocabulary; else all of its gradient is nan.
+__device__ __forceinline__ Gradient gradient_of(const LossRows& a, const float* scale, int64_t row, float lse,
+                                                bool known) {
+  const float eps = a.label_smoothing;
+  float g = a.grad_scale * (a.dloss == nullptr ? 1.f : a.dloss[row]) * (scale == nullptr ? 1.f : *scale);
+  if (!known) g = NAN;
+  return {lse, g * (1.f + 2.f * a.z_loss * lse), g * eps / float(a.vocab), g * (1.f - eps)};
+}
+
+}  // namespace loss::gpu
