@@ -1,7 +1,8 @@
 """Gathers what another machine needs to run our tests: gather_gpu.py --build build --out build-gpu
 
 bin/ (the test programs of what a GPU changes, benchmarks, the command line), packages/, lib/ (libhotswap and the few
-Debian libraries), kernels/ (what packages say of themselves on a GPU), run.sh (cmake/run_gpu.sh). Stripped; libtorch is that machine's own. The whole stays under 64 MiB.
+Debian libraries), kernels/ (what packages say of themselves on a GPU), run.sh (cmake/run_gpu.sh). Stripped; libtorch is
+that machine's own. The whole stays under 64 MiB.
 """
 
 import argparse

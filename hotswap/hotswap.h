@@ -12,9 +12,9 @@
 //     std::cout << tokenizer.decode({ids.const_data_ptr<int64_t>(), size_t(ids.numel())}) << "\n"
 //               << model->kernel_report();
 //
-//     model->train();                                    // the same layers, bound for training
-//     auto loss = [&](const at::Tensor& ids) { return (*model)({.input_ids = ids, .labels = ids}).loss; };
-//     finetune(model->parameters(), loss, {ids}, {.optimizer = {.learning_rate = 1e-4}});
+//     const auto dataset = std::make_shared<PackedDataset>(tokenizer.ids(text), /*example_length=*/256);
+//     Trainer trainer(model, {.learning_rate = 1e-4, .max_steps = 100}, dataset);
+//     trainer.train();                                   // the same layers, bound for training
 //     model->unkernelize();                              // exactly as before
 //     model->save_pretrained("tuned");                   // a Hugging Face folder
 //   }
@@ -33,7 +33,4 @@
 #include "hotswap/models/formats/safetensors.h"
 #include "hotswap/tokenizers/stream_decoder.h"
 #include "hotswap/tokenizers/tokenizer.h"
-#include "hotswap/training/data.h"
-#include "hotswap/training/finetune.h"
-#include "hotswap/training/optimizer.h"
-#include "hotswap/training/schedule.h"
+#include "hotswap/training/trainer.h"

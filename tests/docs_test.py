@@ -3,7 +3,8 @@
     docs_test.py [--build build]
 
 Looks at inline code, code blocks and links of README.md, CONTRIBUTING.md, docs/, bench/*.md and the packages' cards.
-The command line itself is asked (`hotswap VERB --help`) where the build folder has it.
+The command line itself is asked (`hotswap VERB --help`) where the build folder has it. README.md's C++ is examples/generate,
+letter for letter: tests/install_test.py compiles it; its Python is run by tests/pip_test.py.
 """
 
 import argparse
@@ -21,7 +22,7 @@ NOT_OURS = re.compile(
     r"""^(kernels-community|[Oo]rg|acme|Qwen|HuggingFaceTB|ATen|torch|c10|transformers|nlohmann|out|include|lib|share
     |lib64|bin|usr|tmp|dev|proc|sys|\.cache|origin|application|config\.json|tokenizer\.json|tokenizer_config\.json
     |generation_config\.json|model\.safetensors(\.index\.json)?|F\.json|x\.gguf|model\.gguf
-    |metadata\.json|_ops\.py)(/|$)""",
+    |metadata\.json|hotswap\.toml|_ops\.py)(/|$)""",
     re.VERBOSE,
 )
 VARIABLE = re.compile(
@@ -176,6 +177,16 @@ def problems(
     return found
 
 
+def readme_problems(text: str, example: str) -> list[str]:
+    """One read from top to bottom: short, and its C++ the program that is compiled."""
+    found = []
+    if not 90 <= len(text.splitlines()) <= 130:
+        found.append(f"README.md: wanted 90 to 130 lines; got {len(text.splitlines())}; more has a page in docs/")
+    if re.findall(r"^```cpp\n(.*?)^```", text, re.MULTILINE | re.DOTALL) != [example]:
+        found.append("README.md: wanted one C++ block, the text of examples/generate/main.cpp; copy it anew")
+    return found
+
+
 def self_test(verbs: set[str], variables: set[str]) -> None:
     bad = [
         "See `hotswap/nowhere/x.h`.",
@@ -190,6 +201,9 @@ def self_test(verbs: set[str], variables: set[str]) -> None:
         ), f"self test: {text!r} was not found"
     good = "`hotswap/base/error.h` [m](CONTRIBUTING.md) `./x test -R norm` `HOTSWAP_LOG_LEVEL` `org/name` `rms_norm/1`"
     assert not problems(good, ROOT / "README.md", None, verbs, variables, Cli(None))
+    program, lines = "int main() {}\n", "word\n" * 90
+    assert not readme_problems(f"```cpp\n{program}```\n{lines}", program)
+    assert len(readme_problems(f"```cpp\n{program} ```\n", program)) == 2
 
 
 def main() -> None:
@@ -204,6 +218,7 @@ def main() -> None:
     cli = Cli((build / "bin/hotswap").resolve() if build else None)
     files = documents()
     found = [p for file in files for p in problems(file.read_text(), file, build, verbs, variables, cli)]
+    found += readme_problems((ROOT / "README.md").read_text(), (ROOT / "examples/generate/main.cpp").read_text())
     print("\n".join(found) if found else f"docs: {len(files)} documents, all right")
     sys.exit(bool(found))
 

@@ -28,6 +28,16 @@ ROOMS = {
     "training": MODELS | {"training"},
     "cli": MODELS | {"generation", "training", "cli"},
 }
+# Inside the hub: what each of its rooms may include besides itself. The files beside them may include all of it, and no
+# room includes those.
+HUB_ROOMS = {
+    "names": set(),
+    "net": {"names"},
+    "cache": {"names", "net"},
+    "package": {"names"},
+    "sign": {"names", "package"},
+    "serve": {"names", "net", "cache"},
+}
 TORCH_FREE_ROOMS = ("base", "hub", "tokenizers")
 HEADER_MAY = re.compile(r"ATen/core/(Tensor|ivalue|Generator)\.h|c10/.*|torch/csrc/autograd/variable\.h")
 COSTLY = {"torch/torch.h": 2, "torch/csrc/autograd/custom_function.h": 2, "torch/extension.h": 0, "torch/all.h": 0}
@@ -37,6 +47,19 @@ TEST_HELPERS = re.compile(r"kernels/common/testing/\w+\.h$")
 KERNEL_TESTS = re.compile(rf"(_test|_bench)\.cpp$|/tests/|{TEST_HELPERS.pattern}")
 BINDING = "kernels/common/torch/"
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+
+
+def hub_problem(path: str, target: str) -> str | None:
+    """None too where either is outside the hub, or the including file stands beside its rooms."""
+    parts, other = path.split("/"), target.split("/")
+    if parts[1] != "hub" or len(parts) == 3 or not target.startswith("hotswap/hub/") or for_tests(path):
+        return None
+    room, to = parts[2], other[2] if len(other) > 3 else "."
+    if room not in HUB_ROOMS:
+        return f"no room of the hub is called {room}; add it to tests/include_directions.py"
+    if to != room and to not in HUB_ROOMS[room]:
+        return f"hub/{room} may include {', '.join(sorted(HUB_ROOMS[room])) or 'no other room'} of the hub only"
+    return None
 
 
 def host_problem(path: str, target: str) -> str | None:
@@ -51,8 +74,10 @@ def host_problem(path: str, target: str) -> str | None:
     other = re.match(r"hotswap/(\w+)/", target)
     if other and other.group(1) not in ROOMS[room]:
         return f"{room} may include {', '.join(sorted(ROOMS[room]))} only"
-    if other and target.endswith("_impl.h") and (other.group(1) != room or path.endswith(".h")):
+    if other and target.endswith("_impl.h") and (other.group(1) != room or path.endswith(".h") and not path.endswith("_impl.h")):
         return "an _impl.h is for sources of its own room"
+    if inside := hub_problem(path, target):
+        return inside
     if target == "hotswap/hotswap.h" and room != "cli":
         return "rooms include each other's headers, not the umbrella"
     if TORCH.match(target):
@@ -117,6 +142,8 @@ def self_test() -> None:
     bad = {
         "hotswap/base/a.h": '#include "hotswap/models/auto.h"',
         "hotswap/hub/a.cpp": "#include <ATen/ops/add.h>",
+        "hotswap/hub/net/a.cpp": '#include "hotswap/hub/cache/cache.h"',
+        "hotswap/hub/cache/a.h": '#include "hotswap/hub/hub.h"',
         "hotswap/layers/a.h": '#include "hotswap/kernelize/mode.h"',
         "hotswap/models/a.h": "#include <torch/torch.h>",
         "hotswap/generation/a.cpp": '#include "hotswap/training/trainer.h"',

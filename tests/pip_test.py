@@ -94,7 +94,7 @@ def same_on_every_machine(report: str) -> list[str]:
 
 def isolated(work: Path, python: Path, environment: dict) -> None:
     sources = copy_sources(work / "clone", PACKAGES)
-    said = run(python, "-m", "pip", "install", "./python", *HERE, *without_nvcc(), cwd=sources, env=environment)
+    said = run(python, "-m", "pip", "install", "./python", cwd=sources, env=environment | without_nvcc())
     if "Downloading torch" in said:
         sys.exit(f"{said}\npip_test: wanted the torch that is there; got another download of it")
     (site,) = work.glob("venv/lib/python*/site-packages/hotswap")
@@ -124,21 +124,19 @@ def nvcc_folders() -> str:
     return ";".join(dict.fromkeys(name for name in names if (Path(name) / "nvcc").exists()))
 
 
-def without_nvcc() -> list[str]:
+def without_nvcc() -> dict:
     """CMake looks past the folders that have one."""
-    return ["-C", f"cmake.define.CMAKE_IGNORE_PATH={nvcc_folders()}"] if nvcc_folders() else []
-
-
-# A build folder inside the copy: ccache then finds what an earlier run compiled from another copy.
-HERE = ["-C", "build-dir=build"]
+    return {"CMAKE_ARGS": f"'-DCMAKE_IGNORE_PATH={nvcc_folders()}'"} if nvcc_folders() else {}
 
 
 def without_isolation(work: Path, python: Path, environment: dict) -> None:
-    backends = [("cpu", without_nvcc())] + ([("cuda", ["-C", "cmake.define.HOTSWAP_CUDA=ON"])] if nvcc_folders() else [])
-    for backend, settings in backends:
+    backends = {"cpu": without_nvcc()}
+    if nvcc_folders():
+        backends["cuda"] = {"CMAKE_ARGS": "-DHOTSWAP_CUDA=ON"}
+    for backend, settings in backends.items():
         sources, out = copy_sources(work / backend, [SMALL]), work / f"wheel-{backend}"
         command = [python, "-m", "pip", "wheel", "./python", "--no-build-isolation", "--no-deps", "--no-index", "-w", out]
-        run(*command, *HERE, *settings, cwd=sources, env=environment)
+        run(*command, cwd=sources, env=environment | settings)
         (wheel,) = out.glob("hotswap-*-py3-none-*.whl")
         made = variants(zipfile.ZipFile(wheel).namelist())
         if made != {(SMALL, which) for which in {"cpu", backend}}:
@@ -152,7 +150,10 @@ def main() -> None:
     parser.add_argument("--python", type=Path, required=True, help="has torch, transformers, kernels and scikit-build-core")
     args = parser.parse_args()
     hidden = ("LD_LIBRARY_PATH", "PYTHONPATH", "HOTSWAP_PACKAGES", "HOTSWAP_PYTHON", "VIRTUAL_ENV")
-    environment = {k: v for k, v in os.environ.items() if k not in hidden} | {"CCACHE_NOHASHDIR": "1"}
+    environment = {k: v for k, v in os.environ.items() if k not in hidden}
+    # By variables, not by pip's -C, which Ubuntu 22.04's pip does not know. A build folder inside the copy: ccache then finds
+    # what an earlier run compiled from another copy.
+    environment |= {"SKBUILD_BUILD_DIR": "build", "CCACHE_NOHASHDIR": "1"}
     with tempfile.TemporaryDirectory(prefix="hotswap-pip-") as folder:
         work = Path(folder)
         python = fresh_environment(work, args.python.absolute(), environment)
@@ -160,7 +161,7 @@ def main() -> None:
         if index_answers(python, work / "index"):
             isolated(work, python, environment)
         else:
-            print("not tested: pip install ./python in pip's own environment, README.md's Python: the package index does not answer")
+            print("not tested: pip install ./python in pip's own environment, README.md's Python: no package index answers")
 
 
 if __name__ == "__main__":

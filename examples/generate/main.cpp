@@ -1,4 +1,4 @@
-// generate MODEL_FOLDER PROMPT: a real model with its layers swapped for kernels, in ten lines.
+// generate MODEL PROMPT: a real model with its layers swapped for kernels.
 #include <hotswap/hotswap.h>
 
 #include <iostream>
@@ -6,8 +6,7 @@
 using namespace hotswap;
 
 int main(int argc, char** argv) try {
-  if (argc != 3)
-    throw Error({.wanted = "generate MODEL_FOLDER PROMPT", .got = cat(argc - 1, " arguments"), .next = ""});
+  if (argc != 3) throw Error({.wanted = "generate MODEL PROMPT", .got = cat(argc - 1, " arguments"), .next = ""});
   const auto model = AutoModelForCausalLM::from_pretrained(argv[1], {.use_kernels = true});
   const auto tokenizer = Tokenizer::from_pretrained(argv[1]);
   const auto prompt = tokenizer.ids(argv[2]);

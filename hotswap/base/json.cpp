@@ -40,7 +40,7 @@ Json Json::parse(std::string_view text, std::string where) {
     if (depth > kMaxNesting) {
       throw Error({.wanted = cat("JSON nested at most ", kMaxNesting, " deep in ", where),
                    .got = "deeper nesting",
-                   .next = ""});
+                   .next = "make the file flatter; no file of a model or a kernel is nested so deep"});
     }
     if (event == Node::parse_event_t::object_start) keys.emplace_back();
     if (event == Node::parse_event_t::object_end) keys.pop_back();

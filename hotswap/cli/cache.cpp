@@ -5,7 +5,7 @@
 #include "hotswap/base/progress.h"
 #include "hotswap/cli/print/table.h"
 #include "hotswap/cli/verbs.h"
-#include "hotswap/hub/cache/cache_care.h"
+#include "hotswap/hub/cache/cache_management.h"
 #include "hotswap/hub/net/options.h"
 
 namespace hotswap {

@@ -1,5 +1,5 @@
 // The program as scripts use it: exit statuses, stderr, and the exact keys of its JSON. Runs bin/hotswap beside this
-// test; what needs a model takes the small real one of the shared data.
+// test; what needs a model takes a small one that is made.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,8 +22,7 @@ using test_support::Cli;
 using test_support::CliModel;
 using test_support::keys;
 using test_support::Keys;
-using test_support::kModel;
-using test_support::kText;
+using test_support::model_data;
 using test_support::Outcome;
 using OutJson = nlohmann::json;
 
@@ -145,8 +144,8 @@ TEST_F(CliModel, GenerateGivesTheGoldenIds) {
   for (const char* kernels : {"", " --use-kernels --strict", " --use-kernels --kernel RMSNorm="}) {
     const OutJson out = run_json("generate " + model() + " --ids " + file("ids.json").string() +
                                  " --max-new-tokens 64 --json" + kernels);
-    EXPECT_EQ(keys(out),
-              (Keys{"decode_ms", "kernels", "prefill_ms", "prompt_ids", "text", "token_ids", "tokens_per_second"}));
+    EXPECT_EQ(keys(out), (Keys{"decode_ms", "decode_tokens_per_second", "kernels", "prefill_ms",
+                               "prefill_tokens_per_second", "prompt_ids", "text", "token_ids"}));
     EXPECT_EQ(out["token_ids"].get<std::vector<int64_t>>(), want) << kernels;
     EXPECT_EQ(out["kernels"].empty(), *kernels == '\0');
   }
@@ -161,7 +160,7 @@ TEST_F(CliModel, GenerateGivesTheGoldenIds) {
 
 TEST_F(CliModel, SamplingFollowsItsSeed) {
   const std::string line =
-      "generate " + model() + " --prompt 'Once' --max-new-tokens 24 --temperature 1.0 --top-k 50 --json";
+      "generate " + model() + " --prompt 'You' --max-new-tokens 24 --temperature 1.0 --top-k 50 --json";
   const OutJson a = run_json(line + " --seed 7"), b = run_json(line + " --seed 7"), c = run_json(line + " --seed 8");
   EXPECT_EQ(a["token_ids"], b["token_ids"]);
   EXPECT_NE(a["token_ids"], c["token_ids"]);
@@ -169,7 +168,7 @@ TEST_F(CliModel, SamplingFollowsItsSeed) {
 
 TEST_F(CliModel, ScoreGivesTheGoldenLoss) {
   for (const auto& row : golden()["losses"]) {
-    const fs::path text = kModel / "../.." / row["file"].get<std::string>();
+    const fs::path text = model_data() / row["file"].get<std::string>();
     const OutJson out = run_json("score " + model() + " --text " + text.string() + " --max-tokens " +
                                  std::to_string(row["tokens"].get<int>()) + " --use-kernels --json");
     EXPECT_EQ(keys(out), (Keys{"kernels", "loss", "perplexity", "tokens"}));
@@ -196,7 +195,7 @@ TEST_F(CliModel, ScoreWritesLogits) {
 }
 
 TEST_F(CliModel, TokenizeThereAndBack) {
-  const std::string text = "Once upon a time, there was a little girl named Lily.";
+  const auto text = golden()["cases"][0]["prompt"].get<std::string>();
   const OutJson out = run_json("tokenize --json " + model(), text + "\n");
   EXPECT_EQ(keys(out), (Keys{"ids", "offsets", "tokens"}));
   EXPECT_EQ(out["ids"], golden()["cases"][0]["input_ids"]);
@@ -234,7 +233,7 @@ TEST_F(CliModel, KernelizeReportsEveryLayer) {
 }
 
 TEST_F(CliModel, DemoWritesTableAndPlotAndModel) {
-  write_file(file("data.txt"), read_file(kText / "heldout_stories.txt"));
+  write_file(file("data.txt"), read_file(model_data() / "text/license.txt"));
   const Outcome outcome = run("demo " + model() + " --steps 4 --columns 64 --new-tokens 8 --data " +
                               file("data.txt").string() + " --output-dir " + file("demo").string());
   ASSERT_EQ(outcome.status, 0) << outcome.err;

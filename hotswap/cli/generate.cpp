@@ -1,8 +1,8 @@
 #include <cstdio>
 
 #include "hotswap/base/error.h"
-#include "hotswap/cli/answer.h"
 #include "hotswap/cli/flags/model_flags.h"
+#include "hotswap/cli/generate_text.h"
 #include "hotswap/cli/verbs.h"
 
 namespace hotswap {
@@ -48,25 +48,32 @@ bool has_tokenizer(const ModelFlags& flags) {
 }
 
 // One row: plain values. Several: lists of them, row by row, and times that add up.
-OutJson json_of(const Rows& prompts, const std::vector<Answer>& answers) {
-  OutJson out = {{"prompt_ids", prompts[0]},          {"token_ids", answers[0].ids},
-                 {"text", answers[0].text},           {"prefill_ms", answers[0].prefill_ms},
-                 {"decode_ms", answers[0].decode_ms}, {"tokens_per_second", answers[0].tokens_per_second()}};
-  if (answers.size() == 1) return out;
-  double prefill_ms = 0, decode_ms = 0, tokens = 0;
+OutJson json_of(const Rows& prompts, const std::vector<TimedText>& texts) {
+  OutJson out = {{"prompt_ids", prompts[0]},
+                 {"token_ids", texts[0].ids},
+                 {"text", texts[0].text},
+                 {"prefill_ms", texts[0].prefill_ms},
+                 {"decode_ms", texts[0].decode_ms},
+                 {"prefill_tokens_per_second", texts[0].prefill_tokens_per_second},
+                 {"decode_tokens_per_second", texts[0].decode_tokens_per_second}};
+  if (texts.size() == 1) return out;
+  double prefill_ms = 0, decode_ms = 0, prompt_tokens = 0, further_tokens = 0;
   out["prompt_ids"] = prompts;
   out["token_ids"] = OutJson::array();
   out["text"] = OutJson::array();
-  for (const Answer& answer : answers) {
-    out["token_ids"].push_back(answer.ids);
-    out["text"].push_back(answer.text);
-    prefill_ms += answer.prefill_ms;
-    decode_ms += answer.decode_ms;
-    tokens += static_cast<double>(answer.ids.size());
+  for (size_t row = 0; row < texts.size(); ++row) {
+    const TimedText& one = texts[row];
+    out["token_ids"].push_back(one.ids);
+    out["text"].push_back(one.text);
+    prefill_ms += one.prefill_ms;
+    decode_ms += one.decode_ms;
+    prompt_tokens += static_cast<double>(prompts[row].size());
+    further_tokens += static_cast<double>(one.ids.size()) - 1;
   }
   out["prefill_ms"] = prefill_ms;
   out["decode_ms"] = decode_ms;
-  out["tokens_per_second"] = 1e3 * tokens / (prefill_ms + decode_ms);
+  out["prefill_tokens_per_second"] = 1e3 * prompt_tokens / prefill_ms;
+  out["decode_tokens_per_second"] = decode_ms > 0 ? 1e3 * further_tokens / decode_ms : 0;
   return out;
 }
 
@@ -75,28 +82,28 @@ void generate_verb(const Flags& flags) {
   const ModelFlags source = located(flags.model);
   if (!flags.prompt.empty() || has_tokenizer(source)) tokenizer = load_tokenizer(source);
   const auto model = load_model(source, flags.kernels);
-  const Rows prompts = prompt_rows(flags, tokenizer ? &*tokenizer : nullptr, model->config().vocab);
+  const Rows prompts = prompt_rows(flags, tokenizer ? &*tokenizer : nullptr, model->config().vocab_size);
   const bool stream = flags.stream && !flags.json;
   const auto show = [&](const std::string& piece) {
     std::fputs(piece.c_str(), stdout);
     std::fflush(stdout);
   };
-  std::vector<Answer> answers;
+  std::vector<TimedText> texts;
   for (const auto& prompt : prompts) {
-    answers.push_back(answer(*model, tokenizer ? &*tokenizer : nullptr, prompt, config_of(flags),
-                             stream ? TextCallback(show) : nullptr));
+    texts.push_back(generate_text(*model, tokenizer ? &*tokenizer : nullptr, prompt, config_of(flags),
+                                  stream ? TextCallback(show) : nullptr));
     if (flags.json) continue;
-    const Answer& last = answers.back();
+    const TimedText& last = texts.back();
     if (!tokenizer) {
       std::printf("%s\n", join(last.ids, " ").c_str());
     } else {
       std::printf("%s\n", stream ? "" : last.text.c_str());
     }
     std::fprintf(stderr, "%zu tokens, first after %.1f ms, then %.1f tokens/s\n", last.ids.size(), last.prefill_ms,
-                 last.tokens_per_second());
+                 last.decode_tokens_per_second);
   }
   if (!flags.json) return;
-  OutJson out = json_of(prompts, answers);
+  OutJson out = json_of(prompts, texts);
   out["kernels"] = kernels_json(model->kernel_report());
   std::printf("%s\n", out.dump(2, ' ', false, OutJson::error_handler_t::replace).c_str());
 }
@@ -123,7 +130,9 @@ void add_generate(CLI::App& app) {
   verb->add_option("--seed", flags->seed, "Of the sampler");
   verb->add_flag("--stream", flags->stream, "Print the text as it comes");
   verb->add_flag("--json", flags->json,
-                 "Print JSON: prompt_ids, token_ids, text, prefill_ms, decode_ms, tokens_per_second, kernels");
+                 "Print JSON: prompt_ids, token_ids, text, prefill_ms, decode_ms, prefill_tokens_per_second, "
+                 "decode_tokens_per_second, "
+                 "kernels");
   verb->callback([flags] { generate_verb(*flags); });
 }
 

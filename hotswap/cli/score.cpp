@@ -61,7 +61,7 @@ void score_verb(const Flags& flags) {
   const ModelFlags source = located(flags.model);
   const auto model = load_model(source, flags.kernels);
   const Rows rows = flags.ids.empty() ? read_text_row(flags.text, load_tokenizer(source), flags.max_tokens)
-                                      : read_rows(flags.ids, model->config().vocab);
+                                      : read_rows(flags.ids, model->config().vocab_size);
   const bool want_logits = !flags.logits_out.empty();
   check_rows(rows, want_logits);
   std::vector<Tensor> logits;

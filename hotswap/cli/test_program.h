@@ -12,6 +12,7 @@
 #include <string>
 
 #include "hotswap/base/file.h"
+#include "hotswap/base/test_data.h"
 
 namespace hotswap::test_support {
 
@@ -55,19 +56,14 @@ class Cli : public testing::Test {
   std::filesystem::path folder_;
 };
 
-inline const std::filesystem::path kModel =
-    std::filesystem::path(HOTSWAP_SOURCE_DIR) / "../shared/data/models/stories260k";
-inline const std::filesystem::path kText = std::filesystem::path(HOTSWAP_SOURCE_DIR) / "../shared/data/text";
+// The small model that models/golden_model.py makes, what transformers generates with it in golden.json, and its texts.
+inline const std::filesystem::path& model_data() { return made_data("models/golden_model.py"); }
+inline std::filesystem::path tiny_model() { return model_data() / "models/tiny"; }
 
-// With the small real model of the shared data; skipped where that is not.
 class CliModel : public Cli {
  protected:
-  void SetUp() override {
-    Cli::SetUp();
-    if (!std::filesystem::is_directory(kModel)) GTEST_SKIP() << "no " << kModel << " here";
-  }
-  std::string model() const { return "--model " + kModel.string(); }
-  nlohmann::json golden() const { return nlohmann::json::parse(read_file(kModel / "golden.json")); }
+  std::string model() const { return "--model " + tiny_model().string(); }
+  nlohmann::json golden() const { return nlohmann::json::parse(read_file(tiny_model() / "golden.json")); }
 };
 
 using Keys = std::set<std::string>;

@@ -44,7 +44,7 @@ void print_encoding(const Encoding& encoding, bool json) {
 }
 
 void tokenize_verb(const Flags& flags) {
-  const Tokenizer tokenizer = load_tokenizer(located(flags.model));
+  const Tokenizer tokenizer = load_tokenizer(flags.model);
   int64_t number = 0;
   for (std::string line; std::getline(std::cin, line);) {
     ++number;

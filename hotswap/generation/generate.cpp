@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -19,6 +20,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr int64_t kReserved = 4096;  // tokens that a growing cache has room for at once
+
 double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
@@ -29,7 +32,7 @@ Tensor left_padding(const GenerateArguments& a) {
   if (a.attention_mask.sizes() != a.input_ids.sizes()) {
     throw Error({.wanted = cat("an attention_mask [", join(a.input_ids.sizes()), "]"),
                  .got = cat("[", join(a.attention_mask.sizes()), "]"),
-                 .next = ""});
+                 .next = "give it the shape of input_ids"});
   }
   Tensor mask = a.attention_mask.to(at::kBool);
   if (mask.all().item<bool>()) return {};
@@ -70,9 +73,21 @@ class Rows {
   std::vector<bool> running_;
 };
 
+// The last token is never looked back at, so the cache needs no room for it.
+std::unique_ptr<Cache> make_cache(const CausalLM& model, const GenerationConfig& config, int64_t prompt) {
+  const std::string implementation = config.cache_implementation.value_or("dynamic");
+  const bool grows = implementation == "dynamic";
+  const int64_t room = prompt + std::min(config.max_new_tokens, grows ? kReserved : config.max_new_tokens) - 1;
+  return model.make_cache({.implementation = implementation, .max_cache_len = room});
+}
+
 }  // namespace
 
-double GenerateResult::tokens_per_second() const {
+double GenerateResult::prefill_tokens_per_second() const {
+  return prefill_ms > 0 ? static_cast<double>(prompt_tokens) * 1000 / prefill_ms : 0;
+}
+
+double GenerateResult::decode_tokens_per_second() const {
   int64_t further = 0;
   for (const auto& row : new_ids) further += static_cast<int64_t>(row.size()) - 1;
   return decode_ms > 0 ? static_cast<double>(further) * 1000 / decode_ms : 0;
@@ -86,7 +101,7 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
     throw Error({.wanted = "input_ids [batch, time], not empty, and max_new_tokens >= 1",
                  .got = cat(a.input_ids.defined() ? cat("[", join(a.input_ids.sizes()), "]") : "no input_ids", ", ",
                             config.max_new_tokens),
-                 .next = ""});
+                 .next = "give at least one token, and ask for at least one"});
   }
   const at::Device device = model.device();
   Tensor ids = a.input_ids.to(device);
@@ -99,16 +114,19 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
   }
   Sampler sampler(config, device);
   Rows rows(batch, config);
-  KvCache cache(ids.size(1) + std::min<int64_t>(config.max_new_tokens, 4096));
+  const auto cache = make_cache(model, config, ids.size(1));
+  if (mask.defined() && cache->capacity() > 0) {  // of a fixed size too: the tokens to come are none of padding
+    mask = at::constant_pad_nd(mask, {0, cache->capacity() - mask.size(1)}, true);
+  }
 
-  GenerateResult result;
+  GenerateResult result{.prompt_tokens = mask.defined() ? mask.sum().item<int64_t>() : ids.numel()};
   std::vector<Tensor> pieces{ids};  // the prompt, then [batch, 1] a step
   Tensor input = ids;
   for (;;) {
     const Tensor logits = model({.input_ids = input,
                                  .attention_mask = mask,
                                  .position_ids = positions,
-                                 .cache = &cache,
+                                 .cache = cache.get(),
                                  .logits_to_keep = 1})
                               .logits.select(1, 0);  // [batch, vocab]
     Tensor next = sampler.next(logits, sampler.needs_history() ? at::cat(pieces, 1) : ids).to(at::kCPU);  // [batch]
@@ -120,7 +138,7 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
     const bool go_on = !a.on_tokens || a.on_tokens(tokens);
     if (!go_on || !rows.any() || result.steps == config.max_new_tokens) break;
     if (mask.defined()) {
-      mask = at::cat({mask, at::ones({batch, 1}, mask.options())}, 1);
+      if (cache->capacity() == 0) mask = at::cat({mask, at::ones({batch, 1}, mask.options())}, 1);
       positions = positions.narrow(1, positions.size(1) - 1, 1) + 1;
     }
   }

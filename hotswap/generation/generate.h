@@ -28,8 +28,9 @@ struct GenerateResult {
   double prefill_ms = 0;                      // from the call to the first token: the time to first token
   double decode_ms = 0;                       // of all further tokens
   int64_t steps = 0;                          // forwards, the prefill included
-  // Of the further tokens, all rows together; 0 where there was only one.
-  double tokens_per_second() const;
+  int64_t prompt_tokens = 0;                  // of all rows, without padding
+  double prefill_tokens_per_second() const;   // of the prompts, padding not counted, all rows together
+  double decode_tokens_per_second() const;    // of the further tokens, all rows together; 0 where there was only one
 };
 
 GenerateResult generate(CausalLM& model, const GenerateArguments& arguments);

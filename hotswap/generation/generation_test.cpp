@@ -9,6 +9,7 @@
 #include <set>
 
 #include "hotswap/base/error.h"
+#include "hotswap/base/test_data.h"
 #include "hotswap/generation/generate.h"
 #include "hotswap/generation/sampler.h"
 #include "hotswap/models/auto.h"
@@ -66,6 +67,19 @@ TEST(Generate, PaddedRowsEqualSingleOnes) {
   }
 }
 
+TEST(Generate, AStaticCacheSaysTheSame) {
+  const auto model = tiny();
+  const Tensor batch = at::tensor(Ids{5, 6, 7, 8, 0, 11, 12, 13}, at::kLong).view({2, 4});
+  const Tensor padded = at::tensor(Ids{1, 1, 1, 1, 0, 1, 1, 1}, at::kLong).view({2, 4});
+  for (const Tensor& mask : {Tensor(), padded}) {
+    const auto run = [&](const char* cache) {
+      return model->generate(batch, {.max_new_tokens = 9, .cache_implementation = cache}, mask);
+    };
+    EXPECT_TRUE(at::equal(run("static"), run("dynamic")));
+  }
+  EXPECT_THROW(model->generate(batch, {.cache_implementation = "offloaded"}), Error);
+}
+
 TEST(Generate, RowsEndAtTheirOwnEos) {
   const auto model = tiny();
   const Tensor prompts = at::tensor(Ids{5, 6, 20, 21}, at::kLong).view({2, 2});
@@ -102,7 +116,9 @@ TEST(Generate, StreamsEveryStepAndStopsOnRequest) {
   EXPECT_EQ(result.steps, 5);
   EXPECT_GT(result.prefill_ms, 0);
   EXPECT_GT(result.decode_ms, 0);
-  EXPECT_GT(result.tokens_per_second(), 0);
+  EXPECT_EQ(result.prompt_tokens, 2);
+  EXPECT_EQ(result.prefill_tokens_per_second(), 2000 / result.prefill_ms);
+  EXPECT_EQ(result.decode_tokens_per_second(), 4000 / result.decode_ms);
 }
 
 TEST(Generate, SeedsReproduce) {
@@ -161,30 +177,29 @@ TEST(Sampler, RepetitionPenaltyLooksAtWhatWasSaid) {
   EXPECT_EQ(sampler.next(logits, row({0, 0})).item<int64_t>(), 1);
 }
 
-// Made with transformers 5.17.0, torch 2.11.0: torch.manual_seed(11); generate(do_sample=True, max_new_tokens=24,
-// eos_token_id=None, ...) of stories260k after the ids 1 403 407 261 378.
+// The same seed draws the same tokens as transformers' generate does: see golden_model.py.
 TEST(Sampler, DrawsWhatTransformersDraws) {
-  const std::filesystem::path folder = std::filesystem::path(HOTSWAP_SOURCE_DIR) / "../shared/data/models/stories260k";
-  if (!std::filesystem::exists(folder)) GTEST_SKIP() << "no " << folder;
+  const auto folder = test_support::made_data("models/golden_model.py") / "models/tiny";
   const auto model = AutoModelForCausalLM::from_pretrained(folder);
-  const auto sample = [&](GenerationConfig config) {
+  const Json samples = Json::read(folder / "golden.json").child("samples");
+  size_t count = 0;
+  for (const Json& item : samples.child("cases").elements()) {
+    const Json settings = item.child("settings");
+    GenerationConfig config;
     config.max_new_tokens = 24;
     config.eos_token_id = Ids();
-    config.seed = 11;
-    return generate(*model, {.input_ids = row({1, 403, 407, 261, 378}), .config = config}).new_ids[0];
-  };
-  EXPECT_EQ(sample({.do_sample = true, .temperature = 1.0, .top_k = 50}),
-            (Ids{432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338,
-                 401, 396, 267, 279, 325, 360, 261, 420, 277, 264, 322, 265}));
-  EXPECT_EQ(sample({.do_sample = true, .temperature = 0.7, .top_k = 0, .top_p = 0.8}),
-            (Ids{432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338,
-                 401, 396, 267, 337, 410, 408, 419, 292, 411, 322, 265, 282}));
-  EXPECT_EQ(sample({.do_sample = true, .temperature = 1.3, .top_k = 5, .repetition_penalty = 1.2}),
-            (Ids{432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338,
-                 401, 396, 267, 279, 325, 360, 335, 311, 357, 343, 322, 265}));
-  EXPECT_EQ(sample({.do_sample = false, .repetition_penalty = 1.3}),
-            (Ids{432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426, 338,
-                 401, 396, 267, 337, 410, 408, 419, 292, 411, 322, 265, 282}));
+    config.seed = static_cast<uint64_t>(samples.at<int64_t>("seed"));
+    config.do_sample = settings.at<bool>("do_sample");
+    if (settings.has("temperature")) config.temperature = settings.at<double>("temperature");
+    if (settings.has("top_k")) config.top_k = settings.at<int64_t>("top_k");
+    if (settings.has("top_p")) config.top_p = settings.at<double>("top_p");
+    if (settings.has("repetition_penalty")) config.repetition_penalty = settings.at<double>("repetition_penalty");
+    const Tensor prompt = row(samples.at<Ids>("input_ids"));
+    EXPECT_EQ(generate(*model, {.input_ids = prompt, .config = config}).new_ids[0], item.at<Ids>("output_ids"))
+        << settings.raw().dump();
+    ++count;
+  }
+  EXPECT_EQ(count, 4U);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // What can go wrong on the way: the cache never shows a wrong or half file, and the next run completes.
 #include <atomic>
 
-#include "hotswap/hub/cache/piece_file.h"
+#include "hotswap/hub/cache/partial_file.h"
 #include "hotswap/hub/test_download.h"
 
 namespace hotswap {

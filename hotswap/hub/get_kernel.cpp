@@ -5,7 +5,7 @@
 
 #include "hotswap/base/file.h"
 #include "hotswap/base/log.h"
-#include "hotswap/hub/cache/piece_file.h"
+#include "hotswap/hub/cache/partial_file.h"
 #include "hotswap/hub/names/text.h"
 #include "hotswap/hub/package/digest.h"
 #include "hotswap/hub/package/metadata.h"
@@ -70,7 +70,7 @@ std::string verify_signed(const KernelRequest& request, const KernelPlace& place
   if (verdict.outcome == Outcome::kSuccess) return verdict.by.signer;
   throw Error({.wanted = cat("a good signature of ", place.str(), ", as [trust] require-signature wants"),
                .got = cat(outcome_name(verdict.outcome), ": ", verdict.reason),
-               .next = "get the package anew, or ask its publisher; nothing of it was run"});
+               .next = "download the package again, or ask its publisher; nothing of it was run"});
 }
 
 void verify_listed(const KernelPlace& place, const fs::path& variant_folder) {
@@ -86,7 +86,7 @@ void verify_listed(const KernelPlace& place, const fs::path& variant_folder) {
         {.wanted = cat((variant_folder / "metadata.json").string(), " as ", place.str(), " has it, ", entry.etag()),
          .got = got,
          .next = cat("remove it with `hotswap cache verify --remove ", place.repo,
-                     "` and get it anew; nothing of it was run")});
+                     "` and download it again; nothing of it was run")});
   }
 }
 

@@ -92,7 +92,7 @@ TEST_F(VerifyKernel, LocksPinCommitAndHash) {
   expect_has(refused({.ref = "acme/norm@v1", .lock = &lock}), {"as they were locked", "nothing of it was run"});
   lock.kernels[0].variants = {};
   for (const auto& [variant, hash] : first.variants) lock.kernels[0].variants["other"] = hash;
-  expect_has(refused({.ref = "acme/norm@v1", .lock = &lock}), {"lock anew"});
+  expect_has(refused({.ref = "acme/norm@v1", .lock = &lock}), {"lock again"});
   expect_has(refused({.ref = "acme/norm@" + std::string(40, 'b'), .lock = &lock}), {"locked is commit"});
   expect_has(refused({.ref = {"acme/norm", {.version = 1, .locked = true}}}), {"Kernel `acme/norm` is not locked"});
   expect_has(refused({.ref = {"acme/more", {.version = 1, .trust = true, .locked = true}}, .lock = &lock}),

@@ -214,7 +214,7 @@ fs::path Hub::download(const Repo& repo, const std::string& revision, const std:
   if (is_commit(revision) && meta.commit != revision) {
     throw HubError({.wanted = path + " of commit " + revision,
                     .got = "commit " + meta.commit,
-                    .next = "HF_ENDPOINT or a proxy mixes up commits"},
+                    .next = "check HF_ENDPOINT and the proxy: one of them mixes up commits"},
                    {.kind = HubErrorKind::kBadAnswer});
   }
   store.write_ref(repo, revision, meta.commit);

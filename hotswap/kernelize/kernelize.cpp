@@ -216,6 +216,23 @@ class Planner {
         return cat("has no ", dtype, ", only ", has.dtypes.empty() ? "none" : join(has.dtypes));
       }
     }
+    return what_lacks(has, site.slot->needs());
+  }
+
+  static std::string what_lacks(const Capabilities& has, const SlotNeeds& needs) {
+    for (const auto& feature : needs.features) {
+      if (!has.features.contains(feature)) {
+        return has.features.empty() ? cat("has no ", feature) : cat("has no ", feature, ", only ", join(has.features));
+      }
+    }
+    for (const auto& [name, wanted] : needs.numbers) {
+      const auto found = has.numbers.find(name);
+      if (found == has.numbers.end())
+        return cat("says not which ", name, " it takes, and ", join(wanted, "/"), " is needed");
+      if (!found->second.has(wanted)) {
+        return cat("takes no ", name, " of ", join(wanted, "/"), ", only ", join(found->second.entries()));
+      }
+    }
     return "";
   }
 

@@ -65,6 +65,29 @@ TEST(Kernelize, TheDefaultMappingBindsEverySlotToABundledPackage) {
   EXPECT_EQ(norm.reason, "");
 }
 
+// What a slot needs beyond its contract, a kernel must claim.
+TEST(Kernelize, ASlotsNeedsAreHeldAgainstWhatAKernelClaims) {
+  class Needy : public Module {
+   public:
+    explicit Needy(SlotNeeds needs) : slot(this, "RMSNorm", "rms_norm/1", stock::rms_norm, std::move(needs)) {
+      own("weight", weight, {8});
+      to(at::kFloat, at::kCPU);
+    }
+    Tensor weight;
+    Slot<RmsNormForward> slot;
+  };
+  const auto reason = [](SlotNeeds needs) {
+    Needy model(std::move(needs));
+    const KernelReport report = kernelize(model, I);
+    EXPECT_EQ(model.slot.bound(), report.rows[0].package.has_value());
+    return report.rows[0].reason;
+  };
+  EXPECT_EQ(reason({}), "");
+  EXPECT_EQ(reason({.features = {"window"}, .numbers = {}}), "norm:RMSNorm has no window");
+  EXPECT_EQ(reason({.features = {}, .numbers = {{"head_dims", {192, 128}}}}),
+            "norm:RMSNorm says not which head_dims it takes, and 192/128 is needed");
+}
+
 TEST(Kernelize, TrainsWithThePackagesOpsAndSwapsBackToTheBit) {
   TinyModel model;
   const Tensor x = input();

@@ -33,10 +33,11 @@ ResolvedKernel from_variant(Manifest manifest, const KernelRef& ref, const std::
 }
 
 Result<ResolvedKernel> from_folder(const fs::path& folder, const KernelRef& ref, const std::string& layer,
-                                   const std::string& device_kind, const std::string& note) {
+                                   const std::string& device_kind, const std::vector<Manifest>& bundled,
+                                   const std::string& note) {
   const auto variant = find_variant(folder, device_kind);
   if (!variant) return Reason{variant.why()};
-  return from_variant(read_manifest(*variant), ref, layer, note);
+  return from_variant(read_package(*variant, bundled), ref, layer, note);
 }
 
 // The variants of one bundled package: those whose name, or stand-in for this layer, fits.
@@ -121,12 +122,12 @@ Result<ResolvedKernel> from_hub(const KernelRef& ref, const std::string& layer, 
                              "; or say where it lies with LOCAL_KERNELS=", ref.repo(), "=/path")});
   }
   if (!*kernel) {
-    const std::string instead = stand_ins(ref.repo().substr(ref.repo().find('/') + 1));
+    const std::string instead = stand_ins(ref.repo().substr(ref.repo().find('/') + 1), bundled);
     return Reason{cat(kernel->why(), instead.empty() ? "" : "; bundled packages stand in for it: " + instead)};
   }
   const HubKernel& found = **kernel;
   ResolvedKernel resolved =
-      from_variant(read_manifest(found.folder, found.digest_checked), ref, layer, origin_of(found));
+      from_variant(read_package(found.folder, bundled, found.digest_checked), ref, layer, origin_of(found));
   resolved.verify = [&hub, &found] { hub.verify(found); };
   return resolved;
 }
@@ -156,10 +157,10 @@ Result<ResolvedKernel> resolve_kernel(const KernelRef& asked, const std::string&
                                       HubKernels& hub) {
   const KernelRef ref = hub.named(asked);
   const std::string layer = ref.layer().empty() ? slot_layer : ref.layer();
-  if (ref.is_path()) return from_folder(ref.path(), ref, layer, device_kind, "");
+  if (ref.is_path()) return from_folder(ref.path(), ref, layer, device_kind, bundled, "");
   for (const auto& [repo, folder] : parse_local_kernels(env(EnvVar::kLocalKernels).value_or(""))) {
     if (same_repo(repo, ref.repo())) {
-      return from_folder(folder, ref, layer, device_kind, cat("LOCAL_KERNELS: ", repo, " is ", folder));
+      return from_folder(folder, ref, layer, device_kind, bundled, cat("LOCAL_KERNELS: ", repo, " is ", folder));
     }
   }
   const bool ours = ref.repo().starts_with(std::string(kBundledOrg) + "/");

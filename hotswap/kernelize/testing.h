@@ -8,6 +8,7 @@
 #include <string>
 
 #include "hotswap/base/test_support.h"
+#include "hotswap/kernelize/foreign/foreign.h"
 #include "hotswap/kernelize/kernelize.h"
 #include "hotswap/layers/activation.h"
 #include "hotswap/layers/loss.h"
@@ -51,7 +52,7 @@ class ForeignCopy {
   std::filesystem::path variant() const { return root() / "build" / variant_; }
   const std::string& id() const { return id_; }
   std::filesystem::path library() const { return variant() / (id_ + ".abi3.so"); }
-  const Package& load() const { return load_package(read_manifest(variant())); }
+  const Package& load() const { return load_package(read_package(variant(), bundled_packages())); }
 
  private:
   TempFolder folder_;

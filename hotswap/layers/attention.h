@@ -1,40 +1,79 @@
-// The attention interface: a name ("sdpa", "eager") -> the function that attends and the mask that it wants.
+// Attention of one layer, and what all layers of a forward know of their tokens. The stock forwards are transformers'
+// "sdpa" and "eager".
+//
+//   AttentionMetadata metadata({.start = 0, .padding = mask});
+//   stock::sdpa(q, k, v, {.scale = 0.125, .window_left = 4095}, metadata);
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <map>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
+
+#include "hotswap/layers/forwards.h"
 
 namespace hotswap {
 
-using at::Tensor;
-
-struct AttentionMask {
-  Tensor mask = {};     // bool (true: attend) or additive, [1 or batch, 1, time, kv_time]; undefined: none needed
-  bool causal = false;  // without a mask: query i sees keys 0..i
+struct SequenceInfo {
+  int64_t start = 0;    // tokens before the first query
+  Tensor padding = {};  // [batch, tokens] bool, false where a token is padding; or undefined: none is
+  Tensor cu_seqlens =
+      {};  // [sequences + 1] int32, where each of the sequences packed into one row begins; or undefined
+  int64_t max_seqlen = 0;  // of the packed ones: not shorter than the longest
+  // [time] int64 on the device: the queries' places in keys of a fixed size, whose other places hold nothing yet.
+  // Undefined: the queries are the last of the keys.
+  Tensor positions = {};
 };
 
-struct AttentionArguments {
-  const Tensor& query;  // [batch, heads, time, head_dim]
-  const Tensor& key;    // [batch, kv_heads, kv_time, head_dim]; heads is a multiple of kv_heads
-  const Tensor& value;  // [batch, kv_heads, kv_time, head_dim]
-  const AttentionMask& mask;
-  double scaling;
-  double dropout = 0;  // already 0 outside training
+// The tokens of a padded batch that are none of padding, one behind the other.
+struct RealTokens {
+  Tensor index;       // [tokens] int64, into [batch * time]
+  Tensor cu_seqlens;  // [batch + 1] int32
+  int64_t max_seqlen;
 };
 
-struct MaskArguments {
-  int64_t time, kv_time;  // queries are the last `time` of `kv_time` tokens
-  Tensor padding;         // [batch, kv_time], 0 where a token is padding; or undefined
-  at::ScalarType dtype;
-  at::Device device;
+// What is masked, made once per forward at the model's entrance. It describes; a mask as a tensor is made for stock
+// forwards alone, once for each kind of layer.
+class AttentionMetadata {
+ public:
+  AttentionMetadata() = default;
+  explicit AttentionMetadata(SequenceInfo sequence) : sequence_(std::move(sequence)) {}
+  const SequenceInfo& sequence() const { return sequence_; }
+
+  // Whether a query misses a key for any other reason than causality.
+  bool hides(int64_t time, int64_t kv_time, const AttentionOptions& options) const;
+  // true where a query may see a key; the same as numbers to add to the scores: 0, or the lowest of k's dtype.
+  Tensor visible(int64_t time, const Tensor& k,
+                 const AttentionOptions& options) const;                              // [1 or batch, 1, time, kv_time]
+  Tensor bias(int64_t time, const Tensor& k, const AttentionOptions& options) const;  // [1 or batch, 1, time, kv_time]
+  Tensor distance(int64_t time, const Tensor& k) const;  // a key's place less a query's: [time, kv_time] int64
+
+  // For kernels, which get no mask. The real ones of the last `time` tokens; the first call waits for the device.
+  const RealTokens& real_tokens(int64_t time) const;
+  // Of keys of a fixed size: how many tokens a row holds, the queries included. [batch] int32 on the device
+  const Tensor& seen(int64_t batch) const;
+
+ private:
+  using Key = std::tuple<bool, int64_t, int64_t, bool, int64_t, int64_t, int64_t>;
+  template <typename Make>
+  const Tensor& made_once(const Key& key, const Make& make) const;
+  SequenceInfo sequence_;
+  mutable std::vector<std::pair<Key, Tensor>> made_;  // few: as many as there are kinds of layers
+  mutable std::map<int64_t, RealTokens> real_;        // by time
+  mutable Tensor seen_;
 };
+
+namespace stock {
+AttentionForward sdpa;   // torch's scaled_dot_product_attention; Error for softcap, sinks and ALiBi, which it has not
+AttentionForward eager;  // the formula, operation by operation
+}  // namespace stock
 
 struct AttentionKind {
   const char* name;
-  AttentionMask (*make_mask)(const MaskArguments& arguments);
-  Tensor (*attend)(const AttentionArguments& arguments);  // -> [batch, time, heads, head_dim]
+  AttentionForward* forward;
 };
 
 // Error naming the known ones when `name` is none of them.

@@ -1,5 +1,5 @@
 // The forward that each contract replaces, as a C++ type: what a Slot holds and what kernelize/ binds. Op schemas of
-// the same contracts stand in kernelize/contracts.cpp.
+// the same contracts stand in kernelize/bind/table.cpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,6 +35,24 @@ using GatedForward = Tensor(const Tensor& gate, const Tensor& up);
 // rotary_dim]
 using RotaryForward = std::tuple<Tensor, Tensor>(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,
                                                  int64_t rotary_dim, bool interleaved);
+
+struct AttentionOptions {
+  double scale = 1;
+  bool causal = true;  // query i sees keys up to its own
+  int64_t window_left = -1,
+          window_right = -1;  // keys seen before and behind a query's own; -1: all. causal: right is 0
+  int64_t chunk = 0;          // a query sees its own chunk of so many tokens alone; 0: off
+  double softcap = 0;         // scores become softcap * tanh(scores / softcap); 0: off
+  Tensor sinks = {};          // [heads]: one more score in each softmax, of no value; or undefined
+  Tensor alibi_slopes = {};   // [heads]: adds slope * (key's place - query's place); or undefined
+  double dropout = 0;         // of the weights; already 0 outside training
+};
+
+// attention/1. q: [batch, time, heads, head_dim], k, v: [batch, kv_time, kv_heads, head_dim], any strides but the last,
+// heads a multiple of kv_heads -> [batch, time, heads, head_dim]. `metadata` says which tokens there are (attention.h).
+class AttentionMetadata;
+using AttentionForward = Tensor(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
+                                const AttentionMetadata& metadata);
 
 // linear/1. x: [..., in], weight: [out, in], bias: [out] -> [..., out]
 using LinearForward = Tensor(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);

@@ -22,8 +22,6 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/test_support.h"
-#include "hotswap/layers/attention.h"
-#include "hotswap/layers/kv_cache.h"
 #include "hotswap/layers/loss.h"
 #include "hotswap/layers/mlp.h"
 #include "hotswap/layers/norm.h"
@@ -252,90 +250,32 @@ TEST_F(Layers, TablesMadeWhileGeneratingServeTraining) {
   EXPECT_TRUE(q.grad().defined());
 }
 
-// All heads against all keys in float64, with the mask as a plain rule.
-Tensor attend_double(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& padding) {
-  const int64_t groups = q.size(1) / k.size(1), time = q.size(2), kv_time = k.size(2);
-  const Tensor kd = k.to(at::kDouble).repeat_interleave(groups, 1), vd = v.to(at::kDouble).repeat_interleave(groups, 1);
-  Tensor scores = q.to(at::kDouble).matmul(kd.transpose(2, 3)) * 0.3;
-  for (int64_t i = 0; i < time; ++i) {
-    for (int64_t j = 0; j < kv_time; ++j) {
-      Tensor cell = scores.select(3, j).select(2, i);  // [batch, heads]
-      if (j > i + kv_time - time) cell.fill_(-1e30);
-      if (padding.defined()) cell.masked_fill_(padding.select(1, j).eq(0).unsqueeze(1), -1e30);
+TEST_F(Layers, BuffersAreNoParametersAndFreshTensorsSayWhatTheyHold) {
+  struct Counted : Module {
+    Counted() : linear(3, 2, true), norm(2, {.offset = 1}) {
+      own("linear", linear);
+      own("norm", norm);
+      own_buffer("count", count, {1}, at::kLong, Init::constant(0));
+      own_buffer("scale", scale, {2}, at::kFloat, Init::constant(0.5));
     }
-  }
-  return at::softmax(scores, -1).matmul(vd).transpose(1, 2);
-}
-
-TEST_F(Layers, AttentionWithGroupsMasksAndCache) {
-  const at::NoGradGuard no_grad;
-  for (const char* name : {"sdpa", "eager"}) {
-    const AttentionKind& kind = attention_kind(name);
-    for (const int64_t kv_heads : {1, 2, 6}) {
-      for (const auto& [time, kv_time] : std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {1, 9}, {5, 5}, {3, 8}}) {
-        for (const bool padded : {false, true}) {
-          const Tensor q = random({2, 6, time, 8}), k = random({2, kv_heads, kv_time, 8}), v = random(k.sizes());
-          Tensor padding;
-          if (padded) {
-            padding = at::ones({2, kv_time}, at::kLong);
-            padding.narrow(0, 1, 1).narrow(1, 0, kv_time - time).zero_();
-          }
-          const auto mask = kind.make_mask({time, kv_time, padding, at::kFloat, at::kCPU});
-          const Tensor got = kind.attend({.query = q, .key = k, .value = v, .mask = mask, .scaling = 0.3});
-          EXPECT_EQ(got.sizes(), (std::vector<int64_t>{2, time, 6, 8}));
-          EXPECT_LE(relative_l2(got, attend_double(q, k, v, padding)), 1e-6)
-              << name << " kv_heads " << kv_heads << " time " << time << " of " << kv_time << " padded " << padded;
-        }
-      }
-    }
-  }
-  EXPECT_THROW(attention_kind("flash_attention_9"), Error);
-}
-
-TEST_F(Layers, AttentionGradientsWithGroups) {
-  for (const bool padded : {false, true}) {
-    std::vector<Tensor> gradients;
-    const Tensor q0 = random({2, 4, 5, 8}), k0 = random({2, 2, 5, 8}), v0 = random({2, 2, 5, 8});
-    Tensor padding;
-    if (padded) {
-      padding = at::ones({2, 5}, at::kLong);
-      padding[1][0] = 0;
-    }
-    for (const char* name : {"sdpa", "eager"}) {
-      Tensor q = q0.clone().set_requires_grad(true), k = k0.clone().set_requires_grad(true);
-      Tensor v = v0.clone().set_requires_grad(true);
-      const AttentionKind& kind = attention_kind(name);
-      const auto mask = kind.make_mask({5, 5, padding, at::kFloat, at::kCPU});
-      const Tensor out = kind.attend({.query = q, .key = k, .value = v, .mask = mask, .scaling = 0.3});
-      out.narrow(1, 1, 4).square().sum().backward();  // a row that sees nothing is left out
-      for (const Tensor& t : {q, k, v}) gradients.push_back(t.grad());
-    }
-    for (size_t i = 0; i < 3; ++i) EXPECT_LE(relative_l2(gradients[i], gradients[i + 3]), 1e-5) << i;
-  }
-}
-
-TEST_F(Layers, KvCacheGrowsInPlace) {
-  const at::NoGradGuard no_grad;
-  KvCache cache(4);
-  const Tensor k = random({2, 3, 150, 8}), v = random({2, 3, 150, 8});
-  const void* before = nullptr;
-  int64_t moves = 0;
-  for (int64_t t = 0; t < 150; ++t) {
-    for (const int64_t layer : {0, 1}) {
-      const auto [keys, values] = cache.append(layer, k.narrow(2, t, 1), v.narrow(2, t, 1));
-      ASSERT_TRUE(at::equal(keys, k.narrow(2, 0, t + 1)));
-      ASSERT_TRUE(at::equal(values, v.narrow(2, 0, t + 1)));
-      if (layer == 0) moves += keys.const_data_ptr() != before, before = keys.const_data_ptr();
-    }
-  }
-  EXPECT_EQ(moves, 3);  // 64, 128, 256
-  EXPECT_EQ(cache.length(), 150);
-  cache.crop(10);
-  EXPECT_TRUE(at::equal(cache.append(0, k.narrow(2, 20, 2), v.narrow(2, 20, 2)).first,
-                        at::cat({k.narrow(2, 0, 10), k.narrow(2, 20, 2)}, 2)));
-  EXPECT_THROW(cache.append(0, random({1, 3, 1, 8}), random({1, 3, 1, 8})), Error);
-  const at::AutoGradMode grad(true);
-  EXPECT_THROW(cache.append(0, random({2, 3, 1, 8}).set_requires_grad(true), random({2, 3, 1, 8})), Error);
+    Linear linear;
+    RMSNorm norm;
+    Tensor count, scale;
+  } module;
+  std::vector<std::string> all, trained;
+  module.each_tensor([&](const std::string& name, Tensor&) { all.push_back(name); });
+  module.each_parameter([&](const std::string& name, Tensor&) { trained.push_back(name); });
+  EXPECT_EQ(all, (std::vector<std::string>{"count", "scale", "linear.weight", "linear.bias", "norm.weight"}));
+  EXPECT_EQ(trained, (std::vector<std::string>{"linear.weight", "linear.bias", "norm.weight"}));
+  std::vector<std::optional<double>> fresh;
+  module.each_init([&](Tensor&, const Init& init) { fresh.push_back(init.value); });
+  EXPECT_EQ(fresh, (std::vector<std::optional<double>>{0.0, 0.5, std::nullopt, 0.0, 0.0}));  // the norm adds 1
+  module.requires_grad(true);
+  EXPECT_EQ(module.parameters().size(), 3U);
+  EXPECT_FALSE(module.scale.requires_grad());
+  module.to(at::kBFloat16, at::kMeta);
+  EXPECT_EQ(module.scale.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(module.count.scalar_type(), at::kLong);
 }
 
 TEST_F(Layers, CrossEntropyOptions) {

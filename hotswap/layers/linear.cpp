@@ -11,7 +11,7 @@ Tensor stock::linear(const Tensor& x, const Tensor& weight, const std::optional<
 
 Linear::Linear(int64_t in, int64_t out, bool with_bias) : weight(own_weight_) {
   own("weight", weight, {out, in});
-  if (with_bias) own("bias", bias, {out});
+  if (with_bias) own("bias", bias, {out}, Init::constant(0));
 }
 
 Linear::Linear(Tensor& tied) : weight(tied) { share("weight", weight); }

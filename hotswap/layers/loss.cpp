@@ -24,7 +24,9 @@ int64_t reduction_of(const std::string& name) {
   if (name == "mean") return at::Reduction::Mean;
   if (name == "sum") return at::Reduction::Sum;
   if (name == "none") return at::Reduction::None;
-  throw Error({.wanted = "a reduction: mean, sum or none", .got = name, .next = ""});
+  throw Error({.wanted = "a reduction: mean, sum or none",
+               .got = cat('"', name, '"'),
+               .next = "set CrossEntropyOptions::reduction to one of them"});
 }
 
 // [batch, time] -> [batch * time], row i holding the label of token i + 1

@@ -15,9 +15,14 @@ std::string below(const std::string& parent, const std::string& name) {
 
 }  // namespace
 
-void Module::own(std::string name, Tensor& tensor, at::IntArrayRef shape) {
+void Module::own(std::string name, Tensor& tensor, at::IntArrayRef shape, Init init) {
   tensor = at::empty(shape, at::TensorOptions().device(at::kMeta).dtype(at::kFloat));
-  tensors_.emplace_back(std::move(name), &tensor);
+  tensors_.push_back({std::move(name), &tensor, init});
+}
+
+void Module::own_buffer(std::string name, Tensor& tensor, at::IntArrayRef shape, at::ScalarType dtype, Init init) {
+  tensor = at::empty(shape, at::TensorOptions().device(at::kMeta).dtype(dtype));
+  tensors_.push_back({std::move(name), &tensor, init, /*is_buffer=*/true});
 }
 
 void Module::each_module(const ModuleVisitor& visit) {
@@ -28,13 +33,27 @@ void Module::each_module(const ModuleVisitor& visit) {
   walk("", *this);
 }
 
-void Module::each_tensor(const TensorVisitor& visit) {
+void Module::each_owned(const std::function<void(const std::string&, Owned&)>& visit) {
   std::set<Tensor*> seen;
   each_module([&](const std::string& path, Module& module) {
-    for (auto& [name, tensor] : module.tensors_) {
-      if (seen.insert(tensor).second) visit(below(path, name), *tensor);
+    for (Owned& owned : module.tensors_) {
+      if (seen.insert(owned.tensor).second) visit(below(path, owned.name), owned);
     }
   });
+}
+
+void Module::each_tensor(const TensorVisitor& visit) {
+  each_owned([&](const std::string& name, Owned& owned) { visit(name, *owned.tensor); });
+}
+
+void Module::each_parameter(const TensorVisitor& visit) {
+  each_owned([&](const std::string& name, Owned& owned) {
+    if (!owned.is_buffer) visit(name, *owned.tensor);
+  });
+}
+
+void Module::each_init(const InitVisitor& visit) {
+  each_owned([&](const std::string&, Owned& owned) { visit(*owned.tensor, owned.init); });
 }
 
 void Module::each_slot(const SlotVisitor& visit) {
@@ -45,18 +64,19 @@ void Module::each_slot(const SlotVisitor& visit) {
 
 std::vector<Tensor> Module::parameters() {
   std::vector<Tensor> result;
-  each_tensor([&](const std::string&, Tensor& tensor) { result.push_back(tensor); });
+  each_parameter([&](const std::string&, Tensor& tensor) { result.push_back(tensor); });
   return result;
 }
 
 void Module::requires_grad(bool on) {
-  each_tensor([&](const std::string&, Tensor& tensor) { tensor.set_requires_grad(on); });
+  each_parameter([&](const std::string&, Tensor& tensor) { tensor.set_requires_grad(on); });
 }
 
 void Module::to(at::ScalarType dtype, at::Device device) {
   each_tensor([&](const std::string&, Tensor& tensor) {
     const bool wants_grad = tensor.requires_grad();
-    tensor = tensor.detach().to(at::TensorOptions().dtype(dtype).device(device));
+    const at::ScalarType wanted = tensor.is_floating_point() ? dtype : tensor.scalar_type();
+    tensor = tensor.detach().to(at::TensorOptions().dtype(wanted).device(device));
     tensor.set_requires_grad(wants_grad);
   });
 }

@@ -3,7 +3,7 @@
 //
 //   class RMSNorm : public Module {
 //    public:
-//     explicit RMSNorm(int64_t dim) { own("weight", weight, {dim}); }
+//     explicit RMSNorm(int64_t dim) { own("weight", weight, {dim}, Init::constant(1)); }
 //     Tensor weight;  // [dim]
 //   };
 //   class Block : public Module {
@@ -19,6 +19,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,13 @@ namespace hotswap {
 
 using at::Tensor;
 class SlotBase;
+
+// What a fresh tensor holds before any training. The spread of the normal one is the model's (initializer_range).
+struct Init {
+  static Init normal() { return {}; }
+  static Init constant(double value) { return {value}; }
+  std::optional<double> value = std::nullopt;  // none: drawn
+};
 
 class Module {
  public:
@@ -35,34 +43,47 @@ class Module {
   Module& operator=(const Module&) = delete;
 
   using TensorVisitor = std::function<void(const std::string& name, Tensor& tensor)>;
+  using InitVisitor = std::function<void(Tensor& tensor, const Init& init)>;
   using ModuleVisitor = std::function<void(const std::string& name, Module& module)>;
   using SlotVisitor = std::function<void(const std::string& module_name, SlotBase& slot)>;
 
   // In the order of registration, depth first; names are dotted paths below this module, "" for the module itself.
   // A tensor that is reachable by two names (a tied embedding) is visited once, under its first name.
   void each_tensor(const TensorVisitor& visit);
+  void each_parameter(const TensorVisitor& visit);  // without buffers
+  void each_init(const InitVisitor& visit);         // in the order of each_tensor
   void each_module(const ModuleVisitor& visit);
   void each_slot(const SlotVisitor& visit);
 
   std::vector<Tensor> parameters();
   void requires_grad(bool on);
-  void to(at::ScalarType dtype, at::Device device);  // replaces every tensor; gradients are dropped
+  // Replaces every tensor, buffers of integers in their own type; gradients are dropped.
+  void to(at::ScalarType dtype, at::Device device);
   // Sets the mode of this module and all below it, then calls on_mode_change() of this one.
   void train(bool on = true);
   void eval() { train(false); }
   bool training() const { return training_; }
 
  protected:
-  // Registers a tensor of this shape, left uninitialised on the meta device: loading or init fills it.
-  void own(std::string name, Tensor& tensor, at::IntArrayRef shape);
+  // Registers a parameter of this shape, left uninitialised on the meta device: loading or init fills it.
+  void own(std::string name, Tensor& tensor, at::IntArrayRef shape, Init init = Init::normal());
+  // A tensor that is loaded and saved, and never trained.
+  void own_buffer(std::string name, Tensor& tensor, at::IntArrayRef shape, at::ScalarType dtype, Init init);
   void own(std::string name, Module& child) { children_.emplace_back(std::move(name), &child); }
   // A tensor that another module owns, under a second name: a tied output head.
-  void share(std::string name, Tensor& tensor) { tensors_.emplace_back(std::move(name), &tensor); }
+  void share(std::string name, Tensor& tensor) { tensors_.push_back({std::move(name), &tensor, Init::normal()}); }
   virtual void on_mode_change() {}
 
  private:
   friend class SlotBase;
-  std::vector<std::pair<std::string, Tensor*>> tensors_;
+  struct Owned {
+    std::string name;
+    Tensor* tensor;
+    Init init;
+    bool is_buffer = false;
+  };
+  void each_owned(const std::function<void(const std::string& name, Owned& owned)>& visit);
+  std::vector<Owned> tensors_;
   std::vector<std::pair<std::string, Module*>> children_;
   std::vector<SlotBase*> slots_;
   bool training_ = true;  // as torch has it: a fresh module trains

@@ -25,7 +25,9 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double offset
   if (casting == "none") {
     return at::mul(at::mul(x, rstd.to(x.scalar_type())), offset == 0 ? weight : at::add(weight, offset));
   }
-  throw Error({.wanted = "an RMSNorm casting: llama, gemma or none", .got = casting, .next = ""});
+  throw Error({.wanted = "an RMSNorm casting: llama, gemma or none",
+               .got = cat('"', casting, '"'),
+               .next = "set RMSNormOptions::casting to one of them"});
 }
 
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, double eps) {
@@ -34,7 +36,10 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const std::optional<Ten
 
 }  // namespace stock
 
-RMSNorm::RMSNorm(int64_t dim, RMSNormOptions options) : options_(std::move(options)) { own("weight", weight, {dim}); }
+// Fresh, a norm multiplies by one: a weight that an offset is added to begins below by that much.
+RMSNorm::RMSNorm(int64_t dim, RMSNormOptions options) : options_(std::move(options)) {
+  own("weight", weight, {dim}, Init::constant(1 - options_.offset));
+}
 
 Tensor RMSNorm::forward(const Tensor& x) const {
   return forward_(x, weight, options_.eps, options_.offset, options_.casting);
@@ -55,8 +60,8 @@ AddRMSNorm::Result AddRMSNorm::forward(const Tensor& x, const Tensor& residual) 
 }
 
 LayerNorm::LayerNorm(int64_t dim, double eps, bool with_bias) : eps_(eps) {
-  own("weight", weight, {dim});
-  if (with_bias) own("bias", bias, {dim});
+  own("weight", weight, {dim}, Init::constant(1));
+  if (with_bias) own("bias", bias, {dim}, Init::constant(0));
 }
 
 Tensor LayerNorm::forward(const Tensor& x) const {

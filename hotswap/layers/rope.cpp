@@ -126,7 +126,9 @@ RopeFrequencies rope_frequencies(const RopeParameters& rope, std::optional<int64
   for (const RopeRow& row : kRows) {
     if (rope.type == row.type) return row.compute(rope, length);
   }
-  throw Error({.wanted = cat("a rope type: ", join(rope_types())), .got = rope.type, .next = ""});
+  throw Error({.wanted = cat("a rope type: ", join(rope_types())),
+               .got = cat('"', rope.type, '"'),
+               .next = "set RopeParameters::type to one of them"});
 }
 
 }  // namespace hotswap

@@ -94,9 +94,10 @@ void RotaryEmbedding::follow(const Positions& p) {
 }
 
 // Angles are float32 whatever the model's dtype; only cos and sin are rounded to it.
-RotaryTables RotaryEmbedding::compute(const Tensor& ids, at::ScalarType dtype, at::Device device) const {
+RotaryTables RotaryEmbedding::compute(const Tensor& ids, at::ScalarType dtype, at::Device device) {
+  current_.inverse = current_.inverse.to(device);  // once: the next step finds it there
   const Tensor angles =
-      at::mul(ids.to(device).to(at::kFloat).unsqueeze(-1), current_.inverse.to(device));  // [batch, time, dim / 2]
+      at::mul(ids.to(device).to(at::kFloat).unsqueeze(-1), current_.inverse);  // [batch, time, dim / 2]
   const Tensor both = at::cat({angles, angles}, -1);
   return {at::mul(at::cos(both), current_.attention_scaling).to(dtype),
           at::mul(at::sin(both), current_.attention_scaling).to(dtype)};

@@ -31,7 +31,7 @@ class RotaryEmbedding {
 
  private:
   void follow(const Positions& positions);
-  RotaryTables compute(const Tensor& ids, at::ScalarType dtype, at::Device device) const;
+  RotaryTables compute(const Tensor& ids, at::ScalarType dtype, at::Device device);
   RopeParameters rope_;
   RopeFrequencies original_, current_;
   int64_t reached_;      // the length that current_ serves, for type dynamic

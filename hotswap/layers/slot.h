@@ -54,6 +54,7 @@ class Slot<R(Args...)> : public SlotBase {
 
   R operator()(Args... args) const { return bound_ ? bound_(args...) : stock_(args...); }
   void bind(Forward forward) { bound_ = std::move(forward); }
+  void set_stock(Forward stock) { stock_ = std::move(stock); }  // where a layer has several: attention
   bool bound() const override { return static_cast<bool>(bound_); }
   void unbind() override { bound_ = nullptr; }
 

@@ -1,27 +1,15 @@
 #include "hotswap/models/auto.h"
 
 #include "hotswap/base/error.h"
-#include "hotswap/kernelize/attention_kernel.h"
 #include "hotswap/kernelize/package/device.h"
-#include "hotswap/models/families/llama.h"
-#include "hotswap/models/families/qwen3.h"
+#include "hotswap/models/attention_kernel.h"
+#include "hotswap/models/family.h"
 #include "hotswap/models/formats/gguf_model.h"
 #include "hotswap/models/formats/weights.h"
 #include "hotswap/models/model_folder.h"
 
 namespace hotswap {
 namespace {
-
-template <typename Model>
-std::shared_ptr<CausalLM> make(const Json& config) {
-  return std::make_shared<Model>(config);
-}
-
-struct Family {
-  const char* model_type;
-  std::shared_ptr<CausalLM> (*make)(const Json& config);
-};
-constexpr Family kFamilies[] = {{"llama", make<LlamaForCausalLM>}, {"qwen3", make<Qwen3ForCausalLM>}};
 
 at::Device device_of(const std::string& name) {
   if (name == "auto") return cuda_available() ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
@@ -34,45 +22,32 @@ at::Device device_of(const std::string& name) {
   return device.is_cuda() && !device.has_index() ? at::Device(at::kCUDA, 0) : device;
 }
 
-// Before the weights, and with the caller's word on trust.
-void set_attention(CausalLM& model, const PretrainedOptions& options) {
-  check_attn_implementation(options.attn_implementation, {.device_kind = device_kind(device_of(options.device_map)),
-                                                          .allow_all_kernels = options.allow_all_kernels,
-                                                          .project = options.kernel_project});
-  model.set_attn_implementation(options.attn_implementation);
-}
-
 void finish(CausalLM& model, const PretrainedOptions& options) {
   model.eval();
+  KernelOptions kernels{.config = options.kernel_config.value_or(KernelConfig()),
+                        .strict = options.strict,
+                        .allow_all_kernels = options.allow_all_kernels,
+                        .project = options.kernel_project};
   if (options.use_kernels || options.kernel_config) {
-    model.kernelize(Mode::INFERENCE, {.config = options.kernel_config.value_or(KernelConfig()),
-                                      .strict = options.strict,
-                                      .allow_all_kernels = options.allow_all_kernels,
-                                      .project = options.kernel_project});
+    model.kernelize(Mode::INFERENCE, std::move(kernels));
+  } else if (names_attention_kernel(options.attn_implementation)) {
+    model.set_attn_implementation(options.attn_implementation, kernels);
   }
 }
 
-GenerationConfig generation_config_of(const std::filesystem::path& folder, const DecoderConfig& config) {
+GenerationConfig generation_config_of(const std::filesystem::path& folder, const ModelConfig& config) {
   const auto file = folder / "generation_config.json";
   GenerationConfig found;
   if (std::filesystem::is_regular_file(file)) found = read_generation_config(Json::read(file));
-  if (!found.eos_token_id && !config.eos.empty()) found.eos_token_id = config.eos;
-  if (!found.pad_token_id) found.pad_token_id = config.pad;
+  if (!found.eos_token_id && !config.eos_token_id.empty()) found.eos_token_id = config.eos_token_id;
+  if (!found.pad_token_id) found.pad_token_id = config.pad_token_id;
   return found;
 }
 
 }  // namespace
 
 std::shared_ptr<CausalLM> AutoModelForCausalLM::from_config(const Json& config) {
-  const auto type = config.at<std::string>("model_type");
-  std::vector<std::string> known;
-  for (const Family& family : kFamilies) {
-    if (type == family.model_type) return family.make(config);
-    known.emplace_back(family.model_type);
-  }
-  throw Error({.wanted = cat("a model_type that is implemented: ", join(known)),
-               .got = cat('"', type, "\" in ", config.where()),
-               .next = "docs/adding_a_model.md tells how to add a family"});
+  return std::make_shared<CausalLM>(family_of(config), config);
 }
 
 std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::filesystem::path& name,
@@ -86,10 +61,13 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   }
   std::unique_ptr<const Checkpoint> checkpoint;
   if (is_gguf) checkpoint = open_checkpoint(folder, options.gguf_file);
-  const Json config = is_gguf ? config_from_gguf(*checkpoint->gguf()) : Json::read(folder / "config.json");
+  const Json config = is_gguf ? config_of_gguf(*checkpoint->gguf()) : Json::read(folder / "config.json");
   auto model = from_config(config);  // before the weights: a bad config is told as such
-  set_attention(*model, options);
+  model->set_attn_implementation(options.attn_implementation);
   if (!checkpoint) checkpoint = open_checkpoint(folder);
+  const Family& family = model->family();
+  checkpoint = in_model_terms(std::move(checkpoint),
+                              (is_gguf ? family.gguf_rules : family.tensor_rules)(model->config()), *model);
 
   LoadOptions load{.device = device_of(options.device_map)};
   if (options.dtype != "auto") {
@@ -98,7 +76,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
     load.dtype = is_gguf ? std::nullopt : config_dtype(config);
     if (!load.dtype) load.dtype = checkpoint->first_dtype();
   }
-  if (model->config().tied) load.tied = {{"lm_head.weight", "model.embed_tokens.weight"}};
+  if (model->config().tie_word_embeddings) load.tied = {{"lm_head.weight", "model.embed_tokens.weight"}};
   model->requires_grad(true);
   load_into(*model, *checkpoint, load);
   const auto source = std::filesystem::is_directory(folder) ? folder : folder.parent_path();
@@ -112,7 +90,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_random(const std::filesyste
                                                             const PretrainedOptions& options) {
   const Json config = Json::read(folder / "config.json");
   auto model = from_config(config);
-  set_attention(*model, options);
+  model->set_attn_implementation(options.attn_implementation);
   const auto dtype = options.dtype != "auto" ? dtype_from(options.dtype, "dtype") : config_dtype(config);
   model->requires_grad(true);
   model->init_weights(0, dtype.value_or(at::kFloat), device_of(options.device_map));

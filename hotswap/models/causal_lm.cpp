@@ -4,9 +4,16 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <set>
+#include <utility>
+
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/layers/self_attention.h"
+#include "hotswap/models/attention_kernel.h"
 #include "hotswap/models/formats/weights.h"
+#include "hotswap/models/trunk_input.h"
 
 namespace hotswap {
 namespace {
@@ -17,32 +24,104 @@ constexpr const char* kTokenizerFiles[] = {
 
 }  // namespace
 
-void CausalLM::add_head() {
-  lm_head_ = config_.tied ? std::make_unique<Linear>(embedding())
-                          : std::make_unique<Linear>(config_.dim, config_.vocab, /*with_bias=*/false);
-  own("lm_head", *lm_head_);
+CausalLM::CausalLM(const Family& family, Json config)
+    : family_(family),
+      config_(family.read_config(config)),
+      config_json_(std::move(config)),
+      model_(config_, family.make_block),
+      lm_head_(config_.tie_word_embeddings ? Linear(model_.embed_tokens.weight)
+                                           : Linear(config_.hidden_size, config_.vocab_size, /*with_bias=*/false)) {
+  own("model", model_);
+  own("lm_head", lm_head_);
   own("loss_function", loss_);
 }
 
+const KernelReport& CausalLM::kernelize(Mode mode) {
+  return swaps_layers_ ? kernels_.kernelize(*this, mode) : kernelize(mode, {});
+}
+
+const KernelReport& CausalLM::kernelize(Mode mode, KernelOptions options) {
+  const KernelOptions before = std::exchange(kernel_options_, std::move(options));
+  const bool swapped = std::exchange(swaps_layers_, true);
+  try {
+    return bind_kernels(mode);
+  } catch (...) {  // nothing was bound
+    kernel_options_ = before;
+    swaps_layers_ = swapped;
+    throw;
+  }
+}
+
+// The caller's mapping with a row for the attention, unless it has one.
+const KernelReport& CausalLM::bind_kernels(Mode mode) {
+  KernelOptions options = kernel_options_;
+  auto& mapping = options.config.kernel_mapping;
+  if (!swaps_layers_) {
+    options.config = {.inherit_mapping = false};
+    std::set<std::string> others;
+    each_slot([&](const std::string&, SlotBase& slot) { others.insert(slot.layer()); });
+    others.erase(kAttentionLayer);
+    for (const std::string& layer : others) mapping.emplace_back(layer, KernelChoice(""));
+  }
+  const bool named =
+      std::any_of(mapping.begin(), mapping.end(), [](const auto& row) { return row.first == kAttentionLayer; });
+  if (!named) {
+    mapping.emplace_back(kAttentionLayer,
+                         attention_kernel(attn_implementation_, options.allow_all_kernels, options.project));
+  }
+  return kernels_.kernelize(*this, mode, std::move(options));
+}
+
+void CausalLM::unkernelize() {
+  kernels_.unkernelize(*this);
+  swaps_layers_ = false;
+  kernel_options_ = {};
+}
+
+void CausalLM::set_attn_implementation(const std::string& name, const KernelOptions& options) {
+  check_attn_implementation(name);
+  const bool by_kernel = names_attention_kernel(name);
+  const std::string before = std::exchange(attn_implementation_, name);
+  if (!swaps_layers_) kernel_options_ = options;
+  try {
+    if (device().is_meta()) {
+      // Nothing to bind to: kernelize() does it, or this again, when the weights are there.
+    } else if (swaps_layers_ || by_kernel) {
+      bind_kernels(Mode::of_training(training()));
+    } else {
+      kernels_.unkernelize(*this);
+    }
+  } catch (...) {
+    attn_implementation_ = before;
+    throw;
+  }
+  set_stock_attention(model_, attention_kind(by_kernel ? "sdpa" : name));  // also beneath a kernel
+}
+
 CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
-  const Tensor hidden = hidden_states({.ids = a.input_ids,
-                                       .attention_mask = a.attention_mask,
-                                       .position_ids = a.position_ids,
-                                       .cache = a.cache});  // [batch, time, dim]
+  const Tensor hidden = model_.forward({.input_ids = a.input_ids,
+                                        .attention_mask = a.attention_mask,
+                                        .position_ids = a.position_ids,
+                                        .cu_seqlens = a.cu_seqlens,
+                                        .max_seqlen = a.max_seqlen,
+                                        .cache = a.cache});  // [batch, time, hidden_size]
   const bool has_labels = a.labels.defined();
-  if (has_labels && (a.labels.sizes() != a.input_ids.sizes() || a.logits_to_keep != 0)) {
-    throw Error({.wanted = cat("labels [", join(a.input_ids.sizes()), "] and logits of all positions"),
-                 .got = cat("labels [", join(a.labels.sizes()), "], logits_to_keep ", a.logits_to_keep),
-                 .next = ""});
+  if (has_labels) {
+    if (a.labels.sizes() != a.input_ids.sizes() || a.logits_to_keep != 0) {
+      throw Error({.wanted = cat("labels [", join(a.input_ids.sizes()), "] and logits of all positions"),
+                   .got = cat("labels [", join(a.labels.sizes()), "], logits_to_keep ", a.logits_to_keep),
+                   .next = "give each token its label, -100 where it does not count, and no logits_to_keep"});
+    }
+    check_tensor(a.labels, "labels", at::kLong, device());
   }
   const bool need_logits = a.need_logits.value_or(!(has_labels && training()));
   CausalLMOutput out;
   if (has_labels && !need_logits && loss_.fuses()) {
-    out.loss = loss_.from_hidden(hidden, lm_head_->weight, {.labels = a.labels, .items = a.num_items_in_batch});
+    out.loss = loss_.from_hidden(hidden, lm_head_.weight, {.labels = a.labels, .items = a.num_items_in_batch});
     return out;
   }
   const int64_t time = hidden.size(1), kept = a.logits_to_keep == 0 ? time : std::min(time, a.logits_to_keep);
-  out.logits = lm_head_->forward(kept == time ? hidden : hidden.narrow(1, time - kept, kept));
+  out.logits = lm_head_.forward(kept == time ? hidden : hidden.narrow(1, time - kept, kept));
   if (has_labels) out.loss = loss_.from_logits(out.logits, {.labels = a.labels, .items = a.num_items_in_batch});
   return out;
 }
@@ -50,18 +129,16 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
 void CausalLM::init_weights(uint64_t seed, at::ScalarType dtype, at::Device device) {
   const at::NoGradGuard no_grad;
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  each_tensor([&](const std::string& name, Tensor& tensor) {
+  each_init([&](Tensor& tensor, const Init& init) {
     const bool wants_grad = tensor.requires_grad();
-    Tensor fresh = at::empty(tensor.sizes(), at::TensorOptions().dtype(at::kFloat));
-    const bool is_bias = name.size() > 5 && name.compare(name.size() - 5, 5, ".bias") == 0;
-    if (is_bias) {
-      fresh.zero_();
-    } else if (tensor.dim() == 1) {
-      fresh.fill_(1);  // the weight of a norm
+    const bool is_float = tensor.is_floating_point();
+    Tensor fresh = at::empty(tensor.sizes(), at::TensorOptions().dtype(is_float ? at::kFloat : tensor.scalar_type()));
+    if (init.value) {
+      fresh.fill_(*init.value);
     } else {
       fresh.normal_(0, config_.initializer_range, generator);
     }
-    tensor = fresh.to(device, dtype);
+    tensor = fresh.to(device, is_float ? dtype : fresh.scalar_type());
     tensor.set_requires_grad(wants_grad);
   });
 }
@@ -72,14 +149,14 @@ void CausalLM::save_pretrained(const std::filesystem::path& folder) {
   config.erase("torch_dtype");  // its name before transformers 5
   config["dtype"] = dtype_name(dtype());
   write_file(folder / "config.json", config.dump(2) + "\n");
-  save_pretrained_weights(folder, named_tensors(*this));
+  save_pretrained_weights(folder, in_checkpoint_terms(named_tensors(*this), family_.tensor_rules(config_)));
 
   nlohmann::ordered_json generation = nlohmann::ordered_json::object();
   const GenerationConfig& g = generation_config_;
   const auto put = [&](const char* key, const auto& value) {
     if (value) generation[key] = *value;
   };
-  put("bos_token_id", config_.bos);
+  put("bos_token_id", config_.bos_token_id);
   put("eos_token_id", g.eos_token_id);
   put("pad_token_id", g.pad_token_id);
   put("do_sample", g.do_sample);

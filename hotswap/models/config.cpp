@@ -10,6 +10,7 @@ namespace hotswap {
 namespace {
 
 constexpr int64_t kLargest = int64_t{1} << 31;  // of any one size: keeps products of two within int64
+constexpr int64_t kMostLayers = 10000;          // a layer takes memory before any weight is read
 
 int64_t positive(const Json& config, std::string_view key, std::optional<int64_t> otherwise = {}) {
   const int64_t value = otherwise ? config.get<int64_t>(key, *otherwise) : config.at<int64_t>(key);
@@ -27,23 +28,28 @@ double positive_number(const Json& json, std::string_view key, std::optional<dou
                .next = "check config.json"});
 }
 
-// Keys that change what the model computes and that no family here implements.
-void refuse_unimplemented(const Json& config) {
-  std::vector<std::string> found;
-  if (config.has("quantization_config")) found.emplace_back("quantization_config");
-  if (config.get<bool>("use_sliding_window", false)) found.emplace_back("use_sliding_window = true");
-  if (config.has("layer_types")) {
-    for (const auto& type : config.at<std::vector<std::string>>("layer_types")) {
-      if (type != "full_attention") {
-        found.push_back(cat("layer_types with \"", type, '"'));
-        break;
-      }
-    }
-  }
-  if (found.empty()) return;
-  throw Error({.wanted = "a model with full attention and plain weights",
-               .got = cat(join(found), " in ", config.where()),
+void refuse_quantised(const Json& config) {
+  if (!config.has("quantization_config")) return;
+  throw Error({.wanted = "a model with plain weights",
+               .got = cat("quantization_config in ", config.where()),
                .next = "take another checkpoint: this is not implemented"});
+}
+
+std::vector<std::string> read_layer_types(const ModelConfig& c, const Json& config) {
+  const auto types = config.at<std::vector<std::string>>("layer_types");
+  if (static_cast<int64_t>(types.size()) != c.num_hidden_layers) {
+    throw Error({.wanted = cat(c.num_hidden_layers, " layer_types, one a layer"),
+                 .got = cat(types.size(), " in ", config.where()),
+                 .next = "check config.json"});
+  }
+  for (const std::string& type : types) {
+    if (type == "full_attention" || (type == "sliding_attention" && c.sliding_window > 0)) continue;
+    throw Error({.wanted = c.sliding_window > 0 ? "layer_types of full_attention and sliding_attention"
+                                                : "layer_types of full_attention: no sliding_window is in use",
+                 .got = cat('"', type, "\" in ", config.where()),
+                 .next = "take another checkpoint: this is not implemented"});
+  }
+  return types;
 }
 
 // Where the rotary parameters stand: "rope_parameters" since transformers 5, "rope_scaling" before, or nowhere.
@@ -123,17 +129,17 @@ RopeParameters read_rope(const Json& config, int64_t head_dim) {
   return rope;
 }
 
-int64_t read_head_dim(const Json& config, const DecoderConfig& c, const DecoderDefaults& defaults) {
+int64_t read_head_dim(const Json& config, const ModelConfig& c, const ConfigDefaults& defaults) {
   int64_t head_dim = 0;
   if (config.has("head_dim")) {
     head_dim = positive(config, "head_dim");
   } else if (defaults.head_dim) {
     head_dim = *defaults.head_dim;
-  } else if (c.dim % c.heads == 0) {
-    head_dim = c.dim / c.heads;
+  } else if (c.hidden_size % c.num_attention_heads == 0) {
+    head_dim = c.hidden_size / c.num_attention_heads;
   } else {
     throw Error({.wanted = "a hidden_size that num_attention_heads divides, or head_dim",
-                 .got = cat(c.dim, " and ", c.heads, " in ", config.where()),
+                 .got = cat(c.hidden_size, " and ", c.num_attention_heads, " in ", config.where()),
                  .next = "check config.json"});
   }
   if (head_dim % 2 == 0) return head_dim;
@@ -144,27 +150,33 @@ int64_t read_head_dim(const Json& config, const DecoderConfig& c, const DecoderD
 
 }  // namespace
 
-DecoderConfig read_decoder_config(const Json& config, const DecoderDefaults& defaults) {
-  refuse_unimplemented(config);
-  DecoderConfig c;
+ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaults) {
+  refuse_quantised(config);
+  ModelConfig c;
   c.model_type = config.at<std::string>("model_type");
-  c.vocab = positive(config, "vocab_size");
-  c.dim = positive(config, "hidden_size");
-  c.layers = positive(config, "num_hidden_layers");
-  c.heads = positive(config, "num_attention_heads");
-  c.kv_heads = positive(config, "num_key_value_heads", c.heads);
-  c.ffn = positive(config, "intermediate_size");
-  c.head_dim = read_head_dim(config, c, defaults);
-  if (c.heads % c.kv_heads != 0) {
-    throw Error({.wanted = "num_attention_heads that is a multiple of num_key_value_heads",
-                 .got = cat(c.heads, " and ", c.kv_heads, " in ", config.where()),
+  c.vocab_size = positive(config, "vocab_size");
+  c.hidden_size = positive(config, "hidden_size");
+  c.num_hidden_layers = positive(config, "num_hidden_layers");
+  if (c.num_hidden_layers > kMostLayers) {
+    throw Error({.wanted = cat("at most ", kMostLayers, " for num_hidden_layers"),
+                 .got = cat(c.num_hidden_layers, " in ", config.where()),
                  .next = "check config.json"});
   }
-  c.norm_eps = positive_number(config, "rms_norm_eps");
-  c.activation = config.get<std::string>("hidden_act", "silu");
-  activation_kind(c.activation, cat(config.where(), ": hidden_act"));  // known, or an Error
-  c.rope = read_rope(config, c.head_dim);
-  c.tied = config.get<bool>("tie_word_embeddings", false);
+  c.num_attention_heads = positive(config, "num_attention_heads");
+  c.num_key_value_heads = defaults.heads_may_lack ? positive(config, "num_key_value_heads", c.num_attention_heads)
+                                                  : positive(config, "num_key_value_heads");
+  c.intermediate_size = positive(config, "intermediate_size");
+  c.head_dim = read_head_dim(config, c, defaults);
+  if (c.num_attention_heads % c.num_key_value_heads != 0) {
+    throw Error({.wanted = "num_attention_heads that is a multiple of num_key_value_heads",
+                 .got = cat(c.num_attention_heads, " and ", c.num_key_value_heads, " in ", config.where()),
+                 .next = "check config.json"});
+  }
+  c.rms_norm_eps = positive_number(config, "rms_norm_eps");
+  c.hidden_act = config.get<std::string>("hidden_act", "silu");
+  activation_kind(c.hidden_act, cat(config.where(), ": hidden_act"));  // known, or an Error
+  c.rope_parameters = read_rope(config, c.head_dim);
+  c.tie_word_embeddings = config.get<bool>("tie_word_embeddings", false);
   c.attention_bias = config.get<bool>("attention_bias", false);
   c.mlp_bias = config.get<bool>("mlp_bias", false);
   c.attention_dropout = config.get<double>("attention_dropout", 0.0);
@@ -173,11 +185,39 @@ DecoderConfig read_decoder_config(const Json& config, const DecoderDefaults& def
                  .got = cat(c.attention_dropout, " in ", config.where()),
                  .next = "check config.json"});
   }
+  c.layer_types.assign(c.num_hidden_layers, "full_attention");
   c.initializer_range = config.get<double>("initializer_range", 0.02);
-  if (config.has("bos_token_id")) c.bos = config.at<int64_t>("bos_token_id");
-  if (config.has("pad_token_id")) c.pad = config.at<int64_t>("pad_token_id");
-  c.eos = read_ids(config, "eos_token_id");
+  if (config.has("bos_token_id")) c.bos_token_id = config.at<int64_t>("bos_token_id");
+  if (config.has("pad_token_id")) c.pad_token_id = config.at<int64_t>("pad_token_id");
+  c.eos_token_id = read_ids(config, "eos_token_id");
   return c;
+}
+
+int64_t read_sliding_window(const Json& config, int64_t otherwise) {
+  if (config.raw().contains("sliding_window") && !config.has("sliding_window")) return 0;  // null
+  return positive(config, "sliding_window", otherwise);
+}
+
+void read_sliding_layers(ModelConfig& c, const Json& config) {
+  if (config.get<bool>("use_sliding_window", false)) c.sliding_window = read_sliding_window(config, 4096);
+  if (config.has("layer_types")) {
+    c.layer_types = read_layer_types(c, config);
+  } else if (c.sliding_window > 0) {
+    const auto first = std::max<int64_t>(0, config.get<int64_t>("max_window_layers", 28));  // below, all is seen
+    for (int64_t i = first; i < c.num_hidden_layers; ++i) c.layer_types[i] = "sliding_attention";
+  }
+}
+
+void check_layer_types(const ModelConfig& c, const Json& json) {
+  if (json.get<bool>("use_sliding_window", false) && c.sliding_window == 0) {
+    throw Error({.wanted = cat("a model of type ", c.model_type, ", in which no layer slides"),
+                 .got = cat("use_sliding_window = true in ", json.where()),
+                 .next = "take another checkpoint: this is not implemented"});
+  }
+  if (!json.has("layer_types") || read_layer_types(c, json) == c.layer_types) return;
+  throw Error({.wanted = cat("layers of one type in a model of type ", c.model_type, ": ", c.layer_types.front()),
+               .got = cat("other layer_types in ", json.where()),
+               .next = "take another checkpoint: this is not implemented"});
 }
 
 at::ScalarType dtype_from(const std::string& name, const std::string& where) {

@@ -1,5 +1,5 @@
-// config.json of a decoder: what Llama-like families share, read strictly. An absent required key and a value that is
-// not implemented are Errors that name it; nothing is guessed.
+// config.json of a decoder under transformers' names, read strictly. An absent required key and a value that is not
+// implemented are Errors that name it; nothing is guessed.
 #pragma once
 
 #include <cstdint>
@@ -12,28 +12,40 @@
 
 namespace hotswap {
 
-struct DecoderConfig {
+struct ModelConfig {
   std::string model_type;
-  int64_t vocab = 0, dim = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0;
-  double norm_eps = 0;
-  std::string activation;
-  RopeParameters rope;
-  bool tied = false;            // the output head is the embedding
-  bool attention_bias = false;  // q, k, v and o projections
-  bool mlp_bias = false;
+  int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0, num_hidden_layers = 0;
+  int64_t num_attention_heads = 0, num_key_value_heads = 0, head_dim = 0;
+  double rms_norm_eps = 0;
+  std::string hidden_act;
+  RopeParameters rope_parameters;
+  bool tie_word_embeddings = false;  // the output head is the embedding
+  bool attention_bias = false, mlp_bias = false;
   double attention_dropout = 0;
+  int64_t sliding_window = 0;            // tokens that a query of a sliding layer sees; 0: no layer slides
+  std::vector<std::string> layer_types;  // "full_attention" or "sliding_attention", a layer each
   double initializer_range = 0.02;
-  std::optional<int64_t> bos, pad;
-  std::vector<int64_t> eos;
+  std::optional<int64_t> bos_token_id, pad_token_id;
+  std::vector<int64_t> eos_token_id;
+
+  int64_t window_of(int64_t layer) const { return layer_types.at(layer) == "sliding_attention" ? sliding_window : 0; }
 };
 
 // What families differ in when a key is absent.
-struct DecoderDefaults {
+struct ConfigDefaults {
   std::optional<int64_t> head_dim;  // none: hidden_size / num_attention_heads
+  bool heads_may_lack = true;       // num_key_value_heads: num_attention_heads then
 };
 
-// Reads and checks all of DecoderConfig.
-DecoderConfig read_decoder_config(const Json& config, const DecoderDefaults& defaults = {});
+// Reads and checks all of ModelConfig but which layers slide, which families say in three ways: none does here.
+ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaults = {});
+
+// Qwen's: use_sliding_window, sliding_window, max_window_layers and layer_types.
+void read_sliding_layers(ModelConfig& config, const Json& json);
+// For families whose layers are all alike: Error where the keys above ask for something else than config.layer_types.
+void check_layer_types(const ModelConfig& config, const Json& json);
+// 0 where it is null; `otherwise` where it is absent.
+int64_t read_sliding_window(const Json& json, int64_t otherwise);
 
 // "float32", "bfloat16", "float16" (with or without "torch."); `where` says whose value it was.
 at::ScalarType dtype_from(const std::string& name, const std::string& where);

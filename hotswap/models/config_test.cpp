@@ -27,23 +27,23 @@ TEST(Config, ReadsBothForms) {
   old_form["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
   new_form["rope_parameters"] = {{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 5000.0}};
   for (const auto& object : {old_form, new_form}) {
-    const DecoderConfig c = read_decoder_config(json(object));
-    EXPECT_EQ(c.rope.type, "linear");
-    EXPECT_EQ(c.rope.theta, 5000.0);
-    EXPECT_EQ(c.rope.factor, 2.0);
+    const ModelConfig c = read_decoder_config(json(object));
+    EXPECT_EQ(c.rope_parameters.type, "linear");
+    EXPECT_EQ(c.rope_parameters.theta, 5000.0);
+    EXPECT_EQ(c.rope_parameters.factor, 2.0);
     EXPECT_EQ(c.head_dim, 4);
-    EXPECT_TRUE(c.tied);
+    EXPECT_TRUE(c.tie_word_embeddings);
   }
   Object more = good();
   more["eos_token_id"] = {2, 3};
   more["head_dim"] = 10;
   more["num_key_value_heads"] = nullptr;
   more["rope_scaling"] = nullptr;
-  const DecoderConfig c = read_decoder_config(json(more));
-  EXPECT_EQ(c.eos, (std::vector<int64_t>{2, 3}));
+  const ModelConfig c = read_decoder_config(json(more));
+  EXPECT_EQ(c.eos_token_id, (std::vector<int64_t>{2, 3}));
   EXPECT_EQ(c.head_dim, 10);
-  EXPECT_EQ(c.kv_heads, 4);
-  EXPECT_EQ(c.rope.type, "default");
+  EXPECT_EQ(c.num_key_value_heads, 4);
+  EXPECT_EQ(c.rope_parameters.type, "default");
 }
 
 struct Bad {
@@ -56,7 +56,7 @@ TEST(Config, HostileOnesAreRefusedByName) {
   const Object removed = Object(Object::value_t::discarded);
   const std::vector<Bad> all = {
       {"model_type", removed, "model_type"},
-      {"model_type", "mamba", "llama, qwen3"},
+      {"model_type", "mamba", "llama, mistral, qwen2, qwen3"},
       {"model_type", 7, "model_type"},
       {"vocab_size", removed, "vocab_size"},
       {"vocab_size", 0, "vocab_size"},
@@ -66,6 +66,7 @@ TEST(Config, HostileOnesAreRefusedByName) {
       {"hidden_size", 4611686018427387904, "hidden_size"},
       {"hidden_size", 18, "head_dim"},
       {"num_hidden_layers", 0, "num_hidden_layers"},
+      {"num_hidden_layers", 2000000000, "num_hidden_layers"},
       {"num_key_value_heads", 3, "num_key_value_heads"},
       {"head_dim", 5, "even"},
       {"rms_norm_eps", removed, "rms_norm_eps"},
@@ -113,6 +114,42 @@ TEST(Config, Qwen3NeverGuessesItsHeads) {
   EXPECT_NE(
       test_support::message_of([&] { AutoModelForCausalLM::from_config(json(object)); }).find("num_key_value_heads"),
       std::string::npos);
+}
+
+TEST(Config, WhichLayersSlide) {
+  const auto config_of = [](const char* type, const Object& more) {
+    Object object = good();
+    object["model_type"] = type;
+    object.update(more);
+    return AutoModelForCausalLM::from_config(json(object))->config();
+  };
+  const auto windows = [&](const char* type, const Object& more) {
+    const ModelConfig c = config_of(type, more);
+    return std::vector<int64_t>{c.window_of(0), c.window_of(1)};
+  };
+  using Two = std::vector<int64_t>;
+  EXPECT_EQ(windows("mistral", {{"sliding_window", 7}}), (Two{7, 7}));
+  EXPECT_EQ(windows("mistral", {{"sliding_window", nullptr}}), (Two{0, 0}));
+  EXPECT_EQ(windows("mistral", Object::object()), (Two{4096, 4096})) << "the class's default";
+  EXPECT_EQ(windows("qwen2", {{"sliding_window", 7}}), (Two{0, 0})) << "not in use";
+  EXPECT_EQ(windows("qwen2", {{"sliding_window", 7}, {"use_sliding_window", true}, {"max_window_layers", 1}}),
+            (Two{0, 7}));
+  EXPECT_EQ(windows("qwen3", {{"sliding_window", 7},
+                              {"use_sliding_window", true},
+                              {"layer_types", {"sliding_attention", "full_attention"}}}),
+            (Two{7, 0}));
+  const auto refused = [&](const char* type, const Object& more) {
+    return test_support::message_of([&] { config_of(type, more); });
+  };
+  test_support::expect_has(refused("qwen2", {{"layer_types", {"sliding_attention", "full_attention"}}}),
+                           {"no sliding_window is in use", "sliding_attention"});
+  test_support::expect_has(refused("qwen2", {{"layer_types", {"full_attention"}}}), {"2 layer_types", "got 1"});
+  test_support::expect_has(refused("qwen2", {{"layer_types", {"full_attention", "chunked_attention"}}}),
+                           {"chunked_attention"});
+  test_support::expect_has(
+      refused("mistral", {{"sliding_window", 7}, {"layer_types", {"sliding_attention", "full_attention"}}}),
+      {"layers of one type", "sliding_attention"});
+  test_support::expect_has(refused("mistral", {{"sliding_window", 0}}), {"sliding_window"});
 }
 
 TEST(Config, DtypesByName) {

@@ -36,6 +36,7 @@ GenerationConfig merged(const GenerationConfig& over, const GenerationConfig& un
   fill(c.seed, under.seed);
   fill(c.eos_token_id, under.eos_token_id);
   fill(c.pad_token_id, under.pad_token_id);
+  fill(c.cache_implementation, under.cache_implementation);
   return c;
 }
 

@@ -13,20 +13,34 @@ bool may_be_repository(const std::string& name) {
          name.front() != '~' && name.back() != '/' && std::filesystem::path(name).extension() != ".gguf";
 }
 
+std::filesystem::path fetched(const std::filesystem::path& name, const std::string& revision,
+                              const std::vector<std::string>& wanted) {
+  if (std::filesystem::exists(name) || !may_be_repository(name.string())) return name;
+  Hub hub(HubOptions::from_env());
+  return hub.snapshot({RepoType::kModel, name.string()}, revision, {.allow = wanted});
+}
+
+const std::vector<std::string> kTokenizerFiles = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"};
+
 }  // namespace
 
 std::filesystem::path model_folder(const std::filesystem::path& name, const std::string& revision,
                                    const std::optional<std::string>& gguf_file) {
-  if (std::filesystem::exists(name) || !may_be_repository(name.string())) return name;
-  std::vector<std::string> wanted = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-                                     "special_tokens_map.json"};
+  std::vector<std::string> wanted = kTokenizerFiles;
+  wanted.insert(wanted.end(), {"config.json", "generation_config.json"});
   if (gguf_file) {
     wanted.push_back(*gguf_file);
   } else {
     wanted.insert(wanted.end(), {"model.safetensors", "model-*.safetensors", "model.safetensors.index.json"});
   }
-  Hub hub(HubOptions::from_env());
-  return hub.snapshot({RepoType::kModel, name.string()}, revision, {.allow = wanted});
+  return fetched(name, revision, wanted);
+}
+
+std::filesystem::path tokenizer_folder(const std::filesystem::path& name, const std::string& revision,
+                                       const std::optional<std::string>& gguf_file) {
+  std::vector<std::string> wanted = kTokenizerFiles;
+  if (gguf_file) wanted.push_back(*gguf_file);
+  return fetched(name, revision, wanted);
 }
 
 }  // namespace hotswap

@@ -8,6 +8,7 @@
 
 #include "hotswap/hub/serve/server.h"
 #include "hotswap/models/test_files.h"
+#include "hotswap/tokenizers/tokenizer.h"
 
 namespace hotswap {
 namespace {
@@ -61,6 +62,27 @@ TEST_F(ModelFolder, AGgufFileComesInsteadOfTheWeights) {
   const fs::path folder = model_folder("acme/tiny", "main", "w.gguf");
   EXPECT_TRUE(fs::exists(folder / "w.gguf"));
   EXPECT_FALSE(fs::exists(folder / "model-00001-of-00002.safetensors"));
+}
+
+// Of a folder, of a name on the Hub, and by the same name afterwards without asking; no weights come.
+TEST_F(ModelFolder, ATokenizerByItsName) {
+  const char* json = R"({"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null,
+    "post_processor": null, "decoder": null, "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}})";
+  const fs::path served = served_.path() / "models/acme/words/main";
+  fs::create_directories(served);
+  write_file(served / "tokenizer.json", json);
+  write_file(served / "tokenizer_config.json", R"({"bos_token": "b"})");
+  write_file(served / "model.safetensors", "weights");
+  EXPECT_EQ(Tokenizer::from_pretrained(served).ids("ab"), (std::vector<int64_t>{0, 1}));
+  EXPECT_EQ(requests(), 0);
+  const Tokenizer tokenizer = Tokenizer::from_pretrained("acme/words", {.revision = "main"});
+  EXPECT_EQ(tokenizer.ids("ba"), (std::vector<int64_t>{1, 0}));
+  EXPECT_EQ(tokenizer.special_ids().bos, 1);
+  EXPECT_FALSE(fs::exists(tokenizer_folder("acme/words") / "model.safetensors"));
+  EXPECT_THROW(Tokenizer::from_pretrained("acme/words", {.revision = "none"}), Error);
+  EXPECT_THROW(Tokenizer::from_pretrained("acme/none"), Error);
+  EXPECT_NE(test_support::message_of([] { Tokenizer::from_pretrained("no_such"); }).find("gguf_file"),
+            std::string::npos);
 }
 
 TEST_F(ModelFolder, TheSecondTimeAndOfflineNothingIsAsked) {

@@ -17,13 +17,95 @@ namespace {
 
 using test_support::TempFolder;
 
-// The oracle's folder, made once: importing transformers takes seconds.
+using Object = nlohmann::ordered_json;
+
+struct Configuration {
+  const char* family;
+  const char* name;
+  const char* differs;  // from kBase, as JSON
+  int64_t time;
+};
+
+void PrintTo(const Configuration& c, std::ostream* out) { *out << c.family << " " << c.differs; }
+
+constexpr const char* kBase = R"({"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5})";
+
+// Every switch of a family's config, sizes that divide and that do not.
+constexpr Configuration kConfigurations[] = {
+    {"llama", "plain", "{}", 17},
+    {"llama", "mha_tied", R"({"num_key_value_heads": 6, "tie_word_embeddings": true})", 9},
+    {"llama", "mqa_biases", R"({"num_key_value_heads": 1, "attention_bias": true, "mlp_bias": true})", 20},
+    {"llama", "head_dim", R"({"head_dim": 22, "num_attention_heads": 4, "hidden_size": 36})", 13},
+    {"llama", "odd_sizes", R"({"vocab_size": 101, "hidden_size": 30, "intermediate_size": 37, "num_attention_heads": 3,
+        "num_key_value_heads": 3, "num_hidden_layers": 1})",
+     7},
+    {"llama", "linear", R"({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}})", 19},
+    {"llama", "dynamic_short", R"({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}})",
+     12},
+    {"llama", "dynamic_long", R"({"max_position_embeddings": 16,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}})",
+     24},
+    {"llama", "llama3", R"({"tie_word_embeddings": true, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5,
+        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}})",
+     40},
+    {"llama", "yarn", R"({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+        "original_max_position_embeddings": 32}})",
+     33},
+    {"llama", "yarn_mscale", R"({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0,
+        "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 1.2, "beta_fast": 16.0,
+        "beta_slow": 2.0, "truncate": false}})",
+     21},
+    {"llama", "longrope_short", R"({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0,
+        "original_max_position_embeddings": 64, "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [2.0, 3.0, 4.0, 5.0]}})",
+     18},
+    {"llama", "longrope_long", R"({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4,
+        "original_max_position_embeddings": 16, "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [2.0, 3.0, 4.0, 5.0]}})",
+     30},
+    {"llama", "gelu", R"({"hidden_act": "gelu_pytorch_tanh"})", 11},
+    {"llama", "quick_gelu", R"({"hidden_act": "quick_gelu", "rms_norm_eps": 1e-3})", 11},
+    {"mistral", "plain", R"({"sliding_window": null})", 17},
+    {"mistral", "window", R"({"sliding_window": 5, "tie_word_embeddings": true})", 23},
+    {"mistral", "narrow_window_mqa", R"({"sliding_window": 2, "num_key_value_heads": 1, "head_dim": 10})", 9},
+    {"mistral", "window_longer_than_all", R"({"num_key_value_heads": 6})", 12},
+    {"qwen2", "plain", "{}", 17},
+    {"qwen2", "tied_mqa", R"({"num_key_value_heads": 1, "tie_word_embeddings": true})", 14},
+    {"qwen2", "upper_layers_slide", R"({"use_sliding_window": true, "sliding_window": 4, "max_window_layers": 1})", 19},
+    {"qwen2", "every_other_layer_slides", R"({"use_sliding_window": true, "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]})",
+     21},
+    {"qwen2", "window_not_in_use", R"({"use_sliding_window": false, "sliding_window": 3})", 11},
+    {"qwen3", "plain", R"({"head_dim": 16})", 17},
+    {"qwen3", "tied_mqa", R"({"head_dim": 8, "num_key_value_heads": 1, "tie_word_embeddings": true})", 14},
+    {"qwen3", "bias_yarn", R"({"head_dim": 12, "attention_bias": true, "rope_parameters": {"rope_type": "yarn",
+        "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32}})",
+     26},
+    {"qwen3", "default_head_dim", R"({"hidden_size": 20, "num_attention_heads": 2})", 6},
+    {"qwen3", "linear_gelu", R"({"head_dim": 10, "hidden_act": "gelu",
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}})",
+     15},
+    {"qwen3", "window", R"({"head_dim": 8, "use_sliding_window": true, "sliding_window": 7, "max_window_layers": 2})",
+     18},
+};
+
+// A family's folder, made when the first of its configurations asks: importing transformers takes seconds.
 struct Oracle {
   TempFolder folder;
   uint64_t seed = test_support::test_seed();
   int status = 0;
   std::string output;
-  Oracle() {
+  explicit Oracle(const std::string& family) {
+    Object cases;
+    for (const Configuration& c : kConfigurations) {
+      if (c.family != family) continue;
+      Object config = Object::parse(kBase);
+      config["model_type"] = family;
+      config.update(Object::parse(c.differs));
+      cases[c.name] = {{"config", config}, {"time", c.time}};
+    }
+    test_support::put_file(folder / "cases.json", cases.dump());
     const std::string command = cat("env -u LD_PRELOAD timeout 280 ", HOTSWAP_TEST_PYTHON, " ", HOTSWAP_SOURCE_DIR,
                                     "/hotswap/models/parity_oracle.py ", folder.path().string(), " ", seed, " 2>&1");
     FILE* pipe = ::popen(command.c_str(), "r");
@@ -32,9 +114,11 @@ struct Oracle {
     status = ::pclose(pipe);
   }
 };
-const Oracle& oracle() {
-  static const Oracle made;
-  return made;
+const Oracle& oracle(const std::string& family) {
+  static std::map<std::string, std::unique_ptr<Oracle>> made;
+  auto& found = made[family];
+  if (!found) found = std::make_unique<Oracle>(family);
+  return *found;
 }
 
 double relative_max(const Tensor& got, const Tensor& want) {
@@ -45,12 +129,13 @@ double relative_l2(const Tensor& got, const Tensor& want) {
   return (at::linalg_vector_norm(got - want) / at::linalg_vector_norm(want).clamp_min(1e-30)).item<double>();
 }
 
-Tensor greedy(CausalLM& model, Tensor ids, int64_t length) {
+Tensor greedy(CausalLM& model, Tensor ids, int64_t length, const CacheOptions& options) {
   const at::NoGradGuard no_grad;
-  KvCache cache;
+  const auto cache = model.make_cache(options);
   Tensor next = ids;
   while (ids.size(1) < length) {
-    const Tensor logits = model({.input_ids = next, .cache = &cache, .logits_to_keep = 1}).logits;  // [1, 1, vocab]
+    const Tensor logits =
+        model({.input_ids = next, .cache = cache.get(), .logits_to_keep = 1}).logits;  // [1, 1, vocab]
     next = at::argmax(logits, -1);
     ids = at::cat({ids, next}, 1);
   }
@@ -59,8 +144,8 @@ Tensor greedy(CausalLM& model, Tensor ids, int64_t length) {
 
 class Case {
  public:
-  explicit Case(const std::string& name)
-      : folder_(oracle().folder / name), expected_(folder_ / "expected.safetensors") {}
+  explicit Case(const Configuration& c)
+      : folder_(oracle(c.family).folder / c.name), expected_(folder_ / "expected.safetensors") {}
   std::shared_ptr<CausalLM> load(const PretrainedOptions& options) const {
     return AutoModelForCausalLM::from_pretrained(folder_, options);
   }
@@ -110,70 +195,63 @@ void expect_values(const Case& c, const PretrainedOptions& options) {
 void expect_greedy(const Case& c, const PretrainedOptions& options) {
   const auto model = c.load(options);
   const Tensor want = c.want("greedy");
-  EXPECT_TRUE(at::equal(greedy(*model, c.want("prompt"), want.size(1)), want));
+  const int64_t length = want.size(1);
+  EXPECT_TRUE(at::equal(greedy(*model, c.want("prompt"), length, {}), want));
+  const CacheOptions fixed{.implementation = "static", .max_cache_len = length + 3};
+  EXPECT_TRUE(at::equal(greedy(*model, c.want("prompt"), length, fixed), want)) << "static cache";
 }
 
-class Parity : public testing::Test {
+class Parity : public testing::TestWithParam<Configuration> {
  protected:
   void SetUp() override {
-    ASSERT_EQ(oracle().status, 0) << oracle().output;
-    for (const Json& name : Json::read(oracle().folder / "cases.json").elements()) {
-      cases_.push_back(name.as<std::string>());
-    }
-    ASSERT_GE(cases_.size(), 12U);
+    const Oracle& family = oracle(GetParam().family);
+    ASSERT_EQ(family.status, 0) << family.output;
+    trace_ = std::make_unique<testing::ScopedTrace>(__FILE__, __LINE__, cat("oracle seed ", family.seed));
+    case_ = std::make_unique<Case>(GetParam());
   }
-  template <typename Check>
-  void each(const Check& check) {
-    for (const std::string& name : cases_) {
-      SCOPED_TRACE(cat(name, ", oracle seed ", oracle().seed));
-      check(Case(name));
-    }
+  void expect_parity(const PretrainedOptions& options) {
+    expect_values(*case_, options);
+    expect_greedy(*case_, options);
   }
-  std::vector<std::string> cases_;
+  std::unique_ptr<testing::ScopedTrace> trace_;
+  std::unique_ptr<Case> case_;
 };
 
-TEST_F(Parity, Stock) {
-  each([](const Case& c) {
-    expect_values(c, {});
-    expect_greedy(c, {});
-  });
-}
-
-TEST_F(Parity, StockEager) {
-  each([](const Case& c) {
-    expect_values(c, {.attn_implementation = "eager"});
-    expect_greedy(c, {.attn_implementation = "eager"});
-  });
-}
-
-TEST_F(Parity, Kernelized) {
-  each([](const Case& c) {
-    expect_values(c, {.use_kernels = true});
-    expect_greedy(c, {.use_kernels = true});
-  });
-}
+TEST_P(Parity, Stock) { expect_parity({}); }
+TEST_P(Parity, StockEager) { expect_parity({.attn_implementation = "eager"}); }
+TEST_P(Parity, Kernelized) { expect_parity({.use_kernels = true}); }
 
 // Every operation rounds where transformers' does; what is left is the order of summation inside one product.
-TEST_F(Parity, StockInBfloat16) {
-  each([](const Case& c) {
-    const at::NoGradGuard no_grad;
-    const auto model = c.load({.dtype = "bfloat16"});
-    const Tensor logits = (*model)({.input_ids = c.want("input_ids")}).logits;
-    ASSERT_EQ(logits.scalar_type(), at::kBFloat16);
-    EXPECT_TRUE(at::equal(logits, c.want("bf16_logits")))
-        << relative_max(logits.to(at::kFloat), c.want("bf16_logits").to(at::kFloat));
-  });
+TEST_P(Parity, StockInBfloat16) {
+  const at::NoGradGuard no_grad;
+  const auto model = case_->load({.dtype = "bfloat16"});
+  const Tensor logits = (*model)({.input_ids = case_->want("input_ids")}).logits;
+  ASSERT_EQ(logits.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(at::equal(logits, case_->want("bf16_logits")))
+      << relative_max(logits.to(at::kFloat), case_->want("bf16_logits").to(at::kFloat));
 }
 
-TEST_F(Parity, SavedModelIsTheSameModel) {
-  const Case c("llama_mha_tied");
-  const auto model = c.load({});
+TEST_P(Parity, SavedModelIsTheSameModel) {
+  const auto model = case_->load({});
   const TempFolder folder;
   model->save_pretrained(folder.path());
   const auto again = AutoModelForCausalLM::from_pretrained(folder.path());
-  const auto ids = c.want("input_ids");
+  const auto ids = case_->want("input_ids");
   const at::NoGradGuard no_grad;
   EXPECT_TRUE(at::equal((*model)({.input_ids = ids}).logits, (*again)({.input_ids = ids}).logits));
+}
+
+std::string name_of(const testing::TestParamInfo<Configuration>& info) {
+  return cat(info.param.family, "_", info.param.name);
+}
+INSTANTIATE_TEST_SUITE_P(Families, Parity, testing::ValuesIn(kConfigurations), name_of);
+
+TEST(Families, EachHasConfigurations) {
+  for (const Family* family : families()) {
+    EXPECT_TRUE(std::any_of(std::begin(kConfigurations), std::end(kConfigurations), [&](const Configuration& c) {
+      return std::string(c.family) == family->model_type;
+    })) << family->model_type;
+  }
 }
 
 }  // namespace

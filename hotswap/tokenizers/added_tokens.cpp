@@ -67,9 +67,9 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Vocabulary& model
     id_end_ = std::max(id_end_, token.id + 1);
     std::string normal = token.content;
     if (token.normalized && normalizer != nullptr) {
-      Draft draft(normal);
+      PreTokenizedString pretokenized(normal);
       std::string text;
-      draft.rewrite([&](PieceText& piece) {
+      pretokenized.rewrite([&](NormalizedString& piece) {
         normalizer->apply(piece);
         text = piece.bytes;
       });
@@ -88,20 +88,22 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Vocabulary& model
   }
 }
 
-void AddedTokens::apply(Draft& draft, const Normalizer* normalizer) const {
-  if (!in_input_.empty()) mark(draft, in_input_);
+void AddedTokens::apply(PreTokenizedString& pretokenized, const Normalizer* normalizer) const {
+  if (!in_input_.empty()) mark(pretokenized, in_input_);
   if (normalizer != nullptr) {
-    const auto stays = [&](const Piece& piece) { return piece.id >= 0 || normalizer->leaves(draft.view(piece)); };
-    if (!std::all_of(draft.pieces().begin(), draft.pieces().end(), stays)) {
-      draft.rewrite([&](PieceText& text) { normalizer->apply(text); });
+    const auto stays = [&](const Piece& piece) {
+      return piece.id >= 0 || normalizer->leaves(pretokenized.view(piece));
+    };
+    if (!std::all_of(pretokenized.pieces().begin(), pretokenized.pieces().end(), stays)) {
+      pretokenized.rewrite([&](NormalizedString& text) { normalizer->apply(text); });
     }
   }
-  if (!in_normalized_.empty()) mark(draft, in_normalized_);
+  if (!in_normalized_.empty()) mark(pretokenized, in_normalized_);
 }
 
-void AddedTokens::mark(Draft& draft, const StringFinder& finder) const {
-  draft.cut([&](const Piece& piece, std::vector<Piece>& out) {
-    const std::string_view text = draft.view(piece);
+void AddedTokens::mark(PreTokenizedString& pretokenized, const StringFinder& finder) const {
+  pretokenized.cut([&](const Piece& piece, std::vector<Piece>& out) {
+    const std::string_view text = pretokenized.view(piece);
     const auto push = [&](size_t begin, size_t end, int32_t id) {
       out.push_back({piece.begin + static_cast<uint32_t>(begin), piece.begin + static_cast<uint32_t>(end), id});
     };

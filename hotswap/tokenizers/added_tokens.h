@@ -8,8 +8,8 @@
 #include <unordered_set>
 #include <vector>
 
-#include "hotswap/tokenizers/draft.h"
 #include "hotswap/tokenizers/normalizer.h"
+#include "hotswap/tokenizers/pre_tokenized_string.h"
 #include "hotswap/tokenizers/vocabulary.h"
 
 namespace hotswap::tokenizers {
@@ -50,7 +50,7 @@ class AddedTokens {
               const std::string& where);
 
   // Marks the tokens that stand in the input, normalizes the rest, marks those that stand in the normalized text.
-  void apply(Draft& draft, const Normalizer* normalizer) const;
+  void apply(PreTokenizedString& pretokenized, const Normalizer* normalizer) const;
 
   const AddedToken* find(int64_t id) const;
   int64_t find(std::string_view content) const;  // the id, -1 when there is none
@@ -61,7 +61,7 @@ class AddedTokens {
   int64_t id_end() const { return id_end_; }
 
  private:
-  void mark(Draft& draft, const StringFinder& finder) const;
+  void mark(PreTokenizedString& pretokenized, const StringFinder& finder) const;
 
   std::unordered_map<int64_t, AddedToken> tokens_;
   std::unordered_map<std::string, int64_t> ids_;

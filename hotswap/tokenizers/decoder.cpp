@@ -59,7 +59,7 @@ class ReplaceDecoder : public Decoder {
         if (text.size() > kLargest) {
           throw Error({.wanted = cat("tokens of at most ", kLargest, " bytes"),
                        .got = "more, of one token",
-                       .next = "the decoder's Replace steps blow it up; correct tokenizer.json"});
+                       .next = "the decoder's Replace steps make it that large; correct tokenizer.json"});
         }
       }
       token = std::move(text);
@@ -268,7 +268,7 @@ std::unique_ptr<Decoder> read_decoder(const Json& json) {
                      "BPEDecoder at ",
                      json.where()),
        .got = cat("type '", type, "'"),
-       .next = "this type is not implemented"});
+       .next = "this type is not implemented; use a tokenizer with one of these"});
 }
 
 }  // namespace hotswap::tokenizers

@@ -17,7 +17,7 @@ std::unique_ptr<Bpe> read_model(TokenizerJson& file) {
   if (type != "BPE") {
     throw Error({.wanted = cat("a model of type BPE at ", model.where()),
                  .got = cat("type ", type),
-                 .next = "this type is not implemented"});
+                 .next = "this type is not implemented; use a tokenizer with one of these"});
   }
   model.only({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
               "byte_fallback", "ignore_merges", "vocab", "merges"});
@@ -35,13 +35,13 @@ std::unique_ptr<Bpe> read_model(TokenizerJson& file) {
   if (model.get<double>("dropout", 0.0) != 0.0) {
     throw Error({.wanted = cat("no dropout at ", model.where()),
                  .got = cat(model.at<double>("dropout")),
-                 .next = "dropout makes ids random and is not implemented"});
+                 .next = "dropout makes ids random and is not implemented; remove it from the file"});
   }
   for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     if (!model.get<std::string>(affix, "").empty()) {
       throw Error({.wanted = cat("no ", affix, " at ", model.where()),
                    .got = cat("'", model.at<std::string>(affix), "'"),
-                   .next = "it is not implemented"});
+                   .next = "it is not implemented; use a tokenizer without it"});
     }
   }
   BpeConfig config;
@@ -78,9 +78,10 @@ std::shared_ptr<Tokenizer::Parts> read_parts(std::string_view text, const std::s
   json.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
              "decoder", "model"});
   if (const auto version = json.get<std::string>("version", "1.0"); version != "1.0") {
-    throw Error({.wanted = cat("version 1.0 of ", where),
-                 .got = cat("'", version, "'"),
-                 .next = "this version is not implemented"});
+    throw Error(
+        {.wanted = cat("version 1.0 of ", where),
+         .got = cat("'", version, "'"),
+         .next = "this version is not implemented; save the tokenizer with a transformers that writes version 1.0"});
   }
   auto parts = std::make_shared<Tokenizer::Parts>();
   if (const auto found = json.find("normalizer")) parts->normalizer = read_normalizer(*found);
@@ -129,7 +130,7 @@ Tokenizer Tokenizer::from_file(const fs::path& tokenizer_json) {
   return from_json(read_file(tokenizer_json), tokenizer_json.string());
 }
 
-Tokenizer Tokenizer::from_pretrained(const fs::path& folder) {
+Tokenizer Tokenizer::from_folder(const fs::path& folder) {
   const fs::path file = folder / "tokenizer.json";
   if (!fs::exists(file)) {
     throw Error({.wanted = cat("a tokenizer.json in ", folder.string()),

@@ -3,9 +3,9 @@
 #include <utf8proc.h>
 
 #include "hotswap/base/error.h"
-#include "hotswap/tokenizers/normal_form.h"
 #include "hotswap/tokenizers/pattern.h"
 #include "hotswap/tokenizers/unicode.h"
+#include "hotswap/tokenizers/unicode_normalization.h"
 
 namespace hotswap::tokenizers {
 namespace {
@@ -13,7 +13,7 @@ namespace {
 class SequenceNormalizer : public Normalizer {
  public:
   explicit SequenceNormalizer(std::vector<std::unique_ptr<Normalizer>> parts) : parts_(std::move(parts)) {}
-  void apply(PieceText& text) const override {
+  void apply(NormalizedString& text) const override {
     for (const auto& part : parts_) part->apply(text);
   }
   bool leaves(std::string_view text) const override {
@@ -29,21 +29,21 @@ class SequenceNormalizer : public Normalizer {
 
 class FormNormalizer : public Normalizer {
  public:
-  explicit FormNormalizer(NormalForm form) : form_(form) {}
-  void apply(PieceText& text) const override {
-    if (!leaves(text.bytes)) text.rewrite(normal_form(text.bytes, form_));
+  explicit FormNormalizer(NormalizationForm form) : form_(form) {}
+  void apply(NormalizedString& text) const override {
+    if (!leaves(text.bytes)) text.rewrite(normalize_unicode(text.bytes, form_));
   }
-  bool leaves(std::string_view text) const override { return has_normal_form(text, form_); }
+  bool leaves(std::string_view text) const override { return is_normalized(text, form_); }
 
  private:
-  NormalForm form_;
+  NormalizationForm form_;
 };
 
 class ReplaceNormalizer : public Normalizer {
  public:
   ReplaceNormalizer(Pattern pattern, std::string content)
       : pattern_(std::move(pattern)), content_(std::move(content)) {}
-  void apply(PieceText& text) const override {
+  void apply(NormalizedString& text) const override {
     std::vector<Stretch> stretches;
     pattern_.cut(text.bytes, stretches);
     for (const Stretch& stretch : stretches) {
@@ -59,7 +59,7 @@ class ReplaceNormalizer : public Normalizer {
 class PrependNormalizer : public Normalizer {
  public:
   explicit PrependNormalizer(std::string content) : content_(std::move(content)) {}
-  void apply(PieceText& text) const override { text.prepend(content_); }
+  void apply(NormalizedString& text) const override { text.prepend(content_); }
 
  private:
   std::string content_;
@@ -67,7 +67,7 @@ class PrependNormalizer : public Normalizer {
 
 class LowercaseNormalizer : public Normalizer {
  public:
-  void apply(PieceText& text) const override {
+  void apply(NormalizedString& text) const override {
     std::vector<NewPoint> points;
     points.reserve(text.bytes.size());
     for (size_t at = 0; at < text.bytes.size();) {
@@ -87,7 +87,7 @@ class LowercaseNormalizer : public Normalizer {
 class StripNormalizer : public Normalizer {
  public:
   StripNormalizer(bool left, bool right) : left_(left), right_(right) {}
-  void apply(PieceText& text) const override {
+  void apply(NormalizedString& text) const override {
     size_t begin = 0;
     size_t end = text.bytes.size();
     while (left_ && begin < end) {
@@ -110,7 +110,7 @@ class StripNormalizer : public Normalizer {
 
 }  // namespace
 
-std::unique_ptr<Normalizer> make_nfc() { return std::make_unique<FormNormalizer>(NormalForm::kNfc); }
+std::unique_ptr<Normalizer> make_nfc() { return std::make_unique<FormNormalizer>(NormalizationForm::kNfc); }
 
 std::unique_ptr<Normalizer> make_replace(std::string literal, std::string content) {
   return std::make_unique<ReplaceNormalizer>(Pattern(std::move(literal)), std::move(content));
@@ -132,8 +132,10 @@ std::unique_ptr<Normalizer> read_normalizer(const Json& json) {
     for (const Json& part : json.child("normalizers").elements()) parts.push_back(read_normalizer(part));
     return make_normalizer_sequence(std::move(parts));
   }
-  constexpr std::pair<std::string_view, NormalForm> kForms[] = {
-      {"NFC", NormalForm::kNfc}, {"NFD", NormalForm::kNfd}, {"NFKC", NormalForm::kNfkc}, {"NFKD", NormalForm::kNfkd}};
+  constexpr std::pair<std::string_view, NormalizationForm> kForms[] = {{"NFC", NormalizationForm::kNfc},
+                                                                       {"NFD", NormalizationForm::kNfd},
+                                                                       {"NFKC", NormalizationForm::kNfkc},
+                                                                       {"NFKD", NormalizationForm::kNfkd}};
   for (const auto& [name, form] : kForms) {
     if (type != name) continue;
     json.only({"type"});
@@ -159,7 +161,7 @@ std::unique_ptr<Normalizer> read_normalizer(const Json& json) {
       {.wanted = cat("a normalizer of the types Sequence, NFC, NFD, NFKC, NFKD, Replace, Prepend, Lowercase, Strip at ",
                      json.where()),
        .got = cat("type '", type, "'"),
-       .next = "this type is not implemented"});
+       .next = "this type is not implemented; use a tokenizer with one of these"});
 }
 
 }  // namespace hotswap::tokenizers

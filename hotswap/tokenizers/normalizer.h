@@ -4,14 +4,14 @@
 #include <memory>
 
 #include "hotswap/base/json.h"
-#include "hotswap/tokenizers/draft.h"
+#include "hotswap/tokenizers/pre_tokenized_string.h"
 
 namespace hotswap::tokenizers {
 
 class Normalizer {
  public:
   virtual ~Normalizer() = default;
-  virtual void apply(PieceText& text) const = 0;
+  virtual void apply(NormalizedString& text) const = 0;
   // True when apply() surely leaves these bytes as they are.
   virtual bool leaves(std::string_view) const { return false; }
 };

@@ -5,7 +5,7 @@
 #include <variant>
 
 #include "hotswap/base/json.h"
-#include "hotswap/tokenizers/draft.h"
+#include "hotswap/tokenizers/pre_tokenized_string.h"
 #include "hotswap/tokenizers/regex.h"
 
 namespace hotswap::tokenizers {

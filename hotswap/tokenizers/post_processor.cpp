@@ -192,7 +192,7 @@ std::unique_ptr<PostProcessor> read_post_processor(const Json& json, const Token
   }
   throw Error({.wanted = cat("a post-processor of the types TemplateProcessing, ByteLevel, Sequence at ", json.where()),
                .got = cat("type '", type, "'"),
-               .next = "this type is not implemented"});
+               .next = "this type is not implemented; use a tokenizer with one of these"});
 }
 
 }  // namespace hotswap::tokenizers

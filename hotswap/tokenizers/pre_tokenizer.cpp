@@ -11,11 +11,11 @@ namespace {
 // The regular expression that ByteLevel has built in, from GPT-2.
 constexpr const char* kGpt2Regex = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-void cut_by(Draft& draft, const Pattern& pattern, Behavior behavior, bool invert = false) {
+void cut_by(PreTokenizedString& pretokenized, const Pattern& pattern, Behavior behavior, bool invert = false) {
   std::vector<Stretch> stretches;
-  draft.cut([&](const Piece& piece, std::vector<Piece>& out) {
+  pretokenized.cut([&](const Piece& piece, std::vector<Piece>& out) {
     stretches.clear();
-    pattern.cut(draft.view(piece), stretches);
+    pattern.cut(pretokenized.view(piece), stretches);
     for (Stretch& stretch : stretches) stretch.found ^= invert;
     split(piece, stretches, behavior, out);
   });
@@ -24,8 +24,8 @@ void cut_by(Draft& draft, const Pattern& pattern, Behavior behavior, bool invert
 class SequencePreTokenizer : public PreTokenizer {
  public:
   explicit SequencePreTokenizer(std::vector<std::unique_ptr<PreTokenizer>> parts) : parts_(std::move(parts)) {}
-  void apply(Draft& draft) const override {
-    for (const auto& part : parts_) part->apply(draft);
+  void apply(PreTokenizedString& pretokenized) const override {
+    for (const auto& part : parts_) part->apply(pretokenized);
   }
   bool leave_bytes_to_model() override { return !parts_.empty() && parts_.back()->leave_bytes_to_model(); }
 
@@ -38,26 +38,27 @@ class ByteLevelPreTokenizer : public PreTokenizer {
   ByteLevelPreTokenizer(bool add_prefix_space, bool use_regex) : add_prefix_space_(add_prefix_space) {
     if (use_regex) pattern_.emplace(Regex(kGpt2Regex, "ByteLevel's own pattern"));
   }
-  void apply(Draft& draft) const override {
+  void apply(PreTokenizedString& pretokenized) const override {
     if (add_prefix_space_) {
       bool all = true;
-      for (const Piece& piece : draft.pieces()) all = all && (piece.id >= 0 || draft.view(piece)[0] == ' ');
-      const auto prefix = [](PieceText& text) {
+      for (const Piece& piece : pretokenized.pieces())
+        all = all && (piece.id >= 0 || pretokenized.view(piece)[0] == ' ');
+      const auto prefix = [](NormalizedString& text) {
         if (text.bytes[0] != ' ') text.prepend(" ");
       };
-      if (!all) draft.rewrite(prefix);
+      if (!all) pretokenized.rewrite(prefix);
     }
-    if (pattern_) cut_by(draft, *pattern_, Behavior::kIsolated);
+    if (pattern_) cut_by(pretokenized, *pattern_, Behavior::kIsolated);
     if (bytes_left_to_model_) {
-      draft.byte_level = true;
+      pretokenized.byte_level = true;
     } else {
-      draft.rewrite(to_alphabet);
+      pretokenized.rewrite(to_alphabet);
     }
   }
   bool leave_bytes_to_model() override { return bytes_left_to_model_ = true; }
 
  private:
-  static void to_alphabet(PieceText& text) {
+  static void to_alphabet(NormalizedString& text) {
     std::string bytes;
     std::vector<Span> origin;
     for (size_t i = 0; i < text.bytes.size(); ++i) {
@@ -78,7 +79,7 @@ class SplitPreTokenizer : public PreTokenizer {
  public:
   SplitPreTokenizer(Pattern pattern, Behavior behavior, bool invert)
       : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {}
-  void apply(Draft& draft) const override { cut_by(draft, pattern_, behavior_, invert_); }
+  void apply(PreTokenizedString& pretokenized) const override { cut_by(pretokenized, pattern_, behavior_, invert_); }
 
  private:
   Pattern pattern_;
@@ -109,9 +110,9 @@ class MetaspacePreTokenizer : public PreTokenizer {
     split_ = json.get<bool>("split", true);
   }
 
-  void apply(Draft& draft) const override {
+  void apply(PreTokenizedString& pretokenized) const override {
     std::vector<Stretch> stretches;
-    draft.rewrite([&](PieceText& text) {
+    pretokenized.rewrite([&](NormalizedString& text) {
       stretches.clear();
       const bool first = text.origin[0].begin == 0;
       kBlank.cut(text.bytes, stretches);
@@ -119,7 +120,7 @@ class MetaspacePreTokenizer : public PreTokenizer {
       const bool prepend = prepend_ == Prepend::kAlways || (prepend_ == Prepend::kFirst && first);
       if (prepend && text.bytes.compare(0, replacement_.size(), replacement_) != 0) text.prepend(replacement_);
     });
-    if (split_) cut_by(draft, Pattern(replacement_), Behavior::kMergedWithNext);
+    if (split_) cut_by(pretokenized, Pattern(replacement_), Behavior::kMergedWithNext);
   }
 
  private:
@@ -131,9 +132,9 @@ class MetaspacePreTokenizer : public PreTokenizer {
 
 class WhitespacePreTokenizer : public PreTokenizer {  // \w+|[^\w\s]+
  public:
-  void apply(Draft& draft) const override {
-    draft.cut([&](const Piece& piece, std::vector<Piece>& out) {
-      const std::string_view text = draft.view(piece);
+  void apply(PreTokenizedString& pretokenized) const override {
+    pretokenized.cut([&](const Piece& piece, std::vector<Piece>& out) {
+      const std::string_view text = pretokenized.view(piece);
       int previous = 0;  // 0: blank, 1: word, 2: other
       for (uint32_t at = 0; at < text.size();) {
         const CodePoint point = code_point_at(text, at);
@@ -211,7 +212,7 @@ std::unique_ptr<PreTokenizer> read_pre_tokenizer(const Json& json) {
                              "WhitespaceSplit, Punctuation at ",
                              json.where()),
                .got = cat("type '", type, "'"),
-               .next = "this type is not implemented"});
+               .next = "this type is not implemented; use a tokenizer with one of these"});
 }
 
 }  // namespace hotswap::tokenizers

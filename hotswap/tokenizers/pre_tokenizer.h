@@ -5,14 +5,14 @@
 #include <memory>
 
 #include "hotswap/base/json.h"
-#include "hotswap/tokenizers/draft.h"
+#include "hotswap/tokenizers/pre_tokenized_string.h"
 
 namespace hotswap::tokenizers {
 
 class PreTokenizer {
  public:
   virtual ~PreTokenizer() = default;
-  virtual void apply(Draft& draft) const = 0;
+  virtual void apply(PreTokenizedString& pretokenized) const = 0;
   // The last step may leave the byte-level alphabet to the model: true when it is such a step.
   virtual bool leave_bytes_to_model() { return false; }
 };

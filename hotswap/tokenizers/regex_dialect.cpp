@@ -70,7 +70,7 @@ class Translator {
   [[noreturn]] void unsupported(const std::string& what) const {
     throw Error({.wanted = cat("a regular expression of the supported dialect at ", where_),
                  .got = cat(what, " in '", in_, "'"),
-                 .next = "this construct is not implemented"});
+                 .next = "this construct is not implemented; use a tokenizer without it"});
   }
 
   char peek(size_t ahead = 0) const { return at_ + ahead < in_.size() ? in_[at_ + ahead] : '\0'; }

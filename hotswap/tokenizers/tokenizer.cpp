@@ -7,8 +7,8 @@
 namespace hotswap {
 namespace {
 
-using tokenizers::Draft;
 using tokenizers::Piece;
+using tokenizers::PreTokenizedString;
 using tokenizers::Span;
 using tokenizers::Symbol;
 
@@ -67,9 +67,9 @@ Encoding Tokenizer::encode_text(std::string_view text, bool ids_only) const {
     throw Error(
         {.wanted = "a text in UTF-8", .got = cat("other bytes from byte ", at, " on"), .next = "convert it first"});
   }
-  Draft draft(text);
-  parts_->added->apply(draft, parts_->normalizer.get());
-  if (parts_->pre_tokenizer) parts_->pre_tokenizer->apply(draft);
+  PreTokenizedString pretokenized(text);
+  parts_->added->apply(pretokenized, parts_->normalizer.get());
+  if (parts_->pre_tokenizer) parts_->pre_tokenizer->apply(pretokenized);
 
   const Borrowed scratch(parts_->scratch);
   Encoding encoding;
@@ -77,22 +77,22 @@ Encoding Tokenizer::encode_text(std::string_view text, bool ids_only) const {
   std::optional<CharacterOffsets> characters;
   if (!ids_only) characters.emplace(text);
   std::vector<Symbol> symbols;
-  for (const Piece& piece : draft.pieces()) {
+  for (const Piece& piece : pretokenized.pieces()) {
     if (piece.id >= 0) {
       encoding.ids.push_back(piece.id);
       if (ids_only) continue;
-      encoding.tokens.emplace_back(draft.view(piece));
-      encoding.offsets.push_back(characters->of(draft.origin(piece.begin, piece.end)));
+      encoding.tokens.emplace_back(pretokenized.view(piece));
+      encoding.offsets.push_back(characters->of(pretokenized.origin(piece.begin, piece.end)));
       continue;
     }
     symbols.clear();
-    parts_->model->encode(draft.view(piece), draft.byte_level, *scratch, symbols);
+    parts_->model->encode(pretokenized.view(piece), pretokenized.byte_level, *scratch, symbols);
     uint32_t begin = piece.begin;
     for (const Symbol& symbol : symbols) {
       encoding.ids.push_back(symbol.id);
       if (ids_only) continue;
       encoding.tokens.push_back(parts_->model->vocabulary().token(symbol.id));
-      encoding.offsets.push_back(characters->of(draft.origin(begin, begin + symbol.size)));
+      encoding.offsets.push_back(characters->of(pretokenized.origin(begin, begin + symbol.size)));
       begin += symbol.size;
     }
   }

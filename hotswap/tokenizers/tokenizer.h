@@ -1,6 +1,6 @@
 // Text to ids and back, exactly as Hugging Face's tokenizers library does it for the same tokenizer.json.
 //
-//   const Tokenizer tokenizer = Tokenizer::from_pretrained("SmolLM2-135M-Instruct");
+//   const Tokenizer tokenizer = Tokenizer::from_pretrained("HuggingFaceTB/SmolLM2-135M-Instruct");
 //   const std::vector<int64_t> ids = tokenizer.ids("Hello world");
 //   const std::string text = tokenizer.decode(ids, /*skip_special_tokens=*/true);
 //
@@ -27,12 +27,21 @@ struct SpecialIds {
   std::optional<int64_t> bos, eos, pad, unk;
 };
 
+struct TokenizerOptions {
+  std::optional<std::string> gguf_file = std::nullopt;  // of the folder, where that has no tokenizer.json
+  std::string revision = "main";                        // branch, tag or commit of a model of the Hub
+};
+
 class Tokenizer {
  public:
   // A tokenizer.json alone: it does not say which tokens begin and end a text, so special_ids() is empty.
   static Tokenizer from_file(const std::filesystem::path& tokenizer_json);
   // A model's folder: tokenizer.json, and tokenizer_config.json or special_tokens_map.json for special_ids().
-  static Tokenizer from_pretrained(const std::filesystem::path& folder);
+  static Tokenizer from_folder(const std::filesystem::path& folder);
+  // What AutoModelForCausalLM::from_pretrained takes: a folder, a .gguf file, or org/name on the Hub, of which the
+  // tokenizer's files alone are fetched. Defined in models/tokenizer.cpp: this room knows neither the Hub nor GGUF
+  // files.
+  static Tokenizer from_pretrained(const std::filesystem::path& name, const TokenizerOptions& options = {});
   // The text of a tokenizer.json; `where` is what errors call it.
   static Tokenizer from_json(std::string_view text, const std::string& where);
   // The vocabulary of a GGUF file.

@@ -254,19 +254,19 @@ TEST(Tokenizer, ServesManyThreadsAtOnce) {
 
 TEST(Tokenizer, KnowsTheRolesOfTokens) {
   const TempFolder folder;
-  EXPECT_SAYS(message_of([&] { Tokenizer::from_pretrained(folder.path()); }), "tokenizer.json");
+  EXPECT_SAYS(message_of([&] { Tokenizer::from_folder(folder.path()); }), "tokenizer.json");
   write_file(folder / "tokenizer.json", File{}.text());
-  EXPECT_FALSE(Tokenizer::from_pretrained(folder.path()).special_ids().bos);
+  EXPECT_FALSE(Tokenizer::from_folder(folder.path()).special_ids().bos);
   write_file(folder / "special_tokens_map.json", R"({"eos_token":"a","unk_token":"<unk>"})");
   write_file(folder / "tokenizer_config.json",
              R"({"bos_token":{"content":"c"},"eos_token":"b","pad_token":null,"model_max_length":1e30})");
-  const SpecialIds special = Tokenizer::from_pretrained(folder.path()).special_ids();
+  const SpecialIds special = Tokenizer::from_folder(folder.path()).special_ids();
   EXPECT_EQ(special.bos, 4);
   EXPECT_EQ(special.eos, 2);
   EXPECT_EQ(special.unk, 0);
   EXPECT_FALSE(special.pad);
   write_file(folder / "tokenizer_config.json", R"({"bos_token":"nothing"})");
-  EXPECT_SAYS(message_of([&] { Tokenizer::from_pretrained(folder.path()); }), "'nothing'");
+  EXPECT_SAYS(message_of([&] { Tokenizer::from_folder(folder.path()); }), "'nothing'");
 }
 
 }  // namespace

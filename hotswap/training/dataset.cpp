@@ -1,11 +1,35 @@
+#include "hotswap/training/dataset.h"
+
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 
 #include "hotswap/base/error.h"
-#include "hotswap/training/data.h"
 
 namespace hotswap {
+
+PackedDataset::PackedDataset(std::vector<int64_t> stream, int64_t example_length)
+    : stream_(std::move(stream)), length_(example_length) {
+  if (length_ < 2 || size() == 0) {
+    throw Error({.wanted = "at least one example, of two tokens or more",
+                 .got = cat("a text of ", stream_.size(), " tokens and examples of ", length_),
+                 .next = "give more text, or ask for shorter examples"});
+  }
+}
+
+TrainingBatch PackedDataset::batch(const std::vector<int64_t>& examples) const {
+  Tensor ids = at::empty({static_cast<int64_t>(examples.size()), length_}, at::TensorOptions(at::kLong));
+  int64_t* out = ids.mutable_data_ptr<int64_t>();
+  for (const int64_t example : examples) {
+    if (example < 0 || example >= size()) {
+      throw Error({.wanted = cat("an example below ", size()),
+                   .got = cat(example),
+                   .next = "ask for examples of this dataset"});
+    }
+    out = std::copy_n(stream_.begin() + example * length_, length_, out);
+  }
+  return {.input_ids = ids, .labels = ids};
+}
 
 Tensor rows_of(const std::vector<int64_t>& stream, int64_t first, int64_t rows, int64_t columns) {
   const auto size = static_cast<int64_t>(stream.size());
@@ -17,17 +41,6 @@ Tensor rows_of(const std::vector<int64_t>& stream, int64_t first, int64_t rows, 
   Tensor batch = at::empty({rows, columns}, at::TensorOptions(at::kLong));
   std::copy_n(stream.begin() + first, rows * columns, batch.mutable_data_ptr<int64_t>());
   return batch;
-}
-
-std::vector<Tensor> batches_of(const std::vector<int64_t>& stream, BatchShape shape, int64_t steps) {
-  const int64_t ids = shape.rows * shape.columns;
-  const int64_t whole = ids > 0 ? static_cast<int64_t>(stream.size()) / ids : 0;
-  if (steps == 0 || whole == 0) steps = std::max<int64_t>(1, whole);  // none whole: rows_of says what is missing
-  std::vector<Tensor> batches;
-  for (int64_t step = 0; step < steps; ++step) {
-    batches.push_back(rows_of(stream, whole > 0 ? step % whole * ids : 0, shape.rows, shape.columns));
-  }
-  return batches;
 }
 
 }  // namespace hotswap

@@ -1,5 +1,4 @@
-// Text to rows of token ids: documents are joined into one stream and cut into rows of equal length; nothing is padded,
-// the rest that fills no row is dropped.
+// What a Trainer draws its examples from.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,15 +9,33 @@ namespace hotswap {
 
 using at::Tensor;
 
-// rows * columns ids of the stream from `first` on, as [rows, columns] int64. Error when the stream is too short.
-Tensor rows_of(const std::vector<int64_t>& stream, int64_t first, int64_t rows, int64_t columns);
-
-struct BatchShape {
-  int64_t rows = 1, columns = 256;
+struct TrainingBatch {
+  Tensor input_ids;  // [examples, time] int64
+  Tensor labels;     // the same shape, -100 where a token does not count; the model shifts them
 };
 
-// `steps` batches of that shape, in the order of the stream, without shuffling; steps 0: as many as there are. A stream
-// that is too short for `steps` starts again.
-std::vector<Tensor> batches_of(const std::vector<int64_t>& stream, BatchShape shape, int64_t steps = 0);
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  virtual int64_t size() const = 0;  // examples
+  virtual TrainingBatch batch(const std::vector<int64_t>& examples) const = 0;
+};
+
+// Documents joined into one stream of token ids and cut into examples of equal length: nothing is padded, every token
+// is a label, the rest that fills no example is dropped.
+class PackedDataset final : public Dataset {
+ public:
+  // Error where the stream is shorter than one example.
+  PackedDataset(std::vector<int64_t> stream, int64_t example_length);
+  int64_t size() const override { return static_cast<int64_t>(stream_.size()) / length_; }
+  TrainingBatch batch(const std::vector<int64_t>& examples) const override;
+
+ private:
+  std::vector<int64_t> stream_;
+  int64_t length_;
+};
+
+// rows * columns ids of the stream from `first` on, as [rows, columns] int64. Error when the stream is too short.
+Tensor rows_of(const std::vector<int64_t>& stream, int64_t first, int64_t rows, int64_t columns);
 
 }  // namespace hotswap

@@ -1,4 +1,5 @@
-// A whole fine-tuning run of a real model, step by step against the record that transformers left of the same run.
+// A whole fine-tuning run, step by step against what transformers does in the same run: of the small model that
+// models/golden_model.py makes, and of the recorded one where it is.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/argmax.h>
 #include <gtest/gtest.h>
@@ -7,26 +8,29 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/base/test_data.h"
 #include "hotswap/kernelize/package/package.h"
 #include "hotswap/models/auto.h"
 #include "hotswap/tokenizers/tokenizer.h"
-#include "hotswap/training/data.h"
-#include "hotswap/training/finetune.h"
+#include "hotswap/training/trainer.h"
 
 namespace hotswap {
 namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kData = fs::path(HOTSWAP_SOURCE_DIR) / "../shared/data";
-const fs::path kModel = kData / "models/stories260k";
-constexpr double kTolerance = 1e-4;
-constexpr int64_t kLayers = 5, kEvalIds = 4096;
+using test_support::golden_folders;
+using test_support::golden_name;
+using test_support::GoldenFolder;
 
-// What one training step must call, by package and op: one stand-alone norm, all others fused with the addition before.
+constexpr double kTolerance = 1e-4;
+constexpr int64_t kLayers = 5;  // of both models
+
+// What one forward and its backward must call, by package and op: one stand-alone norm, all others fused with the
+// addition before.
 struct Calls {
   const char *package, *op;
-  int64_t each_step;
+  int64_t each_forward;
 };
 constexpr Calls kCalls[] = {
     {"norm", "rms_norm_fwd", 1},
@@ -40,33 +44,67 @@ constexpr Calls kCalls[] = {
     {"loss", "linear_cross_entropy_fwd", 1},  // its gradients are made in the forward
 };
 
-class FinetuneGolden : public testing::TestWithParam<bool> {};
+class TrainerGolden : public testing::TestWithParam<GoldenFolder> {};
 
-TEST_P(FinetuneGolden, IsReproducedStepByStep) {
-  const bool kernels = GetParam();
-  if (!fs::is_directory(kModel)) GTEST_SKIP() << "no " << kModel << " here";
-  const Json golden = Json::read(kModel / "finetune_golden.json");
-  const Tokenizer tokenizer = Tokenizer::from_pretrained(kModel);
+// What was recorded: AdamW with weight decay on every parameter, at a constant rate.
+Trainer recorded_trainer(const std::shared_ptr<CausalLM>& model, std::shared_ptr<const Dataset> dataset,
+                         std::shared_ptr<const Dataset> held_out) {
+  const AdamWOptions options{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+  return {model,
+          {.max_steps = 36,
+           .learning_rate = 1e-3,
+           .lr_scheduler_type = "constant",
+           .train_sampling_strategy = "sequential"},
+          std::move(dataset),
+          {.eval_dataset = std::move(held_out), .optimizer = std::make_shared<AdamW>(model->parameters(), options)}};
+}
+
+// What transformers' own Trainer did with the same arguments.
+Trainer made_trainer(const std::shared_ptr<CausalLM>& model, const Json& arguments,
+                     std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Dataset> held_out) {
+  TrainingArguments own{.per_device_train_batch_size = arguments.at<int64_t>("per_device_train_batch_size"),
+                        .gradient_accumulation_steps = arguments.at<int64_t>("gradient_accumulation_steps"),
+                        .max_steps = arguments.at<int64_t>("max_steps"),
+                        .learning_rate = arguments.at<double>("learning_rate"),
+                        .weight_decay = arguments.at<double>("weight_decay"),
+                        .adam_beta2 = arguments.at<double>("adam_beta2"),
+                        .max_grad_norm = arguments.at<double>("max_grad_norm"),
+                        .lr_scheduler_type = arguments.at<std::string>("lr_scheduler_type"),
+                        .warmup_steps = arguments.at<int64_t>("warmup_steps"),
+                        .train_sampling_strategy = "sequential"};
+  return {model, own, std::move(dataset), {.eval_dataset = std::move(held_out)}};
+}
+
+void expect_same_run(const GoldenFolder& data, bool kernels) {
+  const fs::path folder = data.path();
+  const Json golden = Json::read(folder / "finetune_golden.json"), batch = golden.child("batch");
+  const auto file = golden.get<std::string>("text", "text/buster_bear.txt");  // the recorded run says both in words
+  const auto eval_columns = golden.get<int64_t>("eval_columns", 512);
+  const Tokenizer tokenizer = Tokenizer::from_pretrained(folder);
   std::vector<int64_t> stream{1};
-  const auto text = tokenizer.ids(read_file(kData / "text/buster_bear.txt"), /*add_special_tokens=*/false);
+  const auto text = tokenizer.ids(read_file(data.root() / file), /*add_special_tokens=*/false);
   stream.insert(stream.end(), text.begin(), text.end());
   ASSERT_EQ(static_cast<int64_t>(stream.size()), golden.at<int64_t>("token_count"));
 
+  const bool made = golden.has("arguments");
+  const auto columns = batch.at<int64_t>("columns"), rows = batch.at<int64_t>("rows");
+  const auto held_out =
+      std::make_shared<PackedDataset>(std::vector(stream.end() - 8 * eval_columns, stream.end()), eval_columns);
+  const auto dataset = std::make_shared<PackedDataset>(
+      std::vector(stream.begin(), made ? stream.begin() + rows * columns : stream.end()), columns);
   const auto model =
-      AutoModelForCausalLM::from_pretrained(kModel, {.use_kernels = kernels, .attn_implementation = "eager"});
-  const auto loss = [&](const Tensor& ids) { return (*model)({.input_ids = ids, .labels = ids}).loss; };
-  const auto end = static_cast<int64_t>(stream.size());
-  const std::vector<Tensor> held_out = {rows_of(stream, end - kEvalIds, 8, 512)};
-  EXPECT_NEAR(evaluate(loss, held_out), golden.at<double>("eval_loss_before"), kTolerance);
+      AutoModelForCausalLM::from_pretrained(folder, {.use_kernels = kernels, .attn_implementation = "eager"});
+  Trainer trainer = made ? made_trainer(model, golden.child("arguments"), dataset, held_out)
+                         : recorded_trainer(model, dataset, held_out);
+  EXPECT_NEAR(trainer.evaluate(), golden.at<double>("eval_loss_before"), kTolerance);
 
-  model->train();
   std::vector<int64_t> before;
   for (const Calls& row : kCalls) before.push_back(op_calls(row.package, row.op));
-  const auto result =
-      finetune(model->parameters(), loss, batches_of(stream, {.rows = 8, .columns = 128}, 36),
-               {.optimizer = {.learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1}});
+  const auto result = trainer.train();
+  // Of the made run's seven updates the fifth, at the end of an epoch, has one forward, the others have two.
+  const int64_t forwards = made ? 13 : 36;
   for (size_t i = 0; i < std::size(kCalls); ++i) {
-    EXPECT_EQ(op_calls(kCalls[i].package, kCalls[i].op) - before[i], kernels ? 36 * kCalls[i].each_step : 0)
+    EXPECT_EQ(op_calls(kCalls[i].package, kCalls[i].op) - before[i], kernels ? forwards * kCalls[i].each_forward : 0)
         << kCalls[i].op;
   }
   const auto losses = golden.at<std::vector<double>>("train_loss");
@@ -74,12 +112,11 @@ TEST_P(FinetuneGolden, IsReproducedStepByStep) {
   ASSERT_EQ(result.steps.size(), losses.size());
   for (size_t step = 0; step < losses.size(); ++step) {
     EXPECT_NEAR(result.steps[step].loss, losses[step], kTolerance) << "step " << step;
-    EXPECT_NEAR(result.steps[step].gradient_norm, norms[step], kTolerance * std::max(1.0, norms[step]))
-        << "step " << step;
+    EXPECT_NEAR(result.steps[step].grad_norm, norms[step], kTolerance * std::max(1.0, norms[step])) << "step " << step;
   }
+  EXPECT_NEAR(trainer.evaluate(), golden.at<double>("eval_loss_after"), kTolerance);
 
   model->eval();
-  EXPECT_NEAR(evaluate(loss, held_out), golden.at<double>("eval_loss_after"), kTolerance);
   const at::NoGradGuard no_grad;
   auto ids = golden.child("greedy_after").at<std::vector<int64_t>>("input_ids");
   for (const int64_t want : golden.child("greedy_after").at<std::vector<int64_t>>("output_ids")) {
@@ -89,8 +126,13 @@ TEST_P(FinetuneGolden, IsReproducedStepByStep) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, FinetuneGolden, testing::Bool(),
-                         [](const auto& info) { return info.param ? "kernels" : "stock"; });
+TEST_P(TrainerGolden, StockIsReproducedStepByStep) { expect_same_run(GetParam(), /*kernels=*/false); }
+TEST_P(TrainerGolden, KernelizedIsReproducedStepByStep) { expect_same_run(GetParam(), /*kernels=*/true); }
+
+INSTANTIATE_TEST_SUITE_P(Data, TrainerGolden,
+                         testing::ValuesIn(golden_folders("models/golden_model.py", {"models/tiny"},
+                                                          {"models/stories260k"})),
+                         golden_name);
 
 }  // namespace
 }  // namespace hotswap

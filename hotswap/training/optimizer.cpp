@@ -28,7 +28,13 @@ std::vector<Tensor> gradients_of(const std::vector<Tensor>& parameters) {
 }  // namespace
 
 AdamW::AdamW(std::vector<Tensor> parameters, AdamWOptions options)
-    : parameters_(std::move(parameters)), states_(parameters_.size()), options_(options) {
+    : AdamW({{.parameters = std::move(parameters), .weight_decay = options.weight_decay}}, options) {}
+
+AdamW::AdamW(const std::vector<ParameterGroup>& groups, AdamWOptions options) : options_(options) {
+  for (const ParameterGroup& group : groups) {
+    parameters_.insert(parameters_.end(), group.parameters.begin(), group.parameters.end());
+    for (size_t i = 0; i < group.parameters.size(); ++i) states_.push_back({.weight_decay = group.weight_decay});
+  }
   for (const Tensor& parameter : parameters_) {
     if (!parameter.is_floating_point()) {
       throw Error({.wanted = "floating-point parameters",
@@ -68,7 +74,7 @@ void AdamW::update(const Tensor& parameter, const Tensor& gradient, State& state
   std::optional<Tensor> scale;
   if (inverse_factor.defined()) scale = inverse_factor.to(parameter.device());
   at::_fused_adamw_({target}, {exact}, {state.average}, {state.average_square}, {}, {state.steps},
-                    options_.learning_rate, options_.beta1, options_.beta2, options_.weight_decay, options_.eps,
+                    options_.learning_rate, options_.beta1, options_.beta2, state.weight_decay, options_.eps,
                     /*amsgrad=*/false, /*maximize=*/false, scale);
   if (needs_master) parameter.detach().copy_(state.master);
 }

@@ -26,9 +26,16 @@ struct AdamWOptions {
   double weight_decay = 0.01;
 };
 
+// Parameters with a weight decay of their own.
+struct ParameterGroup {
+  std::vector<Tensor> parameters = {};
+  double weight_decay = 0;
+};
+
 class AdamW {
  public:
-  AdamW(std::vector<Tensor> parameters, AdamWOptions options);
+  AdamW(std::vector<Tensor> parameters, AdamWOptions options);  // all with the options' weight decay
+  AdamW(const std::vector<ParameterGroup>& groups, AdamWOptions options);
 
   // One update of every parameter that has a gradient. Gradients count as gradient * gradient_factor: clipping costs no
   // pass over memory of its own (the fused update may leave them scaled).
@@ -43,11 +50,12 @@ class AdamW {
   struct State {
     Tensor average, average_square, steps;  // as the parameter, float32; steps: []
     Tensor master;                          // float32 copy of a parameter of another dtype, else undefined
+    double weight_decay = 0;
   };
   void update(const Tensor& parameter, const Tensor& gradient, State& state, const Tensor& inverse_factor);
 
   std::vector<Tensor> parameters_;
-  std::vector<State> states_;  // filled by the first step
+  std::vector<State> states_;  // tensors: filled by the first step
   AdamWOptions options_;
 };
 

@@ -1,10 +1,7 @@
-#include <ATen/Context.h>
-#include <ATen/TensorIndexing.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/allclose.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -12,13 +9,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/memory.h"
-#include "hotswap/training/data.h"
-#include "hotswap/training/finetune.h"
+#include "hotswap/models/auto.h"
 #include "hotswap/training/optimizer.h"
+#include "hotswap/training/sampler.h"
 #include "hotswap/training/schedule.h"
+#include "hotswap/training/trainer.h"
 
 namespace hotswap {
 namespace {
@@ -98,12 +97,13 @@ TEST(Clipping, IsOneNormOverAllParameters) {
 }
 
 TEST(Schedule, Shapes) {
-  for (const auto schedule : {Schedule::kConstant, Schedule::kLinear, Schedule::kCosine}) {
+  for (const auto schedule : {Schedule::kConstantWithWarmup, Schedule::kLinear, Schedule::kCosine}) {
     EXPECT_EQ(schedule_factor(schedule, 0, 10, 110), 0);
     EXPECT_EQ(schedule_factor(schedule, 5, 10, 110), 0.5);
     EXPECT_EQ(schedule_factor(schedule, 10, 10, 110), 1);
   }
-  EXPECT_EQ(schedule_factor(Schedule::kConstant, 109, 10, 110), 1);
+  EXPECT_EQ(schedule_factor(Schedule::kConstantWithWarmup, 109, 10, 110), 1);
+  EXPECT_EQ(schedule_factor(Schedule::kConstant, 0, 0, 110), 1);
   EXPECT_NEAR(schedule_factor(Schedule::kLinear, 60, 10, 110), 0.5, 1e-12);
   EXPECT_NEAR(schedule_factor(Schedule::kCosine, 60, 10, 110), 0.5, 1e-12);
   EXPECT_NEAR(schedule_factor(Schedule::kCosine, 110, 10, 110), 0, 1e-12);
@@ -111,39 +111,114 @@ TEST(Schedule, Shapes) {
   EXPECT_THROW(schedule_from("square"), Error);
 }
 
-TEST(Data, RowsInTheOrderOfTheStream) {
+TEST(PackedDataset, ExamplesInTheOrderOfTheStream) {
   std::vector<int64_t> stream(25);
   for (size_t i = 0; i < stream.size(); ++i) stream[i] = static_cast<int64_t>(i);
-  const auto batches = batches_of(stream, {.rows = 2, .columns = 4});
-  ASSERT_EQ(batches.size(), 3u);
-  EXPECT_EQ(batches[1][1][0].item<int64_t>(), 12);
-  EXPECT_EQ(batches_of(stream, {.rows = 2, .columns = 4}, 4)[3][0][0].item<int64_t>(), 0);  // starts again
+  const PackedDataset dataset(stream, 4);
+  EXPECT_EQ(dataset.size(), 6);
+  const TrainingBatch batch = dataset.batch({5, 0});
+  EXPECT_EQ(batch.input_ids[0][3].item<int64_t>(), 23);
+  EXPECT_EQ(batch.labels[1][2].item<int64_t>(), 2);
+  EXPECT_THROW(dataset.batch({6}), Error);
+  EXPECT_THROW(PackedDataset(stream, 26), Error);
+  EXPECT_THROW(PackedDataset(stream, 1), Error);
   EXPECT_EQ(rows_of(stream, 17, 2, 4)[1][3].item<int64_t>(), 24);
   EXPECT_THROW(rows_of(stream, 18, 2, 4), Error);
-  EXPECT_THROW(batches_of(stream, {.rows = 5, .columns = 6}), Error);
 }
 
-TEST(Finetune, LearnsAndReports) {
-  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-  generator.set_current_seed(3);
-  Tensor table = at::randn({8, 8});  // next-token logits by token
-  const auto loss = [&](const Tensor& ids) {
-    const Tensor logits = table.index({ids.flatten()}).log_softmax(-1);
-    return -logits.select(1, 3).mean();  // "the next token is always 3"
-  };
-  std::vector<int64_t> stream(64 * 8);
+TEST(ExampleSampler, EveryExampleOnceAnEpoch) {
+  ExampleSampler sequential(5, SamplingStrategy::kSequential, 1);
+  EXPECT_EQ(sequential.next(3), (std::vector<int64_t>{0, 1, 2}));
+  EXPECT_EQ(sequential.next(3), (std::vector<int64_t>{3, 4})) << "never of two epochs";
+  EXPECT_EQ(sequential.next(1), (std::vector<int64_t>{0}));
+  ExampleSampler random(50, SamplingStrategy::kRandom, 1), same(50, SamplingStrategy::kRandom, 1),
+      other(50, SamplingStrategy::kRandom, 2);
+  const auto first = random.next(50), second = random.next(50);
+  EXPECT_EQ(same.next(50), first);
+  EXPECT_NE(other.next(50), first);
+  EXPECT_NE(second, first) << "shuffled anew";
+  EXPECT_EQ(std::set<int64_t>(second.begin(), second.end()).size(), 50u);
+  EXPECT_THROW(sampling_strategy_from("backwards"), Error);
+}
+
+std::shared_ptr<CausalLM> tiny_model() {
+  const nlohmann::ordered_json config = {
+      {"model_type", "llama"},         {"vocab_size", 16},         {"hidden_size", 16},       {"num_hidden_layers", 1},
+      {"num_attention_heads", 2},      {"num_key_value_heads", 2}, {"intermediate_size", 24}, {"rms_norm_eps", 1e-5},
+      {"max_position_embeddings", 32}, {"initializer_range", 0.1}};
+  auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
+  model->requires_grad(true);
+  model->init_weights(3);
+  return model;
+}
+
+// The next token is always the next number, modulo 8.
+std::shared_ptr<PackedDataset> counting(int64_t tokens, int64_t length) {
+  std::vector<int64_t> stream(static_cast<size_t>(tokens));
   for (size_t i = 0; i < stream.size(); ++i) stream[i] = static_cast<int64_t>(i % 8);
-  const auto batches = batches_of(stream, {.rows = 2, .columns = 4});
+  return std::make_shared<PackedDataset>(stream, length);
+}
+
+TEST(Trainer, LearnsAndReports) {
+  const auto dataset = counting(20 * 16, 16);
+  const auto model = tiny_model();
   int64_t called = 0;
-  const auto before = evaluate(loss, {batches[0]});
-  const auto result = finetune({table}, loss, batches, {.optimizer = {.learning_rate = 0.1}},
-                               [&](const StepReport& report) { EXPECT_EQ(report.step, called++); });
-  EXPECT_EQ(called, 64);
-  EXPECT_NEAR(result.steps.front().loss, before, 1e-6);
-  EXPECT_LT(result.steps.back().loss, 0.2 * before);
-  EXPECT_GT(result.tokens_per_second(), 0);
-  EXPECT_GT(result.peak_memory, 1 << 20);
-  EXPECT_THROW(finetune({table}, [&](const Tensor&) { return table.sum() * NAN; }, batches, {}), Error);
+  Trainer trainer(
+      model, {.per_device_train_batch_size = 4, .num_train_epochs = 8, .learning_rate = 0.02, .seed = 7}, dataset,
+      {.eval_dataset = dataset, .on_step_end = [&](const TrainingStep& s) { EXPECT_EQ(s.step, called++); }});
+  const double before = trainer.evaluate();
+  const TrainOutput out = trainer.train();
+  EXPECT_EQ(called, 8 * 5);
+  EXPECT_EQ(out.steps.size(), 40u);
+  EXPECT_EQ(out.steps[0].num_input_tokens, 4 * 16);
+  EXPECT_EQ(out.steps[0].learning_rate, 0.02);
+  EXPECT_NEAR(out.steps[39].learning_rate, 0.02 / 40, 1e-12);  // linear is the default
+  EXPECT_LT(trainer.evaluate(), 0.2 * before);
+  EXPECT_TRUE(model->training()) << "evaluate() gives the mode back";
+  EXPECT_GT(out.train_tokens_per_second(), 0);
+  EXPECT_GT(out.peak_memory, 1 << 20);
+}
+
+// The mean over all labels of an update, however they are spread over forwards: 6 examples as 6, and as 4 and 2.
+TEST(Trainer, AccumulationIsOneLargerBatch) {
+  const auto steps = [&](int64_t batch, int64_t accumulation) {
+    const auto model = tiny_model();
+    Trainer trainer(model,
+                    {.per_device_train_batch_size = batch,
+                     .gradient_accumulation_steps = accumulation,
+                     .max_steps = 5,
+                     .learning_rate = 0.01,
+                     .weight_decay = 0.1},
+                    counting(6 * 8, 8));
+    return trainer.train().steps;
+  };
+  const auto whole = steps(6, 1), parts = steps(4, 2);
+  for (size_t i = 0; i < whole.size(); ++i) {
+    EXPECT_EQ(parts[i].num_input_tokens, 6 * 8);
+    EXPECT_NEAR(parts[i].loss, whole[i].loss, 1e-5) << i;
+    EXPECT_NEAR(parts[i].grad_norm, whole[i].grad_norm, 1e-4) << i;
+  }
+}
+
+TEST(Trainer, RefusesWhatCannotBe) {
+  const auto make = [](TrainingArguments arguments) { Trainer(tiny_model(), std::move(arguments), counting(64, 8)); };
+  EXPECT_NO_THROW(make({}));
+  EXPECT_THROW(make({.per_device_train_batch_size = 0}), Error);
+  EXPECT_THROW(make({.gradient_accumulation_steps = 0}), Error);
+  EXPECT_THROW(make({.num_train_epochs = 0}), Error);
+  EXPECT_THROW(make({.lr_scheduler_type = "square"}), Error);
+  EXPECT_THROW(make({.lr_scheduler_type = "constant", .warmup_steps = 2}), Error);
+  EXPECT_THROW(make({.train_sampling_strategy = "backwards"}), Error);
+  const auto frozen = tiny_model();
+  frozen->requires_grad(false);
+  EXPECT_THROW(Trainer(frozen, {}, counting(64, 8)), Error);
+  EXPECT_THROW(Trainer(tiny_model(), {}, counting(64, 8)).evaluate(), Error) << "no eval_dataset";
+  const auto broken = tiny_model();
+  {
+    const at::NoGradGuard no_grad;
+    broken->parameters()[0].fill_(NAN);
+  }
+  EXPECT_THROW(Trainer(broken, {}, counting(64, 8)).train(), Error);
 }
 
 TEST(Memory, PeakIsResettableAndSeesLargeTensors) {

@@ -17,9 +17,9 @@ def wheel(tmp_path_factory):
     pytest.importorskip("scikit_build_core")
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", ROOT / "python", "--no-build-isolation", "--no-deps", "--no-index"]
-    command += ["-w", folder, "-C", f"build-dir={folder / 'build'}"]
-    command += ["-C", f"cmake.define.HOTSWAP_BUILT_PACKAGES={os.environ['HOTSWAP_PACKAGES']}"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    # by variables: Ubuntu 22.04's pip knows no -C
+    settings = dict(SKBUILD_BUILD_DIR=str(folder / "build"), SKBUILD_CMAKE_DEFINE=f"HOTSWAP_BUILT_PACKAGES={os.environ['HOTSWAP_PACKAGES']}")
+    done = subprocess.run([*command, "-w", folder], capture_output=True, text=True, env=os.environ | settings)
     assert done.returncode == 0, done.stdout + done.stderr
     (made,) = folder.glob("*.whl")
     return made

@@ -24,13 +24,14 @@ struct Flags {
 };
 
 constexpr const char* kColumns =
-    "op,shape,dtype,threads,us,peer_us,speedup,gb_per_s,memcpy_gb_per_s,memcpy_share,error\n";
+    "op,shape,dtype,threads,us,peer_us,speedup,gb_per_s,memcpy_gb_per_s,memcpy_share,gflop_per_s,error\n";
 
 std::string csv_line(const OpResult& r) {
   return cat(r.op, ',', csv_cell(r.shape), ',', r.dtype, ',', r.threads, ',', fixed(r.microseconds, 2), ',',
              r.peer_microseconds ? fixed(*r.peer_microseconds, 2) : "", ',',
              r.peer_microseconds ? fixed(r.speedup(), 3) : "", ',', fixed(r.bytes_per_second / 1e9, 3), ',',
-             fixed(r.memcpy_bytes_per_second / 1e9, 3), ',', fixed(r.memcpy_share(), 3), ',', r.error, '\n');
+             fixed(r.memcpy_bytes_per_second / 1e9, 3), ',', fixed(r.memcpy_share(), 3), ',',
+             r.flops_per_second > 0 ? fixed(r.flops_per_second / 1e9, 2) : "", ',', r.error, '\n');
 }
 
 void bench_ops_verb(Flags flags) {
@@ -45,7 +46,7 @@ void bench_ops_verb(Flags flags) {
   if (flags.ops.empty()) flags.ops = bench_ops();
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_current_seed(0);
-  Table table({"op", "shape", "dtype", "time", "torch", "speedup", "GB/s", "of memcpy", "error"});
+  Table table({"op", "shape", "dtype", "time", "torch", "speedup", "GB/s", "of memcpy", "GFLOP/s", "error"});
   std::string csv = kColumns;
   Progress bar("bench", static_cast<int64_t>(flags.ops.size() * flags.dtypes.size() * flags.sizes.size()));
   for (const std::string& op : flags.ops) {
@@ -57,7 +58,9 @@ void bench_ops_verb(Flags flags) {
         table.row({r.op, r.shape, r.dtype, microseconds_text(r.microseconds),
                    r.peer_microseconds ? microseconds_text(*r.peer_microseconds) : "-",
                    r.peer_microseconds ? fixed(r.speedup(), 2) + "x" : "-", fixed(r.bytes_per_second / 1e9, 1),
-                   fixed(100 * r.memcpy_share(), 0) + "%", cat(fixed(r.error * 1e6, 1), "e-6")});
+                   fixed(100 * r.memcpy_share(), 0) + "%",
+                   r.flops_per_second > 0 ? fixed(r.flops_per_second / 1e9, 1) : "-",
+                   cat(fixed(r.error * 1e6, 1), "e-6")});
         bar.advance(1, cat(op, " ", dtype));
       }
     }

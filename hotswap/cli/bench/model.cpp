@@ -13,7 +13,7 @@
 
 #include "hotswap/base/memory.h"
 #include "hotswap/cli/flags/model_flags.h"
-#include "hotswap/training/finetune.h"
+#include "hotswap/training/trainer.h"
 
 namespace hotswap {
 namespace {
@@ -46,7 +46,7 @@ Tensor arbitrary_ids(int64_t rows, int64_t columns, int64_t vocab) {
 }
 
 OutJson decode(CausalLM& model, int repeats) {
-  const Tensor prompt = arbitrary_ids(1, kPrompt, model.config().vocab);
+  const Tensor prompt = arbitrary_ids(1, kPrompt, model.config().vocab_size);
   Tensor out;
   const auto generate = [&](int64_t count) {
     const auto start = Clock::now();
@@ -67,13 +67,13 @@ OutJson decode(CausalLM& model, int repeats) {
 
 OutJson prefill(CausalLM& model, int repeats) {
   const at::NoGradGuard no_grad;
-  const Tensor prompt = arbitrary_ids(1, kPrefill, model.config().vocab);
+  const Tensor prompt = arbitrary_ids(1, kPrefill, model.config().vocab_size);
   std::vector<double> times;
   int64_t best = 0;
   for (int i = 0; i <= repeats; ++i) {
-    KvCache cache;
+    const auto cache = model.make_cache();
     const auto start = Clock::now();
-    const Tensor logits = model({.input_ids = prompt, .cache = &cache, .logits_to_keep = 1}).logits;
+    const Tensor logits = model({.input_ids = prompt, .cache = cache.get(), .logits_to_keep = 1}).logits;
     times.push_back(seconds_since(start));
     best = logits.argmax().item<int64_t>();
   }
@@ -81,14 +81,20 @@ OutJson prefill(CausalLM& model, int repeats) {
   return {{"value", kPrefill / median(times)}, {"unit", "tokens/s"}, {"check", {best}}};
 }
 
-OutJson train(CausalLM& model, int repeats) {
-  model.train();
-  const Tensor batch = arbitrary_ids(kRows, kColumns, model.config().vocab);
-  const auto loss = [&](const Tensor& ids) { return model({.input_ids = ids, .labels = ids}).loss; };
-  const auto result = finetune(model.parameters(), loss, std::vector<Tensor>(repeats + 1, batch),
-                               {.optimizer = {.learning_rate = 1e-5}});
+// The same batch in every step.
+OutJson train(const std::shared_ptr<CausalLM>& model, int repeats) {
+  const Tensor batch = arbitrary_ids(kRows, kColumns, model->config().vocab_size);
+  const int64_t* ids = batch.const_data_ptr<int64_t>();
+  Trainer trainer(model,
+                  {.per_device_train_batch_size = kRows,
+                   .max_steps = repeats + 1,
+                   .learning_rate = 1e-5,
+                   .lr_scheduler_type = "constant",
+                   .train_sampling_strategy = "sequential"},
+                  std::make_shared<PackedDataset>(std::vector(ids, ids + batch.numel()), kColumns),
+                  {.optimizer = std::make_shared<AdamW>(model->parameters(), AdamWOptions{.weight_decay = 0.01})});
   std::vector<double> times, losses;
-  for (const StepReport& step : result.steps) {
+  for (const TrainingStep& step : trainer.train().steps) {
     losses.push_back(step.loss);
     if (step.step > 0) times.push_back(step.seconds);
   }
@@ -117,7 +123,7 @@ OutJson step(CausalLM& model, const Flags& flags) {
   constexpr int kWarm = 2;
   model.train();
   const at::Device device = model.device();
-  const Tensor ids = arbitrary_ids(flags.rows, flags.columns, model.config().vocab).to(device);
+  const Tensor ids = arbitrary_ids(flags.rows, flags.columns, model.config().vocab_size).to(device);
   const c10::impl::VirtualGuardImpl guard(device.type());
   const DeviceMemory memory(device);
   const int64_t loaded = memory.now();
@@ -170,7 +176,7 @@ void add_bench_model(CLI::App& bench) {
     reset_peak_memory();
     OutJson out = flags->what == "decode"    ? decode(*model, flags->repeats)
                   : flags->what == "prefill" ? prefill(*model, flags->repeats)
-                  : flags->what == "train"   ? train(*model, flags->repeats)
+                  : flags->what == "train"   ? train(model, flags->repeats)
                                              : step(*model, *flags);
     out["peak_memory"] = peak_memory();
     out["loaded_memory"] = loaded;

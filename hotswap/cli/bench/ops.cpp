@@ -12,7 +12,6 @@
 #include <cstring>
 
 #include "hotswap/base/error.h"
-#include "hotswap/kernelize/package/package.h"
 #include "hotswap/layers/parallel.h"
 
 namespace hotswap {
@@ -22,17 +21,6 @@ using Clock = std::chrono::steady_clock;
 using at::Tensor;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-c10::OperatorHandle find_op(const OpCase& op_case) {
-  for (const Manifest& manifest : bundled_packages()) {
-    if (manifest.name != op_case.package || manifest.backend != "cpu") continue;
-    const Package& package = load_package(manifest);
-    return c10::Dispatcher::singleton().findSchemaOrThrow((package.manifest().id + "::" + op_case.op).c_str(), "");
-  }
-  throw Error({.wanted = cat("the bundled package ", op_case.package),
-               .got = "none of that name",
-               .next = "run `hotswap kernel list`"});
-}
 
 std::vector<Tensor> call(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
   std::vector<c10::IValue> stack = arguments;
@@ -54,6 +42,15 @@ double difference(const std::vector<Tensor>& ours, const std::vector<Tensor>& pe
     worst = std::max(worst, off);
   }
   return worst;
+}
+
+// Read and written once each: what the op cannot avoid to move.
+int64_t bytes_of(const std::vector<c10::IValue>& arguments, const std::vector<Tensor>& outputs) {
+  int64_t bytes = 0;
+  for (const c10::IValue& value : arguments)
+    bytes += value.isTensor() ? static_cast<int64_t>(value.toTensor().nbytes()) : 0;
+  for (const Tensor& tensor : outputs) bytes += static_cast<int64_t>(tensor.nbytes());
+  return bytes;
 }
 
 double median(std::vector<double> values) {
@@ -102,16 +99,17 @@ double memcpy_rate(int64_t bytes) {
 }
 
 OpResult bench_op(const OpCase& op_case, const OpBenchOptions& options) {
-  const c10::OperatorHandle op = find_op(op_case);
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(op_case.qualified.c_str(), "");
   const auto ours = [&] {
     const at::NoGradGuard no_grad;
-    call(op, op_case.arguments);
+    return call(op, op_case.arguments);
   };
   OpResult result{.op = op_case.op, .shape = op_case.shape, .dtype = op_case.dtype, .threads = at::get_num_threads()};
 
   // bfloat16 and float16: torch rounds after every step, the ops once
   const double tolerance = op_case.dtype == "float32" ? 1e-4 : 2e-2;
-  result.error = difference(call(op, op_case.arguments), op_case.peer());
+  const std::vector<Tensor> outputs = ours();
+  result.error = difference(outputs, op_case.peer());
   if (!(result.error <= tolerance)) {
     throw Error({.wanted = cat(op_case.op, " ", op_case.shape, " ", op_case.dtype, " within ", tolerance, " of torch"),
                  .got = cat("a relative difference of ", result.error),
@@ -131,8 +129,10 @@ OpResult bench_op(const OpCase& op_case, const OpBenchOptions& options) {
   }
   result.microseconds = median(our_times) * 1e6;
   if (options.with_peer) result.peer_microseconds = median(peer_times) * 1e6;
-  result.bytes_per_second = static_cast<double>(op_case.bytes) / (result.microseconds / 1e6);
-  result.memcpy_bytes_per_second = memcpy_rate(op_case.bytes);
+  const int64_t bytes = bytes_of(op_case.arguments, outputs);
+  result.bytes_per_second = static_cast<double>(bytes) / (result.microseconds / 1e6);
+  result.memcpy_bytes_per_second = memcpy_rate(bytes);
+  result.flops_per_second = op_case.flops / (result.microseconds / 1e6);
   return result;
 }
 

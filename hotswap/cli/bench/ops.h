@@ -15,7 +15,8 @@ struct OpResult {
   double microseconds = 0;                       // median
   std::optional<double> peer_microseconds = {};  // none without a peer
   double bytes_per_second = 0, memcpy_bytes_per_second = 0;
-  double error = 0;  // relative L2 against the peer, the largest of the outputs
+  double flops_per_second = 0;  // 0: memory is what the op costs
+  double error = 0;             // relative L2 against the peer, the largest of the outputs
   double speedup() const { return peer_microseconds ? *peer_microseconds / microseconds : 0; }
   double memcpy_share() const { return bytes_per_second / memcpy_bytes_per_second; }
 };

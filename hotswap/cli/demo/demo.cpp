@@ -1,13 +1,9 @@
-// `hotswap demo`: a real model, stock and swapped, side by side. Each variant runs in a process of its own, so that its
-// memory and its speed are its own.
-#include <unistd.h>
-
+// `hotswap demo`: a real model, stock and swapped, side by side.
 #include <algorithm>
 #include <cstdio>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
-#include "hotswap/base/progress.h"
 #include "hotswap/cli/child.h"
 #include "hotswap/cli/demo/demo_parts.h"
 #include "hotswap/cli/verbs.h"
@@ -29,88 +25,8 @@ std::vector<std::string> documents_of(const fs::path& source) {
   return files;
 }
 
-std::vector<std::string> child_arguments(const DemoOptions& options, const char* step, bool kernels) {
-  std::vector<std::string> arguments = {"demo",
-                                        "--step",
-                                        step,
-                                        "--model",
-                                        options.model.model,
-                                        "--device",
-                                        options.model.device,
-                                        "--dtype",
-                                        options.model.dtype,
-                                        "--attn-implementation",
-                                        options.model.attention,
-                                        "--steps",
-                                        cat(options.steps),
-                                        "--rows",
-                                        cat(options.rows),
-                                        "--columns",
-                                        cat(options.columns),
-                                        "--new-tokens",
-                                        cat(options.new_tokens),
-                                        "--learning-rate",
-                                        cat(options.learning_rate)};
-  if (!options.model.gguf_file.empty()) arguments.insert(arguments.end(), {"--gguf-file", options.model.gguf_file});
-  if (kernels) arguments.emplace_back("--with-kernels");
-  if (std::string(step) == "train") {
-    for (const std::string& file : options.data) arguments.insert(arguments.end(), {"--data", file});
-    if (kernels) arguments.insert(arguments.end(), {"--save-to", (fs::path(options.output_dir) / "model").string()});
-  }
-  return arguments;
-}
-
-void run_step(const std::vector<std::string>& arguments, const std::function<void(const Json&)>& on_event) {
-  const int status = run_self(arguments, [&](const std::string& line) { on_event(Json::parse(line, "demo step")); });
-  if (status != 0) {
-    throw Error(
-        {.wanted =
-             cat("the demo's step `hotswap ", arguments[0], " ", arguments[1], " ", arguments[2], "` to end well"),
-         .got = cat("exit status ", status),
-         .next = status == 137 ? "it was killed, perhaps for want of memory: try --rows 1" : "its message is above"});
-  }
-}
-
-void answer_prompts(const DemoOptions& options, bool kernels, DemoVariant& variant) {
-  run_step(child_arguments(options, "answer", kernels), [&](const Json& event) {
-    const auto kind = event.at<std::string>("event");
-    if (kind == "load") {
-      variant.kernels_bound = event.at<int64_t>("bound");
-    } else if (kind == "prompt") {
-      std::printf("\n> %s\n", event.at<std::string>("text").c_str());
-    } else if (kind == "text") {
-      std::fputs(event.at<std::string>("piece").c_str(), stdout);
-    } else if (kind == "answer") {
-      variant.answers.push_back(event.at<std::string>("text"));
-      variant.ids.push_back(event.at<std::vector<int64_t>>("ids"));
-      variant.first_token_ms.push_back(event.at<double>("prefill_ms"));
-      variant.tokens_per_second.push_back(event.at<double>("tokens_per_second"));
-      std::printf("\n  (%lld tokens, first after %.0f ms, then %.1f tokens/s)\n",
-                  static_cast<long long>(variant.ids.back().size()), variant.first_token_ms.back(),
-                  variant.tokens_per_second.back());
-    }
-    std::fflush(stdout);
-  });
-}
-
-void train_variant(const DemoOptions& options, bool kernels, DemoVariant& variant) {
-  Progress bar("fine-tune, " + variant.name, options.steps);
-  run_step(child_arguments(options, "train", kernels), [&](const Json& event) {
-    const auto kind = event.at<std::string>("event");
-    if (kind == "step") {
-      variant.losses.push_back(event.at<double>("loss"));
-      char note[64];
-      std::snprintf(note, sizeof note, "loss %.4f", variant.losses.back());
-      bar.advance(1, note);
-    } else if (kind == "train") {
-      variant.train_tokens_per_second = event.at<double>("tokens_per_second");
-      variant.peak_memory = event.at<int64_t>("peak_memory");
-    }
-  });
-}
-
 void heading(int number, const std::string& text) {
-  std::printf("\n[%d/6] %s\n", number, text.c_str());
+  std::printf("\n[%d/4] %s\n", number, text.c_str());
   std::fflush(stdout);
 }
 
@@ -118,7 +34,9 @@ void print_report(const DemoOptions& options) {
   std::vector<std::string> arguments = {"kernelize", "--model", options.model.model, "--dtype", options.model.dtype};
   if (!options.model.gguf_file.empty()) arguments.insert(arguments.end(), {"--gguf-file", options.model.gguf_file});
   if (run_self(arguments, [](const std::string& line) { std::printf("%s\n", line.c_str()); }) != 0) {
-    throw Error({.wanted = "the kernel report", .got = "an error, above", .next = ""});
+    throw Error({.wanted = "the kernel report",
+                 .got = "an error, above",
+                 .next = "follow that message, then run the demo again"});
   }
 }
 
@@ -139,17 +57,13 @@ void demo_parent(const DemoOptions& options) {
   DemoVariant stock{.name = "stock"}, kernels{.name = "kernels"};
   heading(1, "which kernel each layer runs");
   print_report(options);
-  heading(2, "answers, stock layers");
-  answer_prompts(options, false, stock);
-  heading(3, "answers, swapped layers");
-  answer_prompts(options, true, kernels);
-  heading(4, cat("fine-tuning, stock layers: ", options.steps, " steps of ", options.rows, " x ", options.columns,
-                 " tokens of ", options.data.size(), " files"));
-  train_variant(options, false, stock);
-  heading(5, "fine-tuning, swapped layers: same seed, same data");
-  train_variant(options, true, kernels);
+  heading(2, "answers, by stock layers and by kernels in turns");
+  answer_in_turns(options, stock, kernels);
+  heading(3, cat("fine-tuning, stock layers and kernels step by step in turns: ", options.steps, " steps of ",
+                 options.rows, " x ", options.columns, " tokens of ", options.data.size(), " files"));
+  train_in_turns(options, stock, kernels);
 
-  heading(6, "side by side");
+  heading(4, "side by side");
   const std::string table = demo_table(stock, kernels);
   const fs::path folder = options.output_dir;
   write_file(folder / "demo.svg", demo_plot("hotswap demo: stock layers and kernels", stock, kernels));

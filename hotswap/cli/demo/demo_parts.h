@@ -20,7 +20,8 @@ struct DemoOptions {
   std::string save_to;   // in a child: the tuned model's folder, empty: not saved
 };
 
-// A child's work. Each event is one line of JSON on stdout: {"event": "load"|"text"|"answer"|"step"|"train", ...}.
+// A child's work. Each event is one line of JSON on stdout: {"event": "load"|"ready"|"text"|"answer"|"step"|"train",
+// ...}. After "ready", which comes before each prompt and each step, it waits for a line on stdin.
 void demo_answer(const DemoOptions& options);
 void demo_train(const DemoOptions& options);
 
@@ -29,12 +30,16 @@ struct DemoVariant {
   std::string name;
   std::vector<std::string> answers;
   std::vector<std::vector<int64_t>> ids;
-  std::vector<double> first_token_ms, tokens_per_second;  // one a prompt
+  std::vector<double> first_token_ms, decode_tokens_per_second;  // one a prompt
   std::vector<double> losses;
   double train_tokens_per_second = 0;
   int64_t peak_memory = 0;
   int64_t kernels_bound = 0;
 };
+
+// The parent's: both variants, one of them at work at a time.
+void answer_in_turns(const DemoOptions& options, DemoVariant& stock, DemoVariant& kernels);
+void train_in_turns(const DemoOptions& options, DemoVariant& stock, DemoVariant& kernels);
 
 const std::vector<std::string>& demo_prompts();
 std::string demo_table(const DemoVariant& stock, const DemoVariant& kernels);

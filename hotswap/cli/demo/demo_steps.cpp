@@ -1,15 +1,13 @@
-#include <ATen/Context.h>
-
 #include <cstdio>
+#include <iostream>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
-#include "hotswap/cli/answer.h"
 #include "hotswap/cli/demo/demo_parts.h"
+#include "hotswap/cli/generate_text.h"
 #include "hotswap/models/formats/gguf_model.h"
 #include "hotswap/tokenizers/export.h"
-#include "hotswap/training/data.h"
-#include "hotswap/training/finetune.h"
+#include "hotswap/training/trainer.h"
 
 namespace hotswap {
 namespace {
@@ -19,6 +17,15 @@ using OutJson = nlohmann::ordered_json;
 void emit(const OutJson& event) {
   std::printf("%s\n", event.dump(-1, ' ', false, OutJson::error_handler_t::replace).c_str());
   std::fflush(stdout);
+}
+
+void wait_for_turn() {
+  emit({{"event", "ready"}});
+  std::string line;
+  if (!std::getline(std::cin, line)) {
+    throw Error(
+        {.wanted = "a line on stdin for the next turn", .got = "its end", .next = "run `hotswap demo` without --step"});
+  }
 }
 
 std::shared_ptr<CausalLM> load(const DemoOptions& options) {
@@ -55,18 +62,18 @@ void demo_answer(const DemoOptions& options) {
   const auto model = load(options);
   const Tokenizer tokenizer = load_tokenizer(options.model);
   const GenerationConfig config{.max_new_tokens = options.new_tokens, .do_sample = false};
-  answer(*model, nullptr, tokenizer.ids("Hello"), {.max_new_tokens = 4, .do_sample = false});  // warms up
+  generate_text(*model, nullptr, tokenizer.ids("Hello"), {.max_new_tokens = 4, .do_sample = false});  // warms up
   for (const std::string& prompt : demo_prompts()) {
-    emit({{"event", "prompt"}, {"text", prompt}});
-    const Answer result =
-        answer(*model, &tokenizer, tokenizer.ids(chat(tokenizer, prompt)), config, [](const std::string& piece) {
+    wait_for_turn();
+    const TimedText result =
+        generate_text(*model, &tokenizer, tokenizer.ids(chat(tokenizer, prompt)), config, [](const std::string& piece) {
           emit({{"event", "text"}, {"piece", piece}});
         });
     emit({{"event", "answer"},
           {"text", result.text},
           {"ids", result.ids},
           {"prefill_ms", result.prefill_ms},
-          {"tokens_per_second", result.tokens_per_second()}});
+          {"decode_tokens_per_second", result.decode_tokens_per_second}});
   }
 }
 
@@ -78,22 +85,26 @@ void demo_train(const DemoOptions& options) {
     stream.insert(stream.end(), ids.begin(), ids.end());
     if (tokenizer.special_ids().eos) stream.push_back(*tokenizer.special_ids().eos);
   }
-  const auto batches = batches_of(stream, {.rows = options.rows, .columns = options.columns}, options.steps);
+  const auto dataset = std::make_shared<PackedDataset>(std::move(stream), options.columns);
   const auto model = load(options);
-  model->train();
-  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-  generator.set_current_seed(0);
-  const auto loss = [&](const Tensor& ids) {
-    const Tensor there = ids.to(model->device());
-    return (*model)({.input_ids = there, .labels = there}).loss;
+  // A step's time ends before this is called: waiting is nobody's.
+  const auto on_step_end = [&](const TrainingStep& step) {
+    emit({{"event", "step"}, {"step", step.step}, {"loss", step.loss}, {"grad_norm", step.grad_norm}});
+    if (step.step + 1 < options.steps) wait_for_turn();
   };
-  const FinetuneArguments arguments{.optimizer = {.learning_rate = options.learning_rate},
-                                    .schedule = Schedule::kLinear,
-                                    .warmup_steps = std::min<int64_t>(4, options.steps / 4)};
-  const auto result = finetune(model->parameters(), loss, batches, arguments, [](const StepReport& step) {
-    emit({{"event", "step"}, {"step", step.step}, {"loss", step.loss}, {"gradient_norm", step.gradient_norm}});
-  });
-  emit({{"event", "train"}, {"tokens_per_second", result.tokens_per_second()}, {"peak_memory", result.peak_memory}});
+  Trainer trainer(model,
+                  {.per_device_train_batch_size = options.rows,
+                   .max_steps = options.steps,
+                   .learning_rate = options.learning_rate,
+                   .weight_decay = 0.01,
+                   .warmup_steps = std::min<int64_t>(4, options.steps / 4),
+                   .train_sampling_strategy = "sequential"},
+                  dataset, {.on_step_end = on_step_end});
+  wait_for_turn();
+  const TrainOutput result = trainer.train();
+  emit({{"event", "train"},
+        {"train_tokens_per_second", result.train_tokens_per_second()},
+        {"peak_memory", result.peak_memory}});
   if (options.save_to.empty()) return;
   model->save_pretrained(options.save_to);
   save_tokenizer(options.save_to, options.model);

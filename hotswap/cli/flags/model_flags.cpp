@@ -8,7 +8,6 @@
 #include "hotswap/base/file.h"
 #include "hotswap/cli/verbs.h"
 #include "hotswap/models/auto.h"
-#include "hotswap/models/formats/gguf_model.h"
 #include "hotswap/models/model_folder.h"
 
 namespace hotswap {
@@ -43,7 +42,8 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags) {
   verb.add_option("--dtype", flags.dtype, "float32, bfloat16, float16, or auto: as config.json says")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}))
       ->capture_default_str();
-  verb.add_option("--attn-implementation", flags.attention, "sdpa or eager")->capture_default_str();
+  verb.add_option("--attn-implementation", flags.attention, "sdpa, eager, or a kernel as org/repo[@revision]")
+      ->capture_default_str();
 }
 
 ModelFlags located(ModelFlags flags) {
@@ -75,12 +75,9 @@ std::optional<fs::path> gguf_path(const ModelFlags& flags) {
 }
 
 Tokenizer load_tokenizer(const ModelFlags& flags) {
-  const fs::path folder = flags.model;
-  if (fs::is_regular_file(folder / "tokenizer.json")) return Tokenizer::from_pretrained(folder);
-  if (const auto gguf = gguf_path(flags)) return Tokenizer::from_vocabulary(vocabulary_from_gguf(GgufFile(*gguf)));
-  throw Error({.wanted = cat("tokenizer.json in ", flags.model),
-               .got = fs::is_directory(folder) ? "a folder without it" : "no such folder",
-               .next = "check --model; with weights in a GGUF file, name it by --gguf-file"});
+  TokenizerOptions options{.revision = flags.revision};
+  if (!flags.gguf_file.empty()) options.gguf_file = flags.gguf_file;
+  return Tokenizer::from_pretrained(flags.model, options);
 }
 
 Rows read_rows(const std::string& file, int64_t vocab) {

@@ -47,7 +47,6 @@ KernelConfig kernel_config_from(const Json& json);
 // weights asks once; the functions below then look at the disk alone.
 ModelFlags located(ModelFlags flags);
 std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels);
-// Of the model's folder; where there is no tokenizer.json and the weights are a GGUF file, of that file's metadata.
 Tokenizer load_tokenizer(const ModelFlags& flags);
 // The .gguf file that the flags name; none where the weights are safetensors.
 std::optional<std::filesystem::path> gguf_path(const ModelFlags& flags);

@@ -16,14 +16,16 @@
 #include <numeric>
 
 #include "hotswap/base/file.h"
-#include "hotswap/cli/bench/layers.h"
 #include "hotswap/cli/bench/ops.h"
 #include "hotswap/cli/kernel/hub.h"
 #include "hotswap/cli/print/table.h"
 #include "hotswap/cli/verbs.h"
 #include "hotswap/hub/names/text.h"
+#include "hotswap/kernelize/bind/example.h"
+#include "hotswap/kernelize/foreign/foreign.h"
 #include "hotswap/kernelize/hub_kernels.h"
 #include "hotswap/kernelize/package/device.h"
+#include "hotswap/kernelize/package/package.h"
 #include "hotswap/models/config.h"
 
 namespace hotswap {
@@ -31,14 +33,14 @@ namespace {
 
 namespace fs = std::filesystem;
 using OutJson = nlohmann::ordered_json;
-using Tensors = std::vector<at::Tensor>;
+using Values = std::vector<c10::IValue>;
 
 struct Flags {
   std::string what, branch, project, output, device;
   std::optional<int64_t> version;
   std::vector<std::string> layers, dtypes = {"float32", "bfloat16"};
   int iterations = 100, warmup = 10;
-  LayerSize size;
+  ExampleSize size;
   bool json = false, allow_all = false;
 };
 
@@ -86,31 +88,47 @@ Timing summary(std::vector<double> times) {
 // One kind of run of one layer: a forward, or a forward and its gradients.
 class Workload {
  public:
-  Workload(const LayerCase& layer_case, bool training) : case_(layer_case), training_(training) {}
+  Workload(const Example& example, bool training) : example_(example), training_(training) {}
 
-  Tensors inputs(at::ScalarType dtype, const at::Device& device) const {
-    Tensors result;
-    for (const at::Tensor& input : case_.inputs) {
-      at::Tensor made = (input.is_floating_point() ? input.to(dtype) : input).to(device);
-      if (training_ && result.size() < case_.trained) made = made.detach().clone().set_requires_grad(true);
-      result.push_back(std::move(made));
-    }
-    return result;
+  Values arguments(at::ScalarType dtype, const at::Device& device) const {
+    return changed(example_.arguments, [&](const at::Tensor& tensor) {
+      return (tensor.is_floating_point() ? tensor.to(dtype) : tensor).to(device);
+    });
   }
-  Tensors run(const LayerForward& forward, const Tensors& inputs) const {
+  // What the rounding of the inputs does is nobody's error.
+  Values exact(const Values& arguments) const {
+    return changed(arguments, [](const at::Tensor& tensor) {
+      return tensor.is_floating_point() ? tensor.cpu().to(at::kDouble) : tensor.cpu();
+    });
+  }
+  Tensors run(const ExampleForward& forward, const Values& arguments) const {
     if (!training_) {
       const at::NoGradGuard guard;
-      return forward(inputs);
+      return forward(arguments);
     }
-    Tensors results = forward(inputs), ones;
+    Tensors results = forward(arguments), ones, leaves;
     for (const at::Tensor& result : results) ones.push_back(at::ones_like(result));
-    const Tensors leaves(inputs.begin(), inputs.begin() + static_cast<int64_t>(case_.trained));
+    for (const c10::IValue& value : arguments) {
+      if (value.isTensor() && value.toTensor().requires_grad()) leaves.push_back(value.toTensor());
+    }
     for (at::Tensor& gradient : torch::autograd::grad(results, leaves, ones)) results.push_back(std::move(gradient));
     return results;
   }
 
  private:
-  const LayerCase& case_;
+  template <typename Change>
+  Values changed(Values arguments, const Change& change) const {
+    size_t tensors = 0;
+    for (c10::IValue& value : arguments) {
+      if (!value.isTensor()) continue;
+      at::Tensor made = change(value.toTensor().detach());
+      if (training_ && tensors++ < example_.trained) made = made.clone().set_requires_grad(true);
+      value = made;
+    }
+    return arguments;
+  }
+
+  const Example& example_;
   bool training_;
 };
 
@@ -125,30 +143,24 @@ double difference(const Tensors& got, const Tensors& want) {
   return worst;
 }
 
-Row measure(const LayerCase& layer_case, const PackageLayer& layer, const Flags& flags, const std::string& dtype_text,
+Row measure(const Example& example, const PackageLayer& layer, const Flags& flags, const std::string& dtype_text,
             bool training) {
   const at::Device device(flags.device == "cuda" ? "cuda:0" : flags.device);
   const at::ScalarType dtype = dtype_from(dtype_text, "--dtype");
-  const Workload workload(layer_case, training);
+  const Workload workload(example, training);
+  const ExampleForward bound = example.bound(layer);
   Row row{.layer = layer.name(),
-          .workload = cat(training ? "training " : "inference ", layer_case.shape, " ", dtype_text)};
-  const Tensors inputs = workload.inputs(dtype, device);
-  // What the rounding of the inputs does is nobody's error.
-  Tensors exact_inputs;
-  for (const at::Tensor& input : inputs) {
-    at::Tensor exact = input.detach().cpu();
-    if (exact.is_floating_point()) exact = exact.to(at::kDouble).set_requires_grad(input.requires_grad());
-    exact_inputs.push_back(std::move(exact));
-  }
-  const Tensors want = workload.run(layer_case.reference, exact_inputs);
-  row.error = difference(workload.run(layer_case.kernel, inputs), want);
+          .workload = cat(training ? "training " : "inference ", example.shape, " ", dtype_text)};
+  const Values inputs = workload.arguments(dtype, device);
+  const Tensors want = workload.run(example.exact, workload.exact(inputs));
+  row.error = difference(workload.run(bound, inputs), want);
   // As the stock layer, and the type's own rounding: a kernel may sum in another order.
   const double rounding = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 2e-3 : 1e-2;
-  row.allowed = std::max(rounding, 2 * difference(workload.run(layer_case.stock, inputs), want));
+  row.allowed = std::max(rounding, 2 * difference(workload.run(example.stock, inputs), want));
   if (!row.verified()) return row;
 
   const c10::impl::VirtualGuardImpl guard(device.type());
-  const auto timed = [&](const LayerForward& forward) {
+  const auto timed = [&](const ExampleForward& forward) {
     const auto start = std::chrono::steady_clock::now();
     workload.run(forward, inputs);
     if (device.is_cuda()) guard.synchronizeDevice(device.index());
@@ -156,7 +168,7 @@ Row measure(const LayerCase& layer_case, const PackageLayer& layer, const Flags&
   };
   std::vector<double> kernel, stock;
   for (int i = -flags.warmup; i < flags.iterations; ++i) {  // in turns: what else the machine does meets both
-    const double ours = timed(layer_case.kernel), theirs = timed(layer_case.stock);
+    const double ours = timed(bound), theirs = timed(example.stock);
     if (i < 0) continue;
     kernel.push_back(ours);
     stock.push_back(theirs);
@@ -178,9 +190,9 @@ Measured measure_package(const Package& package, const Flags& flags) {
       measured.skipped.emplace_back(name, "has no kernel for " + flags.device);
       continue;
     }
-    const auto layer_case = make_layer_case(layer, flags.size);
-    if (!layer_case) {
-      measured.skipped.emplace_back(name, layer_case.why());
+    const auto example = layer.contract().example(name, flags.size);
+    if (!example) {
+      measured.skipped.emplace_back(name, example.why());
       continue;
     }
     for (const std::string& dtype : flags.dtypes) {
@@ -190,7 +202,7 @@ Measured measure_package(const Package& package, const Flags& flags) {
       }
       for (const bool training : {false, true}) {
         if (training && !entry.capabilities.backward) continue;
-        measured.rows.push_back(measure(*layer_case, layer, flags, dtype, training));
+        measured.rows.push_back(measure(*example, layer, flags, dtype, training));
       }
     }
   }
@@ -265,7 +277,7 @@ const Package& open_package(const Flags& flags, std::string& commit) {
     const auto variant = find_variant(flags.what, flags.device);
     if (!variant)
       throw Error({.wanted = "a variant for " + flags.device, .got = variant.why(), .next = "build it here"});
-    return load_package(read_manifest(*variant));
+    return load_package(read_package(*variant, bundled_packages()));
   }
   if (flags.what.find('/') == flags.what.npos) {
     for (const Manifest& m : bundled_packages()) {
@@ -281,7 +293,8 @@ const Package& open_package(const Flags& flags, std::string& commit) {
   if (!found) throw Error({.wanted = cat(ref.str(), " for ", flags.device), .got = found.why(), .next = ""});
   commit = found->place.commit;
   std::fprintf(stderr, "%s\n", origin_of(*found).c_str());
-  return load_package(read_manifest(found->folder, found->digest_checked), [&] { hub.verify(*found); });
+  return load_package(read_package(found->folder, bundled_packages(), found->digest_checked),
+                      [&] { hub.verify(*found); });
 }
 
 void check_layers(const Package& package, const Flags& flags) {

@@ -4,6 +4,7 @@
 #include "hotswap/cli/kernel/hub.h"
 #include "hotswap/cli/print/table.h"
 #include "hotswap/cli/verbs.h"
+#include "hotswap/kernelize/foreign/foreign.h"
 #include "hotswap/kernelize/package/package.h"
 
 namespace hotswap {
@@ -49,7 +50,7 @@ Manifest find_package(const std::string& name) {
     const auto variant = find_variant(name, "cpu");
     if (!variant)
       throw Error({.wanted = "a kernel package for this machine", .got = variant.why(), .next = "build it here"});
-    return read_manifest(*variant);
+    return read_package(*variant, bundled_packages());
   }
   std::vector<std::string> known;
   for (Manifest& m : bundled_packages()) {

@@ -81,7 +81,9 @@ void download(const DownloadFlags& flags) {
   if (!project_named) {
     request.ref = project.named(flags.what);
     if (download_one(hub, request, flags.all_variants, /*show=*/true)) return;
-    throw Error({.wanted = "a variant of " + flags.what + " for this machine", .got = "none", .next = ""});
+    throw Error({.wanted = "a variant of " + flags.what + " for this machine",
+                 .got = "none",
+                 .next = "`hotswap kernel versions` lists what its versions have; `hotswap env` tells what fits here"});
   }
   if (!project.lock) {
     throw Error({.wanted = "kernels.lock",

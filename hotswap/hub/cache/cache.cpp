@@ -50,7 +50,9 @@ fs::path HubCache::folder(const Repo& repo) const { return root_ / repo_folder_n
 
 fs::path HubCache::snapshot(const Repo& repo, const std::string& commit) const {
   if (!is_commit(commit)) {
-    throw Error({.wanted = "a commit of 40 hexadecimal digits", .got = "'" + commit.substr(0, 100) + "'", .next = ""});
+    throw Error({.wanted = "a commit of 40 hexadecimal digits",
+                 .got = "'" + commit.substr(0, 100) + "'",
+                 .next = "give a whole commit; Hub::commit() finds it for a branch or a tag"});
   }
   return folder(repo) / "snapshots" / commit;
 }

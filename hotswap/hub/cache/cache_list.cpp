@@ -1,4 +1,4 @@
-// What lies in a cache (cache_care.h).
+// What lies in a cache (cache_management.h).
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
-#include "hotswap/hub/cache/cache_care.h"
-#include "hotswap/hub/cache/cache_names.h"
+#include "hotswap/hub/cache/cache_management.h"
+#include "hotswap/hub/cache/cache_names_impl.h"
 #include "hotswap/hub/names/text.h"
 
 namespace hotswap {

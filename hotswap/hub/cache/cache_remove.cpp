@@ -1,12 +1,12 @@
-// How files leave a cache (cache_care.h). Names go before what they name: killed half-way, a run leaves nothing that
-// looks whole and is not. Lock files stay: whoever waits for one must not wait for a file that is gone.
+// How files leave a cache (cache_management.h). Names go before what they name: killed half-way, a run leaves nothing
+// that looks whole and is not. Lock files stay: whoever waits for one must not wait for a file that is gone.
 #include <algorithm>
 #include <memory>
 #include <set>
 
 #include "hotswap/base/error.h"
-#include "hotswap/hub/cache/cache_care.h"
-#include "hotswap/hub/cache/cache_names.h"
+#include "hotswap/hub/cache/cache_management.h"
+#include "hotswap/hub/cache/cache_names_impl.h"
 #include "hotswap/hub/names/text.h"
 
 namespace hotswap {
@@ -41,7 +41,9 @@ class Remover {
   void take(const fs::path& path, int64_t bytes) {
     const fs::path below = path.lexically_relative(folder_);
     if (below.empty() || below.native().starts_with("..")) {
-      throw Error({.wanted = "to remove only what lies in " + folder_.string(), .got = path.string(), .next = ""});
+      throw Error({.wanted = "to remove only what lies in " + folder_.string(),
+                   .got = path.string(),
+                   .next = "look at what this path is, and remove it by hand if nobody needs it"});
     }
     std::error_code code;
     if (!fs::exists(fs::symlink_status(path, code))) return;

@@ -1,11 +1,11 @@
-// Is a cache what its names say? (cache_care.h)
+// Is a cache what its names say? (cache_management.h)
 #include <fstream>
 #include <map>
 
 #include "hotswap/base/error.h"
-#include "hotswap/hub/cache/cache_care.h"
-#include "hotswap/hub/cache/cache_names.h"
-#include "hotswap/hub/cache/piece_file.h"
+#include "hotswap/hub/cache/cache_management.h"
+#include "hotswap/hub/cache/cache_names_impl.h"
+#include "hotswap/hub/cache/partial_file.h"
 #include "hotswap/hub/names/text.h"
 
 namespace hotswap {

@@ -10,7 +10,7 @@
 
 #include "hotswap/base/file.h"
 #include "hotswap/base/log.h"
-#include "hotswap/hub/cache/piece_file.h"
+#include "hotswap/hub/cache/partial_file.h"
 #include "hotswap/hub/names/text.h"
 #include "hotswap/hub/net/url.h"
 
@@ -49,7 +49,7 @@ bool parse_content_range(std::string_view text, int64_t& first, int64_t& total) 
 // A blob's download: workers take segments of what is missing; the caller's thread hashes behind them.
 class BlobDownload {
  public:
-  BlobDownload(HubClient& client, const FileJob& job, PieceFile& file)
+  BlobDownload(HubClient& client, const FileJob& job, PartialFile& file)
       : client_(client),
         job_(job),
         file_(file),
@@ -154,7 +154,7 @@ class BlobDownload {
 
   void take(int64_t& at, std::string_view bytes) {
     file_.write(at, bytes);
-    const int64_t begin = at / PieceFile::kPiece;
+    const int64_t begin = at / PartialFile::kPiece;
     at += static_cast<int64_t>(bytes.size());
     for (int64_t piece = begin; piece < file_.pieces() && file_.piece_end(piece) <= at; ++piece) {
       if (!file_.done(piece)) file_.mark(piece);
@@ -186,7 +186,7 @@ class BlobDownload {
 
   HubClient& client_;
   const FileJob& job_;
-  PieceFile& file_;
+  PartialFile& file_;
   const std::string url_;
   ContentHash hash_;
   int64_t hashed_ = 0;  // pieces
@@ -199,7 +199,7 @@ class BlobDownload {
 };
 
 void download_sized(HubClient& client, const HubCache& cache, const FileJob& job, bool adopt) {
-  PieceFile file(cache.blob(job.repo, job.etag), job.size, adopt);
+  PartialFile file(cache.blob(job.repo, job.etag), job.size, adopt);
   if (job.advanced) job.advanced(file.bytes_done());
   try {
     try {

@@ -1,4 +1,6 @@
 // What other runs left of a download, and whose it is.
+#include "hotswap/hub/cache/partial_file.h"
+
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
@@ -6,7 +8,6 @@
 
 #include "hotswap/base/file.h"
 #include "hotswap/base/test_support.h"
-#include "hotswap/hub/cache/piece_file.h"
 
 namespace hotswap {
 namespace {
@@ -19,11 +20,11 @@ TEST(PartialFile, ALivingWritersFileIsLeftAlone) {
   const TempFolder folder;
   const fs::path blob = folder.path() / "etag";
   const std::string bytes = noise(1 << 20);
-  PieceFile first(blob, 3 << 20, true);
+  PartialFile first(blob, 3 << 20, true);
   first.write(0, bytes);
   first.mark(0);
   {
-    PieceFile second(blob, 3 << 20, true);  // as where a file system grants every lock
+    PartialFile second(blob, 3 << 20, true);  // as where a file system grants every lock
     EXPECT_FALSE(second.done(0));
     second.remove();
   }
@@ -41,13 +42,13 @@ TEST(PartialFile, ALivingWritersFileIsLeftAlone) {
     break;
   }
   {
-    PieceFile third(blob, 3 << 20, true);
+    PartialFile third(blob, 3 << 20, true);
     EXPECT_FALSE(third.done(0)) << "a parent that lives, and somebody elsewhere who wrote a moment ago";
     third.remove();
   }
   fs::last_write_time(folder.path() / "etag.00000002.pieces.incomplete",
                       fs::file_time_type::clock::now() - std::chrono::hours(1));
-  PieceFile fourth(blob, 3 << 20, true);
+  PartialFile fourth(blob, 3 << 20, true);
   EXPECT_TRUE(fourth.done(0)) << "silent for an hour";
   EXPECT_FALSE(fs::exists(folder.path() / "etag.00000002.pieces.incomplete"));
 }
@@ -60,7 +61,7 @@ TEST(PartialFile, WhatTheFirstAndTheLastMomentLeave) {
   const auto size = static_cast<int64_t>(bytes.size());
   write_file(left, "");
   {
-    PieceFile next(blob, size, true);
+    PartialFile next(blob, size, true);
     EXPECT_FALSE(fs::exists(left)) << "nothing in it to go on with";
     EXPECT_EQ(next.bytes_done(), 0);
     next.remove();
@@ -69,13 +70,13 @@ TEST(PartialFile, WhatTheFirstAndTheLastMomentLeave) {
   const int writer = ::open(left.c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_EQ(::flock(writer, LOCK_EX), 0);
   {
-    PieceFile next(blob, size, true);
+    PartialFile next(blob, size, true);
     EXPECT_TRUE(fs::exists(left)) << "its writer lives: it holds the lock";
     EXPECT_EQ(next.bytes_done(), 0);
     next.remove();
   }
   ::close(writer);
-  PieceFile next(blob, size, true);
+  PartialFile next(blob, size, true);
   EXPECT_EQ(next.bytes_done(), size);
   EXPECT_FALSE(fs::exists(left));
   next.commit();

@@ -24,7 +24,7 @@ void check_etag(const std::string& etag, const std::string& url) {
   if (good) return;
   throw HubError({.wanted = "an ETag of letters and digits for " + url_shown(url),
                   .got = etag.empty() ? "none" : "'" + etag.substr(0, 100) + "'",
-                  .next = "HF_ENDPOINT or a proxy does not speak the Hub's protocol"},
+                  .next = "check HF_ENDPOINT and the proxy: one of them does not speak the Hub's protocol"},
                  {.kind = HubErrorKind::kBadAnswer, .url = url});
 }
 
@@ -34,7 +34,7 @@ int64_t parse_size(const std::string& text, const std::string& url) {
   if (code == std::errc() && end == text.data() + text.size() && value >= 0) return value;
   throw HubError({.wanted = "a size in bytes for " + url_shown(url),
                   .got = "'" + text.substr(0, 100) + "'",
-                  .next = "HF_ENDPOINT or a proxy does not speak the Hub's protocol"},
+                  .next = "check HF_ENDPOINT and the proxy: one of them does not speak the Hub's protocol"},
                  {.kind = HubErrorKind::kBadAnswer, .url = url});
 }
 
@@ -48,7 +48,7 @@ std::vector<RepoRef> parse_ref_list(const Json& answer, std::string_view key) {
     if (!is_commit(ref.commit)) {
       throw Error({.wanted = item.where() + ".targetCommit as 40 hexadecimal digits",
                    .got = "'" + ref.commit.substr(0, 100) + "'",
-                   .next = "HF_ENDPOINT does not speak the Hub's protocol"});
+                   .next = "check HF_ENDPOINT: the server there does not speak the Hub's protocol"});
     }
     refs.push_back(std::move(ref));
   }
@@ -122,7 +122,7 @@ std::vector<TreeEntry> parse_tree(const std::string& json, const std::string& wh
     if (entry.size < 0 || entry.lfs_size < 0) {
       throw Error({.wanted = item.where() + " with sizes of 0 and more",
                    .got = cat(std::min(entry.size, entry.lfs_size)),
-                   .next = "HF_ENDPOINT does not speak the Hub's protocol"});
+                   .next = "check HF_ENDPOINT: the server there does not speak the Hub's protocol"});
     }
     entries.push_back(std::move(entry));
   }

@@ -71,7 +71,7 @@ std::string url_resolve(const std::string& base, const std::string& location) {
   if (curl_url_set(url.get(), CURLUPART_URL, location.c_str(), 0) != CURLUE_OK) {
     throw Error({.wanted = "a URL to go on to from " + url_shown(base),
                  .got = "'" + location.substr(0, 200) + "'",
-                 .next = "the server's redirect is broken"});
+                 .next = "try again later; if that does not help, tell who runs the server"});
   }
   web_scheme(url, location);
   return part_of(url, CURLUPART_URL);

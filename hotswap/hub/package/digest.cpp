@@ -47,7 +47,10 @@ std::string hash_file(const fs::path& file, const std::string& algorithm) {
 
 void check_algorithm(const std::string& algorithm) {
   if (algorithm == "sha256" || algorithm == "sha512") return;
-  throw Error({.wanted = "the digest algorithm sha256 or sha512", .got = "'" + shown(algorithm) + "'", .next = ""});
+  throw Error(
+      {.wanted = "the digest algorithm sha256 or sha512",
+       .got = "'" + shown(algorithm) + "'",
+       .next = "write metadata.json with a kernel-builder that uses one of these, or run `hotswap kernel hash`"});
 }
 
 std::string upper(std::string text) {
@@ -102,7 +105,7 @@ void verify_digests(const fs::path& folder, const FileDigests& expected) {
   if (wrong.empty()) return;
   throw Error({.wanted = cat("the files of ", folder.string(), " as its metadata.json lists them"),
                .got = join(wrong, "; "),
-               .next = "get the package anew; nothing of it was run"});
+               .next = "download the package again; nothing of it was run"});
 }
 
 size_t write_digests(const fs::path& folder, const std::string& algorithm) {

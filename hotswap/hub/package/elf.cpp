@@ -44,7 +44,9 @@ class ElfReader {
 
  private:
   [[noreturn]] void refuse(const std::string& got) const {
-    throw Error({.wanted = "a shared library (ELF, 64 bit, little endian) at " + where_, .got = got, .next = ""});
+    throw Error({.wanted = "a shared library (ELF, 64 bit, little endian) at " + where_,
+                 .got = got,
+                 .next = "build the package for this machine, or fetch it again"});
   }
 
   uint64_t checked(uint64_t a, uint64_t b) const {

@@ -90,7 +90,9 @@ std::string hash_locked_variant(const fs::path& folder, const IsLfs& is_lfs) {
     const std::string path = found.path().lexically_relative(folder).generic_string();
     if (is_bytecode(path)) continue;
     if (!fs::is_regular_file(found.path())) {
-      throw Error({.wanted = "files in " + folder.string(), .got = "'" + path + "', which is none", .next = ""});
+      throw Error({.wanted = "files in " + folder.string(),
+                   .got = "'" + path + "', which is none",
+                   .next = "remove it, or put a regular file there"});
     }
     const MappedFile file(found.path());
     if (is_lfs ? is_lfs(path) : lfs_by_link(found.path())) {
@@ -108,7 +110,7 @@ void verify_locked_variant(const LockedKernel& locked, const fs::path& folder, c
   if (!locked.pins_files()) {
     throw Error({.wanted = cat("the hash of ", variant, " of ", locked.dependency.repo, " in the lock"),
                  .got = "a lock of the form dependencies, which pins the commit alone",
-                 .next = "lock anew with `hotswap kernel lock --form variants`"});
+                 .next = "lock again with `hotswap kernel lock --form variants`"});
   }
   const auto found = locked.variants.find(variant);
   if (found == locked.variants.end()) {
@@ -116,13 +118,13 @@ void verify_locked_variant(const LockedKernel& locked, const fs::path& folder, c
     for (const auto& [name, hash] : locked.variants) names.push_back(name);
     throw Error({.wanted = cat("the variant ", variant, " of ", locked.dependency.repo, " in the lock"),
                  .got = names.empty() ? "no variant" : join(names),
-                 .next = "lock anew with `hotswap kernel lock`"});
+                 .next = "lock again with `hotswap kernel lock`"});
   }
   const std::string got = hash_locked_variant(folder, is_lfs);
   if (got == found->second) return;
   throw Error({.wanted = cat("the files of ", folder.string(), " as they were locked, ", found->second),
                .got = got,
-               .next = "get the package anew, or lock anew if the change is wanted; nothing of it was run"});
+               .next = "download the package again, or lock again if the change is wanted; nothing of it was run"});
 }
 
 }  // namespace hotswap

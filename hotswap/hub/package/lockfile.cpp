@@ -17,7 +17,7 @@ using OutJson = nlohmann::ordered_json;
 
 void want(bool ok, const char* wanted, const Json& at, const std::string& got) {
   if (ok) return;
-  throw Error({.wanted = cat(wanted, " at ", at.where()), .got = "'" + shown(got) + "'", .next = "lock anew"});
+  throw Error({.wanted = cat(wanted, " at ", at.where()), .got = "'" + shown(got) + "'", .next = "lock again"});
 }
 
 std::string read_repo(const Json& json, const char* key) {

@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "hotswap/base/log.h"
-#include "hotswap/hub/cache/piece_file.h"
+#include "hotswap/hub/cache/partial_file.h"
 #include "hotswap/hub/names/text.h"
 
 namespace hotswap {

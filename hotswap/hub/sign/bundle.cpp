@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kMaxBytes = 4 << 20, kMaxTimestamps = 32;
 
 [[noreturn]] void refuse(const std::string& wanted, const std::string& where, const std::string& got) {
-  throw Error({.wanted = cat(wanted, " in ", where), .got = got, .next = "sign anew, or get the file anew"});
+  throw Error({.wanted = cat(wanted, " in ", where), .got = got, .next = "sign again, or download the file again"});
 }
 
 std::string bytes_at(const Json& json, const char* key) {

@@ -17,7 +17,7 @@ namespace hotswap {
 namespace {
 
 [[noreturn]] void refuse(const std::string& wanted, const std::string& got) {
-  throw Error({.wanted = wanted, .got = got, .next = "do not use what it signs; get it anew"});
+  throw Error({.wanted = wanted, .got = got, .next = "do not use what it signs; download it again"});
 }
 
 // The verified times of the signature: by the log, by clocks.

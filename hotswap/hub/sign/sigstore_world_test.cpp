@@ -43,7 +43,9 @@ void add_extension(X509* certificate, X509* issuer, int nid, const std::string& 
   X509V3_set_ctx(&context, issuer, certificate, nullptr, nullptr, 0);
   const std::unique_ptr<X509_EXTENSION, FreeWith<X509_EXTENSION_free>> extension(
       X509V3_EXT_conf_nid(nullptr, &context, nid, value.c_str()));
-  if (!extension) throw Error({.wanted = "an extension", .got = openssl_error(), .next = ""});
+  if (!extension)
+    throw Error(
+        {.wanted = "an extension", .got = openssl_error(), .next = "look at the extension that the test asks for"});
   X509_add_ext(certificate, extension.get(), -1);
 }
 

@@ -22,7 +22,10 @@ std::string precertificate(const X509* leaf) {
   X509_EXTENSION_free(X509_delete_ext(copy.get(), at));
   unsigned char* out = nullptr;
   const int size = i2d_re_X509_tbs(copy.get(), &out);
-  if (size < 0) throw Error({.wanted = "a certificate's body", .got = openssl_error(), .next = ""});
+  if (size < 0)
+    throw Error({.wanted = "a certificate's body",
+                 .got = openssl_error(),
+                 .next = "fetch the signature again; if that does not help, its publisher must sign again"});
   std::string der(reinterpret_cast<char*>(out), static_cast<size_t>(size));
   OPENSSL_free(out);
   return der;
@@ -31,7 +34,10 @@ std::string precertificate(const X509* leaf) {
 std::string issuer_key_hash(const X509* issuer) {
   unsigned char* out = nullptr;
   const int size = i2d_X509_PUBKEY(X509_get_X509_PUBKEY(issuer), &out);
-  if (size < 0) throw Error({.wanted = "an issuer's key", .got = openssl_error(), .next = ""});
+  if (size < 0)
+    throw Error({.wanted = "an issuer's key",
+                 .got = openssl_error(),
+                 .next = "fetch the signature again; if that does not help, its publisher must sign again"});
   const std::string der(reinterpret_cast<char*>(out), static_cast<size_t>(size));
   OPENSSL_free(out);
   return sha256_of(der);

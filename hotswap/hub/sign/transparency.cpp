@@ -11,7 +11,7 @@ namespace hotswap {
 namespace {
 
 [[noreturn]] void refuse(const std::string& wanted, const std::string& got) {
-  throw Error({.wanted = wanted, .got = got, .next = "do not trust what it signs; get it anew"});
+  throw Error({.wanted = wanted, .got = got, .next = "do not trust what it signs; download it again"});
 }
 
 std::string bytes_at(const Json& json, const char* key) {

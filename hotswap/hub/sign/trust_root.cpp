@@ -13,7 +13,9 @@ namespace {
 std::string bytes_at(const Json& json, const char* key) {
   const auto text = json.at<std::string>(key);
   if (auto bytes = from_base64(text)) return *bytes;
-  throw Error({.wanted = cat("base64 at ", json.child(key).where()), .got = "'" + shown(text) + "'", .next = ""});
+  throw Error({.wanted = cat("base64 at ", json.child(key).where()),
+               .got = "'" + shown(text) + "'",
+               .next = "fetch the trust root file again"});
 }
 
 ValidFor read_valid(const Json& json) {
@@ -73,7 +75,9 @@ TrustRoot TrustRoot::parse(std::string_view text, const std::string& where) {
   const Json json = Json::parse(text, where);
   const auto type = json.at<std::string>("mediaType");
   if (!type.starts_with("application/vnd.dev.sigstore.trustedroot")) {
-    throw Error({.wanted = "a Sigstore trust root in " + where, .got = "'" + shown(type) + "'", .next = ""});
+    throw Error({.wanted = "a Sigstore trust root in " + where,
+                 .got = "'" + shown(type) + "'",
+                 .next = "give the trusted_root.json that Sigstore publishes"});
   }
   TrustRoot root{.logs = read_logs(json, "tlogs"),
                  .certificate_logs = read_logs(json, "ctlogs"),

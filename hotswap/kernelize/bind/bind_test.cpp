@@ -7,21 +7,23 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/randn_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "hotswap/kernelize/bind/example.h"
 #include "hotswap/kernelize/resolve.h"
 #include "hotswap/kernelize/testing.h"
 
 namespace hotswap {
 namespace {
 
+using binding::BoundLayer;
 using test_support::difference;
 using test_support::expect_has;
 using test_support::message_of;
 using test_support::PackageCopy;
-using Tensors = std::vector<Tensor>;
 using Run = std::function<Tensors(const Tensors& in)>;
 
 // Both sides in float32, sums of at most a hundred terms: some ulp (6e-8) of relative L2.
@@ -34,18 +36,13 @@ const PackageLayer& bundled_layer(const std::string& package, const std::string&
   return load_package(found->manifest).layer(found->layer);
 }
 
-// A slot of its own module, bound to a package's layer.
 template <typename Signature>
-struct Bound : Module {
-  Bound(const PackageLayer& layer, typename Slot<Signature>::Forward stock)
-      : slot(this, layer.name(), layer.contract().name, std::move(stock)) {
-    layer.contract().bind(slot, layer);
-  }
+struct Bound : BoundLayer<Signature> {
+  using BoundLayer<Signature>::BoundLayer;
   template <typename... Args>
   auto operator()(const Args&... args) const {
-    return slot(args...);
+    return this->slot(args...);
   }
-  Slot<Signature> slot;
 };
 
 Tensors leaves(const Tensors& values, bool grad) {
@@ -115,6 +112,41 @@ void check(const Run& bound, const Run& stock, const Tensors& inputs, const Tens
 }
 
 Tensor randn(at::IntArrayRef shape) { return at::randn(shape, at::kFloat); }
+
+// The examples that benchmarks time, so that what they time is right.
+TEST(Bind, EveryBundledLayerOnItsContractsExample) {
+  int layers = 0;
+  for (const Manifest& manifest : bundled_packages()) {
+    if (manifest.backend != "cpu") continue;
+    for (const auto& [name, entry] : manifest.layers) {
+      SCOPED_TRACE(cat(manifest.name, ":", name));
+      const PackageLayer& layer = load_package(manifest).layer(name);
+      const auto made = layer.contract().example(name, {.rows = 5, .dim = 64, .out = 24});
+      const Example& example = *made;
+      Tensors inputs;
+      for (const c10::IValue& value : example.arguments) {
+        if (value.isTensor() && inputs.size() < example.trained) inputs.push_back(value.toTensor());
+      }
+      const auto run = [&](const ExampleForward& forward) {
+        return [&, forward](const Tensors& in) {
+          auto arguments = example.arguments;
+          size_t next = 0;
+          for (c10::IValue& value : arguments) {
+            if (value.isTensor() && next < in.size()) value = in[next++];
+          }
+          return forward(arguments);
+        };
+      };
+      Tensors douts;
+      for (const Tensor& out : example.stock(example.arguments)) douts.push_back(at::randn_like(out));
+      const Ops ops{manifest.name, entry.ops.at("forward"), entry.ops.at("forward_train"), entry.ops.at("backward"),
+                    entry.contract == "linear_cross_entropy/1" ? 0 : 1};  // its forward_train gives the gradients
+      check(run(example.bound(layer)), run(example.stock), inputs, douts, ops);
+      ++layers;
+    }
+  }
+  EXPECT_GT(layers, 20);
+}
 
 TEST(Bind, RmsNorm) {
   const Bound<RmsNormForward> bound(bundled_layer("norm", "RMSNorm"), stock::rms_norm);
@@ -445,6 +477,52 @@ TEST(Bind, GraphsOutliveTheSlotThatMadeThem) {
   }
   y.sum().backward();
   EXPECT_TRUE(in[1].grad().defined());
+}
+
+// Of an exception that torch throws.
+std::string torch_says(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Bind, AGraphIsWalkedOnceUnlessItIsKept) {
+  const Bound<RmsNormForward> bound(bundled_layer("norm", "RMSNorm"), stock::rms_norm);
+  const Tensors in = leaves({randn({2, 8}), randn({8})}, true);
+  const Tensor y = bound(in[0], in[1], 1e-6, 0., "llama");
+  const Tensor dy = randn({2, 8});
+  torch::autograd::backward({y}, {dy}, /*retain_graph=*/true);
+  const Tensor once = in[1].grad().clone();
+  torch::autograd::backward({y}, {dy});
+  EXPECT_TRUE(test_support::same_bits(in[1].grad(), once * 2));
+  expect_has(torch_says([&] { torch::autograd::backward({y}, {dy}); }), {"backward through the graph a second time"});
+}
+
+TEST(Bind, AChangeOfWhatWasSavedIsSeen) {
+  const Bound<RmsNormForward> bound(bundled_layer("norm", "RMSNorm"), stock::rms_norm);
+  const Tensors in = leaves({randn({2, 8}), randn({8})}, true);
+  const Tensor x = in[0] * 2;
+  const Tensor y = bound(x, in[1], 1e-6, 0., "llama");
+  x.detach().zero_();
+  expect_has(torch_says([&] { y.sum().backward(); }), {"modified by an inplace operation"});
+}
+
+TEST(Bind, NamesThatSayNothingAreRefused) {
+  const PackageLayer& layer = bundled_layer("norm", "RMSNorm");
+  Contract odd = layer.contract();
+  odd.roles["backward"] = "(Tensor dy, Tensor x, Tensor weight, Tensor sigma) -> (Tensor dx, Tensor dweight)";
+  static std::vector<std::unique_ptr<LayerOps>> kept;  // as packages are
+  kept.push_back(
+      std::make_unique<LayerOps>("norm:Odd", odd,
+                                 std::map<std::string, std::string>{{"forward", layer.op("forward")},
+                                                                    {"forward_train", layer.op("forward_train")},
+                                                                    {"backward", layer.op("backward")}},
+                                 /*trains=*/true));
+  expect_has(message_of([&] { const Bound<RmsNormForward> bound(*kept.back(), stock::rms_norm); }),
+             {"rms_norm/1's backward", "'sigma'", "bind/regular.h"});
 }
 
 TEST(Bind, ASlotOfAnotherTypeIsRefused) {

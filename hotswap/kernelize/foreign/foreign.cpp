@@ -5,7 +5,6 @@
 #include <filesystem>
 
 #include "hotswap/base/error.h"
-#include "hotswap/kernelize/package/package.h"
 
 namespace hotswap {
 namespace {
@@ -75,8 +74,8 @@ std::string names_with_layers() {
   return join(names);
 }
 
-[[noreturn]] void refuse(const Manifest& m, const std::string& got) {
-  const std::string instead = stand_ins(m.name);
+[[noreturn]] void refuse(const Manifest& m, const std::vector<Manifest>& bundled, const std::string& got) {
+  const std::string instead = stand_ins(m.name, bundled);
   throw Error({.wanted = cat("layers.json in ", m.folder.string(), ", or a package with an adapter (",
                              names_with_layers(), ")"),
                .got = got,
@@ -86,13 +85,13 @@ std::string names_with_layers() {
 
 }  // namespace
 
-std::string stand_ins(const std::string& name) {
+std::string stand_ins(const std::string& name, const std::vector<Manifest>& bundled_packages) {
   const auto plain = [](std::string text) {
     std::replace(text.begin(), text.end(), '_', '-');
     return text;
   };
   std::vector<std::string> found;
-  for (const Manifest& bundled : bundled_packages()) {
+  for (const Manifest& bundled : bundled_packages) {
     std::vector<std::string> layers;
     for (const StandIn& entry : bundled.stands_in_for) {
       if (plain(entry.repo.substr(entry.repo.find('/') + 1)) != plain(name)) continue;
@@ -120,19 +119,23 @@ std::span<const ForeignPackage> foreign_packages() {
   return all;
 }
 
-void adapt_foreign(Manifest& m) {
+Manifest read_package(const fs::path& variant_folder, const std::vector<Manifest>& bundled, bool checked) {
   std::error_code code;
+  if (fs::exists(variant_folder / "layers.json", code)) return read_manifest(variant_folder, checked);
+  Manifest m = read_metadata(variant_folder, checked);
   if (!fs::is_regular_file(m.library(), code)) {
-    refuse(m, cat("a package without ", m.library().filename().string(), ": one for Python only"));
+    refuse(m, bundled, cat("a package without ", m.library().filename().string(), ": one for Python only"));
   }
   for (const ForeignPackage& package : foreign_packages()) {
     if (m.name != package.name) continue;
-    if (package.layers.empty()) refuse(m, cat(m.name, " of the Hub: ", package.missing));
+    if (package.layers.empty()) refuse(m, bundled, cat(m.name, " of the Hub: ", package.missing));
+    need_library_digest(m);
     m.layers = package.layers;
     m.adapter = "hotswap" + m.id;
-    return;
+    m.register_adapter = register_adapter;
+    return m;
   }
-  refuse(m, cat("the compiled package '", m.name, "', whose ops are not known here"));
+  refuse(m, bundled, cat("the compiled package '", m.name, "', whose ops are not known here"));
 }
 
 }  // namespace hotswap

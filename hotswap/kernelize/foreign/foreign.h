@@ -30,13 +30,15 @@ struct ForeignPackage {
 
 std::span<const ForeignPackage> foreign_packages();
 
-// Gives the manifest of a package without layers.json the layers of its adapter. Error where there is none: with the
-// reason, or for a package of Python files alone, the bundled package that stands in for it. Runs nothing.
-void adapt_foreign(Manifest& manifest);
+// The manifest of any package: read_manifest's, or without layers.json one with the layers of its adapter. Error where
+// there is none: with the reason, or for a package of Python files alone, the one of `bundled` that stands in for it.
+// Runs nothing.
+Manifest read_package(const std::filesystem::path& variant_folder, const std::vector<Manifest>& bundled,
+                      bool checked = true);
 
-// "hotswap/norm (LigerRMSNorm)": the bundled packages that stand in for a repository of that name, whoever's it is;
+// "hotswap/norm (LigerRMSNorm)": those of `bundled` that stand in for a repository of that name, whoever's it is;
 // empty: none.
-std::string stand_ins(const std::string& name);
+std::string stand_ins(const std::string& name, const std::vector<Manifest>& bundled);
 
 // After the library was loaded: compares its ops with the table (Error that lists every difference), then registers the
 // adapter's. Once per process and id.

@@ -46,7 +46,7 @@ TEST_F(ForeignOfTheHub, ActivationByItsName) {
   EXPECT_EQ(row.package, "activation");
   EXPECT_EQ(row.package_layer, "Gelu");
   expect_has(row.reason, {"from kernels-community/activation@", "(main), ", ForeignCopy::kStableVariant});
-  EXPECT_EQ(row.digest, read_manifest(activation.variant()).digest);
+  EXPECT_EQ(row.digest, read_metadata(activation.variant()).digest);
 
   const at::NoGradGuard guard;
   const Tensor x = at::randn({2, 3, 16}, at::kFloat);

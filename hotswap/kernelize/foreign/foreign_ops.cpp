@@ -11,7 +11,7 @@
 #include <set>
 
 #include "hotswap/base/error.h"
-#include "hotswap/kernelize/contracts.h"
+#include "hotswap/kernelize/bind/contract.h"
 #include "hotswap/kernelize/foreign/foreign.h"
 
 namespace hotswap {

@@ -13,8 +13,7 @@
 
 #include "hotswap/base/file.h"
 #include "hotswap/hub/package/digest.h"
-#include "hotswap/kernelize/bind/bound_layer.h"
-#include "hotswap/kernelize/contracts.h"
+#include "hotswap/kernelize/bind/example.h"
 #include "hotswap/kernelize/package/package.h"
 #include "hotswap/kernelize/testing.h"
 
@@ -22,10 +21,12 @@ namespace hotswap {
 namespace {
 
 namespace fs = std::filesystem;
+using binding::BoundLayer;
 using test_support::difference;
 using test_support::expect_has;
 using test_support::ForeignCopy;
 using test_support::message_of;
+using test_support::PackageCopy;
 using test_support::row_of;
 using test_support::TinyModel;
 
@@ -132,6 +133,14 @@ TEST(Foreign, RefusedWithTheReason) {
   fs::remove(python.library());
   write_digests(python.variant());
   expect_has(message_of([&] { python.load(); }), {"Python only", "stands in", "hotswap/norm (LigerRMSNorm"});
+
+  PackageCopy ours("norm");
+  const auto reading = [&] { return message_of([&] { read_package(ours.variant(), bundled_packages()); }); };
+  EXPECT_EQ(reading(), "no error");
+  fs::remove(ours.variant() / "layers.json");
+  expect_has(reading(), {"layers.json", "'norm', whose ops are not known here", "activation, rotary, rmsnorm"});
+  fs::remove(ours.library());
+  expect_has(reading(), {"layers.json", "Python only"});
 
   const ForeignCopy changed("activation", HOTSWAP_TEST_FOREIGN_STABLE);
   write_file(changed.variant() / "__init__.py", "import os\n");

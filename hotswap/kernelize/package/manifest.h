@@ -1,24 +1,17 @@
 // What a built package says of itself, read and checked without running anything of it: metadata.json (kernel-builder's
-// format: unknown keys pass) and layers.json (ours: an unknown key is an error), and the digests of its files.
+// format: unknown keys pass) and layers.json (layers_json.h), and the digests of its files.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "hotswap/hub/package/metadata.h"
+#include "hotswap/kernelize/package/capabilities.h"
 
 namespace hotswap {
-
-struct Capabilities {  // absent in layers.json = no
-  bool backward = false;
-  bool capture = false;
-  bool deterministic = false;
-  std::set<std::string> dtypes;  // "float32"
-};
 
 struct LayerEntry {
   std::string contract;                    // "rms_norm/1"
@@ -37,7 +30,10 @@ struct Manifest : KernelMetadata {  // its digests are there, unless nobody chec
   bool checked = true;              // false: the user's policy takes its files as they are
   std::map<std::string, LayerEntry> layers;
   std::vector<StandIn> stands_in_for;
-  std::string adapter;  // the namespace of a foreign package's adapted ops (foreign.h); empty: the ops are its own
+  // Of a package whose ops are adapted: the namespace that they get, and what registers them there once its library is
+  // loaded. Empty and null: its ops serve its layers themselves.
+  std::string adapter;
+  void (*register_adapter)(const Manifest&) = nullptr;
 
   const std::string& op_namespace() const { return adapter.empty() ? id : adapter; }
   // <id>.abi3.so in the folder; where older builds put everything, in <folder>/<python_name>/.
@@ -48,6 +44,10 @@ struct Manifest : KernelMetadata {  // its digests are there, unless nobody chec
 
 // Error on anything malformed. Does not read the other files. checked: they must have a digest.
 Manifest read_manifest(const std::filesystem::path& variant_folder, bool checked = true);
+// The same of metadata.json alone: the manifest has no layers.
+Manifest read_metadata(const std::filesystem::path& variant_folder, bool checked = true);
+// Error where it is checked and its library has no digest.
+void need_library_digest(const Manifest& manifest);
 
 // One Error that lists every file that is missing, differs or is not in the digest. Nothing where it is not checked.
 void verify_digest(const Manifest& manifest);

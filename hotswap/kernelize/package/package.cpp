@@ -11,7 +11,6 @@
 
 #include "hotswap/base/env.h"
 #include "hotswap/base/error.h"
-#include "hotswap/kernelize/foreign/foreign.h"
 #include "hotswap/kernelize/package/device.h"
 
 namespace hotswap {
@@ -108,6 +107,11 @@ void open_library(const Manifest& m) {
   }
 }
 
+std::map<std::string, std::string> qualified(const Package& package, std::map<std::string, std::string> ops) {
+  for (auto& [role, op] : ops) op = cat(package.manifest().op_namespace(), "::", op);
+  return ops;
+}
+
 std::vector<std::string> variants_in(const fs::path& folder) {
   std::vector<std::string> names;
   if (!fs::is_directory(folder)) return names;
@@ -120,10 +124,12 @@ std::vector<std::string> variants_in(const fs::path& folder) {
 
 }  // namespace
 
-std::string PackageLayer::op(const std::string& role) const {
-  const auto found = entry_.ops.find(role);
-  return found == entry_.ops.end() ? "" : package_.manifest().op_namespace() + "::" + found->second;
-}
+PackageLayer::PackageLayer(const Package& package, std::string name, const LayerEntry& entry)
+    : LayerOps(cat(package.manifest().name, ":", name), *find_contract(entry.contract), qualified(package, entry.ops),
+               entry.capabilities.backward),
+      package_(package),
+      name_(std::move(name)),
+      entry_(entry) {}
 
 bool PackageLayer::runs_on(const std::string& device_kind) const {
   return std::all_of(entry_.ops.begin(), entry_.ops.end(), [&](const auto& role_and_op) {
@@ -132,8 +138,6 @@ bool PackageLayer::runs_on(const std::string& device_kind) const {
         .hasComputedKernelForDispatchKey(key_of(device_kind));
   });
 }
-
-std::string PackageLayer::str() const { return package_.manifest().name + ":" + name_; }
 
 Package::Package(Manifest manifest) : manifest_(std::move(manifest)) {
   for (const auto& [name, entry] : manifest_.layers) layers_.try_emplace(name, *this, name, entry);
@@ -164,7 +168,7 @@ const Package& load_package(const Manifest& manifest, const std::function<void()
          .next = "give a changed package a new id, as its build does"});
   }
   if (!loaded.package) {
-    if (!manifest.adapter.empty()) register_adapter(manifest);
+    if (manifest.register_adapter != nullptr) manifest.register_adapter(manifest);
     check_schemas(manifest);
     loaded.package = std::make_unique<Package>(manifest);
   }

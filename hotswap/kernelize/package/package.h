@@ -13,25 +13,20 @@
 
 #include "hotswap/base/result.h"
 #include "hotswap/hub/names/variant.h"
-#include "hotswap/kernelize/contracts.h"
+#include "hotswap/kernelize/bind/contract.h"
 #include "hotswap/kernelize/package/manifest.h"
 
 namespace hotswap {
 
 class Package;
 
-class PackageLayer {
+class PackageLayer : public LayerOps {
  public:
-  PackageLayer(const Package& package, std::string name, const LayerEntry& entry)
-      : package_(package), name_(std::move(name)), entry_(entry) {}
+  PackageLayer(const Package& package, std::string name, const LayerEntry& entry);
   const Package& package() const { return package_; }
   const std::string& name() const { return name_; }
-  const Contract& contract() const { return *find_contract(entry_.contract); }
   const Capabilities& capabilities() const { return entry_.capabilities; }
-  // "<id>::rms_norm_fwd"; empty where the layer has no op in this role.
-  std::string op(const std::string& role) const;
   bool runs_on(const std::string& device_kind) const;  // every op has a kernel for it
-  std::string str() const;                             // "norm:RMSNorm"
 
  private:
   const Package& package_;

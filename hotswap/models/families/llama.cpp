@@ -1,45 +1,72 @@
+// Llama, and every model that says model_type "llama": SmolLM, TinyLlama, ...
 #include "hotswap/models/families/llama.h"
 
-#include <cmath>
+#include "hotswap/models/family.h"
 
 namespace hotswap {
 
-LlamaAttention::LlamaAttention(const DecoderConfig& c, int64_t layer)
-    : layer_(layer),
-      head_dim_(c.head_dim),
-      dropout_(c.attention_dropout),
-      q_proj_(c.dim, c.heads * c.head_dim, c.attention_bias),
-      k_proj_(c.dim, c.kv_heads * c.head_dim, c.attention_bias),
-      v_proj_(c.dim, c.kv_heads * c.head_dim, c.attention_bias),
-      o_proj_(c.heads * c.head_dim, c.dim, c.attention_bias) {
-  own("q_proj", q_proj_);
-  own("k_proj", k_proj_);
-  own("v_proj", v_proj_);
-  own("o_proj", o_proj_);
-  own("rotary_fn", rotary_fn_);
+SelfAttentionOptions attention_options(const ModelConfig& c, int64_t layer) {
+  return {.layer = layer,
+          .hidden_size = c.hidden_size,
+          .num_heads = c.num_attention_heads,
+          .num_kv_heads = c.num_key_value_heads,
+          .head_dim = c.head_dim,
+          .sliding_window = c.window_of(layer),
+          .dropout = c.attention_dropout};
 }
 
-Tensor LlamaAttention::forward(const Tensor& x, const Step& step) {
-  auto [q, k] =
-      rotary_fn_.forward(split(q_proj_.forward(x), head_dim_), split(k_proj_.forward(x), head_dim_), step.rope);
-  Tensor v = split(v_proj_.forward(x), head_dim_);  // [batch, kv_heads, time, head_dim]
-  if (step.cache != nullptr) std::tie(k, v) = step.cache->append(layer_, k, v);
-  const Tensor out = step.attention.attend({.query = q,
-                                            .key = k,
-                                            .value = v,
-                                            .mask = step.mask,
-                                            .scaling = std::pow(static_cast<double>(head_dim_), -0.5),
-                                            .dropout = training() ? dropout_ : 0.0});
-  return o_proj_.forward(out.reshape({x.size(0), x.size(1), -1}));
+LlamaBlock::LlamaBlock(const ModelConfig& c, const SelfAttentionOptions& attention)
+    : self_attn_(attention),
+      mlp_({.dim = c.hidden_size, .hidden = c.intermediate_size, .activation = c.hidden_act, .bias = c.mlp_bias}),
+      input_layernorm_(c.hidden_size, {.eps = c.rms_norm_eps}),
+      post_attention_layernorm_(c.hidden_size, {.eps = c.rms_norm_eps}) {
+  own("self_attn", self_attn_);
+  own("mlp", mlp_);
+  own("input_layernorm", input_layernorm_);
+  own("post_attention_layernorm", post_attention_layernorm_);
 }
 
-LlamaForCausalLM::LlamaForCausalLM(const Json& config)
-    : CausalLM(read_decoder_config(config), config),
-      model_(this->config(), [](const DecoderConfig& c, int64_t layer) -> std::unique_ptr<DecoderAttention> {
-        return std::make_unique<LlamaAttention>(c, layer);
-      }) {
-  own("model", model_);
-  add_head();
+HiddenState LlamaBlock::forward(const HiddenState& in, const ForwardContext& context) {
+  const auto [y, h] = in.residual.defined() ? input_layernorm_.forward(in.x, in.residual)
+                                            : AddRMSNorm::Result{input_layernorm_.forward(in.x), in.x};
+  const auto [z, residual] = post_attention_layernorm_.forward(self_attn_.forward(y, context), h);
+  return {mlp_.forward(z), residual};
 }
+
+namespace {
+
+ModelConfig read_config(const Json& json) {
+  ModelConfig c = read_decoder_config(json);
+  check_layer_types(c, json);
+  return c;
+}
+
+std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
+  SelfAttentionOptions attention = attention_options(c, layer);
+  attention.qkv_bias = attention.output_bias = c.attention_bias;
+  return std::make_unique<LlamaBlock>(c, attention);
+}
+
+TensorRules gguf_rules(const ModelConfig& c) {
+  const auto half_split = [](int64_t heads) {
+    return [heads](const at::Tensor& rows) { return half_split_rows(rows, heads); };
+  };
+  TensorRules rules = {
+      TensorRule::rename("blk.*.attn_q", "model.layers.*.self_attn.q_proj", half_split(c.num_attention_heads)),
+      TensorRule::rename("blk.*.attn_k", "model.layers.*.self_attn.k_proj", half_split(c.num_key_value_heads))};
+  rules.insert(rules.end(), gguf_decoder_rules().begin(), gguf_decoder_rules().end());
+  return rules;
+}
+
+}  // namespace
+
+extern const Family kLlama;
+const Family kLlama{.model_type = "llama",
+                    .class_name = "LlamaForCausalLM",
+                    .read_config = read_config,
+                    .make_block = make_block,
+                    .gguf_architecture = "llama",
+                    .gguf_rules = gguf_rules,
+                    .gguf_head_dim_is_rotary = true};
 
 }  // namespace hotswap

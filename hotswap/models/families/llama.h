@@ -1,34 +1,29 @@
-// Llama, and every model that says model_type "llama": SmolLM, TinyLlama, Mistral 0.x without a window, ...
+// Llama's block, which its relatives take over with other options.
 #pragma once
 
-#include "hotswap/models/causal_lm.h"
+#include "hotswap/layers/mlp.h"
+#include "hotswap/layers/self_attention.h"
+#include "hotswap/models/block.h"
+#include "hotswap/models/config.h"
 
 namespace hotswap {
 
-class LlamaAttention : public DecoderAttention {
+//   hidden += attention(norm(hidden)); hidden += mlp(norm(hidden))
+class LlamaBlock : public Block {
  public:
-  LlamaAttention(const DecoderConfig& config, int64_t layer);
-  Tensor forward(const Tensor& x, const Step& step) override;
+  LlamaBlock(const ModelConfig& config, const SelfAttentionOptions& attention);
+  HiddenState forward(const HiddenState& in, const ForwardContext& context) override;
+  std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override {
+    return self_attn_.make_cache_layer(options);
+  }
 
  private:
-  int64_t layer_, head_dim_;
-  double dropout_;
-  Linear q_proj_, k_proj_, v_proj_, o_proj_;
-  RotaryPosEmb rotary_fn_;
+  SelfAttention self_attn_;
+  GatedMLP mlp_;
+  AddRMSNorm input_layernorm_, post_attention_layernorm_;
 };
 
-class LlamaForCausalLM : public CausalLM {
- public:
-  explicit LlamaForCausalLM(const Json& config);
-  void set_attn_implementation(const std::string& name) override { model_.set_attention(name); }
-  std::string attn_implementation() const override { return model_.attention(); }
-
- protected:
-  Tensor hidden_states(const DecoderInput& in) override { return model_.forward(in); }
-  Tensor& embedding() override { return model_.embed_tokens.weight; }
-
- private:
-  Decoder model_;
-};
+// What every config says of a layer's attention: sizes, window, dropout. Biases and norms are the family's to add.
+SelfAttentionOptions attention_options(const ModelConfig& config, int64_t layer);
 
 }  // namespace hotswap

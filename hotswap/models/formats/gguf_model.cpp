@@ -7,39 +7,6 @@
 namespace hotswap {
 namespace {
 
-struct Architecture {
-  const char* gguf;  // general.architecture, and the prefix of its keys
-  const char* model_type;
-  const char* class_name;
-};
-constexpr Architecture kArchitectures[] = {{"llama", "llama", "LlamaForCausalLM"},
-                                           {"qwen2", "qwen2", "Qwen2ForCausalLM"},
-                                           {"qwen3", "qwen3", "Qwen3ForCausalLM"}};
-
-// llama.cpp's name of a layer's part -> Hugging Face's
-constexpr std::pair<const char*, const char*> kLayerParts[] = {
-    {"attn_norm", "input_layernorm"},    {"ffn_norm", "post_attention_layernorm"},
-    {"attn_q", "self_attn.q_proj"},      {"attn_k", "self_attn.k_proj"},
-    {"attn_v", "self_attn.v_proj"},      {"attn_output", "self_attn.o_proj"},
-    {"attn_q_norm", "self_attn.q_norm"}, {"attn_k_norm", "self_attn.k_norm"},
-    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
-    {"ffn_down", "mlp.down_proj"},
-};
-constexpr std::pair<const char*, const char*> kOuterParts[] = {
-    {"token_embd", "model.embed_tokens"}, {"output_norm", "model.norm"}, {"output", "lm_head"}};
-
-const Architecture& architecture_of(const GgufFile& file) {
-  const auto& name = file.at<std::string>("general.architecture");
-  std::vector<std::string> known;
-  for (const Architecture& row : kArchitectures) {
-    if (name == row.gguf) return row;
-    known.emplace_back(row.gguf);
-  }
-  throw Error({.wanted = cat("a GGUF file of an architecture among ", join(known)),
-               .got = cat("general.architecture '", name, "' in ", file.path().string()),
-               .next = "take the model's safetensors checkpoint where the model family is supported"});
-}
-
 [[noreturn]] void unsupported(const GgufFile& file, std::string wanted, std::string got) {
   throw Error({.wanted = std::move(wanted),
                .got = cat(got, " in ", file.path().string()),
@@ -116,12 +83,12 @@ void refuse_what_is_not_in_the_model(const GgufFile& file, const std::string& pr
   }
 }
 
-// The width of a head: stated as key_length, or for Llama as the rotated width, which is all of it.
-int64_t head_dim_of(const GgufFile& file, const Architecture& family, int64_t hidden, int64_t heads) {
-  const std::string prefix = cat(family.gguf, ".");
-  const bool llama = family.model_type == std::string("llama");
+// The width of a head: stated as key_length, or as the rotated width where that is all of it.
+int64_t head_dim_of(const GgufFile& file, const GgufArchitecture& family, int64_t hidden, int64_t heads) {
+  const std::string prefix = family.name + ".";
   int64_t dim = hidden / heads;
-  if (llama && file.has(prefix + "rope.dimension_count")) dim = file.at<int64_t>(prefix + "rope.dimension_count");
+  if (family.head_dim_is_rotary && file.has(prefix + "rope.dimension_count"))
+    dim = file.at<int64_t>(prefix + "rope.dimension_count");
   if (file.has(prefix + "attention.key_length")) dim = file.at<int64_t>(prefix + "attention.key_length");
   for (const char* key : {"attention.value_length", "rope.dimension_count"}) {
     const auto other = file.get<int64_t>(prefix + key, dim);
@@ -131,22 +98,42 @@ int64_t head_dim_of(const GgufFile& file, const Architecture& family, int64_t hi
   return dim;
 }
 
+}  // namespace
+
+const TensorRules& gguf_decoder_rules() {
+  static const TensorRules rules = [] {
+    TensorRules made;
+    for (const auto& [gguf, hf] : {std::pair("token_embd", "model.embed_tokens"),
+                                   std::pair("output_norm", "model.norm"), std::pair("output", "lm_head")}) {
+      made.push_back(TensorRule::rename(gguf, hf));
+    }
+    for (const auto& [gguf, hf] :
+         {std::pair("attn_norm", "input_layernorm"), std::pair("ffn_norm", "post_attention_layernorm"),
+          std::pair("attn_q", "self_attn.q_proj"), std::pair("attn_k", "self_attn.k_proj"),
+          std::pair("attn_v", "self_attn.v_proj"), std::pair("attn_output", "self_attn.o_proj"),
+          std::pair("attn_q_norm", "self_attn.q_norm"), std::pair("attn_k_norm", "self_attn.k_norm"),
+          std::pair("ffn_gate", "mlp.gate_proj"), std::pair("ffn_up", "mlp.up_proj"),
+          std::pair("ffn_down", "mlp.down_proj")}) {
+      made.push_back(TensorRule::rename(cat("blk.*.", gguf), cat("model.layers.*.", hf)));
+    }
+    return made;
+  }();
+  return rules;
+}
+
 // For each head: the rows that rotate together stand side by side in llama.cpp, half a head apart in Hugging Face's.
-at::Tensor half_split_rows(const at::Tensor& interleaved, int64_t heads, const std::string& name) {
+at::Tensor half_split_rows(const at::Tensor& interleaved, int64_t heads) {
   const int64_t rows = interleaved.size(0);
   if (heads < 1 || heads > rows || rows % (2 * heads) != 0) {
-    throw Error({.wanted = cat("rows of '", name, "' in ", heads, " heads of even width"),
+    throw Error({.wanted = cat("queries or keys of ", heads, " heads of even width"),
                  .got = cat(rows, " rows"),
-                 .next = ""});
+                 .next = "fetch the file again: its head counts and its tensors do not belong together"});
   }
   return interleaved.view({heads, rows / heads / 2, 2, -1}).transpose(1, 2).reshape(interleaved.sizes());
 }
 
-}  // namespace
-
-Json config_from_gguf(const GgufFile& file) {
-  const Architecture& family = architecture_of(file);
-  const std::string prefix = cat(family.gguf, ".");
+Json config_from_gguf(const GgufFile& file, const GgufArchitecture& family) {
+  const std::string prefix = family.name + ".";
   refuse_what_is_not_in_the_model(file, prefix);
   const auto hidden = file.at<int64_t>(prefix + "embedding_length");
   const auto heads = file.at<int64_t>(prefix + "attention.head_count");
@@ -181,37 +168,6 @@ Json config_from_gguf(const GgufFile& file) {
     if (file.has(name)) config[key] = file.at<int64_t>(name);
   }
   return Json::parse(config.dump(), cat("the metadata of ", file.path().string()));
-}
-
-std::optional<std::string> hf_tensor_name(const std::string& gguf_name) {
-  const size_t dot = gguf_name.rfind('.');
-  if (dot == std::string::npos) return std::nullopt;
-  const std::string stem = gguf_name.substr(0, dot), suffix = gguf_name.substr(dot);
-  if (suffix != ".weight" && suffix != ".bias") return std::nullopt;
-  for (const auto& [gguf, hf] : kOuterParts) {
-    if (stem == gguf) return hf + suffix;
-  }
-  const size_t after = stem.find('.', 4);
-  if (stem.compare(0, 4, "blk.") != 0 || after == std::string::npos || after == 4 ||
-      stem.find_first_not_of("0123456789", 4) != after) {
-    return std::nullopt;
-  }
-  for (const auto& [gguf, hf] : kLayerParts) {
-    if (stem.compare(after + 1, std::string::npos, gguf) == 0) {
-      return cat("model.layers.", stem.substr(4, after - 4), ".", hf, suffix);
-    }
-  }
-  return std::nullopt;
-}
-
-at::Tensor hf_tensor(const GgufFile& file, const std::string& gguf_name, at::ScalarType dtype) {
-  at::Tensor tensor = file.tensor(gguf_name, dtype);
-  if (architecture_of(file).gguf != std::string("llama")) return tensor;
-  const auto heads = file.at<int64_t>("llama.attention.head_count");
-  const auto kv_heads = file.get<int64_t>("llama.attention.head_count_kv", heads);
-  if (gguf_name.find(".attn_q.") != std::string::npos) return half_split_rows(tensor, heads, gguf_name);
-  if (gguf_name.find(".attn_k.") != std::string::npos) return half_split_rows(tensor, kv_heads, gguf_name);
-  return tensor;
 }
 
 GgufVocabulary vocabulary_from_gguf(const GgufFile& file) {

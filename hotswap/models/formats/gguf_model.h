@@ -10,19 +10,30 @@
 
 #include "hotswap/base/json.h"
 #include "hotswap/models/formats/gguf.h"
+#include "hotswap/models/formats/tensor_rules.h"
 #include "hotswap/tokenizers/gguf_vocabulary.h"
 
 namespace hotswap {
 
-// config.json of the model: llama, qwen2, qwen3. Another architecture: Error.
-Json config_from_gguf(const GgufFile& file);
+struct GgufArchitecture {
+  std::string name;        // general.architecture, and the prefix of its keys
+  std::string model_type;  // of config.json
+  std::string class_name;  // "LlamaForCausalLM"
+  // The head's width where attention.key_length is absent: the rotated width, else hidden_size / heads.
+  bool head_dim_is_rotary = false;
+};
 
-// "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"; none where the model has no such tensor.
-std::optional<std::string> hf_tensor_name(const std::string& gguf_name);
+// A tensor of divisors, which belongs to the config.
+inline constexpr const char* kRopeDivisors = "rope_freqs.weight";
 
-// The tensor as Hugging Face's model holds it. llama.cpp keeps Llama's q and k rows in interleaved rotary order; here
-// they are back in half-split order.
-at::Tensor hf_tensor(const GgufFile& file, const std::string& gguf_name, at::ScalarType dtype);
+// config.json of the model.
+Json config_from_gguf(const GgufFile& file, const GgufArchitecture& architecture);
+
+// llama.cpp's names for the parts of a decoder: "blk.3.attn_q.weight" is "model.layers.3.self_attn.q_proj.weight".
+const TensorRules& gguf_decoder_rules();
+
+// llama.cpp keeps the rows of Llama's queries and keys in interleaved rotary order; Hugging Face's is half-split.
+at::Tensor half_split_rows(const at::Tensor& interleaved, int64_t heads);
 
 // tokenizer.ggml.*, for the tokenizers room. Ids and list lengths are checked.
 GgufVocabulary vocabulary_from_gguf(const GgufFile& file);

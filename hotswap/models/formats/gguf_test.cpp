@@ -1,10 +1,12 @@
 #include "hotswap/models/formats/gguf.h"
 
 #include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
 
 #include <cmath>
 
 #include "hotswap/base/sha256.h"
+#include "hotswap/models/causal_lm.h"
 #include "hotswap/models/formats/gguf_model.h"
 #include "hotswap/models/test_files.h"
 
@@ -290,7 +292,7 @@ Gguf small_model(const std::string& arch) {
 
 Json config_of(const TempFolder& folder, const Gguf& gguf) {
   put_file(folder / "m.gguf", gguf.bytes());
-  return config_from_gguf(GgufFile(folder / "m.gguf"));
+  return config_of_gguf(GgufFile(folder / "m.gguf"));
 }
 
 TEST(GgufModel, Config) {
@@ -390,16 +392,37 @@ TEST(GgufModel, Vocabulary) {
   EXPECT_NE(message(small_model("llama").u32("tokenizer.ggml.add_bos_token", 1)).find("a bool"), std::string::npos);
 }
 
+// What a model of the file's family makes of its tensors.
+std::unique_ptr<const Checkpoint> in_model_terms_of(const TempFolder& folder, const Gguf& gguf) {
+  put_file(folder / "m.gguf", gguf.bytes());
+  const Json config = config_of_gguf(GgufFile(folder / "m.gguf"));
+  CausalLM model(family_of(config), config);
+  return in_model_terms(open_checkpoint(folder.path(), "m.gguf"), model.family().gguf_rules(model.config()), model);
+}
+
 TEST(GgufModel, Names) {
-  EXPECT_EQ(hf_tensor_name("token_embd.weight"), "model.embed_tokens.weight");
-  EXPECT_EQ(hf_tensor_name("output.weight"), "lm_head.weight");
-  EXPECT_EQ(hf_tensor_name("blk.17.attn_q_norm.weight"), "model.layers.17.self_attn.q_norm.weight");
-  EXPECT_EQ(hf_tensor_name("blk.0.attn_v.bias"), "model.layers.0.self_attn.v_proj.bias");
-  for (const char* unknown :
-       {"", ".", "blk", "blk.", "blk..attn_q.weight", "blk.x.attn_q.weight", "blk.1.ffn_gate_exps.weight",
-        "blk.1.attn_q", "blk.1.attn_q.scale", "rope_freqs.weight", "output_norm"}) {
-    EXPECT_EQ(hf_tensor_name(unknown), std::nullopt) << unknown;
-  }
+  const TempFolder folder;
+  const std::vector<std::pair<std::string, std::string>> names = {
+      {"output.weight", "lm_head.weight"},
+      {"blk.17.attn_q_norm.weight", "model.layers.17.self_attn.q_norm.weight"},
+      {"blk.0.attn_v.bias", "model.layers.0.self_attn.v_proj.bias"},
+      {"blk.1.ffn_gate.weight", "model.layers.1.mlp.gate_proj.weight"},
+      {"blk.x.attn_q.weight", "blk.x.attn_q.weight"},  // unknown: stays, and no model has it
+      {"blk.1.ffn_gate_exps.weight", "blk.1.ffn_gate_exps.weight"},
+      {"blk.*.attn_q.weight", "blk.*.attn_q.weight"},
+      {"blk.12345678901234567890.attn_q.weight", "blk.12345678901234567890.attn_q.weight"},
+      {"blk..attn_q.weight", "blk..attn_q.weight"},
+      {"rope", "rope"},
+  };
+  Gguf gguf = small_model("qwen3");
+  for (const auto& [name, hf] : names) gguf.tensor(name, {16, 1}, 0, std::string(64, '\0'));
+  std::vector<std::string> want = {"model.embed_tokens.weight"};
+  for (const auto& [name, hf] : names) want.push_back(hf);
+  EXPECT_EQ(in_model_terms_of(folder, gguf)->names(), want);
+  const auto twice = message_of([&] {
+    in_model_terms_of(folder, small_model("qwen3").tensor("model.embed_tokens.weight", {1}, 0, floats({1})));
+  });
+  EXPECT_NE(twice.find("one tensor for 'model.embed_tokens.weight'"), std::string::npos) << twice;
 }
 
 // Llama's q and k rows come back in half-split order; Qwen3's never left it.
@@ -407,16 +430,16 @@ TEST(GgufModel, RotaryRows) {
   const TempFolder folder;
   const std::string rows = floats({0, 1, 2, 3, 4, 5, 6, 7});  // 2 heads of 4 rows, 1 column
   for (const char* arch : {"llama", "qwen3"}) {
-    put_file(folder / "m.gguf", small_model(arch).tensor("blk.0.attn_q.weight", {1, 8}, 0, rows).bytes());
-    const at::Tensor q = hf_tensor(GgufFile(folder / "m.gguf"), "blk.0.attn_q.weight", at::kFloat);
+    const auto checkpoint = in_model_terms_of(folder, small_model(arch).tensor("blk.0.attn_q.weight", {1, 8}, 0, rows));
+    const at::Tensor q = checkpoint->tensor("model.layers.0.self_attn.q_proj.weight", at::kFloat);
     const std::vector<float> got(q.const_data_ptr<float>(), q.const_data_ptr<float>() + 8);
     const std::vector<float> half_split = {0, 2, 1, 3, 4, 6, 5, 7}, same = {0, 1, 2, 3, 4, 5, 6, 7};
     EXPECT_EQ(got, std::string(arch) == "llama" ? half_split : same) << arch;
   }
-  Gguf heads = Gguf().str("general.architecture", "llama").key("llama.attention.head_count", 10, uint64_t{INT64_MAX});
-  put_file(folder / "m.gguf", heads.tensor("blk.0.attn_q.weight", {1, 8}, 0, rows).bytes());
-  const auto message = message_of([&] { hf_tensor(GgufFile(folder / "m.gguf"), "blk.0.attn_q.weight", at::kFloat); });
-  EXPECT_NE(message.find("heads of even width"), std::string::npos) << message;
+  for (const int64_t heads : {int64_t{INT64_MAX}, int64_t{0}, int64_t{3}}) {
+    const auto message = message_of([&] { half_split_rows(at::zeros({8, 1}), heads); });
+    EXPECT_NE(message.find("heads of even width"), std::string::npos) << message;
+  }
 }
 
 }  // namespace

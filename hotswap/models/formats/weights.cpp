@@ -23,6 +23,9 @@ class SafetensorsCheckpoint : public Checkpoint {
   at::Tensor tensor(const std::string& name, at::ScalarType dtype) const override {
     return files_.tensor(name).to(dtype);
   }
+  bool is_file_memory(const std::string& name, at::ScalarType dtype) const override {
+    return dtype == this->dtype(name);
+  }
   std::string where() const override { return where_; }
 
  private:
@@ -39,35 +42,26 @@ class SafetensorsCheckpoint : public Checkpoint {
 
 class GgufCheckpoint : public Checkpoint {
  public:
-  explicit GgufCheckpoint(const std::filesystem::path& path) : file_(path) {
-    for (const std::string& gguf_name : file_.names()) {
-      if (gguf_name == "rope_freqs.weight") continue;  // part of the config, see config_from_gguf
-      const std::string name = hf_tensor_name(gguf_name).value_or(gguf_name);
-      names_.push_back(name);
-      gguf_names_.emplace(name, gguf_name);
-    }
+  explicit GgufCheckpoint(const std::filesystem::path& path) : file_(path) {}
+  std::vector<std::string> names() const override {
+    std::vector<std::string> names = file_.names();
+    std::erase(names, kRopeDivisors);  // part of the config, see config_from_gguf
+    return names;
   }
-  std::vector<std::string> names() const override { return names_; }
-  bool has(const std::string& name) const override { return gguf_names_.count(name) != 0; }
-  std::vector<int64_t> shape(const std::string& name) const override { return file_.info(gguf_name(name)).shape; }
+  bool has(const std::string& name) const override { return name != kRopeDivisors && file_.has_tensor(name); }
+  std::vector<int64_t> shape(const std::string& name) const override { return file_.info(name).shape; }
   // As transformers has it, whatever the file's types are: they often differ from tensor to tensor.
   at::ScalarType dtype(const std::string&) const override { return at::kFloat; }
   at::Tensor tensor(const std::string& name, at::ScalarType dtype) const override {
     const bool direct = dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
-    return hf_tensor(file_, gguf_name(name), direct ? dtype : at::kFloat).to(dtype);
+    return file_.tensor(name, direct ? dtype : at::kFloat).to(dtype);
   }
+  bool is_file_memory(const std::string&, at::ScalarType) const override { return false; }
   std::string where() const override { return file_.path().string(); }
   const GgufFile* gguf() const override { return &file_; }
 
  private:
-  const std::string& gguf_name(const std::string& name) const {
-    const auto found = gguf_names_.find(name);
-    if (found != gguf_names_.end()) return found->second;
-    throw Error({.wanted = cat("a tensor '", name, "' in ", where()), .got = "none", .next = "check the name"});
-  }
   GgufFile file_;
-  std::vector<std::string> names_;
-  std::map<std::string, std::string> gguf_names_;
 };
 
 bool ends_with(const std::string& text, std::string_view end) {
@@ -197,10 +191,8 @@ void load_into(Module& module, const Checkpoint& checkpoint, const LoadOptions& 
     if (!tensor.defined()) {
       const at::ScalarType stored = checkpoint.dtype(from);
       const at::ScalarType wanted = options.dtype && at::isFloatingType(stored) ? *options.dtype : stored;
-      const Tensor read = checkpoint.tensor(from, wanted);
-      // Only safetensors in the stored type may be the file's memory; everything else is fresh already.
-      const bool fresh = checkpoint.gguf() != nullptr || wanted != stored;
-      tensor = read.to(options.device, wanted, /*non_blocking=*/false, /*copy=*/options.copy && !fresh);
+      const bool copy = options.copy && checkpoint.is_file_memory(from, wanted);
+      tensor = checkpoint.tensor(from, wanted).to(options.device, wanted, /*non_blocking=*/false, copy);
       tensor.set_requires_grad(to->requires_grad());
     }
     *to = tensor;

@@ -3,7 +3,7 @@
 //   const auto checkpoint = open_checkpoint(folder);              // or open_checkpoint(folder, "model.Q4_1.gguf")
 //   load_into(model, *checkpoint, {.dtype = at::kBFloat16, .tied = {{"lm_head.weight", "model.embed_tokens.weight"}}});
 //
-// Names are Hugging Face's in every format. Nothing is read before it is asked for.
+// Names are the file's own; tensor_rules.h turns them into a model's. Nothing is read before it is asked for.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,8 +28,9 @@ class Checkpoint {
   virtual bool has(const std::string& name) const = 0;
   virtual std::vector<int64_t> shape(const std::string& name) const = 0;
   virtual at::ScalarType dtype(const std::string& name) const = 0;  // as stored; float32 in a GGUF
-  // On the CPU. safetensors: the file's own read-only memory where `dtype` is the stored one, else a converted copy.
+  // On the CPU; the file's own read-only memory, or fresh.
   virtual at::Tensor tensor(const std::string& name, at::ScalarType dtype) const = 0;
+  virtual bool is_file_memory(const std::string& name, at::ScalarType dtype) const = 0;
   virtual std::string where() const = 0;  // for messages
   virtual const GgufFile* gguf() const { return nullptr; }
 

@@ -1,0 +1,17 @@
+// linear/1
+#include "hotswap/layers/linear.h"
+
+#include "hotswap/kernelize/bind/example.h"
+
+namespace hotswap::binding {
+
+Result<Example> linear_example(const std::string&, const ExampleSize& size) {
+  const int64_t out = size.out > 0 ? size.out : size.dim;
+  Example example = make_example<LinearForward>(
+      stock::linear, {random({size.rows, size.dim}), random({out, size.dim}), random({out})});
+  example.shape = cat(size.rows, "x", size.dim, " @ ", size.dim, "x", out);
+  example.flops = 2.0 * static_cast<double>(size.rows * size.dim * out);
+  return example;
+}
+
+}  // namespace hotswap::binding

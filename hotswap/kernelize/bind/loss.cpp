@@ -1,0 +1,134 @@
+// cross_entropy/1, and linear_cross_entropy/1 with its autograd: its forward op makes the gradients.
+#include "hotswap/layers/loss.h"
+
+#include <ATen/ScalarOps.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/randint.h>
+
+#include "hotswap/kernelize/bind/bind_impl.h"
+#include "hotswap/kernelize/bind/example.h"
+
+namespace hotswap::binding {
+namespace {
+
+using torch::autograd::Function;
+using Three = std::tuple<Tensor, Tensor, Tensor>;
+
+using LinearCrossEntropyOps = Ops<Tensor(const Tensor&, const Tensor&, const OptTensor&, const Tensor&, int64_t, double,
+                                         double, double, String, int64_t),
+                                  std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>(
+                                      const Tensor&, const Tensor&, const OptTensor&, const Tensor&, int64_t, double,
+                                      double, double, String, bool, int64_t),
+                                  Three(const Tensor&, const Tensor&, const Tensor&, const OptTensor&, const Tensor&,
+                                        const Tensor&, int64_t, double, double, double, String, bool, int64_t)>;
+
+struct LossCall {
+  const LinearCrossEntropyOps* ops;
+  CrossEntropyOptions options;
+  bool has_bias;
+};
+
+// The op's tensors, then the options in the contract's order.
+template <typename OpType, typename... Ts>
+auto call_loss(const OpType& op, const CrossEntropyOptions& o, const Ts&... tensors) {
+  return below_autograd(op, tensors..., o.ignore_index, o.label_smoothing, o.softcap, o.z_loss, o.reduction,
+                        o.chunk_bytes);
+}
+template <typename OpType, typename... Ts>
+auto call_train(const OpType& op, const CrossEntropyOptions& o, const Ts&... tensors) {
+  return below_autograd(op, tensors..., o.ignore_index, o.label_smoothing, o.softcap, o.z_loss, o.reduction,
+                        o.float32_dweight, o.chunk_bytes);
+}
+
+// The forward op has made the gradients for dloss = 1. The product is rounded once: dloss itself in sixteen bits would
+// be wrong by the same share for every number, or infinite where a loss scaler's is meant. So the factor is a plain
+// number on the CPU, and on a GPU, which reading it would make wait, a tensor of one dimension, which takes part in
+// type promotion.
+Tensor scaled(const Tensor& gradient, const Tensor& dloss) {
+  if (!gradient.defined() || (dloss.is_cpu() && dloss.item<double>() == 1)) return gradient;
+  const Tensor factor = dloss.is_cpu() ? at::native::wrapped_scalar_tensor(dloss.item()) : dloss.reshape({1});
+  // In place unless this graph may be walked again: the gradient of a 49k vocabulary is a hundred megabytes.
+  Tensor out = torch::autograd::get_current_graph_task_keep_graph() ? at::empty_like(gradient) : gradient;
+  return at::mul_out(out, gradient, factor);
+}
+
+struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
+  static Tensor forward(AutogradContext* ctx, const LinearCrossEntropyOps* ops, const Tensor& hidden,
+                        const Tensor& weight, const OptTensor& bias, const Tensor& target,
+                        const CrossEntropyOptions& options) {
+    keep(ctx, LossCall{ops, options, bias.has_value()});
+    if (!ops->trains()) return call_loss(ops->forward, options, hidden, weight, bias, target);
+    auto [loss, lse, dhidden, dweight, dbias] = call_train(*ops->train, options, hidden, weight, bias, target);
+    if (options.reduction == "none") {
+      ctx->save_for_backward({hidden, weight, bias.value_or(Tensor()), target, lse});
+    } else {
+      ctx->save_for_backward({dhidden, dweight, bias ? dbias : Tensor()});
+    }
+    return loss;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& dloss) {
+    const auto call = kept<LossCall>(ctx);
+    check_backward(call.ops->layer);
+    const auto saved = ctx->get_saved_variables();
+    if (call.options.reduction != "none") {
+      return {{}, scaled(saved[0], dloss[0]), scaled(saved[1], dloss[0]), scaled(saved[2], dloss[0]), {}, {}};
+    }
+    const OptTensor bias = call.has_bias ? OptTensor(saved[2]) : std::nullopt;
+    auto [dhidden, dweight, dbias] =
+        call_train(*call.ops->backward, call.options, dense(dloss[0]), saved[0], saved[1], bias, saved[3], saved[4]);
+    return {{}, dhidden, dweight, call.has_bias ? dbias : Tensor(), {}, {}};
+  }
+};
+
+// The stock losses compute in float32.
+Tensor exact_loss(const Tensor& logits, const Tensor& target, const CrossEntropyOptions& o) {
+  return at::cross_entropy_loss(logits, target, {}, at::Reduction::Mean, o.ignore_index, 0.0);
+}
+
+struct Vocabulary {
+  int64_t words;
+  Tensor target;  // [rows]
+};
+Vocabulary vocabulary_of(const ExampleSize& size) {
+  const int64_t words = size.out > 0 ? size.out : 8 * size.dim;
+  return {words, at::randint(words, {size.rows}, at::TensorOptions().dtype(at::kLong))};
+}
+
+}  // namespace
+
+Result<Example> cross_entropy_example(const std::string&, const ExampleSize& size) {
+  const auto [words, target] = vocabulary_of(size);
+  Values arguments = {random({size.rows, words}), target};
+  push(arguments, CrossEntropyOptions());
+  return make_example<CrossEntropyForward>(stock::cross_entropy, std::move(arguments), exact_loss);
+}
+
+Result<Example> linear_cross_entropy_example(const std::string&, const ExampleSize& size) {
+  const auto [words, target] = vocabulary_of(size);
+  Values arguments = {random({size.rows, size.dim}), random({words, size.dim}), c10::IValue(), target};
+  push(arguments, CrossEntropyOptions());
+  const auto exact = [](const Tensor& hidden, const Tensor& weight, const std::optional<Tensor>& bias,
+                        const Tensor& labels, const CrossEntropyOptions& options) {
+    return exact_loss(at::linear(hidden, weight, bias), labels, options);
+  };
+  Example example = make_example<LinearCrossEntropyForward>(stock::linear_cross_entropy, std::move(arguments), exact);
+  example.shape = cat(size.rows, "x", size.dim, " @ ", size.dim, "x", words);
+  example.flops = 2.0 * static_cast<double>(size.rows * size.dim * words);
+  return example;
+}
+
+void bind_linear_cross_entropy(SlotBase& slot, const LayerOps& layer) {
+  const auto* ops = ops_of<LinearCrossEntropyOps>(layer);
+  bind_slot<LinearCrossEntropyForward>(slot, [ops](const Tensor& hidden, const Tensor& weight, const OptTensor& bias,
+                                                   const Tensor& target, const CrossEntropyOptions& options) {
+    if (wants_grad(hidden, weight, bias)) {
+      return LinearCrossEntropyFunction::apply(ops, hidden, weight, given(bias), target, options);
+    }
+    return call_loss(ops->forward, options, hidden, weight, given(bias), target);
+  });
+}
+
+}  // namespace hotswap::binding

@@ -1,0 +1,21 @@
+// gated_mlp/1
+#include <ATen/TensorOperators.h>
+
+#include "hotswap/kernelize/bind/example.h"
+#include "hotswap/layers/activation.h"
+
+namespace hotswap::binding {
+
+Result<Example> gated_example(const std::string& layer, const ExampleSize& size) {
+  static const std::map<std::string, const char*> names = {{"SwiGLUMLP", "silu"},
+                                                           {"LigerSwiGLUMLP", "silu"},
+                                                           {"GeGLUMLP", "gelu_pytorch_tanh"},
+                                                           {"LigerGEGLUMLP", "gelu_pytorch_tanh"}};
+  const auto found = names.find(layer);
+  if (found == names.end()) return Reason{cat("no stock gated MLP is known by the name ", layer)};
+  const auto act = activation_kind(found->second, "an example").stock;
+  const auto stock = [act](const Tensor& gate, const Tensor& up) { return act(gate) * up; };
+  return make_example<GatedForward>(stock, {random({size.rows, size.dim}), random({size.rows, size.dim})});
+}
+
+}  // namespace hotswap::binding

@@ -1,0 +1,26 @@
+// rotary/1
+#include "hotswap/layers/rotary.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cos.h>
+#include <ATen/ops/sin.h>
+
+#include "hotswap/kernelize/bind/example.h"
+
+namespace hotswap::binding {
+
+// q and k as a model has them: [batch, time, heads, head_dim] in memory, seen as [batch, heads, time, head_dim]
+Result<Example> rotary_example(const std::string&, const ExampleSize& size) {
+  constexpr int64_t kHeadDim = 64;
+  const int64_t heads = std::max<int64_t>(1, size.dim / kHeadDim), kv_heads = std::max<int64_t>(1, heads / 4);
+  const Tensor half = random({1, size.rows, kHeadDim / 2}), angle = at::cat({half, half}, -1);
+  Example example =
+      make_example<RotaryForward>(stock::rotary, {random({1, size.rows, heads, kHeadDim}).transpose(1, 2),
+                                                  random({1, size.rows, kv_heads, kHeadDim}).transpose(1, 2),
+                                                  at::cos(angle), at::sin(angle), kHeadDim, /*interleaved=*/false});
+  example.shape = cat(size.rows, "x", heads, "+", kv_heads, "x", kHeadDim);
+  example.trained = 2;
+  return example;
+}
+
+}  // namespace hotswap::binding

@@ -1,0 +1,170 @@
+#include "hotswap/kernelize/package/layers_json.h"
+
+#include "hotswap/base/error.h"
+#include "hotswap/base/json.h"
+#include "hotswap/hub/names/kernel_ref.h"
+#include "hotswap/hub/names/text.h"
+#include "hotswap/kernelize/bind/contract.h"
+#include "hotswap/kernelize/package/manifest.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+
+void want(bool ok, const std::string& wanted, const Json& at, const std::string& got) {
+  if (ok) return;
+  throw Error({.wanted = wanted + " at " + at.where(), .got = "'" + shown(got) + "'", .next = "rebuild the package"});
+}
+
+// The capabilities that this object names; the others stay as they are.
+void read_capabilities(const Json& json, int64_t schema, Capabilities& caps) {
+  if (schema == 1) {
+    json.only({"backward", "capture", "deterministic", "dtypes"});
+  } else {
+    json.only({"backward", "capture", "deterministic", "dtypes", "features", "numbers"});
+  }
+  caps.backward = json.get("backward", caps.backward);
+  caps.capture = json.get("capture", caps.capture);
+  caps.deterministic = json.get("deterministic", caps.deterministic);
+  if (const auto dtypes = json.find("dtypes")) {
+    caps.dtypes.clear();
+    for (const Json& dtype : dtypes->elements()) {
+      const auto name = dtype.as<std::string>();
+      want(name == "float64" || name == "float32" || name == "float16" || name == "bfloat16",
+           "a dtype out of float64, float32, float16, bfloat16", dtype, name);
+      caps.dtypes.insert(name);
+    }
+  }
+  if (const auto features = json.find("features")) {
+    caps.features.clear();
+    for (const Json& feature : features->elements()) caps.features.insert(feature.as<std::string>());
+  }
+  if (const auto numbers = json.find("numbers")) {
+    caps.numbers.clear();
+    for (const auto& [name, list] : numbers->items()) {
+      for (const Json& entry : list.elements()) caps.numbers[name].add(entry);
+    }
+  }
+}
+
+// A name that the contract does not know would never be asked for: it is misspelt.
+void check_names(const Json& layer, const Contract& contract, const Capabilities& caps) {
+  const auto known = [&](const std::set<std::string>& names, const char* what, const std::string& name) {
+    want(names.contains(name), cat(what, " of ", contract.name, " (", names.empty() ? "it has none" : join(names), ")"),
+         layer, name);
+  };
+  for (const std::string& feature : caps.features) known(contract.features, "a feature", feature);
+  for (const auto& [name, numbers] : caps.numbers) known(contract.numbers, "numbers", name);
+}
+
+LayerEntry read_layer(const Json& json, int64_t schema, LayerEntry layer) {
+  json.only({"contract", "ops", "capabilities"});
+  layer.contract = layer.contract.empty() ? json.at<std::string>("contract") : json.get("contract", layer.contract);
+  const Contract* contract = find_contract(layer.contract);
+  if (contract == nullptr) {
+    throw Error({.wanted = cat("a contract that this hotswap knows at ", json.where(), ": ", join(contract_names())),
+                 .got = "'" + layer.contract + "'",
+                 .next = "use a package or a hotswap of the other's time"});
+  }
+  const Json ops = json.child("ops");
+  for (const auto& [role, op] : ops.items()) {
+    want(contract->roles.contains(role), cat("a role of ", layer.contract), op, role);
+    const auto name = op.as<std::string>();
+    want(is_identifier(name), "an op's name", op, name);
+    layer.ops[role] = name;
+  }
+  if (const auto caps = json.find("capabilities")) read_capabilities(*caps, schema, layer.capabilities);
+  check_names(json, *contract, layer.capabilities);
+  ops.at<std::string>("forward");
+  if (layer.capabilities.backward) {  // what it promises must be there
+    ops.at<std::string>("forward_train");
+    ops.at<std::string>("backward");
+  }
+  return layer;
+}
+
+StandIn read_stand_in(const Json& json, const Manifest& m) {
+  auto text = json.as<std::string>();
+  std::string ours;
+  if (const size_t equals = text.rfind('='); equals != text.npos) {
+    ours = text.substr(equals + 1);
+    text.resize(equals);
+  }
+  const KernelRef ref(text);
+  want(!ref.is_path() && !ref.stock() && !ref.layer().empty(), "'org/repo:Layer' or 'org/repo:Layer=OurLayer'", json,
+       text);
+  StandIn result{ref.repo(), ref.layer(), ours.empty() ? ref.layer() : ours};
+  want(m.layers.contains(result.our_layer), "a layer of this package", json, result.our_layer);
+  return result;
+}
+
+// What every layer inherits that does not say otherwise.
+LayerEntry read_defaults(const Json& json, int64_t schema) {
+  LayerEntry defaults;
+  const auto given = json.find("defaults");
+  if (!given) return defaults;
+  given->only({"contract", "capabilities"});
+  defaults.contract = given->get<std::string>("contract", "");
+  if (const auto caps = given->find("capabilities")) read_capabilities(*caps, schema, defaults.capabilities);
+  return defaults;
+}
+
+// {"kernels-community/flash-attn3": "kernels-community/flash-attn2"}: what stands in for the second stands in for the
+// first.
+void read_aliases(const Json& json, Manifest& m) {
+  const std::vector<StandIn> named = m.stands_in_for;
+  for (const auto& [alias, repo] : json.items()) {
+    const auto name = repo.as<std::string>();
+    want(is_repo_id(alias), "a repository's name, org/repo", repo, alias);
+    bool known = false;
+    for (const StandIn& entry : named) {
+      if (!same_repo(entry.repo, name)) continue;
+      m.stands_in_for.push_back({alias, entry.their_layer, entry.our_layer});
+      known = true;
+    }
+    want(known, "a repository that stands_in_for names", repo, name);
+  }
+}
+
+}  // namespace
+
+void read_layers(Manifest& m) {
+  const fs::path file = m.folder / "layers.json";
+  if (!fs::exists(file)) {
+    throw Error({.wanted = cat("layers.json in ", m.folder.string()),
+                 .got = "a package that says not which layers its ops serve",
+                 .next = "name it in a kernel mapping: some such packages have an adapter"});
+  }
+  const Json json = Json::read(file);
+  const auto schema = json.at<int64_t>("schema");
+  want(schema == 1 || schema == 2, "schema 1 or 2", json.child("schema"), std::to_string(schema));
+  if (schema == 1) {
+    json.only({"schema", "layers", "stands_in_for"});
+  } else {
+    json.only({"schema", "defaults", "layers", "stands_in_for", "aliases"});
+  }
+  const LayerEntry defaults = schema == 1 ? LayerEntry() : read_defaults(json, schema);
+  std::vector<std::pair<std::string, Json>> same;  // "Silu": "SiLU"
+  for (const auto& [name, layer] : json.child("layers").items()) {
+    want(is_identifier(name), "a layer's name", layer, name);
+    if (schema > 1 && layer.is_string()) {
+      same.emplace_back(name, layer);
+    } else {
+      m.layers[name] = read_layer(layer, schema, defaults);
+    }
+  }
+  std::map<std::string, LayerEntry> copies;  // of layers that are written out, and of no copies
+  for (const auto& [name, layer] : same) {
+    const auto of = m.layers.find(layer.as<std::string>());
+    want(of != m.layers.end(), "the name of a layer that is written out", layer, layer.as<std::string>());
+    copies[name] = of->second;
+  }
+  m.layers.merge(copies);
+  if (const auto list = json.find("stands_in_for")) {
+    for (const Json& entry : list->elements()) m.stands_in_for.push_back(read_stand_in(entry, m));
+  }
+  if (const auto aliases = json.find("aliases")) read_aliases(*aliases, m);
+}
+
+}  // namespace hotswap

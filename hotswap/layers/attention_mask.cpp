@@ -1,0 +1,137 @@
+// From the description of what is masked to a tensor, for stock forwards.
+#include <ATen/ops/add.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bitwise_and.h>
+#include <ATen/ops/bucketize.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/cumsum.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ge.h>
+#include <ATen/ops/le.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <limits>
+
+#include "hotswap/layers/attention.h"
+
+namespace hotswap {
+namespace {
+
+double lowest(at::ScalarType dtype) {
+  if (dtype == at::kFloat) return std::numeric_limits<float>::lowest();
+  if (dtype == at::kBFloat16) return static_cast<double>(std::numeric_limits<c10::BFloat16>::lowest());
+  if (dtype == at::kHalf) return -65504.0;
+  return std::numeric_limits<double>::lowest();
+}
+
+Tensor range(int64_t from, int64_t to, at::Device device) {
+  return at::arange(from, to, at::TensorOptions().dtype(at::kLong).device(device));
+}
+
+// Places of the queries and of the keys, counted from the first key.
+Tensor query_places(const SequenceInfo& s, int64_t time, const Tensor& k) {
+  return s.positions.defined() ? s.positions : range(k.size(1) - time, k.size(1), k.device());  // [time]
+}
+
+// The same number for all tokens of one group, of queries and of keys: a query sees its own group alone.
+struct Groups {
+  Tensor of_query, of_key;  // [1 or batch, time], [1 or batch, kv_time]
+  Tensor same() const { return at::eq(of_query.unsqueeze(2), of_key.unsqueeze(1)); }  // [1 or batch, time, kv_time]
+};
+
+Groups groups_of(const Tensor& of_key, const SequenceInfo& s, int64_t time) {
+  if (s.positions.defined()) return {of_key.index_select(1, s.positions), of_key};
+  return {of_key.narrow(1, of_key.size(1) - time, time), of_key};
+}
+
+// Chunks are counted from a row's first real token, as transformers does.
+Groups chunks(const SequenceInfo& s, int64_t time, const Tensor& k, int64_t chunk) {
+  const Tensor places = s.padding.defined() ? at::sub(at::cumsum(s.padding, 1), 1).clamp_min(0)
+                                            : range(0, k.size(1), k.device()).unsqueeze(0);
+  return groups_of(at::div(places, chunk, "floor"), s, time);
+}
+
+Groups packed(const SequenceInfo& s, int64_t time, const Tensor& k) {
+  const Tensor ends = s.cu_seqlens.narrow(0, 1, s.cu_seqlens.size(0) - 1).to(at::kLong);
+  return groups_of(
+      at::bucketize(range(0, k.size(1), k.device()), ends, /*out_int32=*/false, /*right=*/true).unsqueeze(0), s, time);
+}
+
+Tensor make_visible(const SequenceInfo& s, int64_t time, const Tensor& k, const AttentionOptions& o) {
+  const int64_t kv_time = k.size(1);
+  const Tensor queries = query_places(s, time, k).unsqueeze(1);    // [time, 1]
+  const Tensor keys = range(0, kv_time, k.device()).unsqueeze(0);  // [1, kv_time]
+  Tensor seen = o.causal ? at::le(keys, queries)
+                         : at::ones({time, kv_time}, at::TensorOptions().dtype(at::kBool).device(k.device()));
+  if (o.window_left >= 0) seen = at::bitwise_and(seen, at::ge(keys, at::sub(queries, o.window_left)));
+  if (o.window_right >= 0 && !o.causal) seen = at::bitwise_and(seen, at::le(keys, at::add(queries, o.window_right)));
+  seen = seen.unsqueeze(0);
+  if (o.chunk > 0) seen = at::bitwise_and(seen, chunks(s, time, k, o.chunk).same());
+  if (s.cu_seqlens.defined()) seen = at::bitwise_and(seen, packed(s, time, k).same());
+  if (s.padding.defined()) {  // a cache that forgets holds the last tokens
+    seen = at::bitwise_and(seen, s.padding.narrow(1, s.padding.size(1) - kv_time, kv_time).unsqueeze(1));
+  }
+  return seen.unsqueeze(1);
+}
+
+}  // namespace
+
+bool AttentionMetadata::hides(int64_t time, int64_t kv_time, const AttentionOptions& o) const {
+  const SequenceInfo& s = sequence_;
+  if (s.padding.defined() || s.cu_seqlens.defined() || s.positions.defined()) return true;
+  if (o.window_left >= 0 && kv_time > o.window_left + 1) return true;
+  if (o.window_right >= 0 && !o.causal && kv_time > o.window_right + 1) return true;
+  return o.chunk > 0 && s.start + time > o.chunk;
+}
+
+template <typename Make>
+const Tensor& AttentionMetadata::made_once(const Key& key, const Make& make) const {
+  for (const auto& [made_for, tensor] : made_) {
+    if (made_for == key) return tensor;
+  }
+  return made_.emplace_back(key, make()).second;
+}
+
+Tensor AttentionMetadata::visible(int64_t time, const Tensor& k, const AttentionOptions& o) const {
+  return made_once({false, time, k.size(1), o.causal, o.window_left, o.window_right, o.chunk},
+                   [&] { return make_visible(sequence_, time, k, o); });
+}
+
+Tensor AttentionMetadata::bias(int64_t time, const Tensor& k, const AttentionOptions& o) const {
+  return made_once({true, time, k.size(1), o.causal, o.window_left, o.window_right, o.chunk}, [&] {
+    const auto options = k.options();
+    return at::where(make_visible(sequence_, time, k, o), at::zeros({}, options),
+                     at::full({}, lowest(k.scalar_type()), options));
+  });
+}
+
+const RealTokens& AttentionMetadata::real_tokens(int64_t time) const {
+  const auto [found, fresh] = real_.try_emplace(time);
+  if (!fresh) return found->second;
+  const Tensor& padding = sequence_.padding;
+  const Tensor kept = padding.narrow(1, padding.size(1) - time, time);
+  const Tensor lengths = kept.sum(1);  // [batch] int64
+  found->second = {.index = kept.reshape({-1}).nonzero().squeeze(1),
+                   .cu_seqlens = at::constant_pad_nd(at::cumsum(lengths, 0), {1, 0}).to(at::kInt),
+                   .max_seqlen = lengths.max().item<int64_t>()};
+  return found->second;
+}
+
+const Tensor& AttentionMetadata::seen(int64_t batch) const {
+  if (!seen_.defined()) {
+    const Tensor& places = sequence_.positions;
+    seen_ = at::add(places.narrow(0, places.size(0) - 1, 1), 1).to(at::kInt).expand({batch}).contiguous();
+  }
+  return seen_;
+}
+
+Tensor AttentionMetadata::distance(int64_t time, const Tensor& k) const {
+  return at::sub(range(0, k.size(1), k.device()).unsqueeze(0), query_places(sequence_, time, k).unsqueeze(1));
+}
+
+}  // namespace hotswap

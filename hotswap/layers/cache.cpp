@@ -1,0 +1,63 @@
+#include "hotswap/layers/cache.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+
+#include "hotswap/base/error.h"
+
+namespace hotswap {
+
+Cache::Cache(std::vector<std::unique_ptr<CacheLayer>> layers, CacheOptions options)
+    : layers_(std::move(layers)), options_(std::move(options)), fixed_(options_.implementation == "static") {}
+
+std::pair<Tensor, Tensor> Cache::update(int64_t layer, const Tensor& k, const Tensor& v) {
+  if (at::GradMode::is_enabled() && (k.requires_grad() || v.requires_grad())) {
+    throw Error({.wanted = "a forward without gradients when a cache is given",
+                 .got = "keys or values that require grad",
+                 .next = "run under at::NoGradGuard or c10::InferenceMode, or pass no cache"});
+  }
+  auto* keys_and_values = dynamic_cast<KeyValueLayer*>(layers_.at(layer).get());
+  if (keys_and_values == nullptr) {
+    throw Error({.wanted = cat("keys and values in the cache of layer ", layer),
+                 .got = "a cache of another kind",
+                 .next = "take the cache that this model's make_cache() gives"});
+  }
+  return keys_and_values->update(k, v, positions_);
+}
+
+void Cache::begin(int64_t time, at::Device device) {
+  if (!fixed_) return;
+  if (length_ + time > options_.max_cache_len) {
+    throw Error({.wanted = cat("at most ", options_.max_cache_len, " tokens in a static cache"),
+                 .got = cat(length_, " seen and ", time, " new ones"),
+                 .next = "make the cache with a larger max_cache_len, or a dynamic one"});
+  }
+  if (!device_length_.defined()) {
+    const c10::InferenceMode off(false);  // or it could be written in inference mode alone
+    device_length_ = at::zeros({1}, at::TensorOptions().dtype(at::kLong).device(device));
+  }
+  positions_ = at::add(at::arange(time, device_length_.options()), device_length_);
+}
+
+void Cache::end(int64_t time) {
+  length_ += time;
+  if (fixed_) device_length_.add_(time);
+}
+
+void Cache::crop(int64_t length) {
+  if (length >= length_) return;
+  for (const auto& layer : layers_) layer->crop(length);
+  length_ = length;
+  if (device_length_.defined()) device_length_.fill_(length);
+}
+
+void Cache::reset() {
+  for (const auto& layer : layers_) layer->reset();
+  length_ = 0;
+  if (device_length_.defined()) device_length_.zero_();
+}
+
+}  // namespace hotswap

@@ -1,0 +1,74 @@
+// What a model remembers of the tokens that it has seen: a part for each layer, of the kind that the layer wants.
+//
+//   auto cache = model.make_cache();                                   // grows; layers with a window forget
+//   auto fixed = model.make_cache({.implementation = "static", .max_cache_len = 512});
+//   model({.input_ids = ids, .cache = cache.get()});
+//
+// A layer that keeps something else (a recurrent state, pages of a pool) brings its own CacheLayer.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hotswap {
+
+using at::Tensor;
+
+struct CacheOptions {
+  std::string implementation = "dynamic";  // or "static": memory of a fixed size, and a step that never asks the device
+  int64_t max_cache_len = 0;               // static: tokens that fit. dynamic: tokens that fit without growing
+};
+
+class CacheLayer {
+ public:
+  virtual ~CacheLayer() = default;
+  virtual void crop(int64_t length) = 0;  // forgets the tokens from `length` on
+  virtual void reset() = 0;
+};
+
+// Keys and values. Inference only: memory that is written in place has no gradient.
+class KeyValueLayer : public CacheLayer {
+ public:
+  // k, v of the new tokens: [batch, new, kv_heads, head_dim] -> what they may look at: [batch, kv_time, ...].
+  // `positions`: of the new tokens, on the device, in a cache of a fixed size.
+  virtual std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const Tensor& positions) = 0;
+};
+
+class Cache {
+ public:
+  Cache(std::vector<std::unique_ptr<CacheLayer>> layers, CacheOptions options);
+
+  std::pair<Tensor, Tensor> update(int64_t layer, const Tensor& k, const Tensor& v);
+  CacheLayer& layer(int64_t index) { return *layers_.at(index); }
+  int64_t size() const { return static_cast<int64_t>(layers_.size()); }
+
+  // Tokens seen. The host's count: forwards that a captured graph replays are in device_length() alone.
+  int64_t length() const { return length_; }
+  int64_t capacity() const { return fixed_ ? options_.max_cache_len : 0; }  // 0: it grows
+
+  // Around one forward of `time` tokens, by the model. begin: Error where they do not fit.
+  void begin(int64_t time, at::Device device);
+  void end(int64_t time);
+  const Tensor& positions() const { return positions_; }          // of the forward's tokens; undefined unless fixed
+  const Tensor& device_length() const { return device_length_; }  // [1] int64; undefined unless fixed
+
+  void crop(int64_t length);
+  void reset();
+
+ private:
+  std::vector<std::unique_ptr<CacheLayer>> layers_;
+  CacheOptions options_;
+  bool fixed_;
+  int64_t length_ = 0;
+  Tensor device_length_, positions_;
+};
+
+// For a layer that attends; window > 0: to its last so many tokens alone.
+std::unique_ptr<CacheLayer> make_key_value_layer(const CacheOptions& options, int64_t window = 0);
+
+}  // namespace hotswap

@@ -1,0 +1,16 @@
+// What every layer of one forward needs to know, made once at the model's entrance.
+#pragma once
+
+#include "hotswap/layers/attention.h"
+#include "hotswap/layers/cache.h"
+#include "hotswap/layers/rotary.h"
+
+namespace hotswap {
+
+struct ForwardContext {
+  RotaryTables rope;
+  AttentionMetadata attention;
+  Cache* cache = nullptr;  // null: none
+};
+
+}  // namespace hotswap

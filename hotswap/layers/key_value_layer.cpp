@@ -1,0 +1,148 @@
+// The three ways to keep keys and values: all of them in memory that grows, the last of a window, all in fixed memory.
+// In memory heads come before time, so that the tokens of one head stand together.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+
+#include "hotswap/base/error.h"
+#include "hotswap/layers/cache.h"
+
+namespace hotswap {
+namespace {
+
+constexpr int64_t kFirstCapacity = 64;
+
+// [batch, kv_heads, capacity, head_dim] in memory, seen as [batch, capacity, kv_heads, head_dim]
+struct Buffers {
+  Tensor k, v;
+
+  int64_t capacity() const { return k.defined() ? k.size(1) : 0; }
+  static Buffers like(const Tensor& k, const Tensor& v, int64_t capacity, bool zeroed) {
+    const c10::InferenceMode off(false);  // or they could be written in inference mode alone
+    const auto make = [&](const Tensor& t) {
+      const std::vector<int64_t> shape{t.size(0), t.size(2), capacity, t.size(3)};
+      return (zeroed ? at::zeros(shape, t.options()) : at::empty(shape, t.options())).transpose(1, 2);
+    };
+    return {make(k), make(v)};
+  }
+  void check(const Tensor& new_k) const {
+    if (k.size(0) == new_k.size(0) && k.size(2) == new_k.size(2) && k.size(3) == new_k.size(3)) return;
+    throw Error({.wanted = cat("keys [", k.size(0), ", new, ", k.size(2), ", ", k.size(3), "] for the cache"),
+                 .got = cat("[", join(new_k.sizes()), "]"),
+                 .next = "use one cache per batch"});
+  }
+  void write(int64_t at, const Tensor& new_k, const Tensor& new_v) const {
+    k.narrow(1, at, new_k.size(1)).copy_(new_k);
+    v.narrow(1, at, new_v.size(1)).copy_(new_v);
+  }
+  std::pair<Tensor, Tensor> range(int64_t from, int64_t count) const {
+    return {k.narrow(1, from, count), v.narrow(1, from, count)};
+  }
+};
+
+// Buffers grow by doubling: a decode step writes one row per head and copies nothing else.
+class DynamicLayer : public KeyValueLayer {
+ public:
+  explicit DynamicLayer(int64_t reserve) : reserve_(reserve) {}
+
+  std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const Tensor&) override {
+    const int64_t needed = length_ + k.size(1);
+    if (buffers_.capacity() > 0) buffers_.check(k);
+    if (needed > buffers_.capacity()) {
+      const Buffers larger = Buffers::like(k, v, std::max({reserve_, needed, 2 * length_, kFirstCapacity}), false);
+      if (length_ > 0) larger.write(0, buffers_.k.narrow(1, 0, length_), buffers_.v.narrow(1, 0, length_));
+      buffers_ = larger;
+    }
+    buffers_.write(length_, k, v);
+    length_ = needed;
+    return buffers_.range(0, length_);
+  }
+  void crop(int64_t length) override { length_ = std::min(length_, length); }
+  void reset() override { *this = DynamicLayer(reserve_); }
+
+ private:
+  int64_t reserve_, length_ = 0;
+  Buffers buffers_;
+};
+
+// Keeps what the next token may see: the last window - 1 tokens. They move to the front of the memory when it is full.
+class SlidingLayer : public KeyValueLayer {
+ public:
+  explicit SlidingLayer(int64_t window) : window_(window) {}
+
+  std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const Tensor&) override {
+    const int64_t added = k.size(1), kept = std::min(end_ - begin_, window_ - 1);
+    if (buffers_.capacity() > 0) buffers_.check(k);
+    dropped_ += end_ - kept - begin_;
+    begin_ = end_ - kept;
+    if (end_ + added > buffers_.capacity()) {
+      const Buffers next = Buffers::like(k, v, std::max(kept + added, 2 * std::min(window_, kept + added)), false);
+      if (kept > 0) next.write(0, buffers_.k.narrow(1, begin_, kept), buffers_.v.narrow(1, begin_, kept));
+      buffers_ = next;
+      begin_ = 0;
+      end_ = kept;
+    }
+    buffers_.write(end_, k, v);
+    end_ += added;
+    return buffers_.range(begin_, kept + added);
+  }
+  void crop(int64_t length) override {
+    if (dropped_ > 0) {
+      throw Error({.wanted = cat("a cache whose windows of ", window_, " tokens still hold all before token ", length),
+                   .got = cat("one that has forgotten ", dropped_, " of them"),
+                   .next = "reset() it and run the prompt again"});
+    }
+    end_ = std::min(end_, begin_ + length);
+  }
+  void reset() override { *this = SlidingLayer(window_); }
+
+ private:
+  int64_t window_, begin_ = 0, end_ = 0, dropped_ = 0;
+  Buffers buffers_;
+};
+
+// Never moves, and gives all of its memory: who attends goes by the positions.
+class StaticLayer : public KeyValueLayer {
+ public:
+  explicit StaticLayer(int64_t capacity) : capacity_(capacity) {}
+
+  std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const Tensor& positions) override {
+    // Zeros: a weight of 0 times what lay there would be NaN where that is one.
+    if (buffers_.capacity() == 0) buffers_ = Buffers::like(k, v, capacity_, /*zeroed=*/true);
+    buffers_.check(k);
+    buffers_.k.index_copy_(1, positions, k);
+    buffers_.v.index_copy_(1, positions, v);
+    return {buffers_.k, buffers_.v};
+  }
+  void crop(int64_t) override {}
+  void reset() override {}  // what lies behind the length is never seen, and the memory stays where a graph knows it
+
+ private:
+  int64_t capacity_;
+  Buffers buffers_;
+};
+
+}  // namespace
+
+std::unique_ptr<CacheLayer> make_key_value_layer(const CacheOptions& options, int64_t window) {
+  if (options.implementation == "static") {
+    if (options.max_cache_len < 1) {
+      throw Error({.wanted = "max_cache_len of a static cache: the tokens that must fit",
+                   .got = cat(options.max_cache_len),
+                   .next = "set it to the prompt's length and the new tokens together"});
+    }
+    return std::make_unique<StaticLayer>(options.max_cache_len);
+  }
+  if (options.implementation != "dynamic") {
+    throw Error({.wanted = "a cache implementation: dynamic or static",
+                 .got = cat('"', options.implementation, '"'),
+                 .next = "set cache_implementation to one of them"});
+  }
+  if (window > 0) return std::make_unique<SlidingLayer>(window);
+  return std::make_unique<DynamicLayer>(options.max_cache_len);
+}
+
+}  // namespace hotswap

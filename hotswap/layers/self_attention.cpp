@@ -1,0 +1,81 @@
+#include "hotswap/layers/self_attention.h"
+
+#include <cmath>
+
+namespace hotswap {
+namespace {
+
+// In the contract's words: what a kernel that takes this layer's place must have.
+SlotNeeds needs_of(const SelfAttentionOptions& o) {
+  SlotNeeds needs{.features = {"causal"}, .numbers = {{"head_dims", {o.head_dim}}}};
+  const auto need = [&](bool needed, const char* feature) {
+    if (needed) needs.features.emplace_back(feature);
+  };
+  need(o.num_heads != o.num_kv_heads, "gqa");
+  need(o.sliding_window > 0, "window");
+  need(o.chunk > 0, "chunk");
+  need(o.softcap != 0, "softcap");
+  need(o.sinks, "sinks");
+  need(o.dropout > 0, "dropout");
+  return needs;
+}
+
+}  // namespace
+
+SelfAttention::SelfAttention(const SelfAttentionOptions& o)
+    : options_(o),
+      q_proj_(o.hidden_size, o.num_heads * o.head_dim, o.qkv_bias),
+      k_proj_(o.hidden_size, o.num_kv_heads * o.head_dim, o.qkv_bias),
+      v_proj_(o.hidden_size, o.num_kv_heads * o.head_dim, o.qkv_bias),
+      o_proj_(o.num_heads * o.head_dim, o.hidden_size, o.output_bias),
+      attention_options_{.scale = o.scale.value_or(std::pow(static_cast<double>(o.head_dim), -0.5)),
+                         .window_left = o.sliding_window - 1,
+                         .chunk = o.chunk,
+                         .softcap = o.softcap},
+      attention_(this, "attention", "attention/1", stock::sdpa, needs_of(o)) {
+  own("q_proj", q_proj_);
+  own("k_proj", k_proj_);
+  own("v_proj", v_proj_);
+  own("o_proj", o_proj_);
+  if (o.qk_norm) {
+    q_norm_ = std::make_unique<RMSNorm>(o.head_dim, *o.qk_norm);
+    k_norm_ = std::make_unique<RMSNorm>(o.head_dim, *o.qk_norm);
+    own("q_norm", *q_norm_);
+    own("k_norm", *k_norm_);
+  }
+  if (o.sinks) own("sinks", sinks_, {o.num_heads});
+  own("rotary_fn", rotary_fn_);
+}
+
+Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) const {
+  const auto heads = [&](const Tensor& y) { return y.view({y.size(0), y.size(1), -1, options_.head_dim}); };
+  Tensor q = heads(q_proj_.forward(x));  // [batch, time, heads, head_dim]
+  Tensor k = heads(k_proj_.forward(x));  // [batch, time, kv_heads, head_dim]
+  Tensor v = heads(v_proj_.forward(x));
+  if (q_norm_) {
+    q = q_norm_->forward(q);
+    k = k_norm_->forward(k);
+  }
+  if (options_.rotary) {
+    std::tie(q, k) = rotary_fn_.forward(q.transpose(1, 2), k.transpose(1, 2), context.rope);
+    q = q.transpose(1, 2);
+    k = k.transpose(1, 2);
+  }
+  if (context.cache != nullptr) std::tie(k, v) = context.cache->update(options_.layer, k, v);
+  AttentionOptions attention = attention_options_;
+  attention.dropout = training() ? options_.dropout : 0;
+  attention.sinks = sinks_;
+  return o_proj_.forward(attention_(q, k, v, attention, context.attention).reshape({x.size(0), x.size(1), -1}));
+}
+
+std::unique_ptr<CacheLayer> SelfAttention::make_cache_layer(const CacheOptions& options) const {
+  return make_key_value_layer(options, options_.sliding_window);
+}
+
+void set_stock_attention(Module& module, const AttentionKind& kind) {
+  module.each_slot([&](const std::string&, SlotBase& slot) {
+    if (auto* attention = dynamic_cast<Slot<AttentionForward>*>(&slot)) attention->set_stock(kind.forward);
+  });
+}
+
+}  // namespace hotswap

@@ -1,0 +1,48 @@
+// Self-attention as decoders have it: projections, norms of queries and keys, rotary embedding, cache, attention. What
+// families differ in are its options; those of the attention itself are the contract's (forwards.h).
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "hotswap/layers/forward_context.h"
+#include "hotswap/layers/linear.h"
+#include "hotswap/layers/norm.h"
+
+namespace hotswap {
+
+struct SelfAttentionOptions {
+  int64_t layer = 0;  // its place in the cache
+  int64_t hidden_size, num_heads, num_kv_heads, head_dim;
+  bool qkv_bias = false, output_bias = false;
+  std::optional<RMSNormOptions> qk_norm = std::nullopt;  // of every query and key head, before the rotary embedding
+  bool rotary = true;                                    // of as much of a head as the tables are wide
+  std::optional<double> scale = std::nullopt;            // none: head_dim^-0.5
+  int64_t sliding_window = 0;                            // tokens that a query sees, its own included; 0: all
+  int64_t chunk = 0;                                     // see AttentionOptions, as the next two
+  double softcap = 0;
+  bool sinks = false;  // a parameter "sinks" [num_heads]
+  double dropout = 0;  // in training
+};
+
+class SelfAttention : public Module {
+ public:
+  explicit SelfAttention(const SelfAttentionOptions& options);
+  Tensor forward(const Tensor& x, const ForwardContext& context) const;  // [batch, time, hidden_size] -> the same
+  std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const;
+  const SelfAttentionOptions& options() const { return options_; }
+
+ private:
+  SelfAttentionOptions options_;
+  Linear q_proj_, k_proj_, v_proj_, o_proj_;
+  std::unique_ptr<RMSNorm> q_norm_, k_norm_;  // over head_dim
+  Tensor sinks_;                              // [num_heads], or undefined
+  RotaryPosEmb rotary_fn_;
+  AttentionOptions attention_options_;
+  Slot<AttentionForward> attention_;
+};
+
+// Lets every attention below a module run this stock forward where no kernel is bound.
+void set_stock_attention(Module& module, const AttentionKind& kind);
+
+}  // namespace hotswap

@@ -1,0 +1,60 @@
+#include "hotswap/models/attention_kernel.h"
+
+#include "hotswap/base/error.h"
+#include "hotswap/kernelize/hub_kernels.h"
+#include "hotswap/layers/attention.h"
+
+namespace hotswap {
+namespace {
+
+constexpr std::pair<const char*, const char*> kShortNames[] = {
+    {"flash_attention_2", "kernels-community/flash-attn2"},
+    {"flash_attention_3", "kernels-community/vllm-flash-attn3"}};
+
+std::string repository_of(const std::string& name) {
+  for (const auto& [short_name, repo] : kShortNames) {
+    if (name == short_name) return repo;
+  }
+  return name;
+}
+
+// Which version a bare name means: transformers' table.
+KernelRef with_version(const KernelRef& ref) {
+  if (ref.named()) return ref;
+  const int64_t version = same_repo(ref.repo(), "kernels-community/flash-attn2") ? 3 : 1;
+  return {ref.repo() + (ref.layer().empty() ? "" : ":" + ref.layer()), {.version = version}};
+}
+
+KernelRef parsed(const std::string& name) {
+  if (name.starts_with("paged|")) {
+    throw Error({.wanted = "attention over keys that lie together",
+                 .got = cat('"', name, "\": a paged cache, which is not implemented"),
+                 .next = "drop 'paged|'"});
+  }
+  KernelRef ref(repository_of(name));
+  if (!ref.is_path()) return ref;
+  throw Error({.wanted = "an attention kernel as org/repo[@revision][:layer]",
+               .got = "the folder " + ref.path(),
+               .next = "give it a name with LOCAL_KERNELS=org/repo=" + ref.path()});
+}
+
+}  // namespace
+
+bool names_attention_kernel(const std::string& name) {
+  return repository_of(name) != name || is_attention_kernel(name);
+}
+
+void check_attn_implementation(const std::string& name) {
+  if (names_attention_kernel(name)) {
+    parsed(name);
+  } else {
+    attention_kind(name);
+  }
+}
+
+KernelRef attention_kernel(const std::string& name, bool allow_all_kernels, const std::filesystem::path& project) {
+  if (!names_attention_kernel(name)) return {};
+  return with_version(HubKernels(allow_all_kernels, project).named(parsed(name)));
+}
+
+}  // namespace hotswap

@@ -1,0 +1,24 @@
+// attn_implementation: a stock forward ("sdpa", "eager"), or a kernel, which becomes the attention's row of the kernel
+// mapping.
+//
+//   "kernels-community/flash-attn2@>=2.0,<3.0"    as every kernel: org/repo[@revision][:layer]
+//   "flash_attention_2"                           transformers' short names for two of them
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "hotswap/hub/names/kernel_ref.h"
+
+namespace hotswap {
+
+inline constexpr const char* kAttentionLayer = "attention";  // of the slot, and of the mapping
+
+bool names_attention_kernel(const std::string& name);
+// Error where `name` is neither a stock forward nor may be a kernel. Asks nobody.
+void check_attn_implementation(const std::string& name);
+// What the mapping's row says: stock for a stock forward. Where the name gives no version, the project's or else the
+// one that transformers asks for.
+KernelRef attention_kernel(const std::string& name, bool allow_all_kernels, const std::filesystem::path& project);
+
+}  // namespace hotswap

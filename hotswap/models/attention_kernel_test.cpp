@@ -1,0 +1,86 @@
+#include "hotswap/models/attention_kernel.h"
+
+#include <gtest/gtest.h>
+
+#include "hotswap/base/test_support.h"
+#include "hotswap/layers/slot.h"
+#include "hotswap/models/auto.h"
+
+namespace hotswap {
+namespace {
+
+using test_support::expect_has;
+using test_support::message_of;
+using test_support::ScopedEnv;
+using test_support::TempFolder;
+
+TEST(AttentionKernel, WhichKernelANameMeans) {
+  const auto kernel = [](const std::string& name) { return attention_kernel(name, false, {}).str(); };
+  EXPECT_EQ(kernel("sdpa"), "");
+  EXPECT_EQ(kernel("eager"), "");
+  EXPECT_EQ(kernel("acme/attn"), "acme/attn@v1");
+  EXPECT_EQ(kernel("acme/attn@v2:fast"), "acme/attn@v2:fast");
+  EXPECT_EQ(kernel("acme/attn@>=1.0,<3.0"), "acme/attn@>=1.0,<3.0");
+  EXPECT_EQ(kernel("kernels-community/flash-attn2"), "kernels-community/flash-attn2@v3");
+  EXPECT_EQ(kernel("flash_attention_2"), "kernels-community/flash-attn2@v3");
+  EXPECT_EQ(kernel("flash_attention_3"), "kernels-community/vllm-flash-attn3@v1");
+  TempFolder project;
+  project.write("hotswap.toml", "[dependencies]\n\"acme/attn\" = 7\n");
+  EXPECT_EQ(attention_kernel("acme/attn", false, project.path()).str(), "acme/attn@v7");
+  EXPECT_EQ(attention_kernel("acme/attn@v2", false, project.path()).str(), "acme/attn@v2");
+  const auto refused = [](const std::string& name) { return message_of([&] { check_attn_implementation(name); }); };
+  for (const char* good : {"sdpa", "eager", "acme/attn", "flash_attention_3"}) EXPECT_EQ(refused(good), "no error");
+  for (const char* unknown : {"flash", "paged|sdpa", "org:model", ""}) {
+    expect_has(refused(unknown), {"an attention implementation: sdpa, eager"});
+  }
+  expect_has(refused("paged|acme/attn"), {"a paged cache", "drop 'paged|'"});
+  expect_has(refused("/here/attn"), {"the folder /here/attn", "LOCAL_KERNELS"});
+  expect_has(refused("org/model:a:b"), {"org/repo[@revision][:Layer]"});
+}
+
+std::shared_ptr<CausalLM> tiny() {
+  const nlohmann::ordered_json config = {
+      {"model_type", "llama"},    {"vocab_size", 20},        {"hidden_size", 8},     {"num_hidden_layers", 2},
+      {"num_attention_heads", 2}, {"intermediate_size", 12}, {"rms_norm_eps", 1e-5}, {"max_position_embeddings", 16}};
+  auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
+  model->init_weights(1);
+  return model;
+}
+
+// Stock forwards are rows of the report, by choice; what fails leaves the model as it was.
+TEST(AttentionKernel, IsARowOfTheReport) {
+  const auto model = tiny();
+  const auto rows = [&] {
+    std::vector<KernelRow> found;
+    for (const KernelRow& row : model->kernel_report().rows) {
+      if (row.layer == kAttentionLayer) found.push_back(row);
+    }
+    return found;
+  };
+  EXPECT_EQ(model->attn_implementation(), "sdpa");
+  model->kernelize(Mode::INFERENCE, {.config = {{{"RMSNorm", ""}}, false, /*inherit_mapping=*/false}});
+  ASSERT_EQ(rows().size(), 2U);
+  EXPECT_EQ(rows()[0].name, "model.layers.0.self_attn");
+  EXPECT_TRUE(rows()[0].by_choice);
+  EXPECT_FALSE(rows()[0].package);
+  model->set_attn_implementation("eager");
+  EXPECT_EQ(model->attn_implementation(), "eager");
+  const TempFolder cache;
+  const ScopedEnv offline("HF_HUB_OFFLINE", "1"), cached("HF_HUB_CACHE", cache.path().string());
+  const ScopedEnv kernels("KERNELS_CACHE", std::nullopt);
+  expect_has(message_of([&] { model->set_attn_implementation("acme/attn"); }), {"acme/attn", "HF_HUB_OFFLINE"});
+  EXPECT_EQ(model->attn_implementation(), "eager");
+  EXPECT_EQ(rows().size(), 2U);
+  model->unkernelize();
+  EXPECT_TRUE(rows().empty());
+  expect_has(message_of([&] { model->set_attn_implementation("acme/attn"); }), {"acme/attn"});
+  EXPECT_TRUE(rows().empty());
+  expect_has(message_of([&] {
+               model->kernelize(Mode::INFERENCE, {.config = {{{"attention", "acme/attn"}}, false, false}});
+             }),
+             {"acme/attn"});
+  EXPECT_EQ(model->attn_implementation(), "eager");
+}
+
+}  // namespace
+}  // namespace hotswap

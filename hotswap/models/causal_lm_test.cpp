@@ -1,0 +1,140 @@
+// What every family's model promises beyond its values: packed rows, caches, fresh weights, inputs that are wrong.
+#include "hotswap/models/causal_lm.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include "hotswap/models/auto.h"
+#include "hotswap/models/test_files.h"
+
+namespace hotswap {
+namespace {
+
+using test_support::expect_has;
+using test_support::message_of;
+
+std::shared_ptr<CausalLM> tiny(const std::string& family) {
+  const nlohmann::ordered_json config = {{"model_type", family},
+                                         {"vocab_size", 40},
+                                         {"hidden_size", 24},
+                                         {"num_hidden_layers", 3},
+                                         {"num_attention_heads", 4},
+                                         {"num_key_value_heads", 2},
+                                         {"intermediate_size", 32},
+                                         {"rms_norm_eps", 1e-5},
+                                         {"initializer_range", 0.4},
+                                         {"sliding_window", 5},
+                                         {"max_window_layers", 1},
+                                         {"head_dim", 6},
+                                         {"max_position_embeddings", 64},
+                                         {"use_sliding_window", family != "llama" && family != "mistral"}};
+  auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
+  model->init_weights(5);
+  model->eval();
+  return model;
+}
+
+class EveryFamily : public testing::TestWithParam<const Family*> {
+ protected:
+  std::shared_ptr<CausalLM> model_ = tiny(GetParam()->model_type);
+  at::NoGradGuard no_grad_;
+};
+
+TEST_P(EveryFamily, PackedSequencesAreAsIfAlone) {
+  const Tensor a = at::randint(0, 40, {1, 9}, at::kLong), b = at::randint(0, 40, {1, 4}, at::kLong);
+  const Tensor alone = at::cat({(*model_)({.input_ids = a}).logits, (*model_)({.input_ids = b}).logits}, 1);
+  for (const char* attention : {"sdpa", "eager"}) {
+    model_->set_attn_implementation(attention);
+    const Tensor packed =
+        (*model_)({.input_ids = at::cat({a, b}, 1), .cu_seqlens = at::tensor({0, 9, 13}, at::kInt)}).logits;
+    EXPECT_LE((packed - alone).abs().max().item<double>(), 1e-4 * alone.abs().max().item<double>()) << attention;
+  }
+}
+
+// Token by token, several at once, and after a crop: what a whole forward gives.
+TEST_P(EveryFamily, EachCacheGivesTheWholeForward) {
+  const Tensor ids = at::randint(0, 40, {2, 14}, at::kLong);
+  Tensor mask = at::ones({2, 14}, at::kLong);
+  mask[1].narrow(0, 0, 3).zero_();
+  for (const bool padded : {false, true}) {
+    const Tensor positions = (mask.cumsum(1) - 1).clamp_min(0);
+    const Tensor whole = padded
+                             ? (*model_)({.input_ids = ids, .attention_mask = mask, .position_ids = positions}).logits
+                             : (*model_)({.input_ids = ids}).logits;
+    for (const char* implementation : {"dynamic", "static"}) {
+      const auto cache = model_->make_cache({.implementation = implementation, .max_cache_len = 14});
+      int64_t seen = 0;
+      for (const int64_t count : {4, 1, 1, 5, 1, 2}) {
+        const int64_t columns = cache->capacity() > 0 ? 14 : seen + count;
+        const Tensor got = (*model_)({.input_ids = ids.narrow(1, seen, count),
+                                      .attention_mask = padded ? mask.narrow(1, 0, columns) : Tensor(),
+                                      .position_ids = padded ? positions.narrow(1, seen, count) : Tensor(),
+                                      .cache = cache.get()})
+                               .logits;
+        Tensor difference = (got - whole.narrow(1, seen, count)).abs();
+        if (padded) difference = difference * mask.narrow(1, seen, count).unsqueeze(-1);
+        EXPECT_LE(difference.max().item<double>(), 1e-4 * whole.abs().max().item<double>())
+            << implementation << " after " << seen << " padded " << padded;
+        seen += count;
+      }
+      EXPECT_EQ(cache->length(), 14);
+    }
+  }
+}
+
+TEST_P(EveryFamily, FreshWeights) {
+  std::map<std::string, Tensor> tensors;
+  model_->each_tensor([&](const std::string& name, Tensor& tensor) { tensors[name] = tensor; });
+  for (const auto& [name, tensor] : tensors) {
+    if (name.find("norm") != std::string::npos) {
+      EXPECT_TRUE(tensor.eq(1).all().item<bool>()) << name;
+    } else if (name.ends_with(".bias")) {
+      EXPECT_TRUE(tensor.eq(0).all().item<bool>()) << name;
+    } else {
+      EXPECT_NEAR(tensor.std().item<double>(), 0.4, 0.1) << name;
+    }
+  }
+}
+
+TEST_P(EveryFamily, WrongInputsAreToldInOurWords) {
+  const Tensor ids = at::zeros({2, 3}, at::kLong);
+  const auto refused = [&](const ForwardArguments& arguments) { return message_of([&] { (*model_)(arguments); }); };
+  expect_has(refused({.input_ids = Tensor()}), {"input_ids [batch, time]", "got none"});
+  expect_has(refused({.input_ids = at::zeros({3}, at::kLong)}), {"[batch, time]", "got [3]", "unsqueeze(0)"});
+  expect_has(refused({.input_ids = at::zeros({0, 3}, at::kLong)}), {"not empty"});
+  expect_has(refused({.input_ids = ids.to(at::kInt)}), {"input_ids of Long", "got Int", "to(at::kLong)"});
+  expect_has(refused({.input_ids = ids.to(at::kMeta)}), {"input_ids on cpu, where the model is", "got them on meta"});
+  expect_has(refused({.input_ids = ids + 40}), {"token ids from 0 to 39", "got 40", "tokenizer"});
+  expect_has(refused({.input_ids = ids - 1}), {"got -1"});
+  expect_has(refused({.input_ids = ids, .attention_mask = at::ones({2, 4})}), {"attention_mask [2, 3]", "[2, 4]"});
+  expect_has(refused({.input_ids = ids, .position_ids = at::zeros({2, 2}, at::kLong)}), {"position_ids [1 or 2, 3]"});
+  expect_has(refused({.input_ids = ids, .position_ids = at::zeros({2, 3})}), {"position_ids of Long", "Float"});
+  expect_has(refused({.input_ids = ids, .labels = ids.to(at::kInt)}), {"labels of Long"});
+  expect_has(refused({.input_ids = ids, .labels = at::zeros({2, 2}, at::kLong)}), {"labels [2, 3]"});
+  const Tensor row = at::zeros({1, 3}, at::kLong);
+  expect_has(refused({.input_ids = ids, .cu_seqlens = at::tensor({0, 3}, at::kInt)}),
+             {"a batch of one", "a batch of 2"});
+  expect_has(refused({.input_ids = row, .cu_seqlens = at::tensor({0, 2}, at::kInt)}), {"rise from 0 to 3", "got 0, 2"});
+  expect_has(refused({.input_ids = row, .cu_seqlens = at::tensor({0, 4, 3}, at::kInt)}), {"rise from 0 to 3"});
+  expect_has(refused({.input_ids = row, .cu_seqlens = at::tensor({0.0, 3.0})}), {"integers"});
+  const auto cache = model_->make_cache({.implementation = "static", .max_cache_len = 4});
+  expect_has(refused({.input_ids = row, .attention_mask = at::ones({1, 3}), .cache = cache.get()}),
+             {"attention_mask [1, 4]"});
+  EXPECT_EQ(refused({.input_ids = row, .cache = cache.get()}), "no error");
+  expect_has(refused({.input_ids = row, .cache = cache.get()}), {"at most 4 tokens", "3 seen and 3 new"});
+  EXPECT_THROW(model_->make_cache({.implementation = "offloaded"}), Error);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, EveryFamily, testing::ValuesIn(families()),
+                         [](const auto& info) { return info.param->model_type; });
+
+}  // namespace
+}  // namespace hotswap

@@ -1,0 +1,47 @@
+// The table of families: one line each.
+#include "hotswap/base/error.h"
+#include "hotswap/models/family.h"
+
+namespace hotswap {
+
+extern const Family kLlama, kMistral, kQwen2, kQwen3;
+
+const std::vector<const Family*>& families() {
+  static const std::vector<const Family*> all = {&kLlama, &kMistral, &kQwen2, &kQwen3};
+  return all;
+}
+
+const Family& family_of(const Json& config) {
+  const auto type = config.at<std::string>("model_type");
+  std::vector<std::string> known;
+  for (const Family* family : families()) {
+    if (type == family->model_type) return *family;
+    known.emplace_back(family->model_type);
+  }
+  throw Error({.wanted = cat("a model_type that is implemented: ", join(known)),
+               .got = cat('"', type, "\" in ", config.where()),
+               .next = "docs/adding_a_model.md tells how to add a family"});
+}
+
+const Family& family_of(const GgufFile& file) {
+  const auto& name = file.at<std::string>("general.architecture");
+  std::vector<std::string> known;
+  for (const Family* family : families()) {
+    if (family->gguf_architecture == nullptr) continue;
+    if (name == family->gguf_architecture) return *family;
+    known.emplace_back(family->gguf_architecture);
+  }
+  throw Error({.wanted = cat("a GGUF file of an architecture among ", join(known)),
+               .got = cat("general.architecture '", name, "' in ", file.path().string()),
+               .next = "take the model's safetensors checkpoint where the model family is supported"});
+}
+
+Json config_of_gguf(const GgufFile& file) {
+  const Family& family = family_of(file);
+  return config_from_gguf(file, {.name = family.gguf_architecture,
+                                 .model_type = family.model_type,
+                                 .class_name = family.class_name,
+                                 .head_dim_is_rotary = family.gguf_head_dim_is_rotary});
+}
+
+}  // namespace hotswap

@@ -1,0 +1,37 @@
+// A model family is a row: how its config is read, what a layer is made of, under which names its tensors stand in
+// files. docs/adding_a_model.md tells how to add one; families/llama.cpp and families/mistral.cpp are the ones to copy.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hotswap/models/block.h"
+#include "hotswap/models/config.h"
+#include "hotswap/models/formats/gguf_model.h"
+#include "hotswap/models/formats/tensor_rules.h"
+
+namespace hotswap {
+
+inline TensorRules same_names(const ModelConfig&) { return {}; }
+inline TensorRules gguf_decoder_names(const ModelConfig&) { return gguf_decoder_rules(); }
+
+struct Family {
+  const char* model_type;  // of config.json
+  const char* class_name;  // of transformers: "LlamaForCausalLM"
+  ModelConfig (*read_config)(const Json& config);
+  std::unique_ptr<Block> (*make_block)(const ModelConfig& config, int64_t layer);
+  TensorRules (*tensor_rules)(const ModelConfig& config) = same_names;  // safetensors, read and written
+
+  const char* gguf_architecture = nullptr;  // general.architecture; null: llama.cpp has none of its own for it
+  TensorRules (*gguf_rules)(const ModelConfig& config) = gguf_decoder_names;
+  bool gguf_head_dim_is_rotary = false;  // see GgufArchitecture
+};
+
+const std::vector<const Family*>& families();
+// By model_type, or a GGUF file's architecture. Error naming the known ones.
+const Family& family_of(const Json& config);
+const Family& family_of(const GgufFile& file);
+Json config_of_gguf(const GgufFile& file);  // config.json, of the family that the file names
+
+}  // namespace hotswap

@@ -1,0 +1,239 @@
+#include "hotswap/models/formats/tensor_rules.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "hotswap/base/error.h"
+
+namespace hotswap {
+namespace {
+
+std::vector<std::string> parts_of(const std::string& name) {
+  std::vector<std::string> parts(1);
+  for (const char c : name) {
+    if (c == '.') {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+bool is_number(const std::string& part) {
+  return !part.empty() && part.size() <= 9 && part.find_first_not_of("0123456789") == std::string::npos;
+}
+
+struct Match {
+  std::vector<std::string> numbers;  // in place of each *
+  std::string rest;                  // ".weight"
+};
+
+std::optional<Match> match(const std::string& pattern, const std::string& name) {
+  const auto wanted = parts_of(pattern), given = parts_of(name);
+  if (wanted.size() > given.size()) return std::nullopt;
+  Match found;
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (i >= wanted.size()) {
+      found.rest += "." + given[i];
+    } else if (wanted[i] == "*") {
+      if (!is_number(given[i])) return std::nullopt;
+      found.numbers.push_back(given[i]);
+    } else if (wanted[i] != given[i]) {
+      return std::nullopt;
+    }
+  }
+  return found;
+}
+
+std::string filled(const std::string& pattern, const Match& match) {
+  std::string name;
+  size_t number = 0;
+  for (const char c : pattern) {
+    if (c == '*') {
+      name += match.numbers.at(number++);
+    } else {
+      name += c;
+    }
+  }
+  return name + match.rest;
+}
+
+// Where one tensor of the model comes from.
+struct Source {
+  const TensorRule* rule = nullptr;     // null: the name stays
+  std::map<int64_t, std::string> from;  // by index of a stack, else one
+  int64_t begin = 0, width = 0;         // rows of a split
+  const std::string& first() const { return from.begin()->second; }
+};
+
+class RuledCheckpoint : public Checkpoint {
+ public:
+  RuledCheckpoint(std::unique_ptr<const Checkpoint> raw, TensorRules rules, Module& model)
+      : raw_(std::move(raw)), rules_(std::move(rules)) {
+    model.each_tensor(
+        [&](const std::string& name, Tensor& tensor) { widths_[name] = tensor.dim() == 0 ? 1 : tensor.size(0); });
+    for (const std::string& name : raw_->names()) add(name);
+    for (const auto& [name, source] : sources_) {
+      if (is_stack(source)) check_stack(name, source);
+    }
+  }
+
+  std::vector<std::string> names() const override { return names_; }
+  bool has(const std::string& name) const override { return sources_.count(name) != 0; }
+  std::vector<int64_t> shape(const std::string& name) const override {
+    const Source& source = source_of(name);
+    std::vector<int64_t> shape = raw_->shape(source.first());
+    if (is_stack(source)) shape.insert(shape.begin(), static_cast<int64_t>(source.from.size()));
+    if (source.width > 0) shape[0] = source.width;
+    return shape;
+  }
+  at::ScalarType dtype(const std::string& name) const override { return raw_->dtype(source_of(name).first()); }
+  at::Tensor tensor(const std::string& name, at::ScalarType dtype) const override {
+    const Source& source = source_of(name);
+    if (is_stack(source)) {
+      std::vector<at::Tensor> parts;
+      for (const auto& [index, part] : source.from) parts.push_back(raw_->tensor(part, dtype));
+      return at::stack(parts);
+    }
+    at::Tensor tensor = raw_->tensor(source.first(), dtype);
+    if (source.width > 0) tensor = tensor.narrow(0, source.begin, source.width);
+    return source.rule != nullptr && source.rule->change ? source.rule->change(tensor) : tensor;
+  }
+  bool is_file_memory(const std::string& name, at::ScalarType dtype) const override {
+    const Source& source = source_of(name);
+    const bool changed = is_stack(source) || (source.rule != nullptr && source.rule->change);
+    return !changed && raw_->is_file_memory(source.first(), dtype);
+  }
+  std::string where() const override { return raw_->where(); }
+  const GgufFile* gguf() const override { return raw_->gguf(); }
+
+ private:
+  static bool is_stack(const Source& source) {
+    return source.rule != nullptr && source.rule->kind == TensorRule::Kind::kStack;
+  }
+
+  void check_stack(const std::string& name, const Source& source) const {
+    const auto shape = raw_->shape(source.first());
+    const bool alike = std::all_of(source.from.begin(), source.from.end(),
+                                   [&](const auto& part) { return raw_->shape(part.second) == shape; });
+    const int64_t last = source.from.rbegin()->first;
+    if (alike && last == static_cast<int64_t>(source.from.size()) - 1) return;
+    throw Error({.wanted = cat("tensors 0, 1, ... of one shape in ", where(), ", which '", name, "' stacks"),
+                 .got = alike ? cat(source.from.size(), " of them, the last of which is number ", last)
+                              : std::string("different shapes"),
+                 .next = "fetch the checkpoint again: it is not whole"});
+  }
+
+  void add(const std::string& name) {
+    for (const TensorRule& rule : rules_) {
+      auto found = match(rule.from, name);
+      if (!found) continue;
+      if (rule.kind == TensorRule::Kind::kStack) {
+        const int64_t index = std::stoll(found->numbers.back());
+        found->numbers.pop_back();
+        put(filled(rule.to.front(), *found), name, {.rule = &rule}, index);
+        return;
+      }
+      int64_t begin = 0;
+      for (const std::string& to : rule.to) {
+        const std::string target = filled(to, *found);
+        const int64_t width = rule.kind == TensorRule::Kind::kSplit ? width_of(target, name) : 0;
+        put(target, name, {.rule = &rule, .begin = begin, .width = width}, 0);
+        begin += width;
+      }
+      check_width(rule, name, begin);
+      return;
+    }
+    put(name, name, {}, 0);
+  }
+
+  void put(const std::string& target, const std::string& from, Source source, int64_t index) {
+    const auto [found, fresh] = sources_.emplace(target, std::move(source));
+    if (fresh) names_.push_back(target);
+    if (found->second.from.emplace(index, from).second && (fresh || is_stack(found->second))) return;
+    throw Error({.wanted = cat("one tensor for '", target, "' in ", where()),
+                 .got = cat("'", found->second.first(), "' and '", from, "'"),
+                 .next = "fetch the checkpoint again, or correct the family's tensor rules"});
+  }
+
+  int64_t width_of(const std::string& target, const std::string& from) const {
+    const auto found = widths_.find(target);
+    if (found != widths_.end()) return found->second;
+    throw Error({.wanted = cat("a tensor '", target, "' in the model, a part of '", from, "'"),
+                 .got = "none",
+                 .next = "check that the config and the weights belong together"});
+  }
+
+  void check_width(const TensorRule& rule, const std::string& name, int64_t width) const {
+    if (rule.kind != TensorRule::Kind::kSplit) return;
+    const auto shape = raw_->shape(name);
+    if (!shape.empty() && shape[0] == width) return;
+    throw Error({.wanted = cat(width, " rows in '", name, "' of ", where(), ", which the model splits"),
+                 .got = cat("[", join(shape), "]"),
+                 .next = "check that the config and the weights belong together"});
+  }
+
+  const Source& source_of(const std::string& name) const {
+    const auto found = sources_.find(name);
+    if (found != sources_.end()) return found->second;
+    throw Error({.wanted = cat("a tensor '", name, "' in ", where()), .got = "none", .next = "check the name"});
+  }
+
+  std::unique_ptr<const Checkpoint> raw_;
+  TensorRules rules_;
+  std::map<std::string, int64_t> widths_;
+  std::map<std::string, Source> sources_;
+  std::vector<std::string> names_;
+};
+
+// "a.*.b" and number 3 in place of the last * -> "a.3.b"
+std::string with_last(Match match, int64_t index, const std::string& pattern) {
+  match.numbers.push_back(std::to_string(index));
+  return filled(pattern, match);
+}
+
+}  // namespace
+
+std::unique_ptr<const Checkpoint> in_model_terms(std::unique_ptr<const Checkpoint> checkpoint, const TensorRules& rules,
+                                                 Module& model) {
+  if (rules.empty()) return checkpoint;
+  return std::make_unique<RuledCheckpoint>(std::move(checkpoint), rules, model);
+}
+
+TensorMap in_checkpoint_terms(const TensorMap& model, const TensorRules& rules) {
+  std::map<std::string, at::Tensor> tensors(model.begin(), model.end());
+  std::set<std::string> done;
+  TensorMap result;
+  const auto save = [&](const std::string& name) {
+    for (const TensorRule& rule : rules) {
+      const auto found = match(rule.to.front(), name);
+      if (!found) continue;
+      if (rule.kind == TensorRule::Kind::kStack) {
+        const at::Tensor& stacked = tensors.at(name);
+        for (int64_t i = 0; i < stacked.size(0); ++i) {
+          result.emplace_back(with_last(*found, i, rule.from), stacked.select(0, i));
+        }
+        return;
+      }
+      std::vector<at::Tensor> parts;
+      for (const std::string& to : rule.to) {
+        parts.push_back(tensors.at(filled(to, *found)));
+        done.insert(filled(to, *found));
+      }
+      result.emplace_back(filled(rule.from, *found), parts.size() == 1 ? parts.front() : at::cat(parts));
+      return;
+    }
+    result.emplace_back(name, tensors.at(name));
+  };
+  for (const auto& [name, tensor] : model) {
+    if (!done.contains(name)) save(name);
+  }
+  return result;
+}
+
+}  // namespace hotswap

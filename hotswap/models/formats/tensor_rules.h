@@ -1,0 +1,56 @@
+// How a checkpoint's tensors become a model's, and back: under another name, many as one, one as many.
+//
+//   TensorRules rules = {
+//       TensorRule::rename("blk.*.attn_q", "model.layers.*.self_attn.q_proj"),
+//       TensorRule::stack("model.layers.*.mlp.experts.*.up_proj", "model.layers.*.mlp.experts.up_proj"),
+//       TensorRule::split("model.layers.*.self_attn.qkv_proj", {"model.layers.*.self_attn.q_proj", ...}),
+//   };
+//
+// A pattern is the beginning of a name, in whole parts between dots; * is a number. What follows it in the name
+// (".weight") follows the new name too. The first rule whose pattern fits counts; other names stay.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hotswap/models/formats/weights.h"
+
+namespace hotswap {
+
+struct TensorRule {
+  enum class Kind { kRename, kStack, kSplit };
+  using Change = std::function<at::Tensor(const at::Tensor&)>;
+
+  // `change` reorders what is read, where a format keeps it in another order; such rules serve reading alone.
+  static TensorRule rename(std::string from, std::string to, Change change = nullptr) {
+    return {Kind::kRename, std::move(from), {std::move(to)}, std::move(change)};
+  }
+  // `from` has one * more than `to`: its last one counts 0, 1, ... along a new first dimension.
+  static TensorRule stack(std::string from, std::string to) {
+    return {Kind::kStack, std::move(from), {std::move(to)}, nullptr};
+  }
+  // Along the first dimension, as wide as the model's tensors of those names are.
+  static TensorRule split(std::string from, std::vector<std::string> to) {
+    return {Kind::kSplit, std::move(from), std::move(to), nullptr};
+  }
+
+  Kind kind;
+  std::string from;
+  std::vector<std::string> to;
+  Change change;
+};
+using TensorRules = std::vector<TensorRule>;
+
+// The checkpoint in the model's terms. `model` gives the widths of split tensors. Error where a stack has gaps or two
+// tensors become one.
+std::unique_ptr<const Checkpoint> in_model_terms(std::unique_ptr<const Checkpoint> checkpoint, const TensorRules& rules,
+                                                 Module& model);
+
+// The model's tensors in the checkpoint's terms, for saving.
+TensorMap in_checkpoint_terms(const TensorMap& model, const TensorRules& rules);
+
+}  // namespace hotswap

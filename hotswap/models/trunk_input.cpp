@@ -1,0 +1,95 @@
+#include "hotswap/models/trunk_input.h"
+
+#include <algorithm>
+
+#include "hotswap/base/error.h"
+
+namespace hotswap {
+namespace {
+
+void check_device(const Tensor& tensor, const char* name, at::Device device) {
+  if (tensor.device() == device) return;
+  throw Error({.wanted = cat(name, " on ", device, ", where the model is"),
+               .got = cat("them on ", tensor.device()),
+               .next = cat("pass ", name, ".to(model.device())")});
+}
+
+void check_shape(const Tensor& tensor, const char* name, const std::string& wanted, bool fits) {
+  if (fits) return;
+  throw Error({.wanted = cat(name, " ", wanted),
+               .got = cat("[", join(tensor.sizes()), "]"),
+               .next = "give it the shape of input_ids; see TrunkInput in hotswap/models/trunk.h"});
+}
+
+// Where looking is free. A GPU would have to be waited for; there the embedding itself fails.
+void check_range(const Tensor& ids, int64_t vocab_size) {
+  if (!ids.is_cpu() || !ids.is_contiguous()) return;
+  const int64_t* first = ids.const_data_ptr<int64_t>();
+  const auto wrong = std::find_if(first, first + ids.numel(), [&](int64_t id) { return id < 0 || id >= vocab_size; });
+  if (wrong == first + ids.numel()) return;
+  throw Error({.wanted = cat("token ids from 0 to ", vocab_size - 1),
+               .got = cat(*wrong),
+               .next = "check that the tokenizer belongs to this model"});
+}
+
+void check_packed(const TrunkInput& in) {
+  const int64_t time = in.input_ids.size(1);
+  if (in.input_ids.size(0) != 1 || in.cache != nullptr || in.attention_mask.defined()) {
+    throw Error({.wanted = "packed sequences (cu_seqlens) in a batch of one, without a cache and an attention_mask",
+                 .got = cat("a batch of ", in.input_ids.size(0), in.cache != nullptr ? ", a cache" : "",
+                            in.attention_mask.defined() ? ", an attention_mask" : ""),
+                 .next = "put the sequences one behind the other in one row, or drop cu_seqlens"});
+  }
+  const Tensor& ends = in.cu_seqlens;
+  const bool is_list = ends.dim() == 1 && ends.numel() >= 2 && at::isIntegralType(ends.scalar_type(), false);
+  if (is_list && !ends.is_cpu()) return;  // its values are not asked for: that would wait for the device
+  std::vector<int64_t> values;
+  if (is_list) {
+    const Tensor wide = ends.to(at::kLong);
+    values.assign(wide.const_data_ptr<int64_t>(), wide.const_data_ptr<int64_t>() + wide.numel());
+  }
+  if (is_list && values.front() == 0 && values.back() == time && std::is_sorted(values.begin(), values.end())) return;
+  throw Error({.wanted = cat("cu_seqlens of integers that rise from 0 to ", time, ", the length of the row"),
+               .got = is_list ? join(values) : cat(ends.scalar_type(), " [", join(ends.sizes()), "]"),
+               .next = "list where each sequence begins, and the end of the last"});
+}
+
+}  // namespace
+
+void check_tensor(const Tensor& tensor, const char* name, at::ScalarType dtype, at::Device device) {
+  check_device(tensor, name, device);
+  if (tensor.scalar_type() == dtype) return;
+  throw Error({.wanted = cat(name, " of ", dtype),
+               .got = cat(tensor.scalar_type()),
+               .next = cat("convert them: .to(at::k", dtype, ")")});
+}
+
+void check_input(const TrunkInput& in, const InputLimits& limits) {
+  const Tensor& ids = in.input_ids;
+  if (!ids.defined() || ids.dim() != 2 || ids.numel() == 0) {
+    throw Error({.wanted = "input_ids [batch, time], not empty",
+                 .got = ids.defined() ? cat("[", join(ids.sizes()), "]") : "none",
+                 .next = "give one row of token ids per sequence; unsqueeze(0) makes one row a batch"});
+  }
+  check_tensor(ids, "input_ids", at::kLong, limits.device);
+  check_range(ids, limits.vocab_size);
+  const int64_t batch = ids.size(0), time = ids.size(1);
+  if (const Tensor& mask = in.attention_mask; mask.defined()) {
+    const int64_t past = in.cache == nullptr ? 0 : in.cache->length();
+    const int64_t columns = in.cache != nullptr && in.cache->capacity() > 0 ? in.cache->capacity() : past + time;
+    check_device(mask, "attention_mask", limits.device);
+    check_shape(mask, "attention_mask", cat("[", batch, ", ", columns, "]: cached and new tokens"),
+                mask.dim() == 2 && mask.size(0) == batch && mask.size(1) == columns);
+  }
+  if (const Tensor& places = in.position_ids; places.defined()) {
+    check_tensor(places, "position_ids", at::kLong, limits.device);
+    check_shape(places, "position_ids", cat("[1 or ", batch, ", ", time, "]"),
+                places.dim() == 2 && (places.size(0) == batch || places.size(0) == 1) && places.size(1) == time);
+  }
+  if (in.cu_seqlens.defined()) {
+    check_device(in.cu_seqlens, "cu_seqlens", limits.device);
+    check_packed(in);
+  }
+}
+
+}  // namespace hotswap

@@ -1,0 +1,29 @@
+// Attention forward for sm_90a. A block stays on its multiprocessor and computes tile after tile of 64 * workers query
+// rows of one head: one thread loads, warpgroups of 64 rows each compute.
+#pragma once
+
+#include "kernels/attention/forward_loader.cuh"
+#include "kernels/attention/forward_worker.cuh"
+
+namespace attention::gpu {
+
+template <class F>
+__global__ void __launch_bounds__(F::kThreads, 1) forward_kernel(const __grid_constant__ ForwardArguments a) {
+  extern __shared__ uint8_t raw[];
+  // Panels begin at multiples of 1024 bytes (wgmma.cuh); the launch has asked for as many more.
+  auto& m = *reinterpret_cast<ForwardMemory<F>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
+  if (threadIdx.x == 0) {
+    prefetch(a.q), prefetch(a.k), prefetch(a.v), prefetch(a.out);
+    m.init();
+  }
+  __syncthreads();
+  if (threadIdx.x < kWarpgroup) {
+    give_registers<F::kLoaderRegisters>();
+    if (threadIdx.x == 0) load_tiles<F>(a, m);
+  } else {
+    take_registers<F::kWorkerRegisters>();
+    Worker<F>{a, m}.run();
+  }
+}
+
+}  // namespace attention::gpu

@@ -1,0 +1,217 @@
+// A warpgroup of the sm_90a forward: 64 rows of each of its block's tiles. Key tiles go from the last to the first:
+// those that need a mask come first, and a row's maximum is mostly final early.
+//
+// Three things run beside each other:
+//   the products q k of the next key tile and p v of this one, while the softmax of scores is computed;
+//   one warpgroup's products in the time of the others' exponentials: a turn goes round, who has it starts scores;
+//   the first scores of the next tile while this one is divided, rounded and stored.
+#pragma once
+
+#include "kernels/attention/forward_block.cuh"
+#include "kernels/attention/softmax.cuh"
+#include "kernels/common/gpu/wgmma.cuh"
+
+namespace attention::gpu {
+
+template <class F>
+struct Worker {
+  using T = typename F::T;
+  static constexpr int kFirstTurn = 1, kOutBarrier = 1 + F::kWorkers;  // numbers of barriers
+
+  const ForwardArguments& a;
+  ForwardMemory<F>& m;
+  // By a shuffle: so the compiler knows that a warp's threads agree, and that branches on it do not part them.
+  const int number = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0) - 1;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
+  Ring<F::kStages> k_stage, v_stage;
+  Ring<F::kQueryStages> q_stage;
+  float out[F::kDim / 2] = {};
+  float scores[F::kKeys / 2];
+  uint32_t p[F::kKeys / 16][4];  // exponentials, rounded: A of p v
+
+  template <class Stage>
+  __device__ __forceinline__ void free(Barrier* barriers, Stage& stage) {
+    if (lane == 0) barriers[stage.index].arrive();
+    stage.next();
+  }
+  __device__ __forceinline__ void wait_for_turn() { barrier_wait(kFirstTurn + number, 2 * kWarpgroup); }
+  __device__ __forceinline__ void pass_turn() {
+    barrier_arrive(kFirstTurn + (number + 1 == F::kWorkers ? 0 : number + 1), 2 * kWarpgroup);
+  }
+
+  // Key tiles of the block's tile from here on are not seen by this warpgroup's rows. One is computed in any case.
+  __device__ __forceinline__ int own_end(const Job& job) const {
+    if constexpr (!F::kOwnEnds) return job.keys.end;
+    const int row = job.row + 64 * number;
+    const int end = key_tiles<F::kLeft>(a.band, row, min(row + 64, a.query_rows), F::kKeys).end;
+    return min(max(end, job.keys.first + 1), job.keys.end);
+  }
+
+  __device__ __forceinline__ void start_scores() {
+    const Operand q = operand_by_rows(m.q[q_stage.index][0][64 * number]), k = operand_by_rows(m.k[k_stage.index]);
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < F::kDim / 16; ++i)
+      multiply<T, F::kKeys>(scores, moved(q, i / 4 * sizeof(m.q[0][0]) + i % 4 * 32),
+                            moved(k, i / 4 * sizeof(m.k[0][0]) + i % 4 * 32), i > 0);
+    commit_products();
+  }
+  __device__ __forceinline__ void start_out(bool add) {
+    m.v_full[v_stage.index].wait(v_stage.parity);
+    const Operand v = operand_by_columns(m.v[v_stage.index], sizeof(m.v[0][0]));
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < F::kKeys / 16; ++i) multiply<T, F::kDim>(out, p[i], moved(v, i * 16 * 128), i > 0 || add);
+    commit_products();
+  }
+
+  // Scores are there: become exponentials.
+  template <bool kMasked>
+  __device__ __forceinline__ void add_scores(RowSoftmax& softmax, float (&shrink)[2], const Job& job, int tile) {
+    free(m.k_free, k_stage);
+    if constexpr (F::kSoftcap) {
+#pragma unroll
+      for (float& s : scores) s = tanh_fast(s * a.cap_scale);
+    }
+    if constexpr (kMasked)
+      mask_scores<F::kLeft>(scores, a.band, job.row + 64 * number + warp * 16 + lane / 4,
+                            tile * F::kKeys + lane % 4 * 2);
+    softmax.add(scores, shrink);
+  }
+
+  // The product p v that was started in the last step is done, and the exponentials computed meanwhile become its next
+  // operand. At the beginning of a step, not at the end of the last one: there the compiler would put this wait before
+  // the exponentials, and nothing would run beside them.
+  __device__ __forceinline__ void settle_out(bool started, const float (&shrink)[2]) {
+    wait_products<0>();
+    settle(out);
+    if (started) free(m.v_free, v_stage);
+    if (__any_sync(kAllLanes, shrink[0] != 1.f || shrink[1] != 1.f)) {
+#pragma unroll
+      for (int i = 0; i < F::kDim / 2; ++i) out[i] *= shrink[i / 2 % 2];
+    }
+#pragma unroll
+    for (int i = 0; i < F::kKeys / 16; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) p[i][j] = pack_pair<T>(scores[8 * i + 2 * j], scores[8 * i + 2 * j + 1]);
+    }
+  }
+
+  // One more key tile: its scores, while the one before is multiplied with its values.
+  template <bool kMasked>
+  __device__ __forceinline__ void step(RowSoftmax& softmax, float (&shrink)[2], bool started, const Job& job,
+                                       int tile) {
+    settle_out(started, shrink);
+    wait_for_turn();
+    m.k_full[k_stage.index].wait(k_stage.parity);
+    start_scores();
+    pass_turn();
+    start_out(started);
+    wait_products<1>();
+    settle(scores);
+    add_scores<kMasked>(softmax, shrink, job, tile);
+  }
+
+  // The first scores of a tile. Of one without keys they are products of whatever lies there, and nobody looks: the
+  // compiler keeps products running only where none of them is conditional.
+  __device__ __forceinline__ void start_tile(const Job& job) {
+    if (job.keys.first < job.keys.end) {
+      for (int t = job.keys.end; t > own_end(job); --t) {
+        m.k_full[k_stage.index].wait(k_stage.parity);
+        free(m.k_free, k_stage);
+      }
+      m.q_full[q_stage.index].wait(q_stage.parity);
+      m.k_full[k_stage.index].wait(k_stage.parity);
+    }
+    start_scores();
+  }
+
+  // All of a tile but the start of its first scores and its storing, and the start of the next tile.
+  __device__ __forceinline__ Job finish_tile(const Job& job, JobSource<F>& source, RowSoftmax& softmax) {
+    wait_products<0>();
+    settle(scores);
+    if (job.keys.first == job.keys.end) {
+      source.receive();
+      const Job next = source.job();
+      start_tile(next);
+      return next;
+    }
+    const int last = own_end(job) - 1, skipped = job.keys.end - 1 - last;
+    for (int i = 0; i < skipped; ++i) {
+      m.v_full[v_stage.index].wait(v_stage.parity);
+      free(m.v_free, v_stage);
+    }
+    float shrink[2];
+    add_scores<true>(softmax, shrink, job, last);
+    int t = last - 1;
+    for (; t >= job.keys.end_whole; --t) step<true>(softmax, shrink, t < last - 1, job, t);
+    for (; t >= job.keys.first_whole; --t) step<false>(softmax, shrink, t < last - 1, job, t);
+    if constexpr (F::kLeft)
+      for (; t >= job.keys.first; --t) step<true>(softmax, shrink, t < last - 1, job, t);
+    for (int i = 0; i < skipped; ++i) wait_for_turn(), pass_turn();  // everybody has as many turns
+    free(m.q_free, q_stage);
+    settle_out(t < last - 1, shrink);
+    start_out(t < last - 1);
+    source.receive();
+    const Job next = source.job();
+    start_tile(next);
+    wait_products<1>();
+    settle(out);
+    free(m.v_free, v_stage);
+    return next;
+  }
+
+  __device__ __forceinline__ void store(const Job& job, RowSoftmax& softmax) {
+    const int row = job.row + 64 * number;
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float lse;
+      softmax.finish(r, a.sinks == nullptr ? nullptr : a.sinks + job.head, factor[r], lse);
+      const int at = row + warp * 16 + lane / 4 + 8 * r;
+      if (a.lse != nullptr && lane % 4 == 0 && at < a.query_rows)
+        a.lse[(int64_t{job.batch} * a.heads + job.head) * a.query_rows + at] = lse;
+    }
+    // The tile before this one may still be on its way out of the buffer.
+    if (threadIdx.x % kWarpgroup == 0) wait_until_stores_have_read();
+    barrier_wait(kOutBarrier + number, kWarpgroup);
+    const int in_tile = warp * 16 + lane % 16;
+#pragma unroll
+    for (int j = 0; j < F::kDim / 16; ++j) {
+      uint32_t w[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float f = factor[i % 2];  // 0: a row that sees nothing, and `out` may hold anything
+        w[i] = f == 0.f ? 0 : pack_pair<T>(out[8 * j + 2 * i] * f, out[8 * j + 2 * i + 1] * f);
+      }
+      const int piece = (j % 4 * 2 + lane / 16) ^ (in_tile % 8);
+      store_matrices(&m.out[number][j / 4][in_tile][piece * 8], w);
+    }
+    publish_shared_writes();
+    barrier_wait(kOutBarrier + number, kWarpgroup);
+    if (threadIdx.x % kWarpgroup == 0 && row < a.query_rows) {
+#pragma unroll
+      for (int panel = 0; panel < F::kPanels; ++panel)
+        store_box(a.out, m.out[number][panel], 64 * panel, row, job.head, job.batch);
+      commit_stores();
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    if (number == F::kWorkers - 1) pass_turn();  // the first turn is the first worker's
+    JobSource<F> source{a, m};
+    Job job = source.job();
+    settle(out);  // zeros are in place before products run
+    start_tile(job);
+    while (source.more()) {
+      RowSoftmax softmax(a.score_scale);
+      const Job next = finish_tile(job, source, softmax);
+      store(job, softmax);
+      job = next;
+    }
+    wait_products<0>();
+    if (threadIdx.x % kWarpgroup == 0) wait_until_stores_have_read();
+  }
+};
+
+}  // namespace attention::gpu

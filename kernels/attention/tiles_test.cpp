@@ -1,0 +1,86 @@
+// The order of tiles and the keys of each, against counting one by one; no GPU.
+#include "kernels/attention/tiles.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using namespace attention;
+
+TEST(TileOrder, TakesEveryTileOnce) {
+  for (const int row_tiles : {1, 2, 7}) {
+    for (const int heads : {1, 3, 8}) {
+      for (const int section_heads : {1, 2, 3, 8, 100}) {
+        for (const bool last_first : {false, true}) {
+          const TileOrder order{.tiles = row_tiles * heads,
+                                .row_tiles = row_tiles,
+                                .heads = heads,
+                                .section_heads = section_heads,
+                                .last_rows_first = last_first};
+          std::set<std::pair<int, int>> seen;
+          for (int i = 0; i < order.tiles; ++i) {
+            const Tile t = tile_at(order, i);
+            EXPECT_TRUE(0 <= t.row_tile && t.row_tile < row_tiles && 0 <= t.head && t.head < heads);
+            seen.insert({t.row_tile, t.head});
+          }
+          EXPECT_EQ(int(seen.size()), order.tiles);
+        }
+      }
+    }
+  }
+}
+
+TEST(TileOrder, LongestFirstWithinASection) {
+  const TileOrder order{.tiles = 24, .row_tiles = 4, .heads = 6, .section_heads = 4, .last_rows_first = true};
+  for (int i = 1; i < 16; ++i) EXPECT_LE(tile_at(order, i).row_tile, tile_at(order, i - 1).row_tile);
+  EXPECT_EQ(tile_at(order, 0).row_tile, 3);
+  EXPECT_EQ(tile_at(order, 15).head, 3);
+  EXPECT_EQ(tile_at(order, 16).head, 4) << "the next section's heads";
+  EXPECT_EQ(tile_at(order, 16).row_tile, 3);
+}
+
+// What key_tiles promises, by looking at every row and key.
+template <bool kLeft>
+void check_key_tiles(const Band& band, int row, int row_end, int width) {
+  const auto sees = [&](int i, int j) {
+    return j >= 0 && j < band.keys && j < i + band.after && (!kLeft || j >= i + band.before);
+  };
+  const KeyTiles t = key_tiles<kLeft>(band, row, row_end, width);
+  ASSERT_LE(0, t.first);
+  ASSERT_LE(t.first, t.first_whole);
+  ASSERT_LE(t.first_whole, t.end_whole);
+  for (int tile = 0; tile * width < band.keys + 2 * width; ++tile) {
+    bool any = false, all = true;
+    for (int i = row; i < row_end; ++i) {
+      for (int j = tile * width; j < (tile + 1) * width; ++j) (sees(i, j) ? any : all) = sees(i, j);
+    }
+    const bool inside = t.first <= tile && tile < t.end;
+    EXPECT_TRUE(inside || !any) << "tile " << tile << " is seen and left out: rows " << row << " to " << row_end
+                                << ", before " << band.before << ", after " << band.after << ", keys " << band.keys;
+    const bool unmasked = inside && t.first_whole <= tile && tile < t.end_whole;
+    EXPECT_TRUE(!unmasked || all) << "tile " << tile << " needs a mask: rows " << row << " to " << row_end
+                                  << ", before " << band.before << ", after " << band.after << ", keys " << band.keys;
+    EXPECT_TRUE(!inside || unmasked || !all || kLeft) << "tile " << tile << " is masked for nothing";
+  }
+}
+
+TEST(KeyTiles, AgreesWithCounting) {
+  constexpr int kWidth = 4;
+  for (const int keys : {0, 1, 4, 7, 16}) {
+    for (const int after : {-20, -3, 0, 1, 2, 5, 40}) {
+      for (int row = 0; row < 20; row += 3) {
+        for (const int rows : {1, 3, 6}) {
+          check_key_tiles<false>({.before = 0, .after = after, .keys = keys}, row, row + rows, kWidth);
+          for (const int width : {1, 2, 6, 30})
+            check_key_tiles<true>({.before = after - width, .after = after, .keys = keys}, row, row + rows, kWidth);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,40 @@
+// The copy engine for tiles (TMA, sm_90): boxes of a tensor of four dimensions to and from shared memory, what lies
+// outside of the tensor as zeros (loads) or not at all (stores). tensor_map.h describes the tensor.
+#pragma once
+
+#include <cuda.h>
+
+#include "kernels/common/gpu/mbarrier.cuh"
+
+namespace kernels::gpu {
+
+__device__ __forceinline__ void prefetch(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// One thread starts the copy; its bytes (the whole box's, also what lies outside) arrive at `full`.
+__device__ __forceinline__ void load_box(void* shared, const CUtensorMap& map, Barrier& full, int x0, int x1, int x2,
+                                         int x3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(shared_address(&full.state)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+      : "memory");
+}
+
+__device__ __forceinline__ void store_box(const CUtensorMap& map, const void* shared, int x0, int x1, int x2, int x3) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+               "r"(shared_address(shared)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+               : "memory");
+}
+__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until shared memory of this thread's stores may be written again (or the block may end).
+__device__ __forceinline__ void wait_until_stores_have_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// What threads wrote to shared memory becomes visible to the copy engine and to wgmma: each writer calls it, then a
+// barrier.
+__device__ __forceinline__ void publish_shared_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+}  // namespace kernels::gpu
