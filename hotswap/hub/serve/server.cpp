@@ -11,6 +11,7 @@
 
 #include "hotswap/base/log.h"
 #include "hotswap/hub/names/text.h"
+#include "hotswap/hub/serve/connection_threads.h"
 #include "hotswap/hub/serve/hub_api.h"
 
 namespace hotswap {
@@ -19,8 +20,9 @@ namespace {
 namespace fs = std::filesystem;
 using Plain = nlohmann::ordered_json;
 
-constexpr size_t kThreads = 64;  // a kept-alive connection holds one
-constexpr size_t kBuffer = 256 << 10;
+constexpr int kBacklog = 4096;           // connections that wait for accept(); the system's somaxconn may be lower
+constexpr size_t kBuffer = 64 << 10;     // each file on its way holds one
+constexpr int64_t kSmallSend = 1 << 20;  // bytes; who sends more must leave threads to others
 constexpr size_t kBody = 1 << 20;
 constexpr size_t kPathWithBody = 1024;  // httplib finds the handler by a regular expression, which recurses
 
@@ -33,6 +35,8 @@ struct HubServer::Impl {
   HubApi api;
   std::unique_ptr<httplib::Server> http;
   std::atomic<uint64_t> count = 0;
+  std::atomic<int> large_sends = 0;
+  socket_t listening = INVALID_SOCKET;
   const uint64_t run_id = std::random_device{}();
 
   explicit Impl(HubServer* owner)
@@ -50,7 +54,14 @@ struct HubServer::Impl {
                      .next = "check both files"});
       }
     }
-    http->new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
+    http->new_task_queue = [this] { return new ConnectionThreads(static_cast<size_t>(options.connections)); };
+    http->set_socket_options([this](socket_t socket) {
+      // Not httplib's own SO_REUSEPORT: with it, a second server would start on the same port and they would take
+      // turns.
+      const int yes = 1;
+      ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+      listening = socket;
+    });
     http->set_tcp_nodelay(true);
     http->set_keep_alive_max_count(100000);
     http->set_keep_alive_timeout(2);
@@ -166,9 +177,17 @@ struct HubServer::Impl {
     throw Refused{404, "", "no such page"};
   }
 
-  // The request's address without its query, as the client sees it.
+  // The request's address without its query, as the client sees it: behind a proxy, as that one says.
   std::string own_address(const httplib::Request& request) const {
-    return cat(options.certificate.empty() ? "http://" : "https://", shown(request.get_header_value("Host")),
+    const auto forwarded = [&](const char* name, const std::string& otherwise) {
+      const std::string all = request.get_header_value(name);  // by the outermost proxy, by the next one, ...
+      const std::string first(trim(std::string_view(all).substr(0, all.find(','))));
+      return first.empty() || first.find_first_of("<>\"") != std::string::npos ? otherwise : shown(first);
+    };
+    std::string prefix = forwarded("X-Forwarded-Prefix", "");
+    while (!prefix.empty() && prefix.back() == '/') prefix.pop_back();
+    return cat(forwarded("X-Forwarded-Proto", options.certificate.empty() ? "http" : "https"), "://",
+               forwarded("X-Forwarded-Host", shown(request.get_header_value("Host"))), prefix,
                request.target.substr(0, request.target.find('?')));
   }
 
@@ -206,16 +225,25 @@ struct HubServer::Impl {
       response.set_header("Content-Range", cat("bytes ", bytes.first, "-", bytes.last, "/", file.size));
     const int64_t size = bytes.last - bytes.first + 1;
     if (size <= 0) return response.set_header("Content-Type", "application/octet-stream");
-    response.set_content_provider(
-        static_cast<size_t>(size), "application/octet-stream",
-        [this, fd, first = bytes.first](size_t offset, size_t length, httplib::DataSink& sink) {
-          thread_local std::string buffer(kBuffer, '\0');
-          const ssize_t n = ::pread(*fd, buffer.data(), std::min(length, buffer.size()),
-                                    static_cast<off_t>(static_cast<size_t>(first) + offset));
-          if (n <= 0) return false;
-          server->bytes_sent_ += n;  // before: who has read the last byte may look at it
-          return sink.write(buffer.data(), static_cast<size_t>(n));
-        });
+    const std::shared_ptr<void> place = size > kSmallSend && request.method == "GET" ? large_send(response) : nullptr;
+    response.set_content_provider(static_cast<size_t>(size), "application/octet-stream",
+                                  [this, fd, place, first = bytes.first, buffer = std::string()](
+                                      size_t offset, size_t length, httplib::DataSink& sink) mutable {
+                                    buffer.resize(kBuffer);
+                                    const ssize_t n = ::pread(*fd, buffer.data(), std::min(length, buffer.size()),
+                                                              static_cast<off_t>(static_cast<size_t>(first) + offset));
+                                    if (n <= 0) return false;
+                                    server->bytes_sent_ += n;  // before: who has read the last byte may look at it
+                                    return sink.write(buffer.data(), static_cast<size_t>(n));
+                                  });
+  }
+
+  // The right to send a large file, as long as the result lives. A quarter of the threads stays for small answers.
+  std::shared_ptr<void> large_send(httplib::Response& response) {
+    std::shared_ptr<void> place(nullptr, [this](void*) { --large_sends; });
+    if (++large_sends <= options.connections - options.connections / 4) return place;
+    response.set_header("Retry-After", "5");
+    throw Refused{503, "", "too many large files on their way"};
   }
 };
 
@@ -224,13 +252,16 @@ HubServer::HubServer(HubServerOptions options) : options_(std::move(options)), i
 HubServer::~HubServer() { stop(); }
 
 std::string HubServer::url() const {
-  return cat(options_.certificate.empty() ? "http://" : "https://", options_.host, ":", port_);
+  const bool v6 = options_.host.find(':') != std::string::npos;
+  return cat(options_.certificate.empty() ? "http://" : "https://", v6 ? "[" : "", options_.host, v6 ? "]" : "", ":",
+             port_);
 }
 
 void HubServer::bind() {
   port_ = options_.port == 0 ? impl_->http->bind_to_any_port(options_.host.c_str())
                              : (impl_->http->bind_to_port(options_.host.c_str(), options_.port) ? options_.port : -1);
-  if (port_ > 0) return;
+  // Once more: httplib's own backlog of five is compiled into its library.
+  if (port_ > 0 && ::listen(impl_->listening, kBacklog) == 0) return;
   throw Error({.wanted = cat("to listen on ", options_.host, ":", options_.port),
                .got = "a port that is taken or not allowed",
                .next = "choose another one"});
