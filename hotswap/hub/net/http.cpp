@@ -205,8 +205,12 @@ void* Http::borrow() {
   return handle;
 }
 
-void Http::give_back(void* handle) {
+void Http::give_back(void* handle, bool whole) {
   curl_easy_reset(handle);  // keeps the connection, forgets the request
+  if (!whole) {             // after a failed resolve libcurl 7.88 takes no CURLOPT_BUFFERSIZE, whatever is reset
+    curl_easy_cleanup(handle);
+    return;
+  }
   const std::lock_guard lock(mutex_);
   idle_.push_back(handle);
 }
@@ -224,13 +228,15 @@ double Http::backoff(int attempt) {
 }
 
 HttpResponse Http::exchange(const HttpRequest& request, const std::string& url, bool with_token, size_t* delivered) {
+  const NoSigpipe quiet;
   struct Lease {
     Http* http;
     CURL* handle = http->borrow();
     curl_slist* headers = nullptr;
+    bool whole = false;  // the exchange came to its end
     ~Lease() {
+      http->give_back(handle, whole);
       curl_slist_free_all(headers);
-      http->give_back(handle);
     }
     void header(const std::string& line) { headers = curl_slist_append(headers, line.c_str()); }
   } lease{this};
@@ -276,7 +282,6 @@ HttpResponse Http::exchange(const HttpRequest& request, const std::string& url, 
   char reason[CURL_ERROR_SIZE] = "";
   set(CURLOPT_ERRORBUFFER, reason);
 
-  const NoSigpipe quiet;
   const CURLcode code = curl_easy_perform(lease.handle);
   *delivered += state.delivered;
   if (state.thrown) std::rethrow_exception(state.thrown);
@@ -287,6 +292,7 @@ HttpResponse Http::exchange(const HttpRequest& request, const std::string& url, 
                    {.kind = HubErrorKind::kConnection, .transient = true, .url = url});
   }
   if (code == CURLE_OK) {
+    lease.whole = true;
     state.finish_head();
     return std::move(state.answer);
   }

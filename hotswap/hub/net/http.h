@@ -80,7 +80,7 @@ class Http {
   HttpResponse follow(const HttpRequest& request, size_t* delivered);
   HttpResponse exchange(const HttpRequest& request, const std::string& url, bool with_token, size_t* delivered);
   void* borrow();
-  void give_back(void* handle);
+  void give_back(void* handle, bool whole);  // whole: its exchange did not break
 
   HttpOptions options_;
   std::mutex mutex_;

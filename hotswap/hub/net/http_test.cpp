@@ -90,6 +90,31 @@ TEST(Waits, EveryFormOfHeader) {
   EXPECT_EQ(asked({{"ratelimit", ";;;r=;t=x;r"}}), -1);
 }
 
+// No name server knows a label of 64 characters, and none is asked: DNS allows 63.
+TEST(Http, ANameThatDoesNotResolveIsTriedAgainAndNamed) {
+  const std::string host = std::string(64, 'x') + ".example";
+  Waits waits;
+  Http http(waits.options());
+  for (int round = 0; round < 2; ++round) {
+    const std::string said = message_of([&] { http.send({.url = "http://" + host + "/file", .retries = 2}); });
+    expect_has(said, {"http://" + host + "/file", "resolve", "HF_ENDPOINT"});
+  }
+  EXPECT_EQ(waits.seconds.size(), 4u);
+  EXPECT_EQ(kind_of([&] { http.send({.url = "http://" + host, .retries = 0}); }), HubErrorKind::kConnection);
+  ScriptServer there([](const Asked&, const Peer& peer) { peer.answer(200, {}, "bytes"); });
+  EXPECT_EQ(http.send({.url = there.url()}).body, "bytes") << "the same Http goes on with another host";
+}
+
+TEST(Http, AProxyThatDoesNotResolveIsNamed) {
+  const std::string host = std::string(64, 'x') + ".example";
+  const test_support::ScopedEnv proxy("http_proxy", "http://" + host + ":3128");
+  Waits waits;
+  Http http(waits.options());
+  const std::string said = message_of([&] { http.send({.url = "http://hub.example/file", .retries = 2}); });
+  expect_has(said, {"http://hub.example/file", "proxy", host});
+  EXPECT_EQ(waits.seconds.size(), 2u);
+}
+
 TEST(Http, RelativeRedirectKeepsTheTokenAndAnotherHostLosesIt) {
   ScriptServer cdn([](const Asked&, const Peer& peer) { peer.answer(200, {}, "bytes"); });
   ScriptServer hub([&](const Asked& asked, const Peer& peer) {
