@@ -290,7 +290,11 @@ const Package& open_package(const Flags& flags, std::string& commit) {
   HubKernels hub(flags.allow_all, flags.project);
   const KernelRef ref = hub.named({flags.what, {.version = flags.version, .revision = flags.branch}});
   const Result<HubKernel>& found = hub.get(ref, flags.device);
-  if (!found) throw Error({.wanted = cat(ref.str(), " for ", flags.device), .got = found.why(), .next = ""});
+  if (!found) {
+    throw Error({.wanted = cat(ref.str(), " for ", flags.device),
+                 .got = found.why(),
+                 .next = cat("see what it has for which system: `hotswap kernel versions ", ref.repo(), "`")});
+  }
   commit = found->place.commit;
   std::fprintf(stderr, "%s\n", origin_of(*found).c_str());
   return load_package(read_package(found->folder, bundled_packages(), found->digest_checked),

@@ -62,6 +62,12 @@ Manifest find_package(const std::string& name) {
                .next = "run `hotswap kernel list`"});
 }
 
+OutJson numbers_json(const Capabilities& can) {
+  OutJson out = OutJson::object();
+  for (const auto& [name, numbers] : can.numbers) out[name] = numbers.entries();
+  return out;
+}
+
 OutJson layers_json(const Manifest& manifest) {
   OutJson layers = OutJson::object();
   for (const auto& [name, entry] : manifest.layers) {
@@ -72,9 +78,18 @@ OutJson layers_json(const Manifest& manifest) {
                      {{"backward", can.backward},
                       {"capture", can.capture},
                       {"deterministic", can.deterministic},
-                      {"dtypes", can.dtypes}}}};
+                      {"dtypes", can.dtypes},
+                      {"features", can.features},
+                      {"numbers", numbers_json(can)}}}};
   }
   return layers;
+}
+
+// "head_dims 64, 80-128"
+std::string numbers_text(const Capabilities& can) {
+  std::vector<std::string> each;
+  for (const auto& [name, numbers] : can.numbers) each.push_back(cat(name, " ", join(numbers.entries())));
+  return join(each, "; ");
 }
 
 void show_package(const std::string& name, bool json) {
@@ -101,11 +116,12 @@ void show_package(const std::string& name, bool json) {
   }
   std::printf("%s, version %lld, %s\n", m.name.c_str(), static_cast<long long>(m.version), m.license.c_str());
   std::printf("path     %s\nid       %s\ndigest   %s (verified)\n\n", m.folder.c_str(), m.id.c_str(), m.digest.c_str());
-  Table table({"layer", "contract", "backward", "capture", "deterministic", "dtypes"});
+  Table table({"layer", "contract", "backward", "capture", "deterministic", "dtypes", "features", "numbers"});
   const auto yes = [](bool b) { return std::string(b ? "yes" : "no"); };
   for (const auto& [layer, entry] : m.layers) {
     const Capabilities& can = entry.capabilities;
-    table.row({layer, entry.contract, yes(can.backward), yes(can.capture), yes(can.deterministic), join(can.dtypes)});
+    table.row({layer, entry.contract, yes(can.backward), yes(can.capture), yes(can.deterministic), join(can.dtypes),
+               join(can.features), numbers_text(can)});
   }
   std::printf("%s", table.text().c_str());
   if (m.stands_in_for.empty()) return;

@@ -215,13 +215,13 @@ class SiLU(nn.Module):
         return ops.silu(input)
 )py"},
     {"layers.json", R"json({
-  "schema": 1,
+  "schema": 2,
+  "defaults": {
+    "contract": "activation/1",
+    "capabilities": {"backward": true, "deterministic": true, "dtypes": ["float32"]}
+  },
   "layers": {
-    "SiLU": {
-      "contract": "activation/1",
-      "ops": {"forward": "silu", "forward_train": "silu", "backward": "silu_bwd"},
-      "capabilities": {"backward": true, "deterministic": true, "dtypes": ["float32"]}
-    }
+    "SiLU": {"ops": {"forward": "silu", "forward_train": "silu", "backward": "silu_bwd"}}
   },
   "stands_in_for": []
 }
