@@ -1,4 +1,4 @@
-"""Pictures of GPU rows of results.csv, one a family of operators: gpu_plot.py --csv FILE --date D... --out docs/pictures
+"""Pictures of GPU rows of results.csv, one a package: gpu_plot.py --csv FILE --date D... --out docs/pictures
 
 Bars are shares of a copy of the same bytes in the same process (100%: as fast as memory); for losses and whole models,
 where bytes are not the floor, speed relative to the slowest.
@@ -6,18 +6,29 @@ where bytes are not the floor, speed relative to the slowest.
 
 import argparse
 import csv
+import json
 from pathlib import Path
 
 COLORS = {"ours": "#0b6e4f", "torch": "#e07a2f", "torch.compile": "#3d6fb4", "transformers": "#a23b72"}
 COLORS["Liger"] = "#8a8a8a"
-FAMILIES = {
-    "norm": ("Norms, bfloat16", lambda op: "norm" in op),
-    "activation": ("Activations, 16384x8192, bfloat16", lambda op: op.startswith(("silu", "gelu")) and "mul" not in op),
-    "gated": ("act(gate) * up, 16384x8192, bfloat16", lambda op: "_and_mul" in op),
-    "rotary": ("Rotary embedding, bfloat16", lambda op: op.startswith("rotary")),
-    "loss": ("Cross-entropy with gradients, bfloat16", lambda op: "cross_entropy" in op),
-}
+KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 BAR, GAP, LEFT, WIDTH = 13, 10, 250, 900
+
+
+def packages_by_op() -> dict[str, str]:
+    """{"rms_norm": "norm"}, from each package's layers.json."""
+    found = {}
+    for file in sorted(KERNELS.glob("*/layers.json")):
+        for layer in json.loads(file.read_text())["layers"].values():
+            if isinstance(layer, dict):  # else the name of another layer
+                found |= dict.fromkeys(layer["ops"].values(), file.parent.name)
+    return found
+
+
+def package_of(what: str, packages: dict[str, str]) -> str | None:
+    """By the longest op that the row's name begins with: rows name what they time, "rotary_fwd_bwd"."""
+    ops = [op for op in packages if what.startswith(op)]
+    return packages[max(ops, key=len)] if ops else None
 
 
 def who(name: str) -> str:
@@ -83,12 +94,16 @@ def main() -> None:
     args = parser.parse_args()
     with open(args.csv) as file:
         rows = [r for r in csv.DictReader(file) if r["date"] in args.date and r["kind"] == "op"]
-    for family, (title, belongs) in FAMILIES.items():
-        mine = [r for r in rows if belongs(r["what"])]
-        if mine:
-            out = args.out / f"gpu_{family}.svg"
-            out.write_text(svg(title, groups_of(mine), mine[0]["machine"]))
-            print(out)
+    packages, families = packages_by_op(), {}
+    for row in rows:
+        families.setdefault(package_of(row["what"], packages), []).append(row)
+    for row in families.pop(None, []):
+        print(f"no package has an op that {row['what']} begins with: not drawn")
+    for package, mine in sorted(families.items()):
+        out = args.out / f"gpu_{package}.svg"
+        title = f"{package}, {', '.join(sorted({row['dtype'] for row in mine}))}"
+        out.write_text(svg(title, groups_of(mine), mine[0]["machine"]))
+        print(out)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 #   torch-ext/*.cpp         the op library's face, torch stable ABI only
 #   *.cu                    with CUDA on: a second variant, the CPU's kernels and these in one library
 # (both in any number and at any depth but in tests/: each file is an object of its own)
-#   NAME_test.cpp           bin/NAME_test, and so NAME_bench.cpp, NAME_cuda_bench.cpp: load the built package as any host does
+#   *_test.cpp              bin/NAME_test, and so NAME_bench.cpp, NAME_cuda_bench.cpp: load the built package as any host does
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(HOTSWAP_KERNEL_CPU x86_64)
   set(HOTSWAP_ISAS base v3 v4)
@@ -118,8 +118,13 @@ function(hotswap_kernel name)
     list(APPEND kinds cuda_bench)
   endif()
   foreach(kind ${kinds})
-    if(EXISTS "${dir}/${name}_${kind}.cpp")
-      add_executable(${name}_${kind} "${dir}/${name}_${kind}.cpp")
+    if(kind STREQUAL "test")
+      file(GLOB sources CONFIGURE_DEPENDS "${dir}/*_test.cpp")
+    else()
+      file(GLOB sources CONFIGURE_DEPENDS "${dir}/${name}_${kind}.cpp")
+    endif()
+    if(sources)
+      add_executable(${name}_${kind} ${sources})
       add_dependencies(${name}_${kind} ${name}_package)
       target_include_directories(${name}_${kind} PRIVATE "${CMAKE_SOURCE_DIR}")
       target_compile_definitions(${name}_${kind} PRIVATE HOTSWAP_PACKAGE_DIR="${package}/build/${HOTSWAP_CPU_VARIANT}"

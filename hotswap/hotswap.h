@@ -31,6 +31,7 @@
 #include "hotswap/kernelize/package/package.h"
 #include "hotswap/models/auto.h"
 #include "hotswap/models/formats/safetensors.h"
+#include "hotswap/tokenizers/gguf_vocabulary.h"
 #include "hotswap/tokenizers/stream_decoder.h"
 #include "hotswap/tokenizers/tokenizer.h"
 #include "hotswap/training/trainer.h"

@@ -1,6 +1,7 @@
 """Who may include whom. Prints every include that points the wrong way and exits 1 when there is one.
 
 Rooms:    base <- hub <- kernelize; layers <- kernelize <- models <- {generation, training} <- cli; tokenizers on base.
+          The folders inside a room have an order too. No file includes itself by way of others; no file is too long.
 Packages: kernels/ and hotswap/ know nothing of each other, nor does one package of another; common/ is everybody's.
 torch:    none in base, hub, tokenizers and in kernels' own files; packages' torch-ext sees the stable ABI only; host
           headers see one torch header, and torch's costliest ones appear in a few sources (specs: 9 s a file).
@@ -28,16 +29,45 @@ ROOMS = {
     "training": MODELS | {"training"},
     "cli": MODELS | {"generation", "training", "cli"},
 }
-# Inside the hub: what each of its rooms may include besides itself. The files beside them may include all of it, and no
-# room includes those.
-HUB_ROOMS = {
-    "names": set(),
-    "net": {"names"},
-    "cache": {"names", "net"},
-    "package": {"names"},
-    "sign": {"names", "package"},
-    "serve": {"names", "net", "cache"},
+# Inside a room: what each of its folders may include of the room besides itself; "." is the files beside the folders.
+FOLDERS = {
+    "hotswap/hub": {
+        "names": set(),
+        "net": {"names"},
+        "cache": {"names", "net"},
+        "package": {"names"},
+        "sign": {"names", "package"},
+        "serve": {"names", "net", "cache"},
+        ".": {"names", "net", "cache", "package", "sign", "serve"},
+    },
+    "hotswap/kernelize": {
+        "bind": set(),
+        "package": {"bind"},
+        "foreign": {"bind", "package"},
+        ".": {"bind", "package", "foreign"},
+    },
+    "hotswap/models": {
+        "formats": set(),
+        ".": {"formats"},
+        "families": {"formats", "."},
+    },
+    "hotswap/cli": {
+        "print": set(),
+        "flags": set(),
+        ".": {"print", "flags"},  # verbs and what they share
+        "bench": {"print", "flags", "."},
+        "kernel": {"print", "flags", ".", "bench"},
+        "demo": {"print", "flags", "."},
+    },
+    "kernels/common": {
+        ".": set(),
+        "cpu": {"."},
+        "gpu": {"."},
+        "torch": {".", "cpu"},
+        "testing": {".", "cpu", "gpu", "torch"},
+    },
 }
+MOST_LINES = 500
 TORCH_FREE_ROOMS = ("base", "hub", "tokenizers")
 HEADER_MAY = re.compile(r"ATen/core/(Tensor|ivalue|Generator)\.h|c10/.*|torch/csrc/autograd/variable\.h")
 COSTLY = {"torch/torch.h": 2, "torch/csrc/autograd/custom_function.h": 2, "torch/extension.h": 0, "torch/all.h": 0}
@@ -49,17 +79,47 @@ BINDING = "kernels/common/torch/"
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
-def hub_problem(path: str, target: str) -> str | None:
-    """None too where either is outside the hub, or the including file stands beside its rooms."""
+def folder_problem(path: str, target: str) -> str | None:
+    """Of two files of one room; tests stand where they like."""
     parts, other = path.split("/"), target.split("/")
-    if parts[1] != "hub" or len(parts) == 3 or not target.startswith("hotswap/hub/") or for_tests(path):
+    room = "/".join(parts[:2])
+    if len(parts) < 3 or parts[:2] != other[:2] or room not in FOLDERS or for_tests(path):
         return None
-    room, to = parts[2], other[2] if len(other) > 3 else "."
-    if room not in HUB_ROOMS:
-        return f"no room of the hub is called {room}; add it to tests/include_directions.py"
-    if to != room and to not in HUB_ROOMS[room]:
-        return f"hub/{room} may include {', '.join(sorted(HUB_ROOMS[room])) or 'no other room'} of the hub only"
+    folder, to = (names[2] if len(names) > 3 else "." for names in (parts, other))
+    if folder not in FOLDERS[room]:
+        return f"no folder of {room} is called {folder}; add it to tests/include_directions.py"
+    if to != folder and to not in FOLDERS[room][folder]:
+        return f"{room}/{folder} may include {', '.join(sorted(FOLDERS[room][folder])) or 'nothing else'} of {room} only"
     return None
+
+
+def unit(path: str) -> str:
+    """A header and the source that it is the face of are one: x.h, x_impl.h and x.cpp; x.cuh and x.cu."""
+    stem, suffix = path.rsplit(".", 1)
+    return stem + ".cu" if suffix in ("cu", "cuh") else stem.removesuffix("_impl")
+
+
+def circles(files: dict[str, str]) -> list[str]:
+    """One line for each way that leads from a unit back to it, found depth first."""
+    edges: dict[str, set[str]] = {}
+    for path, text in files.items():
+        targets = {unit(target) for target in INCLUDE.findall(text) if target in files}
+        edges.setdefault(unit(path), set()).update(targets - {unit(path)})
+    found: list[str] = []
+    done: set[str] = set()
+
+    def walk(way: list[str]) -> None:
+        for target in sorted(edges[way[-1]]):
+            if target in way:
+                found.append("a circle of includes: " + " -> ".join([*way[way.index(target) :], target]))
+            elif target not in done:
+                walk([*way, target])
+        done.add(way[-1])
+
+    for start in sorted(edges):
+        if start not in done:
+            walk([start])
+    return found
 
 
 def host_problem(path: str, target: str) -> str | None:
@@ -76,8 +136,6 @@ def host_problem(path: str, target: str) -> str | None:
         return f"{room} may include {', '.join(sorted(ROOMS[room]))} only"
     if other and target.endswith("_impl.h") and (other.group(1) != room or path.endswith(".h") and not path.endswith("_impl.h")):
         return "an _impl.h is for sources of its own room"
-    if inside := hub_problem(path, target):
-        return inside
     if target == "hotswap/hotswap.h" and room != "cli":
         return "rooms include each other's headers, not the umbrella"
     if TORCH.match(target):
@@ -121,6 +179,7 @@ def problems(files: dict[str, str]) -> list[str]:
         for match in INCLUDE.finditer(text):
             target = match.group(1)
             why = host_problem(path, target) if path.startswith("hotswap/") else kernel_problem(path, target)
+            why = why or folder_problem(path, target)
             if path.startswith("hotswap/") and for_tests(target) and not for_tests(path):
                 why = "only tests may"
             if why:
@@ -128,13 +187,15 @@ def problems(files: dict[str, str]) -> list[str]:
                 found.append(f"{path}:{line}: includes {target}: {why}")
             if path.startswith("hotswap/") and target in costly:
                 costly[target].append(path)
+        if (lines := text.count("\n")) > MOST_LINES:
+            found.append(f"{path}: {lines} lines; {MOST_LINES} at most")
         if path.startswith("hotswap/") and path != "hotswap/base/env.cpp" and not for_tests(path):
             if re.search(r"\bgetenv\s*\(", text):
                 found.append(f"{path}: reads the environment; hotswap/base/env.cpp is the one place")
     for header, users in costly.items():
         if len(users) > COSTLY[header]:
             found.append(f"{header} is included by {', '.join(users)}; {COSTLY[header]} files at most")
-    return found
+    return found + circles(files)
 
 
 def self_test() -> None:
@@ -145,6 +206,16 @@ def self_test() -> None:
         "hotswap/hub/net/a.cpp": '#include "hotswap/hub/cache/cache.h"',
         "hotswap/hub/cache/a.h": '#include "hotswap/hub/hub.h"',
         "hotswap/layers/a.h": '#include "hotswap/kernelize/mode.h"',
+        "hotswap/kernelize/bind/a.h": '#include "hotswap/kernelize/package/package.h"',
+        "hotswap/kernelize/package/a.cpp": '#include "hotswap/kernelize/foreign/foreign.h"',
+        "hotswap/kernelize/foreign/a.cpp": '#include "hotswap/kernelize/resolve.h"',
+        "hotswap/kernelize/attic/a.cpp": '#include "hotswap/kernelize/resolve.h"',
+        "hotswap/models/formats/a.cpp": '#include "hotswap/models/config.h"',
+        "hotswap/models/a.cpp": '#include "hotswap/models/families/llama.h"',
+        "hotswap/cli/flags/a.cpp": '#include "hotswap/cli/verbs.h"',
+        "hotswap/cli/bench/a.cpp": '#include "hotswap/cli/kernel/hub.h"',
+        "hotswap/base/long.cpp": "\n" * (MOST_LINES + 1),
+        "kernels/common/cpu/a.h": '#include "kernels/common/gpu/launch.h"',
         "hotswap/models/a.h": "#include <torch/torch.h>",
         "hotswap/generation/a.cpp": '#include "hotswap/training/trainer.h"',
         "hotswap/models/b.cpp": '#include "kernels/norm/norm.h"',
@@ -161,7 +232,24 @@ def self_test() -> None:
     }
     for path, text in bad.items():
         assert problems({path: text}), f"self test: {path} with {text!r} was not found"
+    circle = {
+        "hotswap/base/a.h": '#include "hotswap/base/b.h"',
+        "hotswap/base/b.h": "",
+        "hotswap/base/b.cpp": '#include "hotswap/base/c.h"',
+        "hotswap/base/c_impl.h": '#include "hotswap/base/a.h"',
+        "hotswap/base/c.h": "",
+    }
+    assert circles(circle) == ["a circle of includes: " + " -> ".join(f"hotswap/base/{name}" for name in "abca")]
+    for path in ("hotswap/base/a.h", "hotswap/base/b.cpp", "hotswap/base/c_impl.h"):  # without any of its three sides: none
+        assert not problems({**circle, path: ""}), f"self test: no circle is left without the include in {path}"
     good = {
+        "hotswap/base/long.cpp": "\n" * MOST_LINES,
+        "hotswap/cli/kernel/bench.cpp": '#include "hotswap/cli/bench/ops.h"',
+        "hotswap/kernelize/package/package.cpp": '#include "hotswap/kernelize/bind/contract.h"',
+        "hotswap/kernelize/bind/a_test.cpp": '#include "hotswap/kernelize/resolve.h"',
+        "kernels/norm/norm.h": "",
+        "kernels/norm/norm_cuda.h": '#include "kernels/norm/norm.h"',
+        "kernels/norm/norm.cu": '#include "kernels/norm/norm_cuda.h"',  # not the source of norm.h
         "hotswap/cli/main.cpp": '#include "hotswap/training/trainer.h"',
         "hotswap/models/a.cpp": "#include <ATen/ops/add.h>",
         "kernels/norm/torch-ext/b.cpp": "#include <torch/csrc/stable/tensor.h>",

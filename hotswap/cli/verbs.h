@@ -3,6 +3,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "hotswap/cli/flags/usage_error.h"
+
 namespace hotswap {
 
 void add_demo(CLI::App& app, const std::string& source);  // source: where the project's documentation is
@@ -22,8 +24,5 @@ void add_bench(CLI::App& app);
 void add_env(CLI::App& app);
 void add_python_env(CLI::App& app);
 void add_serve_hub(CLI::App& app);
-
-// A line that parses but makes no sense: message and usage hint on stderr, exit 2.
-inline CLI::ValidationError usage_error(const std::string& message) { return CLI::ValidationError("", message); }
 
 }  // namespace hotswap

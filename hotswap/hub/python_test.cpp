@@ -33,14 +33,16 @@ class AgainstPython : public test_support::PythonPeer {
 };
 
 TEST_F(AgainstPython, TheirClientOnOurServerAndWeOnTheirCache) {
-  const auto answers = ask({{"info", {"acme/tiny"}, nlohmann::json::object()},
-                            {"refs", {"acme/norm"}, nlohmann::json::object()},
-                            {"tree", {"acme/norm", "v1"}, nlohmann::json::object()},
-                            {"snapshot", {"acme/tiny"}, nlohmann::json::object()},
-                            {"download", {"acme/tiny", "sub/folder/notes.txt"}, nlohmann::json::object()},
-                            {"download", {"acme/tiny", "none.json"}, nlohmann::json::object()},
-                            {"download", {"acme/tiny", "config.json"}, {{"revision", "v9"}}},
-                            {"download", {"acme/nobody", "config.json"}, nlohmann::json::object()}});
+  const auto answers =
+      ask({{"info", {"acme/tiny"}, nlohmann::json::object()},
+           {"refs", {"acme/norm"}, nlohmann::json::object()},
+           {"tree", {"acme/norm", "v1"}, nlohmann::json::object()},
+           {"snapshot", {"acme/tiny"}, nlohmann::json::object()},
+           {"download", {"acme/tiny", "sub/folder/notes.txt"}, nlohmann::json::object()},
+           {"download", {"acme/tiny", "none.json"}, nlohmann::json::object()},
+           {"download", {"acme/tiny", "config.json"}, {{"revision", "v9"}}},
+           {"download", {"acme/nobody", "config.json"}, nlohmann::json::object()},
+           {"paths", {"acme/tiny", {"empty", "sub", "none", "model.safetensors"}}, nlohmann::json::object()}});
   Hub online(options());
   const std::string commit = online.client().commit(kModel, "main");
   EXPECT_EQ(answers[0], commit);
@@ -56,6 +58,9 @@ TEST_F(AgainstPython, TheirClientOnOurServerAndWeOnTheirCache) {
   EXPECT_EQ(answers[5].get<std::string>().substr(0, 24), "RemoteEntryNotFoundError");
   EXPECT_EQ(answers[6].get<std::string>().substr(0, 21), "RevisionNotFoundError");
   EXPECT_EQ(answers[7].get<std::string>().substr(0, 23), "RepositoryNotFoundError");
+  const std::string large = describe_file(served.path() / "models/acme/tiny/main/model.safetensors", 1).sha256;
+  EXPECT_EQ(answers[8], (nlohmann::json{"empty 0 e69d", "sub/", "model.safetensors 3145731 " + large.substr(0, 4)}))
+      << "what is not there is left out";
 
   Hub offline(options(true));
   EXPECT_EQ(offline.snapshot(kModel, "main"), cache() / folder);

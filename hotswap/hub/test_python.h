@@ -28,6 +28,9 @@ def download(repo, name, **more): return relative(hh.hf_hub_download(repo, name,
 def info(repo): return hh.HfApi().model_info(repo).sha
 def refs(repo): return sorted(b.name + " " + b.target_commit for b in hh.HfApi().list_repo_refs(repo, repo_type="kernel").branches)
 def tree(repo, revision): return sorted(e.path for e in hh.HfApi().list_repo_tree(repo, repo_type="kernel", revision=revision, recursive=True))
+def paths(repo, wanted):
+    found = hh.HfApi().get_paths_info(repo, wanted)
+    return [f"{e.path} {e.size} {e.lfs.sha256[:4] if e.lfs else e.blob_id[:4]}" if hasattr(e, "size") else f"{e.path}/" for e in found]
 def absent(repo, name): return hh.try_to_load_from_cache(repo, name) is hh.file_download._CACHED_NO_EXIST
 def scan():
     found = hh.scan_cache_dir()

@@ -4,8 +4,6 @@
 
 #include <set>
 
-#include "hotswap/layers/slot.h"
-
 namespace hotswap {
 namespace {
 
@@ -84,11 +82,6 @@ void Module::to(at::ScalarType dtype, at::Device device) {
 void Module::train(bool on) {
   each_module([&](const std::string&, Module& module) { module.training_ = on; });
   on_mode_change();
-}
-
-SlotBase::SlotBase(Module* owner, std::string layer, std::string contract, SlotNeeds needs)
-    : layer_(std::move(layer)), contract_(std::move(contract)), needs_(std::move(needs)) {
-  owner->slots_.push_back(this);
 }
 
 }  // namespace hotswap

@@ -48,24 +48,33 @@ SelfAttention::SelfAttention(const SelfAttentionOptions& o)
 }
 
 Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) const {
-  const auto heads = [&](const Tensor& y) { return y.view({y.size(0), y.size(1), -1, options_.head_dim}); };
-  Tensor q = heads(q_proj_.forward(x));  // [batch, time, heads, head_dim]
-  Tensor k = heads(k_proj_.forward(x));  // [batch, time, kv_heads, head_dim]
-  Tensor v = heads(v_proj_.forward(x));
+  const int64_t batch = x.size(0), time = x.size(1), dim = options_.head_dim;
+  const auto heads = [&](const Tensor& y) { return y.view({batch, time, -1, dim}); };
+  // As the rotary embedding wants them. Of one token it is the same memory: a step of a small model is mostly views.
+  const auto heads_first = [&](const Tensor& y) { return time == 1 ? y.view({batch, -1, 1, dim}) : y.transpose(1, 2); };
+  Tensor q = q_proj_.forward(x), k = k_proj_.forward(x);
+  if (time > 1 || q_norm_) {
+    q = heads(q);  // [batch, time, heads, head_dim]
+    k = heads(k);  // [batch, time, kv_heads, head_dim]
+  }
   if (q_norm_) {
     q = q_norm_->forward(q);
     k = k_norm_->forward(k);
   }
   if (options_.rotary) {
-    std::tie(q, k) = rotary_fn_.forward(q.transpose(1, 2), k.transpose(1, 2), context.rope);
+    std::tie(q, k) = rotary_fn_.forward(heads_first(q), heads_first(k), context.rope);
     q = q.transpose(1, 2);
     k = k.transpose(1, 2);
+  } else {
+    q = heads(q);
+    k = heads(k);
   }
+  Tensor v = heads(v_proj_.forward(x));
   if (context.cache != nullptr) std::tie(k, v) = context.cache->update(options_.layer, k, v);
   AttentionOptions attention = attention_options_;
   attention.dropout = training() ? options_.dropout : 0;
   attention.sinks = sinks_;
-  return o_proj_.forward(attention_(q, k, v, attention, context.attention).reshape({x.size(0), x.size(1), -1}));
+  return o_proj_.forward(attention_(q, k, v, attention, context.attention).reshape({batch, time, -1}));
 }
 
 std::unique_ptr<CacheLayer> SelfAttention::make_cache_layer(const CacheOptions& options) const {

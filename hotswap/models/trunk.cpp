@@ -5,7 +5,6 @@
 #include <ATen/ops/sub.h>
 
 #include "hotswap/base/error.h"
-#include "hotswap/models/trunk_input.h"
 
 namespace hotswap {
 namespace {

@@ -9,18 +9,9 @@
 #include "hotswap/layers/norm.h"
 #include "hotswap/models/block.h"
 #include "hotswap/models/config.h"
+#include "hotswap/models/trunk_input.h"
 
 namespace hotswap {
-
-struct TrunkInput {
-  Tensor input_ids;  // [batch, time] int64
-  Tensor attention_mask =
-      {};                    // [batch, cached + time], of a static cache [batch, capacity]: 0 where a token is padding
-  Tensor position_ids = {};  // [1 or batch, time]; undefined: counted on from the cache
-  Tensor cu_seqlens = {};    // [sequences + 1]: several sequences in a batch of one, where each begins, and the end
-  int64_t max_seqlen = 0;    // of those; 0: not known, time
-  Cache* cache = nullptr;
-};
 
 class Trunk : public Module {
  public:

@@ -18,7 +18,7 @@ void check_shape(const Tensor& tensor, const char* name, const std::string& want
   if (fits) return;
   throw Error({.wanted = cat(name, " ", wanted),
                .got = cat("[", join(tensor.sizes()), "]"),
-               .next = "give it the shape of input_ids; see TrunkInput in hotswap/models/trunk.h"});
+               .next = "give it the shape of input_ids; see TrunkInput in hotswap/models/trunk_input.h"});
 }
 
 // Where looking is free. A GPU would have to be waited for; there the embedding itself fails.

@@ -1,9 +1,21 @@
-// Inputs of a model, checked: Errors of ours where torch would fail in the middle of a layer.
+// What a model's forward reads, and its check: Errors of ours where torch would fail in the middle of a layer.
 #pragma once
 
-#include "hotswap/models/trunk.h"
+#include <ATen/core/Tensor.h>
+
+#include "hotswap/layers/cache.h"
 
 namespace hotswap {
+
+struct TrunkInput {
+  Tensor input_ids;  // [batch, time] int64
+  Tensor attention_mask =
+      {};                    // [batch, cached + time], of a static cache [batch, capacity]: 0 where a token is padding
+  Tensor position_ids = {};  // [1 or batch, time]; undefined: counted on from the cache
+  Tensor cu_seqlens = {};    // [sequences + 1]: several sequences in a batch of one, where each begins, and the end
+  int64_t max_seqlen = 0;    // of those; 0: not known, time
+  Cache* cache = nullptr;
+};
 
 struct InputLimits {
   int64_t vocab_size;

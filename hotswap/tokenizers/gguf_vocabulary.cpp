@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include "hotswap/base/error.h"
-#include "hotswap/tokenizers/parts.h"
+#include "hotswap/tokenizers/tokenizer_impl.h"
 #include "hotswap/tokenizers/unicode.h"
 
 namespace hotswap {

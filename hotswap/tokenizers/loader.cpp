@@ -1,7 +1,7 @@
 // Tokenizers from files.
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
-#include "hotswap/tokenizers/parts.h"
+#include "hotswap/tokenizers/tokenizer_impl.h"
 #include "hotswap/tokenizers/tokenizer_json.h"
 
 namespace hotswap {

@@ -1,7 +1,7 @@
 #include "hotswap/tokenizers/stream_decoder.h"
 
 #include "hotswap/base/error.h"
-#include "hotswap/tokenizers/parts.h"
+#include "hotswap/tokenizers/tokenizer_impl.h"
 
 namespace hotswap {
 namespace {

@@ -1,7 +1,7 @@
 #include "hotswap/tokenizers/tokenizer.h"
 
 #include "hotswap/base/error.h"
-#include "hotswap/tokenizers/parts.h"
+#include "hotswap/tokenizers/tokenizer_impl.h"
 #include "hotswap/tokenizers/unicode.h"
 
 namespace hotswap {

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "hotswap/tokenizers/encoding.h"
-#include "hotswap/tokenizers/gguf_vocabulary.h"
 
 namespace hotswap {
 
@@ -26,6 +25,8 @@ namespace hotswap {
 struct SpecialIds {
   std::optional<int64_t> bos, eos, pad, unk;
 };
+
+struct GgufVocabulary;  // gguf_vocabulary.h
 
 struct TokenizerOptions {
   std::optional<std::string> gguf_file = std::nullopt;  // of the folder, where that has no tokenizer.json

@@ -10,8 +10,7 @@ namespace {
 
 using namespace norms::gpu;
 
-constexpr RowLimits kForward{.most_lanes = {0, 512, 512}, .threads_per_sm = 0};
-constexpr RowLimits kAddForward{.most_lanes = {0, 256, 512}, .threads_per_sm = 0};
+constexpr RowLimits kForward{.most_lanes = {0, 256, 512}, .threads_per_sm = 0};
 constexpr RowLimits kLayerForward{.most_lanes = {0, 32, 512}, .threads_per_sm = 0};
 constexpr int kAgainPerSm = 2048;     // threads, where rows are read again
 constexpr int64_t kMostChunks = 512;  // rows of partial sums where rows are read again
@@ -25,7 +24,6 @@ void with_forward(DType dtype, const RowPlan& p, int64_t cols, Fn fn) {
       return full ? fn.template operator()<T, kVectors, kMostLanes, true>()
                   : fn.template operator()<T, kVectors, kMostLanes, false>();
     };
-    if (p.vectors == 2 && p.lanes > 256) return lanes.template operator()<2, 512>();
     if (p.vectors == 2)
       return p.lanes <= 128 ? lanes.template operator()<2, 128>() : lanes.template operator()<2, 256>();
     return p.lanes <= 256 ? lanes.template operator()<4, 256>() : lanes.template operator()<4, 512>();
@@ -162,7 +160,7 @@ RowPlan plan(int64_t rows, int64_t cols, DType dtype, bool aligned, const RowLim
 
 void rms_norm_forward(const RmsNormForward& a, const Scale& s, int64_t rows, Stream stream) {
   if (rows == 0 || a.cols == 0) return;
-  RowPlan p = plan(rows, a.cols, a.dtype, rows_aligned(a, rows), a.residual != nullptr ? kAddForward : kForward);
+  RowPlan p = plan(rows, a.cols, a.dtype, rows_aligned(a, rows), kForward);
   if (p.vectors > 0 && a.y_dtype == a.dtype && holds(s, a.dtype)) {
     return for_launches(p, rows, [&](int64_t first, int64_t n, int64_t blocks) {
       RmsNormForward some = a;

@@ -1,7 +1,7 @@
 #include "hotswap/base/error.h"
 #include "hotswap/base/json.h"
 #include "hotswap/cli/flags/model_flags.h"
-#include "hotswap/cli/verbs.h"
+#include "hotswap/cli/flags/usage_error.h"
 
 namespace hotswap {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
-#include "hotswap/cli/verbs.h"
+#include "hotswap/cli/flags/usage_error.h"
 #include "hotswap/models/auto.h"
 #include "hotswap/models/model_folder.h"
 

@@ -6,13 +6,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <nlohmann/json.hpp>
 #include <random>
 
 #include "hotswap/base/log.h"
 #include "hotswap/hub/names/text.h"
-#include "hotswap/hub/net/url.h"
+#include "hotswap/hub/serve/connection_threads.h"
+#include "hotswap/hub/serve/hub_api.h"
 
 namespace hotswap {
 namespace {
@@ -20,99 +20,11 @@ namespace {
 namespace fs = std::filesystem;
 using Plain = nlohmann::ordered_json;
 
-constexpr size_t kThreads = 64;  // a kept-alive connection holds one
-constexpr size_t kBuffer = 256 << 10;
-
-// A refusal in the Hub's form.
-struct Refused {
-  int status;
-  const char* code;
-  std::string message;
-};
-
-int hex_value(char c) {
-  return is_digit(c) ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
-std::string decoded(std::string_view text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '%') {
-      out += text[i];
-      continue;
-    }
-    const int high = i + 2 < text.size() ? hex_value(text[i + 1]) : -1,
-              low = i + 2 < text.size() ? hex_value(text[i + 2]) : -1;
-    if (high < 0 || low < 0) throw Refused{400, "", "a broken percent escape in the path"};
-    out += static_cast<char>(high * 16 + low);
-    i += 2;
-  }
-  return out;
-}
-
-struct Target {
-  std::vector<std::string> parts;  // of the path, decoded each for itself: "%2F" in a revision stays inside it
-  std::map<std::string, std::string> query;
-};
-
-Target parse_target(const std::string& text) {
-  Target target;
-  const size_t mark = std::min(text.find('?'), text.size());
-  for (const std::string& part : split(std::string_view(text).substr(0, mark), '/'))
-    target.parts.push_back(decoded(part));
-  target.parts.erase(target.parts.begin());  // before the first slash
-  for (const std::string& pair : split(std::string_view(text).substr(std::min(mark + 1, text.size())), '&')) {
-    const size_t equals = std::min(pair.find('='), pair.size());
-    target.query[decoded(std::string_view(pair).substr(0, equals))] =
-        equals < pair.size() ? decoded(pair.substr(equals + 1)) : "";
-  }
-  return target;
-}
-
-std::optional<RepoType> type_named(const std::string& name) {
-  for (const RepoType type : {RepoType::kModel, RepoType::kDataset, RepoType::kSpace, RepoType::kKernel}) {
-    if (name == plural(type)) return type;
-  }
-  return std::nullopt;
-}
-
-std::string joined(const std::vector<std::string>& parts, size_t from) {
-  return join(
-      std::vector<std::string>(parts.begin() + static_cast<ptrdiff_t>(std::min(from, parts.size())), parts.end()), "/");
-}
-
-struct Bytes {
-  int64_t first = 0, last = -1;  // last < first: nothing
-  bool partial = false;
-};
-
-// One range is honoured; several, or what is no range, mean the whole file, as the standard allows.
-Bytes range_of(const std::string& header, int64_t size) {
-  Bytes whole{.first = 0, .last = size - 1};
-  if (header.rfind("bytes=", 0) != 0 || header.find(',') != std::string::npos) return whole;
-  const std::string_view spec = std::string_view(header).substr(6);
-  const size_t dash = spec.find('-');
-  if (dash == std::string_view::npos) return whole;
-  const auto number = [](std::string_view digits, int64_t& value) {
-    const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    return !digits.empty() && code == std::errc() && end == digits.data() + digits.size() && value >= 0;
-  };
-  Bytes some{.partial = true};
-  if (dash == 0) {  // the last N bytes
-    int64_t count = 0;
-    if (!number(spec.substr(1), count)) return whole;
-    some.first = std::max<int64_t>(0, size - count);
-    some.last = size - 1;
-    if (count == 0) some.first = size;
-  } else {
-    if (!number(spec.substr(0, dash), some.first)) return whole;
-    some.last = size - 1;
-    if (dash + 1 < spec.size() && !number(spec.substr(dash + 1), some.last)) return whole;
-    some.last = std::min(some.last, size - 1);
-  }
-  if (some.first >= size || some.last < some.first) throw Refused{416, "", cat("bytes */", size)};
-  return some;
-}
+constexpr int kBacklog = 4096;           // connections that wait for accept(); the system's somaxconn may be lower
+constexpr size_t kBuffer = 64 << 10;     // each file on its way holds one
+constexpr int64_t kSmallSend = 1 << 20;  // bytes; who sends more must leave threads to others
+constexpr size_t kBody = 1 << 20;
+constexpr size_t kPathWithBody = 1024;  // httplib finds the handler by a regular expression, which recurses
 
 }  // namespace
 
@@ -120,12 +32,18 @@ struct HubServer::Impl {
   HubServer* server;
   const HubServerOptions& options;
   ServedRepos repos;
+  HubApi api;
   std::unique_ptr<httplib::Server> http;
   std::atomic<uint64_t> count = 0;
+  std::atomic<int> large_sends = 0;
+  socket_t listening = INVALID_SOCKET;
   const uint64_t run_id = std::random_device{}();
 
   explicit Impl(HubServer* owner)
-      : server(owner), options(owner->options_), repos(options.folder, options.large_from, options.rescan_s) {
+      : server(owner),
+        options(owner->options_),
+        repos(options.folder, options.large_from, options.rescan_s),
+        api(repos, options.page) {
     if (options.certificate.empty()) {
       http = std::make_unique<httplib::Server>();
     } else {
@@ -136,24 +54,65 @@ struct HubServer::Impl {
                      .next = "check both files"});
       }
     }
-    http->new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
+    http->new_task_queue = [this] { return new ConnectionThreads(static_cast<size_t>(options.connections)); };
+    http->set_socket_options([this](socket_t socket) {
+      // Not httplib's own SO_REUSEPORT: with it, a second server would start on the same port and they would take
+      // turns.
+      const int yes = 1;
+      ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+      listening = socket;
+    });
     http->set_tcp_nodelay(true);
     http->set_keep_alive_max_count(100000);
     http->set_keep_alive_timeout(2);
     http->set_write_timeout(30);
-    http->set_payload_max_length(0);
+    http->set_payload_max_length(kBody);
     http->set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
-      handle(request, response);
-      return httplib::Server::HandlerResponse::Handled;
+      // httplib's own cutting of ranges trusts their numbers; ours does not.
+      const_cast<httplib::Request&>(request).ranges.clear();
+      return handle(request, response) ? httplib::Server::HandlerResponse::Handled
+                                       : httplib::Server::HandlerResponse::Unhandled;
+    });
+    http->Post(".*", [this](const httplib::Request& request, httplib::Response& response,
+                            const httplib::ContentReader& read) { answer_body(request, response, read); });
+  }
+
+  // Answers what has no body, and refuses a body that nobody asked for; the other requests come to `answer_body`.
+  bool handle(const httplib::Request& request, httplib::Response& response) {
+    bool body_comes = false;
+    guarded(request, response, [&] {
+      const Target target = parse_target(request.target);
+      body_comes = request.method == "POST" && takes_body(target) && request.path.size() <= kPathWithBody;
+      if (body_comes) return;
+      if (request.method != "GET" && request.method != "HEAD") {
+        response.set_header("Connection", "close");  // its body was not read
+        throw Refused{405, "", "this Hub is read-only"};
+      }
+      answer(request, response, target);
+    });
+    return !body_comes;
+  }
+
+  void answer_body(const httplib::Request& request, httplib::Response& response, const httplib::ContentReader& read) {
+    guarded(request, response, [&] {
+      std::string body;
+      const bool whole = read([&](const char* bytes, size_t size) {
+        body.append(bytes, size);
+        return body.size() <= kBody;
+      });
+      if (!whole) {
+        response.set_header("Connection", "close");
+        throw Refused{response.status == 413 || body.size() > kBody ? 413 : 400, "",
+                      cat("wanted a whole body of at most ", kBody, " bytes")};
+      }
+      answer(request, response, parse_target(request.target), body);
     });
   }
 
-  void handle(const httplib::Request& request, httplib::Response& response) {
-    // httplib's own cutting of ranges trusts their numbers; ours does not.
-    const_cast<httplib::Request&>(request).ranges.clear();
-    response.set_header("X-Request-Id", cat(std::hex, run_id, "-", ++count));
+  // Whatever goes wrong becomes an answer in the Hub's form.
+  void guarded(const httplib::Request& request, httplib::Response& response, const std::function<void()>& answers) {
     try {
-      answer(request, response);
+      answers();
     } catch (const Refused& refused) {
       refuse(response, refused);
     } catch (const Error& error) {  // names that no repository or file can have
@@ -162,6 +121,8 @@ struct HubServer::Impl {
       log_warning("serve-hub: ", request.target, ": ", error.what());
       refuse(response, {500, "", "internal error"});
     }
+    if (response.status < 0) return;  // its body is still to come
+    response.set_header("X-Request-Id", cat(std::hex, run_id, "-", ++count));
     if (options.on_request) options.on_request(cat(request.method, " ", shown(request.target), " ", response.status));
   }
 
@@ -188,12 +149,8 @@ struct HubServer::Impl {
     throw Refused{401, "", "Invalid credentials in Authorization header"};
   }
 
-  void answer(const httplib::Request& request, httplib::Response& response) {
-    if (request.method != "GET" && request.method != "HEAD") {
-      response.set_header("Connection", "close");  // its body was not read
-      throw Refused{405, "", "this Hub is read-only"};
-    }
-    const Target target = parse_target(request.target);
+  void answer(const httplib::Request& request, httplib::Response& response, const Target& target,
+              const std::string& body = "") {
     const std::vector<std::string>& parts = target.parts;
     if (parts.size() == 2 &&
         parts[0] == "cdn") {  // knowing a content's hash is the right to it, as with a signed address
@@ -202,114 +159,41 @@ struct HubServer::Impl {
       return send_file(request, response, *file);
     }
     check_token(request);
-    if (parts.size() == 4 && parts[0] == "api" && parts[1] == "organizations" && parts[3] == "overview") {
-      return send_publisher(response, parts[2]);
-    }
-    if (parts.size() >= 4 && parts[0] == "api") {
-      if (const auto type = type_named(parts[1]))
-        return answer_api(request, response, target, {*type, parts[2] + "/" + parts[3]});
+    if (!parts.empty() && parts[0] == "api") {
+      const ApiAnswer answer = api.answer({.target = target,
+                                           .method = request.method,
+                                           .address = own_address(request),
+                                           .body = body,
+                                           .content_type = request.get_header_value("Content-Type")});
+      if (!answer.next.empty()) response.set_header("Link", "<" + answer.next + ">; rel=\"next\"");
+      return send_json(response, answer.json);
     }
     const auto type = parts.empty() ? std::nullopt : type_named(parts[0]);
     const size_t at = type && *type != RepoType::kModel ? 1 : 0;
     if (parts.size() >= at + 5 && parts[at + 2] == "resolve") {
       const Repo repo{at == 1 ? *type : RepoType::kModel, parts[at] + "/" + parts[at + 1]};
-      return resolve(request, response, repo, parts[at + 3], joined(parts, at + 4));
+      return resolve(request, response, repo, parts[at + 3], target.joined(at + 4));
     }
     throw Refused{404, "", "no such page"};
   }
 
-  std::shared_ptr<const ServedRevision> revision_of(const Repo& repo, const std::string& name) {
-    if (repos.revisions(repo).empty()) throw Refused{404, "RepoNotFound", "Repository not found"};
-    auto revision = repos.find(repo, name);
-    if (!revision) throw Refused{404, "RevisionNotFound", "Invalid rev id: " + name};
-    return revision;
-  }
-
-  void answer_api(const httplib::Request& request, httplib::Response& response, const Target& target,
-                  const Repo& repo) {
-    const std::vector<std::string>& parts = target.parts;
-    const std::string verb = parts.size() > 4 ? parts[4] : "revision";
-    if (verb == "refs" && parts.size() == 5) return send_refs(response, repo);
-    if (verb == "revision" && parts.size() <= 6)
-      return send_revision(response, repo, parts.size() > 5 ? parts[5] : "main");
-    if (verb == "tree" && parts.size() >= 6) return send_tree(request, response, target, repo);
-    throw Refused{404, "", "no such page"};
-  }
-
-  void send_publisher(httplib::Response& response, const std::string& name) {
-    check_repo({.id = name});
-    if (!repos.has_publisher(name)) throw Refused{404, "", "Organization not found"};
-    send_json(response, {{"name", name}, {"fullname", name}, {"trustedKernelPublisher", repos.trusts(name)}});
-  }
-
-  void send_refs(httplib::Response& response, const Repo& repo) {
-    Plain answer = {{"branches", Plain::array()}, {"tags", Plain::array()}, {"converts", Plain::array()}};
-    const auto revisions = repos.revisions(repo);
-    if (revisions.empty()) throw Refused{404, "RepoNotFound", "Repository not found"};
-    for (const auto& revision : revisions) {
-      answer[revision->tag ? "tags" : "branches"].push_back(
-          {{"name", revision->name},
-           {"ref", (revision->tag ? "refs/tags/" : "refs/heads/") + revision->name},
-           {"targetCommit", revision->commit}});
-    }
-    send_json(response, answer);
-  }
-
-  void send_revision(httplib::Response& response, const Repo& repo, const std::string& name) {
-    const auto revision = revision_of(repo, name);
-    Plain files = Plain::array();
-    for (const auto& [path, file] : revision->files) files.push_back({{"rfilename", path}});
-    send_json(response, {{"id", repo.id}, {"sha", revision->commit}, {"private", false}, {"siblings", files}});
-  }
-
-  void send_tree(const httplib::Request& request, httplib::Response& response, const Target& target, const Repo& repo) {
-    const auto revision = revision_of(repo, target.parts[5]);
-    const std::string folder = joined(target.parts, 6);
-    const auto query = [&](const char* key) {
-      const auto found = target.query.find(key);
-      return found == target.query.end() ? std::string() : found->second;
+  // The request's address without its query, as the client sees it: behind a proxy, as that one says.
+  std::string own_address(const httplib::Request& request) const {
+    const auto forwarded = [&](const char* name, const std::string& otherwise) {
+      const std::string all = request.get_header_value(name);  // by the outermost proxy, by the next one, ...
+      const std::string first(trim(std::string_view(all).substr(0, all.find(','))));
+      return first.empty() || first.find_first_of("<>\"") != std::string::npos ? otherwise : shown(first);
     };
-    const std::string begin = folder.empty() ? "" : folder + "/", after = query("cursor");
-    const bool recursive = query("recursive") == "true" || query("recursive") == "1" || query("recursive") == "True";
-    // Folders and files by path; a folder's oid only has to be there.
-    std::map<std::string, const ServedFile*> entries;
-    bool known = folder.empty();
-    for (auto at = revision->files.lower_bound(begin); at != revision->files.end() && at->first.rfind(begin, 0) == 0;
-         ++at) {
-      known = true;
-      const std::string& path = at->first;
-      for (size_t slash = path.find('/', begin.size()); slash != std::string::npos; slash = path.find('/', slash + 1)) {
-        entries.emplace(path.substr(0, slash), nullptr);
-        if (!recursive) break;
-      }
-      if (recursive || path.find('/', begin.size()) == std::string::npos) entries.emplace(path, &at->second);
-    }
-    if (!known) throw Refused{404, "EntryNotFound", folder + " does not exist on \"" + target.parts[5] + "\""};
-    Plain answer = Plain::array();
-    for (auto at = after.empty() ? entries.begin() : entries.upper_bound(after); at != entries.end(); ++at) {
-      if (answer.size() == static_cast<size_t>(options.page)) {
-        std::string path = request.target.substr(0, request.target.find('?'));
-        response.set_header(
-            "Link", cat("<", options.certificate.empty() ? "http://" : "https://",
-                        shown(request.get_header_value("Host")), path, "?recursive=", recursive ? "true" : "false",
-                        "&expand=false&cursor=", percent_encode(std::prev(at)->first, false), ">; rel=\"next\""));
-        break;
-      }
-      if (at->second == nullptr) {
-        answer.push_back({{"type", "directory"}, {"oid", std::string(40, '0')}, {"size", 0}, {"path", at->first}});
-        continue;
-      }
-      const ServedFile& file = *at->second;
-      Plain entry = {{"type", "file"}, {"oid", file.git_sha1}, {"size", file.size}, {"path", at->first}};
-      if (file.large) entry["lfs"] = {{"oid", file.sha256}, {"size", file.size}, {"pointerSize", 134}};
-      answer.push_back(std::move(entry));
-    }
-    send_json(response, answer);
+    std::string prefix = forwarded("X-Forwarded-Prefix", "");
+    while (!prefix.empty() && prefix.back() == '/') prefix.pop_back();
+    return cat(forwarded("X-Forwarded-Proto", options.certificate.empty() ? "http" : "https"), "://",
+               forwarded("X-Forwarded-Host", shown(request.get_header_value("Host"))), prefix,
+               request.target.substr(0, request.target.find('?')));
   }
 
   void resolve(const httplib::Request& request, httplib::Response& response, const Repo& repo, const std::string& name,
                const std::string& path) {
-    const auto revision = revision_of(repo, name);
+    const auto revision = api.revision_of(repo, name);
     response.set_header("X-Repo-Commit", revision->commit);
     const auto found = revision->files.find(path);
     if (found == revision->files.end()) throw Refused{404, "EntryNotFound", "Entry not found"};
@@ -328,7 +212,7 @@ struct HubServer::Impl {
   void send_file(const httplib::Request& request, httplib::Response& response, const ServedFile& file) {
     response.set_header("ETag", "\"" + file.etag() + "\"");
     response.set_header("Accept-Ranges", "bytes");
-    const Bytes bytes = range_of(request.get_header_value("Range"), file.size);
+    const ByteRange bytes = range_of(request.get_header_value("Range"), file.size);
     const std::shared_ptr<int> fd(new int(::open(file.disk.c_str(), O_RDONLY | O_CLOEXEC)), [](int* open) {
       if (*open >= 0) ::close(*open);
       delete open;
@@ -341,16 +225,25 @@ struct HubServer::Impl {
       response.set_header("Content-Range", cat("bytes ", bytes.first, "-", bytes.last, "/", file.size));
     const int64_t size = bytes.last - bytes.first + 1;
     if (size <= 0) return response.set_header("Content-Type", "application/octet-stream");
-    response.set_content_provider(
-        static_cast<size_t>(size), "application/octet-stream",
-        [this, fd, first = bytes.first](size_t offset, size_t length, httplib::DataSink& sink) {
-          thread_local std::string buffer(kBuffer, '\0');
-          const ssize_t n = ::pread(*fd, buffer.data(), std::min(length, buffer.size()),
-                                    static_cast<off_t>(static_cast<size_t>(first) + offset));
-          if (n <= 0) return false;
-          server->bytes_sent_ += n;  // before: who has read the last byte may look at it
-          return sink.write(buffer.data(), static_cast<size_t>(n));
-        });
+    const std::shared_ptr<void> place = size > kSmallSend && request.method == "GET" ? large_send(response) : nullptr;
+    response.set_content_provider(static_cast<size_t>(size), "application/octet-stream",
+                                  [this, fd, place, first = bytes.first, buffer = std::string()](
+                                      size_t offset, size_t length, httplib::DataSink& sink) mutable {
+                                    buffer.resize(kBuffer);
+                                    const ssize_t n = ::pread(*fd, buffer.data(), std::min(length, buffer.size()),
+                                                              static_cast<off_t>(static_cast<size_t>(first) + offset));
+                                    if (n <= 0) return false;
+                                    server->bytes_sent_ += n;  // before: who has read the last byte may look at it
+                                    return sink.write(buffer.data(), static_cast<size_t>(n));
+                                  });
+  }
+
+  // The right to send a large file, as long as the result lives. A quarter of the threads stays for small answers.
+  std::shared_ptr<void> large_send(httplib::Response& response) {
+    std::shared_ptr<void> place(nullptr, [this](void*) { --large_sends; });
+    if (++large_sends <= options.connections - options.connections / 4) return place;
+    response.set_header("Retry-After", "5");
+    throw Refused{503, "", "too many large files on their way"};
   }
 };
 
@@ -359,13 +252,16 @@ HubServer::HubServer(HubServerOptions options) : options_(std::move(options)), i
 HubServer::~HubServer() { stop(); }
 
 std::string HubServer::url() const {
-  return cat(options_.certificate.empty() ? "http://" : "https://", options_.host, ":", port_);
+  const bool v6 = options_.host.find(':') != std::string::npos;
+  return cat(options_.certificate.empty() ? "http://" : "https://", v6 ? "[" : "", options_.host, v6 ? "]" : "", ":",
+             port_);
 }
 
 void HubServer::bind() {
   port_ = options_.port == 0 ? impl_->http->bind_to_any_port(options_.host.c_str())
                              : (impl_->http->bind_to_port(options_.host.c_str(), options_.port) ? options_.port : -1);
-  if (port_ > 0) return;
+  // Once more: httplib's own backlog of five is compiled into its library.
+  if (port_ > 0 && ::listen(impl_->listening, kBacklog) == 0) return;
   throw Error({.wanted = cat("to listen on ", options_.host, ":", options_.port),
                .got = "a port that is taken or not allowed",
                .next = "choose another one"});

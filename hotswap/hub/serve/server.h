@@ -27,6 +27,7 @@ struct HubServerOptions {
   std::filesystem::path key = {};
   int64_t large_from = 10 << 20;  // bytes; larger files are LFS files
   std::string large_at = {};      // "http://host:port": where LFS files are redirected; empty: not
+  int connections = 4096;         // at once, a thread each; three quarters of them may be sending large files
   int page = 1000;                // entries of a tree in one answer
   double rescan_s = 2;            // how soon changes in the folder are seen
   std::function<void(const std::string& line)> on_request = nullptr;  // "GET /api/... 200", from any thread

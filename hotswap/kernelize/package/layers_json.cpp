@@ -5,7 +5,6 @@
 #include "hotswap/hub/names/kernel_ref.h"
 #include "hotswap/hub/names/text.h"
 #include "hotswap/kernelize/bind/contract.h"
-#include "hotswap/kernelize/package/manifest.h"
 
 namespace hotswap {
 namespace {
@@ -84,7 +83,7 @@ LayerEntry read_layer(const Json& json, int64_t schema, LayerEntry layer) {
   return layer;
 }
 
-StandIn read_stand_in(const Json& json, const Manifest& m) {
+StandIn read_stand_in(const Json& json, const PackageLayers& package) {
   auto text = json.as<std::string>();
   std::string ours;
   if (const size_t equals = text.rfind('='); equals != text.npos) {
@@ -95,7 +94,7 @@ StandIn read_stand_in(const Json& json, const Manifest& m) {
   want(!ref.is_path() && !ref.stock() && !ref.layer().empty(), "'org/repo:Layer' or 'org/repo:Layer=OurLayer'", json,
        text);
   StandIn result{ref.repo(), ref.layer(), ours.empty() ? ref.layer() : ours};
-  want(m.layers.contains(result.our_layer), "a layer of this package", json, result.our_layer);
+  want(package.layers.contains(result.our_layer), "a layer of this package", json, result.our_layer);
   return result;
 }
 
@@ -112,15 +111,15 @@ LayerEntry read_defaults(const Json& json, int64_t schema) {
 
 // {"kernels-community/flash-attn3": "kernels-community/flash-attn2"}: what stands in for the second stands in for the
 // first.
-void read_aliases(const Json& json, Manifest& m) {
-  const std::vector<StandIn> named = m.stands_in_for;
+void read_aliases(const Json& json, PackageLayers& package) {
+  const std::vector<StandIn> named = package.stands_in_for;
   for (const auto& [alias, repo] : json.items()) {
     const auto name = repo.as<std::string>();
     want(is_repo_id(alias), "a repository's name, org/repo", repo, alias);
     bool known = false;
     for (const StandIn& entry : named) {
       if (!same_repo(entry.repo, name)) continue;
-      m.stands_in_for.push_back({alias, entry.their_layer, entry.our_layer});
+      package.stands_in_for.push_back({alias, entry.their_layer, entry.our_layer});
       known = true;
     }
     want(known, "a repository that stands_in_for names", repo, name);
@@ -129,10 +128,10 @@ void read_aliases(const Json& json, Manifest& m) {
 
 }  // namespace
 
-void read_layers(Manifest& m) {
-  const fs::path file = m.folder / "layers.json";
+PackageLayers read_layers(const fs::path& folder) {
+  const fs::path file = folder / "layers.json";
   if (!fs::exists(file)) {
-    throw Error({.wanted = cat("layers.json in ", m.folder.string()),
+    throw Error({.wanted = cat("layers.json in ", folder.string()),
                  .got = "a package that says not which layers its ops serve",
                  .next = "name it in a kernel mapping: some such packages have an adapter"});
   }
@@ -145,26 +144,28 @@ void read_layers(Manifest& m) {
     json.only({"schema", "defaults", "layers", "stands_in_for", "aliases"});
   }
   const LayerEntry defaults = schema == 1 ? LayerEntry() : read_defaults(json, schema);
+  PackageLayers package;
   std::vector<std::pair<std::string, Json>> same;  // "Silu": "SiLU"
   for (const auto& [name, layer] : json.child("layers").items()) {
     want(is_identifier(name), "a layer's name", layer, name);
     if (schema > 1 && layer.is_string()) {
       same.emplace_back(name, layer);
     } else {
-      m.layers[name] = read_layer(layer, schema, defaults);
+      package.layers[name] = read_layer(layer, schema, defaults);
     }
   }
   std::map<std::string, LayerEntry> copies;  // of layers that are written out, and of no copies
   for (const auto& [name, layer] : same) {
-    const auto of = m.layers.find(layer.as<std::string>());
-    want(of != m.layers.end(), "the name of a layer that is written out", layer, layer.as<std::string>());
+    const auto of = package.layers.find(layer.as<std::string>());
+    want(of != package.layers.end(), "the name of a layer that is written out", layer, layer.as<std::string>());
     copies[name] = of->second;
   }
-  m.layers.merge(copies);
+  package.layers.merge(copies);
   if (const auto list = json.find("stands_in_for")) {
-    for (const Json& entry : list->elements()) m.stands_in_for.push_back(read_stand_in(entry, m));
+    for (const Json& entry : list->elements()) package.stands_in_for.push_back(read_stand_in(entry, package));
   }
-  if (const auto aliases = json.find("aliases")) read_aliases(*aliases, m);
+  if (const auto aliases = json.find("aliases")) read_aliases(*aliases, package);
+  return package;
 }
 
 }  // namespace hotswap

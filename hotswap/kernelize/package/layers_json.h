@@ -1,12 +1,31 @@
 // layers.json: which layers a package's ops serve (docs/formats.md has both of its schemas).
 #pragma once
 
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "hotswap/kernelize/package/capabilities.h"
+
 namespace hotswap {
 
-struct Manifest;
+struct LayerEntry {
+  std::string contract;                    // "rms_norm/1"
+  std::map<std::string, std::string> ops;  // role of the contract -> the op's name
+  Capabilities capabilities;
+};
 
-// Fills in the manifest's layers, and what it stands in for, from layers.json in its folder. Error on anything
-// malformed or unknown.
-void read_layers(Manifest& manifest);
+struct StandIn {  // "kernels-community/activation:Silu=SiLU"
+  std::string repo, their_layer, our_layer;
+};
+
+struct PackageLayers {
+  std::map<std::string, LayerEntry> layers;
+  std::vector<StandIn> stands_in_for;
+};
+
+// Of the layers.json in this folder. Error on anything malformed or unknown.
+PackageLayers read_layers(const std::filesystem::path& variant_folder);
 
 }  // namespace hotswap

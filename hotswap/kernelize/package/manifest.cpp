@@ -5,7 +5,6 @@
 #include "hotswap/base/sha256.h"
 #include "hotswap/hub/names/kernel_ref.h"
 #include "hotswap/hub/package/digest.h"
-#include "hotswap/kernelize/package/layers_json.h"
 
 namespace hotswap {
 namespace {
@@ -60,7 +59,7 @@ Manifest read_metadata(const fs::path& variant_folder, bool checked) {
 
 Manifest read_manifest(const fs::path& variant_folder, bool checked) {
   Manifest m = read_metadata(variant_folder, checked);
-  read_layers(m);
+  static_cast<PackageLayers&>(m) = read_layers(m.folder);
   if (checked) need_digest(m, "layers.json");
   need_library_digest(m);
   return m;

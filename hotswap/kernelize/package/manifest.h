@@ -9,27 +9,15 @@
 #include <vector>
 
 #include "hotswap/hub/package/metadata.h"
-#include "hotswap/kernelize/package/capabilities.h"
+#include "hotswap/kernelize/package/layers_json.h"
 
 namespace hotswap {
 
-struct LayerEntry {
-  std::string contract;                    // "rms_norm/1"
-  std::map<std::string, std::string> ops;  // role of the contract -> the op's name
-  Capabilities capabilities;
-};
-
-struct StandIn {  // "kernels-community/activation:Silu=SiLU"
-  std::string repo, their_layer, our_layer;
-};
-
-struct Manifest : KernelMetadata {  // its digests are there, unless nobody checks them
-  std::filesystem::path folder;     // the variant's
-  std::string variant;              // the folder's name
-  std::string digest;               // "sha256:<hex>" of metadata.json, which holds the digests of all else
-  bool checked = true;              // false: the user's policy takes its files as they are
-  std::map<std::string, LayerEntry> layers;
-  std::vector<StandIn> stands_in_for;
+struct Manifest : KernelMetadata, PackageLayers {  // its digests are there, unless nobody checks them
+  std::filesystem::path folder;                    // the variant's
+  std::string variant;                             // the folder's name
+  std::string digest;   // "sha256:<hex>" of metadata.json, which holds the digests of all else
+  bool checked = true;  // false: the user's policy takes its files as they are
   // Of a package whose ops are adapted: the namespace that they get, and what registers them there once its library is
   // loaded. Empty and null: its ops serve its layers themselves.
   std::string adapter;

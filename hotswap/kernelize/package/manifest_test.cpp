@@ -32,7 +32,10 @@ TEST(Manifest, OfABuiltPackage) {
 
 TEST(Manifest, CapabilitiesDefaultToNo) {
   PackageCopy copy("norm");
-  copy.edit_layers([](Ordered& json) { json["layers"]["RMSNorm"].erase("capabilities"); });
+  copy.edit_layers([](Ordered& json) {
+    json["defaults"].erase("capabilities");
+    json["layers"]["RMSNorm"].erase("capabilities");
+  });
   const Capabilities caps = read_manifest(copy.variant()).layers.at("RMSNorm").capabilities;
   EXPECT_FALSE(caps.backward || caps.capture || caps.deterministic);
   EXPECT_TRUE(caps.dtypes.empty());
@@ -104,7 +107,7 @@ TEST(Manifest, BadLayersAreRefused) {
       {"unknown contract",
        [](Ordered& j) { j["layers"]["RMSNorm"]["contract"] = "rms_norm/9"; },
        {"rms_norm/9", "rms_norm/1"}},
-      {"no contract", [](Ordered& j) { j["layers"]["RMSNorm"].erase("contract"); }, {"contract"}},
+      {"no contract", [](Ordered& j) { j["defaults"].erase("contract"); }, {"contract", "RMSNorm"}},
       {"unknown role",
        [](Ordered& j) { j["layers"]["RMSNorm"]["ops"]["sideways"] = "x"; },
        {"role of rms_norm/1", "sideways"}},
@@ -145,7 +148,7 @@ TEST(Manifest, DefaultsCopiesAndAliases) {
       "LayerNorm": {"contract": "layer_norm/1", "ops": {"forward": "layer_norm"},
                     "capabilities": {"capture": false, "dtypes": ["bfloat16"]}}
     },
-    "stands_in_for": ["acme/norms:Norm=RMSNorm", "other/norms:LayerNorm"],
+    "stands_in_for": ["acme/norms:Norm=RMSNorm", "other/norms:TheirNorm=LayerNorm"],
     "aliases": {"acme/older-norms": "acme/norms"}
   })");
   copy.sign();
@@ -162,7 +165,8 @@ TEST(Manifest, DefaultsCopiesAndAliases) {
   EXPECT_EQ(layer.capabilities.dtypes, std::set<std::string>{"bfloat16"});
   ASSERT_NE(m.layer_named("Norm", "acme/older_norms"), nullptr);
   EXPECT_EQ(*m.layer_named("Norm", "acme/older_norms"), "RMSNorm");
-  EXPECT_EQ(m.layer_named("LayerNorm", "acme/older_norms"), nullptr) << "that is another repository's";
+  EXPECT_NE(m.layer_named("TheirNorm", "other/norms"), nullptr);
+  EXPECT_EQ(m.layer_named("TheirNorm", "acme/older_norms"), nullptr) << "that is another repository's";
   EXPECT_EQ(load(copy), "no error");
 }
 

@@ -24,6 +24,9 @@
 
 namespace hotswap {
 
+// A tensor of divisors, which belongs to the config.
+inline constexpr const char* kRopeDivisors = "rope_freqs.weight";
+
 struct GgufTensor {
   const GgufType* type = nullptr;
   std::vector<int64_t> shape;  // torch's order: GGUF's reversed

@@ -23,9 +23,6 @@ struct GgufArchitecture {
   bool head_dim_is_rotary = false;
 };
 
-// A tensor of divisors, which belongs to the config.
-inline constexpr const char* kRopeDivisors = "rope_freqs.weight";
-
 // config.json of the model.
 Json config_from_gguf(const GgufFile& file, const GgufArchitecture& architecture);
 

@@ -3,7 +3,6 @@
 #include <set>
 
 #include "hotswap/base/error.h"
-#include "hotswap/models/formats/gguf_model.h"
 #include "hotswap/models/formats/safetensors_dtype.h"
 
 namespace hotswap {

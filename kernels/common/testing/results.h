@@ -88,14 +88,14 @@ class Results {
     const bool fresh = std::ifstream(csv).peek() == std::ifstream::traits_type::eof();
     std::ofstream file(csv, std::ios::app);
     if (fresh) {
-      file << "date,commit,machine,cpus,cpu_features,torch,load,kind,what,shape,dtype,threads,ours,stock,peer,peer_"
-              "name,unit,"
-              "ratio,target,memcpy_share\n";
+      file
+          << "date,commit,machine,cpus,cpu_features,torch,load,kind,what,shape,dtype,threads,ours,stock,peer,peer_name,"
+             "unit,ratio,target,memcpy_share,ours_cleared,peer_cleared,ours_memory,peer_memory\n";
     }
     file << flag("--date") << ',' << flag("--commit") << ',' << machine_ << ",,," HOTSWAP_TORCH_VERSION ",,op," << r.op
          << ',' << r.shape << ',' << r.dtype << ',' << r.threads << ',' << number(r.ours_us) << ",,"
          << number(r.peer_us) << ',' << r.peer << ",us," << number(ratio) << ',' << r.target << ',' << number(share)
-         << '\n';
+         << ",,,,\n";
     if (!file) throw std::runtime_error("wanted to append to " + csv + "; cannot; check the path");
   }
 

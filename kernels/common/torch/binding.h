@@ -21,7 +21,7 @@ namespace kernels {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// ---- errors: check(ok, "rms_norm: wanted ...; got ...; what to do")
+// ---- errors: check(ok, "rms_norm: wanted ...; got ...; what to do"). The parts become text only where it is not ok.
 template <class... Parts>
 void check(bool ok, const Parts&... parts) {
   if (__builtin_expect(ok, 1)) return;
@@ -30,11 +30,15 @@ void check(bool ok, const Parts&... parts) {
   throw std::runtime_error(text.str());
 }
 
-[[gnu::cold]] inline std::string shape_of(const Tensor& t) {
-  std::string text = "[";
-  for (int64_t d = 0; d < t.dim(); ++d) text += (d ? ", " : "") + std::to_string(t.size(d));
-  return text + "]";
-}
+struct Shape {
+  const Tensor& tensor;
+  friend std::ostream& operator<<(std::ostream& out, const Shape& shape) {
+    out << "[";
+    for (int64_t d = 0; d < shape.tensor.dim(); ++d) out << (d ? ", " : "") << shape.tensor.size(d);
+    return out << "]";
+  }
+};
+inline Shape shape_of(const Tensor& t) { return {t}; }
 
 // ---- dtypes
 inline DType dtype_of(const Tensor& t, const char* what) {
@@ -57,7 +61,9 @@ struct Device {
   int32_t type, index;
   bool is_cpu() const { return type == aoti_torch_device_type_cpu(); }
   bool operator==(const Device&) const = default;
-  std::string text() const { return is_cpu() ? "the CPU" : "GPU " + std::to_string(index); }
+  friend std::ostream& operator<<(std::ostream& out, const Device& device) {
+    return device.is_cpu() ? out << "the CPU" : out << "GPU " << device.index;
+  }
 };
 inline Device cpu() { return {aoti_torch_device_type_cpu(), -1}; }
 inline Device device_of(const Tensor& t) {
@@ -69,7 +75,7 @@ inline Device device_of(const Tensor& t) {
 }
 inline void check_device(const Tensor& t, const Device& device, const char* what) {
   const Device got = device_of(t);
-  check(got == device, what, ": wanted a tensor on ", device.text(), "; got one on ", got.text(),
+  check(got == device, what, ": wanted a tensor on ", device, "; got one on ", got,
         "; move all arguments to one device");
 }
 

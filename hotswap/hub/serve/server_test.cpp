@@ -1,0 +1,172 @@
+// serve-hub as any HTTP client sees it: answers word for word, and how it stands under load.
+#include "hotswap/hub/serve/server.h"
+
+#include <arpa/inet.h>
+#include <httplib.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <nlohmann/json.hpp>
+
+#include "hotswap/base/test_support.h"
+
+namespace hotswap {
+namespace {
+
+using nlohmann::json;
+using test_support::expect_has;
+using test_support::message_of;
+using test_support::noise;
+using test_support::TempFolder;
+
+class Server : public testing::Test {
+ protected:
+  void SetUp() override {
+    served.write("models/acme/tiny/main/config.json", "{}");
+    served.write("models/acme/tiny/main/sub/notes.txt", "notes");
+    served.write("models/acme/tiny/main/model.safetensors", noise(64 << 10));
+  }
+  HubServerOptions options() const { return {.folder = served.path(), .large_from = 16 << 10, .rescan_s = 0}; }
+  void start(HubServerOptions options) {
+    server = std::make_unique<HubServer>(options);
+    server->start();
+    client = std::make_unique<httplib::Client>("127.0.0.1", server->port());
+  }
+  TempFolder served;
+  std::unique_ptr<HubServer> server;
+  std::unique_ptr<httplib::Client> client;
+};
+
+TEST_F(Server, PathsInfoAsFormAndAsJson) {
+  start(options());
+  const std::string address = "/api/models/acme/tiny/paths-info/main";
+  for (const auto& [body, type] :
+       {std::pair{"paths=config.json&paths=sub&expand=False", "application/x-www-form-urlencoded"},
+        std::pair{R"({"paths":["config.json","sub"]})", "application/json"}}) {
+    const auto answer = client->Post(address, body, type);
+    ASSERT_TRUE(answer) << type;
+    ASSERT_EQ(answer->status, 200) << answer->body;
+    const json entries = json::parse(answer->body);
+    ASSERT_EQ(entries.size(), 2u) << entries;
+    EXPECT_EQ(entries[0]["type"], "file");
+    EXPECT_EQ(entries[0]["size"], 2);
+    EXPECT_EQ(entries[1]["type"], "directory");
+  }
+  const auto status = [&](const std::string& at, const std::string& body) {
+    const auto answer = client->Post(at, body, "application/json");
+    return answer ? answer->status : -1;
+  };
+  EXPECT_EQ(status(address, R"({"paths":"config.json"})"), 200);
+  EXPECT_EQ(status(address, "{"), 400);
+  EXPECT_EQ(status(address, R"({"paths":[1]})"), 400);
+  EXPECT_EQ(status("/api/models/acme/tiny/paths-info/v9", R"({"paths":[]})"), 404);
+  EXPECT_EQ(status("/api/models/acme/tiny/commit/main", "{}"), 405) << "nothing else takes a body";
+  EXPECT_EQ(status("/api/models/acme/tiny/paths-info/" + std::string(4000, 'x'), "{}"), 405);
+  EXPECT_EQ(status(address, std::string(2 << 20, ' ')), 413);
+  EXPECT_EQ(client->Get("/acme/tiny/resolve/main/config.json")->body, "{}") << "and goes on";
+}
+
+TEST_F(Server, ASecondOneOnThePortRefuses) {
+  start(options());
+  HubServerOptions same = options();
+  same.port = server->port();
+  HubServer second(same);
+  expect_has(message_of([&] { second.start(); }), {"to listen on 127.0.0.1:" + std::to_string(same.port), "taken"});
+  EXPECT_EQ(client->Get("/acme/tiny/resolve/main/config.json")->status, 200);
+}
+
+TEST_F(Server, AnAddressOfVersionSixHasBrackets) {
+  HubServerOptions loopback = options();
+  loopback.host = "::1";
+  HubServer six(loopback);
+  try {
+    six.start();
+  } catch (const Error& error) {
+    GTEST_SKIP() << "no IPv6 here: " << error.what();
+  }
+  EXPECT_EQ(six.url(), "http://[::1]:" + std::to_string(six.port()));
+}
+
+TEST_F(Server, BehindAProxyTheNextPageIsAtTheProxy) {
+  HubServerOptions paged = options();
+  paged.page = 1;
+  start(paged);
+  const auto link = [&](const httplib::Headers& headers) {
+    return client->Get("/api/models/acme/tiny/tree/main", headers)->get_header_value("Link");
+  };
+  const std::string rest =
+      "/api/models/acme/tiny/tree/main?recursive=false&expand=false&cursor=config.json>; rel=\"next\"";
+  EXPECT_EQ(link({}), "<" + server->url() + rest);
+  EXPECT_EQ(link({{"X-Forwarded-Proto", "https"},
+                  {"X-Forwarded-Host", "hub.example, inner.example"},
+                  {"X-Forwarded-Prefix", "/mirror/"}}),
+            "<https://hub.example/mirror" + rest);
+  EXPECT_EQ(link({{"X-Forwarded-Host", "a>; rel=\"next\", <b"}}), "<" + server->url() + rest);
+}
+
+// A connection that has asked and reads when the test wants it to.
+class Reader {
+ public:
+  Reader(int port, const std::string& path) {
+    fd_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int small = 4096;  // the server's bytes wait on its side
+    ::setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+    sockaddr_in to{.sin_family = AF_INET, .sin_port = htons(static_cast<uint16_t>(port))};
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const std::string line = "GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    asked_ = ::connect(fd_, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0 &&
+             ::send(fd_, line.data(), line.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(line.size());
+  }
+  ~Reader() { ::close(fd_); }
+  Reader(const Reader&) = delete;
+  // "HTTP/1.1 200"; waits for it.
+  std::string status() const {
+    std::string text(12, '\0');
+    return asked_ && ::recv(fd_, text.data(), text.size(), MSG_WAITALL) == 12 ? text : "no answer";
+  }
+
+ private:
+  int fd_ = -1;
+  bool asked_ = false;
+};
+
+TEST_F(Server, SlowReadersAndManyClientsStopNobody) {
+  rlimit files{};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  files.rlim_cur = files.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &files);
+  served.write("models/acme/tiny/main/large.bin", "");
+  std::filesystem::resize_file(served.path() / "models/acme/tiny/main/large.bin", 64 << 20);
+  start(options());
+  ASSERT_EQ(client->Get("/acme/tiny/resolve/main/config.json")->status, 200);  // all is hashed
+  std::vector<std::unique_ptr<Reader>> slow, clients;
+  for (int i = 0; i < 200; ++i)
+    slow.push_back(std::make_unique<Reader>(server->port(), "/acme/tiny/resolve/main/large.bin"));
+  for (int i = 0; i < 300; ++i)
+    clients.push_back(std::make_unique<Reader>(server->port(), "/acme/tiny/resolve/main/config.json"));
+  for (const auto& one : clients) EXPECT_EQ(one->status(), "HTTP/1.1 200");
+  for (const auto& one : slow) EXPECT_EQ(one->status(), "HTTP/1.1 200");
+  EXPECT_LT(server->bytes_sent(), int64_t{200} * (32 << 20)) << "the slow ones still wait for the most of theirs";
+}
+
+TEST_F(Server, LargeFilesLeaveThreadsToSmallAnswers) {
+  served.write("models/acme/tiny/main/large.bin", "");
+  std::filesystem::resize_file(served.path() / "models/acme/tiny/main/large.bin", 64 << 20);
+  HubServerOptions few = options();
+  few.connections = 4;
+  start(few);
+  const std::string large = "/acme/tiny/resolve/main/large.bin";
+  std::vector<std::unique_ptr<Reader>> slow;
+  for (int i = 0; i < 3; ++i) {
+    slow.push_back(std::make_unique<Reader>(server->port(), large));
+    EXPECT_EQ(slow.back()->status(), "HTTP/1.1 200");
+  }
+  const auto refused = client->Get(large);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->status, 503);
+  EXPECT_EQ(refused->get_header_value("Retry-After"), "5");
+  EXPECT_EQ(client->Get("/acme/tiny/resolve/main/config.json")->status, 200);
+}
+
+}  // namespace
+}  // namespace hotswap
