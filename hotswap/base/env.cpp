@@ -1,5 +1,9 @@
 #include "hotswap/base/env.h"
 
+#include <pwd.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cctype>
 #include <cstdlib>
 
@@ -35,6 +39,9 @@ constexpr EnvRow kTable[] = {
     {EnvVar::kHfUserAgentOrigin, "HF_HUB_USER_AGENT_ORIGIN", "added to the user agent"},
     {EnvVar::kTransformersOffline, "TRANSFORMERS_OFFLINE", "1: no network"},
     {EnvVar::kSslCertFile, "SSL_CERT_FILE", "certificates of the authorities to trust, as PEM"},
+    {EnvVar::kHttpProxy, "http_proxy", "proxy of http:// addresses; set to nothing: none, whatever HTTP_PROXY says"},
+    {EnvVar::kHttpProxyUpper, "HTTP_PROXY", "the same, where http_proxy is not set"},
+    {EnvVar::kRequestMethod, "REQUEST_METHOD", "set, as in CGI programs: HTTP_PROXY is a client's header, and ignored"},
     {EnvVar::kXdgCacheHome, "XDG_CACHE_HOME", "default ~/.cache"},
     {EnvVar::kHome, "HOME", "the user's folder"},
     {EnvVar::kNoColor, "NO_COLOR", "anything: no colours and no moving progress bar"},
@@ -43,6 +50,18 @@ constexpr EnvRow kTable[] = {
     {EnvVar::kRequireCuda, "HOTSWAP_REQUIRE_CUDA", "1: tests fail where they would skip for want of a GPU"},
     {EnvVar::kTestSeed, "HOTSWAP_TEST_SEED", "random inputs of the tests are made from this number, default 0"},
 };
+
+// A user's folder; empty: none is known. No name: HOME, else what the system says of who runs this.
+std::string home_of(const std::string& user) {
+  if (user.empty()) {
+    if (const char* home = std::getenv("HOME")) return home;
+  }
+  passwd entry{}, *found = nullptr;
+  char text[4096];
+  user.empty() ? ::getpwuid_r(::getuid(), &entry, text, sizeof text, &found)
+               : ::getpwnam_r(user.c_str(), &entry, text, sizeof text, &found);
+  return found != nullptr ? entry.pw_dir : "";
+}
 
 }  // namespace
 
@@ -61,6 +80,33 @@ std::optional<std::string> env(EnvVar variable) {
   const char* value = std::getenv(env_name(variable));
   if (value == nullptr || *value == '\0') return std::nullopt;
   return value;
+}
+
+bool env_is_set(EnvVar variable) { return std::getenv(env_name(variable)) != nullptr; }
+
+std::string expand_env(const std::string& text) {
+  std::string rest = text, out;
+  if (rest.starts_with('~')) {
+    const size_t end = std::min(rest.find('/'), rest.size());
+    if (const std::string home = home_of(rest.substr(1, end - 1)); !home.empty()) rest = home + rest.substr(end);
+  }
+  const auto is_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; };
+  for (size_t at = 0; at < rest.size();) {
+    const bool braces = rest.compare(at, 2, "${") == 0;
+    const size_t begin = at + (braces ? 2 : 1);
+    size_t end = begin;
+    while (end < rest.size() && (braces ? rest[end] != '}' : is_word(rest[end]))) ++end;
+    const size_t after = braces ? end + 1 : end;
+    const bool is_name = rest[at] == '$' && end > begin && after <= rest.size();
+    const char* value = is_name ? std::getenv(rest.substr(begin, end - begin).c_str()) : nullptr;
+    if (value == nullptr) {
+      out += rest[at++];
+    } else {
+      out += value;
+      at = after;
+    }
+  }
+  return out;
 }
 
 bool env_flag(EnvVar variable, bool otherwise) {

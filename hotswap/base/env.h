@@ -33,6 +33,9 @@ enum class EnvVar {
   kHfUserAgentOrigin,
   kTransformersOffline,
   kSslCertFile,
+  kHttpProxy,
+  kHttpProxyUpper,
+  kRequestMethod,
   kXdgCacheHome,
   kHome,
   kNoColor,
@@ -51,6 +54,10 @@ struct EnvRow {
 std::span<const EnvRow> env_table();  // what `hotswap env` prints
 const char* env_name(EnvVar variable);
 std::optional<std::string> env(EnvVar variable);  // none when unset or empty
+bool env_is_set(EnvVar variable);                 // also to nothing
+
+// ~, ~user, $NAME and ${NAME} as Python's expandvars(expanduser(text)) replace them; unknown ones stay.
+std::string expand_env(const std::string& text);
 
 // 1, ON, YES, TRUE in any case are true and 0, OFF, NO, FALSE false, as Hugging Face's libraries read them; anything
 // else is an Error, where they would take it for false in silence.

@@ -7,6 +7,7 @@
 #include "hotswap/cli/verbs.h"
 #include "hotswap/hub/cache/cache_management.h"
 #include "hotswap/hub/net/options.h"
+#include "hotswap/hub/verify_lists.h"
 
 namespace hotswap {
 namespace {
@@ -28,7 +29,7 @@ std::string type_name(RepoType type) {
 struct Flags {
   std::vector<std::string> names;
   std::string type;
-  bool json = false, dry_run = false, unfinished = false, remove_wrong = false;
+  bool json = false, dry_run = false, unfinished = false, remove_wrong = false, online = false;
   double minutes = 10;
 };
 
@@ -158,10 +159,15 @@ void verify(const Flags& flags) {
   OutJson out = OutJson::array();
   Removed removed;
   size_t problems = 0;
+  std::optional<Hub> hub;
+  if (flags.online) hub.emplace(HubOptions::from_env());
   {
     Progress bar("verify", bytes, HubOptions::from_env().progress && bytes > (100 << 20));
     for (const auto& [cache, repo] : all) {
-      const CacheVerdict verdict = verify_cached(cache, repo, [&](int64_t seen) { bar.advance(seen); });
+      CacheVerdict verdict = verify_cached(cache, repo, [&](int64_t seen) { bar.advance(seen); });
+      if (hub) {
+        for (CacheProblem& problem : verify_lists(*hub, repo).problems) verdict.problems.push_back(std::move(problem));
+      }
       files += verdict.files;
       unknown += verdict.unknown;
       problems += verdict.problems.size();
@@ -242,6 +248,7 @@ void add_cache(CLI::App& app) {
   auto* check = verb->add_subcommand("verify", "Hash every file and compare with its name; follow every link");
   check->add_option("NAME", verify_flags->names, "ORG/NAME; none: everything");
   common(check, verify_flags);
+  check->add_flag("--online", verify_flags->online, "Hold the lists of files against those that the Hub has today");
   check->add_flag("--remove", verify_flags->remove_wrong, "Remove files of wrong content: the next use downloads them");
   check->callback([verify_flags] { verify(*verify_flags); });
 

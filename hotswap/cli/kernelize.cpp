@@ -29,7 +29,8 @@ void kernelize_verb(const Flags& flags) {
 }  // namespace
 
 void add_kernelize(CLI::App& app) {
-  auto* verb = app.add_subcommand("kernelize", "Say which kernel each layer would run, and why; runs nothing");
+  auto* verb = app.add_subcommand(
+      "kernelize", "Say which kernel each layer would run, and why; runs no layer, but loads what --kernel names");
   auto flags = std::make_shared<Flags>();
   add_model_flags(*verb, flags->model);
   add_kernel_flags(*verb, flags->kernels);

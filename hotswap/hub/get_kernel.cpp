@@ -56,7 +56,7 @@ void verify_digest_of(const KernelRequest& request, HubKernel& kernel) {
 
 }  // namespace
 
-fs::path fetch_variants(Hub& hub, const KernelPlace& place, const std::string& variant) {
+fs::path fetch_variants(Hub& hub, KernelPlace& place, const std::string& variant) {
   return hub.snapshot(place.repository(), place.commit,
                       {.allow = {variant.empty() ? "build/*" : cat("build/", variant, "/*")},
                        .ignore = {"*.pyc", "*/__pycache__/*"},
@@ -105,6 +105,11 @@ void verify_locked(const KernelPlace& place, const fs::path& variant_folder) {
 
 HubKernel fetch_kernel(Hub& hub, const KernelRequest& request, KernelPlace place) {
   place.choice = judged_by_code(hub, request, place);
+  if (!place.choice.chosen && !hub.offline()) {  // the list that the cache has may have come cut short
+    place.files = hub.tree(place.repository(), place.commit, /*anew=*/true);
+    place.choice = choose_variant(variant_names(place.files), request.system);
+    place.choice = judged_by_code(hub, request, place);
+  }
   if (!place.choice.chosen) throw no_variant(place.choice, place.repo, place.asked);
   HubKernel kernel;
   kernel.variant = *place.choice.chosen;

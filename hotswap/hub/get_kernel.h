@@ -34,7 +34,7 @@ HubKernel fetch_kernel(Hub& hub, const KernelRequest& request, KernelPlace place
 
 // Downloads one variant of the place, or all of them where `variant` is empty, and verifies nothing; the snapshot's
 // folder.
-std::filesystem::path fetch_variants(Hub& hub, const KernelPlace& place, const std::string& variant);
+std::filesystem::path fetch_variants(Hub& hub, KernelPlace& place, const std::string& variant);
 // What holds of a folder when it is fetched must still hold when its library is opened. These ask the network for
 // nothing. The signer's name; empty where the policy wants no signature. Error where it wants one and it is not good.
 std::string verify_signed(const KernelRequest& request, const KernelPlace& place,

@@ -39,6 +39,14 @@ std::string list_of(const std::vector<TreeEntry>& files) {
   return list_of(names);
 }
 
+std::vector<TreeEntry> selected(const std::vector<TreeEntry>& files, const SnapshotOptions& options) {
+  std::vector<TreeEntry> some;
+  for (const TreeEntry& entry : files) {
+    if (is_selected(entry.path, options.allow, options.ignore)) some.push_back(entry);
+  }
+  return some;
+}
+
 int64_t size_of(const TreeEntry& entry) { return entry.sha256.empty() ? entry.size : entry.lfs_size; }
 
 }  // namespace
@@ -149,14 +157,18 @@ Publisher Hub::publisher(const Repo& repo) {
   return parsed(answer(repo, "publisher", ask, [&](const std::string& known) { return parsed(known).trusted; }));
 }
 
-std::vector<TreeEntry> Hub::tree(const Repo& repo, const std::string& revision) {
+std::vector<TreeEntry> Hub::tree(const Repo& repo, const std::string& revision, bool anew) {
+  constexpr size_t kPage = 1000;  // entries, as the Hub cuts its lists
   const std::string at = commit(repo, revision);
   const HubCache& store = cache(repo);
-  if (auto known = store.read_tree(repo, at)) return *known;
+  if (!anew) {
+    if (auto known = store.read_tree(repo, at)) return *known;
+  }
   if (offline()) throw offline_error(repo, "the files of " + repo.id + "@" + at, "its list of files");
   std::vector<TreeEntry> entries = client_.tree(repo, at);
+  const bool maybe_cut = entries.size() % kPage == 0;  // a full last page: the header that names the next may be lost
   std::erase_if(entries, [](const TreeEntry& entry) { return entry.folder; });
-  store.write_tree(repo, at, entries);
+  if (!maybe_cut) store.write_tree(repo, at, entries);
   return entries;
 }
 
@@ -246,17 +258,28 @@ fs::path Hub::snapshot(const Repo& repo, const std::string& revision, const Snap
     if (offline() && fs::is_directory(folder, code)) return folder;
     known = tree(repo, at);
   }
-  std::vector<TreeEntry> files;
-  for (const TreeEntry& entry : known ? *known : *options.files) {
-    if (is_selected(entry.path, options.allow, options.ignore)) files.push_back(entry);
-  }
-  files = store.lacking(repo, at, std::move(files));
+  const std::vector<TreeEntry>& all = known ? *known : *options.files;
+  const std::vector<TreeEntry> files = store.lacking(repo, at, selected(all, options));
   if (files.empty()) {
     fs::create_directories(folder, code);
     return folder;
   }
   if (offline()) throw offline_error(repo, repo.id + "@" + revision, list_of(files));
+  try {
+    fetch_all(repo, at, files);
+  } catch (const HubError& error) {
+    if (error.kind() != HubErrorKind::kBadAnswer && error.kind() != HubErrorKind::kEntryNotFound) throw;
+    std::vector<TreeEntry> fresh = tree(repo, at, /*anew=*/true);
+    if (fresh == all) throw;
+    log_warning(error.what(), "; the Hub's list of files says otherwise now, going on by that");
+    fetch_all(repo, at, store.lacking(repo, at, selected(fresh, options)));
+    if (options.files != nullptr) *options.files = std::move(fresh);
+  }
+  return folder;
+}
 
+void Hub::fetch_all(const Repo& repo, const std::string& at, std::vector<TreeEntry> files) {
+  const HubCache& store = cache(repo);
   int64_t total = 0;
   for (const TreeEntry& entry : files) total += size_of(entry);
   // The largest first: the small ones fill the gaps at the end.
@@ -297,7 +320,6 @@ fs::path Hub::snapshot(const Repo& repo, const std::string& revision, const Snap
   work();
   for (std::thread& other : others) other.join();
   if (failure) std::rethrow_exception(failure);
-  return folder;
 }
 
 }  // namespace hotswap

@@ -27,7 +27,9 @@ namespace hotswap {
 struct SnapshotOptions {
   std::vector<std::string> allow = {};  // patterns (matches_pattern); empty: everything
   std::vector<std::string> ignore = {};
-  const std::vector<TreeEntry>* files = nullptr;  // the commit's, of who has them already; null: tree() is asked
+  // The commit's, of who has them already; null: tree() is asked. Where a download shows them to be wrong, they are
+  // asked of the Hub and replaced.
+  std::vector<TreeEntry>* files = nullptr;
 };
 
 class Hub {
@@ -39,7 +41,8 @@ class Hub {
   // Of org/name: what the Hub says of org. That it is not trusted is not believed for long: it is asked again each
   // time.
   Publisher publisher(const Repo& repo);
-  std::vector<TreeEntry> tree(const Repo& repo, const std::string& revision);  // files only, all of them
+  // Files only, all of them. anew: asked, whatever the cache holds.
+  std::vector<TreeEntry> tree(const Repo& repo, const std::string& revision, bool anew = false);
 
   std::filesystem::path file(const Repo& repo, const std::string& revision, const std::string& path);
   // None when the revision has no such file; that, too, is remembered.
@@ -63,6 +66,7 @@ class Hub {
                      const std::function<bool(const std::string& json)>& believed = nullptr);
   RepoRefs known_refs(const Repo& repo);
   std::filesystem::path download(const Repo& repo, const std::string& revision, const std::string& path);
+  void fetch_all(const Repo& repo, const std::string& commit, std::vector<TreeEntry> files);
 
   HubClient client_;
   HubCache cache_, kernels_;

@@ -100,6 +100,16 @@ TEST_F(AgainstPython, TheirClientOnOurCache) {
   EXPECT_EQ(server->bytes_sent(), sent) << "they had nothing to download";
 }
 
+TEST_F(AgainstPython, WhatIsNotedOfARepositoryThatWasRefusedIsNoCorruption) {
+  Hub hub(options());
+  hub.publisher(kKernel);  // all that is asked of a kernel whose publisher is not trusted
+  hub.refs({RepoType::kKernel, "acme/norm"});
+  EXPECT_NE(test_support::message_of([&] { hub.refs({RepoType::kModel, "acme/nothing"}); }), "no error");
+  const auto answers = ask({{"scan", nlohmann::json::array(), nlohmann::json::object()}});
+  EXPECT_EQ(answers[0]["repos"], (nlohmann::json{"acme/norm"}));
+  EXPECT_EQ(answers[0]["warnings"], nlohmann::json::array());
+}
+
 TEST_F(AgainstPython, OneDownloadForBothAtTheSameTime) {
   const std::string content(24 << 20, 'x');
   served.write("models/acme/tiny/main/model.safetensors", content);

@@ -48,7 +48,7 @@ TEST(HubSpeed, DISABLED_Kernel) {
   };
   const double found = median([&] {
     Hub hub(HubOptions::from_env());
-    const KernelPlace place = locate_kernel(hub, request);
+    KernelPlace place = locate_kernel(hub, request);
     const auto there = fetch_variants(hub, place, *place.choice.chosen) / "build" / *place.choice.chosen;
     EXPECT_EQ(there.native(), folder);
   });

@@ -79,7 +79,7 @@ KernelPlace look_up(Hub& hub, const KernelRef& ref) {
 
 std::vector<fs::path> download_to_look(const KernelRef& ref, bool all_variants) {
   Hub hub(HubOptions::from_env());
-  const KernelPlace place = look_up(hub, ref);
+  KernelPlace place = look_up(hub, ref);
   if (!all_variants && !place.choice.chosen) throw no_variant(place.choice, place.repo, place.asked);
   const auto names = all_variants ? variant_names(place.files) : std::vector<std::string>{*place.choice.chosen};
   if (names.empty()) throw no_variant(place.choice, place.repo, place.asked);

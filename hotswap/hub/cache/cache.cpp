@@ -30,6 +30,14 @@ void write_if_possible(const fs::path& file, std::string_view bytes) {
   replace_file(file, bytes);
 }
 
+// What is noted of a repository. It may be all that is ever there of it, where trust is refused or the name is wrong,
+// and Python takes a repository's folder without snapshots for a corrupted one.
+void note(const fs::path& repo, const fs::path& file, std::string_view bytes) {
+  std::error_code code;  // a read-only cache
+  fs::create_directories(repo / "snapshots", code);
+  write_if_possible(file, bytes);
+}
+
 // Is it a file, and was it written at most so many seconds ago? max_age_s < 0: however long ago.
 bool is_young_file(const char* file, double max_age_s = -1) {
   struct stat info {};
@@ -124,7 +132,7 @@ bool HubCache::known_absent(const Repo& repo, const std::string& commit, const s
 
 void HubCache::mark_absent(const Repo& repo, const std::string& commit, const std::string& path) const {
   check_relative_path(path, "file");
-  if (is_commit(commit)) write_if_possible(folder(repo) / ".no_exist" / commit / path, "");
+  if (is_commit(commit)) note(folder(repo), folder(repo) / ".no_exist" / commit / path, "");
 }
 
 fs::path HubCache::publish(const Repo& repo, const std::string& commit, const std::string& path,
@@ -183,24 +191,29 @@ fs::path HubCache::own_tree_file(const Repo& repo, const std::string& commit) co
   return folder(repo) / (repo.type == RepoType::kKernel ? "hotswap/trees/" + commit : "trees/" + commit + ".json");
 }
 
-std::optional<std::vector<TreeEntry>> HubCache::read_tree(const Repo& repo, const std::string& commit) const {
+std::optional<fs::path> HubCache::tree_file(const Repo& repo, const std::string& commit) const {
   if (!is_commit(commit)) return std::nullopt;
-  fs::path file = own_tree_file(repo, commit);
-  const bool own = repo.type == RepoType::kKernel && is_young_file(file.c_str());
-  if (!own) file = folder(repo) / "trees" / (commit + ".json");  // Python's
-  if (!own && !is_young_file(file.c_str())) return std::nullopt;
+  for (fs::path file : {own_tree_file(repo, commit), folder(repo) / "trees" / (commit + ".json")}) {  // then Python's
+    if (is_young_file(file.c_str())) return file;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::vector<TreeEntry>> HubCache::read_tree(const Repo& repo, const std::string& commit) const {
+  const auto file = tree_file(repo, commit);
+  if (!file) return std::nullopt;
   try {
-    return own ? parse_tree_lines(read_file(file)) : parse_tree_json(read_file(file));
+    return file->extension() == ".json" ? parse_tree_json(read_file(*file)) : parse_tree_lines(read_file(*file));
   } catch (const Error& error) {  // only ever a saving: asked again, then written anew
-    log_warning("an unreadable list of files is ignored: ", file.string(), ": ", error.what());
+    log_warning("an unreadable list of files is ignored: ", file->string(), ": ", error.what());
     return std::nullopt;
   }
 }
 
 void HubCache::write_tree(const Repo& repo, const std::string& commit, const std::vector<TreeEntry>& entries) const {
   if (!is_commit(commit)) return;
-  write_if_possible(own_tree_file(repo, commit),
-                    repo.type == RepoType::kKernel ? tree_as_lines(entries) : tree_as_json(entries));
+  note(folder(repo), own_tree_file(repo, commit),
+       repo.type == RepoType::kKernel ? tree_as_lines(entries) : tree_as_json(entries));
 }
 
 fs::path HubCache::answer_file(const Repo& repo, const std::string& key) const {
@@ -215,7 +228,7 @@ std::optional<std::string> HubCache::read_answer(const Repo& repo, const std::st
 }
 
 void HubCache::write_answer(const Repo& repo, const std::string& key, const std::string& json) const {
-  write_if_possible(answer_file(repo, key), json);
+  note(folder(repo), answer_file(repo, key), json);
 }
 
 void HubCache::prepare(const Repo& repo) const {

@@ -73,6 +73,8 @@ class HubCache {
   std::filesystem::path publish(const Repo& repo, const std::string& commit, const std::string& path,
                                 const std::string& etag, bool fresh) const;
 
+  // Where the commit's list of files lies, ours or Python's; none where there is none.
+  std::optional<std::filesystem::path> tree_file(const Repo& repo, const std::string& commit) const;
   std::optional<std::vector<TreeEntry>> read_tree(const Repo& repo, const std::string& commit) const;
   void write_tree(const Repo& repo, const std::string& commit, const std::vector<TreeEntry>& entries) const;
 

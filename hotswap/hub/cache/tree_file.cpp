@@ -1,5 +1,6 @@
 #include "hotswap/hub/cache/tree_file.h"
 
+#include <algorithm>
 #include <charconv>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -46,6 +47,7 @@ std::string word(std::string_view text) { return text == "-" ? "" : std::string(
 TreeEntry checked(TreeEntry entry) {
   check_relative_path(entry.path, "file");
   check_relative_path(entry.etag(), "blob");
+  if (std::max(entry.size, entry.lfs_size) > kMostFileBytes) throw not_whole("sizes", cat(entry.size));
   return entry;
 }
 

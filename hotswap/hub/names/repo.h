@@ -33,7 +33,11 @@ struct TreeEntry {
   int64_t lfs_size = 0;     // of that content
   std::string xet_hash = {};
   const std::string& etag() const { return sha256.empty() ? oid : sha256; }  // the blob's name in the cache
+  bool operator==(const TreeEntry&) const = default;
 };
+
+// Above it a size is a mistake: no file system here holds such a file, and sums of a list's sizes stay in their type.
+inline constexpr int64_t kMostFileBytes = int64_t{1} << 44;
 
 const char* plural(RepoType type);           // "models": the segment of /api/ and of the cache's folder names
 std::string download_prefix(RepoType type);  // "" for models, else "kernels/" and so on

@@ -37,11 +37,12 @@ struct Candidate {
   bool is_branch;
 };
 
-// Tags v<version> and branches v<N>. 'v' is required: a tag "2024" is no version.
+// Tags and branches v<version>. 'v' is required: a tag "2024" is no version; nor is a branch "v01", or "v1-dev".
 std::vector<Candidate> candidates(const RepoRefs& refs) {
   std::vector<Candidate> all;
   for (const RepoRef& ref : refs.branches) {
-    if (version_of_branch(ref.name)) all.push_back({Version::parse(ref.name), &ref, true});
+    const auto version = ref.name.starts_with("v") ? Version::try_parse(ref.name) : std::nullopt;
+    if (version && version->str() == ref.name.substr(1)) all.push_back({*version, &ref, true});
   }
   for (const RepoRef& ref : refs.tags) {
     if (!ref.name.starts_with("v")) continue;
@@ -96,11 +97,13 @@ ResolvedRef resolve_specifier(const RepoRefs& refs, const std::string& specifier
   const std::vector<Version> fitting = set.filter(versions);
   if (fitting.empty()) not_found(cat("a version of ", repo, " that fits '", specifier, "'"), refs);
   const Version best = *std::max_element(fitting.begin(), fitting.end());
+  const auto rank = [&](const Candidate& candidate) {
+    return std::pair(set.names(candidate.ref->name.substr(1)), candidate.is_branch);
+  };
   const Candidate* chosen = nullptr;
   for (const Candidate& candidate : all) {
-    if (candidate.version == best && (chosen == nullptr || (candidate.is_branch && !chosen->is_branch))) {
-      chosen = &candidate;
-    }
+    if (candidate.version != best || !set.contains(candidate.version)) continue;  // ===2.0.0 is not 2, its equal
+    if (chosen == nullptr || rank(candidate) > rank(*chosen)) chosen = &candidate;
   }
   return {.commit = chosen->ref->commit, .ref = chosen->ref->name, .is_branch = chosen->is_branch, .warning = {}};
 }

@@ -104,4 +104,9 @@ std::vector<Version> SpecifierSet::filter(const std::vector<Version>& versions) 
   return finals.empty() ? others : finals;
 }
 
+bool SpecifierSet::names(std::string_view text) const {
+  return std::any_of(all_.begin(), all_.end(),
+                     [&](const One& one) { return (one.op == "==" || one.op == "===") && one.text == text; });
+}
+
 }  // namespace hotswap

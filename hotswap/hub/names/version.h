@@ -53,6 +53,7 @@ class SpecifierSet {
   bool contains(const Version& version) const;
   // Those that match. Pre-releases only where the specifier names one, or where nothing else matches.
   std::vector<Version> filter(const std::vector<Version>& versions) const;
+  bool names(std::string_view text) const;  // does an == or === spell the version so?
 
  private:
   struct One {
@@ -82,7 +83,8 @@ struct ResolvedRef {
 
 // Version N is the branch vN, or the tag vN where no such branch is; names are strict: v01 and v1_0 are no versions.
 ResolvedRef resolve_version(const RepoRefs& refs, int64_t version, const std::string& repo);
-// The highest of tags v<version> and branches v<N> that matches; a branch wins against a tag of the same version.
+// The highest of tags v<version> and branches v<version>, these in the version's normal form, that matches. Of equal
+// ones (v2 and v2.0.0) the one that an == or === spells wins, then a branch.
 ResolvedRef resolve_specifier(const RepoRefs& refs, const std::string& specifier, const std::string& repo);
 // A branch or tag by its name ("main", "refs/heads/main", "v1.2.3"); a branch wins. A commit is returned as it is.
 ResolvedRef resolve_revision(const RepoRefs& refs, const std::string& revision, const std::string& repo);

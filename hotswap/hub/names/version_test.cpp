@@ -212,6 +212,31 @@ TEST(ResolveRef, SpecifiersTakeTheHighestOfTagsAndBranches) {
              {"a version of org/k that fits '>=11'", "branches: main, v2, v10, v1", "v0.9, v2.1"});
 }
 
+TEST(ResolveRef, OfEqualVersionsTheOneThatIsSpelledWins) {
+  const RepoRefs refs{.branches = {{"main", commit('0')}, {"v2", commit('2')}}, .tags = {{"v2.0.0", commit('3')}}};
+  const std::pair<const char*, const char*> table[] = {{"==2.0.0", "v2.0.0"}, {"===2.0.0", "v2.0.0"}, {"==2", "v2"},
+                                                       {"===2", "v2"},        {">=2.0.0", "v2"},      {"==2.0", "v2"}};
+  for (const auto& [specifier, ref] : table)
+    EXPECT_EQ(resolve_specifier(refs, specifier, "org/k").ref, ref) << specifier;
+}
+
+// serve-hub makes a tag of a name with dots only: v2rc1 is a branch there.
+TEST(ResolveRef, BranchesOfPreAndPostReleasesAreFound) {
+  const RepoRefs refs{.branches = {{"v1", commit('1')},
+                                   {"v1.post1", commit('2')},
+                                   {"v2rc1", commit('3')},
+                                   {"v01", commit('4')},
+                                   {"v3-dev", commit('5')},
+                                   {"vnext", commit('6')},
+                                   {"v2_0", commit('7')}},
+                      .tags = {}};
+  const std::pair<const char*, const char*> table[] = {
+      {">=1", "v1.post1"}, {"==1", "v1"}, {"==2rc1", "v2rc1"}, {">=2rc1", "v2rc1"}, {"==1.post1", "v1.post1"}};
+  for (const auto& [specifier, ref] : table)
+    EXPECT_EQ(resolve_specifier(refs, specifier, "org/k").ref, ref) << specifier;
+  EXPECT_NE(message_of([&] { resolve_specifier(refs, ">=3dev", "org/k"); }), "no error") << "only normal forms";
+}
+
 TEST(ResolveRef, NamesAndCommits) {
   const RepoRefs refs = some_refs();
   EXPECT_EQ(resolve_revision(refs, "main", "org/k").commit, commit('0'));

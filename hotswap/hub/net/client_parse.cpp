@@ -31,8 +31,10 @@ void check_etag(const std::string& etag, const std::string& url) {
 int64_t parse_size(const std::string& text, const std::string& url) {
   int64_t value = -1;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (code == std::errc() && end == text.data() + text.size() && value >= 0) return value;
-  throw HubError({.wanted = "a size in bytes for " + url_shown(url),
+  if (code == std::errc() && end == text.data() + text.size() && value >= 0 && value <= kMostFileBytes) {
+    return value;
+  }
+  throw HubError({.wanted = cat("a size of at most ", kMostFileBytes, " bytes for ", url_shown(url)),
                   .got = "'" + text.substr(0, 100) + "'",
                   .next = "check HF_ENDPOINT and the proxy: one of them does not speak the Hub's protocol"},
                  {.kind = HubErrorKind::kBadAnswer, .url = url});
@@ -119,9 +121,10 @@ std::vector<TreeEntry> parse_tree(const std::string& json, const std::string& wh
     }
     entry.xet_hash = item.get<std::string>("xetHash", "");
     if (!entry.folder) check_etag(entry.etag(), where);
-    if (entry.size < 0 || entry.lfs_size < 0) {
-      throw Error({.wanted = item.where() + " with sizes of 0 and more",
-                   .got = cat(std::min(entry.size, entry.lfs_size)),
+    for (const int64_t size : {entry.size, entry.lfs_size}) {
+      if (size >= 0 && size <= kMostFileBytes) continue;
+      throw Error({.wanted = cat(item.where(), " with sizes from 0 to ", kMostFileBytes),
+                   .got = cat(size),
                    .next = "check HF_ENDPOINT: the server there does not speak the Hub's protocol"});
     }
     entries.push_back(std::move(entry));

@@ -268,6 +268,7 @@ HttpResponse Http::exchange(const HttpRequest& request, const std::string& url, 
   set(CURLOPT_BUFFERSIZE, 512L << 10);
   set(CURLOPT_ACCEPT_ENCODING, request.compressed ? "gzip" : "identity");
   if (!options_.ca_file.empty()) set(CURLOPT_CAINFO, options_.ca_file.c_str());
+  if (!options_.http_proxy.empty() && url.starts_with("http:")) set(CURLOPT_PROXY, options_.http_proxy.c_str());
   if (request.method == "HEAD") set(CURLOPT_NOBODY, 1L);
   if (with_token && !request.token.empty()) lease.header("Authorization: Bearer " + request.token);
   if (request.first >= 0) {

@@ -6,7 +6,8 @@
 //   const HttpResponse answer = http.send({.url = "https://huggingface.co/api/models/gpt2", .token = token});
 //   if (answer.status == 200) parse(answer.body);
 //
-// Proxies come from http_proxy, https_proxy and no_proxy, as libcurl reads them. One Http serves many threads.
+// Proxies come from http_proxy, https_proxy, all_proxy and no_proxy, as libcurl reads them. One Http serves many
+// threads.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +25,10 @@ namespace hotswap {
 
 struct HttpOptions {
   std::string user_agent = "hotswap";
-  std::string ca_file = {};  // PEM; empty: the system's certificates
-  double connect_s = 10;     // until the connection stands
-  double stall_s = 10;       // without at least stall_bytes a second
+  std::string ca_file = {};     // PEM; empty: the system's certificates
+  std::string http_proxy = {};  // of http:// addresses; empty: as libcurl reads the environment
+  double connect_s = 10;        // until the connection stands
+  double stall_s = 10;          // without at least stall_bytes a second
   int64_t stall_bytes = 1;
   double answer_s = 120;  // for a whole answer that is not streamed into a sink
   int retries = 5;        // after the first try: no connection, a cut answer, 408, 429, 500, 502, 503, 504

@@ -11,11 +11,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path home() { return env(EnvVar::kHome).value_or("."); }
+fs::path expanded(const std::string& path) { return expand_env(path); }
 
-fs::path expanded(const std::string& path) {
-  if (path == "~") return home();
-  return path.rfind("~/", 0) == 0 ? home() / path.substr(2) : fs::path(path);
+// libcurl reads HTTPS_PROXY in both cases but HTTP_PROXY in lower case alone, because a CGI program's client can set
+// it; Python looks whether this is one.
+std::string proxy_from_env() {
+  if (env_is_set(EnvVar::kHttpProxy) || env_is_set(EnvVar::kRequestMethod)) return "";
+  return env(EnvVar::kHttpProxyUpper).value_or("");
 }
 
 // Tokens come out of files and secrets with line ends; a header must not have any.
@@ -64,7 +66,7 @@ double seconds_from_env(EnvVar variable, double otherwise) {
 fs::path hf_home() {
   if (const auto given = env(EnvVar::kHfHome)) return expanded(*given);
   const auto xdg = env(EnvVar::kXdgCacheHome);
-  return (xdg ? expanded(*xdg) : home() / ".cache") / "huggingface";
+  return (xdg ? expanded(*xdg) : expanded("~/.cache")) / "huggingface";
 }
 
 HubOptions HubOptions::from_env() {
@@ -85,6 +87,7 @@ HubOptions HubOptions::from_env() {
   options.head_s = seconds_from_env(EnvVar::kHfEtagTimeout, options.head_s);
   options.http.stall_s = seconds_from_env(EnvVar::kHfDownloadTimeout, options.http.stall_s);
   options.http.ca_file = env(EnvVar::kSslCertFile).value_or("");
+  options.http.http_proxy = proxy_from_env();
   options.http.user_agent = "hotswap/0.1.0; c++/20";
   if (const auto origin = env(EnvVar::kHfUserAgentOrigin)) options.http.user_agent += "; origin/" + *origin;
   return options;

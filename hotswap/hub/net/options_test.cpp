@@ -36,11 +36,26 @@ using Values = std::map<std::string, std::string>;
 class Variables {
  public:
   explicit Variables(const Values& values) {
-    for (const char* name :
-         {"HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "KERNELS_CACHE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN",
-          "HF_TOKEN_PATH", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "XDG_CACHE_HOME",
-          "HF_HUB_DISABLE_IMPLICIT_TOKEN", "HF_HUB_DISABLE_SYMLINKS", "HOTSWAP_HUB_TTL", "HF_HUB_ETAG_TIMEOUT",
-          "HF_HUB_USER_AGENT_ORIGIN", "SSL_CERT_FILE"}) {
+    for (const char* name : {"HF_HOME",
+                             "HF_HUB_CACHE",
+                             "HUGGINGFACE_HUB_CACHE",
+                             "KERNELS_CACHE",
+                             "HF_TOKEN",
+                             "HUGGING_FACE_HUB_TOKEN",
+                             "HF_TOKEN_PATH",
+                             "HF_ENDPOINT",
+                             "HF_HUB_OFFLINE",
+                             "TRANSFORMERS_OFFLINE",
+                             "XDG_CACHE_HOME",
+                             "HF_HUB_DISABLE_IMPLICIT_TOKEN",
+                             "HF_HUB_DISABLE_SYMLINKS",
+                             "HOTSWAP_HUB_TTL",
+                             "HF_HUB_ETAG_TIMEOUT",
+                             "HF_HUB_USER_AGENT_ORIGIN",
+                             "SSL_CERT_FILE",
+                             "http_proxy",
+                             "HTTP_PROXY",
+                             "REQUEST_METHOD"}) {
       set(name, std::nullopt);
     }
     for (const auto& [name, value] : values) set(name, value);
@@ -80,6 +95,30 @@ TEST(Options, Folders) {
     EXPECT_EQ(HubOptions::from_env().cache, "/a");
     EXPECT_EQ(HubOptions::from_env().endpoint, "http://mirror:1");
   }
+}
+
+// What Python's os.path.expandvars(os.path.expanduser(text)) answers for each.
+TEST(Options, FoldersAreExpandedAsPythonDoes) {
+  const auto cache = [](const std::string& home, const Values& more) {
+    Values values = more;
+    values["HF_HOME"] = home;
+    const Variables set(values);
+    return HubOptions::from_env().cache.string();
+  };
+  const Values set = {{"HOME", "/h"}, {"HOTSWAP_TEST_DISK", "/disk"}, {"HOTSWAP_TEST_LOOP", "$HOTSWAP_TEST_DISK"}};
+  EXPECT_EQ(cache("$HOTSWAP_TEST_DISK/hf", set), "/disk/hf/hub");
+  EXPECT_EQ(cache("${HOTSWAP_TEST_DISK}x/$HOTSWAP_TEST_DISK", set), "/diskx//disk/hub");
+  EXPECT_EQ(cache("~/a$HOTSWAP_TEST_DISK", set), "/h/a/disk/hub");
+  EXPECT_EQ(cache("$HOTSWAP_TEST_LOOP", set), "$HOTSWAP_TEST_DISK/hub") << "what a variable holds is taken as it is";
+  EXPECT_EQ(cache("/x/$HOTSWAP_TEST_NONE/${HOTSWAP_TEST_NONE}/$/${/~", set),
+            "/x/$HOTSWAP_TEST_NONE/${HOTSWAP_TEST_NONE}/$/${/~/hub");
+  EXPECT_EQ(cache("~nobody-of-that-name/x", set), "~nobody-of-that-name/x/hub");
+  EXPECT_EQ(cache("~root/x", set), "/root/x/hub");
+  const Variables others(Values{{"HOTSWAP_TEST_DISK", "/disk"},
+                                {"HF_HUB_CACHE", "$HOTSWAP_TEST_DISK/a"},
+                                {"KERNELS_CACHE", "${HOTSWAP_TEST_DISK}/b"}});
+  EXPECT_EQ(HubOptions::from_env().cache, "/disk/a");
+  EXPECT_EQ(HubOptions::from_env().kernels_cache, "/disk/b");
 }
 
 TEST(Options, Tokens) {
@@ -123,6 +162,27 @@ TEST(Network, AProxyIsUsed) {
   HubClient client({.endpoint = "http://hub.invalid"});
   EXPECT_EQ(client.commit({RepoType::kModel, "a/b"}, "main"), std::string(40, 'a'));
   EXPECT_EQ(proxy.asked().at(0).target, "http://hub.invalid/api/models/a/b/revision/main");
+}
+
+TEST(Network, AProxyInUpperCaseIsUsedAsPythonUsesIt) {
+  ScriptServer proxy([](const Asked&, const Peer& peer) { peer.answer(200, {}, "by proxy"); });
+  const auto target = [&](const Values& values, const std::string& url) {
+    const Variables set(values);
+    HttpOptions options = HubOptions::from_env().http;
+    options.retries = 0;
+    try {
+      return Http(options).send({.url = url}).body;
+    } catch (const Error&) {
+      return std::string("direct");
+    }
+  };
+  const std::string hub = "http://" + std::string(64, 'x') + ".example/";  // a name that is asked of no server
+  EXPECT_EQ(target({{"HTTP_PROXY", proxy.url()}}, hub), "by proxy");
+  EXPECT_EQ(target({{"HTTP_PROXY", proxy.url()}, {"http_proxy", ""}}, hub), "direct");
+  EXPECT_EQ(target({{"HTTP_PROXY", proxy.url()}, {"REQUEST_METHOD", "GET"}}, hub), "direct");
+  EXPECT_EQ(target({{"HTTP_PROXY", "http://127.0.0.1:1"}, {"http_proxy", proxy.url()}}, hub), "by proxy");
+  ScriptServer there([](const Asked&, const Peer& peer) { peer.answer(200, {}, "direct"); });
+  EXPECT_EQ(target({{"HTTP_PROXY", proxy.url()}}, there.url()), "direct") << "no_proxy has 127.0.0.1";
 }
 
 TEST(Network, HttpsOnlyWithACertificateThatIsTrusted) {
