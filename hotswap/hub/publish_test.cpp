@@ -1,5 +1,5 @@
 // Packages that are published: which names lead to them, which commits stay, and what is refused.
-#include "hotswap/hub/serve/publish.h"
+#include "hotswap/hub/publish.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "hotswap/hub/serve/publish.h"
+#include "hotswap/hub/publish.h"
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
