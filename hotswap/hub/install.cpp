@@ -1,7 +1,6 @@
 #include "hotswap/hub/install.h"
 
 #include <algorithm>
-#include <map>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
@@ -9,7 +8,6 @@
 #include "hotswap/hub/names/variant_name.h"
 #include "hotswap/hub/package/digest.h"
 #include "hotswap/hub/package/metadata.h"
-#include "hotswap/hub/serve/served_repos.h"
 
 namespace hotswap {
 namespace {
@@ -89,39 +87,51 @@ std::vector<fs::path> built_variants(const fs::path& path) {
   return found;
 }
 
-InstalledPackage install_package(const HubCache& cache, const fs::path& package, const std::string& repo_id) {
-  const Repo repo{RepoType::kKernel, repo_id};
+void check_repo_with_publisher(const Repo& repo) {
   check_repo(repo);
-  if (publisher_of(repo).empty()) {
-    throw Error({.wanted = "a name of the form ORG/NAME", .got = "'" + repo_id + "'", .next = "add the organization"});
-  }
+  if (!publisher_of(repo).empty()) return;
+  throw Error({.wanted = "a name of the form ORG/NAME", .got = "'" + repo.id + "'", .next = "add the organization"});
+}
+
+BuiltPackage read_built_package(const fs::path& package) {
   const std::vector<fs::path> variants = built_variants(package);
   if (variants.empty()) {
     throw Error({.wanted = "a built package: a folder with build/<variant>/metadata.json",
                  .got = package.string() + ", which has none",
                  .next = "build it first: `hotswap kernel build " + package.string() + "`"});
   }
-  InstalledPackage done;
-  done.repo = repo_id;
+  BuiltPackage built;
   for (const fs::path& variant : variants) {
     const KernelMetadata metadata = checked_metadata(variant);
-    if (done.variants.empty()) {
-      done.name = metadata.name;
-      done.version = metadata.version;
-    } else if (metadata.name != done.name || metadata.version != done.version) {
-      throw Error({.wanted = cat("variants of ", done.name, " version ", done.version, ", as ", done.variants.front()),
-                   .got = cat(variant.filename().string(), " of ", metadata.name, " version ", metadata.version),
-                   .next = "build all variants from one source, or install the folders one by one"});
+    if (built.variants.empty()) {
+      built.name = metadata.name;
+      built.version = metadata.version;
+    } else if (metadata.name != built.name || metadata.version != built.version) {
+      throw Error(
+          {.wanted = cat("variants of ", built.name, " version ", built.version, ", as ", built.variants.front()),
+           .got = cat(variant.filename().string(), " of ", metadata.name, " version ", metadata.version),
+           .next = "build all variants from one source, or install the folders one by one"});
     }
-    done.variants.push_back(variant.filename().string());
+    built.variants.push_back(variant.filename().string());
   }
-  const std::map<std::string, ServedFile> files = files_of(variants);
-  done.commit = commit_of(files);
+  built.files = files_of(variants);
+  return built;
+}
+
+InstalledPackage install_package(const HubCache& cache, const fs::path& package, const std::string& repo_id) {
+  const Repo repo{RepoType::kKernel, repo_id};
+  check_repo_with_publisher(repo);
+  const BuiltPackage built = read_built_package(package);
+  InstalledPackage done{.repo = repo_id,
+                        .name = built.name,
+                        .commit = commit_of(built.files),
+                        .version = built.version,
+                        .variants = built.variants};
   done.snapshot = cache.snapshot(repo, done.commit);
 
   cache.prepare(repo);
   std::vector<TreeEntry> tree;
-  for (const auto& [path, file] : files) {
+  for (const auto& [path, file] : built.files) {
     put_blob(cache, repo, done.commit, path, file);
     done.bytes += file.size;
     TreeEntry entry{.path = path, .size = file.size, .oid = file.git_sha1};

@@ -10,16 +10,32 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "hotswap/hub/cache/cache.h"
+#include "hotswap/hub/serve/served_repos.h"
 
 namespace hotswap {
 
 // The folders with a metadata.json: `path` itself, or those in <path>/ and <path>/build/. Names that begin with a dot
 // (a build that runs) are left out. Sorted; none where there are none.
 std::vector<std::filesystem::path> built_variants(const std::filesystem::path& path);
+
+// What a repository of this package holds.
+struct BuiltPackage {
+  std::string name;
+  int64_t version = 0;
+  std::vector<std::string> variants;
+  std::map<std::string, ServedFile> files;  // build/<variant>/...
+};
+
+// Error where a variant's name, metadata or digests are not right, or where variants are not of one package and
+// version.
+BuiltPackage read_built_package(const std::filesystem::path& package);
+// Error unless the name is one of the form ORG/NAME.
+void check_repo_with_publisher(const Repo& repo);
 
 struct InstalledPackage {
   std::string repo, name, commit;

@@ -73,6 +73,19 @@ TEST_F(AgainstPython, TheirClientOnOurServerAndWeOnTheirCache) {
   EXPECT_EQ(server->bytes_sent(), sent);
 }
 
+TEST_F(AgainstPython, TheRestOfTheirApi) {
+  const auto answers = ask({{"rest", {"acme/tiny"}, nlohmann::json::object()}});
+  ASSERT_TRUE(answers[0].is_object()) << answers[0];
+  const nlohmann::json large = 3145731;
+  EXPECT_EQ(answers[0]["files"]["model.safetensors"], (nlohmann::json{large, large})) << answers[0];
+  EXPECT_EQ(answers[0]["files"]["config.json"], (nlohmann::json{7, nullptr}));
+  const std::string commit = Hub(options()).client().commit(kModel, "main");
+  EXPECT_EQ(answers[0]["commits"].dump(), cat("[[\"", commit, "\",[\"acme\"]]]"));
+  EXPECT_EQ(answers[0]["who"], "reader");
+  EXPECT_EQ(answers[0]["models"], nlohmann::json{"acme/tiny"});
+  EXPECT_EQ(answers[0]["kernels"], nlohmann::json::array()) << "a kernel is no model";
+}
+
 TEST_F(AgainstPython, TheirClientOnOurCache) {
   std::string commit;
   {

@@ -31,6 +31,14 @@ def tree(repo, revision): return sorted(e.path for e in hh.HfApi().list_repo_tre
 def paths(repo, wanted):
     found = hh.HfApi().get_paths_info(repo, wanted)
     return [f"{e.path} {e.size} {e.lfs.sha256[:4] if e.lfs else e.blob_id[:4]}" if hasattr(e, "size") else f"{e.path}/" for e in found]
+def rest(repo):
+    api = hh.HfApi(token="hf_any")
+    found = {f.rfilename: [f.size, f.lfs and f.lfs["size"]] for f in api.model_info(repo, files_metadata=True).siblings}
+    api.auth_check(repo)
+    commits = [[c.commit_id, c.authors] for c in api.list_repo_commits(repo)]
+    return {"files": found, "commits": commits, "who": api.whoami()["name"],
+            "models": [m.id for m in api.list_models(author="acme", search="TIN")],
+            "kernels": [d.id for d in api.list_models(search="norm")]}
 def absent(repo, name): return hh.try_to_load_from_cache(repo, name) is hh.file_download._CACHED_NO_EXIST
 def scan():
     found = hh.scan_cache_dir()

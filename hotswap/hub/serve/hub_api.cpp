@@ -1,5 +1,7 @@
 #include "hotswap/hub/serve/hub_api.h"
 
+#include <ctime>
+
 #include "hotswap/base/error.h"
 #include "hotswap/hub/names/text.h"
 #include "hotswap/hub/net/url.h"
@@ -12,6 +14,15 @@ using Plain = nlohmann::ordered_json;
 // A folder's oid only has to be there.
 Plain folder_entry(const std::string& path) {
   return {{"type", "directory"}, {"oid", std::string(40, '0')}, {"size", 0}, {"path", path}};
+}
+
+// 2026-01-31T12:00:00.000Z
+std::string date(int64_t seconds) {
+  const std::time_t time = seconds;
+  std::tm parts{};
+  ::gmtime_r(&time, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S.000Z", &parts)};
 }
 
 Plain file_entry(const std::string& path, const ServedFile& file) {
@@ -34,8 +45,10 @@ bool takes_body(const Target& target) {
 ApiAnswer HubApi::answer(const ApiRequest& request) {
   const std::vector<std::string>& parts = request.target.parts;
   if (parts.size() == 4 && parts[1] == "organizations" && parts[3] == "overview") return publisher(parts[2]);
-  const auto type = parts.size() >= 4 ? type_named(parts[1]) : std::nullopt;
-  if (!type) throw Refused{404, "", "no such page"};
+  if (parts.size() == 2 && parts[1] == "whoami-v2") return whoami(request);
+  const auto type = parts.size() >= 2 ? type_named(parts[1]) : std::nullopt;
+  if (type && parts.size() == 2) return list(request, *type);
+  if (!type || parts.size() < 4) throw Refused{404, "", "no such page"};
   return answer_repo(request, {*type, parts[2] + "/" + parts[3]});
 }
 
@@ -44,16 +57,62 @@ ApiAnswer HubApi::answer_repo(const ApiRequest& request, const Repo& repo) {
   const std::string verb = parts.size() > 4 ? parts[4] : "revision";
   if (verb == "paths-info" && parts.size() == 6 && request.method == "POST") return paths_info(request, repo);
   if (verb == "refs" && parts.size() == 5) return refs(repo);
-  if (verb == "revision" && parts.size() <= 6) return revision(repo, parts.size() > 5 ? parts[5] : "main");
+  if (verb == "revision" && parts.size() <= 6)
+    return revision(repo, parts.size() > 5 ? parts[5] : "main", request.target.flag("blobs"));
+  if (verb == "commits" && parts.size() == 6) return commits(repo, parts[5]);
+  if (verb == "auth-check") {
+    if (!repos_.has(repo)) throw Refused{404, "RepoNotFound", "Repository not found"};
+    if (parts.size() > 5) throw Refused{403, "", "this Hub is read-only"};
+    return {Plain::object()};
+  }
   if (verb == "tree" && parts.size() >= 6) return tree(request, repo);
   throw Refused{404, "", "no such page"};
 }
 
 std::shared_ptr<const ServedRevision> HubApi::revision_of(const Repo& repo, const std::string& name) {
-  if (repos_.revisions(repo).empty()) throw Refused{404, "RepoNotFound", "Repository not found"};
+  if (!repos_.has(repo)) throw Refused{404, "RepoNotFound", "Repository not found"};
   auto revision = repos_.find(repo, name);
   if (!revision) throw Refused{404, "RevisionNotFound", "Invalid rev id: " + name};
   return revision;
+}
+
+// There is one token and nobody behind it.
+ApiAnswer HubApi::whoami(const ApiRequest& request) {
+  if (!request.with_token) throw Refused{401, "", "Invalid username or password."};
+  return {{{"type", "user"},
+           {"id", "reader"},
+           {"name", "reader"},
+           {"fullname", "reader"},
+           {"isPro", false},
+           {"orgs", Plain::array()},
+           {"auth", {{"type", "access_token"}, {"accessToken", {{"displayName", "serve-hub"}, {"role", "read"}}}}}}};
+}
+
+// By author and a part of the name. Tags are not known here: who filters by them finds nothing.
+ApiAnswer HubApi::list(const ApiRequest& request, RepoType type) {
+  const Target& target = request.target;
+  const std::string author = target.value("author"), search = lower(target.value("search")),
+                    after = target.value("cursor");
+  size_t limit = page_;
+  const std::string asked = target.value("limit");
+  if (all_digits(asked) && asked.size() < 10) limit = std::min(limit, static_cast<size_t>(std::stoul(asked)));
+  ApiAnswer answer{Plain::array()};
+  if (!target.value("filter").empty()) return answer;
+  for (const Repo& repo : repos_.all(type)) {
+    const std::string organization = publisher_of(repo);
+    if (repo.id <= after || (!author.empty() && organization != author)) continue;
+    if (lower(repo.id).find(search) == std::string::npos) continue;
+    if (answer.json.size() >= limit) {
+      answer.next = cat(request.address, "?limit=", limit, "&author=", percent_encode(author, false),
+                        "&search=", percent_encode(search, false),
+                        "&cursor=", percent_encode(answer.json.back()["id"].get<std::string>(), false));
+      break;
+    }
+    Plain entry = {{"id", repo.id}, {"author", organization}, {"private", false}, {"tags", Plain::array()}};
+    if (type == RepoType::kModel) entry["modelId"] = repo.id;
+    answer.json.push_back(std::move(entry));
+  }
+  return answer;
 }
 
 ApiAnswer HubApi::publisher(const std::string& name) {
@@ -75,11 +134,36 @@ ApiAnswer HubApi::refs(const Repo& repo) {
   return {answer};
 }
 
-ApiAnswer HubApi::revision(const Repo& repo, const std::string& name) {
+ApiAnswer HubApi::revision(const Repo& repo, const std::string& name, bool blobs) {
   const auto revision = revision_of(repo, name);
   Plain files = Plain::array();
-  for (const auto& [path, file] : revision->files) files.push_back({{"rfilename", path}});
-  return {{{"id", repo.id}, {"sha", revision->commit}, {"private", false}, {"siblings", files}}};
+  for (const auto& [path, file] : revision->files) {
+    Plain entry = {{"rfilename", path}};
+    if (blobs) {
+      entry["blobId"] = file.git_sha1;
+      entry["size"] = file.size;
+      if (file.large) entry["lfs"] = {{"sha256", file.sha256}, {"size", file.size}, {"pointerSize", 134}};
+    }
+    files.push_back(std::move(entry));
+  }
+  return {{{"id", repo.id},
+           {"sha", revision->commit},
+           {"lastModified", date(revision->modified)},
+           {"private", false},
+           {"siblings", files}}};
+}
+
+// There is no git: the commit that is there is the only one that is known.
+ApiAnswer HubApi::commits(const Repo& repo, const std::string& name) {
+  const auto revision = revision_of(repo, name);
+  Plain author = {{"user", publisher_of(repo)}}, authors = Plain::array(), all = Plain::array();
+  authors.push_back(author);
+  all.push_back({{"id", revision->commit},
+                 {"title", revision->name},
+                 {"message", ""},
+                 {"authors", authors},
+                 {"date", date(revision->modified)}});
+  return {all};
 }
 
 ApiAnswer HubApi::tree(const ApiRequest& request, const Repo& repo) {

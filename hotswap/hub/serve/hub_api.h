@@ -13,6 +13,7 @@ struct ApiRequest {
   const Target& target;
   std::string method;   // GET, HEAD or POST
   std::string address;  // of the target without its query, as the client sees it
+  bool with_token = false;
   std::string body = {}, content_type = {};
 };
 
@@ -32,9 +33,12 @@ class HubApi {
 
  private:
   ApiAnswer answer_repo(const ApiRequest& request, const Repo& repo);
+  ApiAnswer whoami(const ApiRequest& request);
+  ApiAnswer list(const ApiRequest& request, RepoType type);
   ApiAnswer publisher(const std::string& name);
   ApiAnswer refs(const Repo& repo);
-  ApiAnswer revision(const Repo& repo, const std::string& name);
+  ApiAnswer commits(const Repo& repo, const std::string& name);
+  ApiAnswer revision(const Repo& repo, const std::string& name, bool blobs);
   ApiAnswer tree(const ApiRequest& request, const Repo& repo);
   ApiAnswer paths_info(const ApiRequest& request, const Repo& repo);
 

@@ -163,6 +163,7 @@ struct HubServer::Impl {
       const ApiAnswer answer = api.answer({.target = target,
                                            .method = request.method,
                                            .address = own_address(request),
+                                           .with_token = request.has_header("Authorization"),
                                            .body = body,
                                            .content_type = request.get_header_value("Content-Type")});
       if (!answer.next.empty()) response.set_header("Link", "<" + answer.next + ">; rel=\"next\"");
@@ -212,7 +213,13 @@ struct HubServer::Impl {
   void send_file(const httplib::Request& request, httplib::Response& response, const ServedFile& file) {
     response.set_header("ETag", "\"" + file.etag() + "\"");
     response.set_header("Accept-Ranges", "bytes");
-    const ByteRange bytes = range_of(request.get_header_value("Range"), file.size);
+    if (names_etag(request.get_header_value("If-None-Match"), file.etag())) {
+      response.status = 304;
+      return;
+    }
+    const std::string only_of = request.get_header_value("If-Range");  // a range of another content is of no use
+    const bool same = only_of.empty() || only_of == cat('"', file.etag(), '"');
+    const ByteRange bytes = range_of(same ? request.get_header_value("Range") : "", file.size);
     const std::shared_ptr<int> fd(new int(::open(file.disk.c_str(), O_RDONLY | O_CLOEXEC)), [](int* open) {
       if (*open >= 0) ::close(*open);
       delete open;

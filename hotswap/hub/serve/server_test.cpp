@@ -104,6 +104,58 @@ TEST_F(Server, BehindAProxyTheNextPageIsAtTheProxy) {
   EXPECT_EQ(link({{"X-Forwarded-Host", "a>; rel=\"next\", <b"}}), "<" + server->url() + rest);
 }
 
+TEST_F(Server, WhatTheClientHasIsNotSentAgain) {
+  start(options());
+  const std::string file = "/acme/tiny/resolve/main/config.json", other(40, 'a');
+  const std::string etag = client->Get(file)->get_header_value("ETag");
+  const auto status = [&](const httplib::Headers& headers) { return client->Get(file, headers)->status; };
+  for (const std::string& list : {etag, "W/" + etag, "\"" + other + "\", " + etag, std::string("*")})
+    EXPECT_EQ(status({{"If-None-Match", list}}), 304) << list;
+  EXPECT_EQ(status({{"If-None-Match", "\"" + other + "\""}}), 200);
+  const auto kept = client->Get(file, {{"If-None-Match", etag}});
+  EXPECT_EQ(kept->body, "");
+  EXPECT_EQ(kept->get_header_value("X-Repo-Commit").size(), 40u);
+  EXPECT_EQ(status({{"Range", "bytes=1-"}}), 206);
+  EXPECT_EQ(status({{"Range", "bytes=1-"}, {"If-Range", etag}}), 206);
+  const auto changed = client->Get(file, {{"Range", "bytes=1-"}, {"If-Range", "\"" + other + "\""}});
+  EXPECT_EQ(changed->status, 200) << "a range of another content is of no use";
+  EXPECT_EQ(changed->body, "{}");
+}
+
+TEST_F(Server, RepositoriesByAuthorAndName) {
+  served.write("models/acme/Tiny-2/main/config.json", "{}");
+  served.write("models/else/tiny/main/config.json", "{}");
+  HubServerOptions paged = options();
+  paged.page = 2;
+  start(paged);
+  const auto ids = [&](const std::string& query) {
+    std::string found;
+    for (const json& entry : json::parse(client->Get("/api/models" + query)->body))
+      found += entry["id"].get<std::string>() + " ";
+    return found;
+  };
+  EXPECT_EQ(ids("?author=acme"), "acme/Tiny-2 acme/tiny ");
+  EXPECT_EQ(ids("?search=tiny-2"), "acme/Tiny-2 ");
+  EXPECT_EQ(ids("?search=tiny&author=else"), "else/tiny ");
+  EXPECT_EQ(ids("?limit=1"), "acme/Tiny-2 ");
+  EXPECT_EQ(ids("?filter=text-generation"), "") << "tags are not known here";
+  // httplib's client decodes what headers escape.
+  expect_has(client->Get("/api/models")->get_header_value("Link"), {"cursor=acme/tiny>; rel=\"next\""});
+  EXPECT_EQ(ids("?cursor=acme%2Ftiny"), "else/tiny ");
+}
+
+TEST_F(Server, WhoAsksAndMayHe) {
+  start(options());
+  const auto status = [&](const std::string& path, const httplib::Headers& headers = {}) {
+    return client->Get(path, headers)->status;
+  };
+  EXPECT_EQ(status("/api/whoami-v2"), 401);
+  EXPECT_EQ(status("/api/whoami-v2", {{"Authorization", "Bearer hf_x"}}), 200);
+  EXPECT_EQ(status("/api/models/acme/tiny/auth-check"), 200);
+  EXPECT_EQ(status("/api/models/acme/none/auth-check"), 404);
+  EXPECT_EQ(status("/api/models/acme/tiny/auth-check/write"), 403);
+}
+
 // A connection that has asked and reads when the test wants it to.
 class Reader {
  public:
