@@ -1,5 +1,6 @@
 #include "hotswap/layers/attention.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/cat.h>
@@ -17,10 +18,11 @@ namespace hotswap {
 namespace {
 
 // One decoded token per row and several query heads per key head: the heads of a group read the same keys, so they
-// stand in for time. No copy of the cache, one small product per group.
+// stand in for time. No copy of the cache, one small product per group. Without gradients only.
 Tensor sdpa_one_token(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask,
                       double scale) {
   const int64_t batch = q.size(0), heads = q.size(2), dim = q.size(3), groups = k.size(2);
+  const at::AutoDispatchBelowADInplaceOrView guard;  // torch would keep track of the cache's views
   const Tensor out =
       at::scaled_dot_product_attention(q.reshape({batch, groups, heads / groups, dim}), k.transpose(1, 2),
                                        v.transpose(1, 2), mask, /*dropout_p=*/0.0, /*is_causal=*/false, scale);

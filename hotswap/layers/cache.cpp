@@ -1,5 +1,6 @@
 #include "hotswap/layers/cache.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
@@ -25,6 +26,8 @@ std::pair<Tensor, Tensor> Cache::update(int64_t layer, const Tensor& k, const Te
                  .got = "a cache of another kind",
                  .next = "take the cache that this model's make_cache() gives"});
   }
+  if (at::GradMode::is_enabled()) return keys_and_values->update(k, v, positions_);
+  const at::AutoDispatchBelowADInplaceOrView guard;  // torch would keep track of every view
   return keys_and_values->update(k, v, positions_);
 }
 

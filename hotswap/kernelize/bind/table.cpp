@@ -16,6 +16,8 @@ Result<Example> rotary_example(const std::string& layer, const ExampleSize& size
 Result<Example> linear_example(const std::string& layer, const ExampleSize& size);
 Result<Example> cross_entropy_example(const std::string& layer, const ExampleSize& size);
 Result<Example> linear_cross_entropy_example(const std::string& layer, const ExampleSize& size);
+Result<Example> attention_example(const std::string& layer, const ExampleSize& size);
+void bind_attention(SlotBase& slot, const LayerOps& layer);
 void bind_linear_cross_entropy(SlotBase& slot, const LayerOps& layer);
 
 }  // namespace binding
@@ -39,7 +41,17 @@ const std::vector<Contract>& table() {
                            loss = options + ")", chunked_loss = options + ", int chunk_bytes=0)",
                            wide_loss = options + ", bool float32_dweight=False, int chunk_bytes=0)",
                            linear = "(Tensor x, Tensor weight, Tensor? bias) -> Tensor y",
-                           linear_loss = "(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, ";
+                           linear_loss = "(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, ",
+                           qkv = "Tensor q, Tensor k, Tensor v, ",
+                           varlen =
+                               "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_k, int max_seqlen_q, "
+                               "int max_seqlen_k, ",
+                           masked =
+                               "Tensor? sinks, Tensor? alibi_slopes, float scale, bool causal, int window_left, "
+                               "int window_right, int chunk, float softcap",
+                           out_lse = ") -> (Tensor out, Tensor lse)",
+                           dout = "(Tensor dout, " + qkv + "Tensor out, Tensor lse, Tensor? dlse, ",
+                           dqkv = ", bool deterministic) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)";
   static const std::vector<Contract> rows = {
       {"rms_norm/1",
        {{"forward", norm + " -> Tensor"},
@@ -115,6 +127,23 @@ const std::vector<Contract>& table() {
        linear_cross_entropy_example,
        kSmallVocabulary,
        kLargeVocabulary},
+      {"attention/1",
+       {{"forward", "(" + qkv + masked + ") -> Tensor"},
+        {"forward_train", "(" + qkv + masked + out_lse},
+        {"backward", dout + masked + dqkv},
+        {"varlen_forward", "(" + qkv + varlen + masked + ") -> Tensor"},
+        {"varlen_forward_train", "(" + qkv + varlen + masked + out_lse},
+        {"varlen_backward", dout + varlen + masked + dqkv},
+        {"decode",
+         "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k_new, Tensor? v_new, Tensor cache_seqlens, "
+         "Tensor? block_table, Tensor? cache_batch_idx, " +
+             masked + ", int num_splits" + out_lse}},
+       bind_attention,
+       attention_example,
+       {.rows = 128, .dim = 256},
+       {.rows = 2048, .dim = 1024},
+       {"causal", "gqa", "window", "chunk", "softcap", "sinks", "alibi"},
+       {"head_dims"}},
   };
   return rows;
 }

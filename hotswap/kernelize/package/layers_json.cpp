@@ -76,9 +76,12 @@ LayerEntry read_layer(const Json& json, int64_t schema, LayerEntry layer) {
   if (const auto caps = json.find("capabilities")) read_capabilities(*caps, schema, layer.capabilities);
   check_names(json, *contract, layer.capabilities);
   ops.at<std::string>("forward");
-  if (layer.capabilities.backward) {  // what it promises must be there
-    ops.at<std::string>("forward_train");
-    ops.at<std::string>("backward");
+  if (layer.capabilities.backward) {  // what it promises must be there: of "varlen_forward" too
+    for (const auto& [role, op] : layer.ops) {
+      if (!role.ends_with("forward")) continue;
+      ops.at<std::string>(role + "_train");
+      ops.at<std::string>(role.substr(0, role.size() - std::string("forward").size()) + "backward");
+    }
   }
   return layer;
 }

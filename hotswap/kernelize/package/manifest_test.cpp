@@ -118,6 +118,12 @@ TEST(Manifest, BadLayersAreRefused) {
       {"backward promised, none there",
        [](Ordered& j) { j["layers"]["RMSNorm"]["ops"].erase("backward"); },
        {"backward"}},
+      {"backward promised, not for packed rows",
+       [](Ordered& j) {
+         j["layers"]["RMSNorm"]["contract"] = "attention/1";
+         j["layers"]["RMSNorm"]["ops"]["varlen_forward"] = "varlen_forward";
+       },
+       {"varlen_forward_train"}},
       {"dtype of its own", [](Ordered& j) { j["layers"]["RMSNorm"]["capabilities"]["dtypes"] = {"int3"}; }, {"int3"}},
       {"capability as text",
        [](Ordered& j) { j["layers"]["RMSNorm"]["capabilities"]["backward"] = "yes"; },

@@ -1,0 +1,213 @@
+// attention/1. What the tokens are decides which op runs: a plain batch the dense ones, a padded or packed one
+// `varlen`, keys of a fixed size `decode`. What the options mean is in layers/forwards.h; beside that a package keeps
+// to this:
+//
+//   - The last query stands at the last key. A query that sees no key gives zeros, and -inf as its lse.
+//   - lse: float32, natural, the sink counted in; [batch, heads, time], of varlen [heads, tokens].
+//   - varlen: sequences one behind the other, q [tokens, heads, head_dim]; cu_seqlens int32 on the device.
+//   - decode: cache_seqlens int32 [batch], tokens in the cache before k_new, where that is given, is written behind
+//   them.
+//   - dsinks: float32 [heads], or [0] without sinks.
+#include "hotswap/layers/attention.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/index_copy.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+
+#include "hotswap/kernelize/bind/bind_impl.h"
+#include "hotswap/kernelize/bind/example.h"
+
+namespace hotswap::binding {
+namespace {
+
+using c10::OperatorHandle;
+using torch::autograd::Function;
+
+// A layer's ops by role, looked up once.
+struct AttentionOps {
+  explicit AttentionOps(const LayerOps& of) : layer(of) {
+    for (const auto& [role, schema] : of.contract().roles) {
+      if (const std::string name = of.op(role); !name.empty()) {
+        handles.emplace(role, c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), ""));
+      }
+    }
+  }
+  const OperatorHandle& at(std::string_view role) const {
+    const auto found = handles.find(role);
+    if (found != handles.end()) return found->second;
+    throw Error({.wanted = cat("the op ", role, " of ", layer.str(), ", for ",
+                               role == "decode" ? "a cache of a fixed size" : "batches with padding and packed rows"),
+                 .got = "a package without it",
+                 .next = "do without these, or map attention to \"\" (attn_implementation: sdpa)"});
+  }
+  const LayerOps& layer;
+  std::map<std::string, OperatorHandle, std::less<>> handles;
+};
+
+// Sequences one behind the other: q [tokens, heads, head_dim], k, v [tokens, kv_heads, head_dim].
+struct Rows {
+  Tensor cu_q, cu_k;  // [sequences + 1] int32
+  int64_t max_q, max_k;
+};
+
+struct AttentionCall {
+  const AttentionOps* ops;
+  AttentionOptions options;
+  std::optional<Rows> rows;  // none: [batch, time, heads, head_dim]
+  const OperatorHandle& op(const char* dense, const char* varlen) const { return ops->at(rows ? varlen : dense); }
+};
+
+c10::IValue optional(const Tensor& tensor) { return tensor.defined() ? c10::IValue(tensor) : c10::IValue(); }
+
+void push_options(Values& stack, const AttentionCall& call) {
+  if (call.rows) {
+    const Rows& r = *call.rows;
+    stack.insert(stack.end(), {r.cu_q, r.cu_k, /*seqused_k=*/c10::IValue(), r.max_q, r.max_k});
+  }
+  const AttentionOptions& o = call.options;
+  stack.insert(stack.end(), {optional(o.sinks), optional(o.alibi_slopes), o.scale, o.causal, o.window_left,
+                             o.window_right, o.chunk, o.softcap});
+}
+
+void call_below_autograd(const OperatorHandle& op, Values& stack) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  op.callBoxed(&stack);
+}
+
+struct AttentionFunction : Function<AttentionFunction> {
+  static Tensor forward(AutogradContext* ctx, const AttentionCall& call, const Tensor& q, const Tensor& k,
+                        const Tensor& v, const OptTensor& sinks) {
+    Values stack = {q, k, v};
+    push_options(stack, call);
+    const bool trains = call.ops->layer.trains();
+    call_below_autograd(
+        trains ? call.op("forward_train", "varlen_forward_train") : call.op("forward", "varlen_forward"), stack);
+    const Tensor out = stack[0].toTensor();
+    keep(ctx, call);
+    if (trains) ctx->save_for_backward({q, k, v, sinks.value_or(Tensor()), out, stack[1].toTensor()});
+    return out;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& dout) {
+    const auto call = kept<AttentionCall>(ctx);
+    check_backward(call.ops->layer);
+    const auto saved = ctx->get_saved_variables();
+    const Tensor &q = saved[0], &k = saved[1], &v = saved[2], &sinks = saved[3], &out = saved[4], &lse = saved[5];
+    Values stack = {dense(dout[0]), q, k, v, out, lse, /*dlse=*/c10::IValue()};
+    push_options(stack, call);
+    stack.emplace_back(at::globalContext().deterministicAlgorithms());
+    call_below_autograd(call.op("backward", "varlen_backward"), stack);
+    const Tensor dsinks = sinks.defined() ? stack[3].toTensor().to(sinks.scalar_type()) : Tensor();
+    return {{}, stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor(), dsinks};
+  }
+};
+
+Tensor run(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const AttentionOptions& o = call.options;
+  if (wants_grad(OptTensor(o.alibi_slopes))) {
+    throw Error({.wanted = cat("ALiBi slopes without gradient for ", call.ops->layer.str()),
+                 .got = "slopes that require it",
+                 .next = "detach them, or set attn_implementation to eager"});
+  }
+  if (wants_grad(q, k, v, OptTensor(o.sinks))) return AttentionFunction::apply(call, q, k, v, given(o.sinks));
+  Values stack = {q, k, v};
+  push_options(stack, call);
+  call_below_autograd(call.op("forward", "varlen_forward"), stack);
+  return stack[0].toTensor();
+}
+
+// [batch, time, heads, head_dim] -> the real tokens, one behind the other
+Tensor real_rows(const Tensor& x, const RealTokens& tokens) { return x.flatten(0, 1).index_select(0, tokens.index); }
+
+Tensor attend_padded(AttentionCall call, const Tensor& q, const Tensor& k, const Tensor& v,
+                     const AttentionMetadata& metadata) {
+  const RealTokens &queries = metadata.real_tokens(q.size(1)), &keys = metadata.real_tokens(k.size(1));
+  call.rows = Rows{queries.cu_seqlens, keys.cu_seqlens, queries.max_seqlen, keys.max_seqlen};
+  const Tensor out = run(call, real_rows(q, queries), real_rows(k, keys), real_rows(v, keys));
+  const Tensor all = at::zeros({q.size(0) * q.size(1), q.size(2), v.size(3)}, out.options());
+  return at::index_copy(all, 0, queries.index, out).view({q.size(0), q.size(1), q.size(2), v.size(3)});
+}
+
+Tensor attend_fixed(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v,
+                    const AttentionMetadata& metadata) {
+  if (metadata.sequence().padding.defined()) {
+    throw Error({.wanted = cat("rows without padding in a static cache for ", call.ops->layer.str()),
+                 .got = "an attention_mask",
+                 .next = "take a dynamic cache, or map attention to \"\" (attn_implementation: sdpa)"});
+  }
+  if (wants_grad(q, k, v, OptTensor(call.options.sinks))) {
+    throw Error({.wanted = cat("no gradient through a static cache for ", call.ops->layer.str()),
+                 .got = "a tensor that requires one",
+                 .next = "run the forward under at::NoGradGuard"});
+  }
+  Values stack = {q,
+                  k,
+                  v,
+                  /*k_new=*/c10::IValue(),
+                  /*v_new=*/c10::IValue(),
+                  metadata.seen(q.size(0)),
+                  /*block_table=*/c10::IValue(),
+                  /*cache_batch_idx=*/c10::IValue()};
+  push_options(stack, call);
+  stack.emplace_back(int64_t{0});  // num_splits: from the shapes
+  call_below_autograd(call.ops->at("decode"), stack);
+  return stack[0].toTensor();
+}
+
+Tensor attend(const AttentionOps* ops, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o,
+              const AttentionMetadata& metadata) {
+  if (o.dropout > 0) {
+    throw Error({.wanted = cat("attention without dropout for ", ops->layer.str()),
+                 .got = cat("a dropout of ", o.dropout),
+                 .next = "set attention_dropout to 0, or map attention to \"\" (attn_implementation: sdpa)"});
+  }
+  AttentionCall call{ops, o, std::nullopt};
+  const SequenceInfo& s = metadata.sequence();
+  if (s.positions.defined()) return attend_fixed(call, q, k, v, metadata);
+  if (s.padding.defined()) return attend_padded(std::move(call), q, k, v, metadata);
+  if (!s.cu_seqlens.defined()) return run(call, q, k, v);
+  const Tensor cu = s.cu_seqlens.to(at::kInt);
+  call.rows = Rows{cu, cu, s.max_seqlen, s.max_seqlen};
+  return run(call, q.squeeze(0), k.squeeze(0), v.squeeze(0)).unsqueeze(0);
+}
+
+constexpr int64_t kHeadDim = 64;
+
+}  // namespace
+
+void bind_attention(SlotBase& slot, const LayerOps& layer) {
+  const auto* ops = ops_of<AttentionOps>(layer);
+  bind_slot<AttentionForward>(slot,
+                              [ops](const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o,
+                                    const AttentionMetadata& metadata) { return attend(ops, q, k, v, o, metadata); });
+}
+
+// Causal, with as many key heads as query heads: what every package of the contract has.
+Result<Example> attention_example(const std::string&, const ExampleSize& size) {
+  const int64_t heads = std::max<int64_t>(1, size.dim / kHeadDim);
+  const std::vector<int64_t> shape{1, size.rows, heads, kHeadDim};
+  const double scale = 1 / std::sqrt(static_cast<double>(kHeadDim));
+  const auto attention = [scale](const auto& forward) -> ExampleForward {
+    return [scale, forward](const Values& a) {
+      return Tensors{forward(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), AttentionOptions{.scale = scale},
+                             AttentionMetadata())};
+    };
+  };
+  Example example;
+  example.shape = join(shape, "x");
+  example.arguments = {random(shape), random(shape), random(shape)};
+  push_options(example.arguments, {nullptr, {.scale = scale}, std::nullopt});
+  example.trained = 3;
+  example.stock = attention(stock::sdpa);
+  example.exact = example.stock;  // torch's own, in the dtype that it is given
+  example.bound = [attention](const LayerOps& layer) {
+    const auto module = std::make_shared<BoundLayer<AttentionForward>>(layer, stock::sdpa);
+    return attention([module](const auto&... arguments) { return module->slot(arguments...); });
+  };
+  const auto pairs = static_cast<double>(size.rows) * static_cast<double>(size.rows + 1) / 2;
+  example.flops = 4 * pairs * static_cast<double>(heads * kHeadDim);
+  return example;
+}
+
+}  // namespace hotswap::binding

@@ -1,0 +1,213 @@
+// The attention slot with a package bound: values and gradients are the stock ones, by the op that the tokens ask for.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include "hotswap/kernelize/bind/example.h"
+#include "hotswap/kernelize/bind/test_attention.h"
+#include "hotswap/layers/self_attention.h"
+
+namespace hotswap {
+namespace {
+
+using test_support::AttentionPackage;
+using test_support::difference;
+using test_support::expect_has;
+using test_support::message_of;
+using test_support::row_of;
+
+constexpr SelfAttentionOptions kPlain = {.hidden_size = 12, .num_heads = 4, .num_kv_heads = 2, .head_dim = 6};
+
+SelfAttentionOptions with(const std::function<void(SelfAttentionOptions&)>& change) {
+  SelfAttentionOptions options = kPlain;
+  change(options);
+  return options;
+}
+
+class BoundAttention : public testing::Test {
+ protected:
+  BoundAttention() : seed_(test_support::test_seed()), trace_(__FILE__, __LINE__, cat("seed ", seed_)) {
+    generator_ = at::make_generator<at::CPUGeneratorImpl>(seed_);
+  }
+  Tensor random(at::IntArrayRef shape) { return at::zeros(shape).normal_(0, 1, generator_); }
+  std::unique_ptr<SelfAttention> layer(const SelfAttentionOptions& options) {
+    auto made = std::make_unique<SelfAttention>(options);
+    made->each_tensor(
+        [&](const std::string&, Tensor& tensor) { tensor = random(tensor.sizes()) * 0.3; });  // scores near 1
+    made->requires_grad(true);
+    set_stock_attention(*made, attention_kind("eager"));
+    return made;
+  }
+  static KernelReport bind(Module& layer, const AttentionPackage& package, Mode mode = Mode::TRAINING) {
+    return kernelize(layer, mode, {.config = {{{"attention", package.ref()}}, /*use_local_kernel=*/true}});
+  }
+  // Without a rotation: the places of the tokens are the mask's alone.
+  static ForwardContext context(SequenceInfo sequence) {
+    const Tensor one = at::ones({1, 1, 6}), zero = at::zeros({1, 1, 6});
+    return {.rope = {one, zero}, .attention = AttentionMetadata(std::move(sequence))};
+  }
+
+  AttentionPackage package_;
+
+ private:
+  uint64_t seed_;
+  testing::ScopedTrace trace_;
+  at::Generator generator_;
+};
+
+// Output and gradients of every parameter and of x.
+std::vector<Tensor> run(SelfAttention& layer, const Tensor& x, const SequenceInfo& sequence, const Tensor& counts) {
+  const Tensor one = at::ones({1, 1, 6}), zero = at::zeros({1, 1, 6});
+  const ForwardContext context{.rope = {one, zero}, .attention = AttentionMetadata(sequence)};
+  Tensor leaf = x.clone().set_requires_grad(true);
+  layer.each_tensor([](const std::string&, Tensor& tensor) { tensor.mutable_grad() = Tensor(); });
+  Tensor y = layer.forward(leaf, context);
+  if (counts.defined()) y = y * counts.unsqueeze(-1);  // padded queries see nothing that means anything
+  (y * y).sum().backward();
+  std::vector<Tensor> all{y.detach(), leaf.grad()};
+  layer.each_tensor([&](const std::string&, Tensor& tensor) { all.push_back(tensor.grad()); });
+  return all;
+}
+
+TEST_F(BoundAttention, ValuesAndGradientsAreTheStockOnes) {
+  const std::vector<SelfAttentionOptions> all = {
+      kPlain,
+      with([](auto& o) { o.num_kv_heads = 4, o.output_bias = true; }),
+      with([](auto& o) { o.sliding_window = 3; }),
+      with([](auto& o) { o.chunk = 2, o.scale = 0.2; }),
+      with([](auto& o) { o.softcap = 3, o.sinks = true, o.qk_norm = RMSNormOptions{}; }),
+  };
+  Tensor padding = at::ones({2, 7}, at::kBool);
+  padding[1].narrow(0, 0, 3).fill_(false);
+  struct Tokens {
+    const char* forward;
+    const char* backward;
+    int64_t batch;
+    SequenceInfo sequence;
+  };
+  const std::vector<Tokens> forms = {
+      {"forward_train", "backward", 2, {}},
+      {"varlen_forward_train", "varlen_backward", 2, {.padding = padding}},
+      {"varlen_forward_train", "varlen_backward", 1, {.cu_seqlens = at::tensor({0, 2, 7}, at::kInt), .max_seqlen = 5}},
+  };
+  for (size_t n = 0; n < all.size(); ++n) {
+    for (const Tokens& form : forms) {
+      SCOPED_TRACE(cat("options ", n, " ", form.forward, " batch ", form.batch));
+      const auto attention = layer(all[n]);
+      const Tensor x = random({form.batch, 7, 12});
+      const auto want = run(*attention, x, form.sequence, form.sequence.padding);
+      const auto report = bind(*attention, package_);
+      ASSERT_EQ(row_of(report, "attention").package, "attn") << report;
+      const int64_t before = package_.calls(form.forward), back = package_.calls(form.backward);
+      const auto got = run(*attention, x, form.sequence, form.sequence.padding);
+      EXPECT_EQ(package_.calls(form.forward), before + 1);
+      EXPECT_EQ(package_.calls(form.backward), back + 1);
+      ASSERT_EQ(got.size(), want.size());
+      // Both sum a few products in float32 in another order.
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_LE(difference(got[i], want[i]), 2e-5) << i;
+      unkernelize(*attention);
+      const auto again = run(*attention, x, form.sequence, form.sequence.padding);
+      for (size_t i = 0; i < again.size(); ++i) EXPECT_TRUE(test_support::same_bits(again[i], want[i])) << i;
+    }
+  }
+}
+
+TEST_F(BoundAttention, InferenceSavesNothingAndFixedKeysDecode) {
+  const at::NoGradGuard no_grad;
+  const auto attention = layer(with([](auto& o) { o.sliding_window = 3; }));
+  attention->eval();
+  const Tensor x = random({2, 7, 12});
+  const Tensor want = attention->forward(x, context({}));
+  bind(*attention, package_, Mode::INFERENCE);
+  EXPECT_LE(difference(attention->forward(x, context({})), want), 2e-5);
+  EXPECT_EQ(package_.calls("forward"), 1);
+  EXPECT_EQ(package_.calls("forward_train"), 0);
+
+  for (const char* implementation : {"dynamic", "static"}) {
+    std::vector<std::unique_ptr<CacheLayer>> parts;
+    const CacheOptions options{.implementation = implementation, .max_cache_len = 9};
+    parts.push_back(attention->make_cache_layer(options));
+    Cache cache(std::move(parts), options);
+    for (int64_t t = 0; t < 7; ++t) {
+      cache.begin(1, at::kCPU);
+      ForwardContext step = context({.start = t, .positions = cache.positions()});
+      step.cache = &cache;
+      EXPECT_LE(difference(attention->forward(x.narrow(1, t, 1), step), want.narrow(1, t, 1)), 2e-5) << t;
+      cache.end(1);
+    }
+  }
+  EXPECT_EQ(package_.calls("decode"), 7);
+  EXPECT_EQ(package_.calls("forward"), 8);
+}
+
+TEST_F(BoundAttention, WhatAPackageLacksStaysStockAndSaysWhy) {
+  const auto why = [&](const AttentionPackage& package, const SelfAttentionOptions& options) {
+    const auto attention = layer(options);
+    const auto report = bind(*attention, package);
+    EXPECT_FALSE(row_of(report, "attention").package) << report;
+    return row_of(report, "attention").reason;
+  };
+  const AttentionPackage few([](auto& claims) {
+    claims["features"] = {"causal"};
+    claims["numbers"]["head_dims"] = {6, 8};
+  });
+  expect_has(why(few, kPlain), {"attn:attention", "gqa"});
+  expect_has(why(few, with([](auto& o) { o.num_kv_heads = 4, o.sliding_window = 3; })), {"window"});
+  expect_has(why(few, with([](auto& o) { o.num_kv_heads = 4, o.sinks = true; })), {"sinks"});
+  expect_has(why(few, with([](auto& o) { o.num_kv_heads = 4, o.head_dim = 10; })), {"head_dims", "10"});
+  expect_has(why(package_, with([](auto& o) { o.dropout = 0.1; })), {"dropout"});
+  EXPECT_TRUE(row_of(bind(*layer(with([](auto& o) { o.num_kv_heads = 4; })), few), "attention").package);
+}
+
+// What benchmarks time is right.
+TEST_F(BoundAttention, TheContractsExample) {
+  const PackageLayer& layer = load_package(read_package(package_.variant(), {})).layer("attention");
+  const auto example = layer.contract().example("attention", {.rows = 5, .dim = 128});
+  ASSERT_TRUE(example);
+  const Tensor want = example->exact(example->arguments).at(0);
+  EXPECT_EQ(want.sizes(), at::IntArrayRef({1, 5, 2, 64}));
+  EXPECT_LE(difference(example->bound(layer)(example->arguments).at(0), want), 2e-5);
+  EXPECT_EQ(package_.calls("forward"), 1);
+}
+
+TEST_F(BoundAttention, AStaticCacheHasNoGradient) {
+  const auto attention = layer(kPlain);
+  bind(*attention, package_);
+  attention->each_tensor(
+      [](const std::string& name, Tensor& tensor) { tensor.set_requires_grad(name == "q_proj.weight"); });
+  std::vector<std::unique_ptr<CacheLayer>> parts;
+  const CacheOptions options{.implementation = "static", .max_cache_len = 9};
+  parts.push_back(attention->make_cache_layer(options));
+  Cache cache(std::move(parts), options);
+  cache.begin(2, at::kCPU);
+  ForwardContext step = context({.positions = cache.positions()});
+  step.cache = &cache;
+  const Tensor x = random({1, 2, 12});
+  expect_has(message_of([&] { attention->forward(x, step); }), {"static cache for attn:attention", "NoGradGuard"});
+}
+
+TEST_F(BoundAttention, TokensThatAPackageHasNoOpFor) {
+  AttentionPackage dense_only;
+  dense_only.copy().edit_layers([](auto& manifest) {
+    auto& ops = manifest["layers"]["attention"]["ops"];
+    for (const char* role : {"varlen_forward", "varlen_forward_train", "varlen_backward", "decode"}) ops.erase(role);
+  });
+  const auto attention = layer(kPlain);
+  bind(*attention, dense_only);
+  const Tensor x = random({1, 4, 12});
+  const auto refused = [&](const SequenceInfo& sequence) {
+    return message_of([&] { attention->forward(x, context(sequence)); });
+  };
+  EXPECT_EQ(refused({}), "no error");
+  expect_has(refused({.padding = at::tensor({0, 1, 1, 1}, at::kLong).to(at::kBool).unsqueeze(0)}),
+             {"varlen_forward_train of attn:attention", "padding", "sdpa"});
+  expect_has(refused({.cu_seqlens = at::tensor({0, 4}, at::kInt), .max_seqlen = 4}), {"varlen_forward_train"});
+}
+
+}  // namespace
+}  // namespace hotswap
