@@ -166,7 +166,7 @@ std::vector<TreeEntry> Hub::tree(const Repo& repo, const std::string& revision, 
   }
   if (offline()) throw offline_error(repo, "the files of " + repo.id + "@" + at, "its list of files");
   std::vector<TreeEntry> entries = client_.tree(repo, at);
-  const bool maybe_cut = entries.size() % kPage == 0;  // a full last page: the header that names the next may be lost
+  const bool maybe_cut = entries.size() == kPage;  // one full page: the header that names the next may be lost
   std::erase_if(entries, [](const TreeEntry& entry) { return entry.folder; });
   if (!maybe_cut) store.write_tree(repo, at, entries);
   return entries;

@@ -77,7 +77,7 @@ TEST_F(WrongList, AListThatStaysTheSameIsAskedOnceMoreAndNoMore) {
   EXPECT_EQ(lists_asked(), 2u) << "once to know it, once to hold it against";
 }
 
-TEST_F(WrongList, AListOfWholePagesMayBeCutAndIsNotKept) {
+TEST_F(WrongList, AListOfOneFullPageMayBeCutAndIsNotKept) {
   list = entry("f0", hash_of("none"), 0);
   for (int i = 1; i < 1000; ++i) list += "," + entry(cat("f", i), hash_of("none"), 0);
   Hub hub(options_for(server.url(), folder.path()));
