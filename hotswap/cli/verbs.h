@@ -22,6 +22,7 @@ void add_bench(CLI::App& app);
 void add_env(CLI::App& app);
 void add_python_env(CLI::App& app);
 void add_serve_hub(CLI::App& app);
+void add_hub(CLI::App& app);
 
 // A line that parses but makes no sense: message and usage hint on stderr, exit 2.
 inline CLI::ValidationError usage_error(const std::string& message) { return CLI::ValidationError("", message); }
