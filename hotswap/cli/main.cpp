@@ -28,6 +28,7 @@ int run(int argc, char** argv) {
   hotswap::add_env(app);
   hotswap::add_python_env(app);
   hotswap::add_serve_hub(app);
+  hotswap::add_hub(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -1,4 +1,5 @@
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <cstdio>
 #include <memory>
@@ -12,8 +13,26 @@ namespace {
 struct Flags {
   HubServerOptions server{.port = 8080};
   std::string folder, certificate, key;
-  bool quiet = false;
+  bool quiet = false, prepare = false;
 };
+
+void prepare(const HubServerOptions& options) {
+  ServedRepos repos(options.folder, options.large_from, options.rescan_s);
+  repos.prepare([](const Repo& repo, const ServedRevision& revision) {
+    int64_t bytes = 0;
+    for (const auto& [path, file] : revision.files) bytes += file.size;
+    std::printf("%s/%s %s %s: %zu files, %.1f MB\n", plural(repo.type), repo.id.c_str(), revision.name.c_str(),
+                revision.commit.c_str(), revision.files.size(), static_cast<double>(bytes) / 1e6);
+  });
+}
+
+// A connection is an open file, and a file on its way another.
+void allow_many_open_files() {
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+  files.rlim_cur = files.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &files);
+}
 
 void serve_hub_verb(const Flags& flags) {
   if (flags.certificate.empty() != flags.key.empty()) throw usage_error("--certificate and --key belong together");
@@ -21,6 +40,8 @@ void serve_hub_verb(const Flags& flags) {
   options.folder = flags.folder;
   options.certificate = flags.certificate;
   options.key = flags.key;
+  if (flags.prepare) return prepare(options);
+  allow_many_open_files();
   if (!flags.quiet) options.on_request = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
 
   // Blocked before the server's threads start, which inherit it; so the signal waits for sigwait below.
@@ -56,6 +77,8 @@ void add_serve_hub(CLI::App& app) {
   verb->add_option("--certificate", flags->certificate, "PEM; with --key: HTTPS");
   verb->add_option("--key", flags->key, "PEM");
   verb->add_flag("--quiet", flags->quiet, "do not list requests on stderr");
+  verb->add_flag("--prepare", flags->prepare,
+                 "hash what is new in DIR and end, so that no client of a server, running or to come, waits for it");
   verb->callback([flags] { serve_hub_verb(*flags); });
 }
 

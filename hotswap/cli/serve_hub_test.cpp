@@ -126,6 +126,13 @@ TEST_F(ServeHub, HttpsWithACertificateOfOnesOwn) {
   EXPECT_FALSE(tokens(run_with(trusting, generate("acme/stories"))).empty());
 }
 
+TEST_F(ServeHub, PreparesAndEnds) {
+  const Outcome prepared = run("serve-hub --prepare " + file("hub").string());
+  EXPECT_EQ(prepared.status, 0) << prepared.err;
+  expect_has(prepared.out, {"models/acme/stories main ", " files, "});
+  EXPECT_TRUE(fs::exists(file("hub/.serve-hub-hashes")));
+}
+
 TEST_F(Cli, ServeHubRefusesWhatItCannotServe) {
   EXPECT_EQ(run("serve-hub " + file("x").string() + " --certificate c.pem").status, 2);
   const Outcome nowhere = run("serve-hub --port 0 " + file("nowhere").string());

@@ -24,5 +24,6 @@ void add_bench(CLI::App& app);
 void add_env(CLI::App& app);
 void add_python_env(CLI::App& app);
 void add_serve_hub(CLI::App& app);
+void add_hub(CLI::App& app);
 
 }  // namespace hotswap

@@ -1,0 +1,116 @@
+"""serve-hub under load: slow readers of large files, many clients at once, and how soon a small file comes meanwhile.
+
+    hub_load.py [--program build/bin/hotswap] [--clients 300] [--slow 200] [--gigabytes 50] [--seconds 10]
+
+A folder of sparse files is served, prepared first where the program can do that. The slow readers ask for a large file each
+and read 16 KiB a second; then every client asks for a small file over and over, each time on a connection of its own. What
+is printed: refused or broken requests, the 50th and 99th percentile and the largest time of a small request, and the
+server's resident memory at its highest.
+"""
+
+import argparse
+import asyncio
+import os
+import resource
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+LARGE = 5  # files
+
+
+async def ask(port: int, path: str):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=16384)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    head = await reader.readuntil(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200"):
+        raise OSError(head.split(b"\r\n")[0].decode())
+    return reader, writer
+
+
+async def slow(port: int, number: int, until: float, failures: list[str]) -> None:
+    try:
+        reader, writer = await ask(port, f"/acme/large/resolve/main/{number % LARGE}.bin")
+        while time.monotonic() < until:
+            if not await reader.read(16384):
+                raise OSError("cut off")
+            await asyncio.sleep(1)
+        writer.close()
+    except (OSError, asyncio.IncompleteReadError) as error:
+        failures.append(f"slow: {error!r}")
+
+
+async def client(port: int, until: float, times: list[float], failures: list[str]) -> None:
+    while time.monotonic() < until:
+        start = time.monotonic()
+        try:
+            async with asyncio.timeout(30):
+                reader, writer = await ask(port, "/acme/large/resolve/main/config.json")
+                await reader.read()
+                writer.close()
+            times.append(time.monotonic() - start)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            failures.append(f"small: {error!r}")
+
+
+async def load(port: int, args: argparse.Namespace) -> tuple[list[float], list[str]]:
+    times: list[float] = []
+    failures: list[str] = []
+    until = time.monotonic() + args.seconds
+    readers = [asyncio.create_task(slow(port, i, until, failures)) for i in range(args.slow)]
+    await asyncio.sleep(1)
+    await asyncio.gather(*(client(port, until, times, failures) for _ in range(args.clients)))
+    for reader in readers:
+        reader.cancel()
+    await asyncio.gather(*readers, return_exceptions=True)
+    return sorted(times), failures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", type=Path, default=Path("build/bin/hotswap"))
+    parser.add_argument("--clients", type=int, default=300)
+    parser.add_argument("--slow", type=int, default=200)
+    parser.add_argument("--gigabytes", type=float, default=50)
+    parser.add_argument("--seconds", type=float, default=10)
+    args = parser.parse_args()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "models/acme/large/main"
+        place.mkdir(parents=True)
+        (place / "config.json").write_text("{}")
+        for number in range(LARGE):
+            with open(place / f"{number}.bin", "wb") as file:
+                file.truncate(int(args.gigabytes * 1e9 / LARGE))
+        start = time.monotonic()
+        if subprocess.run([args.program, "serve-hub", folder, "--prepare"], capture_output=True).returncode == 0:
+            print(f"prepared        {time.monotonic() - start:.1f} s")
+        server = subprocess.Popen([args.program, "serve-hub", folder, "--port", "0", "--quiet"], stdout=subprocess.PIPE, text=True)
+        try:
+            port = int(server.stdout.readline().strip().rpartition(":")[2])
+            start = time.monotonic()
+            asyncio.run(first(port))
+            print(f"first answer    {time.monotonic() - start:.3f} s")
+            times, failures = asyncio.run(load(port, args))
+            status = Path(f"/proc/{server.pid}/status").read_text().splitlines()
+            peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+        finally:
+            server.terminate()
+            server.wait()
+    print(f"cores           {os.cpu_count()}")
+    print(f"small requests  {len(times)} answered, {len(failures)} failures {failures[:3]}")
+    if times:
+        print(f"p50 {times[len(times) // 2] * 1e3:.1f} ms, p99 {times[int(len(times) * 0.99)] * 1e3:.1f} ms, largest {times[-1] * 1e3:.1f} ms")
+    print(f"peak memory     {peak / 1024:.0f} MiB")
+
+
+async def first(port: int) -> None:
+    reader, writer = await ask(port, "/acme/large/resolve/main/config.json")
+    await reader.read()
+    writer.close()
+
+
+if __name__ == "__main__":
+    main()
