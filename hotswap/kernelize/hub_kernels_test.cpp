@@ -95,7 +95,7 @@ TEST_F(KernelsOfTheHub, UntrustedIsRefusedBeforeAnyDownload) {
   serve(theirs.root(), "evil/norm", "v1");
   expect_has(refused("evil/norm"), {"'evil/norm' is not from a trusted publisher", "allow_all_kernels"});
   EXPECT_EQ(asked("/kernels/evil/"), 0u) << "only of the publisher was asked";
-  EXPECT_FALSE(fs::exists(cache.path() / "kernels--evil--norm/snapshots"));
+  EXPECT_TRUE(fs::is_empty(cache.path() / "kernels--evil--norm/snapshots"));
   TempFolder project;
   write_file(project.path() / "hotswap.toml", "[trust]\ndeny = [\"evil/*\"]\n");
   const KernelRef entry("evil/norm", {.version = 1, .trust = true});

@@ -368,7 +368,7 @@ def test_fused_linear_cross_entropy(dtype, bias, options):
 @pytest.mark.parametrize("options", [o for o in LOSS_OPTIONS if o.get("reduction") != "none"], ids=str)
 def test_a_head_that_does_not_learn(dtype, options, monkeypatch):
     """Adapters: in chunks, and without a gradient of the head."""
-    monkeypatch.setattr(hotswap.load("loss"), "LOGITS_AT_ONCE", 5 * 37)
+    monkeypatch.setattr(hotswap.load("loss"), "FROZEN_BYTES", 5 * 37 * dtype.itemsize)
     target, module = targets(13, 37, options.get("ignore_index", -100)), hotswap.LigerFusedLinearCrossEntropyLoss(**options)
     weight, bias = torch.randn(37, 16, dtype=dtype) / 3, torch.randn(37, dtype=dtype)
     with Calls() as calls:
