@@ -41,6 +41,11 @@ class PackageCopy {
   std::filesystem::path variant_;
 };
 
+// What loading it says: an error's text, or "no error".
+inline std::string load(const PackageCopy& copy) {
+  return message_of([&] { load_package(read_manifest(copy.variant())); });
+}
+
 // A package as kernel-builder leaves it for Python, without layers.json: build/<variant>/ with a built library under a
 // new id, Python's files and digests.
 class ForeignCopy {

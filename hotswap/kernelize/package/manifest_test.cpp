@@ -10,13 +10,10 @@ namespace {
 
 namespace fs = std::filesystem;
 using test_support::expect_has;
+using test_support::load;
 using test_support::message_of;
 using test_support::PackageCopy;
 using Ordered = nlohmann::ordered_json;
-
-std::string load(const PackageCopy& copy) {
-  return message_of([&] { load_package(read_manifest(copy.variant())); });
-}
 
 TEST(Manifest, OfABuiltPackage) {
   PackageCopy copy("norm");

@@ -12,15 +12,12 @@ namespace {
 
 namespace fs = std::filesystem;
 using test_support::expect_has;
+using test_support::load;
 using test_support::message_of;
 using test_support::PackageCopy;
 using test_support::ScopedEnv;
 using test_support::TempFolder;
 using Ordered = nlohmann::ordered_json;
-
-std::string load(const PackageCopy& copy) {
-  return message_of([&] { load_package(read_manifest(copy.variant())); });
-}
 
 TEST(Package, IsLoadedOncePerProcess) {
   PackageCopy copy("norm");
