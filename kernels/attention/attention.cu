@@ -41,6 +41,8 @@ std::string refused(const Forward& forward) {
   if (a.window_left < kNoLimit || a.window_right < kNoLimit)
     return text("window sides of 0 or more, or -1 for none",
                 std::to_string(a.window_left) + " and " + std::to_string(a.window_right));
+  if (a.chunk != 0) return text("no chunks", std::to_string(a.chunk) + " keys a chunk; use torch's attention");
+  if (a.slopes != nullptr) return text("no slopes (ALiBi)", "some; use torch's attention");
   if (!(a.scale > 0)) return text("a scale above 0", std::to_string(a.scale));
   if (a.query_rows > kMostRows || a.key_rows > kMostRows ||
       kernels::divide_up(a.query_rows, 128) * a.batch * a.heads > kMostTiles)

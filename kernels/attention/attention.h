@@ -2,15 +2,18 @@
 // key_heads). Row i stands at key position i + n, n = key_rows - query_rows: the last query row sees the last key.
 //
 //   x_ij = scale * q_i . k_j                     y = softcap > 0 ? softcap * tanh(x / softcap) : x
-//   A(i) = the keys j that row i sees: j <= i + n where causal, i + n - left <= j <= i + n + right in a window
+//   y_ij -= slope * |i + n - j|                  where there are slopes (ALiBi)
+//   A(i) = the keys j that row i sees: j <= i + n where causal, i + n - left <= j <= i + n + right in a window,
+//          j / chunk == (i + n) / chunk where there are chunks
 //   lse_i = log(sum over A(i) of exp(y_ij), plus exp(sink of the head))      p_ij = exp(y_ij - lse_i)
 //   o_i = sum over A(i) of p_ij v_j
 // A row that sees nothing: o = 0; lse = -infinity, or its sink.
 //
 // Backward, from do_i and, where lse itself is used, dlse_i:
-//   delta_i = do_i . o_i - dlse_i                dx_ij = p_ij (do_i . v_j - delta_i) (1 - (y_ij / softcap)^2)
-//   dq_i = scale * sum_j dx_ij k_j               dk_j = scale * sum_i dx_ij q_i       dv_j = sum_i p_ij do_i
-//   dsink = -sum_i exp(sink - lse_i) delta_i     (dk, dv also over the query heads of a group; dsink over the batch)
+//   delta_i = do_i . o_i - dlse_i                 dx_ij = p_ij (do_i . v_j - delta_i) dy/dx
+//   dy/dx = 1 - (y_ij / softcap)^2, y before slopes
+//   dq_i = scale * sum_j dx_ij k_j                dk_j = scale * sum_i dx_ij q_i          dv_j = sum_i p_ij do_i
+//   dsink = -sum_i exp(sink - lse_i) delta_i      (dk, dv also over the query heads of a group; dsink over the batch)
 //
 // Casting: scores, sums and lse are float32. p is rounded to the inputs' type before it multiplies v, not yet divided
 // by its sum (the sum is of unrounded p); o is divided in float32 and rounded once. Backward rounds p and dx to the
@@ -46,7 +49,10 @@ struct Problem {
   int64_t window_left = kNoLimit, window_right = kNoLimit;  // keys before and after a row's own. Causal: right is 0
   float scale, softcap = 0;
   DType dtype;
-  const float* sinks = nullptr;           // [heads] or null
+  int64_t chunk = 0;              // keys a chunk; 0: none
+  const float* sinks = nullptr;   // [heads] or null
+  const float* slopes = nullptr;  // [heads], or [batch, heads] with the stride; or null
+  int64_t slopes_batch_stride = 0;
   const int32_t* query_starts = nullptr;  // [batch + 1], all three where the tensors are: on the device
   const int32_t* key_starts = nullptr;    // [batch + 1]
   const int32_t* keys_used = nullptr;     // [batch] or null: all
