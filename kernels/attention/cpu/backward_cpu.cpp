@@ -68,7 +68,7 @@ static void weigh_back(float* scores, float* dscores, int64_t begin, int64_t end
 
 // Rows [first, end) of the tile that begins at row `tile_row`, with the keys [key, key + count).
 template <Precision kPrecision>
-static void block_backward(const Backward& a, const Item& item, const Tile& t, int64_t tile_row, int64_t first,
+static void block_backward(const AttentionBackward& a, const Item& item, const Tile& t, int64_t tile_row, int64_t first,
                            int64_t end, int64_t key, int64_t count, const Sums& sums) {
   const Sequence& s = a.sequences[item.sequence];
   const int64_t group = a.group(), rows = end - first;
@@ -101,7 +101,7 @@ static void block_backward(const Backward& a, const Item& item, const Tile& t, i
 
 // q, dout, lse and D of the tile's rows; what they give dsinks.
 template <class T>
-static void begin_tile(const Backward& a, const Item& item, const Tile& t, int64_t row, int64_t row_end,
+static void begin_tile(const AttentionBackward& a, const Item& item, const Tile& t, int64_t row, int64_t row_end,
                        double* dsinks) {
   const Sequence& s = a.sequences[item.sequence];
   const int64_t group = a.group(), rows = (row_end - row) * group;
@@ -122,7 +122,7 @@ static void begin_tile(const Backward& a, const Item& item, const Tile& t, int64
 }
 
 template <class T>
-static void backward_of(const Backward& a, const Item& item, float* part, double* dsinks, float* scratch) {
+static void backward_of(const AttentionBackward& a, const Item& item, float* part, double* dsinks, float* scratch) {
   const Sequence& s = a.sequences[item.sequence];
   const int64_t group = a.group(), most_rows = tile_positions(a);
   const Tile t(a, {scratch});
@@ -160,7 +160,7 @@ HOTSWAP_INLINE void write_sum(T* to, const float* from, int64_t numbers, int64_t
 }
 
 template <class T>
-static void write_gradients_of(const Backward& a, const Merge& m, const float* parts, int64_t apart) {
+static void write_gradients_of(const AttentionBackward& a, const Merge& m, const float* parts, int64_t apart) {
   const Sequence& s = a.sequences[m.sequence];
   const Sums sums = sums_of(a, s, const_cast<float*>(parts));
   for (int64_t key = 0; key < s.keys; ++key) {
@@ -173,11 +173,11 @@ static void write_gradients_of(const Backward& a, const Merge& m, const float* p
 
 }  // namespace
 
-void backward(const Backward& a, const Item& item, float* part, double* dsinks, float* scratch) {
+void backward(const AttentionBackward& a, const Item& item, float* part, double* dsinks, float* scratch) {
   with_dtype(a.dtype, [&]<typename T>() { backward_of<T>(a, item, part, dsinks, scratch); });
 }
 
-void write_gradients(const Backward& a, const Merge& m, const float* parts, int64_t apart) {
+void write_gradients(const AttentionBackward& a, const Merge& m, const float* parts, int64_t apart) {
   with_dtype(a.dtype, [&]<typename T>() { write_gradients_of<T>(a, m, parts, apart); });
 }
 

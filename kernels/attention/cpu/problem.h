@@ -43,7 +43,7 @@ struct Attention {
   int64_t group() const { return heads / key_heads; }
 };
 
-struct Backward : Attention {
+struct AttentionBackward : Attention {
   Operand dout, dq, dk, dv;
   const float* dlse;  // as lse, or null
 };
@@ -91,9 +91,9 @@ struct Table {
   void (*stream)(const Attention& a, const Item& keys, float* parts, float* scratch);
   void (*merge)(const Attention& a, const Merge& merge, float* parts);
   // dq of these rows; what they add to dk and dv goes to `part`, to dsinks [group] likewise (null: no sinks).
-  void (*backward)(const Backward& a, const Item& rows, float* part, double* dsinks, float* scratch);
+  void (*backward)(const AttentionBackward& a, const Item& rows, float* part, double* dsinks, float* scratch);
   // dk and dv from their parts, which lie `apart` numbers apart.
-  void (*write_gradients)(const Backward& a, const Merge& merge, const float* parts, int64_t apart);
+  void (*write_gradients)(const AttentionBackward& a, const Merge& merge, const float* parts, int64_t apart);
 };
 
 }  // namespace attention::cpu

@@ -69,7 +69,7 @@ inline void run_forward(Attention& a, const std::vector<Sequence>& sequences, in
 }
 
 // dsinks: [heads], or null.
-inline void run_backward(Backward& a, const std::vector<Sequence>& sequences, float* dsinks) {
+inline void run_backward(AttentionBackward& a, const std::vector<Sequence>& sequences, float* dsinks) {
   a.sequences = sequences.data();
   const Plan plan = plan_backward(a, int64_t(sequences.size()));
   int64_t keys = 0;

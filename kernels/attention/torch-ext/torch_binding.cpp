@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "kernels/attention/torch-ext/decode.h"
+#include "kernels/attention/torch-ext/gradients.h"
 #include "kernels/common/torch/ops.h"
 #if defined(CUDA_KERNEL)
 #include "kernels/attention/torch-ext/gpu.h"
@@ -11,7 +12,7 @@
 namespace attention {
 namespace {
 
-using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 void zero(Tensor& t) { torch::stable::zero_(t); }
 
@@ -39,7 +40,7 @@ Outputs forward_on_cpu(Call& c, int64_t dims, const std::vector<cpu::Sequence>& 
 Outputs dense(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Options& o, bool with_lse) {
   Call c(op, q, k, v, o, 4, q.dim() == 4 ? q.size(0) : 0);
 #if defined(CUDA_KERNEL)
-  if (!c.device.is_cpu()) return gpu::forward(c, with_lse);
+  if (!c.device.is_cpu()) return gpu::forward(c, 4, gpu::dense(c), with_lse);
 #endif
   return forward_on_cpu(c, 4, cpu::dense_sequences(c), with_lse);
 }
@@ -47,6 +48,9 @@ Outputs dense(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
 Outputs packed(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Packed& p, const Options& o,
                bool with_lse) {
   Call c(op, q, k, v, o, 3, p.cu_q.dim() == 1 ? p.cu_q.size(0) - 1 : 0);
+#if defined(CUDA_KERNEL)
+  if (!c.device.is_cpu()) return gpu::forward(c, 3, gpu::packed(c, p), with_lse);
+#endif
   return forward_on_cpu(c, 3, cpu::packed_sequences(c, p), with_lse);
 }
 
@@ -89,70 +93,60 @@ std::tuple<Tensor, Tensor> attention_varlen_fwd(const Tensor& q, const Tensor& k
 
 // ---- backward
 
-struct Saved {
-  const Tensor& dout;
-  const Tensor& out;
-  const Tensor& lse;
-  const MaybeTensor& dlse;
-};
-
-void check_like_out(const Tensor& t, const Call& c, int64_t dims, const char* name) {
-  const int64_t row = dims - 3;
-  check(t.dim() == dims && (dims == 3 || t.size(0) == c.q.batch) && t.size(row) == c.q.rows &&
-            t.size(row + 1) == c.q.heads && t.size(row + 2) == c.v.numbers,
-        c.op, ": wanted ", name, " in the shape of the forward's output; got ", shape_of(t), "; pass the output's own");
-  check(kernels::dtype_of(t, c.op) == c.dtype, c.op, ": wanted ", name, " in q's dtype; got torch dtype number ",
-        int(t.scalar_type()), "; cast it");
-}
-
 Gradients backward_on_cpu(const Call& c, int64_t dims, const std::vector<cpu::Sequence>& sequences,
                           const Saved& saved) {
-  check_like_out(saved.dout, c, dims, "dout");
-  check_like_out(saved.out, c, dims, "out");
   const View dout = view_of(saved.dout, dims, c.op, "dout", c.device);
   const View out = view_of(saved.out, dims, c.op, "out", c.device);
   const Tensor lse = checked_lse(saved.lse, c.q, dims, c.op, "lse", c.device);
   std::optional<Tensor> dlse;
   if (saved.dlse) dlse = checked_lse(*saved.dlse, c.q, dims, c.op, "dlse", c.device);
-  Gradients g{new_tensor(c.q, dims, c.q.heads, c.q.numbers, c.dtype, c.device),
-              new_tensor(c.k, dims, c.k.heads, c.k.numbers, c.dtype, c.device),
-              new_tensor(c.v, dims, c.v.heads, c.v.numbers, c.dtype, c.device),
-              kernels::empty({c.sinks ? c.q.heads : 0}, DType::kFloat32, c.device)};
-  auto& [dq, dk, dv, dsinks] = g;
+  Gradients g = new_gradients(c, dims);
   if (dims == 3 || c.q.rows == 0) {  // rows of no sequence, keys that nobody sees
-    zero(dq);
-    zero(dk);
-    zero(dv);
+    for (Tensor* t : {&g.dq, &g.dk, &g.dv}) zero(*t);
   }
-  cpu::Backward a{c.problem, dout.operand, operand_of(dq), operand_of(dk), operand_of(dv), nullptr};
+  cpu::AttentionBackward a{c.problem, dout.operand, operand_of(g.dq), operand_of(g.dk), operand_of(g.dv), nullptr};
   a.out = out.operand;
   a.lse = static_cast<float*>(lse.data_ptr());
   a.lse_head = c.q.rows;
   a.lse_batch = dims == 4 ? c.q.rows * c.q.heads : 0;
   if (dlse) a.dlse = static_cast<const float*>(dlse->data_ptr());
-  cpu::run_backward(a, sequences, c.sinks ? static_cast<float*>(dsinks.data_ptr()) : nullptr);
+  cpu::run_backward(a, sequences, c.sinks ? static_cast<float*>(g.dsinks.data_ptr()) : nullptr);
   return g;
 }
 
-// deterministic: it always is.
-Gradients attention_bwd(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                        const Tensor& lse, const MaybeTensor& dlse, const MaybeTensor& sinks,
-                        const MaybeTensor& alibi_slopes, double scale, bool causal, int64_t window_left,
-                        int64_t window_right, int64_t chunk, double softcap, bool) {
-  const Options o{sinks, alibi_slopes, scale, causal, window_left, window_right, chunk, softcap};
-  const Call c("attention_bwd", q, k, v, o, 4, q.dim() == 4 ? q.size(0) : 0);
-  return backward_on_cpu(c, 4, cpu::dense_sequences(c), {dout, out, lse, dlse});
+FourTensors backward(const Call& c, int64_t dims, const Packed* packed, const Saved& saved,
+                     [[maybe_unused]] bool deterministic) {  // the CPU always is
+  check_like_out(saved.dout, c, dims, "dout");
+  check_like_out(saved.out, c, dims, "out");
+#if defined(CUDA_KERNEL)
+  if (!c.device.is_cpu()) {
+    Gradients g = gpu::backward(c, dims, packed ? gpu::packed(c, *packed) : gpu::dense(c), saved, deterministic);
+    return {g.dq, g.dk, g.dv, g.dsinks};
+  }
+#endif
+  Gradients g = backward_on_cpu(c, dims, packed ? cpu::packed_sequences(c, *packed) : cpu::dense_sequences(c), saved);
+  return {g.dq, g.dk, g.dv, g.dsinks};
 }
 
-Gradients attention_varlen_bwd(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                               const Tensor& lse, const MaybeTensor& dlse, const Tensor& cu_seqlens_q,
-                               const Tensor& cu_seqlens_k, const MaybeTensor& seqused_k, int64_t, int64_t,
-                               const MaybeTensor& sinks, const MaybeTensor& alibi_slopes, double scale, bool causal,
-                               int64_t window_left, int64_t window_right, int64_t chunk, double softcap, bool) {
+FourTensors attention_bwd(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                          const Tensor& lse, const MaybeTensor& dlse, const MaybeTensor& sinks,
+                          const MaybeTensor& alibi_slopes, double scale, bool causal, int64_t window_left,
+                          int64_t window_right, int64_t chunk, double softcap, bool deterministic) {
   const Options o{sinks, alibi_slopes, scale, causal, window_left, window_right, chunk, softcap};
+  const Call c("attention_bwd", q, k, v, o, 4, q.dim() == 4 ? q.size(0) : 0);
+  return backward(c, 4, nullptr, {dout, out, lse, dlse}, deterministic);
+}
+
+FourTensors attention_varlen_bwd(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                                 const Tensor& out, const Tensor& lse, const MaybeTensor& dlse,
+                                 const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, const MaybeTensor& seqused_k,
+                                 int64_t, int64_t, const MaybeTensor& sinks, const MaybeTensor& alibi_slopes,
+                                 double scale, bool causal, int64_t window_left, int64_t window_right, int64_t chunk,
+                                 double softcap, bool deterministic) {
+  const Options o{sinks, alibi_slopes, scale, causal, window_left, window_right, chunk, softcap};
+  const Packed p{cu_seqlens_q, cu_seqlens_k, seqused_k};
   const Call c("attention_varlen_bwd", q, k, v, o, 3, cu_seqlens_q.dim() == 1 ? cu_seqlens_q.size(0) - 1 : 0);
-  return backward_on_cpu(c, 3, cpu::packed_sequences(c, {cu_seqlens_q, cu_seqlens_k, seqused_k}),
-                         {dout, out, lse, dlse});
+  return backward(c, 3, &p, {dout, out, lse, dlse}, deterministic);
 }
 
 // ---- decode
@@ -234,10 +228,10 @@ constexpr auto kDecode = schema(
 constexpr std::array kOps{
     kernels::op<&attention>(kForward.text),
     kernels::op<&attention_fwd>(kForwardTrain.text),
-    kernels::cpu_op<&attention_bwd>(kBackward.text),
-    kernels::cpu_op<&attention_varlen>(kVarlen.text),
-    kernels::cpu_op<&attention_varlen_fwd>(kVarlenTrain.text),
-    kernels::cpu_op<&attention_varlen_bwd>(kVarlenBackward.text),
+    kernels::op<&attention_bwd>(kBackward.text),
+    kernels::op<&attention_varlen>(kVarlen.text),
+    kernels::op<&attention_varlen_fwd>(kVarlenTrain.text),
+    kernels::op<&attention_varlen_bwd>(kVarlenBackward.text),
     kernels::cpu_op<&attention_decode>(kDecode.text),
 };
 const kernels::Library<kOps> library;
