@@ -14,6 +14,7 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/sub.h>
 #include <ATen/ops/tanh.h>
 
 #include "hotswap/base/error.h"
@@ -98,8 +99,8 @@ Tensor stock::eager(const Tensor& q, const Tensor& k, const Tensor& v, const Att
       at::mul(at::matmul(q.transpose(1, 2), key.transpose(2, 3)), o.scale);  // [batch, heads, time, kv_time]
   if (o.softcap != 0) scores = at::mul(at::tanh(at::div(scores, o.softcap)), o.softcap);
   if (o.alibi_slopes.defined()) {
-    const Tensor far = at::mul(metadata.distance(time, k), o.alibi_slopes.to(at::kFloat).view({-1, 1, 1}));
-    scores = at::add(scores, far.to(scores.scalar_type()));  // [heads, time, kv_time]
+    const Tensor far = at::mul(metadata.distance(time, k).abs(), o.alibi_slopes.to(at::kFloat).view({-1, 1, 1}));
+    scores = at::sub(scores, far.to(scores.scalar_type()));  // [heads, time, kv_time]
   }
   if ((o.causal && time > 1) || metadata.hides(time, kv_time, o)) scores = at::add(scores, metadata.bias(time, k, o));
   if (o.sinks.defined()) {

@@ -23,7 +23,7 @@ struct AttentionOptions {
   int64_t chunk = 0;          // a query sees its own chunk of so many tokens alone; 0: off
   double softcap = 0;         // scores become softcap * tanh(scores / softcap); 0: off
   Tensor sinks = {};          // [heads]: one more score in each softmax, of no value; or undefined
-  Tensor alibi_slopes = {};   // [heads]: adds slope * (key's place - query's place); or undefined
+  Tensor alibi_slopes = {};   // [heads]: takes slope * the distance of query and key away; or undefined
   double dropout = 0;         // of the weights; already 0 outside training
 };
 
