@@ -28,7 +28,8 @@ def __getattr__(name):
     if name.startswith(("apply_liger_kernel_to_", "_apply_liger_kernel_to_")):
         where = "liger"
     elif name.lower().startswith("liger"):
-        where = "modules"
+        places = ("modules", "distillation", "chunked_loss")
+        where = next((m for m in places if hasattr(importlib.import_module(f"hotswap.{m}"), name)), None)
     else:
         where = _WHERE.get(name)
     if where is None:
@@ -39,6 +40,6 @@ def __getattr__(name):
 
 
 def __dir__():
-    from hotswap import liger, modules
+    from hotswap import chunked_loss, liger, modules
 
-    return sorted({*globals(), *_WHERE, *liger.__all__, *modules.__all__})
+    return sorted({*globals(), *_WHERE, *liger.__all__, *modules.__all__, *chunked_loss.__all__})
