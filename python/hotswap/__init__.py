@@ -28,8 +28,8 @@ def __getattr__(name):
     if name.startswith(("apply_liger_kernel_to_", "_apply_liger_kernel_to_")):
         where = "liger"
     elif name.lower().startswith("liger"):
-        places = ("modules", "distillation", "chunked_loss")
-        where = next((m for m in places if hasattr(importlib.import_module(f"hotswap.{m}"), name)), None)
+        found = importlib.import_module("hotswap.liger_places").place_of(name)
+        where = None if found is None else found.__name__.removeprefix("hotswap.")
     else:
         where = _WHERE.get(name)
     if where is None:
@@ -40,6 +40,7 @@ def __getattr__(name):
 
 
 def __dir__():
-    from hotswap import chunked_loss, liger, modules
+    from hotswap import liger_places
 
-    return sorted({*globals(), *_WHERE, *liger.__all__, *modules.__all__, *chunked_loss.__all__})
+    places = (importlib.import_module(f"hotswap.{place}") for places in liger_places.PLACES.values() for place in places)
+    return sorted({*globals(), *_WHERE, *(name for place in places for name in place.__all__)})

@@ -6,34 +6,23 @@ All is summed in float32. Words of the teacher beyond the student's vocabulary a
 gives the student's a logit of 0, and so a share of its probability).
 """
 
-import math
-
 import torch
 from torch import nn
 
-from hotswap.head import Head, _loss, logits_loss
+from hotswap.head import Head, _loss, in_place, logits_loss
+from hotswap.packages import load
+
+_probability = load("probability")
 
 
-def jsd(student, teacher, beta):
-    """Log-probabilities [rows, vocab], float32 -> [rows]: beta KL(teacher || m) + (1 - beta) KL(student || m), m the mean of
-    both by beta; at beta 0 KL(teacher || student), at 1 KL(student || teacher), which its limits divided by beta and
-    1 - beta are."""
-    kl = lambda p, q: (p.exp() * (p - q)).sum(-1)
-    if beta == 0:
-        return kl(teacher, student)
-    if beta == 1:
-        return kl(student, teacher)
-    mean = torch.logaddexp(student + math.log(1 - beta), teacher + math.log(beta))
-    return beta * kl(teacher, mean) + (1 - beta) * kl(student, mean)
+def _jsd(logits, teacher, beta, temperature):
+    return _probability.jsd_of_logits_(logits, teacher, beta, temperature).sum()
 
 
-def _jsd_of_logits(student, teacher, beta, temperature):
-    logps = [(t.float() / temperature).log_softmax(-1) for t in (student, teacher)]
-    return jsd(*logps, beta).sum()
-
-
-def _cosine_of_logits(student, teacher, beta, temperature):  # the same at every temperature
-    return beta * (1 - nn.functional.cosine_similarity(student.float(), teacher.float(), dim=-1)).sum()
+def _cosine(logits, teacher, beta, temperature):  # the same at every temperature
+    teacher = teacher.float()
+    similarity = lambda student: nn.functional.cosine_similarity(student.float(), teacher, dim=-1)
+    return in_place(lambda student: beta * (1 - similarity(student)).sum())(logits)
 
 
 def _teacher_logits(hidden, weight, bias, vocab):
@@ -82,10 +71,13 @@ class _Distillation(nn.Module):
         with_hard = self.weight_hard_loss != 0 or self.return_soft_hard_loss
 
         def loss_of(logits, at):
-            soft = type(self)._soft(logits, teacher(at), self.beta, self.temperature)
-            hard = torch.zeros_like(soft)
-            if with_hard:
-                hard = _loss.cross_entropy(logits, target[at], self.ignore_index, reduction="sum")
+            of_hard = logits.clone() if with_hard else None
+            soft = self._soft(logits, teacher(at), self.beta, self.temperature)
+            logits.mul_(self.weight_soft_loss)
+            if of_hard is None:
+                return self.weight_soft_loss * soft, soft, torch.zeros_like(soft)
+            hard = _loss.cross_entropy_(of_hard, target[at], self.ignore_index, reduction="sum")
+            logits.add_(of_hard, alpha=self.weight_hard_loss)
             return self.weight_hard_loss * hard + self.weight_soft_loss * soft, soft, hard
 
         losses = logits_loss(loss_of, student_input, student_weight, student_bias, target, self.ignore_index)
@@ -93,11 +85,11 @@ class _Distillation(nn.Module):
 
 
 class LigerFusedLinearJSDLoss(_Distillation):
-    _soft = staticmethod(_jsd_of_logits)
+    _soft = staticmethod(_jsd)
 
 
 class LigerFusedLinearCosineSimilarityLoss(_Distillation):
-    _soft = staticmethod(_cosine_of_logits)
+    _soft = staticmethod(_cosine)
 
 
 def _check(beta, temperature):
@@ -122,7 +114,7 @@ def liger_fused_linear_jsd(
     student_weight is summed over chunks."""
     _check(jsd_beta, temperature)
     teacher = _teacher_logits(teacher_input, teacher_weight, None, len(student_weight))
-    loss_of = lambda logits, at: (_jsd_of_logits(logits, teacher(at), jsd_beta, temperature),)
+    loss_of = lambda logits, at: (_jsd(logits, teacher(at), jsd_beta, temperature),)
     options = dict(ignore_index=ignore_index, dweight_dtype=accum_dtype)
     return logits_loss(loss_of, student_input, student_weight, None, shift_labels, **options)[0]
 
@@ -139,3 +131,6 @@ class LigerFusedLinearJSD(nn.Module):
         return liger_fused_linear_jsd(
             student_input, student_weight, teacher_input, teacher_weight, shift_labels, **self.options
         )
+
+
+__all__ = ["LigerFusedLinearJSD", "liger_fused_linear_jsd"]  # of liger_kernel.transformers; hotswap.chunked_loss has the others

@@ -266,3 +266,6 @@ def triton_grpo_loss(
         return loss, [m.detach() for m in metrics]
     losses, *measured = _by_token(options, batch, logps)
     return losses if everywhere else losses * batch.mask, *measured
+
+
+__all__ = ["triton_grpo_loss"]  # of liger_kernel.transformers; hotswap.chunked_loss has the others

@@ -174,28 +174,38 @@ def selected_logps(hidden, weight, bias, target, ignore_index=-100, temperature=
 
 
 def logits_loss(loss_of, hidden, weight, bias, target=None, ignore_index=-100, dweight_dtype=None):
-    """The mean over rows with a target that counts (None: all) of loss_of(logits, at) -> (sum of losses, *other sums).
-    `at`: which rows these are. Plain torch; its gradient is asked for chunk by chunk."""
+    """The mean over rows with a target that counts (None: all) of loss_of(logits, at) -> (losses' sum, *other sums), which
+    leaves the first one's gradient in the place of the logits. `at`: which rows these are."""
     target = None if target is None else target.reshape(-1).to(hidden.device)
 
     def work(head):
         rows, sums = len(head.hidden) if target is None else _valid_rows(target, ignore_index), None
         count = max(1, rows if isinstance(rows, int) else len(rows))
-        wanted = head.dhidden is not None or head.learns
         for at in head.chunks(rows) or [slice(0, 0)]:
             x, logits = head.logits(at)
-            with torch.set_grad_enabled(wanted):
-                logits = logits.detach().requires_grad_(wanted)
-                some = loss_of(logits, at)
-                dlogits = torch.autograd.grad(some[0], logits)[0] if wanted else None
-            sums = [t.detach().float() if sums is None else s + t.detach() for t, s in zip(some, sums or some)]
+            some = loss_of(logits, at)
+            sums = some if sums is None else [s + t for s, t in zip(sums, some)]
             if head.dhidden is not None:
-                head.dhidden[at] = torch.mul(dlogits @ head.weight, 1 / count)
+                head.dhidden[at] = torch.mul(logits @ head.weight, 1 / count)
             if head.learns:
-                head.learn(dlogits, x, 1 / count)
+                head.learn(logits, x, 1 / count)
         return [s / count for s in sums]
 
     return _in_forward(work, hidden, weight, bias, dweight_dtype=dweight_dtype)
+
+
+def in_place(loss_of):
+    """loss_of(logits) -> a sum, plain torch, as logits_loss wants it."""
+
+    def with_gradient(logits):
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            loss = loss_of(leaf)
+            (gradient,) = torch.autograd.grad(loss, leaf)
+        logits.copy_(gradient)
+        return loss.detach()
+
+    return with_gradient
 
 
 def sum_of_logits(hidden, weight, bias):
