@@ -1,48 +1,28 @@
 // Launches of forward_hopper.cuh for one head dimension.
 #pragma once
 
-#include <algorithm>
-
-#include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/forward_hopper.cuh"
-#include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/tensor_map.h"
+#include "kernels/attention/hopper_launch.cuh"
 
 namespace attention::gpu {
 
-// Dimensions of a tensor map: 0 to 3 are dim, row, head, batch.
-inline TensorShape shape_of(const Problem& p, const void* data, const Strides& strides, int64_t rows, int64_t heads,
-                            int64_t dim) {
-  return {.data = data,
-          .size = {dim, rows, heads, p.batch},
-          .stride = {1, strides.row, strides.head, strides.batch},
-          .dtype = p.dtype};
-}
-inline Strides contiguous(int64_t rows, int64_t heads, int64_t dim) { return {rows * heads * dim, heads * dim, dim}; }
-
-inline Band band_of(const Problem& p) {
-  const int64_t n = p.key_rows - p.query_rows, all = p.key_rows + p.query_rows;
-  const auto cut = [&](int64_t offset) { return int(std::clamp(offset, -all, all)); };
-  return {.before = p.window_left == kNoLimit ? cut(-all) : cut(n - std::min(p.window_left, all)),
-          .after = p.window_right == kNoLimit ? cut(all) : cut(n + std::min(p.window_right, all) + 1),
-          .keys = int(p.key_rows)};
-}
-
 // Heads whose keys and values are in L2 together: a good half of its 50 MB. Rows of unequal length want many heads a
 // section (longest first), rows of equal length only those that share keys.
-inline int section_heads(const Problem& p, bool last_rows_first) {
+inline int section_heads(const Problem& p, int64_t heads, bool unequal) {
   constexpr int64_t kBytes = 32 << 20;
-  const int64_t group = p.heads / p.key_heads, all = p.batch * p.heads;
-  if (!last_rows_first) return int(group);
+  const int64_t group = p.heads / p.key_heads;
+  if (!unequal) return int(group);
   const int64_t of_head = std::max<int64_t>(1, p.key_rows * (p.dim + p.value_dim) * 2);
-  return int(std::min(all, std::max<int64_t>(1, kBytes / of_head) * group));
+  return int(std::min(heads, std::max<int64_t>(1, kBytes / of_head) * group));
 }
 
 template <class F>
 void launch_forward(const Forward& a, int* counter, Stream stream) {
   const Problem& p = a.problem;
-  const bool last_rows_first = p.window_right != kNoLimit && !F::kLeft;
-  const int64_t row_tiles = divide_up(p.query_rows, F::kRows), tiles = row_tiles * p.batch * p.heads;
+  const bool packed = p.query_starts != nullptr, last_rows_first = p.window_right != kNoLimit && !F::kLeft;
+  const int64_t row_tiles =
+      packed ? slots_of(true, p.batch, p.query_rows, F::kRows) : divide_up(p.query_rows, F::kRows);
+  const int64_t heads = packed ? p.heads : p.batch * p.heads, tiles = row_tiles * heads;
   const int64_t blocks = std::min<int64_t>(tiles, multiprocessors());
   if (blocks < tiles) checked(cudaMemsetAsync(counter, 0, sizeof(int), static_cast<cudaStream_t>(stream)), "counter");
   // A tensor without elements has no map: it is never read then, so that any other one may stand in.
@@ -60,13 +40,14 @@ void launch_forward(const Forward& a, int* counter, Stream stream) {
       .counter = blocks < tiles ? counter : nullptr,
       .order = {.tiles = int(tiles),
                 .row_tiles = int(row_tiles),
-                .heads = int(p.batch * p.heads),
-                .section_heads = section_heads(p, last_rows_first),
+                .heads = int(heads),
+                .section_heads = section_heads(p, heads, last_rows_first),
                 .last_rows_first = last_rows_first},
-      .band = band_of(p),
-      .query_rows = int(p.query_rows),
+      .sequences = sequences_of(p),
       .heads = int(p.heads),
       .group = int(p.heads / p.key_heads),
+      .value_dim = int(p.value_dim),
+      .plain_out = a.out,
       .score_scale = (F::kSoftcap ? p.softcap : p.scale) * kLog2e,
       .cap_scale = F::kSoftcap ? p.scale / p.softcap : 0.f,
   };
