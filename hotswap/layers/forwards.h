@@ -63,6 +63,8 @@ struct CrossEntropyOptions {
   double softcap = 0;  // 0: off; else logits become softcap * tanh(logits / softcap)
   double z_loss = 0;   // adds z_loss * logsumexp^2 to each row's loss
   std::string reduction = "mean";
+  Tensor class_weight = {};      // [vocab] as torch's; z_loss is not weighted; or undefined
+  bool token_scaling = false;    // a row's loss times its target's probability, a constant to the gradient
   bool float32_dweight = false;  // linear_cross_entropy: kernels sum the weight's gradient over chunks in float32
   int64_t chunk_bytes = 0;       // and hold so many bytes of logits at once; 0: what each has found best
 };

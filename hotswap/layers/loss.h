@@ -12,6 +12,9 @@ Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const st
                             const Tensor& target, const CrossEntropyOptions& options);
 }  // namespace stock
 
+// class_weight: [vocab], target: [n] -> [n], the weight of each target, 0 where it is ignored
+Tensor target_weights(const Tensor& class_weight, const Tensor& target, int64_t ignore_index);
+
 struct LossArguments {
   const Tensor& labels;                        // [batch, time] int64, -100 where a token does not count
   std::optional<double> items = std::nullopt;  // divide the sum by this instead of by the labels that count

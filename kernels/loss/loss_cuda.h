@@ -1,8 +1,8 @@
 // The same formulas on a GPU: loss.h's arguments with pointers to its memory. Launches on `stream` of the current
 // device, none of which waits for another device's result; errors are thrown.
 //
-// Targets are on the GPU, and reading them on the host would make it wait. So a target outside of the vocabulary is no
-// error here: its row's loss and gradient are nan. What depends on the number of valid rows stays on the GPU too.
+// Targets are on the GPU, and reading them on the host would make it wait. So a target outside of the vocabulary is
+// found there, by a device-side assertion as torch's is. What depends on the number of valid rows stays on the GPU too.
 #pragma once
 
 #include "kernels/common/gpu/launch.h"
@@ -16,7 +16,8 @@ using kernels::Stream;
 void rows(const LossRows& a, const float* scale, Stream stream);
 
 // The same of logits that lie transposed, [vocab, rows], their rows logits_stride apart, with gradients in their place:
-// a whole number of kColumnRows rows. scratch: room for column_scratch numbers.
+// a whole number of kColumnRows rows, and neither token_scaling nor labels that are smoothed by class weights. scratch:
+// room for column_scratch numbers.
 constexpr int64_t kColumnRows = 256;
 int64_t column_scratch(const LossRows& a);
 void columns(const LossRows& a, const float* scale, float* scratch, Stream stream);

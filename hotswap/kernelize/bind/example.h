@@ -40,6 +40,8 @@ T take(const Values& values, size_t& next) {
     o.softcap = values[next++].toDouble();
     o.z_loss = values[next++].toDouble();
     o.reduction = values[next++].toStringRef();
+    o.class_weight = take<std::optional<Tensor>>(values, next).value_or(Tensor());
+    o.token_scaling = values[next++].toBool();
     return o;
   } else if constexpr (std::is_same_v<T, std::optional<Tensor>>) {
     return value.isNone() ? std::nullopt : std::optional(value.toTensor());

@@ -49,6 +49,8 @@ inline void push(Values& values, const std::optional<Tensor>& tensor) {
 }
 inline void push(Values& values, const CrossEntropyOptions& o) {
   values.insert(values.end(), {o.ignore_index, o.label_smoothing, o.softcap, o.z_loss, o.reduction});
+  push(values, std::optional(o.class_weight));
+  push(values, o.token_scaling);
 }
 
 template <typename R>
@@ -73,7 +75,7 @@ template <typename R, typename... Args>
 std::function<R(Args...)> forward_of(const RegularOps* ops, R (*)(Args...)) {
   return [ops](Args... args) {
     Values values;
-    values.reserve(sizeof...(Args) + 4);
+    values.reserve(sizeof...(Args) + 6);
     (push(values, args), ...);
     run(*ops, values);
     return taken<R>(values);

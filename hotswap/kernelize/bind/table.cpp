@@ -18,6 +18,7 @@ Result<Example> cross_entropy_example(const std::string& layer, const ExampleSiz
 Result<Example> linear_cross_entropy_example(const std::string& layer, const ExampleSize& size);
 Result<Example> attention_example(const std::string& layer, const ExampleSize& size);
 void bind_attention(SlotBase& slot, const LayerOps& layer);
+void bind_cross_entropy(SlotBase& slot, const LayerOps& layer);
 void bind_linear_cross_entropy(SlotBase& slot, const LayerOps& layer);
 
 }  // namespace binding
@@ -38,8 +39,10 @@ const std::vector<Contract>& table() {
                            rotary = "Tensor cos, Tensor sin, int rotary_dim, bool interleaved)",
                            options =
                                "int ignore_index, float label_smoothing, float softcap, float z_loss, str reduction",
-                           loss = options + ")", chunked_loss = options + ", int chunk_bytes=0)",
-                           wide_loss = options + ", bool float32_dweight=False, int chunk_bytes=0)",
+                           weights = ", Tensor? class_weight=None, bool token_scaling=False",
+                           loss = options + weights + ")",
+                           chunked_loss = options + ", int chunk_bytes=0" + weights + ")",
+                           wide_loss = options + ", bool float32_dweight=False, int chunk_bytes=0" + weights,
                            linear = "(Tensor x, Tensor weight, Tensor? bias) -> Tensor y",
                            linear_loss = "(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, ",
                            qkv = "Tensor q, Tensor k, Tensor v, ",
@@ -113,16 +116,18 @@ const std::vector<Contract>& table() {
         {"forward_train", "(Tensor logits, Tensor target, " + loss + " -> (Tensor loss, Tensor lse)"},
         {"forward_train_inplace", "(Tensor(a!) logits, Tensor target, " + loss + " -> (Tensor loss, Tensor lse)"},
         {"backward", "(Tensor dloss, Tensor logits, Tensor target, Tensor lse, " + loss + " -> Tensor dlogits"}},
-       bind_regular<CrossEntropyForward>,
+       bind_cross_entropy,
        cross_entropy_example,
        kSmallVocabulary,
        kLargeVocabulary},
       {"linear_cross_entropy/1",
        {{"forward", linear_loss + chunked_loss + " -> Tensor"},
         {"forward_train",
-         linear_loss + wide_loss + " -> (Tensor loss, Tensor lse, Tensor dhidden, Tensor dweight, Tensor dbias)"},
+         linear_loss + wide_loss +
+             ", bool predict=False) -> (Tensor loss, Tensor lse, Tensor dhidden, Tensor dweight, Tensor dbias, "
+             "Tensor predicted)"},
         {"backward", "(Tensor dloss, Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor lse, " +
-                         wide_loss + " -> (Tensor dhidden, Tensor dweight, Tensor dbias)"}},
+                         wide_loss + ") -> (Tensor dhidden, Tensor dweight, Tensor dbias)"}},
        bind_linear_cross_entropy,
        linear_cross_entropy_example,
        kSmallVocabulary,
