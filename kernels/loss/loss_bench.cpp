@@ -45,7 +45,7 @@ void run(Bench& bench, int64_t rows, int64_t vocab, at::ScalarType dtype) {
          .peer = "transformers eager"};
   c.tolerance = tolerance;
 
-  c.op = "cross_entropy", c.bytes = bytes;
+  c.op = "cross_entropy", c.target = 1.5, c.bytes = bytes;
   c.ours = [&] { call("cross_entropy", logits, target); };
   c.theirs = [&] { eager(logits, target); };
   c.error = [&] { return relative_l2(call("cross_entropy", logits, target)[0], eager(wide(logits), target)); };
@@ -56,7 +56,7 @@ void run(Bench& bench, int64_t rows, int64_t vocab, at::ScalarType dtype) {
     return call("cross_entropy_bwd", one, logits, target, lse)[0];
   };
   const Tensor leaf = logits.detach().requires_grad_(true);
-  c.op = "cross_entropy_fwd_bwd", c.bytes = 3 * bytes;
+  c.op = "cross_entropy_fwd_bwd", c.target = 0.95, c.bytes = 3 * bytes;
   c.ours = [&] { ours(); };
   c.theirs = [&] { through_autograd({leaf}, [&] { return eager(leaf, target); }); };
   c.error = [&] {
@@ -79,7 +79,7 @@ void run_linear(Bench& bench, int64_t rows, int64_t vocab, int64_t dim, at::Scal
 
   const c10::IValue no_bias;
   const auto exact_loss = [&] { return eager(hidden.to(at::kFloat).matmul(weight.to(at::kFloat).t()), target); };
-  c.op = "linear_cross_entropy", c.bytes = bytes / 2;
+  c.op = "linear_cross_entropy", c.target = 1.3, c.bytes = bytes / 2;
   c.ours = [&] { call("linear_cross_entropy", hidden, weight, no_bias, target); };
   c.theirs = [&] { eager(hidden.matmul(weight.t()), target); };
   c.error = [&] { return relative_l2(call("linear_cross_entropy", hidden, weight, no_bias, target)[0], exact_loss()); };

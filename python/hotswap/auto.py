@@ -31,3 +31,6 @@ class AutoLigerKernelForCausalLM(AutoModelForCausalLM):
         model = AutoModelForCausalLM.from_config(config, **rest)
         liger._apply(family, model, **options)
         return model
+
+
+__all__ = ["AutoLigerKernelForCausalLM"]

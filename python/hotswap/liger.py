@@ -16,7 +16,7 @@ from inspect import Parameter, Signature
 from types import ModuleType
 from typing import NamedTuple
 
-from hotswap import bind
+from hotswap import bind, liger_places
 
 
 class Family(NamedTuple):
@@ -180,22 +180,11 @@ def _apply_liger_kernel_to_instance(model, **options) -> None:
     _apply(family_of(getattr(model.config, "model_type", None)), model, **options)
 
 
-def _our_name(name: str):
-    """`from liger_kernel.transformers import name`, where that module is ours."""
-    from hotswap import modules
-
-    if name in __all__:
-        return globals()[name]
-    if name in modules.__all__:
-        return getattr(modules, name)
-    raise AttributeError(f"hotswap has no {name}")
-
-
 def enable_for_trainer(shadow: bool = False) -> None:
     """TrainingArguments(use_liger_kernel=True, liger_kernel_config={...}) runs on our kernels, in this process.
 
-    Trainer imports one function from `liger_kernel.transformers`: a module of that name, with that function and every
-    other name of Liger's that is here, is put where imports look. RuntimeError where liger_kernel is installed or imported, unless shadow=True says to go before it.
+    Trainer imports one function from `liger_kernel.transformers`, TRL losses from `liger_kernel.chunked_loss`: modules of
+    these names, with every name of Liger's that is here, are put where imports look. RuntimeError where liger_kernel is installed or imported, unless shadow=True says to go before it.
     """
     there = sys.modules.get("liger_kernel")
     if getattr(there, "__hotswap__", False):
@@ -206,12 +195,14 @@ def enable_for_trainer(shadow: bool = False) -> None:
             "before it in this process"
         )
     made = {}
-    for name in ("liger_kernel", "liger_kernel.transformers"):
-        module = made[name] = ModuleType(name, "hotswap's kernels under the name that Trainer imports")
+    for name in ("liger_kernel", *liger_places.PLACES):
+        module = made[name] = ModuleType(name, "hotswap's kernels under the names that Trainer and TRL import")
         module.__spec__ = ModuleSpec(name, None, is_package=True)
         module.__path__, module.__version__, module.__hotswap__ = [], "0.8.5", True
-    made["liger_kernel"].transformers = made["liger_kernel.transformers"]
-    made["liger_kernel.transformers"].__getattr__ = _our_name
+        if name in liger_places.PLACES:
+            parent, _, own = name.rpartition(".")
+            setattr(made[parent], own, module)
+            module.__getattr__ = liger_places.names_of(name)
     for name in [n for n in sys.modules if n == "liger_kernel" or n.startswith("liger_kernel.")]:
         del sys.modules[name]
     sys.modules.update(made)

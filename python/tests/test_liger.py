@@ -207,7 +207,9 @@ hotswap.enable_for_trainer(shadow=True)
 from liger_kernel.transformers import _apply_liger_kernel_to_instance as f
 assert f is hotswap._apply_liger_kernel_to_instance
 from liger_kernel.transformers import LigerRMSNorm, apply_liger_kernel_to_llama
-assert LigerRMSNorm is hotswap.LigerRMSNorm and apply_liger_kernel_to_llama is hotswap.apply_liger_kernel_to_llama
+from liger_kernel.transformers.rms_norm import LigerRMSNormForGemma
+from liger_kernel.transformers import AutoLigerKernelForCausalLM, CrossEntropyOutput, _apply_liger_kernel
+assert LigerRMSNormForGemma is hotswap.LigerRMSNormForGemma and LigerRMSNorm is hotswap.LigerRMSNorm and apply_liger_kernel_to_llama is hotswap.apply_liger_kernel_to_llama
 try: from liger_kernel.transformers import LigerTiledGeluOfTomorrow
 except ImportError: pass
 else: raise SystemExit("no error")
