@@ -94,8 +94,7 @@ __global__ void __launch_bounds__(kFinishThreads) column_losses(const LossRows a
     const float* one = parts + int64_t{s} * 3 * a.rows + row;
     all.join(one[0], one[a.rows], one[2 * a.rows]);
   }
-  if (!is_word(a, t, true)) return;
-  const float zt = to_float(static_cast<const T*>(a.logits)[t * a.logits_stride + row]);
+  const float zt = is_word(a, t) ? to_float(static_cast<const T*>(a.logits)[t * a.logits_stride + row]) : NAN;
   a.lse[row] = all.lse();
   a.loss[row] = loss_of(a, cap, all, parts_of(a, t), zt);
 }
@@ -114,10 +113,10 @@ __global__ void __launch_bounds__(kThreads, 2) column_gradients(const LossRows a
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int64_t t = a.target[first + i];
-    const bool counts = t != a.ignore_index && is_word(a, t, threadIdx.x < 32);
-    target[i] = counts ? int(t) : -1;
-    g[i] = gradient_of(a, scale, first + i, a.lse[first + i], parts_of(a, counts ? t : 0), 1.f);
-    if (!counts) ignored |= 1u << i;
+    const bool known = is_word(a, t);
+    target[i] = known ? int(t) : -1;
+    g[i] = gradient_of(a, scale, first + i, a.lse[first + i], parts_of(a, t), known ? 1.f : NAN);
+    if (t == a.ignore_index) ignored |= 1u << i;
   }
   T* z = static_cast<T*>(a.dlogits) + first;
   for (int64_t v = share.begin + warp; v < share.end; v += kTogether * kWarps) {

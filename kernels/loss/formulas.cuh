@@ -2,9 +2,6 @@
 // (columns.cu).
 #pragma once
 
-#undef NDEBUG  // a target outside of the vocabulary stops the GPU in every build, as it does in torch
-#include <cassert>
-
 #include "kernels/common/gpu/activations.cuh"
 #include "kernels/loss/loss.h"
 
@@ -74,12 +71,8 @@ __device__ __forceinline__ float warp_max(float v) {
   return v;
 }
 
-// Whether the row's target is a word of the vocabulary; where not, one of its threads stops the GPU.
-__device__ __forceinline__ bool is_word(const LossRows& a, int64_t target, bool stops) {
-  const bool is = target >= 0 && target < a.vocab;
-  if (stops) assert(is && "target is a word of the vocabulary, or ignore_index");
-  return is;
-}
+// Where the row's target is none, its loss and gradient are nan, and reduce() stops the GPU.
+__device__ __forceinline__ bool is_word(const LossRows& a, int64_t target) { return target >= 0 && target < a.vocab; }
 
 // What the parts of a row's loss are multiplied by.
 struct Parts {
@@ -88,7 +81,7 @@ struct Parts {
 };
 __device__ __forceinline__ Parts parts_of(const LossRows& a, int64_t t) {
   const float eps = a.label_smoothing;
-  if (a.class_weight == nullptr) return {1.f - eps, 1.f, 1.f};
+  if (a.class_weight == nullptr || !is_word(a, t)) return {1.f - eps, 1.f, 1.f};
   const float target = (1.f - eps) * a.class_weight[t], mean = eps != 0.f ? *a.class_sum / float(a.vocab) : 0.f;
   return {target, mean, target + eps * mean};
 }
@@ -121,7 +114,7 @@ struct Gradient {
   }
 };
 
-// shift: without a class weight.
+// shift: without a class weight. token: what token_scaling multiplies by, or nan.
 __device__ __forceinline__ Gradient gradient_of(const LossRows& a, const float* scale, int64_t row, float lse,
                                                 const Parts& parts, float token) {
   const float eps = a.label_smoothing;

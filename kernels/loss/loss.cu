@@ -1,6 +1,8 @@
 // Cross-entropy on a GPU: a block a row. The row is read once from memory where losses and gradients are made together:
 // a part of it stays in shared memory, and the rest is still in L2.
+#undef NDEBUG  // a target outside of the vocabulary stops the GPU in every build, as it does in torch
 #include <algorithm>
+#include <cassert>
 
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/loss/formulas.cuh"
@@ -203,23 +205,24 @@ __global__ void __launch_bounds__(kMostThreads) loss_rows(const LossRows a, cons
       if (dz != nullptr) zero(dz, r);
       continue;
     }
-    if (!is_word(a, t, threadIdx.x == 0)) continue;
-    const Parts parts = parts_of(a, t);
+    const bool known = is_word(a, t);
     float lse = a.lse_known ? a.lse[row] : 0.f, zt = 0.f;
-    if (!a.lse_known || a.token_scaling) zt = to_float(z[t]);  // z may be dz: read before a barrier, written after it
+    // z may be dz: read before a barrier, written after it
+    if (!a.lse_known || a.token_scaling) zt = known ? to_float(z[t]) : NAN;
     if (!a.lse_known) {
       const Online sums = together(sums_of<kWeighted>(a, cap, z, r, kept, keep), memory, turn);
       turn ^= 1;
       lse = sums.lse();
       if (threadIdx.x == 0) {
         if (a.lse != nullptr) a.lse[row] = lse;
-        if (a.loss != nullptr) a.loss[row] = loss_of(a, cap, sums, parts, zt);
+        if (a.loss != nullptr) a.loss[row] = loss_of(a, cap, sums, parts_of(a, t), zt);
       }
     } else if (a.token_scaling) {
       __syncthreads();
     }
     if (dz == nullptr) continue;
-    const Gradient gradient = gradient_of(a, scale, row, lse, parts, token_scale(a, cap, zt, lse));
+    const float token = known ? token_scale(a, cap, zt, lse) : NAN;
+    const Gradient gradient = gradient_of(a, scale, row, lse, parts_of(a, t), token);
     if (a.lse_known)
       gradients<false, kWeighted>(a, gradient, cap, t, z, dz, r, kept, 0);
     else
@@ -269,7 +272,12 @@ __device__ __forceinline__ long long valid_rows(const int64_t* target, int64_t r
 
 __global__ void __launch_bounds__(kOneBlock) reduce_rows(const Reduce a) {
   double mine = 0;
-  for (int64_t row = threadIdx.x; row < a.rows; row += blockDim.x) mine += a.row_loss[row];
+  for (int64_t row = threadIdx.x; row < a.rows; row += blockDim.x) {
+    const int64_t target = a.target[row];
+    assert((target >= 0 && target < a.vocab) || target == a.ignore_index);
+    mine += a.row_loss[row];
+  }
+  if (a.out == nullptr) return;
   double sum = block_sum(mine);
   if (a.mean) {
     const long long valid = valid_rows(a.target, a.rows, a.ignore_index);

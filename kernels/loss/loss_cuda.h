@@ -2,7 +2,8 @@
 // device, none of which waits for another device's result; errors are thrown.
 //
 // Targets are on the GPU, and reading them on the host would make it wait. So a target outside of the vocabulary is
-// found there, by a device-side assertion as torch's is. What depends on the number of valid rows stays on the GPU too.
+// found there: its row's loss is nan, and reduce() stops the GPU by a device-side assertion, as torch does. What
+// depends on the number of valid rows stays on the GPU too.
 #pragma once
 
 #include "kernels/common/gpu/launch.h"
@@ -26,9 +27,10 @@ struct Reduce {
   const float* row_loss;  // [rows]
   const int64_t* target;  // [rows]
   float* out;             // one number: the sum in double, in a fixed order; mean: over valid rows, nan without
-  int64_t rows, ignore_index;
+  int64_t rows, vocab, ignore_index;
   bool mean;
 };
+// Of every forward, for its assertion: out null where nothing is to be summed.
 void reduce(const Reduce& a, Stream stream);
 
 struct Scale {

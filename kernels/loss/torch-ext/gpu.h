@@ -40,13 +40,15 @@ inline Incoming incoming(const Tensor& dloss, const Options& o, int64_t rows, co
   return {std::move(t), each ? data : nullptr, each ? nullptr : data};
 }
 
-inline Tensor reduced(const Tensor& row_loss, const Targets& t, const Options& o, const Device& device, Stream stream) {
-  if (o.reduction == Reduction::kNone) return row_loss;
-  Tensor out = kernels::empty({}, DType::kFloat32, device);
+inline Tensor reduced(const Tensor& row_loss, const Targets& t, int64_t vocab, const Options& o, const Device& device,
+                      Stream stream) {
+  const bool none = o.reduction == Reduction::kNone;
+  Tensor out = none ? row_loss : kernels::empty({}, DType::kFloat32, device);
   cuda::reduce({.row_loss = floats(row_loss),
                 .target = t.data,
-                .out = floats(out),
+                .out = none ? nullptr : floats(out),
                 .rows = row_loss.size(0),
+                .vocab = vocab,
                 .ignore_index = o.ignore_index,
                 .mean = o.reduction == Reduction::kMean},
                stream);
@@ -333,7 +335,7 @@ inline void Linear::finish() {
   }
   if (wide_) result_.dweight = torch::stable::to(wide_->sum(), in_.hidden.scalar_type());
   if (bias_sum_) result_.dbias = torch::stable::to(*bias_sum_, in_.hidden.scalar_type());
-  if (wanted_.known_lse == nullptr) result_.loss = reduced(row_loss_, target_, o_, device_, stream_);
+  if (wanted_.known_lse == nullptr) result_.loss = reduced(row_loss_, target_, vocab_, o_, device_, stream_);
 }
 
 }  // namespace loss::gpu

@@ -68,7 +68,7 @@ std::tuple<Tensor, Tensor> losses(const Tensor& logits, const Tensor& target, co
           std::optional<Tensor> scale;
           if (in_place) scale = gpu::factor(t, nullptr, l.rows.rows, o, device, stream);
           cuda::rows(args, gpu::data_of(scale), stream);
-          loss = gpu::reduced(loss, t, o, device, stream);
+          loss = gpu::reduced(loss, t, l.rows.cols, o, device, stream);
         },
         [] {});
     return {loss, lse};
