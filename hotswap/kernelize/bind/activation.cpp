@@ -28,8 +28,6 @@ Result<Stock> stock_of(const std::string& layer) {
   return activation_kind(found->second, "an example").stock;
 }
 
-}  // namespace
-
 Result<Example> activation_example(const std::string& layer, const ExampleSize& size) {
   const auto act = stock_of(layer);
   if (!act) return Reason{act.why()};
@@ -44,6 +42,16 @@ Result<Example> act_and_mul_example(const std::string& layer, const ExampleSize&
     return act(halves[0]) * halves[1];
   };
   return make_example<ActivationForward>(stock, {random({size.rows, 2 * size.dim})});
+}
+
+}  // namespace
+
+std::vector<Contract> activation_contracts() {
+  const std::map<std::string, std::string> roles = {{"forward", "(Tensor x) -> Tensor y"},
+                                                    {"forward_train", "(Tensor x) -> Tensor y"},
+                                                    {"backward", "(Tensor dy, Tensor x) -> Tensor dx"}};
+  return {{"activation/1", roles, bind_regular<ActivationForward>, activation_example},
+          {"act_and_mul/1", roles, bind_regular<ActivationForward>, act_and_mul_example}};
 }
 
 }  // namespace hotswap::binding

@@ -11,7 +11,22 @@
 #include "hotswap/kernelize/bind/bind_impl.h"
 #include "hotswap/kernelize/bind/example.h"
 
-namespace hotswap::binding {
+namespace hotswap {
+
+// The options in the order of the schemas.
+static void push(binding::Values& values, const CrossEntropyOptions& o) {
+  values.insert(values.end(), {o.ignore_index, o.label_smoothing, o.softcap, o.z_loss, o.reduction});
+}
+
+static void take(const binding::Values& values, size_t& next, CrossEntropyOptions& out) {
+  out.ignore_index = values[next++].toInt();
+  out.label_smoothing = values[next++].toDouble();
+  out.softcap = values[next++].toDouble();
+  out.z_loss = values[next++].toDouble();
+  out.reduction = values[next++].toStringRef();
+}
+
+namespace binding {
 namespace {
 
 using torch::autograd::Function;
@@ -97,8 +112,6 @@ Vocabulary vocabulary_of(const ExampleSize& size) {
   return {words, at::randint(words, {size.rows}, at::TensorOptions().dtype(at::kLong))};
 }
 
-}  // namespace
-
 Result<Example> cross_entropy_example(const std::string&, const ExampleSize& size) {
   const auto [words, target] = vocabulary_of(size);
   Values arguments = {random({size.rows, words}), target};
@@ -131,4 +144,35 @@ void bind_linear_cross_entropy(SlotBase& slot, const LayerOps& layer) {
   });
 }
 
-}  // namespace hotswap::binding
+}  // namespace
+
+std::vector<Contract> loss_contracts() {
+  constexpr ExampleSize small = {.rows = 128, .dim = 576, .out = 2048}, large = {.rows = 512, .dim = 576, .out = 49152};
+  const std::string options = "int ignore_index, float label_smoothing, float softcap, float z_loss, str reduction",
+                    train_options = options + ", bool float32_dweight=False, int chunk_bytes=0",
+                    hidden = "Tensor hidden, Tensor weight, Tensor? bias, Tensor target, ";
+  return {
+      {"cross_entropy/1",
+       {{"forward", "(Tensor logits, Tensor target, " + options + ") -> Tensor"},
+        {"forward_train", "(Tensor logits, Tensor target, " + options + ") -> (Tensor loss, Tensor lse)"},
+        {"forward_train_inplace", "(Tensor(a!) logits, Tensor target, " + options + ") -> (Tensor loss, Tensor lse)"},
+        {"backward", "(Tensor dloss, Tensor logits, Tensor target, Tensor lse, " + options + ") -> Tensor dlogits"}},
+       bind_regular<CrossEntropyForward>,
+       cross_entropy_example,
+       small,
+       large},
+      {"linear_cross_entropy/1",
+       {{"forward", "(" + hidden + options + ", int chunk_bytes=0) -> Tensor"},
+        {"forward_train",
+         "(" + hidden + train_options + ") -> (Tensor loss, Tensor lse, Tensor dhidden, Tensor dweight, Tensor dbias)"},
+        {"backward", "(Tensor dloss, " + hidden + "Tensor lse, " + train_options +
+                         ") -> (Tensor dhidden, Tensor dweight, Tensor dbias)"}},
+       bind_linear_cross_entropy,
+       linear_cross_entropy_example,
+       small,
+       large},
+  };
+}
+
+}  // namespace binding
+}  // namespace hotswap

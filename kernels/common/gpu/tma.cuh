@@ -1,5 +1,5 @@
-// The copy engine for tiles (TMA, sm_90): boxes of a tensor of four dimensions to and from shared memory, what lies
-// outside of the tensor as zeros (loads) or not at all (stores). tensor_map.h describes the tensor.
+// The copy engine (TMA, sm_90): boxes of a tensor of four dimensions to and from shared memory, what lies outside of
+// the tensor as zeros (loads) or not at all (stores). tensor_map.h describes the tensor. And bytes as they lie.
 #pragma once
 
 #include <cuda.h>
@@ -20,6 +20,14 @@ __device__ __forceinline__ void load_box(void* shared, const CUtensorMap& map, B
       "[%2];" ::"r"(shared_address(shared)),
       "l"(&map), "r"(shared_address(&full.state)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
       : "memory");
+}
+
+// Bytes as they lie: addresses and number are multiples of 16.
+__device__ __forceinline__ void load_bytes(void* shared, const void* from, uint32_t bytes, Barrier& full) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
+               "l"(from), "r"(bytes), "r"(shared_address(&full.state))
+               : "memory");
 }
 
 __device__ __forceinline__ void store_box(const CUtensorMap& map, const void* shared, int x0, int x1, int x2, int x3) {
