@@ -72,7 +72,12 @@ struct HubServer::Impl {
     http->set_payload_max_length(kBody);
     http->set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
       // httplib's own cutting of ranges trusts their numbers; ours does not.
-      const_cast<httplib::Request&>(request).ranges.clear();
+      auto& changed = const_cast<httplib::Request&>(request);
+      changed.ranges.clear();
+      // Caches before us hand on what the first client took, and brotli is nothing that all of them know.
+      const bool gzip = request.get_header_value("Accept-Encoding").find("gzip") != std::string::npos;
+      changed.headers.erase("Accept-Encoding");
+      if (gzip) changed.headers.emplace("Accept-Encoding", "gzip");
       return handle(request, response) ? httplib::Server::HandlerResponse::Handled
                                        : httplib::Server::HandlerResponse::Unhandled;
     });
@@ -141,6 +146,7 @@ struct HubServer::Impl {
 
   static void send_json(httplib::Response& response, const Plain& answer) {
     response.status = 200;
+    response.set_header("Vary", "Accept-Encoding");
     response.set_content(answer.dump(-1, ' ', false, Plain::error_handler_t::replace), "application/json");
   }
 

@@ -125,6 +125,19 @@ TEST_F(Server, WhatTheClientHasIsNotSentAgain) {
   EXPECT_EQ(changed->body, "{}");
 }
 
+TEST_F(Server, AnswersAreCompressedInAWayThatEveryClientKnows) {
+  start(options());
+  client->set_decompress(false);
+  const auto coding = [&](const char* accepted) {
+    const auto answer = client->Get("/api/models/acme/tiny/revision/main", {{"Accept-Encoding", accepted}});
+    EXPECT_EQ(answer->get_header_value("Vary"), "Accept-Encoding");
+    return answer->get_header_value("Content-Encoding");
+  };
+  EXPECT_EQ(coding("br, gzip, zstd"), "gzip");
+  EXPECT_EQ(coding("br"), "");
+  EXPECT_EQ(coding("identity"), "");
+}
+
 // huggingface_hub 1.10 takes them for something else, and the Hub does not send them.
 TEST_F(Server, OfAKernelNoFilesAreListedInItsInformation) {
   served.write("kernels/acme/norm/main/README.md", "# norm\n");
