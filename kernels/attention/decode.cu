@@ -88,6 +88,7 @@ void decode(const Decode& a, void* workspace, Stream stream) {
       .q_head = a.q_strides.head,
       .block_table_stride = a.block_table_stride,
       .query_rows = int(p.query_rows),
+      .key_rows = int(p.key_rows),
       .heads = int(p.heads),
       .key_heads = int(p.key_heads),
       .group = int(p.heads / p.key_heads),

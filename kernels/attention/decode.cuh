@@ -27,7 +27,7 @@ struct DecodeArguments {
   const int32_t *lengths, *block_table, *cache_index;
   const float* sinks;
   int64_t q_batch, q_row, q_head, block_table_stride;
-  int query_rows, heads, key_heads, group, new_rows, page_rows, splits, row_tiles, left, right;
+  int query_rows, key_rows, heads, key_heads, group, new_rows, page_rows, splits, row_tiles, left, right;
   Divider chunks_of_page;        // by as many chunks of keys as a page has
   float score_scale, cap_scale;  // as of forward; cap_scale 0: no softcap
 };
@@ -43,7 +43,7 @@ struct DecodePart {
     row_tile = index % a.row_tiles, index /= a.row_tiles;
     split = index % a.splits, index /= a.splits;
     key_head = index % a.key_heads, batch = index / a.key_heads;
-    length = a.lengths[batch], total = length + a.new_rows;
+    length = a.lengths[batch], total = length < 0 ? 0 : min(length + a.new_rows, a.key_rows);
   }
 };
 
@@ -172,9 +172,8 @@ struct DecodeWarp {
 template <class T>
 __device__ __forceinline__ void append(const DecodeArguments& a, const DecodePart& part, const Cache& c) {
   const int pieces = c.dim / 8;
-  for (int i = threadIdx.x; i < a.new_rows * pieces; i += blockDim.x) {
+  for (int i = threadIdx.x; i < min(a.new_rows, part.total - part.length) * pieces; i += blockDim.x) {
     const int row = i / pieces, piece = i % pieces, key = part.length + row;
-    if (key < 0) continue;
     int64_t page = part.batch, at = key;
     if (a.cache_index != nullptr) page = a.cache_index[part.batch];
     if (a.block_table != nullptr) {
