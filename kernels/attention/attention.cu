@@ -91,7 +91,7 @@ void forward(const Forward& a, void* workspace, Stream stream) {
   check(refused(a));
   const Problem& p = a.problem;
   auto* counter = static_cast<int*>(workspace);
-  if (p.query_rows == 0 || p.batch == 0 || p.heads == 0) return;
+  if (p.query_rows == 0 || p.heads == 0 || (p.batch == 0 && p.query_starts == nullptr)) return;
   if (of_64(p)) return gpu::forward_64(a, counter, stream);
   const bool full = p.window_left == kNoLimit && p.window_right == kNoLimit && p.query_starts == nullptr;
   full ? gpu::forward_128_full(a, counter, stream) : gpu::forward_128(a, counter, stream);
