@@ -1,8 +1,9 @@
 // gated_mlp/1
+#include "hotswap/layers/mlp.h"
+
 #include <ATen/TensorOperators.h>
 
 #include "hotswap/kernelize/bind/example.h"
-#include "hotswap/layers/mlp.h"
 
 namespace hotswap::binding {
 namespace {
