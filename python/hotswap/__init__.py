@@ -17,6 +17,9 @@ _WHERE = {
     "load": "packages",
     "packages_folder": "packages",
     "enable_for_trainer": "liger",
+    "_apply_liger_kernel": "liger",
+    "AutoLigerKernelForCausalLM": "auto",
+    "CrossEntropyOutput": "modules",
 }
 
 

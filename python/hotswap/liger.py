@@ -62,7 +62,7 @@ FAMILIES = {
     "mistral": _family("mistral", "Mistral"),
     "mixtral": _family("mixtral", "Mixtral"),
     "muse_glimmer": _family("muse_glimmer", "MuseGlimmer", layer_norm=True),
-    "nemotron": Family("nemotron", "NemotronPreTrainedModel", {"relu_squared": False, **LOSSES}, ("relu_squared",)),
+    "nemotron": Family("nemotron", "NemotronPreTrainedModel", {"relu_squared": True, **LOSSES}),
     "olmo2": _family("olmo2", "Olmo2"),
     "olmo3": _family("olmo3", "Olmo3"),
     "paligemma": _family("paligemma", "PaliGemma", "geglu", layer_norm=True),
@@ -101,7 +101,7 @@ def _options(family: str, given: dict) -> dict:
         "rope": chosen.get("rope", True),
         "rms_norm": chosen.get("rms_norm", True),
         "mlp": mlp,
-        "activation": mlp,  # of experts
+        "activation": chosen.get("relu_squared", mlp),  # of experts, or without a gate
         "layer_norm": chosen.get("layer_norm", False),
         **{name: chosen.get(name, False) for name in LOSSES},  # Pixtral, a model of images alone, has none
     }
@@ -161,14 +161,23 @@ def restore_classes() -> None:
     _applied.clear()
 
 
+def family_of(model_type: str) -> str:
+    """The family whose apply function serves this model_type of a config: its own, or that of the model of text and images
+    which it is the text half of. ValueError where there is none."""
+    for suffix in ("", "_text", "_text_model"):
+        if (family := (model_type or "").removesuffix(suffix)) in FAMILIES:
+            return family
+    raise ValueError(f"wanted a model of {', '.join(FAMILIES)}; got {model_type}; call hotswap.kernelize(model) instead")
+
+
+def _apply_liger_kernel(model_type: str, **options) -> None:
+    """For every model of this model_type that is made from now on."""
+    _apply(family_of(model_type), **options)
+
+
 def _apply_liger_kernel_to_instance(model, **options) -> None:
-    """What Trainer calls with use_liger_kernel=True. ValueError for a family that there is no apply function for."""
-    family = getattr(model.config, "model_type", None)
-    if family not in FAMILIES and (family or "").removesuffix("_text") in FAMILIES:
-        family = family.removesuffix("_text")  # the text half of a model of text and images
-    if family not in FAMILIES:
-        raise ValueError(f"wanted a model of {', '.join(FAMILIES)}; got {family}; call hotswap.kernelize(model) instead")
-    _apply(family, model, **options)
+    """What Trainer calls with use_liger_kernel=True."""
+    _apply(family_of(getattr(model.config, "model_type", None)), model, **options)
 
 
 def enable_for_trainer(shadow: bool = False) -> None:
@@ -204,6 +213,7 @@ def enable_for_trainer(shadow: bool = False) -> None:
 
 __all__ = [
     "FAMILIES",
+    "_apply_liger_kernel",
     "_apply_liger_kernel_to_instance",
     "enable_for_trainer",
     "restore_classes",

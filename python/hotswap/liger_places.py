@@ -2,15 +2,16 @@
 
 import importlib
 
-_OF_TRANSFORMERS = ("modules", "liger_probability", "liger_channel_norm", "distillation", "grpo", "liger")
+_OF_TRANSFORMERS = ("modules", "liger_probability", "liger_channel_norm", "distillation", "grpo", "liger", "auto")
 _OF_LOSSES = ("chunked_loss",)
+# where Liger has each of its layers
+_FILES = """auto_model cross_entropy functional fused_add_rms_norm fused_linear_cross_entropy geglu grpo_loss layer_norm llama4_rope
+mlp monkey_patch qwen2vl_mrope relu_squared rms_norm rope swiglu tiled_mlp"""
 
 # what is imported -> where its names are, the first that has it first
 PLACES = {
     "liger_kernel.transformers": _OF_TRANSFORMERS,
-    "liger_kernel.transformers.functional": _OF_TRANSFORMERS,
-    "liger_kernel.transformers.grpo_loss": _OF_TRANSFORMERS,
-    "liger_kernel.transformers.monkey_patch": _OF_TRANSFORMERS,
+    **{f"liger_kernel.transformers.{file}": _OF_TRANSFORMERS for file in _FILES.split()},
     "liger_kernel.chunked_loss": _OF_LOSSES,
     "liger_kernel.chunked_loss.functional": _OF_LOSSES,
 }

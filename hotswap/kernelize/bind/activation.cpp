@@ -20,6 +20,7 @@ Result<Stock> stock_of(const std::string& layer) {
                                                            {"NewGELU", "gelu_new"},
                                                            {"FastGELU", "gelu_fast"},
                                                            {"QuickGELU", "quick_gelu"},
+                                                           {"ReLUSquared", "relu2"},
                                                            {"SiluAndMul", "silu"},
                                                            {"GeluAndMul", "gelu"},
                                                            {"GeluTanhAndMul", "gelu_pytorch_tanh"}};
