@@ -1,6 +1,8 @@
 // The ops where their tensors are on a GPU: nothing here waits for it.
 #pragma once
 
+#include <limits>
+
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/torch-ext/gradients.h"
 
@@ -81,6 +83,11 @@ inline Outputs forward(Call& c, int64_t dims, const Starts& starts, bool with_ls
   const View q = aligned(c.q, c.device), k = aligned(c.k, c.device), v = aligned(c.v, c.device);
   Outputs r{new_tensor(c.q, dims, c.q.heads, c.v.numbers, c.dtype, c.device), std::nullopt};
   if (with_lse) r.lse = new_lse(c.q, dims, c.device);
+  if (starts.sequences == 0 && c.q.rows > 0) {  // rows of nobody
+    torch::stable::zero_(r.out);
+    if (r.lse) torch::stable::fill_(*r.lse, -std::numeric_limits<double>::infinity());
+    return r;
+  }
   const Forward a{.problem = problem_of(c, starts),
                   .out = r.out.data_ptr(),
                   .lse = r.lse ? static_cast<float*>(r.lse->data_ptr()) : nullptr,
@@ -102,6 +109,10 @@ inline Gradients backward(const Call& c, int64_t dims, const Starts& starts, con
   std::optional<Tensor> dlse;
   if (saved.dlse) dlse = checked_lse(*saved.dlse, c.q, dims, c.op, "dlse", c.device);
   Gradients g = new_gradients(c, dims);
+  if (starts.sequences == 0) {
+    for (Tensor* t : {&g.dq, &g.dk, &g.dv, &g.dsinks}) torch::stable::zero_(*t);
+    return g;
+  }
   const Backward a{.problem = problem_of(c, starts),
                    .dq = g.dq.data_ptr(),
                    .dk = g.dk.data_ptr(),
