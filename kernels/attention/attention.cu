@@ -10,7 +10,9 @@ void forward_128(const Forward& a, int* counter, Stream stream);       // forwar
 void forward_128_full(const Forward& a, int* counter, Stream stream);  // forward_hopper_128_full.cu
 void backward_64(const Backward& a, void* workspace, Stream stream);   // backward_hopper_64.cu
 void backward_128(const Backward& a, void* workspace, Stream stream);  // backward_hopper_128.cu
+void decode(const Decode& a, void* workspace, Stream stream);          // decode.cu
 int64_t backward_bytes_64(const Backward& a);
+int64_t decode_bytes(const Decode& a);
 int64_t backward_bytes_128(const Backward& a);
 }  // namespace attention::gpu
 
@@ -23,14 +25,13 @@ std::string text(const char* wanted, const std::string& got) {
   return std::string("attention on a GPU: wanted ") + wanted + "; got " + got;
 }
 
-std::string refused(const Problem& p) {
+// What no op takes. most_dim: numbers of a head that the op's kernels are built for.
+std::string refused(const Problem& p, int64_t most_dim) {
   constexpr int64_t kMostRows = int64_t{1} << 29, kMostTiles = int64_t{1} << 29;
-  if (attribute<cudaDevAttrComputeCapabilityMajor>() != 9)
-    return text("a GPU of compute capability 9.0",
-                std::to_string(attribute<cudaDevAttrComputeCapabilityMajor>()) + ".x; use torch's attention there");
   if (p.dtype == DType::kFloat32) return text("bfloat16 or float16", "float32; use torch's attention for it");
-  if (p.dim < 8 || p.dim > 128 || p.dim % 8 != 0 || p.value_dim < 8 || p.value_dim > 128 || p.value_dim % 8 != 0)
-    return text("heads of 8 to 128 numbers, a multiple of 8",
+  const auto fits = [&](int64_t dim) { return dim >= 8 && dim <= most_dim && dim % 8 == 0; };
+  if (!fits(p.dim) || !fits(p.value_dim))
+    return text(("heads of 8 to " + std::to_string(most_dim) + " numbers, a multiple of 8").c_str(),
                 std::to_string(p.dim) + " and, of values, " + std::to_string(p.value_dim) + "; pad with zeros");
   if (p.key_heads < 1 || p.heads % p.key_heads != 0)
     return text("query heads in groups of equal size",
@@ -48,6 +49,12 @@ std::string refused(const Problem& p) {
     return text("at most 2^29 rows and 2^29 tiles of 64 rows",
                 std::to_string(rows) + " rows of " + std::to_string(p.batch * p.heads) + " heads");
   return "";
+}
+
+std::string refused_by_hopper(const Problem& p) {
+  if (const int major = attribute<cudaDevAttrComputeCapabilityMajor>(); major != 9)
+    return text("a GPU of compute capability 9.0", std::to_string(major) + ".x; use torch's attention there");
+  return refused(p, 128);
 }
 
 // Can the copy engine read it as it lies? A tensor that is not there yet begins where memory begins.
@@ -72,7 +79,7 @@ void check(const std::string& why) {
 
 std::string refused(const Forward& a) {
   const Problem& p = a.problem;
-  if (const std::string why = refused(p); !why.empty()) return why;
+  if (const std::string why = refused_by_hopper(p); !why.empty()) return why;
   if (!fits_queries(p, a.q, a.q_strides) || !fits_keys(p, a.k, a.k_strides) || !fits_keys(p, a.v, a.v_strides))
     return text("q, k, v that begin at, and have strides of, multiples of 16 bytes", "others; copy them");
   return "";
@@ -92,7 +99,7 @@ void forward(const Forward& a, void* workspace, Stream stream) {
 
 std::string refused(const Backward& a) {
   const Problem& p = a.problem;
-  if (const std::string why = refused(p); !why.empty()) return why;
+  if (const std::string why = refused_by_hopper(p); !why.empty()) return why;
   if (!fits_queries(p, a.q, a.q_strides) || !fits_keys(p, a.k, a.k_strides) || !fits_keys(p, a.v, a.v_strides) ||
       !fits_queries(p, a.dout, a.dout_strides) || !fits_queries(p, a.out, a.out_strides))
     return text("q, k, v, out and dout that begin at, and have strides of, multiples of 16 bytes", "others; copy them");
@@ -106,6 +113,35 @@ int64_t workspace_bytes(const Backward& a) {
 void backward(const Backward& a, void* workspace, Stream stream) {
   check(refused(a));
   of_64(a.problem) ? gpu::backward_64(a, workspace, stream) : gpu::backward_128(a, workspace, stream);
+}
+
+std::string refused(const Decode& a) {
+  const Problem& p = a.problem;
+  if (attribute<cudaDevAttrComputeCapabilityMajor>() < 8)
+    return text("a GPU of compute capability 8.0 or more", "an older one; use torch's attention there");
+  if (const std::string why = refused(p, 256); !why.empty()) return why;
+  if (p.query_starts != nullptr) return text("sequences that are not packed", "packed ones; use forward");
+  if ((a.k_new == nullptr) != (a.v_new == nullptr)) return text("new keys and new values", "one of the two");
+  if (a.block_table != nullptr && (a.page_rows < 16 || a.page_rows % 16 != 0))
+    return text("pages of a multiple of 16 rows", std::to_string(a.page_rows));
+  if (a.block_table != nullptr && a.cache_index != nullptr)
+    return text("a block table or an index of caches", "both; put the index into the table");
+  const auto vectors = [](const void* data, const Strides& s) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && (s.batch | s.row | s.head) % 8 == 0;
+  };
+  if (!vectors(a.k_cache, a.k_cache_strides) || !vectors(a.v_cache, a.v_cache_strides) ||
+      (a.k_new != nullptr && (!vectors(a.k_new, a.k_new_strides) || !vectors(a.v_new, a.v_new_strides))))
+    return text("caches and new rows that begin at, and have strides of, multiples of 16 bytes", "others; copy them");
+  if (reinterpret_cast<uintptr_t>(a.q) % 4 != 0 || (a.q_strides.batch | a.q_strides.row | a.q_strides.head) % 2 != 0)
+    return text("q that begins at, and has strides of, multiples of 4 bytes", "others; copy it");
+  return "";
+}
+
+int64_t workspace_bytes(const Decode& a) { return gpu::decode_bytes(a); }
+
+void decode(const Decode& a, void* workspace, Stream stream) {
+  check(refused(a));
+  gpu::decode(a, workspace, stream);
 }
 
 }  // namespace attention::cuda

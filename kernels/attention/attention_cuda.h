@@ -24,4 +24,8 @@ std::string refused(const Backward& a);
 int64_t workspace_bytes(const Backward& a);
 void backward(const Backward& a, void* workspace, Stream stream);
 
+std::string refused(const Decode& a);
+int64_t workspace_bytes(const Decode& a);
+void decode(const Decode& a, void* workspace, Stream stream);
+
 }  // namespace attention::cuda

@@ -39,6 +39,7 @@ struct BackwardWorker {
   Ring<B::kDxStages> dx_stage;
 
   __device__ __forceinline__ void free(Barrier& barrier) {
+    __syncwarp();
     if (lane == 0) barrier.arrive();
   }
 

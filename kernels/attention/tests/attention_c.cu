@@ -45,6 +45,17 @@ struct Reader {
   }
 };
 
+Decode decode_of(Reader r) {
+  Decode a{};
+  r.read(a.problem);
+  r.read(a.out), r.read(a.lse), r.read(a.q), r.read(a.k_cache), r.read(a.v_cache), r.read(a.k_new), r.read(a.v_new);
+  r.read(a.lengths), r.read(a.block_table), r.read(a.cache_index);
+  for (int64_t* n : {&a.new_rows, &a.page_rows, &a.block_table_stride, &a.splits}) *n = *r.numbers++;
+  r.read(a.q_strides), r.read(a.k_cache_strides), r.read(a.v_cache_strides);
+  r.read(a.k_new_strides), r.read(a.v_new_strides);
+  return a;
+}
+
 template <class Fn>
 const char* caught(const Fn& fn) {
   static thread_local std::string error;
@@ -75,5 +86,13 @@ int64_t attention_backward_bytes(void* const* pointers, const int64_t* numbers, 
 const char* attention_backward(void* const* pointers, const int64_t* numbers, const float* scales, void* workspace,
                                void* stream) {
   return caught([&] { attention::cuda::backward(Reader{pointers, numbers, scales}.backward(), workspace, stream); });
+}
+
+int64_t attention_decode_bytes(void* const* pointers, const int64_t* numbers, const float* scales) {
+  return attention::cuda::workspace_bytes(decode_of({pointers, numbers, scales}));
+}
+const char* attention_decode(void* const* pointers, const int64_t* numbers, const float* scales, void* workspace,
+                             void* stream) {
+  return caught([&] { attention::cuda::decode(decode_of({pointers, numbers, scales}), workspace, stream); });
 }
 }

@@ -46,7 +46,7 @@ class Library:
 
     def __init__(self, path):
         self.library = ctypes.CDLL(str(path))
-        for name in ("forward", "backward"):
+        for name in ("forward", "backward", "decode"):
             getattr(self.library, f"attention_{name}").restype = ctypes.c_char_p
             getattr(self.library, f"attention_{name}_bytes").restype = ctypes.c_int64
         self.space = torch.empty(0, dtype=torch.uint8, device="cuda")
@@ -77,3 +77,17 @@ class Library:
         call.stride(dout, q, k, v, out)
         call.numbers.append(int(deterministic))
         self.run("backward", call)
+
+    def decode(self, q, k_cache, v_cache, lengths, *, key_rows, new=(None, None), table=None, index=None, splits=0,
+               out=None, lse=None, **options):
+        """Caches [caches, rows, key_heads, dim], or [pages, page_rows, ...] with a table [batch, ...]; new: k and v."""
+        call = Call(q, k_cache, v_cache, **options)
+        call.numbers[2] = key_rows
+        if out is None:
+            out = torch.empty(*q.shape[:-1], v_cache.shape[-1], dtype=q.dtype, device=q.device)
+        call.point(out, lse, q, k_cache, v_cache, *new, lengths, table, index)
+        call.numbers += [new[0].shape[1] if new[0] is not None else 0, k_cache.shape[1]]
+        call.numbers += [table.stride(0) if table is not None else 0, splits]
+        call.stride(q, k_cache, v_cache, *(n if n is not None else q for n in new))
+        self.run("decode", call)
+        return out

@@ -3,7 +3,8 @@
     bench_cuda.py --library ours=attention.so [--library other=b.so] [--what backward] [--seconds 0.3] [--turns 3]
 
 TFLOP/s by 4 * pairs * dim, in backward 10, half of the pairs where causal; the median over the turns. Values are
-compared with cuDNN's first. Each row has the multiprocessors' clock and the card's power while it ran: a Hopper card at
+compared with cuDNN's first. Masks: causal, full; and without a peer, window (causal, 1024 keys, by the pairs that are
+seen) and packed (causal, sequences of 64 to 4096 rows; --rows is not read). Each row has the multiprocessors' clock and the card's power while it ran: a Hopper card at
 its power limit slows down by a tenth.
 """
 
@@ -66,22 +67,33 @@ def timed(call, seconds, meter):
     return begin.elapsed_time(end) / count, *meter.between(start, time.perf_counter())
 
 
+PACKED = (4096, 64, 1024, 512, 3072, 2048, 128, 2048, 256, 1536, 1024, 64, 512)  # 16384 rows
+
+
 class Shape:
     """Inputs of one row of the table, and what is timed on them."""
 
     def __init__(self, args, dim, heads, key_heads, mask, length):
-        self.batch, self.length, self.causal = max(1, args.tokens // length), length, mask == "causal"
-        self.name = f"d{dim} h{heads}/{key_heads} {mask} {self.batch}x{length}"
+        self.packed = mask == "packed"
+        self.batch, self.length = (1, sum(PACKED)) if self.packed else (max(1, args.tokens // length), length)
+        self.causal, self.peer = mask == "causal", mask in ("causal", "full")
+        self.name = f"d{dim} h{heads}/{key_heads} {mask} {self.batch}x{self.length}"
+        lead = () if self.packed else (self.batch,)
 
         def random(heads):
-            return torch.randn(self.batch, length, heads, dim, device="cuda", dtype=torch.bfloat16)
+            return torch.randn(*lead, self.length, heads, dim, device="cuda", dtype=torch.bfloat16)
 
         self.q, self.k, self.v, self.dout = random(heads), random(key_heads), random(key_heads), random(heads)
-        self.out, self.lse = torch.empty_like(self.q), torch.empty(self.batch, heads, length, device="cuda")
-        self.options = dict(window=(NO_LIMIT, 0 if self.causal else NO_LIMIT))
+        self.out, self.lse = torch.empty_like(self.q), torch.empty(*lead, heads, self.length, device="cuda")
+        window = {"causal": (NO_LIMIT, 0), "packed": (NO_LIMIT, 0), "full": (NO_LIMIT, NO_LIMIT), "window": (1023, 0)}
+        self.options = dict(window=window[mask])
+        pairs = self.batch * {"causal": length**2 / 2, "full": length**2, "window": 1024 * (length - 512)}.get(mask, 0)
+        if self.packed:
+            starts = [0, *itertools.accumulate(PACKED)]
+            self.options["starts"] = (torch.tensor(starts, dtype=torch.int32, device="cuda"),) * 2
+            pairs = sum(n**2 for n in PACKED) / 2
         self.gradients = [torch.empty_like(t) for t in (self.q, self.k, self.v)] + [None]
-        pairs = length * length * self.batch * heads / (2 if self.causal else 1)
-        self.flops = (10 if args.what == "backward" else 4) * pairs * dim
+        self.flops = (10 if args.what == "backward" else 4) * pairs * heads * dim
         self.backward, self.gqa, self.deterministic = args.what == "backward", heads != key_heads, args.deterministic
 
     def ours(self, library):
@@ -138,12 +150,12 @@ def main():
     for shape, mask, length in itertools.product(args.shapes.split(","), args.masks.split(","), args.rows.split(",")):
         dim, heads, *key_heads = (int(n) for n in shape.split("x"))
         x = Shape(args, dim, heads, (key_heads or [heads])[0], mask, int(length))
-        calls = {"cuDNN": (x.torchs(SDPBackend.CUDNN_ATTENTION), x.flops)}
-        if not args.no_flash:
+        calls = {"cuDNN": (x.torchs(SDPBackend.CUDNN_ATTENTION), x.flops)} if x.peer else {}
+        if x.peer and not args.no_flash:
             calls["flash"] = (x.torchs(SDPBackend.FLASH_ATTENTION), x.flops)
         if not args.no_product:
             calls["gemm"] = (lambda: a @ b, 2 * 32768 * 8192 * 8192)
-        want = [t.clone() for t in calls["cuDNN"][0]()]
+        want = [t.clone() for t in calls["cuDNN"][0]()] if x.peer else []
         for name, library in libraries.items():
             calls[name] = (x.ours(library), x.flops)
             for got, wanted in zip(calls[name][0](), want):

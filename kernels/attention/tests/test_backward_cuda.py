@@ -121,7 +121,7 @@ def check_captured(library, generator):
 
 
 if __name__ == "__main__":
-    library, generator, cases = arguments()
+    library, generator, cases, _ = arguments()
     failed = run(check, cases, library, generator)
     check_captured(library, generator)
     sys.exit(failed)

@@ -90,11 +90,11 @@ def arguments():
     cases = dense_cases(args.quick)
     if not args.dense:
         cases = itertools.chain(cases, packed_cases(args.quick))
-    return Library(args.library), torch.Generator("cuda").manual_seed(args.seed), cases
+    return Library(args.library), torch.Generator("cuda").manual_seed(args.seed), cases, args.quick
 
 
 def main():
-    library, generator, cases = arguments()
+    library, generator, cases, _ = arguments()
     check_not_a_number(library, generator)
     return run(check, cases, library, generator)
 

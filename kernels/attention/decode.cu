@@ -1,0 +1,103 @@
+// Launches of decode.cuh.
+#include <algorithm>
+
+#include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/decode.cuh"
+#include "kernels/common/gpu/launch.cuh"
+
+namespace attention::gpu {
+namespace {
+
+int row_tiles(const Problem& p) { return int(divide_up(p.heads / p.key_heads * p.query_rows, kDecodeRows)); }
+
+// By shared memory: 80 to 96 KB a block, 192 KB where heads have over 128 numbers.
+int blocks_per_multiprocessor(const Problem& p) { return std::max(p.dim, p.value_dim) > 128 ? 1 : 2; }
+
+// Parts of a sequence's keys: so many that the blocks, in waves of as many as run at once, end soonest. A block's time
+// is its keys and about 128 keys' more; by the most keys that there can be, as lengths are known to the GPU only.
+int splits_of(const Decode& a) {
+  const Problem& p = a.problem;
+  constexpr int64_t kFewestKeys = 64, kMost = 128, kOverhead = 128;
+  if (a.splits > 0) return int(std::min(a.splits, kMost));
+  const int64_t blocks = p.batch * p.key_heads * row_tiles(p),
+                at_once = multiprocessors() * blocks_per_multiprocessor(p);
+  const auto time = [&](int64_t splits) {
+    return divide_up(blocks * splits, at_once) * (divide_up(p.key_rows, splits) + kOverhead);
+  };
+  int64_t best = 1;
+  for (int64_t splits = 2; splits <= std::min(kMost, p.key_rows / kFewestKeys); ++splits)
+    if (time(splits) < time(best)) best = splits;
+  return int(best);
+}
+
+Cache cache_of(void* data, const void* fresh, const Strides& s, const Strides& f, int64_t dim) {
+  return {data, fresh, s.batch, s.row, s.head, f.batch, f.row, f.head, int(dim)};
+}
+
+template <class T, int kDim, int kStages>
+void launch_decode(const DecodeArguments& a, int64_t blocks, Stream stream) {
+  constexpr int64_t kBytes = int64_t{2} * kDecodeWarps * kStages * kDecodeKeys * kDim * 2;
+  launch_with_memory<&decode_kernel<T, kDim, kStages>>(kBytes, blocks, 32 * kDecodeWarps, stream, a);
+}
+
+// As many stages as keep 64 KB or more of copies under way in a multiprocessor.
+template <class T>
+void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream) {
+  const Problem& p = a.problem;
+  const int64_t blocks = int64_t{arguments.row_tiles} * arguments.splits * p.key_heads * p.batch;
+  const int64_t dim = std::max(p.dim, p.value_dim), rows = p.batch * p.heads * p.query_rows;
+  if (dim <= 64)
+    launch_decode<T, 64, 5>(arguments, blocks, stream);
+  else if (dim <= 128)
+    launch_decode<T, 128, 3>(arguments, blocks, stream);
+  else
+    launch_decode<T, 256, 3>(arguments, blocks, stream);
+  if (arguments.splits > 1) launch_after(combine_kernel<T>, rows, 32 * kDecodeWarps, stream, arguments);
+}
+
+}  // namespace
+
+int64_t decode_bytes(const Decode& a) {
+  const Problem& p = a.problem;
+  const int64_t splits = splits_of(a);
+  return splits == 1 ? 0 : p.batch * p.heads * p.query_rows * splits * (p.value_dim + 1) * int64_t{sizeof(float)};
+}
+
+void decode(const Decode& a, void* workspace, Stream stream) {
+  const Problem& p = a.problem;
+  if (p.batch * p.heads * p.query_rows == 0) return;
+  const int splits = splits_of(a);
+  auto* part_out = splits == 1 ? nullptr : static_cast<float*>(workspace);
+  const DecodeArguments arguments{
+      .out = a.out,
+      .lse = a.lse,
+      .part_out = part_out,
+      .part_lse = splits == 1 ? nullptr : part_out + p.batch * p.heads * p.query_rows * splits * p.value_dim,
+      .q = a.q,
+      .k = cache_of(a.k_cache, a.k_new, a.k_cache_strides, a.k_new_strides, p.dim),
+      .v = cache_of(a.v_cache, a.v_new, a.v_cache_strides, a.v_new_strides, p.value_dim),
+      .lengths = a.lengths,
+      .block_table = a.block_table,
+      .cache_index = a.cache_index,
+      .sinks = p.sinks,
+      .q_batch = a.q_strides.batch,
+      .q_row = a.q_strides.row,
+      .q_head = a.q_strides.head,
+      .block_table_stride = a.block_table_stride,
+      .query_rows = int(p.query_rows),
+      .heads = int(p.heads),
+      .key_heads = int(p.key_heads),
+      .group = int(p.heads / p.key_heads),
+      .new_rows = a.k_new == nullptr ? 0 : int(a.new_rows),
+      .page_rows = int(a.page_rows),
+      .splits = splits,
+      .row_tiles = row_tiles(p),
+      .left = int(std::min<int64_t>(p.window_left, 1 << 30)),
+      .right = int(std::min<int64_t>(p.window_right, 1 << 30)),
+      .score_scale = (p.softcap > 0 ? p.softcap : p.scale) * kLog2e,
+      .cap_scale = p.softcap > 0 ? p.scale / p.softcap : 0.f,
+  };
+  p.dtype == DType::kBFloat16 ? decode_of<BFloat16>(a, arguments, stream) : decode_of<Half>(a, arguments, stream);
+}
+
+}  // namespace attention::gpu

@@ -1,0 +1,153 @@
+"""Attention over caches of keys on a GPU against float64, in the order from small to large.
+
+    test_decode_cuda.py --library attention.so [--quick]
+
+The rule is that of test_forward_cuda.py. What may not be read holds NaN: behind each sequence's length, in pages of
+nobody, in outputs before each call; block tables hold -1 behind a sequence's last page.
+"""
+
+import itertools
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from attention_cases import CAUSAL, FULL, Case, dense  # noqa: E402
+from test_forward_cuda import arguments, run  # noqa: E402
+
+LENGTHS = (-1, 0, 1, 15, 16, 17, 300, 777)
+
+
+@dataclass
+class Decode:
+    lengths: tuple = LENGTHS
+    rows: int = 1
+    heads: int = 4
+    key_heads: int = 2
+    dim: int = 128
+    value_dim: int = 0
+    window: tuple = CAUSAL
+    softcap: float = 0.0
+    sinks: bool = False
+    dtype: torch.dtype = torch.bfloat16
+    new: bool = True  # as many new keys as query rows
+    page: int = 0  # rows of a page; 0: caches of a fixed size
+    index: bool = False  # sequences in other caches than their own number
+    heads_first: bool = False  # the cache lies as [caches, key_heads, rows, dim]
+    splits: int = 0
+
+    def __post_init__(self):
+        self.value_dim = self.value_dim or self.dim
+
+
+def decode_cases(quick):
+    for dim, page, new in itertools.product((64, 128, 256), (0, 16, 64), (True, False)):
+        yield Decode(dim=dim, page=page, new=new)
+    for splits, rows, heads in itertools.product((0, 1, 3, 7), (1, 3, 9), (2, 14)):
+        yield Decode(splits=splits, rows=rows, heads=heads, sinks=rows == 3, page=16 if heads == 14 else 0)
+    for window, softcap in itertools.product(((50, 0), (0, 0), FULL, (20, 3)), (0.0, 20.0)):
+        yield Decode(window=window, softcap=softcap, rows=5, sinks=True, splits=4)
+    for dim, value_dim in ((8, 8), (80, 80), (96, 64), (192, 128), (64, 256)):
+        yield Decode(dim=dim, value_dim=value_dim, dtype=torch.float16)
+    yield Decode(index=True)
+    yield Decode(heads_first=True, rows=2)
+    yield Decode(heads_first=True, page=32)
+    if not quick:
+        yield Decode(lengths=(40000, 1), heads=32, key_heads=8)
+        yield Decode(lengths=(5000,) * 40, heads=32, key_heads=8, page=16)
+
+
+def check(library, case, generator):
+    batch, new_rows = len(case.lengths), case.rows if case.new else 0
+    lengths = torch.tensor(case.lengths, dtype=torch.int32, device="cuda")
+    most = max(case.lengths) + new_rows
+
+    def random(*shape):
+        return torch.randn(shape, generator=generator, device="cuda").to(case.dtype)
+
+    q = random(batch, case.rows, case.heads, case.dim)
+    keys, values = random(batch, most, case.key_heads, case.dim), random(batch, most, case.key_heads, case.value_dim)
+    new = (None, None)
+    if case.new:
+        new = random(batch, new_rows, case.key_heads, case.dim), random(batch, new_rows, case.key_heads, case.value_dim)
+    table = index = None
+    if case.page:
+        pages = -(-most // case.page)
+        order = torch.randperm(batch * pages + 5, generator=generator, device="cuda").to(torch.int32)
+        table = order[: batch * pages].view(batch, pages)
+        room, rows = batch * pages + 5, case.page
+        needed = -(-(lengths + new_rows).clamp(min=0) // case.page)
+        table = torch.where(torch.arange(pages, device="cuda") < needed[:, None], table, -1)
+    else:
+        room, rows = batch + 2, most
+        index = torch.randperm(room, generator=generator, device="cuda").to(torch.int32)[:batch] if case.index else None
+
+    def cache(full):
+        """The cache, NaN where nothing is; with_new: what it must be afterwards."""
+        shape = (room, case.key_heads, rows, full.shape[3]) if case.heads_first else (room, rows, *full.shape[2:])
+        t = torch.full(shape, torch.nan, dtype=case.dtype, device="cuda")
+        return t.transpose(1, 2) if case.heads_first else t
+
+    def put(t, b, first, rows_of):
+        for j in range(rows_of.shape[0]):
+            at = first + j
+            if case.page:
+                t[table[b, at // case.page], at % case.page] = rows_of[j]
+            else:
+                t[index[b] if index is not None else b, at] = rows_of[j]
+
+    caches = [cache(keys), cache(values)]
+    for b, length in enumerate(case.lengths):
+        for t, full in zip(caches, (keys, values)):
+            if length > 0 and not case.page:
+                t[index[b] if index is not None else b, :length] = full[b, :length]
+            elif length > 0:
+                at = torch.arange(length, device="cuda")
+                t[table[b][at // case.page].long(), at % case.page] = full[b, :length]
+    wanted = [t.clone() for t in caches]
+    sinks = torch.randn(case.heads, generator=generator, device="cuda") * 2 if case.sinks else None
+    out = torch.full((batch, case.rows, case.heads, case.value_dim), torch.nan, dtype=case.dtype, device="cuda")
+    lse = torch.full((batch, case.heads, case.rows), torch.nan, device="cuda")
+    options = dict(window=case.window, softcap=case.softcap, sinks=sinks, table=table, index=index, splits=case.splits)
+    library.space.fill_(255)
+    library.decode(q, *caches, lengths, key_rows=most, new=new, out=out, lse=lse, **options)
+    again = library.decode(q, *caches, lengths, key_rows=most, new=new, **options)
+    torch.cuda.synchronize()
+    worst = 0.0
+    for b, length in enumerate(case.lengths):
+        total = max(0, length + new_rows)
+        full = []
+        for t, fresh, have in zip(wanted, new, (keys, values)):
+            known = have[b, : max(0, min(length, total))]
+            skipped = max(0, -length)  # new rows that would stand before the first one
+            added = fresh[b, skipped:] if case.new and total > 0 else known[:0]
+            put(t, b, max(0, length), added)
+            full.append(torch.cat([known, added])[None])
+        shape = Case(case.rows, total, dim=case.dim, heads=case.heads, key_heads=case.key_heads, window=case.window,
+                     softcap=case.softcap)
+        want, want_lse = dense(q[b : b + 1].double(), full[0].double(), full[1].double(), shape, sinks)
+        near, _ = dense(q[b : b + 1], *full, shape, sinks)
+        error = (out[b].double() - want[0]).abs().max().item()
+        allowed = 2 * (near.double() - want).abs().max().item() + 1e-5
+        if not error <= allowed:
+            raise AssertionError(f"{case}, length {length}: wanted an error of at most {allowed:.2e}; got {error:.2e}")
+        finite = want_lse.isfinite()
+        lse_error = (lse[b : b + 1] - want_lse)[finite].abs().max().item() if finite.any() else 0.0
+        if not lse_error <= (1e-4 if case.softcap == 0 else 2**-10 * case.softcap):
+            raise AssertionError(f"{case}, length {length}: wanted lse; got an error of {lse_error:.2e}")
+        if not torch.equal(lse[b : b + 1].isneginf(), want_lse.isneginf()):
+            raise AssertionError(f"{case}, length {length}: wanted lse of -infinity in other rows")
+        worst = max(worst, error / allowed)
+    for name, got, want in zip(("keys", "values"), caches, wanted):
+        if not torch.equal(got.nan_to_num(12345.0), want.nan_to_num(12345.0)):
+            raise AssertionError(f"{case}: wanted the new {name} in the cache and nothing else changed; got otherwise")
+    if not torch.equal(out, again):
+        raise AssertionError(f"{case}: wanted the same bits from a second call; got others")
+    return worst
+
+
+if __name__ == "__main__":
+    library, generator, cases, quick = arguments()
+    sys.exit(run(check, decode_cases(quick), library, generator))
