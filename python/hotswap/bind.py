@@ -72,6 +72,7 @@ def _bind(module: nn.Module, replacement: Replacement) -> None:
         if loss := getattr(replacement.forward, "loss", None):
             _put(head, "defers", False)
             _put(head, "deferred", None)
+            _put(head, "asked", None)
             _put(module, "_loss_function", types.MethodType(loss, module))
     _put(module, _slot(module), types.MethodType(replacement.forward, module))
 
