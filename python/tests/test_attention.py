@@ -2,6 +2,7 @@
 transformers' own flash path through LOCAL_KERNELS, and by the name that hotswap.kernelize gives."""
 
 import copy
+import os
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from tiny import batch, close, gradients, model, same_gradients
 import hotswap
 from hotswap import attention
 from hotswap.packages import package, packages_folder
+
+pytestmark = pytest.mark.skipif(os.environ.get("HOTSWAP_TEST_DEVICE") == "cuda", reason="float32, which a GPU's kernels have not")
 
 # a window shorter than the batch, caps on scores, sinks, values narrower than queries
 FAMILIES = {

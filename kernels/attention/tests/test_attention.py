@@ -65,6 +65,21 @@ def test_every_option_and_its_gradient(package, ops, dtype):
     assert {op: ops.call_count(op) - n for op, n in before.items()} == dict.fromkeys(before, 1)
 
 
+def test_deterministic_is_an_argument_of_the_gradient(package):
+    q, k, v = inputs()
+    sinks, cu = torch.randn(4, requires_grad=True), torch.tensor([0, 13, 26], dtype=torch.int32)
+    keys = torch.tensor([0, 17, 34], dtype=torch.int32)
+    flat = [t.flatten(0, 1) for t in (q, k, v)]
+
+    def both(**how):
+        dense = package.flash_attn_func(q, k, v, causal=True, s_aux=sinks, **how)
+        packed = package.flash_attn_varlen_func(*flat, cu, keys, 13, 17, causal=True, s_aux=sinks, **how)
+        return torch.autograd.grad(dense.square().sum() + packed.square().sum(), (q, k, v, sinks))
+
+    for got, want in zip(both(deterministic=True), both()):
+        assert torch.equal(got, want)
+
+
 def test_packed_sequences_are_those_alone(package):
     lengths_q, lengths_k = [3, 0, 9], [5, 4, 9]
     q = torch.randn(12, 4, 16, requires_grad=True)
@@ -220,11 +235,13 @@ def test_opcheck(ops):
         torch.library.opcheck(op.default, args)
 
 
-def test_one_graph(package):
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_one_graph(package, deterministic):
     q, k, v = inputs()
 
     def step(q, k, v):
-        return package.flash_attn_func(q, k, v, causal=True, window_size=(4, 0)).square().sum()
+        out = package.flash_attn_func(q, k, v, causal=True, window_size=(4, 0), deterministic=deterministic)
+        return out.square().sum()
 
     want = torch.autograd.grad(step(q, k, v), (q, k, v))
     got = torch.autograd.grad(torch.compile(step, backend="aot_eager", fullgraph=True)(q, k, v), (q, k, v))

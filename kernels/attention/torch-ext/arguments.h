@@ -29,6 +29,14 @@ struct Packed {  // sequences one behind the other
   const MaybeTensor& used_k;
 };
 
+struct Cache {               // what a step of generation reads and writes, beside q and the keys' and values' memory
+  const MaybeTensor& k_new;  // [batch, new rows, key heads, dim]
+  const MaybeTensor& v_new;
+  const Tensor& lengths;           // [batch]: tokens before the new ones
+  const MaybeTensor& block_table;  // [batch, pages of a sequence]
+  const MaybeTensor& batch_idx;    // [batch]: entry of the cache
+};
+
 // A tensor [batch, rows, heads, numbers], or [rows, heads, numbers]: that as one entry of a batch.
 struct View {
   Tensor tensor;  // keeps the memory alive: the given one, or a copy where numbers are not beside each other

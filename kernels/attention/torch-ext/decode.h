@@ -5,14 +5,6 @@
 
 namespace attention::cpu {
 
-struct Cache {
-  const MaybeTensor& k_new;  // [batch, new rows, key heads, dim]
-  const MaybeTensor& v_new;
-  const Tensor& lengths;           // [batch]: tokens before the new ones
-  const MaybeTensor& block_table;  // [batch, pages of a sequence]
-  const MaybeTensor& batch_idx;    // [batch]: entry of the cache
-};
-
 // What of it stays alive while the sequences are in use.
 struct Decoding {
   std::vector<Tensor> held;

@@ -1,6 +1,8 @@
 // The ops where their tensors are on a GPU: nothing here waits for it.
 #pragma once
 
+#include <limits>
+
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/torch-ext/gradients.h"
 
@@ -81,6 +83,11 @@ inline Outputs forward(Call& c, int64_t dims, const Starts& starts, bool with_ls
   const View q = aligned(c.q, c.device), k = aligned(c.k, c.device), v = aligned(c.v, c.device);
   Outputs r{new_tensor(c.q, dims, c.q.heads, c.v.numbers, c.dtype, c.device), std::nullopt};
   if (with_lse) r.lse = new_lse(c.q, dims, c.device);
+  if (starts.sequences == 0 && c.q.rows > 0) {  // rows of nobody
+    torch::stable::zero_(r.out);
+    if (r.lse) torch::stable::fill_(*r.lse, -std::numeric_limits<double>::infinity());
+    return r;
+  }
   const Forward a{.problem = problem_of(c, starts),
                   .out = r.out.data_ptr(),
                   .lse = r.lse ? static_cast<float*>(r.lse->data_ptr()) : nullptr,
@@ -102,6 +109,10 @@ inline Gradients backward(const Call& c, int64_t dims, const Starts& starts, con
   std::optional<Tensor> dlse;
   if (saved.dlse) dlse = checked_lse(*saved.dlse, c.q, dims, c.op, "dlse", c.device);
   Gradients g = new_gradients(c, dims);
+  if (starts.sequences == 0) {
+    for (Tensor* t : {&g.dq, &g.dk, &g.dv, &g.dsinks}) torch::stable::zero_(*t);
+    return g;
+  }
   const Backward a{.problem = problem_of(c, starts),
                    .dq = g.dq.data_ptr(),
                    .dk = g.dk.data_ptr(),
@@ -122,6 +133,53 @@ inline Gradients backward(const Call& c, int64_t dims, const Starts& starts, con
                    .deterministic = deterministic};
   run(c, a, [&](void* workspace, auto stream) { cuda::backward(a, workspace, stream); });
   return g;
+}
+
+// Lengths and pages are known to the GPU alone: what is wrong with them is not found here.
+inline Outputs decode(const Call& c, const Cache& cache, const View* k_new, const View* v_new, int64_t splits) {
+  check(!(cache.block_table && cache.batch_idx), c.op,
+        ": wanted a block_table or cache_batch_idx; got both; a block_table says already where a sequence lies");
+  const Tensor lengths = as_int32(cache.lengths, c.q.batch, c.op, "cache_seqlens", c.device);
+  std::optional<Tensor> table, index;
+  if (cache.batch_idx) index = as_int32(*cache.batch_idx, c.q.batch, c.op, "cache_batch_idx", c.device);
+  if (cache.block_table) {
+    const Tensor& t = *cache.block_table;
+    kernels::check_device(t, c.device, c.op);
+    check(t.dim() == 2 && t.size(0) == c.q.batch && t.scalar_type() == kernels::ScalarType::Int, c.op,
+          ": wanted block_table [", c.q.batch, ", pages] as int32; got ", shape_of(t));
+    table = t.stride(1) == 1 || t.size(1) <= 1 ? t : torch::stable::contiguous(t);
+  } else {
+    check(index || c.k.batch >= c.q.batch, c.op, ": wanted a cache of ", c.q.batch, " rows or more; got ", c.k.batch);
+  }
+  const View q = aligned(c.q, c.device);
+  std::optional<View> k_fresh, v_fresh;
+  if (k_new != nullptr) k_fresh = aligned(*k_new, c.device);
+  if (v_new != nullptr) v_fresh = aligned(*v_new, c.device);
+  Outputs r{new_tensor(c.q, 4, c.q.heads, c.v.numbers, c.dtype, c.device), new_lse(c.q, 4, c.device)};
+  if (c.q.batch == 0 || c.q.rows == 0) return r;
+  Decode a{.problem = problem_of(c, {c.q.batch, std::nullopt, std::nullopt, std::nullopt}),
+           .out = r.out.data_ptr(),
+           .lse = static_cast<float*>(r.lse->data_ptr()),
+           .q = q.operand.data,
+           .k_cache = c.k.operand.data,
+           .v_cache = c.v.operand.data,
+           .k_new = k_fresh ? k_fresh->operand.data : nullptr,
+           .v_new = v_fresh ? v_fresh->operand.data : nullptr,
+           .lengths = static_cast<const int32_t*>(lengths.data_ptr()),
+           .block_table = table ? static_cast<const int32_t*>(table->data_ptr()) : nullptr,
+           .cache_index = index ? static_cast<const int32_t*>(index->data_ptr()) : nullptr,
+           .new_rows = k_fresh ? k_fresh->rows : 0,
+           .page_rows = c.k.rows,
+           .block_table_stride = table ? table->stride(0) : 0,
+           .splits = splits,
+           .q_strides = q.operand.strides,
+           .k_cache_strides = c.k.operand.strides,
+           .v_cache_strides = c.v.operand.strides,
+           .k_new_strides = k_fresh ? k_fresh->operand.strides : Strides{},
+           .v_new_strides = v_fresh ? v_fresh->operand.strides : Strides{}};
+  if (table) a.problem.key_rows = table->size(1) * c.k.rows;
+  run(c, a, [&](void* workspace, auto stream) { cuda::decode(a, workspace, stream); });
+  return r;
 }
 
 }  // namespace attention::gpu

@@ -167,7 +167,7 @@ std::tuple<Tensor, Tensor> attention_decode(const Tensor& q, const Tensor& k_cac
   Call c("attention_decode", q, k_cache, v_cache, o, 4, q.dim() == 4 ? q.size(0) : 0);
   check(k_new.has_value() == v_new.has_value(), c.op, ": wanted k_new and v_new, or none of them; got one");
   check(num_splits >= 0, c.op, ": wanted num_splits of 1 or more, or 0 to choose; got ", num_splits);
-  const cpu::Cache cache{k_new, v_new, cache_seqlens, block_table, cache_batch_idx};
+  const Cache cache{k_new, v_new, cache_seqlens, block_table, cache_batch_idx};
   std::optional<View> k_fresh, v_fresh;
   if (k_new) {
     check(kernels::dtype_of(*k_new, c.op) == c.dtype && kernels::dtype_of(*v_new, c.op) == c.dtype, c.op,
@@ -181,6 +181,12 @@ std::tuple<Tensor, Tensor> attention_decode(const Tensor& q, const Tensor& k_cac
     check(c.k.operand.data == k_cache.data_ptr() && c.v.operand.data == v_cache.data_ptr(), c.op,
           ": wanted caches whose last dimension lies in one piece, to write to; got others; make them contiguous");
   }
+#if defined(CUDA_KERNEL)
+  if (!c.device.is_cpu()) {
+    const Outputs r = gpu::decode(c, cache, k_fresh ? &*k_fresh : nullptr, v_fresh ? &*v_fresh : nullptr, num_splits);
+    return {r.out, *r.lse};
+  }
+#endif
   const cpu::Decoding d = cpu::decoding(c, cache, k_fresh ? k_fresh->rows : 0);
   if (k_fresh) {
     cpu::append(c, d, c.problem.k, c.k.numbers, *k_fresh);
@@ -232,7 +238,7 @@ constexpr std::array kOps{
     kernels::op<&attention_varlen>(kVarlen.text),
     kernels::op<&attention_varlen_fwd>(kVarlenTrain.text),
     kernels::op<&attention_varlen_bwd>(kVarlenBackward.text),
-    kernels::cpu_op<&attention_decode>(kDecode.text),
+    kernels::op<&attention_decode>(kDecode.text),
 };
 const kernels::Library<kOps> library;
 

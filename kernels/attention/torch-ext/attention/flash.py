@@ -2,7 +2,7 @@
 
 import torch
 
-from . import operators  # noqa: F401  (the ops' gradients)
+from . import operators
 from ._ops import ops
 from .dropout import with_dropout
 
@@ -40,13 +40,15 @@ def flash_attn_func(
 
     window_size: keys before and behind a query's own, -1: all. softcap: scores become softcap * tanh(scores / softcap).
     alibi_slopes [heads] or [batch, heads]. s_aux [heads]: sinks, each one more score of no value. attention_chunk: a query
-    sees its own chunk of so many keys. deterministic: it always is. return_attn_probs: (out, lse [batch, heads, rows], None).
+    sees its own chunk of so many keys. deterministic: gradients of the same bits each time (else as torch is set; on the
+    CPU always). return_attn_probs: (out, lse [batch, heads, rows], None).
     """
     options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, attention_chunk)
     if dropout_p > 0:
         return _result(with_dropout(q, k, v, dropout_p, options, None, return_attn_probs), None, False)
     if return_attn_probs or _trains(q, k, v, s_aux):
-        return _result(*ops.attention_fwd(q, k, v, *options), return_attn_probs)
+        forward = operators.deterministic_fwd if deterministic else ops.attention_fwd
+        return _result(*forward(q, k, v, *options), return_attn_probs)
     return ops.attention(q, k, v, *options)
 
 
@@ -104,7 +106,8 @@ def flash_attn_varlen_func(
     if dropout_p > 0:
         return with_dropout(q, k, v, dropout_p, options, sequences, return_attn_probs)
     if return_attn_probs or _trains(q, k, v, s_aux):
-        return _result(*ops.attention_varlen_fwd(q, k, v, *sequences, *options), return_attn_probs)
+        forward = operators.deterministic_varlen_fwd if deterministic else ops.attention_varlen_fwd
+        return _result(*forward(q, k, v, *sequences, *options), return_attn_probs)
     return ops.attention_varlen(q, k, v, *sequences, *options)
 
 

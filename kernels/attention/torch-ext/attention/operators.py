@@ -47,7 +47,7 @@ def _setup(ctx, inputs, output):
     ctx.save_for_backward(q, k, v, *(output if ctx.trains else ()), *(rest[i] for i in ctx.tensors))
 
 
-def _gradient(forward_train, backward):
+def _gradient(forward_train, backward, deterministic):
     def gradient(ctx, dout, dlse=None):
         q, k, v, *saved = ctx.saved_tensors
         rest = list(ctx.rest)
@@ -59,7 +59,7 @@ def _gradient(forward_train, backward):
             return (None, None, None, *none)
         if dout is None:
             dout = torch.zeros_like(out)
-        dq, dk, dv, dsinks = backward(dout, q, k, v, out, lse, dlse, *rest, True)
+        dq, dk, dv, dsinks = backward(dout, q, k, v, out, lse, dlse, *rest, deterministic())
         if ctx.sinks_dtype is not None:
             none[len(rest) - OPTIONS] = dsinks.to(ctx.sinks_dtype)
         return (dq, dk, dv, *none)
@@ -67,8 +67,20 @@ def _gradient(forward_train, backward):
     return gradient
 
 
-_dense = _gradient(ops.attention_fwd, ops.attention_bwd)
-_packed = _gradient(ops.attention_varlen_fwd, ops.attention_varlen_bwd)
+def _always(forward_train, backward):
+    """forward_train with the gradient that has the same bits every time, whatever torch is set to."""
+
+    class Deterministic(torch.autograd.Function):
+        forward = staticmethod(lambda *args: forward_train(*args))
+        setup_context = staticmethod(_setup)
+
+    Deterministic.backward = staticmethod(_gradient(forward_train, backward, lambda: True))
+    return Deterministic.apply
+
+
+_DENSE, _PACKED = (ops.attention_fwd, ops.attention_bwd), (ops.attention_varlen_fwd, ops.attention_varlen_bwd)
+deterministic_fwd, deterministic_varlen_fwd = _always(*_DENSE), _always(*_PACKED)
+_dense, _packed = (_gradient(*pair, torch.are_deterministic_algorithms_enabled) for pair in (_DENSE, _PACKED))
 _package.register(
     {
         "attention": _forward,

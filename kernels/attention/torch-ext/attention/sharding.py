@@ -22,7 +22,7 @@ def rules():
                     return Shard(heads)
                 if i < first + 6 and a.ndim == q.ndim - 1:  # lse, dlse: [batch, heads, rows]
                     return Shard(heads - 1)
-                return Shard(a.ndim - 1) if i >= len(args) - 10 and a.dtype.is_floating_point else whole  # sinks, slopes
+                return Shard(a.ndim - 1) if i - len(args) + 8 + first in (0, 1) else whole  # sinks, slopes
 
             def by_batch(i, a):
                 return Shard(0) if a.ndim == q.ndim or (i < first + 6 and a.ndim == q.ndim - 1) else whole
