@@ -1,11 +1,11 @@
 """serve-hub under load: slow readers of large files, many clients at once, and how soon a small file comes meanwhile.
 
-    hub_load.py [--program build/bin/hotswap] [--clients 300] [--slow 200] [--gigabytes 50] [--seconds 10]
+    hub_load.py [--program build/bin/hotswap] [--clients 300] [--slow 200] [--gigabytes 50] [--seconds 10] [--dry-run] [--out FILE]
 
-A folder of sparse files is served, prepared first where the program can do that. The slow readers ask for a large file each
-and read 16 KiB a second; then every client asks for a small file over and over, each time on a connection of its own. What
-is printed: refused or broken requests, the 50th and 99th percentile and the largest time of a small request, and the
-server's resident memory at its highest.
+A folder of sparse files is prepared and served. The slow readers ask for a large file each and read 16 KiB a second; then
+every client asks for a small file over and over, each time on a connection of its own. Wanted: no request refused or broken,
+the 99th percentile of a small request under a second, the server's resident memory at its highest under 512 MiB. The clients
+run on the same cores as the server. Rows go to bench/results.csv, unless --dry-run; exit status 1 where one was missed.
 """
 
 import argparse
@@ -13,11 +13,15 @@ import asyncio
 import os
 import resource
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+from speed import HERE, Report, provenance
+
 LARGE = 5  # files
+MOST_SECONDS, MOST_MIB = 1.0, 512
 
 
 async def ask(port: int, path: str):
@@ -67,49 +71,73 @@ async def load(port: int, args: argparse.Namespace) -> tuple[list[float], list[s
     return sorted(times), failures
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", type=Path, default=Path("build/bin/hotswap"))
-    parser.add_argument("--clients", type=int, default=300)
-    parser.add_argument("--slow", type=int, default=200)
-    parser.add_argument("--gigabytes", type=float, default=50)
-    parser.add_argument("--seconds", type=float, default=10)
-    args = parser.parse_args()
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+async def first(port: int) -> None:
+    reader, writer = await ask(port, "/acme/large/resolve/main/config.json")
+    await reader.read()
+    writer.close()
+
+
+def fill(folder: Path, gigabytes: float) -> None:
+    place = folder / "models/acme/large/main"
+    place.mkdir(parents=True)
+    (place / "config.json").write_text("{}")
+    for number in range(LARGE):
+        with open(place / f"{number}.bin", "wb") as file:
+            file.truncate(int(gigabytes * 1e9 / LARGE))
+
+
+def measure(args: argparse.Namespace, report: Report) -> None:
+    shape = f"{args.clients} clients; {args.slow} slow; {args.gigabytes:g} GB"
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "models/acme/large/main"
-        place.mkdir(parents=True)
-        (place / "config.json").write_text("{}")
-        for number in range(LARGE):
-            with open(place / f"{number}.bin", "wb") as file:
-                file.truncate(int(args.gigabytes * 1e9 / LARGE))
+        fill(Path(folder), args.gigabytes)
         start = time.monotonic()
-        if subprocess.run([args.program, "serve-hub", folder, "--prepare"], capture_output=True).returncode == 0:
-            print(f"prepared        {time.monotonic() - start:.1f} s")
+        subprocess.run([args.program, "serve-hub", folder, "--prepare"], stdout=subprocess.DEVNULL, check=True)
+        prepared = time.monotonic() - start
         server = subprocess.Popen([args.program, "serve-hub", folder, "--port", "0", "--quiet"], stdout=subprocess.PIPE, text=True)
         try:
             port = int(server.stdout.readline().strip().rpartition(":")[2])
             start = time.monotonic()
             asyncio.run(first(port))
-            print(f"first answer    {time.monotonic() - start:.3f} s")
+            answered = time.monotonic() - start
             times, failures = asyncio.run(load(port, args))
             status = Path(f"/proc/{server.pid}/status").read_text().splitlines()
-            peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+            peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
         finally:
             server.terminate()
             server.wait()
-    print(f"cores           {os.cpu_count()}")
-    print(f"small requests  {len(times)} answered, {len(failures)} failures {failures[:3]}")
+    p99 = times[int(len(times) * 0.99)] if times else float("inf")
+    print(f"prepared in {prepared:.1f} s, first answer after {answered:.3f} s; {len(times)} small requests, failures: {failures[:3]}")
     if times:
-        print(f"p50 {times[len(times) // 2] * 1e3:.1f} ms, p99 {times[int(len(times) * 0.99)] * 1e3:.1f} ms, largest {times[-1] * 1e3:.1f} ms")
-    print(f"peak memory     {peak / 1024:.0f} MiB")
+        print(f"p50 {times[len(times) // 2] * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms, largest {times[-1] * 1e3:.1f} ms; {peak:.0f} MiB")
+    rows = [
+        ("load: failures", len(failures), f"of {len(times) + len(failures)}", float(not failures and bool(times)), 1),
+        ("load: small request, p99", round(p99 * 1e3, 1), "ms", MOST_SECONDS / p99, 1),
+        ("load: peak memory", round(peak), "MiB", MOST_MIB / peak, 1),
+        ("load: requests", round(len(times) / args.seconds), "1/s", 1, ""),
+        ("load: hashing ahead", round(args.gigabytes / prepared, 3), "GB/s", 1, ""),
+    ]
+    for what, ours, unit, ratio, target in rows:
+        report.failed += target != "" and ratio < target
+        report.add(kind="hub", what=what, shape=shape, dtype="", threads=os.cpu_count(), ours=ours, unit=unit, ratio=ratio, target=target)
 
 
-async def first(port: int) -> None:
-    reader, writer = await ask(port, "/acme/large/resolve/main/config.json")
-    await reader.read()
-    writer.close()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", type=Path, default=HERE.parent / "build/bin/hotswap")
+    parser.add_argument("--clients", type=int, default=300)
+    parser.add_argument("--slow", type=int, default=200)
+    parser.add_argument("--gigabytes", type=float, default=50)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--out", type=Path, default=HERE / "results.csv")
+    args = parser.parse_args()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    report = Report(provenance())
+    measure(args, report)
+    if not args.dry_run:
+        report.write(args.out)
+    sys.exit(bool(report.failed))
 
 
 if __name__ == "__main__":

@@ -130,8 +130,9 @@ MappedFile::~MappedFile() {
 
 FileLock::FileLock(const std::filesystem::path& file) {
   std::error_code code;
-  std::filesystem::create_directories(file.parent_path(), code);
-  fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0664);
+  const bool folder = std::filesystem::is_directory(file, code);
+  if (!folder) std::filesystem::create_directories(file.parent_path(), code);
+  fd_ = ::open(file.c_str(), (folder ? O_RDONLY | O_DIRECTORY : O_RDWR | O_CREAT) | O_CLOEXEC, 0664);
   if (fd_ < 0) fail("to lock", file, "check that the folder exists and is writable");
   while (::flock(fd_, LOCK_EX) != 0) {
     if (errno == EINTR) continue;

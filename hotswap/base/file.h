@@ -55,7 +55,7 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// An exclusive flock, held as long as the object lives. The lock file itself stays.
+// An exclusive flock, held as long as the object lives. The lock file itself stays; a folder is locked as such.
 class FileLock {
  public:
   explicit FileLock(const std::filesystem::path& file);

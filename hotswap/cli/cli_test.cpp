@@ -86,6 +86,15 @@ TEST_F(Cli, ErrorsAreOneAndNameTheNextStep) {
 }
 
 // Of a variant made here: nothing of it is code.
+TEST_F(Cli, OutputThatDoesNotArriveIsAnError) {
+  for (const char* verb : {"env", "kernel list --json", "kernel info norm"}) {
+    const std::string line = "timeout 60 " + program().string() + " " + verb + " >/dev/full 2>" + file("said").string();
+    EXPECT_EQ(WEXITSTATUS(std::system(line.c_str())), 1) << verb;
+    const std::string said = read_file(file("said"));
+    EXPECT_TRUE(said.find("to write the output") != said.npos && said.find("No space left") != said.npos) << said;
+  }
+}
+
 TEST_F(Cli, KernelHashCheckAndVerify) {
   const fs::path variant = file("torch-cpu");
   fs::create_directories(variant);
@@ -98,7 +107,9 @@ TEST_F(Cli, KernelHashCheckAndVerify) {
   EXPECT_EQ(unhashed.status, 1);
   EXPECT_NE(unhashed.out.find("no digest"), std::string::npos) << unhashed.out;
   EXPECT_EQ(run("kernel hash " + at).out, "torch-cpu: sha256 of 1 files\n");
-  EXPECT_EQ(run("kernel check " + at).out, "torch-cpu: good\n");
+  EXPECT_EQ(run("kernel check " + at).out,
+            "torch-cpu: good\ntorch-cpu: not checked: its layers: without layers.json a C++ host finds none\n");
+  EXPECT_EQ(run("kernel check --strict " + at).status, 1);
 
   const Outcome nobody = run("kernel verify " + at);
   EXPECT_EQ(nobody.status, 1);
@@ -107,6 +118,16 @@ TEST_F(Cli, KernelHashCheckAndVerify) {
   write_file(variant / "__init__.py", "import os");
   EXPECT_EQ(run("kernel check " + at).status, 1);
   EXPECT_EQ(run("kernel verify --allow-unsigned " + at).status, 1);
+  EXPECT_EQ(run("kernel hash " + at).status, 0);
+  const auto result = [&] {
+    return nlohmann::json::parse(run("kernel verify --allow-unsigned --json " + at).out)[0]["result"];
+  };
+  fs::remove(variant / "__init__.py");
+  EXPECT_EQ(result(), "DigestVerificationFailure");
+  EXPECT_EQ(run("kernel hash " + at).status, 0);
+  EXPECT_EQ(result(), "Unsigned") << "as its metadata has it; that Python finds no module in it is check's matter";
+  write_file(variant / "metadata.json", "{}");
+  EXPECT_EQ(result(), "MetadataInvalid");
   EXPECT_EQ(run("kernel verify --lock /nowhere " + at).status, 2);
 }
 

@@ -1,7 +1,10 @@
 // hotswap: the command line. Results on stdout, messages on stderr; exit 0, 1 for an error, 2 for wrong usage.
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
+#include <iostream>
 
 #include "hotswap/base/error.h"
 #include "hotswap/cli/verbs.h"
@@ -47,7 +50,13 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     std::fprintf(stderr, "hotswap: error: %s\n", error.what());
   }
+  // What was printed is the result: where it did not arrive, nothing was done.
+  const bool lost = std::cout.bad() || std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
+  if (lost) {
+    std::fprintf(stderr, "hotswap: error: wanted to write the output; got %s; free the disk that stdout goes to\n",
+                 std::strerror(errno));
+  }
   // Not through static destructors: torch's worker threads and loaded packages need no tearing down.
   std::fflush(nullptr);
-  std::_Exit(status);
+  std::_Exit(lost && status == 0 ? 1 : status);
 }

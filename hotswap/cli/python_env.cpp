@@ -59,8 +59,10 @@ void print_python_env(bool json) {
     const fs::path ref = cache.folder(repo) / "refs" / mapped.revision;
     if (!cache.read_ref(repo, mapped.revision)) {
       // The commit only has to look like one: LOCAL_KERNELS says where the files are.
+      const std::string commit = variants[0].digest.substr(std::string("sha256:").size(), 40);
       cache.prepare(repo);
-      cache.write_ref(repo, mapped.revision, variants[0].digest.substr(std::string("sha256:").size(), 40));
+      cache.begin_snapshot(repo, commit);
+      cache.write_ref(repo, mapped.revision, commit);
       std::fprintf(stderr, "placed %s\n", ref.c_str());
     }
     refs.push_back(ref.string());

@@ -4,15 +4,19 @@
 #include <cstdio>
 #include <memory>
 
+#include "hotswap/base/error.h"
+#include "hotswap/base/file.h"
 #include "hotswap/cli/verbs.h"
+#include "hotswap/hub/names/text.h"
 #include "hotswap/hub/serve/server.h"
+#include "hotswap/hub/serve/trusted_proxies.h"
 
 namespace hotswap {
 namespace {
 
 struct Flags {
   HubServerOptions server{.port = 8080};
-  std::string folder, certificate, key;
+  std::string folder, certificate, key, token_file;
   bool quiet = false, prepare = false;
 };
 
@@ -24,6 +28,16 @@ void prepare(const HubServerOptions& options) {
     std::printf("%s/%s %s %s: %zu files, %.1f MB\n", plural(repo.type), repo.id.c_str(), revision.name.c_str(),
                 revision.commit.c_str(), revision.files.size(), static_cast<double>(bytes) / 1e6);
   });
+}
+
+// Of a file that only the server may read: arguments are seen by all who may list processes.
+std::string token_in(const std::string& file) {
+  const std::string text = read_file(file), token(trim(text));
+  const bool printable = std::all_of(token.begin(), token.end(), [](char c) { return c > ' ' && c < 127; });
+  if (!token.empty() && printable) return token;
+  throw Error({.wanted = "a token, one word of printable characters, in " + file,
+               .got = token.empty() ? "nothing" : "blanks or control characters in it",
+               .next = "write it there, for example with `openssl rand -hex 24`"});
 }
 
 // A connection is an open file, and a file on its way another.
@@ -40,6 +54,7 @@ void serve_hub_verb(const Flags& flags) {
   options.folder = flags.folder;
   options.certificate = flags.certificate;
   options.key = flags.key;
+  if (!flags.token_file.empty()) options.token = token_in(flags.token_file);
   if (flags.prepare) return prepare(options);
   allow_many_open_files();
   if (!flags.quiet) options.on_request = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
@@ -73,7 +88,15 @@ void add_serve_hub(CLI::App& app) {
   verb->add_option("DIR", flags->folder, "the folder to serve")->required();
   verb->add_option("--host", flags->server.host, "address to listen on")->capture_default_str();
   verb->add_option("--port", flags->server.port, "0: any free one")->check(CLI::Range(0, 65535))->capture_default_str();
-  verb->add_option("--token", flags->server.token, "clients must send it as HF_TOKEN");
+  auto* token = verb->add_option("--token", flags->server.token, "clients must send it as HF_TOKEN");
+  verb->add_option("--token-file", flags->token_file,
+                   "a file that holds the token, which then no list of processes shows")
+      ->check(CLI::ExistingFile)
+      ->excludes(token);
+  verb->add_option("--trusted-proxy", flags->server.trusted_proxies,
+                   "an address or network, as 10.0.0.0/8, whose X-Forwarded-* are believed; may be repeated")
+      ->check(check_network)
+      ->capture_default_str();
   verb->add_option("--certificate", flags->certificate, "PEM; with --key: HTTPS");
   verb->add_option("--key", flags->key, "PEM");
   verb->add_flag("--quiet", flags->quiet, "do not list requests on stderr");

@@ -113,6 +113,19 @@ TEST_F(ServeHub, ATokenForAll) {
   EXPECT_EQ(read_file(file("log")).find("hf_"), std::string::npos);
 }
 
+TEST_F(ServeHub, ATokenOutOfAFile) {
+  write_file(file("token"), " hf_secret\n");
+  Served server(program(), {file("hub").string(), "--token-file", file("token").string(), "--quiet"}, file("log"));
+  EXPECT_EQ(run_with(client(server.url, "home", "HF_TOKEN=hf_wrong"), generate("acme/stories")).status, 1);
+  EXPECT_FALSE(tokens(run_with(client(server.url, "home", "HF_TOKEN=hf_secret"), generate("acme/stories"))).empty());
+  write_file(file("empty"), "\n");
+  const Outcome empty = run("serve-hub --port 0 --token-file " + file("empty").string() + " " + file("hub").string());
+  EXPECT_EQ(empty.status, 1);
+  expect_has(empty.err, {"wanted a token", file("empty").string()});
+  EXPECT_EQ(run("serve-hub --token a --token-file " + file("token").string() + " " + file("hub").string()).status, 2);
+  EXPECT_EQ(run("serve-hub --trusted-proxy nginx " + file("hub").string()).status, 2);
+}
+
 TEST_F(ServeHub, HttpsWithACertificateOfOnesOwn) {
   test_support::write_certificate(file("c.pem"), file("k.pem"));
   Served server(program(),

@@ -1,7 +1,6 @@
 // Generation on a GPU says what it says on the CPU, with both caches, stock and by kernels; and a step with a static
 // cache can be captured in a CUDA graph, which it could not if it waited for the device.
 #include <ATen/ops/allclose.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
@@ -27,7 +26,7 @@ std::shared_ptr<CausalLM> tiny(at::Device device) {
                                          {"num_key_value_heads", 2},
                                          {"intermediate_size", 64},
                                          {"rms_norm_eps", 1e-5},
-                                         {"max_position_embeddings", 64},
+                                         {"max_position_embeddings", 1024},
                                          {"initializer_range", 0.5},
                                          {"tie_word_embeddings", true},
                                          {"head_dim", 16}};
@@ -58,13 +57,28 @@ TEST_F(OnGpu, GeneratesWhatTheCpuGenerates) {
     }
     for (const char* cache : {"dynamic", "static"}) {
       for (const Tensor& mask : {Tensor(), padding_}) {
-        const GenerationConfig config{.max_new_tokens = 24, .cache_implementation = cache};
-        const Tensor want = here->generate(batch_, config, mask), got = there->generate(batch_, config, mask);
-        EXPECT_TRUE(got.is_cuda());
-        EXPECT_TRUE(at::equal(got.cpu(), want)) << cache << ", kernels " << kernels << "\n" << got << "\n" << want;
+        const GenerateArguments arguments{.input_ids = batch_,
+                                          .config = {.max_new_tokens = 24, .cache_implementation = cache},
+                                          .attention_mask = mask};
+        const GenerateResult want = generate(*here, arguments), got = generate(*there, arguments);
+        EXPECT_TRUE(got.ids.is_cuda());
+        EXPECT_EQ(got.captured, std::string("static") == cache) << got.why_not_captured;
+        EXPECT_EQ(got.new_ids, want.new_ids) << cache << ", kernels " << kernels;
       }
     }
   }
+}
+
+// Of a prompt of 500 tokens the 12th step looks at more keys than the graph was captured for.
+TEST_F(OnGpu, StepsAreCapturedAgainWhenKeysAreMore) {
+  const auto here = tiny(at::kCPU), there = tiny(at::Device(at::kCUDA, 0));
+  Ids prompt(500);
+  for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int64_t>(i * 7 % 50);
+  const GenerateArguments arguments{.input_ids = at::tensor(prompt, at::kLong).unsqueeze(0),
+                                    .config = {.max_new_tokens = 40}};
+  const GenerateResult got = generate(*there, arguments);
+  EXPECT_TRUE(got.captured) << got.why_not_captured;
+  EXPECT_EQ(got.new_ids, generate(*here, arguments).new_ids);
 }
 
 // A function of the CUDA runtime that torch brought along; 0 is success.

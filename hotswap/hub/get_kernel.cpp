@@ -63,21 +63,24 @@ fs::path fetch_variants(Hub& hub, KernelPlace& place, const std::string& variant
                        .files = &place.files});
 }
 
-std::string verify_signed(const KernelRequest& request, const KernelPlace& place, const fs::path& variant_folder) {
+std::string verify_signed(const KernelRequest& request, const KernelPlace& place, const fs::path& variant_folder,
+                          const HeldFiles& held) {
   if (!requires_signature(request.trust, place.repo)) return "";
   const auto signers = request.signers.empty() ? default_signers() : request.signers;
-  const VariantVerdict verdict = verify_variant(variant_folder, TrustRoot::current(), signers);
+  const VariantVerdict verdict = verify_variant(variant_folder, TrustRoot::current(), signers, held);
   if (verdict.outcome == Outcome::kSuccess) return verdict.by.signer;
   throw Error({.wanted = cat("a good signature of ", place.str(), ", as [trust] require-signature wants"),
                .got = cat(outcome_name(verdict.outcome), ": ", verdict.reason),
                .next = "download the package again, or ask its publisher; nothing of it was run"});
 }
 
-void verify_listed(const KernelPlace& place, const fs::path& variant_folder) {
+void verify_listed(const KernelPlace& place, const fs::path& variant_folder, const HeldFiles& held) {
   const std::string path = cat("build/", variant_folder.filename().string(), "/metadata.json");
   for (const TreeEntry& entry : place.files) {
     if (entry.path != path || entry.etag().empty()) continue;
-    const std::string bytes = read_file(variant_folder / "metadata.json");
+    const auto in_memory = held.find("metadata.json");
+    const std::string bytes = in_memory == held.end() ? read_file(variant_folder / "metadata.json")
+                                                      : std::string(in_memory->second.begin(), in_memory->second.end());
     ContentHash hash(entry.etag(), static_cast<int64_t>(bytes.size()));
     hash.update(bytes);
     const std::string got = hash.finish();
@@ -90,7 +93,7 @@ void verify_listed(const KernelPlace& place, const fs::path& variant_folder) {
   }
 }
 
-void verify_locked(const KernelPlace& place, const fs::path& variant_folder) {
+void verify_locked(const KernelPlace& place, const fs::path& variant_folder, const HeldFiles& held) {
   // The other form of lock pins the commit; what that holds, the cache has checked file by file.
   if (place.locked == nullptr || !place.locked->pins_files()) return;
   const std::string below = cat("build/", variant_folder.filename().string(), "/");
@@ -100,7 +103,7 @@ void verify_locked(const KernelPlace& place, const fs::path& variant_folder) {
     return std::any_of(place.files.begin(), place.files.end(),
                        [&](const TreeEntry& entry) { return entry.path == below + path && !entry.sha256.empty(); });
   };
-  verify_locked_variant(*place.locked, variant_folder, listed ? is_lfs : nullptr);
+  verify_locked_variant(*place.locked, variant_folder, listed ? is_lfs : nullptr, held);
 }
 
 HubKernel fetch_kernel(Hub& hub, const KernelRequest& request, KernelPlace place) {

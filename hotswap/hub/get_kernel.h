@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "hotswap/hub/kernel_place.h"
+#include "hotswap/hub/package/held_files.h"
 
 namespace hotswap {
 
@@ -35,14 +36,15 @@ HubKernel fetch_kernel(Hub& hub, const KernelRequest& request, KernelPlace place
 // Downloads one variant of the place, or all of them where `variant` is empty, and verifies nothing; the snapshot's
 // folder.
 std::filesystem::path fetch_variants(Hub& hub, KernelPlace& place, const std::string& variant);
-// What holds of a folder when it is fetched must still hold when its library is opened. These ask the network for
-// nothing. The signer's name; empty where the policy wants no signature. Error where it wants one and it is not good.
+// What holds of a folder when it is fetched must still hold when its library is opened, then of the bytes that are held
+// in memory. These ask the network for nothing.
+// The signer's name; empty where the policy wants no signature. Error where it wants one and it is not good.
 std::string verify_signed(const KernelRequest& request, const KernelPlace& place,
-                          const std::filesystem::path& variant_folder);
+                          const std::filesystem::path& variant_folder, const HeldFiles& held = {});
 // metadata.json, which holds the digests of all else and nobody's of its own, by the hash in the commit's list of
 // files. Error where it has another. Nothing where there is no list: a package that was put into the cache by hand.
-void verify_listed(const KernelPlace& place, const std::filesystem::path& variant_folder);
+void verify_listed(const KernelPlace& place, const std::filesystem::path& variant_folder, const HeldFiles& held = {});
 // Error where the lock has a variant of the place otherwise.
-void verify_locked(const KernelPlace& place, const std::filesystem::path& variant_folder);
+void verify_locked(const KernelPlace& place, const std::filesystem::path& variant_folder, const HeldFiles& held = {});
 
 }  // namespace hotswap

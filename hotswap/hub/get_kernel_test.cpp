@@ -75,8 +75,12 @@ TEST_F(GetKernel, EveryWayToSayWhich) {
   EXPECT_EQ(commit_for("acme/norm@v1.5.0"), tag);
   EXPECT_EQ(commit_for(("acme/norm@" + v2).c_str()), v2);
   for (const char* ref : {"v1", "v2", "v1.5.0"}) {
-    EXPECT_EQ(read_file(cache.path() / "kernels--acme--norm/refs" / ref), commit("acme/norm", ref)) << "for offline";
+    const HubCache store(cache.path(), true);
+    EXPECT_EQ(store.read_ref({RepoType::kKernel, "acme/norm"}, ref), commit("acme/norm", ref)) << "for offline";
+    EXPECT_FALSE(fs::exists(cache.path() / "kernels--acme--norm/refs" / ref)) << "nothing of it is here yet";
   }
+  get({.ref = "acme/norm@v2"});
+  EXPECT_EQ(read_file(cache.path() / "kernels--acme--norm/refs/v2"), v2);
   expect_has(refused({.ref = "acme/norm@v7"}), {"Version 7 not found, available versions: 1, 2, 10"});
   expect_has(refused({.ref = "acme/norm@>=11"}), {"v1, v10, v2", "v1.5.0"});
   expect_has(refused({.ref = "acme/norm@dev"}), {"'dev' of acme/norm", "branches: v1", "tags: v1.5.0"});

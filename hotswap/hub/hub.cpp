@@ -77,7 +77,8 @@ std::string Hub::commit(const Repo& repo, const std::string& revision) {
 
 void Hub::remember(const Repo& repo, const std::string& name, const std::string& commit) {
   // It may come from an answer of some age: a ref that says the same is none the younger for it.
-  if (cache(repo).read_ref(repo, name) != commit) cache(repo).write_ref(repo, name, commit);
+  constexpr double kEver = 1e18;
+  if (cache(repo).read_ref(repo, name, kEver) != commit) cache(repo).write_ref(repo, name, commit);
 }
 
 // A JSON answer about names, from the cache while it is young, and `believed` where that is given.
@@ -260,10 +261,7 @@ fs::path Hub::snapshot(const Repo& repo, const std::string& revision, const Snap
   }
   const std::vector<TreeEntry>& all = known ? *known : *options.files;
   const std::vector<TreeEntry> files = store.lacking(repo, at, selected(all, options));
-  if (files.empty()) {
-    fs::create_directories(folder, code);
-    return folder;
-  }
+  if (files.empty()) return store.begin_snapshot(repo, at);
   if (offline()) throw offline_error(repo, repo.id + "@" + revision, list_of(files));
   try {
     fetch_all(repo, at, files);

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "hotswap/base/file.h"
 #include "hotswap/base/log.h"
 #include "hotswap/hub/kernel_place.h"
+#include "hotswap/hub/package/metadata.h"
 
 namespace hotswap {
 namespace {
@@ -35,19 +37,45 @@ LockedKernel lock_one(Hub& hub, Dependency dependency, Lockfile::Form form) {
   return locked;
 }
 
+// What a kernel depends on itself, in any of its variants.
+std::vector<Dependency> depends_of(Hub& hub, const LockedKernel& kernel) {
+  const Repo repo{RepoType::kKernel, kernel.dependency.repo};
+  std::vector<Dependency> all;
+  for (const std::string& variant : variant_names(hub.tree(repo, kernel.commit))) {
+    const auto file = hub.find_file(repo, kernel.commit, cat("build/", variant, "/metadata.json"));
+    if (!file) continue;
+    for (const KernelDepend& depend : parse_metadata(read_file(*file), file->string()).kernel_depends) {
+      all.push_back({.repo = depend.repo, .version = depend.version, .revision = depend.revision});
+    }
+  }
+  return all;
+}
+
+bool has(const Lockfile& lock, const Dependency& dependency) {
+  return std::any_of(lock.kernels.begin(), lock.kernels.end(),
+                     [&](const LockedKernel& kernel) { return kernel.dependency.key() == dependency.key(); });
+}
+
 }  // namespace
 
 Lockfile lock_dependencies(Hub& hub, const std::vector<Dependency>& dependencies, Lockfile::Form form) {
   Lockfile lock{.form = form, .kernels = {}};
   for (const Dependency& dependency : dependencies) {
     LockedKernel locked = lock_one(hub, dependency, form);
-    for (const LockedKernel& other : lock.kernels) {
-      if (other.dependency.key() != locked.dependency.key()) continue;
+    if (has(lock, locked.dependency)) {
       throw Error({.wanted = "each kernel once among the dependencies",
-                   .got = cat(other.dependency.str(), " twice, where ", dependency.str(), " leads"),
+                   .got = cat(locked.dependency.str(), " twice, where ", dependency.str(), " leads"),
                    .next = "drop one of them"});
     }
     lock.kernels.push_back(std::move(locked));
+  }
+  if (form == Lockfile::Form::kVariants) return lock;
+  for (size_t i = 0; i < lock.kernels.size(); ++i) {  // which grows
+    for (const Dependency& needed : depends_of(hub, lock.kernels[i])) {
+      if (has(lock, needed)) continue;
+      LockedKernel locked = lock_one(hub, needed, form);
+      if (!has(lock, locked.dependency)) lock.kernels.push_back(std::move(locked));
+    }
   }
   return lock;
 }

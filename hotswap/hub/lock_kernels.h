@@ -8,9 +8,10 @@
 
 namespace hotswap {
 
-// Each dependency's commit and, in the form kVariants, the hash of every variant of it. A repository that redirects is
+// Each dependency's commit and, in the form kVariants, the hash of every variant of it; in the form kDependencies the
+// kernels that these depend on as well, which Python looks up in the same lock. A repository that redirects is
 // locked by where it leads, as Python's `kernels lock` has it: kernel-status.toml of main is asked first, then the
-// version is looked up at the destination. Nothing is downloaded but that file.
+// version is looked up at the destination. Nothing is downloaded but that file and metadata.json.
 Lockfile lock_dependencies(Hub& hub, const std::vector<Dependency>& dependencies, Lockfile::Form form);
 
 }  // namespace hotswap

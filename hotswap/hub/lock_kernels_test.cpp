@@ -68,6 +68,23 @@ TEST_F(LockKernels, EveryWayToNameOne) {
   EXPECT_EQ(again.kernels.size(), 4u);
 }
 
+// Python's kernels looks for a kernel's own dependencies in the lock of the project.
+TEST_F(LockKernels, WhatAKernelDependsOnIsLockedWithIt) {
+  const auto depending = [&](const std::string& repo, const std::string& on) {
+    served.write(cat("kernels/acme/", repo, "/v1/build/torch-cpu/metadata.json"),
+                 cat(R"({"name":")", repo, R"(","id":"_x_)", repo, R"(","version":1,"license":"mit",)",
+                     R"("python-depends":[],"kernel-depends":[)", on, R"(],"backend":{"type":"cpu"}})"));
+  };
+  depending("first", R"({"repo-id":"acme/second","version":1},{"repo-id":"acme/norm","revision":"v2"})");
+  depending("second", R"({"repo-id":"acme/first","version":1})");  // a circle
+  const Lockfile locked = lock({{.repo = "acme/first", .version = 1}}, Lockfile::Form::kDependencies);
+  std::vector<std::string> names;
+  for (const LockedKernel& kernel : locked.kernels) names.push_back(kernel.dependency.str());
+  EXPECT_EQ(names, (std::vector<std::string>{"acme/first@v1", "acme/second@v1", "acme/norm@v2"}));
+  EXPECT_EQ(locked.kernels[2].commit, commit("v2"));
+  EXPECT_EQ(lock({{.repo = "acme/first", .version = 1}}).kernels.size(), 1u) << "the older form has no such thing";
+}
+
 // As Python's: the destination's version, by main's word; and where only the version redirects, by the version's.
 TEST_F(LockKernels, RedirectsAreLockedByWhereTheyLead) {
   const Lockfile locked = lock({{.repo = "acme/old", .version = 1}});

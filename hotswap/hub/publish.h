@@ -2,10 +2,7 @@
 //
 //   const Published done = publish_package("build/packages/norm", "/srv/hub", "acme/norm", "v1.2.0");
 //
-//   DIR/kernels/acme/norm/.commits/<commit>/build/<variant>/...     a copy for each commit, never changed
-//   DIR/kernels/acme/norm/{main,v1,v1.2.0} -> .commits/<commit>     links, replaced as a whole
-//
-// A client sees the old commit or the new one, and who has locked the old one still finds it.
+// A client sees the old commit or the new one, and who has locked the old one still finds it (served_place.h).
 #pragma once
 
 #include <filesystem>

@@ -78,6 +78,14 @@ TEST_F(Publish, AgainIsNothingNew) {
   EXPECT_EQ(entries, 1u) << "and nothing temporary is left";
 }
 
+TEST_F(Publish, WhatAKilledOneLeftGoes) {
+  folder.write("kernels/acme/norm/.commits/.abc.01234567.tmp/build/x", "half");
+  fs::create_directory_symlink("nowhere", folder / "kernels/acme/norm/.main.01234567.tmp");
+  publish();
+  EXPECT_FALSE(fs::exists(folder / "kernels/acme/norm/.commits/.abc.01234567.tmp"));
+  EXPECT_FALSE(fs::is_symlink(folder / "kernels/acme/norm/.main.01234567.tmp"));
+}
+
 TEST_F(Publish, Refusals) {
   const std::string commit = publish("v3.0.0").commit;
   build("second");

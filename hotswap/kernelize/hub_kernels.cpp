@@ -33,10 +33,10 @@ const Result<HubKernel>& HubKernels::get(const KernelRef& ref, const std::string
   return known_.emplace(key, fetch_kernel(*hub_, asked, std::move(place))).first->second;
 }
 
-void HubKernels::verify(const HubKernel& kernel) const {
-  verify_signed(request(), kernel.place, kernel.folder);
-  if (kernel.digest_checked) verify_listed(kernel.place, kernel.folder);
-  verify_locked(kernel.place, kernel.folder);
+void HubKernels::verify(const HubKernel& kernel, const HeldFiles& held) const {
+  verify_signed(request(), kernel.place, kernel.folder, held);
+  if (kernel.digest_checked) verify_listed(kernel.place, kernel.folder, held);
+  verify_locked(kernel.place, kernel.folder, held);
 }
 
 std::string origin_of(const HubKernel& kernel) {

@@ -47,9 +47,9 @@ class KernelsOfTheHub : public test_support::ServedKernels {
     serve(package->root(), repo, "v1");
     return package;
   }
-  bool was_run(const std::string& repo, const PackageCopy& package) const {
-    return fs::exists(fetched(repo, package.library().filename()).string() + ".was-run");
-  }
+  bool was_run(const PackageCopy& package) const { return marks.has(package); }
+
+  const test_support::Marks marks;
 
   PackageCopy norm{"norm"};
 };
@@ -115,18 +115,18 @@ TEST_F(KernelsOfTheHub, UntrustedIsRefusedBeforeAnyDownload) {
 TEST_F(KernelsOfTheHub, TamperedIsRefusedBeforeDlopen) {
   const auto good = marking("acme/good");
   expect_has(refused("acme/good"), {"rms_norm is not registered"});
-  EXPECT_TRUE(was_run("acme/good", *good)) << "otherwise this test proves nothing";
+  EXPECT_TRUE(was_run(*good)) << "otherwise this test proves nothing";
   // A signature that is missing or somebody else's.
   TempFolder project;
   write_file(project.path() / "hotswap.toml", "[trust]\nrequire-signature = [\"acme/*\"]\n");
   const auto unsigned_one = marking("acme/unsigned");
   expect_has(refused("acme/unsigned", {.project = project.path()}), {"SignatureBundleMissing"});
-  EXPECT_FALSE(was_run("acme/unsigned", *unsigned_one));
+  EXPECT_FALSE(was_run(*unsigned_one));
   const auto forged = marking("acme/forged");
   write_file(served.path() / "kernels/acme/forged/v1/build" / forged->variant().filename() / "metadata.json.sigstore",
              R"({"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json"})");
   expect_has(refused("acme/forged", {.project = project.path()}), {"SignatureBundleInvalid"});
-  EXPECT_FALSE(was_run("acme/forged", *forged));
+  EXPECT_FALSE(was_run(*forged));
   // A lock of other bytes.
   const auto locked = marking("acme/locked");
   Lockfile lock = lock_of("acme/locked");
@@ -134,7 +134,7 @@ TEST_F(KernelsOfTheHub, TamperedIsRefusedBeforeDlopen) {
   TempFolder locking;
   lock.write(locking.path() / "kernels.lock");
   expect_has(refused("acme/locked", {.project = locking.path()}), {"as they were locked"});
-  EXPECT_FALSE(was_run("acme/locked", *locked));
+  EXPECT_FALSE(was_run(*locked));
 }
 
 // Fetched and found good; changed in the cache; opened later by the same process, or offline by another.
@@ -182,11 +182,11 @@ builders = ["https://git.test/org/kernels/build.yaml@refs/heads/main"]
       EXPECT_NE(text, "no error");
       EXPECT_EQ(text.find("is not registered"), text.npos) << text;
       if (part == "bundle") expect_has(text, {"SignatureVerificationFailure"});
-      EXPECT_FALSE(was_run(repo, *package));
+      EXPECT_FALSE(was_run(*package));
     }
     restore(repo, file, good);
     expect_has(refused(repo, options, &held), {"rms_norm is not registered"});
-    EXPECT_TRUE(was_run(repo, *package)) << "as it was fetched it runs: the change alone was refused";
+    EXPECT_TRUE(was_run(*package)) << "as it was fetched it runs: the change alone was refused";
     EXPECT_EQ(asked(), sent) << "warm, nothing is asked";
   }
 }
@@ -219,9 +219,9 @@ TEST_F(KernelsOfTheHub, TheLockHoldsWhenTheLibraryIsOpened) {
   commit.back() = commit.back() == '1' ? '2' : '1';
   lock.write(project / "kernels.lock");
   expect_has(refused("acme/locked", options), {commit});
-  EXPECT_FALSE(was_run("acme/locked", *package));
+  EXPECT_FALSE(was_run(*package));
   expect_has(refused("acme/locked", options, &held), {"rms_norm is not registered"});
-  EXPECT_TRUE(was_run("acme/locked", *package));
+  EXPECT_TRUE(was_run(*package));
   EXPECT_EQ(asked(), sent);
 }
 

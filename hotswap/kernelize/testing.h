@@ -41,6 +41,23 @@ class PackageCopy {
   std::filesystem::path variant_;
 };
 
+// Which libraries of testdata/marking_library.cpp were loaded while this object lives.
+class Marks {
+ public:
+  Marks() { std::filesystem::create_directories(folder_); }
+  ~Marks() {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+  Marks(const Marks&) = delete;
+  Marks& operator=(const Marks&) = delete;
+  bool none() const { return std::filesystem::is_empty(folder_); }
+  bool has(const PackageCopy& package) const { return std::filesystem::exists(folder_ / package.library().filename()); }
+
+ private:
+  const std::filesystem::path folder_ = "/tmp/hotswap-test-marks-" + std::to_string(::getpid());
+};
+
 // What loading it says: an error's text, or "no error".
 inline std::string load(const PackageCopy& copy) {
   return message_of([&] { load_package(read_manifest(copy.variant())); });

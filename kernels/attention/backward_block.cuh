@@ -16,9 +16,13 @@ struct BackwardTraits {
   static constexpr int kDim = kDim_;
   static constexpr bool kLeft = kLeft_, kSoftcap = kSoftcap_;
   static constexpr int kRows = 8192 / kDim, kKeys = 128, kWorkers = 2, kPanels = kDim / 64;
-  static constexpr int kStages = 2;  // of queries, of dout and of dx: step i has number i % 2
-  // Scores of tiles of 128 rows do not stay in registers beside dp: dx is computed from p as it is rounded.
+  static constexpr int kStages = 2;  // of queries and dout: step i has number i % 2
+  static constexpr int kDxStages = 3;
+  // dx is computed from p as it is rounded: scores of 128 rows do not stay in registers beside dp. (Where they must,
+  // with a softcap, the compiler gives up running products beside anything.)
   static constexpr bool kRoundedP = kRows == 128 && !kSoftcap;
+  // Sums of dq are added by the copy engine from shared memory, or by the threads: what was measured faster.
+  static constexpr bool kAddByCopyEngine = kDim == 128;
   static constexpr int kThreads = kWarpgroup * (1 + kWorkers);
   static constexpr int kLoaderRegisters = 24, kWorkerRegisters = 240;
 };
@@ -29,8 +33,8 @@ struct BackwardArguments {
   void *dk, *dv;
   const float* statistics;  // [2][kRows]: lse in exponents of two, infinity where a row sees nothing; delta
   float* dq;                // [2][4096]: a warpgroup's sums, as its threads hold them (backward_worker.cuh)
-  int* turns;               // [2]: key tiles that have added to a warpgroup's dq; null: in any order
-  int* counter;             // of blocks that have begun, where turns are taken
+  int* places;              // [2]: key tiles that have added to a warpgroup's dq; null: they add in any order
+  int* counter;             // of blocks that have begun, where there are places
   Sequences sequences;
   TileOrder order;  // of key tiles
   int query_slots, key_heads, group, dim, value_dim;
@@ -53,10 +57,11 @@ struct BackwardMemory {
   uint16_t v[B::kPanels][B::kKeys][64];
   uint16_t q[B::kStages][B::kPanels][B::kRows][64];
   uint16_t dout[B::kStages][B::kPanels][B::kRows][64];
-  uint16_t dx[B::kStages][B::kWorkers][B::kRows][64];  // [query, key] of a worker's keys
+  uint16_t dx[B::kDxStages][B::kWorkers][B::kRows][64];  // [query, key] of a worker's keys
+  float dq[B::kWorkers][B::kAddByCopyEngine ? 4096 : 4];
   float statistics[B::kStages][2][B::kRows];
   Barrier q_full[B::kStages], q_free[B::kStages], dout_full[B::kStages], dout_free[B::kStages];
-  Barrier k_full, v_full;
+  Barrier k_full, v_full, dx_full[B::kDxStages];
   int index;
   BackwardJob job;  // here and not in registers, of which the workers have none to spare
 
@@ -67,12 +72,13 @@ struct BackwardMemory {
       dout_full[i].init(1), dout_free[i].init(kWarps);
     }
     k_full.init(1), v_full.init(1);
+    for (Barrier& b : dx_full) b.init(kWarps);
     publish_barriers();
   }
 };
 
-// All threads of the block; a barrier follows. Blocks that take turns begin in the order of a counter: who is waited
-// for has begun.
+// All threads of the block; a barrier follows. Blocks that add in an order begin in the order of a counter: who is
+// waited for has begun.
 template <class B>
 __device__ __forceinline__ void find_job(const BackwardArguments& a, BackwardMemory<B>& m) {
   int index = blockIdx.x;

@@ -10,9 +10,10 @@ namespace attention::gpu {
 
 template <class B>
 __global__ void __launch_bounds__(B::kThreads, 1) backward_kernel(const __grid_constant__ BackwardArguments a) {
-  extern __shared__ uint8_t raw[];
-  // Panels begin at multiples of 1024 bytes (wgmma.cuh); the launch has asked for as many more.
-  auto& m = *reinterpret_cast<BackwardMemory<B>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
+  // Panels begin at multiples of 1024 bytes (wgmma.cuh).
+  extern __shared__ __align__(1024) uint8_t raw[];
+  if (shared_address(raw) % 1024 != 0) __trap();
+  auto& m = *reinterpret_cast<BackwardMemory<B>*>(raw);
   if (threadIdx.x == 0) {
     prefetch(a.q), prefetch(a.k), prefetch(a.v), prefetch(a.dout);
     m.init();

@@ -10,7 +10,7 @@ namespace attention::gpu {
 
 // Where things are in the work space, in bytes.
 struct BackwardSpace {
-  int64_t slots, statistics, dq, dsinks, turns, counter, bytes;
+  int64_t slots, statistics, dq, dsinks, places, counter, bytes;
 
   template <class B>
   static BackwardSpace of(const Backward& a) {
@@ -21,7 +21,7 @@ struct BackwardSpace {
     take(s.statistics, tiles * 2 * B::kRows * int64_t{sizeof(float)});
     take(s.dq, tiles * B::kRows * B::kDim * int64_t{sizeof(float)});
     take(s.dsinks, p.sinks != nullptr ? tiles * int64_t{sizeof(float)} : 0);
-    take(s.turns, a.deterministic ? tiles * 2 * int64_t{sizeof(int)} : 0);
+    take(s.places, a.deterministic ? tiles * 2 * int64_t{sizeof(int)} : 0);
     take(s.counter, sizeof(int));
     return s;
   }
@@ -46,9 +46,9 @@ void launch_backward(const Backward& a, void* workspace, Stream stream) {
   };
   auto *statistics = at(space.statistics, (float*){}), *dq = at(space.dq, (float*){}),
        *dsinks = at(space.dsinks, (float*){});
-  int *turns = nullptr, *counter = nullptr;
+  int *places = nullptr, *counter = nullptr;
   if (a.deterministic && space.slots * p.heads > 0)
-    turns = at(space.turns, (int*){}), counter = at(space.counter, (int*){});
+    places = at(space.places, (int*){}), counter = at(space.counter, (int*){});
   const bool packed = p.query_starts != nullptr;
   const Sequences sequences = sequences_of(p);
   const int64_t query_tiles = space.slots * p.heads;
@@ -62,7 +62,7 @@ void launch_backward(const Backward& a, void* workspace, Stream stream) {
                             .statistics = statistics,
                             .dq = dq,
                             .dsinks = dsinks,
-                            .turns = turns,
+                            .places = places,
                             .counter = counter,
                             .sequences = sequences,
                             .dout_batch = a.dout_strides.batch,
@@ -79,7 +79,7 @@ void launch_backward(const Backward& a, void* workspace, Stream stream) {
 
   const int64_t key_tiles = packed ? slots_of(true, p.batch, p.key_rows, B::kKeys) : divide_up(p.key_rows, B::kKeys);
   const int64_t key_heads = packed ? p.key_heads : p.batch * p.key_heads;
-  // Causal: the first keys are seen by most rows, and their tiles take longest. Taking turns: the last ones first.
+  // Causal: the first keys are seen by most rows, and their tiles take longest. Adding in order: the last ones first.
   const bool unequal = p.window_left == kNoLimit && p.window_right != kNoLimit;
   // A tensor without elements has no map: it is never read then, so that any other one may stand in.
   const TensorShape k = shape_of(p, a.k, a.k_strides, p.key_rows, p.key_heads, p.dim);
@@ -96,7 +96,7 @@ void launch_backward(const Backward& a, void* workspace, Stream stream) {
         .dv = a.dv,
         .statistics = statistics,
         .dq = dq,
-        .turns = turns,
+        .places = places,
         .counter = counter,
         .sequences = sequences,
         .order = {.tiles = int(key_tiles * key_heads),
@@ -113,8 +113,8 @@ void launch_backward(const Backward& a, void* workspace, Stream stream) {
         .score_scale = (B::kSoftcap ? p.softcap : p.scale) * kLog2e,
         .cap_scale = B::kSoftcap ? p.scale / p.softcap : 0.f,
     };
-    launch_with_memory<&backward_kernel<B>>(sizeof(BackwardMemory<B>) + 1024, key_tiles * key_heads, B::kThreads,
-                                            stream, arguments);
+    launch_with_memory<&backward_kernel<B>>(sizeof(BackwardMemory<B>), key_tiles * key_heads, B::kThreads, stream,
+                                            arguments);
   }
   if (query_tiles > 0)
     launch(backward_finish_kernel<Rows>, query_tiles, kRowThreads, stream,

@@ -13,7 +13,7 @@ struct PrepareArguments {
   const void *out, *dout;
   const float *lse, *dlse, *sinks;
   float *statistics, *dq, *dsinks;  // dsinks: [slots, heads], each of a tile's rows; null without sinks
-  int *turns, *counter;             // null where dq is added to in any order
+  int *places, *counter;            // null where dq is added to in any order
   Sequences sequences;
   int64_t dout_batch, dout_row, dout_head, out_batch, out_row, out_head;  // strides
   int query_slots, heads, value_dim;
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kRowThreads) backward_prepare_kernel(const Pre
 #pragma unroll
   for (int i = 0; i < B::kRows * B::kDim / 4 / kRowThreads; ++i)
     dq[i * kRowThreads + threadIdx.x] = make_uint4(0, 0, 0, 0);
-  if (a.turns != nullptr && threadIdx.x < 2) a.turns[place * 2 + threadIdx.x] = 0;
+  if (a.places != nullptr && threadIdx.x < 2) a.places[place * 2 + threadIdx.x] = 0;
   if (a.counter != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *a.counter = 0;
   if (a.sinks == nullptr) return;
   __shared__ float sums[kRowThreads / 32];

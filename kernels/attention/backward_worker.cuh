@@ -2,9 +2,11 @@
 //
 // Scores and dp are computed with keys as rows (k q, v dout), so that p and dx are, rounded, the A operands of dv += p
 // dout and dk += dx q where they lie, in registers. Only dq = dx k needs dx of both warpgroups: they pass it through
-// shared memory, and each computes half of dq. Five products a step, and beside them:
-// dp while scores become p; dk and the next step's scores while dq is added to memory; one warpgroup's products while
-// the other one computes.
+// shared memory, and each computes half of dq, one step later, so that nobody waits for the other one's dx of this
+// step.
+//
+// A step has two halves, in which the warpgroups take turns: one computes p and dx, beside its product dp, while the
+// other one's dv, dk, dq and next scores are multiplied.
 #pragma once
 
 #include "kernels/attention/backward_block.cuh"
@@ -13,16 +15,16 @@
 
 namespace attention::gpu {
 
-// To four numbers in memory, by the L2: in no order with others'.
-__device__ __forceinline__ void add_to(float* to, float a, float b, float c, float d) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d)
+__device__ __forceinline__ void add_in_memory(float* to, float4 v) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z),
+               "f"(v.w)
                : "memory");
 }
 
 template <class B>
 struct BackwardWorker {
   using T = typename B::T;
-  static constexpr int kDxBarrier = 1, kOwnBarrier = 2;  // numbers of barriers
+  static constexpr int kBothBarrier = 1, kOwnBarrier = 2, kTurnBarrier = 4;  // numbers of barriers
 
   const BackwardArguments& a;
   BackwardMemory<B>& m;
@@ -32,8 +34,9 @@ struct BackwardWorker {
   float dk[B::kDim / 2] = {}, dv[B::kDim / 2] = {};  // 64 keys
   float scores[B::kRows / 2], dp[B::kRows / 2];      // 64 keys of query rows
   uint32_t p[B::kRows / 16][4], dx[B::kRows / 16][4];
-  float
-      dq[32];  // 64 query rows of 64 numbers: of a tile of 64 rows half of the numbers, of one of 128 half of the rows
+  // 64 query rows of 64 numbers: of a tile of 64 rows half of the numbers, of one of 128 half of the rows.
+  float dq[32];
+  Ring<B::kDxStages> dx_stage;
 
   __device__ __forceinline__ void free(Barrier& barrier) {
     if (lane == 0) barrier.arrive();
@@ -63,9 +66,14 @@ struct BackwardWorker {
     commit_products();
   }
 
-  __device__ __forceinline__ void start_dq(int stage) {
+  // Of the dx before the one that is next to be written.
+  __device__ __forceinline__ int dx_before() const { return (dx_stage.index == 0 ? B::kDxStages : dx_stage.index) - 1; }
+  __device__ __forceinline__ void wait_for_dx_before() {
+    m.dx_full[dx_before()].wait(dx_stage.parity ^ (dx_stage.index == 0));
+  }
+  __device__ __forceinline__ void start_dq() {
     constexpr bool kHalfOfNumbers = B::kRows == 64;
-    const auto& all = m.dx[stage];
+    const auto& all = m.dx[dx_before()];
     const Operand x = operand_by_rows(all[0][kHalfOfNumbers ? 0 : 64 * number]);
     const Operand k = operand_by_columns(m.k[kHalfOfNumbers ? number : 0], sizeof(m.k[0]));
     begin_products();
@@ -125,63 +133,95 @@ struct BackwardWorker {
 #pragma unroll
     for (int i = 0; i < B::kRows / 16; ++i) {
       const int query = 16 * i + lane / 16 * 8 + lane % 8, piece = (2 * warp + lane / 8 % 2) ^ (lane % 8);
-      store_matrices_transposed(&m.dx[stage][number][query][piece * 8], dx[i]);
+      store_matrices_transposed(&m.dx[dx_stage.index][number][query][piece * 8], dx[i]);
     }
   }
 
-  // Where turns are taken, key tiles add to a query tile from the last to the first: a block is at a tile of queries
-  // one step after the block of the keys behind its own, and nobody waits for long.
-  __device__ __forceinline__ void add_dq(int64_t slot, int tile) {
-    const int64_t mine = slot * 2 + number;
+  // Deterministic: key tiles add to a query tile from the last to the first. A block is at a tile of queries one step
+  // after the block of the keys behind its own, and nobody waits for long.
+  __device__ __forceinline__ void wait_for_place(int64_t mine, int tile) {
+    const int row = tile * B::kRows, end = min(row + B::kRows, m.job.sequence.query_rows);
+    const int before = key_tiles<B::kLeft>(m.job.sequence.band, row, end, B::kKeys).end - 1 - m.job.key_tile;
+    int done;
+    do {
+      asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(done) : "l"(a.places + mine) : "memory");
+    } while (done < before);
+  }
+
+  // Of the step before that of a head and a tile: dq is added in L2.
+  __device__ __forceinline__ void add_dq(int head, int tile) {
+    if (--tile < m.job.queries.first) tile = m.job.queries.end - 1, --head;
+    const int64_t mine = (int64_t{head} * a.query_slots + m.job.sequence.first_query_slot + tile) * 2 + number;
+    float* to = a.dq + mine * 4096;
     const int thread = threadIdx.x % kWarpgroup;
-    if (a.turns != nullptr) {
-      const int row = tile * B::kRows, end = min(row + B::kRows, m.job.sequence.query_rows);
-      const int before = key_tiles<B::kLeft>(m.job.sequence.band, row, end, B::kKeys).end - 1 - m.job.key_tile;
-      if (thread == 0) {
-        int done;
-        do {
-          asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(done) : "l"(a.turns + mine) : "memory");
-        } while (done < before);
-      }
+    if constexpr (B::kAddByCopyEngine) {
+      if (thread == 0) wait_until_stores_have_read();
       barrier_wait(kOwnBarrier + number, kWarpgroup);
     }
-    float* to = a.dq + mine * 4096 + thread * 4;
+    if (!B::kAddByCopyEngine && a.places != nullptr) {
+      if (thread == 0) wait_for_place(mine, tile);
+      barrier_wait(kOwnBarrier + number, kWarpgroup);
+    }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) add_to(to + i * 512, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-    if (a.turns != nullptr) {
+    for (int i = 0; i < 8; ++i) {
+      const int at = (i * kWarpgroup + thread) * 4;
+      const float4 sum = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+      if constexpr (B::kAddByCopyEngine)
+        *reinterpret_cast<float4*>(&m.dq[number][at]) = sum;
+      else
+        add_in_memory(to + at, sum);
+    }
+    if constexpr (B::kAddByCopyEngine) {
+      publish_shared_writes();
+      barrier_wait(kOwnBarrier + number, kWarpgroup);
+      if (thread != 0) return;
+      if (a.places != nullptr) wait_for_place(mine, tile);
+      add_floats(to, m.dq[number], sizeof(m.dq[0]));
+      commit_stores();
+      if (a.places != nullptr) wait_for_stores();
+    } else if (a.places != nullptr) {
       __threadfence();
       barrier_wait(kOwnBarrier + number, kWarpgroup);
-      if (thread == 0) asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(a.turns + mine) : "memory");
     }
+    if (a.places != nullptr && thread == 0)
+      asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(a.places + mine) : "memory");
   }
 
   // One tile of query rows, whose scores have been started: number `i` of the block's.
-  __device__ __forceinline__ void step(int i, bool more, int64_t slot, int tile) {
+  __device__ __forceinline__ void step(int i, bool more, int head, int tile) {
     const int stage = i % 2;
-    const uint32_t parity = i / 2 % 2;
+    const bool masked = tile < m.job.queries.first_whole || tile >= m.job.queries.end_whole;
+    m.dout_full[stage].wait(i / 2 % 2);
     wait_products<0>();
     settle(scores);
     if (i > 0) free(m.q_free[stage ^ 1]);  // the step before is done with its queries: its dk is complete, too
-    m.dout_full[stage].wait(parity);
     start_by_keys(dp, m.v, m.dout[stage]);
-    if (tile < m.job.queries.first_whole || tile >= m.job.queries.end_whole)
+    if (masked)
       compute_p<true>(stage, tile);
     else
       compute_p<false>(stage, tile);
-    start_by_rows(dv, p, m.dout[stage]);
-    wait_products<0>();  // dv, too: p's registers are wanted, and without them the compiler gives up overlapping
+    // The other one has written its dx of the step before, and so is done with the dq before that: its dx may go.
+    if (i > 0) wait_for_dx_before();
+    wait_products<0>();
     settle(dp);
     compute_dx(stage);
     publish_shared_writes();
-    barrier_wait(kDxBarrier, B::kWorkers * kWarpgroup);
-    start_dq(stage);
+    __syncwarp();
+    if (lane == 0) m.dx_full[dx_stage.index].arrive();
+
+    barrier_wait(kTurnBarrier + number, B::kWorkers * kWarpgroup);
+    start_by_rows(dv, p, m.dout[stage]);
     start_by_rows(dk, dx, m.q[stage]);
+    start_dq();  // the first one is of nothing, and nobody looks: products run on only where none is conditional
     if (more) m.q_full[stage ^ 1].wait((i + 1) / 2 % 2);
-    start_scores(stage ^ 1);  // of whatever lies there if there are no more, and nobody looks: so they run in any case
-    wait_products<2>();
-    settle(dq);
+    wait_products<1>();
     free(m.dout_free[stage]);
-    add_dq(slot, tile);
+    start_scores(stage ^ 1);  // where there are no more, likewise
+    barrier_arrive(kTurnBarrier + 1 - number, B::kWorkers * kWarpgroup);
+    wait_products<1>();
+    settle(dq);
+    if (i > 0) add_dq(head, tile);
+    dx_stage.next();
   }
 
   // Packed sequences: behind a sequence's last key may be anything, and NaN would survive being multiplied by 0.
@@ -193,7 +233,7 @@ struct BackwardWorker {
         reinterpret_cast<uint4*>(m.k[p])[i] = reinterpret_cast<uint4*>(m.v[p])[i] = make_uint4(0, 0, 0, 0);
     }
     publish_shared_writes();
-    barrier_wait(kDxBarrier, B::kWorkers * kWarpgroup);
+    barrier_wait(kBothBarrier, B::kWorkers * kWarpgroup);
   }
 
   // 64 rows of dk or dv, by way of the values' rows of this warpgroup, which only it has read.
@@ -228,18 +268,25 @@ struct BackwardWorker {
       m.k_full.wait(0), m.v_full.wait(0);
       const int keys = m.job.sequence.band.keys - m.job.key_tile * B::kKeys;
       if (a.sequences.packed() && keys < B::kKeys) clear_behind(keys);
+      if (number == 1) barrier_arrive(kTurnBarrier, B::kWorkers * kWarpgroup);  // the first turn is the first one's
       m.q_full[0].wait(0);
       start_scores(0);
       int tile = m.job.queries.first, head = m.job.key_head * a.group;
       for (int i = 0; i < steps; ++i) {
-        step(i, i + 1 < steps, int64_t{head} * a.query_slots + m.job.sequence.first_query_slot + tile, tile);
+        step(i, i + 1 < steps, head, tile);
         if (++tile == m.job.queries.end) tile = m.job.queries.first, ++head;
       }
       wait_products<0>();
+      wait_for_dx_before();
+      start_dq();
+      wait_products<0>();
+      settle(dq);
+      add_dq(head, tile);
       settle(dk), settle(dv);
     }
     store(dk, a.scale, a.dk, a.dim);
     store(dv, 1.f, a.dv, a.value_dim);
+    if (threadIdx.x % kWarpgroup == 0) wait_until_stores_have_read();
   }
 };
 

@@ -3,6 +3,10 @@
 import torch
 from torch import nn
 
+from hotswap.packages import load
+
+_dyt = load("dyt")
+
 
 def liger_group_norm(X, affine_scaling_weight, affine_shifting_bias, num_channels, num_groups, eps):
     """X [batch, num_channels, ...]: torch's own kernel, which reads and writes as little as one can."""
@@ -29,6 +33,26 @@ class LigerGroupNorm(nn.Module):
 
     def extra_repr(self):
         return f"num_channels={self.num_channels}, num_groups={self.num_groups}, eps={self.eps}"
+
+
+def liger_dyt(x, alpha, gamma, beta):
+    """tanh(alpha x) gamma + beta; alpha [1], gamma and beta [the last dimension], beta or None."""
+    return _dyt.dyt(x, alpha, gamma, beta)
+
+
+class LigerDyT(nn.Module):
+    def __init__(self, hidden_size, beta=True, init_alpha=0.5):
+        super().__init__()
+        self.hidden_size, self.init_alpha = hidden_size, init_alpha
+        self.alpha = nn.Parameter(torch.full((1,), float(init_alpha)))
+        self.gamma = nn.Parameter(torch.ones(hidden_size))
+        self.beta = nn.Parameter(torch.zeros(hidden_size)) if beta else None
+
+    def forward(self, x):
+        return liger_dyt(x, self.alpha, self.gamma, self.beta)
+
+    def extra_repr(self):
+        return f"{self.hidden_size}, init_alpha={self.init_alpha}, beta={self.beta is not None}"
 
 
 __all__ = [name for name in dir() if name.lower().startswith("liger")]

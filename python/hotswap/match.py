@@ -23,6 +23,7 @@ OPTIONS = {
     "activation": True,
     "cross_entropy": True,
     "fused_linear_cross_entropy": False,
+    "attention": False,
 }
 
 

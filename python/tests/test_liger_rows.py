@@ -91,6 +91,16 @@ def test_group_norm(shape):
             wrong()
 
 
+@pytest.mark.parametrize("beta", [True, False])
+def test_dyt(beta):
+    layer, x = hotswap.LigerDyT(9, beta), torch.randn(4, 5, 9, requires_grad=True)
+    wide = x.detach().double().requires_grad_()
+    same(layer(x), x, (wide / 2).tanh(), wide)
+    assert torch.equal(hotswap.liger_dyt(x, layer.alpha, layer.gamma, layer.beta), layer(x))
+    layer(x).sum().backward()
+    assert all(p.grad.shape == p.shape for p in layer.parameters()) and len(list(layer.parameters())) == 2 + beta
+
+
 IMPORTS = """
 import hotswap
 hotswap.enable_for_trainer()

@@ -90,7 +90,7 @@ def main():
         called = {name: package(name).calls(op) for name, op in (("norm", "rms_norm_fwd"), ("loss", "cross_entropy_fwd_"))}
     with open(f"{folder}/said.json", "w") as file:
         said = dict(losses=losses, norms=norms, largest=largest.numel, called=called, trl=trl.__version__)
-        # from TRL 1.14 on a chunked head of its own makes these losses, and use_liger_kernel swaps layers alone
+        # from TRL 1.13 on a chunked head of its own makes these losses, and use_liger_kernel swaps layers alone
         said["asks_for_losses"] = hasattr(sys.modules[type(trainer).__module__], f"LigerFusedLinear{TRAINERS[kind]}Loss")
         json.dump(said, file)
 

@@ -14,6 +14,7 @@
 #include "hotswap/base/memory.h"
 #include "hotswap/cli/bench/trace.h"
 #include "hotswap/cli/flags/model_flags.h"
+#include "hotswap/generation/generate.h"
 #include "hotswap/training/trainer.h"
 
 namespace hotswap {
@@ -28,7 +29,8 @@ struct Flags {
   ModelFlags model;
   KernelFlags kernels;
   std::string what = "decode";
-  std::string cache = "dynamic", trace;
+  std::optional<std::string> cache;  // default: as generate() chooses
+  std::string trace;
   int threads = 0, repeats = 3;
   std::optional<int64_t> rows, columns;  // default: those of the measurement
   int64_t new_tokens = kNewTokens;
@@ -62,23 +64,26 @@ std::vector<int64_t> values_of(const Tensor& ids) {
 OutJson decode(CausalLM& model, const Flags& flags) {
   const int64_t rows = flags.rows.value_or(1), columns = flags.columns.value_or(kPrompt);
   const Tensor prompt = arbitrary_ids(rows, columns, model);
-  Tensor out;
-  const auto generate = [&](int64_t count) {
+  GenerateResult out;
+  const auto run = [&](int64_t count) {
     const auto start = Clock::now();
-    out = model.generate(prompt, {.max_new_tokens = count,
-                                  .do_sample = false,
-                                  .eos_token_id = std::vector<int64_t>(),
-                                  .cache_implementation = flags.cache});
+    out = generate(model, {.input_ids = prompt,
+                           .config = {.max_new_tokens = count,
+                                      .do_sample = false,
+                                      .eos_token_id = std::vector<int64_t>(),
+                                      .cache_implementation = flags.cache}});
     return seconds_since(start);
   };
-  generate(2);
+  run(2);
   std::vector<double> rates;
   for (int i = 0; i < flags.repeats; ++i) {  // the first token is the prompt's; the others' time is the decode's
-    const double first = generate(1), whole = generate(flags.new_tokens);
+    const double first = run(1), whole = run(flags.new_tokens);
     rates.push_back(static_cast<double>(rows * (flags.new_tokens - 1)) / (whole - first));
   }
-  if (!flags.trace.empty()) write_trace(flags.trace, [&] { generate(8); });
-  return {{"value", median(rates)}, {"unit", "tokens/s"}, {"check", values_of(out[0].slice(0, columns))}};
+  OutJson json{{"value", median(rates)}, {"unit", "tokens/s"}, {"check", values_of(out.ids[0].slice(0, columns))}};
+  if (model.device().is_cuda()) json["captured"] = out.captured ? "yes" : out.why_not_captured;
+  if (!flags.trace.empty()) write_trace(flags.trace, [&] { run(8); });
+  return json;
 }
 
 OutJson prefill(CausalLM& model, const Flags& flags) {
@@ -88,7 +93,7 @@ OutJson prefill(CausalLM& model, const Flags& flags) {
   std::vector<double> times;
   Tensor logits;
   const auto run = [&] {
-    const auto cache = model.make_cache({.implementation = flags.cache, .max_cache_len = columns});
+    const auto cache = model.make_cache({.implementation = flags.cache.value_or("dynamic"), .max_cache_len = columns});
     const auto start = Clock::now();
     logits = model({.input_ids = prompt, .cache = cache.get(), .logits_to_keep = 1}).logits;
     wait_for(model.device());
@@ -185,8 +190,7 @@ void add_bench_model(CLI::App& bench) {
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
   verb->add_option("--cache", flags->cache, "decode, prefill: dynamic or static")
-      ->check(CLI::IsMember({"dynamic", "static"}))
-      ->capture_default_str();
+      ->check(CLI::IsMember({"dynamic", "static"}));
   verb->add_option("--trace", flags->trace,
                    "decode, prefill: what ran when, of 8 tokens or one prefill, into this file for chrome://tracing");
   verb->add_option("--threads", flags->threads, "Threads, default as many as torch takes")->check(CLI::PositiveNumber);

@@ -32,7 +32,9 @@ TEST_F(Cli, APackageFromNothing) {
   EXPECT_EQ(run("kernel init " + source.string()).status, 1) << "not over what is there";
   EXPECT_EQ(run("kernel init " + file("Wrong_Name").string()).status, 1);
   EXPECT_FALSE(fs::exists(file("Wrong_Name")));
-  EXPECT_EQ(run("kernel check " + source.string()).out, "build.toml: good\n");
+  const std::string unbuilt = "build.toml: good\nlayers.json: good\nbuild: not checked: nothing is built\n";
+  EXPECT_EQ(run("kernel check " + source.string()).out, unbuilt);
+  EXPECT_EQ(run("kernel check --strict " + source.string()).status, 1) << "for CI that is a problem";
 
   // By the package's own CMakeLists, as its first lines say: configured, built (by `kernel build`), tested.
   const auto must = [&](const std::string& line) {
@@ -46,7 +48,9 @@ TEST_F(Cli, APackageFromNothing) {
   const auto variants = fs::directory_iterator(fs::canonical(source) / "build");
   ASSERT_EQ(std::distance(begin(variants), end(variants)), 1);
   const fs::path variant = fs::directory_iterator(fs::canonical(source) / "build")->path();
-  expect_has(run("kernel check " + source.string()).out, {"build.toml: good", variant.filename().string() + ": good"});
+  const Outcome checked = run("kernel check --strict " + source.string());
+  EXPECT_EQ(checked.status, 0) << checked.err;
+  expect_has(checked.out, {"build.toml: good", "layers.json: good", variant.filename().string() + ": good"});
 
   // In this process, which has no Python: the op runs, is counted, and is the function that it says.
   const Manifest manifest = read_manifest(variant);
@@ -77,6 +81,110 @@ TEST_F(Cli, APackageFromNothing) {
   expect_has(broken.err, {"to compile my_silu_cpu.cpp", "nonsense"});
   verify_digest(manifest);
   for (const auto& entry : fs::directory_iterator(source / "build")) EXPECT_EQ(entry.path(), variant);
+}
+
+// The only variant below a package's build/.
+fs::path variant_of(const fs::path& package) { return fs::directory_iterator(package / "build")->path(); }
+
+// The same sources give the same bytes, wherever they lie; and what is not compiled or staged is nobody's business.
+TEST_F(Cli, BuildsAreReproducible) {
+  const fs::path one = file("one/pack"), two = file("another, deeper/place/pack");
+  ASSERT_EQ(run("kernel init " + one.string()).status, 0);
+  // A header of its own, and a message that names its file.
+  write_file(one / "pack_cpu.cpp",
+             "#include <stdexcept>\n#include \"more/extra.h\"\n" + read_file(one / "pack_cpu.cpp"));
+  fs::create_directories(one / "more");
+  write_file(one / "more/extra.h",
+             "inline const char* where(int n) { return n > 0 ? __FILE__ : throw std::runtime_error(__FILE__); }\n");
+  fs::create_directories(two.parent_path());
+  fs::copy(one, two, fs::copy_options::recursive);
+  const auto build = [&](const fs::path& package, const std::string& environment = "") {
+    const Outcome built = run_with(environment, "kernel build '" + package.string() + "'");
+    EXPECT_EQ(built.status, 0) << built.err;
+    return read_manifest(variant_of(package));
+  };
+  const Manifest first = build(one), second = build(two, "env 'CXX=env LC_ALL=C c++' ");
+  EXPECT_EQ(first.id, second.id);
+  EXPECT_EQ(first.metadata_text, second.metadata_text) << "the digest of every file";
+  EXPECT_EQ(read_file(first.library()), read_file(second.library()));
+  EXPECT_EQ(read_file(first.library()).find(file("one").string()), std::string::npos);
+
+  for (const char* outside : {"CARD.md", "tests/test_pack.py", "CMakeLists.txt", "notes.txt"}) {
+    write_file(two / outside, "changed");
+  }
+  EXPECT_EQ(build(two).id, first.id);
+  for (const char* inside : {"more/extra.h", "torch-ext/pack/layers.py", "layers.json", "pack_cpu.cpp"}) {
+    const std::string before = read_file(two / inside);
+    write_file(two / inside, before + "\n");
+    EXPECT_NE(build(two).id, first.id) << inside;
+    write_file(two / inside, before);
+  }
+  EXPECT_EQ(build(two).id, first.id);
+  fs::create_directories(two / "build/.staging.01234567/objects");
+  build(two);
+  EXPECT_FALSE(fs::exists(two / "build/.staging.01234567")) << "of a build that was killed";
+}
+
+TEST_F(Cli, CheckReadsLayersAndWhatTheLibraryRegisters) {
+  const fs::path source = file("pack");
+  ASSERT_EQ(run("kernel init " + source.string()).status, 0);
+  ASSERT_EQ(run("kernel build " + source.string()).status, 0);
+  const fs::path variant = variant_of(source);
+  const std::string good = read_file(source / "layers.json");
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    return text.replace(text.find(from), from.size(), to);
+  };
+  struct Case {
+    std::string layers;
+    std::vector<std::string> says;
+  };
+  const std::vector<Case> cases = {
+      {"{ broken", {"layers.json"}},
+      {with("activation/1", "activation/99"), {"activation/99", "a contract that"}},
+      {with("\"forward\": \"silu\"", "\"forward\": \"gelu\""), {"::gelu is not registered"}}};
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.layers);
+    write_file(source / "layers.json", one.layers);
+    const std::string before = read_file(variant / "layers.json");
+    const Outcome build = run("kernel build " + source.string());
+    EXPECT_EQ(build.status, 1) << build.out;
+    for (const std::string& text : one.says) expect_has(build.err, {text});
+    EXPECT_EQ(read_file(variant / "layers.json"), before) << "not replaced";
+    write_file(source / "layers.json", good);
+
+    write_file(variant / "layers.json", one.layers);
+    ASSERT_EQ(run("kernel hash " + variant.string()).status, 0);
+    const Outcome check = run("kernel check " + source.string());
+    EXPECT_EQ(check.status, 1) << check.out;
+    for (const std::string& text : one.says) expect_has(check.out, {text});
+  }
+  // The last of these is wrong in nothing that files say.
+  const Outcome files = run("kernel check --files-only " + variant.string());
+  EXPECT_EQ(files.status, 0) << files.out;
+  expect_has(files.out, {"not checked: the ops that its library registers"});
+  EXPECT_EQ(run("kernel check --files-only --strict " + variant.string()).status, 1);
+
+  // A library that ends its process.
+  write_file(variant / "layers.json", good);
+  write_file(source / "pack_cpu.cpp",
+             read_file(source / "pack_cpu.cpp") +
+                 "#include <cstdlib>\n__attribute__((constructor)) static void end() { std::_Exit(7); }\n");
+  expect_has(run("kernel build " + source.string()).err, {"ended with status 7"});
+}
+
+TEST_F(Cli, NamesThatAPackageCannotHave) {
+  for (const char* name : {"class", "namespace", "static-cast", "lambda", "torch", "std"}) {
+    const Outcome refused = run("kernel init " + file(name).string());
+    EXPECT_EQ(refused.status, 1) << name;
+    expect_has(refused.err, {cat("'", name, "', which means something else")});
+    EXPECT_FALSE(fs::exists(file(name)));
+  }
+  for (const char* repo : {"not_a_repo", "a/b/c", "acme/"}) {
+    EXPECT_EQ(run(cat("kernel init ", file("fine").string(), " --repo ", repo)).status, 1) << repo;
+    EXPECT_FALSE(fs::exists(file("fine")));
+  }
+  EXPECT_EQ(run("kernel init " + file("class").string() + " --name my-class").status, 0);
 }
 
 TEST_F(Cli, WhatCannotBeBuiltSaysWhy) {

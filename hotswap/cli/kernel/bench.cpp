@@ -298,7 +298,7 @@ const Package& open_package(const Flags& flags, std::string& commit) {
   commit = found->place.commit;
   std::fprintf(stderr, "%s\n", origin_of(*found).c_str());
   return load_package(read_package(found->folder, bundled_packages(), found->digest_checked),
-                      [&] { hub.verify(*found); });
+                      [&](const HeldFiles& held) { hub.verify(*found, held); });
 }
 
 void check_layers(const Package& package, const Flags& flags) {

@@ -4,6 +4,8 @@
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <iterator>
+#include <sstream>
 
 #include "hotswap/base/env.h"
 #include "hotswap/base/error.h"
@@ -11,14 +13,17 @@
 #include "hotswap/base/json.h"
 #include "hotswap/base/sha256.h"
 #include "hotswap/cli/child.h"
-#include "hotswap/hub/package/abi_check.h"
+#include "hotswap/cli/kernel/check.h"
 #include "hotswap/hub/package/build_toml.h"
 #include "hotswap/hub/package/digest.h"
+#include "hotswap/hub/package/held_files.h"
 
 namespace hotswap {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kStaging = ".staging";
 
 #if defined(__aarch64__)
 constexpr const char* kCpu = "aarch64";
@@ -57,25 +62,38 @@ fs::path torch_folder() {
                .next = "run a hotswap that was linked to pip's torch"});
 }
 
-// A new id for every change: torch keeps one set of ops, and Python one module, a name.
-std::string source_hash(const fs::path& package) {
-  std::map<std::string, fs::path> files;
-  for (fs::recursive_directory_iterator at(package), end; at != end; ++at) {
-    const std::string name = at->path().filename().string();
-    const bool outside = name.starts_with(".") || name == "__pycache__" ||
-                         (at.depth() == 0 && (name == "build" || name == "tests" || name == "cmake-build"));
-    if (at->is_directory()) {
-      if (outside) at.disable_recursion_pending();
-    } else if (!outside && at->is_regular_file() && at->path().extension() != ".pyc") {
-      files[at->path().lexically_relative(package).generic_string()] = at->path();
+// The files of a make rule, as compilers write it: "a.o: a.cpp b.h \\\n  c\\ d.h".
+std::vector<fs::path> files_of_rule(const std::string& rule) {
+  std::vector<fs::path> files;
+  std::string word;
+  const auto end_word = [&] {
+    if (!word.empty()) files.emplace_back(word);
+    word.clear();
+  };
+  for (size_t i = std::min(rule.find(": "), rule.size()) + 1; i < rule.size(); ++i) {
+    const char next = i + 1 < rule.size() ? rule[i + 1] : '\0';
+    if (rule[i] == '\\' && next == '\n') {
+      ++i;
+    } else if (rule[i] == '\\' && (next == ' ' || next == '#' || next == '\\')) {
+      word += rule[++i];
+    } else if (rule[i] == '$' && next == '$') {
+      word += rule[++i];
+    } else if (rule[i] == ' ' || rule[i] == '\n') {
+      end_word();
+    } else {
+      word += rule[i];
     }
   }
-  std::string all;
-  for (const auto& [name, file] : files) {
-    const std::string bytes = read_file(file);
-    all += cat(name, '\0', bytes.size(), '\0', bytes);
-  }
-  return to_hex(sha256({reinterpret_cast<const uint8_t*>(all.data()), all.size()})).substr(0, 7);
+  end_word();
+  return files;
+}
+
+// CXX as make takes it: a program with its first arguments, "ccache g++"; or the path of one that has blanks in it.
+std::vector<std::string> compiler_words() {
+  const std::string given = env(EnvVar::kCxx).value_or("c++");
+  if (fs::exists(given)) return {given};
+  std::istringstream words(given);
+  return {std::istream_iterator<std::string>(words), {}};
 }
 
 class Build {
@@ -85,16 +103,19 @@ class Build {
 
   BuiltVariant run() {
     check();
-    id_ = cat("_", python_name(), "_cpu_", source_hash(package_));
     variant_ = cat("torch-stable-abi", level_[0], level_[1], "-cpu-", kCpu, "-linux");
     fs::create_directories(package_ / "build");
-    staging_ = temporary_beside(package_ / "build" / ".staging", "");
+    const FileLock one_at_a_time(package_ / "build");
+    remove_left_behind();
+    staging_ = temporary_beside(package_ / "build" / kStaging, "");
     fs::create_directories(staging_ / variant_);
     fs::create_directories(staging_ / "objects");
     try {
+      id_ = "_id";  // any, until it is known
+      id_ = cat("_", python_name(), "_cpu_", hash_of_inputs());
       link(compile());
       stage();
-      const std::vector<std::string> problems = check_variant(staging_ / variant_);
+      const std::vector<std::string> problems = check_built(staging_ / variant_, /*load=*/true).problems;
       if (!problems.empty()) {
         throw Error({.wanted = "a library that loads wherever " + variant_ + " promises",
                      .got = join(problems, "; "),
@@ -121,6 +142,13 @@ class Build {
     return name;
   }
 
+  // Of builds that were killed: with the lock in our hands nobody builds.
+  void remove_left_behind() const {
+    for (const auto& entry : fs::directory_iterator(package_ / "build")) {
+      if (entry.path().filename().string().starts_with(kStaging)) fs::remove_all(entry.path());
+    }
+  }
+
   void check() {
     std::vector<std::string> problems = check_build(toml_, package_);
     const auto has_cpu = std::find(toml_.backends.begin(), toml_.backends.end(), "cpu") != toml_.backends.end();
@@ -145,17 +173,60 @@ class Build {
   fs::path face() const { return package_ / "torch-ext" / python_name(); }
 
   void run_compiler(const std::vector<std::string>& arguments, const std::string& what) {
-    std::vector<std::string> words = {env(EnvVar::kCxx).value_or("c++")};
+    std::vector<std::string> words = compiler_words();
     words.insert(words.end(), arguments.begin(), arguments.end());
     if (verbose_) std::fprintf(stderr, "%s\n", join(words, " ").c_str());
     std::string said;
     const int status = run_program(words, [&](const std::string& line) { said += line + "\n"; });
     if (status != 0) {
-      throw Error({.wanted = cat("to ", what, " with ", words[0]),
+      throw Error({.wanted = cat("to ", what, " with ", join(compiler_words(), " ")),
                    .got = cat("status ", status, ":\n", said),
                    .next = "correct the source, or name another compiler in CXX"});
     }
     if (!said.empty()) std::fprintf(stderr, "%s", said.c_str());  // warnings
+  }
+
+  // A new id for every change of what is compiled or staged, and for nothing else: torch keeps one set of ops, and
+  // Python one module, a name. Headers are those that the compiler reads; torch's own are not ours to count.
+  std::string hash_of_inputs() {
+    std::map<std::string, fs::path> files;
+    std::string all = kManylinux;
+    const auto add = [&](const fs::path& file) {
+      const fs::path name = file.lexically_relative(package_);
+      files[(*name.begin() == ".." ? file.filename() : name).generic_string()] = file;
+    };
+    const fs::path rule = staging_ / "objects/rule.d";
+    each_source([&](const fs::path& source, const std::vector<std::string>& with) {
+      for (const std::string& flag : with) all += cat(with_places_named(flag), '\0');
+      std::vector<std::string> words = with;
+      for (const std::string& word : {std::string("-MM"), source.string(), std::string("-MF"), rule.string()}) {
+        words.push_back(word);
+      }
+      run_compiler(words, "read the includes of " + source.filename().string());
+      for (const fs::path& file : files_of_rule(read_file(rule))) add(fs::canonical(file));
+    });
+    for (const fs::path& file : face_files()) add(file);
+    if (fs::is_regular_file(package_ / "layers.json")) add(package_ / "layers.json");
+    all += metadata().dump();
+    for (const auto& [name, file] : files) {
+      const std::string bytes = read_file(file);
+      all += cat(name, '\0', bytes.size(), '\0', bytes);
+    }
+    return to_hex(sha256(as_bytes(all))).substr(0, 7);
+  }
+
+  // Where package and torch lie is no part of what is built.
+  std::vector<std::pair<std::string, std::string>> places() const {
+    return {{staging_.string(), "."}, {package_.string(), "."}, {torch_.string(), "torch"}};
+  }
+
+  std::string with_places_named(std::string text) const {
+    for (const auto& [place, name] : places()) {
+      for (size_t at = 0; (at = text.find(place, at)) != text.npos; at += name.size()) {
+        text.replace(at, place.size(), name);
+      }
+    }
+    return text;
   }
 
   std::vector<std::string> flags(const std::vector<std::string>& include, const std::vector<std::string>& more) const {
@@ -171,6 +242,12 @@ class Build {
                                     (torch_ / "include").string()};
     for (const std::string& folder : include) all.push_back("-I" + (package_ / folder).string());
     all.insert(all.end(), more.begin(), more.end());
+    // Asserts and debug information name files. The last map that fits is taken, and the staging folder is in the
+    // package's.
+    const auto named = places();
+    for (auto place = named.rbegin(); place != named.rend(); ++place) {
+      all.push_back(cat("-ffile-prefix-map=", place->first, "=", place->second));
+    }
     return all;
   }
 
@@ -179,6 +256,20 @@ class Build {
     std::snprintf(text, sizeof text, "0x%02x%02x000000000000", static_cast<unsigned>(level_[0]),
                   static_cast<unsigned>(level_[1]));
     return text;
+  }
+
+  // Every source that is compiled, with its flags.
+  template <typename Visit>
+  void each_source(const Visit& visit) const {
+    for (const std::string& source : toml_.framework.src) {
+      if (is_source(source)) visit(package_ / source, flags(toml_.framework.include, toml_.framework.cxx_flags));
+    }
+    for (const auto& [name, kernel] : toml_.kernels) {
+      if (kernel.backend != "cpu") continue;
+      for (const std::string& source : kernel.src) {
+        if (is_source(source)) visit(package_ / source, flags(kernel.include, kernel.cxx_flags));
+      }
+    }
   }
 
   std::vector<std::string> compile() {
@@ -192,15 +283,7 @@ class Build {
       run_compiler(words, "compile " + source.filename().string());
       objects.push_back(object);
     };
-    for (const std::string& source : toml_.framework.src) {
-      if (is_source(source)) one(package_ / source, flags(toml_.framework.include, toml_.framework.cxx_flags));
-    }
-    for (const auto& [name, kernel] : toml_.kernels) {
-      if (kernel.backend != "cpu") continue;
-      for (const std::string& source : kernel.src) {
-        if (is_source(source)) one(package_ / source, flags(kernel.include, kernel.cxx_flags));
-      }
-    }
+    each_source(one);
     const fs::path shim = staging_ / "objects/manylinux.cpp";
     write_file(shim, kManylinux);
     one(shim, flags({}, {}));
@@ -217,16 +300,24 @@ class Build {
     run_compiler(objects, "link " + id_);
   }
 
-  void stage() {
-    const fs::path to = staging_ / variant_;
+  // What of the Python face is staged.
+  std::vector<fs::path> face_files() const {
+    std::vector<fs::path> files;
     for (fs::recursive_directory_iterator at(face()), end; at != end; ++at) {
       const std::string ending = at->path().extension().string();
       const auto& wanted = toml_.framework.pyext;
       if (!at->is_regular_file() || ending.size() < 2) continue;
-      if (std::find(wanted.begin(), wanted.end(), ending.substr(1)) == wanted.end()) continue;
-      const fs::path target = to / at->path().lexically_relative(face());
+      if (std::find(wanted.begin(), wanted.end(), ending.substr(1)) != wanted.end()) files.push_back(at->path());
+    }
+    return files;
+  }
+
+  void stage() {
+    const fs::path to = staging_ / variant_;
+    for (const fs::path& file : face_files()) {
+      const fs::path target = to / file.lexically_relative(face());
       fs::create_directories(target.parent_path());
-      fs::copy_file(at->path(), target);
+      fs::copy_file(file, target);
     }
     write_file(to / "_ops.py", cat("import torch\n\nfrom . import ", id_, "\n\nops = torch.ops.", id_,
                                    "\n\n\ndef add_op_namespace_prefix(name):\n    return f\"", id_, "::{name}\"\n"));

@@ -1,8 +1,13 @@
-// kernel hash, check, verify: what can be said of a package by its files alone. Nothing of it is loaded or run.
+// kernel hash, check, verify: what can be said of a package by its files. Only check loads its library, in a process of
+// its own.
+#include "hotswap/cli/kernel/check.h"
+
 #include <cstdio>
 
 #include "hotswap/base/error.h"
+#include "hotswap/base/file.h"
 #include "hotswap/base/json.h"
+#include "hotswap/cli/child.h"
 #include "hotswap/cli/kernel/hub.h"
 #include "hotswap/cli/verbs.h"
 #include "hotswap/hub/install.h"
@@ -12,6 +17,8 @@
 #include "hotswap/hub/package/digest.h"
 #include "hotswap/hub/package/lockfile.h"
 #include "hotswap/hub/sign/signature.h"
+#include "hotswap/kernelize/foreign/foreign.h"
+#include "hotswap/kernelize/package/package.h"
 
 namespace hotswap {
 namespace {
@@ -33,14 +40,46 @@ void hash(const fs::path& path, const std::string& algorithm) {
   }
 }
 
-// One line a problem; returns their number.
-size_t report(const std::string& what, const std::vector<std::string>& problems) {
-  if (problems.empty()) std::printf("%s: good\n", what.c_str());
-  for (const std::string& problem : problems) std::printf("%s: %s\n", what.c_str(), problem.c_str());
-  return problems.size();
+struct CheckFlags {
+  std::string path, only_load;
+  bool strict = false, files_only = false;
+};
+
+// One line a problem or note; returns the number of problems.
+size_t report(const std::string& what, const VariantFindings& found, bool strict) {
+  const size_t wrong = found.problems.size() + (strict ? found.notes.size() : 0);
+  if (wrong == 0) std::printf("%s: good\n", what.c_str());
+  for (const std::string& problem : found.problems) std::printf("%s: %s\n", what.c_str(), problem.c_str());
+  for (const std::string& note : found.notes) std::printf("%s: not checked: %s\n", what.c_str(), note.c_str());
+  return wrong;
 }
 
-size_t check_source(const fs::path& path) {
+// In the process of its own: a line for each thing that is wrong.
+void only_load(const fs::path& variant) {
+  try {
+    load_package(read_package(variant, {}));
+  } catch (const Error& error) {
+    std::printf("%s\n", error.got().c_str());
+  }
+}
+
+void load_apart(const fs::path& variant, VariantFindings& found) {
+  bool fits = false;
+  for (const char* kind : {"cpu", "cuda"}) {
+    const std::vector<std::string> alone = {variant.filename().string()};
+    fits = fits || choose_variant(alone, this_system(kind)).chosen.has_value();
+  }
+  if (!fits) {
+    found.notes.emplace_back("the ops that its library registers: it is not for this machine");
+    return;
+  }
+  const int status = run_self({"kernel", "check", "--only-load", variant.string()},
+                              [&](const std::string& line) { found.problems.push_back(line); });
+  if (status != 0) found.problems.push_back(cat("the process that loaded its library ended with status ", status));
+}
+
+size_t check_source(const CheckFlags& flags) {
+  const fs::path path = flags.path;
   const BuildToml build = read_build_toml(path / "build.toml");
   std::vector<std::string> problems = check_build(build, path);
   if (build.edition < 5) {
@@ -48,20 +87,54 @@ size_t check_source(const fs::path& path) {
                            build.edition == 4 ? "which kernel-builder upgrades: add edition = 5 to [general]"
                                               : "which kernel-builder refuses: run its update-build"));
   }
-  return report("build.toml", problems);
+  const size_t wrong = report("build.toml", {.problems = problems, .notes = {}}, flags.strict);
+  if (!fs::is_regular_file(path / "layers.json")) return wrong;
+  VariantFindings layers;
+  try {
+    parse_layers(read_file(path / "layers.json"), path / "layers.json");
+  } catch (const Error& error) {
+    layers.problems.emplace_back(error.what());
+  }
+  return wrong + report("layers.json", layers, flags.strict);
 }
 
-void check(const fs::path& path) {
+void check(const CheckFlags& flags) {
+  if (!flags.only_load.empty()) return only_load(flags.only_load);
+  const fs::path path = flags.path;
   const bool source = fs::is_regular_file(path / "build.toml");
-  size_t problems = source ? check_source(path) : 0;
-  for (const fs::path& variant : source ? built_variants(path) : need_variants(path)) {
-    problems += report(variant.filename(), check_variant(variant));
+  size_t problems = source ? check_source(flags) : 0;
+  const auto variants = source ? built_variants(path) : need_variants(path);
+  for (const fs::path& variant : variants) {
+    VariantFindings found = check_built(variant, !flags.files_only);
+    if (flags.files_only) found.notes.emplace_back("the ops that its library registers, as --files-only says");
+    problems += report(variant.filename(), found, flags.strict);
   }
+  if (variants.empty()) std::printf("build: not checked: nothing is built\n");
+  problems += flags.strict && variants.empty();
   if (problems == 0) return;
   throw Error({.wanted = "a package that builds and loads wherever its variants promise",
                .got = cat(problems, problems == 1 ? " problem" : " problems"),
                .next = "the lines above name each"});
 }
+
+}  // namespace
+
+VariantFindings check_built(const fs::path& variant, bool load) {
+  VariantFindings found{.problems = check_variant(variant), .notes = {}};
+  if (!fs::is_regular_file(variant / "layers.json")) {
+    found.notes.emplace_back("its layers: without layers.json a C++ host finds none");
+    return found;
+  }
+  try {
+    parse_layers(read_layers_text(variant), variant / "layers.json");
+  } catch (const Error& error) {
+    found.problems.emplace_back(error.what());
+  }
+  if (load && found.problems.empty()) load_apart(variant, found);
+  return found;
+}
+
+namespace {
 
 struct VerifyFlags {
   std::string path, trust_root, signers, lock, repo;
@@ -90,11 +163,8 @@ void verify(const VerifyFlags& flags) {
     VariantVerdict verdict = verify_variant(variant, root, signers);
     std::string shown = outcome_name(verdict.outcome);
     if (verdict.outcome == Outcome::kBundleMissing && flags.unsigned_too) {
-      // Its files must still be what its metadata says.
-      const auto problems = check_variant(variant);
-      verdict.outcome = problems.empty() ? Outcome::kSuccess : Outcome::kDigestFailure;
-      verdict.reason = join(problems, "; ");
-      shown = problems.empty() ? "Unsigned" : outcome_name(verdict.outcome);
+      verdict = verify_files(variant);  // they must still be what its metadata says
+      shown = verdict.outcome == Outcome::kSuccess ? "Unsigned" : outcome_name(verdict.outcome);
     }
     std::string why = lock_problem(flags, variant);
     if (!why.empty()) shown = "LockVerificationFailure";
@@ -112,9 +182,11 @@ void verify(const VerifyFlags& flags) {
   }
   if (flags.json) std::printf("%s\n", out.dump(2).c_str());
   if (bad == 0) return;
-  throw Error({.wanted = "variants that are signed, and as their signers left them",
-               .got = cat(bad, " that ", bad == 1 ? "is" : "are", " not"),
-               .next = "do not run them; --allow-unsigned takes those that nobody signed"});
+  throw Error(
+      {.wanted = cat("variants that are ", flags.unsigned_too ? "" : "signed, and ",
+                     flags.lock.empty() ? "" : "as they were locked, and ", "as their metadata.json has them"),
+       .got = cat(bad, " that ", bad == 1 ? "is" : "are", " not"),
+       .next = cat("do not run them", flags.unsigned_too ? "" : "; --allow-unsigned takes those that nobody signed")});
 }
 
 }  // namespace
@@ -132,13 +204,23 @@ void add_kernel_checks(CLI::App& kernel) {
       ->check(CLI::IsMember({"sha256", "sha512"}));
   hash_verb->callback([hash_flags] { hash(hash_flags->path, hash_flags->algorithm); });
 
-  auto path = std::make_shared<std::string>();
+  auto check_flags = std::make_shared<CheckFlags>();
   auto* check_verb = kernel.add_subcommand(
-      "check", "build.toml, metadata, digests and the libraries' symbols: glibc, torch's stable ABI, Python's");
-  check_verb->add_option("path", *path, "A package's source, a built package or a variant")
-      ->required()
-      ->check(CLI::ExistingDirectory);
-  check_verb->callback([path] { check(*path); });
+      "check",
+      "build.toml, layers.json and its contracts, metadata, digests, the libraries' symbols (glibc, torch's stable "
+      "ABI,\n"
+      "Python's), and the ops that a library registers: it is loaded for that, in a process of its own");
+  auto* path = check_verb->add_option("path", check_flags->path, "A package's source, a built package or a variant")
+                   ->check(CLI::ExistingDirectory);
+  check_verb->add_flag("--strict", check_flags->strict, "What could not be checked here is a problem, too: for CI");
+  check_verb->add_flag("--files-only", check_flags->files_only, "Load nothing: of a package that you would not run");
+  auto* alone = check_verb->add_option("--only-load", check_flags->only_load)->check(CLI::ExistingDirectory)->group("");
+  path->excludes(alone);
+  check_verb->callback([check_flags] {
+    if (check_flags->path.empty() && check_flags->only_load.empty())
+      throw usage_error("check wants a package's folder");
+    check(*check_flags);
+  });
 
   auto flags = std::make_shared<VerifyFlags>();
   auto* verify_verb =

@@ -105,7 +105,7 @@ TEST_F(CliHub, LockThenDownload) {
   EXPECT_EQ(unlocked.status, 1);
   EXPECT_TRUE(has(unlocked.err, "No kernels.lock file found in: " + project)) << unlocked.err;
 
-  const Outcome locked = ask("kernel lock " + project);
+  const Outcome locked = ask("kernel lock --form variants " + project);
   EXPECT_EQ(locked.status, 0) << locked.err;
   EXPECT_EQ(locked.out, "");
   const std::string text = read_file(file("project/kernels.lock"));
@@ -132,9 +132,9 @@ TEST_F(CliHub, LockThenDownload) {
   EXPECT_TRUE(has(ask("kernel download " + project).err, "in the lock; got no variant"));
   EXPECT_EQ(ask("kernel download --all-variants " + project).status, 1);
 
-  const Outcome by_commit = ask("kernel lock --form dependencies " + project);
+  const Outcome by_commit = ask("kernel lock " + project);
   EXPECT_EQ(by_commit.status, 0);
-  EXPECT_TRUE(has(by_commit.err, "commits alone; this form has no place for hashes")) << by_commit.err;
+  EXPECT_TRUE(has(by_commit.err, "commits alone, as Python's kernels 0.17 and newer reads it")) << by_commit.err;
   const auto by_version = nlohmann::json::parse(read_file(file("project/kernels.lock")));
   ASSERT_EQ(by_version.size(), 1u);
   EXPECT_EQ(by_version[0]["dependency"]["version"], 1);

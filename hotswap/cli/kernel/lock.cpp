@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct LockFlags {
-  std::string folder, form = "variants";
+  std::string folder, form = "dependencies";
 };
 
 void lock(const LockFlags& flags) {
@@ -30,9 +30,10 @@ void lock(const LockFlags& flags) {
   Hub hub(HubOptions::from_env());
   const auto form = flags.form == "variants" ? Lockfile::Form::kVariants : Lockfile::Form::kDependencies;
   lock_dependencies(hub, project.dependencies, form).write(fs::path(flags.folder) / "kernels.lock");
-  if (form == Lockfile::Form::kVariants) return;  // in silence, as Python's
+  if (form == Lockfile::Form::kVariants) return;
   std::fprintf(stderr,
-               "%s: commits alone; this form has no place for hashes, --form variants has one for every variant\n",
+               "%s: commits alone, as Python's kernels 0.17 and newer reads it; --form variants, which 0.16 and older "
+               "reads, has a place for the hash of every variant\n",
                (fs::path(flags.folder) / "kernels.lock").c_str());
 }
 
@@ -161,8 +162,10 @@ void add_kernel_lock(CLI::App& kernel) {
       ->required()
       ->check(CLI::ExistingDirectory);
   lock_verb
-      ->add_option("--form", lock_flags->form,
-                   "variants: commit and the hash of every variant; dependencies: version and commit")
+      ->add_option(
+          "--form", lock_flags->form,
+          "dependencies: version and commit, read by Python's kernels 0.17 and newer; variants: commit and the "
+          "hash of every variant, read by kernels 0.16 and older. Both are read here")
       ->check(CLI::IsMember({"variants", "dependencies"}))
       ->capture_default_str();
   lock_verb->callback([lock_flags] { lock(*lock_flags); });

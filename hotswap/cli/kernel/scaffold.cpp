@@ -1,8 +1,11 @@
 #include "hotswap/cli/kernel/scaffold.h"
 
+#include <algorithm>
+#include <string_view>
+
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
-#include "hotswap/hub/names/repo.h"
+#include "hotswap/hub/install.h"
 #include "hotswap/hub/package/metadata.h"
 
 namespace hotswap {
@@ -290,9 +293,136 @@ SiLU, `x / (1 + exp(-x))`, for the CPU, forward and backward, in float32. Determ
     {".gitignore", "build/\ncmake-build/\n__pycache__/\n"},
 };
 
+// The name is a namespace of C++ and a module of Python; these are something else there.
+constexpr std::string_view kTaken[] = {"alignas",
+                                       "alignof",
+                                       "and",
+                                       "and_eq",
+                                       "as",
+                                       "asm",
+                                       "assert",
+                                       "async",
+                                       "at",
+                                       "auto",
+                                       "await",
+                                       "bitand",
+                                       "bitor",
+                                       "bool",
+                                       "break",
+                                       "c10",
+                                       "case",
+                                       "catch",
+                                       "char",
+                                       "char16_t",
+                                       "char32_t",
+                                       "char8_t",
+                                       "class",
+                                       "co_await",
+                                       "co_return",
+                                       "co_yield",
+                                       "compl",
+                                       "concept",
+                                       "const",
+                                       "const_cast",
+                                       "consteval",
+                                       "constexpr",
+                                       "constinit",
+                                       "continue",
+                                       "decltype",
+                                       "def",
+                                       "default",
+                                       "del",
+                                       "delete",
+                                       "do",
+                                       "double",
+                                       "dynamic_cast",
+                                       "elif",
+                                       "else",
+                                       "enum",
+                                       "except",
+                                       "explicit",
+                                       "export",
+                                       "extern",
+                                       "false",
+                                       "finally",
+                                       "float",
+                                       "for",
+                                       "friend",
+                                       "from",
+                                       "global",
+                                       "goto",
+                                       "if",
+                                       "import",
+                                       "in",
+                                       "inline",
+                                       "int",
+                                       "is",
+                                       "kernels",
+                                       "lambda",
+                                       "linux",
+                                       "long",
+                                       "main",
+                                       "mutable",
+                                       "namespace",
+                                       "new",
+                                       "noexcept",
+                                       "nonlocal",
+                                       "not",
+                                       "not_eq",
+                                       "nullptr",
+                                       "operator",
+                                       "or",
+                                       "or_eq",
+                                       "pass",
+                                       "private",
+                                       "protected",
+                                       "public",
+                                       "raise",
+                                       "register",
+                                       "reinterpret_cast",
+                                       "requires",
+                                       "return",
+                                       "short",
+                                       "signed",
+                                       "sizeof",
+                                       "static",
+                                       "static_assert",
+                                       "static_cast",
+                                       "std",
+                                       "struct",
+                                       "switch",
+                                       "template",
+                                       "this",
+                                       "thread_local",
+                                       "throw",
+                                       "torch",
+                                       "true",
+                                       "try",
+                                       "typedef",
+                                       "typeid",
+                                       "typename",
+                                       "union",
+                                       "unix",
+                                       "unsigned",
+                                       "using",
+                                       "virtual",
+                                       "void",
+                                       "volatile",
+                                       "wchar_t",
+                                       "while",
+                                       "with",
+                                       "xor",
+                                       "xor_eq",
+                                       "yield"};
+
+std::string python_name(const Scaffold& scaffold) {
+  std::string name = scaffold.name;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
 std::string filled(std::string text, const Scaffold& scaffold) {
-  std::string python = scaffold.name;
-  std::replace(python.begin(), python.end(), '-', '_');
+  const std::string python = python_name(scaffold);
   const std::string hub = scaffold.repo.empty() ? "" : cat("\n[general.hub]\nrepo-id = \"", scaffold.repo, "\"\n");
   for (const auto& [key, value] :
        {std::pair<std::string, std::string>{"@NAME@", scaffold.name}, {"@PY@", python}, {"@HUB@", hub}}) {
@@ -309,7 +439,12 @@ std::vector<std::string> write_scaffold(const Scaffold& scaffold) {
                  .got = "'" + scaffold.name + "'",
                  .next = "name it with --name"});
   }
-  if (!scaffold.repo.empty()) check_repo({RepoType::kKernel, scaffold.repo});
+  if (std::find(std::begin(kTaken), std::end(kTaken), python_name(scaffold)) != std::end(kTaken)) {
+    throw Error({.wanted = "a package's name that can be a namespace of C++ and a module of Python",
+                 .got = "'" + scaffold.name + "', which means something else there",
+                 .next = "choose another with --name, such as my-" + scaffold.name});
+  }
+  if (!scaffold.repo.empty()) check_repo_with_publisher({RepoType::kKernel, scaffold.repo});
   if (fs::exists(scaffold.folder) && (!fs::is_directory(scaffold.folder) || !fs::is_empty(scaffold.folder))) {
     throw Error({.wanted = "a folder that is not there yet, or empty",
                  .got = scaffold.folder.string() + ", which holds something",

@@ -19,6 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kEarlyRefs = "hotswap/refs";
+
 // A read-only cache is a good cache: what would only save a later request is left undone there.
 void write_if_possible(const fs::path& file, std::string_view bytes) {
   std::error_code code;
@@ -50,6 +52,23 @@ bool is_young_file(const char* file, double max_age_s = -1) {
   return age >= -60 && age <= max_age_s;  // from the future: a clock was set; not to be trusted
 }
 
+std::optional<std::string> commit_in(const fs::path& file, double max_age_s = -1) {
+  if (!is_young_file(file.c_str(), max_age_s)) return std::nullopt;
+  std::string commit = read_file(file);
+  if (!is_commit(commit)) return std::nullopt;  // of a power cut; the next answer replaces it
+  return commit;
+}
+
+std::vector<std::string> files_below(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code code;
+  for (fs::recursive_directory_iterator at(folder, code), end; !code && at != end; at.increment(code)) {
+    if (at->is_regular_file()) names.push_back(at->path().lexically_relative(folder).generic_string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 }  // namespace
 
 HubCache::HubCache(fs::path root, bool links) : root_(fs::absolute(root)), links_(links) {}
@@ -78,35 +97,46 @@ fs::path HubCache::lock_file(const Repo& repo, const std::string& etag) const {
 std::optional<std::string> HubCache::read_ref(const Repo& repo, const std::string& revision, double max_age_s) const {
   if (is_commit(revision)) return revision;
   check_relative_path(revision, "revision");
-  const fs::path file = folder(repo) / "refs" / revision;
-  if (!is_young_file(file.c_str(), max_age_s)) return std::nullopt;
-  std::string commit = read_file(file);
-  if (!is_commit(commit)) return std::nullopt;  // of a power cut; the next answer replaces it
-  return commit;
+  const fs::path here = folder(repo) / "refs" / revision, early = folder(repo) / kEarlyRefs / revision;
+  const bool latest_first = max_age_s >= 0;
+  if (auto commit = commit_in(latest_first ? early : here, max_age_s)) return commit;
+  return commit_in(latest_first ? here : early, max_age_s);
 }
 
 void HubCache::write_ref(const Repo& repo, const std::string& revision, const std::string& commit) const {
   if (revision == commit) return;
   check_relative_path(revision, "revision");
-  const fs::path file = folder(repo) / "refs" / revision;
-  if (read_ref(repo, revision) == commit) {
-    std::error_code code;  // confirmed just now: its age counts from here
+  std::error_code code;
+  const fs::path early = folder(repo) / kEarlyRefs / revision;
+  const bool is_here = fs::is_directory(snapshot(repo, commit), code);
+  const fs::path file = is_here ? folder(repo) / "refs" / revision : early;
+  if (commit_in(file) == commit) {  // confirmed just now: its age counts from here
     fs::last_write_time(file, fs::file_time_type::clock::now(), code);
-    return;
+  } else if (is_here) {
+    write_if_possible(file, commit);
+  } else {
+    note(folder(repo), file, commit);
   }
-  write_if_possible(file, commit);
+  if (is_here) fs::remove(early, code);
 }
 
-std::vector<std::string> HubCache::refs(const Repo& repo) const {
-  std::vector<std::string> names;
-  const fs::path refs = folder(repo) / "refs";
+fs::path HubCache::begin_snapshot(const Repo& repo, const std::string& commit) const {
+  fs::path made = snapshot(repo, commit);
   std::error_code code;
-  for (fs::recursive_directory_iterator at(refs, code), end; !code && at != end; at.increment(code)) {
-    if (at->is_regular_file()) names.push_back(at->path().lexically_relative(refs).generic_string());
+  if (fs::is_directory(made, code)) return made;
+  fs::create_directories(made, code);
+  if (code) return made;  // a read-only cache; who writes into it will say so
+  const fs::path early = folder(repo) / kEarlyRefs;
+  for (const std::string& name : files_below(early)) {
+    if (commit_in(early / name) != commit) continue;
+    const fs::path ref = folder(repo) / "refs" / name;
+    fs::create_directories(ref.parent_path(), code);
+    fs::rename(early / name, ref, code);  // another process may have been first
   }
-  std::sort(names.begin(), names.end());
-  return names;
+  return made;
 }
+
+std::vector<std::string> HubCache::refs(const Repo& repo) const { return files_below(folder(repo) / "refs"); }
 
 std::optional<fs::path> HubCache::find(const Repo& repo, const std::string& commit, const std::string& path) const {
   check_relative_path(path, "file");
@@ -138,7 +168,7 @@ void HubCache::mark_absent(const Repo& repo, const std::string& commit, const st
 fs::path HubCache::publish(const Repo& repo, const std::string& commit, const std::string& path,
                            const std::string& etag, bool fresh) const {
   check_relative_path(path, "file");
-  fs::path pointer = snapshot(repo, commit) / path, content = blob(repo, etag);
+  fs::path pointer = begin_snapshot(repo, commit) / path, content = blob(repo, etag);
   std::error_code code;
   fs::create_directories(pointer.parent_path(), code);
   if (code) {

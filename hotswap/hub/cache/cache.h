@@ -9,10 +9,12 @@
 //                    /.no_exist/<commit>/path the Hub said that there is no such file
 //                    /trees/<commit>.json     the commit's list of files
 //                    /hotswap/<hash>.json     ours alone: the Hub's answers about names, for a while
+//                    /hotswap/refs/<revision> ours alone: the same as refs, of a commit of which no file is here yet
 //                    /hotswap/trees/<commit>  ours alone: the same lists, of kernels (tree_file.h)
 //
 // Lists of kernels are kept apart, because Python's `kernels` refuses a snapshot offline that lacks any file of trees/:
-// one of which only the variant for this machine was fetched, that is every one.
+// one of which only the variant for this machine was fetched, that is every one. And a name whose commit has no
+// snapshot is kept apart, because Python's `hf cache ls` calls a repository that has such a one corrupted.
 //
 // Everything appears by rename or link, complete. Nothing here asks the network.
 #pragma once
@@ -57,10 +59,13 @@ class HubCache {
   std::filesystem::path blob(const Repo& repo, const std::string& etag) const;
   std::filesystem::path lock_file(const Repo& repo, const std::string& etag) const;
 
-  // The commit that `revision` was last seen to be; a commit is itself. max_age_s < 0: however long ago.
+  // The commit that `revision` was last seen to be; a commit is itself. max_age_s < 0: however long ago, and rather one
+  // that is here than one that was seen later.
   std::optional<std::string> read_ref(const Repo& repo, const std::string& revision, double max_age_s = -1) const;
   void write_ref(const Repo& repo, const std::string& revision, const std::string& commit) const;
-  std::vector<std::string> refs(const Repo& repo) const;  // their names
+  std::vector<std::string> refs(const Repo& repo) const;  // names of commits that are here
+  // The folder snapshots/<commit>; what is known of its names moves to refs.
+  std::filesystem::path begin_snapshot(const Repo& repo, const std::string& commit) const;
 
   std::optional<std::filesystem::path> find(const Repo& repo, const std::string& commit, const std::string& path) const;
   // Of these files of the commit, those that find() does not find.

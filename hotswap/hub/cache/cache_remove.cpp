@@ -183,7 +183,10 @@ Removed remove_revision(const HubCache& cache, const Repo& repo, const std::stri
     blobs.push_back({found.folder / "blobs" / blob, bytes_below(found.folder / "blobs" / blob)});
   }
   Remover remover(cache, repo, options);
-  for (const std::string& name : revision.refs) remover.take(found.folder / "refs" / name);
+  for (const std::string& name : revision.refs) {
+    remover.take(found.folder / "refs" / name);
+    remover.take(found.folder / "hotswap/refs" / name);
+  }
   remover.take(found.folder / "trees" / (revision.commit + ".json"));
   remover.take(found.folder / "hotswap/trees" / revision.commit);
   remover.take(found.folder / ".no_exist" / revision.commit);

@@ -40,6 +40,8 @@ TEST(Cache, Refs) {
   EXPECT_EQ(cache.read_ref(kRepo, kSha), kSha);
   cache.write_ref(kRepo, kSha, kSha);
   EXPECT_FALSE(fs::exists(cache.folder(kRepo) / "refs" / kSha)) << "a commit needs none";
+  cache.begin_snapshot(kRepo, kSha);
+  cache.begin_snapshot(kRepo, kOther);
   cache.write_ref(kRepo, "refs/pr/1", kSha);
   EXPECT_EQ(read_file(cache.folder(kRepo) / "refs/refs/pr/1"), kSha) << "40 characters, no line end";
   cache.write_ref(kRepo, "main", kSha);
@@ -57,6 +59,30 @@ TEST(Cache, Refs) {
   write_file(file, "half of a com");
   EXPECT_EQ(cache.read_ref(kRepo, "main"), std::nullopt);
   EXPECT_NE(message_of([&] { cache.write_ref(kRepo, "../../x", kSha); }), "no error");
+}
+
+// Python's tools take a name without a snapshot for a corrupted repository.
+TEST(Cache, ANameIsNoRefBeforeAFileIsHere) {
+  const TempFolder folder;
+  const HubCache cache(folder.path(), true);
+  const fs::path refs = cache.folder(kRepo) / "refs";
+  cache.begin_snapshot(kRepo, kOther);
+  cache.write_ref(kRepo, "v1", kOther);
+  cache.write_ref(kRepo, "v1", kSha);  // it has moved on
+  cache.write_ref(kRepo, "refs/pr/1", kSha);
+  EXPECT_EQ(cache.refs(kRepo), (std::vector<std::string>{"v1"}));
+  EXPECT_EQ(read_file(refs / "v1"), kOther);
+  EXPECT_EQ(cache.read_ref(kRepo, "v1", 600), kSha) << "the last word";
+  EXPECT_EQ(cache.read_ref(kRepo, "v1"), kOther) << "what is here, where nobody can be asked";
+  EXPECT_EQ(cache.read_ref(kRepo, "refs/pr/1"), kSha);
+  put_blob(cache, "e1", "one");
+  cache.publish(kRepo, kSha, "a", "e1", true);
+  EXPECT_EQ(cache.refs(kRepo), (std::vector<std::string>{"refs/pr/1", "v1"}));
+  EXPECT_EQ(read_file(refs / "v1"), kSha);
+  EXPECT_EQ(cache.read_ref(kRepo, "v1"), kSha);
+  cache.write_ref(kRepo, "v1", std::string(40, '7'));
+  cache.write_ref(kRepo, "v1", kSha);  // and back again
+  EXPECT_EQ(cache.read_ref(kRepo, "v1", 600), kSha);
 }
 
 TEST(Cache, LinksAreRelativeAndRepaired) {

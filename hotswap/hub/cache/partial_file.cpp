@@ -210,6 +210,7 @@ bool PartialFile::adopt(const fs::path& left, int fd) {
 }
 
 PartialFile::~PartialFile() {
+  if (fd_ >= 0 && bytes_done() == 0) remove();
   if (fd_ >= 0) ::close(fd_);
   set_ours(path_, false);
 }

@@ -39,7 +39,9 @@ class PartialFile {
 
   // Beside `blob`. adopt: go on with what a killed process left, where there is such a file.
   PartialFile(std::filesystem::path blob, int64_t size, bool adopt);
-  ~PartialFile();  // closes; the file stays for the next process unless commit() or remove() came before
+  // Closes. What came stays for the next process unless commit() or remove() came before; a file without one whole
+  // piece is of no use, and goes.
+  ~PartialFile();
   PartialFile(const PartialFile&) = delete;
   PartialFile& operator=(const PartialFile&) = delete;
 

@@ -53,6 +53,18 @@ TEST(PartialFile, ALivingWritersFileIsLeftAlone) {
   EXPECT_FALSE(fs::exists(folder.path() / "etag.00000002.pieces.incomplete"));
 }
 
+TEST(PartialFile, WhereNothingCameNothingStays) {
+  const TempFolder folder;
+  { PartialFile(folder.path() / "etag", 3 << 20, true).write(5, "not a whole piece"); }
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+  {
+    PartialFile some(folder.path() / "etag", 3 << 20, true);
+    some.write(0, noise(1 << 20));
+    some.mark(0);
+  }
+  EXPECT_FALSE(fs::is_empty(folder.path()));
+}
+
 // Killed right after its file was made, and between the last two steps: nobody's name is in these.
 TEST(PartialFile, WhatTheFirstAndTheLastMomentLeave) {
   const TempFolder folder;

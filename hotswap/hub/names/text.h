@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,25 @@ inline std::vector<std::string> split(std::string_view text, char separator) {
     if (end == text.npos) return parts;
     start = end + 1;
   }
+}
+
+// Whole and shortest sequences, no surrogates: what JSON can carry as it is.
+inline bool is_utf8(std::string_view s) {
+  for (size_t i = 0; i < s.size();) {
+    const auto first = static_cast<unsigned char>(s[i]);
+    const size_t length = first < 0x80 ? 1 : first >= 0xC2 && first < 0xE0 ? 2 : (first & 0xF0) == 0xE0 ? 3 : 4;
+    if ((length == 4 && (first < 0xF0 || first > 0xF4)) || i + length > s.size()) return false;
+    uint32_t code = length == 1 ? first : first & (0x7Fu >> length);
+    for (size_t k = 1; k < length; ++k) {
+      const auto next = static_cast<unsigned char>(s[i + k]);
+      if ((next & 0xC0) != 0x80) return false;
+      code = code << 6 | (next & 0x3Fu);
+    }
+    if ((length == 3 && code < 0x800) || (length == 4 && (code < 0x10000 || code > 0x10FFFF))) return false;
+    if (code >= 0xD800 && code < 0xE000) return false;
+    i += length;
+  }
+  return true;
 }
 
 // For error messages: long and unprintable text from outside stays readable there.

@@ -34,15 +34,18 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
-std::string hash_file(const fs::path& file, const std::string& algorithm) {
-  const MappedFile map(file);
-  if (algorithm == "sha256") return to_base64(sha256(map.bytes()));
+std::string hash_bytes(std::span<const uint8_t> bytes, const std::string& algorithm) {
+  if (algorithm == "sha256") return to_base64(sha256(bytes));
   std::array<uint8_t, 64> hash{};
   unsigned size = 0;
-  if (EVP_Digest(map.bytes().data(), map.bytes().size(), hash.data(), &size, EVP_sha512(), nullptr) != 1) {
+  if (EVP_Digest(bytes.data(), bytes.size(), hash.data(), &size, EVP_sha512(), nullptr) != 1) {
     throw Error({.wanted = "SHA-512 from OpenSSL", .got = "a failure", .next = "check the OpenSSL installation"});
   }
   return to_base64(hash);
+}
+
+std::string hash_file(const fs::path& file, const std::string& algorithm) {
+  return hash_bytes(MappedFile(file).bytes(), algorithm);
 }
 
 void check_algorithm(const std::string& algorithm) {
@@ -93,13 +96,16 @@ std::vector<std::string> compare_digests(const FileDigests& expected, const File
   return wrong;
 }
 
-void verify_digests(const fs::path& folder, const FileDigests& expected) {
+void verify_digests(const fs::path& folder, const FileDigests& expected, const HeldFiles& held) {
   check_algorithm(expected.algorithm);
   FileDigests got{.algorithm = expected.algorithm, .files = {}};
   for (const std::string& name : names_in(folder)) {
     // Only what the digest names is read: a name alone condemns the rest.
     const bool known = expected.files.contains(name) && fs::is_regular_file(folder / name);
-    got.files[name] = known ? hash_file(folder / name, expected.algorithm) : "no file";
+    got.files[name] = known && !held.contains(name) ? hash_file(folder / name, expected.algorithm) : "no file";
+  }
+  for (const auto& [name, bytes] : held) {
+    if (!left_out(name)) got.files[name] = hash_bytes(bytes, expected.algorithm);
   }
   const std::vector<std::string> wrong = compare_digests(expected, got);
   if (wrong.empty()) return;

@@ -44,14 +44,14 @@ std::string raw(const std::string& hex, const std::string& path) {
 }
 
 // git's name of a blob: the sha1 of "blob <size>\0" and the bytes.
-std::string git_blob(const MappedFile& file) {
-  const std::string head = cat("blob ", file.bytes().size(), '\0');
+std::string git_blob(std::span<const uint8_t> content) {
+  const std::string head = cat("blob ", content.size(), '\0');
   std::array<unsigned char, EVP_MAX_MD_SIZE> hash{};
   unsigned size = 0;
   const std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context(EVP_MD_CTX_new(), EVP_MD_CTX_free);
   if (!context || EVP_DigestInit_ex(context.get(), EVP_sha1(), nullptr) != 1 ||
       EVP_DigestUpdate(context.get(), head.data(), head.size()) != 1 ||
-      EVP_DigestUpdate(context.get(), file.bytes().data(), file.bytes().size()) != 1 ||
+      EVP_DigestUpdate(context.get(), content.data(), content.size()) != 1 ||
       EVP_DigestFinal_ex(context.get(), hash.data(), &size) != 1) {
     throw Error({.wanted = "SHA-1 from OpenSSL", .got = "a failure", .next = "check the OpenSSL installation"});
   }
@@ -83,7 +83,7 @@ std::map<std::string, std::string> variant_hashes(const std::vector<TreeEntry>& 
   return hashes;
 }
 
-std::string hash_locked_variant(const fs::path& folder, const IsLfs& is_lfs) {
+std::string hash_locked_variant(const fs::path& folder, const IsLfs& is_lfs, const HeldFiles& held) {
   std::vector<Entry> entries;
   for (const auto& found : fs::recursive_directory_iterator(folder)) {
     if (found.is_directory() && !found.is_symlink()) continue;
@@ -94,18 +94,22 @@ std::string hash_locked_variant(const fs::path& folder, const IsLfs& is_lfs) {
                    .got = "'" + path + "', which is none",
                    .next = "remove it, or put a regular file there"});
     }
-    const MappedFile file(found.path());
+    const auto in_memory = held.find(path);
+    std::optional<MappedFile> file;
+    if (in_memory == held.end()) file.emplace(found.path());
+    const std::span<const uint8_t> content = file ? file->bytes() : in_memory->second;
     if (is_lfs ? is_lfs(path) : lfs_by_link(found.path())) {
-      const Sha256 hash = sha256(file.bytes());
+      const Sha256 hash = sha256(content);
       entries.emplace_back(path, std::string(hash.begin(), hash.end()));
     } else {
-      entries.emplace_back(path, git_blob(file));
+      entries.emplace_back(path, git_blob(content));
     }
   }
   return concat_hash(std::move(entries));
 }
 
-void verify_locked_variant(const LockedKernel& locked, const fs::path& folder, const IsLfs& is_lfs) {
+void verify_locked_variant(const LockedKernel& locked, const fs::path& folder, const IsLfs& is_lfs,
+                           const HeldFiles& held) {
   const std::string variant = folder.filename().string();
   if (!locked.pins_files()) {
     throw Error({.wanted = cat("the hash of ", variant, " of ", locked.dependency.repo, " in the lock"),
@@ -120,7 +124,7 @@ void verify_locked_variant(const LockedKernel& locked, const fs::path& folder, c
                  .got = names.empty() ? "no variant" : join(names),
                  .next = "lock again with `hotswap kernel lock`"});
   }
-  const std::string got = hash_locked_variant(folder, is_lfs);
+  const std::string got = hash_locked_variant(folder, is_lfs, held);
   if (got == found->second) return;
   throw Error({.wanted = cat("the files of ", folder.string(), " as they were locked, ", found->second),
                .got = got,

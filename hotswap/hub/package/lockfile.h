@@ -1,9 +1,9 @@
 // kernels.lock, in both of its forms, and where projects name the kernels that they depend on.
 //
-// Variants, what `kernels lock` writes:
+// Variants, what `kernels lock` writes and reads up to its release 0.16:
 //   [{"repo_id": "org/k", "sha": "<commit>", "variants": {"torch211-...": {"hash": "sha256-<hex>",
 //     "hash_type": "git_lfs_concat"}}}]
-// Dependencies, sorted, each once:
+// Dependencies, the same from 0.17 on; sorted, each once:
 //   [{"dependency": {"repo-id": "org/k", "version": 1}, "lock": {"commit": "<commit>"}}]      or "path": "/folder"
 //
 // git_lfs_concat of a variant: for each of its files, sorted by the bytes of its path below the variant, the path and
@@ -21,6 +21,7 @@
 
 #include "hotswap/base/json.h"
 #include "hotswap/hub/names/repo.h"
+#include "hotswap/hub/package/held_files.h"
 
 namespace hotswap {
 
@@ -64,11 +65,12 @@ std::map<std::string, std::string> variant_hashes(const std::vector<TreeEntry>& 
 // The same for a variant's folder on disk, from the bytes that lie there. Whether LFS holds a file is not in its bytes:
 // `is_lfs` says so by the path below the variant; by default the name of the blob that the cache's link points at does.
 using IsLfs = std::function<bool(const std::string& path)>;
-std::string hash_locked_variant(const std::filesystem::path& folder, const IsLfs& is_lfs = nullptr);
+std::string hash_locked_variant(const std::filesystem::path& folder, const IsLfs& is_lfs = nullptr,
+                                const HeldFiles& held = {});
 
 // Error where the variant is not in the lock, or its files have another hash; also where the lock pins no files.
 void verify_locked_variant(const LockedKernel& locked, const std::filesystem::path& folder,
-                           const IsLfs& is_lfs = nullptr);
+                           const IsLfs& is_lfs = nullptr, const HeldFiles& held = {});
 
 // [tool.kernels.dependencies] of pyproject.toml ("org/k" = 1), or, `ours`, [dependencies] of hotswap.toml, whose values
 // may also be specifiers ("org/k" = ">=1,<3") and tables ({version = 1} or {revision = "main"}).

@@ -146,11 +146,11 @@ ApiAnswer HubApi::revision(const Repo& repo, const std::string& name, bool blobs
     }
     files.push_back(std::move(entry));
   }
-  return {{{"id", repo.id},
-           {"sha", revision->commit},
-           {"lastModified", date(revision->modified)},
-           {"private", false},
-           {"siblings", files}}};
+  Plain answer = {
+      {"id", repo.id}, {"sha", revision->commit}, {"lastModified", date(revision->modified)}, {"private", false}};
+  // The Hub lists no files here of a kernel, and huggingface_hub 1.10 takes a list that comes for one in another form.
+  if (repo.type != RepoType::kKernel) answer["siblings"] = std::move(files);
+  return {answer};
 }
 
 // There is no git: the commit that is there is the only one that is known.

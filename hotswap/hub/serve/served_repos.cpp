@@ -8,8 +8,10 @@
 #include <fstream>
 #include <thread>
 
+#include "hotswap/base/file.h"
 #include "hotswap/base/log.h"
 #include "hotswap/hub/cache/partial_file.h"
+#include "hotswap/hub/cache/tree_file.h"
 #include "hotswap/hub/names/text.h"
 
 namespace hotswap {
@@ -30,6 +32,17 @@ std::vector<fs::path> folders_in(const fs::path& folder) {
   }
   std::sort(found.begin(), found.end());
   return found;
+}
+
+// "", or why no client can ask for a file of this name.
+std::string wrong_name(const std::string& path) {
+  if (!is_utf8(path)) return "its name is not UTF-8";
+  try {
+    check_relative_path(path, "file");
+    return "";
+  } catch (const Error& error) {
+    return error.got();
+  }
 }
 
 }  // namespace
@@ -183,10 +196,8 @@ std::shared_ptr<const ServedRevision> ServedRepos::walk(const fs::path& folder, 
     struct stat info {};
     if (::stat(at->path().c_str(), &info) != 0 || !S_ISREG(info.st_mode)) continue;  // a dead link, a socket
     const std::string path = at->path().lexically_relative(root).generic_string();
-    try {
-      check_relative_path(path, "file");
-    } catch (const Error& error) {
-      log_warning("not served: ", error.what());
+    if (const std::string wrong = wrong_name(path); !wrong.empty()) {
+      tell_once(at->path(), cat("not served: ", shown(path), ": ", wrong));
       continue;
     }
     revision->modified = std::max<int64_t>(revision->modified, info.st_mtim.tv_sec);
@@ -199,7 +210,39 @@ std::shared_ptr<const ServedRevision> ServedRepos::walk(const fs::path& folder, 
   }
   hashes_.save();
   revision->commit = commit_of(revision->files);
+  take_list(root, *revision);
   return revision;
+}
+
+// A commit of another Hub keeps its name, and its files are large or not as they are there.
+void ServedRepos::take_list(const fs::path& root, ServedRevision& revision) {
+  const fs::path file = root.string() + ".files";
+  std::error_code code;
+  if (!fs::is_regular_file(file, code)) return;
+  std::map<std::string, ServedFile> listed = revision.files;
+  try {
+    const std::vector<TreeEntry> entries = parse_tree_lines(read_file(file));
+    bool same = entries.size() == listed.size();
+    for (const TreeEntry& entry : entries) {
+      const auto found = listed.find(entry.path);
+      same = same && found != listed.end();
+      if (!same) break;
+      found->second.large = !entry.sha256.empty();
+      same = found->second.etag() == entry.etag();
+    }
+    if (!same)
+      return tell_once(file,
+                       cat("not the files that are listed: ", root.string(), " is served as a commit of its own"));
+  } catch (const Error& error) {
+    return tell_once(file, error.what());
+  }
+  revision.files = std::move(listed);
+  revision.commit = root.filename().string();
+}
+
+void ServedRepos::tell_once(const fs::path& about, const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  if (told_.insert(about).second) log_warning(text);
 }
 
 FileHashes ServedRepos::hashes_of(const fs::path& file, const FileStamp& stamp) {

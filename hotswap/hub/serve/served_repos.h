@@ -3,10 +3,12 @@
 //   DIR/kernels/ORG/NAME/REVISION/...   also models/, datasets/, spaces/; REVISION is a branch (main, v1, v2) or, when
 //                                       it is v and a dotted version (v1.2.0), a tag
 //   DIR/kernels/ORG/NAME/.commits/COMMIT/...   what branches and tags are links to, where `hub publish` made them
+//   DIR/kernels/ORG/NAME/.commits/COMMIT.files   of a commit that `hub mirror` brought: its list of files
 //   DIR/trusted_publishers.txt          organizations that this Hub calls trusted, one a line
 //
 // A commit is the SHA-1 of the list of files with their hashes: the same content has the same commit everywhere, and a
-// changed file makes a new one. Requests can only name what a walk over the folder found, so no path leads out of it.
+// changed file makes a new one. One from another Hub has its name there, as long as its files are those of its list.
+// Requests can only name what a walk over the folder found, so no path leads out of it.
 #pragma once
 
 #include <chrono>
@@ -16,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -74,6 +77,8 @@ class ServedRepos {
   std::vector<std::string> revision_names(const Repo& repo) const;
   std::shared_ptr<const ServedRevision> revision(const std::filesystem::path& folder);
   std::shared_ptr<const ServedRevision> walk(const std::filesystem::path& folder, const std::string& name);
+  void take_list(const std::filesystem::path& root, ServedRevision& revision);
+  void tell_once(const std::filesystem::path& about, const std::string& text);
   FileHashes hashes_of(const std::filesystem::path& file, const FileStamp& stamp);
 
   const std::filesystem::path folder_;
@@ -84,6 +89,7 @@ class ServedRepos {
   std::mutex mutex_;
   std::map<std::filesystem::path, std::shared_ptr<Scan>> scans_;
   std::map<std::string, std::shared_ptr<const ServedFile>> large_;
+  std::set<std::filesystem::path> told_;  // what is not as it should be is said once
 };
 
 }  // namespace hotswap

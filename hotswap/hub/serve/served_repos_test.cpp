@@ -92,6 +92,21 @@ TEST_F(Served, PrepareForgetsWhatIsGone) {
   EXPECT_EQ(lines(), 1u);
 }
 
+TEST_F(Served, ANameThatIsNotUtf8IsLeftOutAndTheRestIsServed) {
+  served.write("models/acme/tiny/main/caf\xe9.txt", "latin");
+  served.write("models/acme/tiny/main/caf\xc3\xa9.txt", "utf-8");
+  testing::internal::CaptureStderr();
+  ServedRepos repos(served.path(), 1, 0);
+  for (int walks = 0; walks < 2; ++walks) {
+    const auto revision = repos.find(kTiny, "main");
+    ASSERT_EQ(revision->files.size(), 2u);
+    EXPECT_TRUE(revision->files.contains("caf\xc3\xa9.txt"));
+  }
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("not UTF-8"), said.npos) << said;
+  EXPECT_EQ(said.find("not UTF-8"), said.rfind("not UTF-8")) << "once";
+}
+
 TEST_F(Served, AFolderThatCannotBeWrittenIsServedAllTheSame) {
   fs::create_directory(kept());  // nobody can put a file there
   EXPECT_EQ(sha256().size(), 64u);

@@ -13,6 +13,7 @@
 #include "hotswap/hub/names/text.h"
 #include "hotswap/hub/serve/connection_threads.h"
 #include "hotswap/hub/serve/hub_api.h"
+#include "hotswap/hub/serve/trusted_proxies.h"
 
 namespace hotswap {
 namespace {
@@ -33,6 +34,7 @@ struct HubServer::Impl {
   const HubServerOptions& options;
   ServedRepos repos;
   HubApi api;
+  const TrustedProxies proxies;
   std::unique_ptr<httplib::Server> http;
   std::atomic<uint64_t> count = 0;
   std::atomic<int> large_sends = 0;
@@ -43,7 +45,8 @@ struct HubServer::Impl {
       : server(owner),
         options(owner->options_),
         repos(options.folder, options.large_from, options.rescan_s),
-        api(repos, options.page) {
+        api(repos, options.page),
+        proxies(options.trusted_proxies) {
     if (options.certificate.empty()) {
       http = std::make_unique<httplib::Server>();
     } else {
@@ -69,7 +72,12 @@ struct HubServer::Impl {
     http->set_payload_max_length(kBody);
     http->set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
       // httplib's own cutting of ranges trusts their numbers; ours does not.
-      const_cast<httplib::Request&>(request).ranges.clear();
+      auto& changed = const_cast<httplib::Request&>(request);
+      changed.ranges.clear();
+      // Caches before us hand on what the first client took, and brotli is nothing that all of them know.
+      const bool gzip = request.get_header_value("Accept-Encoding").find("gzip") != std::string::npos;
+      changed.headers.erase("Accept-Encoding");
+      if (gzip) changed.headers.emplace("Accept-Encoding", "gzip");
       return handle(request, response) ? httplib::Server::HandlerResponse::Handled
                                        : httplib::Server::HandlerResponse::Unhandled;
     });
@@ -138,6 +146,7 @@ struct HubServer::Impl {
 
   static void send_json(httplib::Response& response, const Plain& answer) {
     response.status = 200;
+    response.set_header("Vary", "Accept-Encoding");
     response.set_content(answer.dump(-1, ' ', false, Plain::error_handler_t::replace), "application/json");
   }
 
@@ -178,9 +187,11 @@ struct HubServer::Impl {
     throw Refused{404, "", "no such page"};
   }
 
-  // The request's address without its query, as the client sees it: behind a proxy, as that one says.
+  // The request's address without its query, as the client sees it: behind a proxy that is trusted, as that one says.
   std::string own_address(const httplib::Request& request) const {
+    const bool trusted = proxies.has(request.remote_addr);
     const auto forwarded = [&](const char* name, const std::string& otherwise) {
+      if (!trusted) return otherwise;
       const std::string all = request.get_header_value(name);  // by the outermost proxy, by the next one, ...
       const std::string first(trim(std::string_view(all).substr(0, all.find(','))));
       return first.empty() || first.find_first_of("<>\"") != std::string::npos ? otherwise : shown(first);

@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "hotswap/hub/serve/served_repos.h"
 
@@ -25,11 +26,13 @@ struct HubServerOptions {
   std::string token = {};                  // every request must bring it; empty: open to all who reach the port
   std::filesystem::path certificate = {};  // PEM, with `key`: HTTPS
   std::filesystem::path key = {};
-  int64_t large_from = 10 << 20;  // bytes; larger files are LFS files
-  std::string large_at = {};      // "http://host:port": where LFS files are redirected; empty: not
-  int connections = 4096;         // at once, a thread each; three quarters of them may be sending large files
-  int page = 1000;                // entries of a tree in one answer
-  double rescan_s = 2;            // how soon changes in the folder are seen
+  std::vector<std::string> trusted_proxies = {"127.0.0.1",
+                                              "::1"};  // whose X-Forwarded-* are believed: trusted_proxies.h
+  int64_t large_from = 10 << 20;                       // bytes; larger files are LFS files
+  std::string large_at = {};                           // "http://host:port": where LFS files are redirected; empty: not
+  int connections = 4096;  // at once, a thread each; three quarters of them may be sending large files
+  int page = 1000;         // entries of a tree in one answer
+  double rescan_s = 2;     // how soon changes in the folder are seen
   std::function<void(const std::string& line)> on_request = nullptr;  // "GET /api/... 200", from any thread
 };
 

@@ -102,6 +102,9 @@ TEST_F(Server, BehindAProxyTheNextPageIsAtTheProxy) {
                   {"X-Forwarded-Prefix", "/mirror/"}}),
             "<https://hub.example/mirror" + rest);
   EXPECT_EQ(link({{"X-Forwarded-Host", "a>; rel=\"next\", <b"}}), "<" + server->url() + rest);
+  paged.trusted_proxies = {"10.0.0.0/8"};
+  start(paged);
+  EXPECT_EQ(link({{"X-Forwarded-Host", "hub.example"}}), "<" + server->url() + rest) << "said by nobody who is trusted";
 }
 
 TEST_F(Server, WhatTheClientHasIsNotSentAgain) {
@@ -120,6 +123,29 @@ TEST_F(Server, WhatTheClientHasIsNotSentAgain) {
   const auto changed = client->Get(file, {{"Range", "bytes=1-"}, {"If-Range", "\"" + other + "\""}});
   EXPECT_EQ(changed->status, 200) << "a range of another content is of no use";
   EXPECT_EQ(changed->body, "{}");
+}
+
+TEST_F(Server, AnswersAreCompressedInAWayThatEveryClientKnows) {
+  start(options());
+  client->set_decompress(false);
+  const auto coding = [&](const char* accepted) {
+    const auto answer = client->Get("/api/models/acme/tiny/revision/main", {{"Accept-Encoding", accepted}});
+    EXPECT_EQ(answer->get_header_value("Vary"), "Accept-Encoding");
+    return answer->get_header_value("Content-Encoding");
+  };
+  EXPECT_EQ(coding("br, gzip, zstd"), "gzip");
+  EXPECT_EQ(coding("br"), "");
+  EXPECT_EQ(coding("identity"), "");
+}
+
+// huggingface_hub 1.10 takes them for something else, and the Hub does not send them.
+TEST_F(Server, OfAKernelNoFilesAreListedInItsInformation) {
+  served.write("kernels/acme/norm/main/README.md", "# norm\n");
+  start(options());
+  for (const char* type : {"models/acme/tiny", "kernels/acme/norm"}) {
+    const auto answer = nlohmann::json::parse(client->Get(cat("/api/", type, "/revision/main"))->body);
+    EXPECT_EQ(answer.contains("siblings"), type[0] == 'm') << answer;
+  }
 }
 
 TEST_F(Server, RepositoriesByAuthorAndName) {

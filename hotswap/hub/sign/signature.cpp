@@ -249,49 +249,77 @@ const char* outcome_name(Outcome outcome) {
   return "";
 }
 
-VariantVerdict verify_variant(const std::filesystem::path& folder, const TrustRoot& root,
-                              const std::vector<Signer>& signers) {
-  VariantVerdict verdict;
-  // Runs a step; false, with the reason, where it throws.
-  const auto step = [&](Outcome failure, const auto& work) {
-    try {
-      work();
-      return true;
-    } catch (const Error& error) {
-      verdict.outcome = failure;
-      verdict.reason = error.what();
-      return false;
-    }
-  };
-  const auto missing = [&](Outcome failure, const char* file) {
-    if (std::filesystem::is_regular_file(folder / file)) return false;
-    verdict.outcome = failure;
-    verdict.reason = cat("no ", file, " in ", folder.string());
+namespace {
+
+// Runs a step; false, with the outcome and the reason, where it throws.
+template <typename Work>
+bool step(VariantVerdict& verdict, Outcome failure, const Work& work) {
+  try {
+    work();
     return true;
-  };
-  std::optional<Bundle> bundle;
-  if (missing(Outcome::kBundleMissing, "metadata.json.sigstore")) return verdict;
-  if (!step(Outcome::kBundleInvalid, [&] {
-        const auto file = folder / "metadata.json.sigstore";
-        bundle = Bundle::parse(read_file(file), file.string());
-      })) {
-    return verdict;
+  } catch (const Error& error) {
+    verdict.outcome = failure;
+    verdict.reason = error.what();
+    return false;
   }
-  if (missing(Outcome::kMetadataMissing, "metadata.json")) return verdict;
-  const std::string text = read_file(folder / "metadata.json");
-  if (!step(Outcome::kSignatureFailure, [&] { verdict.by = verify_parsed(text, *bundle, root, signers); })) {
-    return verdict;
+}
+
+// The file's bytes, of those that are held or on the disk; none, with the outcome and the reason, where it has none.
+std::optional<std::string> text_of(VariantVerdict& verdict, const std::filesystem::path& file, Outcome missing,
+                                   Outcome unreadable, const HeldFiles& held = {}) {
+  if (const auto in_memory = held.find(file.filename().string()); in_memory != held.end()) {
+    return std::string(in_memory->second.begin(), in_memory->second.end());
   }
+  std::optional<std::string> text;
+  if (std::filesystem::is_regular_file(file)) {
+    step(verdict, unreadable, [&] { text = read_file(file); });
+  } else {
+    verdict.outcome = missing;
+    verdict.reason = cat("no ", file.filename().string(), " in ", file.parent_path().string());
+  }
+  return text;
+}
+
+// The signature says that metadata.json is its signer's; that says what the files are.
+void judge_files(VariantVerdict& verdict, const std::filesystem::path& folder, const std::string& text,
+                 const HeldFiles& held) {
   KernelMetadata metadata;
-  if (!step(Outcome::kMetadataInvalid, [&] { metadata = parse_metadata(text, (folder / "metadata.json").string()); })) {
-    return verdict;
-  }
+  const auto parse = [&] { metadata = parse_metadata(text, (folder / "metadata.json").string()); };
+  if (!step(verdict, Outcome::kMetadataInvalid, parse)) return;
   if (!metadata.digests) {
     verdict.outcome = Outcome::kDigestMissing;
     verdict.reason = "metadata.json has no digest of the variant's files";
-    return verdict;
+    return;
   }
-  step(Outcome::kDigestFailure, [&] { verify_digests(folder, *metadata.digests); });
+  step(verdict, Outcome::kDigestFailure, [&] { verify_digests(folder, *metadata.digests, held); });
+}
+
+std::optional<std::string> metadata_of(VariantVerdict& verdict, const std::filesystem::path& folder,
+                                       const HeldFiles& held) {
+  return text_of(verdict, folder / "metadata.json", Outcome::kMetadataMissing, Outcome::kMetadataInvalid, held);
+}
+
+}  // namespace
+
+VariantVerdict verify_variant(const std::filesystem::path& folder, const TrustRoot& root,
+                              const std::vector<Signer>& signers, const HeldFiles& held) {
+  VariantVerdict verdict;
+  const auto file = folder / "metadata.json.sigstore";
+  const auto signature = text_of(verdict, file, Outcome::kBundleMissing, Outcome::kBundleInvalid);
+  if (!signature) return verdict;
+  std::optional<Bundle> bundle;
+  const auto parse = [&] { bundle = Bundle::parse(*signature, file.string()); };
+  if (!step(verdict, Outcome::kBundleInvalid, parse)) return verdict;
+  const auto text = metadata_of(verdict, folder, held);
+  if (!text) return verdict;
+  const auto verify = [&] { verdict.by = verify_parsed(*text, *bundle, root, signers); };
+  if (step(verdict, Outcome::kSignatureFailure, verify)) judge_files(verdict, folder, *text, held);
+  return verdict;
+}
+
+VariantVerdict verify_files(const std::filesystem::path& folder, const HeldFiles& held) {
+  VariantVerdict verdict;
+  if (const auto text = metadata_of(verdict, folder, held)) judge_files(verdict, folder, *text, held);
   return verdict;
 }
 

@@ -1,6 +1,7 @@
 #include "hotswap/kernelize/package/layers_json.h"
 
 #include "hotswap/base/error.h"
+#include "hotswap/base/file.h"
 #include "hotswap/base/json.h"
 #include "hotswap/hub/names/kernel_ref.h"
 #include "hotswap/hub/names/text.h"
@@ -131,14 +132,16 @@ void read_aliases(const Json& json, PackageLayers& package) {
 
 }  // namespace
 
-PackageLayers read_layers(const fs::path& folder) {
+std::string read_layers_text(const fs::path& folder) {
   const fs::path file = folder / "layers.json";
-  if (!fs::exists(file)) {
-    throw Error({.wanted = cat("layers.json in ", folder.string()),
-                 .got = "a package that says not which layers its ops serve",
-                 .next = "name it in a kernel mapping: some such packages have an adapter"});
-  }
-  const Json json = Json::read(file);
+  if (fs::exists(file)) return read_file(file);
+  throw Error({.wanted = cat("layers.json in ", folder.string()),
+               .got = "a package that says not which layers its ops serve",
+               .next = "name it in a kernel mapping: some such packages have an adapter"});
+}
+
+PackageLayers parse_layers(const std::string& text, const fs::path& file) {
+  const Json json = Json::parse(text, file.string());
   const auto schema = json.at<int64_t>("schema");
   want(schema == 1 || schema == 2, "schema 1 or 2", json.child("schema"), std::to_string(schema));
   if (schema == 1) {

@@ -25,7 +25,8 @@ struct PackageLayers {
   std::vector<StandIn> stands_in_for;
 };
 
-// Of the layers.json in this folder. Error on anything malformed or unknown.
-PackageLayers read_layers(const std::filesystem::path& variant_folder);
+std::string read_layers_text(const std::filesystem::path& variant_folder);  // of its layers.json; Error: it has none
+// Error on anything malformed or unknown.
+PackageLayers parse_layers(const std::string& text, const std::filesystem::path& file);
 
 }  // namespace hotswap

@@ -13,9 +13,9 @@ namespace fs = std::filesystem;
 
 void parse_metadata_of(Manifest& m) {
   const fs::path file = m.folder / "metadata.json";
-  const std::string text = read_file(file);
-  static_cast<KernelMetadata&>(m) = parse_metadata(text, file.string());
-  m.digest = "sha256:" + to_hex(sha256({reinterpret_cast<const uint8_t*>(text.data()), text.size()}));
+  m.metadata_text = read_file(file);
+  static_cast<KernelMetadata&>(m) = parse_metadata(m.metadata_text, file.string());
+  m.digest = "sha256:" + to_hex(sha256(as_bytes(m.metadata_text)));
   if (m.checked && !m.digests) {
     throw Error({.wanted = "key 'digest' in " + file.string(),
                  .got = "a package whose files nothing vouches for",
@@ -39,6 +39,14 @@ fs::path Manifest::library() const {
   return !fs::exists(folder / file, code) && fs::exists(older, code) ? older : folder / file;
 }
 
+std::string Manifest::library_name() const { return library().lexically_relative(folder).generic_string(); }
+
+HeldFiles Manifest::held() const {
+  HeldFiles files = {{"metadata.json", as_bytes(metadata_text)}};
+  if (!layers_text.empty()) files["layers.json"] = as_bytes(layers_text);
+  return files;
+}
+
 const std::string* Manifest::layer_named(const std::string& name, const std::string& repo) const {
   if (const auto own = layers.find(name); own != layers.end()) return &own->first;
   for (const StandIn& entry : stands_in_for) {
@@ -59,18 +67,21 @@ Manifest read_metadata(const fs::path& variant_folder, bool checked) {
 
 Manifest read_manifest(const fs::path& variant_folder, bool checked) {
   Manifest m = read_metadata(variant_folder, checked);
-  static_cast<PackageLayers&>(m) = read_layers(m.folder);
+  m.layers_text = read_layers_text(m.folder);
+  static_cast<PackageLayers&>(m) = parse_layers(m.layers_text, m.folder / "layers.json");
   if (checked) need_digest(m, "layers.json");
   need_library_digest(m);
   return m;
 }
 
 void need_library_digest(const Manifest& m) {
-  if (m.checked) need_digest(m, m.library().lexically_relative(m.folder).generic_string());
+  if (m.checked) need_digest(m, m.library_name());
 }
 
-void verify_digest(const Manifest& m) {
-  if (m.checked) verify_digests(m.folder, *m.digests);
+void verify_digest(const Manifest& m, const HeldFiles& held) {
+  if (m.checked) verify_digests(m.folder, *m.digests, held);
 }
+
+void verify_digest(const Manifest& m) { verify_digest(m, m.held()); }
 
 }  // namespace hotswap

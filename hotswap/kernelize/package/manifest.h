@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "hotswap/hub/package/held_files.h"
 #include "hotswap/hub/package/metadata.h"
 #include "hotswap/kernelize/package/layers_json.h"
 
@@ -26,6 +27,9 @@ struct Manifest : KernelMetadata, PackageLayers {  // its digests are there, unl
   const std::string& op_namespace() const { return adapter.empty() ? id : adapter; }
   // <id>.abi3.so in the folder; where older builds put everything, in <folder>/<python_name>/.
   std::filesystem::path library() const;
+  std::string library_name() const;        // the same, from the folder on
+  std::string metadata_text, layers_text;  // metadata.json and, where it has one, layers.json: as they were read
+  HeldFiles held() const;                  // these two
   // The layer by this name, or by the name that it has in the repository that this package stands in for. Null: none.
   const std::string* layer_named(const std::string& name, const std::string& repo) const;
 };
@@ -37,7 +41,9 @@ Manifest read_metadata(const std::filesystem::path& variant_folder, bool checked
 // Error where it is checked and its library has no digest.
 void need_library_digest(const Manifest& manifest);
 
-// One Error that lists every file that is missing, differs or is not in the digest. Nothing where it is not checked.
-void verify_digest(const Manifest& manifest);
+// One Error that lists every file that is missing, differs or is not in the digest; of files that are held, by those
+// bytes. Nothing where it is not checked.
+void verify_digest(const Manifest& manifest, const HeldFiles& held);
+void verify_digest(const Manifest& manifest);  // holding what it was read from
 
 }  // namespace hotswap

@@ -12,6 +12,7 @@
 #include "hotswap/base/env.h"
 #include "hotswap/base/error.h"
 #include "hotswap/kernelize/package/device.h"
+#include "hotswap/kernelize/package/sealed_file.h"
 
 namespace hotswap {
 namespace {
@@ -91,7 +92,7 @@ Registry& registry() {
   return *all;
 }
 
-void open_library(const Manifest& m) {
+void open_library(const Manifest& m, SealedFile& library) {
   // A second definition of the namespace would end the process from inside dlopen.
   const std::string ops = m.id + "::";
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -102,9 +103,10 @@ void open_library(const Manifest& m) {
   }
   // Foreign packages name PyModule_Create2 for Python's sake. Bound when called, it is never missed here.
   const int when = m.adapter.empty() ? RTLD_NOW : RTLD_LAZY;
-  if (dlopen(m.library().c_str(), when | RTLD_LOCAL) == nullptr) {
+  if (dlopen(library.name().c_str(), when | RTLD_LOCAL) == nullptr) {
     throw Error({.wanted = cat("to load ", m.library().string()), .got = dlerror(), .next = "rebuild the package"});
   }
+  library.keep_name();
 }
 
 std::map<std::string, std::string> qualified(const Package& package, std::map<std::string, std::string> ops) {
@@ -149,14 +151,17 @@ int64_t Package::calls(const std::string& op) const {
   return handle.typed<int64_t(std::string_view)>().call(op);
 }
 
-const Package& load_package(const Manifest& manifest, const std::function<void()>& verify) {
+const Package& load_package(const Manifest& manifest, const std::function<void(const HeldFiles& held)>& verify) {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   auto found = all.by_id.find(manifest.id);
   if (found == all.by_id.end()) {
-    if (verify) verify();
-    verify_digest(manifest);
-    open_library(manifest);
+    SealedFile library(manifest.library());
+    HeldFiles held = manifest.held();
+    held[manifest.library_name()] = library.bytes();
+    if (verify) verify(held);
+    verify_digest(manifest, held);
+    open_library(manifest, library);
     found = all.by_id.emplace(manifest.id, Loaded{manifest.digest, nullptr}).first;
   }
   Loaded& loaded = found->second;

@@ -48,9 +48,11 @@ class Package {
   std::map<std::string, PackageLayer> layers_;
 };
 
-// Calls `verify` (whose Error ends it) and verifies the digests, then runs the library's initialisers, then compares
-// every op's schema. Once per process and id, never unloaded: saved graphs may still hold its ops.
-const Package& load_package(const Manifest& manifest, const std::function<void()>& verify = nullptr);
+// Takes a copy of the library that nobody can change, calls `verify` (whose Error ends it) and verifies the digests,
+// then runs that copy's initialisers, then compares every op's schema. Once per process and id, never unloaded: saved
+// graphs may still hold its ops.
+const Package& load_package(const Manifest& manifest,
+                            const std::function<void(const HeldFiles& held)>& verify = nullptr);
 
 // The variant folder of a package for a device kind: `root` is a package (with build/<variant>/ or <variant>/ below) or
 // a variant itself. None, with the trace, where no variant fits.

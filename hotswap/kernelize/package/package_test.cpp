@@ -2,7 +2,9 @@
 
 #include <ATen/ops/ones.h>
 
+#include <atomic>
 #include <set>
+#include <thread>
 
 #include "hotswap/base/file.h"
 #include "hotswap/kernelize/testing.h"
@@ -13,6 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 using test_support::expect_has;
 using test_support::load;
+using test_support::Marks;
 using test_support::message_of;
 using test_support::PackageCopy;
 using test_support::ScopedEnv;
@@ -62,6 +65,39 @@ TEST(Package, ALibraryThatIsNone) {
   cut.write(cut.library().filename(), bytes.substr(0, 100));
   cut.sign();
   expect_has(load(cut), {"to load"});
+}
+
+// What was hashed is what is loaded, whoever replaces the file meanwhile.
+TEST(Package, ALibraryReplacedWhileItIsLoaded) {
+  const Marks marks;
+  const std::string other = read_file(HOTSWAP_TEST_MARKING_LIBRARY);
+  PackageCopy once("norm");
+  const std::string good = read_file(once.library());
+  const Package& loaded = load_package(read_manifest(once.variant()), [&](const HeldFiles& held) {
+    EXPECT_EQ(held.at(once.library().filename()).size(), good.size());
+    write_file(once.library(), other);
+  });
+  EXPECT_EQ(loaded.calls("rms_norm"), 0) << "the library that was there when it began";
+
+  for (int round = 0; round < 6; ++round) {
+    PackageCopy copy("norm");
+    const std::string bytes = read_file(copy.library());
+    std::atomic<bool> done = false;
+    std::thread replacing([&] {
+      for (bool turn = false; !done; turn = !turn) {
+        const fs::path next = copy.root() / "next";
+        replace_file(next, turn ? bytes : other);
+        fs::rename(next, copy.library());
+      }
+    });
+    const Manifest manifest = read_manifest(copy.variant());
+    for (int tries = 0; tries < 20; ++tries) {
+      if (message_of([&] { load_package(manifest); }) == "no error") break;
+    }
+    done = true;
+    replacing.join();
+  }
+  EXPECT_TRUE(marks.none()) << "the other library ran";
 }
 
 TEST(Package, ALibraryWithOpsOfAnotherName) {

@@ -35,11 +35,20 @@ __device__ __forceinline__ void store_box(const CUtensorMap& map, const void* sh
                "r"(shared_address(shared)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
                : "memory");
 }
+// Adds float32 numbers to those in memory, as they lie.
+__device__ __forceinline__ void add_floats(float* to, const void* shared, uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until shared memory of this thread's stores may be written again (or the block may end).
 __device__ __forceinline__ void wait_until_stores_have_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
+
+// Until this thread's stores and additions are in memory.
+__device__ __forceinline__ void wait_for_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // What threads wrote to shared memory becomes visible to the copy engine and to wgmma: each writer calls it, then a
 // barrier.

@@ -14,6 +14,7 @@ from .flash import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
+from .interface import register
 
 register_sharding = operators.sharded(sharding.rules)
 
@@ -27,5 +28,6 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
     "layers",
+    "register",
     "register_sharding",
 ]
