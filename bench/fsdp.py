@@ -22,7 +22,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gpu_model import MODELS, WARM, append_model_rows, random_llama  # noqa: E402
+from gpu_model import MODELS, WARM, add_model_rows, random_llama  # noqa: E402
+from results import add_flags  # noqa: E402
 
 TINY = dict(vocab_size=512, hidden_size=64, head_dim=16, num_attention_heads=4, num_key_value_heads=2,
             num_hidden_layers=3, intermediate_size=96, max_position_embeddings=128, dtype="float32")  # fmt: skip
@@ -132,9 +133,7 @@ def main():
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--sides", type=lambda s: s.split(";"), default=list(SIDES), help="names, with ; between")
-    parser.add_argument("--csv", type=Path, help="append the rows here")
-    parser.add_argument("--date", default="")
-    parser.add_argument("--commit", default="")
+    add_flags(parser)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--head-apart", action="store_true", help=argparse.SUPPRESS)
@@ -164,10 +163,11 @@ def main():
         return
     if found := disagreements(results):
         sys.exit("\n".join([*found, "nothing is written"]))
-    if args.csv:
-        shape = f"{MODELS[args.model][0]} {args.rows}x{args.columns}, FSDP2 on {world}"
-        ours, peers = ([n for n in SIDES if ("hotswap" in n) == mine] for mine in (True, False))
-        append_model_rows(args, results, ours, peers, what="forward+backward+AdamW", shape=shape)
+    if args.tiny:
+        return
+    shape = f"{MODELS[args.model][0]} {args.rows}x{args.columns}, FSDP2 on {world}"
+    ours, peers = ([n for n in SIDES if ("hotswap" in n) == mine] for mine in (True, False))
+    add_model_rows(args, results, ours, peers, what="forward+backward+AdamW", shape=shape)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,17 @@
-"""What the GPU benchmarks share: time by CUDA events, the copy that everything is measured against, packages, CSV."""
+"""What the GPU benchmarks share: time by CUDA events, the copy that everything is measured against, packages, peers."""
 
 import json
 import statistics
+import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import torch
+
+SETS = 3  # of inputs, used in turn
+PEERS = {"torch": "torch", "torch.compile": "torch", "transformers": "transformers", "Liger": "liger_kernel"}
+BF16_ERROR = 8e-3
 
 
 def load_packages(folder: Path) -> dict:
@@ -101,3 +107,72 @@ class Timer:
             call()
         torch.cuda.synchronize()
         return (time.perf_counter() - start) / 2000 * 1e6
+
+
+def randoms(*shape, scale=1.0, grad=False):
+    made = [(torch.randn(*shape, device="cuda") * scale).bfloat16() for _ in range(SETS)]
+    return [t.requires_grad_(grad) for t in made]
+
+
+class Cases:
+    """Runs (op, shape, {peer: function of the set}, bytes, target); ours is the peer named "ours"."""
+
+    def __init__(self, only, ops, report):
+        self.only, self.ops, self.report, self.timer = only, ops, report, Timer(SETS)
+        versions = {name: metadata.version(package) for name, package in PEERS.items() if self.has(package)}
+        self.names = {name: f"{name}; {version}" for name, version in versions.items()}
+        print(f"{torch.cuda.get_device_name()}, triton {metadata.version('triton')},", ", ".join(self.names.values()))
+        try:
+            import liger_kernel.ops as liger
+
+            self.liger = liger
+        except ImportError as error:
+            self.liger = None
+            print(f"Liger is left out: {error}")
+
+    @staticmethod
+    def has(package):
+        try:
+            return bool(metadata.version(package))
+        except metadata.PackageNotFoundError:
+            return False
+
+    def wants(self, op):
+        return not self.only or any(part in op for part in self.only)
+
+    def compiled(self, fn):
+        torch._dynamo.reset()
+        return torch.compile(fn, dynamic=False)
+
+    def run(self, op, shape, peers, bytes_moved=0, target="", check=None, memory=None):
+        if not self.wants(op):
+            return
+        if check is not None:
+            got, want = check()
+            error = max(relative_error(g, w) for g, w in zip(got, want, strict=True))
+            if not error <= BF16_ERROR:
+                sys.exit(f"{op} {shape}: wanted a relative error of at most {BF16_ERROR}; got {error}: not timed")
+            print(f"{op} {shape}: error {error:.1e}")
+        copy = self.timer.copy_us(bytes_moved) if bytes_moved else None
+        times = self.timer.in_turns({name: call for name, call in peers.items() if call})
+        memory = memory or {}
+        ours = times.pop("ours")
+        share = copy[0] / ours[0] if copy else ""
+        for name, us in times.items() or {"": ("", "")}.items():
+            self.report.add(
+                kind="op", what=op, shape=shape, dtype="bfloat16", unit="us", target=target, ours=ours[0], ours_cleared=ours[1],
+                ours_memory=memory.get("ours", ""), peer=us[0], peer_cleared=us[1], peer_memory=memory.get(name, ""),
+                peer_name=self.names.get(name, name), memcpy_share=share,
+            )  # fmt: skip
+
+
+def backward_of(outputs, inputs, gradients):
+    """A call that runs only the backward of graphs made beforehand."""
+    return lambda i: torch.autograd.grad(outputs[i], inputs[i], gradients[i], retain_graph=True)
+
+
+def memory_of(peers, gradients, *leaves):
+    """Bytes over the inputs and their gradients that each call needs at most."""
+    found = {name: peer_memory(call, leaves) - gradients for name, call in peers.items() if call}
+    print("  MiB over inputs and gradients:", ", ".join(f"{n} {m / 2**20:.0f}" for n, m in found.items()), flush=True)
+    return found

@@ -11,7 +11,6 @@ and Liger's line needs its wheel: what is missing is said.
 """
 
 import argparse
-import csv
 import importlib.util
 import json
 import os
@@ -23,6 +22,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+from results import Results, add_flags, gpu  # noqa: E402
+
 LLAMA_1B = dict(
     model_type="llama", architectures=["LlamaForCausalLM"], vocab_size=128256, hidden_size=2048, num_hidden_layers=16,
     num_attention_heads=32, num_key_value_heads=8, head_dim=64, intermediate_size=8192, hidden_act="silu",
@@ -114,25 +115,19 @@ def transformers_step(args) -> dict:
             "device_memory": {"loaded": loaded, "peak": torch.cuda.max_memory_allocated()}}  # fmt: skip
 
 
-def append_model_rows(args, results: dict, ours, peers, what: str, shape: str) -> None:
+def add_model_rows(args, results: dict, ours, peers, what: str, shape: str) -> None:
     """A row for tokens/s and one for the peak of memory, for each of ours beside each of the peers."""
-    from speed import COLUMNS
-    import torch
-
-    common = dict(date=args.date, commit=args.commit, machine=torch.cuda.get_device_name(),
-                  torch=torch.__version__.split("+")[0], kind="model", shape=shape, dtype="bfloat16")  # fmt: skip
-    rows = []
+    report = Results(args, gpu())
+    common = dict(kind="model", shape=shape, dtype="bfloat16")
     for name in ours:
         for peer in peers:
             if name in results and peer in results:
-                a, b = results[name]["value"], results[peer]["value"]
-                row = dict(what=f"{what}, {name}", peer_name=peer, unit="tokens/s")
-                rows.append(dict(row, ours=f"{a:.0f}", peer=f"{b:.0f}", ratio=f"{a / b:.3f}"))
-                a, b = (results[side]["device_memory"]["peak"] for side in (name, peer))
-                row = dict(what=f"{what} peak memory, {name}", peer_name=peer, unit="bytes")
-                rows.append(dict(row, ours=a, peer=b, ratio=f"{b / a:.3f}"))
-    with open(args.csv, "a", newline="") as out:
-        csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n").writerows({**common, **row} for row in rows)
+                a, b = results[name], results[peer]
+                rate = dict(ours=round(a["value"]), peer=round(b["value"]), unit="tokens/s")
+                report.add(what=f"{what}, {name}", peer_name=peer, **rate, **common)
+                memory = dict(ours=a["device_memory"]["peak"], peer=b["device_memory"]["peak"], unit="bytes")
+                report.add(what=f"{what} peak memory, {name}", peer_name=peer, **memory, **common)
+    report.write()
 
 
 def main():
@@ -143,9 +138,7 @@ def main():
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--csv", type=Path)
-    parser.add_argument("--date", default="")
-    parser.add_argument("--commit", default="")
+    add_flags(parser)
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -191,10 +184,9 @@ def main():
             failed |= not apart <= BF16_LOSS
     if failed:
         sys.exit(f"wanted losses within {BF16_LOSS} of each other; nothing is written")
-    if args.csv:
-        ours = ("hotswap kernels", "transformers kernels", "transformers hotswap")
-        peers = ("hotswap stock", "transformers", "transformers compile", "transformers liger")
-        append_model_rows(args, results, ours, peers, what="forward+backward", shape=shape)
+    ours = ("hotswap kernels", "transformers kernels", "transformers hotswap")
+    peers = ("hotswap stock", "transformers", "transformers compile", "transformers liger")
+    add_model_rows(args, results, ours, peers, what="forward+backward", shape=shape)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Our Hub client beside huggingface_hub and kernels, over loopback, in one run: how, in bench/METHOD.md.
 
-    hub_speed.py --build build [--megabytes 2000] [--rounds 5] [--dry-run] [--out FILE]
+    hub_speed.py --build build [--megabytes 2000] [--rounds 5] [--csv FILE]
 
 A `serve-hub` of random files serves both sides, which take turns: a cold snapshot of a model, each time into an empty
-cache, and one kernel by its version that the cache has already. Rows go to bench/results.csv, unless --dry-run.
+cache, and one kernel by its version that the cache has already.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
-from speed import HERE, Report, provenance
+from results import HERE, Results, add_flags
 
 SHARDS = 4
 SNAPSHOT = """
@@ -89,7 +89,7 @@ def same_files(a: str, b: str) -> bool:
     )
 
 
-def measure(args, sides: Sides, report: Report, asked) -> None:
+def measure(args, sides: Sides, report: Results, asked) -> None:
     times = {"ours": [], "peer": []}
     for turn in range(args.rounds):
         ours_cache, peer_cache = sides.fresh(), sides.fresh()
@@ -120,12 +120,11 @@ def measure(args, sides: Sides, report: Report, asked) -> None:
     report.add(
         kind="hub", what="warm resolve", shape="acme/norm, version 1", dtype="", threads=1, unit="ms",
         ours=round(1e3 * ours["seconds"], 4), peer=round(1e3 * peer, 4), peer_name="kernels",
-        ratio=peer / ours["seconds"], target=50,
+        target=50,
     )  # fmt: skip
     report.add(  # theirs verifies nothing
         kind="hub", what="warm get, verified", shape="acme/norm, version 1", dtype="", threads=1, unit="ms",
         ours=round(1e3 * ours["verified"], 4), peer=round(1e3 * peer, 4), peer_name="kernels",
-        ratio=peer / ours["verified"], target="",
     )  # fmt: skip
 
 
@@ -134,8 +133,7 @@ def main() -> None:
     parser.add_argument("--build", type=Path, default=HERE.parent / "build")
     parser.add_argument("--megabytes", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--out", type=Path, default=HERE / "results.csv")
+    add_flags(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -150,13 +148,12 @@ def main() -> None:
             url = next(word for word in server.stdout.readline().split() if word.startswith("http"))
             for kind, repo in (("models", "big"), ("kernels", "norm")):  # it hashes at the first request
                 urllib.request.urlopen(f"{url}/api/{kind}/acme/{repo}/refs").read()
-            report = Report(provenance())
+            report = Results(args)
             measure(args, Sides(args.build, url, work), report, lambda: len(log.read_text().splitlines()))
         finally:
             server.terminate()
             server.wait()
-    if not args.dry_run:
-        report.write(args.out)
+    report.write()
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def main() -> None:
     if args.side == "ours":
         ops = getattr(torch.ops, args.library.name.split(".")[0])
         options = (-100, 0.0, 0.0, 0.0, "mean")
-        loss, _, dhidden, dweight, _ = ops.linear_cross_entropy_fwd(hidden, weight, None, target, *options)
+        loss, _, dhidden, dweight, *_ = ops.linear_cross_entropy_fwd(hidden, weight, None, target, *options)
     else:
         hidden.requires_grad_(True)
         weight.requires_grad_(True)

@@ -1,12 +1,14 @@
 """What one call of an op costs in Python on tensors too small to matter: microseconds, the best of many, one thread; and what
 `import hotswap` costs beside torch.
 
-    PYTHONPATH=python HOTSWAP_PACKAGES=build/packages python bench/python_calls.py
+    PYTHONPATH=python HOTSWAP_PACKAGES=build/packages python bench/python_calls.py [--csv FILE]
 """
 
+import argparse
 import time
 
 import torch
+from results import Results, add_flags
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -32,27 +34,31 @@ def microseconds(call, calls=2000, sets=15) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_flags(parser)
+    report = Results(parser.parse_args())
     torch.set_num_threads(1)
     x, gate, up, both = (torch.randn(1, n) for n in (64, 64, 64, 128))
     stock = LlamaRMSNorm(64)
     weight, ours = stock.weight, hotswap.kernelize(LlamaRMSNorm(64))
+    torch_norm = ("F.rms_norm", lambda: F.rms_norm(x, (64,), weight, 1e-6))
+    torch_gate = ("F.silu(gate) * up", lambda: F.silu(gate) * up)
     cases = {
-        "rms_norm": lambda: norm.rms_norm(x, weight, 1e-6, 0.0, "llama"),
-        "silu_and_mul": lambda: activation.silu_and_mul(both),
-        "swiglu": lambda: mlp.swiglu(gate, up),
-        "LlamaRMSNorm, swapped": lambda: ours(x),
-        "LlamaRMSNorm, stock": lambda: stock(x),
-        "F.rms_norm": lambda: F.rms_norm(x, (64,), weight, 1e-6),
-        "F.silu(gate) * up": lambda: F.silu(gate) * up,
+        "rms_norm": (lambda: norm.rms_norm(x, weight, 1e-6, 0.0, "llama"), *torch_norm),
+        "silu_and_mul": (lambda: activation.silu_and_mul(both), *torch_gate),
+        "swiglu": (lambda: mlp.swiglu(gate, up), *torch_gate),
+        "LlamaRMSNorm": (lambda: ours(x), "stock", lambda: stock(x)),
     }
-    print(f"{'':24}{'inference_mode':>16}{'no_grad':>10}")
-    for name, call in cases.items():
-        costs = []
+    for name, (call, peer_name, peer) in cases.items():
         for mode in (torch.inference_mode, torch.no_grad):
             with mode():
-                costs.append(microseconds(call))
-        print(f"{name:24}{costs[0]:16.1f}{costs[1]:10.1f}")
-    print(f"import hotswap: {import_took * 1e3:.1f} ms")
+                times = dict(ours=microseconds(call), peer=microseconds(peer))
+            report.add(
+                kind="call", what=f"{name}, {mode.__name__}", shape="1x64", dtype="float32", threads=1, unit="us",
+                peer_name=peer_name, **times,
+            )  # fmt: skip
+    report.add(kind="call", what="import hotswap", ours=import_took * 1e3, unit="ms")
+    report.write()
 
 
 if __name__ == "__main__":

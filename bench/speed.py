@@ -1,15 +1,13 @@
 """Every claim about speed and memory, ours and the peer's side by side in one run; how: bench/METHOD.md.
 
-    speed.py --build build --gguf FILE [--only ops,loss,model] [--filter TEXT] [--threads 1,2] [--quick] [--dry-run]
-             [--out FILE]
+    speed.py --build build --gguf FILE [--only ops,loss,model] [--filter TEXT] [--threads 1,2] [--quick]
+             [--csv FILE]
 
 Ends with what missed its target, and exits 0 all the same: a measurement is not a test. A wrong value is a failure.
-Rows are appended to bench/results.csv, unless --dry-run.
 """
 
 import argparse
 import csv
-import datetime
 import json
 import os
 import subprocess
@@ -17,22 +15,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-COLUMNS = (
-    "date commit machine cpus cpu_features torch load kind what shape dtype threads ours stock peer peer_name".split()
-)
-COLUMNS += ["unit", "ratio", "target", "memcpy_share"]
-# On a GPU: each call after a write that fills L2 with other lines; bytes over what was there before the call.
-COLUMNS += ["ours_cleared", "peer_cleared", "ours_memory", "peer_memory"]
+from results import Results, add_flags
 
-# Ratios to the peer that we mean to reach; what is not named here: never slower than 0.95.
-OP_TARGETS = dict.fromkeys(("rms_norm", "add_rms_norm"), 6)
-OP_TARGETS |= dict.fromkeys(("silu_and_mul", "swiglu", "swiglu_packed"), 2.5)
-OP_TARGETS |= dict.fromkeys(("gelu", "gelu_tanh", "gelu_new", "gelu_fast", "gelu_quick", "rotary", "rotary_"), 3)
-OP_TARGETS |= {"cross_entropy": 1.5, "linear_cross_entropy": 1.3, "linear_cross_entropy_fwd_bwd": 1.3}
+HERE = Path(__file__).resolve().parent
 MODEL_TARGETS = {("decode", "float32"): 1.5, ("decode", "bfloat16"): 2.0, ("train", "float32"): 1.2}
 MODEL_TARGETS |= {("prefill", dtype): 1.1 for dtype in ("float32", "bfloat16")}
-FLOOR = 0.95
 
 
 def run(command: list, threads: int | None = None) -> str:
@@ -45,50 +32,9 @@ def run(command: list, threads: int | None = None) -> str:
     return done.stdout
 
 
-def provenance() -> dict:
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", HERE, *arguments], capture_output=True, text=True).stdout.strip()
-
-    info = Path("/proc/cpuinfo").read_text()
-    field = lambda name: next((l.split(":", 1)[1].strip() for l in info.split("\n") if l.startswith(name)), "unknown")
-    flags = set(field("flags").split())
-    features = [f for f in ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16") if f in flags]
-    return {
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%MZ"),
-        "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else ""),
-        "machine": field("model name"),
-        "cpus": os.cpu_count(),
-        "cpu_features": " ".join(features),
-        "torch": run([sys.executable, "-c", "import importlib.metadata as m; print(m.version('torch'))"]).strip(),
-        "load": round(os.getloadavg()[0], 1),
-    }
-
-
-class Report:
-    """Rows as they come, printed at once, written at the end."""
-
-    def __init__(self, common: dict):
-        self.common, self.rows, self.failed = common, [], 0
-
-    def add(self, **row) -> None:
-        row["ratio"] = round(row["ratio"], 3)
-        self.rows.append({**self.common, **row})
-        target = row.get("target", "")
-        verdict = "" if target == "" else "  ok" if row["ratio"] >= target else "  MISSED"
-        shown = f"{row['kind']:6} {row['what']:26} {row['shape']:22} {row['dtype']:9} {row['threads']} threads"
-        share = f", {float(row['memcpy_share']):.0%} of memcpy" if row.get("memcpy_share") else ""
-        print(f"{shown}  {row['ratio']:7.2f}x  (wanted {target}){verdict}{share}", flush=True)
-
-    def write(self, file: Path) -> None:
-        fresh = not file.exists() or file.stat().st_size == 0
-        with open(file, "a", newline="") as out:
-            writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
-            if fresh:
-                writer.writeheader()
-            writer.writerows(self.rows)
-
-
-def measure_ops(args, report: Report) -> None:
+def measure_ops(args, report: Results) -> list[str]:
+    """The programs that found a wrong value."""
+    failed = []
     programs = sorted(p for p in (args.build / "bin").glob("*_bench") if not p.name.endswith("_cuda_bench"))
     if not programs:
         sys.exit(f"speed: wanted *_bench programs in {args.build}/bin; got none; run ./x build")
@@ -99,16 +45,15 @@ def measure_ops(args, report: Report) -> None:
             command = [program, "--csv", file, "--threads", threads, "--filter", args.filter]
             done = subprocess.run(command + ["--quick"] * args.quick, stdout=subprocess.DEVNULL)
             rows = list(csv.DictReader(file.open())) if file.exists() else []
-        report.failed += done.returncode != 0
+        if done.returncode:
+            failed.append(program.name)
         for row in rows:
-            report.add(
-                kind="op", what=row["what"], shape=row["shape"], dtype=row["dtype"], threads=int(row["threads"]),
-                unit="us", ours=row["ours"], peer=row["peer"], peer_name=row["peer_name"], ratio=float(row["ratio"]),
-                target=OP_TARGETS.get(row["what"], FLOOR), memcpy_share=row["memcpy_share"],
-            )  # fmt: skip
+            said = {key: row[key] for key in ("kind", "what", "shape", "dtype", "threads", "unit", "peer_name", "memcpy_share")}
+            report.add(ours=row["ours"], peer=row["peer"], target=float(row["target"]), **said)
+    return failed
 
 
-def measure_loss_memory(args, report: Report) -> None:
+def measure_loss_memory(args, report: Results) -> None:
     """Linear cross-entropy with gradients at SmolLM2's vocabulary: what the process needs on top of its inputs."""
     library = next((args.build / "packages/loss/build").glob("*/*.abi3.so"))
     rows, dim, vocab = (1024 if args.quick else 4096), 576, 49152
@@ -121,8 +66,7 @@ def measure_loss_memory(args, report: Report) -> None:
     ours, eager = sides["ours"]["extra_memory"], sides["eager"]["extra_memory"]
     report.add(
         kind="memory", what="linear_cross_entropy+grad", shape=f"{rows}x{dim} @ {dim}x{vocab}", dtype="float32",
-        threads=max(args.threads), unit="bytes", ours=ours, peer=eager, peer_name="torch eager",
-        ratio=eager / ours, target=4,
+        threads=max(args.threads), unit="bytes", ours=ours, peer=eager, peer_name="torch eager", target=4,
     )  # fmt: skip
 
 
@@ -133,7 +77,7 @@ def same_answer(what: str, dtype: str, ours: list, peer: list) -> bool:
     return dtype == "bfloat16" or ours[:4] == peer[:4]
 
 
-def measure_model(args, report: Report) -> None:
+def measure_model(args, report: Results) -> None:
     folder = args.build / "bench/smollm2"
     if not (folder / "config.json").exists():
         run([sys.executable, HERE / "gguf_folder.py", args.gguf, folder])
@@ -155,12 +99,12 @@ def measure_model(args, report: Report) -> None:
             common |= dict(dtype=dtype, threads=threads, peer_name="transformers")
             report.add(
                 kind="model", what=what, unit="tokens/s", ours=round(ours["value"], 2), stock=round(stock["value"], 2),
-                peer=round(peer["value"], 2), ratio=ours["value"] / peer["value"], target=MODEL_TARGETS[what, dtype],
+                peer=round(peer["value"], 2), target=MODEL_TARGETS[what, dtype],
                 **common,
             )  # fmt: skip
             report.add(
                 kind="model", what=f"{what}, peak memory", unit="bytes", ours=ours["peak_memory"],
-                stock=stock["peak_memory"], peer=peer["peak_memory"], ratio=peer["peak_memory"] / ours["peak_memory"],
+                stock=stock["peak_memory"], peer=peer["peak_memory"],
                 target=round(1 / 0.7, 3) if what == "train" else "", **common,
             )  # fmt: skip
 
@@ -177,27 +121,27 @@ def main() -> None:
     parser.add_argument("--filter", default="", help="only operators whose name holds this")
     parser.add_argument("--threads", type=numbers, default=[1, 2], help="default 1,2")
     parser.add_argument("--quick", action="store_true", help="shorter measurements, for trying the script itself")
-    parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--out", type=Path, default=HERE / "results.csv")
+    add_flags(parser)
     args = parser.parse_args()
     args.build = args.build.resolve()
-    common = provenance()
-    if common["load"] > 0.5:
-        print(f"speed: the machine is not quiet (load {common['load']}): the rows will say so", file=sys.stderr)
-    report = Report(common)
-    for name, measure in (("ops", measure_ops), ("loss", measure_loss_memory), ("model", measure_model)):
-        if name in args.only.split(","):
-            measure(args, report)
-    missed = [r for r in report.rows if r.get("target", "") != "" and r["ratio"] < r["target"]]
+    report = Results(args)
+    if report.common["load"] > 0.5:
+        print(f"speed: the machine is not quiet (load {report.common['load']}): the rows will say so", file=sys.stderr)
+    wanted, failed = args.only.split(","), []
+    if "ops" in wanted:
+        failed = measure_ops(args, report)
+    if "loss" in wanted:
+        measure_loss_memory(args, report)
+    if "model" in wanted:
+        measure_model(args, report)
+    missed = report.missed()
     print(f"{len(report.rows)} rows, {len(missed)} below their target")
     for row in missed:
         name = f"{row['what']} {row['shape']} {row['dtype']} {row['threads']} threads"
         print(f"  {name}: {row['ratio']:.2f} of {row['target']}")
-    if report.failed:
-        sys.exit(f"speed: {report.failed} benchmarks failed their check: nothing written")
-    if not args.dry_run:
-        report.write(args.out)
-        print(f"written to {args.out}")
+    if failed:
+        sys.exit(f"speed: wrong values in {', '.join(failed)}: nothing written")
+    report.write()
 
 
 if __name__ == "__main__":

@@ -103,7 +103,9 @@ def stage(args) -> None:
     folder = Path(tempfile.mkdtemp(prefix=".staging-", dir=args.out.parent))
     face = args.source / "torch-ext" / python_name
     shutil.copytree(face, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-    for file in (args.source / "layers.json", *args.files):
+    own = args.source / f"layers.{args.backend}.json"  # where a backend has not what the others have
+    shutil.copy(own if own.is_file() else args.source / "layers.json", folder / "layers.json")
+    for file in args.files:
         shutil.copy(file, folder / file.name)
     shutil.copy(args.library, folder / f"{package_id}.abi3.so")
     (folder / "_ops.py").write_text(OPS_PY.format(id=package_id))

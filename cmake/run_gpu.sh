@@ -59,10 +59,10 @@ from summary import cases
 
 results, count = Path(sys.argv[2]), dict(passed=0, failed=0, skipped=0)
 for file in sorted(results.glob("*.xml")):
-    for name, outcome in cases(file):
-        count[outcome] += 1
-        if outcome != "passed":
-            print(f"  {outcome}: {file.stem}: {name}")
+    for case in cases(file):
+        count[case.outcome] += 1
+        if case.outcome != "passed":
+            print(f"  {case.outcome}: {file.stem}: {case.name} {case.why}")
 died = results / "died"
 print(died.read_text() if died.exists() else "", end="")
 print("{passed} passed, {failed} failed, {skipped} skipped".format(**count))

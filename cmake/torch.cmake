@@ -39,3 +39,13 @@ target_include_directories(torch::stable SYSTEM INTERFACE "${HOTSWAP_TORCH_DIR}/
 target_compile_definitions(torch::stable INTERFACE TORCH_TARGET_VERSION=0x020a000000000000)
 # libtorch_cpu must be NEEDED or Python cannot load the file
 target_link_options(torch::stable INTERFACE -Wl,--no-as-needed "${HOTSWAP_TORCH_DIR}/lib/libtorch_cpu.so" -Wl,--allow-shlib-undefined)
+
+# The CUDA runtime's headers of the same version as torch's, which come beside a torch for CUDA; empty: torch is one without.
+file(GLOB HOTSWAP_CUDA_HEADERS "${HOTSWAP_TORCH_DIR}/../nvidia/cu*/include/cuda_runtime_api.h"
+     "${HOTSWAP_TORCH_DIR}/../nvidia/cuda_runtime/include/cuda_runtime_api.h")
+if(HOTSWAP_CUDA_HEADERS AND EXISTS "${HOTSWAP_TORCH_DIR}/lib/libtorch_cuda.so")
+  list(GET HOTSWAP_CUDA_HEADERS 0 HOTSWAP_CUDA_HEADERS)
+  cmake_path(GET HOTSWAP_CUDA_HEADERS PARENT_PATH HOTSWAP_CUDA_HEADERS)
+else()
+  set(HOTSWAP_CUDA_HEADERS "")
+endif()

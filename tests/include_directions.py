@@ -27,6 +27,7 @@ ROOMS = {
     "models": MODELS,
     "generation": MODELS | {"generation"},
     "training": MODELS | {"training"},
+    "cuda": {"base", "generation", "cuda"},  # a library of its own, for torch's CUDA headers
     "cli": MODELS | {"generation", "training", "cli"},
 }
 # Inside a room: what each of its folders may include of the room besides itself; "." is the files beside the folders.

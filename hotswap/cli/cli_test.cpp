@@ -158,6 +158,9 @@ TEST_F(Cli, BenchChecksAndTimesAnOp) {
   EXPECT_NE(outcome.out.find("rms_norm_bwd"), std::string::npos);
   const std::string csv = read_file(file("out.csv"));
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 3);
+  for (size_t begin = 0; begin < csv.size(); begin = csv.find('\n', begin) + 1) {
+    EXPECT_EQ(std::count(csv.begin() + begin, csv.begin() + csv.find('\n', begin), ','), 23) << csv.substr(begin);
+  }
 }
 
 TEST_F(CliModel, GenerateGivesTheGoldenIds) {

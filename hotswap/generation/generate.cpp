@@ -5,7 +5,6 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/InferenceMode.h>
 
@@ -13,6 +12,8 @@
 #include <chrono>
 
 #include "hotswap/base/error.h"
+#include "hotswap/base/log.h"
+#include "hotswap/generation/decode_step.h"
 #include "hotswap/generation/sampler.h"
 
 namespace hotswap {
@@ -20,7 +21,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kReserved = 4096;  // tokens that a growing cache has room for at once
+constexpr int64_t kReserved = 4096;      // tokens that a growing cache has room for at once
+constexpr int64_t kWorthCapturing = 16;  // steps: making a graph costs as much as a few of them
 
 double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -73,9 +75,20 @@ class Rows {
   std::vector<bool> running_;
 };
 
+bool captures(const CausalLM& model, const GenerationConfig& config) {
+  return model.device().is_cuda() && config.cache_implementation.value_or("static") == "static" &&
+         config.max_new_tokens >= kWorthCapturing;
+}
+
+// Static where steps are captured, unless memory for all tokens at once is much to ask for.
+std::string cache_implementation(const CausalLM& model, const GenerationConfig& config) {
+  if (config.cache_implementation) return *config.cache_implementation;
+  return captures(model, config) && config.max_new_tokens <= kReserved ? "static" : "dynamic";
+}
+
 // The last token is never looked back at, so the cache needs no room for it.
 std::unique_ptr<Cache> make_cache(const CausalLM& model, const GenerationConfig& config, int64_t prompt) {
-  const std::string implementation = config.cache_implementation.value_or("dynamic");
+  const std::string implementation = cache_implementation(model, config);
   const bool grows = implementation == "dynamic";
   const int64_t room = prompt + std::min(config.max_new_tokens, grows ? kReserved : config.max_new_tokens) - 1;
   return model.make_cache({.implementation = implementation, .max_cache_len = room});
@@ -121,27 +134,29 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
 
   GenerateResult result{.prompt_tokens = mask.defined() ? mask.sum().item<int64_t>() : ids.numel()};
   std::vector<Tensor> pieces{ids};  // the prompt, then [batch, 1] a step
-  Tensor input = ids;
+  Tensor logits = model({.input_ids = ids,
+                         .attention_mask = mask,
+                         .position_ids = positions,
+                         .cache = cache.get(),
+                         .logits_to_keep = 1})
+                      .logits.select(1, 0);  // [batch, vocab]
+  DecodeStep step(model, *cache, mask, positions);
+  const bool capture = cache->capacity() > 0 && captures(model, config);
+  if (capture) step.capture();
   for (;;) {
-    const Tensor logits = model({.input_ids = input,
-                                 .attention_mask = mask,
-                                 .position_ids = positions,
-                                 .cache = cache.get(),
-                                 .logits_to_keep = 1})
-                              .logits.select(1, 0);  // [batch, vocab]
     Tensor next = sampler.next(logits, sampler.needs_history() ? at::cat(pieces, 1) : ids).to(at::kCPU);  // [batch]
     std::vector<int64_t> tokens(next.const_data_ptr<int64_t>(), next.const_data_ptr<int64_t>() + batch);
     rows.take(tokens);
-    input = at::tensor(tokens, at::kLong).unsqueeze(1).to(device);
-    pieces.push_back(input);
+    pieces.push_back(at::tensor(tokens, at::kLong).unsqueeze(1).to(device));
     if (++result.steps == 1) result.prefill_ms = ms_since(start);
     const bool go_on = !a.on_tokens || a.on_tokens(tokens);
     if (!go_on || !rows.any() || result.steps == config.max_new_tokens) break;
-    if (mask.defined()) {
-      if (cache->capacity() == 0) mask = at::cat({mask, at::ones({batch, 1}, mask.options())}, 1);
-      positions = positions.narrow(1, positions.size(1) - 1, 1) + 1;
-    }
+    logits = step(pieces.back());
   }
+  result.captured = step.captured();
+  if (!result.captured) result.why_not_captured = step.why_not_captured();
+  if (capture && !result.captured)
+    log_warning("decode steps are not captured in a CUDA graph: ", result.why_not_captured);
   {
     const c10::InferenceMode off(false);  // the caller may train on the ids
     result.ids = at::cat(pieces, 1);

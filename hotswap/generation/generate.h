@@ -1,4 +1,4 @@
-// The loop over tokens: prefill, then one token a step with a KV cache.
+// The loop over tokens: prefill, then one token a step with a KV cache; on a GPU the steps are a CUDA graph.
 //
 //   auto result = generate(*model, {.input_ids = ids, .config = {.max_new_tokens = 50},
 //                                   .on_tokens = [&](const std::vector<int64_t>& next) { print(next[0]); return true;
@@ -8,6 +8,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "hotswap/models/causal_lm.h"
@@ -28,6 +29,8 @@ struct GenerateResult {
   double prefill_ms = 0;                      // from the call to the first token: the time to first token
   double decode_ms = 0;                       // of all further tokens
   int64_t steps = 0;                          // forwards, the prefill included
+  bool captured = false;                      // steps ran as a CUDA graph
+  std::string why_not_captured;               // else: the reason
   int64_t prompt_tokens = 0;                  // of all rows, without padding
   double prefill_tokens_per_second() const;   // of the prompts, padding not counted, all rows together
   double decode_tokens_per_second() const;    // of the further tokens, all rows together; 0 where there was only one

@@ -4,6 +4,7 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/pow.h>
+#include <ATen/ops/relu.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/tanh.h>
@@ -32,6 +33,8 @@ Tensor gelu_fast(const Tensor& x) {
 
 Tensor gelu_quick(const Tensor& x) { return at::mul(x, at::sigmoid(at::mul(x, 1.702))); }
 
+Tensor relu_squared(const Tensor& x) { return at::pow(at::relu(x), 2.0); }
+
 constexpr ActivationKind kKinds[] = {
     {"silu", "SiLU", silu},
     {"swish", "SiLU", silu},
@@ -40,6 +43,7 @@ constexpr ActivationKind kKinds[] = {
     {"gelu_new", "NewGELU", gelu_new},
     {"gelu_fast", "FastGELU", gelu_fast},
     {"quick_gelu", "QuickGELU", gelu_quick},
+    {"relu2", "ReLUSquared", relu_squared},
 };
 
 }  // namespace

@@ -3,10 +3,12 @@
 
 #include <memory>
 
-#include "hotswap/layers/forwards.h"
 #include "hotswap/layers/slot.h"
 
 namespace hotswap {
+
+// activation/1, elementwise; act_and_mul/1: [..., 2 * dim] -> [..., dim]
+using ActivationForward = Tensor(const Tensor& x);
 
 struct ActivationKind {
   const char* name;   // "gelu_pytorch_tanh"

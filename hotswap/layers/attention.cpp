@@ -1,7 +1,11 @@
 #include "hotswap/layers/attention.h"
 
+#include <ATen/Context.h>
+#include <ATen/SDPBackend.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/div.h>
@@ -10,12 +14,28 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/sub.h>
 #include <ATen/ops/tanh.h>
 
 #include "hotswap/base/error.h"
 
 namespace hotswap {
 namespace {
+
+// torch's own, [batch, heads, time, head_dim]. On a GPU where torch prefers cuDNN, its flash kernel takes the same
+// inputs and is taken while generating: there lengths grow from call to call, and cuDNN builds a plan for each, 34 ms
+// on an H200 (docs/notes/decode.md).
+Tensor torch_sdpa(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, double dropout,
+                  bool causal, double scale, bool grouped) {
+  const bool may_vary = q.is_cuda() && !at::GradMode::is_enabled() && !mask && dropout == 0;
+  if (may_vary && at::globalContext().userEnabledFlashSDP()) {
+    const int64_t choice = at::_fused_sdp_choice(q, k, v, mask, dropout, causal, scale, grouped);
+    if (choice == static_cast<int64_t>(at::SDPBackend::cudnn_attention)) {
+      return std::get<0>(at::_scaled_dot_product_flash_attention(q, k, v, dropout, causal, false, scale));
+    }
+  }
+  return at::scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale, grouped);
+}
 
 // One decoded token per row and several query heads per key head: the heads of a group read the same keys, so they
 // stand in for time. No copy of the cache, one small product per group. Without gradients only.
@@ -24,8 +44,8 @@ Tensor sdpa_one_token(const Tensor& q, const Tensor& k, const Tensor& v, const s
   const int64_t batch = q.size(0), heads = q.size(2), dim = q.size(3), groups = k.size(2);
   const at::AutoDispatchBelowADInplaceOrView guard;  // torch would keep track of the cache's views
   const Tensor out =
-      at::scaled_dot_product_attention(q.reshape({batch, groups, heads / groups, dim}), k.transpose(1, 2),
-                                       v.transpose(1, 2), mask, /*dropout_p=*/0.0, /*is_causal=*/false, scale);
+      torch_sdpa(q.reshape({batch, groups, heads / groups, dim}), k.transpose(1, 2), v.transpose(1, 2), mask,
+                 /*dropout=*/0, /*causal=*/false, scale, /*grouped=*/false);
   return out.reshape({batch, 1, heads, dim});
 }
 
@@ -66,8 +86,8 @@ Tensor stock::sdpa(const Tensor& q, const Tensor& k, const Tensor& v, const Atte
   const bool repeat = groups > 1 && mask;
   const Tensor key = repeat ? repeat_heads(k.transpose(1, 2), groups) : k.transpose(1, 2);
   const Tensor value = repeat ? repeat_heads(v.transpose(1, 2), groups) : v.transpose(1, 2);
-  return at::scaled_dot_product_attention(q.transpose(1, 2), key, value, mask, o.dropout, by_flag && time > 1, o.scale,
-                                          /*enable_gqa=*/groups > 1 && !repeat)
+  return torch_sdpa(q.transpose(1, 2), key, value, mask, o.dropout, by_flag && time > 1, o.scale,
+                    /*grouped=*/groups > 1 && !repeat)
       .transpose(1, 2);
 }
 
@@ -79,8 +99,8 @@ Tensor stock::eager(const Tensor& q, const Tensor& k, const Tensor& v, const Att
       at::mul(at::matmul(q.transpose(1, 2), key.transpose(2, 3)), o.scale);  // [batch, heads, time, kv_time]
   if (o.softcap != 0) scores = at::mul(at::tanh(at::div(scores, o.softcap)), o.softcap);
   if (o.alibi_slopes.defined()) {
-    const Tensor far = at::mul(metadata.distance(time, k), o.alibi_slopes.to(at::kFloat).view({-1, 1, 1}));
-    scores = at::add(scores, far.to(scores.scalar_type()));  // [heads, time, kv_time]
+    const Tensor far = at::mul(metadata.distance(time, k).abs(), o.alibi_slopes.to(at::kFloat).view({-1, 1, 1}));
+    scores = at::sub(scores, far.to(scores.scalar_type()));  // [heads, time, kv_time]
   }
   if ((o.causal && time > 1) || metadata.hides(time, kv_time, o)) scores = at::add(scores, metadata.bias(time, k, o));
   if (o.sinks.defined()) {

@@ -5,17 +5,27 @@
 //   stock::sdpa(q, k, v, {.scale = 0.125, .window_left = 4095}, metadata);
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <map>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "hotswap/layers/forwards.h"
+#include "hotswap/layers/module.h"
 
 namespace hotswap {
+
+struct AttentionOptions {
+  double scale = 1;
+  bool causal = true;  // query i sees keys up to its own
+  int64_t window_left = -1,
+          window_right = -1;  // keys seen before and behind a query's own; -1: all. causal: right is 0
+  int64_t chunk = 0;          // a query sees its own chunk of so many tokens alone; 0: off
+  double softcap = 0;         // scores become softcap * tanh(scores / softcap); 0: off
+  Tensor sinks = {};          // [heads]: one more score in each softmax, of no value; or undefined
+  Tensor alibi_slopes = {};   // [heads]: takes slope * the distance of query and key away; or undefined
+  double dropout = 0;         // of the weights; already 0 outside training
+};
 
 struct SequenceInfo {
   int64_t start = 0;    // tokens before the first query
@@ -65,6 +75,11 @@ class AttentionMetadata {
   mutable std::map<int64_t, RealTokens> real_;        // by time
   mutable Tensor seen_;
 };
+
+// attention/1. q: [batch, time, heads, head_dim], k, v: [batch, kv_time, kv_heads, head_dim], any strides but the last,
+// heads a multiple of kv_heads -> [batch, time, heads, head_dim]. `metadata` says which tokens there are.
+using AttentionForward = Tensor(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
+                                const AttentionMetadata& metadata);
 
 namespace stock {
 AttentionForward sdpa;   // torch's scaled_dot_product_attention; Error for softcap, sinks and ALiBi, which it has not

@@ -49,9 +49,14 @@ Groups groups_of(const Tensor& of_key, const SequenceInfo& s, int64_t time) {
   return {of_key.narrow(1, of_key.size(1) - time, time), of_key};
 }
 
+// The padding of the keys: the first ones of fixed memory, and of a cache that forgets the last.      [batch, kv_time]
+Tensor key_padding(const SequenceInfo& s, int64_t kv_time) {
+  return s.padding.narrow(1, s.positions.defined() ? 0 : s.padding.size(1) - kv_time, kv_time);
+}
+
 // Chunks are counted from a row's first real token, as transformers does.
 Groups chunks(const SequenceInfo& s, int64_t time, const Tensor& k, int64_t chunk) {
-  const Tensor places = s.padding.defined() ? at::sub(at::cumsum(s.padding, 1), 1).clamp_min(0)
+  const Tensor places = s.padding.defined() ? at::sub(at::cumsum(key_padding(s, k.size(1)), 1), 1).clamp_min(0)
                                             : range(0, k.size(1), k.device()).unsqueeze(0);
   return groups_of(at::div(places, chunk, "floor"), s, time);
 }
@@ -73,9 +78,7 @@ Tensor make_visible(const SequenceInfo& s, int64_t time, const Tensor& k, const 
   seen = seen.unsqueeze(0);
   if (o.chunk > 0) seen = at::bitwise_and(seen, chunks(s, time, k, o.chunk).same());
   if (s.cu_seqlens.defined()) seen = at::bitwise_and(seen, packed(s, time, k).same());
-  if (s.padding.defined()) {  // a cache that forgets holds the last tokens
-    seen = at::bitwise_and(seen, s.padding.narrow(1, s.padding.size(1) - kv_time, kv_time).unsqueeze(1));
-  }
+  if (s.padding.defined()) seen = at::bitwise_and(seen, key_padding(s, kv_time).unsqueeze(1));
   return seen.unsqueeze(1);
 }
 

@@ -81,7 +81,7 @@ Tensor by_loops(const Tensor& q, const Tensor& k, const Tensor& v, const Attenti
           double score = (q[b][i][h].to(at::kDouble) * k[b][j][kv_head].to(at::kDouble)).sum().item<double>() * o.scale;
           if (o.softcap != 0) score = o.softcap * std::tanh(score / o.softcap);
           if (o.alibi_slopes.defined()) {
-            score += o.alibi_slopes[h].item<double>() * static_cast<double>(j - rule.place(i));
+            score -= o.alibi_slopes[h].item<double>() * static_cast<double>(std::abs(j - rule.place(i)));
           }
           total += std::exp(score);
           sum += v[b][j][kv_head].to(at::kDouble) * std::exp(score);
@@ -110,6 +110,7 @@ TEST_F(Attention, FollowsEveryRule) {
       {.scale = 0.3, .window_left = 3, .softcap = 2},
       {.scale = 0.3, .window_left = 3, .sinks = random({6})},
       {.scale = 0.3, .alibi_slopes = random({6}).abs()},
+      {.scale = 0.3, .causal = false, .alibi_slopes = random({6}).abs()},
   };
   for (const AttentionKind* kind : {&attention_kind("sdpa"), &attention_kind("eager")}) {
     for (size_t n = 0; n < all.size(); ++n) {

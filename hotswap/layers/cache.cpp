@@ -7,6 +7,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
+
 #include "hotswap/base/error.h"
 
 namespace hotswap {
@@ -26,23 +28,36 @@ std::pair<Tensor, Tensor> Cache::update(int64_t layer, const Tensor& k, const Te
                  .got = "a cache of another kind",
                  .next = "take the cache that this model's make_cache() gives"});
   }
-  if (at::GradMode::is_enabled()) return keys_and_values->update(k, v, positions_);
+  if (at::GradMode::is_enabled()) return keys_and_values->update(k, v, place_);
   const at::AutoDispatchBelowADInplaceOrView guard;  // torch would keep track of every view
-  return keys_and_values->update(k, v, positions_);
+  return keys_and_values->update(k, v, place_);
+}
+
+void Cache::check_room(int64_t time) const {
+  if (length_ + time <= options_.max_cache_len) return;
+  throw Error({.wanted = cat("at most ", options_.max_cache_len, " tokens in a static cache"),
+               .got = cat(length_, " seen and ", time, " new ones"),
+               .next = "make the cache with a larger max_cache_len, or a dynamic one"});
+}
+
+int64_t Cache::reach(int64_t time) const {
+  constexpr int64_t kStep = 512;
+  return std::min(options_.max_cache_len, (length_ + time + kStep - 1) / kStep * kStep);
+}
+
+void Cache::replayed(int64_t time) {
+  check_room(time);
+  length_ += time;
 }
 
 void Cache::begin(int64_t time, at::Device device) {
   if (!fixed_) return;
-  if (length_ + time > options_.max_cache_len) {
-    throw Error({.wanted = cat("at most ", options_.max_cache_len, " tokens in a static cache"),
-                 .got = cat(length_, " seen and ", time, " new ones"),
-                 .next = "make the cache with a larger max_cache_len, or a dynamic one"});
-  }
+  check_room(time);
   if (!device_length_.defined()) {
     const c10::InferenceMode off(false);  // or it could be written in inference mode alone
     device_length_ = at::zeros({1}, at::TensorOptions().dtype(at::kLong).device(device));
   }
-  positions_ = at::add(at::arange(time, device_length_.options()), device_length_);
+  place_ = {at::add(at::arange(time, device_length_.options()), device_length_), reach(time)};
 }
 
 void Cache::end(int64_t time) {

@@ -31,12 +31,17 @@ class CacheLayer {
   virtual void reset() = 0;
 };
 
+// Where a forward's tokens go in a cache of a fixed size.
+struct FixedPlace {
+  Tensor positions = {};  // [new] int64 on the device; undefined: the cache grows
+  int64_t reach = 0;      // so many keys from the first on are looked at
+};
+
 // Keys and values. Inference only: memory that is written in place has no gradient.
 class KeyValueLayer : public CacheLayer {
  public:
   // k, v of the new tokens: [batch, new, kv_heads, head_dim] -> what they may look at: [batch, kv_time, ...].
-  // `positions`: of the new tokens, on the device, in a cache of a fixed size.
-  virtual std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const Tensor& positions) = 0;
+  virtual std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const FixedPlace& place) = 0;
 };
 
 class Cache {
@@ -47,14 +52,18 @@ class Cache {
   CacheLayer& layer(int64_t index) { return *layers_.at(index); }
   int64_t size() const { return static_cast<int64_t>(layers_.size()); }
 
-  // Tokens seen. The host's count: forwards that a captured graph replays are in device_length() alone.
-  int64_t length() const { return length_; }
+  int64_t length() const { return length_; }                                // tokens seen
   int64_t capacity() const { return fixed_ ? options_.max_cache_len : 0; }  // 0: it grows
 
   // Around one forward of `time` tokens, by the model. begin: Error where they do not fit.
   void begin(int64_t time, at::Device device);
   void end(int64_t time);
-  const Tensor& positions() const { return positions_; }          // of the forward's tokens; undefined unless fixed
+  // In place of both where a captured graph has run the forward: the device has counted already. Error as of begin.
+  void replayed(int64_t time);
+  // Of a fixed size: how many keys a forward of so many tokens looks at. All that there are by then, rounded up, so
+  // that a captured graph serves many steps and a cache of room for much costs what is in it.
+  int64_t reach(int64_t time) const;
+  const Tensor& positions() const { return place_.positions; }    // of the forward's tokens; undefined unless fixed
   const Tensor& device_length() const { return device_length_; }  // [1] int64; undefined unless fixed
 
   void crop(int64_t length);
@@ -65,7 +74,9 @@ class Cache {
   CacheOptions options_;
   bool fixed_;
   int64_t length_ = 0;
-  Tensor device_length_, positions_;
+  void check_room(int64_t time) const;
+  Tensor device_length_;
+  FixedPlace place_;
 };
 
 // For a layer that attends; window > 0: to its last so many tokens alone.

@@ -48,7 +48,7 @@ class DynamicLayer : public KeyValueLayer {
  public:
   explicit DynamicLayer(int64_t reserve) : reserve_(reserve) {}
 
-  std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const Tensor&) override {
+  std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const FixedPlace&) override {
     const int64_t needed = length_ + k.size(1);
     if (buffers_.capacity() > 0) buffers_.check(k);
     if (needed > buffers_.capacity()) {
@@ -73,7 +73,7 @@ class SlidingLayer : public KeyValueLayer {
  public:
   explicit SlidingLayer(int64_t window) : window_(window) {}
 
-  std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const Tensor&) override {
+  std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const FixedPlace&) override {
     const int64_t added = k.size(1), kept = std::min(end_ - begin_, window_ - 1);
     if (buffers_.capacity() > 0) buffers_.check(k);
     dropped_ += end_ - kept - begin_;
@@ -104,18 +104,18 @@ class SlidingLayer : public KeyValueLayer {
   Buffers buffers_;
 };
 
-// Never moves, and gives all of its memory: who attends goes by the positions.
+// Never moves, and gives more of its memory than is filled: who attends goes by the positions.
 class StaticLayer : public KeyValueLayer {
  public:
   explicit StaticLayer(int64_t capacity) : capacity_(capacity) {}
 
-  std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const Tensor& positions) override {
+  std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const FixedPlace& place) override {
     // Zeros: a weight of 0 times what lay there would be NaN where that is one.
     if (buffers_.capacity() == 0) buffers_ = Buffers::like(k, v, capacity_, /*zeroed=*/true);
     buffers_.check(k);
-    buffers_.k.index_copy_(1, positions, k);
-    buffers_.v.index_copy_(1, positions, v);
-    return {buffers_.k, buffers_.v};
+    buffers_.k.index_copy_(1, place.positions, k);
+    buffers_.v.index_copy_(1, place.positions, v);
+    return buffers_.range(0, place.reach);
   }
   void crop(int64_t) override {}
   void reset() override {}  // what lies behind the length is never seen, and the memory stays where a graph knows it

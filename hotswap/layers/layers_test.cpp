@@ -299,6 +299,13 @@ TEST_F(Layers, CrossEntropyOptions) {
       }
     }
   }
+  const Tensor weight = random({11}).abs(), counts = target.ne(-100), word = target.clamp_min(0);
+  const Tensor logp = at::log_softmax(x, 1), p = logp.gather(1, word.unsqueeze(1)).squeeze(1).exp();
+  const Tensor of_word = weight.to(at::kDouble).index({word}) * counts;
+  const Tensor z = 0.01 * at::logsumexp(x, 1).square() * counts;
+  const CrossEntropyOptions both{.z_loss = 0.01, .class_weight = weight, .token_scaling = true};
+  const Tensor want = (-of_word * p.log() * p).sum() / of_word.sum() + (z * p).sum() / 6;
+  EXPECT_LE(relative_l2(stock::cross_entropy(logits, target, both), want), 2e-6);
   const auto ignored = at::full({7}, -100, at::TensorOptions(at::kLong));
   EXPECT_TRUE(std::isnan(stock::cross_entropy(logits, ignored, {}).item<double>()));
 }

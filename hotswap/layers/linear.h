@@ -1,10 +1,12 @@
 // Linear and Embedding: thin, so that a kernel package (a quantised or a one-row product) can take over.
 #pragma once
 
-#include "hotswap/layers/forwards.h"
 #include "hotswap/layers/slot.h"
 
 namespace hotswap {
+
+// linear/1. x: [..., in], weight: [out, in], bias: [out] -> [..., out]
+using LinearForward = Tensor(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);
 
 namespace stock {
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);

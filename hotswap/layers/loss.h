@@ -1,16 +1,38 @@
 // The loss of a causal language model, from logits or, where a kernel is bound, straight from hidden states.
 #pragma once
 
-#include "hotswap/layers/forwards.h"
 #include "hotswap/layers/slot.h"
 
 namespace hotswap {
+
+struct CrossEntropyOptions {
+  int64_t ignore_index = -100;
+  double label_smoothing = 0;
+  double softcap = 0;  // 0: off; else logits become softcap * tanh(logits / softcap)
+  double z_loss = 0;   // adds z_loss * logsumexp^2 to each row's loss
+  std::string reduction = "mean";
+  Tensor class_weight = {};      // [vocab] as torch's; z_loss is not weighted; or undefined
+  bool token_scaling = false;    // a row's loss times its target's probability, a constant to the gradient
+  bool float32_dweight = false;  // linear_cross_entropy: kernels sum the weight's gradient over chunks in float32
+  int64_t chunk_bytes = 0;       // and hold so many bytes of logits at once; 0: what each has found best
+};
+
+// cross_entropy/1. logits: [n, vocab], target: [n] int64 -> float32 scalar, or [n] for reduction "none"
+using CrossEntropyForward = Tensor(const Tensor& logits, const Tensor& target, const CrossEntropyOptions& options);
+
+// linear_cross_entropy/1. hidden: [n, dim], weight: [vocab, dim], bias: [vocab], target: [n] -> as cross_entropy of
+// hidden @ weight^T + bias, without holding those logits
+using LinearCrossEntropyForward = Tensor(const Tensor& hidden, const Tensor& weight, const std::optional<Tensor>& bias,
+                                         const Tensor& target, const CrossEntropyOptions& options);
 
 namespace stock {
 Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntropyOptions& options);
 Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const std::optional<Tensor>& bias,
                             const Tensor& target, const CrossEntropyOptions& options);
 }  // namespace stock
+
+// class_weight: [vocab], target: [n] -> [n], the weight of each target, 0 where it is ignored
+Tensor target_weights(const Tensor& class_weight, const Tensor& target, int64_t ignore_index);
 
 struct LossArguments {
   const Tensor& labels;                        // [batch, time] int64, -100 where a token does not count

@@ -8,6 +8,9 @@
 
 namespace hotswap {
 
+// gated_mlp/1. gate, up: [..., dim] -> act(gate) * up
+using GatedForward = Tensor(const Tensor& gate, const Tensor& up);
+
 struct GatedMLPOptions {
   int64_t dim, hidden;
   std::string activation;  // "silu"

@@ -1,10 +1,22 @@
 // Normalisation layers and their stock forwards, rounding as transformers' modules do.
 #pragma once
 
-#include "hotswap/layers/forwards.h"
 #include "hotswap/layers/slot.h"
 
 namespace hotswap {
+
+// rms_norm/1. x: [..., dim], weight: [dim] -> [..., dim]
+// casting: "llama" rounds x * rstd to x's dtype before the weight, "gemma" computes all in float32 with (offset +
+// weight), "none" multiplies in x's dtype; statistics are float32 in each.
+using RmsNormForward = Tensor(const Tensor& x, const Tensor& weight, double eps, double offset,
+                              const std::string& casting);
+
+// add_rms_norm/1. x, residual: [..., dim] -> (y = rms_norm(h), h = x + residual)
+using AddRmsNormForward = std::tuple<Tensor, Tensor>(const Tensor& x, const Tensor& residual, const Tensor& weight,
+                                                     double eps, double offset, const std::string& casting);
+
+// layer_norm/1. x: [..., dim], weight, bias: [dim]
+using LayerNormForward = Tensor(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, double eps);
 
 namespace stock {
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double offset, const std::string& casting);

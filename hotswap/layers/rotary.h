@@ -1,11 +1,15 @@
 // Rotary position embedding: tables of cos and sin, and the rotation of queries and keys.
 #pragma once
 
-#include "hotswap/layers/forwards.h"
 #include "hotswap/layers/rope.h"
 #include "hotswap/layers/slot.h"
 
 namespace hotswap {
+
+// rotary/1. q: [batch, heads, time, head_dim], k: [batch, kv_heads, time, head_dim], cos, sin: [1 or batch, time,
+// rotary_dim]
+using RotaryForward = std::tuple<Tensor, Tensor>(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,
+                                                 int64_t rotary_dim, bool interleaved);
 
 namespace stock {
 std::tuple<Tensor, Tensor> rotary(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,

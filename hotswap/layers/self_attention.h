@@ -1,5 +1,5 @@
 // Self-attention as decoders have it: projections, norms of queries and keys, rotary embedding, cache, attention. What
-// families differ in are its options; those of the attention itself are the contract's (forwards.h).
+// families differ in are its options; those of the attention itself are the contract's (attention.h).
 #pragma once
 
 #include <memory>

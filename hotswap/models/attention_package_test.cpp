@@ -83,12 +83,30 @@ class AttentionByName : public test_support::ServedKernels {
   AttentionPackage package;
 };
 
+// A kernel by a name, and what the report says of it.
+struct Named {
+  const char *name, *package;
+  std::string reason;
+  std::map<std::string, std::string> ops;  // of roles
+};
+
 TEST_F(AttentionByName, ComputesWhatStockAttentionDoes) {
+  const std::map<std::string, std::string> bundled = {{"forward", "attention"},
+                                                      {"forward_train", "attention_fwd"},
+                                                      {"backward", "attention_bwd"},
+                                                      {"varlen_forward", "attention_varlen"},
+                                                      {"decode", "attention_decode"}};
+  std::map<std::string, std::string> roles;
+  for (const auto& [role, op] : bundled) roles[role] = role;
+  const std::string stands_in = "stands in for kernels-community/flash-attn2:attention";
+  const std::vector<Named> kernels = {{"acme/attn", "attn", "from acme/attn@", roles},
+                                      {"flash_attention_2", "attention", stands_in, bundled},
+                                      {"kernels-community/flash-attn2@>=2.0,<3.0", "attention", stands_in, bundled},
+                                      {"hotswap/attention", "attention", "", bundled}};
   const Tensor ids = at::randint(0, 40, {2, 11}, at::kLong);
   Tensor mask = at::ones({2, 11}, at::kLong);
   mask[1].narrow(0, 0, 4).zero_();
   for (const char* family : {"llama", "mistral", "qwen3"}) {
-    SCOPED_TRACE(family);
     const auto model = tiny(family);
     const auto padded = [&] {
       const at::NoGradGuard no_grad;
@@ -96,40 +114,47 @@ TEST_F(AttentionByName, ComputesWhatStockAttentionDoes) {
     };
     const auto want = train_step(*model, ids);
     const Tensor want_padded = padded(), want_ids = generate(*model, ids, "dynamic");
+    for (const Named& kernel : kernels) {
+      SCOPED_TRACE(cat(family, " ", kernel.name));
+      model->set_attn_implementation(kernel.name);
+      ASSERT_EQ(attention_rows(*model).size(), kLayers);
+      EXPECT_EQ(model->kernel_report().bound(), kLayers) << "no other layer";
+      for (const KernelRow& row : attention_rows(*model)) {
+        EXPECT_EQ(row.package, kernel.package);
+        EXPECT_EQ(row.version, 1);
+        expect_has(row.reason, {kernel.reason});
+      }
+      std::map<std::string, int64_t> before;
+      const auto ran = [&](const char* role) {
+        const int64_t calls =
+            kernel.package == std::string("attn") ? package.calls(role) : op_calls("attention", kernel.ops.at(role));
+        return calls - std::exchange(before[role], calls);
+      };
+      for (const auto& [role, op] : kernel.ops) ran(role.c_str());
 
-    model->set_attn_implementation("acme/attn");
-    ASSERT_EQ(attention_rows(*model).size(), kLayers);
-    EXPECT_EQ(model->kernel_report().bound(), kLayers) << "no other layer";
-    for (const KernelRow& row : attention_rows(*model)) {
-      EXPECT_EQ(row.package, "attn");
-      EXPECT_EQ(row.version, 1);
-      expect_has(row.reason, {"from acme/attn@", "(v1)"});
+      const auto got = train_step(*model, ids);
+      EXPECT_EQ(ran("forward_train"), kLayers);
+      EXPECT_EQ(ran("backward"), kLayers);
+      ASSERT_EQ(got.size(), want.size());
+      // Another order of float32 sums, or sums in float64: roundings of 6e-8, grown by two layers of weights of 0.4.
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_LE(difference(got[i], want[i]), 1e-4) << i;
+      EXPECT_LE(difference(padded(), want_padded), 1e-4);
+      EXPECT_EQ(ran("varlen_forward"), kLayers);
+      EXPECT_EQ(ran("forward"), 0);
+      EXPECT_TRUE(at::equal(generate(*model, ids, "dynamic"), want_ids));
+      EXPECT_EQ(ran("forward"), kSteps * kLayers);
+      EXPECT_TRUE(at::equal(generate(*model, ids, "static"), want_ids));
+      EXPECT_EQ(ran("decode"), kSteps * kLayers);
+
+      model->kernelize(Mode::INFERENCE);
+      EXPECT_EQ(row_of(model->kernel_report(), kAttentionLayer).package, kernel.package) << "also among other kernels";
+      EXPECT_EQ(row_of(model->kernel_report(), "RMSNorm").package, "norm");
+      model->unkernelize();
+      model->set_attn_implementation("sdpa");
+      const auto again = train_step(*model, ids);
+      for (size_t i = 0; i < again.size(); ++i) EXPECT_TRUE(same_bits(again[i], want[i])) << i;
+      EXPECT_EQ(ran("forward_train"), 0);
     }
-    std::map<std::string, int64_t> before;
-    const auto ran = [&](const char* op) { return package.calls(op) - std::exchange(before[op], package.calls(op)); };
-    for (const char* op : {"forward", "forward_train", "backward", "varlen_forward", "decode"}) ran(op);
-
-    const auto got = train_step(*model, ids);
-    EXPECT_EQ(ran("forward_train"), kLayers);
-    EXPECT_EQ(ran("backward"), kLayers);
-    ASSERT_EQ(got.size(), want.size());
-    // Attention in float64 against float32: its roundings (6e-8 each), grown by two layers of weights of 0.4.
-    for (size_t i = 0; i < got.size(); ++i) EXPECT_LE(difference(got[i], want[i]), 1e-4) << i;
-    EXPECT_LE(difference(padded(), want_padded), 1e-4);
-    EXPECT_EQ(ran("varlen_forward"), kLayers);
-    EXPECT_EQ(ran("forward"), 0);
-    EXPECT_TRUE(at::equal(generate(*model, ids, "dynamic"), want_ids));
-    EXPECT_EQ(ran("forward"), kSteps * kLayers);
-    EXPECT_TRUE(at::equal(generate(*model, ids, "static"), want_ids));
-    EXPECT_EQ(ran("decode"), kSteps * kLayers);
-
-    model->kernelize(Mode::INFERENCE);
-    EXPECT_EQ(row_of(model->kernel_report(), kAttentionLayer).package, "attn") << "also among other kernels";
-    EXPECT_EQ(row_of(model->kernel_report(), "RMSNorm").package, "norm");
-    model->unkernelize();
-    const auto again = train_step(*model, ids);
-    for (size_t i = 0; i < again.size(); ++i) EXPECT_TRUE(same_bits(again[i], want[i])) << i;
-    EXPECT_EQ(ran("forward_train"), 0);
   }
 }
 

@@ -64,6 +64,8 @@ void with_function(Function function, Fn fn) {
       return fn.template operator()<GeluTanh>();
     case Function::kGeluQuick:
       return fn.template operator()<GeluQuick>();
+    case Function::kReluSquared:
+      return fn.template operator()<ReluSquared>();
   }
 }
 

@@ -6,6 +6,7 @@
 //   gelu_new    as gelu_tanh (transformers' NewGELU)
 //   gelu_fast   as gelu_tanh with transformers' 0.7978845608 for sqrt(2/pi): the same float32 number
 //   gelu_quick  x * sigmoid(1.702 x)
+//   relu_squared  max(x, 0)^2
 //   backward    dx = dy * act'(x);   dgate = dy * up * act'(gate), dup = dy * act(gate)
 //
 // Casting: x is read, y rounded once to x's type; all between in float32. (torch's eager way of the multiplied form
@@ -21,7 +22,7 @@ namespace activation {
 
 using kernels::DType;
 
-enum class Function : uint8_t { kSilu, kGelu, kGeluTanh, kGeluQuick };
+enum class Function : uint8_t { kSilu, kGelu, kGeluTanh, kGeluQuick, kReluSquared };
 
 // The ops: NAME(x) -> y and NAME_bwd(dy, x) -> dx, of act(x) or, and_mul, of act(gate) * up.
 struct Act {
@@ -36,6 +37,7 @@ constexpr Act kActs[] = {
     {"gelu_new", Function::kGeluTanh},
     {"gelu_fast", Function::kGeluTanh},
     {"gelu_quick", Function::kGeluQuick},
+    {"relu_squared", Function::kReluSquared},
     {"silu_and_mul", Function::kSilu, true},
     {"gelu_and_mul", Function::kGelu, true},
     {"gelu_tanh_and_mul", Function::kGeluTanh, true},

@@ -58,6 +58,20 @@ struct GeluQuick {
   }
 };
 
+struct ReluSquared {
+  template <Precision kP>
+  HOTSWAP_INLINE F value(F x) {
+    const F r = positive(x);
+    return r * r;
+  }
+  template <Precision kP>
+  HOTSWAP_INLINE Both both(F x) {
+    const F r = positive(x);
+    return {r * r, r + r};
+  }
+  HOTSWAP_INLINE F positive(F x) { return select(x < F{}, F{}, x); }  // NaN stays
+};
+
 template <class Fn>
 static void with_function(Function function, Fn fn) {
   switch (function) {
@@ -69,6 +83,8 @@ static void with_function(Function function, Fn fn) {
       return fn.template operator()<GeluTanh>();
     case Function::kGeluQuick:
       return fn.template operator()<GeluQuick>();
+    case Function::kReluSquared:
+      return fn.template operator()<ReluSquared>();
   }
 }
 

@@ -22,6 +22,7 @@ Tensor gelu_tanh(const Tensor& x) {
 }
 Tensor gelu_fast(const Tensor& x) { return 0.5 * x * (1.0 + at::tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x))); }
 Tensor gelu_quick(const Tensor& x) { return x * at::sigmoid(1.702 * x); }
+Tensor relu_squared(const Tensor& x) { return x.clamp_min(0).square(); }
 
 struct Act {
   const char* name;
@@ -34,6 +35,7 @@ const std::vector<Act> kActs = {{"silu", silu},
                                 {"gelu_new", gelu_tanh},
                                 {"gelu_fast", gelu_fast},
                                 {"gelu_quick", gelu_quick},
+                                {"relu_squared", relu_squared},
                                 {"silu_and_mul", silu, true},
                                 {"gelu_and_mul", gelu, true},
                                 {"gelu_tanh_and_mul", gelu_tanh, true}};

@@ -1,15 +1,12 @@
-// What a block of the sm_90a forward has: its arguments, its shared memory, and the order in which it gets its tiles.
+// What a block of the sm_90a forward has: its arguments, its shared memory, and how its tiles come to it.
 // forward_loader.cuh and forward_worker.cuh are the two jobs in it; forward_hopper.cuh starts them.
 #pragma once
 
-#include "kernels/attention/tiles.h"
+#include "kernels/attention/sequences.cuh"
 #include "kernels/common/gpu/tma.cuh"
 #include "kernels/common/gpu/warpgroup.cuh"
 
 namespace attention::gpu {
-
-using namespace kernels;
-using namespace kernels::gpu;
 
 // Everything that is fixed when a kernel is compiled. kDim: a multiple of 64; the rest of a smaller head is zeros,
 // which the copy engine fills in. kLeft: rows have a left end (window_left).
@@ -35,10 +32,19 @@ struct ForwardArguments {
   const float* sinks;
   int* counter;  // of tiles that were asked for, or null: each block has one
   TileOrder order;
-  Band band;
-  int query_rows, heads, group;  // group: query heads that share a key head
-  float score_scale;             // of scores, in exponents of two; with softcap of tanh's
-  float cap_scale;               // softcap only: of scores in tanh
+  Sequences sequences;
+  int heads, group, value_dim;  // group: query heads that share a key head
+  void* plain_out;              // out, for tiles that the copy engine would not cut where their sequence ends
+  float score_scale;            // of scores, in exponents of two; with softcap of tanh's
+  float cap_scale;              // softcap only: of scores in tanh
+};
+
+// A tile as its block sees it.
+struct Job {
+  int row, rows;  // of tensors; those of the sequence from there on: 0 after the last tile
+  int head, batch, key_row;
+  KeyTiles keys;
+  Band band;  // of rows counted from the tile's first
 };
 
 template <class F>
@@ -49,8 +55,8 @@ struct ForwardMemory {
   uint16_t out[F::kWorkers][F::kPanels][64][64];
   Barrier q_full[F::kQueryStages], q_free[F::kQueryStages];
   Barrier k_full[F::kStages], k_free[F::kStages], v_full[F::kStages], v_free[F::kStages];
-  Barrier tile_full, tile_free;
-  int next_tile;
+  Barrier job_full, job_free;
+  Job job;
 
   __device__ void init() {                   // one thread
     constexpr int kWarps = 4 * F::kWorkers;  // a warp says for itself that it is done with a buffer
@@ -59,51 +65,64 @@ struct ForwardMemory {
       k_full[i].init(1), k_free[i].init(kWarps);
       v_full[i].init(1), v_free[i].init(kWarps);
     }
-    tile_full.init(1), tile_free.init(kWarps);
+    job_full.init(1), job_free.init(kWarps);
     publish_barriers();
   }
 };
 
-// A tile as its block sees it.
-struct Job {
-  int row, head, batch;
-  KeyTiles keys;
-};
-
-// One tile after the other, as blocks become free: the loader asks a counter ahead of time and passes the answer on.
+// One tile after the other, as blocks become free: the loader's warp asks a counter ahead of time, finds out where the
+// tile lies, and passes it on.
 template <class F>
 struct JobSource {
   const ForwardArguments& a;
   ForwardMemory<F>& memory;
-  int index = blockIdx.x;
   uint32_t parity = 0;
 
-  __device__ __forceinline__ bool more() const { return index < a.order.tiles; }
-  __device__ __forceinline__ Job job() const {
-    if (!more()) return {};  // without keys
-    const Tile tile = tile_at(a.order, index);
-    const int batch = tile.head / a.heads, row = tile.row_tile * F::kRows;
-    return {row, tile.head - batch * a.heads, batch,
-            key_tiles<F::kLeft>(a.band, row, min(row + F::kRows, a.query_rows), F::kKeys)};
-  }
-
-  // The loader's thread: before a tile, and after it.
+  // Of lane 0.
   __device__ __forceinline__ int ask() const {
     return a.counter == nullptr ? a.order.tiles : int(gridDim.x) + atomicAdd(a.counter, 1);
   }
-  __device__ __forceinline__ void pass_on(int asked) {
-    memory.tile_free.wait(parity ^ 1);
+  __device__ __forceinline__ Job job_at(int index) const {
+    const Tile tile = tile_at(a.order, index);
+    int number = tile.head / a.heads, row_tile = tile.row_tile;
+    if (a.sequences.packed()) number = a.sequences.find_queries(F::kRows, tile.row_tile, row_tile);
+    const Sequence s = a.sequences.at(number, F::kRows);
+    const int first = row_tile * F::kRows;
+    const int rows = max(0, s.query_rows - first);
+    const Band band{s.band.before + first, s.band.after + first, s.band.keys};
+    return {s.query_row + first,
+            rows,
+            tile.head % a.heads,
+            s.batch,
+            s.key_row,
+            key_tiles<F::kLeft>(band, 0, min(F::kRows, rows), F::kKeys),
+            band};
+  }
+  // The loader's warp: the tile of an answer, or of the next one where a slot is empty.
+  __device__ __forceinline__ Job find(int index) const {
+    while (true) {
+      index = __shfl_sync(kAllLanes, index, 0);
+      if (index >= a.order.tiles) return {};
+      const Job job = job_at(index);
+      if (job.rows > 0) return job;
+      if (threadIdx.x == 0) index = ask();
+    }
+  }
+  __device__ __forceinline__ void pass_on(const Job& job) {
+    memory.job_free.wait(parity ^ 1);
     parity ^= 1;
-    index = memory.next_tile = asked;
-    memory.tile_full.arrive();
+    if (threadIdx.x != 0) return;
+    memory.job = job;
+    memory.job_full.arrive();
   }
   // All threads of the workers, once the loader has nothing more to load for the tile before.
-  __device__ __forceinline__ void receive() {
-    memory.tile_full.wait(parity);
+  __device__ __forceinline__ Job receive() {
+    memory.job_full.wait(parity);
     parity ^= 1;
-    index = memory.next_tile;
+    const Job job = memory.job;
     __syncwarp();
-    if (threadIdx.x % 32 == 0) memory.tile_free.arrive();
+    if (threadIdx.x % 32 == 0) memory.job_free.arrive();
+    return job;
   }
 };
 

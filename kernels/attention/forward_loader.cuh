@@ -1,4 +1,4 @@
-// One thread of a block of the sm_90a forward: starts every copy to shared memory, as early as a buffer is free.
+// A warp of a block of the sm_90a forward: starts every copy to shared memory, as early as a buffer is free.
 #pragma once
 
 #include "kernels/attention/forward_block.cuh"
@@ -12,24 +12,30 @@ __device__ __forceinline__ void load_tiles(const ForwardArguments& a, ForwardMem
   const auto load = [](auto& stage, Barrier* full, Barrier* free, auto& buffers, const CUtensorMap& map, int row,
                        int head, int batch) {
     free[stage.index].wait(stage.parity ^ 1);
-    full[stage.index].arrive_expecting(sizeof(buffers[0]));
+    if (threadIdx.x == 0) {
+      full[stage.index].arrive_expecting(sizeof(buffers[0]));
 #pragma unroll
-    for (int p = 0; p < F::kPanels; ++p)
-      load_box(buffers[stage.index][p], map, full[stage.index], 64 * p, row, head, batch);
+      for (int p = 0; p < F::kPanels; ++p)
+        load_box(buffers[stage.index][p], map, full[stage.index], 64 * p, row, head, batch);
+    }
     stage.next();
   };
   JobSource<F> source{a, m};
-  while (source.more()) {
-    const int asked = source.ask();
-    const Job job = source.job();
+  Job job = source.find(blockIdx.x);
+  source.pass_on(job);
+  while (job.rows > 0) {
+    int asked = 0;
+    if (threadIdx.x == 0) asked = source.ask();
     const int key_head = job.head / a.group, first = job.keys.first, end = job.keys.end;
     if (first < end) load(q_stage, m.q_full, m.q_free, m.q, a.q, job.row, job.head, job.batch);
     // Keys one tile ahead of values: so they are wanted.
     for (int t = end - 1; t >= first - 1 && first < end; --t) {
-      if (t >= first) load(k_stage, m.k_full, m.k_free, m.k, a.k, t * F::kKeys, key_head, job.batch);
-      if (t < end - 1) load(v_stage, m.v_full, m.v_free, m.v, a.v, (t + 1) * F::kKeys, key_head, job.batch);
+      const int row = job.key_row + t * F::kKeys;
+      if (t >= first) load(k_stage, m.k_full, m.k_free, m.k, a.k, row, key_head, job.batch);
+      if (t < end - 1) load(v_stage, m.v_full, m.v_free, m.v, a.v, row + F::kKeys, key_head, job.batch);
     }
-    source.pass_on(asked);
+    job = source.find(asked);
+    source.pass_on(job);
   }
 }
 

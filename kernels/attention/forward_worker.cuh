@@ -42,8 +42,8 @@ struct Worker {
   // Key tiles of the block's tile from here on are not seen by this warpgroup's rows. One is computed in any case.
   __device__ __forceinline__ int own_end(const Job& job) const {
     if constexpr (!F::kOwnEnds) return job.keys.end;
-    const int row = job.row + 64 * number;
-    const int end = key_tiles<F::kLeft>(a.band, row, min(row + 64, a.query_rows), F::kKeys).end;
+    const int row = 64 * number;
+    const int end = key_tiles<F::kLeft>(job.band, row, min(row + 64, job.rows), F::kKeys).end;
     return min(max(end, job.keys.first + 1), job.keys.end);
   }
 
@@ -74,8 +74,7 @@ struct Worker {
       for (float& s : scores) s = tanh_fast(s * a.cap_scale);
     }
     if constexpr (kMasked)
-      mask_scores<F::kLeft>(scores, a.band, job.row + 64 * number + warp * 16 + lane / 4,
-                            tile * F::kKeys + lane % 4 * 2);
+      mask_scores<F::kLeft>(scores, job.band, 64 * number + warp * 16 + lane / 4, tile * F::kKeys + lane % 4 * 2);
     softmax.add(scores, shrink);
   }
 
@@ -112,6 +111,20 @@ struct Worker {
     add_scores<kMasked>(softmax, shrink, job, tile);
   }
 
+  // Packed sequences: behind a sequence's last key may be anything, and NaN would survive being multiplied by 0. Each
+  // warpgroup clears for itself: so it need not wait for others.
+  __device__ __forceinline__ void clear_values(int keys) {
+    m.v_full[v_stage.index].wait(v_stage.parity);
+    auto& panels = m.v[v_stage.index];
+    constexpr int kPieces = F::kKeys * 8;
+    for (int i = max(0, keys) * 8 + threadIdx.x % kWarpgroup; i < kPieces; i += kWarpgroup) {
+#pragma unroll
+      for (int p = 0; p < F::kPanels; ++p) reinterpret_cast<uint4*>(panels[p])[i] = make_uint4(0, 0, 0, 0);
+    }
+    publish_shared_writes();
+    barrier_wait(kOutBarrier + number, kWarpgroup);
+  }
+
   // The first scores of a tile. Of one without keys they are products of whatever lies there, and nobody looks: the
   // compiler keeps products running only where none of them is conditional.
   __device__ __forceinline__ void start_tile(const Job& job) {
@@ -131,8 +144,7 @@ struct Worker {
     wait_products<0>();
     settle(scores);
     if (job.keys.first == job.keys.end) {
-      source.receive();
-      const Job next = source.job();
+      const Job next = source.receive();
       start_tile(next);
       return next;
     }
@@ -141,6 +153,7 @@ struct Worker {
       m.v_full[v_stage.index].wait(v_stage.parity);
       free(m.v_free, v_stage);
     }
+    if (const int keys = job.band.keys - last * F::kKeys; a.sequences.packed() && keys < F::kKeys) clear_values(keys);
     float shrink[2];
     add_scores<true>(softmax, shrink, job, last);
     int t = last - 1;
@@ -152,8 +165,7 @@ struct Worker {
     free(m.q_free, q_stage);
     settle_out(t < last - 1, shrink);
     start_out(t < last - 1);
-    source.receive();
-    const Job next = source.job();
+    const Job next = source.receive();
     start_tile(next);
     wait_products<1>();
     settle(out);
@@ -162,15 +174,16 @@ struct Worker {
   }
 
   __device__ __forceinline__ void store(const Job& job, RowSoftmax& softmax) {
-    const int row = job.row + 64 * number;
+    const int row = 64 * number, left = job.rows - row;
+    const float* sink = a.sinks == nullptr || job.band.keys < 0 ? nullptr : a.sinks + job.head;
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float lse;
-      softmax.finish(r, a.sinks == nullptr ? nullptr : a.sinks + job.head, factor[r], lse);
-      const int at = row + warp * 16 + lane / 4 + 8 * r;
-      if (a.lse != nullptr && lane % 4 == 0 && at < a.query_rows)
-        a.lse[(int64_t{job.batch} * a.heads + job.head) * a.query_rows + at] = lse;
+      softmax.finish(r, sink, factor[r], lse);
+      const int at = warp * 16 + lane / 4 + 8 * r;
+      if (a.lse != nullptr && lane % 4 == 0 && at < left)
+        a.lse[(int64_t{job.batch} * a.heads + job.head) * a.sequences.query_rows + job.row + row + at] = lse;
     }
     // The tile before this one may still be on its way out of the buffer.
     if (threadIdx.x % kWarpgroup == 0) wait_until_stores_have_read();
@@ -189,21 +202,32 @@ struct Worker {
     }
     publish_shared_writes();
     barrier_wait(kOutBarrier + number, kWarpgroup);
-    if (threadIdx.x % kWarpgroup == 0 && row < a.query_rows) {
+    if (a.sequences.packed() && left < 64) return store_rows(job, left);
+    if (threadIdx.x % kWarpgroup == 0 && left > 0) {
 #pragma unroll
       for (int panel = 0; panel < F::kPanels; ++panel)
-        store_box(a.out, m.out[number][panel], 64 * panel, row, job.head, job.batch);
+        store_box(a.out, m.out[number][panel], 64 * panel, job.row + row, job.head, job.batch);
       commit_stores();
     }
+  }
+
+  // The last rows of a packed sequence. The buffer is free at the next barrier of the warpgroup.
+  __device__ __forceinline__ void store_rows(const Job& job, int rows) {
+    constexpr int kPieces = F::kDim / 8;
+    const int piece = threadIdx.x % kPieces, first = threadIdx.x % kWarpgroup / kPieces;
+    for (int r = first; r < rows && 8 * piece < a.value_dim; r += kWarpgroup / kPieces)
+      reinterpret_cast<uint4*>(
+          a.plain_out)[((int64_t{job.row} + 64 * number + r) * a.heads + job.head) * (a.value_dim / 8) + piece] =
+          *reinterpret_cast<const uint4*>(&m.out[number][piece / 8][r][(piece % 8 ^ r % 8) * 8]);
   }
 
   __device__ __forceinline__ void run() {
     if (number == F::kWorkers - 1) pass_turn();  // the first turn is the first worker's
     JobSource<F> source{a, m};
-    Job job = source.job();
+    Job job = source.receive();
     settle(out);  // zeros are in place before products run
     start_tile(job);
-    while (source.more()) {
+    while (job.rows > 0) {
       RowSoftmax softmax(a.score_scale);
       const Job next = finish_tile(job, source, softmax);
       store(job, softmax);

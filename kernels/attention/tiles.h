@@ -38,6 +38,19 @@ struct Band {
   int before, after, keys;
 };
 
+// Row i stands at key i + keys - query_rows. left, right: keys before and after it that it sees; below 0: no limit. All
+// numbers are below 2^30, and so are the ends that come out, added to a row.
+HOTSWAP_BOTH Band band_of(int query_rows, int keys, int left, int right) {
+  const int n = keys - query_rows, all = keys + query_rows;
+  return {left < 0 || left > all ? -all
+          : n - left < -all      ? -all
+                                 : n - left,
+          right < 0 || right > all ? all
+          : n + right + 1 > all    ? all
+                                   : n + right + 1,
+          keys};
+}
+
 // Key tiles [first, end) of `width` keys that some row of [row, row_end) sees; of these all keys are seen by all the
 // rows in [first_whole, end_whole).
 struct KeyTiles {
@@ -58,6 +71,36 @@ HOTSWAP_BOTH KeyTiles key_tiles(const Band& band, int row, int row_end, int widt
   t.end_whole = most(t.first, t.end_whole);
   t.first_whole = least(most(t.first, t.first_whole), t.end_whole);
   return t;
+}
+
+// The other way round, for backward: tiles [first, end) of `height` query rows of which some row sees some of the keys
+// [key, key_end); in [first_whole, end_whole) all rows see all of these. Rows from `rows` on do not count.
+struct QueryTiles {
+  int first, end, first_whole, end_whole;
+};
+
+template <bool kLeft>
+HOTSWAP_BOTH QueryTiles query_tiles(const Band& band, int key, int key_end, int rows, int height) {
+  const auto most = [](int a, int b) { return a > b ? a : b; };
+  const auto least = [](int a, int b) { return a < b ? a : b; };
+  const int stop = least(key_end, band.keys);
+  const int row = most(0, key - band.after + 1);  // the first row that sees `key`, and so any
+  const int last = kLeft ? least(rows - 1, stop - 1 - band.before) : rows - 1;
+  if (stop <= key || last < row) return {0, 0, 0, 0};
+  QueryTiles t{row / height, last / height + 1, 0, 0};
+  t.first_whole = key_end > band.keys ? t.end : (most(0, key_end - band.after) + height - 1) / height;
+  t.first_whole = least(most(t.first, t.first_whole), t.end);
+  const int end_of_all = kLeft ? most(0, key - band.before + 1) : rows;  // of the rows that see all from `key` on
+  t.end_whole = end_of_all >= rows ? t.end : least(t.end, end_of_all / height);
+  t.end_whole = most(t.first_whole, t.end_whole);
+  return t;
+}
+
+// Tiles of all sequences of a batch in one row, "slots". Packed sequences, whose lengths only the GPU knows, begin at
+// slot starts[b] / height + b: enough for each, and found by a search; some slots stay empty. The rows behind the last
+// sequence are one more.
+HOTSWAP_BOTH int64_t slots_of(bool packed, int64_t batch, int64_t rows, int height) {
+  return packed ? rows / height + batch + 1 : batch * ((rows + height - 1) / height);
 }
 
 }  // namespace attention

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <utility>
 #include <vector>
@@ -80,6 +81,76 @@ TEST(KeyTiles, AgreesWithCounting) {
         }
       }
     }
+  }
+}
+
+// What query_tiles promises, by looking at every row and key.
+template <bool kLeft>
+void check_query_tiles(const Band& band, int key, int width, int rows, int height) {
+  const auto sees = [&](int i, int j) {
+    return j < band.keys && j < i + band.after && (!kLeft || j >= i + band.before);
+  };
+  const QueryTiles t = query_tiles<kLeft>(band, key, key + width, rows, height);
+  ASSERT_LE(0, t.first);
+  ASSERT_LE(t.first, t.first_whole);
+  ASSERT_LE(t.first_whole, t.end_whole);
+  ASSERT_LE(t.end_whole, t.end);
+  for (int tile = 0; tile * height < rows; ++tile) {
+    bool any = false, all = true;
+    for (int i = tile * height; i < rows && i < (tile + 1) * height; ++i) {
+      for (int j = key; j < key + width; ++j) (sees(i, j) ? any : all) = sees(i, j);
+    }
+    const bool inside = t.first <= tile && tile < t.end, unmasked = t.first_whole <= tile && tile < t.end_whole;
+    EXPECT_EQ(inside, any) << "tile " << tile << " of keys from " << key << ", rows " << rows << ", before "
+                           << band.before << ", after " << band.after << ", keys " << band.keys;
+    EXPECT_TRUE(!unmasked || all) << "tile " << tile << " needs a mask: keys from " << key << ", rows " << rows
+                                  << ", before " << band.before << ", after " << band.after << ", keys " << band.keys;
+    // Key tiles that add to a tile of queries take turns by this number (backward_worker.cuh).
+    if (inside && width == 4)
+      EXPECT_LT(key / width, key_tiles<kLeft>(band, tile * height, std::min(rows, (tile + 1) * height), width).end);
+  }
+  EXPECT_LE(t.end * height, rows + height - 1);
+}
+
+TEST(QueryTiles, AgreesWithCounting) {
+  for (const int keys : {0, 1, 4, 7, 16}) {
+    for (const int after : {-20, -3, 0, 1, 2, 5, 40}) {
+      for (int key = 0; key < 20; key += 4) {
+        for (const int rows : {0, 1, 3, 6, 12, 17}) {
+          check_query_tiles<false>({.before = 0, .after = after, .keys = keys}, key, 4, rows, 3);
+          for (const int width : {1, 2, 6, 30})
+            check_query_tiles<true>({.before = after - width, .after = after, .keys = keys}, key, 4, rows, 3);
+        }
+      }
+    }
+  }
+}
+
+TEST(Band, IsCausalityAndWindowFromTheLastRow) {
+  const Band causal = band_of(5, 7, -1, 0);  // row 0 stands at key 2
+  EXPECT_EQ(causal.after, 3);
+  EXPECT_LE(4 + causal.before, 0);
+  const Band window = band_of(7, 5, 2, 1);  // row 0 stands at key -2
+  EXPECT_EQ(window.before, -4);
+  EXPECT_EQ(window.after, 0);
+  const Band wide = band_of(7, 5, 1 << 30, 1 << 30);
+  EXPECT_LE(6 + wide.before, 0);
+  EXPECT_GE(wide.after, 5);
+}
+
+TEST(Slots, AreEnoughForPackedSequences) {
+  for (const int height : {1, 3, 64}) {
+    int start = 0, next = 0;  // the slot behind the sequence before
+    const int lengths[] = {0, 1, 64, 63, 65, 0, 0, 200, 3};
+    int b = 0;
+    for (const int length : lengths) {
+      const int first = start / height + b++;
+      EXPECT_LE(next, first);
+      next = first + (length + height - 1) / height;
+      start += length;
+    }
+    EXPECT_LE(next, start / height + b);
+    EXPECT_EQ(slots_of(true, b, start, height), start / height + b + 1);
   }
 }
 

@@ -94,10 +94,9 @@ __global__ void __launch_bounds__(kFinishThreads) column_losses(const LossRows a
     const float* one = parts + int64_t{s} * 3 * a.rows + row;
     all.join(one[0], one[a.rows], one[2 * a.rows]);
   }
-  const bool known = t >= 0 && t < a.vocab;
-  const float zt = known ? to_float(static_cast<const T*>(a.logits)[t * a.logits_stride + row]) : NAN;
+  const float zt = is_word(a, t) ? to_float(static_cast<const T*>(a.logits)[t * a.logits_stride + row]) : NAN;
   a.lse[row] = all.lse();
-  a.loss[row] = loss_of(a, cap, all, zt);
+  a.loss[row] = loss_of(a, cap, all, parts_of(a, t), zt);
 }
 
 template <class Cap, class T>
@@ -114,9 +113,9 @@ __global__ void __launch_bounds__(kThreads, 2) column_gradients(const LossRows a
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int64_t t = a.target[first + i];
-    const bool known = t >= 0 && t < a.vocab;
+    const bool known = is_word(a, t);
     target[i] = known ? int(t) : -1;
-    g[i] = gradient_of(a, scale, first + i, a.lse[first + i], known);
+    g[i] = gradient_of(a, scale, first + i, a.lse[first + i], parts_of(a, t), known ? 1.f : NAN);
     if (t == a.ignore_index) ignored |= 1u << i;
   }
   T* z = static_cast<T*>(a.dlogits) + first;
@@ -133,7 +132,7 @@ __global__ void __launch_bounds__(kThreads, 2) column_gradients(const LossRows a
       unpack(p[k], f);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const float d = g[i].template operator()<kCoarse>(cap, f[i], target[i] == int(at));
+        const float d = g[i].template operator()<kCoarse>(cap, f[i], target[i] == int(at), g[i].shift);
         f[i] = ignored >> i & 1 ? 0.f : d;
       }
       store(z + at * a.dlogits_stride, pack<T>(f));
@@ -167,10 +166,11 @@ int64_t column_scratch(const LossRows& a) { return shares_of(a) * 3 * a.rows; }
 
 void columns(const LossRows& a, const float* scale, float* scratch, Stream stream) {
   if (a.rows == 0 || a.vocab == 0) return;
-  if (a.rows % kColumnRows != 0 || a.dlogits != a.logits || a.vocab > INT32_MAX)
+  const bool plain = !a.token_scaling && a.class_sum == nullptr;  // else the other way (rows_in_dweight)
+  if (a.rows % kColumnRows != 0 || a.dlogits != a.logits || a.vocab > INT32_MAX || !plain)
     throw std::runtime_error(
-        "cross_entropy of transposed logits: wanted rows in whole blocks, gradients in place and "
-        "a vocabulary below 2^31; got other ones; that is an error of the package");
+        "cross_entropy of transposed logits: wanted rows in whole blocks, gradients in place, "
+        "a vocabulary below 2^31 and no options of rows(); got others; that is an error of the package");
   const int64_t shares = shares_of(a), each = divide_up(a.vocab, shares);
   with_dtype(a.dtype, [&]<typename T>() {
     const auto run = [&]<class Cap>() {

@@ -34,7 +34,7 @@ __device__ __forceinline__ float finite_or_zero(float top) { return top == -INFI
 
 // log sum e^u = top + log(total), of the numbers seen so far.
 struct Online {
-  float top = -INFINITY, total = 0.f, sum = 0.f;  // sum: of u, where labels are smoothed
+  float top = -INFINITY, total = 0.f, sum = 0.f;  // sum: of w u, where labels are smoothed
 
   __device__ __forceinline__ float lse() const { return top + logf(total); }
 
@@ -71,13 +71,34 @@ __device__ __forceinline__ float warp_max(float v) {
   return v;
 }
 
-// The loss of a row that has a target; zt: the target's logit.
+// Where the row's target is none, its loss and gradient are nan, and reduce() stops the GPU.
+__device__ __forceinline__ bool is_word(const LossRows& a, int64_t target) { return target >= 0 && target < a.vocab; }
+
+// What the parts of a row's loss are multiplied by.
+struct Parts {
+  float target, mean;  // lse - u_t; lse, where labels are smoothed
+  float all;           // p in the gradient
+};
+__device__ __forceinline__ Parts parts_of(const LossRows& a, int64_t t) {
+  const float eps = a.label_smoothing;
+  if (a.class_weight == nullptr || !is_word(a, t)) return {1.f - eps, 1.f, 1.f};
+  const float target = (1.f - eps) * a.class_weight[t], mean = eps != 0.f ? *a.class_sum / float(a.vocab) : 0.f;
+  return {target, mean, target + eps * mean};
+}
+
+// What token_scaling multiplies a row's loss and gradient by; zt: the target's logit, read for it alone.
 template <class Cap>
-__device__ __forceinline__ float loss_of(const LossRows& a, Cap cap, const Online& sums, float zt) {
+__device__ __forceinline__ float token_scale(const LossRows& a, Cap cap, float zt, float lse) {
+  return a.token_scaling ? expf(cap.u(zt) - lse) : 1.f;
+}
+
+// The loss of a row whose target's logit is zt.
+template <class Cap>
+__device__ __forceinline__ float loss_of(const LossRows& a, Cap cap, const Online& sums, const Parts& parts, float zt) {
   const float eps = a.label_smoothing, log_total = logf(sums.total), lse = sums.top + log_total;
-  float loss = (1.f - eps) * ((sums.top - cap.u(zt)) + log_total) + a.z_loss * lse * lse;
-  if (eps != 0.f) loss += eps * ((sums.top - sums.sum / float(a.vocab)) + log_total);
-  return loss;
+  float loss = parts.target * ((sums.top - cap.u(zt)) + log_total) + a.z_loss * lse * lse;
+  if (eps != 0.f) loss += eps * ((parts.mean * sums.top - sums.sum / float(a.vocab)) + parts.mean * log_total);
+  return token_scale(a, cap, zt, lse) * loss;
 }
 
 // dz = (weight e^(u - lse) - shift) slope(u), and the target's own term.
@@ -85,7 +106,7 @@ struct Gradient {
   float lse, weight, shift, target;
 
   template <bool kCoarse, class Cap>
-  __device__ __forceinline__ float operator()(Cap cap, float z, bool is_target) const {
+  __device__ __forceinline__ float operator()(Cap cap, float z, bool is_target, float shift) const {
     const float u = cap.u(z);
     const float p = kCoarse ? exp2_coarse(__fmaf_rn(u, 1.44269504f, -1.44269504f * lse)) : expf(u - lse);
     const float d = weight * p - shift;
@@ -93,13 +114,12 @@ struct Gradient {
   }
 };
 
-// known: the row's target is one of the vocabulary; else all of its gradient is nan.
+// shift: without a class weight. token: what token_scaling multiplies by, or nan.
 __device__ __forceinline__ Gradient gradient_of(const LossRows& a, const float* scale, int64_t row, float lse,
-                                                bool known) {
+                                                const Parts& parts, float token) {
   const float eps = a.label_smoothing;
-  float g = a.grad_scale * (a.dloss == nullptr ? 1.f : a.dloss[row]) * (scale == nullptr ? 1.f : *scale);
-  if (!known) g = NAN;
-  return {lse, g * (1.f + 2.f * a.z_loss * lse), g * eps / float(a.vocab), g * (1.f - eps)};
+  const float g = token * a.grad_scale * (a.dloss == nullptr ? 1.f : a.dloss[row]) * (scale == nullptr ? 1.f : *scale);
+  return {lse, g * (parts.all + 2.f * a.z_loss * lse), g * eps / float(a.vocab), g * parts.target};
 }
 
 }  // namespace loss::gpu

@@ -18,7 +18,8 @@ Tensors linear_forward_backward(const Tensors& in, const Tensor& target, const T
                                 bool with_bias) {
   const c10::IValue bias = with_bias ? c10::IValue(in[2]) : c10::IValue();
   const auto options = [&](const char* op, auto... first) {
-    return package().call(op, first..., kIgnore, o.label_smoothing, o.softcap, o.z_loss, o.reduction);
+    return package().call(op, first..., kIgnore, o.label_smoothing, o.softcap, o.z_loss, o.reduction, false, 0,
+                          class_weight(o, in[1].size(0)), o.token_scaling);
   };
   Tensors out = options("linear_cross_entropy_fwd", in[0], in[1], bias, target);
   if (std::string(o.reduction) == "none") {
@@ -59,8 +60,9 @@ void expect_linear_matches(const std::vector<int64_t>& shape, at::ScalarType dty
     expect_close(got[2], want[2], 2 * tolerance(dtype), "dweight " + what);
     if (with_bias) expect_close(got[3], want[3], 2 * tolerance(dtype), "dbias " + what);
     const c10::IValue bias = with_bias ? c10::IValue(in[2]) : c10::IValue();
-    const auto inference = package().call("linear_cross_entropy", lay_out(in[0]), lay_out(in[1]), bias, target, kIgnore,
-                                          o.label_smoothing, o.softcap, o.z_loss, o.reduction);
+    const auto inference =
+        package().call("linear_cross_entropy", lay_out(in[0]), lay_out(in[1]), bias, target, kIgnore, o.label_smoothing,
+                       o.softcap, o.z_loss, o.reduction, 0, class_weight(o, vocab), o.token_scaling);
     expect_equal(inference[0], got[0], "inference " + what);
     if (vocab > 10000) break;  // one layout of the large ones
   }
@@ -155,7 +157,8 @@ TEST(LinearCrossEntropy, SmallChunksMatchFloat64) {
     const Tensor largest = in[0].to(at::kDouble).matmul(in[1].to(at::kDouble).t()).abs().max();
     for (const int64_t bytes : {int64_t{1}, 300 * vocab * 2}) {
       const auto call = [&](const char* op, auto... first) {
-        return package().call(op, first..., kIgnore, o.label_smoothing, o.softcap, o.z_loss, o.reduction, false, bytes);
+        return package().call(op, first..., kIgnore, o.label_smoothing, o.softcap, o.z_loss, o.reduction, false, bytes,
+                              class_weight(o, vocab), o.token_scaling);
       };
       auto got = call("linear_cross_entropy_fwd", in[0], in[1], c10::IValue(), target);
       const auto back = call("linear_cross_entropy_bwd", dloss, in[0], in[1], c10::IValue(), target, got[1]);
@@ -178,14 +181,41 @@ TEST(LinearCrossEntropy, SmallChunksMatchFloat64) {
   }
 }
 
+TEST(LinearCrossEntropy, PredictsTheWordOfTheHighestLogit) {
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const auto& shape : std::vector<std::vector<int64_t>>{{9, 131, 24}, {300, 131, 256}, {1, 1, 1}, {0, 7, 8}}) {
+      const auto in = random_tensors({{shape[0], shape[2]}, {shape[1], shape[2]}}, dtype);
+      const Tensor target = random_target(shape[0], shape[1]), counts = target != kIgnore;
+      for (const char* reduction : {"mean", "none"}) {
+        for (const int64_t bytes : {0, 1}) {  // one chunk; many, and on a GPU some of their logits transposed
+          const auto got = package().call("linear_cross_entropy_fwd", in[0], in[1], c10::IValue(), target, kIgnore, 0.0,
+                                          0.0, 0.0, reduction, false, bytes, c10::IValue(), false, true);
+          // The logits as they were rounded: what comes nearest to the highest may be it.
+          const Tensor logits = in[0].to(at::kDouble).matmul(in[1].to(at::kDouble).t());
+          const Tensor highest = shape[0] == 0 ? counts.to(at::kDouble) : std::get<0>(logits.max(1));
+          const Tensor chosen = logits.gather(1, got[5].clamp(0, shape[1] - 1).unsqueeze(1)).squeeze(1);
+          const Tensor slack = highest.abs() * tolerance(dtype) + 1e-5;
+          EXPECT_EQ(((highest - chosen) * counts > slack).sum().item<int64_t>(), 0) << c10::toString(dtype);
+        }
+      }
+    }
+  }
+  const auto in = random_tensors({{3, 4}, {5, 4}}, at::kFloat);
+  const Tensor target = random_target(3, 5);
+  const auto plain =
+      package().call("linear_cross_entropy_fwd", in[0], in[1], c10::IValue(), target, kIgnore, 0.0, 0.0, 0.0, "mean");
+  EXPECT_EQ(plain[5].numel(), 0);
+}
+
 TEST(LinearCrossEntropy, BackwardIsTheGradientOfForward) {
   for (const Options& o : kOptions) {
+    if (o.token_scaling) continue;  // a constant to the gradient, not to the loss
     const auto in = random_tensors({{4, 3}, {6, 3}, {6}}, at::kFloat);
     const Tensor target = random_target(4, 6), dloss = random_dloss(o, 4);
     const auto loss = [&](const Tensors& t) {
       return (package()
                   .call("linear_cross_entropy", t[0], t[1], t[2], target, kIgnore, o.label_smoothing, o.softcap,
-                        o.z_loss, o.reduction)[0]
+                        o.z_loss, o.reduction, 0, class_weight(o, 6), o.token_scaling)[0]
                   .to(at::kDouble) *
               dloss)
           .sum()

@@ -1,6 +1,8 @@
 // Cross-entropy on a GPU: a block a row. The row is read once from memory where losses and gradients are made together:
 // a part of it stays in shared memory, and the rest is still in L2.
+#undef NDEBUG  // a target outside of the vocabulary stops the GPU in every build, as it does in torch
 #include <algorithm>
+#include <cassert>
 
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/loss/formulas.cuh"
@@ -81,11 +83,13 @@ struct Row {
   __device__ int64_t single(int64_t i) const { return i < head ? i : i + vectors * N; }
 };
 
-template <class Cap, class T, int N>
+// kWeighted: labels are smoothed by class weights. Who asks for that goes number by number (N = 1).
+template <bool kWeighted, class Cap, class T, int N>
 __device__ __forceinline__ Online sums_of(const LossRows& a, Cap cap, const T* z, const Row<T, N>& r, uint4* kept,
                                           int64_t keep) {
   constexpr bool kCoarse = kCoarseOf<T>;
-  const bool smoothed = a.label_smoothing != 0.f;
+  static_assert(!kWeighted || N == 1);
+  const bool smoothed = !kWeighted && a.label_smoothing != 0.f;
   Online mine;
   for (int64_t first = threadIdx.x; first < r.vectors; first += int64_t{blockDim.x} * kTogether) {
     Pack<T, N> p[kTogether];
@@ -113,6 +117,7 @@ __device__ __forceinline__ Online sums_of(const LossRows& a, Cap cap, const T* z
 #pragma unroll
       for (int i = 0; i < N; ++i) u[i] = cap.u(u[i]);
       mine.add<kCoarse>(u, smoothed);
+      if constexpr (kWeighted) mine.sum += a.class_weight[r.col(first + int64_t{k} * blockDim.x)] * u[0];
     }
   }
   if constexpr (N > 1) {
@@ -126,9 +131,9 @@ __device__ __forceinline__ Online sums_of(const LossRows& a, Cap cap, const T* z
 }
 
 // kAgain: the row was read just now, and what other blocks read is to stay in L2 until they come back to it.
-template <bool kAgain, class Cap, class T, int N>
-__device__ __forceinline__ void gradients(const Gradient& g, Cap cap, int64_t t, const T* z, T* dz, const Row<T, N>& r,
-                                          const uint4* kept, int64_t keep) {
+template <bool kAgain, bool kWeighted, class Cap, class T, int N>
+__device__ __forceinline__ void gradients(const LossRows& a, const Gradient& g, Cap cap, int64_t t, const T* z, T* dz,
+                                          const Row<T, N>& r, const uint4* kept, int64_t keep) {
   constexpr bool kCoarse = kCoarseOf<T>;
   for (int64_t first = threadIdx.x; first < r.vectors; first += int64_t{blockDim.x} * kTogether) {
     Pack<T, N> p[kTogether];
@@ -152,12 +157,14 @@ __device__ __forceinline__ void gradients(const Gradient& g, Cap cap, int64_t t,
       float f[N];
       unpack(p[k], f);
       const int64_t at = t - r.col(v);
+      float shift = g.shift;
+      if constexpr (kWeighted) shift *= a.class_weight[r.col(v)];
       if (at >= 0 && at < N) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) f[i] = g.template operator()<kCoarse>(cap, f[i], at == i);
+        for (int i = 0; i < N; ++i) f[i] = g.template operator()<kCoarse>(cap, f[i], at == i, shift);
       } else {
 #pragma unroll
-        for (int i = 0; i < N; ++i) f[i] = g.template operator()<kCoarse>(cap, f[i], false);
+        for (int i = 0; i < N; ++i) f[i] = g.template operator()<kCoarse>(cap, f[i], false, shift);
       }
       if constexpr (kAgain)
         store_past(dz + r.col(v), pack<T>(f));
@@ -168,7 +175,7 @@ __device__ __forceinline__ void gradients(const Gradient& g, Cap cap, int64_t t,
   if constexpr (N > 1) {
     if (threadIdx.x < r.singles) {
       const int64_t col = r.single(threadIdx.x);
-      dz[col] = from_float<T>(g.template operator()<kCoarse>(cap, to_float(z[col]), col == t));
+      dz[col] = from_float<T>(g.template operator()<kCoarse>(cap, to_float(z[col]), col == t, g.shift));
     }
   }
 }
@@ -181,7 +188,7 @@ __device__ __forceinline__ void zero(T* dz, const Row<T, N>& r) {
   }
 }
 
-template <class Cap, class T, int N>
+template <class Cap, class T, int N, bool kWeighted>
 __global__ void __launch_bounds__(kMostThreads) loss_rows(const LossRows a, const float* scale, int64_t keep) {
   extern __shared__ uint4 kept[];
   __shared__ RowMemory memory;
@@ -198,28 +205,32 @@ __global__ void __launch_bounds__(kMostThreads) loss_rows(const LossRows a, cons
       if (dz != nullptr) zero(dz, r);
       continue;
     }
-    const bool known = t >= 0 && t < a.vocab;
-    float lse = a.lse_known ? a.lse[row] : 0.f;
+    const bool known = is_word(a, t);
+    float lse = a.lse_known ? a.lse[row] : 0.f, zt = 0.f;
+    // z may be dz: read before a barrier, written after it
+    if (!a.lse_known || a.token_scaling) zt = known ? to_float(z[t]) : NAN;
     if (!a.lse_known) {
-      const float zt = known ? to_float(z[t]) : NAN;  // z may be dz: read before the barrier, written after it
-      const Online sums = together(sums_of(a, cap, z, r, kept, keep), memory, turn);
+      const Online sums = together(sums_of<kWeighted>(a, cap, z, r, kept, keep), memory, turn);
       turn ^= 1;
       lse = sums.lse();
       if (threadIdx.x == 0) {
         if (a.lse != nullptr) a.lse[row] = lse;
-        if (a.loss != nullptr) a.loss[row] = loss_of(a, cap, sums, zt);
+        if (a.loss != nullptr) a.loss[row] = loss_of(a, cap, sums, parts_of(a, t), zt);
       }
+    } else if (a.token_scaling) {
+      __syncthreads();
     }
     if (dz == nullptr) continue;
-    const Gradient gradient = gradient_of(a, scale, row, lse, known);
+    const float token = known ? token_scale(a, cap, zt, lse) : NAN;
+    const Gradient gradient = gradient_of(a, scale, row, lse, parts_of(a, t), token);
     if (a.lse_known)
-      gradients<false>(gradient, cap, t, z, dz, r, kept, 0);
+      gradients<false, kWeighted>(a, gradient, cap, t, z, dz, r, kept, 0);
     else
-      gradients<true>(gradient, cap, t, z, dz, r, kept, keep);
+      gradients<true, kWeighted>(a, gradient, cap, t, z, dz, r, kept, keep);
   }
 }
 
-template <class Cap, class T, int N>
+template <class Cap, class T, int N, bool kWeighted = false>
 void launch_rows(const LossRows& a, const float* scale, Stream stream) {
   const int64_t vectors = divide_up(a.vocab, N);
   const int most = a.dlogits == nullptr ? kLossThreads : kMostThreads;
@@ -233,10 +244,11 @@ void launch_rows(const LossRows& a, const float* scale, Stream stream) {
   config.dynamicSmemBytes = size_t(keep) * 16;
   config.stream = static_cast<cudaStream_t>(stream);
   if (keep > 0) {
-    checked(cudaFuncSetAttribute(&loss_rows<Cap, T, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, kKeptBytes),
-            "shared memory");
+    checked(
+        cudaFuncSetAttribute(&loss_rows<Cap, T, N, kWeighted>, cudaFuncAttributeMaxDynamicSharedMemorySize, kKeptBytes),
+        "shared memory");
   }
-  checked(cudaLaunchKernelEx(&config, &loss_rows<Cap, T, N>, a, scale, keep), "kernel launch");
+  checked(cudaLaunchKernelEx(&config, &loss_rows<Cap, T, N, kWeighted>, a, scale, keep), "kernel launch");
 }
 
 template <class T>
@@ -260,7 +272,12 @@ __device__ __forceinline__ long long valid_rows(const int64_t* target, int64_t r
 
 __global__ void __launch_bounds__(kOneBlock) reduce_rows(const Reduce a) {
   double mine = 0;
-  for (int64_t row = threadIdx.x; row < a.rows; row += blockDim.x) mine += a.row_loss[row];
+  for (int64_t row = threadIdx.x; row < a.rows; row += blockDim.x) {
+    const int64_t target = a.target[row];
+    assert((target >= 0 && target < a.vocab) || target == a.ignore_index);
+    mine += a.row_loss[row];
+  }
+  if (a.out == nullptr) return;
   double sum = block_sum(mine);
   if (a.mean) {
     const long long valid = valid_rows(a.target, a.rows, a.ignore_index);
@@ -332,8 +349,13 @@ void rows(const LossRows& a, const float* scale, Stream stream) {
   // Rows of both tensors begin at the same place within a vector.
   const bool alike = a.dlogits == nullptr || (offset(a.logits) == offset(a.dlogits) &&
                                               (a.rows == 1 || (a.logits_stride - a.dlogits_stride) * size % 16 == 0));
+  const bool weighted = a.class_weight != nullptr && a.label_smoothing != 0.f;
   with_dtype(a.dtype, [&]<typename T>() {
-    if (a.softcap > 0.f && alike)
+    if (weighted && a.softcap > 0.f)
+      launch_rows<Capped, T, 1, true>(a, scale, stream);
+    else if (weighted)
+      launch_rows<Plain, T, 1, true>(a, scale, stream);
+    else if (a.softcap > 0.f && alike)
       launch_rows<Capped, T, kPerVector<T>>(a, scale, stream);
     else if (alike)
       launch_rows<Plain, T, kPerVector<T>>(a, scale, stream);

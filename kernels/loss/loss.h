@@ -3,10 +3,11 @@
 //   u_j = z_j                                    softcap = 0
 //   u_j = softcap tanh(z_j / softcap)            softcap > 0
 //   lse = log sum_j e^u_j                        p_j = e^(u_j - lse)
-//   row loss = (1 - eps) (lse - u_t) + eps (lse - mean_j u_j) + z_loss lse^2      eps = label_smoothing, t = target
+//   row loss = s ((1 - eps) w_t (lse - u_t) + eps mean_j w_j (lse - u_j) + z_loss lse^2)
+//     t = target, eps = label_smoothing, w = class_weight or all 1, s = p_t where token_scaling is asked for, else 1
 //   rows with target == ignore_index have loss 0 and gradient 0
-//   du_j = p_j (1 + 2 z_loss lse) - (1 - eps) [j = t] - eps / vocab
-//   dz_j = g du_j (1 - (u_j / softcap)^2)        g = the row's incoming gradient
+//   du_j = p_j ((1 - eps) w_t + eps mean w + 2 z_loss lse) - (1 - eps) w_t [j = t] - eps w_j / vocab
+//   dz_j = g s du_j (1 - (u_j / softcap)^2)      g = the row's incoming gradient; s is a constant to it
 //
 // Casting: logits are read in their type; exponentials are summed in fp32, block by block with a running maximum; row
 // losses and lse are fp32, their sum is taken in double, in row order; dz is rounded once.
@@ -35,6 +36,9 @@ struct LossRows {
   int64_t rows, vocab;
   int64_t ignore_index;
   float label_smoothing, softcap, z_loss;
+  const float* class_weight;  // [vocab]; null: all 1
+  const float* class_sum;     // their sum, one number; read where labels are smoothed too
+  bool token_scaling;
 };
 
 // sum[j] += scale * sum over rows of x[row, j], in row order, for j in [begin, end): the gradient of a bias.

@@ -14,16 +14,11 @@ using kernels::package;
 namespace {
 
 constexpr int64_t kIgnore = -100;
-using Bias = const std::optional<Tensor>&;
-using Str = c10::string_view;
-using Forward = Tensor(const Tensor&, const Tensor&, int64_t, double, double, double, Str);
-using ForwardTrain = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, int64_t, double, double, double, Str);
-using Backward = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, double, double, double,
-                        Str);
-using Linear = Tensor(const Tensor&, const Tensor&, Bias, const Tensor&, int64_t, double, double, double, Str);
-using LinearTrain = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, Bias,
-                                                                       const Tensor&, int64_t, double, double, double,
-                                                                       Str, bool);
+// An op, with the options that models use.
+template <class... Tensors>
+std::vector<Tensor> call(const char* op, const Tensors&... tensors) {
+  return package().call(op, tensors..., kIgnore, 0.0, 0.0, 0.0, "mean");
+}
 
 Tensor eager(const Tensor& logits, const Tensor& target) {
   const Tensor wide = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
@@ -50,23 +45,18 @@ void run(Bench& bench, int64_t rows, int64_t vocab, at::ScalarType dtype) {
          .peer = "transformers eager"};
   c.tolerance = tolerance;
 
-  static const auto forward = package().typed<Forward>("cross_entropy");
-  c.op = "cross_entropy", c.bytes = bytes;
-  c.ours = [&] { forward.call(logits, target, kIgnore, 0, 0, 0, "mean"); };
+  c.op = "cross_entropy", c.target = 1.5, c.bytes = bytes;
+  c.ours = [&] { call("cross_entropy", logits, target); };
   c.theirs = [&] { eager(logits, target); };
-  c.error = [&] {
-    return relative_l2(forward.call(logits, target, kIgnore, 0, 0, 0, "mean"), eager(wide(logits), target));
-  };
+  c.error = [&] { return relative_l2(call("cross_entropy", logits, target)[0], eager(wide(logits), target)); };
   bench.run(c);
 
-  static const auto train = package().typed<ForwardTrain>("cross_entropy_fwd");
-  static const auto backward = package().typed<Backward>("cross_entropy_bwd");
   const auto ours = [&] {
-    const auto [loss, lse] = train.call(logits, target, kIgnore, 0, 0, 0, "mean");
-    return backward.call(one, logits, target, lse, kIgnore, 0, 0, 0, "mean");
+    const Tensor lse = call("cross_entropy_fwd", logits, target)[1];
+    return call("cross_entropy_bwd", one, logits, target, lse)[0];
   };
   const Tensor leaf = logits.detach().requires_grad_(true);
-  c.op = "cross_entropy_fwd_bwd", c.bytes = 3 * bytes;
+  c.op = "cross_entropy_fwd_bwd", c.target = 0.95, c.bytes = 3 * bytes;
   c.ours = [&] { ours(); };
   c.theirs = [&] { through_autograd({leaf}, [&] { return eager(leaf, target); }); };
   c.error = [&] {
@@ -87,18 +77,15 @@ void run_linear(Bench& bench, int64_t rows, int64_t vocab, int64_t dim, at::Scal
          .peer = "transformers eager"};
   c.tolerance = dtype == at::kFloat ? 1e-5 : 2.0 / 256;
 
-  static const auto forward = package().typed<Linear>("linear_cross_entropy");
+  const c10::IValue no_bias;
   const auto exact_loss = [&] { return eager(hidden.to(at::kFloat).matmul(weight.to(at::kFloat).t()), target); };
-  c.op = "linear_cross_entropy", c.bytes = bytes / 2;
-  c.ours = [&] { forward.call(hidden, weight, {}, target, kIgnore, 0, 0, 0, "mean"); };
+  c.op = "linear_cross_entropy", c.target = 1.3, c.bytes = bytes / 2;
+  c.ours = [&] { call("linear_cross_entropy", hidden, weight, no_bias, target); };
   c.theirs = [&] { eager(hidden.matmul(weight.t()), target); };
-  c.error = [&] {
-    return relative_l2(forward.call(hidden, weight, {}, target, kIgnore, 0, 0, 0, "mean"), exact_loss());
-  };
+  c.error = [&] { return relative_l2(call("linear_cross_entropy", hidden, weight, no_bias, target)[0], exact_loss()); };
   bench.run(c);
 
-  static const auto train = package().typed<LinearTrain>("linear_cross_entropy_fwd");
-  const auto ours = [&] { return train.call(hidden, weight, {}, target, kIgnore, 0, 0, 0, "mean", false); };
+  const auto ours = [&] { return call("linear_cross_entropy_fwd", hidden, weight, no_bias, target); };
   const Tensor h = hidden.detach().requires_grad_(true), w = weight.detach().requires_grad_(true);
   c.op = "linear_cross_entropy_fwd_bwd", c.bytes = bytes;
   c.ours = [&] { ours(); };
@@ -107,7 +94,7 @@ void run_linear(Bench& bench, int64_t rows, int64_t vocab, int64_t dim, at::Scal
     const Tensor h2 = hidden.to(at::kFloat).requires_grad_(true), w2 = weight.to(at::kFloat).requires_grad_(true);
     through_autograd({h2, w2}, [&] { return eager(h2.matmul(w2.t()), target); });
     const auto got = ours();
-    return std::max(relative_l2(std::get<2>(got), h2.grad()), relative_l2(std::get<3>(got), w2.grad()));
+    return std::max(relative_l2(got[2], h2.grad()), relative_l2(got[3], w2.grad()));
   };
   bench.run(c);
 }

@@ -38,7 +38,7 @@ struct Capped {
 
 struct RowSums {
   float top, log_total;  // log sum e^u = top + log_total; apart, the loss of a sure row is not lost to rounding
-  float sum;             // of u, where labels are smoothed
+  float sum;             // of w u, where labels are smoothed
 };
 
 template <class Cap, class T>
@@ -59,8 +59,12 @@ static RowSums row_sums(const LossRows& a, Cap cap, const T* z) {
       for (int64_t i = n; i < padded; ++i) buffer[i] = -kInf;  // adds nothing to a maximum or a sum of exponentials
     }
     sweep(padded, [&](int64_t i, auto) HOTSWAP_LAMBDA { most = max(load(u + i), most); });
-    if (a.label_smoothing != 0.f) {
+    if (a.label_smoothing != 0.f && a.class_weight == nullptr) {
       sum += sweep_sum(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA { return keep(load(u + i, count), count); });
+    } else if (a.label_smoothing != 0.f) {
+      const float* w = a.class_weight + first;
+      sum += sweep_sum(n, [&](int64_t i, auto count)
+                              HOTSWAP_LAMBDA { return keep(load(w + i, count) * load(u + i, count), count); });
     }
     const float highest = max_lane(most), next = top > highest ? top : highest;
     if (next == -kInf) continue;  // nothing but -inf so far: e^u = 0
@@ -71,12 +75,24 @@ static RowSums row_sums(const LossRows& a, Cap cap, const T* z) {
   return {top, __builtin_logf(total), static_cast<float>(sum)};
 }
 
+// What the parts of a row's loss are multiplied by.
+struct Parts {
+  float target, mean;  // lse - u_t; lse, where labels are smoothed
+  float all;           // p in the gradient
+};
+static Parts parts_of(const LossRows& a, int64_t t) {
+  const float eps = a.label_smoothing;
+  if (a.class_weight == nullptr) return {1.f - eps, 1.f, 1.f};
+  const float target = (1.f - eps) * a.class_weight[t], mean = eps != 0.f ? *a.class_sum / a.vocab : 0.f;
+  return {target, mean, target + eps * mean};
+}
+
 // What turns a logit into its gradient, but for the target's own term.
 struct Gradient {
-  float lse, weight, shift;  // dz = (weight e^(u - lse) - shift) slope(u)
+  float lse, weight;  // dz = (weight e^(u - lse) - shift) slope(u)
 
-  template <class Cap, class V>
-  __attribute__((always_inline)) V operator()(Cap cap, V z) const {
+  template <class Cap, class V, class Shift>
+  __attribute__((always_inline)) V operator()(Cap cap, V z, Shift shift) const {
     const V u = cap.u(z);
     return (weight * exp(u - lse) - shift) * cap.slope(u);
   }
@@ -96,27 +112,33 @@ static void rows_typed(const LossRows& a, Cap cap, int64_t begin, int64_t end) {
       continue;
     }
     const float zt = to_float(z[t]);  // z may be dz: read before it is written
-    float lse = a.lse_known ? a.lse[row] : 0.f;
+    const Parts parts = parts_of(a, t);
+    float lse = a.lse_known ? a.lse[row] : 0.f, loss = 0.f;
     if (!a.lse_known) {
       const RowSums sums = row_sums(a, cap, z);
-      lse = sums.top + sums.log_total;
-      if (a.lse != nullptr) a.lse[row] = lse;
-      if (a.loss != nullptr) {
-        const float log_total = sums.log_total, ut = cap.u(zt);
-        float loss = (1.f - eps) * ((sums.top - ut) + log_total) + a.z_loss * lse * lse;
-        // one -inf makes the mean infinite: only where asked
-        if (eps != 0.f) loss += eps * ((sums.top - sums.sum / a.vocab) + log_total);
-        a.loss[row] = loss;
-      }
+      const float log_total = sums.log_total, ut = cap.u(zt);
+      lse = sums.top + log_total;
+      loss = parts.target * ((sums.top - ut) + log_total) + a.z_loss * lse * lse;
+      // one -inf makes the mean infinite: only where asked
+      if (eps != 0.f) loss += eps * ((parts.mean * sums.top - sums.sum / a.vocab) + parts.mean * log_total);
     }
+    const float scaling = a.token_scaling ? exp(cap.u(zt) - lse) : 1.f;
+    if (!a.lse_known && a.lse != nullptr) a.lse[row] = lse;
+    if (!a.lse_known && a.loss != nullptr) a.loss[row] = scaling * loss;
     if (dz == nullptr) continue;
-    const float g = a.grad_scale * (a.dloss == nullptr ? 1.f : a.dloss[row]);
-    Gradient gradient{lse, g * (1.f + 2.f * a.z_loss * lse), g * eps / a.vocab};
-    sweep(a.vocab, [&](int64_t i, auto count)
-                       HOTSWAP_LAMBDA { write<kStream>(dz + i, gradient(cap, load(z + i, count)), count); });
+    const float g = scaling * a.grad_scale * (a.dloss == nullptr ? 1.f : a.dloss[row]), shift = g * eps / a.vocab;
+    const Gradient gradient{lse, g * (parts.all + 2.f * a.z_loss * lse)};
+    const float* w = eps != 0.f ? a.class_weight : nullptr;
+    if (w == nullptr) {
+      sweep(a.vocab, [&](int64_t i, auto count)
+                         HOTSWAP_LAMBDA { write<kStream>(dz + i, gradient(cap, load(z + i, count), shift), count); });
+    } else {
+      sweep(a.vocab, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+        write<kStream>(dz + i, gradient(cap, load(z + i, count), shift * load(w + i, count)), count);
+      });
+    }
     if (kStream) stream_fence();  // the target's element is written a second time, after the first
-    gradient.shift += g * (1.f - eps);
-    dz[t] = from_float<T>(gradient(cap, zt));
+    dz[t] = from_float<T>(gradient(cap, zt, (w == nullptr ? shift : shift * w[t]) + g * parts.target));
   }
 }
 

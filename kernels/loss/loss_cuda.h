@@ -1,8 +1,9 @@
 // The same formulas on a GPU: loss.h's arguments with pointers to its memory. Launches on `stream` of the current
 // device, none of which waits for another device's result; errors are thrown.
 //
-// Targets are on the GPU, and reading them on the host would make it wait. So a target outside of the vocabulary is no
-// error here: its row's loss and gradient are nan. What depends on the number of valid rows stays on the GPU too.
+// Targets are on the GPU, and reading them on the host would make it wait. So a target outside of the vocabulary is
+// found there: its row's loss is nan, and reduce() stops the GPU by a device-side assertion, as torch does. What
+// depends on the number of valid rows stays on the GPU too.
 #pragma once
 
 #include "kernels/common/gpu/launch.h"
@@ -16,7 +17,8 @@ using kernels::Stream;
 void rows(const LossRows& a, const float* scale, Stream stream);
 
 // The same of logits that lie transposed, [vocab, rows], their rows logits_stride apart, with gradients in their place:
-// a whole number of kColumnRows rows. scratch: room for column_scratch numbers.
+// a whole number of kColumnRows rows, and neither token_scaling nor labels that are smoothed by class weights. scratch:
+// room for column_scratch numbers.
 constexpr int64_t kColumnRows = 256;
 int64_t column_scratch(const LossRows& a);
 void columns(const LossRows& a, const float* scale, float* scratch, Stream stream);
@@ -25,9 +27,10 @@ struct Reduce {
   const float* row_loss;  // [rows]
   const int64_t* target;  // [rows]
   float* out;             // one number: the sum in double, in a fixed order; mean: over valid rows, nan without
-  int64_t rows, ignore_index;
+  int64_t rows, vocab, ignore_index;
   bool mean;
 };
+// Of every forward, for its assertion: out null where nothing is to be summed.
 void reduce(const Reduce& a, Stream stream);
 
 struct Scale {

@@ -47,7 +47,7 @@ void run(Bench& bench, const Shape& s, at::ScalarType dtype) {
   static const auto rotary = package().typed<Rotary>("rotary");
   static const auto rotary_bwd = package().typed<Rotary>("rotary_bwd");
   static const auto rotary_in_place = package().typed<RotaryInPlace>("rotary_");
-  c.op = "rotary", c.bytes = 2 * bytes;
+  c.op = "rotary", c.target = 3, c.bytes = 2 * bytes;
   c.ours = [&] { rotary.call(q, k, cos, sin, dim, false); };
   c.theirs = [&] { eager(q, k, cos, sin); };
   c.error = [&] {
@@ -61,7 +61,7 @@ void run(Bench& bench, const Shape& s, at::ScalarType dtype) {
   bench.run(c);
 
   const Tensor qg = q.detach().requires_grad_(true), kg = k.detach().requires_grad_(true);
-  c.op = "rotary_fwd_bwd", c.bytes = 4 * bytes;
+  c.op = "rotary_fwd_bwd", c.target = 0.95, c.bytes = 4 * bytes;
   c.ours = [&] {
     rotary.call(q, k, cos, sin, dim, false);
     rotary_bwd.call(dq, dk, cos, sin, dim, false);

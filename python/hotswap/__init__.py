@@ -17,6 +17,9 @@ _WHERE = {
     "load": "packages",
     "packages_folder": "packages",
     "enable_for_trainer": "liger",
+    "_apply_liger_kernel": "liger",
+    "AutoLigerKernelForCausalLM": "auto",
+    "CrossEntropyOutput": "modules",
 }
 
 
@@ -28,7 +31,8 @@ def __getattr__(name):
     if name.startswith(("apply_liger_kernel_to_", "_apply_liger_kernel_to_")):
         where = "liger"
     elif name.lower().startswith("liger"):
-        where = "modules"
+        found = importlib.import_module("hotswap.liger_places").place_of(name)
+        where = None if found is None else found.__name__.removeprefix("hotswap.")
     else:
         where = _WHERE.get(name)
     if where is None:
@@ -39,6 +43,7 @@ def __getattr__(name):
 
 
 def __dir__():
-    from hotswap import liger, modules
+    from hotswap import liger_places
 
-    return sorted({*globals(), *_WHERE, *liger.__all__, *modules.__all__})
+    places = (importlib.import_module(f"hotswap.{place}") for places in liger_places.PLACES.values() for place in places)
+    return sorted({*globals(), *_WHERE, *(name for place in places for name in place.__all__)})

@@ -12,7 +12,7 @@ from typing import Optional
 
 from torch import nn
 
-from hotswap import match
+from hotswap import attention, match
 from hotswap.packages import owner, package, register_sharding
 from hotswap.replacement import Replacement, class_of
 
@@ -72,6 +72,7 @@ def _bind(module: nn.Module, replacement: Replacement) -> None:
         if loss := getattr(replacement.forward, "loss", None):
             _put(head, "defers", False)
             _put(head, "deferred", None)
+            _put(head, "asked", None)
             _put(module, "_loss_function", types.MethodType(loss, module))
     _put(module, _slot(module), types.MethodType(replacement.forward, module))
 
@@ -86,8 +87,8 @@ def kernelize(model: nn.Module, mode=None, strict: bool = False, **options) -> n
 
     mode: None for every mode, and then train() and eval() need nothing; or as kernels.Mode, to leave out layers that
     lack it. strict: RuntimeError, and nothing changed, where a layer that looks like one of ours stays stock.
-    options: rms_norm, layer_norm, rope, mlp, activation, cross_entropy (all on), and fused_linear_cross_entropy (off:
-    with it a training forward gives a loss and no logits). Bound anew each time: what was bound before is taken out.
+    options: rms_norm, layer_norm, rope, mlp, activation, cross_entropy (all on), fused_linear_cross_entropy (off: with
+    it a training forward gives a loss and no logits), and attention (off: it is the attn_implementation of the model). Bound anew each time: what was bound before is taken out.
     """
     options, mode = check_options(options), _check_mode(mode)
     chosen, ops = [], set()
@@ -111,12 +112,15 @@ def kernelize(model: nn.Module, mode=None, strict: bool = False, **options) -> n
     _take_out(model)
     for module, replacement in chosen:
         _bind(module, replacement)
+    if options["attention"] and enabled():
+        ops |= attention.bind(model)
     register_sharding()
     _BASELINE[model] = _counts(ops)
     return model
 
 
 def _take_out(model: nn.Module) -> None:
+    attention.take_out(model)
     for module in model.modules():
         for name, before in module.__dict__.pop("_hotswap", {}).items():
             if before is _MISSING:
@@ -148,7 +152,7 @@ class Row:
     version: Optional[int] = None
     variant: Optional[str] = None
     ops: tuple = ()
-    why: str = ""  # it is stock
+    why: str = ""  # it is stock; of a bound one, what it leaves to others
 
 
 @dataclass
@@ -162,7 +166,8 @@ class Report:
         for row in self.rows:
             groups.setdefault((row.layer, row.package, row.version, row.variant, row.why), []).append(row.name)
         for (layer, name, version, variant, why), names in groups.items():
-            where = f"{name} v{version} ({variant})" if version else name or f"stock: {why}"
+            note = f"; {why}" if why else ""
+            where = f"{name} v{version} ({variant}){note}" if version else name or f"stock: {why}"
             first = names[0] or "the model"
             lines.append(f"{layer:20} x{len(names):<4} {where:52} {first}{', ...' if len(names) > 1 else ''}")
         lines += [f"{op:36} {count} calls" for op, count in sorted(self.calls.items()) if count]
@@ -201,6 +206,10 @@ def report(model: nn.Module) -> Report:
         elif not found and (layer := match.looks_like(module)):
             rows.append(Row(name, layer, None, why=f"{class_of(module).__name__} computes something else"))
         rows += _func_rows(name, module)
+        if made := attention.running(module):
+            why = "dropout in training by torch's" if attention.drops_out(module) else ""
+            rows.append(Row(name, "attention", made.name, made.version, made.variant, attention.OPS, why))
+            ops |= {(made.name, op) for op in attention.OPS}
     counts = _counts(ops)
     before = _BASELINE.get(model, {})
     return Report(rows, {op: count - before.get(op, 0) for op, count in counts.items()})

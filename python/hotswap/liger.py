@@ -16,7 +16,7 @@ from inspect import Parameter, Signature
 from types import ModuleType
 from typing import NamedTuple
 
-from hotswap import bind
+from hotswap import bind, liger_places
 
 
 class Family(NamedTuple):
@@ -62,7 +62,7 @@ FAMILIES = {
     "mistral": _family("mistral", "Mistral"),
     "mixtral": _family("mixtral", "Mixtral"),
     "muse_glimmer": _family("muse_glimmer", "MuseGlimmer", layer_norm=True),
-    "nemotron": Family("nemotron", "NemotronPreTrainedModel", {"relu_squared": False, **LOSSES}, ("relu_squared",)),
+    "nemotron": Family("nemotron", "NemotronPreTrainedModel", {"relu_squared": True, **LOSSES}),
     "olmo2": _family("olmo2", "Olmo2"),
     "olmo3": _family("olmo3", "Olmo3"),
     "paligemma": _family("paligemma", "PaliGemma", "geglu", layer_norm=True),
@@ -101,7 +101,7 @@ def _options(family: str, given: dict) -> dict:
         "rope": chosen.get("rope", True),
         "rms_norm": chosen.get("rms_norm", True),
         "mlp": mlp,
-        "activation": mlp,  # of experts
+        "activation": chosen.get("relu_squared", mlp),  # of experts, or without a gate
         "layer_norm": chosen.get("layer_norm", False),
         **{name: chosen.get(name, False) for name in LOSSES},  # Pixtral, a model of images alone, has none
     }
@@ -161,32 +161,30 @@ def restore_classes() -> None:
     _applied.clear()
 
 
+def family_of(model_type: str) -> str:
+    """The family whose apply function serves this model_type of a config: its own, or that of the model of text and images
+    which it is the text half of. ValueError where there is none."""
+    for suffix in ("", "_text", "_text_model"):
+        if (family := (model_type or "").removesuffix(suffix)) in FAMILIES:
+            return family
+    raise ValueError(f"wanted a model of {', '.join(FAMILIES)}; got {model_type}; call hotswap.kernelize(model) instead")
+
+
+def _apply_liger_kernel(model_type: str, **options) -> None:
+    """For every model of this model_type that is made from now on."""
+    _apply(family_of(model_type), **options)
+
+
 def _apply_liger_kernel_to_instance(model, **options) -> None:
-    """What Trainer calls with use_liger_kernel=True. ValueError for a family that there is no apply function for."""
-    family = getattr(model.config, "model_type", None)
-    if family not in FAMILIES and (family or "").removesuffix("_text") in FAMILIES:
-        family = family.removesuffix("_text")  # the text half of a model of text and images
-    if family not in FAMILIES:
-        raise ValueError(f"wanted a model of {', '.join(FAMILIES)}; got {family}; call hotswap.kernelize(model) instead")
-    _apply(family, model, **options)
-
-
-def _our_name(name: str):
-    """`from liger_kernel.transformers import name`, where that module is ours."""
-    from hotswap import modules
-
-    if name in __all__:
-        return globals()[name]
-    if name in modules.__all__:
-        return getattr(modules, name)
-    raise AttributeError(f"hotswap has no {name}")
+    """What Trainer calls with use_liger_kernel=True."""
+    _apply(family_of(getattr(model.config, "model_type", None)), model, **options)
 
 
 def enable_for_trainer(shadow: bool = False) -> None:
     """TrainingArguments(use_liger_kernel=True, liger_kernel_config={...}) runs on our kernels, in this process.
 
-    Trainer imports one function from `liger_kernel.transformers`: a module of that name, with that function and every
-    other name of Liger's that is here, is put where imports look. RuntimeError where liger_kernel is installed or imported, unless shadow=True says to go before it.
+    Trainer imports one function from `liger_kernel.transformers`, TRL losses from `liger_kernel.chunked_loss`: modules of
+    these names, with every name of Liger's that is here, are put where imports look. RuntimeError where liger_kernel is installed or imported, unless shadow=True says to go before it.
     """
     there = sys.modules.get("liger_kernel")
     if getattr(there, "__hotswap__", False):
@@ -197,12 +195,14 @@ def enable_for_trainer(shadow: bool = False) -> None:
             "before it in this process"
         )
     made = {}
-    for name in ("liger_kernel", "liger_kernel.transformers"):
-        module = made[name] = ModuleType(name, "hotswap's kernels under the name that Trainer imports")
+    for name in ("liger_kernel", *liger_places.PLACES):
+        module = made[name] = ModuleType(name, "hotswap's kernels under the names that Trainer and TRL import")
         module.__spec__ = ModuleSpec(name, None, is_package=True)
         module.__path__, module.__version__, module.__hotswap__ = [], "0.8.5", True
-    made["liger_kernel"].transformers = made["liger_kernel.transformers"]
-    made["liger_kernel.transformers"].__getattr__ = _our_name
+        if name in liger_places.PLACES:
+            parent, _, own = name.rpartition(".")
+            setattr(made[parent], own, module)
+            module.__getattr__ = liger_places.names_of(name)
     for name in [n for n in sys.modules if n == "liger_kernel" or n.startswith("liger_kernel.")]:
         del sys.modules[name]
     sys.modules.update(made)
@@ -213,6 +213,7 @@ def enable_for_trainer(shadow: bool = False) -> None:
 
 __all__ = [
     "FAMILIES",
+    "_apply_liger_kernel",
     "_apply_liger_kernel_to_instance",
     "enable_for_trainer",
     "restore_classes",

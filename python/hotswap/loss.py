@@ -2,12 +2,15 @@
 
 import functools
 import inspect
+from dataclasses import make_dataclass
+from typing import Optional
 
 import torch
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast, MoeCausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from hotswap.liger_loss import check_accum_dtype
 from hotswap.packages import load
 from hotswap.replacement import Replacement, class_of
 
@@ -15,8 +18,8 @@ from hotswap.replacement import Replacement, class_of
 # the balancing loss. python/tests/test_families.py holds each against the stock forward.
 FUSED_FAMILIES = frozenset(
     """deepseek_v2 deepseek_v3 deepseek_v4 exaone4 falcon_h1 gemma gemma2 gemma3_text gemma4_text glm glm4 gpt_oss granite
-    helium hunyuan_v1_dense hunyuan_v1_moe llama llama4_text ministral mistral mixtral nemotron olmo2 olmo3 olmoe phi3 qwen2
-    qwen2_moe qwen3 qwen3_5_text qwen3_moe qwen3_next smollm3""".split()
+    helium hunyuan_v1_dense hunyuan_v1_moe llama llama4_text ministral mistral mixtral mllama_text_model nemotron olmo2 olmo3
+    olmoe phi3 qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next smollm3""".split()
 )
 # Families of text and images, whose forwards differ and all end in lm_head and ForCausalLMLoss:
 # python/tests/test_vision.py holds each.
@@ -30,37 +33,108 @@ SOFTCAPPED_FAMILIES = frozenset({"gemma4", "muse_glimmer"})
 
 _package = load("loss")  # here, not in a call: torch.compile traces the calls
 _on_logits = _package.layers.ForCausalLMLoss.forward
-_linear_cross_entropy = _package.linear_cross_entropy
+_linear_cross_entropy, CrossEntropyOutput = _package.linear_cross_entropy, _package.CrossEntropyOutput
+_shifted, _per_item = _package.functional.shifted, _package.functional.per_item
+
+# ---- options of the loss that a model's forward is given ----------------------------------------------------------
+
+# Liger's words -> ours
+OPTIONS = {
+    "ce_weight": "class_weight",
+    "label_smoothing": "label_smoothing",
+    "lse_square_scale": "z_loss",
+    "use_token_scaling": "token_scaling",
+    "accum_dtype": "float32_dweight",
+    "return_z_loss": "return_z_loss",
+    "return_token_accuracy": "return_token_accuracy",
+    "return_predicted_tokens": "return_predicted_tokens",
+}
+
+
+def take_options(kwargs: dict) -> dict:
+    """Takes the options of the loss out of a forward's; those that are not at their default, in our words."""
+    found = {ours: kwargs.pop(name) for name, ours in OPTIONS.items() if name in kwargs}
+    if "float32_dweight" in found:
+        found["float32_dweight"] = check_accum_dtype(found["float32_dweight"])
+    return {name: value for name, value in found.items() if torch.is_tensor(value) or value}
+
+
+def set_aside(result, aside: dict):
+    """The loss alone; what was asked for beside it goes into `aside`."""
+    if not isinstance(result, CrossEntropyOutput):
+        return result
+    aside.update({name: value for name, value in vars(result).items() if name != "loss"})
+    return result.loss
+
+
+@functools.lru_cache(maxsize=None)
+def _with_metrics(output_class: type):
+    tensor = Optional[torch.Tensor]
+    fields = [(name, tensor, None) for name in ("z_loss", "token_accuracy", "predicted_tokens")]
+    return make_dataclass(f"{output_class.__name__}WithMetrics", fields, bases=(output_class,))
+
+
+def with_metrics(outputs, aside: dict):
+    """A model's outputs, and with them what its loss set aside."""
+    return _with_metrics(type(outputs))(**outputs, **aside) if aside else outputs
+
+
+# ---- the two losses -----------------------------------------------------------------------------------------------
+
+
+def _of_logits(logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **options):
+    options.pop("float32_dweight", None)  # the head's gradient is torch's GEMM, whose sums are float32
+    return _on_logits(None, logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **options)
 
 
 def causal_lm_loss(
     logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **kwargs
 ):
     """transformers' ForCausalLMLoss by our op; a plain function, as the model's own is."""
-    return _on_logits(None, logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels)
+    options = take_options(kwargs)
+    if returned := [name for name in options if name.startswith("return_")]:
+        raise NotImplementedError(
+            f"wanted {returned[0]} of a model that is bound with fused_linear_cross_entropy; got one with cross_entropy "
+            "alone, whose outputs have no place for it; bind the other, or compute it from the logits"
+        )
+    return _of_logits(logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **options)
 
 
 def linear_causal_lm_loss(
-    hidden, weight, bias, labels, *, num_items_in_batch=None, ignore_index=-100, shift_labels=None, softcap=0.0
+    hidden, weight, bias, labels, *, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **options
 ):
-    """hidden [batch, time, dim], weight [vocab, dim], labels [batch, time]; as ForCausalLMLoss of the logits."""
-    if shift_labels is None:
-        shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    target = shift_labels.reshape(-1).to(hidden.device)
+    """hidden [batch, time, dim], weight [vocab, dim], labels [batch, time]; as ForCausalLMLoss of the logits. options:
+    linear_cross_entropy's."""
+    target = _shifted(labels, shift_labels, ignore_index, hidden.device)
     hidden = hidden.reshape(-1, hidden.shape[-1])
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     reduction = "mean" if num_items_in_batch is None else "sum"
-    loss = _linear_cross_entropy(
-        hidden, weight, target, bias, ignore_index=ignore_index, softcap=softcap, reduction=reduction
+    result = _linear_cross_entropy(
+        hidden, weight, target, bias, ignore_index=ignore_index, reduction=reduction, **options
     )
-    if num_items_in_batch is None:
-        return loss
-    if torch.is_tensor(num_items_in_batch):
-        num_items_in_batch = num_items_in_batch.to(loss.device)
-    return loss / num_items_in_batch
+    return _per_item(result, num_items_in_batch)
+
+
+def logits_and_loss(model, stock, options, *args, **kwargs):
+    """stock, the class's own forward, with logits and a loss that has these options."""
+    aside: dict = {}
+
+    def loss(logits, labels, vocab_size, **given):
+        return set_aside(_of_logits(logits, labels, vocab_size, **given, **options), aside)
+
+    before = model.__dict__.get("_loss_function")
+    model.__dict__["_loss_function"] = loss
+    try:
+        outputs = stock(model, *args, return_dict=True, **kwargs)
+    finally:
+        if before is None:
+            del model.__dict__["_loss_function"]
+        else:
+            model.__dict__["_loss_function"] = before
+    return with_metrics(outputs, aside)
 
 
 def head_of(model):
@@ -87,7 +161,7 @@ def fused_forward(model_class: type):
     balancing_loss = inspect.unwrap(stock).__globals__.get("load_balancing_loss_func")
 
     @can_return_tuple
-    def without_logits(self, labels, logits_to_keep=0, output_router_logits=None, **kwargs):
+    def without_logits(self, options, labels, logits_to_keep=0, output_router_logits=None, **kwargs):
         config = self.config
         if balancing_loss is not None:
             if output_router_logits is None:
@@ -101,9 +175,9 @@ def fused_forward(model_class: type):
             hidden = hidden / scaling
         if (multiplier := getattr(config, "lm_head_multiplier", None)) is not None:
             hidden = hidden * multiplier
-        options = {k: kwargs[k] for k in ("num_items_in_batch", "ignore_index", "shift_labels") if k in kwargs}
-        softcap = getattr(config, "final_logit_softcapping", None) or 0.0
-        loss = self.lm_head(hidden, labels=labels, softcap=softcap, **options)
+        options |= {k: kwargs[k] for k in ("num_items_in_batch", "ignore_index", "shift_labels") if k in kwargs}
+        softcap, aside = getattr(config, "final_logit_softcapping", None) or 0.0, {}
+        loss = set_aside(self.lm_head(hidden, labels=labels, softcap=softcap, **options), aside)
         common = dict(
             logits=None,
             past_key_values=outputs.past_key_values,
@@ -111,14 +185,17 @@ def fused_forward(model_class: type):
             attentions=outputs.attentions,
         )
         if balancing_loss is None:
-            return CausalLMOutputWithPast(loss=loss, **common)
+            return with_metrics(CausalLMOutputWithPast(loss=loss, **common), aside)
         aux_loss = None
         if output_router_logits:
             aux_loss = balancing_loss(
                 outputs.router_logits, self.num_experts, self.num_experts_per_tok, kwargs.get("attention_mask")
             )
             loss = loss + self.router_aux_loss_coef * aux_loss.to(loss.device)
-        return MoeCausalLMOutputWithPast(loss=loss, aux_loss=aux_loss, router_logits=outputs.router_logits, **common)
+        more = dict(aux_loss=aux_loss, router_logits=outputs.router_logits)
+        return with_metrics(MoeCausalLMOutputWithPast(loss=loss, **more, **common), aside)
+
+    with_logits = can_return_tuple(lambda self, options, **kwargs: logits_and_loss(self, stock, options, **kwargs))
 
     @functools.wraps(stock)  # Trainer and generate() read the signature
     def forward(
@@ -142,13 +219,16 @@ def fused_forward(model_class: type):
             use_cache=use_cache,
         )
         has_labels = labels is not None or kwargs.get("shift_labels") is not None
+        options = take_options(kwargs) if has_labels else {}
         if skip_logits is None:  # a head that may defer is that of a model around this one, whose loss it is (Llama 4)
             skip_logits = self.training and has_labels and not hasattr(self.lm_head, "defers")
+        if not skip_logits and options:
+            return with_logits(self, options, labels=labels, **kwargs)
         if not skip_logits:
             return stock(self, labels=labels, **kwargs)
         if not has_labels:
             raise ValueError("skip_logits=True: wanted labels or shift_labels; got neither; pass one, or leave it out")
-        return without_logits(self, labels, **kwargs)
+        return without_logits(self, options, labels, **kwargs)
 
     return forward
 
@@ -161,13 +241,13 @@ def deferred_loss(
     head = head_of(self)
     if not head.defers:
         return causal_lm_loss(logits, labels, vocab_size, **options)
-    hidden = head.deferred
+    hidden, (asked, aside) = head.deferred, head.asked
     if self.config.model_type in SOFTCAPPED_FAMILIES:
         config = self.config.get_text_config()
         if (multiplier := getattr(config, "output_multiplier", None)) is not None:
             hidden = hidden * multiplier
         options["softcap"] = config.final_logit_softcapping or 0.0
-    return head(hidden, labels=labels, **options)
+    return set_aside(head(hidden, labels=labels, **options, **asked), aside)
 
 
 @functools.lru_cache(maxsize=None)
@@ -176,24 +256,31 @@ def deferred_forward(model_class: type):
     stock = model_class.forward
 
     @can_return_tuple
-    def without_logits(self, *args, **kwargs):
-        head = head_of(self)
-        head.defers = True
+    def without_logits(self, options, *args, **kwargs):
+        head, aside = head_of(self), {}
+        head.defers, head.asked = True, (options, aside)
         try:
             outputs = stock(self, *args, return_dict=True, **kwargs)
         finally:
-            head.defers, head.deferred = False, None
-        return type(outputs)(**{**outputs, "logits": None})
+            head.defers, head.deferred, head.asked = False, None, None
+        return with_metrics(type(outputs)(**{**outputs, "logits": None}), aside)
+
+    @can_return_tuple
+    def with_logits(self, options, *args, **kwargs):
+        return logits_and_loss(self, stock, options, *args, **kwargs)
 
     @functools.wraps(stock)
     def forward(self, *args, labels=None, skip_logits=None, **kwargs):
+        options = {} if labels is None else take_options(kwargs)
         if skip_logits is None:
             skip_logits = self.training and labels is not None
+        if not skip_logits and options:
+            return with_logits(self, options, *args, labels=labels, **kwargs)
         if not skip_logits:
             return stock(self, *args, labels=labels, **kwargs)
         if labels is None:
             raise ValueError("skip_logits=True: wanted labels; got none; pass them, or leave it out")
-        return without_logits(self, *args, labels=labels, **kwargs)
+        return without_logits(self, options, *args, labels=labels, **kwargs)
 
     forward.loss = deferred_loss
     return forward

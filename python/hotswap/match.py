@@ -23,6 +23,7 @@ OPTIONS = {
     "activation": True,
     "cross_entropy": True,
     "fused_linear_cross_entropy": False,
+    "attention": False,
 }
 
 
@@ -110,33 +111,50 @@ def _is_vector(module, name):
 
 
 def _rms_norm(module):
-    if not class_of(module).__name__.endswith("RMSNorm") or not _is_vector(module, "weight"):
+    if not class_of(module).__name__.endswith(("RMSNorm", "L2Norm")):
         return None
     ops = ("rms_norm", "rms_norm_fwd", "rms_norm_bwd")
     names = [n for n in ("variance_epsilon", "eps") if isinstance(getattr(module, n, None), float)]
-    layers = {"variance_epsilon": ["RMSNormCastLast", "RMSNorm"], "eps": ["RMSNormZeroCentered", "RMSNormCastLastEps", "RMSNormEps"]}
+    weighted = _is_vector(module, "weight")
+    if weighted:
+        layers = {"variance_epsilon": ["RMSNormCastLast", "RMSNorm"], "eps": ["RMSNormZeroCentered", "RMSNormCastLastEps", "RMSNormEps"]}
+    else:
+        layers = {"variance_epsilon": [], "eps": ["RMSNormUnweighted"]}
 
     def candidates():
         return [_of_package("rms_norm", layer, "norm", ops) for n in names for layer in layers[n]]
 
     def agree(candidate):
-        shell = _shell(module, weight=nn.Parameter(_numbers(16)))
+        shell = _shell(module, weight=nn.Parameter(_numbers(16))) if weighted else _shell(module)
         x = _numbers(3, 5, 16) * torch.tensor([[1.0], [1e-3], [30.0], [1.0], [2.0]])  # small ones: epsilon counts
         stock, ours = _stock_forward(module).__get__(shell), candidate.forward.__get__(shell)
         # A float32 weight on bfloat16 shows what is cast when.
         return _agree(stock, ours, [((x,), 1e-5), ((x.bfloat16(),), 2**-7)])
 
-    return _first(_settings(module), candidates, agree)
+    return _first((_settings(module), weighted), candidates, agree)
 
 
 def _layer_norm(module):
-    if class_of(module) is not nn.LayerNorm or not _is_vector(module, "weight"):
+    if not issubclass(class_of(module), nn.LayerNorm) or not _is_vector(module, "weight"):
         return None
     ops = ("layer_norm", "layer_norm_fwd", "layer_norm_bwd")
-    return _first(class_of(module), lambda: [_of_package("layer_norm", "LayerNorm", "norm", ops)], lambda _: True)
+
+    def candidates():
+        return [_of_package("layer_norm", layer, "norm", ops) for layer in ("LayerNorm", "LayerNormZeroCentered")]
+
+    def agree(candidate):
+        bias = None if module.bias is None else nn.Parameter(_numbers(16))
+        shell = _shell(module, normalized_shape=(16,), weight=nn.Parameter(_numbers(16)), bias=bias)
+        stock, ours = _stock_forward(module).__get__(shell), candidate.forward.__get__(shell)
+        x = _numbers(3, 5, 16)
+        return _agree(stock, ours, [((x,), 1e-5), ((1e-3 * x,), 1e-4)])  # small ones: epsilon counts
+
+    return _first((_settings(module), module.bias is None), candidates, agree)
 
 
-ACTIVATIONS = {"SiLU": "silu", "GeLU": "gelu", "GeluTanh": "gelu_tanh", "QuickGELU": "gelu_quick"}
+ACTIVATIONS = {
+    "SiLU": "silu", "GeLU": "gelu", "GeluTanh": "gelu_tanh", "QuickGELU": "gelu_quick", "ReLUSquared": "relu_squared"
+}  # fmt: skip
 
 
 def _activation(module):

@@ -60,6 +60,8 @@ FAMILIES = {
     "nemotron": ("NemotronConfig", {}),
     # without a name of Liger's
     "qwen3_5_text": ("Qwen3_5TextConfig", LINEAR),
+    "qwen3_5_moe_text": ("Qwen3_5MoeTextConfig", dict(num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+                                                      **LINEAR, **MOE)),
     "glm": ("GlmConfig", dict(head_dim=8)),
     "llama4_text": ("Llama4TextConfig", dict(head_dim=8, intermediate_size_mlp=48, num_local_experts=4,
                                              interleave_moe_layer_step=2, no_rope_layers=[1, 0])),
@@ -70,7 +72,7 @@ FAMILIES = {
 # fmt: on
 # where every family costs too much
 NAMED = "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi3 mixtral qwen3_moe gpt_oss".split()
-NOT_LIGERS = {"qwen3_5_text", "glm", "llama4_text", "helium", "olmoe", "qwen2_moe"}
+NOT_LIGERS = {"qwen3_5_text", "qwen3_5_moe_text", "glm", "llama4_text", "helium", "olmoe", "qwen2_moe"}
 
 
 def model(family="llama", seed=0, **changes):
@@ -131,7 +133,7 @@ class Calls:
 
     NAMES = {
         "norm": ("rms_norm", "rms_norm_fwd", "rms_norm_bwd", "layer_norm", "layer_norm_fwd", "layer_norm_bwd"),
-        "activation": tuple(f"{a}{b}" for a in ("silu", "gelu", "gelu_tanh", "gelu_quick") for b in ("", "_bwd")),
+        "activation": tuple(f"{a}{b}" for a in ("silu", "gelu", "gelu_tanh", "gelu_quick", "relu_squared") for b in ("", "_bwd")),
         "rotary": ("rotary", "rotary_bwd"),
         "mlp": tuple(f"{a}{b}" for a in ("swiglu", "geglu") for b in ("", "_bwd", "_bwd_")),
         "loss": ("cross_entropy", "cross_entropy_fwd", "cross_entropy_fwd_", "cross_entropy_bwd", "linear_cross_entropy", "linear_cross_entropy_fwd"),
@@ -160,3 +162,20 @@ def same_step(swapped, stock, data, limit=2e-6, gradient_limit=1e-5, run=None):
     close(got.loss, want.loss, limit)
     same_gradients(mine, gradients(stock, want.loss), gradient_limit)
     return got, calls.made
+
+
+# ---- functions beside float64's ------------------------------------------------------------------------------------
+
+LIMIT = {torch.float32: 5e-6, torch.bfloat16: 2**-6}
+
+
+def against(ours, wide, inputs):
+    """Value and gradients of ours(*inputs) beside wide(*float64 copies)."""
+    dtype = inputs[0].dtype
+    inputs = [t.requires_grad_() for t in inputs]
+    double = [t.detach().double().requires_grad_() for t in inputs]
+    got, want = ours(*inputs), wide(*double)
+    weight = torch.randn_like(want)
+    close(got, want, LIMIT[dtype])
+    for g, w in zip(torch.autograd.grad(got, inputs, weight.to(got.dtype)), torch.autograd.grad(want, double, weight)):
+        close(g, w, 3 * LIMIT[dtype])

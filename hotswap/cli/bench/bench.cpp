@@ -1,5 +1,6 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <torch/version.h>
 
 #include <cstdio>
 
@@ -23,15 +24,17 @@ struct Flags {
   bool list = false;
 };
 
+// Those of bench/results.csv, which holds the rows of every benchmark of this project.
 constexpr const char* kColumns =
-    "op,shape,dtype,threads,us,peer_us,speedup,gb_per_s,memcpy_gb_per_s,memcpy_share,gflop_per_s,error\n";
+    "date,commit,machine,cpus,cpu_features,torch,load,kind,what,shape,dtype,threads,ours,stock,peer,peer_name,unit,"
+    "ratio,"
+    "target,memcpy_share,ours_cleared,peer_cleared,ours_memory,peer_memory\n";
 
 std::string csv_line(const OpResult& r) {
-  return cat(r.op, ',', csv_cell(r.shape), ',', r.dtype, ',', r.threads, ',', fixed(r.microseconds, 2), ',',
-             r.peer_microseconds ? fixed(*r.peer_microseconds, 2) : "", ',',
-             r.peer_microseconds ? fixed(r.speedup(), 3) : "", ',', fixed(r.bytes_per_second / 1e9, 3), ',',
-             fixed(r.memcpy_bytes_per_second / 1e9, 3), ',', fixed(r.memcpy_share(), 3), ',',
-             r.flops_per_second > 0 ? fixed(r.flops_per_second / 1e9, 2) : "", ',', r.error, '\n');
+  const std::string peer =
+      r.peer_microseconds ? cat(fixed(*r.peer_microseconds, 3), ",torch eager,us,", fixed(r.speedup(), 3)) : ",,us,";
+  return cat(",,,,," TORCH_VERSION ",,op,", r.op, ',', csv_cell(r.shape), ',', r.dtype, ',', r.threads, ',',
+             fixed(r.microseconds, 3), ",,", peer, ",,", fixed(r.memcpy_share(), 3), ",,,,\n");
 }
 
 void bench_ops_verb(Flags flags) {
@@ -93,7 +96,7 @@ void add_bench(CLI::App& app) {
   verb->add_option("--seconds", flags->seconds, "Time for each measurement")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  verb->add_option("--csv", flags->csv, "Write the results to this file too");
+  verb->add_option("--csv", flags->csv, "Write the results to this file too, with the columns of bench/results.csv");
   verb->add_flag("--list", flags->list, "Print the names of the ops");
   add_bench_model(*verb);
   verb->callback([verb, flags] {

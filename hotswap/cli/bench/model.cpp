@@ -12,7 +12,9 @@
 #include <cstdio>
 
 #include "hotswap/base/memory.h"
+#include "hotswap/cli/bench/trace.h"
 #include "hotswap/cli/flags/model_flags.h"
+#include "hotswap/generation/generate.h"
 #include "hotswap/training/trainer.h"
 
 namespace hotswap {
@@ -27,8 +29,11 @@ struct Flags {
   ModelFlags model;
   KernelFlags kernels;
   std::string what = "decode";
+  std::optional<std::string> cache;  // default: as generate() chooses
+  std::string trace;
   int threads = 0, repeats = 3;
-  int64_t rows = kRows, columns = kColumns;
+  std::optional<int64_t> rows, columns;  // default: those of the measurement
+  int64_t new_tokens = kNewTokens;
 };
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -39,59 +44,78 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-Tensor arbitrary_ids(int64_t rows, int64_t columns, int64_t vocab) {
+Tensor arbitrary_ids(int64_t rows, int64_t columns, const CausalLM& model) {
   Tensor ids = at::empty({rows, columns}, at::TensorOptions(at::kLong));
-  for (int64_t i = 0; i < rows * columns; ++i) ids.mutable_data_ptr<int64_t>()[i] = (i * 7919 + 104729) % vocab;
-  return ids;
+  for (int64_t i = 0; i < rows * columns; ++i) {
+    ids.mutable_data_ptr<int64_t>()[i] = (i * 7919 + 104729) % model.config().vocab_size;
+  }
+  return ids.to(model.device());
 }
 
-OutJson decode(CausalLM& model, int repeats) {
-  const Tensor prompt = arbitrary_ids(1, kPrompt, model.config().vocab_size);
-  Tensor out;
-  const auto generate = [&](int64_t count) {
+void wait_for(at::Device device) {
+  if (device.is_cuda()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
+std::vector<int64_t> values_of(const Tensor& ids) {
+  const Tensor here = ids.to(at::kCPU).contiguous();
+  return {here.const_data_ptr<int64_t>(), here.const_data_ptr<int64_t>() + here.numel()};
+}
+
+OutJson decode(CausalLM& model, const Flags& flags) {
+  const int64_t rows = flags.rows.value_or(1), columns = flags.columns.value_or(kPrompt);
+  const Tensor prompt = arbitrary_ids(rows, columns, model);
+  GenerateResult out;
+  const auto run = [&](int64_t count) {
     const auto start = Clock::now();
-    out = model.generate(prompt, {.max_new_tokens = count, .do_sample = false, .eos_token_id = std::vector<int64_t>()});
+    out = generate(model, {.input_ids = prompt,
+                           .config = {.max_new_tokens = count,
+                                      .do_sample = false,
+                                      .eos_token_id = std::vector<int64_t>(),
+                                      .cache_implementation = flags.cache}});
     return seconds_since(start);
   };
-  generate(2);
+  run(2);
   std::vector<double> rates;
-  for (int i = 0; i < repeats; ++i) {  // the first token is the prompt's; the time of the others is the decode's
-    const double first = generate(1), whole = generate(kNewTokens);
-    rates.push_back(static_cast<double>(kNewTokens - 1) / (whole - first));
+  for (int i = 0; i < flags.repeats; ++i) {  // the first token is the prompt's; the others' time is the decode's
+    const double first = run(1), whole = run(flags.new_tokens);
+    rates.push_back(static_cast<double>(rows * (flags.new_tokens - 1)) / (whole - first));
   }
-  const int64_t* ids = out.const_data_ptr<int64_t>();
-  return {{"value", median(rates)},
-          {"unit", "tokens/s"},
-          {"check", std::vector<int64_t>(ids + kPrompt, ids + out.numel())}};
+  OutJson json{{"value", median(rates)}, {"unit", "tokens/s"}, {"check", values_of(out.ids[0].slice(0, columns))}};
+  if (model.device().is_cuda()) json["captured"] = out.captured ? "yes" : out.why_not_captured;
+  if (!flags.trace.empty()) write_trace(flags.trace, [&] { run(8); });
+  return json;
 }
 
-OutJson prefill(CausalLM& model, int repeats) {
+OutJson prefill(CausalLM& model, const Flags& flags) {
   const at::NoGradGuard no_grad;
-  const Tensor prompt = arbitrary_ids(1, kPrefill, model.config().vocab_size);
+  const int64_t rows = flags.rows.value_or(1), columns = flags.columns.value_or(kPrefill);
+  const Tensor prompt = arbitrary_ids(rows, columns, model);
   std::vector<double> times;
-  int64_t best = 0;
-  for (int i = 0; i <= repeats; ++i) {
-    const auto cache = model.make_cache();
+  Tensor logits;
+  const auto run = [&] {
+    const auto cache = model.make_cache({.implementation = flags.cache.value_or("dynamic"), .max_cache_len = columns});
     const auto start = Clock::now();
-    const Tensor logits = model({.input_ids = prompt, .cache = cache.get(), .logits_to_keep = 1}).logits;
+    logits = model({.input_ids = prompt, .cache = cache.get(), .logits_to_keep = 1}).logits;
+    wait_for(model.device());
     times.push_back(seconds_since(start));
-    best = logits.argmax().item<int64_t>();
-  }
+  };
+  for (int i = 0; i <= flags.repeats; ++i) run();
   times.erase(times.begin());
-  return {{"value", kPrefill / median(times)}, {"unit", "tokens/s"}, {"check", {best}}};
+  const double rate = static_cast<double>(rows * columns) / median(times);
+  if (!flags.trace.empty()) write_trace(flags.trace, run);
+  return {{"value", rate}, {"unit", "tokens/s"}, {"check", values_of(at::argmax(logits, -1))}};
 }
 
 // The same batch in every step.
 OutJson train(const std::shared_ptr<CausalLM>& model, int repeats) {
-  const Tensor batch = arbitrary_ids(kRows, kColumns, model->config().vocab_size);
-  const int64_t* ids = batch.const_data_ptr<int64_t>();
+  const std::vector<int64_t> ids = values_of(arbitrary_ids(kRows, kColumns, *model));
   Trainer trainer(model,
                   {.per_device_train_batch_size = kRows,
                    .max_steps = repeats + 1,
                    .learning_rate = 1e-5,
                    .lr_scheduler_type = "constant",
                    .train_sampling_strategy = "sequential"},
-                  std::make_shared<PackedDataset>(std::vector(ids, ids + batch.numel()), kColumns),
+                  std::make_shared<PackedDataset>(ids, kColumns),
                   {.optimizer = std::make_shared<AdamW>(model->parameters(), AdamWOptions{.weight_decay = 0.01})});
   std::vector<double> times, losses;
   for (const TrainingStep& step : trainer.train().steps) {
@@ -123,25 +147,23 @@ OutJson step(CausalLM& model, const Flags& flags) {
   constexpr int kWarm = 2;
   model.train();
   const at::Device device = model.device();
-  const Tensor ids = arbitrary_ids(flags.rows, flags.columns, model.config().vocab_size).to(device);
-  const c10::impl::VirtualGuardImpl guard(device.type());
+  const int64_t rows = flags.rows.value_or(kRows), columns = flags.columns.value_or(kColumns);
+  const Tensor ids = arbitrary_ids(rows, columns, model);
   const DeviceMemory memory(device);
   const int64_t loaded = memory.now();
   std::vector<double> times, losses;
   for (int i = 0; i < kWarm + flags.repeats; ++i) {
     for (Tensor& p : model.parameters()) p.mutable_grad() = Tensor();
     memory.reset();
-    if (device.is_cuda()) guard.synchronizeDevice(device.index());
+    wait_for(device);
     const auto start = Clock::now();
     const Tensor loss = model({.input_ids = ids, .labels = ids}).loss;
     loss.backward();
-    if (device.is_cuda()) guard.synchronizeDevice(device.index());
+    wait_for(device);
     if (i >= kWarm) times.push_back(seconds_since(start));
     losses.push_back(loss.item<double>());
   }
-  OutJson out{{"value", static_cast<double>(flags.rows * flags.columns) / median(times)},
-              {"unit", "tokens/s"},
-              {"check", losses}};
+  OutJson out{{"value", static_cast<double>(rows * columns) / median(times)}, {"unit", "tokens/s"}, {"check", losses}};
   if (device.is_cuda()) out["device_memory"] = {{"loaded", loaded}, {"peak", memory.peak()}};
   if (!model.kernel_report().rows.empty()) out["bound"] = model.kernel_report().bound();
   return out;
@@ -154,17 +176,23 @@ void add_bench_model(CLI::App& bench) {
   auto flags = std::make_shared<Flags>();
   add_model_flags(*verb, flags->model);
   add_kernel_flags(*verb, flags->kernels);
-  verb->add_option(
-          "--what", flags->what,
-          "decode: tokens/s after a prompt of 32; prefill: 512 tokens; train: AdamW steps of 2 x 256 tokens; step: "
-          "forward and backward of --rows x --columns tokens")
+  verb->add_option("--what", flags->what,
+                   "decode: tokens/s after a prompt of 1 x 32; prefill: 1 x 512 tokens; train: AdamW steps of 2 x 256 "
+                   "tokens; step: "
+                   "forward and backward of 2 x 256")
       ->check(CLI::IsMember({"decode", "prefill", "train", "step"}))
       ->capture_default_str();
   verb->add_flag("--random-weights", flags->model.random_weights, "Of the model, config.json alone is read");
-  verb->add_option("--rows", flags->rows, "step: sequences")->check(CLI::PositiveNumber)->capture_default_str();
-  verb->add_option("--columns", flags->columns, "step: tokens of each")
-      ->check(CLI::PositiveNumber)
+  verb->add_option("--rows", flags->rows, "Sequences, but of train")->check(CLI::PositiveNumber);
+  verb->add_option("--columns", flags->columns, "Tokens of each, of decode in its prompt; but of train")
+      ->check(CLI::PositiveNumber);
+  verb->add_option("--new-tokens", flags->new_tokens, "decode: tokens of each sequence")
+      ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
+  verb->add_option("--cache", flags->cache, "decode, prefill: dynamic or static")
+      ->check(CLI::IsMember({"dynamic", "static"}));
+  verb->add_option("--trace", flags->trace,
+                   "decode, prefill: what ran when, of 8 tokens or one prefill, into this file for chrome://tracing");
   verb->add_option("--threads", flags->threads, "Threads, default as many as torch takes")->check(CLI::PositiveNumber);
   verb->add_option("--repeats", flags->repeats, "Measured runs; one more warms up")
       ->check(CLI::PositiveNumber)
@@ -174,8 +202,8 @@ void add_bench_model(CLI::App& bench) {
     const auto model = load_model(flags->model, flags->kernels);
     const int64_t loaded = resident_memory();
     reset_peak_memory();
-    OutJson out = flags->what == "decode"    ? decode(*model, flags->repeats)
-                  : flags->what == "prefill" ? prefill(*model, flags->repeats)
+    OutJson out = flags->what == "decode"    ? decode(*model, *flags)
+                  : flags->what == "prefill" ? prefill(*model, *flags)
                   : flags->what == "train"   ? train(model, flags->repeats)
                                              : step(*model, *flags);
     out["peak_memory"] = peak_memory();

@@ -20,6 +20,7 @@ Result<Stock> stock_of(const std::string& layer) {
                                                            {"NewGELU", "gelu_new"},
                                                            {"FastGELU", "gelu_fast"},
                                                            {"QuickGELU", "quick_gelu"},
+                                                           {"ReLUSquared", "relu2"},
                                                            {"SiluAndMul", "silu"},
                                                            {"GeluAndMul", "gelu"},
                                                            {"GeluTanhAndMul", "gelu_pytorch_tanh"}};
@@ -27,8 +28,6 @@ Result<Stock> stock_of(const std::string& layer) {
   if (found == names.end()) return Reason{cat("no stock activation is known by the name ", layer)};
   return activation_kind(found->second, "an example").stock;
 }
-
-}  // namespace
 
 Result<Example> activation_example(const std::string& layer, const ExampleSize& size) {
   const auto act = stock_of(layer);
@@ -44,6 +43,16 @@ Result<Example> act_and_mul_example(const std::string& layer, const ExampleSize&
     return act(halves[0]) * halves[1];
   };
   return make_example<ActivationForward>(stock, {random({size.rows, 2 * size.dim})});
+}
+
+}  // namespace
+
+std::vector<Contract> activation_contracts() {
+  const std::map<std::string, std::string> roles = {{"forward", "(Tensor x) -> Tensor y"},
+                                                    {"forward_train", "(Tensor x) -> Tensor y"},
+                                                    {"backward", "(Tensor dy, Tensor x) -> Tensor dx"}};
+  return {{"activation/1", roles, bind_regular<ActivationForward>, activation_example},
+          {"act_and_mul/1", roles, bind_regular<ActivationForward>, act_and_mul_example}};
 }
 
 }  // namespace hotswap::binding

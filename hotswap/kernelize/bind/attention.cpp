@@ -1,5 +1,5 @@
 // attention/1. What the tokens are decides which op runs: a plain batch the dense ones, a padded or packed one
-// `varlen`, keys of a fixed size `decode`. What the options mean is in layers/forwards.h; beside that a package keeps
+// `varlen`, keys of a fixed size `decode`. What the options mean is in layers/attention.h; beside that a package keeps
 // to this:
 //
 //   - The last query stands at the last key. A query that sees no key gives zeros, and -inf as its lse.
@@ -174,8 +174,6 @@ Tensor attend(const AttentionOps* ops, const Tensor& q, const Tensor& k, const T
 
 constexpr int64_t kHeadDim = 64;
 
-}  // namespace
-
 void bind_attention(SlotBase& slot, const LayerOps& layer) {
   const auto* ops = ops_of<AttentionOps>(layer);
   bind_slot<AttentionForward>(slot,
@@ -208,6 +206,39 @@ Result<Example> attention_example(const std::string&, const ExampleSize& size) {
   const auto pairs = static_cast<double>(size.rows) * static_cast<double>(size.rows + 1) / 2;
   example.flops = 4 * pairs * static_cast<double>(heads * kHeadDim);
   return example;
+}
+
+}  // namespace
+
+std::vector<Contract> attention_contracts() {
+  const std::string qkv = "Tensor q, Tensor k, Tensor v, ",
+                    sequences =
+                        "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_k, int max_seqlen_q, "
+                        "int max_seqlen_k, ",
+                    options =
+                        "Tensor? sinks, Tensor? alibi_slopes, float scale, bool causal, int window_left, "
+                        "int window_right, int chunk, float softcap",
+                    trained = qkv + "Tensor out, Tensor lse, Tensor? dlse, ", out_lse = ") -> (Tensor out, Tensor lse)",
+                    gradients = ", bool deterministic) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)";
+  return {
+      {"attention/1",
+       {{"forward", "(" + qkv + options + ") -> Tensor"},
+        {"forward_train", "(" + qkv + options + out_lse},
+        {"backward", "(Tensor dout, " + trained + options + gradients},
+        {"varlen_forward", "(" + qkv + sequences + options + ") -> Tensor"},
+        {"varlen_forward_train", "(" + qkv + sequences + options + out_lse},
+        {"varlen_backward", "(Tensor dout, " + trained + sequences + options + gradients},
+        {"decode",
+         "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k_new, Tensor? v_new, Tensor cache_seqlens, "
+         "Tensor? block_table, Tensor? cache_batch_idx, " +
+             options + ", int num_splits" + out_lse}},
+       bind_attention,
+       attention_example,
+       {.rows = 128, .dim = 256},
+       {.rows = 2048, .dim = 1024},
+       {"causal", "gqa", "window", "chunk", "softcap", "sinks", "alibi"},
+       {"head_dims"}},
+  };
 }
 
 }  // namespace hotswap::binding

@@ -46,6 +46,9 @@ class BoundAttention : public testing::Test {
   static KernelReport bind(Module& layer, const AttentionPackage& package, Mode mode = Mode::TRAINING) {
     return kernelize(layer, mode, {.config = {{{"attention", package.ref()}}, /*use_local_kernel=*/true}});
   }
+  static KernelReport bind_bundled(Module& layer) {
+    return kernelize(layer, Mode::TRAINING, {.config = {{{"attention", "hotswap/attention"}}}});
+  }
   // Without a rotation: the places of the tokens are the mask's alone.
   static ForwardContext context(SequenceInfo sequence) {
     const Tensor one = at::ones({1, 1, 6}), zero = at::zeros({1, 1, 6});
@@ -95,21 +98,30 @@ TEST_F(BoundAttention, ValuesAndGradientsAreTheStockOnes) {
       {"varlen_forward_train", "varlen_backward", 2, {.padding = padding}},
       {"varlen_forward_train", "varlen_backward", 1, {.cu_seqlens = at::tensor({0, 2, 7}, at::kInt), .max_seqlen = 5}},
   };
+  const std::map<std::string, std::string> bundled_ops = {{"forward_train", "attention_fwd"},
+                                                          {"backward", "attention_bwd"},
+                                                          {"varlen_forward_train", "attention_varlen_fwd"},
+                                                          {"varlen_backward", "attention_varlen_bwd"}};
   for (size_t n = 0; n < all.size(); ++n) {
     for (const Tokens& form : forms) {
       SCOPED_TRACE(cat("options ", n, " ", form.forward, " batch ", form.batch));
       const auto attention = layer(all[n]);
       const Tensor x = random({form.batch, 7, 12});
       const auto want = run(*attention, x, form.sequence, form.sequence.padding);
-      const auto report = bind(*attention, package_);
-      ASSERT_EQ(row_of(report, "attention").package, "attn") << report;
-      const int64_t before = package_.calls(form.forward), back = package_.calls(form.backward);
-      const auto got = run(*attention, x, form.sequence, form.sequence.padding);
-      EXPECT_EQ(package_.calls(form.forward), before + 1);
-      EXPECT_EQ(package_.calls(form.backward), back + 1);
-      ASSERT_EQ(got.size(), want.size());
-      // Both sum a few products in float32 in another order.
-      for (size_t i = 0; i < got.size(); ++i) EXPECT_LE(difference(got[i], want[i]), 2e-5) << i;
+      for (const bool bundled : {false, true}) {
+        const auto calls = [&](const char* role) {
+          return bundled ? op_calls("attention", bundled_ops.at(role)) : package_.calls(role);
+        };
+        const auto report = bundled ? bind_bundled(*attention) : bind(*attention, package_);
+        ASSERT_EQ(row_of(report, "attention").package, bundled ? "attention" : "attn") << report;
+        const int64_t before = calls(form.forward), back = calls(form.backward);
+        const auto got = run(*attention, x, form.sequence, form.sequence.padding);
+        EXPECT_EQ(calls(form.forward), before + 1);
+        EXPECT_EQ(calls(form.backward), back + 1);
+        ASSERT_EQ(got.size(), want.size());
+        // All sum a few products in float32 in another order.
+        for (size_t i = 0; i < got.size(); ++i) EXPECT_LE(difference(got[i], want[i]), 2e-5) << i << " " << bundled;
+      }
       unkernelize(*attention);
       const auto again = run(*attention, x, form.sequence, form.sequence.padding);
       for (size_t i = 0; i < again.size(); ++i) EXPECT_TRUE(test_support::same_bits(again[i], want[i])) << i;
@@ -162,6 +174,15 @@ TEST_F(BoundAttention, WhatAPackageLacksStaysStockAndSaysWhy) {
   expect_has(why(few, with([](auto& o) { o.num_kv_heads = 4, o.head_dim = 10; })), {"head_dims", "10"});
   expect_has(why(package_, with([](auto& o) { o.dropout = 0.1; })), {"dropout"});
   EXPECT_TRUE(row_of(bind(*layer(with([](auto& o) { o.num_kv_heads = 4; })), few), "attention").package);
+}
+
+TEST_F(BoundAttention, TheBundledPackageTakesHeadsOfEverySize) {
+  for (const int64_t dim : {6, 80, 512}) {
+    const auto attention = layer(with([&](auto& o) { o.head_dim = dim; }));
+    EXPECT_EQ(row_of(bind_bundled(*attention), "attention").package, "attention") << dim;
+  }
+  const auto dropped = layer(with([](auto& o) { o.dropout = 0.1; }));
+  expect_has(row_of(bind_bundled(*dropped), "attention").reason, {"attention:attention has no dropout"});
 }
 
 // What benchmarks time is right.

@@ -188,7 +188,8 @@ TEST(Bind, EveryActivation) {
                                                          {"gelu_pytorch_tanh", "GeluTanh", "gelu_tanh"},
                                                          {"gelu_new", "NewGELU", "gelu_new"},
                                                          {"gelu_fast", "FastGELU", "gelu_fast"},
-                                                         {"quick_gelu", "QuickGELU", "gelu_quick"}};
+                                                         {"quick_gelu", "QuickGELU", "gelu_quick"},
+                                                         {"relu2", "ReLUSquared", "relu_squared"}};
   for (const auto& [name, layer, op] : table) {
     const auto& kind = activation_kind(name, "a test");
     EXPECT_EQ(kind.layer, layer);
@@ -329,7 +330,10 @@ std::vector<CrossEntropyOptions> loss_options() {
           {.reduction = "sum"},
           {.reduction = "none"},
           {.label_smoothing = 0.1, .softcap = 5, .z_loss = 1e-2, .reduction = "mean"},
-          {.softcap = 5, .z_loss = 1e-2, .reduction = "none"}};
+          {.softcap = 5, .z_loss = 1e-2, .reduction = "none"},
+          {.class_weight = randn({13}).abs()},
+          {.label_smoothing = 0.1, .z_loss = 1e-2, .class_weight = randn({13}).abs(), .token_scaling = true},
+          {.z_loss = 1e-2, .reduction = "none", .class_weight = randn({13}).abs(), .token_scaling = true}};
 }
 
 Tensor dloss_for(const CrossEntropyOptions& options, double scale) {

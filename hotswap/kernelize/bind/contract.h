@@ -1,6 +1,6 @@
 // The table of contracts: a named, versioned set of op schemas that a package may offer a layer through, the code that
-// puts such ops into a Slot, and an example that proves and times it. A contract is one row in table.cpp; its family's
-// file has its example, and its binding where the schemas' names do not say enough (regular.h).
+// puts such ops into a Slot, and an example that proves and times it. A contract is one row in its family's file
+// (norm.cpp); that has its example, too, and its binding where the schemas' names do not say enough (regular.h).
 //
 //   forward         inference: saves nothing
 //   forward_train   also returns what backward needs
@@ -12,6 +12,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hotswap/base/result.h"

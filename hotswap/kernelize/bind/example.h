@@ -30,22 +30,14 @@ namespace binding {
 
 Tensor random(at::IntArrayRef shape);  // normal, float32
 
-// The arguments of a slot's forward, out of an op's.
+// The arguments of a slot's forward, out of an op's: push()'s other way round.
 template <typename T>
-T take(const Values& values, size_t& next) {
+void take(const Values& values, size_t& next, T& out) {
+  out = values[next++].to<T>();
+}
+inline void take(const Values& values, size_t& next, std::optional<Tensor>& out) {
   const c10::IValue& value = values[next++];
-  if constexpr (std::is_same_v<T, CrossEntropyOptions>) {
-    CrossEntropyOptions o{.ignore_index = value.toInt()};
-    o.label_smoothing = values[next++].toDouble();
-    o.softcap = values[next++].toDouble();
-    o.z_loss = values[next++].toDouble();
-    o.reduction = values[next++].toStringRef();
-    return o;
-  } else if constexpr (std::is_same_v<T, std::optional<Tensor>>) {
-    return value.isNone() ? std::nullopt : std::optional(value.toTensor());
-  } else {
-    return value.to<T>();
-  }
+  out = value.isNone() ? std::nullopt : std::optional(value.toTensor());
 }
 
 inline Tensors listed(const Tensor& result) { return {result}; }
@@ -57,7 +49,8 @@ Tensors listed(const std::tuple<Ts...>& results) {
 template <typename Forward, typename R, typename... Args>
 Tensors call(const Forward& forward, const Values& values, R (*)(Args...)) {
   size_t next = 0;
-  std::tuple<std::decay_t<Args>...> arguments{take<std::decay_t<Args>>(values, next)...};  // in order: braces
+  std::tuple<std::decay_t<Args>...> arguments;
+  std::apply([&](auto&... each) { (take(values, next, each), ...); }, arguments);
   return listed(std::apply(forward, arguments));
 }
 

@@ -4,6 +4,7 @@
 #include "hotswap/kernelize/bind/example.h"
 
 namespace hotswap::binding {
+namespace {
 
 Result<Example> linear_example(const std::string&, const ExampleSize& size) {
   const int64_t out = size.out > 0 ? size.out : size.dim;
@@ -12,6 +13,20 @@ Result<Example> linear_example(const std::string&, const ExampleSize& size) {
   example.shape = cat(size.rows, "x", size.dim, " @ ", size.dim, "x", out);
   example.flops = 2.0 * static_cast<double>(size.rows * size.dim * out);
   return example;
+}
+
+}  // namespace
+
+std::vector<Contract> linear_contracts() {
+  return {{"linear/1",
+           {{"forward", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor y"},
+            {"forward_train", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor y"},
+            {"backward",
+             "(Tensor dy, Tensor x, Tensor weight, bool with_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)"}},
+           bind_regular<LinearForward>,
+           linear_example,
+           {.rows = 1, .dim = 576},
+           {.rows = 1, .dim = 8192}}};
 }
 
 }  // namespace hotswap::binding

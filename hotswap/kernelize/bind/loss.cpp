@@ -3,27 +3,53 @@
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/ne.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/sum.h>
 
 #include "hotswap/kernelize/bind/bind_impl.h"
 #include "hotswap/kernelize/bind/example.h"
 
-namespace hotswap::binding {
+namespace hotswap {
+
+// The options in the order of the schemas.
+static void push(binding::Values& values, const CrossEntropyOptions& o) {
+  values.insert(values.end(), {o.ignore_index, o.label_smoothing, o.softcap, o.z_loss, o.reduction});
+  binding::push(values, std::optional(o.class_weight));
+  binding::push(values, o.token_scaling);
+}
+
+static void take(const binding::Values& values, size_t& next, CrossEntropyOptions& out) {
+  out.ignore_index = values[next++].toInt();
+  out.label_smoothing = values[next++].toDouble();
+  out.softcap = values[next++].toDouble();
+  out.z_loss = values[next++].toDouble();
+  out.reduction = values[next++].toStringRef();
+  std::optional<Tensor> class_weight;
+  binding::take(values, next, class_weight);
+  out.class_weight = class_weight.value_or(Tensor());
+  binding::take(values, next, out.token_scaling);
+}
+
+namespace binding {
 namespace {
 
 using torch::autograd::Function;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 
-using LinearCrossEntropyOps = Ops<Tensor(const Tensor&, const Tensor&, const OptTensor&, const Tensor&, int64_t, double,
-                                         double, double, String, int64_t),
-                                  std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>(
-                                      const Tensor&, const Tensor&, const OptTensor&, const Tensor&, int64_t, double,
-                                      double, double, String, bool, int64_t),
-                                  Three(const Tensor&, const Tensor&, const Tensor&, const OptTensor&, const Tensor&,
-                                        const Tensor&, int64_t, double, double, double, String, bool, int64_t)>;
+using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+using LinearCrossEntropyOps =
+    Ops<Tensor(const Tensor&, const Tensor&, const OptTensor&, const Tensor&, int64_t, double, double, double, String,
+               int64_t, const OptTensor&, bool),
+        Six(const Tensor&, const Tensor&, const OptTensor&, const Tensor&, int64_t, double, double, double, String,
+            bool, int64_t, const OptTensor&, bool, bool),
+        Three(const Tensor&, const Tensor&, const Tensor&, const OptTensor&, const Tensor&, const Tensor&, int64_t,
+              double, double, double, String, bool, int64_t, const OptTensor&, bool)>;
 
 struct LossCall {
   const LinearCrossEntropyOps* ops;
@@ -35,12 +61,35 @@ struct LossCall {
 template <typename OpType, typename... Ts>
 auto call_loss(const OpType& op, const CrossEntropyOptions& o, const Ts&... tensors) {
   return below_autograd(op, tensors..., o.ignore_index, o.label_smoothing, o.softcap, o.z_loss, o.reduction,
-                        o.chunk_bytes);
+                        o.chunk_bytes, given(o.class_weight), o.token_scaling);
+}
+template <typename OpType, typename... Ts>
+auto call_backward(const OpType& op, const CrossEntropyOptions& o, const Ts&... tensors) {
+  return below_autograd(op, tensors..., o.ignore_index, o.label_smoothing, o.softcap, o.z_loss, o.reduction,
+                        o.float32_dweight, o.chunk_bytes, given(o.class_weight), o.token_scaling);
 }
 template <typename OpType, typename... Ts>
 auto call_train(const OpType& op, const CrossEntropyOptions& o, const Ts&... tensors) {
   return below_autograd(op, tensors..., o.ignore_index, o.label_smoothing, o.softcap, o.z_loss, o.reduction,
-                        o.float32_dweight, o.chunk_bytes);
+                        o.float32_dweight, o.chunk_bytes, given(o.class_weight), o.token_scaling, /*predict=*/false);
+}
+
+// forward with the options as the ops take them: their mean divides by rows, torch's by the weights of the targets,
+// which is the same of weights whose mean over the targets is 1.
+template <typename Forward>
+Tensor with_weights(const Tensor& target, const CrossEntropyOptions& options, const Forward& forward) {
+  if (!options.class_weight.defined()) return forward(options);
+  if (options.class_weight.requires_grad()) {
+    throw Error(
+        {.wanted = "a class_weight that learns nothing", .got = "one that requires a gradient", .next = "detach it"});
+  }
+  CrossEntropyOptions scaled = options;
+  if (options.reduction == "mean") {
+    const Tensor count = at::sum(at::ne(target, options.ignore_index));
+    const Tensor total = at::sum(target_weights(options.class_weight, target, options.ignore_index));
+    scaled.class_weight = at::mul(options.class_weight, at::div(count, total));
+  }
+  return forward(scaled);
 }
 
 // The forward op has made the gradients for dloss = 1. The product is rounded once: dloss itself in sixteen bits would
@@ -61,7 +110,8 @@ struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
                         const CrossEntropyOptions& options) {
     keep(ctx, LossCall{ops, options, bias.has_value()});
     if (!ops->trains()) return call_loss(ops->forward, options, hidden, weight, bias, target);
-    auto [loss, lse, dhidden, dweight, dbias] = call_train(*ops->train, options, hidden, weight, bias, target);
+    const auto made = call_train(*ops->train, options, hidden, weight, bias, target);
+    const auto& [loss, lse, dhidden, dweight, dbias, predicted] = made;
     if (options.reduction == "none") {
       ctx->save_for_backward({hidden, weight, bias.value_or(Tensor()), target, lse});
     } else {
@@ -78,7 +128,7 @@ struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
     }
     const OptTensor bias = call.has_bias ? OptTensor(saved[2]) : std::nullopt;
     auto [dhidden, dweight, dbias] =
-        call_train(*call.ops->backward, call.options, dense(dloss[0]), saved[0], saved[1], bias, saved[3], saved[4]);
+        call_backward(*call.ops->backward, call.options, dense(dloss[0]), saved[0], saved[1], bias, saved[3], saved[4]);
     return {{}, dhidden, dweight, call.has_bias ? dbias : Tensor(), {}, {}};
   }
 };
@@ -96,8 +146,6 @@ Vocabulary vocabulary_of(const ExampleSize& size) {
   const int64_t words = size.out > 0 ? size.out : 8 * size.dim;
   return {words, at::randint(words, {size.rows}, at::TensorOptions().dtype(at::kLong))};
 }
-
-}  // namespace
 
 Result<Example> cross_entropy_example(const std::string&, const ExampleSize& size) {
   const auto [words, target] = vocabulary_of(size);
@@ -123,12 +171,57 @@ Result<Example> linear_cross_entropy_example(const std::string&, const ExampleSi
 void bind_linear_cross_entropy(SlotBase& slot, const LayerOps& layer) {
   const auto* ops = ops_of<LinearCrossEntropyOps>(layer);
   bind_slot<LinearCrossEntropyForward>(slot, [ops](const Tensor& hidden, const Tensor& weight, const OptTensor& bias,
-                                                   const Tensor& target, const CrossEntropyOptions& options) {
-    if (wants_grad(hidden, weight, bias)) {
-      return LinearCrossEntropyFunction::apply(ops, hidden, weight, given(bias), target, options);
-    }
-    return call_loss(ops->forward, options, hidden, weight, given(bias), target);
+                                                   const Tensor& target, const CrossEntropyOptions& given_options) {
+    return with_weights(target, given_options, [&](const CrossEntropyOptions& options) {
+      if (wants_grad(hidden, weight, bias)) {
+        return LinearCrossEntropyFunction::apply(ops, hidden, weight, given(bias), target, options);
+      }
+      return call_loss(ops->forward, options, hidden, weight, given(bias), target);
+    });
   });
 }
 
-}  // namespace hotswap::binding
+void bind_cross_entropy(SlotBase& slot, const LayerOps& layer) {
+  const auto forward =
+      forward_of(regular_ops(layer, Gradients::kContiguous), static_cast<CrossEntropyForward*>(nullptr));
+  bind_slot<CrossEntropyForward>(
+      slot, [forward](const Tensor& logits, const Tensor& target, const CrossEntropyOptions& options) {
+        return with_weights(target, options, [&](const CrossEntropyOptions& o) { return forward(logits, target, o); });
+      });
+}
+
+}  // namespace
+
+std::vector<Contract> loss_contracts() {
+  constexpr ExampleSize small = {.rows = 128, .dim = 576, .out = 2048}, large = {.rows = 512, .dim = 576, .out = 49152};
+  const std::string options = "int ignore_index, float label_smoothing, float softcap, float z_loss, str reduction",
+                    weights = ", Tensor? class_weight=None, bool token_scaling=False", loss = options + weights,
+                    train_options = options + ", bool float32_dweight=False, int chunk_bytes=0" + weights,
+                    hidden = "Tensor hidden, Tensor weight, Tensor? bias, Tensor target, ";
+  return {
+      {"cross_entropy/1",
+       {{"forward", "(Tensor logits, Tensor target, " + loss + ") -> Tensor"},
+        {"forward_train", "(Tensor logits, Tensor target, " + loss + ") -> (Tensor loss, Tensor lse)"},
+        {"forward_train_inplace", "(Tensor(a!) logits, Tensor target, " + loss + ") -> (Tensor loss, Tensor lse)"},
+        {"backward", "(Tensor dloss, Tensor logits, Tensor target, Tensor lse, " + loss + ") -> Tensor dlogits"}},
+       bind_cross_entropy,
+       cross_entropy_example,
+       small,
+       large},
+      {"linear_cross_entropy/1",
+       {{"forward", "(" + hidden + options + ", int chunk_bytes=0" + weights + ") -> Tensor"},
+        {"forward_train",
+         "(" + hidden + train_options +
+             ", bool predict=False) -> (Tensor loss, Tensor lse, Tensor dhidden, Tensor dweight, Tensor dbias, "
+             "Tensor predicted)"},
+        {"backward", "(Tensor dloss, " + hidden + "Tensor lse, " + train_options +
+                         ") -> (Tensor dhidden, Tensor dweight, Tensor dbias)"}},
+       bind_linear_cross_entropy,
+       linear_cross_entropy_example,
+       small,
+       large},
+  };
+}
+
+}  // namespace binding
+}  // namespace hotswap

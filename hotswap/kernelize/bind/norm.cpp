@@ -22,8 +22,6 @@ Tensor exact_rms_norm(const Tensor& x, const Tensor& weight, double eps, double 
   return x * (x.pow(2).mean(-1, /*keepdim=*/true) + eps).rsqrt() * (weight + offset);
 }
 
-}  // namespace
-
 Result<Example> rms_norm_example(const std::string&, const ExampleSize& size) {
   return make_example<RmsNormForward>(
       stock::rms_norm, {random({size.rows, size.dim}), random({size.dim}), kEps, 0.0, kCasting}, exact_rms_norm);
@@ -42,6 +40,40 @@ Result<Example> add_rms_norm_example(const std::string&, const ExampleSize& size
 Result<Example> layer_norm_example(const std::string&, const ExampleSize& size) {
   return make_example<LayerNormForward>(stock::layer_norm,
                                         {random({size.rows, size.dim}), random({size.dim}), random({size.dim}), kEps});
+}
+
+}  // namespace
+
+std::vector<Contract> norm_contracts() {
+  return {
+      {"rms_norm/1",
+       {{"forward", "(Tensor x, Tensor weight, float eps, float offset, str casting) -> Tensor"},
+        {"forward_train", "(Tensor x, Tensor weight, float eps, float offset, str casting) -> (Tensor y, Tensor rstd)"},
+        {"backward",
+         "(Tensor dy, Tensor x, Tensor weight, Tensor rstd, float offset, str casting) -> "
+         "(Tensor dx, Tensor dweight)"}},
+       bind_regular<RmsNormForward>,
+       rms_norm_example},
+      {"add_rms_norm/1",
+       {{"forward",
+         "(Tensor x, Tensor residual, Tensor weight, float eps, float offset, str casting) -> (Tensor y, Tensor h)"},
+        {"forward_train",
+         "(Tensor x, Tensor residual, Tensor weight, float eps, float offset, str casting) -> "
+         "(Tensor y, Tensor h, Tensor rstd)"},
+        {"backward",
+         "(Tensor dy, Tensor dh, Tensor h, Tensor weight, Tensor rstd, float offset, str casting) -> "
+         "(Tensor dx_and_residual, Tensor dweight)"}},
+       bind_regular<AddRmsNormForward>,
+       add_rms_norm_example},
+      {"layer_norm/1",
+       {{"forward", "(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor"},
+        {"forward_train", "(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor y, Tensor mean, Tensor rstd)"},
+        {"backward",
+         "(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor rstd) -> "
+         "(Tensor dx, Tensor dweight, Tensor dbias)"}},
+       bind_regular<LayerNormForward>,
+       layer_norm_example},
+  };
 }
 
 }  // namespace hotswap::binding

@@ -20,7 +20,6 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/kernelize/bind/contract.h"
-#include "hotswap/layers/forwards.h"
 #include "hotswap/layers/slot.h"
 
 namespace hotswap::binding {
@@ -38,7 +37,8 @@ const RegularOps* regular_ops(const LayerOps& layer, Gradients gradients);
 // arguments: forward's, in its order; afterwards its results.
 void run(const RegularOps& ops, Values& arguments);
 
-// The arguments of a slot's forward, as an op takes them.
+// The arguments of a slot's forward, as an op takes them. A struct of options brings its own push() beside its
+// contract, in namespace hotswap.
 template <typename T>
 void push(Values& values, const T& value) {
   values.emplace_back(value);
@@ -46,9 +46,6 @@ void push(Values& values, const T& value) {
 // An undefined tensor is how a layer without bias hands it over.
 inline void push(Values& values, const std::optional<Tensor>& tensor) {
   values.emplace_back(tensor && tensor->defined() ? c10::IValue(*tensor) : c10::IValue());
-}
-inline void push(Values& values, const CrossEntropyOptions& o) {
-  values.insert(values.end(), {o.ignore_index, o.label_smoothing, o.softcap, o.z_loss, o.reduction});
 }
 
 template <typename R>
@@ -66,7 +63,7 @@ void bind_slot(SlotBase& slot, typename Slot<Signature>::Forward forward) {
   if (auto* typed = dynamic_cast<Slot<Signature>*>(&slot)) return typed->bind(std::move(forward));
   throw Error({.wanted = cat("the slot ", slot.layer(), " to have the C++ type of its contract ", slot.contract()),
                .got = "another one",
-               .next = "see layers/forwards.h"});
+               .next = "give both the same one"});
 }
 
 template <typename R, typename... Args>

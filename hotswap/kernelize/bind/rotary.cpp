@@ -8,6 +8,7 @@
 #include "hotswap/kernelize/bind/example.h"
 
 namespace hotswap::binding {
+namespace {
 
 // q and k as a model has them: [batch, time, heads, head_dim] in memory, seen as [batch, heads, time, head_dim]
 Result<Example> rotary_example(const std::string&, const ExampleSize& size) {
@@ -21,6 +22,19 @@ Result<Example> rotary_example(const std::string&, const ExampleSize& size) {
   example.shape = cat(size.rows, "x", heads, "+", kv_heads, "x", kHeadDim);
   example.trained = 2;
   return example;
+}
+
+}  // namespace
+
+std::vector<Contract> rotary_contracts() {
+  const std::string tables = "Tensor cos, Tensor sin, int rotary_dim, bool interleaved)";
+  return {{"rotary/1",
+           {{"forward", "(Tensor q, Tensor k, " + tables + " -> (Tensor q, Tensor k)"},
+            {"forward_train", "(Tensor q, Tensor k, " + tables + " -> (Tensor q, Tensor k)"},
+            {"backward", "(Tensor dq, Tensor dk, " + tables + " -> (Tensor dq, Tensor dk)"},
+            {"forward_inplace", "(Tensor(a!) q, Tensor(b!) k, " + tables + " -> ()"}},
+           bind_regular<RotaryForward, Gradients::kRows>,
+           rotary_example}};
 }
 
 }  // namespace hotswap::binding

@@ -64,7 +64,7 @@ Scores scores_of(const Tensor& q, const Tensor& k, const Options& o) {  // [head
     scores = t * o.softcap;
   }
   const Tensor i = at::arange(kv_time - time, kv_time, at::kLong).unsqueeze(1), j = at::arange(kv_time, at::kLong);
-  if (o.slopes) scores = scores + o.slopes->to(at::kDouble).view({-1, 1, 1}) * (j - i);
+  if (o.slopes) scores = scores - o.slopes->to(at::kDouble).view({-1, 1, 1}) * (j - i).abs();
   Tensor seen = at::ones({time, kv_time}, at::kBool);
   if (o.causal) seen = seen & (j <= i);
   if (o.left >= 0) seen = seen & (j >= i - o.left);

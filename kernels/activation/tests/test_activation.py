@@ -12,6 +12,7 @@ LAYERS = {  # layer -> op, transformers' module
     "NewGELU": ("gelu_new", activations.NewGELUActivation),
     "FastGELU": ("gelu_fast", activations.FastGELUActivation),
     "QuickGELU": ("gelu_quick", activations.QuickGELUActivation),
+    "ReLUSquared": ("relu_squared", activations.ReLUSquaredActivation),
 }
 AND_MUL = {"SiluAndMul": ("silu_and_mul", "SiLU"), "GeluAndMul": ("gelu_and_mul", "GeLU"), "GeluTanhAndMul": ("gelu_tanh_and_mul", "GeluTanh")}
 

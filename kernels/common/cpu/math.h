@@ -1,4 +1,4 @@
-// exp, tanh, sigmoid, erfc for V = float or F (vec.h): branch-free, so plain loops over them vectorise too.
+// exp, tanh, sigmoid, erfc for V = float or F (vec.h), log for F: branch-free, so plain loops over them vectorise too.
 // Polynomials are minimax fits (Remez, 40 digits); the errors given are of the fit, before float32 rounding.
 #pragma once
 
@@ -81,6 +81,23 @@ template <class V>
 HOTSWAP_INLINE V exp(V x) {
   const auto e = exp_parts<Precision::kFull>(clamp(x, -104.f, 89.f));
   return scale2(e.p, e.n, e.n_bits);
+}
+// log x of normal, positive, finite x, within 2 ulp; NaN stays.
+HOTSWAP_INLINE F log(F x) {
+  const U from_root = bits(x) - 0x3f3504f3u;  // sqrt(1/2): x = 2^n (1 + f), |f| <= 0.42
+  const F n = __builtin_convertvector((I)from_root >> 23, F);
+  const F f = as_float((from_root & 0x7fffffu) + 0x3f3504f3u) - 1.f;
+  F q = splat<F>(-0.0763450712f);  // (log(1 + f) - f + f^2 / 2) / f^3: 6e-9 of log(1 + f)
+  q = q * f + 0.12761579f;
+  q = q * f + -0.131601796f;
+  q = q * f + 0.142017573f;
+  q = q * f + -0.166233569f;
+  q = q * f + 0.200012267f;
+  q = q * f + -0.250008196f;
+  q = q * f + 0.333333313f;
+  const F s = f * f;
+  const F r = (n * -2.12194440e-4f + (q * f * s - 0.5f * s)) + f + n * 0.693359375f;
+  return select((I)(x != x), x, r);
 }
 // e^x with x taken as the nearest of [-87, 87]; NaN stays.
 template <Precision kPrecision = Precision::kFull, class V>

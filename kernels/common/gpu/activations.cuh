@@ -93,6 +93,20 @@ struct GeluQuick {
   }
 };
 
+struct ReluSquared {
+  static __device__ __forceinline__ float positive(float x) { return x < 0.f ? 0.f : x; }  // NaN stays
+  template <bool kCoarse>
+  static __device__ __forceinline__ float value(float x) {
+    const float r = positive(x);
+    return r * r;
+  }
+  template <bool kCoarse>
+  static __device__ __forceinline__ Both both(float x) {
+    const float r = positive(x);
+    return {r * r, r + r};
+  }
+};
+
 template <class T>
 constexpr bool kCoarseOf = sizeof(T) == 2;
 

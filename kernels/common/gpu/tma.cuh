@@ -1,5 +1,5 @@
-// The copy engine for tiles (TMA, sm_90): boxes of a tensor of four dimensions to and from shared memory, what lies
-// outside of the tensor as zeros (loads) or not at all (stores). tensor_map.h describes the tensor.
+// The copy engine (TMA, sm_90): boxes of a tensor of four dimensions to and from shared memory, what lies outside of
+// the tensor as zeros (loads) or not at all (stores). tensor_map.h describes the tensor. And bytes as they lie.
 #pragma once
 
 #include <cuda.h>
@@ -22,9 +22,23 @@ __device__ __forceinline__ void load_box(void* shared, const CUtensorMap& map, B
       : "memory");
 }
 
+// Bytes as they lie: addresses and number are multiples of 16.
+__device__ __forceinline__ void load_bytes(void* shared, const void* from, uint32_t bytes, Barrier& full) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
+               "l"(from), "r"(bytes), "r"(shared_address(&full.state))
+               : "memory");
+}
+
 __device__ __forceinline__ void store_box(const CUtensorMap& map, const void* shared, int x0, int x1, int x2, int x3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
                "r"(shared_address(shared)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+               : "memory");
+}
+// Adds float32 numbers to those in memory, as they lie.
+__device__ __forceinline__ void add_floats(float* to, const void* shared, uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(shared)), "r"(bytes)
                : "memory");
 }
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
@@ -32,6 +46,9 @@ __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.co
 __device__ __forceinline__ void wait_until_stores_have_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
+
+// Until this thread's stores and additions are in memory.
+__device__ __forceinline__ void wait_for_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // What threads wrote to shared memory becomes visible to the copy engine and to wgmma: each writer calls it, then a
 // barrier.

@@ -68,8 +68,15 @@ __device__ __forceinline__ void store_matrices(void* row, const uint32_t (&w)[4]
                : "memory");
 }
 
-// A and B in shared memory, both by rows. add: to what d holds; else d is written.
-template <class T, int N>
+// The same, each block transposed: thread t of a warp gives the address of column t % 8 of block t / 8.
+__device__ __forceinline__ void store_matrices_transposed(void* column, const uint32_t (&w)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(column)),
+               "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+               : "memory");
+}
+
+// A and B in shared memory, A by rows and B by rows or by columns. add: to what d holds; else d is written.
+template <class T, int N, bool kByColumns = false>
 __device__ __forceinline__ void multiply(float (&d)[N / 2], Operand a, Operand b, bool add) {
   if constexpr (N == 64) {
     asm volatile(
@@ -77,12 +84,12 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2], Operand a, Operand b
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.%35.%35 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
         "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, %32, %33, add, 1, 1, 0, 0;\n}"
+        "}, %32, %33, add, 1, 1, 0, %36;\n}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
           "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
           "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
           "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "l"(a), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name));
+        : "l"(a), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name), "n"(int(kByColumns)));
   } else if constexpr (N == 128) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
@@ -91,7 +98,7 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2], Operand a, Operand b
         "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
         "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
         "%62, %63"
-        "}, %64, %65, add, 1, 1, 0, 0;\n}"
+        "}, %64, %65, add, 1, 1, 0, %68;\n}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
           "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
           "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
@@ -100,7 +107,7 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2], Operand a, Operand b
           "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
           "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
           "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(a), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name));
+        : "l"(a), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name), "n"(int(kByColumns)));
   } else if constexpr (N == 160) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %82, 0;\n"
@@ -109,7 +116,7 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2], Operand a, Operand b
         "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
         "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
         "%62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-        "}, %80, %81, add, 1, 1, 0, 0;\n}"
+        "}, %80, %81, add, 1, 1, 0, %84;\n}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
           "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
           "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
@@ -120,7 +127,7 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2], Operand a, Operand b
           "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]),
           "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]),
           "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79])
-        : "l"(a), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name));
+        : "l"(a), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name), "n"(int(kByColumns)));
   } else {
     static_assert(N == 0, "wanted a width that is written down above");
   }

@@ -74,6 +74,7 @@ struct Case {
   std::function<void()> ours, theirs;
   std::function<double()> error;  // relative L2 error of ours against float64
   double tolerance;
+  double target = 0.95;  // so many times as fast as the peer: what we mean to reach
 };
 
 class Bench {
@@ -113,7 +114,8 @@ class Bench {
                     .bytes = double(c.bytes),
                     .copy_gbps = ok ? double(c.bytes) / t.copy / 1e9 : 0,
                     .error = error,
-                    .ok = ok});
+                    .ok = ok,
+                    .target = std::to_string(c.target).substr(0, 4)});
     }
   }
 

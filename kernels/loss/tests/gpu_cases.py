@@ -32,10 +32,13 @@ def cases(ops, random, names):
         logits = z.clone()
         return logits, *ops.cross_entropy_fwd_(logits, target, *mean)
 
+    everything = (-100, 0.1, 5.0, 1e-3, "mean")
+    z_weights, weights = random(50257).abs().float(), random(1000).abs().float()
     of_a_gpu = {"scale_gradient_": scaled} if "scale_gradient_" in names else {}
     return of_a_gpu | {
         "cross_entropy": lambda: ops.cross_entropy(z, target, *mean),
         "cross_entropy_fwd": lambda: ops.cross_entropy_fwd(z, target, *mean),
+        "cross_entropy_fwd, every option": lambda: ops.cross_entropy_fwd(z, target, *everything, z_weights, True),
         "cross_entropy_fwd_": in_place,
         "cross_entropy_bwd": lambda: ops.cross_entropy_bwd(one, z, target, lse, *plain),
         "linear_cross_entropy": lambda: ops.linear_cross_entropy(h, head, None, label, *mean),
@@ -44,6 +47,12 @@ def cases(ops, random, names):
         # 128 rows at a time; the first 256 of 400 in dweight's own memory.
         "linear_cross_entropy_fwd, small chunks": lambda: ops.linear_cross_entropy_fwd(
             wide, wide_head, None, wide_label, *mean, False, 1
+        ),
+        "linear_cross_entropy_fwd, every option": lambda: ops.linear_cross_entropy_fwd(
+            wide, wide_head, None, wide_label, *everything, False, 1, weights, True, True
+        ),
+        "linear_cross_entropy_fwd, class weights and predictions": lambda: ops.linear_cross_entropy_fwd(
+            wide, wide_head, None, wide_label, *plain, False, 1, weights, False, True
         ),
         "linear_cross_entropy_bwd": lambda: ops.linear_cross_entropy_bwd(one, h, head, None, label, head_lse, *mean),
     }

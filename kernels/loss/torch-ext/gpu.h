@@ -40,13 +40,15 @@ inline Incoming incoming(const Tensor& dloss, const Options& o, int64_t rows, co
   return {std::move(t), each ? data : nullptr, each ? nullptr : data};
 }
 
-inline Tensor reduced(const Tensor& row_loss, const Targets& t, const Options& o, const Device& device, Stream stream) {
-  if (o.reduction == Reduction::kNone) return row_loss;
-  Tensor out = kernels::empty({}, DType::kFloat32, device);
+inline Tensor reduced(const Tensor& row_loss, const Targets& t, int64_t vocab, const Options& o, const Device& device,
+                      Stream stream) {
+  const bool none = o.reduction == Reduction::kNone;
+  Tensor out = none ? row_loss : kernels::empty({}, DType::kFloat32, device);
   cuda::reduce({.row_loss = floats(row_loss),
                 .target = t.data,
-                .out = floats(out),
+                .out = none ? nullptr : floats(out),
                 .rows = row_loss.size(0),
+                .vocab = vocab,
                 .ignore_index = o.ignore_index,
                 .mean = o.reduction == Reduction::kMean},
                stream);
@@ -80,10 +82,12 @@ struct Wanted {
   bool gradients, float32_dweight;
   const float *dloss_rows, *dloss;  // a number a row, or one; null: 1
   const float* known_lse;           // [rows] of an earlier call, or null
+  bool predicted;
 };
 struct LinearLoss {
   Tensor loss, lse;                // reduced; [rows] float32
   Tensor dhidden, dweight, dbias;  // like hidden, weight, bias; [0] where not wanted
+  Tensor predicted;                // [rows] int64; [0] where not wanted
 };
 
 // A strided [rows, cols] window of the GPU's memory as a tensor: no dispatcher call, no autograd history.
@@ -153,6 +157,7 @@ class Linear {
   Tensor tensor(const Window& w, bool transposed = false) const { return w.tensor(dtype_, device_, transposed); }
   const float* row_scale() const { return scale_last_ ? nullptr : data_of(scale_); }
   int64_t rows_in_dweight() const;
+  void predict(int64_t first, int64_t n, const Tensor& logits, int64_t vocab_dim);
   LossRows loss_args(int64_t first, const Window& logits, int64_t n) const;
   void in_dweight(int64_t n);
   void chunk(int64_t first, int64_t n);
@@ -189,11 +194,13 @@ inline Linear::Linear(const Inputs& in, const Options& o, const Wanted& wanted, 
       size_(kernels::size_of(dtype_)),
       bytes_(wanted.chunk_bytes > 0 ? wanted.chunk_bytes : cuda::kChunkBytes) {
   check_linear(in.hidden, in.weight, in.bias);
+  check_classes(o, vocab_, device);
   if (in.bias) kernels::check_device(*in.bias, device, "linear_cross_entropy: bias");
   target_ = targets(in.target, rows_, device);
   w_ = tensor(Window{weight_.data, vocab_, dim_, weight_.stride});
   row_loss_ = kernels::empty({rows_}, DType::kFloat32, device);
   result_.lse = kernels::empty({rows_}, DType::kFloat32, device);
+  result_.predicted = empty_words(wanted.predicted ? rows_ : 0, device);
   const bool gradients = wanted.gradients;
   const bool sums_wide = gradients && wanted.float32_dweight && dtype_ != DType::kFloat32 &&
                          rows_ > cuda::chunk_rows(rows_, vocab_, size_, bytes_);
@@ -227,31 +234,35 @@ inline LinearLoss Linear::run() {
 
 inline LossRows Linear::loss_args(int64_t first, const Window& logits, int64_t n) const {
   const float* lse = wanted_.known_lse != nullptr ? wanted_.known_lse : floats(result_.lse);
-  return {.dtype = dtype_,
-          .logits = logits.data,
-          .logits_stride = logits.row_stride,
-          .dlogits = wanted_.gradients ? logits.data : nullptr,
-          .dlogits_stride = logits.row_stride,
-          .target = target_.data + first,
-          .loss = floats(row_loss_) + first,
-          .lse = const_cast<float*>(lse) + first,
-          .dloss = wanted_.dloss_rows == nullptr ? nullptr : wanted_.dloss_rows + first,
-          .grad_scale = 1.f,
-          .lse_known = wanted_.known_lse != nullptr,
-          .rows = n,
-          .vocab = vocab_,
-          .ignore_index = o_.ignore_index,
-          .label_smoothing = static_cast<float>(o_.label_smoothing),
-          .softcap = static_cast<float>(o_.softcap),
-          .z_loss = static_cast<float>(o_.z_loss)};
+  return with_options({.dtype = dtype_,
+                       .logits = logits.data,
+                       .logits_stride = logits.row_stride,
+                       .dlogits = wanted_.gradients ? logits.data : nullptr,
+                       .dlogits_stride = logits.row_stride,
+                       .target = target_.data + first,
+                       .loss = floats(row_loss_) + first,
+                       .lse = const_cast<float*>(lse) + first,
+                       .dloss = wanted_.dloss_rows == nullptr ? nullptr : wanted_.dloss_rows + first,
+                       .grad_scale = 1.f,
+                       .lse_known = wanted_.known_lse != nullptr,
+                       .rows = n,
+                       .vocab = vocab_},
+                      o_);
+}
+
+inline void Linear::predict(int64_t first, int64_t n, const Tensor& logits, int64_t vocab_dim) {
+  if (!wanted_.predicted) return;
+  Tensor words = torch::stable::narrow(result_.predicted, 0, first, n);
+  torch::stable::copy_(words, highest(logits, vocab_dim));
 }
 
 // Rows whose logits fit there: as many as hidden has columns, in whole blocks of the kernel. 0 where all rows are one
 // chunk, where dweight is not what is written in the end, and where some rows are left for chunks that are long enough
-// for GEMMs to hide dweight's way through memory.
+// for GEMMs to hide dweight's way through memory; and with the two options that its kernels do not know.
 inline int64_t Linear::rows_in_dweight() const {
   constexpr int64_t kLong = 1024;
-  const bool fits = wanted_.gradients && !wide_ && !in_.bias && vocab_ <= INT32_MAX;
+  const bool plain = !o_.token_scaling && !o_.class_sum.has_value();
+  const bool fits = wanted_.gradients && !wide_ && !in_.bias && vocab_ <= INT32_MAX && plain;
   const int64_t chunk = cuda::chunk_rows(rows_, vocab_, size_, bytes_);
   const int64_t n = std::min(rows_, dim_) / cuda::kColumnRows * cuda::kColumnRows;
   if (!fits || rows_ <= chunk || (n < rows_ && chunk >= kLong)) return 0;
@@ -265,6 +276,7 @@ inline void Linear::in_dweight(int64_t n) {
   const Window z{at(result_.dweight, vocab_ * (dim_ - n)), vocab_, n, n};
   const Tensor h = tensor(hidden_rows(0, n));
   multiply(tensor(z), w_, tensor(hidden_rows(0, n), true));
+  predict(0, n, tensor(z), 0);
   {
     const LossRows args = loss_args(0, z, n);
     const Tensor scratch = kernels::empty({cuda::column_scratch(args)}, DType::kFloat32, device_);
@@ -291,6 +303,7 @@ inline void Linear::chunk(int64_t first, int64_t n) {
     multiply_add(logits, *in_.bias, h, w_transposed);
   else
     multiply(logits, h, w_transposed);
+  predict(first, n, logits, 1);
   cuda::rows(loss_args(first, z, n), row_scale(), stream_);
   if (!wanted_.gradients) return;
   multiply(tensor(dhidden_rows(first, n)), logits, w_);
@@ -322,7 +335,7 @@ inline void Linear::finish() {
   }
   if (wide_) result_.dweight = torch::stable::to(wide_->sum(), in_.hidden.scalar_type());
   if (bias_sum_) result_.dbias = torch::stable::to(*bias_sum_, in_.hidden.scalar_type());
-  if (wanted_.known_lse == nullptr) result_.loss = reduced(row_loss_, target_, o_, device_, stream_);
+  if (wanted_.known_lse == nullptr) result_.loss = reduced(row_loss_, target_, vocab_, o_, device_, stream_);
 }
 
 }  // namespace loss::gpu

@@ -52,6 +52,7 @@ inline Tensor empty_large(std::initializer_list<int64_t> sizes, DType dtype) {
 struct LinearLoss {
   Tensor row_loss, lse;            // [rows] float32
   Tensor dhidden, dweight, dbias;  // like hidden, weight, bias; [0] where not wanted
+  Tensor predicted;                // [rows] int64, of rows that count; [0] where not wanted
 };
 
 class LinearCrossEntropy {
@@ -71,6 +72,7 @@ class LinearCrossEntropy {
     float scale;
     const float* dloss;      // [rows] or null
     const float* known_lse;  // [rows] of an earlier call, or null
+    bool predicted;
   };
   LinearLoss run(const Wanted& wanted);
 
@@ -83,6 +85,7 @@ class LinearCrossEntropy {
   };
   Window gathered(const Chunk& c);
   void losses(const Chunk& c, const Window& hidden, const Wanted& wanted, LinearLoss& result);
+  void predict(const Chunk& c, const Tensor& logits, LinearLoss& result);
   void hidden_gradient(const Chunk& c, float scale, LinearLoss& result);
   void weight_gradient(const Chunk& c, const Window& hidden, float scale, LinearLoss& result);
   void prepare_gradients(int64_t chunk, LinearLoss& result);
@@ -118,6 +121,7 @@ inline LinearCrossEntropy::LinearCrossEntropy(const Inputs& in, const Options& o
       vocab_(in.weight.size(0)),
       dim_(hidden_.cols) {
   check_linear(in.hidden, in.weight, in.bias);
+  check_classes(o, vocab_, kernels::cpu());
   targets_ = targets(in.target, rows(), vocab_, o_);
   for (int64_t row = 0; row < rows(); ++row) {
     if (targets_.data[row] != o_.ignore_index) valid_rows_.push_back(row);
@@ -130,6 +134,8 @@ inline LinearLoss LinearCrossEntropy::run(const Wanted& wanted) {
   result.lse = kernels::empty({rows()}, DType::kFloat32);
   std::memset(result.row_loss.data_ptr(), 0, sizeof(float) * rows());
   std::memset(result.lse.data_ptr(), 0, sizeof(float) * rows());
+  result.predicted = empty_words(wanted.predicted ? rows() : 0, kernels::cpu());
+  std::memset(result.predicted.data_ptr(), 0, sizeof(int64_t) * result.predicted.numel());
   const int64_t most = chunk_rows(valid(), size_, vocab_, chunk_bytes_);
   if (wanted.gradients) prepare_gradients(most, result);
   if (valid() > 0) logits_ = empty_large({most, vocab_}, dtype_);
@@ -168,6 +174,8 @@ inline void LinearCrossEntropy::losses(const Chunk& c, const Window& hidden, con
   multiply(logits, hidden.tensor(dtype_), weight.transposed().tensor(dtype_), bias_ ? *bias_ : logits, bias_ ? 1 : 0,
            1);
 
+  if (wanted.predicted) predict(c, logits, result);
+
   std::vector<int64_t> target(c.rows);
   std::vector<float> loss(c.rows), lse(c.rows), dloss(c.rows, 1.f);
   for (int64_t i = 0; i < c.rows; ++i) {
@@ -175,27 +183,30 @@ inline void LinearCrossEntropy::losses(const Chunk& c, const Window& hidden, con
     if (wanted.known_lse != nullptr) lse[i] = wanted.known_lse[c.index[i]];
     if (wanted.dloss != nullptr) dloss[i] = wanted.dloss[c.index[i]];
   }
-  run_rows({.dtype = dtype_,
-            .logits = logits_.data_ptr(),
-            .logits_stride = vocab_,
-            .dlogits = wanted.gradients ? logits_.data_ptr() : nullptr,
-            .dlogits_stride = vocab_,
-            .target = target.data(),
-            .loss = loss.data(),
-            .lse = lse.data(),
-            .dloss = dloss.data(),
-            .grad_scale = 1.f,
-            .lse_known = wanted.known_lse != nullptr,
-            .rows = c.rows,
-            .vocab = vocab_,
-            .ignore_index = o_.ignore_index,
-            .label_smoothing = static_cast<float>(o_.label_smoothing),
-            .softcap = static_cast<float>(o_.softcap),
-            .z_loss = static_cast<float>(o_.z_loss)});
+  run_rows(with_options({.dtype = dtype_,
+                         .logits = logits_.data_ptr(),
+                         .logits_stride = vocab_,
+                         .dlogits = wanted.gradients ? logits_.data_ptr() : nullptr,
+                         .dlogits_stride = vocab_,
+                         .target = target.data(),
+                         .loss = loss.data(),
+                         .lse = lse.data(),
+                         .dloss = dloss.data(),
+                         .grad_scale = 1.f,
+                         .lse_known = wanted.known_lse != nullptr,
+                         .rows = c.rows,
+                         .vocab = vocab_},
+                        o_));
   for (int64_t i = 0; i < c.rows; ++i) {
     static_cast<float*>(result.row_loss.data_ptr())[c.index[i]] = loss[i];
     static_cast<float*>(result.lse.data_ptr())[c.index[i]] = lse[i];
   }
+}
+
+inline void LinearCrossEntropy::predict(const Chunk& c, const Tensor& logits, LinearLoss& result) {
+  const Tensor found = highest(logits, 1);
+  const auto* words = static_cast<const int64_t*>(found.data_ptr());
+  for (int64_t i = 0; i < c.rows; ++i) static_cast<int64_t*>(result.predicted.data_ptr())[c.index[i]] = words[i];
 }
 
 inline void LinearCrossEntropy::prepare_gradients(int64_t chunk, LinearLoss& result) {

@@ -19,6 +19,11 @@ struct Options {
   int64_t ignore_index;
   double label_smoothing, softcap, z_loss;
   Reduction reduction;
+  bool token_scaling;
+  // [vocab] float32, and their sum where it is needed; or none. A mean divides by the number of rows that count:
+  // torch's divides by the sum of their targets' weights, which is the same of weights whose mean over these targets
+  // is 1.
+  std::optional<Tensor> class_weight, class_sum;
 };
 
 inline const Table& table() {
@@ -27,7 +32,7 @@ inline const Table& table() {
 }
 
 inline Options options(int64_t ignore_index, double label_smoothing, double softcap, double z_loss,
-                       const std::string& reduction) {
+                       const std::string& reduction, const std::optional<Tensor>& class_weight, bool token_scaling) {
   check(label_smoothing >= 0 && label_smoothing <= 1, "cross_entropy: wanted label_smoothing from 0 to 1; got ",
         label_smoothing, "; 0 switches it off");
   check(softcap >= 0 && softcap <= 3e38, "cross_entropy: wanted a finite softcap >= 0; got ", softcap,
@@ -35,10 +40,59 @@ inline Options options(int64_t ignore_index, double label_smoothing, double soft
   check(z_loss - z_loss == 0, "cross_entropy: wanted a finite z_loss; got ", z_loss, "; 0 switches it off");
   check(reduction == "mean" || reduction == "sum" || reduction == "none",
         "cross_entropy: wanted reduction mean, sum or none; got \"", reduction, "\"; pass one of these");
-  return {ignore_index, label_smoothing, softcap, z_loss,
-          reduction == "mean"  ? Reduction::kMean
-          : reduction == "sum" ? Reduction::kSum
-                               : Reduction::kNone};
+  Options o{.ignore_index = ignore_index,
+            .label_smoothing = label_smoothing,
+            .softcap = softcap,
+            .z_loss = z_loss,
+            .reduction = reduction == "mean"  ? Reduction::kMean
+                         : reduction == "sum" ? Reduction::kSum
+                                              : Reduction::kNone,
+            .token_scaling = token_scaling,
+            .class_weight = std::nullopt,
+            .class_sum = std::nullopt};
+  if (class_weight.has_value()) {
+    const Tensor& w = *class_weight;
+    o.class_weight = w.is_contiguous() ? w : torch::stable::contiguous(w);
+    if (label_smoothing != 0) o.class_sum = torch::stable::sum(w);
+  }
+  return o;
+}
+
+inline void check_classes(const Options& o, int64_t vocab, const kernels::Device& device) {
+  if (!o.class_weight.has_value()) return;
+  const Tensor& w = *o.class_weight;
+  kernels::check_device(w, device, "cross_entropy: class_weight");
+  check(w.dim() == 1 && w.size(0) == vocab && w.scalar_type() == kernels::ScalarType::Float,
+        "cross_entropy: wanted class_weight [", vocab, "] float32; got ", shape_of(w), " of torch dtype number ",
+        int(w.scalar_type()), "; one number a word of the vocabulary, cast by .float()");
+}
+
+// The rows, with what the options say.
+inline LossRows with_options(LossRows rows, const Options& o) {
+  const auto data = [](const std::optional<Tensor>& t) {
+    return t.has_value() ? static_cast<const float*>(t->data_ptr()) : nullptr;
+  };
+  rows.ignore_index = o.ignore_index;
+  rows.label_smoothing = static_cast<float>(o.label_smoothing);
+  rows.softcap = static_cast<float>(o.softcap);
+  rows.z_loss = static_cast<float>(o.z_loss);
+  rows.class_weight = data(o.class_weight);
+  rows.class_sum = data(o.class_sum);
+  rows.token_scaling = o.token_scaling;
+  return rows;
+}
+
+// The word of the highest logit in each row, int64. dim: the one of the vocabulary. Softcapping changes no order.
+inline Tensor highest(const Tensor& logits, int64_t dim) {
+  std::array<StableIValue, 3> stack{torch::stable::detail::from(logits),
+                                    torch::stable::detail::from(std::optional<int64_t>(dim)),
+                                    torch::stable::detail::from(false)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::argmax", "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+inline Tensor empty_words(int64_t rows, const kernels::Device& device) {  // [rows] int64
+  return kernels::empty_like_shape(&rows, 1, aoti_torch_dtype_int64(), device);
 }
 
 struct Targets {

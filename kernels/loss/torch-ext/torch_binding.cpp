@@ -12,7 +12,7 @@ using kernels::as_rows;
 using kernels::Device;
 using kernels::device_of;
 using kernels::Rows;
-using Bias = std::optional<Tensor>;
+using OptTensor = std::optional<Tensor>;
 
 struct Logits {
   Rows rows;  // [rows, vocab]
@@ -25,33 +25,31 @@ Logits checked(const Tensor& logits) {
           kernels::dtype_of(logits, "cross_entropy: logits")};
 }
 
-LossRows row_args(const Logits& l, const int64_t* target, const Options& o) {
-  return {.dtype = l.dtype,
-          .logits = l.rows.data,
-          .logits_stride = l.rows.stride,
-          .dlogits = nullptr,
-          .dlogits_stride = 0,
-          .target = target,
-          .loss = nullptr,
-          .lse = nullptr,
-          .dloss = nullptr,
-          .grad_scale = 1.f,
-          .lse_known = false,
-          .rows = l.rows.rows,
-          .vocab = l.rows.cols,
-          .ignore_index = o.ignore_index,
-          .label_smoothing = static_cast<float>(o.label_smoothing),
-          .softcap = static_cast<float>(o.softcap),
-          .z_loss = static_cast<float>(o.z_loss)};
+LossRows row_args(const Logits& l, const Options& o) {
+  return with_options({.dtype = l.dtype,
+                       .logits = l.rows.data,
+                       .logits_stride = l.rows.stride,
+                       .dlogits = nullptr,
+                       .dlogits_stride = 0,
+                       .target = nullptr,
+                       .loss = nullptr,
+                       .lse = nullptr,
+                       .dloss = nullptr,
+                       .grad_scale = 1.f,
+                       .lse_known = false,
+                       .rows = l.rows.rows,
+                       .vocab = l.rows.cols},
+                      o);
 }
 
 // in_place: the logits become their gradients, for dloss = 1.
 std::tuple<Tensor, Tensor> losses(const Tensor& logits, const Tensor& target, const Options& o, bool in_place) {
   const Logits l = checked(logits);
   const Device device = device_of(logits);
+  check_classes(o, l.rows.cols, device);
   Tensor loss = kernels::empty({l.rows.rows}, DType::kFloat32, device);
   Tensor lse = kernels::empty({l.rows.rows}, DType::kFloat32, device);
-  LossRows args = row_args(l, nullptr, o);
+  LossRows args = row_args(l, o);
   args.loss = static_cast<float*>(loss.data_ptr());
   args.lse = static_cast<float*>(lse.data_ptr());
   if (in_place) {
@@ -70,7 +68,7 @@ std::tuple<Tensor, Tensor> losses(const Tensor& logits, const Tensor& target, co
           std::optional<Tensor> scale;
           if (in_place) scale = gpu::factor(t, nullptr, l.rows.rows, o, device, stream);
           cuda::rows(args, gpu::data_of(scale), stream);
-          loss = gpu::reduced(loss, t, o, device, stream);
+          loss = gpu::reduced(loss, t, l.rows.cols, o, device, stream);
         },
         [] {});
     return {loss, lse};
@@ -85,29 +83,35 @@ std::tuple<Tensor, Tensor> losses(const Tensor& logits, const Tensor& target, co
 
 std::tuple<Tensor, Tensor> cross_entropy_fwd(const Tensor& logits, const Tensor& target, int64_t ignore_index,
                                              double label_smoothing, double softcap, double z_loss,
-                                             std::string reduction) {
-  return losses(logits, target, options(ignore_index, label_smoothing, softcap, z_loss, reduction), false);
+                                             std::string reduction, const OptTensor& class_weight, bool token_scaling) {
+  return losses(logits, target,
+                options(ignore_index, label_smoothing, softcap, z_loss, reduction, class_weight, token_scaling), false);
 }
 std::tuple<Tensor, Tensor> cross_entropy_fwd_in_place(const Tensor& logits, const Tensor& target, int64_t ignore_index,
                                                       double label_smoothing, double softcap, double z_loss,
-                                                      std::string reduction) {
-  return losses(logits, target, options(ignore_index, label_smoothing, softcap, z_loss, reduction), true);
+                                                      std::string reduction, const OptTensor& class_weight,
+                                                      bool token_scaling) {
+  return losses(logits, target,
+                options(ignore_index, label_smoothing, softcap, z_loss, reduction, class_weight, token_scaling), true);
 }
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& target, int64_t ignore_index, double label_smoothing,
-                     double softcap, double z_loss, std::string reduction) {
-  return std::get<0>(cross_entropy_fwd(logits, target, ignore_index, label_smoothing, softcap, z_loss, reduction));
+                     double softcap, double z_loss, std::string reduction, const OptTensor& class_weight,
+                     bool token_scaling) {
+  return std::get<0>(cross_entropy_fwd(logits, target, ignore_index, label_smoothing, softcap, z_loss, reduction,
+                                       class_weight, token_scaling));
 }
 
 Tensor cross_entropy_bwd(const Tensor& dloss, const Tensor& logits, const Tensor& target, const Tensor& lse,
                          int64_t ignore_index, double label_smoothing, double softcap, double z_loss,
-                         std::string reduction) {
-  const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
+                         std::string reduction, const OptTensor& class_weight, bool token_scaling) {
+  const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction, class_weight, token_scaling);
   const Logits l = checked(logits);
   const Device device = device_of(logits);
+  check_classes(o, l.rows.cols, device);
   const Tensor known = checked_lse(lse, l.rows.rows, device);
   Tensor dlogits = kernels::empty({l.rows.rows, l.rows.cols}, l.dtype, device);
-  LossRows args = row_args(l, nullptr, o);
+  LossRows args = row_args(l, o);
   args.dlogits = dlogits.data_ptr();
   args.dlogits_stride = l.rows.cols;
   args.lse = static_cast<float*>(known.data_ptr());
@@ -162,28 +166,39 @@ gpu::LinearLoss linear_on_gpu(const gpu::Inputs& in, const Options& o, const gpu
 }
 #endif
 
-Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Bias& bias, const Tensor& target,
+Tensor linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const OptTensor& bias, const Tensor& target,
                             int64_t ignore_index, double label_smoothing, double softcap, double z_loss,
-                            std::string reduction, int64_t chunk_bytes) {
-  const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
+                            std::string reduction, int64_t chunk_bytes, const OptTensor& class_weight,
+                            bool token_scaling) {
+  const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction, class_weight, token_scaling);
   check_chunk_bytes(chunk_bytes);
 #if defined(CUDA_KERNEL)
   if (!device_of(hidden).is_cpu())
-    return linear_on_gpu({hidden, weight, bias, target}, o, {.chunk_bytes = chunk_bytes}).loss;
+    return linear_on_gpu({hidden, weight, bias, target}, o,
+                         {.chunk_bytes = chunk_bytes,
+                          .gradients = false,
+                          .float32_dweight = false,
+                          .dloss_rows = nullptr,
+                          .dloss = nullptr,
+                          .known_lse = nullptr,
+                          .predicted = false})
+        .loss;
 #endif
   LinearCrossEntropy linear({hidden, weight, bias, target}, o, chunk_bytes);
-  const LinearLoss r = linear.run({.gradients = false, .scale = 1.f, .dloss = nullptr, .known_lse = nullptr});
+  const LinearLoss r =
+      linear.run({.gradients = false, .scale = 1.f, .dloss = nullptr, .known_lse = nullptr, .predicted = false});
   return reduce(r.row_loss, o, linear.valid());
 }
 
 // With mean and sum the gradients for dloss = 1 are made on the way: logits are made once. With none every row has a
 // gradient of its own, not known yet: backward makes the logits again. float32_dweight: dweight is summed over chunks
-// of rows in float32; the CPU always does. chunk_bytes: of logits at once; 0: what is usual there.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_fwd(
-    const Tensor& hidden, const Tensor& weight, const Bias& bias, const Tensor& target, int64_t ignore_index,
+// of rows in float32; the CPU always does. chunk_bytes: of logits at once; 0: what is usual there. predict: the word of
+// the highest logit in each row that counts.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_fwd(
+    const Tensor& hidden, const Tensor& weight, const OptTensor& bias, const Tensor& target, int64_t ignore_index,
     double label_smoothing, double softcap, double z_loss, std::string reduction, [[maybe_unused]] bool float32_dweight,
-    int64_t chunk_bytes) {
-  const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
+    int64_t chunk_bytes, const OptTensor& class_weight, bool token_scaling, bool predict) {
+  const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction, class_weight, token_scaling);
   check_chunk_bytes(chunk_bytes);
   const bool now = o.reduction != Reduction::kNone;
 #if defined(CUDA_KERNEL)
@@ -194,27 +209,34 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_fwd(
                                        .float32_dweight = float32_dweight,
                                        .dloss_rows = nullptr,
                                        .dloss = nullptr,
-                                       .known_lse = nullptr});
-    return {g.loss, g.lse, g.dhidden, g.dweight, g.dbias};
+                                       .known_lse = nullptr,
+                                       .predicted = predict});
+    return {g.loss, g.lse, g.dhidden, g.dweight, g.dbias, g.predicted};
   }
 #endif
   LinearCrossEntropy linear({hidden, weight, bias, target}, o, chunk_bytes);
-  LinearLoss r = linear.run(
-      {.gradients = now, .scale = gradient_scale(o, linear.valid()), .dloss = nullptr, .known_lse = nullptr});
+  LinearLoss r = linear.run({.gradients = now,
+                             .scale = gradient_scale(o, linear.valid()),
+                             .dloss = nullptr,
+                             .known_lse = nullptr,
+                             .predicted = predict});
   if (!now) {
     const DType dtype = kernels::dtype_of(hidden, "linear_cross_entropy: hidden");
     r.dhidden = kernels::empty({0}, dtype);
     r.dweight = kernels::empty({0}, dtype);
     r.dbias = kernels::empty({0}, dtype);
   }
-  return {reduce(r.row_loss, o, linear.valid()), r.lse, r.dhidden, r.dweight, r.dbias};
+  return {reduce(r.row_loss, o, linear.valid()), r.lse, r.dhidden, r.dweight, r.dbias, r.predicted};
 }
 
-std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_bwd(
-    const Tensor& dloss, const Tensor& hidden, const Tensor& weight, const Bias& bias, const Tensor& target,
-    const Tensor& lse, int64_t ignore_index, double label_smoothing, double softcap, double z_loss,
-    std::string reduction, [[maybe_unused]] bool float32_dweight, int64_t chunk_bytes) {
-  const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction);
+std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_bwd(const Tensor& dloss, const Tensor& hidden,
+                                                            const Tensor& weight, const OptTensor& bias,
+                                                            const Tensor& target, const Tensor& lse,
+                                                            int64_t ignore_index, double label_smoothing,
+                                                            double softcap, double z_loss, std::string reduction,
+                                                            [[maybe_unused]] bool float32_dweight, int64_t chunk_bytes,
+                                                            const OptTensor& class_weight, bool token_scaling) {
+  const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction, class_weight, token_scaling);
   check_chunk_bytes(chunk_bytes);
 #if defined(CUDA_KERNEL)
   if (const Device device = device_of(hidden); !device.is_cpu()) {
@@ -227,46 +249,48 @@ std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_bwd(
                                              .float32_dweight = float32_dweight,
                                              .dloss_rows = g.rows,
                                              .dloss = g.one,
-                                             .known_lse = gpu::floats(known)});
+                                             .known_lse = gpu::floats(known),
+                                             .predicted = false});
     return {r.dhidden, r.dweight, r.dbias};
   }
 #endif
   LinearCrossEntropy linear({hidden, weight, bias, target}, o, chunk_bytes);
   const Incoming g = incoming(dloss, o, linear.rows(), linear.valid());
   const Tensor known = checked_lse(lse, linear.rows(), kernels::cpu());
-  LinearLoss r = linear.run(
-      {.gradients = true, .scale = g.scale, .dloss = g.rows, .known_lse = static_cast<const float*>(known.data_ptr())});
+  LinearLoss r = linear.run({.gradients = true,
+                             .scale = g.scale,
+                             .dloss = g.rows,
+                             .known_lse = static_cast<const float*>(known.data_ptr()),
+                             .predicted = false});
   return {r.dhidden, r.dweight, r.dbias};
 }
 
+// Parts of the schemas.
+#define LOSS_OPTIONS "int ignore_index, float label_smoothing, float softcap, float z_loss, str reduction"
+#define LOSS_WEIGHTS "Tensor? class_weight=None, bool token_scaling=False"
+#define LOSS_LINEAR "Tensor hidden, Tensor weight, Tensor? bias, Tensor target, "
+
 constexpr std::array kOps {
-  kernels::op<&cross_entropy>(
-      "cross_entropy(Tensor logits, Tensor target, int ignore_index, float label_smoothing, "
-      "float softcap, float z_loss, str reduction) -> Tensor"),
-      kernels::op<&cross_entropy_fwd>(
-          "cross_entropy_fwd(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float softcap, "
-          "float "
-          "z_loss, str reduction) -> (Tensor loss, Tensor lse)"),
-      kernels::op<&cross_entropy_fwd_in_place>(
-          "cross_entropy_fwd_(Tensor(a!) logits, Tensor target, int ignore_index, float label_smoothing, float "
-          "softcap, "
-          "float z_loss, str reduction) -> (Tensor loss, Tensor lse)"),
+  kernels::op<&cross_entropy>("cross_entropy(Tensor logits, Tensor target, " LOSS_OPTIONS ", " LOSS_WEIGHTS
+                              ") -> Tensor"),
+      kernels::op<&cross_entropy_fwd>("cross_entropy_fwd(Tensor logits, Tensor target, " LOSS_OPTIONS ", " LOSS_WEIGHTS
+                                      ") -> (Tensor loss, Tensor lse)"),
+      kernels::op<&cross_entropy_fwd_in_place>("cross_entropy_fwd_(Tensor(a!) logits, Tensor target, " LOSS_OPTIONS
+                                               ", " LOSS_WEIGHTS ") -> (Tensor loss, Tensor lse)"),
       kernels::op<&cross_entropy_bwd>(
-          "cross_entropy_bwd(Tensor dloss, Tensor logits, Tensor target, Tensor lse, int ignore_index, float "
-          "label_smoothing, float softcap, float z_loss, str reduction) -> Tensor"),
-      kernels::op<&linear_cross_entropy>(
-          "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int ignore_index, float "
-          "label_smoothing, float softcap, float z_loss, str reduction, int chunk_bytes=0) -> Tensor"),
+          "cross_entropy_bwd(Tensor dloss, Tensor logits, Tensor target, Tensor lse, " LOSS_OPTIONS ", " LOSS_WEIGHTS
+          ") -> Tensor"),
+      kernels::op<&linear_cross_entropy>("linear_cross_entropy(" LOSS_LINEAR LOSS_OPTIONS
+                                         ", int chunk_bytes=0, " LOSS_WEIGHTS ") -> Tensor"),
       kernels::op<&linear_cross_entropy_fwd>(
-          "linear_cross_entropy_fwd(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int ignore_index, float "
-          "label_smoothing, float softcap, float z_loss, str reduction, bool float32_dweight=False, int chunk_bytes=0) "
-          "-> "
-          "(Tensor loss, Tensor lse, Tensor dhidden, Tensor dweight, Tensor dbias)"),
+          "linear_cross_entropy_fwd(" LOSS_LINEAR LOSS_OPTIONS
+          ", bool float32_dweight=False, int chunk_bytes=0, " LOSS_WEIGHTS
+          ", bool predict=False) -> (Tensor loss, "
+          "Tensor lse, Tensor dhidden, Tensor dweight, Tensor dbias, Tensor predicted)"),
       kernels::op<&linear_cross_entropy_bwd>(
           "linear_cross_entropy_bwd(Tensor dloss, Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor "
-          "lse, "
-          "int ignore_index, float label_smoothing, float softcap, float z_loss, str reduction, bool "
-          "float32_dweight=False, int chunk_bytes=0) -> (Tensor dhidden, Tensor dweight, Tensor dbias)"),
+          "lse, " LOSS_OPTIONS ", bool float32_dweight=False, int chunk_bytes=0, " LOSS_WEIGHTS
+          ") -> (Tensor dhidden, Tensor dweight, Tensor dbias)"),
 #if defined(CUDA_KERNEL)
       kernels::op<&scale_gradient>("scale_gradient_(Tensor(a!) gradient, Tensor factor) -> ()"),
 #endif

@@ -34,6 +34,11 @@ class QuickGELU(_package.Layer):
         return ops.gelu_quick(input)
 
 
+class ReLUSquared(_package.Layer):
+    def forward(self, input):
+        return ops.relu_squared(input)
+
+
 class SiluAndMul(_package.Layer):
     """silu(gate) * up, x = [gate | up] along the last dimension."""
 

@@ -76,6 +76,20 @@ class RMSNormZeroCentered(_package.Layer):
         return _rms_norm(x, self.weight, self.eps, 1.0, "gemma")
 
 
+def ones_of(x):
+    """The weight of a norm that has none: a row of numbers beside the rows of x."""
+    return x.new_ones(x.shape[-1])
+
+
+class RMSNormUnweighted(_package.Layer):
+    """Without a weight (Gemma 4's values, Llama 4's queries and keys)."""
+
+    eps: float
+
+    def forward(self, x):
+        return _rms_norm(x, ones_of(x), self.eps, 0.0, "gemma")
+
+
 class AddRMSNorm(_package.Layer):
     """(RMSNorm(h), h) with h = hidden_states + residual."""
 
@@ -86,12 +100,27 @@ class AddRMSNorm(_package.Layer):
         return ops.add_rms_norm_fwd(hidden_states, residual, self.weight, self.variance_epsilon, 0.0, "llama")[:2]
 
 
+def _layer_norm(x, weight, bias, eps):
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return ops.layer_norm_fwd(x, weight, bias, eps)[0]
+    return ops.layer_norm(x, weight, bias, eps)
+
+
 class LayerNorm(_package.Layer):
     weight: torch.Tensor
     bias: torch.Tensor
     eps: float
 
     def forward(self, input):
-        if torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad):
-            return ops.layer_norm_fwd(input, self.weight, self.bias, self.eps)[0]
-        return ops.layer_norm(input, self.weight, self.bias, self.eps)
+        return _layer_norm(input, self.weight, self.bias, self.eps)
+
+
+class LayerNormZeroCentered(_package.Layer):
+    """Scales by 1 + weight (Nemotron), added in the weight's own type."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    eps: float
+
+    def forward(self, input):
+        return _layer_norm(input, self.weight + 1, self.bias, self.eps)

@@ -1,3 +1,5 @@
+import torch
+
 from . import _package
 from ._ops import ops
 
@@ -10,6 +12,19 @@ def along(unsqueeze_dim, q, k, cos, rotate):
         raise ValueError(f"wanted unsqueeze_dim 1, 2, or 0 for tables [time, dim]; got {unsqueeze_dim}, {cos.dim()} dims")
     q, k = rotate(q.transpose(1, 2), k.transpose(1, 2))
     return q.transpose(1, 2), k.transpose(1, 2)
+
+
+def of_sections(table, sections):
+    """[3, batch, time, dim], of time, height and width, to the one table [batch, time, dim] of both halves of a head: so many
+    pairs by each."""
+    parts = table.split([*sections, *sections], dim=-1)
+    return torch.cat([part[i % len(sections)] for i, part in enumerate(parts)], dim=-1)
+
+
+def turned_by_time(q, k, angles):
+    """q, k [batch, time, heads, dim], pairs beside each other, times complex angles [1 or batch, time, dim / 2] (Llama 4)."""
+    rotate = lambda q, k: ops.rotary(q, k, angles.real, angles.imag, q.shape[-1], True)  # noqa: E731
+    return along(2, q, k, angles, rotate)
 
 
 class rotary_pos_emb(_package.Layer):

@@ -1,0 +1,143 @@
+"""Generation on a GPU: the C++ host and transformers, stock and swapped, the same random weights, greedy.
+
+    gpu_generate.py --hotswap build/bin/hotswap --packages build/packages [--batch 1,16] [--csv bench/results.csv ...]
+
+Qwen3-0.6B's shape in bfloat16; a prompt of --prompt tokens, then --new-tokens more; of prefill the prompt alone. Each line is a
+process of its own. "compile" is transformers with a static cache and torch.compile, whose first call is not counted.
+The first tokens of all sides must agree before anything is written; later ones part where two logits are as good as equal.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from results import Results, add_flags, gpu  # noqa: E402
+
+QWEN3 = dict(
+    model_type="qwen3", architectures=["Qwen3ForCausalLM"], vocab_size=151936, hidden_size=1024, num_hidden_layers=28,
+    num_attention_heads=16, num_key_value_heads=8, head_dim=128, intermediate_size=3072, hidden_act="silu",
+    max_position_embeddings=40960, rms_norm_eps=1e-6, rope_theta=1000000.0, tie_word_embeddings=True,
+    attention_bias=False, initializer_range=0.02, dtype="bfloat16", bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+SIDES = ("plain", "hotswap", "compile")
+
+
+def arbitrary_ids(rows: int, columns: int):
+    """As hotswap/cli/bench/model.cpp has them."""
+    import torch
+
+    ids = (torch.arange(rows * columns) * 7919 + 104729) % QWEN3["vocab_size"]
+    return ids.view(rows, columns).cuda()
+
+
+def save_model(folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(Qwen3Config(**QWEN3), dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+
+
+def transformers_side(args) -> dict:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(args.folder, dtype=torch.bfloat16, device_map="cuda").eval()
+    if args.side == "hotswap":
+        sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+        import hotswap
+
+        hotswap.kernelize(model, strict=True)
+    ids = arbitrary_ids(args.rows, args.prompt)
+    options = dict(do_sample=False, eos_token_id=None, pad_token_id=0, attention_mask=torch.ones_like(ids))
+    if args.side == "compile":
+        options["cache_implementation"] = "static"
+
+    def generate(count: int) -> tuple[float, list[int]]:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        out = model.generate(ids, max_new_tokens=count, min_new_tokens=count, **options)
+        torch.cuda.synchronize()
+        return time.perf_counter() - start, out[0, args.prompt :].tolist()
+
+    generate(args.new_tokens if args.side == "compile" else 2)
+    rates, firsts = [], []
+    for _ in range(args.repeats):
+        first, (whole, tokens) = generate(1)[0], generate(args.new_tokens)
+        firsts.append(first)
+        rates.append(args.rows * (args.new_tokens - 1) / (whole - first))
+    return {"decode": statistics.median(rates), "prefill": args.rows * args.prompt / statistics.median(firsts), "check": tokens}
+
+
+def run(command: list) -> dict:
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    if done.returncode:
+        print(f"{' '.join(str(c) for c in command)}: failed with {done.returncode}: {done.stderr[-3000:]}")
+        return {}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def host_side(args, folder: str, rows: int, kernels: bool) -> dict:
+    command = [args.hotswap, "bench", "model", "--device", "cuda", "--model", folder, "--rows", rows, "--columns", args.prompt]
+    command += ["--repeats", args.repeats, *["--use-kernels"] * kernels]
+    decode = run([*command, "--what", "decode", "--new-tokens", args.new_tokens])
+    prefill = run([*command, "--what", "prefill"])
+    if not decode or not prefill:
+        return {}
+    return {"decode": decode["value"], "prefill": prefill["value"], "check": decode["check"]}
+
+
+def main() -> None:
+    numbers = lambda text: [int(n) for n in text.split(",")]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hotswap", type=Path, required=True)
+    parser.add_argument("--packages", type=Path, required=True)
+    parser.add_argument("--batch", type=numbers, default=[1, 16])
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--sides", type=lambda s: s.split(","), default=list(SIDES), help="of transformers: " + ", ".join(SIDES))
+    add_flags(parser)
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--rows", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.side:
+        print(json.dumps(transformers_side(args)))
+        return
+    os.environ.update(HOTSWAP_PACKAGES=str(args.packages.resolve()), HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
+    report = Results(args, gpu())
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(Path(folder))
+        for rows in args.batch:
+            found = {name: host_side(args, folder, rows, name == "hotswap kernels") for name in ("hotswap stock", "hotswap kernels")}
+            sizes = ["--rows", rows, "--prompt", args.prompt, "--new-tokens", args.new_tokens, "--repeats", args.repeats]
+            python = [sys.executable, __file__, "--hotswap", args.hotswap, "--packages", args.packages, "--folder", folder, *sizes]
+            for side in args.sides:
+                found["transformers" if side == "plain" else f"transformers {side}"] = run([*python, "--side", side])
+            found = {name: one for name, one in found.items() if one}
+            for name, one in found.items():
+                print(f"batch {rows:3} {name:22} decode {one['decode']:8.1f} prefill {one['prefill']:9.0f} tokens/s, ids {one['check'][:6]}", flush=True)
+            if len({one["check"][0] for one in found.values()}) > 1:
+                sys.exit("wanted the same first token of every side; nothing is written")
+            for name in ("hotswap kernels", "transformers hotswap"):
+                for peer in set(found) - {"hotswap kernels", "transformers hotswap"}:
+                    for what in ("decode", "prefill") if name in found else ():
+                        report.add(
+                            kind="model", what=f"{what}, {name}", shape=f"Qwen3-0.6B {rows}x{args.prompt}+{args.new_tokens}", dtype="bfloat16",
+                            ours=found[name][what], peer=found[peer][what], peer_name=peer, unit="tokens/s",
+                        )  # fmt: skip
+    report.write()
+
+
+if __name__ == "__main__":
+    main()

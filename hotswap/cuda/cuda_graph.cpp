@@ -1,0 +1,59 @@
+// libhotswap_cuda.so: what of the host needs torch's CUDA headers.
+#include "hotswap/generation/cuda_graph.h"
+
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <map>
+
+namespace hotswap {
+namespace {
+
+// One a device for the life of the process: cuBLAS keeps memory for each stream that it has met.
+c10::cuda::CUDAStream side_stream(c10::DeviceIndex device) {
+  thread_local std::map<c10::DeviceIndex, c10::cuda::CUDAStream> streams;
+  return streams.try_emplace(device, c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)).first->second;
+}
+
+class TorchGraph : public CudaGraph {
+ public:
+  void warm_up(const std::function<void()>& work) override {
+    const auto before = c10::cuda::getCurrentCUDAStream();
+    const auto side = side_stream(before.device_index());
+    before.synchronize();
+    {
+      const c10::cuda::CUDAStreamGuard guard(side);
+      work();
+    }
+    side.synchronize();
+  }
+
+  void capture(const std::function<void()>& work) override {
+    const auto before = c10::cuda::getCurrentCUDAStream();
+    before.synchronize();
+    const c10::cuda::CUDAStreamGuard guard(side_stream(before.device_index()));
+    graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    try {
+      work();
+    } catch (...) {
+      try {
+        graph_.capture_end();  // the stream must leave the capture
+      } catch (const c10::Error&) {
+        // which is void: the error that made it so is the one to report
+      }
+      throw;
+    }
+    graph_.capture_end();
+  }
+
+  void replay() override { graph_.replay(); }
+
+ private:
+  at::cuda::CUDAGraph graph_;
+};
+
+}  // namespace
+}  // namespace hotswap
+
+extern "C" hotswap::CudaGraph* hotswap_make_cuda_graph() { return new hotswap::TorchGraph; }

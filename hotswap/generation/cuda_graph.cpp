@@ -1,0 +1,46 @@
+#include "hotswap/generation/cuda_graph.h"
+
+#include <dlfcn.h>
+
+#include <filesystem>
+
+#include "hotswap/base/error.h"
+
+namespace hotswap {
+namespace {
+
+using Make = CudaGraph*();
+
+// Beside libhotswap, or in lib/ beside the program's folder.
+Result<Make*> load() {
+  Dl_info self{};
+  if (dladdr(reinterpret_cast<const void*>(&make_cuda_graph), &self) == 0 || self.dli_fname == nullptr) {
+    return Reason{"this program's own place is unknown"};
+  }
+  std::error_code failed;
+  std::filesystem::path here = std::filesystem::canonical(self.dli_fname, failed);
+  if (failed || here.filename().string().find(".so") == std::string::npos) {
+    here = std::filesystem::read_symlink("/proc/self/exe");
+  }
+  std::string why;
+  for (const auto& folder : {here.parent_path(), here.parent_path().parent_path() / "lib"}) {
+    const auto file = folder / "libhotswap_cuda.so";
+    void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      why += cat(why.empty() ? "" : "; ", dlerror());
+    } else if (void* made = dlsym(library, "hotswap_make_cuda_graph")) {
+      return reinterpret_cast<Make*>(made);
+    }
+  }
+  return Reason{cat("no libhotswap_cuda.so, which is built where torch is one for CUDA: ", why)};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CudaGraph>> make_cuda_graph() {
+  static const Result<Make*> make = load();
+  if (!make) return Reason{make.why()};
+  return std::unique_ptr<CudaGraph>((*make)());
+}
+
+}  // namespace hotswap

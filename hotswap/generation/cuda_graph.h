@@ -1,0 +1,26 @@
+// A CUDA graph of torch's: launches that are recorded once and run again as one. It lives in a library of its own,
+// libhotswap_cuda.so, which is built where torch is one for CUDA; libhotswap needs no CUDA.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "hotswap/base/result.h"
+
+namespace hotswap {
+
+class CudaGraph {
+ public:
+  virtual ~CudaGraph() = default;
+  // Runs `work` as it will be captured, on a stream of its own: what libraries make once for a stream is made here.
+  virtual void warm_up(const std::function<void()>& work) = 0;
+  // Records what `work` launches, and launches nothing. Tensors made in it live as long as the graph. Throws what work
+  // throws, also c10::Error where it waits for the device.
+  virtual void capture(const std::function<void()>& work) = 0;
+  virtual void replay() = 0;
+};
+
+// A Reason where there is no such library.
+Result<std::unique_ptr<CudaGraph>> make_cuda_graph();
+
+}  // namespace hotswap

@@ -1,0 +1,101 @@
+// What a block of the sm_90a backward has: its arguments, its shared memory and its job, a tile of keys of one key
+// head. backward_loader.cuh and backward_worker.cuh are the two roles in it; backward_hopper.cuh starts them.
+#pragma once
+
+#include "kernels/attention/sequences.cuh"
+#include "kernels/common/gpu/tma.cuh"
+#include "kernels/common/gpu/warpgroup.cuh"
+
+namespace attention::gpu {
+
+// Everything that is fixed when a kernel is compiled. kDim: 64 or 128; the rest of a smaller head is zeros, which the
+// copy engine fills in. Query tiles are so high that a tile of them has 8192 numbers.
+template <class Number, int kDim_, bool kLeft_, bool kSoftcap_>
+struct BackwardTraits {
+  using T = Number;
+  static constexpr int kDim = kDim_;
+  static constexpr bool kLeft = kLeft_, kSoftcap = kSoftcap_;
+  static constexpr int kRows = 8192 / kDim, kKeys = 128, kWorkers = 2, kPanels = kDim / 64;
+  static constexpr int kStages = 2;  // of queries and dout: step i has number i % 2
+  static constexpr int kDxStages = 3;
+  // dx is computed from p as it is rounded: scores of 128 rows do not stay in registers beside dp. (Where they must,
+  // with a softcap, the compiler gives up running products beside anything.)
+  static constexpr bool kRoundedP = kRows == 128 && !kSoftcap;
+  // Sums of dq are added by the copy engine from shared memory, or by the threads: what was measured faster.
+  static constexpr bool kAddByCopyEngine = kDim == 128;
+  static constexpr int kThreads = kWarpgroup * (1 + kWorkers);
+  static constexpr int kLoaderRegisters = 24, kWorkerRegisters = 240;
+};
+
+// The work space is divided by heads, then by slots of query tiles (tiles.h), then as said here.
+struct BackwardArguments {
+  CUtensorMap q, dout, k, v;  // [batch, head, row, dim] by dimensions 3 to 0
+  void *dk, *dv;
+  const float* statistics;  // [2][kRows]: lse in exponents of two, infinity where a row sees nothing; delta
+  float* dq;                // [2][4096]: a warpgroup's sums, as its threads hold them (backward_worker.cuh)
+  int* places;              // [2]: key tiles that have added to a warpgroup's dq; null: they add in any order
+  int* counter;             // of blocks that have begun, where there are places
+  Sequences sequences;
+  TileOrder order;  // of key tiles
+  int query_slots, key_heads, group, dim, value_dim;
+  float scale;
+  float score_scale;  // of scores, in exponents of two; with softcap of tanh's
+  float cap_scale;    // softcap only: of scores in tanh
+};
+
+struct BackwardJob {
+  Sequence sequence;
+  int key_tile, key_head;
+  QueryTiles queries;  // for each of the group's heads
+
+  __device__ __forceinline__ int steps() const { return queries.end - queries.first; }
+};
+
+template <class B>
+struct BackwardMemory {
+  uint16_t k[B::kPanels][B::kKeys][64];
+  uint16_t v[B::kPanels][B::kKeys][64];
+  uint16_t q[B::kStages][B::kPanels][B::kRows][64];
+  uint16_t dout[B::kStages][B::kPanels][B::kRows][64];
+  uint16_t dx[B::kDxStages][B::kWorkers][B::kRows][64];  // [query, key] of a worker's keys
+  float dq[B::kWorkers][B::kAddByCopyEngine ? 4096 : 4];
+  float statistics[B::kStages][2][B::kRows];
+  Barrier q_full[B::kStages], q_free[B::kStages], dout_full[B::kStages], dout_free[B::kStages];
+  Barrier k_full, v_full, dx_full[B::kDxStages];
+  int index;
+  BackwardJob job;  // here and not in registers, of which the workers have none to spare
+
+  __device__ void init() {                   // one thread
+    constexpr int kWarps = 4 * B::kWorkers;  // a warp says for itself that it is done with a buffer
+    for (int i = 0; i < B::kStages; ++i) {
+      q_full[i].init(1), q_free[i].init(kWarps);
+      dout_full[i].init(1), dout_free[i].init(kWarps);
+    }
+    k_full.init(1), v_full.init(1);
+    for (Barrier& b : dx_full) b.init(kWarps);
+    publish_barriers();
+  }
+};
+
+// All threads of the block; a barrier follows. Blocks that add in an order begin in the order of a counter: who is
+// waited for has begun.
+template <class B>
+__device__ __forceinline__ void find_job(const BackwardArguments& a, BackwardMemory<B>& m) {
+  int index = blockIdx.x;
+  if (a.counter != nullptr) {
+    if (threadIdx.x == 0) m.index = atomicAdd(a.counter, 1);
+    __syncthreads();
+    index = m.index;
+  }
+  if (threadIdx.x >= 32) return;
+  const Tile tile = tile_at(a.order, index);
+  int number = tile.head / a.key_heads, key_tile = tile.row_tile;
+  if (a.sequences.packed()) number = a.sequences.find_keys(B::kKeys, tile.row_tile, key_tile);
+  const Sequence s = a.sequences.at(number, B::kRows);
+  const int key = key_tile * B::kKeys;
+  if (threadIdx.x == 0)
+    m.job = {s, key_tile, tile.head % a.key_heads,
+             query_tiles<B::kLeft>(s.band, key, key + B::kKeys, s.query_rows, B::kRows)};
+}
+
+}  // namespace attention::gpu

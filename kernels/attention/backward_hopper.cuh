@@ -1,0 +1,32 @@
+// Attention backward for sm_90a. A block has 128 keys of one key head, which stay in shared memory with their values,
+// and walks over the query rows that see them, of all query heads that share the key head: so dk and dv are sums in
+// registers. What it adds to dq goes to float32 sums in memory, which others add to as well.
+#pragma once
+
+#include "kernels/attention/backward_loader.cuh"
+#include "kernels/attention/backward_worker.cuh"
+
+namespace attention::gpu {
+
+template <class B>
+__global__ void __launch_bounds__(B::kThreads, 1) backward_kernel(const __grid_constant__ BackwardArguments a) {
+  // Panels begin at multiples of 1024 bytes (wgmma.cuh).
+  extern __shared__ __align__(1024) uint8_t raw[];
+  if (shared_address(raw) % 1024 != 0) __trap();
+  auto& m = *reinterpret_cast<BackwardMemory<B>*>(raw);
+  if (threadIdx.x == 0) {
+    prefetch(a.q), prefetch(a.k), prefetch(a.v), prefetch(a.dout);
+    m.init();
+  }
+  find_job<B>(a, m);
+  __syncthreads();
+  if (threadIdx.x < kWarpgroup) {
+    give_registers<B::kLoaderRegisters>();
+    if (threadIdx.x == 0) load_steps<B>(a, m);
+  } else {
+    take_registers<B::kWorkerRegisters>();
+    BackwardWorker<B>{a, m}.run();
+  }
+}
+
+}  // namespace attention::gpu

@@ -1,0 +1,144 @@
+// What goes over query rows before and after the sm_90a backward, memory bound: delta and lse as its steps want them
+// and zeros to add dq to; then dq from float32 sums to rows. And the sinks' gradient.
+#pragma once
+
+#include "kernels/attention/backward_block.cuh"
+#include "kernels/attention/softmax.cuh"
+
+namespace attention::gpu {
+
+constexpr int kRowThreads = 256;
+
+struct PrepareArguments {
+  const void *out, *dout;
+  const float *lse, *dlse, *sinks;
+  float *statistics, *dq, *dsinks;  // dsinks: [slots, heads], each of a tile's rows; null without sinks
+  int *places, *counter;            // null where dq is added to in any order
+  Sequences sequences;
+  int64_t dout_batch, dout_row, dout_head, out_batch, out_row, out_head;  // strides
+  int query_slots, heads, value_dim;
+};
+
+// A block for each head of each slot of query rows. Heads are next to each other in memory: so are blocks.
+template <class B>
+__global__ void __launch_bounds__(kRowThreads) backward_prepare_kernel(const PrepareArguments a) {
+  using T = typename B::T;
+  constexpr int kLanes = B::kDim / 8, kAtOnce = kRowThreads / kLanes;
+  const int slot = blockIdx.x / a.heads, head = blockIdx.x % a.heads;
+  int tile;
+  const int number = a.sequences.find_queries(B::kRows, slot, tile);
+  const Sequence s = a.sequences.at(number, B::kRows);
+  const int64_t place = int64_t{head} * a.query_slots + slot;
+  float* statistics = a.statistics + place * 2 * B::kRows;
+  const int lane = threadIdx.x % kLanes;
+  const float sink = a.sinks == nullptr ? 0.f : a.sinks[head] * kLog2e;
+  float dsink = 0.f;
+#pragma unroll
+  for (int r = threadIdx.x / kLanes; r < B::kRows; r += kAtOnce) {
+    const int row = tile * B::kRows + r;
+    const bool inside = row < s.query_rows;
+    float delta = 0.f, lse = INFINITY;
+    if (inside && 8 * lane < a.value_dim) {
+      const int64_t at = s.query_row + row;
+      float o[8], d[8];
+      unpack<T>(
+          load<8>(static_cast<const T*>(a.out) + s.batch * a.out_batch + at * a.out_row + head * a.out_head + 8 * lane),
+          o);
+      unpack<T>(load<8>(static_cast<const T*>(a.dout) + s.batch * a.dout_batch + at * a.dout_row + head * a.dout_head +
+                        8 * lane),
+                d);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) delta += o[i] * d[i];
+    }
+#pragma unroll
+    for (int o = kLanes / 2; o > 0; o /= 2) delta += __shfl_xor_sync(kAllLanes, delta, o);
+    if (lane != 0) continue;
+    if (inside) {
+      const int64_t at = (int64_t{s.batch} * a.heads + head) * a.sequences.query_rows + s.query_row + row;
+      if (a.dlse != nullptr) delta -= a.dlse[at];
+      const float exponent = a.lse[at] * kLog2e;
+      if (exponent != -INFINITY) {  // else a row that sees nothing
+        lse = exponent;
+        if (a.sinks != nullptr) dsink -= exp2_fast(sink - exponent) * delta;
+      }
+    }
+    statistics[r] = lse, statistics[B::kRows + r] = delta;
+  }
+  auto* dq = reinterpret_cast<uint4*>(a.dq + place * (B::kRows * B::kDim));
+#pragma unroll
+  for (int i = 0; i < B::kRows * B::kDim / 4 / kRowThreads; ++i)
+    dq[i * kRowThreads + threadIdx.x] = make_uint4(0, 0, 0, 0);
+  if (a.places != nullptr && threadIdx.x < 2) a.places[place * 2 + threadIdx.x] = 0;
+  if (a.counter != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *a.counter = 0;
+  if (a.sinks == nullptr) return;
+  __shared__ float sums[kRowThreads / 32];
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) dsink += __shfl_xor_sync(kAllLanes, dsink, o);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = dsink;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    float total = 0.f;
+#pragma unroll
+    for (float f : sums) total += f;
+    a.dsinks[int64_t{slot} * a.heads + head] = total;
+  }
+}
+
+// A block for each head, in a fixed order.
+static __global__ void __launch_bounds__(kRowThreads)
+    sum_dsinks_kernel(float* out, const float* parts, int slots, int heads) {
+  float sum = 0.f;
+  for (int i = threadIdx.x; i < slots; i += kRowThreads) sum += parts[int64_t{i} * heads + blockIdx.x];
+  __shared__ float sums[kRowThreads];
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  for (int n = kRowThreads / 2; n > 0; n /= 2) {
+    if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) out[blockIdx.x] = sums[0];
+}
+
+struct FinishArguments {
+  void* out;  // dq
+  const float* dq;
+  Sequences sequences;
+  int query_slots, heads, dim;
+  float scale;
+};
+
+// Blocks as of backward_prepare_kernel. A half of a block reads what a warpgroup of the backward added to.
+template <class B>
+__global__ void __launch_bounds__(kRowThreads) backward_finish_kernel(const FinishArguments a) {
+  using T = typename B::T;
+  __shared__ __align__(16) uint16_t rows[B::kRows][B::kDim + 8];
+  const int slot = blockIdx.x / a.heads, head = blockIdx.x % a.heads;
+  int tile;
+  const int number = a.sequences.find_queries(B::kRows, slot, tile);
+  const Sequence s = a.sequences.at(number, B::kRows);
+  const int left = s.query_rows - tile * B::kRows;
+  if (left <= 0) return;
+  const int half = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
+  const auto* dq =
+      reinterpret_cast<const float4*>(a.dq + ((int64_t{head} * a.query_slots + slot) * 2 + half) * 4096) + thread;
+  const int row = thread / 32 * 16 + thread % 32 / 4 + (B::kRows == 64 ? 0 : 64 * half);
+  const int column = thread % 4 * 2 + (B::kRows == 64 ? 64 * half : 0);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float4 v = dq[i * kWarpgroup];
+    *reinterpret_cast<uint32_t*>(&rows[row][column + 8 * i]) = pack_pair<T>(v.x * a.scale, v.y * a.scale);
+    *reinterpret_cast<uint32_t*>(&rows[row + 8][column + 8 * i]) = pack_pair<T>(v.z * a.scale, v.w * a.scale);
+  }
+  __syncthreads();
+  constexpr int kPieces = B::kDim / 8;
+  const int piece = threadIdx.x % kPieces;
+  const int64_t first = int64_t{s.batch} * a.sequences.query_rows + s.query_row + tile * B::kRows;
+#pragma unroll
+  for (int r = threadIdx.x / kPieces; r < B::kRows; r += kRowThreads / kPieces) {
+    if (r < left && 8 * piece < a.dim)
+      reinterpret_cast<uint4*>(a.out)[((first + r) * a.heads + head) * (a.dim / 8) + piece] =
+          *reinterpret_cast<const uint4*>(&rows[r][8 * piece]);
+  }
+}
+
+}  // namespace attention::gpu

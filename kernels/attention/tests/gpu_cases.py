@@ -1,0 +1,50 @@
+"""This package on a GPU: what tests of all packages ask of it (kernels/common/tests/test_cuda.py says what each is)."""
+
+import torch
+
+WIDE = r"forward_kernel<"
+
+# sinks, alibi_slopes, scale, causal, window_left, window_right, chunk, softcap
+CAUSAL = (None, None, 0.125, True, -1, -1, 0, 0.0)
+WINDOW = (None, None, 0.125, True, 100, -1, 0, 30.0)
+
+
+def cases(ops, random, names):
+    q, k, v = random(2, 333, 8, 64), random(2, 333, 2, 64), random(2, 333, 2, 64)
+    dout = random(2, 333, 8, 64)
+    wide = [random(1, 200, 4, 128) for _ in range(3)]
+    sinks = random(8)
+    sunk = (sinks, *CAUSAL[1:])
+    cu = torch.tensor([0, 100, 100, 333, 600], dtype=torch.int32, device=q.device)
+    packed = [t.flatten(0, 1) for t in (q, k, v)]
+    lengths = (cu, cu, None, 300, 300)
+    one, new = random(2, 1, 8, 64), [random(2, 1, 2, 64) for _ in range(2)]
+    held = torch.tensor([332, 17], dtype=torch.int32, device=q.device)
+
+    def decode():
+        caches = k.clone(), v.clone()
+        return *ops.attention_decode(one, *caches, *new, held, None, None, *CAUSAL, 0), *caches
+
+    every = {
+        "attention": lambda: ops.attention(q, k, v, *CAUSAL),
+        "attention, sinks": lambda: ops.attention(q, k, v, *sunk),
+        "attention, wide": lambda: ops.attention(*wide, *WINDOW),
+        "attention_fwd": lambda: ops.attention_fwd(q, k, v, *CAUSAL),
+        "attention_bwd": lambda: ops.attention_bwd(dout, q, k, v, *ops.attention_fwd(q, k, v, *sunk), None, *sunk, True),
+        "attention_varlen": lambda: ops.attention_varlen(*packed, *lengths, *CAUSAL),
+        "attention_varlen_fwd": lambda: ops.attention_varlen_fwd(*packed, *lengths, *CAUSAL),
+        "attention_varlen_bwd": lambda: ops.attention_varlen_bwd(
+            dout.flatten(0, 1), *packed, *ops.attention_varlen_fwd(*packed, *lengths, *CAUSAL), None, *lengths, *CAUSAL, True
+        ),
+        "attention_decode": decode,
+    }
+    return {name: call for name, call in every.items() if name.split(",")[0] in names}
+
+
+def large(ops, x, random):
+    dim, heads = 64, 8
+    rows = x.view(-1).numel() // (heads * dim) - 1
+    q, k, v = x.view(-1)[: rows * heads * dim].view(rows, 1, heads, dim), random(1, 64, heads, dim), random(1, 64, heads, dim)
+    spread = lambda t, n: t.expand(n, -1, -1, -1)
+    options = (None, None, 0.125, False, -1, -1, 0, 0.0)
+    return {"attention": (q, lambda t: ops.attention(t, spread(k, len(t)), spread(v, len(t)), *options))}

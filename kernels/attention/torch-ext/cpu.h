@@ -1,0 +1,137 @@
+// The ops where their tensors are on the CPU.
+#pragma once
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "kernels/attention/cpu/plan.h"
+#include "kernels/attention/torch-ext/arguments.h"
+
+namespace attention::cpu {
+
+inline const Table& table() {
+  static const Table& chosen = HOTSWAP_CHOOSE_TABLE(attention);
+  return chosen;
+}
+
+// A thread's own memory, kept for its next call: fresh pages would cost as much as a short call's arithmetic.
+inline float* thread_scratch(int64_t numbers) {
+  struct Free {
+    void operator()(float* memory) const { std::free(memory); }
+  };
+  thread_local std::unique_ptr<float, Free> memory;
+  thread_local int64_t held = 0;
+  if (held < numbers) {
+    constexpr size_t kLine = 64;
+    memory.reset();
+    memory.reset(static_cast<float*>(std::aligned_alloc(kLine, (size_t(numbers) * 4 + kLine - 1) / kLine * kLine)));
+    check(memory != nullptr, "attention: wanted ", numbers * 4, " bytes; got none; free some memory");
+    held = numbers;
+  }
+  return memory.get();
+}
+
+// unit(which, thread) for all units, each thread taking the next one when it is done with its last. alone: so little
+// that a second thread costs more than it brings.
+template <class Unit>
+void run_units(int64_t units, bool alone, const Unit& unit) {
+  std::atomic<int64_t> next{0};
+  const auto work = [&](int64_t thread, int64_t) {
+    for (int64_t n = next++; n < units; n = next++) unit(n, thread);
+  };
+  const int64_t threads = std::min<int64_t>(units, torch::stable::get_num_threads());
+  if (alone || threads <= 1) return work(0, 1);
+  torch::stable::parallel_for(0, threads, 1, work);
+}
+
+inline bool is_little(const Attention& a, const std::vector<Sequence>& sequences) {
+  constexpr int64_t kLittle = int64_t{1} << 20;  // products: about 20 us of one core
+  int64_t all = 0;
+  for (const Sequence& s : sequences) all += s.rows * s.keys;
+  return all * a.heads * (a.dim + a.value_dim) < kLittle;
+}
+
+inline void run_forward(Attention& a, const std::vector<Sequence>& sequences, int64_t num_splits = 0) {
+  a.sequences = sequences.data();
+  const Plan plan = plan_forward(a, int64_t(sequences.size()), num_splits);
+  const int64_t tiles = int64_t(plan.tiles.size()), streams = int64_t(plan.streams.size());
+  const bool alone = is_little(a, sequences);
+  std::optional<Tensor> memory;
+  if (plan.slots > 0) memory = kernels::empty({plan.slots * stream_part(a)}, DType::kFloat32);
+  auto* parts = plan.slots > 0 ? static_cast<float*>(memory->data_ptr()) : nullptr;
+  run_units(tiles + streams, alone, [&](int64_t n, int64_t) {
+    if (n < tiles) return table().forward(a, plan.tiles[n], thread_scratch(forward_scratch(a)));
+    table().stream(a, plan.streams[n - tiles], parts, thread_scratch(stream_scratch(a)));
+  });
+  for (const Merge& merge : plan.merges) table().merge(a, merge, parts);
+}
+
+// dsinks: [heads], or null.
+inline void run_backward(AttentionBackward& a, const std::vector<Sequence>& sequences, float* dsinks) {
+  a.sequences = sequences.data();
+  const Plan plan = plan_backward(a, int64_t(sequences.size()));
+  int64_t keys = 0;
+  for (const Sequence& s : sequences) keys = std::max(keys, s.keys);
+  const int64_t threads = torch::stable::get_num_threads(), apart = backward_part(a, keys), group = a.group();
+  const int64_t units = int64_t(plan.tiles.size());
+  Tensor memory = kernels::empty({(plan.slots + std::min(threads, units)) * apart}, DType::kFloat32);
+  auto* parts = static_cast<float*>(memory.data_ptr());
+  std::vector<double> sinks(dsinks == nullptr ? 0 : size_t(units * group));
+  const bool alone = is_little(a, sequences);
+  run_units(units, alone, [&](int64_t n, int64_t thread) {
+    const Item& item = plan.tiles[n];
+    float* part = parts + (item.slot >= 0 ? item.slot : plan.slots + thread) * apart;
+    table().backward(a, item, part, dsinks == nullptr ? nullptr : &sinks[n * group],
+                     thread_scratch(backward_scratch(a)));
+    if (item.slot < 0) table().write_gradients(a, {item.sequence, item.key_head, 0, 1}, part, apart);
+  });
+  run_units(int64_t(plan.merges.size()), alone, [&](int64_t n, int64_t) {
+    table().write_gradients(a, plan.merges[n], parts + plan.merges[n].slot * apart, apart);
+  });
+  if (dsinks == nullptr) return;
+  std::vector<double> sums(a.heads);
+  for (int64_t n = 0; n < units; ++n) {
+    for (int64_t h = 0; h < group; ++h) sums[plan.tiles[n].key_head * group + h] += sinks[n * group + h];
+  }
+  for (int64_t h = 0; h < a.heads; ++h) dsinks[h] = float(sums[h]);
+}
+
+// ---- which sequences there are
+
+inline std::vector<Sequence> dense_sequences(const Call& c) {
+  check(c.q.batch == c.k.batch, c.op, ": wanted q and k of one batch size; got ", c.q.batch, " and ", c.k.batch);
+  std::vector<Sequence> all;
+  for (int64_t b = 0; b < c.q.batch; ++b) all.push_back({b, b, 0, 0, c.q.rows, c.k.rows, nullptr});
+  return all;
+}
+
+inline std::vector<Sequence> packed_sequences(const Call& c, const Packed& p) {
+  const int64_t ends = p.cu_q.dim() == 1 ? p.cu_q.size(0) : 0;
+  check(ends >= 1, c.op, ": wanted cu_seqlens_q [sequences + 1]; got ", shape_of(p.cu_q));
+  const Tensor cu_q = as_int32(p.cu_q, ends, c.op, "cu_seqlens_q", c.device);
+  const Tensor cu_k = as_int32(p.cu_k, ends, c.op, "cu_seqlens_k", c.device);
+  std::optional<Tensor> used;
+  if (p.used_k) used = as_int32(*p.used_k, ends - 1, c.op, "seqused_k", c.device);
+  const auto *q = static_cast<const int32_t*>(cu_q.data_ptr()), *k = static_cast<const int32_t*>(cu_k.data_ptr());
+  const auto* u = used ? static_cast<const int32_t*>(used->data_ptr()) : nullptr;
+  const auto grows = [&](const int32_t* cu, int64_t rows, const char* name) {
+    bool ok = cu[0] == 0 && cu[ends - 1] <= rows;
+    for (int64_t n = 0; n + 1 < ends; ++n) ok = ok && cu[n] <= cu[n + 1];
+    check(ok, c.op, ": wanted ", name, " that begins with 0, never falls and ends at ", rows, " at most; got ", cu[0],
+          ", ..., ", cu[ends - 1], "; they are sums of the sequences' lengths");
+  };
+  grows(q, c.q.rows, "cu_seqlens_q");
+  grows(k, c.k.rows, "cu_seqlens_k");
+  std::vector<Sequence> all;
+  for (int64_t n = 0; n + 1 < ends; ++n) {
+    const int64_t keys = k[n + 1] - k[n];
+    check(u == nullptr || (u[n] >= 0 && u[n] <= keys), c.op, ": wanted seqused_k of 0 to ", keys, " for sequence ", n,
+          "; got ", u == nullptr ? 0 : u[n]);
+    all.push_back({0, 0, q[n], k[n], q[n + 1] - q[n], u == nullptr ? keys : u[n], nullptr});
+  }
+  return all;
+}
+
+}  // namespace attention::cpu

@@ -1,0 +1,98 @@
+"""The ops' gradients, and their outputs without numbers, as torch.compile asks for them."""
+
+import torch
+
+from . import _ownership, _package
+from ._ops import ops
+from ._package import like
+
+
+def _loss_and_lse(logits, target, ignore_index, label_smoothing, softcap, z_loss, reduction, *_):
+    rows = logits.shape[0]
+    loss = logits.new_empty((rows,) if reduction == "none" else (), dtype=torch.float32)
+    return loss, logits.new_empty((rows,), dtype=torch.float32)
+
+
+# ---- cross-entropy of logits
+
+
+def _setup(ctx, inputs, output):
+    logits, target, *ctx.options, class_weight, ctx.token_scaling = inputs
+    ctx.save_for_backward(logits, target, output[1], class_weight)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx, dloss, _):
+    *tensors, class_weight = ctx.saved_tensors
+    dlogits = ops.cross_entropy_bwd(dloss, *tensors, *ctx.options, class_weight, ctx.token_scaling)
+    return dlogits, *(None,) * 8
+
+
+# ---- linear cross-entropy
+
+
+def _linear_fake(hidden, weight, bias, target, ignore_index, label_smoothing, softcap, z_loss, reduction,
+                 float32_dweight=False, chunk_bytes=0, class_weight=None, token_scaling=False, predict=False):  # fmt: skip
+    none = hidden.new_empty((0,))
+    if reduction == "none":
+        gradients = (none, hidden.new_empty((0,)), hidden.new_empty((0,)))
+    else:
+        gradients = (like(hidden), like(weight), none if bias is None else like(bias))
+    predicted = target.new_empty((hidden.shape[0] if predict else 0,))
+    return (*_loss_and_lse(hidden, target, 0, 0, 0, 0, reduction), *gradients, predicted)
+
+
+def _linear_bwd_fake(dloss, hidden, weight, bias, target, *_):
+    return like(hidden), like(weight), hidden.new_empty((0,)) if bias is None else like(bias)
+
+
+def _linear_setup(ctx, inputs, output):
+    # what the backward op takes: all but whether to predict
+    hidden, weight, bias, target, *ctx.options, class_weight, ctx.token_scaling, _ = inputs
+    ctx.has_bias, ctx.by_row = bias is not None, ctx.options[4] == "none"
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # else backward is given zeros of the gradients' sizes for them
+    if ctx.by_row:
+        ctx.save_for_backward(hidden, weight, bias, target, output[1], class_weight)
+    else:
+        ctx.save_for_backward(*output[2:5])
+
+
+def scaled(gradient, dloss, in_place=False):
+    """gradient * dloss, rounded once: dloss itself in sixteen bits would be wrong by the same share for every number,
+    or infinite where a loss scaler's is meant."""
+    traced = torch.compiler.is_compiling() or type(dloss) is not torch.Tensor
+    if dloss.device.type == "cpu" and not traced:  # reading it would make a GPU wait, and cannot be traced
+        factor = dloss.item()
+        return gradient if factor == 1 else gradient.mul_(factor) if in_place else gradient * factor
+    if in_place and not traced and dloss.is_cuda:
+        ops.scale_gradient_(gradient, dloss)
+        return gradient
+    # Of one dimension, dloss takes part in type promotion, in a GPU's registers.
+    return torch.mul(gradient, dloss.reshape(1), out=torch.empty_like(gradient))
+
+
+def _linear_backward(ctx, dloss, *_):
+    if ctx.by_row:
+        *tensors, class_weight = ctx.saved_tensors
+        gradients = ops.linear_cross_entropy_bwd(dloss, *tensors, *ctx.options, class_weight, ctx.token_scaling)
+    else:
+        saved = ctx.saved_tensors  # made for dloss = 1
+        in_place = _ownership.may_overwrite(saved)
+        gradients = [scaled(g.detach() if in_place else g, dloss, in_place) for g in saved]
+    dhidden, dweight, dbias = gradients
+    return (dhidden, dweight, dbias if ctx.has_bias else None, *(None,) * 11)
+
+
+_package.register(
+    {
+        "cross_entropy": lambda *args: _loss_and_lse(*args)[0],
+        "cross_entropy_fwd": _loss_and_lse,
+        "cross_entropy_fwd_": _loss_and_lse,
+        "cross_entropy_bwd": lambda dloss, logits, *_: like(logits),
+        "linear_cross_entropy": lambda hidden, weight, bias, *rest: _loss_and_lse(hidden, *rest)[0],
+        "linear_cross_entropy_fwd": _linear_fake,
+        "linear_cross_entropy_bwd": _linear_bwd_fake,
+    },
+    {"cross_entropy_fwd": (_backward, _setup), "linear_cross_entropy_fwd": (_linear_backward, _linear_setup)},
+)

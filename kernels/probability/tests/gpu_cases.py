@@ -1,0 +1,43 @@
+"""This package on a GPU: what tests of all packages ask of it (kernels/common/tests/test_cuda.py says what each is)."""
+
+WIDE = r"(softmax_forward|softmax_backward|sparsemax_forward|divergence_of_logits|divergence_backward)<.*BFloat16, 8"
+
+
+def cases(ops, random, names):
+    x, dy, odd = random(333, 2048), random(333, 2048), random(65, 577)
+    y, sparse, odd_y = ops.softmax(x), ops.sparsemax(x), ops.softmax(odd)
+    log_q, log_p = x.float().log_softmax(-1).bfloat16(), dy.float().log_softmax(-1).bfloat16()
+    labels = (x[:, 0] > 0).long()
+    row, element = x[:, 0].float().contiguous(), x.float()
+
+    def of_logits(beta, given):
+        z = given.clone()
+        return ops.jsd_of_logits_(z, given.flip(0), beta, 2.0), z
+
+    return {
+        "softmax": lambda: ops.softmax(x),
+        "softmax, odd": lambda: ops.softmax(odd),
+        "softmax_bwd": lambda: ops.softmax_bwd(dy, y),
+        "softmax_bwd, odd": lambda: ops.softmax_bwd(odd, odd_y),
+        "sparsemax": lambda: ops.sparsemax(x),
+        "sparsemax_bwd": lambda: ops.sparsemax_bwd(dy, sparse),
+        "kl_div": lambda: ops.kl_div(log_q, y, labels, 1, False, 1e-10, False),
+        "kl_div, by element": lambda: ops.kl_div(log_q, log_p, None, 0, True, 0.0, True),
+        "kl_div_bwd": lambda: ops.kl_div_bwd(row, log_q, y, labels, 1, False, 1e-10, False),
+        "kl_div_bwd, by element": lambda: ops.kl_div_bwd(element, log_q, log_p, None, 0, True, 0.0, True),
+        "jsd": lambda: ops.jsd(log_q, log_p, None, 0, 0.3),
+        "jsd_bwd": lambda: ops.jsd_bwd(row, log_q, log_p, None, 0, 0.3),
+        "tvd": lambda: ops.tvd(y, sparse, labels, 1, False),
+        "tvd_bwd": lambda: ops.tvd_bwd(row, y, sparse, labels, 1, False),
+        "jsd_of_logits_": lambda: of_logits(0.3, x),
+        "jsd_of_logits_, forward": lambda: of_logits(0.0, x),
+        "jsd_of_logits_, reverse, odd": lambda: of_logits(1.0, odd),
+    }
+
+
+def large(ops, x, random):
+    return {
+        "softmax": (x, ops.softmax),
+        "sparsemax": (x, ops.sparsemax),
+        "jsd": (x, lambda t: ops.jsd(t, t.flip(1), None, 0, 0.3)),
+    }

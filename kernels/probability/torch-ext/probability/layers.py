@@ -1,0 +1,16 @@
+from . import _package
+from ._ops import ops
+
+
+class Softmax(_package.Layer):
+    """Over the last dimension."""
+
+    def forward(self, x):
+        return ops.softmax(x)
+
+
+class Sparsemax(_package.Layer):
+    """Over the last dimension."""
+
+    def forward(self, x):
+        return ops.sparsemax(x)

@@ -1,0 +1,218 @@
+// Schemas, checks and registrations: torch's stable ABI only. The formulas are in probability.h.
+#include <optional>
+
+#include "kernels/common/cpu/nontemporal.h"
+#include "kernels/common/torch/ops.h"
+#include "kernels/probability/probability_cuda.h"
+
+namespace probability {
+namespace {
+
+using kernels::as_rows;
+using kernels::check;
+using kernels::Device;
+using kernels::device_of;
+using kernels::dtype_of;
+using kernels::Rows;
+using kernels::Tensor;
+using Labels = std::optional<Tensor>;
+
+const Table& table() {
+  static const Table& chosen = HOTSWAP_CHOOSE_TABLE(probability);
+  return chosen;
+}
+
+constexpr int64_t kGrain = 4096;  // numbers a thread, at least: exponentials and logarithms
+
+void check_alike(const char* op, const Tensor& x, const Tensor& other, const char* x_name, const char* name) {
+  kernels::check_device(other, device_of(x), op);
+  kernels::check_same_shape(x, other, op, x_name, name);
+  check(dtype_of(other, op) == dtype_of(x, op), op, ": wanted ", name, " in the dtype of ", x_name,
+        "; got another; cast one of them");
+}
+
+// ---- softmax, sparsemax: x -> y; (dy, y) -> dx
+
+Tensor softmax_of(const char* op, bool sparse, const Tensor& x, const Tensor* dy) {
+  const DType dtype = dtype_of(x, op);
+  const Device device = device_of(x);
+  if (dy != nullptr) check_alike(op, x, *dy, "y", "dy");
+  const Rows in = as_rows(x, op, device);
+  const std::optional<Rows> gradient = dy == nullptr ? std::nullopt : std::optional(as_rows(*dy, op, device));
+  Tensor out = kernels::empty_like(x, dtype);
+  const Softmax args{.dtype = dtype,
+                     .sparse = sparse,
+                     .x = in.data,
+                     .x_stride = in.stride,
+                     .dy = gradient ? gradient->data : nullptr,
+                     .dy_stride = gradient ? gradient->stride : 0,
+                     .out = out.data_ptr(),
+                     .rows = in.rows,
+                     .cols = in.cols,
+                     .stream = kernels::wants_stream(in.rows * in.cols * kernels::size_of(dtype))};
+  kernels::run_on(
+      device, [&](auto stream) { cuda::softmax(args, stream); },
+      [&] {
+        kernels::parallel_rows(
+            in.rows, in.cols, [&](int64_t begin, int64_t end) { table().softmax(args, begin, end); }, kGrain);
+      });
+  return out;
+}
+
+template <kernels::Name kName, bool kSparse>
+Tensor forward(const Tensor& x) {
+  return softmax_of(kName.text, kSparse, x, nullptr);
+}
+template <kernels::Name kName, bool kSparse>
+Tensor backward(const Tensor& dy, const Tensor& y) {
+  return softmax_of(kName.text, kSparse, y, &dy);
+}
+
+// ---- divergences: a number a row, or one an element
+
+struct Wanted {
+  const char* op;
+  Kind kind;
+  double parameter;
+  bool by_element;
+};
+
+Tensor divergence(const Wanted& w, const Tensor& x, const Tensor& target, const Labels& labels, int64_t ignore_index,
+                  const Tensor* dloss) {
+  const DType dtype = dtype_of(x, w.op);
+  const Device device = device_of(x);
+  check_alike(w.op, x, target, "x", "target");
+  const Rows in = as_rows(x, w.op, device), other = as_rows(target, w.op, device);
+  std::optional<Tensor> label;
+  if (labels.has_value()) {
+    kernels::check_device(*labels, device, w.op);
+    check(labels->scalar_type() == kernels::ScalarType::Long && labels->dim() == 1 && labels->size(0) == in.rows, w.op,
+          ": wanted labels [", in.rows, "] as int64, one a row; got ", kernels::shape_of(*labels),
+          "; flatten and cast them");
+    label = labels->is_contiguous() ? *labels : torch::stable::contiguous(*labels);
+  }
+  Divergence args{.dtype = dtype,
+                  .kind = w.kind,
+                  .parameter = static_cast<float>(w.parameter),
+                  .x = in.data,
+                  .target = other.data,
+                  .x_stride = in.stride,
+                  .target_stride = other.stride,
+                  .label = label ? static_cast<const int64_t*>(label->data_ptr()) : nullptr,
+                  .ignore_index = ignore_index,
+                  .by_element = w.by_element,
+                  .loss = nullptr,
+                  .dloss = nullptr,
+                  .dx = nullptr,
+                  .rows = in.rows,
+                  .cols = in.cols};
+  Tensor out, given;
+  if (dloss == nullptr) {
+    out = w.by_element ? kernels::empty_like(x, DType::kFloat32) : kernels::empty({in.rows}, DType::kFloat32, device);
+    args.loss = static_cast<float*>(out.data_ptr());
+  } else {
+    kernels::check_device(*dloss, device, w.op);
+    check(dloss->scalar_type() == kernels::ScalarType::Float &&
+              dloss->numel() == (w.by_element ? in.rows * in.cols : in.rows),
+          w.op, ": wanted dloss as float32, one number ", w.by_element ? "an element" : "a row", "; got ",
+          kernels::shape_of(*dloss), "; pass the gradient of the op's output");
+    given = dloss->is_contiguous() ? *dloss : torch::stable::contiguous(*dloss);
+    args.dloss = static_cast<const float*>(given.data_ptr());
+    out = kernels::empty_like(x, dtype);
+    args.dx = out.data_ptr();
+  }
+  kernels::run_on(
+      device, [&](auto stream) { cuda::divergence(args, stream); },
+      [&] {
+        const auto run = dloss == nullptr ? table().divergence_forward : table().divergence_backward;
+        kernels::parallel_rows(
+            in.rows, in.cols, [&](int64_t begin, int64_t end) { run(args, begin, end); }, kGrain);
+      });
+  return out;
+}
+
+Wanted kl_wanted(const char* op, bool log_target, double eps, bool by_element) {
+  check(eps >= 0, op, ": wanted eps >= 0; got ", eps, "; 1e-10 is usual");
+  return {op, log_target ? Kind::kForward : Kind::kKl, eps, by_element};
+}
+Wanted jsd_wanted(const char* op, double beta) {
+  check(beta >= 0 && beta <= 1, op, ": wanted beta from 0 to 1; got ", beta, "; 0.5 is the symmetric one");
+  return {op, jsd_kind(beta), beta, false};
+}
+
+Tensor kl_div(const Tensor& x, const Tensor& target, const Labels& labels, int64_t ignore_index, bool log_target,
+              double eps, bool by_element) {
+  return divergence(kl_wanted("kl_div", log_target, eps, by_element), x, target, labels, ignore_index, nullptr);
+}
+Tensor kl_div_bwd(const Tensor& dloss, const Tensor& x, const Tensor& target, const Labels& labels,
+                  int64_t ignore_index, bool log_target, double eps, bool by_element) {
+  return divergence(kl_wanted("kl_div_bwd", log_target, eps, by_element), x, target, labels, ignore_index, &dloss);
+}
+Tensor jsd(const Tensor& x, const Tensor& target, const Labels& labels, int64_t ignore_index, double beta) {
+  return divergence(jsd_wanted("jsd", beta), x, target, labels, ignore_index, nullptr);
+}
+Tensor jsd_bwd(const Tensor& dloss, const Tensor& x, const Tensor& target, const Labels& labels, int64_t ignore_index,
+               double beta) {
+  return divergence(jsd_wanted("jsd_bwd", beta), x, target, labels, ignore_index, &dloss);
+}
+Tensor tvd(const Tensor& x, const Tensor& target, const Labels& labels, int64_t ignore_index, bool by_element) {
+  return divergence({"tvd", Kind::kTvd, 0, by_element}, x, target, labels, ignore_index, nullptr);
+}
+Tensor tvd_bwd(const Tensor& dloss, const Tensor& x, const Tensor& target, const Labels& labels, int64_t ignore_index,
+               bool by_element) {
+  return divergence({"tvd_bwd", Kind::kTvd, 0, by_element}, x, target, labels, ignore_index, &dloss);
+}
+
+// ---- jsd of the softmax of logits, whose gradients take their place
+
+Tensor jsd_of_logits(const Tensor& logits, const Tensor& target, double beta, double temperature) {
+  const char* op = "jsd_of_logits_";
+  check_alike(op, logits, target, "logits", "target");
+  check(temperature > 0, op, ": wanted a temperature > 0; got ", temperature, "; 1 leaves the logits as they are");
+  const Device device = device_of(logits);
+  const Rows in = as_rows(logits, op, device), other = as_rows(target, op, device);
+  check(in.data == logits.data_ptr(), op,
+        ": wanted logits with contiguous rows; got strides that cannot be used in place; call .contiguous()");
+  Tensor loss = kernels::empty({in.rows}, DType::kFloat32, device);
+  const OfLogits args{.dtype = dtype_of(logits, op),
+                      .kind = jsd_wanted(op, beta).kind,
+                      .beta = static_cast<float>(beta),
+                      .scale = static_cast<float>(1 / temperature),
+                      .z = in.data,
+                      .z_stride = in.stride,
+                      .target = other.data,
+                      .target_stride = other.stride,
+                      .loss = static_cast<float*>(loss.data_ptr()),
+                      .rows = in.rows,
+                      .cols = in.cols};
+  kernels::run_on(
+      device, [&](auto stream) { cuda::of_logits(args, stream); },
+      [&] {
+        kernels::parallel_rows(
+            in.rows, in.cols, [&](int64_t begin, int64_t end) { table().of_logits(args, begin, end); }, kGrain);
+      });
+  return loss;
+}
+
+constexpr std::array kOps{
+    kernels::op<&forward<kernels::Name("softmax"), false>>("softmax(Tensor x) -> Tensor"),
+    kernels::op<&backward<kernels::Name("softmax_bwd"), false>>("softmax_bwd(Tensor dy, Tensor y) -> Tensor"),
+    kernels::op<&forward<kernels::Name("sparsemax"), true>>("sparsemax(Tensor x) -> Tensor"),
+    kernels::op<&backward<kernels::Name("sparsemax_bwd"), true>>("sparsemax_bwd(Tensor dy, Tensor y) -> Tensor"),
+    kernels::op<&kl_div>("kl_div(Tensor x, Tensor target, Tensor? labels, int ignore_index, bool log_target, "
+                         "float eps, bool by_element) -> Tensor"),
+    kernels::op<&kl_div_bwd>("kl_div_bwd(Tensor dloss, Tensor x, Tensor target, Tensor? labels, int ignore_index, "
+                             "bool log_target, float eps, bool by_element) -> Tensor"),
+    kernels::op<&jsd>("jsd(Tensor x, Tensor target, Tensor? labels, int ignore_index, float beta) -> Tensor"),
+    kernels::op<&jsd_bwd>("jsd_bwd(Tensor dloss, Tensor x, Tensor target, Tensor? labels, int ignore_index, "
+                          "float beta) -> Tensor"),
+    kernels::op<&tvd>("tvd(Tensor x, Tensor target, Tensor? labels, int ignore_index, bool by_element) -> Tensor"),
+    kernels::op<&tvd_bwd>("tvd_bwd(Tensor dloss, Tensor x, Tensor target, Tensor? labels, int ignore_index, "
+                          "bool by_element) -> Tensor"),
+    kernels::op<&jsd_of_logits>("jsd_of_logits_(Tensor(a!) logits, Tensor target, float beta, float temperature) -> "
+                                "Tensor"),
+};
+const kernels::Library<kOps> library;
+
+}  // namespace
+}  // namespace probability

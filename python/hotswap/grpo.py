@@ -1,0 +1,271 @@
+"""Liger's GRPO loss and its kin (BNPO, Dr. GRPO, DAPO, CISPO, SAPO, LUSPO, VESPO; GSPO by importance_sampling_level
+"sequence") over a linear head whose logits never exist whole, or on logits. As TRL's GRPOTrainer computes them.
+
+Arguments are Liger's. `compiled`, `chunk_size` and `inplace` only choose how Liger computes: they change nothing.
+Tokens that the mask leaves out count nowhere, whatever stands there; but for LUSPO, whose mean TRL takes over all.
+"""
+
+import math
+from typing import NamedTuple, Optional
+
+import torch
+from torch import distributed, nn
+
+from hotswap.head import _loss, selected_logps, selected_loss
+
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
+
+
+class Options(NamedTuple):
+    beta: float = 0.04  # of the KL divergence from the reference
+    epsilon_low: float = 0.2
+    epsilon_high: float = 0.2
+    loss_type: str = "dapo"
+    max_completion_length: Optional[int] = None
+    importance_sampling_level: str = "token"
+    sapo_temperature_pos: float = 1.0
+    sapo_temperature_neg: float = 1.05
+    delta: Optional[float] = None
+    use_bias_correction_kl: bool = False
+    vespo_k_pos: float = 2.0
+    vespo_lambda_pos: float = 3.0
+    vespo_k_neg: float = 3.0
+    vespo_lambda_neg: float = 2.0
+
+    def check(self):
+        if self.loss_type not in LOSS_TYPES:
+            raise ValueError(f"Unknown loss type: wanted one of {', '.join(LOSS_TYPES)}; got {self.loss_type}")
+        if self.importance_sampling_level not in ("token", "sequence"):
+            got = self.importance_sampling_level
+            raise ValueError(f"Unknown importance sampling level: wanted token or sequence; got {got}")
+        if self.importance_sampling_level == "sequence" and self.loss_type in ("cispo", "sapo", "vespo"):
+            raise ValueError(
+                f"Sequence-level importance sampling is not supported for loss_type='{self.loss_type}': pass "
+                "importance_sampling_level='token'"
+            )
+        for name in ("sapo_temperature_pos", "sapo_temperature_neg", "delta"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+
+
+class Batch(NamedTuple):
+    mask: torch.Tensor  # [batch, time] float32
+    advantages: torch.Tensor  # [batch, 1]
+    old: Optional[torch.Tensor]  # [batch, time] log-probabilities when the tokens were drawn; None: those of now
+    reference: Optional[torch.Tensor]  # [batch, time]
+    ratio: Optional[torch.Tensor]  # [batch, 1 or time]: by what the drawing engine's probabilities differ
+    items: Optional[float]  # tokens that count in all of the generation's batches
+
+
+def _batch(mask, advantages, old, reference, ratio, items, keep=False):
+    if ratio is not None:
+        shapes = [(len(mask),), (len(mask), 1), tuple(mask.shape)]
+        if tuple(ratio.shape) not in shapes:
+            raise ValueError(f"wanted vllm_is_ratio of shape {shapes[0]}, {shapes[1]} or {shapes[2]}; got {tuple(ratio.shape)}")
+        ratio = ratio.float().reshape(len(mask), -1)
+    blank = lambda t: None if t is None else t.float() if keep else t.float().masked_fill(mask == 0, 0.0)
+    return Batch(mask.float(), advantages.float().reshape(-1, 1), blank(old), blank(reference), ratio, items)
+
+
+def _gamma_weight(o, b, log_ratio):
+    """VESPO's weight of a sequence, [batch, 1]: e^l w^k e^(-l w) of its importance ratio w. No gradient."""
+    least = math.log(1e-8)
+    with torch.no_grad():
+        log_w = (log_ratio.clamp(-20, 20) * b.mask).sum(-1, keepdim=True)
+        if b.ratio is not None:
+            log_w = log_w + b.ratio.log().clamp(least, 20).sum(-1, keepdim=True)
+        log_w = log_w.clamp(least, 20)
+        k = torch.where(b.advantages >= 0, o.vespo_k_pos, o.vespo_k_neg)
+        rate = torch.where(b.advantages >= 0, o.vespo_lambda_pos, o.vespo_lambda_neg).clamp(min=1e-4)
+        return (rate + k * log_w - rate * log_w.exp()).exp().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _surrogate(o, b, logps, log_ratio, log_weight):
+    """(loss of each token, which ratios are below and above their bounds); [batch, time], or [batch, 1] of sequences."""
+    weight, none = log_weight.exp(), torch.zeros_like(log_weight, dtype=torch.bool)
+    if o.loss_type == "cispo":  # the clipped weight only scales
+        return -weight.clamp(max=o.epsilon_high).detach() * b.advantages * logps, none, weight > o.epsilon_high
+    if o.loss_type == "sapo":  # a soft gate for the clip
+        t = torch.where(b.advantages > 0, o.sapo_temperature_pos, o.sapo_temperature_neg)
+        return -torch.sigmoid(t * (weight - 1)) * 4 / t * b.advantages, none, none
+    if o.loss_type == "vespo":
+        return -_gamma_weight(o, b, log_ratio) * b.advantages * logps, none, none
+    clipped = weight.clamp(1 - o.epsilon_low, 1 + o.epsilon_high)
+    bounded = weight if o.delta is None else weight.clamp(max=o.delta)
+    losses = -torch.min(bounded * b.advantages, clipped * b.advantages)
+    return losses, weight < 1 - o.epsilon_low, weight > 1 + o.epsilon_high
+
+
+def _tokens_of_a_process(b):
+    """What DAPO divides by: the tokens that count in all processes, by their number."""
+    several = distributed.is_available() and distributed.is_initialized()
+    if b.items is not None:
+        tokens = torch.as_tensor(b.items, dtype=torch.float32, device=b.mask.device)
+    else:
+        tokens = b.mask.sum()
+        if several:
+            distributed.all_reduce(tokens)
+    return (tokens / (distributed.get_world_size() if several else 1)).clamp(min=1)
+
+
+def _reduced(o, b, losses):
+    if o.loss_type in ("grpo", "sapo"):
+        return ((losses * b.mask).sum(-1) / b.mask.sum(-1).clamp(min=1)).mean()
+    if o.loss_type == "luspo":
+        return (losses * b.mask.sum(-1, keepdim=True)).mean()
+    total = (losses * b.mask).sum()
+    if o.loss_type == "bnpo":
+        return total / b.mask.sum().clamp(min=1)
+    if o.loss_type == "dr_grpo":
+        return total / (len(b.mask) * o.max_completion_length)
+    return total / _tokens_of_a_process(b)
+
+
+def _by_token(o, b, logps):
+    """[batch, time] each: loss, KL divergence from the reference (None without beta), whether clipped."""
+    log_ratio = logps - (logps.detach() if b.old is None else b.old)
+    log_weight = log_ratio
+    if o.importance_sampling_level == "sequence":
+        log_weight = (log_ratio * b.mask).sum(-1, keepdim=True) / b.mask.sum(-1, keepdim=True).clamp(min=1)
+    losses, low, high = _surrogate(o, b, logps, log_ratio, log_weight)
+    if b.ratio is not None and o.loss_type != "vespo":
+        losses = losses * b.ratio
+    kl = None
+    if o.beta != 0:
+        away = (logps.detach() if b.reference is None else b.reference) - logps
+        kl = torch.expm1(away) - away
+        if o.use_bias_correction_kl:
+            kl = kl * log_weight.exp()
+        losses = losses + o.beta * kl
+    clipped = (low & (b.advantages < 0)) | (high & (b.advantages > 0))
+    return losses.expand_as(b.mask), kl, clipped.expand_as(b.mask)
+
+
+def _loss_of(o, b, logps):
+    """(loss, mean KL divergence where there is one, share of clipped tokens)"""
+    losses, *measured = _by_token(o, b, logps)
+    tokens = b.mask.sum().clamp(min=1)
+    return _reduced(o, b, losses), *((m * b.mask).sum() / tokens for m in measured if m is not None)
+
+
+class LigerFusedLinearGRPOLoss(nn.Module):
+    def __init__(
+        self,
+        beta=0.04,
+        compiled=True,
+        use_ref_model=True,
+        chunk_size=1,
+        epsilon_low=0.2,
+        epsilon_high=0.2,
+        loss_type="dapo",
+        max_completion_length=None,
+        importance_sampling_level="token",
+        sapo_temperature_pos=1.0,
+        sapo_temperature_neg=1.05,
+        temperature=1.0,
+        delta=None,
+        use_bias_correction_kl=False,
+        vespo_k_pos=2.0,
+        vespo_lambda_pos=3.0,
+        vespo_k_neg=3.0,
+        vespo_lambda_neg=2.0,
+    ):
+        super().__init__()
+        given = locals()
+        self.options = Options(**{name: given[name] for name in Options._fields})
+        self.options.check()
+        if loss_type == "dr_grpo" and max_completion_length is None:
+            raise ValueError("max_completion_length must be provided for loss_type 'dr_grpo'")
+        self.use_ref_model, self.temperature = use_ref_model, temperature
+
+    def forward(
+        self,
+        _input,
+        lin_weight,
+        selected_token_ids,
+        attention_mask,
+        advantages,
+        bias=None,
+        ref_per_token_logps=None,
+        old_per_token_logps=None,
+        ref_input=None,
+        ref_weight=None,
+        ref_bias=None,
+        vllm_is_ratio=None,
+        num_items_in_batch=None,
+    ):
+        """_input [batch, time, dim], selected_token_ids and attention_mask [batch, time], advantages [batch]. Returns loss,
+        (mean KL divergence where beta is not 0, share of clipped tokens)."""
+        if tuple(_input.shape[:2]) != tuple(selected_token_ids.shape) or attention_mask.shape != selected_token_ids.shape:
+            got = ", ".join(str(list(t.shape)) for t in (_input, selected_token_ids, attention_mask))
+            raise ValueError(f"wanted [batch, time, dim], [batch, time] and [batch, time]; got {got}; reshape them")
+        everywhere = self.options.loss_type == "luspo"
+        target = selected_token_ids if everywhere else selected_token_ids.masked_fill(attention_mask == 0, -100)
+        reference = ref_per_token_logps if self.use_ref_model else None
+        if self.use_ref_model and reference is None and self.options.beta != 0:
+            if ref_input is None:
+                raise ValueError("wanted ref_per_token_logps or ref_input, as use_ref_model is on; got neither; pass one")
+            reference = selected_logps(ref_input, ref_weight, ref_bias, target, temperature=self.temperature)
+        batch = _batch(
+            attention_mask, advantages, old_per_token_logps, reference, vllm_is_ratio, num_items_in_batch, everywhere
+        )
+        loss, *metrics = selected_loss(
+            lambda logps: _loss_of(self.options, batch, logps), _input, lin_weight, bias, target,
+            temperature=self.temperature,
+        )  # fmt: skip
+        return loss, tuple(metrics)
+
+
+def triton_grpo_loss(
+    logits,
+    old_logp,
+    ref_logp,
+    completion_ids,
+    advantages,
+    completion_mask=None,
+    temperature=0.9,
+    beta=0.04,
+    eps_low=0.2,
+    eps_high=0.4,
+    inplace=True,
+    loss_type="dapo",
+    max_completion_length=None,
+    importance_sampling_level="token",
+    reduce=False,
+    sapo_temperature_pos=1.0,
+    sapo_temperature_neg=1.05,
+    vllm_is_ratio=None,
+    delta=None,
+    use_bias_correction_kl=False,
+    num_items_in_batch=None,
+    vespo_k_pos=2.0,
+    vespo_lambda_pos=3.0,
+    vespo_k_neg=3.0,
+    vespo_lambda_neg=2.0,
+):
+    """Liger's, by another means than its name says. logits [batch, time + 1, vocab] (the last of each is left out),
+    completion_ids [batch, time]. Returns (loss, [mean KL where beta is not 0, share of clipped]) with reduce, else each
+    token's (loss, KL, whether clipped)."""
+    if max_completion_length is None:
+        max_completion_length = completion_ids.shape[1]
+    given = {**locals(), "epsilon_low": eps_low, "epsilon_high": eps_high}
+    options = Options(**{name: given[name] for name in Options._fields})
+    options.check()
+    if beta != 0 and ref_logp is None:
+        raise ValueError("wanted ref_logp, as beta is not 0; got none; pass it, or beta=0")
+    mask = torch.ones_like(completion_ids) if completion_mask is None else completion_mask
+    everywhere = loss_type == "luspo"
+    target = completion_ids if everywhere else completion_ids.masked_fill(mask == 0, -100)
+    rows = logits[:, :-1].reshape(-1, logits.shape[-1])
+    if temperature != 1:
+        rows = rows / temperature
+    logps = -_loss.cross_entropy(rows, target.reshape(-1), reduction="none").view(target.shape)
+    batch = _batch(mask, advantages, old_logp, ref_logp, vllm_is_ratio, num_items_in_batch, everywhere)
+    if reduce:
+        loss, *metrics = _loss_of(options, batch, logps)
+        return loss, [m.detach() for m in metrics]
+    losses, *measured = _by_token(options, batch, logps)
+    return losses if everywhere else losses * batch.mask, *measured
+
+
+__all__ = ["triton_grpo_loss"]  # of liger_kernel.transformers; hotswap.chunked_loss has the others

@@ -1,0 +1,185 @@
+"""Liger's names for the losses: its arguments, our ops."""
+
+import torch
+from torch import nn
+
+from hotswap.packages import load
+
+_loss = load("loss")
+CrossEntropyOutput = _loss.CrossEntropyOutput
+
+
+def check_accum_dtype(dtype) -> bool:
+    """Whether the weight's gradient is to be summed in float32."""
+    if dtype not in (None, torch.float32):
+        raise NotImplementedError(
+            f"accum_dtype: wanted float32, or None for the weight's own; got {dtype}; there is no such sum; leave it out"
+        )
+    return dtype is torch.float32
+
+
+def liger_cross_entropy(
+    input,
+    target,
+    weight=None,
+    size_average=None,
+    ignore_index=-100,
+    reduce=None,
+    reduction="mean",
+    label_smoothing=0.0,
+    lse_square_scale=0.0,
+    softcap=None,
+    return_z_loss=False,
+    return_token_accuracy=False,
+    return_predicted_tokens=False,
+):
+    """input [rows, vocab], target [rows] -> the loss in input's dtype, as torch's, or a CrossEntropyOutput."""
+    for name, value in (("size_average", size_average), ("reduce", reduce)):
+        if value is not None:
+            raise NotImplementedError(f"liger_cross_entropy: wanted {name}=None; got {value}; say it by reduction")
+    return _loss.cross_entropy(
+        input,
+        target,
+        ignore_index,
+        label_smoothing,
+        softcap or 0.0,
+        lse_square_scale,
+        reduction,
+        class_weight=weight,
+        return_z_loss=return_z_loss,
+        return_token_accuracy=return_token_accuracy,
+        return_predicted_tokens=return_predicted_tokens,
+    )
+
+
+def liger_fused_linear_cross_entropy(
+    input,
+    weight,
+    target,
+    bias=None,
+    ce_weight=None,
+    ignore_index=-100,
+    lse_square_scale=0.0,
+    label_smoothing=0.0,
+    reduction="mean",
+    softcap=None,
+    return_z_loss=False,
+    accum_dtype=None,
+    use_token_scaling=False,
+    return_token_accuracy=False,
+    return_predicted_tokens=False,
+    chunk_mem_const=1,
+):
+    """input [rows, dim], weight [vocab, dim], target [rows] -> the loss in float32, or a CrossEntropyOutput.
+
+    accum_dtype: float32, or None for the weight's own; what the weight's gradient is summed in. chunk_mem_const says how
+    much memory Liger takes, and changes nothing here.
+    """
+    return _loss.linear_cross_entropy(
+        input,
+        weight,
+        target,
+        bias,
+        ignore_index,
+        label_smoothing,
+        softcap or 0.0,
+        lse_square_scale,
+        reduction,
+        float32_dweight=check_accum_dtype(accum_dtype),
+        class_weight=ce_weight,
+        token_scaling=use_token_scaling,
+        return_z_loss=return_z_loss,
+        return_token_accuracy=return_token_accuracy,
+        return_predicted_tokens=return_predicted_tokens,
+    )
+
+
+def _check(label_smoothing, reduction, softcap):
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"wanted label_smoothing in [0, 1]; got {label_smoothing}")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"wanted reduction mean, sum or none; got {reduction!r}")
+    if softcap is not None and softcap <= 0:
+        raise ValueError(f"wanted softcap > 0 or None; got {softcap}")
+
+
+class _Loss(nn.Module):
+    """Its options are attributes, as Liger's are: `options` names those that the function takes at each call."""
+
+    options: tuple
+
+    def __init__(self, **options):
+        super().__init__()
+        _check(options["label_smoothing"], options["reduction"], options["softcap"])
+        self.options = tuple(options)
+        for name, value in options.items():
+            setattr(self, name, value)
+
+    def _given(self):
+        return {name: getattr(self, name) for name in self.options}
+
+
+class LigerCrossEntropyLoss(_Loss):
+    def __init__(
+        self,
+        weight=None,
+        ignore_index=-100,
+        lse_square_scale=0.0,
+        label_smoothing=0.0,
+        reduction="mean",
+        softcap=None,
+        return_z_loss=False,
+        return_token_accuracy=False,
+        return_predicted_tokens=False,
+    ):
+        super().__init__(
+            weight=weight,
+            ignore_index=ignore_index,
+            lse_square_scale=lse_square_scale,
+            label_smoothing=label_smoothing,
+            reduction=reduction,
+            softcap=softcap,
+            return_z_loss=return_z_loss,
+            return_token_accuracy=return_token_accuracy,
+            return_predicted_tokens=return_predicted_tokens,
+        )
+
+    def forward(self, _input, target):
+        return liger_cross_entropy(_input, target, **self._given())
+
+
+class LigerFusedLinearCrossEntropyLoss(_Loss):
+    def __init__(
+        self,
+        ce_weight=None,
+        ignore_index=-100,
+        lse_square_scale=0.0,
+        label_smoothing=0.0,
+        reduction="mean",
+        softcap=None,
+        return_z_loss=False,
+        accum_dtype=None,
+        use_token_scaling=False,
+        return_token_accuracy=False,
+        return_predicted_tokens=False,
+    ):
+        check_accum_dtype(accum_dtype)
+        super().__init__(
+            ce_weight=ce_weight,
+            ignore_index=ignore_index,
+            lse_square_scale=lse_square_scale,
+            label_smoothing=label_smoothing,
+            reduction=reduction,
+            softcap=softcap,
+            return_z_loss=return_z_loss,
+            accum_dtype=accum_dtype,
+            use_token_scaling=use_token_scaling,
+            return_token_accuracy=return_token_accuracy,
+            return_predicted_tokens=return_predicted_tokens,
+        )
+
+    def forward(self, lin_weight, _input, target, bias=None):
+        return liger_fused_linear_cross_entropy(_input, lin_weight, target, bias, **self._given())
+
+
+LigerForCausalLMLossLayer = _loss.layers.ForCausalLMLoss

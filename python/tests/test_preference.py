@@ -1,0 +1,243 @@
+"""Preference losses over a linear head in chunks: each against its own formula on whole float64 logits."""
+
+import pytest
+import torch
+from chunked import LIMIT, Largest, close, head_and_rows, leaves, seeded, small_chunks  # noqa: F401
+from torch.nn import functional as F
+
+from hotswap import chunked_loss
+
+PAIRS, TIME, DIM, VOCAB = 3, 5, 16, 37
+
+
+def targets():
+    target = torch.randint(VOCAB, (2 * PAIRS, TIME))
+    target[::2, 3:] = target[1, 0] = -100
+    return target
+
+
+def answers(hidden, weight, bias, target, average):
+    """[answers] log-probabilities, [answers, time] those of tokens, all logits; float64."""
+    logits = F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
+    counts = target != -100
+    tokens = logits.log_softmax(-1).gather(-1, target.clamp(min=0)[..., None])[..., 0] * counts
+    return tokens.sum(-1) / (counts.sum(-1) if average else 1), tokens, logits
+
+
+def pairs(formula, average=False, nll=False, alpha=1.0, reference=None):
+    """The whole of a loss of pairs: (loss, its metrics)."""
+
+    def whole(hidden, weight, target, bias):
+        of_answers, tokens, logits = answers(hidden, weight, bias, target, average)
+        known = 0 if reference is None else answers(*reference, target, average)[0]
+        loss, *others = formula(*(of_answers - known).split(PAIRS))
+        nll_loss = -tokens[:PAIRS].sum() / (target[:PAIRS] != -100).sum() if nll else torch.tensor(0.0)
+        means = [half.mean() for half in logits.split(PAIRS)]
+        return loss + alpha * nll_loss, (*of_answers.split(PAIRS), *means, nll_loss, *others)
+
+    return whole
+
+
+def cpo(beta=0.1, eps=0.0, margin=0.0):
+    def formula(c, r):
+        d = beta * (c - r) - margin
+        return -((1 - eps) * d.sigmoid().log() + eps * (-d).sigmoid().log()).mean(), beta * c, beta * r
+
+    return formula
+
+
+def orpo(beta=0.1):
+    def formula(c, r):
+        odds = [(p.exp() / (1 - p.exp())).log() for p in (c, r)]
+        ratio = odds[0] - odds[1]
+        return -beta * ratio.sigmoid().log().mean(), beta * c, beta * r, ratio.sigmoid().log().mean(), ratio.mean()
+
+    return formula
+
+
+LOSSES = {
+    "cpo": (chunked_loss.LigerFusedLinearCPOLoss(), pairs(cpo(), nll=True)),
+    "cpo, averaged": (
+        chunked_loss.LigerFusedLinearCPOLoss(beta=0.3, alpha=0.7, label_smoothing=0.2, average_log_prob=True),
+        pairs(cpo(0.3, 0.2), average=True, nll=True, alpha=0.7),
+    ),
+    "simpo": (chunked_loss.LigerFusedLinearSimPOLoss(beta=2.0, gamma=0.4), pairs(cpo(2.0, margin=0.4), True, nll=True)),
+    "simpo, no nll": (chunked_loss.LigerFusedLinearSimPOLoss(compute_nll_loss=False), pairs(cpo(margin=0.5), average=True)),
+    "orpo": (chunked_loss.LigerFusedLinearORPOLoss(beta=0.5), pairs(orpo(0.5), average=True, nll=True)),
+    "orpo, no nll": (chunked_loss.LigerFusedLinearORPOLoss(compute_nll_loss=False), pairs(orpo(), average=True)),
+}
+
+
+def same(got, want, limit):
+    loss, metrics = got
+    close(loss, want[0], limit)
+    assert len(metrics) == len(want[1])
+    for a, b in zip(metrics, want[1], strict=True):
+        assert not a.requires_grad
+        close(a, b, limit, terms=1)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 1000])
+@pytest.mark.parametrize("dtype", LIMIT)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", LOSSES)
+def test_pairs(name, bias, dtype, rows, small_chunks):
+    module, whole = LOSSES[name]
+    hidden, weight, b = head_and_rows((2 * PAIRS, TIME), DIM, VOCAB, dtype, bias)
+    target = targets()
+    small_chunks(rows, weight)
+    got = module(weight, hidden, target, b)
+    want = whole(hidden, weight, target, b)
+    same(got, want, LIMIT[dtype])
+    learning = leaves(hidden, weight, b)
+    for a, b in zip(torch.autograd.grad(got[0] * 0.7, learning), torch.autograd.grad(want[0] * 0.7, learning), strict=True):
+        close(a, b, LIMIT[dtype])
+
+
+DPO = {
+    "sigmoid": lambda a, b, beta, eps: -F.logsigmoid(beta * (a - b)),
+    "hinge": lambda a, b, beta, eps: F.relu(1 - beta * (a - b)),
+    "exo_pair": lambda a, b, beta, eps: _exo(torch.stack([a, b]).mul(beta).log_softmax(0), eps),
+    "nca_pair": lambda a, b, beta, eps: -(
+        F.logsigmoid(beta * a) + 0.5 * F.logsigmoid(-beta * a) + 0.5 * F.logsigmoid(-beta * b)
+    ),
+    "robust": lambda a, b, beta, eps: (
+        (-(1 - eps) * F.logsigmoid(beta * (a - b)) + eps * F.logsigmoid(beta * (b - a))) / (1 - 2 * eps)
+    ),
+    "bco_pair": lambda a, b, beta, eps: -F.logsigmoid(beta * a) - F.logsigmoid(-beta * b),
+    "sppo_hard": lambda a, b, beta, eps: (a - 0.5 / beta) ** 2 + (b + 0.5 / beta) ** 2,
+    "apo_zero": lambda a, b, beta, eps: 1 - torch.sigmoid(beta * a) + torch.sigmoid(beta * b),
+    "apo_down": lambda a, b, beta, eps: torch.sigmoid(beta * a) + 1 - torch.sigmoid(beta * (a - b)),
+    "discopop": lambda a, b, beta, eps: _discopop(beta * (a - b), 0.05),
+}
+
+
+def _exo(log_q, eps):  # KL of the policy's choice from a smoothed label
+    log_p = torch.tensor([1 - eps, eps], dtype=log_q.dtype).log()[:, None]
+    return (log_q.exp() * (log_q - log_p)).sum(0)
+
+
+def _discopop(d, tau):
+    share = torch.sigmoid(d / tau)
+    return (1 - share) * -F.logsigmoid(d) + share * torch.exp(-d)
+
+
+@pytest.mark.parametrize("loss_type", DPO)
+@pytest.mark.parametrize("dtype", LIMIT)
+def test_dpo(loss_type, dtype, small_chunks):
+    hidden, weight, bias = head_and_rows((2 * PAIRS, TIME), DIM, VOCAB, dtype, True)
+    reference = [t.detach() for t in head_and_rows((2 * PAIRS, TIME), 8, VOCAB, dtype, False)[:2]] + [None]
+    target, beta, eps = targets(), 0.4, 0.1
+    small_chunks(4, weight)
+    options = dict(loss_type=loss_type, label_smoothing=eps, beta=beta, compute_nll_loss=True, alpha=0.3)
+    formula = lambda a, b: (DPO[loss_type](a, b, beta, eps).mean(), beta * a, beta * b)
+    whole = pairs(formula, nll=True, alpha=0.3, reference=reference)
+    got = chunked_loss.LigerFusedLinearDPOLoss(**options)(weight, hidden, target, bias, *reference)
+    want = whole(hidden, weight, target, bias)
+    same(got, want, LIMIT[dtype])
+    learning = [hidden, weight, bias]
+    for a, b in zip(torch.autograd.grad(got[0], learning), torch.autograd.grad(want[0], learning), strict=True):
+        close(a, b, LIMIT[dtype])
+    by_function = chunked_loss.liger_fused_linear_dpo(hidden, weight, target, bias, *reference, **options)
+    assert torch.equal(by_function[0], got[0])
+
+
+def test_without_a_reference():
+    hidden, weight, _ = head_and_rows((2 * PAIRS, TIME), DIM, VOCAB, torch.float32, False)
+    target = targets()
+    got = chunked_loss.LigerFusedLinearDPOLoss(use_ref_model=False)(weight, hidden, target)
+    formula = lambda a, b: (-F.logsigmoid(0.1 * (a - b)).mean(), 0.1 * a, 0.1 * b)
+    same(got, pairs(formula)(hidden, weight, target, None), LIMIT[torch.float32])
+
+
+def test_orpo_with_labels_of_its_own_for_nll():
+    hidden, weight, bias = head_and_rows((2 * PAIRS, TIME), DIM, VOCAB, torch.float32, True)
+    target, nll_target = targets(), torch.randint(VOCAB, (2 * PAIRS, TIME))
+    nll_target[:, 0] = -100
+    got = chunked_loss.liger_fused_linear_orpo(hidden, weight, target, bias, beta=0.5, nll_target=nll_target)
+    logits = F.linear(hidden[:PAIRS].double(), weight.double(), bias.double())
+    nll = F.cross_entropy(logits.view(-1, VOCAB), nll_target[:PAIRS].reshape(-1))
+    want = pairs(orpo(0.5), average=True)(hidden, weight, target, bias)[0] + nll
+    close(got[0], want, LIMIT[torch.float32])
+    close(got[1][4], nll, LIMIT[torch.float32])
+    learning = [hidden, weight, bias]
+    for a, b in zip(torch.autograd.grad(got[0], learning), torch.autograd.grad(want, learning), strict=True):
+        close(a, b, LIMIT[torch.float32])
+
+
+@pytest.mark.parametrize("kl", [None, 0.4, "one an answer"])
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("dtype", LIMIT)
+def test_kto(dtype, average, kl, small_chunks):
+    hidden, weight, bias = head_and_rows((5, TIME), DIM, VOCAB, dtype, True)
+    ref = [t.detach() for t in head_and_rows((5, TIME), DIM, VOCAB, dtype, True)]
+    target, good = targets()[:5], torch.tensor([True, False, False, True, True])
+    kl = torch.rand(5) if isinstance(kl, str) else None if kl is None else torch.tensor(kl)
+    small_chunks(3, weight)
+    module = chunked_loss.LigerFusedLinearKTOLoss(beta=0.3, use_ref_model=True, average_log_prob=average)
+    loss, sums = module(hidden, weight, target, bias, good, *ref, kl)
+
+    of_answers, _, logits = answers(hidden, weight, bias, target, average)
+    ratio = of_answers - answers(*ref, target, average)[0]
+    sign = torch.where(good, 1.0, -1.0)
+    want = (1 - torch.sigmoid(0.3 * sign * (ratio - (0 if kl is None else kl)))).mean()
+    close(loss, want, LIMIT[dtype])
+    halves = [x[which].sum() for x in (of_answers, logits, 0.3 * ratio) for which in (good, ~good)]
+    for a, b in zip(sums, halves, strict=True):
+        close(a, b, LIMIT[dtype], terms=20)
+    learning = [hidden, weight, bias]
+    for a, b in zip(torch.autograd.grad(loss, learning), torch.autograd.grad(want, learning), strict=True):
+        close(a, b, LIMIT[dtype])
+    again = chunked_loss.liger_fused_linear_kto(
+        hidden, weight, target, good, bias, *ref, kl, beta=0.3, average_log_prob=average
+    )
+    assert torch.equal(again[0], loss)
+
+
+def test_what_does_not_learn_has_no_gradient(small_chunks):
+    hidden, weight, _ = head_and_rows((2 * PAIRS, TIME), DIM, VOCAB, torch.float32, False)
+    target, module = targets(), chunked_loss.LigerFusedLinearCPOLoss()
+    small_chunks(4, weight)
+    both = torch.autograd.grad(module(weight, hidden, target)[0], [hidden, weight])
+    frozen = module(weight.detach(), hidden, target)[0]
+    assert torch.equal(torch.autograd.grad(frozen, hidden)[0], both[0])
+    alone = module(weight, hidden.detach(), target)[0]
+    assert torch.equal(torch.autograd.grad(alone, weight)[0], both[1])
+    with torch.no_grad():
+        assert not module(weight, hidden, target)[0].requires_grad
+        assert torch.equal(module(weight, hidden, target)[0], frozen)
+
+
+def test_an_answer_without_tokens(small_chunks):
+    hidden, weight, _ = head_and_rows((2, TIME), DIM, VOCAB, torch.float32, False)
+    target = torch.full((2, TIME), -100)
+    loss, metrics = chunked_loss.LigerFusedLinearSimPOLoss()(weight, hidden, target)
+    close(loss, -F.logsigmoid(torch.tensor(-0.5)), 1e-6)
+    assert all(not g.any() for g in torch.autograd.grad(loss, [hidden, weight]))
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_memory(learns, small_chunks):
+    hidden, weight, _ = head_and_rows((8, 64), 8, 512, torch.float32, False)
+    weight.requires_grad_(learns)
+    small_chunks(16, weight)
+    with Largest() as largest:
+        chunked_loss.LigerFusedLinearCPOLoss()(weight, hidden, torch.randint(512, (8, 64)))[0].backward()
+    assert largest.numel <= 16 * 512  # a chunk's logits; all would be 32 times as many
+
+
+def test_wrong_arguments():
+    hidden, weight, _ = head_and_rows((2 * PAIRS, TIME), DIM, VOCAB, torch.float32, False)
+    for options in (dict(loss_type="ipo"), dict(loss_type="exo_pair"), dict(loss_type="robust", label_smoothing=0.5)):
+        with pytest.raises(ValueError):
+            chunked_loss.LigerFusedLinearDPOLoss(**options)
+    with pytest.raises(ValueError, match="ref_input"):
+        chunked_loss.LigerFusedLinearDPOLoss()(weight, hidden, targets())
+    with pytest.raises(ValueError, match="got 5 in all"):
+        chunked_loss.LigerFusedLinearCPOLoss()(weight, hidden[:5], targets()[:5])
+    with pytest.raises(ValueError, match=r"wanted hidden states \[answers, time, dim\]"):
+        chunked_loss.LigerFusedLinearCPOLoss()(weight, hidden[:, 1:], targets())
+    with pytest.raises(ValueError, match="preference_labels"):
+        chunked_loss.LigerFusedLinearKTOLoss()(hidden, weight, targets())
+    with pytest.raises(ValueError, match="one width"):
+        chunked_loss.LigerFusedLinearCPOLoss()(weight[:, 1:], hidden, targets())
