@@ -83,7 +83,7 @@ class Results:
         return row
 
     def missed(self) -> list[dict]:
-        return [r for r in self.rows if isinstance(r["target"], (int, float)) and r["ratio"] < r["target"]]
+        return [r for r in self.rows if isinstance(r["target"], (int, float)) and float(r["ratio"]) < r["target"]]
 
     def write(self) -> None:
         if not self.file:

@@ -78,8 +78,9 @@ def main() -> None:
         copy_stripped(program, out / "bin" / program.name)
         libraries |= dict(carried_libraries(program))
     for library in sorted((build / "lib").glob("lib*.so*")):
-        if re.match(r"lib\w+_(cpu|cuda)\.so", library.name):
-            continue  # the packages' own; they are in packages/
+        own = re.match(r"lib(\w+)_(cpu|cuda)\.so", library.name)
+        if own and (HERE.parent / "kernels" / own[1]).is_dir():
+            continue  # a package's; it is in packages/
         libraries[library.name] = library
         libraries |= dict(carried_libraries(library))
     for name, path in libraries.items():

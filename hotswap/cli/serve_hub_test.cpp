@@ -139,6 +139,20 @@ TEST_F(ServeHub, HttpsWithACertificateOfOnesOwn) {
   EXPECT_FALSE(tokens(run_with(trusting, generate("acme/stories"))).empty());
 }
 
+TEST_F(ServeHub, AMirrorOfItIsFilledByOneCommand) {
+  Served there(program(), {file("hub").string(), "--quiet"}, file("log"));
+  const std::string mirror = "hub mirror acme/stories --type model " + file("mirror").string();
+  const Outcome first = run_with(client(there.url, "home"), mirror);
+  EXPECT_EQ(first.status, 0) << first.err;
+  expect_has(first.out, {"models/acme/stories ", " main: ", " files, "});
+  expect_has(run_with(client(there.url, "home"), mirror).out, {"here already"});
+  there.stop();
+  Served here(program(), {file("mirror").string(), "--quiet"}, file("log"));
+  EXPECT_FALSE(tokens(run_with(client(here.url, "other"), generate("acme/stories"))).empty());
+  EXPECT_EQ(run_with(client(here.url, "home"), "hub mirror " + file("mirror").string()).status, 2) << "of what?";
+  EXPECT_EQ(run_with(client(here.url, "home"), "hub mirror acme/none " + file("mirror").string()).status, 1);
+}
+
 TEST_F(ServeHub, PreparesAndEnds) {
   const Outcome prepared = run("serve-hub --prepare " + file("hub").string());
   EXPECT_EQ(prepared.status, 0) << prepared.err;

@@ -114,11 +114,20 @@ class Mirror {
     }
   }
 
+  bool trusted_there(const Repo& repo) {
+    try {
+      return hub_.publisher(repo).trusted;
+    } catch (const HubError& error) {
+      if (error.status() != 404) throw;
+      return false;  // a user's name, of whom the Hub says nothing
+    }
+  }
+
   void note_publisher(const Repo& repo) {
     const fs::path file = folder_ / "trusted_publishers.txt";
     const std::string known = fs::exists(file) ? read_file(file) : "", publisher = publisher_of(repo);
     if (cat("\n", known, "\n").find(cat("\n", publisher, "\n")) != std::string::npos) return;
-    if (hub_.publisher(repo).trusted) {
+    if (trusted_there(repo)) {
       write_file(file, cat(known, known.empty() || known.back() == '\n' ? "" : "\n", publisher, "\n"));
     } else {
       log_warning("the Hub does not call ", publisher,

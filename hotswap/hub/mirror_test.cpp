@@ -122,6 +122,14 @@ TEST_F(MirrorTest, WhatAProjectHasLocked) {
   EXPECT_FALSE(fs::exists(elsewhere / ("kernels/acme/norm/.commits/" + done.at(0).commit)));
 }
 
+TEST_F(MirrorTest, APublisherThatTheHubDoesNotTrustStaysOne) {
+  source.write("trusted_publishers.txt", "others\n");
+  mirror({.repo = kNorm, .revision = "v1"});
+  Hub fresh(client(here, other_cache));
+  EXPECT_FALSE(fresh.publisher(kNorm).trusted);
+  EXPECT_EQ(fresh.commit(kNorm, "v1").size(), 40u);
+}
+
 TEST_F(MirrorTest, WhatIsNotRightDoesNotCome) {
   Project project;
   project.trust.require_signature = {"acme/*"};

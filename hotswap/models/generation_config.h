@@ -22,7 +22,8 @@ struct GenerationConfig {
   std::optional<uint64_t> seed = std::nullopt;                      // of the sampler; unset: torch's default generator
   std::optional<std::vector<int64_t>> eos_token_id = std::nullopt;  // {}: never stop
   std::optional<int64_t> pad_token_id = std::nullopt;               // unset: the first eos
-  std::optional<std::string> cache_implementation = std::nullopt;   // "dynamic" or "static"; unset: static on a GPU, else dynamic
+  std::optional<std::string> cache_implementation =
+      std::nullopt;  // "dynamic" or "static"; unset: static on a GPU, else dynamic
 };
 
 // Of a parsed generation_config.json: only what it sets. Error on a mode that is not implemented (beams).

@@ -1,5 +1,8 @@
 // Which kernel computes what: attention on a GPU.
+#include <algorithm>
+
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/tiles.h"
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/common/gpu/tensor_map.h"
 
@@ -21,17 +24,20 @@ namespace {
 
 using namespace kernels::gpu;
 
-std::string text(const char* wanted, const std::string& got) {
-  return std::string("attention on a GPU: wanted ") + wanted + "; got " + got;
+constexpr int64_t kMost = int64_t{1} << 29;
+
+std::string text(const std::string& wanted, const std::string& got) {
+  return "attention on a GPU: wanted " + wanted + "; got " + got;
 }
 
 // What no op takes. most_dim: numbers of a head that the op's kernels are built for.
 std::string refused(const Problem& p, int64_t most_dim) {
-  constexpr int64_t kMostRows = int64_t{1} << 29, kMostTiles = int64_t{1} << 29;
+  if (const int major = attribute<cudaDevAttrComputeCapabilityMajor>(); major != 9)
+    return text("a GPU of compute capability 9.0", std::to_string(major) + ".x; use torch's attention there");
   if (p.dtype == DType::kFloat32) return text("bfloat16 or float16", "float32; use torch's attention for it");
   const auto fits = [&](int64_t dim) { return dim >= 8 && dim <= most_dim && dim % 8 == 0; };
   if (!fits(p.dim) || !fits(p.value_dim))
-    return text(("heads of 8 to " + std::to_string(most_dim) + " numbers, a multiple of 8").c_str(),
+    return text("heads of 8 to " + std::to_string(most_dim) + " numbers, a multiple of 8",
                 std::to_string(p.dim) + " and, of values, " + std::to_string(p.value_dim) + "; pad with zeros");
   if (p.key_heads < 1 || p.heads % p.key_heads != 0)
     return text("query heads in groups of equal size",
@@ -44,17 +50,24 @@ std::string refused(const Problem& p, int64_t most_dim) {
   if (!(p.scale > 0)) return text("a scale above 0", std::to_string(p.scale));
   if ((p.query_starts == nullptr) != (p.key_starts == nullptr))
     return text("starts of both queries and keys where sequences are packed", "one of the two");
-  const int64_t rows = p.query_rows > p.key_rows ? p.query_rows : p.key_rows;
-  if (rows > kMostRows || p.batch > kMostRows || (kernels::divide_up(rows, 64) + 1) * p.batch * p.heads > kMostTiles)
-    return text("at most 2^29 rows and 2^29 tiles of 64 rows",
-                std::to_string(rows) + " rows of " + std::to_string(p.batch * p.heads) + " heads");
+  const int64_t rows = std::max(p.query_rows, p.key_rows);
+  if (rows > kMost || p.batch > kMost)
+    return text("at most 2^29 rows and sequences", std::to_string(rows) + " and " + std::to_string(p.batch));
   return "";
 }
 
+// Blocks are counted in 32 bits.
+std::string refused_tiles(int64_t tiles, int64_t heads) {
+  if (tiles * heads <= kMost) return "";
+  return text("at most 2^29 tiles of rows in all heads", std::to_string(tiles) + " of " + std::to_string(heads));
+}
+
+// What the sm_90a kernels do not take.
 std::string refused_by_hopper(const Problem& p) {
-  if (const int major = attribute<cudaDevAttrComputeCapabilityMajor>(); major != 9)
-    return text("a GPU of compute capability 9.0", std::to_string(major) + ".x; use torch's attention there");
-  return refused(p, 128);
+  if (const std::string why = refused(p, 128); !why.empty()) return why;
+  constexpr int kRows = 64;  // of the smallest tiles
+  return refused_tiles(slots_of(p.query_starts != nullptr, p.batch, std::max(p.query_rows, p.key_rows), kRows),
+                       p.heads);
 }
 
 // Can the copy engine read it as it lies? A tensor that is not there yet begins where memory begins.
@@ -91,7 +104,7 @@ void forward(const Forward& a, void* workspace, Stream stream) {
   check(refused(a));
   const Problem& p = a.problem;
   auto* counter = static_cast<int*>(workspace);
-  if (p.query_rows == 0 || p.batch == 0 || p.heads == 0) return;
+  if (p.query_rows == 0 || p.heads == 0 || (p.batch == 0 && p.query_starts == nullptr)) return;
   if (of_64(p)) return gpu::forward_64(a, counter, stream);
   const bool full = p.window_left == kNoLimit && p.window_right == kNoLimit && p.query_starts == nullptr;
   full ? gpu::forward_128_full(a, counter, stream) : gpu::forward_128(a, counter, stream);
@@ -117,10 +130,10 @@ void backward(const Backward& a, void* workspace, Stream stream) {
 
 std::string refused(const Decode& a) {
   const Problem& p = a.problem;
-  if (attribute<cudaDevAttrComputeCapabilityMajor>() < 8)
-    return text("a GPU of compute capability 8.0 or more", "an older one; use torch's attention there");
   if (const std::string why = refused(p, 256); !why.empty()) return why;
   if (p.query_starts != nullptr) return text("sequences that are not packed", "packed ones; use forward");
+  constexpr int64_t kMostSplits = 128;
+  if (const std::string why = refused_tiles(p.query_rows * p.batch * kMostSplits, p.heads); !why.empty()) return why;
   if ((a.k_new == nullptr) != (a.v_new == nullptr)) return text("new keys and new values", "one of the two");
   if (a.block_table != nullptr && (a.page_rows < 16 || a.page_rows % 16 != 0))
     return text("pages of a multiple of 16 rows", std::to_string(a.page_rows));

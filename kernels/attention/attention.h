@@ -87,8 +87,9 @@ struct Backward {
 
 // A step of generation: query_rows new rows of each sequence over a cache of its keys and values, to which its new ones
 // are written first. Sequence b has lengths[b] keys before, lengths[b] + new_rows in all; the last query row sees the
-// last one. Where that is 0 or less, out is 0, lse -infinity (or the sink), and nothing of the cache is touched.
-// problem.key_rows: the most keys that a sequence may have, so that the work can be divided without its length.
+// last one. A length below 0 is an entry that only fills the batch: no keys, and nothing of the cache is touched.
+// problem.key_rows: the most keys that a sequence may have, so that the work can be divided without its length; more
+// are not there: neither written nor read.
 struct Decode {
   Problem problem;             // not packed
   void* out;                   // [batch, query_rows, heads, value_dim] contiguous

@@ -74,7 +74,7 @@ void launch_backward(const Backward& a, void* workspace, Stream stream) {
                             .query_slots = int(space.slots),
                             .heads = int(p.heads),
                             .value_dim = int(p.value_dim)});
-  if (p.sinks != nullptr)
+  if (p.sinks != nullptr && p.heads > 0)
     launch(sum_dsinks_kernel, p.heads, kRowThreads, stream, a.dsinks, dsinks, int(space.slots), int(p.heads));
 
   const int64_t key_tiles = packed ? slots_of(true, p.batch, p.key_rows, B::kKeys) : divide_up(p.key_rows, B::kKeys);
@@ -86,10 +86,11 @@ void launch_backward(const Backward& a, void* workspace, Stream stream) {
   const TensorShape v = shape_of(p, a.v, a.v_strides, p.key_rows, p.key_heads, p.value_dim);
   const TensorShape q = shape_of(p, a.q, a.q_strides, p.query_rows, p.heads, p.dim);
   const TensorShape dout = shape_of(p, a.dout, a.dout_strides, p.query_rows, p.heads, p.value_dim);
-  if (key_tiles * key_heads > 0) {
+  const bool no_queries = p.query_rows == 0 || p.heads == 0;
+  if (p.key_rows > 0 && key_heads > 0) {
     const BackwardArguments arguments{
-        .q = tensor_map(p.query_rows == 0 ? k : q, B::kRows),
-        .dout = tensor_map(p.query_rows == 0 ? v : dout, B::kRows),
+        .q = tensor_map(no_queries ? k : q, B::kRows),
+        .dout = tensor_map(no_queries ? v : dout, B::kRows),
         .k = tensor_map(k, B::kKeys),
         .v = tensor_map(v, B::kKeys),
         .dk = a.dk,

@@ -9,6 +9,10 @@ namespace attention::gpu {
 
 constexpr int kRowThreads = 256;
 
+// The backward goes from the first batch to the last: what it begins with is prepared last, and what it ends with is
+// finished first, while it is still in L2.
+__device__ __forceinline__ int last_first() { return int(gridDim.x) - 1 - int(blockIdx.x); }
+
 struct PrepareArguments {
   const void *out, *dout;
   const float *lse, *dlse, *sinks;
@@ -24,7 +28,7 @@ template <class B>
 __global__ void __launch_bounds__(kRowThreads) backward_prepare_kernel(const PrepareArguments a) {
   using T = typename B::T;
   constexpr int kLanes = B::kDim / 8, kAtOnce = kRowThreads / kLanes;
-  const int slot = blockIdx.x / a.heads, head = blockIdx.x % a.heads;
+  const int index = last_first(), slot = index / a.heads, head = index % a.heads;
   int tile;
   const int number = a.sequences.find_queries(B::kRows, slot, tile);
   const Sequence s = a.sequences.at(number, B::kRows);
@@ -69,7 +73,7 @@ __global__ void __launch_bounds__(kRowThreads) backward_prepare_kernel(const Pre
   for (int i = 0; i < B::kRows * B::kDim / 4 / kRowThreads; ++i)
     dq[i * kRowThreads + threadIdx.x] = make_uint4(0, 0, 0, 0);
   if (a.places != nullptr && threadIdx.x < 2) a.places[place * 2 + threadIdx.x] = 0;
-  if (a.counter != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *a.counter = 0;
+  if (a.counter != nullptr && index == 0 && threadIdx.x == 0) *a.counter = 0;
   if (a.sinks == nullptr) return;
   __shared__ float sums[kRowThreads / 32];
 #pragma unroll
@@ -112,7 +116,7 @@ template <class B>
 __global__ void __launch_bounds__(kRowThreads) backward_finish_kernel(const FinishArguments a) {
   using T = typename B::T;
   __shared__ __align__(16) uint16_t rows[B::kRows][B::kDim + 8];
-  const int slot = blockIdx.x / a.heads, head = blockIdx.x % a.heads;
+  const int index = last_first(), slot = index / a.heads, head = index % a.heads;
   int tile;
   const int number = a.sequences.find_queries(B::kRows, slot, tile);
   const Sequence s = a.sequences.at(number, B::kRows);

@@ -10,8 +10,11 @@ namespace {
 
 int row_tiles(const Problem& p) { return int(divide_up(p.heads / p.key_heads * p.query_rows, kDecodeRows)); }
 
-// By shared memory: 80 to 96 KB a block, 192 KB where heads have over 128 numbers.
-int blocks_per_multiprocessor(const Problem& p) { return std::max(p.dim, p.value_dim) > 128 ? 1 : 2; }
+// By shared memory: 64, 96 or 192 KB a block.
+int blocks_per_multiprocessor(const Problem& p) {
+  const int64_t dim = std::max(p.dim, p.value_dim);
+  return dim <= 64 ? 3 : dim <= 128 ? 2 : 1;
+}
 
 // Parts of a sequence's keys: so many that the blocks, in waves of as many as run at once, end soonest. A block's time
 // is its keys and about 128 keys' more; by the most keys that there can be, as lengths are known to the GPU only.
@@ -47,7 +50,7 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
   const int64_t blocks = int64_t{arguments.row_tiles} * arguments.splits * p.key_heads * p.batch;
   const int64_t dim = std::max(p.dim, p.value_dim), rows = p.batch * p.heads * p.query_rows;
   if (dim <= 64)
-    launch_decode<T, 64, 5>(arguments, blocks, stream);
+    launch_decode<T, 64, 4>(arguments, blocks, stream);
   else if (dim <= 128)
     launch_decode<T, 128, 3>(arguments, blocks, stream);
   else
@@ -85,6 +88,7 @@ void decode(const Decode& a, void* workspace, Stream stream) {
       .q_head = a.q_strides.head,
       .block_table_stride = a.block_table_stride,
       .query_rows = int(p.query_rows),
+      .key_rows = int(p.key_rows),
       .heads = int(p.heads),
       .key_heads = int(p.key_heads),
       .group = int(p.heads / p.key_heads),
@@ -94,6 +98,7 @@ void decode(const Decode& a, void* workspace, Stream stream) {
       .row_tiles = row_tiles(p),
       .left = int(std::min<int64_t>(p.window_left, 1 << 30)),
       .right = int(std::min<int64_t>(p.window_right, 1 << 30)),
+      .chunks_of_page = Divider(a.block_table != nullptr ? a.page_rows / kDecodeKeys : 1),
       .score_scale = (p.softcap > 0 ? p.softcap : p.scale) * kLog2e,
       .cap_scale = p.softcap > 0 ? p.scale / p.softcap : 0.f,
   };

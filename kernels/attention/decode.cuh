@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/attention/softmax.cuh"
+#include "kernels/common/gpu/launch.h"
 #include "kernels/common/gpu/mma.cuh"
 
 namespace attention::gpu {
@@ -26,7 +27,8 @@ struct DecodeArguments {
   const int32_t *lengths, *block_table, *cache_index;
   const float* sinks;
   int64_t q_batch, q_row, q_head, block_table_stride;
-  int query_rows, heads, key_heads, group, new_rows, page_rows, splits, row_tiles, left, right;
+  int query_rows, key_rows, heads, key_heads, group, new_rows, page_rows, splits, row_tiles, left, right;
+  Divider chunks_of_page;        // by as many chunks of keys as a page has
   float score_scale, cap_scale;  // as of forward; cap_scale 0: no softcap
 };
 
@@ -41,7 +43,7 @@ struct DecodePart {
     row_tile = index % a.row_tiles, index /= a.row_tiles;
     split = index % a.splits, index /= a.splits;
     key_head = index % a.key_heads, batch = index / a.key_heads;
-    length = a.lengths[batch], total = length + a.new_rows;
+    length = a.lengths[batch], total = length < 0 ? 0 : min(length + a.new_rows, a.key_rows);
   }
 };
 
@@ -58,15 +60,15 @@ struct DecodeWarp {
   float out[kDim / 2] = {};
 
   __device__ __forceinline__ int page_of(int chunk) const {
-    const int key = chunk * kDecodeKeys;
-    if (key >= part.length) return 0;
-    if (a.block_table != nullptr) return a.block_table[part.batch * a.block_table_stride + key / a.page_rows];
+    if (chunk * kDecodeKeys >= part.length) return 0;
+    if (a.block_table != nullptr) return a.block_table[part.batch * a.block_table_stride + a.chunks_of_page(chunk)];
     return a.cache_index != nullptr ? a.cache_index[part.batch] : part.batch;
   }
   __device__ __forceinline__ void start_loads(const Cache& c, Rows& to, int chunk, int page) const {
     const T* data = static_cast<const T*>(c.data) + page * c.batch + part.key_head * c.head;
     const T* fresh = static_cast<const T*>(c.fresh) + part.batch * c.fresh_batch + part.key_head * c.fresh_head;
-    const int first = a.block_table != nullptr ? chunk * kDecodeKeys % a.page_rows : chunk * kDecodeKeys;
+    int first = chunk * kDecodeKeys;
+    if (a.block_table != nullptr) first -= int(a.chunks_of_page(chunk)) * a.page_rows;
 #pragma unroll
     for (int i = 0; i < kDecodeKeys * kPieces / 32; ++i) {
       const int at = i * 32 + lane, row = at / kPieces, piece = at % kPieces, key = chunk * kDecodeKeys + row;
@@ -170,9 +172,8 @@ struct DecodeWarp {
 template <class T>
 __device__ __forceinline__ void append(const DecodeArguments& a, const DecodePart& part, const Cache& c) {
   const int pieces = c.dim / 8;
-  for (int i = threadIdx.x; i < a.new_rows * pieces; i += blockDim.x) {
+  for (int i = threadIdx.x; i < min(a.new_rows, part.total - part.length) * pieces; i += blockDim.x) {
     const int row = i / pieces, piece = i % pieces, key = part.length + row;
-    if (key < 0) continue;
     int64_t page = part.batch, at = key;
     if (a.cache_index != nullptr) page = a.cache_index[part.batch];
     if (a.block_table != nullptr) {

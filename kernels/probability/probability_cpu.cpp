@@ -28,10 +28,17 @@ static float row_max(const T* x, int64_t n) {
   return top;
 }
 
-template <class T>
+template <Precision kPrecision>
+HOTSWAP_INLINE F exp_to(F x) {
+  const auto e = exp_parts<kPrecision>(clamp(x, -104.f, 89.f));
+  return scale2(e.p, e.n, e.n_bits);
+}
+
+template <Precision kPrecision = Precision::kFull, class T>
 static float row_exps(const T* x, int64_t n, float top, float scale = 1.f) {  // sum of e^(scale (x - top))
-  return sweep_sum(
-      n, [&](int64_t i, auto count) HOTSWAP_LAMBDA { return keep(exp((load(x + i, count) - top) * scale), count); });
+  return sweep_sum(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+    return keep(exp_to<kPrecision>((load(x + i, count) - top) * scale), count);
+  });
 }
 
 struct Pair {
@@ -91,9 +98,11 @@ static void softmax_row(const Softmax& a, const T* x, T* y) {
     });
     return;
   }
-  const float share = 1.f / row_exps(x, a.cols, top);
-  sweep(a.cols, [&](int64_t i, auto count)
-                    HOTSWAP_LAMBDA { write<kStream>(y + i, exp(load(x + i, count) - top) * share, count); });
+  constexpr Precision kPrecision = kPrecisionOf<T>;
+  const float share = 1.f / row_exps<kPrecision>(x, a.cols, top);
+  sweep(a.cols, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+    write<kStream>(y + i, exp_to<kPrecision>(load(x + i, count) - top) * share, count);
+  });
 }
 
 template <bool kStream, class T>

@@ -73,7 +73,8 @@ class _Distillation(nn.Module):
         def loss_of(logits, at):
             of_hard = logits.clone() if with_hard else None
             soft = self._soft(logits, teacher(at), self.beta, self.temperature)
-            logits.mul_(self.weight_soft_loss)
+            if self.weight_soft_loss != 1:
+                logits.mul_(self.weight_soft_loss)
             if of_hard is None:
                 return self.weight_soft_loss * soft, soft, torch.zeros_like(soft)
             hard = _loss.cross_entropy_(of_hard, target[at], self.ignore_index, reduction="sum")

@@ -43,7 +43,8 @@ class Options(NamedTuple):
                 f"Sequence-level importance sampling is not supported for loss_type='{self.loss_type}': pass "
                 "importance_sampling_level='token'"
             )
-        for name in ("sapo_temperature_pos", "sapo_temperature_neg", "delta"):
+        count = ("sapo_temperature_pos", "sapo_temperature_neg") if self.loss_type == "sapo" else ("delta",)
+        for name in count:
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
 

@@ -37,7 +37,7 @@ def _family(module, base, mlp="swiglu", lacks=(), **other):
 FAMILIES = {
     "deepseek_v2": _family("deepseek_v2", "DeepseekV2", rope=False),
     "deepseek_v3": _family("deepseek_v3", "DeepseekV3", rope=False),
-    "deepseek_v4": _family("deepseek_v4", "DeepseekV4", rope=False, swiglu=False, lacks=("rope", "swiglu")),
+    "deepseek_v4": _family("deepseek_v4", "DeepseekV4", rope=False, swiglu=False, lacks=("rope",)),
     "exaone4": _family("exaone4", "Exaone4"),
     "falcon_h1": _family("falcon_h1", "FalconH1"),
     "gemma": _family("gemma", "Gemma", "geglu"),

@@ -4,16 +4,18 @@ import importlib
 
 _OF_TRANSFORMERS = ("modules", "liger_probability", "liger_channel_norm", "distillation", "grpo", "liger", "auto")
 _OF_LOSSES = ("chunked_loss",)
-# where Liger has each of its layers
-_FILES = """auto_model cross_entropy functional fused_add_rms_norm fused_linear_cross_entropy geglu grpo_loss layer_norm llama4_rope
-mlp monkey_patch qwen2vl_mrope relu_squared rms_norm rope swiglu tiled_mlp"""
+# where Liger has each of its layers, and of its losses over a linear head
+_FILES = """auto_model cross_entropy dyt functional fused_add_rms_norm fused_linear_cross_entropy fused_linear_jsd geglu group_norm
+grpo_loss jsd kl_div layer_norm llama4_rope mlp monkey_patch qwen2vl_mrope relu_squared rms_norm rope softmax sparsemax swiglu
+tiled_mlp tvd"""
+_LOSS_FILES = "cosine_similarity_loss cpo_loss dpo_loss functional grpo_loss jsd_loss kto_loss orpo_loss simpo_loss"
 
 # what is imported -> where its names are, the first that has it first
 PLACES = {
     "liger_kernel.transformers": _OF_TRANSFORMERS,
     **{f"liger_kernel.transformers.{file}": _OF_TRANSFORMERS for file in _FILES.split()},
     "liger_kernel.chunked_loss": _OF_LOSSES,
-    "liger_kernel.chunked_loss.functional": _OF_LOSSES,
+    **{f"liger_kernel.chunked_loss.{file}": _OF_LOSSES for file in _LOSS_FILES.split()},
 }
 
 

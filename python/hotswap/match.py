@@ -186,6 +186,17 @@ def _scaled_swiglu_mlp():
     return Replacement("mlp", "SwiGLUMLP", "mlp", ("swiglu", "swiglu_bwd", "swiglu_bwd_"), forward)
 
 
+def _clamped_swiglu_mlp():
+    """DeepSeek 4's: a limit on gate and up."""
+    swiglu = load("mlp").swiglu
+
+    def forward(self, x):
+        gate, up = self.gate_proj(x).clamp(max=self.limit), self.up_proj(x).clamp(-self.limit, self.limit)
+        return self.down_proj(swiglu(gate, up))
+
+    return Replacement("mlp", "SwiGLUMLP", "mlp", ("swiglu", "swiglu_bwd", "swiglu_bwd_"), forward)
+
+
 def _gated_mlp(module):
     split = all(isinstance(getattr(module, n, None), nn.Module) for n in ("gate_proj", "up_proj", "down_proj"))
     packed = all(isinstance(getattr(module, n, None), nn.Module) for n in ("gate_up_proj", "down_proj"))
@@ -198,7 +209,11 @@ def _gated_mlp(module):
 
     def candidates():
         made = [_of_package("mlp", layer, "mlp", (op, f"{op}_bwd", f"{op}_bwd_")) for layer, op in layers.items()]
-        return [*made, _scaled_swiglu_mlp()] if split and hasattr(module, "gate_multiplier") else made
+        if split and hasattr(module, "gate_multiplier"):
+            made.append(_scaled_swiglu_mlp())
+        if split and isinstance(getattr(module, "limit", None), (int, float)):
+            made.append(_clamped_swiglu_mlp())
+        return made
 
     def linear(rows, columns):
         made = nn.Linear(columns, rows, dtype=torch.float32, device="cpu")
@@ -219,7 +234,8 @@ def _gated_mlp(module):
 
 # ---- rotary embedding: a function that an attention's forward looks up among its module's globals -----------------
 
-ROTARY = ("apply_rotary_pos_emb", "apply_rotary_emb")  # angles as cosine and sine; as complex numbers (Llama 4)
+# angles as cosine and sine; as complex numbers (Llama 4); the same two for the patches of images
+ROTARY = ("apply_rotary_pos_emb", "apply_rotary_emb", "apply_rotary_pos_emb_vision", "vision_apply_rotary_emb")
 
 
 def _rotary_name(forward):
@@ -246,11 +262,23 @@ def _rotary_functions():
         return apply(q, k, freqs_cis.real, freqs_cis.imag, None, True)
 
     def complex_rotary_emb_by_time(q, k, freqs_cis):  # Llama 4: [batch, time, heads, dim]
-        q, k = complex_rotary_emb(q.transpose(1, 2), k.transpose(1, 2), freqs_cis)
-        return q.transpose(1, 2), k.transpose(1, 2)
+        return rotary.layers.turned_by_time(q, k, freqs_cis)
+
+    def image_rotary_pos_emb(q, k, cos, sin):  # Qwen's: [time, heads, dim], or a batch of them
+        if q.dim() == 4:
+            return along(2, q, k, cos, lambda q, k: apply(q, k, cos, sin))
+        q, k = image_rotary_pos_emb(q.unsqueeze(0), k.unsqueeze(0), cos, sin)
+        return q.squeeze(0), k.squeeze(0)
+
+    def image_complex_rotary_emb(query, key, freqs_ci):  # Llama 4's: [batch, time, heads, dim]
+        freqs_ci = freqs_ci.reshape(-1, freqs_ci.shape[-1])
+        if not freqs_ci.is_complex():  # a model that was cast to 16 bits has lost the other half
+            freqs_ci = torch.complex(freqs_ci.float(), torch.zeros_like(freqs_ci, dtype=torch.float32))
+        return rotary.layers.turned_by_time(query, key, freqs_ci.to(query.device))
 
     tables = [rotary_pos_emb, partial_rotary_pos_emb, interleaved_rotary_pos_emb]
-    return dict(zip(ROTARY, (tables, [complex_rotary_emb, complex_rotary_emb_by_time])))
+    numbers = [complex_rotary_emb, complex_rotary_emb_by_time]
+    return dict(zip(ROTARY, (tables, numbers, [image_rotary_pos_emb], [image_complex_rotary_emb]), strict=True))
 
 
 def _rotary_cases(name):
@@ -259,6 +287,14 @@ def _rotary_cases(name):
     if name == "apply_rotary_emb":
         angles = torch.polar(torch.ones_like(table), table)
         return [((q, k, angles), 1e-6), ((*by_time, angles), 1e-6)]
+    if name == "vision_apply_rotary_emb":
+        angles = torch.polar(torch.ones_like(table[0]), table[0])
+        return [((*by_time, angles[:, None]), 1e-6), ((*by_time, angles.real[:, None]), 1e-6)]
+    if name == "apply_rotary_pos_emb_vision":
+        angle = torch.cat([table[0], table[0]], -1)
+        cos, sin, of_image = angle.cos(), angle.sin(), [x[0] for x in by_time]
+        short = [x.bfloat16() for x in of_image]
+        return [((*of_image, cos, sin), 1e-6), ((*by_time, cos, sin), 1e-6), ((*short, cos, sin), 2**-8)]
     cases = []
     for half in (table, table[..., :2], None):  # a whole head's table, half of it, and one for both halves
         angle = table if half is None else torch.cat([half, half], -1)

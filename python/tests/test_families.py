@@ -32,7 +32,7 @@ LAYERS = {
     "qwen3_next": (7, 1, 2, "swiglu"),
     "deepseek_v2": (9, 2, 2, "swiglu"),
     "deepseek_v3": (9, 2, 2, "swiglu"),
-    "deepseek_v4": (17, 0, 0, ""),
+    "deepseek_v4": (17, 0, 2, "swiglu"),
     "falcon_h1": (5, 2, 2, "swiglu"),
     "nemotron": (5, 2, 0, ""),  # LayerNorms
     "qwen3_5_text": (7, 1, 2, "swiglu"),

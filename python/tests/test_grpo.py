@@ -188,7 +188,7 @@ def test_wrong_arguments():
         dict(importance_sampling_level="word"),
         dict(loss_type="dr_grpo"),
         dict(delta=0.0),
-        dict(sapo_temperature_neg=-1.0),
+        dict(loss_type="sapo", sapo_temperature_neg=-1.0),
     ):
         with pytest.raises(ValueError):
             chunked_loss.LigerFusedLinearGRPOLoss(**options)

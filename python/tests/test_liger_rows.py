@@ -108,7 +108,10 @@ from liger_kernel.chunked_loss import LigerFusedLinearDPOLoss, LigerFusedLinearG
 from liger_kernel.chunked_loss.functional import liger_fused_linear_jsd as of_hidden
 from liger_kernel.transformers import LigerFusedLinearJSD, LigerRMSNorm, LigerSoftmax, apply_liger_kernel_to_llama
 from liger_kernel.transformers.functional import liger_fused_linear_jsd, liger_kl_div
+from liger_kernel.chunked_loss.dpo_loss import LigerFusedLinearDPOLoss as again
+from liger_kernel.transformers.group_norm import LigerGroupNorm
 from liger_kernel.transformers.grpo_loss import triton_grpo_loss
+from liger_kernel.transformers.kl_div import LigerKLDIVLoss
 from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
 assert LigerFusedLinearDPOLoss is hotswap.LigerFusedLinearDPOLoss and LigerSoftmax is hotswap.LigerSoftmax
 assert of_hidden is hotswap.chunked_loss.liger_fused_linear_jsd

@@ -216,6 +216,41 @@ def test_an_answer_without_tokens(small_chunks):
     assert all(not g.any() for g in torch.autograd.grad(loss, [hidden, weight]))
 
 
+def test_under_autocast_and_beside_a_head_in_float32():
+    hidden, weight, bias = head_and_rows((2 * PAIRS, TIME), DIM, VOCAB, torch.float32, True)
+    target, module = targets(), chunked_loss.LigerFusedLinearCPOLoss()
+    short = [t.detach().bfloat16().requires_grad_() for t in (hidden, weight, bias)]
+    want = module(short[1], short[0], target, short[2])[0]
+    gradients = torch.autograd.grad(want, short)
+    with torch.autocast(hidden.device.type, torch.bfloat16):
+        got = module(weight, hidden, target, bias)[0]
+    beside = module(weight, short[0], target, bias)[0]
+    for loss, leaf in ((got, hidden), (beside, short[0])):
+        assert torch.equal(loss, want)
+        for a, b, to in zip(torch.autograd.grad(loss, [leaf, weight, bias]), gradients, (leaf, weight, bias), strict=True):
+            assert a.dtype == to.dtype and torch.equal(a.bfloat16(), b)
+
+
+def test_compiled():
+    hidden, weight, _ = head_and_rows((2 * PAIRS, TIME), DIM, VOCAB, torch.float32, False)
+    target, module = targets(), chunked_loss.LigerFusedLinearCPOLoss()
+    step = lambda h, w: module(w, h * 2, target)[0] * 3
+    got, want = torch.compile(step, backend="aot_eager")(hidden, weight), step(hidden, weight)
+    assert torch.equal(got, want)
+    for a, b in zip(torch.autograd.grad(got, [hidden, weight]), torch.autograd.grad(want, [hidden, weight]), strict=True):
+        close(a, b, 1e-6)
+
+
+def test_gradients_end_where_they_were_made():
+    hidden, weight, _ = head_and_rows((2 * PAIRS, TIME), DIM, VOCAB, torch.float32, False)
+    loss = chunked_loss.LigerFusedLinearCPOLoss()(weight, hidden, targets())[0]
+    made = [t.data_ptr() for t in loss.grad_fn.saved_tensors]
+    want = [g.clone() for g in torch.autograd.grad(loss, [hidden, weight], torch.tensor(0.7), retain_graph=True)]
+    (loss * 0.7).backward()
+    assert weight.grad.data_ptr() == made[1]
+    assert torch.equal(weight.grad, want[1]) and torch.equal(hidden.grad, want[0])
+
+
 @pytest.mark.parametrize("learns", [True, False])
 def test_memory(learns, small_chunks):
     hidden, weight, _ = head_and_rows((8, 64), 8, 512, torch.float32, False)

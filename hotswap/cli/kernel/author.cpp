@@ -55,8 +55,12 @@ void install(const InstallFlags& flags) {
     const auto name = VariantName::parse(variant);
     return name && name->framework != Framework::kNoarch && name->backend.kind == BackendKind::kCpu;
   });
-  std::printf("%s\nPython: HF_HUB_OFFLINE=1, kernels.get_kernel(\"%s\", version=%lld%s)\n", done.snapshot.c_str(),
-              done.repo.c_str(), static_cast<long long>(done.version), cpu_only ? ", backend=\"cpu\"" : "");
+  std::printf(
+      "%s\nFrom the cache, for which the Hub is not asked:\n"
+      "HF_HUB_OFFLINE=1 hotswap generate --model DIR --prompt Hello --kernel LAYER=%s\n"
+      "Python: HF_HUB_OFFLINE=1, kernels.get_kernel(\"%s\", version=%lld%s)\n",
+      done.snapshot.c_str(), done.repo.c_str(), done.repo.c_str(), static_cast<long long>(done.version),
+      cpu_only ? ", backend=\"cpu\"" : "");
 }
 
 void init(const Scaffold& given) {

@@ -73,6 +73,9 @@ def packed_cases(quick):
         yield Case(0, 0, dim=dim, window=window, packed=used, sinks=True, behind=(70, 300))
         yield Case(0, 0, dim=dim, window=window, packed=mixed, layout="cut", softcap=20.0, dtype=torch.float16)
     yield Case(0, 0, packed=((300, 300),), window=CAUSAL)
+    yield Case(0, 0, packed=((5, 0), (130, 0)), window=CAUSAL, sinks=True)
+    yield Case(0, 0, packed=((0, 5), (0, 130)), window=CAUSAL)
+    yield Case(0, 0, packed=((0, 0),), behind=(200, 150))
     yield Case(0, 0, packed=((3, 3),) * 1500, window=CAUSAL, dim=64)
     if not quick:
         lengths = tuple((n, n) for n in (1023, 4096, 17, 2048, 333, 1, 700, 128))

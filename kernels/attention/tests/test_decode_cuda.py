@@ -78,7 +78,7 @@ def check(library, case, generator):
         order = torch.randperm(batch * pages + 5, generator=generator, device="cuda").to(torch.int32)
         table = order[: batch * pages].view(batch, pages)
         room, rows = batch * pages + 5, case.page
-        needed = -(-(lengths + new_rows).clamp(min=0) // case.page)
+        needed = torch.where(lengths < 0, 0, -(-(lengths + new_rows) // case.page))
         table = torch.where(torch.arange(pages, device="cuda") < needed[:, None], table, -1)
     else:
         room, rows = batch + 2, most
@@ -117,13 +117,12 @@ def check(library, case, generator):
     torch.cuda.synchronize()
     worst = 0.0
     for b, length in enumerate(case.lengths):
-        total = max(0, length + new_rows)
+        total = max(0, length + new_rows) if length >= 0 else 0
         full = []
         for t, fresh, have in zip(wanted, new, (keys, values)):
-            known = have[b, : max(0, min(length, total))]
-            skipped = max(0, -length)  # new rows that would stand before the first one
-            added = fresh[b, skipped:] if case.new and total > 0 else known[:0]
-            put(t, b, max(0, length), added)
+            known = have[b, : max(0, length)]
+            added = fresh[b] if case.new and length >= 0 else known[:0]
+            put(t, b, length, added)
             full.append(torch.cat([known, added])[None])
         shape = Case(case.rows, total, dim=case.dim, heads=case.heads, key_heads=case.key_heads, window=case.window,
                      softcap=case.softcap)
