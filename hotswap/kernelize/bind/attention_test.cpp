@@ -47,7 +47,8 @@ class BoundAttention : public testing::Test {
     return kernelize(layer, mode, {.config = {{{"attention", package.ref()}}, /*use_local_kernel=*/true}});
   }
   static KernelReport bind_bundled(Module& layer) {
-    return kernelize(layer, Mode::TRAINING, {.config = {{{"attention", "hotswap/attention"}}}});
+    return kernelize(layer, Mode::TRAINING,
+                     {.config = {{{"attention", "hotswap/attention"}}, false, /*inherit_mapping=*/false}});
   }
   // Without a rotation: the places of the tokens are the mask's alone.
   static ForwardContext context(SequenceInfo sequence) {

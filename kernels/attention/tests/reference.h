@@ -35,6 +35,14 @@ struct Shape {
   }
 };
 
+// Can the kernels of the device that this process tests do it? A GPU's say what they cannot (layers.cuda.json).
+inline bool device_takes(const Shape& s, const Masks& m, at::ScalarType dtype) {
+  if (!on_cuda()) return true;
+  const auto fits = [](int64_t n) { return n % 8 == 0 && n <= 128; };
+  return dtype != at::kFloat && fits(s.dim) && fits(s.values()) && !m.alibi && m.chunk == 0;
+}
+inline at::ScalarType exact_dtype() { return on_cuda() ? at::kHalf : at::kFloat; }
+
 inline std::string shown(const Masks& m) {
   std::string text = m.causal ? " causal" : "";
   text += " window " + std::to_string(m.left) + " " + std::to_string(m.right) + " chunk " + std::to_string(m.chunk);
@@ -113,7 +121,10 @@ struct Inputs {
           c10::IValue(masks.right), c10::IValue(masks.chunk), c10::IValue(masks.softcap)})
       stack.push_back(option);
     (stack.emplace_back(after), ...);
-    package().handle(op).callBoxed(stack);
+    if (in_graphs())
+      call_in_graph(package().handle(op), stack);
+    else
+      package().handle(op).callBoxed(stack);
     std::vector<Tensor> out;
     for (auto& value : stack) out.push_back(value.toTensor());
     return out;
