@@ -118,8 +118,12 @@ class Call {
         values.push_back(found->second);
       } else if (argument.name().starts_with("with_")) {
         values.emplace_back(!known_.at(argument.name().substr(5)).isNone());
+      } else if (argument.default_value()) {
+        values.push_back(*argument.default_value());
+      } else if (argument.type()->kind() == c10::TypeKind::OptionalType) {  // a gradient that nobody asks for
+        values.emplace_back();
       } else {
-        values.push_back(argument.default_value().value());
+        values.emplace_back(false);  // a choice that the example does not make: deterministic
       }
     }
     return values;

@@ -6,6 +6,8 @@
 
 #include <cmath>
 
+#include "hotswap/cli/bench/cases.h"
+
 namespace hotswap {
 namespace {
 
@@ -18,6 +20,16 @@ TEST(RelativeDifference, OfOneShapeAndOfNumbersOnly) {
   EXPECT_TRUE(std::isnan(relative_difference(at::tensor({3.f}), want)));
   EXPECT_TRUE(std::isnan(relative_difference(at::tensor({3.f, NAN}), want)));
   EXPECT_TRUE(std::isnan(relative_difference(at::tensor({3.f, INFINITY}), want)));
+}
+
+// `hotswap bench` without names: whatever a package brings, its contract's example has arguments for each of its ops.
+TEST(BenchOps, EveryOneIsCheckedAgainstTorch) {
+  ASSERT_GT(bench_ops().size(), 40u);
+  for (const std::string& op : bench_ops()) {
+    const OpResult result = bench_op(make_case(op, {.large = false, .dtype = at::kFloat}), {.seconds = 1e-3});
+    EXPECT_LT(result.error, 1e-4) << op;
+    EXPECT_GT(result.speedup(), 0) << op;
+  }
 }
 
 }  // namespace
