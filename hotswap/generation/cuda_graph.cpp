@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "hotswap/base/error.h"
+#include "hotswap/base/own_place.h"
 
 namespace hotswap {
 namespace {
@@ -13,17 +14,10 @@ using Make = CudaGraph*();
 
 // Beside libhotswap, or in lib/ beside the program's folder.
 Result<Make*> load() {
-  Dl_info self{};
-  if (dladdr(reinterpret_cast<const void*>(&make_cuda_graph), &self) == 0 || self.dli_fname == nullptr) {
-    return Reason{"this program's own place is unknown"};
-  }
-  std::error_code failed;
-  std::filesystem::path here = std::filesystem::canonical(self.dli_fname, failed);
-  if (failed || here.filename().string().find(".so") == std::string::npos) {
-    here = std::filesystem::read_symlink("/proc/self/exe");
-  }
+  const auto here = own_place();
+  if (!here) return Reason{here.why()};
   std::string why;
-  for (const auto& folder : {here.parent_path(), here.parent_path().parent_path() / "lib"}) {
+  for (const auto& folder : {here->parent_path(), here->parent_path().parent_path() / "lib"}) {
     const auto file = folder / "libhotswap_cuda.so";
     void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {

@@ -11,6 +11,7 @@
 
 #include "hotswap/base/env.h"
 #include "hotswap/base/error.h"
+#include "hotswap/base/own_place.h"
 #include "hotswap/kernelize/package/device.h"
 #include "hotswap/kernelize/package/sealed_file.h"
 
@@ -222,15 +223,9 @@ Result<fs::path> bundled_folder() {
     throw Error(
         {.wanted = "HOTSWAP_PACKAGES to be a folder", .got = "'" + *given + "'", .next = "correct or unset it"});
   }
-  Dl_info self{};
-  if (dladdr(reinterpret_cast<const void*>(&bundled_folder), &self) == 0 || self.dli_fname == nullptr) {
-    return Reason{"this program's own place is unknown; set HOTSWAP_PACKAGES"};
-  }
-  // A program's own name may be relative to a working directory that has changed since; a library's is a path.
-  std::error_code failed;
-  fs::path here = fs::canonical(self.dli_fname, failed);
-  if (failed || here.filename().string().find(".so") == std::string::npos) here = fs::read_symlink("/proc/self/exe");
-  const fs::path up = here.parent_path().parent_path();
+  const auto here = own_place();
+  if (!here) return Reason{here.why() + "; set HOTSWAP_PACKAGES"};
+  const fs::path up = here->parent_path().parent_path();
   for (const fs::path& place : {up / "packages", up / "share/hotswap/packages"}) {
     if (fs::is_directory(place)) return place;
   }
