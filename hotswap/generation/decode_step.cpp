@@ -2,10 +2,9 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
 
-#include "hotswap/base/error.h"
+#include "hotswap/base/log.h"
 
 namespace hotswap {
 
@@ -16,11 +15,16 @@ DecodeStep::DecodeStep(CausalLM& model, Cache& cache, Tensor mask, const Tensor&
 
 void DecodeStep::capture() {
   auto graph = make_cuda_graph();
-  if (!graph) {
-    why_not_ = graph.why();
-    return;
-  }
+  if (!graph) return refuse(graph.why());
   graph_ = std::move(*graph);
+  why_not_ = "there was no second step";
+}
+
+void DecodeStep::refuse(std::string why) {
+  log_warning("decode steps are not captured in a CUDA graph: ", why);
+  why_not_ = std::move(why);
+  graph_ = nullptr;
+  reach_ = 0;
 }
 
 Tensor DecodeStep::forward(const Tensor& tokens) {
@@ -46,8 +50,7 @@ void DecodeStep::record() {
     graph_->capture([&] { logits_ = forward(token_); });
   } catch (const c10::Error& error) {
     cache_.crop(seen);
-    graph_ = nullptr;
-    why_not_ = error.what_without_backtrace();
+    refuse(error.what_without_backtrace());
   }
 }
 

@@ -16,18 +16,19 @@ class DecodeStep {
   // mask: [batch, tokens so far], in a cache of a fixed size [batch, capacity]; positions: of the tokens so far,
   // [batch, time]; both undefined where no row is padded.
   DecodeStep(CausalLM& model, Cache& cache, Tensor mask, const Tensor& positions);
-  void capture();  // from the second step on
+  void capture();  // from the second step on; warns where that cannot be
 
   // tokens: [batch, 1] -> logits [batch, vocab], which the next call may write over
   Tensor operator()(const Tensor& tokens);
 
-  bool captured() const { return graph_ != nullptr; }
+  bool captured() const { return reach_ > 0; }
   const std::string& why_not_captured() const { return why_not_; }
 
  private:
   Tensor forward(const Tensor& tokens);
   void move_on();
   void record();
+  void refuse(std::string why);
 
   CausalLM& model_;
   Cache& cache_;
@@ -36,7 +37,7 @@ class DecodeStep {
   std::unique_ptr<CudaGraph> graph_;
   std::string why_not_ = "not asked for";
   Tensor token_, logits_;  // of the graph
-  int64_t reach_ = 0;      // that it was captured for; 0: not yet
+  int64_t reach_ = 0;      // that it was captured for; 0: it was not
 };
 
 }  // namespace hotswap

@@ -12,7 +12,6 @@
 #include <chrono>
 
 #include "hotswap/base/error.h"
-#include "hotswap/base/log.h"
 #include "hotswap/generation/decode_step.h"
 #include "hotswap/generation/sampler.h"
 
@@ -141,8 +140,7 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
                          .logits_to_keep = 1})
                       .logits.select(1, 0);  // [batch, vocab]
   DecodeStep step(model, *cache, mask, positions);
-  const bool capture = cache->capacity() > 0 && captures(model, config);
-  if (capture) step.capture();
+  if (cache->capacity() > 0 && captures(model, config)) step.capture();
   for (;;) {
     Tensor next = sampler.next(logits, sampler.needs_history() ? at::cat(pieces, 1) : ids).to(at::kCPU);  // [batch]
     std::vector<int64_t> tokens(next.const_data_ptr<int64_t>(), next.const_data_ptr<int64_t>() + batch);
@@ -155,8 +153,6 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
   }
   result.captured = step.captured();
   if (!result.captured) result.why_not_captured = step.why_not_captured();
-  if (capture && !result.captured)
-    log_warning("decode steps are not captured in a CUDA graph: ", result.why_not_captured);
   {
     const c10::InferenceMode off(false);  // the caller may train on the ids
     result.ids = at::cat(pieces, 1);
