@@ -122,8 +122,12 @@ class Call {
         values.push_back(*argument.default_value());
       } else if (argument.type()->kind() == c10::TypeKind::OptionalType) {  // a gradient that nobody asks for
         values.emplace_back();
+      } else if (argument.type()->kind() == c10::TypeKind::BoolType) {  // a choice that the example does not make
+        values.emplace_back(false);
       } else {
-        values.emplace_back(false);  // a choice that the example does not make: deterministic
+        throw Error({.wanted = cat("an example of ", layer_.contract().name, " with all that its op ", role, " takes"),
+                     .got = cat("none for ", argument.name()),
+                     .next = "add it to the contract's example in hotswap/kernelize/bind/"});
       }
     }
     return values;
