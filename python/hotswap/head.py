@@ -62,14 +62,6 @@ class Head:
             self.dbias.addmv_(dlogits.t(), of_row, alpha=scale * self.scale)
 
 
-def _scaled(gradient, dloss, in_place):
-    """gradient * dloss, rounded once: of one dimension, or as a number, dloss keeps its own precision."""
-    factor = dloss.item() if dloss.device.type == "cpu" else dloss.reshape(1)  # reading it would make a GPU wait
-    if isinstance(factor, float) and factor == 1:
-        return gradient
-    return torch.mul(gradient, factor, out=gradient if in_place else torch.empty_like(gradient))
-
-
 class _InForward(torch.autograd.Function):
     """work(head) -> (loss, *others), which leaves the loss's gradients in the head. The others have none."""
 
@@ -93,7 +85,7 @@ class _InForward(torch.autograd.Function):
             return (None,) * 6
         saved = ctx.saved_tensors
         in_place = _loss._ownership.may_overwrite(saved)
-        scaled = iter([_scaled(g.detach() if in_place else g, dloss, in_place) for g in saved])
+        scaled = iter([_loss._autograd.scaled(g.detach() if in_place else g, dloss, in_place) for g in saved])
         return None, None, None, *(next(scaled) if made else None for made in ctx.made)
 
 
