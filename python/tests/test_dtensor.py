@@ -1,20 +1,13 @@
 """Ops on DTensors: their sharding rules, on two ranks; run by torch.distributed.run as a script itself."""
 
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
 import torch
+import two_ranks
 
 
 def test_two_ranks():
-    if not torch.distributed.is_available():
-        pytest.skip("torch.distributed is not in this torch")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", Path(__file__)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count("all right") == 2
+    assert two_ranks.run(Path(__file__)).count("all right") == 2
 
 
 def main():

@@ -3,12 +3,11 @@
 import contextlib
 import copy
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+import two_ranks
 from tiny import Calls, batch, model, pattern, twin
 
 STEPS = 20
@@ -113,12 +112,7 @@ def test_lora():
 
 def test_two_ranks(tmp_path):
     """DDP, FSDP2 and tensor parallel over gloo, the first two with rows of each rank's own; see ranks.py."""
-    if not torch.distributed.is_available():
-        pytest.skip("torch.distributed is not in this torch")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [Path(__file__).parent / "ranks.py", tmp_path / "result.json"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
+    two_ranks.run(Path(__file__).parent / "ranks.py", tmp_path / "result.json")
     result = json.loads((tmp_path / "result.json").read_text())
     assert set(result) == {"ddp", "fsdp2", "fsdp2, head apart", "fsdp2, head tied", "tensor parallel"}
     for name, (losses, want, gradients, calls) in result.items():
@@ -134,10 +128,7 @@ def test_two_ranks(tmp_path):
 def test_zero(tmp_path):
     """DeepSpeed's ZeRO-1, 2 and 3; see zero.py."""
     pytest.importorskip("deepspeed")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [Path(__file__).parent / "zero.py", tmp_path / "result.json"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
+    two_ranks.run(Path(__file__).parent / "zero.py", tmp_path / "result.json")
     for stage, ((want, none), (got, calls)) in json.loads((tmp_path / "result.json").read_text()).items():
         assert none == {}, stage
         assert all(abs(a - b) <= 1e-4 * abs(b) for a, b in zip(got, want, strict=True)), stage
