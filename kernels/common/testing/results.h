@@ -83,6 +83,11 @@ class Results {
     return v > 0 ? buffer : "";
   }
 
+  // As CSV has a cell with a comma in it: in quotes.
+  static std::string cell(const std::string& text) {
+    return text.find(',') == std::string::npos ? text : '"' + text + '"';
+  }
+
   void write(const Result& r, double ratio, double share) const {
     const std::string csv = flag("--csv");
     const bool fresh = std::ifstream(csv).peek() == std::ifstream::traits_type::eof();
@@ -92,10 +97,10 @@ class Results {
           << "date,commit,machine,cpus,cpu_features,torch,load,kind,what,shape,dtype,threads,ours,stock,peer,peer_name,"
              "unit,ratio,target,memcpy_share,ours_cleared,peer_cleared,ours_memory,peer_memory\n";
     }
-    file << flag("--date") << ',' << flag("--commit") << ',' << machine_ << ",,," HOTSWAP_TORCH_VERSION ",,op," << r.op
-         << ',' << r.shape << ',' << r.dtype << ',' << r.threads << ',' << number(r.ours_us) << ",,"
-         << number(r.peer_us) << ',' << r.peer << ",us," << number(ratio) << ',' << r.target << ',' << number(share)
-         << ",,,,\n";
+    file << flag("--date") << ',' << flag("--commit") << ',' << machine_ << ",,," HOTSWAP_TORCH_VERSION ",,op,"
+         << cell(r.op) << ',' << cell(r.shape) << ',' << r.dtype << ',' << r.threads << ',' << number(r.ours_us) << ",,"
+         << number(r.peer_us) << ',' << cell(r.peer) << ",us," << number(ratio) << ',' << cell(r.target) << ','
+         << number(share) << ",,,,\n";
     if (!file) throw std::runtime_error("wanted to append to " + csv + "; cannot; check the path");
   }
 
