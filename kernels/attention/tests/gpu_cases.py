@@ -18,6 +18,9 @@ def cases(ops, random, names):
     q, k, v = random(2, 333, 8, 64), random(2, 333, 2, 64), random(2, 333, 2, 64)
     dout = random(2, 333, 8, 64)
     wide = [random(1, 200, 4, 128) for _ in range(3)]
+    widest = [random(1, 200, 4, 256) for _ in range(4)]
+    latent, latents = random(2, 1, 16, 576), random(2, 333, 1, 576)
+    slopes = (None, random(4).float().abs(), 0.0625, True, -1, -1, 64, 0.0)  # and chunks
     sinks = random(8)
     sunk = (sinks, *CAUSAL[1:])
     cu = torch.tensor([0, 100, 100, 333, 600], dtype=torch.int32, device=q.device)
@@ -34,14 +37,22 @@ def cases(ops, random, names):
         "attention": lambda: ops.attention(q, k, v, *CAUSAL),
         "attention, sinks": lambda: ops.attention(q, k, v, *sunk),
         "attention, wide": lambda: ops.attention(*wide, *WINDOW),
+        "attention, widest": lambda: ops.attention(*widest[:3], *WINDOW),
+        "attention, slopes and chunks": lambda: ops.attention(*wide, *slopes),
         "attention_fwd": lambda: ops.attention_fwd(q, k, v, *CAUSAL),
         "attention_bwd": lambda: ops.attention_bwd(dout, q, k, v, *ops.attention_fwd(q, k, v, *sunk), None, *sunk, True),
+        "attention_bwd, widest": lambda: ops.attention_bwd(
+            widest[3], *widest[:3], *ops.attention_fwd(*widest[:3], *slopes), None, *slopes, False
+        ),
         "attention_varlen": lambda: ops.attention_varlen(*packed, *lengths, *CAUSAL),
         "attention_varlen_fwd": lambda: ops.attention_varlen_fwd(*packed, *lengths, *CAUSAL),
         "attention_varlen_bwd": lambda: ops.attention_varlen_bwd(
             dout.flatten(0, 1), *packed, *ops.attention_varlen_fwd(*packed, *lengths, *CAUSAL), None, *lengths, *CAUSAL, True
         ),
         "attention_decode": decode,
+        "attention_decode, latent": lambda: ops.attention_decode(
+            latent, latents, latents[..., :512], None, None, held, None, None, *CAUSAL, 0
+        ),
     }
     return {name: call for name, call in every.items() if name.split(",")[0] in names}
 

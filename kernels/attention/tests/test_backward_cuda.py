@@ -25,7 +25,7 @@ def reference(x, case, dout, dlse, dtype):
     leaves = [t.to(dtype).detach().requires_grad_() for t in (x.q, x.k, x.v)]
     if x.options["sinks"] is not None:
         leaves.append(x.options["sinks"].to(dtype).detach().requires_grad_())
-    out, lse = plain(*leaves[:3], case, leaves[3] if len(leaves) > 3 else None)
+    out, lse = plain(*leaves[:3], case, leaves[3] if len(leaves) > 3 else None, x.options["slopes"])
     total = (out * dout.to(dtype)).sum()
     if dlse is not None:
         total = total + (lse.masked_fill(lse.isneginf(), 0.0) * dlse.to(dtype)).sum()
@@ -86,10 +86,13 @@ def check_captured(library, generator):
     for case in (
         Case(333, 517, window=CAUSAL, sinks=True, heads=6),
         Case(0, 0, dim=64, window=CAUSAL, heads=6, packed=((100, 300), (200, 140), (33, 33))),
+        Case(333, 517, dim=256, window=CAUSAL, sinks=True, heads=6),
+        Case(0, 0, dim=192, value_dim=128, window=CAUSAL, chunk=77, heads=6, packed=((100, 300), (200, 140), (33, 33))),
     ):
         x = Inputs.of(case, generator)
-        out, lse = torch.empty_like(x.q), torch.empty(*x.q.shape[:-3], case.heads, case.rows, device="cuda")
-        dout = torch.randn(x.q.shape, generator=generator, device="cuda").to(case.dtype)
+        out = torch.empty(*x.q.shape[:-1], case.value_dim, dtype=case.dtype, device="cuda")
+        lse = torch.empty(*x.q.shape[:-3], case.heads, case.rows, device="cuda")
+        dout = torch.randn(out.shape, generator=generator, device="cuda").to(case.dtype)
         gradients = [torch.empty_like(t) for t in (x.q, x.k, x.v)]
         gradients.append(torch.empty_like(x.options["sinks"]) if case.sinks else None)
 
