@@ -8,17 +8,19 @@
 
 namespace attention::gpu {
 using kernels::Stream;
-void forward_64(const Forward& a, int* counter, Stream stream);         // forward_hopper_64.cu
-void forward_128(const Forward& a, int* counter, Stream stream);        // forward_hopper_128.cu
-void forward_192(const Forward& a, int* counter, Stream stream);        // forward_hopper_192.cu
-void forward_256(const Forward& a, int* counter, Stream stream);        // forward_hopper_256.cu
-void forward_128_full(const Forward& a, int* counter, Stream stream);   // forward_hopper_128_full.cu
-void backward_64(const Backward& a, void* workspace, Stream stream);    // backward_hopper_64.cu
-void backward_128(const Backward& a, void* workspace, Stream stream);   // backward_hopper_128.cu
-void mma_forward(const Forward& a, Stream stream);                      // forward_mma.cu
-void mma_backward_128(const Backward& a, float* space, Stream stream);  // backward_mma_128.cu
-void mma_backward_512(const Backward& a, float* space, Stream stream);  // backward_mma_512.cu
-void decode(const Decode& a, void* workspace, Stream stream);           // decode.cu
+void forward_64(const Forward& a, int* counter, Stream stream);          // forward_hopper_64.cu
+void forward_128(const Forward& a, int* counter, Stream stream);         // forward_hopper_128.cu
+void forward_192(const Forward& a, int* counter, Stream stream);         // forward_hopper_192.cu
+void forward_256(const Forward& a, int* counter, Stream stream);         // forward_hopper_256.cu
+void forward_128_full(const Forward& a, int* counter, Stream stream);    // forward_hopper_128_full.cu
+void backward_64(const Backward& a, void* workspace, Stream stream);     // backward_hopper_64.cu
+void backward_128(const Backward& a, void* workspace, Stream stream);    // backward_hopper_128.cu
+void mma_forward(const Forward& a, Stream stream);                       // forward_mma.cu
+void mma_backward_128(const Backward& a, float* space, Stream stream);   // backward_mma_128.cu
+void mma_backward_512(const Backward& a, float* space, Stream stream);   // backward_mma_512.cu
+void backward_wide_192(const Backward& a, float* space, Stream stream);  // backward_wide_192.cu
+void backward_wide_256(const Backward& a, float* space, Stream stream);  // backward_wide_256.cu
+void decode(const Decode& a, void* workspace, Stream stream);            // decode.cu
 int64_t backward_bytes_64(const Backward& a);
 int64_t decode_bytes(const Decode& a);
 int64_t backward_bytes_128(const Backward& a);
@@ -43,6 +45,11 @@ bool by_hopper(const Problem& p, int64_t most_dim) {
 }
 bool by_hopper(const Forward& a) { return by_hopper(a.problem, 256); }
 bool by_hopper(const Backward& a) { return by_hopper(a.problem, 128); }
+bool by_wide(const Backward& a) {
+  const Problem& p = a.problem;
+  return by_hopper(p, 256) && p.query_starts == nullptr && p.batch > 0 && p.query_rows > 0 && p.key_rows > 0 &&
+         p.heads > 0;
+}
 
 // What no op takes.
 std::string refused(const Problem& p, int64_t most_dim = kMostDim) {
@@ -144,8 +151,10 @@ int64_t workspace_bytes(const Backward& a) {
 void backward(const Backward& a, void* workspace, Stream stream) {
   check(refused(a));
   if (const Problem& p = a.problem; !by_hopper(a)) {
-    const bool of_128 = p.dim <= 192 && p.value_dim <= 128;
-    return (of_128 ? gpu::mma_backward_128 : gpu::mma_backward_512)(a, static_cast<float*>(workspace), stream);
+    const bool narrow = p.dim <= 192 && p.value_dim <= 128;
+    const auto fn = by_wide(a) ? (narrow ? gpu::backward_wide_192 : gpu::backward_wide_256)
+                               : (narrow ? gpu::mma_backward_128 : gpu::mma_backward_512);
+    return fn(a, static_cast<float*>(workspace), stream);
   }
   of_64(a.problem) ? gpu::backward_64(a, workspace, stream) : gpu::backward_128(a, workspace, stream);
 }
@@ -154,7 +163,7 @@ std::string refused(const Decode& a) {
   const Problem& p = a.problem;
   if (const std::string why = refused(p, kMostDecodeDim); !why.empty()) return why;
   if (p.query_starts != nullptr) return text("sequences that are not packed", "packed ones; use forward");
-  constexpr int64_t kMostSplits = 128;
+  constexpr int64_t kMostSplits = 256;
   if (const std::string why = refused_tiles(p.query_rows * p.batch * kMostSplits, p.heads); !why.empty()) return why;
   if ((a.k_new == nullptr) != (a.v_new == nullptr)) return text("new keys and new values", "one of the two");
   if (a.block_table != nullptr && (a.page_rows < 16 || a.page_rows % 16 != 0))

@@ -159,6 +159,7 @@ __global__ void __launch_bounds__(B::kThreads, 2) mma_backward_kernel(const __gr
   if constexpr (B::kFirst)
     start_rows<B::kThreads>(m.own_second, own_second.at<T>(s.batch, own_row + job.first, job.head), own_second.row,
                             used, a.value_dim);
+  commit_copies();  // also where no step follows: they may not come behind what is stored by way of the same memory
   if (more) start_early(head, t, 0);
 
   float own_lse[B::kBands][2] = {}, own_delta[B::kBands][2] = {};

@@ -21,20 +21,28 @@ bool is_wide(const Problem& p) {
   return std::max(p.dim, p.value_dim) > (shared_memory() > kBytesOf<256, 3> ? 256 : 128);
 }
 
-// By shared memory: 64, 96 or 192 KB a block; of wide ones 94 or 106.
-int blocks_per_multiprocessor(const Problem& p) {
+// Values that are the keys' first numbers.
+bool is_one(const Decode& a) {
+  const Strides &k = a.k_cache_strides, &v = a.v_cache_strides;
+  return a.k_cache == a.v_cache && k.batch == v.batch && k.row == v.row && k.head == v.head &&
+         a.problem.value_dim <= a.problem.dim;
+}
+
+// By shared memory: 64, 96 or 192 KB a block; of wide ones 58 or 106.
+int blocks_per_multiprocessor(const Decode& a) {
+  const Problem& p = a.problem;
   const int64_t dim = std::max(p.dim, p.value_dim);
-  return dim <= 64 ? 3 : dim <= 128 || is_wide(p) ? 2 : 1;
+  return dim <= 64 || (is_wide(p) && is_one(a)) ? 3 : dim <= 128 || is_wide(p) ? 2 : 1;
 }
 
 // Parts of a sequence's keys: so many that the blocks, in waves of as many as run at once, end soonest. A block's time
 // is its keys and about 128 keys' more; by the most keys that there can be, as lengths are known to the GPU only.
 int splits_of(const Decode& a) {
   const Problem& p = a.problem;
-  constexpr int64_t kFewestKeys = 64, kMost = 128, kOverhead = 128;
+  constexpr int64_t kFewestKeys = 64, kMost = 256, kOverhead = 128;
   if (a.splits > 0) return int(std::min(a.splits, kMost));
   const int64_t blocks = p.batch * p.key_heads * row_tiles(p),
-                at_once = multiprocessors() * blocks_per_multiprocessor(p);
+                at_once = multiprocessors() * blocks_per_multiprocessor(a);
   const auto time = [&](int64_t splits) {
     return divide_up(blocks * splits, at_once) * (divide_up(p.key_rows, splits) + kOverhead);
   };
@@ -57,13 +65,6 @@ void launch_wide(const DecodeArguments& a, int64_t blocks, Stream stream) {
   launch_with_memory<&decode_wide_kernel<D>>(sizeof(DecodeWideMemory<D>), blocks, D::kThreads, stream, a);
 }
 
-// Values that are the keys' first numbers.
-bool is_one(const Decode& a) {
-  const Strides &k = a.k_cache_strides, &v = a.v_cache_strides;
-  return a.k_cache == a.v_cache && k.batch == v.batch && k.row == v.row && k.head == v.head &&
-         a.problem.value_dim <= a.problem.dim;
-}
-
 // As many stages as keep 64 KB or more of copies under way in a multiprocessor.
 template <class T>
 void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream) {
@@ -71,7 +72,7 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
   const int64_t blocks = int64_t{arguments.row_tiles} * arguments.splits * p.key_heads * p.batch;
   const int64_t dim = std::max(p.dim, p.value_dim), rows = p.batch * p.heads * p.query_rows;
   if (is_wide(p) && is_one(a))
-    launch_wide<DecodeWideTraits<T, true, 5>>(arguments, blocks, stream);
+    launch_wide<DecodeWideTraits<T, true, 3>>(arguments, blocks, stream);
   else if (is_wide(p) && shared_memory() > int64_t{sizeof(DecodeWideMemory<DecodeWideTraits<T, false, 3>>)})
     launch_wide<DecodeWideTraits<T, false, 3>>(arguments, blocks, stream);
   else if (is_wide(p))

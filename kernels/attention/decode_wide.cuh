@@ -16,6 +16,7 @@ template <class Number, bool kOne_, int kStages_>
 struct DecodeWideTraits {
   using T = Number;
   static constexpr bool kOne = kOne_;
+  static constexpr int kBlocks = kOne ? 3 : 2;  // a multiprocessor: what one waits for, others hide
   static constexpr int kStages = kStages_, kDim = 576, kValueDim = 512, kThreads = 32 * kDecodeWarps;
   static constexpr int kSteps = kDim / 16 / kDecodeWarps, kColumns = kValueDim / kDecodeWarps;  // of a warp
 };
@@ -147,7 +148,8 @@ struct DecodeWideBlock {
 };
 
 template <class D>
-__global__ void __launch_bounds__(D::kThreads, 2) decode_wide_kernel(const __grid_constant__ DecodeArguments a) {
+__global__ void __launch_bounds__(D::kThreads, D::kBlocks)
+    decode_wide_kernel(const __grid_constant__ DecodeArguments a) {
 #if __CUDA_ARCH__ >= 800  // elsewhere it is never launched
   extern __shared__ __align__(16) uint8_t raw[];
   const DecodePart part(a);

@@ -86,9 +86,9 @@ void launch_delta(const Backward& a, float* space, Stream stream) {
     launch(sum_dsinks_kernel, p.heads, kRowThreads, stream, a.dsinks, dsinks, int(at.slots), int(p.heads));
 }
 
-// One of the kernels that make gradients.
+// One of the kernels that make gradients, as it is told.
 template <class B>
-void launch_mma_backward(const Backward& a, const float* space, Stream stream) {
+MmaBackwardArguments backward_arguments(const Backward& a, const float* space) {
   const Problem& p = a.problem;
   const bool causal = p.window_right != kNoLimit && p.window_left == kNoLimit;
   TileOrder order =
@@ -96,27 +96,31 @@ void launch_mma_backward(const Backward& a, const float* space, Stream stream) {
   // Causal: the last rows see most keys, and the first keys are seen by most rows.
   order.last_rows_first = causal && !B::kKeysStay;
   order.section_heads = B::kKeysStay ? section_key_heads(p, causal) : section_heads(p, order.heads, causal);
-  if (order.tiles == 0) return;
-  const MmaBackwardArguments arguments{.q = rows_in_memory(a.q, a.q_strides),
-                                       .dout = rows_in_memory(a.dout, a.dout_strides),
-                                       .k = rows_in_memory(a.k, a.k_strides),
-                                       .v = rows_in_memory(a.v, a.v_strides),
-                                       .first = B::kKeysStay ? a.dk : a.dq,
-                                       .second = a.dv,
-                                       .lse = space,
-                                       .delta = space + MmaBackwardSpace(p).rows,
-                                       .scores = scores_of(p),
-                                       .sequences = sequences_of(p),
-                                       .order = order,
-                                       .heads = int(p.heads),
-                                       .key_heads = int(p.key_heads),
-                                       .group = int(p.heads / p.key_heads),
-                                       .dim = int(p.dim),
-                                       .value_dim = int(p.value_dim),
-                                       .chunk = chunk_of(p),
-                                       .scale = p.scale};
-  launch_with_memory<&mma_backward_kernel<B>>(sizeof(MmaBackwardMemory<B>), int64_t{order.tiles} * B::kParts,
-                                              B::kThreads, stream, arguments);
+  return {.q = rows_in_memory(a.q, a.q_strides),
+          .dout = rows_in_memory(a.dout, a.dout_strides),
+          .k = rows_in_memory(a.k, a.k_strides),
+          .v = rows_in_memory(a.v, a.v_strides),
+          .first = B::kKeysStay ? a.dk : a.dq,
+          .second = a.dv,
+          .lse = space,
+          .delta = space + MmaBackwardSpace(p).rows,
+          .scores = scores_of(p),
+          .sequences = sequences_of(p),
+          .order = order,
+          .heads = int(p.heads),
+          .key_heads = int(p.key_heads),
+          .group = int(p.heads / p.key_heads),
+          .dim = int(p.dim),
+          .value_dim = int(p.value_dim),
+          .chunk = chunk_of(p),
+          .scale = p.scale};
+}
+template <class B>
+void launch_mma_backward(const Backward& a, const float* space, Stream stream) {
+  const auto arguments = backward_arguments<B>(a, space);
+  if (arguments.order.tiles > 0)
+    launch_with_memory<&mma_backward_kernel<B>>(
+        sizeof(MmaBackwardMemory<B>), int64_t{arguments.order.tiles} * B::kParts, B::kThreads, stream, arguments);
 }
 
 // fn with the number type.

@@ -52,7 +52,8 @@ __device__ __forceinline__ void add_by_rows(float (&sum)[kBands][kOther / 2], co
   const int lane = threadIdx.x % 32;
   const uint16_t* a_row = own[first + lane % 16];
   const uint16_t* b_row = other[lane / 16 * 8 + lane % 8];
-#pragma unroll
+  constexpr int kAtOnce = kDim > 256 ? 4 : kDim / 16;  // the widest heads compile in half of the time so
+#pragma unroll kAtOnce
   for (int i = 0; i < kDim / 16; ++i) {
     uint32_t a[kBands][4];
 #pragma unroll

@@ -166,5 +166,5 @@ def check(library, case, generator):
 
 
 if __name__ == "__main__":
-    library, generator, cases, quick = arguments()
-    sys.exit(run(check, decode_cases(quick), library, generator))
+    library, generator, _, args = arguments()
+    sys.exit(run(check, decode_cases(args.quick), library, generator))

@@ -84,6 +84,7 @@ def arguments():
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--dense", action="store_true", help="without packed sequences")
     parser.add_argument("--mma", action="store_true", help="only what goes to the kernels of every GPU")
+    parser.add_argument("--large", action="store_true", help="backward: also tensors beyond 2^31 elements (40 GB of GPU memory)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
@@ -94,7 +95,7 @@ def arguments():
         cases = itertools.chain(cases, packed_cases(args.quick))
     if not args.dense:
         cases = itertools.chain(cases, mma_cases(args.quick))
-    return Library(args.library), torch.Generator("cuda").manual_seed(args.seed), cases, args.quick
+    return Library(args.library), torch.Generator("cuda").manual_seed(args.seed), cases, args
 
 
 def main():
