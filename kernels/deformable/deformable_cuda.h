@@ -17,13 +17,14 @@ void backward_gather(const Backward& a, void* sums, Stream stream);
 // dvalue = sums, in its type.
 void round_sums(const Backward& a, const void* sums, Stream stream);
 
-// The way whose order is fixed: samples are sorted by the pixel at their upper left, then every pixel sums those around
-// it. So many images at a time as a key of 32 bits can tell apart.
+// dvalue in an order that is fixed: samples are sorted by the pixel at their upper left, then every pixel sums those
+// around it. So many images at a time as a key of 32 bits can tell apart.
 struct SortPlan {
   int64_t images;        // in one go
   int64_t samples;       // of them, all queries and heads
   int64_t cells;         // of an image and head, at most: pixels at which a sample's upper left can be
   int64_t cells_in_all;  // the key of samples that give nothing; those of the others are below
+  int64_t share_bytes;   // what is kept of a sample
   int key_bits;
 };
 SortPlan plan_sort(const Problem& p);

@@ -158,6 +158,21 @@ __device__ __forceinline__ void store_sums(T* p, const SumOf<T> (&v)[N]) {
     store(p, pack<T>(v));
 }
 
+// v[0, 2 kHalf), summed over the threads that differ in bits kMask to kLast of their place in the warp. Every step
+// gives half of them away: the one with the bit keeps the upper half.
+template <int kHalf, int kMask, int kLast, class S, int kAll>
+__device__ __forceinline__ void sum_over(S (&v)[kAll]) {
+  if constexpr (kMask >= kLast) {
+    const bool upper = threadIdx.x & kMask;
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      const S kept = upper ? v[i + kHalf] : v[i], given = upper ? v[i] : v[i + kHalf];
+      v[i] = kept + __shfl_xor_sync(kAllLanes, given, kMask);
+    }
+    sum_over<kHalf / 2, kMask / 2, kLast>(v);
+  }
+}
+
 // fn<T, N, G>: value's type, channels a thread takes at once, threads that share a query and head (a power of two).
 template <class Fn>
 void with_layout(const Problem& p, bool aligned, const Fn& fn) {

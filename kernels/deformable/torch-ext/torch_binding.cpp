@@ -195,6 +195,7 @@ void run_on_gpu(const Backward& args, Order order, const Device& device, Stream 
   if (order == Order::kFixed) {
     const cuda::SortPlan plan = cuda::plan_sort(p);
     const Tensor scratch = empty({cuda::sort_bytes(plan) / 4 + 1}, Number::kFloat32, device);
+    cuda::backward_gather(args, nullptr, stream);
     return cuda::backward_sorted(args, plan, scratch.data_ptr(), stream);
   }
   Tensor sums = empty({p.batch, p.rows, p.heads, p.channels}, sum, device);
