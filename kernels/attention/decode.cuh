@@ -65,7 +65,7 @@ struct DecodeWarp {
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) start_loads(i, first + i * kDecodeWarps, end, page);
     load_queries<T>(a, part, 0, q);
-    const DecodeRows mine(a, part, part.row_tile * kDecodeRows + lane / 4);
+    const DecodeRows mine(a, part);
     int stage = 0;
     for (int chunk = first; chunk < end; chunk += kDecodeWarps) {
       wait_copies<kStages - 2>();

@@ -68,22 +68,15 @@ struct DecodePart {
 
 // Two rows of a thread, 8 apart: what they see, and what is added to their scores.
 struct DecodeRows {
-  int position[2];
+  const DecodePart& part;
   Span seen[2];
-  float slope[2] = {0.f, 0.f};  // in what is multiplied by score_scale
 
-  __device__ __forceinline__ DecodeRows(const DecodeArguments& a, const DecodePart& part, int first) {
+  __device__ __forceinline__ DecodeRows(const DecodeArguments& a, const DecodePart& part) : part(part) {
     const Sight sight = part.sight(a);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = first + 8 * r;
-      position[r] = row / a.group + sight.ahead();
-      seen[r] = sight.keys_of(row / a.group);
-      if (a.slopes != nullptr && row < a.group * a.query_rows)
-        slope[r] =
-            a.slopes[part.batch * a.slopes_batch + part.key_head * a.group + row % a.group] * kLog2e / a.score_scale;
-    }
+    for (int r = 0; r < 2; ++r) seen[r] = sight.keys_of((first_row() + 8 * r) / a.group);
   }
+  __device__ __forceinline__ int first_row() const { return part.row_tile * kDecodeRows + int(threadIdx.x) % 32 / 4; }
 
   // Scores of keys from the thread's first one on.
   template <int N>
@@ -92,14 +85,26 @@ struct DecodeRows {
 #pragma unroll
       for (float& f : s) f = tanh_fast(f * a.cap_scale);
     }
-    if (a.slopes != nullptr) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) s[i] -= slope[i / 2 % 2] * fabsf(float(position[i / 2 % 2] - key - column_of(i)));
-    }
+    if (a.slopes != nullptr) add_slopes(s, a, key);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const int at = key + column_of(i);
       if (at < seen[i / 2 % 2].first || at >= seen[i / 2 % 2].end) s[i] = -INFINITY;
+    }
+  }
+
+  template <int N>
+  __device__ __forceinline__ void add_slopes(float (&s)[N], const DecodeArguments& a, int key) const {
+    int first = first_row();
+    asm volatile("" : "+r"(first));  // so that what follows is not kept in registers where there are no slopes
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = min(first + 8 * r, a.group * a.query_rows - 1), head = part.key_head * a.group + row % a.group;
+      const float slope = a.slopes[part.batch * a.slopes_batch + head] * kLog2e / a.score_scale;
+      const int position = row / a.group + part.total - a.query_rows;
+#pragma unroll
+      for (int i = 0; i < N; ++i)
+        if (i / 2 % 2 == r) s[i] -= slope * fabsf(float(position - key - column_of(i)));
     }
   }
 };
@@ -109,17 +114,21 @@ struct DecodeRows {
 template <class T, int kThreads, int kDim>
 __device__ __forceinline__ void start_chunk(const DecodeArguments& a, const DecodePart& part, const Cache& c,
                                             uint16_t (&to)[kDecodeKeys][kDim], int chunk, int page, int thread) {
-  constexpr int kPieces = kDim / 8;  // of 16 bytes, a row
+  constexpr int kLanes = 8, kAtOnce = kThreads / kLanes;  // threads a row, each 16 bytes of every 128; rows
   const T* data = static_cast<const T*>(c.data) + page * c.batch + part.key_head * c.head;
   const T* fresh = static_cast<const T*>(c.fresh) + part.batch * c.fresh_batch + part.key_head * c.fresh_head;
   int first = chunk * kDecodeKeys;
   if (a.block_table != nullptr) first -= int(a.chunks_of_page(chunk)) * a.page_rows;
+  const int piece = thread % kLanes;
 #pragma unroll
-  for (int i = 0; i < kDecodeKeys * kPieces / kThreads; ++i) {
-    const int at = i * kThreads + thread, row = at / kPieces, piece = at % kPieces, key = chunk * kDecodeKeys + row;
+  for (int pass = 0; pass < kDecodeKeys / kAtOnce; ++pass) {
+    const int row = pass * kAtOnce + thread / kLanes, key = chunk * kDecodeKeys + row;
     const T* from = key < part.length ? data + (first + row) * c.row : fresh + (key - part.length) * c.fresh_row;
-    const bool zeros = key >= part.total || 8 * piece >= c.dim;
-    start_copy(&to[row][(piece ^ row % 8) * 8], zeros ? c.data : from + 8 * piece, zeros);
+    const int numbers = key < part.total ? c.dim - 8 * piece : 0;  // from the thread's first ones on
+    if (numbers <= 0) from = static_cast<const T*>(c.data);
+    uint16_t* place = &to[row][(piece ^ row % 8) * 8];
+#pragma unroll
+    for (int i = 0; i < kDim / 64; ++i) start_copy(place + 64 * i, from + 8 * piece + 64 * i, 64 * i >= numbers);
   }
 }
 

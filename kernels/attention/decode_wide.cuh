@@ -103,7 +103,7 @@ struct DecodeWideBlock {
 #pragma unroll
     for (int i = 0; i < D::kStages - 1; ++i) start_loads(i, first + i, end, page);
     load_queries<T>(a, part, warp * D::kSteps, q);
-    const DecodeRows mine(a, part, part.row_tile * kDecodeRows + lane / 4);
+    const DecodeRows mine(a, part);
     int stage = 0;
     for (int chunk = first; chunk < end; ++chunk) {
       wait_copies<D::kStages - 2>();
