@@ -15,7 +15,8 @@ void forward_256(const Forward& a, int* counter, Stream stream);         // forw
 void forward_128_full(const Forward& a, int* counter, Stream stream);    // forward_hopper_128_full.cu
 void backward_64(const Backward& a, void* workspace, Stream stream);     // backward_hopper_64.cu
 void backward_128(const Backward& a, void* workspace, Stream stream);    // backward_hopper_128.cu
-void mma_forward(const Forward& a, Stream stream);                       // forward_mma.cu
+void mma_forward_128(const Forward& a, Stream stream);                   // forward_mma_128.cu
+void mma_forward_512(const Forward& a, Stream stream);                   // forward_mma_512.cu
 void mma_backward_128(const Backward& a, float* space, Stream stream);   // backward_mma_128.cu
 void mma_backward_512(const Backward& a, float* space, Stream stream);   // backward_mma_512.cu
 void backward_wide_192(const Backward& a, float* space, Stream stream);  // backward_wide_192.cu
@@ -104,6 +105,7 @@ bool fits_keys(const Problem& p, const void* data, const Strides& s) {
   return fits(p, data, s, p.key_rows, p.key_heads);
 }
 
+bool is_narrow(const Problem& p) { return p.dim <= 192 && p.value_dim <= 128; }
 bool of_64(const Problem& p) { return p.dim <= 64 && p.value_dim <= 64; }
 void check(const std::string& why) {
   if (!why.empty()) throw std::runtime_error(why);
@@ -126,8 +128,8 @@ void forward(const Forward& a, void* workspace, Stream stream) {
   const Problem& p = a.problem;
   auto* counter = static_cast<int*>(workspace);
   if (p.query_rows == 0 || p.heads == 0 || (p.batch == 0 && p.query_starts == nullptr)) return;
-  if (!by_hopper(a)) return gpu::mma_forward(a, stream);
-  if (p.dim > 192 || p.value_dim > 128) return gpu::forward_256(a, counter, stream);
+  if (!by_hopper(a)) return (is_narrow(p) ? gpu::mma_forward_128 : gpu::mma_forward_512)(a, stream);
+  if (!is_narrow(p)) return gpu::forward_256(a, counter, stream);
   if (p.dim > 128) return gpu::forward_192(a, counter, stream);
   if (of_64(p)) return gpu::forward_64(a, counter, stream);
   const bool full = p.window_left == kNoLimit && p.window_right == kNoLimit && p.query_starts == nullptr;
@@ -151,9 +153,8 @@ int64_t workspace_bytes(const Backward& a) {
 void backward(const Backward& a, void* workspace, Stream stream) {
   check(refused(a));
   if (const Problem& p = a.problem; !by_hopper(a)) {
-    const bool narrow = p.dim <= 192 && p.value_dim <= 128;
-    const auto fn = by_wide(a) ? (narrow ? gpu::backward_wide_192 : gpu::backward_wide_256)
-                               : (narrow ? gpu::mma_backward_128 : gpu::mma_backward_512);
+    const auto fn = by_wide(a) ? (is_narrow(p) ? gpu::backward_wide_192 : gpu::backward_wide_256)
+                               : (is_narrow(p) ? gpu::mma_backward_128 : gpu::mma_backward_512);
     return fn(a, static_cast<float*>(workspace), stream);
   }
   of_64(a.problem) ? gpu::backward_64(a, workspace, stream) : gpu::backward_128(a, workspace, stream);
