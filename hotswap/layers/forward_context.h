@@ -10,7 +10,8 @@ namespace hotswap {
 struct ForwardContext {
   RotaryTables rope;
   AttentionMetadata attention;
-  Cache* cache = nullptr;  // null: none
+  Cache* cache = nullptr;                        // null: none
+  std::vector<Tensor>* router_logits = nullptr;  // where mixtures of experts leave theirs, in order; null: nowhere
 };
 
 }  // namespace hotswap

@@ -35,6 +35,11 @@ std::shared_ptr<CausalLM> tiny(const std::string& family) {
                                          {"max_window_layers", 1},
                                          {"head_dim", 6},
                                          {"max_position_embeddings", 64},
+                                         {"num_experts", 5},  // of mixtures
+                                         {"num_local_experts", 5},
+                                         {"num_experts_per_tok", 2},
+                                         {"moe_intermediate_size", 12},
+                                         {"shared_expert_intermediate_size", 20},
                                          {"use_sliding_window", family != "llama" && family != "mistral"}};
   auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
   model->init_weights(5);

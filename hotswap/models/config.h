@@ -9,6 +9,7 @@
 
 #include "hotswap/base/json.h"
 #include "hotswap/layers/rope.h"
+#include "hotswap/models/mixture_config.h"
 
 namespace hotswap {
 
@@ -24,6 +25,7 @@ struct ModelConfig {
   double attention_dropout = 0;
   int64_t sliding_window = 0;            // tokens that a query of a sliding layer sees; 0: no layer slides
   std::vector<std::string> layer_types;  // "full_attention" or "sliding_attention", a layer each
+  MixtureConfig mixture;
   double initializer_range = 0.02;
   std::optional<int64_t> bos_token_id, pad_token_id;
   std::vector<int64_t> eos_token_id;
@@ -35,6 +37,7 @@ struct ModelConfig {
 struct ConfigDefaults {
   std::optional<int64_t> head_dim;  // none: hidden_size / num_attention_heads
   bool heads_may_lack = true;       // num_key_value_heads: num_attention_heads then
+  bool reads_mxfp4 = false;         // the family's tensor rules dequantise such weights
 };
 
 // Reads and checks all of ModelConfig but which layers slide, which families say in three ways: none does here.
@@ -42,6 +45,8 @@ ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaul
 
 // Qwen's: use_sliding_window, sliding_window, max_window_layers and layer_types.
 void read_sliding_layers(ModelConfig& config, const Json& json);
+// Of a window that is in use: as many as there are layers, each "full_attention" or "sliding_attention".
+std::vector<std::string> read_layer_types(const ModelConfig& config, const Json& json);
 // For families whose layers are all alike: Error where the keys above ask for something else than config.layer_types.
 void check_layer_types(const ModelConfig& config, const Json& json);
 // 0 where it is null; `otherwise` where it is absent.

@@ -53,7 +53,8 @@ ForwardContext Trunk::context_for(const TrunkInput& in, at::ScalarType dtype) {
                                           .cu_seqlens = in.cu_seqlens,
                                           .max_seqlen = in.max_seqlen > 0 ? in.max_seqlen : time,
                                           .positions = fixed}),
-          .cache = in.cache};
+          .cache = in.cache,
+          .router_logits = in.router_logits};
 }
 
 Tensor Trunk::forward(const TrunkInput& in) {

@@ -4,10 +4,11 @@
 
 namespace hotswap {
 
-extern const Family kLlama, kMistral, kQwen2, kQwen3;
+extern const Family kLlama, kMistral, kMixtral, kQwen2, kQwen2Moe, kQwen3, kQwen3Moe;
 
 const std::vector<const Family*>& families() {
-  static const std::vector<const Family*> all = {&kLlama, &kMistral, &kQwen2, &kQwen3};
+  static const std::vector<const Family*> all = {&kLlama,    &kMistral, &kMixtral, &kQwen2,
+                                                 &kQwen2Moe, &kQwen3,   &kQwen3Moe};
   return all;
 }
 
