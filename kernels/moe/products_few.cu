@@ -1,0 +1,129 @@
+// Products of few rows an expert, as a decode step has them: weights are read once, straight from memory into the
+// registers of mma, 16 bytes a thread, and are the left operand; up to 16 rows are the right one. The order of the
+// numbers along a sum is free as long as both operands have the same one: a thread's eight neighbours are two steps of
+// mma, and nothing goes through shared memory but the sums of a block's warps, each of which takes every fourth
+// stretch.
+#include "kernels/common/gpu/device.cuh"
+#include "kernels/common/gpu/launch.cuh"
+#include "kernels/common/gpu/mma.cuh"
+#include "kernels/moe/moe_cuda.h"
+
+namespace moe::cuda {
+namespace {
+
+using namespace kernels::gpu;
+using kernels::divide_up;
+using kernels::Divider;
+
+constexpr int kWarps = 4, kOuts = 32, kAtOnce = 16;  // outputs of a block; rows
+constexpr int kStretch = 32, kAhead = 4;             // numbers a warp multiplies at once; stretches on their way
+
+struct Arguments {
+  const void *rows, *w, *bias;
+  void* y;
+  const int32_t *order, *offsets;
+  Divider token_of;
+  int64_t stride;
+  int in, out, blocks_an_expert;
+};
+
+__device__ __forceinline__ uint4 load_piece(const void* from, bool inside) {
+  return inside ? __ldcs(static_cast<const uint4*>(from)) : make_uint4(0, 0, 0, 0);
+}
+__device__ __forceinline__ uint4 load_again(const void* from, bool inside) {
+  return inside ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+}
+
+template <class T>
+__global__ void __launch_bounds__(32 * kWarps) multiply_few(const Arguments a) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800  // few_take refuses older ones
+  __shared__ float parts[kWarps][kOuts][kAtOnce + 1];
+  const int expert = int(blockIdx.x) / a.blocks_an_expert;
+  const int out0 = (int(blockIdx.x) - expert * a.blocks_an_expert) * kOuts;
+  const int begin = a.offsets[expert], end = a.offsets[expert + 1];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, piece = lane % 4 * 8;
+  const T* weights = static_cast<const T*>(a.w) + (int64_t{expert} * a.out + out0) * a.in;
+  for (int first = begin; first < end; first += kAtOnce) {
+    const T* from[2];
+    bool there[2];
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      const int slot = first + row + 8 * g;
+      there[g] = slot < end;
+      const int64_t at = !there[g] ? 0 : a.order == nullptr ? slot : int64_t{a.token_of(a.order[slot])};
+      from[g] = static_cast<const T*>(a.rows) + at * a.stride;
+    }
+    const bool both = first + 8 < end;
+    float sums[4][2][4] = {};  // of 8 outputs each, in two rows of the left operand; by groups of 8 rows
+    for (int k0 = warp * kStretch; k0 < a.in; k0 += kWarps * kStretch * kAhead) {
+      uint4 w[kAhead][4], x[kAhead][2];
+#pragma unroll
+      for (int s = 0; s < kAhead; ++s) {
+        const int k = k0 + s * kWarps * kStretch + piece;
+        const bool inside = k < a.in;
+#pragma unroll
+        for (int o = 0; o < 4; ++o)
+          w[s][o] = load_piece(weights + int64_t{row + 8 * o} * a.in + k, inside && out0 + row + 8 * o < a.out);
+        x[s][0] = load_again(from[0] + k, inside && there[0]);
+        x[s][1] = load_again(from[1] + k, inside && there[1]);
+      }
+#pragma unroll
+      for (int s = 0; s < kAhead; ++s)
+#pragma unroll
+        for (int o = 0; o < 4; o += 2)
+#pragma unroll
+          for (int g = 0; g < 2; ++g) {
+            if (g == 1 && !both) continue;
+            multiply_16x8<T>(sums[o / 2][g], {w[s][o].x, w[s][o + 1].x, w[s][o].y, w[s][o + 1].y}, x[s][g].x,
+                             x[s][g].y);
+            multiply_16x8<T>(sums[o / 2][g], {w[s][o].z, w[s][o + 1].z, w[s][o].w, w[s][o + 1].w}, x[s][g].z,
+                             x[s][g].w);
+          }
+    }
+    __syncthreads();  // the sums of the rows before are read
+#pragma unroll
+    for (int o = 0; o < 2; ++o)
+#pragma unroll
+      for (int g = 0; g < 2; ++g)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) parts[warp][16 * o + row + i / 2 * 8][8 * g + lane % 4 * 2 + i % 2] = sums[o][g][i];
+    __syncthreads();
+    const int out = out0 + lane;
+    for (int r = warp; r < kAtOnce && first + r < end && out < a.out; r += kWarps) {
+      float sum = a.bias == nullptr ? 0.f : to_float(static_cast<const T*>(a.bias)[int64_t{expert} * a.out + out]);
+#pragma unroll
+      for (int part = 0; part < kWarps; ++part) sum += parts[part][lane][r];
+      static_cast<T*>(a.y)[int64_t{first + r} * a.out + out] = from_float<T>(sum);
+    }
+  }
+#endif
+}
+
+}  // namespace
+
+bool few_take(const Product& a) {
+  const uintptr_t bits = reinterpret_cast<uintptr_t>(a.rows.data) | reinterpret_cast<uintptr_t>(a.w) |
+                         uintptr_t(a.rows.stride * 2) | uintptr_t(a.rows.cols * 2);
+  return a.p.tokens <= kFewTokens && !a.by_inputs && size_of(a.p.dtype) == 2 && bits % kernels::kVectorBytes == 0 &&
+         attribute<cudaDevAttrComputeCapabilityMajor>() >= 8;
+}
+
+void multiply_few_rows(const Product& a, Stream stream) {
+  if (a.p.assignments() == 0) return;
+  const int64_t blocks = divide_up(a.out, kOuts);
+  const Arguments arguments{.rows = a.rows.data,
+                            .w = a.w,
+                            .bias = a.bias,
+                            .y = a.y,
+                            .order = a.rows.tokens ? a.index.order : nullptr,
+                            .offsets = a.index.offsets,
+                            .token_of = Divider(a.p.top_k),
+                            .stride = a.rows.stride,
+                            .in = int(a.rows.cols),
+                            .out = int(a.out),
+                            .blocks_an_expert = int(blocks)};
+  const auto run = [&](auto* kernel) { launch(kernel, a.p.experts * blocks, 32 * kWarps, stream, arguments); };
+  a.p.dtype == DType::kBFloat16 ? run(&multiply_few<kernels::BFloat16>) : run(&multiply_few<kernels::Half>);
+}
+
+}  // namespace moe::cuda
