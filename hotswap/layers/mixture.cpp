@@ -23,11 +23,11 @@ Mixture::Mixture(const MixtureOptions& o)
   own("shared_expert_gate", *shared_gate_);
 }
 
-Tensor Mixture::forward(const Tensor& x, std::vector<Tensor>* logits) const {
+Tensor Mixture::forward(const Tensor& x, const ForwardContext& context) const {
   Tensor tokens = x.reshape({-1, x.size(-1)});
   if (training() && jitter_ > 0) tokens = at::mul(tokens, at::empty_like(tokens).uniform_(1 - jitter_, 1 + jitter_));
   const Router::Result routed = router_.route(tokens);
-  if (logits != nullptr) logits->push_back(routed.logits);
+  if (context.router_logits != nullptr) context.router_logits->push_back(routed.logits);
   Tensor y = experts_.forward(tokens, routed.routing);
   if (shared_) {
     Tensor shared = shared_->forward(tokens);

@@ -22,12 +22,11 @@ struct MixtureOptions {
   bool shared_gate = false;  // a Linear "shared_expert_gate" whose sigmoid multiplies it
 };
 
-class Mixture : public Module {
+class Mixture : public FeedForward {
  public:
   explicit Mixture(const MixtureOptions& options);
-  // [batch, time, dim] -> the same. The router's logits [batch * time, experts] are added to `logits` unless it is
-  // null.
-  Tensor forward(const Tensor& x, std::vector<Tensor>* logits) const;
+  // Leaves the router's logits, [batch * time, experts], with context.router_logits.
+  Tensor forward(const Tensor& x, const ForwardContext& context) const override;  // [batch, time, dim] -> the same
 
  private:
   double jitter_;

@@ -345,9 +345,9 @@ TEST_F(Mixtures, SharedExpertsAndJitter) {
   mixture.eval();
   const Tensor x = random({2, 3, 6});
   std::vector<Tensor> logits;
-  const Tensor y = mixture.forward(x, &logits);
+  const Tensor y = mixture.forward(x, {.router_logits = &logits});
   ASSERT_EQ(logits.size(), 1U);
-  EXPECT_TRUE(at::equal(mixture.forward(x, nullptr), y));
+  EXPECT_TRUE(at::equal(mixture.forward(x, {}), y));
   const Tensor rows = x.view({6, 6});
   EXPECT_LT(difference(logits[0], rows.matmul(named.at("gate.weight").t())), kDouble);
   const Tensor p = logits[0].softmax(-1);
@@ -363,7 +363,7 @@ TEST_F(Mixtures, SharedExpertsAndJitter) {
   want = want + logistic(rows.matmul(named.at("shared_expert_gate.weight").t())) * shared;
   EXPECT_LT(difference(y.view({6, 6}), want), 1e-6);  // the router's softmax is float32
   mixture.train();
-  EXPECT_FALSE(at::equal(mixture.forward(x, nullptr), y));
+  EXPECT_FALSE(at::equal(mixture.forward(x, {}), y));
 }
 
 }  // namespace

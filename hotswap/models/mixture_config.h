@@ -15,6 +15,8 @@ struct MixtureConfig {
   int64_t shared_expert_intermediate_size = 0;  // of the part for all tokens; 0: none
   bool norm_topk_prob = false;                  // the weights of a token's experts sum to 1
   double router_jitter_noise = 0;
+  int64_t n_group = 1, topk_group = 1;  // see RouterOptions, as the next
+  double routed_scaling_factor = 1;
   double swiglu_alpha = 1, swiglu_limit = 0;   // gpt-oss's: see ExpertsOptions
   std::vector<bool> sparse;                    // which layers are mixtures, a layer each
   std::optional<double> router_aux_loss_coef;  // none: the family has no auxiliary loss

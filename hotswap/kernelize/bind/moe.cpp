@@ -14,6 +14,8 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/softmax.h>
 
+#include <array>
+
 #include "hotswap/kernelize/bind/bind_impl.h"
 #include "hotswap/kernelize/bind/example.h"
 #include "hotswap/layers/experts.h"
@@ -87,8 +89,12 @@ struct ExpertsFunction : Function<ExpertsFunction> {
     const auto c = kept<ExpertsCall>(ctx);
     check_backward(c.ops->layer);
     variable_list saved = ctx->get_saved_variables();
-    const bool weight_grads =
-        ctx->needs_input_grad(4) || ctx->needs_input_grad(5) || ctx->needs_input_grad(6) || ctx->needs_input_grad(7);
+    // x, index, weights, up, its bias, down, its bias; torch counts those that were given
+    std::array<bool, 7> wanted{};
+    for (size_t i = 0, given = 0; i < wanted.size(); ++i) {
+      if (saved[i].defined()) wanted[i] = ctx->needs_input_grad(given++);
+    }
+    const bool weight_grads = wanted[3] || wanted[4] || wanted[5] || wanted[6];
     Values stack = {dense(dy[0])};
     for (const Tensor& tensor : saved) stack.push_back(optional(tensor));
     push_options(stack, c.options);
@@ -96,10 +102,9 @@ struct ExpertsFunction : Function<ExpertsFunction> {
     const bool over = c.ops->inplace && may_overwrite(saved[7]);
     call(over ? *c.ops->inplace : *c.ops->backward, stack);
     const auto gradient = [&](size_t result, size_t input) {
-      return ctx->needs_input_grad(input) ? stack[result].toTensor() : Tensor();
+      return wanted[input] ? stack[result].toTensor() : Tensor();
     };
-    //      call, x,             index, weights
-    return {{}, gradient(0, 1), {}, gradient(1, 3), gradient(2, 4), gradient(3, 5), gradient(4, 6), gradient(5, 7)};
+    return {{}, gradient(0, 0), {}, gradient(1, 2), gradient(2, 3), gradient(3, 4), gradient(4, 5), gradient(5, 6)};
   }
 
  private:

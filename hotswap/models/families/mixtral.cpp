@@ -7,7 +7,8 @@ namespace hotswap {
 namespace {
 
 ModelConfig read_config(const Json& json) {
-  ModelConfig c = read_decoder_config(json, {.heads_may_lack = false});
+  ModelConfig c = read_decoder_config(json, {.heads_may_lack = false, .rope = {.theta = 1e6}});
+  c.mlp_bias = false;  // whatever a config says, as transformers has it
   c.sliding_window = json.has("sliding_window") ? read_sliding_window(json, 0) : 0;
   if (c.sliding_window > 0) c.layer_types.assign(c.num_hidden_layers, "sliding_attention");
   check_layer_types(c, json);

@@ -1,29 +1,9 @@
 #include "hotswap/models/families/mixture.h"
 
 #include "hotswap/base/error.h"
+#include "hotswap/models/families/llama.h"
 
 namespace hotswap {
-
-MixtureBlock::MixtureBlock(const ModelConfig& c, const SelfAttentionOptions& attention,
-                           std::unique_ptr<Mixture> mixture, std::unique_ptr<GatedMLP> dense, const char* name)
-    : self_attn_(attention),
-      mixture_(std::move(mixture)),
-      dense_(std::move(dense)),
-      input_layernorm_(c.hidden_size, {.eps = c.rms_norm_eps}),
-      post_attention_layernorm_(c.hidden_size, {.eps = c.rms_norm_eps}) {
-  own("self_attn", self_attn_);
-  if (mixture_) own(name, *mixture_);
-  if (dense_) own(name, *dense_);
-  own("input_layernorm", input_layernorm_);
-  own("post_attention_layernorm", post_attention_layernorm_);
-}
-
-HiddenState MixtureBlock::forward(const HiddenState& in, const ForwardContext& context) {
-  const auto [y, h] = in.residual.defined() ? input_layernorm_.forward(in.x, in.residual)
-                                            : AddRMSNorm::Result{input_layernorm_.forward(in.x), in.x};
-  const auto [z, residual] = post_attention_layernorm_.forward(self_attn_.forward(y, context), h);
-  return {mixture_ ? mixture_->forward(z, context.router_logits) : dense_->forward(z), residual};
-}
 
 MixtureOptions mixture_options(const ModelConfig& c) {
   const MixtureConfig& m = c.mixture;
@@ -38,13 +18,20 @@ MixtureOptions mixture_options(const ModelConfig& c) {
           .shared_activation = c.hidden_act};
 }
 
+std::unique_ptr<Block> mixture_block(const ModelConfig& c, std::unique_ptr<TokenMixer> attention,
+                                     const MixtureOptions& mixture, int64_t layer, const char* name) {
+  std::unique_ptr<FeedForward> part;
+  if (c.mixture.sparse.at(layer)) {
+    part = std::make_unique<Mixture>(mixture);
+  } else {
+    part = std::make_unique<GatedMLP>(mlp_options(c));
+  }
+  return std::make_unique<LlamaBlock>(c, std::move(attention), std::move(part), name);
+}
+
 std::unique_ptr<Block> mixture_block(const ModelConfig& c, const SelfAttentionOptions& attention,
                                      const MixtureOptions& mixture, int64_t layer, const char* name) {
-  if (c.mixture.sparse.at(layer)) {
-    return std::make_unique<MixtureBlock>(c, attention, std::make_unique<Mixture>(mixture), nullptr, name);
-  }
-  const GatedMLPOptions dense{.dim = c.hidden_size, .hidden = c.intermediate_size, .activation = c.hidden_act};
-  return std::make_unique<MixtureBlock>(c, attention, nullptr, std::make_unique<GatedMLP>(dense), name);
+  return mixture_block(c, std::make_unique<SelfAttention>(attention), mixture, layer, name);
 }
 
 TensorRules expert_rules(const ExpertNames& n) {

@@ -1,4 +1,4 @@
-// Llama's block with a mixture of experts in some layers, or in all.
+// What families with mixtures of experts in some layers, or in all, share.
 #pragma once
 
 #include <memory>
@@ -11,27 +11,12 @@
 
 namespace hotswap {
 
-//   hidden += attention(norm(hidden)); hidden += feed_forward(norm(hidden))
-class MixtureBlock : public Block {
- public:
-  // One of both parts.
-  MixtureBlock(const ModelConfig& config, const SelfAttentionOptions& attention, std::unique_ptr<Mixture> mixture,
-               std::unique_ptr<GatedMLP> dense, const char* name);
-  HiddenState forward(const HiddenState& in, const ForwardContext& context) override;
-  std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override {
-    return self_attn_.make_cache_layer(options);
-  }
-
- private:
-  SelfAttention self_attn_;
-  std::unique_ptr<Mixture> mixture_;
-  std::unique_ptr<GatedMLP> dense_;
-  AddRMSNorm input_layernorm_, post_attention_layernorm_;
-};
-
 // A softmax over all experts, then the choice: what most families have. Theirs to change.
 MixtureOptions mixture_options(const ModelConfig& config);
-// With the mixture where config.mixture.sparse says so, else with one gated MLP; `name`: of either, in a checkpoint.
+// Llama's block, with the mixture where config.mixture.sparse says so, else with one gated MLP; `name`: of either, in a
+// checkpoint.
+std::unique_ptr<Block> mixture_block(const ModelConfig& config, std::unique_ptr<TokenMixer> attention,
+                                     const MixtureOptions& mixture, int64_t layer, const char* name = "mlp");
 std::unique_ptr<Block> mixture_block(const ModelConfig& config, const SelfAttentionOptions& attention,
                                      const MixtureOptions& mixture, int64_t layer, const char* name = "mlp");
 

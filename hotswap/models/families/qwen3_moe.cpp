@@ -10,6 +10,7 @@ ModelConfig read_config(const Json& json) {
   ModelConfig c = read_decoder_config(json, {.heads_may_lack = false});
   if (json.get<bool>("use_sliding_window", false)) c.sliding_window = read_sliding_window(json, 4096);
   if (c.sliding_window > 0) c.layer_types.assign(c.num_hidden_layers, "sliding_attention");
+  c.mlp_bias = false;  // whatever a config says, as transformers has it
   c.mixture = read_mixture_config(c.num_hidden_layers, json);
   c.mixture.norm_topk_prob = json.get<bool>("norm_topk_prob", false);
   read_sparse_layers(c.mixture, json);

@@ -118,9 +118,10 @@ class RuledCheckpoint : public Checkpoint {
       return source.rule->decoder.tensor(parts, dtype);
     }
     if (is_stack(source)) return stacked(source, dtype);
-    at::Tensor tensor = raw_->tensor(source.first(), dtype);
+    const bool changes = source.rule != nullptr && source.rule->change;  // numbers, perhaps: rounded afterwards
+    at::Tensor tensor = raw_->tensor(source.first(), changes ? at::kFloat : dtype);
     if (source.width > 0) tensor = tensor.narrow(0, source.begin, source.width);
-    return source.rule != nullptr && source.rule->change ? source.rule->change(tensor) : tensor;
+    return changes ? source.rule->change(tensor).to(dtype) : tensor;
   }
   bool is_file_memory(const std::string& name, at::ScalarType dtype) const override {
     const Source& source = source_of(name);
