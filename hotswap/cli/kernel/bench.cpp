@@ -122,8 +122,8 @@ class Workload {
     for (c10::IValue& value : arguments) {
       if (!value.isTensor()) continue;
       at::Tensor made = change(value.toTensor().detach());
-      const bool trained = training_ && tensors++ < example_.trained && made.is_floating_point();
-      if (trained) made = made.clone().set_requires_grad(true);
+      if (training_ && made.is_floating_point() && tensors++ < example_.trained)
+        made = made.clone().set_requires_grad(true);
       value = made;
     }
     return arguments;

@@ -180,7 +180,7 @@ Result<Example> experts_example(const std::string& layer, const ExampleSize& siz
                                  .down = weights(dim, hidden),
                                  .down_bias = bias(dim)},
                                 o);
-  example.trained = form->bias ? 7 : 5;  // the index among them, which has no gradient
+  example.trained = form->bias ? 6 : 4;
   example.stock = experts(stock::experts);
   example.exact = example.stock;  // torch's own, in the dtype that it is given
   example.bound = [experts](const LayerOps& layer) {
