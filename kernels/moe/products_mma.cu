@@ -275,6 +275,10 @@ void multiply(const Product& a, Stream stream) {
   hopper_takes(a) ? multiply_hopper(a, stream) : multiply_tiles(a, stream);
 }
 void multiply(const WeightGradient& a, Stream stream) {
+  if (a.p.assignments() == 0) {
+    const int64_t bytes = a.p.experts * a.left.cols * a.right.cols * size_of(a.p.dtype);
+    return checked(cudaMemsetAsync(a.dw, 0, size_t(bytes), static_cast<cudaStream_t>(stream)), "zeros");
+  }
   hopper_takes(a) ? multiply_hopper(a, stream) : multiply_tiles(a, stream);
 }
 
