@@ -84,40 +84,71 @@ struct SlotLoader {
   }
 };
 
+// A block's steps: 64 slots of a tile each, tile after tile.
+struct WeightSteps {
+  const WeightArguments& a;
+  int number;  // of the tile
+  WeightTile tile;
+  int slot;
+
+  __device__ __forceinline__ explicit WeightSteps(const WeightArguments& arguments)
+      : a(arguments), number(blockIdx.x), tile(arguments, blockIdx.x), slot(tile.begin) {
+    skip();
+  }
+  __device__ __forceinline__ bool left() const { return number < a.tiles; }
+  __device__ __forceinline__ void next() {
+    slot += kDepth;
+    skip();
+  }
+
+ private:
+  __device__ __forceinline__ void skip() {  // over what has no slots
+    while (slot >= tile.end && (number += gridDim.x) < a.tiles) tile = WeightTile(a, number), slot = tile.begin;
+  }
+};
+
 template <class T>
 __device__ __forceinline__ void load_slots(const WeightArguments& a, Memory<T>& m) {
   using Tokens = SlotLoader<T, kRows>;
   Loader<T> loader(m);
-  for (int t = blockIdx.x; t < a.tiles; t += gridDim.x) {
-    const WeightTile tile(a, t);
-    for (int slot = tile.begin; slot < tile.end; slot += kDepth) {
-      int row[Tokens::kEach];  // asked for before the stage is free
+  WeightSteps step(a);
+  // Where rows lie is asked for one step ahead: the answer takes as long as a step's products.
+  int ahead[Tokens::kEach];
+  const auto ask = [&] {
 #pragma unroll
-      for (int i = 0; i < Tokens::kEach; ++i) {
-        const int at = slot + int(threadIdx.x) / Tokens::kPieces + Tokens::kStep * i;
-        row[i] = at < tile.end ? int(a.token_of(a.order[at])) : -1;
-      }
-      loader.begin();
-      const int stage = loader.stage.index;
-      const bool whole = slot + kDepth <= tile.end;
-      if (threadIdx.x == 0) {
-        if (whole) {
-          m.full[stage].arrive_expecting(sizeof m.b[0]);
-#pragma unroll
-          for (int p = 0; p < kCols / 64; ++p)
-            load_box(m.b[stage] + p * kPanelNumbers, a.flat_map, m.full[stage], tile.col + 64 * p, slot, 0, 0);
-        } else {
-          m.full[stage].arrive();
-        }
-      }
-      Tokens::copy(m.a[stage], static_cast<const T*>(a.tokens), a.token_stride, tile.row, a.token_cols,
-                   [&](int i, int) { return row[i]; });
-      // Behind an expert's last slot are another's numbers: zeros, since infinity times 0 is none.
-      if (!whole)
-        SlotLoader<T, kCols>::copy(m.b[stage], static_cast<const T*>(a.flat), a.flat_cols, tile.col, a.flat_cols,
-                                   [&](int, int at) { return slot + at < tile.end ? slot + at : -1; });
-      loader.end();
+    for (int i = 0; i < Tokens::kEach; ++i) {
+      const int at = step.slot + int(threadIdx.x) / Tokens::kPieces + Tokens::kStep * i;
+      ahead[i] = step.left() && at < step.tile.end ? a.order[at] : -1;
     }
+  };
+  ask();
+  while (step.left()) {
+    const int slot = step.slot, row = step.tile.row, col = step.tile.col, end = step.tile.end;
+    int order[Tokens::kEach];
+#pragma unroll
+    for (int i = 0; i < Tokens::kEach; ++i) order[i] = ahead[i];
+    step.next();
+    ask();
+    loader.begin();
+    const int stage = loader.stage.index;
+    const bool whole = slot + kDepth <= end;
+    if (threadIdx.x == 0) {
+      if (whole) {
+        m.full[stage].arrive_expecting(sizeof m.b[0]);
+#pragma unroll
+        for (int p = 0; p < kCols / 64; ++p)
+          load_box(m.b[stage] + p * kPanelNumbers, a.flat_map, m.full[stage], col + 64 * p, slot, 0, 0);
+      } else {
+        m.full[stage].arrive();
+      }
+    }
+    Tokens::copy(m.a[stage], static_cast<const T*>(a.tokens), a.token_stride, row, a.token_cols,
+                 [&](int i, int) { return order[i] < 0 ? -1 : int(a.token_of(order[i])); });
+    // Behind an expert's last slot are another's numbers: zeros, since infinity times 0 is none.
+    if (!whole)
+      SlotLoader<T, kCols>::copy(m.b[stage], static_cast<const T*>(a.flat), a.flat_cols, col, a.flat_cols,
+                                 [&](int, int at) { return slot + at < end ? slot + at : -1; });
+    loader.end();
   }
   loader.finish();
 }
@@ -210,12 +241,11 @@ void multiply_hopper(const Product& a, Stream stream) {
     });
   });
 }
-// The two that models have; the others go through h.
-bool can_activate(const Product& a) {
+bool hopper_activates(const Product& a) {
   const bool built = a.p.act == Act::kSwiGlu || a.p.act == Act::kSwiGluOai;
-  return built && !a.p.scale_input && a.p.inner % 8 == 0 && !few_take(a) && hopper_takes(a);
+  return built && a.p.inner % 8 == 0 && hopper_takes(a);
 }
-void multiply_and_activate(const Product& a, void* activated, Stream stream) {
+void activate_hopper(const Product& a, void* activated, Stream stream) {
   if (a.p.assignments() == 0) return;
   (a.p.act == Act::kSwiGlu ? up_swiglu : up_swiglu_oai)(a, activated, stream);
 }

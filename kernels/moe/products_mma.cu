@@ -270,8 +270,12 @@ void multiply_tiles(const WeightGradient& a, Stream stream) {
   });
 }
 
+bool can_activate(const Product& a) { return !a.p.scale_input && (few_take(a) || hopper_activates(a)); }
+void multiply_and_activate(const Product& a, void* activated, Stream stream) {
+  few_take(a) ? multiply_few_rows(a, activated, stream) : activate_hopper(a, activated, stream);
+}
 void multiply(const Product& a, Stream stream) {
-  if (few_take(a)) return multiply_few_rows(a, stream);
+  if (few_take(a)) return multiply_few_rows(a, nullptr, stream);
   hopper_takes(a) ? multiply_hopper(a, stream) : multiply_tiles(a, stream);
 }
 void multiply(const WeightGradient& a, Stream stream) {
