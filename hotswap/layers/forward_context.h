@@ -9,8 +9,11 @@ namespace hotswap {
 
 struct ForwardContext {
   RotaryTables rope;
+  RotaryTables sliding_rope = {};  // of sliding layers, where they have their own
   AttentionMetadata attention;
   Cache* cache = nullptr;  // null: none
+
+  const RotaryTables& rope_of(bool slides) const { return slides && sliding_rope.cos.defined() ? sliding_rope : rope; }
 };
 
 }  // namespace hotswap

@@ -38,8 +38,9 @@ SelfAttention::SelfAttention(const SelfAttentionOptions& o)
   own("v_proj", v_proj_);
   own("o_proj", o_proj_);
   if (o.qk_norm) {
-    q_norm_ = std::make_unique<RMSNorm>(o.head_dim, *o.qk_norm);
-    k_norm_ = std::make_unique<RMSNorm>(o.head_dim, *o.qk_norm);
+    const auto width = [&](int64_t heads) { return o.qk_norm_of_all_heads ? heads * o.head_dim : o.head_dim; };
+    q_norm_ = std::make_unique<RMSNorm>(width(o.num_heads), *o.qk_norm);
+    k_norm_ = std::make_unique<RMSNorm>(width(o.num_kv_heads), *o.qk_norm);
     own("q_norm", *q_norm_);
     own("k_norm", *k_norm_);
   }
@@ -53,16 +54,19 @@ Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) co
   // As the rotary embedding wants them. Of one token it is the same memory: a step of a small model is mostly views.
   const auto heads_first = [&](const Tensor& y) { return time == 1 ? y.view({batch, -1, 1, dim}) : y.transpose(1, 2); };
   Tensor q = q_proj_.forward(x), k = k_proj_.forward(x);
-  if (time > 1 || q_norm_) {
+  const auto normalise = [&] {
+    q = q_norm_->forward(q);
+    k = k_norm_->forward(k);
+  };
+  if (q_norm_ && options_.qk_norm_of_all_heads) normalise();
+  const bool by_head = q_norm_ && !options_.qk_norm_of_all_heads;
+  if (time > 1 || by_head) {
     q = heads(q);  // [batch, time, heads, head_dim]
     k = heads(k);  // [batch, time, kv_heads, head_dim]
   }
-  if (q_norm_) {
-    q = q_norm_->forward(q);
-    k = k_norm_->forward(k);
-  }
+  if (by_head) normalise();
   if (options_.rotary) {
-    std::tie(q, k) = rotary_fn_.forward(heads_first(q), heads_first(k), context.rope);
+    std::tie(q, k) = rotary_fn_.forward(heads_first(q), heads_first(k), context.rope_of(options_.sliding_window > 0));
     q = q.transpose(1, 2);
     k = k.transpose(1, 2);
   } else {
@@ -79,6 +83,16 @@ Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) co
 
 std::unique_ptr<CacheLayer> SelfAttention::make_cache_layer(const CacheOptions& options) const {
   return make_key_value_layer(options, options_.sliding_window);
+}
+
+const char* stock_attention_of(Module& module) {
+  const char* found = "sdpa";
+  module.each_slot([&](const std::string&, SlotBase& slot) {
+    for (const std::string& feature : slot.needs().features) {
+      if (feature == "softcap" || feature == "sinks") found = "eager";
+    }
+  });
+  return found;
 }
 
 void set_stock_attention(Module& module, const AttentionKind& kind) {

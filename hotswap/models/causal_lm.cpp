@@ -2,7 +2,10 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/tanh.h>
 
 #include <algorithm>
 #include <set>
@@ -34,6 +37,7 @@ CausalLM::CausalLM(const Family& family, Json config)
   own("model", model_);
   own("lm_head", lm_head_);
   own("loss_function", loss_);
+  set_attn_implementation("");
 }
 
 const KernelReport& CausalLM::kernelize(Mode mode) {
@@ -78,7 +82,9 @@ void CausalLM::unkernelize() {
   kernel_options_ = {};
 }
 
-void CausalLM::set_attn_implementation(const std::string& name, const KernelOptions& options) {
+void CausalLM::set_attn_implementation(const std::string& given, const KernelOptions& options) {
+  const std::string stock = stock_attention_of(model_);
+  const std::string name = given.empty() ? stock : given;
   check_attn_implementation(name);
   const bool by_kernel = names_attention_kernel(name);
   const std::string before = std::exchange(attn_implementation_, name);
@@ -95,7 +101,7 @@ void CausalLM::set_attn_implementation(const std::string& name, const KernelOpti
     attn_implementation_ = before;
     throw;
   }
-  set_stock_attention(model_, attention_kind(by_kernel ? "sdpa" : name));  // also beneath a kernel
+  set_stock_attention(model_, attention_kind(by_kernel ? stock : name));  // also beneath a kernel
 }
 
 CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
@@ -117,13 +123,23 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
   const bool need_logits = a.need_logits.value_or(!(has_labels && training()));
   CausalLMOutput out;
   if (has_labels && !need_logits && loss_.fuses()) {
-    out.loss = loss_.from_hidden(hidden, lm_head_.weight, {.labels = a.labels, .items = a.num_items_in_batch});
+    const Tensor scaled = config_.logits_scaling == 1 ? hidden : at::div(hidden, config_.logits_scaling);
+    out.loss = loss_.from_hidden(
+        scaled, lm_head_.weight,
+        {.labels = a.labels, .items = a.num_items_in_batch, .softcap = config_.final_logit_softcapping});
     return out;
   }
   const int64_t time = hidden.size(1), kept = a.logits_to_keep == 0 ? time : std::min(time, a.logits_to_keep);
-  out.logits = lm_head_.forward(kept == time ? hidden : hidden.narrow(1, time - kept, kept));
+  out.logits = logits_of(kept == time ? hidden : hidden.narrow(1, time - kept, kept));
   if (has_labels) out.loss = loss_.from_logits(out.logits, {.labels = a.labels, .items = a.num_items_in_batch});
   return out;
+}
+
+Tensor CausalLM::logits_of(const Tensor& hidden) const {
+  Tensor logits = lm_head_.forward(hidden);
+  if (config_.logits_scaling != 1) logits = at::div(logits, config_.logits_scaling);
+  const double cap = config_.final_logit_softcapping;
+  return cap == 0 ? logits : at::mul(at::tanh(at::div(logits, cap)), cap);
 }
 
 void CausalLM::init_weights(uint64_t seed, at::ScalarType dtype, at::Device device) {

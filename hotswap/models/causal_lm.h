@@ -65,9 +65,10 @@ class CausalLM : public Module {
 
   at::Device device() const { return model_.embed_tokens.weight.device(); }
   at::ScalarType dtype() const { return model_.embed_tokens.weight.scalar_type(); }
-  // "sdpa", "eager", or a kernel as org/repo[@revision][:layer] (attn_implementation.h), which is bound as those of the
-  // mapping are: kernel_report() says whether, unkernelize() puts sdpa back. `options`, where nothing else is
-  // kernelized. Before there are weights the name is only kept.
+  // "sdpa", "eager", "" for that of the two which the model's layers ask for, or a kernel as
+  // org/repo[@revision][:layer] (attention_kernel.h), which is bound as those of the mapping are: kernel_report() says
+  // whether, unkernelize() puts the stock forward back. `options`, where nothing else is kernelized. Before there are
+  // weights the name is only kept.
   void set_attn_implementation(const std::string& name, const KernelOptions& options = {});
   const std::string& attn_implementation() const { return attn_implementation_; }
 
@@ -90,7 +91,8 @@ class CausalLM : public Module {
   GenerationConfig generation_config_;
   std::filesystem::path source_;
   const KernelReport& bind_kernels(Mode mode);
-  std::string attn_implementation_ = "sdpa";
+  Tensor logits_of(const Tensor& hidden) const;  // [..., hidden_size] -> [..., vocab]
+  std::string attn_implementation_;
   KernelOptions kernel_options_;  // the caller's
   bool swaps_layers_ = false;     // kernelize() was called: not the attention alone
   Trunk model_;

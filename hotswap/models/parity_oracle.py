@@ -30,9 +30,16 @@ def randomise(model):
             p.data.normal_(0, 1.0 if "embed" in name else p.shape[1] ** -0.5)
 
 
+def make_model(config):
+    """By eager attention where scores are capped: sdpa, transformers' default, leaves the cap out."""
+    capped = config.model_type == "gemma2" and config.attn_logit_softcapping is not None
+    return transformers.AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager" if capped else None)
+
+
 def write_case(folder, config, time):
     config = transformers.AutoConfig.for_model(**config, bos_token_id=1, eos_token_id=2, pad_token_id=0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = make_model(config)
     randomise(model)
     model.eval()
     model.save_pretrained(folder)
@@ -54,7 +61,7 @@ def write_case(folder, config, time):
         out["masked_logits"] = model(input_ids=ids, attention_mask=mask, position_ids=position_ids, use_cache=False).logits
         out["prompt"] = ids[:1, :5].clone()
         # A fresh module: dynamic rotary embeddings remember the longest sequence that they have seen.
-        fresh = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        fresh = make_model(config).eval()
         fresh.load_state_dict(model.state_dict())
         out["greedy"] = fresh.generate(out["prompt"], max_new_tokens=12, do_sample=False, eos_token_id=None)
         for p in fresh.parameters():  # not .to(): rotary frequencies stay float32, as from_pretrained has them

@@ -100,9 +100,10 @@ class RuledCheckpoint : public Checkpoint {
       for (const auto& [index, part] : source.from) parts.push_back(raw_->tensor(part, dtype));
       return at::stack(parts);
     }
-    at::Tensor tensor = raw_->tensor(source.first(), dtype);
+    const bool changes = source.rule != nullptr && source.rule->change;  // numbers, perhaps: rounded afterwards
+    at::Tensor tensor = raw_->tensor(source.first(), changes ? at::kFloat : dtype);
     if (source.width > 0) tensor = tensor.narrow(0, source.begin, source.width);
-    return source.rule != nullptr && source.rule->change ? source.rule->change(tensor) : tensor;
+    return changes ? source.rule->change(tensor).to(dtype) : tensor;
   }
   bool is_file_memory(const std::string& name, at::ScalarType dtype) const override {
     const Source& source = source_of(name);
