@@ -11,6 +11,7 @@ from typing import Callable, Optional
 import torch
 from torch import nn
 
+from hotswap import deformable
 from hotswap.packages import load
 from hotswap.replacement import Replacement, class_of
 
@@ -24,6 +25,7 @@ OPTIONS = {
     "cross_entropy": True,
     "fused_linear_cross_entropy": False,
     "attention": False,
+    "deformable_attention": True,
 }
 
 
@@ -303,6 +305,16 @@ def _rotary_cases(name):
     return cases
 
 
+def _seeing(forward, name, ours):
+    """The same code, seeing another function under that name. Without __name__, or torch.compile would look the name up in
+    the module itself."""
+    scope = {k: v for k, v in forward.__globals__.items() if k != "__name__"} | {name: ours}
+    made = types.FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
+    made.__kwdefaults__, made.__doc__, made.__module__ = forward.__kwdefaults__, forward.__doc__, forward.__module__
+    made.__annotations__, made.__qualname__ = forward.__annotations__, forward.__qualname__
+    return made
+
+
 def _attention(module):
     forward = _stock_forward(module)
     name = _rotary_name(forward) if isinstance(forward, types.FunctionType) else None
@@ -314,23 +326,45 @@ def _attention(module):
     if not callable(stock):
         return None
 
-    def with_ours(ours):
-        # The same code, seeing another function under that name. Without __name__, or torch.compile would look the name
-        # up in the module itself.
-        scope = {k: v for k, v in forward.__globals__.items() if k != "__name__"} | {name: ours}
-        made = types.FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
-        made.__kwdefaults__, made.__doc__, made.__module__ = forward.__kwdefaults__, forward.__doc__, forward.__module__
-        made.__annotations__, made.__qualname__ = forward.__annotations__, forward.__qualname__
-        return made
-
     def candidates():
         made = _rotary_functions()[name]
-        return [Replacement("rope", f.__name__, "rotary", ("rotary", "rotary_bwd"), with_ours(f)) for f in made]
+        ops = ("rotary", "rotary_bwd")
+        return [Replacement("rope", f.__name__, "rotary", ops, _seeing(forward, name, f)) for f in made]
 
     def agree(candidate):
         return _agree(stock, candidate.forward.__globals__[name], _rotary_cases(name))
 
     return _first(forward, candidates, agree)
+
+
+# ---- deformable attention: a module's forward, or a function that one looks up or holds ----------------------------
+
+
+def _deformable(module):
+    if class_of(module).__name__ == deformable.LAYER:
+        stock = _stock_forward(module).__get__(module)
+
+        def candidates():
+            return [_of_package("deformable_attention", deformable.LAYER, "deformable", deformable.OPS)]
+
+        def agree(candidate):
+            return _agree(stock, candidate.forward.__get__(module), deformable.module_cases(_numbers))
+
+        return _first(class_of(module), candidates, agree)
+    forward = _stock_forward(module)
+    name, stock, held = deformable.function_of(module, forward)
+    if name is None:
+        return None
+
+    def candidates():
+        ours = deformable.functions()[name]
+        place = dict(forward=ours, attribute=held) if held else dict(forward=_seeing(forward, name, ours))
+        return [Replacement("deformable_attention", name, "deformable", deformable.FUNCTIONS[name], **place)]
+
+    def agree(candidate):
+        return _agree(stock, deformable.functions()[name], deformable.function_cases(name, _numbers))
+
+    return _first((forward, stock, name), candidates, agree)
 
 
 # ---- the model's loss ---------------------------------------------------------------------------------------------
@@ -350,7 +384,7 @@ def _loss(module):
 
 def matches(module: nn.Module) -> list[Replacement]:
     """What may be bound to this module; a model's head has two that exclude each other."""
-    for find in (_rms_norm, _layer_norm, _gated_mlp, _attention, _activation):
+    for find in (_rms_norm, _layer_norm, _gated_mlp, _attention, _deformable, _activation):
         if (found := find(module)) is not None:
             return [found]
     return _loss(module) or []
@@ -364,4 +398,6 @@ def looks_like(module: nn.Module) -> Optional[str]:
         return "rotary_pos_emb"
     if all(isinstance(getattr(module, n, None), nn.Module) for n in ("gate_proj", "up_proj", "down_proj")):
         return "MLP"
+    if deformable.looks_like(module, _stock_forward(module)):
+        return deformable.LAYER
     return None

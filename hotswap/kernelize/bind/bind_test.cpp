@@ -98,15 +98,18 @@ TEST(Bind, EveryBundledLayerOnItsContractsExample) {
       const auto made = layer.contract().example(name, {.rows = 5, .dim = 64, .out = 24});
       const Example& example = *made;
       Tensors inputs;
+      const auto is_input = [](const c10::IValue& value) {
+        return value.isTensor() && value.toTensor().is_floating_point();
+      };
       for (const c10::IValue& value : example.arguments) {
-        if (value.isTensor() && inputs.size() < example.trained) inputs.push_back(value.toTensor());
+        if (is_input(value) && inputs.size() < example.trained) inputs.push_back(value.toTensor());
       }
       const auto run = [&](const ExampleForward& forward) {
         return [&, forward](const Tensors& in) {
           auto arguments = example.arguments;
           size_t next = 0;
           for (c10::IValue& value : arguments) {
-            if (value.isTensor() && next < in.size()) value = in[next++];
+            if (is_input(value) && next < in.size()) value = in[next++];
           }
           return forward(arguments);
         };

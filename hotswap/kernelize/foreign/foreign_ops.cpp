@@ -3,9 +3,12 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/library.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <set>
@@ -105,6 +108,45 @@ Adapter normalizes(const c10::OperatorHandle& op) {
   };
 }
 
+// value, spatial_shapes, level_start_index, sampling_locations, attention_weights as theirs takes them: without gaps,
+// in float32, sizes on value's device.
+Values plain_inputs(const Values& a, size_t first) {
+  const Tensor value = a[first].toTensor();
+  const auto numbers = [&](size_t i) { return a[first + i].toTensor().to(at::kFloat).contiguous(); };
+  const auto sizes = [&](size_t i) { return a[first + i].toTensor().to(value.device(), at::kLong).contiguous(); };
+  return {numbers(0), sizes(1), sizes(2), numbers(3), numbers(4)};
+}
+
+Adapter attends_to_pyramid(const c10::OperatorHandle& op) {
+  return [op](const Values& a) -> Values {
+    const Tensor value = a[0].toTensor(), weights = a[4].toTensor();
+    const int64_t batch = value.size(0);
+    if (weights.numel() == 0 || value.numel() == 0) {
+      return {at::zeros({batch, weights.size(1), value.size(2) * value.size(3)}, value.options())};
+    }
+    Values stack = plain_inputs(a, 0);
+    stack.emplace_back(batch);  // the images of a launch of theirs: all, which every batch is a multiple of
+    return {call(op, std::move(stack))[0].toTensor().to(value.scalar_type())};
+  };
+}
+
+Adapter attends_to_pyramid_backward(const c10::OperatorHandle& op) {
+  return [op](const Values& a) -> Values {  // dy, and what forward takes
+    const std::array<Tensor, 3> inputs = {a[1].toTensor(), a[4].toTensor(), a[5].toTensor()};
+    Values gradients;
+    if (inputs[0].numel() == 0 || inputs[2].numel() == 0) {
+      for (const Tensor& input : inputs) gradients.emplace_back(at::zeros_like(input));
+      return gradients;
+    }
+    Values stack = plain_inputs(a, 1);
+    stack.emplace_back(a[0].toTensor().to(at::kFloat).contiguous());
+    stack.emplace_back(inputs[0].size(0));
+    const auto found = call(op, std::move(stack))[0].toTensorVector();
+    for (size_t i = 0; i < inputs.size(); ++i) gradients.emplace_back(found.at(i).to(inputs[i].scalar_type()));
+    return gradients;
+  };
+}
+
 struct Counted : c10::OperatorKernel {
   Counted(Adapter adapter, std::shared_ptr<std::atomic<int64_t>> calls)
       : adapter_(std::move(adapter)), calls_(std::move(calls)) {}
@@ -138,6 +180,9 @@ AdaptedOps adapters_of(const Manifest& m) {
     add("rotary_bwd", "apply_rotary", [](const auto& op) { return turns_halves(op, true); });
   } else if (m.name == "rmsnorm") {
     add("rms_norm", "apply_rms_norm", normalizes);
+  } else if (m.name == "deformable-detr") {
+    add("deformable_attention", "ms_deform_attn_forward", attends_to_pyramid);
+    add("deformable_attention_bwd", "ms_deform_attn_backward", attends_to_pyramid_backward);
   } else {
     return attention_adapters(m);
   }
