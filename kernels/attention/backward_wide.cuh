@@ -16,13 +16,13 @@
 namespace attention::gpu {
 
 // kFirst: dq or dk; else dv.
-template <class Number, int kDim_, int kValueDim_, int kOther_, bool kKeysStay_, bool kFirst_>
+template <class Number, int kDim_, int kValueDim_, bool kKeysStay_, bool kFirst_>
 struct WideTraits {
   using T = Number;
-  static constexpr int kDim = kDim_, kValueDim = kValueDim_, kOther = kOther_, kWorkers = 2, kOwn = 64 * kWorkers;
+  static constexpr int kDim = kDim_, kValueDim = kValueDim_, kOther = 64, kWorkers = 2, kOwn = 64 * kWorkers;
   static constexpr bool kKeysStay = kKeysStay_, kFirst = kFirst_, kSecond = !kFirst_;
   static constexpr int kPanels = kDim / 64, kValuePanels = kValueDim / 64, kColumns = kFirst ? kDim : kValueDim;
-  static constexpr int kSlots = (kFirst && kDim > 192 ? 3 : 4) * (64 / kOther);  // as many as there is memory for
+  static constexpr int kSlots = kFirst && kDim > 192 ? 3 : 4;  // as many as there is memory for
   static constexpr int kThreads = kWarpgroup * (1 + kWorkers);
   static constexpr int kLoaderRegisters = 24, kWorkerRegisters = 240;
 };

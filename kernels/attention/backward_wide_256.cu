@@ -2,7 +2,5 @@
 #include "kernels/attention/backward_wide_launch.cuh"
 
 namespace attention::gpu {
-void backward_wide_256(const Backward& a, float* space, Stream stream) {
-  backward_wide<256, 256, 64>(a, space, stream);
-}
+void backward_wide_256(const Backward& a, float* space, Stream stream) { backward_wide<256, 256>(a, space, stream); }
 }  // namespace attention::gpu

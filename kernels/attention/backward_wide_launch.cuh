@@ -23,13 +23,13 @@ void launch_wide(const Backward& a, const float* space, Stream stream) {
 }
 
 // Whole batches with rows and keys in them.
-template <int kDim, int kValueDim, int kOther>
+template <int kDim, int kValueDim>
 void backward_wide(const Backward& a, float* space, Stream stream) {
   with_numbers(a.problem, [&]<class T>() {
     launch_delta<T>(a, space, stream);
-    launch_wide<WideTraits<T, kDim, kValueDim, kOther, true, true>>(a, space, stream);
-    launch_wide<WideTraits<T, kDim, kValueDim, 64, true, false>>(a, space, stream);
-    launch_wide<WideTraits<T, kDim, kValueDim, kOther, false, true>>(a, space, stream);
+    launch_wide<WideTraits<T, kDim, kValueDim, true, true>>(a, space, stream);
+    launch_wide<WideTraits<T, kDim, kValueDim, true, false>>(a, space, stream);
+    launch_wide<WideTraits<T, kDim, kValueDim, false, true>>(a, space, stream);
   });
 }
 

@@ -10,7 +10,7 @@ SPILLS = {
     r"backward_kernel<.*, (64|128), (true|false), true>": 96,
     r"mma_forward_kernel<.*, (128|192), 128, 4, 2,": 60,
     r"mma_backward_kernel<.*, (64, 64|128, 128|192, 128), 4,": 96,
-    r"wide_backward_kernel<.*, 256, 256, 64, (true|false), true>": 204,
+    r"wide_backward_kernel<.*, 256, 256, (true|false), true>": 204,
 }
 
 # sinks, alibi_slopes, scale, causal, window_left, window_right, chunk, softcap

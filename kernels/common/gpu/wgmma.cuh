@@ -78,16 +78,7 @@ __device__ __forceinline__ void store_matrices_transposed(void* column, const ui
 // A and B in shared memory, A by rows and B by rows or by columns. add: to what d holds; else d is written.
 template <class T, int N, bool kByColumns = false>
 __device__ __forceinline__ void multiply(float (&d)[N / 2], Operand a, Operand b, bool add) {
-  if constexpr (N == 32) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.%19.%19 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-        "}, %16, %17, add, 1, 1, 0, %20;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-        : "l"(a), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name), "n"(int(kByColumns)));
-  } else if constexpr (N == 64) {
+  if constexpr (N == 64) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.%35.%35 {"
