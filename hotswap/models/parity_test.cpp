@@ -165,6 +165,13 @@ constexpr Configuration kConfigurations[] = {
     {"smollm3", "biases", R"({"no_rope_layer_interval": 5, "attention_bias": true})", 12},
     {"olmo2", "plain", "{}", 17},
     {"olmo2", "mqa_biases", R"({"num_key_value_heads": 1, "attention_bias": true, "tie_word_embeddings": true})", 12},
+    {"olmo3", "plain", R"({"sliding_window": 5, "num_hidden_layers": 5, "head_dim": 8})", 17},
+    {"olmo3", "yarn_on_full_layers", R"({"sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "rope_parameters": {
+            "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0,
+                "original_max_position_embeddings": 32},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}})",
+     19},
     {"granite", "plain", "{}", 14},
     {"granite", "multipliers", R"({"embedding_multiplier": 12.0, "attention_multiplier": 0.3,
         "residual_multiplier": 0.22, "logits_scaling": 6.0, "attention_bias": true, "tie_word_embeddings": true})",
