@@ -12,7 +12,7 @@ from typing import Optional
 
 from torch import nn
 
-from hotswap import attention, match
+from hotswap import attention, experts, match
 from hotswap.packages import owner, package, register_sharding
 from hotswap.replacement import Replacement, class_of
 
@@ -104,7 +104,7 @@ def kernelize(model: nn.Module, mode=None, strict: bool = False, **options) -> n
     # the activation of a gated MLP, or of experts, is part of their kernel
     inside = {id(child) for module, r in chosen if r.option == "mlp" for child in module.children()}
     whole = [getattr(module, "experts", module) for module, r in chosen if r.option == "experts"]
-    inside |= {id(child) for experts in whole for child in experts.modules()}
+    inside |= {id(child) for part in whole for child in part.modules()}
     chosen = [(module, r) for module, r in chosen if r.option != "activation" or id(module) not in inside]
     if strict:
         taken = {id(module) for module, _ in chosen}
@@ -212,7 +212,8 @@ def report(model: nn.Module) -> Report:
         elif found and found[0].option != "activation":
             rows.append(Row(name, found[0].layer, None, why="not bound"))
         elif not found and (layer := match.looks_like(module)):
-            rows.append(Row(name, layer, None, why=f"{class_of(module).__name__} computes something else"))
+            why = experts.why_not(module) or f"{class_of(module).__name__} computes something else"
+            rows.append(Row(name, layer, None, why=why))
         rows += _func_rows(name, module)
         if made := attention.running(module):
             why = "dropout in training by torch's" if attention.drops_out(module) else ""

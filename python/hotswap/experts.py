@@ -155,9 +155,17 @@ def _scaled_block(module) -> Optional[Replacement]:
     return first((settings(module), settings(module.router), *_key(module.experts)), candidates, agree)
 
 
+def why_not(module) -> str:
+    """Why experts of a formula that we know cannot be bound; empty: they can."""
+    found = vars(module)
+    if "forward" in found and "_hotswap" not in found and "_old_forward" not in found:
+        return f"{class_of(module).__name__} runs a forward of a parallel plan, which experts_implementation=\"{NAME}\" goes through"
+    return ""
+
+
 def match(module) -> Optional[Replacement]:
     layer = looks_like(module)
-    if layer is None:
+    if layer is None or why_not(module):
         return None
     return _experts(module) if layer == "Experts" else _scaled_block(module)
 
@@ -175,8 +183,8 @@ def experts_forward(self, hidden_states, top_k_index, top_k_weights):
                 "wanted experts whose class was asked what it computes; got their first call from torch.compile; run the "
                 "model once before it is compiled, or take hotswap.kernelize(model) instead of an experts_implementation"
             )
-        found = match(self)
-        if found is None or found.layer != "Experts":
+        found = _experts(self) if looks_like(self) == "Experts" else None
+        if found is None:
             raise NotImplementedError(
                 f"wanted experts with a formula that the package moe has; got {class_of(self).__name__}; set another "
                 'experts_implementation for this model, "grouped_mm" for example'

@@ -10,7 +10,7 @@ from tiny import FAMILIES, NAMED, Calls, batch, close, model, same_step, twin
 
 FULL = os.environ.get("HOTSWAP_PYTHON_FULL") == "1"
 STOCK_ROTARY = ("gemma4_text", "deepseek_v4")  # they turn queries and keys apart
-# Stock experts break the graph: their loop depends on values.
+# What records their routers, and the auxiliary loss, break the graph.
 MOE = set("mixtral qwen3_moe gpt_oss olmoe qwen2_moe hunyuan_v1_moe deepseek_v2 deepseek_v3 deepseek_v4".split())
 
 pytestmark = pytest.mark.filterwarnings("ignore:Error detected in")  # dynamo, trying the stock experts
