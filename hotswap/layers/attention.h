@@ -39,6 +39,9 @@ struct SequenceInfo {
   Tensor positions = {};
 };
 
+// Each of several sequences in one row counts from 0. [time] int64
+Tensor packed_places(const Tensor& cu_seqlens, int64_t time);
+
 // The tokens of a padded batch that are none of padding, one behind the other.
 struct RealTokens {
   Tensor index;       // [tokens] int64, into [batch * time]
@@ -68,6 +71,8 @@ class AttentionMetadata {
                  const AttentionOptions& options) const;                              // [1 or batch, 1, time, kv_time]
   Tensor bias(int64_t time, const Tensor& k, const AttentionOptions& options) const;  // [1 or batch, 1, time, kv_time]
   Tensor distance(int64_t time, const Tensor& k) const;  // a key's place less a query's: [time, kv_time] int64
+
+  Tensor places(int64_t time, at::Device device) const;  // of the queries, from the beginning of their sequence: [time]
 
   // For kernels, which get no mask. The real ones of the last `time` tokens; the first call waits for the device.
   const RealTokens& real_tokens(int64_t time) const;

@@ -156,6 +156,19 @@ const PaddedRows& AttentionMetadata::padded_rows(int64_t time, int64_t kv_time) 
   return *padded_rows_;
 }
 
+Tensor packed_places(const Tensor& cu_seqlens, int64_t time) {
+  const Tensor starts = cu_seqlens.to(at::kLong);
+  const Tensor tokens = range(0, time, cu_seqlens.device());
+  const Tensor sequence = at::bucketize(tokens, starts.narrow(0, 1, starts.size(0) - 1), /*out_int32=*/false, true);
+  return at::sub(tokens, starts.index_select(0, sequence));
+}
+
+Tensor AttentionMetadata::places(int64_t time, at::Device device) const {
+  if (sequence_.positions.defined()) return sequence_.positions;
+  if (sequence_.cu_seqlens.defined()) return packed_places(sequence_.cu_seqlens, time);
+  return range(sequence_.start, sequence_.start + time, device);
+}
+
 Tensor AttentionMetadata::distance(int64_t time, const Tensor& k) const {
   return at::sub(range(0, k.size(1), k.device()).unsqueeze(0), query_places(sequence_, time, k).unsqueeze(1));
 }

@@ -1,5 +1,14 @@
 #include "hotswap/layers/self_attention.h"
 
+#include <ATen/ops/add.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/floor.h>
+#include <ATen/ops/log1p.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/rsqrt.h>
+
 #include <cmath>
 
 namespace hotswap {
@@ -20,6 +29,20 @@ SlotNeeds needs_of(const SelfAttentionOptions& o) {
   return needs;
 }
 
+// x / its root mean square, over each head.
+Tensor of_one_length(const Tensor& x, double eps) {
+  const Tensor wide = x.to(at::kFloat);
+  return at::mul(wide, at::rsqrt(at::add(at::mean(at::pow(wide, 2), {-1}, /*keepdim=*/true), eps))).to(x.scalar_type());
+}
+
+// By the places in a row, or in its sequence where several are packed into one; padding counts.  [1, time, 1, 1]
+// float32
+Tensor factors(const AttentionMetadata& metadata, const Tensor& q, const Temperature& t) {
+  const Tensor places = metadata.places(q.size(1), q.device()).to(at::kFloat);
+  const Tensor steps = at::floor(at::div(at::add(places, 1), t.floor));
+  return at::add(at::mul(at::log1p(steps), t.scale), 1).view({1, -1, 1, 1});
+}
+
 }  // namespace
 
 SelfAttention::SelfAttention(const SelfAttentionOptions& o)
@@ -28,6 +51,7 @@ SelfAttention::SelfAttention(const SelfAttentionOptions& o)
       k_proj_(o.hidden_size, o.num_kv_heads * o.head_dim, o.qkv_bias),
       v_proj_(o.hidden_size, o.num_kv_heads * o.head_dim, o.qkv_bias),
       o_proj_(o.num_heads * o.head_dim, o.hidden_size, o.output_bias),
+      rotary_fn_(o.interleaved_rotary),
       attention_options_{.scale = o.scale.value_or(std::pow(static_cast<double>(o.head_dim), -0.5)),
                          .window_left = o.sliding_window - 1,
                          .chunk = o.chunk,
@@ -73,6 +97,12 @@ Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) co
     q = heads(q);
     k = heads(k);
   }
+  if (options_.l2_norm_eps) {
+    q = of_one_length(q, *options_.l2_norm_eps);
+    k = of_one_length(k, *options_.l2_norm_eps);
+  }
+  if (options_.temperature.floor > 0)
+    q = at::mul(q, factors(context.attention, q, options_.temperature)).to(q.scalar_type());
   Tensor v = heads(v_proj_.forward(x));
   if (context.cache != nullptr) std::tie(k, v) = context.cache->update(options_.layer, k, v);
   AttentionOptions attention = attention_options_;

@@ -8,6 +8,7 @@
 #include "hotswap/layers/forward_context.h"
 #include "hotswap/layers/linear.h"
 #include "hotswap/layers/norm.h"
+#include "hotswap/layers/temperature.h"
 
 namespace hotswap {
 
@@ -17,6 +18,9 @@ struct SelfAttentionOptions {
   bool qkv_bias = false, output_bias = false;
   std::optional<RMSNormOptions> qk_norm = std::nullopt;  // of every query and key head, before the rotary embedding
   bool qk_norm_of_all_heads = false;                     // over all heads of a token together instead
+  bool interleaved_rotary = false;                       // what turns together stands side by side
+  std::optional<double> l2_norm_eps = std::nullopt;      // queries and keys over each head, after the rotary embedding
+  Temperature temperature = {};                          // of queries
   bool rotary = true;                                    // of as much of a head as the tables are wide
   std::optional<double> scale = std::nullopt;            // none: head_dim^-0.5
   int64_t sliding_window = 0;                            // tokens that a query sees, its own included; 0: all

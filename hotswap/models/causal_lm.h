@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "hotswap/base/json.h"
 #include "hotswap/kernelize/kernelize.h"
@@ -30,11 +31,15 @@ struct ForwardArguments {
   std::optional<bool> need_logits = std::nullopt;  // unset: not when training with labels, so that the loss may fuse
   int64_t logits_to_keep = 0;                      // of the last so many positions only; 0: all
   std::optional<double> num_items_in_batch = std::nullopt;  // divides the loss instead of this batch's label count
+  // Of mixtures of experts: unset, as the config says. The loss then has the auxiliary one in it.
+  std::optional<bool> output_router_logits = std::nullopt;
 };
 
 struct CausalLMOutput {
-  Tensor loss;    // scalar float32; undefined without labels
-  Tensor logits;  // [batch, time or logits_to_keep, vocab]; undefined where the loss was made without
+  Tensor loss;      // scalar float32; undefined without labels
+  Tensor logits;    // [batch, time or logits_to_keep, vocab]; undefined where the loss was made without
+  Tensor aux_loss;  // scalar float32: load_balancing_loss() of all layers (layers/router.h)
+  std::vector<Tensor> router_logits;  // [batch * time, experts], a mixture each; both as output_router_logits asks
 };
 
 class CausalLM : public Module {

@@ -11,8 +11,9 @@ namespace {
 
 constexpr int64_t kMostLayers = 10000;  // a layer takes memory before any weight is read
 
-void refuse_quantised(const Json& config) {
+void refuse_quantised(const Json& config, bool reads_mxfp4) {
   if (!config.has("quantization_config")) return;
+  if (reads_mxfp4 && config.child("quantization_config").get<std::string>("quant_method", "") == "mxfp4") return;
   throw Error({.wanted = "a model with plain weights",
                .got = cat("quantization_config in ", config.where()),
                .next = "take another checkpoint: this is not implemented"});
@@ -40,7 +41,7 @@ int64_t read_head_dim(const Json& config, const ModelConfig& c, const ConfigDefa
 }  // namespace
 
 ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaults) {
-  refuse_quantised(config);
+  refuse_quantised(config, defaults.reads_mxfp4);
   ModelConfig c;
   c.model_type = config.at<std::string>("model_type");
   c.vocab_size = positive(config, "vocab_size");
@@ -127,6 +128,23 @@ void read_sliding_layers(ModelConfig& c, const Json& config) {
     const auto first = std::max<int64_t>(0, config.get<int64_t>("max_window_layers", 28));  // below, all is seen
     for (int64_t i = first; i < c.num_hidden_layers; ++i) c.layer_types[i] = "sliding_attention";
   }
+}
+
+std::vector<std::string> read_layer_types(const ModelConfig& c, const Json& config) {
+  const auto types = config.at<std::vector<std::string>>("layer_types");
+  if (static_cast<int64_t>(types.size()) != c.num_hidden_layers) {
+    throw Error({.wanted = cat(c.num_hidden_layers, " layer_types, one a layer"),
+                 .got = cat(types.size(), " in ", config.where()),
+                 .next = "check config.json"});
+  }
+  for (const std::string& type : types) {
+    if (type == "full_attention" || (type == "sliding_attention" && c.sliding_window > 0)) continue;
+    throw Error({.wanted = c.sliding_window > 0 ? "layer_types of full_attention and sliding_attention"
+                                                : "layer_types of full_attention: no sliding_window is in use",
+                 .got = cat('"', type, "\" in ", config.where()),
+                 .next = "take another checkpoint: this is not implemented"});
+  }
+  return types;
 }
 
 void check_layer_types(const ModelConfig& c, const Json& json) {

@@ -10,6 +10,8 @@
 #include "hotswap/base/json.h"
 #include "hotswap/layers/norm.h"
 #include "hotswap/layers/rope.h"
+#include "hotswap/layers/temperature.h"
+#include "hotswap/models/mixture_config.h"
 #include "hotswap/models/rope_config.h"
 
 namespace hotswap {
@@ -39,6 +41,10 @@ struct ModelConfig {
   int64_t sliding_window = 0;            // tokens that a query of a sliding layer sees; 0: no layer slides
   std::vector<std::string> layer_types;  // "full_attention" or "sliding_attention", a layer each
   std::vector<int64_t> no_rope_layers;   // 0 where a layer has no rotary embedding, a layer each; empty: all have
+  int64_t attention_chunk_size = 0;      // of "chunked_attention"
+  bool use_qk_norm = false;              // Llama 4's: queries and keys of one length
+  Temperature temperature;               // of its layers without rotary embedding
+  MixtureConfig mixture;
   double initializer_range = 0.02;
   std::optional<int64_t> bos_token_id, pad_token_id;
   std::vector<int64_t> eos_token_id;
@@ -57,6 +63,7 @@ struct ConfigDefaults {
   const char* activation = "silu";
   bool tie_word_embeddings = false;
   RopeDefaults rope = {};
+  bool reads_mxfp4 = false;  // the family's tensor rules dequantise such weights
 };
 
 // Reads and checks all of ModelConfig but which layers slide, which families say in three ways: none does here.

@@ -31,6 +31,14 @@ void PrintTo(const Configuration& c, std::ostream* out) { *out << c.family << " 
 constexpr const char* kBase = R"({"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
     "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5})";
 
+constexpr const char* kMixtral = R"({"num_local_experts": 6, "num_experts_per_tok": 2})";
+constexpr const char* kGptOss =
+    R"({"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}})";
+// Experts' widths are multiples of 8: in bfloat16 transformers' grouped product wants rows of 16 bytes.
+constexpr const char* kQwenMoe = R"({"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 28})";
+
 // Every switch of a family's config, sizes that divide and that do not.
 constexpr Configuration kConfigurations[] = {
     {"llama", "plain", "{}", 17},
@@ -88,6 +96,34 @@ constexpr Configuration kConfigurations[] = {
      15},
     {"qwen3", "window", R"({"head_dim": 8, "use_sliding_window": true, "sliding_window": 7, "max_window_layers": 2})",
      18},
+    {"mixtral", "plain", kMixtral, 17},
+    {"mixtral", "window_mqa_two_of_five", R"({"sliding_window": 6, "num_key_value_heads": 1, "num_local_experts": 5,
+        "num_experts_per_tok": 2, "tie_word_embeddings": true})",
+     14},
+    {"mixtral", "every_expert",
+     R"({"num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": 10, "hidden_act": "gelu"})", 7},
+    {"olmoe", "plain", R"({"num_experts": 6, "num_experts_per_tok": 2})", 17},
+    {"olmoe", "biases_sum_to_one", R"({"num_experts": 5, "num_experts_per_tok": 3, "norm_topk_prob": true,
+        "num_key_value_heads": 3, "attention_bias": true, "tie_word_embeddings": true})",
+     12},
+    {"gpt_oss", "plain", kGptOss, 17},
+    {"gpt_oss", "window_no_bias_yarn", R"({"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 4,
+        "head_dim": 10, "attention_bias": false, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+        "truncate": false, "original_max_position_embeddings": 16}})",
+     22},
+    {"qwen2_moe", "plain", kQwenMoe, 17},
+    {"qwen2_moe", "dense_layers_window_no_bias",
+     R"({"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 13, "norm_topk_prob": true, "decoder_sparse_step": 2, "qkv_bias": false,
+        "use_sliding_window": true, "sliding_window": 5, "max_window_layers": 2})",
+     19},
+    {"qwen3_moe", "plain", kQwenMoe, 17},
+    {"qwen3_moe", "one_mixture_window_tied",
+     R"({"num_experts": 6, "num_experts_per_tok": 4, "moe_intermediate_size": 8,
+        "norm_topk_prob": true, "mlp_only_layers": [0, 2], "head_dim": 16, "use_sliding_window": true, "sliding_window": 7,
+        "tie_word_embeddings": true, "attention_bias": true})",
+     18},
     {"gemma", "plain", R"({"head_dim": 16})", 17},
     {"gemma", "mqa_biases", R"({"head_dim": 10, "num_key_value_heads": 1, "attention_bias": true})", 12},
     {"gemma", "untied_gelu", R"({"head_dim": 8, "tie_word_embeddings": false, "hidden_act": "gelu"})", 9},
@@ -129,10 +165,26 @@ constexpr Configuration kConfigurations[] = {
     {"smollm3", "biases", R"({"no_rope_layer_interval": 5, "attention_bias": true})", 12},
     {"olmo2", "plain", "{}", 17},
     {"olmo2", "mqa_biases", R"({"num_key_value_heads": 1, "attention_bias": true, "tie_word_embeddings": true})", 12},
+    {"olmo3", "plain", R"({"sliding_window": 5, "num_hidden_layers": 5, "head_dim": 8})", 17},
+    {"olmo3", "yarn_on_full_layers", R"({"sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "rope_parameters": {
+            "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0,
+                "original_max_position_embeddings": 32},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}})",
+     19},
     {"granite", "plain", "{}", 14},
     {"granite", "multipliers", R"({"embedding_multiplier": 12.0, "attention_multiplier": 0.3,
         "residual_multiplier": 0.22, "logits_scaling": 6.0, "attention_bias": true, "tie_word_embeddings": true})",
      17},
+    {"llama4_text", "plain",
+     R"({"head_dim": 8, "num_local_experts": 5, "intermediate_size_mlp": 56, "num_hidden_layers": 4,
+        "attention_chunk_size": 6, "floor_scale": 4, "attn_scale": 0.5})",
+     17},
+    {"llama4_text", "some_dense_two_experts", R"({"head_dim": 12, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "intermediate_size_mlp": 64, "moe_layers": [1], "use_qk_norm": false, "attention_bias": true,
+        "no_rope_layers": [1, 0, 1], "attn_temperature_tuning": false, "attention_chunk_size": 5,
+        "tie_word_embeddings": true})",
+     15},
     {"deepseek_v2", "plain", R"({"num_key_value_heads": 6, "first_k_dense_replace": 3, "q_lora_rank": 20,
         "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10})",
      17},
@@ -149,6 +201,10 @@ constexpr Configuration kConfigurations[] = {
         "attention_bias": true, "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0,
         "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 0.6}})",
      20},
+    {"deepseek_v3", "experts", R"({"num_key_value_heads": 6, "first_k_dense_replace": 1, "q_lora_rank": 20,
+        "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "n_routed_experts": 8,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2, "n_shared_experts": 2})",
+     17},
 };
 
 // A family's folder, made when the first of its configurations asks: importing transformers takes seconds.
@@ -212,6 +268,7 @@ class Case {
   }
   Tensor want(const std::string& name) const { return expected_.tensor(name); }
   const SafetensorsFile& expected() const { return expected_; }
+  const std::filesystem::path& folder() const { return folder_; }
 
  private:
   std::filesystem::path folder_;
@@ -232,12 +289,14 @@ void expect_values(const Case& c, const PretrainedOptions& options) {
   const auto trained = (*model)({.input_ids = ids, .labels = labels});
   EXPECT_NEAR(trained.loss.item<double>(), loss, 2e-6 * loss);
   trained.loss.backward();
-  TensorMap gradients;
-  model->each_tensor([&](const std::string& name, Tensor& tensor) {
+  // Under the model's names, or where transformers' module has another form, under the checkpoint's.
+  TensorMap gradients, others;
+  model->each_parameter([&](const std::string& name, Tensor& tensor) {
     ASSERT_TRUE(tensor.grad().defined()) << name;
-    gradients.emplace_back(name, tensor.grad());
+    (c.expected().has("grad." + name) ? gradients : others).emplace_back(name, tensor.grad());
   });
-  gradients = in_checkpoint_terms(gradients, model->family().tensor_rules(model->config()));
+  const TensorMap converted = in_checkpoint_terms(others, model->family().tensor_rules(model->config()));
+  gradients.insert(gradients.end(), converted.begin(), converted.end());
   for (const auto& [name, gradient] : gradients) {
     EXPECT_LE(relative_l2(gradient, c.want("grad." + name)), 1e-5) << name;
   }
@@ -254,6 +313,38 @@ void expect_values(const Case& c, const PretrainedOptions& options) {
       (*model)({.input_ids = ids, .attention_mask = mask, .position_ids = c.want("position_ids")}).logits;
   const Tensor visible = mask.to(at::kBool).unsqueeze(-1);  // padded positions see nothing that means anything
   EXPECT_LE(relative_max(masked * visible, c.want("masked_logits") * visible), 1e-4);
+}
+
+// Of mixtures of experts: each router's logits, and a loss that asks for even use of the experts. Float32 sums in
+// another order: as above.
+void expect_auxiliary_loss(const Case& c, const PretrainedOptions& options) {
+  if (!c.expected().has("aux_loss")) return;
+  const auto model = c.load(options);
+  const Tensor ids = c.want("input_ids");
+  const auto out = (*model)({.input_ids = ids, .labels = c.want("labels"), .output_router_logits = true});
+  const auto expect_number = [&](const Tensor& got, const char* name) {
+    const double want = c.want(name).item<double>();
+    EXPECT_NEAR(got.item<double>(), want, 2e-6 * want) << name;
+  };
+  expect_number(out.aux_loss, "aux_loss");
+  expect_number(out.loss, "loss_with_aux");
+  for (size_t i = 0; i < out.router_logits.size(); ++i) {
+    EXPECT_LE(relative_max(out.router_logits[i], c.want(cat("router_logits.", i))), 1e-4);
+  }
+  EXPECT_FALSE(c.expected().has(cat("router_logits.", out.router_logits.size())));
+  out.loss.backward();
+  model->each_parameter([&](const std::string& name, Tensor& tensor) {
+    const std::string wanted = "aux_grad." + name;
+    if (!c.expected().has(wanted)) return;
+    EXPECT_LE(relative_l2(tensor.grad(), c.want(wanted)), 1e-5) << name;
+  });
+  const at::NoGradGuard no_grad;
+  const auto masked = (*model)({.input_ids = ids,
+                                .attention_mask = c.want("mask"),
+                                .position_ids = c.want("position_ids"),
+                                .output_router_logits = true});
+  expect_number(masked.aux_loss, "masked_aux_loss");
+  EXPECT_FALSE((*model)({.input_ids = ids}).aux_loss.defined());
 }
 
 void expect_greedy(const Case& c, const PretrainedOptions& options) {
@@ -275,6 +366,7 @@ class Parity : public testing::TestWithParam<Configuration> {
   }
   void expect_parity(const PretrainedOptions& options) {
     expect_values(*case_, options);
+    expect_auxiliary_loss(*case_, options);
     expect_greedy(*case_, options);
   }
   std::unique_ptr<testing::ScopedTrace> trace_;
@@ -303,6 +395,8 @@ TEST_P(Parity, SavedModelIsTheSameModel) {
   const auto ids = case_->want("input_ids");
   const at::NoGradGuard no_grad;
   EXPECT_TRUE(at::equal((*model)({.input_ids = ids}).logits, (*again)({.input_ids = ids}).logits));
+  // and has the names that transformers gave it
+  EXPECT_EQ(open_checkpoint(folder.path())->names(), open_checkpoint(case_->folder())->names());
 }
 
 std::string name_of(const testing::TestParamInfo<Configuration>& info) {

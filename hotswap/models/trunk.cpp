@@ -1,10 +1,7 @@
 #include "hotswap/models/trunk.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/bucketize.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/sub.h>
 
 #include "hotswap/base/error.h"
 
@@ -18,14 +15,6 @@ Tensor real_padding(const TrunkInput& in) {
   const Tensor kept = in.attention_mask.to(at::kBool);
   if (in.cache != nullptr && in.cache->capacity() > 0) return kept;
   return kept.all().item<bool>() ? Tensor() : kept;
-}
-
-// Each packed sequence counts from 0.                                                                 [1, time] int64
-Tensor packed_positions(const Tensor& cu_seqlens, int64_t time) {
-  const Tensor starts = cu_seqlens.to(at::kLong);
-  const Tensor tokens = at::arange(time, starts.options());
-  const Tensor sequence = at::bucketize(tokens, starts.narrow(0, 1, starts.size(0) - 1), /*out_int32=*/false, true);
-  return at::sub(tokens, starts.index_select(0, sequence)).unsqueeze(0);
 }
 
 }  // namespace
@@ -59,7 +48,9 @@ ForwardContext Trunk::context_for(const TrunkInput& in, at::ScalarType dtype) {
   const Tensor fixed = in.cache != nullptr ? in.cache->positions() : Tensor();  // of a static cache's tokens: [time]
   Positions positions{past, time, in.position_ids};
   if (!positions.ids.defined() && fixed.defined()) positions.ids = fixed.unsqueeze(0);
-  if (!positions.ids.defined() && in.cu_seqlens.defined()) positions.ids = packed_positions(in.cu_seqlens, time);
+  if (!positions.ids.defined() && in.cu_seqlens.defined()) {
+    positions.ids = packed_places(in.cu_seqlens, time).unsqueeze(0);
+  }
   const at::Device device = in.input_ids.device();
   const at::ScalarType table_dtype = rotates_in_float32_ ? at::kFloat : dtype;
   return {.rope = rotary_.tables(positions, table_dtype, device),
@@ -69,7 +60,8 @@ ForwardContext Trunk::context_for(const TrunkInput& in, at::ScalarType dtype) {
                                           .cu_seqlens = in.cu_seqlens,
                                           .max_seqlen = in.max_seqlen > 0 ? in.max_seqlen : time,
                                           .positions = fixed}),
-          .cache = in.cache};
+          .cache = in.cache,
+          .router_logits = in.router_logits};
 }
 
 Tensor Trunk::forward(const TrunkInput& in) {

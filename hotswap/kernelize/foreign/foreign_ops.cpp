@@ -126,7 +126,7 @@ Adapter attends_to_pyramid(const c10::OperatorHandle& op) {
     }
     Values stack = plain_inputs(a, 0);
     stack.emplace_back(batch);  // the images of a launch of theirs: all, which every batch is a multiple of
-    return {call(op, std::move(stack))[0].toTensor().to(value.scalar_type())};
+    return {call_boxed(op, std::move(stack))[0].toTensor().to(value.scalar_type())};
   };
 }
 
@@ -141,8 +141,9 @@ Adapter attends_to_pyramid_backward(const c10::OperatorHandle& op) {
     Values stack = plain_inputs(a, 1);
     stack.emplace_back(a[0].toTensor().to(at::kFloat).contiguous());
     stack.emplace_back(inputs[0].size(0));
-    const auto found = call(op, std::move(stack))[0].toTensorVector();
-    for (size_t i = 0; i < inputs.size(); ++i) gradients.emplace_back(found.at(i).to(inputs[i].scalar_type()));
+    const Values found = call_boxed(op, std::move(stack));
+    for (size_t i = 0; i < inputs.size(); ++i)
+      gradients.emplace_back(found.at(i).toTensor().to(inputs[i].scalar_type()));
     return gradients;
   };
 }

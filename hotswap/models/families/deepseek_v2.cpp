@@ -9,7 +9,7 @@
 
 namespace hotswap {
 
-ModelConfig read_deepseek_config(const Json& json, int64_t dense_layers) {
+ModelConfig read_deepseek_config(const Json& json) {
   ModelConfig c = read_decoder_config(json, {.head_dim_key = "qk_rope_head_dim", .head_dim = 64});
   check_layer_types(c, json);
   c.qk_rope_head_dim = c.head_dim;
@@ -28,11 +28,6 @@ ModelConfig read_deepseek_config(const Json& json, int64_t dense_layers) {
     const double stretch = yarn_mscale(rope.factor, rope.mscale_all_dim);
     c.attention_scale =
         std::pow(static_cast<double>(c.qk_nope_head_dim + c.qk_rope_head_dim), -0.5) * stretch * stretch;
-  }
-  if (json.get<int64_t>("first_k_dense_replace", dense_layers) < c.num_hidden_layers) {
-    throw Error({.wanted = cat("dense layers alone: first_k_dense_replace of at least ", c.num_hidden_layers),
-                 .got = cat(json.get<int64_t>("first_k_dense_replace", dense_layers), " in ", json.where()),
-                 .next = "take another model: layers of experts are not implemented"});
   }
   return c;
 }
@@ -54,12 +49,16 @@ LatentAttentionOptions latent_attention_options(const ModelConfig& c, int64_t la
 namespace {
 
 ModelConfig read_config(const Json& json) {
-  ModelConfig c = read_deepseek_config(json, 0);
+  ModelConfig c = read_deepseek_config(json);
+  if (json.get<int64_t>("first_k_dense_replace", 0) < c.num_hidden_layers) {
+    throw Error({.wanted = cat("dense layers alone: first_k_dense_replace of at least ", c.num_hidden_layers),
+                 .got = cat(json.get<int64_t>("first_k_dense_replace", 0), " in ", json.where()),
+                 .next = "take another model: layers of experts are not implemented"});
+  }
   c.rotates_in_float32 = true;
   return c;
 }
 
-// Here a layer behind first_k_dense_replace would get its experts.
 std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
   LatentAttentionOptions attention = latent_attention_options(c, layer);
   attention.rotary_order = RotaryOrder::kInterleaved;

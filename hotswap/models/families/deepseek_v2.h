@@ -9,8 +9,7 @@
 
 namespace hotswap {
 
-// `dense_layers`: first_k_dense_replace where it is absent.
-ModelConfig read_deepseek_config(const Json& json, int64_t dense_layers);
+ModelConfig read_deepseek_config(const Json& json);
 LatentAttentionOptions latent_attention_options(const ModelConfig& config, int64_t layer);
 
 }  // namespace hotswap

@@ -4,13 +4,13 @@
 
 namespace hotswap {
 
-extern const Family kLlama, kMistral, kQwen2, kQwen3, kGemma, kGemma2, kGemma3, kPhi3, kSmolLM3, kOlmo2, kGranite,
-    kDeepseekV2, kDeepseekV3;
+extern const Family kLlama, kMistral, kMixtral, kQwen2, kQwen2Moe, kQwen3, kQwen3Moe, kGemma, kGemma2, kGemma3, kPhi3,
+    kSmolLM3, kOlmo2, kOlmo3, kOlmoe, kGranite, kDeepseekV2, kDeepseekV3, kGptOss, kLlama4;
 
 const std::vector<const Family*>& families() {
-  static const std::vector<const Family*> all = {&kLlama,   &kMistral,    &kQwen2,     &kQwen3,   &kGemma,
-                                                 &kGemma2,  &kGemma3,     &kPhi3,      &kSmolLM3, &kOlmo2,
-                                                 &kGranite, &kDeepseekV2, &kDeepseekV3};
+  static const std::vector<const Family*> all = {
+      &kLlama, &kMistral, &kMixtral, &kQwen2, &kQwen2Moe, &kQwen3,   &kQwen3Moe,   &kGemma,      &kGemma2, &kGemma3,
+      &kPhi3,  &kSmolLM3, &kOlmo2,   &kOlmo3, &kOlmoe,    &kGranite, &kDeepseekV2, &kDeepseekV3, &kGptOss, &kLlama4};
   return all;
 }
 

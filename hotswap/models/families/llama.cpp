@@ -24,14 +24,15 @@ GatedMLPOptions mlp_options(const ModelConfig& c) {
   return {.dim = c.hidden_size, .hidden = c.intermediate_size, .activation = c.hidden_act, .bias = c.mlp_bias};
 }
 
-LlamaBlock::LlamaBlock(const ModelConfig& c, std::unique_ptr<TokenMixer> attention, std::unique_ptr<FeedForward> mlp)
+LlamaBlock::LlamaBlock(const ModelConfig& c, std::unique_ptr<TokenMixer> attention, std::unique_ptr<FeedForward> mlp,
+                       const char* mlp_name)
     : residual_multiplier_(c.residual_multiplier),
       self_attn_(std::move(attention)),
       mlp_(std::move(mlp)),
       input_layernorm_(c.hidden_size, c.norm()),
       post_attention_layernorm_(c.hidden_size, c.norm()) {
   own("self_attn", *self_attn_);
-  own("mlp", *mlp_);
+  own(mlp_name, *mlp_);
   own("input_layernorm", input_layernorm_);
   own("post_attention_layernorm", post_attention_layernorm_);
 }

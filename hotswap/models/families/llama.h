@@ -14,7 +14,8 @@ namespace hotswap {
 //   hidden += attention(norm(hidden)); hidden += mlp(norm(hidden)), each times config.residual_multiplier
 class LlamaBlock : public Block {
  public:
-  LlamaBlock(const ModelConfig& config, std::unique_ptr<TokenMixer> attention, std::unique_ptr<FeedForward> mlp);
+  LlamaBlock(const ModelConfig& config, std::unique_ptr<TokenMixer> attention, std::unique_ptr<FeedForward> mlp,
+             const char* mlp_name = "mlp");                                      // in a checkpoint
   LlamaBlock(const ModelConfig& config, const SelfAttentionOptions& attention);  // with one gated MLP
   HiddenState forward(const HiddenState& in, const ForwardContext& context) override;
   std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override {
