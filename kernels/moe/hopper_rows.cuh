@@ -8,6 +8,7 @@
 #include "kernels/moe/activations.cuh"
 #include "kernels/moe/hopper_block.cuh"
 #include "kernels/moe/moe_cuda.h"
+#include "kernels/moe/tile_order.h"
 #include "kernels/moe/tiles.cuh"
 
 // Another architecture's pass compiles empty kernels, which are never launched.
@@ -35,14 +36,11 @@ struct RowArguments {
   const int32_t *order, *offsets;  // order: null where rows lie in the order of slots
   Divider token_of;
   int64_t stride;
-  int experts, in, out, inner, col_tiles;
+  int experts, in, out, inner, col_tiles, together;
   Limits limits;
 };
 
-// A block's tiles: all of an expert's before the next one's. Within an expert kTogether tiles of rows have the same
-// columns one after the other: so their weights are read from memory once, and the rows stay in L2 meanwhile.
-constexpr int kTogether = 16;
-
+// A block's tiles: all of an expert's before the next one's.
 template <Columns kColumns>
 struct Walk {
   const RowArguments& a;
@@ -62,12 +60,9 @@ struct Walk {
       begin = end;
       end = a.offsets[expert + 1];
     }
-    const int group = (tile - before) / (kTogether * a.col_tiles),
-              in_group = tile - before - group * kTogether * a.col_tiles;
-    const int together = min(kTogether, (end - begin + kRows - 1) / kRows - group * kTogether),
-              of_col = in_group / together;
-    rows = {expert, begin + (group * kTogether + in_group - of_col * together) * kRows, end};
-    col = of_col * kStep<kColumns>;
+    const TilePlace at = place_of(tile - before, (end - begin + kRows - 1) / kRows, a.col_tiles, a.together);
+    rows = {expert, begin + at.row * kRows, end};
+    col = at.col * kStep<kColumns>;
     return true;
   }
 };
@@ -168,6 +163,7 @@ void with_row_arguments(const cuda::Product& a, Columns columns, const Fn& fn) {
                                .out = int(a.out),
                                .inner = int(a.p.inner),
                                .col_tiles = int(col_tiles),
+                               .together = tiles_together(a.by_inputs, a.rows.cols * a.out * size_of(a.p.dtype)),
                                .limits = {a.p.alpha, a.p.limit}};
   const int64_t tiles = most_row_tiles(a.p.assignments(), a.p.experts, kRows) * col_tiles;
   fn(arguments, std::min<int64_t>(tiles, multiprocessors()));
