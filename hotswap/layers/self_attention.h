@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "hotswap/layers/decoder_layer.h"
 #include "hotswap/layers/forward_context.h"
 #include "hotswap/layers/linear.h"
 #include "hotswap/layers/norm.h"
@@ -31,6 +32,7 @@ class SelfAttention : public Module {
   Tensor forward(const Tensor& x, const ForwardContext& context) const;  // [batch, time, hidden_size] -> the same
   std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const;
   const SelfAttentionOptions& options() const { return options_; }
+  void add_to(DecoderLayerParts& parts) const;  // its weights, and what of its options that knows
 
  private:
   SelfAttentionOptions options_;

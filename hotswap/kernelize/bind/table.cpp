@@ -12,6 +12,7 @@ std::vector<Contract> rotary_contracts();
 std::vector<Contract> linear_contracts();
 std::vector<Contract> loss_contracts();
 std::vector<Contract> attention_contracts();
+std::vector<Contract> decoder_layer_contracts();
 
 }  // namespace binding
 namespace {
@@ -21,7 +22,7 @@ const std::vector<Contract>& table() {
     using namespace binding;  // NOLINT(google-build-using-namespace)
     std::vector<Contract> all;
     for (const auto family : {norm_contracts, activation_contracts, mlp_contracts, rotary_contracts, linear_contracts,
-                              loss_contracts, attention_contracts}) {
+                              loss_contracts, attention_contracts, decoder_layer_contracts}) {
       for (Contract& row : family()) all.push_back(std::move(row));
     }
     return all;

@@ -21,6 +21,11 @@ class LlamaBlock : public Block {
   SelfAttention self_attn_;
   GatedMLP mlp_;
   AddRMSNorm input_layernorm_, post_attention_layernorm_;
+  // One new token of each row through a kernel for the whole layer; undefined where that is not what is asked.
+  Tensor step(const HiddenState& in, const ForwardContext& context) const;
+  double eps_;
+  std::string activation_;  // "silu", "gelu_tanh", or another
+  Slot<DecoderLayerForward> step_;
 };
 
 // What every config says of a layer's attention: sizes, window, dropout. Biases and norms are the family's to add.

@@ -51,32 +51,64 @@ __device__ __forceinline__ uint4 load_streamed(const void* p) {
   return v;
 }
 
-// Llama's norm of all rows into shared memory, a warp a row.
+// How many warps share a row where all of x is read at once.
+__device__ __forceinline__ int warps_a_row(int rows) {
+  return rows > 8 ? 1 : rows > 4 ? 2 : rows > 2 ? 4 : rows > 1 ? 8 : 16;
+}
+
+// Llama's norm of all rows into shared memory. weight: there already, by this launch's own copies.
 template <class T>
-__device__ __forceinline__ void norm_rows(const FewRows& a, T* to, int to_stride) {
+__device__ __forceinline__ void norm_rows(const FewRows& a, T* to, int to_stride, const T* weight, float* squares) {
   constexpr int N = kPerVector<T>;
-  const int lane = threadIdx.x % 32;
-  for (int r = threadIdx.x / 32; r < a.rows; r += kFewWarps) {
-    const T* x = static_cast<const T*>(a.x) + r * a.x_stride;
+  const int warp = threadIdx.x / 32, parts = warps_a_row(a.rows), r = warp / parts, part = warp % parts;
+  const int first = (part * 32 + int(threadIdx.x) % 32) * N, step = parts * 32 * N;
+  const T* x = static_cast<const T*>(a.x) + r * a.x_stride;
+  if (r < a.rows) {
     float sum = 0.f;
 #pragma unroll 4
-    for (int c = lane * N; c < a.in; c += 32 * N) {
+    for (int c = first; c < a.in; c += step) {
       float f[N];
       load_floats<N>(x + c, f);
 #pragma unroll
       for (int i = 0; i < N; ++i) sum += f[i] * f[i];
     }
-    const float rstd = rsqrtf(warp_sum(sum) / float(a.in) + a.eps);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) squares[warp] = sum;
+  }
+  wait_copies<0>();
+  __syncthreads();
+  if (r < a.rows) {
+    float sum = 0.f;
+    for (int i = 0; i < parts; ++i) sum += squares[r * parts + i];
+    const float rstd = rsqrtf(sum / float(a.in) + a.eps);
 #pragma unroll 4
-    for (int c = lane * N; c < a.in; c += 32 * N) {
+    for (int c = first; c < a.in; c += step) {
       float f[N], w[N];
       load_floats<N>(x + c, f);
-      load_floats<N>(static_cast<const T*>(a.norm) + c, w);
+      unpack<T, N>(*reinterpret_cast<const Pack<T, N>*>(weight + c), w);
 #pragma unroll
       for (int i = 0; i < N; ++i) f[i] = rounded<T>(f[i] * rstd) * w[i];
-      store_floats<N>(to + r * to_stride + c, f);
+      const Pack<T, N> normed = pack<T>(f);  // store() is for global memory
+      *reinterpret_cast<uint4*>(to + r * to_stride + c) =
+          make_uint4(normed.w[0], normed.w[1], normed.w[2], normed.w[3]);
     }
   }
+  __syncthreads();
+}
+
+// This warp's columns of x as they are.
+template <class T>
+__device__ __forceinline__ void copy_columns(const FewRows& a, T* to, int to_stride, int units) {
+  constexpr int kPieces = kFewUnit / 8;
+  const int warp = threadIdx.x / 32;
+  for (int i = threadIdx.x % 32; i < a.rows * units * kPieces; i += 32) {
+    const int piece = i % kPieces, unit = i / kPieces % units, r = i / (kPieces * units);
+    const int c = (unit * kFewWarps + warp) * kFewUnit + piece * 8;
+    if (c < a.in) start_copy(to + r * to_stride + c, static_cast<const T*>(a.x) + r * a.x_stride + c, false);
+  }
+  commit_copies();
+  wait_copies<0>();
+  __syncwarp();
 }
 
 // One output from the warps' sums [warp][row][8 of the tile].
@@ -93,35 +125,54 @@ __device__ __forceinline__ float biased(const FewRowsWeight& w, float v, int row
   return w.bias == nullptr ? v : v + to_float(static_cast<const T*>(w.bias)[row]);
 }
 
-// The outputs of tiles [first, first + count), whose sums lie in shared memory.
+// Which output of a group of tiles is this thread's: 8 columns, kRows rows, tiles (pairs of tiles).
+template <int kRows>
+struct FewOutput {
+  int column = threadIdx.x % kFewTile, row = threadIdx.x / kFewTile % kRows, tile = threadIdx.x / (kFewTile * kRows);
+};
+
+// Where the thread's output of a plain group that begins at tile `first` stands in out; -1: nowhere.
 template <class T, int kRows>
-__device__ __forceinline__ void few_outputs(const FewRows& a, const float* sums, int first, int count) {
+__device__ __forceinline__ int output_place(const FewRows& a, int first, int end, int& which, int& in_weight) {
+  const FewOutput<kRows> mine;
+  which = 0, in_weight = (first + mine.tile) * kFewTile + mine.column;
+  if (mine.row >= a.rows || mine.tile >= kFewGroup || first + mine.tile >= end) return -1;
+  int before = 0;
+  while (which + 1 < a.weights && in_weight >= FewWeights<T>::few_tiles(a.w[which].rows) * kFewTile)
+    in_weight -= FewWeights<T>::few_tiles(a.w[which].rows) * kFewTile, before += a.w[which++].rows;
+  return in_weight < a.w[which].rows ? before + in_weight : -1;
+}
+
+template <class T, int kRows>
+__device__ __forceinline__ T residual_of(const FewRows& a, int first, int end) {
+  int which, in_weight;
+  if (a.residual == nullptr) return T{};
+  const int at = output_place<T, kRows>(a, first, end, which, in_weight);
+  return at < 0 ? T{} : static_cast<const T*>(a.residual)[FewOutput<kRows>().row * a.residual_stride + at];
+}
+
+// The outputs of tiles [first, first + count), whose sums lie in shared memory: at most one a thread.
+template <class T, int kRows>
+__device__ __forceinline__ void few_outputs(const FewRows& a, const float* sums, int first, int count, T residual) {
   constexpr int kTileSums = kFewWarps * kRows * kFewTile;
-  const bool gated = a.act != FewRowsAct::kNone;
-  const int each = gated ? count / 2 : count;
-  for (int i = threadIdx.x; i < each * kRows * kFewTile; i += kFewThreads) {
-    const int column = i % kFewTile, row = i / kFewTile % kRows, tile = i / (kFewTile * kRows);
-    if (row >= a.rows) continue;
-    T* out = static_cast<T*>(a.out) + row * a.out_stride;
-    if (gated) {
-      const int at = (first / 2 + tile) * kFewTile + column;
-      if (at >= a.w[0].rows) continue;
-      const float gate = biased<T>(a.w[0], few_sum<T, kRows>(sums + 2 * tile * kTileSums, row, column), at);
-      const float up = biased<T>(a.w[1], few_sum<T, kRows>(sums + (2 * tile + 1) * kTileSums, row, column), at);
-      const float g = rounded<T>(gate), u = rounded<T>(up);
-      out[at] = from_float<T>((a.act == FewRowsAct::kSilu ? Silu::value<true>(g) : GeluTanh::value<true>(g)) * u);
-      continue;
-    }
-    int which = 0, before = 0, at = (first + tile) * kFewTile + column;
-    while (which + 1 < a.weights && at >= FewWeights<T>::few_tiles(a.w[which].rows) * kFewTile)
-      at -= FewWeights<T>::few_tiles(a.w[which].rows) * kFewTile, before += a.w[which++].rows;
-    if (at >= a.w[which].rows) continue;
-    float v = biased<T>(a.w[which], few_sum<T, kRows>(sums + tile * kTileSums, row, column), at);
-    at += before;
-    if (a.residual != nullptr)
-      v = to_float(static_cast<const T*>(a.residual)[row * a.residual_stride + at]) + rounded<T>(v);
-    out[at] = from_float<T>(v);
+  static_assert(kFewGroup * kRows * kFewTile <= kFewThreads);
+  const FewOutput<kRows> mine;
+  T* out = static_cast<T*>(a.out) + mine.row * a.out_stride;
+  if (a.act != FewRowsAct::kNone) {
+    const int at = (first / 2 + mine.tile) * kFewTile + mine.column;
+    if (mine.row >= a.rows || mine.tile >= count / 2 || at >= a.w[0].rows) return;
+    const float* gates = sums + 2 * mine.tile * kTileSums;
+    const float g = rounded<T>(biased<T>(a.w[0], few_sum<T, kRows>(gates, mine.row, mine.column), at));
+    const float u = rounded<T>(biased<T>(a.w[1], few_sum<T, kRows>(gates + kTileSums, mine.row, mine.column), at));
+    out[at] = from_float<T>((a.act == FewRowsAct::kSilu ? Silu::value<true>(g) : GeluTanh::value<true>(g)) * u);
+    return;
   }
+  int which, in_weight;
+  const int at = output_place<T, kRows>(a, first, first + count, which, in_weight);
+  if (at < 0) return;
+  float v = biased<T>(a.w[which], few_sum<T, kRows>(sums + mine.tile * kTileSums, mine.row, mine.column), in_weight);
+  if (a.residual != nullptr) v = to_float(residual) + rounded<T>(v);
+  out[at] = from_float<T>(v);
 }
 
 inline int few_rows_tiles(const FewRows& a) {
@@ -129,19 +180,28 @@ inline int few_rows_tiles(const FewRows& a) {
   for (int i = 0; i < a.weights; ++i) tiles += (a.w[i].rows + kFewTile - 1) / kFewTile;
   return tiles;
 }
+// Where x lies for the products: in shared memory if that leaves room for the next launch's beside it, or if it must.
+inline bool few_rows_shares_x(const FewRows& a) {
+  constexpr int64_t kBeside = 64 << 10;
+  return a.norm != nullptr || int64_t{a.rows} * (a.in + kFewPad) * 2 <= kBeside;
+}
 template <class T, int kRows>
 int64_t few_rows_shared(const FewRows& a) {
-  const int64_t x = a.norm == nullptr ? 0 : int64_t{a.rows} * (a.in + kFewPad) * int64_t{sizeof(T)};
-  return x + 2 * kFewGroup * kFewWarps * kRows * kFewTile * int64_t{sizeof(float)};
+  const int64_t rows = few_rows_shares_x(a) ? a.rows : 0, weight = a.norm == nullptr ? 0 : a.in;
+  return (rows * (a.in + kFewPad) + weight) * int64_t{sizeof(T)} +
+         2 * kFewGroup * kFewWarps * kRows * kFewTile * int64_t{sizeof(float)};
 }
 
-template <class T, int kRows>  // kRows: 8 or 16, at least a.rows
-__global__ void __launch_bounds__(kFewThreads, 2)
-    few_rows_kernel(const __grid_constant__ FewRows a, const int tiles, const int per_pair) {
+// kRows: 8 or 16, at least a.rows. kDepth: units of a warp on their way. 4 are 64 KB a multiprocessor, and few enough
+// registers for the next launch beside this one; where a block has much to read more is worth more.
+template <class T, int kRows, int kDepth>
+__global__ void __launch_bounds__(kFewThreads, kDepth == kFewDepth ? 2 : 1)
+    few_rows_kernel(const __grid_constant__ FewRows a, const int tiles, const int per_pair, const bool shares_x) {
   extern __shared__ __align__(16) uint8_t raw[];
+  __shared__ float squares[kFewWarps];
   constexpr int kTileSums = kFewWarps * kRows * kFewTile;
   auto* sums = reinterpret_cast<float*>(raw);  // two groups of tiles, that take turns
-  auto* normed = reinterpret_cast<T*>(raw + 2 * kFewGroup * kTileSums * sizeof(float));
+  auto* shared_x = reinterpret_cast<T*>(raw + 2 * kFewGroup * kTileSums * sizeof(float));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4 * 8;
   const FewWeights<T> weights{a, g};
   const int pairs = tiles / per_pair;
@@ -149,7 +209,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   const int end = int(int64_t{pairs} * (blockIdx.x + 1) / gridDim.x) * per_pair;
   const int units = (a.in + kFewUnit * kFewWarps - 1) / (kFewUnit * kFewWarps);
 
-  uint4 ring[kFewDepth][2];
+  uint4 ring[kDepth][2];
   int next_tile = begin, next_unit = 0;
   FewTile from = weights.tile(begin);
   const auto fetch = [&](uint4(&to)[2]) {
@@ -165,18 +225,33 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     }
   };
 
-  if (!a.weights_are_old) wait_for_launch_before();
+  // What nobody writes meanwhile is on its way before the launch before this one has ended.
+  const int shared_stride = a.in + kFewPad;
+  T* shared_norm = shared_x + a.rows * shared_stride;
+  if (a.weights_are_old) {
 #pragma unroll
-  for (int j = 0; j < kFewDepth; ++j) fetch(ring[j]);
+    for (int j = 0; j < kDepth; ++j) fetch(ring[j]);
+  } else {
+    wait_for_launch_before();
+#pragma unroll
+    for (int j = 0; j < kDepth; ++j) fetch(ring[j]);
+  }
+  if (a.norm != nullptr) {
+    for (int i = threadIdx.x * 8; i < a.in; i += kFewThreads * 8)
+      start_copy(shared_norm + i, static_cast<const T*>(a.norm) + i, false);
+    commit_copies();
+  }
   if (a.weights_are_old) wait_for_launch_before();
   next_launch_may_begin();  // not before the wait: what is older than this launch is done when the next one begins
+  T residual = residual_of<T, kRows>(a, begin, end);
   const T* x = static_cast<const T*>(a.x);
   int stride = int(a.x_stride);
-  if (a.norm != nullptr) {
-    stride = a.in + kFewPad;
-    norm_rows<T>(a, normed, stride);
-    x = normed;
-    __syncthreads();
+  if (shares_x) {
+    if (a.norm != nullptr)
+      norm_rows<T>(a, shared_x, shared_stride, shared_norm, squares);
+    else
+      copy_columns<T>(a, shared_x, shared_stride, units);
+    x = shared_x, stride = shared_stride;
   }
   // This thread's rows of x, lane / 4 and 8 further on. Behind the last row it is the last one again: what comes of
   // that is never written.
@@ -187,7 +262,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   int tile = begin, unit = 0, in_group = 0, turn = 0;
   while (tile < end) {
 #pragma unroll
-    for (int j = 0; j < kFewDepth; ++j) {
+    for (int j = 0; j < kDepth; ++j) {
       if (tile == end) break;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -212,7 +287,8 @@ __global__ void __launch_bounds__(kFewThreads, 2)
       ++tile;
       if (++in_group < kFewGroup && tile < end) continue;
       __syncthreads();  // and the other turn's sums have been read: everybody was past them before it came here
-      few_outputs<T, kRows>(a, sums + turn * kFewGroup * kTileSums, tile - in_group, in_group);
+      few_outputs<T, kRows>(a, sums + turn * kFewGroup * kTileSums, tile - in_group, in_group, residual);
+      residual = residual_of<T, kRows>(a, tile, end);
       in_group = 0, turn ^= 1;
     }
   }
@@ -220,11 +296,18 @@ __global__ void __launch_bounds__(kFewThreads, 2)
 
 template <class T, int kRows>
 void launch_few_rows(const FewRows& a, Stream stream) {
+  constexpr int kDeep = 10;
   const int tiles = few_rows_tiles(a), per_pair = a.act == FewRowsAct::kNone ? 1 : 2;
   if (tiles == 0) return;
   const int blocks = tiles / per_pair < multiprocessors() ? tiles / per_pair : multiprocessors();
-  launch_after_with_memory<few_rows_kernel<T, kRows>>(few_rows_shared<T, kRows>(a), blocks, kFewThreads,
-                                                      /*cluster=*/1, stream, a, tiles, per_pair);
+  const int64_t units = divide_up(tiles, blocks) * divide_up(a.in, kFewUnit * kFewWarps);  // of a warp
+  const auto with_depth = [&]<int kDepth>() {
+    launch_after_with_memory<few_rows_kernel<T, kRows, kDepth>>(few_rows_shared<T, kRows>(a), blocks, kFewThreads,
+                                                                /*cluster=*/1, stream, a, tiles, per_pair,
+                                                                few_rows_shares_x(a));
+  };
+  if (units < 2 * kDeep) return with_depth.template operator()<kFewDepth>();
+  with_depth.template operator()<kDeep>();
 }
 
 // What fits_few_rows() says no to is the caller's to give to somebody else.

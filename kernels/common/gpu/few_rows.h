@@ -53,7 +53,7 @@ inline bool fits_few_rows(const FewRows& a) {
               aligned(a.x, a.rows > 1 ? a.x_stride : 0);
   for (int i = 0; i < a.weights; ++i) fits = fits && aligned(a.w[i].data, a.w[i].rows > 1 ? a.w[i].stride : 0);
   if (a.norm == nullptr) return fits;
-  return fits && aligned(a.norm, 0) && int64_t{a.rows} * (a.in + 32) * 2 <= kMostShared;
+  return fits && aligned(a.norm, 0) && (int64_t{a.rows} * (a.in + 32) + a.in) * 2 <= kMostShared;
 }
 
 }  // namespace kernels::gpu
