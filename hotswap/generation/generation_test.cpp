@@ -12,7 +12,6 @@
 #include "hotswap/base/test_data.h"
 #include "hotswap/generation/generate.h"
 #include "hotswap/generation/sampler.h"
-#include "hotswap/generation/test_sampling.h"
 #include "hotswap/models/auto.h"
 
 namespace hotswap {
@@ -168,17 +167,6 @@ TEST(Sampler, TopKAndTopPLimitTheChoice) {
   EXPECT_EQ(seen({.temperature = 5.0, .top_k = 0}).size(), 5U);
   EXPECT_EQ(seen({.top_k = 0, .top_p = 0.8}), (std::set<int64_t>{0, 1}));  // 0.64 + 0.23
   EXPECT_EQ(seen({.top_k = 0, .top_p = 1e-6}), (std::set<int64_t>{0}));
-}
-
-TEST(Sampler, DrawsEachTokenAsOftenAsItIsLikely) {
-  int number = 0;
-  for (auto& [config, want] : test_support::sampling_cases()) {
-    GenerationConfig seeded = config;
-    seeded.seed = 7;
-    Sampler sampler(seeded, at::kCPU);
-    const Tensor logits = test_support::sampling_logits().expand({20000, 5});
-    test_support::expect_drawn(sampler.next(logits, logits), want, cat("case ", number++));
-  }
 }
 
 TEST(Sampler, RepetitionPenaltyLooksAtWhatWasSaid) {

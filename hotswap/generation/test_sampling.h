@@ -1,12 +1,8 @@
 // Whether ids were drawn as often as they should be.
 #pragma once
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/bincount.h>
-#include <ATen/ops/tensor.h>
-#include <gtest/gtest.h>
-
-#include <cmath>
+#include <string>
+#include <vector>
 
 #include "hotswap/generation/sampler.h"
 
@@ -17,46 +13,11 @@ struct SamplingCase {
   std::vector<double> want;  // probabilities of the ids, by hand
 };
 
-// Logits whose probabilities are 0.5, 0.25, 0.125, 0.0625, 0.0625.
-inline Tensor sampling_logits() {
-  return at::tensor({0.5, 0.25, 0.125, 0.0625, 0.0625}).log().to(at::kFloat).unsqueeze(0);
-}
-
-inline std::vector<SamplingCase> sampling_cases() {
-  const auto over = [](std::vector<double> parts) {
-    double all = 0;
-    for (const double part : parts) all += part;
-    for (double& part : parts) part /= all;
-    return parts;
-  };
-  std::vector<SamplingCase> cases = {
-      {{.top_k = 0}, {0.5, 0.25, 0.125, 0.0625, 0.0625}},
-      {{.temperature = 0.5, .top_k = 0}, over({256, 64, 16, 4, 4})},
-      {{.top_k = 2}, over({2, 1, 0, 0, 0})},
-      {{.top_k = 0, .top_p = 0.7}, over({2, 1, 0, 0, 0})},
-      {{.temperature = 2.0, .top_k = 3, .top_p = 0.99}, over({2, std::sqrt(2), 1, 0, 0})},
-  };
-  for (SamplingCase& c : cases) c.config.do_sample = true;
-  return cases;
-}
-
-// Pearson's statistic below what one run in a million exceeds; with the seeds given it is the same each time.
-inline void expect_drawn(const Tensor& ids, const std::vector<double>& want, const std::string& what) {
-  const Tensor counts = at::bincount(ids.to(at::kCPU).flatten(), {}, static_cast<int64_t>(want.size())).to(at::kDouble);
-  const auto all = static_cast<double>(ids.numel());
-  double statistic = 0;
-  int freedom = -1;
-  for (size_t i = 0; i < want.size(); ++i) {
-    const double got = counts[static_cast<int64_t>(i)].item<double>(), expected = want[i] * all;
-    if (want[i] == 0) {
-      EXPECT_EQ(got, 0) << what << ": id " << i << " was cut off";
-      continue;
-    }
-    statistic += (got - expected) * (got - expected) / expected;
-    ++freedom;
-  }
-  constexpr double kOneInAMillion[] = {0, 23.9, 27.6, 30.7, 33.4};  // of chi-square, by degrees of freedom
-  EXPECT_LT(statistic, kOneInAMillion[freedom]) << what << ": " << counts;
-}
+// Logits whose probabilities are 0.5, 0.25, 0.125, 0.0625, 0.0625: [1, 5]
+Tensor sampling_logits();
+std::vector<SamplingCase> sampling_cases();
+// ids: any shape. Pearson's statistic below what one run in a million exceeds; with the seeds given it is the same each
+// time.
+void expect_drawn(const Tensor& ids, const std::vector<double>& want, const std::string& what);
 
 }  // namespace hotswap::test_support

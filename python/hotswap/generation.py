@@ -117,7 +117,7 @@ class _Reader:
     def push(self, tokens):
         if not self.cuda:
             return self.waiting.append((tokens.clone(), None))
-        here = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True).copy_(tokens, non_blocking=True)
+        here = torch.empty(tokens.shape, dtype=tokens.dtype, device="cpu", pin_memory=True).copy_(tokens, non_blocking=True)
         come = torch.cuda.Event()
         come.record()
         self.waiting.append((here, come))
@@ -197,7 +197,7 @@ class _Loop:
 
     def take(self, tokens):
         """A step's tokens, those of ended rows as padding; False where all rows have ended."""
-        shown = torch.tensor([t if goes_on else self.pad for t, goes_on in zip(tokens.tolist(), self.running)])
+        shown = torch.tensor([t if goes_on else self.pad for t, goes_on in zip(tokens.tolist(), self.running)], device="cpu")
         self.said.append(shown)
         self.running = [goes_on and t not in self.eos for t, goes_on in zip(shown.tolist(), self.running)]
         if self.streamer is not None:
