@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gpu_model import MODELS, WARM, add_model_rows, random_llama  # noqa: E402
+from gpu_model import MODELS, OURS, WARM, add_model_rows, random_llama  # noqa: E402
 from results import add_flags  # noqa: E402
 
 TINY = dict(vocab_size=512, hidden_size=64, head_dim=16, num_attention_heads=4, num_key_value_heads=2,
@@ -33,6 +33,7 @@ SIDES = {  # name: (how the model is made, head apart)
     "transformers liger": ("liger", False),
     "transformers hotswap": ("hotswap", False),
     "transformers hotswap, head apart": ("hotswap", True),
+    "transformers hotswap with attention": ("attention", False),
 }
 LIMIT = {"bfloat16": 5e-3, "float32": 1e-5}  # of the losses: bfloat16 rounds each weight after each step
 LEARNING_RATE = {"bfloat16": 1e-5, "float32": 1e-3}
@@ -86,7 +87,7 @@ def train(args) -> dict | None:
     peak = torch.tensor(float(memory()), dtype=torch.float64, device=device)
     dist.all_reduce(peak, op=dist.ReduceOp.MAX)
     calls = {}
-    if args.side == "hotswap":
+    if args.side in OURS:
         import hotswap
 
         calls = {op: n for op, n in hotswap.report(model).calls.items() if n}

@@ -6,8 +6,8 @@
 bfloat16, --rows x --columns tokens, no optimizer. Each line is a process of its own: tokens/s, the GPU memory at the
 peak and before the first step, the first two steps' seconds and the first loss; the losses of one program must agree.
 transformers takes the packages through KernelConfig(use_local_kernel=True) ("kernels"), which needs Python's `kernels`,
-and through python/ ("hotswap": every layer and the loss without logits); "compile" is torch.compile of the stock model,
-and Liger's line needs its wheel: what is missing is said.
+and through python/ ("hotswap": every layer and the loss without logits; "attention": that, and the attention);
+"compile" is torch.compile of the stock model, and Liger's line needs its wheel: what is missing is said.
 """
 
 import argparse
@@ -36,10 +36,11 @@ LLAMA_8B = LLAMA_1B | dict(
 MODELS = {"1b": ("Llama-1B", LLAMA_1B), "8b": ("Llama-8B, 16 layers checkpointed", LLAMA_8B)}
 WARM = 2
 BF16_LOSS = 2e-2
+OURS = {"hotswap": {}, "attention": {"attention": True}}  # through python/, and what else kernelize is asked for
 
 
 def random_llama(config, side: str, device: str, dtype, checkpoint: bool):
-    """A Llama for training with the same random weights for every side; "liger" and "hotswap" are applied here."""
+    """A Llama for training with the same random weights for every side; Liger and ours are applied here."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -53,11 +54,11 @@ def random_llama(config, side: str, device: str, dtype, checkpoint: bool):
     model.train()
     if checkpoint:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if side == "hotswap":
+    if side in OURS:
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
         import hotswap
 
-        hotswap.kernelize(model, strict=True, fused_linear_cross_entropy=True)
+        hotswap.kernelize(model, strict=True, fused_linear_cross_entropy=True, **OURS[side])
     return model
 
 
@@ -74,7 +75,7 @@ def transformers_step(args) -> dict:
         replace_kernel_forward_from_hub(modeling_llama.LlamaMLP, "SwiGLUMLP")
     model = random_llama(config, side, "cuda", torch.bfloat16, checkpoint=args.model == "8b")
     calls = lambda: {}
-    if side == "hotswap":
+    if side in OURS:
         import hotswap
 
         calls = lambda: {op: n for op, n in hotswap.report(model).calls.items() if n}
@@ -158,7 +159,7 @@ def main():
         if args.hotswap and args.model == "1b":  # the C++ host does not checkpoint
             sides = {"hotswap stock": host, "hotswap kernels": [*host, "--use-kernels"]}
         sides["transformers"] = [*python, "--side", "plain"]
-        modules = dict(compile="torch", kernels="kernels", hotswap="torch", liger="liger_kernel")
+        modules = dict(compile="torch", kernels="kernels", hotswap="torch", attention="torch", liger="liger_kernel")
         for side, module in modules.items():
             if importlib.util.find_spec(module):
                 sides[f"transformers {side}"] = [*python, "--side", side]
@@ -177,14 +178,14 @@ def main():
             print(f"{name:22} {out['value']:9.0f} tokens/s  {used}  loss {out['check'][0]:.4f} {extra}", flush=True)
     failed = False
     pairs = (("hotswap stock", "hotswap kernels"), ("transformers", "transformers kernels"))
-    for stock, name in (*pairs, *(("transformers", f"transformers {side}") for side in ("hotswap", "compile", "liger"))):
+    for stock, name in (*pairs, *(("transformers", f"transformers {side}") for side in (*OURS, "compile", "liger"))):
         if stock in results and name in results:
             apart = max(abs(a - b) for a, b in zip(results[stock]["check"], results[name]["check"], strict=True))
             print(f"losses of {name} and {stock} are {apart:.1e} apart")
             failed |= not apart <= BF16_LOSS
     if failed:
         sys.exit(f"wanted losses within {BF16_LOSS} of each other; nothing is written")
-    ours = ("hotswap kernels", "transformers kernels", "transformers hotswap")
+    ours = ("hotswap kernels", "transformers kernels", *(f"transformers {side}" for side in OURS))
     peers = ("hotswap stock", "transformers", "transformers compile", "transformers liger")
     add_model_rows(args, results, ours, peers, what="forward+backward", shape=shape)
 

@@ -72,18 +72,18 @@ class Results:
         self.common = {"date": args.date, "commit": args.commit or commit(), "torch": version, **(machine or cpu())}
 
     def add(self, *, ours, peer="", unit: str, target="", **row) -> dict:
-        """The ratio, where none is given, is how much better ours is: of times and bytes theirs over ours, of rates (".../s") ours
-        over theirs. A target that is a number is one of the ratio; text says what else was meant."""
+        """The ratio, where none is given, is how much better ours is: of times and bytes theirs over ours, of rates
+        (".../s") ours over theirs. A target that is a number is one of the ratio; text says what else was meant."""
         row |= dict(ours=ours, peer=peer, unit=unit, target=target)
         if peer != "":
             a, b = float(ours), float(peer)
             row["ratio"] = round(row.get("ratio", a / b if unit.endswith("/s") else b / a), 3)
-        self.rows.append({**self.common, **{key: rounded(value) for key, value in row.items()}})
+        self.rows.append({**self.common, **row})
         print(shown(row), flush=True)
         return row
 
     def missed(self) -> list[dict]:
-        return [r for r in self.rows if isinstance(r["target"], (int, float)) and float(r["ratio"]) < r["target"]]
+        return [r for r in self.rows if isinstance(r["target"], (int, float)) and r["ratio"] < r["target"]]
 
     def write(self) -> None:
         if not self.file:
@@ -93,7 +93,7 @@ class Results:
             writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
             if fresh:
                 writer.writeheader()
-            writer.writerows(self.rows)
+            writer.writerows({key: rounded(value) for key, value in row.items()} for row in self.rows)
         print(f"{len(self.rows)} rows appended to {self.file}")
 
 

@@ -320,7 +320,7 @@ template <class T>
 __global__ void __launch_bounds__(kWalkThreads) accumulate_all(const Accumulate a, int64_t count) {
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
-    const float x = to_float(static_cast<const T*>(a.x)[i]);
+    const float x = a.scale * to_float(static_cast<const T*>(a.x)[i]);
     a.sum[i] = a.first ? x : a.sum[i] + x;
   }
 }

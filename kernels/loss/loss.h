@@ -50,11 +50,13 @@ struct ColumnSum {
   float scale;
 };
 
-// sum[i] += x[i], or sum[i] = x[i], for i in [begin, end): a low-precision product joins its fp32 accumulator.
+// sum[i] += scale x[i], or sum[i] = scale x[i], for i in [begin, end): a low-precision product joins its fp32
+// accumulator.
 struct Accumulate {
   DType dtype;
   const void* x;
   float* sum;
+  float scale;
   bool first;  // sum holds nothing yet
 };
 

@@ -173,10 +173,11 @@ static void column_sum(const ColumnSum& a, int64_t begin, int64_t end) {
 }
 
 static void accumulate(const Accumulate& a, int64_t begin, int64_t end) {
+  const F scale = splat<F>(a.scale);
   with_dtype(a.dtype, [&]<typename T>() {
     const T* x = static_cast<const T*>(a.x) + begin;
     sweep(end - begin, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
-      const F v = load(x + i, count);
+      const F v = scale * load(x + i, count);
       store(a.sum + begin + i, a.first ? v : load(a.sum + begin + i, count) + v, count);
     });
   });

@@ -13,6 +13,7 @@ class Replacement(NamedTuple):
     ops: tuple[str, ...]  # forward, forward for training where it is another, backward
     forward: Callable  # (self, ...) as the class's own
     layer_class: Optional[type] = None  # of the package; None: the forward is made here
+    attribute: Optional[str] = None  # a function that the module holds under this name is replaced, not its forward
 
 
 def class_of(module: nn.Module) -> type:

@@ -19,6 +19,7 @@ REPOSITORIES = {  # repository/revision: package
     "kernels-community/activation/v1": "activation",
     "kernels-community/rotary/v2": "rotary",
     "kernels-community/mlp/v1": "mlp",
+    "kernels-community/deformable-detr/v1": "deformable",
     "kernels-community/flash-attn2/v3": "attention",
     "kernels-community/flash-attn2/v4": "attention",
     "kernels-community/flash-attn2/v2.1.0": "attention",
@@ -71,7 +72,7 @@ if "model" in globals():
         torch.testing.assert_close(model(input_ids).logits, want, rtol=1e-4, atol=1e-5)
 made = {}
 OPS = {"norm": ("rms_norm", "rms_norm_fwd", "rms_norm_bwd"), "rotary": ("rotary", "rotary_bwd"), "activation": ("silu", "silu_bwd"),
-       "mlp": ("swiglu", "swiglu_bwd")}
+       "mlp": ("swiglu", "swiglu_bwd"), "deformable": ("deformable_attention", "deformable_attention_bwd")}
 for name, module in list(sys.modules.items()):
     if name.endswith("._ops") and name[0] == "_":
         package_id = name.split(".")[0]
@@ -132,6 +133,20 @@ SCRIPTS = {
         "model.set_use_kernels(True, KernelConfig({'PackedSwiGLUMLP': 'kernels-community/mlp:PackedSwiGLUMLP'}))\n"
         "model(input_ids, labels=labels).loss.backward()\n",
         "norm.rms_norm norm.rms_norm_fwd norm.rms_norm_bwd rotary.rotary mlp.swiglu mlp.swiglu_bwd",
+    ),
+    "deformable attention": (
+        "from transformers import DeformableDetrConfig, DeformableDetrModel, ResNetConfig\n"
+        "backbone = ResNetConfig(embedding_size=8, hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], layer_type='basic',\n"
+        "                        out_features=['stage2', 'stage3', 'stage4'])\n"
+        "sizes = dict(d_model=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=8, decoder_ffn_dim=8, num_queries=5)\n"
+        "detr = DeformableDetrModel(DeformableDetrConfig(backbone_config=backbone, **sizes)).to(device).eval()\n"
+        "image = torch.randn(1, 3, 64, 64, device=device)\n"
+        "stock = detr(image).last_hidden_state.detach()\n"
+        "detr.set_use_kernels(True)\n"
+        "torch.testing.assert_close(detr(image).last_hidden_state, stock, rtol=1e-4, atol=1e-5)\n"
+        "detr.train()\n"
+        "detr(image).last_hidden_state.sum().backward()",
+        "deformable.deformable_attention deformable.deformable_attention_bwd",
     ),
     **{
         f"attention {name}": (

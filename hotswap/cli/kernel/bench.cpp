@@ -122,7 +122,8 @@ class Workload {
     for (c10::IValue& value : arguments) {
       if (!value.isTensor()) continue;
       at::Tensor made = change(value.toTensor().detach());
-      if (training_ && tensors++ < example_.trained) made = made.clone().set_requires_grad(true);
+      if (training_ && made.is_floating_point() && tensors++ < example_.trained)
+        made = made.clone().set_requires_grad(true);
       value = made;
     }
     return arguments;

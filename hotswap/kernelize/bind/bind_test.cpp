@@ -50,15 +50,17 @@ struct Ops {
   std::string package, forward, train, backward;
   int64_t backward_calls = 1;
   double tolerance = kTolerance;
+  std::string inplace = {};  // what may run in backward's place, where it owns what it writes over
 };
 
 void check(const Run& bound, const Run& stock, const Tensors& inputs, const Tensors& douts, const Ops& ops) {
   const auto calls = [&](const std::string& op) { return op_calls(ops.package, op); };
   const bool one_op = ops.forward == ops.train;
-  const int64_t train = calls(ops.train), backward = calls(ops.backward);
+  const auto backward_calls = [&] { return calls(ops.backward) + (ops.inplace.empty() ? 0 : calls(ops.inplace)); };
+  const int64_t train = calls(ops.train), backward = backward_calls();
   const Tensors got = forward_backward(bound, inputs, douts), want = forward_backward(stock, inputs, douts);
   EXPECT_EQ(calls(ops.train), train + 1) << ops.train;
-  EXPECT_EQ(calls(ops.backward), backward + ops.backward_calls) << ops.backward;
+  EXPECT_EQ(backward_calls(), backward + ops.backward_calls) << ops.backward;
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < got.size(); ++i) {
     ASSERT_EQ(got[i].defined(), want[i].defined()) << ops.forward << " result " << i;
@@ -98,15 +100,18 @@ TEST(Bind, EveryBundledLayerOnItsContractsExample) {
       const auto made = layer.contract().example(name, {.rows = 5, .dim = 64, .out = 24});
       const Example& example = *made;
       Tensors inputs;
+      const auto is_input = [](const c10::IValue& value) {
+        return value.isTensor() && value.toTensor().is_floating_point();
+      };
       for (const c10::IValue& value : example.arguments) {
-        if (value.isTensor() && inputs.size() < example.trained) inputs.push_back(value.toTensor());
+        if (is_input(value) && inputs.size() < example.trained) inputs.push_back(value.toTensor());
       }
       const auto run = [&](const ExampleForward& forward) {
         return [&, forward](const Tensors& in) {
           auto arguments = example.arguments;
           size_t next = 0;
           for (c10::IValue& value : arguments) {
-            if (value.isTensor() && next < in.size()) value = in[next++];
+            if (is_input(value) && next < in.size()) value = in[next++];
           }
           return forward(arguments);
         };
@@ -121,8 +126,13 @@ TEST(Bind, EveryBundledLayerOnItsContractsExample) {
         ++layers;
         continue;
       }
-      const Ops ops{manifest.name, entry.ops.at("forward"), entry.ops.at("forward_train"), entry.ops.at("backward"),
-                    entry.contract == "linear_cross_entropy/1" ? 0 : 1};  // its forward_train gives the gradients
+      const Ops ops{manifest.name,
+                    entry.ops.at("forward"),
+                    entry.ops.at("forward_train"),
+                    entry.ops.at("backward"),
+                    entry.contract == "linear_cross_entropy/1" ? 0 : 1,  // its forward_train gives the gradients
+                    kTolerance,
+                    entry.contract == "moe/1" ? entry.ops.at("backward_inplace") : ""};
       check(run(example.bound(layer)), run(example.stock), inputs, douts, ops);
       ++layers;
     }

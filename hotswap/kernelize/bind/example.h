@@ -19,7 +19,7 @@ using ExampleForward = std::function<Tensors(const std::vector<c10::IValue>& arg
 struct Example {
   std::string shape;                   // "1024x1024", for people
   std::vector<c10::IValue> arguments;  // of the contract's forward, in its order; numbers in tensors are float32
-  size_t trained = 0;                  // so many of the first tensors have a gradient
+  size_t trained = 0;                  // so many of the first tensors of numbers have a gradient
   ExampleForward stock;                // of arguments in any dtype
   ExampleForward exact;                // of arguments in float64
   std::function<ExampleForward(const LayerOps&)> bound;

@@ -3,32 +3,53 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/library.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <set>
 
 #include "hotswap/base/error.h"
 #include "hotswap/kernelize/bind/contract.h"
-#include "hotswap/kernelize/foreign/foreign.h"
+#include "hotswap/kernelize/foreign/foreign_impl.h"
 
 namespace hotswap {
-namespace {
-
-using at::Tensor;
-using Values = std::vector<c10::IValue>;
-using Adapter = std::function<Values(const Values& arguments)>;
 
 c10::OperatorHandle find_op(const Manifest& m, const std::string& name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow((m.id + "::" + name).c_str(), "");
 }
 
-Values call(const c10::OperatorHandle& op, Values stack) {
+AdapterValues call_boxed(const c10::OperatorHandle& op, AdapterValues stack) {
   op.callBoxed(&stack);
-  return stack;
+  if (stack.size() != 1 || !stack[0].isTensorList()) return stack;
+  const auto list = stack[0].toTensorVector();
+  return {list.begin(), list.end()};
 }
+
+AdapterValues call_named(const c10::OperatorHandle& op, const NamedValues& given) {
+  AdapterValues stack;
+  for (const c10::Argument& argument : op.schema().arguments()) {
+    const auto found = given.find(argument.name());
+    const bool has_value = found != given.end() && !found->second.isNone();
+    stack.push_back(has_value ? found->second : argument.default_value().value_or(c10::IValue()));
+  }
+  for (const auto& [name, value] : given) {
+    if (value.isNone() || op.schema().argumentIndexWithName(name)) continue;
+    throw Error({.wanted = cat("an argument ", name, " of ", op.schema()),
+                 .got = "none",
+                 .next = "use another version of the package, or the bundled one"});
+  }
+  return call_boxed(op, std::move(stack));
+}
+
+namespace {
+
+using at::Tensor;
+using Values = AdapterValues;
 
 // out, of x's shape or with half of its last dimension, filled by op(out, x).
 Adapter fills_output(const c10::OperatorHandle& op, bool half) {
@@ -44,7 +65,7 @@ Adapter fills_output(const c10::OperatorHandle& op, bool half) {
       shape.back() /= 2;
     }
     Tensor out = at::empty(shape, x.options());
-    if (out.numel() > 0) call(op, {out, x});
+    if (out.numel() > 0) call_boxed(op, {out, x});
     return {out};
   };
 }
@@ -55,7 +76,7 @@ Tensor turned(const c10::OperatorHandle& op, const Tensor& x, const Tensor& cos,
   if (out.numel() == 0) return out;
   const int64_t half = dim / 2;
   const Tensor first = out.narrow(-1, 0, half), second = out.narrow(-1, half, half);
-  call(op, {first, second, cos, sin, first, second, conj});
+  call_boxed(op, {first, second, cos, sin, first, second, conj});
   return out;
 }
 
@@ -83,8 +104,47 @@ Adapter normalizes(const c10::OperatorHandle& op) {
     const double offset = a[3].toDouble();
     const Tensor weight = offset == 0 ? a[1].toTensor() : a[1].toTensor() + offset;
     if (x.numel() == 0) return {at::empty_like(x)};
-    const Values out = call(op, {x, weight, a[2]});
-    return {out[0].isTensor() ? out[0].toTensor() : out[0].toTensorVector().at(0)};
+    return {call_boxed(op, {x, weight, a[2]}).at(0)};
+  };
+}
+
+// value, spatial_shapes, level_start_index, sampling_locations, attention_weights as theirs takes them: without gaps,
+// in float32, sizes on value's device.
+Values plain_inputs(const Values& a, size_t first) {
+  const Tensor value = a[first].toTensor();
+  const auto numbers = [&](size_t i) { return a[first + i].toTensor().to(at::kFloat).contiguous(); };
+  const auto sizes = [&](size_t i) { return a[first + i].toTensor().to(value.device(), at::kLong).contiguous(); };
+  return {numbers(0), sizes(1), sizes(2), numbers(3), numbers(4)};
+}
+
+Adapter attends_to_pyramid(const c10::OperatorHandle& op) {
+  return [op](const Values& a) -> Values {
+    const Tensor value = a[0].toTensor(), weights = a[4].toTensor();
+    const int64_t batch = value.size(0);
+    if (weights.numel() == 0 || value.numel() == 0) {
+      return {at::zeros({batch, weights.size(1), value.size(2) * value.size(3)}, value.options())};
+    }
+    Values stack = plain_inputs(a, 0);
+    stack.emplace_back(batch);  // the images of a launch of theirs: all, which every batch is a multiple of
+    return {call_boxed(op, std::move(stack))[0].toTensor().to(value.scalar_type())};
+  };
+}
+
+Adapter attends_to_pyramid_backward(const c10::OperatorHandle& op) {
+  return [op](const Values& a) -> Values {  // dy, and what forward takes
+    const std::array<Tensor, 3> inputs = {a[1].toTensor(), a[4].toTensor(), a[5].toTensor()};
+    Values gradients;
+    if (inputs[0].numel() == 0 || inputs[2].numel() == 0) {
+      for (const Tensor& input : inputs) gradients.emplace_back(at::zeros_like(input));
+      return gradients;
+    }
+    Values stack = plain_inputs(a, 1);
+    stack.emplace_back(a[0].toTensor().to(at::kFloat).contiguous());
+    stack.emplace_back(inputs[0].size(0));
+    const Values found = call_boxed(op, std::move(stack));
+    for (size_t i = 0; i < inputs.size(); ++i)
+      gradients.emplace_back(found.at(i).toTensor().to(inputs[i].scalar_type()));
+    return gradients;
   };
 }
 
@@ -105,13 +165,8 @@ struct Counted : c10::OperatorKernel {
   std::shared_ptr<std::atomic<int64_t>> calls_;
 };
 
-struct AdaptedOp {
-  c10::OperatorHandle theirs;
-  Adapter adapter;
-};
-
-std::map<std::string, AdaptedOp> adapters_of(const Manifest& m) {
-  std::map<std::string, AdaptedOp> all;
+AdaptedOps adapters_of(const Manifest& m) {
+  AdaptedOps all;
   const auto add = [&](const std::string& ours, const std::string& theirs, const auto& adapt) {
     const c10::OperatorHandle op = find_op(m, theirs);
     all.emplace(ours, AdaptedOp{op, adapt(op)});
@@ -126,6 +181,11 @@ std::map<std::string, AdaptedOp> adapters_of(const Manifest& m) {
     add("rotary_bwd", "apply_rotary", [](const auto& op) { return turns_halves(op, true); });
   } else if (m.name == "rmsnorm") {
     add("rms_norm", "apply_rms_norm", normalizes);
+  } else if (m.name == "deformable-detr") {
+    add("deformable_attention", "ms_deform_attn_forward", attends_to_pyramid);
+    add("deformable_attention_bwd", "ms_deform_attn_backward", attends_to_pyramid_backward);
+  } else {
+    return attention_adapters(m);
   }
   return all;
 }
@@ -162,7 +222,7 @@ void check_theirs(const Manifest& m, const ForeignPackage& package) {
       wrong.push_back(cat("op ", m.id, "::", op.name, " is not registered"));
       continue;
     }
-    const bool known = std::any_of(op.schemas.begin(), op.schemas.end(), [&](const char* schema) {
+    const bool known = std::any_of(op.schemas.begin(), op.schemas.end(), [&](const std::string& schema) {
       return fits(handle->schema(), torch::jit::parseSchema(cat(op.name, schema)));
     });
     if (!known) wrong.push_back(cat(handle->schema(), ", where ", op.name, op.schemas.front(), " is known"));

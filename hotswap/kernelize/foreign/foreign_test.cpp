@@ -6,8 +6,11 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cos.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sin.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <dlfcn.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -16,6 +19,7 @@
 #include "hotswap/kernelize/bind/example.h"
 #include "hotswap/kernelize/package/package.h"
 #include "hotswap/kernelize/testing.h"
+#include "hotswap/layers/deformable.h"
 
 namespace hotswap {
 namespace {
@@ -120,16 +124,51 @@ TEST(Foreign, RmsNormInferenceOnly) {
   EXPECT_EQ(bound(Mode::TRAINING), "stock");
 }
 
+// The library of the test takes the nearest pixel, which on the centres of pixels is all that counts, and makes up two
+// of the gradients: that it is given what it reads, in any type and layout, and that what it gives comes back in ours.
+TEST(Foreign, DeformableAttentionInFloat32) {
+  const ForeignCopy foreign("deformable-detr", HOTSWAP_TEST_FOREIGN_NATIVE);
+  const Package& package = foreign.load();
+  const PackageLayer& layer = package.layer("MultiScaleDeformableAttention");
+  EXPECT_TRUE(layer.capabilities().backward);
+  EXPECT_FALSE(layer.capabilities().deterministic);
+  const BoundLayer<DeformableForward> got(layer, stock::deformable_attention);
+  const Tensor shapes = at::tensor({2, 3}, at::kInt).view({1, 2}), starts = at::tensor({0}, at::kInt);
+  const Tensor pixels = at::stack({at::randint(3, {3, 5, 2, 1, 4}), at::randint(2, {3, 5, 2, 1, 4})}, -1);
+  const Tensor places = (pixels + 0.5) / at::tensor({3.f, 2.f});
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const Tensor value = some({3, 6, 4, 2}).transpose(2, 3).to(dtype).set_requires_grad(true);
+    const Tensor locations = places.clone().set_requires_grad(true);
+    const Tensor weights = some({3, 5, 2, 1, 4}).set_requires_grad(true), dy = some({3, 5, 8}).to(dtype);
+    const Tensor y = got.slot(value, shapes, starts, locations, weights);
+    torch::autograd::backward({y}, {dy});
+    const Tensor own = weights.detach().clone().set_requires_grad(true);
+    const Tensor want = stock::deformable_attention(value.detach().to(at::kFloat), shapes, starts, places, own);
+    torch::autograd::backward({want}, {dy.to(at::kFloat)});
+    const double rounded = dtype == at::kFloat ? kTolerance : 1.0 / 256;
+    EXPECT_EQ(y.scalar_type(), dtype);
+    EXPECT_LT(difference(y, want), rounded);
+    EXPECT_EQ(value.grad().scalar_type(), dtype);
+    EXPECT_LT(difference(value.grad(), value.detach() * 2), rounded);
+    EXPECT_LT(difference(locations.grad(), places * 3), kTolerance);
+    EXPECT_LT(difference(weights.grad(), own.grad()), kTolerance);
+  }
+  EXPECT_EQ(package.calls("deformable_attention"), 2);
+  EXPECT_EQ(package.calls("deformable_attention_bwd"), 2);
+  const Tensor none = got.slot(some({0, 6, 2, 4}), shapes, starts, some({0, 5, 2, 1, 4, 2}), some({0, 5, 2, 1, 4}));
+  EXPECT_EQ(none.sizes(), (std::vector<int64_t>{0, 5, 8}));
+}
+
 TEST(Foreign, RefusedWithTheReason) {
   const auto why = [](const ForeignCopy& foreign) {
     std::string text = message_of([&] { foreign.load(); });
     EXPECT_EQ(dlopen(foreign.library().c_str(), RTLD_NOLOAD | RTLD_LAZY), nullptr) << "nothing of it was run";
     return text;
   };
-  expect_has(why(ForeignCopy("flash-attn2", HOTSWAP_TEST_FOREIGN_STABLE)),
-             {"its ops have no adapter to attention/1 yet"});
+  expect_has(why(ForeignCopy("causal-conv1d", HOTSWAP_TEST_FOREIGN_STABLE)),
+             {"its convolution has no contract yet", "activation, rotary, rmsnorm, flash-attn2"});
   expect_has(why(ForeignCopy("unheard-of", HOTSWAP_TEST_FOREIGN_STABLE)),
-             {"'unheard-of'", "activation, rotary, rmsnorm"});
+             {"'unheard-of'", "activation, rotary, rmsnorm, deformable-detr"});
   const ForeignCopy python("liger-kernels", HOTSWAP_TEST_FOREIGN_STABLE);
   fs::remove(python.library());
   write_digests(python.variant());
@@ -139,7 +178,8 @@ TEST(Foreign, RefusedWithTheReason) {
   const auto reading = [&] { return message_of([&] { read_package(ours.variant(), bundled_packages()); }); };
   EXPECT_EQ(reading(), "no error");
   fs::remove(ours.variant() / "layers.json");
-  expect_has(reading(), {"layers.json", "'norm', whose ops are not known here", "activation, rotary, rmsnorm"});
+  expect_has(reading(),
+             {"layers.json", "'norm', whose ops are not known here", "activation, rotary, rmsnorm, deformable-detr"});
   fs::remove(ours.library());
   expect_has(reading(), {"layers.json", "Python only"});
 

@@ -129,7 +129,7 @@ class WideSum {
                         dlogits.row_stride};
       multiply(Window{block_.data_ptr(), n, dim, dim}.tensor(dtype_, device), some.tensor(dtype_, device, true),
                hidden);
-      cuda::accumulate({dtype_, block_.data_ptr(), floats(sum_) + begin * dim, first}, n * dim, stream);
+      cuda::accumulate({dtype_, block_.data_ptr(), floats(sum_) + begin * dim, 1.f, first}, n * dim, stream);
     }
   }
   const Tensor& sum() const { return sum_; }

@@ -234,7 +234,9 @@ inline void LinearCrossEntropy::hidden_gradient(const Chunk& c, float scale, Lin
   }
 }
 
-// dweight += dlogits^T @ hidden, summed in fp32; dbias += the columns of dlogits
+// dweight += dlogits^T @ hidden, summed in fp32; dbias += the columns of dlogits. A low-precision product is a mean
+// over the chunk's rows: as large as hidden at most, and its small numbers are not made smaller before they are
+// rounded.
 inline void LinearCrossEntropy::weight_gradient(const Chunk& c, const Window& hidden, float scale, LinearLoss& result) {
   if (bias_) {
     const ColumnSum sum{dtype_, logits_.data_ptr(), vocab_, c.rows, static_cast<float*>(bias_sum_.data_ptr()), scale};
@@ -254,9 +256,9 @@ inline void LinearCrossEntropy::weight_gradient(const Chunk& c, const Window& hi
     const int64_t n = std::min(kWeightBlock, vocab_ - first);
     const Window dlogits{at(logits_, first), c.rows, n, vocab_, 1};
     const Tensor out = Window{block_.data_ptr(), n, dim_, dim_, 1}.tensor(dtype_);
-    multiply(out, dlogits.transposed().tensor(dtype_), rows, out, 0, scale);
+    multiply(out, dlogits.transposed().tensor(dtype_), rows, out, 0, 1.0 / double(c.rows));
     const Accumulate sum{dtype_, block_.data_ptr(), static_cast<float*>(weight_sum_.data_ptr()) + first * dim_,
-                         c.first};
+                         scale * float(c.rows), c.first};
     kernels::parallel_rows(n * dim_, 1, [&](int64_t begin, int64_t end) { table().accumulate(sum, begin, end); });
   }
 }

@@ -1,0 +1,86 @@
+// What the CPU's kernels compute in: vectors of float for 32 and 16 bits (kernels/common/cpu/vec.h), and here the same
+// for float64.
+#pragma once
+
+#include "kernels/common/cpu/vec.h"
+#include "kernels/deformable/deformable.h"
+
+namespace deformable::HOTSWAP_ISA {
+using namespace kernels;
+using namespace kernels::HOTSWAP_ISA;
+using kernels::HOTSWAP_ISA::load;
+using kernels::HOTSWAP_ISA::store;
+using kernels::HOTSWAP_ISA::sum;
+
+typedef double D __attribute__((vector_size(kVecBytes)));
+
+// T as it lies in memory: summed in S, V at a time.
+template <class T>
+struct Wide {
+  using S = float;
+  using V = F;
+};
+template <>
+struct Wide<double> {
+  using S = double;
+  using V = D;
+};
+template <class T>
+constexpr int kVector = kVecBytes / sizeof(typename Wide<T>::S);
+
+HOTSWAP_INLINE D load(const double* p, All = {}) {
+  D v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+HOTSWAP_INLINE D load(const double* p, Part part) {
+  double full[kVecBytes / 8] = {};
+  for (int i = 0; i < part.n; ++i) full[i] = p[i];
+  return load(full);
+}
+HOTSWAP_INLINE void store(double* p, D v, All = {}) { __builtin_memcpy(p, &v, sizeof v); }
+HOTSWAP_INLINE void store(double* p, D v, Part part) {
+  for (int i = 0; i < part.n; ++i) p[i] = v[i];
+}
+HOTSWAP_INLINE double sum(D v) {
+  double total = 0;
+  for (int i = 0; i < int(kVecBytes / 8); ++i) total += v[i];
+  return total;
+}
+
+// fn(i, count) for vectors of T from 0 to n.
+template <class T, class Fn>
+HOTSWAP_INLINE void vectors(int64_t n, Fn fn) {
+  constexpr int kStep = kVector<T>;
+  int64_t i = 0;
+  for (; i + kStep <= n; i += kStep) fn(i, All{});
+  if (i < n) fn(i, Part{int(n - i)});
+}
+
+// n numbers at `at`, in S: where they lie, or in `buffer`.
+template <class S>
+static const S* read_numbers(const void* data, Number type, int64_t at, int64_t n, S* buffer) {
+  const S* found = buffer;
+  with_number(type, [&]<typename T>() {
+    if constexpr (__is_same(T, S)) {
+      found = static_cast<const T*>(data) + at;
+    } else if constexpr (!__is_same(T, double) && !__is_same(S, double)) {
+      vectors<T>(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+        store(buffer + i, load(static_cast<const T*>(data) + at + i, count), count);
+      });
+    }
+  });
+  return found;
+}
+// The other way round.
+template <class S>
+static void write_numbers(void* data, Number type, int64_t at, int64_t n, const S* from) {
+  with_number(type, [&]<typename T>() {
+    if constexpr (__is_same(T, double) == __is_same(S, double)) {
+      vectors<T>(n, [&](int64_t i, auto count)
+                        HOTSWAP_LAMBDA { store(static_cast<T*>(data) + at + i, load(from + i, count), count); });
+    }
+  });
+}
+
+}  // namespace deformable::HOTSWAP_ISA

@@ -1,0 +1,11 @@
+// What the files of the CPU's table give each other. Compiled once per ISA.
+#pragma once
+
+#include "kernels/moe/moe.h"
+
+namespace moe::HOTSWAP_ISA {
+
+void widen(float* to, const void* from, DType dtype, int64_t n, bool by_inputs);
+void few_rows(const FewRows& a, int64_t begin, int64_t end);
+
+}  // namespace moe::HOTSWAP_ISA

@@ -1,0 +1,146 @@
+// Products of few rows with an expert's weights, which are read once: what a decode step does. Compiled once per ISA.
+#include "kernels/common/cpu/vec.h"
+#include "kernels/moe/cpu/kernels.h"
+
+namespace moe::HOTSWAP_ISA {
+
+using namespace kernels;
+using namespace kernels::HOTSWAP_ISA;
+
+namespace {
+
+constexpr int64_t kAhead = 2048;  // bytes of software prefetch along a row
+
+HOTSWAP_INLINE float bias_of(const FewRows& a, int64_t out) {
+  float b = 0;
+  if (a.bias != nullptr)
+    with_dtype(a.dtype, [&]<typename T>() HOTSWAP_LAMBDA { b = to_float(static_cast<const T*>(a.bias)[out]); });
+  return b;
+}
+
+constexpr int64_t kPair = 2 * kLanes;  // numbers of one step along a row: one whole vector of 16-bit weights
+
+struct Two {
+  F a, b;
+};
+HOTSWAP_INLINE Two load_pair(const float* p) { return {load(p), load(p + kLanes)}; }
+HOTSWAP_INLINE Two load_pair(const Half* p) { return {load(p), load(p + kLanes)}; }
+// A bfloat16 is the upper half of a float: the even ones by a shift, the odd ones by a mask, no widening.
+HOTSWAP_INLINE Two load_pair(const BFloat16* p) {
+  U u;
+  __builtin_memcpy(&u, p, sizeof u);
+  return {as_float(u << 16), as_float(u & 0xffff0000u)};
+}
+
+// Weights [out, in]. Outputs out, out + apart, ...: a core that reads one stream of memory waits for it most of the
+// time, so those of a step lie in as many places.
+template <int kRows, int kOuts, class T>
+HOTSWAP_INLINE void dots(const FewRows& a, int64_t row, int64_t out, int64_t apart) {
+  const float* x = a.rows + row * a.in;
+  const T* w = static_cast<const T*>(a.w) + out * a.in;
+  F sum[kOuts][kRows] = {};
+  int64_t i = 0;
+  for (; i + kPair <= a.in; i += kPair) {
+#pragma GCC unroll 8
+    for (int o = 0; o < kOuts; ++o) {
+      const T* p = w + o * apart * a.in + i;
+      __builtin_prefetch(reinterpret_cast<const char*>(p) + kAhead);
+      if constexpr (sizeof(T) == 4 && kLanes == 16) __builtin_prefetch(reinterpret_cast<const char*>(p) + kAhead + 64);
+      const Two v = load_pair(p);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        sum[o][r] += v.a * load(x + r * a.in + i);
+        sum[o][r] += v.b * load(x + r * a.in + i + kLanes);
+      }
+    }
+  }
+  for (int o = 0; o < kOuts; ++o) {
+    const float bias = bias_of(a, out + o * apart);
+    for (int r = 0; r < kRows; ++r) {
+      float total = kernels::HOTSWAP_ISA::sum(sum[o][r]);
+      for (int64_t j = i; j < a.in; ++j) total += to_float(w[o * apart * a.in + j]) * x[r * a.in + j];
+      static_cast<T*>(a.y)[(row + r) * a.out + out + o * apart] = from_float<T>(total + bias);
+    }
+  }
+}
+
+template <class T>
+HOTSWAP_INLINE void widen_row(float* to, const T* from, int64_t n, bool in_pairs) {
+  int64_t i = 0;
+  for (; in_pairs && i + kPair <= n; i += kPair) {
+    const Two v = load_pair(from + i);
+    store(to + i, v.a);
+    store(to + i + kLanes, v.b);
+  }
+  sweep(n - i, [&](int64_t j, auto count) HOTSWAP_LAMBDA { store(to + i + j, load(from + i + j, count), count); });
+}
+
+template <int kRows, class T>
+HOTSWAP_INLINE void by_outputs(const FewRows& a, int64_t row, int64_t begin, int64_t end) {
+  constexpr int kOuts = kRows == 1 ? 8 : kRows == 2 ? 6 : 4;
+  const int64_t part = (end - begin) / kOuts;
+  for (int64_t out = begin; out < begin + part; ++out) dots<kRows, kOuts, T>(a, row, out, part);
+  for (int64_t out = begin + part * kOuts; out < end; ++out) dots<kRows, 1, T>(a, row, out, 0);
+}
+
+// Weights [in, out]: vectors along the outputs.
+template <int kRows, int kVecs, class T, class Count>
+HOTSWAP_INLINE void sums(const FewRows& a, int64_t row, int64_t out, Count count) {
+  constexpr int64_t kRowsAhead = 12;
+  const float* x = a.rows + row * a.in;
+  const T* w = static_cast<const T*>(a.w) + out;
+  F sum[kRows][kVecs] = {};
+  for (int64_t i = 0; i < a.in; ++i, w += a.out) {
+    __builtin_prefetch(w + kRowsAhead * a.out);
+    F v[kVecs];
+#pragma GCC unroll 8
+    for (int c = 0; c < kVecs; ++c) v[c] = load(w + c * kLanes, count);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const F left = splat<F>(x[r * a.in + i]);
+#pragma GCC unroll 8
+      for (int c = 0; c < kVecs; ++c) sum[r][c] += left * v[c];
+    }
+  }
+#pragma GCC unroll 8
+  for (int c = 0; c < kVecs; ++c) {
+    const T* bias = static_cast<const T*>(a.bias) + out + c * kLanes;
+    const F b = a.bias == nullptr ? F{} : load(bias, count);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+      store(static_cast<T*>(a.y) + (row + r) * a.out + out + c * kLanes, sum[r][c] + b, count);
+  }
+}
+
+template <int kRows, class T>
+HOTSWAP_INLINE void by_inputs(const FewRows& a, int64_t row, int64_t begin, int64_t end) {
+  constexpr int kVecs = 4;
+  int64_t out = begin;
+  for (; out + kVecs * kLanes <= end; out += kVecs * kLanes) sums<kRows, kVecs, T>(a, row, out, All{});
+  for (; out + kLanes <= end; out += kLanes) sums<kRows, 1, T>(a, row, out, All{});
+  if (out < end) sums<kRows, 1, T>(a, row, out, Part{int(end - out)});
+}
+
+template <class T>
+HOTSWAP_INLINE void rows(const FewRows& a, int64_t begin, int64_t end) {
+  int64_t row = 0;
+  const auto some = [&]<int kRows>() HOTSWAP_LAMBDA {
+    a.by_inputs ? by_inputs<kRows, T>(a, row, begin, end) : by_outputs<kRows, T>(a, row, begin, end);
+    row += kRows;
+  };
+  while (a.count - row >= 4) some.template operator()<4>();
+  if (a.count - row >= 2) some.template operator()<2>();
+  if (a.count - row >= 1) some.template operator()<1>();
+}
+
+}  // namespace
+
+void widen(float* to, const void* from, DType dtype, int64_t n, bool by_inputs) {
+  with_dtype(dtype, [&]<typename T>() { widen_row(to, static_cast<const T*>(from), n, !by_inputs); });
+}
+
+void few_rows(const FewRows& a, int64_t begin, int64_t end) {
+  with_dtype(a.dtype, [&]<typename T>() { rows<T>(a, begin, end); });
+}
+
+}  // namespace moe::HOTSWAP_ISA

@@ -1,0 +1,86 @@
+// Experts on the CPU against transformers' grouped_mm written with torch's ops.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_grouped_mm.h>
+#include <ATen/ops/argsort.h>
+#include <ATen/ops/bincount.h>
+#include <ATen/ops/cumsum.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/zeros.h>
+
+#include <limits>
+
+#include "kernels/common/testing/bench.h"
+
+using at::Tensor;
+using namespace kernels::bench;
+using kernels::package;
+
+namespace {
+
+struct Shape {
+  int64_t tokens, top_k, experts, hidden, inner;
+};
+
+// Sorted by expert, two grouped products, back in place, summed.
+Tensor grouped(const Tensor& x, const Tensor& index, const Tensor& weights, const Tensor& w_up, const Tensor& w_down) {
+  const int64_t k = index.size(1);
+  const Tensor flat = index.flatten(), order = flat.argsort();
+  const Tensor rows = x.index_select(0, order.div(k, "floor"));
+  const Tensor offsets = at::bincount(flat, {}, w_up.size(0)).cumsum(0).to(at::kInt);
+  const auto halves = at::_grouped_mm(rows, w_up.transpose(1, 2), offsets).chunk(2, -1);
+  const Tensor y = at::_grouped_mm(at::silu(halves[0]) * halves[1], w_down.transpose(1, 2), offsets);
+  const Tensor scaled = y * weights.flatten().index_select(0, order).unsqueeze(1);
+  return scaled.index_select(0, order.argsort()).view({x.size(0), k, -1}).sum(1).to(x.scalar_type());
+}
+
+Tensor in_float64(const Tensor& x, const Tensor& index, const Tensor& weights, const Tensor& w_up,
+                  const Tensor& w_down) {
+  const auto wide = [](const Tensor& t) { return t.to(at::kDouble); };
+  Tensor y = at::zeros(x.sizes(), at::kDouble);
+  for (int64_t t = 0; t < x.size(0); ++t) {
+    for (int64_t j = 0; j < index.size(1); ++j) {
+      const int64_t e = index[t][j].item<int64_t>();
+      const auto halves = wide(w_up[e]).mv(wide(x[t])).chunk(2);
+      y[t] += wide(weights[t][j]) * wide(w_down[e]).mv(at::silu(halves[0]) * halves[1]);
+    }
+  }
+  return y;
+}
+
+void run(Bench& bench, const Shape& s, at::ScalarType dtype) {
+  const Tensor x = at::randn({s.tokens, s.hidden}, dtype), weights = at::rand({s.tokens, s.top_k});
+  const Tensor index = at::randint(s.experts, {s.tokens, s.top_k}, at::kLong);
+  const Tensor w_up = at::randn({s.experts, 2 * s.inner, s.hidden}, dtype) / std::sqrt(double(s.hidden));
+  const Tensor w_down = at::randn({s.experts, s.hidden, s.inner}, dtype) / std::sqrt(double(s.inner));
+  const int64_t hit = (at::bincount(index.flatten(), {}, s.experts) > 0).sum().item<int64_t>();
+  const auto ours = [&] {
+    return package().call("moe_experts", x, index, weights, w_up, c10::IValue(), w_down, c10::IValue(), "swiglu", 1.0,
+                          std::numeric_limits<double>::infinity(), false, false, false)[0];
+  };
+  bench.run({.op = "moe_experts",
+             .shape = std::to_string(s.tokens) + "x" + std::to_string(s.hidden) + "x" + std::to_string(s.inner) + " " +
+                      std::to_string(s.top_k) + " of " + std::to_string(s.experts),
+             .dtype = short_name(dtype),
+             .peer = "transformers grouped_mm",
+             .bytes = hit * 3 * s.inner * s.hidden * x.element_size(),
+             .ours = [&] { ours(); },
+             .theirs = [&] { grouped(x, index, weights, w_up, w_down); },
+             .error = [&] { return relative_l2(ours(), in_float64(x, index, weights, w_up, w_down)); },
+             .tolerance = dtype == at::kFloat ? 1e-5 : 3.0 / 256,
+             .target = s.tokens <= 16 ? 2.0 : 1.1});
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Bench bench(argc, argv);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    // a step of one and of sixteen sequences, and a prompt
+    for (const int64_t tokens : {1, 16, 64, 512}) run(bench, {tokens, 8, 128, 512, 192}, dtype);
+    for (const int64_t tokens : {1, 16, 512}) run(bench, {tokens, 2, 8, 1024, 2816}, dtype);
+  }
+  return bench.finish();
+}

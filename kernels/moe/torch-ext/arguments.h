@@ -1,0 +1,200 @@
+// The arguments of the ops: checked, and as the kernels see them.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "kernels/common/torch/binding.h"
+#include "kernels/moe/moe.h"
+
+namespace moe {
+
+using kernels::check;
+using kernels::Device;
+using kernels::Rows;
+using kernels::shape_of;
+using kernels::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+
+struct Options {
+  const std::string& activation;
+  double alpha, limit;
+  bool interleaved, transposed, scale_input;
+};
+
+inline Act act_of(const char* op, const std::string& name) {
+  constexpr std::array<std::pair<const char*, Act>, 10> kNames{{{"swiglu", Act::kSwiGlu},
+                                                                {"geglu", Act::kGeGlu},
+                                                                {"geglu_tanh", Act::kGeGluTanh},
+                                                                {"reglu", Act::kReGlu},
+                                                                {"swiglu_oai", Act::kSwiGluOai},
+                                                                {"swiglu_clamped", Act::kSwiGluClamped},
+                                                                {"relu2", Act::kRelu2},
+                                                                {"silu", Act::kSilu},
+                                                                {"gelu", Act::kGelu},
+                                                                {"gelu_tanh", Act::kGeluTanh}}};
+  std::string known;
+  for (const auto& [text, act] : kNames) {
+    if (name == text) return act;
+    (known += known.empty() ? "" : ", ") += text;
+  }
+  check(false, op, ": wanted activation one of ", known, "; got \"", name, "\"; pass one of these");
+  return Act::kSwiGlu;
+}
+
+inline Tensor packed(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
+inline void* data_of(const MaybeTensor& t) { return t ? t->data_ptr() : nullptr; }
+
+inline void check_like(const Tensor& t, std::initializer_list<int64_t> sizes, DType dtype, const Device& device,
+                       const char* op, const char* name) {
+  kernels::check_device(t, device, op);
+  bool same = t.dim() == int64_t(sizes.size());
+  for (size_t d = 0; same && d < sizes.size(); ++d) same = t.size(int64_t(d)) == sizes.begin()[d];
+  std::string wanted;
+  for (const int64_t n : sizes) (wanted += wanted.empty() ? "" : ", ") += std::to_string(n);
+  check(same, op, ": wanted ", name, " [", wanted, "]; got ", shape_of(t), "; check the layer's sizes");
+  check(kernels::dtype_of(t, op) == dtype, op, ": wanted ", name, " in x's dtype; got another; cast it");
+}
+
+// What every op is given.
+struct Call {
+  const char* op;
+  Device device;
+  Rows x;
+  Tensor index, scores;  // contiguous
+  bool index64;
+  const Tensor &w_up, &w_down;
+  MaybeTensor b_up, b_down;
+  Problem p;
+
+  Call(const char* name, const Tensor& x_given, const Tensor& index_given, const Tensor& weights, const Tensor& up,
+       const MaybeTensor& up_bias, const Tensor& down, const MaybeTensor& down_bias, const Options& o)
+      : op(name),
+        device(kernels::device_of(x_given)),
+        x(kernels::as_rows(x_given, name, device)),
+        index(packed(index_given)),
+        scores(packed(weights)),
+        index64(index_given.scalar_type() == kernels::ScalarType::Long),
+        w_up(up),
+        w_down(down) {
+    check(x_given.dim() == 2, op, ": wanted x [tokens, hidden]; got ", shape_of(x_given), "; flatten it");
+    check_routing(index_given, weights);
+    const Act act = act_of(op, o.activation);
+    check(!o.interleaved || has_gate(act), op, ": wanted interleaved for activations with a gate; got it for ",
+          o.activation, "; pass false");
+    check(up.dim() == 3 && down.dim() == 3, op, ": wanted w_up and w_down of three dimensions, experts first; got ",
+          shape_of(up), " and ", shape_of(down));
+    const int64_t inner = down.size(o.transposed ? 1 : 2);
+    p = {.dtype = kernels::dtype_of(x_given, op),
+         .score_dtype = kernels::dtype_of(weights, op),
+         .act = act,
+         .alpha = float(o.alpha),
+         .limit = float(o.limit),
+         .interleaved = o.interleaved,
+         .transposed = o.transposed,
+         .scale_input = o.scale_input,
+         .tokens = x_given.size(0),
+         .top_k = index_given.size(1),
+         .experts = up.size(0),
+         .hidden = x_given.size(1),
+         .inner = inner};
+    check(p.score_dtype == p.dtype || p.score_dtype == DType::kFloat32, op,
+          ": wanted weights in float32 or x's dtype; got torch dtype number ", int(weights.scalar_type()),
+          "; cast them");
+    check(p.experts >= 1 && p.hidden >= 1 && p.inner >= 1, op,
+          ": wanted at least one expert, one number in and one inside; got w_up ", shape_of(up), " and w_down ",
+          shape_of(down));
+    check(p.assignments() < int64_t{1} << 31, op, ": wanted fewer than 2^31 assignments; got ", p.assignments(),
+          "; split the tokens");
+    const int64_t n = p.columns();
+    if (o.transposed) {
+      check_weight(up, {p.experts, p.hidden, n}, "w_up");
+      check_weight(down, {p.experts, p.inner, p.hidden}, "w_down");
+    } else {
+      check_weight(up, {p.experts, n, p.hidden}, "w_up");
+      check_weight(down, {p.experts, p.hidden, p.inner}, "w_down");
+    }
+    b_up = checked_bias(up_bias, n, "b_up");
+    b_down = checked_bias(down_bias, p.hidden, "b_down");
+  }
+
+  Tensor new_tensor(std::initializer_list<int64_t> sizes) const { return kernels::empty(sizes, p.dtype, device); }
+  Tensor new_like(const Tensor& t) const { return kernels::empty_like(t, p.dtype); }
+  Tensor new_ints(int64_t count) const {
+    return kernels::empty_like_shape(&count, 1, aoti_torch_dtype_int32(), device);
+  }
+  Tensor new_floats(std::initializer_list<int64_t> sizes) const {
+    return kernels::empty(sizes, DType::kFloat32, device);
+  }
+
+ private:
+  void check_routing(const Tensor& indices, const Tensor& weights) const {
+    const auto type = indices.scalar_type();
+    check(indices.dim() == 2 && indices.size(0) == x.rows, op, ": wanted index [", x.rows, ", experts a token]; got ",
+          shape_of(indices));
+    check(type == kernels::ScalarType::Long || type == kernels::ScalarType::Int, op,
+          ": wanted index as int64 or int32; got torch dtype number ", int(type), "; cast it");
+    check(weights.dim() == 2 && weights.size(0) == x.rows && weights.size(1) == indices.size(1), op,
+          ": wanted weights in index's shape, ", shape_of(indices), "; got ", shape_of(weights));
+    kernels::check_device(indices, device, op);
+    kernels::check_device(weights, device, op);
+  }
+  void check_weight(const Tensor& w, std::initializer_list<int64_t> sizes, const char* name) const {
+    check_like(w, sizes, p.dtype, device, op, name);
+    check(w.is_contiguous(), op, ": wanted ", name,
+          " contiguous: experts' weights are read where they lie; got strides;",
+          " call contiguous() once, when the model is loaded");
+  }
+  MaybeTensor checked_bias(const MaybeTensor& b, int64_t n, const char* name) const {
+    if (!b) return std::nullopt;
+    check_like(*b, {p.experts, n}, p.dtype, device, op, name);
+    return packed(*b);
+  }
+};
+
+// What forward for training saved, in backward.
+struct Saved {
+  Tensor h, order, slots, offsets;
+  Rows dy;
+
+  Saved(const Call& c, const Tensor& dy_given, const Tensor& h_given, const Tensor& order_given,
+        const Tensor& slots_given, const Tensor& offsets_given)
+      : h(packed(h_given)),
+        order(ints(c, order_given, c.p.assignments(), "order")),
+        slots(ints(c, slots_given, c.p.assignments(), "slots")),
+        offsets(ints(c, offsets_given, c.p.experts + 1, "offsets")),
+        dy(kernels::as_rows(dy_given, c.op, c.device)) {
+    check_like(dy_given, {c.p.tokens, c.p.hidden}, c.p.dtype, c.device, c.op, "dy");
+    check_like(h_given, {c.p.assignments(), c.p.columns()}, c.p.dtype, c.device, c.op, "h");
+  }
+  Index index() const {
+    return {static_cast<const int32_t*>(order.data_ptr()), static_cast<const int32_t*>(slots.data_ptr()),
+            static_cast<const int32_t*>(offsets.data_ptr())};
+  }
+
+ private:
+  static Tensor ints(const Call& c, const Tensor& t, int64_t count, const char* name) {
+    kernels::check_device(t, c.device, c.op);
+    check(t.scalar_type() == kernels::ScalarType::Int && t.dim() == 1 && t.size(0) == count, c.op, ": wanted ", name,
+          " [", count, "] as int32, as moe_experts_train gave it; got ", shape_of(t), " in torch dtype number ",
+          int(t.scalar_type()));
+    return packed(t);
+  }
+};
+
+struct Sorted {
+  Tensor order, slots, offsets;
+};
+struct Gradients {
+  Tensor dx, dscores, dw_up, db_up, dw_down, db_down;  // of 0 elements where not wanted
+};
+
+inline Gradients new_gradients(const Call& c, bool weight_grads) {
+  const auto wanted = [&](bool is, const Tensor& like) { return is ? c.new_like(like) : c.new_tensor({0}); };
+  const bool up = weight_grads && c.b_up.has_value(), down = weight_grads && c.b_down.has_value();
+  return {c.new_tensor({c.p.tokens, c.p.hidden}), kernels::empty({c.p.tokens, c.p.top_k}, c.p.score_dtype, c.device),
+          wanted(weight_grads, c.w_up),           wanted(up, up ? *c.b_up : c.w_up),
+          wanted(weight_grads, c.w_down),         wanted(down, down ? *c.b_down : c.w_down)};
+}
+
+}  // namespace moe
