@@ -130,23 +130,6 @@ void read_sliding_layers(ModelConfig& c, const Json& config) {
   }
 }
 
-std::vector<std::string> read_layer_types(const ModelConfig& c, const Json& config) {
-  const auto types = config.at<std::vector<std::string>>("layer_types");
-  if (static_cast<int64_t>(types.size()) != c.num_hidden_layers) {
-    throw Error({.wanted = cat(c.num_hidden_layers, " layer_types, one a layer"),
-                 .got = cat(types.size(), " in ", config.where()),
-                 .next = "check config.json"});
-  }
-  for (const std::string& type : types) {
-    if (type == "full_attention" || (type == "sliding_attention" && c.sliding_window > 0)) continue;
-    throw Error({.wanted = c.sliding_window > 0 ? "layer_types of full_attention and sliding_attention"
-                                                : "layer_types of full_attention: no sliding_window is in use",
-                 .got = cat('"', type, "\" in ", config.where()),
-                 .next = "take another checkpoint: this is not implemented"});
-  }
-  return types;
-}
-
 void check_layer_types(const ModelConfig& c, const Json& json) {
   if (json.get<bool>("use_sliding_window", false) && c.sliding_window == 0) {
     throw Error({.wanted = cat("a model of type ", c.model_type, ", in which no layer slides"),
