@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from hotswap.agree import settings
 from hotswap.bind import _slot
-from hotswap.match import _settings
 from hotswap.packages import load
 from hotswap.replacement import class_of
 
@@ -78,7 +78,7 @@ def _activation_of(layer: nn.Module, parts: Parts, op):
     x = parts.before[0]
     modules = (layer, layer.self_attn, layer.mlp, layer.mlp.act_fn, layer.input_layernorm)
     shapes = tuple(w.shape if isinstance(w, torch.Tensor) else w for w in (*parts.before, *parts.after))
-    key = (*map(_settings, modules), shapes, x.dtype, x.device.type)
+    key = (*map(settings, modules), shapes, x.dtype, x.device.type)
     if key not in _known:
         _known[key] = _asked(layer, parts, op)
     return _known[key]
