@@ -3,11 +3,13 @@
     gpu_generate.py --hotswap build/bin/hotswap --packages build/packages [--batch 1,16] [--csv bench/results.csv ...]
 
 Qwen3-0.6B's shape in bfloat16; a prompt of --prompt tokens, then --new-tokens more; of prefill the prompt alone. Each line is a
-process of its own. "compile" is transformers with a static cache and torch.compile, whose first call is not counted.
+process of its own. "compile" is transformers with a static cache and torch.compile, whose first call is not counted; "generate" is
+hotswap.generate, "hotswap" transformers' own loop over swapped layers.
 The first tokens of all sides must agree before anything is written; later ones part where two logits are as good as equal.
 """
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -26,7 +28,7 @@ QWEN3 = dict(
     max_position_embeddings=40960, rms_norm_eps=1e-6, rope_theta=1000000.0, tie_word_embeddings=True,
     attention_bias=False, initializer_range=0.02, dtype="bfloat16", bos_token_id=1, eos_token_id=2,
 )  # fmt: skip
-SIDES = ("plain", "hotswap", "compile")
+SIDES = ("plain", "hotswap", "generate", "compile")
 
 
 def arbitrary_ids(rows: int, columns: int):
@@ -52,11 +54,14 @@ def transformers_side(args) -> dict:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(args.folder, dtype=torch.bfloat16, device_map="cuda").eval()
-    if args.side == "hotswap":
+    say = model.generate
+    if args.side in ("hotswap", "generate"):
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
         import hotswap
 
         hotswap.kernelize(model, strict=True)
+        if args.side == "generate":
+            say = functools.partial(hotswap.generate, model)
     ids = arbitrary_ids(args.rows, args.prompt)
     options = dict(do_sample=False, eos_token_id=None, pad_token_id=0, attention_mask=torch.ones_like(ids))
     if args.side == "compile":
@@ -65,7 +70,7 @@ def transformers_side(args) -> dict:
     def generate(count: int) -> tuple[float, list[int]]:
         torch.cuda.synchronize()
         start = time.perf_counter()
-        out = model.generate(ids, max_new_tokens=count, min_new_tokens=count, **options)
+        out = say(ids, max_new_tokens=count, min_new_tokens=count, **options)
         torch.cuda.synchronize()
         return time.perf_counter() - start, out[0, args.prompt :].tolist()
 
@@ -129,8 +134,9 @@ def main() -> None:
                 print(f"batch {rows:3} {name:22} decode {one['decode']:8.1f} prefill {one['prefill']:9.0f} tokens/s, ids {one['check'][:6]}", flush=True)
             if len({one["check"][0] for one in found.values()}) > 1:
                 sys.exit("wanted the same first token of every side; nothing is written")
-            for name in ("hotswap kernels", "transformers hotswap"):
-                for peer in set(found) - {"hotswap kernels", "transformers hotswap"}:
+            ours = ("hotswap kernels", "transformers hotswap", "transformers generate")
+            for name in ours:
+                for peer in set(found) - set(ours):
                     for what in ("decode", "prefill") if name in found else ():
                         report.add(
                             kind="model", what=f"{what}, {name}", shape=f"Qwen3-0.6B {rows}x{args.prompt}+{args.new_tokens}", dtype="bfloat16",

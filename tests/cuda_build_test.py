@@ -55,7 +55,7 @@ def cuobjdump() -> str | None:
 
 def gpu_cases(package: str):
     """What the package says of its kernels: WIDE, a pattern of those that must move 16 bytes at a time (bfloat16, rows at whole
-    vectors), WIDER, where they have code for 32 bytes as well, and SPILLS: of which kernels how many bytes go to memory."""
+    vectors), WIDER, where they have code for 32 bytes as well, STORES_FEW: what they store is a few numbers, and SPILLS: of which kernels how many bytes go to memory."""
     spec = importlib.util.spec_from_file_location("gpu_cases", KERNELS / package / "tests/gpu_cases.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -79,6 +79,8 @@ def narrow(tool: str, package: str, items: list[Path]) -> list[str]:
         widths = [128, 256] if getattr(says, "WIDER", False) and int(arch) >= HAS_256_BITS else [128]
         for (name, code), bits in itertools.product(wanted, widths):
             for what, pattern in (("loads", rf"LDG(STS)?\.\S*{bits}"), ("stores", rf"STG\.\S*{bits}")):
+                if what == "stores" and getattr(says, "STORES_FEW", False):
+                    continue
                 if not re.search(pattern, code):
                     problems.append(f"sm_{arch}: {name}: no {bits}-bit {what}")
     return problems

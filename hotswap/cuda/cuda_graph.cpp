@@ -29,6 +29,8 @@ class TorchGraph : public CudaGraph {
     side.synchronize();
   }
 
+  void draws_from(const at::Generator& generator) override { graph_.register_generator_state(generator); }
+
   void capture(const std::function<void()>& work) override {
     const auto before = c10::cuda::getCurrentCUDAStream();
     before.synchronize();

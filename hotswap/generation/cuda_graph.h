@@ -2,6 +2,8 @@
 // libhotswap_cuda.so, which is built where torch is one for CUDA; libhotswap needs no CUDA.
 #pragma once
 
+#include <ATen/core/Generator.h>
+
 #include <functional>
 #include <memory>
 
@@ -14,6 +16,8 @@ class CudaGraph {
   virtual ~CudaGraph() = default;
   // Runs `work` as it will be captured, on a stream of its own: what libraries make once for a stream is made here.
   virtual void warm_up(const std::function<void()>& work) = 0;
+  // Before capture: random numbers that `work` takes from it go on from replay to replay. The device's own is known.
+  virtual void draws_from(const at::Generator& generator) = 0;
   // Records what `work` launches, and launches nothing. Tensors made in it live as long as the graph. Throws what work
   // throws, also c10::Error where it waits for the device.
   virtual void capture(const std::function<void()>& work) = 0;

@@ -2,22 +2,33 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 
 #include "hotswap/base/log.h"
 
 namespace hotswap {
 
-DecodeStep::DecodeStep(CausalLM& model, Cache& cache, Tensor mask, const Tensor& positions)
-    : model_(model), cache_(cache), mask_(std::move(mask)) {
-  if (positions.defined()) positions_ = positions.narrow(1, positions.size(1) - 1, 1).clone();
+DecodeStep::DecodeStep(CausalLM& model, Cache& cache, Sampler& sampler, DecodeInput in)
+    : model_(model), cache_(cache), sampler_(sampler), mask_(std::move(in.mask)), history_(std::move(in.prompt)) {
+  if (in.positions.defined()) positions_ = in.positions.narrow(1, in.positions.size(1) - 1, 1).clone();
 }
 
-void DecodeStep::capture() {
+void DecodeStep::capture(int64_t most_tokens) {
   auto graph = make_cuda_graph();
   if (!graph) return refuse(graph.why());
-  graph_ = std::move(*graph);
+  graph_ = new_graph();
   why_not_ = "there was no second step";
+  if (!sampler_.needs_history()) return;
+  // What is still to come is another time the first token: the sampler minds no repetition.
+  said_ = at::full({1}, history_.size(1), history_.options());
+  history_ = at::cat({history_, history_.narrow(1, 0, 1).expand({-1, most_tokens})}, 1);
+}
+
+std::unique_ptr<CudaGraph> DecodeStep::new_graph() const {
+  auto graph = std::move(*make_cuda_graph());
+  if (sampler_.generator()) graph->draws_from(*sampler_.generator());
+  return graph;
 }
 
 void DecodeStep::refuse(std::string why) {
@@ -27,13 +38,27 @@ void DecodeStep::refuse(std::string why) {
   reach_ = 0;
 }
 
+Tensor DecodeStep::choose(const Tensor& logits) {
+  const Tensor next = sampler_.next(logits, history_);
+  if (!sampler_.needs_history()) return next;
+  if (said_.defined()) {
+    history_.index_copy_(1, said_, next.unsqueeze(1));  // in place: a graph does so again
+    said_.add_(1);
+  } else {
+    history_ = at::cat({history_, next.unsqueeze(1)}, 1);
+  }
+  return next;
+}
+
+Tensor DecodeStep::begin(const Tensor& logits) { return choose(logits); }
+
 Tensor DecodeStep::forward(const Tensor& tokens) {
-  return model_({.input_ids = tokens,
-                 .attention_mask = mask_,
-                 .position_ids = positions_,
-                 .cache = &cache_,
-                 .logits_to_keep = 1})
-      .logits.select(1, 0);
+  return choose(model_({.input_ids = tokens.unsqueeze(1),
+                        .attention_mask = mask_,
+                        .position_ids = positions_,
+                        .cache = &cache_,
+                        .logits_to_keep = 1})
+                    .logits.select(1, 0));
 }
 
 void DecodeStep::move_on() {
@@ -47,7 +72,7 @@ void DecodeStep::record() {
   const int64_t seen = cache_.length();
   reach_ = cache_.reach(1);
   try {
-    graph_->capture([&] { logits_ = forward(token_); });
+    graph_->capture([&] { token_.copy_(forward(token_)); });
   } catch (const c10::Error& error) {
     cache_.crop(seen);
     refuse(error.what_without_backtrace());
@@ -60,19 +85,18 @@ Tensor DecodeStep::operator()(const Tensor& tokens) {
   if (!begun_) {
     begun_ = true;
     token_ = tokens.clone();
-    graph_->warm_up([&] { logits_ = forward(token_); });
-    return logits_;
+    graph_->warm_up([&] { token_.copy_(forward(token_)); });
+    return token_;
   }
-  token_.copy_(tokens);
   if (reach_ == cache_.reach(1)) {
     cache_.replayed(1);
   } else {
-    if (reach_ > 0) graph_ = std::move(*make_cuda_graph());
+    if (reach_ > 0) graph_ = new_graph();
     record();
-    if (graph_ == nullptr) return forward(token_);
+    if (graph_ == nullptr) return forward(tokens);
   }
   graph_->replay();
-  return logits_;
+  return token_;
 }
 
 }  // namespace hotswap

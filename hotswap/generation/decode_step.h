@@ -1,43 +1,54 @@
-// The forward of one new token of each row. On a GPU with a cache of a fixed size the launches of a step are captured
-// into a CUDA graph and replayed: a step of a small model is hundreds of launches, whose cost on the host is most of
-// its time.
+// One new token of each row: the forward, and the sampler's choice. On a GPU with a cache of a fixed size the launches
+// of a step are captured into a CUDA graph and replayed: a step of a small model is hundreds of launches, whose cost on
+// the host is most of its time. A captured step asks the device for nothing, so that the host may run ahead of it.
 #pragma once
 
 #include <memory>
 #include <string>
 
 #include "hotswap/generation/cuda_graph.h"
+#include "hotswap/generation/sampler.h"
 #include "hotswap/models/causal_lm.h"
 
 namespace hotswap {
 
+struct DecodeInput {
+  Tensor mask;  // [batch, tokens so far], in a cache of a fixed size [batch, capacity]; undefined: no row is padded
+  Tensor positions;  // of the tokens so far: [batch, time]; undefined as the mask
+  Tensor prompt;     // [batch, time]
+};
+
 class DecodeStep {
  public:
-  // mask: [batch, tokens so far], in a cache of a fixed size [batch, capacity]; positions: of the tokens so far,
-  // [batch, time]; both undefined where no row is padded.
-  DecodeStep(CausalLM& model, Cache& cache, Tensor mask, const Tensor& positions);
-  void capture();  // from the second step on; warns where that cannot be
+  DecodeStep(CausalLM& model, Cache& cache, Sampler& sampler, DecodeInput input);
+  void capture(int64_t most_tokens);  // from the second step on, of at most so many; warns where that cannot be
 
-  // tokens: [batch, 1] -> logits [batch, vocab], which the next call may write over
-  Tensor operator()(const Tensor& tokens);
+  Tensor begin(const Tensor& logits);       // of the prompt: [batch, vocab] -> the first tokens, [batch]
+  Tensor operator()(const Tensor& tokens);  // the last tokens -> the next, [batch]; the next call may write over them
 
+  bool captures() const { return graph_ != nullptr; }
   bool captured() const { return reach_ > 0; }
   const std::string& why_not_captured() const { return why_not_; }
 
  private:
+  Tensor choose(const Tensor& logits);
   Tensor forward(const Tensor& tokens);
   void move_on();
+  std::unique_ptr<CudaGraph> new_graph() const;
   void record();
   void refuse(std::string why);
 
   CausalLM& model_;
   Cache& cache_;
+  Sampler& sampler_;
   Tensor mask_, positions_;
+  Tensor history_;  // [batch, time], where the sampler wants it; captured [batch, all that may come]
+  Tensor said_;     // captured: [1] int64, tokens in the history
   bool begun_ = false;
   std::unique_ptr<CudaGraph> graph_;
   std::string why_not_ = "not asked for";
-  Tensor token_, logits_;  // of the graph
-  int64_t reach_ = 0;      // that it was captured for; 0: it was not
+  Tensor token_;       // of the graph: [batch], the last tokens before a replay and the next ones after it
+  int64_t reach_ = 0;  // that it was captured for; 0: it was not
 };
 
 }  // namespace hotswap

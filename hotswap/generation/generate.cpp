@@ -4,8 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/cumsum.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "hotswap/base/error.h"
 #include "hotswap/generation/decode_step.h"
 #include "hotswap/generation/sampler.h"
+#include "hotswap/generation/token_reader.h"
 
 namespace hotswap {
 namespace {
@@ -132,30 +132,40 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
   }
 
   GenerateResult result{.prompt_tokens = mask.defined() ? mask.sum().item<int64_t>() : ids.numel()};
-  std::vector<Tensor> pieces{ids};  // the prompt, then [batch, 1] a step
-  Tensor logits = model({.input_ids = ids,
-                         .attention_mask = mask,
-                         .position_ids = positions,
-                         .cache = cache.get(),
-                         .logits_to_keep = 1})
-                      .logits.select(1, 0);  // [batch, vocab]
-  DecodeStep step(model, *cache, mask, positions);
-  if (cache->capacity() > 0 && captures(model, config)) step.capture();
+  const Tensor logits = model({.input_ids = ids,
+                               .attention_mask = mask,
+                               .position_ids = positions,
+                               .cache = cache.get(),
+                               .logits_to_keep = 1})
+                            .logits.select(1, 0);  // [batch, vocab]
+  DecodeStep step(model, *cache, sampler, {.mask = mask, .positions = positions, .prompt = ids});
+  if (cache->capacity() > 0 && captures(model, config)) step.capture(config.max_new_tokens);
+  Tensor next = step.begin(logits);  // [batch]
+  TokenReader reader(device, batch);
+  reader.push(next);
+  // A captured step is on its way before the tokens of the one before it are looked at: the device never waits for the
+  // host, and after the last token that is wanted it has made one more, which nobody sees.
+  const int64_t ahead = step.captures() ? 1 : 0;
+  std::vector<int64_t> all;  // [steps, batch]
+  int64_t asked = 1;
+  const auto ask_until = [&](int64_t wanted) {
+    for (; asked < std::min(wanted, config.max_new_tokens); ++asked) reader.push(next = step(next));
+  };
   for (;;) {
-    Tensor next = sampler.next(logits, sampler.needs_history() ? at::cat(pieces, 1) : ids).to(at::kCPU);  // [batch]
-    std::vector<int64_t> tokens(next.const_data_ptr<int64_t>(), next.const_data_ptr<int64_t>() + batch);
+    ask_until(result.steps + 1 + ahead);
+    std::vector<int64_t> tokens = reader.pop();
     rows.take(tokens);
-    pieces.push_back(at::tensor(tokens, at::kLong).unsqueeze(1).to(device));
+    all.insert(all.end(), tokens.begin(), tokens.end());
     if (++result.steps == 1) result.prefill_ms = ms_since(start);
     const bool go_on = !a.on_tokens || a.on_tokens(tokens);
     if (!go_on || !rows.any() || result.steps == config.max_new_tokens) break;
-    logits = step(pieces.back());
   }
   result.captured = step.captured();
   if (!result.captured) result.why_not_captured = step.why_not_captured();
   {
     const c10::InferenceMode off(false);  // the caller may train on the ids
-    result.ids = at::cat(pieces, 1);
+    const Tensor said = at::from_blob(all.data(), {result.steps, batch}, at::kLong).t();
+    result.ids = at::cat({ids, said.to(device)}, 1);
   }
   result.new_ids = std::move(rows.new_ids);
   result.decode_ms = ms_since(start) - result.prefill_ms;

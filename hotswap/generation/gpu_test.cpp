@@ -1,6 +1,8 @@
 // Generation on a GPU says what it says on the CPU, with both caches, stock and by kernels; and a step with a static
 // cache can be captured in a CUDA graph, which it could not if it waited for the device.
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
@@ -8,7 +10,11 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "hotswap/generation/cuda_graph.h"
 #include "hotswap/generation/generate.h"
+#include "hotswap/generation/test_sampling.h"
 #include "hotswap/kernelize/package/device.h"
 #include "hotswap/models/auto.h"
 
@@ -17,7 +23,7 @@ namespace {
 
 using Ids = std::vector<int64_t>;
 
-std::shared_ptr<CausalLM> tiny(at::Device device) {
+std::shared_ptr<CausalLM> tiny(at::Device device, at::ScalarType dtype = at::kFloat, int64_t head_dim = 16) {
   const nlohmann::ordered_json config = {{"model_type", "qwen3"},
                                          {"vocab_size", 50},
                                          {"hidden_size", 32},
@@ -29,9 +35,9 @@ std::shared_ptr<CausalLM> tiny(at::Device device) {
                                          {"max_position_embeddings", 1024},
                                          {"initializer_range", 0.5},
                                          {"tie_word_embeddings", true},
-                                         {"head_dim", 16}};
+                                         {"head_dim", head_dim}};
   auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
-  model->init_weights(3, at::kFloat, device);
+  model->init_weights(3, dtype, device);
   model->eval();
   return model;
 }
@@ -79,6 +85,109 @@ TEST_F(OnGpu, StepsAreCapturedAgainWhenKeysAreMore) {
   const GenerateResult got = generate(*there, arguments);
   EXPECT_TRUE(got.captured) << got.why_not_captured;
   EXPECT_EQ(got.new_ids, generate(*here, arguments).new_ids);
+}
+
+// The device is one step ahead of the host: what it makes after the last token is never shown.
+TEST_F(OnGpu, AStopThatIsReadOneStepLateShowsNothingMore) {
+  const auto here = tiny(at::kCPU), there = tiny(at::Device(at::kCUDA, 0));
+  const GenerateArguments free{.input_ids = batch_, .config = {.max_new_tokens = 24}};
+  const auto said = generate(*here, free).new_ids;
+  GenerateArguments ending = free;
+  ending.config.eos_token_id = Ids{said[0][9], said[1][4]};
+  ending.config.pad_token_id = 0;
+  int64_t calls = 0;
+  ending.on_tokens = [&](const Ids& tokens) {
+    for (size_t row = 0; row < 2; ++row) {
+      const auto& mine = said[row];
+      const auto end = std::find_if(mine.begin(), mine.end(), [&](int64_t id) {
+        return id == (*ending.config.eos_token_id)[0] || id == (*ending.config.eos_token_id)[1];
+      });
+      EXPECT_EQ(tokens[row], calls <= end - mine.begin() ? mine[calls] : 0) << "row " << row << ", step " << calls;
+    }
+    ++calls;
+    return true;
+  };
+  const GenerateResult got = generate(*there, ending);
+  EXPECT_TRUE(got.captured) << got.why_not_captured;
+  EXPECT_EQ(got.steps, calls);
+  EXPECT_EQ(got.ids.size(1), 4 + got.steps);
+  ending.on_tokens = nullptr;
+  EXPECT_EQ(got.new_ids, generate(*here, ending).new_ids);
+
+  ending = free;
+  calls = 0;
+  ending.on_tokens = [&](const Ids&) { return ++calls < 20; };
+  EXPECT_EQ(generate(*there, ending).steps, 20);
+  EXPECT_EQ(calls, 20);
+}
+
+TEST_F(OnGpu, CapturedSamplesRepeatWithTheirSeedAndPenalisesWhatWasSaid) {
+  const auto there = tiny(at::Device(at::kCUDA, 0));
+  const auto run = [&](const GenerationConfig& config) {
+    const GenerateResult got = generate(*there, {.input_ids = batch_, .config = config});
+    EXPECT_TRUE(got.captured) << got.why_not_captured;
+    return got.new_ids;
+  };
+  GenerationConfig config{.max_new_tokens = 40, .do_sample = true, .temperature = 3.0, .top_k = 20, .top_p = 0.95};
+  config.seed = 1;
+  const auto one = run(config);
+  EXPECT_EQ(run(config), one);
+  config.seed = 2;
+  EXPECT_NE(run(config), one);
+
+  // Greedy, so that the CPU says the same.
+  const GenerationConfig penalised{.max_new_tokens = 40, .repetition_penalty = 3.0};
+  EXPECT_EQ(run(penalised), generate(*tiny(at::kCPU), {.input_ids = batch_, .config = penalised}).new_ids);
+}
+
+// Each replay draws anew.
+TEST_F(OnGpu, ACapturedSamplerDrawsEachTokenAsOftenAsItIsLikely) {
+  const c10::InferenceMode inference;
+  const at::Device device(at::kCUDA, 0);
+  const Tensor logits = test_support::sampling_logits().to(device).expand({200, 5}).contiguous();
+  for (const auto& [config, want] : test_support::sampling_cases()) {
+    GenerationConfig seeded = config;
+    seeded.seed = 11;
+    Sampler sampler(seeded, device);
+    auto graph = std::move(*make_cuda_graph());
+    Tensor drawn;
+    const auto draw = [&] { drawn = sampler.next(logits, logits); };
+    graph->draws_from(*sampler.generator());
+    graph->warm_up(draw);
+    graph->capture(draw);
+    std::vector<Tensor> all;
+    for (int i = 0; i < 100; ++i) {
+      graph->replay();
+      all.push_back(drawn.clone());
+    }
+    test_support::expect_drawn(at::cat(all), want, cat("temperature ", config.temperature.value_or(1)));
+  }
+}
+
+// In bfloat16 with heads of 64 the whole layer is one kernel's.
+TEST_F(OnGpu, AStepOfWholeLayers) {
+  const auto there = tiny(at::Device(at::kCUDA, 0), at::kBFloat16, 64);
+  const GenerateArguments arguments{.input_ids = batch_, .config = {.max_new_tokens = 24}};
+  const GenerateResult want = generate(*there, arguments);
+  const KernelReport& report = there->kernelize(Mode::of_training(false));
+  EXPECT_EQ(std::count_if(report.rows.begin(), report.rows.end(),
+                          [](const KernelRow& row) { return row.layer == "DecoderLayer" && row.package == "decode"; }),
+            2)
+      << report;
+  const GenerateResult got = generate(*there, arguments);
+  EXPECT_TRUE(got.captured) << got.why_not_captured;
+  // The first token is the prefill's; later ones may part where two logits are as good as equal.
+  EXPECT_EQ(got.new_ids[0][0], want.new_ids[0][0]);
+  EXPECT_EQ(generate(*there, arguments).new_ids, got.new_ids);
+  const c10::InferenceMode inference;
+  const auto logits_of = [&](const char* cache) {
+    const auto kept = there->make_cache({.implementation = cache, .max_cache_len = 8});
+    const Tensor ids = batch_.to(at::kCUDA);
+    (*there)({.input_ids = ids, .cache = kept.get()});
+    return (*there)({.input_ids = ids.narrow(1, 0, 1), .cache = kept.get()}).logits.to(at::kFloat);
+  };
+  const Tensor whole = logits_of("static"), parts = logits_of("dynamic");
+  EXPECT_LT((whole - parts).norm().item<double>(), 0.02 * parts.norm().item<double>());  // a few roundings of bfloat16
 }
 
 // A function of the CUDA runtime that torch brought along; 0 is success.

@@ -78,11 +78,14 @@ struct Table {
   std::map<std::pair<std::string, std::string>, std::string> part_mapped;  // {whole, device kind} -> part
 };
 
+// Device kinds for which the configuration says something of a layer. Attention kept stock does not count: that is what
+// attn_implementation says by default, and a wish for no other numbers.
 std::set<std::string> named_kinds(const KernelConfig& config, const std::string& layer) {
   std::set<std::string> kinds;
   for (const auto& [key, choice] : config.kernel_mapping) {
     const auto layers = layers_of_key(key, choice.everywhere() ? &*choice.everywhere() : nullptr);
     if (std::find(layers.begin(), layers.end(), layer) == layers.end()) continue;
+    if (choice.everywhere() && layer == "attention" && choice.everywhere()->stock()) continue;
     if (choice.everywhere()) kinds.insert(device_kinds().begin(), device_kinds().end());
     for (const auto& [device, kernels] : choice.by_device()) kinds.insert(device.kind());
   }
@@ -120,6 +123,13 @@ void check_keys(const KernelConfig& config, const std::vector<Site>& sites) {
   }
 }
 
+// A contract without training: all that its layer does goes through other slots where it is stock, and strict asks for
+// those.
+bool inference_only(const SlotBase& slot) {
+  const Contract* contract = find_contract(slot.contract());
+  return contract != nullptr && !contract->roles.contains("forward_train");
+}
+
 // Decides for one slot after another; nothing is bound meanwhile.
 class Planner {
  public:
@@ -132,6 +142,7 @@ class Planner {
     const std::string& layer = site.slot->layer();
     auto stays_stock = [&](std::string reason) {
       row.reason = std::move(reason);
+      row.by_choice = row.by_choice || inference_only(*site.slot);
       return decision;
     };
     if (!site.device) return stays_stock("the model has no tensors, so no device");

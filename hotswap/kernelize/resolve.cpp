@@ -207,10 +207,14 @@ KernelMapping default_mapping(const std::vector<Manifest>& bundled) {
 }
 
 const std::vector<std::pair<std::string, std::string>>& fused_layers() {
-  static const std::vector<std::pair<std::string, std::string>> table = {{"AddRMSNorm", "RMSNorm"},
-                                                                         {"SwiGLUMLP", "SiLU"},
-                                                                         {"GeGLUMLP", "GeluTanh"},
-                                                                         {"LinearCrossEntropy", "ForCausalLMLoss"}};
+  static const std::vector<std::pair<std::string, std::string>> table = {
+      {"AddRMSNorm", "RMSNorm"},     {"SwiGLUMLP", "SiLU"},
+      {"GeGLUMLP", "GeluTanh"},      {"LinearCrossEntropy", "ForCausalLMLoss"},
+      {"DecoderLayer", "RMSNorm"},   {"DecoderLayer", "AddRMSNorm"},
+      {"DecoderLayer", "Linear"},    {"DecoderLayer", "rotary_pos_emb"},
+      {"DecoderLayer", "attention"}, {"DecoderLayer", "SwiGLUMLP"},
+      {"DecoderLayer", "GeGLUMLP"},  {"DecoderLayer", "SiLU"},
+      {"DecoderLayer", "GeluTanh"}};
   return table;
 }
 

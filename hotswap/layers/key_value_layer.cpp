@@ -9,6 +9,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/layers/cache.h"
+#include "hotswap/layers/fixed_memory.h"
 
 namespace hotswap {
 namespace {
@@ -105,7 +106,7 @@ class SlidingLayer : public KeyValueLayer {
 };
 
 // Never moves, and gives more of its memory than is filled: who attends goes by the positions.
-class StaticLayer : public KeyValueLayer {
+class StaticLayer : public KeyValueLayer, public FixedMemory {
  public:
   explicit StaticLayer(int64_t capacity) : capacity_(capacity) {}
 
@@ -117,6 +118,7 @@ class StaticLayer : public KeyValueLayer {
     buffers_.v.index_copy_(1, place.positions, v);
     return buffers_.range(0, place.reach);
   }
+  std::pair<Tensor, Tensor> fixed_memory() const override { return {buffers_.k, buffers_.v}; }
   void crop(int64_t) override {}
   void reset() override {}  // what lies behind the length is never seen, and the memory stays where a graph knows it
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "hotswap/layers/decoder_layer.h"
 #include "hotswap/layers/forward_context.h"
 #include "hotswap/layers/linear.h"
 #include "hotswap/layers/norm.h"
@@ -43,6 +44,7 @@ class SelfAttention : public TokenMixer {
   Tensor forward(const Tensor& x, const ForwardContext& context) const override;
   std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override;
   const SelfAttentionOptions& options() const { return options_; }
+  void add_to(DecoderLayerParts& parts) const;  // its weights, and what of its options that knows
 
  private:
   SelfAttentionOptions options_;

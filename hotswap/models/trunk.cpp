@@ -72,7 +72,7 @@ Tensor Trunk::forward(const TrunkInput& in) {
   const ForwardContext context = context_for(in, state.x.scalar_type());
   for (const auto& layer : layers_) state = layer->forward(state, context);
   if (in.cache != nullptr) in.cache->end(time);
-  return norm_.forward(state.x, state.residual).y;
+  return state.residual.defined() ? norm_.forward(state.x, state.residual).y : norm_.forward(state.x);
 }
 
 std::unique_ptr<Cache> Trunk::make_cache(const CacheOptions& options) const {

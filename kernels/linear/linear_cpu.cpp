@@ -1,5 +1,5 @@
 // Matrix times few vectors. Compiled once per ISA.
-#include "kernels/common/cpu/vec.h"
+#include "kernels/common/cpu/few_rows.h"
 #include "kernels/linear/linear.h"
 
 namespace linear::HOTSWAP_ISA {
@@ -7,74 +7,6 @@ namespace {
 
 using namespace kernels;
 using namespace kernels::HOTSWAP_ISA;
-
-constexpr int64_t kPair = 2 * kLanes;  // elements of one step: one full-width load of 16-bit weights, two of float32
-constexpr int64_t kAhead = 2048;       // bytes of software prefetch
-
-struct Two {
-  F a, b;
-};
-HOTSWAP_INLINE Two load_pair(const float* p) { return {load(p), load(p + kLanes)}; }
-HOTSWAP_INLINE Two load_pair(const Half* p) { return {load(p), load(p + kLanes)}; }
-// A bfloat16 is the upper half of a float: the even lanes by a shift, the odd ones by a mask, no widening.
-HOTSWAP_INLINE Two load_pair(const BFloat16* p) {
-  U u;
-  __builtin_memcpy(&u, p, sizeof u);
-  return {as_float(u << 16), as_float(u & 0xffff0000u)};
-}
-
-template <class T>
-HOTSWAP_INLINE void prepare_row(float* to, const T* x, int64_t in) {
-  int64_t i = 0;
-  for (; i + kPair <= in; i += kPair) {
-    const Two v = load_pair(x + i);
-    store(to + i, v.a);
-    store(to + i + kLanes, v.b);
-  }
-  for (; i < in; ++i) to[i] = to_float(x[i]);
-}
-
-// Outputs out, out + apart, ... of kRows rows: each weight vector is loaded once and used kRows times.
-template <int kRows, int kOuts, class T>
-HOTSWAP_INLINE void dot(const Gemv& a, int64_t row, int64_t out, int64_t apart) {
-  const float* x = a.x + row * a.in;
-  const T* w = static_cast<const T*>(a.w) + out * a.w_stride;
-  const int64_t w_apart = apart * a.w_stride;
-  F s0[kOuts][kRows] = {}, s1[kOuts][kRows] = {};
-  int64_t i = 0;
-  for (; i + kPair <= a.in; i += kPair) {
-#pragma GCC unroll 8
-    for (int o = 0; o < kOuts; ++o) {
-      const T* p = w + o * w_apart + i;
-      __builtin_prefetch(reinterpret_cast<const char*>(p) + kAhead);
-      if constexpr (sizeof(T) == 4 && kLanes == 16) __builtin_prefetch(reinterpret_cast<const char*>(p) + kAhead + 64);
-      const Two v = load_pair(p);
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        s0[o][r] += v.a * load(x + r * a.in + i);
-        s1[o][r] += v.b * load(x + r * a.in + i + kLanes);
-      }
-    }
-  }
-  for (int o = 0; o < kOuts; ++o) {
-    const float bias = a.bias == nullptr ? 0.f : to_float(static_cast<const T*>(a.bias)[out + o * apart]);
-    for (int r = 0; r < kRows; ++r) {
-      float total = sum(s0[o][r] + s1[o][r]);
-      for (int64_t j = i; j < a.in; ++j) total += to_float(w[o * w_apart + j]) * x[r * a.in + j];
-      static_cast<T*>(a.y)[(row + r) * a.out + out + o * apart] = from_float<T>(total + bias);
-    }
-  }
-}
-
-// A core that reads one stream of memory waits for it most of the time: the hardware prefetches within a 4 KiB page,
-// one page a stream. So the outputs of a step lie in as many parts of the matrix: 13 GB/s become 22 on one core.
-template <int kRows, class T>
-HOTSWAP_INLINE void outputs(const Gemv& a, int64_t row, int64_t begin, int64_t end) {
-  constexpr int kRegisters = kLanes == 16 ? 16 : 8, kOuts = kRegisters / 2 / kRows;  // two accumulators an output
-  const int64_t part = (end - begin) / kOuts;
-  for (int64_t out = begin; out < begin + part; ++out) dot<kRows, kOuts, T>(a, row, out, part);
-  for (int64_t out = begin + part * kOuts; out < end; ++out) dot<kRows, 1, T>(a, row, out, 0);
-}
 
 void prepare(float* to, const void* x, DType dtype, int64_t rows, int64_t in, int64_t x_stride) {
   with_dtype(dtype, [&]<typename T>() HOTSWAP_LAMBDA {
@@ -84,10 +16,8 @@ void prepare(float* to, const void* x, DType dtype, int64_t rows, int64_t in, in
 
 void gemv(const Gemv& a, int64_t begin, int64_t end) {
   with_dtype(a.dtype, [&]<typename T>() HOTSWAP_LAMBDA {
-    if (a.rows == 1) return outputs<1, T>(a, 0, begin, end);
-    if (a.rows == 2) return outputs<2, T>(a, 0, begin, end);
-    if (a.rows == 3) return outputs<3, T>(a, 0, begin, end);
-    outputs<4, T>(a, 0, begin, end);
+    outputs<T>({.x = a.x, .w = a.w, .bias = a.bias, .y = a.y, .in = a.in, .w_stride = a.w_stride, .y_stride = a.out},
+               a.rows, begin, end);
   });
 }
 

@@ -16,13 +16,13 @@ Formula formula(bool with_bias) {
   };
 }
 
-// Rows on both sides of kMaxRows; widths below, at and beyond one vector pair of every ISA, and outputs that do not
-// fill a group.
+// Rows on both sides of what the kernels take, 4 on the CPU and 16 on a GPU; widths below, at and beyond one vector
+// pair of every ISA, whole vectors or not, and outputs that do not fill a group or a tile.
 TEST(Linear, ForwardAndBackwardMatchFloat64) {
   for (const auto dtype : kDTypes) {
-    for (const int64_t rows : {1, 2, 3, 4, 5, 9}) {
-      for (const auto& [out, width] :
-           std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {3, 31}, {4, 32}, {7, 65}, {33, 576}}) {
+    for (const int64_t rows : {1, 2, 3, 4, 5, 8, 9, 16, 17}) {
+      for (const auto& [out, width] : std::vector<std::pair<int64_t, int64_t>>{
+               {1, 1}, {3, 31}, {4, 32}, {7, 65}, {33, 576}, {9, 1032}, {8, 2056}}) {
         for (const bool with_bias : {false, true}) {
           const std::string what =
               "rows " + std::to_string(rows) + ", out " + std::to_string(out) + ", in " + std::to_string(width);
@@ -64,12 +64,11 @@ TEST(Linear, EveryLayoutGivesTheSame) {
 }
 
 TEST(Linear, EmptyShapes) {
-  EXPECT_EQ(package().call("linear", at::zeros({0, 8}), at::zeros({3, 8}), c10::IValue())[0].sizes(),
-            at::IntArrayRef({0, 3}));
-  EXPECT_EQ(package().call("linear", at::zeros({2, 1, 8}), at::zeros({0, 8}), c10::IValue())[0].sizes(),
+  const auto zeros = [](at::IntArrayRef sizes) { return at::zeros(sizes).to(device()); };
+  EXPECT_EQ(package().call("linear", zeros({0, 8}), zeros({3, 8}), c10::IValue())[0].sizes(), at::IntArrayRef({0, 3}));
+  EXPECT_EQ(package().call("linear", zeros({2, 1, 8}), zeros({0, 8}), c10::IValue())[0].sizes(),
             at::IntArrayRef({2, 1, 0}));
-  expect_equal(package().call("linear", at::zeros({2, 0}), at::zeros({3, 0}), c10::IValue())[0], at::zeros({2, 3}),
-               "no columns");
+  expect_equal(package().call("linear", zeros({2, 0}), zeros({3, 0}), c10::IValue())[0], zeros({2, 3}), "no columns");
 }
 
 TEST(Linear, SameBitsWithAnyNumberOfThreads) {
@@ -78,23 +77,17 @@ TEST(Linear, SameBitsWithAnyNumberOfThreads) {
 }
 
 TEST(Linear, RefusesWhatDoesNotFit) {
-  const Tensor w = at::zeros({3, 8});
-  expect_refusal(
-      [&] {
-        package().call("linear", at::zeros({1, 7}), w, c10::IValue());
-      },
-      {"wanted x [..., 8]", "[1, 7]"});
-  expect_refusal([&] { package().call("linear", at::zeros({1, 8}).to(at::kHalf), w, c10::IValue()); }, {"one dtype"});
-  expect_refusal([&] { package().call("linear", at::zeros({1, 8}), w, at::zeros({4})); }, {"wanted bias [3]"});
-  expect_refusal(
-      [&] {
-        package().call("linear_bwd", at::zeros({1, 4}), at::zeros({1, 8}), w, false);
-      },
-      {"wanted dy [..., 3]"});
+  const auto zeros = [](at::IntArrayRef sizes) { return at::zeros(sizes).to(device()); };
+  const Tensor w = zeros({3, 8});
+  expect_refusal([&] { package().call("linear", zeros({1, 7}), w, c10::IValue()); }, {"wanted x [..., 8]", "[1, 7]"});
+  expect_refusal([&] { package().call("linear", zeros({1, 8}).to(at::kHalf), w, c10::IValue()); }, {"one dtype"});
+  expect_refusal([&] { package().call("linear", zeros({1, 8}), w, zeros({4})); }, {"wanted bias [3]"});
+  expect_refusal([&] { package().call("linear_bwd", zeros({1, 4}), zeros({1, 8}), w, false); }, {"wanted dy [..., 3]"});
 }
 
 TEST(Linear, RunsTheAskedIsa) { expect_asked_isa(); }
 TEST(EveryIsa, Passes) { expect_every_isa_passes(); }
+TEST(EveryDevice, Cuda) { expect_cuda_passes(); }
 
 }  // namespace
 }  // namespace kernels::testing

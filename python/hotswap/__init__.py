@@ -21,6 +21,8 @@ _WHERE = {
     "_apply_liger_kernel": "liger",
     "AutoLigerKernelForCausalLM": "auto",
     "CrossEntropyOutput": "modules",
+    "generate": "generation",
+    "captured_generate": "generation",
 }
 
 

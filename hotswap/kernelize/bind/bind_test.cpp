@@ -118,6 +118,14 @@ TEST(Bind, EveryBundledLayerOnItsContractsExample) {
       };
       Tensors douts;
       for (const Tensor& out : example.stock(example.arguments)) douts.push_back(at::randn_like(out));
+      if (!entry.capabilities.backward) {  // inference alone
+        const int64_t before = op_calls(manifest.name, entry.ops.at("forward"));
+        const Tensor got = example.bound(layer)(example.arguments).at(0), want = example.stock(example.arguments).at(0);
+        EXPECT_LT(difference(got, want), kTolerance);
+        EXPECT_EQ(op_calls(manifest.name, entry.ops.at("forward")), before + 1);
+        ++layers;
+        continue;
+      }
       const Ops ops{manifest.name,
                     entry.ops.at("forward"),
                     entry.ops.at("forward_train"),

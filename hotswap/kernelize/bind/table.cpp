@@ -13,6 +13,7 @@ std::vector<Contract> rotary_contracts();
 std::vector<Contract> linear_contracts();
 std::vector<Contract> loss_contracts();
 std::vector<Contract> attention_contracts();
+std::vector<Contract> decoder_layer_contracts();
 std::vector<Contract> deformable_contracts();
 
 }  // namespace binding
@@ -22,8 +23,9 @@ const std::vector<Contract>& table() {
   static const std::vector<Contract> rows = [] {
     using namespace binding;  // NOLINT(google-build-using-namespace)
     std::vector<Contract> all;
-    for (const auto family : {norm_contracts, activation_contracts, mlp_contracts, moe_contracts, rotary_contracts,
-                              linear_contracts, loss_contracts, attention_contracts, deformable_contracts}) {
+    for (const auto family :
+         {norm_contracts, activation_contracts, mlp_contracts, moe_contracts, rotary_contracts, linear_contracts,
+          loss_contracts, attention_contracts, decoder_layer_contracts, deformable_contracts}) {
       for (Contract& row : family()) all.push_back(std::move(row));
     }
     return all;

@@ -38,13 +38,21 @@ LlamaBlock::LlamaBlock(const ModelConfig& c, std::unique_ptr<TokenMixer> attenti
 }
 
 LlamaBlock::LlamaBlock(const ModelConfig& c, const SelfAttentionOptions& attention)
-    : LlamaBlock(c, std::make_unique<SelfAttention>(attention), std::make_unique<GatedMLP>(mlp_options(c))) {}
+    : LlamaBlock(c, std::make_unique<SelfAttention>(attention), std::make_unique<GatedMLP>(mlp_options(c))) {
+  step_ = std::make_unique<DecoderStep>(
+      this, c,
+      DecoderStep::Parts{dynamic_cast<const SelfAttention&>(*self_attn_), dynamic_cast<const GatedMLP&>(*mlp_),
+                         input_layernorm_, post_attention_layernorm_});
+}
 
 Tensor LlamaBlock::scaled(const Tensor& branch) const {
   return residual_multiplier_ == 1 ? branch : at::mul(branch, residual_multiplier_);
 }
 
 HiddenState LlamaBlock::forward(const HiddenState& in, const ForwardContext& context) {
+  if (step_) {
+    if (Tensor out = step_->forward(in, context); out.defined()) return {std::move(out), {}};
+  }
   const auto [y, h] = in.residual.defined() ? input_layernorm_.forward(in.x, in.residual)
                                             : AddRMSNorm::Result{input_layernorm_.forward(in.x), in.x};
   const auto [z, residual] = post_attention_layernorm_.forward(scaled(self_attn_->forward(y, context)), h);

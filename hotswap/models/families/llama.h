@@ -7,6 +7,7 @@
 #include "hotswap/layers/self_attention.h"
 #include "hotswap/models/block.h"
 #include "hotswap/models/config.h"
+#include "hotswap/models/families/decoder_step.h"
 #include "hotswap/models/formats/tensor_rules.h"
 
 namespace hotswap {
@@ -28,6 +29,7 @@ class LlamaBlock : public Block {
   std::unique_ptr<TokenMixer> self_attn_;
   std::unique_ptr<FeedForward> mlp_;
   AddRMSNorm input_layernorm_, post_attention_layernorm_;
+  std::unique_ptr<DecoderStep> step_;  // null: with parts of other kinds
 };
 
 // What every config says of a layer's attention: sizes, window, scale, dropout. Biases and norms are the family's to

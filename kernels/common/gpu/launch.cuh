@@ -67,25 +67,54 @@ void launch_after(void (*kernel)(Wanted...), int64_t blocks, int threads, Stream
   checked(cudaLaunchKernelEx(&config, kernel, Wanted(std::forward<Given>(args))...), "kernel launch");
 }
 
-// A launch with dynamic shared memory, more than 48 KB too. The kernel is told so once a device.
-template <auto kKernel, class... Given>
-void launch_with_memory(int64_t bytes, int64_t blocks, int threads, Stream stream, Given&&... args) {
+// More than 48 KB of dynamic shared memory: the kernel is told so once a device.
+template <auto kKernel>
+void allow_memory() {
   constexpr int kDevices = 64;
   static std::atomic<bool> known[kDevices];
   int device = 0;
   checked(cudaGetDevice(&device), "cudaGetDevice");
-  if (device >= kDevices || !known[device].load(std::memory_order_relaxed)) {
-    cudaFuncAttributes has{};
-    checked(cudaFuncGetAttributes(&has, kKernel), "cudaFuncGetAttributes");
-    const int most = attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() - int(has.sharedSizeBytes);
-    checked(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory");
-    if (device < kDevices) known[device].store(true, std::memory_order_relaxed);
+  if (device < kDevices && known[device].load(std::memory_order_relaxed)) return;
+  cudaFuncAttributes has{};
+  checked(cudaFuncGetAttributes(&has, kKernel), "cudaFuncGetAttributes");
+  const int most = attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() - int(has.sharedSizeBytes);
+  checked(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory");
+  if (device < kDevices) known[device].store(true, std::memory_order_relaxed);
+}
+
+// A launch with dynamic shared memory.
+template <auto kKernel, class... Given>
+void launch_with_memory(int64_t bytes, int64_t blocks, int threads, Stream stream, Given&&... args) {
+  allow_memory<kKernel>();
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(blocks));
+  config.blockDim = dim3(unsigned(threads));
+  config.dynamicSmemBytes = size_t(bytes);
+  config.stream = static_cast<cudaStream_t>(stream);
+  checked(cudaLaunchKernelEx(&config, kKernel, std::forward<Given>(args)...), "kernel launch");
+}
+
+// The same, after the launch before it as launch_after() is, in clusters of so many blocks.
+template <auto kKernel, class... Given>
+void launch_after_with_memory(int64_t bytes, int64_t blocks, int threads, int cluster, Stream stream, Given&&... args) {
+  allow_memory<kKernel>();
+  cudaLaunchAttribute wanted[2]{};
+  unsigned count = 0;
+  if (attribute<cudaDevAttrComputeCapabilityMajor>() >= 9) {
+    wanted[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    wanted[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    wanted[count].id = cudaLaunchAttributeClusterDimension;
+    wanted[count++].val.clusterDim = {unsigned(cluster), 1, 1};
   }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(unsigned(blocks));
   config.blockDim = dim3(unsigned(threads));
   config.dynamicSmemBytes = size_t(bytes);
   config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = wanted;
+  config.numAttrs = count;
   checked(cudaLaunchKernelEx(&config, kKernel, std::forward<Given>(args)...), "kernel launch");
 }
 

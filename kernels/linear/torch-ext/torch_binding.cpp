@@ -3,6 +3,7 @@
 
 #include "kernels/common/torch/ops.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/linear_cuda.h"
 
 namespace {
 
@@ -42,25 +43,57 @@ void check_arguments(const Tensor& x, const Tensor& weight, const std::optional<
 }
 
 // Few rows, each contiguous: the kernel. Everything else is a GEMM and torch's library is good at those.
-bool wants_gemv(const Tensor& x, const Tensor& weight) {
+bool wants_gemv(const Tensor& x, const Tensor& weight, int64_t most_rows) {
   const int64_t in = weight.size(1);
-  return in > 0 && x.numel() > 0 && x.numel() <= linear::kMaxRows * in && weight.size(0) > 0 &&
+  return in > 0 && x.numel() > 0 && x.numel() <= most_rows * in && weight.size(0) > 0 &&
          (weight.stride(1) == 1 || in == 1);
 }
 
-Tensor linear_cpu(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
-  check_arguments(x, weight, bias);
-  if (!wants_gemv(x, weight)) return aten_linear(x, weight, bias);
-  const kernels::DType dtype = kernels::dtype_of(x, "linear: x");
-  const Rows in = kernels::as_rows(x, "linear: x");
-  const Tensor contiguous_bias = bias ? torch::stable::contiguous(*bias) : Tensor(weight);
-  const int64_t out = weight.size(0);
-
+Tensor output(const Tensor& x, int64_t out, kernels::DType dtype, const kernels::Device& device) {
   std::array<int64_t, 16> sizes{};
   check(x.dim() <= 16, "linear: wanted at most 16 dimensions; got ", x.dim(), "; flatten the leading ones");
   for (int64_t d = 0; d + 1 < x.dim(); ++d) sizes[d] = x.size(d);
   sizes[x.dim() - 1] = out;
-  Tensor y = kernels::empty_like_shape(sizes.data(), x.dim(), kernels::torch_dtype(dtype));
+  return kernels::empty_like_shape(sizes.data(), x.dim(), kernels::torch_dtype(dtype), device);
+}
+
+// What the kernel does not take (float32, odd widths, memory off the vectors' grid) is a GEMM as well.
+Tensor linear_gpu(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                  const kernels::Device& device) {
+  if (!wants_gemv(x, weight, kernels::gpu::kMostFewRows)) return aten_linear(x, weight, bias);
+  const kernels::DType dtype = kernels::dtype_of(x, "linear: x");
+  const Rows in = kernels::as_rows(x, "linear: x", device);
+  kernels::check_device(weight, device, "linear: weight");
+  if (bias) kernels::check_device(*bias, device, "linear: bias");
+  const Tensor contiguous_bias = bias ? torch::stable::contiguous(*bias) : Tensor(weight);
+  Tensor y = output(x, weight.size(0), dtype, device);
+  const kernels::gpu::FewRows args{.dtype = dtype,
+                                   .x = in.data,
+                                   .x_stride = in.stride,
+                                   .rows = int(in.rows),
+                                   .in = int(in.cols),
+                                   .w = {{.data = weight.data_ptr(),
+                                          .bias = bias ? contiguous_bias.data_ptr() : nullptr,
+                                          .stride = weight.stride(0),
+                                          .rows = int(weight.size(0))}},
+                                   .out = y.data_ptr(),
+                                   .out_stride = weight.size(0)};
+  if (!kernels::gpu::fits_few_rows(args)) return aten_linear(x, weight, bias);
+  kernels::run_on(
+      device, [&](auto stream) { linear::cuda::few_rows(args, stream); }, [] {});
+  return y;
+}
+
+Tensor linear_op(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  check_arguments(x, weight, bias);
+  const kernels::Device device = kernels::device_of(x);
+  if (!device.is_cpu()) return linear_gpu(x, weight, bias, device);
+  if (!wants_gemv(x, weight, linear::kMaxRows)) return aten_linear(x, weight, bias);
+  const kernels::DType dtype = kernels::dtype_of(x, "linear: x");
+  const Rows in = kernels::as_rows(x, "linear: x");
+  const Tensor contiguous_bias = bias ? torch::stable::contiguous(*bias) : Tensor(weight);
+  const int64_t out = weight.size(0);
+  Tensor y = output(x, out, dtype, device);
 
   thread_local std::vector<float> prepared;  // reused: a decode step makes hundreds of these calls
   prepared.resize(in.rows * in.cols);
@@ -82,8 +115,7 @@ Tensor linear_cpu(const Tensor& x, const Tensor& weight, const std::optional<Ten
   return y;
 }
 
-std::tuple<Tensor, Tensor, Tensor> linear_bwd_cpu(const Tensor& dy, const Tensor& x, const Tensor& weight,
-                                                  bool with_bias) {
+std::tuple<Tensor, Tensor, Tensor> linear_bwd(const Tensor& dy, const Tensor& x, const Tensor& weight, bool with_bias) {
   const int64_t in = weight.size(1), out = weight.size(0), rows = in > 0 ? x.numel() / in : 0;
   check(dy.dim() == x.dim() && dy.size(dy.dim() - 1) == out && dy.numel() == rows * out, "linear_bwd: wanted dy [..., ",
         out, "] for x ", kernels::shape_of(x), "; got ", kernels::shape_of(dy),
@@ -91,14 +123,15 @@ std::tuple<Tensor, Tensor, Tensor> linear_bwd_cpu(const Tensor& dy, const Tensor
   const Tensor dy2 = torch::stable::reshape(dy, {rows, out}), x2 = torch::stable::reshape(x, {rows, in});
   const Tensor dx = torch::stable::reshape(aten_mm(dy2, weight), x.sizes());
   const Tensor dweight = aten_mm(torch::stable::transpose(dy2, 0, 1), x2);
-  if (!with_bias) return {dx, dweight, kernels::empty({0}, kernels::dtype_of(dy, "linear_bwd: dy"))};
+  if (!with_bias)
+    return {dx, dweight, kernels::empty({0}, kernels::dtype_of(dy, "linear_bwd: dy"), kernels::device_of(dy))};
   const int64_t first = 0;
   return {dx, dweight, torch::stable::sum(dy2, torch::headeronly::IntHeaderOnlyArrayRef(&first, 1), false)};
 }
 
 constexpr std::array kOps{
-    kernels::cpu_op<&linear_cpu>("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
-    kernels::cpu_op<&linear_bwd_cpu>(
+    kernels::op<&linear_op>("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
+    kernels::op<&linear_bwd>(
         "linear_bwd(Tensor dy, Tensor x, Tensor weight, bool with_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)"),
 };
 const kernels::Library<kOps> library;

@@ -1,0 +1,34 @@
+#include "hotswap/generation/token_reader.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace hotswap {
+
+void TokenReader::push(const at::Tensor& tokens) {
+  if (!device_.is_cuda()) {
+    waiting_.push_back({tokens, nullptr});
+    return;
+  }
+  if (free_.empty()) {
+    free_.push_back({at::empty({batch_}, at::TensorOptions(at::kLong).pinned_memory(true)),
+                     std::make_unique<c10::Event>(device_.type())});
+  }
+  Waiting next = std::move(free_.back());
+  free_.pop_back();
+  next.tokens.copy_(tokens, /*non_blocking=*/true);
+  next.come->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  waiting_.push_back(std::move(next));
+}
+
+std::vector<int64_t> TokenReader::pop() {
+  Waiting first = std::move(waiting_.front());
+  waiting_.pop_front();
+  if (first.come) first.come->synchronize();
+  const auto* data = first.tokens.const_data_ptr<int64_t>();
+  std::vector<int64_t> tokens(data, data + batch_);
+  if (first.come) free_.push_back(std::move(first));
+  return tokens;
+}
+
+}  // namespace hotswap

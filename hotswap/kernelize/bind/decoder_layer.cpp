@@ -1,0 +1,151 @@
+// decoder_layer/1: inference alone. At most 16 rows; the position is read from the device when the op runs, never
+// earlier.
+#include "hotswap/layers/decoder_layer.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+
+#include "hotswap/kernelize/bind/bind_impl.h"
+#include "hotswap/kernelize/bind/example.h"
+
+namespace hotswap::binding {
+namespace {
+
+struct DecoderOps {
+  explicit DecoderOps(const LayerOps& layer)
+      : forward(c10::Dispatcher::singleton().findSchemaOrThrow(layer.op("forward").c_str(), "")) {}
+  c10::OperatorHandle forward;
+};
+
+c10::IValue optional(const Tensor& tensor) { return tensor.defined() ? c10::IValue(tensor) : c10::IValue(); }
+
+Values arguments_of(const Tensor& x, const DecoderLayerParts& p) {
+  return {x,
+          p.input_norm,
+          p.q,
+          optional(p.q_bias),
+          p.k,
+          optional(p.k_bias),
+          p.v,
+          optional(p.v_bias),
+          optional(p.q_norm),
+          optional(p.k_norm),
+          p.cos,
+          p.sin,
+          p.k_cache,
+          p.v_cache,
+          p.position,
+          p.o,
+          optional(p.o_bias),
+          p.post_norm,
+          p.gate,
+          optional(p.gate_bias),
+          p.up,
+          optional(p.up_bias),
+          p.down,
+          optional(p.down_bias),
+          p.eps,
+          p.head_eps,
+          p.scale,
+          p.window,
+          p.activation};
+}
+
+// arguments_of()'s other way round, for examples, whose tensors may be in another dtype by then.
+DecoderLayerParts parts_of(const Values& a) {
+  const auto tensor = [&](size_t i) { return a[i].isNone() ? Tensor() : a[i].toTensor(); };
+  return {.input_norm = tensor(1),
+          .q = tensor(2),
+          .q_bias = tensor(3),
+          .k = tensor(4),
+          .k_bias = tensor(5),
+          .v = tensor(6),
+          .v_bias = tensor(7),
+          .q_norm = tensor(8),
+          .k_norm = tensor(9),
+          .cos = tensor(10),
+          .sin = tensor(11),
+          .k_cache = tensor(12).clone(),  // an example may run again
+          .v_cache = tensor(13).clone(),
+          .position = tensor(14),
+          .o = tensor(15),
+          .o_bias = tensor(16),
+          .post_norm = tensor(17),
+          .gate = tensor(18),
+          .gate_bias = tensor(19),
+          .up = tensor(20),
+          .up_bias = tensor(21),
+          .down = tensor(22),
+          .down_bias = tensor(23),
+          .eps = a[24].toDouble(),
+          .head_eps = a[25].toDouble(),
+          .scale = a[26].toDouble(),
+          .window = a[27].toInt(),
+          .activation = a[28].toStringRef()};
+}
+
+void bind_decoder_layer(SlotBase& slot, const LayerOps& layer) {
+  const auto* ops = ops_of<DecoderOps>(layer);
+  bind_slot<DecoderLayerForward>(slot, [ops](const Tensor& x, const DecoderLayerParts& parts) {
+    Values stack = arguments_of(x, parts);
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    ops->forward.callBoxed(&stack);
+    return stack[0].toTensor();
+  });
+}
+
+// A layer with four query heads a key head, in the middle of its cache.
+Result<Example> decoder_example(const std::string&, const ExampleSize& size) {
+  constexpr int64_t kHeadDim = 64, kCapacity = 128;
+  const int64_t rows = std::min(size.rows, kMostDecoderRows), hidden = size.dim, ffn = 3 * hidden;
+  const int64_t kv_heads = std::max<int64_t>(1, hidden / kHeadDim / 4), heads = 4 * kv_heads;
+  const auto weight = [](int64_t out, int64_t in) { return random({out, in}) * std::pow(double(in), -0.5); };
+  const Tensor half = random({1, 1, kHeadDim / 2}), angle = at::cat({half, half}, -1);
+  const DecoderLayerParts parts{.input_norm = random({hidden}),
+                                .q = weight(heads * kHeadDim, hidden),
+                                .k = weight(kv_heads * kHeadDim, hidden),
+                                .v = weight(kv_heads * kHeadDim, hidden),
+                                .cos = angle.cos(),
+                                .sin = angle.sin(),
+                                .k_cache = random({rows, kCapacity, kv_heads, kHeadDim}),
+                                .v_cache = random({rows, kCapacity, kv_heads, kHeadDim}),
+                                .position = at::full({1}, kCapacity / 2, at::kLong),
+                                .o = weight(hidden, heads * kHeadDim),
+                                .post_norm = random({hidden}),
+                                .gate = weight(ffn, hidden),
+                                .up = weight(ffn, hidden),
+                                .down = weight(hidden, ffn),
+                                .scale = 0.125};
+  Example example;
+  example.shape = cat(rows, "x", hidden, ", ", heads, "+", kv_heads, "x", kHeadDim, ", ", ffn);
+  example.arguments = arguments_of(random({rows, 1, hidden}), parts);
+  example.stock = [](const Values& a) { return Tensors{stock::decoder_layer(a[0].toTensor(), parts_of(a))}; };
+  example.exact = example.stock;
+  example.bound = [](const LayerOps& layer) -> ExampleForward {
+    const auto module = std::make_shared<BoundLayer<DecoderLayerForward>>(layer, stock::decoder_layer);
+    return [module](const Values& a) { return Tensors{module->slot(a[0].toTensor(), parts_of(a))}; };
+  };
+  return example;
+}
+
+}  // namespace
+
+std::vector<Contract> decoder_layer_contracts() {
+  return {
+      {"decoder_layer/1",
+       {{"forward",
+         "(Tensor x, Tensor input_norm, Tensor q, Tensor? q_bias, Tensor k, Tensor? k_bias, Tensor v, Tensor? v_bias, "
+         "Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor sin, Tensor(a!) k_cache, Tensor(b!) v_cache, "
+         "Tensor position, Tensor o, Tensor? o_bias, Tensor post_norm, Tensor gate, Tensor? gate_bias, Tensor up, "
+         "Tensor? up_bias, Tensor down, Tensor? down_bias, float eps, float head_eps, float scale, int window, "
+         "str activation) -> Tensor"}},
+       bind_decoder_layer,
+       decoder_example,
+       {.rows = 1, .dim = 512},
+       {.rows = 1, .dim = 4096},
+       {"bias", "gelu_tanh", "qk_norm", "silu", "window"},
+       {"head_dims", "group_sizes"}}};
+}
+
+}  // namespace hotswap::binding

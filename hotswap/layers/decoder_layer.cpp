@@ -1,0 +1,59 @@
+#include "hotswap/layers/decoder_layer.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/softmax.h>
+
+#include <limits>
+#include <tuple>
+
+#include "hotswap/layers/linear.h"
+#include "hotswap/layers/norm.h"
+#include "hotswap/layers/rotary.h"
+
+namespace hotswap {
+namespace {
+
+Tensor product(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  return stock::linear(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
+}
+
+Tensor normed(const Tensor& x, const Tensor& weight, double eps) {
+  return weight.defined() ? stock::rms_norm(x, weight, eps, 0, "llama") : x;
+}
+
+}  // namespace
+
+Tensor stock::decoder_layer(const Tensor& x, const DecoderLayerParts& p) {
+  const int64_t batch = x.size(0), capacity = p.k_cache.size(1), kv_heads = p.k_cache.size(2), dim = p.k_cache.size(3);
+  const Tensor n = normed(x, p.input_norm, p.eps);
+  const auto heads = [&](const Tensor& y) { return y.view({batch, 1, -1, dim}); };
+  Tensor q = normed(heads(product(n, p.q, p.q_bias)), p.q_norm, p.head_eps).transpose(1, 2);
+  Tensor k = normed(heads(product(n, p.k, p.k_bias)), p.k_norm, p.head_eps).transpose(1, 2);
+  std::tie(q, k) = stock::rotary(q, k, p.cos, p.sin, dim, /*interleaved=*/false);
+  p.k_cache.index_copy_(1, p.position, k.transpose(1, 2));
+  p.v_cache.index_copy_(1, p.position, heads(product(n, p.v, p.v_bias)));
+
+  // [batch, heads, keys, dim]; what lies beyond the position may be anything
+  const Tensor place = at::arange(capacity, p.position.options());
+  Tensor hidden = place > p.position;
+  if (p.window >= 0) hidden = hidden | (place < p.position - p.window);
+  const int64_t group = q.size(1) / kv_heads;
+  const auto all = [&](const Tensor& cache) {
+    return cache.transpose(1, 2).repeat_interleave(group, 1).masked_fill(hidden.view({1, 1, capacity, 1}), 0);
+  };
+  const Tensor scores = at::matmul(q, all(p.k_cache).transpose(2, 3)).to(at::kFloat) * p.scale;
+  const Tensor weights =
+      at::softmax(scores.masked_fill(hidden.view({1, 1, 1, capacity}), -std::numeric_limits<double>::infinity()), -1);
+  const Tensor attended =
+      at::matmul(weights.to(x.scalar_type()), all(p.v_cache)).transpose(1, 2).reshape({batch, 1, -1});
+  const Tensor h = x + product(attended, p.o, p.o_bias), m = normed(h, p.post_norm, p.eps);
+  const Tensor gate = product(m, p.gate, p.gate_bias), up = product(m, p.up, p.up_bias);
+  const Tensor gated = (p.activation == "silu" ? at::silu(gate) : at::gelu(gate, "tanh")) * up;
+  return h + product(gated, p.down, p.down_bias);
+}
+
+}  // namespace hotswap

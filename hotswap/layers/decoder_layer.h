@@ -1,0 +1,40 @@
+// A whole decoder layer of Llama's kind for one new token of each row, in a cache of a fixed size: where a kernel
+// serves it, a step of generation is a few launches a layer. A block has the slot beside its parts; what has no kernel
+// goes through these.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "hotswap/layers/slot.h"
+
+namespace hotswap {
+
+// decoder_layer/1. What a layer is made of, and where the new tokens stand.
+struct DecoderLayerParts {
+  Tensor input_norm;                                     // [hidden]
+  Tensor q, q_bias, k, k_bias, v, v_bias;                // [heads * head_dim, hidden], ...; biases may be undefined
+  Tensor q_norm, k_norm;                                 // [head_dim], or undefined
+  Tensor cos, sin;                                       // [1 or batch, 1, head_dim]
+  Tensor k_cache, v_cache;                               // [batch, capacity, kv_heads, head_dim], written in place
+  Tensor position;                                       // [1] int64 on the device: of every row's new token
+  Tensor o, o_bias;                                      // [hidden, heads * head_dim]
+  Tensor post_norm;                                      // [hidden]
+  Tensor gate, gate_bias, up, up_bias, down, down_bias;  // [ffn, hidden] twice, [hidden, ffn]
+  double eps = 1e-6, head_eps = 1e-6;                    // of the norms and of the heads' norms, as Llama casts
+  double scale = 1;
+  int64_t window = -1;              // keys seen before the token's own; -1: all
+  std::string activation = "silu";  // or "gelu_tanh"
+};
+
+// x: [batch, 1, hidden] -> the same
+using DecoderLayerForward = Tensor(const Tensor& x, const DecoderLayerParts& parts);
+
+namespace stock {
+DecoderLayerForward decoder_layer;  // the formula in plain ATen
+}  // namespace stock
+
+// The largest batch that the contract's kernels take.
+constexpr int64_t kMostDecoderRows = 16;
+
+}  // namespace hotswap

@@ -1,0 +1,80 @@
+#include "hotswap/models/families/decoder_step.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
+
+#include "hotswap/layers/fixed_memory.h"
+
+namespace hotswap {
+namespace {
+
+std::string activation_of(const ModelConfig& c) {
+  const std::string layer = activation_kind(c.hidden_act, "hidden_act").layer;
+  return layer == "SiLU" ? "silu" : layer == "GeluTanh" ? "gelu_tanh" : layer;
+}
+
+bool is_llamas(const RMSNormOptions& norm) { return norm.casting == "llama" && norm.offset == 0; }
+
+// In the contract's words, and in others where no kernel of it can do.
+SlotNeeds needs_of(const ModelConfig& c, const SelfAttentionOptions& o) {
+  SlotNeeds needs{.features = {activation_of(c)},
+                  .numbers = {{"head_dims", {o.head_dim}}, {"group_sizes", {o.num_heads / o.num_kv_heads}}}};
+  const auto need = [&](bool needed, const char* feature) {
+    if (needed) needs.features.emplace_back(feature);
+  };
+  need(o.qkv_bias || o.output_bias || c.mlp_bias, "bias");
+  need(o.qk_norm.has_value(), "qk_norm");
+  need(o.sliding_window > 0, "window");
+  need(o.chunk > 0, "chunk");
+  need(o.softcap != 0, "softcap");
+  need(o.sinks, "sinks");
+  need(!o.rotary, "layer without rotary embedding");
+  need(o.interleaved_rotary, "interleaved rotary embedding");
+  need(o.qk_norm_of_all_heads, "norm of all heads together");
+  need(o.l2_norm_eps.has_value(), "norm behind the rotary embedding");
+  need(o.temperature.floor > 0, "temperature of queries");
+  need(c.residual_multiplier != 1, "residual multiplier");
+  need(!is_llamas(c.norm()) || (o.qk_norm && !is_llamas(*o.qk_norm)), "norm that rounds otherwise than Llama's");
+  return needs;
+}
+
+}  // namespace
+
+DecoderStep::DecoderStep(Module* owner, const ModelConfig& c, const Parts& parts)
+    : parts_(parts),
+      eps_(c.rms_norm_eps),
+      activation_(activation_of(c)),
+      slot_(owner, "DecoderLayer", "decoder_layer/1", stock::decoder_layer, needs_of(c, parts.attention.options())) {}
+
+Tensor DecoderStep::forward(const HiddenState& in, const ForwardContext& context) const {
+  const SelfAttentionOptions& o = parts_.attention.options();
+  const RotaryTables& rope = context.rope_of(o.sliding_window > 0);
+  const bool one_token = slot_.bound() && context.cache != nullptr && context.cache->capacity() > 0 &&
+                         in.x.size(1) == 1 && in.x.size(0) <= kMostDecoderRows && !at::GradMode::is_enabled() &&
+                         !context.attention.sequence().padding.defined();
+  if (!one_token || rope.cos.size(-1) != o.head_dim || rope.cos.scalar_type() != in.x.scalar_type()) return {};
+  const auto* memory = dynamic_cast<const FixedMemory*>(&context.cache->layer(o.layer));
+  if (memory == nullptr) return {};
+  const auto [k, v] = memory->fixed_memory();
+  if (!k.defined() || k.size(0) != in.x.size(0)) return {};
+  const GatedMLP& mlp = parts_.mlp;
+  DecoderLayerParts parts{.input_norm = parts_.input_norm.weight,
+                          .cos = rope.cos,
+                          .sin = rope.sin,
+                          .k_cache = k,
+                          .v_cache = v,
+                          .position = context.cache->positions(),
+                          .post_norm = parts_.post_norm.weight,
+                          .gate = mlp.gate_proj.weight,
+                          .gate_bias = mlp.gate_proj.bias,
+                          .up = mlp.up_proj.weight,
+                          .up_bias = mlp.up_proj.bias,
+                          .down = mlp.down_proj.weight,
+                          .down_bias = mlp.down_proj.bias,
+                          .eps = eps_,
+                          .activation = activation_};
+  parts_.attention.add_to(parts);
+  return slot_(in.residual.defined() ? at::add(in.residual, in.x) : in.x, parts);
+}
+
+}  // namespace hotswap

@@ -1,0 +1,33 @@
+// One new token of each row through a kernel for a whole layer of Llama's kind (layers/decoder_layer.h): a block has it
+// beside its parts, which go on without it where it is not bound, or not what is asked.
+#pragma once
+
+#include <string>
+
+#include "hotswap/layers/decoder_layer.h"
+#include "hotswap/layers/mlp.h"
+#include "hotswap/layers/self_attention.h"
+#include "hotswap/models/block.h"
+#include "hotswap/models/config.h"
+
+namespace hotswap {
+
+class DecoderStep {
+ public:
+  struct Parts {  // of the owner, which outlive this
+    const SelfAttention& attention;
+    const GatedMLP& mlp;
+    const RMSNorm &input_norm, &post_norm;
+  };
+  DecoderStep(Module* owner, const ModelConfig& config, const Parts& parts);
+  // The hidden state behind the layer; undefined where the layer's parts are to do it.
+  Tensor forward(const HiddenState& in, const ForwardContext& context) const;
+
+ private:
+  Parts parts_;
+  double eps_;
+  std::string activation_;  // "silu", "gelu_tanh", or another
+  Slot<DecoderLayerForward> slot_;
+};
+
+}  // namespace hotswap

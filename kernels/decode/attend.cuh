@@ -1,0 +1,363 @@
+// Attention of one new token of a row over its cache, from the raw products: head norms and the rotary embedding of
+// the new query heads and key, which goes to the cache with its value, then the keys. A cluster of blocks has one row's
+// key head, each block a run of keys, read once for all query heads of the group. The blocks send each other their
+// results, so that each has all parts of some numbers, and sums them in a fixed order.
+#pragma once
+
+#include "kernels/common/gpu/device.cuh"
+#include "kernels/common/gpu/launch.cuh"
+#include "kernels/decode/decode.h"
+
+namespace decode::cuda {
+
+using namespace kernels::gpu;
+
+constexpr int kAttendWarps = 8, kAttendThreads = 32 * kAttendWarps, kAttendUnroll = 4;
+constexpr float kLog2e = 1.44269504f;
+
+// cos and sin of a head's numbers lane + 32 i.
+template <class T, int kDim>
+struct HeadTables {
+  static constexpr int kEach = kDim / 32;
+  float cos[kEach], sin[kEach];
+  __device__ __forceinline__ void load(const T* cosines, const T* sines, int lane) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) cos[i] = to_float(cosines[lane + 32 * i]), sin[i] = to_float(sines[lane + 32 * i]);
+  }
+};
+
+// A head of the new token in the registers of a warp: number lane + 32 i.
+template <class T, int kDim>
+struct Head {
+  static constexpr int kEach = kDim / 32;
+  float f[kEach];
+
+  __device__ __forceinline__ void load(const T* from, int lane) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) f[i] = to_float(from[lane + 32 * i]);
+  }
+  __device__ __forceinline__ void norm(const T* weight, float eps, int lane) {
+    if (weight == nullptr) return;
+    float sum = 0.f, w[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) w[i] = to_float(weight[lane + 32 * i]), sum += f[i] * f[i];
+    const float rstd = rsqrtf(warp_sum(sum) / kDim + eps);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) f[i] = rounded<T>(rounded<T>(f[i] * rstd) * w[i]);
+  }
+  __device__ __forceinline__ void rotate(const HeadTables<T, kDim>& t) {
+#pragma unroll
+    for (int i = 0; i < kEach / 2; ++i) {
+      const int far = i + kEach / 2;
+      const float a = f[i], b = f[far];
+      f[i] = rounded<T>(a * t.cos[i] - b * t.sin[i]);
+      f[far] = rounded<T>(b * t.cos[far] + a * t.sin[far]);
+    }
+  }
+  __device__ __forceinline__ void put(float* to, float scale, int lane) const {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) to[lane + 32 * i] = f[i] * scale;
+  }
+  __device__ __forceinline__ void store(T* to, int lane) const {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) to[lane + 32 * i] = from_float<T>(f[i]);
+  }
+};
+
+// The same sums of several runs of keys as one.
+struct Part {
+  float most, sum, value;
+};
+template <class At>
+__device__ __forceinline__ Part together(int count, const At& at) {
+  Part whole{-INFINITY, 0.f, 0.f};
+  for (int i = 0; i < count; ++i) whole.most = fmaxf(whole.most, at(i).most);
+  const float base = whole.most == -INFINITY ? 0.f : whole.most;
+  for (int i = 0; i < count; ++i) {
+    const Part part = at(i);
+    const float weight = exp2f(part.most - base);
+    whole.sum += part.sum * weight, whole.value += part.value * weight;
+  }
+  return whole;
+}
+
+// Softmax so far of some keys: the largest exponent, the sum and the weighted values, of each query head.
+template <int kGroup>
+struct Running {
+  float most[kGroup], sum[kGroup], value[kGroup][8];
+
+  __device__ __forceinline__ Running() {
+#pragma unroll
+    for (int g = 0; g < kGroup; ++g) {
+      most[g] = -INFINITY, sum[g] = 0.f;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) value[g][i] = 0.f;
+    }
+  }
+  // Scores become weights, of keys whose values are added next.
+  template <int kKeys>
+  __device__ __forceinline__ void weigh(float (&score)[kGroup][kKeys]) {
+#pragma unroll
+    for (int g = 0; g < kGroup; ++g) {
+      const float before = most[g];
+#pragma unroll
+      for (int u = 0; u < kKeys; ++u) most[g] = fmaxf(most[g], score[g][u]);
+      const float base = most[g] == -INFINITY ? 0.f : most[g], shrink = exp2f(before - base);
+      sum[g] *= shrink;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) value[g][i] *= shrink;
+#pragma unroll
+      for (int u = 0; u < kKeys; ++u) score[g][u] = exp2f(score[g][u] - base), sum[g] += score[g][u];
+    }
+  }
+  // That of the lane `apart` lanes further on.
+  __device__ __forceinline__ void add_lane(int apart) {
+#pragma unroll
+    for (int g = 0; g < kGroup; ++g) {
+      const float other = __shfl_xor_sync(kAllLanes, most[g], apart), larger = fmaxf(most[g], other);
+      const float mine = larger == -INFINITY ? 0.f : exp2f(most[g] - larger);
+      const float theirs = larger == -INFINITY ? 0.f : exp2f(other - larger);
+      // The same order of the two in both lanes, so that both have the same bits.
+      const bool low = (threadIdx.x & unsigned(apart)) == 0;
+      const auto both = [&](float v) {
+        const float w = __shfl_xor_sync(kAllLanes, v, apart);
+        return low ? v * mine + w * theirs : w * theirs + v * mine;
+      };
+      sum[g] = both(sum[g]);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) value[g][i] = both(value[g][i]);
+      most[g] = larger;
+    }
+  }
+};
+
+constexpr int kMostSplits = 8;  // what every GPU with clusters takes
+
+template <class T, int kDim, int kGroup>
+struct AttendMemory {
+  float query[kGroup][kDim];  // scaled
+  float fresh_key[kDim], fresh_value[kDim];
+  float most[kAttendWarps][kGroup], sum[kAttendWarps][kGroup];
+  float value[kAttendWarps][kGroup][kDim];
+  // Written by the blocks of the cluster, a row each.
+  float block_most[kMostSplits][kGroup], block_sum[kMostSplits][kGroup];
+  float block_value[kMostSplits][kGroup * kDim];  // of this block's numbers alone
+};
+
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+// To the same place of another block's shared memory.
+__device__ __forceinline__ void send(float* place, int block, float v) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t there;
+  const auto here = uint32_t(__cvta_generic_to_shared(place));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(block));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(v) : "memory");
+#endif
+}
+
+// Asks for rows [begin, end) of a key head, so that they are in L2 when they are loaded.
+template <class T, int kDim>
+__device__ __forceinline__ void prefetch_rows(const CacheRows& c, int64_t row, int key_head, int64_t begin,
+                                              int64_t end) {
+  constexpr int kLine = 128 / sizeof(T), kLines = kDim / kLine;
+  const T* data = static_cast<const T*>(c.data) + row * c.batch + key_head * c.head;
+  for (int64_t i = begin * kLines + threadIdx.x; i < end * kLines; i += kAttendThreads)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(data + i / kLines * c.row + i % kLines * kLine));
+}
+
+// Grid: rows * kv_heads * splits blocks, clusters of `splits`.
+template <class T, int kDim, int kGroup>
+__global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_constant__ Layer a, const int splits) {
+  constexpr int kLanes = kDim / 8, kKeys = 32 / kLanes;  // lanes a key, keys a warp reads at once
+  extern __shared__ __align__(16) uint8_t raw[];
+  auto& memory = *reinterpret_cast<AttendMemory<T, kDim, kGroup>*>(raw);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int split = blockIdx.x % splits, key_head = blockIdx.x / splits % int(a.kv_heads);
+  const int64_t row = blockIdx.x / splits / int(a.kv_heads);
+  const int group = int(a.heads / a.kv_heads);
+
+  if (splits > 1) cluster_arrive();  // nobody sends to a block that has not begun
+  // The launch before has written the raw products and nothing else that is read here, and began when all before it was
+  // done: the position, the tables and the older keys and values may be read already.
+  const int64_t position = *a.position;
+  const int64_t first = a.window < 0 ? 0 : max(int64_t{0}, position - a.window), keys = position + 1 - first;
+  const int64_t each = (keys + splits - 1) / splits;
+  const int64_t begin = min(position + 1, first + split * each), end = min(position + 1, begin + each);
+  const int64_t old_end = min(end, position);  // the new key is not in the cache yet
+  prefetch_rows<T, kDim>(a.keys, row, key_head, begin, old_end);
+  prefetch_rows<T, kDim>(a.values, row, key_head, begin, old_end);
+
+  const int64_t queries = a.heads * kDim, fresh = queries + 2 * a.kv_heads * kDim;  // of a row of qkv
+  const T* qkv = static_cast<const T*>(a.qkv) + row * fresh;
+  const T* cos = static_cast<const T*>(a.cos) + row * a.rope_stride;
+  const T* sin = static_cast<const T*>(a.sin) + row * a.rope_stride;
+  const int dim = lane % kLanes * 8;
+  const T* key_at = static_cast<const T*>(a.keys.data) + row * a.keys.batch + key_head * a.keys.head + dim;
+  const T* value_at = static_cast<const T*>(a.values.data) + row * a.values.batch + key_head * a.values.head + dim;
+  Pack<T, 8> k[kAttendUnroll], v[kAttendUnroll];
+  const auto load_keys = [&](int64_t key) {
+#pragma unroll
+    for (int u = 0; u < kAttendUnroll; ++u) {
+      const int64_t at = key + u * kAttendWarps * kKeys + lane / kLanes;
+      if (at >= old_end) continue;
+      k[u] = load<8>(key_at + at * a.keys.row);
+      v[u] = load<8>(value_at + at * a.values.row);
+    }
+  };
+  load_keys(begin + warp * kKeys);
+  const bool has_fresh = begin <= position && position < end;  // the block that sees the new key also writes it
+  HeadTables<T, kDim> tables;
+  tables.load(cos, sin, lane);
+  wait_for_launch_before();
+  next_launch_may_begin();
+
+  for (int i = warp; i < group + 2; i += kAttendWarps) {
+    Head<T, kDim> head;
+    if (i < group) {
+      head.load(qkv + (key_head * group + i) * kDim, lane);
+      head.norm(static_cast<const T*>(a.q_norm), a.head_eps, lane);
+      head.rotate(tables);
+      head.put(memory.query[i], a.scale * kLog2e, lane);
+    } else if (has_fresh && i == group) {
+      head.load(qkv + queries + key_head * kDim, lane);
+      head.norm(static_cast<const T*>(a.k_norm), a.head_eps, lane);
+      head.rotate(tables);
+      head.put(memory.fresh_key, 1.f, lane);
+      head.store(static_cast<T*>(a.keys.data) + row * a.keys.batch + position * a.keys.row + key_head * a.keys.head,
+                 lane);
+    } else if (has_fresh) {
+      head.load(qkv + queries + (a.kv_heads + key_head) * kDim, lane);
+      head.put(memory.fresh_value, 1.f, lane);
+      head.store(
+          static_cast<T*>(a.values.data) + row * a.values.batch + position * a.values.row + key_head * a.values.head,
+          lane);
+    }
+  }
+  for (int i = group * kDim + threadIdx.x; i < kGroup * kDim; i += kAttendThreads)
+    memory.query[i / kDim][i % kDim] = 0.f;
+  __syncthreads();
+
+  float query[kGroup][8];
+#pragma unroll
+  for (int g = 0; g < kGroup; ++g) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) query[g][i] = memory.query[g][dim + i];
+  }
+  Running<kGroup> running;
+  const auto score_of = [&](const float(&f)[8], int g) {
+    float s = 0.f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) s += query[g][i] * f[i];
+#pragma unroll
+    for (int o = kLanes / 2; o > 0; o /= 2) s += __shfl_xor_sync(kAllLanes, s, o);
+    return s;
+  };
+  for (int64_t key = begin + warp * kKeys; key < old_end; key += kAttendWarps * kKeys * kAttendUnroll) {
+    float score[kGroup][kAttendUnroll];
+#pragma unroll
+    for (int u = 0; u < kAttendUnroll; ++u) {
+      const bool seen = key + u * kAttendWarps * kKeys + lane / kLanes < old_end;
+      float f[8];
+      unpack<T, 8>(k[u], f);
+#pragma unroll
+      for (int g = 0; g < kGroup; ++g) {
+        const float s = score_of(f, g);
+        score[g][u] = seen ? s : -INFINITY;
+      }
+    }
+    running.weigh(score);
+#pragma unroll
+    for (int u = 0; u < kAttendUnroll; ++u) {
+      if (key + u * kAttendWarps * kKeys + lane / kLanes >= old_end) continue;
+      float f[8];
+      unpack<T, 8>(v[u], f);
+#pragma unroll
+      for (int g = 0; g < kGroup; ++g) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) running.value[g][i] += score[g][u] * f[i];
+      }
+    }
+    load_keys(key + kAttendWarps * kKeys * kAttendUnroll);
+  }
+  if (has_fresh && warp == 0) {  // the new key, by the warp's first lanes
+    float f[8], score[kGroup][1];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) f[i] = memory.fresh_key[dim + i];
+#pragma unroll
+    for (int g = 0; g < kGroup; ++g) {
+      const float s = score_of(f, g);
+      score[g][0] = lane < kLanes ? s : -INFINITY;
+    }
+    running.weigh(score);
+#pragma unroll
+    for (int g = 0; g < kGroup; ++g) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) running.value[g][i] += score[g][0] * memory.fresh_value[dim + i];
+    }
+  }
+#pragma unroll
+  for (int apart = kLanes; apart < 32; apart *= 2) running.add_lane(apart);
+#pragma unroll
+  for (int g = 0; g < kGroup; ++g) {
+    if (lane == 0) memory.most[warp][g] = running.most[g], memory.sum[warp][g] = running.sum[g];
+    if (lane >= kLanes) continue;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) memory.value[warp][g][dim + i] = running.value[g][i];
+  }
+  __syncthreads();
+
+  T* out = static_cast<T*>(a.attended) + row * queries + key_head * group * kDim;
+  const int share = (group * kDim + splits - 1) / splits;  // numbers that a block puts together
+  if (splits > 1) cluster_wait();
+  for (int i = threadIdx.x; i < group * kDim; i += kAttendThreads) {
+    const int g = i / kDim, d = i % kDim;
+    Part whole = together(kAttendWarps, [&](int w) {
+      return Part{memory.most[w][g], memory.sum[w][g], memory.value[w][g][d]};
+    });
+    if (splits == 1) {
+      out[i] = from_float<T>(whole.value / whole.sum);
+      continue;
+    }
+    send(&memory.block_value[split][i % share], i / share, whole.value);
+    if (d >= splits) continue;
+    send(&memory.block_most[split][g], d, whole.most);
+    send(&memory.block_sum[split][g], d, whole.sum);
+  }
+  if (splits == 1) return;
+  cluster_arrive();
+  cluster_wait();
+  for (int i = split * share + threadIdx.x; i < min((split + 1) * share, group * kDim); i += kAttendThreads) {
+    const int g = i / kDim;
+    const Part whole = together(splits, [&](int block) {
+      return Part{memory.block_most[block][g], memory.block_sum[block][g], memory.block_value[block][i % share]};
+    });
+    out[i] = from_float<T>(whole.value / whole.sum);
+  }
+}
+
+// Blocks of a cluster: as many as keep the multiprocessors busy.
+inline int attend_splits(int64_t blocks, int sms) {
+  int splits = 1;
+  while (splits < kMostSplits && blocks * splits * 2 <= sms) splits *= 2;
+  return splits;
+}
+
+template <class T, int kDim, int kGroup>
+void attend(const Layer& a, kernels::Stream stream) {
+  const int64_t blocks = a.rows * a.kv_heads;
+  const bool clusters = attribute<cudaDevAttrComputeCapabilityMajor>() >= 9;
+  const int splits = clusters ? attend_splits(blocks, multiprocessors()) : 1;
+  launch_after_with_memory<attend_kernel<T, kDim, kGroup>>(sizeof(AttendMemory<T, kDim, kGroup>), blocks * splits,
+                                                           kAttendThreads, splits, stream, a, splits);
+}
+
+}  // namespace decode::cuda

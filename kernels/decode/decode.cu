@@ -1,0 +1,121 @@
+// A decoder layer's step on a GPU: five launches.
+#include "kernels/common/gpu/few_rows.cuh"
+#include "kernels/decode/attend.cuh"
+#include "kernels/decode/decode_cuda.h"
+
+namespace decode::cuda {
+namespace {
+
+constexpr int kMostGroup = 8;
+
+FewRowsWeight weight_of(const Weight& w) {
+  return {.data = w.data, .bias = w.bias, .stride = w.stride, .rows = int(w.out)};
+}
+
+FewRows qkv_of(const Layer& a) {
+  const int64_t out = a.q.out + a.k.out + a.v.out;
+  return {.dtype = a.dtype,
+          .x = a.x,
+          .x_stride = a.hidden,
+          .rows = int(a.rows),
+          .in = int(a.hidden),
+          .norm = a.input_norm,
+          .eps = a.eps,
+          .w = {weight_of(a.q), weight_of(a.k), weight_of(a.v)},
+          .weights = 3,
+          .out = a.qkv,
+          .out_stride = out};
+}
+
+FewRows o_of(const Layer& a) {
+  const int64_t in = a.heads * a.head_dim;
+  return {.dtype = a.dtype,
+          .x = a.attended,
+          .x_stride = in,
+          .rows = int(a.rows),
+          .in = int(in),
+          .w = {weight_of(a.o)},
+          .residual = a.x,
+          .residual_stride = a.hidden,
+          .out = a.h,
+          .out_stride = a.hidden,
+          .weights_are_old = true};
+}
+
+FewRows gated_of(const Layer& a) {
+  return {.dtype = a.dtype,
+          .x = a.h,
+          .x_stride = a.hidden,
+          .rows = int(a.rows),
+          .in = int(a.hidden),
+          .norm = a.post_norm,
+          .eps = a.eps,
+          .w = {weight_of(a.gate), weight_of(a.up)},
+          .weights = 2,
+          .act = a.act == Act::kSilu ? FewRowsAct::kSilu : FewRowsAct::kGeluTanh,
+          .out = a.gated,
+          .out_stride = a.gate.out,
+          .weights_are_old = true};
+}
+
+FewRows down_of(const Layer& a) {
+  return {.dtype = a.dtype,
+          .x = a.gated,
+          .x_stride = a.gate.out,
+          .rows = int(a.rows),
+          .in = int(a.gate.out),
+          .w = {weight_of(a.down)},
+          .residual = a.h,
+          .residual_stride = a.hidden,
+          .out = a.out,
+          .out_stride = a.hidden,
+          .weights_are_old = true};
+}
+
+template <class T>
+void attend_any(const Layer& a, kernels::Stream stream) {
+  const auto with_group = [&]<int kDim>() {
+    const int64_t group = a.heads / a.kv_heads;
+    if (group <= 1) return attend<T, kDim, 1>(a, stream);
+    if (group <= 2) return attend<T, kDim, 2>(a, stream);
+    if (group <= 4) return attend<T, kDim, 4>(a, stream);
+    attend<T, kDim, kMostGroup>(a, stream);
+  };
+  if (a.head_dim == 64) return with_group.template operator()<64>();
+  with_group.template operator()<128>();
+}
+
+bool cache_fits(const CacheRows& c) {
+  return reinterpret_cast<uintptr_t>(c.data) % 16 == 0 && c.batch % 8 == 0 && c.row % 8 == 0 && c.head % 8 == 0;
+}
+
+}  // namespace
+
+const char* refuses(const Layer& a) {
+  if (a.dtype == DType::kFloat32) return "bfloat16 or float16";
+  if (a.head_dim != 64 && a.head_dim != 128) return "heads of 64 or 128 numbers";
+  if (a.heads > kMostGroup * a.kv_heads) return "at most 8 query heads a key head";
+  if (!cache_fits(a.keys) || !cache_fits(a.values)) return "caches whose rows begin at multiples of 16 bytes";
+  for (const FewRows& product : {qkv_of(a), o_of(a), gated_of(a), down_of(a)}) {
+    if (!fits_few_rows(product)) {
+      return "at most 16 rows, widths that are multiples of 8, weights that begin at multiples of 16 bytes, and x with "
+             "its norm in 144 KB";
+    }
+  }
+  return nullptr;
+}
+
+// The weights of the first product may be what the launch before has written; those of the others, and what attention
+// reads before it waits, are not: their launches begin when all before the launch before them is done.
+void layer(const Layer& a, kernels::Stream stream) {
+  few_rows(qkv_of(a), stream);
+  if (a.dtype == DType::kBFloat16)
+    attend_any<kernels::BFloat16>(a, stream);
+  else
+    attend_any<kernels::Half>(a, stream);
+  few_rows(o_of(a), stream);
+  few_rows(gated_of(a), stream);
+  few_rows(down_of(a), stream);
+}
+
+}  // namespace decode::cuda

@@ -1,0 +1,84 @@
+// One decoder layer of Llama's kind for the few new tokens of a step, one of each row:
+//
+//   n = norm(x);  q, k, v = n Wq^T + bq, n Wk^T + bk, n Wv^T + bv       x: [rows, hidden]
+//   q, k = rotary(head_norm(q)), rotary(head_norm(k))                   head norms where the layer has them
+//   cache[position] = k, v;  a = softmax(scale q K^T) V                 over the keys that the position sees
+//   h = x + a Wo^T + bo                                                 h: [rows, hidden]
+//   out = h + (act(norm(h) Wgate^T) * (norm(h) Wup^T)) Wdown^T
+//
+// Casting: norms as Llama's, x * rstd rounded before the weight; products, scores and sums in float32. Rounded to x's
+// dtype is what a stock layer hands on: the norms' results, q, k and v before and behind the rotary embedding, a, each
+// product, act * up, h, out. Sums have a fixed order: the same bits in each run.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/cpu/isa.h"
+#include "kernels/common/dtype.h"
+
+namespace decode {
+
+using kernels::DType;
+
+constexpr int kMostRows = 16;
+
+enum class Act : uint8_t { kSilu, kGeluTanh };
+
+struct Weight {
+  const void* data;  // [out, in]
+  const void* bias;  // [out], or null
+  int64_t out, stride;
+};
+
+struct CacheRows {  // of keys or values
+  void* data;       // [batch, capacity, kv_heads, head_dim]
+  int64_t batch, row, head;
+};
+
+struct Layer {
+  DType dtype;
+  const void* x;  // [rows, hidden], contiguous, as all that follow but the caches and weights
+  int64_t rows, hidden;
+  const void *input_norm, *post_norm;  // [hidden]
+  float eps;
+  Weight q, k, v, o, gate, up, down;
+  const void *q_norm, *k_norm;  // [head_dim], or null
+  float head_eps;
+  int64_t heads, kv_heads, head_dim;
+  const void *cos, *sin;  // [rows or 1, head_dim]
+  int64_t rope_stride;    // between rows; 0: one for all
+  CacheRows keys, values;
+  const int64_t* position;   // of the new tokens, one for all rows
+  int64_t capacity, window;  // a token sees so many before it; -1: all
+  float scale;
+  Act act;
+  // What one part hands to the next.
+  void* qkv;       // [rows, (heads + 2 kv_heads) * head_dim]
+  void* attended;  // [rows, heads * head_dim]
+  void* h;         // [rows, hidden]
+  void* gated;     // [rows, ffn]
+  void* out;       // [rows, hidden]
+};
+
+// On the CPU, where threads share each part by outputs or by heads.
+struct Product {  // y = x w^T + bias, rounded; with a residual that is added, rounded again
+  DType dtype;
+  const float* x;  // [rows, in], made by prepare()
+  Weight weight;
+  const void* residual;  // as y, or null
+  void* y;               // [rows, ...], rows y_stride elements apart
+  int64_t y_stride, rows, in;
+};
+
+struct Table {
+  void (*norm)(void* to, const void* x, const void* weight, float eps, DType dtype, int64_t rows, int64_t n);
+  // x as float32 in the order in which products read it.
+  void (*prepare)(float* to, const void* x, DType dtype, int64_t rows, int64_t n);
+  void (*product)(const Product& a, int64_t begin, int64_t end);                               // outputs [begin, end)
+  void (*gate)(void* gate, const void* up, Act act, DType dtype, int64_t begin, int64_t end);  // gate = act(gate) * up
+  // Head norms, rotary embedding, cache and attention of the pairs (row, key head) [begin, end). weights: [capacity]
+  void (*attend)(const Layer& a, float* weights, int64_t begin, int64_t end);
+};
+HOTSWAP_ISA_TABLES(Table)
+
+}  // namespace decode

@@ -1,0 +1,14 @@
+// The same layer on a GPU: decode.h's arguments with pointers to its memory. Five launches on `stream` of the current
+// device, each set up while the one before it runs; errors are thrown.
+#pragma once
+
+#include "kernels/common/gpu/launch.h"
+#include "kernels/decode/decode.h"
+
+namespace decode::cuda {
+
+void layer(const Layer& a, kernels::Stream stream);
+// Whether layer() takes such memory and sizes; the reason where not.
+const char* refuses(const Layer& a);
+
+}  // namespace decode::cuda

@@ -1,0 +1,273 @@
+// A decoder layer's step against float64 ATen: what comes out, what goes into the caches, and what may not be read.
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/neg.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/zeros.h>
+
+#include <limits>
+
+#include "kernels/common/testing/testing.h"
+
+namespace kernels::testing {
+namespace {
+
+constexpr double kEps = 1e-5;
+
+struct Shape {
+  int64_t rows, hidden, heads, kv_heads, head_dim, ffn, position;
+  int64_t window = -1;
+  bool bias = false, head_norms = false;
+  const char* act = "silu";
+  std::string str() const {
+    std::ostringstream text;
+    text << rows << "x" << hidden << ", " << heads << "/" << kv_heads << " heads of " << head_dim << ", ffn " << ffn
+         << ", position " << position << ", window " << window << (bias ? ", bias" : "")
+         << (head_norms ? ", head norms" : "") << ", " << act;
+    return text.str();
+  }
+  int64_t capacity() const { return position + 5; }
+};
+
+// What a GPU takes, odd sizes of it among them, and what only a CPU does.
+std::vector<Shape> shapes() {
+  std::vector<Shape> all = {
+      {.rows = 1,
+       .hidden = 1024,
+       .heads = 16,
+       .kv_heads = 8,
+       .head_dim = 128,
+       .ffn = 3072,
+       .position = 70,
+       .head_norms = true},
+      {.rows = 1, .hidden = 64, .heads = 2, .kv_heads = 1, .head_dim = 64, .ffn = 72, .position = 0},
+      {.rows = 3, .hidden = 72, .heads = 3, .kv_heads = 1, .head_dim = 64, .ffn = 40, .position = 5, .bias = true},
+      {.rows = 2, .hidden = 576, .heads = 9, .kv_heads = 3, .head_dim = 64, .ffn = 1536, .position = 33},
+      {.rows = 8,
+       .hidden = 128,
+       .heads = 8,
+       .kv_heads = 1,
+       .head_dim = 128,
+       .ffn = 200,
+       .position = 600,
+       .act = "gelu_tanh"},
+      {.rows = 9,
+       .hidden = 136,
+       .heads = 4,
+       .kv_heads = 2,
+       .head_dim = 128,
+       .ffn = 208,
+       .position = 33,
+       .window = 7,
+       .bias = true,
+       .head_norms = true},
+      {.rows = 16,
+       .hidden = 256,
+       .heads = 8,
+       .kv_heads = 8,
+       .head_dim = 64,
+       .ffn = 264,
+       .position = 130,
+       .window = 500},
+      {.rows = 16,
+       .hidden = 2048,
+       .heads = 14,
+       .kv_heads = 2,
+       .head_dim = 64,
+       .ffn = 1032,
+       .position = 9,
+       .bias = true},
+  };
+  if (!on_cuda()) {
+    all.push_back({.rows = 2, .hidden = 7, .heads = 3, .kv_heads = 3, .head_dim = 6, .ffn = 5, .position = 4});
+    all.push_back(
+        {.rows = 5, .hidden = 33, .heads = 6, .kv_heads = 2, .head_dim = 10, .ffn = 1, .position = 1, .window = 0});
+  }
+  return all;
+}
+
+// In the op's order.
+struct Layer {
+  Tensor x, input_norm, q, q_bias, k, k_bias, v, v_bias, q_norm, k_norm, cos, sin, k_cache, v_cache, position, o,
+      o_bias, post_norm, gate, gate_bias, up, up_bias, down, down_bias;
+  Shape shape;
+
+  Layer(const Shape& s, at::ScalarType dtype) : shape(s) {
+    const auto make = [&](at::IntArrayRef sizes, double scale) { return random_tensor(sizes, dtype, scale); };
+    const auto weight = [&](int64_t out, int64_t in) { return make({out, in}, 1 / std::sqrt(double(in))); };
+    const auto bias = [&](int64_t out) { return s.bias ? make({out}, 0.5) : Tensor(); };
+    const auto near_one = [&](int64_t size) { return make({size}, 0.2) + 1; };
+    const int64_t queries = s.heads * s.head_dim, keys = s.kv_heads * s.head_dim;
+    x = make({s.rows, 1, s.hidden}, 1), input_norm = near_one(s.hidden), post_norm = near_one(s.hidden);
+    q = weight(queries, s.hidden), k = weight(keys, s.hidden), v = weight(keys, s.hidden),
+    o = weight(s.hidden, queries);
+    gate = weight(s.ffn, s.hidden), up = weight(s.ffn, s.hidden), down = weight(s.hidden, s.ffn);
+    q_bias = bias(queries), k_bias = bias(keys), v_bias = bias(keys), o_bias = bias(s.hidden);
+    gate_bias = bias(s.ffn), up_bias = bias(s.ffn), down_bias = bias(s.hidden);
+    if (s.head_norms) q_norm = near_one(s.head_dim), k_norm = near_one(s.head_dim);
+    const Tensor half = random_tensor({1, 1, s.head_dim / 2}, at::kFloat), angle = at::cat({half, half}, -1);
+    cos = angle.cos().to(dtype), sin = angle.sin().to(dtype);
+    // As the host's cache has it: heads before time in memory. NaN where nothing was written yet.
+    const auto cache = [&] {
+      const Tensor filled = make({s.rows, s.kv_heads, s.position, s.head_dim}, 1);
+      const Tensor empty = at::full({s.rows, s.kv_heads, s.capacity() - s.position, s.head_dim},
+                                    std::numeric_limits<double>::quiet_NaN(), filled.options());
+      return at::cat({filled, empty}, 2).transpose(1, 2);
+    };
+    k_cache = cache(), v_cache = cache();
+    position = at::full({1}, s.position, at::kLong).to(device());
+  }
+  double scale() const { return 1 / std::sqrt(double(shape.head_dim)); }
+  Tensor run() const {
+    const auto optional = [](const Tensor& t) { return t.defined() ? c10::IValue(t) : c10::IValue(); };
+    return package().call("decoder_layer", x, input_norm, q, optional(q_bias), k, optional(k_bias), v, optional(v_bias),
+                          optional(q_norm), optional(k_norm), cos, sin, k_cache, v_cache, position, o, optional(o_bias),
+                          post_norm, gate, optional(gate_bias), up, optional(up_bias), down, optional(down_bias), kEps,
+                          kEps, scale(), shape.window, shape.act)[0];
+  }
+};
+
+struct Reference {
+  Tensor out, k, v;  // k, v: of the new token, [rows, kv_heads, head_dim]
+};
+
+Reference reference(const Layer& in) {
+  const Shape& s = in.shape;
+  const auto wide = [](const Tensor& t) { return t.to(at::kDouble); };
+  const auto norm = [&](const Tensor& x, const Tensor& weight) {
+    return weight.defined() ? x * at::rsqrt(x.pow(2).mean(-1, true) + kEps) * wide(weight) : x;
+  };
+  const auto linear = [&](const Tensor& x, const Tensor& weight, const Tensor& bias) {
+    return at::linear(x, wide(weight), bias.defined() ? std::optional(wide(bias)) : std::nullopt);
+  };
+  const auto rotate = [&](const Tensor& x) {  // [rows, heads, head_dim]
+    const int64_t half = s.head_dim / 2;
+    const Tensor turned = at::cat({at::neg(x.narrow(-1, half, half)), x.narrow(-1, 0, half)}, -1);
+    return x * wide(in.cos) + turned * wide(in.sin);
+  };
+  const auto heads = [&](const Tensor& x) { return x.view({s.rows, -1, s.head_dim}); };
+  const Tensor x = wide(in.x), n = norm(x, in.input_norm);
+  const Tensor q = rotate(norm(heads(linear(n, in.q, in.q_bias)), in.q_norm));
+  const Tensor k = rotate(norm(heads(linear(n, in.k, in.k_bias)), in.k_norm)), v = heads(linear(n, in.v, in.v_bias));
+  const int64_t first = s.window < 0 ? 0 : std::max<int64_t>(0, s.position - s.window);
+  const auto seen = [&](const Tensor& cache, const Tensor& fresh) {  // [rows, heads, keys, head_dim]
+    const Tensor old = wide(cache).narrow(1, first, s.position - first);
+    return at::cat({old, fresh.unsqueeze(1)}, 1).transpose(1, 2).repeat_interleave(s.heads / s.kv_heads, 1);
+  };
+  const Tensor scores = at::matmul(q.unsqueeze(2), seen(in.k_cache, k).transpose(2, 3)) * in.scale();
+  const Tensor attended = at::matmul(at::softmax(scores, -1), seen(in.v_cache, v)).view({s.rows, 1, -1});
+  const Tensor h = x + linear(attended, in.o, in.o_bias), m = norm(h, in.post_norm);
+  const Tensor gate = linear(m, in.gate, in.gate_bias), up = linear(m, in.up, in.up_bias);
+  const Tensor gated = (std::string(s.act) == "silu" ? at::silu(gate) : at::gelu(gate, "tanh")) * up;
+  return {h + linear(gated, in.down, in.down_bias), k, v};
+}
+
+// Of the tensors that a GPU takes.
+std::vector<at::ScalarType> dtypes() {
+  if (on_cuda()) return {at::kBFloat16, at::kHalf};
+  return {at::kFloat, at::kBFloat16, at::kHalf};
+}
+
+// Between x and out some twelve results are rounded, each an error of at most one unit and independent of the others; a
+// key's norm and rotation round three times.
+TEST(DecoderLayer, MatchesFloat64AndFillsTheCaches) {
+  for (const auto dtype : dtypes()) {
+    for (const Shape& shape : shapes()) {
+      const std::string what = shape.str() + " " + c10::toString(dtype);
+      const Layer layer(shape, dtype);
+      const Reference want = reference(layer);
+      const Tensor k_before = layer.k_cache.clone(), v_before = layer.v_cache.clone();
+      const int64_t calls = package().call_count("decoder_layer");
+      const Tensor out = layer.run();
+      EXPECT_EQ(package().call_count("decoder_layer"), calls + 1);
+      EXPECT_EQ(out.scalar_type(), dtype);
+      const double limit = dtype == at::kFloat ? 1e-5 : 3 * tolerance(dtype);
+      expect_close(out, want.out, limit, what);
+      expect_close(layer.k_cache.select(1, shape.position), want.k, limit, what + ", key");
+      expect_close(layer.v_cache.select(1, shape.position), want.v, limit, what + ", value");
+      for (const auto& [cache, before] : {std::pair(layer.k_cache, k_before), {layer.v_cache, v_before}}) {
+        expect_equal(cache.narrow(1, 0, shape.position), before.narrow(1, 0, shape.position), what + ": older tokens");
+        EXPECT_TRUE(cache.narrow(1, shape.position + 1, 4).isnan().all().item<bool>()) << what << ": later ones";
+      }
+    }
+  }
+}
+
+// A row's numbers do not depend on the rows beside it.
+TEST(DecoderLayer, RowsAreIndependent) {
+  Layer all({.rows = 7, .hidden = 128, .heads = 4, .kv_heads = 2, .head_dim = 64, .ffn = 96, .position = 21},
+            at::kBFloat16);
+  Layer one = all;
+  one.shape.rows = 1;
+  one.x = all.x.narrow(0, 4, 1), one.k_cache = all.k_cache.narrow(0, 4, 1).clone();
+  one.v_cache = all.v_cache.narrow(0, 4, 1).clone();
+  // As many heads to a block or not: sums of attention may be split elsewhere.
+  expect_close(one.run(), all.run().narrow(0, 4, 1).to(at::kDouble), 2 * tolerance(at::kBFloat16), "row 4");
+}
+
+TEST(DecoderLayer, TablesOfEachRowAndStridedWeights) {
+  Layer layer({.rows = 3, .hidden = 64, .heads = 2, .kv_heads = 2, .head_dim = 64, .ffn = 48, .position = 3},
+              at::kBFloat16);
+  const Tensor want = layer.run();
+  layer.cos = layer.cos.expand({3, 1, 64}).contiguous(), layer.sin = layer.sin.expand({3, 1, 64}).contiguous();
+  const Tensor both = at::cat({layer.gate, layer.up}, 1);  // [ffn, 2 hidden]
+  layer.gate = both.narrow(1, 0, 64), layer.up = both.narrow(1, 64, 64);
+  expect_equal(layer.run(), want, "the same numbers in other memory");
+}
+
+TEST(DecoderLayer, TheSameBitsEachTime) {
+  for (const Shape& shape : shapes()) {
+    const Layer layer(shape, at::kBFloat16);
+    const Tensor want = layer.run();
+    for (int i = 0; i < 3; ++i) expect_equal(layer.run(), want, shape.str());
+  }
+}
+
+TEST(DecoderLayer, SameBitsWithAnyNumberOfThreads) {
+  const Layer layer({.rows = 2, .hidden = 300, .heads = 5, .kv_heads = 5, .head_dim = 64, .ffn = 704, .position = 90},
+                    at::kBFloat16);
+  if (on_cuda()) GTEST_SKIP() << "a GPU has no threads to choose";
+  expect_same_with_any_threads([&] { return Tensors{layer.run()}; }, "decoder_layer");
+}
+
+TEST(DecoderLayer, NoRows) {
+  const Layer layer({.rows = 0, .hidden = 64, .heads = 2, .kv_heads = 1, .head_dim = 64, .ffn = 8, .position = 2},
+                    at::kBFloat16);
+  EXPECT_EQ(layer.run().sizes(), at::IntArrayRef({0, 1, 64}));
+}
+
+TEST(DecoderLayer, RefusesWhatDoesNotFit) {
+  const Shape shape{.rows = 2, .hidden = 64, .heads = 2, .kv_heads = 1, .head_dim = 64, .ffn = 8, .position = 2};
+  const auto refused = [&](const std::function<void(Layer&)>& change, const std::vector<std::string>& words) {
+    Layer layer(shape, at::kBFloat16);
+    change(layer);
+    expect_refusal([&] { layer.run(); }, words);
+  };
+  refused([](Layer& l) { l.shape.act = "relu"; }, {"silu or gelu_tanh", "relu"});
+  refused([](Layer& l) { l.k = at::zeros({63, 64}, l.k.options()); }, {"the keys' weight [64, 64]", "[63, 64]"});
+  refused([](Layer& l) { l.v_cache = l.v_cache.narrow(0, 0, 1); }, {"v_cache [2, capacity, 1, 64]"});
+  refused([](Layer& l) { l.down = l.down.to(at::kFloat); }, {"down in x's dtype"});
+  refused([](Layer& l) { l.cos = l.cos.narrow(-1, 0, 32).contiguous(); }, {"cos and sin"});
+  refused([](Layer& l) { l.position = at::zeros({2}, l.position.options()); }, {"one int64"});
+  if (!on_cuda()) refused([](Layer& l) { l.position.fill_(7); }, {"a position from 0 to 6", "7"});
+  Layer many({.rows = 17, .hidden = 64, .heads = 2, .kv_heads = 1, .head_dim = 64, .ffn = 8, .position = 2},
+             at::kBFloat16);
+  expect_refusal([&] { many.run(); }, {"at most 16 rows", "17"});
+  if (on_cuda()) {
+    const Layer wide({.rows = 1, .hidden = 64, .heads = 2, .kv_heads = 1, .head_dim = 96, .ffn = 8, .position = 2},
+                     at::kBFloat16);
+    expect_refusal([&] { wide.run(); }, {"heads of 64 or 128"});
+  }
+}
+
+TEST(DecoderLayer, RunsTheAskedIsa) { expect_asked_isa(); }
+TEST(EveryIsa, Passes) { expect_every_isa_passes(); }
+TEST(EveryDevice, Cuda) { expect_cuda_passes(); }
+
+}  // namespace
+}  // namespace kernels::testing

@@ -1,0 +1,32 @@
+"""This package on a GPU: what tests of all packages ask of it (kernels/common/tests/test_cuda.py says what each is)."""
+
+import torch
+
+WIDE = r"few_rows_kernel<.*BFloat16, 8>"
+WIDER = False
+STORES_FEW = True
+SPILLS = {r"few_rows_kernel<.*, 16>": 16}  # two registers, of 64 that leave room for the next launch beside it
+
+
+def cases(ops, random, names):
+    def layer(rows, hidden, heads, kv_heads, dim, ffn, position):
+        x, norm, post_norm = random(rows, 1, hidden), random(hidden), random(hidden)
+        q, k, v = (random(n * dim, hidden) * hidden**-0.5 for n in (heads, kv_heads, kv_heads))
+        o, gate, up = random(hidden, heads * dim) * 0.02, random(ffn, hidden) * 0.03, random(ffn, hidden) * 0.03
+        down, cos, sin = random(hidden, ffn) * 0.02, random(1, 1, dim), random(1, 1, dim)
+        caches = [random(rows, kv_heads, position + 3, dim).transpose(1, 2) for _ in range(2)]
+        at = torch.tensor([position], device="cuda")
+        return lambda: ops.decoder_layer(
+            x, norm, q, None, k, None, v, None, None, None, cos, sin, *caches, at, o, None, post_norm, gate, None, up, None, down,
+            None, 1e-6, 1e-6, dim**-0.5, -1, "silu",
+        )  # fmt: skip
+
+    return {
+        "decoder_layer": layer(1, 1024, 16, 8, 128, 3072, 575),
+        "decoder_layer, 16 rows": layer(16, 1024, 16, 8, 128, 3072, 300),
+        "decoder_layer, 5 rows": layer(5, 576, 9, 3, 64, 1536, 40),
+    }
+
+
+def large(ops, x, random):
+    return {}  # 16 rows at most

@@ -1,0 +1,174 @@
+// The op of the decode package: schema, checks, rows. Nothing here waits for a GPU.
+#include <algorithm>
+#include <vector>
+
+#include "kernels/common/torch/ops.h"
+#include "kernels/decode/decode_cuda.h"
+
+namespace decode {
+namespace {
+
+using kernels::check;
+using kernels::Device;
+using kernels::shape_of;
+using kernels::Tensor;
+using OptTensor = std::optional<Tensor>;
+
+constexpr const char* kOp = "decoder_layer";
+
+const Table& table() {
+  static const Table& chosen = HOTSWAP_CHOOSE_TABLE(decode);
+  return chosen;
+}
+
+// What all tensors of a call have in common, and their checks.
+struct Call {
+  DType dtype;
+  Device device;
+
+  void same(const Tensor& t, const char* name) const {
+    kernels::check_device(t, device, kOp);
+    check(kernels::dtype_of(t, kOp) == dtype, kOp, ": wanted ", name, " in x's dtype; got torch dtype number ",
+          int(t.scalar_type()), "; cast it");
+  }
+  const void* vector(const OptTensor& t, int64_t size, const char* name) const {
+    if (!t) return nullptr;
+    same(*t, name);
+    check(t->dim() == 1 && t->size(0) == size && t->is_contiguous(), kOp, ": wanted ", name, " [", size,
+          "], contiguous; got ", shape_of(*t), "; check the layer's sizes");
+    return t->data_ptr();
+  }
+  Weight weight(const Tensor& t, const OptTensor& bias, int64_t out, int64_t in, const char* name) const {
+    same(t, name);
+    check(t.dim() == 2 && t.size(1) == in && (out == 0 || t.size(0) == out) && (t.stride(1) == 1 || in == 1), kOp,
+          ": wanted ", name, " [", out == 0 ? "out" : std::to_string(out), ", ", in, "], rows without gaps; got ",
+          shape_of(t), "; check the layer's sizes");
+    return {t.data_ptr(), vector(bias, t.size(0), "a bias"), t.size(0), t.stride(0)};
+  }
+  CacheRows cache(const Tensor& t, const Layer& a, const char* name) const {
+    same(t, name);
+    check(t.dim() == 4 && t.size(0) == a.rows && t.size(2) == a.kv_heads && t.size(3) == a.head_dim &&
+              (t.stride(3) == 1 || a.head_dim == 1),
+          kOp, ": wanted ", name, " [", a.rows, ", capacity, ", a.kv_heads, ", ", a.head_dim, "]; got ", shape_of(t),
+          "; use one cache per batch");
+    return {t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
+  }
+};
+
+void run_cpu(const Layer& a) {
+  check(*a.position >= 0 && *a.position < a.capacity, kOp, ": wanted a position from 0 to ", a.capacity - 1, "; got ",
+        *a.position, "; make the cache longer");
+  const int64_t rows = a.rows, queries = a.heads * a.head_dim;
+  const int64_t qkv = a.q.out + a.k.out + a.v.out, ffn = a.gate.out, widest = std::max({a.hidden, queries, ffn});
+  std::vector<float> x(size_t(rows * widest));
+  std::vector<char> room(size_t((rows * (a.hidden + ffn)) * kernels::size_of(a.dtype)));
+  void *normed = room.data(), *ups = room.data() + rows * a.hidden * kernels::size_of(a.dtype);
+  const auto at = [&](void* y, int64_t n) { return static_cast<char*>(y) + n * kernels::size_of(a.dtype); };
+  const auto product = [&](const Weight& w, void* y, int64_t y_stride, int64_t in, const void* residual) {
+    const Product p{a.dtype, x.data(), w, residual, y, y_stride, rows, in};
+    kernels::parallel_rows(w.out, in, [&](int64_t begin, int64_t end) { table().product(p, begin, end); });
+  };
+  const auto prepare = [&](const void* from, int64_t n) { table().prepare(x.data(), from, a.dtype, rows, n); };
+
+  table().norm(normed, a.x, a.input_norm, a.eps, a.dtype, rows, a.hidden);
+  prepare(normed, a.hidden);
+  product(a.q, a.qkv, qkv, a.hidden, nullptr);
+  product(a.k, at(a.qkv, a.q.out), qkv, a.hidden, nullptr);
+  product(a.v, at(a.qkv, a.q.out + a.k.out), qkv, a.hidden, nullptr);
+  kernels::parallel_rows(rows * a.kv_heads, 2 * (*a.position + 1) * a.head_dim, [&](int64_t begin, int64_t end) {
+    std::vector<float> weights(size_t(*a.position + 1));
+    table().attend(a, weights.data(), begin, end);
+  });
+  prepare(a.attended, queries);
+  product(a.o, a.h, a.hidden, queries, a.x);
+  table().norm(normed, a.h, a.post_norm, a.eps, a.dtype, rows, a.hidden);
+  prepare(normed, a.hidden);
+  product(a.gate, a.gated, ffn, a.hidden, nullptr);
+  product(a.up, ups, ffn, a.hidden, nullptr);
+  kernels::parallel_rows(rows * ffn, 1,
+                         [&](int64_t begin, int64_t end) { table().gate(a.gated, ups, a.act, a.dtype, begin, end); });
+  prepare(a.gated, ffn);
+  product(a.down, a.out, a.hidden, ffn, a.h);
+}
+
+Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tensor& q, const OptTensor& q_bias,
+                     const Tensor& k, const OptTensor& k_bias, const Tensor& v, const OptTensor& v_bias,
+                     const OptTensor& q_norm, const OptTensor& k_norm, const Tensor& cos, const Tensor& sin,
+                     const Tensor& k_cache, const Tensor& v_cache, const Tensor& position, const Tensor& o,
+                     const OptTensor& o_bias, const Tensor& post_norm, const Tensor& gate, const OptTensor& gate_bias,
+                     const Tensor& up, const OptTensor& up_bias, const Tensor& down, const OptTensor& down_bias,
+                     double eps, double head_eps, double scale, int64_t window, const std::string& activation) {
+  check(given_x.dim() >= 2 && k_cache.dim() == 4, kOp, ": wanted x [..., hidden] and k_cache [batch, capacity, ",
+        "kv_heads, head_dim]; got ", shape_of(given_x), " and ", shape_of(k_cache));
+  check(activation == "silu" || activation == "gelu_tanh", kOp, ": wanted the activation silu or gelu_tanh; got \"",
+        activation, "\"; run the stock layer");
+  constexpr uintptr_t kVector = 16;  // what a GPU reads at once
+  Tensor x = torch::stable::contiguous(given_x);
+  if (reinterpret_cast<uintptr_t>(x.data_ptr()) % kVector != 0) x = torch::stable::clone(x);
+  const Call call{kernels::dtype_of(x, kOp), kernels::device_of(x)};
+  const int64_t hidden = x.size(x.dim() - 1), rows = hidden > 0 ? x.numel() / hidden : 0;
+  check(rows <= kMostRows, kOp, ": wanted at most ", kMostRows, " rows; got ", rows, "; run the stock layer");
+  Layer a{};
+  a.dtype = call.dtype, a.x = x.data_ptr(), a.rows = rows, a.hidden = hidden;
+  a.eps = float(eps), a.head_eps = float(head_eps), a.scale = float(scale), a.window = window;
+  a.act = activation == "silu" ? Act::kSilu : Act::kGeluTanh;
+  a.kv_heads = k_cache.size(2), a.head_dim = k_cache.size(3), a.capacity = k_cache.size(1);
+  a.input_norm = call.vector(input_norm, hidden, "input_norm");
+  a.post_norm = call.vector(post_norm, hidden, "post_norm");
+  a.q = call.weight(q, q_bias, 0, hidden, "the queries' weight");
+  a.k = call.weight(k, k_bias, a.kv_heads * a.head_dim, hidden, "the keys' weight");
+  a.v = call.weight(v, v_bias, a.kv_heads * a.head_dim, hidden, "the values' weight");
+  a.heads = a.head_dim > 0 ? a.q.out / a.head_dim : 0;
+  check(a.kv_heads > 0 && a.head_dim % 2 == 0 && a.heads * a.head_dim == a.q.out && a.heads % a.kv_heads == 0, kOp,
+        ": wanted query heads as wide as the cache's, ", a.head_dim, ", and a multiple of its ", a.kv_heads,
+        "; got a queries' weight ", shape_of(q), "; check the layer's sizes");
+  a.o = call.weight(o, o_bias, hidden, a.q.out, "the output's weight");
+  a.gate = call.weight(gate, gate_bias, 0, hidden, "gate");
+  a.up = call.weight(up, up_bias, a.gate.out, hidden, "up");
+  a.down = call.weight(down, down_bias, hidden, a.gate.out, "down");
+  a.q_norm = call.vector(q_norm, a.head_dim, "q_norm");
+  a.k_norm = call.vector(k_norm, a.head_dim, "k_norm");
+  call.same(cos, "cos"), call.same(sin, "sin");
+  const int64_t tables = a.head_dim > 0 ? cos.numel() / a.head_dim : 0;
+  check(cos.size(cos.dim() - 1) == a.head_dim && sin.numel() == cos.numel() && (tables == 1 || tables == rows) &&
+            cos.is_contiguous() && sin.is_contiguous(),
+        kOp, ": wanted cos and sin [1 or ", rows, ", ", a.head_dim, "], contiguous; got ", shape_of(cos), " and ",
+        shape_of(sin), "; a rotary embedding of part of a head is not served");
+  a.cos = cos.data_ptr(), a.sin = sin.data_ptr(), a.rope_stride = tables == 1 ? 0 : a.head_dim;
+  a.keys = call.cache(k_cache, a, "k_cache");
+  a.values = call.cache(v_cache, a, "v_cache");
+  check(v_cache.size(1) == a.capacity, kOp, ": wanted caches of one capacity; got ", a.capacity, " and ",
+        v_cache.size(1));
+  kernels::check_device(position, call.device, kOp);
+  check(position.numel() == 1 && position.scalar_type() == kernels::ScalarType::Long, kOp,
+        ": wanted the position as one int64, the same for all rows; got ", shape_of(position));
+  a.position = static_cast<const int64_t*>(position.data_ptr());
+
+  const auto make = [&](int64_t width) { return kernels::empty({rows, width}, call.dtype, call.device); };
+  Tensor qkv = make(a.q.out + a.k.out + a.v.out), attended = make(a.q.out), h = make(hidden), gated = make(a.gate.out);
+  Tensor out = kernels::empty_like(x, call.dtype);
+  a.qkv = qkv.data_ptr(), a.attended = attended.data_ptr(), a.h = h.data_ptr(), a.gated = gated.data_ptr();
+  a.out = out.data_ptr();
+  if (rows == 0) return out;
+  kernels::run_on(
+      call.device,
+      [&](auto stream) {
+        const char* wanted = cuda::refuses(a);
+        check(wanted == nullptr, kOp, ": wanted ", wanted == nullptr ? "" : wanted, "; got x ", shape_of(x), ", ",
+              a.heads, " heads of ", a.head_dim, " over ", a.kv_heads, "; run the stock layer");
+        cuda::layer(a, stream);
+      },
+      [&] { run_cpu(a); });
+  return out;
+}
+
+constexpr std::array kOps{kernels::op<&decoder_layer>(
+    "decoder_layer(Tensor x, Tensor input_norm, Tensor q, Tensor? q_bias, Tensor k, Tensor? k_bias, Tensor v, "
+    "Tensor? v_bias, Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor sin, Tensor(a!) k_cache, Tensor(b!) v_cache, "
+    "Tensor position, Tensor o, Tensor? o_bias, Tensor post_norm, Tensor gate, Tensor? gate_bias, Tensor up, "
+    "Tensor? up_bias, Tensor down, Tensor? down_bias, float eps, float head_eps, float scale, int window, "
+    "str activation) -> Tensor")};
+const kernels::Library<kOps> library;
+
+}  // namespace
+}  // namespace decode

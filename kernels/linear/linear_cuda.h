@@ -1,0 +1,11 @@
+// The same on a GPU, of 16-bit numbers. A launch on `stream` of the current device; errors are thrown.
+#pragma once
+
+#include "kernels/common/gpu/few_rows.h"
+#include "kernels/common/gpu/launch.h"
+
+namespace linear::cuda {
+
+void few_rows(const kernels::gpu::FewRows& a, kernels::Stream stream);  // what fits_few_rows() says yes to
+
+}  // namespace linear::cuda

@@ -1,0 +1,22 @@
+"""This package on a GPU: what tests of all packages ask of it (kernels/common/tests/test_cuda.py says what each is)."""
+
+WIDE = r"few_rows_kernel<.*BFloat16, 8>"
+WIDER = False
+STORES_FEW = True
+SPILLS = {r"few_rows_kernel<.*, 16>": 16}  # two registers, of 64 that leave room for the next launch beside it
+
+
+def cases(ops, random, names):
+    weight, bias = random(4096, 1024), random(4096)
+    one, five, many = random(1, 1024), random(5, 1024), random(16, 1024)
+    dy = random(5, 4096)
+    return {
+        "linear": lambda: ops.linear(one, weight, None),
+        "linear, 5 rows": lambda: ops.linear(five, weight, bias),
+        "linear, 16 rows": lambda: ops.linear(many, weight, bias),
+        "linear_bwd": lambda: ops.linear_bwd(dy, five, weight, True),
+    }
+
+
+def large(ops, x, random):
+    return {}  # more than 16 rows are torch's own product

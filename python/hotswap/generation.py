@@ -1,0 +1,238 @@
+"""generate(): transformers' generate with a loop of ours, for models with a static cache. On a GPU a step, sampling and all, is one
+CUDA graph, and the host looks at a step's tokens while the next one runs. Elsewhere the same loop runs step by step.
+
+    out = hotswap.generate(model, input_ids, max_new_tokens=100)
+    out = model.generate(input_ids, custom_generate=hotswap.captured_generate, cache_implementation="static")
+
+Arguments mean what they mean there; a ValueError says what this loop does not do.
+"""
+
+import contextlib
+
+import torch
+
+from hotswap import decode
+from hotswap.bind import enabled
+
+# Processors that look at nothing but the scores, and never wait: they go into the graph.
+_OF_SCORES = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper",
+              "EpsilonLogitsWarper", "EtaLogitsWarper", "TopHLogitsWarper"}  # fmt: skip
+_PLAIN_STOPS = {"MaxLengthCriteria", "EosTokenCriteria"}
+
+
+def generate(model, input_ids=None, streamer=None, **kwargs):
+    """model.generate() by the loop of this module. `streamer` and all other arguments are its own."""
+    kwargs.setdefault("cache_implementation", "static")
+    if streamer is not None:
+        streamer.put(input_ids.cpu())
+        kwargs["hotswap_streamer"] = streamer
+    return model.generate(input_ids, custom_generate=captured_generate, **kwargs)
+
+
+def _refuse(wanted, got, to_do):
+    raise ValueError(f"hotswap.generate: wanted {wanted}; got {got}; {to_do}")
+
+
+def _check(model, config, cache):
+    if model.config.is_encoder_decoder:
+        _refuse("a decoder", "an encoder and a decoder", "call model.generate")
+    if (config.num_beams or 1) > 1:
+        _refuse("greedy search or sampling", f"num_beams={config.num_beams}", "call model.generate")
+    for name in ("output_attentions", "output_hidden_states", "output_scores", "output_logits", "prefill_chunk_size"):
+        if getattr(config, name, None):
+            _refuse("the ids alone", f"{name}={getattr(config, name)}", "leave it out, or call model.generate")
+    kinds = sorted({type(layer).__name__ for layer in getattr(cache, "layers", [])})
+    if kinds != ["StaticLayer"]:
+        _refuse('cache_implementation="static" and layers that see all keys', f"a cache of {', '.join(kinds) or type(cache).__name__}",
+                "call model.generate")  # fmt: skip
+
+
+class _Step:
+    """The forward of one token of each row, in memory that does not move, and the choice of the next one."""
+
+    def __init__(self, model, inputs, padding, capacity, choose, whole):
+        self.model, self.choose, self.capacity, self.whole = model, choose, capacity, whole
+        self.tokens = inputs["input_ids"].clone()  # [batch, 1]
+        self.positions = inputs["position_ids"].clone() if inputs.get("position_ids") is not None else None
+        self.padding = padding  # [batch, capacity] bool
+        self.cache = inputs["past_key_values"]
+        given = inputs.get("attention_mask")
+        some = next(iter(given.values()), None) if isinstance(given, dict) else given
+        self.kinds = list(given) if isinstance(given, dict) else None
+        self.mask_type = torch.bool if some is None else some.dtype
+        fixed = ("input_ids", "position_ids", "attention_mask")
+        self.rest = {name: value for name, value in inputs.items() if name not in fixed}
+
+    def mask(self):
+        """Of the keys that there are by now and the new one: [batch, 1, 1, capacity], in the form that the model was given."""
+        place = torch.arange(self.capacity, device=self.tokens.device)
+        seen = ((place <= self.cache.layers[0].cumulative_length) & self.padding)[:, None, None, :]
+        if self.mask_type != torch.bool:
+            low = torch.finfo(self.mask_type).min
+            seen = torch.zeros(seen.shape, dtype=self.mask_type, device=seen.device).masked_fill_(~seen, low)
+        return seen if self.kinds is None else dict.fromkeys(self.kinds, seen)
+
+    def __call__(self):
+        """The tokens before become those after; gives the logits where somebody else is to choose."""
+        inputs = dict(self.rest, input_ids=self.tokens, attention_mask=self.mask())
+        if self.positions is not None:
+            inputs["position_ids"] = self.positions
+        logits = self.model(**inputs, return_dict=True).logits[:, -1].float()
+        decode.count(self.cache, self.whole)
+        if self.positions is not None:
+            self.positions.add_(1)
+        if self.choose is not None:
+            self.tokens.copy_(self.choose(None, logits)[:, None])
+        return logits
+
+
+class _Graph:
+    """A step, captured; the first call warms up, on the stream that captures."""
+
+    def __init__(self, step):
+        self.step, self.graph, self.logits = step, None, None
+        self.stream = torch.cuda.Stream()
+
+    def __call__(self):
+        if self.logits is None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                self.logits = self.step()
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return self.logits
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, stream=self.stream):
+                self.logits = self.step()
+        self.graph.replay()
+        return self.logits
+
+
+class _Reader:
+    """Tokens on their way to the host, first in, first out."""
+
+    def __init__(self, device):
+        self.cuda, self.waiting = device.type == "cuda", []
+
+    def push(self, tokens):
+        if not self.cuda:
+            return self.waiting.append((tokens.clone(), None))
+        here = torch.empty(tokens.shape, dtype=tokens.dtype, device="cpu", pin_memory=True).copy_(tokens, non_blocking=True)
+        come = torch.cuda.Event()
+        come.record()
+        self.waiting.append((here, come))
+
+    def pop(self):
+        here, come = self.waiting.pop(0)
+        if come is not None:
+            come.synchronize()
+        return here
+
+
+def _chooser(processors, sample):
+    """ids, float32 scores -> the next tokens, [batch]"""
+
+    def choose(ids, scores):
+        scores = processors(ids, scores)
+        if not sample:
+            return scores.argmax(-1)
+        return torch.multinomial(scores.softmax(-1), 1).squeeze(1)
+
+    return choose
+
+
+@torch.no_grad()
+def captured_generate(model, input_ids, logits_processor, stopping_criteria, generation_config, hotswap_streamer=None, **model_kwargs):
+    """For model.generate(custom_generate=...), which keeps no `streamer` for a callable: give it as hotswap_streamer."""
+    cache = model_kwargs.get("past_key_values")
+    _check(model, generation_config, cache)
+    batch, prompt = input_ids.shape
+    most, cuda = generation_config.max_length, input_ids.device.type == "cuda"
+    choose = _chooser(logits_processor, generation_config.do_sample)
+    # What wants the ids, or stops by anything but length and an end token, is asked by the host at every step.
+    in_graph = all(type(p).__name__ in _OF_SCORES for p in logits_processor)
+    in_graph &= all(type(c).__name__ in _PLAIN_STOPS for c in stopping_criteria)
+
+    inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
+    outputs = model(**inputs, return_dict=True)
+    model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
+    logits = outputs.logits[:, -1].float()
+    tokens = choose(input_ids, logits)
+
+    capacity = cache.layers[0].max_cache_len
+    mask = model_kwargs.get("attention_mask")
+    padding = torch.ones(batch, capacity, dtype=torch.bool, device=input_ids.device)
+    if mask is not None:
+        padding[:, :prompt] = mask[:, :prompt].bool()
+    whole = enabled() and batch <= decode.MOST_ROWS and bool(padding.all())
+    with decode.whole_layers(model) if whole else contextlib.nullcontext(decode.Bound([], {})) as bound:
+        ids = torch.cat([input_ids, tokens[:, None]], 1)
+        step = None
+        if most > prompt + 1:
+            inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
+            step = _Step(model, inputs, padding, capacity, choose if in_graph else None, bound.places)
+        run = _Graph(step) if cuda and step is not None else step
+        loop = _Loop(generation_config, stopping_criteria, hotswap_streamer, input_ids)
+        if in_graph:
+            ids = loop.run_ahead(tokens, run, step, ahead=1 if cuda else 0)
+        else:
+            ids = loop.run_in_turn(tokens, logits, run, step, choose)
+    if generation_config.return_dict_in_generate:
+        from transformers.generation import GenerateDecoderOnlyOutput
+
+        return GenerateDecoderOnlyOutput(sequences=ids, past_key_values=cache)
+    return ids
+
+
+class _Loop:
+    """Who goes on, and what has been said."""
+
+    def __init__(self, config, criteria, streamer, input_ids):
+        self.criteria, self.streamer, self.input_ids = criteria, streamer, input_ids
+        self.most = config.max_length - input_ids.shape[1]
+        eos, pad = config._eos_token_tensor, config._pad_token_tensor
+        self.eos = set() if eos is None else set(eos.flatten().tolist())
+        self.pad = 0 if pad is None else int(pad)
+        self.running, self.said = [True] * input_ids.shape[0], []  # said: [batch] on the host, a step each
+
+    def take(self, tokens):
+        """A step's tokens, those of ended rows as padding; False where all rows have ended."""
+        shown = torch.tensor([t if goes_on else self.pad for t, goes_on in zip(tokens.tolist(), self.running)], device="cpu")
+        self.said.append(shown)
+        self.running = [goes_on and t not in self.eos for t, goes_on in zip(shown.tolist(), self.running)]
+        if self.streamer is not None:
+            self.streamer.put(shown)
+        return any(self.running) and len(self.said) < self.most
+
+    def finish(self):
+        if self.streamer is not None:
+            self.streamer.end()
+        return torch.cat([self.input_ids, torch.stack(self.said, 1).to(self.input_ids.device)], 1)
+
+    def run_ahead(self, tokens, run, step, ahead):
+        """The device chooses; a step is on its way before the tokens of the one before it are looked at."""
+        reader, asked = _Reader(self.input_ids.device), 1
+        reader.push(tokens)
+        if step is not None:
+            step.tokens.copy_(tokens[:, None])
+        while True:
+            while asked < min(len(self.said) + 1 + ahead, self.most):
+                run()
+                reader.push(step.tokens[:, 0])
+                asked += 1
+            if not self.take(reader.pop()):
+                return self.finish()
+
+    def run_in_turn(self, tokens, logits, run, step, choose):
+        """The host asks the processors and criteria after every step."""
+        ids = self.input_ids
+        while True:
+            goes_on = self.take(tokens.cpu())
+            ids = torch.cat([ids, self.said[-1].to(ids.device)[:, None]], 1)
+            stopped = self.criteria(ids, logits)
+            self.running = [a and not b for a, b in zip(self.running, stopped.tolist())]
+            if not goes_on or not any(self.running):
+                return self.finish()
+            step.tokens.copy_(ids[:, -1:])
+            logits = run()
+            tokens = choose(ids, logits)

@@ -1,0 +1,168 @@
+"""generate() says what transformers' own says: greedy and sampled, padded, with processors, criteria, ends and streamers."""
+
+import pytest
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+import hotswap
+import tiny
+from hotswap import decode, generation
+from hotswap.packages import package
+
+WHOLE = ["llama", "qwen2", "qwen3", "granite"]  # families whose layers are the op's
+PARTS = ["gemma", "scaled", "olmo2"]  # static caches, and layers that compute something else
+ON_GPU = torch.get_default_device().type == "cuda"
+PROMPT = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+OPTIONS = dict(max_new_tokens=12, eos_token_id=None, pad_token_id=0, do_sample=False)
+
+
+def model_of(name):
+    torch.manual_seed(0)
+    if name == "scaled":  # the same class as one whose layers are the op's
+        return tiny.model("granite", residual_multiplier=0.3).eval()
+    return tiny.model(name).eval()
+
+
+def stock(model, ids, **options):
+    return model.generate(ids, cache_implementation="static", disable_compile=True, **{**OPTIONS, **options})
+
+
+def calls():
+    return package("decode").calls("decoder_layer")
+
+
+@pytest.mark.parametrize("name", WHOLE + PARTS)
+def test_greedy_says_what_transformers_says(name):
+    model = model_of(name)
+    want, before = stock(model, PROMPT), calls()
+    got = hotswap.generate(model, PROMPT, **OPTIONS)
+    assert torch.equal(got, want)
+    layers = model.config.num_hidden_layers
+    # of 12 tokens the first is the prompt's; one more step asks each layer's class
+    steps = calls() - before
+    if name in WHOLE and not ON_GPU:  # there the op is for 16-bit numbers and wider heads: test_whole_layers_on_a_gpu
+        assert 11 * layers <= steps <= 11 * layers + len(decode._ACTIVATIONS)
+    else:
+        assert steps <= len(decode._ACTIVATIONS)
+    assert all("forward" not in layer.__dict__ for layer in decode.layers_of(model)), "nothing stays bound"
+
+
+@pytest.mark.skipif(not ON_GPU, reason="HOTSWAP_TEST_DEVICE=cuda")
+@pytest.mark.parametrize("options", [{}, dict(do_sample=True, top_k=20), dict(repetition_penalty=1.2)])
+def test_whole_layers_on_a_gpu(monkeypatch, options):
+    """What is captured says what the same step says uncaptured, by the same kernels: bit for bit."""
+    model = tiny.model("qwen3", head_dim=64, hidden_size=64).to(torch.bfloat16).eval()
+    said = []
+    for captured in (True, False, True):
+        if not captured:
+            monkeypatch.setattr(generation, "_Graph", lambda step: step)
+        torch.manual_seed(5)
+        before = calls()
+        said.append(hotswap.generate(model, PROMPT, **{**OPTIONS, **options}))
+        assert calls() > before
+        monkeypatch.undo()
+    assert torch.equal(said[0], said[1]) and torch.equal(said[0], said[2])
+    want = stock(model, PROMPT[:, :3], max_new_tokens=1)  # the prefill is transformers' own
+    assert torch.equal(hotswap.generate(model, PROMPT[:, :3], **{**OPTIONS, "max_new_tokens": 1}), want)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_layers_that_compute_something_else_say_so(name):
+    model = model_of(name)
+    with decode.whole_layers(model) as bound:
+        assert not bound.places and sum(map(len, bound.why.values())) == model.config.num_hidden_layers
+        assert all("forward" not in layer.__dict__ for layer in decode.layers_of(model))
+
+
+@pytest.mark.parametrize("options", [
+    dict(top_k=0), dict(temperature=0.7, top_k=20, top_p=0.9), dict(min_p=0.05, top_k=0), dict(repetition_penalty=1.3),
+    dict(no_repeat_ngram_size=2, temperature=2.0),
+])  # fmt: skip
+def test_samples_are_those_of_transformers(options):
+    model = model_of("qwen3")
+    torch.manual_seed(3)
+    want = stock(model, PROMPT, **{"do_sample": True, **options})
+    torch.manual_seed(3)
+    assert torch.equal(hotswap.generate(model, PROMPT, **{**OPTIONS, "do_sample": True, **options}), want)
+
+
+def test_padded_rows():
+    model = model_of("llama")
+    ids, mask = PROMPT.clone(), torch.ones_like(PROMPT)
+    ids[1, :2], mask[1, :2] = 0, 0
+    assert torch.equal(hotswap.generate(model, ids, attention_mask=mask, **OPTIONS), stock(model, ids, attention_mask=mask))
+
+
+def test_rows_end_at_their_own_end_token():
+    model = model_of("llama")
+    free = stock(model, PROMPT)
+    options = dict(eos_token_id=[int(free[0, 6]), int(free[1, 9])], pad_token_id=33)
+    want = stock(model, PROMPT, **options)
+    assert torch.equal(hotswap.generate(model, PROMPT, **{**OPTIONS, **options}), want)
+    one = dict(eos_token_id=int(free[0, 6]))
+    assert torch.equal(hotswap.generate(model, PROMPT[:1], **{**OPTIONS, **one}), stock(model, PROMPT[:1], **one))
+
+
+class _Fifth(StoppingCriteria):
+    def __call__(self, ids, scores, **kwargs):
+        return torch.full((ids.shape[0],), ids.shape[1] >= 9, dtype=torch.bool, device=ids.device)
+
+
+def test_criteria_are_asked_at_every_step():
+    model = model_of("llama")
+    criteria = StoppingCriteriaList([_Fifth()])
+    got = hotswap.generate(model, PROMPT, stopping_criteria=criteria, **OPTIONS)
+    assert torch.equal(got, stock(model, PROMPT)[:, :9])
+
+
+class _Kept:
+    def __init__(self):
+        self.got, self.ended = [], 0
+
+    def put(self, value):
+        self.got += value.flatten().tolist()
+
+    def end(self):
+        self.ended += 1
+
+
+@pytest.mark.parametrize("options", [{}, dict(repetition_penalty=1.5)])
+def test_a_streamer_gets_the_prompt_and_every_token(options):
+    model, streamer = model_of("llama"), _Kept()
+    got = hotswap.generate(model, PROMPT[:1], streamer=streamer, **{**OPTIONS, **options})
+    assert streamer.got == got[0].tolist() and streamer.ended == 1
+
+
+def test_by_the_name_of_custom_generate():
+    model = model_of("qwen3")
+    options = {**OPTIONS, "return_dict_in_generate": True}
+    got = model.generate(PROMPT, custom_generate=hotswap.captured_generate, cache_implementation="static", **options)
+    assert torch.equal(got.sequences, stock(model, PROMPT))
+
+
+def test_one_token_and_two():
+    model = model_of("llama")
+    for count in (1, 2):
+        assert torch.equal(hotswap.generate(model, PROMPT, **{**OPTIONS, "max_new_tokens": count}), stock(model, PROMPT)[:, : 4 + count])
+
+
+def test_more_rows_than_the_op_takes():
+    model, ids = model_of("llama"), torch.arange(17)[:, None] + torch.arange(1, 4)
+    before = calls()
+    assert torch.equal(hotswap.generate(model, ids, **OPTIONS), stock(model, ids))
+    assert calls() == before
+
+
+@pytest.mark.parametrize("options, words", [
+    (dict(num_beams=2), "num_beams=2"),
+    (dict(cache_implementation="dynamic"), "a cache of"),
+    (dict(output_scores=True, return_dict_in_generate=True), "output_scores"),
+])  # fmt: skip
+def test_what_it_does_not_do_it_says(options, words):
+    with pytest.raises(ValueError, match=words):
+        hotswap.generate(model_of("llama"), PROMPT, **{**OPTIONS, **options})
+
+
+def test_layers_with_a_window_are_refused():
+    with pytest.raises(ValueError, match="StaticSlidingWindowLayer"):
+        hotswap.generate(model_of("mistral"), PROMPT, **OPTIONS)
