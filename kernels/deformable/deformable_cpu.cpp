@@ -80,6 +80,25 @@ HOTSWAP_INLINE Row row_of(const Problem& p, int64_t r) {
   return {n, m, q, (n * p.queries + q) * p.heads + m};
 }
 
+// An image's and head's part of value: where it lies, or copied together.
+template <class T>
+struct Plane {
+  const T* data;
+  int64_t stride;  // between rows
+};
+template <class T>
+HOTSWAP_INLINE Plane<T> plane_of(const Problem& p, const Row& row, T* copy, int64_t* held) {
+  const T* data = static_cast<const T*>(p.value) + row.n * p.batch_stride + row.m * p.head_stride;
+  if (copy == nullptr) return {data, p.row_stride};
+  const int64_t wanted = row.n * p.heads + row.m;
+  if (*held != wanted) {
+    for (int64_t r = 0; r < p.rows; ++r)
+      __builtin_memcpy(copy + r * p.channels, data + r * p.row_stride, sizeof(T) * size_t(p.channels));
+    *held = wanted;
+  }
+  return {copy, p.channels};
+}
+
 // ---- forward
 
 // What the samples give to N vectors of channels, the last of them `count` numbers wide.
@@ -113,10 +132,9 @@ HOTSWAP_INLINE void add_samples(const T* value, int64_t stride, const Samples<ty
 }
 
 template <class T>
-static void forward_row(const Forward& a, const Row& row, Samples<typename Wide<T>::S>& s) {
+static void forward_row(const Forward& a, const Row& row, const Plane<T>& value, Samples<typename Wide<T>::S>& s) {
   using V = typename Wide<T>::V;
   const Problem& p = a.of;
-  const T* value = static_cast<const T*>(p.value) + row.n * p.batch_stride + row.m * p.head_stride;
   T* out = static_cast<T*>(a.out) + row.index * p.channels;
   const bool one_table = p.samples <= kChunk;
   if (one_table) find(p, row.index, 0, int(p.samples), s);
@@ -125,7 +143,7 @@ static void forward_row(const Forward& a, const Row& row, Samples<typename Wide<
     for (int64_t begin = 0; begin < p.samples; begin += kChunk) {
       const int n = int(p.samples - begin < kChunk ? p.samples - begin : kChunk);
       if (!one_table) find(p, row.index, begin, n, s);
-      add_samples<T, N>(value + c, p.row_stride, s, n, count, sums);
+      add_samples<T, N>(value.data + c, value.stride, s, n, count, sums);
     }
     for (int i = 0; i < N; ++i) store(out + c + i * kVector<T>, sums[i], count);
   };
@@ -147,20 +165,24 @@ HOTSWAP_INLINE void with_samples(const Problem& p, Fn fn) {
   });
 }
 
-static void forward(const Forward& a, int64_t begin, int64_t end) {
+static void forward(const Forward& a, void* copy, int64_t begin, int64_t end) {
+  int64_t held = -1;
   with_samples(a.of, [&]<typename T>(auto& s) {
-    for (int64_t r = begin; r < end; ++r) forward_row<T>(a, row_of(a.of, r), s);
+    for (int64_t r = begin; r < end; ++r) {
+      const Row row = row_of(a.of, r);
+      forward_row<T>(a, row, plane_of(a.of, row, static_cast<T*>(copy), &held), s);
+    }
   });
 }
 
 // ---- backward: gradients of locations and weights
 
 template <class T>
-static void backward_samples_row(const Backward& a, const Row& row, Samples<typename Wide<T>::S>& s) {
+static void backward_samples_row(const Backward& a, const Row& row, const Plane<T>& value,
+                                 Samples<typename Wide<T>::S>& s) {
   using S = typename Wide<T>::S;
   using V = typename Wide<T>::V;
   const Problem& p = a.of;
-  const T* value = static_cast<const T*>(p.value) + row.n * p.batch_stride + row.m * p.head_stride;
   const T* dout = static_cast<const T*>(a.dout) + row.index * p.channels;
   S dots[4][kChunk], dxy[2 * kChunk], da[kChunk];
   for (int64_t begin = 0; begin < p.samples; begin += kChunk) {
@@ -175,15 +197,17 @@ static void backward_samples_row(const Backward& a, const Row& row, Samples<type
       const int32_t x[2] = {s.x0[j] < 0 ? 0 : s.x0[j], s.x0[j] < last_x ? s.x0[j] + 1 : last_x};
       const int32_t y[2] = {s.y0[j] < 0 ? 0 : s.y0[j], s.y0[j] < last_y ? s.y0[j] + 1 : last_y};
       for (int k = 0; k < 4; ++k) {
-        v[k] = value + (s.level.start[j] + int64_t{y[k / 2]} * s.level.step[j] + x[k % 2]) * p.row_stride;
+        v[k] = value.data + (s.level.start[j] + int64_t{y[k / 2]} * s.level.step[j] + x[k % 2]) * value.stride;
       }
       V sums[4] = {};
       vectors<T>(p.channels, [&](int64_t c, auto count) HOTSWAP_LAMBDA {
         const V g = load(dout + c, count);
         for (int k = 0; k < 4; ++k) sums[k] += g * load(v[k] + c, count);
       });
+      S each[4];
+      sum_each(sums, each);
       for (int k = 0; k < 4; ++k) {
-        if (s.where[j] == kInside || corner_inside(s, j, k)) dots[k][j] = sum(sums[k]);
+        if (s.where[j] == kInside || corner_inside(s, j, k)) dots[k][j] = each[k];
       }
     }
     for (int j = 0; j < n; ++j) {
@@ -200,25 +224,40 @@ static void backward_samples_row(const Backward& a, const Row& row, Samples<type
   }
 }
 
-static void backward_samples(const Backward& a, int64_t begin, int64_t end) {
+static void backward_samples(const Backward& a, void* copy, int64_t begin, int64_t end) {
+  int64_t held = -1;
   with_samples(a.of, [&]<typename T>(auto& s) {
-    for (int64_t r = begin; r < end; ++r) backward_samples_row<T>(a, row_of(a.of, r), s);
+    for (int64_t r = begin; r < end; ++r) {
+      const Row row = row_of(a.of, r);
+      backward_samples_row<T>(a, row, plane_of(a.of, row, static_cast<T*>(copy), &held), s);
+    }
   });
 }
 
 // ---- backward: the gradient of value
 
-// to[0, width) += weight * g[0, width)
+// What a query's gradient adds to corners' rows of `width` channels; where that is all of a plane, from registers.
 template <class T, class S>
-HOTSWAP_INLINE void add_row(S* to, S weight, const S* g, int64_t width) {
+HOTSWAP_INLINE void add_rows(S* scratch, const Samples<S>& s, int n, const S* g, int64_t width) {
   using V = typename Wide<T>::V;
-  const V w = V{} + weight;
-  const auto add = [&](int64_t c, auto count)
-                       HOTSWAP_LAMBDA { store(to + c, load(to + c, count) + w * load(g + c, count), count); };
-  if (width == kPlaneChannels) {
-    for (int64_t c = 0; c < kPlaneChannels; c += kVector<T>) add(c, All{});
-  } else {
-    vectors<T>(width, add);
+  constexpr int kStep = kVector<T>, kWhole = int(kPlaneChannels) / kStep;
+  V held[kWhole] = {};
+  const bool whole = width == kPlaneChannels;
+  for (int i = 0; i < kWhole && whole; ++i) held[i] = load(g + i * kStep, All{});
+  for (int j = 0; j < n; ++j) {
+    if (s.where[j] == kNowhere) continue;
+    for (int k = 0; k < 4; ++k) {
+      if (s.where[j] != kInside && !corner_inside(s, j, k)) continue;
+      S* to = scratch + corner_row(s, j, k) * kPlaneChannels;
+      const V weight = V{} + s.weight[k][j];
+      if (whole) {
+        for (int i = 0; i < kWhole; ++i) store(to + i * kStep, load(to + i * kStep, All{}) + weight * held[i], All{});
+      } else {
+        vectors<T>(width, [&](int64_t c, auto count) HOTSWAP_LAMBDA {
+          store(to + c, load(to + c, count) + weight * load(g + c, count), count);
+        });
+      }
+    }
   }
 }
 
@@ -239,13 +278,7 @@ static void backward_plane(const Backward& a, typename Wide<T>::S* scratch, int6
     for (int64_t begin = 0; begin < p.samples; begin += kChunk) {
       const int count = int(p.samples - begin < kChunk ? p.samples - begin : kChunk);
       find(p, index, begin, count, s);
-      for (int j = 0; j < count; ++j) {
-        if (s.where[j] == kNowhere) continue;
-        for (int k = 0; k < 4; ++k) {
-          if (s.where[j] == kInside || corner_inside(s, j, k))
-            add_row<T>(scratch + corner_row(s, j, k) * kPlaneChannels, s.weight[k][j], g, width);
-        }
-      }
+      add_rows<T>(scratch, s, count, g, width);
     }
   }
   T* dvalue = static_cast<T*>(a.dvalue) + (n * p.rows * p.heads + m) * p.channels + first;
