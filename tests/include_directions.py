@@ -45,6 +45,7 @@ FOLDERS = {
         "bind": set(),
         "package": {"bind"},
         "foreign": {"bind", "package"},
+        "testdata": set(),  # libraries of their own
         ".": {"bind", "package", "foreign"},
     },
     "hotswap/models": {

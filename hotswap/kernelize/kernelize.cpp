@@ -219,9 +219,11 @@ class Planner {
     return what_lacks(has, site.slot->needs());
   }
 
-  static std::string what_lacks(const Capabilities& has, const SlotNeeds& needs) {
+  std::string what_lacks(const Capabilities& has, const SlotNeeds& needs) const {
     for (const auto& feature : needs.features) {
-      if (!has.features.contains(feature)) {
+      if (has.inference_features.contains(feature)) {
+        if (mode_.has(Mode::TRAINING)) return cat("has no gradient of ", feature);
+      } else if (!has.features.contains(feature)) {
         return has.features.empty() ? cat("has no ", feature) : cat("has no ", feature, ", only ", join(has.features));
       }
     }

@@ -7,6 +7,7 @@
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/amax.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/dropout.h>
@@ -106,6 +107,7 @@ Tensor stock::eager(const Tensor& q, const Tensor& k, const Tensor& v, const Att
   if (o.sinks.defined()) {
     const Tensor sinks = o.sinks.to(scores.scalar_type()).view({1, -1, 1, 1});
     scores = at::cat({scores, sinks.expand({scores.size(0), -1, time, 1})}, -1);
+    scores = at::sub(scores, at::amax(scores, {-1}, /*keepdim=*/true));  // rounded, as in transformers
   }
   Tensor weights = at::softmax(scores, -1, at::kFloat).to(q.scalar_type());
   if (o.sinks.defined()) weights = weights.narrow(-1, 0, kv_time);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -38,11 +39,21 @@ struct SequenceInfo {
   Tensor positions = {};
 };
 
+// Each of several sequences in one row counts from 0. [time] int64
+Tensor packed_places(const Tensor& cu_seqlens, int64_t time);
+
 // The tokens of a padded batch that are none of padding, one behind the other.
 struct RealTokens {
   Tensor index;       // [tokens] int64, into [batch * time]
   Tensor cu_seqlens;  // [batch + 1] int32
   int64_t max_seqlen;
+};
+
+// Rows of keys of a fixed size that begin with padding, as sequences one behind the other: of queries all, of keys
+// those between a row's padding and what it does not hold yet.
+struct PaddedRows {
+  Tensor cu_seqlens_q, cu_seqlens_k;  // [batch + 1] int32
+  Tensor used_k;                      // [batch] int32: keys from each cu_seqlens_k on
 };
 
 // What is masked, made once per forward at the model's entrance. It describes; a mask as a tensor is made for stock
@@ -61,10 +72,16 @@ class AttentionMetadata {
   Tensor bias(int64_t time, const Tensor& k, const AttentionOptions& options) const;  // [1 or batch, 1, time, kv_time]
   Tensor distance(int64_t time, const Tensor& k) const;  // a key's place less a query's: [time, kv_time] int64
 
+  Tensor places(int64_t time, at::Device device) const;  // of the queries, from the beginning of their sequence: [time]
+
   // For kernels, which get no mask. The real ones of the last `time` tokens; the first call waits for the device.
   const RealTokens& real_tokens(int64_t time) const;
   // Of keys of a fixed size: how many tokens a row holds, the queries included. [batch] int32 on the device
   const Tensor& seen(int64_t batch) const;
+  // The same of rows with padding, of so many queries and keys each. Padding stands at their beginning: looking costs
+  // nothing on a CPU alone, and there other padding is an Error.
+  const PaddedRows& padded_rows(int64_t time, int64_t kv_time) const;
+  size_t masks() const { return made_.size(); }  // tensors that `visible` and `bias` have made so far
 
  private:
   using Key = std::tuple<bool, int64_t, int64_t, bool, int64_t, int64_t, int64_t>;
@@ -74,6 +91,7 @@ class AttentionMetadata {
   mutable std::vector<std::pair<Key, Tensor>> made_;  // few: as many as there are kinds of layers
   mutable std::map<int64_t, RealTokens> real_;        // by time
   mutable Tensor seen_;
+  mutable std::optional<PaddedRows> padded_rows_;
 };
 
 // attention/1. q: [batch, time, heads, head_dim], k, v: [batch, kv_time, kv_heads, head_dim], any strides but the last,

@@ -10,6 +10,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ge.h>
 #include <ATen/ops/le.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/sub.h>
 #include <ATen/ops/where.h>
@@ -17,6 +18,7 @@
 
 #include <limits>
 
+#include "hotswap/base/error.h"
 #include "hotswap/layers/attention.h"
 
 namespace hotswap {
@@ -131,6 +133,40 @@ const Tensor& AttentionMetadata::seen(int64_t batch) const {
     seen_ = at::add(places.narrow(0, places.size(0) - 1, 1), 1).to(at::kInt).expand({batch}).contiguous();
   }
   return seen_;
+}
+
+const PaddedRows& AttentionMetadata::padded_rows(int64_t time, int64_t kv_time) const {
+  if (padded_rows_) return *padded_rows_;
+  const Tensor& padding = sequence_.padding;  // [batch, tokens]
+  const int64_t batch = padding.size(0), tokens = padding.size(1);
+  if (padding.is_cpu() && tokens > 1 &&
+      at::bitwise_and(padding.narrow(1, 0, tokens - 1), at::eq(padding.narrow(1, 1, tokens - 1), 0))
+          .any()
+          .item<bool>()) {
+    throw Error({.wanted = "padding at the beginning of rows, where keys are of a fixed size",
+                 .got = "an attention_mask with zeros behind ones",
+                 .next = "pad on the left, take a dynamic cache, or set attn_implementation to sdpa"});
+  }
+  const Tensor first = at::eq(padding, 0).sum(1);  // [batch] int64
+  const Tensor rows = at::arange(batch + 1, first.options());
+  const Tensor begins = at::add(at::mul(rows, kv_time), at::constant_pad_nd(first, {0, 1}));
+  padded_rows_ = {.cu_seqlens_q = at::mul(rows, time).to(at::kInt),
+                  .cu_seqlens_k = begins.to(at::kInt),
+                  .used_k = at::sub(seen(batch), first).clamp_min(0).to(at::kInt)};
+  return *padded_rows_;
+}
+
+Tensor packed_places(const Tensor& cu_seqlens, int64_t time) {
+  const Tensor starts = cu_seqlens.to(at::kLong);
+  const Tensor tokens = range(0, time, cu_seqlens.device());
+  const Tensor sequence = at::bucketize(tokens, starts.narrow(0, 1, starts.size(0) - 1), /*out_int32=*/false, true);
+  return at::sub(tokens, starts.index_select(0, sequence));
+}
+
+Tensor AttentionMetadata::places(int64_t time, at::Device device) const {
+  if (sequence_.positions.defined()) return sequence_.positions;
+  if (sequence_.cu_seqlens.defined()) return packed_places(sequence_.cu_seqlens, time);
+  return range(sequence_.start, sequence_.start + time, device);
 }
 
 Tensor AttentionMetadata::distance(int64_t time, const Tensor& k) const {

@@ -9,8 +9,12 @@ namespace hotswap {
 
 struct ForwardContext {
   RotaryTables rope;
+  RotaryTables sliding_rope = {};  // of sliding layers, where they have their own
   AttentionMetadata attention;
-  Cache* cache = nullptr;  // null: none
+  Cache* cache = nullptr;                        // null: none
+  std::vector<Tensor>* router_logits = nullptr;  // where mixtures of experts leave theirs, in order; null: nowhere
+
+  const RotaryTables& rope_of(bool slides) const { return slides && sliding_rope.cos.defined() ? sliding_rope : rope; }
 };
 
 }  // namespace hotswap

@@ -88,7 +88,9 @@ Tensor CausalLMLoss::from_logits(const Tensor& logits, const LossArguments& a) c
 }
 
 Tensor CausalLMLoss::from_hidden(const Tensor& hidden, const Tensor& weight, const LossArguments& a) const {
-  return divided(linear_(hidden.reshape({-1, hidden.size(-1)}), weight, std::nullopt, shifted(a), options_of(a)), a);
+  CrossEntropyOptions options = options_of(a);
+  options.softcap = a.softcap;
+  return divided(linear_(hidden.reshape({-1, hidden.size(-1)}), weight, std::nullopt, shifted(a), options), a);
 }
 
 }  // namespace hotswap

@@ -38,6 +38,7 @@ struct LossArguments {
   const Tensor& labels;                        // [batch, time] int64, -100 where a token does not count
   std::optional<double> items = std::nullopt;  // divide the sum by this instead of by the labels that count
   int64_t ignore_index = -100;
+  double softcap = 0;  // of from_hidden's logits; those that are given have had theirs
 };
 
 // Label i + 1 is what position i must predict; the last position predicts nothing.

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "hotswap/layers/activation.h"
+#include "hotswap/layers/forward_context.h"
 #include "hotswap/layers/linear.h"
 
 namespace hotswap {
@@ -17,12 +18,19 @@ struct GatedMLPOptions {
   bool bias = false;
 };
 
+// What a block does to each token for itself: one gated MLP, or a mixture of experts.
+class FeedForward : public Module {
+ public:
+  virtual Tensor forward(const Tensor& x, const ForwardContext& context) const = 0;  // [batch, time, dim] -> the same
+};
+
 // With SiLU its slot is SwiGLUMLP, with tanh-GELU GeGLUMLP; other activations have no fused form. An empty slot
 // multiplies and goes through the activation's own slot.
-class GatedMLP : public Module {
+class GatedMLP : public FeedForward {
  public:
   explicit GatedMLP(const GatedMLPOptions& options);
   Tensor forward(const Tensor& x) const;  // [..., dim] -> [..., dim]
+  Tensor forward(const Tensor& x, const ForwardContext&) const override { return forward(x); }
   Linear gate_proj, up_proj, down_proj;
   Activation act_fn;
 

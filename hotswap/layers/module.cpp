@@ -71,9 +71,10 @@ void Module::requires_grad(bool on) {
 }
 
 void Module::to(at::ScalarType dtype, at::Device device) {
-  each_tensor([&](const std::string&, Tensor& tensor) {
+  each_owned([&](const std::string&, Owned& owned) {
+    Tensor& tensor = *owned.tensor;
     const bool wants_grad = tensor.requires_grad();
-    const at::ScalarType wanted = tensor.is_floating_point() ? dtype : tensor.scalar_type();
+    const at::ScalarType wanted = owned.is_buffer ? tensor.scalar_type() : dtype;
     tensor = tensor.detach().to(at::TensorOptions().dtype(wanted).device(device));
     tensor.set_requires_grad(wants_grad);
   });

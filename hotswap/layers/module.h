@@ -57,7 +57,7 @@ class Module {
 
   std::vector<Tensor> parameters();
   void requires_grad(bool on);
-  // Replaces every tensor, buffers of integers in their own type; gradients are dropped.
+  // Replaces every tensor, buffers in their own type; gradients are dropped.
   void to(at::ScalarType dtype, at::Device device);
   // Sets the mode of this module and all below it, then calls on_mode_change() of this one.
   void train(bool on = true);

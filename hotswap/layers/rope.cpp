@@ -68,9 +68,8 @@ RopeFrequencies llama3(const RopeParameters& r, std::optional<int64_t> length) {
 
 double yarn_scaling(const RopeParameters& r) {
   if (r.attention_factor) return *r.attention_factor;
-  const auto get = [&](double mscale) { return r.factor <= 1 ? 1.0 : 0.1 * mscale * std::log(r.factor) + 1.0; };
-  if (r.mscale != 0 && r.mscale_all_dim != 0) return get(r.mscale) / get(r.mscale_all_dim);
-  return get(1);
+  if (r.mscale == 0 || r.mscale_all_dim == 0) return yarn_mscale(r.factor, 1);
+  return yarn_mscale(r.factor, r.mscale) / yarn_mscale(r.factor, r.mscale_all_dim);
 }
 
 RopeFrequencies yarn(const RopeParameters& r, std::optional<int64_t>) {
@@ -112,6 +111,8 @@ constexpr RopeRow kRows[] = {{"default", plain}, {"linear", linear}, {"dynamic",
                              {"llama3", llama3}, {"yarn", yarn},     {"longrope", longrope}};
 
 }  // namespace
+
+double yarn_mscale(double factor, double mscale) { return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0; }
 
 const std::vector<std::string>& rope_types() {
   static const std::vector<std::string> types = [] {

@@ -35,6 +35,9 @@ struct RopeFrequencies {
   double attention_scaling;  // cos and sin are multiplied by it
 };
 
+// How much yarn raises the scores of a context that was stretched by `factor`; DeepSeek's own scale has its square.
+double yarn_mscale(double factor, double mscale);
+
 // `length`: the sequence that must be reached, which dynamic and longrope depend on; none at load time.
 RopeFrequencies rope_frequencies(const RopeParameters& rope, std::optional<int64_t> length = {});
 

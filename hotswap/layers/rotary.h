@@ -45,12 +45,15 @@ class RotaryEmbedding {
 // The slot rotary_pos_emb; one in every attention layer.
 class RotaryPosEmb : public Module {
  public:
+  // interleaved: what turns together stands side by side, else half of the turned part apart.
+  explicit RotaryPosEmb(bool interleaved = false) : interleaved_(interleaved) {}
   // q: [batch, heads, time, head_dim], k: [batch, kv_heads, time, head_dim]
   std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const RotaryTables& tables) const {
-    return forward_(q, k, tables.cos, tables.sin, tables.cos.size(-1), /*interleaved=*/false);
+    return forward_(q, k, tables.cos, tables.sin, tables.cos.size(-1), interleaved_);
   }
 
  private:
+  bool interleaved_;
   Slot<RotaryForward> forward_{this, "rotary_pos_emb", "rotary/1", stock::rotary};
 };
 

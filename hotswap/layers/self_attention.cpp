@@ -1,5 +1,14 @@
 #include "hotswap/layers/self_attention.h"
 
+#include <ATen/ops/add.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/floor.h>
+#include <ATen/ops/log1p.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/rsqrt.h>
+
 #include <cmath>
 
 namespace hotswap {
@@ -20,6 +29,20 @@ SlotNeeds needs_of(const SelfAttentionOptions& o) {
   return needs;
 }
 
+// x / its root mean square, over each head.
+Tensor of_one_length(const Tensor& x, double eps) {
+  const Tensor wide = x.to(at::kFloat);
+  return at::mul(wide, at::rsqrt(at::add(at::mean(at::pow(wide, 2), {-1}, /*keepdim=*/true), eps))).to(x.scalar_type());
+}
+
+// By the places in a row, or in its sequence where several are packed into one; padding counts.  [1, time, 1, 1]
+// float32
+Tensor factors(const AttentionMetadata& metadata, const Tensor& q, const Temperature& t) {
+  const Tensor places = metadata.places(q.size(1), q.device()).to(at::kFloat);
+  const Tensor steps = at::floor(at::div(at::add(places, 1), t.floor));
+  return at::add(at::mul(at::log1p(steps), t.scale), 1).view({1, -1, 1, 1});
+}
+
 }  // namespace
 
 SelfAttention::SelfAttention(const SelfAttentionOptions& o)
@@ -28,6 +51,7 @@ SelfAttention::SelfAttention(const SelfAttentionOptions& o)
       k_proj_(o.hidden_size, o.num_kv_heads * o.head_dim, o.qkv_bias),
       v_proj_(o.hidden_size, o.num_kv_heads * o.head_dim, o.qkv_bias),
       o_proj_(o.num_heads * o.head_dim, o.hidden_size, o.output_bias),
+      rotary_fn_(o.interleaved_rotary),
       attention_options_{.scale = o.scale.value_or(std::pow(static_cast<double>(o.head_dim), -0.5)),
                          .window_left = o.sliding_window - 1,
                          .chunk = o.chunk,
@@ -38,8 +62,9 @@ SelfAttention::SelfAttention(const SelfAttentionOptions& o)
   own("v_proj", v_proj_);
   own("o_proj", o_proj_);
   if (o.qk_norm) {
-    q_norm_ = std::make_unique<RMSNorm>(o.head_dim, *o.qk_norm);
-    k_norm_ = std::make_unique<RMSNorm>(o.head_dim, *o.qk_norm);
+    const auto width = [&](int64_t heads) { return o.qk_norm_of_all_heads ? heads * o.head_dim : o.head_dim; };
+    q_norm_ = std::make_unique<RMSNorm>(width(o.num_heads), *o.qk_norm);
+    k_norm_ = std::make_unique<RMSNorm>(width(o.num_kv_heads), *o.qk_norm);
     own("q_norm", *q_norm_);
     own("k_norm", *k_norm_);
   }
@@ -53,22 +78,31 @@ Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) co
   // As the rotary embedding wants them. Of one token it is the same memory: a step of a small model is mostly views.
   const auto heads_first = [&](const Tensor& y) { return time == 1 ? y.view({batch, -1, 1, dim}) : y.transpose(1, 2); };
   Tensor q = q_proj_.forward(x), k = k_proj_.forward(x);
-  if (time > 1 || q_norm_) {
+  const auto normalise = [&] {
+    q = q_norm_->forward(q);
+    k = k_norm_->forward(k);
+  };
+  if (q_norm_ && options_.qk_norm_of_all_heads) normalise();
+  const bool by_head = q_norm_ && !options_.qk_norm_of_all_heads;
+  if (time > 1 || by_head) {
     q = heads(q);  // [batch, time, heads, head_dim]
     k = heads(k);  // [batch, time, kv_heads, head_dim]
   }
-  if (q_norm_) {
-    q = q_norm_->forward(q);
-    k = k_norm_->forward(k);
-  }
+  if (by_head) normalise();
   if (options_.rotary) {
-    std::tie(q, k) = rotary_fn_.forward(heads_first(q), heads_first(k), context.rope);
+    std::tie(q, k) = rotary_fn_.forward(heads_first(q), heads_first(k), context.rope_of(options_.sliding_window > 0));
     q = q.transpose(1, 2);
     k = k.transpose(1, 2);
   } else {
     q = heads(q);
     k = heads(k);
   }
+  if (options_.l2_norm_eps) {
+    q = of_one_length(q, *options_.l2_norm_eps);
+    k = of_one_length(k, *options_.l2_norm_eps);
+  }
+  if (options_.temperature.floor > 0)
+    q = at::mul(q, factors(context.attention, q, options_.temperature)).to(q.scalar_type());
   Tensor v = heads(v_proj_.forward(x));
   if (context.cache != nullptr) std::tie(k, v) = context.cache->update(options_.layer, k, v);
   AttentionOptions attention = attention_options_;
@@ -79,6 +113,16 @@ Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) co
 
 std::unique_ptr<CacheLayer> SelfAttention::make_cache_layer(const CacheOptions& options) const {
   return make_key_value_layer(options, options_.sliding_window);
+}
+
+const char* stock_attention_of(Module& module) {
+  const char* found = "sdpa";
+  module.each_slot([&](const std::string&, SlotBase& slot) {
+    for (const std::string& feature : slot.needs().features) {
+      if (feature == "softcap" || feature == "sinks") found = "eager";
+    }
+  });
+  return found;
 }
 
 void set_stock_attention(Module& module, const AttentionKind& kind) {

@@ -8,6 +8,7 @@
 #include "hotswap/layers/forward_context.h"
 #include "hotswap/layers/linear.h"
 #include "hotswap/layers/norm.h"
+#include "hotswap/layers/temperature.h"
 
 namespace hotswap {
 
@@ -16,6 +17,10 @@ struct SelfAttentionOptions {
   int64_t hidden_size, num_heads, num_kv_heads, head_dim;
   bool qkv_bias = false, output_bias = false;
   std::optional<RMSNormOptions> qk_norm = std::nullopt;  // of every query and key head, before the rotary embedding
+  bool qk_norm_of_all_heads = false;                     // over all heads of a token together instead
+  bool interleaved_rotary = false;                       // what turns together stands side by side
+  std::optional<double> l2_norm_eps = std::nullopt;      // queries and keys over each head, after the rotary embedding
+  Temperature temperature = {};                          // of queries
   bool rotary = true;                                    // of as much of a head as the tables are wide
   std::optional<double> scale = std::nullopt;            // none: head_dim^-0.5
   int64_t sliding_window = 0;                            // tokens that a query sees, its own included; 0: all
@@ -25,23 +30,32 @@ struct SelfAttentionOptions {
   double dropout = 0;  // in training
 };
 
-class SelfAttention : public Module {
+// What a block does across tokens, and what it remembers of them.
+class TokenMixer : public Module {
+ public:
+  virtual Tensor forward(const Tensor& x, const ForwardContext& context) const = 0;  // [batch, time, hidden_size]
+  virtual std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const = 0;
+};
+
+class SelfAttention : public TokenMixer {
  public:
   explicit SelfAttention(const SelfAttentionOptions& options);
-  Tensor forward(const Tensor& x, const ForwardContext& context) const;  // [batch, time, hidden_size] -> the same
-  std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const;
+  Tensor forward(const Tensor& x, const ForwardContext& context) const override;
+  std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override;
   const SelfAttentionOptions& options() const { return options_; }
 
  private:
   SelfAttentionOptions options_;
   Linear q_proj_, k_proj_, v_proj_, o_proj_;
-  std::unique_ptr<RMSNorm> q_norm_, k_norm_;  // over head_dim
+  std::unique_ptr<RMSNorm> q_norm_, k_norm_;  // over head_dim, or all heads
   Tensor sinks_;                              // [num_heads], or undefined
   RotaryPosEmb rotary_fn_;
   AttentionOptions attention_options_;
   Slot<AttentionForward> attention_;
 };
 
+// "sdpa", or "eager" where a layer below the module has what sdpa lacks (softcap, sinks).
+const char* stock_attention_of(Module& module);
 // Lets every attention below a module run this stock forward where no kernel is bound.
 void set_stock_attention(Module& module, const AttentionKind& kind);
 

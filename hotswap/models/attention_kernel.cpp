@@ -25,12 +25,16 @@ KernelRef with_version(const KernelRef& ref) {
   return {ref.repo() + (ref.layer().empty() ? "" : ":" + ref.layer()), {.version = version}};
 }
 
+// transformers' continuous batching asks so for keys in pages; this host's caches have none.
+void refuse_pages(const std::string& name) {
+  if (!name.starts_with("paged|")) return;
+  throw Error({.wanted = "attention over keys that lie together",
+               .got = cat('"', name, "\": a paged cache, which is not implemented"),
+               .next = "drop 'paged|'"});
+}
+
 KernelRef parsed(const std::string& name) {
-  if (name.starts_with("paged|")) {
-    throw Error({.wanted = "attention over keys that lie together",
-                 .got = cat('"', name, "\": a paged cache, which is not implemented"),
-                 .next = "drop 'paged|'"});
-  }
+  refuse_pages(name);
   KernelRef ref(repository_of(name));
   if (!ref.is_path()) return ref;
   throw Error({.wanted = "an attention kernel as org/repo[@revision][:layer]",
@@ -45,6 +49,7 @@ bool names_attention_kernel(const std::string& name) {
 }
 
 void check_attn_implementation(const std::string& name) {
+  refuse_pages(name);
   if (names_attention_kernel(name)) {
     parsed(name);
   } else {

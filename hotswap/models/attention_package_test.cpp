@@ -37,7 +37,8 @@ std::shared_ptr<CausalLM> tiny(const std::string& family) {
                                          {"intermediate_size", 32},
                                          {"rms_norm_eps", 1e-5},
                                          {"initializer_range", 0.4},
-                                         {"sliding_window", family == "mistral" ? 5 : 0},
+                                         {"sliding_window", 5},  // of those families that slide
+                                         {"sliding_window_pattern", 2},
                                          {"max_position_embeddings", 64}};
   auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
   model->requires_grad(true);
@@ -66,12 +67,25 @@ std::vector<Tensor> train_step(CausalLM& model, const Tensor& ids) {
   return all;
 }
 
-Tensor generate(CausalLM& model, Tensor ids, const std::string& cache_implementation) {
+// mask: of the prompt, padded on the left; or undefined.
+Tensor generate(CausalLM& model, Tensor ids, const std::string& cache_implementation, const Tensor& mask = {}) {
   const at::NoGradGuard no_grad;
-  const auto cache = model.make_cache({.implementation = cache_implementation, .max_cache_len = 32});
-  Tensor next = ids;
+  constexpr int64_t kRoom = 32;
+  const auto cache = model.make_cache({.implementation = cache_implementation, .max_cache_len = kRoom});
+  const int64_t prompt = ids.size(1);
+  Tensor all = mask, positions, next = ids;
+  if (mask.defined()) {
+    all = at::cat({mask, at::ones({ids.size(0), kRoom - prompt}, at::kLong)}, 1);
+    positions = (all.cumsum(1) - 1).clamp_min(0);
+  }
   for (int64_t step = 0; step < kSteps; ++step) {
-    next = at::argmax(model({.input_ids = next, .cache = cache.get(), .logits_to_keep = 1}).logits, -1);
+    const int64_t seen = cache->length(), end = seen + next.size(1);
+    ForwardArguments forward{.input_ids = next, .cache = cache.get(), .logits_to_keep = 1};
+    if (mask.defined()) {
+      forward.attention_mask = all.narrow(1, 0, cache->capacity() > 0 ? kRoom : end);
+      forward.position_ids = positions.narrow(1, seen, end - seen);
+    }
+    next = at::argmax(model(forward).logits, -1);
     ids = at::cat({ids, next}, 1);
   }
   return ids;
@@ -106,7 +120,7 @@ TEST_F(AttentionByName, ComputesWhatStockAttentionDoes) {
   const Tensor ids = at::randint(0, 40, {2, 11}, at::kLong);
   Tensor mask = at::ones({2, 11}, at::kLong);
   mask[1].narrow(0, 0, 4).zero_();
-  for (const char* family : {"llama", "mistral", "qwen3"}) {
+  for (const char* family : {"llama", "mistral", "qwen3", "gemma2", "gemma3_text"}) {
     const auto model = tiny(family);
     const auto padded = [&] {
       const at::NoGradGuard no_grad;
@@ -114,6 +128,8 @@ TEST_F(AttentionByName, ComputesWhatStockAttentionDoes) {
     };
     const auto want = train_step(*model, ids);
     const Tensor want_padded = padded(), want_ids = generate(*model, ids, "dynamic");
+    const Tensor want_padded_ids = generate(*model, ids, "dynamic", mask);
+    EXPECT_TRUE(at::equal(generate(*model, ids, "static", mask), want_padded_ids)) << family;
     for (const Named& kernel : kernels) {
       SCOPED_TRACE(cat(family, " ", kernel.name));
       model->set_attn_implementation(kernel.name);
@@ -145,12 +161,14 @@ TEST_F(AttentionByName, ComputesWhatStockAttentionDoes) {
       EXPECT_EQ(ran("forward"), kSteps * kLayers);
       EXPECT_TRUE(at::equal(generate(*model, ids, "static"), want_ids));
       EXPECT_EQ(ran("decode"), kSteps * kLayers);
+      EXPECT_TRUE(at::equal(generate(*model, ids, "static", mask), want_padded_ids));
+      EXPECT_EQ(ran("varlen_forward"), kSteps * kLayers) << "padding in keys of a fixed size";
 
       model->kernelize(Mode::INFERENCE);
       EXPECT_EQ(row_of(model->kernel_report(), kAttentionLayer).package, kernel.package) << "also among other kernels";
       EXPECT_EQ(row_of(model->kernel_report(), "RMSNorm").package, "norm");
       model->unkernelize();
-      model->set_attn_implementation("sdpa");
+      model->set_attn_implementation("");
       const auto again = train_step(*model, ids);
       for (size_t i = 0; i < again.size(); ++i) EXPECT_TRUE(same_bits(again[i], want[i])) << i;
       EXPECT_EQ(ran("forward_train"), 0);

@@ -18,7 +18,7 @@ struct PretrainedOptions {
   bool strict = false;                                       // Error where a layer would stay stock against the mapping
   bool allow_all_kernels = false;             // kernels of the Hub run though their publisher is not a trusted one
   std::filesystem::path kernel_project = {};  // with hotswap.toml and kernels.lock; empty: HOTSWAP_PROJECT's
-  std::string attn_implementation = "sdpa";   // or "eager", or a kernel: org/repo[@revision][:layer]
+  std::string attn_implementation = {};       // sdpa, eager, a kernel (org/repo[@revision][:layer]); empty: the model's
   std::string dtype = "auto";                 // what config.json says, else as stored; or float32, bfloat16, float16
   std::string device_map = "cpu";             // "auto": a GPU where there is one; "cuda", "cuda:1", ...
   std::optional<std::string> gguf_file = std::nullopt;  // of the folder: weights, config and tokenizer from it

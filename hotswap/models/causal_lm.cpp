@@ -2,7 +2,11 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/tanh.h>
 
 #include <algorithm>
 #include <set>
@@ -10,6 +14,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/layers/router.h"
 #include "hotswap/layers/self_attention.h"
 #include "hotswap/models/attention_kernel.h"
 #include "hotswap/models/formats/weights.h"
@@ -21,6 +26,12 @@ namespace {
 constexpr const char* kTokenizerFiles[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt",     "chat_template.jinja",   "tokenizer.model"};
+
+void add_aux_loss(const MixtureConfig& mixture, const Tensor& attention_mask, CausalLMOutput& out) {
+  if (out.router_logits.empty() || !mixture.router_aux_loss_coef) return;
+  out.aux_loss = load_balancing_loss(out.router_logits, mixture.num_experts_per_tok, attention_mask);
+  if (out.loss.defined()) out.loss = at::add(out.loss, out.aux_loss, *mixture.router_aux_loss_coef);
+}
 
 }  // namespace
 
@@ -34,6 +45,7 @@ CausalLM::CausalLM(const Family& family, Json config)
   own("model", model_);
   own("lm_head", lm_head_);
   own("loss_function", loss_);
+  set_attn_implementation("");
 }
 
 const KernelReport& CausalLM::kernelize(Mode mode) {
@@ -78,7 +90,9 @@ void CausalLM::unkernelize() {
   kernel_options_ = {};
 }
 
-void CausalLM::set_attn_implementation(const std::string& name, const KernelOptions& options) {
+void CausalLM::set_attn_implementation(const std::string& given, const KernelOptions& options) {
+  const std::string stock = stock_attention_of(model_);
+  const std::string name = given.empty() ? stock : given;
   check_attn_implementation(name);
   const bool by_kernel = names_attention_kernel(name);
   const std::string before = std::exchange(attn_implementation_, name);
@@ -95,16 +109,20 @@ void CausalLM::set_attn_implementation(const std::string& name, const KernelOpti
     attn_implementation_ = before;
     throw;
   }
-  set_stock_attention(model_, attention_kind(by_kernel ? "sdpa" : name));  // also beneath a kernel
+  set_stock_attention(model_, attention_kind(by_kernel ? stock : name));  // also beneath a kernel
 }
 
 CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
+  CausalLMOutput out;
+  const bool keeps_router_logits = a.output_router_logits.value_or(config_.mixture.output_router_logits);
+  // [batch, time, hidden_size]
   const Tensor hidden = model_.forward({.input_ids = a.input_ids,
                                         .attention_mask = a.attention_mask,
                                         .position_ids = a.position_ids,
                                         .cu_seqlens = a.cu_seqlens,
                                         .max_seqlen = a.max_seqlen,
-                                        .cache = a.cache});  // [batch, time, hidden_size]
+                                        .cache = a.cache,
+                                        .router_logits = keeps_router_logits ? &out.router_logits : nullptr});
   const bool has_labels = a.labels.defined();
   if (has_labels) {
     if (a.labels.sizes() != a.input_ids.sizes() || a.logits_to_keep != 0) {
@@ -115,15 +133,26 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
     check_tensor(a.labels, "labels", at::kLong, device());
   }
   const bool need_logits = a.need_logits.value_or(!(has_labels && training()));
-  CausalLMOutput out;
   if (has_labels && !need_logits && loss_.fuses()) {
-    out.loss = loss_.from_hidden(hidden, lm_head_.weight, {.labels = a.labels, .items = a.num_items_in_batch});
+    const Tensor scaled = config_.logits_scaling == 1 ? hidden : at::div(hidden, config_.logits_scaling);
+    out.loss = loss_.from_hidden(
+        scaled, lm_head_.weight,
+        {.labels = a.labels, .items = a.num_items_in_batch, .softcap = config_.final_logit_softcapping});
+    add_aux_loss(config_.mixture, a.attention_mask, out);
     return out;
   }
   const int64_t time = hidden.size(1), kept = a.logits_to_keep == 0 ? time : std::min(time, a.logits_to_keep);
-  out.logits = lm_head_.forward(kept == time ? hidden : hidden.narrow(1, time - kept, kept));
+  out.logits = logits_of(kept == time ? hidden : hidden.narrow(1, time - kept, kept));
   if (has_labels) out.loss = loss_.from_logits(out.logits, {.labels = a.labels, .items = a.num_items_in_batch});
+  add_aux_loss(config_.mixture, a.attention_mask, out);
   return out;
+}
+
+Tensor CausalLM::logits_of(const Tensor& hidden) const {
+  Tensor logits = lm_head_.forward(hidden);
+  if (config_.logits_scaling != 1) logits = at::div(logits, config_.logits_scaling);
+  const double cap = config_.final_logit_softcapping;
+  return cap == 0 ? logits : at::mul(at::tanh(at::div(logits, cap)), cap);
 }
 
 void CausalLM::init_weights(uint64_t seed, at::ScalarType dtype, at::Device device) {
@@ -146,7 +175,8 @@ void CausalLM::init_weights(uint64_t seed, at::ScalarType dtype, at::Device devi
 void CausalLM::save_pretrained(const std::filesystem::path& folder) {
   std::filesystem::create_directories(folder);
   nlohmann::ordered_json config = config_json_.raw();
-  config.erase("torch_dtype");  // its name before transformers 5
+  config.erase("torch_dtype");          // its name before transformers 5
+  config.erase("quantization_config");  // weights were dequantised as they were read
   config["dtype"] = dtype_name(dtype());
   write_file(folder / "config.json", config.dump(2) + "\n");
   save_pretrained_weights(folder, in_checkpoint_terms(named_tensors(*this), family_.tensor_rules(config_)));

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "hotswap/base/json.h"
 #include "hotswap/kernelize/kernelize.h"
@@ -30,11 +31,15 @@ struct ForwardArguments {
   std::optional<bool> need_logits = std::nullopt;  // unset: not when training with labels, so that the loss may fuse
   int64_t logits_to_keep = 0;                      // of the last so many positions only; 0: all
   std::optional<double> num_items_in_batch = std::nullopt;  // divides the loss instead of this batch's label count
+  // Of mixtures of experts: unset, as the config says. The loss then has the auxiliary one in it.
+  std::optional<bool> output_router_logits = std::nullopt;
 };
 
 struct CausalLMOutput {
-  Tensor loss;    // scalar float32; undefined without labels
-  Tensor logits;  // [batch, time or logits_to_keep, vocab]; undefined where the loss was made without
+  Tensor loss;      // scalar float32; undefined without labels
+  Tensor logits;    // [batch, time or logits_to_keep, vocab]; undefined where the loss was made without
+  Tensor aux_loss;  // scalar float32: load_balancing_loss() of all layers (layers/router.h)
+  std::vector<Tensor> router_logits;  // [batch * time, experts], a mixture each; both as output_router_logits asks
 };
 
 class CausalLM : public Module {
@@ -65,9 +70,10 @@ class CausalLM : public Module {
 
   at::Device device() const { return model_.embed_tokens.weight.device(); }
   at::ScalarType dtype() const { return model_.embed_tokens.weight.scalar_type(); }
-  // "sdpa", "eager", or a kernel as org/repo[@revision][:layer] (attn_implementation.h), which is bound as those of the
-  // mapping are: kernel_report() says whether, unkernelize() puts sdpa back. `options`, where nothing else is
-  // kernelized. Before there are weights the name is only kept.
+  // "sdpa", "eager", "" for that of the two which the model's layers ask for, or a kernel as
+  // org/repo[@revision][:layer] (attention_kernel.h), which is bound as those of the mapping are: kernel_report() says
+  // whether, unkernelize() puts the stock forward back. `options`, where nothing else is kernelized. Before there are
+  // weights the name is only kept.
   void set_attn_implementation(const std::string& name, const KernelOptions& options = {});
   const std::string& attn_implementation() const { return attn_implementation_; }
 
@@ -90,7 +96,8 @@ class CausalLM : public Module {
   GenerationConfig generation_config_;
   std::filesystem::path source_;
   const KernelReport& bind_kernels(Mode mode);
-  std::string attn_implementation_ = "sdpa";
+  Tensor logits_of(const Tensor& hidden) const;  // [..., hidden_size] -> [..., vocab]
+  std::string attn_implementation_;
   KernelOptions kernel_options_;  // the caller's
   bool swaps_layers_ = false;     // kernelize() was called: not the attention alone
   Trunk model_;

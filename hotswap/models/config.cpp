@@ -1,138 +1,28 @@
 #include "hotswap/models/config.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "hotswap/base/error.h"
 #include "hotswap/layers/activation.h"
+#include "hotswap/models/config_numbers.h"
 
 namespace hotswap {
 namespace {
 
-constexpr int64_t kLargest = int64_t{1} << 31;  // of any one size: keeps products of two within int64
-constexpr int64_t kMostLayers = 10000;          // a layer takes memory before any weight is read
+constexpr int64_t kMostLayers = 10000;  // a layer takes memory before any weight is read
 
-int64_t positive(const Json& config, std::string_view key, std::optional<int64_t> otherwise = {}) {
-  const int64_t value = otherwise ? config.get<int64_t>(key, *otherwise) : config.at<int64_t>(key);
-  if (value > 0 && value < kLargest) return value;
-  throw Error({.wanted = cat("a size between 1 and 2^31 for ", key),
-               .got = cat(value, " in ", config.where()),
-               .next = "check config.json"});
-}
-
-double positive_number(const Json& json, std::string_view key, std::optional<double> otherwise = {}) {
-  const double value = otherwise ? json.get<double>(key, *otherwise) : json.at<double>(key);
-  if (value > 0 && std::isfinite(value)) return value;
-  throw Error({.wanted = cat("a positive number for ", key),
-               .got = cat(value, " in ", json.where()),
-               .next = "check config.json"});
-}
-
-void refuse_quantised(const Json& config) {
+void refuse_quantised(const Json& config, bool reads_mxfp4) {
   if (!config.has("quantization_config")) return;
+  if (reads_mxfp4 && config.child("quantization_config").get<std::string>("quant_method", "") == "mxfp4") return;
   throw Error({.wanted = "a model with plain weights",
                .got = cat("quantization_config in ", config.where()),
                .next = "take another checkpoint: this is not implemented"});
 }
 
-std::vector<std::string> read_layer_types(const ModelConfig& c, const Json& config) {
-  const auto types = config.at<std::vector<std::string>>("layer_types");
-  if (static_cast<int64_t>(types.size()) != c.num_hidden_layers) {
-    throw Error({.wanted = cat(c.num_hidden_layers, " layer_types, one a layer"),
-                 .got = cat(types.size(), " in ", config.where()),
-                 .next = "check config.json"});
-  }
-  for (const std::string& type : types) {
-    if (type == "full_attention" || (type == "sliding_attention" && c.sliding_window > 0)) continue;
-    throw Error({.wanted = c.sliding_window > 0 ? "layer_types of full_attention and sliding_attention"
-                                                : "layer_types of full_attention: no sliding_window is in use",
-                 .got = cat('"', type, "\" in ", config.where()),
-                 .next = "take another checkpoint: this is not implemented"});
-  }
-  return types;
-}
-
-// Where the rotary parameters stand: "rope_parameters" since transformers 5, "rope_scaling" before, or nowhere.
-std::optional<Json> find_rope(const Json& config) {
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    auto found = config.find(key);
-    if (!found) continue;
-    if (!found->is_object()) {
-      throw Error(
-          {.wanted = cat("an object at ", found->where()), .got = "something else", .next = "check config.json"});
-    }
-    if (!found->items().empty()) return found;
-  }
-  return std::nullopt;
-}
-
-void read_scaling(RopeParameters& rope, const Json& config, const Json& given) {
-  const bool has_type = given.has("rope_type");
-  rope.type = given.get<std::string>(has_type ? "rope_type" : "type", "default");
-  if (std::find(rope_types().begin(), rope_types().end(), rope.type) == rope_types().end()) {
-    throw Error({.wanted = cat("a rope type that is implemented: ", join(rope_types())),
-                 .got = cat('"', rope.type, "\" in ", given.where()),
-                 .next = "add it to hotswap/layers/rope.cpp"});
-  }
-  if (given.get<double>("partial_rotary_factor", 1.0) != 1.0) {
-    throw Error({.wanted = "rotary embeddings on the whole head",
-                 .got = cat("partial_rotary_factor in ", given.where()),
-                 .next = "take another checkpoint: this is not implemented"});
-  }
-  if (rope.type == "default") return;
-  const int64_t outer = config.get<int64_t>("original_max_position_embeddings", 0);
-  rope.original_max_position_embeddings =
-      outer != 0 ? outer : positive(given, "original_max_position_embeddings", rope.max_position_embeddings);
-  const double ratio =
-      static_cast<double>(rope.max_position_embeddings) / static_cast<double>(rope.original_max_position_embeddings);
-  const bool may_lack_factor = rope.type == "longrope" || (rope.type == "yarn" && given.raw().contains("factor"));
-  rope.factor = may_lack_factor ? positive_number(given, "factor", ratio) : positive_number(given, "factor");
-  if (rope.type == "llama3") {
-    rope.low_freq_factor = positive_number(given, "low_freq_factor");
-    rope.high_freq_factor = positive_number(given, "high_freq_factor");
-    if (rope.high_freq_factor <= rope.low_freq_factor) {
-      throw Error({.wanted = "high_freq_factor above low_freq_factor",
-                   .got = cat(rope.high_freq_factor, " and ", rope.low_freq_factor, " in ", given.where()),
-                   .next = "check config.json"});
-    }
-  }
-  if (given.has("attention_factor")) rope.attention_factor = positive_number(given, "attention_factor");
-  rope.beta_fast = positive_number(given, "beta_fast", 32);
-  rope.beta_slow = positive_number(given, "beta_slow", 1);
-  rope.mscale = given.get<double>("mscale", 0);
-  rope.mscale_all_dim = given.get<double>("mscale_all_dim", 0);
-  rope.truncate = given.get<bool>("truncate", true);
-  if (rope.type == "longrope") {
-    rope.short_factor = given.at<std::vector<double>>("short_factor");
-    rope.long_factor = given.at<std::vector<double>>("long_factor");
-    const auto half = static_cast<size_t>(rope.dim / 2);
-    if (rope.short_factor.size() != half || rope.long_factor.size() != half) {
-      throw Error({.wanted = cat(half, " values in short_factor and in long_factor"),
-                   .got = cat(rope.short_factor.size(), " and ", rope.long_factor.size(), " in ", given.where()),
-                   .next = "check config.json"});
-    }
-  }
-}
-
-RopeParameters read_rope(const Json& config, int64_t head_dim) {
-  RopeParameters rope{.dim = head_dim};
-  rope.max_position_embeddings = positive(config, "max_position_embeddings");
-  const auto given = find_rope(config);
-  const double outer_theta = positive_number(config, "rope_theta", 10000.0);
-  rope.theta = given ? positive_number(*given, "rope_theta", outer_theta) : outer_theta;
-  if (config.get<double>("partial_rotary_factor", 1.0) != 1.0) {
-    throw Error({.wanted = "rotary embeddings on the whole head",
-                 .got = cat("partial_rotary_factor in ", config.where()),
-                 .next = "take another checkpoint: this is not implemented"});
-  }
-  if (given) read_scaling(rope, config, *given);
-  return rope;
-}
-
 int64_t read_head_dim(const Json& config, const ModelConfig& c, const ConfigDefaults& defaults) {
   int64_t head_dim = 0;
-  if (config.has("head_dim")) {
-    head_dim = positive(config, "head_dim");
+  if (config.has(defaults.head_dim_key)) {
+    head_dim = positive(config, defaults.head_dim_key);
   } else if (defaults.head_dim) {
     head_dim = *defaults.head_dim;
   } else if (c.hidden_size % c.num_attention_heads == 0) {
@@ -143,7 +33,7 @@ int64_t read_head_dim(const Json& config, const ModelConfig& c, const ConfigDefa
                  .next = "check config.json"});
   }
   if (head_dim % 2 == 0) return head_dim;
-  throw Error({.wanted = "an even head_dim: rotary embeddings turn pairs",
+  throw Error({.wanted = cat("an even ", defaults.head_dim_key, ": rotary embeddings turn pairs"),
                .got = cat(head_dim, " in ", config.where()),
                .next = "check config.json"});
 }
@@ -151,7 +41,7 @@ int64_t read_head_dim(const Json& config, const ModelConfig& c, const ConfigDefa
 }  // namespace
 
 ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaults) {
-  refuse_quantised(config);
+  refuse_quantised(config, defaults.reads_mxfp4);
   ModelConfig c;
   c.model_type = config.at<std::string>("model_type");
   c.vocab_size = positive(config, "vocab_size");
@@ -173,10 +63,12 @@ ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaul
                  .next = "check config.json"});
   }
   c.rms_norm_eps = positive_number(config, "rms_norm_eps");
-  c.hidden_act = config.get<std::string>("hidden_act", "silu");
-  activation_kind(c.hidden_act, cat(config.where(), ": hidden_act"));  // known, or an Error
-  c.rope_parameters = read_rope(config, c.head_dim);
-  c.tie_word_embeddings = config.get<bool>("tie_word_embeddings", false);
+  c.hidden_act = config.get<std::string>(defaults.activation_key, defaults.activation);
+  activation_kind(c.hidden_act, cat(config.where(), ": ", defaults.activation_key));  // known, or an Error
+  ConfiguredRopes ropes = read_ropes(config, c.head_dim, defaults.rope);
+  c.rope_parameters = std::move(ropes.all);
+  c.sliding_rope_parameters = std::move(ropes.sliding);
+  c.tie_word_embeddings = config.get<bool>("tie_word_embeddings", defaults.tie_word_embeddings);
   c.attention_bias = config.get<bool>("attention_bias", false);
   c.mlp_bias = config.get<bool>("mlp_bias", false);
   c.attention_dropout = config.get<double>("attention_dropout", 0.0);
@@ -193,9 +85,39 @@ ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaul
   return c;
 }
 
+std::vector<std::string> read_layer_types(const ModelConfig& c, const Json& config) {
+  const auto types = config.at<std::vector<std::string>>("layer_types");
+  if (static_cast<int64_t>(types.size()) != c.num_hidden_layers) {
+    throw Error({.wanted = cat(c.num_hidden_layers, " layer_types, one a layer"),
+                 .got = cat(types.size(), " in ", config.where()),
+                 .next = "check config.json"});
+  }
+  for (const std::string& type : types) {
+    if (type == "full_attention" || (type == "sliding_attention" && c.sliding_window > 0)) continue;
+    throw Error({.wanted = c.sliding_window > 0 ? "layer_types of full_attention and sliding_attention"
+                                                : "layer_types of full_attention: no sliding_window is in use",
+                 .got = cat('"', type, "\" in ", config.where()),
+                 .next = "take another checkpoint: this is not implemented"});
+  }
+  return types;
+}
+
 int64_t read_sliding_window(const Json& config, int64_t otherwise) {
   if (config.raw().contains("sliding_window") && !config.has("sliding_window")) return 0;  // null
   return positive(config, "sliding_window", otherwise);
+}
+
+void read_sliding_pattern(ModelConfig& c, const Json& config, int64_t pattern) {
+  c.sliding_window = read_sliding_window(config, 4096);
+  for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
+    if ((i + 1) % pattern != 0) c.layer_types[i] = "sliding_attention";
+  }
+  if (config.has("layer_types")) c.layer_types = read_layer_types(c, config);
+  const bool slides = std::find(c.layer_types.begin(), c.layer_types.end(), "sliding_attention") != c.layer_types.end();
+  if (!slides || c.sliding_window > 0) return;
+  throw Error({.wanted = "a sliding_window for the layers that slide",
+               .got = cat("null in ", config.where()),
+               .next = "give it, or layer_types of full_attention"});
 }
 
 void read_sliding_layers(ModelConfig& c, const Json& config) {

@@ -8,7 +8,11 @@
 #include <vector>
 
 #include "hotswap/base/json.h"
+#include "hotswap/layers/norm.h"
 #include "hotswap/layers/rope.h"
+#include "hotswap/layers/temperature.h"
+#include "hotswap/models/mixture_config.h"
+#include "hotswap/models/rope_config.h"
 
 namespace hotswap {
 
@@ -16,32 +20,61 @@ struct ModelConfig {
   std::string model_type;
   int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0, num_hidden_layers = 0;
   int64_t num_attention_heads = 0, num_key_value_heads = 0, head_dim = 0;
-  double rms_norm_eps = 0;
+  // Of latent attention alone (layers/latent_attention.h), whose head_dim is the rotary part's.
+  std::optional<int64_t> q_lora_rank;
+  int64_t kv_lora_rank = 0, qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
+  bool rope_interleave = false;
+  double rms_norm_eps = 0, norm_offset = 0;
+  std::string norm_casting = "llama";  // these three: see RMSNormOptions
   std::string hidden_act;
   RopeParameters rope_parameters;
-  bool tie_word_embeddings = false;  // the output head is the embedding
+  std::optional<RopeParameters> sliding_rope_parameters;  // of sliding layers, where they have their own
+  bool rotates_in_float32 = false;                        // cos and sin are not rounded to the model's dtype
+  bool tie_word_embeddings = false;                       // the output head is the embedding
   bool attention_bias = false, mlp_bias = false;
   double attention_dropout = 0;
+  std::optional<double> attention_scale;                           // of the scores; none: head_dim^-0.5
+  double attn_logit_softcapping = 0, final_logit_softcapping = 0;  // 0: off
+  double embedding_multiplier = 1, residual_multiplier = 1;        // of what is embedded, of what a block adds
+  bool rounds_embedding_multiplier = false;                        // to the model's dtype, before it multiplies
+  double logits_scaling = 1;                                       // divides the logits
   int64_t sliding_window = 0;            // tokens that a query of a sliding layer sees; 0: no layer slides
   std::vector<std::string> layer_types;  // "full_attention" or "sliding_attention", a layer each
+  std::vector<int64_t> no_rope_layers;   // 0 where a layer has no rotary embedding, a layer each; empty: all have
+  int64_t attention_chunk_size = 0;      // of "chunked_attention"
+  bool use_qk_norm = false;              // Llama 4's: queries and keys of one length
+  Temperature temperature;               // of its layers without rotary embedding
+  MixtureConfig mixture;
   double initializer_range = 0.02;
   std::optional<int64_t> bos_token_id, pad_token_id;
   std::vector<int64_t> eos_token_id;
 
+  RMSNormOptions norm() const { return {.eps = rms_norm_eps, .offset = norm_offset, .casting = norm_casting}; }
+  bool rotates(int64_t layer) const { return no_rope_layers.empty() || no_rope_layers.at(layer) != 0; }
   int64_t window_of(int64_t layer) const { return layer_types.at(layer) == "sliding_attention" ? sliding_window : 0; }
 };
 
 // What families differ in when a key is absent.
 struct ConfigDefaults {
+  const char* head_dim_key = "head_dim";
   std::optional<int64_t> head_dim;  // none: hidden_size / num_attention_heads
   bool heads_may_lack = true;       // num_key_value_heads: num_attention_heads then
+  const char* activation_key = "hidden_act";
+  const char* activation = "silu";
+  bool tie_word_embeddings = false;
+  RopeDefaults rope = {};
+  bool reads_mxfp4 = false;  // the family's tensor rules dequantise such weights
 };
 
 // Reads and checks all of ModelConfig but which layers slide, which families say in three ways: none does here.
 ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaults = {});
 
+// Gemma's: sliding_window, and layer_types or else a full layer after `pattern` - 1 sliding ones.
+void read_sliding_pattern(ModelConfig& config, const Json& json, int64_t pattern);
 // Qwen's: use_sliding_window, sliding_window, max_window_layers and layer_types.
 void read_sliding_layers(ModelConfig& config, const Json& json);
+// Of a window that is in use: as many as there are layers, each "full_attention" or "sliding_attention".
+std::vector<std::string> read_layer_types(const ModelConfig& config, const Json& json);
 // For families whose layers are all alike: Error where the keys above ask for something else than config.layer_types.
 void check_layer_types(const ModelConfig& config, const Json& json);
 // 0 where it is null; `otherwise` where it is absent.

@@ -25,7 +25,9 @@ struct Family {
 
   const char* gguf_architecture = nullptr;  // general.architecture; null: llama.cpp has none of its own for it
   TensorRules (*gguf_rules)(const ModelConfig& config) = gguf_decoder_names;
-  bool gguf_head_dim_is_rotary = false;  // see GgufArchitecture
+  bool gguf_head_dim_is_rotary = false;  // these three: see GgufArchitecture
+  std::vector<std::string> gguf_reads = {};
+  decltype(GgufArchitecture::extend) gguf_extend = nullptr;
 };
 
 const std::vector<const Family*>& families();

@@ -7,10 +7,13 @@ does, and OUT/<case>/expected.safetensors:
     input_ids, labels [2, time]   logits [2, time, vocab]   loss, loss_items   grad.<parameter>
     mask [2, time], masked_logits         the same ids with the first row padded on the left
     bf16_logits                           the model and its arithmetic in bfloat16
+    aux_loss, loss_with_aux, router_logits.<layer>, aux_grad.<parameter>, masked_aux_loss    of mixtures of experts that
+                                          have an auxiliary loss
     prompt [1, n], greedy [1, n + new]    generate(do_sample=False)
 One process for all cases of a family: importing transformers is the slow part.
 """
 
+import inspect
 import json
 import os
 import sys
@@ -30,9 +33,31 @@ def randomise(model):
             p.data.normal_(0, 1.0 if "embed" in name else p.shape[1] ** -0.5)
 
 
+def make_model(config):
+    """By eager attention where scores are capped: sdpa, transformers' default, leaves the cap out."""
+    capped = config.model_type == "gemma2" and config.attn_logit_softcapping is not None
+    return transformers.AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager" if capped else None)
+
+
+def auxiliary(model, out):
+    if "output_router_logits" not in inspect.signature(model.forward).parameters:
+        return
+    model.zero_grad()
+    result = model(input_ids=out["input_ids"], labels=out["labels"], output_router_logits=True, use_cache=False)
+    result.loss.backward()
+    out["loss_with_aux"], out["aux_loss"] = result.loss.detach(), result.aux_loss.detach()
+    out |= {f"router_logits.{i}": logits.detach() for i, logits in enumerate(result.router_logits)}
+    out |= {f"aux_grad.{name}": p.grad.clone() for name, p in model.named_parameters() if ".gate.weight" in name or "router" in name}
+    with torch.no_grad():
+        masked = model(input_ids=out["input_ids"], attention_mask=out["mask"], position_ids=out["position_ids"],
+                       output_router_logits=True, use_cache=False)  # fmt: skip
+    out["masked_aux_loss"] = masked.aux_loss
+
+
 def write_case(folder, config, time):
     config = transformers.AutoConfig.for_model(**config, bos_token_id=1, eos_token_id=2, pad_token_id=0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = make_model(config)
     randomise(model)
     model.eval()
     model.save_pretrained(folder)
@@ -44,7 +69,7 @@ def write_case(folder, config, time):
     result = model(input_ids=ids, labels=labels, use_cache=False)
     result.loss.backward()
     out["logits"], out["loss"] = result.logits.detach(), result.loss.detach()
-    out |= {f"grad.{name}": p.grad for name, p in model.named_parameters()}
+    out |= {f"grad.{name}": p.grad.clone() for name, p in model.named_parameters()}
     with torch.no_grad():
         out["loss_items"] = model(input_ids=ids, labels=labels, num_items_in_batch=7, use_cache=False).loss
         mask = torch.ones_like(ids)
@@ -54,12 +79,13 @@ def write_case(folder, config, time):
         out["masked_logits"] = model(input_ids=ids, attention_mask=mask, position_ids=position_ids, use_cache=False).logits
         out["prompt"] = ids[:1, :5].clone()
         # A fresh module: dynamic rotary embeddings remember the longest sequence that they have seen.
-        fresh = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        fresh = make_model(config).eval()
         fresh.load_state_dict(model.state_dict())
         out["greedy"] = fresh.generate(out["prompt"], max_new_tokens=12, do_sample=False, eos_token_id=None)
         for p in fresh.parameters():  # not .to(): rotary frequencies stay float32, as from_pretrained has them
             p.data = p.data.bfloat16()
         out["bf16_logits"] = fresh(input_ids=ids, use_cache=False).logits
+    auxiliary(model, out)
     save_file({k: v.contiguous() for k, v in out.items()}, os.path.join(folder, "expected.safetensors"))
 
 

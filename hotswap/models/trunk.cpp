@@ -1,8 +1,7 @@
 #include "hotswap/models/trunk.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/bucketize.h>
-#include <ATen/ops/sub.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include "hotswap/base/error.h"
 
@@ -18,21 +17,17 @@ Tensor real_padding(const TrunkInput& in) {
   return kept.all().item<bool>() ? Tensor() : kept;
 }
 
-// Each packed sequence counts from 0.                                                                 [1, time] int64
-Tensor packed_positions(const Tensor& cu_seqlens, int64_t time) {
-  const Tensor starts = cu_seqlens.to(at::kLong);
-  const Tensor tokens = at::arange(time, starts.options());
-  const Tensor sequence = at::bucketize(tokens, starts.narrow(0, 1, starts.size(0) - 1), /*out_int32=*/false, true);
-  return at::sub(tokens, starts.index_select(0, sequence)).unsqueeze(0);
-}
-
 }  // namespace
 
 Trunk::Trunk(const ModelConfig& c, MakeBlock make_block)
     : embed_tokens(c.vocab_size, c.hidden_size),
-      norm_(c.hidden_size, {.eps = c.rms_norm_eps}),
+      norm_(c.hidden_size, c.norm()),
       rotary_(c.rope_parameters),
+      rotates_in_float32_(c.rotates_in_float32),
+      multiplier_(c.embedding_multiplier),
+      rounds_multiplier_(c.rounds_embedding_multiplier),
       vocab_size_(c.vocab_size) {
+  if (c.sliding_rope_parameters) sliding_rotary_.emplace(*c.sliding_rope_parameters);
   own("embed_tokens", embed_tokens);
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
     layers_.push_back(make_block(c, i));
@@ -41,26 +36,39 @@ Trunk::Trunk(const ModelConfig& c, MakeBlock make_block)
   own("norm", norm_);
 }
 
+Tensor Trunk::embedded(const Tensor& input_ids) const {
+  const Tensor x = embed_tokens.forward(input_ids);
+  if (multiplier_ == 1) return x;
+  if (!rounds_multiplier_) return at::mul(x, multiplier_);
+  return at::mul(x, at::scalar_tensor(multiplier_, at::kFloat).to(x.scalar_type()));
+}
+
 ForwardContext Trunk::context_for(const TrunkInput& in, at::ScalarType dtype) {
   const int64_t past = in.cache != nullptr ? in.cache->length() : 0, time = in.input_ids.size(1);
   const Tensor fixed = in.cache != nullptr ? in.cache->positions() : Tensor();  // of a static cache's tokens: [time]
   Positions positions{past, time, in.position_ids};
   if (!positions.ids.defined() && fixed.defined()) positions.ids = fixed.unsqueeze(0);
-  if (!positions.ids.defined() && in.cu_seqlens.defined()) positions.ids = packed_positions(in.cu_seqlens, time);
-  return {.rope = rotary_.tables(positions, dtype, in.input_ids.device()),
+  if (!positions.ids.defined() && in.cu_seqlens.defined()) {
+    positions.ids = packed_places(in.cu_seqlens, time).unsqueeze(0);
+  }
+  const at::Device device = in.input_ids.device();
+  const at::ScalarType table_dtype = rotates_in_float32_ ? at::kFloat : dtype;
+  return {.rope = rotary_.tables(positions, table_dtype, device),
+          .sliding_rope = sliding_rotary_ ? sliding_rotary_->tables(positions, table_dtype, device) : RotaryTables(),
           .attention = AttentionMetadata({.start = past,
                                           .padding = real_padding(in),
                                           .cu_seqlens = in.cu_seqlens,
                                           .max_seqlen = in.max_seqlen > 0 ? in.max_seqlen : time,
                                           .positions = fixed}),
-          .cache = in.cache};
+          .cache = in.cache,
+          .router_logits = in.router_logits};
 }
 
 Tensor Trunk::forward(const TrunkInput& in) {
   check_input(in, {.vocab_size = vocab_size_, .device = embed_tokens.weight.device()});
   const int64_t time = in.input_ids.size(1);
   if (in.cache != nullptr) in.cache->begin(time, in.input_ids.device());
-  HiddenState state{embed_tokens.forward(in.input_ids), {}};
+  HiddenState state{embedded(in.input_ids), {}};
   const ForwardContext context = context_for(in, state.x.scalar_type());
   for (const auto& layer : layers_) state = layer->forward(state, context);
   if (in.cache != nullptr) in.cache->end(time);

@@ -22,10 +22,15 @@ class Trunk : public Module {
   Embedding embed_tokens;
 
  private:
+  Tensor embedded(const Tensor& input_ids) const;  // [batch, time] -> [batch, time, hidden_size]
   ForwardContext context_for(const TrunkInput& in, at::ScalarType dtype);
   std::vector<std::unique_ptr<Block>> layers_;
   AddRMSNorm norm_;
   RotaryEmbedding rotary_;
+  std::optional<RotaryEmbedding> sliding_rotary_;
+  bool rotates_in_float32_;
+  double multiplier_;
+  bool rounds_multiplier_;
   int64_t vocab_size_;
 };
 

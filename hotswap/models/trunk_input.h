@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "hotswap/layers/cache.h"
 
 namespace hotswap {
@@ -15,6 +17,7 @@ struct TrunkInput {
   Tensor cu_seqlens = {};    // [sequences + 1]: several sequences in a batch of one, where each begins, and the end
   int64_t max_seqlen = 0;    // of those; 0: not known, time
   Cache* cache = nullptr;
+  std::vector<Tensor>* router_logits = nullptr;  // see ForwardContext
 };
 
 struct InputLimits {

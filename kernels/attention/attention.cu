@@ -8,15 +8,23 @@
 
 namespace attention::gpu {
 using kernels::Stream;
-void forward_64(const Forward& a, int* counter, Stream stream);        // forward_hopper_64.cu
-void forward_128(const Forward& a, int* counter, Stream stream);       // forward_hopper_128.cu
-void forward_128_full(const Forward& a, int* counter, Stream stream);  // forward_hopper_128_full.cu
-void backward_64(const Backward& a, void* workspace, Stream stream);   // backward_hopper_64.cu
-void backward_128(const Backward& a, void* workspace, Stream stream);  // backward_hopper_128.cu
-void decode(const Decode& a, void* workspace, Stream stream);          // decode.cu
+void forward_64(const Forward& a, int* counter, Stream stream);          // forward_hopper_64.cu
+void forward_128(const Forward& a, int* counter, Stream stream);         // forward_hopper_128.cu
+void forward_192(const Forward& a, int* counter, Stream stream);         // forward_hopper_192.cu
+void forward_256(const Forward& a, int* counter, Stream stream);         // forward_hopper_256.cu
+void forward_128_full(const Forward& a, int* counter, Stream stream);    // forward_hopper_128_full.cu
+void backward_64(const Backward& a, void* workspace, Stream stream);     // backward_hopper_64.cu
+void backward_128(const Backward& a, void* workspace, Stream stream);    // backward_hopper_128.cu
+void mma_forward(const Forward& a, Stream stream);                       // forward_mma.cu
+void mma_backward_128(const Backward& a, float* space, Stream stream);   // backward_mma_128.cu
+void mma_backward_512(const Backward& a, float* space, Stream stream);   // backward_mma_512.cu
+void backward_wide_192(const Backward& a, float* space, Stream stream);  // backward_wide_192.cu
+void backward_wide_256(const Backward& a, float* space, Stream stream);  // backward_wide_256.cu
+void decode(const Decode& a, void* workspace, Stream stream);            // decode.cu
 int64_t backward_bytes_64(const Backward& a);
 int64_t decode_bytes(const Decode& a);
 int64_t backward_bytes_128(const Backward& a);
+int64_t mma_backward_bytes(const Backward& a);
 }  // namespace attention::gpu
 
 namespace attention::cuda {
@@ -24,20 +32,33 @@ namespace {
 
 using namespace kernels::gpu;
 
-constexpr int64_t kMost = int64_t{1} << 29;
+constexpr int64_t kMost = int64_t{1} << 29, kMostDim = 512, kMostDecodeDim = 576;  // 576: latent attention's keys
 
 std::string text(const std::string& wanted, const std::string& got) {
   return "attention on a GPU: wanted " + wanted + "; got " + got;
 }
 
-// What no op takes. most_dim: numbers of a head that the op's kernels are built for.
-std::string refused(const Problem& p, int64_t most_dim) {
-  if (const int major = attribute<cudaDevAttrComputeCapabilityMajor>(); major != 9)
-    return text("a GPU of compute capability 9.0", std::to_string(major) + ".x; use torch's attention there");
+// The sm_90a kernels, or those of every GPU?
+bool by_hopper(const Problem& p, int64_t most_dim) {
+  return attribute<cudaDevAttrComputeCapabilityMajor>() == 9 && std::max(p.dim, p.value_dim) <= most_dim &&
+         p.chunk == 0 && p.slopes == nullptr;
+}
+bool by_hopper(const Forward& a) { return by_hopper(a.problem, 256); }
+bool by_hopper(const Backward& a) { return by_hopper(a.problem, 128); }
+bool by_wide(const Backward& a) {
+  const Problem& p = a.problem;
+  return by_hopper(p, 256) && p.query_starts == nullptr && p.batch > 0 && p.query_rows > 0 && p.key_rows > 0 &&
+         p.heads > 0;
+}
+
+// What no op takes.
+std::string refused(const Problem& p, int64_t most_dim = kMostDim) {
+  if (const int major = attribute<cudaDevAttrComputeCapabilityMajor>(); major < 8)
+    return text("a GPU of compute capability 8.0 or newer", std::to_string(major) + ".x; use torch's attention there");
   if (p.dtype == DType::kFloat32) return text("bfloat16 or float16", "float32; use torch's attention for it");
-  const auto fits = [&](int64_t dim) { return dim >= 8 && dim <= most_dim && dim % 8 == 0; };
-  if (!fits(p.dim) || !fits(p.value_dim))
-    return text("heads of 8 to " + std::to_string(most_dim) + " numbers, a multiple of 8",
+  const auto fits = [](int64_t dim, int64_t most) { return dim >= 8 && dim <= most && dim % 8 == 0; };
+  if (!fits(p.dim, most_dim) || !fits(p.value_dim, kMostDim))
+    return text("heads of 8 to " + std::to_string(most_dim) + " numbers, of values to 512, a multiple of 8",
                 std::to_string(p.dim) + " and, of values, " + std::to_string(p.value_dim) + "; pad with zeros");
   if (p.key_heads < 1 || p.heads % p.key_heads != 0)
     return text("query heads in groups of equal size",
@@ -45,8 +66,7 @@ std::string refused(const Problem& p, int64_t most_dim) {
   if (p.window_left < kNoLimit || p.window_right < kNoLimit)
     return text("window sides of 0 or more, or -1 for none",
                 std::to_string(p.window_left) + " and " + std::to_string(p.window_right));
-  if (p.chunk != 0) return text("no chunks", std::to_string(p.chunk) + " keys a chunk; use torch's attention");
-  if (p.slopes != nullptr) return text("no slopes (ALiBi)", "some; use torch's attention");
+  if (p.chunk < 0) return text("chunks of 1 key or more, or 0 for none", std::to_string(p.chunk));
   if (!(p.scale > 0)) return text("a scale above 0", std::to_string(p.scale));
   if ((p.query_starts == nullptr) != (p.key_starts == nullptr))
     return text("starts of both queries and keys where sequences are packed", "one of the two");
@@ -62,15 +82,16 @@ std::string refused_tiles(int64_t tiles, int64_t heads) {
   return text("at most 2^29 tiles of rows in all heads", std::to_string(tiles) + " of " + std::to_string(heads));
 }
 
-// What the sm_90a kernels do not take.
-std::string refused_by_hopper(const Problem& p) {
-  if (const std::string why = refused(p, 128); !why.empty()) return why;
-  constexpr int kRows = 64;  // of the smallest tiles
+// What forward and backward do not take.
+std::string refused_in_tiles(const Problem& p) {
+  if (const std::string why = refused(p); !why.empty()) return why;
+  constexpr int kRows = 32;  // of the smallest tiles
   return refused_tiles(slots_of(p.query_starts != nullptr, p.batch, std::max(p.query_rows, p.key_rows), kRows),
                        p.heads);
 }
 
-// Can the copy engine read it as it lies? A tensor that is not there yet begins where memory begins.
+// Can the copy engine, or a thread 16 bytes at a time, read it as it lies? A tensor that is not there yet begins where
+// memory begins.
 bool fits(const Problem& p, const void* data, const Strides& s, int64_t rows, int64_t heads) {
   const int64_t batch = p.query_starts != nullptr ? 1 : p.batch;
   return fits_tensor_map(
@@ -92,7 +113,7 @@ void check(const std::string& why) {
 
 std::string refused(const Forward& a) {
   const Problem& p = a.problem;
-  if (const std::string why = refused_by_hopper(p); !why.empty()) return why;
+  if (const std::string why = refused_in_tiles(p); !why.empty()) return why;
   if (!fits_queries(p, a.q, a.q_strides) || !fits_keys(p, a.k, a.k_strides) || !fits_keys(p, a.v, a.v_strides))
     return text("q, k, v that begin at, and have strides of, multiples of 16 bytes", "others; copy them");
   return "";
@@ -105,6 +126,9 @@ void forward(const Forward& a, void* workspace, Stream stream) {
   const Problem& p = a.problem;
   auto* counter = static_cast<int*>(workspace);
   if (p.query_rows == 0 || p.heads == 0 || (p.batch == 0 && p.query_starts == nullptr)) return;
+  if (!by_hopper(a)) return gpu::mma_forward(a, stream);
+  if (p.dim > 192 || p.value_dim > 128) return gpu::forward_256(a, counter, stream);
+  if (p.dim > 128) return gpu::forward_192(a, counter, stream);
   if (of_64(p)) return gpu::forward_64(a, counter, stream);
   const bool full = p.window_left == kNoLimit && p.window_right == kNoLimit && p.query_starts == nullptr;
   full ? gpu::forward_128_full(a, counter, stream) : gpu::forward_128(a, counter, stream);
@@ -112,7 +136,7 @@ void forward(const Forward& a, void* workspace, Stream stream) {
 
 std::string refused(const Backward& a) {
   const Problem& p = a.problem;
-  if (const std::string why = refused_by_hopper(p); !why.empty()) return why;
+  if (const std::string why = refused_in_tiles(p); !why.empty()) return why;
   if (!fits_queries(p, a.q, a.q_strides) || !fits_keys(p, a.k, a.k_strides) || !fits_keys(p, a.v, a.v_strides) ||
       !fits_queries(p, a.dout, a.dout_strides) || !fits_queries(p, a.out, a.out_strides))
     return text("q, k, v, out and dout that begin at, and have strides of, multiples of 16 bytes", "others; copy them");
@@ -120,19 +144,26 @@ std::string refused(const Backward& a) {
 }
 
 int64_t workspace_bytes(const Backward& a) {
+  if (!by_hopper(a)) return gpu::mma_backward_bytes(a);
   return of_64(a.problem) ? gpu::backward_bytes_64(a) : gpu::backward_bytes_128(a);
 }
 
 void backward(const Backward& a, void* workspace, Stream stream) {
   check(refused(a));
+  if (const Problem& p = a.problem; !by_hopper(a)) {
+    const bool narrow = p.dim <= 192 && p.value_dim <= 128;
+    const auto fn = by_wide(a) ? (narrow ? gpu::backward_wide_192 : gpu::backward_wide_256)
+                               : (narrow ? gpu::mma_backward_128 : gpu::mma_backward_512);
+    return fn(a, static_cast<float*>(workspace), stream);
+  }
   of_64(a.problem) ? gpu::backward_64(a, workspace, stream) : gpu::backward_128(a, workspace, stream);
 }
 
 std::string refused(const Decode& a) {
   const Problem& p = a.problem;
-  if (const std::string why = refused(p, 256); !why.empty()) return why;
+  if (const std::string why = refused(p, kMostDecodeDim); !why.empty()) return why;
   if (p.query_starts != nullptr) return text("sequences that are not packed", "packed ones; use forward");
-  constexpr int64_t kMostSplits = 128;
+  constexpr int64_t kMostSplits = 256;
   if (const std::string why = refused_tiles(p.query_rows * p.batch * kMostSplits, p.heads); !why.empty()) return why;
   if ((a.k_new == nullptr) != (a.v_new == nullptr)) return text("new keys and new values", "one of the two");
   if (a.block_table != nullptr && (a.page_rows < 16 || a.page_rows % 16 != 0))

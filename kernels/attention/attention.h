@@ -96,7 +96,7 @@ struct Decode {
   float* lse;                  // [batch, heads, query_rows] or null
   const void* q;               // [batch, query_rows, heads, dim]
   void* k_cache;               // [caches, key_rows, key_heads, dim], or [pages, page_rows, key_heads, dim]
-  void* v_cache;               // the same of value_dim
+  void* v_cache;               // the same of value_dim; or k_cache with its strides: the keys' first numbers, v_new too
   const void* k_new;           // [batch, new_rows, key_heads, dim], or null: the cache is only read
   const void* v_new;           // [batch, new_rows, key_heads, value_dim], or null
   const int32_t* lengths;      // [batch]

@@ -10,6 +10,7 @@ namespace attention::gpu {
 
 template <class B>
 __global__ void __launch_bounds__(B::kThreads, 1) backward_kernel(const __grid_constant__ BackwardArguments a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // elsewhere it is never launched
   // Panels begin at multiples of 1024 bytes (wgmma.cuh).
   extern __shared__ __align__(1024) uint8_t raw[];
   if (shared_address(raw) % 1024 != 0) __trap();
@@ -27,6 +28,7 @@ __global__ void __launch_bounds__(B::kThreads, 1) backward_kernel(const __grid_c
     take_registers<B::kWorkerRegisters>();
     BackwardWorker<B>{a, m}.run();
   }
+#endif
 }
 
 }  // namespace attention::gpu

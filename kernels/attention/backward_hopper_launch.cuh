@@ -4,7 +4,7 @@
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/backward_hopper.cuh"
 #include "kernels/attention/backward_rows.cuh"
-#include "kernels/attention/hopper_launch.cuh"
+#include "kernels/attention/launches.cuh"
 
 namespace attention::gpu {
 
@@ -26,15 +26,6 @@ struct BackwardSpace {
     return s;
   }
 };
-
-// Heads whose queries, gradients and sums of dq are in L2 together, as of forward.
-inline int section_key_heads(const Problem& p, bool unequal) {
-  constexpr int64_t kBytes = 40 << 20;
-  const int64_t all = p.query_starts != nullptr ? p.key_heads : p.batch * p.key_heads;
-  if (!unequal) return 1;
-  const int64_t of_head = p.query_rows * (p.heads / p.key_heads) * ((p.dim + p.value_dim) * 2 + p.dim * 4);
-  return int(std::clamp<int64_t>(kBytes / std::max<int64_t>(1, of_head), 1, all));
-}
 
 template <class B>
 void launch_backward(const Backward& a, void* workspace, Stream stream) {

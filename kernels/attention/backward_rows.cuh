@@ -3,11 +3,10 @@
 #pragma once
 
 #include "kernels/attention/backward_block.cuh"
+#include "kernels/attention/sinks.cuh"
 #include "kernels/attention/softmax.cuh"
 
 namespace attention::gpu {
-
-constexpr int kRowThreads = 256;
 
 // The backward goes from the first batch to the last: what it begins with is prepared last, and what it ends with is
 // finished first, while it is still in L2.
@@ -86,21 +85,6 @@ __global__ void __launch_bounds__(kRowThreads) backward_prepare_kernel(const Pre
     for (float f : sums) total += f;
     a.dsinks[int64_t{slot} * a.heads + head] = total;
   }
-}
-
-// A block for each head, in a fixed order.
-static __global__ void __launch_bounds__(kRowThreads)
-    sum_dsinks_kernel(float* out, const float* parts, int slots, int heads) {
-  float sum = 0.f;
-  for (int i = threadIdx.x; i < slots; i += kRowThreads) sum += parts[int64_t{i} * heads + blockIdx.x];
-  __shared__ float sums[kRowThreads];
-  sums[threadIdx.x] = sum;
-  __syncthreads();
-  for (int n = kRowThreads / 2; n > 0; n /= 2) {
-    if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) out[blockIdx.x] = sums[0];
 }
 
 struct FinishArguments {

@@ -3,6 +3,7 @@
 
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/decode.cuh"
+#include "kernels/attention/decode_wide.cuh"
 #include "kernels/common/gpu/launch.cuh"
 
 namespace attention::gpu {
@@ -10,20 +11,38 @@ namespace {
 
 int row_tiles(const Problem& p) { return int(divide_up(p.heads / p.key_heads * p.query_rows, kDecodeRows)); }
 
-// By shared memory: 64, 96 or 192 KB a block.
-int blocks_per_multiprocessor(const Problem& p) {
+int64_t shared_memory() { return attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>(); }
+
+template <int kDim, int kStages>
+constexpr int64_t kBytesOf = int64_t{2} * kDecodeWarps* kStages* kDecodeKeys* kDim * 2;
+
+// Heads of 256 want more shared memory than some GPUs have.
+bool is_wide(const Problem& p) {
+  return std::max(p.dim, p.value_dim) > (shared_memory() > kBytesOf<256, 3> ? 256 : 128);
+}
+
+// Values that are the keys' first numbers.
+bool is_one(const Decode& a) {
+  const Strides &k = a.k_cache_strides, &v = a.v_cache_strides;
+  return a.k_cache == a.v_cache && k.batch == v.batch && k.row == v.row && k.head == v.head &&
+         a.problem.value_dim <= a.problem.dim;
+}
+
+// By shared memory: 64, 96 or 192 KB a block; of wide ones 58 or 106.
+int blocks_per_multiprocessor(const Decode& a) {
+  const Problem& p = a.problem;
   const int64_t dim = std::max(p.dim, p.value_dim);
-  return dim <= 64 ? 3 : dim <= 128 ? 2 : 1;
+  return dim <= 64 || (is_wide(p) && is_one(a)) ? 3 : dim <= 128 || is_wide(p) ? 2 : 1;
 }
 
 // Parts of a sequence's keys: so many that the blocks, in waves of as many as run at once, end soonest. A block's time
 // is its keys and about 128 keys' more; by the most keys that there can be, as lengths are known to the GPU only.
 int splits_of(const Decode& a) {
   const Problem& p = a.problem;
-  constexpr int64_t kFewestKeys = 64, kMost = 128, kOverhead = 128;
+  constexpr int64_t kFewestKeys = 64, kMost = 256, kOverhead = 128;
   if (a.splits > 0) return int(std::min(a.splits, kMost));
   const int64_t blocks = p.batch * p.key_heads * row_tiles(p),
-                at_once = multiprocessors() * blocks_per_multiprocessor(p);
+                at_once = multiprocessors() * blocks_per_multiprocessor(a);
   const auto time = [&](int64_t splits) {
     return divide_up(blocks * splits, at_once) * (divide_up(p.key_rows, splits) + kOverhead);
   };
@@ -39,8 +58,11 @@ Cache cache_of(void* data, const void* fresh, const Strides& s, const Strides& f
 
 template <class T, int kDim, int kStages>
 void launch_decode(const DecodeArguments& a, int64_t blocks, Stream stream) {
-  constexpr int64_t kBytes = int64_t{2} * kDecodeWarps * kStages * kDecodeKeys * kDim * 2;
-  launch_with_memory<&decode_kernel<T, kDim, kStages>>(kBytes, blocks, 32 * kDecodeWarps, stream, a);
+  launch_with_memory<&decode_kernel<T, kDim, kStages>>(kBytesOf<kDim, kStages>, blocks, 32 * kDecodeWarps, stream, a);
+}
+template <class D>
+void launch_wide(const DecodeArguments& a, int64_t blocks, Stream stream) {
+  launch_with_memory<&decode_wide_kernel<D>>(sizeof(DecodeWideMemory<D>), blocks, D::kThreads, stream, a);
 }
 
 // As many stages as keep 64 KB or more of copies under way in a multiprocessor.
@@ -49,13 +71,21 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
   const Problem& p = a.problem;
   const int64_t blocks = int64_t{arguments.row_tiles} * arguments.splits * p.key_heads * p.batch;
   const int64_t dim = std::max(p.dim, p.value_dim), rows = p.batch * p.heads * p.query_rows;
-  if (dim <= 64)
+  if (is_wide(p) && is_one(a))
+    launch_wide<DecodeWideTraits<T, true, 3>>(arguments, blocks, stream);
+  else if (is_wide(p) && shared_memory() > int64_t{sizeof(DecodeWideMemory<DecodeWideTraits<T, false, 3>>)})
+    launch_wide<DecodeWideTraits<T, false, 3>>(arguments, blocks, stream);
+  else if (is_wide(p))
+    launch_wide<DecodeWideTraits<T, false, 2>>(arguments, blocks, stream);
+  else if (dim <= 64)
     launch_decode<T, 64, 4>(arguments, blocks, stream);
   else if (dim <= 128)
     launch_decode<T, 128, 3>(arguments, blocks, stream);
   else
     launch_decode<T, 256, 3>(arguments, blocks, stream);
-  if (arguments.splits > 1) launch_after(combine_kernel<T>, rows, 32 * kDecodeWarps, stream, arguments);
+  if (arguments.splits > 1)
+    launch_after(p.value_dim <= 256 ? combine_kernel<T, 256> : combine_kernel<T, 512>, rows, 32 * kDecodeWarps, stream,
+                 arguments);
 }
 
 }  // namespace
@@ -83,10 +113,12 @@ void decode(const Decode& a, void* workspace, Stream stream) {
       .block_table = a.block_table,
       .cache_index = a.cache_index,
       .sinks = p.sinks,
+      .slopes = p.slopes,
       .q_batch = a.q_strides.batch,
       .q_row = a.q_strides.row,
       .q_head = a.q_strides.head,
       .block_table_stride = a.block_table_stride,
+      .slopes_batch = p.slopes_batch_stride,
       .query_rows = int(p.query_rows),
       .key_rows = int(p.key_rows),
       .heads = int(p.heads),
@@ -98,6 +130,7 @@ void decode(const Decode& a, void* workspace, Stream stream) {
       .row_tiles = row_tiles(p),
       .left = int(std::min<int64_t>(p.window_left, 1 << 30)),
       .right = int(std::min<int64_t>(p.window_right, 1 << 30)),
+      .chunk = int(std::min<int64_t>(p.chunk, 1 << 30)),
       .chunks_of_page = Divider(a.block_table != nullptr ? a.page_rows / kDecodeKeys : 1),
       .score_scale = (p.softcap > 0 ? p.softcap : p.scale) * kLog2e,
       .cap_scale = p.softcap > 0 ? p.scale / p.softcap : 0.f,

@@ -8,19 +8,24 @@
 
 namespace attention::gpu {
 
-// Everything that is fixed when a kernel is compiled. kDim: a multiple of 64; the rest of a smaller head is zeros,
-// which the copy engine fills in. kLeft: rows have a left end (window_left).
-template <class Number, int kDim_, int kKeys_, int kWorkers_, bool kLeft_, bool kSoftcap_>
+// Everything that is fixed when a kernel is compiled. kDim and, of values, kValueDim: multiples of 64; the rest of a
+// smaller head is zeros, which the copy engine fills in. kLeft: rows have a left end (window_left).
+template <class Number, int kDim_, int kValueDim_, int kKeys_, int kWorkers_, bool kLeft_, bool kSoftcap_>
 struct ForwardTraits {
   using T = Number;
-  static constexpr int kDim = kDim_, kKeys = kKeys_, kWorkers = kWorkers_, kRows = 64 * kWorkers;
+  static constexpr int kDim = kDim_, kValueDim = kValueDim_, kKeys = kKeys_, kWorkers = kWorkers_,
+                       kRows = 64 * kWorkers;
   static constexpr bool kLeft = kLeft_, kSoftcap = kSoftcap_;
-  static constexpr int kPanels = kDim / 64;
+  static constexpr int kPanels = kDim / 64, kValuePanels = kValueDim / 64;
+  // Wide heads leave no memory for outputs: these go out by way of the tile's queries, and then the next ones come in.
+  static constexpr bool kOutInQueries = kDim > 128;
   // Two: the next tile's queries come while this one is computed. With more keys a tile there is no memory for it.
-  static constexpr int kQueryStages = kKeys > 128 ? 1 : 2;
+  static constexpr int kQueryStages = kKeys > 128 || kOutInQueries ? 1 : 2,
+                       kOutStage = kOutInQueries ? 0 : kQueryStages;
   static constexpr int kStages = kDim == 64 ? 4 : 2;  // of keys and of values: as many as there is memory for
-  // Where the end of a row's keys moves by more than a key tile within a tile of rows, warpgroups have their own ends.
-  static constexpr bool kOwnEnds = kRows > kKeys;
+  // Where the end of a row's keys moves by more than a key tile within a tile of rows, warpgroups have their own ends;
+  // not with two buffers: who is a tile ahead would leave none for the others.
+  static constexpr bool kOwnEnds = (kRows > kKeys) && (kStages > 2);
   static constexpr int kThreads = kWarpgroup * (1 + kWorkers);
   // All of a multiprocessor's 64 K registers, most of them for the workers.
   static constexpr int kLoaderRegisters = kWorkers == 2 ? 24 : 32, kWorkerRegisters = kWorkers == 2 ? 240 : 160;
@@ -49,10 +54,9 @@ struct Job {
 
 template <class F>
 struct ForwardMemory {
-  uint16_t q[F::kQueryStages][F::kPanels][F::kRows][64];
+  uint16_t q[F::kOutInQueries ? 1 : F::kQueryStages + 1][F::kPanels][F::kRows][64];  // number kOutStage: outputs
   uint16_t k[F::kStages][F::kPanels][F::kKeys][64];
-  uint16_t v[F::kStages][F::kPanels][F::kKeys][64];
-  uint16_t out[F::kWorkers][F::kPanels][64][64];
+  uint16_t v[F::kStages][F::kValuePanels][F::kKeys][64];
   Barrier q_full[F::kQueryStages], q_free[F::kQueryStages];
   Barrier k_full[F::kStages], k_free[F::kStages], v_full[F::kStages], v_free[F::kStages];
   Barrier job_full, job_free;

@@ -9,6 +9,7 @@ namespace attention::gpu {
 
 template <class F>
 __global__ void __launch_bounds__(F::kThreads, 1) forward_kernel(const __grid_constant__ ForwardArguments a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // elsewhere it is never launched
   extern __shared__ uint8_t raw[];
   // Panels begin at multiples of 1024 bytes (wgmma.cuh); the launch has asked for as many more.
   auto& m = *reinterpret_cast<ForwardMemory<F>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
@@ -24,6 +25,7 @@ __global__ void __launch_bounds__(F::kThreads, 1) forward_kernel(const __grid_co
     take_registers<F::kWorkerRegisters>();
     Worker<F>{a, m}.run();
   }
+#endif
 }
 
 }  // namespace attention::gpu

@@ -2,5 +2,5 @@
 #include "kernels/attention/forward_hopper_launch.cuh"
 
 namespace attention::gpu {
-void forward_128(const Forward& a, int* counter, Stream stream) { forward_any<128, 128, 2>(a, counter, stream); }
+void forward_128(const Forward& a, int* counter, Stream stream) { forward_any<128, 128, 128, 2>(a, counter, stream); }
 }  // namespace attention::gpu

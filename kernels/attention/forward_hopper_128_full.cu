@@ -4,6 +4,6 @@
 
 namespace attention::gpu {
 void forward_128_full(const Forward& a, int* counter, Stream stream) {
-  forward_ending<128, 160, 2, false>(a, counter, stream);
+  forward_ending<128, 128, 160, 2, false>(a, counter, stream);
 }
 }  // namespace attention::gpu

@@ -2,5 +2,5 @@
 #include "kernels/attention/forward_hopper_launch.cuh"
 
 namespace attention::gpu {
-void forward_64(const Forward& a, int* counter, Stream stream) { forward_any<64, 128, 3>(a, counter, stream); }
+void forward_64(const Forward& a, int* counter, Stream stream) { forward_any<64, 64, 128, 3>(a, counter, stream); }
 }  // namespace attention::gpu

@@ -2,19 +2,9 @@
 #pragma once
 
 #include "kernels/attention/forward_hopper.cuh"
-#include "kernels/attention/hopper_launch.cuh"
+#include "kernels/attention/launches.cuh"
 
 namespace attention::gpu {
-
-// Heads whose keys and values are in L2 together: a good half of its 50 MB. Rows of unequal length want many heads a
-// section (longest first), rows of equal length only those that share keys.
-inline int section_heads(const Problem& p, int64_t heads, bool unequal) {
-  constexpr int64_t kBytes = 32 << 20;
-  const int64_t group = p.heads / p.key_heads;
-  if (!unequal) return int(group);
-  const int64_t of_head = std::max<int64_t>(1, p.key_rows * (p.dim + p.value_dim) * 2);
-  return int(std::min(heads, std::max<int64_t>(1, kBytes / of_head) * group));
-}
 
 template <class F>
 void launch_forward(const Forward& a, int* counter, Stream stream) {
@@ -55,21 +45,22 @@ void launch_forward(const Forward& a, int* counter, Stream stream) {
 }
 
 // The kernel for the number type and the softcap. kLeft: rows have a left end.
-template <int kDim, int kKeys, int kWorkers, bool kLeft>
+template <int kDim, int kValueDim, int kKeys, int kWorkers, bool kLeft>
 void forward_ending(const Forward& a, int* counter, Stream stream) {
   const auto with_number = [&]<class T>() {
     if (a.problem.softcap > 0)
-      launch_forward<ForwardTraits<T, kDim, kKeys, kWorkers, kLeft, true>>(a, counter, stream);
+      launch_forward<ForwardTraits<T, kDim, kValueDim, kKeys, kWorkers, kLeft, true>>(a, counter, stream);
     else
-      launch_forward<ForwardTraits<T, kDim, kKeys, kWorkers, kLeft, false>>(a, counter, stream);
+      launch_forward<ForwardTraits<T, kDim, kValueDim, kKeys, kWorkers, kLeft, false>>(a, counter, stream);
   };
   a.problem.dtype == DType::kBFloat16 ? with_number.template operator()<BFloat16>()
                                       : with_number.template operator()<Half>();
 }
-template <int kDim, int kKeys, int kWorkers>
+template <int kDim, int kValueDim, int kKeys, int kWorkers>
 void forward_any(const Forward& a, int* counter, Stream stream) {
-  if (a.problem.window_left != kNoLimit) return forward_ending<kDim, kKeys, kWorkers, true>(a, counter, stream);
-  forward_ending<kDim, kKeys, kWorkers, false>(a, counter, stream);
+  if (a.problem.window_left != kNoLimit)
+    return forward_ending<kDim, kValueDim, kKeys, kWorkers, true>(a, counter, stream);
+  forward_ending<kDim, kValueDim, kKeys, kWorkers, false>(a, counter, stream);
 }
 
 }  // namespace attention::gpu

@@ -25,7 +25,7 @@ struct Worker {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
   Ring<F::kStages> k_stage, v_stage;
   Ring<F::kQueryStages> q_stage;
-  float out[F::kDim / 2] = {};
+  float out[F::kValueDim / 2] = {};
   float scores[F::kKeys / 2];
   uint32_t p[F::kKeys / 16][4];  // exponentials, rounded: A of p v
 
@@ -61,7 +61,7 @@ struct Worker {
     const Operand v = operand_by_columns(m.v[v_stage.index], sizeof(m.v[0][0]));
     begin_products();
 #pragma unroll
-    for (int i = 0; i < F::kKeys / 16; ++i) multiply<T, F::kDim>(out, p[i], moved(v, i * 16 * 128), i > 0 || add);
+    for (int i = 0; i < F::kKeys / 16; ++i) multiply<T, F::kValueDim>(out, p[i], moved(v, i * 16 * 128), i > 0 || add);
     commit_products();
   }
 
@@ -87,7 +87,7 @@ struct Worker {
     if (started) free(m.v_free, v_stage);
     if (__any_sync(kAllLanes, shrink[0] != 1.f || shrink[1] != 1.f)) {
 #pragma unroll
-      for (int i = 0; i < F::kDim / 2; ++i) out[i] *= shrink[i / 2 % 2];
+      for (int i = 0; i < F::kValueDim / 2; ++i) out[i] *= shrink[i / 2 % 2];
     }
 #pragma unroll
     for (int i = 0; i < F::kKeys / 16; ++i) {
@@ -119,7 +119,7 @@ struct Worker {
     constexpr int kPieces = F::kKeys * 8;
     for (int i = max(0, keys) * 8 + threadIdx.x % kWarpgroup; i < kPieces; i += kWarpgroup) {
 #pragma unroll
-      for (int p = 0; p < F::kPanels; ++p) reinterpret_cast<uint4*>(panels[p])[i] = make_uint4(0, 0, 0, 0);
+      for (int p = 0; p < F::kValuePanels; ++p) reinterpret_cast<uint4*>(panels[p])[i] = make_uint4(0, 0, 0, 0);
     }
     publish_shared_writes();
     barrier_wait(kOutBarrier + number, kWarpgroup);
@@ -128,24 +128,26 @@ struct Worker {
   // The first scores of a tile. Of one without keys they are products of whatever lies there, and nobody looks: the
   // compiler keeps products running only where none of them is conditional.
   __device__ __forceinline__ void start_tile(const Job& job) {
+    if (F::kOutInQueries && job.rows > 0) m.q_full[q_stage.index].wait(q_stage.parity);  // also of one without keys
     if (job.keys.first < job.keys.end) {
       for (int t = job.keys.end; t > own_end(job); --t) {
         m.k_full[k_stage.index].wait(k_stage.parity);
         free(m.k_free, k_stage);
       }
-      m.q_full[q_stage.index].wait(q_stage.parity);
+      if constexpr (!F::kOutInQueries) m.q_full[q_stage.index].wait(q_stage.parity);
       m.k_full[k_stage.index].wait(k_stage.parity);
     }
     start_scores();
   }
 
-  // All of a tile but the start of its first scores and its storing, and the start of the next tile.
+  // All of a tile but the start of its first scores and its storing, and the start of the next tile where that does not
+  // wait for the storing.
   __device__ __forceinline__ Job finish_tile(const Job& job, JobSource<F>& source, RowSoftmax& softmax) {
     wait_products<0>();
     settle(scores);
     if (job.keys.first == job.keys.end) {
       const Job next = source.receive();
-      start_tile(next);
+      if constexpr (!F::kOutInQueries) start_tile(next);
       return next;
     }
     const int last = own_end(job) - 1, skipped = job.keys.end - 1 - last;
@@ -162,15 +164,27 @@ struct Worker {
     if constexpr (F::kLeft)
       for (; t >= job.keys.first; --t) step<true>(softmax, shrink, t < last - 1, job, t);
     for (int i = 0; i < skipped; ++i) wait_for_turn(), pass_turn();  // everybody has as many turns
-    free(m.q_free, q_stage);
+    if constexpr (!F::kOutInQueries) free(m.q_free, q_stage);
     settle_out(t < last - 1, shrink);
     start_out(t < last - 1);
     const Job next = source.receive();
-    start_tile(next);
-    wait_products<1>();
+    if constexpr (!F::kOutInQueries) start_tile(next);
+    wait_products<F::kOutInQueries ? 0 : 1>();
     settle(out);
     free(m.v_free, v_stage);
     return next;
+  }
+
+  // 64 rows of this warpgroup.
+  __device__ __forceinline__ uint16_t (&out_panel(int panel))[64][64] {
+    return reinterpret_cast<uint16_t(&)[64][64]>(m.q[F::kOutStage][panel][64 * number]);
+  }
+
+  // The outputs are on their way, and the queries' buffer is free for the next ones.
+  __device__ __forceinline__ void free_queries() {
+    if (threadIdx.x % kWarpgroup == 0) wait_until_stores_have_read();
+    barrier_wait(kOutBarrier + number, kWarpgroup);
+    free(m.q_free, q_stage);
   }
 
   __device__ __forceinline__ void store(const Job& job, RowSoftmax& softmax) {
@@ -190,7 +204,7 @@ struct Worker {
     barrier_wait(kOutBarrier + number, kWarpgroup);
     const int in_tile = warp * 16 + lane % 16;
 #pragma unroll
-    for (int j = 0; j < F::kDim / 16; ++j) {
+    for (int j = 0; j < F::kValueDim / 16; ++j) {
       uint32_t w[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -198,27 +212,27 @@ struct Worker {
         w[i] = f == 0.f ? 0 : pack_pair<T>(out[8 * j + 2 * i] * f, out[8 * j + 2 * i + 1] * f);
       }
       const int piece = (j % 4 * 2 + lane / 16) ^ (in_tile % 8);
-      store_matrices(&m.out[number][j / 4][in_tile][piece * 8], w);
+      store_matrices(&out_panel(j / 4)[in_tile][piece * 8], w);
     }
     publish_shared_writes();
     barrier_wait(kOutBarrier + number, kWarpgroup);
     if (a.sequences.packed() && left < 64) return store_rows(job, left);
     if (threadIdx.x % kWarpgroup == 0 && left > 0) {
 #pragma unroll
-      for (int panel = 0; panel < F::kPanels; ++panel)
-        store_box(a.out, m.out[number][panel], 64 * panel, job.row + row, job.head, job.batch);
+      for (int panel = 0; panel < F::kValuePanels; ++panel)
+        store_box(a.out, out_panel(panel), 64 * panel, job.row + row, job.head, job.batch);
       commit_stores();
     }
   }
 
   // The last rows of a packed sequence. The buffer is free at the next barrier of the warpgroup.
   __device__ __forceinline__ void store_rows(const Job& job, int rows) {
-    constexpr int kPieces = F::kDim / 8;
+    constexpr int kPieces = F::kValueDim / 8;
     const int piece = threadIdx.x % kPieces, first = threadIdx.x % kWarpgroup / kPieces;
     for (int r = first; r < rows && 8 * piece < a.value_dim; r += kWarpgroup / kPieces)
       reinterpret_cast<uint4*>(
           a.plain_out)[((int64_t{job.row} + 64 * number + r) * a.heads + job.head) * (a.value_dim / 8) + piece] =
-          *reinterpret_cast<const uint4*>(&m.out[number][piece / 8][r][(piece % 8 ^ r % 8) * 8]);
+          *reinterpret_cast<const uint4*>(&out_panel(piece / 8)[r][(piece % 8 ^ r % 8) * 8]);
   }
 
   __device__ __forceinline__ void run() {
@@ -231,6 +245,7 @@ struct Worker {
       RowSoftmax softmax(a.score_scale);
       const Job next = finish_tile(job, source, softmax);
       store(job, softmax);
+      if constexpr (F::kOutInQueries) free_queries(), start_tile(next);
       job = next;
     }
     wait_products<0>();

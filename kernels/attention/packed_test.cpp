@@ -32,7 +32,7 @@ struct PackedCase {
 
 void check(const PackedCase& c, at::ScalarType dtype) {
   constexpr int64_t kHeads = 4, kKeyHeads = 2, kDim = 24, kValues = 16;
-  if (!device_takes({.rows = 1, .keys = 1, .dim = kDim, .value_dim = kValues}, c.masks, dtype)) return;
+  if (!device_takes({.rows = 1, .keys = 1, .dim = kDim, .value_dim = kValues}, dtype)) return;
   const std::string what = shown(c.masks) + " " + c10::toString(dtype);
   const int64_t queries = total(c.queries) + 2, keys = total(c.keys) + 3;  // rows of no sequence at the end
   Inputs in({.rows = queries, .keys = keys, .heads = kHeads, .key_heads = kKeyHeads, .dim = kDim, .value_dim = kValues},
@@ -130,7 +130,7 @@ struct DecodeCase {
 
 void check(const DecodeCase& c, at::ScalarType dtype) {
   constexpr int64_t kKeyHeads = 2, kDim = 40, kValues = 24, kCapacity = 1536;
-  if (!device_takes({.rows = 1, .keys = 1, .dim = kDim, .value_dim = kValues}, c.masks, dtype)) return;
+  if (!device_takes({.rows = 1, .keys = 1, .dim = kDim, .value_dim = kValues}, dtype)) return;
   const std::string what = "rows " + std::to_string(c.rows) + " group " + std::to_string(c.group) + " page " +
                            std::to_string(c.page) + " splits " + std::to_string(c.num_splits) + shown(c.masks) + " " +
                            c10::toString(dtype);

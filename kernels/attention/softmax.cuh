@@ -60,6 +60,7 @@ struct RowSoftmax {
   float scale;            // scores * scale are exponents of two
   float most[2], sum[2];  // sum: of this thread's columns only
 
+  RowSoftmax() = default;
   __device__ __forceinline__ explicit RowSoftmax(float scale) : scale(scale), most{-INFINITY, -INFINITY}, sum{0, 0} {}
 
   // Scores become exponentials; what was summed before is to be multiplied by `shrink`.

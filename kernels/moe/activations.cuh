@@ -72,9 +72,10 @@ struct Clamped {
   }
 };
 
-// fn.operator()<Formula>()
+// fn.operator()<Formula>(), on the host or, where fn is the device's, there.
+#pragma nv_exec_check_disable
 template <class Fn>
-void with_act(Act act, const Fn& fn) {
+__host__ __device__ __forceinline__ void with_act(Act act, const Fn& fn) {
   using namespace kernels::gpu;
   switch (act) {
     case Act::kSwiGlu:
@@ -98,6 +99,22 @@ void with_act(Act act, const Fn& fn) {
     case Act::kGeluTanh:
       return fn.template operator()<Plain<GeluTanh>>();
   }
+}
+
+struct ValueOf {
+  const Limits& limits;
+  float g, u;
+  float& value;
+  template <class Formula>
+  __device__ __forceinline__ void operator()() const {
+    value = Formula::template value<true>(limits, g, u);
+  }
+};
+// Chosen while the kernel runs, of 16-bit numbers.
+__device__ __forceinline__ float value_of(Act act, const Limits& limits, float g, float u) {
+  float value = 0.f;
+  with_act(act, ValueOf{limits, g, u, value});
+  return value;
 }
 
 }  // namespace moe::gpu

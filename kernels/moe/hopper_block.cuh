@@ -132,6 +132,34 @@ struct Worker {
       store_matrices(out + row * 64 + ((2 * j + lane / 16) ^ (row % 8)) * 8, w);
     }
   }
+  // The same with rows and columns exchanged: `to` has a row for each column of the tile. A warpgroup's 64 rows by 64
+  // columns go through its shared memory together.
+  __device__ __forceinline__ void store_transposed(T* to, int64_t stride, int rows, int cols) {
+    T* out = m.out[4 * number];
+#pragma unroll
+    for (int group = 0; group < 4; ++group) {
+      barrier_wait(1 + number, kWarpgroup);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int col = 16 * j + lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
+        uint32_t w[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = 32 * group + 8 * j + 2 * i;
+          w[i] = pack_pair<T>(sums[at], sums[at + 1]);
+        }
+        store_matrices_transposed(out + col * 64 + (piece ^ col % 8) * 8, w);
+      }
+      barrier_wait(1 + number, kWarpgroup);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int col = 16 * warp + 4 * i + lane / 8, row = 64 * number + lane % 8 * 8;
+        if (64 * group + col < cols && row < rows)
+          *reinterpret_cast<uint4*>(to + (64 * group + col) * stride + row) =
+              *reinterpret_cast<const uint4*>(out + col * 64 + (lane % 8 ^ col % 8) * 8);
+      }
+    }
+  }
   // Which of 64 columns the sum `at` of them is.
   __device__ __forceinline__ int column_of(int at) const { return at / 4 * 8 + lane % 4 * 2 + at % 2; }
 

@@ -2,6 +2,8 @@
 // assignments and counts, then the counts of all stretches are summed expert by expert, then each warp writes its
 // stretch in order. Lanes that name the same expert find each other by match_any, so that nothing is added atomically
 // and the order is always the same.
+#include <algorithm>
+
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/moe/moe_cuda.h"
@@ -38,7 +40,7 @@ __device__ __forceinline__ int expert_of(const Arguments& a, int at) {
   return e >= 0 && e < a.experts ? int(e) : -1;
 }
 
-// Of all threads before this one in a block of 1024.
+// Of all threads before this one in the block.
 __device__ __forceinline__ int sum_before(int own, int32_t (&warps)[32]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int sum = own;
@@ -120,7 +122,8 @@ __global__ void __launch_bounds__(32 * kWarps) write_stretches(const Arguments a
 
 // All of it at once where a block is enough: a decode step has a handful of assignments.
 constexpr int kFew = 1024, kFewExperts = 1024;
-__global__ void __launch_bounds__(1024) sort_few(const Arguments a) {
+__global__ void __launch_bounds__(1024) sort_few(const Arguments a) {  // as many threads as either has
+  wait_for_launch_before();
   __shared__ int32_t experts[kFew], starts[kFewExperts];
   __shared__ int32_t warps[32];
   const int t = threadIdx.x;
@@ -159,7 +162,8 @@ void sort(const Sort& s, Stream stream) {
                     .experts = int(s.experts),
                     .stretch = int(p.stretch),
                     .stretches = int(p.stretches)};
-  if (s.assignments <= kFew && s.experts <= kFewExperts) return launch(&sort_few, 1, 1024, stream, a);
+  if (s.assignments <= kFew && s.experts <= kFewExperts)
+    return launch_after(&sort_few, 1, int(divide_up(std::max(s.assignments, s.experts), 32) * 32), stream, a);
   launch(&count_stretches, divide_up(p.stretches, kWarps), 32 * kWarps, stream, a);
   launch(&sum_stretches, s.experts, kMostStretches, stream, a);
   launch(&sum_experts, 1, 32, stream, a);

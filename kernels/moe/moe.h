@@ -107,7 +107,8 @@ struct Table {
   // Columns [part * kPart, ...) of db2 of one expert.
   void (*bias_gradient)(const Activation& a, const void* dy, int64_t dy_stride, void* db2, int64_t expert,
                         int64_t part);
-  void (*widen)(float* to, const void* from, DType dtype, int64_t n);
+  // A row as float32, in the order in which few_rows reads it.
+  void (*widen)(float* to, const void* from, DType dtype, int64_t n, bool by_inputs);
   void (*few_rows)(const FewRows& a, int64_t begin, int64_t end);
 };
 HOTSWAP_ISA_TABLES(Table)

@@ -1,4 +1,5 @@
 // Experts on the CPU against transformers' grouped_mm written with torch's ops.
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/_grouped_mm.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/bincount.h>

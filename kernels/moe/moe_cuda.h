@@ -75,13 +75,15 @@ void multiply(const WeightGradient& a, Stream stream);
 // products_few.cu: few tokens, weights by rows.
 constexpr int64_t kFewTokens = 64;
 bool few_take(const Product& a);
-void multiply_few_rows(const Product& a, Stream stream);
+void multiply_few_rows(const Product& a, void* activated, Stream stream);  // activated: null, or where A goes
 // products_mma.cu: any sizes and types, sm_75 on. products_hopper.cu: sm_90a, 16 bits, whole 16-byte vectors.
 void multiply_tiles(const Product& a, Stream stream);
 void multiply_tiles(const WeightGradient& a, Stream stream);
 bool hopper_takes(const Product& a);
 bool hopper_takes(const WeightGradient& a);
 void multiply_hopper(const Product& a, Stream stream);
+bool hopper_activates(const Product& a);  // two activations are built; the others go through h
+void activate_hopper(const Product& a, void* activated, Stream stream);
 void multiply_hopper(const WeightGradient& a, Stream stream);
 
 }  // namespace moe::cuda

@@ -6,6 +6,7 @@
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/common/gpu/mma.cuh"
+#include "kernels/moe/activations.cuh"
 #include "kernels/moe/moe_cuda.h"
 
 namespace moe::cuda {
@@ -15,16 +16,22 @@ using namespace kernels::gpu;
 using kernels::divide_up;
 using kernels::Divider;
 
-constexpr int kWarps = 4, kOuts = 32, kAtOnce = 16;  // outputs of a block; rows
-constexpr int kStretch = 32, kAhead = 4;             // numbers a warp multiplies at once; stretches on their way
+using namespace moe::gpu;
 
+constexpr int kWarps = 8, kOuts = 32, kAtOnce = 16;  // outputs of a block; rows
+constexpr int kStretch = 32, kAhead = 3;             // numbers a warp multiplies at once; stretches on their way
+
+// What a block's outputs are: one after the other, and with an activation of gates and values half of them each.
 struct Arguments {
   const void *rows, *w, *bias;
-  void* y;
+  void *y, *a;  // a: the activation, or null; then y may be null
   const int32_t *order, *offsets;
   Divider token_of;
   int64_t stride;
-  int in, out, blocks_an_expert;
+  int in, out, inner, blocks_an_expert;
+  Act act;
+  bool halves, gate;  // of outputs, where there is an activation
+  Limits limits;
 };
 
 __device__ __forceinline__ uint4 load_piece(const void* from, bool inside) {
@@ -34,15 +41,37 @@ __device__ __forceinline__ uint4 load_again(const void* from, bool inside) {
   return inside ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
 }
 
+// Of a row's 32 outputs, one a lane.
 template <class T>
-__global__ void __launch_bounds__(32 * kWarps) multiply_few(const Arguments a) {
+__device__ __forceinline__ void store_activation(const Arguments& a, int block, int64_t row, float h) {
+  const int lane = threadIdx.x % 32, cols = a.gate ? kOuts / 2 : kOuts, col = block * cols + lane;
+  const float g = !a.gate ? h : __shfl_sync(kAllLanes, h, a.halves ? lane % 16 : lane * 2 % 32);
+  const float u = !a.gate ? 0.f : __shfl_sync(kAllLanes, h, a.halves ? lane % 16 + 16 : lane * 2 % 32 + 1);
+  const float value = value_of(a.act, a.limits, g, u);
+  if (lane < cols && col < a.inner) static_cast<T*>(a.a)[row * a.inner + col] = from_float<T>(value);
+}
+
+template <class T>
+__global__ void __launch_bounds__(32 * kWarps, 2) multiply_few(const Arguments a) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800  // few_take refuses older ones
   __shared__ float parts[kWarps][kOuts][kAtOnce + 1];
   const int expert = int(blockIdx.x) / a.blocks_an_expert;
-  const int out0 = (int(blockIdx.x) - expert * a.blocks_an_expert) * kOuts;
+  const int block = int(blockIdx.x) - expert * a.blocks_an_expert;
+  // The output that is number n of the block's, or a.out.
+  const auto output = [&](int n) {
+    if (!a.halves) return min(block * kOuts + n, a.out);
+    const int col = block * (kOuts / 2) + n % (kOuts / 2);
+    return col >= a.inner ? a.out : n < kOuts / 2 ? col : a.inner + col;
+  };
+  wait_for_launch_before();
   const int begin = a.offsets[expert], end = a.offsets[expert + 1];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, piece = lane % 4 * 8;
-  const T* weights = static_cast<const T*>(a.w) + (int64_t{expert} * a.out + out0) * a.in;
+  const T* weights[4];
+#pragma unroll
+  for (int o = 0; o < 4; ++o) {
+    const int out = output(row + 8 * o);
+    weights[o] = out == a.out ? nullptr : static_cast<const T*>(a.w) + (int64_t{expert} * a.out + out) * a.in;
+  }
   for (int first = begin; first < end; first += kAtOnce) {
     const T* from[2];
     bool there[2];
@@ -54,18 +83,20 @@ __global__ void __launch_bounds__(32 * kWarps) multiply_few(const Arguments a) {
       from[g] = static_cast<const T*>(a.rows) + at * a.stride;
     }
     const bool both = first + 8 < end;
-    float sums[4][2][4] = {};  // of 8 outputs each, in two rows of the left operand; by groups of 8 rows
+    float sums[2][2][4] = {};  // of 16 outputs each, by 8 rows
     for (int k0 = warp * kStretch; k0 < a.in; k0 += kWarps * kStretch * kAhead) {
       uint4 w[kAhead][4], x[kAhead][2];
 #pragma unroll
+      for (int s = 0; s < kAhead; ++s) {  // first what does not wait for the rows' places
+        const int k = k0 + s * kWarps * kStretch + piece;
+#pragma unroll
+        for (int o = 0; o < 4; ++o) w[s][o] = load_piece(weights[o] + k, k < a.in && weights[o] != nullptr);
+      }
+#pragma unroll
       for (int s = 0; s < kAhead; ++s) {
         const int k = k0 + s * kWarps * kStretch + piece;
-        const bool inside = k < a.in;
-#pragma unroll
-        for (int o = 0; o < 4; ++o)
-          w[s][o] = load_piece(weights + int64_t{row + 8 * o} * a.in + k, inside && out0 + row + 8 * o < a.out);
-        x[s][0] = load_again(from[0] + k, inside && there[0]);
-        x[s][1] = load_again(from[1] + k, inside && there[1]);
+        x[s][0] = load_again(from[0] + k, k < a.in && there[0]);
+        x[s][1] = load_again(from[1] + k, k < a.in && there[1]);
       }
 #pragma unroll
       for (int s = 0; s < kAhead; ++s)
@@ -88,12 +119,16 @@ __global__ void __launch_bounds__(32 * kWarps) multiply_few(const Arguments a) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) parts[warp][16 * o + row + i / 2 * 8][8 * g + lane % 4 * 2 + i % 2] = sums[o][g][i];
     __syncthreads();
-    const int out = out0 + lane;
-    for (int r = warp; r < kAtOnce && first + r < end && out < a.out; r += kWarps) {
-      float sum = a.bias == nullptr ? 0.f : to_float(static_cast<const T*>(a.bias)[int64_t{expert} * a.out + out]);
+    const int out = output(lane);
+    for (int r = warp; r < kAtOnce && first + r < end; r += kWarps) {
+      float sum = a.bias == nullptr || out == a.out
+                      ? 0.f
+                      : to_float(static_cast<const T*>(a.bias)[int64_t{expert} * a.out + out]);
 #pragma unroll
       for (int part = 0; part < kWarps; ++part) sum += parts[part][lane][r];
-      static_cast<T*>(a.y)[int64_t{first + r} * a.out + out] = from_float<T>(sum);
+      const T h = from_float<T>(sum);
+      if (a.y != nullptr && out < a.out) static_cast<T*>(a.y)[int64_t{first + r} * a.out + out] = h;
+      if (a.a != nullptr) store_activation<T>(a, block, first + r, to_float(h));
     }
   }
 #endif
@@ -108,21 +143,28 @@ bool few_take(const Product& a) {
          attribute<cudaDevAttrComputeCapabilityMajor>() >= 8;
 }
 
-void multiply_few_rows(const Product& a, Stream stream) {
+void multiply_few_rows(const Product& a, void* activated, Stream stream) {
   if (a.p.assignments() == 0) return;
-  const int64_t blocks = divide_up(a.out, kOuts);
+  const bool gate = activated != nullptr && has_gate(a.p.act);
+  const int64_t blocks = gate ? divide_up(a.p.inner, kOuts / 2) : divide_up(a.out, kOuts);
   const Arguments arguments{.rows = a.rows.data,
                             .w = a.w,
                             .bias = a.bias,
                             .y = a.y,
+                            .a = activated,
                             .order = a.rows.tokens ? a.index.order : nullptr,
                             .offsets = a.index.offsets,
                             .token_of = Divider(a.p.top_k),
                             .stride = a.rows.stride,
                             .in = int(a.rows.cols),
                             .out = int(a.out),
-                            .blocks_an_expert = int(blocks)};
-  const auto run = [&](auto* kernel) { launch(kernel, a.p.experts * blocks, 32 * kWarps, stream, arguments); };
+                            .inner = int(a.p.inner),
+                            .blocks_an_expert = int(blocks),
+                            .act = a.p.act,
+                            .halves = gate && !a.p.interleaved,
+                            .gate = gate,
+                            .limits = {a.p.alpha, a.p.limit}};
+  const auto run = [&](auto* kernel) { launch_after(kernel, a.p.experts * blocks, 32 * kWarps, stream, arguments); };
   a.p.dtype == DType::kBFloat16 ? run(&multiply_few<kernels::BFloat16>) : run(&multiply_few<kernels::Half>);
 }
 

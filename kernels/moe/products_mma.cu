@@ -270,11 +270,19 @@ void multiply_tiles(const WeightGradient& a, Stream stream) {
   });
 }
 
+bool can_activate(const Product& a) { return !a.p.scale_input && (few_take(a) || hopper_activates(a)); }
+void multiply_and_activate(const Product& a, void* activated, Stream stream) {
+  few_take(a) ? multiply_few_rows(a, activated, stream) : activate_hopper(a, activated, stream);
+}
 void multiply(const Product& a, Stream stream) {
-  if (few_take(a)) return multiply_few_rows(a, stream);
+  if (few_take(a)) return multiply_few_rows(a, nullptr, stream);
   hopper_takes(a) ? multiply_hopper(a, stream) : multiply_tiles(a, stream);
 }
 void multiply(const WeightGradient& a, Stream stream) {
+  if (a.p.assignments() == 0) {
+    const int64_t bytes = a.p.experts * a.left.cols * a.right.cols * size_of(a.p.dtype);
+    return checked(cudaMemsetAsync(a.dw, 0, size_t(bytes), static_cast<cudaStream_t>(stream)), "zeros");
+  }
   hopper_takes(a) ? multiply_hopper(a, stream) : multiply_tiles(a, stream);
 }
 

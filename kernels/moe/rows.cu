@@ -220,6 +220,7 @@ struct CombineArguments {
 template <class T, bool kWhole>
 __global__ void __launch_bounds__(kCombineThreads) combine_rows(const CombineArguments a, Divider token_of) {
   constexpr int N = kWhole ? kPerVector<T> : 1, kAtOnce = 4;
+  wait_for_launch_before();
   const int64_t token = token_of(blockIdx.x);
   const int col = (int(blockIdx.x - token * a.blocks_a_token) * kCombineThreads + int(threadIdx.x)) * N;
   if (col >= a.hidden) return;
@@ -313,8 +314,8 @@ void combine(const Problem& p, const Index& index, const void* scores, const voi
                              .top_k = int(p.top_k),
                              .hidden = int(p.hidden),
                              .blocks_a_token = int(blocks)};
-    launch(whole ? &combine_rows<T, true> : &combine_rows<T, false>, p.tokens * blocks, kCombineThreads, stream, a,
-           kernels::Divider(blocks));
+    launch_after(whole ? &combine_rows<T, true> : &combine_rows<T, false>, p.tokens * blocks, kCombineThreads, stream,
+                 a, kernels::Divider(blocks));
   });
 }
 

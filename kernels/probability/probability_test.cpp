@@ -157,7 +157,8 @@ TEST(Divergences, ForwardAndBackwardMatchFloat64) {
             expect_close(loss, want[0], 5e-6, what, terms);
             const Tensor dx = call(c, {dloss, z, t}, labels, by_element);
             EXPECT_EQ(dx.scalar_type(), dtype);
-            expect_close(dx, want[1], 2 * tolerance(dtype), what + " dx", want[1]);
+            // A logarithm of what is nearly 1 is known to a unit of 1, in float64 too: where dx is 0 it is 1e-16 there.
+            expect_close(dx, want[1], 2 * tolerance(dtype), what + " dx", want[1].abs().clamp_min(1e-8));
           }
         }
       }

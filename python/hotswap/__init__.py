@@ -16,6 +16,7 @@ _WHERE = {
     "kernel_config": "config",
     "load": "packages",
     "packages_folder": "packages",
+    "register_experts": "experts",
     "enable_for_trainer": "liger",
     "_apply_liger_kernel": "liger",
     "AutoLigerKernelForCausalLM": "auto",

@@ -90,7 +90,7 @@ def kernelize(model: nn.Module, mode=None, strict: bool = False, **options) -> n
 
     mode: None for every mode, and then train() and eval() need nothing; or as kernels.Mode, to leave out layers that
     lack it. strict: RuntimeError, and nothing changed, where a layer that looks like one of ours stays stock.
-    options: rms_norm, layer_norm, rope, mlp, activation, cross_entropy, deformable_attention (all on),
+    options: rms_norm, layer_norm, rope, mlp, activation, experts, cross_entropy, deformable_attention (all on),
     fused_linear_cross_entropy (off: with it a training forward gives a loss and no logits), and attention (off: it is the
     attn_implementation of the model). Bound anew each time: what was bound before is taken out.
     """
@@ -101,8 +101,10 @@ def kernelize(model: nn.Module, mode=None, strict: bool = False, **options) -> n
         ops |= {(r.package, op) for r in found for op in r.ops}
         found = [r for r in found if options[r.option] and _can(r, mode)]
         chosen += [(module, found[-1])] if found else []  # the fused loss goes before the plain one
-    # the activation of a gated MLP is part of its kernel
+    # the activation of a gated MLP, or of experts, is part of their kernel
     inside = {id(child) for module, r in chosen if r.option == "mlp" for child in module.children()}
+    whole = [getattr(module, "experts", module) for module, r in chosen if r.option == "experts"]
+    inside |= {id(child) for experts in whole for child in experts.modules()}
     chosen = [(module, r) for module, r in chosen if r.option != "activation" or id(module) not in inside]
     if strict:
         taken = {id(module) for module, _ in chosen}

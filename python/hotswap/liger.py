@@ -49,7 +49,7 @@ FAMILIES = {
     "glm4": _family("glm4", "Glm4", rope=False),
     "glm4v": _family("glm4v", "Glm4v", rope=False),
     "glm4v_moe": _family("glm4v_moe", "Glm4vMoe", rope=False),
-    "gpt_oss": _family("gpt_oss", "GptOss", swiglu=False, lacks=("swiglu",)),
+    "gpt_oss": _family("gpt_oss", "GptOss", swiglu=False),
     "granite": _family("granite", "Granite", cross_entropy=True, fused_linear_cross_entropy=False),
     "hunyuan_v1_dense": _family("hunyuan_v1_dense", "HunYuanDenseV1"),
     "hunyuan_v1_moe": _family("hunyuan_v1_moe", "HunYuanMoEV1"),
@@ -101,7 +101,8 @@ def _options(family: str, given: dict) -> dict:
         "rope": chosen.get("rope", True),
         "rms_norm": chosen.get("rms_norm", True),
         "mlp": mlp,
-        "activation": chosen.get("relu_squared", mlp),  # of experts, or without a gate
+        "experts": mlp,
+        "activation": chosen.get("relu_squared", mlp),  # of experts that stay stock, or without a gate
         "layer_norm": chosen.get("layer_norm", False),
         **{name: chosen.get(name, False) for name in LOSSES},  # Pixtral, a model of images alone, has none
     }

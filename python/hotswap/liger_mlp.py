@@ -123,12 +123,19 @@ class LigerBlockSparseTop2MLP(nn.Module):
 
 
 class LigerExperts(nn.Module):
-    """Named so that a script that needs it is told so by name."""
+    """The experts of a mixture, in the layout of transformers' own: called with what the router chose."""
 
     def __init__(self, config):
-        raise NotImplementedError(
-            "LigerExperts: wanted the moe package's kernels; got a hotswap without that package; keep the model's own experts"
-        )
+        super().__init__()
+        if _act_of(config) not in LigerSwiGLUMLP._activations:
+            raise ValueError(f"LigerExperts: wanted hidden_act silu or swish; got {_act_of(config)}")
+        self.num_experts = getattr(config, "num_experts", None) or config.num_local_experts
+        self.hidden_dim = config.hidden_size
+        self.intermediate_dim = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+        self.gate_up_proj = nn.Parameter(torch.empty(self.num_experts, 2 * self.intermediate_dim, self.hidden_dim))
+        self.down_proj = nn.Parameter(torch.empty(self.num_experts, self.hidden_dim, self.intermediate_dim))
+
+    forward = load("moe").layers.Experts.forward
 
 
 class _Tiled:

@@ -6,12 +6,13 @@ are told apart, and a layer that looks right and is not stays as it is.
 """
 
 import types
-from typing import Callable, Optional
+from typing import Optional
 
 import torch
 from torch import nn
 
-from hotswap import deformable
+from hotswap import deformable, experts
+from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
 from hotswap.packages import load
 from hotswap.replacement import Replacement, class_of
 
@@ -22,6 +23,7 @@ OPTIONS = {
     "rope": True,
     "mlp": True,
     "activation": True,
+    "experts": True,
     "cross_entropy": True,
     "fused_linear_cross_entropy": False,
     "attention": False,
@@ -32,76 +34,6 @@ OPTIONS = {
 def _of_package(option, layer, package, ops):
     layer_class = getattr(load(package).layers, layer)
     return Replacement(option, layer, package, ops, layer_class.forward, layer_class)
-
-
-# ---- asking the class ---------------------------------------------------------------------------------------------
-
-
-_known: dict = {}  # class and settings -> Replacement or None
-
-
-def _numbers(*shape):  # like random ones, without touching the generator
-    return torch.sin(torch.arange(1, 1 + torch.Size(shape).numel(), dtype=torch.float32, device="cpu") * 12.9898).view(shape)
-
-
-def _shell(module: nn.Module, **parts) -> nn.Module:
-    """A module of the same class and plain attributes, with `parts` for its parameters and children."""
-    shell = object.__new__(class_of(module))
-    nn.Module.__init__(shell)
-    for name, value in vars(module).items():
-        if name not in shell.__dict__ and name not in ("forward", "_old_forward", "_hf_hook"):
-            shell.__dict__[name] = value
-    shell.training = True  # a dropout shows itself
-    for name, part in parts.items():
-        setattr(shell, name, part)
-    return shell
-
-
-def _settings(module: nn.Module) -> tuple:
-    """Its plain attributes: the numbers and switches that a formula may depend on."""
-    plain = [(k, v) for k, v in vars(module).items() if isinstance(v, (bool, int, float, str)) and k[0] != "_"]
-    return (class_of(module), *sorted(p for p in plain if p[0] not in ("training", "layer_idx")))
-
-
-def _stock_forward(module: nn.Module) -> Callable:
-    return class_of(module).forward
-
-
-def _same(got, want, limit) -> bool:
-    if isinstance(want, (tuple, list)):
-        return len(got) == len(want) and all(_same(g, w, limit) for g, w in zip(got, want))
-    return (
-        isinstance(got, torch.Tensor)
-        and isinstance(want, torch.Tensor)
-        and (got.shape, got.dtype) == (want.shape, want.dtype)
-        and bool((got.double() - want.double()).norm() <= limit * want.double().norm())
-    )
-
-
-def _agree(stock: Callable, ours: Callable, cases: list) -> bool:
-    """Do both give the same for every case (arguments, limit) that stock itself can do, and for one at least?"""
-    done = False
-    for arguments, limit in cases:
-        try:
-            want = stock(*arguments)
-        except Exception:  # whatever a foreign class raises on our numbers: it is not the formula that we know
-            continue
-        try:
-            got = ours(*arguments)
-        except RuntimeError:  # our op refuses what stock can do
-            return False
-        if not _same(got, want, limit):
-            return False
-        done = True
-    return done
-
-
-def _first(key, candidates: Callable[[], list], agree: Callable[[Replacement], bool]) -> Optional[Replacement]:
-    if key not in _known:
-        # Models are made under torch.device("meta"), in half precision, under autocast: none of it concerns the numbers.
-        with torch.device("cpu"), torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
-            _known[key] = next((c for c in candidates() if agree(c)), None)
-    return _known[key]
 
 
 # ---- layers -------------------------------------------------------------------------------------------------------
@@ -127,13 +59,13 @@ def _rms_norm(module):
         return [_of_package("rms_norm", layer, "norm", ops) for n in names for layer in layers[n]]
 
     def agree(candidate):
-        shell = _shell(module, weight=nn.Parameter(_numbers(16))) if weighted else _shell(module)
-        x = _numbers(3, 5, 16) * torch.tensor([[1.0], [1e-3], [30.0], [1.0], [2.0]])  # small ones: epsilon counts
-        stock, ours = _stock_forward(module).__get__(shell), candidate.forward.__get__(shell)
+        shell = shell_of(module, weight=nn.Parameter(numbers(16))) if weighted else shell_of(module)
+        x = numbers(3, 5, 16) * torch.tensor([[1.0], [1e-3], [30.0], [1.0], [2.0]])  # small ones: epsilon counts
+        stock, ours = stock_forward(module).__get__(shell), candidate.forward.__get__(shell)
         # A float32 weight on bfloat16 shows what is cast when.
-        return _agree(stock, ours, [((x,), 1e-5), ((x.bfloat16(),), 2**-7)])
+        return agreement(stock, ours, [((x,), 1e-5), ((x.bfloat16(),), 2**-7)])
 
-    return _first((_settings(module), weighted), candidates, agree)
+    return first((settings(module), weighted), candidates, agree)
 
 
 def _layer_norm(module):
@@ -145,13 +77,13 @@ def _layer_norm(module):
         return [_of_package("layer_norm", layer, "norm", ops) for layer in ("LayerNorm", "LayerNormZeroCentered")]
 
     def agree(candidate):
-        bias = None if module.bias is None else nn.Parameter(_numbers(16))
-        shell = _shell(module, normalized_shape=(16,), weight=nn.Parameter(_numbers(16)), bias=bias)
-        stock, ours = _stock_forward(module).__get__(shell), candidate.forward.__get__(shell)
-        x = _numbers(3, 5, 16)
-        return _agree(stock, ours, [((x,), 1e-5), ((1e-3 * x,), 1e-4)])  # small ones: epsilon counts
+        bias = None if module.bias is None else nn.Parameter(numbers(16))
+        shell = shell_of(module, normalized_shape=(16,), weight=nn.Parameter(numbers(16)), bias=bias)
+        stock, ours = stock_forward(module).__get__(shell), candidate.forward.__get__(shell)
+        x = numbers(3, 5, 16)
+        return agreement(stock, ours, [((x,), 1e-5), ((1e-3 * x,), 1e-4)])  # small ones: epsilon counts
 
-    return _first((_settings(module), module.bias is None), candidates, agree)
+    return first((settings(module), module.bias is None), candidates, agree)
 
 
 ACTIVATIONS = {
@@ -170,11 +102,11 @@ def _activation(module):
         return [_of_package("activation", layer, "activation", (op, f"{op}_bwd")) for layer, op in ACTIVATIONS.items()]
 
     def agree(candidate):
-        stock, ours = _stock_forward(module).__get__(module), candidate.forward.__get__(module)
+        stock, ours = stock_forward(module).__get__(module), candidate.forward.__get__(module)
         # the wide ones show a limit (gelu_10)
-        return _agree(stock, ours, [((5 * _numbers(3, 40),), 1e-6), ((1e4 * _numbers(3, 40),), 1e-6)])
+        return agreement(stock, ours, [((5 * numbers(3, 40),), 1e-6), ((1e4 * numbers(3, 40),), 1e-6)])
 
-    return _first(_settings(module), candidates, agree)
+    return first(settings(module), candidates, agree)
 
 
 def _scaled_swiglu_mlp():
@@ -219,19 +151,19 @@ def _gated_mlp(module):
 
     def linear(rows, columns):
         made = nn.Linear(columns, rows, dtype=torch.float32, device="cpu")
-        made.weight.copy_(_numbers(rows, columns))
-        made.bias.copy_(_numbers(rows))
+        made.weight.copy_(numbers(rows, columns))
+        made.bias.copy_(numbers(rows))
         return made
 
     def agree(candidate):
-        parts = {"down_proj": linear(8, 12), act: _shell(getattr(module, act))}
+        parts = {"down_proj": linear(8, 12), act: shell_of(getattr(module, act))}
         parts |= {"gate_proj": linear(12, 8), "up_proj": linear(12, 8)} if split else {"gate_up_proj": linear(24, 8)}
-        shell = _shell(module, **parts)
-        stock, ours = _stock_forward(module).__get__(shell), candidate.forward.__get__(shell)
+        shell = shell_of(module, **parts)
+        stock, ours = stock_forward(module).__get__(shell), candidate.forward.__get__(shell)
         # the wide ones show a limit on gate and up (DeepSeek 4)
-        return _agree(stock, ours, [((_numbers(2, 3, 8),), 1e-5), ((1e4 * _numbers(2, 3, 8),), 1e-5)])
+        return agreement(stock, ours, [((numbers(2, 3, 8),), 1e-5), ((1e4 * numbers(2, 3, 8),), 1e-5)])
 
-    return _first((_settings(module), _settings(getattr(module, act))), candidates, agree)
+    return first((settings(module), settings(getattr(module, act))), candidates, agree)
 
 
 # ---- rotary embedding: a function that an attention's forward looks up among its module's globals -----------------
@@ -284,7 +216,7 @@ def _rotary_functions():
 
 
 def _rotary_cases(name):
-    q, k, table = _numbers(2, 4, 5, 8), _numbers(2, 2, 5, 8) + 0.5, _numbers(1, 5, 4)
+    q, k, table = numbers(2, 4, 5, 8), numbers(2, 2, 5, 8) + 0.5, numbers(1, 5, 4)
     by_time = q.transpose(1, 2), k.transpose(1, 2)
     if name == "apply_rotary_emb":
         angles = torch.polar(torch.ones_like(table), table)
@@ -316,13 +248,13 @@ def _seeing(forward, name, ours):
 
 
 def _attention(module):
-    forward = _stock_forward(module)
+    forward = stock_forward(module)
     name = _rotary_name(forward) if isinstance(forward, types.FunctionType) else None
     if name is None:
         return None
     stock = forward.__globals__.get(name)
     if isinstance(stock, nn.Module):  # what use_kernel_forward_from_hub made of the function; kernelize() may have bound it
-        stock = _stock_forward(stock).__get__(stock)
+        stock = stock_forward(stock).__get__(stock)
     if not callable(stock):
         return None
 
@@ -332,9 +264,9 @@ def _attention(module):
         return [Replacement("rope", f.__name__, "rotary", ops, _seeing(forward, name, f)) for f in made]
 
     def agree(candidate):
-        return _agree(stock, candidate.forward.__globals__[name], _rotary_cases(name))
+        return agreement(stock, candidate.forward.__globals__[name], _rotary_cases(name))
 
-    return _first(forward, candidates, agree)
+    return first(forward, candidates, agree)
 
 
 # ---- deformable attention: a module's forward, or a function that one looks up or holds ----------------------------
@@ -342,16 +274,16 @@ def _attention(module):
 
 def _deformable(module):
     if class_of(module).__name__ == deformable.LAYER:
-        stock = _stock_forward(module).__get__(module)
+        stock = stock_forward(module).__get__(module)
 
         def candidates():
             return [_of_package("deformable_attention", deformable.LAYER, "deformable", deformable.OPS)]
 
         def agree(candidate):
-            return _agree(stock, candidate.forward.__get__(module), deformable.module_cases(_numbers))
+            return agreement(stock, candidate.forward.__get__(module), deformable.module_cases(numbers))
 
-        return _first(class_of(module), candidates, agree)
-    forward = _stock_forward(module)
+        return first(class_of(module), candidates, agree)
+    forward = stock_forward(module)
     name, stock, held = deformable.function_of(module, forward)
     if name is None:
         return None
@@ -362,9 +294,9 @@ def _deformable(module):
         return [Replacement("deformable_attention", name, "deformable", deformable.FUNCTIONS[name], **place)]
 
     def agree(candidate):
-        return _agree(stock, deformable.functions()[name], deformable.function_cases(name, _numbers))
+        return agreement(stock, deformable.functions()[name], deformable.function_cases(name, numbers))
 
-    return _first((forward, stock, name), candidates, agree)
+    return first((forward, stock, name), candidates, agree)
 
 
 # ---- the model's loss ---------------------------------------------------------------------------------------------
@@ -384,7 +316,7 @@ def _loss(module):
 
 def matches(module: nn.Module) -> list[Replacement]:
     """What may be bound to this module; a model's head has two that exclude each other."""
-    for find in (_rms_norm, _layer_norm, _gated_mlp, _attention, _deformable, _activation):
+    for find in (_rms_norm, _layer_norm, _gated_mlp, experts.match, _attention, _deformable, _activation):
         if (found := find(module)) is not None:
             return [found]
     return _loss(module) or []
@@ -394,10 +326,10 @@ def looks_like(module: nn.Module) -> Optional[str]:
     """The layer that a module seems to be by its looks alone."""
     if class_of(module).__name__.endswith("RMSNorm"):
         return "RMSNorm"
-    if _rotary_name(_stock_forward(module)):
+    if _rotary_name(stock_forward(module)):
         return "rotary_pos_emb"
     if all(isinstance(getattr(module, n, None), nn.Module) for n in ("gate_proj", "up_proj", "down_proj")):
         return "MLP"
-    if deformable.looks_like(module, _stock_forward(module)):
+    if deformable.looks_like(module, stock_forward(module)):
         return deformable.LAYER
-    return None
+    return experts.looks_like(module)

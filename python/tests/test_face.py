@@ -144,7 +144,7 @@ def test_other_models_of_the_class_stay_stock():
 
 
 def test_made_on_meta_in_half_precision_under_autocast():
-    hotswap.bind.match._known.clear()
+    hotswap.agree._known.clear()
     state = torch.random.get_rng_state()
     torch.set_default_dtype(torch.bfloat16)
     try:

@@ -13,11 +13,11 @@ from tiny import Calls, batch, model, pattern, twin
 STEPS = 20
 
 
-def losses_of(m, autocast=False, accumulation=1, lr=1e-2):
+def losses_of(m, autocast=False, accumulation=1, lr=1e-2, steps=STEPS):
     m.train()
     optimizer = torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=lr)
     losses = []
-    for step in range(STEPS):
+    for step in range(steps):
         total = 0.0
         for part in range(accumulation):
             around = torch.autocast(torch.get_default_device().type, torch.bfloat16) if autocast else contextlib.nullcontext()

@@ -136,6 +136,7 @@ class Calls:
         "activation": tuple(f"{a}{b}" for a in ("silu", "gelu", "gelu_tanh", "gelu_quick", "relu_squared") for b in ("", "_bwd")),
         "rotary": ("rotary", "rotary_bwd"),
         "mlp": tuple(f"{a}{b}" for a in ("swiglu", "geglu") for b in ("", "_bwd", "_bwd_")),
+        "moe": ("moe_experts", "moe_experts_train", "moe_experts_bwd", "moe_experts_bwd_"),
         "deformable": tuple(f"deformable_attention{a}{b}" for a in ("", "_points") for b in ("", "_bwd")),
         "loss": ("cross_entropy", "cross_entropy_fwd", "cross_entropy_fwd_", "cross_entropy_bwd", "linear_cross_entropy", "linear_cross_entropy_fwd"),
     }

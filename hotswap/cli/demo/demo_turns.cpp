@@ -21,7 +21,7 @@ std::vector<std::string> child_arguments(const DemoOptions& options, const std::
   add("--model", model.model);
   add("--device", model.device);
   add("--dtype", model.dtype);
-  add("--attn-implementation", model.attention);
+  if (!model.attention.empty()) add("--attn-implementation", model.attention);
   add("--steps", cat(options.steps));
   add("--rows", cat(options.rows));
   add("--columns", cat(options.columns));

@@ -42,8 +42,9 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags) {
   verb.add_option("--dtype", flags.dtype, "float32, bfloat16, float16, or auto: as config.json says")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}))
       ->capture_default_str();
-  verb.add_option("--attn-implementation", flags.attention, "sdpa, eager, or a kernel as org/repo[@revision]")
-      ->capture_default_str();
+  verb.add_option(
+      "--attn-implementation", flags.attention,
+      "sdpa, eager, or a kernel as org/repo[@revision]; default: sdpa where it computes the model's attention");
 }
 
 ModelFlags located(ModelFlags flags) {

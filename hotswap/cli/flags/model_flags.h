@@ -16,11 +16,11 @@
 namespace hotswap {
 
 struct ModelFlags {
-  std::string model;              // a folder, a .gguf file, or org/name on the Hub
-  std::string gguf_file;          // of the folder
-  std::string revision = "main";  // of the Hub
-  std::string device = "cpu", dtype = "auto", attention = "sdpa";
-  bool random_weights = false;  // the config alone is read: bench's
+  std::string model;                                      // a folder, a .gguf file, or org/name on the Hub
+  std::string gguf_file;                                  // of the folder
+  std::string revision = "main";                          // of the Hub
+  std::string device = "cpu", dtype = "auto", attention;  // attention: empty, as the model asks for
+  bool random_weights = false;                            // the config alone is read: bench's
 };
 
 struct KernelFlags {

@@ -50,6 +50,7 @@ struct AttentionOps {
 struct Rows {
   Tensor cu_q, cu_k;  // [sequences + 1] int32
   int64_t max_q, max_k;
+  Tensor used_k = {};  // [sequences] int32: keys of each from its beginning on; undefined: all
 };
 
 struct AttentionCall {
@@ -64,7 +65,7 @@ c10::IValue optional(const Tensor& tensor) { return tensor.defined() ? c10::IVal
 void push_options(Values& stack, const AttentionCall& call) {
   if (call.rows) {
     const Rows& r = *call.rows;
-    stack.insert(stack.end(), {r.cu_q, r.cu_k, /*seqused_k=*/c10::IValue(), r.max_q, r.max_k});
+    stack.insert(stack.end(), {r.cu_q, r.cu_k, optional(r.used_k), r.max_q, r.max_k});
   }
   const AttentionOptions& o = call.options;
   stack.insert(stack.end(), {optional(o.sinks), optional(o.alibi_slopes), o.scale, o.causal, o.window_left,
@@ -129,18 +130,23 @@ Tensor attend_padded(AttentionCall call, const Tensor& q, const Tensor& k, const
   return at::index_copy(all, 0, queries.index, out).view({q.size(0), q.size(1), q.size(2), v.size(3)});
 }
 
+// Left of its tokens a row has padding, which no decode op leaves out.
+Tensor attend_fixed_padded(AttentionCall call, const Tensor& q, const Tensor& k, const Tensor& v,
+                           const AttentionMetadata& metadata) {
+  const PaddedRows& rows = metadata.padded_rows(q.size(1), k.size(1));
+  call.rows = Rows{rows.cu_seqlens_q, rows.cu_seqlens_k, q.size(1), k.size(1), rows.used_k};
+  const auto row = [](const Tensor& x) { return x.flatten(0, 1); };  // of the cache a copy: heads are first there
+  return run(call, row(q), row(k), row(v)).view({q.size(0), q.size(1), q.size(2), v.size(3)});
+}
+
 Tensor attend_fixed(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v,
                     const AttentionMetadata& metadata) {
-  if (metadata.sequence().padding.defined()) {
-    throw Error({.wanted = cat("rows without padding in a static cache for ", call.ops->layer.str()),
-                 .got = "an attention_mask",
-                 .next = "take a dynamic cache, or map attention to \"\" (attn_implementation: sdpa)"});
-  }
   if (wants_grad(q, k, v, OptTensor(call.options.sinks))) {
     throw Error({.wanted = cat("no gradient through a static cache for ", call.ops->layer.str()),
                  .got = "a tensor that requires one",
                  .next = "run the forward under at::NoGradGuard"});
   }
+  if (metadata.sequence().padding.defined()) return attend_fixed_padded(call, q, k, v, metadata);
   Values stack = {q,
                   k,
                   v,

@@ -10,7 +10,7 @@
 
 #include "hotswap/kernelize/bind/example.h"
 #include "hotswap/kernelize/bind/test_attention.h"
-#include "hotswap/layers/self_attention.h"
+#include "hotswap/layers/latent_attention.h"
 
 namespace hotswap {
 namespace {
@@ -158,6 +158,60 @@ TEST_F(BoundAttention, InferenceSavesNothingAndFixedKeysDecode) {
   EXPECT_EQ(package_.calls("forward"), 8);
 }
 
+// Left-padded rows in keys of a fixed size, several tokens at once and one by one; without a mask.
+TEST_F(BoundAttention, FixedKeysWithPadding) {
+  const at::NoGradGuard no_grad;
+  Tensor padding = at::ones({2, 9}, at::kBool);
+  padding[1].narrow(0, 0, 3).fill_(false);
+  const Tensor x = random({2, 7, 12}), counts = padding.narrow(1, 0, 7).unsqueeze(2);
+  for (const int64_t window : {0, 3}) {
+    const auto attention = layer(with([&](auto& o) { o.sliding_window = window; }));
+    attention->eval();
+    const Tensor want = attention->forward(x, context({.padding = padding.narrow(1, 0, 7)})) * counts;
+    for (const bool bundled : {false, true}) {
+      bundled ? bind_bundled(*attention) : bind(*attention, package_, Mode::INFERENCE);
+      std::vector<std::unique_ptr<CacheLayer>> parts;
+      const CacheOptions options{.implementation = "static", .max_cache_len = 9};
+      parts.push_back(attention->make_cache_layer(options));
+      Cache cache(std::move(parts), options);
+      int64_t seen = 0;
+      for (const int64_t count : {4, 1, 2}) {
+        cache.begin(count, at::kCPU);
+        ForwardContext step = context({.start = seen, .padding = padding, .positions = cache.positions()});
+        step.cache = &cache;
+        const Tensor got = attention->forward(x.narrow(1, seen, count), step) * counts.narrow(1, seen, count);
+        EXPECT_LE(difference(got, want.narrow(1, seen, count)), 2e-5) << window << " after " << seen << " " << bundled;
+        EXPECT_EQ(step.attention.masks(), 0U);
+        cache.end(count);
+        seen += count;
+      }
+    }
+  }
+  padding[0][8] = false;
+  const AttentionMetadata gap({.padding = padding, .positions = at::tensor({0}, at::kLong)});
+  expect_has(message_of([&] { gap.padded_rows(1, 9); }), {"padding at the beginning", "zeros behind ones"});
+}
+
+// Descriptions alone reach a kernel, and what they are made into is made once: the same tensors for every layer.
+TEST_F(BoundAttention, NoMaskIsMadeAndPaddingIsCountedOnce) {
+  const auto one = layer(kPlain), two = layer(with([](auto&o) { o.sliding_window = 3; }));
+  const Tensor x = random({1, 7, 12});
+  for (const bool bundled : {false, true}) {
+    for (const auto& attention : {one.get(), two.get()}) {
+      bundled ? bind_bundled(*attention) : bind(*attention, package_);
+    }
+    const ForwardContext packed = context({.cu_seqlens = at::tensor({0, 2, 7}, at::kInt), .max_seqlen = 5});
+    (one->forward(x, packed) + two->forward(x, packed)).sum().backward();
+    EXPECT_EQ(packed.attention.masks(), 0U);
+    const ForwardContext padded = context({.padding = at::tensor({0, 0, 1, 1, 1, 1, 1}).to(at::kBool).unsqueeze(0)});
+    one->forward(x, padded);
+    const void* index = padded.attention.real_tokens(7).index.const_data_ptr();
+    two->forward(x, padded).sum().backward();
+    EXPECT_EQ(padded.attention.real_tokens(7).index.const_data_ptr(), index);
+    EXPECT_EQ(padded.attention.masks(), 0U);
+  }
+}
+
 TEST_F(BoundAttention, WhatAPackageLacksStaysStockAndSaysWhy) {
   const auto why = [&](const AttentionPackage& package, const SelfAttentionOptions& options) {
     const auto attention = layer(options);
@@ -184,6 +238,35 @@ TEST_F(BoundAttention, TheBundledPackageTakesHeadsOfEverySize) {
   }
   const auto dropped = layer(with([](auto& o) { o.dropout = 0.1; }));
   expect_has(row_of(bind_bundled(*dropped), "attention").reason, {"attention:attention has no dropout"});
+}
+
+// Keys and values of different widths: a package must claim the pair.
+TEST_F(BoundAttention, LatentAttention) {
+  const AttentionPackage pair([](auto& claims) { claims["numbers"]["head_dims"] = {"2-256", "10/6"}; });
+  LatentAttention attention({.hidden_size = 12,
+                             .num_heads = 3,
+                             .q_lora_rank = 7,
+                             .kv_lora_rank = 5,
+                             .qk_nope_head_dim = 4,
+                             .qk_rope_head_dim = 6,
+                             .v_head_dim = 6});
+  attention.each_tensor([&](const std::string&, Tensor& tensor) { tensor = random(tensor.sizes()); });
+  attention.requires_grad(true);
+  const Tensor x = random({2, 7, 12});
+  const auto run = [&] {
+    attention.each_tensor([](const std::string&, Tensor& tensor) { tensor.mutable_grad() = Tensor(); });
+    const Tensor y = attention.forward(x, context({}));
+    (y * y).sum().backward();
+    std::vector<Tensor> all{y.detach()};
+    attention.each_tensor([&](const std::string&, Tensor& tensor) { all.push_back(tensor.grad()); });
+    return all;
+  };
+  const auto want = run();
+  expect_has(row_of(bind(attention, package_), "attention").reason, {"takes no head_dims of 10/6, only 2-256"});
+  ASSERT_EQ(row_of(bind(attention, pair), "attention").package, "attn");
+  const auto got = run();
+  EXPECT_EQ(pair.calls("forward_train"), 1);
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_LE(difference(got[i], want[i]), 2e-5) << i;
 }
 
 // What benchmarks time is right.

@@ -50,15 +50,17 @@ struct Ops {
   std::string package, forward, train, backward;
   int64_t backward_calls = 1;
   double tolerance = kTolerance;
+  std::string inplace = {};  // what may run in backward's place, where it owns what it writes over
 };
 
 void check(const Run& bound, const Run& stock, const Tensors& inputs, const Tensors& douts, const Ops& ops) {
   const auto calls = [&](const std::string& op) { return op_calls(ops.package, op); };
   const bool one_op = ops.forward == ops.train;
-  const int64_t train = calls(ops.train), backward = calls(ops.backward);
+  const auto backward_calls = [&] { return calls(ops.backward) + (ops.inplace.empty() ? 0 : calls(ops.inplace)); };
+  const int64_t train = calls(ops.train), backward = backward_calls();
   const Tensors got = forward_backward(bound, inputs, douts), want = forward_backward(stock, inputs, douts);
   EXPECT_EQ(calls(ops.train), train + 1) << ops.train;
-  EXPECT_EQ(calls(ops.backward), backward + ops.backward_calls) << ops.backward;
+  EXPECT_EQ(backward_calls(), backward + ops.backward_calls) << ops.backward;
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < got.size(); ++i) {
     ASSERT_EQ(got[i].defined(), want[i].defined()) << ops.forward << " result " << i;
@@ -116,8 +118,13 @@ TEST(Bind, EveryBundledLayerOnItsContractsExample) {
       };
       Tensors douts;
       for (const Tensor& out : example.stock(example.arguments)) douts.push_back(at::randn_like(out));
-      const Ops ops{manifest.name, entry.ops.at("forward"), entry.ops.at("forward_train"), entry.ops.at("backward"),
-                    entry.contract == "linear_cross_entropy/1" ? 0 : 1};  // its forward_train gives the gradients
+      const Ops ops{manifest.name,
+                    entry.ops.at("forward"),
+                    entry.ops.at("forward_train"),
+                    entry.ops.at("backward"),
+                    entry.contract == "linear_cross_entropy/1" ? 0 : 1,  // its forward_train gives the gradients
+                    kTolerance,
+                    entry.contract == "moe/1" ? entry.ops.at("backward_inplace") : ""};
       check(run(example.bound(layer)), run(example.stock), inputs, douts, ops);
       ++layers;
     }

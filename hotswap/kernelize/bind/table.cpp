@@ -8,6 +8,7 @@ namespace binding {
 std::vector<Contract> norm_contracts();
 std::vector<Contract> activation_contracts();
 std::vector<Contract> mlp_contracts();
+std::vector<Contract> moe_contracts();
 std::vector<Contract> rotary_contracts();
 std::vector<Contract> linear_contracts();
 std::vector<Contract> loss_contracts();
@@ -21,8 +22,8 @@ const std::vector<Contract>& table() {
   static const std::vector<Contract> rows = [] {
     using namespace binding;  // NOLINT(google-build-using-namespace)
     std::vector<Contract> all;
-    for (const auto family : {norm_contracts, activation_contracts, mlp_contracts, rotary_contracts, linear_contracts,
-                              loss_contracts, attention_contracts, deformable_contracts}) {
+    for (const auto family : {norm_contracts, activation_contracts, mlp_contracts, moe_contracts, rotary_contracts,
+                              linear_contracts, loss_contracts, attention_contracts, deformable_contracts}) {
       for (Contract& row : family()) all.push_back(std::move(row));
     }
     return all;

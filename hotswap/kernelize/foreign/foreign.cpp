@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "hotswap/base/error.h"
+#include "hotswap/kernelize/foreign/foreign_impl.h"
 
 namespace hotswap {
 namespace {
@@ -16,7 +17,7 @@ const std::set<std::string> kFloats = {"float32", "bfloat16", "float16"};
 ForeignPackage activation() {
   ForeignPackage package{.name = "activation", .layers = {}, .ops = {}, .missing = ""};
   // Their ops write into a given tensor; none has a backward.
-  const auto add = [&](const char* op, const char* contract, std::vector<const char*> layers) {
+  const auto add = [&](const char* op, const char* contract, const std::vector<const char*>& layers) {
     package.ops.push_back({op, {"(Tensor(a!) out, Tensor input) -> ()"}});
     for (const char* layer : layers) {
       package.layers[layer] = {
@@ -123,18 +124,19 @@ std::string stand_ins(const std::string& name, const std::vector<Manifest>& bund
 }
 
 std::span<const ForeignPackage> foreign_packages() {
-  static const std::vector<ForeignPackage> all = {
-      activation(),
-      rotary(),
-      rmsnorm(),
-      deformable_detr(),
-      none("flash-attn2", "its ops have no adapter to attention/1 yet"),
-      none("flash-attn3", "its ops have no adapter to attention/1 yet"),
-      none("vllm-flash-attn3", "its ops have no adapter to attention/1 yet"),
-      none("causal-conv1d", "its convolution has no contract yet"),
-      none("mamba-ssm", "its selective scan has no contract yet"),
-      none("layer-norm", "its op fuses dropout and a residual, which no contract has"),
-  };
+  static const std::vector<ForeignPackage> all = [] {
+    std::vector<ForeignPackage> rows = {
+        activation(),
+        rotary(),
+        rmsnorm(),
+        deformable_detr(),
+        none("causal-conv1d", "its convolution has no contract yet"),
+        none("mamba-ssm", "its selective scan has no contract yet"),
+        none("layer-norm", "its op fuses dropout and a residual, which no contract has"),
+    };
+    for (ForeignPackage& row : attention_packages()) rows.push_back(std::move(row));
+    return rows;
+  }();
   return all;
 }
 

@@ -17,8 +17,8 @@
 namespace hotswap {
 
 struct ForeignOp {
-  const char* name;                  // "silu"
-  std::vector<const char*> schemas;  // what it may look like: it has changed over the versions
+  std::string name;                  // "silu"
+  std::vector<std::string> schemas;  // what it may look like: it has changed over the versions
 };
 
 struct ForeignPackage {

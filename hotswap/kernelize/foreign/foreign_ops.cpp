@@ -15,23 +15,41 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/kernelize/bind/contract.h"
-#include "hotswap/kernelize/foreign/foreign.h"
+#include "hotswap/kernelize/foreign/foreign_impl.h"
 
 namespace hotswap {
-namespace {
-
-using at::Tensor;
-using Values = std::vector<c10::IValue>;
-using Adapter = std::function<Values(const Values& arguments)>;
 
 c10::OperatorHandle find_op(const Manifest& m, const std::string& name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow((m.id + "::" + name).c_str(), "");
 }
 
-Values call(const c10::OperatorHandle& op, Values stack) {
+AdapterValues call_boxed(const c10::OperatorHandle& op, AdapterValues stack) {
   op.callBoxed(&stack);
-  return stack;
+  if (stack.size() != 1 || !stack[0].isTensorList()) return stack;
+  const auto list = stack[0].toTensorVector();
+  return {list.begin(), list.end()};
 }
+
+AdapterValues call_named(const c10::OperatorHandle& op, const NamedValues& given) {
+  AdapterValues stack;
+  for (const c10::Argument& argument : op.schema().arguments()) {
+    const auto found = given.find(argument.name());
+    const bool has_value = found != given.end() && !found->second.isNone();
+    stack.push_back(has_value ? found->second : argument.default_value().value_or(c10::IValue()));
+  }
+  for (const auto& [name, value] : given) {
+    if (value.isNone() || op.schema().argumentIndexWithName(name)) continue;
+    throw Error({.wanted = cat("an argument ", name, " of ", op.schema()),
+                 .got = "none",
+                 .next = "use another version of the package, or the bundled one"});
+  }
+  return call_boxed(op, std::move(stack));
+}
+
+namespace {
+
+using at::Tensor;
+using Values = AdapterValues;
 
 // out, of x's shape or with half of its last dimension, filled by op(out, x).
 Adapter fills_output(const c10::OperatorHandle& op, bool half) {
@@ -47,7 +65,7 @@ Adapter fills_output(const c10::OperatorHandle& op, bool half) {
       shape.back() /= 2;
     }
     Tensor out = at::empty(shape, x.options());
-    if (out.numel() > 0) call(op, {out, x});
+    if (out.numel() > 0) call_boxed(op, {out, x});
     return {out};
   };
 }
@@ -58,7 +76,7 @@ Tensor turned(const c10::OperatorHandle& op, const Tensor& x, const Tensor& cos,
   if (out.numel() == 0) return out;
   const int64_t half = dim / 2;
   const Tensor first = out.narrow(-1, 0, half), second = out.narrow(-1, half, half);
-  call(op, {first, second, cos, sin, first, second, conj});
+  call_boxed(op, {first, second, cos, sin, first, second, conj});
   return out;
 }
 
@@ -86,8 +104,7 @@ Adapter normalizes(const c10::OperatorHandle& op) {
     const double offset = a[3].toDouble();
     const Tensor weight = offset == 0 ? a[1].toTensor() : a[1].toTensor() + offset;
     if (x.numel() == 0) return {at::empty_like(x)};
-    const Values out = call(op, {x, weight, a[2]});
-    return {out[0].isTensor() ? out[0].toTensor() : out[0].toTensorVector().at(0)};
+    return {call_boxed(op, {x, weight, a[2]}).at(0)};
   };
 }
 
@@ -109,7 +126,7 @@ Adapter attends_to_pyramid(const c10::OperatorHandle& op) {
     }
     Values stack = plain_inputs(a, 0);
     stack.emplace_back(batch);  // the images of a launch of theirs: all, which every batch is a multiple of
-    return {call(op, std::move(stack))[0].toTensor().to(value.scalar_type())};
+    return {call_boxed(op, std::move(stack))[0].toTensor().to(value.scalar_type())};
   };
 }
 
@@ -124,8 +141,9 @@ Adapter attends_to_pyramid_backward(const c10::OperatorHandle& op) {
     Values stack = plain_inputs(a, 1);
     stack.emplace_back(a[0].toTensor().to(at::kFloat).contiguous());
     stack.emplace_back(inputs[0].size(0));
-    const auto found = call(op, std::move(stack))[0].toTensorVector();
-    for (size_t i = 0; i < inputs.size(); ++i) gradients.emplace_back(found.at(i).to(inputs[i].scalar_type()));
+    const Values found = call_boxed(op, std::move(stack));
+    for (size_t i = 0; i < inputs.size(); ++i)
+      gradients.emplace_back(found.at(i).toTensor().to(inputs[i].scalar_type()));
     return gradients;
   };
 }
@@ -147,13 +165,8 @@ struct Counted : c10::OperatorKernel {
   std::shared_ptr<std::atomic<int64_t>> calls_;
 };
 
-struct AdaptedOp {
-  c10::OperatorHandle theirs;
-  Adapter adapter;
-};
-
-std::map<std::string, AdaptedOp> adapters_of(const Manifest& m) {
-  std::map<std::string, AdaptedOp> all;
+AdaptedOps adapters_of(const Manifest& m) {
+  AdaptedOps all;
   const auto add = [&](const std::string& ours, const std::string& theirs, const auto& adapt) {
     const c10::OperatorHandle op = find_op(m, theirs);
     all.emplace(ours, AdaptedOp{op, adapt(op)});
@@ -171,6 +184,8 @@ std::map<std::string, AdaptedOp> adapters_of(const Manifest& m) {
   } else if (m.name == "deformable-detr") {
     add("deformable_attention", "ms_deform_attn_forward", attends_to_pyramid);
     add("deformable_attention_bwd", "ms_deform_attn_backward", attends_to_pyramid_backward);
+  } else {
+    return attention_adapters(m);
   }
   return all;
 }
@@ -207,7 +222,7 @@ void check_theirs(const Manifest& m, const ForeignPackage& package) {
       wrong.push_back(cat("op ", m.id, "::", op.name, " is not registered"));
       continue;
     }
-    const bool known = std::any_of(op.schemas.begin(), op.schemas.end(), [&](const char* schema) {
+    const bool known = std::any_of(op.schemas.begin(), op.schemas.end(), [&](const std::string& schema) {
       return fits(handle->schema(), torch::jit::parseSchema(cat(op.name, schema)));
     });
     if (!known) wrong.push_back(cat(handle->schema(), ", where ", op.name, op.schemas.front(), " is known"));

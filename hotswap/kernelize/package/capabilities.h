@@ -33,9 +33,10 @@ struct Capabilities {
   bool backward = false;
   bool capture = false;
   bool deterministic = false;
-  std::set<std::string> dtypes;            // "float32"
-  std::set<std::string> features;          // of those that the contract knows: "window"
-  std::map<std::string, Numbers> numbers;  // of those that the contract knows: "head_dims"
+  std::set<std::string> dtypes;                   // "float32"
+  std::set<std::string> features;                 // of those that the contract knows: "window"
+  std::set<std::string> inference_features = {};  // more of them, without gradients; of adapted packages alone
+  std::map<std::string, Numbers> numbers;         // of those that the contract knows: "head_dims"
 };
 
 }  // namespace hotswap

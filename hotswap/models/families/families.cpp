@@ -4,10 +4,13 @@
 
 namespace hotswap {
 
-extern const Family kLlama, kMistral, kQwen2, kQwen3;
+extern const Family kLlama, kMistral, kMixtral, kQwen2, kQwen2Moe, kQwen3, kQwen3Moe, kGemma, kGemma2, kGemma3, kPhi3,
+    kSmolLM3, kOlmo2, kOlmo3, kOlmoe, kGranite, kDeepseekV2, kDeepseekV3, kGptOss, kLlama4;
 
 const std::vector<const Family*>& families() {
-  static const std::vector<const Family*> all = {&kLlama, &kMistral, &kQwen2, &kQwen3};
+  static const std::vector<const Family*> all = {
+      &kLlama, &kMistral, &kMixtral, &kQwen2, &kQwen2Moe, &kQwen3,   &kQwen3Moe,   &kGemma,      &kGemma2, &kGemma3,
+      &kPhi3,  &kSmolLM3, &kOlmo2,   &kOlmo3, &kOlmoe,    &kGranite, &kDeepseekV2, &kDeepseekV3, &kGptOss, &kLlama4};
   return all;
 }
 
@@ -41,7 +44,9 @@ Json config_of_gguf(const GgufFile& file) {
   return config_from_gguf(file, {.name = family.gguf_architecture,
                                  .model_type = family.model_type,
                                  .class_name = family.class_name,
-                                 .head_dim_is_rotary = family.gguf_head_dim_is_rotary});
+                                 .head_dim_is_rotary = family.gguf_head_dim_is_rotary,
+                                 .reads = family.gguf_reads,
+                                 .extend = family.gguf_extend});
 }
 
 }  // namespace hotswap

@@ -1,6 +1,8 @@
 // Llama, and every model that says model_type "llama": SmolLM, TinyLlama, ...
 #include "hotswap/models/families/llama.h"
 
+#include <ATen/ops/mul.h>
+
 #include "hotswap/models/family.h"
 
 namespace hotswap {
@@ -11,26 +13,53 @@ SelfAttentionOptions attention_options(const ModelConfig& c, int64_t layer) {
           .num_heads = c.num_attention_heads,
           .num_kv_heads = c.num_key_value_heads,
           .head_dim = c.head_dim,
+          .rotary = c.rotates(layer),
+          .scale = c.attention_scale,
           .sliding_window = c.window_of(layer),
+          .softcap = c.attn_logit_softcapping,
           .dropout = c.attention_dropout};
 }
 
-LlamaBlock::LlamaBlock(const ModelConfig& c, const SelfAttentionOptions& attention)
-    : self_attn_(attention),
-      mlp_({.dim = c.hidden_size, .hidden = c.intermediate_size, .activation = c.hidden_act, .bias = c.mlp_bias}),
-      input_layernorm_(c.hidden_size, {.eps = c.rms_norm_eps}),
-      post_attention_layernorm_(c.hidden_size, {.eps = c.rms_norm_eps}) {
-  own("self_attn", self_attn_);
-  own("mlp", mlp_);
+GatedMLPOptions mlp_options(const ModelConfig& c) {
+  return {.dim = c.hidden_size, .hidden = c.intermediate_size, .activation = c.hidden_act, .bias = c.mlp_bias};
+}
+
+LlamaBlock::LlamaBlock(const ModelConfig& c, std::unique_ptr<TokenMixer> attention, std::unique_ptr<FeedForward> mlp,
+                       const char* mlp_name)
+    : residual_multiplier_(c.residual_multiplier),
+      self_attn_(std::move(attention)),
+      mlp_(std::move(mlp)),
+      input_layernorm_(c.hidden_size, c.norm()),
+      post_attention_layernorm_(c.hidden_size, c.norm()) {
+  own("self_attn", *self_attn_);
+  own(mlp_name, *mlp_);
   own("input_layernorm", input_layernorm_);
   own("post_attention_layernorm", post_attention_layernorm_);
+}
+
+LlamaBlock::LlamaBlock(const ModelConfig& c, const SelfAttentionOptions& attention)
+    : LlamaBlock(c, std::make_unique<SelfAttention>(attention), std::make_unique<GatedMLP>(mlp_options(c))) {}
+
+Tensor LlamaBlock::scaled(const Tensor& branch) const {
+  return residual_multiplier_ == 1 ? branch : at::mul(branch, residual_multiplier_);
 }
 
 HiddenState LlamaBlock::forward(const HiddenState& in, const ForwardContext& context) {
   const auto [y, h] = in.residual.defined() ? input_layernorm_.forward(in.x, in.residual)
                                             : AddRMSNorm::Result{input_layernorm_.forward(in.x), in.x};
-  const auto [z, residual] = post_attention_layernorm_.forward(self_attn_.forward(y, context), h);
-  return {mlp_.forward(z), residual};
+  const auto [z, residual] = post_attention_layernorm_.forward(scaled(self_attn_->forward(y, context)), h);
+  return {scaled(mlp_->forward(z, context)), residual};
+}
+
+TensorRules gguf_interleaved_rules(const ModelConfig& c) {
+  const auto half_split = [](int64_t heads) {
+    return [heads](const at::Tensor& rows) { return half_split_rows(rows, heads); };
+  };
+  TensorRules rules = {
+      TensorRule::rename("blk.*.attn_q", "model.layers.*.self_attn.q_proj", half_split(c.num_attention_heads)),
+      TensorRule::rename("blk.*.attn_k", "model.layers.*.self_attn.k_proj", half_split(c.num_key_value_heads))};
+  rules.insert(rules.end(), gguf_decoder_rules().begin(), gguf_decoder_rules().end());
+  return rules;
 }
 
 namespace {
@@ -47,17 +76,6 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
   return std::make_unique<LlamaBlock>(c, attention);
 }
 
-TensorRules gguf_rules(const ModelConfig& c) {
-  const auto half_split = [](int64_t heads) {
-    return [heads](const at::Tensor& rows) { return half_split_rows(rows, heads); };
-  };
-  TensorRules rules = {
-      TensorRule::rename("blk.*.attn_q", "model.layers.*.self_attn.q_proj", half_split(c.num_attention_heads)),
-      TensorRule::rename("blk.*.attn_k", "model.layers.*.self_attn.k_proj", half_split(c.num_key_value_heads))};
-  rules.insert(rules.end(), gguf_decoder_rules().begin(), gguf_decoder_rules().end());
-  return rules;
-}
-
 }  // namespace
 
 extern const Family kLlama;
@@ -66,7 +84,7 @@ const Family kLlama{.model_type = "llama",
                     .read_config = read_config,
                     .make_block = make_block,
                     .gguf_architecture = "llama",
-                    .gguf_rules = gguf_rules,
+                    .gguf_rules = gguf_interleaved_rules,
                     .gguf_head_dim_is_rotary = true};
 
 }  // namespace hotswap

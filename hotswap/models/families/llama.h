@@ -1,29 +1,42 @@
-// Llama's block, which its relatives take over with other options.
+// Llama's block, which its relatives take over with other options or other parts.
 #pragma once
+
+#include <memory>
 
 #include "hotswap/layers/mlp.h"
 #include "hotswap/layers/self_attention.h"
 #include "hotswap/models/block.h"
 #include "hotswap/models/config.h"
+#include "hotswap/models/formats/tensor_rules.h"
 
 namespace hotswap {
 
-//   hidden += attention(norm(hidden)); hidden += mlp(norm(hidden))
+//   hidden += attention(norm(hidden)); hidden += mlp(norm(hidden)), each times config.residual_multiplier
 class LlamaBlock : public Block {
  public:
-  LlamaBlock(const ModelConfig& config, const SelfAttentionOptions& attention);
+  LlamaBlock(const ModelConfig& config, std::unique_ptr<TokenMixer> attention, std::unique_ptr<FeedForward> mlp,
+             const char* mlp_name = "mlp");                                      // in a checkpoint
+  LlamaBlock(const ModelConfig& config, const SelfAttentionOptions& attention);  // with one gated MLP
   HiddenState forward(const HiddenState& in, const ForwardContext& context) override;
   std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override {
-    return self_attn_.make_cache_layer(options);
+    return self_attn_->make_cache_layer(options);
   }
 
  private:
-  SelfAttention self_attn_;
-  GatedMLP mlp_;
+  Tensor scaled(const Tensor& branch) const;
+  double residual_multiplier_;
+  std::unique_ptr<TokenMixer> self_attn_;
+  std::unique_ptr<FeedForward> mlp_;
   AddRMSNorm input_layernorm_, post_attention_layernorm_;
 };
 
-// What every config says of a layer's attention: sizes, window, dropout. Biases and norms are the family's to add.
+// What every config says of a layer's attention: sizes, window, scale, dropout. Biases and norms are the family's to
+// add.
 SelfAttentionOptions attention_options(const ModelConfig& config, int64_t layer);
+
+GatedMLPOptions mlp_options(const ModelConfig& config);
+
+// For families whose files in llama.cpp keep the rows of queries and keys in interleaved rotary order.
+TensorRules gguf_interleaved_rules(const ModelConfig& config);
 
 }  // namespace hotswap

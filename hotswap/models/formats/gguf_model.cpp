@@ -1,5 +1,6 @@
 #include "hotswap/models/formats/gguf_model.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "hotswap/base/error.h"
@@ -73,13 +74,19 @@ nlohmann::ordered_json rope_scaling(const GgufFile& file, const std::string& pre
   return yarn;
 }
 
-void refuse_what_is_not_in_the_model(const GgufFile& file, const std::string& prefix) {
+void refuse_what_is_not_in_the_model(const GgufFile& file, const GgufArchitecture& family) {
+  const std::string prefix = family.name + ".";
+  const auto is_read = [&](const char* key) {
+    return std::find(family.reads.begin(), family.reads.end(), key) != family.reads.end();
+  };
   for (const char* key : {"expert_count", "attention.sliding_window"}) {
-    if (file.get<int64_t>(prefix + key, 0) != 0) unsupported(file, "a dense model with full attention", prefix + key);
+    if (is_read(key) || file.get<int64_t>(prefix + key, 0) == 0) continue;
+    unsupported(file, "a dense model with full attention", prefix + key);
   }
   for (const char* key : {"logit_scale", "attn_logit_softcapping", "final_logit_softcapping", "embedding_scale",
                           "residual_scale", "attention.scale"}) {
-    if (file.has(prefix + key)) unsupported(file, "a model without scaled or capped values", prefix + key);
+    if (is_read(key) || !file.has(prefix + key)) continue;
+    unsupported(file, "a model without scaled or capped values", prefix + key);
   }
 }
 
@@ -134,7 +141,7 @@ at::Tensor half_split_rows(const at::Tensor& interleaved, int64_t heads) {
 
 Json config_from_gguf(const GgufFile& file, const GgufArchitecture& family) {
   const std::string prefix = family.name + ".";
-  refuse_what_is_not_in_the_model(file, prefix);
+  refuse_what_is_not_in_the_model(file, family);
   const auto hidden = file.at<int64_t>(prefix + "embedding_length");
   const auto heads = file.at<int64_t>(prefix + "attention.head_count");
   if (heads < 1 || hidden < 1) unsupported(file, "a positive width and head count", cat(hidden, " and ", heads));
@@ -167,6 +174,7 @@ Json config_from_gguf(const GgufFile& file, const GgufArchitecture& family) {
                                   std::pair("pad_token_id", "tokenizer.ggml.padding_token_id")}) {
     if (file.has(name)) config[key] = file.at<int64_t>(name);
   }
+  if (family.extend != nullptr) family.extend(file, prefix, config);
   return Json::parse(config.dump(), cat("the metadata of ", file.path().string()));
 }
 

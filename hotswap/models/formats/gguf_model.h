@@ -7,6 +7,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "hotswap/base/json.h"
 #include "hotswap/models/formats/gguf.h"
@@ -21,6 +22,10 @@ struct GgufArchitecture {
   std::string class_name;  // "LlamaForCausalLM"
   // The head's width where attention.key_length is absent: the rotated width, else hidden_size / heads.
   bool head_dim_is_rotary = false;
+  // Keys, less the prefix, that change what a model computes and that `extend` reads; without it they are refused.
+  std::vector<std::string> reads = {};
+  // Adds what the family's config.json says beyond what all have.
+  void (*extend)(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) = nullptr;
 };
 
 // config.json of the model.

@@ -1,7 +1,7 @@
 #include "hotswap/models/formats/tensor_rules.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/stack.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <map>
@@ -65,10 +65,15 @@ std::string filled(const std::string& pattern, const Match& match) {
 
 // Where one tensor of the model comes from.
 struct Source {
-  const TensorRule* rule = nullptr;     // null: the name stays
-  std::map<int64_t, std::string> from;  // by index of a stack, else one
-  int64_t begin = 0, width = 0;         // rows of a split
-  const std::string& first() const { return from.begin()->second; }
+  const TensorRule* rule = nullptr;                  // null: the name stays
+  std::vector<std::map<int64_t, std::string>> from;  // of each pattern of the rule, by index of a stack, else one
+  int64_t begin = 0, width = 0;                      // rows of a split
+  const std::string& first() const {                 // of those that are there
+    for (const auto& parts : from) {
+      if (!parts.empty()) return parts.begin()->second;
+    }
+    return from.front().at(0);
+  }
 };
 
 class RuledCheckpoint : public Checkpoint {
@@ -79,7 +84,7 @@ class RuledCheckpoint : public Checkpoint {
         [&](const std::string& name, Tensor& tensor) { widths_[name] = tensor.dim() == 0 ? 1 : tensor.size(0); });
     for (const std::string& name : raw_->names()) add(name);
     for (const auto& [name, source] : sources_) {
-      if (is_stack(source)) check_stack(name, source);
+      if (source.rule != nullptr) check_parts(name, source);
     }
   }
 
@@ -87,77 +92,138 @@ class RuledCheckpoint : public Checkpoint {
   bool has(const std::string& name) const override { return sources_.count(name) != 0; }
   std::vector<int64_t> shape(const std::string& name) const override {
     const Source& source = source_of(name);
+    if (is_kind(source, TensorRule::Kind::kDecode)) {
+      std::vector<std::vector<int64_t>> shapes;
+      for (const auto& parts : source.from) shapes.push_back(raw_->shape(parts.at(0)));
+      return source.rule->decoder.shape(shapes);
+    }
     std::vector<int64_t> shape = raw_->shape(source.first());
-    if (is_stack(source)) shape.insert(shape.begin(), static_cast<int64_t>(source.from.size()));
+    if (is_stack(source)) {
+      if (!shape.empty()) shape[0] *= static_cast<int64_t>(source.from.size());
+      shape.insert(shape.begin(), static_cast<int64_t>(source.from.front().size()));
+    }
     if (source.width > 0) shape[0] = source.width;
     return shape;
   }
-  at::ScalarType dtype(const std::string& name) const override { return raw_->dtype(source_of(name).first()); }
+  // What is decoded has numbers of no type of its own.
+  at::ScalarType dtype(const std::string& name) const override {
+    const Source& source = source_of(name);
+    return is_kind(source, TensorRule::Kind::kDecode) ? at::kBFloat16 : raw_->dtype(source.first());
+  }
   at::Tensor tensor(const std::string& name, at::ScalarType dtype) const override {
     const Source& source = source_of(name);
-    if (is_stack(source)) {
+    if (is_kind(source, TensorRule::Kind::kDecode)) {
       std::vector<at::Tensor> parts;
-      for (const auto& [index, part] : source.from) parts.push_back(raw_->tensor(part, dtype));
-      return at::stack(parts);
+      for (const auto& stored : source.from) parts.push_back(raw_->tensor(stored.at(0)));
+      return source.rule->decoder.tensor(parts, dtype);
     }
-    at::Tensor tensor = raw_->tensor(source.first(), dtype);
+    if (is_stack(source)) return stacked(source, dtype);
+    const bool changes = source.rule != nullptr && source.rule->change;  // numbers, perhaps: rounded afterwards
+    at::Tensor tensor = raw_->tensor(source.first(), changes ? at::kFloat : dtype);
     if (source.width > 0) tensor = tensor.narrow(0, source.begin, source.width);
-    return source.rule != nullptr && source.rule->change ? source.rule->change(tensor) : tensor;
+    return changes ? source.rule->change(tensor).to(dtype) : tensor;
   }
   bool is_file_memory(const std::string& name, at::ScalarType dtype) const override {
     const Source& source = source_of(name);
-    const bool changed = is_stack(source) || (source.rule != nullptr && source.rule->change);
+    const bool decoded = is_kind(source, TensorRule::Kind::kDecode);
+    const bool changed = decoded || is_stack(source) || (source.rule != nullptr && source.rule->change);
     return !changed && raw_->is_file_memory(source.first(), dtype);
   }
   std::string where() const override { return raw_->where(); }
   const GgufFile* gguf() const override { return raw_->gguf(); }
 
  private:
-  static bool is_stack(const Source& source) {
-    return source.rule != nullptr && source.rule->kind == TensorRule::Kind::kStack;
+  static bool is_kind(const Source& source, TensorRule::Kind kind) {
+    return source.rule != nullptr && source.rule->kind == kind;
+  }
+  static bool is_stack(const Source& source) { return is_kind(source, TensorRule::Kind::kStack); }
+
+  // Written part by part into one tensor: a mixture's weights are most of a checkpoint, and are not held twice.
+  at::Tensor stacked(const Source& source, at::ScalarType dtype) const {
+    std::vector<int64_t> shape = raw_->shape(source.first());
+    const auto count = static_cast<int64_t>(source.from.front().size());
+    const auto lists = static_cast<int64_t>(source.from.size());
+    std::vector<int64_t> all = {count, lists};
+    all.insert(all.end(), shape.begin(), shape.end());
+    at::Tensor result = at::empty(all, at::TensorOptions().dtype(dtype));  // [count, lists, ...]
+    for (int64_t list = 0; list < lists; ++list) {
+      for (const auto& [index, part] : source.from[list])
+        result.select(0, index).select(0, list).copy_(raw_->tensor(part, dtype));
+    }
+    if (shape.empty()) return result.select(1, 0);
+    shape[0] *= lists;
+    shape.insert(shape.begin(), count);
+    return result.view(shape);
+  }
+
+  // All that a rule wants is there, and of shapes that belong together.
+  void check_parts(const std::string& name, const Source& source) const {
+    for (size_t i = 0; i < source.from.size(); ++i) {
+      if (!source.from[i].empty()) continue;
+      throw Error({.wanted = cat("tensors like '", source.rule->from[i], "' in ", where(), " for '", name, "'"),
+                   .got = cat("none, and '", source.first(), "'"),
+                   .next = "fetch the checkpoint again: it is not whole"});
+    }
+    if (is_stack(source)) check_stack(name, source);
   }
 
   void check_stack(const std::string& name, const Source& source) const {
     const auto shape = raw_->shape(source.first());
-    const bool alike = std::all_of(source.from.begin(), source.from.end(),
-                                   [&](const auto& part) { return raw_->shape(part.second) == shape; });
-    const int64_t last = source.from.rbegin()->first;
-    if (alike && last == static_cast<int64_t>(source.from.size()) - 1) return;
-    throw Error({.wanted = cat("tensors 0, 1, ... of one shape in ", where(), ", which '", name, "' stacks"),
-                 .got = alike ? cat(source.from.size(), " of them, the last of which is number ", last)
-                              : std::string("different shapes"),
-                 .next = "fetch the checkpoint again: it is not whole"});
+    for (const auto& parts : source.from) {
+      const bool alike =
+          std::all_of(parts.begin(), parts.end(), [&](const auto& part) { return raw_->shape(part.second) == shape; });
+      const int64_t last = parts.rbegin()->first;
+      const bool whole = last == static_cast<int64_t>(parts.size()) - 1 && parts.size() == source.from.front().size();
+      if (alike && whole && (!shape.empty() || source.from.size() == 1)) continue;
+      throw Error({.wanted = cat("tensors 0, 1, ... of one shape in ", where(), ", which '", name, "' stacks"),
+                   .got = alike ? cat(parts.size(), " of them, the last of which is number ", last)
+                                : std::string("different shapes"),
+                   .next = "fetch the checkpoint again: it is not whole"});
+    }
   }
 
   void add(const std::string& name) {
     for (const TensorRule& rule : rules_) {
-      auto found = match(rule.from, name);
-      if (!found) continue;
-      if (rule.kind == TensorRule::Kind::kStack) {
-        const int64_t index = std::stoll(found->numbers.back());
-        found->numbers.pop_back();
-        put(filled(rule.to.front(), *found), name, {.rule = &rule}, index);
-        return;
+      for (size_t place = 0; place < rule.from.size(); ++place) {
+        if (auto found = match(rule.from[place], name)) return add(name, rule, place, *std::move(found));
       }
-      int64_t begin = 0;
-      for (const std::string& to : rule.to) {
-        const std::string target = filled(to, *found);
-        const int64_t width = rule.kind == TensorRule::Kind::kSplit ? width_of(target, name) : 0;
-        put(target, name, {.rule = &rule, .begin = begin, .width = width}, 0);
-        begin += width;
-      }
-      check_width(rule, name, begin);
-      return;
     }
-    put(name, name, {}, 0);
+    put(name, {name}, {});
   }
 
-  void put(const std::string& target, const std::string& from, Source source, int64_t index) {
+  void add(const std::string& name, const TensorRule& rule, size_t place, Match found) {
+    const Part part{name, place};
+    if (rule.kind == TensorRule::Kind::kStack) {
+      const int64_t index = std::stoll(found.numbers.back());
+      found.numbers.pop_back();
+      return put(filled(rule.to.front(), found), {name, place, index}, {.rule = &rule});
+    }
+    int64_t begin = 0;
+    for (const std::string& to : rule.to) {
+      const std::string target = filled(to, found);
+      const int64_t width = rule.kind == TensorRule::Kind::kSplit ? width_of(target, name) : 0;
+      put(target, part, {.rule = &rule, .begin = begin, .width = width});
+      begin += width;
+    }
+    check_width(rule, name, begin);
+  }
+
+  // A stored tensor, and which place of its rule it fills.
+  struct Part {
+    std::string from;
+    size_t place = 0;
+    int64_t index = 0;
+  };
+
+  void put(const std::string& target, const Part& part, Source source) {
+    source.from.resize(source.rule == nullptr ? 1 : source.rule->from.size());
+    const TensorRule* rule = source.rule;
     const auto [found, fresh] = sources_.emplace(target, std::move(source));
     if (fresh) names_.push_back(target);
-    if (found->second.from.emplace(index, from).second && (fresh || is_stack(found->second))) return;
+    auto& filled = found->second;
+    if (filled.rule == rule && filled.from[part.place].emplace(part.index, part.from).second) return;
     throw Error({.wanted = cat("one tensor for '", target, "' in ", where()),
-                 .got = cat("'", found->second.first(), "' and '", from, "'"),
+                 .got = cat("'", filled.first(), "' and '", part.from, "'"),
                  .next = "fetch the checkpoint again, or correct the family's tensor rules"});
   }
 
@@ -209,23 +275,23 @@ TensorMap in_checkpoint_terms(const TensorMap& model, const TensorRules& rules) 
   std::map<std::string, at::Tensor> tensors(model.begin(), model.end());
   std::set<std::string> done;
   TensorMap result;
+  const auto save_stack = [&](const TensorRule& rule, const Match& found, const at::Tensor& stacked) {
+    for (int64_t i = 0; i < stacked.size(0); ++i) {
+      const auto parts = stacked.select(0, i).chunk(static_cast<int64_t>(rule.from.size()));
+      for (size_t j = 0; j < parts.size(); ++j) result.emplace_back(with_last(found, i, rule.from[j]), parts[j]);
+    }
+  };
   const auto save = [&](const std::string& name) {
     for (const TensorRule& rule : rules) {
       const auto found = match(rule.to.front(), name);
-      if (!found) continue;
-      if (rule.kind == TensorRule::Kind::kStack) {
-        const at::Tensor& stacked = tensors.at(name);
-        for (int64_t i = 0; i < stacked.size(0); ++i) {
-          result.emplace_back(with_last(*found, i, rule.from), stacked.select(0, i));
-        }
-        return;
-      }
+      if (!found || rule.kind == TensorRule::Kind::kDecode) continue;
+      if (rule.kind == TensorRule::Kind::kStack) return save_stack(rule, *found, tensors.at(name));
       std::vector<at::Tensor> parts;
       for (const std::string& to : rule.to) {
         parts.push_back(tensors.at(filled(to, *found)));
         done.insert(filled(to, *found));
       }
-      result.emplace_back(filled(rule.from, *found), parts.size() == 1 ? parts.front() : at::cat(parts));
+      result.emplace_back(filled(rule.from.front(), *found), parts.size() == 1 ? parts.front() : at::cat(parts));
       return;
     }
     result.emplace_back(name, tensors.at(name));

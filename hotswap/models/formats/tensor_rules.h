@@ -2,7 +2,7 @@
 //
 //   TensorRules rules = {
 //       TensorRule::rename("blk.*.attn_q", "model.layers.*.self_attn.q_proj"),
-//       TensorRule::stack("model.layers.*.mlp.experts.*.up_proj", "model.layers.*.mlp.experts.up_proj"),
+//       TensorRule::stack({"model.layers.*.mlp.experts.*.up_proj"}, "model.layers.*.mlp.experts.up_proj"),
 //       TensorRule::split("model.layers.*.self_attn.qkv_proj", {"model.layers.*.self_attn.q_proj", ...}),
 //   };
 //
@@ -22,26 +22,36 @@
 namespace hotswap {
 
 struct TensorRule {
-  enum class Kind { kRename, kStack, kSplit };
+  enum class Kind { kRename, kStack, kSplit, kDecode };
   using Change = std::function<at::Tensor(const at::Tensor&)>;
+  // Of several stored tensors, in the order of `from`, to one: its shape, and its numbers in that dtype.
+  struct Decode {
+    std::vector<int64_t> (*shape)(const std::vector<std::vector<int64_t>>& parts);
+    at::Tensor (*tensor)(const std::vector<at::Tensor>& parts, at::ScalarType dtype);
+  };
 
   // `change` reorders what is read, where a format keeps it in another order; such rules serve reading alone.
   static TensorRule rename(std::string from, std::string to, Change change = nullptr) {
-    return {Kind::kRename, std::move(from), {std::move(to)}, std::move(change)};
+    return {Kind::kRename, {std::move(from)}, {std::move(to)}, std::move(change)};
   }
-  // `from` has one * more than `to`: its last one counts 0, 1, ... along a new first dimension.
-  static TensorRule stack(std::string from, std::string to) {
-    return {Kind::kStack, std::move(from), {std::move(to)}, nullptr};
+  // Each of `from` has one * more than `to`: its last one counts 0, 1, ... along a new first dimension. Several lie one
+  // behind the other along the second, all of one shape.
+  static TensorRule stack(std::vector<std::string> from, std::string to) {
+    return {Kind::kStack, std::move(from), {std::move(to)}};
   }
   // Along the first dimension, as wide as the model's tensors of those names are.
   static TensorRule split(std::string from, std::vector<std::string> to) {
-    return {Kind::kSplit, std::move(from), std::move(to), nullptr};
+    return {Kind::kSplit, {std::move(from)}, std::move(to)};
+  }
+  // What is packed in several tensors; such rules serve reading alone.
+  static TensorRule decode(std::vector<std::string> from, std::string to, Decode decode) {
+    return {Kind::kDecode, std::move(from), {std::move(to)}, nullptr, decode};
   }
 
   Kind kind;
-  std::string from;
-  std::vector<std::string> to;
-  Change change;
+  std::vector<std::string> from, to;
+  Change change = nullptr;
+  Decode decoder = {};
 };
 using TensorRules = std::vector<TensorRule>;
 

@@ -31,7 +31,7 @@ class Model : public Module {
 
 const TensorRules kRules = {
     TensorRule::split("h.*.qkv", {"layers.*.q", "layers.*.k", "layers.*.v"}),
-    TensorRule::stack("layers.*.experts.*.up", "layers.*.experts.up"),
+    TensorRule::stack({"layers.*.experts.*.up"}, "layers.*.experts.up"),
     TensorRule::rename("final_norm", "norm"),
 };
 
@@ -100,6 +100,58 @@ TEST(TensorRules, WhatDoesNotFitIsNamed) {
              {"one tensor for 'norm.weight'", "final_norm"});
   const std::string expert = "layers.0.experts.x.up.weight";  // no number: not an expert
   EXPECT_EQ(message({{expert, at::randn({3})}}), "no error");
+}
+
+// Gate and up of each expert lie one behind the other in one tensor.
+class Experts : public Module {
+ public:
+  Experts() {
+    own("layers.0.experts.gate_up", gate_up, {3, 4, 5});
+    own("layers.0.experts.bias", bias, {3, 4});
+  }
+  Tensor gate_up, bias;
+};
+
+const TensorRules kExpertRules = {
+    TensorRule::stack({"layers.*.experts.*.gate.weight", "layers.*.experts.*.up.weight"}, "layers.*.experts.gate_up"),
+    TensorRule::stack({"layers.*.experts.*.gate.bias", "layers.*.experts.*.up.bias"}, "layers.*.experts.bias"),
+};
+
+TEST(TensorRules, StackSeveralListsSideBySide) {
+  TensorMap tensors;
+  for (const char* part : {"gate", "up"}) {
+    for (int e = 0; e < 3; ++e) {
+      tensors.emplace_back(cat("layers.0.experts.", e, ".", part, ".bias"), at::randn({2}));
+      tensors.emplace_back(cat("layers.0.experts.", e, ".", part, ".weight"), at::randn({2, 5}));
+    }
+  }
+  const auto read = [](const TensorMap& given) {
+    const TempFolder folder;
+    save_pretrained_weights(folder.path(), given);
+    Experts model;
+    load_into(model, *in_model_terms(open_checkpoint(folder.path()), kExpertRules, model));
+    return named_tensors(model);
+  };
+  const TensorMap model = read(tensors);
+  EXPECT_TRUE(at::equal(model[0].second[2].narrow(0, 2, 2), tensors.back().second));
+  EXPECT_TRUE(at::equal(model[1].second[0].narrow(0, 0, 2), tensors.front().second));
+  std::map<std::string, Tensor> saved;
+  for (const auto& [name, tensor] : in_checkpoint_terms(model, kExpertRules)) saved[name] = tensor;
+  ASSERT_EQ(saved.size(), tensors.size());
+  for (const auto& [name, tensor] : tensors) EXPECT_TRUE(at::equal(saved.at(name), tensor)) << name;
+  // Stacked already, as transformers holds them in memory.
+  EXPECT_TRUE(at::equal(read(model)[0].second, model[0].second));
+
+  TensorMap lost = tensors;
+  lost.pop_back();  // up of expert 2
+  expect_has(message_of([&] { read(lost); }), {"layers.0.experts.gate_up", "2 of them"});
+  lost = tensors;
+  std::erase_if(lost, [](const auto& named) { return named.first.ends_with("up.weight"); });
+  expect_has(message_of([&] { read(lost); }), {"'layers.*.experts.*.up.weight'", "none, and 'layers.0.experts.0.gate"});
+  lost = tensors;
+  lost.insert(lost.end(), model.begin(), model.end());  // both forms
+  expect_has(message_of([&] { read(lost); }),
+             {"one tensor for 'layers.0.experts.bias'", "and 'layers.0.experts.bias'"});
 }
 
 }  // namespace

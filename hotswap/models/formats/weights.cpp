@@ -86,6 +86,7 @@ std::vector<std::string> files_ending(const std::filesystem::path& folder, std::
 struct Plan {
   Tensor* to;
   std::string from;
+  bool keeps_dtype;  // a buffer: the type that the module gave it
 };
 
 class Planner {
@@ -94,6 +95,8 @@ class Planner {
 
   std::vector<Plan> make(Module& module) {
     std::set<std::string> used;
+    std::set<const Tensor*> parameters;
+    module.each_parameter([&](const std::string&, Tensor& tensor) { parameters.insert(&tensor); });
     std::vector<Plan> plan;
     module.each_tensor([&](const std::string& name, Tensor& tensor) {
       const std::string source = source_of(name);
@@ -101,7 +104,7 @@ class Planner {
       if (!checkpoint_.has(source)) {
         missing_.push_back(name);
       } else if (check(name, tensor, source)) {
-        plan.push_back({&tensor, source});
+        plan.push_back({&tensor, source, !parameters.contains(&tensor)});
       }
     });
     for (const auto& [name, of] : options_.tied) {
@@ -185,11 +188,12 @@ std::unique_ptr<const Checkpoint> open_checkpoint(const std::filesystem::path& f
 void load_into(Module& module, const Checkpoint& checkpoint, const LoadOptions& options) {
   const std::vector<Plan> plan = Planner(checkpoint, options).make(module);
   std::map<std::string, Tensor> loaded;  // tied tensors are one
-  for (const auto& [to, from] : plan) {
+  for (const auto& [to, from, keeps_dtype] : plan) {
     Tensor& tensor = loaded[from];
     if (!tensor.defined()) {
       const at::ScalarType stored = checkpoint.dtype(from);
-      const at::ScalarType wanted = options.dtype && at::isFloatingType(stored) ? *options.dtype : stored;
+      const bool changes = options.dtype && at::isFloatingType(stored);
+      const at::ScalarType wanted = keeps_dtype ? to->scalar_type() : changes ? *options.dtype : stored;
       const bool copy = options.copy && checkpoint.is_file_memory(from, wanted);
       tensor = checkpoint.tensor(from, wanted).to(options.device, wanted, /*non_blocking=*/false, copy);
       tensor.set_requires_grad(to->requires_grad());

@@ -21,11 +21,11 @@ struct Reader {
   void read(Strides& s) { s = {numbers[0], numbers[1], numbers[2]}, numbers += 3; }
   void read(Problem& p) {
     for (int64_t* n : {&p.batch, &p.query_rows, &p.key_rows, &p.heads, &p.key_heads, &p.dim, &p.value_dim,
-                       &p.window_left, &p.window_right})
+                       &p.window_left, &p.window_right, &p.chunk, &p.slopes_batch_stride})
       *n = *numbers++;
     p.dtype = *numbers++ == 0 ? DType::kBFloat16 : DType::kFloat16;
     p.scale = *scales++, p.softcap = *scales++;
-    read(p.sinks), read(p.query_starts), read(p.key_starts), read(p.keys_used);
+    read(p.sinks), read(p.slopes), read(p.query_starts), read(p.key_starts), read(p.keys_used);
   }
   Forward forward() {
     Forward a{};

@@ -15,15 +15,17 @@ DTYPES = {torch.bfloat16: 0, torch.float16: 1}
 class Call:
     """What goes to a C function, in the order in which attention_c.cu reads it."""
 
-    def __init__(self, q, k, v, *, scale=None, window=(NO_LIMIT, NO_LIMIT), softcap=0.0, sinks=None, starts=None, used=None):
+    def __init__(self, q, k, v, *, scale=None, window=(NO_LIMIT, NO_LIMIT), softcap=0.0, sinks=None, chunk=0, slopes=None,
+                 starts=None, used=None):
         self.packed = starts is not None
         query_starts, key_starts = starts if self.packed else (None, None)
         rows, heads, dim = q.shape[-3:]
         batch = len(query_starts) - 1 if self.packed else q.shape[0]
         self.pointers = []
-        self.numbers = [batch, rows, k.shape[-3], heads, k.shape[-2], dim, v.shape[-1], *window, DTYPES[q.dtype]]
+        self.numbers = [batch, rows, k.shape[-3], heads, k.shape[-2], dim, v.shape[-1], *window, chunk]
+        self.numbers += [slopes.stride(0) if slopes is not None and slopes.dim() == 2 else 0, DTYPES[q.dtype]]
         self.scales = [dim**-0.5 if scale is None else scale, softcap]
-        self.point(sinks, query_starts, key_starts, used)
+        self.point(sinks, slopes, query_starts, key_starts, used)
 
     def point(self, *tensors):
         self.pointers += [t.data_ptr() if t is not None else None for t in tensors]

@@ -22,6 +22,8 @@ class Case:
     window: tuple = FULL
     softcap: float = 0.0
     sinks: bool = False
+    chunk: int = 0
+    alibi: str = ""  # or heads, sequences: a slope for each, or for each head of each sequence
     dtype: torch.dtype = torch.bfloat16
     layout: str = "rows"  # or heads: transposed views of [batch, heads, rows, dim]; cut: slices of something larger
     packed: tuple = ()  # (query rows, keys) or (query rows, keys, keys that are used) of each sequence
@@ -83,6 +85,34 @@ def packed_cases(quick):
             yield Case(0, 0, dim=dim, packed=lengths, window=CAUSAL, heads=8, key_heads=2)
 
 
+def mma_cases(quick):
+    """What goes to the kernels of every GPU from sm_80 on: other sizes of heads, chunks, ALiBi."""
+    sizes = ((160, 160), (192, 128), (200, 200), (256, 256), (256, 64), (64, 256), (512, 512), (320, 40), (24, 504))
+    for (dim, value_dim), window in itertools.product(((192, 128), (256, 256), (512, 512)), (FULL, CAUSAL)):
+        for rows, keys in ((64, 64), (1, 1), (1, 517), (127, 33), (300, 129)):
+            yield Case(rows, keys, dim=dim, value_dim=value_dim, window=window, heads=3, key_heads=3)
+    for (dim, value_dim), window in itertools.product(sizes, (FULL, CAUSAL, (40, 20))):
+        yield Case(200, 333, dim=dim, value_dim=value_dim, window=window, heads=6, key_heads=2, dtype=torch.float16)
+        yield Case(150, 150, dim=dim, value_dim=value_dim, window=window, batch=2, softcap=20.0, sinks=True, layout="cut")
+    for dim, (window, chunk), alibi in itertools.product(
+        (64, 128, 256), ((CAUSAL, 0), (CAUSAL, 50), (FULL, 64), ((70, 9), 100), ((1, 0), 7)), ("", "heads", "sequences")
+    ):
+        if dim == 256 or chunk or alibi:
+            yield Case(333, 517, dim=dim, window=window, chunk=chunk, alibi=alibi, batch=2, heads=4, key_heads=2)
+            yield Case(300, 77, dim=dim, window=window, chunk=chunk, alibi=alibi, sinks=True, softcap=10.0)
+    mixed = ((1, 1), (0, 0), (300, 300), (64, 64), (127, 200), (0, 5), (5, 0), (513, 129), (129, 513), (0, 0))
+    used = ((100, 300, 300), (100, 300, 77), (64, 128, 0), (1, 500, 500), (200, 200, 128))
+    for dim, value_dim in ((64, 64), (128, 128), (192, 128), (256, 256), (512, 512)):
+        for window, chunk, alibi in ((CAUSAL, 90, ""), ((60, 0), 0, "sequences"), (FULL, 33, "heads")):
+            yield Case(0, 0, dim=dim, value_dim=value_dim, window=window, chunk=chunk, alibi=alibi, packed=mixed, heads=6,
+                       key_heads=2)
+            yield Case(0, 0, dim=dim, value_dim=value_dim, window=window, chunk=chunk, alibi=alibi, packed=used,
+                       sinks=True, behind=(70, 300))
+    if not quick:
+        for dim, value_dim in ((192, 128), (256, 256), (512, 512)):
+            yield Case(2048, 2048, dim=dim, value_dim=value_dim, window=CAUSAL, heads=7, key_heads=1)
+
+
 def tensor(case, rows, heads, dim, generator):
     """Normal numbers, [batch, rows, heads, dim] or [rows, heads, dim]; what lies around a slice is NaN."""
     lead = () if case.packed else (case.batch,)
@@ -114,7 +144,11 @@ class Inputs:
         k = tensor(case, case.keys, case.key_heads, case.dim, generator)
         v = tensor(case, case.keys, case.key_heads, case.value_dim, generator)
         sinks = torch.randn(case.heads, generator=generator, device="cuda") * 2 if case.sinks else None
-        options = dict(window=case.window, softcap=case.softcap, sinks=sinks)
+        sequences = len(case.packed) if case.packed else case.batch
+        slopes = {"": None, "heads": (case.heads,), "sequences": (sequences, case.heads)}[case.alibi]
+        if slopes is not None:
+            slopes = torch.rand(slopes, generator=generator, device="cuda") * 0.1
+        options = dict(window=case.window, softcap=case.softcap, sinks=sinks, chunk=case.chunk, slopes=slopes)
         if case.packed:
             def ints(numbers):
                 return torch.tensor(list(numbers), dtype=torch.int32, device="cuda")
@@ -126,8 +160,9 @@ class Inputs:
         return Inputs(q, k, v, options)
 
 
-def dense(q, k, v, case, sinks):
-    """Attention as it is written in a book, [batch, rows, heads, dim], every step in the inputs' type: out, lse."""
+def dense(q, k, v, case, sinks, slopes=None):
+    """Attention as it is written in a book, [batch, rows, heads, dim], every step in the inputs' type: out, lse.
+    slopes: [heads] or [batch, heads]."""
     rows, keys = q.shape[1], k.shape[1]
     group = case.heads // case.key_heads
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
@@ -137,12 +172,17 @@ def dense(q, k, v, case, sinks):
         x = torch.tanh(x / case.softcap) * case.softcap
     at = torch.arange(rows, device="cuda")[:, None] + keys - rows
     key = torch.arange(keys, device="cuda")[None]
+    if slopes is not None:  # in float32: rounded to 16 bits, a distance of hundreds would hide every error
+        wide = torch.promote_types(x.dtype, torch.float32)
+        x = x.to(wide) - slopes.to(wide)[..., None, None] * (at - key).abs()
     left, right = case.window
     seen = torch.ones(rows, keys, dtype=torch.bool, device="cuda")
     if left != NO_LIMIT:
         seen &= key >= at - left
     if right != NO_LIMIT:
         seen &= key <= at + right
+    if case.chunk:
+        seen &= key // case.chunk == torch.div(at, case.chunk, rounding_mode="floor")
     x = x.masked_fill(~seen, -torch.inf)
     if sinks is not None:
         x = torch.cat([x, sinks.to(x.dtype)[None, :, None, None].expand(q.shape[0], -1, rows, 1)], 3)
@@ -151,20 +191,21 @@ def dense(q, k, v, case, sinks):
     finite = x.masked_fill(nothing, 0.0)
     p = torch.softmax(finite, 3).masked_fill(nothing, 0.0)[..., :keys]
     lse = torch.logsumexp(finite, 3).masked_fill(nothing[..., 0], -torch.inf) if x.shape[3] else x.new_full(x.shape[:3], -torch.inf)
-    return (p @ v).transpose(1, 2), lse
+    return (p.to(v.dtype) @ v).transpose(1, 2), lse
 
 
-def plain(q, k, v, case, sinks):
+def plain(q, k, v, case, sinks, slopes=None):
     """The same of packed sequences, too."""
     if not case.packed:
-        return dense(q, k, v, case, sinks)
+        return dense(q, k, v, case, sinks, slopes)
     out = torch.zeros(*q.shape[:2], v.shape[2], dtype=q.dtype, device="cuda")
     lse = torch.full((q.shape[1], q.shape[0]), -torch.inf, dtype=q.dtype, device="cuda")
     row = key = 0
     outs, lses = [], []
-    for sequence in case.packed:
+    for number, sequence in enumerate(case.packed):
         rows, keys, used = sequence if len(sequence) > 2 else (*sequence, sequence[1])
-        one = dense(q[None, row : row + rows], k[None, key : key + used], v[None, key : key + used], case, sinks)
+        its = slopes[number] if slopes is not None and slopes.dim() == 2 else slopes
+        one = dense(q[None, row : row + rows], k[None, key : key + used], v[None, key : key + used], case, sinks, its)
         outs.append(one[0][0]), lses.append(one[1][0])
         row, key = row + rows, key + keys
     outs.append(out[row:]), lses.append(lse[:, row:])

@@ -2,9 +2,9 @@
 
     bench_cuda.py --library ours=attention.so [--library other=b.so] [--what backward] [--seconds 0.3] [--turns 3]
 
-TFLOP/s by 4 * pairs * dim, in backward 10, half of the pairs where causal; the median over the turns. Values are
+TFLOP/s by 2 * pairs * (dim + dim of values), in backward 2 * pairs * (3 dim + 2 dim of values), half of the pairs where causal; the median over the turns. Values are
 compared with cuDNN's first. Masks: causal, full; and without a peer, window (causal, 1024 keys, by the pairs that are
-seen) and packed (causal, sequences of 64 to 4096 rows; --rows is not read). Each row has the multiprocessors' clock and the card's power while it ran: a Hopper card at
+seen), chunk (likewise), alibi (causal) and packed (causal, sequences of 64 to 4096 rows; --rows is not read). Each row has the multiprocessors' clock and the card's power while it ran: a Hopper card at
 its power limit slows down by a tenth.
 """
 
@@ -73,27 +73,32 @@ PACKED = (4096, 64, 1024, 512, 3072, 2048, 128, 2048, 256, 1536, 1024, 64, 512) 
 class Shape:
     """Inputs of one row of the table, and what is timed on them."""
 
-    def __init__(self, args, dim, heads, key_heads, mask, length):
+    def __init__(self, args, dims, heads, key_heads, mask, length):
+        dim, value_dim = dims
         self.packed = mask == "packed"
         self.batch, self.length = (1, sum(PACKED)) if self.packed else (max(1, args.tokens // length), length)
         self.causal, self.peer = mask == "causal", mask in ("causal", "full")
-        self.name = f"d{dim} h{heads}/{key_heads} {mask} {self.batch}x{self.length}"
+        self.name = f"d{dim}{'' if dim == value_dim else f'/{value_dim}'} h{heads}/{key_heads} {mask} {self.batch}x{self.length}"
         lead = () if self.packed else (self.batch,)
 
-        def random(heads):
+        def random(heads, dim):
             return torch.randn(*lead, self.length, heads, dim, device="cuda", dtype=torch.bfloat16)
 
-        self.q, self.k, self.v, self.dout = random(heads), random(key_heads), random(key_heads), random(heads)
-        self.out, self.lse = torch.empty_like(self.q), torch.empty(*lead, heads, self.length, device="cuda")
-        window = {"causal": (NO_LIMIT, 0), "packed": (NO_LIMIT, 0), "full": (NO_LIMIT, NO_LIMIT), "window": (1023, 0)}
-        self.options = dict(window=window[mask])
-        pairs = self.batch * {"causal": length**2 / 2, "full": length**2, "window": 1024 * (length - 512)}.get(mask, 0)
+        self.q, self.k = random(heads, dim), random(key_heads, dim)
+        self.v, self.dout = random(key_heads, value_dim), random(heads, value_dim)
+        self.out, self.lse = torch.empty_like(self.dout), torch.empty(*lead, heads, self.length, device="cuda")
+        window = {"full": (NO_LIMIT, NO_LIMIT), "window": (1023, 0)}
+        self.options = dict(window=window.get(mask, (NO_LIMIT, 0)), chunk=1024 if mask == "chunk" else 0)
+        if mask == "alibi":
+            self.options["slopes"] = torch.rand(heads, device="cuda") / 100
+        pairs = {"full": length**2, "window": 1024 * (length - 512), "chunk": 512 * length}.get(mask, length**2 / 2)
+        pairs *= self.batch
         if self.packed:
             starts = [0, *itertools.accumulate(PACKED)]
             self.options["starts"] = (torch.tensor(starts, dtype=torch.int32, device="cuda"),) * 2
             pairs = sum(n**2 for n in PACKED) / 2
         self.gradients = [torch.empty_like(t) for t in (self.q, self.k, self.v)] + [None]
-        self.flops = (10 if args.what == "backward" else 4) * pairs * heads * dim
+        self.flops = 2 * pairs * heads * (3 * dim + 2 * value_dim if args.what == "backward" else dim + value_dim)
         self.backward, self.gqa, self.deterministic = args.what == "backward", heads != key_heads, args.deterministic
 
     def ours(self, library):
@@ -135,7 +140,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=16384)
-    parser.add_argument("--shapes", default="128x16,64x32", help="head dim x heads, or x key heads")
+    parser.add_argument("--shapes", default="128x16,64x32", help="head dim x heads, or x key heads; 192/128: values of 128")
     parser.add_argument("--rows", default="2048,4096,8192,16384")
     parser.add_argument("--masks", default="causal,full")
     parser.add_argument("--deterministic", action="store_true")
@@ -148,10 +153,12 @@ def main():
     a, b = (torch.randn(rows, 8192, device="cuda", dtype=torch.bfloat16) for rows in (32768, 8192))
     rows = []
     for shape, mask, length in itertools.product(args.shapes.split(","), args.masks.split(","), args.rows.split(",")):
-        dim, heads, *key_heads = (int(n) for n in shape.split("x"))
-        x = Shape(args, dim, heads, (key_heads or [heads])[0], mask, int(length))
+        dims, heads, *key_heads = shape.split("x")
+        dim, *value_dim = (int(n) for n in dims.split("/"))
+        heads, *key_heads = int(heads), *(int(n) for n in key_heads)
+        x = Shape(args, (dim, *(value_dim or [dim])), heads, (key_heads or [heads])[0], mask, int(length))
         calls = {"cuDNN": (x.torchs(SDPBackend.CUDNN_ATTENTION), x.flops)} if x.peer else {}
-        if x.peer and not args.no_flash:
+        if x.peer and not args.no_flash and not value_dim:  # it has no values of another size
             calls["flash"] = (x.torchs(SDPBackend.FLASH_ATTENTION), x.flops)
         if not args.no_product:
             calls["gemm"] = (lambda: a @ b, 2 * 32768 * 8192 * 8192)

@@ -49,6 +49,7 @@ def main():
     for batch, heads, key_heads, dim, length in (
         (1, 32, 8, 128, 131072), (4, 32, 8, 128, 32768), (16, 32, 8, 128, 8192), (64, 32, 8, 128, 2048),
         (16, 16, 8, 128, 2048), (1, 16, 8, 128, 1024), (16, 64, 8, 64, 8192), (16, 16, 1, 256, 8192),
+        (16, 16, 1, 512, 8192),
     ):
         q = torch.randn(batch, 1, heads, dim, device="cuda", dtype=torch.bfloat16)
         k, v = (torch.randn(batch, length, key_heads, dim, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -80,6 +81,36 @@ def main():
         except RuntimeError as e:
             line += f" SDPA: {str(e)[:40]}"
         print(line, flush=True)
+
+    for batch, heads, length in ((1, 16, 131072), (16, 16, 8192), (64, 16, 4096), (64, 128, 4096)):
+        print(latent(library, batch, heads, length), flush=True)
+
+
+def latent(library, batch, heads, length):
+    """One key head of 576 numbers, whose first 512 are the values; bytes of both once."""
+    q = torch.randn(batch, 1, heads, 576, device="cuda", dtype=torch.bfloat16)
+    keys = torch.randn(batch, length, 1, 576, device="cuda", dtype=torch.bfloat16)
+    lengths = torch.full((batch,), length, dtype=torch.int32, device="cuda")
+    weights = torch.softmax((q[:, 0] @ keys[:, :, 0].mT).float() * 576**-0.5, -1).bfloat16()
+    want, out = (weights @ keys[:, :, 0, :512])[:, None], torch.empty_like(q[..., :512])
+    line = f"latent b{batch} h{heads} {length}:"
+    for page in (0, 64, 16):
+        table, cache = None, keys
+        if page:
+            order = torch.randperm(batch * length // page, device="cuda")
+            cache = torch.empty_like(keys).view(-1, page, 1, 576)
+            cache[order] = keys.view(-1, page, 1, 576)
+            table = order.to(torch.int32).view(batch, -1)
+
+        def call(cache=cache, table=table):
+            library.decode(q, cache, cache[..., :512], lengths, key_rows=length, table=table, window=(NO_LIMIT, 0), out=out)
+
+        call()
+        error = ((out - want).double().norm() / want.double().norm()).item()
+        if not error < 1e-2:
+            raise AssertionError(f"{line} wanted plain attention's values; got a relative error of {error:.1e}")
+        line += f" {'page ' + str(page) if page else 'dense'} {rate(call, keys.numel() * 2):.0f}"
+    return line
 
 
 if __name__ == "__main__":

@@ -31,10 +31,13 @@ class Decode:
     window: tuple = CAUSAL
     softcap: float = 0.0
     sinks: bool = False
+    chunk: int = 0
+    alibi: bool = False
     dtype: torch.dtype = torch.bfloat16
     new: bool = True  # as many new keys as query rows
     page: int = 0  # rows of a page; 0: caches of a fixed size
     index: bool = False  # sequences in other caches than their own number
+    one: bool = False  # values are the first numbers of the keys (latent attention)
     heads_first: bool = False  # the cache lies as [caches, key_heads, rows, dim]
     splits: int = 0
 
@@ -51,6 +54,15 @@ def decode_cases(quick):
         yield Decode(window=window, softcap=softcap, rows=5, sinks=True, splits=4)
     for dim, value_dim in ((8, 8), (80, 80), (96, 64), (192, 128), (64, 256)):
         yield Decode(dim=dim, value_dim=value_dim, dtype=torch.float16)
+    for chunk, alibi in ((16, False), (100, True), (0, True)):
+        yield Decode(chunk=chunk, alibi=alibi, rows=3, heads=14, sinks=True, page=16)
+        yield Decode(chunk=chunk, alibi=alibi, window=FULL, splits=3, softcap=20.0)
+    for dim, value_dim, one in ((576, 512, True), (576, 512, False), (512, 512, False), (320, 264, False), (264, 256, True)):
+        for page, new in itertools.product((0, 16, 64), (True, False)):
+            yield Decode(dim=dim, value_dim=value_dim, one=one, page=page, new=new, heads=16, key_heads=1)
+        yield Decode(dim=dim, value_dim=value_dim, one=one, rows=3, heads=14, splits=3, dtype=torch.float16, softcap=20.0)
+        yield Decode(dim=dim, value_dim=value_dim, one=one, window=(50, 0), chunk=30, alibi=True, sinks=True, heads=128,
+                     key_heads=1)
     yield Decode(index=True)
     yield Decode(heads_first=True, rows=2)
     yield Decode(heads_first=True, page=32)
@@ -69,9 +81,13 @@ def check(library, case, generator):
 
     q = random(batch, case.rows, case.heads, case.dim)
     keys, values = random(batch, most, case.key_heads, case.dim), random(batch, most, case.key_heads, case.value_dim)
+    if case.one:
+        values = keys[..., : case.value_dim]
     new = (None, None)
     if case.new:
         new = random(batch, new_rows, case.key_heads, case.dim), random(batch, new_rows, case.key_heads, case.value_dim)
+        if case.one:
+            new = new[0], new[0][..., : case.value_dim]
     table = index = None
     if case.page:
         pages = -(-most // case.page)
@@ -98,7 +114,8 @@ def check(library, case, generator):
             else:
                 t[index[b] if index is not None else b, at] = rows_of[j]
 
-    caches = [cache(keys), cache(values)]
+    caches = [cache(keys)]
+    caches.append(caches[0][..., : case.value_dim] if case.one else cache(values))
     for b, length in enumerate(case.lengths):
         for t, full in zip(caches, (keys, values)):
             if length > 0 and not case.page:
@@ -110,7 +127,8 @@ def check(library, case, generator):
     sinks = torch.randn(case.heads, generator=generator, device="cuda") * 2 if case.sinks else None
     out = torch.full((batch, case.rows, case.heads, case.value_dim), torch.nan, dtype=case.dtype, device="cuda")
     lse = torch.full((batch, case.heads, case.rows), torch.nan, device="cuda")
-    options = dict(window=case.window, softcap=case.softcap, sinks=sinks, table=table, index=index, splits=case.splits)
+    slopes = torch.rand(case.heads, generator=generator, device="cuda") * 0.1 if case.alibi else None
+    options = dict(chunk=case.chunk, slopes=slopes, window=case.window, softcap=case.softcap, sinks=sinks, table=table, index=index, splits=case.splits)
     library.space.fill_(255)
     library.decode(q, *caches, lengths, key_rows=most, new=new, out=out, lse=lse, **options)
     again = library.decode(q, *caches, lengths, key_rows=most, new=new, **options)
@@ -125,9 +143,9 @@ def check(library, case, generator):
             put(t, b, length, added)
             full.append(torch.cat([known, added])[None])
         shape = Case(case.rows, total, dim=case.dim, heads=case.heads, key_heads=case.key_heads, window=case.window,
-                     softcap=case.softcap)
-        want, want_lse = dense(q[b : b + 1].double(), full[0].double(), full[1].double(), shape, sinks)
-        near, _ = dense(q[b : b + 1], *full, shape, sinks)
+                     softcap=case.softcap, chunk=case.chunk)
+        want, want_lse = dense(q[b : b + 1].double(), full[0].double(), full[1].double(), shape, sinks, slopes)
+        near, _ = dense(q[b : b + 1], *full, shape, sinks, slopes)
         error = (out[b].double() - want[0]).abs().max().item()
         allowed = 2 * (near.double() - want).abs().max().item() + 1e-5
         if not error <= allowed:
@@ -148,5 +166,5 @@ def check(library, case, generator):
 
 
 if __name__ == "__main__":
-    library, generator, cases, quick = arguments()
-    sys.exit(run(check, decode_cases(quick), library, generator))
+    library, generator, _, args = arguments()
+    sys.exit(run(check, decode_cases(args.quick), library, generator))

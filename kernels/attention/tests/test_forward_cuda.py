@@ -17,7 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_c import Library  # noqa: E402
-from attention_cases import CAUSAL, Inputs, dense_cases, packed_cases, plain  # noqa: E402
+from attention_cases import CAUSAL, Inputs, dense_cases, mma_cases, packed_cases, plain  # noqa: E402
 
 
 def check(library, case, generator):
@@ -31,8 +31,9 @@ def check(library, case, generator):
     if case.rows == 0:
         return 0.0
     sinks = x.options["sinks"]
-    want, want_lse = plain(x.q.double(), x.k.double(), x.v.double(), case, sinks)
-    near, _ = plain(x.q, x.k, x.v, case, sinks)
+    slopes = x.options["slopes"]
+    want, want_lse = plain(x.q.double(), x.k.double(), x.v.double(), case, sinks, slopes)
+    near, _ = plain(x.q, x.k, x.v, case, sinks, slopes)
     error, allowed = (out.double() - want).abs().max().item(), 2 * (near.double() - want).abs().max().item() + 1e-5
     finite = want_lse.isfinite()
     lse_error = (lse - want_lse)[finite].abs().max().item() if finite.any() else 0.0
@@ -82,15 +83,19 @@ def arguments():
     parser.add_argument("--library", required=True)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--dense", action="store_true", help="without packed sequences")
+    parser.add_argument("--mma", action="store_true", help="only what goes to the kernels of every GPU")
+    parser.add_argument("--large", action="store_true", help="backward: also tensors beyond 2^31 elements (40 GB of GPU memory)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         print("skipped: no GPU of compute capability 9.0")
         sys.exit(77)
-    cases = dense_cases(args.quick)
-    if not args.dense:
+    cases = [] if args.mma else dense_cases(args.quick)
+    if not args.dense and not args.mma:
         cases = itertools.chain(cases, packed_cases(args.quick))
-    return Library(args.library), torch.Generator("cuda").manual_seed(args.seed), cases, args.quick
+    if not args.dense:
+        cases = itertools.chain(cases, mma_cases(args.quick))
+    return Library(args.library), torch.Generator("cuda").manual_seed(args.seed), cases, args
 
 
 def main():

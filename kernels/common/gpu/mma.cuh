@@ -50,6 +50,12 @@ __device__ __forceinline__ void start_copy(void* shared, const void* from, bool 
                "r"(zeros ? 0 : 16)
                : "memory");
 }
+// The same of 4 bytes.
+__device__ __forceinline__ void start_copy_word(void* shared, const void* from, bool zeros) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)), "l"(from),
+               "r"(zeros ? 0 : 4)
+               : "memory");
+}
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most kGroups groups of this thread's copies are unfinished.
 template <int kGroups>

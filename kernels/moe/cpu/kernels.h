@@ -5,6 +5,7 @@
 
 namespace moe::HOTSWAP_ISA {
 
+void widen(float* to, const void* from, DType dtype, int64_t n, bool by_inputs);
 void few_rows(const FewRows& a, int64_t begin, int64_t end);
 
 }  // namespace moe::HOTSWAP_ISA

@@ -18,6 +18,20 @@ HOTSWAP_INLINE float bias_of(const FewRows& a, int64_t out) {
   return b;
 }
 
+constexpr int64_t kPair = 2 * kLanes;  // numbers of one step along a row: one whole vector of 16-bit weights
+
+struct Two {
+  F a, b;
+};
+HOTSWAP_INLINE Two load_pair(const float* p) { return {load(p), load(p + kLanes)}; }
+HOTSWAP_INLINE Two load_pair(const Half* p) { return {load(p), load(p + kLanes)}; }
+// A bfloat16 is the upper half of a float: the even ones by a shift, the odd ones by a mask, no widening.
+HOTSWAP_INLINE Two load_pair(const BFloat16* p) {
+  U u;
+  __builtin_memcpy(&u, p, sizeof u);
+  return {as_float(u << 16), as_float(u & 0xffff0000u)};
+}
+
 // Weights [out, in]. Outputs out, out + apart, ...: a core that reads one stream of memory waits for it most of the
 // time, so those of a step lie in as many places.
 template <int kRows, int kOuts, class T>
@@ -26,24 +40,39 @@ HOTSWAP_INLINE void dots(const FewRows& a, int64_t row, int64_t out, int64_t apa
   const T* w = static_cast<const T*>(a.w) + out * a.in;
   F sum[kOuts][kRows] = {};
   int64_t i = 0;
-  const auto step = [&](auto count) HOTSWAP_LAMBDA {
+  for (; i + kPair <= a.in; i += kPair) {
 #pragma GCC unroll 8
     for (int o = 0; o < kOuts; ++o) {
       const T* p = w + o * apart * a.in + i;
       __builtin_prefetch(reinterpret_cast<const char*>(p) + kAhead);
-      const F v = load(p, count);
+      if constexpr (sizeof(T) == 4 && kLanes == 16) __builtin_prefetch(reinterpret_cast<const char*>(p) + kAhead + 64);
+      const Two v = load_pair(p);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) sum[o][r] += v * load(x + r * a.in + i, count);
+      for (int r = 0; r < kRows; ++r) {
+        sum[o][r] += v.a * load(x + r * a.in + i);
+        sum[o][r] += v.b * load(x + r * a.in + i + kLanes);
+      }
     }
-  };
-  for (; i + kLanes <= a.in; i += kLanes) step(All{});
-  if (i < a.in) step(Part{int(a.in - i)});
+  }
   for (int o = 0; o < kOuts; ++o) {
     const float bias = bias_of(a, out + o * apart);
-    for (int r = 0; r < kRows; ++r)
-      static_cast<T*>(a.y)[(row + r) * a.out + out + o * apart] =
-          from_float<T>(kernels::HOTSWAP_ISA::sum(sum[o][r]) + bias);
+    for (int r = 0; r < kRows; ++r) {
+      float total = kernels::HOTSWAP_ISA::sum(sum[o][r]);
+      for (int64_t j = i; j < a.in; ++j) total += to_float(w[o * apart * a.in + j]) * x[r * a.in + j];
+      static_cast<T*>(a.y)[(row + r) * a.out + out + o * apart] = from_float<T>(total + bias);
+    }
   }
+}
+
+template <class T>
+HOTSWAP_INLINE void widen_row(float* to, const T* from, int64_t n, bool in_pairs) {
+  int64_t i = 0;
+  for (; in_pairs && i + kPair <= n; i += kPair) {
+    const Two v = load_pair(from + i);
+    store(to + i, v.a);
+    store(to + i + kLanes, v.b);
+  }
+  sweep(n - i, [&](int64_t j, auto count) HOTSWAP_LAMBDA { store(to + i + j, load(from + i + j, count), count); });
 }
 
 template <int kRows, class T>
@@ -105,6 +134,10 @@ HOTSWAP_INLINE void rows(const FewRows& a, int64_t begin, int64_t end) {
 }
 
 }  // namespace
+
+void widen(float* to, const void* from, DType dtype, int64_t n, bool by_inputs) {
+  with_dtype(dtype, [&]<typename T>() { widen_row(to, static_cast<const T*>(from), n, !by_inputs); });
+}
 
 void few_rows(const FewRows& a, int64_t begin, int64_t end) {
   with_dtype(a.dtype, [&]<typename T>() { rows<T>(a, begin, end); });

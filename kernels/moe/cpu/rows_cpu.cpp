@@ -204,13 +204,6 @@ void bias_gradient(const Activation& a, const void* dy, int64_t dy_stride, void*
   });
 }
 
-void widen(float* to, const void* from, DType dtype, int64_t n) {
-  with_dtype(dtype, [&]<typename T>() {
-    sweep(n, [&](int64_t i, auto count)
-                 HOTSWAP_LAMBDA { store(to + i, load(static_cast<const T*>(from) + i, count), count); });
-  });
-}
-
 }  // namespace
 
 const Table kTable = {forward, backward, combine, score_gradients, bias_gradient, widen, few_rows};

@@ -173,7 +173,7 @@ class Experts {
       for (int64_t i = begin; i < end; ++i) {
         for (int64_t r = 0; r < count(few_[i]); ++r)
           table().widen(floats + (first[i] + r) * rows.cols, row_of(rows, index_.offsets[few_[i]] + r), p_.dtype,
-                        rows.cols);
+                        rows.cols, by_inputs);
       }
     });
     kernels::parallel_rows(experts * units, kOutputs * rows.cols, [&](int64_t begin, int64_t end) {

@@ -1,4 +1,4 @@
-// What launches of the sm_90a kernels share: a problem as the kernels see it.
+// What launches share: a problem as the kernels see it, and the order of its tiles.
 #pragma once
 
 #include <algorithm>
@@ -32,6 +32,25 @@ inline Sequences sequences_of(const Problem& p) {
           .key_rows = int(p.key_rows),
           .left = limit_of(p.window_left),
           .right = limit_of(p.window_right)};
+}
+
+// Heads whose keys and values are in L2 together: a good half of its 50 MB. Rows of unequal length want many heads a
+// section (longest first), rows of equal length only those that share keys.
+inline int section_heads(const Problem& p, int64_t heads, bool unequal) {
+  constexpr int64_t kBytes = 32 << 20;
+  const int64_t group = p.heads / p.key_heads;
+  if (!unequal) return int(group);
+  const int64_t of_head = std::max<int64_t>(1, p.key_rows * (p.dim + p.value_dim) * 2);
+  return int(std::min(heads, std::max<int64_t>(1, kBytes / of_head) * group));
+}
+
+// Heads whose queries, gradients and sums of dq are in L2 together, as of forward.
+inline int section_key_heads(const Problem& p, bool unequal) {
+  constexpr int64_t kBytes = 40 << 20;
+  const int64_t all = p.query_starts != nullptr ? p.key_heads : p.batch * p.key_heads;
+  if (!unequal) return 1;
+  const int64_t of_head = p.query_rows * (p.heads / p.key_heads) * ((p.dim + p.value_dim) * 2 + p.dim * 4);
+  return int(std::clamp<int64_t>(kBytes / std::max<int64_t>(1, of_head), 1, all));
 }
 
 }  // namespace attention::gpu

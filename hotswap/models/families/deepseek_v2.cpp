@@ -1,0 +1,77 @@
+// DeepSeek-V2: Llama's block with latent attention. Layers of experts are not implemented: a model of dense ones alone.
+#include "hotswap/models/families/deepseek_v2.h"
+
+#include <cmath>
+
+#include "hotswap/models/config_numbers.h"
+#include "hotswap/models/families/llama.h"
+#include "hotswap/models/family.h"
+
+namespace hotswap {
+
+ModelConfig read_deepseek_config(const Json& json) {
+  ModelConfig c = read_decoder_config(json, {.head_dim_key = "qk_rope_head_dim", .head_dim = 64});
+  check_layer_types(c, json);
+  c.qk_rope_head_dim = c.head_dim;
+  c.qk_nope_head_dim = positive(json, "qk_nope_head_dim", 128);
+  c.v_head_dim = positive(json, "v_head_dim", 128);
+  c.kv_lora_rank = positive(json, "kv_lora_rank", 512);
+  const bool direct = json.raw().contains("q_lora_rank") && !json.has("q_lora_rank");  // null
+  if (!direct) c.q_lora_rank = positive(json, "q_lora_rank", 1536);
+  if (c.num_key_value_heads != c.num_attention_heads) {
+    throw Error({.wanted = cat("num_key_value_heads ", c.num_attention_heads, ": each head has keys of its own"),
+                 .got = cat(c.num_key_value_heads, " in ", json.where()),
+                 .next = "check config.json"});
+  }
+  const RopeParameters& rope = c.rope_parameters;
+  if (rope.type != "default" && rope.mscale_all_dim != 0) {
+    const double stretch = yarn_mscale(rope.factor, rope.mscale_all_dim);
+    c.attention_scale =
+        std::pow(static_cast<double>(c.qk_nope_head_dim + c.qk_rope_head_dim), -0.5) * stretch * stretch;
+  }
+  return c;
+}
+
+LatentAttentionOptions latent_attention_options(const ModelConfig& c, int64_t layer) {
+  return {.layer = layer,
+          .hidden_size = c.hidden_size,
+          .num_heads = c.num_attention_heads,
+          .q_lora_rank = c.q_lora_rank,
+          .kv_lora_rank = c.kv_lora_rank,
+          .qk_nope_head_dim = c.qk_nope_head_dim,
+          .qk_rope_head_dim = c.qk_rope_head_dim,
+          .v_head_dim = c.v_head_dim,
+          .bias = c.attention_bias,
+          .scale = c.attention_scale,
+          .dropout = c.attention_dropout};
+}
+
+namespace {
+
+ModelConfig read_config(const Json& json) {
+  ModelConfig c = read_deepseek_config(json);
+  if (json.get<int64_t>("first_k_dense_replace", 0) < c.num_hidden_layers) {
+    throw Error({.wanted = cat("dense layers alone: first_k_dense_replace of at least ", c.num_hidden_layers),
+                 .got = cat(json.get<int64_t>("first_k_dense_replace", 0), " in ", json.where()),
+                 .next = "take another model: layers of experts are not implemented"});
+  }
+  c.rotates_in_float32 = true;
+  return c;
+}
+
+std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
+  LatentAttentionOptions attention = latent_attention_options(c, layer);
+  attention.rotary_order = RotaryOrder::kInterleaved;
+  return std::make_unique<LlamaBlock>(c, std::make_unique<LatentAttention>(attention),
+                                      std::make_unique<GatedMLP>(mlp_options(c)));
+}
+
+}  // namespace
+
+extern const Family kDeepseekV2;
+const Family kDeepseekV2{.model_type = "deepseek_v2",
+                         .class_name = "DeepseekV2ForCausalLM",
+                         .read_config = read_config,
+                         .make_block = make_block};
+
+}  // namespace hotswap

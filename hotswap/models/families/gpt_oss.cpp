@@ -1,0 +1,63 @@
+// gpt-oss: biases everywhere, a sink in every head's softmax, a window on every other layer, and in each layer a
+// mixture of experts with a clamped activation. Published checkpoints hold the experts as MXFP4.
+#include "hotswap/models/config_numbers.h"
+#include "hotswap/models/families/llama.h"
+#include "hotswap/models/families/mixture.h"
+#include "hotswap/models/family.h"
+#include "hotswap/models/formats/mxfp4.h"
+
+namespace hotswap {
+namespace {
+
+ModelConfig read_config(const Json& json) {
+  ModelConfig c = read_decoder_config(
+      json, {.head_dim = 64, .heads_may_lack = false, .rope = {.theta = 150000}, .reads_mxfp4 = true});
+  c.attention_bias = json.get<bool>("attention_bias", true);
+  c.sliding_window = read_sliding_window(json, 128);
+  if (json.has("layer_types")) {
+    c.layer_types = read_layer_types(c, json);
+  } else if (c.sliding_window > 0) {
+    for (int64_t i = 0; i < c.num_hidden_layers; i += 2) c.layer_types[i] = "sliding_attention";
+  }
+  c.mixture = read_mixture_config(c.num_hidden_layers, json, {.hidden = "intermediate_size"});
+  c.mixture.swiglu_alpha = positive_number(json, "swiglu_alpha", 1.702);
+  c.mixture.swiglu_limit = positive_number(json, "swiglu_limit", 7.0);
+  return c;
+}
+
+std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
+  SelfAttentionOptions attention = attention_options(c, layer);
+  attention.qkv_bias = attention.output_bias = c.attention_bias;
+  attention.sinks = true;
+  MixtureOptions mixture = mixture_options(c);
+  mixture.router.scoring = Scoring::kSoftmaxOfChosen;
+  mixture.router.bias = mixture.bias = true;
+  mixture.router_name = "router";
+  mixture.layer = "MegaBlocksMoeMLP";
+  mixture.experts = {.activation = "swiglu_oai",
+                     .alpha = c.mixture.swiglu_alpha,
+                     .limit = c.mixture.swiglu_limit,
+                     .interleaved = true,
+                     .transposed = true};
+  return mixture_block(c, attention, mixture, layer);
+}
+
+TensorRules tensor_rules(const ModelConfig&) {
+  TensorRules rules;
+  for (const char* name : {"gate_up_proj", "down_proj"}) {
+    const std::string weight = cat("model.layers.*.mlp.experts.", name);
+    rules.push_back(TensorRule::decode({weight + "_blocks", weight + "_scales"}, weight, mxfp4()));
+  }
+  return rules;
+}
+
+}  // namespace
+
+extern const Family kGptOss;
+const Family kGptOss{.model_type = "gpt_oss",
+                     .class_name = "GptOssForCausalLM",
+                     .read_config = read_config,
+                     .make_block = make_block,
+                     .tensor_rules = tensor_rules};
+
+}  // namespace hotswap

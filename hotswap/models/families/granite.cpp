@@ -1,0 +1,49 @@
+// Granite: Llama's block with four multipliers: of the embedding, the scores, what a block adds, and the logits.
+#include "hotswap/models/config_numbers.h"
+#include "hotswap/models/families/llama.h"
+#include "hotswap/models/family.h"
+
+namespace hotswap {
+namespace {
+
+ModelConfig read_config(const Json& json) {
+  ModelConfig c = read_decoder_config(json);
+  check_layer_types(c, json);
+  c.embedding_multiplier = positive_number(json, "embedding_multiplier", 1);
+  c.attention_scale = positive_number(json, "attention_multiplier", 1);
+  c.residual_multiplier = positive_number(json, "residual_multiplier", 1);
+  c.logits_scaling = positive_number(json, "logits_scaling", 1);
+  return c;
+}
+
+std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
+  SelfAttentionOptions attention = attention_options(c, layer);
+  attention.qkv_bias = attention.output_bias = c.attention_bias;
+  return std::make_unique<LlamaBlock>(c, attention);
+}
+
+constexpr std::pair<const char*, const char*> kGgufKeys[] = {{"embedding_scale", "embedding_multiplier"},
+                                                             {"attention.scale", "attention_multiplier"},
+                                                             {"residual_scale", "residual_multiplier"},
+                                                             {"logit_scale", "logits_scaling"}};
+
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  for (const auto& [theirs, ours] : kGgufKeys) {
+    if (file.has(prefix + theirs)) config[ours] = file.at<double>(prefix + theirs);
+  }
+}
+
+}  // namespace
+
+extern const Family kGranite;
+const Family kGranite{.model_type = "granite",
+                      .class_name = "GraniteForCausalLM",
+                      .read_config = read_config,
+                      .make_block = make_block,
+                      .gguf_architecture = "granite",
+                      .gguf_rules = gguf_interleaved_rules,
+                      .gguf_head_dim_is_rotary = true,
+                      .gguf_reads = {"embedding_scale", "attention.scale", "residual_scale", "logit_scale"},
+                      .gguf_extend = gguf_extend};
+
+}  // namespace hotswap

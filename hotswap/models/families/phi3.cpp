@@ -1,0 +1,42 @@
+// Phi-3 and Phi-4: Llama's block whose checkpoints pack queries, keys and values, and gate and up; a part of each head
+// turns, and longrope stretches it.
+#include "hotswap/models/config_numbers.h"
+#include "hotswap/models/families/llama.h"
+#include "hotswap/models/family.h"
+
+namespace hotswap {
+namespace {
+
+ModelConfig read_config(const Json& json) {
+  ModelConfig c =
+      read_decoder_config(json, {.rope = {.may_be_partial = true, .original_max_position_embeddings = 4096}});
+  for (const char* key : {"resid_pdrop", "embd_pdrop"}) refuse_if(json.get<double>(key, 0) != 0, json, key);
+  const std::string& rope = c.rope_parameters.type;
+  refuse_if(rope != "default" && rope != "longrope", json, cat("a rope type of ", rope));  // as transformers
+  if (json.has("sliding_window")) c.sliding_window = read_sliding_window(json, 0);
+  if (c.sliding_window > 0) c.layer_types.assign(c.num_hidden_layers, "sliding_attention");
+  check_layer_types(c, json);
+  c.attention_bias = c.mlp_bias = false;  // whatever a config says, as transformers has it
+  return c;
+}
+
+std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
+  return std::make_unique<LlamaBlock>(c, attention_options(c, layer));
+}
+
+TensorRules tensor_rules(const ModelConfig&) {
+  const std::string layer = "model.layers.*.", attention = layer + "self_attn.", mlp = layer + "mlp.";
+  return {TensorRule::split(attention + "qkv_proj", {attention + "q_proj", attention + "k_proj", attention + "v_proj"}),
+          TensorRule::split(mlp + "gate_up_proj", {mlp + "gate_proj", mlp + "up_proj"})};
+}
+
+}  // namespace
+
+extern const Family kPhi3;
+const Family kPhi3{.model_type = "phi3",
+                   .class_name = "Phi3ForCausalLM",
+                   .read_config = read_config,
+                   .make_block = make_block,
+                   .tensor_rules = tensor_rules};
+
+}  // namespace hotswap

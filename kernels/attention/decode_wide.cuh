@@ -1,0 +1,168 @@
+// Decode of heads of more than 256 numbers, up to 576 with values of up to 512. 16 rows of so many sums are more than a
+// warp's registers: here a block's four warps go through the same keys together, 16 at a time. Of scores each
+// multiplies a quarter of the numbers, and all add the quarters up, in one order, so that they hold the same weights;
+// of the outputs each has a quarter of the columns.
+//
+// Latent attention (MLA): the values are the first numbers of the keys, and lie in memory once. Then they are read
+// once.
+#pragma once
+
+#include "kernels/attention/decode_part.cuh"
+
+namespace attention::gpu {
+
+// kOne: values are the keys' first numbers. kStages: chunks in shared memory.
+template <class Number, bool kOne_, int kStages_>
+struct DecodeWideTraits {
+  using T = Number;
+  static constexpr bool kOne = kOne_;
+  static constexpr int kBlocks = kOne ? 3 : 2;  // a multiprocessor: what one waits for, others hide
+  static constexpr int kStages = kStages_, kDim = 576, kValueDim = 512, kThreads = 32 * kDecodeWarps;
+  static constexpr int kSteps = kDim / 16 / kDecodeWarps, kColumns = kValueDim / kDecodeWarps;  // of a warp
+};
+
+template <class D>
+struct DecodeWideMemory {
+  struct Stage {
+    uint16_t k[kDecodeKeys][D::kDim];
+    uint16_t v[D::kOne ? 1 : kDecodeKeys][D::kOne ? 8 : D::kValueDim];
+  } stages[D::kStages];
+  float4 scores[kDecodeWarps][2][32];  // a quarter of the sums each, as its lanes hold them
+};
+
+template <class D>
+struct DecodeWideBlock {
+  using T = typename D::T;
+  const DecodeArguments& a;
+  const DecodePart& part;
+  DecodeWideMemory<D>& m;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  uint32_t q[D::kSteps][4];
+  float out[D::kColumns / 2] = {};
+
+  __device__ __forceinline__ void start_loads(int stage, int chunk, int end, int& page) const {
+    if (chunk < end) {
+      start_chunk<T, D::kThreads>(a, part, a.k, m.stages[stage].k, chunk, page, threadIdx.x);
+      if constexpr (!D::kOne) start_chunk<T, D::kThreads>(a, part, a.v, m.stages[stage].v, chunk, page, threadIdx.x);
+      if (chunk + 1 < end) page = part.page_of(a, chunk + 1);
+    }
+    commit_copies();
+  }
+
+  __device__ __forceinline__ void add_chunk(RowSoftmax& softmax, int stage, int chunk, const DecodeRows& rows) {
+    float s[8] = {};
+    const auto& keys = m.stages[stage].k;
+    const int key_row = lane / 16 * 8 + lane % 8, value_row = lane % 16;
+#pragma unroll
+    for (int i = 0; i < D::kSteps; ++i) {
+      uint32_t b[4];
+      load_matrices(b, &keys[key_row][((2 * (warp * D::kSteps + i) + lane / 8 % 2) ^ key_row % 8) * 8]);
+      multiply_16x8<T>(s, q[i], b[0], b[1]);
+      multiply_16x8<T>(s + 4, q[i], b[2], b[3]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      m.scores[warp][i][lane] = make_float4(s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float4 sum = m.scores[0][i][lane];
+#pragma unroll
+      for (int w = 1; w < kDecodeWarps; ++w) {
+        const float4 more = m.scores[w][i][lane];
+        sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+      }
+      s[4 * i] = sum.x, s[4 * i + 1] = sum.y, s[4 * i + 2] = sum.z, s[4 * i + 3] = sum.w;
+    }
+    rows.finish(s, a, chunk * kDecodeKeys + lane % 4 * 2);
+    float shrink[2];
+    softmax.add(s, shrink);
+    if (__any_sync(kAllLanes, shrink[0] != 1.f || shrink[1] != 1.f)) {
+#pragma unroll
+      for (int i = 0; i < D::kColumns / 2; ++i) out[i] *= shrink[i / 2 % 2];
+    }
+    const uint32_t p[4] = {pack_pair<T>(s[0], s[1]), pack_pair<T>(s[2], s[3]), pack_pair<T>(s[4], s[5]),
+                           pack_pair<T>(s[6], s[7])};
+    const uint16_t* values;
+    if constexpr (D::kOne)
+      values = keys[value_row];
+    else
+      values = m.stages[stage].v[value_row];
+#pragma unroll
+    for (int i = 0; i < D::kColumns / 16; ++i) {
+      uint32_t b[4];
+      load_matrices_transposed(b, values + ((warp * (D::kColumns / 8) + 2 * i + lane / 16) ^ value_row % 8) * 8);
+      multiply_16x8<T>(out + 8 * i, p, b[0], b[1]);
+      multiply_16x8<T>(out + 8 * i + 4, p, b[2], b[3]);
+    }
+  }
+
+  // Chunks [first, end).
+  __device__ __forceinline__ void run(RowSoftmax& softmax, int first, int end) {
+    int page = first < end ? part.page_of(a, first) : 0;
+#pragma unroll
+    for (int i = 0; i < D::kStages - 1; ++i) start_loads(i, first + i, end, page);
+    load_queries<T>(a, part, warp * D::kSteps, q);
+    const DecodeRows mine(a, part);
+    int stage = 0;
+    for (int chunk = first; chunk < end; ++chunk) {
+      wait_copies<D::kStages - 2>();
+      __syncthreads();  // everybody's copies; and the stage of the last chunk has been read
+      start_loads(stage == 0 ? D::kStages - 1 : stage - 1, chunk + D::kStages - 1, end, page);
+      add_chunk(softmax, stage, chunk, mine);
+      if (++stage == D::kStages) stage = 0;
+    }
+    wait_copies<0>();
+  }
+
+  // Every warp has the sums of all weights, and its columns of the outputs.
+  __device__ __forceinline__ void store(const RowSoftmax& softmax) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = quad_sum(softmax.sum[r]), most = softmax.most[r] * a.score_scale;
+      const int row = part.row_tile * kDecodeRows + lane / 4 + 8 * r;
+      if (row >= a.group * a.query_rows) continue;
+      const OutRow to(a, part.batch, part.key_head, row);
+      const bool parts = a.part_out != nullptr;
+      float lse = sum == 0.f ? -INFINITY : most + log2f(sum);
+      // Of a part without the sink: that is the whole row's.
+      const float factor = parts ? sum == 0.f ? 0.f : reciprocal(sum) : finish_row(a, to.head, most, sum, lse);
+      if (warp == 0 && lane % 4 == 0) {
+        if (parts) a.part_lse[to.lse * a.splits + part.split] = lse;
+        if (!parts && a.lse != nullptr) a.lse[to.lse] = lse;
+      }
+#pragma unroll
+      for (int i = 0; i < D::kColumns / 8; ++i) {
+        const int column = warp * D::kColumns + 8 * i + lane % 4 * 2;
+        if (column >= a.v.dim) continue;
+        const float x = factor == 0.f ? 0.f : out[4 * i + 2 * r] * factor;
+        const float y = factor == 0.f ? 0.f : out[4 * i + 2 * r + 1] * factor;
+        if (parts)
+          *reinterpret_cast<float2*>(a.part_out + (to.lse * a.splits + part.split) * a.v.dim + column) =
+              make_float2(x, y);
+        else
+          *reinterpret_cast<uint32_t*>(static_cast<T*>(a.out) + to.out + column) = pack_pair<T>(x, y);
+      }
+    }
+  }
+};
+
+template <class D>
+__global__ void __launch_bounds__(D::kThreads, D::kBlocks)
+    decode_wide_kernel(const __grid_constant__ DecodeArguments a) {
+#if __CUDA_ARCH__ >= 800  // elsewhere it is never launched
+  extern __shared__ __align__(16) uint8_t raw[];
+  const DecodePart part(a);
+  if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0) {
+    append<typename D::T>(a, part, a.k);
+    if constexpr (!D::kOne) append<typename D::T>(a, part, a.v);
+  }
+  const Span chunks = part.chunks(a);
+  RowSoftmax softmax(a.score_scale);
+  DecodeWideBlock<D> block{a, part, *reinterpret_cast<DecodeWideMemory<D>*>(raw)};
+  block.run(softmax, chunks.first, chunks.end);
+  block.store(softmax);
+#endif
+}
+
+}  // namespace attention::gpu

@@ -1,0 +1,75 @@
+"""Asking a module's class whether a forward of ours computes what its own does: both run on a few numbers, once for each
+class and its settings."""
+
+from typing import Callable, Optional
+
+import torch
+from torch import nn
+
+from hotswap.replacement import Replacement, class_of
+
+_known: dict = {}  # class and settings -> Replacement or None
+
+
+def numbers(*shape):  # like random ones, without touching the generator
+    return torch.sin(torch.arange(1, 1 + torch.Size(shape).numel(), dtype=torch.float32, device="cpu") * 12.9898).view(shape)
+
+
+def shell_of(module: nn.Module, **parts) -> nn.Module:
+    """A module of the same class and plain attributes, with `parts` for its parameters and children."""
+    shell = object.__new__(class_of(module))
+    nn.Module.__init__(shell)
+    for name, value in vars(module).items():
+        if name not in shell.__dict__ and name not in ("forward", "_old_forward", "_hf_hook"):
+            shell.__dict__[name] = value
+    shell.training = True  # a dropout shows itself
+    for name, part in parts.items():
+        setattr(shell, name, part)
+    return shell
+
+
+def settings(module: nn.Module) -> tuple:
+    """Its plain attributes: the numbers and switches that a formula may depend on."""
+    plain = [(k, v) for k, v in vars(module).items() if isinstance(v, (bool, int, float, str)) and k[0] != "_"]
+    return (class_of(module), *sorted(p for p in plain if p[0] not in ("training", "layer_idx")))
+
+
+def stock_forward(module: nn.Module) -> Callable:
+    return class_of(module).forward
+
+
+def same(got, want, limit) -> bool:
+    if isinstance(want, (tuple, list)):
+        return len(got) == len(want) and all(same(g, w, limit) for g, w in zip(got, want))
+    return (
+        isinstance(got, torch.Tensor)
+        and isinstance(want, torch.Tensor)
+        and (got.shape, got.dtype) == (want.shape, want.dtype)
+        and bool((got.double() - want.double()).norm() <= limit * want.double().norm())
+    )
+
+
+def agreement(stock: Callable, ours: Callable, cases: list) -> bool:
+    """Do both give the same for every case (arguments, limit) that stock itself can do, and for one at least?"""
+    done = False
+    for arguments, limit in cases:
+        try:
+            want = stock(*arguments)
+        except Exception:  # whatever a foreign class raises on our numbers: it is not the formula that we know
+            continue
+        try:
+            got = ours(*arguments)
+        except RuntimeError:  # our op refuses what stock can do
+            return False
+        if not same(got, want, limit):
+            return False
+        done = True
+    return done
+
+
+def first(key, candidates: Callable[[], list], agree: Callable[[Replacement], bool]) -> Optional[Replacement]:
+    if key not in _known:
+        # Models are made under torch.device("meta"), in half precision, under autocast: none of it concerns the numbers.
+        with torch.device("cpu"), torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+            _known[key] = next((c for c in candidates() if agree(c)), None)
+    return _known[key]

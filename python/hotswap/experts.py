@@ -1,0 +1,192 @@
+"""The experts of mixtures: which formula a class computes, and our forward for it. Routers stay the model's own modules:
+their outputs are recorded, and the auxiliary loss is made of them.
+
+Three ways lead here: kernelize()'s option `experts`, experts_implementation="hotswap" after register_experts(), and the
+layers of the package under the Hub's names.
+"""
+
+import functools
+import math
+from typing import NamedTuple, Optional
+
+import torch
+from torch import nn
+
+from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
+from hotswap.packages import load
+from hotswap.replacement import Replacement, class_of
+
+NAME = "hotswap"
+OPS = ("moe_experts", "moe_experts_train", "moe_experts_bwd", "moe_experts_bwd_")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Form(NamedTuple):
+    activation: str
+    alpha: float = 1.0
+    limit: float = math.inf
+    interleaved: bool = False
+
+
+def _is_plain(weights) -> bool:
+    """Not quantised; DTensors are, of models that are split already."""
+    if not isinstance(weights, torch.Tensor) or weights.dim() != 3 or weights.dtype not in DTYPES:
+        return False
+    return type(weights) in (nn.Parameter, torch.Tensor) or type(weights).__name__ == "DTensor"
+
+
+def _up_name(module) -> Optional[str]:
+    names = [n for n in ("gate_up_proj", "up_proj") if _is_plain(getattr(module, n, None))]
+    return names[0] if names and _is_plain(getattr(module, "down_proj", None)) else None
+
+
+def _eager(module):
+    """The forward of a class behind transformers' interface; None where it is behind none."""
+    return getattr(stock_forward(module), "__wrapped__", None)
+
+
+def looks_like(module) -> Optional[str]:
+    if _up_name(module) and _eager(module) is not None:
+        return "Experts"
+    return "Llama4TextMoe" if _is_scaled_block(module) else None
+
+
+@functools.lru_cache(maxsize=None)
+def _forward(form: Form, up: str, bias: bool, transposed: bool):
+    experts = load("moe").experts
+
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        b_up, b_down = (getattr(self, f"{up}_bias"), self.down_proj_bias) if bias else (None, None)
+        weights = getattr(self, up), b_up, self.down_proj, b_down
+        return experts(hidden_states, top_k_index, top_k_weights, *weights, *form, transposed)
+
+    return forward
+
+
+def _forms(module, gated: bool) -> list:
+    if not gated:
+        return [Form(name) for name in ("relu2", "silu", "gelu_tanh", "gelu")]
+    found = {n: getattr(module, n, None) for n in ("alpha", "swiglu_alpha", "limit", "swiglu_limit")}
+    given = {n.removeprefix("swiglu_"): float(v) for n, v in found.items() if isinstance(v, (int, float))}
+    made = [Form(name) for name in ("swiglu", "geglu_tanh", "geglu", "reglu")]
+    if "limit" in given:
+        made.append(Form("swiglu_clamped", limit=given["limit"]))
+    if given.keys() == {"alpha", "limit"}:
+        made.append(Form("swiglu_oai", **given))
+    return made + [form._replace(interleaved=True) for form in made]
+
+
+# ---- asking the class -----------------------------------------------------------------------------------------------
+
+EXPERTS, WIDE, NARROW = 4, 8, 6  # no two layouts of such weights have one shape
+
+
+def _act(module):
+    return next((a for n in ("act_fn", "activation_fn") if (a := getattr(module, n, None)) is not None), None)
+
+
+def _key(module) -> tuple:
+    act = _act(module)
+    return settings(module), settings(act) if isinstance(act, nn.Module) else getattr(act, "__qualname__", None)
+
+
+def _small(module, up: str, bias: bool, transposed: bool) -> nn.Module:
+    """The same experts, few and narrow."""
+    columns = 2 * NARROW if up == "gate_up_proj" else NARROW
+    sizes = {"num_experts": EXPERTS, "intermediate_dim": NARROW, "intermediate_size": NARROW, "expert_dim": NARROW}
+    sizes |= {"hidden_dim": WIDE, "hidden_size": WIDE}
+    parts = {name: size for name, size in sizes.items() if name in vars(module)}
+    for name, rows, width in ((up, columns, WIDE), ("down_proj", WIDE, NARROW)):
+        parts[name] = nn.Parameter(numbers(EXPERTS, *((width, rows) if transposed else (rows, width))))
+        if bias:
+            parts[f"{name}_bias"] = nn.Parameter(numbers(EXPERTS, rows))
+    if isinstance(act := _act(module), nn.Module):
+        parts["act_fn" if hasattr(module, "act_fn") else "activation_fn"] = shell_of(act)
+    return shell_of(module, **parts)
+
+
+def _experts(module) -> Optional[Replacement]:
+    up = _up_name(module)
+    bias, transposed = bool(getattr(module, "has_bias", False)), bool(getattr(module, "is_transposed", False))
+
+    def candidates():
+        forms = _forms(module, up == "gate_up_proj")
+        return [Replacement("experts", "Experts", "moe", OPS, _forward(form, up, bias, transposed)) for form in forms]
+
+    def agree(candidate):
+        shell = _small(module, up, bias, transposed)
+        x, weights = numbers(5, WIDE), numbers(5, 2)
+        index = torch.tensor([[0, 1], [2, 0], [1, 1], [0, 2], [2, 1]])  # expert 3 has no token, 1 one of them twice
+        stock, ours = _eager(module).__get__(shell), candidate.forward.__get__(shell)
+        # the wide ones show a limit
+        return agreement(stock, ours, [((x, index, weights), 1e-5), ((1e4 * x, index, weights), 1e-5)])
+
+    return first((*_key(module), up, bias, transposed), candidates, agree)
+
+
+# ---- Llama 4: its experts are behind no interface, and each runs on every token ---------------------------------------
+
+
+def _is_scaled_block(module) -> bool:
+    experts = getattr(module, "experts", None)
+    if not isinstance(experts, nn.Module) or not _up_name(experts) or _eager(experts) is not None:
+        return False
+    return all(isinstance(getattr(module, name, None), nn.Module) for name in ("router", "shared_expert"))
+
+
+def _scaled_block(module) -> Optional[Replacement]:
+    def candidates():
+        layer = load("moe").layers.Llama4TextMoe
+        return [Replacement("experts", "Llama4TextMoe", "moe", OPS, layer.forward, layer)]
+
+    def agree(candidate):
+        shared = nn.Linear(WIDE, WIDE, bias=False, dtype=torch.float32, device="cpu")
+        shared.weight.copy_(numbers(WIDE, WIDE))
+        parts = {
+            "router": shell_of(module.router, weight=nn.Parameter(numbers(EXPERTS, WIDE)), bias=None),
+            "experts": _small(module.experts, _up_name(module.experts), bias=False, transposed=True),
+            "shared_expert": shared,
+        }
+        sizes = {"num_experts": EXPERTS, "hidden_dim": WIDE}
+        shell = shell_of(module, **parts, **{name: size for name, size in sizes.items() if name in vars(module)})
+        stock, ours = stock_forward(module).__get__(shell), candidate.forward.__get__(shell)
+        return agreement(stock, ours, [((numbers(2, 3, WIDE),), 1e-5), ((1e4 * numbers(2, 3, WIDE),), 1e-5)])
+
+    return first((settings(module), settings(module.router), *_key(module.experts)), candidates, agree)
+
+
+def match(module) -> Optional[Replacement]:
+    layer = looks_like(module)
+    if layer is None:
+        return None
+    return _experts(module) if layer == "Experts" else _scaled_block(module)
+
+
+# ---- transformers' interface ----------------------------------------------------------------------------------------
+
+
+def experts_forward(self, hidden_states, top_k_index, top_k_weights):
+    """What transformers calls for experts_implementation="hotswap". NotImplementedError for a class whose formula is none
+    of ours. The class is asked at a module's first call, which torch.compile may not be."""
+    forward = self.__dict__.get("_hotswap_experts")
+    if forward is None:
+        if torch.compiler.is_compiling():
+            raise RuntimeError(
+                "wanted experts whose class was asked what it computes; got their first call from torch.compile; run the "
+                "model once before it is compiled, or take hotswap.kernelize(model) instead of an experts_implementation"
+            )
+        found = match(self)
+        if found is None or found.layer != "Experts":
+            raise NotImplementedError(
+                f"wanted experts with a formula that the package moe has; got {class_of(self).__name__}; set another "
+                'experts_implementation for this model, "grouped_mm" for example'
+            )
+        forward = self.__dict__["_hotswap_experts"] = found.forward
+    return forward(self, hidden_states, top_k_index, top_k_weights)
+
+
+def register_experts(name: str = NAME) -> None:
+    """Makes our experts an experts_implementation of that name, for every model of the process that asks for it."""
+    from transformers.integrations.moe import ExpertsInterface
+
+    ExpertsInterface.register(name, experts_forward)

@@ -1,0 +1,376 @@
+"""Experts of mixtures: which formula a class computes, our forward against the class's own, and every way that leads to it."""
+
+import contextlib
+import copy
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+import two_ranks
+from test_training import losses_of
+from tiny import FAMILIES, Calls, batch, close, gradients, model, pattern, same_gradients, same_step, twin
+
+import hotswap
+from hotswap import experts
+
+MIXTURES = "mixtral qwen2_moe qwen3_moe olmoe gpt_oss llama4_text deepseek_v2 deepseek_v3 qwen3_next hunyuan_v1_moe".split()
+SCALED = {"llama4_text"}  # its experts are behind no interface of transformers
+
+# class, its config, what it computes
+SMALL = dict(hidden_size=16, intermediate_size=24, moe_intermediate_size=12, num_experts_per_tok=2)
+FORMULAS = [
+    ("mixtral", "MixtralExperts", "MixtralConfig", dict(num_local_experts=3), ("swiglu",)),
+    ("mixtral", "MixtralExperts", "MixtralConfig", dict(num_local_experts=3, hidden_act="gelu"), ("geglu",)),
+    ("mixtral", "MixtralExperts", "MixtralConfig", dict(num_local_experts=3, hidden_act="gelu_pytorch_tanh"), ("geglu_tanh",)),
+    ("mixtral", "MixtralExperts", "MixtralConfig", dict(num_local_experts=3, hidden_act="relu"), ("reglu",)),
+    ("gpt_oss", "GptOssExperts", "GptOssConfig", dict(num_local_experts=3), ("swiglu_oai", 1.702, 7.0, True)),
+    ("deepseek_v4", "DeepseekV4Experts", "DeepseekV4Config", dict(n_routed_experts=3, swiglu_limit=3.0), ("swiglu_clamped", 1.0, 3.0)),
+    ("nemotron_h", "NemotronHExperts", "NemotronHConfig", dict(n_routed_experts=3, mlp_hidden_act="relu2"), ("relu2",)),
+    ("mixtral", "MixtralExperts", "MixtralConfig", dict(num_local_experts=3, hidden_act="tanh"), None),
+]  # fmt: skip
+
+
+def made(family, name, config, options):
+    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    built = getattr(module, name)(getattr(transformers, config)(**SMALL, **options))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for p in built.parameters():
+            p.normal_(0, 0.5)
+    return built
+
+
+def behind_the_interface():
+    """Every class of transformers that is, on the meta device in the sizes of its config's defaults."""
+    found = {}
+    for file in sorted((Path(transformers.__file__).parent / "models").glob("*/modeling_*.py")):
+        if "@use_experts_implementation" not in file.read_text():
+            continue
+        module = importlib.import_module(f"transformers.models.{file.parent.name}.{file.stem}")
+        settings = importlib.import_module(module.__name__.replace("modeling_", "configuration_"))
+        configs = [c for n, c in vars(settings).items() if n.endswith("Config") and "Vision" not in n]
+        for name, cls in vars(module).items():
+            if not name.endswith("Experts") or not hasattr(cls.forward, "__wrapped__") or cls.__module__ != module.__name__:
+                continue
+            found[name] = None
+            few = dict(num_experts=4, num_local_experts=4, n_routed_experts=4, moe_num_experts=4, moe_intermediate_size=8)
+            for config, options in ((c, o) for c in configs for o in (few, {})):
+                with contextlib.suppress(Exception), torch.device("meta"):  # not every config has experts
+                    found[name] = cls(config(**options))
+    return found
+
+
+def test_every_class_of_transformers():
+    classes = behind_the_interface()
+    assert len(classes) >= 48
+    assert {n for n, module in classes.items() if module is None} <= {"Ernie4_5_VLMoeMoeExperts"}  # wants more than a config
+    assert {n for n, module in classes.items() if module is not None and experts.match(module) is None} == set()
+
+
+def routing(tokens=9, k=2, count=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    index = torch.randint(0, count, (tokens, k), generator=generator)
+    return index, torch.rand(tokens, k, generator=generator)
+
+
+def eager(module):
+    return type(module).forward.__wrapped__.__get__(module)
+
+
+def width(module):
+    return module.down_proj.shape[2 if getattr(module, "is_transposed", False) else 1]
+
+
+@pytest.mark.parametrize("family, name, config, options, formula", FORMULAS)
+def test_the_formula_of_a_class(family, name, config, options, formula):
+    module = made(family, name, config, options)
+    found = experts.match(module)
+    if formula is None:
+        assert found is None
+        row = hotswap.report(hotswap.kernelize(torch.nn.Sequential(module))).rows[0]
+        assert row.layer == "Experts" and row.package is None and "MixtralExperts computes something else" in row.why
+        with pytest.raises(NotImplementedError, match="got MixtralExperts; set another experts_implementation"):
+            experts.experts_forward(module, torch.randn(9, 16), *routing())
+        return
+    assert experts.Form(*formula) in [cell.cell_contents for cell in found.forward.__closure__]
+    index, weights = routing()
+    x = 3 * torch.randn(9, width(module))
+    results = []
+    for forward in (eager(module), found.forward.__get__(module)):
+        given, scores = x.clone().requires_grad_(), weights.clone().requires_grad_()
+        y = forward(given, index, scores)
+        mine = gradients(module, (y * torch.cos(torch.arange(y.numel()).view_as(y))).sum())
+        results.append((y.detach(), mine | {"x": given.grad, "weights": scores.grad}))
+    close(results[1][0], results[0][0])
+    same_gradients(results[1][1], results[0][1])
+
+
+def test_ids_of_other_ranks_are_skipped():
+    module = made("mixtral", "MixtralExperts", "MixtralConfig", dict(num_local_experts=3))
+    forward = experts.match(module).forward.__get__(module)
+    index, weights = routing()
+    foreign = torch.zeros_like(index, dtype=torch.bool)
+    foreign[2], foreign[4, 1], foreign[5, 0] = True, True, True
+    x, results = torch.randn(9, 16), []
+    with torch.no_grad():
+        want = eager(module)(x, index, weights.masked_fill(foreign, 0.0))
+    for other in (3, 4, 1000, -1):
+        given, scores = x.clone().requires_grad_(), weights.clone().requires_grad_()
+        y = forward(given, index.masked_fill(foreign, other), scores)
+        close(y, want)
+        y.square().sum().backward()
+        assert scores.grad[foreign].abs().max() == 0 and scores.grad[~foreign].abs().min() > 0
+        assert given.grad[2].abs().max() == 0
+        results.append(given.grad)
+    assert all(torch.equal(results[0], g) for g in results[1:])
+
+
+def stock_of(family):
+    stock = model(family)
+    if family not in SCALED:
+        stock.set_experts_implementation("eager")
+    return stock
+
+
+def count(swapped):
+    return sum(row.layer in ("Experts", "Llama4TextMoe") for row in hotswap.report(swapped).rows)
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_model_beside_its_eager_experts(family):
+    """Loss, the auxiliary loss in it, and gradients; routers are modules still, so their logits are recorded."""
+    stock = stock_of(family)
+    swapped, data = twin(stock, strict=True), batch()
+    assert count(swapped) > 0 and all(row.package for row in hotswap.report(swapped).rows)
+    got, calls = same_step(swapped.train(), stock.train(), data)
+    assert calls["moe.moe_experts_train"] == count(swapped)
+    assert calls.get("moe.moe_experts_bwd", 0) + calls.get("moe.moe_experts_bwd_", 0) == count(swapped)
+    with torch.no_grad():
+        want = stock(**data)
+    assert (getattr(got, "aux_loss", None) is None) == (getattr(want, "aux_loss", None) is None)
+    if getattr(want, "aux_loss", None) is not None:
+        close(got.aux_loss, want.aux_loss)
+        for mine, theirs in zip(got.router_logits, want.router_logits, strict=True):
+            close(mine, theirs, 1e-5)
+    swapped.eval(), stock.eval()
+    with torch.no_grad(), Calls() as calls:
+        close(swapped(**data).logits, stock(**data).logits)
+    assert calls.made["moe.moe_experts"] == count(swapped)
+    with torch.no_grad(), Calls() as calls:
+        assert torch.equal(hotswap.unkernelize(swapped)(**data).logits, stock(**data).logits)
+    assert calls.made == {}
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "llama4_text"])
+def test_generate(family):
+    stock = stock_of(family).eval()
+    stock.config.output_router_logits = False  # stock generate() fails with it
+    swapped, ids = twin(stock, strict=True), batch()["input_ids"]
+    want = stock.generate(ids, max_new_tokens=6, do_sample=False)
+    with Calls() as calls:
+        assert torch.equal(swapped.generate(ids, max_new_tokens=6, do_sample=False), want)
+    assert calls.made["moe.moe_experts"] == 6 * count(swapped)
+
+
+def test_as_an_implementation_that_transformers_knows(tmp_path):
+    hotswap.register_experts()
+    stock, data = stock_of("qwen3_moe").train(), batch()
+    stock.save_pretrained(tmp_path)
+    ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, experts_implementation="hotswap").train()
+    ours.config.output_router_logits = True
+    _, calls = same_step(ours, stock, data)
+    mixtures = sum(experts.looks_like(m) == "Experts" for m in ours.modules())
+    assert calls["moe.moe_experts_train"] == mixtures > 0
+    switched = copy.deepcopy(stock).eval()
+    switched.set_experts_implementation("hotswap")
+    switched.config.output_router_logits = stock.config.output_router_logits = False
+    want = stock.eval().generate(data["input_ids"], max_new_tokens=4, do_sample=False)
+    with Calls() as calls:
+        assert torch.equal(switched.generate(data["input_ids"], max_new_tokens=4, do_sample=False), want)
+    assert calls.made == {"moe.moe_experts": 4 * mixtures}  # generate() leaves a name that is not transformers' own
+
+
+def test_the_option():
+    swapped = twin(model("mixtral"), experts=False)
+    with torch.no_grad(), Calls() as calls:
+        swapped(**batch())
+    assert not any(op.startswith("moe.") for op in calls.made) and calls.made["activation.silu"] > 0
+    assert {row.why for row in hotswap.report(swapped).rows if row.layer == "Experts"} == {"not bound"}
+
+
+def test_what_is_quantised_stays_stock():
+    module = made("mixtral", "MixtralExperts", "MixtralConfig", dict(num_local_experts=3))
+    module.gate_up_proj = torch.nn.Parameter(module.gate_up_proj.detach().to(torch.float8_e4m3fn), requires_grad=False)
+    assert experts.match(module) is None
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss", "llama4_text"])
+@pytest.mark.parametrize("way", ["kernelize", "interface"])
+def test_compiled_in_one_graph(family, way):
+    if way == "interface" and family in SCALED:
+        pytest.skip("behind no interface")
+    torch.compiler.reset()
+    stock = stock_of(family)
+    stock.config.output_router_logits = False  # transformers' hooks, and its loss, break the graph
+    if way == "kernelize":
+        ours = twin(stock, strict=True)
+    else:
+        hotswap.register_experts()
+        ours = copy.deepcopy(stock)
+        ours.set_experts_implementation("hotswap")
+    compiled, data = torch.compile(ours, fullgraph=True, backend="aot_eager"), batch() | {"use_cache": False}
+    if way == "interface":
+        with pytest.raises(Exception, match="run the model once before it is compiled"):
+            compiled(**data)
+        with torch.no_grad():
+            ours(**data)
+    _, calls = same_step(ours.train(), stock.train(), data, 1e-5, 5e-5, run=compiled)
+    assert calls["moe.moe_experts_train"] > 0
+    ours.eval(), stock.eval()
+    with torch.no_grad(), Calls() as calls:
+        close(compiled(**data).logits, stock(**data).logits, 1e-5)
+    assert calls.made["moe.moe_experts"] > 0
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "llama4_text"])
+def test_autocast(family):
+    """Weights decide the type, as in transformers' grouped_mm: float32 ones stay, bfloat16 ones narrow what comes in."""
+    wide, data = stock_of(family).eval(), batch()
+    for dtype, limit in ((torch.float32, 2e-2), (torch.bfloat16, 3e-2)):  # bfloat16 elsewhere: 2^-8 a rounding, some tens
+        swapped = twin(wide).to(dtype)
+        with torch.no_grad(), torch.autocast(torch.get_default_device().type, torch.bfloat16), Calls() as calls:
+            got = swapped(**data).logits
+        assert calls.made["moe.moe_experts"] == count(swapped)
+        with torch.no_grad():
+            close(got.float(), wide(**data).logits, limit)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3", "llama4_text"])
+def test_training(family):
+    stock = stock_of(family)
+    ours = twin(stock)
+    with Calls() as calls:
+        got = losses_of(ours, steps=50)
+    want = losses_of(stock, steps=50)
+    assert all(abs(a - b) <= 1e-4 * abs(b) for a, b in zip(got, want, strict=True)), list(zip(got, want))
+    assert sum(want[-5:]) < sum(want[:5])
+    assert calls.made["moe.moe_experts_train"] == 50 * count(ours)
+
+
+def test_adapters_on_experts():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(
+        r=3, target_modules=[], target_parameters=["experts.gate_up_proj", "experts.down_proj"], init_lora_weights=False
+    )
+    made, data = [], batch()
+    for swap in (False, True):
+        m = stock_of("mixtral")
+        torch.manual_seed(5)
+        made.append(peft.get_peft_model(twin(m) if swap else m, config).train())
+    _, calls = same_step(made[1], made[0], data)
+    assert calls["moe.moe_experts_train"] == 2
+    trained = [name for name, p in made[1].named_parameters() if p.grad is not None]
+    assert trained and all("lora_" in name for name in trained)
+
+
+def test_frozen_experts_have_no_gradient():
+    stock = stock_of("mixtral").train()
+    for name, p in stock.named_parameters():
+        p.requires_grad_("experts" not in name)
+    _, calls = same_step(twin(stock), stock, batch())
+    assert calls["moe.moe_experts_train"] == 2
+
+
+def test_ligers_layer():
+    layer = hotswap.LigerExperts(transformers.MixtralConfig(hidden_size=16, intermediate_size=24, num_local_experts=3))
+    stock = made("mixtral", "MixtralExperts", "MixtralConfig", dict(num_local_experts=3))
+    layer.load_state_dict(stock.state_dict())
+    x, (index, weights) = torch.randn(9, 16), routing()
+    with torch.no_grad(), Calls() as calls:
+        close(layer(x, index, weights), eager(stock)(x, index, weights))
+    assert calls.made == {"moe.moe_experts": 1}
+    with pytest.raises(ValueError, match="LigerExperts: wanted hidden_act silu or swish; got gelu"):
+        hotswap.LigerExperts(transformers.MixtralConfig(**SMALL, hidden_act="gelu"))
+
+
+@pytest.mark.parametrize("family, on", [("mixtral", True), ("qwen3_moe", True), ("gpt_oss", True), ("gpt_oss", False)])
+def test_ligers_option(family, on):
+    swapped = model(family)
+    getattr(hotswap, f"apply_liger_kernel_to_{family}")(model=swapped, swiglu=on)
+    with torch.no_grad(), Calls() as calls:
+        swapped(**batch())
+    assert calls.made.get("moe.moe_experts", 0) == (count(swapped) if on else 0)
+
+
+def test_two_ranks(tmp_path):
+    """FSDP2, and transformers' own plans: experts parted by width, and by expert (ids of other ranks)."""
+    two_ranks.run(Path(__file__), tmp_path)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert set(result) == {"fsdp2", "tensor parallel", "expert parallel"}
+    for name, (got, want, gradients, calls) in result.items():
+        assert abs(got - want) <= 1e-5 * abs(want), name
+        assert gradients <= 1e-4, name
+        assert calls["moe.moe_experts_train"] == 2, name
+
+
+def _on_two_ranks(folder):
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+    from transformers.distributed import DistributedConfig
+
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    rank, data, result = dist.get_rank(), pattern(rows=4), {}
+    if rank == 0:
+        stock_of("mixtral").save_pretrained(folder)
+    dist.barrier()
+    alone = stock_of("mixtral").train()
+    want = gradients(alone, alone(**data).loss)
+    whole = lambda g: g.full_tensor() if isinstance(g, DTensor) else g
+
+    def note(name, m, rows=slice(None)):
+        hotswap.kernelize(m, strict=True)
+        with Calls() as calls:
+            loss = m(**{k: v[rows] for k, v in data.items()}).loss
+            mine = {n: whole(g) for n, g in gradients(m, loss).items()}
+        loss = loss.detach()
+        if rows != slice(None):
+            dist.all_reduce(loss)
+            loss /= 2
+        same = [n for n in want if mine[n].shape == want[n].shape]
+        assert any("experts" in n for n in same) or name != "fsdp2"
+        apart = max(float((mine[n] - want[n]).norm() / want[n].norm()) for n in same)
+        result[name] = (loss.item(), alone(**data).loss.item(), apart, calls.made)
+
+    mesh = init_device_mesh("cpu", (2,))
+    ours = hotswap.kernelize(stock_of("mixtral").train())
+    ours.config.output_router_logits = alone.config.output_router_logits = False  # over a rank's own tokens alone
+    want = gradients(alone, alone(**data).loss)
+    for layer in ours.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(ours, mesh=mesh)
+    note("fsdp2", ours, slice(2 * rank, 2 * rank + 2))
+
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    for name, options in (
+        ("tensor parallel", dict(tp_plan="auto")),
+        ("expert parallel", dict(distributed_config=DistributedConfig(enable_expert_parallel=True))),
+    ):
+        ours = load(folder, experts_implementation="eager", **options).train()
+        ours.config.output_router_logits = False
+        note(name, ours)
+
+    if rank == 0:
+        (Path(folder) / "result.json").write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    import sys
+
+    _on_two_ranks(sys.argv[1])
