@@ -86,11 +86,16 @@ HOTSWAP_INLINE int64_t planes_of(const Problem& p) {
   return p.batch * p.heads * ((p.channels + kPlaneChannels - 1) / kPlaneChannels);
 }
 
+// Many queries read a head's part of value where it lies together: rows of all heads are apart by a power of two, and
+// share few lines of a cache. Fewer than this are read once a row and are not worth the copy.
+HOTSWAP_INLINE bool wants_copy(const Problem& p) { return p.queries * p.samples >= 2 * p.rows; }
+
 // forward and backward_samples (dlocations, dweights) work on rows [begin, end) of the batch x heads x queries there
-// are, backward_value on planes. scratch: rows x kPlaneChannels float32, float64 with float64.
+// are, backward_value on planes. copy: null, or room for rows x channels of value's type. scratch: rows x
+// kPlaneChannels float32, float64 with float64.
 struct Table {
-  void (*forward)(const Forward&, int64_t begin, int64_t end);
-  void (*backward_samples)(const Backward&, int64_t begin, int64_t end);
+  void (*forward)(const Forward&, void* copy, int64_t begin, int64_t end);
+  void (*backward_samples)(const Backward&, void* copy, int64_t begin, int64_t end);
   void (*backward_value)(const Backward&, void* scratch, int64_t begin, int64_t end);
 };
 HOTSWAP_ISA_TABLES(Table)

@@ -48,6 +48,28 @@ HOTSWAP_INLINE double sum(D v) {
   return total;
 }
 
+// The sums of four vectors, side by side.
+HOTSWAP_INLINE void sum_each(const F (&v)[4], float* out) {
+#if HOTSWAP_AVX512 || HOTSWAP_AVX2
+  __m256 w[4];
+  for (int k = 0; k < 4; ++k) {
+#if HOTSWAP_AVX512
+    const __m256 high = _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xf, _mm512_castps_pd((__m512)v[k]), 1));
+    w[k] = _mm256_add_ps(_mm512_castps512_ps256((__m512)v[k]), high);
+#else
+    w[k] = (__m256)v[k];
+#endif
+  }
+  const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(w[0], w[1]), _mm256_hadd_ps(w[2], w[3]));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+#else
+  for (int k = 0; k < 4; ++k) out[k] = sum(v[k]);
+#endif
+}
+HOTSWAP_INLINE void sum_each(const D (&v)[4], double* out) {
+  for (int k = 0; k < 4; ++k) out[k] = sum(v[k]);
+}
+
 // fn(i, count) for vectors of T from 0 to n.
 template <class T, class Fn>
 HOTSWAP_INLINE void vectors(int64_t n, Fn fn) {
