@@ -55,7 +55,8 @@ def cuobjdump() -> str | None:
 
 def gpu_cases(package: str):
     """What the package says of its kernels: WIDE, a pattern of those that must move 16 bytes at a time (bfloat16, rows at whole
-    vectors), WIDER, where they have code for 32 bytes as well, STORES_FEW: what they store is a few numbers, and SPILLS: of which kernels how many bytes go to memory."""
+    vectors), WIDER, where they have code for 32 bytes as well, STORES_FEW: what they store is a few numbers, and SPILLS: of which
+    kernels how many bytes go to memory."""
     spec = importlib.util.spec_from_file_location("gpu_cases", KERNELS / package / "tests/gpu_cases.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -2,10 +2,10 @@
 
 import torch
 
-WIDE = r"few_rows_kernel<.*BFloat16, 8>"
+WIDE = r"few_rows_kernel<.*BFloat16, 8, "
 WIDER = False
 STORES_FEW = True
-SPILLS = {r"few_rows_kernel<.*, 16>": 16}  # two registers, of 64 that leave room for the next launch beside it
+SPILLS = {r"few_rows_kernel<.*, 16, ": 16}  # two registers, of 64 that leave room for the next launch beside it
 
 
 def cases(ops, random, names):

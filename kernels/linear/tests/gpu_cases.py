@@ -1,9 +1,9 @@
 """This package on a GPU: what tests of all packages ask of it (kernels/common/tests/test_cuda.py says what each is)."""
 
-WIDE = r"few_rows_kernel<.*BFloat16, 8>"
+WIDE = r"few_rows_kernel<.*BFloat16, 8, "
 WIDER = False
 STORES_FEW = True
-SPILLS = {r"few_rows_kernel<.*, 16>": 16}  # two registers, of 64 that leave room for the next launch beside it
+SPILLS = {r"few_rows_kernel<.*, 16, ": 16}  # two registers, of 64 that leave room for the next launch beside it
 
 
 def cases(ops, random, names):
