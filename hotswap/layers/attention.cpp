@@ -109,8 +109,8 @@ Tensor stock::eager(const Tensor& q, const Tensor& k, const Tensor& v, const Att
     scores = at::cat({scores, sinks.expand({scores.size(0), -1, time, 1})}, -1);
     scores = at::sub(scores, at::amax(scores, {-1}, /*keepdim=*/true));  // rounded, as in transformers
   }
-  Tensor weights = at::softmax(scores, -1, at::kFloat).to(q.scalar_type());
-  if (o.sinks.defined()) weights = weights.narrow(-1, 0, kv_time);
+  Tensor weights = o.sinks.defined() ? at::softmax(scores, -1).narrow(-1, 0, kv_time)
+                                     : at::softmax(scores, -1, at::kFloat).to(q.scalar_type());
   if (o.dropout > 0) weights = at::dropout(weights, o.dropout, /*train=*/true);
   return at::matmul(weights, value).transpose(1, 2);
 }

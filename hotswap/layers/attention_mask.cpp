@@ -56,8 +56,10 @@ Tensor key_padding(const SequenceInfo& s, int64_t kv_time) {
   return s.padding.narrow(1, s.positions.defined() ? 0 : s.padding.size(1) - kv_time, kv_time);
 }
 
-// Chunks are counted from a row's first real token, as transformers does.
+// Chunks are counted from a row's first real token, as transformers does, and from the beginning of a packed sequence.
 Groups chunks(const SequenceInfo& s, int64_t time, const Tensor& k, int64_t chunk) {
+  if (s.cu_seqlens.defined())
+    return groups_of(at::div(packed_places(s.cu_seqlens, k.size(1)), chunk, "floor").unsqueeze(0), s, time);
   const Tensor places = s.padding.defined() ? at::sub(at::cumsum(key_padding(s, k.size(1)), 1), 1).clamp_min(0)
                                             : range(0, k.size(1), k.device()).unsqueeze(0);
   return groups_of(at::div(places, chunk, "floor"), s, time);

@@ -50,7 +50,7 @@ TEST(GptOss, ReadsMxfp4AsTransformersDoesAndSavesPlainWeights) {
 import torch, transformers
 from safetensors.torch import save_file
 ids = torch.arange(3, 23).view(1, 20)
-model = transformers.AutoModelForCausalLM.from_pretrained(".", dtype=torch.float32).eval()
+model = transformers.AutoModelForCausalLM.from_pretrained(".", dtype=torch.float32).float().eval()  # decoded weights came as bfloat16
 with torch.no_grad():
     save_file({"logits": model(ids).logits}, "want.safetensors")
 )");

@@ -181,7 +181,7 @@ constexpr Configuration kConfigurations[] = {
         "attention_chunk_size": 6, "floor_scale": 4, "attn_scale": 0.5})",
      17},
     {"llama4_text", "some_dense_two_experts", R"({"head_dim": 12, "num_local_experts": 4, "num_experts_per_tok": 2,
-        "intermediate_size_mlp": 64, "moe_layers": [1], "use_qk_norm": false, "attention_bias": true,
+        "intermediate_size_mlp": 64, "moe_layers": [1], "use_qk_norm": false,
         "no_rope_layers": [1, 0, 1], "attn_temperature_tuning": false, "attention_chunk_size": 5,
         "tie_word_embeddings": true})",
      15},
