@@ -118,6 +118,8 @@ class Call {
         values.push_back(found->second);
       } else if (argument.name().starts_with("with_")) {
         values.emplace_back(!known_.at(argument.name().substr(5)).isNone());
+      } else if (argument.name() == "weight_grads") {  // as in training
+        values.emplace_back(true);
       } else if (argument.default_value()) {
         values.push_back(*argument.default_value());
       } else if (argument.type()->kind() == c10::TypeKind::OptionalType) {  // a gradient that nobody asks for

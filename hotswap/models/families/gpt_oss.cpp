@@ -13,6 +13,7 @@ ModelConfig read_config(const Json& json) {
   ModelConfig c = read_decoder_config(
       json, {.head_dim = 64, .heads_may_lack = false, .rope = {.theta = 150000}, .reads_mxfp4 = true});
   c.attention_bias = json.get<bool>("attention_bias", true);
+  c.norm_casting = "gemma";  // but not its offset
   c.sliding_window = read_sliding_window(json, 128);
   if (json.has("layer_types")) {
     c.layer_types = read_layer_types(c, json);

@@ -116,7 +116,9 @@ Inputs inputs_of(const char* op, const Tensor& value, const Tensor& shapes, cons
             .weights = dense(weights),
             .problem = {}};
   const int64_t count = shapes.dim() > 0 ? shapes.size(0) : 0;
-  const Points of_levels = points ? *points : Points(size_t(count), weights.size(4));
+  Points alike;
+  if (!points) alike.assign(size_t(count), weights.size(4));
+  const Points& of_levels = points ? *points : alike;
   check(int64_t(of_levels.size()) == count && (points || weights.size(3) == count), op, ": wanted points of ", count,
         " levels, as spatial_shapes has; got ", points ? int64_t(of_levels.size()) : weights.size(3),
         "; give one each");
@@ -159,8 +161,8 @@ int32_t torch_type(Number type) {
          : type == Number::kBFloat16 ? aoti_torch_dtype_bfloat16()
                                      : aoti_torch_dtype_float16();
 }
-Tensor empty(const std::vector<int64_t>& sizes, Number type, const Device& device) {
-  return kernels::empty_like_shape(sizes.data(), int64_t(sizes.size()), torch_type(type), device);
+Tensor empty(std::initializer_list<int64_t> sizes, Number type, const Device& device) {
+  return kernels::empty_like_shape(sizes.begin(), int64_t(sizes.size()), torch_type(type), device);
 }
 Tensor like(const Tensor& t, Number type) {
   return kernels::empty_like_shape(t.sizes().data(), t.dim(), torch_type(type), device_of(t));
@@ -259,12 +261,12 @@ Gradients attention_bwd(const Tensor& dy, const Tensor& value, const Tensor& sha
 }
 
 Tensor points(const Tensor& value, const Tensor& shapes, const Tensor& starts, const Tensor& locations,
-              const Tensor& weights, Points each) {
+              const Tensor& weights, const Points& each) {
   return run_forward(inputs_of("deformable_attention_points", value, shapes, starts, locations, weights, &each));
 }
 
 Gradients points_bwd(const Tensor& dy, const Tensor& value, const Tensor& shapes, const Tensor& starts,
-                     const Tensor& locations, const Tensor& weights, Points each) {
+                     const Tensor& locations, const Tensor& weights, const Points& each) {
   constexpr auto kOp = "deformable_attention_points_bwd";
   return run_backward(kOp, dy, inputs_of(kOp, value, shapes, starts, locations, weights, &each), Order::kFixed);
 }
