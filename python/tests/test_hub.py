@@ -140,7 +140,7 @@ SCRIPTS = {
         "                        out_features=['stage2', 'stage3', 'stage4'])\n"
         "sizes = dict(d_model=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=8, decoder_ffn_dim=8, num_queries=5)\n"
         "detr = DeformableDetrModel(DeformableDetrConfig(backbone_config=backbone, **sizes)).to(device).eval()\n"
-        "image = torch.randn(1, 3, 64, 64, device=device)\n"
+        "image = torch.randn(1, 3, 128, 128, device=device)\n"
         "stock = detr(image).last_hidden_state.detach()\n"
         "detr.set_use_kernels(True)\n"
         "torch.testing.assert_close(detr(image).last_hidden_state, stock, rtol=1e-4, atol=1e-5)\n"

@@ -80,7 +80,7 @@ def test_family(family):
             options = {} if items is None else {"num_items_in_batch": items}
             got, made = same_step(swapped, stock, data | options)
             assert (got.logits is None) == fused and made[loss] == 1
-            gated = sum(n for op, n in made.items() if "_bwd" in op and op.startswith(("mlp.", "activation.silu")))
+            gated = sum(n for op, n in made.items() if "_bwd" in op and op.startswith(("mlp.", "activation.silu", "moe.")))
             assert made["norm.rms_norm_bwd"] >= 5 and gated >= 2
         stock.eval(), swapped.eval()
         with torch.no_grad():

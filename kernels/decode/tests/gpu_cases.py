@@ -15,7 +15,7 @@ def cases(ops, random, names):
         o, gate, up = random(hidden, heads * dim) * 0.02, random(ffn, hidden) * 0.03, random(ffn, hidden) * 0.03
         down, cos, sin = random(hidden, ffn) * 0.02, random(1, 1, dim), random(1, 1, dim)
         caches = [random(rows, kv_heads, position + 3, dim).transpose(1, 2) for _ in range(2)]
-        at = torch.tensor([position], device="cuda")
+        at = torch.full((1,), position, device=x.device)
         return lambda: ops.decoder_layer(
             x, norm, q, None, k, None, v, None, None, None, cos, sin, *caches, at, o, None, post_norm, gate, None, up, None, down,
             None, 1e-6, 1e-6, dim**-0.5, -1, "silu",
