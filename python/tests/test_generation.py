@@ -47,7 +47,7 @@ def test_greedy_says_what_transformers_says(name):
     assert all("forward" not in layer.__dict__ for layer in decode.layers_of(model)), "nothing stays bound"
 
 
-@pytest.mark.skipif(not ON_GPU, reason="HOTSWAP_TEST_DEVICE=cuda")
+@pytest.mark.skipif(not ON_GPU, reason="no GPU: HOTSWAP_TEST_DEVICE=cuda asks for it")
 @pytest.mark.parametrize("options", [{}, dict(do_sample=True, top_k=20), dict(repetition_penalty=1.2)])
 def test_whole_layers_on_a_gpu(monkeypatch, options):
     """What is captured says what the same step says uncaptured, by the same kernels: bit for bit."""
