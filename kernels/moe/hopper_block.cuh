@@ -10,7 +10,7 @@
 #include "kernels/common/gpu/mma.cuh"
 #include "kernels/common/gpu/tma.cuh"
 #include "kernels/common/gpu/warpgroup.cuh"
-#include "kernels/moe/wgmma_256.cuh"
+#include "kernels/common/gpu/wgmma.cuh"
 
 namespace moe::gpu {
 
@@ -87,8 +87,8 @@ struct Worker {
       begin_products();
 #pragma unroll
       for (int i = 0; i < kDepth / 16; ++i)
-        multiply_256<T, kAByColumns, kBByColumns>(sums, moved(a, kAByColumns ? i * 16 * 128 : i * 32),
-                                                  moved(b, kBByColumns ? i * 16 * 128 : i * 32), i > 0 || step > 0);
+        multiply<T, 256, kBByColumns, kAByColumns>(sums, moved(a, kAByColumns ? i * 16 * 128 : i * 32),
+                                                   moved(b, kBByColumns ? i * 16 * 128 : i * 32), i > 0 || step > 0);
       commit_products();
       if (step > 0) {
         wait_products<1>();
