@@ -183,9 +183,17 @@ struct Worker {
   }
 };
 
+// The memory of a block that begins, its barriers ready. map: what the copy engine will read.
 template <class T>
-__device__ __forceinline__ Memory<T>& memory_of(uint8_t* raw) {
-  return *reinterpret_cast<Memory<T>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
+__device__ __forceinline__ Memory<T>& begin_block(const CUtensorMap& map) {
+  extern __shared__ uint8_t raw[];
+  auto& m = *reinterpret_cast<Memory<T>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
+  if (threadIdx.x == 0) {
+    prefetch(map);
+    m.init(kWarpgroup + 1);
+  }
+  __syncthreads();
+  return m;
 }
 
 }  // namespace moe::gpu
