@@ -1,0 +1,177 @@
+// The causal convolution on the CPU: tiles of kSteps steps and kBlock channels. Compiled once per ISA.
+#include "kernels/mamba/cpu/conv_tile.h"
+
+namespace mamba::conv::HOTSWAP_ISA {
+
+void update(const Update& a, int64_t begin, int64_t end);  // conv_update_cpu.cpp
+
+namespace {
+
+// One item of work: a block of channels, steps [first, end) of it, and which of the sums over time it makes.
+struct Item {
+  Block block;
+  int64_t first, end, part;
+};
+HOTSWAP_INLINE Item item_of(const Problem& p, int64_t i) {
+  const int64_t blocks = blocks_of(p.channels), part = i / blocks, parts = parts_of(p);
+  const int64_t first = part % parts * kPart, end = first + kPart < p.length ? first + kPart : p.length;
+  Block b = block_of(p.channels, i % blocks);
+  b.batch = part / parts;
+  return {b, first, end, part};
+}
+HOTSWAP_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Of each step the taps j that count as bits, or kPadding: steps [first, first + steps) of the time from 0 on.
+void find_taps(const Problem& p, int64_t batch, int64_t first, int64_t steps, uint32_t* taps) {
+  for (int64_t s = 0; s < steps; ++s) {
+    taps[s] = kEveryTap;
+    if (p.sequence.data == nullptr) continue;
+    const int32_t own = sequence_of(p.sequence, batch, first + s);
+    for (int j = 1; j < p.width; ++j) {
+      const int64_t t = first + s - j;
+      if (sequence_of(p.sequence, batch, t > 0 ? t : 0) != own) taps[s] &= ~(1u << j);
+    }
+    if (own < 0) taps[s] = kPadding;
+  }
+}
+
+// x of steps [first, first + steps), also before time 0, to a tile.
+void load_inputs(const Problem& p, const Block& b, int64_t first, int64_t steps, float* tile) {
+  for (; first < 0 && steps > 0; ++first, --steps, tile += kBlock) {
+    p.initial.data != nullptr ? load_tile(p.initial, b, p.width - 1 + first, 1, tile) : clear_tile(tile, 1);
+  }
+  load_tile(p.x, b, first, steps, tile);
+}
+
+void forward(const Forward& a, int64_t begin, int64_t end) {
+  const Problem& p = a.of;
+  alignas(64) float filter[(kMostTaps + 1) * kBlock], x[(kHalo + kSteps) * kBlock], y[kSteps * kBlock];
+  uint32_t taps[kSteps];
+  for (int64_t i = begin; i < end; ++i) {
+    const Item item = item_of(p, i);
+    const int64_t halo = p.width - 1;
+    load_filter(p, item.block, filter);
+    for (int64_t t = item.first; t < item.end; t += kSteps) {
+      const int64_t steps = least(kSteps, item.end - t);
+      if (t == item.first)
+        load_inputs(p, item.block, t - halo, halo, x);
+      else  // the last rows of the tile before
+        __builtin_memcpy(x, x + kSteps * kBlock, sizeof(float) * size_t(halo * kBlock));
+      load_tile(p.x, item.block, t, steps, x + halo * kBlock);
+      find_taps(p, item.block.batch, t, steps, taps);
+      with_width(p.width, [&]<int W>() HOTSWAP_LAMBDA {
+        convolve<W>(x + halo * kBlock, filter, taps, steps, item.block.vectors(), p.silu, y);
+      });
+      store_tile(a.y, item.block, t, steps, y);
+    }
+  }
+}
+
+// What a tile of the backward holds. Its first step's x lies behind kHalo rows of history, and g has kHalo rows more
+// than the tile has steps: what later outputs give to these inputs.
+struct Tile {
+  alignas(64) float filter[(kMostTaps + 1) * kBlock], sums[(kMostTaps + 1) * kBlock];
+  float x[(kHalo + kSteps + kHalo) * kBlock], g[(kSteps + kHalo) * kBlock], dx[(kHalo + kSteps) * kBlock];
+  uint32_t taps[kSteps + kHalo];
+};
+
+// dy in tile.g becomes the gradient of p; of the first `own` steps its products with x are added to the sums.
+template <int W>
+static void differentiate(Tile& tile, int64_t steps, int64_t own, int vectors, bool silu) {
+  for (int i = 0; i < vectors; ++i) {
+    const int64_t c = i * kLanes;
+    F w[W], sums[W], bias_sum = load(tile.sums + W * kBlock + c);
+    for (int j = 0; j < W; ++j) w[j] = load(tile.filter + j * kBlock + c), sums[j] = load(tile.sums + j * kBlock + c);
+    const F bias = load(tile.filter + W * kBlock + c);
+    for (int64_t s = 0; s < steps; ++s) {
+      const float* now = tile.x + (kHalo + s) * kBlock + c;
+      float* to = tile.g + s * kBlock + c;
+      const uint32_t taps = tile.taps[s];
+      F g = taps == kPadding ? F{} : load(to);
+      if (silu && taps != kPadding) {
+        const F p = sum_taps<W>(bias, w, taps, [&](int j) HOTSWAP_LAMBDA { return load(now - j * kBlock); });
+        const F sigma = sigmoid(p);
+        g *= sigma * (1.f + p * (1.f - sigma));
+      }
+      store(to, g);
+      if (s >= own || taps == kPadding) continue;
+      bias_sum += g;
+      for (int j = 0; j < W; ++j) {
+        if ((taps >> j & 1) != 0) sums[j] += g * load(now - j * kBlock);
+      }
+    }
+    for (int j = 0; j < W; ++j) store(tile.sums + j * kBlock + c, sums[j]);
+    store(tile.sums + W * kBlock + c, bias_sum);
+  }
+}
+
+// dx of step s: what outputs s, s + 1, ... took from it. `first` < 0: also of columns of the initial state.
+template <int W>
+static void gather(Tile& tile, int64_t first, int64_t steps, int64_t known, int vectors) {
+  for (int i = 0; i < vectors; ++i) {
+    const int64_t c = i * kLanes;
+    F w[W];
+    for (int j = 0; j < W; ++j) w[j] = load(tile.filter + j * kBlock + c);
+    for (int64_t s = first; s < steps; ++s) {
+      F dx{};
+      for (int j = 0; j < W; ++j) {
+        const int64_t by = s + j;
+        if (by < 0 || by >= known || (tile.taps[by] >> j & 1) == 0) continue;
+        dx += w[j] * load(tile.g + by * kBlock + c);
+      }
+      store(tile.dx + (kHalo + s) * kBlock + c, dx);
+    }
+  }
+}
+
+void backward(const Backward& a, int64_t begin, int64_t end) {
+  const Problem& p = a.of;
+  Tile tile;
+  for (int64_t i = begin; i < end; ++i) {
+    const Item item = item_of(p, i);
+    const Block& b = item.block;
+    const int64_t halo = p.width - 1;
+    load_filter(p, b, tile.filter);
+    clear_tile(tile.sums, p.width + 1);
+    for (int64_t t = item.first; t < item.end; t += kSteps) {
+      const int64_t own = least(kSteps, item.end - t), known = least(own + halo, p.length - t);
+      load_inputs(p, b, t - halo, halo + known, tile.x + (kHalo - halo) * kBlock);
+      load_tile(a.dy, b, t, known, tile.g);
+      find_taps(p, b.batch, t, known, tile.taps);
+      const int64_t before = t == 0 && a.dinitial.data != nullptr ? -halo : 0;
+      with_width(p.width, [&]<int W>() HOTSWAP_LAMBDA {
+        differentiate<W>(tile, known, own, b.vectors(), p.silu);
+        gather<W>(tile, before, own, known, b.vectors());
+      });
+      store_tile(a.dx, b, t, own, tile.dx + kHalo * kBlock);
+      if (before < 0) store_tile(a.dinitial, b, 0, halo, tile.dx + (kHalo - halo) * kBlock);
+    }
+    for (int j = 0; j <= p.width; ++j) {
+      float* to = a.partials + (item.part * (p.width + 1) + j) * p.channels + b.channel;
+      __builtin_memcpy(to, tile.sums + j * kBlock, sizeof(float) * size_t(b.channels));
+    }
+  }
+}
+
+// The items' sums, added in float64: few, and of any number of terms.
+void sum_partials(const Backward& a, int64_t begin, int64_t end) {
+  const Problem& p = a.of;
+  const int64_t parts = p.batch * parts_of(p), row = (p.width + 1) * p.channels;
+  for (int64_t c = begin; c < end; ++c) {
+    for (int j = 0; j <= p.width; ++j) {
+      const View& to = j < p.width ? a.dweight : a.dbias;
+      if (to.data == nullptr) continue;
+      double sum = 0;
+      for (int64_t part = 0; part < parts; ++part) sum += double(a.partials[part * row + j * p.channels + c]);
+      const int64_t tap = j < p.width ? (p.width - 1 - j) * to.step : 0;
+      with_dtype(to.type,
+                 [&]<typename T>() { static_cast<T*>(to.data)[c * to.channel + tap] = from_float<T>(float(sum)); });
+    }
+  }
+}
+
+}  // namespace
+
+const Table kTable = {.forward = forward, .backward = backward, .sum_partials = sum_partials, .update = update};
+
+}  // namespace mamba::conv::HOTSWAP_ISA
