@@ -1,6 +1,8 @@
 // Ops of the mamba package: schemas and rows, a family each.
 #include "kernels/common/torch/ops.h"
 #include "kernels/mamba/torch-ext/conv.h"
+#include "kernels/mamba/torch-ext/gated_norm.h"
+#include "kernels/mamba/torch-ext/ssd.h"
 
 namespace mamba {
 namespace {
@@ -14,7 +16,26 @@ constexpr std::array kConv{
         "Tensor? state_indices, str activation) -> Tensor"),
 };
 
-constexpr auto kOps = kernels::join(kConv);
+constexpr std::array kSsd{
+    kernels::op<&ssd_op>("ssd(" MAMBA_SSD_INPUTS MAMBA_SSD_SETTINGS ") -> (Tensor y, Tensor final_state)"),
+    kernels::op<&ssd_fwd>("ssd_fwd(" MAMBA_SSD_INPUTS MAMBA_SSD_SETTINGS
+                          ") -> (Tensor y, Tensor final_state, Tensor states)"),
+    kernels::op<&ssd_bwd>("ssd_bwd(Tensor dy, Tensor? dfinal_state, " MAMBA_SSD_INPUTS
+                          "Tensor states, " MAMBA_SSD_SETTINGS ") -> " MAMBA_SSD_GRADIENTS),
+};
+
+#define MAMBA_GATED_NORM_SETTINGS "int group_size, bool norm_before_gate"
+constexpr std::array kGatedNorm{
+    kernels::op<&gated_rms_norm>("gated_rms_norm(Tensor x, Tensor z, Tensor weight, float eps, "  //
+                                 MAMBA_GATED_NORM_SETTINGS ") -> Tensor"),
+    kernels::op<&gated_rms_norm_fwd>("gated_rms_norm_fwd(Tensor x, Tensor z, Tensor weight, float eps, "  //
+                                     MAMBA_GATED_NORM_SETTINGS ") -> (Tensor y, Tensor rstd)"),
+    kernels::op<&gated_rms_norm_bwd>(
+        "gated_rms_norm_bwd(Tensor dy, Tensor x, Tensor z, Tensor weight, Tensor rstd, " MAMBA_GATED_NORM_SETTINGS
+        ") -> (Tensor dx, Tensor dz, Tensor dweight)"),
+};
+
+constexpr auto kOps = kernels::join(kConv, kSsd, kGatedNorm);
 const kernels::Library<kOps> library;
 
 }  // namespace
