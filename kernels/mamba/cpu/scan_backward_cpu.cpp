@@ -91,9 +91,10 @@ void open_chunk(const Backward& a, const Block& block, int64_t first, int64_t st
   for (int64_t s = 0; s < steps; ++s) {
     for (int i = 0; i < block.vectors(); ++i) {
       const int64_t at = s * kRow + i * kLanes;
-      const F z = load(g.gate + at), dout = load(g.dy + at), sigma = sigmoid(z);
-      store(g.gate + at, dout * (sigma * (1.f + z * (1.f - sigma))));
-      store(g.dy + at, dout * (z * sigma));
+      const F dout = load(g.dy + at);
+      const Gate gate = gate_of(load(g.gate + at));
+      store(g.gate + at, dout * gate.slope);
+      store(g.dy + at, dout * gate.value);
       store(g.y + at, load(in.skip + i * kLanes) * load(in.u + at));
     }
   }

@@ -49,8 +49,7 @@ void run_block(const Forward& a, const Block& block, int64_t group, Inputs& in, 
       for (int64_t s = 0; s < steps; ++s) {
         for (int i = 0; i < block.vectors(); ++i) {
           const int64_t at = s * kRow + i * kLanes;
-          const F gate = load(z + at);
-          store(y + at, load(y + at) * (gate * sigmoid(gate)));
+          store(y + at, load(y + at) * gate_of(load(z + at)).value);
         }
       }
     }

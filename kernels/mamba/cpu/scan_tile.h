@@ -1,7 +1,8 @@
 // What forward and backward of the scan share: which channels an item has, and the inputs of a chunk of it.
 #pragma once
 
-#include "kernels/mamba/cpu/decay.h"
+#include "kernels/mamba/cpu/exp2.h"
+#include "kernels/mamba/cpu/gate.h"
 #include "kernels/mamba/cpu/tile.h"
 #include "kernels/mamba/scan.h"
 
@@ -121,7 +122,7 @@ static void load_chunk(const Problem& p, const Block& block, int64_t group, int6
     for (int i = 0; i < block.vectors(); ++i) {
       const int64_t at = s * kRow + i * kLanes;
       const F raw = load(in.delta + at) + load(in.bias + i * kLanes), one = F{} + 1.f;
-      const F delta = padding ? F{} : p.softplus ? log1p_exp(raw) : raw;
+      const F delta = padding ? F{} : p.softplus ? softplus(raw) : raw;
       store(in.delta + at, delta);
       store(in.x + at, delta * load(in.u + at));
       if (slope == nullptr) continue;

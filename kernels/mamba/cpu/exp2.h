@@ -1,4 +1,4 @@
-// The elementwise functions of state-space layers, for vectors. Compiled once per ISA.
+// Powers of two, for states that decay. Compiled once per ISA.
 #pragma once
 
 #include "kernels/common/cpu/math.h"
@@ -34,13 +34,5 @@ HOTSWAP_INLINE F exp2(F x) {
 }
 
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
-
-// log(1 + e^x), x above 20, within 4 ulp: log w e / (w - 1) corrects what e loses in w = 1 + e.
-HOTSWAP_INLINE F log1p_exp(F x) {
-  const F e = exp(x), w = 1.f + e, held = w - 1.f;
-  const I lost = held == F{};
-  const F r = select(lost, e, log(w) * (e / select(lost, F{} + 1.f, held)));
-  return select((I)(x > F{} + 20.f), x, r);
-}
 
 }  // namespace mamba::HOTSWAP_ISA
