@@ -4,6 +4,7 @@
 #include "kernels/mamba/torch-ext/gated_norm.h"
 #include "kernels/mamba/torch-ext/scan.h"
 #include "kernels/mamba/torch-ext/ssd.h"
+#include "kernels/mamba/torch-ext/update.h"
 
 namespace mamba {
 namespace {
@@ -26,6 +27,9 @@ constexpr std::array kScan{
         "selective_scan_bwd(Tensor dy, Tensor? dlast_state, " MAMBA_SCAN_INPUTS
         "Tensor checkpoints, bool delta_softplus) -> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, "
         "Tensor dD, Tensor dz, Tensor ddelta_bias, Tensor dinitial_state)"),
+    kernels::op<&selective_state_update>(
+        "selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, "
+        "Tensor? z, Tensor? dt_bias, Tensor? state_indices, bool dt_softplus) -> Tensor"),
 };
 
 constexpr std::array kSsd{
