@@ -20,6 +20,7 @@ REPOSITORIES = {  # repository/revision: package
     "kernels-community/rotary/v2": "rotary",
     "kernels-community/mlp/v1": "mlp",
     "kernels-community/deformable-detr/v1": "deformable",
+    "kernels-community/mamba-ssm/v2": "mamba",
     "kernels-community/flash-attn2/v3": "attention",
     "kernels-community/flash-attn2/v4": "attention",
     "kernels-community/flash-attn2/v2.1.0": "attention",
@@ -72,7 +73,9 @@ if "model" in globals():
         torch.testing.assert_close(model(input_ids).logits, want, rtol=1e-4, atol=1e-5)
 made = {}
 OPS = {"norm": ("rms_norm", "rms_norm_fwd", "rms_norm_bwd"), "rotary": ("rotary", "rotary_bwd"), "activation": ("silu", "silu_bwd"),
-       "mlp": ("swiglu", "swiglu_bwd"), "deformable": ("deformable_attention", "deformable_attention_bwd")}
+       "mlp": ("swiglu", "swiglu_bwd"), "deformable": ("deformable_attention", "deformable_attention_bwd"),
+       "mamba": ("causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_update", "selective_scan", "selective_scan_fwd",
+                 "selective_scan_bwd", "ssd", "ssd_fwd", "ssd_bwd", "gated_rms_norm_fwd", "gated_rms_norm_bwd")}
 for name, module in list(sys.modules.items()):
     if name.endswith("._ops") and name[0] == "_":
         package_id = name.split(".")[0]
@@ -147,6 +150,27 @@ SCRIPTS = {
         "detr.train()\n"
         "detr(image).last_hidden_state.sum().backward()",
         "deformable.deformable_attention deformable.deformable_attention_bwd",
+    ),
+    "state spaces": (
+        "from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM\n"
+        "sizes = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4)\n"
+        "one = MambaForCausalLM(MambaConfig(**sizes, intermediate_size=64, time_step_rank=3))\n"
+        "two = Mamba2ForCausalLM(Mamba2Config(**sizes, num_heads=4, head_dim=16, n_groups=1, chunk_size=8))\n"
+        "for m in (one, two):\n"
+        "    m.to(device).eval()\n"
+        "    stock = m(input_ids, labels=labels).loss.detach(), m.generate(input_ids, max_new_tokens=3, do_sample=False)\n"
+        "    m.set_use_kernels(True)\n"
+        "    assert torch.equal(m.generate(input_ids, max_new_tokens=3, do_sample=False), stock[1])\n"
+        "    m.train()\n"
+        "    m.set_use_kernels(True)\n"
+        "    loss = m(input_ids, labels=labels, use_cache=False).loss\n"
+        "    loss.backward()\n"
+        "    torch.testing.assert_close(loss.detach(), stock[0], rtol=1e-4, atol=1e-5)",
+        " ".join(f"mamba.{op}" for op in (
+            "causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_update", "selective_scan", "selective_scan_fwd",
+            "selective_scan_bwd", "ssd", "ssd_fwd", "ssd_bwd", "gated_rms_norm_fwd",
+            "gated_rms_norm_bwd",
+        )),
     ),
     **{
         f"attention {name}": (
