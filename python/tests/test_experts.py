@@ -10,6 +10,7 @@ import torch
 import transformers
 import two_ranks
 from test_training import losses_of
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from tiny import FAMILIES, Calls, batch, close, gradients, model, pattern, same_gradients, same_step, twin
 
 import hotswap
@@ -267,6 +268,39 @@ def test_ligers_layer():
     assert calls.made == {"moe.moe_experts": 1}
     with pytest.raises(ValueError, match="LigerExperts: wanted hidden_act silu or swish; got gelu"):
         hotswap.LigerExperts(transformers.MixtralConfig(**SMALL, hidden_act="gelu"))
+
+
+# tokens, experts, width, inner width, experts of a token: what Liger tests its own with, odd sizes among them
+LIGERS_SHAPES = [(7, 4, 64, 32, 2), (512, 8, 256, 128, 2), (512, 8, 97, 47, 2), (512, 7, 128, 64, 3), (512, 8, 256, 64, 1), (128, 8, 256, 64, 8)]
+
+LIGERS_LIMIT = {torch.float32: 512**0.5 * 2**-24, torch.bfloat16: 4**0.5 * 2**-8}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", LIGERS_SHAPES, ids=str)
+def test_ligers_shapes(shape, dtype):
+    """Value and gradients in float64's light. float32: sums of up to 512 products, 512**0.5 roundings of 2**-24 if they do not
+    know of each other. bfloat16: four roundings of 2**-8 on the way forward, and no more on any way back."""
+    tokens, count, hidden, inner, k = shape
+    sizes = dict(hidden_size=hidden, intermediate_size=inner, num_local_experts=count, num_experts_per_tok=k)
+    layer = hotswap.LigerExperts(transformers.MixtralConfig(**sizes))
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.normal_(0, p.shape[-1] ** -0.5, generator=generator)
+    layer, wide = layer.to(dtype), MixtralExperts(transformers.MixtralConfig(**sizes)).double()
+    wide.load_state_dict(layer.state_dict())
+    x = torch.randn(tokens, hidden, generator=generator).to(dtype)
+    weights, index = torch.randn(tokens, count, generator=generator).softmax(-1).topk(k)
+    dy, results = torch.randn(tokens, hidden, generator=generator).to(dtype), []
+    for module, kind in ((layer, dtype), (wide, torch.float64)):
+        given, scores = x.to(kind).requires_grad_(), weights.to(torch.promote_types(kind, torch.float32)).requires_grad_()
+        with Calls() as calls:
+            y = module(given, index, scores) if module is layer else eager(module)(given, index, scores)
+            results.append((y, *torch.autograd.grad(y, [given, scores, *module.parameters()], dy.to(kind))))
+        assert calls.made == ({"moe.moe_experts_train": 1, "moe.moe_experts_bwd_": 1} if module is layer else {})
+    for got, want in zip(*results, strict=True):
+        close(got, want, LIGERS_LIMIT[dtype])
 
 
 @pytest.mark.parametrize("family, on", [("mixtral", True), ("qwen3_moe", True), ("gpt_oss", True), ("gpt_oss", False)])
