@@ -1,0 +1,3 @@
+"""The functions of transformers' state-space models."""
+
+__all__ = []
