@@ -44,7 +44,7 @@ struct Backward {
   Problem of;
   View dy, dx;
   View dinitial;    // [batch, channels, width - 1]
-  float* partials;  // [batch x parts, width + 1, channels]: the sums of each item, of the taps w_j and then of the bias
+  float* partials;  // [batch x parts, width + 1, channels]: the sums of each item, of the weights and then of the bias
   View dweight, dbias;
 };
 

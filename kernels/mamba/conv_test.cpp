@@ -8,12 +8,13 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
-#include "kernels/common/testing/testing.h"
+#include "kernels/mamba/tests/far_apart.h"
 
 namespace {
 
 using namespace kernels::testing;
 using kernels::package;
+using mamba_test::far_apart;
 
 const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kBFloat16, at::kHalf};
 
@@ -172,6 +173,17 @@ TEST(CausalConv1d, TheSameWithAnyThreads) {
   const Tensors in = inputs(c, at::kBFloat16, at::kFloat);
   const Tensor dy = random_tensor({3, 130, 1500}, at::kBFloat16);
   expect_same_with_any_threads([&] { return run(c, in, dy); }, "causal_conv1d");
+}
+
+// Batch entries 2^31 numbers apart: 64-bit offsets. Of the memory between them nothing is touched.
+TEST(CausalConv1d, StridesBeyond32Bits) {
+  const Case c{2, 5, 40, 4, true, true};
+  const Tensors in = inputs(c, at::kHalf, at::kHalf);
+  Tensors far = in;
+  far[0] = far_apart(in[0]), far[3] = far_apart(in[3]);
+  const Tensor dy = random_tensor({2, 5, 40}, at::kHalf);
+  const Tensors want = run(c, in, dy), got = run(c, far, far_apart(dy));
+  for (size_t i = 0; i < want.size(); ++i) expect_equal(got[i], want[i], "result " + std::to_string(i));
 }
 
 // ---- the step of generation

@@ -8,6 +8,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "kernels/mamba/tests/far_apart.h"
 #include "kernels/mamba/tests/scan_reference.h"
 
 namespace {
@@ -243,6 +244,16 @@ TEST(SelectiveScan, LongRowsAreTheirParts) {
   for (const int i : {0, 2, 3, 5, 6, 8}) expect_equal(at::cat({earlier[i], later[i]}, 2), whole[i], kResults[i]);
   expect_equal(later[1], whole[1], "last_state");
   expect_equal(earlier[10], whole[10], "dinitial_state");
+}
+
+TEST(SelectiveScan, StridesBeyond32Bits) {
+  const Scan s{.batch = 2, .channels = 6, .length = 70, .states = 5, .groups = 2};
+  const Tensors in = scan_inputs(s, at::kHalf);
+  const Tensor dy = random_tensor({2, 6, 70}, at::kHalf), dlast = random_tensor({2, 6, 5}, at::kHalf);
+  Tensors far = in;
+  for (const int i : {kU, kDelta, kB, kC, kZ}) far[i] = far_apart(in[i]);
+  const Tensors want = run(s, in, dy, dlast), got = run(s, far, far_apart(dy), far_apart(dlast));
+  for (size_t i = 0; i < want.size(); ++i) expect_equal(got[i], want[i], kResults[i]);
 }
 
 TEST(SelectiveScan, TheSameWithAnyThreads) {

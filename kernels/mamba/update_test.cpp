@@ -8,6 +8,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 
+#include "kernels/mamba/tests/far_apart.h"
 #include "kernels/mamba/tests/scan_reference.h"
 
 namespace {
@@ -166,6 +167,15 @@ TEST(SelectiveStateUpdate, RowsOfTheState) {
     expect_equal(state[row], own[entry], "state");
   }
   for (const int64_t row : {1, 2, 3}) expect_equal(state[row], rows[row], "a row that nobody named");
+}
+
+TEST(SelectiveStateUpdate, StridesBeyond32Bits) {
+  const Step s = random_step(2, 3, 5, 8, 1, at::kHalf, at::kHalf);
+  Step far = s;
+  far.x = mamba_test::far_apart(s.x), far.state = mamba_test::far_apart(s.state);
+  const Tensor y = run(s, s.state);
+  expect_equal(run(far, far.state), y, "y");
+  expect_equal(far.state, s.state, "state");
 }
 
 TEST(SelectiveStateUpdate, TheSameWithAnyThreads) {

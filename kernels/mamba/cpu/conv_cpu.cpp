@@ -82,7 +82,7 @@ static void differentiate(Tile& tile, int64_t steps, int64_t own, int vectors, b
   for (int i = 0; i < vectors; ++i) {
     const int64_t c = i * kLanes;
     F w[W], sums[W], bias_sum = load(tile.sums + W * kRow + c);
-    for (int j = 0; j < W; ++j) w[j] = load(tile.filter + j * kRow + c), sums[j] = load(tile.sums + j * kRow + c);
+    for (int j = 0; j < W; ++j) w[j] = load(tap(tile.filter, W, j) + c), sums[j] = load(tap(tile.sums, W, j) + c);
     const F bias = load(tile.filter + W * kRow + c);
     for (int64_t s = 0; s < steps; ++s) {
       const float* now = tile.x + (kHalo + s) * kRow + c;
@@ -101,7 +101,7 @@ static void differentiate(Tile& tile, int64_t steps, int64_t own, int vectors, b
         if ((taps >> j & 1) != 0) sums[j] += g * load(now - j * kRow);
       }
     }
-    for (int j = 0; j < W; ++j) store(tile.sums + j * kRow + c, sums[j]);
+    for (int j = 0; j < W; ++j) store(tap(tile.sums, W, j) + c, sums[j]);
     store(tile.sums + W * kRow + c, bias_sum);
   }
 }
@@ -112,7 +112,7 @@ static void gather(Tile& tile, int64_t first, int64_t steps, int64_t known, int 
   for (int i = 0; i < vectors; ++i) {
     const int64_t c = i * kLanes;
     F w[W];
-    for (int j = 0; j < W; ++j) w[j] = load(tile.filter + j * kRow + c);
+    for (int j = 0; j < W; ++j) w[j] = load(tap(tile.filter, W, j) + c);
     for (int64_t s = first; s < steps; ++s) {
       F dx{};
       for (int j = 0; j < W; ++j) {
@@ -157,10 +157,7 @@ void backward(const Backward& a, int64_t begin, int64_t end) {
 void sum_partials(const Backward& a, int64_t begin, int64_t end) {
   const Problem& p = a.of;
   const int64_t parts = p.batch * parts_of(p), rows = p.width + 1;
-  View newest_first = a.dweight;
-  newest_first.data = static_cast<char*>(a.dweight.data) + (p.width - 1) * a.dweight.step * size_of(a.dweight.type);
-  newest_first.step = -a.dweight.step;
-  add_entries(a.partials, parts, rows, p.channels, 0, p.width, newest_first, begin, end);
+  add_entries(a.partials, parts, rows, p.channels, 0, p.width, a.dweight, begin, end);
   add_entries(a.partials, parts, rows, p.channels, p.width, 1, a.dbias, begin, end);
 }
 

@@ -11,17 +11,20 @@ using namespace kernels;
 using namespace kernels::HOTSWAP_ISA;
 using namespace mamba::HOTSWAP_ISA;
 
-constexpr int64_t kSteps = 64;        // of a tile
+constexpr int64_t kSteps = 64;      // of a tile
 constexpr int kHalo = kMostTaps - 1;  // rows before and behind it, room for the widest filter
 constexpr uint32_t kEveryTap = 0xff, kPadding = 0x100;
 
-// w_j of the block, newest first, and the bias behind them: [width + 1][kRow].
+// The block's weights as they lie, the tap of the newest token last, and the bias behind them: [width + 1][kRow].
 static void load_filter(const Problem& p, Block b, float* filter) {
   b.batch = 0;
-  for (int j = 0; j < p.width; ++j) load_tile(p.weight, b, p.width - 1 - j, 1, filter + j * kRow);
+  load_tile(p.weight, b, 0, p.width, filter);
   float* bias = filter + p.width * kRow;
   p.bias.data != nullptr ? load_tile(p.bias, b, 0, 1, bias) : clear_tile(bias, 1);
 }
+// w_j of W weights.
+HOTSWAP_INLINE float* tap(float* filter, int width, int j) { return filter + (width - 1 - j) * kRow; }
+HOTSWAP_INLINE const float* tap(const float* filter, int width, int j) { return filter + (width - 1 - j) * kRow; }
 
 template <class Fn>
 HOTSWAP_INLINE void with_width(int width, Fn fn) {
@@ -65,7 +68,7 @@ static void convolve(const float* x, const float* filter, const uint32_t* taps, 
   for (int i = 0; i < vectors; ++i) {
     const int64_t c = i * kLanes;
     F w[W];
-    for (int j = 0; j < W; ++j) w[j] = load(filter + j * kRow + c);
+    for (int j = 0; j < W; ++j) w[j] = load(tap(filter, W, j) + c);
     const F bias = load(filter + W * kRow + c);
     for (int64_t s = 0; s < steps; ++s) {
       const float* now = x + s * kRow + c;
