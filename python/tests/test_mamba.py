@@ -110,7 +110,7 @@ def test_generation_with_a_cache(name):
     convs = count // 2 if name == "zamba" else count
     made = {"causal_conv1d": convs, "causal_conv1d_update": 3 * convs}
     if scan:
-        made |= {NAMES[scan]["inference"]: count}
+        made |= {NAMES[scan]["inference"]: count, "selective_state_update": 3 * count}
     if norms := NORMS.get(name):
         made |= {"gated_rms_norm": 4 * norms}
     assert ours(calls.made) == made
@@ -225,7 +225,7 @@ def test_several_tokens_behind_a_cache(name):
 
 # ---- other ways to the package ----------------------------------------------------------------------------------------
 
-LAYERS = ("causal_conv1d_fn", "causal_conv1d_update", "selective_scan_fn", "mamba_inner_fn",
+SEVEN = ("causal_conv1d_fn", "causal_conv1d_update", "selective_scan_fn", "selective_state_update", "mamba_inner_fn",
          "mamba_chunk_scan_combined", "mamba_split_conv1d_scan_combined")  # fmt: skip
 
 
@@ -239,7 +239,7 @@ def by_kernels(monkeypatch):
     def swap(m, mode):
         functions.extend(f for module in m.modules() for f in getattr(module, "_kernel_funcs", {}).values())
         layer = lambda name: kernels.LayerRepository("kernels-community/mamba-ssm", layer_name=name, revision="local")
-        with kernels.use_kernel_mapping({name: {"cpu": layer(name)} for name in LAYERS}, inherit_mapping=False):
+        with kernels.use_kernel_mapping({name: {"cpu": layer(name)} for name in SEVEN}, inherit_mapping=False):
             kernels.kernelize(m, mode=mode, device="cpu")
         return m
 
@@ -274,7 +274,7 @@ def test_by_local_kernels(name, by_kernels):
     again = 0 if scan is None else count  # the convolution, in backward
     made = {"causal_conv1d": 2 * count + again, "causal_conv1d_bwd": count, "causal_conv1d_update": 3 * count}
     if scan:
-        made |= dict.fromkeys(NAMES[scan].values(), count)
+        made |= dict.fromkeys(NAMES[scan].values(), count) | {"selective_state_update": 3 * count}
     if scan == "ssd" and name != "falcon_h1":  # which has the gate alone
         made |= {"gated_rms_norm_fwd": count, "gated_rms_norm_bwd": count}
     assert ours(calls.made) == made
