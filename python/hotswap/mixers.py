@@ -130,13 +130,12 @@ def _gated_norm(module) -> Optional[Replacement]:
         sizes = {"group_size": 4} if hasattr(module, "group_size") else {}
         shell = shell_of(module, weight=nn.Parameter(numbers(width)), **sizes)
         short = shell_of(module, weight=nn.Parameter(numbers(width).bfloat16()), **sizes)
+        # Not a single token: Falcon H1's own norm loses that dimension, and two rows of a batch then see each other.
         x, gate = numbers(2, 5, width) * torch.tensor([[1.0], [1e-3], [30.0], [1.0], [2.0]]), numbers(2, 5, width) + 0.5
-        both = [(x, gate), (x[:, :1], gate[:, :1])]
-        wide = [((shell, *given), 1e-5) for given in both]
         return agreement(
             lambda shell, *given: stock_forward(module)(shell, *given),
             lambda shell, *given: candidate.forward(shell, *given),
-            [*wide, ((short, x.bfloat16(), gate.bfloat16()), 2**-6)],
+            [((shell, x, gate), 1e-5), ((short, x.bfloat16(), gate.bfloat16()), 2**-6)],
         )
 
     return first((settings(module), tuple(module.weight.shape)), candidates, agree)

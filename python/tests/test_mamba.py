@@ -29,7 +29,7 @@ MODELS = {  # the model, and how often it calls which function of a mixer
     "bamba": (lambda: T.BambaForCausalLM(T.BambaConfig(**BOTH, attn_layer_indices=[1])), "ssd", 1),
     "granitemoehybrid": (lambda: T.GraniteMoeHybridForCausalLM(T.GraniteMoeHybridConfig(**BOTH, num_local_experts=2,
         num_experts_per_tok=1, shared_intermediate_size=16, layer_types=["mamba", "attention"])), "ssd", 1),
-    "falcon_h1": (lambda: T.FalconH1ForCausalLM(T.FalconH1Config(**dict(BOTH, mamba_d_ssm=64))), "ssd", 2),
+    "falcon_h1": (lambda **more: T.FalconH1ForCausalLM(T.FalconH1Config(**BOTH, mamba_d_ssm=64, **more)), "ssd", 2),
     "nemotron_h": (lambda: T.NemotronHForCausalLM(T.NemotronHConfig(**BASE, **HEADS, head_dim=8, mamba_num_heads=4,
         mamba_head_dim=16, ssm_state_size=4, n_groups=2, chunk_size=8, layers_block_type=["mamba", "attention"])), "ssd", 1),
     "lfm2": (lambda: T.Lfm2ForCausalLM(T.Lfm2Config(**BASE, **HEADS, layer_types=["conv", "full_attention"])), None, 1),
@@ -51,7 +51,7 @@ def ids(rows=2, columns=11):
 
 def model(name, **changes):
     torch.manual_seed(0)
-    made = MODELS[name][0]()
+    made = MODELS[name][0](**changes)
     with torch.no_grad():  # fresh biases are zeros, fresh decays and norms the same in each channel
         for key, p in made.named_parameters():
             if p.dim() == 1 or "A_log" in key:
@@ -204,6 +204,23 @@ def test_the_norm_of_mamba2_is_the_same_in_training():
     m = twin(model("mamba2"))
     with torch.no_grad():
         close(m.train()(ids()).logits, m.eval()(ids()).logits, 1e-6)
+
+
+def test_a_token_of_falcon_h1_with_a_norm():
+    """Stock's norm loses the dimension of a single token: two rows of a batch see each other."""
+    stock = model("falcon_h1", mamba_rms_norm=True).eval()
+    swapped = twin(stock)
+    assert not [row for row in hotswap.report(swapped).rows if row.layer == "RMSNormGated" and row.package is None]
+
+    def token(m):
+        past = m(ids()[:, :-1], use_cache=True).past_key_values
+        return m(ids()[:, -1:], past_key_values=past, use_cache=True).logits
+
+    with torch.no_grad():
+        want = stock(ids()).logits[:, -1:]
+        close(swapped(ids()).logits[:, -1:], want, 1e-5)
+        close(token(swapped), want, 1e-5)
+        assert token(stock).shape != want.shape
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])
