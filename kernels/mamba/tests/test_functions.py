@@ -2,34 +2,20 @@
 those packages' own tests."""
 
 import itertools
+import sys
+from pathlib import Path
 
-import oracle
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import mamba_oracle as oracle  # noqa: E402
+from mamba_oracle import gradients, leaf, near, ssd_inputs, wide  # noqa: E402
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 CONV = dict(zip(FLOATS, ((3e-4, 1e-3), (3e-3, 5e-3), (1e-2, 5e-2))))
 SCAN = {torch.float32: (6e-4, 2e-3), torch.bfloat16: (3e-2, 5e-2)}
 STATE = {torch.float32: (3e-4, 1e-3), torch.bfloat16: (1e-2, 5e-2)}
-
-
-def near(got, want, limits, times=1.0):
-    assert got.shape == want.shape
-    torch.testing.assert_close(got.double(), want.double(), rtol=limits[0] * times, atol=limits[1] * times)
-
-
-def wide(tensors):
-    return [t.detach().double().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t for t in tensors]
-
-
-def gradients(outputs, inputs):
-    """With numbers for dy that are the same for the same shapes."""
-    along = [torch.cos(torch.arange(y.numel()) * 1.7).view(y.shape).to(y.dtype) for y in outputs]
-    return torch.autograd.grad(outputs, [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad], along)
-
-
-def leaf(*shape, dtype=torch.float32, scale=1.0):
-    return (torch.randn(shape) * scale).to(dtype).requires_grad_()
 
 
 def layouts(t, last):
@@ -217,16 +203,6 @@ def test_state_update_of_some_rows(package):
 
 
 # ---- SSD and the gated norm -----------------------------------------------------------------------------------------
-
-
-def ssd_inputs(length=70, heads=4, dim=5, groups=2, states=8, dtype=torch.float32, options=True, wide_D=False):
-    x, dt = leaf(2, length, heads, dim, dtype=dtype), leaf(2, length, heads, dtype=dtype)
-    A = (-torch.rand(heads) - 0.1).requires_grad_()
-    made = (x, dt, A, leaf(2, length, groups, states, dtype=dtype), leaf(2, length, groups, states, dtype=dtype))
-    if not options:
-        return *made, None, None, None, None
-    D = leaf(heads, dim) if wide_D else leaf(heads)
-    return *made, D, leaf(2, length, heads, dim, dtype=dtype), leaf(heads), leaf(2, heads, dim, states)
 
 
 @pytest.mark.parametrize("dtype", SCAN)

@@ -1,17 +1,20 @@
 """The seven layers through the user's door, and the mixers that they are made of."""
 
 import math
+import sys
+from pathlib import Path
 
-import oracle
 import pytest
 import torch
 from kernels.layer.layer import _validate_layer
-from test_functions import gradients, leaf, near, ssd_inputs, wide
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.mamba import modeling_mamba
 from transformers.models.mamba2 import modeling_mamba2
+
+sys.path.insert(0, str(Path(__file__).parent))
+import mamba_oracle as oracle  # noqa: E402
+from mamba_oracle import gradients, leaf, near, ssd_inputs, wide  # noqa: E402
 
 LAYERS = {
     "causal_conv1d_fn": modeling_lfm2.causal_conv1d_fn,
