@@ -359,3 +359,24 @@ def test_layers_on_a_gpu_stay_stock_where_the_package_is_for_the_cpu_alone(monke
 
 class OnGpu:
     device = torch.device("cuda")
+
+
+def test_the_function_that_is_asked_is_the_models_own(monkeypatch):
+    """transformers takes one of an installed package in its place, which may not run on the CPU."""
+    import sys
+    from types import ModuleType
+
+    from hotswap.mixers import _reference
+    from transformers.integrations import use_kernel_func_from_hub_with_fallback
+
+    installed = ModuleType("installed")
+    installed.causal_conv1d_fn = lambda hidden_states, weight: 1 / 0
+    monkeypatch.setitem(sys.modules, "installed", installed)
+
+    def own(hidden_states, weight):
+        return "own"
+
+    function = use_kernel_func_from_hub_with_fallback("causal_conv1d_fn", "installed")(own)
+    with pytest.raises(ZeroDivisionError):
+        function(None, None)
+    assert _reference(function) is own
