@@ -30,6 +30,8 @@ HOTSWAP_INLINE int32_t sequence_of(const Sequences& s, int64_t batch, int64_t t)
 
 // On the CPU channels are worked on side by side, so many of one batch entry at a time.
 constexpr int64_t kBlock = 64;
+// Between a tile's rows: 64 numbers would put a column's lines into a quarter of a cache's sets.
+constexpr int64_t kRow = kBlock + 16;
 HOTSWAP_INLINE int64_t blocks_of(int64_t channels) { return (channels + kBlock - 1) / kBlock; }
 
 }  // namespace mamba

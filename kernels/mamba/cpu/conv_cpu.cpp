@@ -1,5 +1,6 @@
 // The causal convolution on the CPU: tiles of kSteps steps and kBlock channels. Compiled once per ISA.
 #include "kernels/mamba/cpu/conv_tile.h"
+#include "kernels/mamba/cpu/sums.h"
 
 namespace mamba::conv::HOTSWAP_ISA {
 
@@ -37,7 +38,7 @@ void find_taps(const Problem& p, int64_t batch, int64_t first, int64_t steps, ui
 
 // x of steps [first, first + steps), also before time 0, to a tile.
 void load_inputs(const Problem& p, const Block& b, int64_t first, int64_t steps, float* tile) {
-  for (; first < 0 && steps > 0; ++first, --steps, tile += kBlock) {
+  for (; first < 0 && steps > 0; ++first, --steps, tile += kRow) {
     p.initial.data != nullptr ? load_tile(p.initial, b, p.width - 1 + first, 1, tile) : clear_tile(tile, 1);
   }
   load_tile(p.x, b, first, steps, tile);
@@ -45,7 +46,7 @@ void load_inputs(const Problem& p, const Block& b, int64_t first, int64_t steps,
 
 void forward(const Forward& a, int64_t begin, int64_t end) {
   const Problem& p = a.of;
-  alignas(64) float filter[(kMostTaps + 1) * kBlock], x[(kHalo + kSteps) * kBlock], y[kSteps * kBlock];
+  alignas(64) float filter[(kMostTaps + 1) * kRow], x[(kHalo + kSteps) * kRow], y[kSteps * kRow];
   uint32_t taps[kSteps];
   for (int64_t i = begin; i < end; ++i) {
     const Item item = item_of(p, i);
@@ -56,11 +57,11 @@ void forward(const Forward& a, int64_t begin, int64_t end) {
       if (t == item.first)
         load_inputs(p, item.block, t - halo, halo, x);
       else  // the last rows of the tile before
-        __builtin_memcpy(x, x + kSteps * kBlock, sizeof(float) * size_t(halo * kBlock));
-      load_tile(p.x, item.block, t, steps, x + halo * kBlock);
+        __builtin_memcpy(x, x + kSteps * kRow, sizeof(float) * size_t(halo * kRow));
+      load_tile(p.x, item.block, t, steps, x + halo * kRow);
       find_taps(p, item.block.batch, t, steps, taps);
       with_width(p.width, [&]<int W>() HOTSWAP_LAMBDA {
-        convolve<W>(x + halo * kBlock, filter, taps, steps, item.block.vectors(), p.silu, y);
+        convolve<W>(x + halo * kRow, filter, taps, steps, item.block.vectors(), p.silu, y);
       });
       store_tile(a.y, item.block, t, steps, y);
     }
@@ -70,8 +71,8 @@ void forward(const Forward& a, int64_t begin, int64_t end) {
 // What a tile of the backward holds. Its first step's x lies behind kHalo rows of history, and g has kHalo rows more
 // than the tile has steps: what later outputs give to these inputs.
 struct Tile {
-  alignas(64) float filter[(kMostTaps + 1) * kBlock], sums[(kMostTaps + 1) * kBlock];
-  float x[(kHalo + kSteps + kHalo) * kBlock], g[(kSteps + kHalo) * kBlock], dx[(kHalo + kSteps) * kBlock];
+  alignas(64) float filter[(kMostTaps + 1) * kRow], sums[(kMostTaps + 1) * kRow];
+  float x[(kHalo + kSteps + kHalo) * kRow], g[(kSteps + kHalo) * kRow], dx[(kHalo + kSteps) * kRow];
   uint32_t taps[kSteps + kHalo];
 };
 
@@ -80,16 +81,16 @@ template <int W>
 static void differentiate(Tile& tile, int64_t steps, int64_t own, int vectors, bool silu) {
   for (int i = 0; i < vectors; ++i) {
     const int64_t c = i * kLanes;
-    F w[W], sums[W], bias_sum = load(tile.sums + W * kBlock + c);
-    for (int j = 0; j < W; ++j) w[j] = load(tile.filter + j * kBlock + c), sums[j] = load(tile.sums + j * kBlock + c);
-    const F bias = load(tile.filter + W * kBlock + c);
+    F w[W], sums[W], bias_sum = load(tile.sums + W * kRow + c);
+    for (int j = 0; j < W; ++j) w[j] = load(tile.filter + j * kRow + c), sums[j] = load(tile.sums + j * kRow + c);
+    const F bias = load(tile.filter + W * kRow + c);
     for (int64_t s = 0; s < steps; ++s) {
-      const float* now = tile.x + (kHalo + s) * kBlock + c;
-      float* to = tile.g + s * kBlock + c;
+      const float* now = tile.x + (kHalo + s) * kRow + c;
+      float* to = tile.g + s * kRow + c;
       const uint32_t taps = tile.taps[s];
       F g = taps == kPadding ? F{} : load(to);
       if (silu && taps != kPadding) {
-        const F p = sum_taps<W>(bias, w, taps, [&](int j) HOTSWAP_LAMBDA { return load(now - j * kBlock); });
+        const F p = sum_taps<W>(bias, w, taps, [&](int j) HOTSWAP_LAMBDA { return load(now - j * kRow); });
         const F sigma = sigmoid(p);
         g *= sigma * (1.f + p * (1.f - sigma));
       }
@@ -97,11 +98,11 @@ static void differentiate(Tile& tile, int64_t steps, int64_t own, int vectors, b
       if (s >= own || taps == kPadding) continue;
       bias_sum += g;
       for (int j = 0; j < W; ++j) {
-        if ((taps >> j & 1) != 0) sums[j] += g * load(now - j * kBlock);
+        if ((taps >> j & 1) != 0) sums[j] += g * load(now - j * kRow);
       }
     }
-    for (int j = 0; j < W; ++j) store(tile.sums + j * kBlock + c, sums[j]);
-    store(tile.sums + W * kBlock + c, bias_sum);
+    for (int j = 0; j < W; ++j) store(tile.sums + j * kRow + c, sums[j]);
+    store(tile.sums + W * kRow + c, bias_sum);
   }
 }
 
@@ -111,15 +112,15 @@ static void gather(Tile& tile, int64_t first, int64_t steps, int64_t known, int 
   for (int i = 0; i < vectors; ++i) {
     const int64_t c = i * kLanes;
     F w[W];
-    for (int j = 0; j < W; ++j) w[j] = load(tile.filter + j * kBlock + c);
+    for (int j = 0; j < W; ++j) w[j] = load(tile.filter + j * kRow + c);
     for (int64_t s = first; s < steps; ++s) {
       F dx{};
       for (int j = 0; j < W; ++j) {
         const int64_t by = s + j;
         if (by < 0 || by >= known || (tile.taps[by] >> j & 1) == 0) continue;
-        dx += w[j] * load(tile.g + by * kBlock + c);
+        dx += w[j] * load(tile.g + by * kRow + c);
       }
-      store(tile.dx + (kHalo + s) * kBlock + c, dx);
+      store(tile.dx + (kHalo + s) * kRow + c, dx);
     }
   }
 }
@@ -135,7 +136,7 @@ void backward(const Backward& a, int64_t begin, int64_t end) {
     clear_tile(tile.sums, p.width + 1);
     for (int64_t t = item.first; t < item.end; t += kSteps) {
       const int64_t own = least(kSteps, item.end - t), known = least(own + halo, p.length - t);
-      load_inputs(p, b, t - halo, halo + known, tile.x + (kHalo - halo) * kBlock);
+      load_inputs(p, b, t - halo, halo + known, tile.x + (kHalo - halo) * kRow);
       load_tile(a.dy, b, t, known, tile.g);
       find_taps(p, b.batch, t, known, tile.taps);
       const int64_t before = t == 0 && a.dinitial.data != nullptr ? -halo : 0;
@@ -143,31 +144,24 @@ void backward(const Backward& a, int64_t begin, int64_t end) {
         differentiate<W>(tile, known, own, b.vectors(), p.silu);
         gather<W>(tile, before, own, known, b.vectors());
       });
-      store_tile(a.dx, b, t, own, tile.dx + kHalo * kBlock);
-      if (before < 0) store_tile(a.dinitial, b, 0, halo, tile.dx + (kHalo - halo) * kBlock);
+      store_tile(a.dx, b, t, own, tile.dx + kHalo * kRow);
+      if (before < 0) store_tile(a.dinitial, b, 0, halo, tile.dx + (kHalo - halo) * kRow);
     }
     for (int j = 0; j <= p.width; ++j) {
       float* to = a.partials + (item.part * (p.width + 1) + j) * p.channels + b.channel;
-      __builtin_memcpy(to, tile.sums + j * kBlock, sizeof(float) * size_t(b.channels));
+      __builtin_memcpy(to, tile.sums + j * kRow, sizeof(float) * size_t(b.channels));
     }
   }
 }
 
-// The items' sums, added in float64: few, and of any number of terms.
 void sum_partials(const Backward& a, int64_t begin, int64_t end) {
   const Problem& p = a.of;
-  const int64_t parts = p.batch * parts_of(p), row = (p.width + 1) * p.channels;
-  for (int64_t c = begin; c < end; ++c) {
-    for (int j = 0; j <= p.width; ++j) {
-      const View& to = j < p.width ? a.dweight : a.dbias;
-      if (to.data == nullptr) continue;
-      double sum = 0;
-      for (int64_t part = 0; part < parts; ++part) sum += double(a.partials[part * row + j * p.channels + c]);
-      const int64_t tap = j < p.width ? (p.width - 1 - j) * to.step : 0;
-      with_dtype(to.type,
-                 [&]<typename T>() { static_cast<T*>(to.data)[c * to.channel + tap] = from_float<T>(float(sum)); });
-    }
-  }
+  const int64_t parts = p.batch * parts_of(p), rows = p.width + 1;
+  View newest_first = a.dweight;
+  newest_first.data = static_cast<char*>(a.dweight.data) + (p.width - 1) * a.dweight.step * size_of(a.dweight.type);
+  newest_first.step = -a.dweight.step;
+  add_entries(a.partials, parts, rows, p.channels, 0, p.width, newest_first, begin, end);
+  add_entries(a.partials, parts, rows, p.channels, p.width, 1, a.dbias, begin, end);
 }
 
 }  // namespace

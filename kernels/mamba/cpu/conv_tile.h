@@ -15,11 +15,11 @@ constexpr int64_t kSteps = 64;        // of a tile
 constexpr int kHalo = kMostTaps - 1;  // rows before and behind it, room for the widest filter
 constexpr uint32_t kEveryTap = 0xff, kPadding = 0x100;
 
-// w_j of the block, newest first, and the bias behind them: [width + 1][kBlock].
+// w_j of the block, newest first, and the bias behind them: [width + 1][kRow].
 static void load_filter(const Problem& p, Block b, float* filter) {
   b.batch = 0;
-  for (int j = 0; j < p.width; ++j) load_tile(p.weight, b, p.width - 1 - j, 1, filter + j * kBlock);
-  float* bias = filter + p.width * kBlock;
+  for (int j = 0; j < p.width; ++j) load_tile(p.weight, b, p.width - 1 - j, 1, filter + j * kRow);
+  float* bias = filter + p.width * kRow;
   p.bias.data != nullptr ? load_tile(p.bias, b, 0, 1, bias) : clear_tile(bias, 1);
 }
 
@@ -65,13 +65,13 @@ static void convolve(const float* x, const float* filter, const uint32_t* taps, 
   for (int i = 0; i < vectors; ++i) {
     const int64_t c = i * kLanes;
     F w[W];
-    for (int j = 0; j < W; ++j) w[j] = load(filter + j * kBlock + c);
-    const F bias = load(filter + W * kBlock + c);
+    for (int j = 0; j < W; ++j) w[j] = load(filter + j * kRow + c);
+    const F bias = load(filter + W * kRow + c);
     for (int64_t s = 0; s < steps; ++s) {
-      const float* now = x + s * kBlock + c;
-      F p = sum_taps<W>(bias, w, taps[s], [&](int j) HOTSWAP_LAMBDA { return load(now - j * kBlock); });
+      const float* now = x + s * kRow + c;
+      F p = sum_taps<W>(bias, w, taps[s], [&](int j) HOTSWAP_LAMBDA { return load(now - j * kRow); });
       if (silu) p *= sigmoid(p);
-      store(y + s * kBlock + c, taps[s] == kPadding ? F{} : p);
+      store(y + s * kRow + c, taps[s] == kPadding ? F{} : p);
     }
   }
 }

@@ -37,7 +37,7 @@ void write_ring(const Update& a, const Block& state, const Block& b, int64_t bef
 void update(const Update& a, int64_t begin, int64_t end) {
   const Problem& p = a.of;
   const int64_t halo = p.width - 1;
-  alignas(64) float filter[(kMostTaps + 1) * kBlock], x[(kHalo + kSteps) * kBlock], y[kSteps * kBlock];
+  alignas(64) float filter[(kMostTaps + 1) * kRow], x[(kHalo + kSteps) * kRow], y[kSteps * kRow];
   uint32_t taps[kSteps];
   for (uint32_t& t : taps) t = kEveryTap;
   for (int64_t i = begin; i < end; ++i) {
@@ -52,14 +52,13 @@ void update(const Update& a, int64_t begin, int64_t end) {
     }
     load_filter(p, b, filter);
     const int64_t before = a.lengths != nullptr ? a.lengths[b.batch] : a.columns;  // its last columns, not a ring
-    for (int64_t h = 0; h < halo; ++h)
-      load_tile(a.state, state, modulo(before - halo + h, a.columns), 1, x + h * kBlock);
+    for (int64_t h = 0; h < halo; ++h) load_tile(a.state, state, modulo(before - halo + h, a.columns), 1, x + h * kRow);
     for (int64_t t = 0; t < p.length; t += kSteps) {
       const int64_t steps = p.length - t < kSteps ? p.length - t : kSteps;
-      if (t > 0) __builtin_memcpy(x, x + kSteps * kBlock, sizeof(float) * size_t(halo * kBlock));
-      load_tile(p.x, b, t, steps, x + halo * kBlock);
+      if (t > 0) __builtin_memcpy(x, x + kSteps * kRow, sizeof(float) * size_t(halo * kRow));
+      load_tile(p.x, b, t, steps, x + halo * kRow);
       with_width(p.width, [&]<int W>() HOTSWAP_LAMBDA {
-        convolve<W>(x + halo * kBlock, filter, taps, steps, b.vectors(), p.silu, y);
+        convolve<W>(x + halo * kRow, filter, taps, steps, b.vectors(), p.silu, y);
       });
       store_tile(a.y, b, t, steps, y);
     }

@@ -70,6 +70,15 @@ struct Call {
     kept = t->is_contiguous() ? *t : torch::stable::contiguous(*t);
     return static_cast<const int32_t*>(kept.data_ptr());
   }
+  // state_indices: below the state's rows.
+  const int32_t* rows(const MaybeTensor& t, int64_t batch, int64_t count, Tensor& kept) const {
+    const int32_t* rows = indices(t, "state_indices", batch, kept);
+    for (int64_t b = 0; rows != nullptr && b < batch; ++b) {
+      check(rows[b] < count, op, ": wanted state_indices below the state's ", count, " rows; got ", rows[b],
+            "; a negative one marks padding");
+    }
+    return rows;
+  }
 };
 
 // A new tensor in the shape of t [batch, channels, steps], and laid out as t is: channels beside each other, or steps.

@@ -121,12 +121,8 @@ Tensor causal_conv1d_update(const Tensor& given, const Tensor& state, const Tens
                           .state = call.view(state, "state", 0, 1, 2),
                           .columns = columns,
                           .lengths = call.indices(cache_seqlens, "cache_seqlens", p.batch, kept_lengths),
-                          .indices = call.indices(state_indices, "state_indices", p.batch, kept_indices),
+                          .indices = call.rows(state_indices, p.batch, rows, kept_indices),
                           .y = call.view(y, "y", 0, 1, 2)};
-  for (int64_t b = 0; args.indices != nullptr && b < p.batch; ++b) {
-    check(args.indices[b] < rows, call.op, ": wanted state_indices below the state's ", rows, " rows; got ",
-          args.indices[b], "; a negative one marks padding");
-  }
   kernels::parallel_rows(p.batch * blocks_of(p.channels), kBlock * (p.length + columns),
                          [&](int64_t begin, int64_t end) { table().update(args, begin, end); });
   return one ? torch::stable::squeeze(y, 2) : y;

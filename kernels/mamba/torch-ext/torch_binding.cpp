@@ -2,7 +2,9 @@
 #include "kernels/common/torch/ops.h"
 #include "kernels/mamba/torch-ext/conv.h"
 #include "kernels/mamba/torch-ext/gated_norm.h"
+#include "kernels/mamba/torch-ext/scan.h"
 #include "kernels/mamba/torch-ext/ssd.h"
+#include "kernels/mamba/torch-ext/update.h"
 
 namespace mamba {
 namespace {
@@ -14,6 +16,20 @@ constexpr std::array kConv{
     kernels::op<&causal_conv1d_update>(
         "causal_conv1d_update(Tensor x, Tensor(a!) state, Tensor weight, Tensor? bias, Tensor? cache_seqlens, "
         "Tensor? state_indices, str activation) -> Tensor"),
+};
+
+constexpr std::array kScan{
+    kernels::op<&selective_scan>("selective_scan(" MAMBA_SCAN_INPUTS
+                                 "bool delta_softplus) -> (Tensor y, Tensor last_state)"),
+    kernels::op<&selective_scan_fwd>("selective_scan_fwd(" MAMBA_SCAN_INPUTS
+                                     "bool delta_softplus) -> (Tensor y, Tensor last_state, Tensor checkpoints)"),
+    kernels::op<&selective_scan_bwd>(
+        "selective_scan_bwd(Tensor dy, Tensor? dlast_state, " MAMBA_SCAN_INPUTS
+        "Tensor checkpoints, bool delta_softplus) -> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, "
+        "Tensor dD, Tensor dz, Tensor ddelta_bias, Tensor dinitial_state)"),
+    kernels::op<&selective_state_update>(
+        "selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, "
+        "Tensor? z, Tensor? dt_bias, Tensor? state_indices, bool dt_softplus) -> Tensor"),
 };
 
 constexpr std::array kSsd{
@@ -35,7 +51,7 @@ constexpr std::array kGatedNorm{
         ") -> (Tensor dx, Tensor dz, Tensor dweight)"),
 };
 
-constexpr auto kOps = kernels::join(kConv, kSsd, kGatedNorm);
+constexpr auto kOps = kernels::join(kConv, kScan, kSsd, kGatedNorm);
 const kernels::Library<kOps> library;
 
 }  // namespace

@@ -1,49 +1,21 @@
-"""State-space layers and the causal convolution before them: ops with fakes and autograd."""
+"""State-space layers and the causal convolution before them: ops with fakes and autograd, and functions with the names and
+arguments of the packages causal_conv1d and mamba_ssm."""
 
-import torch
+from . import _conv, _package, _scan, _ssd, layers
+from ._conv import causal_conv1d_fn, causal_conv1d_update
+from ._mixers import mamba_inner_fn, mamba_split_conv1d_scan_combined
+from ._scan import selective_scan_fn
+from ._ssd import mamba_chunk_scan_combined, rmsnorm_fn
 
-from . import _package, layers
-from ._ops import ops
-from ._package import like as _like
+_package.register(_conv.FAKES | _scan.FAKES | _ssd.FAKES, _conv.GRADIENTS | _scan.GRADIENTS | _ssd.GRADIENTS)
 
-causal_conv1d = ops.causal_conv1d
-causal_conv1d_update = ops.causal_conv1d_update
-
-
-def _in_layout(x):
-    """A new tensor in the shape of x [batch, channels, length] and laid out as it: channels beside each other, or steps."""
-    batch, channels, length = x.shape
-    if channels > 1 and length > 1 and x.stride(1) < x.stride(2):
-        return x.new_empty(batch, length, channels).transpose(1, 2)
-    return x.new_empty(batch, channels, length)
-
-
-def _or_none(x, given):
-    return x.new_empty(0, dtype=torch.float32) if given is None else _like(given)
-
-
-def _conv_gradients(dy, x, weight, bias, initial_state, seq_idx, activation):
-    return _in_layout(x), _like(weight), _or_none(x, bias), _or_none(x, initial_state)
-
-
-def _conv_setup(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:5])
-    ctx.activation = inputs[5]
-
-
-def _conv_backward(ctx, dy):
-    _, _, bias, initial_state, _ = ctx.saved_tensors
-    dx, dweight, dbias, dinitial = ops.causal_conv1d_bwd(dy, *ctx.saved_tensors, ctx.activation)
-    return dx, dweight, dbias if bias is not None else None, dinitial if initial_state is not None else None, None, None
-
-
-_package.register(
-    {
-        "causal_conv1d": lambda x, *_: _in_layout(x),
-        "causal_conv1d_bwd": _conv_gradients,
-        "causal_conv1d_update": lambda x, *_: _like(x),
-    },
-    {"causal_conv1d": (_conv_backward, _conv_setup)},
-)
-
-__all__ = ["causal_conv1d", "causal_conv1d_update", "layers"]
+__all__ = [
+    "causal_conv1d_fn",
+    "causal_conv1d_update",
+    "layers",
+    "mamba_chunk_scan_combined",
+    "mamba_inner_fn",
+    "mamba_split_conv1d_scan_combined",
+    "rmsnorm_fn",
+    "selective_scan_fn",
+]
