@@ -104,6 +104,7 @@ def _options(family: str, given: dict) -> dict:
         "experts": mlp,
         "activation": chosen.get("relu_squared", mlp),  # of experts that stay stock, or without a gate
         "layer_norm": chosen.get("layer_norm", False),
+        "mamba": False,  # Liger has none
         **{name: chosen.get(name, False) for name in LOSSES},  # Pixtral, a model of images alone, has none
     }
 

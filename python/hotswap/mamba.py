@@ -15,6 +15,7 @@ __all__ = [
     "mamba_split_conv1d_scan_combined",
     "rmsnorm_fn",
     "selective_scan_fn",
+    "selective_state_update",
 ]
 
 

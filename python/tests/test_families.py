@@ -43,6 +43,8 @@ LAYERS = {
     "olmoe": (9, 2, 0, ""),
     "qwen2_moe": (5, 2, 2, "swiglu"),
 }
+# convolutions, scans of Mamba-2, norms with a gate
+MIXERS = {"qwen3_next": (1, 0, 1), "qwen3_5_text": (1, 0, 1), "qwen3_5_moe_text": (1, 0, 1), "falcon_h1": (2, 2, 2)}
 
 
 def mlp_backward(family):
@@ -64,6 +66,11 @@ def expected(family, training):
             made["rotary.rotary_bwd"] = rotary
         if mlps:
             made[mlp_backward(family)] = mlps
+    for op, count in zip(("causal_conv1d", "ssd", "gated_rms_norm"), MIXERS.get(family, ())):
+        if count:
+            made[f"mamba.{op}_fwd" if training and op != "causal_conv1d" else f"mamba.{op}"] = count
+            if training:
+                made[f"mamba.{op}_bwd"] = count
     return made
 
 

@@ -44,6 +44,14 @@ EXPECTED = [
 ]
 
 
+def test_the_options_are_all_there():
+    from hotswap.match import OPTIONS
+
+    on, off = re.search(r"^Options: (.*?), all on, and (.*?)An option that", DOCUMENT.read_text(), re.M | re.S).groups()
+    said = dict.fromkeys(re.findall(r"`(\w+)`", on), True) | dict.fromkeys(re.findall(r"`(\w+)`", off), False)
+    assert said == OPTIONS
+
+
 def test_each_block_is_expected():
     assert len(BLOCKS) == len(EXPECTED)
     for block, (mark, _, _) in zip(BLOCKS, EXPECTED):

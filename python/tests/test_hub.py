@@ -78,7 +78,7 @@ OPS = {"norm": ("rms_norm", "rms_norm_fwd", "rms_norm_bwd"), "rotary": ("rotary"
        "mlp": ("swiglu", "swiglu_bwd"), "moe": ("moe_experts", "moe_experts_train", "moe_experts_bwd_"),
        "deformable": ("deformable_attention", "deformable_attention_bwd"),
        "mamba": ("causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_update", "selective_scan", "selective_scan_fwd",
-                 "selective_scan_bwd", "ssd", "ssd_fwd", "ssd_bwd", "gated_rms_norm_fwd", "gated_rms_norm_bwd")}
+                 "selective_scan_bwd", "selective_state_update", "ssd", "ssd_fwd", "ssd_bwd", "gated_rms_norm_fwd", "gated_rms_norm_bwd")}
 for name, module in list(sys.modules.items()):
     if name.endswith("._ops") and name[0] == "_":
         package_id = name.split(".")[0]
@@ -175,7 +175,7 @@ SCRIPTS = {
         "    torch.testing.assert_close(loss.detach(), stock[0], rtol=1e-4, atol=1e-5)",
         " ".join(f"mamba.{op}" for op in (
             "causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_update", "selective_scan", "selective_scan_fwd",
-            "selective_scan_bwd", "ssd", "ssd_fwd", "ssd_bwd", "gated_rms_norm_fwd",
+            "selective_scan_bwd", "selective_state_update", "ssd", "ssd_fwd", "ssd_bwd", "gated_rms_norm_fwd",
             "gated_rms_norm_bwd",
         )),
     ),

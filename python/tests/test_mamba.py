@@ -29,7 +29,7 @@ MODELS = {  # the model, and how often it calls which function of a mixer
     "bamba": (lambda: T.BambaForCausalLM(T.BambaConfig(**BOTH, attn_layer_indices=[1])), "ssd", 1),
     "granitemoehybrid": (lambda: T.GraniteMoeHybridForCausalLM(T.GraniteMoeHybridConfig(**BOTH, num_local_experts=2,
         num_experts_per_tok=1, shared_intermediate_size=16, layer_types=["mamba", "attention"])), "ssd", 1),
-    "falcon_h1": (lambda: T.FalconH1ForCausalLM(T.FalconH1Config(**dict(BOTH, mamba_d_ssm=64))), "ssd", 2),
+    "falcon_h1": (lambda **more: T.FalconH1ForCausalLM(T.FalconH1Config(**BOTH, mamba_d_ssm=64, **more)), "ssd", 2),
     "nemotron_h": (lambda: T.NemotronHForCausalLM(T.NemotronHConfig(**BASE, **HEADS, head_dim=8, mamba_num_heads=4,
         mamba_head_dim=16, ssm_state_size=4, n_groups=2, chunk_size=8, layers_block_type=["mamba", "attention"])), "ssd", 1),
     "lfm2": (lambda: T.Lfm2ForCausalLM(T.Lfm2Config(**BASE, **HEADS, layer_types=["conv", "full_attention"])), None, 1),
@@ -51,7 +51,7 @@ def ids(rows=2, columns=11):
 
 def model(name, **changes):
     torch.manual_seed(0)
-    made = MODELS[name][0]()
+    made = MODELS[name][0](**changes)
     with torch.no_grad():  # fresh biases are zeros, fresh decays and norms the same in each channel
         for key, p in made.named_parameters():
             if p.dim() == 1 or "A_log" in key:
@@ -110,7 +110,7 @@ def test_generation_with_a_cache(name):
     convs = count // 2 if name == "zamba" else count
     made = {"causal_conv1d": convs, "causal_conv1d_update": 3 * convs}
     if scan:
-        made |= {NAMES[scan]["inference"]: count}
+        made |= {NAMES[scan]["inference"]: count, "selective_state_update": 3 * count}
     if norms := NORMS.get(name):
         made |= {"gated_rms_norm": 4 * norms}
     assert ours(calls.made) == made
@@ -206,6 +206,23 @@ def test_the_norm_of_mamba2_is_the_same_in_training():
         close(m.train()(ids()).logits, m.eval()(ids()).logits, 1e-6)
 
 
+def test_a_token_of_falcon_h1_with_a_norm():
+    """Stock's norm loses the dimension of a single token: two rows of a batch see each other."""
+    stock = model("falcon_h1", mamba_rms_norm=True).eval()
+    swapped = twin(stock)
+    assert not [row for row in hotswap.report(swapped).rows if row.layer == "RMSNormGated" and row.package is None]
+
+    def token(m):
+        past = m(ids()[:, :-1], use_cache=True).past_key_values
+        return m(ids()[:, -1:], past_key_values=past, use_cache=True).logits
+
+    with torch.no_grad():
+        want = stock(ids()).logits[:, -1:]
+        close(swapped(ids()).logits[:, -1:], want, 1e-5)
+        close(token(swapped), want, 1e-5)
+        assert token(stock).shape != want.shape
+
+
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])
 def test_several_tokens_behind_a_cache(name):
     """Mamba-2 goes on from the state. Mamba-1's mixer hands its scan none, and starts from zero: ours computes what it does."""
@@ -225,7 +242,7 @@ def test_several_tokens_behind_a_cache(name):
 
 # ---- other ways to the package ----------------------------------------------------------------------------------------
 
-LAYERS = ("causal_conv1d_fn", "causal_conv1d_update", "selective_scan_fn", "mamba_inner_fn",
+SEVEN = ("causal_conv1d_fn", "causal_conv1d_update", "selective_scan_fn", "selective_state_update", "mamba_inner_fn",
          "mamba_chunk_scan_combined", "mamba_split_conv1d_scan_combined")  # fmt: skip
 
 
@@ -239,7 +256,7 @@ def by_kernels(monkeypatch):
     def swap(m, mode):
         functions.extend(f for module in m.modules() for f in getattr(module, "_kernel_funcs", {}).values())
         layer = lambda name: kernels.LayerRepository("kernels-community/mamba-ssm", layer_name=name, revision="local")
-        with kernels.use_kernel_mapping({name: {"cpu": layer(name)} for name in LAYERS}, inherit_mapping=False):
+        with kernels.use_kernel_mapping({name: {"cpu": layer(name)} for name in SEVEN}, inherit_mapping=False):
             kernels.kernelize(m, mode=mode, device="cpu")
         return m
 
@@ -274,7 +291,7 @@ def test_by_local_kernels(name, by_kernels):
     again = 0 if scan is None else count  # the convolution, in backward
     made = {"causal_conv1d": 2 * count + again, "causal_conv1d_bwd": count, "causal_conv1d_update": 3 * count}
     if scan:
-        made |= dict.fromkeys(NAMES[scan].values(), count)
+        made |= dict.fromkeys(NAMES[scan].values(), count) | {"selective_state_update": 3 * count}
     if scan == "ssd" and name != "falcon_h1":  # which has the gate alone
         made |= {"gated_rms_norm_fwd": count, "gated_rms_norm_bwd": count}
     assert ours(calls.made) == made
@@ -342,3 +359,24 @@ def test_layers_on_a_gpu_stay_stock_where_the_package_is_for_the_cpu_alone(monke
 
 class OnGpu:
     device = torch.device("cuda")
+
+
+def test_the_function_that_is_asked_is_the_models_own(monkeypatch):
+    """transformers takes one of an installed package in its place, which may not run on the CPU."""
+    import sys
+    from types import ModuleType
+
+    from hotswap.mixers import _reference
+    from transformers.integrations import use_kernel_func_from_hub_with_fallback
+
+    installed = ModuleType("installed")
+    installed.causal_conv1d_fn = lambda hidden_states, weight: 1 / 0
+    monkeypatch.setitem(sys.modules, "installed", installed)
+
+    def own(hidden_states, weight):
+        return "own"
+
+    function = use_kernel_func_from_hub_with_fallback("causal_conv1d_fn", "installed")(own)
+    with pytest.raises(ZeroDivisionError):
+        function(None, None)
+    assert _reference(function) is own

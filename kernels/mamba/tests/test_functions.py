@@ -2,33 +2,20 @@
 those packages' own tests."""
 
 import itertools
+import sys
+from pathlib import Path
 
-import oracle
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import mamba_oracle as oracle  # noqa: E402
+from mamba_oracle import gradients, leaf, near, ssd_inputs, wide  # noqa: E402
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 CONV = dict(zip(FLOATS, ((3e-4, 1e-3), (3e-3, 5e-3), (1e-2, 5e-2))))
 SCAN = {torch.float32: (6e-4, 2e-3), torch.bfloat16: (3e-2, 5e-2)}
-
-
-def near(got, want, limits, times=1.0):
-    assert got.shape == want.shape
-    torch.testing.assert_close(got.double(), want.double(), rtol=limits[0] * times, atol=limits[1] * times)
-
-
-def wide(tensors):
-    return [t.detach().double().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t for t in tensors]
-
-
-def gradients(outputs, inputs):
-    """With numbers for dy that are the same for the same shapes."""
-    along = [torch.cos(torch.arange(y.numel()) * 1.7).view(y.shape).to(y.dtype) for y in outputs]
-    return torch.autograd.grad(outputs, [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad], along)
-
-
-def leaf(*shape, dtype=torch.float32, scale=1.0):
-    return (torch.randn(shape) * scale).to(dtype).requires_grad_()
+STATE = {torch.float32: (3e-4, 1e-3), torch.bfloat16: (1e-2, 5e-2)}
 
 
 def layouts(t, last):
@@ -163,17 +150,59 @@ def test_state_in_front_and_packed_sequences(package):
     near(packed[..., :8], parts[0][0], (1e-5, 1e-5))
 
 
+@pytest.mark.parametrize("dtype", STATE)
+@pytest.mark.parametrize("states", [16, 17, 64])
+def test_state_update(package, dtype, states):
+    for gated in (False, True):
+        x, dt = torch.randn(2, 2048).to(dtype), torch.randn(2, 2048).to(dtype)
+        B, C = torch.randn(2, states).to(dtype), torch.randn(2, states).to(dtype)
+        A, D, bias = -torch.rand(2048, states) - 1, torch.randn(2048), torch.rand(2048) - 4
+        z, state = torch.randn(2, 2048).to(dtype) if gated else None, torch.randn(2, 2048, states).to(dtype)
+        step = lambda t: None if t is None else t.double()[..., None]
+        want, last = oracle.scan(
+            step(x), step(dt), A.double(), step(B), step(C), D.double(), step(z), bias.double(), True, state.double()
+        )
+        got = package.selective_state_update(state, x, dt, A, B, C, D, z, bias, True)
+        near(got, want[..., 0], STATE[dtype])
+        near(state, last, STATE[dtype])
+
+
+@pytest.mark.parametrize("dtype", STATE)
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("tied", [True, False])
+def test_state_update_of_heads(package, dtype, groups, tied):
+    heads, dim, states = 4, 64, 16
+    spread = lambda t, *sizes: t[(...,) + (None,) * len(sizes)].expand(*t.shape, *sizes)
+    x, B, C = (torch.randn(2, *s).to(dtype) for s in ((heads, dim), (groups, states), (groups, states)))
+    if tied:  # a number a head, as transformers spreads it
+        dt, A = spread(torch.randn(2, heads).to(dtype), dim), spread(-torch.rand(heads) - 1, dim, states)
+        D, bias = spread(torch.randn(heads), dim), spread(torch.rand(heads) - 4, dim)
+    else:
+        dt, A = torch.randn(2, heads, dim).to(dtype), -torch.rand(heads, dim, states) - 1
+        D, bias = torch.randn(heads, dim), torch.rand(heads, dim) - 4
+    state = torch.randn(2, heads, dim, states).to(dtype)
+    flat = lambda t: t.double().flatten(1)[..., None]
+    row = lambda t: t.double().flatten()
+    inputs = flat(x), flat(dt), A.double().flatten(0, 1), B.double()[..., None], C.double()[..., None]
+    want, last = oracle.scan(*inputs, row(D), None, row(bias), True, state.double().flatten(1, 2))
+    got = package.selective_state_update(state, x, dt, A, B, C, D, None, bias, True)
+    near(got, want[..., 0].view(got.shape), STATE[dtype], times=2)  # dot products of numbers rounded before
+    near(state, last.view(state.shape), STATE[dtype])
+
+
+def test_state_update_of_some_rows(package):
+    state, rows = torch.randn(5, 8, 4), torch.tensor([3, -1, 0], dtype=torch.int32)
+    x, dt, B, C, A = torch.randn(3, 8), torch.randn(3, 8), torch.randn(3, 4), torch.randn(3, 4), -torch.rand(8, 4)
+    want_state = state.clone()
+    got = package.selective_state_update(state, x, dt, A, B, C, state_batch_indices=rows)
+    some = [0, 2]
+    part = want_state[[3, 0]]
+    want = package.selective_state_update(part, x[some], dt[some], A, B[some], C[some])
+    want_state[[3, 0]] = part
+    assert torch.equal(got[some], want) and not got[1].any() and torch.equal(state, want_state)
+
+
 # ---- SSD and the gated norm -----------------------------------------------------------------------------------------
-
-
-def ssd_inputs(length=70, heads=4, dim=5, groups=2, states=8, dtype=torch.float32, options=True, wide_D=False):
-    x, dt = leaf(2, length, heads, dim, dtype=dtype), leaf(2, length, heads, dtype=dtype)
-    A = (-torch.rand(heads) - 0.1).requires_grad_()
-    made = (x, dt, A, leaf(2, length, groups, states, dtype=dtype), leaf(2, length, groups, states, dtype=dtype))
-    if not options:
-        return *made, None, None, None, None
-    D = leaf(heads, dim) if wide_D else leaf(heads)
-    return *made, D, leaf(2, length, heads, dim, dtype=dtype), leaf(heads), leaf(2, heads, dim, states)
 
 
 @pytest.mark.parametrize("dtype", SCAN)

@@ -1,22 +1,26 @@
-"""The layers through the user's door, and the mixers that they are made of."""
+"""The seven layers through the user's door, and the mixers that they are made of."""
 
 import math
+import sys
+from pathlib import Path
 
-import oracle
 import pytest
 import torch
 from kernels.layer.layer import _validate_layer
-from test_functions import gradients, leaf, near, ssd_inputs, wide
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.lfm2 import modeling_lfm2
 from transformers.models.mamba import modeling_mamba
 from transformers.models.mamba2 import modeling_mamba2
+
+sys.path.insert(0, str(Path(__file__).parent))
+import mamba_oracle as oracle  # noqa: E402
+from mamba_oracle import gradients, leaf, near, ssd_inputs, wide  # noqa: E402
 
 LAYERS = {
     "causal_conv1d_fn": modeling_lfm2.causal_conv1d_fn,
     "causal_conv1d_update": modeling_mamba.causal_conv1d_update,
     "selective_scan_fn": modeling_mamba.mamba_selective_scan,
+    "selective_state_update": modeling_mamba2.mamba2_selective_state_update,
     "mamba_inner_fn": modeling_mamba.mamba_inner_fn,
     "mamba_chunk_scan_combined": modeling_mamba2.mamba2_chunk_scan,
     "mamba_split_conv1d_scan_combined": modeling_mamba2.mamba2_split_conv1d_scan_combined,
@@ -338,10 +342,28 @@ def test_compiled_in_one_graph(package, name):
     assert all(torch.equal(a, b) for a, b in zip(compiled, plain))
 
 
+def test_compiled_steps(package):
+    conv, update = package.layers.causal_conv1d_update(), package.layers.selective_state_update()
+
+    def step(x, conv_state, weight, state, A, B):
+        x = conv(x[..., None], conv_state, weight, None, "silu")[..., 0]
+        return update(state, x, x, A, B, B, dt_softplus=True)
+
+    x, weight, A, B = torch.randn(2, 8), torch.randn(8, 4), -torch.rand(8, 3), torch.randn(2, 3)
+    states = torch.randn(2, 8, 4), torch.randn(2, 8, 3)
+    mine, ours = [t.clone() for t in states], [t.clone() for t in states]
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        got, want = compiled(x, mine[0], weight, mine[1], A, B), step(x, ours[0], weight, ours[1], A, B)
+        assert torch.equal(got, want) and all(torch.equal(a, b) for a, b in zip(mine, ours))
+    assert not torch.equal(mine[1], states[1])
+
+
 def test_a_step_has_no_gradient(package):
     """Though weights that want one do not stop it."""
     x, weight = leaf(2, 8), torch.randn(8, 4)
     y = package.causal_conv1d_update(x, torch.zeros(2, 8, 4), weight)
+    y = package.selective_state_update(torch.zeros(2, 8, 4), y, y, -torch.rand(8, 4), y[:, :4], y[:, :4])
     with pytest.raises(RuntimeError, match="wanted the gradient of a step of generation; it has none"):
         y.sum().backward()
 
@@ -357,6 +379,9 @@ def test_opcheck(ops):
     for op in (ops.selective_scan, ops.selective_scan_fwd):
         check(op.default, (*given, seq_idx, True))
         check(op.default, (*given[:5], None, None, None, None, None, False))
+    one = torch.randn(2, 6)
+    check(ops.selective_state_update.default,
+          (torch.randn(2, 6, 4), one, one, A.detach(), torch.randn(2, 4), torch.randn(2, 4), None, None, None, None, True))  # fmt: skip
     given = ssd_inputs(length=70)
     for op in (ops.ssd, ops.ssd_fwd):
         check(op.default, (*given, torch.zeros(2, 70, dtype=torch.int32), 64, True, 0.0, math.inf))

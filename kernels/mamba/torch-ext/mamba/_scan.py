@@ -2,7 +2,7 @@
 
 import torch
 
-from ._conv import given_only, gradient_like, in_layout, wants_gradient
+from ._conv import given_only, gradient_like, in_layout, wants_gradient, without_gradient
 from ._ops import ops
 from ._package import like
 
@@ -51,6 +51,7 @@ FAKES = {
     "selective_scan": _results,
     "selective_scan_fwd": _results_for_training,
     "selective_scan_bwd": _gradients,
+    "selective_state_update": lambda state, x, *_: like(x),
 }
 GRADIENTS = gradients_of("selective_scan")
 
@@ -78,3 +79,10 @@ def selective_scan_fn(
     return_last_state also the state behind the last token, float32 [B, D, N]. Both have gradients."""
     y, last = selective_scan(u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, delta_softplus)
     return (y, last) if return_last_state else y
+
+
+def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None):
+    """One token: state [rows, D, N] with x, dt [B, D], B, C [B, N]; or [rows, H, P, N] with x, dt [B, H, P], B, C [B, G, N].
+    The state moves on in place; a negative index has none, and its y is 0."""
+    inputs = x, dt, A, B, C, D, z, dt_bias
+    return without_gradient(ops.selective_state_update(state, *inputs, state_batch_indices, dt_softplus), *inputs)

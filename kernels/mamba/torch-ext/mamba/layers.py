@@ -1,4 +1,4 @@
-"""The functions of transformers' mixers, as `kernels` wants functions: a layer's forward with their arguments. And
+"""The seven functions of transformers' mixers, as `kernels` wants functions: a layer's forward with their arguments. And
 the norm behind Mamba-2's scan."""
 
 import math
@@ -11,6 +11,7 @@ from ._conv import causal_conv1d_update as _causal_conv1d_update
 from ._mixers import mamba_inner_fn as _inner
 from ._mixers import mamba_split_conv1d_scan_combined as _split
 from ._scan import selective_scan_fn as _selective_scan
+from ._scan import selective_state_update as _selective_state_update
 from ._sequences import of_keywords as _of_keywords
 from ._ssd import mamba_chunk_scan_combined as _chunk_scan
 from ._ssd import rmsnorm_fn as _gated_norm
@@ -51,6 +52,12 @@ class selective_scan_fn(_package.Layer):
         seq_idx = _of_keywords("selective_scan_fn", kwargs, batch, length)
         inputs = hidden_states, dt, A, B, C, D, z, delta_bias
         return _selective_scan(*inputs, delta_softplus, return_last_state, seq_idx=seq_idx)
+
+
+class selective_state_update(_package.Layer):
+    def forward(self, state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softplus=False, z=None, **kwargs):
+        _of_keywords("selective_state_update", kwargs, hidden_states.shape[0], 1)
+        return _selective_state_update(state, hidden_states, dt, A, B, C, D, z, dt_bias, dt_softplus)
 
 
 class mamba_inner_fn(_package.Layer):

@@ -74,3 +74,35 @@ def gated_norm(x, weight, z=None, eps=1e-6, group_size=None, norm_before_gate=Tr
     groups = x.unflatten(-1, (-1, group_size or x.shape[-1]))
     y = (groups * (groups.square().mean(-1, keepdim=True) + eps).rsqrt()).flatten(-2) * weight
     return y * gate if norm_before_gate else y
+
+
+# ---- inputs, and what is done with them -------------------------------------------------------------------------------
+
+
+def near(got, want, limits, times=1.0):
+    assert got.shape == want.shape
+    torch.testing.assert_close(got.double(), want.double(), rtol=limits[0] * times, atol=limits[1] * times)
+
+
+def wide(tensors):
+    return [t.detach().double().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t for t in tensors]
+
+
+def gradients(outputs, inputs):
+    """With numbers for dy that are the same for the same shapes."""
+    along = [torch.cos(torch.arange(y.numel()) * 1.7).view(y.shape).to(y.dtype) for y in outputs]
+    return torch.autograd.grad(outputs, [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad], along)
+
+
+def leaf(*shape, dtype=torch.float32, scale=1.0):
+    return (torch.randn(shape) * scale).to(dtype).requires_grad_()
+
+
+def ssd_inputs(length=70, heads=4, dim=5, groups=2, states=8, dtype=torch.float32, options=True, wide_D=False):
+    x, dt = leaf(2, length, heads, dim, dtype=dtype), leaf(2, length, heads, dtype=dtype)
+    A = (-torch.rand(heads) - 0.1).requires_grad_()
+    made = (x, dt, A, leaf(2, length, groups, states, dtype=dtype), leaf(2, length, groups, states, dtype=dtype))
+    if not options:
+        return *made, None, None, None, None
+    D = leaf(heads, dim) if wide_D else leaf(heads)
+    return *made, D, leaf(2, length, heads, dim, dtype=dtype), leaf(heads), leaf(2, heads, dim, states)
