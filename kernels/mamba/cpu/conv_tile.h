@@ -11,7 +11,7 @@ using namespace kernels;
 using namespace kernels::HOTSWAP_ISA;
 using namespace mamba::HOTSWAP_ISA;
 
-constexpr int64_t kSteps = 64;      // of a tile
+constexpr int64_t kSteps = 64;        // of a tile
 constexpr int kHalo = kMostTaps - 1;  // rows before and behind it, room for the widest filter
 constexpr uint32_t kEveryTap = 0xff, kPadding = 0x100;
 

@@ -51,19 +51,25 @@ inline Tensors scan_inputs(const Scan& s, at::ScalarType dtype) {
 }
 
 // y, last_state, then the gradients of the inputs (undefined where there is none), for the gradients dy and dlast.
-inline Tensors scan_reference(const Scan& s, const Tensors& given, const Tensor& dy_given, const Tensor& dlast) {
-  Tensors in(kInputs), d(kInputs);
+// sizes: in the same order, of the gradients that are sums over tokens or channels the same sums of absolute values.
+inline Tensors scan_reference(const Scan& s, const Tensors& given, const Tensor& dy_given, const Tensor& dlast,
+                              Tensors* sizes = nullptr) {
+  Tensors in(kInputs), d(kInputs), all(kInputs);
   for (int i = 0; i < kInputs; ++i) {
     if (!given[i].defined()) continue;
     in[i] = given[i].to(at::kDouble).contiguous();
     d[i] = at::zeros(in[i].sizes(), at::kDouble);
+    all[i] = at::zeros(in[i].sizes(), at::kDouble);
   }
   const auto at_of = [](Tensors& t, int i) { return t[i].defined() ? t[i].data_ptr<double>() : nullptr; };
   const double *u = at_of(in, kU), *delta = at_of(in, kDelta), *A = at_of(in, kA), *B = at_of(in, kB),
                *C = at_of(in, kC), *D = at_of(in, kD), *z = at_of(in, kZ), *bias = at_of(in, kBias),
                *initial = at_of(in, kInitial);
-  double *du = at_of(d, kU), *ddelta = at_of(d, kDelta), *dA = at_of(d, kA), *dB = at_of(d, kB), *dC = at_of(d, kC),
-         *dD = at_of(d, kD), *dz = at_of(d, kZ), *dbias = at_of(d, kBias), *dinitial = at_of(d, kInitial);
+  double *du = at_of(d, kU), *ddelta = at_of(d, kDelta), *dz = at_of(d, kZ), *dinitial = at_of(d, kInitial);
+  const auto add = [&](int input, int64_t place, double term) {
+    d[size_t(input)].data_ptr<double>()[place] += term;
+    all[size_t(input)].data_ptr<double>()[place] += std::abs(term);
+  };
   const int64_t L = s.length, N = s.states;
   Tensor y = at::zeros({s.batch, s.channels, L}, at::kDouble), last = at::zeros({s.batch, s.channels, N}, at::kDouble);
   const Tensor dy_wide = dy_given.to(at::kDouble).contiguous(), dlast_wide = dlast.to(at::kDouble).contiguous();
@@ -114,26 +120,34 @@ inline Tensors scan_reference(const Scan& s, const Tensors& given, const Tensor&
           dz[row + t] = dy * before * sigma * (1 + v * (1 - sigma));
           dy *= v * sigma;
         }
-        if (D != nullptr) du[row + t] += D[c] * dy, dD[c] += dy * u[row + t];
+        if (D != nullptr) {
+          du[row + t] += D[c] * dy;
+          add(kD, c, dy * u[row + t]);
+        }
         for (int64_t n = 0; n < N; ++n) {
           const int64_t i = t * N + n;
-          dC[place(s.c_dims, n, t)] += dy * h[i + N];
+          add(kC, place(s.c_dims, n, t), dy * h[i + N]);
           dh[n] += C[place(s.c_dims, n, t)] * dy;
           const double q = dh[n] * a[i] * h[i];
           by_b += dh[n] * B[place(s.b_dims, n, t)];
-          dB[place(s.b_dims, n, t)] += dh[n] * step[t] * u[row + t];
+          add(kB, place(s.b_dims, n, t), dh[n] * step[t] * u[row + t]);
           dstep += A[c * N + n] * q;
-          dA[c * N + n] += step[t] * q;
+          add(kA, c * N + n, step[t] * q);
           dh[n] *= a[i];
         }
         du[row + t] += step[t] * by_b;
         ddelta[row + t] = (dstep + u[row + t] * by_b) * slope[t];
-        if (bias != nullptr) dbias[c] += ddelta[row + t];
+        if (bias != nullptr) add(kBias, c, ddelta[row + t]);
       }
       if (initial != nullptr) {
         for (int64_t n = 0; n < N; ++n) dinitial[state + n] = dh[n];
       }
     }
+  }
+  if (sizes != nullptr) {
+    for (const int i : {kU, kDelta, kZ, kInitial}) all[size_t(i)] = Tensor();
+    *sizes = {Tensor(), Tensor()};
+    sizes->insert(sizes->end(), all.begin(), all.end());
   }
   Tensors results{y, last};
   results.insert(results.end(), d.begin(), d.end());
