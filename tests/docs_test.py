@@ -158,7 +158,7 @@ def problems(
         code = match.group(1)
         if (
             LOOKS_LIKE_PATH.fullmatch(code)
-            and not re.fullmatch(r"[\d./-]+|[a-z_]+/\d+", code)
+            and not re.fullmatch(r"[\d./-]+|[a-z_][a-z_\d]*/\d+", code)
             and not resolves(code, document, build)
         ):
             note(match.start(), f"the path {code} does not exist")

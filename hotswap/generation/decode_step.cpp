@@ -74,7 +74,7 @@ void DecodeStep::record() {
   try {
     graph_->capture([&] { token_.copy_(forward(token_)); });
   } catch (const c10::Error& error) {
-    cache_.crop(seen);
+    cache_.not_run(seen);
     refuse(error.what_without_backtrace());
   }
 }

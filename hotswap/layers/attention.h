@@ -41,6 +41,8 @@ struct SequenceInfo {
 
 // Each of several sequences in one row counts from 0. [time] int64
 Tensor packed_places(const Tensor& cu_seqlens, int64_t time);
+// Which of them a token is of. [time] int32
+Tensor packed_sequences(const Tensor& cu_seqlens, int64_t time);
 
 // The tokens of a padded batch that are none of padding, one behind the other.
 struct RealTokens {

@@ -66,9 +66,7 @@ Groups chunks(const SequenceInfo& s, int64_t time, const Tensor& k, int64_t chun
 }
 
 Groups packed(const SequenceInfo& s, int64_t time, const Tensor& k) {
-  const Tensor ends = s.cu_seqlens.narrow(0, 1, s.cu_seqlens.size(0) - 1).to(at::kLong);
-  return groups_of(
-      at::bucketize(range(0, k.size(1), k.device()), ends, /*out_int32=*/false, /*right=*/true).unsqueeze(0), s, time);
+  return groups_of(packed_sequences(s.cu_seqlens, k.size(1)).unsqueeze(0), s, time);
 }
 
 Tensor make_visible(const SequenceInfo& s, int64_t time, const Tensor& k, const AttentionOptions& o) {
@@ -163,6 +161,11 @@ Tensor packed_places(const Tensor& cu_seqlens, int64_t time) {
   const Tensor tokens = range(0, time, cu_seqlens.device());
   const Tensor sequence = at::bucketize(tokens, starts.narrow(0, 1, starts.size(0) - 1), /*out_int32=*/false, true);
   return at::sub(tokens, starts.index_select(0, sequence));
+}
+
+Tensor packed_sequences(const Tensor& cu_seqlens, int64_t time) {
+  const Tensor ends = cu_seqlens.narrow(0, 1, cu_seqlens.size(0) - 1).to(at::kLong);
+  return at::bucketize(range(0, time, cu_seqlens.device()), ends, /*out_int32=*/true, /*right=*/true);
 }
 
 Tensor AttentionMetadata::places(int64_t time, at::Device device) const {

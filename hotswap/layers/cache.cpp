@@ -16,21 +16,36 @@ namespace hotswap {
 Cache::Cache(std::vector<std::unique_ptr<CacheLayer>> layers, CacheOptions options)
     : layers_(std::move(layers)), options_(std::move(options)), fixed_(options_.implementation == "static") {}
 
+namespace {
+
+void refuse_gradients(bool required, const char* of) {
+  if (!at::GradMode::is_enabled() || !required) return;
+  throw Error({.wanted = "a forward without gradients when a cache is given",
+               .got = cat(of, " that require grad"),
+               .next = "run under at::NoGradGuard or c10::InferenceMode, or pass no cache"});
+}
+
+template <typename Kind>
+Kind& of_kind(CacheLayer& part, int64_t layer, const char* what) {
+  if (auto* found = dynamic_cast<Kind*>(&part)) return *found;
+  throw Error({.wanted = cat(what, " in the cache of layer ", layer),
+               .got = "a cache of another kind",
+               .next = "take the cache that this model's make_cache() gives"});
+}
+
+}  // namespace
+
 std::pair<Tensor, Tensor> Cache::update(int64_t layer, const Tensor& k, const Tensor& v) {
-  if (at::GradMode::is_enabled() && (k.requires_grad() || v.requires_grad())) {
-    throw Error({.wanted = "a forward without gradients when a cache is given",
-                 .got = "keys or values that require grad",
-                 .next = "run under at::NoGradGuard or c10::InferenceMode, or pass no cache"});
-  }
-  auto* keys_and_values = dynamic_cast<KeyValueLayer*>(layers_.at(layer).get());
-  if (keys_and_values == nullptr) {
-    throw Error({.wanted = cat("keys and values in the cache of layer ", layer),
-                 .got = "a cache of another kind",
-                 .next = "take the cache that this model's make_cache() gives"});
-  }
-  if (at::GradMode::is_enabled()) return keys_and_values->update(k, v, place_);
+  refuse_gradients(k.requires_grad() || v.requires_grad(), "keys or values");
+  auto& part = of_kind<KeyValueLayer>(*layers_.at(layer), layer, "keys and values");
+  if (at::GradMode::is_enabled()) return part.update(k, v, place_);
   const at::AutoDispatchBelowADInplaceOrView guard;  // torch would keep track of every view
-  return keys_and_values->update(k, v, place_);
+  return part.update(k, v, place_);
+}
+
+RecurrentLayer& Cache::recurrent(int64_t layer, const Tensor& x) {
+  refuse_gradients(x.requires_grad(), "hidden states");
+  return of_kind<RecurrentLayer>(*layers_.at(layer), layer, "a recurrent state");
 }
 
 void Cache::check_room(int64_t time) const {
@@ -48,6 +63,11 @@ int64_t Cache::reach(int64_t time) const {
 void Cache::replayed(int64_t time) {
   check_room(time);
   length_ += time;
+}
+
+void Cache::not_run(int64_t length) {
+  length_ = length;
+  if (device_length_.defined()) device_length_.fill_(length);
 }
 
 void Cache::begin(int64_t time, at::Device device) {
@@ -76,6 +96,21 @@ void Cache::reset() {
   for (const auto& layer : layers_) layer->reset();
   length_ = 0;
   if (device_length_.defined()) device_length_.zero_();
+}
+
+bool is_static(const CacheOptions& options) {
+  if (options.implementation == "dynamic") return false;
+  if (options.implementation != "static") {
+    throw Error({.wanted = "a cache implementation: dynamic or static",
+                 .got = cat('"', options.implementation, '"'),
+                 .next = "set cache_implementation to one of them"});
+  }
+  if (options.max_cache_len < 1) {
+    throw Error({.wanted = "max_cache_len of a static cache: the tokens that must fit",
+                 .got = cat(options.max_cache_len),
+                 .next = "set it to the prompt's length and the new tokens together"});
+  }
+  return true;
 }
 
 }  // namespace hotswap

@@ -4,7 +4,7 @@
 //   auto fixed = model.make_cache({.implementation = "static", .max_cache_len = 512});
 //   model({.input_ids = ids, .cache = cache.get()});
 //
-// A layer that keeps something else (a recurrent state, pages of a pool) brings its own CacheLayer.
+// A layer that keeps something else (pages of a pool) brings its own CacheLayer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -44,11 +44,30 @@ class KeyValueLayer : public CacheLayer {
   virtual std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const FixedPlace& place) = 0;
 };
 
+// What a recurrence keeps of all tokens that it has seen, however many: two tensors whose memory never moves, zero
+// before the first token. Who runs the recurrence writes them in place. Inference only, as above.
+class RecurrentLayer : public CacheLayer {
+ public:
+  struct States {
+    Tensor conv;  // the last tokens: [batch, channels, width], in their dtype
+    Tensor ssm;   // [batch, ...] float32
+  };
+  // `x`: says dtype and device where they are made. Error where they are of another batch.
+  const States& states(const Tensor& x, at::IntArrayRef conv, at::IntArrayRef ssm);
+  void crop(int64_t length) override;
+  void reset() override;
+
+ private:
+  States states_;
+};
+
 class Cache {
  public:
   Cache(std::vector<std::unique_ptr<CacheLayer>> layers, CacheOptions options);
 
   std::pair<Tensor, Tensor> update(int64_t layer, const Tensor& k, const Tensor& v);
+  // Of a layer with a recurrence, before it runs on `x`.
+  RecurrentLayer& recurrent(int64_t layer, const Tensor& x);
   CacheLayer& layer(int64_t index) { return *layers_.at(index); }
   int64_t size() const { return static_cast<int64_t>(layers_.size()); }
 
@@ -60,6 +79,8 @@ class Cache {
   void end(int64_t time);
   // In place of both where a captured graph has run the forward: the device has counted already. Error as of begin.
   void replayed(int64_t time);
+  // Where a forward has been recorded and never ran: so many tokens were seen before it, and are still.
+  void not_run(int64_t length);
   // Of a fixed size: how many keys a forward of so many tokens looks at. All that there are by then, rounded up, so
   // that a captured graph serves many steps and a cache of room for much costs what is in it.
   int64_t reach(int64_t time) const;
@@ -81,5 +102,10 @@ class Cache {
 
 // For a layer that attends; window > 0: to its last so many tokens alone.
 std::unique_ptr<CacheLayer> make_key_value_layer(const CacheOptions& options, int64_t window = 0);
+// For a layer with a recurrence.
+std::unique_ptr<CacheLayer> make_recurrent_layer(const CacheOptions& options);
+
+// Error where the options are none that there are; true: memory of a fixed size.
+bool is_static(const CacheOptions& options);
 
 }  // namespace hotswap

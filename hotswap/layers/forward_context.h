@@ -11,7 +11,9 @@ struct ForwardContext {
   RotaryTables rope;
   RotaryTables sliding_rope = {};  // of sliding layers, where they have their own
   AttentionMetadata attention;
-  Cache* cache = nullptr;                        // null: none
+  Tensor real = {};        // [batch, time] bool, false where one of the new tokens is padding; or undefined: none is
+  Tensor seq_idx = {};     // [1, time] int32: which of the sequences packed into one row a token is of; or undefined
+  Cache* cache = nullptr;  // null: none
   std::vector<Tensor>* router_logits = nullptr;  // where mixtures of experts leave theirs, in order; null: nowhere
 
   const RotaryTables& rope_of(bool slides) const { return slides && sliding_rope.cos.defined() ? sliding_rope : rope; }

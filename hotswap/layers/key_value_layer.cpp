@@ -130,19 +130,7 @@ class StaticLayer : public KeyValueLayer, public FixedMemory {
 }  // namespace
 
 std::unique_ptr<CacheLayer> make_key_value_layer(const CacheOptions& options, int64_t window) {
-  if (options.implementation == "static") {
-    if (options.max_cache_len < 1) {
-      throw Error({.wanted = "max_cache_len of a static cache: the tokens that must fit",
-                   .got = cat(options.max_cache_len),
-                   .next = "set it to the prompt's length and the new tokens together"});
-    }
-    return std::make_unique<StaticLayer>(options.max_cache_len);
-  }
-  if (options.implementation != "dynamic") {
-    throw Error({.wanted = "a cache implementation: dynamic or static",
-                 .got = cat('"', options.implementation, '"'),
-                 .next = "set cache_implementation to one of them"});
-  }
+  if (is_static(options)) return std::make_unique<StaticLayer>(options.max_cache_len);
   if (window > 0) return std::make_unique<SlidingLayer>(window);
   return std::make_unique<DynamicLayer>(options.max_cache_len);
 }

@@ -9,9 +9,9 @@ Tensor stock::linear(const Tensor& x, const Tensor& weight, const std::optional<
   return at::linear(x, weight, bias);
 }
 
-Linear::Linear(int64_t in, int64_t out, bool with_bias) : weight(own_weight_) {
-  own("weight", weight, {out, in});
-  if (with_bias) own("bias", bias, {out}, Init::constant(0));
+Linear::Linear(int64_t in, int64_t out, bool with_bias, Init weight_init, Init bias_init) : weight(own_weight_) {
+  own("weight", weight, {out, in}, std::move(weight_init));
+  if (with_bias) own("bias", bias, {out}, std::move(bias_init));
 }
 
 Linear::Linear(Tensor& tied) : weight(tied) { share("weight", weight); }

@@ -14,7 +14,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
 
 class Linear : public Module {
  public:
-  Linear(int64_t in, int64_t out, bool with_bias);
+  Linear(int64_t in, int64_t out, bool with_bias, Init weight_init = Init::normal(),
+         Init bias_init = Init::constant(0));
   explicit Linear(Tensor& tied);          // its weight is another module's: an output head tied to the embedding
   Tensor forward(const Tensor& x) const;  // [..., in] -> [..., out]
 

@@ -13,6 +13,10 @@ std::string below(const std::string& parent, const std::string& name) {
 
 }  // namespace
 
+Init Init::uniform(double bound) {
+  return drawn([bound](Tensor& fresh, const at::Generator& generator) { fresh.uniform_(-bound, bound, generator); });
+}
+
 void Module::own(std::string name, Tensor& tensor, at::IntArrayRef shape, Init init) {
   tensor = at::empty(shape, at::TensorOptions().device(at::kMeta).dtype(at::kFloat));
   tensors_.push_back({std::move(name), &tensor, init});

@@ -16,11 +16,13 @@
 // Members are registered by address: modules are neither copied nor moved.
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace hotswap {
@@ -30,9 +32,13 @@ class SlotBase;
 
 // What a fresh tensor holds before any training. The spread of the normal one is the model's (initializer_range).
 struct Init {
+  using Draw = std::function<void(Tensor& fresh, const at::Generator& generator)>;  // fresh: float32
   static Init normal() { return {}; }
   static Init constant(double value) { return {value}; }
+  static Init drawn(Draw draw) { return {std::nullopt, std::move(draw)}; }
+  static Init uniform(double bound);           // between -bound and bound
   std::optional<double> value = std::nullopt;  // none: drawn
+  Draw draw = nullptr;                         // by this; null: normal
 };
 
 class Module {

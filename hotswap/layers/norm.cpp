@@ -55,6 +55,10 @@ AddRMSNorm::AddRMSNorm(int64_t dim, RMSNormOptions options)
            }) {}
 
 AddRMSNorm::Result AddRMSNorm::forward(const Tensor& x, const Tensor& residual) const {
+  if (x.scalar_type() != residual.scalar_type()) {  // kept in float32, beyond what a fused kernel reads
+    Tensor h = at::add(residual, x);
+    return {RMSNorm::forward(h), h};
+  }
   auto [y, h] = add_(x, residual, weight, options_.eps, options_.offset, options_.casting);
   return {std::move(y), std::move(h)};
 }

@@ -6,10 +6,10 @@
 #include <optional>
 
 #include "hotswap/layers/decoder_layer.h"
-#include "hotswap/layers/forward_context.h"
 #include "hotswap/layers/linear.h"
 #include "hotswap/layers/norm.h"
 #include "hotswap/layers/temperature.h"
+#include "hotswap/layers/token_mixer.h"
 
 namespace hotswap {
 
@@ -29,13 +29,6 @@ struct SelfAttentionOptions {
   double softcap = 0;
   bool sinks = false;  // a parameter "sinks" [num_heads]
   double dropout = 0;  // in training
-};
-
-// What a block does across tokens, and what it remembers of them.
-class TokenMixer : public Module {
- public:
-  virtual Tensor forward(const Tensor& x, const ForwardContext& context) const = 0;  // [batch, time, hidden_size]
-  virtual std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const = 0;
 };
 
 class SelfAttention : public TokenMixer {

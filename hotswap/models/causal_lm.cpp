@@ -27,6 +27,13 @@ constexpr const char* kTokenizerFiles[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt",     "chat_template.jinja",   "tokenizer.model"};
 
+// By their names in a kernel mapping.
+std::set<std::string> layers_with_slots(Module& model) {
+  std::set<std::string> layers;
+  model.each_slot([&](const std::string&, SlotBase& slot) { layers.insert(slot.layer()); });
+  return layers;
+}
+
 void add_aux_loss(const MixtureConfig& mixture, const Tensor& attention_mask, CausalLMOutput& out) {
   if (out.router_logits.empty() || !mixture.router_aux_loss_coef) return;
   out.aux_loss = load_balancing_loss(out.router_logits, mixture.num_experts_per_tok, attention_mask);
@@ -68,16 +75,15 @@ const KernelReport& CausalLM::kernelize(Mode mode, KernelOptions options) {
 const KernelReport& CausalLM::bind_kernels(Mode mode) {
   KernelOptions options = kernel_options_;
   auto& mapping = options.config.kernel_mapping;
+  std::set<std::string> others = layers_with_slots(*this);
+  const bool attends = others.erase(kAttentionLayer) > 0;
   if (!swaps_layers_) {
     options.config = {.inherit_mapping = false};
-    std::set<std::string> others;
-    each_slot([&](const std::string&, SlotBase& slot) { others.insert(slot.layer()); });
-    others.erase(kAttentionLayer);
     for (const std::string& layer : others) mapping.emplace_back(layer, KernelChoice(""));
   }
   const bool named =
       std::any_of(mapping.begin(), mapping.end(), [](const auto& row) { return row.first == kAttentionLayer; });
-  if (!named) {
+  if (attends && !named) {
     mapping.emplace_back(kAttentionLayer,
                          attention_kernel(attn_implementation_, options.allow_all_kernels, options.project));
   }
@@ -95,6 +101,11 @@ void CausalLM::set_attn_implementation(const std::string& given, const KernelOpt
   const std::string name = given.empty() ? stock : given;
   check_attn_implementation(name);
   const bool by_kernel = names_attention_kernel(name);
+  if (by_kernel && !layers_with_slots(*this).contains(kAttentionLayer)) {
+    throw Error({.wanted = cat("a model with attention for the kernel ", name),
+                 .got = cat("a model of type ", config_.model_type, ", which has none"),
+                 .next = "name no attn_implementation"});
+  }
   const std::string before = std::exchange(attn_implementation_, name);
   if (!swaps_layers_) kernel_options_ = options;
   try {
@@ -164,6 +175,8 @@ void CausalLM::init_weights(uint64_t seed, at::ScalarType dtype, at::Device devi
     Tensor fresh = at::empty(tensor.sizes(), at::TensorOptions().dtype(is_float ? at::kFloat : tensor.scalar_type()));
     if (init.value) {
       fresh.fill_(*init.value);
+    } else if (init.draw) {
+      init.draw(fresh, generator);
     } else {
       fresh.normal_(0, config_.initializer_range, generator);
     }

@@ -40,7 +40,7 @@ int64_t read_head_dim(const Json& config, const ModelConfig& c, const ConfigDefa
 
 }  // namespace
 
-ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaults) {
+ModelConfig read_model_config(const Json& config, const ConfigDefaults& defaults) {
   refuse_quantised(config, defaults.reads_mxfp4);
   ModelConfig c;
   c.model_type = config.at<std::string>("model_type");
@@ -52,6 +52,16 @@ ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaul
                  .got = cat(c.num_hidden_layers, " in ", config.where()),
                  .next = "check config.json"});
   }
+  c.tie_word_embeddings = config.get<bool>("tie_word_embeddings", defaults.tie_word_embeddings);
+  c.initializer_range = config.get<double>("initializer_range", 0.02);
+  if (config.has("bos_token_id")) c.bos_token_id = config.at<int64_t>("bos_token_id");
+  if (config.has("pad_token_id")) c.pad_token_id = config.at<int64_t>("pad_token_id");
+  c.eos_token_id = read_ids(config, "eos_token_id");
+  return c;
+}
+
+ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaults) {
+  ModelConfig c = read_model_config(config, defaults);
   c.num_attention_heads = positive(config, "num_attention_heads");
   c.num_key_value_heads = defaults.heads_may_lack ? positive(config, "num_key_value_heads", c.num_attention_heads)
                                                   : positive(config, "num_key_value_heads");
@@ -68,7 +78,6 @@ ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaul
   ConfiguredRopes ropes = read_ropes(config, c.head_dim, defaults.rope);
   c.rope_parameters = std::move(ropes.all);
   c.sliding_rope_parameters = std::move(ropes.sliding);
-  c.tie_word_embeddings = config.get<bool>("tie_word_embeddings", defaults.tie_word_embeddings);
   c.attention_bias = config.get<bool>("attention_bias", false);
   c.mlp_bias = config.get<bool>("mlp_bias", false);
   c.attention_dropout = config.get<double>("attention_dropout", 0.0);
@@ -78,10 +87,6 @@ ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaul
                  .next = "check config.json"});
   }
   c.layer_types.assign(c.num_hidden_layers, "full_attention");
-  c.initializer_range = config.get<double>("initializer_range", 0.02);
-  if (config.has("bos_token_id")) c.bos_token_id = config.at<int64_t>("bos_token_id");
-  if (config.has("pad_token_id")) c.pad_token_id = config.at<int64_t>("pad_token_id");
-  c.eos_token_id = read_ids(config, "eos_token_id");
   return c;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "hotswap/base/json.h"
+#include "hotswap/layers/mamba_options.h"
 #include "hotswap/layers/norm.h"
 #include "hotswap/layers/rope.h"
 #include "hotswap/layers/temperature.h"
@@ -27,7 +28,7 @@ struct ModelConfig {
   double rms_norm_eps = 0, norm_offset = 0;
   std::string norm_casting = "llama";  // these three: see RMSNormOptions
   std::string hidden_act;
-  RopeParameters rope_parameters;
+  RopeParameters rope_parameters;                         // of dim 0: the model has no rotary embedding
   std::optional<RopeParameters> sliding_rope_parameters;  // of sliding layers, where they have their own
   bool rotates_in_float32 = false;                        // cos and sin are not rounded to the model's dtype
   bool tie_word_embeddings = false;                       // the output head is the embedding
@@ -45,6 +46,8 @@ struct ModelConfig {
   bool use_qk_norm = false;              // Llama 4's: queries and keys of one length
   Temperature temperature;               // of its layers without rotary embedding
   MixtureConfig mixture;
+  MambaOptions mamba;             // of layers with a recurrence, all but its place
+  bool residual_in_fp32 = false;  // what layers are added to is float32 whatever the model's dtype
   double initializer_range = 0.02;
   std::optional<int64_t> bos_token_id, pad_token_id;
   std::vector<int64_t> eos_token_id;
@@ -65,6 +68,9 @@ struct ConfigDefaults {
   RopeDefaults rope = {};
   bool reads_mxfp4 = false;  // the family's tensor rules dequantise such weights
 };
+
+// What every model's config says: sizes, tied weights, the spread of fresh ones, special tokens.
+ModelConfig read_model_config(const Json& config, const ConfigDefaults& defaults = {});
 
 // Reads and checks all of ModelConfig but which layers slide, which families say in three ways: none does here.
 ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaults = {});

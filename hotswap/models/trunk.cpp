@@ -17,16 +17,23 @@ Tensor real_padding(const TrunkInput& in) {
   return kept.all().item<bool>() ? Tensor() : kept;
 }
 
+// Of the new ones.
+Tensor of_new_tokens(const Tensor& padding, const Tensor& fixed_places, int64_t time) {
+  if (!padding.defined()) return {};
+  return fixed_places.defined() ? padding.index_select(1, fixed_places)
+                                : padding.narrow(1, padding.size(1) - time, time);
+}
+
 }  // namespace
 
 Trunk::Trunk(const ModelConfig& c, MakeBlock make_block)
     : embed_tokens(c.vocab_size, c.hidden_size),
       norm_(c.hidden_size, c.norm()),
-      rotary_(c.rope_parameters),
       rotates_in_float32_(c.rotates_in_float32),
       multiplier_(c.embedding_multiplier),
       rounds_multiplier_(c.rounds_embedding_multiplier),
       vocab_size_(c.vocab_size) {
+  if (c.rope_parameters.dim > 0) rotary_.emplace(c.rope_parameters);
   if (c.sliding_rope_parameters) sliding_rotary_.emplace(*c.sliding_rope_parameters);
   own("embed_tokens", embed_tokens);
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
@@ -53,13 +60,19 @@ ForwardContext Trunk::context_for(const TrunkInput& in, at::ScalarType dtype) {
   }
   const at::Device device = in.input_ids.device();
   const at::ScalarType table_dtype = rotates_in_float32_ ? at::kFloat : dtype;
-  return {.rope = rotary_.tables(positions, table_dtype, device),
-          .sliding_rope = sliding_rotary_ ? sliding_rotary_->tables(positions, table_dtype, device) : RotaryTables(),
+  const Tensor padding = real_padding(in);
+  const auto tables = [&](std::optional<RotaryEmbedding>& rotary) {
+    return rotary ? rotary->tables(positions, table_dtype, device) : RotaryTables();
+  };
+  return {.rope = tables(rotary_),
+          .sliding_rope = tables(sliding_rotary_),
           .attention = AttentionMetadata({.start = past,
-                                          .padding = real_padding(in),
+                                          .padding = padding,
                                           .cu_seqlens = in.cu_seqlens,
                                           .max_seqlen = in.max_seqlen > 0 ? in.max_seqlen : time,
                                           .positions = fixed}),
+          .real = of_new_tokens(padding, fixed, time),
+          .seq_idx = in.cu_seqlens.defined() ? packed_sequences(in.cu_seqlens, time).unsqueeze(0) : Tensor(),
           .cache = in.cache,
           .router_logits = in.router_logits};
 }
@@ -72,7 +85,8 @@ Tensor Trunk::forward(const TrunkInput& in) {
   const ForwardContext context = context_for(in, state.x.scalar_type());
   for (const auto& layer : layers_) state = layer->forward(state, context);
   if (in.cache != nullptr) in.cache->end(time);
-  return state.residual.defined() ? norm_.forward(state.x, state.residual).y : norm_.forward(state.x);
+  const Tensor hidden = state.residual.defined() ? norm_.forward(state.x, state.residual).y : norm_.forward(state.x);
+  return hidden.to(embed_tokens.weight.scalar_type());  // of a residual in float32 too
 }
 
 std::unique_ptr<Cache> Trunk::make_cache(const CacheOptions& options) const {

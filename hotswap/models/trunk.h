@@ -26,8 +26,7 @@ class Trunk : public Module {
   ForwardContext context_for(const TrunkInput& in, at::ScalarType dtype);
   std::vector<std::unique_ptr<Block>> layers_;
   AddRMSNorm norm_;
-  RotaryEmbedding rotary_;
-  std::optional<RotaryEmbedding> sliding_rotary_;
+  std::optional<RotaryEmbedding> rotary_, sliding_rotary_;
   bool rotates_in_float32_;
   double multiplier_;
   bool rounds_multiplier_;

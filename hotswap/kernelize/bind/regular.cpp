@@ -56,6 +56,7 @@ class RegularOps {
     enum { kGradient, kTensor, kValue } kind;
     size_t index;           // of the result, of the saved tensors, of the saved values
     size_t writes = kNone;  // the tensor whose gradient the op writes over it
+    bool may_lack = false;  // a gradient: none instead of zeros
   };
 
   RegularOps(const LayerOps& of, Gradients reads)
@@ -122,7 +123,7 @@ class RegularOps {
   Source source_of(const c10::Argument& wanted) {
     const std::string& name = wanted.name();
     if (const size_t i = name.starts_with("d") ? index_of(results_, name.substr(1)) : kNone; i < outputs) {
-      return {Source::kGradient, i};
+      return {Source::kGradient, i, kNone, wanted.type()->str() == "Tensor?"};
     }
     if (const size_t i = index_of(arguments, name); i != kNone) {
       if (!is_tensor(wanted)) return {Source::kValue, place_of(saved_values, {Saved::kArgument, i})};
@@ -182,9 +183,10 @@ class RegularBackward : public torch::autograd::Node {
     const auto& sources = over ? ops_.inplace_sources : ops_.sources;
     Values stack;
     stack.reserve(sources.size());
-    for (const auto& [kind, index, writes] : sources) {
+    for (const auto& [kind, index, writes, may_lack] : sources) {
       if (kind == RegularOps::Source::kGradient) {
-        stack.emplace_back(readable(gradients[index], index));
+        const bool lacks = may_lack && !gradients[index].defined();
+        stack.push_back(lacks ? c10::IValue() : c10::IValue(readable(gradients[index], index)));
       } else if (kind == RegularOps::Source::kValue) {
         stack.push_back(values_[index]);
       } else if (writes != kNone) {
@@ -206,6 +208,7 @@ class RegularBackward : public torch::autograd::Node {
  private:
   Tensor readable(const Tensor& gradient, size_t output) const {
     if (!gradient.defined()) return input_metadata(output).zeros_like();
+    if (ops_.gradients == Gradients::kAny) return gradient;
     return ops_.gradients == Gradients::kRows ? dense_rows(gradient) : dense(gradient);
   }
 

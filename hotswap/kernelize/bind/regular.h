@@ -31,8 +31,8 @@ using Values = std::vector<c10::IValue>;
 class RegularOps;
 // Is this result of a backward op ("dx", "dx_and_residual") the gradient of that argument of its forward?
 bool is_gradient_of(const std::string& result, const std::string& argument);
-// What of an incoming gradient the backward op reads: memory without gaps, or rows of any strides.
-enum class Gradients { kContiguous, kRows };
+// What of an incoming gradient the backward op reads: memory without gaps, rows of any strides, anything.
+enum class Gradients { kContiguous, kRows, kAny };
 const RegularOps* regular_ops(const LayerOps& layer, Gradients gradients);
 // arguments: forward's, in its order; afterwards its results.
 void run(const RegularOps& ops, Values& arguments);

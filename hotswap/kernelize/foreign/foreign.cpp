@@ -130,11 +130,9 @@ std::span<const ForeignPackage> foreign_packages() {
         rotary(),
         rmsnorm(),
         deformable_detr(),
-        none("causal-conv1d", "its convolution has no contract yet"),
-        none("mamba-ssm", "its selective scan has no contract yet"),
         none("layer-norm", "its op fuses dropout and a residual, which no contract has"),
     };
-    for (ForeignPackage& row : attention_packages()) rows.push_back(std::move(row));
+    for (const auto& more : {attention_packages(), mamba_packages()}) rows.insert(rows.end(), more.begin(), more.end());
     return rows;
   }();
   return all;

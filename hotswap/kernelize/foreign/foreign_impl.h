@@ -33,5 +33,8 @@ AdapterValues call_named(const c10::OperatorHandle& op, const NamedValues& argum
 // Those that serve attention/1: rows for foreign_packages(), and the ops of one of them.
 std::vector<ForeignPackage> attention_packages();
 AdaptedOps attention_adapters(const Manifest& manifest);
+// Those of convolutions and scans.
+std::vector<ForeignPackage> mamba_packages();
+AdaptedOps mamba_adapters(const Manifest& manifest);
 
 }  // namespace hotswap

@@ -184,6 +184,8 @@ AdaptedOps adapters_of(const Manifest& m) {
   } else if (m.name == "deformable-detr") {
     add("deformable_attention", "ms_deform_attn_forward", attends_to_pyramid);
     add("deformable_attention_bwd", "ms_deform_attn_backward", attends_to_pyramid_backward);
+  } else if (m.name == "causal-conv1d" || m.name == "mamba-ssm") {
+    return mamba_adapters(m);
   } else {
     return attention_adapters(m);
   }

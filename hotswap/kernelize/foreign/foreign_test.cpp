@@ -165,8 +165,8 @@ TEST(Foreign, RefusedWithTheReason) {
     EXPECT_EQ(dlopen(foreign.library().c_str(), RTLD_NOLOAD | RTLD_LAZY), nullptr) << "nothing of it was run";
     return text;
   };
-  expect_has(why(ForeignCopy("causal-conv1d", HOTSWAP_TEST_FOREIGN_STABLE)),
-             {"its convolution has no contract yet", "rmsnorm, deformable-detr, flash-attn2"});
+  expect_has(why(ForeignCopy("layer-norm", HOTSWAP_TEST_FOREIGN_STABLE)),
+             {"fuses dropout and a residual", "rmsnorm, deformable-detr, flash-attn2"});
   expect_has(why(ForeignCopy("unheard-of", HOTSWAP_TEST_FOREIGN_STABLE)),
              {"'unheard-of'", "activation, rotary, rmsnorm, deformable-detr"});
   const ForeignCopy python("liger-kernels", HOTSWAP_TEST_FOREIGN_STABLE);

@@ -5,12 +5,14 @@
 namespace hotswap {
 
 extern const Family kLlama, kMistral, kMixtral, kQwen2, kQwen2Moe, kQwen3, kQwen3Moe, kGemma, kGemma2, kGemma3, kPhi3,
-    kSmolLM3, kOlmo2, kOlmo3, kOlmoe, kGranite, kDeepseekV2, kDeepseekV3, kGptOss, kLlama4;
+    kSmolLM3, kOlmo2, kOlmo3, kOlmoe, kGranite, kDeepseekV2, kDeepseekV3, kGptOss, kLlama4, kMamba, kFalconMamba,
+    kMamba2, kJamba;
 
 const std::vector<const Family*>& families() {
   static const std::vector<const Family*> all = {
-      &kLlama, &kMistral, &kMixtral, &kQwen2, &kQwen2Moe, &kQwen3,   &kQwen3Moe,   &kGemma,      &kGemma2, &kGemma3,
-      &kPhi3,  &kSmolLM3, &kOlmo2,   &kOlmo3, &kOlmoe,    &kGranite, &kDeepseekV2, &kDeepseekV3, &kGptOss, &kLlama4};
+      &kLlama,      &kMistral,    &kMixtral, &kQwen2,   &kQwen2Moe, &kQwen3,       &kQwen3Moe, &kGemma,
+      &kGemma2,     &kGemma3,     &kPhi3,    &kSmolLM3, &kOlmo2,    &kOlmo3,       &kOlmoe,    &kGranite,
+      &kDeepseekV2, &kDeepseekV3, &kGptOss,  &kLlama4,  &kMamba,    &kFalconMamba, &kMamba2,   &kJamba};
   return all;
 }
 

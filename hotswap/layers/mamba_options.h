@@ -1,0 +1,38 @@
+// What Mamba's mixers differ in.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+namespace hotswap {
+
+// Of fresh weights: dt is drawn between min and max on a logarithmic scale, and no smaller than floor.
+struct TimeStepInit {
+  double min = 0.001, max = 0.1, floor = 1e-4;
+  double scale = 1;         // of Mamba-1's projection of dt
+  bool constant = false;    // that projection is not drawn
+  bool is_special = true;   // false: dt's bias is 0 and projections are drawn as everywhere (Jamba)
+  int64_t rescaled_by = 1;  // layers whose roots divide the output projection
+};
+
+struct MambaOptions {
+  int64_t layer = 0;  // its place in the cache
+  int64_t hidden_size = 0;
+  int64_t channels = 0;  // that the recurrence runs on
+  int64_t state = 0;     // numbers that each of them remembers
+  int64_t conv_width = 4;
+  bool bias = false, conv_bias = true;
+  TimeStepInit time_step = {};
+
+  // Mamba-1
+  int64_t rank = 0;                               // of the projection of dt
+  std::optional<double> norm_eps = std::nullopt;  // dt, B and C are normalised before they are used
+  bool weighted_norms = false;                    // with weights: dt_layernorm, b_layernorm, c_layernorm
+
+  // Mamba-2
+  int64_t heads = 0, head_dim = 0, groups = 1, chunk_size = 256;
+  double dt_min = 0, dt_max = 0;  // dt is clamped between them
+  double gated_norm_eps = 1e-5;
+};
+
+}  // namespace hotswap

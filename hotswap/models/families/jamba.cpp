@@ -1,0 +1,126 @@
+// Jamba: Mamba's mixer, with norms of dt, B and C, in most layers, attention without a rotary embedding in the others;
+// behind either an MLP or a mixture of experts.
+#include "hotswap/base/error.h"
+#include "hotswap/layers/mamba_mixer.h"
+#include "hotswap/models/config_numbers.h"
+#include "hotswap/models/families/llama.h"
+#include "hotswap/models/families/mamba.h"
+#include "hotswap/models/families/mixture.h"
+#include "hotswap/models/family.h"
+
+namespace hotswap {
+namespace {
+
+constexpr const char* kRecurrent = "linear_attention";  // transformers' word in layer_types
+
+// Every `period`-th layer, from `offset` on.
+class Every {
+ public:
+  Every(const Json& json, const std::string& what, int64_t period, int64_t offset)
+      : period_(positive(json, what + "_layer_period", period)),
+        offset_(json.get<int64_t>(what + "_layer_offset", offset)) {
+    if (offset_ >= 0 && offset_ < period_) return;
+    throw Error({.wanted = cat(what, "_layer_offset from 0 to below ", what, "_layer_period, ", period_),
+                 .got = cat(offset_, " in ", json.where()),
+                 .next = "check config.json"});
+  }
+  bool has(int64_t layer) const { return layer % period_ == offset_; }
+
+ private:
+  int64_t period_, offset_;
+};
+
+void read_mixtures(ModelConfig& c, const Json& json) {
+  if (json.get<int64_t>("num_experts", 16) == 1) {
+    c.mixture.sparse.assign(c.num_hidden_layers, false);
+    return;
+  }
+  c.mixture = read_mixture_config(c.num_hidden_layers, json, {.hidden = "intermediate_size"});
+  const Every experts(json, "expert", 2, 1);
+  for (int64_t i = 0; i < c.num_hidden_layers; ++i) c.mixture.sparse[i] = experts.has(i);
+}
+
+ModelConfig read_config(const Json& json) {
+  ModelConfig c = read_decoder_config(json);
+  refuse_if(c.hidden_act != "silu", json, "a hidden_act other than silu");
+  c.mlp_bias = false;  // whatever a config says, as transformers has it
+  c.rope_parameters = {};
+  const Every attention(json, "attn", 8, 4);
+  for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
+    if (!attention.has(i)) c.layer_types[i] = kRecurrent;
+  }
+  c.no_rope_layers.assign(c.num_hidden_layers, 0);
+  read_mixtures(c, json);
+  MambaOptions& m = c.mamba;
+  m.hidden_size = c.hidden_size;
+  m.state = positive(json, "mamba_d_state", 16);
+  m.conv_width = positive(json, "mamba_d_conv", 4);
+  m.conv_bias = json.get<bool>("mamba_conv_bias", true);
+  m.bias = json.get<bool>("mamba_proj_bias", false);
+  m.norm_eps = c.rms_norm_eps;
+  m.weighted_norms = true;
+  m.time_step.is_special = false;
+  read_mamba_sizes(c, json, "mamba_expand", "mamba_dt_rank");
+  return c;
+}
+
+//   hidden += mixer(norm(hidden)); hidden += feed_forward(norm(hidden))
+class JambaBlock : public Block {
+ public:
+  JambaBlock(const ModelConfig& c, int64_t layer)
+      : input_layernorm_(c.hidden_size, c.norm()), pre_ff_(c.hidden_size, c.norm()) {
+    const bool recurrent = c.layer_types.at(layer) == kRecurrent;
+    if (recurrent) {
+      mixer_ = std::make_unique<MambaMixer>(mamba_options(c, layer));
+    } else {
+      mixer_ = std::make_unique<SelfAttention>(attention_options(c, layer));
+    }
+    if (c.mixture.sparse.at(layer)) {
+      MixtureOptions mixture = mixture_options(c);
+      mixture.router_name = "router";
+      feed_forward_ = std::make_unique<Mixture>(mixture);
+    } else {
+      feed_forward_ = std::make_unique<GatedMLP>(mlp_options(c));
+    }
+    own(recurrent ? "mamba" : "self_attn", *mixer_);
+    own("feed_forward", *feed_forward_);
+    own("input_layernorm", input_layernorm_);
+    own("pre_ff_layernorm", pre_ff_);
+  }
+  HiddenState forward(const HiddenState& in, const ForwardContext& context) override {
+    const auto [y, h] = in.residual.defined() ? input_layernorm_.forward(in.x, in.residual)
+                                              : AddRMSNorm::Result{input_layernorm_.forward(in.x), in.x};
+    const auto [z, residual] = pre_ff_.forward(mixer_->forward(y, context), h);
+    return {feed_forward_->forward(z, context), residual};
+  }
+  std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override {
+    return mixer_->make_cache_layer(options);
+  }
+
+ private:
+  std::unique_ptr<TokenMixer> mixer_;
+  std::unique_ptr<FeedForward> feed_forward_;
+  AddRMSNorm input_layernorm_, pre_ff_;
+};
+
+std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
+  return std::make_unique<JambaBlock>(c, layer);
+}
+
+TensorRules tensor_rules(const ModelConfig&) {
+  const std::string part = "model.layers.*.feed_forward.experts.", one = part + "*.";
+  return {TensorRule::stack({one + "gate_proj.weight", one + "up_proj.weight"}, part + "gate_up_proj"),
+          TensorRule::stack({one + "down_proj.weight"}, part + "down_proj"),
+          TensorRule::rename("model.final_layernorm", "model.norm")};
+}
+
+}  // namespace
+
+extern const Family kJamba;
+const Family kJamba{.model_type = "jamba",
+                    .class_name = "JambaForCausalLM",
+                    .read_config = read_config,
+                    .make_block = make_block,
+                    .tensor_rules = tensor_rules};
+
+}  // namespace hotswap

@@ -1,0 +1,136 @@
+// What models with recurrences promise beyond their values (parity_test.cpp): states of a cache, configs, and no
+// attention to swap.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randint.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "hotswap/models/auto.h"
+#include "hotswap/models/formats/weights.h"
+#include "hotswap/models/test_files.h"
+
+namespace hotswap {
+namespace {
+
+using test_support::expect_has;
+using test_support::message_of;
+using test_support::TempFolder;
+using Object = nlohmann::ordered_json;
+
+Object config_of(const std::string& family) {
+  return {{"model_type", family},    {"vocab_size", 40},
+          {"hidden_size", 24},       {"num_hidden_layers", 2},
+          {"intermediate_size", 32}, {"num_attention_heads", 4},
+          {"rms_norm_eps", 1e-5},    {"state_size", 5},
+          {"num_heads", 8},          {"head_dim", 6},
+          {"n_groups", 2},           {"initializer_range", 0.4},
+          {"num_experts", 5},        {"num_experts_per_tok", 2},
+          {"attn_layer_period", 2},  {"attn_layer_offset", 1},
+          {"chunk_size", 4},         {"max_position_embeddings", 64}};
+}
+
+Json parsed(const Object& config) { return Json::parse(config.dump(), "config.json"); }
+
+std::shared_ptr<CausalLM> tiny(const std::string& family, at::ScalarType dtype = at::kFloat) {
+  auto model = AutoModelForCausalLM::from_config(parsed(config_of(family)));
+  model->init_weights(7, dtype);
+  model->eval();
+  return model;
+}
+
+class MambaModels : public testing::TestWithParam<const char*> {
+ protected:
+  at::NoGradGuard no_grad_;
+};
+
+TEST_P(MambaModels, StatesStayWhereTheyAreAndBeginAnew) {
+  const auto model = tiny(GetParam());
+  const Tensor ids = at::randint(0, 40, {2, 9}, at::kLong);
+  const Tensor whole = (*model)({.input_ids = ids}).logits;
+  for (const char* implementation : {"dynamic", "static"}) {
+    const auto cache = model->make_cache({.implementation = implementation, .max_cache_len = 9});
+    (*model)({.input_ids = ids.narrow(1, 0, 6), .cache = cache.get()});
+    expect_has(message_of([&] { cache->crop(4); }), {"go back to token 4", "reset()"});
+    cache->reset();
+    const Tensor again = (*model)({.input_ids = ids, .cache = cache.get()}).logits;
+    EXPECT_LE((again - whole).abs().max().item<double>(), 1e-5 * whole.abs().max().item<double>()) << implementation;
+  }
+}
+
+TEST_P(MambaModels, ReportsEverySlotAndHasNoAttentionToSwap) {
+  const auto model = tiny(GetParam());
+  const std::set<std::string> served = {"causal_conv1d_fn", "causal_conv1d_update", "mamba_chunk_scan_combined",
+                                        "MambaRMSNormGated"};
+  std::set<std::string> layers;
+  for (const KernelRow& row : model->kernelize(Mode::INFERENCE).rows) {
+    layers.insert(row.layer);
+    if (served.contains(row.layer)) EXPECT_TRUE(row.package.has_value()) << row.layer << ": " << row.reason;
+  }
+  EXPECT_TRUE(layers.contains("causal_conv1d_fn") && layers.contains("causal_conv1d_update"));
+  EXPECT_TRUE(layers.contains("selective_state_update"));
+  model->unkernelize();
+  if (GetParam() == std::string("jamba")) return;
+  EXPECT_FALSE(layers.contains("attention"));
+  expect_has(message_of([&] { model->set_attn_implementation("flash_attention_2"); }),
+             {"a model with attention", GetParam()});
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, MambaModels, testing::Values("mamba", "falcon_mamba", "mamba2", "jamba"));
+
+TEST(MambaConfig, SizesAndLimits) {
+  const auto read = [](Object config) { return family_of(parsed(config)).read_config(parsed(config)); };
+  Object one = config_of("mamba");
+  EXPECT_EQ(read(one).mamba.rank, 2);  // a sixteenth of hidden_size, rounded up
+  one["time_step_rank"] = "auto";
+  EXPECT_EQ(read(one).mamba.rank, 2);
+  one["time_step_rank"] = 7;
+  EXPECT_EQ(read(one).mamba.rank, 7);
+  EXPECT_EQ(read(one).mamba.channels, 32);  // intermediate_size
+  one.erase("intermediate_size");
+  EXPECT_EQ(read(one).mamba.channels, 48);
+  one["expand"] = 3;
+  EXPECT_EQ(read(one).mamba.channels, 72);
+  one["hidden_act"] = "gelu";
+  expect_has(message_of([&] { read(one); }), {"hidden_act other than silu"});
+
+  Object two = config_of("mamba2");
+  EXPECT_TRUE(std::isinf(read(two).mamba.dt_max));
+  two["time_step_limit"] = {0.25, {{"__float__", "Infinity"}}};
+  EXPECT_EQ(read(two).mamba.dt_min, 0.25);
+  EXPECT_TRUE(std::isinf(read(two).mamba.dt_max));
+  two["time_step_limit"] = {0.25, 3};
+  EXPECT_EQ(read(two).mamba.dt_max, 3);
+  two["time_step_limit"] = {0.25, "wide"};
+  expect_has(message_of([&] { read(two); }), {"time_step_limit of two numbers"});
+  two["time_step_limit"] = 3;
+  EXPECT_NE(message_of([&] { read(two); }), "no error");
+  Object wrong = config_of("mamba2");
+  wrong["n_groups"] = 3;
+  expect_has(message_of([&] { read(wrong); }), {"48 channels", "8 of 6 in 3"});
+  Object mixed = config_of("jamba");
+  mixed["attn_layer_offset"] = 2;
+  expect_has(message_of([&] { read(mixed); }), {"attn_layer_offset from 0 to below", "2 in config.json"});
+}
+
+TEST(MambaConfig, OlderFilesNameTheEmbeddingOtherwise) {
+  const TempFolder folder;
+  tiny("mamba")->save_pretrained(folder.path());
+  const auto model = AutoModelForCausalLM::from_pretrained(folder.path());
+  const auto file = open_checkpoint(folder.path());
+  TensorMap tensors;
+  for (const std::string& name : file->names()) {
+    const bool is_embedding = name == "backbone.embeddings.weight";
+    tensors.emplace_back(is_embedding ? "backbone.embedding.weight" : name, file->tensor(name, at::kFloat).clone());
+  }
+  save_pretrained_weights(folder.path(), tensors);
+  const auto again = AutoModelForCausalLM::from_pretrained(folder.path());
+  const at::NoGradGuard no_grad;
+  const Tensor ids = at::randint(0, 40, {1, 4}, at::kLong);
+  EXPECT_TRUE(at::equal((*again)({.input_ids = ids}).logits, (*model)({.input_ids = ids}).logits));
+}
+
+}  // namespace
+}  // namespace hotswap
