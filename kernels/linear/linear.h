@@ -8,7 +8,8 @@
 //
 // packed_linear: the same with a weight in blocks of a GGUF file (packing.h), forward alone, any number of rows. The
 // weight is never rounded: each number is what its block says in float32, the same bits as the file's dequantised form.
-// x in its dtype, products and sums in float32, one rounding of y. So against the dequantised weight in exact arithmetic
+// x in its dtype, products and sums in float32, one rounding of y. So against the dequantised weight in exact
+// arithmetic
 //   |y - (x w^T + bias)| <= u |y| + (in / 8 + 8) 2^-24 (|x| |w|^T + |bias|)      u: half a last place of y's type
 // because a lane of the narrowest vectors adds in / 8 products one after the other, and the lanes a tree. Each row's
 // result has the same bits whatever the number of rows and threads.

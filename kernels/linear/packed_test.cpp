@@ -1,13 +1,10 @@
 // Products with packed weights, against float64 of the numbers that the blocks mean.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/bitwise_and.h>
-#include <ATen/ops/bitwise_right_shift.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/zeros.h>
 
+#include "kernels/common/testing/packed_weight.h"
 #include "kernels/common/testing/testing.h"
 
 namespace kernels::testing {
@@ -21,29 +18,6 @@ class PackedLinear : public ::testing::Test {
   }
 };
 
-struct PackedWeight {
-  Tensor bytes;    // [out, in / 32 * bytes of a block] uint8
-  Tensor numbers;  // [out, in] float64, rounded to float32 once
-};
-
-// Blocks of any bytes that have finite scales.
-PackedWeight random_weight(const std::string& packing, int64_t out, int64_t in) {
-  const int64_t blocks = in / 32;
-  const Tensor d = random_tensor({out, blocks, 1}, at::kHalf, 0.01), m = random_tensor({out, blocks, 1}, at::kHalf);
-  const Tensor q = at::randint(0, 256, {out, blocks, packing == "Q8_0" ? 32 : 16}, generator(), at::kByte);
-  const Tensor wide = d.to(at::kDouble), low = at::bitwise_and(q, 15).to(at::kDouble), high = at::bitwise_right_shift(q, 4).to(at::kDouble);
-  std::vector<Tensor> bytes = {d.view(at::kByte)};
-  Tensor numbers;
-  if (packing == "Q8_0") {
-    numbers = wide * q.view(at::kChar).to(at::kDouble);
-  } else {
-    numbers = wide * at::cat({low, high}, -1) + (packing == "Q4_1" ? m.to(at::kDouble) : -8 * wide);
-    if (packing == "Q4_1") bytes.push_back(m.view(at::kByte));
-  }
-  bytes.push_back(q);
-  return {at::cat(bytes, -1).view({out, -1}), numbers.to(at::kFloat).to(at::kDouble).view({out, in})};
-}
-
 Tensor call(const Tensor& x, const Tensor& bytes, const Tensor& bias = {}) {
   return package().call("packed_linear", x, bytes, bias.defined() ? c10::IValue(bias) : c10::IValue())[0];
 }
@@ -51,7 +25,8 @@ Tensor call(const Tensor& x, const Tensor& bytes, const Tensor& bias = {}) {
 // linear.h states the bound; number by number.
 void expect_within_bound(const Tensor& y, const Tensor& x, const PackedWeight& w, const Tensor& bias,
                          const std::string& what) {
-  const Tensor wide = x.to(at::kDouble), wide_bias = bias.defined() ? bias.to(at::kDouble) : at::zeros({1}, at::kDouble);
+  const Tensor wide = x.to(at::kDouble),
+               wide_bias = bias.defined() ? bias.to(at::kDouble) : at::zeros({1}, at::kDouble);
   const Tensor want = wide.matmul(w.numbers.t()) + wide_bias;
   const Tensor terms = wide.abs().matmul(w.numbers.t().abs()) + wide_bias.abs();
   const double last = y.scalar_type() == at::kFloat ? 0x1p-24 : y.scalar_type() == at::kBFloat16 ? 0x1p-8 : 0x1p-11;
@@ -65,16 +40,19 @@ TEST_F(PackedLinear, IsWithinItsBoundOfFloat64) {
   for (const std::string packing : {"Q8_0", "Q4_0", "Q4_1"}) {
     for (const auto dtype : kDTypes) {
       for (const int64_t rows : {1, 2, 3, 4, 5, 9}) {
-        for (const auto& [out, in] : std::vector<std::pair<int64_t, int64_t>>{{1, 32}, {7, 64}, {35, 576}, {19, 1056}}) {
+        for (const auto& [out, in] :
+             std::vector<std::pair<int64_t, int64_t>>{{1, 32}, {7, 64}, {35, 576}, {19, 1056}}) {
           for (const bool with_bias : {false, true}) {
             const PackedWeight w = random_weight(packing, out, in);
-            const Tensor x = random_tensor({rows, in}, dtype), bias = with_bias ? random_tensor({out}, dtype) : Tensor();
+            const Tensor x = random_tensor({rows, in}, dtype),
+                         bias = with_bias ? random_tensor({out}, dtype) : Tensor();
             const int64_t before = package().call_count("packed_linear");
             const Tensor y = call(x, w.bytes, bias);
             EXPECT_EQ(package().call_count("packed_linear"), before + 1);
             ASSERT_EQ(y.scalar_type(), dtype);
             ASSERT_EQ(y.sizes(), at::IntArrayRef({rows, out}));
-            expect_within_bound(y, x, w, bias, packing + ", rows " + std::to_string(rows) + ", in " + std::to_string(in));
+            expect_within_bound(y, x, w, bias,
+                                packing + ", rows " + std::to_string(rows) + ", in " + std::to_string(in));
           }
         }
       }

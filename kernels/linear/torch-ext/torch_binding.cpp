@@ -141,9 +141,10 @@ Tensor packed_linear(const Tensor& x, const Tensor& weight, const std::optional<
   kernels::check_device(weight, kernels::cpu(), "packed_linear: weight");
   const int64_t out = weight.size(0), blocks = in.cols / kernels::kPackedBlock;
   const kernels::Packing packing = kernels::packing_of(in.cols, weight.size(1));
-  check(packing != kernels::Packing::kNone, kOp, ": wanted rows of ", in.cols, " weights in blocks of 32: ", 34 * blocks,
-        " bytes of Q8_0, ", 18 * blocks, " of Q4_0 or ", 20 * blocks, " of Q4_1; got x ", kernels::shape_of(x),
-        " and weight ", kernels::shape_of(weight), "; check the layer's sizes, or dequantise the weight");
+  check(packing != kernels::Packing::kNone, kOp, ": wanted rows of ", in.cols,
+        " weights in blocks of 32: ", 34 * blocks, " bytes of Q8_0, ", 18 * blocks, " of Q4_0 or ", 20 * blocks,
+        " of Q4_1; got x ", kernels::shape_of(x), " and weight ", kernels::shape_of(weight),
+        "; check the layer's sizes, or dequantise the weight");
   check(!bias || (bias->dim() == 1 && bias->size(0) == out && bias->scalar_type() == x.scalar_type()), kOp,
         ": wanted bias [", out, "] in x's dtype; check the layer's sizes");
   const Tensor blocks_of_rows = weight.stride(1) == 1 ? weight : torch::stable::contiguous(weight);
@@ -178,7 +179,7 @@ Tensor packed_linear(const Tensor& x, const Tensor& weight, const std::optional<
 
 constexpr std::array kOps{
     kernels::op<&linear_op>("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
-    kernels::op<&packed_linear>("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
+    kernels::cpu_op<&packed_linear>("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
     kernels::op<&linear_bwd>(
         "linear_bwd(Tensor dy, Tensor x, Tensor weight, bool with_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)"),
 };
