@@ -41,8 +41,7 @@ function(hotswap_kernel name)
   endif()
   file(GLOB bindings CONFIGURE_DEPENDS "${dir}/torch-ext/*.cpp")
   file(GLOB_RECURSE face CONFIGURE_DEPENDS "${dir}/torch-ext/*.py")
-  file(GLOB layers CONFIGURE_DEPENDS "${dir}/layers.json" "${dir}/layers.*.json")  # layers.cuda.json: that variant's own
-  list(APPEND face ${HOTSWAP_PYTHON_COMMON} "${dir}/build.toml" ${layers})
+  list(APPEND face ${HOTSWAP_PYTHON_COMMON} "${dir}/build.toml")
   set(objects $<TARGET_OBJECTS:kernels_common>)
   foreach(isa ${HOTSWAP_ISAS})
     add_library(${name}_cpu_${isa} OBJECT ${cpu_sources})
@@ -72,7 +71,11 @@ function(hotswap_kernel name)
   set(stamps "")
   foreach(backend ${backends})
     # The id names ops and file: it is a hash of all that is compiled or staged.
-    set(built ${cpu_sources} ${bindings} ${HOTSWAP_KERNELS_COMMON} ${face})
+    file(GLOB layers CONFIGURE_DEPENDS "${dir}/layers.${backend}.json")  # where a backend has not what the others have
+    if(NOT layers)
+      set(layers "${dir}/layers.json")
+    endif()
+    set(built ${cpu_sources} ${bindings} ${HOTSWAP_KERNELS_COMMON} ${face} ${layers})
     if(backend STREQUAL "cuda")
       list(APPEND built ${cuda_sources})
     endif()
@@ -101,10 +104,10 @@ function(hotswap_kernel name)
     set(stamp "${generated}/${backend}/staged")
     add_custom_command(
       OUTPUT "${stamp}"
-      COMMAND "${HOTSWAP_PYTHON}" "${tool}" stage --source "${dir}" --id "${id}" --library
-              $<TARGET_FILE:${name}_${backend}> --backend ${backend} --out "${variant}" ${HOTSWAP_PYTHON_COMMON}
+      COMMAND "${HOTSWAP_PYTHON}" "${tool}" stage --source "${dir}" --backend ${backend} --layers "${layers}" --id "${id}"
+              --library $<TARGET_FILE:${name}_${backend}> --out "${variant}" ${HOTSWAP_PYTHON_COMMON}
       COMMAND "${CMAKE_COMMAND}" -E touch "${stamp}"
-      DEPENDS ${name}_${backend} "${id}" ${face} "${tool}" VERBATIM)
+      DEPENDS ${name}_${backend} "${id}" ${face} "${layers}" "${tool}" VERBATIM)
     list(APPEND stamps "${stamp}")
   endforeach()
   add_custom_target(${name}_package ALL DEPENDS ${stamps})

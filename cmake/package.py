@@ -1,7 +1,8 @@
 """Makes a kernel package's id and stages its built variant (kernel-builder's layout).
 
     package.py id    --source kernels/norm --backend cpu --root . --out id.h FILE...
-    package.py stage --source kernels/norm --backend cpu --id id.h --library libnorm_cpu.so --out .../build/<variant> FILE...
+    package.py stage --source kernels/norm --backend cpu --layers kernels/norm/layers.json --id id.h
+                     --library libnorm_cpu.so --out .../build/<variant> FILE...
 
 The id `_<name>_<backend>_<7 hex>` is the op namespace and the file name, because torch.ops and Python's module table keep
 one entry per id in a process: what is built from other bytes needs another id. It hashes the FILEs, which are compiled
@@ -103,8 +104,7 @@ def stage(args) -> None:
     folder = Path(tempfile.mkdtemp(prefix=".staging-", dir=args.out.parent))
     face = args.source / "torch-ext" / python_name
     shutil.copytree(face, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-    own = args.source / f"layers.{args.backend}.json"  # where a backend has not what the others have
-    shutil.copy(own if own.is_file() else args.source / "layers.json", folder / "layers.json")
+    shutil.copy(args.layers, folder / "layers.json")
     for file in args.files:
         shutil.copy(file, folder / file.name)
     shutil.copy(args.library, folder / f"{package_id}.abi3.so")
@@ -133,7 +133,7 @@ def stage(args) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb, flags in (("id", ("source", "root", "out")), ("stage", ("source", "id", "library", "out"))):
+    for verb, flags in (("id", ("source", "root", "out")), ("stage", ("source", "layers", "id", "library", "out"))):
         sub = verbs.add_parser(verb)
         sub.add_argument("--backend", required=True)
         for flag in flags:

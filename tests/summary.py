@@ -27,21 +27,24 @@ CLAIMS = (
     ),
     (r"package index", "pip install ./python in pip's own environment, and README's Python", "no package index answers"),
 )
+SAID_LINES = 12  # of a failure; ctest and pytest have printed it whole, somewhere above
 NOT_TESTED = re.compile(r"^not tested: (.+)$", re.MULTILINE)  # a script says so of a part of itself
 
 
 class Case(NamedTuple):
     name: str
     outcome: str  # passed, failed, skipped
-    why: str = ""  # of a skip
+    why: str = ""  # of a skip, or what a failure said
     output: str = ""
 
 
 def case_of(element: ET.Element) -> Optional[Case]:
     name = f"{element.get('classname', '')}.{element.get('name')}"
     skipped, output = element.find("skipped"), element.findtext("system-out") or ""
-    if element.find("failure") is not None or element.find("error") is not None or element.get("status") == "fail":
-        return Case(name, "failed")
+    failures = [*element.findall("failure"), *element.findall("error")]
+    if failures or element.get("status") == "fail":
+        said = [(failure.get("message") or "") + "\n" + (failure.text or "") for failure in failures]
+        return Case(name, "failed", "\n".join(dict.fromkeys(line for one in said for line in one.splitlines() if line.strip())))
     if element.get("result") == "suppressed" or "DISABLED_" in name:
         return None  # a part of another test, which runs it in a process of its own
     if skipped is not None or element.get("status") in ("notrun", "disabled") or element.get("result") == "skipped":
@@ -118,7 +121,7 @@ def summarize(folder: Path, rows: list[list[str]], everything: bool) -> int:
             if case.outcome == "skipped":
                 reasons.append(case.why)
             elif case.outcome == "failed":
-                failed.append(f"{name}: {case.name}")
+                failed.append(f"{name}: {case.name}" + "".join(f"\n    {line}" for line in case.why.split("\n")[:SAID_LINES] if line))
     print("".join(f"  failed: {line}\n" for line in failed), end="")
     print("".join(f"  not tested: {line}\n" for line in claims(reasons)), end="")
     if rows and not everything:
@@ -140,7 +143,9 @@ def self_test() -> None:
         (folder / "gtest/a_test.xml").write_text(
             '<t><testcase name="X" classname="A" result="completed"/>'
             '<testcase name="DISABLED_Child" classname="A" result="suppressed"/>'
-            '<testcase name="Y" classname="A" result="skipped"><skipped message="/a.cpp:3&#x0A;no /x/shared/data"/></testcase></t>'
+            '<testcase name="Y" classname="A" result="skipped"><skipped message="/a.cpp:3&#x0A;no /x/shared/data"/></testcase>'
+            '<testcase name="Z" classname="A" result="completed"><failure message="/a.cpp:5&#x0A;no match">/a.cpp:5\nno match</failure>'
+            "</testcase></t>"
         )
         (folder / "ctest.xml").write_text(
             '<t><testcase name="a" status="run"/>'
@@ -148,7 +153,11 @@ def self_test() -> None:
             '<testcase name="dead" status="fail"/></t>'
         )
         found = [case for test in ("a", "s", "dead") for case in detail(folder, test) or []]
-        assert [(c.name, c.outcome, c.why) for c in found] == [("A.X", "passed", ""), ("A.Y", "skipped", "no /x/shared/data")]
+        assert [(c.name, c.outcome, c.why) for c in found] == [
+            ("A.X", "passed", ""),
+            ("A.Y", "skipped", "no /x/shared/data"),
+            ("A.Z", "failed", "/a.cpp:5\nno match"),
+        ]
         outer = cases(folder / "ctest.xml")
         assert [c.outcome for c in outer] == ["passed", "passed", "failed"] and NOT_TESTED.findall(outer[1].output)
     told = claims(["no /x/shared/data", "no ../shared/y", "could not import 'deepspeed': No module", "python has no safetensors", "odd"])

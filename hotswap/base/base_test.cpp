@@ -96,6 +96,10 @@ TEST(File, AnAbandonedWriteLeavesNothing) {
   const MappedFile map(folder / "a.txt");
   EXPECT_EQ(std::string(map.bytes().begin(), map.bytes().end()), "new");
   EXPECT_NE(message_of([&] { read_file(folder.path()); }).find("regular file"), std::string::npos);
+  EXPECT_NE(message_of([&] { read_file(folder / "no.txt"); }).find("No such file"), std::string::npos);
+  EXPECT_EQ(read_file_if_there(folder / "no.txt"), std::nullopt);
+  EXPECT_EQ(read_file_if_there(folder / "a.txt"), "new");
+  EXPECT_NE(message_of([&] { read_file_if_there(folder.path()); }).find("regular file"), std::string::npos);
 }
 
 TEST(File, HasTheModeThatTheUmaskAsksFor) {

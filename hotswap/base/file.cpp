@@ -44,15 +44,11 @@ void fsync_folder(const std::filesystem::path& folder) {
   if (d.fd >= 0) ::fsync(d.fd);  // makes the rename durable; a file system that cannot is no reason to fail
 }
 
-}  // namespace
-
-std::string read_file(const std::filesystem::path& file) {
-  const Descriptor d{::open(file.c_str(), O_RDONLY | O_CLOEXEC)};
-  if (d.fd < 0) fail("to read", file, "check the path and its permissions");
-  std::string bytes(size_of(d.fd, file), '\0');
+std::string read_all(int fd, const std::filesystem::path& file) {
+  std::string bytes(size_of(fd, file), '\0');
   size_t done = 0;
   while (done < bytes.size()) {
-    const ssize_t n = ::read(d.fd, bytes.data() + done, bytes.size() - done);
+    const ssize_t n = ::read(fd, bytes.data() + done, bytes.size() - done);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail("to read", file, "check the disk");
     if (n == 0) break;  // truncated while we read: the parser behind us will say what is missing
@@ -60,6 +56,22 @@ std::string read_file(const std::filesystem::path& file) {
   }
   bytes.resize(done);
   return bytes;
+}
+
+}  // namespace
+
+std::string read_file(const std::filesystem::path& file) {
+  std::optional<std::string> bytes = read_file_if_there(file);
+  if (!bytes) fail("to read", file, "check the path and its permissions");
+  return *std::move(bytes);
+}
+
+std::optional<std::string> read_file_if_there(const std::filesystem::path& file) {
+  const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0 && errno == ENOENT) return std::nullopt;
+  if (fd < 0) fail("to read", file, "check the path and its permissions");
+  const Descriptor d{fd};
+  return read_all(fd, file);
 }
 
 void write_file(const std::filesystem::path& file, std::string_view bytes) {

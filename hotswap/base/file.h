@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,6 +13,9 @@ namespace hotswap {
 
 // The bytes of a file. Error when it cannot be read.
 std::string read_file(const std::filesystem::path& file);
+
+// The same; nullopt when there is no such file. One look, where asking first would leave time for it to be removed.
+std::optional<std::string> read_file_if_there(const std::filesystem::path& file);
 
 // Writes a temporary file beside the target, fsyncs, renames: readers see the old file or the whole new one.
 void write_file(const std::filesystem::path& file, std::string_view bytes);

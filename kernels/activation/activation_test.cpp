@@ -123,11 +123,13 @@ TEST_P(Activation, EmptyInfiniteAndNan) {
     EXPECT_EQ(package().call(name + "_bwd", y, x)[0].sizes(), x.sizes());
   }
   const Tensor x = at::tensor({INFINITY, NAN, 1e30f, -1e30f}, at::kFloat).unsqueeze(1).to(device());
-  const Tensor y = package().call(name, GetParam().and_mul ? at::ones_like(x).expand({4, 2}) * x : x)[0];
+  const Tensor in = GetParam().and_mul ? at::ones_like(x).expand({4, 2}) * x : x, y = package().call(name, in)[0];
   EXPECT_TRUE(std::isinf(y[0].item<float>()));
   EXPECT_TRUE(std::isnan(y[1].item<float>()));
   EXPECT_FALSE(std::isnan(y[2].item<float>()));
   EXPECT_EQ(y[3].item<float>(), 0.f);
+  const Tensor slopes = package().call(name + "_bwd", at::ones_like(y), in)[0].narrow(0, 2, 2);
+  EXPECT_FALSE(slopes.isnan().any().item<bool>()) << slopes;
 }
 
 TEST_P(Activation, SameBitsWithAnyNumberOfThreads) {

@@ -1,5 +1,5 @@
 // Gated activations on the CPU. Compiled once per ISA.
-#include "kernels/common/cpu/math.h"
+#include "kernels/common/cpu/activations.h"
 #include "kernels/common/cpu/nontemporal.h"
 #include "kernels/mlp/mlp.h"
 
@@ -7,34 +7,21 @@ namespace mlp::HOTSWAP_ISA {
 using namespace kernels;
 using namespace kernels::HOTSWAP_ISA;
 
-// Both activations are g sigmoid(w(g)): tanh's GELU because (1 + tanh(u)) / 2 = sigmoid(2 u), which also keeps the
-// relative precision of very negative g.
-struct SwiGlu {
-  HOTSWAP_INLINE F w(F g) { return g; }
-  HOTSWAP_INLINE F slope(F) { return F{} + 1.f; }
-};
-struct GeGlu {
-  static constexpr float kTwoK = 1.5957691216057308f, kCube = 0.044715f;  // 2 sqrt(2 / pi)
-  HOTSWAP_INLINE F w(F g) { return kTwoK * (g + kCube * g * g * g); }
-  HOTSWAP_INLINE F slope(F g) { return kTwoK * (1.f + 3.f * kCube * g * g); }
-};
-
 template <class Act, bool kStream, class T>
 HOTSWAP_INLINE void forward(T* y, const T* gate, const T* up, int64_t n) {
   sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
     if constexpr (kStream) prefetch(gate + i), prefetch(up + i);
-    const F g = load(gate + i, count);
-    write<kStream>(y + i, g * sigmoid<kPrecisionOf<T>>(Act::w(g)) * load(up + i, count), count);
+    write<kStream>(y + i, Act::template value<kPrecisionOf<T>>(load(gate + i, count)) * load(up + i, count), count);
   });
 }
 
 template <class Act, bool kStream, class T>
 HOTSWAP_INLINE void backward(T* dgate, T* dup, const T* dy, const T* gate, const T* up, int64_t n) {
   sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
-    const F g = load(gate + i, count), u = load(up + i, count), d = load(dy + i, count);
-    const F s = sigmoid<kPrecisionOf<T>>(Act::w(g));
-    write<kStream>(dup + i, d * (g * s), count);  // may be where up was, as dgate where gate was
-    write<kStream>(dgate + i, d * u * (s + g * s * (1.f - s) * Act::slope(g)), count);
+    const F u = load(up + i, count), d = load(dy + i, count);
+    const Both act = Act::template both<kPrecisionOf<T>>(load(gate + i, count));
+    write<kStream>(dup + i, d * act.value, count);  // may be where up was, as dgate where gate was
+    write<kStream>(dgate + i, d * u * act.slope, count);
   });
 }
 
@@ -71,7 +58,7 @@ static void stream_or_store(const GatedArgs& a, int64_t begin, int64_t end) {
 
 static void gated(const GatedArgs& a, int64_t begin, int64_t end) {
   with_dtype(a.dtype, [&]<typename T>() {
-    a.act == GatedAct::kSwiGlu ? stream_or_store<SwiGlu, T>(a, begin, end) : stream_or_store<GeGlu, T>(a, begin, end);
+    a.act == GatedAct::kSwiGlu ? stream_or_store<Silu, T>(a, begin, end) : stream_or_store<GeluTanh, T>(a, begin, end);
   });
 }
 

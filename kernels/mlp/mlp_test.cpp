@@ -95,11 +95,13 @@ TEST_P(Gated, InPlaceRefusesMemoryThatIsSharedOrStrided) {
 }
 
 TEST_P(Gated, LargeNumbersStayFinite) {
-  const Tensor gate = random_tensor({4, 40}, at::kFloat, 1000.0), up = random_tensor({4, 40}, at::kFloat);
-  const Tensor y = package().call(GetParam(), gate, up)[0];
-  expect_close(y, formula(GetParam(), gate.to(at::kDouble), up.to(at::kDouble)), 2e-6, "y");
-  for (const Tensor& t : package().call(GetParam() + "_bwd", up, gate, up))
-    EXPECT_TRUE(t.isfinite().all().item<bool>());
+  for (const double scale : {1e3, 1e30}) {
+    const Tensor gate = random_tensor({4, 40}, at::kFloat, scale), up = random_tensor({4, 40}, at::kFloat);
+    const Tensor y = package().call(GetParam(), gate, up)[0];
+    expect_close(y, formula(GetParam(), gate.to(at::kDouble), up.to(at::kDouble)), 2e-6, "y");
+    for (const Tensor& t : package().call(GetParam() + "_bwd", up, gate, up))
+      EXPECT_TRUE(t.isfinite().all().item<bool>());
+  }
 }
 
 TEST_P(Gated, NanStaysWhereItIs) {

@@ -10,7 +10,7 @@
 #include "kernels/common/gpu/mma.cuh"
 #include "kernels/common/gpu/tma.cuh"
 #include "kernels/common/gpu/warpgroup.cuh"
-#include "kernels/moe/wgmma_256.cuh"
+#include "kernels/common/gpu/wgmma.cuh"
 
 namespace moe::gpu {
 
@@ -87,8 +87,8 @@ struct Worker {
       begin_products();
 #pragma unroll
       for (int i = 0; i < kDepth / 16; ++i)
-        multiply_256<T, kAByColumns, kBByColumns>(sums, moved(a, kAByColumns ? i * 16 * 128 : i * 32),
-                                                  moved(b, kBByColumns ? i * 16 * 128 : i * 32), i > 0 || step > 0);
+        multiply<T, 256, kBByColumns, kAByColumns>(sums, moved(a, kAByColumns ? i * 16 * 128 : i * 32),
+                                                   moved(b, kBByColumns ? i * 16 * 128 : i * 32), i > 0 || step > 0);
       commit_products();
       if (step > 0) {
         wait_products<1>();
@@ -183,9 +183,17 @@ struct Worker {
   }
 };
 
+// The memory of a block that begins, its barriers ready. map: what the copy engine will read.
 template <class T>
-__device__ __forceinline__ Memory<T>& memory_of(uint8_t* raw) {
-  return *reinterpret_cast<Memory<T>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
+__device__ __forceinline__ Memory<T>& begin_block(const CUtensorMap& map) {
+  extern __shared__ uint8_t raw[];
+  auto& m = *reinterpret_cast<Memory<T>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
+  if (threadIdx.x == 0) {
+    prefetch(map);
+    m.init(kWarpgroup + 1);
+  }
+  __syncthreads();
+  return m;
 }
 
 }  // namespace moe::gpu

@@ -66,6 +66,13 @@ struct Index {
   const int32_t *order, *slots, *offsets;
 };
 
+// Rows of a product.
+struct Source {
+  const void* data;
+  int64_t cols, stride;
+  bool tokens;  // rows are tokens', found through the slots' order; else they lie in the order of slots
+};
+
 // ---- the CPU's loops. Units of work have fixed sizes, so that no sum depends on the number of threads.
 constexpr int64_t kPart = 256;    // columns of an activation, or of a sum over rows
 constexpr int64_t kOutputs = 64;  // of a product of few rows

@@ -44,11 +44,6 @@ void bias_gradient(const Problem& p, const Index& index, const BiasGradient& b, 
 void scale_rows(const Problem& p, const Index& index, const void* scores, void* rows, int64_t cols, Stream stream);
 
 // ---- products: y[slot] = rows of slot times W of its expert (+ bias)
-struct Source {
-  const void* data;
-  int64_t cols, stride;
-  bool tokens;  // rows are tokens', found through the slots' order; else they lie in the order of slots
-};
 struct Product {
   Problem p;
   Index index;

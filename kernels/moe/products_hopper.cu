@@ -14,13 +14,7 @@ using namespace moe::gpu;
 template <class T, bool kByInputs>
 __global__ void __launch_bounds__(kThreads, 1) multiply_rows(const __grid_constant__ RowArguments a) {
 #if MOE_HOPPER_CODE
-  extern __shared__ uint8_t raw[];
-  auto& m = memory_of<T>(raw);
-  if (threadIdx.x == 0) {
-    prefetch(a.w);
-    m.init(kWarpgroup + 1);
-  }
-  __syncthreads();
+  auto& m = begin_block<T>(a.w);
   if (threadIdx.x < kWarpgroup) {
     give_registers<kLoaderRegisters>();
     load_rows<T, kByInputs, Columns::kPlain>(a, m);
@@ -157,13 +151,7 @@ __device__ __forceinline__ void load_slots(const WeightArguments& a, Memory<T>& 
 template <class T, bool kTransposed>
 __global__ void __launch_bounds__(kThreads, 1) multiply_weights(const __grid_constant__ WeightArguments a) {
 #if MOE_HOPPER_CODE
-  extern __shared__ uint8_t raw[];
-  auto& m = memory_of<T>(raw);
-  if (threadIdx.x == 0) {
-    prefetch(a.flat_map);
-    m.init(kWarpgroup + 1);
-  }
-  __syncthreads();
+  auto& m = begin_block<T>(a.flat_map);
   if (threadIdx.x < kWarpgroup) {
     give_registers<kLoaderRegisters>();
     load_slots<T>(a, m);

@@ -15,13 +15,7 @@ __device__ __forceinline__ float activation(const float (&sums)[128], int at, in
 template <class Formula, class T, bool kByInputs, Columns kColumns>
 __global__ void __launch_bounds__(kThreads, 1) activate_product(const __grid_constant__ RowArguments a) {
 #if MOE_HOPPER_CODE
-  extern __shared__ uint8_t raw[];
-  auto& m = memory_of<T>(raw);
-  if (threadIdx.x == 0) {
-    prefetch(a.w);
-    m.init(kWarpgroup + 1);
-  }
-  __syncthreads();
+  auto& m = begin_block<T>(a.w);
   if (threadIdx.x < kWarpgroup) {
     give_registers<kLoaderRegisters>();
     load_rows<T, kByInputs, kColumns>(a, m);

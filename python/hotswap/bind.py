@@ -50,6 +50,12 @@ def _can(replacement: Replacement, mode: set) -> bool:
     return (has_backward or "TRAINING" not in mode) and (can_compile or "TORCH_COMPILE" not in mode)
 
 
+def _serves(module: nn.Module, replacement: Replacement) -> bool:
+    """Kernels for the CPU alone leave the layers of a GPU as they are."""
+    devices = {p.device.type for p in module.parameters()}
+    return devices <= {"cpu", "meta"} or "-cpu-" not in package(replacement.package).variant
+
+
 def _slot(module: nn.Module) -> str:
     # accelerate's hooks hold the forward that they call under this name
     return "_old_forward" if "_old_forward" in module.__dict__ else "forward"
@@ -90,8 +96,8 @@ def kernelize(model: nn.Module, mode=None, strict: bool = False, **options) -> n
 
     mode: None for every mode, and then train() and eval() need nothing; or as kernels.Mode, to leave out layers that
     lack it. strict: RuntimeError, and nothing changed, where a layer that looks like one of ours stays stock.
-    options: rms_norm, layer_norm, rope, mlp, activation, experts, cross_entropy, deformable_attention (all on),
-    fused_linear_cross_entropy (off: with it a training forward gives a loss and no logits), and attention (off: it is the
+    options: rms_norm, layer_norm, rope, mlp, activation, experts, cross_entropy, deformable_attention, mamba (all
+    on), fused_linear_cross_entropy (off: with it a training forward gives a loss and no logits), and attention (off: it is the
     attn_implementation of the model). Bound anew each time: what was bound before is taken out.
     """
     options, mode = check_options(options), _check_mode(mode)
@@ -99,7 +105,7 @@ def kernelize(model: nn.Module, mode=None, strict: bool = False, **options) -> n
     for module in model.modules() if enabled() else ():
         found = match.matches(module)
         ops |= {(r.package, op) for r in found for op in r.ops}
-        found = [r for r in found if options[r.option] and _can(r, mode)]
+        found = [r for r in found if options[r.option] and _can(r, mode) and _serves(module, r)]
         chosen += [(module, found[-1])] if found else []  # the fused loss goes before the plain one
     # the activation of a gated MLP, or of experts, is part of their kernel
     inside = {id(child) for module, r in chosen if r.option == "mlp" for child in module.children()}
@@ -210,7 +216,8 @@ def report(model: nn.Module) -> Report:
             made = class_of(module)
             rows.append(Row(name, getattr(made, "kernel_layer_name", made.__name__), package_id))
         elif found and found[0].option != "activation":
-            rows.append(Row(name, found[0].layer, None, why="not bound"))
+            why = "not bound" if _serves(module, found[0]) else f"the package {found[0].package} has kernels for the CPU alone"
+            rows.append(Row(name, found[0].layer, None, why=why))
         elif not found and (layer := match.looks_like(module)):
             why = experts.why_not(module) or f"{class_of(module).__name__} computes something else"
             rows.append(Row(name, layer, None, why=why))

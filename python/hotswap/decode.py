@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from hotswap.agree import settings
+from hotswap.agree import numbers, settings
 from hotswap.bind import _slot
 from hotswap.packages import load
 from hotswap.replacement import class_of
@@ -84,16 +84,12 @@ def _activation_of(layer: nn.Module, parts: Parts, op):
     return _known[key]
 
 
-def _numbers(*shape, like):
-    return torch.sin(torch.arange(1, 1 + torch.Size(shape).numel(), dtype=torch.float32, device="cpu") * 12.9898).view(shape).to(like)
-
-
 @torch.no_grad()
 def _asked(layer, parts, op):
     weight, dim, capacity = parts.before[0], parts.head_dim, 8
     kv_heads, position = parts.before[3].shape[0] // dim, torch.tensor([4], device=weight.device)
-    x, angle = _numbers(1, 1, weight.shape[0], like=weight), _numbers(1, 1, dim // 2, like=weight).repeat(1, 1, 2)
-    keys, values = (_numbers(1, kv_heads, capacity, dim, like=weight) + i for i in (0, 1))
+    x, angle = numbers(1, 1, weight.shape[0]).to(weight), numbers(1, 1, dim // 2).to(weight).repeat(1, 1, 2)
+    keys, values = (numbers(1, kv_heads, capacity, dim).to(weight) + i for i in (0, 1))
     hidden = torch.arange(capacity, device=weight.device) > position
     mask = torch.zeros(1, 1, 1, capacity, dtype=x.dtype, device=x.device).masked_fill(hidden, torch.finfo(x.dtype).min)
     forward = class_of(layer).forward.__get__(layer)

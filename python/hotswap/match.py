@@ -11,10 +11,10 @@ from typing import Optional
 import torch
 from torch import nn
 
-from hotswap import deformable, experts
+from hotswap import deformable, experts, mixers
 from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
 from hotswap.packages import load
-from hotswap.replacement import Replacement, class_of
+from hotswap.replacement import Replacement, class_of, seeing
 
 
 OPTIONS = {
@@ -28,6 +28,7 @@ OPTIONS = {
     "fused_linear_cross_entropy": False,
     "attention": False,
     "deformable_attention": True,
+    "mamba": True,
 }
 
 
@@ -237,16 +238,6 @@ def _rotary_cases(name):
     return cases
 
 
-def _seeing(forward, name, ours):
-    """The same code, seeing another function under that name. Without __name__, or torch.compile would look the name up in
-    the module itself."""
-    scope = {k: v for k, v in forward.__globals__.items() if k != "__name__"} | {name: ours}
-    made = types.FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
-    made.__kwdefaults__, made.__doc__, made.__module__ = forward.__kwdefaults__, forward.__doc__, forward.__module__
-    made.__annotations__, made.__qualname__ = forward.__annotations__, forward.__qualname__
-    return made
-
-
 def _attention(module):
     forward = stock_forward(module)
     name = _rotary_name(forward) if isinstance(forward, types.FunctionType) else None
@@ -261,7 +252,7 @@ def _attention(module):
     def candidates():
         made = _rotary_functions()[name]
         ops = ("rotary", "rotary_bwd")
-        return [Replacement("rope", f.__name__, "rotary", ops, _seeing(forward, name, f)) for f in made]
+        return [Replacement("rope", f.__name__, "rotary", ops, seeing(forward, {name: f})) for f in made]
 
     def agree(candidate):
         return agreement(stock, candidate.forward.__globals__[name], _rotary_cases(name))
@@ -290,7 +281,7 @@ def _deformable(module):
 
     def candidates():
         ours = deformable.functions()[name]
-        place = dict(forward=ours, attribute=held) if held else dict(forward=_seeing(forward, name, ours))
+        place = dict(forward=ours, attribute=held) if held else dict(forward=seeing(forward, {name: ours}))
         return [Replacement("deformable_attention", name, "deformable", deformable.FUNCTIONS[name], **place)]
 
     def agree(candidate):
@@ -316,7 +307,7 @@ def _loss(module):
 
 def matches(module: nn.Module) -> list[Replacement]:
     """What may be bound to this module; a model's head has two that exclude each other."""
-    for find in (_rms_norm, _layer_norm, _gated_mlp, experts.match, _attention, _deformable, _activation):
+    for find in (_rms_norm, _layer_norm, _gated_mlp, experts.match, _attention, _deformable, mixers.match, _activation):
         if (found := find(module)) is not None:
             return [found]
     return _loss(module) or []
@@ -332,4 +323,4 @@ def looks_like(module: nn.Module) -> Optional[str]:
         return "MLP"
     if deformable.looks_like(module, stock_forward(module)):
         return deformable.LAYER
-    return experts.looks_like(module)
+    return experts.looks_like(module) or mixers.looks_like(module)

@@ -1,6 +1,8 @@
-"""What may stand in for a module's own forward, and which class the module is asked for."""
+"""What may stand in for a module's own forward, and which class the module is asked for, and a forward that sees
+other functions."""
 
 import sys
+import types
 from typing import Callable, NamedTuple, Optional
 
 from torch import nn
@@ -21,3 +23,33 @@ def class_of(module: nn.Module) -> type:
     bases = type(module).__bases__
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return bases[1] if fsdp is not None and bases[0] is fsdp.FSDPModule else type(module)
+
+
+def seeing(forward: Callable, functions: dict) -> Callable:
+    """The same code, seeing other functions under their names. Without __name__, or torch.compile would look the names up in
+    the module itself."""
+    scope = {k: v for k, v in forward.__globals__.items() if k != "__name__"} | functions
+    return _made_of(forward, scope, forward.__closure__)
+
+
+def _made_of(forward, scope, closure):
+    made = types.FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, closure)
+    made.__kwdefaults__, made.__doc__, made.__module__ = forward.__kwdefaults__, forward.__doc__, forward.__module__
+    made.__annotations__, made.__qualname__ = forward.__annotations__, forward.__qualname__
+    return made
+
+
+def inside(forward: Callable) -> Callable:
+    """The forward in its decorators (transformers' hooks of accelerate)."""
+    while hasattr(forward, "__wrapped__"):
+        forward = forward.__wrapped__
+    return forward
+
+
+def decorated(forward: Callable, ours: Callable) -> Callable:
+    """`ours` in the decorators that `forward` is in."""
+    if not hasattr(forward, "__wrapped__"):
+        return ours
+    within, cells = decorated(forward.__wrapped__, ours), forward.__closure__
+    closure = tuple(types.CellType(within) if cell.cell_contents is forward.__wrapped__ else cell for cell in cells)
+    return _made_of(forward, forward.__globals__, closure)

@@ -6,11 +6,10 @@ import os
 
 import pytest
 import torch
+from attention_calls import Calls, local_kernels  # noqa: F401
 from tiny import batch, close, gradients, model, same_gradients
 
 import hotswap
-from hotswap import attention
-from hotswap.packages import package, packages_folder
 
 pytestmark = pytest.mark.skipif(os.environ.get("HOTSWAP_TEST_DEVICE") == "cuda", reason="float32, which a GPU's kernels have not")
 
@@ -30,25 +29,7 @@ FAMILIES = {
     "olmo2": {},
     "llama4_text": dict(attention_chunk_size=5, layer_types=["chunked_attention", "full_attention"]),
 }
-REPOS = ("kernels-community/flash-attn2", "kernels-community/vllm-flash-attn3", "acme/flash-attn2")
 ROWS, COLUMNS, PADDED = 2, 12, 5
-
-
-class Calls:
-    def __enter__(self):
-        self.before = {op: package("attention").calls(op) for op in attention.OPS}
-        return self
-
-    def __exit__(self, *_):
-        now = {op: package("attention").calls(op) for op in self.before}
-        self.made = {op.removeprefix("attention_"): n - self.before[op] for op, n in now.items() if n != self.before[op]}
-
-
-@pytest.fixture
-def local_kernels(monkeypatch):
-    place = package("attention").variant
-    monkeypatch.setenv("LOCAL_KERNELS", ":".join(f"{r}={packages_folder()}/attention/build/{place}" for r in REPOS))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def by_name(m, family):

@@ -20,6 +20,9 @@ REPOSITORIES = {  # repository/revision: package
     "kernels-community/rotary/v2": "rotary",
     "kernels-community/mlp/v1": "mlp",
     "kernels-community/deformable-detr/v1": "deformable",
+    "kernels-community/mamba-ssm/v2": "mamba",
+    "kernels-community/megablocks/v1": "moe",
+    "kernels-community/moe/v1": "moe",
     "kernels-community/flash-attn2/v3": "attention",
     "kernels-community/flash-attn2/v4": "attention",
     "kernels-community/flash-attn2/v2.1.0": "attention",
@@ -72,7 +75,10 @@ if "model" in globals():
         torch.testing.assert_close(model(input_ids).logits, want, rtol=1e-4, atol=1e-5)
 made = {}
 OPS = {"norm": ("rms_norm", "rms_norm_fwd", "rms_norm_bwd"), "rotary": ("rotary", "rotary_bwd"), "activation": ("silu", "silu_bwd"),
-       "mlp": ("swiglu", "swiglu_bwd"), "deformable": ("deformable_attention", "deformable_attention_bwd")}
+       "mlp": ("swiglu", "swiglu_bwd"), "moe": ("moe_experts", "moe_experts_train", "moe_experts_bwd_"),
+       "deformable": ("deformable_attention", "deformable_attention_bwd"),
+       "mamba": ("causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_update", "selective_scan", "selective_scan_fwd",
+                 "selective_scan_bwd", "ssd", "ssd_fwd", "ssd_bwd", "gated_rms_norm_fwd", "gated_rms_norm_bwd")}
 for name, module in list(sys.modules.items()):
     if name.endswith("._ops") and name[0] == "_":
         package_id = name.split(".")[0]
@@ -87,6 +93,10 @@ print("CALLS " + json.dumps({op: n for op, n in made.items() if n}))
 MODEL = '"Qwen/Qwen3-0.6B", device_map=device'
 OF_A_RELEASE = {"rotary.rotary_bwd"}  # not every release's mapping has it for training
 LAYERS = "norm.rms_norm rotary.rotary activation.silu"
+NORM = "norm.rms_norm norm.rms_norm_fwd norm.rms_norm_bwd"
+MOE = "moe.moe_experts moe.moe_experts_train moe.moe_experts_bwd_"
+SMALL = "hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=97"
+EXPERTS = "num_local_experts=4, num_experts_per_tok=2, pad_token_id=0"
 SCRIPTS = {
     "get_kernel": (
         'activation = get_kernel("kernels-community/activation", version=1)\n'
@@ -147,6 +157,59 @@ SCRIPTS = {
         "detr.train()\n"
         "detr(image).last_hidden_state.sum().backward()",
         "deformable.deformable_attention deformable.deformable_attention_bwd",
+    ),
+    "state spaces": (
+        "from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM\n"
+        "sizes = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4)\n"
+        "one = MambaForCausalLM(MambaConfig(**sizes, intermediate_size=64, time_step_rank=3))\n"
+        "two = Mamba2ForCausalLM(Mamba2Config(**sizes, num_heads=4, head_dim=16, n_groups=1, chunk_size=8))\n"
+        "for m in (one, two):\n"
+        "    m.to(device).eval()\n"
+        "    stock = m(input_ids, labels=labels).loss.detach(), m.generate(input_ids, max_new_tokens=3, do_sample=False)\n"
+        "    m.set_use_kernels(True)\n"
+        "    assert torch.equal(m.generate(input_ids, max_new_tokens=3, do_sample=False), stock[1])\n"
+        "    m.train()\n"
+        "    m.set_use_kernels(True)\n"
+        "    loss = m(input_ids, labels=labels, use_cache=False).loss\n"
+        "    loss.backward()\n"
+        "    torch.testing.assert_close(loss.detach(), stock[0], rtol=1e-4, atol=1e-5)",
+        " ".join(f"mamba.{op}" for op in (
+            "causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_update", "selective_scan", "selective_scan_fwd",
+            "selective_scan_bwd", "ssd", "ssd_fwd", "ssd_bwd", "gated_rms_norm_fwd",
+            "gated_rms_norm_bwd",
+        )),
+    ),
+    "experts of gpt-oss": (
+        "from transformers import GptOssConfig, GptOssForCausalLM\n"
+        f"oss = GptOssForCausalLM(GptOssConfig({SMALL}, head_dim=8, {EXPERTS})).to(device).eval()\n"
+        "stock = oss(input_ids, output_router_logits=True)\n"
+        "oss.set_use_kernels(True)\n"
+        "got = oss(input_ids, output_router_logits=True)\n"
+        "torch.testing.assert_close(got.logits.detach(), stock.logits.detach(), rtol=1e-4, atol=1e-5)\n"
+        "torch.testing.assert_close(got.router_logits, stock.router_logits, rtol=1e-4, atol=1e-5)\n"
+        "with torch.no_grad():\n"
+        "    oss(input_ids)\n"
+        "oss.train()\n"
+        "oss(input_ids, labels=labels).loss.backward()",
+        f"{NORM} rotary.rotary {MOE}",
+    ),
+    "experts of Llama 4": (  # no class of transformers carries the name any more: the script gives it
+        "from kernels import LayerRepository, kernelize, use_kernel_forward_from_hub, use_kernel_mapping\n"
+        "from transformers import Llama4TextConfig\n"
+        "from transformers.models.llama4.modeling_llama4 import Llama4TextMoe\n"
+        "use_kernel_forward_from_hub('Llama4TextMoe')(Llama4TextMoe)\n"
+        f"block = Llama4TextMoe(Llama4TextConfig({SMALL}, intermediate_size_mlp=48, num_local_experts=4)).to(device)\n"
+        "x = torch.randn(2, 7, 32, device=device)\n"
+        "stock = block(x)\n"
+        "layer = LayerRepository('kernels-community/moe', layer_name='Llama4TextMoe', version=1)\n"
+        "with use_kernel_mapping({'Llama4TextMoe': {device: layer}}):\n"
+        "    kernelize(block, mode=Mode.TRAINING, device=device)\n"
+        "got = block(x)\n"
+        "torch.testing.assert_close(got, stock, rtol=1e-4, atol=1e-5)\n"
+        "got[0].sum().backward()\n"
+        "with torch.no_grad():\n"
+        "    block(x)",
+        MOE,
     ),
     **{
         f"attention {name}": (

@@ -99,7 +99,14 @@ def test_mlp_modules(name, act):
         gate, up = layer.gate_up_proj(x).chunk(2, -1)
     else:
         gate, up = layer.gate_proj(x), layer.up_proj(x)
-    close(layer(x), layer.down_proj((F.silu(gate) if act == "silu" else F.gelu(gate, approximate="tanh")) * up), 1e-5)
+    want = layer.down_proj((F.silu(gate) if act == "silu" else F.gelu(gate, approximate="tanh")) * up)
+    with Calls() as calls:
+        got = layer(x)
+        got.sum().backward()
+    close(got, want, 1e-5)
+    op = "swiglu" if act == "silu" else "geglu"
+    packed = "Phi3" in name  # whose halves are somebody's: not written over
+    assert calls.made == {f"mlp.{op}": 1, f"mlp.{op}_bwd" if packed else f"mlp.{op}_bwd_": 1}
     config.hidden_act = "relu"
     with pytest.raises(ValueError, match="wanted hidden_act"):
         getattr(hotswap, name)(config)
@@ -115,7 +122,11 @@ def test_mlp_of_falcon_h1(bias):
 def test_mlp_of_mixtral():
     config = LlamaConfig(hidden_size=16, intermediate_size=24, num_attention_heads=2)
     layer, x = hotswap.LigerBlockSparseTop2MLP(config), torch.randn(2, 3, 16)
-    close(layer(x), layer.w2(F.silu(layer.w1(x)) * layer.w3(x)), 1e-5)
+    with Calls() as calls:
+        got = layer(x)
+        got.sum().backward()
+    close(got, layer.w2(F.silu(layer.w1(x)) * layer.w3(x)), 1e-5)
+    assert calls.made == {"mlp.swiglu": 1, "mlp.swiglu_bwd_": 1}
 
 
 def test_mlp_twice_as_wide():

@@ -138,6 +138,9 @@ class Calls:
         "mlp": tuple(f"{a}{b}" for a in ("swiglu", "geglu") for b in ("", "_bwd", "_bwd_")),
         "moe": ("moe_experts", "moe_experts_train", "moe_experts_bwd", "moe_experts_bwd_"),
         "deformable": tuple(f"deformable_attention{a}{b}" for a in ("", "_points") for b in ("", "_bwd")),
+        "mamba": tuple(f"{a}{b}" for a in ("selective_scan", "ssd") for b in ("", "_fwd", "_bwd"))
+        + ("causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_update")
+        + ("gated_rms_norm", "gated_rms_norm_fwd", "gated_rms_norm_bwd"),
         "loss": ("cross_entropy", "cross_entropy_fwd", "cross_entropy_fwd_", "cross_entropy_bwd", "linear_cross_entropy", "linear_cross_entropy_fwd"),
     }
 

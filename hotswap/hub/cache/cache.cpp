@@ -54,8 +54,8 @@ bool is_young_file(const char* file, double max_age_s = -1) {
 
 std::optional<std::string> commit_in(const fs::path& file, double max_age_s = -1) {
   if (!is_young_file(file.c_str(), max_age_s)) return std::nullopt;
-  std::string commit = read_file(file);
-  if (!is_commit(commit)) return std::nullopt;  // of a power cut; the next answer replaces it
+  std::optional<std::string> commit = read_file_if_there(file);  // another process may move it meanwhile
+  if (commit && !is_commit(*commit)) return std::nullopt;        // of a power cut; the next answer replaces it
   return commit;
 }
 
@@ -98,9 +98,11 @@ std::optional<std::string> HubCache::read_ref(const Repo& repo, const std::strin
   if (is_commit(revision)) return revision;
   check_relative_path(revision, "revision");
   const fs::path here = folder(repo) / "refs" / revision, early = folder(repo) / kEarlyRefs / revision;
-  const bool latest_first = max_age_s >= 0;
-  if (auto commit = commit_in(latest_first ? early : here, max_age_s)) return commit;
-  return commit_in(latest_first ? here : early, max_age_s);
+  if (max_age_s < 0) {  // the latest first only where its age counts
+    if (auto commit = commit_in(here)) return commit;
+  }
+  if (auto commit = commit_in(early, max_age_s)) return commit;
+  return commit_in(here, max_age_s);  // the last look: refs move from early to here, by other processes too
 }
 
 void HubCache::write_ref(const Repo& repo, const std::string& revision, const std::string& commit) const {
@@ -254,7 +256,7 @@ fs::path HubCache::answer_file(const Repo& repo, const std::string& key) const {
 std::optional<std::string> HubCache::read_answer(const Repo& repo, const std::string& key, double max_age_s) const {
   const fs::path file = answer_file(repo, key);
   if (!is_young_file(file.c_str(), max_age_s)) return std::nullopt;
-  return read_file(file);
+  return read_file_if_there(file);
 }
 
 void HubCache::write_answer(const Repo& repo, const std::string& key, const std::string& json) const {

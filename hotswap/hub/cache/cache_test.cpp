@@ -1,6 +1,7 @@
 // The cache's layout, byte for byte; TTLs; links and their stand-ins; locks.
 #include "hotswap/hub/cache/cache.h"
 
+#include <atomic>
 #include <thread>
 
 #include "hotswap/base/test_support.h"
@@ -83,6 +84,26 @@ TEST(Cache, ANameIsNoRefBeforeAFileIsHere) {
   cache.write_ref(kRepo, "v1", std::string(40, '7'));
   cache.write_ref(kRepo, "v1", kSha);  // and back again
   EXPECT_EQ(cache.read_ref(kRepo, "v1", 600), kSha);
+}
+
+// Names move where Python's tools see them while somebody else reads them.
+TEST(Cache, ARefIsFoundWhileItMoves) {
+  for (int round = 0; round < 60; ++round) {
+    const double max_age_s = round % 2 == 0 ? -1 : 600;
+    const TempFolder folder;
+    const HubCache cache(folder.path(), true);
+    std::vector<std::string> names;
+    for (int i = 0; i < 20; ++i) names.push_back(cat("v", i));
+    for (const std::string& name : names) cache.write_ref(kRepo, name, kSha);
+    std::atomic<bool> moved = false;
+    const std::jthread mover([&] {
+      cache.begin_snapshot(kRepo, kSha);
+      moved = true;
+    });
+    do {
+      for (const std::string& name : names) ASSERT_EQ(cache.read_ref(kRepo, name, max_age_s), kSha) << max_age_s;
+    } while (!moved);
+  }
 }
 
 TEST(Cache, LinksAreRelativeAndRepaired) {

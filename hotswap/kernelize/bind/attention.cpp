@@ -60,8 +60,6 @@ struct AttentionCall {
   const OperatorHandle& op(const char* dense, const char* varlen) const { return ops->at(rows ? varlen : dense); }
 };
 
-c10::IValue optional(const Tensor& tensor) { return tensor.defined() ? c10::IValue(tensor) : c10::IValue(); }
-
 void push_options(Values& stack, const AttentionCall& call) {
   if (call.rows) {
     const Rows& r = *call.rows;

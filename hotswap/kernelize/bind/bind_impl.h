@@ -68,6 +68,7 @@ bool wants_grad(const Tensors&... tensors) {
 
 // An undefined tensor is how a layer without bias hands it over.
 inline OptTensor given(const OptTensor& tensor) { return tensor && tensor->defined() ? tensor : std::nullopt; }
+inline c10::IValue optional(const Tensor& tensor) { return tensor.defined() ? c10::IValue(tensor) : c10::IValue(); }
 
 template <typename OpType, typename... Args>
 auto below_autograd(const OpType& op, Args&&... args) {

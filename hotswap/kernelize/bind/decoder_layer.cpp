@@ -18,8 +18,6 @@ struct DecoderOps {
   c10::OperatorHandle forward;
 };
 
-c10::IValue optional(const Tensor& tensor) { return tensor.defined() ? c10::IValue(tensor) : c10::IValue(); }
-
 Values arguments_of(const Tensor& x, const DecoderLayerParts& p) {
   return {x,
           p.input_norm,

@@ -1,13 +1,11 @@
 // moe/1. What the options mean is in layers/experts.h; beside that a package keeps to this:
 //
-//   - order [tokens * k] int32: which token and choice (t * k + j) fills each row; rows by expert, within one by t * k
-//   + j.
-//   - slots [tokens * k] int32: the other way round, -1 where a choice is of no expert. offsets [experts + 1] int32:
-//   where
-//     each expert's rows begin, and their end.
+//   - order [tokens * k] int32: which token and choice (t * k + j) fills each row; rows by expert, within one by
+//     t * k + j.
+//   - slots [tokens * k] int32: the other way round, -1 where a choice is of no expert.
+//   - offsets [experts + 1] int32: where each expert's rows begin, and their end.
 //   - h [tokens * k, n]: up(x) in x's dtype before the activation, n in the weights' own order; with scale_input
-//   neither
-//     scaled nor with its bias. Rows past the last offset hold nothing.
+//     neither scaled nor with its bias. Rows past the last offset hold nothing.
 //   - weight_grads false: dw_up, db_up, dw_down and db_down are [0], as those of biases are that were not given.
 //   - backward_inplace writes over h.
 #include <ATen/TensorOperators.h>
@@ -48,8 +46,6 @@ struct ExpertsCall {
   const ExpertsOps* ops;
   ExpertsOptions options;
 };
-
-c10::IValue optional(const Tensor& tensor) { return tensor.defined() ? c10::IValue(tensor) : c10::IValue(); }
 
 void push_options(Values& stack, const ExpertsOptions& o) {
   stack.insert(stack.end(), {o.activation, o.alpha, o.limit, o.interleaved, o.transposed, o.scale_input});

@@ -44,12 +44,6 @@ ModelConfig read_config(const Json& json) {
   return c;
 }
 
-std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
-  SelfAttentionOptions attention = attention_options(c, layer);
-  attention.qkv_bias = attention.output_bias = c.attention_bias;
-  return std::make_unique<LlamaBlock>(c, attention);
-}
-
 TensorRules gguf_rules(const ModelConfig&) {
   return gemma_gguf_rules({{"attn_norm", "input_layernorm"}, {"ffn_norm", "post_attention_layernorm"}});
 }
@@ -64,7 +58,7 @@ extern const Family kGemma;
 const Family kGemma{.model_type = "gemma",
                     .class_name = "GemmaForCausalLM",
                     .read_config = read_config,
-                    .make_block = make_block,
+                    .make_block = make_llama_block,
                     .gguf_architecture = "gemma",
                     .gguf_rules = gguf_rules,
                     .gguf_extend = gguf_extend};

@@ -16,12 +16,6 @@ ModelConfig read_config(const Json& json) {
   return c;
 }
 
-std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
-  SelfAttentionOptions attention = attention_options(c, layer);
-  attention.qkv_bias = attention.output_bias = c.attention_bias;
-  return std::make_unique<LlamaBlock>(c, attention);
-}
-
 constexpr std::pair<const char*, const char*> kGgufKeys[] = {{"embedding_scale", "embedding_multiplier"},
                                                              {"attention.scale", "attention_multiplier"},
                                                              {"residual_scale", "residual_multiplier"},
@@ -39,7 +33,7 @@ extern const Family kGranite;
 const Family kGranite{.model_type = "granite",
                       .class_name = "GraniteForCausalLM",
                       .read_config = read_config,
-                      .make_block = make_block,
+                      .make_block = make_llama_block,
                       .gguf_architecture = "granite",
                       .gguf_rules = gguf_interleaved_rules,
                       .gguf_head_dim_is_rotary = true,

@@ -59,6 +59,12 @@ HiddenState LlamaBlock::forward(const HiddenState& in, const ForwardContext& con
   return {scaled(mlp_->forward(z, context)), residual};
 }
 
+std::unique_ptr<Block> make_llama_block(const ModelConfig& c, int64_t layer) {
+  SelfAttentionOptions attention = attention_options(c, layer);
+  attention.qkv_bias = attention.output_bias = c.attention_bias;
+  return std::make_unique<LlamaBlock>(c, attention);
+}
+
 TensorRules gguf_interleaved_rules(const ModelConfig& c) {
   const auto half_split = [](int64_t heads) {
     return [heads](const at::Tensor& rows) { return half_split_rows(rows, heads); };
@@ -78,19 +84,13 @@ ModelConfig read_config(const Json& json) {
   return c;
 }
 
-std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
-  SelfAttentionOptions attention = attention_options(c, layer);
-  attention.qkv_bias = attention.output_bias = c.attention_bias;
-  return std::make_unique<LlamaBlock>(c, attention);
-}
-
 }  // namespace
 
 extern const Family kLlama;
 const Family kLlama{.model_type = "llama",
                     .class_name = "LlamaForCausalLM",
                     .read_config = read_config,
-                    .make_block = make_block,
+                    .make_block = make_llama_block,
                     .gguf_architecture = "llama",
                     .gguf_rules = gguf_interleaved_rules,
                     .gguf_head_dim_is_rotary = true};

@@ -43,6 +43,9 @@ SelfAttentionOptions attention_options(const ModelConfig& config, int64_t layer)
 
 GatedMLPOptions mlp_options(const ModelConfig& config);
 
+// With one gated MLP, and a bias on every projection of attention where the config's attention_bias says so.
+std::unique_ptr<Block> make_llama_block(const ModelConfig& config, int64_t layer);
+
 // For families whose files in llama.cpp keep the rows of queries and keys in interleaved rotary order.
 TensorRules gguf_interleaved_rules(const ModelConfig& config);
 

@@ -25,19 +25,13 @@ ModelConfig read_config(const Json& json) {
   return c;
 }
 
-std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
-  SelfAttentionOptions attention = attention_options(c, layer);
-  attention.qkv_bias = attention.output_bias = c.attention_bias;
-  return std::make_unique<LlamaBlock>(c, attention);
-}
-
 }  // namespace
 
 extern const Family kSmolLM3;
 const Family kSmolLM3{.model_type = "smollm3",
                       .class_name = "SmolLM3ForCausalLM",
                       .read_config = read_config,
-                      .make_block = make_block,
+                      .make_block = make_llama_block,
                       .gguf_architecture = "smollm3",
                       .gguf_rules = gguf_interleaved_rules,
                       .gguf_head_dim_is_rotary = true};

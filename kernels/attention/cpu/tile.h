@@ -1,12 +1,15 @@
 // Rows of q, k and v, wherever they lie, as float32 tiles in scratch memory.
 #pragma once
 
-#include "kernels/attention/cpu/gemm.h"
 #include "kernels/attention/cpu/span.h"
+#include "kernels/common/cpu/gemm.h"
+#include "kernels/common/cpu/transpose.h"
 
 namespace attention::HOTSWAP_ISA {
 
 using namespace attention::cpu;
+using namespace kernels;
+using namespace kernels::HOTSWAP_ISA;
 
 // Cuts a thread's scratch into arrays.
 struct Scratch {
@@ -40,27 +43,6 @@ HOTSWAP_INLINE void widen_row(float* to, const T* row, int64_t count, float scal
   sweep(count, [&](int64_t i, auto part) HOTSWAP_LAMBDA { store(to + i, scale * load(row + i, part)); });
   for (int64_t i = (count + kLanes - 1) / kLanes * kLanes; i < padded(count); ++i) to[i] = 0.f;
 }
-
-#if HOTSWAP_AVX512
-// Row l of the vectors becomes their lane l.
-HOTSWAP_INLINE void transpose(F (&rows)[kLanes]) {
-#pragma GCC unroll 4
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    I low, high;
-    for (int l = 0; l < kLanes; ++l) {
-      low[l] = (l & half) != 0 ? kLanes + l - half : l;
-      high[l] = (l & half) != 0 ? kLanes + l : l + half;
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) {
-      if ((i & half) != 0) continue;
-      const __m512 a = (__m512)rows[i], b = (__m512)rows[i + half];
-      rows[i] = (F)_mm512_permutex2var_ps(a, (__m512i)low, b);
-      rows[i + half] = (F)_mm512_permutex2var_ps(a, (__m512i)high, b);
-    }
-  }
-}
-#endif
 
 // to[number][row], kKeysStride apart; rows beyond `count` are zeros, up to whole vectors.
 template <class T>

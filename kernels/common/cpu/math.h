@@ -1,5 +1,6 @@
-// exp, tanh, sigmoid, erfc for V = float or F (vec.h), log for F: branch-free, so plain loops over them vectorise too.
-// Polynomials are minimax fits (Remez, 40 digits); the errors given are of the fit, before float32 rounding.
+// exp, tanh, sigmoid, erfc for V = float or F (vec.h), log and softplus for F: branch-free, so plain loops over them
+// vectorise too. Polynomials are minimax fits (Remez, 40 digits); the errors given are of the fit, before float32
+// rounding.
 #pragma once
 
 #include "kernels/common/cpu/vec.h"
@@ -98,6 +99,12 @@ HOTSWAP_INLINE F log(F x) {
   const F s = f * f;
   const F r = (n * -2.12194440e-4f + (q * f * s - 0.5f * s)) + f + n * 0.693359375f;
   return select((I)(x != x), x, r);
+}
+// log(1 + e^x), beyond 20 x itself; within 4 ulp. log u * (e / (u - 1)) corrects what e loses in u = 1 + e.
+HOTSWAP_INLINE F softplus(F x) {
+  const F e = exp(x), u = 1.f + e, lost = u - 1.f;
+  const F r = log(u) * (e / select((I)(lost == F{}), F{} + 1.f, lost));
+  return select((I)(x > F{} + 20.f), x, select((I)(lost == F{}), e, r));
 }
 // e^x with x taken as the nearest of [-87, 87]; NaN stays.
 template <Precision kPrecision = Precision::kFull, class V>

@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "kernels/common/torch/gemm.h"
 #include "kernels/loss/loss_cuda.h"
 #include "kernels/loss/torch-ext/options.h"
 
@@ -13,6 +14,7 @@ namespace loss::gpu {
 using kernels::Device;
 using kernels::Rows;
 using kernels::Stream;
+using kernels::Window;
 
 inline float* floats(const Tensor& t) { return static_cast<float*>(t.data_ptr()); }
 
@@ -90,20 +92,6 @@ struct LinearLoss {
   Tensor predicted;                // [rows] int64; [0] where not wanted
 };
 
-// A strided [rows, cols] window of the GPU's memory as a tensor: no dispatcher call, no autograd history.
-struct Window {
-  void* data;
-  int64_t rows, cols, row_stride;
-
-  Tensor tensor(DType dtype, const Device& device, bool transposed = false) const {
-    const std::array<int64_t, 2> sizes = {transposed ? cols : rows, transposed ? rows : cols};
-    const std::array<int64_t, 2> strides = {transposed ? 1 : row_stride, transposed ? row_stride : 1};
-    AtenTensorHandle handle;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(
-        data, 2, sizes.data(), strides.data(), 0, kernels::torch_dtype(dtype), device.type, device.index, &handle));
-    return Tensor(handle);
-  }
-};
 inline void multiply(const Tensor& out, const Tensor& a, const Tensor& b) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_mm_out(out.get(), a.get(), b.get()));
 }
@@ -127,7 +115,7 @@ class WideSum {
       const int64_t n = std::min(kBlock, vocab - begin);
       const Window some{static_cast<char*>(dlogits.data) + begin * kernels::size_of(dtype_), dlogits.rows, n,
                         dlogits.row_stride};
-      multiply(Window{block_.data_ptr(), n, dim, dim}.tensor(dtype_, device), some.tensor(dtype_, device, true),
+      multiply(Window{block_.data_ptr(), n, dim, dim}.tensor(dtype_, device), some.transposed().tensor(dtype_, device),
                hidden);
       cuda::accumulate({dtype_, block_.data_ptr(), floats(sum_) + begin * dim, 1.f, first}, n * dim, stream);
     }
@@ -154,7 +142,7 @@ class Linear {
   }
   Window dhidden_rows(int64_t first, int64_t n) const { return {at(result_.dhidden, first * dim_), n, dim_, dim_}; }
   char* at(const Tensor& t, int64_t element) const { return static_cast<char*>(t.data_ptr()) + element * size_; }
-  Tensor tensor(const Window& w, bool transposed = false) const { return w.tensor(dtype_, device_, transposed); }
+  Tensor tensor(const Window& w) const { return w.tensor(dtype_, device_); }
   const float* row_scale() const { return scale_last_ ? nullptr : data_of(scale_); }
   int64_t rows_in_dweight() const;
   void predict(int64_t first, int64_t n, const Tensor& logits, int64_t vocab_dim);
@@ -275,14 +263,14 @@ inline int64_t Linear::rows_in_dweight() const {
 inline void Linear::in_dweight(int64_t n) {
   const Window z{at(result_.dweight, vocab_ * (dim_ - n)), vocab_, n, n};
   const Tensor h = tensor(hidden_rows(0, n));
-  multiply(tensor(z), w_, tensor(hidden_rows(0, n), true));
+  multiply(tensor(z), w_, tensor(hidden_rows(0, n).transposed()));
   predict(0, n, tensor(z), 0);
   {
     const LossRows args = loss_args(0, z, n);
     const Tensor scratch = kernels::empty({cuda::column_scratch(args)}, DType::kFloat32, device_);
     cuda::columns(args, row_scale(), floats(scratch), stream_);
   }
-  multiply(tensor(dhidden_rows(0, n)), tensor(z, true), w_);
+  multiply(tensor(dhidden_rows(0, n)), tensor(z.transposed()), w_);
   constexpr int64_t kMostBlock = 4096;  // GEMMs near their peak
   const int64_t block = std::clamp<int64_t>(bytes_ / (n * size_), 1, std::min(kMostBlock, vocab_));
   const Tensor copied = kernels::empty({block, n}, dtype_, device_);
@@ -298,7 +286,7 @@ inline void Linear::in_dweight(int64_t n) {
 inline void Linear::chunk(int64_t first, int64_t n) {
   const Window z{logits_.data_ptr(), n, vocab_, vocab_};
   const Tensor logits = tensor(z), h = tensor(hidden_rows(first, n));
-  const Tensor w_transposed = tensor(Window{weight_.data, vocab_, dim_, weight_.stride}, true);
+  const Tensor w_transposed = tensor(Window{weight_.data, vocab_, dim_, weight_.stride}.transposed());
   if (in_.bias)
     multiply_add(logits, *in_.bias, h, w_transposed);
   else
@@ -310,9 +298,9 @@ inline void Linear::chunk(int64_t first, int64_t n) {
   if (wide_)
     wide_->add(z, h, !begun_, device_, stream_);
   else if (begun_)
-    multiply_add(result_.dweight, result_.dweight, tensor(z, true), h);
+    multiply_add(result_.dweight, result_.dweight, tensor(z.transposed()), h);
   else
-    multiply(result_.dweight, tensor(z, true), h);
+    multiply(result_.dweight, tensor(z.transposed()), h);
   begun_ = true;
   if (bias_sum_) {
     cuda::column_sum(

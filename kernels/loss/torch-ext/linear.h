@@ -3,51 +3,16 @@
 // once.
 #pragma once
 
-#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 #include <cstring>
 #include <optional>
 
+#include "kernels/common/torch/gemm.h"
 #include "kernels/loss/torch-ext/options.h"
 
 namespace loss {
 
-// A strided [rows, cols] window of memory. As a tensor it costs no dispatcher call and carries no autograd history.
-struct Window {
-  void* data;
-  int64_t rows, cols, row_stride, col_stride;
-
-  Window transposed() const { return {data, cols, rows, col_stride, row_stride}; }
-  Tensor tensor(DType dtype) const {
-    const std::array<int64_t, 2> sizes = {rows, cols}, strides = {row_stride, col_stride};
-    AtenTensorHandle handle;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(data, 2, sizes.data(), strides.data(), 0,
-                                                              kernels::torch_dtype(dtype), aoti_torch_device_type_cpu(),
-                                                              0, &handle));
-    return Tensor(handle);
-  }
-};
-
-// out = alpha a @ b + beta add; add is broadcast, and not read where beta is 0.
-inline void multiply(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& add, double beta,
-                     double alpha) {
-  TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(out.get(), add.get(), a.get(), b.get(), beta, alpha));
-}
-
-// Large new memory in huge pages where the system gives them on request: a page fault less for every 4 KiB.
-inline Tensor empty_large(std::initializer_list<int64_t> sizes, DType dtype) {
-  Tensor t = kernels::empty(sizes, dtype);
-#ifdef __linux__
-  constexpr uintptr_t kHuge = uintptr_t{2} << 20;
-  const auto begin = (reinterpret_cast<uintptr_t>(t.data_ptr()) + kHuge - 1) / kHuge * kHuge;
-  const auto end = (reinterpret_cast<uintptr_t>(t.data_ptr()) + t.numel() * kernels::size_of(dtype)) / kHuge * kHuge;
-  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // a wish: refusal is no error
-#endif
-  return t;
-}
+using kernels::multiply;
+using kernels::Window;
 
 struct LinearLoss {
   Tensor row_loss, lse;            // [rows] float32
@@ -90,7 +55,7 @@ class LinearCrossEntropy {
   void weight_gradient(const Chunk& c, const Window& hidden, float scale, LinearLoss& result);
   void prepare_gradients(int64_t chunk, LinearLoss& result);
   void finish_gradients(LinearLoss& result);
-  Window logits(const Chunk& c) const { return {logits_.data_ptr(), c.rows, vocab_, vocab_, 1}; }
+  Window logits(const Chunk& c) const { return {logits_.data_ptr(), c.rows, vocab_, vocab_}; }
   char* at(const Tensor& t, int64_t element) const { return static_cast<char*>(t.data_ptr()) + element * size_; }
 
   Options o_;
@@ -138,7 +103,7 @@ inline LinearLoss LinearCrossEntropy::run(const Wanted& wanted) {
   std::memset(result.predicted.data_ptr(), 0, sizeof(int64_t) * result.predicted.numel());
   const int64_t most = chunk_rows(valid(), size_, vocab_, chunk_bytes_);
   if (wanted.gradients) prepare_gradients(most, result);
-  if (valid() > 0) logits_ = empty_large({most, vocab_}, dtype_);
+  if (valid() > 0) logits_ = kernels::empty({most, vocab_}, dtype_);
   for (int64_t first = 0; first < valid(); first += most) {
     const Chunk c{.index = valid_rows_.data() + first,
                   .rows = std::min(most, valid() - first),
@@ -158,19 +123,19 @@ inline LinearLoss LinearCrossEntropy::run(const Wanted& wanted) {
 inline Window LinearCrossEntropy::gathered(const Chunk& c) {
   const char* data = static_cast<const char*>(hidden_.data);
   if (c.together())
-    return {const_cast<char*>(data) + c.index[0] * hidden_.stride * size_, c.rows, dim_, hidden_.stride, 1};
+    return {const_cast<char*>(data) + c.index[0] * hidden_.stride * size_, c.rows, dim_, hidden_.stride};
   if (!gather_.defined()) gather_ = kernels::empty({logits_.size(0), dim_}, dtype_);
   for (int64_t i = 0; i < c.rows; ++i) {
     std::memcpy(at(gather_, i * dim_), data + c.index[i] * hidden_.stride * size_, dim_ * size_);
   }
-  return {gather_.data_ptr(), c.rows, dim_, dim_, 1};
+  return {gather_.data_ptr(), c.rows, dim_, dim_};
 }
 
 // Logits of the chunk, their losses, and in their place their gradients, unscaled: small gradients divided by many rows
 // would be lost to float16; the GEMMs that follow scale their fp32 sums.
 inline void LinearCrossEntropy::losses(const Chunk& c, const Window& hidden, const Wanted& wanted, LinearLoss& result) {
   const Tensor logits = this->logits(c).tensor(dtype_);
-  const Window weight{weight_.data, vocab_, dim_, weight_.stride, 1};
+  const Window weight{weight_.data, vocab_, dim_, weight_.stride};
   multiply(logits, hidden.tensor(dtype_), weight.transposed().tensor(dtype_), bias_ ? *bias_ : logits, bias_ ? 1 : 0,
            1);
 
@@ -211,7 +176,7 @@ inline void LinearCrossEntropy::predict(const Chunk& c, const Tensor& logits, Li
 
 inline void LinearCrossEntropy::prepare_gradients(int64_t chunk, LinearLoss& result) {
   result.dhidden = kernels::empty({rows(), dim_}, dtype_);
-  result.dweight = empty_large({valid() > chunk && dtype_ != DType::kFloat32 ? 0 : vocab_, dim_}, dtype_);
+  result.dweight = kernels::empty({valid() > chunk && dtype_ != DType::kFloat32 ? 0 : vocab_, dim_}, dtype_);
   result.dbias = kernels::empty({bias_ ? vocab_ : 0}, dtype_);
   if (valid() < rows()) std::memset(result.dhidden.data_ptr(), 0, rows() * dim_ * size_);
   if (valid() == 0) std::memset(result.dweight.data_ptr(), 0, vocab_ * dim_ * size_);
@@ -223,11 +188,11 @@ inline void LinearCrossEntropy::prepare_gradients(int64_t chunk, LinearLoss& res
 
 // dhidden = dlogits @ weight
 inline void LinearCrossEntropy::hidden_gradient(const Chunk& c, float scale, LinearLoss& result) {
-  const Window weight{weight_.data, vocab_, dim_, weight_.stride, 1};
+  const Window weight{weight_.data, vocab_, dim_, weight_.stride};
   const bool spread = !c.together();
   if (spread && !spread_.defined()) spread_ = kernels::empty({logits_.size(0), dim_}, dtype_);
   void* data = spread ? spread_.data_ptr() : at(result.dhidden, c.index[0] * dim_);
-  const Tensor out = Window{data, c.rows, dim_, dim_, 1}.tensor(dtype_);
+  const Tensor out = Window{data, c.rows, dim_, dim_}.tensor(dtype_);
   multiply(out, logits(c).tensor(dtype_), weight.tensor(dtype_), out, 0, scale);
   for (int64_t i = 0; spread && i < c.rows; ++i) {
     std::memcpy(at(result.dhidden, c.index[i] * dim_), at(spread_, i * dim_), dim_ * size_);
@@ -249,13 +214,13 @@ inline void LinearCrossEntropy::weight_gradient(const Chunk& c, const Window& hi
     return;
   }
   if (c.first) {
-    weight_sum_ = empty_large({vocab_, dim_}, DType::kFloat32);
+    weight_sum_ = kernels::empty({vocab_, dim_}, DType::kFloat32);
     block_ = kernels::empty({std::min(kWeightBlock, vocab_), dim_}, dtype_);
   }
   for (int64_t first = 0; first < vocab_; first += kWeightBlock) {
     const int64_t n = std::min(kWeightBlock, vocab_ - first);
-    const Window dlogits{at(logits_, first), c.rows, n, vocab_, 1};
-    const Tensor out = Window{block_.data_ptr(), n, dim_, dim_, 1}.tensor(dtype_);
+    const Window dlogits{at(logits_, first), c.rows, n, vocab_};
+    const Tensor out = Window{block_.data_ptr(), n, dim_, dim_}.tensor(dtype_);
     multiply(out, dlogits.transposed().tensor(dtype_), rows, out, 0, 1.0 / double(c.rows));
     const Accumulate sum{dtype_, block_.data_ptr(), static_cast<float*>(weight_sum_.data_ptr()) + first * dim_,
                          scale * float(c.rows), c.first};

@@ -1,7 +1,7 @@
 // Activations on vectors: value(g, u), and both slopes times d. Those without a gate leave u alone.
 #pragma once
 
-#include "kernels/common/cpu/math.h"
+#include "kernels/common/cpu/activations.h"
 #include "kernels/moe/moe.h"
 
 namespace moe::HOTSWAP_ISA {
@@ -13,60 +13,14 @@ struct Slopes {
   F g, u;
 };
 
-// x sigmoid(w(x)): silu, and gelu by tanh since (1 + tanh v) / 2 = sigmoid(2 v).
-struct Silu {
-  template <Precision kPrecision>
-  HOTSWAP_INLINE F value(F x) {
-    return x * sigmoid<kPrecision>(x);
-  }
-  template <Precision kPrecision>
-  HOTSWAP_INLINE F slope(F x) {
-    const F s = sigmoid<kPrecision>(x);
-    return s + x * s * (1.f - s);
-  }
-};
-struct GeluTanh {
-  static constexpr float kTwoK = 1.5957691216057308f, kCube = 0.044715f;  // 2 sqrt(2 / pi)
-  HOTSWAP_INLINE F w(F x) { return kTwoK * (x + kCube * x * x * x); }
-  template <Precision kPrecision>
-  HOTSWAP_INLINE F value(F x) {
-    return x * sigmoid<kPrecision>(w(x));
-  }
-  template <Precision kPrecision>
-  HOTSWAP_INLINE F slope(F x) {
-    const F s = sigmoid<kPrecision>(w(x)), v = clamp(x, -1e4f, 1e4f);  // the slope must not become infinity * 0
-    return s + x * s * (1.f - s) * (kTwoK * (1.f + 3.f * kCube * v * v));
-  }
-};
-struct Gelu {
-  template <Precision>
-  HOTSWAP_INLINE F value(F x) {
-    return x * normal_integral(x);
-  }
-  template <Precision kPrecision>
-  HOTSWAP_INLINE F slope(F x) {
-    return normal_integral(x) + x * normal_density<kPrecision>(clamp(x, -20.f, 20.f));
-  }
-};
 struct Relu {
   template <Precision>
   HOTSWAP_INLINE F value(F x) {
-    return select((I)(x < F{}), F{}, x);  // NaN stays
+    return ReluSquared::positive(x);
   }
   template <Precision>
-  HOTSWAP_INLINE F slope(F x) {
-    return select((I)(x > F{}), F{} + 1.f, select((I)(x != x), x, F{}));
-  }
-};
-struct Relu2 {
-  template <Precision kPrecision>
-  HOTSWAP_INLINE F value(F x) {
-    const F r = Relu::value<kPrecision>(x);
-    return r * r;
-  }
-  template <Precision kPrecision>
-  HOTSWAP_INLINE F slope(F x) {
-    return 2.f * Relu::value<kPrecision>(x);
+  HOTSWAP_INLINE Both both(F x) {
+    return {ReluSquared::positive(x), select((I)(x > F{}), F{} + 1.f, select((I)(x != x), x, F{}))};
   }
 };
 
@@ -79,7 +33,8 @@ struct Gated {
   }
   template <Precision kPrecision>
   HOTSWAP_INLINE Slopes slopes(const Problem&, F g, F u, F d) {
-    return {d * u * Inner::template slope<kPrecision>(g), d * Inner::template value<kPrecision>(g)};
+    const Both b = Inner::template both<kPrecision>(g);
+    return {d * u * b.slope, d * b.value};
   }
 };
 template <class Inner>
@@ -91,7 +46,7 @@ struct Plain {
   }
   template <Precision kPrecision>
   HOTSWAP_INLINE Slopes slopes(const Problem&, F g, F, F d) {
-    return {d * Inner::template slope<kPrecision>(g), F{}};
+    return {d * Inner::template both<kPrecision>(g).slope, F{}};
   }
 };
 
@@ -131,7 +86,7 @@ HOTSWAP_INLINE void with_act(Act act, Fn fn) {
     case Act::kSwiGluClamped:
       return fn.template operator()<Clamped<false>>();
     case Act::kRelu2:
-      return fn.template operator()<Plain<Relu2>>();
+      return fn.template operator()<Plain<ReluSquared>>();
     case Act::kSilu:
       return fn.template operator()<Plain<Silu>>();
     case Act::kGelu:

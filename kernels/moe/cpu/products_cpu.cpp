@@ -1,5 +1,5 @@
 // Products of few rows with an expert's weights, which are read once: what a decode step does. Compiled once per ISA.
-#include "kernels/common/cpu/vec.h"
+#include "kernels/common/cpu/few_rows.h"
 #include "kernels/moe/cpu/kernels.h"
 
 namespace moe::HOTSWAP_ISA {
@@ -9,27 +9,11 @@ using namespace kernels::HOTSWAP_ISA;
 
 namespace {
 
-constexpr int64_t kAhead = 2048;  // bytes of software prefetch along a row
-
 HOTSWAP_INLINE float bias_of(const FewRows& a, int64_t out) {
   float b = 0;
   if (a.bias != nullptr)
     with_dtype(a.dtype, [&]<typename T>() HOTSWAP_LAMBDA { b = to_float(static_cast<const T*>(a.bias)[out]); });
   return b;
-}
-
-constexpr int64_t kPair = 2 * kLanes;  // numbers of one step along a row: one whole vector of 16-bit weights
-
-struct Two {
-  F a, b;
-};
-HOTSWAP_INLINE Two load_pair(const float* p) { return {load(p), load(p + kLanes)}; }
-HOTSWAP_INLINE Two load_pair(const Half* p) { return {load(p), load(p + kLanes)}; }
-// A bfloat16 is the upper half of a float: the even ones by a shift, the odd ones by a mask, no widening.
-HOTSWAP_INLINE Two load_pair(const BFloat16* p) {
-  U u;
-  __builtin_memcpy(&u, p, sizeof u);
-  return {as_float(u << 16), as_float(u & 0xffff0000u)};
 }
 
 // Weights [out, in]. Outputs out, out + apart, ...: a core that reads one stream of memory waits for it most of the

@@ -152,28 +152,52 @@ struct Call {
   }
 };
 
+inline int32_t* ints(const Tensor& t) { return static_cast<int32_t*>(t.data_ptr()); }
+
+struct Sorted {
+  Tensor order, slots, offsets;
+
+  Index index() const { return {ints(order), ints(slots), ints(offsets)}; }
+};
+
+struct Forward {
+  Tensor y, h;
+  Sorted sorted;
+};
+
+inline Source slots(const Tensor& t, int64_t cols) { return {t.data_ptr(), cols, cols, false}; }
+inline Source tokens(const Rows& rows) { return {rows.data, rows.cols, rows.stride, true}; }
+
+inline Activation activation_of(const Call& c, const Index& index, const Tensor& h, const Tensor& a) {
+  return {.p = c.p,
+          .index = index,
+          .scores = c.scores.data_ptr(),
+          .h = h.data_ptr(),
+          .bias = c.p.scale_input ? data_of(c.b_up) : nullptr,
+          .a = a.data_ptr(),
+          .dh = nullptr,
+          .ds = nullptr,
+          .db = nullptr};
+}
+
 // What forward for training saved, in backward.
 struct Saved {
-  Tensor h, order, slots, offsets;
+  Tensor h;
+  Sorted sorted;
   Rows dy;
 
   Saved(const Call& c, const Tensor& dy_given, const Tensor& h_given, const Tensor& order_given,
         const Tensor& slots_given, const Tensor& offsets_given)
       : h(packed(h_given)),
-        order(ints(c, order_given, c.p.assignments(), "order")),
-        slots(ints(c, slots_given, c.p.assignments(), "slots")),
-        offsets(ints(c, offsets_given, c.p.experts + 1, "offsets")),
+        sorted{checked(c, order_given, c.p.assignments(), "order"), checked(c, slots_given, c.p.assignments(), "slots"),
+               checked(c, offsets_given, c.p.experts + 1, "offsets")},
         dy(kernels::as_rows(dy_given, c.op, c.device)) {
     check_like(dy_given, {c.p.tokens, c.p.hidden}, c.p.dtype, c.device, c.op, "dy");
     check_like(h_given, {c.p.assignments(), c.p.columns()}, c.p.dtype, c.device, c.op, "h");
   }
-  Index index() const {
-    return {static_cast<const int32_t*>(order.data_ptr()), static_cast<const int32_t*>(slots.data_ptr()),
-            static_cast<const int32_t*>(offsets.data_ptr())};
-  }
 
  private:
-  static Tensor ints(const Call& c, const Tensor& t, int64_t count, const char* name) {
+  static Tensor checked(const Call& c, const Tensor& t, int64_t count, const char* name) {
     kernels::check_device(t, c.device, c.op);
     check(t.scalar_type() == kernels::ScalarType::Int && t.dim() == 1 && t.size(0) == count, c.op, ": wanted ", name,
           " [", count, "] as int32, as moe_experts_train gave it; got ", shape_of(t), " in torch dtype number ",
@@ -182,9 +206,6 @@ struct Saved {
   }
 };
 
-struct Sorted {
-  Tensor order, slots, offsets;
-};
 struct Gradients {
   Tensor dx, dscores, dw_up, db_up, dw_down, db_down;  // of 0 elements where not wanted
 };

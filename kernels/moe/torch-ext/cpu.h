@@ -2,11 +2,10 @@
 // threads share; the others are GEMMs of torch's own (MKL, oneDNN), each on all threads.
 #pragma once
 
-#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
-
 #include <cstring>
 #include <vector>
 
+#include "kernels/common/torch/gemm.h"
 #include "kernels/moe/torch-ext/arguments.h"
 
 namespace moe::cpu {
@@ -21,8 +20,7 @@ inline Sorted sort(const Call& c) {
   const Problem& p = c.p;
   const int64_t count = p.assignments();
   Sorted s{c.new_ints(count), c.new_ints(count), c.new_ints(p.experts + 1)};
-  auto *order = static_cast<int32_t*>(s.order.data_ptr()), *slots = static_cast<int32_t*>(s.slots.data_ptr()),
-       *offsets = static_cast<int32_t*>(s.offsets.data_ptr());
+  int32_t *order = ints(s.order), *slots = ints(s.slots), *offsets = ints(s.offsets);
   const void* index = c.index.data_ptr();
   const auto expert = [&](int64_t a) {
     const int64_t e = c.index64 ? static_cast<const int64_t*>(index)[a] : static_cast<const int32_t*>(index)[a];
@@ -41,34 +39,15 @@ inline Sorted sort(const Call& c) {
   }
   return s;
 }
-inline Index index_of(const Sorted& s) {
-  return {static_cast<const int32_t*>(s.order.data_ptr()), static_cast<const int32_t*>(s.slots.data_ptr()),
-          static_cast<const int32_t*>(s.offsets.data_ptr())};
-}
 
-// A matrix in memory: as a tensor it costs no dispatcher call and carries no autograd history.
-struct Window {
-  void* data;
-  int64_t rows, cols, row_stride, col_stride;
-
-  Window transposed() const { return {data, cols, rows, col_stride, row_stride}; }
-  Tensor tensor(DType dtype) const {
-    const std::array<int64_t, 2> sizes = {rows, cols}, strides = {row_stride, col_stride};
-    AtenTensorHandle handle;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(data, 2, sizes.data(), strides.data(), 0,
-                                                              kernels::torch_dtype(dtype), aoti_torch_device_type_cpu(),
-                                                              0, &handle));
-    return Tensor(handle);
-  }
-};
-inline Window window(void* data, int64_t rows, int64_t cols) { return {data, rows, cols, cols, 1}; }
+using kernels::Window;
+inline Window window(void* data, int64_t rows, int64_t cols) { return {data, rows, cols, cols}; }
 
 // out = a @ b, + bias [out.cols] in every row where there is one.
 inline void multiply(const Window& out, const Window& a, const Window& b, void* bias, DType dtype) {
   const Tensor to = out.tensor(dtype);
   const Tensor add = bias == nullptr ? to : Window{bias, out.rows, out.cols, 0, 1}.tensor(dtype);
-  TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(to.get(), add.get(), a.tensor(dtype).get(), b.tensor(dtype).get(),
-                                                  bias == nullptr ? 0.0 : 1.0, 1.0));
+  kernels::multiply(to, a.tensor(dtype), b.tensor(dtype), add, bias == nullptr ? 0 : 1, 1);
 }
 
 // One call's experts, and what their rows go through.
@@ -84,15 +63,6 @@ class Experts {
 
   int64_t count(int64_t e) const { return index_.offsets[e + 1] - index_.offsets[e]; }
   int64_t used() const { return index_.offsets[p_.experts]; }
-
-  // Rows of an expert: in slots (contiguous), or of tokens and to be gathered.
-  struct Source {
-    const void* data;
-    int64_t cols, stride;
-    bool gathered;
-  };
-  Source slots(const Tensor& t, int64_t cols) const { return {t.data_ptr(), cols, cols, false}; }
-  Source tokens(const Rows& rows) const { return {rows.data, rows.cols, rows.stride, true}; }
 
   // y[slot] = rows of slot times W of its expert, W [out, in] or by_inputs [in, out], + bias.
   void multiply_rows(void* y, int64_t out, const Source& rows, const Tensor& w, bool by_inputs, void* bias) {
@@ -148,11 +118,11 @@ class Experts {
     return const_cast<char*>(static_cast<const char*>(data)) + element * size_;
   }
   const void* row_of(const Source& s, int64_t slot) const {
-    return at(s.data, (s.gathered ? index_.order[slot] / p_.top_k : slot) * s.stride);
+    return at(s.data, (s.tokens ? index_.order[slot] / p_.top_k : slot) * s.stride);
   }
 
   Window rows_of(const Source& s, int64_t e, std::optional<Tensor>& memory) {
-    if (!s.gathered) return window(at(s.data, index_.offsets[e] * s.cols), count(e), s.cols);
+    if (!s.tokens) return window(at(s.data, index_.offsets[e] * s.cols), count(e), s.cols);
     if (!memory) memory = c_.new_tensor({most_, std::max(p_.hidden, p_.columns())});
     const Window to = window(memory->data_ptr(), count(e), s.cols);
     kernels::parallel_rows(count(e), s.cols, [&](int64_t begin, int64_t end) {
@@ -201,35 +171,18 @@ class Experts {
   std::optional<Tensor> first_, second_;  // gathered rows of one expert
 };
 
-inline Activation activation_of(const Call& c, const Index& index, const Tensor& h, const Tensor& a) {
-  return {.p = c.p,
-          .index = index,
-          .scores = c.scores.data_ptr(),
-          .h = h.data_ptr(),
-          .bias = c.p.scale_input ? data_of(c.b_up) : nullptr,
-          .a = a.data_ptr(),
-          .dh = nullptr,
-          .ds = nullptr,
-          .db = nullptr};
-}
-
-struct Forward {
-  Tensor y, h;
-  Sorted sorted;
-};
 inline Forward forward(const Call& c) {
   const Problem& p = c.p;
   Forward r{c.new_tensor({p.tokens, p.hidden}), c.new_tensor({p.assignments(), p.columns()}), sort(c)};
-  const Index index = index_of(r.sorted);
+  const Index index = r.sorted.index();
   Experts experts(c, index);
-  experts.multiply_rows(r.h.data_ptr(), p.columns(), experts.tokens(c.x), c.w_up, p.transposed,
+  experts.multiply_rows(r.h.data_ptr(), p.columns(), tokens(c.x), c.w_up, p.transposed,
                         p.scale_input ? nullptr : data_of(c.b_up));
   const Tensor a = c.new_tensor({experts.used(), p.inner});
   const Activation act = activation_of(c, index, r.h, a);
   experts.parts(p.inner, false, [&](int64_t e, int64_t part) { table().forward(act, e, part); });
   const Tensor rows = c.new_tensor({experts.used(), p.hidden});
-  experts.multiply_rows(rows.data_ptr(), p.hidden, experts.slots(a, p.inner), c.w_down, p.transposed,
-                        data_of(c.b_down));
+  experts.multiply_rows(rows.data_ptr(), p.hidden, slots(a, p.inner), c.w_down, p.transposed, data_of(c.b_down));
   experts.combine(r.y, p.scale_input ? nullptr : c.scores.data_ptr(), rows);
   return r;
 }
@@ -238,11 +191,11 @@ inline Forward forward(const Call& c) {
 inline Gradients backward(const Call& c, const Saved& saved, const Tensor& dh, bool weight_grads) {
   const Problem& p = c.p;
   Gradients g = new_gradients(c, weight_grads);
-  const Index index = saved.index();
+  const Index index = saved.sorted.index();
   Experts experts(c, index);
   const int64_t parts = (p.inner + kPart - 1) / kPart;
   const Tensor a = c.new_tensor({experts.used(), p.inner}), ds = c.new_floats({experts.used(), parts});
-  experts.multiply_rows(a.data_ptr(), p.inner, experts.tokens(saved.dy), c.w_down, !p.transposed, nullptr);
+  experts.multiply_rows(a.data_ptr(), p.inner, tokens(saved.dy), c.w_down, !p.transposed, nullptr);
   Activation act = activation_of(c, index, saved.h, a);
   act.dh = dh.data_ptr();
   act.ds = static_cast<float*>(ds.data_ptr());
@@ -251,10 +204,10 @@ inline Gradients backward(const Call& c, const Saved& saved, const Tensor& dh, b
   kernels::parallel_rows(p.tokens, p.top_k * (c.b_down ? p.hidden : parts), [&](int64_t begin, int64_t end) {
     table().score_gradients(act, saved.dy.data, saved.dy.stride, data_of(c.b_down), g.dscores.data_ptr(), begin, end);
   });
-  const auto dy = experts.tokens(saved.dy), dh_rows = experts.slots(dh, p.columns());
+  const auto dy = tokens(saved.dy), dh_rows = slots(dh, p.columns());
   if (weight_grads) {
-    experts.multiply_weights(g.dw_down, dy, experts.slots(a, p.inner), p.transposed);
-    experts.multiply_weights(g.dw_up, dh_rows, experts.tokens(c.x), p.transposed);
+    experts.multiply_weights(g.dw_down, dy, slots(a, p.inner), p.transposed);
+    experts.multiply_weights(g.dw_up, dh_rows, tokens(c.x), p.transposed);
     if (c.b_down)
       experts.parts(p.hidden, true, [&](int64_t e, int64_t part) {
         table().bias_gradient(act, saved.dy.data, saved.dy.stride, g.db_down.data_ptr(), e, part);

@@ -8,9 +8,6 @@ namespace moe::gpu {
 
 using kernels::Stream;
 
-inline int32_t* ints(const Tensor& t) { return static_cast<int32_t*>(t.data_ptr()); }
-inline Index index_of(const Sorted& s) { return {ints(s.order), ints(s.slots), ints(s.offsets)}; }
-
 inline Sorted sort(const Call& c, Stream stream) {
   const Problem& p = c.p;
   const int64_t count = p.assignments();
@@ -32,38 +29,19 @@ inline Sorted sort(const Call& c, Stream stream) {
   return s;
 }
 
-inline cuda::Source slots(const Tensor& t, int64_t cols) { return {t.data_ptr(), cols, cols, false}; }
-inline cuda::Source tokens(const Rows& rows) { return {rows.data, rows.cols, rows.stride, true}; }
-
-inline Activation activation_of(const Call& c, const Index& index, const Tensor& h, const Tensor& a) {
-  return {.p = c.p,
-          .index = index,
-          .scores = c.scores.data_ptr(),
-          .h = h.data_ptr(),
-          .bias = c.p.scale_input ? data_of(c.b_up) : nullptr,
-          .a = a.data_ptr(),
-          .dh = nullptr,
-          .ds = nullptr,
-          .db = nullptr};
-}
-
 // fn(stream) with the tensors' device current.
 template <class Fn>
 void on_device(const Call& c, const Fn& fn) {
   kernels::run_on(c.device, fn, [] {});
 }
 
-struct Forward {
-  Tensor y, h;
-  Sorted sorted;
-};
 // keep: h, for backward.
 inline Forward forward(const Call& c, bool keep) {
   const Problem& p = c.p;
   Forward r{c.new_tensor({p.tokens, p.hidden}), c.new_tensor({0}), {c.new_ints(0), c.new_ints(0), c.new_ints(0)}};
   on_device(c, [&](Stream stream) {
     r.sorted = sort(c, stream);
-    const Index index = index_of(r.sorted);
+    const Index index = r.sorted.index();
     cuda::Product up{.p = p,
                      .index = index,
                      .rows = tokens(c.x),
@@ -100,7 +78,7 @@ inline Forward forward(const Call& c, bool keep) {
 inline Gradients backward(const Call& c, const Saved& saved, const Tensor& dh, bool weight_grads) {
   const Problem& p = c.p;
   Gradients g = new_gradients(c, weight_grads);
-  const Index index = saved.index();
+  const Index index = saved.sorted.index();
   on_device(c, [&](Stream stream) {
     torch::stable::zero_(g.dscores);
     const Tensor a = c.new_tensor({p.assignments(), p.inner});

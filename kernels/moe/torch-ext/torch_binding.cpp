@@ -30,11 +30,11 @@ FiveTensors moe_experts_train(const Tensor& x, const Tensor& index, const Tensor
                {activation, alpha, limit, interleaved, transposed, scale_input});
 #if defined(CUDA_KERNEL)
   if (!c.device.is_cpu()) {
-    gpu::Forward r = gpu::forward(c, true);
+    Forward r = gpu::forward(c, true);
     return {r.y, r.h, r.sorted.order, r.sorted.slots, r.sorted.offsets};
   }
 #endif
-  cpu::Forward r = cpu::forward(c);
+  Forward r = cpu::forward(c);
   return {r.y, r.h, r.sorted.order, r.sorted.slots, r.sorted.offsets};
 }
 

@@ -5,6 +5,16 @@ from . import _package
 from ._experts import experts
 
 
+def _with_weights(experts):
+    """Who reads an experts module's parameters goes around whatever is wrapped around it."""
+    if not hasattr(experts, "gate_up_proj"):
+        raise RuntimeError(
+            f"wanted experts that hold their weights themselves; got {type(experts).__name__} around them (adapters?); keep "
+            "the model's own layer here, with hotswap.kernelize after the adapters are in, or with its experts=False"
+        )
+    return experts
+
+
 class Experts(_package.Layer):
     """An experts class of transformers with silu(gate) up: called with what the router chose."""
 
@@ -22,7 +32,7 @@ class MegaBlocksMoeMLP(_package.Layer):
     experts: nn.Module
 
     def forward(self, hidden_states):
-        e, shape = self.experts, hidden_states.shape
+        e, shape = _with_weights(self.experts), hidden_states.shape
         x = hidden_states.reshape(-1, shape[-1])
         _, scores, index = self.router(x)
         weights = e.gate_up_proj, e.gate_up_proj_bias, e.down_proj, e.down_proj_bias
@@ -42,7 +52,7 @@ class Llama4TextMoe(_package.Layer):
     top_k: int
 
     def forward(self, hidden_states):
-        e, x = self.experts, hidden_states.reshape(-1, hidden_states.shape[-1])
+        e, x = _with_weights(self.experts), hidden_states.reshape(-1, hidden_states.shape[-1])
         router_scores, router_logits = self.router(x)
         scores, index = torch.topk(router_scores, self.top_k, dim=-1)
         out = self.shared_expert(x)

@@ -3,10 +3,7 @@
 
 #include "kernels/common/cpu/vec.h"
 
-namespace attention::HOTSWAP_ISA {
-
-using namespace kernels;
-using namespace kernels::HOTSWAP_ISA;
+namespace kernels::HOTSWAP_ISA {
 
 constexpr int kBlockVecs = kLanes == 16 ? 4 : 2;  // 24 sums of 32 registers, 12 of 16
 
@@ -80,4 +77,4 @@ static void multiply(float* c, int64_t c_row, Left a, Right b, int64_t rows, int
   some.template operator()<1>();
 }
 
-}  // namespace attention::HOTSWAP_ISA
+}  // namespace kernels::HOTSWAP_ISA

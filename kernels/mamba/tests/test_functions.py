@@ -1,0 +1,223 @@
+"""The functions under the names of causal_conv1d and mamba_ssm, beside the formulas in float64: shapes and tolerances of
+those packages' own tests."""
+
+import itertools
+
+import oracle
+import pytest
+import torch
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+CONV = dict(zip(FLOATS, ((3e-4, 1e-3), (3e-3, 5e-3), (1e-2, 5e-2))))
+SCAN = {torch.float32: (6e-4, 2e-3), torch.bfloat16: (3e-2, 5e-2)}
+
+
+def near(got, want, limits, times=1.0):
+    assert got.shape == want.shape
+    torch.testing.assert_close(got.double(), want.double(), rtol=limits[0] * times, atol=limits[1] * times)
+
+
+def wide(tensors):
+    return [t.detach().double().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t for t in tensors]
+
+
+def gradients(outputs, inputs):
+    """With numbers for dy that are the same for the same shapes."""
+    along = [torch.cos(torch.arange(y.numel()) * 1.7).view(y.shape).to(y.dtype) for y in outputs]
+    return torch.autograd.grad(outputs, [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad], along)
+
+
+def leaf(*shape, dtype=torch.float32, scale=1.0):
+    return (torch.randn(shape) * scale).to(dtype).requires_grad_()
+
+
+def layouts(t, last):
+    """[B, L, D] as [B, D, L]: channels beside each other, or steps."""
+    return t.transpose(1, 2) if last else t.transpose(1, 2).contiguous()
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+# ---- convolution ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("length", [1, 2, 8, 129, 151, 512])
+def test_conv(package, dtype, length):
+    for width, last, silu, states in itertools.product((2, 3, 4), (False, True), (None, "silu"), (False, True)):
+        whole = torch.randn(2, length, 64 + 32)[:, :, :64].to(dtype)  # rows of a wider tensor
+        x = layouts(whole, last).detach().requires_grad_()
+        weight, bias = leaf(64, width), leaf(64)
+        initial = leaf(2, 64, width - 1, dtype=dtype) if states else None
+        inputs = (x, weight, bias, initial)
+        y = package.causal_conv1d_fn(x, weight, bias, None, initial, states, activation=silu)
+        exact = wide(inputs)
+        want = [oracle.conv(*exact, activation=silu)]
+        got = list(y) if states else [y]
+        if states:
+            want.append(torch.cat([exact[3], exact[0]], -1)[:, :, length:])
+            assert torch.equal(got[1], torch.cat([initial, x], -1)[:, :, length:])
+        assert got[0].dtype == dtype
+        near(got[0], want[0], CONV[dtype])
+        for g, w in zip(gradients(got, inputs), gradients(want, exact), strict=True):
+            # sums over all steps grow with them
+            near(g, w, CONV[dtype], times=1.0 if g.dim() == 3 else max(1.0, length**0.5))
+
+
+def test_final_states_where_they_are_asked_for(package):
+    x, weight = torch.randn(2, 8, 2), torch.randn(8, 4)
+    out = torch.empty(2, 8, 3)
+    _, final = package.causal_conv1d_fn(x, weight, None, return_final_states=True, final_states_out=out)
+    assert final.data_ptr() == out.data_ptr()
+    assert torch.equal(out, torch.cat([torch.zeros(2, 8, 1), x], -1))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("length", [None, 1, 4, 5])
+def test_conv_update(package, dtype, length):
+    for width, more in itertools.product((2, 3, 4), (0, 1, 3)):
+        x = torch.randn(2, 2064, *([] if length is None else [length])).to(dtype)
+        state = torch.randn(2, 2064, width - 1 + more).to(dtype)
+        weight, bias = torch.randn(2064, width), torch.randn(2064)
+        new = x[:, :, None] if length is None else x
+        want_state = torch.cat([state, new], -1)[:, :, -state.shape[2] :]
+        want = oracle.conv(*wide((new, weight, bias, state)), activation="silu")
+        got = package.causal_conv1d_update(x, state, weight, bias, "silu")
+        near(got, want[:, :, 0] if length is None else want, CONV[dtype])
+        assert torch.equal(state, want_state)
+
+
+def test_conv_update_of_some_rows_in_a_ring(package):
+    rows, state = torch.tensor([3, -1, 0], dtype=torch.int32), torch.randn(5, 8, 6)
+    x, weight, lengths = torch.randn(3, 8), torch.randn(8, 4), torch.tensor([7, 2, 3], dtype=torch.int32)
+    before = state.clone()
+    got = package.causal_conv1d_update(x, state, weight, None, None, lengths, rows)
+    for b, row in ((0, 3), (2, 0)):
+        at = int(lengths[b])
+        history = torch.stack([before[row, :, (at - 3 + k) % 6] for k in range(3)], -1)
+        want = oracle.conv(*wide((x[b : b + 1, :, None], weight, None, history[None])))
+        near(got[b], want[0, :, 0], CONV[torch.float32])
+        before[row, :, at % 6] = x[b]
+    assert torch.equal(state, before) and not got[1].any()
+
+
+# ---- selective scan -------------------------------------------------------------------------------------------------
+
+
+def scan_inputs(length, groups, dtype, constant_B, constant_C, options=True, batch=2, channels=4, states=8):
+    def of_tokens(constant):
+        if constant:
+            return leaf(channels, states)
+        shape = (batch, states, length) if groups == 1 else (batch, groups, states, length)
+        return leaf(*shape, dtype=dtype)
+
+    u, delta = leaf(batch, channels, length, dtype=dtype), leaf(batch, channels, length, dtype=dtype, scale=0.5)
+    A = (-0.5 * torch.rand(channels, states)).requires_grad_()
+    made = (u, delta, A, of_tokens(constant_B), of_tokens(constant_C))
+    if not options:
+        return *made, None, None, None
+    return *made, leaf(channels), leaf(batch, channels, length, dtype=dtype), (0.5 * torch.rand(channels)).requires_grad_()
+
+
+@pytest.mark.parametrize("dtype", SCAN)
+@pytest.mark.parametrize("length", [1, 128, 257])
+def test_selective_scan(package, dtype, length):
+    for groups, constant_B, constant_C, softplus in itertools.product((1, 2), (False, True), (False, True), (True, False)):
+        inputs = scan_inputs(length, groups, dtype, constant_B, constant_C, options=softplus)
+        got = package.selective_scan_fn(*inputs, softplus, return_last_state=True)
+        exact = wide(inputs)
+        want = oracle.scan(*exact, softplus)
+        assert (got[0].dtype, got[1].dtype) == (dtype, torch.float32)
+        near(got[0], want[0], SCAN[dtype])
+        near(got[1], want[1], SCAN[dtype])
+        for g, w in zip(gradients(got, inputs), gradients(want, exact), strict=True):
+            near(g, w, SCAN[dtype], times=max(10.0, length**0.5) * max(1.0, float(w.abs().max()) / 10))
+
+
+def test_the_last_state_alone_has_gradients(package):
+    inputs = scan_inputs(9, 1, torch.float32, False, False)
+    exact = wide(inputs)
+    _, last = package.selective_scan_fn(*inputs, True, True)
+    want = torch.autograd.grad(oracle.scan(*exact, True)[1].sum(), exact[:4])
+    for g, w in zip(torch.autograd.grad(last.sum(), inputs[:4]), want, strict=True):
+        near(g, w, (1e-5, 1e-5))
+
+
+def test_state_in_front_and_packed_sequences(package):
+    inputs = scan_inputs(20, 1, torch.float32, False, False)
+    u, delta, A, B, C, D, z, bias = inputs
+    state = leaf(2, 4, 8)
+    y, last = package.selective_scan_fn(*inputs, True, True, initial_state=state)
+    parts = [package.selective_scan_fn(u[..., :8], delta[..., :8], A, B[..., :8], C[..., :8], D, z[..., :8], bias, True, True, state)]
+    cut = lambda t: t[..., 8:]
+    parts.append(package.selective_scan_fn(cut(u), cut(delta), A, cut(B), cut(C), D, cut(z), bias, True, True, parts[0][1]))
+    near(torch.cat([p[0] for p in parts], -1), y, (1e-5, 1e-5))
+    near(parts[1][1], last, (1e-5, 1e-5))
+    alone = package.selective_scan_fn(cut(u), cut(delta), A, cut(B), cut(C), D, cut(z), bias, True)
+    seq_idx = torch.tensor([[0] * 8 + [1] * 12] * 2, dtype=torch.int32)
+    packed = package.selective_scan_fn(*inputs, True, initial_state=state, seq_idx=seq_idx)
+    near(packed[..., 8:], alone, (1e-5, 1e-5))
+    near(packed[..., :8], parts[0][0], (1e-5, 1e-5))
+
+
+# ---- SSD and the gated norm -----------------------------------------------------------------------------------------
+
+
+def ssd_inputs(length=70, heads=4, dim=5, groups=2, states=8, dtype=torch.float32, options=True, wide_D=False):
+    x, dt = leaf(2, length, heads, dim, dtype=dtype), leaf(2, length, heads, dtype=dtype)
+    A = (-torch.rand(heads) - 0.1).requires_grad_()
+    made = (x, dt, A, leaf(2, length, groups, states, dtype=dtype), leaf(2, length, groups, states, dtype=dtype))
+    if not options:
+        return *made, None, None, None, None
+    D = leaf(heads, dim) if wide_D else leaf(heads)
+    return *made, D, leaf(2, length, heads, dim, dtype=dtype), leaf(heads), leaf(2, heads, dim, states)
+
+
+@pytest.mark.parametrize("dtype", SCAN)
+@pytest.mark.parametrize("chunk", [1, 16, 64, 256])
+def test_ssd(package, dtype, chunk):
+    for options, wide_D, limits in ((False, False, (0.0, float("inf"))), (True, False, (0.1, 0.9)), (True, True, (0.0, float("inf")))):
+        inputs = ssd_inputs(dtype=dtype, options=options, wide_D=wide_D)
+        x, dt, A, B, C, D, z, bias, state = inputs
+        got = package.mamba_chunk_scan_combined(
+            x, dt, A, B, C, chunk, D, z, bias, state, dt_softplus=options, dt_limit=limits, return_final_states=True
+        )
+        exact = wide(inputs)
+        want = oracle.ssd(*exact, softplus=options, low=limits[0], high=limits[1])
+        near(got[0], want[0], SCAN[dtype], times=2)
+        near(got[1], want[1], SCAN[dtype], times=2)
+        for g, w in zip(gradients(got, inputs), gradients(want, exact), strict=True):
+            near(g, w, SCAN[dtype], times=10 * max(1.0, float(w.abs().max()) / 10))
+
+
+def test_ssd_packed_by_either_name(package):
+    x, dt, A, B, C, D, _, bias, _ = (None if t is None else t.detach() for t in ssd_inputs(length=90))
+    x, dt, B, C = (t[:1] for t in (x, dt, B, C))
+    ends = torch.tensor([0, 30, 31, 90], dtype=torch.int32)
+    seq_idx = torch.repeat_interleave(torch.arange(3), ends.diff())[None].int()
+    run = lambda x, dt, B, C, **more: package.mamba_chunk_scan_combined(x, dt, A, B, C, 64, D, None, bias, dt_softplus=True, **more)
+    got = run(x, dt, B, C, seq_idx=seq_idx)
+    assert torch.equal(got, run(x, dt, B, C, cu_seqlens=ends))
+    alone = [run(*(t[:, a:b] for t in (x, dt, B, C))) for a, b in zip(ends[:-1], ends[1:])]
+    near(got, torch.cat(alone, 1), (1e-5, 1e-5))
+    assert (got - run(x, dt, B, C)).abs().max() > 1e-2
+    with pytest.raises(ValueError, match=r"wanted packed sequences in a batch of 1, as cu_seqlens says it; got 2"):
+        run(*(t.repeat(2, *[1] * (t.dim() - 1)) for t in (x, dt, B, C)), cu_seqlens=ends)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("before", [True, False])
+def test_gated_norm(package, dtype, before):
+    """As far from the formula as twice what torch is in the same type."""
+    for groups, gated in itertools.product((1, 4), (True, False)):
+        x, weight, z = leaf(3, 7, 96, dtype=dtype), leaf(96), leaf(3, 7, 96, dtype=dtype) if gated else None
+        inputs, exact = (x, weight, z), wide((x, weight, z))
+        plain = [None if t is None else t.detach().to(dtype).requires_grad_() for t in inputs]
+        got = package.rmsnorm_fn(x, weight, None, z, 1e-5, 96 // groups, before)
+        want, usual = (oracle.gated_norm(*t, 1e-5, 96 // groups, before) for t in (exact, plain))
+        made = zip([got, *gradients([got], inputs)], [want, *gradients([want], exact)], [usual, *gradients([usual], plain)])
+        for g, w, u in made:
+            assert (g - w).abs().max() <= 2 * (u - w).abs().max() + 1e-5

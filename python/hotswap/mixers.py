@@ -1,0 +1,197 @@
+"""The functions that mixers of state-space models call, of models with gated delta rules and short convolutions their
+convolution: each is asked on a few numbers, and a mixer's forward sees ours under those names. And the norm with a gate
+that stands behind most of these scans.
+
+Two functions of transformers stay as they are, which do nothing but to let a kernel take a whole training step of a
+mixer: what they are given lacks the mask of padding, and says of Mamba-2's norm that it has groups where the model's own has none.
+"""
+
+import functools
+import inspect
+from typing import Callable, Optional
+
+import torch
+from torch import nn
+
+from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
+from hotswap.packages import load
+from hotswap.replacement import Replacement, class_of, decorated, inside, seeing
+
+LAYER = "mamba"
+NORM = "RMSNormGated"
+_SCAN = ("selective_scan", "selective_scan_fwd", "selective_scan_bwd")
+FUNCTIONS = {  # their names in transformers, layers of the package, and their ops
+    "causal_conv1d_fn": ("causal_conv1d_fn", ("causal_conv1d", "causal_conv1d_bwd")),
+    "causal_conv1d_update": ("causal_conv1d_update", ("causal_conv1d_update",)),
+    "mamba_selective_scan": ("selective_scan_fn", _SCAN),
+    "mamba2_chunk_scan": ("mamba_chunk_scan_combined", ("ssd", "ssd_fwd", "ssd_bwd")),
+}
+
+
+def _called(module) -> list:
+    """Which of them this module's forward calls."""
+    forward = inside(stock_forward(module))
+    used = getattr(getattr(forward, "__code__", None), "co_names", ())
+    return [name for name in FUNCTIONS if name in used and callable(forward.__globals__.get(name))]
+
+
+def looks_like(module) -> Optional[str]:
+    if _is_gated_norm(module):
+        return NORM
+    return LAYER if _called(module) else None
+
+
+def _reference(function: Callable) -> Callable:
+    """The torch function that a model's file has, behind what transformers may have chosen in its place as it was imported."""
+    forward = getattr(type(function), "forward", None)  # kernels made a module of it
+    if forward is not None:
+        function = inspect.getclosurevars(forward).nonlocals.get("func", function)
+    return inspect.unwrap(function)
+
+
+@functools.lru_cache(maxsize=None)
+def _ours(layer: str) -> Callable:
+    forward = getattr(load("mamba").layers, layer).forward
+
+    def call(*args, **kwargs):
+        return forward(None, *args, **kwargs)
+
+    return call
+
+
+def _agrees(name: str, stock: Callable) -> bool:
+    layer, ops = FUNCTIONS[name]
+
+    def candidates():
+        return [Replacement("mamba", layer, "mamba", ops, _ours(layer))]
+
+    def agree(candidate):
+        return agreement(_moving(_reference(stock)), _moving(candidate.forward), _CASES[name]())
+
+    return first((LAYER, name, stock), candidates, agree) is not None
+
+
+@functools.lru_cache(maxsize=None)
+def _seeing_ours(forward: Callable, names: tuple) -> Replacement:
+    found = {name: _ours(FUNCTIONS[name][0]) for name in names}
+    ops = tuple(op for name in names for op in FUNCTIONS[name][1])
+    made = decorated(forward, seeing(inside(forward), found))
+    return Replacement("mamba", LAYER, "mamba", ops, made)
+
+
+def match(module) -> Optional[Replacement]:
+    return _gated_norm(module) if _is_gated_norm(module) else _mixer(module)
+
+
+def _mixer(module) -> Optional[Replacement]:
+    if getattr(module, "activation", None) not in (None, "silu", "swish"):
+        return None
+    forward = stock_forward(module)
+    scope = getattr(inside(forward), "__globals__", {})
+    names = tuple(name for name in _called(module) if _agrees(name, scope[name]))
+    return _seeing_ours(forward, names) if names else None
+
+
+# ---- the gated norm ---------------------------------------------------------------------------------------------------
+
+
+def _is_gated_norm(module) -> bool:
+    weight = getattr(module, "weight", None)
+    found = class_of(module).__name__.endswith("RMSNormGated") and isinstance(getattr(module, "variance_epsilon", None), float)
+    return found and isinstance(weight, torch.Tensor) and weight.dim() == 1
+
+
+@functools.lru_cache(maxsize=None)
+def _norm_forward(before_gate: bool) -> Callable:
+    norm = load("mamba").rmsnorm_fn
+
+    def forward(self, hidden_states, gate=None):
+        groups = getattr(self, "n_groups", 1)
+        group_size = getattr(self, "group_size", self.weight.shape[0] // groups)
+        gate = None if gate is None else gate.to(hidden_states.dtype)
+        return norm(hidden_states, self.weight, None, gate, self.variance_epsilon, group_size, before_gate)
+
+    return forward
+
+
+def _gated_norm(module) -> Optional[Replacement]:
+    ops = ("gated_rms_norm", "gated_rms_norm_fwd", "gated_rms_norm_bwd")
+
+    def candidates():
+        return [Replacement("mamba", NORM, "mamba", ops, _norm_forward(before)) for before in (False, True)]
+
+    def agree(candidate):
+        # as many groups as the module has, of four numbers
+        groups = getattr(module, "n_groups", module.weight.shape[0] // getattr(module, "group_size", module.weight.shape[0]))
+        width = 4 * groups
+        sizes = {"group_size": 4} if hasattr(module, "group_size") else {}
+        shell = shell_of(module, weight=nn.Parameter(numbers(width)), **sizes)
+        short = shell_of(module, weight=nn.Parameter(numbers(width).bfloat16()), **sizes)
+        x, gate = numbers(2, 5, width) * torch.tensor([[1.0], [1e-3], [30.0], [1.0], [2.0]]), numbers(2, 5, width) + 0.5
+        both = [(x, gate), (x[:, :1], gate[:, :1])]
+        wide = [((shell, *given), 1e-5) for given in both]
+        return agreement(
+            lambda shell, *given: stock_forward(module)(shell, *given),
+            lambda shell, *given: candidate.forward(shell, *given),
+            [*wide, ((short, x.bfloat16(), gate.bfloat16()), 2**-6)],
+        )
+
+    return first((settings(module), tuple(module.weight.shape)), candidates, agree)
+
+
+# ---- the numbers that a function is asked with -----------------------------------------------------------------------
+
+
+def _moving(function: Callable) -> Callable:
+    """The function, with the state that it moves on in place as another result."""
+
+    def call(given: dict, state: Optional[str]):
+        given = {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in given.items()}
+        out = function(**given)
+        return out if state is None else (out, given[state])
+
+    return call
+
+
+def _conv_cases() -> list:
+    given = dict(hidden_states=numbers(2, 6, 7), weight=numbers(6, 4), bias=numbers(6))
+    short = {name: t.bfloat16() for name, t in given.items()}
+    return [
+        ((given | dict(activation="silu"), None), 1e-5),
+        ((given | dict(bias=None, activation=None), None), 1e-5),
+        ((short | dict(activation="silu"), None), 2**-6),
+    ]
+
+
+def _conv_update_cases() -> list:
+    given = dict(hidden_states=numbers(2, 6, 1), conv_state=numbers(2, 6, 4) + 0.5, weight=numbers(6, 4), bias=numbers(6))
+    return [((given | dict(activation=a), "conv_state"), 1e-5) for a in ("silu", None)]
+
+
+def _scan_cases() -> list:
+    given = dict(hidden_states=numbers(2, 6, 7), dt=numbers(2, 6, 7), A=-numbers(6, 4).exp(), B=numbers(2, 4, 7), C=numbers(2, 4, 7))
+    given |= dict(D=numbers(6), delta_bias=numbers(6) - 1, delta_softplus=True)
+    z = numbers(2, 6, 7) + 0.5
+    return [
+        ((given | dict(z=z, return_last_state=True), None), 1e-5),
+        ((given | dict(delta_bias=None, D=None), None), 1e-5),
+    ]
+
+
+def _chunk_cases() -> list:
+    given = dict(hidden_states=numbers(2, 7, 4, 3), dt=numbers(2, 7, 4), A=-numbers(4).exp(), B=numbers(2, 7, 2, 5))
+    given |= dict(C=numbers(2, 7, 2, 5) + 0.5, chunk_size=4, D=numbers(4), dt_bias=numbers(4) - 1, dt_softplus=True)
+    state = dict(initial_states=numbers(2, 4, 3, 5), return_final_states=True)
+    return [
+        ((given, None), 1e-5),
+        ((given | state, None), 1e-5),
+        ((given | dict(dt_limit=(0.2, 0.5)), None), 1e-5),
+    ]
+
+
+_CASES = {
+    "causal_conv1d_fn": _conv_cases,
+    "causal_conv1d_update": _conv_update_cases,
+    "mamba_selective_scan": _scan_cases,
+    "mamba2_chunk_scan": _chunk_cases,
+}
