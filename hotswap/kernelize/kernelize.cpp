@@ -123,11 +123,10 @@ void check_keys(const KernelConfig& config, const std::vector<Site>& sites) {
   }
 }
 
-// A contract without training: all that its layer does goes through other slots where it is stock, and strict asks for
-// those.
-bool inference_only(const SlotBase& slot) {
+// Strict asks for the other slots.
+bool is_optional(const SlotBase& slot) {
   const Contract* contract = find_contract(slot.contract());
-  return contract != nullptr && !contract->roles.contains("forward_train");
+  return contract != nullptr && contract->optional;
 }
 
 // Decides for one slot after another; nothing is bound meanwhile.
@@ -142,7 +141,7 @@ class Planner {
     const std::string& layer = site.slot->layer();
     auto stays_stock = [&](std::string reason) {
       row.reason = std::move(reason);
-      row.by_choice = row.by_choice || inference_only(*site.slot);
+      row.by_choice = row.by_choice || is_optional(*site.slot);
       return decision;
     };
     if (!site.device) return stays_stock("the model has no tensors, so no device");

@@ -211,10 +211,10 @@ const std::vector<std::pair<std::string, std::string>>& fused_layers() {
       {"AddRMSNorm", "RMSNorm"},     {"SwiGLUMLP", "SiLU"},
       {"GeGLUMLP", "GeluTanh"},      {"LinearCrossEntropy", "ForCausalLMLoss"},
       {"DecoderLayer", "RMSNorm"},   {"DecoderLayer", "AddRMSNorm"},
-      {"DecoderLayer", "Linear"},    {"DecoderLayer", "rotary_pos_emb"},
-      {"DecoderLayer", "attention"}, {"DecoderLayer", "SwiGLUMLP"},
-      {"DecoderLayer", "GeGLUMLP"},  {"DecoderLayer", "SiLU"},
-      {"DecoderLayer", "GeluTanh"}};
+      {"DecoderLayer", "Linear"},    {"DecoderLayer", "PackedLinear"},
+      {"DecoderLayer", "attention"}, {"DecoderLayer", "rotary_pos_emb"},
+      {"DecoderLayer", "SwiGLUMLP"}, {"DecoderLayer", "GeGLUMLP"},
+      {"DecoderLayer", "SiLU"},      {"DecoderLayer", "GeluTanh"}};
   return table;
 }
 

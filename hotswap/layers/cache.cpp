@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
@@ -71,13 +72,17 @@ void Cache::not_run(int64_t length) {
 }
 
 void Cache::begin(int64_t time, at::Device device) {
-  if (!fixed_) return;
+  if (!fixed_) {  // on a GPU it would have to be sent there
+    position_ = time == 1 && device.is_cpu() ? at::full({1}, length_, at::kLong) : Tensor();
+    return;
+  }
   check_room(time);
   if (!device_length_.defined()) {
     const c10::InferenceMode off(false);  // or it could be written in inference mode alone
     device_length_ = at::zeros({1}, at::TensorOptions().dtype(at::kLong).device(device));
   }
   place_ = {at::add(at::arange(time, device_length_.options()), device_length_), reach(time)};
+  position_ = time == 1 ? place_.positions : Tensor();
 }
 
 void Cache::end(int64_t time) {

@@ -84,7 +84,8 @@ class Cache {
   // Of a fixed size: how many keys a forward of so many tokens looks at. All that there are by then, rounded up, so
   // that a captured graph serves many steps and a cache of room for much costs what is in it.
   int64_t reach(int64_t time) const;
-  const Tensor& positions() const { return place_.positions; }    // of the forward's tokens; undefined unless fixed
+  const Tensor& positions() const { return place_.positions; }  // of the forward's tokens; undefined unless fixed
+  const Tensor& position() const { return position_; }  // of a forward's one token, [1] int64; undefined of several
   const Tensor& device_length() const { return device_length_; }  // [1] int64; undefined unless fixed
 
   void crop(int64_t length);
@@ -98,6 +99,7 @@ class Cache {
   void check_room(int64_t time) const;
   Tensor device_length_;
   FixedPlace place_;
+  Tensor position_;
 };
 
 // For a layer that attends; window > 0: to its last so many tokens alone.

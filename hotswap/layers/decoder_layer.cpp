@@ -18,7 +18,8 @@ namespace hotswap {
 namespace {
 
 Tensor product(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  return stock::linear(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
+  const auto given = bias.defined() ? std::optional(bias) : std::nullopt;
+  return is_packed(weight) ? stock::packed_linear(x, weight, given) : stock::linear(x, weight, given);
 }
 
 Tensor normed(const Tensor& x, const Tensor& weight, double eps) {

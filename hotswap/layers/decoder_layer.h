@@ -1,6 +1,6 @@
-// A whole decoder layer of Llama's kind for one new token of each row, in a cache of a fixed size: where a kernel
-// serves it, a step of generation is a few launches a layer. A block has the slot beside its parts; what has no kernel
-// goes through these.
+// A whole decoder layer of Llama's kind for one new token of each row: where a kernel serves it, a step of generation
+// is a few launches a layer, on the CPU one parallel region. On a GPU the cache is one of a fixed size. A block has the
+// slot beside its parts; what has no kernel goes through these.
 #pragma once
 
 #include <optional>
@@ -12,7 +12,8 @@ namespace hotswap {
 
 // decoder_layer/1. What a layer is made of, and where the new tokens stand.
 struct DecoderLayerParts {
-  Tensor input_norm;                                     // [hidden]
+  Tensor input_norm;  // [hidden]
+  // Weights may be packed (layers/linear.h): feature "packed".
   Tensor q, q_bias, k, k_bias, v, v_bias;                // [heads * head_dim, hidden], ...; biases may be undefined
   Tensor q_norm, k_norm;                                 // [head_dim], or undefined
   Tensor cos, sin;                                       // [1 or batch, 1, head_dim]

@@ -9,7 +9,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/layers/cache.h"
-#include "hotswap/layers/fixed_memory.h"
+#include "hotswap/layers/cache_memory.h"
 
 namespace hotswap {
 namespace {
@@ -45,26 +45,34 @@ struct Buffers {
 };
 
 // Buffers grow by doubling: a decode step writes one row per head and copies nothing else.
-class DynamicLayer : public KeyValueLayer {
+class DynamicLayer : public KeyValueLayer, public CacheMemory {
  public:
   explicit DynamicLayer(int64_t reserve) : reserve_(reserve) {}
 
   std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const FixedPlace&) override {
-    const int64_t needed = length_ + k.size(1);
     if (buffers_.capacity() > 0) buffers_.check(k);
-    if (needed > buffers_.capacity()) {
-      const Buffers larger = Buffers::like(k, v, std::max({reserve_, needed, 2 * length_, kFirstCapacity}), false);
-      if (length_ > 0) larger.write(0, buffers_.k.narrow(1, 0, length_), buffers_.v.narrow(1, 0, length_));
-      buffers_ = larger;
-    }
+    make_room(k, v, k.size(1));
     buffers_.write(length_, k, v);
-    length_ = needed;
+    length_ += k.size(1);
     return buffers_.range(0, length_);
   }
+  std::pair<Tensor, Tensor> memory() override {
+    if (buffers_.capacity() > 0) make_room(buffers_.k, buffers_.v, 1);
+    return {buffers_.k, buffers_.v};
+  }
+  void wrote_one() override { ++length_; }
   void crop(int64_t length) override { length_ = std::min(length_, length); }
   void reset() override { *this = DynamicLayer(reserve_); }
 
  private:
+  void make_room(const Tensor& k, const Tensor& v, int64_t added) {
+    const int64_t needed = length_ + added;
+    if (needed <= buffers_.capacity()) return;
+    const Buffers larger = Buffers::like(k, v, std::max({reserve_, needed, 2 * length_, kFirstCapacity}), false);
+    if (length_ > 0) larger.write(0, buffers_.k.narrow(1, 0, length_), buffers_.v.narrow(1, 0, length_));
+    buffers_ = larger;
+  }
+
   int64_t reserve_, length_ = 0;
   Buffers buffers_;
 };
@@ -106,7 +114,7 @@ class SlidingLayer : public KeyValueLayer {
 };
 
 // Never moves, and gives more of its memory than is filled: who attends goes by the positions.
-class StaticLayer : public KeyValueLayer, public FixedMemory {
+class StaticLayer : public KeyValueLayer, public CacheMemory {
  public:
   explicit StaticLayer(int64_t capacity) : capacity_(capacity) {}
 
@@ -118,7 +126,8 @@ class StaticLayer : public KeyValueLayer, public FixedMemory {
     buffers_.v.index_copy_(1, place.positions, v);
     return buffers_.range(0, place.reach);
   }
-  std::pair<Tensor, Tensor> fixed_memory() const override { return {buffers_.k, buffers_.v}; }
+  std::pair<Tensor, Tensor> memory() override { return {buffers_.k, buffers_.v}; }
+  void wrote_one() override {}
   void crop(int64_t) override {}
   void reset() override {}  // what lies behind the length is never seen, and the memory stays where a graph knows it
 

@@ -1,6 +1,10 @@
-// Linear and Embedding: thin, so that a kernel package (a quantised or a one-row product) can take over.
+// Linear and Embedding: thin, so that a kernel package (a packed or a one-row product) can take over.
+//
+// A weight may be packed, as a GGUF file has it (gguf_dequant.h): bytes, a quarter of the memory and less. Such a
+// Linear has the slot PackedLinear in place of Linear, and no gradient.
 #pragma once
 
+#include "hotswap/layers/gguf_dequant.h"
 #include "hotswap/layers/slot.h"
 
 namespace hotswap {
@@ -8,8 +12,13 @@ namespace hotswap {
 // linear/1. x: [..., in], weight: [out, in], bias: [out] -> [..., out]
 using LinearForward = Tensor(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);
 
+// packed_linear/1: the same with weight [out, in / 32 * bytes of a block] uint8. Its numbers are not rounded to x's
+// type.
+using PackedLinearForward = LinearForward;
+
 namespace stock {
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);
+Tensor packed_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);  // dequantises it all
 }  // namespace stock
 
 class Linear : public Module {
@@ -18,12 +27,18 @@ class Linear : public Module {
          Init bias_init = Init::constant(0));
   explicit Linear(Tensor& tied);          // its weight is another module's: an output head tied to the embedding
   Tensor forward(const Tensor& x) const;  // [..., in] -> [..., out]
+  int64_t in() const { return in_; }
+  bool bound() const { return forward_.bound(); }
+
+ protected:
+  void on_tensors_changed() override;  // the slot for the weight as it is now
 
  private:
+  int64_t in_;
   Tensor own_weight_;
 
  public:
-  Tensor& weight;  // [out, in]
+  Tensor& weight;  // [out, in], or packed
   Tensor bias;     // [out], or undefined
 
  private:
@@ -32,9 +47,14 @@ class Linear : public Module {
 
 class Embedding : public Module {
  public:
-  Embedding(int64_t rows, int64_t dim) { own("weight", weight, {rows, dim}); }
-  Tensor forward(const Tensor& ids) const;  // [...] int64 -> [..., dim]
-  Tensor weight;                            // [rows, dim]
+  Embedding(int64_t rows, int64_t dim) : dim_(dim) { own("weight", weight, {rows, dim}); }
+  // [...] int64 -> [..., dim]; of a packed table the rows asked for are dequantised, to dtype
+  Tensor forward(const Tensor& ids, at::ScalarType dtype) const;
+  int64_t dim() const { return dim_; }
+  Tensor weight;  // [rows, dim], or packed
+
+ private:
+  int64_t dim_;
 };
 
 }  // namespace hotswap

@@ -71,14 +71,16 @@ std::vector<Tensor> Module::parameters() {
 }
 
 void Module::requires_grad(bool on) {
-  each_parameter([&](const std::string&, Tensor& tensor) { tensor.set_requires_grad(on); });
+  each_parameter([&](const std::string&, Tensor& tensor) {
+    if (tensor.is_floating_point()) tensor.set_requires_grad(on);
+  });
 }
 
 void Module::to(at::ScalarType dtype, at::Device device) {
   each_owned([&](const std::string&, Owned& owned) {
     Tensor& tensor = *owned.tensor;
     const bool wants_grad = tensor.requires_grad();
-    const at::ScalarType wanted = owned.is_buffer ? tensor.scalar_type() : dtype;
+    const at::ScalarType wanted = owned.is_buffer || !tensor.is_floating_point() ? tensor.scalar_type() : dtype;
     tensor = tensor.detach().to(at::TensorOptions().dtype(wanted).device(device));
     tensor.set_requires_grad(wants_grad);
   });
@@ -87,6 +89,10 @@ void Module::to(at::ScalarType dtype, at::Device device) {
 void Module::train(bool on) {
   each_module([&](const std::string&, Module& module) { module.training_ = on; });
   on_mode_change();
+}
+
+void Module::tensors_changed() {
+  each_module([](const std::string&, Module& module) { module.on_tensors_changed(); });
 }
 
 }  // namespace hotswap

@@ -62,13 +62,15 @@ class Module {
   void each_slot(const SlotVisitor& visit);
 
   std::vector<Tensor> parameters();
-  void requires_grad(bool on);
-  // Replaces every tensor, buffers in their own type; gradients are dropped.
+  void requires_grad(bool on);  // of parameters of floating point
+  // Replaces every tensor, buffers and what is packed in their own type; gradients are dropped.
   void to(at::ScalarType dtype, at::Device device);
   // Sets the mode of this module and all below it, then calls on_mode_change() of this one.
   void train(bool on = true);
   void eval() { train(false); }
   bool training() const { return training_; }
+  // Of this module and all below it: to be called where tensors were replaced by others of another kind.
+  void tensors_changed();
 
  protected:
   // Registers a parameter of this shape, left uninitialised on the meta device: loading or init fills it.
@@ -79,6 +81,7 @@ class Module {
   // A tensor that another module owns, under a second name: a tied output head.
   void share(std::string name, Tensor& tensor) { tensors_.push_back({std::move(name), &tensor, Init::normal()}); }
   virtual void on_mode_change() {}
+  virtual void on_tensors_changed() {}
 
  private:
   friend class SlotBase;

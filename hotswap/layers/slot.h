@@ -34,8 +34,15 @@ class SlotBase {
   const std::string& layer() const { return layer_; }        // the name in the kernel mapping: "RMSNorm"
   const std::string& contract() const { return contract_; }  // "rms_norm/1"
   const SlotNeeds& needs() const { return needs_; }
+  void set_needs(SlotNeeds needs) { needs_ = std::move(needs); }
   virtual bool bound() const = 0;
   virtual void unbind() = 0;
+
+ protected:
+  void rename(std::string layer, std::string contract) {
+    layer_ = std::move(layer);
+    contract_ = std::move(contract);
+  }
 
  private:
   std::string layer_, contract_;
@@ -55,6 +62,13 @@ class Slot<R(Args...)> : public SlotBase {
   R operator()(Args... args) const { return bound_ ? bound_(args...) : stock_(args...); }
   void bind(Forward forward) { bound_ = std::move(forward); }
   void set_stock(Forward stock) { stock_ = std::move(stock); }  // where a layer has several: attention
+  // From now on another layer's slot of the same form, empty: where a layer's tensors are of another kind.
+  void become(std::string layer, std::string contract, Forward stock) {
+    if (this->layer() == layer) return;
+    rename(std::move(layer), std::move(contract));
+    stock_ = std::move(stock);
+    bound_ = nullptr;
+  }
   bool bound() const override { return static_cast<bool>(bound_); }
   void unbind() override { bound_ = nullptr; }
 

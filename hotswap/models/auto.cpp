@@ -1,5 +1,7 @@
 #include "hotswap/models/auto.h"
 
+#include <algorithm>
+
 #include "hotswap/base/error.h"
 #include "hotswap/kernelize/package/device.h"
 #include "hotswap/models/attention_kernel.h"
@@ -22,13 +24,44 @@ at::Device device_of(const std::string& name) {
   return device.is_cuda() && !device.has_index() ? at::Device(at::kCUDA, 0) : device;
 }
 
+bool asks_kernels(const PretrainedOptions& options) { return options.use_kernels || options.kernel_config; }
+
+bool names(const PretrainedOptions& options, const std::string& layer) {
+  if (!options.kernel_config) return false;
+  const auto& rows = options.kernel_config->kernel_mapping;
+  return std::any_of(rows.begin(), rows.end(), [&](const auto& row) {
+    const auto layers = layers_of_key(row.first);
+    return std::find(layers.begin(), layers.end(), layer) != layers.end();
+  });
+}
+
+// Who says which kernel a Linear runs, wants its plain weights.
+bool keeps_packed(const PretrainedOptions& options, bool is_gguf, const at::Device& device) {
+  const bool can = is_gguf && device.is_cpu();
+  if (options.packed.value_or(false) && !can) {
+    throw Error({.wanted = "a GGUF file on the CPU for packed weights",
+                 .got = is_gguf ? cat("the device ", device.str()) : std::string("weights of another format"),
+                 .next = "leave packed unset"});
+  }
+  return can && options.packed.value_or(asks_kernels(options) && !names(options, "Linear"));
+}
+
+// Where nobody asked for packed weights, they are no gain without a kernel: dequantised for each product.
+void unpack_what_has_no_kernel(CausalLM& model, const PretrainedOptions& options, KernelOptions kernels) {
+  if (options.packed || names(options, "PackedLinear") || !model.packed()) return;
+  kernels.strict = false;
+  model.kernelize(Mode::INFERENCE, std::move(kernels));
+  model.unpack(/*without_kernel_only=*/true);
+}
+
 void finish(CausalLM& model, const PretrainedOptions& options) {
   model.eval();
   KernelOptions kernels{.config = options.kernel_config.value_or(KernelConfig()),
                         .strict = options.strict,
                         .allow_all_kernels = options.allow_all_kernels,
                         .project = options.kernel_project};
-  if (options.use_kernels || options.kernel_config) {
+  unpack_what_has_no_kernel(model, options, kernels);
+  if (asks_kernels(options)) {
     model.kernelize(Mode::INFERENCE, std::move(kernels));
   } else if (names_attention_kernel(options.attn_implementation)) {
     model.set_attn_implementation(options.attn_implementation, kernels);
@@ -78,6 +111,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   }
   if (model->config().tie_word_embeddings) load.tied = {{"lm_head.weight", "model.embed_tokens.weight"}};
   model->requires_grad(true);
+  load.packed = keeps_packed(options, is_gguf, load.device);
   load_into(*model, *checkpoint, load);
   const auto source = std::filesystem::is_directory(folder) ? folder : folder.parent_path();
   model->set_source(source);

@@ -55,6 +55,52 @@ CausalLM::CausalLM(const Family& family, Json config)
   set_attn_implementation("");
 }
 
+bool CausalLM::packed() {
+  bool found = false;
+  each_tensor([&](const std::string&, Tensor& tensor) { found = found || is_packed(tensor); });
+  return found;
+}
+
+void CausalLM::unpack(bool without_kernel_only) {
+  const at::ScalarType dtype = this->dtype();
+  const auto plain = [&](Tensor& weight, int64_t columns) {
+    if (!is_packed(weight)) return;
+    weight = dequantised(weight, columns, dtype);
+    weight.set_requires_grad(true);
+  };
+  each_module([&](const std::string&, Module& part) {
+    auto* linear = dynamic_cast<Linear*>(&part);
+    if (linear != nullptr && !(without_kernel_only && linear->bound())) plain(linear->weight, linear->in());
+  });
+  Embedding& embedding = model_.embed_tokens;
+  if (!without_kernel_only) plain(embedding.weight, embedding.dim());
+  tensors_changed();
+  if (swaps_layers_) bind_kernels(Mode::of_training(training()));
+}
+
+void CausalLM::on_mode_change() {
+  if (training() && packed()) {
+    train(false);
+    throw Error({.wanted = "plain weights for training",
+                 .got = "weights packed as in a GGUF file, which have no gradient",
+                 .next = "load the model with packed = false (--packed off), or call unpack() before train()"});
+  }
+  kernels_.on_mode_change(*this);
+}
+
+TensorMap CausalLM::plain_tensors() {
+  std::map<std::string, int64_t> columns;
+  each_module([&](const std::string& name, Module& part) {
+    if (const auto* linear = dynamic_cast<const Linear*>(&part)) columns[name + ".weight"] = linear->in();
+    if (const auto* embedding = dynamic_cast<const Embedding*>(&part)) columns[name + ".weight"] = embedding->dim();
+  });
+  TensorMap tensors = named_tensors(*this);
+  for (auto& [name, tensor] : tensors) {
+    if (is_packed(tensor)) tensor = dequantised(tensor, columns.at(name), dtype());
+  }
+  return tensors;
+}
+
 const KernelReport& CausalLM::kernelize(Mode mode) {
   return swaps_layers_ ? kernels_.kernelize(*this, mode) : kernelize(mode, {});
 }
@@ -144,7 +190,7 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
     check_tensor(a.labels, "labels", at::kLong, device());
   }
   const bool need_logits = a.need_logits.value_or(!(has_labels && training()));
-  if (has_labels && !need_logits && loss_.fuses()) {
+  if (has_labels && !need_logits && loss_.fuses() && !is_packed(lm_head_.weight)) {
     const Tensor scaled = config_.logits_scaling == 1 ? hidden : at::div(hidden, config_.logits_scaling);
     out.loss = loss_.from_hidden(
         scaled, lm_head_.weight,
@@ -192,7 +238,7 @@ void CausalLM::save_pretrained(const std::filesystem::path& folder) {
   config.erase("quantization_config");  // weights were dequantised as they were read
   config["dtype"] = dtype_name(dtype());
   write_file(folder / "config.json", config.dump(2) + "\n");
-  save_pretrained_weights(folder, in_checkpoint_terms(named_tensors(*this), family_.tensor_rules(config_)));
+  save_pretrained_weights(folder, in_checkpoint_terms(plain_tensors(), family_.tensor_rules(config_)));
 
   nlohmann::ordered_json generation = nlohmann::ordered_json::object();
   const GenerationConfig& g = generation_config_;

@@ -69,7 +69,11 @@ class CausalLM : public Module {
   void set_generation_config(GenerationConfig config) { generation_config_ = std::move(config); }
 
   at::Device device() const { return model_.embed_tokens.weight.device(); }
-  at::ScalarType dtype() const { return model_.embed_tokens.weight.scalar_type(); }
+  at::ScalarType dtype() const { return model_.dtype(); }
+  // Weights of a GGUF file that stay packed: nothing trains them. unpack(): plain ones in dtype() from now on, those
+  // alone of layers that have no kernel, or all; kernels are bound anew.
+  bool packed();
+  void unpack(bool without_kernel_only = false);
   // "sdpa", "eager", "" for that of the two which the model's layers ask for, or a kernel as
   // org/repo[@revision][:layer] (attention_kernel.h), which is bound as those of the mapping are: kernel_report() says
   // whether, unkernelize() puts the stock forward back. `options`, where nothing else is kernelized. Before there are
@@ -87,7 +91,7 @@ class CausalLM : public Module {
   const std::filesystem::path& source() const { return source_; }
 
  protected:
-  void on_mode_change() override { kernels_.on_mode_change(*this); }
+  void on_mode_change() override;
 
  private:
   const Family& family_;
@@ -96,6 +100,7 @@ class CausalLM : public Module {
   GenerationConfig generation_config_;
   std::filesystem::path source_;
   const KernelReport& bind_kernels(Mode mode);
+  TensorMap plain_tensors();                     // packed ones as they are dequantised
   Tensor logits_of(const Tensor& hidden) const;  // [..., hidden_size] -> [..., vocab]
   std::string attn_implementation_;
   KernelOptions kernel_options_;  // the caller's

@@ -43,8 +43,12 @@ Trunk::Trunk(const ModelConfig& c, MakeBlock make_block)
   own("norm", norm_);
 }
 
+at::ScalarType Trunk::dtype() const {
+  return (is_packed(embed_tokens.weight) ? norm_.weight : embed_tokens.weight).scalar_type();
+}
+
 Tensor Trunk::embedded(const Tensor& input_ids) const {
-  const Tensor x = embed_tokens.forward(input_ids);
+  const Tensor x = embed_tokens.forward(input_ids, dtype());
   if (multiplier_ == 1) return x;
   if (!rounds_multiplier_) return at::mul(x, multiplier_);
   return at::mul(x, at::scalar_tensor(multiplier_, at::kFloat).to(x.scalar_type()));

@@ -19,6 +19,7 @@ class Trunk : public Module {
   Trunk(const ModelConfig& config, MakeBlock make_block);
   Tensor forward(const TrunkInput& in);  // -> [batch, time, hidden_size]
   std::unique_ptr<Cache> make_cache(const CacheOptions& options) const;
+  at::ScalarType dtype() const;  // in which it computes
   Embedding embed_tokens;
 
  private:

@@ -8,13 +8,16 @@
 //
 // Casting: norms as Llama's, x * rstd rounded before the weight; products, scores and sums in float32. Rounded to x's
 // dtype is what a stock layer hands on: the norms' results, q, k and v before and behind the rotary embedding, a, each
-// product, act * up, h, out. Sums have a fixed order: the same bits in each run.
+// product, act * up, h, out. Sums have a fixed order: the same bits in each run. On the CPU a weight may be packed
+// (packing.h): its numbers are float32.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/common/cpu/isa.h"
+#include "kernels/common/cpu/team.h"
 #include "kernels/common/dtype.h"
+#include "kernels/common/packing.h"
 
 namespace decode {
 
@@ -25,9 +28,10 @@ constexpr int kMostRows = 16;
 enum class Act : uint8_t { kSilu, kGeluTanh };
 
 struct Weight {
-  const void* data;  // [out, in]
-  const void* bias;  // [out], or null
-  int64_t out, stride;
+  const void* data;     // [out, in]
+  const void* bias;     // [out], or null
+  int64_t out, stride;  // packed: in bytes
+  kernels::Packing packing = kernels::Packing::kNone;
 };
 
 struct CacheRows {  // of keys or values
@@ -60,24 +64,16 @@ struct Layer {
   void* out;       // [rows, hidden]
 };
 
-// On the CPU, where threads share each part by outputs or by heads.
-struct Product {  // y = x w^T + bias, rounded; with a residual that is added, rounded again
-  DType dtype;
-  const float* x;  // [rows, in], made by prepare()
-  Weight weight;
-  const void* residual;  // as y, or null
-  void* y;               // [rows, ...], rows y_stride elements apart
-  int64_t y_stride, rows, in;
+// On the CPU, where the threads of a team share each part: by outputs, and attention by heads.
+struct Room {
+  void* up;             // [rows, ffn], of all
+  char* mine;           // of the first member: own_bytes(), aligned to 64
+  int64_t mine_stride;  // from one member's to the next one's
 };
 
 struct Table {
-  void (*norm)(void* to, const void* x, const void* weight, float eps, DType dtype, int64_t rows, int64_t n);
-  // x as float32 in the order in which products read it.
-  void (*prepare)(float* to, const void* x, DType dtype, int64_t rows, int64_t n);
-  void (*product)(const Product& a, int64_t begin, int64_t end);                               // outputs [begin, end)
-  void (*gate)(void* gate, const void* up, Act act, DType dtype, int64_t begin, int64_t end);  // gate = act(gate) * up
-  // Head norms, rotary embedding, cache and attention of the pairs (row, key head) [begin, end). weights: [capacity]
-  void (*attend)(const Layer& a, float* weights, int64_t begin, int64_t end);
+  int64_t (*own_bytes)(const Layer& a);
+  void (*layer)(const Layer& a, const Room& room, kernels::Member member);
 };
 HOTSWAP_ISA_TABLES(Table)
 

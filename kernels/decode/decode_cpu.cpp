@@ -1,6 +1,7 @@
 // A decoder layer's step on the CPU. Compiled once per ISA.
 #include "kernels/common/cpu/few_rows.h"
 #include "kernels/common/cpu/math.h"
+#include "kernels/common/cpu/packed_rows.h"
 #include "kernels/decode/decode.h"
 
 namespace decode::HOTSWAP_ISA {
@@ -22,38 +23,93 @@ HOTSWAP_INLINE void norm(T* to, const T* x, const T* weight, float eps, int64_t 
   });
 }
 
-void norm_rows(void* to, const void* x, const void* weight, float eps, DType dtype, int64_t rows, int64_t n) {
-  with_dtype(dtype, [&]<typename T>() HOTSWAP_LAMBDA {
-    for (int64_t r = 0; r < rows; ++r) {
-      norm(static_cast<T*>(to) + r * n, static_cast<const T*>(x) + r * n, static_cast<const T*>(weight), eps, n);
-    }
-  });
+// What a thread has for itself.
+struct Own {
+  float* x;        // [rows, widest], as the product reads it that comes next
+  float* decoded;  // [kChunk, widest], of packed weights
+  float* weights;  // [capacity], of keys
+  void* normed;    // [rows, hidden]
+  void* key;       // [head_dim]
+};
+
+constexpr int64_t kAlign = 64,
+                  kStep = 16;  // a thread's outputs come in such steps: few lines of memory have two owners
+
+int64_t widest(const Layer& a) {
+  const int64_t queries = a.heads * a.head_dim, ffn = a.gate.out, most = queries > ffn ? queries : ffn;
+  return most > a.hidden ? most : a.hidden;
 }
 
-void prepare(float* to, const void* x, DType dtype, int64_t rows, int64_t n) {
-  with_dtype(dtype, [&]<typename T>() HOTSWAP_LAMBDA {
-    for (int64_t r = 0; r < rows; ++r) prepare_row(to + r * n, static_cast<const T*>(x) + r * n, n);
-  });
+// The parts of `own` from `at` on; how many bytes they take.
+int64_t divide(const Layer& a, char* at, Own* own) {
+  int64_t used = 0;
+  const auto take = [&](int64_t bytes) {
+    char* const part = at + used;
+    used += (bytes + kAlign - 1) / kAlign * kAlign;
+    return part;
+  };
+  own->x = reinterpret_cast<float*>(take(a.rows * widest(a) * 4));
+  own->decoded = reinterpret_cast<float*>(take(a.rows > kStreamedRows ? kChunk * widest(a) * 4 : 0));
+  own->weights = reinterpret_cast<float*>(take(a.capacity * 4));
+  own->normed = take(a.rows * a.hidden * size_of(a.dtype));
+  own->key = take(a.head_dim * size_of(a.dtype));
+  return used;
 }
 
-void product(const Product& a, int64_t begin, int64_t end) {
-  with_dtype(a.dtype, [&]<typename T>() HOTSWAP_LAMBDA {
-    outputs<T>({.x = a.x,
-                .w = a.weight.data,
-                .bias = a.weight.bias,
-                .y = a.y,
-                .in = a.in,
-                .w_stride = a.weight.stride,
-                .y_stride = a.y_stride},
-               a.rows, begin, end);
-    if (a.residual == nullptr) return;
-    for (int64_t r = 0; r < a.rows; ++r) {
-      T* y = static_cast<T*>(a.y) + r * a.y_stride + begin;
-      const T* residual = static_cast<const T*>(a.residual) + r * a.y_stride + begin;
-      sweep(end - begin, [&](int64_t i, auto count)
-                             HOTSWAP_LAMBDA { store(y + i, load(residual + i, count) + load(y + i, count), count); });
+int64_t own_bytes(const Layer& a) {
+  char nothing = 0;
+  Own own;
+  return divide(a, &nothing, &own);
+}
+
+// x as the products of one part read it: made once, in each of the two orders that is asked for.
+template <class T>
+struct Input {
+  const T* x;  // [rows, in], contiguous
+  int64_t in;
+  enum { kNotYet, kNatural, kPaired } order = kNotYet;
+};
+
+// y = x w^T + bias of these outputs, rounded; with a residual that is added, rounded again.
+template <class T>
+HOTSWAP_INLINE void product(const Layer& a, const Own& own, Input<T>& input, const Weight& w, T* y, int64_t y_stride,
+                            const T* residual, Share outs) {
+  const int64_t in = input.in;
+  if (outs.begin >= outs.end) return;
+  if (w.packing != Packing::kNone) {
+    for (int64_t r = 0; r < a.rows && input.order != Input<T>::kNatural; ++r) {
+      const T* x = input.x + r * in;
+      float* to = own.x + r * in;
+      sweep(in, [&](int64_t i, auto count) HOTSWAP_LAMBDA { store(to + i, load(x + i, count), count); });
     }
-  });
+    input.order = Input<T>::kNatural;
+    packed_product({.dtype = a.dtype,
+                    .packing = w.packing,
+                    .x = own.x,
+                    .w = w.data,
+                    .bias = w.bias,
+                    .y = y,
+                    .rows = a.rows,
+                    .in = in,
+                    .w_stride = w.stride,
+                    .y_stride = y_stride,
+                    .room = own.decoded},
+                   outs.begin, outs.end);
+  } else {
+    for (int64_t r = 0; r < a.rows && input.order != Input<T>::kPaired; ++r) {
+      prepare_row(own.x + r * in, input.x + r * in, in);
+    }
+    input.order = Input<T>::kPaired;
+    outputs<T>({.x = own.x, .w = w.data, .bias = w.bias, .y = y, .in = in, .w_stride = w.stride, .y_stride = y_stride},
+               a.rows, outs.begin, outs.end);
+  }
+  for (int64_t r = 0; r < a.rows && residual != nullptr; ++r) {
+    T* sum = y + r * y_stride + outs.begin;
+    const T* other = residual + r * y_stride + outs.begin;
+    sweep(outs.end - outs.begin, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+      store(sum + i, load(other + i, count) + load(sum + i, count), count);
+    });
+  }
 }
 
 // tanh's GELU is g sigmoid(2 u), because (1 + tanh(u)) / 2 = sigmoid(2 u).
@@ -63,12 +119,6 @@ HOTSWAP_INLINE void gate(T* gates, const T* ups, Act act, int64_t n) {
   sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
     const F g = load(gates + i, count), w = act == Act::kSilu ? g : kTwoK * (g + kCube * g * g * g);
     store(gates + i, g * sigmoid<kPrecisionOf<T>>(w) * load(ups + i, count), count);
-  });
-}
-
-void gate(void* gates, const void* ups, Act act, DType dtype, int64_t begin, int64_t end) {
-  with_dtype(dtype, [&]<typename T>() HOTSWAP_LAMBDA {
-    gate(static_cast<T*>(gates) + begin, static_cast<const T*>(ups) + begin, act, end - begin);
   });
 }
 
@@ -83,56 +133,105 @@ HOTSWAP_INLINE void rotate(T* head, const T* cos, const T* sin, int64_t dim) {
   });
 }
 
-// All query heads of one key head of one row. weights: room for a number for each key.
+// One query head of one row. The new key is made ready by each head that sees it, and kept by the first.
 template <class T>
-HOTSWAP_INLINE void attend_group(const Layer& a, int64_t row, int64_t key_head, float* weights) {
+HOTSWAP_INLINE void attend(const Layer& a, const Own& own, int64_t row, int64_t head) {
   const int64_t dim = a.head_dim, queries = a.heads * dim, group = a.heads / a.kv_heads, position = *a.position;
+  const int64_t key_head = head / group;
   T* qkv = static_cast<T*>(a.qkv) + row * (queries + 2 * a.kv_heads * dim);
   const T* cos = static_cast<const T*>(a.cos) + row * a.rope_stride;
   const T* sin = static_cast<const T*>(a.sin) + row * a.rope_stride;
-  const auto ready = [&](T* head, const void* weight) HOTSWAP_LAMBDA {
-    if (weight != nullptr) norm(head, head, static_cast<const T*>(weight), a.head_eps, dim);
-    rotate(head, cos, sin, dim);
+  const auto ready = [&](T* vector, const void* weight) HOTSWAP_LAMBDA {
+    if (weight != nullptr) norm(vector, vector, static_cast<const T*>(weight), a.head_eps, dim);
+    rotate(vector, cos, sin, dim);
   };
   const auto cache = [&](const CacheRows& c)
                          HOTSWAP_LAMBDA { return static_cast<T*>(c.data) + row * c.batch + key_head * c.head; };
-  T *keys = cache(a.keys), *values = cache(a.values);
-  T* key = qkv + queries + key_head * dim;
+  T *keys = cache(a.keys), *values = cache(a.values), *query = qkv + head * dim, *key = static_cast<T*>(own.key);
+  const T *raw_key = qkv + queries + key_head * dim, *value = raw_key + a.kv_heads * dim;
+  __builtin_memcpy(key, raw_key, size_t(dim) * sizeof(T));
   ready(key, a.k_norm);
-  __builtin_memcpy(keys + position * a.keys.row, key, size_t(dim) * sizeof(T));
-  __builtin_memcpy(values + position * a.values.row, key + a.kv_heads * dim, size_t(dim) * sizeof(T));
-
-  const int64_t first = a.window < 0 || position < a.window ? 0 : position - a.window, count = position + 1 - first;
-  for (int64_t g = 0; g < group; ++g) {
-    const int64_t head = key_head * group + g;
-    T* query = qkv + head * dim;
-    ready(query, a.q_norm);
-    float most = -__builtin_inff();
-    for (int64_t k = 0; k < count; ++k) {
-      const T* at = keys + (first + k) * a.keys.row;
-      weights[k] = a.scale * sweep_sum(dim, [&](int64_t i, auto n)
-                                                HOTSWAP_LAMBDA { return load(query + i, n) * load(at + i, n); });
-      most = weights[k] > most ? weights[k] : most;
-    }
-    sweep(count, [&](int64_t k, auto n) HOTSWAP_LAMBDA { store(weights + k, exp(load(weights + k, n) - most), n); });
-    const float total = sweep_sum(count, [&](int64_t k, auto n) HOTSWAP_LAMBDA { return load(weights + k, n); });
-    T* out = static_cast<T*>(a.attended) + row * queries + head * dim;
-    sweep(dim, [&](int64_t i, auto n) HOTSWAP_LAMBDA {
-      F sum{};
-      for (int64_t k = 0; k < count; ++k) sum += weights[k] * load(values + (first + k) * a.values.row + i, n);
-      store(out + i, sum / total, n);
-    });
+  ready(query, a.q_norm);
+  if (head % group == 0) {
+    __builtin_memcpy(keys + position * a.keys.row, key, size_t(dim) * sizeof(T));
+    __builtin_memcpy(values + position * a.values.row, value, size_t(dim) * sizeof(T));
   }
+
+  const int64_t first = a.window < 0 || position < a.window ? 0 : position - a.window, older = position - first;
+  float most = -__builtin_inff(), *const weights = own.weights;
+  for (int64_t k = 0; k <= older; ++k) {
+    const T* at = k == older ? key : keys + (first + k) * a.keys.row;
+    weights[k] = a.scale *
+                 sweep_sum(dim, [&](int64_t i, auto n) HOTSWAP_LAMBDA { return load(query + i, n) * load(at + i, n); });
+    most = weights[k] > most ? weights[k] : most;
+  }
+  sweep(older + 1, [&](int64_t k, auto n) HOTSWAP_LAMBDA { store(weights + k, exp(load(weights + k, n) - most), n); });
+  const float total = sweep_sum(older + 1, [&](int64_t k, auto n) HOTSWAP_LAMBDA { return load(weights + k, n); });
+  T* out = static_cast<T*>(a.attended) + row * queries + head * dim;
+  sweep(dim, [&](int64_t i, auto n) HOTSWAP_LAMBDA {
+    F sum{};
+    for (int64_t k = 0; k < older; ++k) sum += weights[k] * load(values + (first + k) * a.values.row + i, n);
+    sum += weights[older] * load(value + i, n);
+    store(out + i, sum / total, n);
+  });
 }
 
-void attend(const Layer& a, float* weights, int64_t begin, int64_t end) {
-  with_dtype(a.dtype, [&]<typename T>() HOTSWAP_LAMBDA {
-    for (int64_t i = begin; i < end; ++i) attend_group<T>(a, i / a.kv_heads, i % a.kv_heads, weights);
-  });
+Share within(Share share, int64_t from, int64_t count) {  // of `count` outputs that begin at `from`
+  const int64_t begin = share.begin - from, end = share.end - from;
+  return {begin < 0 ? 0 : begin, end > count ? count : end};
+}
+
+// Norms, and x as products read it, are made by each thread for itself: less than waiting for another's.
+template <class T>
+HOTSWAP_INLINE void layer(const Layer& a, const Own& own, T* up, const Member& member) {
+  const int64_t queries = a.heads * a.head_dim, keys = a.kv_heads * a.head_dim, qkv = queries + 2 * keys;
+  const int64_t hidden = a.hidden, ffn = a.gate.out;
+  const T* x = static_cast<const T*>(a.x);
+  T *projected = static_cast<T*>(a.qkv), *h = static_cast<T*>(a.h), *gated = static_cast<T*>(a.gated);
+  T* normed = static_cast<T*>(own.normed);
+  const auto norm_rows = [&](const T* from, const void* weight) HOTSWAP_LAMBDA {
+    for (int64_t r = 0; r < a.rows; ++r) {
+      norm(normed + r * hidden, from + r * hidden, static_cast<const T*>(weight), a.eps, hidden);
+    }
+    return Input<T>{normed, hidden};
+  };
+
+  Input<T> input = norm_rows(x, a.input_norm);
+  const Share third = member.share(qkv, kStep);
+  product(a, own, input, a.q, projected, qkv, (const T*)nullptr, within(third, 0, queries));
+  product(a, own, input, a.k, projected + queries, qkv, (const T*)nullptr, within(third, queries, keys));
+  product(a, own, input, a.v, projected + queries + keys, qkv, (const T*)nullptr, within(third, queries + keys, keys));
+  member.wait();
+
+  const Share heads = member.share(a.rows * a.heads, 1);
+  for (int64_t i = heads.begin; i < heads.end; ++i) attend<T>(a, own, i / a.heads, i % a.heads);
+  member.wait();
+
+  input = {static_cast<const T*>(a.attended), queries};
+  product(a, own, input, a.o, h, hidden, x, member.share(hidden, kStep));
+  member.wait();
+
+  input = norm_rows(h, a.post_norm);
+  const Share mine = member.share(ffn, kStep);
+  product(a, own, input, a.gate, gated, ffn, (const T*)nullptr, mine);
+  product(a, own, input, a.up, up, ffn, (const T*)nullptr, mine);
+  for (int64_t r = 0; r < a.rows; ++r) {
+    gate(gated + r * ffn + mine.begin, up + r * ffn + mine.begin, a.act, mine.end - mine.begin);
+  }
+  member.wait();
+
+  input = {gated, ffn};
+  product(a, own, input, a.down, static_cast<T*>(a.out), hidden, (const T*)h, member.share(hidden, kStep));
+}
+
+void layer(const Layer& a, const Room& room, Member member) {
+  Own own;
+  divide(a, room.mine + member.first * room.mine_stride, &own);
+  with_dtype(a.dtype, [&]<typename T>() HOTSWAP_LAMBDA { layer<T>(a, own, static_cast<T*>(room.up), member); });
 }
 
 }  // namespace
 
-const Table kTable = {norm_rows, prepare, product, gate, attend};
+const Table kTable = {own_bytes, layer};
 
 }  // namespace decode::HOTSWAP_ISA

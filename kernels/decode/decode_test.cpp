@@ -12,6 +12,7 @@
 
 #include <limits>
 
+#include "kernels/common/testing/packed_weight.h"
 #include "kernels/common/testing/testing.h"
 
 namespace kernels::testing {
@@ -198,6 +199,43 @@ TEST(DecoderLayer, MatchesFloat64AndFillsTheCaches) {
   }
 }
 
+// Each weight of another packing and one plain, so that x is wanted in both orders; more rows than are streamed too.
+TEST(DecoderLayer, PackedWeightsAreTheNumbersOfTheirBlocks) {
+  if (on_cuda()) GTEST_SKIP() << "packed weights are multiplied on the CPU alone";
+  const std::vector<std::string> packings = {"Q4_1", "Q8_0", "Q4_0"};
+  for (const auto dtype : dtypes()) {
+    for (const int64_t rows : {1, 3, 6}) {
+      Layer packed({.rows = rows,
+                    .hidden = 192,
+                    .heads = 3,
+                    .kv_heads = 1,
+                    .head_dim = 64,
+                    .ffn = 320,
+                    .position = 9,
+                    .bias = rows == 3},
+                   dtype);
+      Layer plain = packed;  // of which the reference takes float64 weights
+      size_t next = 0;
+      for (Tensor Layer::*weight : {&Layer::q, &Layer::k, &Layer::v, &Layer::o, &Layer::gate, &Layer::down}) {
+        const std::string& packing = packings[next++ % packings.size()];
+        const Tensor& like = packed.*weight;
+        // Of about the size that the plain ones have: numbers of four bits are 8 wide, of eight 128.
+        const double size = 1 / std::sqrt(double(like.size(1)));
+        const PackedWeight w = random_weight(packing, like.size(0), like.size(1), size / (packing == "Q8_0" ? 74 : 5),
+                                             packing == "Q4_1" ? size : 0);
+        packed.*weight = w.bytes;
+        plain.*weight = w.numbers;
+      }
+      const std::string what = packed.shape.str() + ", packed, " + c10::toString(dtype);
+      const Reference want = reference(plain);
+      const double limit = dtype == at::kFloat ? 1e-5 : 3 * tolerance(dtype);
+      expect_close(packed.run(), want.out, limit, what);
+      expect_close(packed.k_cache.select(1, packed.shape.position), want.k, limit, what + ", key");
+      expect_same_with_any_threads([&] { return Tensors{packed.run()}; }, what);
+    }
+  }
+}
+
 // A row's numbers do not depend on the rows beside it.
 TEST(DecoderLayer, RowsAreIndependent) {
   Layer all({.rows = 7, .hidden = 128, .heads = 4, .kv_heads = 2, .head_dim = 64, .ffn = 96, .position = 21},
@@ -252,6 +290,10 @@ TEST(DecoderLayer, RefusesWhatDoesNotFit) {
   refused([](Layer& l) { l.k = at::zeros({63, 64}, l.k.options()); }, {"the keys' weight [64, 64]", "[63, 64]"});
   refused([](Layer& l) { l.v_cache = l.v_cache.narrow(0, 0, 1); }, {"v_cache [2, capacity, 1, 64]"});
   refused([](Layer& l) { l.down = l.down.to(at::kFloat); }, {"down in x's dtype"});
+  if (!on_cuda()) {
+    refused([](Layer& l) { l.up = at::zeros({8, 35}, at::kByte); }, {"up packed as [8, bytes of 64", "[8, 35]"});
+    refused([](Layer& l) { l.o = at::zeros({63, 40}, at::kByte); }, {"packed as [64, bytes of 128", "[63, 40]"});
+  }
   refused([](Layer& l) { l.cos = l.cos.narrow(-1, 0, 32).contiguous(); }, {"cos and sin"});
   refused([](Layer& l) { l.position = at::zeros({2}, l.position.options()); }, {"one int64"});
   if (!on_cuda()) refused([](Layer& l) { l.position.fill_(7); }, {"a position from 0 to 6", "7"});

@@ -5,18 +5,28 @@
 //
 // Casting: products and sums in float32, one rounding of y. Above kMaxRows rows the op is aten::linear. Backward is two
 // GEMMs in any case: dx = dy w, dweight = dy^T x, dbias = sum of dy's rows.
+//
+// packed_linear: the same with a weight in blocks of a GGUF file (packing.h), forward alone, any number of rows. The
+// weight is never rounded: each number is what its block says in float32, the same bits as the file's dequantised form.
+// x in its dtype, products and sums in float32, one rounding of y. So against the dequantised weight in exact
+// arithmetic
+//   |y - (x w^T + bias)| <= u |y| + (in / 8 + 8) 2^-24 (|x| |w|^T + |bias|)      u: half a last place of y's type
+// because a lane of the narrowest vectors adds in / 8 products one after the other, and the lanes a tree. Each row's
+// result has the same bits whatever the number of rows and threads.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/common/cpu/isa.h"
 #include "kernels/common/dtype.h"
+#include "kernels/common/packing.h"
 
 namespace linear {
 
 using kernels::DType;
 
 constexpr int64_t kMaxRows = 4;
+constexpr int64_t kRoom = 16;
 constexpr int64_t kGroup = 4;  // outputs of one call of the inner loop; the unit of work of a thread
 
 struct Gemv {
@@ -28,11 +38,25 @@ struct Gemv {
   int64_t rows, in, out, w_stride;
 };
 
+struct Packed {
+  DType dtype;
+  kernels::Packing packing;
+  const float* x;    // [rows, in]
+  const void* w;     // [out, in / 32] blocks, rows w_stride bytes apart
+  const void* bias;  // [out] or null
+  void* y;           // [rows, out]
+  int64_t rows, in, out, w_stride;
+};
+
 struct Table {
   // x [rows, in] as float32 in the order in which gemv reads it (bfloat16 pairs are split into even and odd lanes).
   void (*prepare)(float* to, const void* x, DType dtype, int64_t rows, int64_t in, int64_t x_stride);
   // Outputs [begin, end) of every row.
   void (*gemv)(const Gemv& a, int64_t begin, int64_t end);
+  // x [rows, in] as float32.
+  void (*widen)(float* to, const void* x, DType dtype, int64_t rows, int64_t in, int64_t x_stride);
+  // Outputs [begin, end) of every row. room: [kRoom, in], for decoded weights.
+  void (*packed)(const Packed& a, float* room, int64_t begin, int64_t end);
 };
 HOTSWAP_ISA_TABLES(Table)
 

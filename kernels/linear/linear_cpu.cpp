@@ -1,5 +1,6 @@
 // Matrix times few vectors. Compiled once per ISA.
 #include "kernels/common/cpu/few_rows.h"
+#include "kernels/common/cpu/packed_rows.h"
 #include "kernels/linear/linear.h"
 
 namespace linear::HOTSWAP_ISA {
@@ -21,8 +22,33 @@ void gemv(const Gemv& a, int64_t begin, int64_t end) {
   });
 }
 
+void widen(float* to, const void* x, DType dtype, int64_t rows, int64_t in, int64_t x_stride) {
+  with_dtype(dtype, [&]<typename T>() HOTSWAP_LAMBDA {
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* from = static_cast<const T*>(x) + r * x_stride;
+      sweep(in, [&](int64_t i, auto count) HOTSWAP_LAMBDA { store(to + r * in + i, load(from + i, count), count); });
+    }
+  });
+}
+
+static_assert(kRoom == kChunk);
+void packed(const Packed& a, float* room, int64_t begin, int64_t end) {
+  packed_product({.dtype = a.dtype,
+                  .packing = a.packing,
+                  .x = a.x,
+                  .w = a.w,
+                  .bias = a.bias,
+                  .y = a.y,
+                  .rows = a.rows,
+                  .in = a.in,
+                  .w_stride = a.w_stride,
+                  .y_stride = a.out,
+                  .room = room},
+                 begin, end);
+}
+
 }  // namespace
 
-const Table kTable = {prepare, gemv};
+const Table kTable = {prepare, gemv, widen, packed};
 
 }  // namespace linear::HOTSWAP_ISA

@@ -28,8 +28,10 @@ void wait_for_turn() {
   }
 }
 
-std::shared_ptr<CausalLM> load(const DemoOptions& options) {
-  auto model = load_model(options.model, {.use_kernels = options.kernels});
+std::shared_ptr<CausalLM> load(const DemoOptions& options, const char* packed) {
+  ModelFlags flags = options.model;
+  flags.packed = packed;
+  auto model = load_model(flags, {.use_kernels = options.kernels});
   emit({{"event", "load"}, {"bound", model->kernel_report().bound()}});
   return model;
 }
@@ -59,7 +61,7 @@ const std::vector<std::string>& demo_prompts() {
 }
 
 void demo_answer(const DemoOptions& options) {
-  const auto model = load(options);
+  const auto model = load(options, "auto");
   const Tokenizer tokenizer = load_tokenizer(options.model);
   const GenerationConfig config{.max_new_tokens = options.new_tokens, .do_sample = false};
   generate_text(*model, nullptr, tokenizer.ids("Hello"), {.max_new_tokens = 4, .do_sample = false});  // warms up
@@ -86,7 +88,7 @@ void demo_train(const DemoOptions& options) {
     if (tokenizer.special_ids().eos) stream.push_back(*tokenizer.special_ids().eos);
   }
   const auto dataset = std::make_shared<PackedDataset>(std::move(stream), options.columns);
-  const auto model = load(options);
+  const auto model = load(options, "off");  // packed weights have no gradient
   // A step's time ends before this is called: waiting is nobody's.
   const auto on_step_end = [&](const TrainingStep& step) {
     emit({{"event", "step"}, {"step", step.step}, {"loss", step.loss}, {"grad_norm", step.grad_norm}});

@@ -42,6 +42,11 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags) {
   verb.add_option("--dtype", flags.dtype, "float32, bfloat16, float16, or auto: as config.json says")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}))
       ->capture_default_str();
+  verb.add_option("--packed", flags.packed,
+                  "A GGUF file's Q8_0, Q4_0 and Q4_1 weights stay packed in memory: on, off, or auto: where kernels\n"
+                  "are asked for and have such products")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str();
   verb.add_option(
       "--attn-implementation", flags.attention,
       "sdpa, eager, or a kernel as org/repo[@revision]; default: sdpa where it computes the model's attention");
@@ -65,6 +70,7 @@ std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags&
                             .device_map = flags.device,
                             .revision = flags.revision};
   if (!flags.gguf_file.empty()) options.gguf_file = flags.gguf_file;
+  if (flags.packed != "auto") options.packed = flags.packed == "on";
   if (flags.random_weights) return AutoModelForCausalLM::from_random(flags.model, options);
   return AutoModelForCausalLM::from_pretrained(flags.model, options);
 }

@@ -20,6 +20,7 @@ struct ModelFlags {
   std::string gguf_file;                                  // of the folder
   std::string revision = "main";                          // of the Hub
   std::string device = "cpu", dtype = "auto", attention;  // attention: empty, as the model asks for
+  std::string packed = "auto";                            // or on, off
   bool random_weights = false;                            // the config alone is read: bench's
 };
 

@@ -41,6 +41,7 @@ struct Contract {
   ExampleSize small = {.rows = 128}, large = {.rows = 32768};
   // What a layer of this contract may claim beside the capabilities that every layer has.
   std::set<std::string> features = {}, numbers = {};  // "window"; "head_dims"
+  bool optional = false;  // where its slot is empty, all that the layer does goes through other slots
 };
 
 const Contract* find_contract(const std::string& name);  // null: unknown

@@ -142,8 +142,9 @@ std::vector<Contract> decoder_layer_contracts() {
        decoder_example,
        {.rows = 1, .dim = 512},
        {.rows = 1, .dim = 4096},
-       {"bias", "gelu_tanh", "qk_norm", "silu", "window"},
-       {"head_dims", "group_sizes"}}};
+       {"bias", "gelu_tanh", "packed", "qk_norm", "silu", "window"},
+       {"head_dims", "group_sizes"},
+       /*optional=*/true}};
 }
 
 }  // namespace hotswap::binding

@@ -1,5 +1,9 @@
-// linear/1
+// linear/1, packed_linear/1
 #include "hotswap/layers/linear.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/randint.h>
 
 #include "hotswap/kernelize/bind/example.h"
 
@@ -15,6 +19,19 @@ Result<Example> linear_example(const std::string&, const ExampleSize& size) {
   return example;
 }
 
+// Blocks of Q4_1 with any numbers: of 20 bytes the first four are two halves.
+Result<Example> packed_example(const std::string&, const ExampleSize& size) {
+  const int64_t dim = (size.dim + 31) / 32 * 32, out = size.out > 0 ? size.out : dim;
+  const Tensor scales = (random({out, dim / 32, 2}) * 0.02).to(at::kHalf).view(at::kByte);
+  const Tensor numbers = at::randint(0, 256, {out, dim / 32, 16}, at::kByte);
+  Example example = make_example<PackedLinearForward>(
+      stock::packed_linear, {random({size.rows, dim}), at::cat({scales, numbers}, -1).view({out, -1}), random({out})});
+  example.trained = 0;
+  example.shape = cat(size.rows, "x", dim, " @ ", dim, "x", out, " Q4_1");
+  example.flops = 2.0 * static_cast<double>(size.rows * dim * out);
+  return example;
+}
+
 }  // namespace
 
 std::vector<Contract> linear_contracts() {
@@ -25,6 +42,12 @@ std::vector<Contract> linear_contracts() {
              "(Tensor dy, Tensor x, Tensor weight, bool with_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)"}},
            bind_regular<LinearForward>,
            linear_example,
+           {.rows = 1, .dim = 576},
+           {.rows = 1, .dim = 8192}},
+          {"packed_linear/1",
+           {{"forward", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor y"}},
+           bind_regular<PackedLinearForward>,
+           packed_example,
            {.rows = 1, .dim = 576},
            {.rows = 1, .dim = 8192}}};
 }

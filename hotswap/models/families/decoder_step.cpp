@@ -3,7 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 
-#include "hotswap/layers/fixed_memory.h"
+#include "hotswap/layers/cache_memory.h"
 
 namespace hotswap {
 namespace {
@@ -46,16 +46,33 @@ DecoderStep::DecoderStep(Module* owner, const ModelConfig& c, const Parts& parts
       activation_(activation_of(c)),
       slot_(owner, "DecoderLayer", "decoder_layer/1", stock::decoder_layer, needs_of(c, parts.attention.options())) {}
 
+bool DecoderStep::packed() const {
+  DecoderLayerParts p;
+  parts_.attention.add_to(p);
+  const GatedMLP& mlp = parts_.mlp;
+  for (const Tensor& weight : {p.q, p.k, p.v, p.o, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight}) {
+    if (is_packed(weight)) return true;
+  }
+  return false;
+}
+
+void DecoderStep::tensors_changed() {
+  SlotNeeds needs = slot_.needs();
+  std::erase(needs.features, "packed");
+  if (packed()) needs.features.emplace_back("packed");
+  slot_.set_needs(std::move(needs));
+}
+
 Tensor DecoderStep::forward(const HiddenState& in, const ForwardContext& context) const {
   const SelfAttentionOptions& o = parts_.attention.options();
   const RotaryTables& rope = context.rope_of(o.sliding_window > 0);
-  const bool one_token = slot_.bound() && context.cache != nullptr && context.cache->capacity() > 0 &&
+  const bool one_token = slot_.bound() && context.cache != nullptr && context.cache->position().defined() &&
                          in.x.size(1) == 1 && in.x.size(0) <= kMostDecoderRows && !at::GradMode::is_enabled() &&
                          !context.attention.sequence().padding.defined();
   if (!one_token || rope.cos.size(-1) != o.head_dim || rope.cos.scalar_type() != in.x.scalar_type()) return {};
-  const auto* memory = dynamic_cast<const FixedMemory*>(&context.cache->layer(o.layer));
+  auto* memory = dynamic_cast<CacheMemory*>(&context.cache->layer(o.layer));
   if (memory == nullptr) return {};
-  const auto [k, v] = memory->fixed_memory();
+  const auto [k, v] = memory->memory();
   if (!k.defined() || k.size(0) != in.x.size(0)) return {};
   const GatedMLP& mlp = parts_.mlp;
   DecoderLayerParts parts{.input_norm = parts_.input_norm.weight,
@@ -63,7 +80,7 @@ Tensor DecoderStep::forward(const HiddenState& in, const ForwardContext& context
                           .sin = rope.sin,
                           .k_cache = k,
                           .v_cache = v,
-                          .position = context.cache->positions(),
+                          .position = context.cache->position(),
                           .post_norm = parts_.post_norm.weight,
                           .gate = mlp.gate_proj.weight,
                           .gate_bias = mlp.gate_proj.bias,
@@ -74,7 +91,9 @@ Tensor DecoderStep::forward(const HiddenState& in, const ForwardContext& context
                           .eps = eps_,
                           .activation = activation_};
   parts_.attention.add_to(parts);
-  return slot_(in.residual.defined() ? at::add(in.residual, in.x) : in.x, parts);
+  Tensor out = slot_(in.residual.defined() ? at::add(in.residual, in.x) : in.x, parts);
+  memory->wrote_one();
+  return out;
 }
 
 }  // namespace hotswap

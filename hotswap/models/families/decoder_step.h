@@ -21,9 +21,11 @@ class DecoderStep {
   };
   DecoderStep(Module* owner, const ModelConfig& config, const Parts& parts);
   // The hidden state behind the layer; undefined where the layer's parts are to do it.
+  void tensors_changed();  // of the parts
   Tensor forward(const HiddenState& in, const ForwardContext& context) const;
 
  private:
+  bool packed() const;
   Parts parts_;
   double eps_;
   std::string activation_;  // "silu", "gelu_tanh", or another

@@ -70,8 +70,8 @@ TensorRules gguf_interleaved_rules(const ModelConfig& c) {
     return [heads](const at::Tensor& rows) { return half_split_rows(rows, heads); };
   };
   TensorRules rules = {
-      TensorRule::rename("blk.*.attn_q", "model.layers.*.self_attn.q_proj", half_split(c.num_attention_heads)),
-      TensorRule::rename("blk.*.attn_k", "model.layers.*.self_attn.k_proj", half_split(c.num_key_value_heads))};
+      TensorRule::move_rows("blk.*.attn_q", "model.layers.*.self_attn.q_proj", half_split(c.num_attention_heads)),
+      TensorRule::move_rows("blk.*.attn_k", "model.layers.*.self_attn.k_proj", half_split(c.num_key_value_heads))};
   rules.insert(rules.end(), gguf_decoder_rules().begin(), gguf_decoder_rules().end());
   return rules;
 }

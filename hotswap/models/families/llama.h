@@ -23,6 +23,11 @@ class LlamaBlock : public Block {
     return self_attn_->make_cache_layer(options);
   }
 
+ protected:
+  void on_tensors_changed() override {
+    if (step_) step_->tensors_changed();
+  }
+
  private:
   Tensor scaled(const Tensor& branch) const;
   double residual_multiplier_;

@@ -123,6 +123,16 @@ class RuledCheckpoint : public Checkpoint {
     if (source.width > 0) tensor = tensor.narrow(0, source.begin, source.width);
     return changes ? source.rule->change(tensor).to(dtype) : tensor;
   }
+  at::Tensor packed(const std::string& name) const override {
+    const Source& source = source_of(name);
+    const bool decoded = is_kind(source, TensorRule::Kind::kDecode);
+    const bool changes = source.rule != nullptr && source.rule->change;
+    if (decoded || is_stack(source) || (changes && !source.rule->moves_rows)) return {};
+    at::Tensor bytes = raw_->packed(source.first());
+    if (!bytes.defined()) return {};
+    if (source.width > 0) bytes = bytes.narrow(0, source.begin, source.width).clone();
+    return changes ? source.rule->change(bytes) : bytes;
+  }
   bool is_file_memory(const std::string& name, at::ScalarType dtype) const override {
     const Source& source = source_of(name);
     const bool decoded = is_kind(source, TensorRule::Kind::kDecode);

@@ -34,6 +34,12 @@ struct TensorRule {
   static TensorRule rename(std::string from, std::string to, Change change = nullptr) {
     return {Kind::kRename, {std::move(from)}, {std::move(to)}, std::move(change)};
   }
+  // The same where `change` moves whole rows and nothing else: it does so to packed ones too.
+  static TensorRule move_rows(std::string from, std::string to, Change change) {
+    TensorRule rule = rename(std::move(from), std::move(to), std::move(change));
+    rule.moves_rows = true;
+    return rule;
+  }
   // Each of `from` has one * more than `to`: its last one counts 0, 1, ... along a new first dimension. Several lie one
   // behind the other along the second, all of one shape.
   static TensorRule stack(std::vector<std::string> from, std::string to) {
@@ -52,6 +58,7 @@ struct TensorRule {
   std::vector<std::string> from, to;
   Change change = nullptr;
   Decode decoder = {};
+  bool moves_rows = false;
 };
 using TensorRules = std::vector<TensorRule>;
 

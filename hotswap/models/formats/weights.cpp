@@ -3,6 +3,7 @@
 #include <set>
 
 #include "hotswap/base/error.h"
+#include "hotswap/layers/linear.h"
 #include "hotswap/models/formats/safetensors_dtype.h"
 
 namespace hotswap {
@@ -55,6 +56,7 @@ class GgufCheckpoint : public Checkpoint {
     const bool direct = dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
     return file_.tensor(name, direct ? dtype : at::kFloat).to(dtype);
   }
+  at::Tensor packed(const std::string& name) const override { return file_.packed(name); }
   bool is_file_memory(const std::string&, at::ScalarType) const override { return false; }
   std::string where() const override { return file_.path().string(); }
   const GgufFile* gguf() const override { return &file_; }
@@ -185,11 +187,27 @@ std::unique_ptr<const Checkpoint> open_checkpoint(const std::filesystem::path& f
                                       : "save the model with save_pretrained of transformers >= 4.34"});
 }
 
+namespace {
+
+// Whose weights may be bytes: that of another module is read by more than a product.
+std::set<const Tensor*> packable_weights(Module& module) {
+  std::set<const Tensor*> found;
+  module.each_module([&](const std::string&, Module& part) {
+    if (const auto* linear = dynamic_cast<const Linear*>(&part)) found.insert(&linear->weight);
+    if (const auto* embedding = dynamic_cast<const Embedding*>(&part)) found.insert(&embedding->weight);
+  });
+  return found;
+}
+
+}  // namespace
+
 void load_into(Module& module, const Checkpoint& checkpoint, const LoadOptions& options) {
   const std::vector<Plan> plan = Planner(checkpoint, options).make(module);
+  const std::set<const Tensor*> packable = options.packed ? packable_weights(module) : std::set<const Tensor*>();
   std::map<std::string, Tensor> loaded;  // tied tensors are one
   for (const auto& [to, from, keeps_dtype] : plan) {
     Tensor& tensor = loaded[from];
+    if (!tensor.defined() && packable.contains(to)) tensor = checkpoint.packed(from);
     if (!tensor.defined()) {
       const at::ScalarType stored = checkpoint.dtype(from);
       const bool changes = options.dtype && at::isFloatingType(stored);
@@ -200,6 +218,7 @@ void load_into(Module& module, const Checkpoint& checkpoint, const LoadOptions& 
     }
     *to = tensor;
   }
+  module.tensors_changed();
 }
 
 TensorMap named_tensors(Module& module) {

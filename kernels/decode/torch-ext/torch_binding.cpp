@@ -39,11 +39,21 @@ struct Call {
     return t->data_ptr();
   }
   Weight weight(const Tensor& t, const OptTensor& bias, int64_t out, int64_t in, const char* name) const {
+    if (t.scalar_type() == kernels::ScalarType::Byte) return packed(t, bias, out, in, name);
     same(t, name);
     check(t.dim() == 2 && t.size(1) == in && (out == 0 || t.size(0) == out) && (t.stride(1) == 1 || in == 1), kOp,
           ": wanted ", name, " [", out == 0 ? "out" : std::to_string(out), ", ", in, "], rows without gaps; got ",
           shape_of(t), "; check the layer's sizes");
     return {t.data_ptr(), vector(bias, t.size(0), "a bias"), t.size(0), t.stride(0)};
+  }
+  Weight packed(const Tensor& t, const OptTensor& bias, int64_t out, int64_t in, const char* name) const {
+    kernels::check_device(t, device, kOp);
+    const auto packing = t.dim() == 2 ? kernels::packing_of(in, t.size(1)) : kernels::Packing::kNone;
+    check(device.is_cpu() && packing != kernels::Packing::kNone && (out == 0 || t.size(0) == out) && t.stride(1) == 1,
+          kOp, ": wanted ", name, " packed as [", out == 0 ? "out" : std::to_string(out), ", bytes of ", in,
+          " weights in Q8_0, Q4_0 or Q4_1] on the CPU; got ", shape_of(t), " on ", device,
+          "; check the layer's sizes, or dequantise it");
+    return {t.data_ptr(), vector(bias, t.size(0), "a bias"), t.size(0), t.stride(0), packing};
   }
   CacheRows cache(const Tensor& t, const Layer& a, const char* name) const {
     same(t, name);
@@ -58,37 +68,18 @@ struct Call {
 void run_cpu(const Layer& a) {
   check(*a.position >= 0 && *a.position < a.capacity, kOp, ": wanted a position from 0 to ", a.capacity - 1, "; got ",
         *a.position, "; make the cache longer");
-  const int64_t rows = a.rows, queries = a.heads * a.head_dim;
-  const int64_t qkv = a.q.out + a.k.out + a.v.out, ffn = a.gate.out, widest = std::max({a.hidden, queries, ffn});
-  std::vector<float> x(size_t(rows * widest));
-  std::vector<char> room(size_t((rows * (a.hidden + ffn)) * kernels::size_of(a.dtype)));
-  void *normed = room.data(), *ups = room.data() + rows * a.hidden * kernels::size_of(a.dtype);
-  const auto at = [&](void* y, int64_t n) { return static_cast<char*>(y) + n * kernels::size_of(a.dtype); };
-  const auto product = [&](const Weight& w, void* y, int64_t y_stride, int64_t in, const void* residual) {
-    const Product p{a.dtype, x.data(), w, residual, y, y_stride, rows, in};
-    kernels::parallel_rows(w.out, in, [&](int64_t begin, int64_t end) { table().product(p, begin, end); });
-  };
-  const auto prepare = [&](const void* from, int64_t n) { table().prepare(x.data(), from, a.dtype, rows, n); };
-
-  table().norm(normed, a.x, a.input_norm, a.eps, a.dtype, rows, a.hidden);
-  prepare(normed, a.hidden);
-  product(a.q, a.qkv, qkv, a.hidden, nullptr);
-  product(a.k, at(a.qkv, a.q.out), qkv, a.hidden, nullptr);
-  product(a.v, at(a.qkv, a.q.out + a.k.out), qkv, a.hidden, nullptr);
-  kernels::parallel_rows(rows * a.kv_heads, 2 * (*a.position + 1) * a.head_dim, [&](int64_t begin, int64_t end) {
-    std::vector<float> weights(size_t(*a.position + 1));
-    table().attend(a, weights.data(), begin, end);
+  // A thread for each kGrain weights, as a product alone would have: more would only wait for each other.
+  const int64_t weights = a.hidden * (a.q.out + a.k.out + a.v.out + 3 * a.gate.out) + a.o.out * a.q.out;
+  const int64_t threads = torch::stable::get_num_threads(), worth = weights * a.rows / kernels::kGrain;
+  kernels::Team team{.members = std::clamp<int64_t>(worth, 1, threads)};
+  const int64_t own = table().own_bytes(a), up = a.rows * a.gate.out * kernels::size_of(a.dtype), line = 64;
+  thread_local std::vector<char> memory;  // reused: a step makes a call for each layer
+  memory.resize(size_t(team.members * own + up + line));
+  char* const aligned = memory.data() + (line - reinterpret_cast<uintptr_t>(memory.data()) % line) % line;
+  const Room room{.up = aligned + team.members * own, .mine = aligned, .mine_stride = own};
+  torch::stable::parallel_for(0, team.members, 1, [&](int64_t begin, int64_t end) {
+    table().layer(a, room, {team, begin, end - begin});
   });
-  prepare(a.attended, queries);
-  product(a.o, a.h, a.hidden, queries, a.x);
-  table().norm(normed, a.h, a.post_norm, a.eps, a.dtype, rows, a.hidden);
-  prepare(normed, a.hidden);
-  product(a.gate, a.gated, ffn, a.hidden, nullptr);
-  product(a.up, ups, ffn, a.hidden, nullptr);
-  kernels::parallel_rows(rows * ffn, 1,
-                         [&](int64_t begin, int64_t end) { table().gate(a.gated, ups, a.act, a.dtype, begin, end); });
-  prepare(a.gated, ffn);
-  product(a.down, a.out, a.hidden, ffn, a.h);
 }
 
 Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tensor& q, const OptTensor& q_bias,

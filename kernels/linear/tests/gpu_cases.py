@@ -3,6 +3,7 @@
 WIDE = r"few_rows_kernel<.*BFloat16, 8, "
 WIDER = False
 STORES_FEW = True
+CPU_ONLY = ("packed_linear",)
 SPILLS = {r"few_rows_kernel<.*, 16, ": 16}  # two registers, of 64 that leave room for the next launch beside it
 
 

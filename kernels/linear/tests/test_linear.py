@@ -39,6 +39,19 @@ def test_layer_under_inference(package):
         torch.testing.assert_close(layer(x), want.detach())
 
 
+def test_packed_weights_are_the_numbers_of_their_blocks(ops):
+    torch.manual_seed(0)
+    d, q = torch.randn(7, 3, 1).half(), torch.randint(-128, 128, (7, 3, 32), dtype=torch.int8)
+    blocks = torch.cat([d.view(torch.uint8), q.view(torch.uint8)], -1).reshape(7, -1)  # Q8_0
+    x, bias = torch.randn(2, 96), torch.randn(7)
+    before = ops.call_count("packed_linear")
+    y = ops.packed_linear(x, blocks, bias)
+    assert ops.call_count("packed_linear") == before + 1
+    want = torch.nn.functional.linear(x.double(), (d.double() * q.double()).reshape(7, 96), bias.double())
+    assert (y - want).norm() <= 2e-6 * want.norm()  # float32 sums
+    torch.library.opcheck(ops.packed_linear.default, (x, blocks, None))
+
+
 def test_opcheck(ops):
     for rows in (1, 6):
         args = torch.randn(rows, 33, requires_grad=True), torch.randn(5, 33, requires_grad=True), torch.randn(5)

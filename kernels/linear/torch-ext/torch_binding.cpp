@@ -129,8 +129,57 @@ std::tuple<Tensor, Tensor, Tensor> linear_bwd(const Tensor& dy, const Tensor& x,
   return {dx, dweight, torch::stable::sum(dy2, torch::headeronly::IntHeaderOnlyArrayRef(&first, 1), false)};
 }
 
+// Bytes of a weight's blocks, as they lie in a GGUF file.
+Tensor packed_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  constexpr const char* kOp = "packed_linear";
+  check(weight.dim() == 2 && weight.scalar_type() == kernels::ScalarType::Byte && x.dim() >= 1, kOp,
+        ": wanted x [..., in] and weight [out, bytes of a row] in uint8; got ", kernels::shape_of(x), " and ",
+        kernels::shape_of(weight), " in torch dtype number ", int(weight.scalar_type()),
+        "; give it a GGUF tensor's blocks as they are");
+  const kernels::DType dtype = kernels::dtype_of(x, "packed_linear: x");
+  const Rows in = kernels::as_rows(x, "packed_linear: x");
+  kernels::check_device(weight, kernels::cpu(), "packed_linear: weight");
+  const int64_t out = weight.size(0), blocks = in.cols / kernels::kPackedBlock;
+  const kernels::Packing packing = kernels::packing_of(in.cols, weight.size(1));
+  check(packing != kernels::Packing::kNone, kOp, ": wanted rows of ", in.cols,
+        " weights in blocks of 32: ", 34 * blocks, " bytes of Q8_0, ", 18 * blocks, " of Q4_0 or ", 20 * blocks,
+        " of Q4_1; got x ", kernels::shape_of(x), " and weight ", kernels::shape_of(weight),
+        "; check the layer's sizes, or dequantise the weight");
+  check(!bias || (bias->dim() == 1 && bias->size(0) == out && bias->scalar_type() == x.scalar_type()), kOp,
+        ": wanted bias [", out, "] in x's dtype; check the layer's sizes");
+  const Tensor blocks_of_rows = weight.stride(1) == 1 ? weight : torch::stable::contiguous(weight);
+  const Tensor contiguous_bias = bias ? torch::stable::contiguous(*bias) : Tensor(weight);
+  Tensor y = output(x, out, dtype, kernels::cpu());
+  if (in.rows == 0 || out == 0) return y;
+
+  thread_local std::vector<float> widened;
+  widened.resize(in.rows * in.cols);
+  float* const numbers = widened.data();
+  kernels::parallel_rows(in.rows, in.cols, [&](int64_t begin, int64_t end) {
+    table().widen(numbers + begin * in.cols, in.read<char>() + begin * in.stride * kernels::size_of(dtype), dtype,
+                  end - begin, in.cols, in.stride);
+  });
+  const linear::Packed args{.dtype = dtype,
+                            .packing = packing,
+                            .x = numbers,
+                            .w = blocks_of_rows.data_ptr(),
+                            .bias = bias ? contiguous_bias.data_ptr() : nullptr,
+                            .y = y.data_ptr(),
+                            .rows = in.rows,
+                            .in = in.cols,
+                            .out = out,
+                            .w_stride = blocks_of_rows.stride(0)};
+  kernels::parallel_rows(out, in.rows * in.cols, [&](int64_t begin, int64_t end) {
+    thread_local std::vector<float> room;
+    if (in.rows > linear::kMaxRows) room.resize(linear::kRoom * in.cols);
+    table().packed(args, room.data(), begin, end);
+  });
+  return y;
+}
+
 constexpr std::array kOps{
     kernels::op<&linear_op>("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
+    kernels::cpu_op<&packed_linear>("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
     kernels::op<&linear_bwd>(
         "linear_bwd(Tensor dy, Tensor x, Tensor weight, bool with_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)"),
 };

@@ -21,6 +21,6 @@ def _backward(ctx, dy):
     return dx, dweight, dbias if ctx.with_bias else None
 
 
-_package.register({"linear": _linear_fake, "linear_bwd": _linear_bwd_fake}, {"linear": (_backward, _setup)})
+_package.register({"linear": _linear_fake, "packed_linear": _linear_fake, "linear_bwd": _linear_bwd_fake}, {"linear": (_backward, _setup)})
 
 __all__ = ["layers"]

@@ -1,4 +1,5 @@
-// The element types of ggml, and the way back from those that are quantised.
+// The element types of ggml, and the way back from those that are quantised. Of some a matrix may stay packed in memory
+// as it lies in a GGUF file: bytes [out, in / 32 * bytes of a block], uint8.
 //
 //   F32 F16 BF16    as they are
 //   Q8_0            32 weights: float16 d, 32 x int8 q:                                       w = d * q
@@ -8,7 +9,7 @@
 // Computed in float32 (each d * q is exact there), then rounded once, to nearest even, to the wanted type.
 #pragma once
 
-#include <c10/core/ScalarType.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <string>
@@ -34,5 +35,11 @@ struct Dequantise {
   int64_t numel;         // a multiple of the block
 };
 void dequantise(const Dequantise& job);  // with torch's threads
+
+// May a matrix of this type stay packed? Q8_0, Q4_0 and Q4_1.
+bool stays_packed(const GgufType& type);
+inline bool is_packed(const at::Tensor& weight) { return weight.defined() && weight.scalar_type() == at::kByte; }
+// Packed rows of `in` weights -> [rows, in]; the type is the one whose blocks have so many bytes. float64 too.
+at::Tensor dequantised(const at::Tensor& packed, int64_t in, at::ScalarType dtype);
 
 }  // namespace hotswap

@@ -1,0 +1,178 @@
+// Products with packed weights, y = x w^T + bias. A weight is what its block says, as float32: the scale times the
+// number is exact there, and Q4_1's minimum is added with one rounding, as in the dequantised form. Products and sums
+// are float32 in an order that does not depend on the number of rows or threads.
+// Included by files that are compiled once per ISA.
+#pragma once
+
+#include "kernels/common/cpu/vec.h"
+#include "kernels/common/packing.h"
+
+namespace kernels::HOTSWAP_ISA {
+
+struct PackedRows {
+  DType dtype;  // of bias and y
+  Packing packing;
+  const float* x;    // [rows, in]
+  const void* w;     // [out, in / 32] blocks, rows w_stride bytes apart
+  const void* bias;  // [out] or null
+  void* y;           // [rows, out], rows y_stride elements apart
+  int64_t rows, in, w_stride, y_stride;
+  float* room;  // [kChunk, in] where rows > kStreamedRows
+};
+
+constexpr int64_t kStreamedRows = 4;  // so many rows use a block as it is decoded; for more it is kept decoded
+constexpr int64_t kChunk = 16;        // outputs whose weights are decoded at once
+
+constexpr int kHalf = 16 / kLanes;  // vectors of half a block
+
+HOTSWAP_INLINE F half_everywhere(const uint8_t* p) {
+  Half h;
+  __builtin_memcpy(&h, p, sizeof h);
+#if HOTSWAP_AVX512
+  return (F)_mm512_maskz_cvtph_ps(kAllLanes, _mm256_set1_epi16((short)h.bits));
+#elif HOTSWAP_AVX2
+  return (F)_mm256_cvtph_ps(_mm_set1_epi16((short)h.bits));
+#else
+  return splat<F>(to_float(h));
+#endif
+}
+
+typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+HOTSWAP_INLINE I bytes_at(const uint8_t* p) {  // as signed numbers
+#if HOTSWAP_AVX512
+  return (I)_mm512_maskz_cvtepi8_epi32(kAllLanes, _mm_loadu_si128((const __m128i*)p));
+#elif HOTSWAP_AVX2
+  return (I)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+  Bytes bytes;
+  __builtin_memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(bytes, I);
+#endif
+}
+
+// A block's weights: kHalf vectors of the first 16, kHalf of the others.
+template <Packing kPacking>
+HOTSWAP_INLINE void unpack(const void* block, F (&w)[2 * kHalf]) {
+  const uint8_t* p = static_cast<const uint8_t*>(block);
+  if constexpr (kPacking == Packing::kNone) {
+    for (int i = 0; i < 2 * kHalf; ++i) w[i] = load(static_cast<const float*>(block) + i * kLanes);
+  } else if constexpr (kPacking == Packing::kQ8_0) {
+    const F d = half_everywhere(p);
+    for (int i = 0; i < 2 * kHalf; ++i) w[i] = d * __builtin_convertvector(bytes_at(p + 2 + i * kLanes), F);
+  } else {
+    constexpr bool kMinimum = kPacking == Packing::kQ4_1;
+    const F d = half_everywhere(p), m = kMinimum ? half_everywhere(p + 2) : -8.f * d;
+    const uint8_t* q = p + (kMinimum ? 4 : 2);
+#if HOTSWAP_AVX512
+    // The 16 weights that there may be, looked up by the lowest four bits of each lane.
+    const F count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const __m512 table = (__m512)(d * count + m);
+    const I both = bytes_at(q);
+    w[0] = (F)_mm512_maskz_permutexvar_ps(kAllLanes, (__m512i)both, table);
+    w[1] = (F)_mm512_maskz_permutexvar_ps(kAllLanes, (__m512i)(both >> 4), table);
+#else
+    for (int i = 0; i < kHalf; ++i) {
+      const I both = bytes_at(q + i * kLanes);
+      w[i] = d * __builtin_convertvector(both & 15, F) + m;
+      w[kHalf + i] = d * __builtin_convertvector((both >> 4) & 15, F) + m;
+    }
+#endif
+  }
+}
+
+// A number in memory of a type that is known at run time: once an output, not in the inner loop.
+HOTSWAP_INLINE float number_at(const void* p, DType dtype, int64_t i) {
+  if (dtype == DType::kFloat32) return static_cast<const float*>(p)[i];
+  if (dtype == DType::kBFloat16) return to_float(static_cast<const BFloat16*>(p)[i]);
+  return to_float(static_cast<const Half*>(p)[i]);
+}
+HOTSWAP_INLINE void put_number(void* p, DType dtype, int64_t i, float v) {
+  if (dtype == DType::kFloat32) {
+    static_cast<float*>(p)[i] = v;
+  } else if (dtype == DType::kBFloat16) {
+    static_cast<BFloat16*>(p)[i] = from_float<BFloat16>(v);
+  } else {
+    static_cast<Half*>(p)[i] = from_float<Half>(v);
+  }
+}
+
+template <int kRows, int kOuts, Packing kPacking>
+HOTSWAP_INLINE void packed_dot(const PackedRows& a, int64_t out, int64_t apart) {
+  constexpr int64_t kBytes = packed_bytes(kPacking), kAheadOfBlock = 1024;
+  const char* w = static_cast<const char*>(a.w) + out * a.w_stride;
+  F s0[kOuts][kRows] = {}, s1[kOuts][kRows] = {};
+  const float* x = a.x;
+  for (const char* last = w + a.in / kPackedBlock * kBytes; w < last; w += kBytes, x += kPackedBlock) {
+#pragma GCC unroll 8
+    for (int o = 0; o < kOuts; ++o) {
+      const char* block = w + o * apart * a.w_stride;
+      if constexpr (kPacking != Packing::kNone) __builtin_prefetch(block + kAheadOfBlock);
+      F v[2 * kHalf];
+      unpack<kPacking>(block, v);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        for (int i = 0; i < kHalf; ++i) {
+          s0[o][r] += v[i] * load(x + r * a.in + i * kLanes);
+          s1[o][r] += v[kHalf + i] * load(x + r * a.in + 16 + i * kLanes);
+        }
+      }
+    }
+  }
+  for (int o = 0; o < kOuts; ++o) {
+    const int64_t at = out + o * apart;
+    const float bias = a.bias == nullptr ? 0.f : number_at(a.bias, a.dtype, at);
+    for (int r = 0; r < kRows; ++r) put_number(a.y, a.dtype, r * a.y_stride + at, sum(s0[o][r] + s1[o][r]) + bias);
+  }
+}
+
+// As in few_rows.h the outputs of a step lie in as many parts of the matrix, so that several pages are on their way.
+template <int kRows, Packing kPacking>
+HOTSWAP_INLINE void packed_outputs(const PackedRows& a, int64_t begin, int64_t end) {
+  constexpr int kRegisters = kLanes == 16 ? 16 : 8, kOuts = kRegisters / 2 / kRows;  // two accumulators an output
+  const int64_t part = (end - begin) / kOuts;
+  for (int64_t out = begin; out < begin + part; ++out) packed_dot<kRows, kOuts, kPacking>(a, out, part);
+  for (int64_t out = begin + part * kOuts; out < end; ++out) packed_dot<kRows, 1, kPacking>(a, out, 0);
+}
+
+// At most kStreamedRows of them.
+template <Packing kPacking>
+HOTSWAP_INLINE void packed_few(const PackedRows& a, int64_t begin, int64_t end) {
+  if (a.rows == 1) return packed_outputs<1, kPacking>(a, begin, end);
+  if (a.rows == 2) return packed_outputs<2, kPacking>(a, begin, end);
+  if (a.rows == 3) return packed_outputs<3, kPacking>(a, begin, end);
+  packed_outputs<4, kPacking>(a, begin, end);
+}
+
+template <Packing kPacking>
+HOTSWAP_INLINE void unpack_row(float* to, const void* from, int64_t in) {
+  const char* block = static_cast<const char*>(from);
+  for (int64_t i = 0; i < in; i += kPackedBlock, block += packed_bytes(kPacking)) {
+    F v[2 * kHalf];
+    unpack<kPacking>(block, v);
+    for (int j = 0; j < 2 * kHalf; ++j) store(to + i + j * kLanes, v[j]);
+  }
+}
+
+// Outputs [begin, end) of every row.
+HOTSWAP_INLINE void packed_product(const PackedRows& a, int64_t begin, int64_t end) {
+  with_packing(a.packing, [&]<Packing kPacking>() HOTSWAP_LAMBDA {
+    if (a.rows <= kStreamedRows) return packed_few<kPacking>(a, begin, end);
+    for (int64_t out = begin; out < end; out += kChunk) {
+      const int64_t count = end - out < kChunk ? end - out : kChunk;
+      for (int64_t i = 0; i < count; ++i) {
+        unpack_row<kPacking>(a.room + i * a.in, static_cast<const char*>(a.w) + (out + i) * a.w_stride, a.in);
+      }
+      PackedRows chunk = a;
+      chunk.packing = Packing::kNone, chunk.w = a.room, chunk.w_stride = a.in * int64_t(sizeof(float));
+      chunk.bias = a.bias == nullptr ? nullptr : static_cast<const char*>(a.bias) + out * size_of(a.dtype);
+      for (int64_t r = 0; r < a.rows; r += kStreamedRows) {
+        chunk.rows = a.rows - r < kStreamedRows ? a.rows - r : kStreamedRows;
+        chunk.x = a.x + r * a.in;
+        chunk.y = static_cast<char*>(a.y) + (r * a.y_stride + out) * size_of(a.dtype);
+        packed_few<Packing::kNone>(chunk, 0, count);
+      }
+    }
+  });
+}
+
+}  // namespace kernels::HOTSWAP_ISA

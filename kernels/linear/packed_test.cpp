@@ -1,0 +1,113 @@
+// Products with packed weights, against float64 of the numbers that the blocks mean.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/eye.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/zeros.h>
+
+#include "kernels/common/testing/packed_weight.h"
+#include "kernels/common/testing/testing.h"
+
+namespace kernels::testing {
+namespace {
+
+constexpr at::ScalarType kDTypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
+
+class PackedLinear : public ::testing::Test {
+  void SetUp() override {
+    if (on_cuda()) GTEST_SKIP() << "packed weights are multiplied on the CPU alone";
+  }
+};
+
+Tensor call(const Tensor& x, const Tensor& bytes, const Tensor& bias = {}) {
+  return package().call("packed_linear", x, bytes, bias.defined() ? c10::IValue(bias) : c10::IValue())[0];
+}
+
+// linear.h states the bound; number by number.
+void expect_within_bound(const Tensor& y, const Tensor& x, const PackedWeight& w, const Tensor& bias,
+                         const std::string& what) {
+  const Tensor wide = x.to(at::kDouble),
+               wide_bias = bias.defined() ? bias.to(at::kDouble) : at::zeros({1}, at::kDouble);
+  const Tensor want = wide.matmul(w.numbers.t()) + wide_bias;
+  const Tensor terms = wide.abs().matmul(w.numbers.t().abs()) + wide_bias.abs();
+  const double last = y.scalar_type() == at::kFloat ? 0x1p-24 : y.scalar_type() == at::kBFloat16 ? 0x1p-8 : 0x1p-11;
+  const double tiny = y.scalar_type() == at::kHalf ? 0x1p-25 : 0;  // where float16 has no more bits to lose
+  const Tensor bound = want.abs() * last * (1 + 0x1p-7) + terms * (double(x.size(-1)) / 8 + 8) * 0x1p-24 + tiny;
+  EXPECT_TRUE(((y.to(at::kDouble) - want).abs() <= bound).all().item<bool>()) << what;
+}
+
+// Rows on both sides of what is streamed, one block and many, outputs that fill no step and no chunk.
+TEST_F(PackedLinear, IsWithinItsBoundOfFloat64) {
+  for (const std::string packing : {"Q8_0", "Q4_0", "Q4_1"}) {
+    for (const auto dtype : kDTypes) {
+      for (const int64_t rows : {1, 2, 3, 4, 5, 9}) {
+        for (const auto& [out, in] :
+             std::vector<std::pair<int64_t, int64_t>>{{1, 32}, {7, 64}, {35, 576}, {19, 1056}}) {
+          for (const bool with_bias : {false, true}) {
+            const PackedWeight w = random_weight(packing, out, in);
+            const Tensor x = random_tensor({rows, in}, dtype),
+                         bias = with_bias ? random_tensor({out}, dtype) : Tensor();
+            const int64_t before = package().call_count("packed_linear");
+            const Tensor y = call(x, w.bytes, bias);
+            EXPECT_EQ(package().call_count("packed_linear"), before + 1);
+            ASSERT_EQ(y.scalar_type(), dtype);
+            ASSERT_EQ(y.sizes(), at::IntArrayRef({rows, out}));
+            expect_within_bound(y, x, w, bias,
+                                packing + ", rows " + std::to_string(rows) + ", in " + std::to_string(in));
+          }
+        }
+      }
+    }
+  }
+}
+
+// What a block means is exact: one weight at a time comes out as its dequantised form has it.
+TEST_F(PackedLinear, EachWeightIsItsDequantisedFormBitForBit) {
+  for (const std::string packing : {"Q8_0", "Q4_0", "Q4_1"}) {
+    const PackedWeight w = random_weight(packing, 5, 64);
+    expect_equal(call(at::eye(64), w.bytes), w.numbers.t().to(at::kFloat).contiguous(), packing);
+    for (int64_t i = 0; i < 64; ++i) {
+      expect_equal(call(at::eye(64).narrow(0, i, 1), w.bytes), w.numbers.t().narrow(0, i, 1).to(at::kFloat), packing);
+    }
+  }
+}
+
+TEST_F(PackedLinear, ARowHasTheSameBitsInAnyCompany) {
+  const PackedWeight w = random_weight("Q4_1", 37, 576);
+  const Tensor x = random_tensor({11, 576}, at::kBFloat16), all = call(x, w.bytes);
+  for (int64_t row = 0; row < 11; ++row) {
+    expect_equal(call(x.narrow(0, row, 1), w.bytes), all.narrow(0, row, 1), "row " + std::to_string(row));
+  }
+  expect_same_with_any_threads([&] { return Tensors{call(x.narrow(0, 0, 2), w.bytes), call(x, w.bytes)}; }, "packed");
+}
+
+TEST_F(PackedLinear, EveryLayoutGivesTheSame) {
+  for (const auto dtype : kDTypes) {
+    const PackedWeight w = random_weight("Q4_0", 9, 64);
+    for (const int64_t rows : {3, 6}) {
+      const Tensor x = random_tensor({rows, 64}, dtype), want = call(x, w.bytes);
+      for (const auto& [name, lay_out] : layouts()) {
+        expect_equal(call(lay_out(x), w.bytes), want, std::string("x ") + name);
+        expect_equal(call(x, lay_out(w.bytes)), want, std::string("weight ") + name);
+      }
+    }
+  }
+}
+
+TEST_F(PackedLinear, EmptyShapes) {
+  const Tensor bytes = at::zeros({3, 34}, at::kByte);
+  EXPECT_EQ(call(at::zeros({0, 32}), bytes).sizes(), at::IntArrayRef({0, 3}));
+  EXPECT_EQ(call(at::zeros({2, 1, 32}), at::zeros({0, 18}, at::kByte)).sizes(), at::IntArrayRef({2, 1, 0}));
+}
+
+TEST_F(PackedLinear, RefusesWhatDoesNotFit) {
+  const Tensor bytes = at::zeros({3, 40}, at::kByte);
+  expect_refusal([&] { call(at::zeros({1, 32}), bytes); }, {"34 bytes of Q8_0, 18 of Q4_0 or 20 of Q4_1", "[3, 40]"});
+  expect_refusal([&] { call(at::zeros({1, 33}), bytes); }, {"blocks of 32", "[1, 33]"});
+  expect_refusal([&] { call(at::zeros({1, 0}), bytes); }, {"blocks of 32"});
+  expect_refusal([&] { call(at::zeros({1, 64}), at::zeros({3, 40})); }, {"uint8"});
+  expect_refusal([&] { call(at::zeros({1, 64}), bytes, at::zeros({4})); }, {"wanted bias [3]"});
+  expect_refusal([&] { call(at::zeros({1, 64}, at::kLong), bytes); }, {"float32, bfloat16 or float16"});
+}
+
+}  // namespace
+}  // namespace kernels::testing
