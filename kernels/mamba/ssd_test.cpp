@@ -1,8 +1,10 @@
 // State space duality against the recurrence in float64 (tests/ssd_oracle.h), and what it refuses.
 #include <ATen/ops/cat.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/rand.h>
+#include <sys/mman.h>
 
 #include "kernels/mamba/tests/ssd_oracle.h"
 
@@ -259,6 +261,28 @@ TEST(Ssd, SoftplusIsExactEverywhere) {
   const Tensor y = forward(s)[0].flatten().to(at::kDouble),
                want = at::softplus(s.in[kDt].flatten().to(at::kDouble), 1, 20);
   EXPECT_LE(((y - want) / want).abs().max().item<double>(), 4e-7);
+}
+
+// The same numbers with nothing readable behind the last one.
+Tensor at_the_end_of_a_page(const Tensor& t) {
+  constexpr int64_t kPage = 4096;
+  const int64_t bytes = t.numel() * t.element_size(), whole = (bytes + kPage - 1) / kPage * kPage;
+  void* memory = mmap(nullptr, whole + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  EXPECT_NE(memory, MAP_FAILED);
+  EXPECT_EQ(mprotect(static_cast<char*>(memory) + whole, kPage, PROT_NONE), 0);
+  const auto give_back = [memory, whole](void*) { munmap(memory, whole + kPage); };
+  return at::from_blob(static_cast<char*>(memory) + whole - bytes, t.sizes(), give_back, t.options()).copy_(t);
+}
+
+TEST(Ssd, ReadsNothingBehindItsInputs) {
+  for (const at::ScalarType dtype : kDtypes) {
+    Ssd s = problem({1, 66, 2, 3, 1, 5}, {.each_D = true, .z = true, .initial = true}, dtype);
+    for (Tensor& t : s.in) t = at_the_end_of_a_page(t);
+    const Tensor dy = at_the_end_of_a_page(random_tensor(s.in[kX].sizes(), dtype));
+    const Tensor dfinal = at_the_end_of_a_page(random_tensor(s.in[kInitial].sizes(), at::kFloat));
+    const Tensors out = forward(s, "ssd_fwd");
+    backward(s, dy, dfinal, at_the_end_of_a_page(out[2]));
+  }
 }
 
 TEST(Ssd, ChunkSizeIsAHint) {

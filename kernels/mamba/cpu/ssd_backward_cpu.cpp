@@ -197,13 +197,13 @@ void finish_group(const Backward& a, const Item& item, const Rows& r, Arrays& w)
   float ones[kChunk];
   for (float& one : ones) one = 1.f;
   const int64_t first = ((r.batch * p.length + r.first) * parts + item.group * p.blocks() + item.block) * p.state;
-  const auto finish = [&](float* to, const float* columns, auto add, const float* other) {
+  const auto finish = [&](float* to, const float* columns, auto add) {
     transpose_to(w.rows, state, columns, kChunk, state, kChunk);
-    add(w.rows, w.dG, other, state, r.count, ones);
+    add();
     for (int i = 0; i < r.count; ++i) store_row(to + first + i * parts * p.state, w.rows + i * state, p.state);
   };
-  finish(a.dB_parts, w.dB_columns, add_after, w.C);
-  finish(a.dC_parts, w.dC_columns, add_before, w.B);
+  finish(a.dB_parts, w.dB_columns, [&] { add_after(w.rows, w.dG, w.C, state, r.count, ones); });
+  finish(a.dC_parts, w.dC_columns, [&] { add_before(w.rows, w.dG, w.B, state, r.count, ones); });
 }
 
 template <class T>

@@ -82,10 +82,10 @@ static void load_rows(float* to, const Tokens& t, const Rows& r, int64_t head, i
 
 template <class T>
 static void store_row(T* to, const float* from, int64_t count) {
-  sweep(count, [&](int64_t n, auto part) HOTSWAP_LAMBDA { store(to + n, load(from + n), part); });
+  sweep(count, [&](int64_t n, auto part) HOTSWAP_LAMBDA { store(to + n, load(from + n, part), part); });
 }
 
-// to[column][row] = from[row][column]; reads whole vectors, writes what there is.
+// to[column][row] = from[row][column]
 static void transpose_to(float* to, int64_t to_row, const float* from, int64_t from_row, int64_t rows, int64_t cols) {
   for (int64_t r = 0; r < rows; r += kLanes) {
     const int high = int(least(kLanes, rows - r));
