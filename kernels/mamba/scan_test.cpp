@@ -56,6 +56,9 @@ void expect_matches(const Scan& s, at::ScalarType dtype, const Layout& lay, cons
     if (t.defined()) t = lay(t);
   }
   const Tensors got = run(s, in, lay(dy), lay(dlast));
+  // exp(Δ A) is 0 below -87. Above, A log2 e and its product with Δ are rounded, each to 2^-24 of up to 87: 1e-5 of
+  // a_t.
+  const bool fast = s.rate > 10;
   for (size_t i = 0; i < got.size(); ++i) {
     const std::string name = what + " " + kResults[i];
     if (!want[i].defined()) {
@@ -68,7 +71,8 @@ void expect_matches(const Scan& s, at::ScalarType dtype, const Layout& lay, cons
       EXPECT_LT(got[i].to(at::kDouble).norm().item<double>(), 1e-29) << name;
       continue;
     }
-    expect_close(got[i], want[i], scan_tolerance(type), name, sizes[i]);
+    const Tensor terms = sizes[i].defined() && fast ? sizes[i] * 20 : sizes[i];
+    expect_close(got[i], want[i], scan_tolerance(type) + (fast ? 1e-5 : 0), name, terms);
   }
 }
 
