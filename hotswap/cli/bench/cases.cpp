@@ -115,7 +115,9 @@ class Call {
     for (const c10::Argument& argument : wanted.arguments()) {
       const auto found = known_.find(argument.name());
       if (found != known_.end()) {
-        values.push_back(found->second);
+        // what the op writes is its own: the other side starts from the same
+        const bool is_written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+        values.push_back(is_written ? found->second.toTensor().clone() : found->second);
       } else if (argument.name().starts_with("with_")) {
         values.emplace_back(!known_.at(argument.name().substr(5)).isNone());
       } else if (argument.name() == "weight_grads") {  // as in training
