@@ -90,7 +90,7 @@ Tensor Trunk::forward(const TrunkInput& in) {
   for (const auto& layer : layers_) state = layer->forward(state, context);
   if (in.cache != nullptr) in.cache->end(time);
   const Tensor hidden = state.residual.defined() ? norm_.forward(state.x, state.residual).y : norm_.forward(state.x);
-  return hidden.to(embed_tokens.weight.scalar_type());  // of a residual in float32 too
+  return hidden.to(dtype());  // of a residual in float32 too
 }
 
 std::unique_ptr<Cache> Trunk::make_cache(const CacheOptions& options) const {
