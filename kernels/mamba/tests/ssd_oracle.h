@@ -30,6 +30,8 @@ struct Ssd {
   Settings settings;
 };
 enum Input { kX, kDt, kA, kB, kC, kD, kZ, kBias, kInitial, kInputs };
+// For the oracle alone: zeros like dt, added to it where the state decays and not where x comes in.
+constexpr int kNothing = kInputs;
 inline const char* const kNames[] = {"x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_state"};
 
 // Of each input one that all tokens share, A, D and dt_bias, has a copy a token: [batch, length, ...].
@@ -54,11 +56,13 @@ inline Tensors recurrence(const Ssd& s, const Tensors& in) {
     }
     const Tensor count = at::tensor(counts, at::kDouble).view({batch, 1, 1});
     const Tensor stay = at::tensor(stays, at::kDouble).view({batch, 1, 1, 1});
-    Tensor delta = in[kDt].select(1, t);
-    if (in[kBias].defined()) delta = delta + in[kBias].select(1, t);
-    if (s.settings.softplus) delta = at::softplus(delta, 1, 20);
-    delta = delta.clamp(s.settings.dt_min, s.settings.dt_max);  // [batch, heads]
-    const Tensor decay = (delta * in[kA].select(1, t)).exp().unsqueeze(-1).unsqueeze(-1);
+    Tensor dt = in[kDt].select(1, t);
+    if (in[kBias].defined()) dt = dt + in[kBias].select(1, t);
+    const auto delta_of = [&](const Tensor& v) {  // [batch, heads]
+      return (s.settings.softplus ? at::softplus(v, 1, 20) : v).clamp(s.settings.dt_min, s.settings.dt_max);
+    };
+    const Tensor delta = delta_of(dt), in_decay = delta_of(dt + in[kNothing].select(1, t));
+    const Tensor decay = (in_decay * in[kA].select(1, t)).exp().unsqueeze(-1).unsqueeze(-1);
     const Tensor xt = x.select(1, t), input = (delta.unsqueeze(-1) * xt).unsqueeze(-1);
     const Tensor next = stay * decay * h + input * each_head(B.select(1, t)).unsqueeze(2);
     h = count.unsqueeze(-1) * next + (1 - count.unsqueeze(-1)) * h;
@@ -76,8 +80,9 @@ inline Tensors recurrence(const Ssd& s, const Tensors& in) {
   return {length > 0 ? at::stack(ys, 1) : x * 0, h};
 }
 
-// y, final_state, then the gradients of the inputs, undefined for those not given. terms: of what each gradient of a
-// shared input is a sum of, the sizes.
+// y, final_state, then the gradients of the inputs, undefined for those not given. terms: the sizes of what a gradient
+// is a sum of. That of a shared input has one a token; those of dt and its bias have two: through the decay and through
+// x.
 struct Want {
   Tensors results, terms;
 };
@@ -93,16 +98,20 @@ inline Want oracle(const Ssd& s, const Tensor& dy, const Tensor& dfinal) {
     }
     leaves.push_back(t.defined() ? t.clone().requires_grad_(true) : t);
   }
+  leaves.push_back(at::zeros_like(leaves[kDt]).requires_grad_(true));
   Want want{recurrence(s, leaves), Tensors(2)};
   Tensor loss = (want.results[0] * dy.to(at::kDouble)).sum();
   if (dfinal.defined()) loss = loss + (want.results[1] * dfinal.to(at::kDouble)).sum();
   loss.backward();
   for (Tensor& t : want.results) t = t.detach();
+  const auto gradient = [&](int i) {
+    return !leaves[i].defined() ? Tensor() : leaves[i].grad().defined() ? leaves[i].grad() : at::zeros_like(leaves[i]);
+  };
+  const Tensor through_decay = gradient(kNothing), of_dt = through_decay.abs() + (gradient(kDt) - through_decay).abs();
   const int64_t shared[] = {0, 1};
   for (int i = 0; i < kInputs; ++i) {
-    const Tensor& leaf = leaves[i];
-    Tensor d = !leaf.defined() ? Tensor() : leaf.grad().defined() ? leaf.grad() : at::zeros_like(leaf);
-    want.terms.push_back(d.defined() && is_shared(i) ? d.abs().sum(shared) : Tensor());
+    const Tensor d = gradient(i), sizes = i == kDt || i == kBias ? of_dt : d.defined() ? d.abs() : Tensor();
+    want.terms.push_back(!d.defined() ? Tensor() : is_shared(i) ? sizes.sum(shared) : i == kDt ? sizes : Tensor());
     want.results.push_back(d.defined() && is_shared(i) ? d.sum(shared) : d);
   }
   return want;

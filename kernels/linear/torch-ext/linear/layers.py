@@ -14,4 +14,6 @@ class Linear(_package.Layer):
 
 LigerLinear = Linear
 
+HOST_ALONE = ("PackedLinear",)  # layers of the C++ host that no layer of Python's is
+
 __all__ = ["LigerLinear", "Linear"]
