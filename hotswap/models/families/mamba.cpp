@@ -65,9 +65,7 @@ TensorRules backbone_names(const ModelConfig&) {
           TensorRule::rename("backbone.embedding", "model.embed_tokens")};  // in older files
 }
 
-namespace {
-
-ModelConfig read_config(const Json& json) {
+ModelConfig read_mamba1_config(const Json& json) {
   ModelConfig c = read_mamba_config(json, /*tie_word_embeddings=*/true);
   c.mamba.state = positive(json, "state_size", 16);
   read_mamba_sizes(c, json, "expand", "time_step_rank");
@@ -75,17 +73,15 @@ ModelConfig read_config(const Json& json) {
   return c;
 }
 
-std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
+std::unique_ptr<Block> make_mamba1_block(const ModelConfig& c, int64_t layer) {
   return std::make_unique<MambaBlock>(c, std::make_unique<MambaMixer>(mamba_options(c, layer)));
 }
-
-}  // namespace
 
 extern const Family kMamba;
 const Family kMamba{.model_type = "mamba",
                     .class_name = "MambaForCausalLM",
-                    .read_config = read_config,
-                    .make_block = make_block,
+                    .read_config = read_mamba1_config,
+                    .make_block = make_mamba1_block,
                     .tensor_rules = backbone_names};
 
 }  // namespace hotswap

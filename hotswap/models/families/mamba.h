@@ -31,6 +31,10 @@ ModelConfig read_mamba_config(const Json& json, bool tie_word_embeddings);
 // sixteenth of hidden_size where the key's value is "auto".
 void read_mamba_sizes(ModelConfig& config, const Json& json, const char* width_key, const char* rank_key);
 
+// Mamba's own, which Falcon Mamba takes over: all of the config, and a block.
+ModelConfig read_mamba1_config(const Json& json);
+std::unique_ptr<Block> make_mamba1_block(const ModelConfig& config, int64_t layer);
+
 MambaOptions mamba_options(const ModelConfig& config, int64_t layer);
 
 // backbone.embeddings, backbone.layers.*, backbone.norm_f
