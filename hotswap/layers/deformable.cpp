@@ -16,12 +16,13 @@ Tensor deformable_attention(const Tensor& value, const Tensor& spatial_shapes, c
   const int64_t queries = sampling_locations.size(1), levels = sampling_locations.size(3);
   const int64_t points = sampling_locations.size(4);
   const Tensor shapes = spatial_shapes.cpu(), starts = level_start_index.cpu();
-  const Tensor grids = 2 * sampling_locations - 1;
+  const auto wide = at::promoteTypes(value.scalar_type(), sampling_locations.scalar_type());
+  const Tensor grids = 2 * sampling_locations.to(wide) - 1;
   Tensor sum;  // [batch * heads, channels, queries]
   for (int64_t level = 0; level < levels; ++level) {
     const int64_t height = shapes[level][0].item<int64_t>(), width = shapes[level][1].item<int64_t>();
     const Tensor image = value.narrow(1, starts[level].item<int64_t>(), height * width)
-                             .to(grids.scalar_type())
+                             .to(wide)
                              .permute({0, 2, 3, 1})
                              .reshape({batch * heads, channels, height, width});
     const Tensor grid = grids.select(3, level).transpose(1, 2).reshape({batch * heads, queries, points, 2});
@@ -43,6 +44,11 @@ DeformableAttention::DeformableAttention(const DeformableAttentionOptions& o)
       value_proj(o.dim, o.dim, true),
       output_proj(o.dim, o.dim, true),
       options_(o) {
+  if (o.heads < 1 || o.dim % o.heads != 0 || o.levels < 1 || o.points < 1) {
+    throw Error({.wanted = "deformable attention of heads that divide dim, and at least one level and point",
+                 .got = cat("dim ", o.dim, ", heads ", o.heads, ", levels ", o.levels, ", points ", o.points),
+                 .next = "correct the options"});
+  }
   own("sampling_offsets", sampling_offsets);
   own("attention_weights", attention_weights);
   own("value_proj", value_proj);

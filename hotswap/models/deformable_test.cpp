@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "hotswap/base/error.h"
 #include "hotswap/base/test_support.h"
 #include "hotswap/kernelize/kernelize.h"
 #include "hotswap/kernelize/package/package.h"
@@ -68,6 +69,11 @@ void expect_same(DeformableAttention& attention, const SafetensorsFile& file) {
     ASSERT_TRUE(leaf.grad().defined()) << name;
     EXPECT_LE(relative_l2(leaf.grad(), file.tensor("grad." + name)), kLimit) << name;
   }
+}
+
+TEST(Deformable, OptionsThatFitNothing) {
+  EXPECT_THROW(DeformableAttention({.dim = 24, .heads = 5, .levels = 1, .points = 1}), Error);
+  EXPECT_THROW(DeformableAttention({.dim = 24, .heads = 4, .levels = 0, .points = 1}), Error);
 }
 
 TEST(Deformable, DecoderAttentionAsTransformers) {

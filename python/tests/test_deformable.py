@@ -49,9 +49,15 @@ MODELS = {
         backbone_config=T.SwinConfig(**dict(SWIN, out_features=["stage1", "stage2", "stage3", "stage4"])), feature_size=32,
         mask_feature_size=32, hidden_dim=32, encoder_feedforward_dim=32, encoder_layers=2, decoder_layers=2,
         num_attention_heads=4, dim_feedforward=32, num_queries=7)),
+    "oneformer": lambda: T.OneFormerModel(T.OneFormerConfig(
+        backbone_config=T.SwinConfig(**dict(SWIN, out_features=["stage1", "stage2", "stage3", "stage4"])), conv_dim=32, mask_dim=32,
+        hidden_dim=32, encoder_feedforward_dim=32, encoder_layers=2, decoder_layers=2, num_attention_heads=4, dim_feedforward=32,
+        num_queries=7, task_seq_len=9, query_dec_layers=1, text_encoder_width=16, text_encoder_context_length=9,
+        text_encoder_num_layers=1, text_encoder_vocab_size=99, text_encoder_proj_layers=1, text_encoder_n_ctx=2)),
 }
 # fmt: on
-LAYERS = {"deformable_detr": 4, "rt_detr": 2, "rt_detr_v2": 2, "d_fine": 2, "grounding_dino": 4, "omdet_turbo": 2, "mask2former": 2}
+LAYERS = {"deformable_detr": 4, "rt_detr": 2, "rt_detr_v2": 2, "d_fine": 2, "grounding_dino": 4, "omdet_turbo": 2, "mask2former": 2,
+          "oneformer": 2}  # fmt: skip
 POINTS = ("rt_detr_v2", "d_fine")  # by the op with points of each level's own
 
 
@@ -60,6 +66,8 @@ def data(family):
     given = image()
     if family == "grounding_dino":
         given |= dict(input_ids=words(), attention_mask=torch.ones(2, 5, dtype=torch.long))
+    if family == "oneformer":
+        given |= dict(task_inputs=torch.randint(0, 99, (2, 9)))
     if family == "omdet_turbo":
         task = dict(input_ids=words(), attention_mask=torch.ones(2, 5, dtype=torch.long))
         given |= dict(classes_input_ids=words().repeat(2, 1), classes_attention_mask=torch.ones(4, 5, dtype=torch.long),

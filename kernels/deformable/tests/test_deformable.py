@@ -50,8 +50,8 @@ def test_layer_in_place_of_the_stock_one(package, ops, dtype):
         close(a, b, LIMIT[dtype])
 
 
-# The sizes of Deformable-DETR's own test, which asks a kernel for each way that theirs has of summing channels.
-@pytest.mark.parametrize("channels", [30, 32, 64, 71, 1025, 2048, 3096])
+# The sizes of Deformable-DETR's own test, which asks a kernel for each way that theirs has of summing channels, and mmcv's.
+@pytest.mark.parametrize("channels", [1, 4, 30, 32, 64, 71, 1025, 2048, 3096])
 def test_gradients_numerically(package, channels):
     value, shapes, starts, places, weights = inputs(
         [(6, 4), (3, 2)], batch=1, queries=2, channels=channels, points=2, dtype=torch.float64
@@ -59,6 +59,12 @@ def test_gradients_numerically(package, channels):
     value = (value.detach() * 0.01).requires_grad_()
     attend = lambda *t: package.deformable_attention(t[0], shapes, starts, *t[1:])
     assert torch.autograd.gradcheck(attend, (value, places, weights), fast_mode=channels > 100)
+
+
+def test_gradients_numerically_of_a_level_of_one_pixel(package):
+    value, shapes, starts, places, weights = inputs([(2, 2), (1, 1)], channels=1, points=2, dtype=torch.float64)
+    attend = lambda *t: package.deformable_attention(t[0], shapes, starts, *t[1:])
+    assert torch.autograd.gradcheck(attend, (value, places, weights))
 
 
 def test_gradients_numerically_with_points_of_their_own(package):

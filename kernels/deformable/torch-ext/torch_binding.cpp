@@ -67,7 +67,8 @@ Levels levels_of(const char* op, const Inputs& in, int64_t rows, const Points& p
   const int64_t count = in.shapes.dim() > 0 ? in.shapes.size(0) : 0;
   check_sizes(in.shapes, op, "spatial_shapes", in.shapes.dim() == 2 && in.shapes.size(1) == 2, "[levels, 2]");
   check_sizes(in.starts, op, "level_start_index", in.starts.dim() == 1 && in.starts.size(0) == count, "[levels]");
-  check(count <= kMostLevels, op, ": wanted at most ", kMostLevels, " levels; got ", count, "; sum two calls");
+  check(count <= kMostLevels, op, ": wanted at most ", kMostLevels, " levels; got ", count,
+        "; call it for a part of the levels at a time and add the results");
   Levels levels{};
   levels.count = int32_t(count);
   for (int64_t l = 0; l < count; ++l) levels.first[l + 1] = int32_t(levels.first[l] + points[l]);
@@ -124,7 +125,8 @@ Inputs inputs_of(const char* op, const Tensor& value, const Tensor& shapes, cons
         "; give one each");
   int64_t all = 0;
   for (const int64_t n : of_levels) {
-    check(n >= 0 && n < (1 << 24), op, ": wanted points of a level from 0 on; got ", n, "; count them again");
+    check(n >= 0 && n < (1 << 24), op, ": wanted points of a level from 0 to 2^24 - 1; got ", n,
+          "; correct their number");
     all += n;
   }
   check(!points || weights.size(3) == all, op, ": wanted ", all, " attention_weights, the sum of points; got ",
