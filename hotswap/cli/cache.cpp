@@ -7,7 +7,7 @@
 #include "hotswap/cli/verbs.h"
 #include "hotswap/hub/cache/cache_management.h"
 #include "hotswap/hub/net/options.h"
-#include "hotswap/hub/verify_lists.h"
+#include "hotswap/hub/verify_file_lists.h"
 
 namespace hotswap {
 namespace {
@@ -166,7 +166,8 @@ void verify(const Flags& flags) {
     for (const auto& [cache, repo] : all) {
       CacheVerdict verdict = verify_cached(cache, repo, [&](int64_t seen) { bar.advance(seen); });
       if (hub) {
-        for (CacheProblem& problem : verify_lists(*hub, repo).problems) verdict.problems.push_back(std::move(problem));
+        for (CacheProblem& problem : verify_file_lists(*hub, repo).problems)
+          verdict.problems.push_back(std::move(problem));
       }
       files += verdict.files;
       unknown += verdict.unknown;

@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "hotswap/base/error.h"
-#include "hotswap/base/own_place.h"
+#include "hotswap/base/own_binary_path.h"
 
 namespace hotswap {
 namespace {
@@ -14,7 +14,7 @@ using Make = CudaGraph*();
 
 // Beside libhotswap, or in lib/ beside the program's folder.
 Result<Make*> load() {
-  const auto here = own_place();
+  const auto here = own_binary_path();
   if (!here) return Reason{here.why()};
   std::string why;
   for (const auto& folder : {here->parent_path(), here->parent_path().parent_path() / "lib"}) {

@@ -17,17 +17,17 @@ namespace fs = std::filesystem;
 
 // The choice once the GPU code of the variants is known, as far as it decides: their metadata.json is read from the
 // best on until one's code runs here.
-VariantChoice judged_by_code(Hub& hub, const KernelRequest& request, const KernelPlace& place) {
+VariantChoice judged_by_code(Hub& hub, const KernelRequest& request, const KernelLocation& location) {
   const System& system = request.system;
-  if (!place.choice.chosen || (!system.capability && system.gfx.empty())) return place.choice;
+  if (!location.choice.chosen || (!system.capability && system.gfx.empty())) return location.choice;
   std::vector<VariantCandidate> candidates;
-  for (const std::string& name : variant_names(place.files)) candidates.push_back({name});
+  for (const std::string& name : variant_names(location.files)) candidates.push_back({name});
   std::set<std::string> read;
   for (;;) {
     VariantChoice choice = choose_variant(candidates, system);
     if (!choice.chosen || !read.insert(*choice.chosen).second) return choice;
     const std::string path = cat("build/", *choice.chosen, "/metadata.json");
-    const fs::path file = hub.file(place.repository(), place.commit, path);
+    const fs::path file = hub.file(location.repository(), location.commit, path);
     const auto mine = std::find_if(candidates.begin(), candidates.end(),
                                    [&](const VariantCandidate& c) { return c.name == *choice.chosen; });
     mine->archs = parse_metadata(read_file(file), file.string()).archs;
@@ -38,17 +38,17 @@ void verify_digest_of(const KernelRequest& request, HubKernel& kernel) {
   const fs::path file = kernel.folder / "metadata.json";
   const KernelMetadata metadata = parse_metadata(read_file(file), file.string());
   for (const std::string& part : metadata.dirty()) {
-    log_warning(kernel.place.repo, ": the ", part, " had changes that no commit records when this was built");
+    log_warning(kernel.location.repo, ": the ", part, " had changes that no commit records when this was built");
   }
-  if (skips_digest(request.trust, kernel.place.repo)) {
+  if (skips_digest(request.trust, kernel.location.repo)) {
     kernel.digest_checked = false;
-    log_warning(kernel.place.repo, ": its files are not checked, as [trust] skip-digest says");
+    log_warning(kernel.location.repo, ": its files are not checked, as [trust] skip-digest says");
     return;
   }
   if (!metadata.digests) {
     throw Error({.wanted = cat("a digest of the files in ", file.string()),
                  .got = "a package whose files nothing vouches for",
-                 .next = cat("ask its publisher for a build with one, or list ", kernel.place.repo,
+                 .next = cat("ask its publisher for a build with one, or list ", kernel.location.repo,
                              " in [trust] skip-digest of hotswap.toml; nothing of it was run")});
   }
   verify_digests(kernel.folder, *metadata.digests);
@@ -56,72 +56,73 @@ void verify_digest_of(const KernelRequest& request, HubKernel& kernel) {
 
 }  // namespace
 
-fs::path fetch_variants(Hub& hub, KernelPlace& place, const std::string& variant) {
-  return hub.snapshot(place.repository(), place.commit,
+fs::path fetch_variants(Hub& hub, KernelLocation& location, const std::string& variant) {
+  return hub.snapshot(location.repository(), location.commit,
                       {.allow = {variant.empty() ? "build/*" : cat("build/", variant, "/*")},
                        .ignore = {"*.pyc", "*/__pycache__/*"},
-                       .files = &place.files});
+                       .files = &location.files});
 }
 
-std::string verify_signed(const KernelRequest& request, const KernelPlace& place, const fs::path& variant_folder,
-                          const HeldFiles& held) {
-  if (!requires_signature(request.trust, place.repo)) return "";
+std::string verify_signed(const KernelRequest& request, const KernelLocation& location, const fs::path& variant_folder,
+                          const FilesInMemory& files) {
+  if (!requires_signature(request.trust, location.repo)) return "";
   const auto signers = request.signers.empty() ? default_signers() : request.signers;
-  const VariantVerdict verdict = verify_variant(variant_folder, TrustRoot::current(), signers, held);
+  const VariantVerdict verdict = verify_variant(variant_folder, TrustRoot::current(), signers, files);
   if (verdict.outcome == Outcome::kSuccess) return verdict.by.signer;
-  throw Error({.wanted = cat("a good signature of ", place.str(), ", as [trust] require-signature wants"),
+  throw Error({.wanted = cat("a good signature of ", location.str(), ", as [trust] require-signature wants"),
                .got = cat(outcome_name(verdict.outcome), ": ", verdict.reason),
                .next = "download the package again, or ask its publisher; nothing of it was run"});
 }
 
-void verify_listed(const KernelPlace& place, const fs::path& variant_folder, const HeldFiles& held) {
+void verify_listed(const KernelLocation& location, const fs::path& variant_folder, const FilesInMemory& files) {
   const std::string path = cat("build/", variant_folder.filename().string(), "/metadata.json");
-  for (const TreeEntry& entry : place.files) {
+  for (const TreeEntry& entry : location.files) {
     if (entry.path != path || entry.etag().empty()) continue;
-    const auto in_memory = held.find("metadata.json");
-    const std::string bytes = in_memory == held.end() ? read_file(variant_folder / "metadata.json")
-                                                      : std::string(in_memory->second.begin(), in_memory->second.end());
+    const auto in_memory = files.find("metadata.json");
+    const std::string bytes = in_memory == files.end()
+                                  ? read_file(variant_folder / "metadata.json")
+                                  : std::string(in_memory->second.begin(), in_memory->second.end());
     ContentHash hash(entry.etag(), static_cast<int64_t>(bytes.size()));
     hash.update(bytes);
     const std::string got = hash.finish();
     if (got.empty() || got == entry.etag()) return;
     throw Error(
-        {.wanted = cat((variant_folder / "metadata.json").string(), " as ", place.str(), " has it, ", entry.etag()),
+        {.wanted = cat((variant_folder / "metadata.json").string(), " as ", location.str(), " has it, ", entry.etag()),
          .got = got,
-         .next = cat("remove it with `hotswap cache verify --remove ", place.repo,
+         .next = cat("remove it with `hotswap cache verify --remove ", location.repo,
                      "` and download it again; nothing of it was run")});
   }
 }
 
-void verify_locked(const KernelPlace& place, const fs::path& variant_folder, const HeldFiles& held) {
+void verify_locked(const KernelLocation& location, const fs::path& variant_folder, const FilesInMemory& files) {
   // The other form of lock pins the commit; what that holds, the cache has checked file by file.
-  if (place.locked == nullptr || !place.locked->pins_files()) return;
+  if (location.locked == nullptr || !location.locked->pins_files()) return;
   const std::string below = cat("build/", variant_folder.filename().string(), "/");
   const bool listed =
-      std::any_of(place.files.begin(), place.files.end(), [](const TreeEntry& e) { return e.size > 0; });
+      std::any_of(location.files.begin(), location.files.end(), [](const TreeEntry& e) { return e.size > 0; });
   const IsLfs is_lfs = [&](const std::string& path) {
-    return std::any_of(place.files.begin(), place.files.end(),
+    return std::any_of(location.files.begin(), location.files.end(),
                        [&](const TreeEntry& entry) { return entry.path == below + path && !entry.sha256.empty(); });
   };
-  verify_locked_variant(*place.locked, variant_folder, listed ? is_lfs : nullptr, held);
+  verify_locked_variant(*location.locked, variant_folder, listed ? is_lfs : nullptr, files);
 }
 
-HubKernel fetch_kernel(Hub& hub, const KernelRequest& request, KernelPlace place) {
-  place.choice = judged_by_code(hub, request, place);
-  if (!place.choice.chosen && !hub.offline()) {  // the list that the cache has may have come cut short
-    place.files = hub.tree(place.repository(), place.commit, /*anew=*/true);
-    place.choice = choose_variant(variant_names(place.files), request.system);
-    place.choice = judged_by_code(hub, request, place);
+HubKernel fetch_kernel(Hub& hub, const KernelRequest& request, KernelLocation location) {
+  location.choice = judged_by_code(hub, request, location);
+  if (!location.choice.chosen && !hub.offline()) {  // the list that the cache has may have come cut short
+    location.files = hub.tree(location.repository(), location.commit, /*anew=*/true);
+    location.choice = choose_variant(variant_names(location.files), request.system);
+    location.choice = judged_by_code(hub, request, location);
   }
-  if (!place.choice.chosen) throw no_variant(place.choice, place.repo, place.asked);
+  if (!location.choice.chosen) throw no_variant(location.choice, location.repo, location.asked);
   HubKernel kernel;
-  kernel.variant = *place.choice.chosen;
-  kernel.folder = fetch_variants(hub, place, kernel.variant) / "build" / kernel.variant;
-  kernel.place = std::move(place);
-  kernel.signer = verify_signed(request, kernel.place, kernel.folder);
+  kernel.variant = *location.choice.chosen;
+  kernel.folder = fetch_variants(hub, location, kernel.variant) / "build" / kernel.variant;
+  kernel.location = std::move(location);
+  kernel.signer = verify_signed(request, kernel.location, kernel.folder);
   verify_digest_of(request, kernel);
-  if (kernel.digest_checked) verify_listed(kernel.place, kernel.folder);
-  verify_locked(kernel.place, kernel.folder);
+  if (kernel.digest_checked) verify_listed(kernel.location, kernel.folder);
+  verify_locked(kernel.location, kernel.folder);
   return kernel;
 }
 

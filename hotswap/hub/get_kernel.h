@@ -13,13 +13,13 @@
 #include <string>
 #include <vector>
 
-#include "hotswap/hub/kernel_place.h"
-#include "hotswap/hub/package/held_files.h"
+#include "hotswap/hub/kernel_location.h"
+#include "hotswap/hub/package/files_in_memory.h"
 
 namespace hotswap {
 
 struct HubKernel {
-  KernelPlace place;
+  KernelLocation location;
   std::string variant;
   std::filesystem::path folder;  // of the variant
   std::string signer;            // by the policy's name; empty: no signature was asked for
@@ -29,22 +29,24 @@ struct HubKernel {
 // Errors as locate_kernel's; where no variant fits, with the reason for each and the nearest; where a file is not as
 // digest, signature or lock have it, naming it.
 HubKernel get_kernel(Hub& hub, const KernelRequest& request);
-// The second half, of a place that was found. The code of a GPU variant is judged by its metadata.json, so another
-// variant than place.choice has may be taken.
-HubKernel fetch_kernel(Hub& hub, const KernelRequest& request, KernelPlace place);
+// The second half, of a location that was found. The code of a GPU variant is judged by its metadata.json, so another
+// variant than location.choice has may be taken.
+HubKernel fetch_kernel(Hub& hub, const KernelRequest& request, KernelLocation location);
 
-// Downloads one variant of the place, or all of them where `variant` is empty, and verifies nothing; the snapshot's
+// Downloads one variant of the location, or all of them where `variant` is empty, and verifies nothing; the snapshot's
 // folder.
-std::filesystem::path fetch_variants(Hub& hub, KernelPlace& place, const std::string& variant);
+std::filesystem::path fetch_variants(Hub& hub, KernelLocation& location, const std::string& variant);
 // What holds of a folder when it is fetched must still hold when its library is opened, then of the bytes that are held
 // in memory. These ask the network for nothing.
 // The signer's name; empty where the policy wants no signature. Error where it wants one and it is not good.
-std::string verify_signed(const KernelRequest& request, const KernelPlace& place,
-                          const std::filesystem::path& variant_folder, const HeldFiles& held = {});
+std::string verify_signed(const KernelRequest& request, const KernelLocation& location,
+                          const std::filesystem::path& variant_folder, const FilesInMemory& files = {});
 // metadata.json, which holds the digests of all else and nobody's of its own, by the hash in the commit's list of
 // files. Error where it has another. Nothing where there is no list: a package that was put into the cache by hand.
-void verify_listed(const KernelPlace& place, const std::filesystem::path& variant_folder, const HeldFiles& held = {});
-// Error where the lock has a variant of the place otherwise.
-void verify_locked(const KernelPlace& place, const std::filesystem::path& variant_folder, const HeldFiles& held = {});
+void verify_listed(const KernelLocation& location, const std::filesystem::path& variant_folder,
+                   const FilesInMemory& files = {});
+// Error where the lock has a variant of the location otherwise.
+void verify_locked(const KernelLocation& location, const std::filesystem::path& variant_folder,
+                   const FilesInMemory& files = {});
 
 }  // namespace hotswap

@@ -21,14 +21,14 @@ class GetKernel : public test_support::ServedNorm {};
 TEST_F(GetKernel, AskedInThisOrderAndOnlyTheVariantThatFits) {
   const HubKernel kernel = get({.ref = "acme/norm@v2"});
   EXPECT_EQ(kernel.variant, kCpu);
-  EXPECT_EQ(kernel.folder, cache.path() / "kernels--acme--norm/snapshots" / kernel.place.commit / "build" / kCpu);
+  EXPECT_EQ(kernel.folder, cache.path() / "kernels--acme--norm/snapshots" / kernel.location.commit / "build" / kCpu);
   EXPECT_TRUE(fs::exists(kernel.folder / "_norm_cpu.abi3.so"));
   EXPECT_FALSE(fs::exists(kernel.folder.parent_path() / kCuda));
   EXPECT_TRUE(kernel.digest_checked);
-  EXPECT_EQ(kernel.place.asked, "v2");
+  EXPECT_EQ(kernel.location.asked, "v2");
   const auto lines_asked = asked();
   ASSERT_EQ(lines_asked.size(), 5u) << join(lines_asked, "\n");  // an empty file is not asked for
-  EXPECT_EQ(kernel.place.str(), "acme/norm@" + commit("acme/norm", "v2"));
+  EXPECT_EQ(kernel.location.str(), "acme/norm@" + commit("acme/norm", "v2"));
   expect_has(lines_asked[0], {"GET /api/organizations/acme/overview"});
   expect_has(lines_asked[1], {"GET /api/kernels/acme/norm/refs"});
   expect_has(lines_asked[2], {"GET /api/kernels/acme/norm/tree/"});
@@ -41,7 +41,7 @@ TEST_F(GetKernel, WarmAsksNothingInEveryProcess) {
   for (const char* name : {"acme/norm@v1", "acme/norm"}) {  // none given: version 1
     const HubKernel again = get({.ref = name});
     EXPECT_EQ(again.folder, first.folder);
-    EXPECT_EQ(again.place.commit, first.place.commit);
+    EXPECT_EQ(again.location.commit, first.location.commit);
   }
   EXPECT_EQ(asked().size(), before);
   // Another variant of the same commit: its files, and nothing about names.
@@ -55,10 +55,10 @@ TEST_F(GetKernel, AVersionThatCameOutSince) {
   get({.ref = "acme/norm@v1"});
   expect_has(refused({.ref = "acme/norm@v11"}), {"Version 11 not found"});
   add("acme/norm", "v11");
-  EXPECT_EQ(get({.ref = "acme/norm@v11"}).place.commit, commit("acme/norm", "v11"));
+  EXPECT_EQ(get({.ref = "acme/norm@v11"}).location.commit, commit("acme/norm", "v11"));
   expect_has(refused({.ref = "acme/norm@>=12"}), {"fits '>=12'", "v11"});
   add("acme/norm", "v12");
-  EXPECT_EQ(get({.ref = "acme/norm@>=12"}).place.commit, commit("acme/norm", "v12"));
+  EXPECT_EQ(get({.ref = "acme/norm@>=12"}).location.commit, commit("acme/norm", "v12"));
 }
 
 TEST_F(GetKernel, EveryWayToSayWhich) {
@@ -122,8 +122,8 @@ TEST_F(GetKernel, RedirectsAreFollowedAndJudged) {
   redirect("acme/lost", "v1", "acme/norm", "dev");
   served.write("kernels/acme/odd/v1/kernel-status.toml", "kind = \"retired\"\n");
   const HubKernel kernel = get({.ref = "acme/older"});
-  EXPECT_EQ(kernel.place.str(), "acme/norm@" + commit("acme/norm", "v2"));
-  EXPECT_EQ(kernel.place.led_from, "acme/older");
+  EXPECT_EQ(kernel.location.str(), "acme/norm@" + commit("acme/norm", "v2"));
+  EXPECT_EQ(kernel.location.led_from, "acme/older");
   const size_t before = asked().size();
   get({.ref = "acme/older"});
   EXPECT_EQ(asked().size(), before);
@@ -161,7 +161,7 @@ TEST_F(GetKernel, WhatLiesBesideAVariantStaysThere) {
   const HubKernel kernel = get({.ref = "acme/norm@v1"});
   EXPECT_FALSE(fs::exists(kernel.folder / "left.pyc"));
   EXPECT_EQ(std::distance(fs::directory_iterator(kernel.folder.parent_path()), fs::directory_iterator()), 1);
-  EXPECT_EQ(kernel.place.choice.trace.size(), 4u);
+  EXPECT_EQ(kernel.location.choice.trace.size(), 4u);
 }
 
 TEST_F(GetKernel, OfflineWhatWasThereAndWhatIsMissing) {

@@ -84,7 +84,7 @@ TEST_F(VerifyKernel, LocksPinCommitAndHash) {
   const LockedKernel first = lock.kernels.at(0);
   add("acme/norm", "v1", R"(,"upstream":"https://git.test/a")");  // the branch moves on
   fs::remove_all(cache.path());
-  EXPECT_NE(get({.ref = "acme/norm@v1"}).place.commit, first.commit);
+  EXPECT_NE(get({.ref = "acme/norm@v1"}).location.commit, first.commit);
   // A commit that the server no longer has: the lock's word is what is asked for.
   expect_has(refused({.ref = "acme/norm@v1", .lock = &lock}), {first.commit});
   const fs::path v1 = served.path() / "kernels/acme/norm/v1";
@@ -104,8 +104,8 @@ TEST_F(VerifyKernel, LocksPinCommitAndHash) {
                                   .variants = {},
                                   .hash = "",
                                   .path = ""});
-  EXPECT_EQ(get({.ref = "acme/norm@v2", .lock = &dependencies}).place.commit, lock.kernels[0].commit);
-  EXPECT_EQ(get({.ref = "acme/norm", .lock = &dependencies}).place.commit, lock.kernels[0].commit);
+  EXPECT_EQ(get({.ref = "acme/norm@v2", .lock = &dependencies}).location.commit, lock.kernels[0].commit);
+  EXPECT_EQ(get({.ref = "acme/norm", .lock = &dependencies}).location.commit, lock.kernels[0].commit);
   expect_has(refused({.ref = "acme/norm@v1", .lock = &dependencies}), {"locked is acme/norm@v2"});
 }
 
@@ -114,14 +114,15 @@ TEST_F(VerifyKernel, AGoodLockIsKeptWhereverTheBranchGoes) {
   Hub hub(options());
   Lockfile lock = lock_dependencies(hub, {{.repo = "acme/norm", .version = 1}}, Lockfile::Form::kVariants);
   const LockedKernel first = lock.kernels.at(0);
-  EXPECT_EQ(get({.ref = {"acme/norm", {.locked = true}}, .lock = &lock}).place.commit, first.commit);
-  EXPECT_EQ(get({.ref = "acme/old", .lock = &lock}).place.commit, first.commit) << "the destination's lock";
+  EXPECT_EQ(get({.ref = {"acme/norm", {.locked = true}}, .lock = &lock}).location.commit, first.commit);
+  EXPECT_EQ(get({.ref = "acme/old", .lock = &lock}).location.commit, first.commit) << "the destination's lock";
   HubOptions plain = options();
   plain.symlinks = false;
   TempFolder other;
   plain.kernels_cache = other.path();
   Hub without_links(plain);
-  EXPECT_EQ(get_kernel(without_links, {.ref = "acme/norm", .system = cpu(), .lock = &lock}).place.commit, first.commit);
+  EXPECT_EQ(get_kernel(without_links, {.ref = "acme/norm", .system = cpu(), .lock = &lock}).location.commit,
+            first.commit);
 }
 
 }  // namespace

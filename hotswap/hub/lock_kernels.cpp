@@ -4,7 +4,7 @@
 
 #include "hotswap/base/file.h"
 #include "hotswap/base/log.h"
-#include "hotswap/hub/kernel_place.h"
+#include "hotswap/hub/kernel_location.h"
 #include "hotswap/hub/package/metadata.h"
 
 namespace hotswap {
@@ -28,12 +28,12 @@ LockedKernel lock_one(Hub& hub, Dependency dependency, Lockfile::Form form) {
     dependency.repo = *destination;
   }
   const KernelRef ref(dependency.repo, {.version = dependency.version, .revision = dependency.revision});
-  const KernelPlace place = locate_kernel(hub, {.ref = ref, .check_trust = false});
-  dependency.repo = place.repo;
-  LockedKernel locked{.dependency = dependency, .commit = place.commit, .variants = {}, .hash = "", .path = ""};
+  const KernelLocation location = locate_kernel(hub, {.ref = ref, .check_trust = false});
+  dependency.repo = location.repo;
+  LockedKernel locked{.dependency = dependency, .commit = location.commit, .variants = {}, .hash = "", .path = ""};
   if (form == Lockfile::Form::kDependencies) return locked;
-  locked.dependency = {.repo = place.repo};
-  locked.variants = variant_hashes(place.files);
+  locked.dependency = {.repo = location.repo};
+  locked.variants = variant_hashes(location.files);
   return locked;
 }
 

@@ -7,7 +7,7 @@
 #include "hotswap/hub/cache/tree_file.h"
 #include "hotswap/hub/get_kernel.h"
 #include "hotswap/hub/install.h"
-#include "hotswap/hub/served_place.h"
+#include "hotswap/hub/served_repository.h"
 
 namespace hotswap {
 namespace {
@@ -28,11 +28,11 @@ class Mirror {
     }
     if (wish.repo.type == RepoType::kKernel) note_publisher(wish.repo);
     std::vector<MirroredCommit> all = meant(wish);
-    const ServedPlace place(folder_, wish.repo);
+    const ServedRepository served(folder_, wish.repo);
     for (MirroredCommit& one : all) {
-      one.was_here = place.has(one.commit);
-      if (!one.was_here) fetch(wish.repo, place, one);
-      for (const std::string& name : one.names) place.point(name, one.commit);
+      one.was_here = served.has(one.commit);
+      if (!one.was_here) fetch(wish.repo, served, one);
+      for (const std::string& name : one.names) served.point(name, one.commit);
     }
     fs::remove_all(hub_.cache(wish.repo).folder(wish.repo));
     return all;
@@ -65,11 +65,11 @@ class Mirror {
     log_warning("not mirrored: the name ", name, ", which serve-hub has no place for; its commit is ", one.commit);
   }
 
-  void fetch(const Repo& repo, const ServedPlace& place, MirroredCommit& one) {
+  void fetch(const Repo& repo, const ServedRepository& served, MirroredCommit& one) {
     std::vector<TreeEntry> files = hub_.tree(repo, one.commit);
     const fs::path snapshot = hub_.snapshot(repo, one.commit, {.files = &files});
     if (repo.type == RepoType::kKernel) verify(repo, snapshot, files, one);
-    place.add(
+    served.add(
         one.commit,
         [&](const fs::path& to) {
           for (const TreeEntry& file : files) {
@@ -89,13 +89,13 @@ class Mirror {
     if (const auto redirect = redirect_of(hub_, repo, one.commit, files)) {
       log_warning(repo.id, " redirects to ", redirect->destination, ": mirror that, too");
     }
-    KernelPlace place;
-    place.repo = repo.id;
-    place.commit = one.commit;
-    place.files = files;
+    KernelLocation location;
+    location.repo = repo.id;
+    location.commit = one.commit;
+    location.files = files;
     if (project_.lock) {
       for (const LockedKernel& locked : project_.lock->kernels) {
-        if (locked.dependency.repo == repo.id && locked.commit == one.commit) place.locked = &locked;
+        if (locked.dependency.repo == repo.id && locked.commit == one.commit) location.locked = &locked;
       }
     }
     for (const fs::path& variant : built_variants(snapshot)) {
@@ -108,9 +108,11 @@ class Mirror {
              .got = cat(outcome_name(digest.outcome), ": ", digest.reason),
              .next = "tell its publisher; it was not mirrored"});
       }
-      const std::string signer = verify_signed({.trust = project_.trust, .signers = project_.signers}, place, variant);
+      const std::string signer =
+          verify_signed({.trust = project_.trust, .signers = project_.signers}, location, variant);
       if (!signer.empty()) one.signers.push_back(signer);
-      if (place.locked != nullptr && place.locked->variants.contains(variant.filename())) verify_locked(place, variant);
+      if (location.locked != nullptr && location.locked->variants.contains(variant.filename()))
+        verify_locked(location, variant);
     }
   }
 

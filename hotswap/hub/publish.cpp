@@ -3,7 +3,7 @@
 #include "hotswap/base/error.h"
 #include "hotswap/hub/install.h"
 #include "hotswap/hub/serve/served_repos.h"
-#include "hotswap/hub/served_place.h"
+#include "hotswap/hub/served_repository.h"
 
 namespace hotswap {
 namespace {
@@ -35,17 +35,17 @@ Published publish_package(const fs::path& package, const fs::path& folder, const
   }
   const BuiltPackage built = read_built_package(package);
   Published done{.repo = repo_id, .commit = commit_of(built.files), .refs = {cat("v", built.version), "main"}};
-  const ServedPlace place(folder, repo);
+  const ServedRepository served(folder, repo);
   if (!tag.empty()) {
-    if (const std::string named = place.commit_of(tag); !named.empty() && named != done.commit) {
+    if (const std::string named = served.commit_of(tag); !named.empty() && named != done.commit) {
       throw Error({.wanted = "a tag that is new, or names commit " + done.commit,
                    .got = cat(tag, ", which names ", named),
                    .next = "tags never move: publish this under the next version"});
     }
     done.refs.insert(done.refs.begin(), tag);
   }
-  place.add(done.commit, [&](const fs::path& to) { copy_files(built, done.commit, to); });
-  for (const std::string& ref : done.refs) place.point(ref, done.commit);
+  served.add(done.commit, [&](const fs::path& to) { copy_files(built, done.commit, to); });
+  for (const std::string& ref : done.refs) served.point(ref, done.commit);
   return done;
 }
 

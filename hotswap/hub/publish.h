@@ -2,7 +2,7 @@
 //
 //   const Published done = publish_package("build/packages/norm", "/srv/hub", "acme/norm", "v1.2.0");
 //
-// A client sees the old commit or the new one, and who has locked the old one still finds it (served_place.h).
+// A client sees the old commit or the new one, and who has locked the old one still finds it (served_repository.h).
 #pragma once
 
 #include <filesystem>

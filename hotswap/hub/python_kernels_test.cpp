@@ -71,7 +71,7 @@ TEST_F(KernelsOfPython, TheirCacheIsOurs) {
   EXPECT_EQ(ours.text(), read_file(fs::path(folder) / "kernels.lock"));
   const HubKernel redirected = get({.ref = "acme/old@v1"});
   EXPECT_EQ((redirected.folder / "__init__.py").lexically_relative(cache()), theirs[0]["place"].get<std::string>());
-  EXPECT_EQ(redirected.place.led_from, "acme/old");
+  EXPECT_EQ(redirected.location.led_from, "acme/old");
   const int64_t sent = server->bytes_sent();
   const Lockfile lock = Lockfile::read(fs::path(folder) / "kernels.lock");
   const HubKernel locked = get({.ref = {"acme/two", {.locked = true}}, .lock = &lock});

@@ -48,8 +48,8 @@ TEST(HubSpeed, DISABLED_Kernel) {
   };
   const double found = median([&] {
     Hub hub(HubOptions::from_env());
-    KernelPlace place = locate_kernel(hub, request);
-    const auto there = fetch_variants(hub, place, *place.choice.chosen) / "build" / *place.choice.chosen;
+    KernelLocation location = locate_kernel(hub, request);
+    const auto there = fetch_variants(hub, location, *location.choice.chosen) / "build" / *location.choice.chosen;
     EXPECT_EQ(there.native(), folder);
   });
   const double verified = median([&] {

@@ -1,6 +1,6 @@
 // A list of files that a server or a proxy once told wrongly: an honest server mends it, nothing else must be done.
 #include "hotswap/hub/test_download.h"
-#include "hotswap/hub/verify_lists.h"
+#include "hotswap/hub/verify_file_lists.h"
 
 namespace hotswap {
 namespace {
@@ -100,7 +100,7 @@ TEST_F(WrongList, IsFoundByAskingTheHub) {
   snapshot();
   Hub hub(options_for(server.url(), folder.path()));
   const HubCache& cache = hub.cache(kRepo);
-  const auto problems = [&] { return verify_lists(hub, *list_repo(cache, kRepo)).problems; };
+  const auto problems = [&] { return verify_file_lists(hub, *list_repo(cache, kRepo)).problems; };
   EXPECT_TRUE(problems().empty());
   for (const std::string& other :
        {entry("x.bin", hash_of("other"), 5), std::string(), right + "," + entry("y.bin", hash_of("y"), 1)}) {

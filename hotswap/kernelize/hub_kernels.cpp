@@ -21,31 +21,31 @@ const Result<HubKernel>& HubKernels::get(const KernelRef& ref, const std::string
   KernelRequest asked = request();
   asked.ref = ref;
   asked.system = this_system(device_kind);
-  KernelPlace place = locate_kernel(*hub_, asked);
-  if (!place.choice.chosen) {
-    const std::string trace = place.choice.trace_text(), nearest = place.choice.nearest_text();
+  KernelLocation location = locate_kernel(*hub_, asked);
+  if (!location.choice.chosen) {
+    const std::string trace = location.choice.trace_text(), nearest = location.choice.nearest_text();
     return known_
-        .emplace(key, Reason{cat("no variant of ", place.str(), " fits ", device_kind, ": ",
+        .emplace(key, Reason{cat("no variant of ", location.str(), " fits ", device_kind, ": ",
                                  trace.empty() ? "it has none at all" : trace,
                                  nearest.empty() ? "" : "; nearest: " + nearest)})
         .first->second;
   }
-  return known_.emplace(key, fetch_kernel(*hub_, asked, std::move(place))).first->second;
+  return known_.emplace(key, fetch_kernel(*hub_, asked, std::move(location))).first->second;
 }
 
-void HubKernels::verify(const HubKernel& kernel, const HeldFiles& held) const {
-  verify_signed(request(), kernel.place, kernel.folder, held);
-  if (kernel.digest_checked) verify_listed(kernel.place, kernel.folder, held);
-  verify_locked(kernel.place, kernel.folder, held);
+void HubKernels::verify(const HubKernel& kernel, const FilesInMemory& files) const {
+  verify_signed(request(), kernel.location, kernel.folder, files);
+  if (kernel.digest_checked) verify_listed(kernel.location, kernel.folder, files);
+  verify_locked(kernel.location, kernel.folder, files);
 }
 
 std::string origin_of(const HubKernel& kernel) {
-  const KernelPlace& place = kernel.place;
-  std::string text = cat("from ", place.str());
-  if (place.asked != place.commit) text += cat(" (", place.asked, ")");
+  const KernelLocation& location = kernel.location;
+  std::string text = cat("from ", location.str());
+  if (location.asked != location.commit) text += cat(" (", location.asked, ")");
   text += ", " + kernel.variant;
-  if (!place.led_from.empty()) text += cat(", where ", place.led_from, " redirects to");
-  if (place.locked != nullptr) text += ", as locked";
+  if (!location.led_from.empty()) text += cat(", where ", location.led_from, " redirects to");
+  if (location.locked != nullptr) text += ", as locked";
   if (!kernel.signer.empty()) text += ", signed by " + kernel.signer;
   if (!kernel.digest_checked) text += ", its files not checked";
   return text;

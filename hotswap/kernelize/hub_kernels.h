@@ -23,9 +23,9 @@ class HubKernels {
   // Downloaded and verified, not loaded. A Reason where no variant fits the device; Errors as get_kernel's.
   const Result<HubKernel>& get(const KernelRef& ref, const std::string& device_kind);
   // What get() found, held anew against the policy's signature, the commit's list and the lock: for the moment before
-  // its library is opened, which may be long after. `held`: the bytes that will be used. The digest is load_package's.
+  // its library is opened, which may be long after. `files`: the bytes that will be used. The digest is load_package's.
   // Asks the network for nothing.
-  void verify(const HubKernel& kernel, const HeldFiles& held) const;
+  void verify(const HubKernel& kernel, const FilesInMemory& files) const;
 
  private:
   KernelRequest request() const;  // of the project, for no kernel yet

@@ -73,7 +73,7 @@ std::vector<Site> sites_of(Module& model) {
 }
 
 // The mapping in force, and which fused layers it keeps stock for the sake of their parts.
-struct Table {
+struct EffectiveMapping {
   KernelMapping mapping;
   std::map<std::pair<std::string, std::string>, std::string> part_mapped;  // {whole, device kind} -> part
 };
@@ -92,23 +92,23 @@ std::set<std::string> named_kinds(const KernelConfig& config, const std::string&
   return kinds;
 }
 
-Table table_for(const KernelConfig& config, const std::vector<Manifest>& bundled) {
-  Table table;
+EffectiveMapping effective_mapping(const KernelConfig& config, const std::vector<Manifest>& bundled) {
+  EffectiveMapping effective;
   if (!config.inherit_mapping.value_or(!config.use_local_kernel)) {
-    table.mapping.add(config);
-    return table;
+    effective.mapping.add(config);
+    return effective;
   }
-  table.mapping = default_mapping(bundled);
-  table.mapping.add(config);
+  effective.mapping = default_mapping(bundled);
+  effective.mapping.add(config);
   for (const auto& [whole, part] : fused_layers()) {
     const auto own = named_kinds(config, whole);
     for (const auto& kind : named_kinds(config, part)) {
       if (own.contains(kind)) continue;
-      table.mapping.add(whole, kind, KernelRef());
-      table.part_mapped[{whole, kind}] = part;
+      effective.mapping.add(whole, kind, KernelRef());
+      effective.part_mapped[{whole, kind}] = part;
     }
   }
-  return table;
+  return effective;
 }
 
 void check_keys(const KernelConfig& config, const std::vector<Site>& sites) {
@@ -133,7 +133,7 @@ bool is_optional(const SlotBase& slot) {
 class Planner {
  public:
   Planner(Mode mode, const KernelConfig& config, HubKernels& hub)
-      : mode_(mode), hub_(hub), bundled_(bundled_packages()), table_(table_for(config, bundled_)) {}
+      : mode_(mode), hub_(hub), bundled_(bundled_packages()), effective_(effective_mapping(config, bundled_)) {}
 
   Decision decide(const Site& site) {
     Decision decision{row_for(site, mode_), nullptr};
@@ -151,12 +151,12 @@ class Planner {
     if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) {
       return stays_stock("no kernel runs on the device " + kind);
     }
-    const auto entry = table_.mapping.find(layer, kind, device_capability(*site.device), mode_);
+    const auto entry = effective_.mapping.find(layer, kind, device_capability(*site.device), mode_);
     if (!entry) return stays_stock(entry.why() + nothing_bundled());
     if (entry->ref.stock()) {
       row.by_choice = true;
-      const auto part = table_.part_mapped.find({layer, kind});
-      if (part == table_.part_mapped.end()) return stays_stock("the mapping says stock");
+      const auto part = effective_.part_mapped.find({layer, kind});
+      if (part == effective_.part_mapped.end()) return stays_stock("the mapping says stock");
       return stays_stock(cat("the mapping names its part ", part->second, " and not ", layer));
     }
     const auto kernel = resolve(entry->ref, layer, kind);
@@ -251,7 +251,7 @@ class Planner {
   Mode mode_;
   HubKernels& hub_;
   std::vector<Manifest> bundled_;
-  Table table_;
+  EffectiveMapping effective_;
   std::map<std::string, Result<ResolvedKernel>> resolved_;
 };
 

@@ -128,7 +128,7 @@ Result<ResolvedKernel> from_hub(const KernelRef& ref, const std::string& layer, 
   const HubKernel& found = **kernel;
   ResolvedKernel resolved =
       from_variant(read_package(found.folder, bundled, found.digest_checked), ref, layer, origin_of(found));
-  resolved.verify = [&hub, &found](const HeldFiles& held) { hub.verify(found, held); };
+  resolved.verify = [&hub, &found](const FilesInMemory& files) { hub.verify(found, files); };
   return resolved;
 }
 

@@ -29,7 +29,7 @@ struct ResolvedKernel {
   std::string
       note;  // "stands in for kernels-community/liger_kernels:LigerRMSNorm", "from acme/norm@<commit>", or empty
   // For load_package: what the project wants of a kernel of the Hub beside its digest. `hub` must outlive it.
-  std::function<void(const HeldFiles&)> verify = {};
+  std::function<void(const FilesInMemory&)> verify = {};
 };
 
 // Error where the kernel does not exist or may not run; a Reason where it does, but has nothing for this kind of

@@ -9,8 +9,8 @@
 namespace hotswap::tokenizers {
 namespace {
 
-// A step of a template: one of the texts, or fixed tokens.
-struct Step {
+// A piece of a template: one of the texts, or fixed tokens.
+struct TemplatePiece {
   int text = -1;  // 0, 1; -1: tokens
   int64_t type_id = 0;
   std::vector<std::pair<std::string, int64_t>> tokens;
@@ -18,22 +18,22 @@ struct Step {
 
 class TemplateProcessor : public PostProcessor {
  public:
-  TemplateProcessor(std::vector<Step> single, std::vector<Step> pair)
+  TemplateProcessor(std::vector<TemplatePiece> single, std::vector<TemplatePiece> pair)
       : single_(std::move(single)), pair_(std::move(pair)) {}
 
   void apply(std::vector<Encoding>& parts, bool add_special_tokens) const override {
     std::vector<Encoding> out;
-    for (const Step& step : parts.size() == 2 ? pair_ : single_) {
-      if (step.text >= 0) {
-        Encoding part = parts.at(static_cast<size_t>(step.text));
-        part.type_ids.assign(part.ids.size(), step.type_id);
+    for (const TemplatePiece& piece : parts.size() == 2 ? pair_ : single_) {
+      if (piece.text >= 0) {
+        Encoding part = parts.at(static_cast<size_t>(piece.text));
+        part.type_ids.assign(part.ids.size(), piece.type_id);
         out.push_back(std::move(part));
       } else if (add_special_tokens) {
         Encoding part;
         part.ids_only = parts[0].ids_only;
-        for (const auto& [token, id] : step.tokens) {
+        for (const auto& [token, id] : piece.tokens) {
           part.ids.push_back(id);
-          part.type_ids.push_back(step.type_id);
+          part.type_ids.push_back(piece.type_id);
           if (part.ids_only) continue;
           part.tokens.push_back(token);
           part.offsets.emplace_back(0, 0);
@@ -45,7 +45,7 @@ class TemplateProcessor : public PostProcessor {
   }
 
  private:
-  std::vector<Step> single_, pair_;
+  std::vector<TemplatePiece> single_, pair_;
 };
 
 // Offsets without the blanks that belong to a token.
@@ -120,24 +120,24 @@ SpecialTokens read_special_tokens(const Json& json, const TokenOf& token_of) {
   return all;
 }
 
-std::vector<Step> read_template(const Json& json, int texts, const SpecialTokens& special) {
-  std::vector<Step> steps;
+std::vector<TemplatePiece> read_template(const Json& json, int texts, const SpecialTokens& special) {
+  std::vector<TemplatePiece> pieces;
   bool used[2] = {false, false};
-  for (const Json& piece : json.elements()) {
-    piece.only({"Sequence", "SpecialToken"});
-    const auto sequence = piece.find("Sequence");
-    const Json inner = sequence ? *sequence : piece.child("SpecialToken");
+  for (const Json& item : json.elements()) {
+    item.only({"Sequence", "SpecialToken"});
+    const auto sequence = item.find("Sequence");
+    const Json inner = sequence ? *sequence : item.child("SpecialToken");
     inner.only({"id", "type_id"});
     const auto id = inner.at<std::string>("id");
-    Step step{.text = -1, .type_id = inner.at<int64_t>("type_id"), .tokens = {}};
+    TemplatePiece piece{.text = -1, .type_id = inner.at<int64_t>("type_id"), .tokens = {}};
     if (sequence) {
-      step.text = id == "A" ? 0 : id == "B" ? 1 : 2;
-      if (step.text >= texts) {
+      piece.text = id == "A" ? 0 : id == "B" ? 1 : 2;
+      if (piece.text >= texts) {
         throw Error({.wanted = cat(texts == 1 ? "sequence A" : "sequence A or B", " at ", inner.where()),
                      .got = cat("'", id, "'"),
                      .next = "correct the file"});
       }
-      used[step.text] = true;
+      used[piece.text] = true;
     } else {
       const auto found = special.find(id);
       if (found == special.end()) {
@@ -145,29 +145,29 @@ std::vector<Step> read_template(const Json& json, int texts, const SpecialTokens
                      .got = cat("'", id, "'"),
                      .next = "correct the file"});
       }
-      step.tokens = found->second;
+      piece.tokens = found->second;
     }
-    steps.push_back(std::move(step));
+    pieces.push_back(std::move(piece));
   }
   if (texts == 2 && !(used[0] && used[1])) {
     throw Error({.wanted = cat("both sequences at ", json.where()), .got = "one of them", .next = "correct the file"});
   }
-  return steps;
+  return pieces;
 }
 
 }  // namespace
 
 std::unique_ptr<PostProcessor> make_framing(const Framing& framing) {
-  std::vector<Step> steps[2];
+  std::vector<TemplatePiece> pieces[2];
   for (int texts = 1; texts <= 2; ++texts) {
     for (int text = 0; text < texts; ++text) {
-      auto& out = steps[texts - 1];
+      auto& out = pieces[texts - 1];
       if (!framing.before.empty()) out.push_back({.text = -1, .type_id = text, .tokens = framing.before});
       out.push_back({.text = text, .type_id = text, .tokens = {}});
       if (!framing.behind.empty()) out.push_back({.text = -1, .type_id = text, .tokens = framing.behind});
     }
   }
-  return std::make_unique<TemplateProcessor>(std::move(steps[0]), std::move(steps[1]));
+  return std::make_unique<TemplateProcessor>(std::move(pieces[0]), std::move(pieces[1]));
 }
 
 std::unique_ptr<PostProcessor> read_post_processor(const Json& json, const TokenOf& token_of) {

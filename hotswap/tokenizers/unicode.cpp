@@ -7,13 +7,13 @@
 namespace hotswap::tokenizers {
 namespace {
 
-// How the bytes at `at` go on: a character of `size` bytes, or `size` bytes that are not one.
-struct Step {
+// What the bytes at `at` begin with: a character of `size` bytes, or `size` bytes that are not one.
+struct Utf8Sequence {
   uint32_t size;
   bool valid;
 };
 
-Step step(std::string_view bytes, size_t at) {
+Utf8Sequence sequence_at(std::string_view bytes, size_t at) {
   const auto in = [&](size_t i, uint8_t low, uint8_t high) {
     if (at + i >= bytes.size()) return false;
     const auto byte = static_cast<uint8_t>(bytes[at + i]);
@@ -22,14 +22,14 @@ Step step(std::string_view bytes, size_t at) {
   const auto first = static_cast<uint8_t>(bytes[at]);
   if (first < 0x80) return {1, true};
   if (first < 0xC2 || first > 0xF4) return {1, false};
-  if (first < 0xE0) return in(1, 0x80, 0xBF) ? Step{2, true} : Step{1, false};
+  if (first < 0xE0) return in(1, 0x80, 0xBF) ? Utf8Sequence{2, true} : Utf8Sequence{1, false};
   if (first < 0xF0) {
     if (!in(1, first == 0xE0 ? 0xA0 : 0x80, first == 0xED ? 0x9F : 0xBF)) return {1, false};
-    return in(2, 0x80, 0xBF) ? Step{3, true} : Step{2, false};
+    return in(2, 0x80, 0xBF) ? Utf8Sequence{3, true} : Utf8Sequence{2, false};
   }
   if (!in(1, first == 0xF0 ? 0x90 : 0x80, first == 0xF4 ? 0x8F : 0xBF)) return {1, false};
   if (!in(2, 0x80, 0xBF)) return {2, false};
-  return in(3, 0x80, 0xBF) ? Step{4, true} : Step{3, false};
+  return in(3, 0x80, 0xBF) ? Utf8Sequence{4, true} : Utf8Sequence{3, false};
 }
 
 // The end of the run of ASCII that starts at `at`, eight bytes at a time.
@@ -72,7 +72,7 @@ void append_utf8(std::string& out, char32_t value) {
 
 size_t find_invalid_utf8(std::string_view bytes) {
   for (size_t at = skip_ascii(bytes, 0); at < bytes.size(); at = skip_ascii(bytes, at)) {
-    const Step next = step(bytes, at);
+    const Utf8Sequence next = sequence_at(bytes, at);
     if (!next.valid) return at;
     at += next.size;
   }
@@ -87,7 +87,7 @@ std::string utf8_lossy(std::string_view bytes) {
     text.append(bytes, at, ascii - at);
     at = ascii;
     if (at == bytes.size()) break;
-    const Step next = step(bytes, at);
+    const Utf8Sequence next = sequence_at(bytes, at);
     if (next.valid) {
       text.append(bytes, at, next.size);
     } else {

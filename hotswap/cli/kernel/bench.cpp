@@ -296,10 +296,10 @@ const Package& open_package(const Flags& flags, std::string& commit) {
                  .got = found.why(),
                  .next = cat("see what it has for which system: `hotswap kernel versions ", ref.repo(), "`")});
   }
-  commit = found->place.commit;
+  commit = found->location.commit;
   std::fprintf(stderr, "%s\n", origin_of(*found).c_str());
   return load_package(read_package(found->folder, bundled_packages(), found->digest_checked),
-                      [&](const HeldFiles& held) { hub.verify(*found, held); });
+                      [&](const FilesInMemory& files) { hub.verify(*found, files); });
 }
 
 void check_layers(const Package& package, const Flags& flags) {

@@ -16,7 +16,7 @@
 #include "hotswap/cli/kernel/check.h"
 #include "hotswap/hub/package/build_toml.h"
 #include "hotswap/hub/package/digest.h"
-#include "hotswap/hub/package/held_files.h"
+#include "hotswap/hub/package/files_in_memory.h"
 
 namespace hotswap {
 namespace {

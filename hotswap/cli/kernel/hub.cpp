@@ -50,40 +50,41 @@ void versions(const Flags& flags) {
 
 void has(const Flags& flags) {
   Hub hub(HubOptions::from_env());
-  const KernelPlace place = look_up(hub, flags.repo);
-  const std::string needed = cat("build/", place.choice.chosen.value_or(""), "/metadata.json");
-  const bool complete = place.choice.chosen && std::any_of(place.files.begin(), place.files.end(),
-                                                           [&](const TreeEntry& e) { return e.path == needed; });
+  const KernelLocation location = look_up(hub, flags.repo);
+  const std::string needed = cat("build/", location.choice.chosen.value_or(""), "/metadata.json");
+  const bool complete = location.choice.chosen && std::any_of(location.files.begin(), location.files.end(),
+                                                              [&](const TreeEntry& e) { return e.path == needed; });
   if (flags.json) {
-    const OutJson out = {{"repo_id", place.repo},
-                         {"commit", place.commit},
+    const OutJson out = {{"repo_id", location.repo},
+                         {"commit", location.commit},
                          {"has", complete},
-                         {"variant", complete ? OutJson(*place.choice.chosen) : OutJson(nullptr)},
-                         {"variants", variants_json(place.choice)}};
+                         {"variant", complete ? OutJson(*location.choice.chosen) : OutJson(nullptr)},
+                         {"variants", variants_json(location.choice)}};
     std::printf("%s\n", out.dump(2).c_str());
   } else if (complete) {
-    std::printf("%s: %s\n", place.str().c_str(), place.choice.chosen->c_str());
+    std::printf("%s: %s\n", location.str().c_str(), location.choice.chosen->c_str());
   }
   if (complete) return;
-  if (!place.choice.chosen) throw no_variant(place.choice, place.repo, place.asked);
-  throw Error({.wanted = needed + " in " + place.str(), .got = "none", .next = "ask its publisher for a whole build"});
+  if (!location.choice.chosen) throw no_variant(location.choice, location.repo, location.asked);
+  throw Error(
+      {.wanted = needed + " in " + location.str(), .got = "none", .next = "ask its publisher for a whole build"});
 }
 
 }  // namespace
 
 System kernel_system() { return this_system(cuda_available() ? "cuda" : "cpu"); }
 
-KernelPlace look_up(Hub& hub, const KernelRef& ref) {
+KernelLocation look_up(Hub& hub, const KernelRef& ref) {
   return locate_kernel(hub, {.ref = ref, .system = kernel_system(), .check_trust = false});
 }
 
 std::vector<fs::path> download_to_look(const KernelRef& ref, bool all_variants) {
   Hub hub(HubOptions::from_env());
-  KernelPlace place = look_up(hub, ref);
-  if (!all_variants && !place.choice.chosen) throw no_variant(place.choice, place.repo, place.asked);
-  const auto names = all_variants ? variant_names(place.files) : std::vector<std::string>{*place.choice.chosen};
-  if (names.empty()) throw no_variant(place.choice, place.repo, place.asked);
-  const fs::path snapshot = fetch_variants(hub, place, all_variants ? "" : names.front());
+  KernelLocation location = look_up(hub, ref);
+  if (!all_variants && !location.choice.chosen) throw no_variant(location.choice, location.repo, location.asked);
+  const auto names = all_variants ? variant_names(location.files) : std::vector<std::string>{*location.choice.chosen};
+  if (names.empty()) throw no_variant(location.choice, location.repo, location.asked);
+  const fs::path snapshot = fetch_variants(hub, location, all_variants ? "" : names.front());
   std::vector<fs::path> folders;
   for (const std::string& name : names) folders.push_back(snapshot / "build" / name);
   return folders;
@@ -110,21 +111,21 @@ void show_hub_kernel(const KernelRef& asked, bool json) {
     ref = known.empty() ? KernelRef(ref.repo(), {.version = {}, .revision = "main"})
                         : KernelRef(ref.repo(), {.version = known.back()});
   }
-  const KernelPlace place = look_up(hub, ref);
-  if (place.choice.trace.empty()) throw no_variant(place.choice, place.repo, place.asked);
-  const std::string variant = place.choice.trace.front().first;
-  const fs::path file = hub.file(place.repository(), place.commit, cat("build/", variant, "/metadata.json"));
+  const KernelLocation location = look_up(hub, ref);
+  if (location.choice.trace.empty()) throw no_variant(location.choice, location.repo, location.asked);
+  const std::string variant = location.choice.trace.front().first;
+  const fs::path file = hub.file(location.repository(), location.commit, cat("build/", variant, "/metadata.json"));
   const KernelMetadata m = parse_metadata(read_file(file), file.string());
   std::set<std::string> backends;
-  for (const auto& [name, verdict] : place.choice.trace) {
+  for (const auto& [name, verdict] : location.choice.trace) {
     const auto parsed = VariantName::parse(name);
     if (!parsed) continue;
     backends.insert(parsed->framework == Framework::kNoarch ? parsed->noarch : parsed->backend.name());
   }
   const auto or_null = [](const std::string& text) { return text.empty() ? OutJson(nullptr) : OutJson(text); };
   if (json) {
-    const OutJson out = {{"repo_id", place.repo},
-                         {"revision", place.asked},
+    const OutJson out = {{"repo_id", location.repo},
+                         {"revision", location.asked},
                          {"name", m.name},
                          {"version", m.version},
                          {"license", m.license},
@@ -132,16 +133,17 @@ void show_hub_kernel(const KernelRef& asked, bool json) {
                          {"source", or_null(m.source)},
                          {"python_depends", m.python_depends},
                          {"backends", backends},
-                         {"commit", place.commit},
-                         {"variants", variants_json(place.choice)}};
+                         {"commit", location.commit},
+                         {"variants", variants_json(location.choice)}};
     std::printf("%s\n", out.dump(2).c_str());
     return;
   }
   const auto line = [](const char* what, const std::string& value) {
     std::printf("%s: %s\n", what, value.empty() ? "-" : value.c_str());
   };
-  line("Repository", place.repo);
-  line("Revision", place.asked == place.commit ? place.commit : cat(place.asked, " (", place.commit, ")"));
+  line("Repository", location.repo);
+  line("Revision",
+       location.asked == location.commit ? location.commit : cat(location.asked, " (", location.commit, ")"));
   line("Name", m.name);
   line("Version", cat(m.version));
   line("License", m.license);

@@ -10,7 +10,7 @@ namespace hotswap {
 System kernel_system();  // this process with its GPU, where there is one
 
 // Where a repository lies, whoever published it: for verbs that look and run nothing.
-KernelPlace look_up(Hub& hub, const KernelRef& ref);
+KernelLocation look_up(Hub& hub, const KernelRef& ref);
 
 // The folders of the variant that fits here, or of all, downloaded but not verified.
 std::vector<std::filesystem::path> download_to_look(const KernelRef& ref, bool all_variants);

@@ -44,28 +44,28 @@ struct DownloadFlags {
 
 // Downloads and verifies; false, with the reason on stderr, where no variant fits.
 bool download_one(Hub& hub, const KernelRequest& request, bool all_variants, bool show) {
-  KernelPlace place = locate_kernel(hub, request);
-  std::fprintf(stderr, "Downloading `%s` with SHA: %s\n", place.repo.c_str(), place.commit.c_str());
-  if (place.locked != nullptr && !place.locked->pins_files()) {
+  KernelLocation location = locate_kernel(hub, request);
+  std::fprintf(stderr, "Downloading `%s` with SHA: %s\n", location.repo.c_str(), location.commit.c_str());
+  if (location.locked != nullptr && !location.locked->pins_files()) {
     std::fprintf(stderr,
                  "its lock pins that commit and no hashes; its files are held against what the Hub says of it\n");
   }
   if (all_variants) {
-    const fs::path build = fetch_variants(hub, place, "") / "build";
-    for (const std::string& variant : variant_names(place.files)) {
-      const bool left_out = place.locked != nullptr && place.locked->pins_files() && !variant.starts_with("torch") &&
-                            !place.locked->variants.contains(variant);
+    const fs::path build = fetch_variants(hub, location, "") / "build";
+    for (const std::string& variant : variant_names(location.files)) {
+      const bool left_out = location.locked != nullptr && location.locked->pins_files() &&
+                            !variant.starts_with("torch") && !location.locked->variants.contains(variant);
       if (left_out) continue;  // Python's locks hold torch's variants only
-      verify_locked(place, build / variant);
+      verify_locked(location, build / variant);
       if (show) std::printf("%s\n", (build / variant).c_str());
     }
     return true;
   }
-  if (!place.choice.chosen) {
-    std::fprintf(stderr, "%s\n", no_variant(place.choice, place.repo, place.asked).what());
+  if (!location.choice.chosen) {
+    std::fprintf(stderr, "%s\n", no_variant(location.choice, location.repo, location.asked).what());
     return false;
   }
-  const HubKernel kernel = fetch_kernel(hub, request, std::move(place));
+  const HubKernel kernel = fetch_kernel(hub, request, std::move(location));
   if (show) std::printf("%s\n", kernel.folder.c_str());
   return true;
 }

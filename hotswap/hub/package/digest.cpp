@@ -96,15 +96,15 @@ std::vector<std::string> compare_digests(const FileDigests& expected, const File
   return wrong;
 }
 
-void verify_digests(const fs::path& folder, const FileDigests& expected, const HeldFiles& held) {
+void verify_digests(const fs::path& folder, const FileDigests& expected, const FilesInMemory& files) {
   check_algorithm(expected.algorithm);
   FileDigests got{.algorithm = expected.algorithm, .files = {}};
   for (const std::string& name : names_in(folder)) {
     // Only what the digest names is read: a name alone condemns the rest.
     const bool known = expected.files.contains(name) && fs::is_regular_file(folder / name);
-    got.files[name] = known && !held.contains(name) ? hash_file(folder / name, expected.algorithm) : "no file";
+    got.files[name] = known && !files.contains(name) ? hash_file(folder / name, expected.algorithm) : "no file";
   }
-  for (const auto& [name, bytes] : held) {
+  for (const auto& [name, bytes] : files) {
     if (!left_out(name)) got.files[name] = hash_bytes(bytes, expected.algorithm);
   }
   const std::vector<std::string> wrong = compare_digests(expected, got);

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "hotswap/hub/package/held_files.h"
+#include "hotswap/hub/package/files_in_memory.h"
 #include "hotswap/hub/package/metadata.h"
 
 namespace hotswap {
@@ -19,7 +19,7 @@ FileDigests hash_variant(const std::filesystem::path& folder, const std::string&
 std::vector<std::string> compare_digests(const FileDigests& expected, const FileDigests& got);
 
 // One Error that lists every difference.
-void verify_digests(const std::filesystem::path& folder, const FileDigests& expected, const HeldFiles& held = {});
+void verify_digests(const std::filesystem::path& folder, const FileDigests& expected, const FilesInMemory& files = {});
 
 // Writes the digests of all files into the folder's metadata.json; its other keys stay. Returns their number.
 size_t write_digests(const std::filesystem::path& folder, const std::string& algorithm = "sha256");

@@ -83,7 +83,7 @@ std::map<std::string, std::string> variant_hashes(const std::vector<TreeEntry>& 
   return hashes;
 }
 
-std::string hash_locked_variant(const fs::path& folder, const IsLfs& is_lfs, const HeldFiles& held) {
+std::string hash_locked_variant(const fs::path& folder, const IsLfs& is_lfs, const FilesInMemory& files) {
   std::vector<Entry> entries;
   for (const auto& found : fs::recursive_directory_iterator(folder)) {
     if (found.is_directory() && !found.is_symlink()) continue;
@@ -94,9 +94,9 @@ std::string hash_locked_variant(const fs::path& folder, const IsLfs& is_lfs, con
                    .got = "'" + path + "', which is none",
                    .next = "remove it, or put a regular file there"});
     }
-    const auto in_memory = held.find(path);
+    const auto in_memory = files.find(path);
     std::optional<MappedFile> file;
-    if (in_memory == held.end()) file.emplace(found.path());
+    if (in_memory == files.end()) file.emplace(found.path());
     const std::span<const uint8_t> content = file ? file->bytes() : in_memory->second;
     if (is_lfs ? is_lfs(path) : lfs_by_link(found.path())) {
       const Sha256 hash = sha256(content);
@@ -109,7 +109,7 @@ std::string hash_locked_variant(const fs::path& folder, const IsLfs& is_lfs, con
 }
 
 void verify_locked_variant(const LockedKernel& locked, const fs::path& folder, const IsLfs& is_lfs,
-                           const HeldFiles& held) {
+                           const FilesInMemory& files) {
   const std::string variant = folder.filename().string();
   if (!locked.pins_files()) {
     throw Error({.wanted = cat("the hash of ", variant, " of ", locked.dependency.repo, " in the lock"),
@@ -124,7 +124,7 @@ void verify_locked_variant(const LockedKernel& locked, const fs::path& folder, c
                  .got = names.empty() ? "no variant" : join(names),
                  .next = "lock again with `hotswap kernel lock`"});
   }
-  const std::string got = hash_locked_variant(folder, is_lfs, held);
+  const std::string got = hash_locked_variant(folder, is_lfs, files);
   if (got == found->second) return;
   throw Error({.wanted = cat("the files of ", folder.string(), " as they were locked, ", found->second),
                .got = got,

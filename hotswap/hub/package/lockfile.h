@@ -21,7 +21,7 @@
 
 #include "hotswap/base/json.h"
 #include "hotswap/hub/names/repo.h"
-#include "hotswap/hub/package/held_files.h"
+#include "hotswap/hub/package/files_in_memory.h"
 
 namespace hotswap {
 
@@ -66,11 +66,11 @@ std::map<std::string, std::string> variant_hashes(const std::vector<TreeEntry>& 
 // `is_lfs` says so by the path below the variant; by default the name of the blob that the cache's link points at does.
 using IsLfs = std::function<bool(const std::string& path)>;
 std::string hash_locked_variant(const std::filesystem::path& folder, const IsLfs& is_lfs = nullptr,
-                                const HeldFiles& held = {});
+                                const FilesInMemory& files = {});
 
 // Error where the variant is not in the lock, or its files have another hash; also where the lock pins no files.
 void verify_locked_variant(const LockedKernel& locked, const std::filesystem::path& folder,
-                           const IsLfs& is_lfs = nullptr, const HeldFiles& held = {});
+                           const IsLfs& is_lfs = nullptr, const FilesInMemory& files = {});
 
 // [tool.kernels.dependencies] of pyproject.toml ("org/k" = 1), or, `ours`, [dependencies] of hotswap.toml, whose values
 // may also be specifiers ("org/k" = ">=1,<3") and tables ({version = 1} or {revision = "main"}).

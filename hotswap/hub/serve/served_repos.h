@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "hotswap/hub/names/repo.h"
-#include "hotswap/hub/serve/kept_hashes.h"
+#include "hotswap/hub/serve/hash_cache.h"
 
 namespace hotswap {
 
@@ -84,7 +84,7 @@ class ServedRepos {
   const std::filesystem::path folder_;
   const int64_t large_from_;
   const std::chrono::duration<double> rescan_;
-  KeptHashes hashes_;
+  HashCache hashes_;
   std::mutex hashing_;  // one large file at a time
   std::mutex mutex_;
   std::map<std::filesystem::path, std::shared_ptr<Scan>> scans_;

@@ -264,10 +264,10 @@ bool step(VariantVerdict& verdict, Outcome failure, const Work& work) {
   }
 }
 
-// The file's bytes, of those that are held or on the disk; none, with the outcome and the reason, where it has none.
+// The file's bytes, of those in memory or on the disk; none, with the outcome and the reason, where it has none.
 std::optional<std::string> text_of(VariantVerdict& verdict, const std::filesystem::path& file, Outcome missing,
-                                   Outcome unreadable, const HeldFiles& held = {}) {
-  if (const auto in_memory = held.find(file.filename().string()); in_memory != held.end()) {
+                                   Outcome unreadable, const FilesInMemory& files = {}) {
+  if (const auto in_memory = files.find(file.filename().string()); in_memory != files.end()) {
     return std::string(in_memory->second.begin(), in_memory->second.end());
   }
   std::optional<std::string> text;
@@ -282,7 +282,7 @@ std::optional<std::string> text_of(VariantVerdict& verdict, const std::filesyste
 
 // The signature says that metadata.json is its signer's; that says what the files are.
 void judge_files(VariantVerdict& verdict, const std::filesystem::path& folder, const std::string& text,
-                 const HeldFiles& held) {
+                 const FilesInMemory& files) {
   KernelMetadata metadata;
   const auto parse = [&] { metadata = parse_metadata(text, (folder / "metadata.json").string()); };
   if (!step(verdict, Outcome::kMetadataInvalid, parse)) return;
@@ -291,18 +291,18 @@ void judge_files(VariantVerdict& verdict, const std::filesystem::path& folder, c
     verdict.reason = "metadata.json has no digest of the variant's files";
     return;
   }
-  step(verdict, Outcome::kDigestFailure, [&] { verify_digests(folder, *metadata.digests, held); });
+  step(verdict, Outcome::kDigestFailure, [&] { verify_digests(folder, *metadata.digests, files); });
 }
 
 std::optional<std::string> metadata_of(VariantVerdict& verdict, const std::filesystem::path& folder,
-                                       const HeldFiles& held) {
-  return text_of(verdict, folder / "metadata.json", Outcome::kMetadataMissing, Outcome::kMetadataInvalid, held);
+                                       const FilesInMemory& files) {
+  return text_of(verdict, folder / "metadata.json", Outcome::kMetadataMissing, Outcome::kMetadataInvalid, files);
 }
 
 }  // namespace
 
 VariantVerdict verify_variant(const std::filesystem::path& folder, const TrustRoot& root,
-                              const std::vector<Signer>& signers, const HeldFiles& held) {
+                              const std::vector<Signer>& signers, const FilesInMemory& files) {
   VariantVerdict verdict;
   const auto file = folder / "metadata.json.sigstore";
   const auto signature = text_of(verdict, file, Outcome::kBundleMissing, Outcome::kBundleInvalid);
@@ -310,16 +310,16 @@ VariantVerdict verify_variant(const std::filesystem::path& folder, const TrustRo
   std::optional<Bundle> bundle;
   const auto parse = [&] { bundle = Bundle::parse(*signature, file.string()); };
   if (!step(verdict, Outcome::kBundleInvalid, parse)) return verdict;
-  const auto text = metadata_of(verdict, folder, held);
+  const auto text = metadata_of(verdict, folder, files);
   if (!text) return verdict;
   const auto verify = [&] { verdict.by = verify_parsed(*text, *bundle, root, signers); };
-  if (step(verdict, Outcome::kSignatureFailure, verify)) judge_files(verdict, folder, *text, held);
+  if (step(verdict, Outcome::kSignatureFailure, verify)) judge_files(verdict, folder, *text, files);
   return verdict;
 }
 
-VariantVerdict verify_files(const std::filesystem::path& folder, const HeldFiles& held) {
+VariantVerdict verify_files(const std::filesystem::path& folder, const FilesInMemory& files) {
   VariantVerdict verdict;
-  if (const auto text = metadata_of(verdict, folder, held)) judge_files(verdict, folder, *text, held);
+  if (const auto text = metadata_of(verdict, folder, files)) judge_files(verdict, folder, *text, files);
   return verdict;
 }
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "hotswap/base/json.h"
-#include "hotswap/hub/package/held_files.h"
+#include "hotswap/hub/package/files_in_memory.h"
 #include "hotswap/hub/sign/trust_root.h"
 
 namespace hotswap {
@@ -59,9 +59,9 @@ struct VariantVerdict {
 // In this order: the bundle is there and parses, metadata.json is there, the signature holds; only then is the JSON
 // parsed, its digest found and the files compared with it.
 VariantVerdict verify_variant(const std::filesystem::path& folder, const TrustRoot& root,
-                              const std::vector<Signer>& signers, const HeldFiles& held = {});
+                              const std::vector<Signer>& signers, const FilesInMemory& files = {});
 
 // The same of a variant that nobody has signed: metadata.json, its digest, the files.
-VariantVerdict verify_files(const std::filesystem::path& folder, const HeldFiles& held = {});
+VariantVerdict verify_files(const std::filesystem::path& folder, const FilesInMemory& files = {});
 
 }  // namespace hotswap

@@ -41,8 +41,8 @@ fs::path Manifest::library() const {
 
 std::string Manifest::library_name() const { return library().lexically_relative(folder).generic_string(); }
 
-HeldFiles Manifest::held() const {
-  HeldFiles files = {{"metadata.json", as_bytes(metadata_text)}};
+FilesInMemory Manifest::files_in_memory() const {
+  FilesInMemory files = {{"metadata.json", as_bytes(metadata_text)}};
   if (!layers_text.empty()) files["layers.json"] = as_bytes(layers_text);
   return files;
 }
@@ -78,10 +78,10 @@ void need_library_digest(const Manifest& m) {
   if (m.checked) need_digest(m, m.library_name());
 }
 
-void verify_digest(const Manifest& m, const HeldFiles& held) {
-  if (m.checked) verify_digests(m.folder, *m.digests, held);
+void verify_digest(const Manifest& m, const FilesInMemory& files) {
+  if (m.checked) verify_digests(m.folder, *m.digests, files);
 }
 
-void verify_digest(const Manifest& m) { verify_digest(m, m.held()); }
+void verify_digest(const Manifest& m) { verify_digest(m, m.files_in_memory()); }
 
 }  // namespace hotswap

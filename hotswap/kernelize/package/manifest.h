@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "hotswap/hub/package/held_files.h"
+#include "hotswap/hub/package/files_in_memory.h"
 #include "hotswap/hub/package/metadata.h"
 #include "hotswap/kernelize/package/layers_json.h"
 
@@ -29,7 +29,7 @@ struct Manifest : KernelMetadata, PackageLayers {  // its digests are there, unl
   std::filesystem::path library() const;
   std::string library_name() const;        // the same, from the folder on
   std::string metadata_text, layers_text;  // metadata.json and, where it has one, layers.json: as they were read
-  HeldFiles held() const;                  // these two
+  FilesInMemory files_in_memory() const;   // these two
   // The layer by this name, or by the name that it has in the repository that this package stands in for. Null: none.
   const std::string* layer_named(const std::string& name, const std::string& repo) const;
 };
@@ -41,9 +41,9 @@ Manifest read_metadata(const std::filesystem::path& variant_folder, bool checked
 // Error where it is checked and its library has no digest.
 void need_library_digest(const Manifest& manifest);
 
-// One Error that lists every file that is missing, differs or is not in the digest; of files that are held, by those
+// One Error that lists every file that is missing, differs or is not in the digest; of files in memory, by those
 // bytes. Nothing where it is not checked.
-void verify_digest(const Manifest& manifest, const HeldFiles& held);
-void verify_digest(const Manifest& manifest);  // holding what it was read from
+void verify_digest(const Manifest& manifest, const FilesInMemory& files);
+void verify_digest(const Manifest& manifest);  // with what it was read from in memory
 
 }  // namespace hotswap

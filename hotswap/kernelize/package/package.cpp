@@ -11,7 +11,7 @@
 
 #include "hotswap/base/env.h"
 #include "hotswap/base/error.h"
-#include "hotswap/base/own_place.h"
+#include "hotswap/base/own_binary_path.h"
 #include "hotswap/kernelize/package/device.h"
 #include "hotswap/kernelize/package/sealed_file.h"
 
@@ -152,16 +152,16 @@ int64_t Package::calls(const std::string& op) const {
   return handle.typed<int64_t(std::string_view)>().call(op);
 }
 
-const Package& load_package(const Manifest& manifest, const std::function<void(const HeldFiles& held)>& verify) {
+const Package& load_package(const Manifest& manifest, const std::function<void(const FilesInMemory& files)>& verify) {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   auto found = all.by_id.find(manifest.id);
   if (found == all.by_id.end()) {
     SealedFile library(manifest.library());
-    HeldFiles held = manifest.held();
-    held[manifest.library_name()] = library.bytes();
-    if (verify) verify(held);
-    verify_digest(manifest, held);
+    FilesInMemory files = manifest.files_in_memory();
+    files[manifest.library_name()] = library.bytes();
+    if (verify) verify(files);
+    verify_digest(manifest, files);
     open_library(manifest, library);
     found = all.by_id.emplace(manifest.id, Loaded{manifest.digest, nullptr}).first;
   }
@@ -223,7 +223,7 @@ Result<fs::path> bundled_folder() {
     throw Error(
         {.wanted = "HOTSWAP_PACKAGES to be a folder", .got = "'" + *given + "'", .next = "correct or unset it"});
   }
-  const auto here = own_place();
+  const auto here = own_binary_path();
   if (!here) return Reason{here.why() + "; set HOTSWAP_PACKAGES"};
   const fs::path up = here->parent_path().parent_path();
   for (const fs::path& place : {up / "packages", up / "share/hotswap/packages"}) {

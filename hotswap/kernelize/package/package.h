@@ -52,7 +52,7 @@ class Package {
 // then runs that copy's initialisers, then compares every op's schema. Once per process and id, never unloaded: saved
 // graphs may still hold its ops.
 const Package& load_package(const Manifest& manifest,
-                            const std::function<void(const HeldFiles& held)>& verify = nullptr);
+                            const std::function<void(const FilesInMemory& files)>& verify = nullptr);
 
 // The variant folder of a package for a device kind: `root` is a package (with build/<variant>/ or <variant>/ below) or
 // a variant itself. None, with the trace, where no variant fits.

@@ -73,8 +73,8 @@ TEST(Package, ALibraryReplacedWhileItIsLoaded) {
   const std::string other = read_file(HOTSWAP_TEST_MARKING_LIBRARY);
   PackageCopy once("norm");
   const std::string good = read_file(once.library());
-  const Package& loaded = load_package(read_manifest(once.variant()), [&](const HeldFiles& held) {
-    EXPECT_EQ(held.at(once.library().filename()).size(), good.size());
+  const Package& loaded = load_package(read_manifest(once.variant()), [&](const FilesInMemory& files) {
+    EXPECT_EQ(files.at(once.library().filename()).size(), good.size());
     write_file(once.library(), other);
   });
   EXPECT_EQ(loaded.calls("rms_norm"), 0) << "the library that was there when it began";

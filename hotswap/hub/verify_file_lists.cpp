@@ -1,4 +1,4 @@
-#include "hotswap/hub/verify_lists.h"
+#include "hotswap/hub/verify_file_lists.h"
 
 #include <map>
 
@@ -34,7 +34,7 @@ std::string difference(const Listed& cached, const Listed& hub) {
 
 }  // namespace
 
-CacheVerdict verify_lists(Hub& hub, const CachedRepo& found) {
+CacheVerdict verify_file_lists(Hub& hub, const CachedRepo& found) {
   const HubCache& cache = hub.cache(found.repo);
   CacheVerdict verdict;
   for (const auto& [commit, refs, files, bytes] : found.revisions) {

@@ -10,6 +10,6 @@ namespace hotswap {
 // Of each revision: its cached list, and its snapshot's files, against the Hub's list. What is wrong can be removed
 // (remove_wrong), and the next use downloads it. A commit that the Hub does not know is a problem as well, but nothing
 // to remove: it may have been installed here.
-CacheVerdict verify_lists(Hub& hub, const CachedRepo& repo);
+CacheVerdict verify_file_lists(Hub& hub, const CachedRepo& repo);
 
 }  // namespace hotswap

@@ -7,6 +7,6 @@
 
 namespace hotswap {
 
-Result<std::filesystem::path> own_place();
+Result<std::filesystem::path> own_binary_path();
 
 }  // namespace hotswap

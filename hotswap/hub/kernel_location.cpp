@@ -1,4 +1,4 @@
-#include "hotswap/hub/kernel_place.h"
+#include "hotswap/hub/kernel_location.h"
 
 #include <algorithm>
 
@@ -63,11 +63,11 @@ const LockedKernel* find_lock(const Lockfile* lock, const std::string& repo, con
                .next = "lock again with `hotswap kernel lock`, or ask for what is locked"});
 }
 
-void require_lock(const KernelRequest& request, const KernelPlace& place) {
-  if (!request.ref.locked() || place.locked != nullptr) return;
-  if (request.lock != nullptr) request.lock->at(place.repo);
-  throw Error({.wanted = cat("a lock of ", place.repo),
-               .got = cat("Kernel `", place.repo, "` is not locked: there is no kernels.lock"),
+void require_lock(const KernelRequest& request, const KernelLocation& location) {
+  if (!request.ref.locked() || location.locked != nullptr) return;
+  if (request.lock != nullptr) request.lock->at(location.repo);
+  throw Error({.wanted = cat("a lock of ", location.repo),
+               .got = cat("Kernel `", location.repo, "` is not locked: there is no kernels.lock"),
                .next = "run `hotswap kernel lock` on the project, and name the project"});
 }
 
@@ -102,11 +102,11 @@ std::string commit_of(Hub& hub, const Repo& repo, const std::string& revision) {
   }
 }
 
-void resolve(Hub& hub, const KernelRef& ref, KernelPlace& place) {
-  const Repo repo = place.repository();
+void resolve(Hub& hub, const KernelRef& ref, KernelLocation& location) {
+  const Repo repo = location.repository();
   if (!ref.revision().empty() && !ref.is_specifier()) {
-    place.asked = ref.revision();
-    place.commit = commit_of(hub, repo, ref.revision());
+    location.asked = ref.revision();
+    location.commit = commit_of(hub, repo, ref.revision());
     return;
   }
   const auto find = [&](const RepoRefs& refs) {
@@ -121,8 +121,8 @@ void resolve(Hub& hub, const KernelRef& ref, KernelPlace& place) {
     found = find(hub.refs(repo, /*anew=*/true));
   }
   if (!found.warning.empty()) log_warning(found.warning);
-  place.asked = found.ref;
-  place.commit = found.commit;
+  location.asked = found.ref;
+  location.commit = found.commit;
   hub.remember(repo, found.ref, found.commit);
 }
 
@@ -164,55 +164,56 @@ std::vector<std::string> variant_names(const std::vector<TreeEntry>& files) {
   return names;
 }
 
-KernelPlace locate_kernel(Hub& hub, const KernelRequest& request) {
+KernelLocation locate_kernel(Hub& hub, const KernelRequest& request) {
   const KernelRef& ref = request.ref;
   if (ref.repo().empty()) {
     throw Error({.wanted = "a kernel of the Hub as org/repo[@revision]",
                  .got = "'" + ref.str() + "'",
                  .next = "folders and stock layers are not fetched"});
   }
-  KernelPlace place;
-  place.repo = ref.repo();
-  settle_trust(hub, request, place.repository(), "");
-  place.locked = find_lock(request.lock, place.repo, &ref);
-  place.type = type_of(hub, place.repo,
-                       place.locked != nullptr  ? place.locked->commit
-                       : ref.is_specifier()     ? ""
-                       : ref.revision().empty() ? cat("v", ref.version().value_or(1))
-                                                : ref.revision());
-  if (place.locked != nullptr) {
-    place.asked = place.commit = place.locked->commit;
+  KernelLocation location;
+  location.repo = ref.repo();
+  settle_trust(hub, request, location.repository(), "");
+  location.locked = find_lock(request.lock, location.repo, &ref);
+  location.type = type_of(hub, location.repo,
+                          location.locked != nullptr ? location.locked->commit
+                          : ref.is_specifier()       ? ""
+                          : ref.revision().empty()   ? cat("v", ref.version().value_or(1))
+                                                     : ref.revision());
+  if (location.locked != nullptr) {
+    location.asked = location.commit = location.locked->commit;
   } else {
-    resolve(hub, ref, place);
+    resolve(hub, ref, location);
   }
-  place.files = list_files(hub, place.repository(), place.commit);
-  std::vector<std::string> way = {place.str()};
-  while (const auto redirect = redirect_of(hub, place.repository(), place.commit, place.files)) {
-    log_warning("'", place.repo, "' redirected to '", redirect->destination, "'");
-    settle_trust(hub, request, {RepoType::kKernel, redirect->destination}, place.repo);
-    if (place.led_from.empty()) place.led_from = place.repo;
-    place.repo = redirect->destination;
-    place.asked = redirect->revision;
-    place.locked = find_lock(request.lock, place.repo, nullptr);
-    place.type = type_of(hub, place.repo, place.locked != nullptr ? place.locked->commit : redirect->revision);
-    place.commit =
-        place.locked != nullptr ? place.locked->commit : commit_of(hub, place.repository(), redirect->revision);
-    const bool circle = std::find(way.begin(), way.end(), place.str()) != way.end();
-    way.push_back(place.str());
+  location.files = list_files(hub, location.repository(), location.commit);
+  std::vector<std::string> way = {location.str()};
+  while (const auto redirect = redirect_of(hub, location.repository(), location.commit, location.files)) {
+    log_warning("'", location.repo, "' redirected to '", redirect->destination, "'");
+    settle_trust(hub, request, {RepoType::kKernel, redirect->destination}, location.repo);
+    if (location.led_from.empty()) location.led_from = location.repo;
+    location.repo = redirect->destination;
+    location.asked = redirect->revision;
+    location.locked = find_lock(request.lock, location.repo, nullptr);
+    location.type =
+        type_of(hub, location.repo, location.locked != nullptr ? location.locked->commit : redirect->revision);
+    location.commit = location.locked != nullptr ? location.locked->commit
+                                                 : commit_of(hub, location.repository(), redirect->revision);
+    const bool circle = std::find(way.begin(), way.end(), location.str()) != way.end();
+    way.push_back(location.str());
     if (circle || way.size() > kMostRedirects + 1) {
       throw Error({.wanted = cat("redirects of ", ref.repo(), " that lead somewhere"),
                    .got = cat(circle ? "a circle: " : "too many: ", join(way, " -> ")),
                    .next = "tell the repositories' owners"});
     }
-    place.files = list_files(hub, place.repository(), place.commit);
+    location.files = list_files(hub, location.repository(), location.commit);
   }
-  require_lock(request, place);
-  const std::vector<std::string> names = variant_names(place.files);
+  require_lock(request, location);
+  const std::vector<std::string> names = variant_names(location.files);
   for (const std::string& name : names) {
-    if (!VariantName::parse(name)) log_warning(place.repo, " contains an invalid build variant: ", shown(name));
+    if (!VariantName::parse(name)) log_warning(location.repo, " contains an invalid build variant: ", shown(name));
   }
-  place.choice = choose_variant(names, request.system);
-  return place;
+  location.choice = choose_variant(names, request.system);
+  return location;
 }
 
 }  // namespace hotswap

@@ -1,4 +1,4 @@
-#include "hotswap/hub/served_place.h"
+#include "hotswap/hub/served_repository.h"
 
 #include "hotswap/base/error.h"
 
@@ -33,20 +33,20 @@ void remove_left_behind(const fs::path& folder) {
 
 }  // namespace
 
-ServedPlace::ServedPlace(const fs::path& folder, const Repo& repo)
-    : place_(folder / plural(repo.type) / repo.id), lock_(commits() / ".lock") {
-  remove_left_behind(place_);
+ServedRepository::ServedRepository(const fs::path& folder, const Repo& repo)
+    : folder_(folder / plural(repo.type) / repo.id), lock_(commits() / ".lock") {
+  remove_left_behind(folder_);
   remove_left_behind(commits());
 }
 
-bool ServedPlace::has(const std::string& commit) const { return fs::is_directory(commits() / commit); }
+bool ServedRepository::has(const std::string& commit) const { return fs::is_directory(commits() / commit); }
 
-std::string ServedPlace::commit_of(const std::string& ref) const {
-  return fs::is_symlink(place_ / ref) ? fs::read_symlink(place_ / ref).filename().string() : "";
+std::string ServedRepository::commit_of(const std::string& ref) const {
+  return fs::is_symlink(folder_ / ref) ? fs::read_symlink(folder_ / ref).filename().string() : "";
 }
 
-void ServedPlace::add(const std::string& commit, const std::function<void(const fs::path& folder)>& fill,
-                      const std::string& listed) const {
+void ServedRepository::add(const std::string& commit, const std::function<void(const fs::path& folder)>& fill,
+                           const std::string& listed) const {
   if (has(commit)) return;
   const Temporary copy{temporary_for(commits() / commit)};
   fs::create_directories(copy.path);
@@ -55,8 +55,8 @@ void ServedPlace::add(const std::string& commit, const std::function<void(const 
   fs::rename(copy.path, commits() / commit);
 }
 
-void ServedPlace::point(const std::string& ref, const std::string& commit) const {
-  const fs::path link = place_ / ref;
+void ServedRepository::point(const std::string& ref, const std::string& commit) const {
+  const fs::path link = folder_ / ref;
   if (!fs::is_symlink(link) && fs::exists(link)) {
     throw Error({.wanted = link.string() + " as a link to a commit in .commits",
                  .got = "a folder that was put there otherwise",

@@ -1,4 +1,4 @@
-#include "hotswap/base/own_place.h"
+#include "hotswap/base/own_binary_path.h"
 
 #include <dlfcn.h>
 
@@ -6,9 +6,9 @@
 
 namespace hotswap {
 
-Result<std::filesystem::path> own_place() {
+Result<std::filesystem::path> own_binary_path() {
   Dl_info self{};
-  if (dladdr(reinterpret_cast<const void*>(&own_place), &self) == 0 || self.dli_fname == nullptr) {
+  if (dladdr(reinterpret_cast<const void*>(&own_binary_path), &self) == 0 || self.dli_fname == nullptr) {
     return Reason{"this program's own place is unknown"};
   }
   // A program's own name may be relative to a working directory that has changed since; a library's is a path.

@@ -5,9 +5,9 @@
 //   DIR/kernels/acme/norm/.commits/<commit>.files       of a commit of another Hub: its list of them (tree_file.h)
 //   DIR/kernels/acme/norm/{main,v1,v1.2.0} -> .commits/<commit>     links, replaced as a whole
 //
-//   ServedPlace place("/srv/hub", repo);
-//   place.add(commit, [](const fs::path& folder) { ... });
-//   place.point("v1", commit);
+//   ServedRepository served("/srv/hub", repo);
+//   served.add(commit, [](const fs::path& folder) { ... });
+//   served.point("v1", commit);
 #pragma once
 
 #include <filesystem>
@@ -19,10 +19,10 @@
 
 namespace hotswap {
 
-class ServedPlace {
+class ServedRepository {
  public:
   // One writer at a time; what one that was killed left behind goes.
-  ServedPlace(const std::filesystem::path& folder, const Repo& repo);
+  ServedRepository(const std::filesystem::path& folder, const Repo& repo);
 
   bool has(const std::string& commit) const;
   std::string commit_of(const std::string& ref) const;  // empty: there is no such link
@@ -34,8 +34,8 @@ class ServedPlace {
   void point(const std::string& ref, const std::string& commit) const;
 
  private:
-  std::filesystem::path commits() const { return place_ / ".commits"; }
-  std::filesystem::path place_;
+  std::filesystem::path commits() const { return folder_ / ".commits"; }
+  std::filesystem::path folder_;
   FileLock lock_;
 };
 

@@ -1,7 +1,7 @@
 // Where a kernel lies on the Hub, and which of its variants fits here: names, lists and trust, no code yet.
 //
-//   const KernelPlace place = locate_kernel(hub, {.ref = "acme/norm@>=1,<3", .system = system});
-//   place.repo, place.commit, *place.choice.chosen
+//   const KernelLocation location = locate_kernel(hub, {.ref = "acme/norm@>=1,<3", .system = system});
+//   location.repo, location.commit, *location.choice.chosen
 //
 // In this order: trust in the repository named; the commit that is meant; the list of its files; where
 // kernel-status.toml leads elsewhere, the same again there. What is answered from the cache is not asked (hub.h); what
@@ -31,7 +31,7 @@ struct KernelRequest {
   std::vector<Signer> signers = {};  // who may sign where the policy wants a signature; empty: default_signers()
 };
 
-struct KernelPlace {
+struct KernelLocation {
   std::string repo;   // where redirects ended
   std::string asked;  // the branch, tag, specifier or commit that was looked up there
   std::string commit;
@@ -46,8 +46,9 @@ struct KernelPlace {
 };
 
 // Error where trust is refused, the repository or what is asked of it does not exist (naming what does), offline and
-// the cache lacks it, or a lock has it otherwise. That no variant fits is no Error: place.choice.chosen is empty then.
-KernelPlace locate_kernel(Hub& hub, const KernelRequest& request);
+// the cache lacks it, or a lock has it otherwise. That no variant fits is no Error: location.choice.chosen is empty
+// then.
+KernelLocation locate_kernel(Hub& hub, const KernelRequest& request);
 
 // Where kernel-status.toml says that a commit with these files has gone to; none where it has no such file.
 std::optional<Redirect> redirect_of(Hub& hub, const Repo& repo, const std::string& commit,

@@ -1,4 +1,4 @@
-#include "hotswap/hub/serve/kept_hashes.h"
+#include "hotswap/hub/serve/hash_cache.h"
 
 #include <fstream>
 #include <sstream>
@@ -22,7 +22,7 @@ FileStamp FileStamp::of(const struct stat& info) {
           .changed_ns = nanoseconds(info.st_ctim)};
 }
 
-std::optional<FileHashes> KeptHashes::find(const FileStamp& stamp) {
+std::optional<FileHashes> HashCache::find(const FileStamp& stamp) {
   const std::lock_guard lock(mutex_);
   auto known = hashes_.find(stamp);
   if (known == hashes_.end()) {
@@ -34,14 +34,14 @@ std::optional<FileHashes> KeptHashes::find(const FileStamp& stamp) {
   return known->second;
 }
 
-void KeptHashes::add(const FileStamp& stamp, FileHashes hashes) {
+void HashCache::add(const FileStamp& stamp, FileHashes hashes) {
   const std::lock_guard lock(mutex_);
   hashes_[stamp] = std::move(hashes);
   found_.insert(stamp);
   dirty_ = true;
 }
 
-void KeptHashes::save(bool only_found) {
+void HashCache::save(bool only_found) {
   const std::lock_guard lock(mutex_);
   read_if_changed();
   if (only_found) {
@@ -61,7 +61,7 @@ void KeptHashes::save(bool only_found) {
   }
 }
 
-void KeptHashes::read_if_changed() {
+void HashCache::read_if_changed() {
   struct stat info {};
   if (::stat(file_.c_str(), &info) != 0 || FileStamp::of(info) == read_) return;
   read_ = FileStamp::of(info);

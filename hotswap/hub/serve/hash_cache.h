@@ -29,9 +29,9 @@ struct FileHashes {
   std::string git_sha1, sha256;
 };
 
-class KeptHashes {
+class HashCache {
  public:
-  explicit KeptHashes(std::filesystem::path file) : file_(std::move(file)) {}
+  explicit HashCache(std::filesystem::path file) : file_(std::move(file)) {}
 
   // What is known, also by another process that has written the file since.
   std::optional<FileHashes> find(const FileStamp& stamp);

@@ -9,7 +9,7 @@
 
 namespace hotswap {
 
-using HeldFiles = std::map<std::string, std::span<const uint8_t>>;
+using FilesInMemory = std::map<std::string, std::span<const uint8_t>>;
 
 inline std::span<const uint8_t> as_bytes(const std::string& text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
