@@ -10,7 +10,7 @@
 
 #include "hotswap/kernelize/bind/test_attention.h"
 #include "hotswap/kernelize/test_hub.h"
-#include "hotswap/models/attention_kernel.h"
+#include "hotswap/models/attn_implementation.h"
 #include "hotswap/models/auto.h"
 
 namespace hotswap {

@@ -4,7 +4,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/kernelize/package/device.h"
-#include "hotswap/models/attention_kernel.h"
+#include "hotswap/models/attn_implementation.h"
 #include "hotswap/models/family.h"
 #include "hotswap/models/formats/gguf_model.h"
 #include "hotswap/models/formats/weights.h"
@@ -63,7 +63,7 @@ void finish(CausalLM& model, const PretrainedOptions& options) {
   unpack_what_has_no_kernel(model, options, kernels);
   if (asks_kernels(options)) {
     model.kernelize(Mode::INFERENCE, std::move(kernels));
-  } else if (names_attention_kernel(options.attn_implementation)) {
+  } else if (is_attention_kernel(options.attn_implementation)) {
     model.set_attn_implementation(options.attn_implementation, kernels);
   }
 }

@@ -16,7 +16,7 @@
 #include "hotswap/base/file.h"
 #include "hotswap/layers/router.h"
 #include "hotswap/layers/self_attention.h"
-#include "hotswap/models/attention_kernel.h"
+#include "hotswap/models/attn_implementation.h"
 #include "hotswap/models/formats/weights.h"
 #include "hotswap/models/trunk_input.h"
 
@@ -146,7 +146,7 @@ void CausalLM::set_attn_implementation(const std::string& given, const KernelOpt
   const std::string stock = stock_attention_of(model_);
   const std::string name = given.empty() ? stock : given;
   check_attn_implementation(name);
-  const bool by_kernel = names_attention_kernel(name);
+  const bool by_kernel = is_attention_kernel(name);
   if (by_kernel && !layers_with_slots(*this).contains(kAttentionLayer)) {
     throw Error({.wanted = cat("a model with attention for the kernel ", name),
                  .got = cat("a model of type ", config_.model_type, ", which has none"),

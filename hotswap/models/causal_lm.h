@@ -75,9 +75,9 @@ class CausalLM : public Module {
   bool packed();
   void unpack(bool without_kernel_only = false);
   // "sdpa", "eager", "" for that of the two which the model's layers ask for, or a kernel as
-  // org/repo[@revision][:layer] (attention_kernel.h), which is bound as those of the mapping are: kernel_report() says
-  // whether, unkernelize() puts the stock forward back. `options`, where nothing else is kernelized. Before there are
-  // weights the name is only kept.
+  // org/repo[@revision][:layer] (attn_implementation.h), which is bound as those of the mapping are: kernel_report()
+  // says whether, unkernelize() puts the stock forward back. `options`, where nothing else is kernelized. Before there
+  // are weights the name is only kept.
   void set_attn_implementation(const std::string& name, const KernelOptions& options = {});
   const std::string& attn_implementation() const { return attn_implementation_; }
 

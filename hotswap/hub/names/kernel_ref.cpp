@@ -129,10 +129,4 @@ bool is_ref_name(std::string_view text) {
   });
 }
 
-bool is_attention_kernel(std::string_view text) {
-  constexpr std::string_view kPaged = "paged|";
-  if (text.starts_with(kPaged)) text.remove_prefix(kPaged.size());
-  return text.find('/') != text.npos;
-}
-
 }  // namespace hotswap

@@ -61,7 +61,4 @@ bool is_repo_id(std::string_view text);
 // What git takes for the name of a branch or tag.
 bool is_ref_name(std::string_view text);
 
-// attn_implementation names a kernel, not one of the built-in ways: "org/repo[@rev][:function]", also behind "paged|".
-bool is_attention_kernel(std::string_view text);
-
 }  // namespace hotswap

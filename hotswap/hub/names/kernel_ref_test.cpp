@@ -60,16 +60,6 @@ TEST(KernelRef, WhatFollowsTheAt) {
   }
 }
 
-// The oracle of transformers' own test: what is a kernel's name and what is not.
-TEST(KernelRef, AttentionHasTheSameGrammar) {
-  for (const char* good : {"org/model", "org/model@main", "org/model:f", "org/model@v1.2.3:f", "paged|org/model"}) {
-    EXPECT_TRUE(is_attention_kernel(good)) << good;
-  }
-  for (const char* built_in : {"eager", "sdpa", "flex_attention", "flash_attention_2", "paged|sdpa", "org:model", ""}) {
-    EXPECT_FALSE(is_attention_kernel(built_in)) << built_in;
-  }
-}
-
 TEST(KernelRef, RepositoriesByTheHubsRules) {
   EXPECT_TRUE(is_repo_id("kernels-community/flash-attn2"));
   EXPECT_TRUE(is_repo_id(cat("a/", std::string(94, 'b'))));

@@ -14,7 +14,8 @@ namespace hotswap {
 
 inline constexpr const char* kAttentionLayer = "attention";  // of the slot, and of the mapping
 
-bool names_attention_kernel(const std::string& name);
+// A kernel's name, or a short one; also behind transformers' "paged|", which check_attn_implementation refuses.
+bool is_attention_kernel(const std::string& name);
 // Error where `name` is neither a stock forward nor may be a kernel. Asks nobody.
 void check_attn_implementation(const std::string& name);
 // What the mapping's row says: stock for a stock forward. Where the name gives no version, the project's or else the

@@ -1,4 +1,4 @@
-#include "hotswap/models/attention_kernel.h"
+#include "hotswap/models/attn_implementation.h"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,19 @@ using test_support::message_of;
 using test_support::ScopedEnv;
 using test_support::TempFolder;
 
-TEST(AttentionKernel, WhichKernelANameMeans) {
+// transformers' own test of what is a kernel's name and what is not, and its short names, which mean kernels here.
+TEST(AttnImplementation, WhatIsAKernelsName) {
+  for (const char* kernel : {"org/model", "org/model@main", "org/model:f", "org/model@v1.2.3:f", "flash_attention_2"}) {
+    EXPECT_TRUE(is_attention_kernel(kernel)) << kernel;
+    EXPECT_TRUE(is_attention_kernel(cat("paged|", kernel))) << kernel;
+  }
+  for (const char* built_in : {"eager", "sdpa", "flex_attention", "org:model", ""}) {
+    EXPECT_FALSE(is_attention_kernel(built_in)) << built_in;
+    EXPECT_FALSE(is_attention_kernel(cat("paged|", built_in))) << built_in;
+  }
+}
+
+TEST(AttnImplementation, WhichKernelANameMeans) {
   const auto kernel = [](const std::string& name) { return attention_kernel(name, false, {}).str(); };
   EXPECT_EQ(kernel("sdpa"), "");
   EXPECT_EQ(kernel("eager"), "");
@@ -50,7 +62,7 @@ std::shared_ptr<CausalLM> tiny() {
 }
 
 // Stock forwards are rows of the report, by choice; what fails leaves the model as it was.
-TEST(AttentionKernel, IsARowOfTheReport) {
+TEST(AttnImplementation, IsARowOfTheReport) {
   const auto model = tiny();
   const auto rows = [&] {
     std::vector<KernelRow> found;

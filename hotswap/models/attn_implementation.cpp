@@ -1,4 +1,4 @@
-#include "hotswap/models/attention_kernel.h"
+#include "hotswap/models/attn_implementation.h"
 
 #include "hotswap/base/error.h"
 #include "hotswap/kernelize/hub_kernels.h"
@@ -11,11 +11,20 @@ constexpr std::pair<const char*, const char*> kShortNames[] = {
     {"flash_attention_2", "kernels-community/flash-attn2"},
     {"flash_attention_3", "kernels-community/vllm-flash-attn3"}};
 
-std::string repository_of(const std::string& name) {
+// What is asked of the attention, in parts.
+struct Asked {
+  bool paged = false;  // "paged|": transformers' continuous batching asks so for keys in pages
+  std::string name;    // the rest; a short name in full
+};
+
+Asked asked_by(const std::string& text) {
+  constexpr std::string_view kPaged = "paged|";
+  const bool paged = text.starts_with(kPaged);
+  std::string name = paged ? text.substr(kPaged.size()) : text;
   for (const auto& [short_name, repo] : kShortNames) {
-    if (name == short_name) return repo;
+    if (name == short_name) name = repo;
   }
-  return name;
+  return {paged, name};
 }
 
 // Which version a bare name means: transformers' table.
@@ -25,9 +34,9 @@ KernelRef with_version(const KernelRef& ref) {
   return {ref.repo() + (ref.layer().empty() ? "" : ":" + ref.layer()), {.version = version}};
 }
 
-// transformers' continuous batching asks so for keys in pages; this host's caches have none.
+// This host's caches have no pages.
 void refuse_pages(const std::string& name) {
-  if (!name.starts_with("paged|")) return;
+  if (!asked_by(name).paged) return;
   throw Error({.wanted = "attention over keys that lie together",
                .got = cat('"', name, "\": a paged cache, which is not implemented"),
                .next = "drop 'paged|'"});
@@ -35,7 +44,7 @@ void refuse_pages(const std::string& name) {
 
 KernelRef parsed(const std::string& name) {
   refuse_pages(name);
-  KernelRef ref(repository_of(name));
+  KernelRef ref(asked_by(name).name);
   if (!ref.is_path()) return ref;
   throw Error({.wanted = "an attention kernel as org/repo[@revision][:layer]",
                .got = "the folder " + ref.path(),
@@ -44,13 +53,11 @@ KernelRef parsed(const std::string& name) {
 
 }  // namespace
 
-bool names_attention_kernel(const std::string& name) {
-  return repository_of(name) != name || is_attention_kernel(name);
-}
+bool is_attention_kernel(const std::string& name) { return asked_by(name).name.find('/') != std::string::npos; }
 
 void check_attn_implementation(const std::string& name) {
   refuse_pages(name);
-  if (names_attention_kernel(name)) {
+  if (is_attention_kernel(name)) {
     parsed(name);
   } else {
     attention_kind(name);
@@ -58,7 +65,7 @@ void check_attn_implementation(const std::string& name) {
 }
 
 KernelRef attention_kernel(const std::string& name, bool allow_all_kernels, const std::filesystem::path& project) {
-  if (!names_attention_kernel(name)) return {};
+  if (!is_attention_kernel(name)) return {};
   return with_version(HubKernels(allow_all_kernels, project).named(parsed(name)));
 }
 
