@@ -17,6 +17,20 @@ using test_support::message_of;
 using test_support::ScopedEnv;
 using test_support::TempFolder;
 
+// Leaving out .next does not compile; "" as a literal does not, either.
+static_assert(!std::is_default_constructible_v<NextStep>);
+
+TEST(Error, SaysWhatWasWantedWhatCameAndWhatToDoNext) {
+  const auto text = [](NextStep next) { return std::string(Error({.wanted = "a", .got = "b", .next = next}).what()); };
+  const char* pointer = "c";
+  EXPECT_EQ(text("c"), "wanted a; got b; c");
+  EXPECT_EQ(text(pointer), "wanted a; got b; c");
+  EXPECT_EQ(text(std::string("c")), "wanted a; got b; c");
+  for (const NextStep& empty : {NextStep(std::string()), NextStep(pointer + 1)}) {
+    EXPECT_NE(text(empty).find("; report it: "), std::string::npos) << "made at run time";
+  }
+}
+
 TEST(Json, NamesTheKeyThatIsMissingOrWrong) {
   const Json json = Json::parse(R"({"a": {"b": 1.5, "c": "x"}, "n": null, "e": 1e4})", "config.json");
   EXPECT_EQ(json.at<int64_t>("e"), 10000);

@@ -6,26 +6,45 @@
 // For outcomes that a caller expects (a file that may be absent), return Result (result.h) or std::optional instead.
 #pragma once
 
+#include <concepts>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 
 namespace hotswap {
 
+// What the reader can do about it. There is always something, if only whom to ask: an Error without one, or with "",
+// does not compile; where the text is made at run time and empty, the reader is told to report it.
+class NextStep {
+ public:
+  template <size_t N>
+  NextStep(const char (&text)[N]) : text_(text) {  // NOLINT(google-explicit-constructor)
+    static_assert(N > 1, "say what to do next");
+  }
+  template <std::same_as<const char*> Text>
+  NextStep(Text text) : NextStep(std::string(text)) {}  // NOLINT(google-explicit-constructor)
+  NextStep(std::string text)                            // NOLINT(google-explicit-constructor)
+      : text_(text.empty() ? "report it: this error of hotswap lacks its next step" : std::move(text)) {}
+  const std::string& str() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
 struct ErrorText {
   std::string wanted;  // what would have been right
   std::string got;     // what came, with its place: file, key, value
-  std::string next;    // what the reader can do about it; may be empty where nothing can be done
+  NextStep next;       // what the reader can do about it
 };
 
 class Error : public std::runtime_error {
  public:
   explicit Error(ErrorText text)
-      : std::runtime_error("wanted " + text.wanted + "; got " + text.got + (text.next.empty() ? "" : "; " + text.next)),
+      : std::runtime_error("wanted " + text.wanted + "; got " + text.got + "; " + text.next.str()),
         text_(std::move(text)) {}
   const std::string& wanted() const { return text_.wanted; }
   const std::string& got() const { return text_.got; }
-  const std::string& next() const { return text_.next; }
+  const std::string& next() const { return text_.next.str(); }
 
  private:
   ErrorText text_;

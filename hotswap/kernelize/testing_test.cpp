@@ -86,7 +86,7 @@ const KernelRow& row_of(const KernelReport& report, const std::string& layer) {
   for (const KernelRow& row : report.rows) {
     if (row.layer == layer) return row;
   }
-  throw Error({.wanted = "a row " + layer, .got = "none"});
+  throw Error({.wanted = "a row " + layer, .got = "none", .next = "print the report"});
 }
 
 TinyModel::TinyModel(at::ScalarType dtype, at::Device device)

@@ -39,7 +39,10 @@ def _check_mode(mode) -> set:
     text = mode if isinstance(mode, str) else getattr(mode, "name", None) or str(mode)
     names = {part.strip().removeprefix("Mode.").upper() for part in text.split("|")}
     if not names <= {"INFERENCE", "TRAINING", "TORCH_COMPILE"} or not names & {"INFERENCE", "TRAINING"}:
-        raise ValueError(f"wanted a mode of inference or training, with torch_compile or not; got {mode}")
+        raise ValueError(
+            f"wanted a mode of inference or training, with torch_compile or not; got {mode}; pass one of these, for example "
+            '"training|torch_compile"'
+        )
     return names
 
 
@@ -120,7 +123,9 @@ def kernelize(model: nn.Module, mode=None, strict: bool = False, **options) -> n
             if match.looks_like(module) and id(module) not in taken
         ]
         if missed:
-            raise RuntimeError(f"strict: wanted a kernel for every layer; got none for {', '.join(missed)}")
+            raise RuntimeError(
+                f"strict: wanted a kernel for every layer; got none for {', '.join(missed)}; drop strict to leave them stock"
+            )
     _take_out(model)
     for module, replacement in chosen:
         _bind(module, replacement)

@@ -95,9 +95,9 @@ class LigerFusedLinearCosineSimilarityLoss(_Distillation):
 
 def _check(beta, temperature):
     if not 0 <= beta <= 1:
-        raise ValueError(f"wanted beta in [0, 1]; got {beta}")
+        raise ValueError(f"wanted beta in [0, 1]; got {beta}; pass 0.5 for the symmetric one")
     if temperature <= 0:
-        raise ValueError(f"wanted temperature > 0; got {temperature}")
+        raise ValueError(f"wanted temperature > 0; got {temperature}; 1 changes nothing")
 
 
 def liger_fused_linear_jsd(

@@ -34,10 +34,11 @@ class Options(NamedTuple):
 
     def check(self):
         if self.loss_type not in LOSS_TYPES:
-            raise ValueError(f"Unknown loss type: wanted one of {', '.join(LOSS_TYPES)}; got {self.loss_type}")
+            known = ", ".join(LOSS_TYPES)
+            raise ValueError(f"Unknown loss type: wanted one of {known}; got {self.loss_type}; pass one of them")
         if self.importance_sampling_level not in ("token", "sequence"):
             got = self.importance_sampling_level
-            raise ValueError(f"Unknown importance sampling level: wanted token or sequence; got {got}")
+            raise ValueError(f"Unknown importance sampling level: wanted token or sequence; got {got}; pass one of them")
         if self.importance_sampling_level == "sequence" and self.loss_type in ("cispo", "sapo", "vespo"):
             raise ValueError(
                 f"Sequence-level importance sampling is not supported for loss_type='{self.loss_type}': pass "
@@ -46,7 +47,7 @@ class Options(NamedTuple):
         count = ("sapo_temperature_pos", "sapo_temperature_neg") if self.loss_type == "sapo" else ("delta",)
         for name in count:
             if (value := getattr(self, name)) is not None and value <= 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+                raise ValueError(f"{name} must be positive, got {value}; leave it out to take its default")
 
 
 class Batch(NamedTuple):
@@ -62,7 +63,8 @@ def _batch(mask, advantages, old, reference, ratio, items, keep=False):
     if ratio is not None:
         shapes = [(len(mask),), (len(mask), 1), tuple(mask.shape)]
         if tuple(ratio.shape) not in shapes:
-            raise ValueError(f"wanted vllm_is_ratio of shape {shapes[0]}, {shapes[1]} or {shapes[2]}; got {tuple(ratio.shape)}")
+            wanted = f"{shapes[0]}, {shapes[1]} or {shapes[2]}"
+            raise ValueError(f"wanted vllm_is_ratio of shape {wanted}; got {tuple(ratio.shape)}; reshape it")
         ratio = ratio.float().reshape(len(mask), -1)
     blank = lambda t: None if t is None else t.float() if keep else t.float().masked_fill(mask == 0, 0.0)
     return Batch(mask.float(), advantages.float().reshape(-1, 1), blank(old), blank(reference), ratio, items)
@@ -176,7 +178,9 @@ class LigerFusedLinearGRPOLoss(nn.Module):
         self.options = Options(**{name: given[name] for name in Options._fields})
         self.options.check()
         if loss_type == "dr_grpo" and max_completion_length is None:
-            raise ValueError("max_completion_length must be provided for loss_type 'dr_grpo'")
+            raise ValueError(
+                "max_completion_length must be provided for loss_type 'dr_grpo'; got None; pass that of the generation"
+            )
         self.use_ref_model, self.temperature = use_ref_model, temperature
 
     def forward(

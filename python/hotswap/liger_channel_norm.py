@@ -19,7 +19,7 @@ class LigerGroupNorm(nn.Module):
     def __init__(self, num_channels, num_groups, eps=1e-6, bias=False, init_fn="ones"):
         super().__init__()
         if init_fn not in ("ones", "zeros"):
-            raise ValueError(f"wanted init_fn ones or zeros; got {init_fn!r}")
+            raise ValueError(f"wanted init_fn ones or zeros; got {init_fn!r}; pass one of them")
         if num_channels % num_groups:
             raise ValueError(f"wanted channels that {num_groups} groups divide; got {num_channels}; change one of them")
         self.num_channels, self.num_groups, self.eps = num_channels, num_groups, eps

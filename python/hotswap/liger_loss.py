@@ -96,11 +96,11 @@ def liger_fused_linear_cross_entropy(
 
 def _check(label_smoothing, reduction, softcap):
     if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"wanted label_smoothing in [0, 1]; got {label_smoothing}")
+        raise ValueError(f"wanted label_smoothing in [0, 1]; got {label_smoothing}; 0 is none")
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"wanted reduction mean, sum or none; got {reduction!r}")
+        raise ValueError(f"wanted reduction mean, sum or none; got {reduction!r}; pass one of them")
     if softcap is not None and softcap <= 0:
-        raise ValueError(f"wanted softcap > 0 or None; got {softcap}")
+        raise ValueError(f"wanted softcap > 0 or None; got {softcap}; None is no cap")
 
 
 class _Loss(nn.Module):

@@ -40,7 +40,8 @@ class _GatedMLP(nn.Module):
     def __init__(self, config, intermediate_size=None, bias=False):
         super().__init__()
         if (act := _act_of(config)) not in self._activations:
-            raise ValueError(f"{type(self).__name__}: wanted hidden_act of {', '.join(self._activations)}; got {act}")
+            wanted = ", ".join(self._activations)
+            raise ValueError(f"{type(self).__name__}: wanted hidden_act of {wanted}; got {act}; keep the model's own MLP")
         self.config, self.hidden_size = config, config.hidden_size
         self.intermediate_size = inner = intermediate_size or config.intermediate_size
         self.gate_proj = nn.Linear(self.hidden_size, inner, bias=bias)
@@ -98,7 +99,8 @@ class LigerPhi3SwiGLUMLP(nn.Module):
     def __init__(self, config):
         super().__init__()
         if _act_of(config) not in LigerSwiGLUMLP._activations:
-            raise ValueError(f"LigerPhi3SwiGLUMLP: wanted hidden_act silu or swish; got {_act_of(config)}")
+            got = _act_of(config)
+            raise ValueError(f"LigerPhi3SwiGLUMLP: wanted hidden_act silu or swish; got {got}; keep the model's own MLP")
         self.config, self.hidden_size, self.intermediate_size = config, config.hidden_size, config.intermediate_size
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
@@ -112,7 +114,8 @@ class LigerBlockSparseTop2MLP(nn.Module):
     def __init__(self, config):
         super().__init__()
         if _act_of(config) not in LigerSwiGLUMLP._activations:
-            raise ValueError(f"LigerBlockSparseTop2MLP: wanted hidden_act silu or swish; got {_act_of(config)}")
+            got = _act_of(config)
+            raise ValueError(f"LigerBlockSparseTop2MLP: wanted hidden_act silu or swish; got {got}; keep the model's own MLP")
         self.ffn_dim, self.hidden_dim = config.intermediate_size, config.hidden_size
         self.w1 = nn.Linear(self.hidden_dim, self.ffn_dim, bias=False)
         self.w2 = nn.Linear(self.ffn_dim, self.hidden_dim, bias=False)
@@ -128,7 +131,8 @@ class LigerExperts(nn.Module):
     def __init__(self, config):
         super().__init__()
         if _act_of(config) not in LigerSwiGLUMLP._activations:
-            raise ValueError(f"LigerExperts: wanted hidden_act silu or swish; got {_act_of(config)}")
+            got = _act_of(config)
+            raise ValueError(f"LigerExperts: wanted hidden_act silu or swish; got {got}; keep the model's own experts")
         self.num_experts = getattr(config, "num_experts", None) or config.num_local_experts
         self.hidden_dim = config.hidden_size
         self.intermediate_dim = getattr(config, "moe_intermediate_size", None) or config.intermediate_size

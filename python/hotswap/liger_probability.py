@@ -54,7 +54,7 @@ class LigerJSD(nn.Module):
     def __init__(self, beta=0.5, ignore_index=-100):
         super().__init__()
         if not 0 <= beta <= 1:
-            raise ValueError(f"LigerJSD: wanted beta in [0, 1]; got {beta}")
+            raise ValueError(f"LigerJSD: wanted beta in [0, 1]; got {beta}; pass 0.5 for the symmetric one")
         self.beta, self.ignore_index = beta, ignore_index
 
     def forward(self, log_q, log_p, shift_labels=None):
@@ -70,7 +70,9 @@ class LigerTVDLoss(nn.Module):
     def __init__(self, reduction="batchmean", ignore_index=-100):
         super().__init__()
         if reduction not in ("batchmean", "mean", "sum", "none"):
-            raise ValueError(f"LigerTVDLoss: wanted reduction batchmean, mean, sum or none; got {reduction!r}")
+            raise ValueError(
+                f"LigerTVDLoss: wanted reduction batchmean, mean, sum or none; got {reduction!r}; pass one of them"
+            )
         self.reduction, self.ignore_index = reduction, ignore_index
 
     def forward(self, p, q, shift_labels=None):

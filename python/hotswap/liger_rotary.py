@@ -12,7 +12,7 @@ def liger_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rot
     rotary_dim], or half as wide where rotary_dim is given. What is beyond rotary_dim stays. position_ids say nothing: cos
     and sin are those of the positions already."""
     if unsqueeze_dim not in (1, 2):
-        raise ValueError(f"wanted unsqueeze_dim 1 or 2; got {unsqueeze_dim}")
+        raise ValueError(f"wanted unsqueeze_dim 1 or 2; got {unsqueeze_dim}; pass that of q's heads")
     width = cos.shape[-1] if rotary_dim is None else rotary_dim
     if width % 2 or width > q.shape[-1]:
         raise ValueError(
@@ -39,7 +39,8 @@ def liger_rotary_pos_emb_vision(q, k, cos, sin):
 def liger_multimodal_rotary_pos_emb(q, k, cos, sin, mrope_section, unsqueeze_dim=1):
     """cos, sin [3, batch, time, dim]: of time, height and width. mrope_section: how many pairs of a head each of them turns."""
     if 2 * sum(mrope_section) != cos.shape[-1]:
-        raise ValueError(f"wanted mrope_section of {cos.shape[-1] // 2} pairs together; got {list(mrope_section)}")
+        got = list(mrope_section)
+        raise ValueError(f"wanted mrope_section of {cos.shape[-1] // 2} pairs together; got {got}; pass the config's own")
     cos, sin = (_rotary.layers.of_sections(table, mrope_section) for table in (cos, sin))
     return liger_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
 

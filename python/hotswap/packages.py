@@ -90,7 +90,10 @@ def package(name: str) -> Package:
     fitting = [v for v in found if v.why_not() is None]
     if not fitting:
         seen = "; ".join(f"{v.folder.name}: {v.why_not()}" for v in found) or "no variant"
-        raise FileNotFoundError(f"wanted the kernel package {name} for this machine in {place}; got {seen}")
+        raise FileNotFoundError(
+            f"wanted the kernel package {name} for this machine in {place}; got {seen}; build it (./x build), or install the "
+            "wheel for this torch"
+        )
     best = max(fitting, key=lambda v: (v.cuda or (0, 0), v.abi))
     metadata = json.loads((best.folder / "metadata.json").read_text())
     _loaded.add(name)

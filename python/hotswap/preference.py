@@ -119,13 +119,15 @@ class LigerFusedLinearDPOLoss(nn.Module):
     ):
         super().__init__()
         if loss_type not in DPO_LOSSES:
-            raise ValueError(f"Unsupported loss_type: wanted one of {', '.join(DPO_LOSSES)}; got {loss_type}")
+            raise ValueError(f"Unsupported loss_type: wanted one of {', '.join(DPO_LOSSES)}; got {loss_type}; pass one of them")
         if loss_type == "exo_pair" and not 0 < label_smoothing < 1:
             raise ValueError(
                 f"label_smoothing must be > 0 for loss_type='exo_pair', and < 1; got {label_smoothing}; its paper takes 1e-3"
             )
         if loss_type == "robust" and not 0 <= label_smoothing < 0.5:
-            raise ValueError(f"label_smoothing must lie in [0.0, 0.5) for loss_type='robust'; got {label_smoothing}")
+            raise ValueError(
+                f"label_smoothing must lie in [0.0, 0.5) for loss_type='robust'; got {label_smoothing}; 0 is none"
+            )
         self.ignore_index, self.beta, self.alpha, self.compute_nll_loss = ignore_index, beta, alpha, compute_nll_loss
         self.use_ref_model, self.average_log_prob = use_ref_model, average_log_prob
         self.loss_type, self.label_smoothing, self.discopop_tau = loss_type, label_smoothing, discopop_tau

@@ -74,6 +74,9 @@ def register(name="hotswap"):
     from transformers.masking_utils import AttentionMaskInterface
 
     if "flash" in name or "|" in name or "/" in name:
-        raise ValueError(f"register: wanted a name without 'flash', '|' and '/', which transformers gives a meaning; got {name}")
+        raise ValueError(
+            f"register: wanted a name without 'flash', '|' and '/', which transformers gives a meaning; got {name}; "
+            "choose another one"
+        )
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, _mask)

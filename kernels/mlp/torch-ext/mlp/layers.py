@@ -70,7 +70,10 @@ class PackedSwiGLUMLPLayout(nn.Module):
         super().__init__()
         act = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
         if act not in self.activations:
-            raise ValueError(f"{type(self).__name__}: wanted hidden_act of {', '.join(self.activations)}; got {act}")
+            raise ValueError(
+                f"{type(self).__name__}: wanted hidden_act of {', '.join(self.activations)}; got {act}; "
+                "leave this family out of the kernel config"
+            )
         hidden, inner, bias = config.hidden_size, config.intermediate_size, getattr(config, "mlp_bias", False)
         self.gate_up_proj = nn.Linear(hidden, 2 * inner, bias=bias)
         self.down_proj = nn.Linear(inner, hidden, bias=bias)

@@ -9,7 +9,8 @@ def along(unsqueeze_dim, q, k, cos, rotate):
     if unsqueeze_dim == 1 or (unsqueeze_dim == 0 and cos.dim() == 2):  # Pixtral's tables have no batch
         return rotate(q, k)
     if unsqueeze_dim != 2:
-        raise ValueError(f"wanted unsqueeze_dim 1, 2, or 0 for tables [time, dim]; got {unsqueeze_dim}, {cos.dim()} dims")
+        got = f"{unsqueeze_dim}, {cos.dim()} dims"
+        raise ValueError(f"wanted unsqueeze_dim 1, 2, or 0 for tables [time, dim]; got {got}; pass that of q's heads")
     q, k = rotate(q.transpose(1, 2), k.transpose(1, 2))
     return q.transpose(1, 2), k.transpose(1, 2)
 
