@@ -2,10 +2,10 @@
 # lib/cmake/hotswap for find_package(hotswap). Programs find the packages beside the library: lib/../share/hotswap.
 include(CMakePackageConfigHelpers)
 
-# The public headers: no command line, nothing of tests, no parts of sources.
-install(DIRECTORY "${CMAKE_SOURCE_DIR}/hotswap" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h"
-        PATTERN "cli" EXCLUDE PATTERN "fuzz" EXCLUDE PATTERN "testdata" EXCLUDE
-        REGEX "/(test[a-z_]*|sigstore_world|[a-z_]*_impl)\\.h$" EXCLUDE)
+# The public headers: which, is found when they are installed.
+install(CODE "set(HOTSWAP_SOURCE_DIR [[${CMAKE_SOURCE_DIR}]])
+set(HOTSWAP_INCLUDE_DESTINATION \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}\")")
+install(SCRIPT "${CMAKE_SOURCE_DIR}/cmake/public_headers.cmake")
 install(DIRECTORY "${CMAKE_BINARY_DIR}/packages/" DESTINATION "${CMAKE_INSTALL_DATADIR}/hotswap/packages"
         PATTERN "__pycache__" EXCLUDE PATTERN ".staging-*" EXCLUDE PATTERN ".old-*" EXCLUDE)
 

@@ -29,6 +29,7 @@
 #include "hotswap/generation/generate.h"
 #include "hotswap/kernelize/kernelize.h"
 #include "hotswap/kernelize/package/package.h"
+#include "hotswap/layers/cpu_allocator.h"
 #include "hotswap/models/auto.h"
 #include "hotswap/models/formats/safetensors.h"
 #include "hotswap/tokenizers/gguf_vocabulary.h"
