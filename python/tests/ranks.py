@@ -5,6 +5,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import two_ranks
 from test_training import STEPS
 from tiny import Calls, model, pattern
 from torch.distributed.device_mesh import init_device_mesh
@@ -88,7 +89,7 @@ def main():
     if rank == 0:
         with open(sys.argv[1], "w") as out:
             json.dump(result, out)
-    dist.destroy_process_group()
+    two_ranks.leave()
 
 
 if __name__ == "__main__":

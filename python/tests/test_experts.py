@@ -417,7 +417,7 @@ def _on_two_ranks(folder):
 
     if rank == 0:
         (Path(folder) / "result.json").write_text(json.dumps(result))
-    dist.destroy_process_group()
+    two_ranks.leave()
 
 
 if __name__ == "__main__":
