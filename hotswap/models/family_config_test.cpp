@@ -125,6 +125,14 @@ TEST(FamilyConfig, DeepSeeks) {
                    std::pow(192.0, -0.5) * stretch * stretch);
   expect_has(refused("deepseek_v2", {{"num_key_value_heads", 4}}), {"dense layers", "at least 3", "got 0", "experts"});
   expect_has(refused("deepseek_v3", {{"num_key_value_heads", 4}, {"first_k_dense_replace", 2}}), {"experts"});
+  expect_has(refused("deepseek_v3", {{"num_key_value_heads", 4},
+                                     {"first_k_dense_replace", 2},
+                                     {"n_routed_experts", 4},
+                                     {"num_experts_per_tok", 2},
+                                     {"moe_intermediate_size", 8},
+                                     {"n_group", 4},
+                                     {"topk_group", 2}}),
+             {"two at least, of the 4 experts", "n_group 4"});
   expect_has(refused("deepseek_v2", {{"first_k_dense_replace", 3}}), {"num_key_value_heads 4", "got 2"});
   expect_has(refused("deepseek_v2", with({{"qk_rope_head_dim", 7}})), {"even qk_rope_head_dim"});
 }

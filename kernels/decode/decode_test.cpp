@@ -295,6 +295,8 @@ TEST(DecoderLayer, RefusesWhatDoesNotFit) {
     refused([](Layer& l) { l.o = at::zeros({63, 40}, at::kByte); }, {"packed as [64, bytes of 128", "[63, 40]"});
   }
   refused([](Layer& l) { l.cos = l.cos.narrow(-1, 0, 32).contiguous(); }, {"cos and sin"});
+  refused([](Layer& l) { l.cos = l.sin = at::ones({}, l.cos.options()); }, {"cos and sin", "got []"});
+  refused([](Layer& l) { l.q = at::zeros({0, 64}, l.q.options()); }, {"a multiple of its 1", "[0, 64]"});
   refused([](Layer& l) { l.position = at::zeros({2}, l.position.options()); }, {"one int64"});
   if (!on_cuda()) refused([](Layer& l) { l.position.fill_(7); }, {"a position from 0 to 6", "7"});
   Layer many({.rows = 17, .hidden = 64, .heads = 2, .kv_heads = 1, .head_dim = 64, .ffn = 8, .position = 2},

@@ -177,6 +177,21 @@ TEST(Moe, NanStaysInItsTokenAndItsExperts) {
   }
 }
 
+TEST_P(Experts, NanScoreStaysInItsAssignment) {
+  for (const bool scale_input : {false, true}) {
+    const Sizes s{.tokens = 12, .top_k = 1, .experts = 2, .hidden = 40, .inner = 24};
+    const Tensor index = at::zeros({12, 1}, at::kLong);  // one expert's, one row after the other
+    Inputs in = inputs(s, {.activation = GetParam(), .scale_input = scale_input, .bias = true}, index, at::kFloat);
+    const Tensor dy = random_tensor(in.x.sizes(), at::kFloat);
+    const Tensors want = in.backward(dy, in.train());
+    in.weights[2].fill_(std::numeric_limits<float>::quiet_NaN());
+    const Tensors got = in.backward(dy, in.train());
+    const Tensor others = at::arange(12).ne(2).nonzero().flatten().to(device());
+    for (const int i : {0, 1})
+      expect_equal(got[i].index_select(0, others), want[i].index_select(0, others), i == 0 ? "dx" : "dweights");
+  }
+}
+
 TEST(Moe, GradientsInPlaceOfH) {
   for (const at::ScalarType dtype : kDtypes) {
     for (const bool interleaved : {false, true}) {

@@ -22,9 +22,12 @@ ModelConfig read_config(const Json& json) {
     c.mixture.shared_expert_intermediate_size = c.mixture.moe_intermediate_size * positive(json, "n_shared_experts", 1);
     c.mixture.n_group = positive(json, "n_group", 8);
     c.mixture.topk_group = positive(json, "topk_group", 4);
-    if (c.mixture.num_experts % c.mixture.n_group != 0 || c.mixture.topk_group > c.mixture.n_group) {
+    // A group counts as much as its two best experts.
+    const bool too_small = c.mixture.n_group > 1 && c.mixture.num_experts < 2 * c.mixture.n_group;
+    if (c.mixture.num_experts % c.mixture.n_group != 0 || c.mixture.topk_group > c.mixture.n_group || too_small) {
       throw Error(
-          {.wanted = cat("groups of equal size of the ", c.mixture.num_experts, " experts, and as many at most chosen"),
+          {.wanted = cat("groups of equal size, two at least, of the ", c.mixture.num_experts,
+                         " experts, and as many at most chosen"),
            .got = cat("n_group ", c.mixture.n_group, ", topk_group ", c.mixture.topk_group, " in ", json.where()),
            .next = "check config.json"});
     }

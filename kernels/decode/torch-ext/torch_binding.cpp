@@ -110,8 +110,9 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
   a.k = call.weight(k, k_bias, a.kv_heads * a.head_dim, hidden, "the keys' weight");
   a.v = call.weight(v, v_bias, a.kv_heads * a.head_dim, hidden, "the values' weight");
   a.heads = a.head_dim > 0 ? a.q.out / a.head_dim : 0;
-  check(a.kv_heads > 0 && a.head_dim % 2 == 0 && a.heads * a.head_dim == a.q.out && a.heads % a.kv_heads == 0, kOp,
-        ": wanted query heads as wide as the cache's, ", a.head_dim, ", and a multiple of its ", a.kv_heads,
+  check(a.kv_heads > 0 && a.heads > 0 && a.head_dim % 2 == 0 && a.heads * a.head_dim == a.q.out &&
+            a.heads % a.kv_heads == 0,
+        kOp, ": wanted query heads as wide as the cache's, ", a.head_dim, ", and a multiple of its ", a.kv_heads,
         "; got a queries' weight ", shape_of(q), "; check the layer's sizes");
   a.o = call.weight(o, o_bias, hidden, a.q.out, "the output's weight");
   a.gate = call.weight(gate, gate_bias, 0, hidden, "gate");
@@ -121,18 +122,19 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
   a.k_norm = call.vector(k_norm, a.head_dim, "k_norm");
   call.same(cos, "cos"), call.same(sin, "sin");
   const int64_t tables = a.head_dim > 0 ? cos.numel() / a.head_dim : 0;
-  check(cos.size(cos.dim() - 1) == a.head_dim && sin.numel() == cos.numel() && (tables == 1 || tables == rows) &&
-            cos.is_contiguous() && sin.is_contiguous(),
+  check(cos.dim() >= 1 && cos.size(cos.dim() - 1) == a.head_dim && sin.numel() == cos.numel() &&
+            (tables == 1 || tables == rows) && cos.is_contiguous() && sin.is_contiguous(),
         kOp, ": wanted cos and sin [1 or ", rows, ", ", a.head_dim, "], contiguous; got ", shape_of(cos), " and ",
         shape_of(sin), "; a rotary embedding of part of a head is not served");
   a.cos = cos.data_ptr(), a.sin = sin.data_ptr(), a.rope_stride = tables == 1 ? 0 : a.head_dim;
   a.keys = call.cache(k_cache, a, "k_cache");
   a.values = call.cache(v_cache, a, "v_cache");
   check(v_cache.size(1) == a.capacity, kOp, ": wanted caches of one capacity; got ", a.capacity, " and ",
-        v_cache.size(1));
+        v_cache.size(1), "; make both from the same lengths");
   kernels::check_device(position, call.device, kOp);
   check(position.numel() == 1 && position.scalar_type() == kernels::ScalarType::Long, kOp,
-        ": wanted the position as one int64, the same for all rows; got ", shape_of(position));
+        ": wanted the position as one int64, the same for all rows; got ", shape_of(position),
+        " in torch dtype number ", int(position.scalar_type()), "; rows of different lengths go layer by layer");
   a.position = static_cast<const int64_t*>(position.data_ptr());
 
   const auto make = [&](int64_t width) { return kernels::empty({rows, width}, call.dtype, call.device); };

@@ -145,8 +145,10 @@ Tensor packed_linear(const Tensor& x, const Tensor& weight, const std::optional<
         " weights in blocks of 32: ", 34 * blocks, " bytes of Q8_0, ", 18 * blocks, " of Q4_0 or ", 20 * blocks,
         " of Q4_1; got x ", kernels::shape_of(x), " and weight ", kernels::shape_of(weight),
         "; check the layer's sizes, or dequantise the weight");
-  check(!bias || (bias->dim() == 1 && bias->size(0) == out && bias->scalar_type() == x.scalar_type()), kOp,
-        ": wanted bias [", out, "] in x's dtype; check the layer's sizes");
+  if (bias)
+    check(bias->dim() == 1 && bias->size(0) == out && bias->scalar_type() == x.scalar_type(), kOp, ": wanted bias [",
+          out, "] in x's dtype; got ", kernels::shape_of(*bias), " in torch dtype number ", int(bias->scalar_type()),
+          "; check the layer's sizes");
   const Tensor blocks_of_rows = weight.stride(1) == 1 ? weight : torch::stable::contiguous(weight);
   const Tensor contiguous_bias = bias ? torch::stable::contiguous(*bias) : Tensor(weight);
   Tensor y = output(x, out, dtype, kernels::cpu());

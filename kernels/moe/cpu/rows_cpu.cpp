@@ -108,13 +108,15 @@ HOTSWAP_INLINE void backward_rows(const Activation& a, int64_t expert, int64_t p
       const F value = Formula::template value<kPrecisionOf<T>>(a.p, g, u);
       const Slopes dh = Formula::template slopes<kPrecisionOf<T>>(a.p, g, u, of_y * d);
       store(both + i, of_y * value, count);
-      if (a.db != nullptr) {
-        store(db.g + i, load(db.g + i) + dh.g);
-        store(db.u + i, load(db.u + i) + dh.u);
-      }
-      const F share = a.p.scale_input ? dh.g * load(h0.g + i) + dh.u * load(h0.u + i) : d * value;
+      // An activation without a gate leaves u's columns alone: zeros, which no NaN of one row reaches.
+      F share = a.p.scale_input ? dh.g * load(h0.g + i) : d * value;
+      if (a.db != nullptr) store(db.g + i, load(db.g + i) + dh.g);
       store(c.g + i, of_h * dh.g);
-      store(c.u + i, of_h * dh.u);
+      if constexpr (kGate) {
+        if (a.p.scale_input) share += dh.u * load(h0.u + i);
+        if (a.db != nullptr) store(db.u + i, load(db.u + i) + dh.u);
+        store(c.u + i, of_h * dh.u);
+      }
       return keep(share, count);
     });
     write<kGate>(static_cast<T*>(a.dh) + slot * s.row, a.p, c, s.first, s.columns);

@@ -83,7 +83,7 @@ struct Call {
     check(!o.interleaved || has_gate(act), op, ": wanted interleaved for activations with a gate; got it for ",
           o.activation, "; pass false");
     check(up.dim() == 3 && down.dim() == 3, op, ": wanted w_up and w_down of three dimensions, experts first; got ",
-          shape_of(up), " and ", shape_of(down));
+          shape_of(up), " and ", shape_of(down), "; stack the experts' weights");
     const int64_t inner = down.size(o.transposed ? 1 : 2);
     p = {.dtype = kernels::dtype_of(x_given, op),
          .score_dtype = kernels::dtype_of(weights, op),
@@ -103,9 +103,10 @@ struct Call {
           "; cast them");
     check(p.experts >= 1 && p.hidden >= 1 && p.inner >= 1, op,
           ": wanted at least one expert, one number in and one inside; got w_up ", shape_of(up), " and w_down ",
-          shape_of(down));
-    check(p.assignments() < int64_t{1} << 31, op, ": wanted fewer than 2^31 assignments; got ", p.assignments(),
-          "; split the tokens");
+          shape_of(down), "; check the layer's sizes");
+    // Places are int32, also those of the end of a GPU's last stretch of up to 2^21 (index.cu).
+    check(p.assignments() <= (int64_t{1} << 31) - (1 << 21), op, ": wanted at most 2^31 - 2^21 assignments; got ",
+          p.assignments(), "; split the tokens");
     const int64_t n = p.columns();
     if (o.transposed) {
       check_weight(up, {p.experts, p.hidden, n}, "w_up");
