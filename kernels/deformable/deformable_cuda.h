@@ -31,4 +31,9 @@ SortPlan plan_sort(const Problem& p);
 int64_t sort_bytes(const SortPlan& plan);  // of scratch memory
 void backward_sorted(const Backward& a, const SortPlan& plan, void* scratch, Stream stream);
 
+// The same where samples are so few that most pixels get nothing.
+bool few_samples(const Problem& p);
+int64_t by_pixel_bytes(const Problem& p);  // of scratch memory
+void backward_by_pixel(const Backward& a, void* scratch, Stream stream);
+
 }  // namespace deformable::cuda

@@ -95,7 +95,7 @@ std::vector<Shape> shapes() {
       {2, 3, 1, 64, {{{4, 4}, {1, 1}}, {8, 8}}},                         // a level of one pixel
       {1, 1, 3, 7, {{{5, 3}}, {1}}},                                     // one of everything, odd channels
       {2, 9, 2, 30, {{{7, 8}, {4, 4}, {2, 2}}, {3, 6, 3}}},              // points of their own (D-FINE)
-      {1, 70, 2, 40, {{{20, 20}, {10, 10}}, {40, 40}}},                  // more samples than a table of the CPU's
+      {1, 70, 2, 40, {{{20, 20}, {10, 10}}, {40, 40}}},                  // more samples than the CPU's table or pixels
       {65, 2, 2, 8, {{{3, 3}}, {3}}},                                    // more images than a step of theirs
       {1, 4, 2, 300, {{{3, 5}, {2, 2}}, {2, 2}}},                        // more channels than threads at once
       {1, 600, 2, 32, {{{2, 3}}, {4}}},                                  // many samples a pixel
@@ -200,6 +200,20 @@ TEST(Deformable, PlacesAtTheEdgeAndNowhere) {
       in[2].fill_(inf);
       run(pyramid, in);
     }
+  }
+}
+
+// A corner inside counts even where its share is 0, as in torch's grid_sample: 0 x infinity is no number.
+TEST(Deformable, ACornerOfNoShareIsRead) {
+  const Pyramid pyramid{{{4, 4}}, {1}};
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    Tensors in = inputs({1, 2, 1, 8, pyramid}, dtype, at::kFloat);
+    in[0].select(1, 5).fill_(std::numeric_limits<float>::infinity());
+    in[1].fill_(0.125);               // the centre of pixel (0, 0): all of its share is at the upper left
+    in[1].select(1, 1).fill_(0.625);  // of (2, 2), whose corners are others
+    const Tensor y = run(pyramid, in)[0];
+    EXPECT_TRUE(y.select(1, 0).isnan().all().item<bool>());
+    EXPECT_TRUE(y.select(1, 1).isfinite().all().item<bool>());
   }
 }
 

@@ -9,8 +9,8 @@ namespace {
 // What a thread found out about a sample, for the others of its group.
 template <class S>
 struct Found {
-  int32_t row, step;  // of the corner at the upper left, which may lie outside, and from it to the one below
-  S weight[4];        // 0: outside, or it counts nothing
+  int32_t row, step, in;  // of the corner at the upper left, which may lie outside; from it to the one below
+  S weight[4];            // in: bit k says whether corner k lies inside; outside its weight is 0
 };
 
 template <class S>
@@ -25,6 +25,8 @@ __device__ __forceinline__ Found<S> look(const Pyramid& pyramid, int levels, int
   // Chosen, not multiplied by 0: a weight of infinity must not reach beyond the level.
   const bool left_in = at.x0 >= 0, right_in = at.x0 + 1 < level.width;
   const bool top_in = at.y0 >= 0, bottom_in = at.y0 + 1 < level.height;
+  f.in = int(top_in && left_in) | int(top_in && right_in) << 1 | int(bottom_in && left_in) << 2 |
+         int(bottom_in && right_in) << 3;
   f.weight[0] = top_in && left_in ? top * (1 - at.fx) : S(0);
   f.weight[1] = top_in && right_in ? top * at.fx : S(0);
   f.weight[2] = bottom_in && left_in ? bottom * (1 - at.fx) : S(0);
@@ -58,6 +60,7 @@ __global__ void __launch_bounds__(kThreads, 4) deformable_forward(const __grid_c
       for (int i = 0; i < G; ++i) {
         if (G > 4 && j + i >= samples) break;  // the same for the whole warp
         const int64_t row = __shfl_sync(kAllLanes, f.row, i, G), step = __shfl_sync(kAllLanes, f.step, i, G);
+        const int in = __shfl_sync(kAllLanes, f.in, i, G);
         S weight[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) weight[k] = __shfl_sync(kAllLanes, f.weight[k], i, G);
@@ -65,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, 4) deformable_forward(const __grid_c
         Numbers<T, N> v[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-          v[k] = load_if<T, N>(mine && weight[k] != S(0), from + (k / 2 * step + k % 2) * p.row_stride);
+          v[k] = load_if<T, N>(mine && (in >> k & 1), from + (k / 2 * step + k % 2) * p.row_stride);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           S numbers[N];

@@ -55,13 +55,16 @@ __device__ __forceinline__ void read_pyramid(Pyramid& pyramid, const Problem& p)
                    read_size(p.levels.starts, p.levels.wide_starts, k)};
     };
     const Level level = at(l);
-    int64_t behind = 0;
+    const auto inside = [&](const Level& of) {  // each by itself first: their product could be beyond 64 bits
+      return of.height > 0 && of.height <= p.rows && of.width > 0 && of.width <= p.rows && of.start >= 0 &&
+             of.start <= p.rows && of.start + of.height * of.width <= p.rows;
+    };
+    bool right = inside(level);
     if (l > 0) {
       const Level before = at(l - 1);
-      behind = before.start + before.height * before.width;
+      right = right && inside(before) && level.start >= before.start + before.height * before.width;
     }
-    assert(level.height > 0 && level.width > 0 && level.start >= behind &&
-           level.start + level.height * level.width <= p.rows && "level outside of value's rows");
+    assert(right && "level outside of value's rows");
     pyramid.level[l] = {int32_t(level.height), int32_t(level.width), int32_t(level.start), p.levels.first[l]};
   }
   __syncthreads();
@@ -199,6 +202,7 @@ inline bool value_aligned(const Problem& p) {
              kVectorBytes ==
          0;
 }
+inline int64_t padded(int64_t bytes) { return divide_up(bytes, 256) * 256; }  // a part of scratch memory
 inline bool pointer_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % kVectorBytes == 0; }
 
 // Blocks of kThreads: of an image, of kThreads / G queries that follow each other, of a head. Heads go fastest: blocks

@@ -214,8 +214,6 @@ __global__ void __launch_bounds__(kThreads, 3)
   }
 }
 
-int64_t padded(int64_t bytes) { return divide_up(bytes, 256) * 256; }
-
 size_t sorter_bytes(const SortPlan& plan) {
   size_t bytes = 0;
   cub::DoubleBuffer<uint32_t> none(nullptr, nullptr);
@@ -235,8 +233,10 @@ SortPlan plan_sort(const Problem& p) {
   const int64_t images = fit < all ? fit : all;
   if (images == 0)
     throw std::runtime_error(
-        "deformable_attention_bwd: wanted heads x (rows, or queries x samples) of an image below 2^30; got " +
-        std::to_string(widest) + "; take fewer queries at a time");
+        "deformable_attention_bwd: wanted heads x 2 (rows + levels), and queries x heads x samples, of an image below "
+        "2^31; got " +
+        std::to_string(each) + " and " + std::to_string(samples) +
+        (each > samples ? "; split the heads" : "; take fewer queries at a time"));
   SortPlan plan{.images = images,
                 .samples = images * samples,
                 .cells = cells,

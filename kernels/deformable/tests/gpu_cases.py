@@ -37,7 +37,8 @@ def cases(ops, random, names):
 
 
 def large(ops, x, random):
-    """Queries beyond 2^31 numbers, each with one sample in one of four pixels."""
+    """Queries beyond 2^31 numbers, each with one sample in one of four pixels; and images of which not all are sorted at
+    once, with more pixels than samples and with fewer."""
     value, shapes, starts = random(1, 4, 1, x.shape[1]), torch.tensor([[2, 2]], device=x.device), torch.tensor([0], device=x.device)
 
     def attend(t):  # [queries, channels], of which two are a query's place
@@ -45,4 +46,21 @@ def large(ops, x, random):
         weights = t[:, 2].float().view(1, -1, 1, 1, 1).contiguous()
         return ops.deformable_attention(value, shapes, starts, places, weights)[0]
 
-    return {"deformable_attention": (x, attend)}
+    height, width = 2048, 2049
+    numbers = x.flatten()[: 8 * height * width * 64]
+
+    def gradient_of(heads):
+        dy, places = random(1, 70, 64), random(1, 70, heads, 1, 2, 2).float().sigmoid()
+        sizes, first = torch.tensor([[height, width]], device=x.device), torch.tensor([0], device=x.device)
+
+        def call(value):  # each image's queries are the same
+            of_all = [t.expand(value.shape[0], *t.shape[1:]).contiguous() for t in (dy, places, places[..., 0])]
+            return ops.deformable_attention_bwd(of_all[0], value, sizes, first, *of_all[1:])[0]
+
+        return numbers.view(8, height * width, heads, 64 // heads), call
+
+    return {
+        "deformable_attention": (x, attend),
+        "deformable_attention_bwd": gradient_of(8),
+        "deformable_attention_bwd, three images at a time": gradient_of(64),
+    }

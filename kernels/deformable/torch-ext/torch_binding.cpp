@@ -205,10 +205,11 @@ void run_on_gpu(const Backward& args, Order order, const Device& device, Stream 
   const Problem& p = args.of;
   const Number sum = p.value_type == Number::kFloat64 ? Number::kFloat64 : Number::kFloat32;
   if (order == Order::kFixed) {
-    const cuda::SortPlan plan = cuda::plan_sort(p);
-    const Tensor scratch = empty({cuda::sort_bytes(plan) / 4 + 1}, Number::kFloat32, device);
+    const auto scratch = [&](int64_t bytes) { return empty({bytes / 4 + 1}, Number::kFloat32, device); };
     cuda::backward_gather(args, nullptr, stream);
-    return cuda::backward_sorted(args, plan, scratch.data_ptr(), stream);
+    if (cuda::few_samples(p)) return cuda::backward_by_pixel(args, scratch(cuda::by_pixel_bytes(p)).data_ptr(), stream);
+    const cuda::SortPlan plan = cuda::plan_sort(p);
+    return cuda::backward_sorted(args, plan, scratch(cuda::sort_bytes(plan)).data_ptr(), stream);
   }
   Tensor sums = empty({p.batch, p.rows, p.heads, p.channels}, sum, device);
   torch::stable::zero_(sums);
