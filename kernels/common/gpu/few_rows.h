@@ -42,15 +42,16 @@ struct FewRows {
   bool weights_are_old = false;
 };
 
-// Whether the kernel takes such memory: rows that begin at vectors of 16 bytes, whole vectors long, and where there is
-// a norm all of x in shared memory.
+// Whether the kernel takes such memory: rows that begin at vectors of 16 bytes, whole vectors long, less than 2^31
+// numbers from one to the next, and where there is a norm all of x in shared memory.
 inline bool fits_few_rows(const FewRows& a) {
   constexpr int kVector = 8, kMostShared = 144 << 10;
+  constexpr int64_t kFarthest = (int64_t{1} << 31) - 1;
   const auto aligned = [](const void* p, int64_t stride) {
     return reinterpret_cast<uintptr_t>(p) % 16 == 0 && stride % kVector == 0;
   };
   bool fits = a.dtype != DType::kFloat32 && a.rows >= 1 && a.rows <= kMostFewRows && a.in > 0 && a.in % kVector == 0 &&
-              aligned(a.x, a.rows > 1 ? a.x_stride : 0);
+              aligned(a.x, a.rows > 1 ? a.x_stride : 0) && (a.rows == 1 || a.x_stride <= kFarthest);
   for (int i = 0; i < a.weights; ++i) fits = fits && aligned(a.w[i].data, a.w[i].rows > 1 ? a.w[i].stride : 0);
   if (a.norm == nullptr) return fits;
   return fits && aligned(a.norm, 0) && (int64_t{a.rows} * (a.in + 32) + a.in) * 2 <= kMostShared;

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/common/gpu/few_rows.h"
+
 namespace {
 
 using namespace kernels;
@@ -191,6 +193,15 @@ TEST(Divider, DividesEveryNumberBelowTwoToThe31) {
       if (whole > 0 && whole <= kMost) expect(uint32_t(whole)), expect(uint32_t(whole - 1));
     }
   }
+}
+
+TEST(FewRows, LieLessThanTwoToThe31Apart) {
+  gpu::FewRows a{.dtype = DType::kBFloat16, .x = nullptr, .x_stride = (int64_t{1} << 31) - 8, .rows = 9, .in = 4096};
+  EXPECT_TRUE(gpu::fits_few_rows(a));
+  a.x_stride = int64_t{1} << 31;
+  EXPECT_FALSE(gpu::fits_few_rows(a));
+  a.rows = 1;
+  EXPECT_TRUE(gpu::fits_few_rows(a)) << "there is no other row";
 }
 
 }  // namespace
