@@ -1,5 +1,6 @@
 // What the loop over tokens promises: batches, ends, seeds, streaming, settings.
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
@@ -78,6 +79,35 @@ TEST(Generate, AStaticCacheSaysTheSame) {
     EXPECT_TRUE(at::equal(run("static"), run("dynamic")));
   }
   EXPECT_THROW(model->generate(batch, {.cache_implementation = "offloaded"}), Error);
+}
+
+// With a cache the mask is longer than what the routers saw: the loss over both, which transformers tries, is none.
+TEST(Generate, AConfigThatAsksForRouterLogitsIsNoHindrance) {
+  const auto mixture = [](bool asks) {
+    const nlohmann::ordered_json config = {
+        {"model_type", "mixtral"},      {"vocab_size", 50},          {"hidden_size", 24},
+        {"num_hidden_layers", 2},       {"num_attention_heads", 4},  {"num_key_value_heads", 2},
+        {"intermediate_size", 40},      {"rms_norm_eps", 1e-5},      {"max_position_embeddings", 64},
+        {"initializer_range", 0.5},     {"num_local_experts", 4},    {"num_experts_per_tok", 2},
+        {"router_aux_loss_coef", 0.02}, {"sliding_window", nullptr}, {"output_router_logits", asks}};
+    auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
+    model->init_weights(3);
+    model->eval();
+    return model;
+  };
+  const auto model = mixture(true), plain = mixture(false);
+  const Tensor batch = at::tensor(Ids{5, 6, 7, 8, 0, 11, 12, 13}, at::kLong).view({2, 4});
+  const Tensor mask = at::tensor(Ids{1, 1, 1, 1, 0, 1, 1, 1}, at::kLong).view({2, 4});
+  for (const char* cache : {"dynamic", "static"}) {
+    const GenerationConfig config{.max_new_tokens = 6, .cache_implementation = cache};
+    EXPECT_TRUE(at::equal(model->generate(batch, config, mask), plain->generate(batch, config, mask))) << cache;
+  }
+  const at::NoGradGuard no_grad;
+  const auto cache = model->make_cache();
+  const auto step = (*model)({.input_ids = batch, .attention_mask = mask, .cache = cache.get()});
+  EXPECT_EQ(step.router_logits.size(), 2U);
+  EXPECT_FALSE(step.aux_loss.defined());
+  EXPECT_TRUE((*model)({.input_ids = batch, .attention_mask = mask}).aux_loss.defined());
 }
 
 TEST(Generate, RowsEndAtTheirOwnEos) {
