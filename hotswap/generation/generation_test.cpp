@@ -1,6 +1,7 @@
 // What the loop over tokens promises: batches, ends, seeds, streaming, settings.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
@@ -8,11 +9,13 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <sstream>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/test_data.h"
 #include "hotswap/generation/generate.h"
 #include "hotswap/generation/sampler.h"
+#include "hotswap/kernelize/package/package.h"
 #include "hotswap/models/auto.h"
 
 namespace hotswap {
@@ -108,6 +111,31 @@ TEST(Generate, AConfigThatAsksForRouterLogitsIsNoHindrance) {
   EXPECT_EQ(step.router_logits.size(), 2U);
   EXPECT_FALSE(step.aux_loss.defined());
   EXPECT_TRUE((*model)({.input_ids = batch, .attention_mask = mask}).aux_loss.defined());
+}
+
+// The kernel of a whole layer is for few rows, as the report says; more are the business of the layer's parts.
+TEST(Generate, BatchesBeyondALayersKernelGoByItsParts) {
+  const Tensor ids = at::arange(51, at::kLong).remainder(50).view({17, 3});
+  const int64_t bfloat16_rows = 16;  // kernels/decode/CARD.md
+  for (const auto& [dtype, most] : {std::pair(at::kFloat, int64_t{16}), {at::kBFloat16, bfloat16_rows}}) {
+    const auto model = tiny();
+    model->init_weights(3, dtype);
+    const auto steps_of = [&](int64_t rows) {
+      const int64_t before = op_calls("decode", "decoder_layer");
+      const auto got = generate(*model, {.input_ids = ids.narrow(0, 0, rows), .config = {.max_new_tokens = 6}});
+      return std::pair(got.new_ids, op_calls("decode", "decoder_layer") - before);
+    };
+    const auto want = steps_of(most + 1).first;
+    std::stringstream report;
+    report << model->kernelize(Mode::INFERENCE);
+    EXPECT_NE(report.str().find(cat("up to ", most, " rows, more by its parts")), std::string::npos) << report.str();
+    for (const int64_t rows : {most, most + 1}) {
+      const auto [said, calls] = steps_of(rows);
+      EXPECT_EQ(calls, rows == most ? 5 * 2 : 0) << rows << " rows: five steps of two layers, or none";
+      if (dtype != at::kFloat) continue;  // two logits of bfloat16 may be equal
+      for (size_t i = 0; i < said.size(); ++i) EXPECT_EQ(said[i], want[i]) << "row " << i << " of " << rows;
+    }
+  }
 }
 
 TEST(Generate, RowsEndAtTheirOwnEos) {

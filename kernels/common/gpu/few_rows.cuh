@@ -16,7 +16,6 @@ constexpr int kFewTile = 8;   // outputs of a tile: the n side of an mma
 constexpr int kFewUnit = 64;  // columns that a warp reads of a tile at once: 2 vectors of 16 bytes a thread
 constexpr int kFewDepth = 4;  // units on their way: 64 KB a multiprocessor
 constexpr int kFewGroup = 4;  // tiles whose sums meet at once; even, so that gate and up stay together
-constexpr int kFewPad = 32;   // elements between rows of x in shared memory, against bank conflicts
 
 // Where a tile's rows are.
 struct FewTile {
