@@ -247,6 +247,23 @@ Layer wide(int64_t rows, int64_t hidden, at::ScalarType dtype = at::kBFloat16) {
   return {{.rows = rows, .hidden = hidden, .heads = 2, .kv_heads = 1, .head_dim = 64, .ffn = 64, .position = 2}, dtype};
 }
 
+TEST(DecoderLayerRows, OnACpuPlainBfloat16TakesFewerWhereProductsOfItAreFast) {
+  if (on_cuda()) GTEST_SKIP() << "a GPU has another rule, below";
+  const int64_t plain_bfloat16 = __builtin_cpu_supports("avx512bf16") ? 4 : 16;
+  for (const auto dtype : dtypes()) {
+    for (const int64_t hidden : {64, 100, 5120}) {
+      EXPECT_EQ(rows_for(wide(1, hidden, dtype)), dtype == at::kBFloat16 ? plain_bfloat16 : 16) << hidden << dtype;
+    }
+  }
+  Layer layer = wide(1, 64);
+  for (Tensor Layer::*weight : {&Layer::q, &Layer::k, &Layer::v, &Layer::o, &Layer::gate, &Layer::up, &Layer::down}) {
+    EXPECT_EQ(rows_for(layer), plain_bfloat16) << "as long as one is plain";
+    const Tensor& like = layer.*weight;
+    layer.*weight = random_weight("Q8_0", like.size(0), like.size(1)).bytes;
+  }
+  EXPECT_EQ(rows_for(layer), 16);
+}
+
 TEST(DecoderLayerRows, NoneOfWhatTheOpRefuses) {
   Layer layer = wide(1, 64);
   layer.post_norm = layer.post_norm.to(at::kFloat);

@@ -17,6 +17,17 @@ using kernels::Tensor;
 using OptTensor = std::optional<Tensor>;
 
 constexpr const char *kOp = "decoder_layer", *kRows = "decoder_layer_rows";
+// With more rows torch's own products of plain bfloat16 weights are faster, on a CPU with instructions for them; those
+// of other dtypes, and bfloat16 elsewhere, are slower up to kMostRows: docs/notes/decode.md.
+constexpr int kMostBfloat16Rows = 4;
+
+bool multiplies_bfloat16() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
 
 const Table& table() {
   static const Table& chosen = HOTSWAP_CHOOSE_TABLE(decode);
@@ -162,10 +173,12 @@ int64_t decoder_layer_rows(const Tensor& input_norm, const Tensor& q, const Tens
   const Device device = kernels::device_of(input_norm);
   bool served =
       input_norm.is_contiguous() && post_norm.is_contiguous() && post_norm.scalar_type() == input_norm.scalar_type();
+  int64_t packed = 0;
   const auto weight = [&](const Tensor& t, int64_t in) -> Weight {
     kernels::check_device(t, device, kRows);
     check(t.dim() == 2, kRows, ": wanted weights [out, in]; got ", shape_of(t), "; check the layer's sizes");
     const bool is_packed = t.scalar_type() == kernels::ScalarType::Byte;
+    packed += is_packed;
     served = served && (is_packed ? device.is_cpu() && kernels::packing_of(in, t.size(1)) != kernels::Packing::kNone
                                   : t.scalar_type() == input_norm.scalar_type() && t.size(1) == in && t.stride(1) == 1);
     return {.data = t.data_ptr(), .bias = nullptr, .out = t.size(0), .stride = t.stride(0)};
@@ -176,7 +189,9 @@ int64_t decoder_layer_rows(const Tensor& input_norm, const Tensor& q, const Tens
   a.q = weight(q, a.hidden), a.k = weight(k, a.hidden), a.v = weight(v, a.hidden), a.o = weight(o, a.q.out);
   a.gate = weight(gate, a.hidden), a.up = weight(up, a.hidden), a.down = weight(down, a.gate.out);
   if (!served) return 0;
-  return device.is_cpu() ? kMostRows : cuda::most_rows(a);
+  if (!device.is_cpu()) return cuda::most_rows(a);
+  constexpr int64_t kWeights = 7;
+  return a.dtype == DType::kBFloat16 && packed < kWeights && multiplies_bfloat16() ? kMostBfloat16Rows : kMostRows;
 }
 
 constexpr std::array kOps{
