@@ -1,5 +1,7 @@
 // What the loop over tokens promises: batches, ends, seeds, streaming, settings.
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
@@ -7,11 +9,13 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <sstream>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/test_data.h"
 #include "hotswap/generation/generate.h"
 #include "hotswap/generation/sampler.h"
+#include "hotswap/kernelize/package/package.h"
 #include "hotswap/models/auto.h"
 
 namespace hotswap {
@@ -78,6 +82,60 @@ TEST(Generate, AStaticCacheSaysTheSame) {
     EXPECT_TRUE(at::equal(run("static"), run("dynamic")));
   }
   EXPECT_THROW(model->generate(batch, {.cache_implementation = "offloaded"}), Error);
+}
+
+// With a cache the mask is longer than what the routers saw: the loss over both, which transformers tries, is none.
+TEST(Generate, AConfigThatAsksForRouterLogitsIsNoHindrance) {
+  const auto mixture = [](bool asks) {
+    const nlohmann::ordered_json config = {
+        {"model_type", "mixtral"},      {"vocab_size", 50},          {"hidden_size", 24},
+        {"num_hidden_layers", 2},       {"num_attention_heads", 4},  {"num_key_value_heads", 2},
+        {"intermediate_size", 40},      {"rms_norm_eps", 1e-5},      {"max_position_embeddings", 64},
+        {"initializer_range", 0.5},     {"num_local_experts", 4},    {"num_experts_per_tok", 2},
+        {"router_aux_loss_coef", 0.02}, {"sliding_window", nullptr}, {"output_router_logits", asks}};
+    auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
+    model->init_weights(3);
+    model->eval();
+    return model;
+  };
+  const auto model = mixture(true), plain = mixture(false);
+  const Tensor batch = at::tensor(Ids{5, 6, 7, 8, 0, 11, 12, 13}, at::kLong).view({2, 4});
+  const Tensor mask = at::tensor(Ids{1, 1, 1, 1, 0, 1, 1, 1}, at::kLong).view({2, 4});
+  for (const char* cache : {"dynamic", "static"}) {
+    const GenerationConfig config{.max_new_tokens = 6, .cache_implementation = cache};
+    EXPECT_TRUE(at::equal(model->generate(batch, config, mask), plain->generate(batch, config, mask))) << cache;
+  }
+  const at::NoGradGuard no_grad;
+  const auto cache = model->make_cache();
+  const auto step = (*model)({.input_ids = batch, .attention_mask = mask, .cache = cache.get()});
+  EXPECT_EQ(step.router_logits.size(), 2U);
+  EXPECT_FALSE(step.aux_loss.defined());
+  EXPECT_TRUE((*model)({.input_ids = batch, .attention_mask = mask}).aux_loss.defined());
+}
+
+// The kernel of a whole layer is for few rows, as the report says; more are the business of the layer's parts.
+TEST(Generate, BatchesBeyondALayersKernelGoByItsParts) {
+  const Tensor ids = at::arange(51, at::kLong).remainder(50).view({17, 3});
+  const int64_t bfloat16_rows = __builtin_cpu_supports("avx512bf16") ? 4 : 16;  // kernels/decode/CARD.md
+  for (const auto& [dtype, most] : {std::pair(at::kFloat, int64_t{16}), {at::kBFloat16, bfloat16_rows}}) {
+    const auto model = tiny();
+    model->init_weights(3, dtype);
+    const auto steps_of = [&](int64_t rows) {
+      const int64_t before = op_calls("decode", "decoder_layer");
+      const auto got = generate(*model, {.input_ids = ids.narrow(0, 0, rows), .config = {.max_new_tokens = 6}});
+      return std::pair(got.new_ids, op_calls("decode", "decoder_layer") - before);
+    };
+    const auto want = steps_of(most + 1).first;
+    std::stringstream report;
+    report << model->kernelize(Mode::INFERENCE);
+    EXPECT_NE(report.str().find(cat("up to ", most, " rows, more by its parts")), std::string::npos) << report.str();
+    for (const int64_t rows : {most, most + 1}) {
+      const auto [said, calls] = steps_of(rows);
+      EXPECT_EQ(calls, rows == most ? 5 * 2 : 0) << rows << " rows: five steps of two layers, or none";
+      if (dtype != at::kFloat) continue;  // two logits of bfloat16 may be equal
+      for (size_t i = 0; i < said.size(); ++i) EXPECT_EQ(said[i], want[i]) << "row " << i << " of " << rows;
+    }
+  }
 }
 
 TEST(Generate, RowsEndAtTheirOwnEos) {

@@ -168,11 +168,17 @@ class Planner {
     }
     const PackageLayer& bound = load_package(kernel->manifest, kernel->verify).layer(kernel->layer);
     if (!bound.runs_on(kind)) return stays_stock(cat(bound.str(), " has no kernel for ", kind));
+    std::string serves;
+    if (const auto ask = bound.contract().serves) {
+      const Result<std::string> answer = ask(*site.slot, bound);
+      if (!answer) return stays_stock(cat(bound.str(), " ", answer.why()));
+      serves = *answer;
+    }
     row.package = kernel->manifest.name;
     row.package_layer = kernel->layer;
     row.version = kernel->manifest.version;
     row.digest = kernel->manifest.digest;
-    row.reason = kernel->note;
+    row.reason = cat(kernel->note, kernel->note.empty() || serves.empty() ? "" : "; ", serves);
     decision.kernel = &bound;
     return decision;
   }

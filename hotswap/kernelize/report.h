@@ -19,7 +19,7 @@ struct KernelRow {
   std::string package_layer = {};                     // empty where stock, as digest
   int64_t version = 0;
   std::string digest = {};
-  std::string reason = {};  // why stock; where bound, what the kernel stands in for
+  std::string reason = {};  // why stock; where bound, what the kernel stands in for and which calls it serves
   bool by_choice = false;   // stock because the user's mapping says so: strict does not mind
 };
 

@@ -3,8 +3,9 @@
 // slot beside its parts; what has no kernel goes through these.
 #pragma once
 
-#include <optional>
+#include <functional>
 #include <string>
+#include <utility>
 
 #include "hotswap/layers/slot.h"
 
@@ -35,7 +36,23 @@ namespace stock {
 DecoderLayerForward decoder_layer;  // the formula in plain ATen
 }  // namespace stock
 
-// The largest batch that the contract's kernels take.
+// The largest batch that the contract's kernels take; by its weights a kernel may take fewer rows.
 constexpr int64_t kMostDecoderRows = 16;
+
+// Knows its layer's weights, so that a kernel can say how many rows of such a layer it is to be given.
+class DecoderLayerSlot : public Slot<DecoderLayerForward> {
+ public:
+  // weights: the parts without what a call brings, as they are when it is asked.
+  DecoderLayerSlot(Module* owner, SlotNeeds needs, std::function<DecoderLayerParts()> weights)
+      : Slot(owner, "DecoderLayer", "decoder_layer/1", stock::decoder_layer, std::move(needs)),
+        weights_(std::move(weights)) {}
+  DecoderLayerParts weights() const { return weights_(); }
+  void set_most_rows(int64_t rows) { most_rows_ = rows; }
+  bool takes(int64_t rows) const { return bound() && rows <= most_rows_; }
+
+ private:
+  std::function<DecoderLayerParts()> weights_;
+  int64_t most_rows_ = kMostDecoderRows;
+};
 
 }  // namespace hotswap

@@ -34,9 +34,10 @@ std::set<std::string> layers_with_slots(Module& model) {
   return layers;
 }
 
-void add_aux_loss(const MixtureConfig& mixture, const Tensor& attention_mask, CausalLMOutput& out) {
-  if (out.router_logits.empty() || !mixture.router_aux_loss_coef) return;
-  out.aux_loss = load_balancing_loss(out.router_logits, mixture.num_experts_per_tok, attention_mask);
+// Not of a step with a cache: nobody trains there, and its mask counts tokens that no router saw in this call.
+void add_aux_loss(const MixtureConfig& mixture, const ForwardArguments& a, CausalLMOutput& out) {
+  if (out.router_logits.empty() || !mixture.router_aux_loss_coef || a.cache != nullptr) return;
+  out.aux_loss = load_balancing_loss(out.router_logits, mixture.num_experts_per_tok, a.attention_mask);
   if (out.loss.defined()) out.loss = at::add(out.loss, out.aux_loss, *mixture.router_aux_loss_coef);
 }
 
@@ -195,13 +196,13 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
     out.loss = loss_.from_hidden(
         scaled, lm_head_.weight,
         {.labels = a.labels, .items = a.num_items_in_batch, .softcap = config_.final_logit_softcapping});
-    add_aux_loss(config_.mixture, a.attention_mask, out);
+    add_aux_loss(config_.mixture, a, out);
     return out;
   }
   const int64_t time = hidden.size(1), kept = a.logits_to_keep == 0 ? time : std::min(time, a.logits_to_keep);
   out.logits = logits_of(kept == time ? hidden : hidden.narrow(1, time - kept, kept));
   if (has_labels) out.loss = loss_.from_logits(out.logits, {.labels = a.labels, .items = a.num_items_in_batch});
-  add_aux_loss(config_.mixture, a.attention_mask, out);
+  add_aux_loss(config_.mixture, a, out);
   return out;
 }
 

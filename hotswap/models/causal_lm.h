@@ -38,7 +38,7 @@ struct ForwardArguments {
 struct CausalLMOutput {
   Tensor loss;      // scalar float32; undefined without labels
   Tensor logits;    // [batch, time or logits_to_keep, vocab]; undefined where the loss was made without
-  Tensor aux_loss;  // scalar float32: load_balancing_loss() of all layers (layers/router.h)
+  Tensor aux_loss;  // scalar float32: load_balancing_loss() of all layers (layers/router.h); undefined with a cache
   std::vector<Tensor> router_logits;  // [batch * time, experts], a mixture each; both as output_router_logits asks
 };
 

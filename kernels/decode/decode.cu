@@ -2,75 +2,12 @@
 #include "kernels/common/gpu/few_rows.cuh"
 #include "kernels/decode/attend.cuh"
 #include "kernels/decode/decode_cuda.h"
+#include "kernels/decode/products.h"
 
 namespace decode::cuda {
 namespace {
 
 constexpr int kMostGroup = 8;
-
-FewRowsWeight weight_of(const Weight& w) {
-  return {.data = w.data, .bias = w.bias, .stride = w.stride, .rows = int(w.out)};
-}
-
-FewRows qkv_of(const Layer& a) {
-  const int64_t out = a.q.out + a.k.out + a.v.out;
-  return {.dtype = a.dtype,
-          .x = a.x,
-          .x_stride = a.hidden,
-          .rows = int(a.rows),
-          .in = int(a.hidden),
-          .norm = a.input_norm,
-          .eps = a.eps,
-          .w = {weight_of(a.q), weight_of(a.k), weight_of(a.v)},
-          .weights = 3,
-          .out = a.qkv,
-          .out_stride = out};
-}
-
-FewRows o_of(const Layer& a) {
-  const int64_t in = a.heads * a.head_dim;
-  return {.dtype = a.dtype,
-          .x = a.attended,
-          .x_stride = in,
-          .rows = int(a.rows),
-          .in = int(in),
-          .w = {weight_of(a.o)},
-          .residual = a.x,
-          .residual_stride = a.hidden,
-          .out = a.h,
-          .out_stride = a.hidden,
-          .weights_are_old = true};
-}
-
-FewRows gated_of(const Layer& a) {
-  return {.dtype = a.dtype,
-          .x = a.h,
-          .x_stride = a.hidden,
-          .rows = int(a.rows),
-          .in = int(a.hidden),
-          .norm = a.post_norm,
-          .eps = a.eps,
-          .w = {weight_of(a.gate), weight_of(a.up)},
-          .weights = 2,
-          .act = a.act == Act::kSilu ? FewRowsAct::kSilu : FewRowsAct::kGeluTanh,
-          .out = a.gated,
-          .out_stride = a.gate.out,
-          .weights_are_old = true};
-}
-
-FewRows down_of(const Layer& a) {
-  return {.dtype = a.dtype,
-          .x = a.gated,
-          .x_stride = a.gate.out,
-          .rows = int(a.rows),
-          .in = int(a.gate.out),
-          .w = {weight_of(a.down)},
-          .residual = a.h,
-          .residual_stride = a.hidden,
-          .out = a.out,
-          .out_stride = a.hidden,
-          .weights_are_old = true};
-}
 
 template <class T>
 void attend_any(const Layer& a, kernels::Stream stream) {

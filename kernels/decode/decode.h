@@ -14,8 +14,6 @@
 
 #include <cstdint>
 
-#include "kernels/common/cpu/isa.h"
-#include "kernels/common/cpu/team.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/packing.h"
 
@@ -63,18 +61,5 @@ struct Layer {
   void* gated;     // [rows, ffn]
   void* out;       // [rows, hidden]
 };
-
-// On the CPU, where the threads of a team share each part: by outputs, and attention by heads.
-struct Room {
-  void* up;             // [rows, ffn], of all
-  char* mine;           // of the first member: own_bytes(), aligned to 64
-  int64_t mine_stride;  // from one member's to the next one's
-};
-
-struct Table {
-  int64_t (*own_bytes)(const Layer& a);
-  void (*layer)(const Layer& a, const Room& room, kernels::Member member);
-};
-HOTSWAP_ISA_TABLES(Table)
 
 }  // namespace decode

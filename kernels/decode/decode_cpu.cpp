@@ -1,8 +1,9 @@
 // A decoder layer's step on the CPU. Compiled once per ISA.
+#include "kernels/decode/decode_cpu.h"
+
 #include "kernels/common/cpu/few_rows.h"
 #include "kernels/common/cpu/math.h"
 #include "kernels/common/cpu/packed_rows.h"
-#include "kernels/decode/decode.h"
 
 namespace decode::HOTSWAP_ISA {
 namespace {

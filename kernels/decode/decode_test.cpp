@@ -14,6 +14,7 @@
 
 #include "kernels/common/testing/packed_weight.h"
 #include "kernels/common/testing/testing.h"
+#include "kernels/decode/products.h"
 
 namespace kernels::testing {
 namespace {
@@ -133,6 +134,12 @@ struct Layer {
   }
 };
 
+int64_t rows_for(const Layer& l) {
+  return package()
+      .call_values("decoder_layer_rows", l.input_norm, l.q, l.k, l.v, l.o, l.post_norm, l.gate, l.up, l.down)[0]
+      .toInt();
+}
+
 struct Reference {
   Tensor out, k, v;  // k, v: of the new token, [rows, kv_heads, head_dim]
 };
@@ -234,6 +241,79 @@ TEST(DecoderLayer, PackedWeightsAreTheNumbersOfTheirBlocks) {
       expect_same_with_any_threads([&] { return Tensors{packed.run()}; }, what);
     }
   }
+}
+
+Layer wide(int64_t rows, int64_t hidden, at::ScalarType dtype = at::kBFloat16) {
+  return {{.rows = rows, .hidden = hidden, .heads = 2, .kv_heads = 1, .head_dim = 64, .ffn = 64, .position = 2}, dtype};
+}
+
+TEST(DecoderLayerRows, OnACpuPlainBfloat16TakesFewerWhereProductsOfItAreFast) {
+  if (on_cuda()) GTEST_SKIP() << "a GPU has another rule, below";
+  const int64_t plain_bfloat16 = __builtin_cpu_supports("avx512bf16") ? 4 : 16;
+  for (const auto dtype : dtypes()) {
+    for (const int64_t hidden : {64, 100, 5120}) {
+      EXPECT_EQ(rows_for(wide(1, hidden, dtype)), dtype == at::kBFloat16 ? plain_bfloat16 : 16) << hidden << dtype;
+    }
+  }
+  Layer layer = wide(1, 64);
+  for (Tensor Layer::*weight : {&Layer::q, &Layer::k, &Layer::v, &Layer::o, &Layer::gate, &Layer::up, &Layer::down}) {
+    EXPECT_EQ(rows_for(layer), plain_bfloat16) << "as long as one is plain";
+    const Tensor& like = layer.*weight;
+    layer.*weight = random_weight("Q8_0", like.size(0), like.size(1)).bytes;
+  }
+  EXPECT_EQ(rows_for(layer), 16);
+}
+
+TEST(DecoderLayerRows, NoneOfWhatTheOpRefuses) {
+  Layer layer = wide(1, 64);
+  layer.post_norm = layer.post_norm.to(at::kFloat);
+  EXPECT_EQ(rows_for(layer), 0);
+  layer = wide(1, 64);
+  layer.up = layer.up.to(at::kHalf);
+  EXPECT_EQ(rows_for(layer), 0);
+  layer.up = at::zeros({64, 35}, layer.q.options().dtype(at::kByte));
+  EXPECT_EQ(rows_for(layer), 0);
+  layer = wide(1, 64);
+  layer.o = layer.o.t().contiguous().t();
+  EXPECT_EQ(rows_for(layer), 0) << "columns side by side";
+}
+
+struct WideLayer {
+  int64_t hidden, rows;
+};
+constexpr WideLayer kOnAGpu[] = {{4096, 16}, {4304, 16}, {4312, 15}, {5120, 13}, {6144, 10}, {8192, 7}};
+
+// The rule by itself, wherever it is compiled.
+TEST(DecoderLayerRows, OnAGpuNormsWantSharedMemory) {
+  alignas(16) static constexpr char kNorm[16] = {};
+  const auto rows = [](int64_t hidden, int64_t ffn, const void* weight = nullptr) {
+    decode::Layer a{};
+    a.dtype = DType::kBFloat16, a.hidden = hidden, a.input_norm = a.post_norm = kNorm;
+    const auto w = [&](int64_t out, int64_t in) { return decode::Weight{nullptr, nullptr, out, in}; };
+    a.q = w(128, hidden), a.k = a.v = w(64, hidden), a.o = w(hidden, 128);
+    a.gate = a.up = w(ffn, hidden), a.down = w(hidden, ffn);
+    a.up.data = weight;
+    return decode::cuda::most_rows(a);
+  };
+  for (const auto& [hidden, most] : kOnAGpu) EXPECT_EQ(rows(hidden, 64), most) << hidden;
+  EXPECT_EQ(rows(4096, 100000), 16) << "what is not normed lies in no shared memory";
+  EXPECT_EQ(rows(4100, 64), 0);
+  EXPECT_EQ(rows(64, 100), 0);
+  EXPECT_EQ(rows(64, 64, kNorm + 2), 0);
+}
+
+// And the op on one.
+TEST(DecoderLayerRows, TheOpServesSoManyAndNoMore) {
+  if (!on_cuda()) GTEST_SKIP() << "a CPU serves 16 of any width";
+  for (const auto& [hidden, most] : kOnAGpu) {
+    const Layer layer = wide(most, hidden);
+    EXPECT_EQ(rows_for(layer), most) << hidden;
+    const Reference want = reference(layer);
+    expect_close(layer.run(), want.out, 3 * tolerance(at::kBFloat16), layer.shape.str());
+    if (most < 16)
+      expect_refusal([&, h = hidden, m = most] { wide(m + 1, h).run(); }, {"144 KB", "run the stock layer"});
+  }
+  EXPECT_EQ(rows_for(wide(1, 100)), 0);
 }
 
 // A row's numbers do not depend on the rows beside it.

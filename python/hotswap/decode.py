@@ -13,7 +13,6 @@ from hotswap.bind import _slot
 from hotswap.packages import load
 from hotswap.replacement import class_of
 
-MOST_ROWS = 16
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION, _HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"}
 _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
@@ -51,6 +50,8 @@ class Parts:
         self.index, self.head_dim = attention.layer_idx, attention.head_dim
         self.before = (self.input_norm.weight, *q, *k, *v, *norms)
         self.after = (*o, self.post_norm.weight, *gate, *up, *down, eps.pop(), head_eps.pop(), attention.scaling, -1)
+        attention_weights, mlp_weights = (w[0] for w in (q, k, v, o)), (w[0] for w in (gate, up, down))
+        self.weights = (self.input_norm.weight, *attention_weights, self.post_norm.weight, *mlp_weights)
 
     def run(self, op, activation, x, cos, sin, keys, values, position):
         """keys, values: [batch, kv_heads, capacity, head_dim]; position: one int64 on the device."""
@@ -68,6 +69,16 @@ class _FewKeys:
         self.keys.index_copy_(2, self.position, k)
         self.values.index_copy_(2, self.position, v)
         return self.keys, self.values
+
+
+def _check_rows(parts: Parts, rows: int, op_rows):
+    """ValueError where a batch of so many is not for the op; which is, the package says."""
+    try:
+        most = op_rows(*parts.weights)
+    except RuntimeError as error:
+        raise ValueError(f"it was asked and failed: {error}") from None
+    if rows > most:
+        raise ValueError(f"the batch has {rows} rows, and with these weights the op serves {most}")
 
 
 _known: dict = {}  # what a layer is -> its activation, or why it is none of ours
@@ -138,13 +149,15 @@ def count(cache, places: list) -> None:
 
 
 @contextlib.contextmanager
-def whole_layers(model: nn.Module):
-    """Binds what can be for the time of a `with`."""
+def whole_layers(model: nn.Module, rows: int = 1):
+    """Binds what can be for the time of a `with`, for batches of so many rows."""
     undo, places, why = [], [], {}
-    op = load("decode").decoder_layer
+    package = load("decode")
+    op = package.decoder_layer
     for number, layer in enumerate(layers_of(model)):
         try:
             parts = Parts(layer)
+            _check_rows(parts, rows, package.decoder_layer_rows)
             activation = _activation_of(layer, parts, op)
             if isinstance(activation, ValueError):
                 raise activation

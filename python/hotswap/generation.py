@@ -164,8 +164,8 @@ def captured_generate(model, input_ids, logits_processor, stopping_criteria, gen
     padding = torch.ones(batch, capacity, dtype=torch.bool, device=input_ids.device)
     if mask is not None:
         padding[:, :prompt] = mask[:, :prompt].bool()
-    whole = enabled() and batch <= decode.MOST_ROWS and bool(padding.all())
-    with decode.whole_layers(model) if whole else contextlib.nullcontext(decode.Bound([], {})) as bound:
+    whole = enabled() and bool(padding.all())
+    with decode.whole_layers(model, batch) if whole else contextlib.nullcontext(decode.Bound([], {})) as bound:
         ids = torch.cat([input_ids, tokens[:, None]], 1)
         step = None
         if most > prompt + 1:

@@ -146,11 +146,43 @@ def test_one_token_and_two():
         assert torch.equal(hotswap.generate(model, PROMPT, **{**OPTIONS, "max_new_tokens": count}), stock(model, PROMPT)[:, : 4 + count])
 
 
-def test_more_rows_than_the_op_takes():
-    model, ids = model_of("llama"), torch.arange(17)[:, None] + torch.arange(1, 4)
-    before = calls()
-    assert torch.equal(hotswap.generate(model, ids, **OPTIONS), stock(model, ids))
-    assert calls() == before
+def most_rows(model):
+    return package("decode").module.decoder_layer_rows(*decode.Parts(decode.layers_of(model)[0]).weights)
+
+
+@pytest.mark.skipif(ON_GPU, reason="there the op has none of this model's float32, and no heads so narrow")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batches_beyond_what_the_op_serves_go_by_the_layers_parts(dtype):
+    model = model_of("llama").to(dtype)
+    most = most_rows(model)
+    assert most == 16 or dtype == torch.bfloat16
+    for rows in (most, most + 1):
+        ids, before = torch.arange(rows)[:, None] + torch.arange(1, 4), calls()
+        got, ran = hotswap.generate(model, ids, **OPTIONS), calls() - before
+        assert (ran > 0) == (rows == most), rows
+        if dtype == torch.float32:  # two logits of bfloat16 may be equal
+            assert torch.equal(got, stock(model, ids))
+    with decode.whole_layers(model, most + 1) as bound:
+        assert not bound.places
+        assert list(bound.why) == [f"the batch has {most + 1} rows, and with these weights the op serves {most}"]
+
+
+def test_weights_that_the_op_refuses_are_asked_before():
+    model = tiny.model("llama").eval()
+    model.model.layers[1].mlp.up_proj.to(torch.float64)
+    with decode.whole_layers(model) as bound:
+        assert "layers.1" in bound.why["the batch has 1 rows, and with these weights the op serves 0"]
+
+
+@pytest.mark.skipif(not ON_GPU, reason="no GPU: HOTSWAP_TEST_DEVICE=cuda asks for it")
+def test_wide_layers_take_fewer_rows_on_a_gpu():
+    model = tiny.model("llama", hidden_size=5120, num_attention_heads=4, num_key_value_heads=2, head_dim=64, intermediate_size=64)
+    model = model.to(torch.bfloat16).eval()
+    assert most_rows(model) == 13
+    for rows in (13, 14):
+        ids, before = torch.arange(rows)[:, None] + torch.arange(1, 4), calls()
+        assert hotswap.generate(model, ids, **OPTIONS).shape == (rows, 3 + OPTIONS["max_new_tokens"])
+        assert (calls() > before) == (rows == 13), rows
 
 
 @pytest.mark.parametrize("options, words", [

@@ -42,6 +42,8 @@ struct Contract {
   // What a layer of this contract may claim beside the capabilities that every layer has.
   std::set<std::string> features = {}, numbers = {};  // "window"; "head_dims"
   bool optional = false;  // where its slot is empty, all that the layer does goes through other slots
+  // Where tensors decide: which calls of this slot the kernel serves, for the report; a Reason where it serves none.
+  Result<std::string> (*serves)(const SlotBase& slot, const LayerOps& layer) = nullptr;
 };
 
 const Contract* find_contract(const std::string& name);  // null: unknown

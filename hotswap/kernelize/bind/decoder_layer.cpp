@@ -1,5 +1,5 @@
-// decoder_layer/1: inference alone. At most 16 rows; the position is read from the device when the op runs, never
-// earlier.
+// decoder_layer/1: inference alone. At most 16 rows, and of a layer with such weights what the kernel's op `rows` says;
+// the position is read from the device when the op runs, never earlier.
 #include "hotswap/layers/decoder_layer.h"
 
 #include <ATen/TensorOperators.h>
@@ -83,7 +83,26 @@ DecoderLayerParts parts_of(const Values& a) {
           .activation = a[28].toStringRef()};
 }
 
+// So many rows are the kernel's; more go through the layer's parts.
+int64_t most_rows(const LayerOps& layer, const DecoderLayerParts& p) {
+  using T = const Tensor&;
+  const auto op = typed_op<int64_t(T, T, T, T, T, T, T, T, T)>(layer, "rows");
+  if (!op) return kMostDecoderRows;
+  return below_autograd(*op, p.input_norm, p.q, p.k, p.v, p.o, p.post_norm, p.gate, p.up, p.down);
+}
+
+Result<std::string> rows_served(const SlotBase& slot, const LayerOps& layer) {
+  const auto* in_layer = dynamic_cast<const DecoderLayerSlot*>(&slot);
+  if (in_layer == nullptr) return std::string();
+  const int64_t rows = most_rows(layer, in_layer->weights());
+  if (rows < 1) return Reason{"serves no batch with weights of these widths and dtypes"};
+  return cat("up to ", rows, " rows, more by its parts");
+}
+
 void bind_decoder_layer(SlotBase& slot, const LayerOps& layer) {
+  if (auto* in_layer = dynamic_cast<DecoderLayerSlot*>(&slot)) {
+    in_layer->set_most_rows(most_rows(layer, in_layer->weights()));
+  }
   const auto* ops = ops_of<DecoderOps>(layer);
   bind_slot<DecoderLayerForward>(slot, [ops](const Tensor& x, const DecoderLayerParts& parts) {
     Values stack = arguments_of(x, parts);
@@ -137,14 +156,18 @@ std::vector<Contract> decoder_layer_contracts() {
          "Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor sin, Tensor(a!) k_cache, Tensor(b!) v_cache, "
          "Tensor position, Tensor o, Tensor? o_bias, Tensor post_norm, Tensor gate, Tensor? gate_bias, Tensor up, "
          "Tensor? up_bias, Tensor down, Tensor? down_bias, float eps, float head_eps, float scale, int window, "
-         "str activation) -> Tensor"}},
+         "str activation) -> Tensor"},
+        {"rows",
+         "(Tensor input_norm, Tensor q, Tensor k, Tensor v, Tensor o, Tensor post_norm, Tensor gate, Tensor up, "
+         "Tensor down) -> int"}},
        bind_decoder_layer,
        decoder_example,
        {.rows = 1, .dim = 512},
        {.rows = 1, .dim = 4096},
        {"bias", "gelu_tanh", "packed", "qk_norm", "silu", "window"},
        {"head_dims", "group_sizes"},
-       /*optional=*/true}};
+       /*optional=*/true,
+       rows_served}};
 }
 
 }  // namespace hotswap::binding

@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 
+#include <algorithm>
+
 #include "hotswap/layers/cache_memory.h"
 
 namespace hotswap {
@@ -44,53 +46,48 @@ DecoderStep::DecoderStep(Module* owner, const ModelConfig& c, const Parts& parts
     : parts_(parts),
       eps_(c.rms_norm_eps),
       activation_(activation_of(c)),
-      slot_(owner, "DecoderLayer", "decoder_layer/1", stock::decoder_layer, needs_of(c, parts.attention.options())) {}
+      slot_(owner, needs_of(c, parts.attention.options()), [this] { return weights(); }) {}
 
-bool DecoderStep::packed() const {
-  DecoderLayerParts p;
-  parts_.attention.add_to(p);
+DecoderLayerParts DecoderStep::weights() const {
   const GatedMLP& mlp = parts_.mlp;
-  for (const Tensor& weight : {p.q, p.k, p.v, p.o, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight}) {
-    if (is_packed(weight)) return true;
-  }
-  return false;
+  DecoderLayerParts p{.input_norm = parts_.input_norm.weight,
+                      .post_norm = parts_.post_norm.weight,
+                      .gate = mlp.gate_proj.weight,
+                      .gate_bias = mlp.gate_proj.bias,
+                      .up = mlp.up_proj.weight,
+                      .up_bias = mlp.up_proj.bias,
+                      .down = mlp.down_proj.weight,
+                      .down_bias = mlp.down_proj.bias,
+                      .eps = eps_,
+                      .activation = activation_};
+  parts_.attention.add_to(p);
+  return p;
 }
 
 void DecoderStep::tensors_changed() {
   SlotNeeds needs = slot_.needs();
   std::erase(needs.features, "packed");
-  if (packed()) needs.features.emplace_back("packed");
+  const DecoderLayerParts p = weights();
+  const auto all = {p.q, p.k, p.v, p.o, p.gate, p.up, p.down};
+  if (std::any_of(all.begin(), all.end(), is_packed)) needs.features.emplace_back("packed");
   slot_.set_needs(std::move(needs));
 }
 
 Tensor DecoderStep::forward(const HiddenState& in, const ForwardContext& context) const {
   const SelfAttentionOptions& o = parts_.attention.options();
   const RotaryTables& rope = context.rope_of(o.sliding_window > 0);
-  const bool one_token = slot_.bound() && context.cache != nullptr && context.cache->position().defined() &&
-                         in.x.size(1) == 1 && in.x.size(0) <= kMostDecoderRows && !at::GradMode::is_enabled() &&
+  const bool one_token = context.cache != nullptr && context.cache->position().defined() && in.x.size(1) == 1 &&
+                         slot_.takes(in.x.size(0)) && !at::GradMode::is_enabled() &&
                          !context.attention.sequence().padding.defined();
   if (!one_token || rope.cos.size(-1) != o.head_dim || rope.cos.scalar_type() != in.x.scalar_type()) return {};
   auto* memory = dynamic_cast<CacheMemory*>(&context.cache->layer(o.layer));
   if (memory == nullptr) return {};
   const auto [k, v] = memory->memory();
   if (!k.defined() || k.size(0) != in.x.size(0)) return {};
-  const GatedMLP& mlp = parts_.mlp;
-  DecoderLayerParts parts{.input_norm = parts_.input_norm.weight,
-                          .cos = rope.cos,
-                          .sin = rope.sin,
-                          .k_cache = k,
-                          .v_cache = v,
-                          .position = context.cache->position(),
-                          .post_norm = parts_.post_norm.weight,
-                          .gate = mlp.gate_proj.weight,
-                          .gate_bias = mlp.gate_proj.bias,
-                          .up = mlp.up_proj.weight,
-                          .up_bias = mlp.up_proj.bias,
-                          .down = mlp.down_proj.weight,
-                          .down_bias = mlp.down_proj.bias,
-                          .eps = eps_,
-                          .activation = activation_};
-  parts_.attention.add_to(parts);
+  DecoderLayerParts parts = weights();
+  parts.cos = rope.cos, parts.sin = rope.sin;
+  parts.k_cache = k, parts.v_cache = v;
+  parts.position = context.cache->position();
   Tensor out = slot_(in.residual.defined() ? at::add(in.residual, in.x) : in.x, parts);
   memory->wrote_one();
   return out;

@@ -20,16 +20,16 @@ class DecoderStep {
     const RMSNorm &input_norm, &post_norm;
   };
   DecoderStep(Module* owner, const ModelConfig& config, const Parts& parts);
-  // The hidden state behind the layer; undefined where the layer's parts are to do it.
   void tensors_changed();  // of the parts
+  // The hidden state behind the layer; undefined where the layer's parts are to do it.
   Tensor forward(const HiddenState& in, const ForwardContext& context) const;
 
  private:
-  bool packed() const;
+  DecoderLayerParts weights() const;
   Parts parts_;
   double eps_;
   std::string activation_;  // "silu", "gelu_tanh", or another
-  Slot<DecoderLayerForward> slot_;
+  DecoderLayerSlot slot_;
 };
 
 }  // namespace hotswap

@@ -16,7 +16,6 @@ constexpr int kFewTile = 8;   // outputs of a tile: the n side of an mma
 constexpr int kFewUnit = 64;  // columns that a warp reads of a tile at once: 2 vectors of 16 bytes a thread
 constexpr int kFewDepth = 4;  // units on their way: 64 KB a multiprocessor
 constexpr int kFewGroup = 4;  // tiles whose sums meet at once; even, so that gate and up stay together
-constexpr int kFewPad = 32;   // elements between rows of x in shared memory, against bank conflicts
 
 // Where a tile's rows are.
 struct FewTile {
@@ -255,8 +254,9 @@ __global__ void __launch_bounds__(kFewThreads, kDepth == kFewDepth ? 2 : 1)
   }
   // This thread's rows of x, lane / 4 and 8 further on. Behind the last row it is the last one again: what comes of
   // that is never written.
-  const T* mine = x + min(g, a.rows - 1) * stride + c;
-  const int far = (min(g + 8, a.rows - 1) - min(g, a.rows - 1)) * stride;
+  const T* mine = x + int64_t{min(g, a.rows - 1)} * stride + c;
+  const int far =
+      (min(g + 8, a.rows - 1) - min(g, a.rows - 1)) * (stride / 8);  // in vectors: elements may be over 2^31
 
   float d[4] = {};
   int tile = begin, unit = 0, in_group = 0, turn = 0;
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(kFewThreads, kDepth == kFewDepth ? 2 : 1)
         const bool inside = column + c < a.in;
         uint4 rows[2] = {};
         if (inside) rows[0] = *reinterpret_cast<const uint4*>(mine + column);
-        if (kRows == 16 && inside) rows[1] = *reinterpret_cast<const uint4*>(mine + far + column);
+        if (kRows == 16 && inside) rows[1] = reinterpret_cast<const uint4*>(mine + column)[far];
         const uint4 w = ring[j][h];
         const uint32_t low[4] = {rows[0].x, rows[1].x, rows[0].y, rows[1].y};
         const uint32_t high[4] = {rows[0].z, rows[1].z, rows[0].w, rows[1].w};

@@ -13,6 +13,7 @@
 namespace kernels::gpu {
 
 constexpr int kMostFewRows = 16, kMostWeights = 3;
+constexpr int kFewPad = 32;  // elements between rows of x in shared memory, against bank conflicts
 
 enum class FewRowsAct { kNone, kSilu, kGeluTanh };  // not kNone: w[0] is gate, w[1] is up
 
@@ -42,18 +43,27 @@ struct FewRows {
   bool weights_are_old = false;
 };
 
-// Whether the kernel takes such memory: rows that begin at vectors of 16 bytes, whole vectors long, and where there is
-// a norm all of x in shared memory.
-inline bool fits_few_rows(const FewRows& a) {
-  constexpr int kVector = 8, kMostShared = 144 << 10;
+// The most rows that the kernel takes of such weights, whatever x is; 0: none. Rows of x and of weights are whole
+// vectors of 16 bytes, weights begin at such, and where there is a norm all of x lies in shared memory, with the norm's
+// weight.
+inline int most_few_rows(const FewRows& a) {
+  constexpr int64_t kVector = 8, kMostShared = 144 << 10;
   const auto aligned = [](const void* p, int64_t stride) {
     return reinterpret_cast<uintptr_t>(p) % 16 == 0 && stride % kVector == 0;
   };
-  bool fits = a.dtype != DType::kFloat32 && a.rows >= 1 && a.rows <= kMostFewRows && a.in > 0 && a.in % kVector == 0 &&
-              aligned(a.x, a.rows > 1 ? a.x_stride : 0);
+  bool fits = a.dtype != DType::kFloat32 && a.in > 0 && a.in % kVector == 0 && aligned(a.norm, 0);
   for (int i = 0; i < a.weights; ++i) fits = fits && aligned(a.w[i].data, a.w[i].rows > 1 ? a.w[i].stride : 0);
-  if (a.norm == nullptr) return fits;
-  return fits && aligned(a.norm, 0) && (int64_t{a.rows} * (a.in + 32) + a.in) * 2 <= kMostShared;
+  if (!fits || a.norm == nullptr) return fits ? kMostFewRows : 0;
+  const int64_t rows = (kMostShared / 2 - a.in) / (a.in + kFewPad);
+  return int(rows < 0 ? 0 : rows < kMostFewRows ? rows : kMostFewRows);
+}
+
+// Rows of x are less than 2^31 numbers apart.
+inline bool fits_few_rows(const FewRows& a) {
+  constexpr int64_t kFarthest = (int64_t{1} << 31) - 1;
+  const bool x_fits =
+      reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && (a.rows == 1 || (a.x_stride % 8 == 0 && a.x_stride <= kFarthest));
+  return a.rows >= 1 && a.rows <= most_few_rows(a) && x_fits;
 }
 
 }  // namespace kernels::gpu

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/common/gpu/few_rows.h"
+
 namespace {
 
 using namespace kernels;
@@ -191,6 +193,54 @@ TEST(Divider, DividesEveryNumberBelowTwoToThe31) {
       if (whole > 0 && whole <= kMost) expect(uint32_t(whole)), expect(uint32_t(whole - 1));
     }
   }
+}
+
+gpu::FewRows few_rows(int rows, int in, const void* norm = nullptr) {
+  return {
+      .dtype = DType::kBFloat16, .x = nullptr, .x_stride = in, .rows = rows, .in = in, .norm = norm, .out = nullptr};
+}
+
+TEST(FewRows, ANormWantsAllOfThemInSharedMemory) {
+  alignas(16) static constexpr char kNorm[16] = {};
+  const std::pair<int, int> most[] = {{8, 16},   {4096, 16}, {4304, 16}, {4312, 15}, {5120, 13}, {6144, 10},
+                                      {8192, 7}, {16384, 3}, {36848, 1}, {36856, 0}, {100000, 0}};
+  for (const auto& [in, rows] : most) {
+    EXPECT_EQ(gpu::most_few_rows(few_rows(1, in, kNorm)), rows) << in;
+    EXPECT_EQ(gpu::most_few_rows(few_rows(1, in)), 16) << in << " without norm";
+    EXPECT_EQ(gpu::fits_few_rows(few_rows(rows, in, kNorm)), rows > 0) << in;
+    EXPECT_FALSE(gpu::fits_few_rows(few_rows(rows + 1, in, kNorm))) << in;
+  }
+  EXPECT_FALSE(gpu::fits_few_rows(few_rows(0, 64)));
+}
+
+TEST(FewRows, RowsAreWholeVectors) {
+  alignas(16) static constexpr char kBytes[32] = {};
+  for (const int in : {0, 4, 63, 4100}) EXPECT_EQ(gpu::most_few_rows(few_rows(1, in)), 0) << in;
+  gpu::FewRows a = few_rows(2, 64);
+  a.w[0] = {.data = kBytes, .stride = 64, .rows = 2};
+  EXPECT_TRUE(gpu::fits_few_rows(a));
+  a.w[0].stride = 68;
+  EXPECT_EQ(gpu::most_few_rows(a), 0) << "the second row of the weight begins between two vectors";
+  a.w[0].rows = 1;
+  EXPECT_TRUE(gpu::fits_few_rows(a)) << "there is no second row";
+  a.w[0].data = kBytes + 2;
+  EXPECT_EQ(gpu::most_few_rows(a), 0);
+  a.w[0].data = kBytes, a.x = kBytes + 2;
+  EXPECT_EQ(gpu::most_few_rows(a), 16);
+  EXPECT_FALSE(gpu::fits_few_rows(a));
+  a.x = kBytes, a.x_stride = 68;
+  EXPECT_FALSE(gpu::fits_few_rows(a));
+  a.x_stride = 64, a.dtype = DType::kFloat32;
+  EXPECT_EQ(gpu::most_few_rows(a), 0);
+}
+
+TEST(FewRows, LieLessThanTwoToThe31Apart) {
+  gpu::FewRows a{.dtype = DType::kBFloat16, .x = nullptr, .x_stride = (int64_t{1} << 31) - 8, .rows = 9, .in = 4096};
+  EXPECT_TRUE(gpu::fits_few_rows(a));
+  a.x_stride = int64_t{1} << 31;
+  EXPECT_FALSE(gpu::fits_few_rows(a));
+  a.rows = 1;
+  EXPECT_TRUE(gpu::fits_few_rows(a)) << "there is no other row";
 }
 
 }  // namespace

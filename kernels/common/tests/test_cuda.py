@@ -6,8 +6,8 @@ Skips (exit code 77) where there is no GPU or no package with CUDA kernels. Each
   cases(ops, random, names)  for each op (names) a call without arguments, or several: "rms_norm_bwd, odd". Inputs stay alive
                              and do not change; random(*shape) is bfloat16 on the GPU
   CPU_ONLY                   ops without a GPU kernel, where there are some
-  large(ops, x, random)      op -> (input, call): inputs beyond 2^31 elements, made of x; the last rows must come out as
-                             those of a call on these rows alone
+  large(ops, x, random)      op -> (input, call): inputs that reach beyond 2^31 elements, made of x; the last rows must come
+                             out as those of a call on these rows alone
   WIDE, WIDER                kernels that must move 16 bytes at a time, and where a GPU can, 32 (tests/cuda_build_test.py)
   RACECHECK_FAILS            tests in which compute-sanitizer's racecheck itself fails (cmake/gather_gpu.py)
 """
@@ -109,13 +109,18 @@ def check_graphs_and_streams(ops: dict) -> list:
     return failed
 
 
+def reach(t: torch.Tensor) -> int:
+    """How many elements lie from its first to its last, those between its rows too."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride()))
+
+
 def check_large(ops: dict) -> list:
     """More than 2^31 elements: the last rows are those of a small call."""
     failed, random = [], random_numbers()
     x = torch.randn((1 << 20) + 3, 2056, device="cuda", dtype=torch.bfloat16)
     for package, its in ops.items():
         for name, (given, call) in gpu_cases(package).large(its, x, random).items():
-            assert given.numel() > 1 << 31, name
+            assert reach(given) > 1 << 31, name
             if not torch.equal(call(given)[-5:], call(given[-5:].clone())):
                 failed.append(f"{package}::{name}: wrong beyond 2^31 elements")
     return failed

@@ -5,6 +5,7 @@ import torch
 WIDE = r"few_rows_kernel<.*BFloat16, 8, "
 WIDER = False
 STORES_FEW = True
+CPU_ONLY = ("decoder_layer_rows",)  # looks at no number: a graph has nothing of it
 SPILLS = {r"few_rows_kernel<.*, 16, ": 16}  # two registers, of 64 that leave room for the next launch beside it
 
 

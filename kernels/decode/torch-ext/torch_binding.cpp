@@ -3,7 +3,9 @@
 #include <vector>
 
 #include "kernels/common/torch/ops.h"
+#include "kernels/decode/decode_cpu.h"
 #include "kernels/decode/decode_cuda.h"
+#include "kernels/decode/products.h"
 
 namespace decode {
 namespace {
@@ -14,7 +16,18 @@ using kernels::shape_of;
 using kernels::Tensor;
 using OptTensor = std::optional<Tensor>;
 
-constexpr const char* kOp = "decoder_layer";
+constexpr const char *kOp = "decoder_layer", *kRows = "decoder_layer_rows";
+// With more rows torch's own products of plain bfloat16 weights are faster, on a CPU with instructions for them; those
+// of other dtypes, and bfloat16 elsewhere, are slower up to kMostRows: docs/notes/decode.md.
+constexpr int kMostBfloat16Rows = 4;
+
+bool multiplies_bfloat16() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
 
 const Table& table() {
   static const Table& chosen = HOTSWAP_CHOOSE_TABLE(decode);
@@ -155,12 +168,44 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
   return out;
 }
 
-constexpr std::array kOps{kernels::op<&decoder_layer>(
-    "decoder_layer(Tensor x, Tensor input_norm, Tensor q, Tensor? q_bias, Tensor k, Tensor? k_bias, Tensor v, "
-    "Tensor? v_bias, Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor sin, Tensor(a!) k_cache, Tensor(b!) v_cache, "
-    "Tensor position, Tensor o, Tensor? o_bias, Tensor post_norm, Tensor gate, Tensor? gate_bias, Tensor up, "
-    "Tensor? up_bias, Tensor down, Tensor? down_bias, float eps, float head_eps, float scale, int window, "
-    "str activation) -> Tensor")};
+// How many rows a host gives to decoder_layer and not to the layer's parts; 0: none, and none where tensors are such
+// that decoder_layer would refuse them.
+int64_t decoder_layer_rows(const Tensor& input_norm, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                           const Tensor& post_norm, const Tensor& gate, const Tensor& up, const Tensor& down) {
+  const Device device = kernels::device_of(input_norm);
+  bool served =
+      input_norm.is_contiguous() && post_norm.is_contiguous() && post_norm.scalar_type() == input_norm.scalar_type();
+  int64_t packed = 0;
+  const auto weight = [&](const Tensor& t, int64_t in) -> Weight {
+    kernels::check_device(t, device, kRows);
+    check(t.dim() == 2, kRows, ": wanted weights [out, in]; got ", shape_of(t), "; check the layer's sizes");
+    const bool is_packed = t.scalar_type() == kernels::ScalarType::Byte;
+    packed += is_packed;
+    served = served && (is_packed ? device.is_cpu() && kernels::packing_of(in, t.size(1)) != kernels::Packing::kNone
+                                  : t.scalar_type() == input_norm.scalar_type() && t.size(1) == in && t.stride(1) == 1);
+    return {.data = t.data_ptr(), .bias = nullptr, .out = t.size(0), .stride = t.stride(0)};
+  };
+  Layer a{};
+  a.dtype = kernels::dtype_of(input_norm, kRows), a.hidden = input_norm.numel();
+  a.input_norm = input_norm.data_ptr(), a.post_norm = post_norm.data_ptr();
+  a.q = weight(q, a.hidden), a.k = weight(k, a.hidden), a.v = weight(v, a.hidden), a.o = weight(o, a.q.out);
+  a.gate = weight(gate, a.hidden), a.up = weight(up, a.hidden), a.down = weight(down, a.gate.out);
+  if (!served) return 0;
+  if (!device.is_cpu()) return cuda::most_rows(a);
+  constexpr int64_t kWeights = 7;
+  return a.dtype == DType::kBFloat16 && packed < kWeights && multiplies_bfloat16() ? kMostBfloat16Rows : kMostRows;
+}
+
+constexpr std::array kOps{
+    kernels::op<&decoder_layer>(
+        "decoder_layer(Tensor x, Tensor input_norm, Tensor q, Tensor? q_bias, Tensor k, Tensor? k_bias, Tensor v, "
+        "Tensor? v_bias, Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor sin, Tensor(a!) k_cache, "
+        "Tensor(b!) v_cache, Tensor position, Tensor o, Tensor? o_bias, Tensor post_norm, Tensor gate, "
+        "Tensor? gate_bias, Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias, float eps, float head_eps, "
+        "float scale, int window, str activation) -> Tensor"),
+    kernels::op<&decoder_layer_rows>(
+        "decoder_layer_rows(Tensor input_norm, Tensor q, Tensor k, Tensor v, Tensor o, Tensor post_norm, Tensor gate, "
+        "Tensor up, Tensor down) -> int")};
 const kernels::Library<kOps> library;
 
 }  // namespace
