@@ -90,17 +90,30 @@ __global__ void __launch_bounds__(kThreads) sum_partials(const Backward a, int64
     write(a.dbias, 0, channel, 0, float(sum));
 }
 
+// What Dividers take; half of that many numbers would fill any GPU.
+void check_rows(int64_t rows) {
+  if (rows >> 31 != 0)
+    throw std::runtime_error("causal_conv1d: wanted batch x channels below 2^31; got " + std::to_string(rows) +
+                             "; call it for parts of the batch");
+}
+
 void launch_steps(const Forward& a, bool vectors, Stream stream) {
   const Problem& p = a.of;
-  const int64_t per_row = divide_up(p.length, kVector), rows = p.batch * p.channels;
+  const int64_t in_row = divide_up(p.length, kVector), rows = p.batch * p.channels;
+  const bool warps = vectors && in_row >= kRepeat * 32;  // items are warps, else threads
+  const int64_t per_row = warps ? divide_up(in_row, kRepeat * 32) : in_row, in_block = warps ? kThreads / 32 : kThreads;
+  check_rows(rows);
   const int64_t most = std::max<int64_t>(1, ((int64_t{1} << 31) - 1) / per_row);  // rows of a launch
   for (int64_t first = 0; first < rows; first += most) {
-    const int64_t threads = std::min(most, rows - first) * per_row;
-    const StepsPlan plan{uint32_t(threads), uint32_t(per_row), first, Divider(per_row), Divider(p.channels)};
+    const int64_t items = std::min(most, rows - first) * per_row;
+    const StepsPlan plan{uint32_t(items), uint32_t(per_row), first, Divider(per_row), Divider(p.channels)};
     with_access(vectors, p.x.type, [&]<typename T>() {
       with_taps(p, [&]<int kTaps, bool kPacked>() {
-        kernels::gpu::launch(&forward_steps<T, kTaps, kPacked>, divide_up(threads, kThreads), kThreads, stream, a,
-                             plan);
+        auto kernel = &forward_steps<T, kTaps, kPacked>;
+        if constexpr (!std::is_void_v<T>) {
+          if (warps) kernel = &forward_long_steps<T, kTaps, kPacked>;
+        }
+        kernels::gpu::launch(kernel, divide_up(items, in_block), kThreads, stream, a, plan);
       });
     });
   }

@@ -71,7 +71,7 @@ __device__ __forceinline__ float convolved(const Filter<kTaps>& f, int width, co
 }
 
 struct StepsPlan {
-  uint32_t threads, per_row;  // of a launch; vectors
+  uint32_t items, per_row;  // threads with a vector each, or warps: of a launch, of a row
   int64_t first_row;
   Divider by_row, by_channels;
 };
@@ -80,7 +80,7 @@ template <class T, int kTaps, bool kPacked>
 __global__ void __launch_bounds__(kThreads) forward_steps(const Forward a, const StepsPlan plan) {
   constexpr int kHalo = kTaps - 1;
   const Problem& p = a.of;
-  const uint32_t n = blockIdx.x * kThreads + threadIdx.x, last = plan.threads - 1, mine = n < last ? n : last;
+  const uint32_t n = blockIdx.x * kThreads + threadIdx.x, last = plan.items - 1, mine = n < last ? n : last;
   const uint32_t row_of = plan.by_row(mine), vector = mine - row_of * plan.per_row;
   const uint32_t row = uint32_t(plan.first_row + row_of), batch = plan.by_channels(row);
   const int64_t channel = row - batch * uint32_t(p.channels), t = int64_t{vector} * kVector;
@@ -105,6 +105,63 @@ __global__ void __launch_bounds__(kThreads) forward_steps(const Forward a, const
     }
   } else {
     store_vector<T>(a.y, batch * a.y.batch + channel * a.y.channel + t, y);
+  }
+}
+
+// The same for long rows: a warp has kRepeat x 32 vectors of one. The filter's loads and a thread's place in the tensor
+// are instructions as many as a vector's own: here they are shared by kRepeat.
+constexpr int kRepeat = 4;
+
+template <class T, int kTaps, bool kPacked>
+__global__ void __launch_bounds__(kThreads, kTaps == 4 && !kPacked ? 8 : 4)
+    forward_long_steps(const Forward a, const StepsPlan plan) {
+  constexpr int kHalo = kTaps - 1;
+  const Problem& p = a.of;
+  const int lane = int(threadIdx.x) % 32;
+  const uint32_t warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+  if (warp >= plan.items) return;
+  const uint32_t row_of = plan.by_row(warp), part = warp - row_of * plan.per_row;
+  const uint32_t row = uint32_t(plan.first_row + row_of), batch = plan.by_channels(row);
+  const int64_t channel = row - batch * uint32_t(p.channels);
+  const int64_t first = int64_t{part} * kRepeat * 32 * kVector, start = first + lane * kVector;
+  const T* const from = static_cast<const T*>(p.x.data) + batch * p.x.batch + channel * p.x.channel;
+  T* const to = static_cast<T*>(a.y.data) + batch * a.y.batch + channel * a.y.channel;
+  Pack<T, kVector> loaded[kRepeat];
+#pragma unroll
+  for (int r = 0; r < kRepeat; ++r) {
+    const int64_t t = start + r * 32 * kVector;
+    if (t < p.length) loaded[r] = load<kVector>(from + t);
+  }
+  // The last lane keeps what comes before lane 0's next vector: the warp's last one.
+  float before_warp[kVector] = {};
+  if (lane == 31 && first > 0) load_floats<kVector>(from + first - kVector, before_warp);
+  const Filter<kTaps> filter = load_filter<kTaps>(p, channel);
+#pragma unroll
+  for (int r = 0; r < kRepeat; ++r) {
+    const int64_t t = start + r * 32 * kVector;
+    float x[kHalo + kVector], own[kVector], y[kVector];
+    unpack(loaded[r], own);
+#pragma unroll
+    for (int s = 0; s < kVector; ++s) x[kHalo + s] = own[s];
+#pragma unroll
+    for (int s = 0; s < kHalo; ++s) {
+      const float last = own[kVector - kHalo + s];
+      x[s] = __shfl_sync(kAllLanes, lane == 31 ? before_warp[kVector - kHalo + s] : last, (lane + 31) % 32);
+      before_warp[kVector - kHalo + s] = last;
+    }
+    if (t == 0) {
+#pragma unroll
+      for (int s = 0; s < kHalo; ++s) x[s] = before(p, batch, channel, s - kHalo);
+    }
+    int32_t whose[kPacked ? kHalo + kVector : 1] = {};
+    if constexpr (kPacked) load_sequences<kHalo>(p, batch, t, whose);
+#pragma unroll
+    for (int s = 0; s < kVector; ++s) {
+      y[s] = convolved<kTaps, kPacked>(filter, p.width, x + kHalo + s, whose + (kPacked ? kHalo + s : 0));
+      if (p.silu) y[s] *= sigmoid(y[s]);
+      if constexpr (kPacked) y[s] = whose[kHalo + s] < 0 ? 0.f : y[s];
+    }
+    if (t < p.length) store_floats<kVector>(to + t, y);
   }
 }
 
