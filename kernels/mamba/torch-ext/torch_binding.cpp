@@ -18,21 +18,21 @@ constexpr std::array kConv{
         "Tensor? state_indices, str activation) -> Tensor"),
 };
 
-// What only the CPU has says so: cpu_op.
 constexpr std::array kScan{
-    kernels::cpu_op<&selective_scan>("selective_scan(" MAMBA_SCAN_INPUTS
-                                     "bool delta_softplus) -> (Tensor y, Tensor last_state)"),
-    kernels::cpu_op<&selective_scan_fwd>("selective_scan_fwd(" MAMBA_SCAN_INPUTS
-                                         "bool delta_softplus) -> (Tensor y, Tensor last_state, Tensor checkpoints)"),
-    kernels::cpu_op<&selective_scan_bwd>(
+    kernels::op<&selective_scan>("selective_scan(" MAMBA_SCAN_INPUTS
+                                 "bool delta_softplus) -> (Tensor y, Tensor last_state)"),
+    kernels::op<&selective_scan_fwd>("selective_scan_fwd(" MAMBA_SCAN_INPUTS
+                                     "bool delta_softplus) -> (Tensor y, Tensor last_state, Tensor checkpoints)"),
+    kernels::op<&selective_scan_bwd>(
         "selective_scan_bwd(Tensor dy, Tensor? dlast_state, " MAMBA_SCAN_INPUTS
         "Tensor checkpoints, bool delta_softplus) -> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, "
         "Tensor dD, Tensor dz, Tensor ddelta_bias, Tensor dinitial_state)"),
-    kernels::cpu_op<&selective_state_update>(
+    kernels::op<&selective_state_update>(
         "selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, "
         "Tensor? z, Tensor? dt_bias, Tensor? state_indices, bool dt_softplus) -> Tensor"),
 };
 
+// What only the CPU has says so: cpu_op.
 constexpr std::array kSsd{
     kernels::cpu_op<&ssd_op>("ssd(" MAMBA_SSD_INPUTS MAMBA_SSD_SETTINGS ") -> (Tensor y, Tensor final_state)"),
     kernels::cpu_op<&ssd_fwd>("ssd_fwd(" MAMBA_SSD_INPUTS MAMBA_SSD_SETTINGS
@@ -43,11 +43,11 @@ constexpr std::array kSsd{
 
 #define MAMBA_GATED_NORM_SETTINGS "int group_size, bool norm_before_gate"
 constexpr std::array kGatedNorm{
-    kernels::cpu_op<&gated_rms_norm>("gated_rms_norm(Tensor x, Tensor z, Tensor weight, float eps, "  //
-                                     MAMBA_GATED_NORM_SETTINGS ") -> Tensor"),
-    kernels::cpu_op<&gated_rms_norm_fwd>("gated_rms_norm_fwd(Tensor x, Tensor z, Tensor weight, float eps, "  //
-                                         MAMBA_GATED_NORM_SETTINGS ") -> (Tensor y, Tensor rstd)"),
-    kernels::cpu_op<&gated_rms_norm_bwd>(
+    kernels::op<&gated_rms_norm>("gated_rms_norm(Tensor x, Tensor z, Tensor weight, float eps, "  //
+                                 MAMBA_GATED_NORM_SETTINGS ") -> Tensor"),
+    kernels::op<&gated_rms_norm_fwd>("gated_rms_norm_fwd(Tensor x, Tensor z, Tensor weight, float eps, "  //
+                                     MAMBA_GATED_NORM_SETTINGS ") -> (Tensor y, Tensor rstd)"),
+    kernels::op<&gated_rms_norm_bwd>(
         "gated_rms_norm_bwd(Tensor dy, Tensor x, Tensor z, Tensor weight, Tensor rstd, " MAMBA_GATED_NORM_SETTINGS
         ") -> (Tensor dx, Tensor dz, Tensor dweight)"),
 };
