@@ -8,7 +8,7 @@ namespace mamba::scan::gpu {
 
 constexpr int kSteps = int(kChunk);
 
-// About 95 KB for 16 states: two blocks a multiprocessor.
+// 110 KB for 16 states: two blocks a multiprocessor.
 template <class S>
 struct BackwardMemory {
   // Of many states B and C are there for 8 steps at a time, and the sums of a part have one buffer.
