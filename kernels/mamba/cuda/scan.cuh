@@ -45,12 +45,12 @@ struct Place {
 };
 
 // fn(channel, step) for the thread's vectors of a tile of kChannels x kSteps; element e of a vector is channel + e,
-// or step + e.
-template <Along kAlong, int kChannels, int kSteps, class Fn>
+// or step + e. kInTurn: one vector after the other, where all of a thread's at once would cost too many registers.
+template <Along kAlong, int kChannels, int kSteps, bool kInTurn = false, class Fn>
 __device__ __forceinline__ void for_vectors(const Fn& fn) {
   constexpr int kWide = kAlong == Along::kAny ? 1 : kVector, kCount = kChannels * kSteps / kWide;
   static_assert(kCount % kThreads == 0);
-#pragma unroll(kAlong == Along::kAny ? 1 : kCount / kThreads)
+#pragma unroll(kInTurn || kAlong == Along::kAny ? 1 : kCount / kThreads)
   for (int k = 0; k < kCount / kThreads; ++k) {
     const int i = k * kThreads + int(threadIdx.x);
     if constexpr (kAlong == Along::kChannels) {

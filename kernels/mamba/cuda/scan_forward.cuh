@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, kAlong != Along::kAny && !kConstant 
     const Marks* const marks = kPacked ? &m.marks : nullptr;
     load_tokens<T, S, kTile>(p.b, p, at, first, 0, marks, tokens.b, m.b);
     load_tokens<T, S, kTile>(p.c, p, at, first, 0, marks, tokens.c, m.c);
-    for_vectors<kAlong, S::kChannels, kTile>([&](int channel, int step) {
+    for_vectors<kAlong, S::kChannels, kTile, true>([&](int channel, int step) {
       const bool inside = channel < at.channels && step < steps;
       float u[kWide], delta[kWide];
       load_vector<kAlong, T>(p.u, at, channel, first + step, inside, u);
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, kAlong != Along::kAny && !kConstant 
     __syncthreads();
     walk<S, kPacked, kConstant>(p, m, steps, rate, own_b, own_c, h);
     __syncthreads();
-    for_vectors<kAlong, S::kChannels, kTile>([&](int channel, int step) {
+    for_vectors<kAlong, S::kChannels, kTile, true>([&](int channel, int step) {
       if (channel >= at.channels || step >= steps) return;
       float u[kWide], z[kWide];  // u once more, from the cache: held, it would cost a block its registers
       load_vector<kAlong, T>(p.u, at, channel, first + step, true, u);
