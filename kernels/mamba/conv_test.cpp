@@ -13,6 +13,7 @@
 namespace {
 
 using namespace kernels::testing;
+using kernels::on_cuda;
 using kernels::package;
 using mamba_test::far_apart;
 
@@ -44,7 +45,7 @@ std::optional<Tensor> sequences_of(const Case& c) {
 // conv.h's formulas, tap by tap on shifted copies.
 Tensors formula(const Case& c, const Tensors& in) {
   const int64_t halo = c.width - 1;
-  Tensor before = at::zeros({c.batch, c.channels, halo}, at::kDouble);
+  Tensor before = in[0].new_zeros({c.batch, c.channels, halo});
   if (c.initial) before = in.back().narrow(2, in.back().size(2) - halo, halo);
   const Tensor x = at::cat({before, in[0]}, 2);
   Tensor p = 0 * in[0];
@@ -52,7 +53,7 @@ Tensors formula(const Case& c, const Tensors& in) {
   for (int64_t j = 0; j < c.width && c.length > 0; ++j) {
     Tensor term = in[1].narrow(1, c.width - 1 - j, 1).unsqueeze(0) * x.narrow(2, halo - j, c.length);
     if (c.seq_idx.defined()) {
-      const Tensor from = c.seq_idx.index_select(1, (at::arange(c.length) - j).clamp_min(0));
+      const Tensor from = c.seq_idx.index_select(1, (at::arange(c.length, in[0].device()) - j).clamp_min(0));
       term = at::where((from == c.seq_idx).unsqueeze(1), term, at::zeros_like(term));
     }
     p = p + term;
@@ -94,7 +95,7 @@ void expect_matches(const Case& c, at::ScalarType dtype, at::ScalarType weights,
 Tensor packed(int64_t batch, int64_t length) {
   const Tensor at = at::arange(length, at::kInt);
   const Tensor one = at::where(at >= length - 2, at::full({}, -1, at::kInt), (at * 3).floor_divide(length));
-  return one.to(at::kInt).expand({batch, length}).contiguous();
+  return one.to(at::kInt).expand({batch, length}).contiguous().to(device());
 }
 const auto kAsIs = [](const Tensor& t) { return t; };
 
@@ -151,7 +152,8 @@ TEST(CausalConv1d, PackedSequencesDoNotLeak) {
   const Tensors in = inputs(c, at::kFloat, at::kFloat);
   Case whole = c;
   whole.seq_idx =
-      at::cat({at::full({1, 11}, 5, at::kInt), at::full({1, 12}, 2, at::kInt), at::full({1, 7}, -3, at::kInt)}, 1);
+      at::cat({at::full({1, 11}, 5, at::kInt), at::full({1, 12}, 2, at::kInt), at::full({1, 7}, -3, at::kInt)}, 1)
+          .to(device());
   Tensors with_nan = in;
   with_nan[0] = in[0].clone();
   with_nan[0].narrow(2, 23, 7).fill_(std::nan(""));  // padding is not looked at
@@ -204,7 +206,7 @@ TEST(CausalConv1dUpdate, IsTheWholeStepByStep) {
         for (int64_t i = 0; i < 3; ++i) {
           const Tensor x = in[0].narrow(2, i * steps, steps), y = want.narrow(2, i * steps, steps);
           expect_equal(package().call("causal_conv1d_update", x, state, in[1], in[2], none, none, "silu")[0], y, "y");
-          const Tensor lengths = at::full({2}, columns + 1 + i * steps, at::kInt);
+          const Tensor lengths = at::full({2}, columns + 1 + i * steps, at::kInt).to(device());
           expect_equal(package().call("causal_conv1d_update", x, ring, in[1], in[2], lengths, none, "silu")[0], y,
                        "y of a ring");
         }
@@ -222,7 +224,7 @@ TEST(CausalConv1dUpdate, RowsOfTheState) {
   const Tensor rows = random_tensor({5, 20, 4}, at::kBFloat16), x = random_tensor({3, 20}, at::kBFloat16),
                weight = random_tensor({20, 4}, at::kBFloat16);
   const auto none = std::optional<Tensor>();
-  const Tensor indices = at::tensor({4, -1, 0}, at::kInt);
+  const Tensor indices = at::tensor({4, -1, 0}, at::kInt).to(device());
   Tensor state = rows.clone();
   const Tensor y = package().call("causal_conv1d_update", x, state, weight, none, none, indices, "silu")[0];
   ASSERT_EQ(y.sizes(), x.sizes());
@@ -238,32 +240,34 @@ TEST(CausalConv1dUpdate, RowsOfTheState) {
 }
 
 TEST(CausalConv1d, Refusals) {
-  const Tensor x = at::zeros({2, 6, 5}), weight = at::zeros({6, 4});
+  const Tensor x = zeros({2, 6, 5}), weight = zeros({6, 4});
   const auto none = std::optional<Tensor>();
   const auto conv = [&](const Tensor& a, const Tensor& w, std::optional<Tensor> b, std::optional<Tensor> initial,
                         std::optional<Tensor> sequences, const char* activation) {
     return [=] { package().call("causal_conv1d", a, w, b, initial, sequences, activation); };
   };
   expect_refusal(conv(x[0], weight, none, none, none, "silu"), {"causal_conv1d: wanted x [batch, channels, length]"});
-  expect_refusal(conv(x, at::zeros({5, 4}), none, none, none, "silu"), {"wanted weight", "[6, 4]", "got [5, 4]"});
-  expect_refusal(conv(x, at::zeros({6, 9}), none, none, none, "silu"), {"1 to 8 taps", "got 9"});
-  expect_refusal(conv(x, weight, at::zeros({5}), none, none, "silu"), {"wanted bias", "[6]"});
-  expect_refusal(conv(x, weight, none, at::zeros({2, 6, 2}), none, "silu"), {"at least 3 columns", "got 2"});
-  expect_refusal(conv(x, weight, none, none, at::zeros({2, 5}, at::kLong), "silu"), {"seq_idx as int32"});
-  expect_refusal(conv(x, weight, none, none, at::zeros({1, 5}, at::kInt), "silu"), {"wanted seq_idx", "[2, 5]"});
+  expect_refusal(conv(x, zeros({5, 4}), none, none, none, "silu"), {"wanted weight", "[6, 4]", "got [5, 4]"});
+  expect_refusal(conv(x, zeros({6, 9}), none, none, none, "silu"), {"1 to 8 taps", "got 9"});
+  expect_refusal(conv(x, weight, zeros({5}), none, none, "silu"), {"wanted bias", "[6]"});
+  expect_refusal(conv(x, weight, none, zeros({2, 6, 2}), none, "silu"), {"at least 3 columns", "got 2"});
+  expect_refusal(conv(x, weight, none, none, zeros({2, 5}, at::kLong), "silu"), {"seq_idx as int32"});
+  expect_refusal(conv(x, weight, none, none, zeros({1, 5}, at::kInt), "silu"), {"wanted seq_idx", "[2, 5]"});
   expect_refusal(conv(x, weight, none, none, none, "gelu"), {"none, silu or swish", "gelu"});
   expect_refusal(conv(x.to(at::kDouble), weight, none, none, none, "silu"), {"float32, bfloat16 or float16"});
   expect_refusal(conv(x.to(at::kComplexFloat), weight, none, none, none, "silu"), {"complex"});
   const auto update = [&](const Tensor& state, std::optional<Tensor> lengths, std::optional<Tensor> rows) {
     return [=] { package().call("causal_conv1d_update", x, state, weight, none, lengths, rows, "silu"); };
   };
-  expect_refusal(update(at::zeros({2, 6, 2}), none, none), {"at least 3 columns"});
-  expect_refusal(update(at::zeros({3, 6, 4}), none, none), {"wanted state", "[2, 6, 4]"});
-  expect_refusal(update(at::zeros({2, 6, 4}), at::zeros({3}, at::kInt), none), {"wanted cache_seqlens"});
-  expect_refusal(update(at::zeros({3, 6, 4}), none, at::tensor({0, 3}, at::kInt)),
+  expect_refusal(update(zeros({2, 6, 2}), none, none), {"at least 3 columns"});
+  expect_refusal(update(zeros({3, 6, 4}), none, none), {"wanted state", "[2, 6, 4]"});
+  expect_refusal(update(zeros({2, 6, 4}), zeros({3}, at::kInt), none), {"wanted cache_seqlens"});
+  if (on_cuda()) return;  // where numbers on a GPU are not looked at
+  expect_refusal(update(zeros({3, 6, 4}), none, at::tensor({0, 3}, at::kInt)),
                  {"below the state's 3 rows", "got 3"});
 }
 
+TEST(EveryDevice, Cuda) { expect_cuda_passes(); }
 TEST(EveryIsa, Passes) { expect_every_isa_passes(); }
 TEST(Isa, IsTheOneAsked) { expect_asked_isa(); }
 

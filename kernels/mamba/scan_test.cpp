@@ -22,11 +22,15 @@ const char* const kResults[] = {"y",  "last_state", "du",          "ddelta",    
 
 std::optional<Tensor> maybe(const Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; }
 
+std::optional<Tensor> sequences_of(const Scan& s) {
+  return s.seq_idx.defined() ? std::optional(s.seq_idx.to(device())) : std::nullopt;
+}
+
 // y and last_state as the op for inference has them, too, then the gradients in the inputs' order.
 Tensors run(const Scan& s, const Tensors& in, const Tensor& dy, const std::optional<Tensor>& dlast) {
   const auto forward = [&](const char* op) {
     return package().call(op, in[kU], in[kDelta], in[kA], in[kB], in[kC], maybe(in[kD]), maybe(in[kZ]),
-                          maybe(in[kBias]), maybe(in[kInitial]), maybe(s.seq_idx), s.softplus);
+                          maybe(in[kBias]), maybe(in[kInitial]), sequences_of(s), s.softplus);
   };
   const Tensors saved = forward("selective_scan_fwd"), inference = forward("selective_scan");
   expect_equal(inference[0], saved[0], "y for inference");
@@ -34,7 +38,7 @@ Tensors run(const Scan& s, const Tensors& in, const Tensor& dy, const std::optio
   Tensors results{saved[0], saved[1]};
   const Tensors gradients =
       package().call("selective_scan_bwd", dy, dlast, in[kU], in[kDelta], in[kA], in[kB], in[kC], maybe(in[kD]),
-                     maybe(in[kZ]), maybe(in[kBias]), maybe(in[kInitial]), maybe(s.seq_idx), saved[2], s.softplus);
+                     maybe(in[kZ]), maybe(in[kBias]), maybe(in[kInitial]), sequences_of(s), saved[2], s.softplus);
   results.insert(results.end(), gradients.begin(), gradients.end());
   return results;
 }
@@ -284,23 +288,23 @@ TEST(SelectiveScan, Refusals) {
         },
         words);
   };
-  with(kU, at::zeros({2, 6}), {"selective_scan: wanted u [batch, channels, length]"});
-  with(kDelta, at::zeros({2, 6, 4}), {"wanted delta", "[2, 6, 5]", "got [2, 6, 4]"});
-  with(kA, at::zeros({6, 3}, at::kComplexFloat), {"wanted A in real numbers", "complex"});
-  with(kA, at::zeros({6, 257}), {"1 to 256 states", "got 257"});
-  with(kA, at::zeros({5, 3}), {"wanted A", "[6, 3]"});
-  with(kB, at::zeros({2, 1, 3, 5}), {"as many groups", "got 1 and 2"});
-  with(kB, at::zeros({2, 4, 5}), {"wanted B [batch, states, length]"});
-  with(kC, at::zeros({3}), {"[batch, groups, states, length], [batch, states, length] or [channels, states]"});
-  with(kD, at::zeros({7}), {"wanted D", "[6]"});
-  with(kZ, at::zeros({2, 6, 5}, at::kDouble), {"float32, bfloat16 or float16"});
-  with(kBias, at::zeros({6, 1}), {"wanted delta_bias"});
-  with(kInitial, at::zeros({2, 3, 6}), {"wanted initial_state", "[2, 6, 3]"});
+  with(kU, zeros({2, 6}), {"selective_scan: wanted u [batch, channels, length]"});
+  with(kDelta, zeros({2, 6, 4}), {"wanted delta", "[2, 6, 5]", "got [2, 6, 4]"});
+  with(kA, zeros({6, 3}, at::kComplexFloat), {"wanted A in real numbers", "complex"});
+  with(kA, zeros({6, 257}), {"1 to 256 states", "got 257"});
+  with(kA, zeros({5, 3}), {"wanted A", "[6, 3]"});
+  with(kB, zeros({2, 1, 3, 5}), {"as many groups", "got 1 and 2"});
+  with(kB, zeros({2, 4, 5}), {"wanted B [batch, states, length]"});
+  with(kC, zeros({3}), {"[batch, groups, states, length], [batch, states, length] or [channels, states]"});
+  with(kD, zeros({7}), {"wanted D", "[6]"});
+  with(kZ, zeros({2, 6, 5}, at::kDouble), {"float32, bfloat16 or float16"});
+  with(kBias, zeros({6, 1}), {"wanted delta_bias"});
+  with(kInitial, zeros({2, 3, 6}), {"wanted initial_state", "[2, 6, 3]"});
   expect_refusal(
       [&] {
         const auto none = std::optional<Tensor>();
-        package().call("selective_scan", at::zeros({1, 6, 5}), at::zeros({1, 6, 5}), good[kA], at::zeros({1, 4, 3, 5}),
-                       at::zeros({1, 4, 3, 5}), none, none, none, none, none, true);
+        package().call("selective_scan", zeros({1, 6, 5}), zeros({1, 6, 5}), good[kA], zeros({1, 4, 3, 5}),
+                       zeros({1, 4, 3, 5}), none, none, none, none, none, true);
       },
       {"4 groups", "got 6"});
 }

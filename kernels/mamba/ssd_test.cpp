@@ -81,7 +81,13 @@ Tensor sequences(const std::vector<std::vector<int64_t>>& runs, int64_t length) 
   return at::stack(rows);
 }
 
-TEST(Ssd, ShapesMatchTheRecurrence) {
+struct StateSpaceDuality : testing::Test {
+  void SetUp() override {
+    if (kernels::on_cuda()) GTEST_SKIP() << "ssd runs on the CPU alone";
+  }
+};
+
+TEST_F(StateSpaceDuality, ShapesMatchTheRecurrence) {
   const std::vector<Shape> shapes = {
       {1, 1, 1, 1, 1, 1},       // one of everything
       {2, 3, 4, 8, 2, 16},      // shorter than any vector
@@ -102,13 +108,13 @@ TEST(Ssd, ShapesMatchTheRecurrence) {
   }
 }
 
-TEST(Ssd, NothingIsLegal) {
+TEST_F(StateSpaceDuality, NothingIsLegal) {
   for (const Shape& s : {Shape{2, 0, 2, 3, 1, 4}, Shape{0, 5, 2, 3, 1, 4}, Shape{1, 5, 2, 0, 1, 4},
                          Shape{1, 5, 2, 3, 1, 0}, Shape{1, 70, 0, 3, 1, 4}})
     check(problem(s, {.z = true, .initial = true}), "empty");
 }
 
-TEST(Ssd, EveryType) {
+TEST_F(StateSpaceDuality, EveryType) {
   for (const at::ScalarType dtype : kDtypes) {
     const std::string what = c10::toString(dtype);
     check(problem({2, 100, 4, 16, 2, 32}, {.z = true, .initial = true}, dtype), what);
@@ -122,7 +128,7 @@ TEST(Ssd, EveryType) {
 }
 
 // Everything with everything: what is given, with settings.
-TEST(Ssd, EveryCombination) {
+TEST_F(StateSpaceDuality, EveryCombination) {
   for (int bits = 0; bits < 64; ++bits) {
     const auto bit = [&](int n) { return (bits >> n & 1) != 0; };
     Ssd s = problem({2, 67, 2, 5, 1, 6},
@@ -135,7 +141,7 @@ TEST(Ssd, EveryCombination) {
   }
 }
 
-TEST(Ssd, EveryLayout) {
+TEST_F(StateSpaceDuality, EveryLayout) {
   const Ssd plain = problem({2, 70, 4, 8, 2, 24}, {.z = true, .initial = true});
   const Tensor dy = random_tensor(plain.in[kX].sizes(), at::kFloat);
   const Tensor dfinal = random_tensor(plain.in[kInitial].sizes(), at::kFloat);
@@ -162,7 +168,7 @@ TEST(Ssd, EveryLayout) {
 }
 
 // Packed in one row, each as alone, however chunks cut them; and nothing of one in another.
-TEST(Ssd, PackedSequencesAreAsAlone) {
+TEST_F(StateSpaceDuality, PackedSequencesAreAsAlone) {
   const std::vector<int64_t> lengths = {1, 40, 64, 23, 130, 2};
   int64_t total = 0;
   std::vector<int64_t> runs;
@@ -194,7 +200,7 @@ TEST(Ssd, PackedSequencesAreAsAlone) {
 }
 
 // Padding is passed over: what follows is as if it were not there, whatever stands in it.
-TEST(Ssd, PaddingIsPassedOver) {
+TEST_F(StateSpaceDuality, PaddingIsPassedOver) {
   Ssd s = problem({2, 150, 2, 6, 1, 9}, {.z = true, .initial = true});
   s.seq_idx = sequences({{-1, 3, 0, 80, -2, 10, 0, 50, -1, 7}, {-1, 70, 4, 60, -1, 20}}, 150);
   for (const int k : {kX, kDt, kB, kC, kZ}) {
@@ -218,7 +224,7 @@ TEST(Ssd, PaddingIsPassedOver) {
 }
 
 // A call's final state as the next one's initial state gives what one call over both gives.
-TEST(Ssd, ContinuesFromAState) {
+TEST_F(StateSpaceDuality, ContinuesFromAState) {
   const Ssd whole = problem({2, 190, 2, 16, 1, 32}, {.initial = true});
   const Tensors want = forward(whole);
   for (const int64_t cut : {1, 63, 64, 100}) {
@@ -236,7 +242,7 @@ TEST(Ssd, ContinuesFromAState) {
 }
 
 // Decays from none to all, side by side in a chunk: T of neighbours needs S exactly where S is large.
-TEST(Ssd, DecaysOfAnySize) {
+TEST_F(StateSpaceDuality, DecaysOfAnySize) {
   for (const double rate : {-1e-6, -1e-3, -1.0, -30.0, -1e4, 0.05}) {
     Ssd s = problem({1, 150, 2, 8, 1, 8}, {.bias = false, .initial = true});
     s.in[kA] = at::full({2}, rate, at::kFloat);
@@ -252,7 +258,7 @@ TEST(Ssd, DecaysOfAnySize) {
 }
 
 // softplus from where it is e^x to where it is x, to float32's last digits.
-TEST(Ssd, SoftplusIsExactEverywhere) {
+TEST_F(StateSpaceDuality, SoftplusIsExactEverywhere) {
   Ssd s = problem({1, 128, 1, 1, 1, 1}, {.D = false, .bias = false});
   s.in[kDt] = (at::arange(128, at::kFloat) - 96).view({1, 128, 1}) * 0.3;  // -28.8 to 9.3
   s.in[kDt].select(1, 127).fill_(20.5), s.in[kDt].select(1, 126).fill_(19.5);
@@ -274,7 +280,7 @@ Tensor at_the_end_of_a_page(const Tensor& t) {
   return at::from_blob(static_cast<char*>(memory) + whole - bytes, t.sizes(), give_back, t.options()).copy_(t);
 }
 
-TEST(Ssd, ReadsNothingBehindItsInputs) {
+TEST_F(StateSpaceDuality, ReadsNothingBehindItsInputs) {
   for (const at::ScalarType dtype : kDtypes) {
     Ssd s = problem({1, 66, 2, 3, 1, 5}, {.each_D = true, .z = true, .initial = true}, dtype);
     for (Tensor& t : s.in) t = at_the_end_of_a_page(t);
@@ -285,7 +291,7 @@ TEST(Ssd, ReadsNothingBehindItsInputs) {
   }
 }
 
-TEST(Ssd, ChunkSizeIsAHint) {
+TEST_F(StateSpaceDuality, ChunkSizeIsAHint) {
   Ssd s = problem({1, 100, 2, 8, 1, 8});
   const Tensors want = forward(s);
   for (const int64_t size : {1, 16, 128, 100000}) {
@@ -295,7 +301,7 @@ TEST(Ssd, ChunkSizeIsAHint) {
   }
 }
 
-TEST(Ssd, SameBitsWithAnyThreadsAndFromAllThreeOps) {
+TEST_F(StateSpaceDuality, SameBitsWithAnyThreadsAndFromAllThreeOps) {
   Ssd s = problem({3, 200, 9, 16, 1, 16}, {.z = true, .initial = true}, at::kBFloat16);
   const Tensor dy = random_tensor(s.in[kX].sizes(), at::kBFloat16);
   const Tensor dfinal = random_tensor(s.in[kInitial].sizes(), at::kFloat);
@@ -304,9 +310,9 @@ TEST(Ssd, SameBitsWithAnyThreadsAndFromAllThreeOps) {
   for (size_t k = 0; k < 2; ++k) expect_equal(plain[k], saving[k], "ssd and ssd_fwd");
 }
 
-TEST(Ssd, ManySteps) { check(problem({1, 1500, 1, 4, 1, 4}, {.z = true}), "1500 steps"); }
+TEST_F(StateSpaceDuality, ManySteps) { check(problem({1, 1500, 1, 4, 1, 4}, {.z = true}), "1500 steps"); }
 
-TEST(Ssd, VeryManySteps) {
+TEST_F(StateSpaceDuality, VeryManySteps) {
   const int64_t length = 65537;
   const Ssd s = problem({1, length, 1, 1, 1, 2}, {.D = false, .bias = false, .initial = true});
   const Tensors got = forward(s);
@@ -328,7 +334,7 @@ TEST(Ssd, VeryManySteps) {
   expect_close(got[1].flatten(), at::tensor({h[0], h[1]}, at::kDouble), 5e-6, "final_state");
 }
 
-TEST(Ssd, Refuses) {
+TEST_F(StateSpaceDuality, Refuses) {
   const Ssd good = problem({2, 5, 4, 3, 2, 6}, {.z = true, .initial = true});
   const auto refuses = [&](int input, const Tensor& t, const std::vector<std::string>& words) {
     Ssd bad = good;

@@ -12,6 +12,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -58,6 +59,9 @@ inline at::Device device() { return at::kCPU; }
 
 inline Tensor random_tensor(at::IntArrayRef shape, at::ScalarType dtype, double scale = 1.0) {
   return (at::randn(shape, generator(), at::kFloat) * scale).to(dtype).to(device());
+}
+inline Tensor zeros(at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
+  return at::zeros(shape, at::device(device()).dtype(dtype));
 }
 inline Tensors random_tensors(const std::vector<std::vector<int64_t>>& shapes, at::ScalarType dtype) {
   Tensors out;

@@ -32,6 +32,7 @@ inline Tensor coefficients(const Scan& s, int dims, at::ScalarType dtype) {
 
 // The inputs; undefined ones are not given. A, D, the bias and states are float32.
 inline Tensors scan_inputs(const Scan& s, at::ScalarType dtype) {
+  using kernels::testing::device;
   using kernels::testing::generator;
   using kernels::testing::random_tensor;
   Tensors in(kInputs);
@@ -39,13 +40,13 @@ inline Tensors scan_inputs(const Scan& s, at::ScalarType dtype) {
   in[kU] = random_tensor(shape, dtype);
   // Without softplus Δ is delta itself, which is positive.
   in[kDelta] = s.softplus ? (random_tensor(shape, at::kFloat, 0.5) + s.step).to(dtype)
-                          : at::rand(shape, generator(), at::kFloat).mul(0.3).to(dtype);
-  in[kA] = at::rand({s.channels, s.states}, generator(), at::kFloat) * -s.rate;
+                          : at::rand(shape, generator(), at::kFloat).mul(0.3).to(dtype).to(device());
+  in[kA] = (at::rand({s.channels, s.states}, generator(), at::kFloat) * -s.rate).to(device());
   in[kB] = coefficients(s, s.b_dims, dtype);
   in[kC] = coefficients(s, s.c_dims, dtype);
   if (s.skip) in[kD] = random_tensor({s.channels}, at::kFloat);
   if (s.gate) in[kZ] = random_tensor(shape, dtype);
-  if (s.bias) in[kBias] = at::rand({s.channels}, generator(), at::kFloat) * 0.2;
+  if (s.bias) in[kBias] = (at::rand({s.channels}, generator(), at::kFloat) * 0.2).to(device());
   if (s.initial) in[kInitial] = random_tensor({s.batch, s.channels, s.states}, at::kFloat);
   return in;
 }
@@ -57,7 +58,7 @@ inline Tensors scan_reference(const Scan& s, const Tensors& given, const Tensor&
   Tensors in(kInputs), d(kInputs), all(kInputs);
   for (int i = 0; i < kInputs; ++i) {
     if (!given[i].defined()) continue;
-    in[i] = given[i].to(at::kDouble).contiguous();
+    in[i] = given[i].cpu().to(at::kDouble).contiguous();
     d[i] = at::zeros(in[i].sizes(), at::kDouble);
     all[i] = at::zeros(in[i].sizes(), at::kDouble);
   }
@@ -72,7 +73,8 @@ inline Tensors scan_reference(const Scan& s, const Tensors& given, const Tensor&
   };
   const int64_t L = s.length, N = s.states;
   Tensor y = at::zeros({s.batch, s.channels, L}, at::kDouble), last = at::zeros({s.batch, s.channels, N}, at::kDouble);
-  const Tensor dy_wide = dy_given.to(at::kDouble).contiguous(), dlast_wide = dlast.to(at::kDouble).contiguous();
+  const Tensor dy_wide = dy_given.cpu().to(at::kDouble).contiguous(),
+               dlast_wide = dlast.cpu().to(at::kDouble).contiguous();
   const int32_t* sequence = s.seq_idx.defined() ? s.seq_idx.data_ptr<int32_t>() : nullptr;
   const Tensor memory = at::zeros({(2 * L + 2) * N + 2 * L}, at::kDouble);
   double *h = memory.data_ptr<double>(), *a = h + (L + 1) * N, *dh = a + L * N, *step = dh + N, *slope = step + L;
@@ -151,6 +153,12 @@ inline Tensors scan_reference(const Scan& s, const Tensors& given, const Tensor&
   }
   Tensors results{y, last};
   results.insert(results.end(), d.begin(), d.end());
+  for (Tensors* made : {&results, sizes}) {
+    if (made == nullptr) continue;
+    for (Tensor& t : *made) {
+      if (t.defined()) t = t.to(kernels::testing::device());
+    }
+  }
   return results;
 }
 

@@ -2,6 +2,7 @@
 #include "kernels/mamba/torch-ext/conv.h"
 
 #include "kernels/mamba/conv.h"
+#include "kernels/mamba/cuda/mamba_cuda.h"
 
 namespace mamba {
 namespace {
@@ -69,8 +70,12 @@ Tensor causal_conv1d(const Tensor& x, const Tensor& weight, const MaybeTensor& b
   const conv::Problem p = whole_problem(call, x, weight, bias, initial_state, seq_idx, activation);
   Tensor y = new_in_layout(x, p.x.type);
   const conv::Forward args{.of = p, .y = call.view(y, "y", 0, 1, 2)};
-  kernels::parallel_rows(conv::items_of(p), kBlock * (p.length < conv::kPart ? p.length : conv::kPart),
-                         [&](int64_t begin, int64_t end) { table().forward(args, begin, end); });
+  kernels::run_on(
+      call.device, [&](auto stream) { cuda::conv_forward(args, stream); },
+      [&] {
+        kernels::parallel_rows(conv::items_of(p), kBlock * (p.length < conv::kPart ? p.length : conv::kPart),
+                               [&](int64_t begin, int64_t end) { table().forward(args, begin, end); });
+      });
   return y;
 }
 
@@ -83,7 +88,9 @@ ConvGradients causal_conv1d_bwd(const Tensor& dy, const Tensor& x, const Tensor&
   Tensor dbias = bias ? kernels::empty_like(*bias, p.bias.type) : none(call.device);
   Tensor dinitial = initial_state ? kernels::empty_like(*initial_state, call.type(*initial_state, "initial_state"))
                                   : none(call.device);
-  const int64_t parts = p.batch * conv::parts_of(p);
+  int64_t parts = p.batch * conv::parts_of(p);
+  kernels::run_on(
+      call.device, [&](auto) { parts = cuda::conv_partials(p); }, [] {});
   const Tensor partials = kernels::empty({parts, p.width + 1, p.channels}, DType::kFloat32, call.device);
   conv::Backward args{.of = p,
                       .dy = call.view(dy, "dy", 0, 1, 2),
@@ -96,10 +103,14 @@ ConvGradients causal_conv1d_bwd(const Tensor& dy, const Tensor& x, const Tensor&
     torch::stable::zero_(dinitial);  // the columns that no tap reaches, and all where there are no outputs
     args.dinitial = last_columns(call, p, dinitial, "dinitial_state");
   }
-  kernels::parallel_rows(conv::items_of(p), 2 * kBlock * (p.length < conv::kPart ? p.length : conv::kPart),
-                         [&](int64_t begin, int64_t end) { table().backward(args, begin, end); });
-  kernels::parallel_rows(p.channels, parts * (p.width + 1),
-                         [&](int64_t begin, int64_t end) { table().sum_partials(args, begin, end); });
+  kernels::run_on(
+      call.device, [&](auto stream) { cuda::conv_backward(args, stream); },
+      [&] {
+        kernels::parallel_rows(conv::items_of(p), 2 * kBlock * (p.length < conv::kPart ? p.length : conv::kPart),
+                               [&](int64_t begin, int64_t end) { table().backward(args, begin, end); });
+        kernels::parallel_rows(p.channels, parts * (p.width + 1),
+                               [&](int64_t begin, int64_t end) { table().sum_partials(args, begin, end); });
+      });
   return {std::move(dx), std::move(dweight), std::move(dbias), std::move(dinitial)};
 }
 
@@ -123,8 +134,12 @@ Tensor causal_conv1d_update(const Tensor& given, const Tensor& state, const Tens
                           .lengths = call.indices(cache_seqlens, "cache_seqlens", p.batch, kept_lengths),
                           .indices = call.rows(state_indices, p.batch, rows, kept_indices),
                           .y = call.view(y, "y", 0, 1, 2)};
-  kernels::parallel_rows(p.batch * blocks_of(p.channels), kBlock * (p.length + columns),
-                         [&](int64_t begin, int64_t end) { table().update(args, begin, end); });
+  kernels::run_on(
+      call.device, [&](auto stream) { cuda::conv_update(args, stream); },
+      [&] {
+        kernels::parallel_rows(p.batch * blocks_of(p.channels), kBlock * (p.length + columns),
+                               [&](int64_t begin, int64_t end) { table().update(args, begin, end); });
+      });
   return one ? torch::stable::squeeze(y, 2) : y;
 }
 

@@ -1,6 +1,7 @@
 // Checks and calls of the gated norm's ops. The formulas are in kernels/mamba/gated_norm.h.
 #include "kernels/mamba/gated_norm.h"
 
+#include "kernels/mamba/cuda/mamba_cuda.h"
 #include "kernels/mamba/torch-ext/gated_norm.h"
 
 namespace mamba {
@@ -55,7 +56,11 @@ Tensor run_forward(const Inputs& in, const Tensor& x, const Tensor* rstd) {
   const gated_norm::Problem& p = in.problem;
   Tensor y = kernels::empty_like(x, p.type);
   const gated_norm::Forward args{.of = p, .y = y.data_ptr(), .rstd = rstd == nullptr ? nullptr : floats(*rstd)};
-  kernels::parallel_rows(p.rows, p.cols, [&](int64_t begin, int64_t end) { table().forward(args, begin, end); });
+  kernels::run_on(
+      device_of(y), [&](auto stream) { cuda::gated_norm_forward(args, stream); },
+      [&] {
+        kernels::parallel_rows(p.rows, p.cols, [&](int64_t begin, int64_t end) { table().forward(args, begin, end); });
+      });
   return y;
 }
 
@@ -90,7 +95,10 @@ GatedNormGradients gated_rms_norm_bwd(const Tensor& dy, const Tensor& x, const T
   Tensor dx = kernels::empty_like(x, p.type), dz = kernels::empty_like(z, p.type);
   const DType weight_type = call.type(weight, "weight");
   Tensor dweight = kernels::empty_like(weight, weight_type);
-  const Tensor partial = kernels::empty({p.chunks(), p.cols}, DType::kFloat32, call.device);
+  int64_t chunks = p.chunks();
+  kernels::run_on(
+      call.device, [&](auto) { chunks = cuda::gated_norm_partials(p); }, [] {});
+  const Tensor partial = kernels::empty({chunks, p.cols}, DType::kFloat32, call.device);
   const gated_norm::Backward args{.of = p,
                                   .dy = gradient.data,
                                   .dy_stride = gradient.stride,
@@ -100,10 +108,14 @@ GatedNormGradients gated_rms_norm_bwd(const Tensor& dy, const Tensor& x, const T
                                   .partial = floats(partial),
                                   .dweight = dweight.data_ptr(),
                                   .weight_type = weight_type};
-  kernels::parallel_rows(p.chunks(), p.cols * p.chunk(),
-                         [&](int64_t begin, int64_t end) { table().backward(args, begin, end); });
-  kernels::parallel_rows(p.cols, p.chunks(),
-                         [&](int64_t begin, int64_t end) { table().sum_partial(args, begin, end); });
+  kernels::run_on(
+      call.device, [&](auto stream) { cuda::gated_norm_backward(args, stream); },
+      [&] {
+        kernels::parallel_rows(chunks, p.cols * p.chunk(),
+                               [&](int64_t begin, int64_t end) { table().backward(args, begin, end); });
+        kernels::parallel_rows(p.cols, chunks,
+                               [&](int64_t begin, int64_t end) { table().sum_partial(args, begin, end); });
+      });
   return {std::move(dx), std::move(dz), std::move(dweight)};
 }
 

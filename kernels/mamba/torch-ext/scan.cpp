@@ -1,6 +1,7 @@
 // Checks and calls of the selective scan's ops. The formulas are in kernels/mamba/scan.h.
 #include "kernels/mamba/torch-ext/scan.h"
 
+#include "kernels/mamba/cuda/mamba_cuda.h"
 #include "kernels/mamba/scan.h"
 
 namespace mamba {
@@ -114,8 +115,13 @@ Results run(const Call& call, const scan::Problem& p, const Given& in, const May
                            .y = call.view(r.y, "y", 0, 1, 2),
                            .last = call.view(r.last, "last_state", 0, 1, 2),
                            .checkpoints = checkpoints ? checkpoints_of(*checkpoints) : View{}};
-  with_scratch(p.batch * p.groups * scan::group_blocks_of(p), kBlock * p.length * p.states, scan::forward_scratch(p),
-               [&](float* scratch, int64_t begin, int64_t end) { table().forward(args, scratch, begin, end); });
+  kernels::run_on(
+      call.device, [&](auto stream) { cuda::scan_forward(args, stream); },
+      [&] {
+        with_scratch(p.batch * p.groups * scan::group_blocks_of(p), kBlock * p.length * p.states,
+                     scan::forward_scratch(p),
+                     [&](float* scratch, int64_t begin, int64_t end) { table().forward(args, scratch, begin, end); });
+      });
   return r;
 }
 
@@ -168,7 +174,10 @@ ScanGradients selective_scan_bwd(const Tensor& dy, const MaybeTensor& dlast_stat
   Tensor dz = z ? new_in_layout(*z, p.z.type) : none(call.device);
   Tensor dbias = maybe_like(delta_bias, "delta_bias"), dinitial = maybe_like(initial_state, "initial_state");
 
-  const int64_t slots = scan::slots_of(p), rows = scan::sum_rows_of(p);
+  int64_t slots = scan::slots_of(p);
+  kernels::run_on(
+      call.device, [&](auto) { slots = cuda::scan_slots(p); }, [] {});
+  const int64_t rows = scan::sum_rows_of(p);
   const bool tokens = !p.b.constant || !p.c.constant;
   const Tensor token_sums = kernels::empty(
       {tokens ? p.batch * p.groups * slots * chunks : 0, 2, p.states, scan::kChunk}, DType::kFloat32, call.device);
@@ -188,14 +197,18 @@ ScanGradients selective_scan_bwd(const Tensor& dy, const MaybeTensor& dlast_stat
                             .dbias = delta_bias ? call.view(dbias, "ddelta_bias", -1, 0, -1) : View{},
                             .token_sums = static_cast<float*>(token_sums.data_ptr()),
                             .channel_sums = static_cast<float*>(channel_sums.data_ptr())};
-  const int64_t blocks = (scan::group_blocks_of(p) + slots - 1) / (slots > 0 ? slots : 1);
-  with_scratch(p.batch * p.groups * slots, blocks * kBlock * p.length * p.states, scan::backward_scratch(p),
-               [&](float* scratch, int64_t begin, int64_t end) { table().backward(args, scratch, begin, end); });
-  if (tokens)
-    kernels::parallel_rows(p.batch * p.groups * chunks, 2 * slots * p.states * scan::kChunk,
-                           [&](int64_t begin, int64_t end) { table().sum_tokens(args, begin, end); });
-  kernels::parallel_rows(p.channels, p.batch * rows,
-                         [&](int64_t begin, int64_t end) { table().sum_channels(args, begin, end); });
+  kernels::run_on(
+      call.device, [&](auto stream) { cuda::scan_backward(args, stream); },
+      [&] {
+        const int64_t blocks = (scan::group_blocks_of(p) + slots - 1) / (slots > 0 ? slots : 1);
+        with_scratch(p.batch * p.groups * slots, blocks * kBlock * p.length * p.states, scan::backward_scratch(p),
+                     [&](float* scratch, int64_t begin, int64_t end) { table().backward(args, scratch, begin, end); });
+        if (tokens)
+          kernels::parallel_rows(p.batch * p.groups * chunks, 2 * slots * p.states * scan::kChunk,
+                                 [&](int64_t begin, int64_t end) { table().sum_tokens(args, begin, end); });
+        kernels::parallel_rows(p.channels, p.batch * rows,
+                               [&](int64_t begin, int64_t end) { table().sum_channels(args, begin, end); });
+      });
   return {std::move(du), std::move(ddelta), std::move(dA),    std::move(dB),      std::move(dC),
           std::move(dD), std::move(dz),     std::move(dbias), std::move(dinitial)};
 }

@@ -1,6 +1,7 @@
 // Checks and call of the scans' step of generation. The formulas are in kernels/mamba/update.h.
 #include "kernels/mamba/torch-ext/update.h"
 
+#include "kernels/mamba/cuda/mamba_cuda.h"
 #include "kernels/mamba/update.h"
 
 namespace mamba {
@@ -88,8 +89,12 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
   p.indices = call.rows(state_indices, p.batch, state.size(0), kept);
   Tensor y = kernels::empty_like(x, p.x.view.type);
   p.y = shapes.rows(y, "y", p);
-  kernels::parallel_rows(p.batch * p.heads * blocks_of(p.dim), kBlock * p.states,
-                         [&](int64_t begin, int64_t end) { table().update(p, begin, end); });
+  kernels::run_on(
+      call.device, [&](auto stream) { cuda::state_update(p, stream); },
+      [&] {
+        kernels::parallel_rows(p.batch * p.heads * blocks_of(p.dim), kBlock * p.states,
+                               [&](int64_t begin, int64_t end) { table().update(p, begin, end); });
+      });
   return y;
 }
 

@@ -1,0 +1,167 @@
+// Layouts and launches of the convolution on a GPU.
+#include <algorithm>
+
+#include "kernels/common/gpu/launch.cuh"
+#include "kernels/mamba/cuda/conv_channels.cuh"
+#include "kernels/mamba/cuda/conv_steps.cuh"
+#include "kernels/mamba/cuda/mamba_cuda.h"
+
+namespace mamba::cuda {
+namespace {
+
+using namespace conv;
+using namespace conv::gpu;
+using kernels::divide_up;
+using kernels::with_dtype;
+
+// Do all rows of a view begin at whole vectors, in a layout where `beside` numbers lie beside each other and the others
+// `apart` and `batches` apart?
+bool whole(const View& v, int64_t along, int64_t apart, int64_t batches, const Problem& p, DType type, int64_t count) {
+  const uint64_t rows = (count > 1 ? uint64_t(apart) : 0) | (p.batch > 1 ? uint64_t(batches) : 0);
+  return v.type == type && along == 1 && rows % kVector == 0 &&
+         reinterpret_cast<uintptr_t>(v.data) % kernels::kVectorBytes == 0;
+}
+bool whole_steps(const Problem& p, const View& v) {
+  return p.length % kVector == 0 && whole(v, v.step, v.channel, v.batch, p, p.x.type, p.channels);
+}
+bool whole_channels(const Problem& p, const View& v) {
+  return p.channels % kVector == 0 && whole(v, v.channel, v.step, v.batch, p, p.x.type, p.length);
+}
+
+// Where threads walk along channels: there they lie, or steps lie further apart.
+bool along_channels(const Problem& p) { return p.length > 1 && p.channels > 1 && p.x.channel < p.x.step; }
+
+template <class Fn>  // fn<kTaps, kPacked>()
+void with_taps(const Problem& p, Fn fn) {
+  const auto packed = [&]<int kTaps>() {
+    p.sequence.data != nullptr ? fn.template operator()<kTaps, true>() : fn.template operator()<kTaps, false>();
+  };
+  p.width <= 4 ? packed.template operator()<4>() : packed.template operator()<8>();
+}
+template <class Fn>  // fn<T>(): void where vectors are not whole
+void with_access(bool vectors, DType type, Fn fn) {
+  vectors ? with_dtype(type, fn) : fn.template operator()<void>();
+}
+
+// Parts of the time that shapes alone decide, so that sums have one order on every GPU. 64 steps read 3 of their
+// neighbours' for width 4; 16 where a GPU would not be full otherwise.
+ChannelsPlan forward_channels_plan(const Problem& p, int64_t width) {
+  constexpr int64_t kEnough = 1 << 17;  // threads
+  const int64_t vectors = divide_up(p.channels, width);
+  const int64_t steps = p.batch * vectors * divide_up(p.length, 64) >= kEnough ? 64 : 16;
+  const int64_t parts = divide_up(p.length, steps);
+  return {vectors, parts, steps, p.batch * parts * vectors};
+}
+// The backward's parts are those of four warps together.
+ChannelsPlan backward_channels_plan(const Problem& p, int64_t width) {
+  ChannelsPlan plan = forward_channels_plan(p, width);
+  plan.parts = divide_up(plan.parts, kWarps);
+  plan.items = divide_up(plan.vectors, 32);
+  return plan;
+}
+PartsPlan steps_plan(const Problem& p) {
+  constexpr int64_t kEnough = 1 << 13;  // warps
+  const int64_t rows = p.batch * p.channels, tiles = std::max<int64_t>(1, divide_up(p.length, kTile));
+  const int64_t most = std::clamp<int64_t>(divide_up(kEnough, std::max<int64_t>(rows, 1)), 1, tiles);
+  const int64_t each = divide_up(tiles, most), parts = divide_up(tiles, each);
+  return {parts, each, rows * parts};
+}
+
+bool backward_vectors(const Backward& a, bool channels) {
+  const auto fits = channels ? whole_channels : whole_steps;
+  return fits(a.of, a.of.x) && fits(a.of, a.dy) && fits(a.of, a.dx);
+}
+int64_t backward_channels_each(bool vectors) { return vectors ? kBackwardChannels<float> : 1; }
+
+int64_t backward_parts(const Problem& p, bool vectors) {
+  return along_channels(p) ? backward_channels_plan(p, backward_channels_each(vectors)).parts : steps_plan(p).parts;
+}
+
+// dweight and dbias: a thread adds up a number of one channel over all entries of the partials, in order.
+__global__ void __launch_bounds__(kThreads) sum_partials(const Backward a, int64_t entries) {
+  const Problem& p = a.of;
+  const int64_t n = int64_t{blockIdx.x} * kThreads + threadIdx.x, row = n / p.channels, channel = n % p.channels;
+  if (row > p.width || (row == p.width && a.dbias.data == nullptr)) return;
+  double sum = 0;
+  for (int64_t e = 0; e < entries; ++e) sum += double(a.partials[(e * (p.width + 1) + row) * p.channels + channel]);
+  if (row < p.width)
+    write(a.dweight, 0, channel, row, float(sum));
+  else
+    write(a.dbias, 0, channel, 0, float(sum));
+}
+
+// What Dividers take; half of that many numbers would fill any GPU.
+void check_rows(int64_t rows) {
+  if (rows >> 31 != 0)
+    throw std::runtime_error("causal_conv1d: wanted batch x channels below 2^31; got " + std::to_string(rows) +
+                             "; call it for parts of the batch");
+}
+
+void launch_steps(const Forward& a, bool vectors, Stream stream) {
+  const Problem& p = a.of;
+  const int64_t in_row = divide_up(p.length, kVector), rows = p.batch * p.channels;
+  const bool warps = vectors && in_row >= kRepeat * 32;  // items are warps, else threads
+  const int64_t per_row = warps ? divide_up(in_row, kRepeat * 32) : in_row, in_block = warps ? kThreads / 32 : kThreads;
+  check_rows(rows);
+  const int64_t most = std::max<int64_t>(1, ((int64_t{1} << 31) - 1) / per_row);  // rows of a launch
+  for (int64_t first = 0; first < rows; first += most) {
+    const int64_t items = std::min(most, rows - first) * per_row;
+    const StepsPlan plan{uint32_t(items), uint32_t(per_row), first, Divider(per_row), Divider(p.channels)};
+    with_access(vectors, p.x.type, [&]<typename T>() {
+      with_taps(p, [&]<int kTaps, bool kPacked>() {
+        auto kernel = &forward_steps<T, kTaps, kPacked>;
+        if constexpr (!std::is_void_v<T>) {
+          if (warps) kernel = &forward_long_steps<T, kTaps, kPacked>;
+        }
+        kernels::gpu::launch(kernel, divide_up(items, in_block), kThreads, stream, a, plan);
+      });
+    });
+  }
+}
+
+}  // namespace
+
+int64_t conv_partials(const Problem& p) {  // the most of both ways to go
+  return p.batch * std::max(backward_parts(p, true), backward_parts(p, false));
+}
+
+void conv_forward(const Forward& a, Stream stream) {
+  const Problem& p = a.of;
+  if (p.batch * p.channels * p.length == 0) return;
+  if (!along_channels(p)) return launch_steps(a, whole_steps(p, p.x) && whole_steps(p, a.y), stream);
+  const bool vectors = whole_channels(p, p.x) && whole_channels(p, a.y);
+  const ChannelsPlan plan = forward_channels_plan(p, vectors ? kForwardChannels<float> : 1);
+  with_access(vectors, p.x.type, [&]<typename T>() {
+    with_taps(p, [&]<int kTaps, bool kPacked>() {
+      kernels::gpu::launch(&forward_channels<T, kTaps, kPacked>, divide_up(plan.items, kThreads), kThreads, stream, a,
+                           plan);
+    });
+  });
+}
+
+void conv_backward(const Backward& a, Stream stream) {
+  const Problem& p = a.of;
+  if (p.channels == 0) return;
+  const bool channels = along_channels(p), vectors = backward_vectors(a, channels);
+  int64_t entries = 0;
+  if (p.batch * p.length > 0) {
+    entries = p.batch * backward_parts(p, vectors);
+    with_access(vectors, p.x.type, [&]<typename T>() {
+      with_taps(p, [&]<int kTaps, bool kPacked>() {
+        if (!channels) {
+          const PartsPlan plan = steps_plan(p);
+          const int64_t blocks = divide_up(plan.items, kThreads / 32);
+          kernels::gpu::launch(&backward_steps<T, kTaps, kPacked>, blocks, kThreads, stream, a, plan);
+        } else {
+          const ChannelsPlan plan = backward_channels_plan(p, backward_channels_each(vectors));
+          const int64_t blocks = entries * plan.items;
+          kernels::gpu::launch(&backward_channels<T, kTaps, kPacked>, blocks, kThreads, stream, a, plan);
+        }
+      });
+    });
+  }
+  const int64_t sums = (p.width + 1) * p.channels;
+  kernels::gpu::launch(&sum_partials, divide_up(sums, kThreads), kThreads, stream, a, entries);
+}
+
+}  // namespace mamba::cuda

@@ -1,0 +1,33 @@
+// The package's ops on a GPU: the arguments of conv.h and its neighbours with pointers to its memory. Each call is some
+// launches on `stream` of the current device; errors are thrown. Nothing is read back, and no sum is atomic: the bits
+// are the same run after run.
+#pragma once
+
+#include "kernels/common/gpu/launch.h"
+#include "kernels/mamba/conv.h"
+#include "kernels/mamba/gated_norm.h"
+#include "kernels/mamba/scan.h"
+#include "kernels/mamba/update.h"
+
+namespace mamba::cuda {
+
+using kernels::Stream;
+
+// Entries of Backward's partials: so many times [width + 1, channels], whatever the views' layout.
+int64_t conv_partials(const conv::Problem& p);
+void conv_forward(const conv::Forward& a, Stream stream);
+void conv_backward(const conv::Backward& a, Stream stream);  // with the sums of the partials
+void conv_update(const conv::Update& a, Stream stream);
+
+void scan_forward(const scan::Forward& a, Stream stream);
+// Parts of a group's channels that have token sums of their own: [batch, groups, slots, length, 2, states].
+int64_t scan_slots(const scan::Problem& p);
+void scan_backward(const scan::Backward& a, Stream stream);  // with the sums over slots and batch
+void state_update(const update::Problem& p, Stream stream);
+
+// Rows of Backward's partial.
+int64_t gated_norm_partials(const gated_norm::Problem& p);
+void gated_norm_forward(const gated_norm::Forward& a, Stream stream);
+void gated_norm_backward(const gated_norm::Backward& a, Stream stream);  // with the sums of the partials
+
+}  // namespace mamba::cuda

@@ -1,0 +1,220 @@
+// What forward and backward of the scan share on a GPU. A block of kThreads has some channels of one group of one batch
+// entry and goes through the time tile by tile; the states of a channel are in registers of kLanes neighbouring lanes.
+//   elementwise: tiles of u, Δ and the like are read and written as they lie, 16 bytes a thread, and pass through
+//     shared memory as float32, [channel][step]: any layout costs the same
+//   walk: lanes of a channel go through the steps
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/mamba/cuda/view.cuh"
+#include "kernels/mamba/scan.h"
+
+namespace mamba::scan::gpu {
+
+using namespace mamba::gpu;
+
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+constexpr int kVector = 8;  // numbers of a thread's access
+
+// How numbers lie that are worked on one by one: of any type and stride, or all of T in whole vectors along channels or
+// along steps.
+enum class Along { kAny, kChannels, kSteps };
+
+// Lanes of a channel, states of a lane, channels of a lane.
+template <int kLanesOf, int kPerLane, int kChannelsPerLane>
+struct Shape {
+  static constexpr int kLanes = kLanesOf, kPer = kPerLane, kEach = kChannelsPerLane;
+  static constexpr int kStates = kLanes * kPer, kChannels = kWarps * (32 / kLanes) * kEach;
+  // 16 bytes more than a row of states: steps that are written side by side take other banks.
+  static constexpr int kPitch = kStates + 4;
+  // Channel e of this lane. Those that a warp reads together are a multiple of 8 apart, and rows are skewed by 16 bytes
+  // every 8 channels: neither the walk's reads nor the tile's writes wait for banks.
+  __device__ static __forceinline__ int channel(int e) {
+    const int warp = int(threadIdx.x) / 32, quad = int(threadIdx.x) % 32 / kLanes;
+    return quad * (kWarps * kEach) + warp * kEach + e;
+  }
+};
+__device__ __forceinline__ int skew(int channel) { return 4 * (channel / 8); }
+constexpr int skewed(int channels, int row) { return channels * row + 4 * ((channels + 7) / 8); }
+
+// The block's place.
+struct Place {
+  int64_t batch, group, channel;  // the first
+  int channels;                   // that there are, up to the block's
+};
+
+// fn(channel, step) for the thread's vectors of a tile of kChannels x kSteps; element e of a vector is channel + e,
+// or step + e. kInTurn: one vector after the other, where all of a thread's at once would cost too many registers.
+template <Along kAlong, int kChannels, int kSteps, bool kInTurn = false, class Fn>
+__device__ __forceinline__ void for_vectors(const Fn& fn) {
+  constexpr int kWide = kAlong == Along::kAny ? 1 : kVector, kCount = kChannels * kSteps / kWide;
+  static_assert(kCount % kThreads == 0);
+#pragma unroll(kInTurn || kAlong == Along::kAny ? 1 : kCount / kThreads)
+  for (int k = 0; k < kCount / kThreads; ++k) {
+    const int i = k * kThreads + int(threadIdx.x);
+    if constexpr (kAlong == Along::kChannels) {
+      fn(i % (kChannels / kVector) * kVector, i / (kChannels / kVector));
+    } else if constexpr (kAlong == Along::kSteps) {
+      const int row = i / (kSteps / kVector);
+      fn(row % (kChannels / 8) * 8 + row / (kChannels / 8), i % (kSteps / kVector) * kVector);
+    } else {
+      fn(i % kChannels, i / kChannels);
+    }
+  }
+}
+
+// The numbers of a vector, or zeros beyond the channels or steps; whole vectors lie on either side of the border.
+template <Along kAlong, class T, int kN>
+__device__ __forceinline__ void load_vector(const View& v, const Place& at, int channel, int64_t step, bool inside,
+                                            float (&f)[kN]) {
+#pragma unroll
+  for (int e = 0; e < kN; ++e) f[e] = 0.f;
+  if (!inside) return;
+  const int64_t from = mamba::gpu::place(v, at.batch, at.channel + channel, step);
+  if constexpr (kAlong == Along::kAny)
+    f[0] = read(v.data, v.type, from);
+  else
+    load_floats<kN>(static_cast<const T*>(v.data) + from, f);
+}
+template <Along kAlong, class T, int kN>
+__device__ __forceinline__ void store_vector(const View& v, const Place& at, int channel, int64_t step,
+                                             const float (&f)[kN]) {
+  const int64_t to = mamba::gpu::place(v, at.batch, at.channel + channel, step);
+  if constexpr (kAlong == Along::kAny)
+    write(v.data, v.type, to, f[0]);
+  else
+    store_floats<kN>(static_cast<T*>(v.data) + to, f);
+}
+
+// ---- where sequences begin
+struct Marks {
+  float enters[64], counts[64];  // 0: the state starts from 0 here; 0: padding. Else 1
+};
+
+// Of steps [first, first + kSteps); `current` is the sequence before them, in the first warp. The others wait at the
+// barrier that follows.
+template <int kSteps>
+__device__ __forceinline__ void find_marks(const Sequences& s, int64_t batch, int64_t first, int64_t length,
+                                           int32_t& current, Marks& marks) {
+  if (threadIdx.x >= 32) return;
+  const int lane = int(threadIdx.x);
+#pragma unroll
+  for (int part = 0; part < kSteps; part += 32) {
+    const int64_t t = first + part + lane;
+    const int32_t own = t >= length ? -1 : s.data != nullptr ? sequence_at(s, batch, t) : 0;
+    const unsigned real = __ballot_sync(kAllLanes, own >= 0), before = real & ((1u << lane) - 1u);
+    const int32_t from = __shfl_sync(kAllLanes, own, before != 0 ? 31 - __clz(int(before)) : 0);
+    const int32_t last = before != 0 ? from : current;
+    marks.counts[part + lane] = own >= 0 ? 1.f : 0.f;
+    marks.enters[part + lane] = own >= 0 && last >= 0 && own != last ? 0.f : 1.f;
+    const int32_t newest = __shfl_sync(kAllLanes, own, real != 0 ? 31 - __clz(int(real)) : 0);
+    current = real != 0 ? newest : current;
+  }
+}
+// The sequence before step `first`, which a walk that begins there has not seen.
+__device__ __forceinline__ int32_t sequence_before(const Sequences& s, int64_t batch, int64_t first) {
+  int32_t current = -1;
+  for (int64_t t = first - 1; s.data != nullptr && t >= 0 && current < 0; --t) current = sequence_at(s, batch, t);
+  return current;
+}
+
+// ---- B and C of a tile, [step][kPitch]; zeros beyond the states and steps, and for padding. The tile's first step is
+// the marks' step `offset`.
+template <class S, int kSteps>
+__device__ __forceinline__ void load_tokens_each(const Coefficients& from, const Problem& p, const Place& at,
+                                                 int64_t first, int offset, const Marks* marks, float* tile) {
+  const bool steps_first = from.view.step == 1;
+  const int64_t base = at.group * from.group + at.batch * from.view.batch;
+  for (int i = int(threadIdx.x); i < kSteps * S::kStates; i += kThreads) {
+    const int s = steps_first ? i % kSteps : i / S::kStates, n = steps_first ? i / kSteps : i % S::kStates;
+    const bool inside = n < p.states && first + s < p.length && (marks == nullptr || marks->counts[offset + s] != 0.f);
+    tile[s * S::kPitch + n] =
+        inside ? read(from.view.data, from.view.type, base + n * from.view.channel + (first + s) * from.view.step)
+               : 0.f;
+  }
+}
+// 16 states of T in whole vectors, along steps or along states: one vector a thread and 64 steps of B or C, where each
+// number by itself would cost a tenth of the forward's instructions.
+template <class T, class S, int kSteps>
+__device__ __forceinline__ void load_token_vectors(const Coefficients& from, const Problem& p, const Place& at,
+                                                   int64_t first, const Marks* marks, Along along, float* tile) {
+  const T* base = static_cast<const T*>(from.view.data) + at.group * from.group + at.batch * from.view.batch;
+  for (int i = int(threadIdx.x); i < kSteps * S::kStates / kVector; i += kThreads) {
+    const bool steps = along == Along::kSteps;
+    const int s = steps ? i % (kSteps / kVector) * kVector : i / (S::kStates / kVector);
+    const int n = steps ? i / (kSteps / kVector) : i % (S::kStates / kVector) * kVector;
+    float f[kVector] = {};
+    if (first + s < p.length) load_floats<kVector>(base + n * from.view.channel + (first + s) * from.view.step, f);
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) {
+      const int at_step = steps ? s + e : s, at_state = steps ? n : n + e;
+      tile[at_step * S::kPitch + at_state] = marks == nullptr || marks->counts[at_step] != 0.f ? f[e] : 0.f;
+    }
+  }
+}
+// How B or C lie; kAny: take them one by one.
+struct TokenLayouts {
+  Along b, c;
+};
+template <class T, class S, int kSteps>
+__device__ __forceinline__ void load_tokens(const Coefficients& from, const Problem& p, const Place& at, int64_t first,
+                                            int offset, const Marks* marks, Along along, float* tile) {
+  if (from.constant) return;
+  if constexpr (!std::is_void_v<T>) {
+    if (along != Along::kAny) return load_token_vectors<T, S, kSteps>(from, p, at, first, marks, along, tile);
+  }
+  load_tokens_each<S, kSteps>(from, p, at, first, offset, marks, tile);
+}
+
+// ---- what a lane has of its channels
+template <class S>
+__device__ __forceinline__ void load_numbers(const View& v, const Problem& p, const Place& at, int64_t batch,
+                                             float scale, float (&to)[S::kEach][S::kPer]) {
+  const int first = int(threadIdx.x) % S::kLanes * S::kPer;
+#pragma unroll
+  for (int e = 0; e < S::kEach; ++e) {
+#pragma unroll
+    for (int n = 0; n < S::kPer; ++n) {
+      const bool inside = v.data != nullptr && first + n < p.states && S::channel(e) < at.channels;
+      to[e][n] = inside ? scale * read(v, batch, at.channel + S::channel(e), first + n) : 0.f;
+    }
+  }
+}
+template <class S>
+__device__ __forceinline__ void store_numbers(const View& v, const Problem& p, const Place& at, int64_t batch,
+                                              int64_t first_row, const float (&from)[S::kEach][S::kPer]) {
+  const int first = int(threadIdx.x) % S::kLanes * S::kPer;
+#pragma unroll
+  for (int e = 0; e < S::kEach; ++e) {
+    if (S::channel(e) >= at.channels) continue;
+#pragma unroll
+    for (int n = 0; n < S::kPer; ++n) {
+      if (first + n < p.states) write(v, batch, at.channel + S::channel(e), first_row + first + n, from[e][n]);
+    }
+  }
+}
+
+// kCount floats of shared memory at a multiple of 16 bytes.
+template <int kCount>
+__device__ __forceinline__ void load_shared(const float* from, float (&f)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    const float4 v = *reinterpret_cast<const float4*>(from + i);
+    f[i] = v.x, f[i + 1] = v.y, f[i + 2] = v.z, f[i + 3] = v.w;
+  }
+}
+
+// Sums over the lanes of a channel of four numbers: lane l gets that of v[l % 4]. Three shuffles for 4 lanes, not 8.
+template <int kLanes>
+__device__ __forceinline__ float sum_four(const float (&v)[4]) {
+  const bool odd = (threadIdx.x & 1) != 0, high = (threadIdx.x & 2) != 0;
+  const float low = (odd ? v[1] : v[0]) + __shfl_xor_sync(kAllLanes, odd ? v[0] : v[1], 1);
+  const float top = (odd ? v[3] : v[2]) + __shfl_xor_sync(kAllLanes, odd ? v[2] : v[3], 1);
+  float sum = (high ? top : low) + __shfl_xor_sync(kAllLanes, high ? low : top, 2);
+#pragma unroll
+  for (int o = 4; o < kLanes; o *= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+  return sum;
+}
+
+}  // namespace mamba::scan::gpu

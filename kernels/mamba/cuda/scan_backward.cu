@@ -1,0 +1,92 @@
+// Launches of the selective scan's backward on a GPU.
+#include <algorithm>
+
+#include "kernels/common/gpu/launch.cuh"
+#include "kernels/mamba/cuda/mamba_cuda.h"
+#include "kernels/mamba/cuda/scan_backward.cuh"
+#include "kernels/mamba/cuda/scan_plan.h"
+
+namespace mamba::cuda {
+namespace {
+
+using namespace scan;
+using namespace scan::gpu;
+using kernels::divide_up;
+
+// dB and dC: a thread adds up one number of one step over all slots, in order.
+__global__ void __launch_bounds__(kThreads) sum_tokens(const scan::Backward a, int64_t slots) {
+  const Problem& p = a.of;
+  const int64_t row = 2 * p.states, n = int64_t{blockIdx.x} * kThreads + threadIdx.x, step_of = n / row;
+  const int64_t entry = step_of / p.length, t = step_of % p.length, which = n % row / p.states, state = n % p.states;
+  const Coefficients& to = which == 0 ? a.db : a.dc;
+  if (entry >= p.batch * p.groups || to.constant) return;
+  const float* from = a.token_sums + (entry * slots * p.length + t) * row + n % row;
+  float sum = 0.f;
+#pragma unroll 8
+  for (int64_t slot = 0; slot < slots; ++slot) sum += from[slot * p.length * row];
+  const int64_t batch = entry / p.groups, group = entry % p.groups;
+  write(to.view.data, to.view.type,
+        batch * to.view.batch + group * to.group + state * to.view.channel + t * to.view.step, sum);
+}
+
+// What is summed over the batch: a thread has one row of one channel.
+__global__ void __launch_bounds__(kThreads) sum_channels(const scan::Backward a) {
+  const Problem& p = a.of;
+  const int64_t rows = channel_rows(p), n = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  int64_t row = n / p.channels;
+  const int64_t channel = n % p.channels;
+  if (row >= rows) return;
+  double total = 0;
+  for (int64_t b = 0; b < p.batch; ++b) total += double(a.channel_sums[(b * rows + row) * p.channels + channel]);
+  const auto take = [&](const View& to, int64_t count) {  // the next `count` rows are those of `to`
+    if (row >= 0 && row < count && to.data != nullptr) write(to, 0, channel, row, float(total));
+    row -= count;
+  };
+  take(a.da, p.states);
+  if (p.b.constant) take(a.db.view, p.states);
+  if (p.c.constant) take(a.dc.view, p.states);
+  take(a.dd, 1);
+  take(a.dbias, 1);
+}
+
+Along along_of(const scan::Backward& a) {
+  const Problem& p = a.of;
+  return scan::gpu::along_of(p, {p.u, p.delta, p.z, a.dy, a.du, a.ddelta, a.dz});
+}
+
+// As many blocks as two waves of two a multiprocessor, where there are so many: each slot's sums are memory.
+constexpr int64_t kItems = 528;
+BackwardPlan plan_of(const Problem& p, int64_t channels) {
+  const int64_t blocks = divide_up(p.channels / p.groups, channels);
+  const int64_t wanted = divide_up(kItems, std::max<int64_t>(1, p.batch * p.groups));
+  return {blocks, std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, blocks)), token_layouts(p)};
+}
+
+}  // namespace
+
+int64_t scan_slots(const scan::Problem& p) {
+  int64_t slots = 1;
+  with_shape(p, Along::kAny, [&]<class T, Along kAlong, class S>() { slots = plan_of(p, S::kChannels).slots; });
+  return slots;
+}
+
+void scan_backward(const scan::Backward& a, Stream stream) {
+  const scan::Problem& p = a.of;
+  if (p.channels == 0) return;
+  if (p.batch > 0) {
+    with_shape(p, along_of(a), [&]<class T, Along kAlong, class S>() {
+      const BackwardPlan plan = plan_of(p, S::kChannels);
+      with_kinds<kAlong>(p, [&]<bool kPacked, bool kConstant>() {
+        kernels::gpu::launch_with_memory<&scan::gpu::backward<T, kAlong, S, kPacked, kConstant>>(
+            sizeof(BackwardMemory<S>), p.batch * p.groups * plan.slots, kThreads, stream, a, plan);
+      });
+    });
+    const int64_t numbers = p.batch * p.groups * p.length * 2 * p.states;
+    if (numbers > 0 && !(p.b.constant && p.c.constant))
+      kernels::gpu::launch(&sum_tokens, divide_up(numbers, kThreads), kThreads, stream, a, scan_slots(p));
+  }
+  const int64_t rows = p.states * (1 + (p.b.constant ? 1 : 0) + (p.c.constant ? 1 : 0)) + 2;
+  kernels::gpu::launch(&sum_channels, divide_up(rows * p.channels, kThreads), kThreads, stream, a);
+}
+
+}  // namespace mamba::cuda

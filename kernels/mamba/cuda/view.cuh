@@ -1,0 +1,77 @@
+// What the package's kernels share on a GPU: numbers wherever they lie, and the formulas' functions.
+#pragma once
+
+#include "kernels/common/gpu/device.cuh"
+#include "kernels/mamba/mamba.h"
+
+namespace mamba::gpu {
+
+using namespace kernels::gpu;
+using kernels::BFloat16;
+using kernels::DType;
+using kernels::Half;
+
+constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+
+// ---- numbers of a type known at run time, the same for all threads
+__device__ __forceinline__ float read(const void* data, DType type, int64_t at) {
+  if (type == DType::kFloat32) return static_cast<const float*>(data)[at];
+  if (type == DType::kBFloat16) return to_float(static_cast<const BFloat16*>(data)[at]);
+  return to_float(static_cast<const Half*>(data)[at]);
+}
+__device__ __forceinline__ void write(void* data, DType type, int64_t at, float v) {
+  if (type == DType::kFloat32)
+    static_cast<float*>(data)[at] = v;
+  else if (type == DType::kBFloat16)
+    static_cast<BFloat16*>(data)[at] = from_float<BFloat16>(v);
+  else
+    static_cast<Half*>(data)[at] = from_float<Half>(v);
+}
+__device__ __forceinline__ int64_t place(const View& v, int64_t batch, int64_t channel, int64_t step) {
+  return batch * v.batch + channel * v.channel + step * v.step;
+}
+__device__ __forceinline__ float read(const View& v, int64_t batch, int64_t channel, int64_t step) {
+  return read(v.data, v.type, place(v, batch, channel, step));
+}
+__device__ __forceinline__ void write(const View& v, int64_t batch, int64_t channel, int64_t step, float value) {
+  write(v.data, v.type, place(v, batch, channel, step), value);
+}
+// Of one that may be absent.
+__device__ __forceinline__ float read_or_zero(const View& v, int64_t channel) {
+  return v.data != nullptr ? read(v, 0, channel, 0) : 0.f;
+}
+__device__ __forceinline__ int32_t sequence_at(const Sequences& s, int64_t batch, int64_t t) {
+  return s.data[batch * s.batch + t * s.step];
+}
+
+// ---- functions
+__device__ __forceinline__ float exp2(float x) {  // one instruction, 2 ulp
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+__device__ __forceinline__ float log2_above_one(float x) {  // x >= 1: its absolute error is 2^-22
+  float r;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+__device__ __forceinline__ float sigmoid(float x) { return reciprocal(1.f + exp2(x * -kLog2E)); }
+
+// log(1 + e^x). Small e^x take a series (1.6e-7 of it): the logarithm's absolute error would be 1e-4 of Mamba's usual
+// Δ of 1e-3. Five more instructions and no branch.
+__device__ __forceinline__ float softplus(float x) {
+  const float e = exp2(x * kLog2E);
+  const float series = e * (1.f + e * (-0.5f + e * (0.333333333f + e * (-0.25f + e * 0.2f))));
+  const float whole = kLn2 * log2_above_one(1.f + e);
+  return x > 20.f ? x : e < 0.0625f ? series : whole;
+}
+
+struct Gate {
+  float value, slope;  // of z sigmoid(z)
+};
+__device__ __forceinline__ Gate gate_of(float z) {
+  const float s = sigmoid(z);
+  return {z * s, s * (1.f + z * (1.f - s))};
+}
+
+}  // namespace mamba::gpu

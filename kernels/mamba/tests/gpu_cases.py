@@ -1,0 +1,91 @@
+"""This package on a GPU: what tests of all packages ask of it (kernels/common/tests/test_cuda.py says what each is)."""
+
+# Width 4 of the convolution, 16 states of the scan. The convolution's backward along channels takes 8 bytes
+# (cuda/conv_channels.cuh).
+WIDE = (
+    r"forward_(steps|long_steps|channels)<.*BFloat16, 4, false>|backward_steps<.*BFloat16, 4, false>"
+    r"|scan::gpu::(forward|backward)<kernels::BFloat16.*false, false>|step_states<(float|kernels::BFloat16)>"
+    r"|gated_norm::gpu::(forward|backward)_held<kernels::BFloat16"
+)
+# What takes numbers one by one, of any layout, with B and C constant or not.
+SPILLS = {r"scan::gpu::backward<void": 64, r"scan::gpu::backward<": 24}
+
+CPU_ONLY = (
+    "ssd",
+    "ssd_fwd",
+    "ssd_bwd",
+)
+
+
+def conv_cases(ops, random):
+    x, dy, state = random(2, 264, 256), random(2, 264, 256), random(2, 264, 3)
+    last, odd, dodd = random(2, 256, 264).transpose(1, 2), random(2, 13, 77), random(2, 13, 77)
+    w, bias, wide = random(264, 4), random(264), random(13, 7)
+    token, cache = random(2, 264), random(2, 264, 4)
+    return {
+        "causal_conv1d": lambda: ops.causal_conv1d(x, w, bias, None, None, "silu"),
+        "causal_conv1d, channels last": lambda: ops.causal_conv1d(last, w, bias, state, None, "silu"),
+        "causal_conv1d, odd": lambda: ops.causal_conv1d(odd, wide, None, None, None, "none"),
+        "causal_conv1d_bwd": lambda: ops.causal_conv1d_bwd(dy, x, w, bias, state, None, "silu"),
+        "causal_conv1d_bwd, channels last": lambda: ops.causal_conv1d_bwd(last, last, w, bias, None, None, "silu"),
+        "causal_conv1d_bwd, odd": lambda: ops.causal_conv1d_bwd(dodd, odd, wide, None, None, None, "silu"),
+        "causal_conv1d_update": lambda: ops.causal_conv1d_update(token, cache.clone(), w, bias, None, None, "silu"),
+    }
+
+
+def scan_cases(ops, random):
+    u, delta, z, dy = (random(2, 136, 200).float() for _ in range(4))
+    last = random(2, 200, 136).transpose(1, 2)
+    a, b, c, many = -random(136, 16).float().exp(), random(2, 16, 200), random(2, 16, 200), random(2, 1, 33, 200)
+    d, bias, saved = random(136).float(), random(136).float(), {}
+
+    def inputs(t, rates, tokens):
+        return t, t, rates, tokens, tokens, d, t, bias, None, None
+
+    def backward(t, rates, tokens):
+        if id(t) not in saved:
+            saved[id(t)] = ops.selective_scan_fwd(*inputs(t, rates, tokens), True)[2]
+        return ops.selective_scan_bwd(t, None, *inputs(t, rates, tokens), saved[id(t)], True)
+
+    rates = -random(136, 33).float().exp()
+    token, state, heads, ssm = random(3, 136), random(3, 136, 16).float(), random(3, 4, 64), random(3, 4, 64, 128)
+    power = -random(4, 1, 1).float().exp().expand(4, 64, 128)
+    backward(last, a, b), backward(u, rates, many)  # the states are saved outside of what is captured
+    return {
+        "selective_scan": lambda: ops.selective_scan(u, delta, a, b, c, d, z, bias, None, None, True),
+        "selective_scan_fwd": lambda: ops.selective_scan_fwd(*inputs(last, a, b), True),
+        "selective_scan_fwd, odd": lambda: ops.selective_scan_fwd(*inputs(u[:, :, 1:78], rates, many[..., 1:78]), True),
+        "selective_scan_bwd": lambda: backward(last, a, b),
+        "selective_scan_bwd, many states": lambda: backward(u, rates, many),
+        "selective_state_update": lambda: ops.selective_state_update(
+            state.clone(), token, token, a, b[0, :, :3].T, c[0, :, :3].T, d, token, bias, None, True
+        ),
+        "selective_state_update, heads": lambda: ops.selective_state_update(
+            ssm.clone(), heads, heads, power, ssm[:, :1, 0], ssm[:, :1, 1], None, heads, None, None, True
+        ),
+    }
+
+
+def gated_norm_cases(ops, random):
+    x, z, dy, w, odd = random(70, 2048), random(70, 2048), random(70, 2048), random(2048), random(33, 77)
+    rstd, odd_w = ops.gated_rms_norm_fwd(x, z, w, 1e-5, 512, False)[1], random(77)
+    odd_rstd = ops.gated_rms_norm_fwd(odd, odd, odd_w, 1e-5, 77, True)[1]
+    return {
+        "gated_rms_norm": lambda: ops.gated_rms_norm(x, z, w, 1e-5, 2048, True),
+        "gated_rms_norm_fwd": lambda: ops.gated_rms_norm_fwd(x, z, w, 1e-5, 512, False),
+        "gated_rms_norm_bwd": lambda: ops.gated_rms_norm_bwd(dy, x, z, w, rstd, 512, False),
+        "gated_rms_norm_bwd, odd": lambda: ops.gated_rms_norm_bwd(odd, odd, odd, odd_w, odd_rstd, 77, True),
+    }
+
+
+def cases(ops, random, names):
+    return conv_cases(ops, random) | scan_cases(ops, random) | gated_norm_cases(ops, random)
+
+
+def large(ops, x, random):
+    w = random(1, 4)
+
+    def conv(t):  # each row a sequence of one channel
+        return ops.causal_conv1d(t.unsqueeze(1), w, None, None, None, "silu").squeeze(1)
+
+    return {"causal_conv1d": (x, conv)}
