@@ -57,6 +57,9 @@ GRADIENTS = gradients_of("ssd") | {"gated_rms_norm_fwd": (_norm_backward, _norm_
 
 def ssd(*inputs):
     """The op's arguments: y [B, L, H, P] in x's dtype and the final state, float32 [B, H, P, N]."""
+    if inputs[0].is_cuda:
+        raise NotImplementedError("ssd: wanted tensors on the CPU, the only device with a kernel for it; got cuda; move them there, or "
+                                  "call mamba_ssm's mamba_chunk_scan_combined")  # fmt: skip
     return (ops.ssd_fwd if wants_gradient(*inputs[:INPUTS]) else ops.ssd)(*inputs)[:2]
 
 
