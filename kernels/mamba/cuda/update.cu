@@ -66,13 +66,16 @@ __device__ __forceinline__ void coefficients(const Heads& t, int64_t batch, int6
   for (int i = 0; i < kN; ++i) bits[i] = read_bits(t.view.data, t.view.type, from + i * t.view.channel);
 }
 
+template <class T, bool kAlike>
+constexpr int kBlocks = kAlike           ? 6
+                        : sizeof(T) == 4 ? 5
+                                         : 4;  // of a multiprocessor, which registers are shared out among
+
 // A warp has 32 rows of a head. Each lane knows what one of them has beside its state; the state is gone through 16
 // bytes a lane, `lanes` to a row. B and C are the rows' own, and stay. kAlike: A is the same along a row; else it lies
 // beside the state's numbers in float32.
 template <class T, bool kAlike>
-__global__ void __launch_bounds__(kThreads, kAlike           ? 6
-                                            : sizeof(T) == 4 ? 5
-                                                             : 4) step_rows(const Problem p, const Plan plan) {
+__global__ void __launch_bounds__(kThreads, kBlocks<T, kAlike>) step_rows(const Problem p, const Plan plan) {
   constexpr int kN = kPerVector<T>, kUnderWay = 4;  // rows of a lane whose loads are
   const int lane = int(threadIdx.x) % 32, lanes = plan.lanes, at_once = 32 / lanes;
   const int row = lane / lanes, beside = lane % lanes;  // its row of those at once, its vector of the row's
