@@ -66,10 +66,9 @@ __device__ __forceinline__ void coefficients(const Heads& t, int64_t batch, int6
   for (int i = 0; i < kN; ++i) bits[i] = read_bits(t.view.data, t.view.type, from + i * t.view.channel);
 }
 
+// Blocks of a multiprocessor, which registers are shared out among.
 template <class T, bool kAlike>
-constexpr int kBlocks = kAlike           ? 6
-                        : sizeof(T) == 4 ? 5
-                                         : 4;  // of a multiprocessor, which registers are shared out among
+constexpr int kBlocks = kAlike ? 6 : 4 + sizeof(T) / 4;
 
 // A warp has 32 rows of a head. Each lane knows what one of them has beside its state; the state is gone through 16
 // bytes a lane, `lanes` to a row. B and C are the rows' own, and stay. kAlike: A is the same along a row; else it lies
