@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(B::kThreads, 2) mma_backward_kernel(const __gr
     if (B::kKeysStay && threadIdx.x < B::kOther) {
       const int row = t * B::kOther + int(threadIdx.x);
       const int64_t at = statistics_at(h) + row;
-      start_copy_word(&m.lse[stage][threadIdx.x], a.lse + at, row >= others);
-      start_copy_word(&m.delta[stage][threadIdx.x], a.delta + at, row >= others);
+      start_copy<4>(&m.lse[stage][threadIdx.x], a.lse + at, row >= others);
+      start_copy<4>(&m.delta[stage][threadIdx.x], a.delta + at, row >= others);
     }
     commit_copies();
   };

@@ -133,6 +133,22 @@ TEST(CausalConv1d, EveryDtypeAndLayout) {
   }
 }
 
+TEST(CausalConv1d, WholeVectors) {  // which a GPU has kernels of their own for, with four taps and one sequence
+  const auto channels_last = [](const Tensor& t) {
+    return t.dim() == 3 ? t.transpose(1, 2).contiguous().transpose(1, 2) : t;
+  };
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const int64_t length : {8, 61, 64, 200, 256, 520, 1032}) {  // parts of the time are 16 steps, or tiles of 256
+      for (const bool initial : {false, true}) {
+        const Case c{2, 24, length, 4, true, initial};
+        const std::string what = std::string(toString(dtype)) + " length " + std::to_string(length);
+        expect_matches(c, dtype, dtype, kAsIs, what);
+        expect_matches(c, dtype, at::kFloat, channels_last, what + " channels last");
+      }
+    }
+  }
+}
+
 TEST(CausalConv1d, ChannelLastStaysSo) {  // transformers' halves of xz: strides (2 D L, 1, 2 D)
   for (const at::ScalarType dtype : kDtypes) {
     const Tensor xz = random_tensor({2, 33, 2 * 70}, dtype).transpose(1, 2);
@@ -239,6 +255,20 @@ TEST(CausalConv1dUpdate, RowsOfTheState) {
   for (const int64_t row : {1, 2, 3}) expect_equal(state[row], rows[row], "a row that nobody named");
 }
 
+// One token with all of one type, as models have it, is what the same token is among several.
+TEST(CausalConv1dUpdate, OneTokenOfWholeVectors) {
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const int64_t columns : {3, 4}) {
+      const Tensor x = random_tensor({3, 40}, dtype), weight = random_tensor({40, 4}, dtype);
+      const auto bias = std::optional(random_tensor({40}, dtype)), none = std::optional<Tensor>();
+      Tensor state = random_tensor({3, 40, columns}, dtype), apart = state.transpose(1, 2).contiguous().transpose(1, 2);
+      const Tensor got = package().call("causal_conv1d_update", x, state, weight, bias, none, none, "silu")[0];
+      expect_equal(got, package().call("causal_conv1d_update", x, apart, weight, bias, none, none, "silu")[0], "y");
+      expect_equal(state, apart, "state");
+    }
+  }
+}
+
 TEST(CausalConv1d, Refusals) {
   const Tensor x = zeros({2, 6, 5}), weight = zeros({6, 4});
   const auto none = std::optional<Tensor>();
@@ -263,8 +293,7 @@ TEST(CausalConv1d, Refusals) {
   expect_refusal(update(zeros({3, 6, 4}), none, none), {"wanted state", "[2, 6, 4]"});
   expect_refusal(update(zeros({2, 6, 4}), zeros({3}, at::kInt), none), {"wanted cache_seqlens"});
   if (on_cuda()) return;  // where numbers on a GPU are not looked at
-  expect_refusal(update(zeros({3, 6, 4}), none, at::tensor({0, 3}, at::kInt)),
-                 {"below the state's 3 rows", "got 3"});
+  expect_refusal(update(zeros({3, 6, 4}), none, at::tensor({0, 3}, at::kInt)), {"below the state's 3 rows", "got 3"});
 }
 
 TEST(EveryDevice, Cuda) { expect_cuda_passes(); }

@@ -50,11 +50,15 @@ __device__ __forceinline__ void start_copy(void* shared, const void* from, bool 
                "r"(zeros ? 0 : 16)
                : "memory");
 }
-// The same of 4 bytes.
-__device__ __forceinline__ void start_copy_word(void* shared, const void* from, bool zeros) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)), "l"(from),
-               "r"(zeros ? 0 : 4)
-               : "memory");
+// The same of 4 or 8 bytes, or of 16.
+template <int kBytes>
+__device__ __forceinline__ void start_copy(void* shared, const void* from, bool zeros) {
+  if constexpr (kBytes == 16)
+    start_copy(shared, from, zeros);
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)), "l"(from), "n"(kBytes),
+                 "r"(zeros ? 0 : kBytes)
+                 : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most kGroups groups of this thread's copies are unfinished.

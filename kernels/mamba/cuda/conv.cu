@@ -2,8 +2,7 @@
 #include <algorithm>
 
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/mamba/cuda/conv_channels.cuh"
-#include "kernels/mamba/cuda/conv_steps.cuh"
+#include "kernels/mamba/cuda/conv_four.cuh"
 #include "kernels/mamba/cuda/mamba_cuda.h"
 
 namespace mamba::cuda {
@@ -30,6 +29,13 @@ bool whole_channels(const Problem& p, const View& v) {
 
 // Where threads walk along channels: there they lie, or steps lie further apart.
 bool along_channels(const Problem& p) { return p.length > 1 && p.channels > 1 && p.x.channel < p.x.step; }
+
+// What conv_four.cuh takes, with whole vectors.
+bool four(const Problem& p) {
+  constexpr int64_t kFar = 1 << 27;
+  return p.width == kFour && p.silu && p.sequence.data == nullptr && p.length < kFar && p.weight.channel < kFar &&
+         p.weight.step < kFar;
+}
 
 template <class Fn>  // fn<kTaps, kPacked>()
 void with_taps(const Problem& p, Fn fn) {
@@ -83,6 +89,7 @@ __global__ void __launch_bounds__(kThreads) sum_partials(const Backward a, int64
   const int64_t n = int64_t{blockIdx.x} * kThreads + threadIdx.x, row = n / p.channels, channel = n % p.channels;
   if (row > p.width || (row == p.width && a.dbias.data == nullptr)) return;
   double sum = 0;
+#pragma unroll 16
   for (int64_t e = 0; e < entries; ++e) sum += double(a.partials[(e * (p.width + 1) + row) * p.channels + channel]);
   if (row < p.width)
     write(a.dweight, 0, channel, row, float(sum));
@@ -131,11 +138,12 @@ void conv_forward(const Forward& a, Stream stream) {
   if (!along_channels(p)) return launch_steps(a, whole_steps(p, p.x) && whole_steps(p, a.y), stream);
   const bool vectors = whole_channels(p, p.x) && whole_channels(p, a.y);
   const ChannelsPlan plan = forward_channels_plan(p, vectors ? kForwardChannels<float> : 1);
+  const auto go = [&](auto kernel) {
+    kernels::gpu::launch(kernel, divide_up(plan.items, kThreads), kThreads, stream, a, plan);
+  };
+  if (vectors && four(p)) return with_dtype(p.x.type, [&]<typename T>() { go(&forward_four_channels<T>); });
   with_access(vectors, p.x.type, [&]<typename T>() {
-    with_taps(p, [&]<int kTaps, bool kPacked>() {
-      kernels::gpu::launch(&forward_channels<T, kTaps, kPacked>, divide_up(plan.items, kThreads), kThreads, stream, a,
-                           plan);
-    });
+    with_taps(p, [&]<int kTaps, bool kPacked>() { go(&forward_channels<T, kTaps, kPacked>); });
   });
 }
 
@@ -146,19 +154,26 @@ void conv_backward(const Backward& a, Stream stream) {
   int64_t entries = 0;
   if (p.batch * p.length > 0) {
     entries = p.batch * backward_parts(p, vectors);
-    with_access(vectors, p.x.type, [&]<typename T>() {
-      with_taps(p, [&]<int kTaps, bool kPacked>() {
-        if (!channels) {
-          const PartsPlan plan = steps_plan(p);
-          const int64_t blocks = divide_up(plan.items, kThreads / 32);
-          kernels::gpu::launch(&backward_steps<T, kTaps, kPacked>, blocks, kThreads, stream, a, plan);
-        } else {
-          const ChannelsPlan plan = backward_channels_plan(p, backward_channels_each(vectors));
-          const int64_t blocks = entries * plan.items;
-          kernels::gpu::launch(&backward_channels<T, kTaps, kPacked>, blocks, kThreads, stream, a, plan);
-        }
+    if (!channels) check_rows(p.batch * p.channels);
+    const auto go_channels = [&](auto kernel) {
+      const ChannelsPlan plan = backward_channels_plan(p, backward_channels_each(vectors));
+      kernels::gpu::launch(kernel, entries * plan.items, kThreads, stream, a, plan);
+    };
+    const auto go_steps = [&](auto kernel) {
+      const PartsPlan plan = steps_plan(p);
+      kernels::gpu::launch(kernel, divide_up(plan.items, kThreads / 32), kThreads, stream, a, plan);
+    };
+    if (vectors && four(p)) {
+      with_dtype(p.x.type, [&]<typename T>() {
+        channels ? go_channels(&backward_four_channels<T>) : go_steps(&backward_four_steps<T>);
       });
-    });
+    } else {
+      with_access(vectors, p.x.type, [&]<typename T>() {
+        with_taps(p, [&]<int kTaps, bool kPacked>() {
+          channels ? go_channels(&backward_channels<T, kTaps, kPacked>) : go_steps(&backward_steps<T, kTaps, kPacked>);
+        });
+      });
+    }
   }
   const int64_t sums = (p.width + 1) * p.channels;
   kernels::gpu::launch(&sum_partials, divide_up(sums, kThreads), kThreads, stream, a, entries);

@@ -9,6 +9,7 @@
 namespace mamba::conv::gpu {
 
 using namespace mamba::gpu;
+using kernels::gpu::unpack;
 
 constexpr int kThreads = 128;
 constexpr int kVector = 8;  // numbers of a thread that lie beside each other: 16 or 32 bytes
@@ -55,6 +56,45 @@ __device__ __forceinline__ void load_vector(const View& v, int64_t at, float (&f
 template <class T>
 __device__ __forceinline__ void store_vector(const View& v, int64_t at, const float (&f)[kVector]) {
   store_floats<kVector>(static_cast<T*>(v.data) + at, f);
+}
+
+// kN numbers as they lie, 8 bytes of them or more: registers are dear until the numbers are wanted.
+template <class T, int kN>
+struct Loaded {
+  uint32_t w[kN * sizeof(T) / 4];
+};
+template <int kN, class T>
+__device__ __forceinline__ Loaded<T, kN> load_few(const T* from) {
+  Loaded<T, kN> out;
+  if constexpr (kN * sizeof(T) == 8) {
+    const uint2 two = *reinterpret_cast<const uint2*>(from);
+    out.w[0] = two.x, out.w[1] = two.y;
+  } else {
+    const Pack<T, kN> pack = load<kN>(from);
+#pragma unroll
+    for (int i = 0; i < int(kN * sizeof(T) / 4); ++i) out.w[i] = pack.w[i];
+  }
+  return out;
+}
+template <class T, int kN>
+__device__ __forceinline__ void unpack(const Loaded<T, kN>& v, float (&f)[kN]) {
+  if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int c = 0; c < kN; ++c) f[c] = __uint_as_float(v.w[c]);
+  } else {
+#pragma unroll
+    for (int c = 0; c < kN; c += 2) {
+      const float2 two = unpack_pair<T>(v.w[c / 2]);
+      f[c] = two.x, f[c + 1] = two.y;
+    }
+  }
+}
+template <int kN, class T>
+__device__ __forceinline__ void store_few(T* to, const float (&f)[kN]) {
+  if constexpr (kN * sizeof(T) == 8)
+    *reinterpret_cast<uint2*>(to) = make_uint2(pack_pair<T>(f[0], f[1]), pack_pair<T>(f[2], f[3]));
+  else
+    store_floats<kN>(to, f);
 }
 
 }  // namespace mamba::conv::gpu

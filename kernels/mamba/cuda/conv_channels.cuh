@@ -13,61 +13,36 @@ struct ChannelsPlan {
   int64_t items;                  // forward: batch x parts x vectors; backward: blocks of 32 vectors
 };
 
-// kN channels of a step as they lie: registers are dear until they are wanted.
-template <class T, int kN>
-struct Loaded {
-  uint32_t w[kN * sizeof(T) / 4];
-};
 template <>
 struct Loaded<void, 1> {
   float value;
 };
 
+template <class T>
+__device__ __forceinline__ T* channels_at(const View& v, int64_t batch, int64_t channel, int64_t t) {
+  return static_cast<T*>(v.data) + batch * v.batch + channel + t * v.step;
+}
 template <class T, int kN>
 __device__ __forceinline__ Loaded<T, kN> load_channels(const View& v, int64_t batch, int64_t channel, int64_t t) {
-  Loaded<T, kN> out;
-  if constexpr (std::is_void_v<T>) {
-    out.value = read(v, batch, channel, t);
-  } else {
-    const T* from = static_cast<const T*>(v.data) + batch * v.batch + channel + t * v.step;
-    if constexpr (kN * sizeof(T) == 8) {
-      const uint2 two = *reinterpret_cast<const uint2*>(from);
-      out.w[0] = two.x, out.w[1] = two.y;
-    } else {
-      const Pack<T, kN> pack = load<kN>(from);
-#pragma unroll
-      for (int i = 0; i < int(kN * sizeof(T) / 4); ++i) out.w[i] = pack.w[i];
-    }
-  }
-  return out;
+  if constexpr (std::is_void_v<T>)
+    return {read(v, batch, channel, t)};
+  else
+    return load_few<kN>(channels_at<const T>(v, batch, channel, t));
 }
 template <class T, int kN>
 __device__ __forceinline__ void unpack_channels(const Loaded<T, kN>& v, float (&f)[kN]) {
-  if constexpr (std::is_void_v<T>) {
+  if constexpr (std::is_void_v<T>)
     f[0] = v.value;
-  } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-    for (int c = 0; c < kN; ++c) f[c] = __uint_as_float(v.w[c]);
-  } else {
-#pragma unroll
-    for (int c = 0; c < kN; c += 2) {
-      const float2 two = unpack_pair<T>(v.w[c / 2]);
-      f[c] = two.x, f[c + 1] = two.y;
-    }
-  }
+  else
+    unpack(v, f);
 }
 template <class T, int kN>
 __device__ __forceinline__ void store_channels(const View& v, int64_t batch, int64_t channel, int64_t t,
                                                const float (&f)[kN]) {
-  if constexpr (std::is_void_v<T>) {
+  if constexpr (std::is_void_v<T>)
     write(v, batch, channel, t, f[0]);
-  } else {
-    T* to = static_cast<T*>(v.data) + batch * v.batch + channel + t * v.step;
-    if constexpr (kN * sizeof(T) == 8)
-      *reinterpret_cast<uint2*>(to) = make_uint2(pack_pair<T>(f[0], f[1]), pack_pair<T>(f[2], f[3]));
-    else
-      store_floats<kN>(to, f);
-  }
+  else
+    store_few<kN>(channels_at<T>(v, batch, channel, t), f);
 }
 
 template <int kTaps, int kN>
@@ -206,13 +181,39 @@ __device__ __forceinline__ void store_partial(float (&sums)[kN], float (&memory)
   }
 }
 
+// Sums of all taps and of g: to the block's entry of the partials. All threads of a block come here.
+template <int kTaps, int kN>
+__device__ __forceinline__ void store_partials(const Backward& a, int64_t entry, int64_t channel, bool writes,
+                                               float (&sums)[kTaps + 1][kN]) {
+  __shared__ float memory[kWarps][32][kN + 1];
+  const Problem& p = a.of;
+  float* to = a.partials + entry * (p.width + 1) * p.channels + channel;
+#pragma unroll
+  for (int j = 0; j <= kTaps; ++j) {
+    if (j < kTaps && j >= p.width) continue;
+    const int row = j < kTaps ? p.width - 1 - j : p.width;
+    store_partial<kN>(sums[j], memory, to + row * p.channels, p.channels - channel, writes);
+  }
+}
+
+// What a thread of the backward goes through: steps [first, end) of kN channels.
+struct BackwardPlace {
+  int64_t vector, entry, channel, batch, first, end;
+};
+template <int kN>
+__device__ __forceinline__ BackwardPlace backward_place(const Problem& p, const ChannelsPlan& plan) {
+  const int64_t vector = int64_t{blockIdx.x} % plan.items * 32 + threadIdx.x % 32, entry = blockIdx.x / plan.items;
+  const int64_t first = (entry % plan.parts * kWarps + threadIdx.x / 32) * plan.steps;
+  const int64_t end = first + plan.steps < p.length ? first + plan.steps : p.length;
+  return {vector, entry, vector * kN, entry / plan.parts, first, end};
+}
+
 // What one step gives: g, and what it takes its place in, the gradients due j steps back.
 template <int kTaps, int kN, bool kPacked>
 struct Due {
   float dx[kTaps][kN];
 
-  __device__ __forceinline__ void add(const History<kTaps, kN>& past, const Filters<kTaps, kN>& filter, int width,
-                                      const float (&g)[kN]) {
+  __device__ __forceinline__ void pass() {  // a step
 #pragma unroll
     for (int j = kTaps - 1; j > 0; --j) {
 #pragma unroll
@@ -220,6 +221,10 @@ struct Due {
     }
 #pragma unroll
     for (int c = 0; c < kN; ++c) dx[0][c] = 0.f;
+  }
+  __device__ __forceinline__ void add(const History<kTaps, kN>& past, const Filters<kTaps, kN>& filter, int width,
+                                      const float (&g)[kN]) {
+    pass();
 #pragma unroll
     for (int j = 0; j < kTaps; ++j) {
       if (!past.template counts<kPacked>(j, width)) continue;
@@ -275,13 +280,8 @@ template <class T, int kTaps, bool kPacked>
 __global__ void __launch_bounds__(kThreads, kTaps == 4 ? kPacked ? 3 : 4 : 2)
     backward_channels(const Backward a, const ChannelsPlan plan) {
   constexpr int kN = kBackwardChannels<T>, kHalo = kTaps - 1;
-  __shared__ float memory[kWarps][32][kN + 1];
   const Problem& p = a.of;
-  const int64_t blocks = plan.items, block = blockIdx.x;
-  const int64_t vector = block % blocks * 32 + threadIdx.x % 32, entry = block / blocks;
-  const int64_t channel = vector * kN, batch = entry / plan.parts;
-  const int64_t first = (entry % plan.parts * kWarps + threadIdx.x / 32) * plan.steps;
-  const int64_t end = first + plan.steps < p.length ? first + plan.steps : p.length;
+  const auto [vector, entry, channel, batch, first, end] = backward_place<kN>(p, plan);
   const int64_t known = end + p.width - 1 < p.length ? end + p.width - 1 : p.length;  // steps whose g reaches dx
   float sums[kTaps + 1][kN] = {};
   if (vector < plan.vectors && first < end) {
@@ -322,13 +322,7 @@ __global__ void __launch_bounds__(kThreads, kTaps == 4 ? kPacked ? 3 : 4 : 2)
       }
     }
   }
-  float* to = a.partials + entry * (p.width + 1) * p.channels + channel;
-#pragma unroll
-  for (int j = 0; j <= kTaps; ++j) {
-    if (j < kTaps && j >= p.width) continue;
-    const int row = j < kTaps ? p.width - 1 - j : p.width;
-    store_partial<kN>(sums[j], memory, to + row * p.channels, p.channels - channel, vector < plan.vectors);
-  }
+  store_partials<kTaps, kN>(a, entry, channel, vector < plan.vectors, sums);
 }
 
 }  // namespace mamba::conv::gpu

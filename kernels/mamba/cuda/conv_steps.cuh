@@ -203,6 +203,20 @@ __device__ __forceinline__ void store_before(const Backward& a, int64_t batch, i
   }
 }
 
+// A warp's sums of all taps and of g, to its entry of the partials.
+template <int kTaps>
+__device__ __forceinline__ void store_sums(const Backward& a, int64_t entry, int64_t channel,
+                                           const float (&sums)[kTaps + 1]) {
+  const Problem& p = a.of;
+  float* to = a.partials + entry * (p.width + 1) * p.channels + channel;
+#pragma unroll
+  for (int j = 0; j <= kTaps; ++j) {
+    const float sum = warp_sum(sums[j]);
+    if (threadIdx.x % 32 == 0 && (j < p.width || j == kTaps))
+      to[(j < kTaps ? p.width - 1 - j : p.width) * p.channels] = sum;
+  }
+}
+
 template <class T, int kTaps, bool kPacked>
 __global__ void __launch_bounds__(kThreads, kTaps == 4 ? 4 : 2) backward_steps(const Backward a, const PartsPlan plan) {
   constexpr int kHalo = kTaps - 1;
@@ -270,12 +284,7 @@ __global__ void __launch_bounds__(kThreads, kTaps == 4 ? 4 : 2) backward_steps(c
     if (t == 0 && a.dinitial.data != nullptr)
       store_before<kTaps>(a, batch, channel, filter, g, kPacked ? own + kHalo : nullptr);
   }
-  float* to = a.partials + (batch * plan.parts + part) * (p.width + 1) * p.channels + channel;
-#pragma unroll
-  for (int j = 0; j <= kTaps; ++j) {
-    const float sum = warp_sum(sums[j]);
-    if (lane == 0 && (j < p.width || j == kTaps)) to[(j < kTaps ? p.width - 1 - j : p.width) * p.channels] = sum;
-  }
+  store_sums<kTaps>(a, batch * plan.parts + part, channel, sums);
 }
 
 }  // namespace mamba::conv::gpu

@@ -12,7 +12,7 @@ using namespace gated_norm;
 using namespace gated_norm::gpu;
 using kernels::divide_up;
 
-constexpr int kSmallBlock = 128;
+constexpr int kSmallBlock = 128, kMiddleBlock = 320, kWideBlock = 512;
 constexpr int64_t kUnits = 528;  // of the backward: blocks of a few waves, each with sums of its own
 
 int64_t groups_of(const Problem& p) { return p.cols / p.group; }
@@ -35,16 +35,15 @@ bool aligned(const Problem& p, std::initializer_list<std::pair<const void*, int6
 struct Held {
   int vectors, lanes;
 };
-Held held_by(const Problem& p, int64_t most_lanes_of_four) {
+Held held_by(const Problem& p) {
   const int64_t vectors = p.group * kernels::size_of(p.type) / kernels::kVectorBytes;
   if (vectors <= 32) {
     int lanes = 1;
     while (lanes < vectors) lanes *= 2;
     return {1, lanes};
   }
-  const auto warps = [&](int each) { return int(divide_up(divide_up(vectors, each), 32) * 32); };
-  if (warps(2) <= 256) return {2, warps(2)};
-  return warps(4) <= most_lanes_of_four ? Held{4, warps(4)} : Held{0, 0};
+  const int lanes = int(divide_up(divide_up(vectors, 2), 32) * 32);
+  return lanes <= kWideBlock ? Held{2, lanes} : Held{0, 0};
 }
 
 template <class Fn>  // fn<T, kNormFirst>()
@@ -54,13 +53,23 @@ void with_kind(const Problem& p, const Fn& fn) {
   });
 }
 
-// out[c] = sum of partial[., c], in order.
-__global__ void __launch_bounds__(kSmallBlock) sum_chunks(const Backward a, int64_t chunks) {
-  const int64_t c = int64_t{blockIdx.x} * kSmallBlock + threadIdx.x;
-  if (c >= a.of.cols) return;
+// out[c] = sum of partial[., c]: slices of the chunks one after the other, then the slices.
+constexpr int kSumColumns = 32, kSlices = 16;
+
+__global__ void __launch_bounds__(kSumColumns* kSlices) sum_chunks(const Backward a, int64_t chunks) {
+  __shared__ float sums[kSlices][kSumColumns];
+  const int column = int(threadIdx.x) % kSumColumns, slice = int(threadIdx.x) / kSumColumns;
+  const int64_t c = int64_t{blockIdx.x} * kSumColumns + column, each = (chunks + kSlices - 1) / kSlices;
+  const int64_t end = (slice + 1) * each < chunks ? (slice + 1) * each : chunks;
   float total = 0.f;
+  if (c < a.of.cols) {
 #pragma unroll 8
-  for (int64_t k = 0; k < chunks; ++k) total += a.partial[k * a.of.cols + c];
+    for (int64_t k = slice * each; k < end; ++k) total += a.partial[k * a.of.cols + c];
+  }
+  sums[slice][column] = total;
+  __syncthreads();
+  if (slice > 0 || c >= a.of.cols) return;
+  for (int s = 1; s < kSlices; ++s) total += sums[s][column];
   write(a.dweight, a.weight_type, c, total);
 }
 
@@ -71,7 +80,7 @@ int64_t gated_norm_partials(const Problem& p) { return p.cols > 0 ? chunks_of(p)
 void gated_norm_forward(const gated_norm::Forward& a, Stream stream) {
   const Problem& p = a.of;
   if (p.rows * p.cols == 0) return;
-  const Held held = held_by(p, 512);
+  const Held held = held_by(p);
   const bool vectors = aligned(p, {{p.x, p.x_stride}, {p.z, p.z_stride}, {a.y, p.cols}}) && held.vectors > 0;
   const Layout l{held.lanes, groups_of(p), p.rows * groups_of(p), 0};
   with_kind(p, [&]<typename T, bool kNormFirst>() {
@@ -83,10 +92,10 @@ void gated_norm_forward(const gated_norm::Forward& a, Stream stream) {
       kernels::gpu::launch(&forward_again<T, kNormFirst>, l.units, kAgainThreads, stream, a, l);
     else if (held.vectors == 1)
       go(&forward_held<T, 1, kSmallBlock, kNormFirst>);
-    else if (held.vectors == 2)
-      go(&forward_held<T, 2, 256, kNormFirst>);
+    else if (held.lanes <= kMiddleBlock)
+      go(&forward_held<T, 2, kMiddleBlock, kNormFirst>);
     else
-      go(&forward_held<T, 4, 512, kNormFirst>);
+      go(&forward_held<T, 2, kWideBlock, kNormFirst>);
   });
 }
 
@@ -95,30 +104,34 @@ void gated_norm_backward(const gated_norm::Backward& a, Stream stream) {
   if (p.cols == 0) return;
   const int64_t chunks = chunks_of(p);
   if (p.rows > 0) {
-    const Held held = held_by(p, 256);
+    const Held held = held_by(p);
     const bool vectors =
         held.vectors > 0 &&
         aligned(p, {{p.x, p.x_stride}, {p.z, p.z_stride}, {a.dy, a.dy_stride}, {a.dx, p.cols}, {a.dz, p.cols}});
     const Layout l{held.lanes, groups_of(p), chunks * groups_of(p), chunk_of(p)};
     with_kind(p, [&]<typename T, bool kNormFirst>() {
-      const auto go = [&](auto kernel) {
+      const auto go = [&]<int kHeld, int kMostLanes>() {
+        constexpr int64_t kBytes = kernels::kVectorBytes * kRowsHeld * kBackwardTensors * kHeld * kMostLanes;
         const int threads = l.lanes <= 32 ? kSmallBlock : l.lanes;
-        kernels::gpu::launch(kernel, divide_up(l.units, threads / l.lanes), threads, stream, a, l);
+        kernels::gpu::launch_with_memory<&backward_held<T, kHeld, kMostLanes, kNormFirst>>(
+            kBytes, divide_up(l.units, threads / l.lanes), threads, stream, a, l);
       };
       if (!vectors) {
         const int64_t blocks = divide_up(p.cols, kAgainThreads);
         kernels::gpu::launch(&backward_again<T, kNormFirst>, p.rows * l.groups, kAgainThreads, stream, a, l);
         kernels::gpu::launch(&weight_again<T, kNormFirst>, chunks * blocks, kAgainThreads, stream, a, l, blocks);
       } else if (held.vectors == 1) {
-        go(&backward_held<T, 1, kSmallBlock, kNormFirst>);
-      } else if (held.vectors == 2) {
-        go(&backward_held<T, 2, 256, kNormFirst>);
+        go.template operator()<1, kSmallBlock>();
+      } else if (held.lanes <= kSmallBlock) {
+        go.template operator()<2, kSmallBlock>();
+      } else if (held.lanes <= kMiddleBlock) {
+        go.template operator()<2, kMiddleBlock>();
       } else {
-        go(&backward_held<T, 4, 256, kNormFirst>);
+        go.template operator()<2, kWideBlock>();
       }
     });
   }
-  kernels::gpu::launch(&sum_chunks, divide_up(p.cols, kSmallBlock), kSmallBlock, stream, a, chunks);
+  kernels::gpu::launch(&sum_chunks, divide_up(p.cols, kSumColumns), kSumColumns * kSlices, stream, a, chunks);
 }
 
 }  // namespace mamba::cuda

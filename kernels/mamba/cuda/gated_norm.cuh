@@ -2,6 +2,8 @@
 // it is read twice, a number at a time, where it is too long or not at whole vectors.
 #pragma once
 
+#include "kernels/common/gpu/activations.cuh"
+#include "kernels/common/gpu/mma.cuh"
 #include "kernels/mamba/cuda/view.cuh"
 #include "kernels/mamba/gated_norm.h"
 
@@ -30,13 +32,13 @@ __device__ __forceinline__ int64_t column(int k, int lanes) {
 }
 
 template <class T, int kHeld, int kMostLanes, bool kNormFirst>
-__global__ void __launch_bounds__(kMostLanes) forward_held(const Forward a, const Layout l) {
+__global__ void __launch_bounds__(kMostLanes, 1280 / kMostLanes) forward_held(const Forward a, const Layout l) {
   constexpr int kN = kPerVector<T>;
   __shared__ typename RowSum<1>::Memory memory;
   const Problem& p = a.of;
   const int64_t wanted = int64_t{blockIdx.x} * (int(blockDim.x) / l.lanes) + int(threadIdx.x) / l.lanes;
   const int64_t unit = wanted < l.units ? wanted : l.units - 1;  // all lanes take part in sums
-  const int64_t row = unit / l.groups, group = unit % l.groups, first = group * p.group;
+  const int64_t row = l.groups == 1 ? unit : unit / l.groups, group = unit - row * l.groups, first = group * p.group;
   const T *x = row_of<T>(p.x, row, p.x_stride) + first, *z = row_of<T>(p.z, row, p.z_stride) + first;
   Pack<T, kN> gates[kHeld];
   float u[kHeld][kN], squares[1] = {0.f};
@@ -60,7 +62,7 @@ __global__ void __launch_bounds__(kMostLanes) forward_held(const Forward a, cons
   }
   RowSum<1> sum(memory, l.lanes);
   sum(squares);
-  const float rstd = 1.f / sqrtf(squares[0] / float(p.group) + p.eps);
+  const float rstd = rsqrtf(squares[0] / float(p.group) + p.eps);
   if (wanted >= l.units) return;
   if (a.rstd != nullptr && int(threadIdx.x) % l.lanes == 0) a.rstd[unit] = rstd;
   T* y = row_of<T>(a.y, row, p.cols) + first;
@@ -70,7 +72,7 @@ __global__ void __launch_bounds__(kMostLanes) forward_held(const Forward a, cons
     if (c >= p.group) continue;
     float gate[kN], weight[kN];
     unpack(gates[k], gate);
-    load_any<kN>(p.weight, DType::kFloat32, first + c, true, weight);
+    load_floats<kN>(p.weight + first + c, weight);
 #pragma unroll
     for (int i = 0; i < kN; ++i) {
       u[k][i] *= rstd * weight[i];
@@ -80,83 +82,102 @@ __global__ void __launch_bounds__(kMostLanes) forward_held(const Forward a, cons
   }
 }
 
-// Gradients of one number; slope: n mean(g n) / u.
+// Gradients of one number, from g = dy rstd weight; slope: mean(g n) / x, or / (x silu(z)).
 struct Gradients {
-  float dx, dz, dweight;
+  float dx, dz;
 };
 template <bool kNormFirst>
-__device__ __forceinline__ Gradients differentiate(float dy, float x, float z, float weight, float rstd, float slope) {
-  const Gate gate = gate_of(z);
-  const float g = dy * weight;
-  if constexpr (kNormFirst) {
-    return {rstd * (g * gate.value - x * slope), g * x * rstd * gate.slope, dy * x * rstd * gate.value};
-  } else {
-    const float du = rstd * (g - x * gate.value * slope);
-    return {du * gate.value, du * x * gate.slope, dy * x * rstd * gate.value};
-  }
+__device__ __forceinline__ Gradients differentiate(float g, float x, Both gate, float slope) {
+  if constexpr (kNormFirst) return {g * gate.value - x * slope, g * x * gate.slope};
+  const float du = g - x * gate.value * slope;
+  return {du * gate.value, du * x * gate.slope};
 }
+// From the sum over the group of g x silu(z).
+__device__ __forceinline__ float slope_of(float dot, float rstd, float share) { return dot * share * (rstd * rstd); }
 
-// A block goes through a chunk of rows, for the sums of dweight.
+// A block goes through a chunk of rows, for the sums of dweight. While it works on one the next is on its way to shared
+// memory, each thread's vectors to its own place.
+constexpr int kRowsHeld = 2, kBackwardTensors = 3;
 template <class T, int kHeld, int kMostLanes, bool kNormFirst>
-__global__ void __launch_bounds__(kMostLanes) backward_held(const Backward a, const Layout l) {
+__global__ void __launch_bounds__(kMostLanes, 640 / kMostLanes) backward_held(const Backward a, const Layout l) {
   constexpr int kN = kPerVector<T>;
   __shared__ typename RowSum<1>::Memory memory;
+  extern __shared__ uint4 ring[];  // [kRowsHeld][kBackwardTensors][kHeld][kMostLanes]
   const Problem& p = a.of;
   const int64_t wanted = int64_t{blockIdx.x} * (int(blockDim.x) / l.lanes) + int(threadIdx.x) / l.lanes;
   const int64_t unit = wanted < l.units ? wanted : l.units - 1;
-  const int64_t chunk = unit / l.groups, group = unit % l.groups, first = group * p.group;
-  float dweight[kHeld][kN] = {}, weight[kHeld][kN];
+  const int64_t chunk = unit / l.groups, group = unit % l.groups, first = group * p.group, begin = chunk * l.chunk;
+  const int64_t left = wanted < l.units ? p.rows - begin : 0;
+  const int count = int(left < l.chunk ? left : l.chunk);
+  const auto place = [&](int row, int tensor, int k) {
+    return ring + ((row % kRowsHeld * kBackwardTensors + tensor) * kHeld + k) * kMostLanes + threadIdx.x;
+  };
+  const int64_t at = first + column<T>(0, l.lanes);
+  const int apart = l.lanes * kN, has = int(p.group - column<T>(0, l.lanes));  // of vector k: what is above k x apart
+  const T* next[kBackwardTensors] = {row_of<T>(p.x, begin, p.x_stride) + at, row_of<T>(p.z, begin, p.z_stride) + at,
+                                     row_of<T>(a.dy, begin, a.dy_stride) + at};
+  T *dx = row_of<T>(a.dx, begin, p.cols) + at, *dz = row_of<T>(a.dz, begin, p.cols) + at;
+  const auto send = [&](int row) {
 #pragma unroll
-  for (int k = 0; k < kHeld; ++k) {
-    const int64_t c = column<T>(k, l.lanes);
-    if (c < p.group) load_any<kN>(p.weight, DType::kFloat32, first + c, true, weight[k]);
-  }
+    for (int t = 0; t < kBackwardTensors; ++t) {
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k)
+        start_copy<16>(place(row, t, k), next[t] + k * apart, row >= count || k * apart >= has);
+    }
+    commit_copies();
+    next[0] += p.x_stride, next[1] += p.z_stride, next[2] += a.dy_stride;
+  };
+  const auto get = [&](int row, int tensor, int k, float(&f)[kN]) {
+    load_floats<kN>(reinterpret_cast<const T*>(place(row, tensor, k)), f);
+  };
+  const float* rstds = a.rstd + begin * l.groups + group;
+  send(0);
+  float dweight[kHeld][kN] = {}, next_rstd = count > 0 ? *rstds : 0.f;
   RowSum<1> sum(memory, l.lanes);
-  for (int64_t r = 0; r < l.chunk; ++r) {  // as often in every thread: lanes of a warp may have several groups
-    const int64_t row = chunk * l.chunk + r;
-    const bool inside = row < p.rows && wanted < l.units;
-    const T *x = row_of<T>(p.x, row, p.x_stride) + first, *z = row_of<T>(p.z, row, p.z_stride) + first;
-    const T* dy = row_of<T>(a.dy, row, a.dy_stride) + first;
-    Pack<T, kN> xs[kHeld], zs[kHeld], dys[kHeld];
+  const float share = 1.f / float(p.group);
+  for (int row = 0; row < int(l.chunk); ++row) {  // as often in every thread: lanes of a warp may have several groups
+    const float rstd = next_rstd;
+    rstds += l.groups;
+    if (row + 1 < count) next_rstd = *rstds;
+    send(row + 1);
+    wait_copies<1>();
+    float s[kHeld][kN], g[kHeld][kN], dot[1] = {0.f};
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
-      const int64_t c = column<T>(k, l.lanes);
-      if (!inside || c >= p.group) continue;
-      xs[k] = load<kN>(x + c), zs[k] = load<kN>(z + c), dys[k] = load<kN>(dy + c);
-    }
-    const float rstd = inside ? a.rstd[row * l.groups + group] : 0.f;
-    float dot[1] = {0.f};
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      if (!inside || column<T>(k, l.lanes) >= p.group) continue;
-      float xf[kN], zf[kN], df[kN];
-      unpack(xs[k], xf), unpack(zs[k], zf), unpack(dys[k], df);
-#pragma unroll
-      for (int i = 0; i < kN; ++i) dot[0] += df[i] * weight[k][i] * xf[i] * gate_of(zf[i]).value;
-    }
-    sum(dot);
-    const float slope = dot[0] * rstd * rstd / float(p.group);
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      const int64_t c = column<T>(k, l.lanes);
-      if (!inside || c >= p.group) continue;
-      float xf[kN], zf[kN], df[kN];
-      unpack(xs[k], xf), unpack(zs[k], zf), unpack(dys[k], df);
+      float x[kN], z[kN], dy[kN], weight[kN] = {};
+      if (k * apart < has) load_floats<kN>(p.weight + at + k * apart, weight);
+      get(row, 0, k, x), get(row, 1, k, z), get(row, 2, k, dy);
 #pragma unroll
       for (int i = 0; i < kN; ++i) {
-        const Gradients g = differentiate<kNormFirst>(df[i], xf[i], zf[i], weight[k][i], rstd, slope);
-        xf[i] = g.dx, zf[i] = g.dz;
-        dweight[k][i] += g.dweight;
+        s[k][i] = sigmoid(z[i]);
+        const float u = x[i] * (z[i] * s[k][i]), by_rstd = dy[i] * rstd;
+        dweight[k][i] += by_rstd * u;
+        g[k][i] = by_rstd * weight[i];
+        dot[0] += g[k][i] * u;
       }
-      store_floats<kN>(row_of<T>(a.dx, row, p.cols) + first + c, xf);
-      store_floats<kN>(row_of<T>(a.dz, row, p.cols) + first + c, zf);
     }
+    sum(dot);
+    const float slope = slope_of(dot[0], rstd, share);
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      float x[kN], z[kN];
+      get(row, 0, k, x), get(row, 1, k, z);
+#pragma unroll
+      for (int i = 0; i < kN; ++i) {
+        const Gradients own = differentiate<kNormFirst>(g[k][i], x[i], gated(z[i], s[k][i], 1.f), slope);
+        x[i] = own.dx, z[i] = own.dz;
+      }
+      if (row >= count || k * apart >= has) continue;
+      store_floats<kN>(dx + k * apart, x);
+      store_floats<kN>(dz + k * apart, z);
+    }
+    dx += p.cols, dz += p.cols;
   }
+  wait_copies<0>();
   if (wanted >= l.units) return;
 #pragma unroll
   for (int k = 0; k < kHeld; ++k) {
-    const int64_t c = column<T>(k, l.lanes);
-    if (c < p.group) store_floats<kN>(a.partial + chunk * p.cols + first + c, dweight[k]);
+    if (k * apart < has) store_floats<kN>(a.partial + chunk * p.cols + at + k * apart, dweight[k]);
   }
 }
 
@@ -175,7 +196,7 @@ __global__ void __launch_bounds__(kAgainThreads) forward_again(const Forward a, 
   }
   RowSum<1> sum(memory, kAgainThreads);
   sum(squares);
-  const float rstd = 1.f / sqrtf(squares[0] / float(p.group) + p.eps);
+  const float rstd = rsqrtf(squares[0] / float(p.group) + p.eps);
   if (a.rstd != nullptr && threadIdx.x == 0) a.rstd[blockIdx.x] = rstd;
   for (int64_t c = threadIdx.x; c < p.group; c += kAgainThreads) {
     const float y = to_float(x[c]) * gate_of(to_float(z[c])).value * rstd * p.weight[first + c];
@@ -190,15 +211,17 @@ __global__ void __launch_bounds__(kAgainThreads) backward_again(const Backward a
   const int64_t row = blockIdx.x / l.groups, group = blockIdx.x % l.groups, first = group * p.group;
   const T *x = row_of<T>(p.x, row, p.x_stride) + first, *z = row_of<T>(p.z, row, p.z_stride) + first;
   const T* dy = row_of<T>(a.dy, row, a.dy_stride) + first;
+  const float rstd = a.rstd[blockIdx.x];
   float dot[1] = {0.f};
   for (int64_t c = threadIdx.x; c < p.group; c += kAgainThreads)
-    dot[0] += to_float(dy[c]) * p.weight[first + c] * to_float(x[c]) * gate_of(to_float(z[c])).value;
+    dot[0] += to_float(dy[c]) * rstd * p.weight[first + c] * to_float(x[c]) * gate_of(to_float(z[c])).value;
   RowSum<1> sum(memory, kAgainThreads);
   sum(dot);
-  const float rstd = a.rstd[blockIdx.x], slope = dot[0] * rstd * rstd / float(p.group);
+  const float slope = slope_of(dot[0], rstd, 1.f / float(p.group));
   for (int64_t c = threadIdx.x; c < p.group; c += kAgainThreads) {
-    const Gradients g =
-        differentiate<kNormFirst>(to_float(dy[c]), to_float(x[c]), to_float(z[c]), p.weight[first + c], rstd, slope);
+    const float gate = to_float(z[c]);
+    const Gradients g = differentiate<kNormFirst>(to_float(dy[c]) * rstd * p.weight[first + c], to_float(x[c]),
+                                                  gated(gate, sigmoid(gate), 1.f), slope);
     row_of<T>(a.dx, row, p.cols)[first + c] = from_float<T>(g.dx);
     row_of<T>(a.dz, row, p.cols)[first + c] = from_float<T>(g.dz);
   }

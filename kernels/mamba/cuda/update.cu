@@ -1,5 +1,4 @@
-// One step of generation of the scans on a GPU: it reads and writes the state once, and little else. Some lanes have a
-// row of states, each 16 bytes of it at a time; a warp has as many rows as fit.
+// One step of generation of the scans on a GPU: it reads and writes the state once, and little else.
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/mamba/cuda/mamba_cuda.h"
 #include "kernels/mamba/cuda/view.cuh"
@@ -14,112 +13,168 @@ using kernels::Divider;
 using update::Heads;
 using update::Problem;
 
-constexpr int kThreads = 128;
-constexpr int kRows = 2;  // of a lane: their loads are under way together
+constexpr int kThreads = 128, kWarps = kThreads / 32;
 
 struct Plan {
-  int lanes;    // of a row
-  int64_t end;  // rows: [batch, heads, dim]
-  Divider by_dim, by_heads;
-  bool rates, tokens;  // A, and B and C, in vectors; else one number at a time
+  int lanes;                  // of a row, a power of two
+  uint32_t items, per_head;   // warps, or rows
+  Divider by_head, by_heads;  // item to [batch, heads], and that to batch
 };
 
 __device__ __forceinline__ int64_t at(const Heads& t, int64_t batch, int64_t head, int64_t i) {
   return batch * t.view.batch + head * t.head + i * t.view.channel;
 }
-__device__ __forceinline__ float number(const Heads& t, int64_t batch, int64_t head, int64_t i) {
-  return t.view.data != nullptr ? read(t.view.data, t.view.type, at(t, batch, head, i)) : 0.f;
+
+// Where a row is: of [batch, heads, dim].
+struct Place {
+  uint32_t batch, head, i;
+  int32_t entry;  // the state's row, negative: none
+};
+__device__ __forceinline__ Place place_of(const Problem& p, const Plan& plan, uint32_t item, uint32_t each) {
+  const uint32_t of_head = plan.by_head(item), batch = plan.by_heads(of_head);
+  const int32_t entry = p.indices != nullptr ? p.indices[batch] : int32_t(batch);
+  return {batch, of_head - batch * uint32_t(p.heads), (item - of_head * plan.per_head) * each, entry};
 }
-template <int kN>
-__device__ __forceinline__ void numbers(const View& v, int64_t from, int64_t stride, bool vectors, float (&f)[kN]) {
-  if constexpr (kN > 1) {
-    if (vectors) return load_any<kN>(v.data, v.type, from, true, f);
+
+// What a row has beside its state, as it lies: their loads are under way together.
+struct Inputs {
+  uint32_t x, dt, z, a, d, bias;
+
+  __device__ __forceinline__ Inputs(const Problem& p, const Place& o) {
+    const auto bits = [&](const Heads& t, int64_t batch) {
+      return t.view.data != nullptr ? read_bits(t.view.data, t.view.type, at(t, batch, o.head, o.i)) : 0;
+    };
+    x = bits(p.x, o.batch), dt = bits(p.dt, o.batch), z = bits(p.z, o.batch);
+    a = bits(p.a, 0), d = bits(p.d, 0), bias = bits(p.dt_bias, 0);
   }
-#pragma unroll
-  for (int i = 0; i < kN; ++i) f[i] = read(v.data, v.type, from + i * stride);
-}
-
-// T = void: a state of any type and strides, a number at a time.
-template <class T>
-constexpr int kStateVector = 16 / sizeof(T);
-template <>
-constexpr int kStateVector<void> = 1;
-
-struct Row {
-  int64_t batch, head, i, entry;  // entry: the state's row, negative: none
-  float delta, input;             // Δ and Δ x
+  __device__ __forceinline__ float delta(const Problem& p) const {
+    const float raw = value_of(dt, p.dt.view.type) + value_of(bias, p.dt_bias.view.type);
+    return p.softplus ? softplus(raw) : raw;
+  }
+  __device__ __forceinline__ void finish(const Problem& p, const Place& o, float y) const {
+    y += value_of(d, p.d.view.type) * value_of(x, p.x.view.type);
+    if (p.z.view.data != nullptr) y *= gate_of(value_of(z, p.z.view.type)).value;
+    write(p.y.view.data, p.y.view.type, at(p.y, o.batch, o.head, o.i), o.entry < 0 ? 0.f : y);
+  }
 };
 
-template <class T>
-__global__ void __launch_bounds__(kThreads) step_states(const Problem p, const Plan plan) {
-  constexpr int kN = kStateVector<T>;
-  const int lane = int(threadIdx.x) % plan.lanes, rows = kThreads / plan.lanes;
-  const int64_t first = int64_t{blockIdx.x} * rows * kRows + threadIdx.x / plan.lanes;
-  const int64_t group_heads = p.heads / p.groups;
-  Row row[kRows];
-  float y[kRows] = {}, decay[kRows];
-  const bool alike = p.a.view.step == 0 || p.states == 1;
+template <int kN>  // of B or C
+__device__ __forceinline__ void coefficients(const Heads& t, int64_t batch, int64_t group, int n,
+                                             uint32_t (&bits)[kN]) {
+  const int64_t from = at(t, batch, group, n);
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    // Lanes beyond the end take part in shuffles.
-    const int64_t n = first + r * rows < plan.end ? first + r * rows : plan.end - 1;
-    const uint32_t of_head = plan.by_dim(uint32_t(n)), batch = plan.by_heads(of_head);
-    Row& own = row[r];
-    own.batch = batch, own.head = of_head - batch * p.heads, own.i = n - int64_t{of_head} * p.dim;
-    own.entry = p.indices != nullptr ? p.indices[batch] : int64_t{batch};
-    const float raw = number(p.dt, batch, own.head, own.i) + number(p.dt_bias, 0, own.head, own.i);
-    own.delta = p.softplus ? softplus(raw) : raw;
-    own.input = own.delta * number(p.x, batch, own.head, own.i);
-    decay[r] = alike ? exp2(own.delta * kLog2E * number(p.a, 0, own.head, own.i)) : 0.f;
-  }
-  for (int n = lane * kN; n < p.states; n += plan.lanes * kN) {
-    float h[kRows][kN], a[kRows][kN], b[kRows][kN], c[kRows][kN];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const Row& own = row[r];
-      if (own.entry < 0) continue;
-      const View& s = p.state.view;
-      numbers<kN>(s, at(p.state, own.entry, own.head, own.i) + n * s.step, s.step, true, h[r]);
-      if (!alike)
-        numbers<kN>(p.a.view, at(p.a, 0, own.head, own.i) + n * p.a.view.step, p.a.view.step, plan.rates, a[r]);
-      const int64_t group = own.head / group_heads, step = p.b.view.channel, step_c = p.c.view.channel;
-      numbers<kN>(p.b.view, at(p.b, own.batch, group, n), step, plan.tokens, b[r]);
-      numbers<kN>(p.c.view, at(p.c, own.batch, group, n), step_c, plan.tokens, c[r]);
-    }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const Row& own = row[r];
-      if (own.entry < 0) continue;
-#pragma unroll
-      for (int i = 0; i < kN; ++i) {
-        const float power = alike ? decay[r] : exp2(own.delta * kLog2E * a[r][i]);
-        h[r][i] = power * h[r][i] + own.input * b[r][i];
-        y[r] += h[r][i] * c[r][i];
-      }
-      const View& s = p.state.view;
-      const int64_t to = at(p.state, own.entry, own.head, own.i) + n * s.step;
-      if (first + r * rows >= plan.end) continue;
-      if constexpr (kN == 1)
-        write(s.data, s.type, to, h[r][0]);
-      else
-        store_floats<kN>(static_cast<T*>(s.data) + to, h[r]);
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const Row& own = row[r];
-    float sum = lanes_sum(y[r], plan.lanes);
-    if (lane != 0 || first + r * rows >= plan.end) continue;
-    sum += number(p.d, 0, own.head, own.i) * number(p.x, own.batch, own.head, own.i);
-    if (p.z.view.data != nullptr) sum *= gate_of(number(p.z, own.batch, own.head, own.i)).value;
-    write(p.y.view.data, p.y.view.type, at(p.y, own.batch, own.head, own.i), own.entry < 0 ? 0.f : sum);
-  }
+  for (int i = 0; i < kN; ++i) bits[i] = read_bits(t.view.data, t.view.type, from + i * t.view.channel);
 }
 
-// Do vectors of kN numbers begin at multiples of their size, in all rows?
-bool whole(const Heads& t, int64_t beside, int64_t apart, int64_t most, int count) {
-  const uint64_t strides = uint64_t(t.view.batch) | uint64_t(t.head) | uint64_t(apart);
-  return beside == 1 && strides % uint64_t(most) == 0 && count % most == 0 &&
+// Blocks of a multiprocessor, which registers are shared out among.
+template <class T, bool kAlike>
+constexpr int kBlocks = kAlike ? 6 : 4 + sizeof(T) / 4;
+
+// A warp has 32 rows of a head. Each lane knows what one of them has beside its state; the state is gone through 16
+// bytes a lane, `lanes` to a row. B and C are the rows' own, and stay. kAlike: A is the same along a row; else it lies
+// beside the state's numbers in float32.
+template <class T, bool kAlike>
+__global__ void __launch_bounds__(kThreads, kBlocks<T, kAlike>) step_rows(const Problem p, const Plan plan) {
+  constexpr int kN = kPerVector<T>, kUnderWay = 4;  // rows of a lane whose loads are
+  const int lane = int(threadIdx.x) % 32, lanes = plan.lanes, at_once = 32 / lanes;
+  const int row = lane / lanes, beside = lane % lanes;  // its row of those at once, its vector of the row's
+  const uint32_t item = blockIdx.x * kWarps + threadIdx.x / 32;
+  if (item >= plan.items) return;
+  Place own = place_of(p, plan, item, 32);
+  const uint32_t first = own.i, left = uint32_t(p.dim) - first;
+  const int rows = left < 32 ? int(left) : 32;
+  own.i += lane < rows ? lane : 0;
+  const Inputs inputs(p, own);
+  float y = 0.f;
+  if (own.entry >= 0) {
+    const View& s = p.state.view;
+    const int apart = at_once * int(s.channel), rates_apart = at_once * int(p.a.view.channel);
+    const uint32_t group = own.head / uint32_t(p.heads / p.groups);
+    for (int from = 0; from < p.states; from += lanes * kN) {
+      const int n = from + beside * kN;
+      const int end = n < p.states ? rows : 0;  // of this lane's
+      T* state = static_cast<T*>(s.data) + at(p.state, own.entry, own.head, first + row) + n;
+      const float* rates = static_cast<const float*>(p.a.view.data) + at(p.a, 0, own.head, first + row) + n;
+      Pack<T, kN> held[kUnderWay] = {};
+      float a[kAlike ? 1 : kUnderWay][kN] = {};
+      const auto fetch = [&](int k) {
+#pragma unroll
+        for (int u = 0; u < kUnderWay; ++u) {
+          if ((k + u) * at_once + row >= end) continue;
+          held[u] = load<kN>(state + u * apart);
+          if constexpr (!kAlike) load_floats<kN>(rates + u * rates_apart, a[u]);
+        }
+      };
+      fetch(0);
+      uint32_t b_bits[kN] = {}, c_bits[kN] = {};
+      if (end > 0) {
+        coefficients(p.b, own.batch, group, n, b_bits);
+        coefficients(p.c, own.batch, group, n, c_bits);
+      }
+      float b[kN], c[kN];
+#pragma unroll
+      for (int i = 0; i < kN; ++i) b[i] = value_of(b_bits[i], p.b.view.type), c[i] = value_of(c_bits[i], p.c.view.type);
+      const float delta = inputs.delta(p), input = delta * value_of(inputs.x, p.x.view.type);
+      const float rate = delta * kLog2E, power = kAlike ? exp2(rate * value_of(inputs.a, p.a.view.type)) : rate;
+      for (int k = 0; k < lanes; k += kUnderWay) {
+        float sums[kUnderWay];
+#pragma unroll
+        for (int u = 0; u < kUnderWay; ++u) {
+          const int of = (k + u) * at_once + row;
+          const float in = __shfl_sync(kAllLanes, input, of % 32), by = __shfl_sync(kAllLanes, power, of % 32);
+          float h[kN];
+          unpack(held[u], h);
+          sums[u] = 0.f;
+#pragma unroll
+          for (int i = 0; i < kN; ++i) {
+            h[i] = (kAlike ? by : exp2(by * a[kAlike ? 0 : u][i])) * h[i] + in * b[i];
+            sums[u] += h[i] * c[i];
+          }
+          if (of < end) store_floats<kN>(state + u * apart, h);
+        }
+        state += kUnderWay * apart, rates += kUnderWay * rates_apart;
+        fetch(k + kUnderWay);
+        for (int o = lanes / 2; o > 0; o /= 2) {
+#pragma unroll
+          for (int u = 0; u < kUnderWay; ++u) sums[u] += __shfl_xor_sync(kAllLanes, sums[u], o);
+        }
+#pragma unroll
+        for (int u = 0; u < kUnderWay; ++u) {  // to the lane that knows the rest of the row
+          const float sum = __shfl_sync(kAllLanes, sums[u], lane % at_once * lanes);
+          if (lane / at_once == k + u) y += sum;
+        }
+      }
+    }
+  }
+  if (lane < rows) inputs.finish(p, own, y);
+}
+
+// Of any types and strides: some lanes have a row, each one number at a time.
+__global__ void __launch_bounds__(kThreads) step_any(const Problem p, const Plan plan) {
+  const int lane = int(threadIdx.x) % plan.lanes;
+  const uint32_t wanted = blockIdx.x * uint32_t(kThreads / plan.lanes) + threadIdx.x / plan.lanes;
+  const Place own = place_of(p, plan, wanted < plan.items ? wanted : plan.items - 1, 1);  // all take part in shuffles
+  const Inputs inputs(p, own);
+  const float delta = inputs.delta(p), input = delta * value_of(inputs.x, p.x.view.type);
+  const uint32_t group = own.head / uint32_t(p.heads / p.groups);
+  const View &s = p.state.view, &a = p.a.view;
+  float y = 0.f;
+  for (int n = lane; n < p.states && own.entry >= 0 && wanted < plan.items; n += plan.lanes) {
+    const int64_t to = at(p.state, own.entry, own.head, own.i) + n * s.step;
+    const float rate = read(a.data, a.type, at(p.a, 0, own.head, own.i) + n * a.step);
+    const float b = read(p.b.view.data, p.b.view.type, at(p.b, own.batch, group, n));
+    const float h = exp2(delta * kLog2E * rate) * read(s.data, s.type, to) + input * b;
+    y += h * read(p.c.view.data, p.c.view.type, at(p.c, own.batch, group, n));
+    write(s.data, s.type, to, h);
+  }
+  y = lanes_sum(y, plan.lanes);
+  if (lane == 0 && wanted < plan.items) inputs.finish(p, own, y);
+}
+
+// Do vectors of `most` numbers begin at multiples of their size, in all rows of states, and rows not far apart?
+bool whole(const Heads& t, int64_t most, int count) {
+  const uint64_t strides = uint64_t(t.view.batch) | uint64_t(t.head) | uint64_t(t.view.channel);
+  return t.view.step == 1 && t.view.channel < (1 << 24) && strides % uint64_t(most) == 0 && count % most == 0 &&
          reinterpret_cast<uintptr_t>(t.view.data) % kernels::kVectorBytes == 0;
 }
 
@@ -131,23 +186,23 @@ void state_update(const Problem& p, Stream stream) {
   if (rows >> 31 != 0)  // what Dividers take
     throw std::runtime_error("selective_state_update: wanted batch x heads x dim below 2^31; got " +
                              std::to_string(rows) + "; call it for parts of the batch");
-  const auto go = [&]<class T>() {
-    constexpr int kN = kStateVector<T>;
+  const auto plan = [&](int64_t each, int64_t vector) {
     int lanes = 1;
-    while (lanes < 32 && lanes * kN < p.states) lanes *= 2;
-    const int64_t each = int64_t{kThreads / lanes} * kRows;
-    const Plan plan{lanes,
-                    rows,
-                    Divider(p.dim),
-                    Divider(p.heads),
-                    whole(p.a, p.a.view.step, p.a.view.channel, kN, p.states),
-                    whole(p.b, p.b.view.channel, 0, kN, p.states) && whole(p.c, p.c.view.channel, 0, kN, p.states)};
-    kernels::gpu::launch(&step_states<T>, divide_up(rows, each), kThreads, stream, p, plan);
+    while (lanes < 32 && lanes * vector < p.states) lanes *= 2;
+    const int64_t per_head = divide_up(p.dim, each);
+    return Plan{lanes, uint32_t(p.batch * p.heads * per_head), uint32_t(per_head), Divider(per_head), Divider(p.heads)};
   };
-  const View& s = p.state.view;
-  const int64_t vector = kernels::kVectorBytes / kernels::size_of(s.type);
-  if (!whole(p.state, s.step, s.channel, vector, p.states)) return go.template operator()<void>();
-  kernels::with_dtype(s.type, go);
+  const DType type = p.state.view.type;
+  const bool alike = p.a.view.step == 0, rates = p.a.view.type == DType::kFloat32 && whole(p.a, 4, p.states);
+  if (!whole(p.state, kernels::kVectorBytes / kernels::size_of(type), p.states) || !(alike || rates)) {
+    const Plan any = plan(1, 1);
+    return kernels::gpu::launch(&step_any, divide_up(any.items, kThreads / any.lanes), kThreads, stream, p, any);
+  }
+  kernels::with_dtype(type, [&]<class T>() {
+    const Plan by_rows = plan(32, kPerVector<T>);
+    const auto kernel = alike ? &step_rows<T, true> : &step_rows<T, false>;
+    kernels::gpu::launch(kernel, divide_up(by_rows.items, kWarps), kThreads, stream, p, by_rows);
+  });
 }
 
 }  // namespace mamba::cuda

@@ -19,6 +19,16 @@ __device__ __forceinline__ float read(const void* data, DType type, int64_t at) 
   if (type == DType::kBFloat16) return to_float(static_cast<const BFloat16*>(data)[at]);
   return to_float(static_cast<const Half*>(data)[at]);
 }
+// The same in two parts: bits as they lie, and their value. A value right behind its load keeps those after it waiting.
+__device__ __forceinline__ uint32_t read_bits(const void* data, DType type, int64_t at) {
+  if (type == DType::kFloat32) return static_cast<const uint32_t*>(data)[at];
+  return static_cast<const uint16_t*>(data)[at];
+}
+__device__ __forceinline__ float value_of(uint32_t bits, DType type) {
+  const float half = to_float(Half{uint16_t(bits)}),
+              whole = __uint_as_float(type == DType::kFloat32 ? bits : bits << 16);
+  return type == DType::kFloat16 ? half : whole;
+}
 __device__ __forceinline__ void write(void* data, DType type, int64_t at, float v) {
   if (type == DType::kFloat32)
     static_cast<float*>(data)[at] = v;

@@ -8,6 +8,7 @@ transformers hands them over) and tokens beside each other. The steps of generat
 compared with float64's first, on some channels.
 
 Microseconds by CUDA events, the median of rounds in which all of a row take turns; each also after a write that fills L2.
+Steps of generation, and the copy beside them, are replayed from a graph.
 The libraries are causal-conv1d's and mamba-ssm's sources, with their functions as torch.ops.peer_conv and peer_scan; the
 folder has mamba_ssm's Triton kernels in it.
 """
@@ -26,6 +27,7 @@ from gpu_common import Timer, load_packages, relative_error  # noqa: E402
 
 B, D, L, N, W = 4, 8192, 4096, 16, 4
 ROWS = 64  # of a step of generation
+CAPTURED = 48  # steps of a graph, at least
 SLICE = 64  # channels that are compared
 CONV, SCAN, TRITON = "causal-conv1d", "mamba-ssm", "mamba-ssm, Triton"
 # GB/s of the convolution and milliseconds of the scan are the issue's; the steps' are a share of a copy.
@@ -50,6 +52,16 @@ def grads(outputs, inputs, dys):
     return torch.autograd.grad(outputs, inputs, dys, retain_graph=True)
 
 
+def captured(call, given):
+    for one in given[:2]:  # what is made at a first call
+        call(one)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for one in given:
+            call(one)
+    return graph
+
+
 class Bench:
     def __init__(self, args):
         self.only = re.compile(args.only)
@@ -70,8 +82,23 @@ class Bench:
         """moved: the bytes that must be read and written. Rows' numbers are microseconds."""
         calls = {"ours": ours} | {name: call for name, call in peers.items() if call}
         seen = self.timer.in_turns({name: lambda i, call=call: call() for name, call in calls.items()})
+        self.add(what, shape, moved, seen, self.timer.copy_us(moved))
+
+    def run_steps(self, what, shape, moved, states, ours, **peers):
+        """The same of calls with a state, which are so many that none is still in L2. Generation replays its steps from a graph,
+        and so does this: the host is slower than such a call."""
+        pairs = [[torch.randint(0, 256, (moved // 2,), dtype=torch.uint8, device="cuda") for _ in range(2)] for _ in states]
+        calls = {"ours": (ours, states), "": (lambda pair: pair[1].copy_(pair[0]), pairs)}
+        calls |= {name: (call, states) for name, call in peers.items() if call}
+        rounds = -(-CAPTURED // len(states))
+        graphs = {name: captured(call, given * rounds) for name, (call, given) in calls.items()}
+        seen = self.timer.in_turns({name: lambda i, graph=graph: graph.replay() for name, graph in graphs.items()})
+        seen = {name: tuple(us / (rounds * len(states)) for us in both) for name, both in seen.items()}
+        self.add(what, shape, moved, seen, seen.pop(""))
+
+    def add(self, what, shape, moved, seen, of_copy):
         us, cleared = seen.pop("ours")
-        copy, copy_cleared = self.timer.copy_us(moved)
+        copy, copy_cleared = of_copy
         common = dict(kind="op", what=what, shape=shape, dtype="bfloat16", ours=us, ours_cleared=cleared, unit="us",
                       target=TARGETS.get(what, ""))  # fmt: skip
         print(f"{what} {shape}: {moved / us / 1e3:.0f} GB/s, cleared {moved / cleared / 1e3:.0f}; a copy {moved / copy / 1e3:.0f}, {moved / copy_cleared / 1e3:.0f}")
@@ -154,19 +181,9 @@ def scan(bench, peer):
 
 def updates(bench, conv_peer, triton):
     ops = bench.ops
-    # What is updated lies in so many copies that none is still in L2.
     update = None
     if triton:
         from mamba_ssm.ops.triton.selective_state_update import selective_state_update as update
-
-    def turns(states, call):
-        at = [0]
-
-        def step():
-            at[0] = (at[0] + 1) % len(states)
-            return call(states[at[0]])
-
-        return step
 
     # Mamba: each channel its own rates. Mamba-2: one a head.
     x, dt, z = rand(ROWS, D), rand(ROWS, D), rand(ROWS, D)
@@ -181,7 +198,7 @@ def updates(bench, conv_peer, triton):
     mine = states[0].clone()
     bench.check("selective_state_update", [ours(mine), mine], [y, s64], 2**-8)
     moved = 2 * states[0].numel() * 4 + 4 * x.numel() * 2
-    bench.run("selective_state_update", f"{ROWS} rows D{D} N{N}", moved, turns(states, ours), **{TRITON: theirs and turns(states, theirs)})
+    bench.run_steps("selective_state_update", f"{ROWS} rows D{D} N{N}", moved, states, ours, **{TRITON: theirs})
 
     heads, dim, wide = 80, 64, 128
     x, z, b, c = rand(ROWS, heads, dim), rand(ROWS, heads, dim), rand(ROWS, 1, wide), rand(ROWS, 1, wide)
@@ -192,20 +209,20 @@ def updates(bench, conv_peer, triton):
     ours = lambda s: ops.selective_state_update(s, x, dt, a, b, c, d, z, bias, None, True)
     theirs = update and (lambda s: update(s, x, dt, a, b, c, d, z, bias, True))
     moved = 2 * states[0].numel() * 4 + 4 * x.numel() * 2
-    bench.run("selective_state_update", f"{ROWS} rows H{heads} P{dim} N{wide}", moved, turns(states, ours), **{TRITON: theirs and turns(states, theirs)})
+    bench.run_steps("selective_state_update", f"{ROWS} rows H{heads} P{dim} N{wide}", moved, states, ours, **{TRITON: theirs})
 
     x, weight, bias = rand(ROWS, D), rand(D, W), rand(D)
     states = [rand(ROWS, D, W - 1) for _ in range(24)]
     ours = lambda s: ops.causal_conv1d_update(x, s, weight, bias, None, None, "silu")
     theirs, out = None, torch.empty_like(x)
     if conv_peer:
-        theirs = turns(states, lambda s: torch.ops.peer_conv.update(x.unsqueeze(2), s, weight, bias, out.unsqueeze(2), True))
+        theirs = lambda s: torch.ops.peer_conv.update(x.unsqueeze(2), s, weight, bias, out.unsqueeze(2), True)
     want = states[0].clone()
     line = torch.cat([want, x.unsqueeze(2)], 2)
     y = F.silu((line.double() * weight.double()).sum(2) + bias.double())
     bench.check("causal_conv1d_update", [ours(want), want], [y, line[..., 1:]], 2**-8)
     moved = 2 * states[0].numel() * 2 + 2 * x.numel() * 2
-    bench.run("causal_conv1d_update", f"{ROWS} rows D{D} W{W}", moved, turns(states, ours), **{CONV: theirs})
+    bench.run_steps("causal_conv1d_update", f"{ROWS} rows D{D} W{W}", moved, states, ours, **{CONV: theirs})
 
 
 def gated_norm(bench, triton):

@@ -4,7 +4,8 @@
 # (cuda/conv_channels.cuh).
 WIDE = (
     r"forward_(steps|long_steps|channels)<.*BFloat16, 4, false>|backward_steps<.*BFloat16, 4, false>"
-    r"|scan::gpu::(forward|backward)<kernels::BFloat16.*false, false>|step_states<(float|kernels::BFloat16)>"
+    r"|forward_four_channels<.*BFloat16|backward_four_steps<.*BFloat16"
+    r"|scan::gpu::(forward|backward)<kernels::BFloat16.*false, false>|step_rows<(float|kernels::BFloat16)"
     r"|gated_norm::gpu::(forward|backward)_held<kernels::BFloat16"
 )
 # What takes numbers one by one, of any layout, with B and C constant or not.
