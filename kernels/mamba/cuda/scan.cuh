@@ -7,6 +7,7 @@
 
 #include <type_traits>
 
+#include "kernels/common/gpu/mma.cuh"
 #include "kernels/mamba/cuda/view.cuh"
 #include "kernels/mamba/scan.h"
 
@@ -28,15 +29,19 @@ struct Shape {
   static constexpr int kStates = kLanes * kPer, kChannels = kWarps * (32 / kLanes) * kEach;
   // 16 bytes more than a row of states: steps that are written side by side take other banks.
   static constexpr int kPitch = kStates + 4;
-  // Channel e of this lane. Those that a warp reads together are a multiple of 8 apart, and rows are skewed by 16 bytes
-  // every 8 channels: neither the walk's reads nor the tile's writes wait for banks.
+  // Channel e of this lane: of two, neighbouring lanes have the first and the second in turn (sum_lanes). Those that
+  // a warp reads together are a multiple of kApart apart, and rows are skewed by 16 bytes every kApart channels:
+  // neither the walk's reads nor the tile's writes wait for banks.
+  static constexpr int kApart = kWarps * kEach;
   __device__ static __forceinline__ int channel(int e) {
     const int warp = int(threadIdx.x) / 32, quad = int(threadIdx.x) % 32 / kLanes;
-    return quad * (kWarps * kEach) + warp * kEach + e;
+    return quad * kApart + warp * kEach + (kEach == 2 ? e ^ int(threadIdx.x % 2) : e);
+  }
+  static constexpr int skewed(int row) { return kChannels * row + 4 * ((kChannels + kApart - 1) / kApart); }
+  __device__ static __forceinline__ int row(int channel, int length) {
+    return channel * length + 4 * (channel / kApart);
   }
 };
-__device__ __forceinline__ int skew(int channel) { return 4 * (channel / 8); }
-constexpr int skewed(int channels, int row) { return channels * row + 4 * ((channels + 7) / 8); }
 
 // The block's place.
 struct Place {
@@ -44,25 +49,87 @@ struct Place {
   int channels;                   // that there are, up to the block's
 };
 
-// fn(channel, step) for the thread's vectors of a tile of kChannels x kSteps; element e of a vector is channel + e,
-// or step + e. kInTurn: one vector after the other, where all of a thread's at once would cost too many registers.
-template <Along kAlong, int kChannels, int kSteps, bool kInTurn = false, class Fn>
-__device__ __forceinline__ void for_vectors(const Fn& fn) {
-  constexpr int kWide = kAlong == Along::kAny ? 1 : kVector, kCount = kChannels * kSteps / kWide;
-  static_assert(kCount % kThreads == 0);
-#pragma unroll(kInTurn || kAlong == Along::kAny ? 1 : kCount / kThreads)
-  for (int k = 0; k < kCount / kThreads; ++k) {
-    const int i = k * kThreads + int(threadIdx.x);
-    if constexpr (kAlong == Along::kChannels) {
-      fn(i % (kChannels / kVector) * kVector, i / (kChannels / kVector));
-    } else if constexpr (kAlong == Along::kSteps) {
-      const int row = i / (kSteps / kVector);
-      fn(row % (kChannels / 8) * 8 + row / (kChannels / 8), i % (kSteps / kVector) * kVector);
-    } else {
-      fn(i % kChannels, i / kChannels);
-    }
+// Vector k of the thread in a tile of kChannels x kSteps: element e of it is channel + e, or step + e.
+struct VectorAt {
+  int channel, step;
+};
+template <Along kAlong>
+constexpr int kWide = kAlong == Along::kAny ? 1 : kVector;
+template <Along kAlong, int kChannels, int kSteps>
+constexpr int kVectors = kChannels* kSteps / kWide<kAlong> / kThreads;
+template <Along kAlong, int kChannels, int kSteps>
+__device__ __forceinline__ VectorAt vector_at(int k) {
+  static_assert(kVectors<kAlong, kChannels, kSteps> * kWide<kAlong> * kThreads == kChannels * kSteps);
+  const int i = k * kThreads + int(threadIdx.x);
+  if constexpr (kAlong == Along::kChannels) {
+    return {i % (kChannels / kVector) * kVector, i / (kChannels / kVector)};
+  } else if constexpr (kAlong == Along::kSteps) {
+    const int row = i / (kSteps / kVector);
+    return {row % (kChannels / 8) * 8 + row / (kChannels / 8), i % (kSteps / kVector) * kVector};
+  } else {
+    return {i % kChannels, i / kChannels};
   }
 }
+// fn(k, channel, step) for all of them.
+template <Along kAlong, int kChannels, int kSteps, class Fn>
+__device__ __forceinline__ void for_vectors(const Fn& fn) {
+  constexpr int kCount = kVectors<kAlong, kChannels, kSteps>;
+#pragma unroll(kAlong == Along::kAny ? 1 : kCount)
+  for (int k = 0; k < kCount; ++k) {
+    const VectorAt v = vector_at<kAlong, kChannels, kSteps>(k);
+    fn(k, v.channel, v.step);
+  }
+}
+
+// Where the thread's vectors of a tensor's tiles lie. A place is 30 instructions of 64 bits, a step to the next two.
+template <Along kAlong, class T, int kChannels, int kSteps>
+class Cursor {
+ public:
+  __device__ __forceinline__ Cursor(const View& v, const Place& at) {
+    const VectorAt first = vector_at<kAlong, kChannels, kSteps>(0);
+    if (v.data != nullptr) at_ = static_cast<T*>(v.data) + place(v, at.batch, at.channel + first.channel, first.step);
+  }
+  __device__ __forceinline__ T* operator()(const View& v, int k) const {
+    if constexpr (kAlong == Along::kChannels)
+      return at_ + k * (kThreads / (kChannels / kVector)) * v.step;
+    else
+      return at_ + k * (kThreads / (kSteps / kVector) / (kChannels / 8)) * v.channel;
+  }
+  __device__ __forceinline__ void next(const View& v) { at_ += kSteps * v.step; }  // tile
+
+ private:
+  T* at_ = nullptr;
+};
+
+template <int kChannels, int kSteps>
+struct Cursor<Along::kAny, void, kChannels, kSteps> {
+  __device__ __forceinline__ Cursor(const View&, const Place&) {}
+  __device__ __forceinline__ void next(const View&) {}
+};
+
+// Vectors of the next tile on their way to shared memory while this one is worked on. A thread copies what it will read
+// itself, as it lies: no barrier, no conversion and no register stands in between.
+template <class T, int kCount>
+struct Raw {
+  static constexpr int kPieces = kVector * int(sizeof(T)) / 16;
+  uint4 pieces[kCount][kPieces][kThreads];
+
+  __device__ __forceinline__ void fetch(int k, const T* from) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) start_copy(&pieces[k][i][threadIdx.x], from + i * kPerVector<T>, false);
+  }
+  __device__ __forceinline__ void read(int k, float (&f)[kVector]) const {
+    Pack<T, kVector> v;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const uint4 piece = pieces[k][i][threadIdx.x];
+      v.w[4 * i] = piece.x, v.w[4 * i + 1] = piece.y, v.w[4 * i + 2] = piece.z, v.w[4 * i + 3] = piece.w;
+    }
+    unpack(v, f);
+  }
+};
+template <int kCount>
+struct Raw<void, kCount> {};  // numbers one by one are read where they are wanted
 
 // The numbers of a vector, or zeros beyond the channels or steps; whole vectors lie on either side of the border.
 template <Along kAlong, class T, int kN>
@@ -124,6 +191,7 @@ __device__ __forceinline__ int32_t sequence_before(const Sequences& s, int64_t b
 template <class S, int kSteps>
 __device__ __forceinline__ void load_tokens_each(const Coefficients& from, const Problem& p, const Place& at,
                                                  int64_t first, int offset, const Marks* marks, float* tile) {
+  if (from.constant) return;
   const bool steps_first = from.view.step == 1;
   const int64_t base = at.group * from.group + at.batch * from.view.batch;
   for (int i = int(threadIdx.x); i < kSteps * S::kStates; i += kThreads) {
@@ -134,23 +202,36 @@ __device__ __forceinline__ void load_tokens_each(const Coefficients& from, const
                : 0.f;
   }
 }
-// 16 states of T in whole vectors, along steps or along states: one vector a thread and 64 steps of B or C, where each
-// number by itself would cost a tenth of the forward's instructions.
+// 16 states of T in whole vectors, along steps or along states: each number by itself would cost a tenth of the
+// forward's instructions. Vector i of a tile:
+template <class S, int kSteps>
+__device__ __forceinline__ VectorAt token_vector(Along along, int i) {  // its state, its step
+  if (along == Along::kSteps) return {i / (kSteps / kVector), i % (kSteps / kVector) * kVector};
+  return {i % (S::kStates / kVector) * kVector, i / (S::kStates / kVector)};
+}
+__device__ __forceinline__ int64_t token_place(const Coefficients& from, const Place& at, int64_t first, VectorAt v) {
+  const View& view = from.view;
+  return at.group * from.group + at.batch * view.batch + v.channel * view.channel + (first + v.step) * view.step;
+}
+template <class S>
+__device__ __forceinline__ void store_token_vector(const float (&f)[kVector], VectorAt v, const Marks* marks,
+                                                   Along along, float* tile) {
+  const bool steps = along == Along::kSteps;
+#pragma unroll
+  for (int e = 0; e < kVector; ++e) {
+    const int step = steps ? v.step + e : v.step, state = steps ? v.channel : v.channel + e;
+    tile[step * S::kPitch + state] = marks == nullptr || marks->counts[step] != 0.f ? f[e] : 0.f;
+  }
+}
 template <class T, class S, int kSteps>
 __device__ __forceinline__ void load_token_vectors(const Coefficients& from, const Problem& p, const Place& at,
                                                    int64_t first, const Marks* marks, Along along, float* tile) {
-  const T* base = static_cast<const T*>(from.view.data) + at.group * from.group + at.batch * from.view.batch;
   for (int i = int(threadIdx.x); i < kSteps * S::kStates / kVector; i += kThreads) {
-    const bool steps = along == Along::kSteps;
-    const int s = steps ? i % (kSteps / kVector) * kVector : i / (S::kStates / kVector);
-    const int n = steps ? i / (kSteps / kVector) : i % (S::kStates / kVector) * kVector;
+    const VectorAt v = token_vector<S, kSteps>(along, i);
     float f[kVector] = {};
-    if (first + s < p.length) load_floats<kVector>(base + n * from.view.channel + (first + s) * from.view.step, f);
-#pragma unroll
-    for (int e = 0; e < kVector; ++e) {
-      const int at_step = steps ? s + e : s, at_state = steps ? n : n + e;
-      tile[at_step * S::kPitch + at_state] = marks == nullptr || marks->counts[at_step] != 0.f ? f[e] : 0.f;
-    }
+    if (first + v.step < p.length)
+      load_floats<kVector>(static_cast<const T*>(from.view.data) + token_place(from, at, first, v), f);
+    store_token_vector<S>(f, v, marks, along, tile);
   }
 }
 // How B or C lie; kAny: take them one by one.
@@ -160,7 +241,6 @@ struct TokenLayouts {
 template <class T, class S, int kSteps>
 __device__ __forceinline__ void load_tokens(const Coefficients& from, const Problem& p, const Place& at, int64_t first,
                                             int offset, const Marks* marks, Along along, float* tile) {
-  if (from.constant) return;
   if constexpr (!std::is_void_v<T>) {
     if (along != Along::kAny) return load_token_vectors<T, S, kSteps>(from, p, at, first, marks, along, tile);
   }
@@ -205,16 +285,34 @@ __device__ __forceinline__ void load_shared(const float* from, float (&f)[kCount
   }
 }
 
-// Sums over the lanes of a channel of four numbers: lane l gets that of v[l % 4]. Three shuffles for 4 lanes, not 8.
-template <int kLanes>
-__device__ __forceinline__ float sum_four(const float (&v)[4]) {
+// Sums over the lanes of a channel, of four steps: lane l gets those of its first channel, of step summed_step(0), or
+// of that and the next one. Of two channels the first exchange sends what the other lane has as its first: nothing is
+// selected.
+template <class S>
+__device__ __forceinline__ int summed_step() {
+  return S::kEach == 2 ? int(threadIdx.x & 2) : int(threadIdx.x & 3);
+}
+template <class S>
+__device__ __forceinline__ void sum_lanes(const float (&v)[S::kEach][4], float (&sums)[S::kEach]) {
+  static_assert(S::kEach <= 2 && S::kLanes >= 4);
   const bool odd = (threadIdx.x & 1) != 0, high = (threadIdx.x & 2) != 0;
-  const float low = (odd ? v[1] : v[0]) + __shfl_xor_sync(kAllLanes, odd ? v[0] : v[1], 1);
-  const float top = (odd ? v[3] : v[2]) + __shfl_xor_sync(kAllLanes, odd ? v[2] : v[3], 1);
-  float sum = (high ? top : low) + __shfl_xor_sync(kAllLanes, high ? low : top, 2);
+  if constexpr (S::kEach == 2) {
+    float own[4];
 #pragma unroll
-  for (int o = 4; o < kLanes; o *= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
-  return sum;
+    for (int s = 0; s < 4; ++s) own[s] = v[0][s] + __shfl_xor_sync(kAllLanes, v[1][s], 1);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      sums[i] = (high ? own[i + 2] : own[i]) + __shfl_xor_sync(kAllLanes, high ? own[i] : own[i + 2], 2);
+  } else {
+    const float low = (odd ? v[0][1] : v[0][0]) + __shfl_xor_sync(kAllLanes, odd ? v[0][0] : v[0][1], 1);
+    const float top = (odd ? v[0][3] : v[0][2]) + __shfl_xor_sync(kAllLanes, odd ? v[0][2] : v[0][3], 1);
+    sums[0] = (high ? top : low) + __shfl_xor_sync(kAllLanes, high ? low : top, 2);
+  }
+#pragma unroll
+  for (int o = 4; o < S::kLanes; o *= 2) {
+#pragma unroll
+    for (int i = 0; i < S::kEach; ++i) sums[i] += __shfl_xor_sync(kAllLanes, sums[i], o);
+  }
 }
 
 }  // namespace mamba::scan::gpu

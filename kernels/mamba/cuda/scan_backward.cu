@@ -66,7 +66,7 @@ BackwardPlan plan_of(const Problem& p, int64_t channels) {
 
 int64_t scan_slots(const scan::Problem& p) {
   int64_t slots = 1;
-  with_shape(p, Along::kAny, [&]<class T, Along kAlong, class S>() { slots = plan_of(p, S::kChannels).slots; });
+  with_shape<2>(p, Along::kAny, [&]<class T, Along kAlong, class S>() { slots = plan_of(p, S::kChannels).slots; });
   return slots;
 }
 
@@ -74,7 +74,7 @@ void scan_backward(const scan::Backward& a, Stream stream) {
   const scan::Problem& p = a.of;
   if (p.channels == 0) return;
   if (p.batch > 0) {
-    with_shape(p, along_of(a), [&]<class T, Along kAlong, class S>() {
+    with_shape<2>(p, along_of(a), [&]<class T, Along kAlong, class S>() {
       const BackwardPlan plan = plan_of(p, S::kChannels);
       with_kinds<kAlong>(p, [&]<bool kPacked, bool kConstant>() {
         kernels::gpu::launch_with_memory<&scan::gpu::backward<T, kAlong, S, kPacked, kConstant>>(

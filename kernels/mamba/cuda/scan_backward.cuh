@@ -108,7 +108,7 @@ __device__ __forceinline__ void walk_back(const Problem& p, BackwardMemory<S>& m
   constexpr int kKept = kKeptOf<S::kLanes, S::kPer>;
   const int place = int(threadIdx.x) % S::kLanes, states = place * S::kPer;
   float* const warp_sums = sums + int(threadIdx.x) / 32 * (kPart * 2 * S::kStates) + states;
-  float a[kBack][S::kEach][S::kPer], held[kBack][S::kEach][S::kPer], y[S::kEach][kBack / 4];
+  float a[kBack][S::kEach][S::kPer], held[kBack][S::kEach][S::kPer], y[kBack / 4][S::kEach];
 #pragma unroll
   for (int four = 0; four < kBack; four += 4) {
     float part_y[S::kEach][4] = {}, dy[S::kEach][4], inputs[S::kEach][4];
@@ -146,8 +146,7 @@ __device__ __forceinline__ void walk_back(const Problem& p, BackwardMemory<S>& m
         for (int n = 0; n < kKept; ++n) warp_sums[(2 * s + 1) * S::kStates + first + n] = dc[n];
       }
     }
-#pragma unroll
-    for (int e = 0; e < S::kEach; ++e) y[e][four / 4] = sum_four<S::kLanes>(part_y[e]);
+    sum_lanes<S>(part_y, y[four / 4]);
   }
 #pragma unroll
   for (int four = kBack - 4; four >= 0; four -= 4) {
@@ -189,12 +188,15 @@ __device__ __forceinline__ void walk_back(const Problem& p, BackwardMemory<S>& m
       }
     }
     __syncwarp();  // all lanes have read what is written over
+    float b[S::kEach], rate[S::kEach];
+    sum_lanes<S>(by_b, b);
+    sum_lanes<S>(by_rate, rate);
+    if (place >= 4) continue;
 #pragma unroll
-    for (int e = 0; e < S::kEach; ++e) {
-      const float b = sum_four<S::kLanes>(by_b[e]), rate = sum_four<S::kLanes>(by_rate[e]);
-      if (place >= 4) continue;
-      *reinterpret_cast<float2*>(m.input(S::channel(e), begin + four + place)) = make_float2(b, rate);
-      *m.gradient(S::channel(e), begin + four + place) = y[e][four / 4];
+    for (int i = 0; i < S::kEach; ++i) {
+      const int step = begin + four + summed_step<S>() + i;
+      *reinterpret_cast<float2*>(m.input(S::channel(0), step)) = make_float2(b[i], rate[i]);
+      *m.gradient(S::channel(0), step) = y[four / 4][i];
     }
   }
 }

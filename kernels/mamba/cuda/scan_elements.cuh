@@ -15,8 +15,8 @@ struct BackwardMemory {
   static constexpr bool kByPart = S::kStates > 64;
   static constexpr int kTokens = kByPart ? 8 : kSteps, kBuffers = kByPart ? 1 : 2, kElements = S::kEach * S::kPer;
 
-  float inputs[skewed(S::kChannels, 2 * kSteps)];  // [channel][step]: Δ and Δ u, then sum_n dh B and sum_n A log2 e q
-  float gradients[skewed(S::kChannels, kSteps)];   // [channel][step]: dy before the gate, then y
+  float inputs[S::skewed(2 * kSteps)];  // [channel][step]: Δ and Δ u, then sum_n dh B and sum_n A log2 e q
+  float gradients[S::skewed(kSteps)];   // [channel][step]: dy before the gate, then y
   float b[kTokens * S::kPitch], c[kTokens * S::kPitch];
   float states[kSteps / 8][kElements / 4][kThreads][4];     // before every 8th step, of each lane its own
   float token_sums[kBuffers][kWarps * 8 * 2 * S::kStates];  // of each warp: [step][dB, dC]
@@ -25,13 +25,13 @@ struct BackwardMemory {
   Marks marks;
 
   __device__ __forceinline__ float* input(int channel, int step) {
-    return inputs + channel * 2 * kSteps + skew(channel) + 2 * step;
+    return inputs + S::row(channel, 2 * kSteps) + 2 * step;
   }
   __device__ __forceinline__ const float* input(int channel, int step) const {
-    return inputs + channel * 2 * kSteps + skew(channel) + 2 * step;
+    return inputs + S::row(channel, 2 * kSteps) + 2 * step;
   }
   __device__ __forceinline__ float* gradient(int channel, int step) {
-    return gradients + channel * kSteps + skew(channel) + step;
+    return gradients + S::row(channel, kSteps) + step;
   }
   __device__ __forceinline__ int row(int step) const { return kByPart ? 0 : step; }  // of b and c
   __device__ __forceinline__ void keep(int part, const float (&h)[S::kEach][S::kPer]) {
@@ -88,9 +88,9 @@ __device__ __forceinline__ float softplus_slope(float raw) { return raw > 20.f ?
 template <class T, Along kAlong, class S, bool kPacked>
 __device__ __forceinline__ void open_chunk(const Backward& a, const Place& at, int64_t first, int steps,
                                            BackwardMemory<S>& m) {
-  constexpr int kWide = kAlong == Along::kAny ? 1 : kVector;
+  constexpr int kWide = gpu::kWide<kAlong>;
   const Problem& p = a.of;
-  for_vectors<kAlong, S::kChannels, kSteps>([&](int channel, int step) {
+  for_vectors<kAlong, S::kChannels, kSteps>([&](int, int channel, int step) {
     const bool inside = channel < at.channels && step < steps;
     float u[kWide], delta[kWide], dy[kWide], z[kWide];
     load_vector<kAlong, T>(p.u, at, channel, first + step, inside, u);
@@ -113,12 +113,10 @@ __device__ __forceinline__ void open_chunk(const Backward& a, const Place& at, i
 template <class T, Along kAlong, class S, bool kPacked>
 __device__ __forceinline__ void close_chunk(const Backward& a, const Place& at, int64_t first, int steps,
                                             BackwardMemory<S>& m) {
-  constexpr int kWide = kAlong == Along::kAny ? 1 : kVector, kOwn = kSums<kAlong>;
+  constexpr int kWide = gpu::kWide<kAlong>, kOwn = kSums<kAlong>;
   const Problem& p = a.of;
   float by_d[kOwn] = {}, by_bias[kOwn] = {};
-  int k = 0;
-  for_vectors<kAlong, S::kChannels, kSteps>([&](int channel, int step) {
-    const int row = k++;
+  for_vectors<kAlong, S::kChannels, kSteps>([&](int row, int channel, int step) {
     if (channel >= at.channels || step >= steps) return;
     float u[kWide], delta[kWide], dy[kWide], z[kWide], du[kWide], ddelta[kWide], dz[kWide];
     load_vector<kAlong, T>(p.u, at, channel, first + step, true, u);

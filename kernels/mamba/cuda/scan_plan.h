@@ -42,10 +42,10 @@ inline TokenLayouts token_layouts(const Problem& p) {
   return {of(p.b), of(p.c)};
 }
 
-// fn<T, kAlong, S>(): up to 16 states take whole vectors, more are rare.
-template <class Fn>
+// fn<T, kAlong, S>(): up to 16 states take whole vectors, with kEach channels a lane; more are rare.
+template <int kEach, class Fn>
 void with_shape(const Problem& p, Along along, const Fn& fn) {
-  using Few = Shape<4, 4, 2>;
+  using Few = Shape<4, 4, kEach>;
   if (along == Along::kAny) {
     if (p.states <= 16) return fn.template operator()<void, Along::kAny, Few>();
     if (p.states <= 32) return fn.template operator()<void, Along::kAny, Shape<8, 4, 2>>();
