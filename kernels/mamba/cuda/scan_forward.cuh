@@ -13,7 +13,7 @@ struct ForwardMemory {
   static constexpr int kCount = kVectors<kAlong, S::kChannels, kTile>;
   Raw<T, kCount> u[2], delta, z;  // u's next tile comes while y still wants this one
   Raw<T, 1> tokens;
-  float inputs[S::skewed(2 * kTile)];  // [channel][step]: Δ and Δ u; then y in the place of Δ
+  alignas(16) float inputs[S::skewed(2 * kTile)];  // [channel][step]: Δ and Δ u; then y in the place of Δ
   float b[kTile * S::kPitch], c[kTile * S::kPitch];
   float skip[S::kChannels], bias[S::kChannels];  // D and the bias of delta
   Marks marks;
