@@ -129,9 +129,13 @@ class Case:
         few = torch.linspace(0, queries - 1, min(queries, 4096), device="cuda").long()
         given = value[:1], shapes, starts, places[:1, few].contiguous(), weights[:1, few].contiguous()
         got = [ops.deformable_attention(*given), *getattr(ops, backward)(self.dy[:1, few].contiguous(), *given)]
-        return [
-            ((g.double() - w).norm() / w.norm()).item() for g, w in zip(got, self.reference(few), strict=True)
-        ]
+        want = self.reference(few)
+        # At a pixel's centre the gradient of a place jumps: there float32 may find the place on the other side.
+        pixels = torch.tensor([(width, height) for height, width in SIZES], device="cuda").view(1, 1, 1, L, 1, 2)
+        within = (given[3] * pixels - 0.5).frac().abs()
+        clear = ((within > 1e-3) & (within < 1 - 1e-3)).all(-1, keepdim=True)
+        got[2], want[2] = got[2] * clear, want[2] * clear
+        return [((g.double() - w).norm() / w.norm()).item() for g, w in zip(got, want, strict=True)]
 
 
 def load(packages):
