@@ -37,6 +37,8 @@ MODELS = {
     "rt_detr_v2": lambda: T.RTDetrV2Model(T.RTDetrV2Config(backbone_config=T.RTDetrResNetConfig(**RESNET), **HYBRID)),
     "d_fine": lambda: T.DFineModel(T.DFineConfig(
         backbone_config=T.RTDetrResNetConfig(**RESNET), decoder_n_points=[3, 6, 3], **HYBRID)),
+    "deimv2": lambda: T.Deimv2Model(T.Deimv2Config(
+        backbone_config=T.RTDetrResNetConfig(**RESNET), decoder_n_points=[3, 6, 3], **HYBRID)),
     "grounding_dino": lambda: T.GroundingDinoModel(T.GroundingDinoConfig(
         backbone_config=T.SwinConfig(**THREE), text_config=T.BertConfig(**TEXT), max_text_len=16, num_feature_levels=4, **SIZES)),
     "omdet_turbo": lambda: T.OmDetTurboForObjectDetection(T.OmDetTurboConfig(
@@ -56,9 +58,10 @@ MODELS = {
         text_encoder_num_layers=1, text_encoder_vocab_size=99, text_encoder_proj_layers=1, text_encoder_n_ctx=2)),
 }
 # fmt: on
-LAYERS = {"deformable_detr": 4, "rt_detr": 2, "rt_detr_v2": 2, "d_fine": 2, "grounding_dino": 4, "omdet_turbo": 2, "mask2former": 2,
+LAYERS = {"deformable_detr": 4, "rt_detr": 2, "rt_detr_v2": 2, "d_fine": 2, "deimv2": 2, "grounding_dino": 4, "omdet_turbo": 2, "mask2former": 2,
           "oneformer": 2}  # fmt: skip
-POINTS = ("rt_detr_v2", "d_fine")  # by the op with points of each level's own
+ALONE = dict(layer_norm=False, rms_norm=False, activation=False, mlp=False)
+POINTS = ("rt_detr_v2", "d_fine", "deimv2")  # by the op with points of each level's own
 
 
 def data(family):
@@ -122,7 +125,7 @@ def op_of(family):
 
 def test_outputs_and_gradients(family):
     stock, given = model(family), data(family)
-    swapped = twin(stock, layer_norm=False, activation=False)
+    swapped = twin(stock, **ALONE)
     with Calls() as calls:
         got, mine = step(swapped, given)
     count, op = LAYERS[family], op_of(family)
@@ -176,8 +179,8 @@ def test_autocast(family):
     """What our ops were given under autocast, values in bfloat16, and what they made of it: float64's on the same numbers,
     rounded once. (Stock computes places from numbers that it has rounded again, so that its own are half a pixel off.)"""
     stock, given = model(family), data(family)
-    swapped = twin(stock, layer_norm=False, activation=False)
-    with torch.autocast("cpu", torch.bfloat16), Seen() as seen:
+    swapped = twin(stock, **ALONE)
+    with torch.autocast(torch.get_default_device().type, torch.bfloat16), Seen() as seen:
         out = tensors(swapped(**given))
         torch.autograd.backward(out, [torch.ones_like(t) for t in out])
     assert all(p.grad.isfinite().all() for p in swapped.parameters() if p.grad is not None)
@@ -199,7 +202,7 @@ def test_outputs_under_autocast(family):
         want = [t for t in stock(**given).to_tuple() if torch.is_tensor(t)]
         errors = []
         for m in (twin(stock), stock):
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(torch.get_default_device().type, torch.bfloat16):
                 got = [t for t in m(**given).to_tuple() if torch.is_tensor(t)]
             errors.append([float((g.double() - w.double()).norm() / w.double().norm()) for g, w in zip(got, want, strict=True)])
     for ours, theirs in zip(*errors, strict=True):
