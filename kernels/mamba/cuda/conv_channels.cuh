@@ -2,7 +2,7 @@
 // over some steps, the last kTaps - 1 of them in registers. T = void: a channel a thread, of any type and alignment.
 #pragma once
 
-#include "kernels/mamba/cuda/conv.cuh"
+#include "kernels/mamba/cuda/conv_filter.cuh"
 
 namespace mamba::conv::gpu {
 

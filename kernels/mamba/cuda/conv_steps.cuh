@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/common/gpu/launch.h"
-#include "kernels/mamba/cuda/conv.cuh"
+#include "kernels/mamba/cuda/conv_filter.cuh"
 
 namespace mamba::conv::gpu {
 
