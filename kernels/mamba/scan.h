@@ -13,7 +13,8 @@
 //   du = D dy + Δ sum_n dh B,  dΔ = u sum_n dh B + sum_n A q,  ddelta = dΔ softplus'
 //   dB_t = sum over the group's channels of dh Δ u,  dC_t = of dy h;  of constant ones sums over batch and t instead
 //   dA = sum of Δ q,  dD = of dy u,  dbias = of ddelta;  the initial state's gradient is a_0 dh_0
-// States are computed again from those that forward_train saved every kChunk steps; y is, where z wants it.
+// States are computed again from those that forward_train saved every kChunk (on a GPU kGpuChunk) steps; y is, where z
+// wants it.
 //
 // Casting: each input has a type of its own; float32 inside, last_state and what is saved too; every result is rounded
 // once, a gradient to its input's type.
@@ -27,6 +28,7 @@ namespace mamba::scan {
 
 constexpr int kMostStates = 256;
 constexpr int64_t kChunk = 64;
+constexpr int64_t kGpuChunk = 32;  // a GPU's block has shared memory for so many
 constexpr int64_t kSlots = 32;
 
 // B or C: [batch, states, length] of the first group, or [channels, states] where it is constant.
@@ -47,7 +49,7 @@ struct Problem {
   View initial;        // [batch, channels, states]
   Sequences sequence;
 };
-HOTSWAP_INLINE int64_t chunks_of(const Problem& p) { return (p.length + kChunk - 1) / kChunk; }
+HOTSWAP_INLINE int64_t chunks_of(const Problem& p, int64_t chunk = kChunk) { return (p.length + chunk - 1) / chunk; }
 HOTSWAP_INLINE int64_t group_blocks_of(const Problem& p) { return blocks_of(p.channels / p.groups); }
 HOTSWAP_INLINE int64_t slots_of(const Problem& p) { return group_blocks_of(p) < kSlots ? group_blocks_of(p) : kSlots; }
 

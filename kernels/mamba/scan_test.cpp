@@ -208,6 +208,11 @@ TEST(SelectiveScan, PackedSequences) {
   }
 }
 
+// Whole vectors and other lengths go through different kernels on a GPU: the same sums in another order.
+void expect_alike(const Tensor& got, const Tensor& want, const char* name) {
+  device().is_cpu() ? expect_equal(got, want, name) : expect_close(got, want, tolerance(at::kFloat), name);
+}
+
 TEST(SelectiveScan, PackedSequencesAreAsAlone) {
   Scan s{.batch = 1, .channels = 6, .length = 192, .states = 5, .b_dims = 3, .c_dims = 3, .initial = false};
   s.seq_idx = sequences({{0, 64}, {1, 70}, {-1, 58}});
@@ -225,8 +230,8 @@ TEST(SelectiveScan, PackedSequencesAreAsAlone) {
     for (const int i : {kU, kDelta, kB, kC, kZ}) part[i] = in[i].narrow(2, first, length);
     const bool last = first > 0;
     const Tensors want = run(alone, part, dy.narrow(2, first, length), last ? dlast : at::zeros_like(dlast));
-    for (const int i : {0, 2, 3, 5, 6, 8}) expect_equal(got[i].narrow(2, first, length), want[i], kResults[i]);
-    if (last) expect_equal(got[1], want[1], "last_state");
+    for (const int i : {0, 2, 3, 5, 6, 8}) expect_alike(got[i].narrow(2, first, length), want[i], kResults[i]);
+    if (last) expect_alike(got[1], want[1], "last_state");
   }
   for (const int i : {0, 2, 3, 5, 6, 8}) EXPECT_EQ(got[i].narrow(2, 134, 58).abs().max().item<float>(), 0.f);
   for (const int i : {4, 7, 9}) EXPECT_TRUE(got[i].isfinite().all().item<bool>()) << kResults[i];

@@ -1,6 +1,6 @@
 // The package's ops on a GPU: the arguments of conv.h and its neighbours with pointers to its memory. Each call is some
-// launches on `stream` of the current device; errors are thrown. Nothing is read back, and no sum is atomic: the bits
-// are the same run after run.
+// launches on `stream` of the current device; errors are thrown. Nothing is read back, and every sum has its order: the
+// bits are the same run after run.
 #pragma once
 
 #include "kernels/common/gpu/launch.h"

@@ -29,13 +29,35 @@ struct Shape {
   static constexpr int kStates = kLanes * kPer, kChannels = kWarps * (32 / kLanes) * kEach;
   // 16 bytes more than a row of states: steps that are written side by side take other banks.
   static constexpr int kPitch = kStates + 4;
-  // Channel e of this lane: of two, neighbouring lanes have the first and the second in turn (sum_lanes). Those that
-  // a warp reads together are a multiple of kApart apart, and rows are skewed by 16 bytes every kApart channels:
-  // neither the walk's reads nor the tile's writes wait for banks.
+  // Which of its channel's lanes a lane is, and which of the warp's channels (of each kEach) it has. Shared memory
+  // serves 16 lanes that read 16 bytes at once only where neighbours (lanes 1 apart, or 2) read the same: states
+  // alternate with bit 1 of the lane, which share what they read of a channel, and channels with bit 0, which share B
+  // and C.
+  __device__ static __forceinline__ int place() {
+    const int t = int(threadIdx.x);
+    int at = (t >> 1 & 1) | (t >> 3 & 2);
+    if (kLanes > 4) at |= t >> 1 & 4;
+    if (kLanes > 8) at |= t << 1 & 8;
+    if (kLanes > 16) at |= t << 4 & 16;
+    return at;
+  }
+  __device__ static __forceinline__ int slot() {
+    const int t = int(threadIdx.x);
+    return kLanes == 32 ? 0 : (t & 1) | (kLanes < 16 ? t >> 1 & 2 : 0) | (kLanes < 8 ? t >> 1 & 4 : 0);
+  }
+  __device__ static __forceinline__ constexpr int lane_of(int slot, int place) {
+    int lane = (place & 1) << 1 | (place & 2) << 3;
+    lane |= kLanes > 4 ? (place & 4) << 1 : (slot & 4) << 1;
+    lane |= kLanes > 8 ? (place & 8) >> 1 : (slot & 2) << 1;
+    return lane | (kLanes > 16 ? (place & 16) >> 4 : slot & 1);
+  }
+  // Channel e of this lane: of two, lanes 16 apart have the first and the second in turn (sum_lanes). Those that a warp
+  // reads together are a multiple of kApart apart, and rows are skewed by 16 bytes every kApart channels: neither the
+  // walk's reads nor the tile's writes wait for banks.
   static constexpr int kApart = kWarps * kEach;
   __device__ static __forceinline__ int channel(int e) {
-    const int warp = int(threadIdx.x) / 32, quad = int(threadIdx.x) % 32 / kLanes;
-    return quad * kApart + warp * kEach + (kEach == 2 ? e ^ int(threadIdx.x % 2) : e);
+    const int warp = int(threadIdx.x) / 32;
+    return slot() * kApart + warp * kEach + (kEach == 2 ? e ^ int(threadIdx.x >> 4 & 1) : e);
   }
   static constexpr int skewed(int row) { return kChannels * row + 4 * ((kChannels + kApart - 1) / kApart); }
   __device__ static __forceinline__ int row(int channel, int length) {
@@ -70,11 +92,11 @@ __device__ __forceinline__ VectorAt vector_at(int k) {
     return {i % kChannels, i / kChannels};
   }
 }
-// fn(k, channel, step) for all of them.
-template <Along kAlong, int kChannels, int kSteps, class Fn>
+// fn(k, channel, step) for all of them. kInTurn: one after the other, where those of all would take too many registers.
+template <Along kAlong, int kChannels, int kSteps, bool kInTurn = false, class Fn>
 __device__ __forceinline__ void for_vectors(const Fn& fn) {
   constexpr int kCount = kVectors<kAlong, kChannels, kSteps>;
-#pragma unroll(kAlong == Along::kAny ? 1 : kCount)
+#pragma unroll(kInTurn || kAlong == Along::kAny ? 1 : kCount)
   for (int k = 0; k < kCount; ++k) {
     const VectorAt v = vector_at<kAlong, kChannels, kSteps>(k);
     fn(k, v.channel, v.step);
@@ -131,29 +153,6 @@ struct Raw {
 template <int kCount>
 struct Raw<void, kCount> {};  // numbers one by one are read where they are wanted
 
-// The numbers of a vector, or zeros beyond the channels or steps; whole vectors lie on either side of the border.
-template <Along kAlong, class T, int kN>
-__device__ __forceinline__ void load_vector(const View& v, const Place& at, int channel, int64_t step, bool inside,
-                                            float (&f)[kN]) {
-#pragma unroll
-  for (int e = 0; e < kN; ++e) f[e] = 0.f;
-  if (!inside) return;
-  const int64_t from = mamba::gpu::place(v, at.batch, at.channel + channel, step);
-  if constexpr (kAlong == Along::kAny)
-    f[0] = read(v.data, v.type, from);
-  else
-    load_floats<kN>(static_cast<const T*>(v.data) + from, f);
-}
-template <Along kAlong, class T, int kN>
-__device__ __forceinline__ void store_vector(const View& v, const Place& at, int channel, int64_t step,
-                                             const float (&f)[kN]) {
-  const int64_t to = mamba::gpu::place(v, at.batch, at.channel + channel, step);
-  if constexpr (kAlong == Along::kAny)
-    write(v.data, v.type, to, f[0]);
-  else
-    store_floats<kN>(static_cast<T*>(v.data) + to, f);
-}
-
 // ---- where sequences begin
 struct Marks {
   float enters[64], counts[64];  // 0: the state starts from 0 here; 0: padding. Else 1
@@ -186,20 +185,23 @@ __device__ __forceinline__ int32_t sequence_before(const Sequences& s, int64_t b
   return current;
 }
 
-// ---- B and C of a tile, [step][kPitch]; zeros beyond the states and steps, and for padding. The tile's first step is
-// the marks' step `offset`.
+// ---- B and C of a tile, [step][kPitch]; zeros beyond the states and steps, and for padding.
+struct Tokens {
+  int64_t begin;       // where the tile's first step is, of state 0
+  int states, steps;   // that there are
+  const Marks* marks;  // null: all count
+};
+__device__ __forceinline__ int64_t tokens_begin(const Coefficients& from, const Place& at, int64_t first) {
+  return at.group * from.group + at.batch * from.view.batch + first * from.view.step;
+}
 template <class S, int kSteps>
-__device__ __forceinline__ void load_tokens_each(const Coefficients& from, const Problem& p, const Place& at,
-                                                 int64_t first, int offset, const Marks* marks, float* tile) {
+__device__ __forceinline__ void load_tokens_each(const Coefficients& from, const Tokens& t, float* tile) {
   if (from.constant) return;
-  const bool steps_first = from.view.step == 1;
-  const int64_t base = at.group * from.group + at.batch * from.view.batch;
+  const View& v = from.view;
   for (int i = int(threadIdx.x); i < kSteps * S::kStates; i += kThreads) {
-    const int s = steps_first ? i % kSteps : i / S::kStates, n = steps_first ? i / kSteps : i % S::kStates;
-    const bool inside = n < p.states && first + s < p.length && (marks == nullptr || marks->counts[offset + s] != 0.f);
-    tile[s * S::kPitch + n] =
-        inside ? read(from.view.data, from.view.type, base + n * from.view.channel + (first + s) * from.view.step)
-               : 0.f;
+    const int s = v.step == 1 ? i % kSteps : i / S::kStates, n = v.step == 1 ? i / kSteps : i % S::kStates;
+    const bool inside = n < t.states && s < t.steps && (t.marks == nullptr || t.marks->counts[s] != 0.f);
+    tile[s * S::kPitch + n] = inside ? read(v.data, v.type, t.begin + n * v.channel + s * v.step) : 0.f;
   }
 }
 // 16 states of T in whole vectors, along steps or along states: each number by itself would cost a tenth of the
@@ -208,10 +210,6 @@ template <class S, int kSteps>
 __device__ __forceinline__ VectorAt token_vector(Along along, int i) {  // its state, its step
   if (along == Along::kSteps) return {i / (kSteps / kVector), i % (kSteps / kVector) * kVector};
   return {i % (S::kStates / kVector) * kVector, i / (S::kStates / kVector)};
-}
-__device__ __forceinline__ int64_t token_place(const Coefficients& from, const Place& at, int64_t first, VectorAt v) {
-  const View& view = from.view;
-  return at.group * from.group + at.batch * view.batch + v.channel * view.channel + (first + v.step) * view.step;
 }
 template <class S>
 __device__ __forceinline__ void store_token_vector(const float (&f)[kVector], VectorAt v, const Marks* marks,
@@ -223,35 +221,46 @@ __device__ __forceinline__ void store_token_vector(const float (&f)[kVector], Ve
     tile[step * S::kPitch + state] = marks == nullptr || marks->counts[step] != 0.f ? f[e] : 0.f;
   }
 }
-template <class T, class S, int kSteps>
-__device__ __forceinline__ void load_token_vectors(const Coefficients& from, const Problem& p, const Place& at,
-                                                   int64_t first, const Marks* marks, Along along, float* tile) {
-  for (int i = int(threadIdx.x); i < kSteps * S::kStates / kVector; i += kThreads) {
-    const VectorAt v = token_vector<S, kSteps>(along, i);
-    float f[kVector] = {};
-    if (first + v.step < p.length)
-      load_floats<kVector>(static_cast<const T*>(from.view.data) + token_place(from, at, first, v), f);
-    store_token_vector<S>(f, v, marks, along, tile);
-  }
-}
 // How B or C lie; kAny: take them one by one.
 struct TokenLayouts {
   Along b, c;
 };
 template <class T, class S, int kSteps>
-__device__ __forceinline__ void load_tokens(const Coefficients& from, const Problem& p, const Place& at, int64_t first,
-                                            int offset, const Marks* marks, Along along, float* tile) {
+__device__ __forceinline__ void load_tokens(const Coefficients& from, const Tokens& t, Along along, float* tile) {
   if constexpr (!std::is_void_v<T>) {
-    if (along != Along::kAny) return load_token_vectors<T, S, kSteps>(from, p, at, first, marks, along, tile);
+    if (along != Along::kAny) {
+#pragma unroll
+      for (int k = 0; k < (kSteps * S::kStates / kVector + kThreads - 1) / kThreads; ++k) {
+        const int i = k * kThreads + int(threadIdx.x);
+        const VectorAt v = token_vector<S, kSteps>(along, i);
+        if (i >= kSteps * S::kStates / kVector) break;
+        float f[kVector] = {};
+        if (v.step < t.steps)
+          load_floats<kVector>(
+              static_cast<const T*>(from.view.data) + t.begin + v.channel * from.view.channel + v.step * from.view.step,
+              f);
+        store_token_vector<S>(f, v, t.marks, along, tile);
+      }
+      return;
+    }
   }
-  load_tokens_each<S, kSteps>(from, p, at, first, offset, marks, tile);
+  load_tokens_each<S, kSteps>(from, t, tile);
+}
+
+// ---- what a block has of its channels: D and the bias of delta
+template <class S>
+__device__ __forceinline__ void load_channels(const Problem& p, const Place& at, float* skip, float* bias) {
+  for (int c = int(threadIdx.x); c < S::kChannels; c += kThreads) {
+    skip[c] = c < at.channels ? read_or_zero(p.d, at.channel + c) : 0.f;
+    bias[c] = c < at.channels ? read_or_zero(p.delta_bias, at.channel + c) : 0.f;
+  }
 }
 
 // ---- what a lane has of its channels
 template <class S>
 __device__ __forceinline__ void load_numbers(const View& v, const Problem& p, const Place& at, int64_t batch,
                                              float scale, float (&to)[S::kEach][S::kPer]) {
-  const int first = int(threadIdx.x) % S::kLanes * S::kPer;
+  const int first = S::place() * S::kPer;
 #pragma unroll
   for (int e = 0; e < S::kEach; ++e) {
 #pragma unroll
@@ -264,7 +273,7 @@ __device__ __forceinline__ void load_numbers(const View& v, const Problem& p, co
 template <class S>
 __device__ __forceinline__ void store_numbers(const View& v, const Problem& p, const Place& at, int64_t batch,
                                               int64_t first_row, const float (&from)[S::kEach][S::kPer]) {
-  const int first = int(threadIdx.x) % S::kLanes * S::kPer;
+  const int first = S::place() * S::kPer;
 #pragma unroll
   for (int e = 0; e < S::kEach; ++e) {
     if (S::channel(e) >= at.channels) continue;
@@ -285,31 +294,42 @@ __device__ __forceinline__ void load_shared(const float* from, float (&f)[kCount
   }
 }
 
-// Sums over the lanes of a channel, of four steps: lane l gets those of its first channel, of step summed_step(0), or
-// of that and the next one. Of two channels the first exchange sends what the other lane has as its first: nothing is
-// selected.
+// Numbers of the channels of a vector: of one channel, or of each element's.
+template <Along kAlong, int kN>
+__device__ __forceinline__ void of_channels(const float* numbers, int channel, float (&f)[kN]) {
+  if constexpr (kAlong == Along::kChannels) {
+    load_shared(numbers + channel, f);
+  } else {
+#pragma unroll
+    for (int e = 0; e < kN; ++e) f[e] = numbers[channel];
+  }
+}
+
+// Sums over the lanes of a channel, of four steps: a lane whose place is below 4 gets those of its first channel, of
+// step summed_step(0), or of that and the next one. Of two channels the first exchange sends what the other lane has as
+// its first: nothing is selected.
 template <class S>
 __device__ __forceinline__ int summed_step() {
-  return S::kEach == 2 ? int(threadIdx.x & 2) : int(threadIdx.x & 3);
+  return S::kEach == 2 ? int(threadIdx.x & 2) : int(threadIdx.x & 2) | int(threadIdx.x >> 4 & 1);
 }
 template <class S>
 __device__ __forceinline__ void sum_lanes(const float (&v)[S::kEach][4], float (&sums)[S::kEach]) {
   static_assert(S::kEach <= 2 && S::kLanes >= 4);
-  const bool odd = (threadIdx.x & 1) != 0, high = (threadIdx.x & 2) != 0;
+  const bool odd = (threadIdx.x & 16) != 0, high = (threadIdx.x & 2) != 0;
   if constexpr (S::kEach == 2) {
     float own[4];
 #pragma unroll
-    for (int s = 0; s < 4; ++s) own[s] = v[0][s] + __shfl_xor_sync(kAllLanes, v[1][s], 1);
+    for (int s = 0; s < 4; ++s) own[s] = v[0][s] + __shfl_xor_sync(kAllLanes, v[1][s], 16);
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       sums[i] = (high ? own[i + 2] : own[i]) + __shfl_xor_sync(kAllLanes, high ? own[i] : own[i + 2], 2);
   } else {
-    const float low = (odd ? v[0][1] : v[0][0]) + __shfl_xor_sync(kAllLanes, odd ? v[0][0] : v[0][1], 1);
-    const float top = (odd ? v[0][3] : v[0][2]) + __shfl_xor_sync(kAllLanes, odd ? v[0][2] : v[0][3], 1);
+    const float low = (odd ? v[0][1] : v[0][0]) + __shfl_xor_sync(kAllLanes, odd ? v[0][0] : v[0][1], 16);
+    const float top = (odd ? v[0][3] : v[0][2]) + __shfl_xor_sync(kAllLanes, odd ? v[0][2] : v[0][3], 16);
     sums[0] = (high ? top : low) + __shfl_xor_sync(kAllLanes, high ? low : top, 2);
   }
 #pragma unroll
-  for (int o = 4; o < S::kLanes; o *= 2) {
+  for (int lanes = 4, o = 8; lanes < S::kLanes; lanes *= 2, o = o == 8 ? 4 : 1) {
 #pragma unroll
     for (int i = 0; i < S::kEach; ++i) sums[i] += __shfl_xor_sync(kAllLanes, sums[i], o);
   }

@@ -54,19 +54,22 @@ Along along_of(const scan::Backward& a) {
   return scan::gpu::along_of(p, {p.u, p.delta, p.z, a.dy, a.du, a.ddelta, a.dz});
 }
 
-// As many blocks as two waves of two a multiprocessor, where there are so many: each slot's sums are memory.
+// With one channel a lane and its 4 states a multiprocessor has four blocks, with two channels two.
+constexpr int kBackwardEach = 2;
+// As many blocks as 132 multiprocessors have at once, where there are so many: each slot's sums are memory.
 constexpr int64_t kItems = 528;
-BackwardPlan plan_of(const Problem& p, int64_t channels) {
+BackwardPlan plan_of(const Problem& p, int64_t channels, const Tensors& tensors) {
   const int64_t blocks = divide_up(p.channels / p.groups, channels);
   const int64_t wanted = divide_up(kItems, std::max<int64_t>(1, p.batch * p.groups));
-  return {blocks, std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, blocks)), token_layouts(p)};
+  return {blocks, std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, blocks)), token_layouts(p), tensors};
 }
 
 }  // namespace
 
 int64_t scan_slots(const scan::Problem& p) {
   int64_t slots = 1;
-  with_shape<2>(p, Along::kAny, [&]<class T, Along kAlong, class S>() { slots = plan_of(p, S::kChannels).slots; });
+  with_shape<kBackwardEach>(p, Along::kAny,
+                            [&]<class T, Along kAlong, class S>() { slots = plan_of(p, S::kChannels, {}).slots; });
   return slots;
 }
 
@@ -74,8 +77,18 @@ void scan_backward(const scan::Backward& a, Stream stream) {
   const scan::Problem& p = a.of;
   if (p.channels == 0) return;
   if (p.batch > 0) {
-    with_shape<2>(p, along_of(a), [&]<class T, Along kAlong, class S>() {
-      const BackwardPlan plan = plan_of(p, S::kChannels);
+    with_shape<kBackwardEach>(p, along_of(a), [&]<class T, Along kAlong, class S>() {
+      const BackwardPlan plan = plan_of(p, S::kChannels,
+                                        {{p.u,
+                                          p.delta,
+                                          p.z,
+                                          a.dy,
+                                          a.du,
+                                          a.ddelta,
+                                          a.dz,
+                                          p.b.view,
+                                          p.c.view,
+                                          {a.token_sums, DType::kFloat32, 0, 0, 2 * p.states}}});
       with_kinds<kAlong>(p, [&]<bool kPacked, bool kConstant>() {
         kernels::gpu::launch_with_memory<&scan::gpu::backward<T, kAlong, S, kPacked, kConstant>>(
             sizeof(BackwardMemory<S>), p.batch * p.groups * plan.slots, kThreads, stream, a, plan);

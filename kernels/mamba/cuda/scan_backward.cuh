@@ -1,54 +1,39 @@
 // The selective scan's backward on a GPU. A block goes through the chunks from the last to the first. In a chunk it
 // first walks forward from the saved state and keeps the state before every 8th step in shared memory, then takes these
 // parts from the last to the first: forward once more, with the powers and states of 8 steps in registers, and back.
-// dB and dC are summed over a lane's channels, over the lanes of a warp by shuffles, over warps through shared memory
-// and over blocks by another launch: in a fixed order, without atomics.
+// dB and dC are summed over a lane's channels, over lanes and warps through shared memory, over a slot's blocks in
+// memory and over slots by another launch: in a fixed order.
 #pragma once
 
 #include "kernels/mamba/cuda/scan_elements.cuh"
 
 namespace mamba::scan::gpu {
 
-constexpr int kPart = 8;  // steps between states that are kept
-constexpr int kParts = kSteps / kPart;
-
-// Sums over lanes of the same states in other channels: kCount numbers, of which each lane keeps a part, the numbers
-// from `first` on. Halves go to the other lane while there is more than one, so that 4 numbers over 8 lanes are 4
-// shuffles, not 12.
-template <int kLanes, int kCount>
-__device__ __forceinline__ void sum_channels_of_warp(float (&v)[kCount], int& first, bool& writes) {
-  first = 0, writes = true;
-  int count = kCount;
+// Sums of dB or dC of four steps over a warp's channels: of what its lanes left in m.fours, a lane adds up two states
+// of one step. Shared memory is half of the instructions of shuffles, which would have to select what they send.
+template <class S>
+__device__ __forceinline__ void sum_four_steps(const float* four, float* to) {
+  __syncwarp();
 #pragma unroll
-  for (int o = kLanes; o < 32; o *= 2) {
-    const bool upper = (threadIdx.x & unsigned(o)) != 0;
-    if (count > 1) {
-      count /= 2;
+  for (int k = 0; k < S::kStates / 16; ++k) {
+    const int i = int(threadIdx.x % 32) + 32 * k, step = i / 4 % 4, state = 2 * (i % 4 + i / 16 * 4);
+    const float* const from = four + BackwardMemory<S>::of_step(step) + state % S::kPer;
+    float2 sum{};
 #pragma unroll
-      for (int i = 0; i < kCount / 2; ++i) {
-        if (i >= count) break;
-        const float kept = upper ? v[i + count] : v[i], sent = upper ? v[i] : v[i + count];
-        v[i] = kept + __shfl_xor_sync(kAllLanes, sent, o);
-      }
-      first += upper ? count : 0;
-    } else {
-      v[0] += __shfl_xor_sync(kAllLanes, v[0], o);
-      writes = writes && !upper;
+    for (int slot = 0; slot < 32 / S::kLanes; ++slot) {
+      const float2 more = *reinterpret_cast<const float2*>(from + S::lane_of(slot, state / S::kPer) * S::kPer);
+      sum.x += more.x, sum.y += more.y;
     }
+    *reinterpret_cast<float2*>(to + step * 2 * S::kStates + state) = sum;
   }
+  __syncwarp();  // the next four may come
 }
-// How many a lane keeps.
-template <int kLanes, int kCount>
-constexpr int kKeptOf = kLanes<32 && kCount> 1 ? kKeptOf<2 * kLanes, kCount / 2> : kCount;
-template <int kCount>
-constexpr int kKeptOf<32, kCount> = kCount;
-template <int kCount>
-constexpr int kKeptOf<64, kCount> = kCount;
 
 // What a lane carries through the time, or holds of a part.
 template <class S>
 struct Lane {
-  float rate[S::kEach][S::kPer], h[S::kEach][S::kPer], dh[S::kEach][S::kPer], da[S::kEach][S::kPer];
+  float rate[S::kEach][S::kPer], h[S::kEach][S::kPer], dh[S::kEach][S::kPer];
+  float da[S::kEach][S::kPer];  // of this chunk
 };
 template <class S>
 struct Constant {  // B and C of its own channels, and their gradients
@@ -60,10 +45,10 @@ template <class S, bool kConstant>
 struct Coefficient {
   float b[S::kPer], c[S::kPer];
 
-  __device__ __forceinline__ Coefficient(const BackwardMemory<S>& m, int row) {
-    const int first = int(threadIdx.x) % S::kLanes * S::kPer;
-    load_shared(m.b + row * S::kPitch + first, b);
-    load_shared(m.c + row * S::kPitch + first, c);
+  __device__ __forceinline__ Coefficient(const BackwardMemory<S>& m, int step) {
+    const int first = S::place() * S::kPer;
+    load_shared(m.b + step * S::kPitch + first, b);
+    load_shared(m.c + step * S::kPitch + first, c);
   }
   __device__ __forceinline__ float b_of(const Problem& p, const Constant<S>& own, int e, int n) const {
     return kConstant && p.b.constant ? own.b[e][n] : b[n];
@@ -73,21 +58,21 @@ struct Coefficient {
   }
 };
 
-// The first kCount steps of one part of the chunk, forward: what the state is behind them.
+// kCount steps from `begin` on, forward: what the state is behind them.
 template <class S, int kCount, bool kPacked, bool kConstant>
-__device__ __forceinline__ void walk_forward(const Problem& p, const BackwardMemory<S>& m, int part, int row,
-                                             const Constant<S>& own, Lane<S>& lane) {
+__device__ __forceinline__ void walk_forward(const Problem& p, BackwardMemory<S>& m, int begin, const Constant<S>& own,
+                                             Lane<S>& lane) {
 #pragma unroll
   for (int pair = 0; pair < kCount; pair += 2) {
     float inputs[S::kEach][4];
 #pragma unroll
-    for (int e = 0; e < S::kEach; ++e) load_shared(m.input(S::channel(e), part * kPart + pair), inputs[e]);
+    for (int e = 0; e < S::kEach; ++e) load_shared(m.input(S::channel(e), begin) + 2 * pair, inputs[e]);
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       float b[S::kPer];
-      load_shared(m.b + (row + pair + s) * S::kPitch + int(threadIdx.x) % S::kLanes * S::kPer, b);
+      load_shared(m.b + (begin + pair + s) * S::kPitch + S::place() * S::kPer, b);
       bool enters = true;
-      if constexpr (kPacked) enters = m.marks.enters[part * kPart + pair + s] != 0.f;
+      if constexpr (kPacked) enters = m.marks.enters[begin + pair + s] != 0.f;
 #pragma unroll
       for (int e = 0; e < S::kEach; ++e) {
 #pragma unroll
@@ -101,27 +86,34 @@ __device__ __forceinline__ void walk_forward(const Problem& p, const BackwardMem
 }
 
 // kBack steps from `begin` on forward and back. Over Δ and Δ u it leaves sum_n dh B and sum_n A log2 e q, over dy the
-// states' part of y.
+// states' part of y; in `sums` the warp's dB and dC.
 template <class S, int kBack, bool kPacked, bool kConstant>
-__device__ __forceinline__ void walk_back(const Problem& p, BackwardMemory<S>& m, int begin, int row, float* sums,
+__device__ __forceinline__ void walk_back(const Problem& p, BackwardMemory<S>& m, int begin, float* sums,
                                           Constant<S>& own, Lane<S>& lane) {
-  constexpr int kKept = kKeptOf<S::kLanes, S::kPer>;
-  const int place = int(threadIdx.x) % S::kLanes, states = place * S::kPer;
-  float* const warp_sums = sums + int(threadIdx.x) / 32 * (kPart * 2 * S::kStates) + states;
+  const int warp = int(threadIdx.x) / 32;
+  sums += warp * kPart * 2 * S::kStates;
+  float* const four_sums = m.fours[warp];
+  float* const lane_sums = four_sums + int(threadIdx.x) % 32 * S::kPer;
+  const auto keep = [&](int step, const float(&v)[S::kPer]) {
+#pragma unroll
+    for (int n = 0; n < S::kPer; n += 4)
+      *reinterpret_cast<float4*>(lane_sums + BackwardMemory<S>::of_step(step) + n) =
+          make_float4(v[n], v[n + 1], v[n + 2], v[n + 3]);
+  };
   float a[kBack][S::kEach][S::kPer], held[kBack][S::kEach][S::kPer], y[kBack / 4][S::kEach];
 #pragma unroll
   for (int four = 0; four < kBack; four += 4) {
     float part_y[S::kEach][4] = {}, dy[S::kEach][4], inputs[S::kEach][4];
 #pragma unroll
-    for (int e = 0; e < S::kEach; ++e) load_shared(m.gradient(S::channel(e), begin + four), dy[e]);
+    for (int e = 0; e < S::kEach; ++e) load_shared(m.gradient(S::channel(e), begin) + four, dy[e]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int s = four + i;
       if (i % 2 == 0) {
 #pragma unroll
-        for (int e = 0; e < S::kEach; ++e) load_shared(m.input(S::channel(e), begin + s), inputs[e]);
+        for (int e = 0; e < S::kEach; ++e) load_shared(m.input(S::channel(e), begin) + 2 * s, inputs[e]);
       }
-      const Coefficient<S, kConstant> by(m, row + s);
+      const Coefficient<S, kConstant> by(m, begin + s);
       float dc[S::kPer] = {};
       bool enters = true;
       if constexpr (kPacked) enters = m.marks.enters[begin + s] != 0.f;
@@ -138,29 +130,24 @@ __device__ __forceinline__ void walk_back(const Problem& p, BackwardMemory<S>& m
           if constexpr (kConstant) own.dc[e][n] += dy[e][i] * h;
         }
       }
-      int first;
-      bool writes;
-      sum_channels_of_warp<S::kLanes>(dc, first, writes);
-      if (writes) {
-#pragma unroll
-        for (int n = 0; n < kKept; ++n) warp_sums[(2 * s + 1) * S::kStates + first + n] = dc[n];
-      }
+      keep(i, dc);
     }
+    sum_four_steps<S>(four_sums, sums + (2 * four + 1) * S::kStates);
     sum_lanes<S>(part_y, y[four / 4]);
   }
 #pragma unroll
   for (int four = kBack - 4; four >= 0; four -= 4) {
     float by_b[S::kEach][4] = {}, by_rate[S::kEach][4] = {}, dy[S::kEach][4], inputs[S::kEach][4];
 #pragma unroll
-    for (int e = 0; e < S::kEach; ++e) load_shared(m.gradient(S::channel(e), begin + four), dy[e]);
+    for (int e = 0; e < S::kEach; ++e) load_shared(m.gradient(S::channel(e), begin) + four, dy[e]);
 #pragma unroll
     for (int i = 3; i >= 0; --i) {
       const int s = four + i;
       if (i % 2 == 1) {
 #pragma unroll
-        for (int e = 0; e < S::kEach; ++e) load_shared(m.input(S::channel(e), begin + s - 1), inputs[e]);
+        for (int e = 0; e < S::kEach; ++e) load_shared(m.input(S::channel(e), begin) + 2 * (s - 1), inputs[e]);
       }
-      const Coefficient<S, kConstant> by(m, row + s);
+      const Coefficient<S, kConstant> by(m, begin + s);
       float db[S::kPer] = {};
       bool enters = true;
       if constexpr (kPacked) enters = m.marks.enters[begin + s] != 0.f;
@@ -179,129 +166,149 @@ __device__ __forceinline__ void walk_back(const Problem& p, BackwardMemory<S>& m
           dh = enters ? dh * a[s][e][n] : 0.f;
         }
       }
-      int first;
-      bool writes;
-      sum_channels_of_warp<S::kLanes>(db, first, writes);
-      if (writes) {
-#pragma unroll
-        for (int n = 0; n < kKept; ++n) warp_sums[2 * s * S::kStates + first + n] = db[n];
-      }
+      keep(i, db);
     }
-    __syncwarp();  // all lanes have read what is written over
+    sum_four_steps<S>(four_sums, sums + 2 * four * S::kStates);  // all lanes have read what is written over
     float b[S::kEach], rate[S::kEach];
     sum_lanes<S>(by_b, b);
     sum_lanes<S>(by_rate, rate);
-    if (place >= 4) continue;
+    if (S::place() >= 4) continue;
+    const int step = four + summed_step<S>();
 #pragma unroll
     for (int i = 0; i < S::kEach; ++i) {
-      const int step = begin + four + summed_step<S>() + i;
-      *reinterpret_cast<float2*>(m.input(S::channel(0), step)) = make_float2(b[i], rate[i]);
-      *m.gradient(S::channel(0), step) = y[four / 4][i];
+      *reinterpret_cast<float2*>(m.input(S::channel(0), begin) + 2 * (step + i)) = make_float2(b[i], rate[i]);
+      m.gradient(S::channel(0), begin)[step + i] = y[four / 4][i];
     }
   }
 }
 
-// dB and dC of a part, summed over the block's warps, to where the block's slot has them.
+// dB and dC of a part, summed over the block's warps, to where the block's slot has them. Nobody else writes there:
+// atomic additions are as good as others, in their order, and do not wait for what they add to.
 template <class S>
-__device__ __forceinline__ void store_token_sums(const Problem& p, const float* sums, int64_t first, bool begins,
-                                                 float* to) {
-  for (int i = int(threadIdx.x); i < kPart * 2 * S::kStates; i += kThreads) {
-    const int s = i / (2 * S::kStates), which = i / S::kStates % 2, n = i % S::kStates;
-    if (n >= p.states || first + s >= p.length) continue;
+__device__ __forceinline__ void store_token_sums(const Backward& a, const float* sums, int begin, int steps,
+                                                 bool begins, const BackwardMemory<S>& m) {
+  constexpr int kRow = 2 * S::kStates;
+  const Problem& p = a.of;
+  float* const to = a.token_sums + m.begins[kOfTokenSums] + 2 * begin * p.states;
+#pragma unroll
+  for (int k = 0; k < kPart * kRow / kThreads; ++k) {
+    const int i = k * kThreads + int(threadIdx.x);
+    const int s = i / kRow, which = i / S::kStates % 2, n = i % S::kStates;
+    if (n >= p.states || begin + s >= steps) continue;
     float sum = sums[i];
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) sum += sums[w * kPart * 2 * S::kStates + i];
-    float* const at = to + ((first + s) * 2 + which) * p.states + n;
-    *at = begins ? sum : *at + sum;
+    for (int w = 1; w < kWarps; ++w) sum += sums[w * kPart * kRow + i];
+    float* const at = to + (2 * s + which) * p.states + n;
+    if (begins)
+      *at = sum;
+    else
+      atomicAdd(at, sum);
   }
 }
 
 struct BackwardPlan {
   int64_t blocks, slots;  // of a group's channels; blocks of threads that share them
   TokenLayouts layouts;
+  Tensors tensors;
 };
 
+// Few states a lane leave registers for twice the warps.
+template <class S, bool kConstant>
+constexpr int kBackwardBlocks = !kConstant && S::kEach * S::kPer == 4 ? 4 : 2;
+
 template <class T, Along kAlong, class S, bool kPacked, bool kConstant>
-__global__ void __launch_bounds__(kThreads, 2) backward(const Backward a, const BackwardPlan plan) {
-  // Steps whose powers and states are in registers, 16 a step: with constant B and C half as many fit.
-  constexpr int kBack = kConstant ? kPart / 2 : kPart;
+__global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
+    backward(const Backward a, const BackwardPlan plan) {
+  // Steps whose powers and states are in registers, with those of constant B and C.
+  constexpr int kBack = kConstant && S::kEach * S::kPer > 4 ? kPart / 2 : kPart;
   extern __shared__ __align__(16) float memory[];
   BackwardMemory<S>& m = *reinterpret_cast<BackwardMemory<S>*>(memory);
   const Problem& p = a.of;
-  const int64_t item = blockIdx.x, slot = item % plan.slots, group = item / plan.slots % p.groups;
-  const int64_t batch = item / plan.slots / p.groups, size = p.channels / p.groups;
-  const int64_t chunks = (p.length + kChunk - 1) / kChunk, rows = channel_rows(p);
-  float* const tokens = a.token_sums + item * p.length * 2 * p.states;
-  const View channel_sums{a.channel_sums, DType::kFloat32, rows * p.channels, 1, p.channels};
-  const int64_t last_block = (slot + 1) * plan.blocks / plan.slots, first_block = slot * plan.blocks / plan.slots;
-  for (int64_t block = first_block; block < last_block; ++block) {
-    const int64_t left = size - block * S::kChannels;
-    const Place at{batch, group, group * size + block * S::kChannels, int(left < S::kChannels ? left : S::kChannels)};
+  const int slots = int(plan.slots), blocks = int(plan.blocks), slot = int(blockIdx.x) % slots;
+  const int last_block = int(int64_t{slot + 1} * blocks / slots), first_block = int(int64_t{slot} * blocks / slots);
+  const int chunks = int((p.length + kGpuChunk - 1) / kGpuChunk);
+  for (int block = first_block; block < last_block; ++block) {
+    if (threadIdx.x < kTensors) {
+      const int64_t item = blockIdx.x / unsigned(slots), group = item % p.groups, size = p.channels / p.groups;
+      const int64_t left = size - int64_t{block} * S::kChannels, first = (int64_t{chunks} - 1) * kGpuChunk;
+      const Place at{item / p.groups, group, group * size + int64_t{block} * S::kChannels,
+                     int(left < S::kChannels ? left : S::kChannels)};
+      if (threadIdx.x == 0) m.at = at;
+      const View& v = plan.tensors.views[threadIdx.x];
+      int64_t& begin = m.begins[threadIdx.x];
+      if (threadIdx.x == kOfTokenSums)
+        begin = (blockIdx.x * p.length + first) * 2 * p.states;
+      else if (threadIdx.x == kOfB || threadIdx.x == kOfC)
+        begin = tokens_begin(threadIdx.x == kOfB ? p.b : p.c, at, first);
+      else
+        begin = place(v, at.batch, at.channel, first);
+    }
+    __syncthreads();
     Lane<S> lane{};
     Constant<S> own{};
-    for (int e = 0; e < 2 * kVector; ++e) m.sums[e][threadIdx.x] = 0.f;  // each thread its own
-    load_numbers<S>(p.a, p, at, 0, kLog2E, lane.rate);
-    load_numbers<S>(a.dlast, p, at, batch, 1.f, lane.dh);
+    for (float* sum = m.sums[0] + threadIdx.x; sum < m.sums[BackwardMemory<S>::kSums]; sum += kThreads) *sum = 0.f;
+    load_numbers<S>(p.a, p, m.at, 0, kLog2E, lane.rate);
+    load_numbers<S>(a.dlast, p, m.at, m.at.batch, 1.f, lane.dh);
     if constexpr (kConstant) {
-      if (p.b.constant) load_numbers<S>(p.b.view, p, at, 0, 1.f, own.b);
-      if (p.c.constant) load_numbers<S>(p.c.view, p, at, 0, 1.f, own.c);
+      if (p.b.constant) load_numbers<S>(p.b.view, p, m.at, 0, 1.f, own.b);
+      if (p.c.constant) load_numbers<S>(p.c.view, p, m.at, 0, 1.f, own.c);
     }
-    load_channels<S>(p, at, m);
-    for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
-      const int64_t first = chunk * kChunk;
-      const int steps = int(p.length - first < kSteps ? p.length - first : kSteps);
+    load_channels<S>(p, m.at, m.skip, m.bias);
+    const float* saved = static_cast<const float*>(a.checkpoints.data) +
+                         ((m.at.batch * chunks + chunks - 1) * p.states + S::place() * S::kPer) * p.channels +
+                         m.at.channel + S::channel(0);
+    int steps = int(p.length - (int64_t{chunks} - 1) * kGpuChunk);  // of the last chunk; the others are whole
+    for (int chunk = chunks - 1; chunk >= 0; --chunk) {
       const int parts = (steps + kPart - 1) / kPart;
       if constexpr (kPacked) {
-        int32_t current = threadIdx.x < 32 ? sequence_before(p.sequence, batch, first) : -1;
-        find_marks<kSteps>(p.sequence, batch, first, p.length, current, m.marks);
+        const int64_t first = chunk * kGpuChunk;
+        int32_t current = threadIdx.x < 32 ? sequence_before(p.sequence, m.at.batch, first) : -1;
+        find_marks<kSteps>(p.sequence, m.at.batch, first, p.length, current, m.marks);
       }
       __syncthreads();
       const Marks* const marks = kPacked ? &m.marks : nullptr;
-      open_chunk<T, kAlong, S, kPacked>(a, at, first, steps, m);
-      if constexpr (!BackwardMemory<S>::kByPart) load_tokens_of<T, S, kSteps>(p, at, first, 0, marks, plan.layouts, m);
-      load_saved<S>(a.checkpoints, p, at, chunk, lane.h);
+      load_saved<S>(saved, p, m.at, lane.h);
+      saved -= p.states * p.channels;
+      load_tokens<T, S, kSteps>(p.b, {m.begins[kOfB], p.states, steps, marks}, plan.layouts.b, m.b);
+      load_tokens<T, S, kSteps>(p.c, {m.begins[kOfC], p.states, steps, marks}, plan.layouts.c, m.c);
+      open_chunk<T, kAlong, S, kPacked>(a, steps, m);
       __syncthreads();
 #pragma unroll 1
       for (int part = 0; part < parts; ++part) {
-        if constexpr (BackwardMemory<S>::kByPart) {
-          __syncthreads();
-          load_tokens_of<T, S, kPart>(p, at, first + part * kPart, part * kPart, marks, plan.layouts, m);
-          __syncthreads();
-        }
         m.keep(part, lane.h);
-        if (part + 1 < parts) walk_forward<S, kPart, kPacked, kConstant>(p, m, part, m.row(part * kPart), own, lane);
+        if (part + 1 < parts) walk_forward<S, kPart, kPacked, kConstant>(p, m, part * kPart, own, lane);
       }
 #pragma unroll 1
       for (int part = parts - 1; part >= 0; --part) {
-        if constexpr (BackwardMemory<S>::kByPart) {
-          __syncthreads();
-          load_tokens_of<T, S, kPart>(p, at, first + part * kPart, part * kPart, marks, plan.layouts, m);
-          __syncthreads();
-        }
         float* const sums = m.token_sums[part % BackwardMemory<S>::kBuffers];
-        const int row = m.row(part * kPart);
+        const int begin = part * kPart;
         if constexpr (kBack < kPart) {
           m.restore(part, lane.h);
-          walk_forward<S, kPart - kBack, kPacked, kConstant>(p, m, part, row, own, lane);
-          walk_back<S, kBack, kPacked, kConstant>(p, m, part * kPart + kBack, row + kBack,
-                                                  sums + kBack * 2 * S::kStates, own, lane);
+          walk_forward<S, kPart - kBack, kPacked, kConstant>(p, m, begin, own, lane);
+          walk_back<S, kBack, kPacked, kConstant>(p, m, begin + kBack, sums + kBack * 2 * S::kStates, own, lane);
         }
         m.restore(part, lane.h);
-        walk_back<S, kBack, kPacked, kConstant>(p, m, part * kPart, row, sums, own, lane);
+        walk_back<S, kBack, kPacked, kConstant>(p, m, begin, sums, own, lane);
         __syncthreads();  // with two buffers nobody writes sums that are read
-        if (!(p.b.constant && p.c.constant))
-          store_token_sums<S>(p, sums, first + part * kPart, block == first_block, tokens);
+        if (!(p.b.constant && p.c.constant)) store_token_sums<S>(a, sums, begin, steps, block == first_block, m);
+        if constexpr (BackwardMemory<S>::kBuffers == 1) __syncthreads();
       }
+      close_chunk<T, kAlong, S, kPacked>(a, steps, m);
+      m.add_rates(lane.da);
       __syncthreads();
-      close_chunk<T, kAlong, S, kPacked>(a, at, first, steps, m);
-      __syncthreads();
+      if (threadIdx.x < kTensors) m.begins[threadIdx.x] -= kGpuChunk * plan.tensors.views[threadIdx.x].step;
+      steps = kSteps;
     }
-    if (a.dinitial.data != nullptr) store_numbers<S>(a.dinitial, p, at, batch, 0, lane.dh);
+    const Place at = m.at;
+    const int64_t rows = channel_rows(p);
+    const View channel_sums{a.channel_sums, DType::kFloat32, rows * p.channels, 1, p.channels};
+    if (a.dinitial.data != nullptr) store_numbers<S>(a.dinitial, p, at, at.batch, 0, lane.dh);
     int64_t row = p.states;
-    store_numbers<S>(channel_sums, p, at, batch, 0, lane.da);
+    m.rates(lane.da);
+    store_numbers<S>(channel_sums, p, at, at.batch, 0, lane.da);
     if constexpr (kConstant) {
-      if (p.b.constant) store_numbers<S>(channel_sums, p, at, batch, row, own.db), row += p.states;
-      if (p.c.constant) store_numbers<S>(channel_sums, p, at, batch, row, own.dc), row += p.states;
+      if (p.b.constant) store_numbers<S>(channel_sums, p, at, at.batch, row, own.db), row += p.states;
+      if (p.c.constant) store_numbers<S>(channel_sums, p, at, at.batch, row, own.dc), row += p.states;
     }
     store_channel_sums<kAlong, S>(at, m, channel_sums, row);
     __syncthreads();

@@ -6,34 +6,60 @@
 
 namespace mamba::scan::gpu {
 
-constexpr int kSteps = int(kChunk);
+constexpr int kSteps = int(kGpuChunk);
+constexpr int kPart = 8;  // steps between states that are kept
+constexpr int kParts = kSteps / kPart;
 
-// 110 KB for 16 states: two blocks a multiprocessor.
+// What is read and written number by number. Where the block's chunk of each begins is worked out once for all threads:
+// a place is 30 instructions of 64 bits.
+enum Tensor { kOfU, kOfDelta, kOfZ, kOfDy, kOfDu, kOfDdelta, kOfDz, kOfB, kOfC, kOfTokenSums, kTensors };
+struct Tensors {
+  View views[kTensors];
+};
+
+// 16 states: 75 KB with two channels a lane, 53 KB with one; two blocks a multiprocessor, or four.
 template <class S>
 struct BackwardMemory {
-  // Of many states B and C are there for 8 steps at a time, and the sums of a part have one buffer.
-  static constexpr bool kByPart = S::kStates > 64;
-  static constexpr int kTokens = kByPart ? 8 : kSteps, kBuffers = kByPart ? 1 : 2, kElements = S::kEach * S::kPer;
+  static constexpr int kBuffers = S::kStates > 64 ? 1 : 2, kElements = S::kEach * S::kPer;
+  // Where a step begins in `fours`: four steps that are read at once have banks of their own.
+  static constexpr int kFour = 4 * 32 * S::kPer + 24;
+  __device__ static __forceinline__ constexpr int of_step(int step) {
+    return step * 32 * S::kPer + step % 2 * 4 + step / 2 * 16;
+  }
 
   float inputs[S::skewed(2 * kSteps)];  // [channel][step]: Δ and Δ u, then sum_n dh B and sum_n A log2 e q
   float gradients[S::skewed(kSteps)];   // [channel][step]: dy before the gate, then y
-  float b[kTokens * S::kPitch], c[kTokens * S::kPitch];
-  float states[kSteps / 8][kElements / 4][kThreads][4];     // before every 8th step, of each lane its own
-  float token_sums[kBuffers][kWarps * 8 * 2 * S::kStates];  // of each warp: [step][dB, dC]
-  float sums[2 * kVector][kThreads];  // each thread's of dD and dbias: in registers the walk would miss them
+  float b[kSteps * S::kPitch], c[kSteps * S::kPitch];
+  float states[kParts][kElements / 4][kThreads][4];  // before every 8th step, of each lane its own
+  float fours[kWarps][kFour];                        // [step][lane][state]: dB or dC of four steps before their sum
+  float token_sums[kBuffers][kWarps * kPart * 2 * S::kStates];  // of each warp: [step][dB, dC]
+  // Each thread's of dD, dbias and dA over the chunks: in registers the walk would miss them.
+  static constexpr int kSums = 2 * kVector + kElements;
+  float sums[kSums][kThreads];
   float skip[S::kChannels], bias[S::kChannels];
+  // The block's channels, and where its chunk of each tensor begins: in registers the walk would miss them.
+  Place at;
+  int64_t begins[kTensors];
   Marks marks;
 
   __device__ __forceinline__ float* input(int channel, int step) {
     return inputs + S::row(channel, 2 * kSteps) + 2 * step;
   }
-  __device__ __forceinline__ const float* input(int channel, int step) const {
-    return inputs + S::row(channel, 2 * kSteps) + 2 * step;
-  }
   __device__ __forceinline__ float* gradient(int channel, int step) {
     return gradients + S::row(channel, kSteps) + step;
   }
-  __device__ __forceinline__ int row(int step) const { return kByPart ? 0 : step; }  // of b and c
+  // A chunk's sums to those of the chunks after it.
+  __device__ __forceinline__ void add_rates(float (&da)[S::kEach][S::kPer]) {
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      float& sum = sums[2 * kVector + i][threadIdx.x];
+      sum += da[i / S::kPer][i % S::kPer], da[i / S::kPer][i % S::kPer] = 0.f;
+    }
+  }
+  __device__ __forceinline__ void rates(float (&da)[S::kEach][S::kPer]) const {
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) da[i / S::kPer][i % S::kPer] = sums[2 * kVector + i][threadIdx.x];
+  }
   __device__ __forceinline__ void keep(int part, const float (&h)[S::kEach][S::kPer]) {
 #pragma unroll
     for (int i = 0; i < kElements; i += 4) {
@@ -56,104 +82,156 @@ __device__ __forceinline__ int64_t channel_rows(const Problem& p) {
   return p.states * (1 + (p.b.constant ? 1 : 0) + (p.c.constant ? 1 : 0)) + 2;
 }
 
+// A chunk's saved states, [state][channel]: `from` is the lane's first channel and state.
 template <class S>
-__device__ __forceinline__ void load_channels(const Problem& p, const Place& at, BackwardMemory<S>& m) {
-  for (int c = int(threadIdx.x); c < S::kChannels; c += kThreads) {
-    m.skip[c] = c < at.channels ? read_or_zero(p.d, at.channel + c) : 0.f;
-    m.bias[c] = c < at.channels ? read_or_zero(p.delta_bias, at.channel + c) : 0.f;
+__device__ __forceinline__ void load_saved(const float* from, const Problem& p, const Place& at,
+                                           float (&h)[S::kEach][S::kPer]) {
+  const int first = S::place() * S::kPer;
+#pragma unroll
+  for (int n = 0; n < S::kPer; ++n) {
+#pragma unroll
+    for (int e = 0; e < S::kEach; ++e) {
+      const bool inside = first + n < p.states && S::channel(e) < at.channels;
+      h[e][n] = inside ? from[S::channel(e) - S::channel(0)] : 0.f;
+    }
+    from += p.channels;
   }
 }
-template <class T, class S, int kCount>
-__device__ __forceinline__ void load_tokens_of(const Problem& p, const Place& at, int64_t first, int offset,
-                                               const Marks* marks, const TokenLayouts& tokens, BackwardMemory<S>& m) {
-  load_tokens<T, S, kCount>(p.b, p, at, first, offset, marks, tokens.b, m.b);
-  load_tokens<T, S, kCount>(p.c, p, at, first, offset, marks, tokens.c, m.c);
+
+// Where a vector lies: one of its strides is 1.
+template <Along kAlong, class T>
+__device__ __forceinline__ T* vector_at(int64_t begin, const View& v, int channel, int step) {
+  return static_cast<T*>(v.data) + begin +
+         (kAlong == Along::kChannels ? channel + step * v.step : channel * v.channel + step);
 }
-template <class S>
-__device__ __forceinline__ void load_saved(const View& v, const Problem& p, const Place& at, int64_t chunk,
-                                           float (&h)[S::kEach][S::kPer]) {
-  View of_chunk = v;
-  of_chunk.data = static_cast<float*>(v.data) + chunk * p.states * v.step;
-  load_numbers<S>(of_chunk, p, at, at.batch, 1.f, h);
+// The numbers of a vector as they lie, or zeros where there is no tensor.
+template <Along kAlong, class T>
+struct Loaded {
+  Pack<T, kVector> raw{};
+  __device__ __forceinline__ Loaded(int64_t begin, const View& v, int channel, int step) {
+    if (v.data != nullptr) raw = load<kVector>(vector_at<kAlong, const T>(begin, v, channel, step));
+  }
+  __device__ __forceinline__ void read(float (&f)[kVector]) const { unpack(raw, f); }
+};
+template <>
+struct Loaded<Along::kAny, void> {
+  float value = 0.f;
+  __device__ __forceinline__ Loaded(int64_t begin, const View& v, int channel, int step) {
+    if (v.data != nullptr) value = gpu::read(v.data, v.type, begin + channel * v.channel + step * v.step);
+  }
+  __device__ __forceinline__ void read(float (&f)[1]) const { f[0] = value; }
+};
+template <Along kAlong, class T, int kN>
+__device__ __forceinline__ void store_vector(int64_t begin, const View& v, int channel, int step,
+                                             const float (&f)[kN]) {
+  if constexpr (kAlong == Along::kAny)
+    write(v.data, v.type, begin + channel * v.channel + step * v.step, f[0]);
+  else
+    store_floats<kN>(vector_at<kAlong, T>(begin, v, channel, step), f);
 }
 
-// dD and dbias of a thread: of the 8 channels of its vectors, of its 4 rows of steps, or of one channel.
-template <Along kAlong>
-constexpr int kSums = kAlong == Along::kChannels ? kVector
-                      : kAlong == Along::kSteps  ? 4
-                                                 : 1;
+// u, delta, dy and z of a vector: all are on their way before the first is used.
+template <Along kAlong, class T>
+struct Inputs {
+  static constexpr int kN = kWide<kAlong>;
+  float u[kN], raw[kN], dy[kN], z[kN];  // raw: delta with its bias
 
-__device__ __forceinline__ float softplus_slope(float raw) { return raw > 20.f ? 1.f : sigmoid(raw); }
+  template <class Memory>
+  __device__ __forceinline__ Inputs(const Backward& a, const Memory& m, int channel, int step) {
+    const Problem& p = a.of;
+    const Loaded<kAlong, T> of_delta(m.begins[kOfDelta], p.delta, channel, step),
+        of_z(m.begins[kOfZ], p.z, channel, step), of_dy(m.begins[kOfDy], a.dy, channel, step),
+        of_u(m.begins[kOfU], p.u, channel, step);
+    float biases[kN];
+    of_channels<kAlong>(m.bias, channel, biases);
+    of_delta.read(raw), of_z.read(z), of_dy.read(dy), of_u.read(u);
+#pragma unroll
+    for (int e = 0; e < kN; ++e) raw[e] += biases[e];
+  }
+};
 
 template <class T, Along kAlong, class S, bool kPacked>
-__device__ __forceinline__ void open_chunk(const Backward& a, const Place& at, int64_t first, int steps,
-                                           BackwardMemory<S>& m) {
-  constexpr int kWide = gpu::kWide<kAlong>;
+__device__ __forceinline__ void open_chunk(const Backward& a, int steps, BackwardMemory<S>& m) {
+  constexpr int kN = kWide<kAlong>;
   const Problem& p = a.of;
   for_vectors<kAlong, S::kChannels, kSteps>([&](int, int channel, int step) {
-    const bool inside = channel < at.channels && step < steps;
-    float u[kWide], delta[kWide], dy[kWide], z[kWide];
-    load_vector<kAlong, T>(p.u, at, channel, first + step, inside, u);
-    load_vector<kAlong, T>(p.delta, at, channel, first + step, inside, delta);
-    load_vector<kAlong, T>(a.dy, at, channel, first + step, inside, dy);
-    load_vector<kAlong, T>(p.z, at, channel, first + step, inside && p.z.data != nullptr, z);
+    float wide[kN] = {}, by_u[kN] = {}, dy[kN] = {};
+    if (channel < m.at.channels && step < steps) {
+      const Inputs<kAlong, T> in(a, m, channel, step);
 #pragma unroll
-    for (int e = 0; e < kWide; ++e) {
+      for (int e = 0; e < kN; ++e) wide[e] = in.raw[e], dy[e] = in.dy[e];
+      if (p.softplus) {
+#pragma unroll
+        for (int e = 0; e < kN; ++e) wide[e] = softplus(wide[e]);
+      }
+      if (p.z.data != nullptr) {
+#pragma unroll
+        for (int e = 0; e < kN; ++e) dy[e] *= in.z[e] * sigmoid(in.z[e]);
+      }
+#pragma unroll
+      for (int e = 0; e < kN; ++e) {
+        bool counts = true;
+        if constexpr (kPacked) counts = m.marks.counts[step + (kAlong == Along::kSteps ? e : 0)] != 0.f;
+        by_u[e] = counts ? wide[e] * in.u[e] : 0.f, wide[e] = counts ? wide[e] : 0.f, dy[e] = counts ? dy[e] : 0.f;
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kN; ++e) {
       const int c = channel + (kAlong == Along::kChannels ? e : 0), s = step + (kAlong == Along::kSteps ? e : 0);
-      bool counts = inside;
-      if constexpr (kPacked) counts = counts && m.marks.counts[s] != 0.f;
-      const float raw = delta[e] + m.bias[c], wide = counts ? p.softplus ? softplus(raw) : raw : 0.f;
-      if (p.z.data != nullptr) dy[e] *= gate_of(z[e]).value;
-      *reinterpret_cast<float2*>(m.input(c, s)) = make_float2(wide, counts ? wide * u[e] : 0.f);
-      *m.gradient(c, s) = counts ? dy[e] : 0.f;
+      *reinterpret_cast<float2*>(m.input(c, s)) = make_float2(wide[e], by_u[e]);
+      *m.gradient(c, s) = dy[e];
     }
   });
 }
 
+// A thread's sums of dD and dbias: of the 8 channels of its vectors, or of each vector's one channel.
+template <Along kAlong, class S>
+constexpr int kSums = kAlong == Along::kChannels ? kVector
+                      : kAlong == Along::kSteps  ? kVectors<kAlong, S::kChannels, kSteps>
+                                                 : 1;
+
+// Sums over time are of chunks, then over chunks: float32 loses too much in one long sum.
 template <class T, Along kAlong, class S, bool kPacked>
-__device__ __forceinline__ void close_chunk(const Backward& a, const Place& at, int64_t first, int steps,
-                                            BackwardMemory<S>& m) {
-  constexpr int kWide = gpu::kWide<kAlong>, kOwn = kSums<kAlong>;
+__device__ __forceinline__ void close_chunk(const Backward& a, int steps, BackwardMemory<S>& m) {
+  constexpr int kN = kWide<kAlong>, kOwn = kSums<kAlong, S>;
   const Problem& p = a.of;
   float by_d[kOwn] = {}, by_bias[kOwn] = {};
-  for_vectors<kAlong, S::kChannels, kSteps>([&](int row, int channel, int step) {
-    if (channel >= at.channels || step >= steps) return;
-    float u[kWide], delta[kWide], dy[kWide], z[kWide], du[kWide], ddelta[kWide], dz[kWide];
-    load_vector<kAlong, T>(p.u, at, channel, first + step, true, u);
-    load_vector<kAlong, T>(p.delta, at, channel, first + step, true, delta);
-    load_vector<kAlong, T>(a.dy, at, channel, first + step, true, dy);
-    load_vector<kAlong, T>(p.z, at, channel, first + step, p.z.data != nullptr, z);
+  for_vectors<kAlong, S::kChannels, kSteps, kAlong == Along::kChannels>([&](int k, int channel, int step) {
+    if (channel >= m.at.channels || step >= steps) return;
+    const Inputs<kAlong, T> in(a, m, channel, step);
+    float skip[kN], wide[kN], slope[kN], gradient[kN], du[kN], ddelta[kN], dz[kN];
+    of_channels<kAlong>(m.skip, channel, skip);
 #pragma unroll
-    for (int e = 0; e < kWide; ++e) {
+    for (int e = 0; e < kN; ++e) wide[e] = in.raw[e], slope[e] = 1.f, gradient[e] = in.dy[e];
+    if (p.softplus) {
+#pragma unroll
+      for (int e = 0; e < kN; ++e) wide[e] = softplus(in.raw[e], slope[e]);
+    }
+    if (p.z.data != nullptr) {
+#pragma unroll
+      for (int e = 0; e < kN; ++e) {
+        const Gate gate = gate_of(in.z[e]);
+        gradient[e] *= gate.value, dz[e] = in.dy[e] * gate.slope;
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kN; ++e) {
       const int c = channel + (kAlong == Along::kChannels ? e : 0), s = step + (kAlong == Along::kSteps ? e : 0);
       bool counts = true;
       if constexpr (kPacked) counts = m.marks.counts[s] != 0.f;
-      const float raw = delta[e] + m.bias[c], wide = p.softplus ? softplus(raw) : raw;
-      const float slope = p.softplus ? softplus_slope(raw) : 1.f;
       const float2 by = *reinterpret_cast<const float2*>(m.input(c, s));
-      float gradient = dy[e];
-      if (p.z.data != nullptr) {
-        const Gate gate = gate_of(z[e]);
-        gradient *= gate.value;
-        dz[e] = counts ? dy[e] * gate.slope * (*m.gradient(c, s) + m.skip[c] * u[e]) : 0.f;
-      }
-      ddelta[e] = counts ? (u[e] * by.x + by.y * kLn2) * slope : 0.f;
-      du[e] = counts ? m.skip[c] * gradient + wide * by.x : 0.f;
-      const float by_skip = counts ? gradient * u[e] : 0.f;
-      if constexpr (kAlong == Along::kSteps) {
-        by_d[row] += by_skip, by_bias[row] += ddelta[e];
-      } else {  // 16 registers beside the walk's would not fit
-        m.sums[e][threadIdx.x] += by_skip, m.sums[kVector + e][threadIdx.x] += ddelta[e];
-      }
+      dz[e] = counts ? dz[e] * (*m.gradient(c, s) + skip[e] * in.u[e]) : 0.f;
+      ddelta[e] = counts ? (in.u[e] * by.x + by.y * kLn2) * slope[e] : 0.f;
+      du[e] = counts ? skip[e] * gradient[e] + wide[e] * by.x : 0.f;
+      const int own = kAlong == Along::kChannels ? e : kAlong == Along::kSteps ? k : 0;
+      by_d[own] += counts ? gradient[e] * in.u[e] : 0.f, by_bias[own] += ddelta[e];
     }
-    store_vector<kAlong, T>(a.du, at, channel, first + step, du);
-    store_vector<kAlong, T>(a.ddelta, at, channel, first + step, ddelta);
-    if (p.z.data != nullptr) store_vector<kAlong, T>(a.dz, at, channel, first + step, dz);
+    store_vector<kAlong, T>(m.begins[kOfDu], a.du, channel, step, du);
+    store_vector<kAlong, T>(m.begins[kOfDdelta], a.ddelta, channel, step, ddelta);
+    if (p.z.data != nullptr) store_vector<kAlong, T>(m.begins[kOfDz], a.dz, channel, step, dz);
   });
-  if constexpr (kAlong == Along::kSteps) {
 #pragma unroll
-    for (int e = 0; e < kOwn; ++e) m.sums[e][threadIdx.x] += by_d[e], m.sums[kVector + e][threadIdx.x] += by_bias[e];
-  }
+  for (int e = 0; e < kOwn; ++e) m.sums[e][threadIdx.x] += by_d[e], m.sums[kVector + e][threadIdx.x] += by_bias[e];
 }
 
 // The threads' sums of each channel, in order, to rows `row` and the next of the block's.
@@ -168,9 +246,9 @@ __device__ __forceinline__ void store_channel_sums(const Place& at, const Backwa
     const auto add = [&](int thread, int e) { sum += m.sums[which * kVector + e][thread]; };
     if constexpr (kAlong == Along::kChannels) {
       for (int t = channel / kVector; t < kThreads; t += S::kChannels / kVector) add(t, channel % kVector);
-    } else if constexpr (kAlong == Along::kSteps) {  // of for_vectors' rows: channel = row % 8 * 8 + row / 8
-      const int line = channel % (S::kChannels / 8) * 8 + channel / (S::kChannels / 8), first = line % 16 * 8;
-      for (int t = first; t < first + 8; ++t) add(t, line / 16);
+    } else if constexpr (kAlong == Along::kSteps) {  // vector_at's rows
+      const int first = (channel % 8 * (S::kChannels / 8) + channel / 8) * (kSteps / kVector);
+      for (int v = first; v < first + kSteps / kVector; ++v) add(v % kThreads, v / kThreads);
     } else {
       for (int t = channel; t < kThreads; t += S::kChannels) add(t, 0);
     }

@@ -6,7 +6,7 @@
 
 namespace mamba::scan::gpu {
 
-constexpr int kTile = 32;  // half a chunk: every second tile begins at a checkpoint
+constexpr int kTile = 32;  // steps; each begins at a checkpoint
 
 template <class T, Along kAlong, class S>
 struct ForwardMemory {
@@ -26,14 +26,6 @@ struct ForwardMemory {
   }
 };
 
-template <class S>
-__device__ __forceinline__ void load_channels(const Problem& p, const Place& at, float* skip, float* bias) {
-  for (int c = int(threadIdx.x); c < S::kChannels; c += kThreads) {
-    skip[c] = c < at.channels ? read_or_zero(p.d, at.channel + c) : 0.f;
-    bias[c] = c < at.channels ? read_or_zero(p.delta_bias, at.channel + c) : 0.f;
-  }
-}
-
 // Copies of a thread's vectors on their way, tile by tile.
 template <class T, Along kAlong, class S>
 class Fetcher {
@@ -46,7 +38,8 @@ class Fetcher {
       : u_(p.u, at), delta_(p.delta, at), z_(p.z, at), along_(is_c() ? tokens.c : tokens.b) {
     const Coefficients& from = of(p);
     token_ = token_vector<S, kTile>(along_, int(threadIdx.x) % (kThreads / 2));
-    tokens_ = static_cast<const T*>(from.view.data) + token_place(from, at, 0, token_);
+    tokens_ = static_cast<const T*>(from.view.data) + tokens_begin(from, at, 0) + token_.channel * from.view.channel +
+              token_.step * from.view.step;
   }
   // u, delta, B and C of the next tile, whose first step is `first`.
   __device__ __forceinline__ void fetch_inputs(const Problem& p, const Place& at, int64_t first, Memory& m) {
@@ -95,17 +88,6 @@ struct Fetcher<void, Along::kAny, S> {  // numbers one by one are read where the
   __device__ __forceinline__ void fetch_gate(const Problem&, const Place&, int64_t, Memory&) {}
   __device__ __forceinline__ void store_tokens(int64_t, const Marks*, Memory&) const {}
 };
-// Numbers of the channels of a vector: of one channel, or of each element's.
-template <Along kAlong, int kN>
-__device__ __forceinline__ void of_channels(const float* numbers, int channel, float (&f)[kN]) {
-  if constexpr (kAlong == Along::kChannels) {
-    load_shared(numbers + channel, f);
-  } else {
-#pragma unroll
-    for (int e = 0; e < kN; ++e) f[e] = numbers[channel];
-  }
-}
-
 // Δ and Δ u of the tile.
 template <class T, Along kAlong, class S, bool kPacked>
 __device__ __forceinline__ void open_tile(const Problem& p, const Place& at, int64_t first, int steps,
@@ -183,8 +165,7 @@ template <class Memory, class S, bool kPacked, bool kConstant>
 __device__ __forceinline__ void walk(const Problem& p, Memory& m, int steps, const float (&rate)[S::kEach][S::kPer],
                                      const float (&own_b)[S::kEach][S::kPer], const float (&own_c)[S::kEach][S::kPer],
                                      float (&h)[S::kEach][S::kPer]) {
-  const int lane = int(threadIdx.x) % S::kLanes;
-  const float *b_at = m.b + lane * S::kPer, *c_at = m.c + lane * S::kPer;
+  const float *b_at = m.b + S::place() * S::kPer, *c_at = m.c + S::place() * S::kPer;
   float* inputs_at[S::kEach];
 #pragma unroll
   for (int e = 0; e < S::kEach; ++e) inputs_at[e] = m.input(S::channel(e), 0);
@@ -217,9 +198,12 @@ __device__ __forceinline__ void walk(const Problem& p, Memory& m, int steps, con
     }
     float y[S::kEach];
     sum_lanes<S>(part, y);
-    if (lane < 4) {  // all lanes have read what this is written over
-#pragma unroll
-      for (int i = 0; i < S::kEach; ++i) inputs_at[0][2 * (summed_step<S>() + i)] = y[i];
+    if (S::place() < 4) {  // all lanes have read what this is written over
+      float* const to = inputs_at[0] + 2 * summed_step<S>();
+      if constexpr (S::kEach == 2)
+        *reinterpret_cast<float4*>(to) = make_float4(y[0], y[0], y[1], y[1]);
+      else
+        *to = y[0];
     }
 #pragma unroll
     for (int e = 0; e < S::kEach; ++e) inputs_at[e] += 8;
@@ -258,8 +242,9 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks<kAlong, S, kConstant>
   for (int64_t first = 0; first < p.length; first += kTile) {
     const int steps = int(p.length - first < kTile ? p.length - first : kTile);
     fetcher.fetch_gate(p, at, first, m);
-    if (a.checkpoints.data != nullptr && first % kChunk == 0)
-      store_numbers<S>(a.checkpoints, p, at, at.batch, first / kChunk * p.states, h);
+    static_assert(kTile == kGpuChunk);
+    if (a.checkpoints.data != nullptr)
+      store_numbers<S>(a.checkpoints, p, at, at.batch, first / kGpuChunk * p.states, h);
     if constexpr (kPacked) {
       __syncthreads();  // the last tile's marks are read
       find_marks<kTile>(p.sequence, at.batch, first, p.length, current, m.marks);
@@ -268,8 +253,10 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks<kAlong, S, kConstant>
     // A thread's numbers of u, Δ and y are its own up to the walk, and so are B and C after it: two barriers a tile.
     const Marks* const marks = kPacked ? &m.marks : nullptr;
     wait_copies<1>();  // all but the gate's
-    if (std::is_void_v<T> || tokens.b == Along::kAny) load_tokens_each<S, kTile>(p.b, p, at, first, 0, marks, m.b);
-    if (std::is_void_v<T> || tokens.c == Along::kAny) load_tokens_each<S, kTile>(p.c, p, at, first, 0, marks, m.c);
+    if (std::is_void_v<T> || tokens.b == Along::kAny)
+      load_tokens_each<S, kTile>(p.b, {tokens_begin(p.b, at, first), p.states, steps, marks}, m.b);
+    if (std::is_void_v<T> || tokens.c == Along::kAny)
+      load_tokens_each<S, kTile>(p.c, {tokens_begin(p.c, at, first), p.states, steps, marks}, m.c);
     fetcher.store_tokens(steps, marks, m);
     open_tile<T, kAlong, S, kPacked>(p, at, first, steps, m);
     fetcher.fetch_inputs(p, at, first + kTile, m);

@@ -76,6 +76,13 @@ __device__ __forceinline__ float softplus(float x) {
   return x > 20.f ? x : e < 0.0625f ? series : whole;
 }
 
+// The same with its derivative, sigmoid(x).
+__device__ __forceinline__ float softplus(float x, float& slope) {
+  const float e = exp2(x * kLog2E);
+  slope = x > 20.f ? 1.f : e * reciprocal(1.f + e);
+  return softplus(x);
+}
+
 struct Gate {
   float value, slope;  // of z sigmoid(z)
 };

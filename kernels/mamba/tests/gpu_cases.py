@@ -9,7 +9,7 @@ WIDE = (
     r"|gated_norm::gpu::(forward|backward)_held<kernels::BFloat16"
 )
 # What takes numbers one by one, of any layout, with B and C constant or not.
-SPILLS = {r"scan::gpu::backward<void": 64, r"scan::gpu::backward<": 24}
+SPILLS = {r"scan::gpu::backward<void": 256, r"scan::gpu::backward<": 64}
 
 CPU_ONLY = (
     "ssd",

@@ -90,6 +90,14 @@ scan::Problem problem_of(const Call& call, const Given& in) {
   return p;
 }
 
+// How many states forward saves: on a GPU a block has room for shorter chunks.
+int64_t saved_of(const Call& call, const scan::Problem& p) {
+  int64_t chunk = scan::kChunk;
+  kernels::run_on(
+      call.device, [&](auto) { chunk = scan::kGpuChunk; }, [] {});
+  return scan::chunks_of(p, chunk);
+}
+
 // [batch, chunks, states, channels]
 View checkpoints_of(const Tensor& t) {
   return {t.data_ptr(), DType::kFloat32, t.size(1) * t.size(2) * t.size(3), 1, t.size(3)};
@@ -143,8 +151,7 @@ ScanForTraining selective_scan_fwd(const Tensor& u, const Tensor& delta, const T
   const Call call{"selective_scan_fwd", device_of(u)};
   const Given in{u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, delta_softplus};
   const scan::Problem p = problem_of(call, in);
-  Tensor checkpoints =
-      kernels::empty({p.batch, scan::chunks_of(p), p.states, p.channels}, DType::kFloat32, call.device);
+  Tensor checkpoints = kernels::empty({p.batch, saved_of(call, p), p.states, p.channels}, DType::kFloat32, call.device);
   Results r = run(call, p, in, checkpoints);
   return {std::move(r.y), std::move(r.last), std::move(checkpoints)};
 }
@@ -158,7 +165,7 @@ ScanGradients selective_scan_bwd(const Tensor& dy, const MaybeTensor& dlast_stat
   const scan::Problem p = problem_of(call, in);
   const int64_t chunks = scan::chunks_of(p);
   call.shape(dy, "dy", {p.batch, p.channels, p.length}, "[batch, channels, length]");
-  call.shape(checkpoints, "checkpoints", {p.batch, chunks, p.states, p.channels},
+  call.shape(checkpoints, "checkpoints", {p.batch, saved_of(call, p), p.states, p.channels},
              "[batch, chunks, states, channels], as selective_scan_fwd returned them");
   check(call.type(checkpoints, "checkpoints") == DType::kFloat32 && checkpoints.is_contiguous(), call.op,
         ": wanted checkpoints as selective_scan_fwd returned them, contiguous float32; got others; pass those");
