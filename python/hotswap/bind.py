@@ -53,9 +53,13 @@ def _can(replacement: Replacement, mode: set) -> bool:
     return (has_backward or "TRAINING" not in mode) and (can_compile or "TORCH_COMPILE" not in mode)
 
 
-def _serves(module: nn.Module, replacement: Replacement) -> bool:
-    """Kernels for the CPU alone leave the layers of a GPU as they are."""
-    devices = {p.device.type for p in module.parameters()}
+def _devices(module: nn.Module) -> set:
+    return {p.device.type for p in module.parameters()}
+
+
+def _serves(module: nn.Module, replacement: Replacement, of_model: set) -> bool:
+    """Kernels for the CPU alone leave the layers of a GPU as they are. A layer without parameters is where its model is."""
+    devices = _devices(module) or of_model
     return devices <= {"cpu", "meta"} or "-cpu-" not in package(replacement.package).variant
 
 
@@ -105,10 +109,11 @@ def kernelize(model: nn.Module, mode=None, strict: bool = False, **options) -> n
     """
     options, mode = check_options(options), _check_mode(mode)
     chosen, ops = [], set()
+    devices = _devices(model)
     for module in model.modules() if enabled() else ():
         found = match.matches(module)
         ops |= {(r.package, op) for r in found for op in r.ops}
-        found = [r for r in found if options[r.option] and _can(r, mode) and _serves(module, r)]
+        found = [r for r in found if options[r.option] and _can(r, mode) and _serves(module, r, devices)]
         chosen += [(module, found[-1])] if found else []  # the fused loss goes before the plain one
     # the activation of a gated MLP, or of experts, is part of their kernel
     inside = {id(child) for module, r in chosen if r.option == "mlp" for child in module.children()}
@@ -209,7 +214,7 @@ def _bound(module: nn.Module, replacement: Replacement) -> bool:
 
 def report(model: nn.Module) -> Report:
     """What every layer runs that is bound, could be, or looks as if: read from the modules as they are now."""
-    rows, ops = [], set()
+    rows, ops, devices = [], set(), _devices(model)
     for name, module in model.named_modules():
         found = match.matches(module)
         bound = next((r for r in found if _bound(module, r)), None)
@@ -221,7 +226,7 @@ def report(model: nn.Module) -> Report:
             made = class_of(module)
             rows.append(Row(name, getattr(made, "kernel_layer_name", made.__name__), package_id))
         elif found and found[0].option != "activation":
-            why = "not bound" if _serves(module, found[0]) else f"the package {found[0].package} has kernels for the CPU alone"
+            why = "not bound" if _serves(module, found[0], devices) else f"the package {found[0].package} has kernels for the CPU alone"
             rows.append(Row(name, found[0].layer, None, why=why))
         elif not found and (layer := match.looks_like(module)):
             why = experts.why_not(module) or f"{class_of(module).__name__} computes something else"

@@ -81,7 +81,7 @@ def data(family):
 
 def model(family):
     torch.manual_seed(0)
-    made = MODELS[family]().eval()  # no dropout; norms of batches hold still
+    made = MODELS[family]().eval().to(torch.get_default_device())  # no dropout; norms of batches hold still
     with torch.no_grad():
         for name, p in made.named_parameters():
             if "sampling_offsets" in name or "attention_weights" in name:  # fresh ones are the same for all queries
@@ -156,7 +156,7 @@ class Seen(TorchDispatchMode):
 
 def at_the_edge(places, shapes, points):
     """Samples that just count no more: their places have no gradient here, and one of one side in torch."""
-    sizes = shapes.flip(1).repeat_interleave(torch.tensor(points), 0)  # [samples, 2]
+    sizes = shapes.to(places.device).flip(1).repeat_interleave(torch.tensor(points), 0)  # [samples, 2]
     return (places * sizes == -0.5).any(-1, keepdim=True)
 
 

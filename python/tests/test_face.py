@@ -12,6 +12,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import hotswap
+from hotswap.packages import packages_folder
 
 
 def test_names():
@@ -34,6 +35,16 @@ def test_report_tells_what_runs_and_how_often():
     swapped.model.norm.forward = lambda x: x  # somebody else's
     row = next(r for r in hotswap.report(swapped).rows if r.name == "model.norm")
     assert row.package is None and row.why == "not bound"
+
+
+def test_a_package_for_the_cpu_alone_leaves_a_model_on_a_gpu(monkeypatch):
+    """Its activations too, which have no parameters to say where they are."""
+    if any("-cpu-" not in place.name for place in packages_folder().glob("*/build/torch-*")):
+        pytest.skip("packages have GPU kernels here")
+    monkeypatch.setattr("hotswap.bind._devices", lambda module: {"cuda" for _ in module.parameters()})
+    m = twin(model())
+    assert all(row.package is None for row in hotswap.report(m).rows)
+    assert type(m.model.layers[0].mlp.act_fn).forward is m.model.layers[0].mlp.act_fn.forward.__func__
 
 
 def test_options_choose_the_layers():

@@ -198,7 +198,8 @@ __device__ __forceinline__ void walk(const Problem& p, Memory& m, int steps, con
     }
     float y[S::kEach];
     sum_lanes<S>(part, y);
-    if (S::place() < 4) {  // all lanes have read what this is written over
+    __syncwarp();  // all lanes have read what this is written over
+    if (S::place() < 4) {
       float* const to = inputs_at[0] + 2 * summed_step<S>();
       if constexpr (S::kEach == 2)
         *reinterpret_cast<float4*>(to) = make_float4(y[0], y[0], y[1], y[1]);
