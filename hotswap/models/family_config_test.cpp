@@ -137,6 +137,22 @@ TEST(FamilyConfig, DeepSeeks) {
   expect_has(refused("deepseek_v2", with({{"qk_rope_head_dim", 7}})), {"even qk_rope_head_dim"});
 }
 
+// Each family has its own name for the number of experts, and takes the others.
+TEST(FamilyConfig, NumbersOfExperts) {
+  for (const char* type : {"mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3"}) {
+    const Object one = {{"num_key_value_heads", 4}, {"num_experts_per_tok", 2}, {"first_k_dense_replace", 1}};
+    expect_has(refused(type, one),
+               {"wanted num_local_experts, n_routed_experts or num_experts", "none of them in config.json"});
+    for (const char* key : {"num_local_experts", "n_routed_experts", "num_experts"}) {
+      Object few = one;
+      few[key] = 1;
+      expect_has(refused(type, few), {"at most 1 for num_experts_per_tok", "got 2"});
+      few[key] = 0;
+      expect_has(refused(type, few), {std::string("for ") + key, "got 0"});
+    }
+  }
+}
+
 // Where a layer has what sdpa lacks, eager is what runs unless something is asked for; and asking for sdpa is told.
 TEST(FamilyConfig, WhichStockAttentionAModelAsksFor) {
   EXPECT_EQ(model_of("gemma")->attn_implementation(), "sdpa");

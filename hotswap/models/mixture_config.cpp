@@ -8,10 +8,12 @@ namespace hotswap {
 namespace {
 
 const char* experts_key(const Json& json) {
-  for (const char* key : {"num_local_experts", "n_routed_experts"}) {
+  for (const char* key : {"num_local_experts", "n_routed_experts", "num_experts"}) {
     if (json.has(key)) return key;
   }
-  return "num_experts";
+  throw Error({.wanted = "num_local_experts, n_routed_experts or num_experts",
+               .got = cat("none of them in ", json.where()),
+               .next = "add the one that the model's family has"});
 }
 
 }  // namespace

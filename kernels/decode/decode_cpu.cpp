@@ -1,8 +1,8 @@
 // A decoder layer's step on the CPU. Compiled once per ISA.
 #include "kernels/decode/decode_cpu.h"
 
+#include "kernels/common/cpu/activations.h"
 #include "kernels/common/cpu/few_rows.h"
-#include "kernels/common/cpu/math.h"
 #include "kernels/common/cpu/packed_rows.h"
 
 namespace decode::HOTSWAP_ISA {
@@ -113,13 +113,10 @@ HOTSWAP_INLINE void product(const Layer& a, const Own& own, Input<T>& input, con
   }
 }
 
-// tanh's GELU is g sigmoid(2 u), because (1 + tanh(u)) / 2 = sigmoid(2 u).
-template <class T>
-HOTSWAP_INLINE void gate(T* gates, const T* ups, Act act, int64_t n) {
-  constexpr float kTwoK = 1.5957691216057308f, kCube = 0.044715f;  // 2 sqrt(2 / pi)
+template <class Formula, class T>
+HOTSWAP_INLINE void gate(T* gates, const T* ups, int64_t n) {
   sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
-    const F g = load(gates + i, count), w = act == Act::kSilu ? g : kTwoK * (g + kCube * g * g * g);
-    store(gates + i, g * sigmoid<kPrecisionOf<T>>(w) * load(ups + i, count), count);
+    store(gates + i, Formula::template value<kPrecisionOf<T>>(load(gates + i, count)) * load(ups + i, count), count);
   });
 }
 
@@ -217,7 +214,10 @@ HOTSWAP_INLINE void layer(const Layer& a, const Own& own, T* up, const Member& m
   product(a, own, input, a.gate, gated, ffn, (const T*)nullptr, mine);
   product(a, own, input, a.up, up, ffn, (const T*)nullptr, mine);
   for (int64_t r = 0; r < a.rows; ++r) {
-    gate(gated + r * ffn + mine.begin, up + r * ffn + mine.begin, a.act, mine.end - mine.begin);
+    T* gates = gated + r * ffn + mine.begin;
+    const T* ups = up + r * ffn + mine.begin;
+    const int64_t n = mine.end - mine.begin;
+    a.act == Act::kSilu ? gate<Silu>(gates, ups, n) : gate<GeluTanh>(gates, ups, n);
   }
   member.wait();
 

@@ -376,8 +376,16 @@ TEST(DecoderLayer, RefusesWhatDoesNotFit) {
   }
   refused([](Layer& l) { l.cos = l.cos.narrow(-1, 0, 32).contiguous(); }, {"cos and sin"});
   refused([](Layer& l) { l.cos = l.sin = at::ones({}, l.cos.options()); }, {"cos and sin", "got []"});
-  refused([](Layer& l) { l.q = at::zeros({0, 64}, l.q.options()); }, {"a multiple of its 1", "[0, 64]"});
-  refused([](Layer& l) { l.position = at::zeros({2}, l.position.options()); }, {"one int64"});
+  refused([](Layer& l) { l.sin = l.sin.view({1, 32, 2}); }, {"cos and sin", "[1, 32, 2]"});
+  refused([](Layer& l) { l.x = l.x[0][0]; }, {"x [..., hidden]", "got [64]", "unsqueeze"});
+  refused([](Layer& l) { l.v_cache = l.v_cache.narrow(1, 0, 6); }, {"one capacity; got 7 and 6", "the same lengths"});
+  refused(
+      [](Layer& l) {
+        l.q = at::zeros({0, 64}, l.q.options());
+      },
+      {"at least one and a multiple of its 1", "[0, 64]"});
+  refused([](Layer& l) { l.position = at::zeros({2}, l.position.options()); },
+          {"one int64", "got [2]", "layer by layer"});
   if (!on_cuda()) refused([](Layer& l) { l.position.fill_(7); }, {"a position from 0 to 6", "7"});
   Layer many({.rows = 17, .hidden = 64, .heads = 2, .kv_heads = 1, .head_dim = 64, .ffn = 8, .position = 2},
              at::kBFloat16);

@@ -83,6 +83,13 @@ TEST(Linear, RefusesWhatDoesNotFit) {
   expect_refusal([&] { package().call("linear", zeros({1, 8}).to(at::kHalf), w, c10::IValue()); }, {"one dtype"});
   expect_refusal([&] { package().call("linear", zeros({1, 8}), w, zeros({4})); }, {"wanted bias [3]"});
   expect_refusal([&] { package().call("linear_bwd", zeros({1, 4}), zeros({1, 8}), w, false); }, {"wanted dy [..., 3]"});
+  expect_refusal(
+      [&] {
+        package().call("linear_bwd", zeros({1, 3}), zeros({1, 8}), zeros({8}), false);
+      },
+      {"linear_bwd: wanted x [..., in] and weight [out, in]; got [1, 8] and [8]"});
+  expect_refusal([&] { package().call("linear_bwd", zeros({}), zeros({}), w, false); }, {"got [] and [3, 8]"});
+  expect_refusal([&] { package().call("linear_bwd", zeros({1, 3}), zeros({1, 7}), w, false); }, {"got [1, 7]"});
 }
 
 TEST(Linear, RunsTheAskedIsa) { expect_asked_isa(); }

@@ -16,6 +16,7 @@ using kernels::divide_up;
 
 constexpr int kWarps = 4;  // of a block, each with counters in shared memory where they fit
 constexpr int kMostStretches = 1024;
+static_assert(kMostAssignments % (32 * kMostStretches) == 0, "else a stretch would end behind them, beyond int32");
 
 struct Plan {
   int64_t stretch, stretches;  // assignments a warp; a multiple of 32

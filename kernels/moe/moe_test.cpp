@@ -270,18 +270,31 @@ TEST(Moe, RefusesWhatItCannotDo) {
   refused([](Inputs& i) { i.index = i.index.to(at::kShort); }, {"index as int64 or int32"});
   refused([](Inputs& i) { i.index = i.index.narrow(0, 0, 5); }, {"index [13", "[5, 3]"});
   refused([](Inputs& i) { i.weights = i.weights.narrow(1, 0, 2); }, {"weights in index's shape"});
-  refused([](Inputs& i) { i.weights = i.weights.to(at::kHalf); }, {"weights in float32 or x's dtype"});
+  refused([](Inputs& i) { i.weights = i.weights.to(at::kHalf); }, {"weights in float32 or x's dtype", "number 5"});
+  refused([](Inputs& i) { i.weights = i.weights.to(at::kLong); }, {"weights in float32 or x's dtype", "number 4"});
   refused([](Inputs& i) { i.o.transposed = true; }, {"wanted w_up ["});
-  refused([](Inputs& i) { i.w_up = i.w_up.to(at::kHalf); }, {"w_up in x's dtype"});
+  refused([](Inputs& i) { i.w_up = i.w_up.to(at::kHalf); }, {"w_up in x's dtype", "number 5"});
+  refused([](Inputs& i) { i.w_up = i.w_up.to(at::kLong); }, {"w_up in x's dtype", "number 4"});
+  refused([](Inputs& i) { i.w_up = i.w_up[0]; }, {"w_up and w_down of three dimensions", "[64, 64]", "stack"});
+  refused([](Inputs& i) { i.w_up = i.w_up.narrow(0, 0, 0), i.w_down = i.w_down.narrow(0, 0, 0); },
+          {"at least one expert", "[0, 64, 64]", "check the layer's sizes"});
   refused([](Inputs& i) { i.w_up = transposed(i.w_up); }, {"w_up contiguous", "contiguous()"});
   refused([](Inputs& i) { i.b_down = i.x; }, {"b_down [7, 64]"});
+  refused(
+      [](Inputs& i) {  // expanded: a copy of index alone would be 16 GB
+        const int64_t tokens = (int64_t{1} << 31) - (int64_t{1} << 21) + 1;
+        i.x = i.x.narrow(0, 0, 1).expand({tokens, -1});
+        i.index = i.index.narrow(0, 0, 1).narrow(1, 0, 1).expand({tokens, 1});
+        i.weights = i.weights.narrow(0, 0, 1).narrow(1, 0, 1).expand({tokens, 1});
+      },
+      {"at most 2^31 - 2^21 assignments; got 2145386497", "split the tokens"});
   const Tensors trained = in.train();
   expect_refusal([&] { in.backward(in.x.narrow(0, 0, 3), trained); }, {"moe_experts_bwd: wanted dy [13, 64]"});
   expect_refusal(
       [&] {
         in.backward(in.x, {trained[0], trained[1], trained[3].to(at::kLong), trained[3], trained[4]});
       },
-      {"order", "int32"});
+      {"order", "int32", "number 4", "pass what it gave"});
 }
 
 TEST(Moe, CallsAreCounted) {

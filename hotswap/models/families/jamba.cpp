@@ -108,10 +108,9 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
 }
 
 TensorRules tensor_rules(const ModelConfig&) {
-  const std::string part = "model.layers.*.feed_forward.experts.", one = part + "*.";
-  return {TensorRule::stack({one + "gate_proj.weight", one + "up_proj.weight"}, part + "gate_up_proj"),
-          TensorRule::stack({one + "down_proj.weight"}, part + "down_proj"),
-          TensorRule::rename("model.final_layernorm", "model.norm")};
+  TensorRules rules = expert_rules({.block = "feed_forward", .own_block = "feed_forward"});
+  rules.push_back(TensorRule::rename("model.final_layernorm", "model.norm"));
+  return rules;
 }
 
 }  // namespace

@@ -35,7 +35,8 @@ std::unique_ptr<Block> mixture_block(const ModelConfig& c, const SelfAttentionOp
 }
 
 TensorRules expert_rules(const ExpertNames& n) {
-  const std::string one = cat("model.layers.*.", n.block, ".experts.*."), all = "model.layers.*.mlp.experts.";
+  const std::string one = cat("model.layers.*.", n.block, ".experts.*."),
+                    all = cat("model.layers.*.", n.own_block, ".experts.");
   return {TensorRule::stack({cat(one, n.gate, ".weight"), cat(one, n.up, ".weight")}, all + "gate_up_proj"),
           TensorRule::stack({cat(one, n.down, ".weight")}, all + "down_proj")};
 }

@@ -20,9 +20,10 @@ std::unique_ptr<Block> mixture_block(const ModelConfig& config, std::unique_ptr<
 std::unique_ptr<Block> mixture_block(const ModelConfig& config, const SelfAttentionOptions& attention,
                                      const MixtureOptions& mixture, int64_t layer, const char* name = "mlp");
 
-// model.layers.*.<block>.experts.*.<gate>.weight and the others, an expert each, as one tensor for all.
+// model.layers.*.<block>.experts.*.<gate>.weight and the others, an expert each, as one tensor for all of the model's
+// <own_block>.
 struct ExpertNames {
-  const char *block = "mlp", *gate = "gate_proj", *up = "up_proj", *down = "down_proj";
+  const char *block = "mlp", *gate = "gate_proj", *up = "up_proj", *down = "down_proj", *own_block = "mlp";
 };
 TensorRules expert_rules(const ExpertNames& names = {});
 inline TensorRules separate_experts(const ModelConfig&) { return expert_rules(); }

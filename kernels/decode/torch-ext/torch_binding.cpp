@@ -103,7 +103,7 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
                      const Tensor& up, const OptTensor& up_bias, const Tensor& down, const OptTensor& down_bias,
                      double eps, double head_eps, double scale, int64_t window, const std::string& activation) {
   check(given_x.dim() >= 2 && k_cache.dim() == 4, kOp, ": wanted x [..., hidden] and k_cache [batch, capacity, ",
-        "kv_heads, head_dim]; got ", shape_of(given_x), " and ", shape_of(k_cache));
+        "kv_heads, head_dim]; got ", shape_of(given_x), " and ", shape_of(k_cache), "; unsqueeze what has too few");
   check(activation == "silu" || activation == "gelu_tanh", kOp, ": wanted the activation silu or gelu_tanh; got \"",
         activation, "\"; run the stock layer");
   constexpr uintptr_t kVector = 16;  // what a GPU reads at once
@@ -125,8 +125,8 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
   a.heads = a.head_dim > 0 ? a.q.out / a.head_dim : 0;
   check(a.kv_heads > 0 && a.heads > 0 && a.head_dim % 2 == 0 && a.heads * a.head_dim == a.q.out &&
             a.heads % a.kv_heads == 0,
-        kOp, ": wanted query heads as wide as the cache's, ", a.head_dim, ", and a multiple of its ", a.kv_heads,
-        "; got a queries' weight ", shape_of(q), "; check the layer's sizes");
+        kOp, ": wanted query heads as wide as the cache's, ", a.head_dim, ", at least one and a multiple of its ",
+        a.kv_heads, "; got a queries' weight ", shape_of(q), "; check the layer's sizes");
   a.o = call.weight(o, o_bias, hidden, a.q.out, "the output's weight");
   a.gate = call.weight(gate, gate_bias, 0, hidden, "gate");
   a.up = call.weight(up, up_bias, a.gate.out, hidden, "up");
@@ -135,10 +135,12 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
   a.k_norm = call.vector(k_norm, a.head_dim, "k_norm");
   call.same(cos, "cos"), call.same(sin, "sin");
   const int64_t tables = a.head_dim > 0 ? cos.numel() / a.head_dim : 0;
-  check(cos.dim() >= 1 && cos.size(cos.dim() - 1) == a.head_dim && sin.numel() == cos.numel() &&
-            (tables == 1 || tables == rows) && cos.is_contiguous() && sin.is_contiguous(),
-        kOp, ": wanted cos and sin [1 or ", rows, ", ", a.head_dim, "], contiguous; got ", shape_of(cos), " and ",
-        shape_of(sin), "; a rotary embedding of part of a head is not served");
+  const auto is_table = [&](const Tensor& t) {
+    return t.dim() >= 1 && t.size(t.dim() - 1) == a.head_dim && t.numel() == cos.numel() && t.is_contiguous();
+  };
+  check(is_table(cos) && is_table(sin) && (tables == 1 || tables == rows), kOp, ": wanted cos and sin [1 or ", rows,
+        ", ", a.head_dim, "], contiguous; got ", shape_of(cos), " and ", shape_of(sin),
+        "; a rotary embedding of part of a head is not served");
   a.cos = cos.data_ptr(), a.sin = sin.data_ptr(), a.rope_stride = tables == 1 ? 0 : a.head_dim;
   a.keys = call.cache(k_cache, a, "k_cache");
   a.values = call.cache(v_cache, a, "v_cache");

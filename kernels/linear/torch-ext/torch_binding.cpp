@@ -116,6 +116,9 @@ Tensor linear_op(const Tensor& x, const Tensor& weight, const std::optional<Tens
 }
 
 std::tuple<Tensor, Tensor, Tensor> linear_bwd(const Tensor& dy, const Tensor& x, const Tensor& weight, bool with_bias) {
+  check(weight.dim() == 2 && x.dim() >= 1 && x.size(x.dim() - 1) == weight.size(1),
+        "linear_bwd: wanted x [..., in] and weight [out, in]; got ", kernels::shape_of(x), " and ",
+        kernels::shape_of(weight), "; pass what linear was given");
   const int64_t in = weight.size(1), out = weight.size(0), rows = in > 0 ? x.numel() / in : 0;
   check(dy.dim() == x.dim() && dy.size(dy.dim() - 1) == out && dy.numel() == rows * out, "linear_bwd: wanted dy [..., ",
         out, "] for x ", kernels::shape_of(x), "; got ", kernels::shape_of(dy),

@@ -53,7 +53,8 @@ inline void check_like(const Tensor& t, std::initializer_list<int64_t> sizes, DT
   std::string wanted;
   for (const int64_t n : sizes) (wanted += wanted.empty() ? "" : ", ") += std::to_string(n);
   check(same, op, ": wanted ", name, " [", wanted, "]; got ", shape_of(t), "; check the layer's sizes");
-  check(kernels::dtype_of(t, op) == dtype, op, ": wanted ", name, " in x's dtype; got another; cast it");
+  check(int(t.scalar_type()) == kernels::torch_dtype(dtype), op, ": wanted ", name,
+        " in x's dtype; got torch dtype number ", int(t.scalar_type()), "; cast it");
 }
 
 // What every op is given.
@@ -72,7 +73,7 @@ struct Call {
       : op(name),
         device(kernels::device_of(x_given)),
         x(kernels::as_rows(x_given, name, device)),
-        index(packed(index_given)),
+        index(packed(few_enough(name, index_given))),
         scores(packed(weights)),
         index64(index_given.scalar_type() == kernels::ScalarType::Long),
         w_up(up),
@@ -84,6 +85,9 @@ struct Call {
           o.activation, "; pass false");
     check(up.dim() == 3 && down.dim() == 3, op, ": wanted w_up and w_down of three dimensions, experts first; got ",
           shape_of(up), " and ", shape_of(down), "; stack the experts' weights");
+    const auto type = weights.scalar_type();
+    check(type == kernels::ScalarType::Float || type == x_given.scalar_type(), op,
+          ": wanted weights in float32 or x's dtype; got torch dtype number ", int(type), "; cast them");
     const int64_t inner = down.size(o.transposed ? 1 : 2);
     p = {.dtype = kernels::dtype_of(x_given, op),
          .score_dtype = kernels::dtype_of(weights, op),
@@ -98,15 +102,9 @@ struct Call {
          .experts = up.size(0),
          .hidden = x_given.size(1),
          .inner = inner};
-    check(p.score_dtype == p.dtype || p.score_dtype == DType::kFloat32, op,
-          ": wanted weights in float32 or x's dtype; got torch dtype number ", int(weights.scalar_type()),
-          "; cast them");
     check(p.experts >= 1 && p.hidden >= 1 && p.inner >= 1, op,
           ": wanted at least one expert, one number in and one inside; got w_up ", shape_of(up), " and w_down ",
           shape_of(down), "; check the layer's sizes");
-    // Places are int32, also those of the end of a GPU's last stretch of up to 2^21 (index.cu).
-    check(p.assignments() <= (int64_t{1} << 31) - (1 << 21), op, ": wanted at most 2^31 - 2^21 assignments; got ",
-          p.assignments(), "; split the tokens");
     const int64_t n = p.columns();
     if (o.transposed) {
       check_weight(up, {p.experts, p.hidden, n}, "w_up");
@@ -129,6 +127,11 @@ struct Call {
   }
 
  private:
+  static const Tensor& few_enough(const char* op, const Tensor& indices) {  // before a copy of them asks for memory
+    check(indices.numel() <= kMostAssignments, op, ": wanted at most 2^31 - 2^21 assignments; got ", indices.numel(),
+          ", the numbers of index ", shape_of(indices), "; split the tokens");
+    return indices;
+  }
   void check_routing(const Tensor& indices, const Tensor& weights) const {
     const auto type = indices.scalar_type();
     check(indices.dim() == 2 && indices.size(0) == x.rows, op, ": wanted index [", x.rows, ", experts a token]; got ",
@@ -202,7 +205,7 @@ struct Saved {
     kernels::check_device(t, c.device, c.op);
     check(t.scalar_type() == kernels::ScalarType::Int && t.dim() == 1 && t.size(0) == count, c.op, ": wanted ", name,
           " [", count, "] as int32, as moe_experts_train gave it; got ", shape_of(t), " in torch dtype number ",
-          int(t.scalar_type()));
+          int(t.scalar_type()), "; pass what it gave");
     return packed(t);
   }
 };
