@@ -129,7 +129,7 @@ def command_problem(line: str, verbs: set[str], cli: Cli) -> str | None:
         return None
     if words[0] == "./x":
         rest = words[1:]
-        while rest and rest[0] in ("-B", "-j", "--cuda"):
+        while rest and rest[0] in ("-B", "-j", "--archs", "--cuda"):
             rest = rest[1:] if rest[0] == "--cuda" else rest[2:]
         return None if not rest or rest[0] in verbs else f"./x has no verb {rest[0]}"
     if words[0] in ("hotswap", "build/bin/hotswap"):
