@@ -13,8 +13,6 @@ namespace kernels::testing {
 
 inline constexpr int64_t kIgnore = -100;
 
-inline Tensor zeros(at::IntArrayRef shape, at::ScalarType dtype) { return at::zeros(shape, dtype).to(device()); }
-
 struct Options {
   double label_smoothing = 0, softcap = 0, z_loss = 0;
   const char* reduction = "mean";
