@@ -22,7 +22,13 @@ namespace activation {
 
 using kernels::DType;
 
-enum class Function : uint8_t { kSilu, kGelu, kGeluTanh, kGeluQuick, kReluSquared };
+// Each has its formulas under this name in kernels/common/cpu/activations.h and kernels/common/gpu/activations.cuh; the
+// number kName stands for it.
+#define ACTIVATION_FUNCTIONS(each) each(Silu) each(Gelu) each(GeluTanh) each(GeluQuick) each(ReluSquared)
+
+#define ACTIVATION_NUMBER(Name) k##Name,
+enum class Function : uint8_t { ACTIVATION_FUNCTIONS(ACTIVATION_NUMBER) };
+#undef ACTIVATION_NUMBER
 
 // The ops: NAME(x) -> y and NAME_bwd(dy, x) -> dx, of act(x) or, and_mul, of act(gate) * up.
 struct Act {

@@ -9,18 +9,11 @@ using namespace kernels::HOTSWAP_ISA;
 
 template <class Fn>
 static void with_function(Function function, Fn fn) {
-  switch (function) {
-    case Function::kSilu:
-      return fn.template operator()<Silu>();
-    case Function::kGelu:
-      return fn.template operator()<Gelu>();
-    case Function::kGeluTanh:
-      return fn.template operator()<GeluTanh>();
-    case Function::kGeluQuick:
-      return fn.template operator()<GeluQuick>();
-    case Function::kReluSquared:
-      return fn.template operator()<ReluSquared>();
-  }
+#define ACTIVATION_CASE(Name) \
+  case Function::k##Name:     \
+    return fn.template operator()<Name>();
+  switch (function) { ACTIVATION_FUNCTIONS(ACTIVATION_CASE); }
+#undef ACTIVATION_CASE
 }
 
 template <class T>
