@@ -304,7 +304,7 @@ TEST(DecoderLayerRows, OnAGpuNormsWantSharedMemory) {
 
 // And the op on one.
 TEST(DecoderLayerRows, TheOpServesSoManyAndNoMore) {
-  if (!on_cuda()) GTEST_SKIP() << "a CPU serves 16 of any width";
+  if (!on_cuda()) GTEST_SKIP() << "no GPU here: a CPU serves 16 of any width";
   for (const auto& [hidden, most] : kOnAGpu) {
     const Layer layer = wide(most, hidden);
     EXPECT_EQ(rows_for(layer), most) << hidden;
