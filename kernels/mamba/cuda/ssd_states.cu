@@ -1,0 +1,177 @@
+// State space duality on a GPU: the second pass, states from chunk to chunk (ssd_plan.h). A block has a tile of one
+// head's state in registers and walks over the chunks: H <- keep H + sum of w_j x_j ⊗ B_j, where forward w_j is
+// r_j Δ_j, and backward the same of dH with dy, C and e_j.
+#include "kernels/common/gpu/launch.cuh"
+#include "kernels/mamba/cuda/ssd_tile.cuh"
+
+namespace mamba::ssd::gpu {
+namespace {
+
+constexpr int kThreads = 128, kStates = 64;  // of a state's row
+
+template <class T>
+struct Block {
+  using Of = Tile<T>;
+  static constexpr int kColumnWarps = 4 / Of::kRowWarps, kGroups = kStates / 16 / kColumnWarps;
+  static constexpr int kTokenNumbers = tile_numbers(Of::kParts, Of::kTokens, Of::kNumbers);
+  static constexpr int kGroupNumbers = tile_numbers(Of::kParts, Of::kTokens, kStates);
+  static constexpr int kStateNumbers = tile_numbers(Of::kParts, Of::kNumbers, kStates);
+  struct Stage {
+    BFloat16 tokens[kTokenNumbers], group[kGroupNumbers];
+    float delta[Of::kTokens], leave[Of::kTokens], enter[Of::kTokens];
+  };
+  struct Memory {
+    alignas(16) Stage stage[2];
+    BFloat16 state[kStateNumbers];
+  };
+};
+
+// w times A's fragment, rounded to parts again.
+template <int kParts>
+__device__ __forceinline__ void weigh(uint32_t (&a)[kParts][4], const float2& low, const float2& high) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    Pair<kParts> p;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) p.part[part] = a[part][i];
+    const float2 v = whole(p), w = i < 2 ? low : high;
+    p = in_parts<kParts>(w.x * v.x, w.y * v.y);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) a[part][i] = p.part[part];
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) walk_states(const Problem p, const Plan plan, const Walk walk, float* memory) {
+  using B = Block<T>;
+  using Of = Tile<T>;
+  constexpr int kParts = Of::kParts, kTokens = Of::kTokens, kNumbers = Of::kNumbers, kGroups = B::kGroups;
+  extern __shared__ __align__(16) unsigned char shared[];
+  auto& m = *reinterpret_cast<typename B::Memory*>(shared);
+  const int warp = int(threadIdx.x) / 32, row = warp % Of::kRowWarps * 16, column_warp = warp / Of::kRowWarps;
+  const auto column = [&](int g) { return (g * B::kColumnWarps + column_warp) * 16; };
+
+  const int64_t column_tiles = (p.state + kStates - 1) / kStates, row_tiles = (p.dim + kNumbers - 1) / kNumbers;
+  int64_t item = blockIdx.x;
+  const int first_state = int(item % column_tiles) * kStates;
+  item /= column_tiles;
+  const int first_number = int(item % row_tiles) * kNumbers;
+  item /= row_tiles;
+  const int64_t head = item % p.heads, batch = item / p.heads, group = head / (p.heads / p.groups);
+  const int states = int(p.state) - first_state, numbers = int(p.dim) - first_number;
+
+  // numbers of the state outside, whose row is `dim`
+  Sums sums[kGroups] = {};
+  const auto outside = [&](const auto& fn) {
+    const int64_t entry = (batch * p.heads + head) * p.dim;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      each_pair(sums[g], [&](float* v, int second, int c) {
+        const int r = row + first_row() + 8 * second, n = column(g) + c;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (r < numbers && n + i < states) fn(v[i], (entry + first_number + r) * p.state + first_state + n + i);
+        }
+      });
+    }
+  };
+  if (walk.first != nullptr) outside([&](float& v, int64_t at) { v = walk.first[at]; });
+
+  const int* starts = p.sequence.data == nullptr ? nullptr : reinterpret_cast<const int*>(memory + plan.starts);
+  const auto chunk_of = [&](int64_t i) { return walk.backward ? plan.chunks - 1 - i : i; };
+  const auto steps_of = [&](int64_t chunk) {
+    return memory + plan.steps + ((batch * plan.chunks + chunk) * p.heads + head) * plan.step_row;
+  };
+  const auto load = [&](int64_t i) {
+    auto& stage = m.stage[i % 2];
+    const int64_t chunk = chunk_of(i), first = chunk * kTokens, left = p.length - first;
+    const int rows = int(left < kTokens ? left : kTokens);
+    const int* begins = starts == nullptr ? nullptr : starts + (batch * plan.chunks + chunk) * (kTokens + 1);
+    load_tile<T, kTokens, kThreads>(
+        tile(stage.tokens, kTokens, kNumbers),
+        from_column(source_of<T>(walk.tokens, batch, first, head, rows, int(p.dim), begins), first_number, kNumbers));
+    load_tile<T, kTokens, kThreads>(
+        tile(stage.group, kTokens, kStates),
+        from_column(source_of<T>(walk.group, batch, first, group, rows, int(p.state), begins), first_state, kStates));
+    const float* steps = steps_of(chunk);
+    if (walk.backward) {
+      load_floats_early<kThreads>(stage.enter, steps + kEnter * kTokens, kTokens);
+    } else {
+      load_floats_early<kThreads>(stage.delta, steps + kDelta * kTokens, kTokens);
+      load_floats_early<kThreads>(stage.leave, steps + kLeave * kTokens, kTokens);
+    }
+    commit_copies();
+  };
+  // What the tile is now, for products with it.
+  const Rows kept = tile(m.state, kNumbers, kStates);
+  const auto keep = [&](int64_t chunk) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      each_pair(sums[g], [&](float* v, int second, int c) {
+        kept.set<kParts>(row + first_row() + 8 * second, column(g) + c, v[0], v[1]);
+      });
+    }
+    __syncthreads();
+    BFloat16* to = reinterpret_cast<BFloat16*>(memory + walk.states) +
+                   ((batch * plan.chunks + chunk) * p.heads + head) * plan.state_entry;
+    constexpr int kVectors = kStates / 8;
+    for (int i = int(threadIdx.x); i < kParts * kNumbers * kVectors; i += kThreads) {
+      const int part = i / (kNumbers * kVectors), r = i / kVectors % kNumbers, n = i % kVectors * 8;
+      if (r < numbers && first_state + n < plan.state8)
+        *reinterpret_cast<uint4*>(to + (part * p.dim + first_number + r) * plan.state8 + first_state + n) =
+            *reinterpret_cast<const uint4*>(kept.at(part, r, n));
+    }
+  };
+
+  if (plan.chunks > 0) load(0);
+  for (int64_t i = 0; i < plan.chunks; ++i) {
+    wait_copies<0>();
+    __syncthreads();
+    if (i + 1 < plan.chunks) load(i + 1);
+    const float stays = steps_of(chunk_of(i))[kStepArrays * kTokens];
+    if (walk.states >= 0) keep(chunk_of(i));
+    const auto& stage = m.stage[i % 2];
+    const Rows tokens = tile(const_cast<BFloat16*>(stage.tokens), kTokens, kNumbers),
+               others = tile(const_cast<BFloat16*>(stage.group), kTokens, kStates);
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      each_pair(sums[g], [&](float* v, int, int) { v[0] *= stays, v[1] *= stays; });
+    }
+#pragma unroll
+    for (int k = 0; k < kTokens; k += 16) {
+      uint32_t a[kParts][4];
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) load_a<Lie::kAcross>(a[part], tokens, part, row, k);
+      const int t = k + lane_of() % 4 * 2;
+      const auto weight = [&](int t) {
+        return walk.backward ? make_float2(stage.enter[t], stage.enter[t + 1])
+                             : make_float2(stage.delta[t] * stage.leave[t], stage.delta[t + 1] * stage.leave[t + 1]);
+      };
+      weigh<kParts>(a, weight(t), weight(t + 8));
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+        for (int j = 0; j < kParts; ++j) {
+          uint32_t b[4];
+          load_b<Lie::kAcross>(b, others, j, k, column(g));
+#pragma unroll
+          for (int i = 0; i + j < kParts; ++i) multiply_16x16(sums[g], a[i], b);
+        }
+      }
+    }
+  }
+  if (walk.last != nullptr) outside([&](float& v, int64_t at) { walk.last[at] = v; });
+}
+
+}  // namespace
+
+void states(const Problem& p, const Plan& plan, const Walk& walk, float* memory, Stream stream) {
+  kernels::with_dtype(p.type, [&]<class T>() {
+    const int64_t tiles = divide_up(p.dim, int64_t{Tile<T>::kNumbers}) * divide_up(p.state, int64_t{kStates});
+    if (p.batch * p.heads * tiles == 0) return;
+    kernels::gpu::launch_with_memory<&walk_states<T>>(sizeof(typename Block<T>::Memory), p.batch * p.heads * tiles,
+                                                      kThreads, stream, p, plan, walk, memory);
+  });
+}
+
+}  // namespace mamba::ssd::gpu

@@ -1,0 +1,200 @@
+// State space duality on a GPU: the first pass, of single tokens, and the last, of sums (ssd_plan.h).
+#include "kernels/common/gpu/launch.cuh"
+#include "kernels/mamba/cuda/ssd_plan.h"
+#include "kernels/mamba/cuda/view.cuh"
+
+namespace mamba::ssd::gpu {
+namespace {
+
+using namespace mamba::gpu;
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+
+// ---- steps
+
+// Of a chunk's tokens, kEach beside each other in each lane: their sequences' first rows (as ssd_cpu's Rows).
+template <int kEach>
+struct Begins {
+  int start[kEach], last_start;  // -1: the sequence entered from the chunk before
+  bool padding[kEach];
+};
+
+template <int kEach>
+__device__ Begins<kEach> begins_of(const Problem& p, int64_t batch, int64_t first) {
+  constexpr int kTokens = 32 * kEach;
+  const int lane = int(threadIdx.x) % 32;
+  Begins<kEach> out;
+  int id[kEach];
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    const int64_t t = first + lane * kEach + e;
+    id[e] = t >= p.length ? -1 : p.sequence.data == nullptr ? 0 : sequence_at(p.sequence, batch, t);
+    out.padding[e] = id[e] < 0, out.start[e] = -1;
+  }
+  out.last_start = -1;
+  if (p.sequence.data == nullptr) return out;
+
+  int before = -1;  // the last token's that is no padding
+  for (int64_t t = first - 1; t >= 0 && before < 0; t -= 32) {
+    const int there = t - lane >= 0 ? sequence_at(p.sequence, batch, t - lane) : -1;
+    const unsigned alive = __ballot_sync(kAllLanes, there >= 0);
+    if (alive != 0) before = __shfl_sync(kAllLanes, there, __ffs(int(alive)) - 1);
+  }
+  int last = -1;
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) last = id[e] >= 0 ? id[e] : last;
+#pragma unroll
+  for (int o = 1; o < 32; o *= 2) {
+    const int other = __shfl_up_sync(kAllLanes, last, o);
+    if (lane >= o && last < 0) last = other;
+  }
+  int current = __shfl_up_sync(kAllLanes, last, 1);
+  if (lane == 0 || current < 0) current = before;
+  int newest = -1;
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    if (id[e] >= 0 && current >= 0 && id[e] != current) newest = lane * kEach + e;
+    if (id[e] >= 0) current = id[e];
+    out.start[e] = newest;
+  }
+#pragma unroll
+  for (int o = 1; o < 32; o *= 2) {
+    const int other = __shfl_up_sync(kAllLanes, newest, o);
+    if (lane >= o) newest = max(newest, other);
+  }
+  const int left = __shfl_up_sync(kAllLanes, newest, 1);
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    if (lane > 0) out.start[e] = max(out.start[e], left);
+    if (out.padding[e]) out.start[e] = kTokens;  // no column is that far
+  }
+  out.last_start = __shfl_sync(kAllLanes, newest, 31);
+  return out;
+}
+
+// A warp has a chunk of one head.
+template <int kTokens>
+__global__ void __launch_bounds__(kThreads) write_steps(const Problem p, const Plan plan, float* memory) {
+  constexpr int kEach = kTokens / 32;
+  const int lane = int(threadIdx.x) % 32;
+  const int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32, chunk = item / p.heads, head = item % p.heads;
+  if (chunk >= p.batch * plan.chunks) return;
+  const int64_t batch = chunk / plan.chunks, first = chunk % plan.chunks * kTokens;
+  const Begins<kEach> begins = begins_of<kEach>(p, batch, first);
+
+  const float rate = p.A[head], bias = p.dt_bias == nullptr ? 0.f : p.dt_bias[head];
+  float delta[kEach], slope[kEach];
+  double sum[kEach], total = 0;
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    delta[e] = slope[e] = 0.f;
+    if (!begins.padding[e]) {
+      const int64_t t = first + lane * kEach + e;
+      const float v = read(p.dt.data, p.dt_type, batch * p.dt.batch + t * p.dt.step + head * p.dt.head) + bias;
+      slope[e] = 1.f;
+      const float d = p.softplus ? softplus(v, slope[e]) : v;
+      if (d < p.dt_min || d > p.dt_max) slope[e] = 0.f;
+      delta[e] = d < p.dt_min ? p.dt_min : d > p.dt_max ? p.dt_max : d;  // NaN stays
+    }
+    total += double(delta[e]) * double(rate) * 1.4426950408889634;
+    sum[e] = total;
+  }
+  double left = total;
+#pragma unroll
+  for (int o = 1; o < 32; o *= 2) {
+    const double other = __shfl_up_sync(kAllLanes, left, o);
+    if (lane >= o) left += other;
+  }
+  left = __shfl_up_sync(kAllLanes, left, 1);
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) sum[e] += lane > 0 ? left : 0.;
+  const double end = __shfl_sync(kAllLanes, sum[kEach - 1], 31);
+
+  float* to = memory + plan.steps + item * plan.step_row;
+  const auto write_at = [&](StepArray array, int e, float v) { to[array * kTokens + lane * kEach + e] = v; };
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    const bool enters = begins.start[e] < 0, leaves = lane * kEach + e >= begins.last_start;
+    const float high = float(sum[e]);
+    write_at(kSum, e, high);
+    write_at(kRest, e, float(sum[e] - double(high)));
+    write_at(kDelta, e, delta[e]);
+    write_at(kSlope, e, slope[e]);
+    write_at(kEnter, e, enters && !begins.padding[e] ? exp2(float(sum[e])) : 0.f);
+    write_at(kLeave, e, leaves ? exp2(float(end - sum[e])) : 0.f);
+  }
+  if (lane == 0) to[kStepArrays * kTokens] = begins.last_start < 0 ? exp2(float(end)) : 0.f;
+  if (head > 0) return;
+  int* starts = reinterpret_cast<int*>(memory + plan.starts) + chunk * (kTokens + 1);
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) starts[lane * kEach + e] = begins.start[e];
+}
+
+// ---- sums
+
+// dB and dC: a thread adds up one number of one token over the blocks of heads, in order.
+template <class T>
+__global__ void __launch_bounds__(kThreads) sum_tokens(const ssd::Backward a, const Plan plan, const float* parts) {
+  const Problem& p = a.of;
+  const int64_t n = int64_t{blockIdx.x} * kThreads + threadIdx.x, count = p.batch * p.length * p.groups * p.state;
+  if (n >= 2 * count) return;
+  const bool second = n >= count;
+  const int64_t at = second ? n - count : n, state = at % p.state, row = at / p.state;
+  const float* from = parts + ((second ? count : 0) + row * p.state) * plan.blocks + state;
+  float sum = 0.f;
+#pragma unroll 8
+  for (int64_t block = 0; block < plan.blocks; ++block) sum += from[block * p.state];
+  const int64_t group = row % p.groups, t = row / p.groups % p.length, batch = row / p.groups / p.length;
+  const Tokens& to = second ? a.dC : a.dB;
+  static_cast<T*>(to.data)[batch * to.batch + t * to.step + group * to.head + state] = from_float<T>(sum);
+}
+
+// Columns of rows [rows, columns], `each` columns beside each other into one number: a block has 32 such.
+__global__ void __launch_bounds__(kThreads) sum_rows(float* to, const float* from, int64_t rows, int64_t columns,
+                                                     int64_t each) {
+  __shared__ double parts[kWarps][32];
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  const int64_t out = int64_t{blockIdx.x} * 32 + lane;
+  double sum = 0;
+  if (out < columns / each) {
+    for (int64_t row = warp; row < rows; row += kWarps) {
+      for (int64_t i = 0; i < each; ++i) sum += double(from[row * columns + out * each + i]);
+    }
+  }
+  parts[warp][lane] = sum;
+  __syncthreads();
+  if (warp > 0 || out >= columns / each) return;
+  for (int w = 1; w < kWarps; ++w) sum += parts[w][lane];
+  to[out] = float(sum);
+}
+
+}  // namespace
+
+void steps(const Problem& p, const Plan& plan, float* memory, Stream stream) {
+  const int64_t blocks = divide_up(p.batch * plan.chunks * p.heads, int64_t{kWarps});
+  if (blocks == 0) return;
+  kernels::gpu::launch(plan.tokens == 64 ? &write_steps<64> : &write_steps<32>, blocks, kThreads, stream, p, plan,
+                       memory);
+}
+
+void sums(const ssd::Backward& a, const Plan& plan, float* memory, Stream stream) {
+  const Problem& p = a.of;
+  const int64_t numbers = 2 * p.batch * p.length * p.groups * p.state, rows = p.batch * plan.chunks;
+  if (numbers > 0)
+    kernels::with_dtype(p.type, [&]<class T>() {
+      kernels::gpu::launch(&sum_tokens<T>, divide_up(numbers, int64_t{kThreads}), kThreads, stream, a, plan,
+                           memory + plan.token_sums);
+    });
+  const auto sum = [&](float* to, const float* from, int64_t rows, int64_t columns, int64_t each) {
+    if (to != nullptr && columns > 0 && each > 0)
+      kernels::gpu::launch(&sum_rows, divide_up(columns / each, int64_t{32}), kThreads, stream, to, from, rows, columns,
+                           each);
+  };
+  const float* heads = memory + plan.head_sums;
+  const int64_t head_rows = rows * plan.sum_rows;
+  sum(a.dA, heads, head_rows, p.heads, 1);
+  sum(a.ddt_bias, heads + head_rows * p.heads, head_rows, p.heads, 1);
+  sum(a.dD, memory + plan.number_sums, rows, p.heads * p.dim, p.each_D ? 1 : p.dim);
+}
+
+}  // namespace mamba::ssd::gpu
