@@ -10,19 +10,20 @@ namespace mamba::ssd::gpu {
 template <class T, int kStates>
 struct GradientBlock {
   using Of = Tile<T>;
-  static constexpr int kColumnWarps = 2, kWarps = Of::kRowWarps * kColumnWarps, kThreads = 32 * kWarps;
-  static constexpr int kStateGroups = kStates / 16 / kColumnWarps, kGroups = Of::kNumbers / 16 / kColumnWarps;
-  static constexpr int kTokenGroups = Of::kTokens / 16 / kColumnWarps, kAllGroups = Of::kTokens / 16;
-  static_assert(kThreads == 4 * Of::kTokens, "wanted four threads a token for the sums over a chunk");
+  static constexpr int kColumnWarps = Of::kParts == 1 ? 4 : 2, kWarps = Of::kRowWarps * kColumnWarps;
+  static constexpr int kThreads = 32 * kWarps, kEach = kThreads / Of::kTokens;  // threads a token
+  static constexpr int kStateGroups = kStates / 16 / kColumnWarps, kAllGroups = Of::kTokens / 16;
+  static constexpr int kGroups = Of::kNumbers / 16 / kColumnWarps, kTokenGroups = kAllGroups / kColumnWarps;
 
-  // Of one head, from all its tiles.
+  // Of one head, from all its tiles; rows are a thread's to read at once.
   struct TokenSums {
-    float between[Of::kRowWarps][Of::kTokens];   // sums of M_ji over rows j of a warp before k and columns i of k's group from k on
-    float later[Of::kTokens][kAllGroups];        // [j][group]: sums of M_ji over a group's columns
-    float entered[kColumnWarps][Of::kTokens];    // parts of e_i dy_i . (H C_i)
-    float left[kColumnWarps][Of::kTokens];       // of r_j Δ_j x_j . (dH B_j)
-    float through[kColumnWarps][Of::kTokens];    // of v_j . x_j
-    float kept[kWarps];                          // of <H, dH>
+    float between[Of::kTokens][Of::kRowWarps];  // [k]: of M_ji over rows j < k of a warp, columns i >= k of k's group
+    float later[Of::kTokens][kAllGroups];       // [j]: of M_ji over a group's columns
+    float entered[Of::kTokens][kColumnWarps];   // parts of e_i dy_i . (H C_i)
+    float left[Of::kTokens][kColumnWarps];      // of r_j Δ_j x_j . (dH B_j)
+    float through[Of::kTokens][kColumnWarps];   // of v_j . x_j
+    float kept[kWarps], skipped[kWarps];        // of <H, dH>, and of dy . x
+    int start[Of::kTokens];
   };
 
   // Shared memory, in 16-bit numbers. One stage where two do not fit.
@@ -74,28 +75,29 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
 
   const int* starts = reinterpret_cast<const int*>(memory + plan.starts) +
                       (item.batch * plan.chunks + item.chunk) * (kTokens + 1);
-  const int* begins = p.sequence.data == nullptr ? nullptr : starts;
+  const bool packed = p.sequence.data != nullptr;
+  const int* begins = packed ? starts : nullptr;
+  const Pieces<kThreads> token_pieces(kNumbers, kTokens), state_pieces(width, kTokens);
   const auto load = [&](int i) {
     const auto tokens = [&](const Rows& to, const Tokens& t) {
-      load_tile<T, kTokens, kThreads>(
-          to, from_column(source_of<T>(t, item.batch, item.first, item.head(i), item.rows, dim, begins),
-                          item.number(i), kNumbers));
+      const Source<T> from = source_of<T>(t, item.batch, item.first, item.head(i), item.rows, dim, begins);
+      load_tile<T, kTokens>(to, from_column(from, item.number(i), kNumbers), token_pieces);
     };
     tokens(x_of(i), p.x), tokens(dy_of(i), dys);
     const int64_t at = item.of_chunk(p, plan, i);
     const auto state = [&](const Rows& to, int64_t from) {
-      load_state<kParts, kNumbers, kThreads>(
-          to, reinterpret_cast<const BFloat16*>(memory + from) + at * plan.state_entry, item.number(i), dim,
-          int(plan.state8));
+      load_state<kParts, kNumbers>(to, reinterpret_cast<const BFloat16*>(memory + from) + at * plan.state_entry,
+                                   item.number(i), dim, int(plan.state8), state_pieces);
     };
     state(state_of(i), plan.states), state(dstate_of(i), plan.dstates);
     load_floats_early<kThreads>(steps_of(i), memory + plan.steps + at * plan.step_row, kStepArrays * kTokens);
   };
-  const auto group_tile = [&](const Tokens& t) {
-    return source_of<T>(t, item.batch, item.first, item.group, item.rows, states, begins);
+  const auto load_group = [&](const Rows& to, const Tokens& t) {
+    load_tile<T, kTokens>(to, source_of<T>(t, item.batch, item.first, item.group, item.rows, states, begins),
+                          state_pieces);
   };
-  load_tile<T, kTokens, kThreads>(b, group_tile(p.B));
-  load_tile<T, kTokens, kThreads>(c, group_tile(p.C));
+  load_group(b, p.B), load_group(c, p.C);
+  if (int(threadIdx.x) < kTokens) m.start[threadIdx.x] = starts[threadIdx.x];
   commit_copies();
   for (int i = 0; i < block.stages; ++i) {
     if (i < item.count) load(i);
@@ -121,80 +123,70 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
     const auto add = [&](float& to, float v) { to = first_tile ? v : to + v; };
 
     // ---- pairs of tokens: G T for dx, dG, and sums of G dG
+    float skipped = 0.f;
     {
       Sums e[B::kTokenGroups] = {};
       multiply<kParts, Lie::kAlong, Lie::kAlong>(e, x, row, dy, kNumbers, column, above);
-      float sums[2], rests[2], deltas[2];
-#pragma unroll
-      for (int second = 0; second < 2; ++second) {
-        const int j = my_row + 8 * second;
-        sums[second] = step(kSum, j), rests[second] = step(kRest, j), deltas[second] = step(kDelta, j);
-      }
+      const Decayed<kParts> mine[2] = {{steps, kTokens, my_row}, {steps, kTokens, my_row + 8}};
+      const float deltas[2] = {step(kDelta, my_row), step(kDelta, my_row + 8)};
 #pragma unroll
       for (int g = 0; g < B::kTokenGroups; ++g) {
-        const bool none = above(g);
-        float m_ji[2][2][2];  // [block of 8 columns][row][column]
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int i_first = column(g) + 8 * half + lane % 4 * 2;
-          float2 gt[2];
-#pragma unroll
-          for (int second = 0; second < 2; ++second) {
-            const int j = my_row + 8 * second;
-#pragma unroll
-            for (int n = 0; n < 2; ++n) {
-              const int column_i = i_first + n;
-              const bool counts = !none && column_i >= j && starts[column_i] <= j;
-              float t = 0.f;
-              if (counts) t = decay(step(kSum, column_i), step(kRest, column_i), sums[second], rests[second]);
-              const float dot = dots[g].d[half][2 * second + n];
-              (n == 0 ? gt[second].x : gt[second].y) = dot * t;
-              const float d = t * deltas[second] * e[g].d[half][2 * second + n];
-              ddots[g].d[half][2 * second + n] += counts ? d : 0.f;
-              m_ji[half][second][n] = counts ? dot * d : 0.f;
-            }
-            triangle.set<kParts>(j, i_first, gt[second].x, gt[second].y);
-          }
+        const int first_column = column(g), group = first_column / 16;
+        const bool diagonal = first_column == row;
+        if (above(g)) {  // i < j all
+          each_pair(e[g], [&](float*, int second, int in) {
+            triangle.set<kParts>(my_row + 8 * second, first_column + in, 0.f, 0.f);
+          });
+          if (lane % 4 == 0) add(m.later[my_row][group], 0.f), add(m.later[my_row + 8][group], 0.f);
+          if (lane < 16) add(m.between[first_column + lane][row_warp], 0.f);
+          continue;
         }
-        // sums over i from each column on, then over the warp's rows before it
-        float from_on[2][2][2] = {};
-        if (!none) {
+        each_pair(e[g], [&](float* v, int second, int in) {
+          const int j = my_row + 8 * second, i_first = first_column + in;
+          float* dg = &ddots[g].d[0][0] + (v - &e[g].d[0][0]);
+          const float* dot = &dots[g].d[0][0] + (v - &e[g].d[0][0]);
+          float gt[2];
 #pragma unroll
-          for (int second = 0; second < 2; ++second) {
-            float after = 0.f;  // the group's columns behind this block
-#pragma unroll
-            for (int half = 1; half >= 0; --half) {
-              const float two = m_ji[half][second][0] + m_ji[half][second][1];
-              float on = two;
-              float other = __shfl_down_sync(kAllLanes, on, 1, 4);
-              if (lane % 4 < 3) on += other;
-              other = __shfl_down_sync(kAllLanes, on, 2, 4);
-              if (lane % 4 < 2) on += other;
-              other = __shfl_down_sync(kAllLanes, on, 1, 4);
-              const float behind = after + (lane % 4 < 3 ? other : 0.f);
-              from_on[half][second][1] = behind + m_ji[half][second][1];
-              from_on[half][second][0] = behind + two;
-              after += __shfl_sync(kAllLanes, on, lane & ~3);
-            }
-            if (lane % 4 == 0) add(m.later[my_row + 8 * second][column(g) / 16], after);
+          for (int n = 0; n < 2; ++n) {
+            float t = decay(Decayed<kParts>(steps, kTokens, i_first + n), mine[second]);
+            if (diagonal && i_first + n == j) skipped += v[n];
+            if ((diagonal && i_first + n < j) || (packed && m.start[i_first + n] > j)) t = 0.f;
+            gt[n] = dot[n] * t;
+            const float d = t * (deltas[second] * v[n]);
+            dg[n] += d;
+            v[n] = dot[n] * d;
           }
-        } else if (lane % 4 == 0) {
+          triangle.set<kParts>(j, i_first, gt[0], gt[1]);
+        });
+        // v: sums over the group's columns from each on; then over the warp's rows before it
 #pragma unroll
-          for (int second = 0; second < 2; ++second) add(m.later[my_row + 8 * second][column(g) / 16], 0.f);
+        for (int second = 0; second < 2; ++second) {
+          float after = 0.f;  // the columns behind this block
+#pragma unroll
+          for (int half = 1; half >= 0; --half) {
+            float* v = &e[g].d[half][2 * second];
+            const float two = v[0] + v[1];
+            float on = two, other = __shfl_down_sync(kAllLanes, on, 1, 4);
+            if (lane % 4 < 3) on += other;
+            other = __shfl_down_sync(kAllLanes, on, 2, 4);
+            if (lane % 4 < 2) on += other;
+            other = __shfl_down_sync(kAllLanes, on, 1, 4);
+            const float behind = after + (lane % 4 < 3 ? other : 0.f);
+            after += __shfl_sync(kAllLanes, on, lane & ~3);
+            v[1] += behind, v[0] = behind + two;
+          }
+          if (lane % 4 == 0) add(m.later[my_row + 8 * second][group], after);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
           for (int n = 0; n < 2; ++n) {
-            const int k = column(g) + 8 * half + lane % 4 * 2 + n;
-            float sum = 0.f;
-            if (!none) {
+            const int k = first_column + 8 * half + lane % 4 * 2 + n;
+            const float first = e[g].d[half][n], next = e[g].d[half][2 + n];
+            float sum = diagonal ? (my_row < k ? first : 0.f) + (my_row + 8 < k ? next : 0.f) : first + next;
 #pragma unroll
-              for (int second = 0; second < 2; ++second) sum += my_row + 8 * second < k ? from_on[half][second][n] : 0.f;
-#pragma unroll
-              for (int o = 4; o < 32; o *= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
-            }
-            if (lane < 4) add(m.between[row_warp][k], sum);
+            for (int o = 4; o < 32; o *= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+            if (lane < 4) add(m.between[k][row_warp], sum);
           }
         }
       }
@@ -247,20 +239,23 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
         const float sum = row_sum(entered[second]);
-        if (lane % 4 == 0) add(m.entered[column_warp][my_row + 8 * second], sum);
+        if (lane % 4 == 0) add(m.entered[my_row + 8 * second][column_warp], sum);
       }
     }
     {
       float sum = 0.f;  // <H, dH>
-      for (int n = int(threadIdx.x); n < kNumbers * width / 2; n += kThreads) {
-        const int r = n / (width / 2), at = n % (width / 2) * 2;
-        const float2 u = h.numbers<kParts>(r, at), v = dh.numbers<kParts>(r, at);
-        sum = fmaf(u.x, v.x, fmaf(u.y, v.y, sum));
+      for (int r = state_pieces.row; r < kNumbers; r += state_pieces.rows) {
+#pragma unroll
+        for (int n = 0; n < 8; n += 2) {
+          const float2 u = h.numbers<kParts>(r, state_pieces.column + n);
+          const float2 v = dh.numbers<kParts>(r, state_pieces.column + n);
+          sum = fmaf(u.x, v.x, fmaf(u.y, v.y, sum));
+        }
       }
-      sum = warp_sum(sum);
-      if (lane == 0) add(m.kept[warp], sum);
+      sum = warp_sum(sum), skipped = warp_sum(skipped);
+      if (lane == 0) add(m.kept[warp], sum), add(m.skipped[warp], skipped);
     }
-    if (p.D != nullptr) {  // dD: four pairs of columns a warp, eight threads beside each other over the rows
+    if (p.D != nullptr && p.each_D) {  // dD: four pairs of columns a warp, eight threads beside each other over the rows
       for (int pair = warp * 4 + lane % 4; pair < kNumbers / 2; pair += 4 * B::kWarps) {
         float2 sum = {0.f, 0.f};
         for (int r = lane / 4; r < kTokens; r += 8) {
@@ -284,12 +279,12 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
       Sums v[B::kGroups] = {};
       multiply<kParts, Lie::kAlong, Lie::kAlong>(v, b, row, dh, width, column);
       float left[2] = {}, through[2] = {};
+      const float leaves[2] = {step(kLeave, my_row), step(kLeave, my_row + 8)};
 #pragma unroll
       for (int g = 0; g < B::kGroups; ++g) {
         each_pair(v[g], [&](float* d, int second, int in) {
           const int j = my_row + 8 * second;
-          const float leave = step(kLeave, j);
-          d[0] *= leave, d[1] *= leave;
+          d[0] *= leaves[second], d[1] *= leaves[second];
           const float2 at = x.numbers<kParts>(j, column(g) + in);
           left[second] = fmaf(d[0], at.x, fmaf(d[1], at.y, left[second]));
         });
@@ -312,68 +307,71 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
         }
       }
       const int64_t head = item.head(i);
-      const Pairs<T> dx = pairs_of<T>(a.dx, item.batch, item.first, head, dim);
+      const int first_number = item.number(i);
+      const Outside<T> dx =
+          outside_of<T>(a.dx, item.batch, item.first, head, my_row, item.rows, first_number, dim);
+      const float skip = p.D != nullptr && !p.each_D ? p.D[head] : 0.f;
+      const float* skips = p.D != nullptr && p.each_D ? p.D + head * dim + first_number : nullptr;
+      const float deltas[2] = {step(kDelta, my_row), step(kDelta, my_row + 8)};
 #pragma unroll
       for (int g = 0; g < B::kGroups; ++g) {
         each_pair(v[g], [&](float* d, int second, int in) {
-          const int j = my_row + 8 * second, n = item.number(i) + column(g) + in;
-          const float2 at = x.numbers<kParts>(j, column(g) + in);
+          const int j = my_row + 8 * second, n = column(g) + in;
+          const float2 at = x.numbers<kParts>(j, n), dys = dy.numbers<kParts>(j, n);
           through[second] = fmaf(d[0], at.x, fmaf(d[1], at.y, through[second]));
-          if (j >= item.rows || n >= dim) return;
-          float2 skip = {0.f, 0.f};
-          if (p.D != nullptr)
-            skip = p.each_D ? float2{p.D[head * dim + n], n + 1 < dim ? p.D[head * dim + n + 1] : 0.f}
-                            : float2{p.D[head], p.D[head]};
-          const float2 dys = dy.numbers<kParts>(j, column(g) + in);
-          const float delta = step(kDelta, j);
-          dx.write(j, n, fmaf(delta, d[0], skip.x * dys.x), fmaf(delta, d[1], skip.y * dys.y));
+          const auto skip_of = [&](int n) { return skips == nullptr ? skip : n < dx.columns ? skips[n] : 0.f; };
+          d[0] = fmaf(deltas[second], d[0], skip_of(n) * dys.x);
+          d[1] = fmaf(deltas[second], d[1], skip_of(n + 1) * dys.y);
         });
+        write_sums(dx, v[g], column(g));
       }
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
         const int j = my_row + 8 * second;
-        const float l = step(kDelta, j) * row_sum(left[second]), t = row_sum(through[second]);
-        if (lane % 4 == 0) add(m.left[column_warp][j], l), add(m.through[column_warp][j], t);
+        const float l = deltas[second] * row_sum(left[second]), t = row_sum(through[second]);
+        if (lane % 4 == 0) add(m.left[j][column_warp], l), add(m.through[j][column_warp], t);
       }
     }
     // This stage's steps are read below: into registers before its place is filled again.
-    const int k = int(threadIdx.x) / 4, fourth = int(threadIdx.x) % 4;
+    const int k = int(threadIdx.x) / B::kEach, part = int(threadIdx.x) % B::kEach;
     const float delta_k = step(kDelta, k), slope_k = step(kSlope, k);
     __syncthreads();
     if (i + block.stages < item.count) load(i + block.stages);
     commit_copies();
 
-    // ---- dl_k and what comes of it: four threads a token
+    // ---- dl_k and what comes of it: kEach threads a token
     if (last_tile) {
       const int64_t at = item.of_chunk(p, plan, i), head = item.head(i);
+      const auto over = [](const float& first, int count) {
+        float sum = 0.f;
+        for (int n = 0; n < count; ++n) sum += (&first)[n];
+        return sum;
+      };
       float sum = 0.f;
-      for (int t = fourth; t < kTokens; t += 4) {
-        if (t < k) {
-          for (int g = k / 16 + 1; g < B::kAllGroups; ++g) sum += m.later[t][g];
-          for (int w = 0; w < kColumnWarps; ++w) sum += m.left[w][t];
-        } else {
-          for (int w = 0; w < kColumnWarps; ++w) sum += m.entered[w][t];
-        }
+#pragma unroll 4
+      for (int t = part; t < kTokens; t += B::kEach) {
+        float pairs = over(m.left[t][0], kColumnWarps);
+#pragma unroll
+        for (int g = 1; g < B::kAllGroups; ++g) pairs += g > k / 16 ? m.later[t][g] : 0.f;
+        const float after = over(m.entered[t][0], kColumnWarps);
+        sum += t < k ? pairs : after;
       }
-      for (int w = fourth; w < kRowWarps; w += 4) sum += m.between[w][k];
-      sum = row_sum(sum);
-      float kept = 0.f;
-      for (int w = 0; w < B::kWarps; ++w) kept += m.kept[w];
-      const float dl = sum + memory[plan.steps + at * plan.step_row + kStepArrays * kTokens] * kept;
-      float through = 0.f;
-      for (int w = 0; w < kColumnWarps; ++w) through += m.through[w][k];
-      const float ddt = (through + p.A[head] * dl) * slope_k;
-      if (fourth == 0 && k < item.rows) {
+      if (part == 0) sum += over(m.between[k][0], kRowWarps);
+#pragma unroll
+      for (int o = 1; o < B::kEach; o *= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+      const float stays = memory[plan.steps + at * plan.step_row + kStepArrays * kTokens];
+      const float dl = sum + stays * over(m.kept[0], B::kWarps);
+      const float ddt = (over(m.through[k][0], kColumnWarps) + p.A[head] * dl) * slope_k;
+      if (part == 0 && k < item.rows) {
         const int64_t to = item.batch * a.ddt.batch + (item.first + k) * a.ddt.step + head * a.ddt.head;
         write(a.ddt.data, p.dt_type, to, ddt);
       }
-      float da = fourth == 0 ? delta_k * dl : 0.f, dbias = fourth == 0 ? ddt : 0.f;
-      da = warp_sum(da), dbias = warp_sum(dbias);
+      const float da = warp_sum(part == 0 ? delta_k * dl : 0.f), dbias = warp_sum(part == 0 ? ddt : 0.f);
       if (lane == 0) {
-        const int64_t rows = p.batch * plan.chunks * plan.sum_rows;
+        const int64_t which = p.batch * plan.chunks * plan.sum_rows * p.heads;
         float* sums = memory + plan.head_sums +
                       ((item.batch * plan.chunks + item.chunk) * plan.sum_rows + warp) * p.heads + head;
-        sums[0] = da, sums[rows * p.heads] = dbias;
+        sums[kOfA * which] = da, sums[kOfBias * which] = dbias, sums[kOfD * which] = m.skipped[warp];
       }
     }
   }

@@ -6,12 +6,12 @@ namespace mamba::ssd::gpu {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kStepsRead = kEnter + 1;  // arrays
 
 template <class T>
 struct Block {
   using Of = Tile<T>;
   static constexpr int kColumnWarps = 4 / Of::kRowWarps;
+  static constexpr int kStepsRead = (Of::kParts == 1 ? kEnter : kRest) + 1;  // arrays
   static constexpr int kGroups = Of::kNumbers / 16 / kColumnWarps, kTokenGroups = Of::kTokens / 16;
 
   // Shared memory, in 16-bit numbers. B has the place of the second stage's state until G is made.
@@ -25,7 +25,8 @@ struct Block {
 };
 
 template <class T, bool kGated>
-__global__ void __launch_bounds__(kThreads) write_outputs(const Problem p, const Plan plan, const Outputs out,
+__global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
+    write_outputs(const Problem p, const Plan plan, const Outputs out,
                                                           const float* memory) {
   using Of = Tile<T>;
   using B = Block<T>;
@@ -45,23 +46,24 @@ __global__ void __launch_bounds__(kThreads) write_outputs(const Problem p, const
 
   const int* starts = reinterpret_cast<const int*>(memory + plan.starts) +
                       (item.batch * plan.chunks + item.chunk) * (kTokens + 1);
-  const int* begins = p.sequence.data == nullptr ? nullptr : starts;
+  const bool packed = p.sequence.data != nullptr;
+  const int* begins = packed ? starts : nullptr;
+  const Pieces<kThreads> token_pieces(kNumbers, kTokens), state_pieces(padded(states), kTokens);
   const auto load = [&](int i) {
-    load_tile<T, kTokens, kThreads>(
-        tokens_of(i), from_column(source_of<T>(p.x, item.batch, item.first, item.head(i), item.rows, dim, begins),
-                                  item.number(i), kNumbers));
+    const Source<T> x = source_of<T>(p.x, item.batch, item.first, item.head(i), item.rows, dim, begins);
+    load_tile<T, kTokens>(tokens_of(i), from_column(x, item.number(i), kNumbers), token_pieces);
     const int64_t at = item.of_chunk(p, plan, i);
-    load_state<kParts, kNumbers, kThreads>(
-        state_of(i), reinterpret_cast<const BFloat16*>(memory + plan.states) + at * plan.state_entry,
-        item.number(i), dim, int(plan.state8));
-    load_floats_early<kThreads>(steps_of(i), memory + plan.steps + at * plan.step_row, kStepsRead * kTokens);
+    load_state<kParts, kNumbers>(state_of(i),
+                                 reinterpret_cast<const BFloat16*>(memory + plan.states) + at * plan.state_entry,
+                                 item.number(i), dim, int(plan.state8), state_pieces);
+    load_floats_early<kThreads>(steps_of(i), memory + plan.steps + at * plan.step_row, B::kStepsRead * kTokens);
     commit_copies();
   };
-  const auto group_tile = [&](const Tokens& t) {
-    return source_of<T>(t, item.batch, item.first, item.group, item.rows, states, begins);
+  const auto load_group = [&](const Rows& to, const Tokens& t) {
+    load_tile<T, kTokens>(to, source_of<T>(t, item.batch, item.first, item.group, item.rows, states, begins),
+                          state_pieces);
   };
-  load_tile<T, kTokens, kThreads>(c, group_tile(p.C));
-  load_tile<T, kTokens, kThreads>(b, group_tile(p.B));
+  load_group(c, p.C), load_group(b, p.B);
   load(0);
   wait_copies<0>();
   __syncthreads();
@@ -79,21 +81,15 @@ __global__ void __launch_bounds__(kThreads) write_outputs(const Problem p, const
     if (i + 1 < item.count) load(i + 1);
     const Rows x = tokens_of(i);
     const float* steps = steps_of(i);
-    float sum[2], rest[2];
-#pragma unroll
-    for (int second = 0; second < 2; ++second) {
-      const int r = row + first_row() + 8 * second;
-      sum[second] = steps[kSum * kTokens + r], rest[second] = steps[kRest * kTokens + r];
-    }
+    const int my_row = row + first_row();
+    const Decayed<kParts> mine[2] = {{steps, kTokens, my_row}, {steps, kTokens, my_row + 8}};
+    const float enters[2] = {steps[kEnter * kTokens + my_row], steps[kEnter * kTokens + my_row + 8]};
 
     Sums y[B::kGroups] = {};
     multiply<kParts, Lie::kAlong, Lie::kAlong>(y, c, row, state_of(i), padded(states), column);
 #pragma unroll
     for (int g = 0; g < B::kGroups; ++g) {
-      each_pair(y[g], [&](float* v, int second, int) {
-        const float enter = steps[kEnter * kTokens + row + first_row() + 8 * second];
-        v[0] *= enter, v[1] *= enter;
-      });
+      each_pair(y[g], [&](float* v, int second, int) { v[0] *= enters[second], v[1] *= enters[second]; });
     }
 #pragma unroll
     for (int k = 0; k < B::kTokenGroups; ++k) {
@@ -102,16 +98,23 @@ __global__ void __launch_bounds__(kThreads) write_outputs(const Problem p, const
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int j = 16 * k + 8 * half + lane_of() % 4 * 2;
-        const auto two = [&](int array) { return *reinterpret_cast<const float2*>(steps + array * kTokens + j); };
-        const float2 sums_j = two(kSum), rests_j = two(kRest), deltas = two(kDelta);
+        // T_ij Δ_j
+        const auto weight = [&](int second, int j) {
+          if constexpr (kParts == 1)
+            return exp2(mine[second].sum - steps[kShifted * kTokens + j]);
+          else
+            return decay(mine[second], Decayed<kParts>(steps, kTokens, j)) * steps[kDelta * kTokens + j];
+        };
 #pragma unroll
         for (int second = 0; second < 2; ++second) {
-          const int r = row + first_row() + 8 * second;
+          const int r = my_row + 8 * second;
           const float* d = &dots[k].d[half][2 * second];
-          const float low = decay(sum[second], rest[second], sums_j.x, rests_j.x) * deltas.x * d[0];
-          const float high = decay(sum[second], rest[second], sums_j.y, rests_j.y) * deltas.y * d[1];
-          const auto counts = [&](int j) { return j <= r && j >= start[second]; };
-          const Pair<kParts> pair = in_parts<kParts>(counts(j) ? low : 0.f, counts(j + 1) ? high : 0.f);
+          float low = weight(second, j) * d[0], high = weight(second, j + 1) * d[1];
+          if (packed || 16 * k == row) {
+            const auto counts = [&](int j) { return j <= r && j >= start[second]; };
+            low = counts(j) ? low : 0.f, high = counts(j + 1) ? high : 0.f;
+          }
+          const Pair<kParts> pair = in_parts<kParts>(low, high);
 #pragma unroll
           for (int part = 0; part < kParts; ++part) a[part][2 * half + second] = pair.part[part];
         }
@@ -129,35 +132,42 @@ __global__ void __launch_bounds__(kThreads) write_outputs(const Problem p, const
     }
 
     const int64_t head = item.head(i);
-    const auto outside = [&](const Tokens& t) { return pairs_of<T>(t, item.batch, item.first, head, dim); };
-    const Pairs<T> z = outside(p.z), to = outside(kGated ? out.dz : out.y), dy = outside(out.dy),
-                   gated = outside(out.gated);
+    const int first_number = item.number(i);
+    const auto outside = [&](const Tokens& t) {
+      return outside_of<T>(t, item.batch, item.first, head, my_row, item.rows, first_number, dim);
+    };
+    const float skip = p.D != nullptr && !p.each_D ? p.D[head] : 0.f;
+    const float* skips = p.D != nullptr && p.each_D ? p.D + head * dim + first_number : nullptr;
+    const Outside<T> to = outside(kGated ? out.dz : out.y);
 #pragma unroll
     for (int g = 0; g < B::kGroups; ++g) {
+      [[maybe_unused]] Sums gated;
       each_pair(y[g], [&](float* v, int second, int in) {
-        const int r = row + first_row() + 8 * second, in_tile = column(g) + in, n = item.number(i) + in_tile;
-        if (r >= item.rows || n >= dim) return;
-        float2 d = {0.f, 0.f};
-        if (p.D != nullptr)
-          d = p.each_D ? float2{p.D[head * dim + n], n + 1 < dim ? p.D[head * dim + n + 1] : 0.f}
-                       : float2{p.D[head], p.D[head]};
-        const float2 at = x.template numbers<kParts>(r, in_tile);
-        float low = fmaf(d.x, at.x, v[0]), high = fmaf(d.y, at.y, v[1]);
-        const bool padding = start[second] == kTokens;
-        if (padding) low = high = 0.f;
-        if (p.z.data != nullptr) {
-          const float2 zs = padding ? float2{0.f, 0.f} : z.read(r, n);
-          const Gate first = gate_of(zs.x), next = gate_of(zs.y);
-          if constexpr (kGated) {
-            const float2 dys = padding ? float2{0.f, 0.f} : dy.read(r, n);
-            gated.write(r, n, dys.x * first.value, dys.y * next.value);
-            low *= dys.x * first.slope, high *= dys.y * next.slope;
-          } else {
-            low *= first.value, high *= next.value;
-          }
-        }
-        to.write(r, n, low, high);
+        const int n = column(g) + in;
+        const float2 at = x.template numbers<kParts>(my_row + 8 * second, n);
+        const auto skip_of = [&](int n) { return skips == nullptr ? skip : n < to.columns ? skips[n] : 0.f; };
+        v[0] = fmaf(skip_of(n), at.x, v[0]), v[1] = fmaf(skip_of(n + 1), at.y, v[1]);
+        if (packed && start[second] == kTokens) v[0] = v[1] = 0.f;
       });
+      if (p.z.data != nullptr) {
+        const Outside<T> z = outside(p.z), dy = outside(out.dy);
+        each_pair(y[g], [&](float* v, int second, int in) {
+          const int n = column(g) + in;
+          const bool counts = to.row[second] != nullptr && !(packed && start[second] == kTokens);
+          const float2 zs = counts ? read_pair(z, second, n) : float2{0.f, 0.f};
+          const Gate low = gate_of(zs.x), high = gate_of(zs.y);
+          if constexpr (kGated) {
+            const float2 dys = counts ? read_pair(dy, second, n) : float2{0.f, 0.f};
+            float* behind = &gated.d[0][0] + (v - &y[g].d[0][0]);
+            behind[0] = dys.x * low.value, behind[1] = dys.y * high.value;
+            v[0] *= dys.x * low.slope, v[1] *= dys.y * high.slope;
+          } else {
+            v[0] *= low.value, v[1] *= high.value;
+          }
+        });
+      }
+      write_sums(to, y[g], column(g));
+      if constexpr (kGated) write_sums(outside(out.gated), gated, column(g));
     }
     wait_copies<0>();
   }

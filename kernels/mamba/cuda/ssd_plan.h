@@ -32,8 +32,12 @@ struct Tile<kernels::BFloat16> {
   static constexpr int kParts = 1, kTokens = 64, kNumbers = 64, kRowWarps = 4;
 };
 
-// Arrays of a chunk's tokens for one head, kTokens numbers each; then one number, what stays of the state.
-enum StepArray { kSum, kRest, kDelta, kEnter, kLeave, kSlope, kStepArrays };
+// Arrays of a chunk's tokens for one head, kTokens numbers each; then one number, what stays of the state. kSum and
+// kRest are S in units of log 2, in two parts; kShifted is S - log2 Δ, so that T_ij Δ_j is one exponential.
+enum StepArray { kSum, kShifted, kEnter, kDelta, kRest, kLeave, kSlope, kStepArrays };
+
+// Sums over all tokens of each head: dA, ddt_bias, and dD where a head has one.
+enum HeadSum { kOfA, kOfBias, kOfD, kHeadSums };
 
 // Where everything is. Memory is counted in floats; `used` is all of it.
 struct Plan {
@@ -42,7 +46,7 @@ struct Plan {
   int64_t heads_each, blocks;  // heads a block, blocks a group
   int64_t step_row;            // floats of steps a chunk and head
   int64_t state_entry;         // bfloat16 numbers of a chunk's and head's state
-  int64_t sum_rows;            // of head_sums a chunk: one a warp
+  int64_t sum_rows;            // of head_sums a chunk: one a warp of ssd_gradients
   int64_t starts, steps, states, dstates, gated, token_sums, head_sums, number_sums, used;
 };
 
@@ -53,7 +57,7 @@ inline Plan plan_of(const Problem& p, bool backward, int multiprocessors) {
   plan.state8 = divide_up(p.state, int64_t{8}) * 8;
   plan.step_row = kStepArrays * plan.tokens + 4;
   plan.state_entry = plan.parts * p.dim * plan.state8;
-  plan.sum_rows = plan.tokens / 8;
+  plan.sum_rows = plan.tokens == 64 ? 16 : 4;
   const int64_t group = p.heads / p.groups, items = p.batch * plan.chunks * p.groups;
   // A few blocks a multiprocessor first; then many heads, which share G and sums of tokens.
   const int64_t wanted = divide_up(int64_t{4} * multiprocessors, items > 0 ? items : 1);
@@ -73,8 +77,8 @@ inline Plan plan_of(const Problem& p, bool backward, int multiprocessors) {
   plan.dstates = take(states);
   if (p.z.data != nullptr) plan.gated = take(p.batch * p.length * p.heads * p.dim);
   plan.token_sums = take(2 * p.batch * p.length * p.groups * plan.blocks * p.state);
-  plan.head_sums = take(2 * chunks * plan.sum_rows * p.heads);
-  if (p.D != nullptr) plan.number_sums = take(chunks * p.heads * p.dim);
+  plan.head_sums = take(kHeadSums * chunks * plan.sum_rows * p.heads);
+  if (p.D != nullptr && p.each_D) plan.number_sums = take(chunks * p.heads * p.dim);
   return plan;
 }
 

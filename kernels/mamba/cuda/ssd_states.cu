@@ -15,15 +15,14 @@ struct Block {
   static constexpr int kColumnWarps = 4 / Of::kRowWarps, kGroups = kStates / 16 / kColumnWarps;
   static constexpr int kTokenNumbers = tile_numbers(Of::kParts, Of::kTokens, Of::kNumbers);
   static constexpr int kGroupNumbers = tile_numbers(Of::kParts, Of::kTokens, kStates);
-  static constexpr int kStateNumbers = tile_numbers(Of::kParts, Of::kNumbers, kStates);
   struct Stage {
     BFloat16 tokens[kTokenNumbers], group[kGroupNumbers];
     float delta[Of::kTokens], leave[Of::kTokens], enter[Of::kTokens];
   };
   struct Memory {
     alignas(16) Stage stage[2];
-    BFloat16 state[kStateNumbers];
   };
+  static constexpr int kBlocks = Of::kParts == 1 ? 5 : 1;  // a multiprocessor's, so that 640 are there at once
 };
 
 // w times A's fragment, rounded to parts again.
@@ -42,7 +41,8 @@ __device__ __forceinline__ void weigh(uint32_t (&a)[kParts][4], const float2& lo
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) walk_states(const Problem p, const Plan plan, const Walk walk, float* memory) {
+__global__ void __launch_bounds__(kThreads, Block<T>::kBlocks) walk_states(const Problem p, const Plan plan, const Walk walk,
+                                                                           float* memory) {
   using B = Block<T>;
   using Of = Tile<T>;
   constexpr int kParts = Of::kParts, kTokens = Of::kTokens, kNumbers = Of::kNumbers, kGroups = B::kGroups;
@@ -82,17 +82,22 @@ __global__ void __launch_bounds__(kThreads) walk_states(const Problem p, const P
   const auto steps_of = [&](int64_t chunk) {
     return memory + plan.steps + ((batch * plan.chunks + chunk) * p.heads + head) * plan.step_row;
   };
+  const Pieces<kThreads> token_pieces(kNumbers, kTokens), group_pieces(kStates, kTokens);
+  const Source<T> all_tokens = from_column(source_of<T>(walk.tokens, batch, 0, head, kTokens, int(p.dim), nullptr),
+                                           first_number, kNumbers),
+                  all_groups = from_column(source_of<T>(walk.group, batch, 0, group, kTokens, int(p.state), nullptr),
+                                           first_state, kStates);
   const auto load = [&](int64_t i) {
     auto& stage = m.stage[i % 2];
     const int64_t chunk = chunk_of(i), first = chunk * kTokens, left = p.length - first;
     const int rows = int(left < kTokens ? left : kTokens);
     const int* begins = starts == nullptr ? nullptr : starts + (batch * plan.chunks + chunk) * (kTokens + 1);
-    load_tile<T, kTokens, kThreads>(
-        tile(stage.tokens, kTokens, kNumbers),
-        from_column(source_of<T>(walk.tokens, batch, first, head, rows, int(p.dim), begins), first_number, kNumbers));
-    load_tile<T, kTokens, kThreads>(
-        tile(stage.group, kTokens, kStates),
-        from_column(source_of<T>(walk.group, batch, first, group, rows, int(p.state), begins), first_state, kStates));
+    const auto from = [&](Source<T> source) {
+      source.data += first * source.step, source.rows = rows, source.starts = begins;
+      return source;
+    };
+    load_tile<T, kTokens>(tile(stage.tokens, kTokens, kNumbers), from(all_tokens), token_pieces);
+    load_tile<T, kTokens>(tile(stage.group, kTokens, kStates), from(all_groups), group_pieces);
     const float* steps = steps_of(chunk);
     if (walk.backward) {
       load_floats_early<kThreads>(stage.enter, steps + kEnter * kTokens, kTokens);
@@ -103,23 +108,28 @@ __global__ void __launch_bounds__(kThreads) walk_states(const Problem p, const P
     commit_copies();
   };
   // What the tile is now, for products with it.
-  const Rows kept = tile(m.state, kNumbers, kStates);
   const auto keep = [&](int64_t chunk) {
+    BFloat16* to = reinterpret_cast<BFloat16*>(memory + walk.states) +
+                   ((batch * plan.chunks + chunk) * p.heads + head) * plan.state_entry +
+                   (first_number + row + first_row()) * plan.state8 + first_state;
+    const bool there[2] = {row + first_row() < numbers, row + first_row() + 8 < numbers};
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      each_pair(sums[g], [&](float* v, int second, int c) {
-        kept.set<kParts>(row + first_row() + 8 * second, column(g) + c, v[0], v[1]);
-      });
-    }
-    __syncthreads();
-    BFloat16* to = reinterpret_cast<BFloat16*>(memory + walk.states) +
-                   ((batch * plan.chunks + chunk) * p.heads + head) * plan.state_entry;
-    constexpr int kVectors = kStates / 8;
-    for (int i = int(threadIdx.x); i < kParts * kNumbers * kVectors; i += kThreads) {
-      const int part = i / (kNumbers * kVectors), r = i / kVectors % kNumbers, n = i % kVectors * 8;
-      if (r < numbers && first_state + n < plan.state8)
-        *reinterpret_cast<uint4*>(to + (part * p.dim + first_number + r) * plan.state8 + first_state + n) =
-            *reinterpret_cast<const uint4*>(kept.at(part, r, n));
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+        const auto pair = [&](int block) {
+          const float* d = &sums[g].d[block][2 * second];
+          return in_parts<kParts>(d[0], d[1]);
+        };
+        const Pair<kParts> low = pair(0), high = pair(1);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          const uint2 words = four_beside(low.part[part], high.part[part]);
+          const int n = column(g) + column_of_four();
+          if (there[second] && first_state + n < plan.state8)
+            *reinterpret_cast<uint2*>(to + (part * p.dim + 8 * second) * plan.state8 + n) = words;
+        }
+      }
     }
   };
 

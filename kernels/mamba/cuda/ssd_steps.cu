@@ -91,8 +91,9 @@ __global__ void __launch_bounds__(kThreads) write_steps(const Problem p, const P
     if (!begins.padding[e]) {
       const int64_t t = first + lane * kEach + e;
       const float v = read(p.dt.data, p.dt_type, batch * p.dt.batch + t * p.dt.step + head * p.dt.head) + bias;
-      slope[e] = 1.f;
-      const float d = p.softplus ? softplus(v, slope[e]) : v;
+      // To the last digits: there are few of them, and a Δ of any size counts.
+      slope[e] = p.softplus && v <= 20.f ? 1.f / (1.f + expf(-v)) : 1.f;
+      const float d = p.softplus && v <= 20.f ? log1pf(expf(v)) : v;
       if (d < p.dt_min || d > p.dt_max) slope[e] = 0.f;
       delta[e] = d < p.dt_min ? p.dt_min : d > p.dt_max ? p.dt_max : d;  // NaN stays
     }
@@ -117,6 +118,7 @@ __global__ void __launch_bounds__(kThreads) write_steps(const Problem p, const P
     const bool enters = begins.start[e] < 0, leaves = lane * kEach + e >= begins.last_start;
     const float high = float(sum[e]);
     write_at(kSum, e, high);
+    write_at(kShifted, e, high - log2f(delta[e]));
     write_at(kRest, e, float(sum[e] - double(high)));
     write_at(kDelta, e, delta[e]);
     write_at(kSlope, e, slope[e]);
@@ -149,23 +151,22 @@ __global__ void __launch_bounds__(kThreads) sum_tokens(const ssd::Backward a, co
   static_cast<T*>(to.data)[batch * to.batch + t * to.step + group * to.head + state] = from_float<T>(sum);
 }
 
-// Columns of rows [rows, columns], `each` columns beside each other into one number: a block has 32 such.
-__global__ void __launch_bounds__(kThreads) sum_rows(float* to, const float* from, int64_t rows, int64_t columns,
-                                                     int64_t each) {
-  __shared__ double parts[kWarps][32];
+// The sum of each column of rows [rows, columns], in float64: a block has 32 columns.
+constexpr int kSumThreads = 1024, kSumWarps = kSumThreads / 32;
+__global__ void __launch_bounds__(kSumThreads) sum_rows(float* to, const float* from, int64_t rows, int64_t columns) {
+  __shared__ double parts[kSumWarps][32];
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-  const int64_t out = int64_t{blockIdx.x} * 32 + lane;
+  const int64_t column = int64_t{blockIdx.x} * 32 + lane;
   double sum = 0;
-  if (out < columns / each) {
-    for (int64_t row = warp; row < rows; row += kWarps) {
-      for (int64_t i = 0; i < each; ++i) sum += double(from[row * columns + out * each + i]);
-    }
+  if (column < columns) {
+#pragma unroll 8
+    for (int64_t row = warp; row < rows; row += kSumWarps) sum += double(from[row * columns + column]);
   }
   parts[warp][lane] = sum;
   __syncthreads();
-  if (warp > 0 || out >= columns / each) return;
-  for (int w = 1; w < kWarps; ++w) sum += parts[w][lane];
-  to[out] = float(sum);
+  if (warp > 0 || column >= columns) return;
+  for (int w = 1; w < kSumWarps; ++w) sum += parts[w][lane];
+  to[column] = float(sum);
 }
 
 }  // namespace
@@ -185,16 +186,20 @@ void sums(const ssd::Backward& a, const Plan& plan, float* memory, Stream stream
       kernels::gpu::launch(&sum_tokens<T>, divide_up(numbers, int64_t{kThreads}), kThreads, stream, a, plan,
                            memory + plan.token_sums);
     });
-  const auto sum = [&](float* to, const float* from, int64_t rows, int64_t columns, int64_t each) {
-    if (to != nullptr && columns > 0 && each > 0)
-      kernels::gpu::launch(&sum_rows, divide_up(columns / each, int64_t{32}), kThreads, stream, to, from, rows, columns,
-                           each);
+  const auto sum = [&](float* to, const float* from, int64_t rows, int64_t columns) {
+    if (to != nullptr && columns > 0)
+      kernels::gpu::launch(&sum_rows, divide_up(columns, int64_t{32}), kSumThreads, stream, to, from, rows, columns);
   };
-  const float* heads = memory + plan.head_sums;
   const int64_t head_rows = rows * plan.sum_rows;
-  sum(a.dA, heads, head_rows, p.heads, 1);
-  sum(a.ddt_bias, heads + head_rows * p.heads, head_rows, p.heads, 1);
-  sum(a.dD, memory + plan.number_sums, rows, p.heads * p.dim, p.each_D ? 1 : p.dim);
+  const auto sum_heads = [&](float* to, HeadSum which) {
+    sum(to, memory + plan.head_sums + which * head_rows * p.heads, head_rows, p.heads);
+  };
+  sum_heads(a.dA, kOfA);
+  sum_heads(a.ddt_bias, kOfBias);
+  if (p.each_D)
+    sum(a.dD, memory + plan.number_sums, rows, p.heads * p.dim);
+  else
+    sum_heads(a.dD, kOfD);
 }
 
 }  // namespace mamba::ssd::gpu

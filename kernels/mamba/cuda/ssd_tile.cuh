@@ -105,9 +105,22 @@ __device__ __forceinline__ Source<T> from_column(Source<T> s, int column, int mo
   return s;
 }
 
+// Which 16-byte pieces of a tile's rows a thread copies: of rows `row`, row + rows, ... those at `column`.
+template <int kThreads>
+struct Pieces {
+  int row, rows, column;
+
+  __device__ __forceinline__ Pieces(int columns, int last) {
+    const int pieces = columns / 8, t = int(threadIdx.x);
+    rows = pieces == 0 ? 1 : kThreads / pieces;
+    row = pieces == 0 || t >= rows * pieces ? last : t / pieces;
+    column = pieces == 0 ? 0 : t % pieces * 8;
+  }
+};
+
 // A tile of kRows tokens. Copies are started, not waited for, where a number has one part.
 template <class T, int kRows, int kThreads>
-__device__ __forceinline__ void load_tile(const Rows& to, const Source<T>& from) {
+__device__ __forceinline__ void load_tile(const Rows& to, const Source<T>& from, const Pieces<kThreads>& pieces) {
   constexpr int kParts = Tile<T>::kParts;
   const int columns = to.stride - kPad;
   const auto counts = [&](int row) {
@@ -115,11 +128,22 @@ __device__ __forceinline__ void load_tile(const Rows& to, const Source<T>& from)
   };
   if constexpr (kParts == 1) {
     if (from.vectors) {
-      const int vectors = columns / 8;
-      for (int i = threadIdx.x; i < kRows * vectors; i += kThreads) {
-        const int row = i / vectors, column = i % vectors * 8;
-        const bool there = column < from.columns && counts(row);
-        start_copy(to.at(0, row, column), there ? from.data + row * from.step + column : from.data, !there);
+      const bool there = pieces.column < from.columns;
+      BFloat16* out = to.at(0, pieces.row, pieces.column);
+      const T* in = there ? from.data + pieces.row * from.step + pieces.column : from.data;
+      const int64_t step = there ? pieces.rows * from.step : 0;
+      if (from.rows == kRows && from.starts == nullptr) {
+#pragma unroll 4
+        for (int row = pieces.row; row < kRows; row += pieces.rows) {
+          start_copy(out, in, !there);
+          out += pieces.rows * to.stride, in += step;
+        }
+        return;
+      }
+      for (int row = pieces.row; row < kRows; row += pieces.rows) {
+        const bool counted = there && counts(row);
+        start_copy(out, counted ? in : from.data, !counted);
+        out += pieces.rows * to.stride, in += step;
       }
       return;
     }
@@ -135,12 +159,21 @@ __device__ __forceinline__ void load_tile(const Rows& to, const Source<T>& from)
 
 // A state's tile as ssd_states keeps it: [part][dim][state8], rows from `row` on.
 template <int kParts, int kRows, int kThreads>
-__device__ __forceinline__ void load_state(const Rows& to, const BFloat16* from, int row, int dim, int state8) {
-  const int vectors = (to.stride - kPad) / 8;
-  for (int i = threadIdx.x; i < kParts * kRows * vectors; i += kThreads) {
-    const int part = i / (kRows * vectors), r = i / vectors % kRows, column = i % vectors * 8;
-    const bool there = row + r < dim && column < state8;
-    start_copy(to.at(part, r, column), there ? from + (int64_t{part} * dim + row + r) * state8 + column : from, !there);
+__device__ __forceinline__ void load_state(const Rows& to, const BFloat16* from, int row, int dim, int state8,
+                                           const Pieces<kThreads>& pieces) {
+  const bool there = pieces.column < state8;
+  const int64_t step = int64_t{pieces.rows} * state8;
+  from += int64_t{row + pieces.row} * state8 + pieces.column;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const BFloat16* in = from + int64_t{part} * dim * state8;
+    BFloat16* out = to.at(part, pieces.row, pieces.column);
+#pragma unroll 4
+    for (int r = pieces.row; r < kRows; r += pieces.rows) {
+      const bool zeros = !there || row + r >= dim;
+      start_copy(out, zeros ? from - int64_t{pieces.row} * state8 - pieces.column : in, zeros);
+      out += pieces.rows * to.stride, in += step;
+    }
   }
 }
 // Whole 16-byte pieces of floats.
@@ -149,42 +182,28 @@ __device__ __forceinline__ void load_floats_early(float* to, const float* from, 
   for (int i = threadIdx.x; i < count / 4; i += kThreads) start_copy(to + 4 * i, from + 4 * i, false);
 }
 
-// ---- tokens outside, two numbers at a time
+// ---- tokens outside: rows as a thread has them in its sums
 
 template <class T>
-struct Pairs {
-  T* data;
-  int64_t step;
-  int columns;
-  bool whole;  // pairs lie at multiples of their size
-
-  __device__ __forceinline__ float2 read(int row, int column) const {
-    const T* at = data + row * step + column;
-    if constexpr (sizeof(T) == 2) {
-      if (whole) return unpack_pair<T>(*reinterpret_cast<const uint32_t*>(at));
-    }
-    return {to_float(at[0]), column + 1 < columns ? to_float(at[1]) : 0.f};
-  }
-  __device__ __forceinline__ void write(int row, int column, float low, float high) const {
-    T* at = data + row * step + column;
-    if (whole) {
-      if constexpr (sizeof(T) == 2)
-        *reinterpret_cast<uint32_t*>(at) = pack_pair<T>(low, high);
-      else
-        *reinterpret_cast<float2*>(at) = {low, high};
-      return;
-    }
-    at[0] = from_float<T>(low);
-    if (column + 1 < columns) at[1] = from_float<T>(high);
-  }
+struct Outside {
+  T* row[2];      // a thread's two, at the tile's first number; null where the row is behind the last
+  int columns;    // from there on
+  bool fours;     // numbers lie at multiples of four
 };
+// Rows `row` and 8 further of a head's tile, of which `rows` are there.
 template <class T>
-__device__ __forceinline__ Pairs<T> pairs_of(const Tokens& t, int64_t batch, int64_t first, int64_t head, int columns) {
-  T* data = static_cast<T*>(t.data) + batch * t.batch + first * t.step + head * t.head;
-  const uint64_t numbers = uint64_t(t.batch | t.step | t.head | columns);
-  return {data, t.step, columns, numbers % 2 == 0 && reinterpret_cast<uintptr_t>(t.data) % (2 * sizeof(T)) == 0};
+__device__ __forceinline__ Outside<T> outside_of(const Tokens& t, int64_t batch, int64_t first, int64_t head, int row,
+                                                 int rows, int column, int dim) {
+  T* data = static_cast<T*>(t.data) + batch * t.batch + (first + row) * t.step + head * t.head + column;
+  const uint64_t numbers = uint64_t(t.batch | t.step | t.head | dim);
+  const bool fours = numbers % 4 == 0 && reinterpret_cast<uintptr_t>(t.data) % (4 * sizeof(T)) == 0;
+  return {{row < rows ? data : nullptr, row + 8 < rows ? data + 8 * t.step : nullptr}, dim - column, fours};
 }
-
+template <class T>
+__device__ __forceinline__ float2 read_pair(const Outside<T>& from, int second, int column) {
+  const T* at = from.row[second] + column;
+  return {column < from.columns ? to_float(at[0]) : 0.f, column + 1 < from.columns ? to_float(at[1]) : 0.f};
+}
 // ---- the items of ssd_outputs and ssd_backward: a chunk, and a block of a group's heads, tile by tile of each
 
 template <class T>
@@ -279,7 +298,7 @@ __device__ __forceinline__ void multiply(Sums (&sums)[kGroups], const Rows& a, i
   multiply<kParts, kA, kB>(sums, a, row, b, numbers, column, [](int) { return false; });
 }
 
-// fn(number, row, column) of each pair of numbers beside each other: row 0 or 1 (8 further), column from the group's
+// fn(numbers, row, column) of each pair of numbers beside each other: row 0 or 1 (8 further), column from the group's
 // first.
 template <class Fn>
 __device__ __forceinline__ void each_pair(Sums& s, const Fn& fn) {
@@ -291,15 +310,60 @@ __device__ __forceinline__ void each_pair(Sums& s, const Fn& fn) {
   }
 }
 __device__ __forceinline__ int first_row() { return lane_of() / 4; }  // of a thread's two, 8 apart
+
+// Numbers of a row of 16, four beside each other a thread: two threads exchange a word each, so that four of them write
+// 32 bytes at once. All lanes take part.
+__device__ __forceinline__ uint2 four_beside(uint32_t low_block, uint32_t high_block) {
+  const bool odd = lane_of() % 2 != 0;
+  const uint32_t other = __shfl_xor_sync(kAllLanes, odd ? low_block : high_block, 1);
+  return odd ? uint2{other, high_block} : uint2{low_block, other};
+}
+__device__ __forceinline__ int column_of_four() {
+  const int q = lane_of() % 4;
+  return q % 2 * 8 + q / 2 * 4;
+}
+// The sums of columns `column` on to rows outside.
+template <class T>
+__device__ __forceinline__ void write_sums(const Outside<T>& to, const Sums& s, int column) {
+  if constexpr (sizeof(T) == 2) {
+    if (to.fours) {
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+        const uint2 words = four_beside(pack_pair<T>(s.d[0][2 * second], s.d[0][2 * second + 1]),
+                                        pack_pair<T>(s.d[1][2 * second], s.d[1][2 * second + 1]));
+        const int at = column + column_of_four();
+        if (to.row[second] != nullptr && at < to.columns) *reinterpret_cast<uint2*>(to.row[second] + at) = words;
+      }
+      return;
+    }
+  }
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+#pragma unroll
+    for (int second = 0; second < 2; ++second) {
+      const int at = column + 8 * block + lane_of() % 4 * 2;
+      if (to.row[second] == nullptr) continue;
+      if (at < to.columns) to.row[second][at] = from_float<T>(s.d[block][2 * second]);
+      if (at + 1 < to.columns) to.row[second][at + 1] = from_float<T>(s.d[block][2 * second + 1]);
+    }
+  }
+}
 // Over the four threads that have a row.
 __device__ __forceinline__ float row_sum(float v) {
   v += __shfl_xor_sync(kAllLanes, v, 1);
   return v + __shfl_xor_sync(kAllLanes, v, 2);
 }
 
-// exp(S_i - S_j), S in units of log 2 and two parts.
-__device__ __forceinline__ float decay(float sum_i, float rest_i, float sum_j, float rest_j) {
-  return exp2((sum_i - sum_j) + (rest_i - rest_j));
+// S of a token. Its second part counts where results are of more than bfloat16's digits.
+template <int kParts>
+struct Decayed {
+  float sum, rest;
+  __device__ __forceinline__ Decayed(const float* steps, int tokens, int t)
+      : sum(steps[kSum * tokens + t]), rest(kParts > 1 ? steps[kRest * tokens + t] : 0.f) {}
+};
+template <int kParts>  // T_ij
+__device__ __forceinline__ float decay(const Decayed<kParts>& i, const Decayed<kParts>& j) {
+  return kParts > 1 ? exp2((i.sum - j.sum) + (i.rest - j.rest)) : exp2(i.sum - j.sum);
 }
 
 }  // namespace mamba::ssd::gpu
