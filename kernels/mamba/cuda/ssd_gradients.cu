@@ -10,10 +10,12 @@ void gradients(const ssd::Backward& a, const Plan& plan, const Tokens& dy, float
   if (items_of(a.of, plan) == 0) return;
   if (a.of.type != DType::kBFloat16)
     gradients_wide(a, plan, dy, memory, stream);
-  else if (a.of.state <= 128)
-    start_gradients<BFloat16, 128>(a, plan, dy, memory, stream);
+  else if (a.of.state > 128)
+    start_gradients<BFloat16, kMostGpuState, false>(a, plan, dy, memory, stream);
+  else if (is_plain(a.of, {a.of.x, dy, a.dx}))
+    start_gradients<BFloat16, 128, true>(a, plan, dy, memory, stream);
   else
-    start_gradients<BFloat16, kMostGpuState>(a, plan, dy, memory, stream);
+    start_gradients<BFloat16, 128, false>(a, plan, dy, memory, stream);
 }
 
 }  // namespace mamba::ssd::gpu

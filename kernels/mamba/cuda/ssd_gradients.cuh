@@ -43,7 +43,7 @@ struct GradientBlock {
   }
 };
 
-template <class T, int kStates>
+template <class T, int kStates, bool kPlain>
 __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
     write_gradients(const ssd::Backward a, const Plan plan, const Tokens dys, float* memory,
                     const GradientBlock<T, kStates> block) {
@@ -75,18 +75,21 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
 
   const int* starts = reinterpret_cast<const int*>(memory + plan.starts) +
                       (item.batch * plan.chunks + item.chunk) * (kTokens + 1);
-  const bool packed = p.sequence.data != nullptr;
+  const bool packed = !kPlain && p.sequence.data != nullptr;
   const int* begins = packed ? starts : nullptr;
   const Pieces<kThreads> token_pieces(kNumbers, kTokens), state_pieces(width, kTokens);
   const auto load = [&](int i) {
     const auto tokens = [&](const Rows& to, const Tokens& t) {
       const Source<T> from = source_of<T>(t, item.batch, item.first, item.head(i), item.rows, dim, begins);
-      load_tile<T, kTokens>(to, from_column(from, item.number(i), kNumbers), token_pieces);
+      if constexpr (kPlain)
+        load_plain<kTokens, kNumbers, kThreads>(to, from.data + item.number(i), from.step, item.rows);
+      else
+        load_tile<T, kTokens>(to, from_column(from, item.number(i), kNumbers), token_pieces);
     };
     tokens(x_of(i), p.x), tokens(dy_of(i), dys);
     const int64_t at = item.of_chunk(p, plan, i);
     const auto state = [&](const Rows& to, int64_t from) {
-      load_state<kParts, kNumbers>(to, reinterpret_cast<const BFloat16*>(memory + from) + at * plan.state_entry,
+      load_state<kParts, kNumbers, kPlain>(to, reinterpret_cast<const BFloat16*>(memory + from) + at * plan.state_entry,
                                    item.number(i), dim, int(plan.state8), state_pieces);
     };
     state(state_of(i), plan.states), state(dstate_of(i), plan.dstates);
@@ -255,7 +258,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
       sum = warp_sum(sum), skipped = warp_sum(skipped);
       if (lane == 0) add(m.kept[warp], sum), add(m.skipped[warp], skipped);
     }
-    if (p.D != nullptr && p.each_D) {  // dD: four pairs of columns a warp, eight threads beside each other over the rows
+    if (!kPlain && p.D != nullptr && p.each_D) {  // dD: four pairs of columns a warp, eight threads beside each other over the rows
       for (int pair = warp * 4 + lane % 4; pair < kNumbers / 2; pair += 4 * B::kWarps) {
         float2 sum = {0.f, 0.f};
         for (int r = lane / 4; r < kTokens; r += 8) {
@@ -311,7 +314,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
       const Outside<T> dx =
           outside_of<T>(a.dx, item.batch, item.first, head, my_row, item.rows, first_number, dim);
       const float skip = p.D != nullptr && !p.each_D ? p.D[head] : 0.f;
-      const float* skips = p.D != nullptr && p.each_D ? p.D + head * dim + first_number : nullptr;
+      const float* skips = !kPlain && p.D != nullptr && p.each_D ? p.D + head * dim + first_number : nullptr;
       const float deltas[2] = {step(kDelta, my_row), step(kDelta, my_row + 8)};
 #pragma unroll
       for (int g = 0; g < B::kGroups; ++g) {
@@ -323,7 +326,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
           d[0] = fmaf(deltas[second], d[0], skip_of(n) * dys.x);
           d[1] = fmaf(deltas[second], d[1], skip_of(n + 1) * dys.y);
         });
-        write_sums(dx, v[g], column(g));
+        write_sums<kPlain>(dx, v[g], column(g));
       }
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
@@ -406,13 +409,13 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
   }
 }
 
-template <class T, int kStates>
+template <class T, int kStates, bool kPlain>
 void start_gradients(const ssd::Backward& a, const Plan& plan, const Tokens& dy, float* memory, Stream stream) {
   const int64_t items = items_of(a.of, plan);
   const GradientBlock<T, kStates> block(a.of.state,
                                         kernels::gpu::attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>());
-  kernels::gpu::launch_with_memory<&write_gradients<T, kStates>>(2 * block.all, items, block.kThreads, stream, a, plan,
-                                                                 dy, memory, block);
+  kernels::gpu::launch_with_memory<&write_gradients<T, kStates, kPlain>>(2 * block.all, items, block.kThreads, stream, a,
+                                                                         plan, dy, memory, block);
 }
 
 }  // namespace mamba::ssd::gpu

@@ -24,7 +24,7 @@ struct Block {
         all(2 * stage + tile_numbers(Of::kParts, Of::kTokens, int(states))) {}
 };
 
-template <class T, bool kGated>
+template <class T, bool kPlain, bool kGated>
 __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
     write_outputs(const Problem p, const Plan plan, const Outputs out,
                                                           const float* memory) {
@@ -46,14 +46,17 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
 
   const int* starts = reinterpret_cast<const int*>(memory + plan.starts) +
                       (item.batch * plan.chunks + item.chunk) * (kTokens + 1);
-  const bool packed = p.sequence.data != nullptr;
+  const bool packed = !kPlain && p.sequence.data != nullptr;
   const int* begins = packed ? starts : nullptr;
   const Pieces<kThreads> token_pieces(kNumbers, kTokens), state_pieces(padded(states), kTokens);
   const auto load = [&](int i) {
     const Source<T> x = source_of<T>(p.x, item.batch, item.first, item.head(i), item.rows, dim, begins);
-    load_tile<T, kTokens>(tokens_of(i), from_column(x, item.number(i), kNumbers), token_pieces);
+    if constexpr (kPlain)
+      load_plain<kTokens, kNumbers, kThreads>(tokens_of(i), x.data + item.number(i), x.step, item.rows);
+    else
+      load_tile<T, kTokens>(tokens_of(i), from_column(x, item.number(i), kNumbers), token_pieces);
     const int64_t at = item.of_chunk(p, plan, i);
-    load_state<kParts, kNumbers>(state_of(i),
+    load_state<kParts, kNumbers, kPlain>(state_of(i),
                                  reinterpret_cast<const BFloat16*>(memory + plan.states) + at * plan.state_entry,
                                  item.number(i), dim, int(plan.state8), state_pieces);
     load_floats_early<kThreads>(steps_of(i), memory + plan.steps + at * plan.step_row, B::kStepsRead * kTokens);
@@ -137,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
       return outside_of<T>(t, item.batch, item.first, head, my_row, item.rows, first_number, dim);
     };
     const float skip = p.D != nullptr && !p.each_D ? p.D[head] : 0.f;
-    const float* skips = p.D != nullptr && p.each_D ? p.D + head * dim + first_number : nullptr;
+    const float* skips = !kPlain && p.D != nullptr && p.each_D ? p.D + head * dim + first_number : nullptr;
     const Outside<T> to = outside(kGated ? out.dz : out.y);
 #pragma unroll
     for (int g = 0; g < B::kGroups; ++g) {
@@ -149,7 +152,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
         v[0] = fmaf(skip_of(n), at.x, v[0]), v[1] = fmaf(skip_of(n + 1), at.y, v[1]);
         if (packed && start[second] == kTokens) v[0] = v[1] = 0.f;
       });
-      if (p.z.data != nullptr) {
+      if (!kPlain && p.z.data != nullptr) {
         const Outside<T> z = outside(p.z), dy = outside(out.dy);
         each_pair(y[g], [&](float* v, int second, int in) {
           const int n = column(g) + in;
@@ -166,8 +169,8 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
           }
         });
       }
-      write_sums(to, y[g], column(g));
-      if constexpr (kGated) write_sums(outside(out.gated), gated, column(g));
+      write_sums<kPlain>(to, y[g], column(g));
+      if constexpr (kGated) write_sums<false>(outside(out.gated), gated, column(g));
     }
     wait_copies<0>();
   }
@@ -179,14 +182,15 @@ void outputs(const Problem& p, const Plan& plan, const Outputs& out, float* memo
   const int64_t items = items_of(p, plan);
   if (items == 0 || p.dim == 0) return;
   kernels::with_dtype(p.type, [&]<class T>() {
-    const auto start = [&]<bool kGated>() {
-      kernels::gpu::launch_with_memory<&write_outputs<T, kGated>>(2 * Block<T>(p.state).all, items, kThreads, stream, p,
-                                                                  plan, out, static_cast<const float*>(memory));
+    const auto start = [&]<bool kPlain, bool kGated>() {
+      kernels::gpu::launch_with_memory<&write_outputs<T, kPlain, kGated>>(
+          2 * Block<T>(p.state).all, items, kThreads, stream, p, plan, out, static_cast<const float*>(memory));
     };
-    if (out.dy.data != nullptr)
-      start.template operator()<true>();
-    else
-      start.template operator()<false>();
+    if (out.dy.data != nullptr) return start.template operator()<false, true>();
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (is_plain(p, {p.x, out.y})) return start.template operator()<true, false>();
+    }
+    start.template operator()<false, false>();
   });
 }
 

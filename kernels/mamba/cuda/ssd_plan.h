@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "kernels/mamba/cuda/mamba_cuda.h"
 
@@ -33,8 +34,8 @@ struct Tile<kernels::BFloat16> {
 };
 
 // Arrays of a chunk's tokens for one head, kTokens numbers each; then one number, what stays of the state. kSum and
-// kRest are S in units of log 2, in two parts; kShifted is S - log2 Δ, so that T_ij Δ_j is one exponential.
-enum StepArray { kSum, kShifted, kEnter, kDelta, kRest, kLeave, kSlope, kStepArrays };
+// kRest are S in units of log 2, in two parts; kShifted is S - log2 Δ, so that T_ij Δ_j is one exponential; kWeight r_j Δ_j.
+enum StepArray { kSum, kShifted, kEnter, kDelta, kRest, kLeave, kWeight, kSlope, kStepArrays };
 
 // Sums over all tokens of each head: dA, ddt_bias, and dD where a head has one.
 enum HeadSum { kOfA, kOfBias, kOfD, kHeadSums };
@@ -95,6 +96,15 @@ struct Walk {
   bool backward;       // from the last chunk on, with the gradient's decays
 };
 void states(const Problem& p, const Plan& plan, const Walk& walk, float* memory, Stream stream);
+
+// Is it the usual case, which has kernels of its own: one sequence a row, heads of whole tiles, whole vectors?
+inline bool is_plain(const Problem& p, std::initializer_list<Tokens> tensors) {
+  bool plain = p.type == DType::kBFloat16 && p.sequence.data == nullptr && p.z.data == nullptr && !p.each_D &&
+               p.dim % Tile<kernels::BFloat16>::kNumbers == 0 && p.state % 64 == 0;
+  for (const Tokens& t : tensors)
+    plain = plain && (t.batch | t.step | t.head) % 8 == 0 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+  return plain;
+}
 
 // y; or, where dy is given, through the gate: dz, and dy before it in `gated`.
 struct Outputs {

@@ -17,7 +17,7 @@ struct Block {
   static constexpr int kGroupNumbers = tile_numbers(Of::kParts, Of::kTokens, kStates);
   struct Stage {
     BFloat16 tokens[kTokenNumbers], group[kGroupNumbers];
-    float delta[Of::kTokens], leave[Of::kTokens], enter[Of::kTokens];
+    float weight[Of::kTokens], keep[4];
   };
   struct Memory {
     alignas(16) Stage stage[2];
@@ -40,7 +40,7 @@ __device__ __forceinline__ void weigh(uint32_t (&a)[kParts][4], const float2& lo
   }
 }
 
-template <class T>
+template <class T, bool kPlain>
 __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks) walk_states(const Problem p, const Plan plan, const Walk walk,
                                                                            float* memory) {
   using B = Block<T>;
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks) walk_states(const
   };
   if (walk.first != nullptr) outside([&](float& v, int64_t at) { v = walk.first[at]; });
 
-  const int* starts = p.sequence.data == nullptr ? nullptr : reinterpret_cast<const int*>(memory + plan.starts);
+  const int* starts = kPlain || p.sequence.data == nullptr ? nullptr : reinterpret_cast<const int*>(memory + plan.starts);
   const auto chunk_of = [&](int64_t i) { return walk.backward ? plan.chunks - 1 - i : i; };
   const auto steps_of = [&](int64_t chunk) {
     return memory + plan.steps + ((batch * plan.chunks + chunk) * p.heads + head) * plan.step_row;
@@ -92,19 +92,26 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks) walk_states(const
     const int64_t chunk = chunk_of(i), first = chunk * kTokens, left = p.length - first;
     const int rows = int(left < kTokens ? left : kTokens);
     const int* begins = starts == nullptr ? nullptr : starts + (batch * plan.chunks + chunk) * (kTokens + 1);
-    const auto from = [&](Source<T> source) {
-      source.data += first * source.step, source.rows = rows, source.starts = begins;
-      return source;
-    };
-    load_tile<T, kTokens>(tile(stage.tokens, kTokens, kNumbers), from(all_tokens), token_pieces);
-    load_tile<T, kTokens>(tile(stage.group, kTokens, kStates), from(all_groups), group_pieces);
-    const float* steps = steps_of(chunk);
-    if (walk.backward) {
-      load_floats_early<kThreads>(stage.enter, steps + kEnter * kTokens, kTokens);
+    const Rows tokens = tile(stage.tokens, kTokens, kNumbers), others = tile(stage.group, kTokens, kStates);
+    if constexpr (kPlain) {
+      load_plain<kTokens, kNumbers, kThreads>(tokens, all_tokens.data + first * walk.tokens.step, walk.tokens.step, rows);
+      load_plain<kTokens, kStates, kThreads>(others, all_groups.data + first * walk.group.step, walk.group.step, rows);
     } else {
-      load_floats_early<kThreads>(stage.delta, steps + kDelta * kTokens, kTokens);
-      load_floats_early<kThreads>(stage.leave, steps + kLeave * kTokens, kTokens);
+      const auto from = [&](Source<T> source) {
+        source.data += first * source.step, source.rows = rows, source.starts = begins;
+        return source;
+      };
+      load_tile<T, kTokens>(tokens, from(all_tokens), token_pieces);
+      load_tile<T, kTokens>(others, from(all_groups), group_pieces);
     }
+    // the weights, and behind the arrays what stays of the state
+    constexpr int kPieces = kTokens / 4;
+    const float* steps = steps_of(chunk);
+    const int t = int(threadIdx.x);
+    if (t < kPieces)
+      start_copy(stage.weight + 4 * t, steps + (walk.backward ? kEnter : kWeight) * kTokens + 4 * t, false);
+    else if (t == kPieces)
+      start_copy(stage.keep, steps + kStepArrays * kTokens, false);
     commit_copies();
   };
   // What the tile is now, for products with it.
@@ -126,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks) walk_states(const
         for (int part = 0; part < kParts; ++part) {
           const uint2 words = four_beside(low.part[part], high.part[part]);
           const int n = column(g) + column_of_four();
-          if (there[second] && first_state + n < plan.state8)
+          if (kPlain || (there[second] && first_state + n < plan.state8))
             *reinterpret_cast<uint2*>(to + (part * p.dim + 8 * second) * plan.state8 + n) = words;
         }
       }
@@ -138,9 +145,9 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks) walk_states(const
     wait_copies<0>();
     __syncthreads();
     if (i + 1 < plan.chunks) load(i + 1);
-    const float stays = steps_of(chunk_of(i))[kStepArrays * kTokens];
     if (walk.states >= 0) keep(chunk_of(i));
     const auto& stage = m.stage[i % 2];
+    const float stays = stage.keep[0];
     const Rows tokens = tile(const_cast<BFloat16*>(stage.tokens), kTokens, kNumbers),
                others = tile(const_cast<BFloat16*>(stage.group), kTokens, kStates);
 #pragma unroll
@@ -153,10 +160,7 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks) walk_states(const
 #pragma unroll
       for (int part = 0; part < kParts; ++part) load_a<Lie::kAcross>(a[part], tokens, part, row, k);
       const int t = k + lane_of() % 4 * 2;
-      const auto weight = [&](int t) {
-        return walk.backward ? make_float2(stage.enter[t], stage.enter[t + 1])
-                             : make_float2(stage.delta[t] * stage.leave[t], stage.delta[t + 1] * stage.leave[t + 1]);
-      };
+      const auto weight = [&](int t) { return *reinterpret_cast<const float2*>(stage.weight + t); };
       weigh<kParts>(a, weight(t), weight(t + 8));
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
@@ -179,8 +183,14 @@ void states(const Problem& p, const Plan& plan, const Walk& walk, float* memory,
   kernels::with_dtype(p.type, [&]<class T>() {
     const int64_t tiles = divide_up(p.dim, int64_t{Tile<T>::kNumbers}) * divide_up(p.state, int64_t{kStates});
     if (p.batch * p.heads * tiles == 0) return;
-    kernels::gpu::launch_with_memory<&walk_states<T>>(sizeof(typename Block<T>::Memory), p.batch * p.heads * tiles,
-                                                      kThreads, stream, p, plan, walk, memory);
+    const auto start = [&]<bool kPlain>() {
+      kernels::gpu::launch_with_memory<&walk_states<T, kPlain>>(
+          sizeof(typename Block<T>::Memory), p.batch * p.heads * tiles, kThreads, stream, p, plan, walk, memory);
+    };
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (is_plain(p, {walk.tokens, walk.group})) return start.template operator()<true>();
+    }
+    start.template operator()<false>();
   });
 }
 

@@ -123,7 +123,9 @@ __global__ void __launch_bounds__(kThreads) write_steps(const Problem p, const P
     write_at(kDelta, e, delta[e]);
     write_at(kSlope, e, slope[e]);
     write_at(kEnter, e, enters && !begins.padding[e] ? exp2(float(sum[e])) : 0.f);
-    write_at(kLeave, e, leaves ? exp2(float(end - sum[e])) : 0.f);
+    const float leave = leaves ? exp2(float(end - sum[e])) : 0.f;
+    write_at(kLeave, e, leave);
+    write_at(kWeight, e, leave * delta[e]);
   }
   if (lane == 0) to[kStepArrays * kTokens] = begins.last_start < 0 ? exp2(float(end)) : 0.f;
   if (head > 0) return;

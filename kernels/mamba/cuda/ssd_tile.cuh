@@ -157,11 +157,25 @@ __device__ __forceinline__ void load_tile(const Rows& to, const Source<T>& from,
   }
 }
 
+// The same in the usual case (is_plain): whole vectors, none of padding, kColumns of them there.
+template <int kRows, int kColumns, int kThreads>
+__device__ __forceinline__ void load_plain(const Rows& to, const BFloat16* data, int64_t step, int rows) {
+  constexpr int kPieces = kColumns / 8, kPass = kThreads / kPieces;
+  const int row = int(threadIdx.x) / kPieces, column = int(threadIdx.x) % kPieces * 8;
+  const BFloat16* in = data + row * step + column;
+  BFloat16* out = to.at(0, row, column);
+#pragma unroll
+  for (int i = 0; i < kRows / kPass; ++i) {
+    start_copy(out + i * kPass * to.stride, in, row + i * kPass >= rows);
+    in += kPass * step;
+  }
+}
+
 // A state's tile as ssd_states keeps it: [part][dim][state8], rows from `row` on.
-template <int kParts, int kRows, int kThreads>
+template <int kParts, int kRows, bool kPlain, int kThreads>
 __device__ __forceinline__ void load_state(const Rows& to, const BFloat16* from, int row, int dim, int state8,
                                            const Pieces<kThreads>& pieces) {
-  const bool there = pieces.column < state8;
+  const bool there = kPlain || pieces.column < state8;
   const int64_t step = int64_t{pieces.rows} * state8;
   from += int64_t{row + pieces.row} * state8 + pieces.column;
 #pragma unroll
@@ -170,8 +184,8 @@ __device__ __forceinline__ void load_state(const Rows& to, const BFloat16* from,
     BFloat16* out = to.at(part, pieces.row, pieces.column);
 #pragma unroll 4
     for (int r = pieces.row; r < kRows; r += pieces.rows) {
-      const bool zeros = !there || row + r >= dim;
-      start_copy(out, zeros ? from - int64_t{pieces.row} * state8 - pieces.column : in, zeros);
+      const bool zeros = !kPlain && (!there || row + r >= dim);
+      start_copy(out, zeros ? from : in, zeros);
       out += pieces.rows * to.stride, in += step;
     }
   }
@@ -323,16 +337,17 @@ __device__ __forceinline__ int column_of_four() {
   return q % 2 * 8 + q / 2 * 4;
 }
 // The sums of columns `column` on to rows outside.
-template <class T>
+template <bool kPlain, class T>
 __device__ __forceinline__ void write_sums(const Outside<T>& to, const Sums& s, int column) {
   if constexpr (sizeof(T) == 2) {
-    if (to.fours) {
+    if (kPlain || to.fours) {
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
         const uint2 words = four_beside(pack_pair<T>(s.d[0][2 * second], s.d[0][2 * second + 1]),
                                         pack_pair<T>(s.d[1][2 * second], s.d[1][2 * second + 1]));
         const int at = column + column_of_four();
-        if (to.row[second] != nullptr && at < to.columns) *reinterpret_cast<uint2*>(to.row[second] + at) = words;
+        if (to.row[second] != nullptr && (kPlain || at < to.columns))
+          *reinterpret_cast<uint2*>(to.row[second] + at) = words;
       }
       return;
     }
