@@ -35,7 +35,8 @@ struct Tile<kernels::BFloat16> {
 
 // Arrays of a chunk's tokens for one head, kTokens numbers each; then one number, what stays of the state. kSum and
 // kRest are S in units of log 2, in two parts; kShifted is S - log2 Δ, so that T_ij Δ_j is one exponential; kWeight r_j Δ_j.
-enum StepArray { kSum, kShifted, kEnter, kDelta, kRest, kLeave, kWeight, kSlope, kStepArrays };
+// Forward in bfloat16 goes without those behind kWeight.
+enum StepArray { kSum, kShifted, kEnter, kWeight, kDelta, kRest, kLeave, kSlope, kStepArrays };
 
 // Sums over all tokens of each head: dA, ddt_bias, and dD where a head has one.
 enum HeadSum { kOfA, kOfBias, kOfD, kHeadSums };
@@ -43,6 +44,7 @@ enum HeadSum { kOfA, kOfBias, kOfD, kHeadSums };
 // Where everything is. Memory is counted in floats; `used` is all of it.
 struct Plan {
   int tokens, parts;
+  bool backward;
   int64_t chunks, state8;  // a state's row padded to 16 bytes
   int64_t heads_each, blocks;  // heads a block, blocks a group
   int64_t step_row;            // floats of steps a chunk and head
@@ -53,6 +55,7 @@ struct Plan {
 
 inline Plan plan_of(const Problem& p, bool backward, int multiprocessors) {
   Plan plan{};
+  plan.backward = backward;
   kernels::with_dtype(p.type, [&]<class T>() { plan.tokens = Tile<T>::kTokens, plan.parts = Tile<T>::kParts; });
   plan.chunks = divide_up(p.length, int64_t{plan.tokens});
   plan.state8 = divide_up(p.state, int64_t{8}) * 8;

@@ -21,6 +21,7 @@ struct Block {
   };
   struct Memory {
     alignas(16) Stage stage[2];
+    BFloat16 rows[4][8][kStates + kPad];  // of each warp: states on their way out
   };
   static constexpr int kBlocks = Of::kParts == 1 ? 5 : 1;  // a multiprocessor's, so that 640 are there at once
 };
@@ -118,7 +119,32 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks) walk_states(const
   const auto keep = [&](int64_t chunk) {
     BFloat16* to = reinterpret_cast<BFloat16*>(memory + walk.states) +
                    ((batch * plan.chunks + chunk) * p.heads + head) * plan.state_entry +
-                   (first_number + row + first_row()) * plan.state8 + first_state;
+                   (first_number + row) * plan.state8 + first_state;
+    if constexpr (kPlain) {  // whole rows of 128 bytes at a time: smaller stores keep L2 busy
+      auto& rows = m.rows[warp];
+#pragma unroll
+      for (int second = 0; second < 2; ++second) {
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+          for (int block = 0; block < 2; ++block) {
+            const float* d = &sums[g].d[block][2 * second];
+            *reinterpret_cast<uint32_t*>(&rows[first_row()][column(g) + 8 * block + lane_of() % 4 * 2]) =
+                pack_pair<BFloat16>(d[0], d[1]);
+          }
+        }
+        __syncwarp();
+#pragma unroll
+        for (int r = 0; r < 8; r += 4) {
+          const int in = r + lane_of() / 8, n = lane_of() % 8 * 8;
+          *reinterpret_cast<uint4*>(to + (8 * second + in) * plan.state8 + n) =
+              *reinterpret_cast<const uint4*>(&rows[in][n]);
+        }
+        __syncwarp();
+      }
+      return;
+    }
+    to += first_row() * plan.state8;
     const bool there[2] = {row + first_row() < numbers, row + first_row() + 8 < numbers};
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
@@ -133,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks) walk_states(const
         for (int part = 0; part < kParts; ++part) {
           const uint2 words = four_beside(low.part[part], high.part[part]);
           const int n = column(g) + column_of_four();
-          if (kPlain || (there[second] && first_state + n < plan.state8))
+          if (there[second] && first_state + n < plan.state8)
             *reinterpret_cast<uint2*>(to + (part * p.dim + 8 * second) * plan.state8 + n) = words;
         }
       }

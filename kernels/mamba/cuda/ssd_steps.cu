@@ -112,20 +112,24 @@ __global__ void __launch_bounds__(kThreads) write_steps(const Problem p, const P
   const double end = __shfl_sync(kAllLanes, sum[kEach - 1], 31);
 
   float* to = memory + plan.steps + item * plan.step_row;
-  const auto write_at = [&](StepArray array, int e, float v) { to[array * kTokens + lane * kEach + e] = v; };
+  const auto write_all = [&](StepArray array, const auto& value) {
+    if constexpr (kEach == 2)
+      *reinterpret_cast<float2*>(to + array * kTokens + 2 * lane) = {value(0), value(1)};
+    else
+      to[array * kTokens + lane] = value(0);
+  };
+  float leave[kEach];
 #pragma unroll
-  for (int e = 0; e < kEach; ++e) {
-    const bool enters = begins.start[e] < 0, leaves = lane * kEach + e >= begins.last_start;
-    const float high = float(sum[e]);
-    write_at(kSum, e, high);
-    write_at(kShifted, e, high - log2f(delta[e]));
-    write_at(kRest, e, float(sum[e] - double(high)));
-    write_at(kDelta, e, delta[e]);
-    write_at(kSlope, e, slope[e]);
-    write_at(kEnter, e, enters && !begins.padding[e] ? exp2(float(sum[e])) : 0.f);
-    const float leave = leaves ? exp2(float(end - sum[e])) : 0.f;
-    write_at(kLeave, e, leave);
-    write_at(kWeight, e, leave * delta[e]);
+  for (int e = 0; e < kEach; ++e) leave[e] = lane * kEach + e >= begins.last_start ? exp2(float(end - sum[e])) : 0.f;
+  write_all(kSum, [&](int e) { return float(sum[e]); });
+  write_all(kShifted, [&](int e) { return float(sum[e]) - log2f(delta[e]); });
+  write_all(kEnter, [&](int e) { return begins.start[e] < 0 && !begins.padding[e] ? exp2(float(sum[e])) : 0.f; });
+  write_all(kWeight, [&](int e) { return leave[e] * delta[e]; });
+  if (plan.backward || plan.parts > 1) {
+    write_all(kDelta, [&](int e) { return delta[e]; });
+    write_all(kRest, [&](int e) { return float(sum[e] - double(float(sum[e]))); });
+    write_all(kLeave, [&](int e) { return leave[e]; });
+    write_all(kSlope, [&](int e) { return slope[e]; });
   }
   if (lane == 0) to[kStepArrays * kTokens] = begins.last_start < 0 ? exp2(float(end)) : 0.f;
   if (head > 0) return;
