@@ -327,6 +327,26 @@ TEST(StateSpaceDuality, SameBitsEveryRun) {
   }
 }
 
+// So many heads that a GPU walks over them (cuda/ssd_walk.cu), and lengths that are no whole chunks: some of them against
+// the recurrence.
+TEST(StateSpaceDuality, ManyHeads) {
+  for (const int64_t state : {64, 128}) {
+    const Ssd all = problem({2, 150, 160, 64, 2, state}, {.initial = true}, at::kBFloat16);
+    const Tensors got = forward(all);
+    for (const int64_t head : {0, 90}) {
+      Ssd few = all;
+      for (const int k : {kX, kDt}) few.in[k] = all.in[k].narrow(2, head, 3);
+      for (const int k : {kB, kC}) few.in[k] = all.in[k].narrow(2, head / 80, 1);
+      for (const int k : {kA, kD, kBias}) few.in[k] = all.in[k].narrow(0, head, 3);
+      few.in[kInitial] = all.in[kInitial].narrow(1, head, 3);
+      const std::string what = "state " + std::to_string(state) + ", head " + std::to_string(head);
+      const Tensors want = oracle(few, few.in[kX], Tensor()).results;
+      expect_close(got[0].narrow(2, head, 3), want[0], allowed(at::kBFloat16, at::kBFloat16), what + " y");
+      expect_close(got[1].narrow(1, head, 3), want[1], allowed(at::kFloat, at::kBFloat16), what + " final_state");
+    }
+  }
+}
+
 TEST(StateSpaceDuality, ManySteps) { check(problem({1, 1500, 1, 4, 1, 4}, {.z = true}), "1500 steps"); }
 
 TEST(StateSpaceDuality, VeryManySteps) {

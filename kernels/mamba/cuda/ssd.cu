@@ -18,6 +18,7 @@ void ssd_forward(const ssd::Forward& a, float* memory, Stream stream) {
   const ssd::Problem& p = a.of;
   const Plan plan = plan_here(p, false);
   steps(p, plan, memory, stream);
+  if (walks(p, a.y, kernels::gpu::multiprocessors())) return walk(p, plan, a.y, a.final, memory, stream);
   states(p, plan, {.tokens = p.x, .group = p.B, .first = p.initial, .last = a.final, .states = plan.states}, memory,
          stream);
   outputs(p, plan, {.y = a.y}, memory, stream);

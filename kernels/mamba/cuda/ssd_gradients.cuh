@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
           d[0] = fmaf(deltas[second], d[0], skip_of(n) * dys.x);
           d[1] = fmaf(deltas[second], d[1], skip_of(n + 1) * dys.y);
         });
-        write_sums<kPlain>(dx, v[g], column(g));
+        write_sums(dx, v[g], column(g));
       }
 #pragma unroll
       for (int second = 0; second < 2; ++second) {

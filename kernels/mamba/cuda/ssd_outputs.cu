@@ -169,8 +169,12 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
           }
         });
       }
-      write_sums<kPlain>(to, y[g], column(g));
-      if constexpr (kGated) write_sums<false>(outside(out.gated), gated, column(g));
+      if constexpr (!kPlain) write_sums(to, y[g], column(g));
+      if constexpr (kGated) write_sums(outside(out.gated), gated, column(g));
+    }
+    if constexpr (kPlain) {
+#pragma unroll
+      for (int g = 0; g < B::kGroups; g += 2) write_sums_32(to, y[g], y[g + 1], column(g));
     }
     wait_copies<0>();
   }

@@ -4,7 +4,9 @@
 //   ssd_states     the state before each chunk, chunk after chunk; backward also the gradient of the one after it
 //   ssd_outputs    y: chunks, and blocks of a group's heads, beside each other; G = C B^T once a block
 //   ssd_backward   the gradients, in the same items
-//   ssd_sums       what is summed over blocks of heads, or over all tokens
+//   ssd_steps      again: what is summed over blocks of heads, or over all tokens
+//
+// Forward, where batch and heads fill the GPU, ssd_walk goes instead of states and outputs.
 //
 // Products are of bfloat16, with float32 sums. A number of a wider type is a sum of parts, each the rest of the ones
 // before it rounded: float32 has three, float16 two, and products of parts too small to count are left out. So float32
@@ -63,10 +65,15 @@ inline Plan plan_of(const Problem& p, bool backward, int multiprocessors) {
   plan.state_entry = plan.parts * p.dim * plan.state8;
   plan.sum_rows = plan.tokens == 64 ? 16 : 4;
   const int64_t group = p.heads / p.groups, items = p.batch * plan.chunks * p.groups;
-  // A few blocks a multiprocessor first; then many heads, which share G and sums of tokens.
-  const int64_t wanted = divide_up(int64_t{4} * multiprocessors, items > 0 ? items : 1);
-  const int64_t blocks = std::min(group, std::max(wanted, divide_up(group, int64_t{backward ? 16 : 8})));
-  if (group > 0) plan.heads_each = divide_up(group, blocks), plan.blocks = divide_up(group, plan.heads_each);
+  // The blocks' heads share G and sums of tokens: as many as keep all multiprocessors at work to the end. A round of
+  // blocks takes as long as its heads and what comes before and after them.
+  const int64_t at_once = int64_t{multiprocessors} * (backward ? 1 : 3);
+  double least = 0;
+  for (int64_t blocks = 1; blocks <= group; ++blocks) {
+    const int64_t heads = divide_up(group, blocks);
+    const double rounds = double(divide_up(items * divide_up(group, heads), at_once)), time = rounds * (heads + 2.);
+    if (blocks == 1 || time < least) least = time, plan.heads_each = heads, plan.blocks = divide_up(group, heads);
+  }
 
   const auto take = [&](int64_t floats) {
     const int64_t at = plan.used;
@@ -108,6 +115,10 @@ inline bool is_plain(const Problem& p, std::initializer_list<Tokens> tensors) {
     plain = plain && (t.batch | t.step | t.head) % 8 == 0 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
   return plain;
 }
+
+// y and the state in one pass, where there are enough heads.
+bool walks(const Problem& p, const Tokens& y, int multiprocessors);
+void walk(const Problem& p, const Plan& plan, const Tokens& y, float* final, float* memory, Stream stream);
 
 // y; or, where dy is given, through the gate: dz, and dy before it in `gated`.
 struct Outputs {

@@ -26,21 +26,6 @@ struct Block {
   static constexpr int kBlocks = Of::kParts == 1 ? 5 : 1;  // a multiprocessor's, so that 640 are there at once
 };
 
-// w times A's fragment, rounded to parts again.
-template <int kParts>
-__device__ __forceinline__ void weigh(uint32_t (&a)[kParts][4], const float2& low, const float2& high) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    Pair<kParts> p;
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) p.part[part] = a[part][i];
-    const float2 v = whole(p), w = i < 2 ? low : high;
-    p = in_parts<kParts>(w.x * v.x, w.y * v.y);
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) a[part][i] = p.part[part];
-  }
-}
-
 template <class T, bool kPlain>
 __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks) walk_states(const Problem p, const Plan plan, const Walk walk,
                                                                            float* memory) {

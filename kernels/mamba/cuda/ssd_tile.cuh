@@ -337,17 +337,16 @@ __device__ __forceinline__ int column_of_four() {
   return q % 2 * 8 + q / 2 * 4;
 }
 // The sums of columns `column` on to rows outside.
-template <bool kPlain, class T>
+template <class T>
 __device__ __forceinline__ void write_sums(const Outside<T>& to, const Sums& s, int column) {
   if constexpr (sizeof(T) == 2) {
-    if (kPlain || to.fours) {
+    if (to.fours) {
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
         const uint2 words = four_beside(pack_pair<T>(s.d[0][2 * second], s.d[0][2 * second + 1]),
                                         pack_pair<T>(s.d[1][2 * second], s.d[1][2 * second + 1]));
         const int at = column + column_of_four();
-        if (to.row[second] != nullptr && (kPlain || at < to.columns))
-          *reinterpret_cast<uint2*>(to.row[second] + at) = words;
+        if (to.row[second] != nullptr && at < to.columns) *reinterpret_cast<uint2*>(to.row[second] + at) = words;
       }
       return;
     }
@@ -367,6 +366,41 @@ __device__ __forceinline__ void write_sums(const Outside<T>& to, const Sums& s, 
 __device__ __forceinline__ float row_sum(float v) {
   v += __shfl_xor_sync(kAllLanes, v, 1);
   return v + __shfl_xor_sync(kAllLanes, v, 2);
+}
+
+// A's fragment times w, which has a number for each k,, rounded to parts again.
+template <int kParts>
+__device__ __forceinline__ void weigh(uint32_t (&a)[kParts][4], const float2& low, const float2& high) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    Pair<kParts> p;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) p.part[part] = a[part][i];
+    const float2 v = whole(p), w = i < 2 ? low : high;
+    p = in_parts<kParts>(w.x * v.x, w.y * v.y);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) a[part][i] = p.part[part];
+  }
+}
+
+// 32 columns of sums: four threads exchange their words of four blocks, so that each has a block's row, 16 bytes.
+__device__ __forceinline__ void write_sums_32(const Outside<BFloat16>& to, const Sums& first, const Sums& next, int column) {
+  const int q = lane_of() % 4;
+#pragma unroll
+  for (int second = 0; second < 2; ++second) {
+    const auto pack = [&](const Sums& s, int block) {
+      return pack_pair<BFloat16>(s.d[block][2 * second], s.d[block][2 * second + 1]);
+    };
+    uint32_t w[4] = {pack(first, 0), pack(first, 1), pack(next, 0), pack(next, 1)};
+    const auto exchange = [&](int a, int b, int with) {  // a of the upper ones with b of the lower ones
+      const bool upper = (q & with) != 0;
+      const uint32_t other = __shfl_xor_sync(kAllLanes, upper ? w[a] : w[b], with);
+      (upper ? w[a] : w[b]) = other;
+    };
+    exchange(0, 1, 1), exchange(2, 3, 1), exchange(0, 2, 2), exchange(1, 3, 2);
+    if (to.row[second] != nullptr)
+      *reinterpret_cast<uint4*>(to.row[second] + column + 8 * q) = {w[0], w[1], w[2], w[3]};
+  }
 }
 
 // S of a token. Its second part counts where results are of more than bfloat16's digits.
