@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
   const Problem& p = a.of;
   const Item<T> item(p, plan);
   const int states = int(p.state), dim = int(p.dim), width = padded(states);
-  const int warp = int(threadIdx.x) / 32, row_warp = warp % kRowWarps, row = row_warp * 16,
+  const int warp = warp_of(), row_warp = warp % kRowWarps, row = row_warp * 16,
             column_warp = warp / kRowWarps;
   const int lane = lane_of(), my_row = row + first_row();
   const auto column = [&](int g) { return (g * kColumnWarps + column_warp) * 16; };

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
   const B block(p.state);
   const Item<T> item(p, plan);
   const int states = int(p.state), dim = int(p.dim);
-  const int warp = int(threadIdx.x) / 32, row = warp % Of::kRowWarps * 16, column_warp = warp / Of::kRowWarps;
+  const int warp = warp_of(), row = warp % Of::kRowWarps * 16, column_warp = warp / Of::kRowWarps;
   const auto column = [&](int g) { return (g * B::kColumnWarps + column_warp) * 16; };
   const auto stage_of = [&](int i) { return shared + i % 2 * block.stage; };
   const auto tokens_of = [&](int i) { return tile(stage_of(i), kTokens, kNumbers); };

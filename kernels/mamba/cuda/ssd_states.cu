@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks) walk_states(const
   constexpr int kParts = Of::kParts, kTokens = Of::kTokens, kNumbers = Of::kNumbers, kGroups = B::kGroups;
   extern __shared__ __align__(16) unsigned char shared[];
   auto& m = *reinterpret_cast<typename B::Memory*>(shared);
-  const int warp = int(threadIdx.x) / 32, row = warp % Of::kRowWarps * 16, column_warp = warp / Of::kRowWarps;
+  const int warp = warp_of(), row = warp % Of::kRowWarps * 16, column_warp = warp / Of::kRowWarps;
   const auto column = [&](int g) { return (g * B::kColumnWarps + column_warp) * 16; };
 
   const int64_t column_tiles = (p.state + kStates - 1) / kStates, row_tiles = (p.dim + kNumbers - 1) / kNumbers;

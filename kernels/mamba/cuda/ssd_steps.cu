@@ -77,9 +77,11 @@ template <int kTokens>
 __global__ void __launch_bounds__(kThreads) write_steps(const Problem p, const Plan plan, float* memory) {
   constexpr int kEach = kTokens / 32;
   const int lane = int(threadIdx.x) % 32;
-  const int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32, chunk = item / p.heads, head = item % p.heads;
-  if (chunk >= p.batch * plan.chunks) return;
-  const int64_t batch = chunk / plan.chunks, first = chunk % plan.chunks * kTokens;
+  const auto blocks = uint32_t((p.heads + kWarps - 1) / kWarps), chunk_of = blockIdx.x / blocks;
+  const int64_t chunk = chunk_of, head = blockIdx.x % blocks * kWarps + threadIdx.x / 32;
+  if (head >= p.heads) return;
+  const auto chunks = uint32_t(plan.chunks);
+  const int64_t item = chunk * p.heads + head, batch = chunk_of / chunks, first = int64_t{chunk_of % chunks} * kTokens;
   const Begins<kEach> begins = begins_of<kEach>(p, batch, first);
 
   const float rate = p.A[head], bias = p.dt_bias == nullptr ? 0.f : p.dt_bias[head];
@@ -157,28 +159,37 @@ __global__ void __launch_bounds__(kThreads) sum_tokens(const ssd::Backward a, co
   static_cast<T*>(to.data)[batch * to.batch + t * to.step + group * to.head + state] = from_float<T>(sum);
 }
 
-// The sum of each column of rows [rows, columns], in float64: a block has 32 columns.
-constexpr int kSumThreads = 1024, kSumWarps = kSumThreads / 32;
-__global__ void __launch_bounds__(kSumThreads) sum_rows(float* to, const float* from, int64_t rows, int64_t columns) {
-  __shared__ double parts[kSumWarps][32];
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-  const int64_t column = int64_t{blockIdx.x} * 32 + lane;
+// The sums of the columns of arrays [rows, columns] one behind another, in float64: a block has eight columns of one.
+constexpr int kSumThreads = 1024, kSumColumns = 8, kSumRows = kSumThreads / kSumColumns;
+struct Totals {
+  float* to[kHeadSums];  // null: not wanted
+};
+__global__ void __launch_bounds__(kSumThreads) sum_rows(const Totals totals, const float* from, int64_t rows,
+                                                        int64_t columns) {
+  __shared__ double parts[kSumRows][kSumColumns];
+  const int blocks = int((columns + kSumColumns - 1) / kSumColumns), which = int(blockIdx.x) / blocks;
+  const int in = int(threadIdx.x) % kSumColumns, first = int(threadIdx.x) / kSumColumns;
+  const int64_t column = int64_t{int(blockIdx.x) % blocks} * kSumColumns + in;
+  if (totals.to[which] == nullptr) return;
+  from += which * rows * columns;
   double sum = 0;
   if (column < columns) {
 #pragma unroll 8
-    for (int64_t row = warp; row < rows; row += kSumWarps) sum += double(from[row * columns + column]);
+    for (int64_t row = first; row < rows; row += kSumRows) sum += double(from[row * columns + column]);
   }
-  parts[warp][lane] = sum;
-  __syncthreads();
-  if (warp > 0 || column >= columns) return;
-  for (int w = 1; w < kSumWarps; ++w) sum += parts[w][lane];
-  to[column] = float(sum);
+  parts[first][in] = sum;
+#pragma unroll
+  for (int half = kSumRows / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (first < half) parts[first][in] += parts[first + half][in];
+  }
+  if (first == 0 && column < columns) totals.to[which][column] = float(parts[0][in]);
 }
 
 }  // namespace
 
 void steps(const Problem& p, const Plan& plan, float* memory, Stream stream) {
-  const int64_t blocks = divide_up(p.batch * plan.chunks * p.heads, int64_t{kWarps});
+  const int64_t blocks = p.batch * plan.chunks * divide_up(p.heads, int64_t{kWarps});
   if (blocks == 0) return;
   kernels::gpu::launch(plan.tokens == 64 ? &write_steps<64> : &write_steps<32>, blocks, kThreads, stream, p, plan,
                        memory);
@@ -192,20 +203,14 @@ void sums(const ssd::Backward& a, const Plan& plan, float* memory, Stream stream
       kernels::gpu::launch(&sum_tokens<T>, divide_up(numbers, int64_t{kThreads}), kThreads, stream, a, plan,
                            memory + plan.token_sums);
     });
-  const auto sum = [&](float* to, const float* from, int64_t rows, int64_t columns) {
-    if (to != nullptr && columns > 0)
-      kernels::gpu::launch(&sum_rows, divide_up(columns, int64_t{32}), kSumThreads, stream, to, from, rows, columns);
+  const auto sum = [&](const Totals& totals, int count, const float* from, int64_t rows, int64_t columns) {
+    if (columns > 0)
+      kernels::gpu::launch(&sum_rows, count * divide_up(columns, int64_t{kSumColumns}), kSumThreads, stream, totals,
+                           from, rows, columns);
   };
-  const int64_t head_rows = rows * plan.sum_rows;
-  const auto sum_heads = [&](float* to, HeadSum which) {
-    sum(to, memory + plan.head_sums + which * head_rows * p.heads, head_rows, p.heads);
-  };
-  sum_heads(a.dA, kOfA);
-  sum_heads(a.ddt_bias, kOfBias);
-  if (p.each_D)
-    sum(a.dD, memory + plan.number_sums, rows, p.heads * p.dim);
-  else
-    sum_heads(a.dD, kOfD);
+  sum({{a.dA, a.ddt_bias, p.each_D ? nullptr : a.dD}}, kHeadSums, memory + plan.head_sums, rows * plan.sum_rows,
+      p.heads);
+  if (p.each_D && a.dD != nullptr) sum({{a.dD}}, 1, memory + plan.number_sums, rows, p.heads * p.dim);
 }
 
 }  // namespace mamba::ssd::gpu

@@ -254,6 +254,8 @@ inline int64_t items_of(const Problem& p, const Plan& plan) {
 enum class Lie { kAlong, kAcross };
 
 __device__ __forceinline__ int lane_of() { return int(threadIdx.x) % 32; }
+// Known to be the same for all lanes: what depends on it is a jump, not instructions left out one by one.
+__device__ __forceinline__ int warp_of() { return __shfl_sync(kAllLanes, int(threadIdx.x) / 32, 0); }
 
 // A[16 rows from `row`, 16 k from `k`]
 template <Lie kLie>

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   constexpr int kStateGroups = kStates / 16;
   extern __shared__ __align__(16) unsigned char shared[];
   auto& m = *reinterpret_cast<Memory<kStates>*>(shared);
-  const int warp = int(threadIdx.x) / 32, row = warp * 16, my_row = row + first_row(), lane = lane_of();
+  const int warp = warp_of(), row = warp * 16, my_row = row + first_row(), lane = lane_of();
   const int64_t tiles = p.dim / kNumbers, of_head = int64_t{blockIdx.x} / tiles, first_number = blockIdx.x % tiles * kNumbers;
   const int64_t head = of_head % p.heads, batch = of_head / p.heads, group = head / (p.heads / p.groups);
   const auto each = [](int g) { return 16 * g; };
@@ -114,10 +114,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         multiply_16x16(dots[g], rows, columns);
       }
     }
-    __syncthreads();  // C has been read
-    if (chunk + 1 < plan.chunks) load_group(m.c, c, p.C, chunk + 1);
-    commit_copies();
-
     const float sums[2] = {steps[kSum * kTokens + my_row], steps[kSum * kTokens + my_row + 8]};
     const float enters[2] = {steps[kEnter * kTokens + my_row], steps[kEnter * kTokens + my_row + 8]};
 #pragma unroll
@@ -171,8 +167,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         multiply_16x16(state[g], rows[0], columns);
       }
     }
-    __syncthreads();  // B and the state in shared memory have been read
-    if (chunk + 1 < plan.chunks) load_group(m.b, b, p.B, chunk + 1);
+    __syncthreads();  // B, C and the state in shared memory have been read
+    if (chunk + 1 < plan.chunks) load_group(m.b, b, p.B, chunk + 1), load_group(m.c, c, p.C, chunk + 1);
     commit_copies();
   }
   outside([&](float* v, int64_t at) { *reinterpret_cast<float2*>(final + at) = {v[0], v[1]}; });
