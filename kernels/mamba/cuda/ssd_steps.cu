@@ -76,6 +76,10 @@ __device__ Begins<kEach> begins_of(const Problem& p, int64_t batch, int64_t firs
 template <int kTokens>
 __global__ void __launch_bounds__(kThreads) write_steps(const Problem p, const Plan plan, float* memory) {
   constexpr int kEach = kTokens / 32;
+  // S of bfloat16's steps is kept in one float; of the others' in two, for which it is summed in float64.
+  constexpr bool kNarrow = kTokens == 64;
+  using Sum = std::conditional_t<kNarrow, float, double>;
+  next_launch_may_begin();
   const int lane = int(threadIdx.x) % 32;
   const auto blocks = uint32_t((p.heads + kWarps - 1) / kWarps), chunk_of = blockIdx.x / blocks;
   const int64_t chunk = chunk_of, head = blockIdx.x % blocks * kWarps + threadIdx.x / 32;
@@ -86,32 +90,35 @@ __global__ void __launch_bounds__(kThreads) write_steps(const Problem p, const P
 
   const float rate = p.A[head], bias = p.dt_bias == nullptr ? 0.f : p.dt_bias[head];
   float delta[kEach], slope[kEach];
-  double sum[kEach], total = 0;
+  Sum sum[kEach], total = 0;
 #pragma unroll
   for (int e = 0; e < kEach; ++e) {
     delta[e] = slope[e] = 0.f;
     if (!begins.padding[e]) {
       const int64_t t = first + lane * kEach + e;
       const float v = read(p.dt.data, p.dt_type, batch * p.dt.batch + t * p.dt.step + head * p.dt.head) + bias;
-      // To the last digits: there are few of them, and a Δ of any size counts.
-      slope[e] = p.softplus && v <= 20.f ? 1.f / (1.f + expf(-v)) : 1.f;
-      const float d = p.softplus && v <= 20.f ? log1pf(expf(v)) : v;
+      slope[e] = 1.f;
+      float d = v;
+      if (p.softplus && kNarrow)
+        d = softplus(v, slope[e]);
+      else if (p.softplus && v <= 20.f)  // to the last digits, whatever Δ's size
+        d = log1pf(expf(v)), slope[e] = 1.f / (1.f + expf(-v));
       if (d < p.dt_min || d > p.dt_max) slope[e] = 0.f;
       delta[e] = d < p.dt_min ? p.dt_min : d > p.dt_max ? p.dt_max : d;  // NaN stays
     }
-    total += double(delta[e]) * double(rate) * 1.4426950408889634;
+    total += Sum(delta[e]) * Sum(rate) * Sum(1.4426950408889634);
     sum[e] = total;
   }
-  double left = total;
+  Sum left = total;
 #pragma unroll
   for (int o = 1; o < 32; o *= 2) {
-    const double other = __shfl_up_sync(kAllLanes, left, o);
+    const Sum other = __shfl_up_sync(kAllLanes, left, o);
     if (lane >= o) left += other;
   }
   left = __shfl_up_sync(kAllLanes, left, 1);
 #pragma unroll
-  for (int e = 0; e < kEach; ++e) sum[e] += lane > 0 ? left : 0.;
-  const double end = __shfl_sync(kAllLanes, sum[kEach - 1], 31);
+  for (int e = 0; e < kEach; ++e) sum[e] += lane > 0 ? left : Sum(0);
+  const Sum end = __shfl_sync(kAllLanes, sum[kEach - 1], 31);
 
   float* to = memory + plan.steps + item * plan.step_row;
   const auto write_all = [&](StepArray array, const auto& value) {
@@ -124,12 +131,12 @@ __global__ void __launch_bounds__(kThreads) write_steps(const Problem p, const P
 #pragma unroll
   for (int e = 0; e < kEach; ++e) leave[e] = lane * kEach + e >= begins.last_start ? exp2(float(end - sum[e])) : 0.f;
   write_all(kSum, [&](int e) { return float(sum[e]); });
-  write_all(kShifted, [&](int e) { return float(sum[e]) - log2f(delta[e]); });
+  write_all(kShifted, [&](int e) { return float(sum[e]) - __log2f(delta[e]); });
   write_all(kEnter, [&](int e) { return begins.start[e] < 0 && !begins.padding[e] ? exp2(float(sum[e])) : 0.f; });
   write_all(kWeight, [&](int e) { return leave[e] * delta[e]; });
   if (plan.backward || plan.parts > 1) {
     write_all(kDelta, [&](int e) { return delta[e]; });
-    write_all(kRest, [&](int e) { return float(sum[e] - double(float(sum[e]))); });
+    write_all(kRest, [&](int e) { return float(sum[e] - Sum(float(sum[e]))); });
     write_all(kLeave, [&](int e) { return leave[e]; });
     write_all(kSlope, [&](int e) { return slope[e]; });
   }

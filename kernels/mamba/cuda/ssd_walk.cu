@@ -38,6 +38,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int64_t head = of_head % p.heads, batch = of_head / p.heads, group = head / (p.heads / p.groups);
   const auto each = [](int g) { return 16 * g; };
 
+  wait_for_launch_before();
+
   // the state's rows of this warp
   Sums state[kStateGroups] = {};
   const int64_t entry = ((batch * p.heads + head) * p.dim + first_number + my_row) * p.state;
@@ -176,9 +178,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 template <int kStates>
 void start(const Problem& p, const Plan& plan, const Tokens& y, float* final, const float* memory, Stream stream) {
-  kernels::gpu::launch_with_memory<&walk_forward<kStates>>(sizeof(Memory<kStates>),
-                                                           p.batch * p.heads * (p.dim / kNumbers), kThreads, stream, p,
-                                                           plan, y, final, memory);
+  kernels::gpu::launch_after_with_memory<&walk_forward<kStates>>(sizeof(Memory<kStates>),
+                                                                 p.batch * p.heads * (p.dim / kNumbers), kThreads, 1,
+                                                                 stream, p, plan, y, final, memory);
 }
 
 }  // namespace
