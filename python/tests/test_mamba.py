@@ -199,7 +199,7 @@ def test_packed_sequences_do_not_leak(name):
     )
     mixer = next(m for n, m in stock.named_modules() if n.endswith(("mixer", "mamba")) and hasattr(m, "in_proj"))
     ours = next(m for n, m in swapped.named_modules() if n.endswith(("mixer", "mamba")) and hasattr(m, "in_proj"))
-    hidden = torch.randn(1, 14, 32, generator=torch.Generator().manual_seed(3))
+    hidden = torch.randn(1, 14, 32, generator=torch.Generator("cpu").manual_seed(3), device="cpu").to(torch.get_default_device())
     with torch.no_grad():
         alone = ours(hidden[:, 5:])
         close(alone, mixer(hidden[:, 5:]), 1e-5)
