@@ -29,7 +29,7 @@ namespace mamba::ssd {
 
 constexpr int64_t kChunk = 64;  // steps; on the CPU states are saved at the start of each
 constexpr int64_t kMostGpuState = 256;
-constexpr int64_t kHeads = 4;   // of a group, worked on by one thread, which makes G once for them
+constexpr int64_t kHeads = 4;  // of a group, worked on by one thread, which makes G once for them
 
 struct Tokens {  // [batch, length, heads, numbers], numbers beside each other; groups for heads, no numbers in dt
   void* data;    // null: there is none
@@ -74,7 +74,7 @@ struct Backward {
   // Without batch on a GPU, which has its own parts, and where D is [heads] without dim; null there: not wanted.
   float *dA, *ddt_bias;  // [batch, heads]
   float* dD;             // [batch, heads, dim]
-  float* dinitial;             // [batch, heads, dim, state] or null
+  float* dinitial;       // [batch, heads, dim, state] or null
 };
 
 // Float32 numbers of scratch that a thread wants. A row is padded to whole vectors of any width.

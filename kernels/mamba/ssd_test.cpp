@@ -39,9 +39,9 @@ Ssd problem(const Shape& s, const Given& g = {}, at::ScalarType dtype = at::kFlo
 
 // float32's error is that of sums of up to state x chunk products in another order; a result in another type is rounded
 // once more. Gradients that are sums over all tokens cancel: their terms say how far.
-// Of inputs in 16 bits a GPU rounds factors of products to 16 bits first (float16's states in two parts, to 2^-17), with z
-// also the gradient behind the gate: what is a sum of them is known to that rounding, as are the terms of those that
-// cancel.
+// Of inputs in 16 bits a GPU rounds factors of products to 16 bits first (float16's states in two parts, to 2^-17),
+// with z also the gradient behind the gate: what is a sum of them is known to that rounding, as are the terms of those
+// that cancel.
 double rounding(at::ScalarType given) { return device().is_cpu() || given == at::kFloat ? 0 : tolerance(given); }
 double allowed(at::ScalarType dtype, at::ScalarType given) {
   return std::max({5e-6, rounding(given), dtype == at::kFloat ? 0. : tolerance(dtype)});
@@ -327,8 +327,8 @@ TEST(StateSpaceDuality, SameBitsEveryRun) {
   }
 }
 
-// So many heads that a GPU walks over them (cuda/ssd_walk.cu), and lengths that are no whole chunks: some of them against
-// the recurrence.
+// So many heads that a GPU walks over them (cuda/ssd_walk.cu), and lengths that are no whole chunks: some of them
+// against the recurrence.
 TEST(StateSpaceDuality, ManyHeads) {
   for (const int64_t state : {64, 128}) {
     const Ssd all = problem({2, 150, 160, 64, 2, state}, {.initial = true}, at::kBFloat16);

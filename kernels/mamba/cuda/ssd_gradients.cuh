@@ -55,8 +55,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
   const Problem& p = a.of;
   const Item<T> item(p, plan);
   const int states = int(p.state), dim = int(p.dim), width = padded(states);
-  const int warp = warp_of(), row_warp = warp % kRowWarps, row = row_warp * 16,
-            column_warp = warp / kRowWarps;
+  const int warp = warp_of(), row_warp = warp % kRowWarps, row = row_warp * 16, column_warp = warp / kRowWarps;
   const int lane = lane_of(), my_row = row + first_row();
   const auto column = [&](int g) { return (g * kColumnWarps + column_warp) * 16; };
 
@@ -73,8 +72,8 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
   const Rows triangle = tile(rest + 2 * block.group, kTokens, kTokens);
   auto& m = *reinterpret_cast<typename B::TokenSums*>(rest + 2 * block.group + block.triangle);
 
-  const int* starts = reinterpret_cast<const int*>(memory + plan.starts) +
-                      (item.batch * plan.chunks + item.chunk) * (kTokens + 1);
+  const int* starts =
+      reinterpret_cast<const int*>(memory + plan.starts) + (item.batch * plan.chunks + item.chunk) * (kTokens + 1);
   const bool packed = !kPlain && p.sequence.data != nullptr;
   const int* begins = packed ? starts : nullptr;
   const Pieces<kThreads> token_pieces(kNumbers, kTokens), state_pieces(width, kTokens);
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
     const int64_t at = item.of_chunk(p, plan, i);
     const auto state = [&](const Rows& to, int64_t from) {
       load_state<kParts, kNumbers, kPlain>(to, reinterpret_cast<const BFloat16*>(memory + from) + at * plan.state_entry,
-                                   item.number(i), dim, int(plan.state8), state_pieces);
+                                           item.number(i), dim, int(plan.state8), state_pieces);
     };
     state(state_of(i), plan.states), state(dstate_of(i), plan.dstates);
     load_floats_early<kThreads>(steps_of(i), memory + plan.steps + at * plan.step_row, kStepArrays * kTokens);
@@ -196,8 +195,8 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
     }
 
     // ---- through the states: dC_i = e_i H^T dy_i, dB_j = r_j Δ_j dH^T x_j; rows of both are this warp's
-    const auto through_state = [&](Sums (&to)[B::kStateGroups], const Rows& tokens, const Rows& state,
-                                   const float (&weights)[2], const Rows* dot_with, float (&dots_with)[2]) {
+    const auto through_state = [&](Sums(&to)[B::kStateGroups], const Rows& tokens, const Rows& state,
+                                   const float(&weights)[2], const Rows* dot_with, float(&dots_with)[2]) {
       uint32_t rows[kNumbers / 16][kParts][4];
 #pragma unroll
       for (int k = 0; k < kNumbers / 16; ++k) {
@@ -222,11 +221,11 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
           for (int second = 0; second < 2; ++second) {
-            const float low = weights[second] * s.d[half][2 * second], high = weights[second] * s.d[half][2 * second + 1];
+            const float low = weights[second] * s.d[half][2 * second],
+                        high = weights[second] * s.d[half][2 * second + 1];
             to[g].d[half][2 * second] += low, to[g].d[half][2 * second + 1] += high;
             if (dot_with == nullptr) continue;
-            const float2 v =
-                dot_with->numbers<kParts>(my_row + 8 * second, column(g) + 8 * half + lane % 4 * 2);
+            const float2 v = dot_with->numbers<kParts>(my_row + 8 * second, column(g) + 8 * half + lane % 4 * 2);
             dots_with[second] = fmaf(low, v.x, fmaf(high, v.y, dots_with[second]));
           }
         }
@@ -258,7 +257,8 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
       sum = warp_sum(sum), skipped = warp_sum(skipped);
       if (lane == 0) add(m.kept[warp], sum), add(m.skipped[warp], skipped);
     }
-    if (!kPlain && p.D != nullptr && p.each_D) {  // dD: four pairs of columns a warp, eight threads beside each other over the rows
+    if (!kPlain && p.D != nullptr &&
+        p.each_D) {  // dD: four pairs of columns a warp, eight threads beside each other over the rows
       for (int pair = warp * 4 + lane % 4; pair < kNumbers / 2; pair += 4 * B::kWarps) {
         float2 sum = {0.f, 0.f};
         for (int r = lane / 4; r < kTokens; r += 8) {
@@ -311,8 +311,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
       }
       const int64_t head = item.head(i);
       const int first_number = item.number(i);
-      const Outside<T> dx =
-          outside_of<T>(a.dx, item.batch, item.first, head, my_row, item.rows, first_number, dim);
+      const Outside<T> dx = outside_of<T>(a.dx, item.batch, item.first, head, my_row, item.rows, first_number, dim);
       const float skip = p.D != nullptr && !p.each_D ? p.D[head] : 0.f;
       const float* skips = !kPlain && p.D != nullptr && p.each_D ? p.D + head * dim + first_number : nullptr;
       const float deltas[2] = {step(kDelta, my_row), step(kDelta, my_row + 8)};
@@ -372,8 +371,8 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
       const float da = warp_sum(part == 0 ? delta_k * dl : 0.f), dbias = warp_sum(part == 0 ? ddt : 0.f);
       if (lane == 0) {
         const int64_t which = p.batch * plan.chunks * plan.sum_rows * p.heads;
-        float* sums = memory + plan.head_sums +
-                      ((item.batch * plan.chunks + item.chunk) * plan.sum_rows + warp) * p.heads + head;
+        float* sums =
+            memory + plan.head_sums + ((item.batch * plan.chunks + item.chunk) * plan.sum_rows + warp) * p.heads + head;
         sums[kOfA * which] = da, sums[kOfBias * which] = dbias, sums[kOfD * which] = m.skipped[warp];
       }
     }
@@ -412,10 +411,9 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
 template <class T, int kStates, bool kPlain>
 void start_gradients(const ssd::Backward& a, const Plan& plan, const Tokens& dy, float* memory, Stream stream) {
   const int64_t items = items_of(a.of, plan);
-  const GradientBlock<T, kStates> block(a.of.state,
-                                        kernels::gpu::attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>());
-  kernels::gpu::launch_with_memory<&write_gradients<T, kStates, kPlain>>(2 * block.all, items, block.kThreads, stream, a,
-                                                                         plan, dy, memory, block);
+  const GradientBlock<T, kStates> block(a.of.state, kernels::gpu::attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>());
+  kernels::gpu::launch_with_memory<&write_gradients<T, kStates, kPlain>>(2 * block.all, items, block.kThreads, stream,
+                                                                         a, plan, dy, memory, block);
 }
 
 }  // namespace mamba::ssd::gpu

@@ -26,8 +26,7 @@ struct Block {
 
 template <class T, bool kPlain, bool kGated>
 __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
-    write_outputs(const Problem p, const Plan plan, const Outputs out,
-                                                          const float* memory) {
+    write_outputs(const Problem p, const Plan plan, const Outputs out, const float* memory) {
   using Of = Tile<T>;
   using B = Block<T>;
   constexpr int kParts = Of::kParts, kTokens = Of::kTokens, kNumbers = Of::kNumbers;
@@ -44,8 +43,8 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
   const auto steps_of = [&](int i) { return reinterpret_cast<float*>(stage_of(i) + block.tokens + block.state); };
   const Rows c = tile(shared + 2 * block.stage, kTokens, states), b = state_of(1);
 
-  const int* starts = reinterpret_cast<const int*>(memory + plan.starts) +
-                      (item.batch * plan.chunks + item.chunk) * (kTokens + 1);
+  const int* starts =
+      reinterpret_cast<const int*>(memory + plan.starts) + (item.batch * plan.chunks + item.chunk) * (kTokens + 1);
   const bool packed = !kPlain && p.sequence.data != nullptr;
   const int* begins = packed ? starts : nullptr;
   const Pieces<kThreads> token_pieces(kNumbers, kTokens), state_pieces(padded(states), kTokens);
@@ -56,9 +55,9 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
     else
       load_tile<T, kTokens>(tokens_of(i), from_column(x, item.number(i), kNumbers), token_pieces);
     const int64_t at = item.of_chunk(p, plan, i);
-    load_state<kParts, kNumbers, kPlain>(state_of(i),
-                                 reinterpret_cast<const BFloat16*>(memory + plan.states) + at * plan.state_entry,
-                                 item.number(i), dim, int(plan.state8), state_pieces);
+    load_state<kParts, kNumbers, kPlain>(
+        state_of(i), reinterpret_cast<const BFloat16*>(memory + plan.states) + at * plan.state_entry, item.number(i),
+        dim, int(plan.state8), state_pieces);
     load_floats_early<kThreads>(steps_of(i), memory + plan.steps + at * plan.step_row, B::kStepsRead * kTokens);
     commit_copies();
   };
@@ -74,7 +73,8 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
   // G_ij, of which columns up to the diagonal are wanted
   Sums dots[B::kTokenGroups] = {};
   const auto above = [&](int g) { return 16 * g > row; };
-  multiply<kParts, Lie::kAlong, Lie::kAlong>(dots, c, row, b, padded(states), [](int g) { return 16 * g; }, above);
+  multiply<kParts, Lie::kAlong, Lie::kAlong>(
+      dots, c, row, b, padded(states), [](int g) { return 16 * g; }, above);
   int start[2];
 #pragma unroll
   for (int second = 0; second < 2; ++second) start[second] = starts[row + first_row() + 8 * second];

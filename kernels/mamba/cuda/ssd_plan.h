@@ -36,8 +36,8 @@ struct Tile<kernels::BFloat16> {
 };
 
 // Arrays of a chunk's tokens for one head, kTokens numbers each; then one number, what stays of the state. kSum and
-// kRest are S in units of log 2, in two parts; kShifted is S - log2 Δ, so that T_ij Δ_j is one exponential; kWeight r_j Δ_j.
-// Forward in bfloat16 goes without those behind kWeight.
+// kRest are S in units of log 2, in two parts; kShifted is S - log2 Δ, so that T_ij Δ_j is one exponential; kWeight r_j
+// Δ_j. Forward in bfloat16 goes without those behind kWeight.
 enum StepArray { kSum, kShifted, kEnter, kWeight, kDelta, kRest, kLeave, kSlope, kStepArrays };
 
 // Sums over all tokens of each head: dA, ddt_bias, and dD where a head has one.
@@ -47,7 +47,7 @@ enum HeadSum { kOfA, kOfBias, kOfD, kHeadSums };
 struct Plan {
   int tokens, parts;
   bool backward;
-  int64_t chunks, state8;  // a state's row padded to 16 bytes
+  int64_t chunks, state8;      // a state's row padded to 16 bytes
   int64_t heads_each, blocks;  // heads a block, blocks a group
   int64_t step_row;            // floats of steps a chunk and head
   int64_t state_entry;         // bfloat16 numbers of a chunk's and head's state

@@ -27,8 +27,8 @@ struct Block {
 };
 
 template <class T, bool kPlain>
-__global__ void __launch_bounds__(kThreads, Block<T>::kBlocks) walk_states(const Problem p, const Plan plan, const Walk walk,
-                                                                           float* memory) {
+__global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
+    walk_states(const Problem p, const Plan plan, const Walk walk, float* memory) {
   using B = Block<T>;
   using Of = Tile<T>;
   constexpr int kParts = Of::kParts, kTokens = Of::kTokens, kNumbers = Of::kNumbers, kGroups = B::kGroups;
@@ -63,7 +63,8 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks) walk_states(const
   };
   if (walk.first != nullptr) outside([&](float& v, int64_t at) { v = walk.first[at]; });
 
-  const int* starts = kPlain || p.sequence.data == nullptr ? nullptr : reinterpret_cast<const int*>(memory + plan.starts);
+  const int* starts =
+      kPlain || p.sequence.data == nullptr ? nullptr : reinterpret_cast<const int*>(memory + plan.starts);
   const auto chunk_of = [&](int64_t i) { return walk.backward ? plan.chunks - 1 - i : i; };
   const auto steps_of = [&](int64_t chunk) {
     return memory + plan.steps + ((batch * plan.chunks + chunk) * p.heads + head) * plan.step_row;
@@ -80,7 +81,8 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks) walk_states(const
     const int* begins = starts == nullptr ? nullptr : starts + (batch * plan.chunks + chunk) * (kTokens + 1);
     const Rows tokens = tile(stage.tokens, kTokens, kNumbers), others = tile(stage.group, kTokens, kStates);
     if constexpr (kPlain) {
-      load_plain<kTokens, kNumbers, kThreads>(tokens, all_tokens.data + first * walk.tokens.step, walk.tokens.step, rows);
+      load_plain<kTokens, kNumbers, kThreads>(tokens, all_tokens.data + first * walk.tokens.step, walk.tokens.step,
+                                              rows);
       load_plain<kTokens, kStates, kThreads>(others, all_groups.data + first * walk.group.step, walk.group.step, rows);
     } else {
       const auto from = [&](Source<T> source) {

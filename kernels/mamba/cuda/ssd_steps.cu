@@ -171,8 +171,8 @@ constexpr int kSumThreads = 1024, kSumColumns = 8, kSumRows = kSumThreads / kSum
 struct Totals {
   float* to[kHeadSums];  // null: not wanted
 };
-__global__ void __launch_bounds__(kSumThreads) sum_rows(const Totals totals, const float* from, int64_t rows,
-                                                        int64_t columns) {
+__global__ void __launch_bounds__(kSumThreads)
+    sum_rows(const Totals totals, const float* from, int64_t rows, int64_t columns) {
   __shared__ double parts[kSumRows][kSumColumns];
   const int blocks = int((columns + kSumColumns - 1) / kSumColumns), which = int(blockIdx.x) / blocks;
   const int in = int(threadIdx.x) % kSumColumns, first = int(threadIdx.x) / kSumColumns;

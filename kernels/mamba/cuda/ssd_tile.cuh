@@ -43,8 +43,8 @@ __device__ __forceinline__ float2 whole(const Pair<kParts>& p) {
 
 // ---- tiles
 
-// Rows in shared memory: `stride` numbers apart (a multiple of 8, odd in units of 8: eight rows lie in all banks), parts
-// `apart`. Rows and columns behind the last are 0.
+// Rows in shared memory: `stride` numbers apart (a multiple of 8, odd in units of 8: eight rows lie in all banks),
+// parts `apart`. Rows and columns behind the last are 0.
 struct Rows {
   BFloat16* data;
   int stride, apart;
@@ -93,7 +93,8 @@ template <class T>
 __device__ __forceinline__ Source<T> source_of(const Tokens& t, int64_t batch, int64_t first, int64_t head, int rows,
                                                int columns, const int* starts) {
   const T* data = static_cast<const T*>(t.data) + batch * t.batch + first * t.step + head * t.head;
-  const uint64_t bytes = sizeof(T) * uint64_t(t.batch | t.step | t.head | columns) | reinterpret_cast<uintptr_t>(t.data);
+  const uint64_t bytes =
+      sizeof(T) * uint64_t(t.batch | t.step | t.head | columns) | reinterpret_cast<uintptr_t>(t.data);
   return {data, t.step, rows, columns, starts, bytes % 16 == 0};
 }
 // Numbers from `column` on.
@@ -123,9 +124,7 @@ template <class T, int kRows, int kThreads>
 __device__ __forceinline__ void load_tile(const Rows& to, const Source<T>& from, const Pieces<kThreads>& pieces) {
   constexpr int kParts = Tile<T>::kParts;
   const int columns = to.stride - kPad;
-  const auto counts = [&](int row) {
-    return row < from.rows && (from.starts == nullptr || from.starts[row] < kRows);
-  };
+  const auto counts = [&](int row) { return row < from.rows && (from.starts == nullptr || from.starts[row] < kRows); };
   if constexpr (kParts == 1) {
     if (from.vectors) {
       const bool there = pieces.column < from.columns;
@@ -200,9 +199,9 @@ __device__ __forceinline__ void load_floats_early(float* to, const float* from, 
 
 template <class T>
 struct Outside {
-  T* row[2];      // a thread's two, at the tile's first number; null where the row is behind the last
-  int columns;    // from there on
-  bool fours;     // numbers lie at multiples of four
+  T* row[2];    // a thread's two, at the tile's first number; null where the row is behind the last
+  int columns;  // from there on
+  bool fours;   // numbers lie at multiples of four
 };
 // Rows `row` and 8 further of a head's tile, of which `rows` are there.
 template <class T>
@@ -386,7 +385,8 @@ __device__ __forceinline__ void weigh(uint32_t (&a)[kParts][4], const float2& lo
 }
 
 // 32 columns of sums: four threads exchange their words of four blocks, so that each has a block's row, 16 bytes.
-__device__ __forceinline__ void write_sums_32(const Outside<BFloat16>& to, const Sums& first, const Sums& next, int column) {
+__device__ __forceinline__ void write_sums_32(const Outside<BFloat16>& to, const Sums& first, const Sums& next,
+                                              int column) {
   const int q = lane_of() % 4;
 #pragma unroll
   for (int second = 0; second < 2; ++second) {

@@ -1,9 +1,9 @@
 // State space duality on a GPU in one pass, where batch and heads fill it: a block walks over a head's chunks with the
-// state in registers, so that no state goes to memory and x is read once. bfloat16, the usual case (is_plain), states of
-// up to 128 numbers.
+// state in registers, so that no state goes to memory and x is read once. bfloat16, the usual case (is_plain), states
+// of up to 128 numbers.
 //
-// Warps have 16 rows each: of the chunk's tokens for G and y, of the head's numbers for the state. In a chunk: the state
-// as it enters goes to shared memory; y = e_i C H^T + (G T Δ) x; H <- keep H + sum of w_j x_j ⊗ B_j.
+// Warps have 16 rows each: of the chunk's tokens for G and y, of the head's numbers for the state. In a chunk: the
+// state as it enters goes to shared memory; y = e_i C H^T + (G T Δ) x; H <- keep H + sum of w_j x_j ⊗ B_j.
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/mamba/cuda/ssd_tile.cuh"
 
@@ -34,7 +34,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   extern __shared__ __align__(16) unsigned char shared[];
   auto& m = *reinterpret_cast<Memory<kStates>*>(shared);
   const int warp = warp_of(), row = warp * 16, my_row = row + first_row(), lane = lane_of();
-  const int64_t tiles = p.dim / kNumbers, of_head = int64_t{blockIdx.x} / tiles, first_number = blockIdx.x % tiles * kNumbers;
+  const int64_t tiles = p.dim / kNumbers, of_head = int64_t{blockIdx.x} / tiles,
+                first_number = blockIdx.x % tiles * kNumbers;
   const int64_t head = of_head % p.heads, batch = of_head / p.heads, group = head / (p.heads / p.groups);
   const auto each = [](int g) { return 16 * g; };
 
@@ -49,8 +50,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       each_pair(state[g], [&](float* v, int second, int n) { fn(v, entry + 8 * second * p.state + 16 * g + n); });
     }
   };
-  if (p.initial != nullptr)
-    outside([&](float* v, int64_t at) { v[0] = p.initial[at], v[1] = p.initial[at + 1]; });
+  if (p.initial != nullptr) outside([&](float* v, int64_t at) { v[0] = p.initial[at], v[1] = p.initial[at + 1]; });
 
   const auto tokens_of = [&](const Tokens& t, int64_t head) {
     return static_cast<BFloat16*>(t.data) + batch * t.batch + head * t.head;
@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       }
     }
     const float skip = p.D == nullptr ? 0.f : p.D[head];
-    const Outside<BFloat16> to = outside_of<BFloat16>(y, batch, chunk * kTokens, head, my_row, rows_of(chunk),
-                                                      int(first_number), int(p.dim));
+    const Outside<BFloat16> to =
+        outside_of<BFloat16>(y, batch, chunk * kTokens, head, my_row, rows_of(chunk), int(first_number), int(p.dim));
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       each_pair(ys[g], [&](float* v, int second, int n) {
@@ -178,9 +178,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 template <int kStates>
 void start(const Problem& p, const Plan& plan, const Tokens& y, float* final, const float* memory, Stream stream) {
-  kernels::gpu::launch_after_with_memory<&walk_forward<kStates>>(sizeof(Memory<kStates>),
-                                                                 p.batch * p.heads * (p.dim / kNumbers), kThreads, 1,
-                                                                 stream, p, plan, y, final, memory);
+  kernels::gpu::launch_after_with_memory<&walk_forward<kStates>>(
+      sizeof(Memory<kStates>), p.batch * p.heads * (p.dim / kNumbers), kThreads, 1, stream, p, plan, y, final, memory);
 }
 
 }  // namespace

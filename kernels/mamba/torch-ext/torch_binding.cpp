@@ -35,9 +35,9 @@ constexpr std::array kScan{
 constexpr std::array kSsd{
     kernels::op<&ssd_op>("ssd(" MAMBA_SSD_INPUTS MAMBA_SSD_SETTINGS ") -> (Tensor y, Tensor final_state)"),
     kernels::op<&ssd_fwd>("ssd_fwd(" MAMBA_SSD_INPUTS MAMBA_SSD_SETTINGS
-                              ") -> (Tensor y, Tensor final_state, Tensor states)"),
+                          ") -> (Tensor y, Tensor final_state, Tensor states)"),
     kernels::op<&ssd_bwd>("ssd_bwd(Tensor dy, Tensor? dfinal_state, " MAMBA_SSD_INPUTS
-                              "Tensor states, " MAMBA_SSD_SETTINGS ") -> " MAMBA_SSD_GRADIENTS),
+                          "Tensor states, " MAMBA_SSD_SETTINGS ") -> " MAMBA_SSD_GRADIENTS),
 };
 
 #define MAMBA_GATED_NORM_SETTINGS "int group_size, bool norm_before_gate"
