@@ -1,7 +1,8 @@
-"""A Llama with random weights, forward and backward on a GPU: the C++ host and transformers, stock and swapped.
+"""A model with random weights, forward and backward on a GPU: the C++ host and transformers, stock and swapped.
 
     gpu_model.py --hotswap build/bin/hotswap --packages build/packages [--csv bench/results.csv --date D --commit C]
     gpu_model.py --packages build/packages --model 8b --rows 2        # 16 layers, activations checkpointed
+    gpu_model.py --packages build/packages --model mamba2 --rows 1 --columns 512    # and mamba: transformers and ours alone
 
 bfloat16, --rows x --columns tokens, no optimizer. Each line is a process of its own: tokens/s, the GPU memory at the
 peak and before the first step, the first two steps' seconds and the first loss; the losses of one program must agree.
@@ -33,14 +34,31 @@ LLAMA_1B = dict(
 LLAMA_8B = LLAMA_1B | dict(
     hidden_size=4096, head_dim=128, intermediate_size=14336, tie_word_embeddings=False
 )  # fmt: skip
-MODELS = {"1b": ("Llama-1B", LLAMA_1B), "8b": ("Llama-8B, 16 layers checkpointed", LLAMA_8B)}
+# state-spaces/mamba-1.4b and mamba2-1.3b. Stock keeps tensors of tokens x states: checkpointed, a layer's at a time.
+MAMBA = dict(
+    model_type="mamba", architectures=["MambaForCausalLM"], vocab_size=50280, hidden_size=2048, num_hidden_layers=48,
+    state_size=16, intermediate_size=4096, expand=2, conv_kernel=4, time_step_rank=128, use_mambapy=False, residual_in_fp32=True,
+    dtype="bfloat16", bos_token_id=0, eos_token_id=0, pad_token_id=0,
+)  # fmt: skip
+MAMBA2 = dict(
+    model_type="mamba2", architectures=["Mamba2ForCausalLM"], vocab_size=50288, hidden_size=2048, num_hidden_layers=48,
+    state_size=128, num_heads=64, head_dim=64, n_groups=1, expand=2, conv_kernel=4, chunk_size=256, residual_in_fp32=True,
+    tie_word_embeddings=True, dtype="bfloat16", bos_token_id=0, eos_token_id=0, pad_token_id=0,
+)  # fmt: skip
+MODELS = {
+    "1b": ("Llama-1B", LLAMA_1B),
+    "8b": ("Llama-8B, 16 layers checkpointed", LLAMA_8B),
+    "mamba": ("mamba-1.4b checkpointed", MAMBA),
+    "mamba2": ("mamba2-1.3b checkpointed", MAMBA2),
+}
+CHECKPOINTED = ("8b", "mamba", "mamba2")
 WARM = 2
 BF16_LOSS = 2e-2
 OURS = {"hotswap": {}, "attention": {"attention": True}}  # through python/, and what else kernelize is asked for
 
 
-def random_llama(config, side: str, device: str, dtype, checkpoint: bool):
-    """A Llama for training with the same random weights for every side; Liger and ours are applied here."""
+def random_model(config, side: str, device: str, dtype, checkpoint: bool):
+    """A model for training with the same random weights for every side; Liger and ours are applied here."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -50,7 +68,8 @@ def random_llama(config, side: str, device: str, dtype, checkpoint: bool):
         apply_liger_kernel_to_llama()
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        attention = dict(attn_implementation="sdpa") if config.model_type == "llama" else {}
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, **attention)
     model.train()
     if checkpoint:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -58,7 +77,8 @@ def random_llama(config, side: str, device: str, dtype, checkpoint: bool):
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
         import hotswap
 
-        hotswap.kernelize(model, strict=True, fused_linear_cross_entropy=True, **OURS[side])
+        llama = config.model_type == "llama"  # which has a kernel for each of its layers, and a loss without logits
+        hotswap.kernelize(model, strict=llama, fused_linear_cross_entropy=llama, **OURS[side])
     return model
 
 
@@ -73,7 +93,7 @@ def transformers_step(args) -> dict:
         from kernels import replace_kernel_forward_from_hub
 
         replace_kernel_forward_from_hub(modeling_llama.LlamaMLP, "SwiGLUMLP")
-    model = random_llama(config, side, "cuda", torch.bfloat16, checkpoint=args.model == "8b")
+    model = random_model(config, side, "cuda", torch.bfloat16, checkpoint=args.model in CHECKPOINTED)
     calls = lambda: {}
     if side in OURS:
         import hotswap
@@ -159,7 +179,9 @@ def main():
         if args.hotswap and args.model == "1b":  # the C++ host does not checkpoint
             sides = {"hotswap stock": host, "hotswap kernels": [*host, "--use-kernels"]}
         sides["transformers"] = [*python, "--side", "plain"]
-        modules = dict(compile="torch", kernels="kernels", hotswap="torch", attention="torch", liger="liger_kernel")
+        modules = dict(hotswap="torch")
+        if "llama" in config["model_type"]:
+            modules = dict(compile="torch", kernels="kernels", **modules, attention="torch", liger="liger_kernel")
         for side, module in modules.items():
             if importlib.util.find_spec(module):
                 sides[f"transformers {side}"] = [*python, "--side", side]

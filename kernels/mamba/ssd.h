@@ -27,8 +27,9 @@
 
 namespace mamba::ssd {
 
-constexpr int64_t kChunk = 64;  // steps; states are saved at the start of each
-constexpr int64_t kHeads = 4;   // of a group, worked on by one thread, which makes G once for them
+constexpr int64_t kChunk = 64;  // steps; on the CPU states are saved at the start of each
+constexpr int64_t kMostGpuState = 256;
+constexpr int64_t kHeads = 4;  // of a group, worked on by one thread, which makes G once for them
 
 struct Tokens {  // [batch, length, heads, numbers], numbers beside each other; groups for heads, no numbers in dt
   void* data;    // null: there is none
@@ -42,7 +43,8 @@ struct Problem {
   Tokens B, C;           // [batch, length, groups, state]
   Tokens dt;             // [batch, length, heads]
   const float* A;        // [heads]
-  const float* D;        // [heads, dim] or null
+  const float* D;        // [heads, dim], on a GPU [heads] where not each_D; or null
+  bool each_D;           // D has a number for each of a head's
   const float* dt_bias;  // [heads] or null
   const float* initial;  // [batch, heads, dim, state] or null
   Sequences sequence;
@@ -69,9 +71,10 @@ struct Backward {
   Tokens dx, dz, ddt;          // as x, z and dt
   Tokens dB, dC;               // as B and C
   float *dB_parts, *dC_parts;  // [batch, length, groups, blocks, state]: of each block of heads
-  float *dA, *ddt_bias;        // [batch, heads]
-  float* dD;                   // [batch, heads, dim]
-  float* dinitial;             // [batch, heads, dim, state] or null
+  // Without batch on a GPU, which has its own parts, and where D is [heads] without dim; null there: not wanted.
+  float *dA, *ddt_bias;  // [batch, heads]
+  float* dD;             // [batch, heads, dim]
+  float* dinitial;       // [batch, heads, dim, state] or null
 };
 
 // Float32 numbers of scratch that a thread wants. A row is padded to whole vectors of any width.

@@ -7,6 +7,7 @@
 #include "kernels/mamba/conv.h"
 #include "kernels/mamba/gated_norm.h"
 #include "kernels/mamba/scan.h"
+#include "kernels/mamba/ssd.h"
 #include "kernels/mamba/update.h"
 
 namespace mamba::cuda {
@@ -24,6 +25,11 @@ void scan_forward(const scan::Forward& a, Stream stream);
 int64_t scan_slots(const scan::Problem& p);
 void scan_backward(const scan::Backward& a, Stream stream);  // with the sums over slots and batch
 void state_update(const update::Problem& p, Stream stream);
+
+// Floats of memory that a call works in: states of all chunks, sums. Each pass forward makes them anew.
+int64_t ssd_memory(const ssd::Problem& p, bool backward);
+void ssd_forward(const ssd::Forward& a, float* memory, Stream stream);
+void ssd_backward(const ssd::Backward& a, float* memory, Stream stream);
 
 // Rows of Backward's partial.
 int64_t gated_norm_partials(const gated_norm::Problem& p);

@@ -29,11 +29,14 @@ B, D, L, N, W = 4, 8192, 4096, 16, 4
 ROWS = 64  # of a step of generation
 CAPTURED = 48  # steps of a graph, at least
 SLICE = 64  # channels that are compared
+SSD = (  # batch, length, heads, dim, groups, state: mamba2-2.7b's, mamba2-1.3b's in one sequence, Nemotron-H's
+    (4, 4096, 80, 64, 1, 128), (1, 2048, 64, 64, 1, 128), (2, 8192, 128, 64, 8, 128),
+)  # fmt: skip
 CONV, SCAN, TRITON = "causal-conv1d", "mamba-ssm", "mamba-ssm, Triton"
 # GB/s of the convolution and milliseconds of the scan are the issue's; the steps' are a share of a copy.
 TARGETS = {
     "causal_conv1d": "4050 GB/s", "causal_conv1d_bwd": "4050 GB/s", "selective_scan": "1.0 ms", "selective_scan_bwd": "4.0 ms",
-    "selective_state_update": "0.85 of a copy", "causal_conv1d_update": "0.85 of a copy",
+    "ssd": "2x the peer", "ssd_bwd": "1.5x the peer", "selective_state_update": "0.85 of a copy", "causal_conv1d_update": "0.85 of a copy",
 }  # fmt: skip
 
 
@@ -225,6 +228,65 @@ def updates(bench, conv_peer, triton):
     bench.run_steps("causal_conv1d_update", f"{ROWS} rows D{D} W{W}", moved, states, ours, **{CONV: theirs})
 
 
+def recurrence(x, dt, a, b, c, d, bias):
+    """Token by token in the inputs' dtype: y and the last state."""
+    delta, each = F.softplus(dt + bias), x.shape[2] // b.shape[2]
+    h, ys = torch.zeros(*x.shape[::2], x.shape[3], b.shape[3], dtype=x.dtype, device="cuda"), []
+    for t in range(x.shape[1]):
+        row, column = (v[:, t].repeat_interleave(each, 1) for v in (b, c))
+        h = (delta[:, t] * a).exp()[..., None, None] * h + (delta[:, t, :, None] * x[:, t])[..., None] * row[:, :, None]
+        ys.append((h * column[:, :, None]).sum(3) + d[:, None] * x[:, t])
+    return torch.stack(ys, 1), h
+
+
+def ssd(bench, triton):
+    ops = bench.ops
+    for batch, length, heads, dim, groups, state in SSD:
+        x, dy = rand(batch, length, heads, dim), rand(batch, length, heads, dim)
+        dt, b, c = rand(batch, length, heads), rand(batch, length, groups, state), rand(batch, length, groups, state)
+        a, d, bias = -torch.rand(heads, device="cuda") * 15 - 1, rand(heads).float(), rand(heads).float() - 4
+        inputs = x, dt, a, b, c, d, None, bias, None, None
+        settings = 256, True, 0.0, float("inf")
+        forward = lambda: ops.ssd(*inputs, *settings)
+        saved = ops.ssd_fwd(*inputs, *settings)[2]
+        backward = lambda: ops.ssd_bwd(dy, None, *inputs, saved, *settings)
+        few, many = slice(0, heads, heads // groups), 300  # a head of each group, some chunks
+        own = x[:1, :many, few].contiguous(), dt[:1, :many, few].contiguous(), a[few], b[:1, :many], c[:1, :many], d[few], None, bias[few], None, None
+        leaves = [t.double().requires_grad_() for t in own if t is not None]
+        y, last = recurrence(*leaves)
+        got = ops.ssd_fwd(*own, *settings)
+        back = ops.ssd_bwd(dy[:1, :many, few].contiguous(), None, *own, got[2], *settings)
+        wanted = grads(y, leaves, dy[:1, :many, few].double())
+        bench.check("ssd", [*got[:2], *(g for g in back if g.numel())], [y, last, *wanted], 2**-7)
+        theirs = peer_back = None
+        if triton:
+            from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+            given = [t.detach().clone().requires_grad_() for t in (x, dt, a, b, c, d, bias)]
+            call = lambda: mamba_chunk_scan_combined(*given[:5], 256, D=given[5], dt_bias=given[6], dt_softplus=True)
+            made = call()
+
+            @torch.no_grad()
+            def theirs():
+                return call()
+
+            def peer_back():
+                return torch.autograd.grad(made, given, dy, retain_graph=True)
+
+        shape = f"B{batch} L{length} H{heads} P{dim} G{groups} N{state}"
+        bench.run("ssd", shape, 2 * x.numel() * 2, forward, **{TRITON: theirs})
+        bench.run("ssd_bwd", shape, 3 * x.numel() * 2, backward, **{TRITON: peer_back})
+        for name, call in {"ours": backward, "Triton": peer_back}.items():
+            if call:
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                kept = call()
+                print(f"ssd_bwd {shape} {name}: {(torch.cuda.max_memory_allocated() - before) / 2**20:.0f} MiB beside its inputs")
+                del kept
+        made = None
+
+
 def gated_norm(bench, triton):
     ops, tokens, wide = bench.ops, 16384, 5120
     x, z, dy, w = rand(tokens, wide), rand(tokens, wide), rand(tokens, wide), rand(wide)
@@ -274,6 +336,7 @@ def main():
         "conv": lambda: conv(bench, args.conv),
         "scan": lambda: scan(bench, args.scan),
         "update": lambda: updates(bench, args.conv, args.triton),
+        "ssd": lambda: ssd(bench, args.triton),
         "gated_norm": lambda: gated_norm(bench, args.triton),
     }
     for name, part in parts.items():

@@ -11,13 +11,6 @@ WIDE = (
 # What takes numbers one by one, of any layout, with B and C constant or not.
 SPILLS = {r"scan::gpu::backward<void": 256, r"scan::gpu::backward<": 64}
 
-CPU_ONLY = (
-    "ssd",
-    "ssd_fwd",
-    "ssd_bwd",
-)
-
-
 def conv_cases(ops, random):
     x, dy, state = random(2, 264, 256), random(2, 264, 256), random(2, 264, 3)
     last, odd, dodd = random(2, 256, 264).transpose(1, 2), random(2, 13, 77), random(2, 13, 77)
@@ -79,8 +72,23 @@ def gated_norm_cases(ops, random):
     }
 
 
+def ssd_cases(ops, random):
+    x, dt, b, c = random(2, 200, 6, 64), random(2, 200, 6), random(2, 200, 2, 128), random(2, 200, 2, 128)
+    odd, odd_dt, odd_b = random(1, 77, 3, 13), random(1, 77, 3), random(1, 77, 1, 33)
+    a, odd_a, d, bias = -random(6).float().exp(), -random(3).float().exp(), random(6, 64).float(), random(6).float()
+    settings = 256, True, 0.0, float("inf")
+    inputs, odds = (x, dt, a, b, c, d, x, bias, None, None), (odd, odd_dt, odd_a, odd_b, odd_b, None, None, None, None, None)
+    saved = ops.ssd_fwd(*inputs, *settings)[2]
+    return {
+        "ssd": lambda: ops.ssd(*inputs, *settings),
+        "ssd_fwd, odd": lambda: ops.ssd_fwd(*odds, *settings),
+        "ssd_bwd": lambda: ops.ssd_bwd(x, None, *inputs, saved, *settings),
+        "ssd_bwd, odd": lambda: ops.ssd_bwd(odd, None, *odds, saved, *settings),
+    }
+
+
 def cases(ops, random, names):
-    return conv_cases(ops, random) | scan_cases(ops, random) | gated_norm_cases(ops, random)
+    return conv_cases(ops, random) | scan_cases(ops, random) | ssd_cases(ops, random) | gated_norm_cases(ops, random)
 
 
 def large(ops, x, random):

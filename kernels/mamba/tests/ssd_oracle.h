@@ -37,19 +37,20 @@ inline const char* const kNames[] = {"x", "dt", "A", "B", "C", "D", "z", "dt_bia
 // Of each input one that all tokens share, A, D and dt_bias, has a copy a token: [batch, length, ...].
 inline bool is_shared(int input) { return input == kA || input == kD || input == kBias; }
 
-// y and final_state.
+// y and final_state, of inputs on the CPU.
 inline Tensors recurrence(const Ssd& s, const Tensors& in) {
   const Tensor &x = in[kX], &B = in[kB];
   const int64_t batch = x.size(0), length = x.size(1), heads = x.size(2), dim = x.size(3);
   const int64_t groups = B.size(2), state = B.size(3);
   const auto each_head = [&](const Tensor& t) { return t.repeat_interleave(heads / groups, 1); };  // of [batch, groups]
   Tensor h = in[kInitial].defined() ? in[kInitial] : at::zeros({batch, heads, dim, state}, at::kDouble);
+  const Tensor ids = s.seq_idx.defined() ? s.seq_idx.cpu() : Tensor();
   std::vector<int64_t> current(batch, -1);
   Tensors ys;
   for (int64_t t = 0; t < length; ++t) {
     std::vector<double> counts(batch, 1), stays(batch, 1);
-    for (int64_t b = 0; s.seq_idx.defined() && b < batch; ++b) {
-      const auto id = s.seq_idx[b][t].item<int64_t>();
+    for (int64_t b = 0; ids.defined() && b < batch; ++b) {
+      const auto id = ids[b][t].item<int64_t>();
       if (id < 0) counts[b] = 0;
       if (id >= 0 && current[b] >= 0 && id != current[b]) stays[b] = 0;
       if (id >= 0) current[b] = id;
@@ -86,11 +87,12 @@ inline Tensors recurrence(const Ssd& s, const Tensors& in) {
 struct Want {
   Tensors results, terms;
 };
+inline Tensor wide_on_cpu(const Tensor& t) { return t.detach().to(at::kCPU, at::kDouble); }
 inline Want oracle(const Ssd& s, const Tensor& dy, const Tensor& dfinal) {
   at::AutoGradMode grad(true);
   Tensors leaves;
   for (int i = 0; i < kInputs; ++i) {
-    Tensor t = s.in[i].defined() ? s.in[i].detach().to(at::kDouble) : Tensor();
+    Tensor t = s.in[i].defined() ? wide_on_cpu(s.in[i]) : Tensor();
     if (t.defined() && is_shared(i)) {
       std::vector<int64_t> sizes = {dy.size(0), dy.size(1)};
       sizes.insert(sizes.end(), t.sizes().begin(), t.sizes().end());
@@ -100,8 +102,8 @@ inline Want oracle(const Ssd& s, const Tensor& dy, const Tensor& dfinal) {
   }
   leaves.push_back(at::zeros_like(leaves[kDt]).requires_grad_(true));
   Want want{recurrence(s, leaves), Tensors(2)};
-  Tensor loss = (want.results[0] * dy.to(at::kDouble)).sum();
-  if (dfinal.defined()) loss = loss + (want.results[1] * dfinal.to(at::kDouble)).sum();
+  Tensor loss = (want.results[0] * wide_on_cpu(dy)).sum();
+  if (dfinal.defined()) loss = loss + (want.results[1] * wide_on_cpu(dfinal)).sum();
   loss.backward();
   for (Tensor& t : want.results) t = t.detach();
   const auto gradient = [&](int i) {
@@ -113,6 +115,9 @@ inline Want oracle(const Ssd& s, const Tensor& dy, const Tensor& dfinal) {
     const Tensor d = gradient(i), sizes = i == kDt || i == kBias ? of_dt : d.defined() ? d.abs() : Tensor();
     want.terms.push_back(!d.defined() ? Tensor() : is_shared(i) ? sizes.sum(shared) : i == kDt ? sizes : Tensor());
     want.results.push_back(d.defined() && is_shared(i) ? d.sum(shared) : d);
+  }
+  for (Tensors* tensors : {&want.results, &want.terms}) {
+    for (Tensor& t : *tensors) t = t.defined() ? t.to(device()) : t;
   }
   return want;
 }

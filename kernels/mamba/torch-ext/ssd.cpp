@@ -1,7 +1,8 @@
 // Checks and calls of the ops of state space duality. The formulas are in kernels/mamba/ssd.h.
-#include "kernels/mamba/ssd.h"
-
 #include "kernels/mamba/torch-ext/ssd.h"
+
+#include "kernels/mamba/cuda/mamba_cuda.h"
+#include "kernels/mamba/ssd.h"
 
 namespace mamba {
 namespace {
@@ -36,14 +37,15 @@ struct Inputs {
   }
 };
 
-// D [heads] or [heads, dim] for each number of a head.
-Tensor each_number(const Call& call, const Tensor& D, const ssd::Problem& p) {
+// D [heads] or [heads, dim]; on the CPU for each number of a head.
+Tensor skips(const Call& call, const Tensor& D, const ssd::Problem& p) {
   if (D.dim() == 2) {
     call.shape(D, "D", {p.heads, p.dim}, "[heads, dim]");
     return wide(call, D, "D");
   }
   call.shape(D, "D", {p.heads}, "[heads] or [heads, dim]");
   const Tensor one = wide(call, D, "D");
+  if (!call.device.is_cpu()) return one;
   Tensor all = kernels::empty({p.heads, p.dim}, DType::kFloat32, call.device);
   for (int64_t h = 0; h < p.heads; ++h) std::fill_n(floats(all) + h * p.dim, p.dim, floats(one)[h]);
   return all;
@@ -64,6 +66,8 @@ Inputs inputs_of(const char* op, const Tensor& x, const Tensor& dt, const Tensor
   call.shape(C, "C", {batch, length, groups, state}, "[batch, length, groups, state]");
   check(groups >= 1 && heads % groups == 0, op, ": wanted heads, ", heads, ", as a multiple of groups; got ", groups,
         " groups of B and C; repeat or split them");
+  check(call.device.is_cpu() || state <= ssd::kMostGpuState, op, ": wanted a state of at most ", ssd::kMostGpuState,
+        " numbers on a GPU; got ", state, "; run it on the CPU");
   check(chunk_size >= 1, op, ": wanted a chunk_size from 1 on; got ", chunk_size, "; it changes rounding only");
   check(dt_min <= dt_max, op, ": wanted dt_min <= dt_max; got ", dt_min, " and ", dt_max,
         "; 0 and infinity leave dt as it is");
@@ -95,6 +99,7 @@ Inputs inputs_of(const char* op, const Tensor& x, const Tensor& dt, const Tensor
        .dt = tokens(dt),
        .A = floats(in.A),
        .D = nullptr,
+       .each_D = false,
        .dt_bias = nullptr,
        .initial = nullptr,
        .sequence = call.sequences(seq_idx, batch, length),
@@ -110,8 +115,8 @@ Inputs inputs_of(const char* op, const Tensor& x, const Tensor& dt, const Tensor
     p.z = tokens(*in.z);
   }
   if (D) {
-    in.D = each_number(call, *D, p);
-    p.D = floats(*in.D);
+    in.D = skips(call, *D, p);
+    p.D = floats(*in.D), p.each_D = in.D->dim() == 2;
   }
   if (dt_bias) {
     call.shape(*dt_bias, "dt_bias", {heads}, "[heads]");
@@ -150,9 +155,24 @@ Outputs run_forward(const Inputs& in, const Tensor* states) {
                           .y = tokens(out.y),
                           .final = floats(out.final_state),
                           .states = states == nullptr ? nullptr : floats(*states)};
-  on_items(p, ssd::forward_scratch(p),
-           [&](float* scratch, int64_t begin, int64_t end) { table().forward(args, scratch, begin, end); });
+  kernels::run_on(
+      in.call.device,
+      [&](auto stream) {
+        const Tensor memory = kernels::empty({cuda::ssd_memory(p, false)}, DType::kFloat32, in.call.device);
+        cuda::ssd_forward(args, floats(memory), stream);
+      },
+      [&] {
+        on_items(p, ssd::forward_scratch(p),
+                 [&](float* scratch, int64_t begin, int64_t end) { table().forward(args, scratch, begin, end); });
+      });
   return out;
+}
+
+// What ssd_fwd keeps for ssd_bwd: states on the CPU; a GPU makes them again, which takes less time than a copy.
+Tensor saved_states(const Inputs& in) {
+  const ssd::Problem& p = in.problem;
+  if (!in.call.device.is_cpu()) return none(in.call.device);
+  return kernels::empty({p.batch, p.chunks(), p.heads, p.state, p.dim}, DType::kFloat32);
 }
 
 // ---- backward
@@ -177,6 +197,27 @@ Tensor gradient_of_D(const Tensor& parts, const MaybeTensor& D, const ssd::Probl
   return torch::stable::reshape(sums, {p.heads, p.dim});
 }
 
+// Gradients of what all tokens share: A [heads], D as it was given, dt_bias [heads].
+struct HeadGradients {
+  Tensor A, D, dt_bias;
+};
+
+HeadGradients run_backward(ssd::Backward args, const MaybeTensor& D, bool with_bias) {
+  const ssd::Problem& p = args.of;
+  const auto make = [](std::initializer_list<int64_t> sizes) { return kernels::empty(sizes, DType::kFloat32); };
+  const Tensor dB = make({p.batch, p.length, p.groups, p.blocks(), p.state});
+  const Tensor dC = make({p.batch, p.length, p.groups, p.blocks(), p.state});
+  const Tensor dA = make({p.batch, p.heads}), dbias = make({p.batch, p.heads}), dD = make({p.batch, p.heads, p.dim});
+  args.dB_parts = floats(dB), args.dC_parts = floats(dC);
+  args.dA = floats(dA), args.ddt_bias = floats(dbias), args.dD = floats(dD);
+  on_items(p, ssd::backward_scratch(p),
+           [&](float* scratch, int64_t begin, int64_t end) { table().backward(args, scratch, begin, end); });
+  kernels::parallel_rows(p.batch * p.length, 2 * p.groups * p.blocks() * p.state,
+                         [&](int64_t begin, int64_t end) { table().sum_parts(args, begin, end); });
+  return {sum_heads(dA, p.batch, p.heads, 1), gradient_of_D(dD, D, p),
+          with_bias ? sum_heads(dbias, p.batch, p.heads, 1) : none(kernels::cpu())};
+}
+
 }  // namespace
 
 std::tuple<Tensor, Tensor> ssd_op(const Tensor& x, const Tensor& dt, const Tensor& A, const Tensor& B, const Tensor& C,
@@ -196,8 +237,7 @@ std::tuple<Tensor, Tensor, Tensor> ssd_fwd(const Tensor& x, const Tensor& dt, co
                                            double dt_min, double dt_max) {
   const Inputs in = inputs_of("ssd_fwd", x, dt, A, B, C, D, z, dt_bias, initial_state, seq_idx, chunk_size, dt_softplus,
                               dt_min, dt_max);
-  const ssd::Problem& p = in.problem;
-  Tensor states = kernels::empty({p.batch, p.chunks(), p.heads, p.state, p.dim}, DType::kFloat32, in.call.device);
+  Tensor states = saved_states(in);
   Outputs out = run_forward(in, &states);
   return {std::move(out.y), std::move(out.final_state), std::move(states)};
 }
@@ -214,7 +254,10 @@ SsdGradients ssd_bwd(const Tensor& dy, const MaybeTensor& dfinal_state, const Te
   kernels::check_same_shape(x, dy, kOp, "x", "dy");
   kernels::check_device(dy, device, kOp);
   const Tensor gradient = in.rows(dy, "dy");
-  in.call.shape(states, "states", {p.batch, p.chunks(), p.heads, p.state, p.dim}, "as ssd_fwd returned them");
+  if (device.is_cpu())
+    in.call.shape(states, "states", {p.batch, p.chunks(), p.heads, p.state, p.dim}, "as ssd_fwd returned them");
+  else
+    in.call.shape(states, "states", {0}, "as ssd_fwd returned them");
   const Tensor saved = wide(in.call, states, "states");
   MaybeTensor dfinal;
   if (dfinal_state) {
@@ -229,37 +272,35 @@ SsdGradients ssd_bwd(const Tensor& dy, const MaybeTensor& dfinal_state, const Te
   Tensor dB = kernels::empty_like(B, p.type), dC = kernels::empty_like(C, p.type);
   Tensor dz = z ? kernels::empty_like(*z, p.type) : none(device);
   Tensor dinitial = initial_state ? make({p.batch, p.heads, p.dim, p.state}) : none(device);
-  const Tensor dB_parts = make({p.batch, p.length, p.groups, p.blocks(), p.state});
-  const Tensor dC_parts = make({p.batch, p.length, p.groups, p.blocks(), p.state});
-  const Tensor dA = make({p.batch, p.heads}), dbias = make({p.batch, p.heads}), dD = make({p.batch, p.heads, p.dim});
-  const ssd::Backward args{.of = p,
-                           .dy = tokens(gradient),
-                           .dfinal = dfinal ? floats(*dfinal) : nullptr,
-                           .states = floats(saved),
-                           .dx = tokens(dx),
-                           .dz = z ? tokens(dz) : ssd::Tokens{},
-                           .ddt = tokens(ddt),
-                           .dB = tokens(dB),
-                           .dC = tokens(dC),
-                           .dB_parts = floats(dB_parts),
-                           .dC_parts = floats(dC_parts),
-                           .dA = floats(dA),
-                           .ddt_bias = floats(dbias),
-                           .dD = floats(dD),
-                           .dinitial = initial_state ? floats(dinitial) : nullptr};
-  on_items(p, ssd::backward_scratch(p),
-           [&](float* scratch, int64_t begin, int64_t end) { table().backward(args, scratch, begin, end); });
-  kernels::parallel_rows(p.batch * p.length, 2 * p.groups * p.blocks() * p.state,
-                         [&](int64_t begin, int64_t end) { table().sum_parts(args, begin, end); });
-  return {std::move(dx),
-          std::move(ddt),
-          sum_heads(dA, p.batch, p.heads, 1),
-          std::move(dB),
-          std::move(dC),
-          gradient_of_D(dD, D, p),
-          std::move(dz),
-          dt_bias ? sum_heads(dbias, p.batch, p.heads, 1) : none(device),
-          std::move(dinitial)};
+  ssd::Backward args{.of = p,
+                     .dy = tokens(gradient),
+                     .dfinal = dfinal ? floats(*dfinal) : nullptr,
+                     .states = floats(saved),
+                     .dx = tokens(dx),
+                     .dz = z ? tokens(dz) : ssd::Tokens{},
+                     .ddt = tokens(ddt),
+                     .dB = tokens(dB),
+                     .dC = tokens(dC),
+                     .dB_parts = nullptr,
+                     .dC_parts = nullptr,
+                     .dA = nullptr,
+                     .ddt_bias = nullptr,
+                     .dD = nullptr,
+                     .dinitial = initial_state ? floats(dinitial) : nullptr};
+  HeadGradients heads;
+  kernels::run_on(
+      device,
+      [&](auto stream) {
+        heads = {make({p.heads}), D ? kernels::empty_like(*in.D, DType::kFloat32) : none(device),
+                 dt_bias ? make({p.heads}) : none(device)};
+        args.dA = floats(heads.A), args.dD = D ? floats(heads.D) : nullptr;
+        args.ddt_bias = dt_bias ? floats(heads.dt_bias) : nullptr;
+        const Tensor memory = kernels::empty({cuda::ssd_memory(p, true)}, DType::kFloat32, device);
+        cuda::ssd_backward(args, floats(memory), stream);
+      },
+      [&] { heads = run_backward(args, D, dt_bias.has_value()); });
+  return {std::move(dx),      std::move(ddt), std::move(heads.A),       std::move(dB),      std::move(dC),
+          std::move(heads.D), std::move(dz),  std::move(heads.dt_bias), std::move(dinitial)};
 }
 
 }  // namespace mamba

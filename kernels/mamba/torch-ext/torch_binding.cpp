@@ -32,13 +32,12 @@ constexpr std::array kScan{
         "Tensor? z, Tensor? dt_bias, Tensor? state_indices, bool dt_softplus) -> Tensor"),
 };
 
-// What only the CPU has says so: cpu_op.
 constexpr std::array kSsd{
-    kernels::cpu_op<&ssd_op>("ssd(" MAMBA_SSD_INPUTS MAMBA_SSD_SETTINGS ") -> (Tensor y, Tensor final_state)"),
-    kernels::cpu_op<&ssd_fwd>("ssd_fwd(" MAMBA_SSD_INPUTS MAMBA_SSD_SETTINGS
-                              ") -> (Tensor y, Tensor final_state, Tensor states)"),
-    kernels::cpu_op<&ssd_bwd>("ssd_bwd(Tensor dy, Tensor? dfinal_state, " MAMBA_SSD_INPUTS
-                              "Tensor states, " MAMBA_SSD_SETTINGS ") -> " MAMBA_SSD_GRADIENTS),
+    kernels::op<&ssd_op>("ssd(" MAMBA_SSD_INPUTS MAMBA_SSD_SETTINGS ") -> (Tensor y, Tensor final_state)"),
+    kernels::op<&ssd_fwd>("ssd_fwd(" MAMBA_SSD_INPUTS MAMBA_SSD_SETTINGS
+                          ") -> (Tensor y, Tensor final_state, Tensor states)"),
+    kernels::op<&ssd_bwd>("ssd_bwd(Tensor dy, Tensor? dfinal_state, " MAMBA_SSD_INPUTS
+                          "Tensor states, " MAMBA_SSD_SETTINGS ") -> " MAMBA_SSD_GRADIENTS),
 };
 
 #define MAMBA_GATED_NORM_SETTINGS "int group_size, bool norm_before_gate"

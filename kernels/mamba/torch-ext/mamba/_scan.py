@@ -7,7 +7,7 @@ from ._ops import ops
 from ._package import like
 
 INPUTS = 10  # tensors of a scan, of either kind; settings come behind them
-_CHUNK = 64  # steps; the op keeps the state in front of each chunk for its backward
+_CHUNK, _GPU_CHUNK = 64, 32  # steps; the op keeps the state in front of each chunk for its backward
 
 
 def gradients_of(op):
@@ -37,7 +37,8 @@ def _results(u, delta, A, *rest):
 
 
 def _results_for_training(u, delta, A, *rest):
-    chunks = (u.shape[2] + _CHUNK - 1) // _CHUNK
+    chunk = _GPU_CHUNK if u.is_cuda else _CHUNK
+    chunks = (u.shape[2] + chunk - 1) // chunk
     return *_results(u, delta, A), u.new_empty((u.shape[0], chunks, A.shape[1], u.shape[1]), dtype=torch.float32)
 
 

@@ -11,7 +11,7 @@ from ._package import like
 from ._scan import INPUTS, gradients_of
 from ._sequences import of_lengths
 
-_CHUNK = 64  # steps; the op keeps the state in front of each chunk for its backward, whatever chunk_size says
+_CHUNK = 64  # steps; on the CPU the op keeps the state in front of each chunk for its backward, whatever chunk_size says
 
 
 def _results(x, dt, A, B, *rest):
@@ -20,6 +20,8 @@ def _results(x, dt, A, B, *rest):
 
 def _results_for_training(x, dt, A, B, *rest):
     batch, length, heads, dim = x.shape
+    if x.is_cuda:
+        return *_results(x, dt, A, B), x.new_empty(0, dtype=torch.float32)
     chunks = (length + _CHUNK - 1) // _CHUNK
     return *_results(x, dt, A, B), x.new_empty((batch, chunks, heads, B.shape[-1], dim), dtype=torch.float32)
 
@@ -57,9 +59,6 @@ GRADIENTS = gradients_of("ssd") | {"gated_rms_norm_fwd": (_norm_backward, _norm_
 
 def ssd(*inputs):
     """The op's arguments: y [B, L, H, P] in x's dtype and the final state, float32 [B, H, P, N]."""
-    if inputs[0].is_cuda:
-        raise NotImplementedError("ssd: wanted tensors on the CPU, the only device with a kernel for it; got cuda; move them there, or "
-                                  "call mamba_ssm's mamba_chunk_scan_combined")  # fmt: skip
     return (ops.ssd_fwd if wants_gradient(*inputs[:INPUTS]) else ops.ssd)(*inputs)[:2]
 
 
