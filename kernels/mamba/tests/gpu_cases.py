@@ -7,9 +7,16 @@ WIDE = (
     r"|forward_four_channels<.*BFloat16|backward_four_steps<.*BFloat16"
     r"|scan::gpu::(forward|backward)<kernels::BFloat16.*false, false>|step_rows<(float|kernels::BFloat16)"
     r"|gated_norm::gpu::(forward|backward)_held<kernels::BFloat16"
+    r"|walk_forward<|walk_states<kernels::BFloat16, true>|write_outputs<kernels::BFloat16, true, false>"
 )
-# What takes numbers one by one, of any layout, with B and C constant or not.
-SPILLS = {r"scan::gpu::backward<void": 256, r"scan::gpu::backward<": 64}
+# What takes numbers one by one, of any layout, with B and C constant or not. Mamba-2's gradients have 128 registers a thread,
+# so that there are 16 warps; with more than 128 states twice the sums.
+SPILLS = {
+    r"scan::gpu::backward<void": 256, r"scan::gpu::backward<": 64,
+    r"write_gradients<kernels::BFloat16, 256": 512, r"write_gradients<kernels::BFloat16, 128, false": 128,
+    r"write_gradients<kernels::BFloat16, 128, true": 64, r"(write_outputs|walk_states)<kernels::BFloat16, false": 64,
+}  # fmt: skip
+
 
 def conv_cases(ops, random):
     x, dy, state = random(2, 264, 256), random(2, 264, 256), random(2, 264, 3)
