@@ -26,8 +26,9 @@ int64_t scan_slots(const scan::Problem& p);
 void scan_backward(const scan::Backward& a, Stream stream);  // with the sums over slots and batch
 void state_update(const update::Problem& p, Stream stream);
 
-// Floats of memory that a call works in: states of all chunks, sums. Each pass forward makes them anew.
-int64_t ssd_memory(const ssd::Problem& p, bool backward);
+// Floats of memory that a call works in: decays, states of all chunks, sums.
+int64_t ssd_memory(const ssd::Forward& a);
+int64_t ssd_memory(const ssd::Backward& a);
 void ssd_forward(const ssd::Forward& a, float* memory, Stream stream);
 void ssd_backward(const ssd::Backward& a, float* memory, Stream stream);
 

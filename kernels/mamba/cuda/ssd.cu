@@ -9,16 +9,21 @@ using namespace ssd::gpu;
 namespace {
 
 Plan plan_here(const ssd::Problem& p, bool backward) { return plan_of(p, backward, kernels::gpu::multiprocessors()); }
+bool walks_here(const ssd::Forward& a) { return walks(a.of, a.y, kernels::gpu::multiprocessors()); }
 
 }  // namespace
 
-int64_t ssd_memory(const ssd::Problem& p, bool backward) { return plan_here(p, backward).used; }
+int64_t ssd_memory(const ssd::Forward& a) {
+  const Plan plan = plan_here(a.of, false);
+  return walks_here(a) ? plan.states : plan.used;
+}
+int64_t ssd_memory(const ssd::Backward& a) { return plan_here(a.of, true).used; }
 
 void ssd_forward(const ssd::Forward& a, float* memory, Stream stream) {
   const ssd::Problem& p = a.of;
   const Plan plan = plan_here(p, false);
   steps(p, plan, memory, stream);
-  if (walks(p, a.y, kernels::gpu::multiprocessors())) return walk(p, plan, a.y, a.final, memory, stream);
+  if (walks_here(a)) return walk(p, plan, a.y, a.final, memory, stream);
   states(p, plan, {.tokens = p.x, .group = p.B, .first = p.initial, .last = a.final, .states = plan.states}, memory,
          stream);
   outputs(p, plan, {.y = a.y}, memory, stream);

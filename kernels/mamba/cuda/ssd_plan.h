@@ -3,7 +3,7 @@
 //   ssd_steps      Δ, S and the decays of every token and head
 //   ssd_states     the state before each chunk, chunk after chunk; backward also the gradient of the one after it
 //   ssd_outputs    y: chunks, and blocks of a group's heads, beside each other; G = C B^T once a block
-//   ssd_backward   the gradients, in the same items
+//   ssd_gradients  the gradients, in the same items
 //   ssd_steps      again: what is summed over blocks of heads, or over all tokens
 //
 // Forward, where batch and heads fill the GPU, ssd_walk goes instead of states and outputs.
@@ -25,7 +25,7 @@ using kernels::divide_up;
 using kernels::Stream;
 
 // Of numbers of type T: tokens of a chunk; numbers of a head that are worked on at once; parts of a number; of a
-// block's four or eight warps so many beside each other along tokens.
+// block's warps so many beside each other along tokens.
 template <class T>
 struct Tile {
   static constexpr int kParts = sizeof(T) == 4 ? 3 : 2, kTokens = 32, kNumbers = 32, kRowWarps = 2;
@@ -83,7 +83,7 @@ inline Plan plan_of(const Problem& p, bool backward, int multiprocessors) {
   const int64_t chunks = p.batch * plan.chunks, states = chunks * p.heads * plan.state_entry / 2;
   plan.starts = take(chunks * (plan.tokens + 1));
   plan.steps = take(chunks * p.heads * plan.step_row);
-  plan.states = take(states);
+  plan.states = take(states);  // the last of forward, which may go without (walks)
   if (!backward) return plan;
   plan.dstates = take(states);
   if (p.z.data != nullptr) plan.gated = take(p.batch * p.length * p.heads * p.dim);

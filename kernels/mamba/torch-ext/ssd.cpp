@@ -158,7 +158,7 @@ Outputs run_forward(const Inputs& in, const Tensor* states) {
   kernels::run_on(
       in.call.device,
       [&](auto stream) {
-        const Tensor memory = kernels::empty({cuda::ssd_memory(p, false)}, DType::kFloat32, in.call.device);
+        const Tensor memory = kernels::empty({cuda::ssd_memory(args)}, DType::kFloat32, in.call.device);
         cuda::ssd_forward(args, floats(memory), stream);
       },
       [&] {
@@ -295,7 +295,7 @@ SsdGradients ssd_bwd(const Tensor& dy, const MaybeTensor& dfinal_state, const Te
                  dt_bias ? make({p.heads}) : none(device)};
         args.dA = floats(heads.A), args.dD = D ? floats(heads.D) : nullptr;
         args.ddt_bias = dt_bias ? floats(heads.dt_bias) : nullptr;
-        const Tensor memory = kernels::empty({cuda::ssd_memory(p, true)}, DType::kFloat32, device);
+        const Tensor memory = kernels::empty({cuda::ssd_memory(args)}, DType::kFloat32, device);
         cuda::ssd_backward(args, floats(memory), stream);
       },
       [&] { heads = run_backward(args, D, dt_bias.has_value()); });
