@@ -67,6 +67,17 @@ HOTSWAP_INLINE int chunk_of(const Problem& p, int64_t begin) {
   return int(p.samples - begin < kChunk ? p.samples - begin : kChunk);
 }
 
+// block<N>(c, count) for blocks of N vectors of channels from c on, the last of them `count` numbers wide.
+template <class T, class Fn>
+HOTSWAP_INLINE void in_blocks(int64_t channels, Fn block) {
+  constexpr int kStep = kVector<T>;
+  int64_t c = 0;
+  for (; c + 4 * kStep <= channels; c += 4 * kStep) block.template operator()<4>(c, All{});
+  for (; c + 2 * kStep <= channels; c += 2 * kStep) block.template operator()<2>(c, All{});
+  for (; c + kStep <= channels; c += kStep) block.template operator()<1>(c, All{});
+  if (c < channels) block.template operator()<1>(c, Part{int(channels - c)});
+}
+
 // ---- forward
 
 // What the samples give to N vectors of channels from c on, the last of them `count` numbers wide.
@@ -109,12 +120,7 @@ static void forward_row(const Forward& a, const Row& row, const Plane<T>& value,
     }
     for (int i = 0; i < N; ++i) store(out + c + i * kVector<T>, sums[i], count);
   };
-  constexpr int kStep = kVector<T>;
-  int64_t c = 0;
-  for (; c + 4 * kStep <= p.channels; c += 4 * kStep) block.template operator()<4>(c, All{});
-  for (; c + 2 * kStep <= p.channels; c += 2 * kStep) block.template operator()<2>(c, All{});
-  for (; c + kStep <= p.channels; c += kStep) block.template operator()<1>(c, All{});
-  if (c < p.channels) block.template operator()<1>(c, Part{int(p.channels - c)});
+  in_blocks<T>(p.channels, block);
 }
 
 static void forward(const Forward& a, void* room, int64_t begin, int64_t end) {
@@ -126,7 +132,39 @@ static void forward(const Forward& a, void* room, int64_t begin, int64_t end) {
 
 // ---- backward: gradients of locations and weights
 
-// The products of dout with the corners of n samples, and what follows from them.
+// Rows of one head lie a row of all heads apart, and five tensors of them are walked at once: more than the hardware
+// fetches by itself. What is read and written of the row so many further on.
+constexpr int64_t kAhead = 4;
+HOTSWAP_INLINE void fetch_ahead(const Backward& a, const Row& row) {
+  const Problem& p = a.of;
+  const int64_t next = row.index + kAhead * p.heads;
+  fetch<0>(a.dout, p.value_type, next * p.channels, p.channels);
+  fetch<0>(p.locations, p.location_type, 2 * next * p.samples, 2 * p.samples);
+  fetch<0>(p.weights, p.weight_type, next * p.samples, p.samples);
+  fetch<1>(a.dlocations, p.location_type, 2 * next * p.samples, 2 * p.samples);
+  fetch<1>(a.dweights, p.weight_type, next * p.samples, p.samples);
+}
+
+// The products of N vectors of dout's channels with each corner; the first block of them sets dots.
+template <class T, int N, class Count>
+HOTSWAP_INLINE void add_dots(const Corners<const T>& corners, int n, int64_t c, Count count,
+                             const typename Wide<T>::V (&g)[N], typename Wide<T>::S (&dots)[4][kChunk]) {
+  for (int j = 0; j < n; j += kGroup) {
+    for (int k = 0; k < 4; ++k) {
+      typename Wide<T>::V sums[kGroup];
+      for (int i = 0; i < kGroup; ++i) {
+        const T* from = corners.at[k][j + i] + c;
+        sums[i] = g[0] * load(from, count);
+        for (int v = 1; v < N; ++v) sums[i] += g[v] * load(from + v * kVector<T>, count);
+      }
+      typename Wide<T>::S each[kGroup];
+      sum_each(sums, each);
+      for (int i = 0; i < kGroup; ++i) dots[k][j + i] = c == 0 ? each[i] : dots[k][j + i] + each[i];
+    }
+  }
+}
+
+// Gradients of a row's locations and weights.
 template <class T>
 static void backward_samples_row(const Backward& a, const Row& row, const Plane<T>& value,
                                  Samples<typename Wide<T>::S>& s) {
@@ -137,21 +175,17 @@ static void backward_samples_row(const Backward& a, const Row& row, const Plane<
   const Problem& p = a.of;
   const T* dout = static_cast<const T*>(a.dout) + row.index * p.channels;
   Corners<const T> corners;
-  S dots[4][kChunk], dxy[2 * kChunk], dx[kChunk], dy[kChunk], da[kChunk];
+  S dots[4][kChunk] = {}, dxy[2 * kChunk], dx[kChunk], dy[kChunk], da[kChunk];
+  fetch_ahead(a, row);
   for (int64_t begin = 0; begin < p.samples; begin += kChunk) {
     const int n = chunk_of(p, begin);
     find(p, row.index, begin, n, s);
     point(s, n, value.data, value.stride, value.zeros, corners);
-    for (int j = 0; j < n; j += kGroup) {
-      for (int k = 0; k < 4; ++k) {
-        V sums[kGroup] = {};
-        vectors<T>(p.channels, [&](int64_t c, auto count) HOTSWAP_LAMBDA {
-          const V g = load(dout + c, count);
-          for (int i = 0; i < kGroup; ++i) sums[i] += g * load(corners.at[k][j + i] + c, count);
-        });
-        sum_each(sums, dots[k] + j);
-      }
-    }
+    in_blocks<T>(p.channels, [&]<int N, class Count>(int64_t c, Count count) HOTSWAP_LAMBDA {
+      V g[N];
+      for (int i = 0; i < N; ++i) g[i] = load(dout + c + i * kStep, count);
+      add_dots<T, N>(corners, n, c, count, g, dots);
+    });
     for (int j = 0; j < n; j += kStep) {
       V t[4];  // a corner outside counts 0, where dout is infinite too
       for (int k = 0; k < 4; ++k) t[k] = vector_at<W>(s.row[k] + j) >= 0 ? load(dots[k] + j) : V{};

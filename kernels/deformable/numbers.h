@@ -90,6 +90,14 @@ HOTSWAP_INLINE void vectors(int64_t n, Fn fn) {
   if (i < n) fn(i, Part{int(n - i)});
 }
 
+HOTSWAP_INLINE int64_t size_of(Number type) { return type == Number::kFloat64 ? 8 : type == Number::kFloat32 ? 4 : 2; }
+// The lines of n numbers at `at` into the cache, before they are read or written.
+template <int kWrite>
+HOTSWAP_INLINE void fetch(const void* data, Number type, int64_t at, int64_t n) {
+  const int64_t size = size_of(type), begin = int64_t(data) + at * size;
+  for (int64_t line = 0; line < n * size; line += 64) __builtin_prefetch((const void*)(begin + line), kWrite);
+}
+
 // n numbers at `at`, in S: where they lie, or in `buffer`.
 template <class S>
 static const S* read_numbers(const void* data, Number type, int64_t at, int64_t n, S* buffer) {

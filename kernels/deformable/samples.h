@@ -109,7 +109,7 @@ struct Corners {
   P* at[4][kChunk];
 };
 template <class P, class S>
-HOTSWAP_INLINE void point(const Samples<S>& s, int n, P* data, int64_t stride, P* none, Corners<P>& corners) {
+static void point(const Samples<S>& s, int n, P* data, int64_t stride, P* none, Corners<P>& corners) {
   const int64_t begin = int64_t(data), size = stride * int64_t(sizeof(P)), nowhere = int64_t(none);
   for (int k = 0; k < 4; ++k) {
     for (int j = 0; j < (n + kGroup - 1) / kGroup * kGroup; ++j) {
