@@ -89,13 +89,15 @@ HOTSWAP_INLINE int64_t planes_of(const Problem& p) {
 // Many queries read a head's part of value where it lies together: rows of all heads are apart by a power of two, and
 // share few lines of a cache. Fewer than this are read once a row and are not worth the copy.
 HOTSWAP_INLINE bool wants_copy(const Problem& p) { return p.queries * p.samples >= 2 * p.rows; }
+// Rows of `channels` in value's type that a thread of forward and backward_samples needs: that copy, and one of zeros.
+HOTSWAP_INLINE int64_t room_rows(const Problem& p) { return wants_copy(p) ? p.rows + 1 : 1; }
 
 // forward and backward_samples (dlocations, dweights) work on rows [begin, end) of the batch x heads x queries there
-// are, backward_value on planes. copy: null, or room for rows x channels of value's type. scratch: rows x
-// kPlaneChannels float32, float64 with float64.
+// are, backward_value on planes. room: see room_rows. scratch: rows + 1 times kPlaneChannels float32, float64 with
+// float64; the last row takes what falls outside.
 struct Table {
-  void (*forward)(const Forward&, void* copy, int64_t begin, int64_t end);
-  void (*backward_samples)(const Backward&, void* copy, int64_t begin, int64_t end);
+  void (*forward)(const Forward&, void* room, int64_t begin, int64_t end);
+  void (*backward_samples)(const Backward&, void* room, int64_t begin, int64_t end);
   void (*backward_value)(const Backward&, void* scratch, int64_t begin, int64_t end);
 };
 HOTSWAP_ISA_TABLES(Table)

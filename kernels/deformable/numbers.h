@@ -13,17 +13,22 @@ using kernels::HOTSWAP_ISA::store;
 using kernels::HOTSWAP_ISA::sum;
 
 typedef double D __attribute__((vector_size(kVecBytes)));
+typedef int64_t L __attribute__((vector_size(kVecBytes)));
 
-// T as it lies in memory: summed in S, V at a time.
+// T as it lies in memory: summed in S, V at a time; W are V's lanes as whole numbers N.
 template <class T>
 struct Wide {
   using S = float;
   using V = F;
+  using N = int32_t;
+  using W = I;
 };
 template <>
 struct Wide<double> {
   using S = double;
   using V = D;
+  using N = int64_t;
+  using W = L;
 };
 template <class T>
 constexpr int kVector = kVecBytes / sizeof(typename Wide<T>::S);
@@ -50,18 +55,24 @@ HOTSWAP_INLINE double sum(D v) {
 
 // The sums of four vectors, side by side.
 HOTSWAP_INLINE void sum_each(const F (&v)[4], float* out) {
-#if HOTSWAP_AVX512 || HOTSWAP_AVX2
-  __m256 w[4];
-  for (int k = 0; k < 4; ++k) {
 #if HOTSWAP_AVX512
-    const __m256 high = _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xf, _mm512_castps_pd((__m512)v[k]), 1));
-    w[k] = _mm256_add_ps(_mm512_castps512_ps256((__m512)v[k]), high);
-#else
-    w[k] = (__m256)v[k];
-#endif
-  }
-  const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(w[0], w[1]), _mm256_hadd_ps(w[2], w[3]));
-  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+  // Each step halves the vectors: in the end each 16 bytes hold a part of all four sums.
+  constexpr __mmask16 kAll = kAllLanes;
+  const auto pair = [](F a, F b) HOTSWAP_LAMBDA {
+    return _mm512_maskz_unpacklo_ps(kAll, (__m512)a, (__m512)b) + _mm512_maskz_unpackhi_ps(kAll, (__m512)a, (__m512)b);
+  };
+  const __m512 low = pair(v[0], v[1]), high = pair(v[2], v[3]);  // 0 1 0 1, 2 3 2 3
+  const __m512 all = _mm512_maskz_shuffle_ps(kAll, low, high, 0x44) + _mm512_maskz_shuffle_ps(kAll, low, high, 0xee);
+  const __m256 half =
+      _mm512_castps512_ps256(all) + _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xf, _mm512_castps_pd(all), 1));
+  _mm_storeu_ps(out, _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1));
+#elif HOTSWAP_AVX2
+  const auto pair = [](F a, F b) HOTSWAP_LAMBDA {
+    return _mm256_unpacklo_ps((__m256)a, (__m256)b) + _mm256_unpackhi_ps((__m256)a, (__m256)b);
+  };
+  const __m256 low = pair(v[0], v[1]), high = pair(v[2], v[3]);
+  const __m256 all = _mm256_shuffle_ps(low, high, 0x44) + _mm256_shuffle_ps(low, high, 0xee);
+  _mm_storeu_ps(out, _mm256_castps256_ps128(all) + _mm256_extractf128_ps(all, 1));
 #else
   for (int k = 0; k < 4; ++k) out[k] = sum(v[k]);
 #endif
@@ -77,6 +88,14 @@ HOTSWAP_INLINE void vectors(int64_t n, Fn fn) {
   int64_t i = 0;
   for (; i + kStep <= n; i += kStep) fn(i, All{});
   if (i < n) fn(i, Part{int(n - i)});
+}
+
+HOTSWAP_INLINE int64_t size_of(Number type) { return type == Number::kFloat64 ? 8 : type == Number::kFloat32 ? 4 : 2; }
+// The lines of n numbers at `at` into the cache, before they are read or written.
+template <int kWrite>
+HOTSWAP_INLINE void fetch(const void* data, Number type, int64_t at, int64_t n) {
+  const int64_t size = size_of(type), begin = int64_t(data) + at * size;
+  for (int64_t line = 0; line < n * size; line += 64) __builtin_prefetch((const void*)(begin + line), kWrite);
 }
 
 // n numbers at `at`, in S: where they lie, or in `buffer`.

@@ -170,14 +170,13 @@ Tensor like(const Tensor& t, Number type) {
   return kernels::empty_like_shape(t.sizes().data(), t.dim(), torch_type(type), device_of(t));
 }
 
-// fn(copy, begin, end) for the rows of batch x heads x queries, a range for each thread.
+// fn(room, begin, end) for the rows of batch x heads x queries, a range for each thread.
 template <class Fn>
 void on_rows(const Problem& p, const Fn& fn) {
   const int64_t rows = p.batch * p.heads * p.queries;
   kernels::parallel_rows(rows, 4 * p.samples * p.channels, [&](int64_t begin, int64_t end) {
-    if (!wants_copy(p)) return fn(nullptr, begin, end);
-    const Tensor copy = empty({p.rows, p.channels}, p.value_type, kernels::cpu());
-    fn(copy.data_ptr(), begin, end);
+    const Tensor room = empty({room_rows(p), p.channels}, p.value_type, kernels::cpu());
+    fn(room.data_ptr(), begin, end);
   });
 }
 
@@ -190,7 +189,7 @@ Tensor run_forward(const Inputs& in) {
   const Forward args{.of = p, .out = y.data_ptr()};
   kernels::run_on(
       device, [&](auto stream) { cuda::forward(args, stream); },
-      [&] { on_rows(p, [&](void* copy, int64_t begin, int64_t end) { table().forward(args, copy, begin, end); }); });
+      [&] { on_rows(p, [&](void* room, int64_t begin, int64_t end) { table().forward(args, room, begin, end); }); });
   return y;
 }
 
@@ -220,10 +219,10 @@ void run_on_gpu(const Backward& args, Order order, const Device& device, Stream 
 void run_on_cpu(const Backward& args) {
   const Problem& p = args.of;
   const int64_t row = 4 * p.samples * p.channels;
-  on_rows(p, [&](void* copy, int64_t begin, int64_t end) { table().backward_samples(args, copy, begin, end); });
+  on_rows(p, [&](void* room, int64_t begin, int64_t end) { table().backward_samples(args, room, begin, end); });
   const Number sum = p.value_type == Number::kFloat64 ? Number::kFloat64 : Number::kFloat32;
   kernels::parallel_rows(planes_of(p), p.rows * kPlaneChannels + p.queries * row, [&](int64_t begin, int64_t end) {
-    const Tensor scratch = empty({p.rows, kPlaneChannels}, sum, kernels::cpu());
+    const Tensor scratch = empty({p.rows + 1, kPlaneChannels}, sum, kernels::cpu());
     table().backward_value(args, scratch.data_ptr(), begin, end);
   });
 }
