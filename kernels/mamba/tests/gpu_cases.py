@@ -85,12 +85,12 @@ def ssd_cases(ops, random):
     a, odd_a, d, bias = -random(6).float().exp(), -random(3).float().exp(), random(6, 64).float(), random(6).float()
     settings = 256, True, 0.0, float("inf")
     inputs, odds = (x, dt, a, b, c, d, x, bias, None, None), (odd, odd_dt, odd_a, odd_b, odd_b, None, None, None, None, None)
-    saved = ops.ssd_fwd(*inputs, *settings)[2]
+    saved, odd_saved = (ops.ssd_fwd(*given, *settings)[2] for given in (inputs, odds))
     return {
         "ssd": lambda: ops.ssd(*inputs, *settings),
         "ssd_fwd, odd": lambda: ops.ssd_fwd(*odds, *settings),
         "ssd_bwd": lambda: ops.ssd_bwd(x, None, *inputs, saved, *settings),
-        "ssd_bwd, odd": lambda: ops.ssd_bwd(odd, None, *odds, saved, *settings),
+        "ssd_bwd, odd": lambda: ops.ssd_bwd(odd, None, *odds, odd_saved, *settings),
     }
 
 
