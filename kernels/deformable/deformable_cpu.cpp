@@ -41,7 +41,7 @@ HOTSWAP_INLINE void each_row(const Problem& p, void* room, int64_t begin, int64_
   const bool copied = wants_copy(p);
   T* copy = static_cast<T*>(room);
   T* zeros = copied ? copy + p.rows * p.channels : copy;
-  __builtin_memset((void*)zeros, 0, sizeof(T) * size_t(p.channels));
+  for (int64_t c = 0; c < p.channels; ++c) zeros[c] = T{};  // with no channels there is no room
   int64_t held = -1;
   for (int64_t r = begin; r < end; ++r) {
     const Row row = row_of(p, r, copied);
