@@ -208,15 +208,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
         if (column(g) >= width) continue;
         Sums s = {};
 #pragma unroll
-        for (int k = 0; k < kNumbers / 16; ++k) {
-#pragma unroll
-          for (int j = 0; j < kParts; ++j) {
-            uint32_t columns[4];
-            load_b<Lie::kAcross>(columns, state, j, 16 * k, column(g));
-#pragma unroll
-            for (int n = 0; n + j < kParts; ++n) multiply_16x16(s, rows[k][n], columns);
-          }
-        }
+        for (int k = 0; k < kNumbers / 16; ++k) multiply_parts<Lie::kAcross>(s, rows[k], state, 16 * k, column(g));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -235,9 +227,8 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
       float entered[2] = {}, none[2] = {};
       const float enters[2] = {step(kEnter, my_row), step(kEnter, my_row + 8)};
       through_state(dc, dy, h, enters, &c, entered);
-      const float leaves[2] = {step(kLeave, my_row) * step(kDelta, my_row),
-                               step(kLeave, my_row + 8) * step(kDelta, my_row + 8)};
-      through_state(db, x, dh, leaves, nullptr, none);
+      const float weights[2] = {step(kWeight, my_row), step(kWeight, my_row + 8)};
+      through_state(db, x, dh, weights, nullptr, none);
 #pragma unroll
       for (int second = 0; second < 2; ++second) {
         const float sum = row_sum(entered[second]);
@@ -257,8 +248,8 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
       sum = warp_sum(sum), skipped = warp_sum(skipped);
       if (lane == 0) add(m.kept[warp], sum), add(m.skipped[warp], skipped);
     }
-    if (!kPlain && p.D != nullptr &&
-        p.each_D) {  // dD: four pairs of columns a warp, eight threads beside each other over the rows
+    // dD: four pairs of columns a warp, eight threads beside each other over the rows
+    if (!kPlain && p.D != nullptr && p.each_D) {
       for (int pair = warp * 4 + lane % 4; pair < kNumbers / 2; pair += 4 * B::kWarps) {
         float2 sum = {0.f, 0.f};
         for (int r = lane / 4; r < kTokens; r += 8) {
@@ -299,21 +290,12 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
 #pragma unroll
         for (int part = 0; part < kParts; ++part) load_a<Lie::kAlong>(rows[part], triangle, part, row, k);
 #pragma unroll
-        for (int g = 0; g < B::kGroups; ++g) {
-#pragma unroll
-          for (int j = 0; j < kParts; ++j) {
-            uint32_t columns[4];
-            load_b<Lie::kAcross>(columns, dy, j, k, column(g));
-#pragma unroll
-            for (int n = 0; n + j < kParts; ++n) multiply_16x16(v[g], rows[n], columns);
-          }
-        }
+        for (int g = 0; g < B::kGroups; ++g) multiply_parts<Lie::kAcross>(v[g], rows, dy, k, column(g));
       }
       const int64_t head = item.head(i);
       const int first_number = item.number(i);
       const Outside<T> dx = outside_of<T>(a.dx, item.batch, item.first, head, my_row, item.rows, first_number, dim);
-      const float skip = p.D != nullptr && !p.each_D ? p.D[head] : 0.f;
-      const float* skips = !kPlain && p.D != nullptr && p.each_D ? p.D + head * dim + first_number : nullptr;
+      const Skip skip = skip_of<kPlain>(p, head, first_number);
       const float deltas[2] = {step(kDelta, my_row), step(kDelta, my_row + 8)};
 #pragma unroll
       for (int g = 0; g < B::kGroups; ++g) {
@@ -321,9 +303,8 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
           const int j = my_row + 8 * second, n = column(g) + in;
           const float2 at = x.numbers<kParts>(j, n), dys = dy.numbers<kParts>(j, n);
           through[second] = fmaf(d[0], at.x, fmaf(d[1], at.y, through[second]));
-          const auto skip_of = [&](int n) { return skips == nullptr ? skip : n < dx.columns ? skips[n] : 0.f; };
-          d[0] = fmaf(deltas[second], d[0], skip_of(n) * dys.x);
-          d[1] = fmaf(deltas[second], d[1], skip_of(n + 1) * dys.y);
+          d[0] = fmaf(deltas[second], d[0], skip.at(n, dx.columns) * dys.x);
+          d[1] = fmaf(deltas[second], d[1], skip.at(n + 1, dx.columns) * dys.y);
         });
         write_sums(dx, v[g], column(g));
       }

@@ -123,15 +123,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
         }
       }
 #pragma unroll
-      for (int g = 0; g < B::kGroups; ++g) {
-#pragma unroll
-        for (int j = 0; j < kParts; ++j) {
-          uint32_t columns[4];
-          load_b<Lie::kAcross>(columns, x, j, 16 * k, column(g));
-#pragma unroll
-          for (int n = 0; n + j < kParts; ++n) multiply_16x16(y[g], a[n], columns);
-        }
-      }
+      for (int g = 0; g < B::kGroups; ++g) multiply_parts<Lie::kAcross>(y[g], a, x, 16 * k, column(g));
     }
 
     const int64_t head = item.head(i);
@@ -139,8 +131,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
     const auto outside = [&](const Tokens& t) {
       return outside_of<T>(t, item.batch, item.first, head, my_row, item.rows, first_number, dim);
     };
-    const float skip = p.D != nullptr && !p.each_D ? p.D[head] : 0.f;
-    const float* skips = !kPlain && p.D != nullptr && p.each_D ? p.D + head * dim + first_number : nullptr;
+    const Skip skip = skip_of<kPlain>(p, head, first_number);
     const Outside<T> to = outside(kGated ? out.dz : out.y);
 #pragma unroll
     for (int g = 0; g < B::kGroups; ++g) {
@@ -148,8 +139,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
       each_pair(y[g], [&](float* v, int second, int in) {
         const int n = column(g) + in;
         const float2 at = x.template numbers<kParts>(my_row + 8 * second, n);
-        const auto skip_of = [&](int n) { return skips == nullptr ? skip : n < to.columns ? skips[n] : 0.f; };
-        v[0] = fmaf(skip_of(n), at.x, v[0]), v[1] = fmaf(skip_of(n + 1), at.y, v[1]);
+        v[0] = fmaf(skip.at(n, to.columns), at.x, v[0]), v[1] = fmaf(skip.at(n + 1, to.columns), at.y, v[1]);
         if (packed && start[second] == kTokens) v[0] = v[1] = 0.f;
       });
       if (!kPlain && p.z.data != nullptr) {

@@ -102,7 +102,7 @@ struct Walk {
   Tokens tokens, group;
   const float* first;  // [batch, heads, dim, state] or null: before the first chunk walked
   float* last;         // as first: after the last; or null
-  int64_t states;      // where in memory each chunk's is kept; -1: nowhere
+  int64_t states;      // where in memory each chunk's is kept
   bool backward;       // from the last chunk on, with the gradient's decays
 };
 void states(const Problem& p, const Plan& plan, const Walk& walk, float* memory, Stream stream);

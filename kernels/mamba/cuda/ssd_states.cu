@@ -158,11 +158,10 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
     wait_copies<0>();
     __syncthreads();
     if (i + 1 < plan.chunks) load(i + 1);
-    if (walk.states >= 0) keep(chunk_of(i));
-    const auto& stage = m.stage[i % 2];
+    keep(chunk_of(i));
+    auto& stage = m.stage[i % 2];
     const float stays = stage.keep[0];
-    const Rows tokens = tile(const_cast<BFloat16*>(stage.tokens), kTokens, kNumbers),
-               others = tile(const_cast<BFloat16*>(stage.group), kTokens, kStates);
+    const Rows tokens = tile(stage.tokens, kTokens, kNumbers), others = tile(stage.group, kTokens, kStates);
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       each_pair(sums[g], [&](float* v, int, int) { v[0] *= stays, v[1] *= stays; });
@@ -176,15 +175,7 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
       const auto weight = [&](int t) { return *reinterpret_cast<const float2*>(stage.weight + t); };
       weigh<kParts>(a, weight(t), weight(t + 8));
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-        for (int j = 0; j < kParts; ++j) {
-          uint32_t b[4];
-          load_b<Lie::kAcross>(b, others, j, k, column(g));
-#pragma unroll
-          for (int i = 0; i + j < kParts; ++i) multiply_16x16(sums[g], a[i], b);
-        }
-      }
+      for (int g = 0; g < kGroups; ++g) multiply_parts<Lie::kAcross>(sums[g], a, others, k, column(g));
     }
   }
   if (walk.last != nullptr) outside([&](float& v, int64_t at) { walk.last[at] = v; });

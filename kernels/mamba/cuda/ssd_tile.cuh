@@ -217,7 +217,23 @@ __device__ __forceinline__ float2 read_pair(const Outside<T>& from, int second, 
   const T* at = from.row[second] + column;
   return {column < from.columns ? to_float(at[0]) : 0.f, column + 1 < from.columns ? to_float(at[1]) : 0.f};
 }
-// ---- the items of ssd_outputs and ssd_backward: a chunk, and a block of a group's heads, tile by tile of each
+
+// D of a head's tile: one number for all of the head's, or each its own.
+struct Skip {
+  float one;
+  const float* each;  // from the tile's first number on; null: all have `one`
+
+  __device__ __forceinline__ float at(int n, int columns) const {  // of the tile's `columns`
+    return each == nullptr ? one : n < columns ? each[n] : 0.f;
+  }
+};
+template <bool kPlain>
+__device__ __forceinline__ Skip skip_of(const Problem& p, int64_t head, int first_number) {
+  return {p.D != nullptr && !p.each_D ? p.D[head] : 0.f,
+          !kPlain && p.D != nullptr && p.each_D ? p.D + head * int(p.dim) + first_number : nullptr};
+}
+
+// ---- the items of ssd_outputs and ssd_gradients: a chunk, and a block of a group's heads, tile by tile of each
 
 template <class T>
 struct Item {
@@ -283,6 +299,19 @@ __device__ __forceinline__ void multiply_16x16(Sums& s, const uint32_t (&a)[4], 
   kernels::gpu::multiply_16x8<BFloat16>(s.d[0], a, b[0], b[1]);
   kernels::gpu::multiply_16x8<BFloat16>(s.d[1], a, b[2], b[3]);
 }
+// s += A B of 16 k from `k`: A's fragments of all parts, B's 16 columns from `column`. Parts too small to count are
+// left out.
+template <Lie kLie, int kParts>
+__device__ __forceinline__ void multiply_parts(Sums& s, const uint32_t (&a)[kParts][4], const Rows& b, int k,
+                                               int column) {
+#pragma unroll
+  for (int j = 0; j < kParts; ++j) {
+    uint32_t columns[4];
+    load_b<kLie>(columns, b, j, k, column);
+#pragma unroll
+    for (int i = 0; i + j < kParts; ++i) multiply_16x16(s, a[i], columns);
+  }
+}
 
 // sums[g] += A[rows from `row`, k from 0 to `numbers`] B[.., columns of group g], `column(g)` the group's first column;
 // those that skip(g) says are left out.
@@ -296,14 +325,7 @@ __device__ __forceinline__ void multiply(Sums (&sums)[kGroups], const Rows& a, i
     for (int i = 0; i < kParts; ++i) load_a<kA>(rows[i], a, i, row, k);
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      if (skip(g)) continue;
-#pragma unroll
-      for (int j = 0; j < kParts; ++j) {
-        uint32_t columns[4];
-        load_b<kB>(columns, b, j, k, column(g));
-#pragma unroll
-        for (int i = 0; i + j < kParts; ++i) multiply_16x16(sums[g], rows[i], columns);
-      }
+      if (!skip(g)) multiply_parts<kB>(sums[g], rows, b, k, column(g));
     }
   }
 }
@@ -369,7 +391,7 @@ __device__ __forceinline__ float row_sum(float v) {
   return v + __shfl_xor_sync(kAllLanes, v, 2);
 }
 
-// A's fragment times w, which has a number for each k,, rounded to parts again.
+// A's fragment times w, which has a number for each k, rounded to parts again.
 template <int kParts>
 __device__ __forceinline__ void weigh(uint32_t (&a)[kParts][4], const float2& low, const float2& high) {
 #pragma unroll
