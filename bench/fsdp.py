@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gpu_model import MODELS, OURS, WARM, add_model_rows, random_model  # noqa: E402
+from gpu_model import LLAMAS, MODELS, OURS, WARM, add_model_rows, random_model  # noqa: E402
 from results import add_flags  # noqa: E402
 
 TINY = dict(vocab_size=512, hidden_size=64, head_dim=16, num_attention_heads=4, num_key_value_heads=2,
@@ -59,7 +59,7 @@ def train(args) -> dict | None:
         dist.init_process_group("nccl", device_id=torch.device(device))
         sync, memory = torch.cuda.synchronize, torch.cuda.max_memory_allocated
         clear = torch.cuda.reset_peak_memory_stats
-    model = random_model(config, args.side, device, config.dtype, checkpoint=args.model == "8b")
+    model = random_model(config, args.side, device, config.dtype, checkpoint=MODELS[args.model][2])
     for layer in model.model.layers:
         fully_shard(layer)
     if args.head_apart:
@@ -129,7 +129,7 @@ def disagreements(results: dict) -> list[str]:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", type=Path, required=True)
-    parser.add_argument("--model", choices=("1b", "8b"), default="8b")
+    parser.add_argument("--model", choices=LLAMAS, default="8b")
     parser.add_argument("--rows", type=int, default=2, help="of each rank")
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=5)

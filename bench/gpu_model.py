@@ -45,13 +45,13 @@ MAMBA2 = dict(
     state_size=128, num_heads=64, head_dim=64, n_groups=1, expand=2, conv_kernel=4, chunk_size=256, residual_in_fp32=True,
     tie_word_embeddings=True, dtype="bfloat16", bos_token_id=0, eos_token_id=0, pad_token_id=0,
 )  # fmt: skip
-MODELS = {
-    "1b": ("Llama-1B", LLAMA_1B),
-    "8b": ("Llama-8B, 16 layers checkpointed", LLAMA_8B),
-    "mamba": ("mamba-1.4b checkpointed", MAMBA),
-    "mamba2": ("mamba2-1.3b checkpointed", MAMBA2),
+MODELS = {  # name, configuration, are activations checkpointed
+    "1b": ("Llama-1B", LLAMA_1B, False),
+    "8b": ("Llama-8B, 16 layers checkpointed", LLAMA_8B, True),
+    "mamba": ("mamba-1.4b checkpointed", MAMBA, True),
+    "mamba2": ("mamba2-1.3b checkpointed", MAMBA2, True),
 }
-CHECKPOINTED = ("8b", "mamba", "mamba2")
+LLAMAS = [model for model, (_, config, _) in MODELS.items() if config["model_type"] == "llama"]
 WARM = 2
 BF16_LOSS = 2e-2
 OURS = {"hotswap": {}, "attention": {"attention": True}}  # through python/, and what else kernelize is asked for
@@ -93,7 +93,7 @@ def transformers_step(args) -> dict:
         from kernels import replace_kernel_forward_from_hub
 
         replace_kernel_forward_from_hub(modeling_llama.LlamaMLP, "SwiGLUMLP")
-    model = random_model(config, side, "cuda", torch.bfloat16, checkpoint=args.model in CHECKPOINTED)
+    model = random_model(config, side, "cuda", torch.bfloat16, checkpoint=MODELS[args.model][2])
     calls = lambda: {}
     if side in OURS:
         import hotswap
@@ -166,7 +166,7 @@ def main():
     if args.side:
         print(json.dumps(transformers_step(args)))
         return
-    name, config = MODELS[args.model]
+    name, config, checkpointed = MODELS[args.model]
     shape = f"{name} {args.rows}x{args.columns}"
     results = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -176,11 +176,11 @@ def main():
         host += ["--model", folder, "--random-weights"]
         python = [sys.executable, __file__, "--folder", folder, "--packages", args.packages, "--model", args.model]
         sides = {}
-        if args.hotswap and args.model == "1b":  # the C++ host does not checkpoint
+        if args.hotswap and not checkpointed:  # the C++ host does not checkpoint
             sides = {"hotswap stock": host, "hotswap kernels": [*host, "--use-kernels"]}
         sides["transformers"] = [*python, "--side", "plain"]
         modules = dict(hotswap="torch")
-        if "llama" in config["model_type"]:
+        if args.model in LLAMAS:
             modules = dict(compile="torch", kernels="kernels", **modules, attention="torch", liger="liger_kernel")
         for side, module in modules.items():
             if importlib.util.find_spec(module):

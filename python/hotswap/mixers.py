@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
-from hotswap.packages import load, package
+from hotswap.packages import load
 from hotswap.replacement import Replacement, class_of, decorated, inside, seeing
 
 LAYER = "mamba"
@@ -86,18 +86,12 @@ def match(module) -> Optional[Replacement]:
     return _gated_norm(module) if _is_gated_norm(module) else _mixer(module)
 
 
-def _offered(module, name: str) -> bool:
-    """Every function has a kernel for the CPU; for a GPU those that the package says."""
-    on_gpu = any(p.device.type not in ("cpu", "meta") for p in module.parameters())
-    return not on_gpu or FUNCTIONS[name][0] in package("mamba").layers()
-
-
 def _mixer(module) -> Optional[Replacement]:
     if getattr(module, "activation", None) not in (None, "silu", "swish"):
         return None
     forward = stock_forward(module)
     scope = getattr(inside(forward), "__globals__", {})
-    names = tuple(name for name in _called(module) if _offered(module, name) and _agrees(name, scope[name]))
+    names = tuple(name for name in _called(module) if _agrees(name, scope[name]))
     return _seeing_ours(forward, names) if names else None
 
 

@@ -74,10 +74,6 @@ class Package(NamedTuple):
     def ops(self):
         return getattr(torch.ops, self.id)
 
-    def layers(self) -> dict:
-        """What this variant offers, by name: a GPU's may have fewer layers than the CPU's."""
-        return json.loads((Path(self.module.__file__).parent / "layers.json").read_text())["layers"]
-
     def calls(self, op: str) -> int:
         """How often `op` ran in this process; a backward by autograd counts as its own op."""
         return self.ops.call_count(op)

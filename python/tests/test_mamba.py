@@ -65,8 +65,7 @@ def model(name, **changes):
 
 def scan_of(name):
     """Which scan of ours it calls, and how often a function of a mixer."""
-    _, scan, count = MODELS[name]
-    return scan, count
+    return MODELS[name][1:]
 
 
 def ours(calls):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 sys.path.insert(0, str(Path(__file__).parent))
 import mamba_oracle as oracle  # noqa: E402
@@ -250,3 +251,19 @@ def test_gated_norm(package, dtype, before):
         made = zip([got, *gradients([got], inputs)], [want, *gradients([want], exact)], [usual, *gradients([usual], plain)])
         for g, w, u in made:
             assert (g - w).abs().max() <= 2 * (u - w).abs().max() + 1e-5
+
+
+# ---- what torch.compile is told -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device, scanned, kept", [("cpu", (2, 2, 16, 6), (2, 2, 4, 8, 5)), ("cuda", (2, 4, 16, 6), (0,))])
+def test_what_is_kept_for_backward(ops, device, scanned, kept):
+    """A GPU has its own: a scan's states every 32 steps (scan.h), and none of ssd's."""
+    with FakeTensorMode():
+        u, b = torch.empty(2, 6, 100, device=device), torch.empty(2, 16, 100, device=device)
+        rates = torch.empty(6, 16, device=device)
+        assert ops.selective_scan_fwd(u, u, rates, b, b, None, None, None, None, None, True)[2].shape == scanned
+        x, c = torch.empty(2, 100, 4, 5, device=device), torch.empty(2, 100, 1, 8, device=device)
+        dt, a = torch.empty(2, 100, 4, device=device), torch.empty(4, device=device)
+        made = ops.ssd_fwd(x, dt, a, c, c, None, None, None, None, None, 256, True, 0.0, float("inf"))
+        assert made[2].shape == kept
