@@ -218,30 +218,34 @@ TEST(Deformable, ACornerOfNoShareIsRead) {
 }
 
 // A corner outside counts nothing, not 0 times something: infinities beside it, and gradients of infinity, stay what
-// they are.
+// they are, in torch's grid_sample too.
 TEST(Deformable, ACornerOutsideGivesNothing) {
   const double inf = std::numeric_limits<double>::infinity();
   const Pyramid pyramid{{{4, 4}, {1, 1}}, {1, 1}};
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
-    for (const int64_t channels : {32, 5}) {
-      const std::string what = std::string(c10::toString(dtype)) + " " + std::to_string(channels);
-      Tensors in = inputs({1, 1, 1, channels, pyramid}, dtype, dtype);
-      in[1].fill_(0.0625);                    // half of a pixel outside, at the upper left of both levels
-      in[1].select(3, 1).fill_(2);            // but nowhere on the second
-      in[2].select(3, 1).fill_(inf);          // whose weight is not looked at
-      in[0].select(1, 16).fill_(inf);         // nor its value
-      in[0].select(1, 0).fill_(inf);          // the one pixel that counts
-      in[0].select(1, 1).fill_(double(NAN));  // its neighbour, which is none of the corners
-      EXPECT_TRUE((run(pyramid, in)[0] == inf).all().item<bool>()) << what;
-      if (kernels::on_cuda()) continue;  // there an infinite gradient times what is outside, a 0, is NaN
-      in[0].fill_(1);
-      in[3].fill_(inf);
-      const Tensors got = run(pyramid, in);
-      EXPECT_TRUE((got[1].select(1, 0) == inf).all().item<bool>()) << what;
-      EXPECT_EQ(got[1].narrow(1, 1, 16).abs().max().item<double>(), 0) << what;
-      EXPECT_TRUE((got[3].select(3, 0) == inf).all().item<bool>()) << what;
-      EXPECT_EQ(got[3].select(3, 1).abs().max().item<double>(), 0) << what;
-      EXPECT_EQ(got[2].select(3, 1).abs().max().item<double>(), 0) << what;
+    for (const int64_t channels : {32, 64, 5}) {  // threads of a GPU that share a sample: few, some, a warp
+      for (const int64_t queries : {1, 20}) {     // fewer samples than pixels, and more: sorted in two ways there
+        const std::string what = std::string(c10::toString(dtype)) + " " + std::to_string(channels);
+        Tensors in = inputs({1, queries, 1, channels, pyramid}, dtype, dtype);
+        in[1].fill_(0.0625);                    // half of a pixel outside, at the upper left of both levels
+        in[1].select(3, 1).fill_(2);            // but nowhere on the second
+        in[2].select(3, 1).fill_(inf);          // whose weight is not looked at
+        in[0].select(1, 16).fill_(inf);         // nor its value
+        in[0].select(1, 0).fill_(inf);          // the one pixel that counts
+        in[0].select(1, 1).fill_(double(NAN));  // its neighbour, which is none of the corners
+        EXPECT_TRUE((run(pyramid, in)[0] == inf).all().item<bool>()) << what;
+        in[0].fill_(1);
+        in[3].fill_(inf);
+        for (const bool unordered : {false, true}) {
+          const Tensors got = run(pyramid, in, unordered);
+          EXPECT_TRUE((got[1].select(1, 0) == inf).all().item<bool>()) << what;
+          EXPECT_EQ(got[1].narrow(1, 1, 16).abs().max().item<double>(), 0) << what;
+          EXPECT_TRUE((got[2].select(3, 0) == inf).all().item<bool>()) << what;
+          EXPECT_TRUE((got[3].select(3, 0) == inf).all().item<bool>()) << what;
+          EXPECT_EQ(got[3].select(3, 1).abs().max().item<double>(), 0) << what;
+          EXPECT_EQ(got[2].select(3, 1).abs().max().item<double>(), 0) << what;
+        }
+      }
     }
   }
 }

@@ -157,7 +157,9 @@ __global__ void __launch_bounds__(kThreads, kAdd || G == 8 ? 2 : 3)
     }
     if (there && j + lane < samples) {
       const S fx = f.fx, fy = f.fy, gx = 1 - fx, gy = 1 - fy;
-      const S* const s = products;
+      S s[4];  // a corner outside counts 0, where dout is infinite too: its 0 was multiplied
+#pragma unroll
+      for (int k = 0; k < 4; ++k) s[k] = f.in >> k & 1 ? products[k] : S(0);
       const int64_t at = first + j + lane;
       write_number<S>(a.dweights, p.weight_type, at, gy * (gx * s[0] + fx * s[1]) + fy * (gx * s[2] + fx * s[3]));
       write_number<S>(a.dlocations, p.location_type, 2 * at,
