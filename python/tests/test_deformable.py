@@ -1,5 +1,6 @@
 """Deformable attention in models of transformers: tiny random ones, stock and swapped."""
 
+import contextlib
 import copy
 
 import pytest
@@ -232,18 +233,39 @@ def test_autocast(family):
     ops_are_exact(family, seen.calls, torch.bfloat16)
 
 
+@contextlib.contextmanager
+def cut_as(m, masks):
+    """Mask2Former cuts masks at a half for the next layer to look through, and one bit of them moves its output by 0.15: where
+    there are masks already, they take the place of the model's own; else its own are noted."""
+    held = list(masks)
+
+    def hook(module, args, out):
+        if held:
+            return out[0], held.pop(0)
+        masks.append(out[1])
+
+    hooks = [p.register_forward_hook(hook) for p in m.modules() if type(p).__name__ == "Mask2FormerMaskPredictor"]
+    yield
+    assert not held
+    for h in hooks:
+        h.remove()
+
+
 @pytest.mark.parametrize("family", ["deformable_detr", "mask2former"])  # others choose queries by scores, which a rounding may turn
 def test_outputs_under_autocast(family):
-    stock, given = model(family), data(family)
+    stock, given, masks = model(family), data(family), []
     with torch.no_grad():
-        want = [t for t in stock(**given).to_tuple() if torch.is_tensor(t)]
+        with cut_as(stock, masks):
+            want = [t for t in stock(**given).to_tuple() if torch.is_tensor(t)]
+        assert bool(masks) == (family == "mask2former")
         errors = []
-        for m in (twin(stock), stock):
-            with torch.autocast(torch.get_default_device().type, torch.bfloat16):
+        for m in (twin(stock, **ALONE), twin(stock), stock):
+            with cut_as(m, masks), torch.autocast(torch.get_default_device().type, torch.bfloat16):
                 got = [t for t in m(**given).to_tuple() if torch.is_tensor(t)]
             errors.append([float((g.double() - w.double()).norm() / w.double().norm()) for g, w in zip(got, want, strict=True)])
-    for ours, theirs in zip(*errors, strict=True):
-        assert ours <= 2 * theirs + 2**-8
+    for alone, ours, theirs in zip(*errors, strict=True):
+        assert alone <= 1.5 * theirs + 2**-9
+        assert ours <= 2 * theirs + 2**-8  # layer norms in bfloat16, which CUDA's autocast has stock's make in float32
 
 
 def test_layer_norms_and_activations_beside_it():
