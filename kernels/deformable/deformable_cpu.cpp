@@ -80,12 +80,14 @@ HOTSWAP_INLINE void in_blocks(int64_t channels, Fn block) {
 
 // ---- forward
 
-// What the samples give to N vectors of channels from c on, the last of them `count` numbers wide.
-template <class T, int N, class Count>
+// What the samples give to N vectors of channels from c on, the last of them `count` numbers wide. before(j): done
+// before sample j.
+template <class T, int N, class Count, class Fn>
 HOTSWAP_INLINE void add_samples(const Corners<const T>& corners, const Samples<typename Wide<T>::S>& s, int n,
-                                int64_t c, Count count, typename Wide<T>::V (&sums)[N]) {
+                                int64_t c, Count count, typename Wide<T>::V (&sums)[N], Fn before) {
   using V = typename Wide<T>::V;
   for (int j = 0; j < n; ++j) {
+    before(j);
     V v[N];
     for (int k = 0; k < 4; ++k) {  // apart from the sums, so that samples do not wait for each other
       const T* from = corners.at[k][j] + c;
@@ -116,15 +118,69 @@ static void forward_row(const Forward& a, const Row& row, const Plane<T>& value,
     V sums[N] = {};
     for (int64_t begin = 0; begin < p.samples; begin += kChunk) {
       if (!one_table) look(begin);
-      add_samples<T, N>(corners, s, chunk_of(p, begin), c, count, sums);
+      add_samples<T, N>(corners, s, chunk_of(p, begin), c, count, sums, [](int) HOTSWAP_LAMBDA {});
     }
     for (int i = 0; i < N; ++i) store(out + c + i * kVector<T>, sums[i], count);
   };
   in_blocks<T>(p.channels, block);
 }
 
+// Samples on the first levels, as long as few corners fall on a level beside its pixels: most of them are the first to
+// look at theirs, which comes out of memory. Later levels have been read soon.
+HOTSWAP_INLINE int cold_samples(const Problem& p) {
+  int l = 0;
+  for (; l < p.levels.count; ++l) {
+    const int64_t corners = 4 * p.queries * (p.levels.first[l + 1] - p.levels.first[l]);
+    if (corners >= 2 * p.levels.known[l].height * p.levels.known[l].width) break;
+  }
+  return p.levels.first[l];
+}
+
+// Rows [begin, end) where value is not copied and one table holds a row's samples. The next row's places are found
+// ahead, and its cold corners fetched, one before each sample of this row: all at once they would be in the way of its
+// own. With four levels these are all of them.
+template <class T>
+static void forward_ahead(const Forward& a, const T* zeros, int64_t begin, int64_t end,
+                          Samples<typename Wide<T>::S>& first) {
+  using S = typename Wide<T>::S;
+  using V = typename Wide<T>::V;
+  const Problem& p = a.of;
+  const int n = int(p.samples), cold = 4 * cold_samples(p);  // corners
+  Samples<S> second;
+  second.level = first.level;
+  Samples<S>* const samples[2] = {&first, &second};
+  Corners<const T> corners[2];
+  const auto look = [&](int64_t r) HOTSWAP_LAMBDA {
+    const Row row = row_of(p, r, false);
+    const T* value = static_cast<const T*>(p.value) + row.n * p.batch_stride + row.m * p.head_stride;
+    find(p, r, 0, n, *samples[r % 2]);
+    point(*samples[r % 2], n, value, p.row_stride, zeros, corners[r % 2]);
+  };
+  if (begin < end) look(begin);
+  for (int64_t r = begin; r < end; ++r) {
+    const Corners<const T>& next = corners[(r + 1) % 2];
+    const int last = r + 1 < end ? cold : 0;
+    if (r + 1 < end) look(r + 1);
+    T* out = static_cast<T*>(a.out) + r * p.channels;
+    in_blocks<T>(p.channels, [&]<int N, class Count>(int64_t c, Count count) HOTSWAP_LAMBDA {
+      V sums[N] = {};
+      add_samples<T, N>(corners[r % 2], *samples[r % 2], n, c, count, sums, [&](int j) HOTSWAP_LAMBDA {
+        if (j >= last) return;
+        const T* at = next.at[j % 4][j / 4] + c;
+        for (int i = 0; i < N * kVector<T>; i += 64 / int(sizeof(T))) __builtin_prefetch(at + i);
+      });
+      for (int i = 0; i < N; ++i) store(out + c + i * kVector<T>, sums[i], count);
+    });
+  }
+}
+
 static void forward(const Forward& a, void* room, int64_t begin, int64_t end) {
   with_samples(a.of, [&]<typename T>(auto& s) {
+    if (a.of.samples <= kChunk && !wants_copy(a.of)) {
+      T* zeros = static_cast<T*>(room);
+      for (int64_t c = 0; c < a.of.channels; ++c) zeros[c] = T{};
+      return forward_ahead<T>(a, zeros, begin, end, s);
+    }
     each_row<T>(a.of, room, begin, end,
                 [&](const Row& row, const Plane<T>& value) HOTSWAP_LAMBDA { forward_row<T>(a, row, value, s); });
   });
