@@ -32,6 +32,22 @@ def seed():
 # ---- convolution ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_results_can_be_written_in_place(package, last):
+    """Autograd refuses that for views. causal-conv1d's own tests do it."""
+    x, weight = layouts(torch.randn(2, 9, 4), last).detach().requires_grad_(), leaf(4, 4)
+    y = package.causal_conv1d_fn(x, weight, activation="silu")
+    z = package.selective_scan_fn(x, x, -torch.rand(4, 8), torch.randn(4, 8), torch.randn(4, 8), delta_softplus=True)
+    assert y.stride() == z.stride() == x.stride()
+    want = torch.autograd.grad((y.square() + z.square()).sum(), (x, weight), retain_graph=True)
+    got = torch.autograd.grad((y.mul_(1).square() + z.mul_(1).square()).sum(), (x, weight))
+    for g, w in zip(got, want, strict=True):
+        assert torch.equal(g, w)
+    with FakeTensorMode() as fake:
+        x = fake.from_tensor(x)
+        assert not package.causal_conv1d_fn(x, torch.empty(4, 4))._is_view()
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("length", [1, 2, 8, 129, 151, 512])
 def test_conv(package, dtype, length):

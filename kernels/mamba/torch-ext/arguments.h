@@ -84,9 +84,13 @@ struct Call {
 // A new tensor in the shape of t [batch, channels, steps], and laid out as t is: channels beside each other, or steps.
 inline Tensor new_in_layout(const Tensor& t, DType type) {
   const int64_t batch = t.size(0), channels = t.size(1), steps = t.size(2);
-  if (channels > 1 && steps > 1 && t.stride(1) < t.stride(2))
-    return torch::stable::transpose(kernels::empty({batch, steps, channels}, type, device_of(t)), 1, 2);
-  return kernels::empty_like(t, type);
+  if (channels <= 1 || steps <= 1 || t.stride(1) >= t.stride(2)) return kernels::empty_like(t, type);
+  // No transposed view: what an op with autograd returns cannot be written in place (y += ...) where it is a view.
+  const Tensor memory = kernels::empty({batch, steps, channels}, type, device_of(t));
+  const int64_t sizes[] = {batch, channels, steps}, strides[] = {steps * channels, 1, channels};
+  AtenTensorHandle handle;
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(memory.get(), 3, sizes, strides, 0, &handle));
+  return Tensor(handle);
 }
 // The gradient of what was not given.
 inline Tensor none(const Device& device) { return kernels::empty({0}, DType::kFloat32, device); }
