@@ -99,6 +99,10 @@ std::vector<Shape> shapes() {
       {65, 2, 2, 8, {{{3, 3}}, {3}}},                                    // more images than a step of theirs
       {1, 4, 2, 300, {{{3, 5}, {2, 2}}, {2, 2}}},                        // more channels than threads at once
       {1, 600, 2, 32, {{{2, 3}}, {4}}},                                  // many samples a pixel
+      // Fewer samples than pixels: on a GPU a level's are sorted by one block, by a larger one, by all blocks together.
+      {2, 120, 3, 8, {{{20, 20}, {10, 12}}, {2, 2}}},
+      {1, 500, 2, 8, {{{50, 60}, {9, 9}}, {4, 2}}},
+      {1, 1000, 1, 4, {{{64, 64}}, {4}}},
   };
 }
 
