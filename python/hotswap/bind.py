@@ -12,7 +12,7 @@ from typing import Optional
 
 from torch import nn
 
-from hotswap import attention, experts, match
+from hotswap import attention, experts, match, projections
 from hotswap.packages import owner, package, register_sharding
 from hotswap.replacement import Replacement, class_of
 
@@ -220,7 +220,8 @@ def report(model: nn.Module) -> Report:
         bound = next((r for r in found if _bound(module, r)), None)
         if bound is not None:
             made = package(bound.package)
-            rows.append(Row(name, bound.layer, made.name, made.version, made.variant, bound.ops))
+            why = projections.left_alone(module) if bound.option in ("mlp", "rope") else ""
+            rows.append(Row(name, bound.layer, made.name, made.version, made.variant, bound.ops, why))
             ops |= {(bound.package, op) for op in bound.ops}
         elif package_id := owner(_running(module)):  # by kernels' own kernelize, from a mapping
             made = class_of(module)

@@ -14,7 +14,8 @@ from torch import nn
 from hotswap import deformable, experts, mixers
 from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
 from hotswap.packages import load
-from hotswap.replacement import Replacement, class_of, seeing
+from hotswap.projections import linking
+from hotswap.replacement import Replacement, class_of, inside, seeing
 
 
 OPTIONS = {
@@ -252,10 +253,10 @@ def _attention(module):
     def candidates():
         made = _rotary_functions()[name]
         ops = ("rotary", "rotary_bwd")
-        return [Replacement("rope", f.__name__, "rotary", ops, seeing(forward, {name: f})) for f in made]
+        return [Replacement("rope", f.__name__, "rotary", ops, linking(seeing(forward, {name: f}))) for f in made]
 
     def agree(candidate):
-        return agreement(stock, candidate.forward.__globals__[name], _rotary_cases(name))
+        return agreement(stock, inside(candidate.forward).__globals__[name], _rotary_cases(name))
 
     return first(forward, candidates, agree)
 

@@ -135,7 +135,7 @@ class Calls:
         "norm": ("rms_norm", "rms_norm_fwd", "rms_norm_bwd", "layer_norm", "layer_norm_fwd", "layer_norm_bwd"),
         "activation": tuple(f"{a}{b}" for a in ("silu", "gelu", "gelu_tanh", "gelu_quick", "relu_squared") for b in ("", "_bwd")),
         "rotary": ("rotary", "rotary_bwd"),
-        "mlp": tuple(f"{a}{b}" for a in ("swiglu", "geglu") for b in ("", "_bwd", "_bwd_")),
+        "mlp": tuple(f"{a}{b}" for a in ("swiglu", "geglu") for b in ("", "_bwd", "_bwd_", "_bwd_again_")),
         "moe": ("moe_experts", "moe_experts_train", "moe_experts_bwd", "moe_experts_bwd_"),
         "deformable": tuple(f"deformable_attention{a}{b}" for a in ("", "_points") for b in ("", "_bwd")),
         "mamba": tuple(f"{a}{b}" for a in ("selective_scan", "ssd") for b in ("", "_fwd", "_bwd"))
