@@ -11,7 +11,7 @@ from typing import Optional
 import torch
 from torch import nn
 
-from hotswap import deformable, experts, mixers
+from hotswap import deformable, experts, mixers, residual
 from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
 from hotswap.packages import load
 from hotswap.projections import linking
@@ -144,7 +144,7 @@ def _gated_mlp(module):
         layers = {"PackedSwiGLUMLP": "swiglu", "PackedGeGLUMLP": "geglu"}
 
     def candidates():
-        made = [_of_package("mlp", layer, "mlp", (op, f"{op}_bwd", f"{op}_bwd_")) for layer, op in layers.items()]
+        made = [_of_package("mlp", layer, "mlp", (op, *(f"{op}_bwd{end}" for end in ("", "_", "_again_")))) for layer, op in layers.items()]
         if split and hasattr(module, "gate_multiplier"):
             made.append(_scaled_swiglu_mlp())
         if split and isinstance(getattr(module, "limit", None), (int, float)):
@@ -308,7 +308,7 @@ def _loss(module):
 
 def matches(module: nn.Module) -> list[Replacement]:
     """What may be bound to this module; a model's head has two that exclude each other."""
-    for find in (_rms_norm, _layer_norm, _gated_mlp, experts.match, _attention, _deformable, mixers.match, _activation):
+    for find in (_rms_norm, _layer_norm, _gated_mlp, experts.match, _attention, _deformable, mixers.match, residual.match, _activation):
         if (found := find(module)) is not None:
             return [found]
     return _loss(module) or []

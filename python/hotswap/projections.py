@@ -22,6 +22,11 @@ def _whole():  # asked for by a forward: `import hotswap` loads no package
     return load("mlp").whole
 
 
+def trains_here(x) -> bool:
+    """May a gradient be asked for here, of plain numbers on a device where these ways were measured?"""
+    return not torch.compiler.is_compiling() and _whole().may_fuse(x)
+
+
 class Linked(torch.autograd.Function):
     """x, weight, bias -> x @ weight^T + bias, and x for the next one."""
 
@@ -85,15 +90,11 @@ def linking(forward: Callable) -> Callable:
 
     @functools.wraps(forward)
     def linking_forward(self, *args, **kwargs):
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not _linkable(self):
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not set(NAMES) <= set(self._modules):
             return forward(self, *args, **kwargs)
         return forward(linked(self), *args, **kwargs)
 
     return linking_forward
-
-
-def _linkable(attention) -> bool:
-    return all(name in attention._modules for name in NAMES)
 
 
 def left_alone(module) -> str:
