@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
 from hotswap.packages import load
-from hotswap.projections import trains_here
+from hotswap.projections import trains
 from hotswap.replacement import Replacement, class_of
 
 PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -105,7 +105,7 @@ def composed(layer_class: type, ways=InOne) -> Callable:
 
     @functools.wraps(stock)
     def forward(self, hidden_states, *args, **kwargs):
-        if ways is InOne and not trains_here(hidden_states):
+        if ways is InOne and not trains(hidden_states):
             return stock(self, hidden_states, *args, **kwargs)
         bound = signature.bind(self, hidden_states, *args, **kwargs)
         bound.apply_defaults()

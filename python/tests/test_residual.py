@@ -13,7 +13,7 @@ LAYERS = 2
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
-    monkeypatch.setattr(hotswap.load("mlp").whole, "DEVICES", {"cpu", "cuda"})
+    monkeypatch.setattr(hotswap.load("mlp").linked, "DEVICES", {"cpu", "cuda"})
 
 
 def rows(m):

@@ -1,6 +1,6 @@
 """The middle of a gated MLP: swiglu(gate, up) = silu(gate) * up, geglu(gate, up) = gelu_tanh(gate) * up."""
 
-from . import _ownership, _package, layers, sharding, whole
+from . import _ownership, _package, layers, linked, sharding, whole
 from ._ops import ops
 
 OPS = ("swiglu", "geglu")
@@ -30,4 +30,4 @@ _package.register(
 )
 register_sharding = _package.sharding(lambda: sharding.rules(OPS))
 
-__all__ = ["register_sharding", "geglu", "layers", "swiglu", "whole"]
+__all__ = ["register_sharding", "geglu", "layers", "linked", "swiglu", "whole"]
