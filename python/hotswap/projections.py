@@ -7,8 +7,10 @@ from typing import Callable
 import torch
 
 from hotswap.packages import load
+from hotswap.replacement import Replacement
 
 NAMES = ("q_proj", "k_proj", "v_proj")
+ADD_NORM = "AddRMSNorm"  # a decoder layer whose norms take the residual with them (residual.py)
 
 
 @functools.lru_cache(maxsize=None)
@@ -62,11 +64,24 @@ def linking(forward: Callable) -> Callable:
     return linking_forward
 
 
-def left_alone(module) -> str:
-    """Which projections of an attention or a gated MLP are called as ever, and why; for the report."""
+# ---- for the report
+
+
+def _on_such_a_device(module) -> bool:
+    return any(p.device.type in _package().DEVICES for p in module.parameters())
+
+
+def is_here(module, replacement: Replacement) -> bool:
+    """Not so of a decoder layer elsewhere, which runs as its class says."""
+    return replacement.layer != ADD_NORM or _on_such_a_device(module)
+
+
+def note(module, replacement: Replacement) -> str:
+    """Which projections of an attention or a gated MLP are called as ever, and why; where a way is taken at all."""
+    if replacement.layer == ADD_NORM:
+        return "in training"
     names = [n for n in (*NAMES, "gate_proj", "up_proj", "down_proj") if n in module._modules]
-    linears = {name: module._modules[name] for name in names}
-    if not any(p.device.type in _package().DEVICES for linear in linears.values() for p in linear.parameters()):
+    if replacement.option not in ("mlp", "rope") or not names or not _on_such_a_device(module):
         return ""
-    found = [f"{name} has {why}" for name, linear in linears.items() if (why := _package().why_not(linear))]
+    found = [f"{name} has {why}" for name in names if (why := _package().why_not(module._modules[name]))]
     return f"{', '.join(found)}: its products are autograd's own" if found else ""

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
 from hotswap.packages import load
-from hotswap.projections import trains
+from hotswap.projections import ADD_NORM, trains
 from hotswap.replacement import Replacement, class_of
 
 PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -139,7 +139,7 @@ def match(module) -> Optional[Replacement]:
         return None
 
     def candidates():
-        return [Replacement("rms_norm", "AddRMSNorm", "norm", OPS, composed(class_of(module)))]
+        return [Replacement("rms_norm", ADD_NORM, "norm", OPS, composed(class_of(module)))]
 
     def agree(candidate):
         changes = {"input_layernorm": torch.sin, "post_attention_layernorm": torch.cos, "mlp": torch.tanh}
