@@ -109,6 +109,7 @@ TEST(CrossEntropy, BothAtOnceMatchFloat64) {
   for (const at::ScalarType dtype : kDtypes) {
     for (const int64_t vocab : {1, 7, 577, 20001, 70000}) {  // in shared memory, in L2
       for (const Options& o : kOptions) {
+        if (vocab == 70000 && &o != &kOptions[0]) continue;
         const Tensor logits = random_tensor({9, vocab}, dtype, 3.0), target = random_target(9, vocab);
         const Tensor one = std::string(o.reduction) == "none" ? zeros({9}, at::kFloat) + 1 : zeros({}, at::kFloat) + 1;
         const auto want =
