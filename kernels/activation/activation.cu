@@ -111,7 +111,9 @@ void and_mul(const AndMul& a, int64_t rows, Stream stream) {
                         .rows = rows,
                         .cols = a.cols,
                         .dtype = a.dtype};
-  with_function(a.function, [&]<class Act>() { launch_gated<Act>(gated, backward, stream); });
+  with_function(a.function, [&]<class Act>() {
+    backward ? launch_gated<Act, Gated::kBackward>(gated, stream) : launch_gated<Act, Gated::kForward>(gated, stream);
+  });
 }
 
 }  // namespace activation::cuda

@@ -105,6 +105,32 @@ TEST(CrossEntropy, IgnoreIndexMayBeAToken) {
   expect_close(got, want, 1e-6, "loss");
 }
 
+TEST(CrossEntropy, BothAtOnceMatchFloat64) {
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const int64_t vocab : {1, 7, 577, 20001, 70000}) {  // in shared memory, in L2
+      for (const Options& o : kOptions) {
+        if (vocab == 70000 && &o != &kOptions[0]) continue;
+        const Tensor logits = random_tensor({9, vocab}, dtype, 3.0), target = random_target(9, vocab);
+        const Tensor one = std::string(o.reduction) == "none" ? zeros({9}, at::kFloat) + 1 : zeros({}, at::kFloat) + 1;
+        const auto want =
+            reference([&](const Tensors& t) { return Tensors{formula(t[0], target, o)}; }, {logits}, {one});
+        const Tensor terms = gradient_terms(logits, target, one, o);
+        for (const auto& [layout, lay_out] : layouts()) {
+          const std::string what = describe(o, dtype, layout) + " at once, vocab " + std::to_string(vocab);
+          const Tensor z = lay_out(logits);
+          const auto got = cross_entropy("cross_entropy_fwd_bwd", z, target, o);
+          expect_close(got[0] + 1, want[0] + 1, 2e-6, "loss " + what);
+          expect_close(got[2], want[1], tolerance(dtype), "dlogits " + what, terms);
+          expect_equal(got[2], cross_entropy_bwd(one, z, target, got[1], o), "as in two passes " + what);
+          expect_equal(z, logits, "logits " + what);
+        }
+      }
+    }
+  }
+  const auto none = cross_entropy("cross_entropy_fwd_bwd", zeros({0, 9}, at::kFloat), zeros({0}, at::kLong), {});
+  EXPECT_EQ(none[2].sizes(), at::IntArrayRef({0, 9}));
+}
+
 TEST(CrossEntropy, InPlaceGivesTheSameLossAndItsGradient) {
   for (const at::ScalarType dtype : kDtypes) {
     for (const int64_t vocab : {7, 128, 577, 20001, 70000}) {  // in shared memory, in L2

@@ -3,6 +3,21 @@
 #include "kernels/mlp/mlp_cuda.h"
 
 namespace mlp::cuda {
+namespace {
+
+using kernels::gpu::Gated;
+
+template <class Act>
+void launch(const kernels::gpu::GatedRows& rows, kernels::Stream stream) {
+  if (rows.dy == nullptr)
+    kernels::gpu::launch_gated<Act, Gated::kForward>(rows, stream);
+  else if (rows.y == nullptr)
+    kernels::gpu::launch_gated<Act, Gated::kBackward>(rows, stream);
+  else
+    kernels::gpu::launch_gated<Act, Gated::kBoth>(rows, stream);
+}
+
+}  // namespace
 
 void gated(const GatedArgs& a, kernels::Stream stream) {
   const kernels::gpu::GatedRows rows{.gate = a.gate,
@@ -19,9 +34,9 @@ void gated(const GatedArgs& a, kernels::Stream stream) {
                                      .cols = a.cols,
                                      .dtype = a.dtype};
   if (a.act == GatedAct::kSwiGlu)
-    kernels::gpu::launch_gated<kernels::gpu::Silu>(rows, a.dy != nullptr, stream);
+    launch<kernels::gpu::Silu>(rows, stream);
   else
-    kernels::gpu::launch_gated<kernels::gpu::GeluTanh>(rows, a.dy != nullptr, stream);
+    launch<kernels::gpu::GeluTanh>(rows, stream);
 }
 
 }  // namespace mlp::cuda

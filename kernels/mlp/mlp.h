@@ -28,7 +28,7 @@ struct GatedArgs {
   const void* up;    // [rows, cols], rows up_stride apart
   const void* dy;    // [rows, cols], rows dy_stride apart; backward only
   int64_t gate_stride, up_stride, dy_stride;
-  void* y;      // [rows, cols] contiguous; forward only
+  void* y;      // [rows, cols] contiguous; backward makes it again where it is given, and it may be dy itself
   void* dgate;  // [rows, cols] contiguous; backward only; may be gate itself
   void* dup;    // [rows, cols] contiguous; backward only; may be up itself
   int64_t rows, cols;

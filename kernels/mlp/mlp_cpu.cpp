@@ -15,12 +15,14 @@ HOTSWAP_INLINE void forward(T* y, const T* gate, const T* up, int64_t n) {
   });
 }
 
+// y: null where it is not wanted again.
 template <class Act, bool kStream, class T>
-HOTSWAP_INLINE void backward(T* dgate, T* dup, const T* dy, const T* gate, const T* up, int64_t n) {
+HOTSWAP_INLINE void backward(T* y, T* dgate, T* dup, const T* dy, const T* gate, const T* up, int64_t n) {
   sweep(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
     const F u = load(up + i, count), d = load(dy + i, count);
     const Both act = Act::template both<kPrecisionOf<T>>(load(gate + i, count));
-    write<kStream>(dup + i, d * act.value, count);  // may be where up was, as dgate where gate was
+    if (y != nullptr) write<kStream>(y + i, act.value * u, count);  // may be where dy was, and so are the other two:
+    write<kStream>(dup + i, d * act.value, count);                  // where up and gate were
     write<kStream>(dgate + i, d * u * act.slope, count);
   });
 }
@@ -33,11 +35,12 @@ static void blocks(const GatedArgs& a, int64_t begin, int64_t end) {
     const int64_t n = a.cols - col < kGatedBlock ? a.cols - col : kGatedBlock, at = row * a.cols + col;
     const T* gate = static_cast<const T*>(a.gate) + row * a.gate_stride + col;
     const T* up = static_cast<const T*>(a.up) + row * a.up_stride + col;
-    if (a.y != nullptr) {
+    if (a.dy == nullptr) {
       forward<Act, kStream>(static_cast<T*>(a.y) + at, gate, up, n);
     } else {
       const T* dy = static_cast<const T*>(a.dy) + row * a.dy_stride + col;
-      backward<Act, kStream>(static_cast<T*>(a.dgate) + at, static_cast<T*>(a.dup) + at, dy, gate, up, n);
+      T* y = a.y == nullptr ? nullptr : static_cast<T*>(a.y) + at;
+      backward<Act, kStream>(y, static_cast<T*>(a.dgate) + at, static_cast<T*>(a.dup) + at, dy, gate, up, n);
     }
   }
   if (kStream) stream_fence();
@@ -47,8 +50,8 @@ static void blocks(const GatedArgs& a, int64_t begin, int64_t end) {
 template <class T>
 static bool streams(const GatedArgs& a) {
   if (!wants_stream(a.rows * a.cols * int64_t{sizeof(T)}) || (a.rows > 1 && a.cols % kLanes != 0)) return false;
-  return a.y != nullptr ? can_stream(static_cast<T*>(a.y))
-                        : can_stream(static_cast<T*>(a.dgate)) && can_stream(static_cast<T*>(a.dup));
+  const auto can = [](void* out) { return out == nullptr || can_stream(static_cast<T*>(out)); };
+  return can(a.y) && can(a.dgate) && can(a.dup);
 }
 
 template <class Act, class T>

@@ -78,6 +78,26 @@ TEST_P(Gated, GradientsInPlaceOfTheInputs) {
   expect_equal(up, want[1], "large dup");
 }
 
+TEST_P(Gated, OutputAgainInPlaceOfItsGradient) {
+  auto shapes = kShapes;
+  shapes.push_back({4096, 1024});  // streaming stores
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const auto& shape : shapes) {
+      const auto in = random_tensors({shape, shape, shape}, dtype);
+      const auto want = package().call(GetParam() + "_bwd", in[2], in[0], in[1]);
+      const Tensor y = package().call(GetParam(), in[0], in[1])[0];
+      for (const auto& place : {+[](const Tensor& t) { return t.clone(); }, &misaligned}) {
+        Tensor gate = in[0].clone(), up = misaligned(in[1]).contiguous(), dy = place(in[2]).contiguous();
+        package().call(GetParam() + "_bwd_again_", dy, gate, up);
+        const std::string what = std::string(c10::toString(dtype)) + " " + std::to_string(shape.back());
+        expect_equal(gate, want[0], "dgate " + what);
+        expect_equal(up, want[1], "dup " + what);
+        expect_equal(dy, y, "y " + what);
+      }
+    }
+  }
+}
+
 TEST_P(Gated, InPlaceRefusesMemoryThatIsSharedOrStrided) {
   const std::string op = GetParam() + "_bwd_";
   const Tensor all = random_tensor({3, 2, 8}, at::kFloat), before = all.clone();
@@ -85,6 +105,13 @@ TEST_P(Gated, InPlaceRefusesMemoryThatIsSharedOrStrided) {
   expect_refusal([&] { package().call(op, dy, gate, gate); }, {op, "overlap", "clone"});
   expect_refusal([&] { package().call(op, gate, gate, up); }, {op, "overlap"});
   expect_refusal([&] { package().call(op, up, gate, up); }, {op, "overlap"});
+  const std::string again = GetParam() + "_bwd_again_";
+  expect_refusal([&] { package().call(again, up, gate, up); }, {again, "overlap"});
+  expect_refusal(
+      [&] {
+        package().call(again, random_tensor({8, 2}, at::kFloat).t(), gate, up);
+      },
+      {again, "contiguous dy"});
   const Tensor halves = random_tensor({2, 16}, at::kFloat);
   expect_refusal([&] { package().call(op, dy, halves.narrow(1, 0, 8), halves.narrow(1, 8, 8)); },
                  {op, "contiguous gate and up", "without _"});

@@ -12,7 +12,7 @@ from typing import Optional
 
 from torch import nn
 
-from hotswap import attention, experts, match
+from hotswap import attention, experts, match, projections
 from hotswap.packages import owner, package, register_sharding
 from hotswap.replacement import Replacement, class_of
 
@@ -216,11 +216,12 @@ def report(model: nn.Module) -> Report:
     """What every layer runs that is bound, could be, or looks as if: read from the modules as they are now."""
     rows, ops, devices = [], set(), _devices(model)
     for name, module in model.named_modules():
-        found = match.matches(module)
+        found = [r for r in match.matches(module) if projections.is_here(module, r)]
         bound = next((r for r in found if _bound(module, r)), None)
         if bound is not None:
             made = package(bound.package)
-            rows.append(Row(name, bound.layer, made.name, made.version, made.variant, bound.ops))
+            why = projections.note(module, bound)
+            rows.append(Row(name, bound.layer, made.name, made.version, made.variant, bound.ops, why))
             ops |= {(bound.package, op) for op in bound.ops}
         elif package_id := owner(_running(module)):  # by kernels' own kernelize, from a mapping
             made = class_of(module)

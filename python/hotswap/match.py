@@ -11,10 +11,11 @@ from typing import Optional
 import torch
 from torch import nn
 
-from hotswap import deformable, experts, mixers
+from hotswap import deformable, experts, mixers, residual
 from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
 from hotswap.packages import load
-from hotswap.replacement import Replacement, class_of, seeing
+from hotswap.projections import linking
+from hotswap.replacement import Replacement, class_of, inside, seeing
 
 
 OPTIONS = {
@@ -143,7 +144,7 @@ def _gated_mlp(module):
         layers = {"PackedSwiGLUMLP": "swiglu", "PackedGeGLUMLP": "geglu"}
 
     def candidates():
-        made = [_of_package("mlp", layer, "mlp", (op, f"{op}_bwd", f"{op}_bwd_")) for layer, op in layers.items()]
+        made = [_of_package("mlp", layer, "mlp", (op, *(f"{op}_bwd{end}" for end in ("", "_", "_again_")))) for layer, op in layers.items()]
         if split and hasattr(module, "gate_multiplier"):
             made.append(_scaled_swiglu_mlp())
         if split and isinstance(getattr(module, "limit", None), (int, float)):
@@ -252,10 +253,10 @@ def _attention(module):
     def candidates():
         made = _rotary_functions()[name]
         ops = ("rotary", "rotary_bwd")
-        return [Replacement("rope", f.__name__, "rotary", ops, seeing(forward, {name: f})) for f in made]
+        return [Replacement("rope", f.__name__, "rotary", ops, linking(seeing(forward, {name: f}))) for f in made]
 
     def agree(candidate):
-        return agreement(stock, candidate.forward.__globals__[name], _rotary_cases(name))
+        return agreement(stock, inside(candidate.forward).__globals__[name], _rotary_cases(name))
 
     return first(forward, candidates, agree)
 
@@ -307,7 +308,7 @@ def _loss(module):
 
 def matches(module: nn.Module) -> list[Replacement]:
     """What may be bound to this module; a model's head has two that exclude each other."""
-    for find in (_rms_norm, _layer_norm, _gated_mlp, experts.match, _attention, _deformable, mixers.match, _activation):
+    for find in (_rms_norm, _layer_norm, _gated_mlp, experts.match, _attention, _deformable, mixers.match, residual.match, _activation):
         if (found := find(module)) is not None:
             return [found]
     return _loss(module) or []

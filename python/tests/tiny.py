@@ -129,13 +129,18 @@ def same_gradients(got, want, limit=1e-5):
 
 
 class Calls:
-    """with Calls() as c: ...; c.made == {"norm.rms_norm": 5}: the ops of all packages that ran inside."""
+    """with Calls() as c: ...; c.made == {"norm.rms_norm": 5}: the ops of all packages that ran inside. Those that only a GPU's
+    training runs count as what runs elsewhere; c.own has them apart."""
 
+    INSTEAD = {"norm.add_rms_norm_fwd": "norm.rms_norm_fwd", "norm.add_rms_norm_bwd": "norm.rms_norm_bwd"} | {
+        f"mlp.{act}_bwd_again_": f"mlp.{act}_bwd_" for act in ("swiglu", "geglu")
+    }
     NAMES = {
-        "norm": ("rms_norm", "rms_norm_fwd", "rms_norm_bwd", "layer_norm", "layer_norm_fwd", "layer_norm_bwd"),
+        "norm": tuple(f"{n}{part}" for n in ("rms_norm", "layer_norm") for part in ("", "_fwd", "_bwd"))
+        + ("add_rms_norm_fwd", "add_rms_norm_bwd"),
         "activation": tuple(f"{a}{b}" for a in ("silu", "gelu", "gelu_tanh", "gelu_quick", "relu_squared") for b in ("", "_bwd")),
         "rotary": ("rotary", "rotary_bwd"),
-        "mlp": tuple(f"{a}{b}" for a in ("swiglu", "geglu") for b in ("", "_bwd", "_bwd_")),
+        "mlp": tuple(f"{a}{b}" for a in ("swiglu", "geglu") for b in ("", "_bwd", "_bwd_", "_bwd_again_")),
         "moe": ("moe_experts", "moe_experts_train", "moe_experts_bwd", "moe_experts_bwd_"),
         "deformable": tuple(f"deformable_attention{a}{b}" for a in ("", "_points") for b in ("", "_bwd")),
         "mamba": tuple(f"{a}{b}" for a in ("selective_scan", "ssd") for b in ("", "_fwd", "_bwd"))
@@ -154,7 +159,10 @@ class Calls:
         return self
 
     def __exit__(self, *_):
-        self.made = {op: n - self.before[op] for op, n in self._now().items() if n != self.before[op]}
+        self.own, self.made = {op: n - self.before[op] for op, n in self._now().items() if n != self.before[op]}, {}
+        for op, n in self.own.items():
+            name = self.INSTEAD.get(op, op)
+            self.made[name] = self.made.get(name, 0) + n
 
 
 def same_step(swapped, stock, data, limit=2e-6, gradient_limit=1e-5, run=None):

@@ -40,6 +40,7 @@ def cases(ops, random, names):
         "cross_entropy_fwd": lambda: ops.cross_entropy_fwd(z, target, *mean),
         "cross_entropy_fwd, every option": lambda: ops.cross_entropy_fwd(z, target, *everything, z_weights, True),
         "cross_entropy_fwd_": in_place,
+        "cross_entropy_fwd_bwd": lambda: ops.cross_entropy_fwd_bwd(z, target, *mean),
         "cross_entropy_bwd": lambda: ops.cross_entropy_bwd(one, z, target, lse, *plain),
         "linear_cross_entropy": lambda: ops.linear_cross_entropy(h, head, None, label, *mean),
         "linear_cross_entropy_fwd": lambda: ops.linear_cross_entropy_fwd(h, head, None, label, *mean),

@@ -73,6 +73,52 @@ def test_gradient_in_place_of_the_logits(package, ops, dtype):
     close(logits, torch.autograd.grad(want, wide)[0], LIMIT[dtype])
 
 
+@pytest.mark.parametrize("dtype", LIMIT)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dloss", [1.0, 0.7])
+def test_gradient_made_in_forward(package, ops, dtype, reduction, dloss):
+    """Right in a kept graph's first and second backward, and no buffer that is handed out is another's."""
+    leaf, target = torch.randn(12, 40, dtype=dtype, requires_grad=True), target_of(12, 40)
+    options = dict(label_smoothing=0.1, reduction=reduction, dtype=torch.float32, gradient_in_forward=True)
+    before = [ops.call_count(f"cross_entropy_{op}") for op in ("fwd_bwd", "fwd", "bwd")]
+    loss = package.cross_entropy(leaf, target, **options)
+    incoming = torch.full_like(loss, dloss)
+    first, second = (torch.autograd.grad(loss, leaf, incoming, retain_graph=True)[0] for _ in range(2))
+    assert first.data_ptr() != second.data_ptr()
+    first_was = first.clone()
+    second.zero_()
+    (third,) = torch.autograd.grad(loss, leaf, incoming)
+    assert torch.equal(first, first_was) and torch.equal(third, first)
+    made = [ops.call_count(f"cross_entropy_{op}") - n for op, n in zip(("fwd_bwd", "fwd", "bwd"), before)]
+    assert made == ([0, 1, 3] if reduction == "none" else [1, 0, 0])
+    wide = leaf.detach().double().requires_grad_()
+    want = F.cross_entropy(wide, target, label_smoothing=0.1, reduction=reduction)
+    close(loss, want, 2e-6)
+    close(first, torch.autograd.grad(want, wide, incoming.double())[0], LIMIT[dtype])
+    with torch.no_grad():
+        assert torch.equal(package.cross_entropy(leaf, target, **options), package.cross_entropy(leaf, target, **options | {"gradient_in_forward": False}))
+    assert ops.call_count("cross_entropy_fwd_bwd") == before[0] + made[0]
+
+
+@pytest.mark.parametrize("dloss", [1.0, 0.7])
+def test_gradient_made_in_forward_is_handed_on_where_it_lies(package, dloss):
+    leaf, target = torch.randn(12, 40, requires_grad=True), target_of(12, 40)
+    loss = package.cross_entropy(leaf * 2, target, gradient_in_forward=True)
+    (made,) = loss.grad_fn.saved_tensors  # and no logits
+    where = made.data_ptr()
+    del made
+    seen = []
+    product = loss.grad_fn.next_functions[0][0]
+    product.register_prehook(lambda gradients: seen.append(gradients[0].data_ptr()))
+    (loss * dloss).backward()
+    assert seen == [where]
+    held = package.cross_entropy(leaf * 2, target, gradient_in_forward=True)
+    (made,) = held.grad_fn.saved_tensors  # a program that holds it sees it unchanged
+    before = made.clone()
+    (held * 0.7).backward()
+    assert torch.equal(made, before)
+
+
 def test_gradients_of_a_loss_that_is_not_scaled(package):
     hidden, weight = torch.randn(6, 8, requires_grad=True), torch.randn(9, 8, requires_grad=True)
     target = torch.randint(9, (6,))
@@ -101,6 +147,8 @@ def test_opcheck(ops, reduction):
     options = (-100, 0.0, 0.0, 0.0, reduction)
     logits, target = torch.randn(5, 7, requires_grad=True), target_of(5, 7)
     torch.library.opcheck(ops.cross_entropy_fwd.default, (logits, target, *options))
+    if reduction == "mean":  # "none" has no gradient that forward could make
+        torch.library.opcheck(ops.cross_entropy_fwd_bwd.default, (logits, target, *options))
     hidden, weight = torch.randn(5, 4, requires_grad=True), torch.randn(7, 4, requires_grad=True)
     torch.library.opcheck(ops.linear_cross_entropy_fwd.default, (hidden, weight, None, target, *options))
 

@@ -42,8 +42,10 @@ LossRows row_args(const Logits& l, const Options& o) {
                       o);
 }
 
-// in_place: the logits become their gradients, for dloss = 1.
-std::tuple<Tensor, Tensor> losses(const Tensor& logits, const Tensor& target, const Options& o, bool in_place) {
+// Losses, lse and, where dlogits is given, the gradients for dloss = 1 on the way: there, one read of the logits for
+// both.
+std::tuple<Tensor, Tensor> losses(const Tensor& logits, const Tensor& target, const Options& o,
+                                  const Tensor* dlogits = nullptr) {
   const Logits l = checked(logits);
   const Device device = device_of(logits);
   check_classes(o, l.rows.cols, device);
@@ -52,11 +54,14 @@ std::tuple<Tensor, Tensor> losses(const Tensor& logits, const Tensor& target, co
   LossRows args = row_args(l, o);
   args.loss = static_cast<float*>(loss.data_ptr());
   args.lse = static_cast<float*>(lse.data_ptr());
-  if (in_place) {
+  if (dlogits == &logits) {
     check(l.rows.data == logits.data_ptr(), "cross_entropy_fwd_: wanted logits with contiguous rows; got strides that",
-          " cannot be used in place; call cross_entropy_fwd and cross_entropy_bwd");
+          " cannot be used in place; call cross_entropy_fwd_bwd");
     args.dlogits = l.rows.data;
     args.dlogits_stride = l.rows.stride;
+  } else if (dlogits != nullptr) {
+    args.dlogits = dlogits->data_ptr();
+    args.dlogits_stride = l.rows.cols;
   }
 #if defined(CUDA_KERNEL)
   if (!device.is_cpu()) {
@@ -66,7 +71,7 @@ std::tuple<Tensor, Tensor> losses(const Tensor& logits, const Tensor& target, co
         device,
         [&](auto stream) {
           std::optional<Tensor> scale;
-          if (in_place) scale = gpu::factor(t, nullptr, l.rows.rows, o, device, stream);
+          if (dlogits != nullptr) scale = gpu::factor(t, nullptr, l.rows.rows, o, device, stream);
           cuda::rows(args, gpu::data_of(scale), stream);
           loss = gpu::reduced(loss, t, l.rows.cols, o, device, stream);
         },
@@ -76,7 +81,7 @@ std::tuple<Tensor, Tensor> losses(const Tensor& logits, const Tensor& target, co
 #endif
   const Targets t = targets(target, l.rows.rows, l.rows.cols, o);
   args.target = t.data;
-  if (in_place) args.grad_scale = gradient_scale(o, t.valid);
+  if (dlogits != nullptr) args.grad_scale = gradient_scale(o, t.valid);
   run_rows(args);
   return {reduce(loss, o, t.valid), lse};
 }
@@ -85,14 +90,27 @@ std::tuple<Tensor, Tensor> cross_entropy_fwd(const Tensor& logits, const Tensor&
                                              double label_smoothing, double softcap, double z_loss,
                                              std::string reduction, const OptTensor& class_weight, bool token_scaling) {
   return losses(logits, target,
-                options(ignore_index, label_smoothing, softcap, z_loss, reduction, class_weight, token_scaling), false);
+                options(ignore_index, label_smoothing, softcap, z_loss, reduction, class_weight, token_scaling));
 }
 std::tuple<Tensor, Tensor> cross_entropy_fwd_in_place(const Tensor& logits, const Tensor& target, int64_t ignore_index,
                                                       double label_smoothing, double softcap, double z_loss,
                                                       std::string reduction, const OptTensor& class_weight,
                                                       bool token_scaling) {
   return losses(logits, target,
-                options(ignore_index, label_smoothing, softcap, z_loss, reduction, class_weight, token_scaling), true);
+                options(ignore_index, label_smoothing, softcap, z_loss, reduction, class_weight, token_scaling),
+                &logits);
+}
+
+// Both at once, the gradients for dloss = 1 in a tensor of their own.
+std::tuple<Tensor, Tensor, Tensor> cross_entropy_fwd_bwd(const Tensor& logits, const Tensor& target,
+                                                         int64_t ignore_index, double label_smoothing, double softcap,
+                                                         double z_loss, std::string reduction,
+                                                         const OptTensor& class_weight, bool token_scaling) {
+  const Options o = options(ignore_index, label_smoothing, softcap, z_loss, reduction, class_weight, token_scaling);
+  const Logits l = checked(logits);
+  const Tensor dlogits = kernels::empty({l.rows.rows, l.rows.cols}, l.dtype, device_of(logits));
+  auto [loss, lse] = losses(logits, target, o, &dlogits);
+  return {loss, lse, dlogits};
 }
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& target, int64_t ignore_index, double label_smoothing,
@@ -277,6 +295,8 @@ constexpr std::array kOps {
                                       ") -> (Tensor loss, Tensor lse)"),
       kernels::op<&cross_entropy_fwd_in_place>("cross_entropy_fwd_(Tensor(a!) logits, Tensor target, " LOSS_OPTIONS
                                                ", " LOSS_WEIGHTS ") -> (Tensor loss, Tensor lse)"),
+      kernels::op<&cross_entropy_fwd_bwd>("cross_entropy_fwd_bwd(Tensor logits, Tensor target, " LOSS_OPTIONS
+                                          ", " LOSS_WEIGHTS ") -> (Tensor loss, Tensor lse, Tensor dlogits)"),
       kernels::op<&cross_entropy_bwd>(
           "cross_entropy_bwd(Tensor dloss, Tensor logits, Tensor target, Tensor lse, " LOSS_OPTIONS ", " LOSS_WEIGHTS
           ") -> Tensor"),

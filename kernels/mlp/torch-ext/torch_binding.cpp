@@ -67,7 +67,8 @@ Tensor forward(const Tensor& gate, const Tensor& up) {
 }
 
 struct Gradients {
-  void *gate, *up;  // contiguous
+  void *gate, *up;    // contiguous
+  void* y = nullptr;  // what forward gave, where it is wanted again
 };
 
 // gradients(dtype): where they go, asked for after the checks.
@@ -88,7 +89,7 @@ void run_backward(const char* op, const Tensor& dy, const Tensor& gate, const Te
        .gate_stride = g.stride,
        .up_stride = u.stride,
        .dy_stride = d.stride,
-       .y = nullptr,
+       .y = out.y,
        .dgate = out.gate,
        .dup = out.up,
        .rows = g.rows,
@@ -106,14 +107,17 @@ std::tuple<Tensor, Tensor> backward(const Tensor& dy, const Tensor& gate, const 
   return out;
 }
 
-// gate becomes dgate, up becomes dup: nothing new while both gradients are alive.
-template <Name kOp, GatedAct kAct>
+// gate becomes dgate, up becomes dup: nothing new while both gradients are alive. kAgain: and dy becomes what forward
+// gave, so that whoever needs that in backward, for the gradient of the projection behind it, need not keep it.
+template <Name kOp, GatedAct kAct, bool kAgain = false>
 void backward_in_place(const Tensor& dy, const Tensor& gate, const Tensor& up) {
   const char* op = kOp.text;
   run_backward<kAct>(op, dy, gate, up, [&](DType) {
     check(gate.is_contiguous() && up.is_contiguous(), op,
           ": wanted contiguous gate and up, which become dgate and dup;", " got a strided ",
           gate.is_contiguous() ? "up" : "gate", "; call the op without _ at the end");
+    if constexpr (kAgain)
+      check(dy.is_contiguous(), op, ": wanted a contiguous dy, which becomes y; got a strided one; call _bwd");
     const auto apart = [](const Tensor& a, const Tensor& b) {  // b: any strides, which are never negative
       int64_t last = 0;
       for (int64_t i = 0; i < b.dim(); ++i) last += (b.size(i) - 1) * b.stride(i);
@@ -122,17 +126,20 @@ void backward_in_place(const Tensor& dy, const Tensor& gate, const Tensor& up) {
     };
     check(gate.numel() == 0 || (apart(gate, up) && apart(gate, dy) && apart(up, dy)), op,
           ": wanted dy, gate and up in memory of their own; got two that overlap; clone one of them");
-    return Gradients{gate.data_ptr(), up.data_ptr()};
+    return Gradients{gate.data_ptr(), up.data_ptr(), kAgain ? dy.data_ptr() : nullptr};
   });
 }
 
-// NAME, NAME_bwd and NAME_bwd_.
-template <Name kOp, GatedAct kAct, Name kBackward = kOp + "_bwd", Name kInPlace = kOp + "_bwd_">
+// NAME, NAME_bwd, NAME_bwd_ and NAME_bwd_again_.
+template <Name kOp, GatedAct kAct, Name kBackward = kOp + "_bwd", Name kInPlace = kOp + "_bwd_",
+          Name kAgain = kOp + "_bwd_again_">
 constexpr std::array kGated{
     kernels::op<&forward<kOp, kAct>>(kOp.text, "(Tensor gate, Tensor up) -> Tensor"),
     kernels::op<&backward<kBackward, kAct>>(kBackward.text,
                                             "(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)"),
     kernels::op<&backward_in_place<kInPlace, kAct>>(kInPlace.text, "(Tensor dy, Tensor(a!) gate, Tensor(b!) up) -> ()"),
+    kernels::op<&backward_in_place<kAgain, kAct, true>>(kAgain.text,
+                                                        "(Tensor(a!) dy, Tensor(b!) gate, Tensor(c!) up) -> ()"),
 };
 
 constexpr auto kOps = kernels::join(kGated<"swiglu", GatedAct::kSwiGlu>, kGated<"geglu", GatedAct::kGeGlu>);

@@ -28,6 +28,23 @@ def _backward(ctx, dloss, _):
     return dlogits, *(None,) * 8
 
 
+# ---- both at once: backward finds the gradients made
+
+
+def _both_fake(logits, target, *options):
+    return (*_loss_and_lse(logits, target, *options), like(logits))
+
+
+def _both_setup(ctx, inputs, output):
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[2])
+
+
+def _both_backward(ctx, dloss, *_):
+    return *_of_made(ctx, dloss), *(None,) * 8
+
+
 # ---- linear cross-entropy
 
 
@@ -64,7 +81,9 @@ def scaled(gradient, dloss, in_place=False):
     traced = torch.compiler.is_compiling() or type(dloss) is not torch.Tensor
     if dloss.device.type == "cpu" and not traced:  # reading it would make a GPU wait, and cannot be traced
         factor = dloss.item()
-        return gradient if factor == 1 else gradient.mul_(factor) if in_place else gradient * factor
+        if not in_place:  # a copy for 1, too: a second backward reads what is saved, whatever becomes of this one
+            return gradient * factor
+        return gradient if factor == 1 else gradient.mul_(factor)
     if in_place and not traced and dloss.is_cuda:
         ops.scale_gradient_(gradient, dloss)
         return gradient
@@ -72,14 +91,21 @@ def scaled(gradient, dloss, in_place=False):
     return torch.mul(gradient, dloss.reshape(1), out=torch.empty_like(gradient))
 
 
+def _of_made(ctx, dloss):
+    """What forward made for dloss = 1, all of what ctx saved, times dloss: where it lies, if nothing else can see it."""
+    if dloss is None:
+        return (None,) * len(ctx.saved_tensors)
+    saved = ctx.saved_tensors
+    in_place = _ownership.may_overwrite(saved)
+    return tuple(scaled(g.detach() if in_place else g, dloss, in_place) for g in saved)
+
+
 def _linear_backward(ctx, dloss, *_):
     if ctx.by_row:
         *tensors, class_weight = ctx.saved_tensors
         gradients = ops.linear_cross_entropy_bwd(dloss, *tensors, *ctx.options, class_weight, ctx.token_scaling)
     else:
-        saved = ctx.saved_tensors  # made for dloss = 1
-        in_place = _ownership.may_overwrite(saved)
-        gradients = [scaled(g.detach() if in_place else g, dloss, in_place) for g in saved]
+        gradients = _of_made(ctx, dloss)
     dhidden, dweight, dbias = gradients
     return (dhidden, dweight, dbias if ctx.has_bias else None, *(None,) * 11)
 
@@ -89,10 +115,15 @@ _package.register(
         "cross_entropy": lambda *args: _loss_and_lse(*args)[0],
         "cross_entropy_fwd": _loss_and_lse,
         "cross_entropy_fwd_": _loss_and_lse,
+        "cross_entropy_fwd_bwd": _both_fake,
         "cross_entropy_bwd": lambda dloss, logits, *_: like(logits),
         "linear_cross_entropy": lambda hidden, weight, bias, *rest: _loss_and_lse(hidden, *rest)[0],
         "linear_cross_entropy_fwd": _linear_fake,
         "linear_cross_entropy_bwd": _linear_bwd_fake,
     },
-    {"cross_entropy_fwd": (_backward, _setup), "linear_cross_entropy_fwd": (_linear_backward, _linear_setup)},
+    {
+        "cross_entropy_fwd": (_backward, _setup),
+        "cross_entropy_fwd_bwd": (_both_backward, _both_setup),
+        "linear_cross_entropy_fwd": (_linear_backward, _linear_setup),
+    },
 )

@@ -86,16 +86,23 @@ def cross_entropy(
     return_z_loss=False,
     return_token_accuracy=False,
     return_predicted_tokens=False,
+    gradient_in_forward=False,
 ):
     """logits [n, vocab], target int64 [n] -> the loss, or a CrossEntropyOutput where something is asked for beside it.
 
     class_weight: [vocab], as torch's `weight`; z_loss is not weighted. token_scaling: each row's loss is multiplied by the
     probability of its target, a constant to the gradient.
     dtype: of the loss; None: the logits', as torch's. All that is summed on the way is float32, or wider.
+    gradient_in_forward: forward, where a gradient is asked for, makes that of the logits on its way, in a tensor of their
+    size, and the logits are read once instead of twice. The graph then holds this in place of the logits: no more memory at
+    the moment when backward begins, but the logits' size more from forward on for whoever holds these too, and for a loss
+    without a backward. Not with reduction "none", whose rows have gradients of their own.
     """
     more = (ignore_index, label_smoothing, softcap, z_loss, reduction, class_weight, token_scaling)
     options = _options(target, logits.shape[1], *more)
-    loss, lse = ops.cross_entropy_fwd(logits, target, *options)
+    learns = torch.is_grad_enabled() and logits.requires_grad
+    op = ops.cross_entropy_fwd_bwd if gradient_in_forward and learns and reduction != "none" else ops.cross_entropy_fwd
+    loss, lse, *_ = op(logits, target, *options)
     loss = loss.to(logits.dtype if dtype is None else dtype)
     returns = return_z_loss, return_token_accuracy, return_predicted_tokens
     if not any(returns):

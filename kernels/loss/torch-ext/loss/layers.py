@@ -3,7 +3,7 @@ import torch
 from . import _package, functional
 
 _OPTIONS = ("label_smoothing", "softcap", "z_loss", "class_weight", "token_scaling")
-_OPTIONS += ("return_z_loss", "return_token_accuracy", "return_predicted_tokens")
+_OPTIONS += ("return_z_loss", "return_token_accuracy", "return_predicted_tokens", "gradient_in_forward")
 
 
 class ForCausalLMLoss(_package.Layer):

@@ -1,6 +1,6 @@
 """The middle of a gated MLP: swiglu(gate, up) = silu(gate) * up, geglu(gate, up) = gelu_tanh(gate) * up."""
 
-from . import _ownership, _package, layers, sharding
+from . import _ownership, _package, layers, linked, sharding, whole
 from ._ops import ops
 
 OPS = ("swiglu", "geglu")
@@ -25,9 +25,9 @@ def _backward(op):
 _package.register(
     {op: lambda gate, up: _package.like(gate) for op in OPS}
     | {f"{op}_bwd": lambda dy, gate, up: (_package.like(gate), _package.like(up)) for op in OPS}
-    | {f"{op}_bwd_": lambda dy, gate, up: None for op in OPS},
+    | {f"{op}_bwd{name}": lambda dy, gate, up: None for op in OPS for name in ("_", "_again_")},
     {op: (_backward(op), _package.save_inputs) for op in OPS},
 )
 register_sharding = _package.sharding(lambda: sharding.rules(OPS))
 
-__all__ = ["register_sharding", "geglu", "layers", "swiglu"]
+__all__ = ["register_sharding", "geglu", "layers", "linked", "swiglu", "whole"]

@@ -2,17 +2,18 @@ from torch import nn
 
 from . import _package
 from ._ops import ops
+from .whole import gated_mlp
 
 
 class SwiGLUMLP(_package.Layer):
-    """LlamaMLP with silu: the projections stay torch's, act(gate) * up is one op."""
+    """LlamaMLP with silu: the products stay torch's, act(gate) * up is one op."""
 
     gate_proj: nn.Module
     up_proj: nn.Module
     down_proj: nn.Module
 
     def forward(self, x):
-        return self.down_proj(ops.swiglu(self.gate_proj(x), self.up_proj(x)))
+        return gated_mlp(self, x, "swiglu")
 
 
 class GeGLUMLP(_package.Layer):
@@ -23,7 +24,7 @@ class GeGLUMLP(_package.Layer):
     down_proj: nn.Module
 
     def forward(self, x):
-        return self.down_proj(ops.geglu(self.gate_proj(x), self.up_proj(x)))
+        return gated_mlp(self, x, "geglu")
 
 
 class PackedSwiGLUMLP(_package.Layer):
