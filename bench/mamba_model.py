@@ -1,16 +1,33 @@
-"""A whole state-space model in transformers, stock and with our kernels by turns, on one thread of the CPU: a training step, a
-prompt, and a token of generation behind it. Random weights in the shape of state-spaces/mamba-130m, or of a Mamba-2 of that size.
+"""A whole state-space model with random weights, stock and with our kernels: a training step, a prompt, and a token of generation
+behind it.
 
     PYTHONPATH=python HOTSWAP_PACKAGES=build/packages python bench/mamba_model.py [--model mamba2] [--layers N] [--csv FILE]
+    PYTHONPATH=python HOTSWAP_PACKAGES=build/packages python bench/mamba_model.py --device cuda [--hotswap build/bin/hotswap]
+
+On the CPU: transformers in float32 on one thread, stock and ours by turns, in the shape of state-spaces/mamba-130m or of a Mamba-2
+of that size. On a GPU: transformers in bfloat16 in the shape of mamba-1.4b or mamba2-1.3b, first stock and then the same model
+swapped, its training with checkpoints; prompt and generation at each of --batch. With --hotswap the C++ host beside it, stock and
+by kernels, without checkpoints (its stock Mamba-2 keeps too much to train).
+
+Random weights in bfloat16 let 48 layers of roundings grow: no two programs agree on logits or ids. So the stock model in float32,
+with the same weights, is what both are held against: ours must be as near to it as stock is.
 """
 
 import argparse
 import copy
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 
 import torch
 import transformers
-from results import Results, add_flags
+from results import Results, add_flags, gpu
 
 import hotswap
 
@@ -23,13 +40,34 @@ MODELS = {
         transformers.Mamba2Config(**SIZES | changes, state_size=128, num_heads=24, head_dim=64, n_groups=1, chunk_size=256)
     ),
 }
+LARGE = {  # on a GPU: state-spaces/mamba-1.4b and mamba2-1.3b, as their config.json
+    "mamba": dict(
+        model_type="mamba", architectures=["MambaForCausalLM"], vocab_size=50280, hidden_size=2048, num_hidden_layers=48,
+        state_size=16, intermediate_size=4096, expand=2, conv_kernel=4, time_step_rank=128, use_mambapy=False,
+        residual_in_fp32=True, dtype="bfloat16", bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    ),
+    "mamba2": dict(
+        model_type="mamba2", architectures=["Mamba2ForCausalLM"], vocab_size=50288, hidden_size=2048, num_hidden_layers=48,
+        state_size=128, num_heads=64, head_dim=64, n_groups=1, expand=2, conv_kernel=4, chunk_size=256, residual_in_fp32=True,
+        tie_word_embeddings=True, dtype="bfloat16", bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    ),
+}  # fmt: skip
+NAMES = {"mamba": "mamba-1.4b", "mamba2": "mamba2-1.3b"}
+AS_NEAR = 1.1  # our distance from float32 over stock's: two draws of the same roundings are within a few percent of each other
+WARM = 1
 
 
 def seconds(call) -> float:
-    """Of processor time, on one thread: what else runs on the machine does not count."""
-    start = time.process_time()
+    """On the CPU of processor time, on one thread: what else runs on the machine does not count."""
+    clock = time.process_time
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        clock = time.perf_counter
+    start = clock()
     call()
-    return time.process_time() - start
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return clock() - start
 
 
 def training(m, ids):
@@ -41,19 +79,16 @@ def training(m, ids):
 @torch.no_grad()
 def prompt(m, ids):
     m.eval()
-    return m(input_ids=ids, use_cache=True).cache_params
+    return m(input_ids=ids, use_cache=True, logits_to_keep=1).cache_params
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=MODELS, default="mamba")
-    parser.add_argument("--layers", type=int, default=SIZES["num_hidden_layers"])
-    parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=16, help="of generation")
-    parser.add_argument("--turns", type=int, default=2)
-    add_flags(parser)
-    args = parser.parse_args()
-    report = Results(args)
+@torch.no_grad()
+def generation(m, ids, cache, tokens):
+    for _ in range(tokens):
+        m(input_ids=ids[:, :1], cache_params=cache, use_cache=True)
+
+
+def on_cpu(args, report) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     stock = MODELS[args.model](num_hidden_layers=args.layers)
@@ -62,16 +97,10 @@ def main() -> None:
     with torch.no_grad():
         want, got = (m.eval()(ids).logits for m in (stock, ours))
     assert (got - want).norm() <= 1e-4 * want.norm(), "the two compute different things"
-
-    @torch.no_grad()
-    def generation(m, cache):
-        for _ in range(args.tokens):
-            m(input_ids=ids[:, :1], cache_params=cache, use_cache=True)
-
     cases = {
         "training step": lambda m: seconds(lambda: training(m, ids)),
         "prompt": lambda m: seconds(lambda: prompt(m, ids)),
-        "token": lambda m: (lambda cache: seconds(lambda: generation(m, cache)) / args.tokens)(prompt(m, ids)),
+        "token": lambda m: (lambda cache: seconds(lambda: generation(m, ids, cache, args.tokens)) / args.tokens)(prompt(m, ids)),
     }
     for what, took in cases.items():
         best = {}
@@ -82,6 +111,119 @@ def main() -> None:
             kind="model", what=f"{args.model} {what}", shape=f"1x{args.length}, {args.layers} layers", dtype="float32",
             threads=1, unit="ms", peer_name="transformers", **{k: v * 1e3 for k, v in best.items()},
         )  # fmt: skip
+
+
+def arbitrary_ids(rows: int, columns: int, vocabulary: int):
+    """As hotswap/cli/bench/model.cpp has them."""
+    return ((torch.arange(rows * columns, device="cuda") * 7919 + 104729) % vocabulary).view(rows, columns)
+
+
+def rates(m, args, vocabulary) -> dict:
+    """what -> tokens/s, and the bytes of a training step at its peak."""
+    ids, found = arbitrary_ids(1, args.length, vocabulary), {}
+    torch.cuda.reset_peak_memory_stats()
+    times = [seconds(lambda: training(m, ids)) for _ in range(WARM + args.turns)][WARM:]
+    found["training step", f"1x{args.length} checkpointed"] = args.length / statistics.median(times)
+    found["peak memory", f"1x{args.length} checkpointed"] = torch.cuda.max_memory_allocated()
+    m.zero_grad(set_to_none=True)
+    for rows in args.batch:
+        ids, shape = arbitrary_ids(rows, args.prompt, vocabulary), f"{rows}x{args.prompt}"
+        prompts, tokens = [], []
+        for _ in range(WARM + args.turns):
+            gc.collect(), torch.cuda.empty_cache()
+            prompts.append(seconds(lambda: prompt(m, ids)))
+            cache = prompt(m, ids)
+            tokens.append(seconds(lambda: generation(m, ids, cache, args.tokens)))
+        found["prompt", shape] = rows * args.prompt / statistics.median(prompts[WARM:])
+        found["generation", f"{shape}+{args.tokens}"] = rows * args.tokens / statistics.median(tokens[WARM:])
+    return found
+
+
+def host(args, kernels: bool) -> dict:
+    """The same of the C++ host, whose weights are random too. Its generation is captured in a graph where it can be."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(LARGE[args.model]))
+        start = [args.hotswap, "bench", "model", "--device", "cuda", "--random-weights", "--model", folder, "--repeats", args.turns]
+        start += ["--use-kernels"] * kernels
+
+        def run(*more):
+            done = subprocess.run([str(s) for s in (*start, *more)], capture_output=True, text=True)
+            if done.returncode:
+                print(f"{more}, kernels {kernels}: failed with {done.returncode}: {done.stderr[-600:]}")
+                return {}
+            return json.loads(done.stdout.strip().splitlines()[-1])
+
+        if kernels or args.model != "mamba2":
+            out = run("--what", "step", "--rows", 1, "--columns", args.length)
+            if out:
+                found["training step", f"1x{args.length}"] = out["value"]
+                found["peak memory", f"1x{args.length}"] = out["device_memory"]["peak"]
+                print(f"host, kernels {kernels}: losses {out['check'][:2]}, bound {out.get('bound')}")
+        for rows in args.batch:
+            out = run("--what", "decode", "--rows", rows, "--columns", args.prompt, "--new-tokens", args.tokens)
+            if out:
+                found["generation", f"{rows}x{args.prompt}+{args.tokens}"] = out["value"]
+                print(f"host, kernels {kernels}, {rows} rows: captured {out.get('captured')}, ids {out['check'][:6]}")
+    return found
+
+
+def on_gpu(args, report) -> None:
+    config = transformers.AutoConfig.for_model(**LARGE[args.model])
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        m = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    ids = arbitrary_ids(1, args.length, config.vocab_size)
+
+    @torch.no_grad()
+    def logits(m):
+        return m.eval()(ids).logits.double()
+
+    exact = logits(copy.deepcopy(m).float())
+    apart = lambda: ((logits(m) - exact).norm() / exact.norm()).item()
+    seen, distances = {}, {"transformers": apart()}
+    m.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    seen["transformers"] = rates(m, args, config.vocab_size)
+    hotswap.kernelize(m)
+    distances["hotswap"] = apart()
+    print("logits from float32's:", ", ".join(f"{name} {d:.3e}" for name, d in distances.items()))
+    if not distances["hotswap"] <= AS_NEAR * distances["transformers"]:
+        sys.exit(f"wanted logits as near to float32's as transformers' are, within {AS_NEAR}; nothing is written")
+    seen["hotswap"] = rates(m, args, config.vocab_size)
+    print({op: n for op, n in hotswap.report(m).calls.items() if n})
+    del m
+    gc.collect(), torch.cuda.empty_cache()
+    if args.hotswap:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        seen |= {"C++ host": host(args, True), "C++ host, stock": host(args, False)}
+    for ours, peer in (("hotswap", "transformers"), ("C++ host", "C++ host, stock"), ("C++ host", "transformers")):
+        for (what, shape), value in seen.get(ours, {}).items():
+            other = seen.get(peer, {}).get((what, shape))
+            if other is not None:
+                report.add(
+                    kind="model", what=f"{what}, {ours}", shape=f"{NAMES[args.model]} {shape}", dtype="bfloat16", ours=value,
+                    peer=other, peer_name=peer, unit="bytes" if what == "peak memory" else "tokens/s",
+                )  # fmt: skip
+
+
+def main() -> None:
+    numbers = lambda text: [int(n) for n in text.split(",")]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="mamba")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--layers", type=int, default=SIZES["num_hidden_layers"], help="on the CPU")
+    parser.add_argument("--length", type=int, help="of what is trained; on the CPU of the prompt too (512; 256)")
+    parser.add_argument("--prompt", type=int, default=128, help="on a GPU")
+    parser.add_argument("--batch", type=numbers, default=[1, 16], help="on a GPU, of prompt and generation")
+    parser.add_argument("--tokens", type=int, default=16, help="of generation")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--hotswap", type=Path, help="on a GPU: the C++ host")
+    add_flags(parser)
+    args = parser.parse_args()
+    cuda = args.device == "cuda"
+    args.length = args.length or (512 if cuda else 256)
+    report = Results(args, gpu() if cuda else None)
+    (on_gpu if cuda else on_cpu)(args, report)
     report.write()
 
 

@@ -138,7 +138,7 @@ TEST(CausalConv1d, WholeVectors) {  // which a GPU has kernels of their own for,
     return t.dim() == 3 ? t.transpose(1, 2).contiguous().transpose(1, 2) : t;
   };
   for (const at::ScalarType dtype : kDtypes) {
-    for (const int64_t length : {8, 61, 64, 200, 256, 520, 1032}) {  // parts of the time are 16 steps, or tiles of 256
+    for (const int64_t length : {8, 61, 64, 200, 256, 520, 1032, 2056}) {  // tiles of 16 steps or 256, long rows
       for (const bool initial : {false, true}) {
         const Case c{2, 24, length, 4, true, initial};
         const std::string what = std::string(toString(dtype)) + " length " + std::to_string(length);

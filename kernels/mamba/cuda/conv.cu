@@ -49,18 +49,20 @@ void with_access(bool vectors, DType type, Fn fn) {
   vectors ? with_dtype(type, fn) : fn.template operator()<void>();
 }
 
-// Parts of the time that shapes alone decide, so that sums have one order on every GPU. 64 steps read 3 of their
-// neighbours' for width 4; 16 where a GPU would not be full otherwise.
-ChannelsPlan forward_channels_plan(const Problem& p, int64_t width) {
-  constexpr int64_t kEnough = 1 << 17;  // threads
+// Parts of the time that shapes alone decide, so that sums have one order on every GPU: up to `longest` steps, which
+// read 3 of their neighbours' for width 4, fewer where a GPU would not be full otherwise.
+ChannelsPlan channels_plan(const Problem& p, int64_t width, int64_t longest) {
+  constexpr int64_t kEnough = 1 << 17, kLeast = 16;  // threads, steps
   const int64_t vectors = divide_up(p.channels, width);
-  const int64_t steps = p.batch * vectors * divide_up(p.length, 64) >= kEnough ? 64 : 16;
+  int64_t steps = longest;
+  while (steps > kLeast && p.batch * vectors * divide_up(p.length, steps) < kEnough) steps /= 2;
   const int64_t parts = divide_up(p.length, steps);
   return {vectors, parts, steps, p.batch * parts * vectors};
 }
-// The backward's parts are those of four warps together.
+ChannelsPlan forward_channels_plan(const Problem& p, int64_t width) { return channels_plan(p, width, 64); }
+// The backward's parts are those of four warps together, and read their neighbours' on both sides.
 ChannelsPlan backward_channels_plan(const Problem& p, int64_t width) {
-  ChannelsPlan plan = forward_channels_plan(p, width);
+  ChannelsPlan plan = channels_plan(p, width, 128);
   plan.parts = divide_up(plan.parts, kWarps);
   plan.items = divide_up(plan.vectors, 32);
   return plan;
@@ -104,23 +106,35 @@ void check_rows(int64_t rows) {
                              "; call it for parts of the batch");
 }
 
+constexpr int kMore = 2 * kRepeat;  // vectors of a lane, where a row has as many
 void launch_steps(const Forward& a, bool vectors, Stream stream) {
   const Problem& p = a.of;
   const int64_t in_row = divide_up(p.length, kVector), rows = p.batch * p.channels;
   const bool warps = vectors && in_row >= kRepeat * 32;  // items are warps, else threads
-  const int64_t per_row = warps ? divide_up(in_row, kRepeat * 32) : in_row, in_block = warps ? kThreads / 32 : kThreads;
+  const bool is_four = warps && four(p), longer = is_four && in_row >= kMore * 32;
+  const int64_t vectors_each = longer ? kMore * 32 : kRepeat * 32;
+  const int64_t per_row = warps ? divide_up(in_row, vectors_each) : in_row, in_block = warps ? kThreads / 32 : kThreads;
   check_rows(rows);
   const int64_t most = std::max<int64_t>(1, ((int64_t{1} << 31) - 1) / per_row);  // rows of a launch
   for (int64_t first = 0; first < rows; first += most) {
     const int64_t items = std::min(most, rows - first) * per_row;
     const StepsPlan plan{uint32_t(items), uint32_t(per_row), first, Divider(per_row), Divider(p.channels)};
+    const auto go = [&](auto kernel) {
+      kernels::gpu::launch(kernel, divide_up(items, in_block), kThreads, stream, a, plan);
+    };
+    if (is_four) {
+      with_dtype(p.x.type, [&]<typename T>() {
+        longer ? go(&forward_four_steps<T, kMore>) : go(&forward_four_steps<T, kRepeat>);
+      });
+      continue;
+    }
     with_access(vectors, p.x.type, [&]<typename T>() {
       with_taps(p, [&]<int kTaps, bool kPacked>() {
         auto kernel = &forward_steps<T, kTaps, kPacked>;
         if constexpr (!std::is_void_v<T>) {
           if (warps) kernel = &forward_long_steps<T, kTaps, kPacked>;
         }
-        kernels::gpu::launch(kernel, divide_up(items, in_block), kThreads, stream, a, plan);
+        go(kernel);
       });
     });
   }

@@ -48,6 +48,14 @@ __device__ __forceinline__ float through_silu(float dy, float value) {
   return dy * s * (1.f + value * (1.f - s));
 }
 
+// The same with a filter scaled by -log2 e, of whose sum `scaled` is: -ln 2 times the gradient. Products of scaled
+// weights and such gradients are those of plain ones, and nobody multiplies by log2 e for the power of two.
+constexpr float kScale = -kLog2E, kUnscale = -kLn2;
+__device__ __forceinline__ float through_scaled_silu(float dy, float scaled) {
+  const float s = reciprocal(1.f + exp2(scaled));
+  return dy * s * fmaf(scaled, fmaf(s, -kLn2 * kLn2, kLn2 * kLn2), kUnscale);
+}
+
 // kVector numbers that lie beside each other; p is at a whole vector.
 template <class T>
 __device__ __forceinline__ void load_vector(const View& v, int64_t at, float (&f)[kVector]) {

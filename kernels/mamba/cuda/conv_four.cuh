@@ -10,7 +10,59 @@ namespace mamba::conv::gpu {
 
 constexpr int kFour = 4, kBefore = kFour - 1;
 
-// ---- steps beside each other: a warp goes through a part of a row as backward_steps does
+// ---- steps beside each other
+// A warp has kRows x 32 vectors of a row, whose loads are all under way together. The last lane keeps what comes before
+// lane 0's next vector: the warp's last one, at first what is before the row.
+template <class T, int kRows>
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 4
+                                            : kRows > 4    ? 6
+                                                        : 8) forward_four_steps(const Forward a, const StepsPlan plan) {
+  const Problem& p = a.of;
+  const int lane = int(threadIdx.x) % 32;
+  const uint32_t warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+  if (warp >= plan.items) return;
+  const uint32_t row_of = plan.by_row(warp), part = warp - row_of * plan.per_row;
+  const uint32_t row = uint32_t(plan.first_row + row_of), batch = plan.by_channels(row);
+  const int64_t channel = row - batch * uint32_t(p.channels);
+  const int first = int(part) * kRows * 32 * kVector, start = first + lane * kVector, left = int(p.length) - start;
+  const T* const from = static_cast<const T*>(p.x.data) + batch * p.x.batch + channel * p.x.channel + start;
+  T* const to = static_cast<T*>(a.y.data) + batch * a.y.batch + channel * a.y.channel + start;
+  Pack<T, kVector> loaded[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r * 32 * kVector < left) loaded[r] = load<kVector>(from + r * 32 * kVector);
+  }
+  float kept[kBefore] = {};
+  if (lane == 31) {
+#pragma unroll
+    for (int s = 0; s < kBefore; ++s)
+      kept[s] = first > 0 ? to_float(from[s - kBefore - 31 * kVector]) : before(p, batch, channel, s - kBefore);
+  }
+  const Filter<kFour> filter = load_filter<kFour>(p, channel);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    float x[kBefore + kVector], own[kVector], y[kVector];
+    unpack(loaded[r], own);
+#pragma unroll
+    for (int s = 0; s < kVector; ++s) x[kBefore + s] = own[s];
+#pragma unroll
+    for (int s = 0; s < kBefore; ++s) {
+      const float last = own[kVector - kBefore + s];
+      x[s] = __shfl_sync(kAllLanes, lane == 31 ? kept[s] : last, (lane + 31) % 32);
+      kept[s] = last;
+    }
+#pragma unroll
+    for (int s = 0; s < kVector; ++s) {
+      y[s] = filter.bias;
+#pragma unroll
+      for (int j = 0; j < kFour; ++j) y[s] += filter.w[j] * x[kBefore + s - j];
+      y[s] *= sigmoid(y[s]);
+    }
+    if (r * 32 * kVector < left) store_floats<kVector>(to + r * 32 * kVector, y);
+  }
+}
+
+// Backward: a warp goes through a part of a row as backward_steps does.
 template <class T>
 struct alignas(16) Tile {                 // in shared memory: one is worked on, the next is under way
   T x[kPerVector<T> + kTile], dy[kTile];  // x: the last numbers before the tile too
@@ -30,14 +82,14 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 5 : 6)
   const int length = int(p.length), in_part = int(plan.tiles) * kSteps;
   const int first = int(part) * in_part, end = first + in_part;
   // The tile behind the part is there for its first steps' g alone.
-  int start = end < length ? end : (length - 1) / kSteps * kSteps, next = start;
+  int start = end < length ? end : (length - 1) / kSteps * kSteps, next = start, half = 0;
   const auto at = [&](const View& v) {
     return static_cast<T*>(v.data) + batch * v.batch + channel * v.channel + start + lane * kVector;
   };
   const T *x_next = at(p.x), *dy_next = at(a.dy);
   T* to = at(a.dx);
-  const auto send = [&](int half) {
-    Tile<T>& tile = memory[threadIdx.x / 32][half];
+  const auto send = [&](int into) {
+    Tile<T>& tile = memory[threadIdx.x / 32][into];
     const bool none = next < first || next + lane * kVector >= length;
 #pragma unroll
     for (int i = 0; i < kVector; i += kPerVector<T>) {
@@ -50,9 +102,13 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 5 : 6)
     next -= kSteps, x_next -= kSteps, dy_next -= kSteps;
   };
   send(0), send(1);
-  const Filter<kFour> filter = load_filter<kFour>(p, channel);
+  Filter<kFour> filter = load_filter<kFour>(p, channel);
+  filter.bias *= kScale;
+#pragma unroll
+  for (int j = 0; j < kFour; ++j) filter.w[j] *= kScale;
   float sums[kFour + 1] = {}, later[kBefore] = {};  // later: lane 31's g of the steps behind a tile
-  for (int half = 0; start >= first; start -= kSteps, to -= kSteps, half ^= 1) {
+  // kFirst: the row's first tile, which alone asks for what is before time 0. kBehind: the one behind the part.
+  const auto work = [&]<bool kFirst, bool kBehind>() {
     float x[kHalo + kVector], before_own[kHalo], own[kVector], dy[kVector], g[kVector + kBefore];
     wait_copies<1>();
     __syncwarp();
@@ -62,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 5 : 6)
     load_floats<kVector>(here, own), load_floats<kVector>(tile.dy + lane * kVector, dy);
     __syncwarp();
     send(half);
-    if (start == 0 && lane == 0 && p.initial.data != nullptr) {
+    if (kFirst && lane == 0 && p.initial.data != nullptr) {
 #pragma unroll
       for (int s = kHalo - kBefore; s < kHalo; ++s) before_own[s] = before(p, batch, channel, s - kHalo);
     }
@@ -77,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 5 : 6)
       float value = filter.bias;
 #pragma unroll
       for (int j = 0; j < kFour; ++j) value += filter.w[j] * x[kHalo + s - j];
-      g[s] = through_silu(dy[s], value);
+      g[s] = through_scaled_silu(dy[s], value);
     }
 #pragma unroll
     for (int s = 0; s < kBefore; ++s) {
@@ -85,23 +141,30 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 5 : 6)
       g[kVector + s] = lane == 31 ? later[s] : behind;
       later[s] = behind;
     }
-    if (start >= end) continue;
-    float dx[kVector];
+    if constexpr (!kBehind) {
+      float dx[kVector];
 #pragma unroll
-    for (int s = 0; s < kVector; ++s) {
-      dx[s] = 0.f;
-      sums[kFour] += g[s];
+      for (int s = 0; s < kVector; ++s) {
+        dx[s] = 0.f;
+        sums[kFour] += g[s];
 #pragma unroll
-      for (int j = 0; j < kFour; ++j) {
-        dx[s] += filter.w[j] * g[s + j];
-        sums[j] += g[s] * x[kHalo + s - j];
+        for (int j = 0; j < kFour; ++j) {
+          dx[s] += filter.w[j] * g[s + j];
+          sums[j] += g[s] * x[kHalo + s - j];
+        }
       }
+      if (!past) store_floats<kVector>(to, dx);
+      if (kFirst && lane == 0 && a.dinitial.data != nullptr) store_before<kFour>(a, batch, channel, filter, g, nullptr);
     }
-    if (!past) store_floats<kVector>(to, dx);
-    if (start == 0 && lane == 0 && a.dinitial.data != nullptr)
-      store_before<kFour>(a, batch, channel, filter, g, nullptr);
-  }
+    start -= kSteps, to -= kSteps, half ^= 1;
+  };
+  if (start >= end) work.template operator()<false, true>();
+  const int last = first > 0 ? first : kSteps;
+  while (start >= last) work.template operator()<false, false>();
+  if (first == 0) work.template operator()<true, false>();
   wait_copies<0>();
+#pragma unroll
+  for (float& sum : sums) sum *= kScale;
   store_sums<kFour>(a, batch * plan.parts + part, channel, sums);
 }
 
@@ -157,6 +220,13 @@ __device__ __forceinline__ Filters<kFour, kN> load_four(const Problem& p, int64_
   Filters<kFour, kN> f;
   const auto typed = [&](auto* weights) {
     weights += channel * p.weight.channel;
+    if (p.weight.channel == kFour && p.weight.step == 1 && reinterpret_cast<uintptr_t>(weights) % 16 == 0) {
+      float w[kFour * kN];
+      load_floats<kFour * kN>(weights, w);
+#pragma unroll
+      for (int i = 0; i < kFour * kN; ++i) f.w[kFour - 1 - i % kFour][i / kFour] = w[i];
+      return;
+    }
 #pragma unroll
     for (int c = 0; c < kN; ++c) {
 #pragma unroll
@@ -236,8 +306,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T>)
     Steps<T, kN> x(memory[0], p.x, batch, channel, first), dy(memory[1], a.dy, batch, channel, first);
     const auto send = [&](int half, int left) { x.send(half, left), dy.send(half, left), commit_copies(); };
     send(0, known), send(1, known - kUnrolled);
-    const Filters<kFour, kN> filter = load_four<kN>(p, channel);
+    Filters<kFour, kN> filter = load_four<kN>(p, channel);
     if (first == 0 && a.dinitial.data != nullptr) store_initial<T, kFour, kN, false>(a, batch, channel, filter);
+#pragma unroll
+    for (int c = 0; c < kN; ++c) {
+      filter.bias[c] *= kScale;
+#pragma unroll
+      for (int j = 0; j < kFour; ++j) filter.w[j][c] *= kScale;
+    }
     History<kFour, kN> past;
     past.template fill<T, false>(p, batch, channel, first);
     Due<kFour, kN, false> due = {};
@@ -249,7 +325,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T>)
       x.get(half, slot, past.x[0]), dy.get(half, slot, g);
       past.template convolve<false>(filter, kFour, values);
 #pragma unroll
-      for (int c = 0; c < kN; ++c) g[c] = through_silu(g[c], values[c]);
+      for (int c = 0; c < kN; ++c) g[c] = through_scaled_silu(g[c], values[c]);
       due.add(past, filter, kFour, g);
       if (!in_sums) return;
 #pragma unroll
@@ -283,6 +359,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T>)
         due.pass();
       store(k + s - kBefore);
     }
+  }
+#pragma unroll
+  for (int c = 0; c < kN; ++c) {
+#pragma unroll
+    for (int j = 0; j <= kFour; ++j) sums[j][c] *= kScale;
   }
   store_partials<kFour, kN>(a, entry, channel, vector < plan.vectors, sums);
 }

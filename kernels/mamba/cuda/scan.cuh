@@ -155,7 +155,7 @@ struct Raw<void, kCount> {};  // numbers one by one are read where they are want
 
 // ---- where sequences begin
 struct Marks {
-  float enters[64], counts[64];  // 0: the state starts from 0 here; 0: padding. Else 1
+  float enters[32], counts[32];  // 0: the state starts from 0 here; 0: padding. Else 1
 };
 
 // Of steps [first, first + kSteps); `current` is the sequence before them, in the first warp. The others wait at the

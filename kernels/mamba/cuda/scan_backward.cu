@@ -91,7 +91,7 @@ void scan_backward(const scan::Backward& a, Stream stream) {
                                           {a.token_sums, DType::kFloat32, 0, 0, 2 * p.states}}});
       with_kinds<kAlong>(p, [&]<bool kPacked, bool kConstant>() {
         kernels::gpu::launch_with_memory<&scan::gpu::backward<T, kAlong, S, kPacked, kConstant>>(
-            sizeof(BackwardMemory<S>), p.batch * p.groups * plan.slots, kThreads, stream, a, plan);
+            sizeof(BackwardMemory<T, kAlong, S>), p.batch * p.groups * plan.slots, kThreads, stream, a, plan);
       });
     });
     const int64_t numbers = p.batch * p.groups * p.length * 2 * p.states;

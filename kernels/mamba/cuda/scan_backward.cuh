@@ -10,14 +10,15 @@
 namespace mamba::scan::gpu {
 
 // Sums of dB or dC of four steps over a warp's channels: of what its lanes left in m.fours, a lane adds up two states
-// of one step. Shared memory is half of the instructions of shuffles, which would have to select what they send.
-template <class S>
+// of one step. Shared memory is half of the instructions of shuffles, which would have to select what they send. The
+// next four are written elsewhere, so that nobody waits for these reads: they go along with the next four's work.
+template <class S, class Memory>
 __device__ __forceinline__ void sum_four_steps(const float* four, float* to) {
   __syncwarp();
 #pragma unroll
   for (int k = 0; k < S::kStates / 16; ++k) {
     const int i = int(threadIdx.x % 32) + 32 * k, step = i / 4 % 4, state = 2 * (i % 4 + i / 16 * 4);
-    const float* const from = four + BackwardMemory<S>::of_step(step) + state % S::kPer;
+    const float* const from = four + Memory::of_step(step) + state % S::kPer;
     float2 sum{};
 #pragma unroll
     for (int slot = 0; slot < 32 / S::kLanes; ++slot) {
@@ -26,7 +27,6 @@ __device__ __forceinline__ void sum_four_steps(const float* four, float* to) {
     }
     *reinterpret_cast<float2*>(to + step * 2 * S::kStates + state) = sum;
   }
-  __syncwarp();  // the next four may come
 }
 
 // What a lane carries through the time, or holds of a part.
@@ -45,7 +45,8 @@ template <class S, bool kConstant>
 struct Coefficient {
   float b[S::kPer], c[S::kPer];
 
-  __device__ __forceinline__ Coefficient(const BackwardMemory<S>& m, int step) {
+  template <class Memory>
+  __device__ __forceinline__ Coefficient(const Memory& m, int step) {
     const int first = S::place() * S::kPer;
     load_shared(m.b + step * S::kPitch + first, b);
     load_shared(m.c + step * S::kPitch + first, c);
@@ -59,8 +60,8 @@ struct Coefficient {
 };
 
 // kCount steps from `begin` on, forward: what the state is behind them.
-template <class S, int kCount, bool kPacked, bool kConstant>
-__device__ __forceinline__ void walk_forward(const Problem& p, BackwardMemory<S>& m, int begin, const Constant<S>& own,
+template <class S, int kCount, bool kPacked, bool kConstant, class Memory>
+__device__ __forceinline__ void walk_forward(const Problem& p, Memory& m, int begin, const Constant<S>& own,
                                              Lane<S>& lane) {
 #pragma unroll
   for (int pair = 0; pair < kCount; pair += 2) {
@@ -87,18 +88,16 @@ __device__ __forceinline__ void walk_forward(const Problem& p, BackwardMemory<S>
 
 // kBack steps from `begin` on forward and back. Over Δ and Δ u it leaves sum_n dh B and sum_n A log2 e q, over dy the
 // states' part of y; in `sums` the warp's dB and dC.
-template <class S, int kBack, bool kPacked, bool kConstant>
-__device__ __forceinline__ void walk_back(const Problem& p, BackwardMemory<S>& m, int begin, float* sums,
-                                          Constant<S>& own, Lane<S>& lane) {
+template <class S, int kBack, bool kPacked, bool kConstant, class Memory>
+__device__ __forceinline__ void walk_back(const Problem& p, Memory& m, int begin, float* sums, Constant<S>& own,
+                                          Lane<S>& lane) {
   const int warp = int(threadIdx.x) / 32;
   sums += warp * kPart * 2 * S::kStates;
-  float* const four_sums = m.fours[warp];
-  float* const lane_sums = four_sums + int(threadIdx.x) % 32 * S::kPer;
-  const auto keep = [&](int step, const float(&v)[S::kPer]) {
+  const auto keep = [&](int which, int step, const float(&v)[S::kPer]) {
+    float* const to = m.fours[warp][which % 2] + int(threadIdx.x) % 32 * S::kPer + Memory::of_step(step);
 #pragma unroll
     for (int n = 0; n < S::kPer; n += 4)
-      *reinterpret_cast<float4*>(lane_sums + BackwardMemory<S>::of_step(step) + n) =
-          make_float4(v[n], v[n + 1], v[n + 2], v[n + 3]);
+      *reinterpret_cast<float4*>(to + n) = make_float4(v[n], v[n + 1], v[n + 2], v[n + 3]);
   };
   float a[kBack][S::kEach][S::kPer], held[kBack][S::kEach][S::kPer], y[kBack / 4][S::kEach];
 #pragma unroll
@@ -130,13 +129,14 @@ __device__ __forceinline__ void walk_back(const Problem& p, BackwardMemory<S>& m
           if constexpr (kConstant) own.dc[e][n] += dy[e][i] * h;
         }
       }
-      keep(i, dc);
+      keep(four / 4, i, dc);
     }
-    sum_four_steps<S>(four_sums, sums + (2 * four + 1) * S::kStates);
+    sum_four_steps<S, Memory>(m.fours[warp][four / 4 % 2], sums + (2 * four + 1) * S::kStates);
     sum_lanes<S>(part_y, y[four / 4]);
   }
 #pragma unroll
   for (int four = kBack - 4; four >= 0; four -= 4) {
+    const int which = (2 * kBack - 4 - four) / 4;  // of the fours' memory, in turn with those above
     float by_b[S::kEach][4] = {}, by_rate[S::kEach][4] = {}, dy[S::kEach][4], inputs[S::kEach][4];
 #pragma unroll
     for (int e = 0; e < S::kEach; ++e) load_shared(m.gradient(S::channel(e), begin) + four, dy[e]);
@@ -166,9 +166,10 @@ __device__ __forceinline__ void walk_back(const Problem& p, BackwardMemory<S>& m
           dh = enters ? dh * a[s][e][n] : 0.f;
         }
       }
-      keep(i, db);
+      keep(which, i, db);
     }
-    sum_four_steps<S>(four_sums, sums + 2 * four * S::kStates);  // all lanes have read what is written over
+    sum_four_steps<S, Memory>(m.fours[warp][which % 2],
+                              sums + 2 * four * S::kStates);  // all lanes have read what is written over
     float b[S::kEach], rate[S::kEach];
     sum_lanes<S>(by_b, b);
     sum_lanes<S>(by_rate, rate);
@@ -184,9 +185,9 @@ __device__ __forceinline__ void walk_back(const Problem& p, BackwardMemory<S>& m
 
 // dB and dC of a part, summed over the block's warps, to where the block's slot has them. Nobody else writes there:
 // atomic additions are as good as others, in their order, and do not wait for what they add to.
-template <class S>
+template <class S, class Memory>
 __device__ __forceinline__ void store_token_sums(const Backward& a, const float* sums, int begin, int steps,
-                                                 bool begins, const BackwardMemory<S>& m) {
+                                                 bool begins, const Memory& m) {
   constexpr int kRow = 2 * S::kStates;
   const Problem& p = a.of;
   float* const to = a.token_sums + m.begins[kOfTokenSums] + 2 * begin * p.states;
@@ -222,7 +223,8 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
   // Steps whose powers and states are in registers, with those of constant B and C.
   constexpr int kBack = kConstant && S::kEach * S::kPer > 4 ? kPart / 2 : kPart;
   extern __shared__ __align__(16) float memory[];
-  BackwardMemory<S>& m = *reinterpret_cast<BackwardMemory<S>*>(memory);
+  using Memory = BackwardMemory<T, kAlong, S>;
+  Memory& m = *reinterpret_cast<Memory*>(memory);
   const Problem& p = a.of;
   const int slots = int(plan.slots), blocks = int(plan.blocks), slot = int(blockIdx.x) % slots;
   const int last_block = int(int64_t{slot + 1} * blocks / slots), first_block = int(int64_t{slot} * blocks / slots);
@@ -246,7 +248,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
     __syncthreads();
     Lane<S> lane{};
     Constant<S> own{};
-    for (float* sum = m.sums[0] + threadIdx.x; sum < m.sums[BackwardMemory<S>::kSums]; sum += kThreads) *sum = 0.f;
+    for (float* sum = m.sums[0] + threadIdx.x; sum < m.sums[Memory::kSums]; sum += kThreads) *sum = 0.f;
     load_numbers<S>(p.a, p, m.at, 0, kLog2E, lane.rate);
     load_numbers<S>(a.dlast, p, m.at, m.at.batch, 1.f, lane.dh);
     if constexpr (kConstant) {
@@ -258,6 +260,10 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
                          ((m.at.batch * chunks + chunks - 1) * p.states + S::place() * S::kPer) * p.channels +
                          m.at.channel + S::channel(0);
     int steps = int(p.length - (int64_t{chunks} - 1) * kGpuChunk);  // of the last chunk; the others are whole
+    if constexpr (kAhead<T>) {
+      fetch_saved<S>(saved, p, m);
+      fetch_chunk<T, kAlong, S>(a, plan.layouts, (chunks - 1) % 2, steps, 0, m);
+    }
     for (int chunk = chunks - 1; chunk >= 0; --chunk) {
       const int parts = (steps + kPart - 1) / kPart;
       if constexpr (kPacked) {
@@ -267,33 +273,50 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
       }
       __syncthreads();
       const Marks* const marks = kPacked ? &m.marks : nullptr;
-      load_saved<S>(saved, p, m.at, lane.h);
+      const Tokens b{m.begins[kOfB], p.states, steps, marks}, c{m.begins[kOfC], p.states, steps, marks};
+      const int half = chunk % 2;
+      if constexpr (kAhead<T>) {
+        wait_copies<0>();
+        m.restore(0, lane.h);
+        store_tokens<T, kAlong, S>(plan.layouts, steps, marks, m);
+        if (plan.layouts.b == Along::kAny) load_tokens_each<S, kSteps>(p.b, b, m.b);
+        if (plan.layouts.c == Along::kAny) load_tokens_each<S, kSteps>(p.c, c, m.c);
+      } else {
+        load_saved<S>(saved, p, m.at, lane.h);
+        load_tokens<T, S, kSteps>(p.b, b, plan.layouts.b, m.b);
+        load_tokens<T, S, kSteps>(p.c, c, plan.layouts.c, m.c);
+      }
       saved -= p.states * p.channels;
-      load_tokens<T, S, kSteps>(p.b, {m.begins[kOfB], p.states, steps, marks}, plan.layouts.b, m.b);
-      load_tokens<T, S, kSteps>(p.c, {m.begins[kOfC], p.states, steps, marks}, plan.layouts.c, m.c);
-      open_chunk<T, kAlong, S, kPacked>(a, steps, m);
+      open_chunk<T, kAlong, S, kPacked>(a, half, steps, m);
+      if constexpr (kAhead<T>) {
+        if (chunk > 0) fetch_chunk<T, kAlong, S>(a, plan.layouts, half ^ 1, kSteps, 1, m);
+      }
       __syncthreads();
+      const auto kept = [&](int part) { return !kAhead<T> || part + 1 < parts; };
 #pragma unroll 1
       for (int part = 0; part < parts; ++part) {
-        m.keep(part, lane.h);
+        if (kept(part)) m.keep(part, lane.h);
         if (part + 1 < parts) walk_forward<S, kPart, kPacked, kConstant>(p, m, part * kPart, own, lane);
       }
 #pragma unroll 1
       for (int part = parts - 1; part >= 0; --part) {
-        float* const sums = m.token_sums[part % BackwardMemory<S>::kBuffers];
+        float* const sums = m.token_sums[part % Memory::kBuffers];
         const int begin = part * kPart;
         if constexpr (kBack < kPart) {
           m.restore(part, lane.h);
           walk_forward<S, kPart - kBack, kPacked, kConstant>(p, m, begin, own, lane);
           walk_back<S, kBack, kPacked, kConstant>(p, m, begin + kBack, sums + kBack * 2 * S::kStates, own, lane);
         }
-        m.restore(part, lane.h);
+        if (kept(part)) m.restore(part, lane.h);
+        if constexpr (kAhead<T>) {  // over what has been restored
+          if (part == 0 && chunk > 0) fetch_saved<S>(saved, p, m);
+        }
         walk_back<S, kBack, kPacked, kConstant>(p, m, begin, sums, own, lane);
         __syncthreads();  // with two buffers nobody writes sums that are read
         if (!(p.b.constant && p.c.constant)) store_token_sums<S>(a, sums, begin, steps, block == first_block, m);
-        if constexpr (BackwardMemory<S>::kBuffers == 1) __syncthreads();
+        if constexpr (Memory::kBuffers == 1) __syncthreads();
       }
-      close_chunk<T, kAlong, S, kPacked>(a, steps, m);
+      close_chunk<T, kAlong, S, kPacked>(a, half, steps, m);
       m.add_rates(lane.da);
       __syncthreads();
       if (threadIdx.x < kTensors) m.begins[threadIdx.x] -= kGpuChunk * plan.tensors.views[threadIdx.x].step;
@@ -310,7 +333,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
       if (p.b.constant) store_numbers<S>(channel_sums, p, at, at.batch, row, own.db), row += p.states;
       if (p.c.constant) store_numbers<S>(channel_sums, p, at, at.batch, row, own.dc), row += p.states;
     }
-    store_channel_sums<kAlong, S>(at, m, channel_sums, row);
+    store_channel_sums<T, kAlong, S>(at, m, channel_sums, row);
     __syncthreads();
   }
 }

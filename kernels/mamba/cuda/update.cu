@@ -1,4 +1,6 @@
 // One step of generation of the scans on a GPU: it reads and writes the state once, and little else.
+#include <algorithm>
+
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/mamba/cuda/mamba_cuda.h"
 #include "kernels/mamba/cuda/view.cuh"
@@ -18,7 +20,8 @@ constexpr int kThreads = 128, kWarps = kThreads / 32;
 struct Plan {
   int lanes;                  // of a row, a power of two
   uint32_t items, per_head;   // warps, or rows
-  Divider by_head, by_heads;  // item to [batch, heads], and that to batch
+  bool together;              // vectors of B and C are whole
+  Divider by_head, by_heads;  // item to [batch, heads], or [groups of entries, heads], and that to the first of them
 };
 
 __device__ __forceinline__ int64_t at(const Heads& t, int64_t batch, int64_t head, int64_t i) {
@@ -30,42 +33,82 @@ struct Place {
   uint32_t batch, head, i;
   int32_t entry;  // the state's row, negative: none
 };
-__device__ __forceinline__ Place place_of(const Problem& p, const Plan& plan, uint32_t item, uint32_t each) {
-  const uint32_t of_head = plan.by_head(item), batch = plan.by_heads(of_head);
+// Of the first of `entries` rows beside each other in the batch; further_place is another of them.
+__device__ __forceinline__ Place place_of(const Problem& p, const Plan& plan, uint32_t item, uint32_t each,
+                                          uint32_t entries) {
+  const uint32_t of_head = plan.by_head(item), group = plan.by_heads(of_head), batch = group * entries;
   const int32_t entry = p.indices != nullptr ? p.indices[batch] : int32_t(batch);
-  return {batch, of_head - batch * uint32_t(p.heads), (item - of_head * plan.per_head) * each, entry};
+  return {batch, of_head - group * uint32_t(p.heads), (item - of_head * plan.per_head) * each, entry};
+}
+__device__ __forceinline__ Place further_place(const Problem& p, Place at, uint32_t entries) {
+  at.batch += entries;
+  at.entry = at.batch >= uint32_t(p.batch) ? -1 : p.indices != nullptr ? p.indices[at.batch] : int32_t(at.batch);
+  return at;
 }
 
 // What a row has beside its state, as it lies: their loads are under way together.
+__device__ __forceinline__ uint32_t bits_of(const Heads& t, int64_t batch, const Place& o) {
+  return t.view.data != nullptr ? read_bits(t.view.data, t.view.type, at(t, batch, o.head, o.i)) : 0;
+}
+struct Weights {  // the same for all of the batch
+  uint32_t a, d, bias;
+  __device__ __forceinline__ Weights(const Problem& p, const Place& o)
+      : a(bits_of(p.a, 0, o)), d(bits_of(p.d, 0, o)), bias(bits_of(p.dt_bias, 0, o)) {}
+};
 struct Inputs {
-  uint32_t x, dt, z, a, d, bias;
+  uint32_t x, dt, z;
 
-  __device__ __forceinline__ Inputs(const Problem& p, const Place& o) {
-    const auto bits = [&](const Heads& t, int64_t batch) {
-      return t.view.data != nullptr ? read_bits(t.view.data, t.view.type, at(t, batch, o.head, o.i)) : 0;
-    };
-    x = bits(p.x, o.batch), dt = bits(p.dt, o.batch), z = bits(p.z, o.batch);
-    a = bits(p.a, 0), d = bits(p.d, 0), bias = bits(p.dt_bias, 0);
+  __device__ __forceinline__ void load(const Problem& p, const Place& o) {
+    x = bits_of(p.x, o.batch, o), dt = bits_of(p.dt, o.batch, o), z = bits_of(p.z, o.batch, o);
   }
-  __device__ __forceinline__ float delta(const Problem& p) const {
-    const float raw = value_of(dt, p.dt.view.type) + value_of(bias, p.dt_bias.view.type);
+  __device__ __forceinline__ float delta(const Problem& p, const Weights& w) const {
+    const float raw = value_of(dt, p.dt.view.type) + value_of(w.bias, p.dt_bias.view.type);
     return p.softplus ? softplus(raw) : raw;
   }
-  __device__ __forceinline__ void finish(const Problem& p, const Place& o, float y) const {
-    y += value_of(d, p.d.view.type) * value_of(x, p.x.view.type);
+  __device__ __forceinline__ void finish(const Problem& p, const Weights& w, const Place& o, float y) const {
+    y += value_of(w.d, p.d.view.type) * value_of(x, p.x.view.type);
     if (p.z.view.data != nullptr) y *= gate_of(value_of(z, p.z.view.type)).value;
     write(p.y.view.data, p.y.view.type, at(p.y, o.batch, o.head, o.i), o.entry < 0 ? 0.f : y);
   }
 };
 
-template <int kN>  // of B or C
-__device__ __forceinline__ void coefficients(const Heads& t, int64_t batch, int64_t group, int n,
-                                             uint32_t (&bits)[kN]) {
+// kN of B or C: one access where they lie beside each other at a multiple of their size.
+template <int kN>
+__device__ __forceinline__ void coefficients(const Heads& t, int64_t batch, int64_t group, int n, bool together,
+                                             float (&f)[kN]) {
   const int64_t from = at(t, batch, group, n);
+  if (!together) {
+    uint32_t bits[kN];
 #pragma unroll
-  for (int i = 0; i < kN; ++i) bits[i] = read_bits(t.view.data, t.view.type, from + i * t.view.channel);
+    for (int i = 0; i < kN; ++i) bits[i] = read_bits(t.view.data, t.view.type, from + i * t.view.channel);
+#pragma unroll
+    for (int i = 0; i < kN; ++i) f[i] = value_of(bits[i], t.view.type);
+    return;
+  }
+  const auto typed = [&](auto* data) {
+    using T = std::remove_cv_t<std::remove_pointer_t<decltype(data)>>;
+    if constexpr (kN * sizeof(T) == 8) {
+      const uint2 two = *reinterpret_cast<const uint2*>(data + from);
+      const float2 low = unpack_pair<T>(two.x), high = unpack_pair<T>(two.y);
+      f[0] = low.x, f[1] = low.y, f[2] = high.x, f[3] = high.y;
+    } else {
+      load_floats<kN>(data + from, f);
+    }
+  };
+  if (t.view.type == DType::kFloat32)
+    typed(static_cast<const float*>(t.view.data));
+  else if (t.view.type == DType::kBFloat16)
+    typed(static_cast<const BFloat16*>(t.view.data));
+  else
+    typed(static_cast<const Half*>(t.view.data));
 }
 
+// Rates of their own, as many as the state's numbers, are read once for two entries of the batch.
+template <bool kAlike>
+constexpr int kEntries = kAlike ? 1 : 2;
+// Rows of a lane whose loads are under way together.
+template <class T, bool kAlike>
+constexpr int kUnderWay = kAlike ? 4 : sizeof(T) / 2;
 // Blocks of a multiprocessor, which registers are shared out among.
 template <class T, bool kAlike>
 constexpr int kBlocks = kAlike ? 6 : 4 + sizeof(T) / 4;
@@ -75,87 +118,118 @@ constexpr int kBlocks = kAlike ? 6 : 4 + sizeof(T) / 4;
 // beside the state's numbers in float32.
 template <class T, bool kAlike>
 __global__ void __launch_bounds__(kThreads, kBlocks<T, kAlike>) step_rows(const Problem p, const Plan plan) {
-  constexpr int kN = kPerVector<T>, kUnderWay = 4;  // rows of a lane whose loads are
+  constexpr int kN = kPerVector<T>, kE = kEntries<kAlike>, kAtOnce = kUnderWay<T, kAlike>;
   const int lane = int(threadIdx.x) % 32, lanes = plan.lanes, at_once = 32 / lanes;
   const int row = lane / lanes, beside = lane % lanes;  // its row of those at once, its vector of the row's
   const uint32_t item = blockIdx.x * kWarps + threadIdx.x / 32;
   if (item >= plan.items) return;
-  Place own = place_of(p, plan, item, 32);
-  const uint32_t first = own.i, left = uint32_t(p.dim) - first;
+  Place own[kE];
+  own[0] = place_of(p, plan, item, 32, kE);
+  const uint32_t first = own[0].i, left = uint32_t(p.dim) - first;
   const int rows = left < 32 ? int(left) : 32;
-  own.i += lane < rows ? lane : 0;
-  const Inputs inputs(p, own);
-  float y = 0.f;
-  if (own.entry >= 0) {
-    const View& s = p.state.view;
-    const int apart = at_once * int(s.channel), rates_apart = at_once * int(p.a.view.channel);
-    const uint32_t group = own.head / uint32_t(p.heads / p.groups);
-    for (int from = 0; from < p.states; from += lanes * kN) {
-      const int n = from + beside * kN;
-      const int end = n < p.states ? rows : 0;  // of this lane's
-      T* state = static_cast<T*>(s.data) + at(p.state, own.entry, own.head, first + row) + n;
-      const float* rates = static_cast<const float*>(p.a.view.data) + at(p.a, 0, own.head, first + row) + n;
-      Pack<T, kN> held[kUnderWay] = {};
-      float a[kAlike ? 1 : kUnderWay][kN] = {};
-      const auto fetch = [&](int k) {
+  own[0].i += lane < rows ? lane : 0;
 #pragma unroll
-        for (int u = 0; u < kUnderWay; ++u) {
-          if ((k + u) * at_once + row >= end) continue;
-          held[u] = load<kN>(state + u * apart);
-          if constexpr (!kAlike) load_floats<kN>(rates + u * rates_apart, a[u]);
+  for (int e = 1; e < kE; ++e) own[e] = further_place(p, own[0], e);
+  const uint32_t head = own[0].head;
+  const Weights weights(p, own[0]);
+  Inputs inputs[kE] = {};
+#pragma unroll
+  for (int e = 0; e < kE; ++e) {
+    if (own[e].batch < uint32_t(p.batch)) inputs[e].load(p, own[e]);
+  }
+  float y[kE] = {};
+  const View& s = p.state.view;
+  const int apart = at_once * int(s.channel), rates_apart = at_once * int(p.a.view.channel);
+  const uint32_t group = head / uint32_t(p.heads / p.groups);
+  for (int from = 0; from < p.states; from += lanes * kN) {
+    const int n = from + beside * kN;
+    const int end = n < p.states ? rows : 0;  // of this lane's
+    T* state[kE];
+#pragma unroll
+    for (int e = 0; e < kE; ++e)
+      state[e] = static_cast<T*>(s.data) + at(p.state, own[e].entry < 0 ? 0 : own[e].entry, head, first + row) + n;
+    const float* rates = static_cast<const float*>(p.a.view.data) + at(p.a, 0, head, first + row) + n;
+    Pack<T, kN> held[kE][kAtOnce] = {};
+    float a[kAlike ? 1 : kAtOnce][kN] = {};
+    const auto fetch = [&](int k) {
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        if ((k + u) * at_once + row >= end) continue;
+#pragma unroll
+        for (int e = 0; e < kE; ++e) {
+          if (own[e].entry >= 0) held[e][u] = load<kN>(state[e] + u * apart);
         }
-      };
-      fetch(0);
-      uint32_t b_bits[kN] = {}, c_bits[kN] = {};
-      if (end > 0) {
-        coefficients(p.b, own.batch, group, n, b_bits);
-        coefficients(p.c, own.batch, group, n, c_bits);
+        if constexpr (!kAlike) load_floats<kN>(rates + u * rates_apart, a[u]);
       }
-      float b[kN], c[kN];
+    };
+    fetch(0);
+    float b[kE][kN] = {}, c[kE][kN] = {}, input[kE], power[kE];
 #pragma unroll
-      for (int i = 0; i < kN; ++i) b[i] = value_of(b_bits[i], p.b.view.type), c[i] = value_of(c_bits[i], p.c.view.type);
-      const float delta = inputs.delta(p), input = delta * value_of(inputs.x, p.x.view.type);
-      const float rate = delta * kLog2E, power = kAlike ? exp2(rate * value_of(inputs.a, p.a.view.type)) : rate;
-      for (int k = 0; k < lanes; k += kUnderWay) {
-        float sums[kUnderWay];
+    for (int e = 0; e < kE; ++e) {
+      if (end == 0 || own[e].entry < 0) continue;
+      coefficients(p.b, own[e].batch, group, n, plan.together, b[e]);
+      coefficients(p.c, own[e].batch, group, n, plan.together, c[e]);
+    }
 #pragma unroll
-        for (int u = 0; u < kUnderWay; ++u) {
+    for (int e = 0; e < kE; ++e) {
+      const float delta = inputs[e].delta(p, weights), rate = delta * kLog2E;
+      input[e] = delta * value_of(inputs[e].x, p.x.view.type);
+      power[e] = kAlike ? exp2(rate * value_of(weights.a, p.a.view.type)) : rate;
+    }
+    for (int k = 0; k < lanes; k += kAtOnce) {
+      float sums[kE][kAtOnce];
+#pragma unroll
+      for (int e = 0; e < kE; ++e) {
+#pragma unroll
+        for (int u = 0; u < kAtOnce; ++u) {
           const int of = (k + u) * at_once + row;
-          const float in = __shfl_sync(kAllLanes, input, of % 32), by = __shfl_sync(kAllLanes, power, of % 32);
+          const float in = __shfl_sync(kAllLanes, input[e], of % 32), by = __shfl_sync(kAllLanes, power[e], of % 32);
           float h[kN];
-          unpack(held[u], h);
-          sums[u] = 0.f;
+          unpack(held[e][u], h);
+          sums[e][u] = 0.f;
 #pragma unroll
           for (int i = 0; i < kN; ++i) {
-            h[i] = (kAlike ? by : exp2(by * a[kAlike ? 0 : u][i])) * h[i] + in * b[i];
-            sums[u] += h[i] * c[i];
+            h[i] = (kAlike ? by : exp2(by * a[kAlike ? 0 : u][i])) * h[i] + in * b[e][i];
+            sums[e][u] += h[i] * c[e][i];
           }
-          if (of < end) store_floats<kN>(state + u * apart, h);
+          if (of < end && own[e].entry >= 0) store_floats<kN>(state[e] + u * apart, h);
         }
-        state += kUnderWay * apart, rates += kUnderWay * rates_apart;
-        fetch(k + kUnderWay);
-        for (int o = lanes / 2; o > 0; o /= 2) {
+        state[e] += kAtOnce * apart;
+      }
+      rates += kAtOnce * rates_apart;
+      fetch(k + kAtOnce);
+      for (int o = lanes / 2; o > 0; o /= 2) {
 #pragma unroll
-          for (int u = 0; u < kUnderWay; ++u) sums[u] += __shfl_xor_sync(kAllLanes, sums[u], o);
+        for (int e = 0; e < kE; ++e) {
+#pragma unroll
+          for (int u = 0; u < kAtOnce; ++u) sums[e][u] += __shfl_xor_sync(kAllLanes, sums[e][u], o);
         }
+      }
 #pragma unroll
-        for (int u = 0; u < kUnderWay; ++u) {  // to the lane that knows the rest of the row
-          const float sum = __shfl_sync(kAllLanes, sums[u], lane % at_once * lanes);
-          if (lane / at_once == k + u) y += sum;
+      for (int e = 0; e < kE; ++e) {
+#pragma unroll
+        for (int u = 0; u < kAtOnce; ++u) {  // to the lane that knows the rest of the row
+          const float sum = __shfl_sync(kAllLanes, sums[e][u], lane % at_once * lanes);
+          if (lane / at_once == k + u) y[e] += sum;
         }
       }
     }
   }
-  if (lane < rows) inputs.finish(p, own, y);
+#pragma unroll
+  for (int e = 0; e < kE; ++e) {
+    if (lane < rows && own[e].batch < uint32_t(p.batch)) inputs[e].finish(p, weights, own[e], y[e]);
+  }
 }
 
 // Of any types and strides: some lanes have a row, each one number at a time.
 __global__ void __launch_bounds__(kThreads) step_any(const Problem p, const Plan plan) {
   const int lane = int(threadIdx.x) % plan.lanes;
   const uint32_t wanted = blockIdx.x * uint32_t(kThreads / plan.lanes) + threadIdx.x / plan.lanes;
-  const Place own = place_of(p, plan, wanted < plan.items ? wanted : plan.items - 1, 1);  // all take part in shuffles
-  const Inputs inputs(p, own);
-  const float delta = inputs.delta(p), input = delta * value_of(inputs.x, p.x.view.type);
+  const Place own = place_of(p, plan, wanted < plan.items ? wanted : plan.items - 1, 1, 1);  // all are in the shuffles
+  const Weights weights(p, own);
+  Inputs inputs;
+  inputs.load(p, own);
+  const float delta = inputs.delta(p, weights), input = delta * value_of(inputs.x, p.x.view.type);
   const uint32_t group = own.head / uint32_t(p.heads / p.groups);
   const View &s = p.state.view, &a = p.a.view;
   float y = 0.f;
@@ -168,7 +242,7 @@ __global__ void __launch_bounds__(kThreads) step_any(const Problem p, const Plan
     write(s.data, s.type, to, h);
   }
   y = lanes_sum(y, plan.lanes);
-  if (lane == 0 && wanted < plan.items) inputs.finish(p, own, y);
+  if (lane == 0 && wanted < plan.items) inputs.finish(p, weights, own, y);
 }
 
 // Do vectors of `most` numbers begin at multiples of their size, in all rows of states, and rows not far apart?
@@ -176,6 +250,15 @@ bool whole(const Heads& t, int64_t most, int count) {
   const uint64_t strides = uint64_t(t.view.batch) | uint64_t(t.head) | uint64_t(t.view.channel);
   return t.view.step == 1 && t.view.channel < (1 << 24) && strides % uint64_t(most) == 0 && count % most == 0 &&
          reinterpret_cast<uintptr_t>(t.view.data) % kernels::kVectorBytes == 0;
+}
+
+// Of B or C, whose channels are the states.
+bool together(const Heads& t, int64_t most) {
+  const uint64_t strides = uint64_t(t.view.batch) | uint64_t(t.head);
+  return t.view.channel == 1 && strides % uint64_t(most) == 0 &&
+         reinterpret_cast<uintptr_t>(t.view.data) %
+                 uint64_t(std::min<int64_t>(most * kernels::size_of(t.view.type), kernels::kVectorBytes)) ==
+             0;
 }
 
 }  // namespace
@@ -186,20 +269,25 @@ void state_update(const Problem& p, Stream stream) {
   if (rows >> 31 != 0)  // what Dividers take
     throw std::runtime_error("selective_state_update: wanted batch x heads x dim below 2^31; got " +
                              std::to_string(rows) + "; call it for parts of the batch");
-  const auto plan = [&](int64_t each, int64_t vector) {
+  const auto plan = [&](int64_t each, int64_t vector, int64_t entries) {
     int lanes = 1;
     while (lanes < 32 && lanes * vector < p.states) lanes *= 2;
     const int64_t per_head = divide_up(p.dim, each);
-    return Plan{lanes, uint32_t(p.batch * p.heads * per_head), uint32_t(per_head), Divider(per_head), Divider(p.heads)};
+    return Plan{lanes,
+                uint32_t(divide_up(p.batch, entries) * p.heads * per_head),
+                uint32_t(per_head),
+                together(p.b, vector) && together(p.c, vector),
+                Divider(per_head),
+                Divider(p.heads)};
   };
   const DType type = p.state.view.type;
   const bool alike = p.a.view.step == 0, rates = p.a.view.type == DType::kFloat32 && whole(p.a, 4, p.states);
   if (!whole(p.state, kernels::kVectorBytes / kernels::size_of(type), p.states) || !(alike || rates)) {
-    const Plan any = plan(1, 1);
+    const Plan any = plan(1, 1, 1);
     return kernels::gpu::launch(&step_any, divide_up(any.items, kThreads / any.lanes), kThreads, stream, p, any);
   }
   kernels::with_dtype(type, [&]<class T>() {
-    const Plan by_rows = plan(32, kPerVector<T>);
+    const Plan by_rows = plan(32, kPerVector<T>, alike ? kEntries<true> : kEntries<false>);
     const auto kernel = alike ? &step_rows<T, true> : &step_rows<T, false>;
     kernels::gpu::launch(kernel, divide_up(by_rows.items, kWarps), kThreads, stream, p, by_rows);
   });
