@@ -2,8 +2,8 @@
 // a ring of stages, the other two multiply 64 rows each and keep their sums in registers. A block goes through tile
 // after tile; while one is stored, the next one's stages are filled.
 //
-// Gathered rows come by cp.async, 16 bytes a thread: the copy engine of sm_90 cannot gather. Who copies waits for its
-// own copies of two stages ago, makes them visible to wgmma and only then says that the stage is full.
+// Gathered rows come by cp.async, 16 bytes a thread: the copy engine of sm_90 cannot gather. These copies themselves
+// say that a stage is full, and who multiplies then makes them visible to wgmma.
 #pragma once
 
 #include "kernels/common/gpu/device.cuh"
@@ -20,7 +20,6 @@ using kernels::Stream;
 constexpr int kRows = 128, kCols = 256, kDepth = 64, kStages = 4, kThreads = 3 * kWarpgroup;
 constexpr int kLoaderRegisters = 56, kWorkerRegisters = 224;
 constexpr int kPanelNumbers = 64 * 64;  // of 8 KB
-constexpr int kWaitBehind = 2;          // stages
 constexpr int kWorkerWarps = 8;
 
 template <class T>
@@ -35,30 +34,18 @@ struct Memory {
   }
 };
 
-// Says for the threads that copy which stages are full, two stages behind.
+// For the threads that copy: a stage of theirs after the other. It becomes full when their copies have come, without
+// anybody waiting for them.
 template <class T>
 struct Loader {
   Memory<T>& m;
-  Ring<kStages> stage, behind;
-  int started = 0;
+  Ring<kStages> stage;
 
   __device__ __forceinline__ explicit Loader(Memory<T>& memory) : m(memory) {}
   __device__ __forceinline__ void begin() { m.free[stage.index].wait(stage.parity ^ 1); }
-  __device__ __forceinline__ void say_full() {
-    publish_shared_writes();
-    m.full[behind.index].arrive();
-    behind.next();
-  }
   __device__ __forceinline__ void end() {
-    commit_copies();
+    m.full[stage.index].arrive_after_copies();
     stage.next();
-    if (++started <= kWaitBehind) return;
-    wait_copies<kWaitBehind>();
-    say_full();
-  }
-  __device__ __forceinline__ void finish() {
-    wait_copies<0>();
-    for (int left = min(started, kWaitBehind); left > 0; --left) say_full();
   }
 };
 
@@ -80,6 +67,7 @@ struct Worker {
     int before = 0;
     for (int step = 0; step < steps; ++step) {
       m.full[stage.index].wait(stage.parity);
+      publish_shared_writes();  // by cp.async; what the copy engine wrote is visible anyway
       const T* rows = m.a[stage.index] + number * kPanelNumbers;
       const Operand a = kAByColumns ? operand_by_columns(rows, kPanelNumbers * 2) : operand_by_rows(rows);
       const T* cols = m.b[stage.index];
@@ -183,14 +171,15 @@ struct Worker {
   }
 };
 
-// The memory of a block that begins, its barriers ready. map: what the copy engine will read.
+// The memory of a block that begins, its barriers ready. map: what the copy engine will read; loaders: how many
+// arrivals make a stage full.
 template <class T>
-__device__ __forceinline__ Memory<T>& begin_block(const CUtensorMap& map) {
+__device__ __forceinline__ Memory<T>& begin_block(const CUtensorMap& map, int loaders) {
   extern __shared__ uint8_t raw[];
   auto& m = *reinterpret_cast<Memory<T>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
   if (threadIdx.x == 0) {
     prefetch(map);
-    m.init(kWarpgroup + 1);
+    m.init(loaders);
   }
   __syncthreads();
   return m;

@@ -1,6 +1,6 @@
 // Rows times the weights of their experts on sm_90a: which tiles a block has, and how they come to its shared memory.
-// Weights come by the copy engine, the expert being a coordinate of one description of all of them; rows come by
-// cp.async, through the slots' order where they are tokens'.
+// Weights come by the copy engine, the expert being a coordinate of one description of all of them; so do rows that lie
+// in the order of slots. Tokens' rows come by cp.async, through that order.
 #pragma once
 
 #include "kernels/common/gpu/launch.cuh"
@@ -30,13 +30,13 @@ template <Columns kColumns>
 constexpr int kStep = kColumns == Columns::kPlain ? kCols : kCols / 2;
 
 struct RowArguments {
-  CUtensorMap w;
+  CUtensorMap w, in_slots;  // in_slots: rows in the order of slots, where they lie so
   const void *rows, *bias;
-  void *y, *a;                     // with a gate y is h, or null where nobody wants it, and `a` the activation
-  const int32_t *order, *offsets;  // order: null where rows lie in the order of slots
+  void *y, *a;  // with a gate y is h, or null where nobody wants it, and `a` the activation
+  const int32_t *order, *offsets;
   Divider token_of;
   int64_t stride;
-  int experts, in, out, inner, col_tiles, together;
+  int experts, in, out, inner, col_tiles;
   Limits limits;
 };
 
@@ -60,7 +60,7 @@ struct Walk {
       begin = end;
       end = a.offsets[expert + 1];
     }
-    const TilePlace at = place_of(tile - before, (end - begin + kRows - 1) / kRows, a.col_tiles, a.together);
+    const TilePlace at = place_of(tile - before, (end - begin + kRows - 1) / kRows, a.col_tiles, kTilesTogether);
     rows = {expert, begin + at.row * kRows, end};
     col = at.col * kStep<kColumns>;
     return true;
@@ -72,11 +72,12 @@ constexpr int box_rows(bool by_inputs, Columns columns) {
   return by_inputs ? kDepth : columns == Columns::kHalves ? kCols / 2 : kCols;
 }
 
+// rows: bytes that another copy brings to the stage.
 template <class T, bool kByInputs, Columns kColumns>
 __device__ __forceinline__ void load_weights(const RowArguments& a, Memory<T>& m, int stage, int expert, int col,
-                                             int in) {
+                                             int in, uint32_t rows) {
   constexpr int kBoxes = kByInputs ? kCols / 64 : kColumns == Columns::kHalves ? 2 : 1;
-  m.full[stage].arrive_expecting(sizeof m.b[0]);
+  m.full[stage].arrive_expecting(sizeof m.b[0] + rows);
 #pragma unroll
   for (int box = 0; box < kBoxes; ++box) {
     const int before = box * (kCols / kBoxes);  // columns of the tile
@@ -90,8 +91,26 @@ __device__ __forceinline__ void load_weights(const RowArguments& a, Memory<T>& m
   }
 }
 
+// By one thread, rows in the order of slots. Those behind an expert's last are another's: they give rows of the tile
+// that nobody stores.
 template <class T, bool kByInputs, Columns kColumns>
-__device__ __forceinline__ void load_rows(const RowArguments& a, Memory<T>& m) {
+__device__ __forceinline__ void load_slots(const RowArguments& a, Memory<T>& m) {
+  Ring<kStages> stage;
+  Walk<kColumns> walk(a);
+  RowTile tile;
+  int col;
+  for (int t = blockIdx.x; walk.find(t, tile, col); t += gridDim.x) {
+    for (int in = 0; in < a.in; in += kDepth, stage.next()) {
+      m.free[stage.index].wait(stage.parity ^ 1);
+      load_weights<T, kByInputs, kColumns>(a, m, stage.index, tile.expert, col, in, sizeof m.a[0]);
+      load_box(m.a[stage.index], a.in_slots, m.full[stage.index], in, tile.slot, 0, 0);
+    }
+  }
+}
+
+// By the warpgroup, tokens' rows.
+template <class T, bool kByInputs, Columns kColumns>
+__device__ __forceinline__ void load_tokens(const RowArguments& a, Memory<T>& m) {
   constexpr int kEach = kRows * 8 / kWarpgroup;  // pieces of 16 bytes a thread and stage: of as many rows
   const int piece = threadIdx.x % 8, first = threadIdx.x / 8;
   const int place = first * 64 + (piece ^ first % 8) * 8;
@@ -106,13 +125,12 @@ __device__ __forceinline__ void load_rows(const RowArguments& a, Memory<T>& m) {
       const int slot = tile.slot + first + 16 * i;
       from[i] = nullptr;
       if (slot >= tile.end) continue;
-      const int64_t row = a.order == nullptr ? slot : int64_t{a.token_of(a.order[slot])};
-      from[i] = static_cast<const T*>(a.rows) + row * a.stride + piece * 8;
+      from[i] = static_cast<const T*>(a.rows) + int64_t{a.token_of(a.order[slot])} * a.stride + piece * 8;
     }
     for (int in = 0; in < a.in; in += kDepth) {
       loader.begin();
       const int stage = loader.stage.index;
-      if (threadIdx.x == 0) load_weights<T, kByInputs, kColumns>(a, m, stage, tile.expert, col, in);
+      if (threadIdx.x == 0) load_weights<T, kByInputs, kColumns>(a, m, stage, tile.expert, col, in, 0);
       const bool inside = in + piece * 8 < a.in;
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
@@ -122,7 +140,6 @@ __device__ __forceinline__ void load_rows(const RowArguments& a, Memory<T>& m) {
       loader.end();
     }
   }
-  loader.finish();
 }
 
 // ---- launches
@@ -145,16 +162,24 @@ inline TensorShape shape_of(const cuda::Product& a) {
           .dtype = a.p.dtype};
 }
 
+inline TensorShape rows_of(const Problem& p, const Source& s) {
+  return {.data = s.data,
+          .size = {s.cols, p.assignments(), 1, 1},
+          .stride = {1, s.stride, s.stride, s.stride},
+          .dtype = p.dtype};
+}
+
 // fn(arguments, blocks)
 template <class Fn>
 void with_row_arguments(const cuda::Product& a, Columns columns, const Fn& fn) {
   const int64_t col_tiles = columns == Columns::kPlain ? divide_up(a.out, kCols) : divide_up(a.p.inner, kCols / 2);
   const RowArguments arguments{.w = tensor_map(shape_of(a), box_rows(a.by_inputs, columns)),
+                               .in_slots = a.rows.tokens ? CUtensorMap{} : tensor_map(rows_of(a.p, a.rows), kRows),
                                .rows = a.rows.data,
                                .bias = a.bias,
                                .y = a.y,
                                .a = nullptr,
-                               .order = a.rows.tokens ? a.index.order : nullptr,
+                               .order = a.index.order,
                                .offsets = a.index.offsets,
                                .token_of = Divider(a.p.top_k),
                                .stride = a.rows.stride,
@@ -163,7 +188,6 @@ void with_row_arguments(const cuda::Product& a, Columns columns, const Fn& fn) {
                                .out = int(a.out),
                                .inner = int(a.p.inner),
                                .col_tiles = int(col_tiles),
-                               .together = tiles_together(a.by_inputs, a.rows.cols * a.out * size_of(a.p.dtype)),
                                .limits = {a.p.alpha, a.p.limit}};
   const int64_t tiles = most_row_tiles(a.p.assignments(), a.p.experts, kRows) * col_tiles;
   fn(arguments, std::min<int64_t>(tiles, multiprocessors()));

@@ -71,6 +71,18 @@ void multiply(const WeightGradient& a, Stream stream);
 constexpr int64_t kFewTokens = 64;
 bool few_take(const Product& a);
 void multiply_few_rows(const Product& a, void* activated, Stream stream);  // activated: null, or where A goes
+// decode.cu: all of forward for a handful of tokens, weights by rows.
+struct Decode {
+  Problem p;
+  const void *x, *index, *scores;  // index [S] int64 or int32
+  int64_t x_stride;
+  bool index64;
+  const void *w_up, *b_up, *w_down, *b_down;  // biases: or null
+  const int32_t* slots;                       // with h
+  void *h, *a, *y;                            // h: or null; a [S, I]: scratch, in the order of assignments
+};
+bool decode_takes(const Decode& d);
+void decode(const Decode& d, Stream stream);
 // products_mma.cu: any sizes and types, sm_75 on. products_hopper.cu: sm_90a, 16 bits, whole 16-byte vectors.
 void multiply_tiles(const Product& a, Stream stream);
 void multiply_tiles(const WeightGradient& a, Stream stream);

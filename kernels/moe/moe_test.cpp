@@ -10,8 +10,10 @@ using namespace moe::testing;
 const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kBFloat16, at::kHalf};
 const std::vector<std::string> kActivations = {"swiglu",         "geglu", "geglu_tanh", "reglu", "swiglu_oai",
                                                "swiglu_clamped", "relu2", "silu",       "gelu",  "gelu_tanh"};
-// The second: nothing is a multiple of anything.
-const std::vector<Sizes> kSizes = {{}, {.tokens = 9, .top_k = 2, .experts = 3, .hidden = 37, .inner = 19}};
+// The second: nothing is a multiple of anything. The third: a decode step, with a part of a stretch left over.
+const std::vector<Sizes> kSizes = {{},
+                                   {.tokens = 9, .top_k = 2, .experts = 3, .hidden = 37, .inner = 19},
+                                   {.tokens = 5, .top_k = 4, .experts = 6, .hidden = 136, .inner = 40}};
 
 std::string text(const Sizes& s, at::ScalarType dtype) {
   return std::to_string(s.tokens) + "x" + std::to_string(s.top_k) + " of " + std::to_string(s.experts) + ", " +
@@ -53,6 +55,9 @@ TEST(Moe, EveryRouting) {
       check(s, at::arange(6).expand({20, 6}), "every expert");
       s = {.tokens = 1, .top_k = 2, .experts = 9, .hidden = 64, .inner = 64};
       check(s, some_routing(s), "one token");
+      s = {.tokens = 8, .top_k = 8, .experts = 11, .hidden = 344, .inner = 168};
+      check(s, some_routing(s), "as many as a decode step has");
+      check(s, all(s, 10), "all of them to one");
       s = {.tokens = 40, .top_k = 3, .experts = 70, .hidden = 33, .inner = 16};
       check(s, some_routing(s), "more experts than a warp");
       s = {.tokens = 4, .top_k = 2, .experts = 1, .hidden = 1, .inner = 1};
@@ -151,7 +156,7 @@ TEST(Moe, SomebodyElsesExpertsAreSkipped) {
 }
 
 TEST(Moe, NanStaysInItsTokenAndItsExperts) {
-  for (const int64_t tokens : {12, 200}) {
+  for (const int64_t tokens : {8, 12, 200}) {
     for (const at::ScalarType dtype : kDtypes) {
       const Sizes s{.tokens = tokens, .top_k = 2, .experts = 6, .hidden = 64, .inner = 32};
       Tensor index = at::arange(tokens * 2).remainder(3).view({tokens, 2});

@@ -22,11 +22,8 @@ MOE_HOST_DEVICE inline TilePlace place_of(int tile, int row_tiles, int col_tiles
   return {group * together + in_group - col * rows, col};
 }
 
-// Weights larger than L2 are read from memory for each turn through the columns: few turns. Those that L2 holds are
-// read once in either order, and by inputs they come faster in whole rows (docs/notes/moe.md).
-inline int tiles_together(bool by_inputs, int64_t weight_bytes) {
-  constexpr int64_t kHeld = int64_t{48} << 20;
-  return by_inputs && weight_bytes <= kHeld ? 1 : 16;
-}
+// Weights larger than L2 are read from memory for each turn through the columns: few turns. Others come once in any
+// order (docs/notes/moe.md).
+constexpr int kTilesTogether = 16;
 
 }  // namespace moe

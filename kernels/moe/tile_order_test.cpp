@@ -29,9 +29,6 @@ TEST(TileOrder, WhatComesTogether) {
   EXPECT_EQ(moe::place_of(16, 40, 7, 16).col, 1);
   EXPECT_EQ(moe::place_of(2 * 16 * 7 + 8, 40, 7, 16).row, 32);  // the last group has eight
   EXPECT_EQ(moe::place_of(2 * 16 * 7 + 8, 40, 7, 16).col, 1);
-  EXPECT_EQ(moe::tiles_together(true, 33 << 20), 1);
-  EXPECT_EQ(moe::tiles_together(true, 235 << 20), 16);
-  EXPECT_EQ(moe::tiles_together(false, 6 << 20), 16);
 }
 
 }  // namespace

@@ -40,6 +40,10 @@ struct Barrier {
         "r"(parity)
         : "memory");
   }
+  // Arrives when all copies by cp.async have come that this thread has started; one of the expected arrivals.
+  __device__ __forceinline__ void arrive_after_copies() {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&state)) : "memory");
+  }
 };
 
 // Makes initialised barriers visible to the copy engine; a barrier of the block follows.

@@ -21,14 +21,17 @@ def routing(x, experts, top_k):
 
 
 def cases(ops, random, names):
-    x, dy = random(333, 256), random(333, 256)
+    many, many_dy = random(333, 256), random(333, 256)
     found = {}
     for name, experts, top_k, inner, options, bias in (
         ("", 8, 2, 128, SWIGLU, False),
+        ("a decode step", 8, 4, 136, SWIGLU, True),
         ("gpt-oss", 6, 4, 72, OAI, True),
         ("llama 4", 5, 1, 96, LLAMA4, False),
         ("odd", 7, 3, 47, SWIGLU, True),
     ):
+        tokens = 5 if "step" in name else len(many)
+        x, dy = many[:tokens], many_dy[:tokens]
         index, weights = routing(x, experts, top_k)
         up, down = (experts, 2 * inner, 256), (experts, 256, inner)
         if options[4]:
@@ -47,10 +50,10 @@ def cases(ops, random, names):
             y, h, order, slots, offsets = op(*inputs, *options)
             return y, h[:used], order[:used], slots, offsets
 
-        def backward(op, inputs=inputs, options=options, saved=saved):
+        def backward(op, inputs=inputs, options=options, saved=saved, dy=dy):
             return op(dy, *inputs, *saved, *options, True)
 
-        def in_place(op, inputs=inputs, options=options, saved=saved):
+        def in_place(op, inputs=inputs, options=options, saved=saved, dy=dy):
             return op(dy, *inputs, saved[0].clone(), *saved[1:], *options, True)
 
         calls = {"moe_experts": forward, "moe_experts_train": train, "moe_experts_bwd": backward, "moe_experts_bwd_": in_place}

@@ -19,6 +19,7 @@ OAI = ("swiglu_oai", 1.702, 7.0, True)
 CASES = [
     (64, 2, 8, 128, 64, SWIGLU, False, False),
     (1, 8, 128, 256, 64, SWIGLU, False, False),
+    (8, 8, 40, 144, 80, OAI, False, True),
     (16, 8, 128, 256, 96, SWIGLU, False, True),
     (16, 4, 32, 288, 96, OAI, True, True),
     (1000, 4, 32, 288, 96, OAI, True, True),

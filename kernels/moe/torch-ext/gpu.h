@@ -35,11 +35,40 @@ void on_device(const Call& c, const Fn& fn) {
   kernels::run_on(c.device, fn, [] {});
 }
 
+// Of a handful of tokens, where there are kernels for that.
+inline bool decode(const Call& c, bool keep, Forward& r, Stream stream) {
+  cuda::Decode d{.p = c.p,
+                 .x = c.x.data,
+                 .index = c.index.data_ptr(),
+                 .scores = c.scores.data_ptr(),
+                 .x_stride = c.x.stride,
+                 .index64 = c.index64,
+                 .w_up = c.w_up.data_ptr(),
+                 .b_up = data_of(c.b_up),
+                 .w_down = c.w_down.data_ptr(),
+                 .b_down = data_of(c.b_down),
+                 .slots = nullptr,
+                 .h = nullptr,
+                 .a = nullptr,
+                 .y = r.y.data_ptr()};
+  if (!cuda::decode_takes(d)) return false;
+  if (keep) {
+    r.sorted = sort(c, stream);
+    r.h = c.new_tensor({c.p.assignments(), c.p.columns()});
+    d.slots = ints(r.sorted.slots), d.h = r.h.data_ptr();
+  }
+  const Tensor a = c.new_tensor({c.p.assignments(), c.p.inner});
+  d.a = a.data_ptr();
+  cuda::decode(d, stream);
+  return true;
+}
+
 // keep: h, for backward.
 inline Forward forward(const Call& c, bool keep) {
   const Problem& p = c.p;
   Forward r{c.new_tensor({p.tokens, p.hidden}), c.new_tensor({0}), {c.new_ints(0), c.new_ints(0), c.new_ints(0)}};
   on_device(c, [&](Stream stream) {
+    if (decode(c, keep, r, stream)) return;
     r.sorted = sort(c, stream);
     const Index index = r.sorted.index();
     cuda::Product up{.p = p,
