@@ -116,9 +116,9 @@ def test_pages_and_lengths_of_packed_keys(package):
     close(short[2:], got[2:])
 
 
-@pytest.mark.parametrize("page", [None, 16])
+@pytest.mark.parametrize("page, entries", [(None, True), (16, False), (16, True)])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_decode_steps_are_one_forward(package, ops, page, rows):
+def test_decode_steps_are_one_forward(package, ops, page, entries, rows):
     q, k, v = (torch.randn(2, 12, heads, 16) for heads in (4, 2, 2))
     want = package.flash_attn_func(q, k, v, causal=True, window_size=(5, 5), softcap=2.0)
     if page is None:
@@ -127,6 +127,9 @@ def test_decode_steps_are_one_forward(package, ops, page, rows):
     else:
         caches = [torch.full((4, page, 2, 16), torch.nan) for _ in range(2)]
         where = {"page_table": torch.tensor([[3, -1], [1, -1]], dtype=torch.int32)}
+        if entries:  # of a table with more rows, as flash-attention 3 has it
+            table = torch.tensor([[1, -1], [-1, -1], [3, -1]], dtype=torch.int32)
+            where = {"page_table": table, "cache_batch_idx": torch.tensor([2, 0], dtype=torch.int32)}
     before = ops.call_count("attention_decode")
     for at in range(0, 12, rows):
         step = slice(at, at + rows)
