@@ -167,6 +167,30 @@ def test_decode_turns_queries_and_new_keys(package, interleaved):
     close(got, want, 5)
 
 
+@pytest.mark.parametrize("dtype", LIMIT)
+def test_a_sequence_has_its_bits_in_any_company(package, dtype):
+    """Alone, in a batch and packed. Few queries of many keys are parted by what else there is to do, unless num_splits says how."""
+    made = lambda *size: torch.randn(*size, dtype=dtype)
+    q, k, v = made(5, 40, 8, 40), made(5, 700, 2, 40), made(5, 700, 2, 40)
+    together = package.flash_attn_func(q, k, v, causal=True, window_size=(300, 0))
+    cu_q, cu_k = (torch.arange(6, dtype=torch.int32) * n for n in (40, 700))
+    packed = package.flash_attn_varlen_func(
+        *(t.flatten(0, 1) for t in (q, k, v)), cu_q, cu_k, 40, 700, causal=True, window_size=(300, 0)
+    )
+    assert torch.equal(packed.view_as(together), together)
+    lengths = torch.tensor([2999, 17, 3000, 1400, 513], dtype=torch.int32)
+    caches = [made(5, 3000, 2, 40) for _ in range(2)]
+    decoded = {n: package.flash_attn_with_kvcache(q[:, :1], *caches, cache_seqlens=lengths, num_splits=n) for n in (1, 3)}
+    for b in range(5):
+        one = slice(b, b + 1)
+        alone = package.flash_attn_func(q[one], k[one], v[one], causal=True, window_size=(300, 0))
+        assert torch.equal(alone, together[one])
+        for splits, of_all in decoded.items():
+            given = q[one, :1], *(t[one] for t in caches)
+            alone = package.flash_attn_with_kvcache(*given, cache_seqlens=lengths[one], num_splits=splits)
+            assert torch.equal(alone, of_all[one]), splits
+
+
 def test_packed_forms(package):
     qkv = torch.randn(2, 7, 3, 2, 8)
     want = package.flash_attn_func(*qkv.unbind(2), causal=True)

@@ -10,6 +10,7 @@ Prints what passed, in how many of those our ops ran, why others did not, and ho
 import contextlib
 import random
 import re
+import signal
 import sys
 import types
 from collections import Counter, defaultdict
@@ -125,15 +126,31 @@ def _first_line(report):
     return lines[0].removeprefix("Skipped: ")
 
 
+@contextlib.contextmanager
+def _no_longer_than(seconds):
+    def give_up(*_):
+        raise TimeoutError(f"took longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 class Runner:
     """pytest's hooks: which tests, on which device, and what became of them.
 
     on_cpu: the files ask for a GPU, and get none. ops: of each package that counts. left_out: reason by a test's name.
     outside: reason why a parametrisation is left out, or None, by its pytest item. put: what a file's module is given once
-    it is read."""
+    it is read. seconds: what takes longer is given up."""
 
-    def __init__(self, files, ops, on_cpu=False, most=0, left_out={}, outside=lambda item: None, put=lambda module: None):
-        self.files, self.ops, self.on_cpu, self.most = files, ops, on_cpu, most
+    def __init__(
+        self, files, ops, on_cpu=False, most=0, left_out={}, outside=lambda item: None, put=lambda module: None, seconds=0
+    ):
+        self.files, self.ops, self.on_cpu, self.most, self.seconds = files, ops, on_cpu, most, seconds
         self.left_out, self.outside, self.put = left_out, outside, put
         self.names = [sorted(o.op_names().split()) for o in ops]
         self.collected, self.outcomes, self.reasons = Counter(), defaultdict(Counter), defaultdict(Counter)
@@ -181,10 +198,12 @@ class Runner:
         items[:] = kept
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item):
+    def pytest_runtest_protocol(self, item, nextitem):
         """True: nothing else is done with it. Those that skip themselves do not count."""
-        seen = self.outcomes[self.keys[item.nodeid]]
-        return True if self.most and seen["ran"] >= self.most else None
+        if not self.most or self.outcomes[self.keys[item.nodeid]]["ran"] < self.most:
+            return None
+        item.session._setupstate.teardown_exact(nextitem)  # of the test before, which was told to expect this one
+        return True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_fixture_setup(self, fixturedef, request):
@@ -199,6 +218,7 @@ class Runner:
             if self.on_cpu:
                 _run_on_cpu(stack.enter_context(pytest.MonkeyPatch.context()))
                 stack.enter_context(OnCpu())
+            stack.enter_context(_no_longer_than(self.seconds))
             try:
                 return (yield)
             finally:
@@ -212,8 +232,10 @@ class Runner:
         why = "" if report.passed else _first_line(report)
         if hasattr(report, "wasxfail"):
             outcome, why = "xfailed", report.wasxfail
-        elif report.failed and re.match(r"[\w.]+: (\w+: )?wanted ", why):
+        elif report.failed and re.match(r"[\w.]+: ([\w.]+: )?wanted ", why):
             outcome = "refused"
+        elif report.failed and why.startswith("TimeoutError: took longer"):
+            outcome = "too long"
         else:
             outcome = report.outcome
         self.outcomes[key][outcome] += 1
@@ -223,7 +245,7 @@ class Runner:
             self.reasons[key][outcome, re.sub(r"^reason: |0x\w+", "", why)] += 1
 
     def print_table(self):
-        columns = ("passed", "ours", "failed", "refused", "xfailed", "skipped")
+        columns = ("passed", "ours", "failed", "refused", "too long", "xfailed", "skipped")
         print("\n| file | test | of | " + " | ".join(columns) + " |\n" + "|---" * (len(columns) + 3) + "|")
         for key, of in self.collected.items():
             seen = [str(self.outcomes[key][column] or "") for column in columns]
