@@ -116,9 +116,9 @@ def test_pages_and_lengths_of_packed_keys(package):
     close(short[2:], got[2:])
 
 
-@pytest.mark.parametrize("page", [None, 16])
+@pytest.mark.parametrize("page, entries", [(None, True), (16, False), (16, True)])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_decode_steps_are_one_forward(package, ops, page, rows):
+def test_decode_steps_are_one_forward(package, ops, page, entries, rows):
     q, k, v = (torch.randn(2, 12, heads, 16) for heads in (4, 2, 2))
     want = package.flash_attn_func(q, k, v, causal=True, window_size=(5, 5), softcap=2.0)
     if page is None:
@@ -127,6 +127,9 @@ def test_decode_steps_are_one_forward(package, ops, page, rows):
     else:
         caches = [torch.full((4, page, 2, 16), torch.nan) for _ in range(2)]
         where = {"page_table": torch.tensor([[3, -1], [1, -1]], dtype=torch.int32)}
+        if entries:  # of a table with more rows, as flash-attention 3 has it
+            table = torch.tensor([[1, -1], [-1, -1], [3, -1]], dtype=torch.int32)
+            where = {"page_table": table, "cache_batch_idx": torch.tensor([2, 0], dtype=torch.int32)}
     before = ops.call_count("attention_decode")
     for at in range(0, 12, rows):
         step = slice(at, at + rows)
@@ -162,6 +165,30 @@ def test_decode_turns_queries_and_new_keys(package, interleaved):
         q, *cache, k, v, angles.cos(), angles.sin(), 4, causal=True, rotary_interleaved=interleaved
     )
     close(got, want, 5)
+
+
+@pytest.mark.parametrize("dtype", LIMIT)
+def test_a_sequence_has_its_bits_in_any_company(package, dtype):
+    """Alone, in a batch and packed. Few queries of many keys are parted by what else there is to do, unless num_splits says how."""
+    made = lambda *size: torch.randn(*size, dtype=dtype)
+    q, k, v = made(5, 40, 8, 40), made(5, 700, 2, 40), made(5, 700, 2, 40)
+    together = package.flash_attn_func(q, k, v, causal=True, window_size=(300, 0))
+    cu_q, cu_k = (torch.arange(6, dtype=torch.int32) * n for n in (40, 700))
+    packed = package.flash_attn_varlen_func(
+        *(t.flatten(0, 1) for t in (q, k, v)), cu_q, cu_k, 40, 700, causal=True, window_size=(300, 0)
+    )
+    assert torch.equal(packed.view_as(together), together)
+    lengths = torch.tensor([2999, 17, 3000, 1400, 513], dtype=torch.int32)
+    caches = [made(5, 3000, 2, 40) for _ in range(2)]
+    decoded = {n: package.flash_attn_with_kvcache(q[:, :1], *caches, cache_seqlens=lengths, num_splits=n) for n in (1, 3)}
+    for b in range(5):
+        one = slice(b, b + 1)
+        alone = package.flash_attn_func(q[one], k[one], v[one], causal=True, window_size=(300, 0))
+        assert torch.equal(alone, together[one])
+        for splits, of_all in decoded.items():
+            given = q[one, :1], *(t[one] for t in caches)
+            alone = package.flash_attn_with_kvcache(*given, cache_seqlens=lengths[one], num_splits=splits)
+            assert torch.equal(alone, of_all[one]), splits
 
 
 def test_packed_forms(package):

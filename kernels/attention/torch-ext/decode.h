@@ -42,7 +42,7 @@ inline Decoding decoding(Call& c, const Cache& cache, int64_t new_rows) {
     Sequence s{b, b, 0, 0, c.q.rows, 0, nullptr};
     if (lengths[b] >= 0) s.keys = lengths[b] + new_rows;  // below 0: an entry that pads the batch
     check(s.keys <= most, c.op, ": wanted at most ", most, " tokens in entry ", b, " of the cache; got ", s.keys,
-          "; make the cache longer");
+          table != nullptr ? "; give block_table more pages" : "; make the cache longer");
     if (entries != nullptr) s.key_batch = entries[b];
     check((s.key_batch >= 0 && s.key_batch < c.k.batch) || s.keys == 0 || table != nullptr, c.op,
           ": wanted cache_batch_idx of 0 to ", c.k.batch - 1, "; got ", s.key_batch);

@@ -147,7 +147,7 @@ def flash_attn_with_kvcache(
     page_table=None,
 ):
     """q [batch, rows, heads, dim] over a cache [entries, rows, key heads, dim], or with block_table (page_table)
-    [batch, pages] over pages [pages, rows, key heads, dim]. k, v [batch, new rows, key heads, dim] are written to the cache
+    [entries, pages] over pages [pages, rows, key heads, dim]. cache_batch_idx [batch]: which entry is a sequence's. k, v [batch, new rows, key heads, dim] are written to the cache
     first, behind the cache_seqlens [batch] (or one int) tokens that are there. No gradient."""
     if cache_leftpad is not None:
         raise NotImplementedError("flash_attn_with_kvcache: wanted cache_leftpad=None; got one; begin each row at its token 0")
@@ -169,6 +169,8 @@ def flash_attn_with_kvcache(
         q = _rotated(q, rotary_cos, rotary_sin, at, rotary_interleaved)
         if k is not None:
             k = _rotated(k, rotary_cos, rotary_sin, places[:, : k.shape[1]], rotary_interleaved)
+    if table is not None and cache_batch_idx is not None:  # which row of the table is a sequence's
+        table, cache_batch_idx = table.index_select(0, cache_batch_idx.long()), None
     options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, attention_chunk)
     optional = [None if t is None else _int32(t) for t in (table, cache_batch_idx)]
     with torch.no_grad():

@@ -1,0 +1,170 @@
+"""Liger's own tests, run against our kernels.
+
+    upstream.py --packages build/packages --liger FOLDER [--most 12] [--seconds 60] [-k EXPRESSION] [FILE ...]
+
+The folder is a checkout of linkedin/Liger-Kernel; pytest must be there. Its test files run as they are, but nothing of its
+source: modules under its names hold what hotswap.enable_for_trainer() puts there, its autograd functions are ours where one of
+hotswap's has the same arguments, and what hotswap has not is refused when it is used. Files of kernels that hotswap does not offer
+(attention of its own, quantised products, mHC, ...) are not run.
+What is printed, and --most: kernels/common/tests/upstream_runner.py.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "kernels/common/tests")]
+import hotswap  # noqa: E402
+import upstream_runner as common  # noqa: E402
+from hotswap import packages  # noqa: E402
+
+FILES = """
+transformers/test_rms_norm.py transformers/test_fused_add_rms_norm.py transformers/test_layer_norm.py transformers/test_rope.py
+transformers/test_llama4_rope.py transformers/test_qwen2vl_mrope.py transformers/test_swiglu.py transformers/test_geglu.py
+transformers/test_relu_squared.py transformers/test_mlp.py transformers/test_tiled_mlp.py transformers/test_cross_entropy.py
+transformers/test_fused_linear_cross_entropy.py transformers/test_softmax.py transformers/test_sparsemax.py
+transformers/test_kl_div.py transformers/test_jsd.py transformers/test_tvd.py transformers/test_fused_linear_jsd.py
+transformers/test_group_norm.py transformers/test_dyt.py transformers/test_grpo_loss.py transformers/test_fused_moe.py
+transformers/test_moe.py transformers/test_auto_model.py transformers/test_monkey_patch.py transformers/test_transformers.py
+transformers/test_trainer_integration.py
+chunked_loss/test_cosine_loss.py chunked_loss/test_cpo_loss.py chunked_loss/test_dpo_loss.py chunked_loss/test_grpo_loss.py
+chunked_loss/test_jsd_loss.py chunked_loss/test_kto_loss.py chunked_loss/test_orpo_loss.py chunked_loss/test_simpo_loss.py
+""".split()
+PACKAGES = ("norm", "activation", "rotary", "mlp", "loss", "moe", "probability", "dyt")
+
+
+FUNCTIONS = {  # with the same arguments, in the same order
+    "LigerRMSNormFunction": "liger_rms_norm",
+    "LigerFusedAddRMSNormFunction": "liger_fused_add_rms_norm",
+    "LigerLayerNormFunction": "liger_layer_norm",
+    "LigerRopeFunction": "liger_rotary_pos_emb",
+    "LigerLlama4RopeFunction": "liger_llama4_text_rotary_pos_emb",
+    "LigerQwen2VLMRopeFunction": "liger_multimodal_rotary_pos_emb",
+    "LigerSiLUMulFunction": "liger_swiglu",
+    "LigerGELUMulFunction": "liger_geglu",
+    "LigerReLUSquaredFunction": "liger_relu_squared",
+    "LigerDyTFunction": "liger_dyt",
+    "LigerJSDFunction": "liger_jsd",
+    "LigerFusedLinearCosineSimilarityFunction": "liger_fused_linear_cosine",
+}
+FUNCTIONS |= {f"LigerFusedLinear{n}Function": f"liger_fused_linear_{n.lower()}" for n in "DPO CPO ORPO SimPO KTO GRPO JSD".split()}
+TUPLES = {"LigerCrossEntropyFunction": "liger_cross_entropy", "LigerFusedLinearCrossEntropyFunction": "liger_fused_linear_cross_entropy"}
+BESIDE = ("loss", "z_loss", "token_accuracy", "predicted_tokens")
+
+
+def _with_all(function):
+    def call(*given):
+        got = function(*given)
+        if not hasattr(got, "loss"):
+            return got, None, None, None
+        return tuple(getattr(got, name) for name in BESIDE)
+
+    return call
+
+
+class _Function:
+    def __init__(self, function):
+        self.apply = function
+
+
+class Absent:
+    """A name that hotswap has not: may be imported, and looked at, and not used."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def _refuse(self, *_, **__):
+        raise NotImplementedError(f"upstream: wanted a name that hotswap has; got {self.name}; leave it out")
+
+    __call__ = _refuse
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Absent(f"{self.name}.{name}")
+
+
+class _Finder:
+    """Modules of Liger's that hotswap has none for."""
+
+    def find_spec(self, name, path=None, target=None):
+        return ModuleSpec(name, self, is_package=True) if name.startswith("liger_kernel.") else None
+
+    def create_module(self, spec):
+        return ModuleType(spec.name)
+
+    def exec_module(self, module):
+        module.__getattr__ = _found(module.__name__, lambda name: None)
+
+
+def _found(imported, before):
+    def find(name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in FUNCTIONS:
+            return _Function(getattr(hotswap, FUNCTIONS[name]))
+        if name in TUPLES:
+            return _Function(_with_all(getattr(hotswap, TUPLES[name])))
+        try:
+            found = before(name)
+        except AttributeError:
+            found = None
+        return Absent(f"{imported}.{name}") if found is None else found
+
+    return find
+
+
+def _dispatch(version, before, after, before_args=(), after_args=(), before_kwargs=None, after_kwargs=None):
+    return after(*after_args, **(after_kwargs or {}))  # of transformers that are older and newer than `version`
+
+
+def install(device):
+    hotswap.enable_for_trainer(shadow=True)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("liger_kernel."):
+            module.__getattr__ = _found(name, module.__getattr__)
+    sys.meta_path.append(_Finder())
+    utils = common.module_of(
+        "liger_kernel.utils",
+        infer_device=lambda: device,
+        infer_comm_backend=lambda: "gloo",
+        is_npu_available=lambda: False,
+        transformers_version_dispatch=_dispatch,
+        infer_device_arch=lambda: "",
+    )
+    sys.modules["liger_kernel"].utils = utils
+    # files ask when they are read
+    importlib.import_module("liger_kernel.ops").cute = common.module_of("liger_kernel.ops.cute", is_available=lambda: False)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--packages", type=Path, required=True)
+    parser.add_argument("--liger", type=Path, required=True)
+    parser.add_argument("--seconds", type=int, default=0, help="of one test; 0: any")
+    parser.add_argument("files", nargs="*", help="below FOLDER/test; none: all")
+    common.add_arguments(parser)
+    args = parser.parse_args()
+    os.environ["HOTSWAP_PACKAGES"] = str(args.packages)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    folder = args.liger.resolve()
+    install(args.device)
+    sys.path.insert(0, str(folder))  # their tests import `test.utils`
+    if args.device == "cpu":  # theirs ask for a GPU's
+        importlib.import_module("test.utils").supports_bfloat16 = lambda: True
+        torch.cpu.get_device_properties = lambda *_: SimpleNamespace(total_memory=2**33)  # what wants more skips itself
+    files = [folder / "test" / file for file in args.files or FILES]
+    ops = [packages.package(name).ops for name in PACKAGES]
+    runner = common.Runner(files, ops, most=args.most, seconds=args.seconds)
+    return runner.run(folder, "--import-mode=prepend", "-W", "ignore", "--continue-on-collection-errors", "-k", args.k)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
