@@ -2,6 +2,7 @@
 
     gpu_model.py --hotswap build/bin/hotswap --packages build/packages [--csv bench/results.csv --date D --commit C]
     gpu_model.py --packages build/packages --model 8b --rows 2        # 16 layers, activations checkpointed
+    gpu_model.py --hotswap build/bin/hotswap --packages build/packages --model moe     # 4 layers of Qwen3-30B-A3B's, Liger left out
     gpu_model.py --packages build/packages --model mamba2 --rows 1 --columns 512    # and mamba: transformers and ours alone
 
 bfloat16, --rows x --columns tokens, no optimizer. Each line is a process of its own: tokens/s, the GPU memory at the
@@ -34,6 +35,12 @@ LLAMA_1B = dict(
 LLAMA_8B = LLAMA_1B | dict(
     hidden_size=4096, head_dim=128, intermediate_size=14336, tie_word_embeddings=False
 )  # fmt: skip
+QWEN3_MOE = LLAMA_1B | dict(
+    model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], vocab_size=151936, num_hidden_layers=4, num_key_value_heads=4,
+    head_dim=128, intermediate_size=6144, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8, norm_topk_prob=True,
+    decoder_sparse_step=1, mlp_only_layers=[], rms_norm_eps=1e-6, rope_theta=1000000.0, tie_word_embeddings=False,
+    max_position_embeddings=40960, output_router_logits=False, router_aux_loss_coef=0.001,
+)  # fmt: skip
 # state-spaces/mamba-1.4b and mamba2-1.3b. Stock keeps tensors of tokens x states: checkpointed, a layer's at a time.
 MAMBA = dict(
     model_type="mamba", architectures=["MambaForCausalLM"], vocab_size=50280, hidden_size=2048, num_hidden_layers=48,
@@ -48,6 +55,7 @@ MAMBA2 = dict(
 MODELS = {  # name, configuration, are activations checkpointed
     "1b": ("Llama-1B", LLAMA_1B, False),
     "8b": ("Llama-8B, 16 layers checkpointed", LLAMA_8B, True),
+    "moe": ("Qwen3-30B-A3B, 4 layers", QWEN3_MOE, False),
     "mamba": ("mamba-1.4b checkpointed", MAMBA, True),
     "mamba2": ("mamba2-1.3b checkpointed", MAMBA2, True),
 }
@@ -77,8 +85,9 @@ def random_model(config, side: str, device: str, dtype, checkpoint: bool):
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
         import hotswap
 
-        llama = config.model_type == "llama"  # which has a kernel for each of its layers, and a loss without logits
-        hotswap.kernelize(model, strict=llama, fused_linear_cross_entropy=llama, **OURS[side])
+        # Llama has a kernel for each of its layers; a Mamba has no loss without logits.
+        without_logits = not config.model_type.startswith("mamba")
+        hotswap.kernelize(model, strict=config.model_type == "llama", fused_linear_cross_entropy=without_logits, **OURS[side])
     return model
 
 
