@@ -32,7 +32,6 @@ struct Arguments {
   bool index64;
   int32_t *order, *slots, *offsets;
   int32_t* counts;  // [stretches, E]: of a stretch's assignments; then how many of the expert's come before them
-  int32_t* hits;
   int assignments, experts, stretch, stretches;
 };
 
@@ -126,7 +125,6 @@ __global__ void __launch_bounds__(32 * kWarps) write_stretches(const Arguments a
 constexpr int kFew = 1024, kFewExperts = 1024;
 __global__ void __launch_bounds__(1024) sort_few(const Arguments a) {  // as many threads as either has
   wait_for_launch_before();
-  next_launch_may_begin();
   __shared__ int32_t experts[kFew], starts[kFewExperts];
   __shared__ int32_t warps[32];
   const int t = threadIdx.x;
@@ -138,11 +136,7 @@ __global__ void __launch_bounds__(1024) sort_few(const Arguments a) {  // as man
   starts[t] = sum_before(count, warps);
   if (t < a.experts) a.offsets[t + 1] = starts[t] + count;
   if (t == 0) a.offsets[0] = 0;
-  const int hits = __syncthreads_count(count > 0), before = sum_before(count > 0, warps);
-  if (a.hits != nullptr) {
-    if (count > 0) a.hits[before] = t;
-    if (t >= hits && t < min(a.assignments, a.experts)) a.hits[t] = -1;
-  }
+  __syncthreads();
   if (t >= a.assignments) return;
   int slot = -1;
   if (own >= 0) {
@@ -157,8 +151,6 @@ __global__ void __launch_bounds__(1024) sort_few(const Arguments a) {  // as man
 
 int64_t sort_counts(int64_t assignments, int64_t experts) { return plan(assignments).stretches * experts; }
 
-bool sort_finds_hits(int64_t assignments, int64_t experts) { return assignments <= kFew && experts <= kFewExperts; }
-
 void sort(const Sort& s, Stream stream) {
   const Plan p = plan(s.assignments);
   const Arguments a{.index = s.index,
@@ -167,12 +159,11 @@ void sort(const Sort& s, Stream stream) {
                     .slots = s.slots,
                     .offsets = s.offsets,
                     .counts = s.counts,
-                    .hits = s.hits,
                     .assignments = int(s.assignments),
                     .experts = int(s.experts),
                     .stretch = int(p.stretch),
                     .stretches = int(p.stretches)};
-  if (sort_finds_hits(s.assignments, s.experts))
+  if (s.assignments <= kFew && s.experts <= kFewExperts)
     return launch_after(&sort_few, 1, int(divide_up(std::max(s.assignments, s.experts), 32) * 32), stream, a);
   launch(&count_stretches, divide_up(p.stretches, kWarps), 32 * kWarps, stream, a);
   launch(&sum_stretches, s.experts, kMostStretches, stream, a);

@@ -15,14 +15,9 @@ struct Sort {
   bool index64;
   int32_t *order, *slots, *offsets;
   int32_t* counts;  // [sort_counts()]
-  int32_t* hits;    // [most_hits()] where sort_finds_hits(), or null: experts that have assignments, then -1
   int64_t assignments, experts;
 };
 int64_t sort_counts(int64_t assignments, int64_t experts);
-bool sort_finds_hits(int64_t assignments, int64_t experts);
-constexpr int64_t most_hits(int64_t assignments, int64_t experts) {
-  return assignments < experts ? assignments : experts;
-}
 void sort(const Sort& s, Stream stream);
 
 // ---- rows.cu
@@ -58,8 +53,6 @@ struct Product {
   const void* bias;  // [E, out] or null
   void* y;           // [S, out]
   int64_t out;
-  const int32_t* hits = nullptr;  // where sort() found them, whose launch may be the last but one
-  bool after_product = false;     // the launch before makes the rows, and reads all else that this one does
 };
 // The same with the activation: y is h, or null where nobody wants it; a [S, I].
 bool can_activate(const Product& up);
@@ -78,6 +71,18 @@ void multiply(const WeightGradient& a, Stream stream);
 constexpr int64_t kFewTokens = 64;
 bool few_take(const Product& a);
 void multiply_few_rows(const Product& a, void* activated, Stream stream);  // activated: null, or where A goes
+// decode.cu: all of forward for a handful of tokens, weights by rows.
+struct Decode {
+  Problem p;
+  const void *x, *index, *scores;  // index [S] int64 or int32
+  int64_t x_stride;
+  bool index64;
+  const void *w_up, *b_up, *w_down, *b_down;  // biases: or null
+  const int32_t* slots;                       // with h
+  void *h, *a, *y;                            // h: or null; a [S, I]: scratch, in the order of assignments
+};
+bool decode_takes(const Decode& d);
+void decode(const Decode& d, Stream stream);
 // products_mma.cu: any sizes and types, sm_75 on. products_hopper.cu: sm_90a, 16 bits, whole 16-byte vectors.
 void multiply_tiles(const Product& a, Stream stream);
 void multiply_tiles(const WeightGradient& a, Stream stream);

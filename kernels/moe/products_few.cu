@@ -25,13 +25,12 @@ constexpr int kStretch = 32, kAhead = 3;             // numbers a warp multiplie
 struct Arguments {
   const void *rows, *w, *bias;
   void *y, *a;  // a: the activation, or null; then y may be null
-  const int32_t *order, *offsets, *hits;
+  const int32_t *order, *offsets;
   Divider token_of;
   int64_t stride;
   int in, out, inner, blocks_an_expert;
   Act act;
   bool halves, gate;  // of outputs, where there is an activation
-  bool after_product;
   Limits limits;
 };
 
@@ -56,21 +55,15 @@ template <class T>
 __global__ void __launch_bounds__(32 * kWarps, 2) multiply_few(const Arguments a) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800  // few_take refuses older ones
   __shared__ float parts[kWarps][kOuts][kAtOnce + 1];
-  const int number = int(blockIdx.x) / a.blocks_an_expert;
-  const int block = int(blockIdx.x) - number * a.blocks_an_expert;
+  const int expert = int(blockIdx.x) / a.blocks_an_expert;
+  const int block = int(blockIdx.x) - expert * a.blocks_an_expert;
   // The output that is number n of the block's, or a.out.
   const auto output = [&](int n) {
     if (!a.halves) return min(block * kOuts + n, a.out);
     const int col = block * (kOuts / 2) + n % (kOuts / 2);
     return col >= a.inner ? a.out : n < kOuts / 2 ? col : a.inner + col;
   };
-  // After a product only its results are waited for, and what it has read itself is read before: weights are on their
-  // way while its last blocks run. It lets this launch begin when all its blocks have waited for those before it.
-  bool waited = !a.after_product;
-  if (waited) wait_for_launch_before();
-  next_launch_may_begin();
-  const int expert = a.hits == nullptr ? number : a.hits[number];
-  if (expert < 0) return;
+  wait_for_launch_before();
   const int begin = a.offsets[expert], end = a.offsets[expert + 1];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, piece = lane % 4 * 8;
   const T* weights[4];
@@ -98,10 +91,6 @@ __global__ void __launch_bounds__(32 * kWarps, 2) multiply_few(const Arguments a
         const int k = k0 + s * kWarps * kStretch + piece;
 #pragma unroll
         for (int o = 0; o < 4; ++o) w[s][o] = load_piece(weights[o] + k, k < a.in && weights[o] != nullptr);
-      }
-      if (!waited) {
-        wait_for_launch_before();
-        waited = true;
       }
 #pragma unroll
       for (int s = 0; s < kAhead; ++s) {
@@ -165,7 +154,6 @@ void multiply_few_rows(const Product& a, void* activated, Stream stream) {
                             .a = activated,
                             .order = a.rows.tokens ? a.index.order : nullptr,
                             .offsets = a.index.offsets,
-                            .hits = a.hits,
                             .token_of = Divider(a.p.top_k),
                             .stride = a.rows.stride,
                             .in = int(a.rows.cols),
@@ -175,10 +163,8 @@ void multiply_few_rows(const Product& a, void* activated, Stream stream) {
                             .act = a.p.act,
                             .halves = gate && !a.p.interleaved,
                             .gate = gate,
-                            .after_product = a.after_product,
                             .limits = {a.p.alpha, a.p.limit}};
-  const int64_t experts = a.hits == nullptr ? a.p.experts : most_hits(a.p.assignments(), a.p.experts);
-  const auto run = [&](auto* kernel) { launch_after(kernel, experts * blocks, 32 * kWarps, stream, arguments); };
+  const auto run = [&](auto* kernel) { launch_after(kernel, a.p.experts * blocks, 32 * kWarps, stream, arguments); };
   a.p.dtype == DType::kBFloat16 ? run(&multiply_few<kernels::BFloat16>) : run(&multiply_few<kernels::Half>);
 }
 

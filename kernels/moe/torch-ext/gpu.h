@@ -8,8 +8,7 @@ namespace moe::gpu {
 
 using kernels::Stream;
 
-// hits: which experts have assignments, where sorting finds that out.
-inline Sorted sort(const Call& c, Tensor& hits, Stream stream) {
+inline Sorted sort(const Call& c, Stream stream) {
   const Problem& p = c.p;
   const int64_t count = p.assignments();
   Sorted s{c.new_ints(count), c.new_ints(count), c.new_ints(p.experts + 1)};
@@ -17,7 +16,6 @@ inline Sorted sort(const Call& c, Tensor& hits, Stream stream) {
     torch::stable::zero_(s.offsets);
     return s;
   }
-  if (cuda::sort_finds_hits(count, p.experts)) hits = c.new_ints(cuda::most_hits(count, p.experts));
   const Tensor counts = c.new_ints(cuda::sort_counts(count, p.experts));
   cuda::sort({.index = c.index.data_ptr(),
               .index64 = c.index64,
@@ -25,7 +23,6 @@ inline Sorted sort(const Call& c, Tensor& hits, Stream stream) {
               .slots = ints(s.slots),
               .offsets = ints(s.offsets),
               .counts = ints(counts),
-              .hits = hits.numel() > 0 ? ints(hits) : nullptr,
               .assignments = count,
               .experts = p.experts},
              stream);
@@ -38,13 +35,41 @@ void on_device(const Call& c, const Fn& fn) {
   kernels::run_on(c.device, fn, [] {});
 }
 
+// Of a handful of tokens, where there are kernels for that.
+inline bool decode(const Call& c, bool keep, Forward& r, Stream stream) {
+  cuda::Decode d{.p = c.p,
+                 .x = c.x.data,
+                 .index = c.index.data_ptr(),
+                 .scores = c.scores.data_ptr(),
+                 .x_stride = c.x.stride,
+                 .index64 = c.index64,
+                 .w_up = c.w_up.data_ptr(),
+                 .b_up = data_of(c.b_up),
+                 .w_down = c.w_down.data_ptr(),
+                 .b_down = data_of(c.b_down),
+                 .slots = nullptr,
+                 .h = nullptr,
+                 .a = nullptr,
+                 .y = r.y.data_ptr()};
+  if (!cuda::decode_takes(d)) return false;
+  if (keep) {
+    r.sorted = sort(c, stream);
+    r.h = c.new_tensor({c.p.assignments(), c.p.columns()});
+    d.slots = ints(r.sorted.slots), d.h = r.h.data_ptr();
+  }
+  const Tensor a = c.new_tensor({c.p.assignments(), c.p.inner});
+  d.a = a.data_ptr();
+  cuda::decode(d, stream);
+  return true;
+}
+
 // keep: h, for backward.
 inline Forward forward(const Call& c, bool keep) {
   const Problem& p = c.p;
   Forward r{c.new_tensor({p.tokens, p.hidden}), c.new_tensor({0}), {c.new_ints(0), c.new_ints(0), c.new_ints(0)}};
   on_device(c, [&](Stream stream) {
-    Tensor hits = c.new_ints(0);
-    r.sorted = sort(c, hits, stream);
+    if (decode(c, keep, r, stream)) return;
+    r.sorted = sort(c, stream);
     const Index index = r.sorted.index();
     cuda::Product up{.p = p,
                      .index = index,
@@ -53,8 +78,7 @@ inline Forward forward(const Call& c, bool keep) {
                      .by_inputs = p.transposed,
                      .bias = p.scale_input ? nullptr : data_of(c.b_up),
                      .y = nullptr,
-                     .out = p.columns(),
-                     .hits = hits.numel() > 0 ? ints(hits) : nullptr};
+                     .out = p.columns()};
     const Tensor a = c.new_tensor({p.assignments(), p.inner});
     const bool at_once = cuda::can_activate(up);
     if (keep || !at_once) r.h = c.new_tensor({p.assignments(), p.columns()}), up.y = r.h.data_ptr();
@@ -72,9 +96,7 @@ inline Forward forward(const Call& c, bool keep) {
                                  .by_inputs = p.transposed,
                                  .bias = data_of(c.b_down),
                                  .y = rows.data_ptr(),
-                                 .out = p.hidden,
-                                 .hits = up.hits,
-                                 .after_product = at_once},
+                                 .out = p.hidden},
                    stream);
     cuda::combine(p, index, p.scale_input ? nullptr : c.scores.data_ptr(), rows.data_ptr(), r.y.data_ptr(), stream);
   });
