@@ -171,15 +171,14 @@ struct Worker {
   }
 };
 
-// The memory of a block that begins, its barriers ready. map: what the copy engine will read; loaders: how many
-// arrivals make a stage full.
+// The memory of a block that begins, its barriers ready. map: what the copy engine will read.
 template <class T>
-__device__ __forceinline__ Memory<T>& begin_block(const CUtensorMap& map, int loaders) {
+__device__ __forceinline__ Memory<T>& begin_block(const CUtensorMap& map) {
   extern __shared__ uint8_t raw[];
   auto& m = *reinterpret_cast<Memory<T>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
   if (threadIdx.x == 0) {
     prefetch(map);
-    m.init(loaders);
+    m.init(kWarpgroup + 1);
   }
   __syncthreads();
   return m;

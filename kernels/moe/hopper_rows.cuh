@@ -1,6 +1,6 @@
 // Rows times the weights of their experts on sm_90a: which tiles a block has, and how they come to its shared memory.
-// Weights come by the copy engine, the expert being a coordinate of one description of all of them; so do rows that lie
-// in the order of slots. Tokens' rows come by cp.async, through that order.
+// Weights come by the copy engine, the expert being a coordinate of one description of all of them; rows come by
+// cp.async, through the slots' order where they are tokens'.
 #pragma once
 
 #include "kernels/common/gpu/launch.cuh"
@@ -30,10 +30,10 @@ template <Columns kColumns>
 constexpr int kStep = kColumns == Columns::kPlain ? kCols : kCols / 2;
 
 struct RowArguments {
-  CUtensorMap w, in_slots;  // in_slots: rows in the order of slots, where they lie so
+  CUtensorMap w;
   const void *rows, *bias;
-  void *y, *a;  // with a gate y is h, or null where nobody wants it, and `a` the activation
-  const int32_t *order, *offsets;
+  void *y, *a;                     // with a gate y is h, or null where nobody wants it, and `a` the activation
+  const int32_t *order, *offsets;  // order: null where rows lie in the order of slots
   Divider token_of;
   int64_t stride;
   int experts, in, out, inner, col_tiles;
@@ -72,12 +72,11 @@ constexpr int box_rows(bool by_inputs, Columns columns) {
   return by_inputs ? kDepth : columns == Columns::kHalves ? kCols / 2 : kCols;
 }
 
-// rows: bytes that another copy brings to the stage.
 template <class T, bool kByInputs, Columns kColumns>
 __device__ __forceinline__ void load_weights(const RowArguments& a, Memory<T>& m, int stage, int expert, int col,
-                                             int in, uint32_t rows) {
+                                             int in) {
   constexpr int kBoxes = kByInputs ? kCols / 64 : kColumns == Columns::kHalves ? 2 : 1;
-  m.full[stage].arrive_expecting(sizeof m.b[0] + rows);
+  m.full[stage].arrive_expecting(sizeof m.b[0]);
 #pragma unroll
   for (int box = 0; box < kBoxes; ++box) {
     const int before = box * (kCols / kBoxes);  // columns of the tile
@@ -91,26 +90,8 @@ __device__ __forceinline__ void load_weights(const RowArguments& a, Memory<T>& m
   }
 }
 
-// By one thread, rows in the order of slots. Those behind an expert's last are another's: they give rows of the tile
-// that nobody stores.
 template <class T, bool kByInputs, Columns kColumns>
-__device__ __forceinline__ void load_slots(const RowArguments& a, Memory<T>& m) {
-  Ring<kStages> stage;
-  Walk<kColumns> walk(a);
-  RowTile tile;
-  int col;
-  for (int t = blockIdx.x; walk.find(t, tile, col); t += gridDim.x) {
-    for (int in = 0; in < a.in; in += kDepth, stage.next()) {
-      m.free[stage.index].wait(stage.parity ^ 1);
-      load_weights<T, kByInputs, kColumns>(a, m, stage.index, tile.expert, col, in, sizeof m.a[0]);
-      load_box(m.a[stage.index], a.in_slots, m.full[stage.index], in, tile.slot, 0, 0);
-    }
-  }
-}
-
-// By the warpgroup, tokens' rows.
-template <class T, bool kByInputs, Columns kColumns>
-__device__ __forceinline__ void load_tokens(const RowArguments& a, Memory<T>& m) {
+__device__ __forceinline__ void load_rows(const RowArguments& a, Memory<T>& m) {
   constexpr int kEach = kRows * 8 / kWarpgroup;  // pieces of 16 bytes a thread and stage: of as many rows
   const int piece = threadIdx.x % 8, first = threadIdx.x / 8;
   const int place = first * 64 + (piece ^ first % 8) * 8;
@@ -125,12 +106,13 @@ __device__ __forceinline__ void load_tokens(const RowArguments& a, Memory<T>& m)
       const int slot = tile.slot + first + 16 * i;
       from[i] = nullptr;
       if (slot >= tile.end) continue;
-      from[i] = static_cast<const T*>(a.rows) + int64_t{a.token_of(a.order[slot])} * a.stride + piece * 8;
+      const int64_t row = a.order == nullptr ? slot : int64_t{a.token_of(a.order[slot])};
+      from[i] = static_cast<const T*>(a.rows) + row * a.stride + piece * 8;
     }
     for (int in = 0; in < a.in; in += kDepth) {
       loader.begin();
       const int stage = loader.stage.index;
-      if (threadIdx.x == 0) load_weights<T, kByInputs, kColumns>(a, m, stage, tile.expert, col, in, 0);
+      if (threadIdx.x == 0) load_weights<T, kByInputs, kColumns>(a, m, stage, tile.expert, col, in);
       const bool inside = in + piece * 8 < a.in;
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
@@ -162,24 +144,16 @@ inline TensorShape shape_of(const cuda::Product& a) {
           .dtype = a.p.dtype};
 }
 
-inline TensorShape rows_of(const Problem& p, const Source& s) {
-  return {.data = s.data,
-          .size = {s.cols, p.assignments(), 1, 1},
-          .stride = {1, s.stride, s.stride, s.stride},
-          .dtype = p.dtype};
-}
-
 // fn(arguments, blocks)
 template <class Fn>
 void with_row_arguments(const cuda::Product& a, Columns columns, const Fn& fn) {
   const int64_t col_tiles = columns == Columns::kPlain ? divide_up(a.out, kCols) : divide_up(a.p.inner, kCols / 2);
   const RowArguments arguments{.w = tensor_map(shape_of(a), box_rows(a.by_inputs, columns)),
-                               .in_slots = a.rows.tokens ? CUtensorMap{} : tensor_map(rows_of(a.p, a.rows), kRows),
                                .rows = a.rows.data,
                                .bias = a.bias,
                                .y = a.y,
                                .a = nullptr,
-                               .order = a.index.order,
+                               .order = a.rows.tokens ? a.index.order : nullptr,
                                .offsets = a.index.offsets,
                                .token_of = Divider(a.p.top_k),
                                .stride = a.rows.stride,

@@ -11,16 +11,13 @@ namespace {
 
 using namespace moe::gpu;
 
-template <class T, bool kByInputs, bool kTokens>
+template <class T, bool kByInputs>
 __global__ void __launch_bounds__(kThreads, 1) multiply_rows(const __grid_constant__ RowArguments a) {
 #if MOE_HOPPER_CODE
-  auto& m = begin_block<T>(a.w, kTokens ? kWarpgroup + 1 : 1);
+  auto& m = begin_block<T>(a.w);
   if (threadIdx.x < kWarpgroup) {
     give_registers<kLoaderRegisters>();
-    if constexpr (kTokens)
-      load_tokens<T, kByInputs, Columns::kPlain>(a, m);
-    else if (threadIdx.x == 0)
-      load_slots<T, kByInputs, Columns::kPlain>(a, m);
+    load_rows<T, kByInputs, Columns::kPlain>(a, m);
   } else {
     take_registers<kWorkerRegisters>();
     Worker<T, false, kByInputs> worker(m);
@@ -41,25 +38,22 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_rows(const __grid_consta
 
 bool hopper_takes(const Product& a) {
   return has_hopper(a.p) && aligned({a.rows.data, a.w, a.y}, {a.rows.stride, a.rows.cols, a.out}) &&
-         fits_tensor_map(shape_of(a)) && (a.rows.tokens || fits_tensor_map(rows_of(a.p, a.rows)));
+         fits_tensor_map(shape_of(a));
 }
 void multiply_hopper(const Product& a, Stream stream) {
   if (a.p.assignments() == 0) return;
   with_half(a.p.dtype, [&]<typename T>() {
     with_row_arguments(a, Columns::kPlain, [&](const RowArguments& arguments, int64_t blocks) {
-      const auto run = [&]<bool kByInputs>() {
-        if (a.rows.tokens)
-          launch_with_memory<&multiply_rows<T, kByInputs, true>>(kMemoryBytes<T>, blocks, kThreads, stream, arguments);
-        else
-          launch_with_memory<&multiply_rows<T, kByInputs, false>>(kMemoryBytes<T>, blocks, kThreads, stream, arguments);
-      };
-      a.by_inputs ? run.template operator()<true>() : run.template operator()<false>();
+      if (a.by_inputs)
+        launch_with_memory<&multiply_rows<T, true>>(kMemoryBytes<T>, blocks, kThreads, stream, arguments);
+      else
+        launch_with_memory<&multiply_rows<T, false>>(kMemoryBytes<T>, blocks, kThreads, stream, arguments);
     });
   });
 }
 bool hopper_activates(const Product& a) {
   const bool built = a.p.act == Act::kSwiGlu || a.p.act == Act::kSwiGluOai;
-  return built && a.rows.tokens && a.p.inner % 8 == 0 && hopper_takes(a);
+  return built && a.p.inner % 8 == 0 && hopper_takes(a);
 }
 void activate_hopper(const Product& a, void* activated, Stream stream) {
   if (a.p.assignments() == 0) return;

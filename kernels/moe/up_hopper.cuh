@@ -15,10 +15,10 @@ __device__ __forceinline__ float activation(const float (&sums)[128], int at, in
 template <class Formula, class T, bool kByInputs, Columns kColumns>
 __global__ void __launch_bounds__(kThreads, 1) activate_product(const __grid_constant__ RowArguments a) {
 #if MOE_HOPPER_CODE
-  auto& m = begin_block<T>(a.w, kWarpgroup + 1);
+  auto& m = begin_block<T>(a.w);
   if (threadIdx.x < kWarpgroup) {
     give_registers<kLoaderRegisters>();
-    load_tokens<T, kByInputs, kColumns>(a, m);
+    load_rows<T, kByInputs, kColumns>(a, m);
     return;
   }
   take_registers<kWorkerRegisters>();

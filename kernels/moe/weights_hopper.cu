@@ -126,7 +126,7 @@ __device__ __forceinline__ void load_steps(const WeightArguments& a, Memory<T>& 
 template <class T, bool kTransposed>
 __global__ void __launch_bounds__(kThreads, 1) multiply_weights(const __grid_constant__ WeightArguments a) {
 #if MOE_HOPPER_CODE
-  auto& m = begin_block<T>(a.flat_map, kWarpgroup + 1);
+  auto& m = begin_block<T>(a.flat_map);
   if (threadIdx.x < kWarpgroup) {
     give_registers<kLoaderRegisters>();
     load_steps<T>(a, m);
@@ -152,12 +152,19 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_weights(const __grid_con
 #endif
 }
 
+TensorShape flat_shape(const Problem& p, const Source& s) {
+  return {.data = s.data,
+          .size = {s.cols, p.assignments(), 1, 1},
+          .stride = {1, s.stride, s.stride, s.stride},
+          .dtype = p.dtype};
+}
+
 template <class T, bool kTransposed>
 void launch_weights(const WeightGradient& a, Stream stream) {
   const Source &tokens = kTransposed ? a.right : a.left, &flat = kTransposed ? a.left : a.right;
   const int64_t row_tiles = divide_up(tokens.cols, kRows), col_tiles = divide_up(flat.cols, kCols);
   const int64_t tiles = a.p.experts * row_tiles * col_tiles;
-  const WeightArguments arguments{.flat_map = tensor_map(rows_of(a.p, flat), kDepth),
+  const WeightArguments arguments{.flat_map = tensor_map(flat_shape(a.p, flat), kDepth),
                                   .tokens = tokens.data,
                                   .flat = flat.data,
                                   .dw = a.dw,
@@ -178,7 +185,7 @@ void launch_weights(const WeightGradient& a, Stream stream) {
 
 bool hopper_takes(const WeightGradient& a) {
   const Source &tokens = a.left.tokens ? a.left : a.right, &flat = a.left.tokens ? a.right : a.left;
-  return has_hopper(a.p) && a.left.tokens != a.right.tokens && fits_tensor_map(rows_of(a.p, flat)) &&
+  return has_hopper(a.p) && a.left.tokens != a.right.tokens && fits_tensor_map(flat_shape(a.p, flat)) &&
          a.p.tokens * (tokens.stride / 8) < RowPlaces::kNowhere &&
          aligned({a.left.data, a.right.data, a.dw}, {a.left.stride, a.left.cols, a.right.stride, a.right.cols});
 }
