@@ -110,9 +110,10 @@ def test_lora():
     assert calls.made["mlp.swiglu"] == 2 and calls.made["norm.rms_norm_fwd"] == 4 and calls.made["norm.rms_norm"] == 1
 
 
-def test_two_ranks(tmp_path):
+@pytest.mark.parametrize("way", ["", "as on a GPU"])
+def test_two_ranks(tmp_path, way):
     """DDP, FSDP2 and tensor parallel over gloo, the first two with rows of each rank's own; see ranks.py."""
-    two_ranks.run(Path(__file__).parent / "ranks.py", tmp_path / "result.json")
+    two_ranks.run(Path(__file__).parent / "ranks.py", tmp_path / "result.json", way)
     result = json.loads((tmp_path / "result.json").read_text())
     assert set(result) == {"ddp", "fsdp2", "fsdp2, head apart", "fsdp2, head tied", "tensor parallel"}
     for name, (losses, want, gradients, calls) in result.items():
@@ -122,6 +123,10 @@ def test_two_ranks(tmp_path):
         split = name == "tensor parallel"  # then DTensor refers to gate and up, too
         assert calls["norm.rms_norm_bwd"] == 5 * STEPS, name
         assert calls["mlp.swiglu_bwd" if split else "mlp.swiglu_bwd_"] == 2 * STEPS, name
+        if way:  # linked, in one node, with the residual: where weights and inputs are whole
+            assert ("own mlp.swiglu_bwd_again_" in calls) == (not split), name
+            # split, what attention gives is a collective under way and no plain tensor: its addition stays apart
+            assert calls["own norm.add_rms_norm_bwd"] == (2 if split else 4) * STEPS, name
         assert calls["loss.cross_entropy_bwd" if split else "loss.linear_cross_entropy_fwd"] == STEPS, name
 
 
