@@ -23,6 +23,9 @@ _PLAIN_STOPS = {"MaxLengthCriteria", "EosTokenCriteria"}
 def generate(model, input_ids=None, streamer=None, **kwargs):
     """model.generate() by the loop of this module. `streamer` and all other arguments are its own."""
     kwargs.setdefault("cache_implementation", "static")
+    for name in ("assistant_model", "synced_gpus"):  # which transformers keeps from a callable, so that nobody would miss them
+        if kwargs.get(name):
+            _refuse("one model on one device", f"{name}", "leave it out, or call model.generate")
     if streamer is not None:
         streamer.put(input_ids.cpu())
         kwargs["hotswap_streamer"] = streamer
@@ -38,6 +41,10 @@ def _check(model, config, cache):
         _refuse("a decoder", "an encoder and a decoder", "call model.generate")
     if (config.num_beams or 1) > 1:
         _refuse("greedy search or sampling", f"num_beams={config.num_beams}", "call model.generate")
+    if (mode := config.get_generation_mode().value) not in ("greedy_search", "sample"):
+        _refuse("greedy search or sampling", mode, "call model.generate")
+    if config.guidance_scale not in (None, 1):
+        _refuse("one forward a token", f"guidance_scale={config.guidance_scale}", "call model.generate")
     for name in ("output_attentions", "output_hidden_states", "output_scores", "output_logits", "prefill_chunk_size"):
         if getattr(config, name, None):
             _refuse("the ids alone", f"{name}={getattr(config, name)}", "leave it out, or call model.generate")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import hotswap
 import tiny
@@ -84,6 +84,55 @@ def test_samples_are_those_of_transformers(options):
     want = stock(model, PROMPT, **{"do_sample": True, **options})
     torch.manual_seed(3)
     assert torch.equal(hotswap.generate(model, PROMPT, **{**OPTIONS, "do_sample": True, **options}), want)
+
+
+class _NotTwice(LogitsProcessor):
+    """Of one's own: looks at the ids."""
+
+    def __call__(self, ids, scores):
+        return scores.scatter(1, ids, -torch.inf)
+
+
+@pytest.mark.parametrize("options", [
+    dict(logits_processor=LogitsProcessorList([_NotTwice()])),
+    dict(logits_processor=LogitsProcessorList([_NotTwice()]), do_sample=True, top_k=5, num_return_sequences=3),
+    dict(min_new_tokens=5, eos_token_id=list(range(20, 60))),
+    dict(bad_words_ids=[[7], [8, 9]], suppress_tokens=list(range(10, 60))),
+    dict(sequence_bias={(20,): 5.0}, exponential_decay_length_penalty=(2, 1.5), eos_token_id=30),
+    dict(prefix_allowed_tokens_fn=lambda row, ids: [10 + row, 12, 13]),
+    dict(do_sample=True, typical_p=0.8, epsilon_cutoff=0.01, renormalize_logits=True),
+    dict(max_time=0.0),
+], ids=lambda options: next(iter(options)))  # fmt: skip
+def test_processors_and_limits_are_those_of_transformers(options):
+    model = model_of("llama")
+    torch.manual_seed(3)
+    want = stock(model, PROMPT, **options)
+    torch.manual_seed(3)
+    assert torch.equal(hotswap.generate(model, PROMPT, **{**OPTIONS, **options}), want)
+
+
+def test_a_token_is_drawn_as_often_as_it_is_likely():
+    """By chi-square, of the second token behind each first one: the first is the prefill's, the second a step's."""
+    model = tiny.model("llama", vocab_size=8, pad_token_id=None, bos_token_id=None, eos_token_id=None).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)  # no two tokens as likely
+    rows, prompt = 4000, torch.tensor([[1, 2, 3]])
+    torch.manual_seed(11)
+    options = dict(do_sample=True, temperature=0.8, top_k=6, max_new_tokens=2, eos_token_id=None)
+    said = hotswap.generate(model, prompt.expand(rows, -1), **options)[:, 3:]
+    drawn = 0
+    for before in said[:, 0].unique():
+        with torch.no_grad():
+            logits = model(torch.cat([prompt, before.view(1, 1)], 1)).logits[0, -1] / 0.8
+        likely = logits.masked_fill(logits < logits.topk(6)[0][-1], -torch.inf).softmax(-1)
+        of = said[said[:, 0] == before, 1]
+        got, want = torch.bincount(of, minlength=8), likely * len(of)
+        assert got[likely == 0].sum() == 0
+        seen = want >= 5  # where the statistic's distribution is known
+        if seen.sum() > 1:
+            drawn += len(of)
+            assert float(((got - want)[seen] ** 2 / want[seen]).sum()) < 36  # of five degrees: one in a million
+    assert drawn > rows / 2
 
 
 def test_padded_rows():
@@ -189,6 +238,16 @@ def test_wide_layers_take_fewer_rows_on_a_gpu():
     (dict(num_beams=2), "num_beams=2"),
     (dict(cache_implementation="dynamic"), "a cache of"),
     (dict(output_scores=True, return_dict_in_generate=True), "output_scores"),
+    (dict(output_logits=True, return_dict_in_generate=True), "output_logits"),
+    (dict(output_hidden_states=True, return_dict_in_generate=True), "output_hidden_states"),
+    (dict(prefill_chunk_size=2), "prefill_chunk_size=2"),
+    (dict(use_cache=False), "a cache of NoneType"),
+    (dict(prompt_lookup_num_tokens=2), "assisted_generation"),
+    (dict(penalty_alpha=0.6, top_k=4), "contrastive_search"),
+    (dict(dola_layers="low"), "dola_generation"),
+    (dict(guidance_scale=1.5), "guidance_scale=1.5"),
+    (dict(assistant_model="another"), "assistant_model"),
+    (dict(synced_gpus=True), "synced_gpus"),
 ])  # fmt: skip
 def test_what_it_does_not_do_it_says(options, words):
     with pytest.raises(ValueError, match=words):
