@@ -3,13 +3,12 @@
 
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/decode.cuh"
+#include "kernels/attention/decode_latent.cuh"
 #include "kernels/attention/decode_wide.cuh"
 #include "kernels/common/gpu/launch.cuh"
 
 namespace attention::gpu {
 namespace {
-
-int row_tiles(const Problem& p) { return int(divide_up(p.heads / p.key_heads * p.query_rows, kDecodeRows)); }
 
 int64_t shared_memory() { return attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>(); }
 
@@ -28,10 +27,23 @@ bool is_one(const Decode& a) {
          a.problem.value_dim <= a.problem.dim;
 }
 
+// Values that are the keys' first numbers and so many rows that products decide: from three tiles of 16 on.
+bool is_latent(const Decode& a) {
+  const Problem& p = a.problem;
+  return is_wide(p) && is_one(a) && p.heads / p.key_heads * p.query_rows > 2 * kDecodeRows &&
+         attribute<cudaDevAttrComputeCapabilityMajor>() == 9;
+}
+int rows_of_block(const Decode& a) { return is_latent(a) ? LatentTraits<BFloat16>::kRows : kDecodeRows; }
+int row_tiles(const Decode& a) {
+  const Problem& p = a.problem;
+  return int(divide_up(p.heads / p.key_heads * p.query_rows, rows_of_block(a)));
+}
+
 // By shared memory: 64, 96 or 192 KB a block; of wide ones 58 or 106.
 int blocks_per_multiprocessor(const Decode& a) {
   const Problem& p = a.problem;
   const int64_t dim = std::max(p.dim, p.value_dim);
+  if (is_latent(a)) return 1;
   return dim <= 64 || (is_wide(p) && is_one(a)) ? 3 : dim <= 128 || is_wide(p) ? 2 : 1;
 }
 
@@ -41,7 +53,7 @@ int splits_of(const Decode& a) {
   const Problem& p = a.problem;
   constexpr int64_t kFewestKeys = 64, kMost = 256, kOverhead = 128;
   if (a.splits > 0) return int(std::min(a.splits, kMost));
-  const int64_t blocks = p.batch * p.key_heads * row_tiles(p),
+  const int64_t blocks = p.batch * p.key_heads * row_tiles(a),
                 at_once = multiprocessors() * blocks_per_multiprocessor(a);
   const auto time = [&](int64_t splits) {
     return divide_up(blocks * splits, at_once) * (divide_up(p.key_rows, splits) + kOverhead);
@@ -71,7 +83,10 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
   const Problem& p = a.problem;
   const int64_t blocks = int64_t{arguments.row_tiles} * arguments.splits * p.key_heads * p.batch;
   const int64_t dim = std::max(p.dim, p.value_dim), rows = p.batch * p.heads * p.query_rows;
-  if (is_wide(p) && is_one(a))
+  if (is_latent(a))
+    launch_with_memory<&decode_latent_kernel<LatentTraits<T>>>(sizeof(LatentMemory<LatentTraits<T>>), blocks,
+                                                               LatentTraits<T>::kThreads, stream, arguments);
+  else if (is_wide(p) && is_one(a))
     launch_wide<DecodeWideTraits<T, true, 3>>(arguments, blocks, stream);
   else if (is_wide(p) && shared_memory() > int64_t{sizeof(DecodeWideMemory<DecodeWideTraits<T, false, 3>>)})
     launch_wide<DecodeWideTraits<T, false, 3>>(arguments, blocks, stream);
@@ -127,7 +142,7 @@ void decode(const Decode& a, void* workspace, Stream stream) {
       .new_rows = a.k_new == nullptr ? 0 : int(a.new_rows),
       .page_rows = int(a.page_rows),
       .splits = splits,
-      .row_tiles = row_tiles(p),
+      .row_tiles = row_tiles(a),
       .left = int(std::min<int64_t>(p.window_left, 1 << 30)),
       .right = int(std::min<int64_t>(p.window_right, 1 << 30)),
       .chunk = int(std::min<int64_t>(p.chunk, 1 << 30)),

@@ -28,7 +28,7 @@ struct DecodeWarp {
   }
 
   // 16 keys.
-  __device__ __forceinline__ void add_chunk(RowSoftmax& softmax, int stage, int chunk, const DecodeRows& rows) {
+  __device__ __forceinline__ void add_chunk(RowSoftmax& softmax, int stage, int chunk, const DecodeRows<>& rows) {
     float s[8] = {};
     const auto& keys = stages[stage][0];
     const int key_row = lane / 16 * 8 + lane % 8, value_row = lane % 16;
@@ -65,7 +65,7 @@ struct DecodeWarp {
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) start_loads(i, first + i * kDecodeWarps, end, page);
     load_queries<T>(a, part, 0, q);
-    const DecodeRows mine(a, part);
+    const DecodeRows<> mine(a, part);
     int stage = 0;
     for (int chunk = first; chunk < end; chunk += kDecodeWarps) {
       wait_copies<kStages - 2>();
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(32 * kDecodeWarps) decode_kernel(const __grid_
   const int rows = a.group * a.query_rows, row = part.row_tile * kDecodeRows, warp = threadIdx.x / 32;
   if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0)
     append<T>(a, part, a.k), append<T>(a, part, a.v);
-  const Span chunks = part.chunks(a);
+  const Span chunks = part.chunks<>(a);
   RowSoftmax softmax(a.score_scale);
   Warp w{a, part, reinterpret_cast<typename Warp::Rows(*)[2]>(raw) + warp * kStages};
   w.run(softmax, chunks.first, chunks.end);

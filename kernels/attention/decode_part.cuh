@@ -55,18 +55,20 @@ struct DecodePart {
     return a.cache_index != nullptr ? a.cache_index[batch] : batch;
   }
   // Chunks of keys [first, end) of this part: of those that some of its rows see.
+  template <int kRows = kDecodeRows>  // of a block
   __device__ __forceinline__ Span chunks(const DecodeArguments& a) const {
     if (total == 0) return {0, 0};
     const Sight all = sight(a);
-    const int row = row_tile * kDecodeRows, rows = a.group * a.query_rows;
+    const int row = row_tile * kRows, rows = a.group * a.query_rows;
     const KeyTiles seen =
-        tiles_of(all.keys_of(row / a.group), all.keys_of((min(row + kDecodeRows, rows) - 1) / a.group), kDecodeKeys);
+        tiles_of(all.keys_of(row / a.group), all.keys_of((min(row + kRows, rows) - 1) / a.group), kDecodeKeys);
     const int count = seen.end - seen.first, each = (count + a.splits - 1) / a.splits;
     return {seen.first + min(count, split * each), seen.first + min(count, (split + 1) * each)};
   }
 };
 
-// Two rows of a thread, 8 apart: what they see, and what is added to their scores.
+// Two rows of a thread, 8 apart, of a block's kRows: what they see, and what is added to their scores.
+template <int kRows = kDecodeRows>
 struct DecodeRows {
   const DecodePart& part;
   Span seen[2];
@@ -76,7 +78,9 @@ struct DecodeRows {
 #pragma unroll
     for (int r = 0; r < 2; ++r) seen[r] = sight.keys_of((first_row() + 8 * r) / a.group);
   }
-  __device__ __forceinline__ int first_row() const { return part.row_tile * kDecodeRows + int(threadIdx.x) % 32 / 4; }
+  __device__ __forceinline__ int first_row() const {
+    return part.row_tile * kRows + int(threadIdx.x) % (2 * kRows) / 32 * 16 + int(threadIdx.x) % 32 / 4;
+  }
 
   // Scores of keys from the thread's first one on.
   template <int N>

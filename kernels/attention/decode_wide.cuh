@@ -49,7 +49,7 @@ struct DecodeWideBlock {
     commit_copies();
   }
 
-  __device__ __forceinline__ void add_chunk(RowSoftmax& softmax, int stage, int chunk, const DecodeRows& rows) {
+  __device__ __forceinline__ void add_chunk(RowSoftmax& softmax, int stage, int chunk, const DecodeRows<>& rows) {
     float s[8] = {};
     const auto& keys = m.stages[stage].k;
     const int key_row = lane / 16 * 8 + lane % 8, value_row = lane % 16;
@@ -103,7 +103,7 @@ struct DecodeWideBlock {
 #pragma unroll
     for (int i = 0; i < D::kStages - 1; ++i) start_loads(i, first + i, end, page);
     load_queries<T>(a, part, warp * D::kSteps, q);
-    const DecodeRows mine(a, part);
+    const DecodeRows<> mine(a, part);
     int stage = 0;
     for (int chunk = first; chunk < end; ++chunk) {
       wait_copies<D::kStages - 2>();
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(D::kThreads, D::kBlocks)
     append<typename D::T>(a, part, a.k);
     if constexpr (!D::kOne) append<typename D::T>(a, part, a.v);
   }
-  const Span chunks = part.chunks(a);
+  const Span chunks = part.chunks<>(a);
   RowSoftmax softmax(a.score_scale);
   DecodeWideBlock<D> block{a, part, *reinterpret_cast<DecodeWideMemory<D>*>(raw)};
   block.run(softmax, chunks.first, chunks.end);

@@ -4,12 +4,13 @@
 WIDE = r"decode_kernel<.*BFloat16|backward_(prepare|finish)_kernel<.*BFloat16"
 
 # More than a thread's registers hold: backward with a softcap keeps the scores beside their tanh, the mma kernels of heads of 64
-# to 192 two sums or 32 rows a warp, the wide backward of heads of 256 sums, scores and dp beside products under way. By a few
+# to 192 two sums or 32 rows a warp, the thread that loads for latent decode its addresses, the wide backward of heads of 256 sums, scores and dp beside products under way. By a few
 # numbers, which stay in L1.
 SPILLS = {
     r"backward_kernel<.*, (64|128), (true|false), true>": 96,
     r"mma_forward_kernel<.*, (128|192), 128, 4, 2,": 60,
     r"mma_backward_kernel<.*, (64, 64|128, 128|192, 128), 4,": 96,
+    r"decode_latent_kernel": 16,
     r"wide_backward_kernel<.*, 256, 256, (true|false), true>": 204,
 }
 
@@ -25,7 +26,7 @@ def cases(ops, random, names):
     dout = random(2, 333, 8, 64)
     wide = [random(1, 200, 4, 128) for _ in range(3)]
     widest = [random(1, 200, 4, 256) for _ in range(4)]
-    latent, latents = random(2, 1, 16, 576), random(2, 333, 1, 576)
+    latent, latents, many = random(2, 1, 16, 576), random(2, 333, 1, 576), random(2, 1, 72, 576)
     slopes = (None, random(4).float().abs(), 0.0625, True, -1, -1, 64, 0.0)  # and chunks
     sinks = random(8)
     sunk = (sinks, *CAUSAL[1:])
@@ -58,6 +59,9 @@ def cases(ops, random, names):
         "attention_decode": decode,
         "attention_decode, latent": lambda: ops.attention_decode(
             latent, latents, latents[..., :512], None, None, held, None, None, *CAUSAL, 0
+        ),
+        "attention_decode, latent of many heads": lambda: ops.attention_decode(
+            many, latents, latents[..., :512], None, None, held, None, None, *CAUSAL, 0
         ),
     }
     return {name: call for name, call in every.items() if name.split(",")[0] in names}

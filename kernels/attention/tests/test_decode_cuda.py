@@ -63,6 +63,12 @@ def decode_cases(quick):
         yield Decode(dim=dim, value_dim=value_dim, one=one, rows=3, heads=14, splits=3, dtype=torch.float16, softcap=20.0)
         yield Decode(dim=dim, value_dim=value_dim, one=one, window=(50, 0), chunk=30, alibi=True, sinks=True, heads=128,
                      key_heads=1)
+    for heads, rows, page, splits in itertools.product((33, 64, 128), (1, 2), (0, 16), (0, 3)):  # many heads, latent
+        yield Decode(dim=576, value_dim=512, one=True, heads=heads, key_heads=1, rows=rows, page=page, splits=splits)
+    for dim, value_dim in ((576, 512), (320, 264), (264, 256)):
+        yield Decode(dim=dim, value_dim=value_dim, one=True, heads=72, key_heads=1, rows=3, window=(70, 0), sinks=True,
+                     softcap=20.0, dtype=torch.float16, new=False, splits=2)
+        yield Decode(dim=dim, value_dim=value_dim, one=True, heads=160, key_heads=2, rows=2, alibi=True, page=64)
     yield Decode(index=True)
     yield Decode(heads_first=True, rows=2)
     yield Decode(heads_first=True, page=32)

@@ -80,7 +80,16 @@ __device__ __forceinline__ void store_matrices_transposed(void* column, const ui
 template <class T, int N, bool kByColumns = false, bool kAByColumns = false>
 __device__ __forceinline__ void multiply(float (&d)[N / 2], Operand a, Operand b, bool add) {
   static_assert(N == 256 || !kAByColumns, "wanted A by rows at this width: by columns is written down for 256 alone");
-  if constexpr (N == 64) {
+  if constexpr (N == 32) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.%19.%19 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, add, 1, 1, 0, %20;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name), "n"(int(kByColumns)));
+  } else if constexpr (N == 64) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.%35.%35 {"
@@ -178,21 +187,23 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2], Operand a, Operand b
   }
 }
 
-// A in registers, B by columns.
-template <class T, int N>
+// A in registers, B by columns; for 64 columns by rows as well.
+template <class T, int N, bool kByColumns = true>
 __device__ __forceinline__ void multiply(float (&d)[N / 2], const uint32_t (&a)[4], Operand b, bool add) {
+  static_assert(N == 64 || kByColumns, "wanted B by columns at this width: by rows is written down for 64 alone");
   if constexpr (N == 64) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.%38.%38 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
         "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, add, 1, 1, 1;\n}"
+        "}, {%32, %33, %34, %35}, %36, add, 1, 1, %39;\n}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
           "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
           "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
           "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name),
+          "n"(int(kByColumns)));
   } else if constexpr (N == 128) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
