@@ -4,6 +4,8 @@
 // at a pixel to which nothing is given. The corners of an image, head and level are sorted by one block, in shared
 // memory, where they fit; else those of all by one sort of the whole GPU, which takes several passes over memory.
 #include <algorithm>
+// CUB would name its calls for a profiler, which it finds by dlopen: of a newer glibc than packages may want.
+#define CCCL_DISABLE_NVTX
 #include <cub/block/block_radix_sort.cuh>
 #include <cub/device/device_radix_sort.cuh>
 #include <utility>

@@ -7,6 +7,8 @@
 // The gradients of locations and weights are not made here, though a cell's four pixels would be read once for all its
 // samples: they would be written sample by sample all over memory, and what they take of registers is worth more as
 // warps (docs/notes/deformable.md).
+// CUB would name its calls for a profiler, which it finds by dlopen: of a newer glibc than packages may want.
+#define CCCL_DISABLE_NVTX
 #include <cub/device/device_radix_sort.cuh>
 #include <utility>
 
