@@ -30,7 +30,7 @@ struct Chunks {
 template <class T, Along kAlong, class S>
 struct Chunks<T, kAlong, S, false> {};
 
-// 16 states: 112 KB where chunks are fetched ahead, else 84 KB; two blocks a multiprocessor.
+// 16 states: 113 KB where chunks are fetched ahead, else 84 KB; two blocks a multiprocessor.
 template <class T, Along kAlong, class S>
 struct BackwardMemory {
   static constexpr int kBuffers = S::kStates > 64 ? 1 : 2, kElements = S::kEach * S::kPer;

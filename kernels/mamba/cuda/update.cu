@@ -1,6 +1,4 @@
 // One step of generation of the scans on a GPU: it reads and writes the state once, and little else.
-#include <algorithm>
-
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/mamba/cuda/mamba_cuda.h"
 #include "kernels/mamba/cuda/view.cuh"
@@ -20,7 +18,6 @@ constexpr int kThreads = 128, kWarps = kThreads / 32;
 struct Plan {
   int lanes;                  // of a row, a power of two
   uint32_t items, per_head;   // warps, or rows
-  bool together;              // vectors of B and C are whole
   Divider by_head, by_heads;  // item to [batch, heads], or [groups of entries, heads], and that to the first of them
 };
 
@@ -72,35 +69,12 @@ struct Inputs {
   }
 };
 
-// kN of B or C: one access where they lie beside each other at a multiple of their size.
-template <int kN>
-__device__ __forceinline__ void coefficients(const Heads& t, int64_t batch, int64_t group, int n, bool together,
-                                             float (&f)[kN]) {
+template <int kN>  // of B or C. Whole vectors of them, which ask for the type first, were slower
+__device__ __forceinline__ void coefficients(const Heads& t, int64_t batch, int64_t group, int n,
+                                             uint32_t (&bits)[kN]) {
   const int64_t from = at(t, batch, group, n);
-  if (!together) {
-    uint32_t bits[kN];
 #pragma unroll
-    for (int i = 0; i < kN; ++i) bits[i] = read_bits(t.view.data, t.view.type, from + i * t.view.channel);
-#pragma unroll
-    for (int i = 0; i < kN; ++i) f[i] = value_of(bits[i], t.view.type);
-    return;
-  }
-  const auto typed = [&](auto* data) {
-    using T = std::remove_cv_t<std::remove_pointer_t<decltype(data)>>;
-    if constexpr (kN * sizeof(T) == 8) {
-      const uint2 two = *reinterpret_cast<const uint2*>(data + from);
-      const float2 low = unpack_pair<T>(two.x), high = unpack_pair<T>(two.y);
-      f[0] = low.x, f[1] = low.y, f[2] = high.x, f[3] = high.y;
-    } else {
-      load_floats<kN>(data + from, f);
-    }
-  };
-  if (t.view.type == DType::kFloat32)
-    typed(static_cast<const float*>(t.view.data));
-  else if (t.view.type == DType::kBFloat16)
-    typed(static_cast<const BFloat16*>(t.view.data));
-  else
-    typed(static_cast<const Half*>(t.view.data));
+  for (int i = 0; i < kN; ++i) bits[i] = read_bits(t.view.data, t.view.type, from + i * t.view.channel);
 }
 
 // Rates of their own, as many as the state's numbers, are read once for two entries of the batch.
@@ -163,15 +137,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, kAlike>) step_rows(const 
       }
     };
     fetch(0);
-    float b[kE][kN] = {}, c[kE][kN] = {}, input[kE], power[kE];
+    uint32_t b_bits[kE][kN] = {}, c_bits[kE][kN] = {};
 #pragma unroll
     for (int e = 0; e < kE; ++e) {
       if (end == 0 || own[e].entry < 0) continue;
-      coefficients(p.b, own[e].batch, group, n, plan.together, b[e]);
-      coefficients(p.c, own[e].batch, group, n, plan.together, c[e]);
+      coefficients(p.b, own[e].batch, group, n, b_bits[e]);
+      coefficients(p.c, own[e].batch, group, n, c_bits[e]);
     }
+    float b[kE][kN], c[kE][kN], input[kE], power[kE];
 #pragma unroll
     for (int e = 0; e < kE; ++e) {
+#pragma unroll
+      for (int i = 0; i < kN; ++i)
+        b[e][i] = value_of(b_bits[e][i], p.b.view.type), c[e][i] = value_of(c_bits[e][i], p.c.view.type);
       const float delta = inputs[e].delta(p, weights), rate = delta * kLog2E;
       input[e] = delta * value_of(inputs[e].x, p.x.view.type);
       power[e] = kAlike ? exp2(rate * value_of(weights.a, p.a.view.type)) : rate;
@@ -252,15 +230,6 @@ bool whole(const Heads& t, int64_t most, int count) {
          reinterpret_cast<uintptr_t>(t.view.data) % kernels::kVectorBytes == 0;
 }
 
-// Of B or C, whose channels are the states.
-bool together(const Heads& t, int64_t most) {
-  const uint64_t strides = uint64_t(t.view.batch) | uint64_t(t.head);
-  return t.view.channel == 1 && strides % uint64_t(most) == 0 &&
-         reinterpret_cast<uintptr_t>(t.view.data) %
-                 uint64_t(std::min<int64_t>(most * kernels::size_of(t.view.type), kernels::kVectorBytes)) ==
-             0;
-}
-
 }  // namespace
 
 void state_update(const Problem& p, Stream stream) {
@@ -273,12 +242,8 @@ void state_update(const Problem& p, Stream stream) {
     int lanes = 1;
     while (lanes < 32 && lanes * vector < p.states) lanes *= 2;
     const int64_t per_head = divide_up(p.dim, each);
-    return Plan{lanes,
-                uint32_t(divide_up(p.batch, entries) * p.heads * per_head),
-                uint32_t(per_head),
-                together(p.b, vector) && together(p.c, vector),
-                Divider(per_head),
-                Divider(p.heads)};
+    return Plan{lanes, uint32_t(divide_up(p.batch, entries) * p.heads * per_head), uint32_t(per_head),
+                Divider(per_head), Divider(p.heads)};
   };
   const DType type = p.state.view.type;
   const bool alike = p.a.view.step == 0, rates = p.a.view.type == DType::kFloat32 && whole(p.a, 4, p.states);
