@@ -77,7 +77,9 @@ TEST_P(MambaOnGpu, GeneratesWhatTheCpuGenerates) {
                                           .attention_mask = mask};
         const GenerateResult want = generate(*here, arguments), got = generate(*there, arguments);
         EXPECT_TRUE(got.ids.is_cuda());
-        EXPECT_EQ(got.captured, std::string("static") == cache) << got.why_not_captured << ", kernels " << kernels;
+        // Stock experts ask the host how many tokens each of them has.
+        const bool can_be = kernels || std::string("jamba") != GetParam();
+        EXPECT_EQ(got.captured, can_be && std::string("static") == cache) << got.why_not_captured << ", kernels " << kernels;
         EXPECT_EQ(got.new_ids, want.new_ids) << cache << ", kernels " << kernels << ", padded " << mask.defined();
       }
     }

@@ -318,7 +318,7 @@ def test_padding_in_front_reaches_the_states_of_the_whole_step(by_kernels):
     given = dict(input_ids=ids(), labels=ids().masked_fill(mask == 0, -100), attention_mask=mask)
     want, _ = step(m, **given)
     close(step(twin(m), **given)[0], want, 1e-5)
-    assert apart(step(by_kernels(m, kernels.Mode.TRAINING), **given)[0][1, 3:], want[1, 3:]) > 1e-4
+    assert apart(step(by_kernels(m, kernels.Mode.TRAINING), **given)[0][1, 3:], want[1, 3:]) > 5e-5  # they agree to 1e-5
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])

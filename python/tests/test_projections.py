@@ -60,7 +60,8 @@ def test_without_a_gradient_nothing_of_it_runs():
 
 
 def test_bfloat16_is_no_further_from_float64():
-    """The gradients of x meet before they are rounded: on average nearer than sums of rounded ones."""
+    """The gradients of x meet before they are rounded, on the CPU: on average nearer than sums of rounded ones. cuBLAS on an
+    H200 gave the very numbers of such sums."""
     torch.manual_seed(0)
     errors = {"ours": 0.0, "stock": 0.0}
     weights = [torch.randn(48, 64) / 8 for _ in range(3)]
@@ -78,7 +79,7 @@ def test_bfloat16_is_no_further_from_float64():
                 outputs.append(y)
             torch.autograd.backward(outputs, [d.bfloat16() for d in dy])
             errors[name] += float((leaf.grad.double() - wide).norm() / wide.norm())
-    assert errors["ours"] < errors["stock"]
+    assert errors["ours"] < errors["stock"] or torch.get_default_device().type == "cuda" and errors["ours"] == errors["stock"]
 
 
 def linked_three(x, linears):
@@ -204,7 +205,7 @@ def test_autocast_and_lora():
     peft = pytest.importorskip("peft")
     stock = model().train()
     ours = twin(stock)
-    with torch.autocast("cpu", torch.bfloat16), Nodes() as nodes:
+    with torch.autocast(torch.get_default_device().type, torch.bfloat16), Nodes() as nodes:
         ours(**batch()).loss.backward()
     assert nodes.made == {}
     config = lambda: peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
