@@ -137,7 +137,7 @@ def test_a_model_beside_its_eager_experts(family):
     assert calls.made == {}
 
 
-@pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "llama4_text"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3", "llama4_text"])
 def test_generate(family):
     stock = stock_of(family).eval()
     stock.config.output_router_logits = False  # stock generate() fails with it

@@ -392,3 +392,29 @@ def test_the_function_that_is_asked_is_the_models_own(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         function(None, None)
     assert _reference(function) is own
+
+
+@pytest.mark.parametrize("kind", ["mamba", "mamba2"])
+def test_at_the_size_of_a_published_model(kind):
+    """mamba-130m's and mamba2-130m's widths and vocabulary, random weights: all layers with HOTSWAP_PYTHON_FULL=1."""
+    layers = 24 if os.environ.get("HOTSWAP_PYTHON_FULL") == "1" else 2
+    # 24 layers of Mamba make of a rounding what both sides are from float64: ours 3.1e-4, stock 2.9e-4, gradients 1.7e-3 and 1.6e-3
+    limit, of_gradients = (1e-3, 5e-3) if layers == 24 else (1e-5, 1e-4)
+    sizes = dict(vocab_size=50280, hidden_size=768, num_hidden_layers=layers)
+    torch.manual_seed(0)
+    if kind == "mamba":
+        stock = T.MambaForCausalLM(T.MambaConfig(**sizes, state_size=16))
+    else:
+        stock = T.Mamba2ForCausalLM(T.Mamba2Config(**sizes, num_heads=24, head_dim=64, state_size=128, n_groups=1, chunk_size=256))
+    swapped, given = twin(stock), ids(1, 65) * 500
+    data = dict(input_ids=given, labels=given)
+    with Calls() as calls:
+        got = swapped(**data)
+        mine = gradients(swapped, got.loss)
+    scan = NAMES["scan" if kind == "mamba" else "ssd"]
+    assert ours(calls.made)[scan["forward"]] == ours(calls.made)[scan["backward"]] == layers
+    want = stock(**data)
+    close(got.logits, want.logits, limit)
+    close(got.loss, want.loss, limit)
+    same_gradients(mine, gradients(stock, want.loss), of_gradients)
+    close(generated(swapped.eval(), input_ids=given), generated(stock.eval(), input_ids=given), limit)

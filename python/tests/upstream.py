@@ -56,12 +56,14 @@ FUNCTIONS = {  # with the same arguments, in the same order
 }
 FUNCTIONS |= {f"LigerFusedLinear{n}Function": f"liger_fused_linear_{n.lower()}" for n in "DPO CPO ORPO SimPO KTO GRPO JSD".split()}
 TUPLES = {"LigerCrossEntropyFunction": "liger_cross_entropy", "LigerFusedLinearCrossEntropyFunction": "liger_fused_linear_cross_entropy"}
+ORDER = """input target weight ignore_index lse_square_scale label_smoothing reduction softcap return_z_loss return_token_accuracy
+return_predicted_tokens""".split()  # of the former's arguments
 BESIDE = ("loss", "z_loss", "token_accuracy", "predicted_tokens")
 
 
-def _with_all(function):
+def _with_all(function, order):
     def call(*given):
-        got = function(*given)
+        got = function(**dict(zip(order, given))) if order else function(*given)
         if not hasattr(got, "loss"):
             return got, None, None, None
         return tuple(getattr(got, name) for name in BESIDE)
@@ -109,9 +111,10 @@ def _found(imported, before):
         if name.startswith("__"):
             raise AttributeError(name)
         if name in FUNCTIONS:
-            return _Function(getattr(hotswap, FUNCTIONS[name]))
+            place = hotswap.chunked_loss if imported.startswith("liger_kernel.chunked_loss") else hotswap
+            return _Function(getattr(place, FUNCTIONS[name]))
         if name in TUPLES:
-            return _Function(_with_all(getattr(hotswap, TUPLES[name])))
+            return _Function(_with_all(getattr(hotswap, TUPLES[name]), ORDER if name == "LigerCrossEntropyFunction" else None))
         try:
             found = before(name)
         except AttributeError:
