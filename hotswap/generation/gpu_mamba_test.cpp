@@ -79,7 +79,8 @@ TEST_P(MambaOnGpu, GeneratesWhatTheCpuGenerates) {
         EXPECT_TRUE(got.ids.is_cuda());
         // Stock experts ask the host how many tokens each of them has.
         const bool can_be = kernels || std::string("jamba") != GetParam();
-        EXPECT_EQ(got.captured, can_be && std::string("static") == cache) << got.why_not_captured << ", kernels " << kernels;
+        EXPECT_EQ(got.captured, can_be && std::string("static") == cache)
+            << got.why_not_captured << ", kernels " << kernels;
         EXPECT_EQ(got.new_ids, want.new_ids) << cache << ", kernels " << kernels << ", padded " << mask.defined();
       }
     }

@@ -208,7 +208,7 @@ TEST_F(OnGpu, AStepWithAStaticCacheIsCaptured) {
     const Tensor prompt = batch_.to(device), token = at::tensor(Ids{9, 10}, at::kLong).view({2, 1}).to(device);
     const auto step = [&] { return (*model)({.input_ids = token, .cache = cache.get(), .logits_to_keep = 1}).logits; };
     (*model)({.input_ids = prompt, .cache = cache.get()});
-    const Tensor want = step();  // the fifth token; the captured step is the fifth again
+    const Tensor want = step();        // the fifth token; the captured step is the fifth again
     runtime("cudaDeviceSynchronize");  // no stream of the pool waits for this one
     const auto* guard = c10::impl::getDeviceGuardImpl(at::kCUDA);
     const c10::Stream stream = guard->getNewStream(device), before = guard->exchangeStream(stream);
