@@ -198,33 +198,7 @@ struct LatentWorker {
 
   // Both have the sums of all weights, and each its columns of the outputs.
   __device__ __forceinline__ void store(const RowSoftmax& softmax) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float sum = quad_sum(softmax.sum[r]), most = softmax.most[r] * a.score_scale;
-      const int row = part.row_tile * L::kRows + 16 * warp + lane / 4 + 8 * r;
-      if (row >= a.group * a.query_rows) continue;
-      const OutRow to(a, part.batch, part.key_head, row);
-      const bool parts = a.part_out != nullptr;
-      float lse = sum == 0.f ? -INFINITY : most + log2f(sum);
-      // Of a part without the sink: that is the whole row's.
-      const float factor = parts ? sum == 0.f ? 0.f : reciprocal(sum) : finish_row(a, to.head, most, sum, lse);
-      if (number == 0 && lane % 4 == 0) {
-        if (parts) a.part_lse[to.lse * a.splits + part.split] = lse;
-        if (!parts && a.lse != nullptr) a.lse[to.lse] = lse;
-      }
-#pragma unroll
-      for (int i = 0; i < L::kColumns / 8; ++i) {
-        const int column = number * L::kColumns + 8 * i + lane % 4 * 2;
-        if (column >= a.v.dim) continue;
-        const float x = factor == 0.f ? 0.f : out[4 * i + 2 * r] * factor;
-        const float y = factor == 0.f ? 0.f : out[4 * i + 2 * r + 1] * factor;
-        if (parts)
-          *reinterpret_cast<float2*>(a.part_out + (to.lse * a.splits + part.split) * a.v.dim + column) =
-              make_float2(x, y);
-        else
-          *reinterpret_cast<uint32_t*>(static_cast<T*>(a.out) + to.out + column) = pack_pair<T>(x, y);
-      }
-    }
+    store_columns<T, L::kColumns>(a, part, softmax, out, part.row_tile * L::kRows + 16 * warp, number, lane);
   }
 };
 
