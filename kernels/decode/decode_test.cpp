@@ -14,7 +14,7 @@
 
 #include "kernels/common/testing/packed_weight.h"
 #include "kernels/common/testing/testing.h"
-#include "kernels/decode/products.h"
+#include "kernels/decode/whole/plan.h"
 
 namespace kernels::testing {
 namespace {
@@ -84,6 +84,20 @@ std::vector<Shape> shapes() {
        .ffn = 1032,
        .position = 9,
        .bias = true},
+      // Runs of keys that are put together, some of them empty; more query heads than a block takes at once; what does
+      // not fit in one launch.
+      {.rows = 1, .hidden = 128, .heads = 4, .kv_heads = 2, .head_dim = 128, .ffn = 72, .position = 1500, .bias = true},
+      {.rows = 2, .hidden = 1032, .heads = 8, .kv_heads = 1, .head_dim = 64, .ffn = 2056, .position = 513},
+      {.rows = 4,
+       .hidden = 64,
+       .heads = 7,
+       .kv_heads = 1,
+       .head_dim = 128,
+       .ffn = 4104,
+       .position = 300,
+       .window = 256,
+       .head_norms = true},
+      {.rows = 16, .hidden = 64, .heads = 2, .kv_heads = 1, .head_dim = 64, .ffn = 8200, .position = 70, .bias = true},
   };
   if (!on_cuda()) {
     all.push_back({.rows = 2, .hidden = 7, .heads = 3, .kv_heads = 3, .head_dim = 6, .ffn = 5, .position = 4});
@@ -314,6 +328,57 @@ TEST(DecoderLayerRows, TheOpServesSoManyAndNoMore) {
       expect_refusal([&, h = hidden, m = most] { wide(m + 1, h).run(); }, {"144 KB", "run the stock layer"});
   }
   EXPECT_EQ(rows_for(wide(1, 100)), 0);
+}
+
+// One layer's output as the next one's x: a GPU asks for its weights before the first is done.
+TEST(DecoderLayer, LayersBehindOneAnother) {
+  for (const int64_t rows : {1, 5}) {
+    const Shape shape{
+        .rows = rows, .hidden = 1024, .heads = 4, .kv_heads = 2, .head_dim = 128, .ffn = 3072, .position = 40};
+    const auto dtype = dtypes().back();
+    Layer first(shape, dtype), second(shape, dtype);
+    second.x = first.run();
+    const Tensor together = second.run();
+    second.x = second.x.clone();
+    expect_equal(together, second.run(), "the same numbers elsewhere");
+    expect_close(together, reference(second).out, 3 * tolerance(dtype), shape.str());
+  }
+}
+
+// How a GPU does a layer in one launch is decided on the CPU.
+TEST(WholeLayer, EveryTileIsOneBlocksAndSharedMemoryIsEnough) {
+  constexpr int kBlocks = 132, kShared = 227 << 10;  // of an H200
+  const auto plan = [](int64_t rows, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t ffn) {
+    decode::Layer a{};
+    a.dtype = DType::kBFloat16, a.rows = rows, a.hidden = hidden, a.heads = heads, a.kv_heads = kv_heads;
+    a.head_dim = 128, a.input_norm = a.post_norm = reinterpret_cast<const void*>(uintptr_t{1} << 12);
+    const auto w = [&](int64_t out, int64_t in) { return decode::Weight{nullptr, nullptr, out, in}; };
+    a.q = w(heads * 128, hidden), a.k = a.v = w(kv_heads * 128, hidden), a.o = w(hidden, heads * 128);
+    a.gate = a.up = w(ffn, hidden), a.down = w(hidden, ffn);
+    return decode::cuda::plan_whole(a, kBlocks, kShared - decode::cuda::kFixedBytes);
+  };
+  for (const int64_t rows : {1, 2, 4, 5, 16}) {
+    const auto w = plan(rows, 1024, 16, 8, 3072);
+    EXPECT_TRUE(decode::cuda::fits_whole(w)) << rows;
+    EXPECT_LE(decode::cuda::whole_bytes(w) + decode::cuda::kFixedBytes, kShared) << rows;
+    EXPECT_LE(w.most_splits * rows, std::max<int64_t>(rows, decode::cuda::kMostParts));
+    int64_t most = 0;
+    for (int block = 0; block < kBlocks; ++block) {
+      int64_t work = 0;
+      for (const auto& p : w.products) {
+        const int own = (block - p.turn + kBlocks) % kBlocks;
+        work += (p.each + (own < p.more)) * (p.paired ? 2 : 1) * p.in;
+      }
+      most = std::max(most, work);
+    }
+    int64_t all = 0;
+    for (const auto& p : w.products) all += int64_t{p.each * kBlocks + p.more} * (p.paired ? 2 : 1) * p.in;
+    EXPECT_EQ(all * 8, 1024 * 4096 + 2048 * 1024 + 2 * 3072 * 1024 + 1024 * 3072);
+    EXPECT_LE(most * kBlocks, all * 1.05) << "no block has much more than its share";
+  }
+  EXPECT_EQ(plan(1, 1024, 16, 8, 3072).most_splits, 8);
+  EXPECT_TRUE(decode::cuda::fits_whole(plan(1, 4096, 32, 8, 14336)));
+  EXPECT_FALSE(decode::cuda::fits_whole(plan(16, 4096, 32, 8, 14336)));
 }
 
 // A row's numbers do not depend on the rows beside it.
