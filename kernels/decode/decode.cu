@@ -1,9 +1,9 @@
-// A decoder layer's step on a GPU: in one launch, or in five.
+// A decoder layer's step on a GPU: three launches, or five.
 #include "kernels/common/gpu/few_rows.cuh"
 #include "kernels/decode/attend.cuh"
 #include "kernels/decode/decode_cuda.h"
 #include "kernels/decode/products.h"
-#include "kernels/decode/whole/whole.h"
+#include "kernels/decode/tail/tail.h"
 
 namespace decode::cuda {
 namespace {
@@ -43,17 +43,15 @@ const char* refuses(const Layer& a) {
   return nullptr;
 }
 
-int64_t room(const Layer& a) { return whole_room(a); }
-
 // The weights of the first product may be what the launch before has written; those of the others, and what attention
 // reads before it waits, are not: their launches begin when all before the launch before them is done.
 void layer(const Layer& a, kernels::Stream stream) {
-  if (whole_layer(a, stream)) return;
   few_rows(qkv_of(a), stream);
   if (a.dtype == DType::kBFloat16)
     attend_any<kernels::BFloat16>(a, stream);
   else
     attend_any<kernels::Half>(a, stream);
+  if (tail(a, stream)) return;
   few_rows(o_of(a), stream);
   few_rows(gated_of(a), stream);
   few_rows(down_of(a), stream);

@@ -59,7 +59,6 @@ struct Layer {
   void* attended;  // [rows, heads * head_dim]
   void* h;         // [rows, hidden]
   void* gated;     // [rows, ffn]
-  void* room;      // decode_cuda.h: what a GPU wants besides
   void* out;       // [rows, hidden]
 };
 

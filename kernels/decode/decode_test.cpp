@@ -14,7 +14,7 @@
 
 #include "kernels/common/testing/packed_weight.h"
 #include "kernels/common/testing/testing.h"
-#include "kernels/decode/whole/plan.h"
+#include "kernels/decode/tail/plan.h"
 
 namespace kernels::testing {
 namespace {
@@ -84,8 +84,7 @@ std::vector<Shape> shapes() {
        .ffn = 1032,
        .position = 9,
        .bias = true},
-      // Runs of keys that are put together, some of them empty; more query heads than a block takes at once; what does
-      // not fit in one launch.
+      // More keys; products of several pieces a row; rows too wide for the products behind attention in one launch.
       {.rows = 1, .hidden = 128, .heads = 4, .kv_heads = 2, .head_dim = 128, .ffn = 72, .position = 1500, .bias = true},
       {.rows = 2, .hidden = 1032, .heads = 8, .kv_heads = 1, .head_dim = 64, .ffn = 2056, .position = 513},
       {.rows = 4,
@@ -330,7 +329,7 @@ TEST(DecoderLayerRows, TheOpServesSoManyAndNoMore) {
   EXPECT_EQ(rows_for(wide(1, 100)), 0);
 }
 
-// One layer's output as the next one's x: a GPU asks for its weights before the first is done.
+// One layer's output as the next one's x.
 TEST(DecoderLayer, LayersBehindOneAnother) {
   for (const int64_t rows : {1, 5}) {
     const Shape shape{
@@ -345,40 +344,35 @@ TEST(DecoderLayer, LayersBehindOneAnother) {
   }
 }
 
-// How a GPU does a layer in one launch is decided on the CPU.
-TEST(WholeLayer, EveryTileIsOneBlocksAndSharedMemoryIsEnough) {
+// How a GPU does what follows attention in one launch is decided on the CPU.
+TEST(Tail, EveryBlockHasItsShareAndSharedMemoryIsEnough) {
   constexpr int kBlocks = 132, kShared = 227 << 10;  // of an H200
-  const auto plan = [](int64_t rows, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t ffn) {
+  const auto plan = [](int64_t rows, int64_t hidden, int64_t queries, int64_t ffn) {
     decode::Layer a{};
-    a.dtype = DType::kBFloat16, a.rows = rows, a.hidden = hidden, a.heads = heads, a.kv_heads = kv_heads;
-    a.head_dim = 128, a.input_norm = a.post_norm = reinterpret_cast<const void*>(uintptr_t{1} << 12);
+    a.dtype = DType::kBFloat16, a.rows = rows, a.hidden = hidden;
+    a.post_norm = reinterpret_cast<const void*>(uintptr_t{1} << 12);
     const auto w = [&](int64_t out, int64_t in) { return decode::Weight{nullptr, nullptr, out, in}; };
-    a.q = w(heads * 128, hidden), a.k = a.v = w(kv_heads * 128, hidden), a.o = w(hidden, heads * 128);
-    a.gate = a.up = w(ffn, hidden), a.down = w(hidden, ffn);
-    return decode::cuda::plan_whole(a, kBlocks, kShared - decode::cuda::kFixedBytes);
+    a.q = w(queries, hidden), a.o = w(hidden, queries), a.gate = a.up = w(ffn, hidden), a.down = w(hidden, ffn);
+    return decode::cuda::plan_tail(a, kBlocks, kShared);
   };
   for (const int64_t rows : {1, 2, 4, 5, 16}) {
-    const auto w = plan(rows, 1024, 16, 8, 3072);
-    EXPECT_TRUE(decode::cuda::fits_whole(w)) << rows;
-    EXPECT_LE(decode::cuda::whole_bytes(w) + decode::cuda::kFixedBytes, kShared) << rows;
-    EXPECT_LE(w.most_splits * rows, std::max<int64_t>(rows, decode::cuda::kMostParts));
-    int64_t most = 0;
+    const auto t = plan(rows, 1024, 2048, 3072);
+    EXPECT_TRUE(decode::cuda::fits_tail(t)) << rows;
+    EXPECT_LE(decode::cuda::tail_bytes(t) + decode::cuda::kFixedBytes, kShared) << rows;
+    EXPECT_GT(2 * decode::cuda::tail_bytes(t), kShared) << "two at once on a multiprocessor would wait for each other";
+    int64_t most = 0, all = 0;
     for (int block = 0; block < kBlocks; ++block) {
-      int64_t work = 0;
-      for (const auto& p : w.products) {
-        const int own = (block - p.turn + kBlocks) % kBlocks;
-        work += (p.each + (own < p.more)) * (p.paired ? 2 : 1) * p.in;
-      }
-      most = std::max(most, work);
+      int64_t numbers = 0;
+      for (const auto& p : t.products)
+        numbers += (p.each + ((block - p.turn + kBlocks) % kBlocks < p.more)) * (p.paired ? 16 : 8) * int64_t{p.in};
+      most = std::max(most, numbers), all += numbers;
     }
-    int64_t all = 0;
-    for (const auto& p : w.products) all += int64_t{p.each * kBlocks + p.more} * (p.paired ? 2 : 1) * p.in;
-    EXPECT_EQ(all * 8, 1024 * 4096 + 2048 * 1024 + 2 * 3072 * 1024 + 1024 * 3072);
-    EXPECT_LE(most * kBlocks, all * 1.05) << "no block has much more than its share";
+    EXPECT_EQ(all, 1024 * 2048 + 3 * 1024 * 3072);
+    EXPECT_LE(most * kBlocks, all * 11 / 10) << "no block has much more than its share";
   }
-  EXPECT_EQ(plan(1, 1024, 16, 8, 3072).most_splits, 8);
-  EXPECT_TRUE(decode::cuda::fits_whole(plan(1, 4096, 32, 8, 14336)));
-  EXPECT_FALSE(decode::cuda::fits_whole(plan(16, 4096, 32, 8, 14336)));
+  EXPECT_TRUE(decode::cuda::fits_tail(plan(1, 4096, 4096, 14336)));
+  EXPECT_FALSE(decode::cuda::fits_tail(plan(16, 4096, 4096, 14336)));
+  EXPECT_GT(2 * decode::cuda::tail_bytes(plan(1, 64, 64, 8)), kShared);
 }
 
 // A row's numbers do not depend on the rows beside it.

@@ -158,8 +158,6 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
   a.qkv = qkv.data_ptr(), a.attended = attended.data_ptr(), a.h = h.data_ptr(), a.gated = gated.data_ptr();
   a.out = out.data_ptr();
   if (rows == 0) return out;
-  Tensor room = kernels::empty({call.device.is_cpu() ? 0 : cuda::room(a)}, DType::kFloat32, call.device);
-  a.room = room.data_ptr();
   kernels::run_on(
       call.device,
       [&](auto stream) {

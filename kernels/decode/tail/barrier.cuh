@@ -7,7 +7,7 @@ namespace decode::cuda {
 
 // Of the whole device, so that it needs no memory of the caller's: a launch fills every multiprocessor, and the blocks
 // of another begin when this one's are past their last barrier. Never reset; a launch leaves a multiple of its blocks.
-static __device__ unsigned long long arrivals;
+__device__ unsigned long long arrivals;
 
 // For one thread of each block.
 class GridBarrier {

@@ -5,7 +5,7 @@
 
 #include "kernels/common/gpu/few_rows.cuh"
 #include "kernels/common/gpu/tma.cuh"
-#include "kernels/decode/whole/told.cuh"
+#include "kernels/decode/tail/plan.h"
 
 namespace decode::cuda {
 
@@ -40,26 +40,25 @@ struct WeightRing {
 
 // By one warp.
 template <class T>
-__device__ __forceinline__ void stream_weights(const Whole& w, const WeightRing& ring) {
+__device__ __forceinline__ void stream_weights(const Tail& t, const WeightRing& ring) {
   const int lane = threadIdx.x % 32;
   Slot next, landed;
   int issued = 0;
 #pragma unroll 1
   for (int product = 0; product < kProducts; ++product) {
-    const Product& p = w.products[product];
+    const Product& p = t.products[product];
     const Tiles tiles = tiles_of(p);
 #pragma unroll 1
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-      const int which = p.paired ? tile & 1 : (tile >= p.first_tile[1]) + (tile >= p.first_tile[2]);
-      const int row = (p.paired ? tile >> 1 : tile - p.first_tile[which]) * kPieceRows + lane;
+      const int which = p.paired & tile, row = (tile >> p.paired) * kPieceRows + lane;
       const char* from = static_cast<const char*>(p.weight[which]) + row * p.stride[which];
-      const bool mine = lane < kPieceRows && row < p.rows[which];
+      const bool mine = lane < kPieceRows && row < p.wide;
       const uint32_t rows = __popc(__ballot_sync(kAllLanes, mine));
 #pragma unroll 1
       for (int column = 0; column < p.in; column += kChunk) {
         const uint32_t bytes = min(kChunk, p.in - column) * sizeof(T);
         ring.empty[next.index].wait(next.parity ^ 1);
-        if (issued++ >= w.in_flight) {
+        if (issued++ >= t.in_flight) {
           ring.full[landed.index].wait(landed.parity);
           landed.next(ring.pieces);
         }
@@ -75,36 +74,31 @@ __device__ __forceinline__ void stream_weights(const Whole& w, const WeightRing&
 }
 
 // The output that is this thread's of some tiles: found, and what is added to it loaded, before it is wanted.
-template <class T, int kRows, bool kTold>
+template <class T, int kRows>
 struct Output {
   static constexpr int kTiles = kRows == 8 ? 8 : 4;  // whose sums meet at once
   static constexpr int kTileSums = kFewWarps * kRows * kFewTile;
   static_assert(kTiles * kTileSums * sizeof(float) == kSumsBytes && kTiles * kRows * kFewTile == kFewThreads);
 
-  int64_t at;  // in its rows; below 0: none
+  T* to;  // null: none
   float bias, up_bias, residual;
 
   // Tiles from `first` on, of which `end` is the last one's successor.
-  __device__ __forceinline__ void find(const Product& p, int product, int rows, int first, int end, unsigned turn) {
-    const int column = threadIdx.x % kFewTile, row = threadIdx.x / kFewTile % kRows;
+  __device__ __forceinline__ void find(const Product& p, int rows, int first, int end) {
+    const int row = threadIdx.x / kFewTile % kRows;
     const int tile = (first >> p.paired) + int(threadIdx.x) / (kFewTile * kRows);
-    const int which = p.paired ? 0 : (tile >= p.first_tile[1]) + (tile >= p.first_tile[2]);
-    const int in_weight = (tile - p.first_tile[which]) * kFewTile + column;
-    at = -1, bias = up_bias = residual = 0.f;
-    if (row >= rows || tile >= min(end, first + kTiles) >> p.paired || in_weight >= p.rows[which]) return;
-    at = int64_t{row} * p.wide + p.first[which] + in_weight;
-    if (p.bias[which] != nullptr) bias = to_float(static_cast<const T*>(p.bias[which])[in_weight]);
-    if (p.paired && p.bias[1] != nullptr) up_bias = to_float(static_cast<const T*>(p.bias[1])[in_weight]);
-    if (p.residual == nullptr) return;
-    if (kTold && product == kProducts - 1) {  // what the second product told; all of it was heard before
-      const float2 two = unpack_pair<T>(hear_two(1, at & ~int64_t{1}, turn));
-      residual = at & 1 ? two.y : two.x;
-    } else {
-      residual = to_float(static_cast<const T*>(p.residual)[at]);
-    }
+    const int column = tile * kFewTile + threadIdx.x % kFewTile;
+    to = nullptr, bias = up_bias = residual = 0.f;
+    if (row >= rows || tile >= min(end, first + kTiles) >> p.paired || column >= p.wide) return;
+    const int64_t at = int64_t{row} * p.wide + column;
+    to = static_cast<T*>(p.out) + at;
+    if (p.bias[0] != nullptr) bias = to_float(static_cast<const T*>(p.bias[0])[column]);
+    if (p.bias[1] != nullptr) up_bias = to_float(static_cast<const T*>(p.bias[1])[column]);
+    if (p.residual != nullptr) residual = to_float(static_cast<const T*>(p.residual)[at]);
   }
   // From the warps' sums [tile][warp][row][8].
-  __device__ __forceinline__ void put(const Product& p, int product, const float* sums, Act act, unsigned turn) const {
+  __device__ __forceinline__ void put(const Product& p, const float* sums, Act act) const {
+    if (to == nullptr) return;
     const int in_tile = threadIdx.x % (kFewTile * kRows), tile = (int(threadIdx.x) / (kFewTile * kRows)) << p.paired;
     const auto sum_of = [&](int of) {
       float total = 0.f;
@@ -112,34 +106,25 @@ struct Output {
       for (int i = 0; i < kFewWarps; ++i) total += sums[of * kTileSums + i * kRows * kFewTile + in_tile];
       return total;
     };
-    float v = 0.f;
-    if (at >= 0) {
-      v = rounded<T>(sum_of(tile) + bias);
-      if (p.paired) {
-        const float up = rounded<T>(sum_of(tile + 1) + up_bias);
-        v = (act == Act::kSilu ? Silu::value<true>(v) : GeluTanh::value<true>(v)) * up;
-      } else if (p.residual != nullptr) {
-        v += residual;
-      }
+    float v = rounded<T>(sum_of(tile) + bias);
+    if (p.paired) {
+      const float up = rounded<T>(sum_of(tile + 1) + up_bias);
+      v = (act == Act::kSilu ? Silu::value<true>(v) : GeluTanh::value<true>(v)) * up;
+    } else if (p.residual != nullptr) {
+      v += residual;
     }
-    if (!kTold || product == kProducts - 1) {
-      if (at >= 0) static_cast<T*>(p.out)[at] = from_float<T>(v);
-      return;
-    }
-    const float next = __shfl_down_sync(kAllLanes, v, 1);
-    if (at >= 0 && (at & 1) == 0) tell(product, at, pack_pair<T>(v, next), turn);
+    *to = from_float<T>(v);
   }
 };
 
 // By the other warps: the product of x in shared memory [rows, in + kFewPad] with this block's tiles. `output` is what
 // was found for the first of them.
-template <class T, int kRows, bool kTold>
-__device__ __forceinline__ void multiply(const Product& p, int product, const Layer& a, const T* x,
-                                         const WeightRing& ring, Slot& slot, float* sums, const Tiles tiles,
-                                         Output<T, kRows, kTold> output, unsigned turn) {
-  using Out = Output<T, kRows, kTold>;
+template <class T, int kRows>
+__device__ __forceinline__ void multiply(const Product& p, const Tail& t, const T* x, const WeightRing& ring,
+                                         Slot& slot, float* sums, const Tiles tiles, Output<T, kRows> output) {
+  using Out = Output<T, kRows>;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4 * 8;
-  const int rows = int(a.rows), stride = p.in + kFewPad, own_column = warp * kFewUnit + c;
+  const int rows = t.rows, stride = p.in + kFewPad, own_column = warp * kFewUnit + c;
   // This thread's rows of x, lane / 4 and 8 further on. Behind the last row it is the last one again: what comes of
   // that is never written.
   const T* mine = x + min(g, rows - 1) * stride + own_column;
@@ -177,10 +162,10 @@ __device__ __forceinline__ void multiply(const Product& p, int product, const La
         *reinterpret_cast<float2*>(here + 8 * kFewTile) = make_float2(low[2] + high[2], low[3] + high[3]);
     }
     sync_workers();
-    output.put(p, product, sums, a.act, turn);
+    output.put(p, sums, t.act);
     tile += count;
     if (tile == tiles.end) break;
-    output.find(p, product, rows, tile, tiles.end, turn);
+    output.find(p, rows, tile, tiles.end);
     sync_workers();  // the sums have been read
   }
 }

@@ -1,10 +1,4 @@
-"""The layer in one launch against the layer in five, through ctypes: values, bits, graph, times, stamps.
-
-    nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -Xcompiler -fPIC -DDECODE_STAMPS -I. -shared -o exp.so \\
-        kernels/decode/tests/one_launch_c.cu kernels/decode/decode.cu
-    one_launch_c.py b 3        (exp.so and bench_cuda.py beside it; a config is mode, pieces, in flight, splits)
-"""
-
+"""The layer in three launches against five, through ctypes: parts a, c, d; exp.so of tail_c.cu and bench_cuda.py beside it."""
 import ctypes, statistics, sys, time
 import torch
 sys.path.insert(0, ".")
@@ -106,7 +100,7 @@ def one(model, rows, context, configs, nlayers=None):
         if old: print("   in turns, old/best:", *[f"{timed(old[0][1], 15):.1f}/{timed(best[1], 15):.1f}" for _ in range(3)], "best", best[0], flush=True)
         return graphs
 
-PH = [(0,"start"),(1,"waited"),(2,"x normed"),(3,"qkv done"),(4,"barrier1"),(5,"attended"),(6,"barrier2"),(8,"att in smem"),(9,"o done"),(12,"barrier3"),(14,"h normed"),(15,"gate/up done"),(18,"barrier4"),(20,"gated in smem"),(21,"down done"),(22,"end")]
+PH = [(0,"start"),(1,"waited"),(2,"attended in"),(3,"o done"),(4,"barrier1"),(6,"h normed"),(7,"gate/up done"),(8,"barrier2"),(10,"gated in"),(11,"down done")]
 def stamps(model, rows, context, c, nlayers=None):
     s, layers, x, cos, sin, pos = setup(model, rows, context, nlayers)
     r = Run(s, layers, rows, context)
@@ -119,7 +113,7 @@ def stamps(model, rows, context, c, nlayers=None):
         n = len(layers)
         rows_ = []
         for i in range(2, n):
-            prev_end = t[i-1, :, 22].max()
+            prev_end = t[i-1, :, 11].max()
             rows_.append(torch.stack([torch.stack([t[i, :, k].min() - prev_end, t[i, :, k].mean() - prev_end, t[i, :, k].max() - prev_end]) for k, _ in PH]))
         m = torch.stack(rows_).median(0).values
         acc = m if acc is None else acc + m
@@ -130,19 +124,15 @@ def stamps(model, rows, context, c, nlayers=None):
 
 if __name__ == "__main__":
     part = sys.argv[1]
-    mode = int(sys.argv[2]) if len(sys.argv) > 2 else 3
     if part == "a":
-        one("Qwen3-0.6B", 1, 576, [(0,0,0,0)] + [(m,0,f,0) for f in (1, 2) for m in (2,6,3,7)])
-    if part == "t":
-        one("Qwen3-0.6B", 1, 576, [(0,0,0,0)] + [(16+m,0,f,0) for f in (1,2,3) for m in (2,3,7)] + [(mode,0,2,0)])
-        for f in (1, 2): stamps("Qwen3-0.6B", 1, 576, (16+mode,0,f,0))
-    if part == "b":
-        one("Qwen3-0.6B", 1, 576, [(0,0,0,0)] + [(mode,0,f,0) for f in (3,4)] + [(mode,6,2,0),(mode,4,1,0),(mode,0,2,2),(mode,0,2,4)])
-        for f in (1, 2): stamps("Qwen3-0.6B", 1, 576, (mode,0,f,0))
+        one("Qwen3-0.6B", 1, 576, [(0,0,0,0)] + [(3,0,f,0) for f in (1,2,3,4,8)] + [(2,0,4,0),(1,0,4,0),(3,6,4,0),(3,10,4,0),(3,10,10,0)])
+        for f in (2, 4): stamps("Qwen3-0.6B", 1, 576, (3,0,f,0))
     if part == "c":
-        for rows in (2, 4, 8, 16): one("Qwen3-0.6B", rows, 576, [(0,0,0,0)] + [(mode,0,f,0) for f in (1,2,4)])
-        stamps("Qwen3-0.6B", 16, 576, (mode,0,2,0))
+        for rows in (2, 4, 8, 16):
+            one("Qwen3-0.6B", rows, 576, [(0,0,0,0)] + [(3,0,f,0) for f in (2,4)])
+        stamps("Qwen3-0.6B", 16, 576, (3,0,4,0))
+        one("Qwen3-0.6B", 16, 0, [(0,0,0,0),(3,0,4,0)])
     if part == "d":
-        for rows in (1, 4): one("Llama-8B", rows, 576, [(0,0,0,0)] + [(mode,0,f,0) for f in (2,3,4,6)], 8)
-        stamps("Llama-8B", 1, 576, (mode,0,3,0), 8)
-        for context in (0, 4096): one("Qwen3-0.6B", 1, context, [(0,0,0,0)] + [(mode,0,f,0) for f in (1,2)])
+        for rows in (1, 4): one("Llama-8B", rows, 576, [(0,0,0,0)] + [(3,0,f,0) for f in (2,3,4)], 8)
+        stamps("Llama-8B", 1, 576, (3,0,4,0), 8)
+        one("Qwen3-0.6B", 1, 4096, [(0,0,0,0),(3,0,4,0)])
