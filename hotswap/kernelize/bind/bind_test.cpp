@@ -442,6 +442,11 @@ TEST(Bind, LinearCrossEntropyGraphsCanBeWalkedTwice) {
   torch::autograd::backward({loss}, {dloss}, /*retain_graph=*/true);
   torch::autograd::backward({loss}, {at::full({}, 1.f)}, /*retain_graph=*/false);
   EXPECT_LT(difference(in[1].grad(), once * 4), kTolerance);
+
+  const Tensor other = bound(in[0], in[1], std::optional<Tensor>(), targets(), CrossEntropyOptions{});
+  const Tensor first = torch::autograd::grad({other}, {in[1]}, {}, /*retain_graph=*/true)[0], copy = first.clone();
+  first.zero_();  // whose it is now
+  EXPECT_TRUE(at::equal(torch::autograd::grad({other}, {in[1]})[0], copy));
 }
 
 // A third is no number of sixteen bits, and a loss scaler's 2^17 none of float16.

@@ -98,10 +98,12 @@ Tensor with_weights(const Tensor& target, const CrossEntropyOptions& options, co
 // number on the CPU, and on a GPU, which reading it would make wait, a tensor of one dimension, which takes part in
 // type promotion.
 Tensor scaled(const Tensor& gradient, const Tensor& dloss) {
-  if (!gradient.defined() || (dloss.is_cpu() && dloss.item<double>() == 1)) return gradient;
+  // In place unless this graph may be walked again: the gradient of a 49k vocabulary is a hundred megabytes. What is
+  // walked again is not given away, whatever the factor: who gets it may write to it.
+  const bool again = torch::autograd::get_current_graph_task_keep_graph();
+  if (!gradient.defined() || (!again && dloss.is_cpu() && dloss.item<double>() == 1)) return gradient;
   const Tensor factor = dloss.is_cpu() ? at::native::wrapped_scalar_tensor(dloss.item()) : dloss.reshape({1});
-  // In place unless this graph may be walked again: the gradient of a 49k vocabulary is a hundred megabytes.
-  Tensor out = torch::autograd::get_current_graph_task_keep_graph() ? at::empty_like(gradient) : gradient;
+  Tensor out = again ? at::empty_like(gradient) : gradient;
   return at::mul_out(out, gradient, factor);
 }
 
