@@ -33,10 +33,12 @@ PEERS = {
 }
 MANY = 1200  # files: more than one page of a list
 
+# No end token: a model of drawn weights may answer with it at any step, and the tests count tokens.
 MAKE_MODEL = """
 import sys, torch
 from transformers import LlamaConfig, LlamaForCausalLM
-sizes = dict(vocab_size=64, hidden_size=36, intermediate_size=48, num_attention_heads=9, num_key_value_heads=3)
+torch.manual_seed(1)
+sizes = dict(vocab_size=64, hidden_size=36, intermediate_size=48, num_attention_heads=9, num_key_value_heads=3, eos_token_id=None)
 LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes)).save_pretrained(sys.argv[1])
 """
 
