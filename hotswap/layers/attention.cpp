@@ -123,7 +123,7 @@ const AttentionKind& attention_kind(const std::string& name) {
   }
   throw Error({.wanted = cat("an attention implementation: ", join(known)),
                .got = cat('"', name, '"'),
-               .next = "set attn_implementation to one of them"});
+               .next = "set attn_implementation to one of them, or to a kernel as org/repo[@revision]"});
 }
 
 }  // namespace hotswap

@@ -45,11 +45,28 @@ TEST(AttnImplementation, WhichKernelANameMeans) {
   for (const char* unknown : {"flash", "org:model", ""}) {
     expect_has(refused(unknown), {"an attention implementation: sdpa, eager"});
   }
-  for (const char* paged : {"paged|acme/attn", "paged|sdpa", "paged|flash_attention_2"}) {
-    expect_has(refused(paged), {"a paged cache", "drop 'paged|'"});
-  }
   expect_has(refused("/here/attn"), {"the folder /here/attn", "LOCAL_KERNELS"});
   expect_has(refused("org/model:a:b"), {"org/repo[@revision][:Layer]"});
+}
+
+// transformers' names for continuous batching: what to write instead is the same name without "paged|", which is
+// checked like one without; a name that is wrong without it is told as such, and not as a paged one.
+TEST(AttnImplementation, PagesAreRefusedWithTheNameToWriteInstead) {
+  const auto refused = [](const std::string& name) { return message_of([&] { check_attn_implementation(name); }); };
+  for (const std::string rest : {"sdpa", "eager", "flash_attention_2", "flash_attention_3", "acme/attn",
+                                 "acme/attn@v2:fast", "acme/attn@>=1.0,<3.0"}) {
+    expect_has(refused("paged|" + rest), {cat("\"paged|", rest, '"'), "a paged cache", "continuous batching",
+                                          cat("set attn_implementation to \"", rest, '"'), "generate_batch"});
+    EXPECT_EQ(refused(rest), "no error");
+  }
+  expect_has(message_of([] { attention_kernel("paged|acme/attn", false, {}); }),
+             {"set attn_implementation to \"acme/attn\""});
+  for (const char* unknown : {"paged|flash", "paged|", "paged|paged|sdpa", "paged|flex_attention"}) {
+    expect_has(refused(unknown), {"an attention implementation: sdpa, eager", "a kernel as org/repo"});
+  }
+  expect_has(refused("paged|/here/attn"), {"the folder /here/attn", "LOCAL_KERNELS"});
+  expect_has(refused("paged|org/model:a:b"), {"org/repo[@revision][:Layer]"});
+  expect_has(refused("sdpa|paged"), {"an attention implementation: sdpa, eager"});
 }
 
 std::shared_ptr<CausalLM> tiny() {
@@ -59,6 +76,22 @@ std::shared_ptr<CausalLM> tiny() {
   auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
   model->init_weights(1);
   return model;
+}
+
+// Before any weight is read, and a model that is there stays as it was.
+TEST(AttnImplementation, PagesAreRefusedWhereAModelIsLoadedOrChanged) {
+  const auto model = tiny();
+  model->set_attn_implementation("eager");
+  expect_has(message_of([&] { model->set_attn_implementation("paged|sdpa"); }), {"a paged cache", "\"sdpa\""});
+  EXPECT_EQ(model->attn_implementation(), "eager");
+  const TempFolder folder;  // no weights in it
+  folder.write("config.json", R"({"model_type": "llama", "vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "intermediate_size": 12, "rms_norm_eps": 1e-5, "max_position_embeddings": 16})");
+  for (const bool use_kernels : {false, true}) {
+    const PretrainedOptions options{.use_kernels = use_kernels, .attn_implementation = "paged|flash_attention_2"};
+    const auto load = [&] { AutoModelForCausalLM::from_pretrained(folder.path(), options); };
+    expect_has(message_of(load), {"a paged cache", "\"flash_attention_2\""});
+  }
 }
 
 // Stock forwards are rows of the report, by choice; what fails leaves the model as it was.
