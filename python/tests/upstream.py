@@ -1,11 +1,14 @@
 """Liger's own tests, run against our kernels.
 
     upstream.py --packages build/packages --liger FOLDER [--most 12] [--seconds 60] [-k EXPRESSION] [FILE ...]
+    upstream.py --packages build/packages --liger FOLDER [--steps 6 --rows 2] convergence/fp32/test_mini_models.py
 
-The folder is a checkout of linkedin/Liger-Kernel; pytest must be there. Its test files run as they are, but nothing of its
+The folder is a checkout of linkedin/Liger-Kernel, or a release's source archive, unpacked; pytest must be there, for convergence
+`datasets` too. Its test files run as they are, but nothing of its
 source: modules under its names hold what hotswap.enable_for_trainer() puts there, its autograd functions are ours where one of
 hotswap's has the same arguments, and what hotswap has not is refused when it is used. Files of kernels that hotswap does not offer
-(attention of its own, quantised products, mHC, ...) are not run.
+(attention of its own, quantised products, mHC, ...) are not run. Convergence trains models of 70 million weights: by default as there, 32 steps
+of 16 rows of 128 tokens, which wants a GPU.
 What is printed, and --most: kernels/common/tests/upstream_runner.py.
 """
 
@@ -18,6 +21,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import torch
+from torch.utils.data import DataLoader
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "kernels/common/tests")]
@@ -147,11 +151,26 @@ def install(device):
     importlib.import_module("liger_kernel.ops").cute = common.module_of("liger_kernel.ops.cute", is_available=lambda: False)
 
 
+def shorter(steps, rows):
+    """What a file's module is given: convergence in fewer steps of fewer rows. 0: as there."""
+
+    def put(module):
+        if whole := getattr(module, "run_mini_model", None):
+            if steps:
+                module.run_mini_model = lambda **given: whole(**{**given, "num_steps": min(steps, given["num_steps"])})
+            if rows:
+                module.DataLoader = lambda data, **given: DataLoader(data, **{**given, "batch_size": rows})
+
+    return put
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", type=Path, required=True)
     parser.add_argument("--liger", type=Path, required=True)
     parser.add_argument("--seconds", type=int, default=0, help="of one test; 0: any")
+    parser.add_argument("--steps", type=int, default=0, help="of convergence, at most; 0: as there")
+    parser.add_argument("--rows", type=int, default=0, help="of a step of convergence; 0: as there")
     parser.add_argument("files", nargs="*", help="below FOLDER/test; none: all")
     common.add_arguments(parser)
     args = parser.parse_args()
@@ -165,7 +184,7 @@ def main():
         torch.cpu.get_device_properties = lambda *_: SimpleNamespace(total_memory=2**33)  # what wants more skips itself
     files = [folder / "test" / file for file in args.files or FILES]
     ops = [packages.package(name).ops for name in PACKAGES]
-    runner = common.Runner(files, ops, most=args.most, seconds=args.seconds)
+    runner = common.Runner(files, ops, most=args.most, seconds=args.seconds, put=shorter(args.steps, args.rows))
     return runner.run(folder, "--import-mode=prepend", "-W", "ignore", "--continue-on-collection-errors", "-k", args.k)
 
 
