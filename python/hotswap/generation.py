@@ -17,19 +17,43 @@ from hotswap.bind import enabled
 # Processors that look at nothing but the scores, and never wait: they go into the graph.
 _OF_SCORES = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper",
               "EpsilonLogitsWarper", "EtaLogitsWarper", "TopHLogitsWarper"}  # fmt: skip
-_PLAIN_STOPS = {"MaxLengthCriteria", "EosTokenCriteria"}
 
 
-def generate(model, input_ids=None, streamer=None, **kwargs):
-    """model.generate() by the loop of this module. `streamer` and all other arguments are its own."""
+def generate(model, input_ids=None, streamer=None, tokenizer=None, **kwargs):
+    """model.generate() by the loop of this module. `streamer`, `tokenizer` and all other arguments are its own."""
     kwargs.setdefault("cache_implementation", "static")
     for name in ("assistant_model", "synced_gpus"):  # which transformers keeps from a callable, so that nobody would miss them
         if kwargs.get(name):
             _refuse("one model on one device", f"{name}", "leave it out, or call model.generate")
-    if streamer is not None:
-        streamer.put(input_ids.cpu())
-        kwargs["hotswap_streamer"] = streamer
-    return model.generate(input_ids, custom_generate=captured_generate, **kwargs)
+    if _asked(model, kwargs, "token_healing"):
+        _refuse("a prompt as it is", "token_healing", "give what model.heal_tokens(input_ids, tokenizer) makes of it")
+    if (strings := _asked(model, kwargs, "stop_strings")) is not None:
+        _stop_at(strings, tokenizer, kwargs)
+    if input_ids is None:
+        input_ids = kwargs.pop("inputs", None)
+    return model.generate(input_ids, custom_generate=captured_generate, hotswap_streamer=streamer, **kwargs)
+
+
+def _asked(model, kwargs, name):
+    """What transformers will take for this setting."""
+    if name in kwargs:
+        return kwargs[name]
+    for config in (kwargs.get("generation_config"), model.generation_config):
+        if (value := getattr(config, name, None)) is not None:
+            return value
+    return None
+
+
+def _stop_at(strings, tokenizer, kwargs):
+    """transformers makes this criterion of `tokenizer`, which it too keeps from a callable: so it is made here."""
+    from transformers import StoppingCriteriaList, StopStringCriteria
+
+    if tokenizer is None:
+        _refuse("a tokenizer beside stop_strings", f"stop_strings={strings!r} alone", "give tokenizer=, the model's own")
+    criteria = kwargs.get("stopping_criteria") or []
+    if not any(isinstance(c, StopStringCriteria) for c in criteria):  # the caller's own comes first there, too
+        kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, strings)])
+    kwargs["stop_strings"] = None
 
 
 def _refuse(wanted, got, to_do):
@@ -150,15 +174,16 @@ def _chooser(processors, sample):
 
 @torch.no_grad()
 def captured_generate(model, input_ids, logits_processor, stopping_criteria, generation_config, hotswap_streamer=None, **model_kwargs):
-    """For model.generate(custom_generate=...), which keeps no `streamer` for a callable: give it as hotswap_streamer."""
+    """For model.generate(custom_generate=...), which keeps no `streamer` and no `tokenizer` for a callable: give the one as
+    hotswap_streamer, and instead of stop_strings a StopStringCriteria."""
     cache = model_kwargs.get("past_key_values")
     _check(model, generation_config, cache)
     batch, prompt = input_ids.shape
-    most, cuda = generation_config.max_length, input_ids.device.type == "cuda"
+    cuda = input_ids.device.type == "cuda"
     choose = _chooser(logits_processor, generation_config.do_sample)
+    loop = _Loop(generation_config, stopping_criteria, hotswap_streamer, input_ids)
     # What wants the ids, or stops by anything but length and an end token, is asked by the host at every step.
-    in_graph = all(type(p).__name__ in _OF_SCORES for p in logits_processor)
-    in_graph &= all(type(c).__name__ in _PLAIN_STOPS for c in stopping_criteria)
+    in_graph = loop.plain and all(type(p).__name__ in _OF_SCORES for p in logits_processor)
 
     inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
     outputs = model(**inputs, return_dict=True)
@@ -175,15 +200,14 @@ def captured_generate(model, input_ids, logits_processor, stopping_criteria, gen
     with decode.whole_layers(model, batch) if whole else contextlib.nullcontext(decode.Bound([], {})) as bound:
         ids = torch.cat([input_ids, tokens[:, None]], 1)
         step = None
-        if most > prompt + 1:
+        if loop.most > 1:
             inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
             step = _Step(model, inputs, padding, capacity, choose if in_graph else None, bound.places)
         run = _Graph(step) if cuda and step is not None else step
-        loop = _Loop(generation_config, stopping_criteria, hotswap_streamer, input_ids)
         if in_graph:
             ids = loop.run_ahead(tokens, run, step, ahead=1 if cuda else 0)
         else:
-            ids = loop.run_in_turn(tokens, logits, run, step, choose)
+            ids = loop.run_in_turn(tokens, run, step, choose)
     if generation_config.return_dict_in_generate:
         from transformers.generation import GenerateDecoderOnlyOutput
 
@@ -195,20 +219,39 @@ class _Loop:
     """Who goes on, and what has been said."""
 
     def __init__(self, config, criteria, streamer, input_ids):
+        from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
         self.criteria, self.streamer, self.input_ids = criteria, streamer, input_ids
-        self.most = config.max_length - input_ids.shape[1]
-        eos, pad = config._eos_token_tensor, config._pad_token_tensor
-        self.eos = set() if eos is None else set(eos.flatten().tolist())
-        self.pad = 0 if pad is None else int(pad)
-        self.running, self.said = [True] * input_ids.shape[0], []  # said: [batch] on the host, a step each
+        batch, prompt = input_ids.shape
+        # Not by the config: a criterion of the caller's own takes the place of the config's.
+        longest, self.eos, self.plain = config.max_length, set(), True
+        for criterion in criteria:
+            if type(criterion) is MaxLengthCriteria:
+                if criterion.max_length > config.max_length:
+                    _refuse(f"a cache with room for max_length={criterion.max_length} of MaxLengthCriteria",
+                            f"max_length={config.max_length}", "give max_length or max_new_tokens")  # fmt: skip
+                longest = min(longest, criterion.max_length)
+            elif type(criterion) is EosTokenCriteria:
+                self.eos.update(criterion.eos_token_id.flatten().tolist())
+            else:
+                self.plain = False
+        self.most = longest - prompt
+        # As there: without an end token a row that a criterion has ended goes on saying something until the others end.
+        self.pads, self.pad = any(hasattr(c, "eos_token_id") for c in criteria), config._pad_token_tensor
+        if self.pads and self.pad is None and batch > 1:
+            _refuse("a pad_token_id for rows that end before others", "none", "give pad_token_id")
+        self.pad = 0 if self.pad is None else int(self.pad)
+        self.running, self.said = [True] * batch, []  # said: [batch] on the host, a step each
+        if streamer is not None:
+            streamer.put(input_ids.cpu())
 
     def take(self, tokens):
         """A step's tokens, those of ended rows as padding; False where all rows have ended."""
-        shown = torch.tensor([t if goes_on else self.pad for t, goes_on in zip(tokens.tolist(), self.running)], device="cpu")
-        self.said.append(shown)
-        self.running = [goes_on and t not in self.eos for t, goes_on in zip(shown.tolist(), self.running)]
+        shown = [t if goes_on or not self.pads else self.pad for t, goes_on in zip(tokens.tolist(), self.running)]
+        self.said.append(torch.tensor(shown, device="cpu"))
+        self.running = [goes_on and t not in self.eos for t, goes_on in zip(shown, self.running)]
         if self.streamer is not None:
-            self.streamer.put(shown)
+            self.streamer.put(self.said[-1])
         return any(self.running) and len(self.said) < self.most
 
     def finish(self):
@@ -230,16 +273,15 @@ class _Loop:
             if not self.take(reader.pop()):
                 return self.finish()
 
-    def run_in_turn(self, tokens, logits, run, step, choose):
+    def run_in_turn(self, tokens, run, step, choose):
         """The host asks the processors and criteria after every step."""
         ids = self.input_ids
         while True:
             goes_on = self.take(tokens.cpu())
             ids = torch.cat([ids, self.said[-1].to(ids.device)[:, None]], 1)
-            stopped = self.criteria(ids, logits)
+            stopped = self.criteria(ids, None)  # as transformers, which shows scores where they are put out
             self.running = [a and not b for a, b in zip(self.running, stopped.tolist())]
             if not goes_on or not any(self.running):
                 return self.finish()
             step.tokens.copy_(ids[:, -1:])
-            logits = run()
-            tokens = choose(ids, logits)
+            tokens = choose(ids, run())

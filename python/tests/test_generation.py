@@ -1,8 +1,12 @@
 """generate() says what transformers' own says: greedy and sampled, padded, with processors, criteria, ends and streamers."""
 
+import string
+
 import pytest
+import tokenizers
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import EosTokenCriteria, LogitsProcessor, LogitsProcessorList, MaxLengthCriteria, PreTrainedTokenizerFast
+from transformers import StoppingCriteria, StoppingCriteriaList, StopStringCriteria
 
 import hotswap
 import tiny
@@ -152,16 +156,92 @@ def test_rows_end_at_their_own_end_token():
     assert torch.equal(hotswap.generate(model, PROMPT[:1], **{**OPTIONS, **one}), stock(model, PROMPT[:1], **one))
 
 
-class _Fifth(StoppingCriteria):
+class _Late(StoppingCriteria):
+    """The rows from `first` on, at a length."""
+
+    def __init__(self, length, first=0):
+        self.length, self.first = length, first
+
     def __call__(self, ids, scores, **kwargs):
-        return torch.full((ids.shape[0],), ids.shape[1] >= 9, dtype=torch.bool, device=ids.device)
+        assert scores is None, "as transformers calls it"
+        return (torch.arange(ids.shape[0], device=ids.device) >= self.first) & (ids.shape[1] >= self.length)
 
 
 def test_criteria_are_asked_at_every_step():
     model = model_of("llama")
-    criteria = StoppingCriteriaList([_Fifth()])
-    got = hotswap.generate(model, PROMPT, stopping_criteria=criteria, **OPTIONS)
+    got = hotswap.generate(model, PROMPT, stopping_criteria=StoppingCriteriaList([_Late(9)]), **OPTIONS)
     assert torch.equal(got, stock(model, PROMPT)[:, :9])
+    for options in ({}, dict(eos_token_id=96, pad_token_id=33)):  # one row ends; it is padded where there is an end token
+        options["stopping_criteria"] = StoppingCriteriaList([_Late(9, first=1)])
+        assert torch.equal(hotswap.generate(model, PROMPT, **{**OPTIONS, **options}), stock(model, PROMPT, **options))
+
+
+def letters():
+    """A token each for 62 letters and digits, and 35 of two letters."""
+    names = string.ascii_letters + string.digits
+    pairs = [names[i] + names[i + 1] for i in range(35)]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({name: i for i, name in enumerate([*names, *pairs])}, []))
+    made.decoder = tokenizers.decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+@pytest.mark.parametrize("options", [{}, dict(eos_token_id=96, pad_token_id=33), dict(repetition_penalty=1.2)], ids=str)
+def test_stop_strings_are_those_of_transformers(options):
+    """Within a token, across tokens, and in one row alone: without an end token the row that stopped goes on until all have."""
+    model, tokenizer = model_of("llama"), letters()
+    free = stock(model, PROMPT, **options)
+    first, second = (tokenizer.decode(row[4:]) for row in free)
+    lengths = set()
+    for strings in ([first[2:5]], [first[3:6], second[6:9]], first[4], "never said"):
+        asked = {**options, "stop_strings": strings, "tokenizer": tokenizer}
+        for ids in (PROMPT, PROMPT[:1]):
+            got = hotswap.generate(model, ids, **{**OPTIONS, **asked})
+            assert torch.equal(got, stock(model, ids, **asked)), strings
+            lengths.add(got.shape[1])
+    assert len(lengths) > 2, "some stop early"
+
+
+def test_stop_strings_of_the_models_own_settings_and_of_the_callers_criterion():
+    model, tokenizer = model_of("llama"), letters()
+    text = tokenizer.decode(stock(model, PROMPT[:1])[0, 4:])
+    want = stock(model, PROMPT[:1], stop_strings=text[2:5], tokenizer=tokenizer)
+    assert want.shape[1] < 4 + OPTIONS["max_new_tokens"]
+    own = StoppingCriteriaList([StopStringCriteria(tokenizer, text[2:5])])
+    later = dict(stop_strings=text[7:10], tokenizer=tokenizer, stopping_criteria=own)  # the criterion comes first
+    assert torch.equal(stock(model, PROMPT[:1], **later), want)
+    assert torch.equal(hotswap.generate(model, PROMPT[:1], **OPTIONS, **later), want)
+    model.generation_config.stop_strings = [text[2:5]]
+    assert torch.equal(hotswap.generate(model, PROMPT[:1], tokenizer=tokenizer, **OPTIONS), want)
+    with pytest.raises(ValueError, match="hotswap.generate: wanted a tokenizer .* give tokenizer="):
+        hotswap.generate(model, PROMPT[:1], **OPTIONS)
+    assert torch.equal(hotswap.generate(model, PROMPT[:1], stop_strings=None, **OPTIONS), stock(model, PROMPT[:1], stop_strings=None))
+    model.generation_config.stop_strings = None
+    got = model.generate(PROMPT[:1], custom_generate=hotswap.captured_generate, cache_implementation="static",
+                         stopping_criteria=own, **OPTIONS)  # fmt: skip
+    assert torch.equal(got, want)
+
+
+def test_lengths_and_end_tokens_may_be_criteria_of_ones_own():
+    """They take the place of the settings: an end token of the settings is then none."""
+    model = model_of("llama")
+    free = stock(model, PROMPT)
+    ends = EosTokenCriteria(int(free[0, 6]))
+    for criteria, options in (
+        ([MaxLengthCriteria(7)], {}),
+        ([MaxLengthCriteria(3)], {}),  # one token there is always
+        ([ends], {}),
+        ([ends, MaxLengthCriteria(9)], dict(repetition_penalty=1.01)),
+        ([ends], dict(eos_token_id=int(free[1, 5]))),
+        ([EosTokenCriteria([int(free[0, 6]), int(free[1, 8])]), _Late(14)], {}),
+    ):
+        asked = {**options, "stopping_criteria": StoppingCriteriaList(criteria)}
+        want = stock(model, PROMPT, **asked)
+        assert not torch.equal(want, free)
+        assert torch.equal(hotswap.generate(model, PROMPT, **{**OPTIONS, **asked}), want), (criteria, options)
+    with pytest.raises(ValueError, match="max_length=30 of MaxLengthCriteria; got max_length=16"):
+        hotswap.generate(model, PROMPT, stopping_criteria=StoppingCriteriaList([MaxLengthCriteria(30)]), **OPTIONS)
+    with pytest.raises(ValueError, match="give pad_token_id"):
+        hotswap.generate(model, PROMPT, stopping_criteria=StoppingCriteriaList([ends]), **{**OPTIONS, "pad_token_id": None})
 
 
 class _Kept:
@@ -180,6 +260,21 @@ def test_a_streamer_gets_the_prompt_and_every_token(options):
     model, streamer = model_of("llama"), _Kept()
     got = hotswap.generate(model, PROMPT[:1], streamer=streamer, **{**OPTIONS, **options})
     assert streamer.got == got[0].tolist() and streamer.ended == 1
+
+
+def test_prompts_by_other_ways():
+    """The begin token where there is no prompt, embeddings, `inputs`, several sequences a prompt; and what a streamer gets of it."""
+    model = model_of("llama")
+    embeddings = model.get_input_embeddings()(PROMPT).detach()
+    for ids, options in ((None, dict(bos_token_id=1)), (None, dict(inputs_embeds=embeddings)),
+                         (PROMPT[:1], dict(num_return_sequences=2, do_sample=True))):  # fmt: skip
+        theirs, ours = _Kept(), _Kept()
+        torch.manual_seed(3)
+        want = stock(model, ids, streamer=theirs, **options)
+        torch.manual_seed(3)
+        assert torch.equal(hotswap.generate(model, ids, streamer=ours, **{**OPTIONS, **options}), want)
+        assert ours.got == theirs.got
+    assert torch.equal(hotswap.generate(model, inputs=PROMPT, **OPTIONS), stock(model, PROMPT))
 
 
 def test_by_the_name_of_custom_generate():
@@ -248,6 +343,8 @@ def test_wide_layers_take_fewer_rows_on_a_gpu():
     (dict(guidance_scale=1.5), "guidance_scale=1.5"),
     (dict(assistant_model="another"), "assistant_model"),
     (dict(synced_gpus=True), "synced_gpus"),
+    (dict(token_healing=True), "model.heal_tokens"),
+    (dict(stop_strings="a"), "give tokenizer="),
 ])  # fmt: skip
 def test_what_it_does_not_do_it_says(options, words):
     with pytest.raises(ValueError, match=words):
