@@ -24,6 +24,7 @@
 #include <map>
 #include <mutex>
 
+#include "kernels/common/testing/error.h"
 #include "kernels/common/testing/package.h"
 #include "kernels/common/testing/results.h"
 
@@ -174,10 +175,6 @@ class Bench {
   bool reused_;
 };
 
-inline double relative_l2(const at::Tensor& got, const at::Tensor& want) {
-  const at::Tensor a = got.to(at::kDouble), b = want.to(at::kDouble);
-  return ((a - b).norm() / b.norm()).item<double>();
-}
 inline const char* short_name(at::ScalarType dtype) {
   return dtype == at::kFloat ? "float32" : dtype == at::kBFloat16 ? "bfloat16" : "float16";
 }

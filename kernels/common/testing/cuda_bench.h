@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/common/testing/error.h"
 #include "kernels/common/testing/package.h"
 #include "kernels/common/testing/results.h"
 
@@ -50,15 +51,7 @@ class GpuBench {
   void run(const GpuCase& c) {
     if (!wants(c.op)) return;
     const at::NoGradGuard no_grad;
-    double worst = 0;
-    if (c.reference) {
-      const Tensors got = c.ours(0), want = c.reference(0);
-      for (size_t i = 0; i < want.size(); ++i) {
-        const Tensor w = want[i].to(at::kDouble);
-        const double error = ((got[i].to(at::kDouble) - w).norm() / w.norm()).item<double>();
-        worst = error <= worst ? worst : error;  // NaN stays
-      }
-    }
+    const double worst = c.reference ? relative_l2(c.ours(0), c.reference(0)) : 0;
     const bool ok = worst <= c.tolerance;
     results_.add({.op = c.op,
                   .shape = c.shape,
