@@ -1,4 +1,6 @@
 // The verbs that ask the Hub, against serve-hub: output, exit statuses, what is downloaded and what is refused.
+#include "hotswap/cli/kernel/hub.h"
+
 #include <algorithm>
 #include <set>
 
@@ -35,11 +37,14 @@ class CliHub : public Cli {
     fs::create_directories(file(name).parent_path());
     write_file(file(name), bytes);
   }
+  // Of the variant that this system takes: a build with CUDA kernels stages one for each backend.
   fs::path metadata() const {
-    for (const auto& entry : fs::directory_iterator(file("served/kernels/acme/norm/v1/build"))) {
-      return entry.path() / "metadata.json";
-    }
-    throw Error({.wanted = "a built variant of norm", .got = "none", .next = "build the packages"});
+    std::vector<std::string> names;
+    const fs::path build = file("served/kernels/acme/norm/v1/build");
+    for (const auto& entry : fs::directory_iterator(build)) names.push_back(entry.path().filename());
+    const VariantChoice choice = choose_variant(names, kernel_system());
+    if (!choice.chosen) throw no_variant(choice, "acme/norm", "v1");
+    return build / *choice.chosen / "metadata.json";
   }
   Outcome ask(const std::string& arguments, const std::string& more = "") const {
     return run_with(
