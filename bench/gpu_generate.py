@@ -4,7 +4,8 @@
 
 Qwen3-0.6B's shape in bfloat16; a prompt of --prompt tokens, then --new-tokens more; of prefill the prompt alone. Each line is a
 process of its own. "compile" is transformers with a static cache and torch.compile, whose first call is not counted; "generate" is
-hotswap.generate, "hotswap" transformers' own loop over swapped layers.
+hotswap.generate, "hotswap" transformers' own loop over swapped layers, "attention" the same with our attention, too, as "hotswap
+attention" of the C++ host.
 The first tokens of all sides must agree before anything is written; later ones part where two logits are as good as equal.
 """
 
@@ -20,6 +21,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+from gpu_model import HOST_ATTENTION, OURS  # noqa: E402
 from results import Results, add_flags, gpu  # noqa: E402
 
 QWEN3 = dict(
@@ -28,7 +30,8 @@ QWEN3 = dict(
     max_position_embeddings=40960, rms_norm_eps=1e-6, rope_theta=1000000.0, tie_word_embeddings=True,
     attention_bias=False, initializer_range=0.02, dtype="bfloat16", bos_token_id=1, eos_token_id=2,
 )  # fmt: skip
-SIDES = ("plain", "hotswap", "generate", "compile")
+SIDES = ("plain", "hotswap", "attention", "generate", "compile")
+HOST = {"hotswap stock": [], "hotswap kernels": ["--use-kernels"], "hotswap attention": HOST_ATTENTION}
 
 
 def arbitrary_ids(rows: int, columns: int):
@@ -55,11 +58,11 @@ def transformers_side(args) -> dict:
 
     model = AutoModelForCausalLM.from_pretrained(args.folder, dtype=torch.bfloat16, device_map="cuda").eval()
     say = model.generate
-    if args.side in ("hotswap", "generate"):
+    if args.side in (*OURS, "generate"):
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
         import hotswap
 
-        hotswap.kernelize(model, strict=True)
+        hotswap.kernelize(model, strict=True, **OURS.get(args.side, {}))
         if args.side == "generate":
             say = functools.partial(hotswap.generate, model)
     ids = arbitrary_ids(args.rows, args.prompt)
@@ -91,9 +94,9 @@ def run(command: list) -> dict:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def host_side(args, folder: str, rows: int, kernels: bool) -> dict:
+def host_side(args, folder: str, rows: int, kernels: list) -> dict:
     command = [args.hotswap, "bench", "model", "--device", "cuda", "--model", folder, "--rows", rows, "--columns", args.prompt]
-    command += ["--repeats", args.repeats, *["--use-kernels"] * kernels]
+    command += ["--repeats", args.repeats, *kernels]
     decode = run([*command, "--what", "decode", "--new-tokens", args.new_tokens])
     prefill = run([*command, "--what", "prefill"])
     if not decode or not prefill:
@@ -124,7 +127,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder))
         for rows in args.batch:
-            found = {name: host_side(args, folder, rows, name == "hotswap kernels") for name in ("hotswap stock", "hotswap kernels")}
+            found = {name: host_side(args, folder, rows, kernels) for name, kernels in HOST.items()}
             sizes = ["--rows", rows, "--prompt", args.prompt, "--new-tokens", args.new_tokens, "--repeats", args.repeats]
             python = [sys.executable, __file__, "--hotswap", args.hotswap, "--packages", args.packages, "--folder", folder, *sizes]
             for side in args.sides:
@@ -134,7 +137,7 @@ def main() -> None:
                 print(f"batch {rows:3} {name:22} decode {one['decode']:8.1f} prefill {one['prefill']:9.0f} tokens/s, ids {one['check'][:6]}", flush=True)
             if len({one["check"][0] for one in found.values()}) > 1:
                 sys.exit("wanted the same first token of every side; nothing is written")
-            ours = ("hotswap kernels", "transformers hotswap", "transformers generate")
+            ours = ("hotswap kernels", "hotswap attention", "transformers hotswap", "transformers attention", "transformers generate")
             for name in ours:
                 for peer in set(found) - set(ours):
                     for what in ("decode", "prefill") if name in found else ():

@@ -3,13 +3,15 @@
     gpu_model.py --hotswap build/bin/hotswap --packages build/packages [--csv bench/results.csv --date D --commit C]
     gpu_model.py --packages build/packages --model 8b --rows 2        # 16 layers, activations checkpointed
     gpu_model.py --hotswap build/bin/hotswap --packages build/packages --model moe     # 4 layers of Qwen3-30B-A3B's, Liger left out
+    gpu_model.py --hotswap build/bin/hotswap --packages build/packages --model gpt_oss --rows 1
     gpu_model.py --packages build/packages --model mamba2 --rows 1 --columns 512    # and mamba: transformers and ours alone
 
 bfloat16, --rows x --columns tokens, no optimizer. Each line is a process of its own: tokens/s, the GPU memory at the
 peak and before the first step, the first two steps' seconds and the first loss; the losses of one program must agree.
 transformers takes the packages through KernelConfig(use_local_kernel=True) ("kernels"), which needs Python's `kernels`,
-and through python/ ("hotswap": every layer and the loss without logits; "attention": that, and the attention);
-"compile" is torch.compile of the stock model, and Liger's line needs its wheel: what is missing is said.
+and through python/ ("hotswap": every layer and the loss without logits; "attention": that, and the attention, as in
+"hotswap attention" of the C++ host); "compile" is torch.compile of the stock model, and Liger's line needs its wheel:
+what is missing is said.
 """
 
 import argparse
@@ -41,6 +43,14 @@ QWEN3_MOE = LLAMA_1B | dict(
     decoder_sparse_step=1, mlp_only_layers=[], rms_norm_eps=1e-6, rope_theta=1000000.0, tie_word_embeddings=False,
     max_position_embeddings=40960, output_router_logits=False, router_aux_loss_coef=0.001,
 )  # fmt: skip
+# gpt-oss-20b: one layer with a window, one without. Its attention has sinks: stock is eager.
+GPT_OSS = dict(
+    model_type="gpt_oss", architectures=["GptOssForCausalLM"], vocab_size=201088, hidden_size=2880, num_hidden_layers=2,
+    num_attention_heads=64, num_key_value_heads=8, head_dim=64, intermediate_size=2880, num_local_experts=32, num_experts_per_tok=4,
+    sliding_window=128, layer_types=["sliding_attention", "full_attention"], hidden_act="silu", attention_bias=True,
+    attention_dropout=0.0, max_position_embeddings=131072, rms_norm_eps=1e-5, swiglu_limit=7.0, rope_theta=150000.0,
+    tie_word_embeddings=False, initializer_range=0.02, output_router_logits=False, dtype="bfloat16", bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
 # state-spaces/mamba-1.4b and mamba2-1.3b. Stock keeps tensors of tokens x states: checkpointed, a layer's at a time.
 MAMBA = dict(
     model_type="mamba", architectures=["MambaForCausalLM"], vocab_size=50280, hidden_size=2048, num_hidden_layers=48,
@@ -56,12 +66,14 @@ MODELS = {  # name, configuration, are activations checkpointed
     "1b": ("Llama-1B", LLAMA_1B, False),
     "8b": ("Llama-8B, 16 layers checkpointed", LLAMA_8B, True),
     "moe": ("Qwen3-30B-A3B, 4 layers", QWEN3_MOE, False),
+    "gpt_oss": ("gpt-oss-20b, 2 layers", GPT_OSS, False),
     "mamba": ("mamba-1.4b checkpointed", MAMBA, True),
     "mamba2": ("mamba2-1.3b checkpointed", MAMBA2, True),
 }
 LLAMAS = [model for model, (_, config, _) in MODELS.items() if config["model_type"] == "llama"]
 WARM = 2
 BF16_LOSS = 2e-2
+HOST_ATTENTION = ["--use-kernels", "--attn-implementation", "flash_attention_2"]  # for which our package stands in
 OURS = {"hotswap": {}, "attention": {"attention": True}}  # through python/, and what else kernelize is asked for
 
 
@@ -168,6 +180,7 @@ def main():
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--sides", type=lambda s: s.split(","), help='these alone: "transformers attention,hotswap kernels"')
     add_flags(parser)
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -186,16 +199,19 @@ def main():
         python = [sys.executable, __file__, "--folder", folder, "--packages", args.packages, "--model", args.model]
         sides = {}
         if args.hotswap and not checkpointed:  # the C++ host does not checkpoint
-            sides = {"hotswap stock": host, "hotswap kernels": [*host, "--use-kernels"]}
+            sides = {"hotswap stock": host, "hotswap kernels": [*host, "--use-kernels"], "hotswap attention": [*host, *HOST_ATTENTION]}
         sides["transformers"] = [*python, "--side", "plain"]
-        modules = dict(hotswap="torch")
+        modules = dict(hotswap="torch", attention="torch")
         if args.model in LLAMAS:
-            modules = dict(compile="torch", kernels="kernels", **modules, attention="torch", liger="liger_kernel")
+            modules = dict(compile="torch", kernels="kernels", **modules, liger="liger_kernel")
+        elif "mamba" in args.model:
+            del modules["attention"]
         for side, module in modules.items():
             if importlib.util.find_spec(module):
                 sides[f"transformers {side}"] = [*python, "--side", side]
             else:
                 print(f"transformers {side} is left out: no {module} in {sys.executable}")
+        sides = {name: side for name, side in sides.items() if not args.sides or name in args.sides}
         environment = dict(os.environ, HOTSWAP_PACKAGES=str(args.packages.resolve()), HF_HUB_OFFLINE="1")
         for name, command in sides.items():
             done = subprocess.run([*map(str, command), *sizes], capture_output=True, text=True, env=environment)
@@ -208,7 +224,7 @@ def main():
             used = f"peak {memory['peak'] / 1e9:6.2f} GB (weights {memory['loaded'] / 1e9:.2f})"
             print(f"{name:22} {out['value']:9.0f} tokens/s  {used}  loss {out['check'][0]:.4f} {extra}", flush=True)
     failed = False
-    pairs = (("hotswap stock", "hotswap kernels"), ("transformers", "transformers kernels"))
+    pairs = (("hotswap stock", "hotswap kernels"), ("hotswap stock", "hotswap attention"), ("transformers", "transformers kernels"))
     for stock, name in (*pairs, *(("transformers", f"transformers {side}") for side in (*OURS, "compile", "liger"))):
         if stock in results and name in results:
             apart = max(abs(a - b) for a, b in zip(results[stock]["check"], results[name]["check"], strict=True))
@@ -216,7 +232,7 @@ def main():
             failed |= not apart <= BF16_LOSS
     if failed:
         sys.exit(f"wanted losses within {BF16_LOSS} of each other; nothing is written")
-    ours = ("hotswap kernels", "transformers kernels", *(f"transformers {side}" for side in OURS))
+    ours = ("hotswap kernels", "hotswap attention", "transformers kernels", *(f"transformers {side}" for side in OURS))
     peers = ("hotswap stock", "transformers", "transformers compile", "transformers liger")
     add_model_rows(args, results, ours, peers, what="forward+backward", shape=shape)
 

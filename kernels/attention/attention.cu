@@ -8,23 +8,25 @@
 
 namespace attention::gpu {
 using kernels::Stream;
-void forward_64(const Forward& a, int* counter, Stream stream);          // forward_hopper_64.cu
-void forward_128(const Forward& a, int* counter, Stream stream);         // forward_hopper_128.cu
-void forward_192(const Forward& a, int* counter, Stream stream);         // forward_hopper_192.cu
-void forward_256(const Forward& a, int* counter, Stream stream);         // forward_hopper_256.cu
-void forward_128_full(const Forward& a, int* counter, Stream stream);    // forward_hopper_128_full.cu
-void backward_64(const Backward& a, void* workspace, Stream stream);     // backward_hopper_64.cu
-void backward_128(const Backward& a, void* workspace, Stream stream);    // backward_hopper_128.cu
-void mma_forward_128(const Forward& a, Stream stream);                   // forward_mma_128.cu
-void mma_forward_512(const Forward& a, Stream stream);                   // forward_mma_512.cu
-void mma_backward_128(const Backward& a, float* space, Stream stream);   // backward_mma_128.cu
-void mma_backward_512(const Backward& a, float* space, Stream stream);   // backward_mma_512.cu
-void backward_wide_192(const Backward& a, float* space, Stream stream);  // backward_wide_192.cu
-void backward_wide_256(const Backward& a, float* space, Stream stream);  // backward_wide_256.cu
-void decode(const Decode& a, void* workspace, Stream stream);            // decode.cu
+void forward_64(const Forward& a, int* counter, Stream stream);         // forward_hopper_64.cu
+void forward_128(const Forward& a, int* counter, Stream stream);        // forward_hopper_128.cu
+void forward_192(const Forward& a, int* counter, Stream stream);        // forward_hopper_192.cu
+void forward_256(const Forward& a, int* counter, Stream stream);        // forward_hopper_256.cu
+void forward_128_full(const Forward& a, int* counter, Stream stream);   // forward_hopper_128_full.cu
+void backward_64(const Backward& a, void* workspace, Stream stream);    // backward_hopper_64.cu
+void backward_128(const Backward& a, void* workspace, Stream stream);   // backward_hopper_128.cu
+void backward_192(const Backward& a, void* workspace, Stream stream);   // backward_pair_192.cu
+void backward_256(const Backward& a, void* workspace, Stream stream);   // backward_pair_256.cu
+void mma_forward_128(const Forward& a, Stream stream);                  // forward_mma_128.cu
+void mma_forward_512(const Forward& a, Stream stream);                  // forward_mma_512.cu
+void mma_backward_128(const Backward& a, float* space, Stream stream);  // backward_mma_128.cu
+void mma_backward_512(const Backward& a, float* space, Stream stream);  // backward_mma_512.cu
+void decode(const Decode& a, void* workspace, Stream stream);           // decode.cu
 int64_t backward_bytes_64(const Backward& a);
 int64_t decode_bytes(const Decode& a);
 int64_t backward_bytes_128(const Backward& a);
+int64_t backward_bytes_192(const Backward& a);
+int64_t backward_bytes_256(const Backward& a);
 int64_t mma_backward_bytes(const Backward& a);
 }  // namespace attention::gpu
 
@@ -40,16 +42,10 @@ std::string text(const std::string& wanted, const std::string& got) {
 }
 
 // The sm_90a kernels, or those of every GPU?
-bool by_hopper(const Problem& p, int64_t most_dim) {
-  return attribute<cudaDevAttrComputeCapabilityMajor>() == 9 && std::max(p.dim, p.value_dim) <= most_dim &&
+bool by_hopper(const Problem& p) {
+  constexpr int64_t kMostHopperDim = 256;
+  return attribute<cudaDevAttrComputeCapabilityMajor>() == 9 && std::max(p.dim, p.value_dim) <= kMostHopperDim &&
          p.chunk == 0 && p.slopes == nullptr;
-}
-bool by_hopper(const Forward& a) { return by_hopper(a.problem, 256); }
-bool by_hopper(const Backward& a) { return by_hopper(a.problem, 128); }
-bool by_wide(const Backward& a) {
-  const Problem& p = a.problem;
-  return by_hopper(p, 256) && p.query_starts == nullptr && p.batch > 0 && p.query_rows > 0 && p.key_rows > 0 &&
-         p.heads > 0;
 }
 
 // What no op takes.
@@ -107,6 +103,7 @@ bool fits_keys(const Problem& p, const void* data, const Strides& s) {
 
 bool is_narrow(const Problem& p) { return p.dim <= 192 && p.value_dim <= 128; }
 bool of_64(const Problem& p) { return p.dim <= 64 && p.value_dim <= 64; }
+bool of_128(const Problem& p) { return p.dim <= 128 && p.value_dim <= 128; }
 void check(const std::string& why) {
   if (!why.empty()) throw std::runtime_error(why);
 }
@@ -128,7 +125,7 @@ void forward(const Forward& a, void* workspace, Stream stream) {
   const Problem& p = a.problem;
   auto* counter = static_cast<int*>(workspace);
   if (p.query_rows == 0 || p.heads == 0 || (p.batch == 0 && p.query_starts == nullptr)) return;
-  if (!by_hopper(a)) return (is_narrow(p) ? gpu::mma_forward_128 : gpu::mma_forward_512)(a, stream);
+  if (!by_hopper(p)) return (is_narrow(p) ? gpu::mma_forward_128 : gpu::mma_forward_512)(a, stream);
   if (!is_narrow(p)) return gpu::forward_256(a, counter, stream);
   if (p.dim > 128) return gpu::forward_192(a, counter, stream);
   if (of_64(p)) return gpu::forward_64(a, counter, stream);
@@ -146,18 +143,21 @@ std::string refused(const Backward& a) {
 }
 
 int64_t workspace_bytes(const Backward& a) {
-  if (!by_hopper(a)) return gpu::mma_backward_bytes(a);
-  return of_64(a.problem) ? gpu::backward_bytes_64(a) : gpu::backward_bytes_128(a);
+  const Problem& p = a.problem;
+  if (!by_hopper(p)) return gpu::mma_backward_bytes(a);
+  if (of_64(p)) return gpu::backward_bytes_64(a);
+  if (of_128(p)) return gpu::backward_bytes_128(a);
+  return (is_narrow(p) ? gpu::backward_bytes_192 : gpu::backward_bytes_256)(a);
 }
 
 void backward(const Backward& a, void* workspace, Stream stream) {
   check(refused(a));
-  if (const Problem& p = a.problem; !by_hopper(a)) {
-    const auto fn = by_wide(a) ? (is_narrow(p) ? gpu::backward_wide_192 : gpu::backward_wide_256)
-                               : (is_narrow(p) ? gpu::mma_backward_128 : gpu::mma_backward_512);
-    return fn(a, static_cast<float*>(workspace), stream);
-  }
-  of_64(a.problem) ? gpu::backward_64(a, workspace, stream) : gpu::backward_128(a, workspace, stream);
+  const Problem& p = a.problem;
+  if (!by_hopper(p))
+    return (is_narrow(p) ? gpu::mma_backward_128 : gpu::mma_backward_512)(a, static_cast<float*>(workspace), stream);
+  if (of_64(p)) return gpu::backward_64(a, workspace, stream);
+  if (of_128(p)) return gpu::backward_128(a, workspace, stream);
+  (is_narrow(p) ? gpu::backward_192 : gpu::backward_256)(a, workspace, stream);
 }
 
 std::string refused(const Decode& a) {

@@ -8,14 +8,24 @@
 
 namespace attention::gpu {
 
+__device__ __forceinline__ void add_in_memory(float* to, float4 v) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z),
+               "f"(v.w)
+               : "memory");
+}
+
 // Everything that is fixed when a kernel is compiled. kDim: 64 or 128; the rest of a smaller head is zeros, which the
 // copy engine fills in. Query tiles are so high that a tile of them has 8192 numbers.
 template <class Number, int kDim_, bool kLeft_, bool kSoftcap_>
 struct BackwardTraits {
   using T = Number;
-  static constexpr int kDim = kDim_;
+  using Rows =
+      BackwardTraits<Number, kDim_, false, false>;  // of the kernels over rows, which do not depend on the rest
+  static constexpr int kDim = kDim_, kValueDim = kDim;
   static constexpr bool kLeft = kLeft_, kSoftcap = kSoftcap_;
   static constexpr int kRows = 8192 / kDim, kKeys = 128, kWorkers = 2, kPanels = kDim / 64;
+  static constexpr int kPlaces = kWorkers;  // each adds to a part of dq of its own
+  static constexpr int kQueryBox = kRows, kKeyBox = kKeys;
   static constexpr int kStages = 2;  // of queries and dout: step i has number i % 2
   static constexpr int kDxStages = 3;
   // dx is computed from p as it is rounded: scores of 128 rows do not stay in registers beside dp. (Where they must,
@@ -32,8 +42,8 @@ struct BackwardArguments {
   CUtensorMap q, dout, k, v;  // [batch, head, row, dim] by dimensions 3 to 0
   void *dk, *dv;
   const float* statistics;  // [2][kRows]: lse in exponents of two, infinity where a row sees nothing; delta
-  float* dq;                // [2][4096]: a warpgroup's sums, as its threads hold them (backward_worker.cuh)
-  int* places;              // [2]: key tiles that have added to a warpgroup's dq; null: they add in any order
+  float* dq;                // [kRows * kDim]: warpgroups' sums, as their threads hold them (backward_finish_kernel)
+  int* places;              // [kPlaces]: key tiles that have added to a worker's dq; null: they add in any order
   int* counter;             // of blocks that have begun, where there are places
   Sequences sequences;
   TileOrder order;  // of key tiles

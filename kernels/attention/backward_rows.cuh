@@ -26,7 +26,7 @@ struct PrepareArguments {
 template <class B>
 __global__ void __launch_bounds__(kRowThreads) backward_prepare_kernel(const PrepareArguments a) {
   using T = typename B::T;
-  constexpr int kLanes = B::kDim / 8, kAtOnce = kRowThreads / kLanes;
+  constexpr int kLanes = B::kValueDim / 8, kAtOnce = kRowThreads / kLanes;
   const int index = last_first(), slot = index / a.heads, head = index % a.heads;
   int tile;
   const int number = a.sequences.find_queries(B::kRows, slot, tile);
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kRowThreads) backward_prepare_kernel(const Pre
 #pragma unroll
   for (int i = 0; i < B::kRows * B::kDim / 4 / kRowThreads; ++i)
     dq[i * kRowThreads + threadIdx.x] = make_uint4(0, 0, 0, 0);
-  if (a.places != nullptr && threadIdx.x < 2) a.places[place * 2 + threadIdx.x] = 0;
+  if (a.places != nullptr && threadIdx.x < B::kPlaces) a.places[place * B::kPlaces + threadIdx.x] = 0;
   if (a.counter != nullptr && index == 0 && threadIdx.x == 0) *a.counter = 0;
   if (a.sinks == nullptr) return;
   __shared__ float sums[kRowThreads / 32];
@@ -95,7 +95,8 @@ struct FinishArguments {
   float scale;
 };
 
-// Blocks as of backward_prepare_kernel. A half of a block reads what a warpgroup of the backward added to.
+// Blocks as of backward_prepare_kernel. Warpgroups of the backward have added blocks of 64 rows and 8 columns one after
+// the other, each as their threads hold it: rows first where a tile has more of them.
 template <class B>
 __global__ void __launch_bounds__(kRowThreads) backward_finish_kernel(const FinishArguments a) {
   using T = typename B::T;
@@ -106,23 +107,23 @@ __global__ void __launch_bounds__(kRowThreads) backward_finish_kernel(const Fini
   const Sequence s = a.sequences.at(number, B::kRows);
   const int left = s.query_rows - tile * B::kRows;
   if (left <= 0) return;
-  const int half = threadIdx.x / kWarpgroup, thread = threadIdx.x % kWarpgroup;
-  const auto* dq =
-      reinterpret_cast<const float4*>(a.dq + ((int64_t{head} * a.query_slots + slot) * 2 + half) * 4096) + thread;
-  const int row = thread / 32 * 16 + thread % 32 / 4 + (B::kRows == 64 ? 0 : 64 * half);
-  const int column = thread % 4 * 2 + (B::kRows == 64 ? 64 * half : 0);
+  const int thread = threadIdx.x % kWarpgroup;
+  const auto* dq = reinterpret_cast<const float4*>(a.dq + (int64_t{head} * a.query_slots + slot) * B::kRows * B::kDim);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float4 v = dq[i * kWarpgroup];
-    *reinterpret_cast<uint32_t*>(&rows[row][column + 8 * i]) = pack_pair<T>(v.x * a.scale, v.y * a.scale);
-    *reinterpret_cast<uint32_t*>(&rows[row + 8][column + 8 * i]) = pack_pair<T>(v.z * a.scale, v.w * a.scale);
+  for (int i = 0; i < B::kRows * B::kDim / 4 / kRowThreads; ++i) {
+    const int block = i * (kRowThreads / kWarpgroup) + threadIdx.x / kWarpgroup;
+    const int row = block / (B::kDim / 8) * 64 + thread / 32 * 16 + thread % 32 / 4;
+    const int column = block % (B::kDim / 8) * 8 + thread % 4 * 2;
+    const float4 v = dq[i * kRowThreads + threadIdx.x];
+    *reinterpret_cast<uint32_t*>(&rows[row][column]) = pack_pair<T>(v.x * a.scale, v.y * a.scale);
+    *reinterpret_cast<uint32_t*>(&rows[row + 8][column]) = pack_pair<T>(v.z * a.scale, v.w * a.scale);
   }
   __syncthreads();
   constexpr int kPieces = B::kDim / 8;
-  const int piece = threadIdx.x % kPieces;
   const int64_t first = int64_t{s.batch} * a.sequences.query_rows + s.query_row + tile * B::kRows;
 #pragma unroll
-  for (int r = threadIdx.x / kPieces; r < B::kRows; r += kRowThreads / kPieces) {
+  for (int i = threadIdx.x; i < B::kRows * kPieces; i += kRowThreads) {
+    const int r = i / kPieces, piece = i % kPieces;
     if (r < left && 8 * piece < a.dim)
       reinterpret_cast<uint4*>(a.out)[((first + r) * a.heads + head) * (a.dim / 8) + piece] =
           *reinterpret_cast<const uint4*>(&rows[r][8 * piece]);

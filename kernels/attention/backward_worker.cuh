@@ -15,12 +15,6 @@
 
 namespace attention::gpu {
 
-__device__ __forceinline__ void add_in_memory(float* to, float4 v) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z),
-               "f"(v.w)
-               : "memory");
-}
-
 template <class B>
 struct BackwardWorker {
   using T = typename B::T;

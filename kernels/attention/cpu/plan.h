@@ -16,7 +16,7 @@ struct Plan {
   int64_t slots = 0;                 // parts of sums that are there at the same time
 };
 
-constexpr int64_t kWantedItems = 32;       // units of work that keep a machine's threads busy
+constexpr int64_t kMostStreams = 32;       // of a key head: units of work that keep a machine's threads busy
 constexpr int64_t kLeastStreamKeys = 512;  // below, merging parts costs more than a second thread brings
 constexpr int64_t kWantedParts = 16;       // of a backward: each holds a dk and dv of its own
 
@@ -26,10 +26,10 @@ inline int64_t tile_cost(const Attention& a, const Sequence& s, int64_t first, i
   return seen.empty() ? 0 : (seen.end - seen.first + kTileKeys - 1) / kTileKeys;
 }
 
-// num_splits: of each key head's keys, 0: as the shapes suggest.
-inline int64_t keys_per_stream(const Attention& a, int64_t sequences, int64_t keys, int64_t num_splits) {
-  const int64_t heads = std::max<int64_t>(1, sequences * a.key_heads);
-  const int64_t splits = num_splits > 0 ? num_splits : (kWantedItems + heads - 1) / heads;
+// num_splits: of each key head's keys, 0: as their number suggests and nothing else, so that a sequence has its bits in
+// any company.
+inline int64_t keys_per_stream(int64_t keys, int64_t num_splits) {
+  const int64_t splits = num_splits > 0 ? num_splits : kMostStreams;
   const int64_t each = (keys + splits - 1) / splits;
   return num_splits > 0 ? std::max<int64_t>(1, each) : std::max(kLeastStreamKeys, padded(each));
 }
@@ -48,7 +48,7 @@ inline Plan plan_forward(const Attention& a, int64_t sequences, int64_t num_spli
     if (s.rows == 0) continue;
     const bool streams = s.rows * a.group() <= kStreamRows;
     const Span seen = keys_of(a, s, 0, s.rows);
-    const int64_t step = streams ? keys_per_stream(a, sequences, seen.end - seen.first, num_splits) : tile_positions(a);
+    const int64_t step = streams ? keys_per_stream(seen.end - seen.first, num_splits) : tile_positions(a);
     for (int64_t head = 0; head < a.key_heads; ++head) {
       if (!streams) {
         for (int64_t row = 0; row < s.rows; row += step) {

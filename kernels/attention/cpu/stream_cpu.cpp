@@ -28,9 +28,11 @@ static void find_step(Step<T>& step, const Attention& a, const Sequence& s, int6
   for (int i = 0; i < kKeysAtOnce && step.count > 0; ++i) step.k[step.count + i] = step.k[step.count - 1];
 }
 
+// To the second cache: what is on its way to the first one takes up one of few places there, and what lies 4096 bytes
+// apart would push itself out.
 template <class T>
 HOTSWAP_INLINE void prefetch_row(const T* row, int64_t count) {
-  for (int64_t at = 0; at < count; at += int64_t(64 / sizeof(T))) __builtin_prefetch(row + at);
+  for (int64_t at = 0; at < count; at += int64_t(64 / sizeof(T))) __builtin_prefetch(row + at, 0, 2);
 }
 
 // Rows of q times kKeysAtOnce keys.
@@ -62,17 +64,19 @@ static void score(float* scores, const float* q, int64_t q_row, const Step<T>& s
   }
 }
 
-// values[row][column...] = shrink[row] values + weights[row][key] v[key][column...] of kVecs vectors of columns.
-template <int kHere, int kVecs, class T, class Count>
+// values[row][column...] = shrink[row] values + weights[row][key] v[key][column...] of kVecs vectors of columns. These
+// columns of the next keys are asked for meanwhile, a few at a time: a core that asks for many at once waits for them.
+template <bool kAhead, int kHere, int kVecs, class T, class Count>
 HOTSWAP_INLINE void add_columns(float* values, int64_t value_row, const float* weights, const T* const* v,
-                                int64_t column, Span keys, const float* shrink, Count part) {
+                                const T* const* ahead, int64_t column, int64_t keys, const float* shrink, Count part) {
   F sums[kHere][kVecs];
 #pragma GCC unroll 4
   for (int r = 0; r < kHere; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < kVecs; ++c) sums[r][c] = shrink[r] * load(values + r * value_row + column + c * kLanes);
   }
-  for (int64_t key = keys.first; key < keys.end; ++key) {
+  for (int64_t key = 0; key < keys; ++key) {
+    if constexpr (kAhead) prefetch_row(ahead[key] + column, kVecs * kLanes);
 #pragma GCC unroll 4
     for (int c = 0; c < kVecs; ++c) {
       const F x = load(v[key] + column + c * kLanes, part);
@@ -87,15 +91,16 @@ HOTSWAP_INLINE void add_columns(float* values, int64_t value_row, const float* w
   }
 }
 
-template <int kHere, class T>
-static void add_values(float* values, int64_t value_row, const float* weights, const Step<T>& step, Span keys,
-                       const float* shrink, const Attention& a) {
-  constexpr int kWide = kValueVecs * kLanes;
+constexpr int kWide = kValueVecs * kLanes;
+template <bool kAhead, int kHere, class T>
+static void add_values(float* values, int64_t value_row, const float* weights, const Step<T>& step,
+                       const T* const* ahead, const float* shrink, const Attention& a) {
   int64_t column = 0;
   for (; column + kWide <= a.value_dim; column += kWide)
-    add_columns<kHere, kValueVecs>(values, value_row, weights, step.v, column, keys, shrink, All{});
+    add_columns<kAhead, kHere, kValueVecs>(values, value_row, weights, step.v, ahead, column, step.count, shrink,
+                                           All{});
   sweep(a.value_dim - column, [&](int64_t i, auto part) HOTSWAP_LAMBDA {
-    add_columns<kHere, 1>(values, value_row, weights, step.v, column + i, keys, shrink, part);
+    add_columns<false, kHere, 1>(values, value_row, weights, step.v, ahead, column + i, step.count, shrink, part);
   });
 }
 
@@ -152,10 +157,15 @@ static void stream_of(const Attention& a, const Item& item, float* parts, float*
                                          row_options(a, s, i / group, item.key_head * group + i % group, step.first),
                                          part.state[i]);
     }
-    for (int64_t i = 0; i < next.count; ++i) prefetch_row(next.k[i], a.dim);
+    const bool ahead = next.count == step.count;
+    const int64_t asked = ahead ? least(a.dim, a.value_dim / kWide * kWide) : 0;  // of a key, while values are added
+    for (int64_t i = 0; i < next.count; ++i) prefetch_row(next.k[i] + asked, a.dim - asked);
     by_rows(rows, [&]<int kHere>(int64_t first) HOTSWAP_LAMBDA {
-      add_values<kHere>(part.values + first * value_row, value_row, weights + first * kKeys, step, {0, step.count},
-                        shrink + first, a);
+      float* values = part.values + first * value_row;
+      if (ahead && first == 0)
+        add_values<true, kHere>(values, value_row, weights, step, next.k, shrink, a);
+      else
+        add_values<false, kHere>(values, value_row, weights + first * kKeys, step, next.k, shrink + first, a);
     });
   }
 }

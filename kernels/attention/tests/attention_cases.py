@@ -9,6 +9,10 @@ from attention_c import NO_LIMIT
 CAUSAL = (NO_LIMIT, 0)
 FULL = (NO_LIMIT, NO_LIMIT)
 
+# Packed sequences: (query rows, keys), and of the keys those that are used.
+MIXED = ((1, 1), (0, 0), (300, 300), (64, 64), (127, 200), (0, 5), (5, 0), (513, 129), (129, 513), (0, 0))
+USED = ((100, 300, 300), (100, 300, 77), (64, 128, 0), (1, 500, 500), (200, 200, 128))
+
 
 @dataclass
 class Case:
@@ -68,12 +72,10 @@ def dense_cases(quick):
 
 
 def packed_cases(quick):
-    mixed = ((1, 1), (0, 0), (300, 300), (64, 64), (127, 200), (0, 5), (5, 0), (513, 129), (129, 513), (0, 0))
-    used = ((100, 300, 300), (100, 300, 77), (64, 128, 0), (1, 500, 500), (200, 200, 128))
     for dim, window in itertools.product((64, 128), (FULL, CAUSAL, (60, 0), (100, 30))):
-        yield Case(0, 0, dim=dim, window=window, packed=mixed, heads=6, key_heads=2)
-        yield Case(0, 0, dim=dim, window=window, packed=used, sinks=True, behind=(70, 300))
-        yield Case(0, 0, dim=dim, window=window, packed=mixed, layout="cut", softcap=20.0, dtype=torch.float16)
+        yield Case(0, 0, dim=dim, window=window, packed=MIXED, heads=6, key_heads=2)
+        yield Case(0, 0, dim=dim, window=window, packed=USED, sinks=True, behind=(70, 300))
+        yield Case(0, 0, dim=dim, window=window, packed=MIXED, layout="cut", softcap=20.0, dtype=torch.float16)
     yield Case(0, 0, packed=((300, 300),), window=CAUSAL)
     yield Case(0, 0, packed=((5, 0), (130, 0)), window=CAUSAL, sinks=True)
     yield Case(0, 0, packed=((0, 5), (0, 130)), window=CAUSAL)
@@ -85,32 +87,49 @@ def packed_cases(quick):
             yield Case(0, 0, dim=dim, packed=lengths, window=CAUSAL, heads=8, key_heads=2)
 
 
-def mma_cases(quick):
-    """What goes to the kernels of every GPU from sm_80 on: other sizes of heads, chunks, ALiBi."""
-    sizes = ((160, 160), (192, 128), (200, 200), (256, 256), (256, 64), (64, 256), (512, 512), (320, 40), (24, 504))
-    for (dim, value_dim), window in itertools.product(((192, 128), (256, 256), (512, 512)), (FULL, CAUSAL)):
-        for rows, keys in ((64, 64), (1, 1), (1, 517), (127, 33), (300, 129)):
+def wide_cases(quick):
+    """Heads of more than 128 numbers that the sm_90a kernels take."""
+    sizes = ((160, 160), (192, 128), (200, 200), (256, 256), (256, 64), (64, 256))
+    for (dim, value_dim), window in itertools.product(((192, 128), (256, 256)), (FULL, CAUSAL)):
+        for rows, keys in ((64, 64), (128, 128), (1, 1), (1, 517), (127, 33), (300, 129), (517, 1027), (5, 0), (0, 5)):
             yield Case(rows, keys, dim=dim, value_dim=value_dim, window=window, heads=3, key_heads=3)
     for (dim, value_dim), window in itertools.product(sizes, (FULL, CAUSAL, (40, 20))):
+        yield Case(200, 333, dim=dim, value_dim=value_dim, window=window, heads=6, key_heads=2, dtype=torch.float16)
+        yield Case(150, 150, dim=dim, value_dim=value_dim, window=window, batch=2, softcap=20.0, sinks=True, layout="cut")
+    for (dim, value_dim), window in itertools.product(((192, 128), (256, 256)), (FULL, CAUSAL, (60, 0), (100, 30))):
+        same = dict(dim=dim, value_dim=value_dim, window=window)
+        yield Case(700, 333, layout="heads", heads=6, **same)
+        yield Case(0, 0, packed=MIXED, heads=6, key_heads=2, **same)
+        yield Case(0, 0, packed=USED, sinks=True, behind=(70, 300), **same)
+        yield Case(0, 0, packed=MIXED, layout="cut", softcap=20.0, dtype=torch.float16, **same)
+    if not quick:
+        for dim, value_dim in ((192, 128), (256, 256)):
+            yield Case(2048, 2048, dim=dim, value_dim=value_dim, window=CAUSAL, heads=7, key_heads=1)
+            yield Case(4096, 4096, dim=dim, value_dim=value_dim, window=CAUSAL, heads=1, key_heads=1)
+
+
+def mma_cases(quick):
+    """What goes to the kernels of every GPU from sm_80 on: heads of more than 256 numbers, chunks, ALiBi."""
+    for window in (FULL, CAUSAL):
+        for rows, keys in ((64, 64), (1, 1), (1, 517), (127, 33), (300, 129)):
+            yield Case(rows, keys, dim=512, window=window, heads=3, key_heads=3)
+    for (dim, value_dim), window in itertools.product(((512, 512), (320, 40), (24, 504)), (FULL, CAUSAL, (40, 20))):
         yield Case(200, 333, dim=dim, value_dim=value_dim, window=window, heads=6, key_heads=2, dtype=torch.float16)
         yield Case(150, 150, dim=dim, value_dim=value_dim, window=window, batch=2, softcap=20.0, sinks=True, layout="cut")
     for dim, (window, chunk), alibi in itertools.product(
         (64, 128, 256), ((CAUSAL, 0), (CAUSAL, 50), (FULL, 64), ((70, 9), 100), ((1, 0), 7)), ("", "heads", "sequences")
     ):
-        if dim == 256 or chunk or alibi:
+        if chunk or alibi:
             yield Case(333, 517, dim=dim, window=window, chunk=chunk, alibi=alibi, batch=2, heads=4, key_heads=2)
             yield Case(300, 77, dim=dim, window=window, chunk=chunk, alibi=alibi, sinks=True, softcap=10.0)
-    mixed = ((1, 1), (0, 0), (300, 300), (64, 64), (127, 200), (0, 5), (5, 0), (513, 129), (129, 513), (0, 0))
-    used = ((100, 300, 300), (100, 300, 77), (64, 128, 0), (1, 500, 500), (200, 200, 128))
     for dim, value_dim in ((64, 64), (128, 128), (192, 128), (256, 256), (512, 512)):
         for window, chunk, alibi in ((CAUSAL, 90, ""), ((60, 0), 0, "sequences"), (FULL, 33, "heads")):
-            yield Case(0, 0, dim=dim, value_dim=value_dim, window=window, chunk=chunk, alibi=alibi, packed=mixed, heads=6,
+            yield Case(0, 0, dim=dim, value_dim=value_dim, window=window, chunk=chunk, alibi=alibi, packed=MIXED, heads=6,
                        key_heads=2)
-            yield Case(0, 0, dim=dim, value_dim=value_dim, window=window, chunk=chunk, alibi=alibi, packed=used,
+            yield Case(0, 0, dim=dim, value_dim=value_dim, window=window, chunk=chunk, alibi=alibi, packed=USED,
                        sinks=True, behind=(70, 300))
     if not quick:
-        for dim, value_dim in ((192, 128), (256, 256), (512, 512)):
-            yield Case(2048, 2048, dim=dim, value_dim=value_dim, window=CAUSAL, heads=7, key_heads=1)
+        yield Case(2048, 2048, dim=512, window=CAUSAL, heads=7, key_heads=1)
 
 
 def tensor(case, rows, heads, dim, generator):

@@ -1,15 +1,17 @@
 """Attention on a GPU beside torch's cuDNN and flash backends and a large matrix product, in turns.
 
-    bench_cuda.py --library ours=attention.so [--library other=b.so] [--what backward] [--seconds 0.3] [--turns 3]
+    bench_cuda.py --library ours=attention.so [--library other=b.so] [--what backward] [--triton FILE] [--csv FILE]
 
-TFLOP/s by 2 * pairs * (dim + dim of values), in backward 2 * pairs * (3 dim + 2 dim of values), half of the pairs where causal; the median over the turns. Values are
-compared with cuDNN's first. Masks: causal, full; and without a peer, window (causal, 1024 keys, by the pairs that are
-seen), chunk (likewise), alibi (causal) and packed (causal, sequences of 64 to 4096 rows; --rows is not read). Each row has the multiprocessors' clock and the card's power while it ran: a Hopper card at
-its power limit slows down by a tenth.
+TFLOP/s by 2 * pairs * (dim + dim of values), in backward 2 * pairs * (3 dim + 2 dim of values), half of the pairs where
+causal; the median over the turns. Values are compared with cuDNN's first. Masks: causal, full; and beside our own causal
+call of 2 x 8192, window (causal, 1024 keys, by the pairs that are seen), chunk (likewise), alibi (causal) and packed
+(causal, sequences of 64 to 4096 rows; --rows is not read). Rows are of the library named "ours". As load each has the
+multiprocessors' clock and the card's power while it ran, ours and theirs: a Hopper card at its power limit slows down by
+a tenth. The file is Triton's tutorial of fused attention, of float16 and heads of a power of two, as it stands.
 """
 
 import argparse
-import csv
+import importlib.util
 import itertools
 import statistics
 import sys
@@ -21,8 +23,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[3] / "bench")]
+import results  # noqa: E402
 from attention_c import NO_LIMIT, Library  # noqa: E402
+
+# Of causal calls beside cuDNN, by head dimension; masks beside our own causal call; the longest beside a product.
+TARGETS = {"forward": {64: 1.05, 128: 1.03, 256: 1.0}, "backward": {64: 1.1, 128: 1.03, 256: 1.25}}
+TARGET_OF_MASKS, TARGET_OF_PRODUCT = 0.85, 0.93
+# 640 and 440 TFLOP/s, published of a card on which cuDNN is 1.09 times as fast as on ours.
+LATENT_TARGETS = {"forward": "586 TFLOP/s", "backward": "404 TFLOP/s"}
 
 
 class Meter:
@@ -78,7 +87,10 @@ class Shape:
         self.packed = mask == "packed"
         self.batch, self.length = (1, sum(PACKED)) if self.packed else (max(1, args.tokens // length), length)
         self.causal, self.peer = mask == "causal", mask in ("causal", "full")
-        self.name = f"d{dim}{'' if dim == value_dim else f'/{value_dim}'} h{heads}/{key_heads} {mask} {self.batch}x{self.length}"
+        over = "" if heads == key_heads else f"over {key_heads} "
+        values = "" if dim == value_dim else f", values of {value_dim}"
+        lengths = f"{len(PACKED)} sequences of {self.length} rows" if self.packed else f"{self.batch}x{self.length}"
+        self.name = f"{lengths}, {heads} heads {over}of {dim}{values}, {mask}{', deterministic' * args.deterministic}"
         lead = () if self.packed else (self.batch,)
 
         def random(heads, dim):
@@ -132,9 +144,39 @@ class Shape:
 
         return backward
 
+    def tritons(self, tutorial):
+        """Its own layout and type: [batch, heads, rows, dim], float16."""
+        q, k, v = (
+            t.transpose(1, 2).to(torch.float16).contiguous().requires_grad_(self.backward) for t in (self.q, self.k, self.v)
+        )
+
+        def forward():
+            return tutorial.attention(q, k, v, self.causal, q.shape[-1] ** -0.5, False)
+
+        if not self.backward:
+            return lambda: [forward().transpose(1, 2)]
+        out, dout = forward(), self.dout.transpose(1, 2).to(torch.float16).contiguous()
+
+        def backward():
+            return [t.transpose(1, 2) for t in torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)]
+
+        return backward
+
+
+def target_of(args, x, dim, value_dim, mask, peer):
+    if peer == CUDNN and x.causal:
+        return TARGETS[args.what].get(dim, "") if dim == value_dim else LATENT_TARGETS[args.what]
+    if peer == PRODUCT and x.causal and (args.what, dim, x.length) == ("forward", 128, 16384):
+        return TARGET_OF_PRODUCT
+    return TARGET_OF_MASKS if peer == DENSE and mask in ("window", "packed") else ""
+
+
+CUDNN, FLASH, TRITON = "torch cuDNN", "torch flash", "Triton's tutorial, float16"
+PRODUCT, DENSE = "torch 32768x8192x8192 product", "ours, 2x8192, causal"
+
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", action="append", required=True)
     parser.add_argument("--what", choices=("forward", "backward"), default="forward")
     parser.add_argument("--seconds", type=float, default=0.3)
@@ -146,25 +188,42 @@ def main():
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--no-flash", action="store_true")
     parser.add_argument("--no-product", action="store_true")
-    parser.add_argument("--csv")
+    parser.add_argument("--triton", type=Path)
+    results.add_flags(parser)
     args = parser.parse_args()
     libraries = {name: Library(path) for name, path in (text.split("=") for text in args.library)}
-    meter = Meter()
+    report, meter, tutorial = results.Results(args, results.gpu()), Meter(), None
+    if args.triton:
+        spec = importlib.util.spec_from_file_location("tutorial", args.triton)
+        tutorial = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(tutorial)
     a, b = (torch.randn(rows, 8192, device="cuda", dtype=torch.bfloat16) for rows in (32768, 8192))
-    rows = []
+    product = (lambda: a @ b, 2 * 32768 * 8192 * 8192)
     for shape, mask, length in itertools.product(args.shapes.split(","), args.masks.split(","), args.rows.split(",")):
         dims, heads, *key_heads = shape.split("x")
         dim, *value_dim = (int(n) for n in dims.split("/"))
         heads, *key_heads = int(heads), *(int(n) for n in key_heads)
-        x = Shape(args, (dim, *(value_dim or [dim])), heads, (key_heads or [heads])[0], mask, int(length))
-        calls = {"cuDNN": (x.torchs(SDPBackend.CUDNN_ATTENTION), x.flops)} if x.peer else {}
+        dims, key_heads = (dim, *(value_dim or [dim])), (key_heads or [heads])[0]
+        x = Shape(args, dims, heads, key_heads, mask, int(length))
+        calls = {CUDNN: (x.torchs(SDPBackend.CUDNN_ATTENTION), x.flops)} if x.peer else {}
         if x.peer and not args.no_flash and not value_dim:  # it has no values of another size
-            calls["flash"] = (x.torchs(SDPBackend.FLASH_ATTENTION), x.flops)
+            calls[FLASH] = (x.torchs(SDPBackend.FLASH_ATTENTION), x.flops)
+        if tutorial and x.peer and heads == key_heads and dims in ((64, 64), (128, 128), (256, 256)):
+            try:
+                calls[TRITON] = (x.tritons(tutorial), x.flops)
+                calls[TRITON][0]()
+            except tutorial.triton.runtime.errors.OutOfResources as e:  # backward of heads of 256
+                print(f"{x.name}: {TRITON} is left out: {e}")
+                calls.pop(TRITON, None)
         if not args.no_product:
-            calls["gemm"] = (lambda: a @ b, 2 * 32768 * 8192 * 8192)
-        want = [t.clone() for t in calls["cuDNN"][0]()] if x.peer else []
+            calls[PRODUCT] = product
+        if not x.peer and "ours" in libraries:
+            dense = Shape(args, dims, heads, key_heads, "causal", 8192)
+            calls[DENSE] = (dense.ours(libraries["ours"]), dense.flops)
+        want = [t.clone() for t in calls[CUDNN][0]()] if x.peer else []
         for name, library in libraries.items():
             calls[name] = (x.ours(library), x.flops)
+        for name in {TRITON, *libraries} & calls.keys():
             for got, wanted in zip(calls[name][0](), want):
                 error = ((got - wanted).double().norm() / wanted.double().norm()).item()
                 if not error < 1e-2:  # two roundings to bfloat16 of 2^-9 each, and those of p and dx
@@ -173,16 +232,21 @@ def main():
         for _ in range(args.turns):
             for name, (call, _) in calls.items():
                 measured[name].append(timed(call, args.seconds, meter))
-        line = f"{x.name}:"
+        found = {}
         for name, (_, work) in calls.items():
             ms, clock, power = (statistics.median(m[i] for m in measured[name]) for i in range(3))
-            rate = work / ms / 1e9
-            rows.append([args.what, x.name, name, f"{ms:.4f}", f"{rate:.1f}", f"{clock:.0f}", f"{power:.0f}"])
-            line += f" {name} {rate:.0f} ({clock:.0f})"
-        print(line, flush=True)
-    if args.csv:
-        with open(args.csv, "w", newline="") as file:
-            csv.writer(file).writerows([["what", "shape", "who", "ms", "tflops", "sm_mhz", "watt"], *rows])
+            found[name] = work / ms / 1e9, f"{clock:.0f} MHz {power:.0f} W"
+        print(f"{args.what} {x.name}: " + ", ".join(f"{n} {rate:.0f} ({load})" for n, (rate, load) in found.items()), flush=True)
+        if "ours" not in found:
+            continue
+        (rate, load), peers = found["ours"], {n: f for n, f in found.items() if n not in libraries}
+        for peer, (theirs, their_load) in peers.items() or {"": ("", "")}.items():
+            report.add(
+                kind="op", what=f"attention_{args.what}", shape=x.name, dtype="bfloat16", unit="TFLOP/s", ours=round(rate, 1),
+                peer=theirs and round(theirs, 1), peer_name=peer, target=target_of(args, x, *dims, mask, peer),
+                load=f"{load}; {their_load}".rstrip("; "),
+            )  # fmt: skip
+    report.write()
 
 
 if __name__ == "__main__":

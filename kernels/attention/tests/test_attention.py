@@ -2,6 +2,7 @@
 Python adds: flash-attention's functions, gradients, the compiler."""
 
 import inspect
+import sys
 
 import pytest
 import torch
@@ -167,9 +168,32 @@ def test_decode_turns_queries_and_new_keys(package, interleaved):
     close(got, want, 5)
 
 
+@pytest.mark.parametrize("padded", [("cuda",), ("cuda", "cpu")])
+def test_heads_of_no_multiple_of_8(package, monkeypatch, padded):
+    """A GPU's kernels get them with zeros behind; so does the CPU here."""
+    monkeypatch.setattr(sys.modules[package.flash_attn_func.__module__], "MULTIPLES_OF_8", padded)
+    made = lambda *size: torch.randn(*size, dtype=torch.bfloat16, requires_grad=True)
+    q, k, v = made(2, 13, 4, 59), made(2, 17, 2, 59), made(2, 17, 2, 37)
+    out, (want, _) = package.flash_attn_func(q, k, v, causal=True), plain(q, k, v, causal=True)
+    close(out, want)
+    dout = torch.randn_like(out)
+    for got, wanted in zip(torch.autograd.grad(out, (q, k, v), dout), torch.autograd.grad(want, (q, k, v), dout.double())):
+        close(got, wanted, 2)
+    cu_q, cu_k = (torch.arange(3, dtype=torch.int32) * n for n in (13, 17))
+    packed = package.flash_attn_varlen_func(*(t.flatten(0, 1) for t in (q, k, v)), cu_q, cu_k, 13, 17, causal=True)
+    close(packed, want.flatten(0, 1))
+    caches = [torch.zeros(2, 32, 2, n, dtype=torch.bfloat16) for n in (59, 37)]
+    for cache, t in zip(caches, (k, v)):
+        cache[:, :16] = t.detach()[:, :16]
+    lengths = torch.full((2,), 16, dtype=torch.int32)
+    out = package.flash_attn_with_kvcache(q[:, -1:], *caches, k[:, 16:], v[:, 16:], cache_seqlens=lengths, causal=True)
+    close(out, want[:, -1:])
+    assert torch.equal(caches[0][:, :17], k) and torch.equal(caches[1][:, :17], v)
+
+
 @pytest.mark.parametrize("dtype", LIMIT)
 def test_a_sequence_has_its_bits_in_any_company(package, dtype):
-    """Alone, in a batch and packed. Few queries of many keys are parted by what else there is to do, unless num_splits says how."""
+    """Alone, in a batch and packed. Few queries of many keys are parted by their own number, or as num_splits says."""
     made = lambda *size: torch.randn(*size, dtype=dtype)
     q, k, v = made(5, 40, 8, 40), made(5, 700, 2, 40), made(5, 700, 2, 40)
     together = package.flash_attn_func(q, k, v, causal=True, window_size=(300, 0))
@@ -180,7 +204,8 @@ def test_a_sequence_has_its_bits_in_any_company(package, dtype):
     assert torch.equal(packed.view_as(together), together)
     lengths = torch.tensor([2999, 17, 3000, 1400, 513], dtype=torch.int32)
     caches = [made(5, 3000, 2, 40) for _ in range(2)]
-    decoded = {n: package.flash_attn_with_kvcache(q[:, :1], *caches, cache_seqlens=lengths, num_splits=n) for n in (1, 3)}
+    ways = (1, 3) if q.is_cuda else (0, 1, 3)  # a GPU's blocks are shared by the sequences of a batch, unless it is told how
+    decoded = {n: package.flash_attn_with_kvcache(q[:, :1], *caches, cache_seqlens=lengths, num_splits=n) for n in ways}
     for b in range(5):
         one = slice(b, b + 1)
         alone = package.flash_attn_func(q[one], k[one], v[one], causal=True, window_size=(300, 0))

@@ -17,7 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_c import Library  # noqa: E402
-from attention_cases import CAUSAL, Inputs, dense_cases, mma_cases, packed_cases, plain  # noqa: E402
+from attention_cases import CAUSAL, Inputs, dense_cases, mma_cases, packed_cases, plain, wide_cases  # noqa: E402
 
 
 def check(library, case, generator):
@@ -82,7 +82,8 @@ def arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("--library", required=True)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--dense", action="store_true", help="without packed sequences")
+    parser.add_argument("--dense", action="store_true", help="only heads of up to 128 numbers, of sequences that are not packed")
+    parser.add_argument("--wide", action="store_true", help="only heads of more than 128 numbers, of the sm_90a kernels")
     parser.add_argument("--mma", action="store_true", help="only what goes to the kernels of every GPU")
     parser.add_argument("--large", action="store_true", help="backward: also tensors beyond 2^31 elements (40 GB of GPU memory)")
     parser.add_argument("--seed", type=int, default=0)
@@ -90,11 +91,9 @@ def arguments():
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         print("skipped: no GPU of compute capability 9.0")
         sys.exit(77)
-    cases = [] if args.mma else dense_cases(args.quick)
-    if not args.dense and not args.mma:
-        cases = itertools.chain(cases, packed_cases(args.quick))
-    if not args.dense:
-        cases = itertools.chain(cases, mma_cases(args.quick))
+    parts = {"dense": dense_cases, "packed": packed_cases, "wide": wide_cases, "mma": mma_cases}
+    wanted = [name for name in ("dense", "wide", "mma") if getattr(args, name)] or parts
+    cases = itertools.chain(*(parts[name](args.quick) for name in wanted))
     return Library(args.library), torch.Generator("cuda").manual_seed(args.seed), cases, args
 
 

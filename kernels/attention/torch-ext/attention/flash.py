@@ -1,6 +1,7 @@
 """flash-attention's functions, every argument of them by name, and sinks, chunks, lengths of keys and pages beside them."""
 
 import torch
+from torch.nn.functional import pad
 
 from . import operators
 from ._ops import ops
@@ -19,6 +20,19 @@ def _trains(*tensors):
 
 def _result(out, lse, with_lse):
     return (out, lse, None) if with_lse else out  # the third: probabilities, which nothing here ever holds
+
+
+MULTIPLES_OF_8 = ("cuda",)  # devices whose kernels take no other heads
+
+
+def _wide(*tensors):
+    """Zeros behind the numbers of other heads: they change nothing."""
+    others = [t is not None and t.shape[-1] % 8 != 0 and t.device.type in MULTIPLES_OF_8 for t in tensors]
+    return [pad(t, (0, -t.shape[-1] % 8)) if other else t for t, other in zip(tensors, others)]
+
+
+def _narrow(out, value_dim):
+    return out if out.shape[-1] == value_dim else out[..., :value_dim]
 
 
 def flash_attn_func(
@@ -46,10 +60,12 @@ def flash_attn_func(
     options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, attention_chunk)
     if dropout_p > 0:
         return _result(with_dropout(q, k, v, dropout_p, options, None, return_attn_probs), None, False)
+    value_dim, (q, k, v) = v.shape[-1], _wide(q, k, v)
     if return_attn_probs or _trains(q, k, v, s_aux):
         forward = operators.deterministic_fwd if deterministic else ops.attention_fwd
-        return _result(*forward(q, k, v, *options), return_attn_probs)
-    return ops.attention(q, k, v, *options)
+        out, lse = forward(q, k, v, *options)
+        return _result(_narrow(out, value_dim), lse, return_attn_probs)
+    return _narrow(ops.attention(q, k, v, *options), value_dim)
 
 
 def _int32(t):
@@ -105,10 +121,12 @@ def flash_attn_varlen_func(
     sequences = (cu_q, cu_k, used, _bound(max_seqlen_q, q.shape[0]), _bound(max_seqlen_k, k.shape[0]))
     if dropout_p > 0:
         return with_dropout(q, k, v, dropout_p, options, sequences, return_attn_probs)
+    value_dim, (q, k, v) = v.shape[-1], _wide(q, k, v)
     if return_attn_probs or _trains(q, k, v, s_aux):
         forward = operators.deterministic_varlen_fwd if deterministic else ops.attention_varlen_fwd
-        return _result(*forward(q, k, v, *sequences, *options), return_attn_probs)
-    return ops.attention_varlen(q, k, v, *sequences, *options)
+        out, lse = forward(q, k, v, *sequences, *options)
+        return _result(_narrow(out, value_dim), lse, return_attn_probs)
+    return _narrow(ops.attention_varlen(q, k, v, *sequences, *options), value_dim)
 
 
 def _rotated(x, cos, sin, positions, interleaved):
@@ -174,7 +192,12 @@ def flash_attn_with_kvcache(
     options = _options(q, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux, attention_chunk)
     optional = [None if t is None else _int32(t) for t in (table, cache_batch_idx)]
     with torch.no_grad():
-        out, lse = ops.attention_decode(q, k_cache, v_cache, k, v, _int32(cache_seqlens), *optional, *options, num_splits)
+        q, k, v, *caches = _wide(q, k, v, k_cache, v_cache)
+        out, lse = ops.attention_decode(q, *caches, k, v, _int32(cache_seqlens), *optional, *options, num_splits)
+        for given, padded in zip((k_cache, v_cache), caches):  # as dear as in flash-attention, and as rare
+            if k is not None and padded is not given:
+                given.copy_(padded[..., : given.shape[-1]])
+        out = _narrow(out, v_cache.shape[-1])
     return (out, lse) if return_softmax_lse else out
 
 
