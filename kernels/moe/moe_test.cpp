@@ -66,6 +66,20 @@ TEST(Moe, EveryRouting) {
   }
 }
 
+// As many tokens as a long prompt has, of little width: slots, sums over an expert's rows, and experts of many rows, of
+// few and of none in one call.
+TEST(Moe, ManyTokens) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    Sizes s{.tokens = 32768, .top_k = 4, .experts = 96, .hidden = 8, .inner = 4};
+    const Options o{.bias = true};
+    Tensor index = at::randint(s.experts - 2, {s.tokens, s.top_k}, generator(), at::kLong);
+    for (const int64_t t : {0, 1, 16000, 32767}) index[t][t % s.top_k] = s.experts - 2;  // four rows; none for the last
+    expect_right(inputs(s, o, index, dtype), o.text() + ", at random, " + text(s, dtype));
+    s.top_k = 1, s.experts = 3;
+    expect_right(inputs(s, o, at::ones({s.tokens, 1}, at::kLong), dtype), o.text() + ", all to one, " + text(s, dtype));
+  }
+}
+
 TEST(Moe, ScoresInTheDtype) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     for (const bool scale_input : {false, true}) {

@@ -1,5 +1,6 @@
 """Tiny models of every family, and what they have in common in tests."""
 
+import contextlib
 import copy
 
 import torch
@@ -111,6 +112,29 @@ def twin(stock, **options):
 def close(got, want, limit=2e-6):
     assert got.shape == want.shape
     assert (got.double() - want.double()).norm() <= limit * want.double().norm() + 1e-12
+
+
+@contextlib.contextmanager
+def routed_as(wide, data, *others):
+    """Inside, the routers of `others` give what those of `wide` give for this batch: a number that was rounded before a router
+    may choose another expert, and what comes behind it is another function then. Routers get no gradients."""
+    routers = lambda m: [part for part in m.modules() if "Router" in type(part).__name__]
+    kept, hooks = [], [part.register_forward_hook(lambda _, __, given: kept.append(given)) for part in routers(wide)]
+    with torch.no_grad():
+        wide(**data)
+    for hook in hooks:
+        hook.remove()
+    hooks = []
+    for m in others:
+        assert len(routers(m)) == len(kept)
+        for part, given in zip(routers(m), kept, strict=True):
+            as_wides = lambda _, __, own, given=given: tuple(
+                g.to(o.dtype) for g, o in zip(given, own, strict=True)
+            )
+            hooks.append(part.register_forward_hook(as_wides))
+    yield
+    for hook in hooks:
+        hook.remove()
 
 
 def gradients(m, loss):
