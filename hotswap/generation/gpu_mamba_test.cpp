@@ -8,7 +8,7 @@
 #include <set>
 
 #include "hotswap/generation/generate.h"
-#include "hotswap/kernelize/package/device.h"
+#include "hotswap/generation/test_gpu.h"
 #include "hotswap/models/auto.h"
 
 namespace hotswap {
@@ -32,8 +32,6 @@ std::shared_ptr<CausalLM> tiny(const std::string& family, at::Device device, at:
   return model;
 }
 
-// Asked before main: torch remembers the first answer in a process, and libtorch_cuda must be there by then.
-const bool has_gpu = cuda_available();
 const at::Device gpu(at::kCUDA, 0);
 
 double apart(const Tensor& got, const Tensor& want) {
@@ -56,11 +54,8 @@ void expect_served(const KernelReport& report, bool training) {
   EXPECT_GE(served, training ? 2 : 4);
 }
 
-class MambaOnGpu : public testing::TestWithParam<const char*> {
+class MambaOnGpu : public test_support::OnGpu<testing::TestWithParam<const char*>> {
  protected:
-  void SetUp() override {
-    if (!has_gpu) GTEST_SKIP() << "no GPU that torch can use";
-  }
   const Tensor batch_ = at::tensor(Ids{5, 6, 7, 8, 9, 0, 11, 12, 13, 14}, at::kLong).view({2, 5});
   const Tensor padding_ = at::tensor(Ids{1, 1, 1, 1, 1, 0, 1, 1, 1, 1}, at::kLong).view({2, 5});
 };

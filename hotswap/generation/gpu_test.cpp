@@ -14,8 +14,8 @@
 
 #include "hotswap/generation/cuda_graph.h"
 #include "hotswap/generation/generate.h"
+#include "hotswap/generation/test_gpu.h"
 #include "hotswap/generation/test_sampling.h"
-#include "hotswap/kernelize/package/device.h"
 #include "hotswap/models/auto.h"
 
 namespace hotswap {
@@ -42,14 +42,8 @@ std::shared_ptr<CausalLM> tiny(at::Device device, at::ScalarType dtype = at::kFl
   return model;
 }
 
-// Asked before main: torch remembers the first answer in a process, and libtorch_cuda must be there by then.
-const bool has_gpu = cuda_available();
-
-class OnGpu : public testing::Test {
+class OnGpu : public test_support::OnGpu<> {
  protected:
-  void SetUp() override {
-    if (!has_gpu) GTEST_SKIP() << "no GPU that torch can use";
-  }
   const Tensor batch_ = at::tensor(Ids{5, 6, 7, 8, 0, 11, 12, 13}, at::kLong).view({2, 4});
   const Tensor padding_ = at::tensor(Ids{1, 1, 1, 1, 0, 1, 1, 1}, at::kLong).view({2, 4});
 };

@@ -1,0 +1,221 @@
+// Every family's greedy text with a cache of a fixed size, stock and by kernels, on a GPU captured in a CUDA graph, is
+// the text of the stock path that is captured nowhere and whose cache grows.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/topk.h>
+#include <c10/core/InferenceMode.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "hotswap/generation/generate.h"
+#include "hotswap/generation/test_gpu.h"
+#include "hotswap/models/auto.h"
+
+namespace hotswap {
+namespace {
+
+using Ids = std::vector<int64_t>;
+
+constexpr int64_t kVocabulary = 50, kNewTokens = 20;
+
+// Where a family can slide, some of its layers do. head_dim: of attention.
+std::shared_ptr<CausalLM> tiny(const std::string& family, at::Device device, at::ScalarType dtype, int64_t head_dim) {
+  const bool latent = family.starts_with("deepseek");
+  const bool asks_to_slide = family.starts_with("qwen") || family == "smollm3";
+  const nlohmann::ordered_json config = {{"model_type", family},
+                                         {"vocab_size", kVocabulary},
+                                         {"hidden_size", 32},
+                                         {"num_hidden_layers", 3},
+                                         {"num_attention_heads", 4},
+                                         {"num_key_value_heads", latent ? 4 : 2},
+                                         {"intermediate_size", 64},
+                                         {"rms_norm_eps", 1e-5},
+                                         {"initializer_range", 0.4},
+                                         {"sliding_window", 9},
+                                         {"max_window_layers", 1},
+                                         {"sliding_window_pattern", 2},
+                                         {"no_rope_layer_interval", 2},
+                                         {"head_dim", family == "mamba2" ? 8 : head_dim},
+                                         {"max_position_embeddings", 128},
+                                         {"num_experts", 4},  // of mixtures
+                                         {"intermediate_size_mlp", 64},
+                                         {"attention_chunk_size", 9},
+                                         {"n_group", 1},
+                                         {"topk_group", 1},
+                                         {"num_local_experts", 4},
+                                         {"num_experts_per_tok", 2},
+                                         {"moe_intermediate_size", 16},
+                                         {"shared_expert_intermediate_size", 32},
+                                         {"use_sliding_window", asks_to_slide},
+                                         {"q_lora_rank", 16},
+                                         {"kv_lora_rank", 16},
+                                         {"qk_nope_head_dim", 8},
+                                         {"qk_rope_head_dim", 8},
+                                         {"v_head_dim", 16},
+                                         {"state_size", 16},  // of recurrences
+                                         {"num_heads", 8},
+                                         {"n_groups", 2},
+                                         {"chunk_size", 8},
+                                         {"attn_layer_period", 2},
+                                         {"attn_layer_offset", 1},
+                                         {"first_k_dense_replace", family == "deepseek_v3" ? 1 : 3}};
+  auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
+  model->init_weights(3, dtype, device);
+  model->eval();
+  return model;
+}
+
+bool is_mixture(const CausalLM& model) {
+  const auto& sparse = model.config().mixture.sparse;
+  return std::find(sparse.begin(), sparse.end(), true) != sparse.end();
+}
+
+struct Prompt {
+  Tensor ids, mask;  // [2, 5]; the mask of unpadded ones is undefined
+};
+std::vector<Prompt> prompts() {
+  const Tensor ids = at::tensor(Ids{5, 6, 7, 8, 9, 0, 11, 12, 13, 14}, at::kLong).view({2, 5});
+  return {{ids, {}}, {ids, at::tensor(Ids{1, 1, 1, 1, 1, 0, 1, 1, 1, 1}, at::kLong).view({2, 5})}};
+}
+
+// Greedy steps without generate(), or through given tokens.
+struct Steps {
+  std::vector<Ids> ids;        // a row each
+  std::vector<Tensor> logits;  // a step each: [batch, vocab] float32 on the CPU
+};
+Steps stepped(CausalLM& model, const Prompt& prompt, const char* implementation,
+              const std::vector<Ids>* said = nullptr) {
+  const c10::InferenceMode inference;
+  const int64_t batch = prompt.ids.size(0), time = prompt.ids.size(1), most = time + kNewTokens - 1;
+  const auto cache = model.make_cache({.implementation = implementation, .max_cache_len = most});
+  Tensor mask, positions;  // of all tokens that will come
+  if (prompt.mask.defined()) {
+    mask = at::constant_pad_nd(prompt.mask, {0, most - time}, 1);
+    positions = (mask.cumsum(1) - 1).clamp_min(0).to(model.device());
+    mask = at::constant_pad_nd(mask, {0, std::max<int64_t>(cache->capacity() - most, 0)}, 1).to(model.device());
+  }
+  Steps out{std::vector<Ids>(batch), {}};
+  Tensor ids = prompt.ids.to(model.device());
+  for (int64_t seen = 0, step = 0; step < kNewTokens; ++step) {
+    const int64_t now = ids.size(1);
+    const Tensor logits =
+        model({.input_ids = ids,
+               .attention_mask = cache->capacity() > 0 || !mask.defined() ? mask : mask.narrow(1, 0, seen + now),
+               .position_ids = mask.defined() ? positions.narrow(1, seen, now) : Tensor(),
+               .cache = cache.get(),
+               .logits_to_keep = 1})
+            .logits.select(1, 0);
+    seen += now;
+    out.logits.push_back(logits.to(at::kCPU, at::kFloat));
+    const Tensor best = out.logits.back().argmax(-1);
+    Ids next;
+    for (int64_t row = 0; row < batch; ++row) {
+      out.ids[row].push_back(best[row].item<int64_t>());
+      next.push_back(said == nullptr ? out.ids[row].back() : (*said)[row][step]);
+    }
+    ids = at::tensor(next, at::kLong).unsqueeze(1).to(model.device());
+  }
+  return out;
+}
+
+// Two texts may part only where the reference's best two logits are closer than they were rounded, and are then not the
+// same question any more. Returns how many tokens were the same question and the same answer.
+int64_t expect_same(const std::vector<Ids>& got, const Steps& want, double rounding, const std::string& what) {
+  int64_t same = 0;
+  for (size_t row = 0; row < want.ids.size(); ++row) {
+    EXPECT_EQ(got[row].size(), want.ids[row].size()) << what;
+    for (size_t step = 0; step < want.ids[row].size(); ++step, ++same) {
+      if (got[row][step] == want.ids[row][step]) continue;
+      const Tensor logits = want.logits[step][static_cast<int64_t>(row)];
+      const Tensor best = std::get<0>(at::topk(logits, 2));
+      const double gap = (best[0] - best[1]).item<double>();
+      EXPECT_LE(gap, rounding * logits.abs().max().item<double>()) << what << ", row " << row << ", token " << step;
+      break;
+    }
+  }
+  return same;
+}
+
+double apart(const std::vector<Tensor>& got, const std::vector<Tensor>& want) {
+  double worst = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    worst = std::max(worst, (got[i] - want[i]).norm().item<double>() / want[i].norm().item<double>());
+  }
+  return worst;
+}
+
+// Sums of another order differ by this much of the largest logit, and logits of whole models by this much.
+constexpr double kFloatRounding = 1e-5, kFloatError = 1e-4;
+
+void expect_every_path(const std::string& family, at::Device device) {
+  for (const bool kernels : {false, true}) {
+    const auto model = tiny(family, device, at::kFloat, 16);
+    for (const Prompt& prompt : prompts()) {
+      const std::string what = cat(kernels ? "kernels" : "stock", prompt.mask.defined() ? ", padded" : "");
+      model->unkernelize();
+      const Steps want = stepped(*model, prompt, "dynamic");
+      if (kernels) {
+        EXPECT_GT(model->kernelize(Mode::of_training(false)).bound(), 0);
+      }
+      EXPECT_LE(apart(stepped(*model, prompt, "static", &want.ids).logits, want.logits), kFloatError) << what;
+      for (const char* cache : {"static", "dynamic"}) {
+        const GenerateResult got = generate(
+            *model, {.input_ids = prompt.ids,
+                     .config = {.max_new_tokens = kNewTokens, .eos_token_id = Ids(), .cache_implementation = cache},
+                     .attention_mask = prompt.mask});
+        // Stock experts ask the host how many tokens each of them has.
+        const bool can_be = device.is_cuda() && cache == std::string("static") && (kernels || !is_mixture(*model));
+        EXPECT_EQ(got.captured, can_be) << what << ", " << cache << ": " << got.why_not_captured;
+        const int64_t same = expect_same(got.new_ids, want, kFloatRounding, cat(what, ", ", cache));
+        EXPECT_GE(same, 2 * kNewTokens * 3 / 4) << what << ": too many ties to say anything";
+      }
+    }
+  }
+}
+
+class EveryFamilyGenerates : public testing::TestWithParam<const Family*> {};
+
+TEST_P(EveryFamilyGenerates, WithEachCacheWhatTheStockLayersSay) {
+  expect_every_path(GetParam()->model_type, at::kCPU);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, EveryFamilyGenerates, testing::ValuesIn(families()),
+                         [](const auto& info) { return info.param->model_type; });
+
+const at::Device gpu(at::kCUDA, 0);
+
+class EveryFamilyOnGpu : public test_support::OnGpu<testing::TestWithParam<const Family*>> {};
+
+TEST_P(EveryFamilyOnGpu, CapturedSaysWhatTheStockLayersSay) { expect_every_path(GetParam()->model_type, gpu); }
+
+// In bfloat16, with heads that whole layers' kernels take: the same launches from a graph and one by one, so that the
+// ids are the same at ties too.
+TEST_P(EveryFamilyOnGpu, CapturedSaysWhatItsStepsSayInBfloat16) {
+  for (const bool kernels : {false, true}) {
+    const auto model = tiny(GetParam()->model_type, gpu, at::kBFloat16, 64);
+    if (kernels) model->kernelize(Mode::of_training(false));
+    for (const Prompt& prompt : prompts()) {
+      const auto run = [&] {
+        return generate(*model, {.input_ids = prompt.ids,
+                                 .config = {.max_new_tokens = kNewTokens, .eos_token_id = Ids()},
+                                 .attention_mask = prompt.mask});
+      };
+      const GenerateResult got = run();
+      EXPECT_EQ(got.captured, kernels || !is_mixture(*model)) << got.why_not_captured;
+      const std::string what = cat(kernels ? "kernels" : "stock", prompt.mask.defined() ? ", padded" : "");
+      EXPECT_EQ(got.new_ids, stepped(*model, prompt, "static").ids) << what;
+      EXPECT_EQ(got.new_ids, run().new_ids) << what << ", again";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, EveryFamilyOnGpu, testing::ValuesIn(families()),
+                         [](const auto& info) { return info.param->model_type; });
+
+}  // namespace
+}  // namespace hotswap
