@@ -2,11 +2,13 @@
 
     gpu_model.py --hotswap build/bin/hotswap --packages build/packages [--csv bench/results.csv --date D --commit C]
     gpu_model.py --packages build/packages --model 8b --rows 2        # 16 layers, activations checkpointed
+    gpu_model.py --packages build/packages --adamw --sides "transformers;transformers hotswap;transformers liger"
     gpu_model.py --hotswap build/bin/hotswap --packages build/packages --model moe     # 4 layers of Qwen3-30B-A3B's, Liger left out
     gpu_model.py --packages build/packages --model mamba2 --rows 1 --columns 512    # and mamba: transformers and ours alone
 
-bfloat16, --rows x --columns tokens, no optimizer. Each line is a process of its own: tokens/s, the GPU memory at the
-peak and before the first step, the first two steps' seconds and the first loss; the losses of one program must agree.
+bfloat16, --rows x --columns tokens, no optimizer but by --adamw (torch's, fused; the C++ host is left out). Each line is
+a process of its own: tokens/s, the GPU memory at the peak and before the first step, the first two steps' seconds and the
+first loss; the losses of one program must agree, of every step.
 transformers takes the packages through KernelConfig(use_local_kernel=True) ("kernels"), which needs Python's `kernels`,
 and through python/ ("hotswap": every layer and the loss without logits; "attention": that, and the attention);
 "compile" is torch.compile of the stock model, and Liger's line needs its wheel: what is missing is said.
@@ -62,6 +64,7 @@ MODELS = {  # name, configuration, are activations checkpointed
 LLAMAS = [model for model, (_, config, _) in MODELS.items() if config["model_type"] == "llama"]
 WARM = 2
 BF16_LOSS = 2e-2
+LEARNING_RATE = 1e-5
 OURS = {"hotswap": {}, "attention": {"attention": True}}  # through python/, and what else kernelize is asked for
 
 
@@ -129,6 +132,7 @@ def transformers_step(args) -> dict:
     torch.cuda.synchronize()
     loaded = torch.cuda.memory_allocated()
     times, losses = [], []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True) if args.adamw else None
     for i in range(WARM + args.repeats):
         model.zero_grad(set_to_none=True)
         torch.cuda.reset_peak_memory_stats()
@@ -136,6 +140,8 @@ def transformers_step(args) -> dict:
         start = time.perf_counter()
         loss = model(tokens, labels=tokens, use_cache=False).loss
         loss.backward()
+        if optimizer:
+            optimizer.step()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
         losses.append(loss.item())
@@ -168,6 +174,8 @@ def main():
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--adamw", action="store_true", help="and a step of AdamW")
+    parser.add_argument("--sides", type=lambda s: s.split(";"), default=[], help="names as printed, with ; between")
     add_flags(parser)
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -184,8 +192,9 @@ def main():
         host = [args.hotswap, "bench", "model", "--what", "step", "--device", "cuda"]
         host += ["--model", folder, "--random-weights"]
         python = [sys.executable, __file__, "--folder", folder, "--packages", args.packages, "--model", args.model]
+        python += ["--adamw"] * args.adamw
         sides = {}
-        if args.hotswap and not checkpointed:  # the C++ host does not checkpoint
+        if args.hotswap and not checkpointed and not args.adamw:  # the C++ host does not checkpoint
             sides = {"hotswap stock": host, "hotswap kernels": [*host, "--use-kernels"]}
         sides["transformers"] = [*python, "--side", "plain"]
         modules = dict(hotswap="torch")
@@ -196,6 +205,9 @@ def main():
                 sides[f"transformers {side}"] = [*python, "--side", side]
             else:
                 print(f"transformers {side} is left out: no {module} in {sys.executable}")
+        if unknown := set(args.sides) - set(sides):
+            sys.exit(f"wanted sides of {'; '.join(sides)}; got {'; '.join(unknown)}")
+        sides = {name: command for name, command in sides.items() if not args.sides or name in args.sides}
         environment = dict(os.environ, HOTSWAP_PACKAGES=str(args.packages.resolve()), HF_HUB_OFFLINE="1")
         for name, command in sides.items():
             done = subprocess.run([*map(str, command), *sizes], capture_output=True, text=True, env=environment)
@@ -218,7 +230,7 @@ def main():
         sys.exit(f"wanted losses within {BF16_LOSS} of each other; nothing is written")
     ours = ("hotswap kernels", "transformers kernels", *(f"transformers {side}" for side in OURS))
     peers = ("hotswap stock", "transformers", "transformers compile", "transformers liger")
-    add_model_rows(args, results, ours, peers, what="forward+backward", shape=shape)
+    add_model_rows(args, results, ours, peers, what="forward+backward" + "+AdamW" * args.adamw, shape=shape)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def run(c):
         del z, leaf, peers
         torch.cuda.empty_cache()
     for rows in (4096, 8192, 16384, 32768):
-        if c.wants("linear_cross_entropy"):
+        if c.wants("linear_cross_entropy_fwd", f"{rows}x4096x{vocab}"):
             linear_cross_entropy(c, rows, 4096, vocab, options)
             torch.cuda.empty_cache()
 
