@@ -65,6 +65,7 @@ LLAMAS = [model for model, (_, config, _) in MODELS.items() if config["model_typ
 WARM = 2
 BF16_LOSS = 2e-2
 LEARNING_RATE = 1e-5
+READY = "ready"
 OURS = {"hotswap": {}, "attention": {"attention": True}}  # through python/, and what else kernelize is asked for
 
 
@@ -99,6 +100,8 @@ def transformers_step(args) -> dict:
     from transformers import AutoConfig
     from transformers.models.llama import modeling_llama
 
+    print(READY, flush=True)
+    sys.stdin.readline()  # its turn on the GPU
     side, packages, rows, columns = args.side, args.packages, args.rows, args.columns
     config = AutoConfig.from_pretrained(args.folder)
     if side == "kernels":
@@ -149,6 +152,26 @@ def transformers_step(args) -> dict:
     return {"value": rows * columns / statistics.median(times[WARM:]), "check": losses, "calls": calls(),
             "first_steps": [round(t, 3) for t in times[:2]],
             "device_memory": {"loaded": loaded, "peak": torch.cuda.max_memory_allocated()}}  # fmt: skip
+
+
+def one_by_one(commands: dict, environment: dict):
+    """(name, exit status, stdout, stderr) of each. Those in Python import what they need side by side, which takes longer than
+    what is measured, and wait for their turn."""
+    waiting = {}
+    for name, command in commands.items():
+        if "--side" in command:
+            pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            waiting[name] = subprocess.Popen(command, **pipes, text=True, env=environment)
+    for process in waiting.values():
+        while process.stdout.readline().strip() not in (READY, ""):
+            pass
+    for name, command in commands.items():
+        if name in waiting:
+            printed, errors = waiting[name].communicate("\n")
+            yield name, waiting[name].returncode, printed, errors
+        else:
+            done = subprocess.run(command, capture_output=True, text=True, env=environment)
+            yield name, done.returncode, done.stdout, done.stderr
 
 
 def add_model_rows(args, results: dict, ours, peers, what: str, shape: str) -> None:
@@ -209,12 +232,12 @@ def main():
             sys.exit(f"wanted sides of {'; '.join(sides)}; got {'; '.join(unknown)}")
         sides = {name: command for name, command in sides.items() if not args.sides or name in args.sides}
         environment = dict(os.environ, HOTSWAP_PACKAGES=str(args.packages.resolve()), HF_HUB_OFFLINE="1")
-        for name, command in sides.items():
-            done = subprocess.run([*map(str, command), *sizes], capture_output=True, text=True, env=environment)
-            if done.returncode:
-                print(f"{name}: failed with {done.returncode}: {done.stderr[-3000:]}")
+        commands = {name: [*map(str, command), *sizes] for name, command in sides.items()}
+        for name, code, printed, errors in one_by_one(commands, environment):
+            if code:
+                print(f"{name}: failed with {code}: {errors[-3000:]}")
                 continue
-            out = results[name] = json.loads(done.stdout.strip().splitlines()[-1])
+            out = results[name] = json.loads(printed.strip().splitlines()[-1])
             memory = out["device_memory"]
             extra = {key: out[key] for key in ("first_steps", "bound", "calls") if out.get(key)}
             used = f"peak {memory['peak'] / 1e9:6.2f} GB (weights {memory['loaded'] / 1e9:.2f})"
