@@ -137,15 +137,18 @@ class Cases:
         except metadata.PackageNotFoundError:
             return False
 
-    def wants(self, op):
-        return not self.only or any(part in op for part in self.only)
+    def wants(self, op, shape=""):
+        """Without a shape: whether any of them may be wanted."""
+        if shape:
+            return not self.only or any(part in f"{op} {shape}" for part in self.only)
+        return not self.only or any(part.split()[0] in op for part in self.only)
 
     def compiled(self, fn):
         torch._dynamo.reset()
         return torch.compile(fn, dynamic=False)
 
     def run(self, op, shape, peers, bytes_moved=0, target="", check=None, memory=None):
-        if not self.wants(op):
+        if not self.wants(op, shape):
             return
         if check is not None:
             got, want = check()

@@ -2,12 +2,14 @@
 
     gpu_model.py --hotswap build/bin/hotswap --packages build/packages [--csv bench/results.csv --date D --commit C]
     gpu_model.py --packages build/packages --model 8b --rows 2        # 16 layers, activations checkpointed
+    gpu_model.py --packages build/packages --adamw --sides "transformers;transformers hotswap;transformers liger"
     gpu_model.py --hotswap build/bin/hotswap --packages build/packages --model moe     # 4 layers of Qwen3-30B-A3B's, Liger left out
     gpu_model.py --hotswap build/bin/hotswap --packages build/packages --model gpt_oss --rows 1
     gpu_model.py --packages build/packages --model mamba2 --rows 1 --columns 512    # and mamba: transformers and ours alone
 
-bfloat16, --rows x --columns tokens, no optimizer. Each line is a process of its own: tokens/s, the GPU memory at the
-peak and before the first step, the first two steps' seconds and the first loss; the losses of one program must agree.
+bfloat16, --rows x --columns tokens, no optimizer but by --adamw (torch's, fused; the C++ host is left out). Each line is
+a process of its own: tokens/s, the GPU memory at the peak and before the first step, the first two steps' seconds and the
+first loss; the losses of one program must agree, of every step.
 transformers takes the packages through KernelConfig(use_local_kernel=True) ("kernels"), which needs Python's `kernels`,
 and through python/ ("hotswap": every layer and the loss without logits; "attention": that, and the attention, as in
 "hotswap attention" of the C++ host); "compile" is torch.compile of the stock model, and Liger's line needs its wheel:
@@ -74,6 +76,8 @@ LLAMAS = [model for model, (_, config, _) in MODELS.items() if config["model_typ
 WARM = 2
 BF16_LOSS = 2e-2
 HOST_ATTENTION = ["--use-kernels", "--attn-implementation", "flash_attention_2"]  # for which our package stands in
+LEARNING_RATE = 1e-5
+READY = "ready"
 OURS = {"hotswap": {}, "attention": {"attention": True}}  # through python/, and what else kernelize is asked for
 
 
@@ -108,6 +112,8 @@ def transformers_step(args) -> dict:
     from transformers import AutoConfig
     from transformers.models.llama import modeling_llama
 
+    print(READY, flush=True)
+    sys.stdin.readline()  # its turn on the GPU
     side, packages, rows, columns = args.side, args.packages, args.rows, args.columns
     config = AutoConfig.from_pretrained(args.folder)
     if side == "kernels":
@@ -141,6 +147,7 @@ def transformers_step(args) -> dict:
     torch.cuda.synchronize()
     loaded = torch.cuda.memory_allocated()
     times, losses = [], []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True) if args.adamw else None
     for i in range(WARM + args.repeats):
         model.zero_grad(set_to_none=True)
         torch.cuda.reset_peak_memory_stats()
@@ -148,6 +155,8 @@ def transformers_step(args) -> dict:
         start = time.perf_counter()
         loss = model(tokens, labels=tokens, use_cache=False).loss
         loss.backward()
+        if optimizer:
+            optimizer.step()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
         losses.append(loss.item())
@@ -155,6 +164,26 @@ def transformers_step(args) -> dict:
     return {"value": rows * columns / statistics.median(times[WARM:]), "check": losses, "calls": calls(),
             "first_steps": [round(t, 3) for t in times[:2]],
             "device_memory": {"loaded": loaded, "peak": torch.cuda.max_memory_allocated()}}  # fmt: skip
+
+
+def one_by_one(commands: dict, environment: dict):
+    """(name, exit status, stdout, stderr) of each. Those in Python import what they need side by side, which takes longer than
+    what is measured, and wait for their turn."""
+    waiting = {}
+    for name, command in commands.items():
+        if "--side" in command:
+            pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            waiting[name] = subprocess.Popen(command, **pipes, text=True, env=environment)
+    for process in waiting.values():
+        while process.stdout.readline().strip() not in (READY, ""):
+            pass
+    for name, command in commands.items():
+        if name in waiting:
+            printed, errors = waiting[name].communicate("\n")
+            yield name, waiting[name].returncode, printed, errors
+        else:
+            done = subprocess.run(command, capture_output=True, text=True, env=environment)
+            yield name, done.returncode, done.stdout, done.stderr
 
 
 def add_model_rows(args, results: dict, ours, peers, what: str, shape: str) -> None:
@@ -180,7 +209,8 @@ def main():
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--sides", type=lambda s: s.split(","), help='these alone: "transformers attention,hotswap kernels"')
+    parser.add_argument("--adamw", action="store_true", help="and a step of AdamW")
+    parser.add_argument("--sides", type=lambda s: s.split(";"), default=[], help="names as printed, with ; between")
     add_flags(parser)
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -197,8 +227,9 @@ def main():
         host = [args.hotswap, "bench", "model", "--what", "step", "--device", "cuda"]
         host += ["--model", folder, "--random-weights"]
         python = [sys.executable, __file__, "--folder", folder, "--packages", args.packages, "--model", args.model]
+        python += ["--adamw"] * args.adamw
         sides = {}
-        if args.hotswap and not checkpointed:  # the C++ host does not checkpoint
+        if args.hotswap and not checkpointed and not args.adamw:  # the C++ host does not checkpoint
             sides = {"hotswap stock": host, "hotswap kernels": [*host, "--use-kernels"], "hotswap attention": [*host, *HOST_ATTENTION]}
         sides["transformers"] = [*python, "--side", "plain"]
         modules = dict(hotswap="torch", attention="torch")
@@ -211,14 +242,16 @@ def main():
                 sides[f"transformers {side}"] = [*python, "--side", side]
             else:
                 print(f"transformers {side} is left out: no {module} in {sys.executable}")
-        sides = {name: side for name, side in sides.items() if not args.sides or name in args.sides}
+        if unknown := set(args.sides) - set(sides):
+            sys.exit(f"wanted sides of {'; '.join(sides)}; got {'; '.join(unknown)}")
+        sides = {name: command for name, command in sides.items() if not args.sides or name in args.sides}
         environment = dict(os.environ, HOTSWAP_PACKAGES=str(args.packages.resolve()), HF_HUB_OFFLINE="1")
-        for name, command in sides.items():
-            done = subprocess.run([*map(str, command), *sizes], capture_output=True, text=True, env=environment)
-            if done.returncode:
-                print(f"{name}: failed with {done.returncode}: {done.stderr[-3000:]}")
+        commands = {name: [*map(str, command), *sizes] for name, command in sides.items()}
+        for name, code, printed, errors in one_by_one(commands, environment):
+            if code:
+                print(f"{name}: failed with {code}: {errors[-3000:]}")
                 continue
-            out = results[name] = json.loads(done.stdout.strip().splitlines()[-1])
+            out = results[name] = json.loads(printed.strip().splitlines()[-1])
             memory = out["device_memory"]
             extra = {key: out[key] for key in ("first_steps", "bound", "calls") if out.get(key)}
             used = f"peak {memory['peak'] / 1e9:6.2f} GB (weights {memory['loaded'] / 1e9:.2f})"
@@ -234,7 +267,7 @@ def main():
         sys.exit(f"wanted losses within {BF16_LOSS} of each other; nothing is written")
     ours = ("hotswap kernels", "hotswap attention", "transformers kernels", *(f"transformers {side}" for side in OURS))
     peers = ("hotswap stock", "transformers", "transformers compile", "transformers liger")
-    add_model_rows(args, results, ours, peers, what="forward+backward", shape=shape)
+    add_model_rows(args, results, ours, peers, what="forward+backward" + "+AdamW" * args.adamw, shape=shape)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The operators of the packages on a GPU against torch, torch.compile, transformers' layers and Liger, in one process.
 
-    peers.py --packages build/packages [--only rms_norm,silu] [--csv bench/results.csv --date D --commit C]
+    peers.py --packages build/packages [--only "rms_norm 16384x8192,silu"] [--csv bench/results.csv --date D --commit C]
 
 What is measured, and beside whom, each package says in its own <package>_peers.py. Each case: our op is checked against
 float64 on some rows, then everybody's time is taken in turns with CUDA events over three sets of inputs, medians of five
@@ -25,7 +25,7 @@ from results import Results, add_flags, gpu  # noqa: E402
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", type=Path, required=True)
-    parser.add_argument("--only", type=lambda s: s.split(","), default=[], help="ops whose names hold one of these")
+    parser.add_argument("--only", type=lambda s: s.split(","), default=[], help="what holds one of these; a shape may follow the op's name")
     add_flags(parser)
     args = parser.parse_args()
     if not torch.cuda.is_available():

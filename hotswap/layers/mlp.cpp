@@ -1,6 +1,11 @@
 #include "hotswap/layers/mlp.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/mul.h>
+
+#include <array>
+
+#include "hotswap/layers/linked.h"
 
 namespace hotswap {
 
@@ -15,15 +20,26 @@ GatedMLP::GatedMLP(const GatedMLPOptions& o)
   own("act_fn", act_fn);
   const std::string layer = activation_kind(o.activation, "hidden_act").layer;
   if (layer != "SiLU" && layer != "GeluTanh") return;
-  gated_ = std::make_unique<Slot<GatedForward>>(
+  gated_ = std::make_unique<GatedSlot>(
       this, layer == "SiLU" ? "SwiGLUMLP" : "GeGLUMLP", "gated_mlp/1",
       [this](const Tensor& gate, const Tensor& up) { return at::mul(act_fn.forward(gate), up); });
 }
 
 Tensor GatedMLP::forward(const Tensor& x) const {
-  const Tensor gate = gate_proj.forward(x);  // [..., hidden]
-  const Tensor up = up_proj.forward(x);      // [..., hidden]
+  if (trains_whole(x)) return gated_->whole(x, gate_proj.weight, up_proj.weight, down_proj.weight);
+  LinkedProjections linked(gated_ && gated_->bound());
+  const Tensor gate = linked(gate_proj, x);  // [..., hidden]
+  const Tensor up = linked(up_proj, x);      // [..., hidden]
   return down_proj.forward(gated_ ? (*gated_)(gate, up) : at::mul(act_fn.forward(gate), up));
+}
+
+// Where every weight learns: one that does not has no use for act(gate) * up, or for x.
+bool GatedMLP::trains_whole(const Tensor& x) const {
+  if (!gated_ || !gated_->whole || !at::GradMode::is_enabled()) return false;
+  const std::array<const Linear*, 3> projections = {&gate_proj, &up_proj, &down_proj};
+  return std::all_of(projections.begin(), projections.end(), [&](const Linear* l) {
+    return !l->bound() && !l->bias.defined() && l->weight.requires_grad() && l->weight.scalar_type() == x.scalar_type();
+  });
 }
 
 }  // namespace hotswap

@@ -12,6 +12,22 @@ namespace hotswap {
 // gated_mlp/1. gate, up: [..., dim] -> act(gate) * up
 using GatedForward = Tensor(const Tensor& gate, const Tensor& up);
 
+// The whole of a gated MLP without biases as one node of autograd's graph, which keeps gate and up and not act(gate) *
+// up: backward makes that again in the pass that makes the gradients of gate and up.
+using WholeGatedForward = Tensor(const Tensor& x, const Tensor& gate_weight, const Tensor& up_weight,
+                                 const Tensor& down_weight);
+
+// What a package binds: the middle, and where it has the role backward_again, the whole for training.
+class GatedSlot : public Slot<GatedForward> {
+ public:
+  using Slot::Slot;
+  void unbind() override {
+    Slot::unbind();
+    whole = nullptr;
+  }
+  std::function<WholeGatedForward> whole;
+};
+
 struct GatedMLPOptions {
   int64_t dim, hidden;
   std::string activation;  // "silu"
@@ -35,7 +51,8 @@ class GatedMLP : public FeedForward {
   Activation act_fn;
 
  private:
-  std::unique_ptr<Slot<GatedForward>> gated_;
+  bool trains_whole(const Tensor& x) const;
+  std::unique_ptr<GatedSlot> gated_;
 };
 
 }  // namespace hotswap

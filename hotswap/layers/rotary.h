@@ -51,6 +51,7 @@ class RotaryPosEmb : public Module {
   std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const RotaryTables& tables) const {
     return forward_(q, k, tables.cos, tables.sin, tables.cos.size(-1), interleaved_);
   }
+  bool bound() const { return forward_.bound(); }
 
  private:
   bool interleaved_;

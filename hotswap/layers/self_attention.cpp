@@ -11,6 +11,8 @@
 
 #include <cmath>
 
+#include "hotswap/layers/linked.h"
+
 namespace hotswap {
 namespace {
 
@@ -77,7 +79,8 @@ Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) co
   const auto heads = [&](const Tensor& y) { return y.view({batch, time, -1, dim}); };
   // As the rotary embedding wants them. Of one token it is the same memory: a step of a small model is mostly views.
   const auto heads_first = [&](const Tensor& y) { return time == 1 ? y.view({batch, -1, 1, dim}) : y.transpose(1, 2); };
-  Tensor q = q_proj_.forward(x), k = k_proj_.forward(x);
+  LinkedProjections linked(rotary_fn_.bound() || attention_.bound());  // stock stays torch's own
+  Tensor q = linked(q_proj_, x), k = linked(k_proj_, x);
   const auto normalise = [&] {
     q = q_norm_->forward(q);
     k = k_norm_->forward(k);
@@ -103,7 +106,7 @@ Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) co
   }
   if (options_.temperature.floor > 0)
     q = at::mul(q, factors(context.attention, q, options_.temperature)).to(q.scalar_type());
-  Tensor v = heads(v_proj_.forward(x));
+  Tensor v = heads(linked(v_proj_, x));
   if (context.cache != nullptr) std::tie(k, v) = context.cache->update(options_.layer, k, v);
   AttentionOptions attention = attention_options_;
   attention.dropout = training() ? options_.dropout : 0;

@@ -3,6 +3,8 @@
 import torch
 from gpu_common import memory_of
 
+FEW = 64  # rows and words whose gradients are checked
+
 
 def run(c):
     F, loss, vocab = torch.nn.functional, c.ops["loss"], 128256
@@ -27,22 +29,38 @@ def run(c):
             lse = loss.cross_entropy_fwd(leaf.detach(), target, *options)[1]
             loss.cross_entropy_bwd(one, leaf.detach(), target, lse, *options)
 
+        def check(fwd):  # before z is overwritten
+            few = torch.arange(FEW, device="cuda")
+            want = z[:FEW].double().softmax(-1)
+            want[few, target[:FEW]] -= 1
+            got_loss, _, *made = fwd(z.clone(), target, *options)
+            loss_of = lambda z, target: F.cross_entropy(z.float(), target, reduction="sum")
+            total = sum(loss_of(*part) for part in zip(z.split(512), target.split(512), strict=True))
+            return [got_loss, made[-1][:FEW] * rows], [total / rows, want]
+
         plain = lambda z: F.cross_entropy(z.float(), target)
         peers = {"ours": at_once, "ours, in two passes": two_passes, "torch": both(lambda z: F.cross_entropy(z, target)),
                  "torch.compile": both(c.compiled(plain))}  # fmt: skip
         c.run("cross_entropy_fwd_bwd", f"{rows}x{vocab}", peers, 3 * z.nbytes, "1450 us",
+              lambda: check(loss.cross_entropy_fwd_bwd),
               memory=memory_of(peers, z.nbytes, leaf))  # fmt: skip
+
+        def in_place(z, *rest):
+            return *loss.cross_entropy_fwd_(z, *rest), z
+
+        checked = check(in_place)
         # Ours and Liger's put the gradient where the logits were: from the second call on those are small numbers.
         peers = {
             "ours": lambda i: loss.cross_entropy_fwd_(z, target, *options),
             "transformers": both(plain),
             "Liger": L and both(lambda z: L.LigerCrossEntropyFunction.apply(z, target, None)[0]),
         }
-        c.run("cross_entropy_fwd_", f"{rows}x{vocab}", peers, 2 * z.nbytes, "1300 us", memory=memory_of(peers, 0, leaf))
+        c.run("cross_entropy_fwd_", f"{rows}x{vocab}", peers, 2 * z.nbytes, "1300 us", lambda: checked,
+              memory=memory_of(peers, 0, leaf))  # fmt: skip
         del z, leaf, peers
         torch.cuda.empty_cache()
     for rows in (4096, 8192, 16384, 32768):
-        if c.wants("linear_cross_entropy"):
+        if c.wants("linear_cross_entropy_fwd", f"{rows}x4096x{vocab}"):
             linear_cross_entropy(c, rows, 4096, vocab, options)
             torch.cuda.empty_cache()
 
@@ -66,10 +84,24 @@ def linear_cross_entropy(c, rows, dim, vocab, options):
         )
 
     peers = {"ours": ours(0), "ours, 64 MiB": ours(64 << 20)}
+
+    def check():
+        few = torch.arange(FEW, device="cuda")
+        with torch.no_grad():
+            lse = torch.cat([(part.float() @ wide.T).logsumexp(-1) for wide in [w.float()] for part in h.split(1024)])
+            total = (lse - (h.float() * w[target].float()).sum(-1)).mean()
+            p = (h[:FEW].float() @ w.float().T - lse[:FEW, None]).exp()
+            p[few, target[:FEW]] -= 1
+            words = (h.float() @ w[:FEW].float().T - lse[:, None]).exp()
+            words -= (target[:, None] == few).float()
+            want = [total, p @ w.float() / rows, words.T @ h.float() / rows]
+        each = [peers[name](0) for name in peers if name.startswith("ours")]
+        return [t for made in each for t in (made[0], made[2][:FEW], made[3][:FEW])], want * len(each)
+
     if rows == 8192:
         peers["transformers"] = both(lambda: F.cross_entropy(F.linear(h, w).float(), target))
     if L:
         peers["Liger"] = both(lambda: L.LigerFusedLinearCrossEntropyFunction.apply(h, w, target)[0])
     wanted = {4096: "21500 us", 8192: "41000 us", 16384: "80000 us", 32768: "165000 us"}[rows]
-    c.run("linear_cross_entropy_fwd", f"{rows}x{dim}x{vocab}", peers, target=wanted,
+    c.run("linear_cross_entropy_fwd", f"{rows}x{dim}x{vocab}", peers, target=wanted, check=check,
           memory=memory_of(peers, (h.numel() + w.numel()) * 2, h, w))  # fmt: skip

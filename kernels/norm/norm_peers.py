@@ -4,6 +4,7 @@ import torch
 from gpu_common import backward_of, randoms
 
 EPS = 1e-6
+NORMS = ("rms_norm", "add_rms_norm", "rms_norm_bwd", "add_rms_norm_bwd")
 
 
 def run(c):
@@ -16,9 +17,9 @@ def norms(c):
 
     F, norm, rows = torch.nn.functional, c.ops["norm"], 16384
     for cols in (2048, 4096, 8192):
-        if not c.wants("rms_norm") and not (cols == 4096 and c.wants("layer_norm")):
-            continue
         shape, one = f"{rows}x{cols}", rows * cols * 2
+        if not any(c.wants(op, shape) for op in NORMS) and not (cols == 4096 and c.wants("layer_norm")):
+            continue
         x, r, dy, dh = (randoms(rows, cols) for _ in range(4))
         w, b = torch.randn(cols, device="cuda").bfloat16(), torch.randn(cols, device="cuda").bfloat16()
         layer = LlamaRMSNorm(cols, EPS).cuda().bfloat16()
@@ -54,7 +55,7 @@ def norms(c):
             }, 4 * one, "0.92 of copy",
                lambda: ([norm.add_rms_norm(x[0], r[0], w, EPS, 0.0, "llama")[0][few]],
                         [wide((x[0] + r[0])[few], w)]))  # fmt: skip
-        if not c.wants("rms_norm_bwd") and not (cols == 4096 and c.wants("layer_norm")):
+        if not any(c.wants(op, shape) for op in NORMS[2:]) and not (cols == 4096 and c.wants("layer_norm")):
             continue
         rstd = [norm.rms_norm_fwd(t, w, EPS, 0.0, "llama")[1] for t in x]
         pair = [(t, wleaf) for t in leaf]

@@ -7,7 +7,10 @@ from hotswap.packages import load
 _probability = load("probability")
 
 liger_softmax = _probability.softmax
-liger_sparsemax = _probability.sparsemax
+
+
+def liger_sparsemax(input, dim=-1):
+    return _probability.sparsemax(input, dim)
 
 
 class LigerSoftmax(nn.Module):

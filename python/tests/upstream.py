@@ -14,6 +14,7 @@ What is printed, and --most: kernels/common/tests/upstream_runner.py.
 
 import argparse
 import importlib
+import inspect
 import os
 import sys
 from importlib.machinery import ModuleSpec
@@ -25,6 +26,7 @@ from torch.utils.data import DataLoader
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "kernels/common/tests")]
+import exact  # noqa: E402
 import hotswap  # noqa: E402
 import upstream_runner as common  # noqa: E402
 from hotswap import packages  # noqa: E402
@@ -62,12 +64,16 @@ FUNCTIONS |= {f"LigerFusedLinear{n}Function": f"liger_fused_linear_{n.lower()}" 
 TUPLES = {"LigerCrossEntropyFunction": "liger_cross_entropy", "LigerFusedLinearCrossEntropyFunction": "liger_fused_linear_cross_entropy"}
 ORDER = """input target weight ignore_index lse_square_scale label_smoothing reduction softcap return_z_loss return_token_accuracy
 return_predicted_tokens""".split()  # of the former's arguments
+LINEAR_ORDER = """input weight target bias ce_weight ignore_index lse_square_scale label_smoothing reduction softcap return_z_loss
+accum_dtype use_token_scaling return_token_accuracy return_predicted_tokens ce_impl ce_mode chunk_mem_const""".split()
+INSIDES = ("ce_impl", "ce_mode")  # which of Liger's kernels; None: its own choice
 BESIDE = ("loss", "z_loss", "token_accuracy", "predicted_tokens")
 
 
 def _with_all(function, order):
     def call(*given):
-        got = function(**dict(zip(order, given))) if order else function(*given)
+        named = {name: value for name, value in zip(order, given) if name not in INSIDES or value is not None}
+        got = function(**named)
         if not hasattr(got, "loss"):
             return got, None, None, None
         return tuple(getattr(got, name) for name in BESIDE)
@@ -77,7 +83,15 @@ def _with_all(function, order):
 
 class _Function:
     def __init__(self, function):
-        self.apply = function
+        self.function = function
+        kinds = [p.kind for p in inspect.signature(function).parameters.values()]
+        self.most = None if inspect.Parameter.VAR_POSITIONAL in kinds else len(kinds)
+
+    def apply(self, *given):
+        """Without the last ones, which say by which of Liger's kernels; None: its own choice."""
+        if self.most is not None and all(value is None for value in given[self.most :]):
+            given = given[: self.most]
+        return self.function(*given)
 
 
 class Absent:
@@ -118,7 +132,7 @@ def _found(imported, before):
             place = hotswap.chunked_loss if imported.startswith("liger_kernel.chunked_loss") else hotswap
             return _Function(getattr(place, FUNCTIONS[name]))
         if name in TUPLES:
-            return _Function(_with_all(getattr(hotswap, TUPLES[name]), ORDER if name == "LigerCrossEntropyFunction" else None))
+            return _Function(_with_all(getattr(hotswap, TUPLES[name]), ORDER if name == "LigerCrossEntropyFunction" else LINEAR_ORDER))
         try:
             found = before(name)
         except AttributeError:
@@ -145,6 +159,7 @@ def install(device):
         is_npu_available=lambda: False,
         transformers_version_dispatch=_dispatch,
         infer_device_arch=lambda: "",
+        get_total_gpu_memory=lambda: 0 if device == "cpu" else torch.cuda.get_device_properties(0).total_memory // 2**30,
     )
     sys.modules["liger_kernel"].utils = utils
     # files ask when they are read
@@ -171,6 +186,7 @@ def main():
     parser.add_argument("--seconds", type=int, default=0, help="of one test; 0: any")
     parser.add_argument("--steps", type=int, default=0, help="of convergence, at most; 0: as there")
     parser.add_argument("--rows", type=int, default=0, help="of a step of convergence; 0: as there")
+    parser.add_argument("--exact", action="store_true", help="references in float64 (exact.py)")
     parser.add_argument("files", nargs="*", help="below FOLDER/test; none: all")
     common.add_arguments(parser)
     args = parser.parse_args()
@@ -183,8 +199,15 @@ def main():
         importlib.import_module("test.utils").supports_bfloat16 = lambda: True
         torch.cpu.get_device_properties = lambda *_: SimpleNamespace(total_memory=2**33)  # what wants more skips itself
     files = [folder / "test" / file for file in args.files or FILES]
+    fewer = shorter(args.steps, args.rows)
+
+    def put(module):
+        fewer(module)
+        if args.exact:
+            exact.put(module)
+
     ops = [packages.package(name).ops for name in PACKAGES]
-    runner = common.Runner(files, ops, most=args.most, seconds=args.seconds, put=shorter(args.steps, args.rows))
+    runner = common.Runner(files, ops, most=args.most, seconds=args.seconds, put=put)
     return runner.run(folder, "--import-mode=prepend", "-W", "ignore", "--continue-on-collection-errors", "-k", args.k)
 
 

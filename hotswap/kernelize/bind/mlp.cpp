@@ -1,9 +1,14 @@
-// gated_mlp/1
+// gated_mlp/1. Beside what the names say (regular.h): with backward_again, which writes over all that it is given,
+// dgate over gate, dup over up and what forward gave over dy, a layer's training is one node from x to down's product.
 #include "hotswap/layers/mlp.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
 
+#include "hotswap/kernelize/bind/bind_impl.h"
 #include "hotswap/kernelize/bind/example.h"
+#include "hotswap/layers/linked.h"
 
 namespace hotswap::binding {
 namespace {
@@ -20,6 +25,62 @@ Result<Example> gated_example(const std::string& layer, const ExampleSize& size)
   return make_example<GatedForward>(stock, {random({size.rows, size.dim}), random({size.rows, size.dim})});
 }
 
+using Backward = std::tuple<Tensor, Tensor>(const Tensor& dy, const Tensor& gate, const Tensor& up);
+
+struct GatedOps : Ops<GatedForward, GatedForward, Backward> {
+  explicit GatedOps(const LayerOps& layer)
+      : Ops(layer), again(*typed_op<void(Tensor, Tensor, Tensor)>(layer, "backward_again")) {}
+  c10::TypedOperatorHandle<void(Tensor, Tensor, Tensor)> again;
+};
+
+struct WholeFunction : torch::autograd::Function<WholeFunction> {
+  static Tensor forward(AutogradContext* ctx, const GatedOps* ops, const Tensor& x, const Tensor& gate_weight,
+                        const Tensor& up_weight, const Tensor& down_weight) {
+    const Tensor gate = at::linear(x, gate_weight), up = at::linear(x, up_weight);
+    ctx->save_for_backward({x, gate_weight, up_weight, down_weight, gate, up});
+    keep(ctx, ops);
+    return at::linear(below_autograd(*ops->train, gate, up), down_weight);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    const auto* ops = kept<const GatedOps*>(ctx);
+    check_backward(ops->layer);
+    variable_list saved = ctx->get_saved_variables();
+    const Tensor x = flat(saved[0]), gate_weight = saved[1], up_weight = saved[2], dy = flat(gradients[0]);
+    const std::vector<int64_t> shape = saved[0].sizes().vec();
+    const variable_list middle = {saved[4], saved[5]};
+    Tensor again = at::mm(dy, saved[3]).view(middle[0].sizes()), dgate, dup;  // first the gradient of the middle
+    saved.clear();
+    if (may_overwrite(middle)) {
+      dgate = middle[0].detach();
+      dup = middle[1].detach();
+      below_autograd(ops->again, again, dgate, dup);
+    } else {
+      std::tie(dgate, dup) = below_autograd(*ops->backward, again, middle[0], middle[1]);
+      again = below_autograd(*ops->train, middle[0], middle[1]);
+    }
+    const Tensor ddown = at::mm(dy.t(), flat(again));
+    again = Tensor();
+    dgate = flat(dgate);
+    dup = flat(dup);
+    Tensor dx;
+    if (ctx->needs_input_grad(0)) dx = at::mm(dgate, gate_weight).addmm_(dup, up_weight).view(shape);
+    return {Tensor(), dx, at::mm(dgate.t(), x), at::mm(dup.t(), x), ddown};
+  }
+};
+
+void bind_gated(SlotBase& slot, const LayerOps& layer) {
+  bind_regular<GatedForward>(slot, layer);
+  auto* gated = dynamic_cast<GatedSlot*>(&slot);
+  if (gated == nullptr) return;
+  gated->whole = nullptr;
+  if (!layer.trains() || layer.op("backward_again").empty()) return;
+  gated->whole = [ops = ops_of<GatedOps>(layer)](const Tensor& x, const Tensor& gate_weight, const Tensor& up_weight,
+                                                 const Tensor& down_weight) {
+    return WholeFunction::apply(ops, x, gate_weight, up_weight, down_weight);
+  };
+}
+
 }  // namespace
 
 std::vector<Contract> mlp_contracts() {
@@ -27,8 +88,9 @@ std::vector<Contract> mlp_contracts() {
            {{"forward", "(Tensor gate, Tensor up) -> Tensor y"},
             {"forward_train", "(Tensor gate, Tensor up) -> Tensor y"},
             {"backward", "(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)"},
-            {"backward_inplace", "(Tensor dy, Tensor(a!) gate, Tensor(b!) up) -> ()"}},
-           bind_regular<GatedForward>,
+            {"backward_inplace", "(Tensor dy, Tensor(a!) gate, Tensor(b!) up) -> ()"},
+            {"backward_again", "(Tensor(a!) dy, Tensor(b!) gate, Tensor(c!) up) -> ()"}},
+           bind_gated,
            gated_example}};
 }
 
