@@ -5,6 +5,7 @@
 """
 
 import ctypes
+from pathlib import Path
 
 import torch
 
@@ -47,7 +48,7 @@ class Library:
     then (query_starts, key_starts) and used keys_used. Causal: window=(NO_LIMIT, 0)."""
 
     def __init__(self, path):
-        self.library = ctypes.CDLL(str(path))
+        self.library = ctypes.CDLL(str(Path(path).resolve()))  # a name alone would be looked for elsewhere
         for name in ("forward", "backward", "decode"):
             getattr(self.library, f"attention_{name}").restype = ctypes.c_char_p
             getattr(self.library, f"attention_{name}_bytes").restype = ctypes.c_int64
