@@ -6,8 +6,9 @@ behind it.
 
 On the CPU: transformers in float32 on one thread, stock and ours by turns, in the shape of state-spaces/mamba-130m or of a Mamba-2
 of that size. On a GPU: transformers in bfloat16 in the shape of mamba-1.4b or mamba2-1.3b, first stock and then the same model
-swapped, its training with checkpoints; prompt and generation at each of --batch. With --hotswap the C++ host beside it, stock and
-by kernels, without checkpoints (its stock Mamba-2 keeps too much to train).
+swapped: its training without checkpoints where memory allows and with them, prompt and generation at each of --batch. Where
+mamba_ssm and causal_conv1d can be imported transformers takes their kernels, and the rows say so. With --hotswap the C++ host by
+kernels beside it, which has no checkpoints; with --stock-host its stock layers too (its stock Mamba-2 keeps too much to train).
 
 Random weights in bfloat16 let 48 layers of roundings grow: no two programs agree on logits or ids. So the stock model in float32,
 with the same weights, is what both are held against: ours must be as near to it as stock is. That is little (either is 0.7 of the
@@ -17,6 +18,7 @@ logits off in mamba2-1.3b's shape): what the kernels compute is what tests say.
 import argparse
 import copy
 import gc
+import importlib.util
 import json
 import os
 import statistics
@@ -54,6 +56,7 @@ LARGE = {  # on a GPU: state-spaces/mamba-1.4b and mamba2-1.3b, as their config.
     ),
 }  # fmt: skip
 NAMES = {"mamba": "mamba-1.4b", "mamba2": "mamba2-1.3b"}
+PEER = "transformers, mamba-ssm" if importlib.util.find_spec("mamba_ssm") else "transformers"
 AS_NEAR = 1.1  # our distance from float32 over stock's: two draws of the same roundings are within a few percent of each other
 WARM = 1
 
@@ -110,7 +113,7 @@ def on_cpu(args, report) -> None:
                 best[name] = min(best.get(name, float("inf")), took(m))
         report.add(
             kind="model", what=f"{args.model} {what}", shape=f"1x{args.length}, {args.layers} layers", dtype="float32",
-            threads=1, unit="ms", peer_name="transformers", **{k: v * 1e3 for k, v in best.items()},
+            threads=1, unit="ms", peer_name=PEER, **{k: v * 1e3 for k, v in best.items()},
         )  # fmt: skip
 
 
@@ -122,19 +125,32 @@ def arbitrary_ids(rows: int, columns: int, vocabulary: int):
 def rates(m, args, vocabulary) -> dict:
     """what -> tokens/s, and the bytes of a training step at its peak."""
     ids, found = arbitrary_ids(1, args.length, vocabulary), {}
-    torch.cuda.reset_peak_memory_stats()
-    times = [seconds(lambda: training(m, ids)) for _ in range(WARM + args.turns)][WARM:]
-    found["training step", f"1x{args.length} checkpointed"] = args.length / statistics.median(times)
-    found["peak memory", f"1x{args.length} checkpointed"] = torch.cuda.max_memory_allocated()
+    for kept in ("", " checkpointed"):
+        if kept:
+            m.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        gc.collect(), torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            times = [seconds(lambda: training(m, ids)) for _ in range(WARM + args.turns)][WARM:]
+        except torch.OutOfMemoryError:
+            print(f"no memory for a training step{kept}")
+            continue
+        found["training step", f"1x{args.length}{kept}"] = args.length / statistics.median(times)
+        found["peak memory", f"1x{args.length}{kept}"] = torch.cuda.max_memory_allocated()
+    m.gradient_checkpointing_disable()
     m.zero_grad(set_to_none=True)
     for rows in args.batch:
         ids, shape = arbitrary_ids(rows, args.prompt, vocabulary), f"{rows}x{args.prompt}"
         prompts, tokens = [], []
-        for _ in range(WARM + args.turns):
-            gc.collect(), torch.cuda.empty_cache()
-            prompts.append(seconds(lambda: prompt(m, ids)))
-            cache = prompt(m, ids)
-            tokens.append(seconds(lambda: generation(m, ids, cache, args.tokens)))
+        try:
+            for _ in range(WARM + args.turns):
+                gc.collect(), torch.cuda.empty_cache()
+                prompts.append(seconds(lambda: prompt(m, ids)))
+                cache = prompt(m, ids)
+                tokens.append(seconds(lambda: generation(m, ids, cache, args.tokens)))
+        except torch.OutOfMemoryError:
+            print(f"no memory for a prompt of {shape}")
+            continue
         found["prompt", shape] = rows * args.prompt / statistics.median(prompts[WARM:])
         found["generation", f"{shape}+{args.tokens}"] = rows * args.tokens / statistics.median(tokens[WARM:])
     return found
@@ -182,13 +198,12 @@ def on_gpu(args, report) -> None:
 
     exact = logits(copy.deepcopy(m).float())
     apart = lambda: ((logits(m) - exact).norm() / exact.norm()).item()
-    seen, distances = {}, {"transformers": apart()}
-    m.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    seen["transformers"] = rates(m, args, config.vocab_size)
+    seen, distances = {}, {PEER: apart()}
+    seen[PEER] = rates(m, args, config.vocab_size)
     hotswap.kernelize(m)
     distances["hotswap"] = apart()
     print("logits from float32's:", ", ".join(f"{name} {d:.3e}" for name, d in distances.items()))
-    if not distances["hotswap"] <= AS_NEAR * distances["transformers"]:
+    if not distances["hotswap"] <= AS_NEAR * distances[PEER]:
         sys.exit(f"wanted logits as near to float32's as transformers' are, within {AS_NEAR}; nothing is written")
     seen["hotswap"] = rates(m, args, config.vocab_size)
     print({op: n for op, n in hotswap.report(m).calls.items() if n})
@@ -196,10 +211,12 @@ def on_gpu(args, report) -> None:
     gc.collect(), torch.cuda.empty_cache()
     if args.hotswap:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        seen |= {"C++ host": host(args, True), "C++ host, stock": host(args, False)}
+        seen["C++ host"] = host(args, True)
+        if args.stock_host:
+            seen["C++ host, stock"] = host(args, False)
     for name, found in seen.items():
         print(name, {" ".join(key): round(value, 1) for key, value in found.items()}, flush=True)
-    for ours, peer in (("hotswap", "transformers"), ("C++ host", "C++ host, stock"), ("C++ host", "transformers")):
+    for ours, peer in (("hotswap", PEER), ("C++ host", "C++ host, stock"), ("C++ host", PEER)):
         for (what, shape), value in seen.get(ours, {}).items():
             other = seen.get(peer, {}).get((what, shape))
             if other is not None:
@@ -221,6 +238,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16, help="of generation")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--hotswap", type=Path, help="on a GPU: the C++ host")
+    parser.add_argument("--stock-host", action="store_true", help="beside it without kernels")
     add_flags(parser)
     args = parser.parse_args()
     cuda = args.device == "cuda"

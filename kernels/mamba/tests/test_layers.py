@@ -170,7 +170,7 @@ def test_inner_in_short_numbers(package):
     assert (y.double() - want).norm() <= 6 * 2**-8 * want.norm()
     # float32 weights under autocast: the projections are bfloat16, backward too
     wide_weights = [None if t is None else t.detach().float().requires_grad_() for t in given]
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(torch.get_default_device().type, torch.bfloat16):
         y = inner(package.mamba_inner_fn, wide_weights)
     assert y.dtype == torch.bfloat16
     assert (y.double() - want).norm() <= 6 * 2**-8 * want.norm()

@@ -162,9 +162,11 @@ def mamba_split_conv1d_scan_combined(
         _, _, z, xbc, dt = parts_of(zxbcdt)
         xbc = causal_conv1d_fn(xbc.transpose(1, 2), weight, bias, seq_idx=seq_idx, activation=activation).transpose(1, 2)
         x, B, C = xbc.split([inner, ngroups * states, ngroups * states], -1)
-        z = z.unflatten(-1, (heads, -1)) if rmsnorm_weight is None else None
-        B, C = (t.unflatten(-1, (ngroups, states)) for t in (B, C))
-        return x.unflatten(-1, (heads, -1)), dt, A, B, C, D, z, dt_bias, initial_states, seq_idx
+        # not by unflatten, whose Python torch.compile cannot follow where there is a default device
+        in_parts = lambda t, parts: t.reshape(*t.shape[:-1], parts, t.shape[-1] // parts)
+        z = in_parts(z, heads) if rmsnorm_weight is None else None
+        B, C = (in_parts(t, ngroups) for t in (B, C))
+        return in_parts(x, heads), dt, A, B, C, D, z, dt_bias, initial_states, seq_idx
 
     settings = chunk_size, True, *(float(limit) for limit in dt_limit)
     tensors = zxbcdt, weight, conv1d_bias, A, D, dt_bias, initial_states, seq_idx
