@@ -58,7 +58,7 @@ def page(height: float, title: str, colors: dict[str, str], body: list[str], not
 def step_of(top: float) -> float:
     """Between grid lines, so that there are three to seven of them."""
     size = 10 ** math.floor(math.log10(top))
-    return next(size * part for part in (0.1, 0.2, 0.25, 0.5, 1) if top / (size * part) <= 7)
+    return next(size * part for part in (0.1, 0.2, 0.25, 0.5, 1, 2) if top / (size * part) <= 7)
 
 
 def label_lines(label: tuple[str, str]) -> list[tuple[str, str]]:

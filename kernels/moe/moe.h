@@ -78,8 +78,10 @@ struct Source {
 
 // ---- the CPU's loops. Units of work have fixed sizes, so that no sum depends on the number of threads.
 constexpr int64_t kPart = 256;    // columns of an activation, or of a sum over rows
-constexpr int64_t kOutputs = 64;  // of a product of few rows
-constexpr int64_t kFewRows = 16;  // up to here an expert's product streams the weights, above it is a GEMM
+constexpr int64_t kOutputs = 64;  // of a product of few or some rows
+constexpr int64_t kFewRows = 16;  // up to here an expert's product streams the weights
+// Up to here one of float32 by weights that lie [out, in] keeps its rows transposed; above it is a GEMM.
+constexpr int64_t kSomeRows = 256;
 
 // Columns [part * kPart, ...) of all rows of one expert.
 struct Activation {
@@ -105,6 +107,16 @@ struct FewRows {
   int64_t count, in, out;
 };
 
+// The same of float32 and weights [out, in].
+struct SomeRows {
+  const float* columns;  // [in, wide]: the rows, transposed, and zeros
+  int64_t wide;          // a multiple of 16
+  const float* w;        // [out, in]
+  const float* bias;     // [out] or null
+  float* y;              // [count, out]
+  int64_t count, in, out;
+};
+
 struct Table {
   void (*forward)(const Activation& a, int64_t expert, int64_t part);
   void (*backward)(const Activation& a, int64_t expert, int64_t part);
@@ -120,6 +132,9 @@ struct Table {
   // A row as float32, in the order in which few_rows reads it.
   void (*widen)(float* to, const void* from, DType dtype, int64_t n, bool by_inputs);
   void (*few_rows)(const FewRows& a, int64_t begin, int64_t end);
+  // rows [count], each of `in` numbers, to columns [in, wide].
+  void (*to_columns)(float* to, int64_t wide, const float* const* rows, int64_t count, int64_t in);
+  void (*some_rows)(const SomeRows& a, int64_t begin, int64_t end);
 };
 HOTSWAP_ISA_TABLES(Table)
 

@@ -80,6 +80,18 @@ TEST(Moe, ManyTokens) {
   }
 }
 
+// Experts of 17 to 128 rows, whose products have a way of their own on the CPU, and sums of several parts; one with a
+// row more.
+TEST(Moe, SomeRowsAnExpert) {
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const int64_t most : {17, 33, 64, 97, 256, 257}) {
+      const Sizes s{.tokens = most + 20, .top_k = 1, .experts = 4, .hidden = most == 97 ? 1100 : 70, .inner = 530};
+      const Tensor index = (at::arange(s.tokens) >= most).to(at::kLong).unsqueeze(1);
+      expect_right(inputs(s, {.bias = most % 2 == 1}, index, dtype), std::to_string(most) + " rows, " + text(s, dtype));
+    }
+  }
+}
+
 TEST(Moe, ScoresInTheDtype) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     for (const bool scale_input : {false, true}) {
@@ -273,6 +285,12 @@ TEST(Moe, FewRowsGiveTheSameBitsWithAnyNumberOfThreads) {
         },
         "few rows");
   }
+}
+
+TEST(Moe, SomeRowsGiveTheSameBitsWithAnyNumberOfThreads) {
+  const Sizes s{.tokens = 160, .top_k = 2, .experts = 4, .hidden = 600, .inner = 300};
+  const Inputs in = inputs(s, {.bias = true}, some_routing(s), at::kFloat);
+  expect_same_with_any_threads([&] { return in.forward(); }, "some rows");
 }
 
 TEST(Moe, RefusesWhatItCannotDo) {

@@ -1,5 +1,6 @@
-// The ops on the CPU. Experts with few rows stream their weights, in units of some outputs of one expert that all
-// threads share; the others are GEMMs of torch's own (MKL, oneDNN), each on all threads.
+// The ops on the CPU. Experts with few rows stream their weights, and of float32 those with some rows keep these
+// transposed, both in units of some outputs of one expert that all threads share; the others are GEMMs of torch's own
+// (MKL, oneDNN), each on all threads.
 #pragma once
 
 #include <cstring>
@@ -55,7 +56,10 @@ class Experts {
  public:
   Experts(const Call& c, const Index& index) : c_(c), p_(c.p), index_(index), size_(kernels::size_of(p_.dtype)) {
     for (int64_t e = 0; e < p_.experts; ++e) {
-      if (count(e) > kFewRows) many_.push_back(e);
+      if (count(e) > kFewRows) {
+        (p_.dtype == DType::kFloat32 && count(e) <= kSomeRows ? some_ : many_).push_back(e);
+        some_and_many_.push_back(e);
+      }
       if (count(e) > 0 && count(e) <= kFewRows) few_.push_back(e);
       most_ = std::max(most_, count(e));
     }
@@ -67,7 +71,8 @@ class Experts {
   // y[slot] = rows of slot times W of its expert, W [out, in] or by_inputs [in, out], + bias.
   void multiply_rows(void* y, int64_t out, const Source& rows, const Tensor& w, bool by_inputs, void* bias) {
     few_products(y, out, rows, w, by_inputs, bias);
-    for (const int64_t e : many_) {
+    if (!by_inputs) some_products(y, out, rows, w, bias);
+    for (const int64_t e : by_inputs ? some_and_many_ : many_) {
       void* weight = at(w.data_ptr(), e * out * rows.cols);
       const Window b = by_inputs ? window(weight, rows.cols, out) : window(weight, out, rows.cols).transposed();
       multiply(window(at(y, index_.offsets[e] * out), count(e), out), rows_of(rows, e, first_), b,
@@ -163,11 +168,44 @@ class Experts {
     });
   }
 
+  void some_products(void* y, int64_t out, const Source& rows, const Tensor& w, void* bias) const {
+    if (some_.empty()) return;
+    std::vector<int64_t> first(some_.size() + 1, 0);  // rows before each expert's, rounded up
+    for (size_t i = 0; i < some_.size(); ++i) first[i + 1] = first[i] + (count(some_[i]) + 15) / 16 * 16;
+    const Tensor all = kernels::empty({first.back(), rows.cols}, DType::kFloat32);
+    auto* floats = static_cast<float*>(all.data_ptr());
+    const int64_t units = (out + kOutputs - 1) / kOutputs, experts = int64_t(some_.size());
+    kernels::parallel_rows(experts, kFewRows * rows.cols, [&](int64_t begin, int64_t end) {
+      std::array<const float*, kSomeRows> from;
+      for (int64_t i = begin; i < end; ++i) {
+        for (int64_t r = 0; r < count(some_[i]); ++r)
+          from[r] = static_cast<const float*>(row_of(rows, index_.offsets[some_[i]] + r));
+        table().to_columns(floats + first[i] * rows.cols, first[i + 1] - first[i], from.data(), count(some_[i]),
+                           rows.cols);
+      }
+    });
+    kernels::parallel_rows(experts * units, kOutputs * rows.cols, [&](int64_t begin, int64_t end) {
+      for (int64_t u = begin; u < end; ++u) {
+        const int64_t i = u / units, e = some_[i], from = u % units * kOutputs;
+        const auto number = [&](const void* data, int64_t element) { return static_cast<float*>(at(data, element)); };
+        table().some_rows({.columns = floats + first[i] * rows.cols,
+                           .wide = first[i + 1] - first[i],
+                           .w = number(w.data_ptr(), e * out * rows.cols),
+                           .bias = bias == nullptr ? nullptr : number(bias, e * out),
+                           .y = number(y, index_.offsets[e] * out),
+                           .count = count(e),
+                           .in = rows.cols,
+                           .out = out},
+                          from, std::min(out, from + kOutputs));
+      }
+    });
+  }
+
   const Call& c_;
   const Problem& p_;
   Index index_;
   int64_t size_, most_ = 0;
-  std::vector<int64_t> few_, many_;
+  std::vector<int64_t> few_, some_, many_, some_and_many_;
   std::optional<Tensor> first_, second_;  // gathered rows of one expert
 };
 
