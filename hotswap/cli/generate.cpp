@@ -15,7 +15,8 @@ struct Flags {
   KernelFlags kernels;
   std::string prompt, ids;
   int64_t max_new_tokens = 50;
-  std::optional<double> temperature, top_p;
+  std::optional<double> temperature, top_p, min_p;
+  std::vector<std::string> stop_strings;
   std::optional<int64_t> top_k;
   std::optional<uint64_t> seed;
   bool stream = false, json = false;
@@ -26,11 +27,13 @@ GenerationConfig config_of(const Flags& flags) {
                           .temperature = flags.temperature,
                           .top_k = flags.top_k,
                           .top_p = flags.top_p,
+                          .min_p = flags.min_p,
                           .seed = flags.seed};
   // A flag of the sampler asks for sampling, temperature 0 for the greedy choice; without any it is greedy.
-  const bool samples = flags.temperature || flags.top_k || flags.top_p || flags.seed;
+  const bool samples = flags.temperature || flags.top_k || flags.top_p || flags.min_p || flags.seed;
   config.do_sample = samples && flags.temperature.value_or(1) > 0;
   if (!*config.do_sample) config.temperature = std::nullopt;
+  if (!flags.stop_strings.empty()) config.stop_strings = flags.stop_strings;
   return config;
 }
 
@@ -127,6 +130,10 @@ void add_generate(CLI::App& app) {
   verb->add_option("--top-k", flags->top_k, "Sample among the k best")->check(CLI::NonNegativeNumber);
   verb->add_option("--top-p", flags->top_p, "Sample among the best that make up this probability")
       ->check(CLI::Range(0.0, 1.0));
+  verb->add_option("--min-p", flags->min_p, "Sample among those that are at least so likely as the best, times this")
+      ->check(CLI::Range(0.0, 1.0));
+  verb->add_option("--stop", flags->stop_strings, "A text that ends the answer; may be given again")
+      ->allow_extra_args(false);
   verb->add_option("--seed", flags->seed, "Of the sampler");
   verb->add_flag("--stream", flags->stream, "Print the text as it comes");
   verb->add_flag("--json", flags->json,

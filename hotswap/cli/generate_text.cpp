@@ -9,7 +9,7 @@ namespace hotswap {
 TimedText generate_text(CausalLM& model, const Tokenizer* tokenizer, const std::vector<int64_t>& prompt,
                         const GenerationConfig& config, const TextCallback& on_text) {
   const Tensor ids = row_tensor(prompt).to(model.device());
-  GenerateArguments arguments{.input_ids = ids, .config = config};
+  GenerateArguments arguments{.input_ids = ids, .config = config, .tokenizer = tokenizer};
   std::optional<StreamDecoder> stream;
   if (on_text && tokenizer != nullptr) {
     stream.emplace(*tokenizer);

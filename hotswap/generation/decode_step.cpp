@@ -6,8 +6,24 @@
 #include <ATen/ops/ones.h>
 
 #include "hotswap/base/log.h"
+#include "hotswap/layers/slot.h"
 
 namespace hotswap {
+
+namespace {
+
+// What is known of it before a capture fails, so that it can be said what to do.
+std::optional<std::string> asks_the_host(CausalLM& model) {
+  std::optional<std::string> why;
+  model.each_slot([&](const std::string& name, const SlotBase& slot) {
+    if (why || slot.contract() != "moe/1" || slot.bound()) return;
+    why = cat(name,
+              " runs stock experts, which ask the host how many tokens each has; kernelize() takes some that do not");
+  });
+  return why;
+}
+
+}  // namespace
 
 DecodeStep::DecodeStep(CausalLM& model, Cache& cache, Sampler& sampler, DecodeInput in)
     : model_(model), cache_(cache), sampler_(sampler), mask_(std::move(in.mask)), history_(std::move(in.prompt)) {
@@ -15,12 +31,13 @@ DecodeStep::DecodeStep(CausalLM& model, Cache& cache, Sampler& sampler, DecodeIn
 }
 
 void DecodeStep::capture(int64_t most_tokens) {
+  if (auto why = asks_the_host(model_)) return refuse(std::move(*why));
   auto graph = make_cuda_graph();
   if (!graph) return refuse(graph.why());
   graph_ = new_graph();
   why_not_ = "there was no second step";
   if (!sampler_.needs_history()) return;
-  // What is still to come is another time the first token: the sampler minds no repetition.
+  // What is still to come is another time the first token, which the sampler does not mind.
   said_ = at::full({1}, history_.size(1), history_.options());
   history_ = at::cat({history_, history_.narrow(1, 0, 1).expand({-1, most_tokens})}, 1);
 }
@@ -39,7 +56,7 @@ void DecodeStep::refuse(std::string why) {
 }
 
 Tensor DecodeStep::choose(const Tensor& logits) {
-  const Tensor next = sampler_.next(logits, history_);
+  const Tensor next = sampler_.next(logits, history_, said_);
   if (!sampler_.needs_history()) return next;
   if (said_.defined()) {
     history_.index_copy_(1, said_, next.unsqueeze(1));  // in place: a graph does so again
@@ -75,7 +92,7 @@ void DecodeStep::record() {
     graph_->capture([&] { token_.copy_(forward(token_)); });
   } catch (const c10::Error& error) {
     cache_.not_run(seen);
-    refuse(error.what_without_backtrace());
+    refuse(cat("a layer asks the host in the middle of a step: ", error.what_without_backtrace()));
   }
 }
 

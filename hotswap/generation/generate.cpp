@@ -13,6 +13,7 @@
 #include "hotswap/base/error.h"
 #include "hotswap/generation/decode_step.h"
 #include "hotswap/generation/sampler.h"
+#include "hotswap/generation/stop_strings.h"
 #include "hotswap/generation/token_reader.h"
 
 namespace hotswap {
@@ -20,6 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr int64_t kNewTokens = 20;       // where nobody says how many, as transformers has it
 constexpr int64_t kReserved = 4096;      // tokens that a growing cache has room for at once
 constexpr int64_t kWorthCapturing = 16;  // steps: making a graph costs as much as a few of them
 
@@ -50,9 +52,18 @@ Tensor left_padding(const GenerateArguments& a) {
 // Which rows go on, and what they have said.
 class Rows {
  public:
-  Rows(int64_t batch, const GenerationConfig& config)
-      : new_ids(batch), eos_(config.eos_token_id.value_or(std::vector<int64_t>())), running_(batch, true) {
-    if (batch > 1 && !eos_.empty()) pad_ = config.pad_token_id.value_or(eos_.front());
+  Rows(int64_t batch, const GenerationConfig& config, StopStrings* stops)
+      : new_ids(batch),
+        eos_(config.eos_token_id.value_or(std::vector<int64_t>())),
+        stops_(stops),
+        running_(batch, true) {
+    if (batch == 1 || (eos_.empty() && stops == nullptr)) return;
+    if (!config.pad_token_id && eos_.empty()) {
+      throw Error({.wanted = "a pad_token_id or an eos_token_id, for rows that stop_strings end before others",
+                   .got = "neither",
+                   .next = "set pad_token_id"});
+    }
+    pad_ = config.pad_token_id ? *config.pad_token_id : eos_.front();
   }
   // Takes the step's tokens; those of ended rows become padding.
   void take(std::vector<int64_t>& tokens) {
@@ -63,6 +74,7 @@ class Rows {
       }
       new_ids[row].push_back(tokens[row]);
       running_[row] = std::find(eos_.begin(), eos_.end(), tokens[row]) == eos_.end();
+      if (stops_ != nullptr && stops_->end(row, tokens[row])) running_[row] = false;
     }
   }
   bool any() const { return std::find(running_.begin(), running_.end(), true) != running_.end(); }
@@ -70,9 +82,38 @@ class Rows {
 
  private:
   std::vector<int64_t> eos_;
+  StopStrings* stops_;
   int64_t pad_ = 0;
   std::vector<bool> running_;
 };
+
+// Null where no text ends a row.
+std::unique_ptr<StopStrings> stop_strings(const GenerateArguments& a, const GenerationConfig& config,
+                                          const Tensor& mask) {
+  if (!config.stop_strings || config.stop_strings->empty()) return nullptr;
+  if (a.tokenizer == nullptr) {
+    throw Error({.wanted = "a tokenizer beside stop_strings",
+                 .got = "none",
+                 .next = "give generate()'s arguments the tokenizer, or set stop_strings = {}"});
+  }
+  const Tensor ids = a.input_ids.to(at::kCPU).contiguous();
+  const Tensor kept = mask.defined() ? mask.to(at::kCPU, at::kLong).sum(1) : Tensor();  // [batch]
+  std::vector<std::vector<int64_t>> rows;
+  for (int64_t row = 0; row < ids.size(0); ++row) {
+    const int64_t count = kept.defined() ? kept[row].item<int64_t>() : ids.size(1);
+    const int64_t* end = ids.const_data_ptr<int64_t>() + (row + 1) * ids.size(1);
+    rows.emplace_back(end - count, end);
+  }
+  return std::make_unique<StopStrings>(*a.tokenizer, *config.stop_strings, std::move(rows));
+}
+
+// With lengths as counts of new tokens.
+GenerationConfig counted(GenerationConfig config, int64_t prompt) {
+  if (!config.max_new_tokens) config.max_new_tokens = config.max_length ? *config.max_length - prompt : kNewTokens;
+  const int64_t least = config.min_length.value_or(0) - prompt;
+  if (least > config.min_new_tokens.value_or(0)) config.min_new_tokens = least;
+  return config;
+}
 
 bool captures(const CausalLM& model, const GenerationConfig& config) {
   return model.device().is_cuda() && config.cache_implementation.value_or("static") == "static" &&
@@ -89,7 +130,8 @@ std::string cache_implementation(const CausalLM& model, const GenerationConfig& 
 std::unique_ptr<Cache> make_cache(const CausalLM& model, const GenerationConfig& config, int64_t prompt) {
   const std::string implementation = cache_implementation(model, config);
   const bool grows = implementation == "dynamic";
-  const int64_t room = prompt + std::min(config.max_new_tokens, grows ? kReserved : config.max_new_tokens) - 1;
+  const int64_t most = *config.max_new_tokens;
+  const int64_t room = prompt + std::min(most, grows ? kReserved : most) - 1;
   return model.make_cache({.implementation = implementation, .max_cache_len = room});
 }
 
@@ -108,13 +150,18 @@ double GenerateResult::decode_tokens_per_second() const {
 GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
   const c10::InferenceMode inference;
   const auto start = Clock::now();
-  const GenerationConfig config = merged(a.config, model.generation_config());
-  if (!a.input_ids.defined() || a.input_ids.dim() != 2 || a.input_ids.numel() == 0 || config.max_new_tokens < 1) {
-    throw Error({.wanted = "input_ids [batch, time], not empty, and max_new_tokens >= 1",
-                 .got = cat(a.input_ids.defined() ? cat("[", join(a.input_ids.sizes()), "]") : "no input_ids", ", ",
-                            config.max_new_tokens),
-                 .next = "give at least one token, and ask for at least one"});
+  GenerationConfig config = merged(a.config, model.generation_config());
+  require_implemented(config);
+  const bool has_ids = a.input_ids.defined() && a.input_ids.dim() == 2 && a.input_ids.numel() > 0;
+  if (has_ids) config = counted(std::move(config), a.input_ids.size(1));
+  if (!has_ids || *config.max_new_tokens < 1) {
+    throw Error({.wanted = "input_ids [batch, time], not empty, and at least one new token",
+                 .got = has_ids ? cat(*config.max_new_tokens, " of them behind a prompt of ", a.input_ids.size(1))
+                        : a.input_ids.defined() ? cat("[", join(a.input_ids.sizes()), "]")
+                                                : "no input_ids",
+                 .next = "give at least one token, and ask for at least one: max_new_tokens, or a longer max_length"});
   }
+  const int64_t most = *config.max_new_tokens;
   const at::Device device = model.device();
   Tensor ids = a.input_ids.to(device);
   const int64_t batch = ids.size(0);
@@ -125,7 +172,8 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
     positions = (at::cumsum(mask, 1) - 1).clamp_min(0);
   }
   Sampler sampler(config, device);
-  Rows rows(batch, config);
+  const auto stops = stop_strings(a, config, mask);
+  Rows rows(batch, config, stops.get());
   const auto cache = make_cache(model, config, ids.size(1));
   if (mask.defined() && cache->capacity() > 0) {  // of a fixed size too: the tokens to come are none of padding
     mask = at::constant_pad_nd(mask, {0, cache->capacity() - mask.size(1)}, true);
@@ -139,7 +187,7 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
                                .logits_to_keep = 1})
                             .logits.select(1, 0);  // [batch, vocab]
   DecodeStep step(model, *cache, sampler, {.mask = mask, .positions = positions, .prompt = ids});
-  if (cache->capacity() > 0 && captures(model, config)) step.capture(config.max_new_tokens);
+  if (cache->capacity() > 0 && captures(model, config)) step.capture(most);
   Tensor next = step.begin(logits);  // [batch]
   TokenReader reader(device, batch);
   reader.push(next);
@@ -149,7 +197,7 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
   std::vector<int64_t> all;  // [steps, batch]
   int64_t asked = 1;
   const auto ask_until = [&](int64_t wanted) {
-    for (; asked < std::min(wanted, config.max_new_tokens); ++asked) reader.push(next = step(next));
+    for (; asked < std::min(wanted, most); ++asked) reader.push(next = step(next));
   };
   for (;;) {
     ask_until(result.steps + 1 + ahead);
@@ -158,7 +206,7 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
     all.insert(all.end(), tokens.begin(), tokens.end());
     if (++result.steps == 1) result.prefill_ms = ms_since(start);
     const bool go_on = !a.on_tokens || a.on_tokens(tokens);
-    if (!go_on || !rows.any() || result.steps == config.max_new_tokens) break;
+    if (!go_on || !rows.any() || result.steps == most) break;
   }
   result.captured = step.captured();
   if (!result.captured) result.why_not_captured = step.why_not_captured();

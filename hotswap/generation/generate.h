@@ -15,10 +15,13 @@
 
 namespace hotswap {
 
+class Tokenizer;
+
 struct GenerateArguments {
-  Tensor input_ids;              // [batch, time] int64
-  GenerationConfig config = {};  // over the model's generation_config()
-  Tensor attention_mask = {};    // [batch, time], 0 where a prompt is padded; padding stands on the left
+  Tensor input_ids;                      // [batch, time] int64
+  GenerationConfig config = {};          // over the model's generation_config()
+  Tensor attention_mask = {};            // [batch, time], 0 where a prompt is padded; padding stands on the left
+  const Tokenizer* tokenizer = nullptr;  // wanted for stop_strings alone
   // Called after every step with the new token of each row, pad where the row has ended; false ends the generation.
   std::function<bool(const std::vector<int64_t>& tokens)> on_tokens = nullptr;
 };

@@ -2,19 +2,28 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/div.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/gather.h>
+#include <ATen/ops/gt.h>
 #include <ATen/ops/le.h>
+#include <ATen/ops/logical_and.h>
 #include <ATen/ops/lt.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/multinomial.h>
 #include <ATen/ops/scatter.h>
+#include <ATen/ops/scatter_add.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
+#include <ATen/ops/sub.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 
 #include <cmath>
 #include <limits>
@@ -36,31 +45,72 @@ Sampler::Sampler(const GenerationConfig& c, at::Device device)
     : do_sample_(c.do_sample.value_or(false)),
       temperature_(c.temperature.value_or(1.0)),
       top_p_(c.top_p.value_or(1.0)),
+      min_p_(c.min_p.value_or(0.0)),
       repetition_penalty_(c.repetition_penalty.value_or(1.0)),
-      top_k_(c.top_k.value_or(50)) {  // transformers' default where sampling is on
+      top_k_(c.top_k.value_or(50)),  // transformers' default where sampling is on
+      ngram_(c.no_repeat_ngram_size.value_or(0)),
+      least_(c.min_new_tokens.value_or(0)),
+      ends_(c.eos_token_id.value_or(std::vector<int64_t>())) {
   require(!do_sample_ || (temperature_ > 0 && std::isfinite(temperature_)),
           "a temperature above 0 (for greedy decoding set do_sample = false)", "temperature", temperature_);
   require(top_p_ > 0 && top_p_ <= 1, "a top_p in (0, 1]", "top_p", top_p_);
+  require(min_p_ >= 0 && min_p_ <= 1, "a min_p in [0, 1]", "min_p", min_p_);
   require(top_k_ >= 0, "a top_k of 0 (off) or more", "top_k", static_cast<double>(top_k_));
   require(repetition_penalty_ > 0 && std::isfinite(repetition_penalty_), "a repetition_penalty above 0",
           "repetition_penalty", repetition_penalty_);
+  require(ngram_ >= 0, "a no_repeat_ngram_size of 0 (off) or more", "no_repeat_ngram_size",
+          static_cast<double>(ngram_));
+  require(least_ >= 0, "min_new_tokens of 0 or more", "min_new_tokens", static_cast<double>(least_));
+  if (least_ > 0 && !ends_.empty()) made_ = at::zeros({1}, at::TensorOptions(at::kLong).device(device));
   if (!c.seed) return;
   generator_ = device.is_cpu() ? at::make_generator<at::CPUGeneratorImpl>(*c.seed)
                                : at::globalContext().defaultGenerator(device).clone();
   generator_->set_current_seed(*c.seed);
 }
 
-Tensor Sampler::next(const Tensor& logits, const Tensor& so_far) {
-  if (!do_sample_ && repetition_penalty_ == 1) return at::argmax(logits, -1);  // rounding to float32 keeps the order
+Tensor Sampler::next(const Tensor& logits, const Tensor& so_far, const Tensor& length) {
+  if (!do_sample_ && !changes_scores()) return at::argmax(logits, -1);  // rounding to float32 keeps the order
   Tensor scores = logits.to(at::kFloat);
-  if (repetition_penalty_ != 1) {
-    const Tensor seen = at::gather(scores, 1, so_far);
-    const Tensor penalised =
-        at::where(at::lt(seen, 0), at::mul(seen, repetition_penalty_), at::div(seen, repetition_penalty_));
-    scores = at::scatter(scores, 1, so_far, penalised);
-  }
+  if (repetition_penalty_ != 1) scores = penalised(scores, so_far);
+  if (ngram_ > 0 && so_far.size(1) >= ngram_) scores = without_repeats(scores, so_far, length);
+  if (made_.defined()) scores = without_ends(scores);
   if (!do_sample_) return at::argmax(scores, -1);
   return at::multinomial(at::softmax(warp(scores), -1), 1, /*replacement=*/false, generator_).squeeze(1);
+}
+
+Tensor Sampler::penalised(const Tensor& scores, const Tensor& so_far) const {
+  const Tensor seen = at::gather(scores, 1, so_far);
+  const Tensor less =
+      at::where(at::lt(seen, 0), at::mul(seen, repetition_penalty_), at::div(seen, repetition_penalty_));
+  return at::scatter(scores, 1, so_far, less);
+}
+
+// What followed each earlier run of ngram - 1 tokens that are the last ones again.
+Tensor Sampler::without_repeats(const Tensor& scores, const Tensor& so_far, const Tensor& length) const {
+  const int64_t runs = so_far.size(1) - ngram_ + 1;
+  const Tensor said = length.defined() ? length : at::full({1}, so_far.size(1), so_far.options());
+  // Of a run the last token was said; so the run that would now come is none of them.
+  Tensor again = at::lt(at::arange(runs, so_far.options()), at::sub(said, ngram_ - 1)).unsqueeze(0);  // [1, runs]
+  for (int64_t i = 0; i < ngram_ - 1; ++i) {
+    const Tensor last = so_far.index_select(1, at::add(said, i - ngram_ + 1).clamp_min(0));  // [batch, 1]
+    again = at::logical_and(again, at::eq(so_far.narrow(1, i, runs), last));
+  }
+  const Tensor follows = so_far.narrow(1, ngram_ - 1, runs), times = again.to(at::kInt).expand(follows.sizes());
+  const Tensor banned = at::scatter_add(at::zeros(scores.sizes(), times.options()), 1, follows, times);
+  return scores.masked_fill(at::gt(banned, 0), kMinusInfinity);
+}
+
+Tensor Sampler::without_ends(const Tensor& scores) {
+  if (!is_end_.defined()) {
+    Tensor is_end = at::zeros({scores.size(1)}, at::TensorOptions(at::kBool));
+    for (const int64_t id : ends_) {
+      if (id >= 0 && id < scores.size(1)) is_end.mutable_data_ptr<bool>()[id] = true;
+    }
+    is_end_ = is_end.to(scores.device());
+  }
+  const Tensor early = at::logical_and(is_end_, at::lt(made_, least_));
+  made_.add_(1);  // in place: a graph does so again
+  return scores.masked_fill(early, kMinusInfinity);
 }
 
 Tensor Sampler::warp(Tensor scores) const {
@@ -74,6 +124,10 @@ Tensor Sampler::warp(Tensor scores) const {
     Tensor drop = at::le(at::cumsum(at::softmax(sorted, -1), -1), 1 - top_p_);  // [batch, vocab], least likely first
     drop.narrow(1, drop.size(1) - 1, 1).fill_(false);                           // the best token always stays
     scores = scores.masked_fill(at::scatter(drop, 1, order, drop), kMinusInfinity);
+  }
+  if (min_p_ > 0) {
+    const Tensor p = at::softmax(scores, -1);
+    scores = scores.masked_fill(at::lt(p, at::mul(p.amax(-1, /*keepdim=*/true), min_p_)), kMinusInfinity);
   }
   return scores;
 }

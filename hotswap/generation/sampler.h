@@ -1,5 +1,6 @@
 // From the logits of one position to the next token, in the order of transformers' processors: repetition penalty,
-// temperature, top-k, top-p, then a draw. On the logits' device, and never waits for it.
+// runs of tokens that would come again, ends that come too early, temperature, top-k, top-p, min-p, then a draw. On the
+// logits' device, and never waits for it.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -13,20 +14,27 @@ using at::Tensor;
 
 class Sampler {
  public:
-  // Error on a setting that makes no sense. Reads everything but lengths and token ids.
+  // Error on a setting that makes no sense. Reads everything but the most tokens, the token of padding and texts.
   Sampler(const GenerationConfig& config, at::Device device);
 
-  // logits: [batch, vocab] any floating type; so_far: [batch, time] ids, an id any number of times, read only where
-  // needs_history() -> [batch]
-  Tensor next(const Tensor& logits, const Tensor& so_far);
-  bool needs_history() const { return repetition_penalty_ != 1; }
+  // logits: [batch, vocab] any floating type; so_far: [batch, time] ids, read only where needs_history(); length: [1]
+  // int64, how many of them were said; undefined: all. What stands behind is some id that was said -> [batch]
+  Tensor next(const Tensor& logits, const Tensor& so_far, const Tensor& length = {});
+  bool needs_history() const { return repetition_penalty_ != 1 || ngram_ > 0; }
   const std::optional<at::Generator>& generator() const { return generator_; }  // none: the device's own
 
  private:
+  bool changes_scores() const { return needs_history() || made_.defined(); }
+  Tensor penalised(const Tensor& scores, const Tensor& so_far) const;
+  Tensor without_repeats(const Tensor& scores, const Tensor& so_far, const Tensor& length) const;
+  Tensor without_ends(const Tensor& scores);
   Tensor warp(Tensor scores) const;  // [batch, vocab] float32
   bool do_sample_;
-  double temperature_, top_p_, repetition_penalty_;
-  int64_t top_k_;
+  double temperature_, top_p_, min_p_, repetition_penalty_;
+  int64_t top_k_, ngram_, least_;
+  std::vector<int64_t> ends_;
+  Tensor is_end_;  // [vocab] bool
+  Tensor made_;    // [1] int64: tokens so far, on the device, so that a captured step counts; where ends may come early
   std::optional<at::Generator> generator_;
 };
 

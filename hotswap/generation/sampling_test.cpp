@@ -27,6 +27,7 @@ std::vector<SamplingCase> sampling_cases() {
       {{.temperature = 0.5, .top_k = 0}, over({256, 64, 16, 4, 4})},
       {{.top_k = 2}, over({2, 1, 0, 0, 0})},
       {{.top_k = 0, .top_p = 0.7}, over({2, 1, 0, 0, 0})},
+      {{.top_k = 0, .min_p = 0.3}, over({2, 1, 0, 0, 0})},
       {{.temperature = 2.0, .top_k = 3, .top_p = 0.99}, over({2, std::sqrt(2), 1, 0, 0})},
   };
   for (SamplingCase& c : cases) c.config.do_sample = true;

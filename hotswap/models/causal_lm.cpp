@@ -242,18 +242,8 @@ void CausalLM::save_pretrained(const std::filesystem::path& folder) {
   save_pretrained_weights(folder, in_checkpoint_terms(plain_tensors(), family_.tensor_rules(config_)));
 
   nlohmann::ordered_json generation = nlohmann::ordered_json::object();
-  const GenerationConfig& g = generation_config_;
-  const auto put = [&](const char* key, const auto& value) {
-    if (value) generation[key] = *value;
-  };
-  put("bos_token_id", config_.bos_token_id);
-  put("eos_token_id", g.eos_token_id);
-  put("pad_token_id", g.pad_token_id);
-  put("do_sample", g.do_sample);
-  put("temperature", g.temperature);
-  put("top_k", g.top_k);
-  put("top_p", g.top_p);
-  put("repetition_penalty", g.repetition_penalty);
+  if (config_.bos_token_id) generation["bos_token_id"] = *config_.bos_token_id;
+  generation.update(to_json(generation_config_));
   write_file(folder / "generation_config.json", generation.dump(2) + "\n");
 
   if (source_.empty() || !std::filesystem::is_directory(source_)) return;

@@ -32,6 +32,18 @@ SAMPLES = [  # as GenerationConfig names them
     dict(do_sample=True, temperature=0.7, top_k=0, top_p=0.8),
     dict(do_sample=True, temperature=1.3, top_k=5, repetition_penalty=1.2),
     dict(do_sample=False, repetition_penalty=1.3),
+    dict(do_sample=True, temperature=2.0, top_k=0, min_p=0.05),
+    dict(do_sample=True, temperature=1.5, top_k=20, top_p=0.9, min_p=0.1, no_repeat_ngram_size=2),
+    dict(do_sample=False, no_repeat_ngram_size=1),
+    dict(do_sample=False, no_repeat_ngram_size=3, repetition_penalty=1.1),
+]
+ENDED = [  # with ends of text; by stop_strings the text ends in the middle of a token, and across two
+    dict(do_sample=False),
+    dict(do_sample=False, min_new_tokens=12),
+    dict(do_sample=True, temperature=1.5, min_new_tokens=6),
+    dict(do_sample=False, stop_strings=["zzz", " o"]),
+    dict(do_sample=False, stop_strings=["e t"]),
+    dict(do_sample=False, max_length=40, min_length=30),
 ]
 
 ARGUMENTS = dict(per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=7, learning_rate=1e-3,
@@ -86,11 +98,14 @@ def generated(model, tokenizer, ends, prompts=PROMPTS, new_tokens=64):
     return cases
 
 
-def sampled(model, prompt):
+def sampled(model, tokenizer, prompt, ends):
     samples = []
-    for settings in SAMPLES:
+    for settings in [dict(one, eos_token_id=[]) for one in SAMPLES] + [dict(one, eos_token_id=ends) for one in ENDED]:
         torch.manual_seed(11)
-        out = model.generate(prompt, max_new_tokens=24, eos_token_id=None, pad_token_id=0, **settings)
+        options = dict(settings) if "max_length" in settings else dict(settings, max_new_tokens=24)
+        if "stop_strings" in settings:
+            options["tokenizer"] = tokenizer
+        out = model.generate(prompt, pad_token_id=0, **dict(options, eos_token_id=settings["eos_token_id"] or None))
         samples.append(dict(settings=settings, output_ids=out[0, prompt.shape[1]:].tolist()))
     return dict(seed=11, input_ids=prompt[0].tolist(), cases=samples)
 
@@ -157,8 +172,9 @@ def main():
     folder.mkdir(parents=True)
 
     tokenizer = make_tokenizer("normalizers")
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>").save_pretrained(folder)
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    fast.save_pretrained(folder)
     stream = [1] + tokenizer.encode(text, add_special_tokens=False).ids
     model = new_model(tokenizer.get_vocab_size())
     pretrain(model, stream)
@@ -169,7 +185,7 @@ def main():
 
     cases = generated(model, tokenizer, ends)
     golden = dict(eos_token_ids=ends, cases=cases, losses=losses_of(model, tokenizer, root, 300),
-                  samples=sampled(model, torch.tensor([cases[0]["input_ids"]])))
+                  samples=sampled(model, fast, torch.tensor([cases[0]["input_ids"]]), ends))
     (folder / "golden.json").write_text(json.dumps(golden))
     (folder / "finetune_golden.json").write_text(json.dumps(finetuned(model, stream, root)))
 
