@@ -6,6 +6,7 @@ Tokens that the mask leaves out count nowhere, whatever stands there; but for LU
 """
 
 import math
+import warnings
 from typing import NamedTuple, Optional
 
 import torch
@@ -207,6 +208,8 @@ class LigerFusedLinearGRPOLoss(nn.Module):
         everywhere = self.options.loss_type == "luspo"
         target = selected_token_ids if everywhere else selected_token_ids.masked_fill(attention_mask == 0, -100)
         reference = ref_per_token_logps if self.use_ref_model else None
+        if reference is not None and ref_input is not None:
+            warnings.warn("wanted ref_per_token_logps or ref_input; got both. Using ref_per_token_logps.", stacklevel=2)
         if self.use_ref_model and reference is None and self.options.beta != 0:
             if ref_input is None:
                 raise ValueError("wanted ref_per_token_logps or ref_input, as use_ref_model is on; got neither; pass one")

@@ -200,3 +200,12 @@ def test_wrong_arguments():
         module(hidden, weight, ids, mask, advantages, ref_per_token_logps=mask.float(), vllm_is_ratio=torch.ones(3))
     with pytest.raises(ValueError, match="reshape"):
         module(hidden, weight, ids[:, 1:], mask, advantages)
+
+
+def test_the_reference_that_is_taken_of_two_is_told():
+    hidden, weight, bias, ids, mask, advantages, _, ref = batch(torch.float32)
+    module = chunked_loss.LigerFusedLinearGRPOLoss(beta=0.04)
+    want = module(hidden, weight, ids, mask, advantages, bias, ref)[0]
+    with pytest.warns(UserWarning, match="Using ref_per_token_logps"):
+        got = module(hidden, weight, ids, mask, advantages, bias, ref, ref_input=hidden, ref_weight=weight)[0]
+    assert torch.equal(got, want)

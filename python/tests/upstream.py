@@ -4,22 +4,26 @@
     upstream.py --packages build/packages --liger FOLDER [--steps 6 --rows 2] convergence/fp32/test_mini_models.py
 
 The folder is a checkout of linkedin/Liger-Kernel, or a release's source archive, unpacked; pytest must be there, for convergence
-`datasets` too. Its test files run as they are, but nothing of its
-source: modules under its names hold what hotswap.enable_for_trainer() puts there, its autograd functions are ours where one of
-hotswap's has the same arguments, and what hotswap has not is refused when it is used. Files of kernels that hotswap does not offer
-(attention of its own, quantised products, mHC, ...) are not run. Convergence trains models of 70 million weights: by default as there, 32 steps
-of 16 rows of 128 tokens, which wants a GPU.
+`datasets` too. Its test files run as they are, but none of its kernels: modules under its names hold what
+hotswap.enable_for_trainer() puts there, its autograd functions are ours where one of hotswap's has the same arguments, and what
+hotswap has not is refused when it is used. Files of kernels that hotswap does not offer (attention of its own, quantised
+products, mHC, ...) are not run. Convergence trains models of 70 million weights: by default as there, 32 steps of 16 rows of
+128 tokens, which wants a GPU.
+A few helpers in plain torch, of which its tests make what they compare with, are read from its source (HELPERS).
 What is printed, and --most: kernels/common/tests/upstream_runner.py.
 """
 
 import argparse
+import ast
 import importlib
 import inspect
+import math
 import os
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Optional
 
 import torch
 from torch.utils.data import DataLoader
@@ -27,7 +31,7 @@ from torch.utils.data import DataLoader
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "kernels/common/tests")]
 import exact  # noqa: E402
-import hotswap  # noqa: E402
+import hotswap.chunked_loss  # noqa: E402
 import upstream_runner as common  # noqa: E402
 from hotswap import packages  # noqa: E402
 
@@ -70,6 +74,39 @@ INSIDES = ("ce_impl", "ce_mode")  # which of Liger's kernels; None: its own choi
 BESIDE = ("loss", "z_loss", "token_accuracy", "predicted_tokens")
 
 
+HELPERS = {  # of which tests make what ours are compared with, by file
+    "chunked_loss/grpo_loss.py": ("get_gamma_weights",),
+    "chunked_loss/fused_linear_ppo.py": ("LigerFusedLinearPPOBase._compute_dapo_normalizer",),
+    "transformers/grpo_loss.py": ("_reduce_grpo_loss",),
+}
+ALONE = {f"test_reduce_grpo_loss_{what}": "of a helper alone, which is Liger's own here"
+         for what in ("matches_reference", "requires_max_completion_length")}  # fmt: skip
+
+
+def helpers(folder):
+    """module, name -> the helper."""
+    found = {}
+    for file, paths in HELPERS.items():
+        source = folder / "src/liger_kernel" / file
+        scope = {"torch": torch, "math": math, "Optional": Optional, "F": torch.nn.functional}
+        nodes = {node.name: node for node in ast.parse(source.read_text()).body if hasattr(node, "name")}
+        for path in paths:
+            name, _, method = path.partition(".")
+            node = nodes.get(name)
+            if method and node:
+                node = next((n for n in node.body if getattr(n, "name", "") == method), None)
+            if node:  # not in every release
+                exec(compile(ast.Module([node], []), source, "exec"), scope)
+                made = scope[method or name]
+                made = getattr(made, "__func__", made)
+                module = "liger_kernel." + file.removesuffix(".py").replace("/", ".")
+                found[module, name] = made
+                if method:  # of a class that hotswap has not
+                    found[module, name] = Absent(f"{module}.{name}")
+                    setattr(found[module, name], method, made)
+    return found
+
+
 def _with_all(function, order):
     def call(*given):
         named = {name: value for name, value in zip(order, given) if name not in INSIDES or value is not None}
@@ -92,6 +129,13 @@ class _Function:
         if self.most is not None and all(value is None for value in given[self.most :]):
             given = given[: self.most]
         return self.function(*given)
+
+
+def _experts(x, gate_up_proj, down_proj, top_k_index, top_k_weights):
+    return packages.load("moe").experts(x, top_k_index, top_k_weights, gate_up_proj, None, down_proj, None, "swiglu")
+
+
+GIVEN: dict = {}  # helpers'
 
 
 class Absent:
@@ -128,9 +172,13 @@ def _found(imported, before):
     def find(name):
         if name.startswith("__"):
             raise AttributeError(name)
+        if (imported, name) in GIVEN:
+            return GIVEN[imported, name]
         if name in FUNCTIONS:
             place = hotswap.chunked_loss if imported.startswith("liger_kernel.chunked_loss") else hotswap
             return _Function(getattr(place, FUNCTIONS[name]))
+        if name == "LigerFusedMoEFunction":
+            return _Function(_experts)
         if name in TUPLES:
             return _Function(_with_all(getattr(hotswap, TUPLES[name]), ORDER if name == "LigerCrossEntropyFunction" else LINEAR_ORDER))
         try:
@@ -194,11 +242,14 @@ def main():
     os.environ["HF_HUB_OFFLINE"] = "1"
     folder = args.liger.resolve()
     install(args.device)
+    GIVEN.update(helpers(folder))
     sys.path.insert(0, str(folder))  # their tests import `test.utils`
     if args.device == "cpu":  # theirs ask for a GPU's
         importlib.import_module("test.utils").supports_bfloat16 = lambda: True
         torch.cpu.get_device_properties = lambda *_: SimpleNamespace(total_memory=2**33)  # what wants more skips itself
     files = [folder / "test" / file for file in args.files or FILES]
+    if not args.files:  # of one release or the other
+        files = [file for file in files if file.exists()]
     fewer = shorter(args.steps, args.rows)
 
     def put(module):
@@ -207,7 +258,7 @@ def main():
             exact.put(module)
 
     ops = [packages.package(name).ops for name in PACKAGES]
-    runner = common.Runner(files, ops, most=args.most, seconds=args.seconds, put=put)
+    runner = common.Runner(files, ops, most=args.most, left_out=ALONE, seconds=args.seconds, put=put)
     return runner.run(folder, "--import-mode=prepend", "-W", "ignore", "--continue-on-collection-errors", "-k", args.k)
 
 
