@@ -7,7 +7,8 @@ causal; the median over the turns. Values are compared with cuDNN's first. Masks
 call of 2 x 8192, window (causal, 1024 keys, by the pairs that are seen), chunk (likewise), alibi (causal) and packed
 (causal, sequences of 64 to 4096 rows; --rows is not read). Rows are of the library named "ours". As load each has the
 multiprocessors' clock and the card's power while it ran, ours and theirs: a Hopper card at its power limit slows down by
-a tenth. The file is Triton's tutorial of fused attention, of float16 and heads of a power of two, as it stands.
+a tenth, some tenths of a second late, so that who comes behind a product is slowed down for it: each call runs untimed
+for as long as it is timed before. The file is Triton's tutorial of fused attention, of float16 and heads of a power of two, as it stands.
 """
 
 import argparse
@@ -58,7 +59,7 @@ class Meter:
 
 
 def timed(call, seconds, meter):
-    """Milliseconds a call, clock, power: one long stretch of calls."""
+    """Milliseconds a call, clock, power: one long stretch of calls, behind as long a one that is not timed."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(2):
         call()
@@ -67,6 +68,9 @@ def timed(call, seconds, meter):
     end.record()
     end.synchronize()
     count = max(3, int(seconds * 1e3 / begin.elapsed_time(end)))
+    for _ in range(count):
+        call()
+    torch.cuda.synchronize()
     start = time.perf_counter()
     begin.record()
     for _ in range(count):
@@ -246,7 +250,8 @@ def main():
                 peer=theirs and round(theirs, 1), peer_name=peer, target=target_of(args, x, *dims, mask, peer),
                 load=f"{load}; {their_load}".rstrip("; "),
             )  # fmt: skip
-    report.write()
+        report.write()  # as they come
+        report.rows.clear()
 
 
 if __name__ == "__main__":

@@ -66,6 +66,8 @@ class Bench:
                 ours=rate, peer=theirs, peer_name=who, unit="GB/s", target=TARGETS[page] if who == COPY else "",
                 load=f"{load}; {their_load}",
             )  # fmt: skip
+        self.report.write()  # as they come
+        self.report.rows.clear()
 
     def pages_of(self, caches, batch, length, page):
         """The caches in pages of any order, and their table."""
@@ -135,7 +137,6 @@ def main():
         bench.dense(*shape)
     for shape in LATENT:
         bench.latent(*shape)
-    bench.report.write()
 
 
 if __name__ == "__main__":
