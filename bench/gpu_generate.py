@@ -3,9 +3,10 @@
     gpu_generate.py --hotswap build/bin/hotswap --packages build/packages [--batch 1,16] [--csv bench/results.csv ...]
 
 Qwen3-0.6B's shape in bfloat16; a prompt of --prompt tokens, then --new-tokens more; of prefill the prompt alone. Each line is a
-process of its own. "compile" is transformers with a static cache and torch.compile, whose first call is not counted; "generate" is
-hotswap.generate, "hotswap" transformers' own loop over swapped layers, "attention" the same with our attention, too, as "hotswap
-attention" of the C++ host.
+process of its own; its first token is that of the process's first call, the model being loaded. "compile" is transformers with a
+static cache and torch.compile, whose first call is not counted in its rates; "generate" is hotswap.generate, "hotswap"
+transformers' own loop over swapped layers, "attention" the same with our attention, too, as "attention" of the C++ host;
+"continuous" is transformers' continuous batching, its manager kept.
 The first tokens of all sides must agree before anything is written; later ones part where two logits are as good as equal.
 """
 
@@ -30,8 +31,8 @@ QWEN3 = dict(
     max_position_embeddings=40960, rms_norm_eps=1e-6, rope_theta=1000000.0, tie_word_embeddings=True,
     attention_bias=False, initializer_range=0.02, dtype="bfloat16", bos_token_id=1, eos_token_id=2,
 )  # fmt: skip
-SIDES = ("plain", "hotswap", "attention", "generate", "compile")
-HOST = {"hotswap stock": [], "hotswap kernels": ["--use-kernels"], "hotswap attention": HOST_ATTENTION}
+SIDES = ("plain", "hotswap", "attention", "generate", "compile", "continuous")
+HOST = {"stock": [], "kernels": ["--use-kernels"], "attention": HOST_ATTENTION}
 
 
 def arbitrary_ids(rows: int, columns: int):
@@ -52,12 +53,26 @@ def save_model(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
+def continuous(model, ids, max_new_tokens, **_):
+    """All rows are there from the beginning; an end of text that does not come."""
+    import torch
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=QWEN3["vocab_size"] - 1, pad_token_id=0)
+    done = model.generate_batch(ids.tolist(), generation_config=config, persistent_manager=True)
+    said = [answer.generated_tokens for answer in done.values()]
+    if any(len(one) != max_new_tokens for one in said):
+        raise SystemExit(f"wanted {max_new_tokens} tokens of each row; got {[len(one) for one in said]}")
+    return torch.cat([ids, torch.tensor(said, device=ids.device)], 1)
+
+
 def transformers_side(args) -> dict:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(args.folder, dtype=torch.bfloat16, device_map="cuda").eval()
-    say = model.generate
+    more = {"attn_implementation": args.attn} if args.attn else {}
+    model = AutoModelForCausalLM.from_pretrained(args.folder, dtype=torch.bfloat16, device_map="cuda", **more).eval()
+    say = functools.partial(continuous, model) if args.side == "continuous" else model.generate
     if args.side in (*OURS, "generate"):
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
         import hotswap
@@ -77,13 +92,17 @@ def transformers_side(args) -> dict:
         torch.cuda.synchronize()
         return time.perf_counter() - start, out[0, args.prompt :].tolist()
 
-    generate(args.new_tokens if args.side == "compile" else 2)
+    first_token = generate(1)[0]
+    if args.side == "compile":
+        first_token += generate(args.new_tokens)[0]  # the prompt is not compiled: what comes after its token is waited for here
+    else:
+        generate(2)
     rates, firsts = [], []
     for _ in range(args.repeats):
         first, (whole, tokens) = generate(1)[0], generate(args.new_tokens)
         firsts.append(first)
         rates.append(args.rows * (args.new_tokens - 1) / (whole - first))
-    return {"decode": statistics.median(rates), "prefill": args.rows * args.prompt / statistics.median(firsts), "check": tokens}
+    return {"decode": statistics.median(rates), "prefill": args.rows * args.prompt / statistics.median(firsts), "check": tokens, "first_token": first_token}
 
 
 def run(command: list) -> dict:
@@ -96,12 +115,12 @@ def run(command: list) -> dict:
 
 def host_side(args, folder: str, rows: int, kernels: list) -> dict:
     command = [args.hotswap, "bench", "model", "--device", "cuda", "--model", folder, "--rows", rows, "--columns", args.prompt]
-    command += ["--repeats", args.repeats, *kernels]
+    command += ["--repeats", args.repeats, *kernels, *["--attn-implementation", args.attn] * bool(args.attn)]
     decode = run([*command, "--what", "decode", "--new-tokens", args.new_tokens])
     prefill = run([*command, "--what", "prefill"])
     if not decode or not prefill:
         return {}
-    return {"decode": decode["value"], "prefill": prefill["value"], "check": decode["check"]}
+    return {"decode": decode["value"], "prefill": prefill["value"], "check": decode["check"], "first_token": decode["first_token"]}
 
 
 def main() -> None:
@@ -113,6 +132,8 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--attn", help="attn_implementation of all sides")
+    parser.add_argument("--hosts", type=lambda s: s.split(","), default=list(HOST), help="of the C++ host: " + ", ".join(HOST))
     parser.add_argument("--sides", type=lambda s: s.split(","), default=list(SIDES), help="of transformers: " + ", ".join(SIDES))
     add_flags(parser)
     parser.add_argument("--side", help=argparse.SUPPRESS)
@@ -127,23 +148,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder))
         for rows in args.batch:
-            found = {name: host_side(args, folder, rows, kernels) for name, kernels in HOST.items()}
+            found = {f"hotswap {host}": host_side(args, folder, rows, HOST[host]) for host in args.hosts}
             sizes = ["--rows", rows, "--prompt", args.prompt, "--new-tokens", args.new_tokens, "--repeats", args.repeats]
+            sizes += ["--attn", args.attn] * bool(args.attn)
             python = [sys.executable, __file__, "--hotswap", args.hotswap, "--packages", args.packages, "--folder", folder, *sizes]
             for side in args.sides:
                 found["transformers" if side == "plain" else f"transformers {side}"] = run([*python, "--side", side])
             found = {name: one for name, one in found.items() if one}
             for name, one in found.items():
-                print(f"batch {rows:3} {name:22} decode {one['decode']:8.1f} prefill {one['prefill']:9.0f} tokens/s, ids {one['check'][:6]}", flush=True)
+                print(f"batch {rows:3} {name:22} decode {one['decode']:8.1f} prefill {one['prefill']:9.0f} tokens/s, first token {one['first_token']:6.3f} s, ids {one['check'][:6]}", flush=True)
             if len({one["check"][0] for one in found.values()}) > 1:
                 sys.exit("wanted the same first token of every side; nothing is written")
             ours = ("hotswap kernels", "hotswap attention", "transformers hotswap", "transformers attention", "transformers generate")
             for name in ours:
                 for peer in set(found) - set(ours):
-                    for what in ("decode", "prefill") if name in found else ():
+                    for what in ("decode", "prefill", "first_token") if name in found else ():
+                        said = what.replace("_", " ") + (f" by {args.attn}" if args.attn else "")
                         report.add(
-                            kind="model", what=f"{what}, {name}", shape=f"Qwen3-0.6B {rows}x{args.prompt}+{args.new_tokens}", dtype="bfloat16",
-                            ours=found[name][what], peer=found[peer][what], peer_name=peer, unit="tokens/s",
+                            kind="model", what=f"{said}, {name}", shape=f"Qwen3-0.6B {rows}x{args.prompt}+{args.new_tokens}", dtype="bfloat16",
+                            ours=found[name][what], peer=found[peer][what], peer_name=peer, unit="s" if what == "first_token" else "tokens/s",
                         )  # fmt: skip
     report.write()
 

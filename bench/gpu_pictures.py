@@ -107,7 +107,7 @@ def bars_svg(title: str, sections: dict[str, list], notes: list[str]) -> str:
     return page(y + 14 * len(notes) + 10, title, colors, body, notes)
 
 
-def lines_svg(title: str, panels: list[Panel], unit: str, notes: list[str]) -> str:
+def lines_svg(title: str, panels: list[Panel], unit: str, notes: list[str], of: str = "rows of a sequence") -> str:
     """Lengths by powers of two, all rates from 0 to the same top. Who was measured at one length while others were at
     several is a level: it does not depend on the length."""
     colors = colors_of(who for panel in panels for who in panel.lines)
@@ -119,13 +119,13 @@ def lines_svg(title: str, panels: list[Panel], unit: str, notes: list[str]) -> s
     body = []
     for i, panel in enumerate(panels):
         at = (46 + i % columns * room, 90 + i // columns * (tall + 90))
-        body += panel_svg(panel, at, (room - 60, tall), (step, top), colors)
+        body += panel_svg(panel, at, (room - 60, tall), (step, top, of), colors)
     rows = math.ceil(len(panels) / columns)
     return page(90 + rows * (tall + 90) - 40 + 14 * len(notes), f"{title}, {unit}", colors, body, notes)
 
 
 def panel_svg(panel: Panel, corner: tuple, size: tuple, axis: tuple, colors: dict[str, str]) -> list[str]:
-    (left, y), (wide, tall), (step, top) = corner, size, axis
+    (left, y), (wide, tall), (step, top, of) = corner, size, axis
     lengths = sorted({length for line in panel.lines.values() for length, _ in line})
     low, high = math.log2(lengths[0]), math.log2(lengths[-1])
     place = lambda n: left + 24 + (wide - 48) * ((math.log2(n) - low) / (high - low) if high > low else 0.5)
@@ -137,7 +137,7 @@ def panel_svg(panel: Panel, corner: tuple, size: tuple, axis: tuple, colors: dic
         body.append(text(left - 6, at + 4, f"{k * step:g}", text_anchor="end", fill="#555"))
     for n in lengths:
         body.append(text(place(n), y + tall + 16, f"{n // 1024}k" if n % 1024 == 0 else str(n), text_anchor="middle"))
-    body.append(text(left + wide / 2, y + tall + 31, "rows of a sequence", text_anchor="middle", fill="#555"))
+    body.append(text(left + wide / 2, y + tall + 31, of, text_anchor="middle", fill="#555"))
     levels = {who: line[0][1] for who, line in panel.lines.items() if len(line) == 1 and len(lengths) > 1}
     for who, rate in levels.items():
         shape = f'd="M{left:.0f} {height(rate):.1f}h{wide:.0f}" stroke="{colors[who]}"'

@@ -2,6 +2,7 @@
 
     --only attention,moe   these packages alone
     --shapes uniform       rows whose shape has this word alone
+    --generation           instead: tokens/s over the batch, of gpu_generate.py's rows, into gpu_generation.svg
 
 Times are bars: the share of a copy of the same bytes in the same process where the row has one (100%: as fast as memory),
 else TFLOP/s where the package counts operations (operations() in its <package>_picture.py), else speed, the fastest of a
@@ -152,6 +153,30 @@ def picture(package: str, rows: list[dict]) -> str:
     return bars_svg(title, sections_of(found, marks, operations_of(package)), notes_of(marks))
 
 
+SIDES = {"hotswap kernels": "C++ host, kernels", "hotswap stock": "C++ host, stock", "transformers generate": "hotswap.generate",
+         "transformers hotswap": "transformers, kernels", "transformers compile": "transformers, static cache, compiled",
+         "transformers continuous": "transformers, continuous batching"}  # fmt: skip
+
+
+def generation(rows: list[dict]) -> str:
+    """Shapes are "Qwen3-0.6B 16x512+128": the batch, the prompt, the new tokens."""
+    panels: dict = {}
+    for row in rows:
+        what, _, who = row["what"].partition(", ")
+        if what != "decode":
+            continue
+        model, sizes = row["shape"].split(" ")
+        batch, _, tokens = sizes.partition("x")
+        lines = panels.setdefault((model, "prompt of {} tokens, {} more".format(*tokens.split("+"))), {})
+        for side, rate in ((who, row["ours"]), (row["peer_name"], row["peer"])):
+            lines.setdefault(SIDES.get(side, side), {})[int(batch)] = float(rate)
+    drawn = [Panel(*names, {who: sorted(line.items()) for who, line in lines.items()}) for names, lines in panels.items()]
+    one = rows[0]
+    title = f"decoding, {one['dtype']} on one {one['machine']}"
+    note = f"Rows of bench/results.csv: {one['date']}, commit {one['commit']}; tokens of all sequences together"
+    return lines_svg(title, drawn, "tokens/s", [note], of="sequences at a time")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, required=True)
@@ -159,7 +184,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", type=lambda s: s.split(","), help="these packages alone")
     parser.add_argument("--shapes", default="", help="rows whose shape has this word alone")
+    parser.add_argument("--generation", action="store_true")
     args = parser.parse_args()
+    if args.generation:
+        with open(args.csv) as file:
+            rows = [r for r in csv.DictReader(file) if r["date"] in args.date and r["kind"] == "model" and "+" in r["shape"]]
+        out = args.out / "gpu_generation.svg"
+        out.write_text(generation(rows))
+        print(out)
+        return
     with open(args.csv) as file:
         rows = [r for r in csv.DictReader(file) if r["date"] in args.date and r["kind"] == "op"]
     packages, families = packages_by_op(), {}

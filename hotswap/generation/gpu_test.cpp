@@ -23,19 +23,21 @@ namespace {
 
 using Ids = std::vector<int64_t>;
 
-std::shared_ptr<CausalLM> tiny(at::Device device, at::ScalarType dtype = at::kFloat, int64_t head_dim = 16) {
-  const nlohmann::ordered_json config = {{"model_type", "qwen3"},
-                                         {"vocab_size", 50},
-                                         {"hidden_size", 32},
-                                         {"num_hidden_layers", 2},
-                                         {"num_attention_heads", 4},
-                                         {"num_key_value_heads", 2},
-                                         {"intermediate_size", 64},
-                                         {"rms_norm_eps", 1e-5},
-                                         {"max_position_embeddings", 1024},
-                                         {"initializer_range", 0.5},
-                                         {"tie_word_embeddings", true},
-                                         {"head_dim", head_dim}};
+std::shared_ptr<CausalLM> tiny(at::Device device, at::ScalarType dtype = at::kFloat, int64_t head_dim = 16,
+                               const nlohmann::ordered_json& more = nlohmann::ordered_json::object()) {
+  nlohmann::ordered_json config = {{"model_type", "qwen3"},
+                                   {"vocab_size", 50},
+                                   {"hidden_size", 32},
+                                   {"num_hidden_layers", 2},
+                                   {"num_attention_heads", 4},
+                                   {"num_key_value_heads", 2},
+                                   {"intermediate_size", 64},
+                                   {"rms_norm_eps", 1e-5},
+                                   {"max_position_embeddings", 1024},
+                                   {"initializer_range", 0.5},
+                                   {"tie_word_embeddings", true},
+                                   {"head_dim", head_dim}};
+  config.update(more);
   auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
   model->init_weights(3, dtype, device);
   model->eval();
@@ -64,6 +66,31 @@ TEST_F(OnGpu, GeneratesWhatTheCpuGenerates) {
         EXPECT_TRUE(got.ids.is_cuda());
         EXPECT_EQ(got.captured, std::string("static") == cache) << got.why_not_captured;
         EXPECT_EQ(got.new_ids, want.new_ids) << cache << ", kernels " << kernels;
+      }
+    }
+  }
+}
+
+// Other frequencies from the 17th token on, in steps that were captured before it; and from then on, of one that is
+// dynamic, others with every token. A model that has said much begins anew.
+TEST_F(OnGpu, FrequenciesThatDependOnTheLengthAreChosenInTheGraph) {
+  const std::vector<double> few(8, 1.0), many = {1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0};
+  for (const nlohmann::ordered_json& rope : std::vector<nlohmann::ordered_json>{
+           {{"rope_type", "dynamic"}, {"factor", 4.0}},
+           {{"rope_type", "longrope"}, {"factor", 4.0}, {"short_factor", few}, {"long_factor", many}}}) {
+    const nlohmann::ordered_json more = {{"rope_scaling", rope},
+                                         {"original_max_position_embeddings", 16},
+                                         {"max_position_embeddings", rope["rope_type"] == "dynamic" ? 16 : 64}};
+    const auto here = tiny(at::kCPU, at::kFloat, 16, more);
+    const auto there = tiny(at::Device(at::kCUDA, 0), at::kFloat, 16, more);
+    for (int again = 0; again < 2; ++again) {
+      for (const Tensor& mask : {Tensor(), padding_}) {
+        const GenerateArguments arguments{
+            .input_ids = batch_, .config = {.max_new_tokens = 40}, .attention_mask = mask};
+        const GenerateResult got = generate(*there, arguments);
+        EXPECT_TRUE(got.captured) << got.why_not_captured;
+        EXPECT_EQ(got.new_ids, generate(*here, arguments).new_ids)
+            << rope["rope_type"] << ", padded " << mask.defined();
       }
     }
   }

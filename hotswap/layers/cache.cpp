@@ -81,7 +81,10 @@ void Cache::begin(int64_t time, at::Device device) {
     const c10::InferenceMode off(false);  // or it could be written in inference mode alone
     device_length_ = at::zeros({1}, at::TensorOptions().dtype(at::kLong).device(device));
   }
-  place_ = {at::add(at::arange(time, device_length_.options()), device_length_), reach(time)};
+  // Of one token it is the count itself, which end() raises behind all who read it.
+  const Tensor places =
+      time == 1 ? device_length_ : at::add(at::arange(time, device_length_.options()), device_length_);
+  place_ = {places, reach(time)};
   position_ = time == 1 ? place_.positions : Tensor();
 }
 

@@ -29,7 +29,10 @@ namespace {
 Tensor over(double number, const Tensor& t) { return at::mul(at::reciprocal(t), number); }
 
 // arange(0, dim, 2) / dim                                                                          [dim / 2] float32
-Tensor exponents(int64_t dim) { return at::div(at::arange(0, dim, 2, at::kFloat), static_cast<double>(dim)); }
+Tensor exponents(int64_t dim, at::Device device = at::kCPU) {
+  const Tensor even = at::arange(0, dim, 2, at::TensorOptions(at::kFloat).device(device));
+  return at::div(even, static_cast<double>(dim));
+}
 
 RopeFrequencies plain(const RopeParameters& r, std::optional<int64_t>) {
   return {over(1.0, at::pow(r.theta, exponents(r.dim))), 1.0};
@@ -39,16 +42,13 @@ RopeFrequencies linear(const RopeParameters& r, std::optional<int64_t> length) {
   return {at::div(plain(r, length).inverse, r.factor), 1.0};
 }
 
+double growth(const RopeParameters& r) { return static_cast<double>(r.dim) / static_cast<double>(r.dim - 2); }
+
 RopeFrequencies dynamic(const RopeParameters& r, std::optional<int64_t> length) {
-  const double power = static_cast<double>(r.dim) / static_cast<double>(r.dim - 2);
-  const auto limit = static_cast<double>(r.max_position_embeddings);
   // Without a length Python computes the base in double, with one (a tensor there) in float32.
-  if (!length) {
-    const double base = r.theta * std::pow((r.factor * limit / limit) - (r.factor - 1), power);
-    return {over(1.0, at::pow(base, exponents(r.dim))), 1.0};
-  }
-  const Tensor grown = at::div(at::mul(at::scalar_tensor(*length, at::kLong), r.factor), limit);
-  const Tensor base = at::mul(at::pow(at::sub(grown, r.factor - 1), power), r.theta);
+  if (length) return {dynamic_inverse(r, at::scalar_tensor(*length, at::kLong)), 1.0};
+  const auto limit = static_cast<double>(r.max_position_embeddings);
+  const double base = r.theta * std::pow((r.factor * limit / limit) - (r.factor - 1), growth(r));
   return {over(1.0, at::pow(base, exponents(r.dim))), 1.0};
 }
 
@@ -111,6 +111,12 @@ constexpr RopeRow kRows[] = {{"default", plain}, {"linear", linear}, {"dynamic",
                              {"llama3", llama3}, {"yarn", yarn},     {"longrope", longrope}};
 
 }  // namespace
+
+Tensor dynamic_inverse(const RopeParameters& r, const Tensor& length) {
+  const Tensor grown = at::div(at::mul(length, r.factor), static_cast<double>(r.max_position_embeddings));
+  const Tensor base = at::mul(at::pow(at::sub(grown, r.factor - 1), growth(r)), r.theta);
+  return over(1.0, at::pow(base, exponents(r.dim, length.device())));
+}
 
 double yarn_mscale(double factor, double mscale) { return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0; }
 

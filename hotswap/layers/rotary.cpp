@@ -5,14 +5,19 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cos.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/gt.h>
+#include <ATen/ops/lt.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/neg.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <bit>
 
 namespace hotswap {
 namespace {
@@ -63,16 +68,20 @@ RotaryTables RotaryEmbedding::tables(const Positions& p, at::ScalarType dtype, a
   const c10::InferenceMode off(false);  // what is cached while generating also serves training, which saves it
   const at::NoGradGuard no_grad;
   const bool stateful = rope_.type == "dynamic" || rope_.type == "longrope";
+  if (stateful && p.ids.defined() && !p.ids.is_cpu()) return compute(p.ids, inverse_there(p.ids), dtype);
   if (stateful) follow(p);
-  if (p.ids.defined()) return compute(p.ids, dtype, device);
+  current_.inverse = current_.inverse.to(device);  // once: the next step finds it there
+  const Tensor& inverse = current_.inverse;
+  if (!stateful && p.below > 0 && p.ids.numel() == 1) return looked_up(p, dtype);
+  if (p.ids.defined()) return compute(p.ids.to(device), inverse, dtype);
   const auto range = [&](int64_t from, int64_t to) {
     return at::arange(from, to, at::TensorOptions().dtype(at::kLong).device(device)).unsqueeze(0);
   };
-  if (stateful) return compute(range(p.start, p.start + p.length), dtype, device);
+  if (stateful) return compute(range(p.start, p.start + p.length), inverse, dtype);
   const int64_t end = p.start + p.length;
   const bool fits = cached_.cos.defined() && cached_.cos.size(1) >= end && cached_.cos.scalar_type() == dtype &&
                     cached_.cos.device() == device;
-  if (!fits) cached_ = compute(range(0, std::max<int64_t>(64, end + end / 2)), dtype, device);
+  if (!fits) cached_ = compute(range(0, std::max<int64_t>(64, end + end / 2)), inverse, dtype);
   return {cached_.cos.narrow(1, p.start, p.length), cached_.sin.narrow(1, p.start, p.length)};
 }
 
@@ -93,11 +102,44 @@ void RotaryEmbedding::follow(const Positions& p) {
   }
 }
 
+// One launch in place of the ten that compute() is.
+RotaryTables RotaryEmbedding::looked_up(const Positions& p, at::ScalarType dtype) {
+  const bool fits = !rows_.empty() && rows_.back().size(0) >= p.below && rows_.back().scalar_type() == dtype &&
+                    rows_.back().device() == p.ids.device();
+  if (!fits) {
+    const auto room = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(p.below)));
+    const RotaryTables all = compute(at::arange(room, p.ids.options()).unsqueeze(0), current_.inverse, dtype);
+    rows_.push_back(at::cat({all.cos, all.sin}, -1).squeeze(0));
+  }
+  const Tensor row = rows_.back().index_select(0, p.ids.view({1})).unsqueeze(0);  // [1, 1, 2 dim]
+  const int64_t dim = row.size(-1) / 2;
+  return {row.narrow(-1, 0, dim), row.narrow(-1, dim, dim)};
+}
+
+// As follow(), without asking a device for the length: a captured step chooses anew each time.
+Tensor RotaryEmbedding::inverse_there(const Tensor& ids) {
+  const bool is_long = rope_.type == "longrope";
+  if (!original_there_.defined() || original_there_.device() != ids.device()) {
+    original_there_ = original_.inverse.to(ids.device());
+    if (is_long) {
+      long_there_ = rope_frequencies(rope_, rope_.original_max_position_embeddings + 1).inverse.to(ids.device());
+    } else {
+      reached_there_ = at::full({}, reached_, ids.options());
+    }
+  }
+  const Tensor length = at::add(at::max(ids), 1);
+  if (is_long) {
+    return at::where(at::gt(length, rope_.original_max_position_embeddings), long_there_, original_there_);
+  }
+  const int64_t limit = rope_.max_position_embeddings;
+  const Tensor reset = at::where(at::lt(length, limit), at::full({}, limit, ids.options()), reached_there_);
+  reached_there_.copy_(at::where(at::gt(length, reached_there_), length, reset));  // in place: a graph does so again
+  return at::where(at::gt(reached_there_, limit), dynamic_inverse(rope_, reached_there_), original_there_);
+}
+
 // Angles are float32 whatever the model's dtype; only cos and sin are rounded to it.
-RotaryTables RotaryEmbedding::compute(const Tensor& ids, at::ScalarType dtype, at::Device device) {
-  current_.inverse = current_.inverse.to(device);  // once: the next step finds it there
-  const Tensor angles =
-      at::mul(ids.to(device).to(at::kFloat).unsqueeze(-1), current_.inverse);  // [batch, time, dim / 2]
+RotaryTables RotaryEmbedding::compute(const Tensor& ids, const Tensor& inverse, at::ScalarType dtype) const {
+  const Tensor angles = at::mul(ids.to(at::kFloat).unsqueeze(-1), inverse);  // [batch, time, dim / 2]
   const Tensor both = at::cat({angles, angles}, -1);
   return {at::mul(at::cos(both), current_.attention_scaling).to(dtype),
           at::mul(at::sin(both), current_.attention_scaling).to(dtype)};

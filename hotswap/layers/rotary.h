@@ -1,6 +1,8 @@
 // Rotary position embedding: tables of cos and sin, and the rotation of queries and keys.
 #pragma once
 
+#include <vector>
+
 #include "hotswap/layers/rope.h"
 #include "hotswap/layers/slot.h"
 
@@ -19,7 +21,8 @@ std::tuple<Tensor, Tensor> rotary(const Tensor& q, const Tensor& k, const Tensor
 // Where the tokens of one forward stand. Without `ids`: start, start + 1, ..., the same in every row.
 struct Positions {
   int64_t start = 0, length = 0;
-  Tensor ids = {};  // [1 or batch, length] int64, or undefined
+  Tensor ids = {};    // [1 or batch, length] int64, or undefined
+  int64_t below = 0;  // every one of ids is, where that is known: in a cache of a fixed size
 };
 
 struct RotaryTables {
@@ -35,10 +38,17 @@ class RotaryEmbedding {
 
  private:
   void follow(const Positions& positions);
-  RotaryTables compute(const Tensor& ids, at::ScalarType dtype, at::Device device);
+  Tensor inverse_there(const Tensor& ids);
+  RotaryTables looked_up(const Positions& positions, at::ScalarType dtype);
+  RotaryTables compute(const Tensor& ids, const Tensor& inverse, at::ScalarType dtype) const;
   RopeParameters rope_;
   RopeFrequencies original_, current_;
-  int64_t reached_;      // the length that current_ serves, for type dynamic
+  int64_t reached_;  // the length that current_ serves, for type dynamic
+  // Of one token on a device all tables that may be wanted, [2^n, 2 dim], and those before them: a captured graph may
+  // still read one.
+  std::vector<Tensor> rows_;
+  // On the device of positions that lie on one: both types' choices of frequencies, and what dynamic has reached.
+  Tensor original_there_, long_there_, reached_there_;
   RotaryTables cached_;  // [1, capacity, dim] of positions 0, 1, ..., for the types without state
 };
 

@@ -58,7 +58,10 @@ ForwardContext Trunk::context_for(const TrunkInput& in, at::ScalarType dtype) {
   const int64_t past = in.cache != nullptr ? in.cache->length() : 0, time = in.input_ids.size(1);
   const Tensor fixed = in.cache != nullptr ? in.cache->positions() : Tensor();  // of a static cache's tokens: [time]
   Positions positions{past, time, in.position_ids};
-  if (!positions.ids.defined() && fixed.defined()) positions.ids = fixed.unsqueeze(0);
+  if (!positions.ids.defined() && fixed.defined()) {
+    positions.ids = fixed.unsqueeze(0);
+    positions.below = in.cache->capacity();
+  }
   if (!positions.ids.defined() && in.cu_seqlens.defined()) {
     positions.ids = packed_places(in.cu_seqlens, time).unsqueeze(0);
   }

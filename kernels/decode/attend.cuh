@@ -6,13 +6,15 @@
 
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
+#include "kernels/common/gpu/mma.cuh"
 #include "kernels/decode/decode.h"
 
 namespace decode::cuda {
 
 using namespace kernels::gpu;
 
-constexpr int kAttendWarps = 8, kAttendThreads = 32 * kAttendWarps, kAttendUnroll = 4;
+constexpr int kAttendWarps = 8, kAttendThreads = 32 * kAttendWarps;
+constexpr int kAttendUnroll = 2, kAttendStages = 4;  // of a warp: reads at once, and of those how many are on their way
 constexpr float kLog2e = 1.44269504f;
 
 // cos and sin of a head's numbers lane + 32 i.
@@ -26,7 +28,7 @@ struct HeadTables {
   }
 };
 
-// A head of the new token in the registers of a warp: number lane + 32 i.
+// A head of the new token, or the weights of its norm, in the registers of a warp: number lane + 32 i.
 template <class T, int kDim>
 struct Head {
   static constexpr int kEach = kDim / 32;
@@ -36,14 +38,13 @@ struct Head {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) f[i] = to_float(from[lane + 32 * i]);
   }
-  __device__ __forceinline__ void norm(const T* weight, float eps, int lane) {
-    if (weight == nullptr) return;
-    float sum = 0.f, w[kEach];
+  __device__ __forceinline__ void norm(const Head& weight, float eps) {
+    float sum = 0.f;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) w[i] = to_float(weight[lane + 32 * i]), sum += f[i] * f[i];
+    for (int i = 0; i < kEach; ++i) sum += f[i] * f[i];
     const float rstd = rsqrtf(warp_sum(sum) / kDim + eps);
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) f[i] = rounded<T>(rounded<T>(f[i] * rstd) * w[i]);
+    for (int i = 0; i < kEach; ++i) f[i] = rounded<T>(rounded<T>(f[i] * rstd) * weight.f[i]);
   }
   __device__ __forceinline__ void rotate(const HeadTables<T, kDim>& t) {
 #pragma unroll
@@ -135,6 +136,7 @@ constexpr int kMostSplits = 8;  // what every GPU with clusters takes
 
 template <class T, int kDim, int kGroup>
 struct AttendMemory {
+  uint4 keys[kAttendStages][kAttendUnroll][kAttendThreads], values[kAttendStages][kAttendUnroll][kAttendThreads];
   float query[kGroup][kDim];  // scaled
   float fresh_key[kDim], fresh_value[kDim];
   float most[kAttendWarps][kGroup], sum[kAttendWarps][kGroup];
@@ -177,7 +179,8 @@ __device__ __forceinline__ void prefetch_rows(const CacheRows& c, int64_t row, i
 // Grid: rows * kv_heads * splits blocks, clusters of `splits`.
 template <class T, int kDim, int kGroup>
 __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_constant__ Layer a, const int splits) {
-  constexpr int kLanes = kDim / 8, kKeys = 32 / kLanes;  // lanes a key, keys a warp reads at once
+  constexpr int kLanes = kDim / 8, kKeys = 32 / kLanes;  // lanes a key, keys that a warp reads at once
+  constexpr int kStride = kAttendWarps * kKeys, kPass = kStride * kAttendUnroll;
   extern __shared__ __align__(16) uint8_t raw[];
   auto& memory = *reinterpret_cast<AttendMemory<T, kDim, kGroup>*>(raw);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -193,9 +196,6 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   const int64_t each = (keys + splits - 1) / splits;
   const int64_t begin = min(position + 1, first + split * each), end = min(position + 1, begin + each);
   const int64_t old_end = min(end, position);  // the new key is not in the cache yet
-  prefetch_rows<T, kDim>(a.keys, row, key_head, begin, old_end);
-  prefetch_rows<T, kDim>(a.values, row, key_head, begin, old_end);
-
   const int64_t queries = a.heads * kDim, fresh = queries + 2 * a.kv_heads * kDim;  // of a row of qkv
   const T* qkv = static_cast<const T*>(a.qkv) + row * fresh;
   const T* cos = static_cast<const T*>(a.cos) + row * a.rope_stride;
@@ -203,20 +203,29 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   const int dim = lane % kLanes * 8;
   const T* key_at = static_cast<const T*>(a.keys.data) + row * a.keys.batch + key_head * a.keys.head + dim;
   const T* value_at = static_cast<const T*>(a.values.data) + row * a.values.batch + key_head * a.values.head + dim;
-  Pack<T, 8> k[kAttendUnroll], v[kAttendUnroll];
-  const auto load_keys = [&](int64_t key) {
+  // Each lane copies what it reads itself, so that none waits for another.
+  const int64_t own = begin + warp * kKeys + lane / kLanes;
+  const auto ask = [&](int pass) {
+    const int stage = pass % kAttendStages;
 #pragma unroll
     for (int u = 0; u < kAttendUnroll; ++u) {
-      const int64_t at = key + u * kAttendWarps * kKeys + lane / kLanes;
+      const int64_t at = own + pass * kPass + u * kStride;
       if (at >= old_end) continue;
-      k[u] = load<8>(key_at + at * a.keys.row);
-      v[u] = load<8>(value_at + at * a.values.row);
+      start_copy(&memory.keys[stage][u][threadIdx.x], key_at + at * a.keys.row, false);
+      start_copy(&memory.values[stage][u][threadIdx.x], value_at + at * a.values.row, false);
     }
+    commit_copies();
   };
-  load_keys(begin + warp * kKeys);
+#pragma unroll
+  for (int pass = 0; pass < kAttendStages - 1; ++pass) ask(pass);
+  prefetch_rows<T, kDim>(a.keys, row, key_head, begin + (kAttendStages - 1) * kPass, old_end);
+  prefetch_rows<T, kDim>(a.values, row, key_head, begin + (kAttendStages - 1) * kPass, old_end);
   const bool has_fresh = begin <= position && position < end;  // the block that sees the new key also writes it
   HeadTables<T, kDim> tables;
   tables.load(cos, sin, lane);
+  Head<T, kDim> q_norm, k_norm;
+  if (a.q_norm != nullptr) q_norm.load(static_cast<const T*>(a.q_norm), lane);
+  if (a.k_norm != nullptr) k_norm.load(static_cast<const T*>(a.k_norm), lane);
   wait_for_launch_before();
   next_launch_may_begin();
 
@@ -224,12 +233,12 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
     Head<T, kDim> head;
     if (i < group) {
       head.load(qkv + (key_head * group + i) * kDim, lane);
-      head.norm(static_cast<const T*>(a.q_norm), a.head_eps, lane);
+      if (a.q_norm != nullptr) head.norm(q_norm, a.head_eps);
       head.rotate(tables);
       head.put(memory.query[i], a.scale * kLog2e, lane);
     } else if (has_fresh && i == group) {
       head.load(qkv + queries + key_head * kDim, lane);
-      head.norm(static_cast<const T*>(a.k_norm), a.head_eps, lane);
+      if (a.k_norm != nullptr) head.norm(k_norm, a.head_eps);
       head.rotate(tables);
       head.put(memory.fresh_key, 1.f, lane);
       head.store(static_cast<T*>(a.keys.data) + row * a.keys.batch + position * a.keys.row + key_head * a.keys.head,
@@ -261,34 +270,38 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
     for (int o = kLanes / 2; o > 0; o /= 2) s += __shfl_xor_sync(kAllLanes, s, o);
     return s;
   };
-  for (int64_t key = begin + warp * kKeys; key < old_end; key += kAttendWarps * kKeys * kAttendUnroll) {
+  const int64_t passes = (old_end - begin - warp * kKeys + kPass - 1) / kPass;
+  for (int pass = 0; pass < passes; ++pass) {
+    const int stage = pass % kAttendStages;
+    const int64_t key = own + pass * kPass;
+    wait_copies<kAttendStages - 2>();
     float score[kGroup][kAttendUnroll];
 #pragma unroll
     for (int u = 0; u < kAttendUnroll; ++u) {
-      const bool seen = key + u * kAttendWarps * kKeys + lane / kLanes < old_end;
       float f[8];
-      unpack<T, 8>(k[u], f);
+      unpack<T, 8>(*reinterpret_cast<const Pack<T, 8>*>(&memory.keys[stage][u][threadIdx.x]), f);
 #pragma unroll
       for (int g = 0; g < kGroup; ++g) {
         const float s = score_of(f, g);
-        score[g][u] = seen ? s : -INFINITY;
+        score[g][u] = key + u * kStride < old_end ? s : -INFINITY;
       }
     }
     running.weigh(score);
 #pragma unroll
     for (int u = 0; u < kAttendUnroll; ++u) {
-      if (key + u * kAttendWarps * kKeys + lane / kLanes >= old_end) continue;
+      if (key + u * kStride >= old_end) continue;  // what lies there may be no number
       float f[8];
-      unpack<T, 8>(v[u], f);
+      unpack<T, 8>(*reinterpret_cast<const Pack<T, 8>*>(&memory.values[stage][u][threadIdx.x]), f);
 #pragma unroll
       for (int g = 0; g < kGroup; ++g) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) running.value[g][i] += score[g][u] * f[i];
       }
     }
-    load_keys(key + kAttendWarps * kKeys * kAttendUnroll);
+    ask(pass + kAttendStages - 1);
   }
-  if (has_fresh && warp == 0) {  // the new key, by the warp's first lanes
+  if (has_fresh &&
+      warp == kAttendWarps - 1) {  // the new key, by the first lanes of a warp that has no more than others
     float f[8], score[kGroup][1];
 #pragma unroll
     for (int i = 0; i < 8; ++i) f[i] = memory.fresh_key[dim + i];
