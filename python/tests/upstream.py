@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "kernels/common/tests")]
 import exact  # noqa: E402
-import hotswap.chunked_loss  # noqa: E402
+import hotswap  # noqa: E402
 import upstream_runner as common  # noqa: E402
 from hotswap import packages  # noqa: E402
 
@@ -85,10 +85,9 @@ ALONE = {f"test_reduce_grpo_loss_{what}": "of a helper alone, which is Liger's o
 
 def helpers(folder):
     """module, name -> the helper."""
-    found = {}
+    found, scope = {}, {"torch": torch, "math": math, "Optional": Optional, "F": torch.nn.functional}
     for file, paths in HELPERS.items():
         source = folder / "src/liger_kernel" / file
-        scope = {"torch": torch, "math": math, "Optional": Optional, "F": torch.nn.functional}
         nodes = {node.name: node for node in ast.parse(source.read_text()).body if hasattr(node, "name")}
         for path in paths:
             name, _, method = path.partition(".")
@@ -104,6 +103,7 @@ def helpers(folder):
                 if method:  # of a class that hotswap has not
                     found[module, name] = Absent(f"{module}.{name}")
                     setattr(found[module, name], method, made)
+                    scope[name] = found[module, name]  # the others call it
     return found
 
 
@@ -196,6 +196,7 @@ def _dispatch(version, before, after, before_args=(), after_args=(), before_kwar
 
 def install(device):
     hotswap.enable_for_trainer(shadow=True)
+    importlib.import_module("hotswap.chunked_loss")  # an attribute of hotswap from here on
     for name, module in list(sys.modules.items()):
         if name.startswith("liger_kernel."):
             module.__getattr__ = _found(name, module.__getattr__)
