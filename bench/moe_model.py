@@ -5,8 +5,9 @@
 Four layers in the shape of Qwen3-30B-A3B, bfloat16, the same random weights for all sides of transformers: stock; "hotswap", every
 layer and the loss without logits; "attention", that and the attention; both generate by transformers' loop, and "generate" is
 hotswap.generate over the former. A step is forward and backward of --train rows, no optimizer; generation goes on from a prompt
-of --prompt tokens at each of --batch, greedy. The losses of the sides must agree. With --hotswap the C++ host beside it, whose
-random weights are others.
+of --prompt tokens at each of --batch, and draws from the whole vocabulary: greedy, random weights say one token over and over,
+and all rows go to the same few experts. The losses of the sides must agree. With --hotswap the C++ host beside it, whose random
+weights are others, and whose benchmark generates greedily: that is beside nobody.
 """
 
 import argparse
@@ -68,6 +69,7 @@ def trained(m, args) -> dict:
         took, loss = seconds(step)
         times.append(took), losses.append(loss.item())
     m.zero_grad(set_to_none=True)
+    print(f"  {shape}: {rows * columns / statistics.median(times[WARM:]):.0f} tokens/s, losses {losses}", flush=True)
     found = {("training step", shape): rows * columns / statistics.median(times[WARM:])}
     return found | {("training, peak memory", shape): torch.cuda.max_memory_allocated(), "losses": losses}
 
@@ -77,8 +79,9 @@ def generated(m, say, args) -> dict:
     found = {}
     for rows in args.batch:
         ids = arbitrary_ids(rows, args.prompt)
-        options = dict(do_sample=False, eos_token_id=None, pad_token_id=0, attention_mask=torch.ones_like(ids))
-        generate = lambda count: seconds(lambda: say(ids, max_new_tokens=count, min_new_tokens=count, **options))
+        options = dict(do_sample=True, top_k=0, eos_token_id=None, pad_token_id=0, attention_mask=torch.ones_like(ids))
+        torch.manual_seed(1)
+        generate = lambda count: seconds(lambda: say(ids, max_new_tokens=count, **options))
         fresh()
         generate(2)
         rates = []
@@ -88,7 +91,7 @@ def generated(m, say, args) -> dict:
         shape = f"{rows}x{args.prompt}+{args.tokens}"
         found["generation", shape] = statistics.median(rates)
         found["generation, peak memory", shape] = torch.cuda.max_memory_allocated()
-        print(f"  {shape}: ids {out[0, args.prompt :][:8].tolist()}", flush=True)
+        print(f"  {shape}: {found['generation', shape]:.1f} tokens/s, ids {out[0, args.prompt :][:8].tolist()}", flush=True)
     return found
 
 
@@ -132,9 +135,10 @@ def host(args, kernels: bool) -> dict:
             found["training step", f"{rows}x{columns}"] = out["value"]
             found["training, peak memory", f"{rows}x{columns}"] = out["device_memory"]["peak"]
             found["losses"] = out["check"]
-        for rows in args.batch:
+            print(f"  C++ host, kernels {kernels}, training step: {out['value']:.0f} tokens/s, bound {out.get('bound')}", flush=True)
+        for rows in args.batch if kernels else ():
             if out := run("--what", "decode", "--rows", rows, "--columns", args.prompt, "--new-tokens", args.tokens):
-                found["generation", f"{rows}x{args.prompt}+{args.tokens}"] = out["value"]
+                found["generation", f"{rows}x{args.prompt}+{args.tokens} greedy"] = out["value"]
                 print(f"  C++ host, kernels {kernels}, {rows} rows: captured {out.get('captured')}, ids {out['check'][:8]}", flush=True)
     return found
 
@@ -145,7 +149,7 @@ def main() -> None:
     parser.add_argument("--train", type=lambda s: [int(n) for n in s.split("x")], default=[4, 4096], help="rows x columns")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--batch", type=numbers, default=[1, 16], help="of generation")
-    parser.add_argument("--tokens", type=int, default=128, help="of generation")
+    parser.add_argument("--tokens", type=int, default=64, help="of generation")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--hotswap", type=Path, help="the C++ host")
     add_flags(parser)
@@ -171,6 +175,9 @@ def main() -> None:
                     kind="model", what=f"{key[0]}, {ours}", shape=f"{NAME} {key[1]}", dtype="bfloat16", ours=value, peer=other,
                     peer_name=peer, unit="bytes" if "memory" in key[0] else "tokens/s",
                 )  # fmt: skip
+    for (what, shape), value in seen.get("C++ host", {}).items():
+        if what == "generation":
+            report.add(kind="model", what=f"{what}, C++ host", shape=f"{NAME} {shape}", dtype="bfloat16", ours=value, unit="tokens/s")
     report.write()
 
 
