@@ -125,7 +125,7 @@ def arbitrary_ids(rows: int, columns: int, vocabulary: int):
 def rates(m, args, vocabulary, found) -> None:
     """found[what, shape] = tokens/s, and the bytes of a training step at its peak."""
     ids = arbitrary_ids(1, args.length, vocabulary)
-    for kept in (" checkpointed", "")[: 1 if args.only_checkpointed else 2]:
+    for kept in (" checkpointed", "") if found.peers or not args.only_checkpointed else (" checkpointed",):
         if kept:
             m.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         else:
@@ -256,7 +256,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16, help="of generation")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--hotswap", type=Path, help="on a GPU: the C++ host")
-    parser.add_argument("--only-checkpointed", action="store_true", help="on a GPU, training with transformers")
+    parser.add_argument("--only-checkpointed", action="store_true", help="on a GPU, of what transformers trains")
     parser.add_argument("--stock-host", action="store_true", help="beside it without kernels")
     add_flags(parser)
     args = parser.parse_args()
