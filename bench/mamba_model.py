@@ -122,12 +122,14 @@ def arbitrary_ids(rows: int, columns: int, vocabulary: int):
     return ((torch.arange(rows * columns, device="cuda") * 7919 + 104729) % vocabulary).view(rows, columns)
 
 
-def rates(m, args, vocabulary) -> dict:
-    """what -> tokens/s, and the bytes of a training step at its peak."""
-    ids, found = arbitrary_ids(1, args.length, vocabulary), {}
-    for kept in ("", " checkpointed"):
+def rates(m, args, vocabulary, found) -> None:
+    """found[what, shape] = tokens/s, and the bytes of a training step at its peak."""
+    ids = arbitrary_ids(1, args.length, vocabulary)
+    for kept in (" checkpointed", "") if found.peers or not args.only_checkpointed else (" checkpointed",):
         if kept:
             m.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        else:
+            m.gradient_checkpointing_disable()
         gc.collect(), torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         try:
@@ -137,52 +139,74 @@ def rates(m, args, vocabulary) -> dict:
             continue
         found["training step", f"1x{args.length}{kept}"] = args.length / statistics.median(times)
         found["peak memory", f"1x{args.length}{kept}"] = torch.cuda.max_memory_allocated()
-    m.gradient_checkpointing_disable()
     m.zero_grad(set_to_none=True)
     for rows in args.batch:
         ids, shape = arbitrary_ids(rows, args.prompt, vocabulary), f"{rows}x{args.prompt}"
-        prompts, tokens = [], []
+        prompts, tokens, caches = [], [], []
         try:
             for _ in range(WARM + args.turns):
-                gc.collect(), torch.cuda.empty_cache()
-                prompts.append(seconds(lambda: prompt(m, ids)))
-                cache = prompt(m, ids)
-                tokens.append(seconds(lambda: generation(m, ids, cache, args.tokens)))
+                caches.clear(), gc.collect(), torch.cuda.empty_cache()
+                prompts.append(seconds(lambda: caches.append(prompt(m, ids))))
+                tokens.append(seconds(lambda: generation(m, ids, caches[0], args.tokens)))
         except torch.OutOfMemoryError:
             print(f"no memory for a prompt of {shape}")
             continue
         found["prompt", shape] = rows * args.prompt / statistics.median(prompts[WARM:])
         found["generation", f"{shape}+{args.tokens}"] = rows * args.tokens / statistics.median(tokens[WARM:])
-    return found
 
 
-def host(args, kernels: bool) -> dict:
+class Host:
     """The same of the C++ host, whose weights are random too. Its generation is captured in a graph where it can be."""
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(LARGE[args.model]))
-        start = [args.hotswap.resolve(), "bench", "model", "--device", "cuda", "--random-weights", "--model", folder, "--repeats", args.turns]
-        start += ["--use-kernels"] * kernels
 
-        def run(*more):
-            done = subprocess.run([str(s) for s in (*start, *more)], capture_output=True, text=True)
-            if done.returncode:
-                print(f"{more}, kernels {kernels}: failed with {done.returncode}: {done.stderr[-600:]}")
-                return {}
-            return json.loads(done.stdout.strip().splitlines()[-1])
+    def __init__(self, args, kernels: bool):
+        self.args, self.kernels = args, kernels
 
-        if kernels or args.model != "mamba2":
-            out = run("--what", "step", "--rows", 1, "--columns", args.length)
+    def run(self, folder, *more):
+        start = [self.args.hotswap.resolve(), "bench", "model", "--device", "cuda", "--random-weights", "--model", folder]
+        start += ["--repeats", self.args.turns] + ["--use-kernels"] * self.kernels
+        done = subprocess.run([str(s) for s in (*start, *more)], capture_output=True, text=True)
+        if done.returncode:
+            print(f"{more}, kernels {self.kernels}: failed with {done.returncode}: {done.stderr[-600:]}", flush=True)
+            return {}
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def rates(self, found) -> None:
+        args = self.args
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(LARGE[args.model]))
+            for rows in args.batch:
+                out = self.run(folder, "--what", "decode", "--rows", rows, "--columns", args.prompt, "--new-tokens", args.tokens)
+                if out:
+                    found["generation", f"{rows}x{args.prompt}+{args.tokens}"] = out["value"]
+                    print(f"host, kernels {self.kernels}, {rows} rows: captured {out.get('captured')}, ids {out['check'][:6]}", flush=True)
+            if not self.kernels and args.model == "mamba2":
+                return
+            out = self.run(folder, "--what", "step", "--rows", 1, "--columns", args.length)
             if out:
                 found["training step", f"1x{args.length}"] = out["value"]
                 found["peak memory", f"1x{args.length}"] = out["device_memory"]["peak"]
-                print(f"host, kernels {kernels}: losses {out['check'][:2]}, bound {out.get('bound')}")
-        for rows in args.batch:
-            out = run("--what", "decode", "--rows", rows, "--columns", args.prompt, "--new-tokens", args.tokens)
-            if out:
-                found["generation", f"{rows}x{args.prompt}+{args.tokens}"] = out["value"]
-                print(f"host, kernels {kernels}, {rows} rows: captured {out.get('captured')}, ids {out['check'][:6]}")
-    return found
+                print(f"host, kernels {self.kernels}: losses {out['check'][:2]}, bound {out.get('bound')}", flush=True)
+
+
+class Found(dict):
+    """A side's numbers: each is said, and written beside those of the sides before it, as soon as it is there."""
+
+    def __init__(self, name, peers, args, report):
+        self.name, self.peers, self.args, self.report = name, peers, args, report
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        what, shape = key
+        print(f"{self.name}: {what} {shape} {value:.1f}", flush=True)
+        for peer in self.peers:
+            if key in peer:
+                self.report.add(
+                    kind="model", what=f"{what}, {self.name}", shape=f"{NAMES[self.args.model]} {shape}", dtype="bfloat16", ours=value,
+                    peer=peer[key], peer_name=peer.name, unit="bytes" if what == "peak memory" else "tokens/s",
+                )  # fmt: skip
+        if self.report.rows:
+            self.report.write()
+            self.report.rows.clear()
 
 
 def on_gpu(args, report) -> None:
@@ -198,32 +222,26 @@ def on_gpu(args, report) -> None:
 
     exact = logits(copy.deepcopy(m).float())
     apart = lambda: ((logits(m) - exact).norm() / exact.norm()).item()
-    seen, distances = {}, {PEER: apart()}
-    seen[PEER] = rates(m, args, config.vocab_size)
+    distances = {PEER: apart()}
+    stock = Found(PEER, [], args, report)
+    rates(m, args, config.vocab_size, stock)
     hotswap.kernelize(m)
     distances["hotswap"] = apart()
     print("logits from float32's:", ", ".join(f"{name} {d:.3e}" for name, d in distances.items()))
     if not distances["hotswap"] <= AS_NEAR * distances[PEER]:
         sys.exit(f"wanted logits as near to float32's as transformers' are, within {AS_NEAR}; nothing is written")
-    seen["hotswap"] = rates(m, args, config.vocab_size)
-    print({op: n for op, n in hotswap.report(m).calls.items() if n})
+    ours = Found("hotswap", [stock], args, report)
+    rates(m, args, config.vocab_size, ours)
+    print({op: n for op, n in hotswap.report(m).calls.items() if n}, flush=True)
     del m
     gc.collect(), torch.cuda.empty_cache()
     if args.hotswap:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        seen["C++ host"] = host(args, True)
+        peers = [stock, ours]
         if args.stock_host:
-            seen["C++ host, stock"] = host(args, False)
-    for name, found in seen.items():
-        print(name, {" ".join(key): round(value, 1) for key, value in found.items()}, flush=True)
-    for ours, peer in (("hotswap", PEER), ("C++ host", "C++ host, stock"), ("C++ host", PEER)):
-        for (what, shape), value in seen.get(ours, {}).items():
-            other = seen.get(peer, {}).get((what, shape))
-            if other is not None:
-                report.add(
-                    kind="model", what=f"{what}, {ours}", shape=f"{NAMES[args.model]} {shape}", dtype="bfloat16", ours=value,
-                    peer=other, peer_name=peer, unit="bytes" if what == "peak memory" else "tokens/s",
-                )  # fmt: skip
+            peers.append(Found("C++ host, stock", [], args, report))
+            Host(args, False).rates(peers[-1])
+        Host(args, True).rates(Found("C++ host", peers, args, report))
 
 
 def main() -> None:
@@ -238,6 +256,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16, help="of generation")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--hotswap", type=Path, help="on a GPU: the C++ host")
+    parser.add_argument("--only-checkpointed", action="store_true", help="on a GPU, of what transformers trains")
     parser.add_argument("--stock-host", action="store_true", help="beside it without kernels")
     add_flags(parser)
     args = parser.parse_args()

@@ -342,7 +342,8 @@ def main():
     for name, part in parts.items():
         if bench.wants(name):
             part()
-    bench.report.write()
+            bench.report.write()
+            bench.report.rows.clear()
 
 
 if __name__ == "__main__":
