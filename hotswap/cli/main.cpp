@@ -7,6 +7,7 @@
 #include <iostream>
 
 #include "hotswap/base/error.h"
+#include "hotswap/cli/print/failure.h"
 #include "hotswap/cli/verbs.h"
 #include "hotswap/layers/cpu_allocator.h"
 
@@ -48,7 +49,7 @@ int main(int argc, char** argv) {
   try {
     status = run(argc, argv);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "hotswap: error: %s\n", error.what());
+    std::fprintf(stderr, "hotswap: error: %s\n", hotswap::failure_text(error).c_str());
   }
   // What was printed is the result: where it did not arrive, nothing was done.
   const bool lost = std::cout.bad() || std::fflush(stdout) != 0 || std::ferror(stdout) != 0;

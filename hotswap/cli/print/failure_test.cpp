@@ -1,0 +1,30 @@
+#include "hotswap/cli/print/failure.h"
+
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include "hotswap/base/error.h"
+
+namespace hotswap {
+namespace {
+
+std::string thrown(void (*fails)()) {
+  try {
+    fails();
+  } catch (const std::exception& error) {
+    return failure_text(error);
+  }
+  return "nothing was thrown";
+}
+
+TEST(FailureText, IsOneMessageWithoutAStack) {
+  EXPECT_EQ(thrown([] { throw Error({.wanted = "a", .got = "b", .next = "do c"}); }), "wanted a; got b; do c");
+  EXPECT_EQ(thrown([] { TORCH_CHECK(false, "Expected a matrix"); }), "Expected a matrix");
+  EXPECT_EQ(
+      thrown([] { TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate 9 GiB."); }),
+      "wanted memory on the device; got none left: CUDA out of memory. Tried to allocate 9 GiB.; make the batch or "
+      "the sequence smaller, or end what else uses the device (nvidia-smi)");
+}
+
+}  // namespace
+}  // namespace hotswap
