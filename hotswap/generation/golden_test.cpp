@@ -199,7 +199,7 @@ TEST_P(SmallModel, TrainingRunsKernelsInForwardAndBackward) {
                                                                                {"norm", "rms_norm_bwd", 1},
                                                                                {"norm", "add_rms_norm_fwd", 10},
                                                                                {"norm", "add_rms_norm_bwd", 10},
-                                                                               {"mlp", "swiglu_bwd_", 5},
+                                                                               {"mlp", "swiglu_bwd_again_", 5},
                                                                                {"rotary", "rotary_bwd", 5},
                                                                                {"loss", "linear_cross_entropy_fwd", 1}};
   std::vector<int64_t> before;

@@ -21,6 +21,16 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
 Tensor packed_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);  // dequantises it all
 }  // namespace stock
 
+class LinearSlot : public Slot<LinearForward> {
+ public:
+  using Slot::Slot;
+  void unbind() override {
+    Slot::unbind();
+    torch_products = false;
+  }
+  bool torch_products = false;  // the kernel that is bound trains by torch's own products
+};
+
 class Linear : public Module {
  public:
   Linear(int64_t in, int64_t out, bool with_bias, Init weight_init = Init::normal(),
@@ -29,6 +39,10 @@ class Linear : public Module {
   Tensor forward(const Tensor& x) const;  // [..., in] -> [..., out]
   int64_t in() const { return in_; }
   bool bound() const { return forward_.bound(); }
+  // Is what it does in training, whatever is bound, torch's own product with a weight of that type?
+  bool trains_by_torch(at::ScalarType dtype) const {
+    return weight.scalar_type() == dtype && (!forward_.bound() || forward_.torch_products);  // packed: bytes
+  }
 
  protected:
   void on_tensors_changed() override;  // the slot for the weight as it is now
@@ -42,7 +56,7 @@ class Linear : public Module {
   Tensor bias;     // [out], or undefined
 
  private:
-  Slot<LinearForward> forward_{this, "Linear", "linear/1", stock::linear};
+  LinearSlot forward_{this, "Linear", "linear/1", stock::linear};
 };
 
 class Embedding : public Module {

@@ -49,8 +49,8 @@ struct Linked : torch::autograd::Function<Linked> {
 }  // namespace
 
 Tensor LinkedProjections::operator()(const Linear& projection, const Tensor& x) {
-  const bool trains = on_ && at::GradMode::is_enabled() && x.requires_grad() && !projection.bound() &&
-                      projection.weight.scalar_type() == x.scalar_type();  // not so of packed ones
+  const bool trains =
+      on_ && at::GradMode::is_enabled() && x.requires_grad() && projection.trains_by_torch(x.scalar_type());
   if (!trains) return projection.forward(x);
   const std::optional<Tensor> bias = projection.bias.defined() ? std::optional(projection.bias) : std::nullopt;
   variable_list made = Linked::apply(handed_on_.defined() ? handed_on_ : x, projection.weight, bias);

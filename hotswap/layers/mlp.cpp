@@ -38,7 +38,7 @@ bool GatedMLP::trains_whole(const Tensor& x) const {
   if (!gated_ || !gated_->whole || !at::GradMode::is_enabled()) return false;
   const std::array<const Linear*, 3> projections = {&gate_proj, &up_proj, &down_proj};
   return std::all_of(projections.begin(), projections.end(), [&](const Linear* l) {
-    return !l->bound() && !l->bias.defined() && l->weight.requires_grad() && l->weight.scalar_type() == x.scalar_type();
+    return !l->bias.defined() && l->weight.requires_grad() && l->trains_by_torch(x.scalar_type());
   });
 }
 

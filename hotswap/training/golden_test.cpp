@@ -38,7 +38,7 @@ constexpr Calls kCalls[] = {
     {"norm", "add_rms_norm_fwd", 2 * kLayers},
     {"norm", "add_rms_norm_bwd", 2 * kLayers},
     {"mlp", "swiglu", kLayers},
-    {"mlp", "swiglu_bwd_", kLayers},
+    {"mlp", "swiglu_bwd_again_", kLayers},
     {"rotary", "rotary", kLayers},
     {"rotary", "rotary_bwd", kLayers},
     {"loss", "linear_cross_entropy_fwd", 1},  // its gradients are made in the forward

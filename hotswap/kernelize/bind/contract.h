@@ -54,9 +54,11 @@ class LayerOps {
  public:
   LayerOps(std::string name, const Contract& contract, std::map<std::string, std::string> ops, bool trains)
       : name_(std::move(name)), contract_(contract), ops_(std::move(ops)), trains_(trains) {}
+  virtual ~LayerOps() = default;
   const std::string& str() const { return name_; }  // "norm:RMSNorm"
   const Contract& contract() const { return contract_; }
   bool trains() const { return trains_; }
+  virtual bool claims(const std::string& /*feature*/) const { return false; }
   // "<id>::rms_norm_fwd"; empty where the layer has no op in this role.
   std::string op(const std::string& role) const {
     const auto found = ops_.find(role);

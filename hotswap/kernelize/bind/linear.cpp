@@ -1,4 +1,5 @@
-// linear/1, packed_linear/1
+// linear/1, packed_linear/1. A Linear that claims torch_products trains by torch's own products: a node of several
+// projections may make them in its place.
 #include "hotswap/layers/linear.h"
 
 #include <ATen/TensorOperators.h>
@@ -32,6 +33,11 @@ Result<Example> packed_example(const std::string&, const ExampleSize& size) {
   return example;
 }
 
+void bind_linear(SlotBase& slot, const LayerOps& layer) {
+  bind_regular<LinearForward>(slot, layer);
+  if (auto* linear = dynamic_cast<LinearSlot*>(&slot)) linear->torch_products = layer.claims("torch_products");
+}
+
 }  // namespace
 
 std::vector<Contract> linear_contracts() {
@@ -40,10 +46,11 @@ std::vector<Contract> linear_contracts() {
             {"forward_train", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor y"},
             {"backward",
              "(Tensor dy, Tensor x, Tensor weight, bool with_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)"}},
-           bind_regular<LinearForward>,
+           bind_linear,
            linear_example,
            {.rows = 1, .dim = 576},
-           {.rows = 1, .dim = 8192}},
+           {.rows = 1, .dim = 8192},
+           {"torch_products"}},
           {"packed_linear/1",
            {{"forward", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor y"}},
            bind_regular<PackedLinearForward>,

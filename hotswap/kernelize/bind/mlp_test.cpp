@@ -144,6 +144,20 @@ TEST(BoundGatedMlp, GoesThroughItsPartsWhereSomethingIsDifferent) {
     calls = Calls(kind);
     expect_same(frozen.run(x, dy), frozen.exactly(x, dy), "a weight that does not learn");
     EXPECT_EQ(calls.since(), (std::vector<int64_t>{1, 0, 1, 0}));
+    for (const bool claims : {true, false}) {  // a Linear's kernel that trains otherwise is not left out
+      Mlp linear(kind);
+      linear.mlp.each_slot([&](const std::string&, SlotBase& slot) {
+        if (slot.contract() != "linear/1") return;
+        bundled_layer("linear", "Linear").contract().bind(slot, bundled_layer("linear", "Linear"));
+        EXPECT_TRUE(dynamic_cast<LinearSlot&>(slot).torch_products);
+        dynamic_cast<LinearSlot&>(slot).torch_products = claims;
+      });
+      calls = Calls(kind);
+      const int64_t products = op_calls("linear", "linear");
+      expect_same(linear.run(x, dy), linear.exactly(x, dy), "Linear bound");
+      EXPECT_EQ(calls.since(), claims ? (std::vector<int64_t>{1, 0, 0, 1}) : (std::vector<int64_t>{1, 0, 1, 0}));
+      EXPECT_EQ(op_calls("linear", "linear") - products, claims ? 0 : 3);
+    }
     Mlp unbound(kind);
     unbound.gated->unbind();
     calls = Calls(kind);

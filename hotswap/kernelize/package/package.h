@@ -26,6 +26,7 @@ class PackageLayer : public LayerOps {
   const Package& package() const { return package_; }
   const std::string& name() const { return name_; }
   const Capabilities& capabilities() const { return entry_.capabilities; }
+  bool claims(const std::string& feature) const override { return capabilities().features.contains(feature); }
   bool runs_on(const std::string& device_kind) const;  // every op has a kernel for it
 
  private:
