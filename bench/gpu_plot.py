@@ -169,7 +169,8 @@ def generation(rows: list[dict]) -> str:
         batch, _, tokens = sizes.partition("x")
         lines = panels.setdefault((model, "prompt of {} tokens, {} more".format(*tokens.split("+"))), {})
         for side, rate in ((who, row["ours"]), (row["peer_name"], row["peer"])):
-            lines.setdefault(SIDES.get(side, side), {})[int(batch)] = float(rate)
+            if rate:
+                lines.setdefault(SIDES.get(side, side), {})[int(batch)] = float(rate)
     drawn = [Panel(*names, {who: sorted(line.items()) for who, line in lines.items()}) for names, lines in panels.items()]
     one = rows[0]
     title = f"decoding, {one['dtype']} on one {one['machine']}"
