@@ -126,7 +126,7 @@ def host(args, kernels: bool) -> dict:
         def run(*more):
             done = subprocess.run([str(s) for s in (*start, *more)], capture_output=True, text=True)
             if done.returncode:
-                print(f"{more}, kernels {kernels}: failed with {done.returncode}: {done.stderr[-600:]}")
+                print(f"{more}, kernels {kernels}: failed with {done.returncode}: {done.stderr[:600]}")
                 return None
             return json.loads(done.stdout.strip().splitlines()[-1])
 
@@ -143,6 +143,24 @@ def host(args, kernels: bool) -> dict:
     return found
 
 
+def write(args, seen: dict, pairs: list) -> None:
+    """Rows of each pair where both have a number, and of what has no peer."""
+    report, losses = Results(args, gpu()), {name: found.pop("losses") for name, found in seen.items() if "losses" in found}
+    for ours, peer in pairs:
+        if ours in losses and peer in losses:
+            apart = max(abs(a - b) for a, b in zip(losses[ours], losses[peer], strict=True))
+            if not apart <= BF16_LOSS:
+                sys.exit(f"wanted losses of {ours} and {peer} within {BF16_LOSS}; got {apart}; nothing is written")
+        for (what, shape), value in seen[ours].items():
+            other = seen[peer].get((what, shape))
+            beside = dict(peer=other, peer_name=peer) if other is not None else {}
+            report.add(
+                kind="model", what=f"{what}, {ours}", shape=f"{NAME} {shape}", dtype="bfloat16", ours=value,
+                unit="bytes" if "memory" in what else "tokens/s", **beside,
+            )  # fmt: skip
+    report.write()
+
+
 def main() -> None:
     numbers = lambda text: [int(n) for n in text.split(",")]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -155,30 +173,11 @@ def main() -> None:
     add_flags(parser)
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    report, seen = Results(args, gpu()), in_python(args)
+    seen = in_python(args)
+    write(args, seen, [(ours, "transformers") for ours in ("hotswap", "attention", "generate")])
     if args.hotswap:
-        fresh()
-        seen |= {"C++ host": host(args, True), "C++ host, stock": host(args, False)}
-    losses = {name: found.pop("losses") for name, found in seen.items() if "losses" in found}
-    for name, found in seen.items():
-        print(name, {" ".join(key): round(value, 1) for key, value in found.items()}, losses.get(name), flush=True)
-    pairs = [(ours, "transformers") for ours in ("hotswap", "attention", "generate")]
-    pairs += [("C++ host", "C++ host, stock"), ("C++ host", "transformers")]
-    for ours, peer in pairs:
-        if ours in losses and peer in losses and (ours == "C++ host") == ("C++" in peer):
-            apart = max(abs(a - b) for a, b in zip(losses[ours], losses[peer], strict=True))
-            if not apart <= BF16_LOSS:
-                sys.exit(f"wanted losses of {ours} and {peer} within {BF16_LOSS}; got {apart}; nothing is written")
-        for key, value in seen.get(ours, {}).items():
-            if (other := seen.get(peer, {}).get(key)) is not None:
-                report.add(
-                    kind="model", what=f"{key[0]}, {ours}", shape=f"{NAME} {key[1]}", dtype="bfloat16", ours=value, peer=other,
-                    peer_name=peer, unit="bytes" if "memory" in key[0] else "tokens/s",
-                )  # fmt: skip
-    for (what, shape), value in seen.get("C++ host", {}).items():
-        if what == "generation":
-            report.add(kind="model", what=f"{what}, C++ host", shape=f"{NAME} {shape}", dtype="bfloat16", ours=value, unit="tokens/s")
-    report.write()
+        hosts = {"C++ host": host(args, True), "C++ host, stock": host(args, False)}
+        write(args, hosts, [("C++ host", "C++ host, stock")])
 
 
 if __name__ == "__main__":

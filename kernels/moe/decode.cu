@@ -327,7 +327,7 @@ bool decode_takes(const Decode& d) {
   constexpr int kMemory = 132 << 10;  // of either launch
   // What it saves is launches; weights come at three quarters of the rate that products_few.cu reaches with many of
   // them (docs/notes/moe.md).
-  constexpr int64_t kMostBytes = 320'000'000;
+  constexpr int64_t kMostBytes = 90'000'000;
   const int64_t bytes = std::min(p.assignments(), p.experts) * (p.columns() + p.inner) * p.hidden * 2;
   return p.tokens <= kMostTokens && p.assignments() <= kMost && p.assignments() > 0 && bytes <= kMostBytes &&
          size_of(p.dtype) == 2 && !p.transposed && !p.scale_input && bits % kernels::kVectorBytes == 0 &&

@@ -32,6 +32,7 @@ struct Arguments {
   bool index64;
   int32_t *order, *slots, *offsets;
   int32_t* counts;  // [stretches, E]: of a stretch's assignments; then how many of the expert's come before them
+  int32_t* hits;
   int assignments, experts, stretch, stretches;
 };
 
@@ -125,6 +126,7 @@ __global__ void __launch_bounds__(32 * kWarps) write_stretches(const Arguments a
 constexpr int kFew = 1024, kFewExperts = 1024;
 __global__ void __launch_bounds__(1024) sort_few(const Arguments a) {  // as many threads as either has
   wait_for_launch_before();
+  if (a.hits != nullptr) next_launch_may_begin();
   __shared__ int32_t experts[kFew], starts[kFewExperts];
   __shared__ int32_t warps[32];
   const int t = threadIdx.x;
@@ -136,7 +138,11 @@ __global__ void __launch_bounds__(1024) sort_few(const Arguments a) {  // as man
   starts[t] = sum_before(count, warps);
   if (t < a.experts) a.offsets[t + 1] = starts[t] + count;
   if (t == 0) a.offsets[0] = 0;
-  __syncthreads();
+  const int hits = __syncthreads_count(count > 0), before = sum_before(count > 0, warps);
+  if (a.hits != nullptr) {
+    if (count > 0) a.hits[before] = t;
+    if (t >= hits && t < min(a.assignments, a.experts)) a.hits[t] = -1;
+  }
   if (t >= a.assignments) return;
   int slot = -1;
   if (own >= 0) {
@@ -159,6 +165,7 @@ void sort(const Sort& s, Stream stream) {
                     .slots = s.slots,
                     .offsets = s.offsets,
                     .counts = s.counts,
+                    .hits = s.hits,
                     .assignments = int(s.assignments),
                     .experts = int(s.experts),
                     .stretch = int(p.stretch),

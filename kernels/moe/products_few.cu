@@ -25,12 +25,13 @@ constexpr int kStretch = 32, kAhead = 3;             // numbers a warp multiplie
 struct Arguments {
   const void *rows, *w, *bias;
   void *y, *a;  // a: the activation, or null; then y may be null
-  const int32_t *order, *offsets;
+  const int32_t *order, *offsets, *hits;
   Divider token_of;
   int64_t stride;
   int in, out, inner, blocks_an_expert;
   Act act;
   bool halves, gate;  // of outputs, where there is an activation
+  bool after_product;
   Limits limits;
 };
 
@@ -55,15 +56,21 @@ template <class T>
 __global__ void __launch_bounds__(32 * kWarps, 2) multiply_few(const Arguments a) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800  // few_take refuses older ones
   __shared__ float parts[kWarps][kOuts][kAtOnce + 1];
-  const int expert = int(blockIdx.x) / a.blocks_an_expert;
-  const int block = int(blockIdx.x) - expert * a.blocks_an_expert;
+  const int number = int(blockIdx.x) / a.blocks_an_expert;
+  const int block = int(blockIdx.x) - number * a.blocks_an_expert;
   // The output that is number n of the block's, or a.out.
   const auto output = [&](int n) {
     if (!a.halves) return min(block * kOuts + n, a.out);
     const int col = block * (kOuts / 2) + n % (kOuts / 2);
     return col >= a.inner ? a.out : n < kOuts / 2 ? col : a.inner + col;
   };
-  wait_for_launch_before();
+  // After a product only its results are waited for, and what it has read itself is read before: weights are on their
+  // way while its last blocks run. It lets this launch begin when all its blocks have waited for those before it.
+  bool waited = !a.after_product;
+  if (waited) wait_for_launch_before();
+  if (a.hits != nullptr) next_launch_may_begin();
+  const int expert = a.hits == nullptr ? number : a.hits[number];
+  if (expert < 0) return;
   const int begin = a.offsets[expert], end = a.offsets[expert + 1];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, piece = lane % 4 * 8;
   const T* weights[4];
@@ -91,6 +98,10 @@ __global__ void __launch_bounds__(32 * kWarps, 2) multiply_few(const Arguments a
         const int k = k0 + s * kWarps * kStretch + piece;
 #pragma unroll
         for (int o = 0; o < 4; ++o) w[s][o] = load_piece(weights[o] + k, k < a.in && weights[o] != nullptr);
+      }
+      if (!waited) {
+        wait_for_launch_before();
+        waited = true;
       }
 #pragma unroll
       for (int s = 0; s < kAhead; ++s) {
@@ -143,6 +154,16 @@ bool few_take(const Product& a) {
          attribute<cudaDevAttrComputeCapabilityMajor>() >= 8;
 }
 
+bool want_hits(const Problem& p) {
+  // From there on a step is long beside what is saved, and both products at a time disturb each other
+  // (docs/notes/moe.md).
+  constexpr int64_t kMostBytes = 640'000'000;
+  constexpr int64_t kMost = 1024;  // assignments and experts that one block sorts
+  const int64_t bytes = most_hits(p) * (p.columns() + p.inner) * p.hidden * 2;
+  return p.tokens <= kFewTokens && p.assignments() <= kMost && p.experts <= kMost && bytes <= kMostBytes &&
+         !p.transposed && size_of(p.dtype) == 2;
+}
+
 void multiply_few_rows(const Product& a, void* activated, Stream stream) {
   if (a.p.assignments() == 0) return;
   const bool gate = activated != nullptr && has_gate(a.p.act);
@@ -154,6 +175,7 @@ void multiply_few_rows(const Product& a, void* activated, Stream stream) {
                             .a = activated,
                             .order = a.rows.tokens ? a.index.order : nullptr,
                             .offsets = a.index.offsets,
+                            .hits = a.hits,
                             .token_of = Divider(a.p.top_k),
                             .stride = a.rows.stride,
                             .in = int(a.rows.cols),
@@ -163,8 +185,10 @@ void multiply_few_rows(const Product& a, void* activated, Stream stream) {
                             .act = a.p.act,
                             .halves = gate && !a.p.interleaved,
                             .gate = gate,
+                            .after_product = a.after_product,
                             .limits = {a.p.alpha, a.p.limit}};
-  const auto run = [&](auto* kernel) { launch_after(kernel, a.p.experts * blocks, 32 * kWarps, stream, arguments); };
+  const int64_t experts = a.hits == nullptr ? a.p.experts : most_hits(a.p);
+  const auto run = [&](auto* kernel) { launch_after(kernel, experts * blocks, 32 * kWarps, stream, arguments); };
   a.p.dtype == DType::kBFloat16 ? run(&multiply_few<kernels::BFloat16>) : run(&multiply_few<kernels::Half>);
 }
 

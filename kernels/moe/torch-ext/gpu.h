@@ -8,7 +8,8 @@ namespace moe::gpu {
 
 using kernels::Stream;
 
-inline Sorted sort(const Call& c, Stream stream) {
+// hits: which experts have assignments, where products want to know.
+inline Sorted sort(const Call& c, Tensor& hits, Stream stream) {
   const Problem& p = c.p;
   const int64_t count = p.assignments();
   Sorted s{c.new_ints(count), c.new_ints(count), c.new_ints(p.experts + 1)};
@@ -16,6 +17,7 @@ inline Sorted sort(const Call& c, Stream stream) {
     torch::stable::zero_(s.offsets);
     return s;
   }
+  if (cuda::want_hits(p)) hits = c.new_ints(cuda::most_hits(p));
   const Tensor counts = c.new_ints(cuda::sort_counts(count, p.experts));
   cuda::sort({.index = c.index.data_ptr(),
               .index64 = c.index64,
@@ -23,6 +25,7 @@ inline Sorted sort(const Call& c, Stream stream) {
               .slots = ints(s.slots),
               .offsets = ints(s.offsets),
               .counts = ints(counts),
+              .hits = hits.numel() > 0 ? ints(hits) : nullptr,
               .assignments = count,
               .experts = p.experts},
              stream);
@@ -53,7 +56,8 @@ inline bool decode(const Call& c, bool keep, Forward& r, Stream stream) {
                  .y = r.y.data_ptr()};
   if (!cuda::decode_takes(d)) return false;
   if (keep) {
-    r.sorted = sort(c, stream);
+    Tensor hits = c.new_ints(0);
+    r.sorted = sort(c, hits, stream);
     r.h = c.new_tensor({c.p.assignments(), c.p.columns()});
     d.slots = ints(r.sorted.slots), d.h = r.h.data_ptr();
   }
@@ -69,7 +73,8 @@ inline Forward forward(const Call& c, bool keep) {
   Forward r{c.new_tensor({p.tokens, p.hidden}), c.new_tensor({0}), {c.new_ints(0), c.new_ints(0), c.new_ints(0)}};
   on_device(c, [&](Stream stream) {
     if (decode(c, keep, r, stream)) return;
-    r.sorted = sort(c, stream);
+    Tensor hits = c.new_ints(0);
+    r.sorted = sort(c, hits, stream);
     const Index index = r.sorted.index();
     cuda::Product up{.p = p,
                      .index = index,
@@ -78,7 +83,8 @@ inline Forward forward(const Call& c, bool keep) {
                      .by_inputs = p.transposed,
                      .bias = p.scale_input ? nullptr : data_of(c.b_up),
                      .y = nullptr,
-                     .out = p.columns()};
+                     .out = p.columns(),
+                     .hits = hits.numel() > 0 ? ints(hits) : nullptr};
     const Tensor a = c.new_tensor({p.assignments(), p.inner});
     const bool at_once = cuda::can_activate(up);
     if (keep || !at_once) r.h = c.new_tensor({p.assignments(), p.columns()}), up.y = r.h.data_ptr();
@@ -96,7 +102,9 @@ inline Forward forward(const Call& c, bool keep) {
                                  .by_inputs = p.transposed,
                                  .bias = data_of(c.b_down),
                                  .y = rows.data_ptr(),
-                                 .out = p.hidden},
+                                 .out = p.hidden,
+                                 .hits = up.hits,
+                                 .after_product = at_once && up.hits != nullptr},
                    stream);
     cuda::combine(p, index, p.scale_input ? nullptr : c.scores.data_ptr(), rows.data_ptr(), r.y.data_ptr(), stream);
   });
