@@ -90,7 +90,8 @@ class _Step:
         given = inputs.get("attention_mask")
         some = next(iter(given.values()), None) if isinstance(given, dict) else given
         self.kinds = list(given) if isinstance(given, dict) else None
-        self.mask_type = torch.bool if some is None else some.dtype
+        # Our attention's own description has a length of the host's in it; it takes a tensor of what is seen as well.
+        self.mask_type = some.dtype if isinstance(some, torch.Tensor) else torch.bool
         fixed = ("input_ids", "position_ids", "attention_mask")
         self.rest = {name: value for name, value in inputs.items() if name not in fixed}
 

@@ -51,6 +51,21 @@ def test_greedy_says_what_transformers_says(name):
     assert all("forward" not in layer.__dict__ for layer in decode.layers_of(model)), "nothing stays bound"
 
 
+@pytest.mark.skipif(ON_GPU, reason="our attention is for 16-bit numbers there")
+@pytest.mark.parametrize("name", ["llama", "gemma"])
+@pytest.mark.parametrize("mask", [None, torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])])
+def test_with_our_attention(name, mask):
+    """The prompt is attended by its ops; a step's keys are told by a tensor."""
+    model = model_of(name)
+    more = {} if mask is None else dict(attention_mask=mask)
+    want = stock(model, PROMPT, **more)
+    hotswap.kernelize(model, attention=True)
+    op = "attention" if mask is None else "attention_varlen"
+    before = package("attention").calls(op)
+    assert torch.equal(hotswap.generate(model, PROMPT, **OPTIONS, **more), want)
+    assert package("attention").calls(op) == before + model.config.num_hidden_layers
+
+
 @pytest.mark.skipif(not ON_GPU, reason="no GPU: HOTSWAP_TEST_DEVICE=cuda asks for it")
 @pytest.mark.parametrize("options", [{}, dict(do_sample=True, top_k=20), dict(repetition_penalty=1.2)])
 def test_whole_layers_on_a_gpu(monkeypatch, options):
