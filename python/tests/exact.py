@@ -1,7 +1,7 @@
 """References in float64, for upstream.py --exact: what a test of others' compares ours with then has no rounding of its own but the
 last, so that a comparison that fails beside a reference in the test's type and passes here failed for the reference's error.
 
-Inside Wide nothing is narrowed to float32 on its way, which layers of transformers do for the sake of 16 bits.
+Inside Wide what layers of transformers make float32 for the sake of 16 bits is float64.
 """
 
 import itertools
@@ -33,10 +33,10 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
 class Wide(TorchFunctionMode):
     def __torch_function__(self, function, _, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
+        if args and isinstance(args[0], torch.Tensor) and (args[0].dtype == torch.float64 or not args[0].is_floating_point()):
             to_float = function is torch.Tensor.to and torch.float32 in (*args[1:], kwargs.get("dtype"))
-            if to_float or function is torch.Tensor.float:
-                return args[0]
+            if to_float or function is torch.Tensor.float:  # places, which are whole numbers, among them
+                return args[0].double()
             if function is F.scaled_dot_product_attention:
                 return _attention(*args, **kwargs)
         if function is F.cross_entropy:
