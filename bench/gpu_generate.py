@@ -105,6 +105,16 @@ def transformers_side(args) -> dict:
     return {"decode": statistics.median(rates), "prefill": args.rows * args.prompt / statistics.median(firsts), "check": tokens, "first_token": first_token}
 
 
+def told(name: str, rows: int, side) -> dict:
+    """What `side` finds, printed at once with the time it took, loading and warming up included: a run that is cut off has said what it knew."""
+    start = time.perf_counter()
+    one = side()
+    if one:
+        print(f"batch {rows:3} {name:22} decode {one['decode']:8.1f} prefill {one['prefill']:9.0f} tokens/s, first token {one['first_token']:6.3f} s, "
+              f"ids {one['check'][:6]}; took {time.perf_counter() - start:.0f} s", flush=True)  # fmt: skip
+    return one
+
+
 def run(command: list) -> dict:
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
     if done.returncode:
@@ -148,15 +158,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder))
         for rows in args.batch:
-            found = {f"hotswap {host}": host_side(args, folder, rows, HOST[host]) for host in args.hosts}
+            found = {}
+            for host in args.hosts:
+                name = f"hotswap {host}"
+                found[name] = told(name, rows, lambda: host_side(args, folder, rows, HOST[host]))
             sizes = ["--rows", rows, "--prompt", args.prompt, "--new-tokens", args.new_tokens, "--repeats", args.repeats]
             sizes += ["--attn", args.attn] * bool(args.attn)
             python = [sys.executable, __file__, "--hotswap", args.hotswap, "--packages", args.packages, "--folder", folder, *sizes]
             for side in args.sides:
-                found["transformers" if side == "plain" else f"transformers {side}"] = run([*python, "--side", side])
+                name = "transformers" if side == "plain" else f"transformers {side}"
+                found[name] = told(name, rows, lambda: run([*python, "--side", side]))
             found = {name: one for name, one in found.items() if one}
-            for name, one in found.items():
-                print(f"batch {rows:3} {name:22} decode {one['decode']:8.1f} prefill {one['prefill']:9.0f} tokens/s, first token {one['first_token']:6.3f} s, ids {one['check'][:6]}", flush=True)
             if len({one["check"][0] for one in found.values()}) > 1:
                 sys.exit("wanted the same first token of every side; nothing is written")
             ours = ("hotswap kernels", "hotswap attention", "transformers hotswap", "transformers attention", "transformers generate")
