@@ -34,6 +34,7 @@ import exact  # noqa: E402
 import hotswap  # noqa: E402
 import upstream_runner as common  # noqa: E402
 from hotswap import packages  # noqa: E402
+from hotswap.head import selected_logps  # noqa: E402
 
 FILES = """
 transformers/test_rms_norm.py transformers/test_fused_add_rms_norm.py transformers/test_layer_norm.py transformers/test_rope.py
@@ -74,6 +75,11 @@ INSIDES = ("ce_impl", "ce_mode")  # which of Liger's kernels; None: its own choi
 BESIDE = ("loss", "z_loss", "token_accuracy", "predicted_tokens")
 
 
+# elsewhere in hotswap, and in another order: Liger's static method over a head in chunks
+def _chunk_forward(_input, weight, selected_token_ids, bias=None, temperature=1.0, **_):
+    return selected_logps(_input, weight, bias, selected_token_ids, temperature=temperature)
+
+
 HELPERS = {  # of which tests make what ours are compared with, by file
     "chunked_loss/grpo_loss.py": ("get_gamma_weights",),
     "chunked_loss/fused_linear_ppo.py": ("LigerFusedLinearPPOBase._compute_dapo_normalizer",),
@@ -103,6 +109,7 @@ def helpers(folder):
                 if method:  # of a class that hotswap has not
                     found[module, name] = Absent(f"{module}.{name}")
                     setattr(found[module, name], method, made)
+                    found[module, name].chunk_forward = staticmethod(_chunk_forward)
                     scope[name] = found[module, name]  # the others call it
     return found
 
@@ -177,6 +184,8 @@ def _found(imported, before):
         if name in FUNCTIONS:
             place = hotswap.chunked_loss if imported.startswith("liger_kernel.chunked_loss") else hotswap
             return _Function(getattr(place, FUNCTIONS[name]))
+        if name == "fused_selective_log_softmax":
+            return hotswap.grpo.fused_selective_log_softmax
         if name == "LigerFusedMoEFunction":
             return _Function(_experts)
         if name in TUPLES:
