@@ -34,7 +34,6 @@ import exact  # noqa: E402
 import hotswap  # noqa: E402
 import upstream_runner as common  # noqa: E402
 from hotswap import packages  # noqa: E402
-from hotswap.head import selected_logps  # noqa: E402
 
 FILES = """
 transformers/test_rms_norm.py transformers/test_fused_add_rms_norm.py transformers/test_layer_norm.py transformers/test_rope.py
@@ -77,7 +76,8 @@ BESIDE = ("loss", "z_loss", "token_accuracy", "predicted_tokens")
 
 # elsewhere in hotswap, and in another order: Liger's static method over a head in chunks
 def _chunk_forward(_input, weight, selected_token_ids, bias=None, temperature=1.0, **_):
-    return selected_logps(_input, weight, bias, selected_token_ids, temperature=temperature)
+    logps = importlib.import_module("hotswap.head").selected_logps
+    return logps(_input, weight, bias, selected_token_ids, temperature=temperature)
 
 
 HELPERS = {  # of which tests make what ours are compared with, by file
@@ -185,7 +185,7 @@ def _found(imported, before):
             place = hotswap.chunked_loss if imported.startswith("liger_kernel.chunked_loss") else hotswap
             return _Function(getattr(place, FUNCTIONS[name]))
         if name == "fused_selective_log_softmax":
-            return hotswap.grpo.fused_selective_log_softmax
+            return importlib.import_module("hotswap.grpo").fused_selective_log_softmax
         if name == "LigerFusedMoEFunction":
             return _Function(_experts)
         if name in TUPLES:
