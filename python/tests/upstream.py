@@ -41,7 +41,7 @@ transformers/test_llama4_rope.py transformers/test_qwen2vl_mrope.py transformers
 transformers/test_relu_squared.py transformers/test_mlp.py transformers/test_tiled_mlp.py transformers/test_cross_entropy.py
 transformers/test_fused_linear_cross_entropy.py transformers/test_softmax.py transformers/test_sparsemax.py
 transformers/test_kl_div.py transformers/test_jsd.py transformers/test_tvd.py transformers/test_fused_linear_jsd.py
-transformers/test_group_norm.py transformers/test_dyt.py transformers/test_grpo_loss.py transformers/test_fused_moe.py
+transformers/test_group_norm.py transformers/test_dyt.py transformers/test_grpo_loss.py transformers/test_selective_log_softmax_strides.py transformers/test_fused_moe.py
 transformers/test_moe.py transformers/test_auto_model.py transformers/test_monkey_patch.py transformers/test_transformers.py
 transformers/test_trainer_integration.py
 chunked_loss/test_cosine_loss.py chunked_loss/test_cpo_loss.py chunked_loss/test_dpo_loss.py chunked_loss/test_grpo_loss.py
