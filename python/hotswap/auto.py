@@ -1,5 +1,6 @@
 """Liger's AutoModelForCausalLM: a model that is swapped as it is loaded."""
 
+import functools
 import inspect
 import warnings
 
@@ -16,7 +17,7 @@ def _function_of(config):
         warnings.warn(
             f"wanted a model of {', '.join(liger.MODEL_TYPE_TO_APPLY_LIGER_FN)}; got {model_type!r}, which stays stock; "
             "hotswap.kernelize(model) swaps what it finds in any model",
-            stacklevel=3,
+            stacklevel=4,
         )
     return found
 
@@ -25,6 +26,19 @@ def _split(function, given):
     """The function's options, and what is for transformers."""
     names = set(inspect.signature(function).parameters) - {"model"} if function else set()
     return {n: v for n, v in given.items() if n in names}, {n: v for n, v in given.items() if n not in names}
+
+
+def _made(make, config, given):
+    """make(what is for transformers) -> the model. Our functions take it; one that a program put into the table is called as
+    Liger calls it, before there is a model, for the classes."""
+    function = _function_of(config)
+    options, rest = _split(function, given)
+    if function and function not in liger.OURS:
+        function(**options)
+    model = make(rest)
+    if function in liger.OURS:
+        function(model=model, **options)
+    return model
 
 
 class AutoLigerKernelForCausalLM(AutoModelForCausalLM):
@@ -36,21 +50,12 @@ class AutoLigerKernelForCausalLM(AutoModelForCausalLM):
         names = ("revision", "token", "trust_remote_code", "cache_dir", "local_files_only", "subfolder")
         where = {name: given[name] for name in names if name in given}
         config = given.get("config") or AutoConfig.from_pretrained(pretrained_model_name_or_path, **where)
-        function = _function_of(config)
-        options, rest = _split(function, given)
-        model = AutoModelForCausalLM.from_pretrained(pretrained_model_name_or_path, *model_args, **rest)
-        if function:
-            function(model=model, **options)
-        return model
+        make = functools.partial(AutoModelForCausalLM.from_pretrained, pretrained_model_name_or_path, *model_args)
+        return _made(lambda rest: make(**rest), config, given)
 
     @classmethod
     def from_config(cls, config, **given):
-        function = _function_of(config)
-        options, rest = _split(function, given)
-        model = AutoModelForCausalLM.from_config(config, **rest)
-        if function:
-            function(model=model, **options)
-        return model
+        return _made(lambda rest: AutoModelForCausalLM.from_config(config, **rest), config, given)
 
 
 __all__ = ["AutoLigerKernelForCausalLM"]

@@ -160,6 +160,7 @@ MODEL_TYPE_TO_APPLY_LIGER_FN = {
     **{f"{family}_text": globals()[f"apply_liger_kernel_to_{family}"] for family in _TEXT_HALVES},
     "mllama_text_model": globals()["apply_liger_kernel_to_mllama"],
 }
+OURS = frozenset(MODEL_TYPE_TO_APPLY_LIGER_FN.values())  # others were put there, and go by Liger's rules
 
 
 def restore_classes() -> None:
