@@ -12,7 +12,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import distributed, nn
 
-from hotswap.head import _loss, selected_logps, selected_loss
+from hotswap.head import _loss, rows_at_once, selected_logps, selected_loss
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 
@@ -276,4 +276,22 @@ def triton_grpo_loss(
     return losses if everywhere else losses * batch.mask, *measured
 
 
-__all__ = ["triton_grpo_loss"]  # of liger_kernel.transformers; hotswap.chunked_loss has the others
+@torch.no_grad()
+def fused_selective_log_softmax(logits, input_ids, temperature=0.9, mask=None):
+    """Log-probabilities [batch, time], float32, of the last `time` of input_ids under logits [batch, time + 1, vocab] /
+    temperature (the last of each is left out); 0 where mask is. No gradient, as in Liger. Float32 copies of a chunk of rows
+    exist at a time."""
+    batch, time, vocab = logits.shape[0], logits.shape[1] - 1, logits.shape[2]
+    target = input_ids[:, input_ids.shape[1] - time :]
+    if mask is not None:
+        target = target.masked_fill(mask[:, mask.shape[1] - time :] == 0, -100)
+    logps = torch.empty(batch, time, dtype=torch.float32, device=logits.device)
+    most = rows_at_once(logits.device, 4 * vocab)
+    for of_row, rows, targets in zip(logps, logits, target):
+        for out, some, wanted in zip(of_row.split(most), rows[:time].split(most), targets.split(most)):
+            scaled = some.float() / temperature
+            out.copy_(-_loss.cross_entropy(scaled, wanted.contiguous(), reduction="none"))
+    return logps
+
+
+__all__ = ["fused_selective_log_softmax", "triton_grpo_loss"]  # of liger_kernel.transformers; hotswap.chunked_loss has the others

@@ -15,6 +15,11 @@ CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 28}  # of logits at once
 _loss = load("loss")
 
 
+def rows_at_once(device, row_bytes):
+    """Of so many bytes each, that fit into CHUNK_BYTES; at least one."""
+    return max(1, CHUNK_BYTES.get(device.type, CHUNK_BYTES["cuda"]) // row_bytes)
+
+
 class Head:
     """hidden [rows, dim], weight [vocab, dim], bias [vocab] or None; its logits are times `scale`."""
 
@@ -32,8 +37,7 @@ class Head:
 
     def chunks(self, rows):
         """`rows`, an index or a number of rows from the first on, in parts whose logits fit into CHUNK_BYTES."""
-        size = self.weight.shape[0] * self.weight.element_size()
-        most = max(1, CHUNK_BYTES.get(self.hidden.device.type, CHUNK_BYTES["cuda"]) // size)
+        most = rows_at_once(self.hidden.device, self.weight.shape[0] * self.weight.element_size())
         if isinstance(rows, int):
             return [slice(begin, min(begin + most, rows)) for begin in range(0, rows, most)]
         return list(rows.split(most)) if len(rows) else []

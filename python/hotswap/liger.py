@@ -153,6 +153,16 @@ for _name in FAMILIES:
     globals()[f"apply_liger_kernel_to_{_name}"] = _named(_name)
 
 
+# Liger's table: model_type of a config -> function. As there it may be given entries; this is what is looked up.
+_TEXT_HALVES = ("llama4", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
+MODEL_TYPE_TO_APPLY_LIGER_FN = {
+    **{family: globals()[f"apply_liger_kernel_to_{family}"] for family in FAMILIES},
+    **{f"{family}_text": globals()[f"apply_liger_kernel_to_{family}"] for family in _TEXT_HALVES},
+    "mllama_text_model": globals()["apply_liger_kernel_to_mllama"],
+}
+OURS = frozenset(MODEL_TYPE_TO_APPLY_LIGER_FN.values())  # others were put there, and go by Liger's rules
+
+
 def restore_classes() -> None:
     """Models made from now on are stock again; those that are there stay as they are (unkernelize takes one model)."""
     for base, own in _applied.items():
@@ -163,23 +173,30 @@ def restore_classes() -> None:
     _applied.clear()
 
 
-def family_of(model_type: str) -> str:
-    """The family whose apply function serves this model_type of a config: its own, or that of the model of text and images
-    which it is the text half of. ValueError where there is none."""
+def function_of(model_type: str):
+    """The function for this model_type of a config: the table's, or that of the model of text and images which it is the text
+    half of. None where there is none."""
     for suffix in ("", "_text", "_text_model"):
-        if (family := (model_type or "").removesuffix(suffix)) in FAMILIES:
-            return family
-    raise ValueError(f"wanted a model of {', '.join(FAMILIES)}; got {model_type}; call hotswap.kernelize(model) instead")
+        if found := MODEL_TYPE_TO_APPLY_LIGER_FN.get((model_type or "").removesuffix(suffix)):
+            return found
+    return None
+
+
+def _known_function(model_type: str):
+    if found := function_of(model_type):
+        return found
+    known = ", ".join(MODEL_TYPE_TO_APPLY_LIGER_FN)
+    raise ValueError(f"wanted a model of {known}; got {model_type}; call hotswap.kernelize(model) instead")
 
 
 def _apply_liger_kernel(model_type: str, **options) -> None:
     """For every model of this model_type that is made from now on."""
-    _apply(family_of(model_type), **options)
+    _known_function(model_type)(**options)
 
 
 def _apply_liger_kernel_to_instance(model, **options) -> None:
     """What Trainer calls with use_liger_kernel=True."""
-    _apply(family_of(getattr(model.config, "model_type", None)), model, **options)
+    _known_function(getattr(model.config, "model_type", None))(model=model, **options)
 
 
 def enable_for_trainer(shadow: bool = False) -> None:
@@ -215,6 +232,7 @@ def enable_for_trainer(shadow: bool = False) -> None:
 
 __all__ = [
     "FAMILIES",
+    "MODEL_TYPE_TO_APPLY_LIGER_FN",
     "_apply_liger_kernel",
     "_apply_liger_kernel_to_instance",
     "enable_for_trainer",

@@ -8,7 +8,7 @@ from chunked import LIMIT, Largest, close, head_and_rows, seeded, small_chunks  
 from torch.nn import functional as F
 
 from hotswap import chunked_loss
-from hotswap.grpo import LOSS_TYPES, triton_grpo_loss
+from hotswap.grpo import LOSS_TYPES, fused_selective_log_softmax, triton_grpo_loss
 
 BATCH, TIME, DIM, VOCAB = 4, 6, 16, 37
 DEFAULTS = dict(
@@ -144,6 +144,21 @@ def test_sixteen_bits(dtype):
     learning = [hidden, weight, bias]
     for a, b in zip(torch.autograd.grad(loss, learning), torch.autograd.grad(want, learning), strict=True):
         close(a, b, 2 * LIMIT[dtype])
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_log_probabilities_on_logits(dtype, small_chunks):
+    """Without a copy of all logits; ids and mask may be longer than the answers, and strided."""
+    small_chunks(2, torch.empty(VOCAB, 1))
+    logits = torch.randn(BATCH, TIME + 1, VOCAB).to(dtype)
+    ids, mask = torch.randint(VOCAB, (BATCH, 2 * (TIME + 3))), torch.randint(2, (BATCH, TIME + 2))
+    ids = ids[:, ::2]
+    with Largest() as largest:
+        got = fused_selective_log_softmax(logits, ids, 0.7, mask)
+    want = (logits[:, :-1].double() / 0.7).log_softmax(-1).gather(-1, ids[:, -TIME:, None])[..., 0] * mask[:, -TIME:]
+    assert got.dtype == torch.float32 and largest.numel < logits.numel() / 2  # of one sequence, as a view
+    close(got, want, 1e-6)
+    assert not fused_selective_log_softmax(logits.requires_grad_(), ids).requires_grad
 
 
 def test_a_reference_by_its_head_and_items_of_all_batches():

@@ -73,7 +73,20 @@ def test_the_text_half_of_mllama():
 
 @pytest.mark.parametrize("key", "llama4_text mllama_text_model qwen2_vl_text qwen2_5_vl_text qwen3_vl_moe_text qwen3_5_moe_text gemma4_text".split())
 def test_every_key_of_the_table_has_a_family(key):
-    assert key.startswith(liger.family_of(key))
+    assert liger.MODEL_TYPE_TO_APPLY_LIGER_FN[key].__name__.removeprefix("apply_liger_kernel_to_") in (key, key.rpartition("_text")[0])
+
+
+SMALL_BERT = dict(vocab_size=BASE["vocab_size"], hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
+
+
+def test_a_family_that_a_program_adds_to_the_table(monkeypatch):
+    """Is called for an instance with it, and by the Auto class, as Liger's is, before there is one."""
+    given = []
+    monkeypatch.setitem(liger.MODEL_TYPE_TO_APPLY_LIGER_FN, "bert", lambda rope=True, model=None: given.append((rope, model)))
+    hotswap._apply_liger_kernel("bert")
+    made = hotswap.AutoLigerKernelForCausalLM.from_config(BertConfig(**SMALL_BERT), rope=False)
+    hotswap._apply_liger_kernel_to_instance(made)
+    assert given == [(True, None), (False, None), (True, made)]
 
 
 def test_the_auto_class(tmp_path):
@@ -88,8 +101,9 @@ def test_the_auto_class(tmp_path):
     with Calls() as calls:  # the class stays as it is
         model()(**batch())
     assert calls.made == {}
-    with pytest.raises(ValueError, match="got bert"):
-        hotswap.AutoLigerKernelForCausalLM.from_config(BertConfig())
+    with pytest.warns(UserWarning, match="got 'bert', which stays stock"), Calls() as calls:
+        hotswap.AutoLigerKernelForCausalLM.from_config(BertConfig(**SMALL_BERT))(**batch())
+    assert calls.made == {}
 
 
 def test_options_of_an_instance():

@@ -41,7 +41,7 @@ transformers/test_llama4_rope.py transformers/test_qwen2vl_mrope.py transformers
 transformers/test_relu_squared.py transformers/test_mlp.py transformers/test_tiled_mlp.py transformers/test_cross_entropy.py
 transformers/test_fused_linear_cross_entropy.py transformers/test_softmax.py transformers/test_sparsemax.py
 transformers/test_kl_div.py transformers/test_jsd.py transformers/test_tvd.py transformers/test_fused_linear_jsd.py
-transformers/test_group_norm.py transformers/test_dyt.py transformers/test_grpo_loss.py transformers/test_fused_moe.py
+transformers/test_group_norm.py transformers/test_dyt.py transformers/test_grpo_loss.py transformers/test_selective_log_softmax_strides.py transformers/test_fused_moe.py
 transformers/test_moe.py transformers/test_auto_model.py transformers/test_monkey_patch.py transformers/test_transformers.py
 transformers/test_trainer_integration.py
 chunked_loss/test_cosine_loss.py chunked_loss/test_cpo_loss.py chunked_loss/test_dpo_loss.py chunked_loss/test_grpo_loss.py
@@ -74,6 +74,12 @@ INSIDES = ("ce_impl", "ce_mode")  # which of Liger's kernels; None: its own choi
 BESIDE = ("loss", "z_loss", "token_accuracy", "predicted_tokens")
 
 
+# elsewhere in hotswap, and in another order: Liger's static method over a head in chunks
+def _chunk_forward(_input, weight, selected_token_ids, bias=None, temperature=1.0, **_):
+    logps = importlib.import_module("hotswap.head").selected_logps
+    return logps(_input, weight, bias, selected_token_ids, temperature=temperature)
+
+
 HELPERS = {  # of which tests make what ours are compared with, by file
     "chunked_loss/grpo_loss.py": ("get_gamma_weights",),
     "chunked_loss/fused_linear_ppo.py": ("LigerFusedLinearPPOBase._compute_dapo_normalizer",),
@@ -103,6 +109,7 @@ def helpers(folder):
                 if method:  # of a class that hotswap has not
                     found[module, name] = Absent(f"{module}.{name}")
                     setattr(found[module, name], method, made)
+                    found[module, name].chunk_forward = staticmethod(_chunk_forward)
                     scope[name] = found[module, name]  # the others call it
     return found
 
@@ -177,6 +184,8 @@ def _found(imported, before):
         if name in FUNCTIONS:
             place = hotswap.chunked_loss if imported.startswith("liger_kernel.chunked_loss") else hotswap
             return _Function(getattr(place, FUNCTIONS[name]))
+        if name == "fused_selective_log_softmax":
+            return importlib.import_module("hotswap.grpo").fused_selective_log_softmax
         if name == "LigerFusedMoEFunction":
             return _Function(_experts)
         if name in TUPLES:

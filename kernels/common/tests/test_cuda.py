@@ -5,7 +5,7 @@
 Skips (exit code 77) where there is no GPU or no package with CUDA kernels. Each package says in tests/gpu_cases.py:
   cases(ops, random, names)  for each op (names) a call without arguments, or several: "rms_norm_bwd, odd". Inputs stay alive
                              and do not change; random(*shape) is bfloat16 on the GPU
-  CPU_ONLY                   ops without a GPU kernel, where there are some
+  CPU_ONLY, GPU_ONLY         ops without a GPU kernel, and ops that are refused elsewhere, where there are some
   large(ops, x, random)      op -> (input, call): inputs that reach beyond 2^31 elements, made of x; the last rows must come
                              out as those of a call on these rows alone
   WIDE, WIDER                kernels that must move 16 bytes at a time, and where a GPU can, 32 (tests/cuda_build_test.py)

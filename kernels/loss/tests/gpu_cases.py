@@ -1,6 +1,7 @@
 """This package on a GPU: what tests of all packages ask of it (kernels/common/tests/test_cuda.py says what each is)."""
 
 WIDE = r"loss_rows<.*BFloat16, 8, false>"
+GPU_ONLY = ("scale_gradient_",)  # elsewhere the caller multiplies
 # racecheck itself fails inside cuBLAS in these.
 RACECHECK_FAILS = [f"LinearCrossEntropy.{name}*" for name in ("ForwardAndBackward", "Dweight", "PeakMemory")]
 

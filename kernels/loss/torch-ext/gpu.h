@@ -8,6 +8,7 @@
 #include "kernels/common/torch/gemm.h"
 #include "kernels/loss/loss_cuda.h"
 #include "kernels/loss/torch-ext/options.h"
+#include "kernels/loss/torch-ext/sum_product.h"
 
 namespace loss::gpu {
 
@@ -149,6 +150,7 @@ class Linear {
   LossRows loss_args(int64_t first, const Window& logits, int64_t n) const;
   void in_dweight(int64_t n);
   void chunk(int64_t first, int64_t n);
+  void add_to_dweight(const Window& dlogits, const Tensor& hidden);
   void finish();
 
   const Inputs& in_;
@@ -164,6 +166,7 @@ class Linear {
   LinearLoss result_;
   std::optional<Tensor> scale_, bias_sum_;
   std::optional<WideSum> wide_;
+  std::optional<SumProduct> sum_product_;
   bool scale_last_, begun_ = false;  // begun: dweight holds a sum
 };
 
@@ -297,16 +300,23 @@ inline void Linear::chunk(int64_t first, int64_t n) {
   multiply(tensor(dhidden_rows(first, n)), logits, w_);
   if (wide_)
     wide_->add(z, h, !begun_, device_, stream_);
-  else if (begun_)
-    multiply_add(result_.dweight, result_.dweight, tensor(z.transposed()), h);
   else
-    multiply(result_.dweight, tensor(z.transposed()), h);
+    add_to_dweight(z, h);
   begun_ = true;
   if (bias_sum_) {
     cuda::column_sum(
         {.dtype = dtype_, .x = z.data, .stride = vocab_, .rows = n, .sum = floats(*bias_sum_), .scale = 1.f}, vocab_,
         stream_);
   }
+}
+
+inline void Linear::add_to_dweight(const Window& z, const Tensor& h) {
+  if (!sum_product_ || sum_product_->terms() != z.rows) sum_product_.emplace(dtype_, vocab_, dim_, z.rows, h.stride(0));
+  if ((*sum_product_)(result_.dweight.data_ptr(), z.data, h.data_ptr(), begun_, stream_)) return;
+  if (begun_)
+    multiply_add(result_.dweight, result_.dweight, tensor(z.transposed()), h);
+  else
+    multiply(result_.dweight, tensor(z.transposed()), h);
 }
 
 inline void Linear::finish() {
