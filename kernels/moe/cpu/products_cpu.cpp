@@ -28,8 +28,8 @@ HOTSWAP_INLINE void dots(const FewRows& a, int64_t row, int64_t out, int64_t apa
 #pragma GCC unroll 8
     for (int o = 0; o < kOuts; ++o) {
       const T* p = w + o * apart * a.in + i;
-      __builtin_prefetch(reinterpret_cast<const char*>(p) + kAhead);
-      if constexpr (sizeof(T) == 4 && kLanes == 16) __builtin_prefetch(reinterpret_cast<const char*>(p) + kAhead + 64);
+      ask_for(reinterpret_cast<const char*>(p) + kAhead);
+      if constexpr (sizeof(T) == 4 && kLanes == 16) ask_for(reinterpret_cast<const char*>(p) + kAhead + 64);
       const Two v = load_pair(p);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
@@ -75,7 +75,7 @@ HOTSWAP_INLINE void sums(const FewRows& a, int64_t row, int64_t out, Count count
   const T* w = static_cast<const T*>(a.w) + out;
   F sum[kRows][kVecs] = {};
   for (int64_t i = 0; i < a.in; ++i, w += a.out) {
-    __builtin_prefetch(w + kRowsAhead * a.out);
+    ask_for(reinterpret_cast<const char*>(w + kRowsAhead * a.out));
     F v[kVecs];
 #pragma GCC unroll 8
     for (int c = 0; c < kVecs; ++c) v[c] = load(w + c * kLanes, count);
