@@ -6,8 +6,8 @@ Four layers in the shape of Qwen3-30B-A3B, bfloat16, the same random weights for
 layer and the loss without logits; "attention", that and the attention; both generate by transformers' loop, and "generate" is
 hotswap.generate over the former. A step is forward and backward of --train rows, no optimizer; generation goes on from a prompt
 of --prompt tokens at each of --batch, and draws from the whole vocabulary: greedy, random weights say one token over and over,
-and all rows go to the same few experts. The losses of the sides must agree. With --hotswap the C++ host beside it, whose random
-weights are others, and whose benchmark generates greedily: that is beside nobody.
+and all rows go to the same few experts. The losses of the sides must agree. With --hotswap the C++ host beside its stock layers, whose
+random weights are others: its generation stands beside transformers' all the same, which does the same work.
 
 Each side is a process of its own that has the GPU for itself; those in Python import what they need side by side, and wait for
 their turn. A row is written when its number is there: a run that is cut off keeps what it has measured.
@@ -110,9 +110,11 @@ def in_python(args) -> None:
         m = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     if options is not None:
         hotswap.kernelize(m, fused_linear_cross_entropy=True, **options)
-    trained(m, args.side, args)
-    generated(m, m.generate, args.side, args)
-    if args.side == "hotswap":
+    if "training" in args.what:
+        trained(m, args.side, args)
+    if "generation" in args.what:
+        generated(m, m.generate, args.side, args)
+    if "generation" in args.what and args.side == "hotswap":
         generated(m, functools.partial(hotswap.generate, m), "generate", args)
     if options is not None:
         print({op: n for op, n in hotswap.report(m).calls.items() if n})
@@ -132,15 +134,15 @@ def of_host(args, rows, side: str, kernels: bool) -> None:
             return json.loads(done.stdout.strip().splitlines()[-1])
 
         count, columns = args.train
-        if out := run("--what", "step", "--rows", count, "--columns", columns):
+        if "training" in args.what and (out := run("--what", "step", "--rows", count, "--columns", columns)):
             print(f"  {side}: bound {out.get('bound')}", flush=True)
             peak = out["device_memory"]["peak"]
             rows.add(side=side, what="training", shape=f"{count}x{columns}", rate=out["value"], peak=peak, losses=out["check"])
-        for count in args.batch if kernels else ():
-            if out := run("--what", "decode", "--rows", count, "--columns", args.prompt, "--new-tokens", args.tokens):
+        for count in args.batch if kernels and "generation" in args.what else ():
+            if out := run("--what", "decode", "--rows", count, "--columns", args.prompt, "--new-tokens", args.tokens, "--sample"):
                 print(f"  {side}, {count} rows: captured {out.get('captured')}, ids {out['check'][:8]}", flush=True)
-                shape = f"{count}x{args.prompt}+{args.tokens} greedy"
-                rows.add(side=side, what="generation", shape=shape, rate=out["value"])
+                shape = f"{count}x{args.prompt}+{args.tokens}"
+                rows.add(side=side, what="generation", shape=shape, rate=out["value"], peak=out["device_memory"]["peak"])
 
 
 class Rows:
@@ -150,7 +152,7 @@ class Rows:
         self.args, self.machine, self.seen, self.failed = args, gpu(), {}, False
 
     def add(self, *, side: str, what: str, shape: str, rate: float, peak: int | None = None, losses: list | None = None) -> None:
-        peer = {"C++ host": "C++ host, stock"}.get(side, "transformers")
+        peer = "C++ host, stock" if side == "C++ host" and what == "training" else "transformers"
         self.seen[side, what, shape] = (rate, peak, losses)
         print(f"  {side}, {what} {shape}: {rate:.1f} tokens/s, peak {peak}, losses {losses}", flush=True)
         if side in ("transformers", "C++ host, stock"):
@@ -179,6 +181,9 @@ def main() -> None:
     parser.add_argument("--batch", type=numbers, default=[1, 16], help="of generation")
     parser.add_argument("--tokens", type=int, default=64, help="of generation")
     parser.add_argument("--turns", type=int, default=3)
+    names = lambda text: text.split(",")
+    parser.add_argument("--what", type=names, default=["training", "generation"])
+    parser.add_argument("--sides", type=names, default=list(SIDES), help="of transformers")
     parser.add_argument("--hotswap", type=Path, help="the C++ host")
     add_flags(parser)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
@@ -187,8 +192,10 @@ def main() -> None:
     if args.side:
         in_python(args)
         return
+    if unknown := set(args.sides) - set(SIDES):
+        sys.exit(f"wanted sides of {', '.join(SIDES)}; got {', '.join(unknown)}")
     waiting = {}
-    for side in SIDES:
+    for side in args.sides:
         command = [sys.executable, *sys.argv, "--side", side]
         waiting[side] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     for process in waiting.values():
