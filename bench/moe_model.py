@@ -6,13 +6,15 @@ Four layers in the shape of Qwen3-30B-A3B, bfloat16, the same random weights for
 layer and the loss without logits; "attention", that and the attention; both generate by transformers' loop, and "generate" is
 hotswap.generate over the former. A step is forward and backward of --train rows, no optimizer; generation goes on from a prompt
 of --prompt tokens at each of --batch, and draws from the whole vocabulary: greedy, random weights say one token over and over,
-and all rows go to the same few experts. The losses of the sides must agree. With --hotswap the C++ host beside it, whose random
-weights are others, and whose benchmark generates greedily: that is beside nobody.
+and all rows go to the same few experts. The losses of the sides must agree. With --hotswap the C++ host beside its stock layers, whose
+random weights are others: its generation stands beside transformers' all the same, which does the same work.
+
+Each side is a process of its own that has the GPU for itself; those in Python import what they need side by side, and wait for
+their turn. A row is written when its number is there: a run that is cut off keeps what it has measured.
 """
 
 import argparse
 import functools
-import gc
 import json
 import os
 import statistics
@@ -24,12 +26,11 @@ from pathlib import Path
 
 import torch
 import transformers
-from gpu_model import BF16_LOSS, QWEN3_MOE, WARM
+from gpu_model import BF16_LOSS, QWEN3_MOE, READY, WARM
 from results import Results, add_flags, gpu
 
-import hotswap
-
 NAME = "Qwen3-30B-A3B, 4 layers"
+FOUND = "found: "
 SIDES = {"transformers": None, "hotswap": {}, "attention": {"attention": True}}  # what kernelize is asked for
 
 
@@ -48,13 +49,18 @@ def arbitrary_ids(rows: int, columns: int):
 
 
 def fresh() -> None:
-    gc.collect(), torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 
 
-def trained(m, args) -> dict:
+def say(**found) -> None:
+    """To the process that writes rows."""
+    print(FOUND + json.dumps(found), flush=True)
+
+
+def trained(m, side: str, args) -> None:
     rows, columns = args.train
-    ids, shape, losses = arbitrary_ids(rows, columns), f"{rows}x{columns}", []
+    ids, losses = arbitrary_ids(rows, columns), []
 
     def step():
         m.zero_grad(set_to_none=True)
@@ -69,55 +75,52 @@ def trained(m, args) -> dict:
         took, loss = seconds(step)
         times.append(took), losses.append(loss.item())
     m.zero_grad(set_to_none=True)
-    print(f"  {shape}: {rows * columns / statistics.median(times[WARM:]):.0f} tokens/s, losses {losses}", flush=True)
-    found = {("training step", shape): rows * columns / statistics.median(times[WARM:])}
-    return found | {("training, peak memory", shape): torch.cuda.max_memory_allocated(), "losses": losses}
+    rate = rows * columns / statistics.median(times[WARM:])
+    say(side=side, what="training", shape=f"{rows}x{columns}", rate=rate, peak=torch.cuda.max_memory_allocated(), losses=losses)
 
 
-def generated(m, say, args) -> dict:
+def generated(m, call, side: str, args) -> None:
     m.eval()
-    found = {}
     for rows in args.batch:
         ids = arbitrary_ids(rows, args.prompt)
         options = dict(do_sample=True, top_k=0, eos_token_id=None, pad_token_id=0, attention_mask=torch.ones_like(ids))
         torch.manual_seed(1)
-        generate = lambda count: seconds(lambda: say(ids, max_new_tokens=count, **options))
+        generate = lambda count: seconds(lambda: call(ids, max_new_tokens=count, **options))
         fresh()
         generate(2)
         rates = []
         for _ in range(args.turns):
             first, (whole, out) = generate(1)[0], generate(args.tokens)
             rates.append(rows * (args.tokens - 1) / (whole - first))
-        shape = f"{rows}x{args.prompt}+{args.tokens}"
-        found["generation", shape] = statistics.median(rates)
-        found["generation, peak memory", shape] = torch.cuda.max_memory_allocated()
-        print(f"  {shape}: {found['generation', shape]:.1f} tokens/s, ids {out[0, args.prompt :][:8].tolist()}", flush=True)
-    return found
+        shape, peak = f"{rows}x{args.prompt}+{args.tokens}", torch.cuda.max_memory_allocated()
+        print(f"  {shape}: ids {out[0, args.prompt :][:8].tolist()}", flush=True)
+        say(side=side, what="generation", shape=shape, rate=statistics.median(rates), peak=peak)
 
 
-def in_python(args) -> dict:
-    seen = {}
-    for name, options in SIDES.items():
-        torch.manual_seed(0)
-        with torch.device("cuda"):
-            config = transformers.AutoConfig.for_model(**QWEN3_MOE)
-            m = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        if options is not None:
-            hotswap.kernelize(m, fused_linear_cross_entropy=True, **options)
-        print(name, flush=True)
-        seen[name] = trained(m, args) | generated(m, m.generate, args)
-        if options is not None:
-            print({op: n for op, n in hotswap.report(m).calls.items() if n})
-        if name == "hotswap":
-            print("generate", flush=True)
-            seen["generate"] = generated(m, functools.partial(hotswap.generate, m), args)
-        del m
-        fresh()
-    return seen
+def in_python(args) -> None:
+    """The process of one side."""
+    import hotswap
+
+    print(READY, flush=True)
+    sys.stdin.readline()  # its turn on the GPU
+    options = SIDES[args.side]
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        config = transformers.AutoConfig.for_model(**QWEN3_MOE)
+        m = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    if options is not None:
+        hotswap.kernelize(m, fused_linear_cross_entropy=True, **options)
+    if "training" in args.what:
+        trained(m, args.side, args)
+    if "generation" in args.what:
+        generated(m, m.generate, args.side, args)
+    if "generation" in args.what and args.side == "hotswap":
+        generated(m, functools.partial(hotswap.generate, m), "generate", args)
+    if options is not None:
+        print({op: n for op, n in hotswap.report(m).calls.items() if n})
 
 
-def host(args, kernels: bool) -> dict:
-    found = {}
+def of_host(args, rows, side: str, kernels: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(QWEN3_MOE))
         start = [args.hotswap.resolve(), "bench", "model", "--device", "cuda", "--random-weights", "--model", folder, "--repeats", args.turns]
@@ -126,39 +129,48 @@ def host(args, kernels: bool) -> dict:
         def run(*more):
             done = subprocess.run([str(s) for s in (*start, *more)], capture_output=True, text=True)
             if done.returncode:
-                print(f"{more}, kernels {kernels}: failed with {done.returncode}: {done.stderr[:600]}")
+                print(f"{side} {more}: failed with {done.returncode}: {done.stderr[:2000]}", flush=True)
                 return None
             return json.loads(done.stdout.strip().splitlines()[-1])
 
-        rows, columns = args.train
-        if out := run("--what", "step", "--rows", rows, "--columns", columns):
-            found["training step", f"{rows}x{columns}"] = out["value"]
-            found["training, peak memory", f"{rows}x{columns}"] = out["device_memory"]["peak"]
-            found["losses"] = out["check"]
-            print(f"  C++ host, kernels {kernels}, training step: {out['value']:.0f} tokens/s, bound {out.get('bound')}", flush=True)
-        for rows in args.batch if kernels else ():
-            if out := run("--what", "decode", "--rows", rows, "--columns", args.prompt, "--new-tokens", args.tokens):
-                found["generation", f"{rows}x{args.prompt}+{args.tokens} greedy"] = out["value"]
-                print(f"  C++ host, kernels {kernels}, {rows} rows: captured {out.get('captured')}, ids {out['check'][:8]}", flush=True)
-    return found
+        count, columns = args.train
+        if "training" in args.what and (out := run("--what", "step", "--rows", count, "--columns", columns)):
+            print(f"  {side}: bound {out.get('bound')}", flush=True)
+            peak = out["device_memory"]["peak"]
+            rows.add(side=side, what="training", shape=f"{count}x{columns}", rate=out["value"], peak=peak, losses=out["check"])
+        for count in args.batch if kernels and "generation" in args.what else ():
+            if out := run("--what", "decode", "--rows", count, "--columns", args.prompt, "--new-tokens", args.tokens, "--sample"):
+                print(f"  {side}, {count} rows: captured {out.get('captured')}, ids {out['check'][:8]}", flush=True)
+                shape = f"{count}x{args.prompt}+{args.tokens}"
+                rows.add(side=side, what="generation", shape=shape, rate=out["value"], peak=out["device_memory"]["peak"])
 
 
-def write(args, seen: dict, pairs: list) -> None:
-    """Rows of each pair where both have a number, and of what has no peer."""
-    report, losses = Results(args, gpu()), {name: found.pop("losses") for name, found in seen.items() if "losses" in found}
-    for ours, peer in pairs:
-        if ours in losses and peer in losses:
-            apart = max(abs(a - b) for a, b in zip(losses[ours], losses[peer], strict=True))
+class Rows:
+    """Into the file as they come, each beside the peer's number where that is there."""
+
+    def __init__(self, args):
+        self.args, self.machine, self.seen, self.failed = args, gpu(), {}, False
+
+    def add(self, *, side: str, what: str, shape: str, rate: float, peak: int | None = None, losses: list | None = None) -> None:
+        peer = "C++ host, stock" if side == "C++ host" and what == "training" else "transformers"
+        self.seen[side, what, shape] = (rate, peak, losses)
+        print(f"  {side}, {what} {shape}: {rate:.1f} tokens/s, peak {peak}, losses {losses}", flush=True)
+        if side in ("transformers", "C++ host, stock"):
+            return
+        theirs, their_peak, their_losses = self.seen.get((peer, what, shape), (None, None, None))
+        if losses and their_losses:
+            apart = max(abs(a - b) for a, b in zip(losses, their_losses, strict=True))
             if not apart <= BF16_LOSS:
-                sys.exit(f"wanted losses of {ours} and {peer} within {BF16_LOSS}; got {apart}; nothing is written")
-        for (what, shape), value in seen[ours].items():
-            other = seen[peer].get((what, shape))
-            beside = dict(peer=other, peer_name=peer) if other is not None else {}
-            report.add(
-                kind="model", what=f"{what}, {ours}", shape=f"{NAME} {shape}", dtype="bfloat16", ours=value,
-                unit="bytes" if "memory" in what else "tokens/s", **beside,
-            )  # fmt: skip
-    report.write()
+                print(f"wanted losses of {side} and {peer} within {BF16_LOSS}; got {apart}; nothing is written")
+                self.failed = True
+                return
+        report = Results(self.args, self.machine)
+        step = " step" if what == "training" else ""
+        for name, ours, other, unit in ((f"{what}{step}", rate, theirs, "tokens/s"), (f"{what}, peak memory", peak, their_peak, "bytes")):
+            if ours is not None:
+                beside = dict(peer=other, peer_name=peer) if other is not None else {}
+                report.add(kind="model", what=f"{name}, {side}", shape=f"{NAME} {shape}", dtype="bfloat16", ours=ours, unit=unit, **beside)
+        report.write()
 
 
 def main() -> None:
@@ -169,15 +181,41 @@ def main() -> None:
     parser.add_argument("--batch", type=numbers, default=[1, 16], help="of generation")
     parser.add_argument("--tokens", type=int, default=64, help="of generation")
     parser.add_argument("--turns", type=int, default=3)
+    names = lambda text: text.split(",")
+    parser.add_argument("--what", type=names, default=["training", "generation"])
+    parser.add_argument("--sides", type=names, default=list(SIDES), help="of transformers")
     parser.add_argument("--hotswap", type=Path, help="the C++ host")
     add_flags(parser)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    seen = in_python(args)
-    write(args, seen, [(ours, "transformers") for ours in ("hotswap", "attention", "generate")])
+    if args.side:
+        in_python(args)
+        return
+    if unknown := set(args.sides) - set(SIDES):
+        sys.exit(f"wanted sides of {', '.join(SIDES)}; got {', '.join(unknown)}")
+    waiting = {}
+    for side in args.sides:
+        command = [sys.executable, *sys.argv, "--side", side]
+        waiting[side] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    for process in waiting.values():
+        while process.stdout.readline().strip() not in (READY, ""):
+            pass
+    rows = Rows(args)
+    for side, process in waiting.items():
+        process.stdin.write("\n"), process.stdin.flush()
+        for line in process.stdout:
+            if line.startswith(FOUND):
+                rows.add(**json.loads(line.removeprefix(FOUND)))
+            else:
+                print(line, end="", flush=True)
+        if process.wait():
+            print(f"{side}: failed with {process.returncode}", flush=True)
+            rows.failed = True
     if args.hotswap:
-        hosts = {"C++ host": host(args, True), "C++ host, stock": host(args, False)}
-        write(args, hosts, [("C++ host", "C++ host, stock")])
+        of_host(args, rows, "C++ host, stock", False)
+        of_host(args, rows, "C++ host", True)
+    sys.exit(rows.failed)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ struct Flags {
   int threads = 0, repeats = 3;
   std::optional<int64_t> rows, columns;  // default: those of the measurement
   int64_t new_tokens = kNewTokens;
+  bool sample = false;
 };
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -62,6 +63,23 @@ std::vector<int64_t> values_of(const Tensor& ids) {
   return {here.const_data_ptr<int64_t>(), here.const_data_ptr<int64_t>() + here.numel()};
 }
 
+// What the GPU's memory holds, and held at most since the last reset.
+struct DeviceMemory {
+  explicit DeviceMemory(at::Device device) : device_(device) {}
+  void reset() const {
+    if (device_.is_cuda()) c10::getDeviceAllocator(at::kCUDA)->resetPeakStats(device_.index());
+  }
+  int64_t now() const { return stats().current; }
+  int64_t peak() const { return stats().peak; }
+
+ private:
+  c10::CachingAllocator::Stat stats() const {
+    if (!device_.is_cuda()) return {};
+    return c10::getDeviceAllocator(at::kCUDA)->getDeviceStats(device_.index()).allocated_bytes[0];
+  }
+  at::Device device_;
+};
+
 OutJson decode(CausalLM& model, const Flags& flags) {
   const int64_t rows = flags.rows.value_or(1), columns = flags.columns.value_or(kPrompt);
   const Tensor prompt = arbitrary_ids(rows, columns, model);
@@ -70,13 +88,16 @@ OutJson decode(CausalLM& model, const Flags& flags) {
     const auto start = Clock::now();
     out = generate(model, {.input_ids = prompt,
                            .config = {.max_new_tokens = count,
-                                      .do_sample = false,
+                                      .do_sample = flags.sample,
+                                      .top_k = 0,
                                       .eos_token_id = std::vector<int64_t>(),
                                       .cache_implementation = flags.cache}});
     return seconds_since(start);
   };
   const double first_token = run(1);  // with whatever is done once in a process
   run(2);
+  const DeviceMemory memory(model.device());
+  memory.reset();
   std::vector<double> rates;
   for (int i = 0; i < flags.repeats; ++i) {  // the first token is the prompt's; the others' time is the decode's
     const double first = run(1), whole = run(flags.new_tokens);
@@ -86,7 +107,10 @@ OutJson decode(CausalLM& model, const Flags& flags) {
                {"unit", "tokens/s"},
                {"first_token", first_token},
                {"check", values_of(out.ids[0].slice(0, columns))}};
-  if (model.device().is_cuda()) json["captured"] = out.captured ? "yes" : out.why_not_captured;
+  if (model.device().is_cuda()) {
+    json["captured"] = out.captured ? "yes" : out.why_not_captured;
+    json["device_memory"] = {{"peak", memory.peak()}};
+  }
   if (!flags.trace.empty()) write_trace(flags.trace, [&] { run(kTraced); });
   return json;
 }
@@ -129,23 +153,6 @@ OutJson train(const std::shared_ptr<CausalLM>& model, int repeats) {
   }
   return {{"value", kRows * kColumns / median(times)}, {"unit", "tokens/s"}, {"check", losses}};
 }
-
-// What the GPU's memory holds, and held at most since the last reset.
-struct DeviceMemory {
-  explicit DeviceMemory(at::Device device) : device_(device) {}
-  void reset() const {
-    if (device_.is_cuda()) c10::getDeviceAllocator(at::kCUDA)->resetPeakStats(device_.index());
-  }
-  int64_t now() const { return stats().current; }
-  int64_t peak() const { return stats().peak; }
-
- private:
-  c10::CachingAllocator::Stat stats() const {
-    if (!device_.is_cuda()) return {};
-    return c10::getDeviceAllocator(at::kCUDA)->getDeviceStats(device_.index()).allocated_bytes[0];
-  }
-  at::Device device_;
-};
 
 // Forward and backward without an optimizer.
 OutJson step(CausalLM& model, const Flags& flags) {
@@ -194,6 +201,7 @@ void add_bench_model(CLI::App& bench) {
   verb->add_option("--new-tokens", flags->new_tokens, "decode: tokens of each sequence")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
+  verb->add_flag("--sample", flags->sample, "decode: from the whole vocabulary, and not greedily");
   verb->add_option("--cache", flags->cache, "decode, prefill: dynamic or static")
       ->check(CLI::IsMember({"dynamic", "static"}));
   verb->add_option("--trace", flags->trace,

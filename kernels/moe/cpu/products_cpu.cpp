@@ -28,8 +28,8 @@ HOTSWAP_INLINE void dots(const FewRows& a, int64_t row, int64_t out, int64_t apa
 #pragma GCC unroll 8
     for (int o = 0; o < kOuts; ++o) {
       const T* p = w + o * apart * a.in + i;
-      __builtin_prefetch(reinterpret_cast<const char*>(p) + kAhead);
-      if constexpr (sizeof(T) == 4 && kLanes == 16) __builtin_prefetch(reinterpret_cast<const char*>(p) + kAhead + 64);
+      ask_for(reinterpret_cast<const char*>(p) + kAhead);
+      if constexpr (sizeof(T) == 4 && kLanes == 16) ask_for(reinterpret_cast<const char*>(p) + kAhead + 64);
       const Two v = load_pair(p);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
@@ -61,7 +61,7 @@ HOTSWAP_INLINE void widen_row(float* to, const T* from, int64_t n, bool in_pairs
 
 template <int kRows, class T>
 HOTSWAP_INLINE void by_outputs(const FewRows& a, int64_t row, int64_t begin, int64_t end) {
-  constexpr int kOuts = kRows == 1 ? 8 : kRows == 2 ? 6 : 4;
+  constexpr int kOuts = kRows == 1 ? 8 : kRows == 2 ? 6 : kRows == 3 ? 5 : kRows == 4 ? 4 : kRows <= 6 ? 3 : 2;
   const int64_t part = (end - begin) / kOuts;
   for (int64_t out = begin; out < begin + part; ++out) dots<kRows, kOuts, T>(a, row, out, part);
   for (int64_t out = begin + part * kOuts; out < end; ++out) dots<kRows, 1, T>(a, row, out, 0);
@@ -75,7 +75,7 @@ HOTSWAP_INLINE void sums(const FewRows& a, int64_t row, int64_t out, Count count
   const T* w = static_cast<const T*>(a.w) + out;
   F sum[kRows][kVecs] = {};
   for (int64_t i = 0; i < a.in; ++i, w += a.out) {
-    __builtin_prefetch(w + kRowsAhead * a.out);
+    ask_for(reinterpret_cast<const char*>(w + kRowsAhead * a.out));
     F v[kVecs];
 #pragma GCC unroll 8
     for (int c = 0; c < kVecs; ++c) v[c] = load(w + c * kLanes, count);
@@ -107,14 +107,28 @@ HOTSWAP_INLINE void by_inputs(const FewRows& a, int64_t row, int64_t begin, int6
 
 template <class T>
 HOTSWAP_INLINE void rows(const FewRows& a, int64_t begin, int64_t end) {
-  int64_t row = 0;
-  const auto some = [&]<int kRows>() HOTSWAP_LAMBDA {
-    a.by_inputs ? by_inputs<kRows, T>(a, row, begin, end) : by_outputs<kRows, T>(a, row, begin, end);
-    row += kRows;
-  };
-  while (a.count - row >= 4) some.template operator()<4>();
-  if (a.count - row >= 2) some.template operator()<2>();
-  if (a.count - row >= 1) some.template operator()<1>();
+  // Rows that use a weight as it is read: what there are registers for. Along 16-bit inputs more than four are slower:
+  // the rows' own loads, in float32, are then most of the work.
+  constexpr bool kMany = kLanes == 16;
+  const int64_t most = kMany && (a.by_inputs || sizeof(T) == 4) ? 8 : 4, passes = (a.count + most - 1) / most;
+  for (int64_t pass = 0, row = 0; pass < passes; ++pass) {
+    const int64_t now = (a.count - row + passes - pass - 1) / (passes - pass);  // in equal parts
+    const auto some = [&]<int kRows>() HOTSWAP_LAMBDA {
+      if (now == kRows)
+        a.by_inputs ? by_inputs<kRows, T>(a, row, begin, end) : by_outputs<kRows, T>(a, row, begin, end);
+    };
+    some.template operator()<1>();
+    some.template operator()<2>();
+    some.template operator()<3>();
+    some.template operator()<4>();
+    if constexpr (kMany) {
+      some.template operator()<5>();
+      some.template operator()<6>();
+      some.template operator()<7>();
+      some.template operator()<8>();
+    }
+    row += now;
+  }
 }
 
 }  // namespace
