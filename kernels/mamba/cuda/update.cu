@@ -199,69 +199,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, kAlike>) step_rows(const 
   }
 }
 
-// The same of rates of their own where a row has few lanes, as Mamba's. A lane is one vector of a row in kLanes entries
-// of the batch, whose states are all under way together, and it knows what one of the warp's 32 pairs of row and entry
-// has beside its state: row lane / kLanes, entry lane % kLanes.
-template <class T, int kLanes>
-__global__ void __launch_bounds__(kThreads, 8) step_pairs(const Problem p, const Plan plan) {
-  constexpr int kN = kPerVector<T>, kE = kLanes, kRows = 32 / kLanes, kWide = kLanes * kN;
-  __shared__ alignas(16) float coefficients_of[kWarps][2][kE][kWide];
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, row = lane / kLanes, beside = lane % kLanes;
-  const uint32_t item = blockIdx.x * kWarps + warp;
-  if (item >= plan.items) return;
-  const uint32_t of_head = plan.by_head(item), entries = plan.by_heads(of_head), first = entries * kE;
-  const uint32_t head = of_head - entries * uint32_t(p.heads), i = (item - of_head * plan.per_head) * kRows + row;
-  const bool has_row = i < uint32_t(p.dim), has_pair = has_row && first + beside < uint32_t(p.batch);
-  Place own{first + beside, head, has_row ? i : uint32_t(p.dim) - 1, -1};
-  if (own.batch < uint32_t(p.batch)) own.entry = p.indices != nullptr ? p.indices[own.batch] : int32_t(own.batch);
-  const int n = beside * kN;
-  const bool mine = has_row && n < p.states;
-  T* state[kE];
-  Pack<T, kN> held[kE] = {};
-#pragma unroll
-  for (int e = 0; e < kE; ++e) {
-    const int32_t entry = __shfl_sync(kAllLanes, own.entry, e);
-    state[e] = mine && entry >= 0 ? static_cast<T*>(p.state.view.data) + at(p.state, entry, head, i) + n : nullptr;
-    if (state[e] != nullptr) held[e] = load<kN>(state[e]);
-  }
-  float a[kN] = {};
-  if (mine) load_floats<kN>(static_cast<const float*>(p.a.view.data) + at(p.a, 0, head, i) + n, a);
-  const Weights weights(p, own);
-  Inputs inputs = {};
-  if (has_pair) inputs.load(p, own);
-  const uint32_t group = head / uint32_t(p.heads / p.groups);
-#pragma unroll
-  for (int q = lane; q < kE * kWide; q += 32) {
-    const int e = q / kWide, of = q % kWide;
-    const bool wanted = of < p.states && first + e < uint32_t(p.batch);
-    coefficients_of[warp][0][e][of] = wanted ? read(p.b.view.data, p.b.view.type, at(p.b, first + e, group, of)) : 0.f;
-    coefficients_of[warp][1][e][of] = wanted ? read(p.c.view.data, p.c.view.type, at(p.c, first + e, group, of)) : 0.f;
-  }
-  const float delta = inputs.delta(p, weights);
-  const float power = delta * kLog2E, input = delta * value_of(inputs.x, p.x.view.type);
-  float y = 0.f;
-  __syncwarp();
-#pragma unroll
-  for (int e = 0; e < kE; ++e) {
-    const int of = row * kLanes + e;
-    const float in = __shfl_sync(kAllLanes, input, of), by = __shfl_sync(kAllLanes, power, of);
-    float h[kN], b[kN], c[kN], sum = 0.f;
-    unpack(held[e], h);
-    load_floats<kN>(&coefficients_of[warp][0][e][n], b), load_floats<kN>(&coefficients_of[warp][1][e][n], c);
-#pragma unroll
-    for (int k = 0; k < kN; ++k) {
-      h[k] = exp2(by * a[k]) * h[k] + in * b[k];
-      sum += h[k] * c[k];
-    }
-    if (state[e] != nullptr) store_floats<kN>(state[e], h);
-    sum = state[e] != nullptr ? sum : 0.f;
-#pragma unroll
-    for (int o = kLanes / 2; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
-    if (beside == e) y = sum;
-  }
-  if (has_pair) inputs.finish(p, weights, own, y);
-}
-
 // Of any types and strides: some lanes have a row, each one number at a time.
 __global__ void __launch_bounds__(kThreads) step_any(const Problem p, const Plan plan) {
   const int lane = int(threadIdx.x) % plan.lanes;
@@ -315,14 +252,6 @@ void state_update(const Problem& p, Stream stream) {
     return kernels::gpu::launch(&step_any, divide_up(any.items, kThreads / any.lanes), kThreads, stream, p, any);
   }
   kernels::with_dtype(type, [&]<class T>() {
-    const auto pairs = [&]<int kLanes>() {
-      const Plan few = plan(32 / kLanes, kPerVector<T>, kLanes);
-      kernels::gpu::launch(&step_pairs<T, kLanes>, divide_up(few.items, kWarps), kThreads, stream, p, few);
-    };
-    const int lanes = alike ? 32 : plan(32, kPerVector<T>, 1).lanes;
-    if (lanes == 4) return pairs.template operator()<4>();
-    if (lanes == 2) return pairs.template operator()<2>();
-    if (lanes == 1) return pairs.template operator()<1>();
     const Plan by_rows = plan(32, kPerVector<T>, alike ? kEntries<true> : kEntries<false>);
     const auto kernel = alike ? &step_rows<T, true> : &step_rows<T, false>;
     kernels::gpu::launch(kernel, divide_up(by_rows.items, kWarps), kThreads, stream, p, by_rows);
