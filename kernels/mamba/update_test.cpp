@@ -92,6 +92,18 @@ TEST(SelectiveStateUpdate, EverySize) {
   }
 }
 
+// On a GPU a warp has rows of several entries of the batch, which need not be there.
+TEST(SelectiveStateUpdate, EveryBatch) {
+  for (const int64_t batch : {1, 3, 4, 5, 9}) {
+    for (const int64_t states : {4, 8, 12, 16}) {
+      for (const at::ScalarType state : {at::kFloat, at::kBFloat16}) {
+        const std::string what = std::to_string(batch) + " entries, " + std::to_string(states) + " states";
+        expect_matches(random_step(batch, 1, 37, states, 1, at::kBFloat16, state), what);
+      }
+    }
+  }
+}
+
 TEST(SelectiveStateUpdate, EveryDtype) {
   for (const at::ScalarType dtype : kDtypes) {
     for (const at::ScalarType state : kDtypes) {
