@@ -1,7 +1,7 @@
 """A model with random weights, forward and backward on a GPU: the C++ host and transformers, stock and swapped.
 
     gpu_model.py --hotswap build/bin/hotswap --packages build/packages [--csv bench/results.csv --date D --commit C]
-    gpu_model.py --packages build/packages --model 8b --rows 2        # 16 layers, activations checkpointed
+    gpu_model.py --packages build/packages --model 8b --rows 2        # 16 layers, activations checkpointed; 8b_whole: not
     gpu_model.py --packages build/packages --adamw --sides "transformers;transformers hotswap;transformers liger"
     gpu_model.py --hotswap build/bin/hotswap --packages build/packages --model moe     # 4 layers of Qwen3-30B-A3B's, Liger left out
     gpu_model.py --hotswap build/bin/hotswap --packages build/packages --model gpt_oss --rows 1
@@ -67,6 +67,7 @@ MAMBA2 = dict(
 MODELS = {  # name, configuration, are activations checkpointed
     "1b": ("Llama-1B", LLAMA_1B, False),
     "8b": ("Llama-8B, 16 layers checkpointed", LLAMA_8B, True),
+    "8b_whole": ("Llama-8B, 16 layers", LLAMA_8B, False),  # of the C++ host too, which does not checkpoint: 90 GB
     "moe": ("Qwen3-30B-A3B, 4 layers", QWEN3_MOE, False),
     "gpt_oss": ("gpt-oss-20b, 2 layers", GPT_OSS, False),
     "mamba": ("mamba-1.4b checkpointed", MAMBA, True),

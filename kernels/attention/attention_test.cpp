@@ -252,7 +252,11 @@ TEST(Attention, RefusesWhatDoesNotFit) {
 
 TEST(Attention, RunsTheAskedIsa) { expect_asked_isa(); }
 TEST(EveryDevice, Cuda) { expect_cuda_passes(); }
-TEST(EveryIsa, Passes) { expect_every_isa_passes(); }
+TEST(EveryIsa, Passes) {
+  expect_every_isa_passes();
+  // This one's own level by name leaves out what is beyond it: products of pairs.
+  if (!on_cuda() && package().isa() == "v4") expect_passes_with("HOTSWAP_ISA=v4");
+}
 
 }  // namespace
 }  // namespace kernels::testing

@@ -14,6 +14,7 @@ namespace {
 struct Tile {
   int64_t dim, value_dim;          // padded
   float *q, *dout, *dq;            // [rows, dim], [rows, value_dim], [rows, dim]
+  uint32_t *q_pairs, *dout_pairs;  // [rows, dim / 2], [rows, value_dim / 2], or null
   float *lse, *delta;              // [rows]
   float *k, *k_across, *v_across;  // [kTileKeys, dim], and across: [number, kKeysStride]
   float *scores, *dscores;         // [kBlockRows, kTileKeys]
@@ -23,6 +24,8 @@ struct Tile {
     q = scratch.take(rows * dim);
     dout = scratch.take(rows * value_dim);
     dq = scratch.take(rows * dim);
+    q_pairs = scratch.take_pairs(a.pairs, rows * dim / 2);
+    dout_pairs = scratch.take_pairs(a.pairs, rows * value_dim / 2);
     lse = scratch.take(rows);
     delta = scratch.take(rows);
     k = scratch.take(kTileKeys * dim);
@@ -77,10 +80,10 @@ static void block_backward(const AttentionBackward& a, const Item& item, const T
   if (here.empty()) return;
   const int64_t begin = here.first / kLanes * kLanes, stop = (here.end + kLanes - 1) / kLanes * kLanes;
   const float *q = t.q + first * t.dim, *dout = t.dout + first * t.value_dim;
-  multiply<Into::kSet>(t.scores + begin, kTileKeys, {q, t.dim, 1}, {t.k_across + begin, kKeysStride}, rows,
-                       stop - begin, a.dim);
-  multiply<Into::kSet>(t.dscores + begin, kTileKeys, {dout, t.value_dim, 1}, {t.v_across + begin, kKeysStride}, rows,
-                       stop - begin, a.value_dim);
+  multiply_scores(t.scores + begin, Scored{t.q, t.q_pairs, t.dim, t.dim / 2}.from(first), t.k_across + begin, rows,
+                  stop - begin, a.dim, a.scale);
+  multiply_scores(t.dscores + begin, Scored{t.dout, t.dout_pairs, t.value_dim, t.value_dim / 2}.from(first),
+                  t.v_across + begin, rows, stop - begin, a.value_dim, 1.f);
   for (int64_t i = first; i < end; ++i) {
     const int64_t row = tile_row + i / group, head = item.key_head * group + i % group;
     const Span of_row = keys_of(a, s, row);
@@ -107,6 +110,8 @@ static void begin_tile(const AttentionBackward& a, const Item& item, const Tile&
   const int64_t group = a.group(), rows = (row_end - row) * group;
   widen_rows<T>(t.q, a, a.q, s, item, row, row_end, a.dim, a.scale);
   widen_rows<T>(t.dout, a, a.dout, s, item, row, row_end, a.value_dim, 1.f);
+  pair_rows<T>(t.q_pairs, a, a.q, s, item, row, row_end, a.dim);
+  pair_rows<T>(t.dout_pairs, a, a.dout, s, item, row, row_end, a.value_dim);
   for (int64_t i = 0; i < rows * t.dim; ++i) t.dq[i] = 0.f;
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t of = row + i / group, head = item.key_head * group + i % group;
@@ -136,10 +141,10 @@ static void backward_of(const AttentionBackward& a, const Item& item, float* par
     for (int64_t key = all.first; key < all.end; key += kTileKeys) {
       const int64_t count = least(kTileKeys, all.end - key);
       find_keys(found, a, a.k, s, item.key_head, key, count);
-      transpose_rows(t.k_across, found, count, a.dim);
+      lay_across(t.k_across, found, count, a.dim, a.pairs);
       for (int64_t i = 0; i < count; ++i) widen_row(t.k + i * t.dim, found[i], a.dim, 1.f);
       find_keys(found, a, a.v, s, item.key_head, key, count);
-      transpose_rows(t.v_across, found, count, a.value_dim);
+      lay_across(t.v_across, found, count, a.value_dim, a.pairs);
       for (int64_t first = 0; first < rows; first += kBlockRows)
         block_backward<kPrecisionOf<T>>(a, item, t, row, first, least(rows, first + kBlockRows), key, count, sums);
     }

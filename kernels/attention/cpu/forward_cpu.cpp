@@ -9,6 +9,7 @@ namespace {
 struct Tile {
   int64_t rows, dim, value_dim;  // padded dims
   float *q, *values;             // [rows, dim], [rows, value_dim]
+  uint32_t* q_pairs;             // [rows, dim / 2], or null
   RowState* state;               // [rows]
   float *k, *v;                  // [dim of the problem, kKeysStride], [kTileKeys, value_dim]
   float *scores, *shrink;        // [kBlockRows, kTileKeys], [kBlockRows]
@@ -17,6 +18,7 @@ struct Tile {
       : rows(row_count), dim(padded(a.dim)), value_dim(padded(a.value_dim)) {
     q = scratch.take(rows * dim);
     values = scratch.take(rows * value_dim);
+    q_pairs = scratch.take_pairs(a.pairs, rows * dim / 2);
     state = reinterpret_cast<RowState*>(scratch.take(rows * 2));
     k = scratch.take(a.dim * kKeysStride);
     v = scratch.take(kTileKeys * value_dim);
@@ -34,8 +36,8 @@ static void block_forward(const Attention& a, const Item& item, const Tile& t, i
   const Span all = keys_of(a, s, row, row_end), here = cut({all.first - key, all.end - key}, 0, count);
   if (here.empty()) return;
   const int64_t begin = here.first / kLanes * kLanes, stop = (here.end + kLanes - 1) / kLanes * kLanes;
-  multiply<Into::kSet>(t.scores + begin, kTileKeys, {t.q + first * t.dim, t.dim, 1}, {t.k + begin, kKeysStride},
-                       end - first, stop - begin, a.dim);
+  multiply_scores(t.scores + begin, Scored{t.q, t.q_pairs, t.dim, t.dim / 2}.from(first), t.k + begin, end - first,
+                  stop - begin, a.dim, a.scale);
   for (int64_t i = first; i < end; ++i) {
     const int64_t at = item.first + i / group, head = item.key_head * group + i % group;
     const Span seen = keys_of(a, s, at), of_row = cut({seen.first - key, seen.end - key}, here.first, here.end);
@@ -52,7 +54,10 @@ static void forward_of(const Attention& a, const Item& item, float* scratch) {
   const Sequence& s = a.sequences[item.sequence];
   const int64_t group = a.group();
   const Tile t(a, (item.end - item.first) * group, {scratch});
-  widen_rows<T>(t.q, a, a.q, s, item, item.first, item.end, a.dim, a.scale);
+  if (a.pairs)
+    pair_rows<T>(t.q_pairs, a, a.q, s, item, item.first, item.end, a.dim);
+  else
+    widen_rows<T>(t.q, a, a.q, s, item, item.first, item.end, a.dim, a.scale);
   for (int64_t i = 0; i < t.rows * t.value_dim; ++i) t.values[i] = 0.f;
   for (int64_t i = 0; i < t.rows; ++i) t.state[i] = {-kInfinity, 0.f};
   const Span all = keys_of(a, s, item.first, item.end);
@@ -60,7 +65,7 @@ static void forward_of(const Attention& a, const Item& item, float* scratch) {
   for (int64_t key = all.first; key < all.end; key += kTileKeys) {
     const int64_t count = least(kTileKeys, all.end - key);
     find_keys(rows, a, a.k, s, item.key_head, key, count);
-    transpose_rows(t.k, rows, count, a.dim);
+    lay_across(t.k, rows, count, a.dim, a.pairs);
     find_keys(rows, a, a.v, s, item.key_head, key, count);
     for (int64_t i = 0; i < count; ++i) widen_row(t.v + i * t.value_dim, rows[i], a.value_dim, 1.f);
     for (int64_t first = 0; first < t.rows; first += kBlockRows)

@@ -1,9 +1,10 @@
 // One call of attention on the CPU, as its plan (plan.h), its kernels and the op share it; the formulas are
 // attention.h's.
 //
-// All scores, sums and products are float32, the weights p too: they are not rounded before they multiply v. Every
-// output and gradient is rounded once. Sums go over the keys, and for dk and dv over the rows, in an order that depends
-// on shapes alone: the same bits with any number of threads.
+// All scores, sums and products are float32, the weights p too: they are not rounded before they multiply v. (Products
+// of two numbers that are bfloat16 as they come are taken in pairs where the CPU has an instruction for it: these are
+// exact.) Every output and gradient is rounded once. Sums go over the keys, and for dk and dv over the rows, in an
+// order that depends on shapes alone: the same bits with any number of threads.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +39,7 @@ struct Attention {
   float* lse;                   // or null: nobody wants it
   int64_t lse_batch, lse_head;  // strides; a row's is 1
   int64_t page;                 // rows of a page
+  bool pairs = false;           // q k and dout v by pairs of bfloat16 (common/cpu/pairs.h)
   const Sequence* sequences;
 
   int64_t group() const { return heads / key_heads; }
@@ -73,15 +75,17 @@ inline int64_t tile_positions(const Attention& a) { return a.group() < kTileRows
 inline int64_t tile_rows(const Attention& a) { return tile_positions(a) * a.group(); }
 
 // Numbers of float32 that a thread needs, and a part of a sum.
+inline int64_t pair_numbers(const Attention& a, int64_t dim) { return a.pairs ? tile_rows(a) * padded(dim) / 2 : 0; }
 inline int64_t forward_scratch(const Attention& a) {
-  return tile_rows(a) * (padded(a.dim) + padded(a.value_dim) + 2) + a.dim * kKeysStride +
-         kTileKeys * padded(a.value_dim) + kBlockRows * (kTileKeys + 1) + kPad * 8;
+  return tile_rows(a) * (padded(a.dim) + padded(a.value_dim) + 2) + pair_numbers(a, a.dim) + a.dim * kKeysStride +
+         kTileKeys * padded(a.value_dim) + kBlockRows * (kTileKeys + 1) + kPad * 9;
 }
 inline int64_t stream_scratch(const Attention& a) { return kStreamRows * (padded(a.dim) + kTileKeys + 1) + kPad * 8; }
 inline int64_t stream_part(const Attention& a) { return kStreamRows * (padded(a.value_dim) + 2); }
 inline int64_t backward_scratch(const Attention& a) {
   return tile_rows(a) * (2 * padded(a.dim) + padded(a.value_dim) + 2) + (a.dim + a.value_dim) * kKeysStride +
-         kTileKeys * padded(a.dim) + 2 * kBlockRows * kTileKeys + kPad * 8;
+         pair_numbers(a, a.dim) + pair_numbers(a, a.value_dim) + kTileKeys * padded(a.dim) +
+         2 * kBlockRows * kTileKeys + kPad * 10;
 }
 inline int64_t backward_part(const Attention& a, int64_t keys) { return keys * (padded(a.dim) + padded(a.value_dim)); }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/attention/cpu/span.h"
-#include "kernels/common/cpu/gemm.h"
+#include "kernels/common/cpu/pairs.h"
 #include "kernels/common/cpu/transpose.h"
 
 namespace attention::HOTSWAP_ISA {
@@ -18,6 +18,9 @@ struct Scratch {
     float* taken = next;
     next += padded(count);
     return taken;
+  }
+  uint32_t* take_pairs(bool wanted, int64_t count) {
+    return wanted ? reinterpret_cast<uint32_t*>(take(count)) : nullptr;
   }
 };
 
@@ -75,6 +78,41 @@ static void transpose_rows(float* to, const T* const* rows, int64_t count, int64
 #endif
 }
 
+// Rows of `numbers` bfloat16 as rows of pairs, and keys as pairs across: to[pair][row].
+HOTSWAP_INLINE void copy_pairs(uint32_t* to, const BFloat16* row, int64_t numbers) {
+  __builtin_memcpy(to, row, size_t(numbers) * sizeof *row);
+}
+HOTSWAP_INLINE void transpose_pairs(float* to, const BFloat16* const* rows, int64_t count, int64_t numbers) {
+  transpose_rows(to, reinterpret_cast<const float* const*>(rows), count,
+                 numbers / 2);  // they are moved, whatever they are
+}
+
+// scores = a k: by numbers widened first, or by pairs. `factor`: of pairs; of the others it is in a already.
+struct Scored {
+  const float* wide;      // [rows, wide_row]
+  const uint32_t* pairs;  // [rows, pairs_row], or null
+  int64_t wide_row, pairs_row;
+
+  Scored from(int64_t row) const {
+    return {wide + row * wide_row, pairs == nullptr ? nullptr : pairs + row * pairs_row, wide_row, pairs_row};
+  }
+};
+HOTSWAP_INLINE void multiply_scores(float* scores, Scored a, const float* across, int64_t rows, int64_t cols,
+                                    int64_t numbers, float factor) {
+  if (a.pairs != nullptr)
+    return multiply_pairs(scores, kTileKeys, a.pairs, a.pairs_row, {across, kKeysStride}, rows, cols, numbers / 2,
+                          factor);
+  multiply<Into::kSet>(scores, kTileKeys, {a.wide, a.wide_row, 1}, {across, kKeysStride}, rows, cols, numbers);
+}
+// Keys (or values) across, as multiply_scores() wants them.
+template <class T>
+static void lay_across(float* to, const T* const* rows, int64_t count, int64_t numbers, bool pairs) {
+  if constexpr (__is_same(T, BFloat16)) {
+    if (pairs) return transpose_pairs(to, rows, count, numbers);
+  }
+  transpose_rows(to, rows, count, numbers);
+}
+
 // The heads of the group at each of the rows [first, end): to[row][head][number].
 template <class T>
 static void widen_rows(float* to, const Attention& a, const Operand& o, const Sequence& s, const Item& item,
@@ -83,6 +121,20 @@ static void widen_rows(float* to, const Attention& a, const Operand& o, const Se
   for (int64_t row = first; row < end; ++row) {
     for (int64_t h = 0; h < group; ++h, to += padded(numbers))
       widen_row(to, row_of<const T>(o, s.batch, s.first_row + row, item.key_head * group + h), numbers, scale);
+  }
+}
+
+// The same as pairs, where they are wanted.
+template <class T>
+static void pair_rows(uint32_t* to, const Attention& a, const Operand& o, const Sequence& s, const Item& item,
+                      int64_t first, int64_t end, int64_t numbers) {
+  if constexpr (__is_same(T, BFloat16)) {
+    if (to == nullptr) return;
+    const int64_t group = a.group();
+    for (int64_t row = first; row < end; ++row) {
+      for (int64_t h = 0; h < group; ++h, to += padded(numbers) / 2)
+        copy_pairs(to, row_of<const T>(o, s.batch, s.first_row + row, item.key_head * group + h), numbers);
+    }
   }
 }
 

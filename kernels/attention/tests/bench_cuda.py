@@ -1,6 +1,6 @@
 """Attention on a GPU beside torch's cuDNN and flash backends and a large matrix product, in turns.
 
-    bench_cuda.py --library ours=attention.so [--library other=b.so] [--what backward] [--triton FILE] [--csv FILE]
+    bench_cuda.py --library ours=attention.so [--library other=b.so] [--what backward] [--dtype float16] [--triton FILE] [--csv FILE]
 
 TFLOP/s by 2 * pairs * (dim + dim of values), in backward 2 * pairs * (3 dim + 2 dim of values), half of the pairs where
 causal; the median over the turns. Values are compared with cuDNN's first. Masks: causal, full; and beside our own causal
@@ -8,7 +8,7 @@ call of 2 x 8192, window (causal, 1024 keys, by the pairs that are seen), chunk 
 (causal, sequences of 64 to 4096 rows; --rows is not read). Rows are of the library named "ours". As load each has the
 multiprocessors' clock and the card's power while it ran, ours and theirs: a Hopper card at its power limit slows down by
 a tenth, some tenths of a second late, so that who comes behind a product is slowed down for it: each call runs untimed
-for as long as it is timed before. The file is Triton's tutorial of fused attention, of float16 and heads of a power of two, as it stands.
+for as long as it is timed before, and every second turn goes the other way round. The file is Triton's tutorial of fused attention, of float16 and heads of a power of two, as it stands.
 """
 
 import argparse
@@ -98,7 +98,7 @@ class Shape:
         lead = () if self.packed else (self.batch,)
 
         def random(heads, dim):
-            return torch.randn(*lead, self.length, heads, dim, device="cuda", dtype=torch.bfloat16)
+            return torch.randn(*lead, self.length, heads, dim, device="cuda", dtype=args.dtype)
 
         self.q, self.k = random(heads, dim), random(key_heads, dim)
         self.v, self.dout = random(key_heads, value_dim), random(heads, value_dim)
@@ -183,6 +183,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", action="append", required=True)
     parser.add_argument("--what", choices=("forward", "backward"), default="forward")
+    parser.add_argument("--dtype", type=lambda name: getattr(torch, name), default=torch.bfloat16)
     parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=16384)
@@ -201,8 +202,10 @@ def main():
         spec = importlib.util.spec_from_file_location("tutorial", args.triton)
         tutorial = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(tutorial)
-    a, b = (torch.randn(rows, 8192, device="cuda", dtype=torch.bfloat16) for rows in (32768, 8192))
-    product = (lambda: a @ b, 2 * 32768 * 8192 * 8192)
+    product = None
+    if not args.no_product:
+        a, b = (torch.randn(rows, 8192, device="cuda", dtype=args.dtype) for rows in (32768, 8192))
+        product = (lambda: a @ b, 2 * 32768 * 8192 * 8192)
     for shape, mask, length in itertools.product(args.shapes.split(","), args.masks.split(","), args.rows.split(",")):
         dims, heads, *key_heads = shape.split("x")
         dim, *value_dim = (int(n) for n in dims.split("/"))
@@ -219,7 +222,7 @@ def main():
             except tutorial.triton.runtime.errors.OutOfResources as e:  # backward of heads of 256
                 print(f"{x.name}: {TRITON} is left out: {e}")
                 calls.pop(TRITON, None)
-        if not args.no_product:
+        if product:
             calls[PRODUCT] = product
         if not x.peer and "ours" in libraries:
             dense = Shape(args, dims, heads, key_heads, "causal", 8192)
@@ -233,8 +236,8 @@ def main():
                 if not error < 1e-2:  # two roundings to bfloat16 of 2^-9 each, and those of p and dx
                     raise AssertionError(f"{name}, {x.name}: wanted cuDNN's values; got a relative error of {error:.1e}")
         measured = {name: [] for name in calls}
-        for _ in range(args.turns):
-            for name, (call, _) in calls.items():
+        for turn in range(args.turns):
+            for name, (call, _) in [*calls.items()][:: -1 if turn % 2 else 1]:
                 measured[name].append(timed(call, args.seconds, meter))
         found = {}
         for name, (_, work) in calls.items():
@@ -246,7 +249,7 @@ def main():
         (rate, load), peers = found["ours"], {n: f for n, f in found.items() if n not in libraries}
         for peer, (theirs, their_load) in peers.items() or {"": ("", "")}.items():
             report.add(
-                kind="op", what=f"attention_{args.what}", shape=x.name, dtype="bfloat16", unit="TFLOP/s", ours=round(rate, 1),
+                kind="op", what=f"attention_{args.what}", shape=x.name, dtype=str(args.dtype)[6:], unit="TFLOP/s", ours=round(rate, 1),
                 peer=theirs and round(theirs, 1), peer_name=peer, target=target_of(args, x, *dims, mask, peer),
                 load=f"{load}; {their_load}".rstrip("; "),
             )  # fmt: skip

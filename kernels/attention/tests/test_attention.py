@@ -195,6 +195,8 @@ def test_heads_of_no_multiple_of_8(package, monkeypatch, padded):
 def test_a_sequence_has_its_bits_in_any_company(package, dtype):
     """Alone, in a batch and packed. Few queries of many keys are parted by their own number, or as num_splits says."""
     made = lambda *size: torch.randn(*size, dtype=dtype)
+    if dtype == torch.float32 and made(1).is_cuda:
+        pytest.skip("a GPU's attention has no float32")
     q, k, v = made(5, 40, 8, 40), made(5, 700, 2, 40), made(5, 700, 2, 40)
     together = package.flash_attn_func(q, k, v, causal=True, window_size=(300, 0))
     cu_q, cu_k = (torch.arange(6, dtype=torch.int32) * n for n in (40, 700))

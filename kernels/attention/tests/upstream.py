@@ -186,7 +186,7 @@ def main():
     install(args.suite, folder)
     ops = [packages.package("attention").ops]
     runner = common.Runner([file], ops, args.device == "cpu", args.most, LEFT_OUT, outside(args.longest))
-    return runner.run(file.parent, "-k", args.k)
+    return runner.run(file.parent, "-k", args.k, tests=args.tests)
 
 
 if __name__ == "__main__":

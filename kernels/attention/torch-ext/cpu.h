@@ -8,6 +8,7 @@
 
 #include "kernels/attention/cpu/plan.h"
 #include "kernels/attention/torch-ext/arguments.h"
+#include "kernels/common/cpu/pairs.h"
 
 namespace attention::cpu {
 
@@ -46,6 +47,11 @@ void run_units(int64_t units, bool alone, const Unit& unit) {
   torch::stable::parallel_for(0, threads, 1, work);
 }
 
+// Products of numbers that are bfloat16 as they come. Odd heads would end in half a pair.
+inline bool takes_pairs(const Attention& a) {
+  return a.dtype == DType::kBFloat16 && a.dim % 2 == 0 && a.value_dim % 2 == 0 && kernels::multiplies_pairs();
+}
+
 inline bool is_little(const Attention& a, const std::vector<Sequence>& sequences) {
   constexpr int64_t kLittle = int64_t{1} << 20;  // products: about 20 us of one core
   int64_t all = 0;
@@ -55,6 +61,7 @@ inline bool is_little(const Attention& a, const std::vector<Sequence>& sequences
 
 inline void run_forward(Attention& a, const std::vector<Sequence>& sequences, int64_t num_splits = 0) {
   a.sequences = sequences.data();
+  a.pairs = takes_pairs(a);
   const Plan plan = plan_forward(a, int64_t(sequences.size()), num_splits);
   const int64_t tiles = int64_t(plan.tiles.size()), streams = int64_t(plan.streams.size());
   const bool alone = is_little(a, sequences);
@@ -71,6 +78,7 @@ inline void run_forward(Attention& a, const std::vector<Sequence>& sequences, in
 // dsinks: [heads], or null.
 inline void run_backward(AttentionBackward& a, const std::vector<Sequence>& sequences, float* dsinks) {
   a.sequences = sequences.data();
+  a.pairs = takes_pairs(a);
   const Plan plan = plan_backward(a, int64_t(sequences.size()));
   int64_t keys = 0;
   for (const Sequence& s : sequences) keys = std::max(keys, s.keys);

@@ -262,9 +262,11 @@ class Runner:
                 print(f"{key[1]}: {count} {outcome}, {why}")
         print("\ncalls of our ops: " + ", ".join(f"{name} {count}" for name, count in self.calls().items() if count))
 
-    def run(self, rootdir, *arguments):
+    def run(self, rootdir, *arguments, tests=()):
+        """tests: these functions of each file alone, so that the parametrisations of no other are made."""
+        files = [f"{file}::{test}" for file in self.files for test in tests] if tests else map(str, self.files)
         plain = "-q", "--tb=short", "--show-capture=no", "--no-header", "-p", "no:cacheprovider", "--import-mode=importlib"
-        code = pytest.main([*map(str, self.files), *plain, "--rootdir", str(rootdir), *arguments], [self])
+        code = pytest.main([*files, *plain, "--rootdir", str(rootdir), *arguments], [self])
         self.print_table()
         return code
 
@@ -273,3 +275,5 @@ def add_arguments(parser):
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--most", type=int, default=0, help="parametrisations of a test; 0: all")
     parser.add_argument("-k", default="", help="as pytest's")
+    names = lambda text: [name for name in text.split(",") if name]
+    parser.add_argument("--tests", type=names, default=[], help="these functions alone: a file of 500000 cases takes a minute to read")
