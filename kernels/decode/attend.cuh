@@ -14,7 +14,6 @@ namespace decode::cuda {
 using namespace kernels::gpu;
 
 constexpr int kAttendWarps = 8, kAttendThreads = 32 * kAttendWarps;
-constexpr int kAttendUnroll = 2, kAttendStages = 4;  // of a warp: reads at once, and of those how many are on their way
 constexpr float kLog2e = 1.44269504f;
 
 // cos and sin of a head's numbers lane + 32 i.
@@ -82,6 +81,21 @@ __device__ __forceinline__ Part together(int count, const At& at) {
   return whole;
 }
 
+// The same of so many parts, read at once.
+template <int kParts, class At>
+__device__ __forceinline__ Part together(const At& at) {
+  Part part[kParts], whole{-INFINITY, 0.f, 0.f};
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) part[i] = at(i), whole.most = fmaxf(whole.most, part[i].most);
+  const float base = whole.most == -INFINITY ? 0.f : whole.most;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    const float weight = exp2f(part[i].most - base);
+    whole.sum += part[i].sum * weight, whole.value += part[i].value * weight;
+  }
+  return whole;
+}
+
 // Softmax so far of some keys: the largest exponent, the sum and the weighted values, of each query head.
 template <int kGroup>
 struct Running {
@@ -134,9 +148,20 @@ struct Running {
 
 constexpr int kMostSplits = 8;  // what every GPU with clusters takes
 
-template <class T, int kDim, int kGroup>
+// How keys and values come. kCopies: by cp.async into shared memory, where products beside it want no L1; or loaded
+// into registers, where they want it (few_rows.cuh: their weights come through L1, of which 64 KB here would leave too
+// little).
+template <bool kCopies>
+struct AttendReads {
+  static constexpr int kUnroll = kCopies ? 2 : 4;  // of a warp at once
+  static constexpr int kStages = kCopies ? 4 : 1;  // and how many such are on their way
+};
+
+template <class T, int kDim, int kGroup, bool kCopies>
 struct AttendMemory {
-  uint4 keys[kAttendStages][kAttendUnroll][kAttendThreads], values[kAttendStages][kAttendUnroll][kAttendThreads];
+  using Reads = AttendReads<kCopies>;
+  uint4 keys[Reads::kStages][Reads::kUnroll][kCopies ? kAttendThreads : 1];
+  uint4 values[Reads::kStages][Reads::kUnroll][kCopies ? kAttendThreads : 1];
   float query[kGroup][kDim];  // scaled
   float fresh_key[kDim], fresh_value[kDim];
   float most[kAttendWarps][kGroup], sum[kAttendWarps][kGroup];
@@ -177,12 +202,13 @@ __device__ __forceinline__ void prefetch_rows(const CacheRows& c, int64_t row, i
 }
 
 // Grid: rows * kv_heads * splits blocks, clusters of `splits`.
-template <class T, int kDim, int kGroup>
+template <class T, int kDim, int kGroup, bool kCopies>
 __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_constant__ Layer a, const int splits) {
   constexpr int kLanes = kDim / 8, kKeys = 32 / kLanes;  // lanes a key, keys that a warp reads at once
-  constexpr int kStride = kAttendWarps * kKeys, kPass = kStride * kAttendUnroll;
+  constexpr int kUnroll = AttendReads<kCopies>::kUnroll, kStages = AttendReads<kCopies>::kStages;
+  constexpr int kStride = kAttendWarps * kKeys, kPass = kStride * kUnroll;
   extern __shared__ __align__(16) uint8_t raw[];
-  auto& memory = *reinterpret_cast<AttendMemory<T, kDim, kGroup>*>(raw);
+  auto& memory = *reinterpret_cast<AttendMemory<T, kDim, kGroup, kCopies>*>(raw);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int split = blockIdx.x % splits, key_head = blockIdx.x / splits % int(a.kv_heads);
   const int64_t row = blockIdx.x / splits / int(a.kv_heads);
@@ -204,22 +230,29 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   const T* key_at = static_cast<const T*>(a.keys.data) + row * a.keys.batch + key_head * a.keys.head + dim;
   const T* value_at = static_cast<const T*>(a.values.data) + row * a.values.batch + key_head * a.values.head + dim;
   // Each lane copies what it reads itself, so that none waits for another.
+  Pack<T, 8> key_now[kCopies ? 1 : kUnroll], value_now[kCopies ? 1 : kUnroll];
   const int64_t own = begin + warp * kKeys + lane / kLanes;
   const auto ask = [&](int pass) {
-    const int stage = pass % kAttendStages;
+    const int stage = pass % kStages;
 #pragma unroll
-    for (int u = 0; u < kAttendUnroll; ++u) {
+    for (int u = 0; u < kUnroll; ++u) {
       const int64_t at = own + pass * kPass + u * kStride;
       if (at >= old_end) continue;
-      start_copy(&memory.keys[stage][u][threadIdx.x], key_at + at * a.keys.row, false);
-      start_copy(&memory.values[stage][u][threadIdx.x], value_at + at * a.values.row, false);
+      if constexpr (kCopies) {
+        start_copy(&memory.keys[stage][u][threadIdx.x], key_at + at * a.keys.row, false);
+        start_copy(&memory.values[stage][u][threadIdx.x], value_at + at * a.values.row, false);
+      } else {
+        key_now[u] = load<8>(key_at + at * a.keys.row);
+        value_now[u] = load<8>(value_at + at * a.values.row);
+      }
     }
-    commit_copies();
+    if constexpr (kCopies) commit_copies();
   };
+  constexpr int kAhead = kCopies ? kStages - 1 : 1;  // passes asked for before the first is worked on
 #pragma unroll
-  for (int pass = 0; pass < kAttendStages - 1; ++pass) ask(pass);
-  prefetch_rows<T, kDim>(a.keys, row, key_head, begin + (kAttendStages - 1) * kPass, old_end);
-  prefetch_rows<T, kDim>(a.values, row, key_head, begin + (kAttendStages - 1) * kPass, old_end);
+  for (int pass = 0; pass < kAhead; ++pass) ask(pass);
+  prefetch_rows<T, kDim>(a.keys, row, key_head, begin + kAhead * kPass, old_end);
+  prefetch_rows<T, kDim>(a.values, row, key_head, begin + kAhead * kPass, old_end);
   const bool has_fresh = begin <= position && position < end;  // the block that sees the new key also writes it
   HeadTables<T, kDim> tables;
   tables.load(cos, sin, lane);
@@ -272,14 +305,17 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   };
   const int64_t passes = (old_end - begin - warp * kKeys + kPass - 1) / kPass;
   for (int pass = 0; pass < passes; ++pass) {
-    const int stage = pass % kAttendStages;
+    const int stage = pass % kStages;
     const int64_t key = own + pass * kPass;
-    wait_copies<kAttendStages - 2>();
-    float score[kGroup][kAttendUnroll];
+    if constexpr (kCopies) wait_copies<kAhead - 1>();
+    float score[kGroup][kUnroll];
 #pragma unroll
-    for (int u = 0; u < kAttendUnroll; ++u) {
+    for (int u = 0; u < kUnroll; ++u) {
       float f[8];
-      unpack<T, 8>(*reinterpret_cast<const Pack<T, 8>*>(&memory.keys[stage][u][threadIdx.x]), f);
+      if constexpr (kCopies)
+        unpack<T, 8>(*reinterpret_cast<const Pack<T, 8>*>(&memory.keys[stage][u][threadIdx.x]), f);
+      else
+        unpack<T, 8>(key_now[u], f);
 #pragma unroll
       for (int g = 0; g < kGroup; ++g) {
         const float s = score_of(f, g);
@@ -288,17 +324,20 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
     }
     running.weigh(score);
 #pragma unroll
-    for (int u = 0; u < kAttendUnroll; ++u) {
+    for (int u = 0; u < kUnroll; ++u) {
       if (key + u * kStride >= old_end) continue;  // what lies there may be no number
       float f[8];
-      unpack<T, 8>(*reinterpret_cast<const Pack<T, 8>*>(&memory.values[stage][u][threadIdx.x]), f);
+      if constexpr (kCopies)
+        unpack<T, 8>(*reinterpret_cast<const Pack<T, 8>*>(&memory.values[stage][u][threadIdx.x]), f);
+      else
+        unpack<T, 8>(value_now[u], f);
 #pragma unroll
       for (int g = 0; g < kGroup; ++g) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) running.value[g][i] += score[g][u] * f[i];
       }
     }
-    ask(pass + kAttendStages - 1);
+    ask(pass + kAhead);
   }
   if (has_fresh &&
       warp == kAttendWarps - 1) {  // the new key, by the first lanes of a warp that has no more than others
@@ -364,13 +403,13 @@ inline int attend_splits(int64_t blocks, int sms) {
   return splits;
 }
 
-template <class T, int kDim, int kGroup>
+template <class T, int kDim, int kGroup, bool kCopies>
 void attend(const Layer& a, kernels::Stream stream) {
   const int64_t blocks = a.rows * a.kv_heads;
   const bool clusters = attribute<cudaDevAttrComputeCapabilityMajor>() >= 9;
   const int splits = clusters ? attend_splits(blocks, multiprocessors()) : 1;
-  launch_after_with_memory<attend_kernel<T, kDim, kGroup>>(sizeof(AttendMemory<T, kDim, kGroup>), blocks * splits,
-                                                           kAttendThreads, splits, stream, a, splits);
+  launch_after_with_memory<attend_kernel<T, kDim, kGroup, kCopies>, /*kMostShared=*/kCopies>(
+      sizeof(AttendMemory<T, kDim, kGroup, kCopies>), blocks * splits, kAttendThreads, splits, stream, a, splits);
 }
 
 }  // namespace decode::cuda

@@ -1,6 +1,7 @@
 // A decoder layer's step on a GPU: five launches.
 #include "kernels/common/gpu/few_rows.cuh"
 #include "kernels/decode/attend.cuh"
+#include "kernels/decode/attend_tiles.cuh"
 #include "kernels/decode/decode_cuda.h"
 #include "kernels/decode/products.h"
 
@@ -11,12 +12,20 @@ constexpr int kMostGroup = 8;
 
 template <class T>
 void attend_any(const Layer& a, kernels::Stream stream) {
+  // All of a layer's products take their weights past L1, or some do not.
+  bool narrow = true;
+  for (const FewRows& product : {qkv_of(a), o_of(a), gated_of(a), down_of(a)}) narrow = narrow && holds_x(product);
+  const auto with_dim = [&]<int kDim, int kGroup>() {
+    if (narrow && a.rows > 8) return attend_tiles<T, kDim, kGroup>(a, stream);
+    if (narrow || a.rows > 8) return attend<T, kDim, kGroup, true>(a, stream);
+    attend<T, kDim, kGroup, false>(a, stream);
+  };
   const auto with_group = [&]<int kDim>() {
     const int64_t group = a.heads / a.kv_heads;
-    if (group <= 1) return attend<T, kDim, 1>(a, stream);
-    if (group <= 2) return attend<T, kDim, 2>(a, stream);
-    if (group <= 4) return attend<T, kDim, 4>(a, stream);
-    attend<T, kDim, kMostGroup>(a, stream);
+    if (group <= 1) return with_dim.template operator()<kDim, 1>();
+    if (group <= 2) return with_dim.template operator()<kDim, 2>();
+    if (group <= 4) return with_dim.template operator()<kDim, 4>();
+    with_dim.template operator()<kDim, kMostGroup>();
   };
   if (a.head_dim == 64) return with_group.template operator()<64>();
   with_group.template operator()<128>();

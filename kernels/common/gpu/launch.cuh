@@ -67,8 +67,10 @@ void launch_after(void (*kernel)(Wanted...), int64_t blocks, int threads, Stream
   checked(cudaLaunchKernelEx(&config, kernel, Wanted(std::forward<Given>(args))...), "kernel launch");
 }
 
-// More than 48 KB of dynamic shared memory: the kernel is told so once a device.
-template <auto kKernel>
+// More than 48 KB of dynamic shared memory: the kernel is told so once a device. kMostShared: a multiprocessor that
+// runs it gives all it can to shared memory, whatever this launch wants. Another split is only made while nothing runs
+// there, so that launches that should be set up beside one another had better have the same.
+template <auto kKernel, bool kMostShared = false>
 void allow_memory() {
   constexpr int kDevices = 64;
   static std::atomic<bool> known[kDevices];
@@ -79,6 +81,10 @@ void allow_memory() {
   checked(cudaFuncGetAttributes(&has, kKernel), "cudaFuncGetAttributes");
   const int most = attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() - int(has.sharedSizeBytes);
   checked(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory");
+  if (kMostShared)
+    checked(
+        cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+        "shared memory");
   if (device < kDevices) known[device].store(true, std::memory_order_relaxed);
 }
 
@@ -95,9 +101,9 @@ void launch_with_memory(int64_t bytes, int64_t blocks, int threads, Stream strea
 }
 
 // The same, after the launch before it as launch_after() is, in clusters of so many blocks.
-template <auto kKernel, class... Given>
+template <auto kKernel, bool kMostShared = false, class... Given>
 void launch_after_with_memory(int64_t bytes, int64_t blocks, int threads, int cluster, Stream stream, Given&&... args) {
-  allow_memory<kKernel>();
+  allow_memory<kKernel, kMostShared>();
   cudaLaunchAttribute wanted[2]{};
   unsigned count = 0;
   if (attribute<cudaDevAttrComputeCapabilityMajor>() >= 9) {
