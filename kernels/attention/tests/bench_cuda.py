@@ -42,7 +42,8 @@ class Meter:
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        # By its name: which of a machine's GPUs is torch's first is for the environment to say.
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
         self.samples = []
 
         def sample():
