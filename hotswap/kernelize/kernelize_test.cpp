@@ -89,6 +89,9 @@ TEST(Kernelize, ASlotsNeedsAreHeldAgainstWhatAKernelClaims) {
 }
 
 TEST(Kernelize, TrainsWithThePackagesOpsAndSwapsBackToTheBit) {
+  // Always the same draw: of 3000 at random 14 were so ill-conditioned that float32 itself loses more than 1e-5, the
+  // most 5e-5; of 60 half stay below 6e-7.
+  at::manual_seed(0);
   TinyModel model;
   const Tensor x = input();
   const auto loss_and_grads = [&] {
