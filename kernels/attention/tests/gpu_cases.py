@@ -7,7 +7,6 @@ WIDE = r"decode_kernel<.*BFloat16|backward_(prepare|finish)_kernel<.*BFloat16"
 # to 192 two sums or 32 rows a warp, the thread that loads for latent decode its addresses. By a few numbers, which stay in L1.
 SPILLS = {
     r"backward_kernel<.*, (64|128), (true|false), true>": 96,
-    r"wide_backward_kernel<.*, 256, 256, (true|false), true>": 204,
     r"mma_forward_kernel<.*, (128|192), 128, 4, 2,": 60,
     r"mma_backward_kernel<.*, (64, 64|128, 128|192, 128), 4,": 96,
     r"decode_latent_kernel": 16,
