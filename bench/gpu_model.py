@@ -167,17 +167,21 @@ def transformers_step(args) -> dict:
             "device_memory": {"loaded": loaded, "peak": torch.cuda.max_memory_allocated()}}  # fmt: skip
 
 
-def one_by_one(commands: dict, environment: dict):
-    """(name, exit status, stdout, stderr) of each. Those in Python import what they need side by side, which takes longer than
-    what is measured, and wait for their turn."""
-    waiting = {}
-    for name, command in commands.items():
-        if "--side" in command:
-            pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            waiting[name] = subprocess.Popen(command, **pipes, text=True, env=environment)
+def waiting_for_turns(commands: dict, **options) -> dict:
+    """A process of each command, all of which have imported what they need, side by side, and wait for a line: their turn on the GPU."""
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    waiting = {name: subprocess.Popen(command, **pipes, text=True, **options) for name, command in commands.items()}
     for process in waiting.values():
         while process.stdout.readline().strip() not in (READY, ""):
             pass
+    return waiting
+
+
+def one_by_one(commands: dict, environment: dict):
+    """(name, exit status, stdout, stderr) of each. Those in Python import what they need side by side, which takes longer than
+    what is measured, and wait for their turn."""
+    in_python = {name: command for name, command in commands.items() if "--side" in command}
+    waiting = waiting_for_turns(in_python, stderr=subprocess.PIPE, env=environment)
     for name, command in commands.items():
         if name in waiting:
             printed, errors = waiting[name].communicate("\n")

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from gpu_model import BF16_LOSS, QWEN3_MOE, READY, WARM
+from gpu_model import BF16_LOSS, QWEN3_MOE, READY, WARM, waiting_for_turns
 from results import Results, add_flags, gpu
 
 NAME = "Qwen3-30B-A3B, 4 layers"
@@ -194,13 +194,7 @@ def main() -> None:
         return
     if unknown := set(args.sides) - set(SIDES):
         sys.exit(f"wanted sides of {', '.join(SIDES)}; got {', '.join(unknown)}")
-    waiting = {}
-    for side in args.sides:
-        command = [sys.executable, *sys.argv, "--side", side]
-        waiting[side] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    for process in waiting.values():
-        while process.stdout.readline().strip() not in (READY, ""):
-            pass
+    waiting = waiting_for_turns({side: [sys.executable, *sys.argv, "--side", side] for side in args.sides})
     rows = Rows(args)
     for side, process in waiting.items():
         process.stdin.write("\n"), process.stdin.flush()

@@ -403,13 +403,19 @@ inline int attend_splits(int64_t blocks, int sms) {
   return splits;
 }
 
-template <class T, int kDim, int kGroup, bool kCopies>
-void attend(const Layer& a, kernels::Stream stream) {
+// A kernel of this grid, with so much shared memory.
+template <auto kKernel, bool kMostShared>
+void launch_attend(int64_t bytes, const Layer& a, kernels::Stream stream) {
   const int64_t blocks = a.rows * a.kv_heads;
   const bool clusters = attribute<cudaDevAttrComputeCapabilityMajor>() >= 9;
   const int splits = clusters ? attend_splits(blocks, multiprocessors()) : 1;
-  launch_after_with_memory<attend_kernel<T, kDim, kGroup, kCopies>, /*kMostShared=*/kCopies>(
-      sizeof(AttendMemory<T, kDim, kGroup, kCopies>), blocks * splits, kAttendThreads, splits, stream, a, splits);
+  launch_after_with_memory<kKernel, kMostShared>(bytes, blocks * splits, kAttendThreads, splits, stream, a, splits);
+}
+
+template <class T, int kDim, int kGroup, bool kCopies>
+void attend(const Layer& a, kernels::Stream stream) {
+  launch_attend<attend_kernel<T, kDim, kGroup, kCopies>, /*kMostShared=*/kCopies>(
+      sizeof(AttendMemory<T, kDim, kGroup, kCopies>), a, stream);
 }
 
 }  // namespace decode::cuda

@@ -234,12 +234,8 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
 
 template <class T, int kDim, int kGroup>
 void attend_tiles(const Layer& a, kernels::Stream stream) {
-  constexpr int kStages = kTileStages;
-  const int64_t blocks = a.rows * a.kv_heads;
-  const bool clusters = attribute<cudaDevAttrComputeCapabilityMajor>() >= 9;
-  const int splits = clusters ? attend_splits(blocks, multiprocessors()) : 1;
-  launch_after_with_memory<attend_tiles_kernel<T, kDim, kGroup, kStages>, /*kMostShared=*/true>(
-      sizeof(AttendTiles<T, kDim, kGroup, kStages>), blocks * splits, kAttendThreads, splits, stream, a, splits);
+  launch_attend<attend_tiles_kernel<T, kDim, kGroup, kTileStages>, /*kMostShared=*/true>(
+      sizeof(AttendTiles<T, kDim, kGroup, kTileStages>), a, stream);
 }
 
 }  // namespace decode::cuda
