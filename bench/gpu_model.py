@@ -8,8 +8,11 @@
     gpu_model.py --packages build/packages --model mamba2 --rows 1 --columns 512    # and mamba: transformers and ours alone
 
 bfloat16, --rows x --columns tokens, no optimizer but by --adamw (torch's, fused; the C++ host is left out). Each line is
-a process of its own: tokens/s, the GPU memory at the peak and before the first step, the first two steps' seconds and the
-first loss; the losses of one program must agree, of every step.
+a process of its own: tokens/s, the GPU memory at the peak and before the first step, the first two steps' seconds, the clock
+and the power of the card while steps were timed, and the first loss; the losses of one program must agree, of the first
+seven steps. With --turns the processes in Python stay and take turns, --repeats steps behind two untimed ones in each.
+--floor adds a process that takes turns with them: the step's matrix products, attention and the loss, each alone
+(gpu_floor.py). --profile FILE: every kernel of one more step of each, by name.
 transformers takes the packages through KernelConfig(use_local_kernel=True) ("kernels"), which needs Python's `kernels`,
 and through python/ ("hotswap": every layer and the loss without logits; "attention": that, and the attention, as in
 "hotswap attention" of the C++ host); "compile" is torch.compile of the stock model, and Liger's line needs its wheel:
@@ -17,6 +20,8 @@ what is missing is said.
 """
 
 import argparse
+import contextlib
+import csv
 import importlib.util
 import json
 import os
@@ -28,6 +33,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+import gpu_floor  # noqa: E402
 from results import Results, add_flags, gpu  # noqa: E402
 
 LLAMA_1B = dict(
@@ -75,11 +81,23 @@ MODELS = {  # name, configuration, are activations checkpointed
 }
 LLAMAS = [model for model, (_, config, _) in MODELS.items() if config["model_type"] == "llama"]
 WARM = 2
+CHECKED = 7  # steps whose losses are compared: afterwards the same ids are known by heart, by each side its own way
 BF16_LOSS = 2e-2
 HOST_ATTENTION = ["--use-kernels", "--attn-implementation", "flash_attention_2"]  # for which our package stands in
 LEARNING_RATE = 1e-5
 READY = "ready"
 OURS = {"hotswap": {}, "attention": {"attention": True}}  # through python/, and what else kernelize is asked for
+
+
+def import_for(side: str) -> None:
+    """What a side needs takes longer to import than what is measured."""
+    from transformers.models.llama import modeling_llama  # noqa: F401
+
+    if side == "liger":
+        import liger_kernel.transformers  # noqa: F401
+    elif side in (*OURS, "floor"):
+        sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+        import hotswap.bind  # noqa: F401
 
 
 def random_model(config, side: str, device: str, dtype, checkpoint: bool):
@@ -99,7 +117,6 @@ def random_model(config, side: str, device: str, dtype, checkpoint: bool):
     if checkpoint:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if side in OURS:
-        sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
         import hotswap
 
         # Llama has a kernel for each of its layers; a Mamba has no loss without logits.
@@ -110,11 +127,12 @@ def random_model(config, side: str, device: str, dtype, checkpoint: bool):
 
 def transformers_step(args) -> dict:
     import torch
+    from gpu_meter import Meter
     from transformers import AutoConfig
     from transformers.models.llama import modeling_llama
 
-    print(READY, flush=True)
-    sys.stdin.readline()  # its turn on the GPU
+    import_for(args.side)
+    wait_for_turn()
     side, packages, rows, columns = args.side, args.packages, args.rows, args.columns
     config = AutoConfig.from_pretrained(args.folder)
     if side == "kernels":
@@ -147,41 +165,101 @@ def transformers_step(args) -> dict:
     tokens = ((ids_of * 7919 + 104729) % config.vocab_size).view(rows, columns)
     torch.cuda.synchronize()
     loaded = torch.cuda.memory_allocated()
-    times, losses = [], []
+    times, losses, readings, meter = [], [], [], Meter()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True) if args.adamw else None
-    for i in range(WARM + args.repeats):
-        model.zero_grad(set_to_none=True)
-        torch.cuda.reset_peak_memory_stats()
-        torch.cuda.synchronize()
-        start = time.perf_counter()
+
+    def step():
         loss = model(tokens, labels=tokens, use_cache=False).loss
         loss.backward()
         if optimizer:
             optimizer.step()
+        return loss.detach()
+
+    for turn in range(args.turns):
+        if turn:
+            model.zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()  # for whose turn it is
+            wait_for_turn()
+        for i in range(WARM + args.repeats):
+            model.zero_grad(set_to_none=True)
+            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            began = start if i == WARM else began if i else None
+            loss = step()
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+            losses.append(loss.item())
+        readings.append((statistics.median(times[-args.repeats :]), *meter.between(began, time.perf_counter())))
+        if args.turns > 1:
+            print("s a step, MHz, W:", *(f"{n:.4f}" for n in readings[-1]), flush=True)
+    peak = torch.cuda.max_memory_allocated()
+    if args.profile:
+        model.zero_grad(set_to_none=True)
+        write_kernels(args.profile, f"{args.model} {side}", step)
+    timed = [t for i, t in enumerate(times) if i % (WARM + args.repeats) >= WARM]
+    return {"value": rows * columns / statistics.median(timed), "check": losses[:CHECKED], "calls": calls(),
+            "first_steps": [round(t, 3) for t in times[:2]], "turns": [[round(n, 4) for n in r] for r in readings],
+            "load": "{:.0f} MHz {:.0f} W".format(*(statistics.mean(r[i] for r in readings) for i in (1, 2))),
+            "device_memory": {"loaded": loaded, "peak": peak}}  # fmt: skip
+
+
+def floor_of(args) -> dict:
+    """The process of --floor."""
+    import_for("floor")
+    return gpu_floor.measured(args, MODELS[args.model][1], MODELS[args.model][2], wait_for_turn)
+
+
+def write_kernels(file: Path, side: str, step) -> None:
+    """Every kernel of one step by name: calls and milliseconds of the GPU; first the step itself, by the profiler slowed down."""
+    import torch
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        start = time.perf_counter()
+        step()
         torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-        losses.append(loss.item())
-        del loss
-    return {"value": rows * columns / statistics.median(times[WARM:]), "check": losses, "calls": calls(),
-            "first_steps": [round(t, 3) for t in times[:2]],
-            "device_memory": {"loaded": loaded, "peak": torch.cuda.max_memory_allocated()}}  # fmt: skip
+        took = time.perf_counter() - start
+    kernels = [e for e in found.key_averages() if e.device_type == DeviceType.CUDA]
+    with open(file, "a", newline="") as out:
+        rows = csv.writer(out, lineterminator="\n")
+        rows.writerow([side, "the step", 1, f"{took * 1e3:.3f}"])
+        for e in sorted(kernels, key=lambda e: -e.self_device_time_total):
+            rows.writerow([side, e.key, e.count, f"{e.self_device_time_total / 1e3:.3f}"])
+
+
+def wait_for_turn() -> None:
+    print(READY, flush=True)
+    sys.stdin.readline()
 
 
 def waiting_for_turns(commands: dict, **options) -> dict:
     """A process of each command, all of which have imported what they need, side by side, and wait for a line: their turn on the GPU."""
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     waiting = {name: subprocess.Popen(command, **pipes, text=True, **options) for name, command in commands.items()}
-    for process in waiting.values():
-        while process.stdout.readline().strip() not in (READY, ""):
-            pass
+    for name, process in waiting.items():
+        until_ready(process, name)
     return waiting
 
 
-def one_by_one(commands: dict, environment: dict):
+def until_ready(process, name="") -> None:
+    """What it prints before is shown: a run that is cut off keeps its readings."""
+    while (line := process.stdout.readline().strip()) not in (READY, ""):
+        print(name, line, flush=True)
+
+
+def one_by_one(commands: dict, environment: dict, turns: int):
     """(name, exit status, stdout, stderr) of each. Those in Python import what they need side by side, which takes longer than
-    what is measured, and wait for their turn."""
+    what is measured, and wait for their turns."""
     in_python = {name: command for name, command in commands.items() if "--side" in command}
     waiting = waiting_for_turns(in_python, stderr=subprocess.PIPE, env=environment)
+    for _ in range(turns - 1):
+        for name, process in waiting.items():
+            with contextlib.suppress(BrokenPipeError):  # it died: below
+                print(file=process.stdin, flush=True)
+            until_ready(process, name)
     for name, command in commands.items():
         if name in waiting:
             printed, errors = waiting[name].communicate("\n")
@@ -200,6 +278,8 @@ def add_model_rows(args, results: dict, ours, peers, what: str, shape: str) -> N
             if name in results and peer in results:
                 a, b = results[name], results[peer]
                 rate = dict(ours=round(a["value"]), peer=round(b["value"]), unit="tokens/s")
+                if "load" in a and "load" in b:
+                    rate["load"] = f"{a['load']}; {b['load']}"
                 report.add(what=f"{what}, {name}", peer_name=peer, **rate, **common)
                 memory = dict(ours=a["device_memory"]["peak"], peer=b["device_memory"]["peak"], unit="bytes")
                 report.add(what=f"{what} peak memory, {name}", peer_name=peer, **memory, **common)
@@ -215,24 +295,30 @@ def main():
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--adamw", action="store_true", help="and a step of AdamW")
+    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--floor", action="store_true", help="of a Llama: its products, attention and loss alone, in turns with the steps")
+    parser.add_argument("--profile", type=Path, help="append the kernels of one more step of each side here")
     parser.add_argument("--sides", type=lambda s: s.split(";"), default=[], help="names as printed, with ; between")
     add_flags(parser)
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:
-        print(json.dumps(transformers_step(args)))
+        print(json.dumps(floor_of(args) if args.side == "floor" else transformers_step(args)))
         return
+    if args.floor and (args.model not in LLAMAS or not args.adamw):
+        sys.exit(f"wanted --floor with --adamw and a model of {', '.join(LLAMAS)}; got {args.model}")
     name, config, checkpointed = MODELS[args.model]
     shape = f"{name} {args.rows}x{args.columns}"
-    results = {}
+    results, floor = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         sizes = ["--rows", str(args.rows), "--columns", str(args.columns), "--repeats", str(args.repeats)]
         host = [args.hotswap, "bench", "model", "--what", "step", "--device", "cuda"]
         host += ["--model", folder, "--random-weights"]
         python = [sys.executable, __file__, "--folder", folder, "--packages", args.packages, "--model", args.model]
-        python += ["--adamw"] * args.adamw
+        python += ["--adamw"] * args.adamw + ["--turns", args.turns]
+        python += ["--profile", args.profile] if args.profile else []
         sides = {}
         if args.hotswap and not checkpointed and not args.adamw:  # the C++ host does not checkpoint
             sides = {"hotswap stock": host, "hotswap kernels": [*host, "--use-kernels"], "hotswap attention": [*host, *HOST_ATTENTION]}
@@ -250,15 +336,21 @@ def main():
         if unknown := set(args.sides) - set(sides):
             sys.exit(f"wanted sides of {'; '.join(sides)}; got {'; '.join(unknown)}")
         sides = {name: command for name, command in sides.items() if not args.sides or name in args.sides}
+        if args.floor:
+            sides["floor"] = [*python, "--side", "floor"]
         environment = dict(os.environ, HOTSWAP_PACKAGES=str(args.packages.resolve()), HF_HUB_OFFLINE="1")
         commands = {name: [*map(str, command), *sizes] for name, command in sides.items()}
-        for name, code, printed, errors in one_by_one(commands, environment):
+        for name, code, printed, errors in one_by_one(commands, environment, args.turns):
             if code:
                 print(f"{name}: failed with {code}: {errors[-3000:]}")
                 continue
-            out = results[name] = json.loads(printed.strip().splitlines()[-1])
+            out = json.loads(printed.strip().splitlines()[-1])
+            if name == "floor":
+                floor = out
+                continue
+            results[name] = out
             memory = out["device_memory"]
-            extra = {key: out[key] for key in ("first_steps", "bound", "calls") if out.get(key)}
+            extra = {key: out[key] for key in ("first_steps", "turns", "load", "bound", "calls") if out.get(key)}
             used = f"peak {memory['peak'] / 1e9:6.2f} GB (weights {memory['loaded'] / 1e9:.2f})"
             print(f"{name:22} {out['value']:9.0f} tokens/s  {used}  loss {out['check'][0]:.4f} {extra}", flush=True)
     failed = False
@@ -273,6 +365,8 @@ def main():
     ours = ("hotswap kernels", "hotswap attention", "transformers kernels", *(f"transformers {side}" for side in OURS))
     peers = ("hotswap stock", "transformers", "transformers compile", "transformers liger")
     add_model_rows(args, results, ours, peers, what="forward+backward" + "+AdamW" * args.adamw, shape=shape)
+    if floor:
+        gpu_floor.add_rows(floor, "forward+backward+AdamW", shape, Results(args, gpu()))
 
 
 if __name__ == "__main__":

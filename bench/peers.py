@@ -42,7 +42,8 @@ def main():
         spec.loader.exec_module(package)
         package.run(cases)
         torch.cuda.empty_cache()
-    report.write()
+        report.write()  # as they come
+        report.rows.clear()
 
 
 if __name__ == "__main__":

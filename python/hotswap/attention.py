@@ -7,6 +7,7 @@ from typing import Optional
 from torch import nn
 
 from hotswap.packages import Package, package
+from hotswap.replacement import inside
 
 NAME = "hotswap"
 OPS = (
@@ -53,7 +54,7 @@ def take_out(model: nn.Module) -> None:
 
 def running(module: nn.Module) -> Optional[Package]:
     """Our package, where it is this module's attention."""
-    forward = getattr(type(module).forward, "__code__", None)
+    forward = getattr(inside(type(module).forward), "__code__", None)
     if "ALL_ATTENTION_FUNCTIONS" not in getattr(forward, "co_names", ()):
         return None
     config = getattr(module, "config", None)

@@ -6,7 +6,7 @@ import functools
 import torch
 
 from hotswap.packages import load
-from hotswap.replacement import class_of
+from hotswap.replacement import class_of, inside
 
 LAYER = "MultiScaleDeformableAttention"
 OPS = ("deformable_attention", "deformable_attention_bwd")
@@ -42,6 +42,7 @@ def _called(module, forward) -> tuple:
     for attribute, value in held.items():
         if getattr(value, "__name__", None) in FUNCTIONS:
             return value.__name__, value, attribute
+    forward = inside(forward)
     used = getattr(getattr(forward, "__code__", None), "co_names", ())
     name = next((name for name in FUNCTIONS if name in used), None)
     return name, forward.__globals__.get(name) if name else None, None

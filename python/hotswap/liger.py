@@ -221,7 +221,7 @@ def enable_for_trainer(shadow: bool = False) -> None:
         if name in liger_places.PLACES:
             parent, _, own = name.rpartition(".")
             setattr(made[parent], own, module)
-            module.__getattr__ = liger_places.names_of(name)
+            module.__getattr__, module.__dir__ = liger_places.names_of(name), liger_places.all_of(name)
     for name in [n for n in sys.modules if n == "liger_kernel" or n.startswith("liger_kernel.")]:
         del sys.modules[name]
     sys.modules.update(made)

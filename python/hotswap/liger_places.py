@@ -38,3 +38,8 @@ def names_of(imported: str):
         return getattr(module, name)
 
     return find
+
+
+def all_of(imported: str):
+    """The __dir__ of the module `imported`."""
+    return lambda: sorted({n for place in PLACES[imported] for n in importlib.import_module(f"hotswap.{place}").__all__})

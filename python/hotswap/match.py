@@ -15,7 +15,7 @@ from hotswap import deformable, experts, mixers, residual
 from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
 from hotswap.packages import load
 from hotswap.projections import linking
-from hotswap.replacement import Replacement, class_of, inside, seeing
+from hotswap.replacement import Replacement, class_of, decorated, inside, seeing
 
 
 OPTIONS = {
@@ -175,7 +175,7 @@ ROTARY = ("apply_rotary_pos_emb", "apply_rotary_emb", "apply_rotary_pos_emb_visi
 
 
 def _rotary_name(forward):
-    names = getattr(getattr(forward, "__code__", None), "co_names", ())
+    names = getattr(getattr(inside(forward), "__code__", None), "co_names", ())
     return next((name for name in ROTARY if name in names), None)
 
 
@@ -244,7 +244,7 @@ def _attention(module):
     name = _rotary_name(forward) if isinstance(forward, types.FunctionType) else None
     if name is None:
         return None
-    stock = forward.__globals__.get(name)
+    stock = inside(forward).__globals__.get(name)
     if isinstance(stock, nn.Module):  # what use_kernel_forward_from_hub made of the function; kernelize() may have bound it
         stock = stock_forward(stock).__get__(stock)
     if not callable(stock):
@@ -252,8 +252,8 @@ def _attention(module):
 
     def candidates():
         made = _rotary_functions()[name]
-        ops = ("rotary", "rotary_bwd")
-        return [Replacement("rope", f.__name__, "rotary", ops, linking(seeing(forward, {name: f}))) for f in made]
+        ours = {f: decorated(forward, seeing(inside(forward), {name: f})) for f in made}
+        return [Replacement("rope", f.__name__, "rotary", ("rotary", "rotary_bwd"), linking(ours[f])) for f in made]
 
     def agree(candidate):
         return agreement(stock, inside(candidate.forward).__globals__[name], _rotary_cases(name))
@@ -282,7 +282,7 @@ def _deformable(module):
 
     def candidates():
         ours = deformable.functions()[name]
-        place = dict(forward=ours, attribute=held) if held else dict(forward=seeing(forward, {name: ours}))
+        place = dict(forward=ours, attribute=held) if held else dict(forward=decorated(forward, seeing(inside(forward), {name: ours})))
         return [Replacement("deformable_attention", name, "deformable", deformable.FUNCTIONS[name], **place)]
 
     def agree(candidate):

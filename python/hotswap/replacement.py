@@ -40,7 +40,7 @@ def _made_of(forward, scope, closure):
 
 
 def inside(forward: Callable) -> Callable:
-    """The forward in its decorators (transformers' hooks of accelerate)."""
+    """The forward in its decorators (transformers' hooks of accelerate, from 5.24 on its arguments' old names)."""
     while hasattr(forward, "__wrapped__"):
         forward = forward.__wrapped__
     return forward
@@ -52,4 +52,6 @@ def decorated(forward: Callable, ours: Callable) -> Callable:
         return ours
     within, cells = decorated(forward.__wrapped__, ours), forward.__closure__
     closure = tuple(types.CellType(within) if cell.cell_contents is forward.__wrapped__ else cell for cell in cells)
-    return _made_of(forward, forward.__globals__, closure)
+    made = _made_of(forward, forward.__globals__, closure)
+    made.__wrapped__ = within
+    return made

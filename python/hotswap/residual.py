@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
 from hotswap.packages import load
 from hotswap.projections import ADD_NORM, trains
-from hotswap.replacement import Replacement, class_of
+from hotswap.replacement import Replacement, class_of, decorated
 
 PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 OPS = ("add_rms_norm_fwd", "add_rms_norm_bwd")
@@ -116,7 +116,7 @@ def composed(layer_class: type, ways=InOne) -> Callable:
         hidden_states, residual = ways.added(self.post_attention_layernorm, hidden_states, residual)
         return residual + self.mlp(hidden_states)
 
-    return forward
+    return decorated(stock, forward)
 
 
 class _StandIn(nn.Module):

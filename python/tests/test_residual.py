@@ -1,12 +1,15 @@
 """A GPU's way through decoder layers in training, forced onto the CPU: norms that take the residual with them."""
 
+import functools
+
 import pytest
 import torch
 from tiny import Calls, batch, gradients, model, same_gradients, same_step, twin
 from torch import nn
+from transformers.models.llama import modeling_llama
 
 import hotswap
-from hotswap import match, residual
+from hotswap import agree, match, residual
 
 LAYERS = 2
 
@@ -103,3 +106,33 @@ def test_norm_and_input_alone():
         for g, w in zip(torch.autograd.grad(got, leaves), torch.autograd.grad(want, leaves)):
             torch.testing.assert_close(g, w, rtol=1e-5, atol=1e-6)
     assert norm.rms_norm(x, weight, 1e-6, 0.0, "llama").shape == x.shape
+
+
+def renaming(forward):
+    """As transformers' deprecate_kwarg from 5.24 on."""
+
+    @functools.wraps(forward)
+    def renamed(*args, **kwargs):
+        if "mask" in kwargs:
+            kwargs["attention_mask"] = kwargs.pop("mask")
+        return forward(*args, **kwargs)
+
+    return renamed
+
+
+def test_forwards_that_rename_an_argument(monkeypatch):
+    """Rotary embedding, linked projections, norms with the residual and the attention are found inside of a decorator."""
+    monkeypatch.setattr(agree, "_known", {})
+    for kind in (modeling_llama.LlamaAttention, modeling_llama.LlamaDecoderLayer):
+        monkeypatch.setattr(kind, "forward", renaming(kind.forward))
+    stock = model("llama").train()
+    ours = hotswap.kernelize(twin(stock), attention=True, fused_linear_cross_entropy=True)
+    with Calls() as calls:
+        same_step(ours, stock, batch(), 1e-5, 2e-5)
+    layers = {r.layer for r in hotswap.report(ours).rows if r.package}
+    assert rows(ours) and {"rotary_pos_emb", "attention"} <= layers
+    assert calls.own["rotary.rotary_bwd"] == calls.own["norm.add_rms_norm_fwd"] == LAYERS
+    layer, x = ours.model.layers[0], torch.randn(1, 3, ours.config.hidden_size, requires_grad=True)
+    where, mask = ours.model.rotary_emb(x, torch.arange(3)[None]), torch.zeros(1, 1, 3, 3).fill_(-1e9).triu(1)
+    by_old_name, by_new = (layer(x, position_embeddings=where, **{name: mask}) for name in ("mask", "attention_mask"))
+    assert torch.equal(by_old_name, by_new) and not torch.equal(by_new, layer(x, position_embeddings=where, mask=mask * 0))

@@ -10,7 +10,7 @@ hotswap has not is refused when it is used. Files of kernels that hotswap does n
 products, mHC, ...) are not run. Convergence trains models of 70 million weights: by default as there, 32 steps of 16 rows of
 128 tokens, which wants a GPU.
 A few helpers in plain torch, of which its tests make what they compare with, are read from its source (HELPERS).
-What is printed, and --most: kernels/common/tests/upstream_runner.py.
+What is printed, and --most: kernels/common/tests/upstream_runner.py. What test_monkey_patch asks of modules: upstream_layers.py.
 """
 
 import argparse
@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "kernels/common/tests")]
 import exact  # noqa: E402
 import hotswap  # noqa: E402
+import upstream_layers  # noqa: E402
 import upstream_runner as common  # noqa: E402
 from hotswap import packages  # noqa: E402
 
@@ -264,11 +265,13 @@ def main():
 
     def put(module):
         fewer(module)
+        if hasattr(module, "_apply_liger_kernel_to_instance"):
+            upstream_layers.put(module, Absent)
         if args.exact:
             exact.put(module)
 
     ops = [packages.package(name).ops for name in PACKAGES]
-    runner = common.Runner(files, ops, most=args.most, left_out=ALONE, seconds=args.seconds, put=put)
+    runner = common.Runner(files, ops, most=args.most, left_out=ALONE, seconds=args.seconds, put=put, after=hotswap.liger.restore_classes)
     return runner.run(folder, "--import-mode=prepend", "-W", "ignore", "--continue-on-collection-errors", "-k", args.k)
 
 

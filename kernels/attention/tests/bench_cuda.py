@@ -16,7 +16,6 @@ import importlib.util
 import itertools
 import statistics
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -27,36 +26,13 @@ from torch.nn.functional import scaled_dot_product_attention
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[3] / "bench")]
 import results  # noqa: E402
 from attention_c import NO_LIMIT, Library  # noqa: E402
+from gpu_meter import Meter  # noqa: E402
 
 # Of causal calls beside cuDNN, by head dimension; masks beside our own causal call; the longest beside a product.
 TARGETS = {"forward": {64: 1.05, 128: 1.03, 256: 1.0}, "backward": {64: 1.1, 128: 1.03, 256: 1.25}}
 TARGET_OF_MASKS, TARGET_OF_PRODUCT = 0.85, 0.93
 # 640 and 440 TFLOP/s, published of a card on which cuDNN is 1.09 times as fast as on ours.
 LATENT_TARGETS = {"forward": "586 TFLOP/s", "backward": "404 TFLOP/s"}
-
-
-class Meter:
-    """Clock and power, twenty times a second."""
-
-    def __init__(self):
-        import pynvml
-
-        pynvml.nvmlInit()
-        # By its name: which of a machine's GPUs is torch's first is for the environment to say.
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
-        self.samples = []
-
-        def sample():
-            while True:
-                clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
-                self.samples.append((time.perf_counter(), clock, pynvml.nvmlDeviceGetPowerUsage(handle) / 1000))
-                time.sleep(0.05)
-
-        threading.Thread(target=sample, daemon=True).start()
-
-    def between(self, begin, end):
-        seen = [s for s in self.samples if begin <= s[0] <= end] or self.samples[-1:]
-        return statistics.mean(s[1] for s in seen), statistics.mean(s[2] for s in seen)
 
 
 def timed(call, seconds, meter):

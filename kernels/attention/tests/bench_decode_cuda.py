@@ -18,7 +18,8 @@ from torch.nn.functional import scaled_dot_product_attention
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[3] / "bench")]
 import results  # noqa: E402
 from attention_c import NO_LIMIT, Library  # noqa: E402
-from bench_cuda import Meter, timed  # noqa: E402
+from bench_cuda import timed  # noqa: E402
+from gpu_meter import Meter  # noqa: E402
 
 COPY, SDPA = "a copy", "torch SDPA, dense"
 TARGETS = {0: 0.85, 16: 0.7, 64: 0.85, 256: 0.85}  # of the copy, by rows of a page

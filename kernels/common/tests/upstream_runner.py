@@ -145,13 +145,14 @@ class Runner:
 
     on_cpu: the files ask for a GPU, and get none. ops: of each package that counts. left_out: reason by a test's name.
     outside: reason why a parametrisation is left out, or None, by its pytest item. put: what a file's module is given once
-    it is read. seconds: what takes longer is given up."""
+    it is read. seconds: what takes longer is given up. after: called after each test."""
 
     def __init__(
-        self, files, ops, on_cpu=False, most=0, left_out={}, outside=lambda item: None, put=lambda module: None, seconds=0
-    ):
+        self, files, ops, on_cpu=False, most=0, left_out={}, outside=lambda item: None, put=lambda module: None, seconds=0,
+        after=lambda: None,
+    ):  # fmt: skip
         self.files, self.ops, self.on_cpu, self.most, self.seconds = files, ops, on_cpu, most, seconds
-        self.left_out, self.outside, self.put = left_out, outside, put
+        self.left_out, self.outside, self.put, self.after = left_out, outside, put, after
         self.names = [sorted(o.op_names().split()) for o in ops]
         self.collected, self.outcomes, self.reasons = Counter(), defaultdict(Counter), defaultdict(Counter)
         self.not_drawn = defaultdict(Counter)
@@ -224,6 +225,7 @@ class Runner:
             finally:
                 torch.use_deterministic_algorithms(False)  # some leave it on
                 self.unseen = self.calls() == before
+                self.after()
 
     def pytest_runtest_logreport(self, report):
         if report.when != "call" and report.passed:

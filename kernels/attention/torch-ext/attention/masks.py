@@ -35,7 +35,13 @@ _SAYS = {
     "sliding_window_bidirectional_overlay": lambda cells: {"window": (cells["sliding_window"],) * 2},
     "chunked_overlay": lambda cells: {"chunk": cells["chunk_size"]},
     "packed_sequence_mask_function": lambda cells: {"sequences": cells["packed_sequence_mask"]},
+    # places in their own sequence instead of the row (from 5.24 on): the same within one, where chunks are counted from its start
+    "remap_positions_for_packed_sequence": lambda cells: _also(describe(cells["mask_function"]), places=cells["position_ids"]),
 }
+
+
+def _also(says: Optional[dict], **more) -> Optional[dict]:
+    return None if says is None else says | more
 
 
 def describe(function) -> Optional[dict]:
@@ -66,6 +72,12 @@ def _rows(kept, sequences):
     return Rows(index, cu, int(lengths.max()) if lengths.numel() else 0)
 
 
+def _from_zero(places, sequences):
+    """Does each sequence begin at 0?"""
+    begins = pad(sequences[:, 1:] != sequences[:, :-1], (1, 0), value=True)
+    return bool((places[begins.expand_as(places)] == 0).all())
+
+
 def mask(
     batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None, device="cpu", **other
 ):
@@ -74,6 +86,8 @@ def mask(
         return attention_mask
     says = describe(mask_function)
     sequences = None if says is None else says.get("sequences")
+    if says is not None and "places" in says and (sequences is None or "chunk" in says and not _from_zero(says["places"], sequences)):
+        says = None
     # Packed rows after a cache, or with padding between, nobody makes. Chunks are counted from the first key that is there.
     packs_oddly = sequences is not None and (attention_mask is not None or q_length != kv_length)
     if says is None or packs_oddly or ("chunk" in says and kv_offset != 0):
