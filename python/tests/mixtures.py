@@ -31,6 +31,7 @@ OWN = {
     "glm4v_moe": dict(head_dim=128),  # half of it rotates, in sections of 8, 12 and 12 pairs
     "glm5_next": dict(qk_rope_head_dim=0, mlp_layer_types=["dense", "sparse"], linear_head_dim=8, linear_num_heads=2),
     "granitemoehybrid": dict(mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, layer_types=["mamba", "attention"]),
+    "hy_v4_vl": dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[1, 1, 2])),
     "jamba": dict(attn_layer_period=2, attn_layer_offset=1),
     "kimi_linear": dict(layer_types=BY_TURNS, linear_head_dim=8, linear_num_heads=2),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"], num_dense_layers=1),

@@ -409,9 +409,11 @@ def _on_two_ranks(folder):
 
     load = transformers.AutoModelForCausalLM.from_pretrained
     hotswap.register_experts()
+    # 5.24 refuses the older name
+    by_experts = dict(ep_size=2) if hasattr(DistributedConfig, "ep_size") else dict(enable_expert_parallel=True)
     for name, options in (
         ("tensor parallel", dict(tp_plan="auto")),
-        ("expert parallel", dict(distributed_config=DistributedConfig(tp_size=2, enable_expert_parallel=True))),
+        ("expert parallel", dict(distributed_config=DistributedConfig(tp_size=2, **by_experts))),
     ):
         ours = load(folder, experts_implementation="hotswap", **options).train()
         ours.config.output_router_logits = False

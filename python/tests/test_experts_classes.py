@@ -16,6 +16,7 @@ from hotswap import experts
 
 REFUSED = {  # of later releases than 5.17
     "Inkling2Experts": "gate and value go through a soft cap",
+    "Inkling2LoopExperts": "the same",
     "MuseSparkExperts": "a norm behind each expert",
 }
 PLACES = [place for place in places() if place.name not in REFUSED]
