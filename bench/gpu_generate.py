@@ -41,7 +41,9 @@ QWEN3 = dict(
 MODELS = {"qwen3": ("Qwen3-0.6B", QWEN3), "llama_8b": ("Llama-8B", LLAMA_8B | dict(num_hidden_layers=32))}
 SIDES = ("plain", "hotswap", "attention", "generate", "compile", "continuous", "paged")
 HOST = {"stock": [], "kernels": ["--use-kernels"], "attention": HOST_ATTENTION}
-BY_US = ("hotswap kernels", "hotswap attention", *(f"transformers {side}" for side in (*OURS, "generate", "paged")))
+UNCAPTURED = " uncaptured"  # of the C++ host's steps, where no graph could be made
+BY_HOST = ("hotswap kernels", "hotswap attention")
+BY_US = (*BY_HOST, *(name + UNCAPTURED for name in BY_HOST), *(f"transformers {side}" for side in (*OURS, "generate", "paged")))
 WHAT = {"decode": "tokens/s", "generate": "tokens/s", "prefill": "tokens/s", "first token": "s"}
 LONG = ("prefill of one prompt", "prefill of one prompt by torch's flash kernel")
 SAVE, FOUND = "save", "found: "
@@ -251,7 +253,10 @@ def of_host(args, rows: Rows, folder: str, name: str) -> None:
             whole = args.prompt / prefill["value"] + (args.new_tokens - 1) / decode["value"]  # seconds a row, times rows
             found = {"decode": decode["value"], "generate": args.new_tokens / whole, "prefill": prefill["value"]}
             found["first token"] = decode["first_token"]
-            rows.add(f"hotswap {name}", rows=count, check=decode["check"], found=found, captured=decode.get("captured"))
+            captured = decode.get("captured", "yes")  # else why not
+            rows.failed |= captured != "yes"
+            called = f"hotswap {name}" + UNCAPTURED * (captured != "yes")
+            rows.add(called, rows=count, check=decode["check"], found=found, captured=captured)
     if args.long and (out := run("--what", "prefill", "--columns", args.long)):
         rows.add(f"hotswap {name}", rows=1, check=None, found=dict.fromkeys(LONG, out["value"]))
 

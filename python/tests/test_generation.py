@@ -202,7 +202,7 @@ def test_a_captured_step_at_every_length(monkeypatch, rows, padded):
         torch.manual_seed(7)
         before = calls()
         said.append(hotswap.generate(model, prompt, **{**OPTIONS, "do_sample": True, "temperature": 2.0, "top_k": 0, "max_new_tokens": 700}, **more))
-        assert calls() > before
+        assert (calls() > before) != padded  # a mask is the business of the layers' parts
         monkeypatch.undo()
     assert torch.equal(said[0], said[1]) and torch.equal(said[0], said[2])
     assert len(said[0].unique()) > 300
