@@ -91,9 +91,9 @@ Tensor sampled_runs(CausalLM& model, const char* cache, uint64_t seed, double te
                                                            .do_sample = true,
                                                            .temperature = temperature,
                                                            .top_k = 7,
+                                                           .seed = 1000 * seed + run,
                                                            .eos_token_id = std::vector<int64_t>(),
-                                                           .cache_implementation = cache,
-                                                           .seed = 1000 * seed + run}});
+                                                           .cache_implementation = cache}});
     EXPECT_EQ(got.captured, model.device().is_cuda() && cache == std::string("static")) << got.why_not_captured;
     runs.push_back(got.ids.narrow(1, 3, kTokens).to(at::kCPU));
   }
