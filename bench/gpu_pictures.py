@@ -107,38 +107,58 @@ def bars_svg(title: str, sections: dict[str, list], notes: list[str]) -> str:
     return page(y + 14 * len(notes) + 10, title, colors, body, notes)
 
 
-def lines_svg(title: str, panels: list[Panel], unit: str, notes: list[str], of: str = "rows of a sequence") -> str:
+class Axis(NamedTuple):
+    """Of rates: marks, the first of which is the bottom and the last the top."""
+
+    marks: list[float]
+    log: bool
+
+    def share(self, rate: float) -> float:
+        of = math.log if self.log else float
+        low, high = of(self.marks[0]), of(self.marks[-1])
+        return (of(rate) - low) / (high - low)
+
+
+def axis_of(rates: list[float], log: bool) -> Axis:
+    if log:
+        low, high = math.floor(math.log10(min(rates))), math.floor(math.log10(max(rates)))
+        top = next(part * 10.0**high for part in (1, 2, 5, 10) if part * 10.0**high >= max(rates))
+        return Axis([10.0**k for k in range(low, high + 1) if 10.0**k < top] + [top], log)
+    step = step_of(max(rates))
+    return Axis([k * step for k in range(math.ceil(max(rates) / step) + 1)], log)
+
+
+def lines_svg(title: str, panels: list[Panel], unit: str, notes: list[str], of: str = "rows of a sequence", log: bool = False) -> str:
     """Lengths by powers of two, all rates from 0 to the same top. Who was measured at one length while others were at
-    several is a level: it does not depend on the length."""
+    several is a level: it does not depend on the length. `log`: rates by powers of ten, and everybody's points alone."""
     colors = colors_of(who for panel in panels for who in panel.lines)
     columns = 3 if len(panels) % 3 == 0 else 2
     tall, room = 220, WIDTH / columns
-    top = max(rate for panel in panels for line in panel.lines.values() for _, rate in line)
-    step = step_of(top)
-    top = step * math.ceil(top / step)
+    axis = axis_of([rate for panel in panels for line in panel.lines.values() for _, rate in line], log)
     body = []
     for i, panel in enumerate(panels):
         at = (46 + i % columns * room, 90 + i // columns * (tall + 90))
-        body += panel_svg(panel, at, (room - 60, tall), (step, top, of), colors)
+        body += panel_svg(panel, at, (room - 60, tall), (axis, of), colors)
     rows = math.ceil(len(panels) / columns)
     return page(90 + rows * (tall + 90) - 40 + 14 * len(notes), f"{title}, {unit}", colors, body, notes)
 
 
 def panel_svg(panel: Panel, corner: tuple, size: tuple, axis: tuple, colors: dict[str, str]) -> list[str]:
-    (left, y), (wide, tall), (step, top, of) = corner, size, axis
+    (left, y), (wide, tall), (rates, of) = corner, size, axis
     lengths = sorted({length for line in panel.lines.values() for length, _ in line})
     low, high = math.log2(lengths[0]), math.log2(lengths[-1])
     place = lambda n: left + 24 + (wide - 48) * ((math.log2(n) - low) / (high - low) if high > low else 0.5)
-    height = lambda rate: y + tall * (1 - rate / top)
+    height = lambda rate: y + tall * (1 - rates.share(rate))
     body = [text(left, y - 26, panel.title, font_weight="bold"), text(left, y - 12, panel.what, font_weight="bold")]
-    for k in range(round(top / step) + 1):
-        at = height(k * step)
-        body.append(f'<path d="M{left:.0f} {at:.1f}h{wide:.0f}" stroke="{"#888" if k == 0 else "#ddd"}"/>')
-        body.append(text(left - 6, at + 4, f"{k * step:g}", text_anchor="end", fill="#555"))
+    for mark in rates.marks:
+        at = height(mark)
+        body.append(f'<path d="M{left:.0f} {at:.1f}h{wide:.0f}" stroke="{"#888" if mark == rates.marks[0] else "#ddd"}"/>')
+        body.append(text(left - 6, at + 4, f"{mark:g}", text_anchor="end", fill="#555"))
     for n in lengths:
         body.append(text(place(n), y + tall + 16, f"{n // 1024}k" if n % 1024 == 0 else str(n), text_anchor="middle"))
     body.append(text(left + wide / 2, y + tall + 31, of, text_anchor="middle", fill="#555"))
-    levels = {who: line[0][1] for who, line in panel.lines.items() if len(line) == 1 and len(lengths) > 1}
+    alone = {who: line[0][1] for who, line in panel.lines.items() if len(line) == 1 and len(lengths) > 1}
+    levels = {} if rates.log else alone
     for who, rate in levels.items():
         shape = f'd="M{left:.0f} {height(rate):.1f}h{wide:.0f}" stroke="{colors[who]}"'
         body.append(f'<path {shape} stroke-dasharray="5 4" fill="none"/>')
@@ -151,6 +171,12 @@ def panel_svg(panel: Panel, corner: tuple, size: tuple, axis: tuple, colors: dic
         body += [f'<circle cx="{place(n):.1f}" cy="{height(rate):.1f}" r="3" fill="{colors[who]}"/>' for n, rate in line]
     for who, line in lines.items():  # numbers above the lines of all
         for n, rate in line:
-            at = height(rate) + (16 if rate < best[n] else -8)
-            body.append(text(place(n), at, f"{rate:.0f}", text_anchor="middle", fill=colors[who], **HALO))
+            at, look = height(rate), {"fill": colors[who], **HALO}
+            if not rates.log:
+                body.append(text(place(n), at + (16 if rate < best[n] else -8), f"{rate:.0f}", text_anchor="middle", **look))
+                continue
+            # beside the point; left of it where another's number is as high
+            near = [other for other, its in lines.items() for m, r in its if m == n and r > rate and at - height(r) < 13]
+            x, anchor = (place(n) - 8, "end") if near else (place(n) + 8, "start")
+            body.append(text(x, at + 4, f"{rate:.0f}", text_anchor=anchor, **look))
     return body

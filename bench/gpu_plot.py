@@ -154,12 +154,13 @@ def picture(package: str, rows: list[dict]) -> str:
 
 
 SIDES = {"hotswap kernels": "C++ host, kernels", "hotswap stock": "C++ host, stock", "transformers generate": "hotswap.generate",
-         "transformers hotswap": "transformers, kernels", "transformers compile": "transformers, static cache, compiled",
-         "transformers continuous": "transformers, continuous batching"}  # fmt: skip
+         "hotswap kernels uncaptured": "C++ host, not captured", "transformers hotswap": "transformers, kernels",
+         "transformers compile": "transformers, compiled", "transformers continuous": "transformers, continuous batching",
+         "transformers paged": "transformers, continuous batching, kernels"}  # fmt: skip
 
 
 def generation(rows: list[dict]) -> str:
-    """Shapes are "Qwen3-0.6B 16x512+128": the batch, the prompt, the new tokens."""
+    """Shapes are "Qwen3-0.6B 16x512+128": the batch, the prompt, the new tokens. A model at one batch alone is not drawn."""
     panels: dict = {}
     for row in rows:
         what, _, who = row["what"].partition(", ")
@@ -171,11 +172,12 @@ def generation(rows: list[dict]) -> str:
         for side, rate in ((who, row["ours"]), (row["peer_name"], row["peer"])):
             if rate:
                 lines.setdefault(SIDES.get(side, side), {})[int(batch)] = float(rate)
+    panels = {names: lines for names, lines in panels.items() if len({n for line in lines.values() for n in line}) > 1}
     drawn = [Panel(*names, {who: sorted(line.items()) for who, line in lines.items()}) for names, lines in panels.items()]
     one = rows[0]
     title = f"decoding, {one['dtype']} on one {one['machine']}"
     note = f"Rows of bench/results.csv: {one['date']}, commit {one['commit']}; tokens of all sequences together"
-    return lines_svg(title, drawn, "tokens/s", [note], of="sequences at a time")
+    return lines_svg(title, drawn, "tokens/s", [note], of="sequences at a time", log=True)
 
 
 def main() -> None:

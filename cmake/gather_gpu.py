@@ -84,6 +84,8 @@ def main() -> None:
             continue  # a package's; it is in packages/
         libraries[library.name] = library
         libraries |= dict(carried_libraries(library))
+    if any((build / "packages").glob("*/build/*-cu*")) and "libhotswap_cuda.so" not in libraries:
+        sys.exit(f"wanted libhotswap_cuda.so in {build}/lib, without which no step is captured; got none; run ./x --cuda build")
     for name, path in libraries.items():
         copy_stripped(path, out / "lib" / name)
     # Packages go as they are: a stripped library would no longer match its digest. Packed they are a fifth as large.

@@ -75,6 +75,22 @@ def lines() -> None:
     assert svg.count("stroke-dasharray") == 1 and ">4k<" in svg and ">1k<" in svg and ">2k<" not in svg
 
 
+def generation() -> None:
+    made = lambda batch, who, ours, peer="", name="": row(
+        what=f"decode, {who}", unit="tokens/s", kind="model", shape=f"Some-1B {batch}x8+4", ours=ours, peer=peer, peer_name=name
+    )
+    rows = [made(1, "hotswap kernels", "1000"), made(16, "hotswap kernels", "10000", "100", "transformers"),
+            made(1, "hotswap kernels", "1000", "10", "llama.cpp by Vulkan")]  # fmt: skip
+    svg = gpu_plot.generation(rows)
+    height = {float(y): words for y, words in re.findall(r'<text x="[\d.]+" y="([\d.]+)" text-anchor="end" fill="#555">(\d+)<', svg)}
+    assert list(height.values()) == ["10", "100", "1000", "10000"], height  # by powers of ten, from the least to the most
+    line = re.search(r'd="M([\d. ]+L[\d. ]+)"', svg)[1].split("L")
+    (_, low), (_, high) = [tuple(map(float, point.split())) for point in line]
+    marks = sorted(y for y in height)
+    assert near(low - high, marks[1] - marks[0]), (low, high, marks)  # ten times as fast is one power
+    assert "stroke-dasharray" not in svg and svg.count("<circle") == 4 and "C++ host, kernels" in svg  # one batch is a point
+
+
 def refusals() -> None:
     for rows, words in (
         ([row(ours="1"), row(ours="1", machine="another")], "one machine; got GPU, another"),
@@ -98,5 +114,5 @@ def pictures_are_of_rows() -> None:
 
 
 if __name__ == "__main__":
-    for test in (shares_and_the_latest, rates_of_what_is_counted, speeds, lines, refusals, pictures_are_of_rows):
+    for test in (shares_and_the_latest, rates_of_what_is_counted, speeds, lines, generation, refusals, pictures_are_of_rows):
         test()

@@ -108,6 +108,24 @@ TEST_F(OnGpu, StepsAreCapturedAgainWhenKeysAreMore) {
   EXPECT_EQ(got.new_ids, generate(*here, arguments).new_ids);
 }
 
+// From prompts of one token through every length of the first graph and into the second. No two tokens come after each
+// other twice: in a text that goes in circles all keys are alike, and a stale one would not be seen.
+TEST_F(OnGpu, NothingIsStaleAtAnyLength) {
+  const auto here = tiny(at::kCPU), there = tiny(at::Device(at::kCUDA, 0));
+  const GenerateArguments arguments{.input_ids = at::tensor(Ids{5, 9}, at::kLong).view({2, 1}),
+                                    .config = {.max_new_tokens = 540, .no_repeat_ngram_size = 2}};
+  const auto want = generate(*here, arguments).new_ids;
+  for (const bool kernels : {false, true}) {
+    if (kernels) {
+      EXPECT_GT(there->kernelize(Mode::of_training(false)).bound(), 0);
+    }
+    const GenerateResult got = generate(*there, arguments);
+    EXPECT_TRUE(got.captured) << got.why_not_captured;
+    EXPECT_EQ(got.new_ids, want) << "kernels " << kernels;
+    EXPECT_EQ(generate(*there, arguments).new_ids, got.new_ids) << "again, kernels " << kernels;
+  }
+}
+
 // The device is one step ahead of the host: what it makes after the last token is never shown.
 TEST_F(OnGpu, AStopThatIsReadOneStepLateShowsNothingMore) {
   const auto here = tiny(at::kCPU), there = tiny(at::Device(at::kCUDA, 0));
@@ -182,6 +200,22 @@ TEST_F(OnGpu, ACapturedSamplerDrawsEachTokenAsOftenAsItIsLikely) {
       all.push_back(drawn.clone());
     }
     test_support::expect_drawn(at::cat(all), want, cat("temperature ", config.temperature.value_or(1)));
+  }
+}
+
+// 64 runs of each, token by token.
+TEST_F(OnGpu, CapturedRunsAreDrawnAsThoseOfStockSteps) {
+  const auto there = tiny(at::Device(at::kCUDA, 0), at::kFloat, 16, {{"vocab_size", 8}, {"initializer_range", 0.3}});
+  const Tensor stock = test_support::sampled_runs(*there, "dynamic", 1);
+  for (const bool kernels : {false, true}) {
+    if (kernels) {
+      EXPECT_GT(there->kernelize(Mode::of_training(false)).bound(), 0);
+    }
+    const Tensor ours = test_support::sampled_runs(*there, "static", 2);
+    for (int64_t token = 0; token < stock.size(1); ++token) {
+      EXPECT_LT(test_support::apart(ours.select(1, token), stock.select(1, token)), 1)
+          << "token " << token << ", kernels " << kernels;
+    }
   }
 }
 

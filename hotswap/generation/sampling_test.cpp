@@ -2,13 +2,17 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Formatting.h>
 #include <ATen/ops/bincount.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "hotswap/base/error.h"
+#include "hotswap/generation/generate.h"
 #include "hotswap/generation/test_sampling.h"
+#include "hotswap/models/auto.h"
 
 namespace hotswap {
 namespace test_support {
@@ -52,6 +56,50 @@ void expect_drawn(const Tensor& ids, const std::vector<double>& want, const std:
   EXPECT_LT(statistic, kOneInAMillion[freedom]) << what << ": " << counts;
 }
 
+double apart(const Tensor& some, const Tensor& others) {
+  constexpr int64_t kIds = 8;
+  const auto counts = [](const Tensor& ids) {
+    return at::bincount(ids.to(at::kCPU).flatten(), {}, kIds).to(at::kDouble);
+  };
+  const Tensor mine = counts(some), theirs = counts(others);
+  double statistic = 0, rare[2] = {};
+  int freedom = -1;
+  const auto count = [&](double a, double b) {
+    statistic += a + b > 0 ? (a - b) * (a - b) / (a + b) : 0;
+    freedom += a + b > 0;
+  };
+  for (int64_t i = 0; i < kIds; ++i) {
+    const double a = mine[i].item<double>(), b = theirs[i].item<double>();
+    if (a + b < 10) {  // too few for the statistic's distribution
+      rare[0] += a, rare[1] += b;
+    } else {
+      count(a, b);
+    }
+  }
+  count(rare[0], rare[1]);
+  constexpr double kOneInAMillion[] = {1, 23.9, 27.6, 30.7, 33.4, 35.9, 38.3, 40.5};
+  return statistic / kOneInAMillion[std::max(freedom, 0)];
+}
+
+Tensor sampled_runs(CausalLM& model, const char* cache, uint64_t seed, double temperature) {
+  constexpr int64_t kRows = 32, kTokens = 4;
+  const Tensor prompt = at::tensor({1, 2, 3}, at::kLong).expand({kRows, 3});
+  std::vector<Tensor> runs;
+  for (uint64_t run = 0; run < 64; ++run) {
+    const GenerateResult got = generate(model, {.input_ids = prompt,
+                                                .config = {.max_new_tokens = kTokens,
+                                                           .do_sample = true,
+                                                           .temperature = temperature,
+                                                           .top_k = 7,
+                                                           .seed = 1000 * seed + run,
+                                                           .eos_token_id = std::vector<int64_t>(),
+                                                           .cache_implementation = cache}});
+    EXPECT_EQ(got.captured, model.device().is_cuda() && cache == std::string("static")) << got.why_not_captured;
+    runs.push_back(got.ids.narrow(1, 3, kTokens).to(at::kCPU));
+  }
+  return at::cat(runs);
+}
+
 }  // namespace test_support
 
 namespace {
@@ -65,6 +113,34 @@ TEST(Sampler, DrawsEachTokenAsOftenAsItIsLikely) {
     const Tensor logits = test_support::sampling_logits().expand({20000, 5});
     test_support::expect_drawn(sampler.next(logits, logits), want, cat("case ", number++));
   }
+}
+
+// Whole runs, by kernels and with a cache of a fixed size, beside those of stock layers; another temperature is seen.
+TEST(Sampler, RunsByKernelsAreDrawnAsThoseOfStockLayers) {
+  const nlohmann::ordered_json config = {{"model_type", "qwen3"},
+                                         {"vocab_size", 8},
+                                         {"hidden_size", 16},
+                                         {"num_hidden_layers", 2},
+                                         {"num_attention_heads", 2},
+                                         {"num_key_value_heads", 1},
+                                         {"intermediate_size", 24},
+                                         {"rms_norm_eps", 1e-5},
+                                         {"max_position_embeddings", 16},
+                                         {"initializer_range", 0.4},
+                                         {"head_dim", 8}};
+  const auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
+  model->init_weights(3);
+  model->eval();
+  const Tensor stock = test_support::sampled_runs(*model, "dynamic", 1);
+  EXPECT_GT(model->kernelize(Mode::of_training(false)).bound(), 0);
+  const Tensor ours = test_support::sampled_runs(*model, "static", 2);
+  const Tensor hotter = test_support::sampled_runs(*model, "static", 3, 1.8);
+  double seen = 0;
+  for (int64_t token = 0; token < stock.size(1); ++token) {
+    EXPECT_LT(test_support::apart(ours.select(1, token), stock.select(1, token)), 1) << "token " << token;
+    seen = std::max(seen, test_support::apart(hotter.select(1, token), stock.select(1, token)));
+  }
+  EXPECT_GT(seen, 1);
 }
 
 }  // namespace

@@ -154,6 +154,60 @@ def test_a_token_is_drawn_as_often_as_it_is_likely():
     assert drawn > rows / 2
 
 
+def apart(ours, theirs, words=8):
+    """Pearson's statistic of two counts of the same size being of one distribution, rare words together."""
+    counts = torch.stack([torch.bincount(said.flatten(), minlength=words) for said in (ours, theirs)]).double()
+    both = counts.sum(0)
+    rare = both < 10
+    counts = torch.cat([counts[:, ~rare], counts[:, rare].sum(1, keepdim=True)], 1)
+    return float(((counts[0] - counts[1]) ** 2 / counts.sum(0).clamp_min(1)).sum())
+
+
+def test_sixty_four_runs_are_drawn_as_transformers_draws():
+    """By chi-square, token by token; of seven degrees at most, one in a million. Another temperature would be seen."""
+    model = tiny.model("qwen3", vocab_size=8, pad_token_id=None, bos_token_id=None, eos_token_id=None).eval()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(30)  # some words more likely than others
+    prompt = torch.tensor([[1, 2, 3]]).expand(32, -1)
+
+    def runs(say, seed, count, **more):
+        said = []
+        for run in range(count):
+            torch.manual_seed(1000 * seed + run)
+            said.append(say(model, prompt, **{**OPTIONS, "do_sample": True, "temperature": 0.9, "top_k": 7, "max_new_tokens": 4, **more})[:, 3:])
+        return torch.cat(said)
+
+    theirs, ours = runs(stock, 1, 64), runs(hotswap.generate, 2, 64)
+    hotter = runs(hotswap.generate, 3, 16, temperature=2.0)
+    assert len(ours) == 64 * 32
+    assert max(apart(ours[:, i], theirs[:, i]) for i in range(4)) < 40.5
+    assert max(apart(hotter[:, i], theirs[: len(hotter), i]) for i in range(4)) > 40.5
+
+
+@pytest.mark.skipif(not ON_GPU, reason="no GPU: HOTSWAP_TEST_DEVICE=cuda asks for it")
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_captured_step_at_every_length(monkeypatch, rows, padded):
+    """From a prompt of two tokens to keys by the hundred: one graph, and at each length the bits of the step itself. Sampled, so that
+    no text goes round in a circle that would hide what is stale."""
+    model = tiny.model("qwen3", head_dim=64, hidden_size=64, vocab_size=512, max_position_embeddings=2048).to(torch.bfloat16).eval()
+    prompt = torch.arange(2 * rows).view(rows, 2) + 5
+    more = dict(attention_mask=torch.ones_like(prompt))
+    if padded:
+        more["attention_mask"][-1, 0] = 0
+    said = []
+    for captured in (True, False, True):
+        if not captured:
+            monkeypatch.setattr(generation, "_Graph", lambda step: step)
+        torch.manual_seed(7)
+        before = calls()
+        said.append(hotswap.generate(model, prompt, **{**OPTIONS, "do_sample": True, "temperature": 2.0, "top_k": 0, "max_new_tokens": 700}, **more))
+        assert (calls() > before) != padded  # a mask is the business of the layers' parts
+        monkeypatch.undo()
+    assert torch.equal(said[0], said[1]) and torch.equal(said[0], said[2])
+    assert len(said[0].unique()) > 300
+
+
 def test_padded_rows():
     model = model_of("llama")
     ids, mask = PROMPT.clone(), torch.ones_like(PROMPT)
