@@ -86,35 +86,37 @@ def main() -> None:
         config = transformers.AutoConfig.for_model(**QWEN3_MOE | ({} if on_gpu else SMALL))
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     sync = torch.cuda.synchronize if on_gpu else lambda: None
-    report, rates = Results(args, gpu() if on_gpu else None), {}
-    import time
+    rates = {}
 
-    for index, side in enumerate(args.sides):
+    def took(side, rows, count):
+        ids = arbitrary_ids(rows, args.prompt + 32 * args.sides.index(side), config.vocab_size, args.device)
+        options = dict(do_sample=True, top_k=0, eos_token_id=None, pad_token_id=0, attention_mask=torch.ones_like(ids))
+        sync()
+        start = time.perf_counter()
+        model.generate(ids, max_new_tokens=count, **options)
+        sync()
+        return time.perf_counter() - start
+
+    for side in args.sides:
         bind(model, side)
         for rows in args.batch:
-            ids = arbitrary_ids(rows, args.prompt + 32 * index, config.vocab_size, args.device)
-            options = dict(do_sample=True, top_k=0, eos_token_id=None, pad_token_id=0, attention_mask=torch.ones_like(ids))
-
-            def took(count):
-                sync()
-                start = time.perf_counter()
-                model.generate(ids, max_new_tokens=count, **options)
-                sync()
-                return time.perf_counter() - start
-
-            took(1)
+            took(side, rows, 1)
             seen = []
             for _ in range(args.turns):
-                first = took(1)
-                seen.append(rows * (args.tokens - 1) / (took(args.tokens) - first))
+                first = took(side, rows, 1)
+                seen.append(rows * (args.tokens - 1) / (took(side, rows, args.tokens) - first))
             rates[side, rows] = seen[0], statistics.median(seen[1:] or seen)
             print(f"{side}, batch {rows}: tokens/s of each turn {[round(r, 1) for r in seen]}", flush=True)
+            report = Results(args, gpu() if on_gpu else None)
             for kind, rate, peer in zip(("new", "known"), rates[side, rows], rates.get(("transformers", rows), ("", ""))):
                 beside = dict(peer=peer, peer_name="transformers") if side != "transformers" and peer else {}
                 shape = f"{NAME} {rows}x{args.prompt}+{args.tokens}"
                 report.add(kind="model", what=f"generation, {kind} lengths, {side}", shape=shape, dtype="bfloat16", ours=rate, unit="tokens/s", **beside)
-            profiled(lambda: took(PROFILED), args, f"{side}, batch {rows}")
-    report.write()
+            report.write()
+    for side in args.sides:
+        bind(model, side)
+        for rows in args.batch:
+            profiled(lambda: took(side, rows, PROFILED), args, f"{side}, batch {rows}")
 
 
 if __name__ == "__main__":

@@ -199,8 +199,13 @@ def main() -> None:
     if unknown := set(args.sides) - set(SIDES):
         sys.exit(f"wanted sides of {', '.join(SIDES)}; got {', '.join(unknown)}")
     waiting = waiting_for_turns({side: [sys.executable, *sys.argv, "--side", side] for side in args.sides})
-    rows = Rows(args)
-    for side, process in waiting.items():
+    rows, host = Rows(args), ["C++ host, stock", "C++ host"] if args.hotswap else []
+    sides = [*args.sides[:1], *host, *args.sides[1:]]  # behind the peer: a run that is cut off has it
+    for side in sides:
+        if side in host:
+            of_host(args, rows, side, side != "C++ host, stock")
+            continue
+        process = waiting[side]
         process.stdin.write("\n"), process.stdin.flush()
         for line in process.stdout:
             if line.startswith(FOUND):
@@ -210,9 +215,6 @@ def main() -> None:
         if process.wait():
             print(f"{side}: failed with {process.returncode}", flush=True)
             rows.failed = True
-    if args.hotswap:
-        of_host(args, rows, "C++ host, stock", False)
-        of_host(args, rows, "C++ host", True)
     sys.exit(rows.failed)
 
 
