@@ -9,6 +9,9 @@ of --prompt tokens at each of --batch, and draws from the whole vocabulary: gree
 and all rows go to the same few experts. The losses of the sides must agree. With --hotswap the C++ host beside its stock layers, whose
 random weights are others: its generation stands beside transformers' all the same, which does the same work.
 
+torch's attention on Hopper is cuDNN's, which builds a plan for each new length of the keys (docs/notes/decode.md): the first turn of a
+generation has a row of its own ("over new lengths"), and the others' median is the rate over known ones.
+
 Each side is a process of its own that has the GPU for itself; those in Python import what they need side by side, and wait for
 their turn. A row is written when its number is there: a run that is cut off keeps what it has measured.
 """
@@ -42,10 +45,10 @@ def seconds(call) -> tuple:
     return time.perf_counter() - start, result
 
 
-def arbitrary_ids(rows: int, columns: int):
+def arbitrary_ids(rows: int, columns: int, vocabulary: int = QWEN3_MOE["vocab_size"], device: str = "cuda"):
     """As hotswap/cli/bench/model.cpp has them."""
-    ids = torch.arange(rows * columns, device="cuda") * 7919 + 104729
-    return (ids % QWEN3_MOE["vocab_size"]).view(rows, columns)
+    ids = torch.arange(rows * columns, device=device) * 7919 + 104729
+    return (ids % vocabulary).view(rows, columns)
 
 
 def fresh() -> None:
@@ -93,8 +96,9 @@ def generated(m, call, side: str, args) -> None:
             first, (whole, out) = generate(1)[0], generate(args.tokens)
             rates.append(rows * (args.tokens - 1) / (whole - first))
         shape, peak = f"{rows}x{args.prompt}+{args.tokens}", torch.cuda.max_memory_allocated()
-        print(f"  {shape}: ids {out[0, args.prompt :][:8].tolist()}", flush=True)
-        say(side=side, what="generation", shape=shape, rate=statistics.median(rates), peak=peak)
+        print(f"  {side} {shape}: ids {out[0, args.prompt :][:8].tolist()}, tokens/s of each turn {rates}", flush=True)
+        say(side=side, what="generation over new lengths", shape=shape, rate=rates[0])
+        say(side=side, what="generation", shape=shape, rate=statistics.median(rates[1:] or rates), peak=peak)
 
 
 def in_python(args) -> None:
@@ -195,8 +199,13 @@ def main() -> None:
     if unknown := set(args.sides) - set(SIDES):
         sys.exit(f"wanted sides of {', '.join(SIDES)}; got {', '.join(unknown)}")
     waiting = waiting_for_turns({side: [sys.executable, *sys.argv, "--side", side] for side in args.sides})
-    rows = Rows(args)
-    for side, process in waiting.items():
+    rows, host = Rows(args), ["C++ host, stock", "C++ host"] if args.hotswap else []
+    sides = [*args.sides[:1], *host, *args.sides[1:]]  # behind the peer: a run that is cut off has it
+    for side in sides:
+        if side in host:
+            of_host(args, rows, side, side != "C++ host, stock")
+            continue
+        process = waiting[side]
         process.stdin.write("\n"), process.stdin.flush()
         for line in process.stdout:
             if line.startswith(FOUND):
@@ -206,9 +215,6 @@ def main() -> None:
         if process.wait():
             print(f"{side}: failed with {process.returncode}", flush=True)
             rows.failed = True
-    if args.hotswap:
-        of_host(args, rows, "C++ host, stock", False)
-        of_host(args, rows, "C++ host", True)
     sys.exit(rows.failed)
 
 
