@@ -106,9 +106,9 @@ def random_model(config, side: str, device: str, dtype, checkpoint: bool):
     from transformers import AutoModelForCausalLM
 
     if side == "liger":
-        from liger_kernel.transformers import apply_liger_kernel_to_llama
+        import liger_kernel.transformers as liger
 
-        apply_liger_kernel_to_llama()
+        getattr(liger, f"apply_liger_kernel_to_{config.model_type}")()
     torch.manual_seed(0)
     with torch.device(device):
         attention = dict(attn_implementation="sdpa") if config.model_type == "llama" else {}

@@ -14,7 +14,8 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 
 // float32: a score is a sum of dim products, each exact to 6e-8, and errors of a score are errors of its weight. 16
 // bits: one rounding of out; weights of bfloat16 are made by an exp of 1e-4. Gradients: out itself was rounded, and its
-// error goes into every dx of its row. A GPU rounds weights and dx to 16 bits as well before it multiplies them.
+// error goes into every dx of its row. A GPU rounds weights and dx to 16 bits as well before it multiplies them, a CPU
+// that multiplies pairs those of a backward.
 double forward_limit(at::ScalarType dtype) {
   return dtype == at::kFloat ? 2e-6 : (on_cuda() ? 2 : 1.1) * tolerance(dtype);
 }

@@ -11,24 +11,40 @@
 namespace attention::HOTSWAP_ISA {
 namespace {
 
+// What is multiplied as pairs of bfloat16; "down": a pair is of two rows, or of two keys, at the same number.
+struct TilePairs {
+  uint32_t *q, *dout;            // [rows, dim / 2], [rows, value_dim / 2]; null: nothing here is used
+  uint32_t *q_down, *dout_down;  // [rows / 2, dim], [rows / 2, value_dim]
+  uint32_t* k_down;              // [kTileKeys / 2, dim]
+  uint32_t *p_down, *dx_down;    // [kBlockRows / 2, kTileKeys]
+  uint32_t* dx;                  // [kBlockRows, kTileKeys / 2]
+};
+
 struct Tile {
-  int64_t dim, value_dim;          // padded
-  float *q, *dout, *dq;            // [rows, dim], [rows, value_dim], [rows, dim]
-  uint32_t *q_pairs, *dout_pairs;  // [rows, dim / 2], [rows, value_dim / 2], or null
-  float *lse, *delta;              // [rows]
-  float *k, *k_across, *v_across;  // [kTileKeys, dim], and across: [number, kKeysStride]
-  float *scores, *dscores;         // [kBlockRows, kTileKeys]
+  int64_t dim, value_dim;      // padded
+  float *q, *dout, *k;         // [rows, dim], [rows, value_dim], [kTileKeys, dim]: without pairs
+  TilePairs pairs{};           // instead of them
+  float* dq;                   // [rows, dim]
+  float *lse, *delta;          // [rows]
+  float *k_across, *v_across;  // [number, kKeysStride]
+  float *scores, *dscores;     // [kBlockRows, kTileKeys]
 
   Tile(const Attention& a, Scratch scratch) : dim(padded(a.dim)), value_dim(padded(a.value_dim)) {
-    const int64_t rows = tile_rows(a);
-    q = scratch.take(rows * dim);
-    dout = scratch.take(rows * value_dim);
+    const int64_t rows = tile_rows(a), halves = (rows + 1) / 2, wide = a.pairs ? 0 : 1;
+    q = scratch.take(wide * rows * dim);
+    dout = scratch.take(wide * rows * value_dim);
+    k = scratch.take(wide * kTileKeys * dim);
+    pairs.q = scratch.take_pairs(a.pairs, rows * dim / 2);
+    pairs.dout = scratch.take_pairs(a.pairs, rows * value_dim / 2);
+    pairs.q_down = scratch.take_pairs(a.pairs, halves * dim);
+    pairs.dout_down = scratch.take_pairs(a.pairs, halves * value_dim);
+    pairs.k_down = scratch.take_pairs(a.pairs, kTileKeys / 2 * dim);
+    pairs.p_down = scratch.take_pairs(a.pairs, kBlockRows / 2 * kTileKeys);
+    pairs.dx_down = scratch.take_pairs(a.pairs, kBlockRows / 2 * kTileKeys);
+    pairs.dx = scratch.take_pairs(a.pairs, kBlockRows * kTileKeys / 2);
     dq = scratch.take(rows * dim);
-    q_pairs = scratch.take_pairs(a.pairs, rows * dim / 2);
-    dout_pairs = scratch.take_pairs(a.pairs, rows * value_dim / 2);
     lse = scratch.take(rows);
     delta = scratch.take(rows);
-    k = scratch.take(kTileKeys * dim);
     k_across = scratch.take(a.dim * kKeysStride);
     v_across = scratch.take(a.value_dim * kKeysStride);
     scores = scratch.take(kBlockRows * kTileKeys);
@@ -69,6 +85,21 @@ static void weigh_back(float* scores, float* dscores, int64_t begin, int64_t end
   });
 }
 
+// Rows of p and dx, two that follow each other or a last one, as pairs: the keys [begin, end), multiples of kLanes.
+static void pair_weights(const Tile& t, int64_t row, bool two, int64_t begin, int64_t end) {
+  static const float kZeros[kTileKeys] = {};
+  const int64_t at = row * kTileKeys + begin, down = row / 2 * kTileKeys + begin, count = end - begin;
+  const float *p = t.scores + at, *dx = t.dscores + at;
+  round_interleaved(t.pairs.p_down + down, p, two ? p + kTileKeys : kZeros, count);
+  round_interleaved(t.pairs.dx_down + down, dx, two ? dx + kTileKeys : kZeros, count);
+  round_beside(t.pairs.dx + at / 2, dx, count);
+  if (two) round_beside(t.pairs.dx + (at + kTileKeys) / 2, dx + kTileKeys, count);
+}
+
+HOTSWAP_INLINE Right as_right(const uint32_t* pairs, int64_t step) {
+  return {reinterpret_cast<const float*>(pairs), step};
+}
+
 // Rows [first, end) of the tile that begins at row `tile_row`, with the keys [key, key + count).
 template <Precision kPrecision>
 static void block_backward(const AttentionBackward& a, const Item& item, const Tile& t, int64_t tile_row, int64_t first,
@@ -79,10 +110,9 @@ static void block_backward(const AttentionBackward& a, const Item& item, const T
   const Span here = cut({all.first - key, all.end - key}, 0, count);
   if (here.empty()) return;
   const int64_t begin = here.first / kLanes * kLanes, stop = (here.end + kLanes - 1) / kLanes * kLanes;
-  const float *q = t.q + first * t.dim, *dout = t.dout + first * t.value_dim;
-  multiply_scores(t.scores + begin, Scored{t.q, t.q_pairs, t.dim, t.dim / 2}.from(first), t.k_across + begin, rows,
+  multiply_scores(t.scores + begin, Scored{t.q, t.pairs.q, t.dim, t.dim / 2}.from(first), t.k_across + begin, rows,
                   stop - begin, a.dim, a.scale);
-  multiply_scores(t.dscores + begin, Scored{t.dout, t.dout_pairs, t.value_dim, t.value_dim / 2}.from(first),
+  multiply_scores(t.dscores + begin, Scored{t.dout, t.pairs.dout, t.value_dim, t.value_dim / 2}.from(first),
                   t.v_across + begin, rows, stop - begin, a.value_dim, 1.f);
   for (int64_t i = first; i < end; ++i) {
     const int64_t row = tile_row + i / group, head = item.key_head * group + i % group;
@@ -90,10 +120,23 @@ static void block_backward(const AttentionBackward& a, const Item& item, const T
     // A row that sees no key, or none of a finite score, has lse -infinity and no gradient.
     const Span seen =
         t.lse[i] == -kInfinity ? Span{0, 0} : cut({of_row.first - key, of_row.end - key}, here.first, here.end);
-    weigh_back<kPrecision>(t.scores + (i - first) * kTileKeys, t.dscores + (i - first) * kTileKeys, here.first,
-                           here.end, seen, row_options(a, s, row, head, key), t.lse[i], t.delta[i]);
+    weigh_back<kPrecision>(t.scores + (i - first) * kTileKeys, t.dscores + (i - first) * kTileKeys, begin, stop, seen,
+                           row_options(a, s, row, head, key), t.lse[i], t.delta[i]);
+    if (a.pairs && ((i - first) % 2 == 1 || i + 1 == end))
+      pair_weights(t, (i - first) / 2 * 2, (i - first) % 2 == 1, begin, stop);
   }
   const int64_t seen = here.end - here.first, at = key + here.first;
+  if (a.pairs) {
+    const int64_t from = here.first / 2, steps = (here.end + 1) / 2 - from, halves = (rows + 1) / 2;
+    multiply_pairs<Into::kAdd>(sums.dv + at * t.value_dim, t.value_dim, {t.pairs.p_down + here.first, 1, kTileKeys},
+                               as_right(t.pairs.dout_down + first / 2 * t.value_dim, t.value_dim), seen, t.value_dim,
+                               halves, 1.f);
+    multiply_pairs<Into::kAdd>(sums.dk + at * t.dim, t.dim, {t.pairs.dx_down + here.first, 1, kTileKeys},
+                               as_right(t.pairs.q_down + first / 2 * t.dim, t.dim), seen, t.dim, halves, a.scale);
+    return multiply_pairs<Into::kAdd>(t.dq + first * t.dim, t.dim, {t.pairs.dx + from, kTileKeys / 2, 1},
+                                      as_right(t.pairs.k_down + from * t.dim, t.dim), rows, t.dim, steps, 1.f);
+  }
+  const float *q = t.q + first * t.dim, *dout = t.dout + first * t.value_dim;
   multiply<Into::kAdd>(sums.dv + at * t.value_dim, t.value_dim, {t.scores + here.first, 1, kTileKeys},
                        {dout, t.value_dim}, seen, t.value_dim, rows);
   multiply<Into::kAdd>(sums.dk + at * t.dim, t.dim, {t.dscores + here.first, 1, kTileKeys}, {q, t.dim}, seen, t.dim,
@@ -102,28 +145,57 @@ static void block_backward(const AttentionBackward& a, const Item& item, const T
                        {t.k + here.first * t.dim, t.dim}, rows, t.dim, seen);
 }
 
+// Every two rows of `numbers` that lie a row of pairs behind each other, down.
+template <class T>
+static void pair_rows_down(uint32_t* to, const uint32_t* pairs, int64_t rows, int64_t numbers) {
+  if constexpr (__is_same(T, BFloat16)) {
+    const int64_t wide = padded(numbers);
+    const auto* at = reinterpret_cast<const BFloat16*>(pairs);
+    for (int64_t i = 0; i < rows; i += 2, to += wide)
+      pair_down(to, at + i * wide, i + 1 < rows ? at + (i + 1) * wide : nullptr, numbers);
+  }
+}
+
 // q, dout, lse and D of the tile's rows; what they give dsinks.
 template <class T>
 static void begin_tile(const AttentionBackward& a, const Item& item, const Tile& t, int64_t row, int64_t row_end,
                        double* dsinks) {
   const Sequence& s = a.sequences[item.sequence];
   const int64_t group = a.group(), rows = (row_end - row) * group;
-  widen_rows<T>(t.q, a, a.q, s, item, row, row_end, a.dim, a.scale);
-  widen_rows<T>(t.dout, a, a.dout, s, item, row, row_end, a.value_dim, 1.f);
-  pair_rows<T>(t.q_pairs, a, a.q, s, item, row, row_end, a.dim);
-  pair_rows<T>(t.dout_pairs, a, a.dout, s, item, row, row_end, a.value_dim);
+  if (a.pairs) {
+    pair_rows<T>(t.pairs.q, a, a.q, s, item, row, row_end, a.dim);
+    pair_rows<T>(t.pairs.dout, a, a.dout, s, item, row, row_end, a.value_dim);
+    pair_rows_down<T>(t.pairs.q_down, t.pairs.q, rows, a.dim);
+    pair_rows_down<T>(t.pairs.dout_down, t.pairs.dout, rows, a.value_dim);
+  } else {
+    widen_rows<T>(t.q, a, a.q, s, item, row, row_end, a.dim, a.scale);
+    widen_rows<T>(t.dout, a, a.dout, s, item, row, row_end, a.value_dim, 1.f);
+  }
   for (int64_t i = 0; i < rows * t.dim; ++i) t.dq[i] = 0.f;
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t of = row + i / group, head = item.key_head * group + i % group;
     const int64_t at = s.batch * a.lse_batch + head * a.lse_head + s.first_row + of;
     const T* out = row_of<const T>(a.out, s.batch, s.first_row + of, head);
-    const float* dout = t.dout + i * t.value_dim;
+    const T* dout = row_of<const T>(a.dout, s.batch, s.first_row + of, head);
     t.lse[i] = a.lse[at];
     t.delta[i] = sweep_sum(a.value_dim, [&](int64_t c, auto part)
                                             HOTSWAP_LAMBDA { return load(out + c, part) * load(dout + c, part); }) -
                  (a.dlse == nullptr ? 0.f : a.dlse[at]);
     if (dsinks != nullptr) dsinks[i % group] -= double(exp(a.sinks[head] - t.lse[i])) * double(t.delta[i]);
   }
+}
+
+// The keys as rows, which dx multiplies.
+template <class T>
+static void lay_down(const Attention& a, const Tile& t, const T* const* rows, int64_t count) {
+  if constexpr (__is_same(T, BFloat16)) {
+    if (a.pairs) {
+      for (int64_t i = 0; i < count; i += 2)
+        pair_down(t.pairs.k_down + i / 2 * t.dim, rows[i], i + 1 < count ? rows[i + 1] : nullptr, a.dim);
+      return;
+    }
+  }
+  for (int64_t i = 0; i < count; ++i) widen_row(t.k + i * t.dim, rows[i], a.dim, 1.f);
 }
 
 template <class T>
@@ -142,7 +214,7 @@ static void backward_of(const AttentionBackward& a, const Item& item, float* par
       const int64_t count = least(kTileKeys, all.end - key);
       find_keys(found, a, a.k, s, item.key_head, key, count);
       lay_across(t.k_across, found, count, a.dim, a.pairs);
-      for (int64_t i = 0; i < count; ++i) widen_row(t.k + i * t.dim, found[i], a.dim, 1.f);
+      lay_down(a, t, found, count);
       find_keys(found, a, a.v, s, item.key_head, key, count);
       lay_across(t.v_across, found, count, a.value_dim, a.pairs);
       for (int64_t first = 0; first < rows; first += kBlockRows)

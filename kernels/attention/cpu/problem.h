@@ -1,10 +1,11 @@
 // One call of attention on the CPU, as its plan (plan.h), its kernels and the op share it; the formulas are
 // attention.h's.
 //
-// All scores, sums and products are float32, the weights p too: they are not rounded before they multiply v. (Products
-// of two numbers that are bfloat16 as they come are taken in pairs where the CPU has an instruction for it: these are
-// exact.) Every output and gradient is rounded once. Sums go over the keys, and for dk and dv over the rows, in an
-// order that depends on shapes alone: the same bits with any number of threads.
+// All scores, sums and products are float32, the weights p too: they are not rounded before they multiply v. Where the
+// CPU multiplies pairs of bfloat16, products of two numbers that are bfloat16 as they come are taken so, which is
+// exact, and the backward rounds p and dx to bfloat16 before it multiplies them, as attention.h has it. Every output
+// and gradient is rounded once. Sums go over the keys, and for dk and dv over the rows, in an order that depends on
+// shapes alone: the same bits with any number of threads.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +40,7 @@ struct Attention {
   float* lse;                   // or null: nobody wants it
   int64_t lse_batch, lse_head;  // strides; a row's is 1
   int64_t page;                 // rows of a page
-  bool pairs = false;           // q k and dout v by pairs of bfloat16 (common/cpu/pairs.h)
+  bool pairs = false;           // by pairs of bfloat16 (common/cpu/pairs.h): q k, and all products of a backward
   const Sequence* sequences;
 
   int64_t group() const { return heads / key_heads; }
@@ -83,9 +84,12 @@ inline int64_t forward_scratch(const Attention& a) {
 inline int64_t stream_scratch(const Attention& a) { return kStreamRows * (padded(a.dim) + kTileKeys + 1) + kPad * 8; }
 inline int64_t stream_part(const Attention& a) { return kStreamRows * (padded(a.value_dim) + 2); }
 inline int64_t backward_scratch(const Attention& a) {
-  return tile_rows(a) * (2 * padded(a.dim) + padded(a.value_dim) + 2) + (a.dim + a.value_dim) * kKeysStride +
-         pair_numbers(a, a.dim) + pair_numbers(a, a.value_dim) + kTileKeys * padded(a.dim) +
-         2 * kBlockRows * kTileKeys + kPad * 10;
+  const int64_t both = padded(a.dim) + padded(a.value_dim);
+  const int64_t rows_and_keys =
+      a.pairs ? (tile_rows(a) + 1) * both + kTileKeys / 2 * padded(a.dim) + 3 * (kBlockRows / 2) * kTileKeys
+              : tile_rows(a) * both + kTileKeys * padded(a.dim);
+  return rows_and_keys + tile_rows(a) * (padded(a.dim) + 2) + (a.dim + a.value_dim) * kKeysStride +
+         2 * kBlockRows * kTileKeys + kPad * 16;
 }
 inline int64_t backward_part(const Attention& a, int64_t keys) { return keys * (padded(a.dim) + padded(a.value_dim)); }
 

@@ -100,8 +100,8 @@ struct Scored {
 HOTSWAP_INLINE void multiply_scores(float* scores, Scored a, const float* across, int64_t rows, int64_t cols,
                                     int64_t numbers, float factor) {
   if (a.pairs != nullptr)
-    return multiply_pairs(scores, kTileKeys, a.pairs, a.pairs_row, {across, kKeysStride}, rows, cols, numbers / 2,
-                          factor);
+    return multiply_pairs<Into::kSet>(scores, kTileKeys, {a.pairs, a.pairs_row, 1}, {across, kKeysStride}, rows, cols,
+                                      numbers / 2, factor);
   multiply<Into::kSet>(scores, kTileKeys, {a.wide, a.wide_row, 1}, {across, kKeysStride}, rows, cols, numbers);
 }
 // Keys (or values) across, as multiply_scores() wants them.
@@ -111,6 +111,12 @@ static void lay_across(float* to, const T* const* rows, int64_t count, int64_t n
     if (pairs) return transpose_pairs(to, rows, count, numbers);
   }
   transpose_rows(to, rows, count, numbers);
+}
+
+// Two rows of bfloat16 as pairs, one of each: to[number], zeros up to padded(numbers). `second` may be null: zeros.
+HOTSWAP_INLINE void pair_down(uint32_t* to, const BFloat16* row, const BFloat16* second, int64_t numbers) {
+  interleave(to, reinterpret_cast<const uint16_t*>(row), reinterpret_cast<const uint16_t*>(second), numbers);
+  for (int64_t i = numbers; i < padded(numbers); ++i) to[i] = 0;
 }
 
 // The heads of the group at each of the rows [first, end): to[row][head][number].

@@ -5,6 +5,8 @@
 | suite | --folder: a checkout of | file |
 |---|---|---|
 | fa2, fa3 | Dao-AILab/flash-attention | tests/test_flash_attn.py, hopper/test_flash_attn.py |
+| repeats | the same | hopper/test_flash_attn_bwd_determinism.py: a backward a thousand times |
+| raw2 | huggingface/kernels-community | flash-attn2/tests/test_flash_attn_raw.py |
 | hub2, hub3, vllm | huggingface/kernels-community | tests/test_flash_attn.py of flash-attn2, flash-attn3, vllm-flash-attn3 |
 
 pytest and einops must be there. The test files run as they are, their references, shapes and tolerances too: modules under
@@ -28,6 +30,8 @@ from hotswap import packages  # noqa: E402
 FILES = {
     "fa2": "tests/test_flash_attn.py",
     "fa3": "hopper/test_flash_attn.py",
+    "repeats": "hopper/test_flash_attn_bwd_determinism.py",
+    "raw2": "flash-attn2/tests/test_flash_attn_raw.py",
     "hub2": "flash-attn2/tests/test_flash_attn.py",
     "hub3": "flash-attn3/tests/test_flash_attn.py",
     "vllm": "vllm-flash-attn3/tests/test_flash_attn.py",
@@ -50,7 +54,7 @@ OUTSIDE = {
 }
 
 
-def outside(longest):
+def outside(longest, shortest):
     def why(item):
         given = getattr(item, "callspec", None)
         given = given.params if given else {}
@@ -60,6 +64,8 @@ def outside(longest):
         lengths = [value for name, value in given.items() if name.startswith("seqlen") and isinstance(value, int)]
         # one round of the others is one product; these have twenty of batches of 60
         most = longest // 4 if item.originalname == "test_flash_attn_race_condition" else longest
+        if max(lengths, default=shortest) < shortest:
+            return f"shorter than {shortest}"
         return f"longer than {most}" if longest and max(lengths, default=0) > most else None
 
     return why
@@ -88,6 +94,15 @@ def _rotary(folder):
     theirs.apply_rotary_emb = apply_rotary_emb
 
 
+def _raw(function):
+    """As the Hub's package has its ops: out, lse, and what is of dropout."""
+
+    def forward(q, k, v, *, is_causal, **given):
+        return *function(q, k, v, causal=is_causal, return_attn_probs=True, **given)[:2], None, None
+
+    return forward
+
+
 def two(ours, folder):
     if (folder / "flash_attn").is_dir():
         root = common.package_without_init("flash_attn", folder)
@@ -100,6 +115,7 @@ def two(ours, folder):
     common.module_of("flash_attn.flash_attn_interface", _get_block_size_n=_block_size, USE_TRITON_ROCM=False)
     if root.__path__:
         _rotary(folder)
+    root.fwd, root.varlen_fwd = _raw(ours.flash_attn_func), _raw(ours.flash_attn_varlen_func)
     # as the Hub's package has it
     sys.modules["flash_attn2"] = root
     for name in ("bert_padding", "flash_attn_interface"):
@@ -118,25 +134,28 @@ def _refused(name, **given):
 
 
 def three(ours, with_lse):
-    def result(got):
-        return got[:2] if with_lse else got
+    def fewer(used, cu_seqlens):
+        """None: all of them."""
+        return used if used is not None and not torch.equal(used, cu_seqlens.diff()) else None
 
-    def flash_attn_func(q, k, v, qv=None, q_descale=None, k_descale=None, v_descale=None, **given):
+    def result(got):
+        return got[:2] if isinstance(got, tuple) else got
+
+    def flash_attn_func(q, k, v, qv=None, q_descale=None, k_descale=None, v_descale=None, return_attn_probs=with_lse, **given):
         _refused("flash_attn_func", qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
         given = {name: value for name, value in given.items() if name not in HOW}
-        return result(ours.flash_attn_func(q, k, v, return_attn_probs=with_lse, **given))
+        return result(ours.flash_attn_func(q, k, v, return_attn_probs=return_attn_probs, **given))
 
     def flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, qv=None, q_descale=None, k_descale=None,
-        v_descale=None, seqused_q=None, **given
+        v_descale=None, seqused_q=None, return_attn_probs=with_lse, **given
     ):  # fmt: skip
-        if seqused_q is not None and torch.equal(seqused_q, cu_seqlens_q.diff()):
-            seqused_q = None  # of all of them
-        unknown = dict(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, seqused_q=seqused_q)
+        unknown = dict(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+        unknown["seqused_q"] = fewer(seqused_q, cu_seqlens_q)
         _refused("flash_attn_varlen_func", **unknown)
         given = {name: value for name, value in given.items() if name not in HOW}
         lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-        return result(ours.flash_attn_varlen_func(q, k, v, *lengths, return_attn_probs=with_lse, **given))
+        return result(ours.flash_attn_varlen_func(q, k, v, *lengths, return_attn_probs=return_attn_probs, **given))
 
     def flash_attn_with_kvcache(
         q, k_cache, v_cache, k=None, v=None, qv=None, cu_seqlens_q=None, cu_seqlens_k_new=None, rotary_seqlens=None,
@@ -150,7 +169,22 @@ def three(ours, with_lse):
         given = {name: value for name, value in given.items() if name not in HOW}
         return ours.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, num_splits=num_splits, **given)
 
+    def _flash_attn_backward(
+        dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, dq, dk, dv,
+        scale, causal, window_size=(-1, -1), softcap=0.0, deterministic=False
+    ):  # fmt: skip
+        _refused("_flash_attn_backward", seqused_q=fewer(seqused_q, cu_seqlens_q))
+        ops = packages.package("attention").ops
+        options = None, None, scale, causal, *map(int, window_size), 0, softcap, deterministic
+        if cu_seqlens_q is None:
+            gradients = ops.attention_bwd(dout, q, k, v, out, lse, None, *options)
+        else:
+            lengths = cu_seqlens_q, cu_seqlens_k, seqused_k, int(max_seqlen_q), int(max_seqlen_k)
+            gradients = ops.attention_varlen_bwd(dout, q, k, v, out, lse, None, *lengths, *options)
+        return *gradients[:3], None
+
     return dict(
+        _flash_attn_backward=_flash_attn_backward,
         flash_attn_func=flash_attn_func,
         flash_attn_varlen_func=flash_attn_varlen_func,
         flash_attn_with_kvcache=flash_attn_with_kvcache,
@@ -167,7 +201,7 @@ def install(suite, folder):
     common.module_of("flash_attn3", **names).__path__ = []
     common.module_of("flash_attn3._ops", add_op_namespace_prefix=None, ops=None)
     kernels.get_kernel = lambda *_, **__: sys.modules["flash_attn3"]
-    if suite == "fa3":
+    if suite in ("fa3", "repeats"):
         sys.path.insert(0, str(folder / "hopper"))  # padding, test_util
 
 
@@ -177,6 +211,7 @@ def main():
     parser.add_argument("--suite", choices=FILES, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--longest", type=int, default=0, help="leave out sequences that are longer; 0: none are")
+    parser.add_argument("--shortest", type=int, default=0, help="leave out those whose queries and keys are fewer")
     common.add_arguments(parser)
     args = parser.parse_args()
     os.environ["HOTSWAP_PACKAGES"] = str(args.packages)
@@ -185,7 +220,7 @@ def main():
     file = folder / FILES[args.suite]
     install(args.suite, folder)
     ops = [packages.package("attention").ops]
-    runner = common.Runner([file], ops, args.device == "cpu", args.most, LEFT_OUT, outside(args.longest))
+    runner = common.Runner([file], ops, args.device == "cpu", args.most, LEFT_OUT, outside(args.longest, args.shortest))
     return runner.run(file.parent, "-k", args.k, tests=args.tests)
 
 

@@ -20,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 ROUNDS = 20  # on the CPU
+RESERVE = 20  # times --most: so many parametrisations become tests; most of the others may skip themselves
 MOST_BYTES = 2**35  # some fill a GPU's memory to disturb it
 
 # ---- modules that are not there -------------------------------------------------------------------------------------
@@ -156,7 +157,8 @@ class Runner:
         self.names = [sorted(o.op_names().split()) for o in ops]
         self.collected, self.outcomes, self.reasons = Counter(), defaultdict(Counter), defaultdict(Counter)
         self.not_drawn = defaultdict(Counter)
-        self.keys, self.unseen = {}, False
+        self.stand_ins = {}  # parametrisations of tests of which none is drawn
+        self.keys, self.unseen, self.all_are_made, self.tests = {}, False, not most, ()
 
     def calls(self):
         return {name: o.call_count(name) for o, names in zip(self.ops, self.names) for name in names}
@@ -176,6 +178,29 @@ class Runner:
         self.put(module.obj)
         return module
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_generate_tests(self, metafunc):
+        """Draws before tests are made of parametrisations, which for 300000 of them takes a minute."""
+        yield
+        if self.all_are_made or not metafunc._calls:
+            return
+        key, within = (metafunc.definition.path.name, metafunc.function.__name__), []
+        if self.tests and key[1] not in self.tests:
+            del metafunc._calls[1:]  # not asked for, and read all the same
+            return
+        self.collected[key] += len(metafunc._calls)
+        for call in metafunc._calls:
+            why = self.outside(types.SimpleNamespace(callspec=call, originalname=key[1]))
+            if why is None:
+                within.append(call)
+            else:
+                self.not_drawn[key][why] += 1
+        some = random.Random(0).sample(within, len(within))[: 0 if key[1] in self.left_out else RESERVE * self.most]
+        if not some:  # without any it would be a test of no parameters
+            some = metafunc._calls[:1]
+            self.stand_ins.update({id(call): call for call in some})
+        metafunc._calls[:] = some
+
     @pytest.hookimpl(trylast=True)  # after -k
     def pytest_collection_modifyitems(self, items):
         tests = defaultdict(list)
@@ -185,6 +210,9 @@ class Runner:
             tests[item.path.name, name].append(item)
         kept = []
         for key, its in tests.items():
+            if key in self.collected:  # drawn already
+                kept += [item for item in its if id(getattr(item, "callspec", None)) not in self.stand_ins]
+                continue
             self.collected[key] = len(its)
             if key[1] in self.left_out:
                 continue
@@ -268,6 +296,8 @@ class Runner:
         """tests: these functions of each file alone, so that the parametrisations of no other are made."""
         files = [f"{file}::{test}" for file in self.files for test in tests] if tests else map(str, self.files)
         plain = "-q", "--tb=short", "--show-capture=no", "--no-header", "-p", "no:cacheprovider", "--import-mode=importlib"
+        self.tests = tests
+        self.all_are_made |= "-k" in arguments and bool(arguments[arguments.index("-k") + 1])
         code = pytest.main([*files, *plain, "--rootdir", str(rootdir), *arguments], [self])
         self.print_table()
         return code
