@@ -11,7 +11,7 @@ from torch import nn
 from hotswap.agree import numbers, settings
 from hotswap.bind import _slot
 from hotswap.packages import load
-from hotswap.replacement import class_of
+from hotswap.replacement import cache_name, class_of
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION, _HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"}
@@ -107,7 +107,7 @@ def _asked(layer, parts, op):
     limit = 1e-4 if x.dtype == torch.float32 else 2**-6
     try:
         table = {"position_embeddings": (angle.cos(), angle.sin()), "position_ids": position.view(1, 1), "use_cache": True}
-        want = forward(x, attention_mask=mask, past_key_values=_FewKeys(keys.clone(), values.clone(), position), **table)
+        want = forward(x, attention_mask=mask, **{cache_name(forward): _FewKeys(keys.clone(), values.clone(), position)}, **table)
         for activation in _ACTIVATIONS:
             got = parts.run(op, activation, x, angle.cos(), angle.sin(), keys.clone(), values.clone(), position)
             if isinstance(want, torch.Tensor) and (got - want).float().norm() <= limit * want.float().norm():
@@ -126,12 +126,12 @@ def layers_of(model: nn.Module) -> list:
 def _step(layer, parts, activation, op):
     slot = _slot(layer)
     stock = getattr(layer, slot)
+    name = cache_name(stock)
 
-    def forward(hidden_states, *args, past_key_values=None, position_embeddings=None, **kwargs):
-        if hidden_states.shape[1] != 1 or past_key_values is None or position_embeddings is None:
-            given = {"past_key_values": past_key_values, "position_embeddings": position_embeddings}
-            return stock(hidden_states, *args, **given, **kwargs)
-        cache = past_key_values.layers[parts.index]
+    def forward(hidden_states, *args, position_embeddings=None, **kwargs):
+        if hidden_states.shape[1] != 1 or kwargs.get(name) is None or position_embeddings is None:
+            return stock(hidden_states, *args, position_embeddings=position_embeddings, **kwargs)
+        cache = kwargs[name].layers[parts.index]
         return parts.run(op, activation, hidden_states, *position_embeddings, cache.keys, cache.values, cache.cumulative_length)
 
     return slot, forward

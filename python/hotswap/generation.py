@@ -13,6 +13,7 @@ import torch
 
 from hotswap import decode
 from hotswap.bind import enabled
+from hotswap.replacement import cache_name
 
 # Processors that look at nothing but the scores, and never wait: they go into the graph.
 _OF_SCORES = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper",
@@ -86,7 +87,7 @@ class _Step:
         self.tokens = inputs["input_ids"].clone()  # [batch, 1]
         self.positions = inputs["position_ids"].clone() if inputs.get("position_ids") is not None else None
         self.padding = padding  # [batch, capacity] bool
-        self.cache = inputs["past_key_values"]
+        self.cache = inputs.get("cache", inputs.get("past_key_values"))
         given = inputs.get("attention_mask")
         some = next(iter(given.values()), None) if isinstance(given, dict) else given
         self.kinds = list(given) if isinstance(given, dict) else None
@@ -177,7 +178,8 @@ def _chooser(processors, sample):
 def captured_generate(model, input_ids, logits_processor, stopping_criteria, generation_config, hotswap_streamer=None, **model_kwargs):
     """For model.generate(custom_generate=...), which keeps no `streamer` and no `tokenizer` for a callable: give the one as
     hotswap_streamer, and instead of stop_strings a StopStringCriteria."""
-    cache = model_kwargs.get("past_key_values")
+    name = cache_name(model.forward)
+    cache = model_kwargs.get(name)
     _check(model, generation_config, cache)
     batch, prompt = input_ids.shape
     cuda = input_ids.device.type == "cuda"
@@ -212,7 +214,7 @@ def captured_generate(model, input_ids, logits_processor, stopping_criteria, gen
     if generation_config.return_dict_in_generate:
         from transformers.generation import GenerateDecoderOnlyOutput
 
-        return GenerateDecoderOnlyOutput(sequences=ids, past_key_values=cache)
+        return GenerateDecoderOnlyOutput(sequences=ids, **{name: cache})
     return ids
 
 

@@ -12,7 +12,7 @@ from transformers.utils import can_return_tuple
 
 from hotswap.liger_loss import check_accum_dtype
 from hotswap.packages import load
-from hotswap.replacement import Replacement, class_of
+from hotswap.replacement import Replacement, cache_name, class_of
 
 # Families whose head is: hidden states, lm_head, scaling or softcapping, ForCausalLMLoss, and for mixtures of experts
 # the balancing loss. python/tests/test_families.py holds each against the stock forward.
@@ -159,6 +159,7 @@ def fused_forward(model_class: type):
     skip_logits=True asks for it. Without labels, and where logits are wanted, the class's own forward runs."""
     stock = model_class.forward
     balancing_loss = inspect.unwrap(stock).__globals__.get("load_balancing_loss_func")
+    cached = cache_name(stock)
 
     @can_return_tuple
     def without_logits(self, options, labels, logits_to_keep=0, output_router_logits=None, **kwargs):
@@ -180,9 +181,9 @@ def fused_forward(model_class: type):
         loss = set_aside(self.lm_head(hidden, labels=labels, softcap=softcap, **options), aside)
         common = dict(
             logits=None,
-            past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            **{cached: getattr(outputs, cached)},
         )
         if balancing_loss is None:
             return with_metrics(CausalLMOutputWithPast(loss=loss, **common), aside)
@@ -214,10 +215,11 @@ def fused_forward(model_class: type):
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
         )
+        if past_key_values is not None:
+            kwargs[cached] = past_key_values
         has_labels = labels is not None or kwargs.get("shift_labels") is not None
         options = take_options(kwargs) if has_labels else {}
         if skip_logits is None:  # a head that may defer is that of a model around this one, whose loss it is (Llama 4)

@@ -1,6 +1,7 @@
 """What may stand in for a module's own forward, and which class the module is asked for, and a forward that sees
 other functions."""
 
+import inspect
 import sys
 import types
 from typing import Callable, NamedTuple, Optional
@@ -37,6 +38,11 @@ def _made_of(forward, scope, closure):
     made.__kwdefaults__, made.__doc__, made.__module__ = forward.__kwdefaults__, forward.__doc__, forward.__module__
     made.__annotations__, made.__qualname__ = forward.__annotations__, forward.__qualname__
     return made
+
+
+def cache_name(forward: Callable) -> str:
+    """What transformers calls keys and values that are there already: another name from 5.24 on."""
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
 
 
 def inside(forward: Callable) -> Callable:
