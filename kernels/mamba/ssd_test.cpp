@@ -53,10 +53,13 @@ double term_units(at::ScalarType dtype, at::ScalarType given) {  // in those of 
 void expect_results(const Ssd& s, const Tensors& got, const Tensor& dy, const Tensor& dfinal, const std::string& what) {
   const auto [want, terms] = oracle(s, dy, dfinal);
   const at::ScalarType dtype = s.in[kX].scalar_type();
+  // Δ and Δ A are rounded, each to 2^-24 of a Δ A of up to -87, below which its power is 0: 1e-5 of the power.
+  const bool fast = s.in[kA].numel() > 0 && s.in[kA].abs().max().item<double>() > 20;
+  const auto within = [&](at::ScalarType type) { return allowed(type, dtype) + (fast ? 1e-5 : 0); };
   EXPECT_EQ(got[0].scalar_type(), dtype) << what;
-  expect_close(got[0], want[0], allowed(dtype, dtype), what + " y");
+  expect_close(got[0], want[0], within(dtype), what + " y");
   EXPECT_EQ(got[1].scalar_type(), at::kFloat) << what;
-  expect_close(got[1], want[1], allowed(at::kFloat, dtype), what + " final_state");
+  expect_close(got[1], want[1], within(at::kFloat), what + " final_state");
   for (int i = 0; i < kInputs; ++i) {
     const Tensor& d = got[2 + i];
     if (!s.in[i].defined()) {
@@ -67,7 +70,7 @@ void expect_results(const Ssd& s, const Tensors& got, const Tensor& dy, const Te
     EXPECT_EQ(d.scalar_type(), is_float ? at::kFloat : s.in[i].scalar_type()) << what;
     const Tensor least = at::full_like(want[2 + i], 1e-30);  // gradients through e^-100 are less than float32 holds
     const Tensor of = terms[2 + i].defined() ? terms[2 + i] * term_units(d.scalar_type(), dtype) + least : least;
-    expect_close(d, want[2 + i], allowed(d.scalar_type(), dtype), what + " d" + kNames[i], of);
+    expect_close(d, want[2 + i], within(d.scalar_type()), what + " d" + kNames[i], of);
   }
 }
 
