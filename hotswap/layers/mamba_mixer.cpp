@@ -59,7 +59,10 @@ MambaMixer::Selected MambaMixer::selected(const Tensor& x) const {
     normalise(b_norm_, B);
     normalise(c_norm_, C);
   }
-  return {at::matmul(dt_proj_.weight, dt.transpose(1, 2)), B.transpose(1, 2), C.transpose(1, 2)};
+  // Channels beside each other, as u has them: a scan on a GPU takes whole vectors only where all of its tensors lie
+  // so.
+  const Tensor delta = at::matmul(dt, dt_proj_.weight.transpose(0, 1));
+  return {delta.transpose(1, 2), B.transpose(1, 2), C.transpose(1, 2)};
 }
 
 Tensor MambaMixer::forward(const Tensor& x, const ForwardContext& context) const {

@@ -9,7 +9,7 @@ import transformers as T
 from tiny import Calls, close, gradients, same_gradients, twin
 
 import hotswap
-from hotswap.packages import packages_folder
+from hotswap.packages import package, packages_folder
 
 BASE = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 HEADS = dict(num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, max_position_embeddings=64)
@@ -261,15 +261,16 @@ SEVEN = ("causal_conv1d_fn", "causal_conv1d_update", "selective_scan_fn", "selec
 @pytest.fixture
 def by_kernels(monkeypatch):
     """Python's `kernels` swaps transformers' functions, for every model of the process, by LOCAL_KERNELS; and back."""
-    (place,) = (packages_folder() / "mamba/build").glob("torch-*")
+    place = packages_folder() / "mamba/build" / package("mamba").variant
     monkeypatch.setenv("LOCAL_KERNELS", f"kernels-community/mamba-ssm={place}")
     functions = []
 
     def swap(m, mode):
         functions.extend(f for module in m.modules() for f in getattr(module, "_kernel_funcs", {}).values())
         layer = lambda name: kernels.LayerRepository("kernels-community/mamba-ssm", layer_name=name, revision="local")
-        with kernels.use_kernel_mapping({name: {"cpu": layer(name)} for name in SEVEN}, inherit_mapping=False):
-            kernels.kernelize(m, mode=mode, device="cpu")
+        device = "cuda" if ON_GPU else "cpu"
+        with kernels.use_kernel_mapping({name: {device: layer(name)} for name in SEVEN}, inherit_mapping=False):
+            kernels.kernelize(m, mode=mode, device=device)
         return m
 
     yield swap
@@ -358,8 +359,7 @@ def test_functions_for_models_of_ones_own():
 
 def test_layers_on_a_gpu_stay_stock_where_the_package_is_for_the_cpu_alone(monkeypatch):
     m = model("mamba")
-    (place,) = (packages_folder() / "mamba/build").glob("torch-*")
-    if "-cpu-" not in place.name:
+    if "-cpu-" not in package("mamba").variant:
         pytest.skip("the package has GPU kernels here")
     monkeypatch.setattr(type(m.backbone.layers[0].mixer), "parameters", lambda self: iter([OnGpu()]))
     hotswap.kernelize(m)

@@ -29,6 +29,7 @@ B, D, L, N, W = 4, 8192, 4096, 16, 4
 ROWS = 64  # of a step of generation
 CAPTURED = 48  # steps of a graph, at least
 SLICE = 64  # channels that are compared
+SCANS = ((B, D), (1, 4096))  # batch and channels; the second is mamba-1.4b's one sequence
 SSD = (  # batch, length, heads, dim, groups, state: mamba2-2.7b's, mamba2-1.3b's in one sequence, Nemotron-H's
     (4, 4096, 80, 64, 1, 128), (1, 2048, 64, 64, 1, 128), (2, 8192, 128, 64, 8, 128),
 )  # fmt: skip
@@ -44,11 +45,11 @@ def rand(*shape, dtype=torch.bfloat16):
     return torch.randn(*shape, device="cuda").to(dtype)
 
 
-def halves(layout):
-    """Two tensors [B, D, L] with channels beside each other, parts of one, or tokens."""
+def halves(layout, batch=B, channels=D):
+    """Two tensors [batch, channels, L] with channels beside each other, parts of one, or tokens."""
     if layout == "tokens":
-        return rand(B, D, L), rand(B, D, L)
-    return rand(B, L, 2 * D).transpose(1, 2).chunk(2, 1)
+        return rand(batch, channels, L), rand(batch, channels, L)
+    return rand(batch, L, 2 * channels).transpose(1, 2).chunk(2, 1)
 
 
 def grads(outputs, inputs, dys):
@@ -103,7 +104,7 @@ class Bench:
         us, cleared = seen.pop("ours")
         copy, copy_cleared = of_copy
         common = dict(kind="op", what=what, shape=shape, dtype="bfloat16", ours=us, ours_cleared=cleared, unit="us",
-                      target=TARGETS.get(what, ""))  # fmt: skip
+                      target="" if "B1 " in shape else TARGETS.get(what, ""))  # fmt: skip
         print(f"{what} {shape}: {moved / us / 1e3:.0f} GB/s, cleared {moved / cleared / 1e3:.0f}; a copy {moved / copy / 1e3:.0f}, {moved / copy_cleared / 1e3:.0f}")
         for name, (theirs, theirs_cleared) in (seen or {"a copy": (copy, copy_cleared)}).items():
             self.report.add(**common, memcpy_share=copy_cleared / cleared, peer=theirs, peer_cleared=theirs_cleared, peer_name=name)
@@ -151,13 +152,19 @@ def loop(u, delta, a, b, c, d, z, bias):
 
 
 def scan(bench, peer):
+    for batch, channels in SCANS:
+        scan_of(bench, peer, batch, channels)
+
+
+def scan_of(bench, peer, batch, channels):
     ops = bench.ops
-    a, d, bias = -rand(D, N).float().exp(), rand(D).float(), rand(D).float() - 4
+    a, d, bias = -rand(channels, N).float().exp(), rand(channels).float(), rand(channels).float() - 4
     for layout in ("channels", "tokens"):
-        u, z = halves(layout)
-        delta, dy = (t.contiguous() if layout == "tokens" else t for t in halves(layout))
-        b, c = rand(B, L, 2 * N).transpose(1, 2).chunk(2, 1) if layout == "channels" else (rand(B, N, L), rand(B, N, L))
-        inputs = lambda s=D, n=B: (u[:n, :s], delta[:n, :s], a[:s], b[:n], c[:n], d[:s], z[:n, :s], bias[:s], None, None)
+        u, z = halves(layout, batch, channels)
+        delta, dy = (t.contiguous() if layout == "tokens" else t for t in halves(layout, batch, channels))
+        tokens = lambda: rand(batch, N, L)
+        b, c = rand(batch, L, 2 * N).transpose(1, 2).chunk(2, 1) if layout == "channels" else (tokens(), tokens())
+        inputs = lambda s=channels, n=batch: (u[:n, :s], delta[:n, :s], a[:s], b[:n], c[:n], d[:s], z[:n, :s], bias[:s], None, None)
         forward = lambda: ops.selective_scan(*inputs(), True)
         train = lambda: ops.selective_scan_fwd(*inputs(), True)
         saved = train()[2]
@@ -167,7 +174,7 @@ def scan(bench, peer):
         own = ops.selective_scan_fwd(*inputs(SLICE, 1), True)
         got = ops.selective_scan_bwd(dy[:1, :SLICE], None, *inputs(SLICE, 1), own[2], True)
         bench.check("selective_scan", [forward()[0][:1, :SLICE], own[0], *got[:8]], [y, y, *grads(y, few, dy[:1, :SLICE].double())], 2**-7)
-        shape = f"B{B} D{D} L{L} N{N} {layout} beside each other"
+        shape = f"B{batch} D{channels} L{L} N{N} {layout} beside each other"
         theirs = back = None
         if peer and layout == "tokens":  # which is all that it takes without a copy
             b4, c4 = b.unsqueeze(1).contiguous(), c.unsqueeze(1).contiguous()
@@ -285,6 +292,8 @@ def ssd(bench, triton):
                 print(f"ssd_bwd {shape} {name}: {(torch.cuda.max_memory_allocated() - before) / 2**20:.0f} MiB beside its inputs")
                 del kept
         made = None
+        bench.report.write()  # the next shape may wait long for Triton's tuning
+        bench.report.rows.clear()
 
 
 def gated_norm(bench, triton):

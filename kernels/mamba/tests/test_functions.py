@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parent))
 import mamba_oracle as oracle  # noqa: E402
@@ -267,6 +268,46 @@ def test_gated_norm(package, dtype, before):
         made = zip([got, *gradients([got], inputs)], [want, *gradients([want], exact)], [usual, *gradients([usual], plain)])
         for g, w, u in made:
             assert (g - w).abs().max() <= 2 * (u - w).abs().max() + 1e-5
+
+
+# ---- how a scan's tensors lie ----------------------------------------------------------------------------------------
+
+
+class Scans(TorchDispatchMode):
+    """u and delta of each call of a scan."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "::selective_scan" in function.name():
+            self.seen.append(args[:2])
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_delta_lies_as_u_on_a_gpu(package, last):
+    with FakeTensorMode():
+        made = lambda last: layouts(torch.empty(2, 100, 6, device="cuda"), last)
+        u, delta, b, rates = made(last), made(not last), torch.empty(2, 16, 100, device="cuda"), torch.empty(6, 16, device="cuda")
+        with Scans() as scans:
+            package.selective_scan_fn(u, delta, rates, b, b, delta_softplus=True)
+        ((_, seen),) = scans.seen
+        assert seen.stride() == u.stride() and seen.shape == u.shape
+    u, delta = layouts(torch.randn(2, 9, 4), last), layouts(torch.randn(2, 9, 4), not last)
+    same = package._scan.laid_out_as(u, delta)
+    assert torch.equal(same, delta) and same.stride() == u.stride()
+    assert package._scan.laid_out_as(u, u) is u
+
+
+def test_delta_of_a_mixer_lies_as_u(package):
+    xz, rank, states = torch.randn(2, 9, 16).transpose(1, 2), 3, 5
+    weights = torch.randn(8, 1, 4), torch.randn(8), torch.randn(rank + 2 * states, 8), torch.randn(8, rank), torch.randn(6, 8), None
+    with torch.no_grad(), Scans() as scans:
+        package.mamba_inner_fn(xz, *weights, -torch.rand(8, states), D=torch.randn(8), delta_bias=torch.randn(8))
+    ((u, delta),) = scans.seen
+    assert u.stride() == delta.stride() == (72, 1, 8)
 
 
 # ---- what torch.compile is told -------------------------------------------------------------------------------------

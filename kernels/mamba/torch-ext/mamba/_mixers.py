@@ -115,7 +115,7 @@ def mamba_inner_fn(
         B = of_tokens(parts[0], B_bias, B_norm) if B is None else B
         C = of_tokens(parts[-1], C_bias, C_norm) if C is None else C
         dt = dt if dt_norm is None else _rms(dt, dt_norm, b_c_dt_rms_eps)
-        return u, dt_weight @ dt.transpose(1, 2), A, B, C, D, z, dt_bias, None, None
+        return u, F.linear(dt, dt_weight).transpose(1, 2), A, B, C, D, z, dt_bias, None, None
 
     weights = conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight
     of_scan = A, B, C, D, delta_bias, B_proj_bias, C_proj_bias

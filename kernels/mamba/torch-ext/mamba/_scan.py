@@ -57,8 +57,18 @@ FAKES = {
 GRADIENTS = gradients_of("selective_scan")
 
 
-def selective_scan(*inputs):
-    """The op's arguments: y [B, D, L] in u's dtype and the last state, float32 [B, D, N]."""
+def laid_out_as(u, t):
+    """t [B, D, L] with channels beside each other where u has them so, or steps."""
+    channels = lambda x: x.stride(1) < x.stride(2)
+    if 1 in u.shape[1:] or channels(t) == channels(u):
+        return t
+    return t.transpose(1, 2).contiguous().transpose(1, 2) if channels(u) else t.contiguous()
+
+
+def selective_scan(u, delta, *rest):
+    """The op's arguments: y [B, D, L] in u's dtype and the last state, float32 [B, D, N]. A GPU's kernels take whole vectors only
+    where both lie alike; the product that transformers' mixers have for delta leaves steps beside each other, all else has channels."""
+    inputs = u, laid_out_as(u, delta) if u.is_cuda else delta, *rest
     return (ops.selective_scan_fwd if wants_gradient(*inputs[:INPUTS]) else ops.selective_scan)(*inputs)[:2]
 
 
