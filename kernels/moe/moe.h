@@ -80,7 +80,8 @@ struct Source {
 constexpr int64_t kPart = 256;    // columns of an activation, or of a sum over rows
 constexpr int64_t kOutputs = 64;  // of a product of few or some rows
 constexpr int64_t kFewRows = 16;  // up to here an expert's product streams the weights
-// Up to here one of float32 by weights that lie [out, in] keeps its rows transposed; above it is a GEMM.
+// Up to here one of float32, or of bfloat16 by pairs, by weights that lie [out, in] keeps its rows transposed; above it
+// is a GEMM.
 constexpr int64_t kSomeRows = 256;
 
 // Columns [part * kPart, ...) of all rows of one expert.
@@ -99,22 +100,26 @@ struct Activation {
 // y[slot, n] = sum over k of rows[slot, k] W[e][n, k] + bias[e, n] for outputs [begin, end) of one expert's slots.
 struct FewRows {
   DType dtype;
-  const float* rows;  // [rows, in]
+  const float* rows;  // [rows, in], by widen()
   const void* w;      // this expert's, [out, in] or by_inputs [in, out]
   bool by_inputs;
+  // [rows, in] in place of rows, or null: where the CPU multiplies pairs and weights lie [out, in]
+  const kernels::BFloat16* narrow;
   const void* bias;  // [out] or null
   void* y;           // [rows, out]
   int64_t count, in, out;
 };
 
-// The same of float32 and weights [out, in].
+// The same of float32, or of bfloat16 where the CPU multiplies pairs, and weights [out, in]. A step is a float or a
+// pair.
 struct SomeRows {
-  const float* columns;  // [in, wide]: the rows, transposed, and zeros
+  DType dtype;
+  const float* columns;  // [steps, wide]: the rows, transposed, and zeros
   int64_t wide;          // a multiple of 16
-  const float* w;        // [out, in]
-  const float* bias;     // [out] or null
-  float* y;              // [count, out]
-  int64_t count, in, out;
+  const void* w;         // [out, steps]
+  const void* bias;      // [out] or null
+  void* y;               // [count, out]
+  int64_t count, steps, out;
 };
 
 struct Table {
@@ -132,8 +137,8 @@ struct Table {
   // A row as float32, in the order in which few_rows reads it.
   void (*widen)(float* to, const void* from, DType dtype, int64_t n, bool by_inputs);
   void (*few_rows)(const FewRows& a, int64_t begin, int64_t end);
-  // rows [count], each of `in` numbers, to columns [in, wide].
-  void (*to_columns)(float* to, int64_t wide, const float* const* rows, int64_t count, int64_t in);
+  // rows [count], each of so many steps, to columns [steps, wide].
+  void (*to_columns)(float* to, int64_t wide, const float* const* rows, int64_t count, int64_t steps);
   void (*some_rows)(const SomeRows& a, int64_t begin, int64_t end);
 };
 HOTSWAP_ISA_TABLES(Table)

@@ -1,5 +1,6 @@
 // Products of few rows with an expert's weights, which are read once: what a decode step does. Compiled once per ISA.
 #include "kernels/common/cpu/few_rows.h"
+#include "kernels/common/cpu/pairs.h"
 #include "kernels/moe/cpu/kernels.h"
 
 namespace moe::HOTSWAP_ISA {
@@ -67,6 +68,62 @@ HOTSWAP_INLINE void by_outputs(const FewRows& a, int64_t row, int64_t begin, int
   for (int64_t out = begin + part * kOuts; out < end; ++out) dots<kRows, 1, T>(a, row, out, 0);
 }
 
+#if HOTSWAP_AVX512
+// The same by pairs of bfloat16, of rows as they come: half the loads and half the products.
+template <int kRows, int kOuts, bool kWhole>
+HOTSWAP_PAIRS __attribute__((always_inline)) static inline void pairs_step(__m512 (&sum)[kOuts][kRows],
+                                                                           const BFloat16* x, const BFloat16* w,
+                                                                           int64_t in, int64_t apart, __mmask32 there) {
+  const auto* left = reinterpret_cast<const char*>(w);
+  __m512bh v[kRows];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+    v[r] = (__m512bh)(kWhole ? _mm512_loadu_si512(x + r * in) : _mm512_maskz_loadu_epi16(there, x + r * in));
+#pragma GCC unroll 8
+  for (int o = 0; o < kOuts; ++o) {
+    const char* p = left + o * apart * in * int64_t{sizeof(BFloat16)};
+    __builtin_prefetch(p + kAhead, 0, 2);
+    const auto of = (__m512bh)(kWhole ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16(there, p));
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) sum[o][r] = _mm512_dpbf16_ps(sum[o][r], of, v[r]);
+  }
+}
+
+template <int kRows, int kOuts>
+HOTSWAP_PAIRS static void pairs_dots(const FewRows& a, int64_t row, int64_t out, int64_t apart) {
+  const BFloat16 *x = a.narrow + row * a.in, *w = static_cast<const BFloat16*>(a.w) + out * a.in;
+  __m512 sum[kOuts][kRows];
+#pragma GCC unroll 8
+  for (int o = 0; o < kOuts; ++o) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) sum[o][r] = _mm512_setzero_ps();
+  }
+  int64_t i = 0;
+  for (; i + kPair <= a.in; i += kPair) pairs_step<kRows, kOuts, true>(sum, x + i, w + i, a.in, apart, 0);
+  if (i < a.in)
+    pairs_step<kRows, kOuts, false>(sum, x + i, w + i, a.in, apart, __mmask32((uint64_t{1} << (a.in - i)) - 1));
+#pragma GCC unroll 8
+  for (int o = 0; o < kOuts; ++o) {
+    const float bias = bias_of(a, out + o * apart);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+      static_cast<BFloat16*>(a.y)[(row + r) * a.out + out + o * apart] =
+          from_float<BFloat16>(kernels::HOTSWAP_ISA::sum((F)sum[o][r]) + bias);
+  }
+}
+
+template <int kRows>
+HOTSWAP_PAIRS static void pairs_by_outputs(const FewRows& a, int64_t row, int64_t begin, int64_t end) {
+  constexpr int kOuts = kRows == 1 ? 8 : kRows == 2 ? 6 : kRows == 3 ? 5 : kRows == 4 ? 4 : kRows <= 6 ? 3 : 2;
+  const int64_t part = (end - begin) / kOuts;
+  for (int64_t out = begin; out < begin + part; ++out) pairs_dots<kRows, kOuts>(a, row, out, part);
+  for (int64_t out = begin + part * kOuts; out < end; ++out) pairs_dots<kRows, 1>(a, row, out, 0);
+}
+#else  // nobody gives narrow rows
+template <int kRows>
+HOTSWAP_INLINE void pairs_by_outputs(const FewRows&, int64_t, int64_t, int64_t) {}
+#endif
+
 // Weights [in, out]: vectors along the outputs.
 template <int kRows, int kVecs, class T, class Count>
 HOTSWAP_INLINE void sums(const FewRows& a, int64_t row, int64_t out, Count count) {
@@ -107,15 +164,17 @@ HOTSWAP_INLINE void by_inputs(const FewRows& a, int64_t row, int64_t begin, int6
 
 template <class T>
 HOTSWAP_INLINE void rows(const FewRows& a, int64_t begin, int64_t end) {
-  // Rows that use a weight as it is read: what there are registers for. Along 16-bit inputs more than four are slower:
-  // the rows' own loads, in float32, are then most of the work.
+  // Rows that use a weight as it is read: what there are registers for. Along 16-bit inputs that are widened more than
+  // four are slower: the rows' own loads, in float32, are then most of the work.
   constexpr bool kMany = kLanes == 16;
-  const int64_t most = kMany && (a.by_inputs || sizeof(T) == 4) ? 8 : 4, passes = (a.count + most - 1) / most;
+  const bool pairs = a.narrow != nullptr;
+  const int64_t most = kMany && (pairs || a.by_inputs || sizeof(T) == 4) ? 8 : 4, passes = (a.count + most - 1) / most;
   for (int64_t pass = 0, row = 0; pass < passes; ++pass) {
     const int64_t now = (a.count - row + passes - pass - 1) / (passes - pass);  // in equal parts
     const auto some = [&]<int kRows>() HOTSWAP_LAMBDA {
-      if (now == kRows)
-        a.by_inputs ? by_inputs<kRows, T>(a, row, begin, end) : by_outputs<kRows, T>(a, row, begin, end);
+      if (now != kRows) return;
+      if (pairs) return pairs_by_outputs<kRows>(a, row, begin, end);
+      a.by_inputs ? by_inputs<kRows, T>(a, row, begin, end) : by_outputs<kRows, T>(a, row, begin, end);
     };
     some.template operator()<1>();
     some.template operator()<2>();

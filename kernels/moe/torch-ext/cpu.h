@@ -1,11 +1,12 @@
-// The ops on the CPU. Experts with few rows stream their weights, and of float32 those with some rows keep these
-// transposed, both in units of some outputs of one expert that all threads share; the others are GEMMs of torch's own
-// (MKL, oneDNN), each on all threads.
+// The ops on the CPU. Experts with few rows stream their weights, and of float32, or bfloat16 by pairs, those with some
+// rows keep these transposed, both in units of some outputs of one expert that all threads share; the others are GEMMs
+// of torch's own (MKL, oneDNN), each on all threads.
 #pragma once
 
 #include <cstring>
 #include <vector>
 
+#include "kernels/common/cpu/pairs.h"
 #include "kernels/common/torch/gemm.h"
 #include "kernels/moe/torch-ext/arguments.h"
 
@@ -54,10 +55,17 @@ inline void multiply(const Window& out, const Window& a, const Window& b, void* 
 // One call's experts, and what their rows go through.
 class Experts {
  public:
-  Experts(const Call& c, const Index& index) : c_(c), p_(c.p), index_(index), size_(kernels::size_of(p_.dtype)) {
+  Experts(const Call& c, const Index& index)
+      : c_(c),
+        p_(c.p),
+        index_(index),
+        size_(kernels::size_of(p_.dtype)),
+        pairs_(p_.dtype == DType::kBFloat16 && kernels::multiplies_pairs()) {
+    const bool whole_pairs = pairs_ && p_.hidden % 2 == 0 && p_.inner % 2 == 0;
+    const int64_t some = p_.dtype == DType::kFloat32 || whole_pairs ? kSomeRows : 0;
     for (int64_t e = 0; e < p_.experts; ++e) {
       if (count(e) > kFewRows) {
-        (p_.dtype == DType::kFloat32 && count(e) <= kSomeRows ? some_ : many_).push_back(e);
+        (count(e) <= some ? some_ : many_).push_back(e);
         some_and_many_.push_back(e);
       }
       if (count(e) > 0 && count(e) <= kFewRows) few_.push_back(e);
@@ -141,23 +149,31 @@ class Experts {
     if (few_.empty()) return;
     std::vector<int64_t> first(few_.size() + 1, 0);  // rows before each expert's
     for (size_t i = 0; i < few_.size(); ++i) first[i + 1] = first[i] + count(few_[i]);
-    const Tensor wide = kernels::empty({first.back(), rows.cols}, DType::kFloat32);
-    auto* floats = static_cast<float*>(wide.data_ptr());
+    const bool pairs = pairs_ && !by_inputs;
+    const Tensor copies = kernels::empty({first.back(), rows.cols}, pairs ? DType::kBFloat16 : DType::kFloat32);
+    auto* floats = pairs ? nullptr : static_cast<float*>(copies.data_ptr());
+    auto* narrow = pairs ? static_cast<kernels::BFloat16*>(copies.data_ptr()) : nullptr;
     const int64_t units = (out + kOutputs - 1) / kOutputs, experts = int64_t(few_.size());
     kernels::parallel_rows(experts, 4 * rows.cols, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        for (int64_t r = 0; r < count(few_[i]); ++r)
-          table().widen(floats + (first[i] + r) * rows.cols, row_of(rows, index_.offsets[few_[i]] + r), p_.dtype,
-                        rows.cols, by_inputs);
+        for (int64_t r = 0; r < count(few_[i]); ++r) {
+          const void* row = row_of(rows, index_.offsets[few_[i]] + r);
+          const int64_t to = (first[i] + r) * rows.cols;
+          if (pairs)
+            std::memcpy(narrow + to, row, size_t(rows.cols * size_));
+          else
+            table().widen(floats + to, row, p_.dtype, rows.cols, by_inputs);
+        }
       }
     });
     kernels::parallel_rows(experts * units, kOutputs * rows.cols, [&](int64_t begin, int64_t end) {
       for (int64_t u = begin; u < end; ++u) {
         const int64_t i = u / units, e = few_[i], from = u % units * kOutputs;
         table().few_rows({.dtype = p_.dtype,
-                          .rows = floats + first[i] * rows.cols,
+                          .rows = pairs ? nullptr : floats + first[i] * rows.cols,
                           .w = at(w.data_ptr(), e * out * rows.cols),
                           .by_inputs = by_inputs,
+                          .narrow = pairs ? narrow + first[i] * rows.cols : nullptr,
                           .bias = bias == nullptr ? nullptr : at(bias, e * out),
                           .y = at(y, index_.offsets[e] * out),
                           .count = count(e),
@@ -172,7 +188,8 @@ class Experts {
     if (some_.empty()) return;
     std::vector<int64_t> first(some_.size() + 1, 0);  // rows before each expert's, rounded up
     for (size_t i = 0; i < some_.size(); ++i) first[i + 1] = first[i] + (count(some_[i]) + 15) / 16 * 16;
-    const Tensor all = kernels::empty({first.back(), rows.cols}, DType::kFloat32);
+    const int64_t steps = pairs_ ? rows.cols / 2 : rows.cols;
+    const Tensor all = kernels::empty({first.back(), steps}, DType::kFloat32);
     auto* floats = static_cast<float*>(all.data_ptr());
     const int64_t units = (out + kOutputs - 1) / kOutputs, experts = int64_t(some_.size());
     kernels::parallel_rows(experts, kFewRows * rows.cols, [&](int64_t begin, int64_t end) {
@@ -180,21 +197,20 @@ class Experts {
       for (int64_t i = begin; i < end; ++i) {
         for (int64_t r = 0; r < count(some_[i]); ++r)
           from[r] = static_cast<const float*>(row_of(rows, index_.offsets[some_[i]] + r));
-        table().to_columns(floats + first[i] * rows.cols, first[i + 1] - first[i], from.data(), count(some_[i]),
-                           rows.cols);
+        table().to_columns(floats + first[i] * steps, first[i + 1] - first[i], from.data(), count(some_[i]), steps);
       }
     });
     kernels::parallel_rows(experts * units, kOutputs * rows.cols, [&](int64_t begin, int64_t end) {
       for (int64_t u = begin; u < end; ++u) {
         const int64_t i = u / units, e = some_[i], from = u % units * kOutputs;
-        const auto number = [&](const void* data, int64_t element) { return static_cast<float*>(at(data, element)); };
-        table().some_rows({.columns = floats + first[i] * rows.cols,
+        table().some_rows({.dtype = p_.dtype,
+                           .columns = floats + first[i] * steps,
                            .wide = first[i + 1] - first[i],
-                           .w = number(w.data_ptr(), e * out * rows.cols),
-                           .bias = bias == nullptr ? nullptr : number(bias, e * out),
-                           .y = number(y, index_.offsets[e] * out),
+                           .w = at(w.data_ptr(), e * out * rows.cols),
+                           .bias = bias == nullptr ? nullptr : at(bias, e * out),
+                           .y = at(y, index_.offsets[e] * out),
                            .count = count(e),
-                           .in = rows.cols,
+                           .steps = steps,
                            .out = out},
                           from, std::min(out, from + kOutputs));
       }
@@ -205,6 +221,7 @@ class Experts {
   const Problem& p_;
   Index index_;
   int64_t size_, most_ = 0;
+  bool pairs_;  // of bfloat16 are multiplied at once
   std::vector<int64_t> few_, some_, many_, some_and_many_;
   std::optional<Tensor> first_, second_;  // gathered rows of one expert
 };
