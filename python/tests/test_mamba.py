@@ -188,7 +188,7 @@ def test_delta_of_short_numbers():
 
 @pytest.mark.parametrize("name", [n for n, (_, scan, _) in MODELS.items() if scan == "ssd"])
 def test_packed_sequences_do_not_leak(name):
-    """Stock's Mamba-2 goes on with the state of the sequence before, whatever seq_idx says."""
+    """Stock's Mamba-2 goes on with the state of the sequence before, whatever seq_idx says; from 5.24 on it refuses seq_idx."""
     stock = model(name).eval()
     swapped = twin(stock)
     first, second = ids(1, 5), ids(1, 9) + 1
@@ -204,7 +204,12 @@ def test_packed_sequences_do_not_leak(name):
         alone = ours(hidden[:, 5:])
         close(alone, mixer(hidden[:, 5:]), 1e-5)
         close(ours(hidden, seq_idx=packed["seq_idx"])[:, 5:], alone, 1e-5)
-        assert apart(mixer(hidden, seq_idx=packed["seq_idx"])[:, 5:], alone) > 1e-2
+        try:
+            leaked = mixer(hidden, seq_idx=packed["seq_idx"])[:, 5:]
+        except ValueError as error:
+            assert "packed sequences" in str(error)
+        else:
+            assert apart(leaked, alone) > 1e-2
         lengths = torch.tensor([0, 5, 14])
         more = dict(cu_seq_lens_q=lengths, cu_seq_lens_k=lengths, max_length_q=9, max_length_k=9)
         close(ours(hidden, **more)[:, 5:], alone, 1e-5)
@@ -219,7 +224,7 @@ def test_the_norm_of_mamba2_is_the_same_in_training():
 
 
 def test_a_token_of_falcon_h1_with_a_norm():
-    """Stock's norm loses the dimension of a single token: two rows of a batch see each other."""
+    """Stock's norm lost the dimension of a single token until 5.23: two rows of a batch saw each other."""
     stock = model("falcon_h1", mamba_rms_norm=True).eval()
     swapped = twin(stock)
     assert not [row for row in hotswap.report(swapped).rows if row.layer == "RMSNormGated" and row.package is None]
@@ -232,7 +237,10 @@ def test_a_token_of_falcon_h1_with_a_norm():
         want = stock(ids()).logits[:, -1:]
         close(swapped(ids()).logits[:, -1:], want, 1e-5)
         close(token(swapped), want, 1e-5)
-        assert token(stock).shape != want.shape
+        if tuple(map(int, T.__version__.split(".")[:2])) < (5, 24):
+            assert token(stock).shape != want.shape
+        else:
+            close(token(stock), want, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])
