@@ -75,7 +75,9 @@ HOTSWAP_PAIRS static void block(float* tile, const SomeRows& a, const uint32_t* 
       for (int c = 0; c < kVecs; ++c) v[c] = (__m512bh)load(x + i * a.wide + c * kLanes);
 #pragma GCC unroll 8
       for (int o = 0; o < kRows; ++o) {
-        const auto left = (__m512bh)_mm512_set1_epi32(int(w[o * a.steps + i]));
+        int pair;  // two bfloat16, where they lie
+        __builtin_memcpy(&pair, w + o * a.steps + i, sizeof pair);
+        const auto left = (__m512bh)_mm512_set1_epi32(pair);
 #pragma GCC unroll 4
         for (int c = 0; c < kVecs; ++c) sum[o][c] = _mm512_dpbf16_ps(sum[o][c], left, v[c]);
       }
