@@ -1,8 +1,8 @@
 """Gathers what another machine needs to run our tests: gather_gpu.py --build build --out build-gpu
 
-bin/ (the test programs of what a GPU changes, benchmarks, the command line), packages.tar.xz, which run.sh unpacks, lib/
-(libhotswap and the few Debian libraries), kernels/ (what packages say of themselves on a GPU), run.sh (cmake/run_gpu.sh).
-Programs are stripped; libtorch is that machine's own. The whole stays under 64 MiB.
+packed.tar.xz, which run.sh unpacks: bin/ (the test programs of what a GPU changes, benchmarks, the command line), lib/
+(libhotswap and the few Debian libraries), both stripped, and packages/; beside it kernels/ (what packages say of themselves
+on a GPU) and run.sh (cmake/run_gpu.sh). libtorch is that machine's own. The whole stays under 64 MiB.
 """
 
 import argparse
@@ -88,9 +88,12 @@ def main() -> None:
         sys.exit(f"wanted libhotswap_cuda.so in {build}/lib, without which no step is captured; got none; run ./x --cuda build")
     for name, path in libraries.items():
         copy_stripped(path, out / "lib" / name)
-    # Packages go as they are: a stripped library would no longer match its digest. Packed they are a fifth as large.
-    pack = ["tar", "-C", build, "--exclude=__pycache__", "--exclude=.*", "-cJf", out / "packages.tar.xz", "packages"]
+    # Packages go as they are: a stripped library would no longer match its digest. Packed all is a fifth as large.
+    pack = ["tar", "--exclude=__pycache__", "--exclude=.*", "-cJf", out / "packed.tar.xz"]
+    pack += ["-C", build, "packages", "-C", out, "bin", "lib"]
     subprocess.run(pack, check=True, env=os.environ | {"XZ_OPT": "-4 -T0"})
+    for folder in ("bin", "lib"):
+        shutil.rmtree(out / folder)
     shutil.copy(HERE.parent / "tests/summary.py", out)
     kernels = HERE.parent / "kernels"
     for script in (kernels / "common/tests/test_cuda.py", *kernels.glob("*/tests/gpu_cases.py")):

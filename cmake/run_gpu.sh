@@ -9,7 +9,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-python3}
 results=${RESULTS:-$here/results}
-[[ -d $here/packages ]] || tar -C "$here" -xJf "$here/packages.tar.xz"
+[[ -d $here/packages ]] || tar -C "$here" -xJf "$here/packed.tar.xz"
 torch=$("$python" -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')
 nvidia=$(dirname "$torch")/nvidia
 export LD_LIBRARY_PATH=$here/lib:$torch/lib
