@@ -24,7 +24,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gpu_model import (  # noqa: E402
-    CHECKED, LLAMAS, MODELS, OURS, WARM, add_model_rows, import_for, random_model, wait_for_turn, waiting_for_turns, write_kernels
+    CHECKED, LLAMAS, MODELS, OURS, WARM, add_model_rows, arbitrary_ids, import_for, random_model, wait_for_turn, waiting_for_turns,
+    write_kernels,
 )  # fmt: skip
 from results import add_flags  # noqa: E402
 
@@ -73,8 +74,7 @@ def train(args) -> dict | None:
         fully_shard([model.model.norm, model.lm_head])
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE[dtype], fused=True)
-    ids = torch.arange(args.rows * args.columns, device=device) + rank * args.rows * args.columns
-    tokens = ((ids * 7919 + 104729) % config.vocab_size).view(args.rows, args.columns)
+    tokens = arbitrary_ids(args.rows, args.columns, config.vocab_size, device, first=rank * args.rows * args.columns)
     reduced = torch.zeros(2, device=device)
     dist.all_reduce(reduced)  # the connections are not the model's
     times, losses, load = [], [], ""
@@ -91,7 +91,8 @@ def train(args) -> dict | None:
         sync()
         dist.barrier()
         start = time.perf_counter()
-        began = start if i == WARM else began if i else None
+        if i == WARM:
+            began = start
         loss = step()
         sync()
         times.append(time.perf_counter() - start)

@@ -26,7 +26,7 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).parent))
 import gpu_model  # noqa: E402
 from gpu_generate import QWEN3  # noqa: E402
-from gpu_model import HOST_ATTENTION, OURS, READY  # noqa: E402
+from gpu_model import HOST_ATTENTION, OURS  # noqa: E402
 from results import Results, add_flags, gpu  # noqa: E402
 
 SAVE = "save"
@@ -43,9 +43,7 @@ def model_of(config, side: str):
     from transformers import AutoModelForCausalLM
 
     if side == "liger":
-        import liger_kernel.transformers as liger
-
-        getattr(liger, f"apply_liger_kernel_to_{config.model_type}")()
+        gpu_model.apply_liger(config.model_type)
     torch.manual_seed(0)
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
@@ -60,18 +58,15 @@ def prefilled(model, tokens: int, repeats: int) -> dict:
     import torch
     from transformers import DynamicCache
 
-    ids = ((torch.arange(tokens) * 7919 + 104729) % model.config.vocab_size).view(1, tokens).cuda()
+    ids = gpu_model.arbitrary_ids(1, tokens, model.config.vocab_size)
     times = []
     torch.cuda.reset_peak_memory_stats()
     for _ in range(repeats + 1):
         cache = DynamicCache(config=model.config)
-        torch.cuda.synchronize()
-        start = time.perf_counter()
         with torch.no_grad():
-            logits = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    last = logits[0, -1].float()
+            took, out = gpu_model.seconds(lambda: model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1))
+        times.append(took)
+    last = out.logits[0, -1].float()
     near = (last >= last.max() - AS_GOOD * last.abs().max()).nonzero().flatten().tolist()
     return {"value": tokens / statistics.median(times[1:]), "check": [last.argmax().item()], "near": near,
             "device_memory": {"peak": torch.cuda.max_memory_allocated()}}  # fmt: skip
@@ -82,16 +77,11 @@ def side_in_python(args) -> dict:
     import torch
     from transformers import AutoConfig
 
-    if args.side == "liger":
-        import liger_kernel.transformers  # noqa: F401
-    elif args.side in OURS:
-        sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
-        import hotswap  # noqa: F401
     if args.side != SAVE and args.models != "prefill":
         step = dict(model=args.models, rows=ROWS[args.models], columns=4096, repeats=args.repeats, adamw=False, turns=1, profile=None)
         return gpu_model.transformers_step(SimpleNamespace(**step, side=args.side, packages=args.packages, folder=args.folder))
-    print(READY, flush=True)
-    sys.stdin.readline()  # its turn on the GPU
+    gpu_model.import_for(args.side)
+    gpu_model.wait_for_turn()
     config = AutoConfig.from_pretrained(args.folder)
     if args.models == "prefill":
         model = model_of(config, args.side)

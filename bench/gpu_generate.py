@@ -18,6 +18,7 @@ one that says another has no rows; later ones part where two logits are as good 
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -29,7 +30,9 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gpu_model import HOST_ATTENTION, LLAMA_8B, OURS, READY, waiting_for_turns  # noqa: E402
+from gpu_model import (  # noqa: E402
+    HOST_ATTENTION, LLAMA_8B, OURS, arbitrary_ids, seconds, wait_for_turn, waiting_for_turns
+)  # fmt: skip
 from results import Results, add_flags, gpu  # noqa: E402
 
 QWEN3 = dict(
@@ -49,14 +52,6 @@ LONG = ("prefill of one prompt", "prefill of one prompt by torch's flash kernel"
 SAVE, FOUND = "save", "found: "
 FLASH = "kernels-community/flash-attn2"  # under this name transformers asks for pages and for steps over them
 PAGE = 256
-
-
-def arbitrary_ids(rows: int, columns: int, vocab: int):
-    """As hotswap/cli/bench/model.cpp has them."""
-    import torch
-
-    ids = (torch.arange(rows * columns) * 7919 + 104729) % vocab
-    return ids.view(rows, columns).cuda()
 
 
 def random_model(args):
@@ -102,16 +97,6 @@ def continuous(model, ids, max_new_tokens, pages, decoding, **_):
     return torch.cat([ids, torch.tensor(said, device=ids.device)], 1)
 
 
-def seconds(call) -> tuple:
-    import torch
-
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    result = call()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start, result
-
-
 def of_one_prompt(model, length: int, repeats: int) -> dict:
     """Tokens/s of a forward that keeps keys and values, as transformers chooses its attention and by torch's flash kernel."""
     import torch
@@ -122,11 +107,8 @@ def of_one_prompt(model, length: int, repeats: int) -> dict:
     with torch.no_grad():
         call = lambda: model(ids, use_cache=True, logits_to_keep=1)
         for what, kernels in zip(LONG, (None, SDPBackend.FLASH_ATTENTION), strict=True):
-            if kernels is None:
+            with contextlib.nullcontext() if kernels is None else sdpa_kernel(kernels):
                 times = [seconds(call)[0] for _ in range(repeats + 1)]
-            else:
-                with sdpa_kernel(kernels):
-                    times = [seconds(call)[0] for _ in range(repeats + 1)]
             found[what] = length / statistics.median(times[1:])
     return found
 
@@ -139,8 +121,7 @@ def transformers_side(args) -> None:
     if args.side in (*OURS, "generate", "paged"):
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
         import hotswap
-    print(READY, flush=True)
-    sys.stdin.readline()  # its turn on the GPU
+    wait_for_turn()
     model = random_model(args)
     if args.side == SAVE:
         model.save_pretrained(args.folder)
@@ -215,15 +196,14 @@ class Rows:
             return
         for what, value in found.items():
             others = self.seen.setdefault((what, rows), {})
-            for other in [one for one in others if (one in BY_US) != (name in BY_US)]:
+            beside = [one for one in others if (one in BY_US) != (name in BY_US)]
+            for other in beside:
                 ours, peer = (name, other) if name in BY_US else (other, name)
                 self.row(what, rows, ours, {name: value, **others}, peer)
-            if not [one for one in others if (one in BY_US) != (name in BY_US)]:
+            if not beside:
                 self.row(what, rows, name, {name: value})
             others[name] = value
-        if self.report.rows:
-            self.report.write()
-            self.report.rows.clear()
+        self.report.flush()
 
     def row(self, what: str, rows: int, ours: str, values: dict, peer: str | None = None) -> None:
         args = self.args

@@ -207,8 +207,7 @@ def main() -> None:
                     report.add(what=f"{what}, {THEIRS}", ours=found[what], **row)
                 else:
                     report.add(what=f"{what}, {OURS}", ours=ours, peer=found[what], peer_name=THEIRS, **row)
-            report.write()
-            report.rows.clear()
+            report.flush()
 
 
 if __name__ == "__main__":

@@ -100,15 +100,38 @@ def import_for(side: str) -> None:
         import hotswap.bind  # noqa: F401
 
 
+def arbitrary_ids(rows: int, columns: int, vocabulary: int, device: str = "cuda", first: int = 0):
+    """As hotswap/cli/bench/model.cpp has them, from its number `first` on."""
+    import torch
+
+    ids = (torch.arange(rows * columns, device=device) + first) * 7919 + 104729
+    return (ids % vocabulary).view(rows, columns)
+
+
+def seconds(call) -> tuple:
+    """Of a call that waits for nothing on the GPU, and its result."""
+    import torch
+
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    result = call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start, result
+
+
+def apply_liger(model_type: str) -> None:
+    import liger_kernel.transformers as liger
+
+    getattr(liger, f"apply_liger_kernel_to_{model_type}")()
+
+
 def random_model(config, side: str, device: str, dtype, checkpoint: bool):
     """A model for training with the same random weights for every side; Liger and ours are applied here."""
     import torch
     from transformers import AutoModelForCausalLM
 
     if side == "liger":
-        import liger_kernel.transformers as liger
-
-        getattr(liger, f"apply_liger_kernel_to_{config.model_type}")()
+        apply_liger(config.model_type)
     torch.manual_seed(0)
     with torch.device(device):
         attention = dict(attn_implementation="sdpa") if config.model_type == "llama" else {}
@@ -161,8 +184,7 @@ def transformers_step(args) -> dict:
                for f in Path(packages).glob("*/build/*-cu*/metadata.json")}  # fmt: skip
         ops = dict(norm="rms_norm_fwd", rotary="rotary", mlp="swiglu", loss="cross_entropy_fwd")
         calls = lambda: {op: getattr(torch.ops, ids[package]).call_count(op) for package, op in ops.items()}
-    ids_of = torch.arange(rows * columns, device="cuda")
-    tokens = ((ids_of * 7919 + 104729) % config.vocab_size).view(rows, columns)
+    tokens = arbitrary_ids(rows, columns, config.vocab_size)
     torch.cuda.synchronize()
     loaded = torch.cuda.memory_allocated()
     times, losses, readings, meter = [], [], [], Meter()
@@ -185,7 +207,8 @@ def transformers_step(args) -> dict:
             torch.cuda.reset_peak_memory_stats()
             torch.cuda.synchronize()
             start = time.perf_counter()
-            began = start if i == WARM else began if i else None
+            if i == WARM:
+                began = start
             loss = step()
             torch.cuda.synchronize()
             times.append(time.perf_counter() - start)

@@ -34,6 +34,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from gpu_model import arbitrary_ids
 from results import Results, add_flags, gpu
 
 import hotswap
@@ -140,11 +141,6 @@ def on_cpu(args, report) -> None:
         )  # fmt: skip
 
 
-def arbitrary_ids(rows: int, columns: int, vocabulary: int):
-    """As hotswap/cli/bench/model.cpp has them."""
-    return ((torch.arange(rows * columns, device="cuda") * 7919 + 104729) % vocabulary).view(rows, columns)
-
-
 def train_rate(m, args, ids, warm, kept, found) -> None:
     """found[what, shape] = tokens/s, and the bytes of a training step at its peak."""
     if kept:
@@ -241,9 +237,7 @@ class Found(dict):
                     kind="model", what=f"{what}, {self.name}", shape=f"{NAMES[self.args.model]} {shape}", dtype="bfloat16", ours=value,
                     peer=peer[key], peer_name=peer.name, unit="bytes" if what == "peak memory" else "tokens/s",
                 )  # fmt: skip
-        if self.report.rows:
-            self.report.write()
-            self.report.rows.clear()
+        self.report.flush()
 
 
 def with_mamba_ssm(args, report):
@@ -302,10 +296,12 @@ def on_gpu(args, report) -> None:
     if not distances["hotswap"] <= AS_NEAR * distances[PEER]:
         sys.exit(f"wanted logits as near to float32's as transformers' are, within {AS_NEAR}; nothing is written")
     ours = Found("hotswap", peers, args, report)
+    failed = ""
     try:
         rates(m, args, config.vocab_size, ours)
-    except RuntimeError as error:
-        print(f"hotswap: {error}", flush=True)
+    except RuntimeError as error:  # the C++ host's turn all the same
+        failed = f"hotswap: {error}"
+        print(failed, flush=True)
     print({op: n for op, n in hotswap.report(m).calls.items() if n}, flush=True)
     peers = [*peers, ours]
     del m
@@ -316,6 +312,8 @@ def on_gpu(args, report) -> None:
             peers.append(Found("C++ host, stock", [], args, report))
             Host(args, saved.name, False).rates(peers[-1])
         Host(args, saved.name, True).rates(Found("C++ host", peers, args, report))
+    if failed:
+        sys.exit(failed)
 
 
 def main() -> None:

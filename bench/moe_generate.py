@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 
 import torch
-from moe_model import NAME, QWEN3_MOE, arbitrary_ids
+from gpu_model import QWEN3_MOE, arbitrary_ids
+from moe_model import NAME
 from results import Results, add_flags, gpu
 from torch.nn import functional as F
 

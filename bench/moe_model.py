@@ -24,31 +24,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
 import transformers
-from gpu_model import BF16_LOSS, QWEN3_MOE, READY, WARM, waiting_for_turns
+from gpu_model import BF16_LOSS, QWEN3_MOE, WARM, arbitrary_ids, seconds, wait_for_turn, waiting_for_turns
 from results import Results, add_flags, gpu
 
 NAME = "Qwen3-30B-A3B, 4 layers"
 FOUND = "found: "
+HOST = {"C++ host, stock": False, "C++ host": True}  # by kernels?
 SIDES = {"transformers": None, "hotswap": {}, "attention": {"attention": True}}  # what kernelize is asked for
-
-
-def seconds(call) -> tuple:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    result = call()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start, result
-
-
-def arbitrary_ids(rows: int, columns: int, vocabulary: int = QWEN3_MOE["vocab_size"], device: str = "cuda"):
-    """As hotswap/cli/bench/model.cpp has them."""
-    ids = torch.arange(rows * columns, device=device) * 7919 + 104729
-    return (ids % vocabulary).view(rows, columns)
 
 
 def fresh() -> None:
@@ -63,7 +49,7 @@ def say(**found) -> None:
 
 def trained(m, side: str, args) -> None:
     rows, columns = args.train
-    ids, losses = arbitrary_ids(rows, columns), []
+    ids, losses = arbitrary_ids(rows, columns, QWEN3_MOE["vocab_size"]), []
 
     def step():
         m.zero_grad(set_to_none=True)
@@ -85,7 +71,7 @@ def trained(m, side: str, args) -> None:
 def generated(m, call, side: str, args) -> None:
     m.eval()
     for rows in args.batch:
-        ids = arbitrary_ids(rows, args.prompt)
+        ids = arbitrary_ids(rows, args.prompt, QWEN3_MOE["vocab_size"])
         options = dict(do_sample=True, top_k=0, eos_token_id=None, pad_token_id=0, attention_mask=torch.ones_like(ids))
         torch.manual_seed(1)
         generate = lambda count: seconds(lambda: call(ids, max_new_tokens=count, **options))
@@ -105,8 +91,7 @@ def in_python(args) -> None:
     """The process of one side."""
     import hotswap
 
-    print(READY, flush=True)
-    sys.stdin.readline()  # its turn on the GPU
+    wait_for_turn()
     options = SIDES[args.side]
     torch.manual_seed(0)
     with torch.device("cuda"):
@@ -199,11 +184,11 @@ def main() -> None:
     if unknown := set(args.sides) - set(SIDES):
         sys.exit(f"wanted sides of {', '.join(SIDES)}; got {', '.join(unknown)}")
     waiting = waiting_for_turns({side: [sys.executable, *sys.argv, "--side", side] for side in args.sides})
-    rows, host = Rows(args), ["C++ host, stock", "C++ host"] if args.hotswap else []
+    rows, host = Rows(args), HOST if args.hotswap else {}
     sides = [*args.sides[:1], *host, *args.sides[1:]]  # behind the peer: a run that is cut off has it
     for side in sides:
         if side in host:
-            of_host(args, rows, side, side != "C++ host, stock")
+            of_host(args, rows, side, host[side])
             continue
         process = waiting[side]
         process.stdin.write("\n"), process.stdin.flush()

@@ -42,8 +42,7 @@ def main():
         spec.loader.exec_module(package)
         package.run(cases)
         torch.cuda.empty_cache()
-        report.write()  # as they come
-        report.rows.clear()
+        report.flush()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     report = Results(args)                           # on a GPU: Results(args, **gpu())
     report.add(kind="op", what="rms_norm", shape="16384x4096", dtype="bfloat16", ours=69.2, peer=69.0,
                peer_name="Liger; 0.8.5", unit="us", target="")
-    report.write()                                   # nothing without --csv
+    report.write()                                   # nothing without --csv; flush(): as they come, in a long run
 
 kernels/common/testing/results.h does the same for the benchmarks of packages in C++.
 """
@@ -64,7 +64,8 @@ def rounded(value):
 
 
 class Results:
-    """Rows as they come, a line each, written at the end: a run that dies leaves no half of itself in the file."""
+    """Rows as they come, a line each. Written at the end, a run that dies leaves no half of itself in the file; by flush(), one that
+    is cut off keeps what it has measured."""
 
     def __init__(self, args: argparse.Namespace, machine: dict | None = None):
         version = importlib.metadata.version("torch").split("+")[0]
@@ -95,6 +96,12 @@ class Results:
                 writer.writeheader()
             writer.writerows({key: rounded(value) for key, value in row.items()} for row in self.rows)
         print(f"{len(self.rows)} rows appended to {self.file}")
+
+    def flush(self) -> None:
+        """Writes the rows that have come since the last one, if any."""
+        if self.rows:
+            self.write()
+            self.rows.clear()
 
 
 def shown(row: dict) -> str:

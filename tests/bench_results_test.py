@@ -23,8 +23,10 @@ def main() -> None:
         report.write()
         report.rows = report.rows[:1]
         report.write()  # appended, without a second head
+        report.flush(), report.flush()  # once more, and nothing
+        assert not report.rows
         lines = list(csv.DictReader(file.open()))
-    assert [row["ratio"] for row in lines] == ["1.500", "1.500", "1.500", "", "1.500"], lines
+    assert [row["ratio"] for row in lines] == ["1.500", "1.500", "1.500", "", "1.500", "1.500"], lines
     assert list(lines[0]) == COLUMNS
     assert lines[0]["shape"] == "2x512 of 512, 8x64" and lines[0]["target"] == "1.600" and lines[1]["target"] == "1.500"
     assert lines[3]["ours"] == "0.333" and lines[3]["peer"] == ""

@@ -230,8 +230,7 @@ def main():
                 peer=theirs and round(theirs, 1), peer_name=peer, target=target_of(args, x, *dims, mask, peer),
                 load=f"{load}; {their_load}".rstrip("; "),
             )  # fmt: skip
-        report.write()  # as they come
-        report.rows.clear()
+        report.flush()
 
 
 if __name__ == "__main__":

@@ -71,8 +71,7 @@ class Bench:
                 ours=rate, peer=theirs, peer_name=who, unit="GB/s", target=TARGETS[page] if who == COPY else "",
                 load=f"{load}; {their_load}",
             )  # fmt: skip
-        self.report.write()  # as they come
-        self.report.rows.clear()
+        self.report.flush()
 
     def pages_of(self, caches, batch, length, page):
         """The caches in pages of any order, and their table."""

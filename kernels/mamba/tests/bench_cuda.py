@@ -292,8 +292,7 @@ def ssd(bench, triton):
                 print(f"ssd_bwd {shape} {name}: {(torch.cuda.max_memory_allocated() - before) / 2**20:.0f} MiB beside its inputs")
                 del kept
         made = None
-        bench.report.write()  # the next shape may wait long for Triton's tuning
-        bench.report.rows.clear()
+        bench.report.flush()  # the next shape may wait long for Triton's tuning
 
 
 def gated_norm(bench, triton):
@@ -351,8 +350,7 @@ def main():
     for name, part in parts.items():
         if bench.wants(name):
             part()
-            bench.report.write()
-            bench.report.rows.clear()
+            bench.report.flush()
 
 
 if __name__ == "__main__":
