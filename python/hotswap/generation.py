@@ -87,7 +87,7 @@ class _Step:
         self.tokens = inputs["input_ids"].clone()  # [batch, 1]
         self.positions = inputs["position_ids"].clone() if inputs.get("position_ids") is not None else None
         self.padding = padding  # [batch, capacity] bool
-        self.cache = inputs.get("cache", inputs.get("past_key_values"))
+        self.cache = inputs[cache_name(model.forward)]
         given = inputs.get("attention_mask")
         some = next(iter(given.values()), None) if isinstance(given, dict) else given
         self.kinds = list(given) if isinstance(given, dict) else None

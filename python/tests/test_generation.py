@@ -66,21 +66,28 @@ def test_with_our_attention(name, mask):
     assert package("attention").calls(op) == before + model.config.num_hidden_layers
 
 
+def captured_and_not(monkeypatch, seed, whole, *args, **options):
+    """What hotswap.generate says by a captured step, which is what it says by the same step uncaptured, bit for bit. whole: do its
+    layers go by one op?"""
+    said = []
+    for captured in (True, False, True):
+        if not captured:
+            monkeypatch.setattr(generation, "_Graph", lambda step: step)
+        torch.manual_seed(seed)
+        before = calls()
+        said.append(hotswap.generate(*args, **{**OPTIONS, **options}))
+        assert (calls() > before) == whole
+        monkeypatch.undo()
+    assert torch.equal(said[0], said[1]) and torch.equal(said[0], said[2])
+    return said[0]
+
+
 @pytest.mark.skipif(not ON_GPU, reason="no GPU: HOTSWAP_TEST_DEVICE=cuda asks for it")
 @pytest.mark.parametrize("options", [{}, dict(do_sample=True, top_k=20), dict(repetition_penalty=1.2)])
 def test_whole_layers_on_a_gpu(monkeypatch, options):
     """What is captured says what the same step says uncaptured, by the same kernels: bit for bit."""
     model = tiny.model("qwen3", head_dim=64, hidden_size=64).to(torch.bfloat16).eval()
-    said = []
-    for captured in (True, False, True):
-        if not captured:
-            monkeypatch.setattr(generation, "_Graph", lambda step: step)
-        torch.manual_seed(5)
-        before = calls()
-        said.append(hotswap.generate(model, PROMPT, **{**OPTIONS, **options}))
-        assert calls() > before
-        monkeypatch.undo()
-    assert torch.equal(said[0], said[1]) and torch.equal(said[0], said[2])
+    captured_and_not(monkeypatch, 5, True, model, PROMPT, **options)
     want = stock(model, PROMPT[:, :3], max_new_tokens=1)  # the prefill is transformers' own
     assert torch.equal(hotswap.generate(model, PROMPT[:, :3], **{**OPTIONS, "max_new_tokens": 1}), want)
 
@@ -195,17 +202,10 @@ def test_a_captured_step_at_every_length(monkeypatch, rows, padded):
     more = dict(attention_mask=torch.ones_like(prompt))
     if padded:
         more["attention_mask"][-1, 0] = 0
-    said = []
-    for captured in (True, False, True):
-        if not captured:
-            monkeypatch.setattr(generation, "_Graph", lambda step: step)
-        torch.manual_seed(7)
-        before = calls()
-        said.append(hotswap.generate(model, prompt, **{**OPTIONS, "do_sample": True, "temperature": 2.0, "top_k": 0, "max_new_tokens": 700}, **more))
-        assert (calls() > before) != padded  # a mask is the business of the layers' parts
-        monkeypatch.undo()
-    assert torch.equal(said[0], said[1]) and torch.equal(said[0], said[2])
-    assert len(said[0].unique()) > 300
+    sampled = dict(do_sample=True, temperature=2.0, top_k=0, max_new_tokens=700)
+    # A mask is the business of the layers' parts.
+    said = captured_and_not(monkeypatch, 7, not padded, model, prompt, **sampled, **more)
+    assert len(said.unique()) > 300
 
 
 def test_padded_rows():
