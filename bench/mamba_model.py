@@ -20,6 +20,7 @@ logits off in mamba2-1.3b's shape): what the kernels compute is what tests say.
 import argparse
 import copy
 import gc
+import importlib
 import importlib.util
 import json
 import os
@@ -60,6 +61,7 @@ LARGE = {  # on a GPU: state-spaces/mamba-1.4b and mamba2-1.3b, as their config.
 }  # fmt: skip
 NAMES = {"mamba": "mamba-1.4b", "mamba2": "mamba2-1.3b"}
 PEER = "transformers, mamba-ssm" if importlib.util.find_spec("mamba_ssm") else "transformers"
+KERNELS = "causal_conv1d", "mamba_ssm.ops.selective_scan_interface", "mamba_ssm.ops.triton.ssd_combined"
 AS_NEAR = 1.1  # our distance from float32 over stock's: two draws of the same roundings are within a few percent of each other
 WARM = 1
 SHORT = 32  # tokens of that warm step where a loop of Python goes through them, 10 s for 256
@@ -262,6 +264,8 @@ def with_mamba_ssm(args, report):
 
 
 def on_gpu(args, report) -> None:
+    for name in KERNELS if "mamba-ssm" in PEER else ():  # transformers would go on without one that cannot be imported
+        importlib.import_module(name)
     config = transformers.AutoConfig.for_model(**LARGE[args.model])
     torch.manual_seed(0)
     with torch.device("cuda"):
