@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads)
 // The sums of Δ, and the parts joined.
 template <bool kBack>
 void join(const Problem& parts, const PartStates& states, float* sums, const View& begin, const View& end,
-          Stream stream) {
+          kernels::Stream stream) {
   const bool channels = parts.delta.channel < parts.delta.step;
   kernels::gpu::launch(channels ? &sum_delta<true> : &sum_delta<false>,
                        parts.batch * kernels::divide_up(parts.channels, channels ? 32 : kWarps), kThreads, stream,
