@@ -86,6 +86,17 @@ TEST_P(EachType, ManyTokensToOne) {
   expect_right(inputs(s, {.bias = true}, index, GetParam()), "all to one, " + text(s, GetParam()));
 }
 
+// Decode steps: of rows as wide as a real model's, of more numbers inside than are read at once, and of many experts.
+TEST_P(EachType, AFewTokens) {
+  for (const Sizes& s : std::vector<Sizes>{{.tokens = 1, .top_k = 2, .experts = 3, .hidden = 2056, .inner = 776},
+                                           {.tokens = 16, .top_k = 2, .experts = 3, .hidden = 1032, .inner = 1544},
+                                           {.tokens = 8, .top_k = 3, .experts = 4, .hidden = 3000, .inner = 24},
+                                           {.tokens = 9, .top_k = 4, .experts = 1000, .hidden = 16, .inner = 8}}) {
+    const Options o{.interleaved = s.tokens % 2 == 1, .bias = s.tokens % 2 == 0};
+    expect_right(inputs(s, o, some_routing(s), GetParam()), o.text() + ", " + text(s, GetParam()));
+  }
+}
+
 // Experts of 17 to 128 rows, whose products have a way of their own on the CPU, and sums of several parts; one with a
 // row more.
 TEST(Moe, SomeRowsAnExpert) {
