@@ -14,16 +14,23 @@ using namespace scan::gpu;
 // Two share what a lane reads of B and C; one leaves registers for twice the warps.
 constexpr int kForwardEach = 2;
 
-void whole(const scan::Forward& a, Stream stream) {
+// kStates: the last state alone, of one sequence a row whose B and C are not constant.
+template <bool kStates>
+void go(const scan::Forward& a, Stream stream) {
   const scan::Problem& p = a.of;
   const Along along = along_of(p, {p.u, p.delta, p.z, a.y});
   with_shape<kForwardEach>(p, along, [&]<class T, Along kAlong, class S>() {
     const int64_t blocks = kernels::divide_up(p.channels / p.groups, S::kChannels);
-    with_kinds<kAlong>(p, [&]<bool kPacked, bool kConstant>() {
-      kernels::gpu::launch_with_memory<&scan::gpu::forward<T, kAlong, S, kPacked, kConstant>>(
+    const auto launch = [&]<bool kPacked, bool kConstant, bool kOnly>() {
+      kernels::gpu::launch_with_memory<&scan::gpu::forward<T, kAlong, S, kPacked, kConstant, kOnly>>(
           sizeof(ForwardMemory<T, kAlong, S>), p.batch * p.groups * blocks, kThreads, stream, a, blocks,
           token_layouts(p));
-    });
+    };
+    if constexpr (kStates && kAlong != Along::kAny)
+      launch.template operator()<false, false, true>();
+    else
+      with_kinds<kAlong>(
+          p, [&]<bool kPacked, bool kConstant>() { launch.template operator()<kPacked, kConstant, false>(); });
   });
 }
 
@@ -57,22 +64,22 @@ void scan_forward(const scan::Forward& a, float* memory, Stream stream) {
   const scan::Problem& p = a.of;
   if (p.batch * p.channels == 0) return;
   const Split s = split(p);
-  if (s.parts == 1) return whole(a, stream);
+  if (s.parts == 1) return go<false>(a, stream);
   const PartStates states{memory, p.channels, p.states};
   float* const sums = memory + (s.parts + 1) * p.channels * p.states;
   for (int64_t entry = 0; entry < p.batch; ++entry) {
     scan::Forward parts = part_of(a, entry, 0, s.steps, s.parts), alone = parts;
     alone.of.z = alone.of.d = alone.of.initial = alone.checkpoints = {};
     alone.last = states.from(0);
-    whole(alone, stream);  // y is written again
+    go<true>(alone, stream);  // y, where it is written, is written again
     const View last = entry_of(a.last, entry), behind = s.tail > 0 ? states.from(s.parts) : last;
     join<false>(parts.of, states, sums, entry_of(p.initial, entry), behind, stream);
     parts.of.initial = parts.last = states.from(0);  // a lane reads its numbers before it writes them
-    whole(parts, stream);
+    go<false>(parts, stream);
     if (s.tail == 0) continue;
     scan::Forward tail = part_of(a, entry, s.parts * s.steps, s.tail, 1);
     tail.of.initial = behind, tail.last = last;
-    whole(tail, stream);
+    go<false>(tail, stream);
   }
 }
 
