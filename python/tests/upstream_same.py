@@ -4,9 +4,10 @@
     upstream_same.py --packages build/packages --liger FOLDER convergence/bf16/test_mini_models.py mini_llama4
 
 For a case of sixteen bits that fails: whose rounding it was. The lead, stock unless told, is trained as the case trains it (its
-rows, AdamW with --rate); before each update all three compute the loss of its weights. Printed beside these: how far the words' distributions of
-stock and of ours are from float32's (Kullback-Leibler, mean over tokens), and how many tokens of the batch went to other experts
-than in float32, summed over layers. What FOLDER is and what has to be installed: upstream.py.
+rows, AdamW with --rate); before each update all three compute the loss of its weights, padding and all, as the case does. Beside these, of
+words that are no padding: how far the distributions of stock and of ours are from float32's (Kullback-Leibler, mean over words). And how
+many tokens of the batch, padding too, went to other experts than in float32, summed over layers. What of padding no key is left for has what
+the attention gives there, which on a GPU is not the same in float32. What FOLDER is and what has to be installed: upstream.py.
 """
 
 import argparse
@@ -76,7 +77,7 @@ def main():
     batches = iter(case.DataLoader(data, batch_size=args.rows, shuffle=False, collate_fn=case.simple_collate_fn))
     optimizer = torch.optim.AdamW(lead.parameters(), lr=args.rate)
     own = {"ours": {"accum_dtype": torch.float32}}
-    print("| step | loss: stock | ours | float32 | from float32: stock | ours | other experts: stock | ours |\n" + "|---" * 8 + "|")
+    print("| step | loss: stock | ours | float32 | words from float32: stock | ours | other experts: stock | ours |\n" + "|---" * 8 + "|")
     for step in range(args.steps):
         batch = next(batches).to(args.device)
         _copy_weights(lead, [model for model in models.values() if model is not lead])
@@ -85,6 +86,8 @@ def main():
             for name, model in models.items():
                 got = model(**batch, **own.get(name, {}), **({"skip_logits": False} if name == "ours" else {}))
                 losses[name], logps[name] = got.loss.item(), got.logits.float().log_softmax(-1)
+        words = batch["attention_mask"].bool()
+        logps = {name: logp[words] for name, logp in logps.items()}
         wide = logps.pop("float32")
         apart = [(wide.exp() * (wide - logp)).sum(-1).mean().item() for logp in logps.values()]
         others = [choices[name].other_than(choices["float32"]) for name in logps]
