@@ -51,7 +51,7 @@ int blocks_per_multiprocessor(const Decode& a) {
 // is its keys and about 128 keys' more; by the most keys that there can be, as lengths are known to the GPU only.
 int splits_of(const Decode& a) {
   const Problem& p = a.problem;
-  constexpr int64_t kFewestKeys = 64, kMost = 256, kOverhead = 128;
+  constexpr int64_t kFewestKeys = 64, kMost = 512, kOverhead = 128;
   if (a.splits > 0) return int(std::min(a.splits, kMost));
   const int64_t blocks = p.batch * p.key_heads * row_tiles(a),
                 at_once = multiprocessors() * blocks_per_multiprocessor(a);
@@ -70,12 +70,15 @@ Cache cache_of(void* data, const void* fresh, const Strides& s, const Strides& f
 
 template <class T, int kDim, int kStages>
 void launch_decode(const DecodeArguments& a, int64_t blocks, Stream stream) {
-  launch_with_memory<&decode_kernel<T, kDim, kStages>>(kBytesOf<kDim, kStages>, blocks, 32 * kDecodeWarps, stream, a);
+  launch_after_with_memory<&decode_kernel<T, kDim, kStages>>(kBytesOf<kDim, kStages>, blocks, 32 * kDecodeWarps, 1, stream, a);
 }
 template <class D>
 void launch_wide(const DecodeArguments& a, int64_t blocks, Stream stream) {
-  launch_with_memory<&decode_wide_kernel<D>>(sizeof(DecodeWideMemory<D>), blocks, D::kThreads, stream, a);
+  launch_after_with_memory<&decode_wide_kernel<D>>(sizeof(DecodeWideMemory<D>), blocks, D::kThreads, 1, stream, a);
 }
+
+// From so many parts on a row's are added by more blocks.
+constexpr int kManyParts = 32;
 
 // As many stages as keep 64 KB or more of copies under way in a multiprocessor.
 template <class T>
@@ -84,8 +87,8 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
   const int64_t blocks = int64_t{arguments.row_tiles} * arguments.splits * p.key_heads * p.batch;
   const int64_t dim = std::max(p.dim, p.value_dim), rows = p.batch * p.heads * p.query_rows;
   if (is_latent(a))
-    launch_with_memory<&decode_latent_kernel<LatentTraits<T>>>(sizeof(LatentMemory<LatentTraits<T>>), blocks,
-                                                               LatentTraits<T>::kThreads, stream, arguments);
+    launch_after_with_memory<&decode_latent_kernel<LatentTraits<T>>>(sizeof(LatentMemory<LatentTraits<T>>), blocks,
+                                                                     LatentTraits<T>::kThreads, 1, stream, arguments);
   else if (is_wide(p) && is_one(a))
     launch_wide<DecodeWideTraits<T, true, 3>>(arguments, blocks, stream);
   else if (is_wide(p) && shared_memory() > int64_t{sizeof(DecodeWideMemory<DecodeWideTraits<T, false, 3>>)})
@@ -98,9 +101,11 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
     launch_decode<T, 128, 3>(arguments, blocks, stream);
   else
     launch_decode<T, 256, 3>(arguments, blocks, stream);
-  if (arguments.splits > 1)
-    launch_after(p.value_dim <= 256 ? combine_kernel<T, 256> : combine_kernel<T, 512>, rows, 32 * kDecodeWarps, stream,
-                 arguments);
+  if (arguments.splits == 1) return;
+  const bool many = arguments.splits >= kManyParts;
+  const int64_t columns = many ? 32 : 128;
+  launch_after(many ? combine_kernel<T, 32> : combine_kernel<T, 128>, rows * divide_up(p.value_dim, columns),
+               32 * kDecodeWarps, stream, arguments);
 }
 
 }  // namespace

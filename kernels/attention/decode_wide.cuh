@@ -125,6 +125,8 @@ template <class D>
 __global__ void __launch_bounds__(D::kThreads, D::kBlocks)
     decode_wide_kernel(const __grid_constant__ DecodeArguments a) {
 #if __CUDA_ARCH__ >= 800  // elsewhere it is never launched
+  wait_for_launch_before();
+  next_launch_may_begin();
   extern __shared__ __align__(16) uint8_t raw[];
   const DecodePart part(a);
   if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0) {
