@@ -13,7 +13,7 @@ namespace {
 int64_t shared_memory() { return attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>(); }
 
 template <int kDim, int kStages>
-constexpr int64_t kBytesOf = int64_t{2} * kDecodeWarps* kStages* kDecodeKeys* kDim * 2;
+constexpr int64_t kBytesOf = int64_t{kDecodeWarps} * kStages* kDecodeKeys* kDim * 2;
 
 // Heads of 256 want more shared memory than some GPUs have.
 bool is_wide(const Problem& p) {
@@ -39,12 +39,11 @@ int row_tiles(const Decode& a) {
   return int(divide_up(p.heads / p.key_heads * p.query_rows, rows_of_block(a)));
 }
 
-// By shared memory: 64, 96 or 192 KB a block; of wide ones 58 or 106.
+// By shared memory: 64 or 96 KB a block; of wide ones 58 or 106.
 int blocks_per_multiprocessor(const Decode& a) {
   const Problem& p = a.problem;
-  const int64_t dim = std::max(p.dim, p.value_dim);
   if (is_latent(a)) return 1;
-  return dim <= 64 || (is_wide(p) && is_one(a)) ? 3 : dim <= 128 || is_wide(p) ? 2 : 1;
+  return std::max(p.dim, p.value_dim) <= 64 || (is_wide(p) && is_one(a)) ? 3 : 2;
 }
 
 // Parts of a sequence's keys: so many that the blocks, in waves of as many as run at once, end soonest. A block's time
@@ -96,9 +95,9 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
   else if (is_wide(p))
     launch_wide<DecodeWideTraits<T, false, 2>>(arguments, blocks, stream);
   else if (dim <= 64)
-    launch_decode<T, 64, 4>(arguments, blocks, stream);
+    launch_decode<T, 64, 8>(arguments, blocks, stream);
   else if (dim <= 128)
-    launch_decode<T, 128, 3>(arguments, blocks, stream);
+    launch_decode<T, 128, 6>(arguments, blocks, stream);
   else
     launch_decode<T, 256, 3>(arguments, blocks, stream);
   if (arguments.splits == 1) return;

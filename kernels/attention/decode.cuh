@@ -7,31 +7,33 @@
 
 namespace attention::gpu {
 
+// kStages: of keys or values of 16, in turns. So many come at a time that a multiprocessor has two blocks or more.
 template <class T, int kDim, int kStages>
 struct DecodeWarp {
   using Rows = uint16_t[kDecodeKeys][kDim];
+  static constexpr int kAhead = kStages - 1;  // copies under way
 
   const DecodeArguments& a;
   const DecodePart& part;
-  Rows (*stages)[2];  // keys and values
+  Rows* stages;
   const int lane = threadIdx.x % 32;
   uint32_t q[kDim / 16][4];
   float out[kDim / 2] = {};
+  uint32_t p[4];  // weights of the chunk
 
-  __device__ __forceinline__ void start_loads(int stage, int chunk, int end, int& page) const {
+  // page: of the chunk whose keys or values are the next to be copied.
+  template <bool kValues>
+  __device__ __forceinline__ void start_load(int stage, int chunk, int end, int& page) const {
     if (chunk < end) {
-      start_chunk<T, 32>(a, part, a.k, stages[stage][0], chunk, page, lane);
-      start_chunk<T, 32>(a, part, a.v, stages[stage][1], chunk, page, lane);
-      if (chunk + kDecodeWarps < end) page = part.page_of(a, chunk + kDecodeWarps);
+      start_chunk<T, 32>(a, part, kValues ? a.v : a.k, stages[stage], chunk, page, lane);
+      if (kValues && chunk + kDecodeWarps < end) page = part.page_of(a, chunk + kDecodeWarps);
     }
     commit_copies();
   }
 
-  // 16 keys.
-  __device__ __forceinline__ void add_chunk(RowSoftmax& softmax, int stage, int chunk, const DecodeRows<>& rows) {
+  __device__ __forceinline__ void add_keys(RowSoftmax& softmax, const Rows& keys, int chunk, const DecodeRows<>& rows) {
     float s[8] = {};
-    const auto& keys = stages[stage][0];
-    const int key_row = lane / 16 * 8 + lane % 8, value_row = lane % 16;
+    const int key_row = lane / 16 * 8 + lane % 8;
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
       uint32_t b[4];
@@ -46,9 +48,11 @@ struct DecodeWarp {
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) out[i] *= shrink[i / 2 % 2];
     }
-    const uint32_t p[4] = {pack_pair<T>(s[0], s[1]), pack_pair<T>(s[2], s[3]), pack_pair<T>(s[4], s[5]),
-                           pack_pair<T>(s[6], s[7])};
-    const auto& values = stages[stage][1];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) p[i] = pack_pair<T>(s[2 * i], s[2 * i + 1]);
+  }
+  __device__ __forceinline__ void add_values(const Rows& values) {
+    const int value_row = lane % 16;
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
       uint32_t b[4];
@@ -58,21 +62,28 @@ struct DecodeWarp {
     }
   }
 
-  // Every fourth chunk of [begin, end), from this warp's on.
+  // Every fourth chunk of [begin, end), from this warp's on: keys, then values.
   __device__ __forceinline__ void run(RowSoftmax& softmax, int begin, int end) {
     const int first = begin + int(threadIdx.x / 32);
-    int page = first < end ? part.page_of(a, first) : 0;
+    int page = first < end ? part.page_of(a, first) : 0, stage = 0;
 #pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) start_loads(i, first + i * kDecodeWarps, end, page);
+    for (int i = 0; i < kAhead; ++i) {
+      const int chunk = first + i / 2 * kDecodeWarps;
+      i % 2 == 0 ? start_load<false>(i, chunk, end, page) : start_load<true>(i, chunk, end, page);
+    }
     load_queries<T>(a, part, 0, q);
     const DecodeRows<> mine(a, part);
-    int stage = 0;
-    for (int chunk = first; chunk < end; chunk += kDecodeWarps) {
-      wait_copies<kStages - 2>();
-      __syncwarp();  // everybody's copies; and the stage of the last chunk has been read
-      start_loads(stage == 0 ? kStages - 1 : stage - 1, chunk + (kStages - 1) * kDecodeWarps, end, page);
-      add_chunk(softmax, stage, chunk, mine);
+    const auto turn = [&]<bool kValues>(int chunk, const auto& add) {
+      wait_copies<kAhead - 1>();
+      __syncwarp();  // everybody's copies; and the stage before has been read
+      start_load<(kValues + kAhead) % 2 == 1>(stage == 0 ? kStages - 1 : stage - 1,
+                                              chunk + (kValues + kAhead) / 2 * kDecodeWarps, end, page);
+      add(stages[stage]);
       if (++stage == kStages) stage = 0;
+    };
+    for (int chunk = first; chunk < end; chunk += kDecodeWarps) {
+      turn.template operator()<false>(chunk, [&](const Rows& keys) { add_keys(softmax, keys, chunk, mine); });
+      turn.template operator()<true>(chunk, [&](const Rows& values) { add_values(values); });
     }
     wait_copies<0>();
   }
@@ -91,7 +102,7 @@ __global__ void __launch_bounds__(32 * kDecodeWarps) decode_kernel(const __grid_
     append<T>(a, part, a.k), append<T>(a, part, a.v);
   const Span chunks = part.chunks<>(a);
   RowSoftmax softmax(a.score_scale);
-  Warp w{a, part, reinterpret_cast<typename Warp::Rows(*)[2]>(raw) + warp * kStages};
+  Warp w{a, part, reinterpret_cast<typename Warp::Rows*>(raw) + warp * kStages};
   w.run(softmax, chunks.first, chunks.end);
 
   // The warps' results together. Rows of a little more than kDim numbers: without bank conflicts.
