@@ -39,11 +39,10 @@ int row_tiles(const Decode& a) {
   return int(divide_up(p.heads / p.key_heads * p.query_rows, rows_of_block(a)));
 }
 
-// By shared memory: 64 or 96 KB a block; of wide ones 58 or 106.
+// By shared memory: 64 or 96 KB a block; of wide ones 98 or 106.
 int blocks_per_multiprocessor(const Decode& a) {
-  const Problem& p = a.problem;
   if (is_latent(a)) return 1;
-  return std::max(p.dim, p.value_dim) <= 64 || (is_wide(p) && is_one(a)) ? 3 : 2;
+  return std::max(a.problem.dim, a.problem.value_dim) <= 64 ? 3 : 2;
 }
 
 // Parts of a sequence's keys: so many that the blocks, in waves of as many as run at once, end soonest. A block's time
@@ -89,11 +88,11 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
     launch_after_with_memory<&decode_latent_kernel<LatentTraits<T>>>(sizeof(LatentMemory<LatentTraits<T>>), blocks,
                                                                      LatentTraits<T>::kThreads, 1, stream, arguments);
   else if (is_wide(p) && is_one(a))
-    launch_wide<DecodeWideTraits<T, true, 3>>(arguments, blocks, stream);
-  else if (is_wide(p) && shared_memory() > int64_t{sizeof(DecodeWideMemory<DecodeWideTraits<T, false, 3>>)})
-    launch_wide<DecodeWideTraits<T, false, 3>>(arguments, blocks, stream);
+    launch_wide<DecodeWideTraits<T, true, 5, 2>>(arguments, blocks, stream);
+  else if (is_wide(p) && shared_memory() > int64_t{sizeof(DecodeWideMemory<DecodeWideTraits<T, false, 3, 1>>)})
+    launch_wide<DecodeWideTraits<T, false, 3, 1>>(arguments, blocks, stream);
   else if (is_wide(p))
-    launch_wide<DecodeWideTraits<T, false, 2>>(arguments, blocks, stream);
+    launch_wide<DecodeWideTraits<T, false, 2, 1>>(arguments, blocks, stream);
   else if (dim <= 64)
     launch_decode<T, 64, 8>(arguments, blocks, stream);
   else if (dim <= 128)
