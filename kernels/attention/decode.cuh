@@ -7,33 +7,31 @@
 
 namespace attention::gpu {
 
-// kStages: of keys or values of 16, in turns. So many come at a time that a multiprocessor has two blocks or more.
 template <class T, int kDim, int kStages>
 struct DecodeWarp {
   using Rows = uint16_t[kDecodeKeys][kDim];
-  static constexpr int kAhead = kStages - 1;  // copies under way
 
   const DecodeArguments& a;
   const DecodePart& part;
-  Rows* stages;
+  Rows (*stages)[2];  // keys and values
   const int lane = threadIdx.x % 32;
   uint32_t q[kDim / 16][4];
   float out[kDim / 2] = {};
-  uint32_t p[4];  // weights of the chunk
 
-  // page: of the chunk whose keys or values are the next to be copied.
-  template <bool kValues>
-  __device__ __forceinline__ void start_load(int stage, int chunk, int end, int& page) const {
+  __device__ __forceinline__ void start_loads(int stage, int chunk, int end, int& page) const {
     if (chunk < end) {
-      start_chunk<T, 32>(a, part, kValues ? a.v : a.k, stages[stage], chunk, page, lane);
-      if (kValues && chunk + kDecodeWarps < end) page = part.page_of(a, chunk + kDecodeWarps);
+      start_chunk<T, 32>(a, part, a.k, stages[stage][0], chunk, page, lane);
+      start_chunk<T, 32>(a, part, a.v, stages[stage][1], chunk, page, lane);
+      if (chunk + kDecodeWarps < end) page = part.page_of(a, chunk + kDecodeWarps);
     }
     commit_copies();
   }
 
-  __device__ __forceinline__ void add_keys(RowSoftmax& softmax, const Rows& keys, int chunk, const DecodeRows<>& rows) {
+  // 16 keys.
+  __device__ __forceinline__ void add_chunk(RowSoftmax& softmax, int stage, int chunk, const DecodeRows<>& rows) {
     float s[8] = {};
-    const int key_row = lane / 16 * 8 + lane % 8;
+    const auto& keys = stages[stage][0];
+    const int key_row = lane / 16 * 8 + lane % 8, value_row = lane % 16;
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
       uint32_t b[4];
@@ -48,11 +46,9 @@ struct DecodeWarp {
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) out[i] *= shrink[i / 2 % 2];
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) p[i] = pack_pair<T>(s[2 * i], s[2 * i + 1]);
-  }
-  __device__ __forceinline__ void add_values(const Rows& values) {
-    const int value_row = lane % 16;
+    const uint32_t p[4] = {pack_pair<T>(s[0], s[1]), pack_pair<T>(s[2], s[3]), pack_pair<T>(s[4], s[5]),
+                           pack_pair<T>(s[6], s[7])};
+    const auto& values = stages[stage][1];
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
       uint32_t b[4];
@@ -62,28 +58,21 @@ struct DecodeWarp {
     }
   }
 
-  // Every fourth chunk of [begin, end), from this warp's on: keys, then values.
+  // Every fourth chunk of [begin, end), from this warp's on.
   __device__ __forceinline__ void run(RowSoftmax& softmax, int begin, int end) {
     const int first = begin + int(threadIdx.x / 32);
-    int page = first < end ? part.page_of(a, first) : 0, stage = 0;
+    int page = first < end ? part.page_of(a, first) : 0;
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int chunk = first + i / 2 * kDecodeWarps;
-      i % 2 == 0 ? start_load<false>(i, chunk, end, page) : start_load<true>(i, chunk, end, page);
-    }
+    for (int i = 0; i < kStages - 1; ++i) start_loads(i, first + i * kDecodeWarps, end, page);
     load_queries<T>(a, part, 0, q);
     const DecodeRows<> mine(a, part);
-    const auto turn = [&]<bool kValues>(int chunk, const auto& add) {
-      wait_copies<kAhead - 1>();
-      __syncwarp();  // everybody's copies; and the stage before has been read
-      start_load<(kValues + kAhead) % 2 == 1>(stage == 0 ? kStages - 1 : stage - 1,
-                                              chunk + (kValues + kAhead) / 2 * kDecodeWarps, end, page);
-      add(stages[stage]);
-      if (++stage == kStages) stage = 0;
-    };
+    int stage = 0;
     for (int chunk = first; chunk < end; chunk += kDecodeWarps) {
-      turn.template operator()<false>(chunk, [&](const Rows& keys) { add_keys(softmax, keys, chunk, mine); });
-      turn.template operator()<true>(chunk, [&](const Rows& values) { add_values(values); });
+      wait_copies<kStages - 2>();
+      __syncwarp();  // everybody's copies; and the stage of the last chunk has been read
+      start_loads(stage == 0 ? kStages - 1 : stage - 1, chunk + (kStages - 1) * kDecodeWarps, end, page);
+      add_chunk(softmax, stage, chunk, mine);
+      if (++stage == kStages) stage = 0;
     }
     wait_copies<0>();
   }
@@ -102,7 +91,7 @@ __global__ void __launch_bounds__(32 * kDecodeWarps) decode_kernel(const __grid_
     append<T>(a, part, a.k), append<T>(a, part, a.v);
   const Span chunks = part.chunks<>(a);
   RowSoftmax softmax(a.score_scale);
-  Warp w{a, part, reinterpret_cast<typename Warp::Rows*>(raw) + warp * kStages};
+  Warp w{a, part, reinterpret_cast<typename Warp::Rows(*)[2]>(raw) + warp * kStages};
   w.run(softmax, chunks.first, chunks.end);
 
   // The warps' results together. Rows of a little more than kDim numbers: without bank conflicts.
@@ -139,16 +128,23 @@ __global__ void __launch_bounds__(32 * kDecodeWarps) decode_kernel(const __grid_
       divide = finish_row(a, to.head, largest, sum, lse);
       if (w.lane == 0 && a.lse != nullptr) a.lse[to.lse] = lse;
     }
-    for (int c = w.lane; c < a.v.dim; c += 32) {
-      float total = 0.f;
+    for (int c = 4 * w.lane; c < a.v.dim; c += 128) {
+      float total[4] = {};
 #pragma unroll
-      for (int i = 0; i < kDecodeWarps; ++i)
-        if (factor[i] != 0.f) total += factor[i] * out[i][r][c];
-      total = divide == 0.f ? 0.f : total * divide;
+      for (int i = 0; i < kDecodeWarps; ++i) {
+        if (factor[i] == 0.f) continue;
+        const float4 v = *reinterpret_cast<const float4*>(&out[i][r][c]);
+        total[0] += factor[i] * v.x, total[1] += factor[i] * v.y;
+        total[2] += factor[i] * v.z, total[3] += factor[i] * v.w;
+      }
+#pragma unroll
+      for (float& f : total) f = divide == 0.f ? 0.f : f * divide;
       if (a.part_out != nullptr)
-        a.part_out[(to.lse * a.splits + part.split) * a.v.dim + c] = total;
+        *reinterpret_cast<float4*>(a.part_out + (to.lse * a.splits + part.split) * a.v.dim + c) =
+            make_float4(total[0], total[1], total[2], total[3]);
       else
-        static_cast<T*>(a.out)[to.out + c] = from_float<T>(total);
+        *reinterpret_cast<uint2*>(static_cast<T*>(a.out) + to.out + c) =
+            make_uint2(pack_pair<T>(total[0], total[1]), pack_pair<T>(total[2], total[3]));
     }
   }
 #endif
@@ -172,11 +168,11 @@ struct PartsOfRow {
 
 // The parts of a row together: a block for each kColumns numbers of a row, of whose threads kSlots go through the parts
 // side by side. Few columns where there are many parts: then many blocks read them.
-template <class T, int kColumns>
+template <class T, int kColumns, int kEach>  // kEach: numbers of a thread
 __global__ void __launch_bounds__(32 * kDecodeWarps) combine_kernel(const __grid_constant__ DecodeArguments a) {
   wait_for_launch_before();
   next_launch_may_begin();
-  constexpr int kEach = 4, kAcross = kColumns / kEach, kSlots = 32 * kDecodeWarps / kAcross;
+  constexpr int kAcross = kColumns / kEach, kSlots = 32 * kDecodeWarps / kAcross;
   const int dim = a.v.dim, blocks = (dim + kColumns - 1) / kColumns;
   const int64_t index = blockIdx.x / blocks;  // of [batch, head, row]
   const int first = int(blockIdx.x % blocks) * kColumns, slot = threadIdx.x / kAcross;

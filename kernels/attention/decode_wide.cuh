@@ -18,7 +18,8 @@ struct DecodeWideTraits {
   using T = Number;
   static constexpr bool kOne = kOne_;
   static constexpr int kBlocks = 2;  // a multiprocessor: what one waits for, the other hides
-  static constexpr int kStages = kStages_, kChunks = kChunks_, kAhead = kStages - kChunks, kDim = 576, kValueDim = 512, kThreads = 32 * kDecodeWarps;
+  static constexpr int kStages = kStages_, kChunks = kChunks_, kAhead = kStages - kChunks, kDim = 576, kValueDim = 512,
+                       kThreads = 32 * kDecodeWarps;
   static constexpr int kSteps = kDim / 16 / kDecodeWarps, kColumns = kValueDim / kDecodeWarps;  // of a warp
 };
 

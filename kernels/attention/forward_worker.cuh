@@ -87,7 +87,8 @@ struct Worker {
     const int row = 64 * number + warp * 16 + lane / 4, column = tile * F::kKeys + lane % 4 * 2;
     if constexpr (kEnds == kFirstKey)
       mask_scores<true, false>(scores, job.band, row, column);
-    else if (kEnds == kLastKey && F::kLeft && job.keys.first_whole == job.keys.end_whole)  // a row's both ends, it may be
+    else if (kEnds == kLastKey && F::kLeft &&
+             job.keys.first_whole == job.keys.end_whole)  // a row's both ends, it may be
       mask_scores<F::kLeft>(scores, job.band, row, column);
     else if constexpr (kEnds == kLastKey)
       mask_scores<false>(scores, job.band, row, column);
