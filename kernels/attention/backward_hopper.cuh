@@ -19,8 +19,6 @@ __global__ void __launch_bounds__(B::kThreads, 1) backward_kernel(const __grid_c
     prefetch(a.q), prefetch(a.k), prefetch(a.v), prefetch(a.dout);
     m.init();
   }
-  wait_for_launch_before();
-  next_launch_may_begin();
   find_job<B>(a, m);
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {

@@ -11,8 +11,7 @@ template <int kDim>
 void backward_any(const Backward& a, void* workspace, Stream stream) {
   const auto of = [&]<class B>() {
     launch_backward<B>(a, workspace, stream, [&](const BackwardArguments& arguments, int64_t tiles) {
-      launch_after_with_memory<&backward_kernel<B>>(sizeof(BackwardMemory<B>), tiles, B::kThreads, 1, stream,
-                                                    arguments);
+      launch_with_memory<&backward_kernel<B>>(sizeof(BackwardMemory<B>), tiles, B::kThreads, stream, arguments);
     });
   };
   const auto with = [&]<class T, bool kLeft>() {

@@ -108,14 +108,14 @@ void launch_backward(const Backward& a, void* workspace, Stream stream, const Pr
     products(arguments, key_tiles * key_heads);
   }
   if (query_tiles > 0)
-    launch_after(backward_finish_kernel<Rows>, query_tiles, kRowThreads, stream,
-                 FinishArguments{.out = a.dq,
-                                 .dq = dq,
-                                 .sequences = sequences,
-                                 .query_slots = int(space.slots),
-                                 .heads = int(p.heads),
-                                 .dim = int(p.dim),
-                                 .scale = p.scale});
+    launch(backward_finish_kernel<Rows>, query_tiles, kRowThreads, stream,
+           FinishArguments{.out = a.dq,
+                           .dq = dq,
+                           .sequences = sequences,
+                           .query_slots = int(space.slots),
+                           .heads = int(p.heads),
+                           .dim = int(p.dim),
+                           .scale = p.scale});
 }
 
 }  // namespace attention::gpu

@@ -23,7 +23,6 @@ __global__ void __launch_bounds__(B::kThreads, 1) pair_backward_kernel(const __g
     m.init();
   }
   wait_for_launch_before();
-  next_launch_may_begin();
   find_pair_job<B>(a, m);
   __syncthreads();
   const int number = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0);  // so that the compiler knows: a warp agrees

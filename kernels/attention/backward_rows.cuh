@@ -25,7 +25,6 @@ struct PrepareArguments {
 // A block for each head of each slot of query rows. Heads are next to each other in memory: so are blocks.
 template <class B>
 __global__ void __launch_bounds__(kRowThreads) backward_prepare_kernel(const PrepareArguments a) {
-  next_launch_may_begin();
   using T = typename B::T;
   constexpr int kLanes = B::kValueDim / 8, kAtOnce = kRowThreads / kLanes;
   const int index = last_first(), slot = index / a.heads, head = index % a.heads;
@@ -34,10 +33,6 @@ __global__ void __launch_bounds__(kRowThreads) backward_prepare_kernel(const Pre
   const Sequence s = a.sequences.at(number, B::kRows);
   const int64_t place = int64_t{head} * a.query_slots + slot;
   float* statistics = a.statistics + place * 2 * B::kRows;
-  auto* dq = reinterpret_cast<uint4*>(a.dq + place * (B::kRows * B::kDim));
-#pragma unroll
-  for (int i = 0; i < B::kRows * B::kDim / 4 / kRowThreads; ++i)
-    dq[i * kRowThreads + threadIdx.x] = make_uint4(0, 0, 0, 0);
   const int lane = threadIdx.x % kLanes;
   const float sink = a.sinks == nullptr ? 0.f : a.sinks[head] * kLog2e;
   float dsink = 0.f;
@@ -72,6 +67,10 @@ __global__ void __launch_bounds__(kRowThreads) backward_prepare_kernel(const Pre
     }
     statistics[r] = lse, statistics[B::kRows + r] = delta;
   }
+  auto* dq = reinterpret_cast<uint4*>(a.dq + place * (B::kRows * B::kDim));
+#pragma unroll
+  for (int i = 0; i < B::kRows * B::kDim / 4 / kRowThreads; ++i)
+    dq[i * kRowThreads + threadIdx.x] = make_uint4(0, 0, 0, 0);
   if (a.places != nullptr && threadIdx.x < B::kPlaces) a.places[place * B::kPlaces + threadIdx.x] = 0;
   if (a.counter != nullptr && index == 0 && threadIdx.x == 0) *a.counter = 0;
   if (a.sinks == nullptr) return;
@@ -100,7 +99,6 @@ struct FinishArguments {
 // the other, each as their threads hold it: rows first where a tile has more of them.
 template <class B>
 __global__ void __launch_bounds__(kRowThreads) backward_finish_kernel(const FinishArguments a) {
-  wait_for_launch_before();
   using T = typename B::T;
   __shared__ __align__(16) uint16_t rows[B::kRows][B::kDim + 8];
   const int index = last_first(), slot = index / a.heads, head = index % a.heads;

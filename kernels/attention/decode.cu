@@ -85,8 +85,11 @@ LatentKeys latent_keys(const Decode& a) {
 
 template <class T, int kDim, int kStages>
 void launch_decode(const DecodeArguments& a, int64_t blocks, Stream stream) {
-  launch_after_with_memory<&decode_kernel<T, kDim, kStages>>(kBytesOf<kDim, kStages>, blocks, 32 * kDecodeWarps, 1,
-                                                             stream, a);
+  constexpr int64_t kBytes = kBytesOf<kDim, kStages>;
+  if constexpr (kDim <= 128)
+    launch_after_with_memory<&decode_kernel<T, kDim, kStages>>(kBytes, blocks, 32 * kDecodeWarps, 1, stream, a);
+  else
+    launch_with_memory<&decode_kernel<T, kDim, kStages>>(kBytes, blocks, 32 * kDecodeWarps, stream, a);
 }
 template <class D>
 void launch_wide(const DecodeArguments& a, int64_t blocks, Stream stream) {

@@ -80,9 +80,11 @@ struct DecodeWarp {
 
 template <class T, int kDim, int kStages>
 __global__ void __launch_bounds__(32 * kDecodeWarps) decode_kernel(const __grid_constant__ DecodeArguments a) {
-#if __CUDA_ARCH__ >= 800  // elsewhere it is never launched
-  wait_for_launch_before();
-  next_launch_may_begin();
+#if __CUDA_ARCH__ >= 800        // elsewhere it is never launched
+  if constexpr (kDim <= 128) {  // of 256 a block has a multiprocessor for itself: nothing is set up beside it
+    wait_for_launch_before();
+    next_launch_may_begin();
+  }
   using Warp = DecodeWarp<T, kDim, kStages>;
   extern __shared__ __align__(16) uint8_t raw[];
   const DecodePart part(a);

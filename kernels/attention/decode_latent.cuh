@@ -60,16 +60,12 @@ __device__ __forceinline__ void load_latent(const DecodeArguments& a, const Late
     Barrier& full = m.full[stage.index];
     m.free[stage.index].wait(stage.parity ^ 1);
     if (keys.usable && chunk < chunks.end && (chunk + 1) * kDecodeKeys <= part.length) {
-#ifdef LATENT_NO_LOADS
-      if (lane == 0) full.arrive();
-      if (part.batch < 0)
-#endif
-        if (lane == 0) {
-          full.arrive_expecting(L::kPanels * kDecodeKeys * 128);
+      if (lane == 0) {
+        full.arrive_expecting(L::kPanels * kDecodeKeys * 128);
 #pragma unroll
-          for (int i = 0; i < L::kPanels; ++i)
-            load_box(to[i][warp * kDecodeKeys], keys.map, full, 64 * i, row, part.key_head, page);
-        }
+        for (int i = 0; i < L::kPanels; ++i)
+          load_box(to[i][warp * kDecodeKeys], keys.map, full, 64 * i, row, part.key_head, page);
+      }
     } else {
       const int piece = lane % kLanes, limit = min(part.total, chunks.end * kDecodeKeys);
 #pragma unroll 1
@@ -192,13 +188,6 @@ struct LatentWorker {
     start_scores(0);
     for (int t = 0; t < tiles; ++t) {
       const int stage = t % L::kStages, next = (t + 1) % L::kStages;
-#ifdef LATENT_NO_WORK
-      if (t == 0) wait_products<0>();
-      if (t > 0) m.full[stage].wait(t / L::kStages % 2);
-      __syncwarp();
-      if (lane == 0) m.free[stage].arrive();
-      if (part.batch >= 0) continue;
-#endif
       wait_products<0>();
       settle(scores), settle(out);
       exchange_scores();
@@ -212,15 +201,6 @@ struct LatentWorker {
 #pragma unroll
       for (int i = 0; i < L::kKeys / 4; ++i) p[i / 4][i % 4] = pack_pair<T>(scores[2 * i], scores[2 * i + 1]);
       start_outputs(stage);
-#ifdef LATENT_FREE_FIRST
-      wait_products<0>();
-      settle(out);
-      __syncwarp();
-      if (lane == 0) m.free[stage].arrive();
-      if (t + 1 < tiles) m.full[next].wait((t + 1) / L::kStages % 2);
-      start_scores(next);
-      continue;
-#endif
       // Products run on only where none is conditional: behind the last tile of whatever lies there, and nobody looks.
       if (t + 1 < tiles) m.full[next].wait((t + 1) / L::kStages % 2);
       start_scores(next);

@@ -82,10 +82,6 @@ struct DecodeRows {
     return part.row_tile * kRows + int(threadIdx.x) % (2 * kRows) / 32 * 16 + int(threadIdx.x) % 32 / 4;
   }
 
-  __device__ __forceinline__ bool sees_all(int key, int key_end) const {
-    return key >= max(seen[0].first, seen[1].first) && key_end <= min(seen[0].end, seen[1].end);
-  }
-
   // Scores of keys from the thread's first one on.
   template <int N>
   __device__ __forceinline__ void finish(float (&s)[N], const DecodeArguments& a, int key) const {

@@ -19,6 +19,7 @@ enum Ends { kNoEnd, kLastKey, kFirstKey };
 template <class F>
 struct Worker {
   using T = typename F::T;
+  static constexpr bool kOwnFirst = F::kOwnEnds && F::kLeft;
   static constexpr int kFirstTurn = 1, kOutBarrier = 1 + F::kWorkers;  // numbers of barriers
 
   const ForwardArguments& a;
@@ -70,7 +71,7 @@ struct Worker {
 
   // The first key tile that this warpgroup's rows see: those before it are others'. One is computed in any case.
   __device__ __forceinline__ int own_first(const Job& job, int own_end) const {
-    if constexpr (!F::kOwnEnds || !F::kLeft) return job.keys.first;
+    if constexpr (!kOwnFirst) return job.keys.first;
     const int row = 64 * number;
     const int first = key_tiles<F::kLeft>(job.band, row, max(row + 1, min(row + 64, job.rows)), F::kKeys).first;
     return max(job.keys.first, min(first, own_end - 1));
@@ -177,8 +178,10 @@ struct Worker {
     const int first = own_first(job, last + 1), left_out = first - job.keys.first;
     add_scores<kLastKey>(softmax, shrink, job, last);
     int t = last - 1;
-    for (; t >= max(first, job.keys.end_whole); --t) step<kLastKey>(softmax, shrink, t < last - 1, job, t);
-    for (; t >= max(first, job.keys.first_whole); --t) step<kNoEnd>(softmax, shrink, t < last - 1, job, t);
+    for (; t >= (kOwnFirst ? max(first, job.keys.end_whole) : job.keys.end_whole); --t)
+      step<kLastKey>(softmax, shrink, t < last - 1, job, t);
+    for (; t >= (kOwnFirst ? max(first, job.keys.first_whole) : job.keys.first_whole); --t)
+      step<kNoEnd>(softmax, shrink, t < last - 1, job, t);
     if constexpr (F::kLeft)
       for (; t >= first; --t) step<kFirstKey>(softmax, shrink, t < last - 1, job, t);
     for (int i = 0; i < skipped + left_out; ++i) wait_for_turn(), pass_turn();  // everybody has as many turns
