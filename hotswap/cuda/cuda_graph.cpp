@@ -1,11 +1,14 @@
 // libhotswap_cuda.so: what of the host needs torch's CUDA headers.
 #include "hotswap/generation/cuda_graph.h"
 
+#include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <ATen/cuda/MemPool.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <map>
+#include <unordered_map>
 
 namespace hotswap {
 namespace {
@@ -16,26 +19,40 @@ c10::cuda::CUDAStream side_stream(c10::DeviceIndex device) {
   return streams.try_emplace(device, c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)).first->second;
 }
 
+// Where graphs captured beside the same stream find their memory: they run in turn, and a new one need not ask the
+// driver. Never given back, because at the end of a process or thread there may be no driver to give it to.
+at::cuda::MempoolId_t memory_beside(c10::cuda::CUDAStream stream) {
+  thread_local auto* pools = new std::unordered_map<c10::cuda::CUDAStream, at::cuda::MemPool>;
+  return pools->try_emplace(stream).first->second.id();
+}
+
+// What `then` is given from now on waits for what `first` has been given.
+void in_turn(c10::cuda::CUDAStream first, c10::cuda::CUDAStream then) {
+  at::cuda::CUDAEvent done;
+  done.record(first);
+  done.block(then);
+}
+
 class TorchGraph : public CudaGraph {
  public:
   void warm_up(const std::function<void()>& work) override {
     const auto before = c10::cuda::getCurrentCUDAStream();
     const auto side = side_stream(before.device_index());
-    before.synchronize();
+    in_turn(before, side);
     {
       const c10::cuda::CUDAStreamGuard guard(side);
       work();
     }
-    side.synchronize();
+    in_turn(side, before);
   }
 
   void draws_from(const at::Generator& generator) override { graph_.register_generator_state(generator); }
 
   void capture(const std::function<void()>& work) override {
-    const auto before = c10::cuda::getCurrentCUDAStream();
-    before.synchronize();
-    const c10::cuda::CUDAStreamGuard guard(side_stream(before.device_index()));
-    graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    const auto before = c10::cuda::getCurrentCUDAStream(), side = side_stream(before.device_index());
+    in_turn(before, side);
+    const c10::cuda::CUDAStreamGuard guard(side);
+    graph_.capture_begin(memory_beside(before), cudaStreamCaptureModeThreadLocal);
     try {
       work();
     } catch (...) {
@@ -47,6 +64,8 @@ class TorchGraph : public CudaGraph {
       throw;
     }
     graph_.capture_end();
+    // torch prepares random numbers on this stream, and a replay overwrites that on the other.
+    in_turn(side, before);
   }
 
   void replay() override { graph_.replay(); }

@@ -193,10 +193,13 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   }
 }
 
+// Weights come by the copy engine, of whatever width.
+inline bool products_pass_l1() { return attribute<cudaDevAttrComputeCapabilityMajor>() >= 9; }
+
 inline int held_units(const FewRows& a) { return int(divide_up(a.in, kFewUnit * kFewWarps)); }
 inline bool holds_x(const FewRows& a) {
   const int units = held_units(a);
-  if (attribute<cudaDevAttrComputeCapabilityMajor>() < 9) return false;
+  if (!products_pass_l1()) return false;
   return units == 1 || (units == 2 && (a.norm == nullptr || a.rows <= 8)) ||
          (units == 3 && a.norm == nullptr && a.act == FewRowsAct::kNone);
 }
