@@ -113,7 +113,8 @@ Tensor DecodeStep::operator()(const Tensor& tokens) {
   if (!begun_) {
     begun_ = true;
     token_ = tokens.clone();
-    said_here_ = at::empty({cache_.capacity() + 1, token_.size(0)}, token_.options().device(at::kCPU).pinned_memory(true));
+    said_here_ =
+        at::empty({cache_.capacity() + 1, token_.size(0)}, token_.options().device(at::kCPU).pinned_memory(true));
     said_there_ = at::for_blob(said_here_.mutable_data_ptr(), said_here_.sizes())
                       .options(token_.options())
                       .target_device(token_.device())  // not that of the memory, which any of them may write to

@@ -51,7 +51,7 @@ class DecodeStep {
   bool begun_ = false;
   std::unique_ptr<CudaGraph> graph_;
   std::string why_not_ = "not asked for";
-  Tensor token_;       // of the graph: [batch], the last tokens before a replay and the next ones after it
+  Tensor token_;  // of the graph: [batch], the last tokens before a replay and the next ones after it
   // Captured: [capacity + 1, batch] int64 of the host, which the device writes to as well, each step's tokens where the
   // cache ends behind it. A copy between two graphs would keep the device waiting.
   Tensor said_here_, said_there_;

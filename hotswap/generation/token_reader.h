@@ -20,7 +20,7 @@ class TokenReader {
   // [batch] int64; may be written over once later work on its stream runs. `here`: the host's memory in which they lie
   // once their stream has come so far, left alone until they are taken; undefined: they are copied.
   void push(const at::Tensor& tokens, const at::Tensor& here = {});
-  std::vector<int64_t> pop();           // those pushed first: [batch]
+  std::vector<int64_t> pop();  // those pushed first: [batch]
 
  private:
   struct Waiting {
