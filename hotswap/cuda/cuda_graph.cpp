@@ -3,12 +3,10 @@
 
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
-#include <ATen/cuda/MemPool.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <map>
-#include <unordered_map>
 
 namespace hotswap {
 namespace {
@@ -17,13 +15,6 @@ namespace {
 c10::cuda::CUDAStream side_stream(c10::DeviceIndex device) {
   thread_local std::map<c10::DeviceIndex, c10::cuda::CUDAStream> streams;
   return streams.try_emplace(device, c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)).first->second;
-}
-
-// Where graphs captured beside the same stream find their memory: they run in turn, and a new one need not ask the
-// driver. Never given back, because at the end of a process or thread there may be no driver to give it to.
-at::cuda::MempoolId_t memory_beside(c10::cuda::CUDAStream stream) {
-  thread_local auto* pools = new std::unordered_map<c10::cuda::CUDAStream, at::cuda::MemPool>;
-  return pools->try_emplace(stream).first->second.id();
 }
 
 // What `then` is given from now on waits for what `first` has been given.
@@ -52,7 +43,7 @@ class TorchGraph : public CudaGraph {
     const auto before = c10::cuda::getCurrentCUDAStream(), side = side_stream(before.device_index());
     in_turn(before, side);
     const c10::cuda::CUDAStreamGuard guard(side);
-    graph_.capture_begin(memory_beside(before), cudaStreamCaptureModeThreadLocal);
+    graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
     try {
       work();
     } catch (...) {

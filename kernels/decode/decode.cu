@@ -12,10 +12,12 @@ constexpr int kMostGroup = 8;
 
 template <class T>
 void attend_any(const Layer& a, kernels::Stream stream) {
-  const bool past_l1 = kernels::gpu::products_pass_l1();
+  // All of a layer's products take their weights past L1, or some do not.
+  bool narrow = true;
+  for (const FewRows& product : {qkv_of(a), o_of(a), gated_of(a), down_of(a)}) narrow = narrow && holds_x(product);
   const auto with_dim = [&]<int kDim, int kGroup>() {
-    if (past_l1 && a.rows > 8) return attend_tiles<T, kDim, kGroup>(a, stream);
-    if (past_l1 || a.rows > 8) return attend<T, kDim, kGroup, true>(a, stream);
+    if (narrow && a.rows > 8) return attend_tiles<T, kDim, kGroup>(a, stream);
+    if (narrow || a.rows > 8) return attend<T, kDim, kGroup, true>(a, stream);
     attend<T, kDim, kGroup, false>(a, stream);
   };
   const auto with_group = [&]<int kDim>() {

@@ -9,7 +9,6 @@ Arguments mean what they mean there; a ValueError says what this loop does not d
 
 import contextlib
 import gc
-import threading
 
 import torch
 
@@ -142,24 +141,12 @@ class _Seen:
         self.__cuda_array_interface__ = dict(version=2, typestr="<i8", shape=shape, data=data)
 
 
-_sides = threading.local()
-
-
-def _beside(stream):
-    """A stream to capture on, and the memory of what is captured there: graphs beside the same stream run in turn, and a new one need
-    not ask the driver."""
-    sides = _sides.__dict__.setdefault("known", {})
-    if stream not in sides:
-        sides[stream] = torch.cuda.Stream(stream.device), torch.cuda.MemPool()
-    return sides[stream]
-
-
 class _Graph:
     """A step, captured; the first call warms up, on the stream that captures."""
 
     def __init__(self, step):
         self.step, self.graph, self.logits = step, None, None
-        self.stream, self.pool = _beside(torch.cuda.current_stream())
+        self.stream = torch.cuda.Stream()
 
     def capture(self):
         """As torch.cuda.graph(), which looks for garbage and gives all unused memory back first: a fifth of a second."""
@@ -168,7 +155,7 @@ class _Graph:
         gc.disable()  # what it frees may be no business of a capture
         try:
             with torch.cuda.stream(self.stream):
-                graph.capture_begin(pool=self.pool.id, capture_error_mode="thread_local")
+                graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     self.logits = self.step()
                 finally:
