@@ -98,10 +98,10 @@ class _Step:
         fixed = ("input_ids", "position_ids", "attention_mask")
         self.rest = {name: value for name, value in inputs.items() if name not in fixed}
         if choose is not None and self.tokens.is_cuda:
-            # [capacity + 1, batch] of the host, which the device writes to as well, each step's tokens where the cache ends behind
-            # it. A copy between two graphs would keep the device waiting.
-            self.said_here = torch.empty(capacity + 1, len(self.tokens), dtype=torch.int64, device="cpu", pin_memory=True)
+            # [steps, batch] of the host, which the device writes to as well. A copy between two graphs would keep the device waiting.
+            self.said_here = torch.empty(capacity, len(self.tokens), dtype=torch.int64, device="cpu", pin_memory=True)
             self.said_there = torch.as_tensor(_Seen(self.said_here), device=self.tokens.device)
+            self.steps = self.tokens.new_zeros(1)
         # Whole layers see the keys up to their position: where all are, the mask is for nobody.
         self.still = self.mask() if len(whole) == len(self.cache.layers) else None
 
@@ -128,7 +128,8 @@ class _Step:
         if self.choose is not None:
             self.tokens.copy_(self.choose(None, logits)[:, None])
             if self.said_there is not None:
-                self.said_there.index_copy_(0, self.cache.layers[0].cumulative_length.view(1), self.tokens.view(1, -1))
+                self.said_there.index_copy_(0, self.steps, self.tokens.view(1, -1))
+                self.steps.add_(1)
         return logits
 
 
@@ -312,7 +313,7 @@ class _Loop:
 
     def run_ahead(self, tokens, run, step, ahead):
         """The device chooses; a step is on its way before the tokens of the one before it are looked at."""
-        reader, asked, prompt = _Reader(self.input_ids.device), 1, self.input_ids.shape[1]
+        reader, asked = _Reader(self.input_ids.device), 1
         reader.push(tokens)
         if step is not None:
             step.tokens.copy_(tokens[:, None])
@@ -320,7 +321,7 @@ class _Loop:
             while True:
                 while asked < min(len(self.said) + 1 + ahead, self.most):
                     run()
-                    reader.push(step.tokens[:, 0], None if step.said_here is None else step.said_here[prompt + asked])
+                    reader.push(step.tokens[:, 0], None if step.said_here is None else step.said_here[asked - 1])
                     asked += 1
                 if not self.take(reader.pop()):
                     return self.finish()
