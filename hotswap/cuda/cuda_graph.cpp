@@ -1,6 +1,7 @@
 // libhotswap_cuda.so: what of the host needs torch's CUDA headers.
 #include "hotswap/generation/cuda_graph.h"
 
+#include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -16,25 +17,32 @@ c10::cuda::CUDAStream side_stream(c10::DeviceIndex device) {
   return streams.try_emplace(device, c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)).first->second;
 }
 
+// What `then` is given from now on waits for what `first` has been given.
+void in_turn(c10::cuda::CUDAStream first, c10::cuda::CUDAStream then) {
+  at::cuda::CUDAEvent done;
+  done.record(first);
+  done.block(then);
+}
+
 class TorchGraph : public CudaGraph {
  public:
   void warm_up(const std::function<void()>& work) override {
     const auto before = c10::cuda::getCurrentCUDAStream();
     const auto side = side_stream(before.device_index());
-    before.synchronize();
+    in_turn(before, side);
     {
       const c10::cuda::CUDAStreamGuard guard(side);
       work();
     }
-    side.synchronize();
+    in_turn(side, before);
   }
 
   void draws_from(const at::Generator& generator) override { graph_.register_generator_state(generator); }
 
   void capture(const std::function<void()>& work) override {
-    const auto before = c10::cuda::getCurrentCUDAStream();
-    before.synchronize();
-    const c10::cuda::CUDAStreamGuard guard(side_stream(before.device_index()));
+    const auto before = c10::cuda::getCurrentCUDAStream(), side = side_stream(before.device_index());
+    in_turn(before, side);
+    const c10::cuda::CUDAStreamGuard guard(side);
     graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
     try {
       work();
@@ -47,6 +55,8 @@ class TorchGraph : public CudaGraph {
       throw;
     }
     graph_.capture_end();
+    // torch prepares random numbers on this stream, and a replay overwrites that on the other.
+    in_turn(side, before);
   }
 
   void replay() override { graph_.replay(); }

@@ -2,6 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 
@@ -53,10 +55,11 @@ void DecodeStep::refuse(std::string why) {
   why_not_ = std::move(why);
   graph_ = nullptr;
   reach_ = 0;
+  said_here_ = Tensor();
 }
 
-Tensor DecodeStep::choose(const Tensor& logits) {
-  const Tensor next = sampler_.next(logits, history_, said_);
+Tensor DecodeStep::choose(const Tensor& logits, const Tensor& place) {
+  const Tensor next = sampler_.next(logits, history_, said_, place);
   if (!sampler_.needs_history()) return next;
   if (said_.defined()) {
     history_.index_copy_(1, said_, next.unsqueeze(1));  // in place: a graph does so again
@@ -69,13 +72,14 @@ Tensor DecodeStep::choose(const Tensor& logits) {
 
 Tensor DecodeStep::begin(const Tensor& logits) { return choose(logits); }
 
-Tensor DecodeStep::forward(const Tensor& tokens) {
+Tensor DecodeStep::forward(const Tensor& tokens, const Tensor& place) {
   return choose(model_({.input_ids = tokens.unsqueeze(1),
                         .attention_mask = mask_,
                         .position_ids = positions_,
                         .cache = &cache_,
                         .logits_to_keep = 1})
-                    .logits.select(1, 0));
+                    .logits.select(1, 0),
+                place);
 }
 
 void DecodeStep::move_on() {
@@ -84,12 +88,19 @@ void DecodeStep::move_on() {
   if (cache_.capacity() == 0) mask_ = at::cat({mask_, at::ones({mask_.size(0), 1}, mask_.options())}, 1);
 }
 
+// As it is captured: in memory that stays where it is.
+void DecodeStep::run() {
+  const Tensor next = forward(token_, token_);
+  if (!next.is_same(token_)) token_.copy_(next);
+  said_there_.index_copy_(0, cache_.device_length(), token_.unsqueeze(0));
+}
+
 // A step that cannot be captured runs as it is: the cache counts as before, because a capture launches nothing.
 void DecodeStep::record() {
   const int64_t seen = cache_.length();
   reach_ = cache_.reach(1);
   try {
-    graph_->capture([&] { token_.copy_(forward(token_)); });
+    graph_->capture([&] { run(); });
   } catch (const c10::Error& error) {
     cache_.not_run(seen);
     refuse(cat("a layer asks the host in the middle of a step: ", error.what_without_backtrace()));
@@ -102,7 +113,13 @@ Tensor DecodeStep::operator()(const Tensor& tokens) {
   if (!begun_) {
     begun_ = true;
     token_ = tokens.clone();
-    graph_->warm_up([&] { token_.copy_(forward(token_)); });
+    said_here_ =
+        at::empty({cache_.capacity() + 1, token_.size(0)}, token_.options().device(at::kCPU).pinned_memory(true));
+    said_there_ = at::for_blob(said_here_.mutable_data_ptr(), said_here_.sizes())
+                      .options(token_.options())
+                      .target_device(token_.device())  // not that of the memory, which any of them may write to
+                      .make_tensor();
+    graph_->warm_up([&] { run(); });
     return token_;
   }
   if (reach_ == cache_.reach(1)) {

@@ -26,16 +26,20 @@ class DecodeStep {
   Tensor begin(const Tensor& logits);       // of the prompt: [batch, vocab] -> the first tokens, [batch]
   Tensor operator()(const Tensor& tokens);  // the last tokens -> the next, [batch]; the next call may write over them
 
+  // The host's memory where the last call's tokens are once the device has made them: [batch]; undefined: nowhere.
+  Tensor here() const { return said_here_.defined() ? said_here_.select(0, cache_.length()) : Tensor(); }
+
   bool captures() const { return graph_ != nullptr; }
   bool captured() const { return reach_ > 0; }
   const std::string& why_not_captured() const { return why_not_; }
 
  private:
-  Tensor choose(const Tensor& logits);
-  Tensor forward(const Tensor& tokens);
+  Tensor choose(const Tensor& logits, const Tensor& place = {});
+  Tensor forward(const Tensor& tokens, const Tensor& place = {});
   void move_on();
   std::unique_ptr<CudaGraph> new_graph() const;
   void record();
+  void run();
   void refuse(std::string why);
 
   CausalLM& model_;
@@ -47,7 +51,10 @@ class DecodeStep {
   bool begun_ = false;
   std::unique_ptr<CudaGraph> graph_;
   std::string why_not_ = "not asked for";
-  Tensor token_;       // of the graph: [batch], the last tokens before a replay and the next ones after it
+  Tensor token_;  // of the graph: [batch], the last tokens before a replay and the next ones after it
+  // Captured: [capacity + 1, batch] int64 of the host, which the device writes to as well, each step's tokens where the
+  // cache ends behind it. A copy between two graphs would keep the device waiting.
+  Tensor said_here_, said_there_;
   int64_t reach_ = 0;  // that it was captured for; 0: it was not
 };
 

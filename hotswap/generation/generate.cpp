@@ -197,7 +197,10 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
   std::vector<int64_t> all;  // [steps, batch]
   int64_t asked = 1;
   const auto ask_until = [&](int64_t wanted) {
-    for (; asked < std::min(wanted, most); ++asked) reader.push(next = step(next));
+    for (; asked < std::min(wanted, most); ++asked) {
+      next = step(next);
+      reader.push(next, step.here());
+    }
   };
   for (;;) {
     ask_until(result.steps + 1 + ahead);

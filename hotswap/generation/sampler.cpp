@@ -68,8 +68,10 @@ Sampler::Sampler(const GenerationConfig& c, at::Device device)
   generator_->set_current_seed(*c.seed);
 }
 
-Tensor Sampler::next(const Tensor& logits, const Tensor& so_far, const Tensor& length) {
-  if (!do_sample_ && !changes_scores()) return at::argmax(logits, -1);  // rounding to float32 keeps the order
+Tensor Sampler::next(const Tensor& logits, const Tensor& so_far, const Tensor& length, Tensor place) {
+  if (!do_sample_ && !changes_scores()) {  // rounding to float32 keeps the order
+    return place.defined() ? at::argmax_out(place, logits, -1) : at::argmax(logits, -1);
+  }
   Tensor scores = logits.to(at::kFloat);
   if (repetition_penalty_ != 1) scores = penalised(scores, so_far);
   if (ngram_ > 0 && so_far.size(1) >= ngram_) scores = without_repeats(scores, so_far, length);

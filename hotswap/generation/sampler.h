@@ -18,8 +18,9 @@ class Sampler {
   Sampler(const GenerationConfig& config, at::Device device);
 
   // logits: [batch, vocab] any floating type; so_far: [batch, time] ids, read only where needs_history(); length: [1]
-  // int64, how many of them were said; undefined: all. What stands behind is some id that was said -> [batch]
-  Tensor next(const Tensor& logits, const Tensor& so_far, const Tensor& length = {});
+  // int64, how many of them were said; undefined: all. What stands behind is some id that was said -> [batch], which
+  // may be `place`
+  Tensor next(const Tensor& logits, const Tensor& so_far, const Tensor& length = {}, Tensor place = {});
   bool needs_history() const { return repetition_penalty_ != 1 || ngram_ > 0; }
   const std::optional<at::Generator>& generator() const { return generator_; }  // none: the device's own
 

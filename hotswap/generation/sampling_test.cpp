@@ -82,19 +82,20 @@ double apart(const Tensor& some, const Tensor& others) {
 }
 
 Tensor sampled_runs(CausalLM& model, const char* cache, uint64_t seed, double temperature) {
-  constexpr int64_t kRows = 32, kTokens = 4;
+  constexpr int64_t kRows = 32, kTokens = 4, kWorthCapturing = 16;
   const Tensor prompt = at::tensor({1, 2, 3}, at::kLong).expand({kRows, 3});
   std::vector<Tensor> runs;
   for (uint64_t run = 0; run < 64; ++run) {
+    const bool captured = model.device().is_cuda() && cache == std::string("static");
     const GenerateResult got = generate(model, {.input_ids = prompt,
-                                                .config = {.max_new_tokens = kTokens,
+                                                .config = {.max_new_tokens = captured ? kWorthCapturing : kTokens,
                                                            .do_sample = true,
                                                            .temperature = temperature,
                                                            .top_k = 7,
                                                            .seed = 1000 * seed + run,
                                                            .eos_token_id = std::vector<int64_t>(),
                                                            .cache_implementation = cache}});
-    EXPECT_EQ(got.captured, model.device().is_cuda() && cache == std::string("static")) << got.why_not_captured;
+    EXPECT_EQ(got.captured, captured) << got.why_not_captured;
     runs.push_back(got.ids.narrow(1, 3, kTokens).to(at::kCPU));
   }
   return at::cat(runs);

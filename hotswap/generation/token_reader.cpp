@@ -5,7 +5,13 @@
 
 namespace hotswap {
 
-void TokenReader::push(const at::Tensor& tokens) {
+TokenReader::~TokenReader() {
+  for (const Waiting& waiting : waiting_) {
+    if (waiting.come) waiting.come->synchronize();
+  }
+}
+
+void TokenReader::push(const at::Tensor& tokens, const at::Tensor& here) {
   if (!device_.is_cuda()) {
     waiting_.push_back({tokens, nullptr});
     return;
@@ -16,7 +22,8 @@ void TokenReader::push(const at::Tensor& tokens) {
   }
   Waiting next = std::move(free_.back());
   free_.pop_back();
-  next.tokens.copy_(tokens, /*non_blocking=*/true);
+  next.here = here;
+  if (!here.defined()) next.tokens.copy_(tokens, /*non_blocking=*/true);
   next.come->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   waiting_.push_back(std::move(next));
 }
@@ -25,7 +32,7 @@ std::vector<int64_t> TokenReader::pop() {
   Waiting first = std::move(waiting_.front());
   waiting_.pop_front();
   if (first.come) first.come->synchronize();
-  const auto* data = first.tokens.const_data_ptr<int64_t>();
+  const auto* data = (first.here.defined() ? first.here : first.tokens).const_data_ptr<int64_t>();
   std::vector<int64_t> tokens(data, data + batch_);
   if (first.come) free_.push_back(std::move(first));
   return tokens;

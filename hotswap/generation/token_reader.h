@@ -1,5 +1,5 @@
 // Tokens on their way from a device to the host, in the order in which they were made. From a GPU they come through
-// pinned memory, and only who takes one waits for it.
+// pinned memory, and only who takes one waits for it, or who ends before all are taken: that memory is written to.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,13 +14,19 @@ namespace hotswap {
 class TokenReader {
  public:
   TokenReader(at::Device device, int64_t batch) : device_(device), batch_(batch) {}
-  void push(const at::Tensor& tokens);  // [batch] int64; may be written over once later work on its stream runs
-  std::vector<int64_t> pop();           // those pushed first: [batch]
+  TokenReader(const TokenReader&) = delete;
+  TokenReader& operator=(const TokenReader&) = delete;
+  ~TokenReader();
+  // [batch] int64; may be written over once later work on its stream runs. `here`: the host's memory in which they lie
+  // once their stream has come so far, left alone until they are taken; undefined: they are copied.
+  void push(const at::Tensor& tokens, const at::Tensor& here = {});
+  std::vector<int64_t> pop();  // those pushed first: [batch]
 
  private:
   struct Waiting {
     at::Tensor tokens;  // on the host
     std::unique_ptr<c10::Event> come;
+    at::Tensor here = {};  // in place of `tokens`
   };
   at::Device device_;
   int64_t batch_;

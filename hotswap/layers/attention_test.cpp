@@ -266,14 +266,16 @@ TEST_F(Attention, StaticCacheStaysWhereItIs) {
     cache->end(count);
     return kept;
   };
-  Tensor first;
   {
     const c10::InferenceMode inference;  // and written outside of it below
-    first = step(0, 3).first;
+    EXPECT_TRUE(at::equal(step(0, 3).first, k.narrow(1, 0, 3))) << "a prompt has its own keys and no others";
   }
-  EXPECT_EQ(first.size(1), 6);
   EXPECT_TRUE(at::equal(cache->positions(), at::arange(3, at::kLong)));
-  const auto [keys, values] = step(3, 2);
+  EXPECT_TRUE(cache->prompt());
+  const Tensor first = step(3, 1).first;
+  EXPECT_EQ(first.size(1), 6);
+  EXPECT_FALSE(cache->prompt());
+  const auto [keys, values] = step(4, 1);
   EXPECT_EQ(keys.const_data_ptr(), first.const_data_ptr());
   EXPECT_TRUE(at::equal(keys.narrow(1, 0, 5), k.narrow(1, 0, 5)));
   EXPECT_EQ(keys.narrow(1, 5, 1).abs().sum().item<double>(), 0);

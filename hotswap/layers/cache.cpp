@@ -84,7 +84,7 @@ void Cache::begin(int64_t time, at::Device device) {
   // Of one token it is the count itself, which end() raises behind all who read it.
   const Tensor places =
       time == 1 ? device_length_ : at::add(at::arange(time, device_length_.options()), device_length_);
-  place_ = {places, reach(time)};
+  place_ = {places, reach(time), length_ == 0 && time > 1};
   position_ = time == 1 ? place_.positions : Tensor();
 }
 

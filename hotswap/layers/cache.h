@@ -35,6 +35,7 @@ class CacheLayer {
 struct FixedPlace {
   Tensor positions = {};  // [new] int64 on the device; undefined: the cache grows
   int64_t reach = 0;      // so many keys from the first on are looked at
+  bool prompt = false;    // several tokens, and the first that there are: they look at each other alone
 };
 
 // Keys and values. Inference only: memory that is written in place has no gradient.
@@ -84,6 +85,7 @@ class Cache {
   // Of a fixed size: how many keys a forward of so many tokens looks at. All that there are by then, rounded up, so
   // that a captured graph serves many steps and a cache of room for much costs what is in it.
   int64_t reach(int64_t time) const;
+  bool prompt() const { return place_.prompt; }  // of a fixed size: the forward's tokens are the first, and several
   const Tensor& positions() const { return place_.positions; }  // of the forward's tokens; undefined unless fixed
   const Tensor& position() const { return position_; }  // of a forward's one token, [1] int64; undefined of several
   const Tensor& device_length() const { return device_length_; }  // [1] int64; undefined unless fixed

@@ -124,7 +124,8 @@ class StaticLayer : public KeyValueLayer, public CacheMemory {
     buffers_.check(k);
     buffers_.k.index_copy_(1, place.positions, k);
     buffers_.v.index_copy_(1, place.positions, v);
-    return buffers_.range(0, place.reach);
+    // A prompt's own keys, so that attention needs no mask for what lies behind them.
+    return place.prompt ? std::pair(k, v) : buffers_.range(0, place.reach);
   }
   std::pair<Tensor, Tensor> memory() override { return {buffers_.k, buffers_.v}; }
   void wrote_one() override {}

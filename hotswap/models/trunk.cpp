@@ -67,7 +67,10 @@ ForwardContext Trunk::context_for(const TrunkInput& in, at::ScalarType dtype) {
   }
   const at::Device device = in.input_ids.device();
   const at::ScalarType table_dtype = rotates_in_float32_ ? at::kFloat : dtype;
-  const Tensor padding = real_padding(in);
+  // Of a prompt the keys are those of a cache that grows: its own.
+  const bool prompt = fixed.defined() && in.cache->prompt();
+  Tensor padding = real_padding(in);
+  if (prompt && padding.defined()) padding = padding.narrow(1, 0, time);
   const auto tables = [&](std::optional<RotaryEmbedding>& rotary) {
     return rotary ? rotary->tables(positions, table_dtype, device) : RotaryTables();
   };
@@ -77,8 +80,8 @@ ForwardContext Trunk::context_for(const TrunkInput& in, at::ScalarType dtype) {
                                           .padding = padding,
                                           .cu_seqlens = in.cu_seqlens,
                                           .max_seqlen = in.max_seqlen > 0 ? in.max_seqlen : time,
-                                          .positions = fixed}),
-          .real = of_new_tokens(padding, fixed, time),
+                                          .positions = prompt ? Tensor() : fixed}),
+          .real = of_new_tokens(padding, prompt ? Tensor() : fixed, time),
           .seq_idx = in.cu_seqlens.defined() ? packed_sequences(in.cu_seqlens, time).unsqueeze(0) : Tensor(),
           .cache = in.cache,
           .router_logits = in.router_logits};

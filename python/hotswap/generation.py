@@ -8,6 +8,7 @@ Arguments mean what they mean there; a ValueError says what this loop does not d
 """
 
 import contextlib
+import gc
 
 import torch
 
@@ -84,6 +85,7 @@ class _Step:
 
     def __init__(self, model, inputs, padding, capacity, choose, whole):
         self.model, self.choose, self.capacity, self.whole = model, choose, capacity, whole
+        self.said_here = self.said_there = None
         self.tokens = inputs["input_ids"].clone()  # [batch, 1]
         self.positions = inputs["position_ids"].clone() if inputs.get("position_ids") is not None else None
         self.padding = padding  # [batch, capacity] bool
@@ -95,6 +97,13 @@ class _Step:
         self.mask_type = some.dtype if isinstance(some, torch.Tensor) else torch.bool
         fixed = ("input_ids", "position_ids", "attention_mask")
         self.rest = {name: value for name, value in inputs.items() if name not in fixed}
+        if choose is not None and self.tokens.is_cuda:
+            # [steps, batch] of the host, which the device writes to as well. A copy between two graphs would keep the device waiting.
+            self.said_here = torch.empty(capacity, len(self.tokens), dtype=torch.int64, device="cpu", pin_memory=True)
+            self.said_there = torch.as_tensor(_Seen(self.said_here), device=self.tokens.device)
+            self.steps = self.tokens.new_zeros(1)
+        # Whole layers see the keys up to their position: where all are, the mask is for nobody.
+        self.still = self.mask() if len(whole) == len(self.cache.layers) else None
 
     def mask(self):
         """Of the keys that there are by now and the new one: [batch, 1, 1, capacity], in the form that the model was given."""
@@ -107,16 +116,30 @@ class _Step:
 
     def __call__(self):
         """The tokens before become those after; gives the logits where somebody else is to choose."""
-        inputs = dict(self.rest, input_ids=self.tokens, attention_mask=self.mask())
+        inputs = dict(self.rest, input_ids=self.tokens, attention_mask=self.mask() if self.still is None else self.still)
         if self.positions is not None:
             inputs["position_ids"] = self.positions
-        logits = self.model(**inputs, return_dict=True).logits[:, -1].float()
+        logits = self.model(**inputs, return_dict=True).logits[:, -1]
+        if self.choose is not _best:  # rounding to float32 keeps the order
+            logits = logits.float()
         decode.count(self.cache, self.whole)
         if self.positions is not None:
             self.positions.add_(1)
         if self.choose is not None:
             self.tokens.copy_(self.choose(None, logits)[:, None])
+            if self.said_there is not None:
+                self.said_there.index_copy_(0, self.steps, self.tokens.view(1, -1))
+                self.steps.add_(1)
         return logits
+
+
+class _Seen:
+    """Pinned memory of the host as a GPU has it, at the same address."""
+
+    def __init__(self, of):
+        self.of = of  # for as long as somebody looks at it
+        shape, data = tuple(of.shape), (of.data_ptr(), False)
+        self.__cuda_array_interface__ = dict(version=2, typestr="<i8", shape=shape, data=data)
 
 
 class _Graph:
@@ -126,6 +149,25 @@ class _Graph:
         self.step, self.graph, self.logits = step, None, None
         self.stream = torch.cuda.Stream()
 
+    def capture(self):
+        """As torch.cuda.graph(), which looks for garbage and gives all unused memory back first: a fifth of a second."""
+        graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        gc.disable()  # what it frees may be no business of a capture
+        try:
+            with torch.cuda.stream(self.stream):
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    self.logits = self.step()
+                finally:
+                    graph.capture_end()
+        finally:
+            if collects:
+                gc.enable()
+        # torch prepares random numbers on this stream, and a replay overwrites that on the other.
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.graph = graph
+
     def __call__(self):
         if self.logits is None:
             self.stream.wait_stream(torch.cuda.current_stream())
@@ -134,9 +176,7 @@ class _Graph:
             torch.cuda.current_stream().wait_stream(self.stream)
             return self.logits
         if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=self.stream):
-                self.logits = self.step()
+            self.capture()
         self.graph.replay()
         return self.logits
 
@@ -147,10 +187,12 @@ class _Reader:
     def __init__(self, device):
         self.cuda, self.waiting = device.type == "cuda", []
 
-    def push(self, tokens):
+    def push(self, tokens, here=None):
+        """here: where they are in the host's memory once the device has made them; None: they are copied."""
         if not self.cuda:
             return self.waiting.append((tokens.clone(), None))
-        here = torch.empty(tokens.shape, dtype=tokens.dtype, device="cpu", pin_memory=True).copy_(tokens, non_blocking=True)
+        if here is None:
+            here = torch.empty(tokens.shape, dtype=tokens.dtype, device="cpu", pin_memory=True).copy_(tokens, non_blocking=True)
         come = torch.cuda.Event()
         come.record()
         self.waiting.append((here, come))
@@ -162,8 +204,15 @@ class _Reader:
         return here
 
 
+def _best(ids, scores):
+    return scores.argmax(-1)
+
+
 def _chooser(processors, sample):
     """ids, float32 scores -> the next tokens, [batch]"""
+
+    if not processors and not sample:
+        return _best
 
     def choose(ids, scores):
         scores = processors(ids, scores)
@@ -268,13 +317,17 @@ class _Loop:
         reader.push(tokens)
         if step is not None:
             step.tokens.copy_(tokens[:, None])
-        while True:
-            while asked < min(len(self.said) + 1 + ahead, self.most):
-                run()
-                reader.push(step.tokens[:, 0])
-                asked += 1
-            if not self.take(reader.pop()):
-                return self.finish()
+        try:
+            while True:
+                while asked < min(len(self.said) + 1 + ahead, self.most):
+                    run()
+                    reader.push(step.tokens[:, 0], None if step.said_here is None else step.said_here[asked - 1])
+                    asked += 1
+                if not self.take(reader.pop()):
+                    return self.finish()
+        finally:
+            while reader.waiting:  # the step's memory is written to until then
+                reader.pop()
 
     def run_in_turn(self, tokens, run, step, choose):
         """The host asks the processors and criteria after every step."""

@@ -208,6 +208,26 @@ def test_a_captured_step_at_every_length(monkeypatch, rows, padded):
     assert len(said.unique()) > 300
 
 
+@pytest.mark.skipif(not ON_GPU, reason="no GPU: HOTSWAP_TEST_DEVICE=cuda asks for it")
+def test_the_first_replay_draws_what_a_step_draws_however_late_the_capture(monkeypatch):
+    """torch puts random numbers' state back on the stream that captures; on a GPU that others share it came behind the replay."""
+    model = tiny.model("qwen3", head_dim=64, hidden_size=64).to(torch.bfloat16).eval()
+
+    class Late(generation._Graph):
+        def capture(self):
+            with torch.cuda.stream(self.stream):
+                torch.cuda._sleep(200_000_000)  # a tenth of a second
+            super().capture()
+
+    def said():
+        torch.manual_seed(5)
+        return hotswap.generate(model, PROMPT, **{**OPTIONS, "do_sample": True, "top_k": 20})
+
+    want = said()
+    monkeypatch.setattr(generation, "_Graph", Late)
+    assert torch.equal(said(), want)
+
+
 def test_padded_rows():
     model = model_of("llama")
     ids, mask = PROMPT.clone(), torch.ones_like(PROMPT)

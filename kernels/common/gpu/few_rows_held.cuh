@@ -16,6 +16,8 @@ template <class T, int kRows, int kUnits, bool kNorm, bool kPair, int kTiles>
 __global__ void __launch_bounds__(kFewThreads, 2)
     few_rows_held_kernel(const __grid_constant__ FewRows a, const int tiles, const int turns) {
   constexpr int kPerPair = kPair ? 2 : 1;
+  // Tiles of old weights that are asked for before x: more of them keep x waiting, which 16 rows mind less.
+  constexpr int kEarly = kPair && kRows == 8 ? 1 : 2 * kTiles;
   constexpr int kHalves = kRows / 8, kTileSums = kFewWarps * kRows * kFewTile;
   static_assert(kTiles % kPerPair == 0 && kTiles / kPerPair * kRows * kFewTile <= kFewThreads);
   extern __shared__ __align__(16) uint8_t raw[];
@@ -57,7 +59,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     publish_barriers();
     __syncwarp();
     // Of what may be written meanwhile no more than into L2, which is where such writes go.
-    if (lane < turns * kTiles) ask(lane, !a.weights_are_old);
+    if (lane < turns * kTiles && (!a.weights_are_old || lane < kEarly)) ask(lane, !a.weights_are_old);
   }
   if (kNorm && threadIdx.x * 64 < unsigned(a.in))
     asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const T*>(a.norm) + threadIdx.x * 64));
@@ -85,9 +87,9 @@ __global__ void __launch_bounds__(kFewThreads, 2)
       }
     }
   }
-  if (!a.weights_are_old && warp == 0) {
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-    if (lane < turns * kTiles) ask(lane, false);
+  if (warp == 0) {
+    if (!a.weights_are_old) asm volatile("fence.proxy.async.global;" ::: "memory");
+    if (lane < turns * kTiles && (!a.weights_are_old || lane >= kEarly)) ask(lane, false);
     __syncwarp();
   }
   if constexpr (kNorm) {
