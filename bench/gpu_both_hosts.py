@@ -11,6 +11,7 @@ prefill the next token must be one whose logit is as good as the first.
 """
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -120,10 +121,25 @@ def agrees(model: str, results: dict, name: str) -> bool:
     return apart <= gpu_model.BF16_LOSS
 
 
+def write_weights(waiting: dict) -> None:
+    """Of all models side by side, before anything is timed."""
+    start, savers = time.perf_counter(), {model: process for (model, name), process in waiting.items() if name == SAVE}
+    for process in savers.values():
+        with contextlib.suppress(BrokenPipeError):  # it died: below
+            print(file=process.stdin, flush=True)
+    for model, process in savers.items():
+        _, errors = process.communicate()
+        if process.returncode:
+            sys.exit(f"weights of {model} were not written: {errors[-3000:]}")
+    print(f"weights are written, took {time.perf_counter() - start:.1f} s", flush=True)
+
+
 def compare(args, model: str, commands: dict, waiting: dict) -> bool:
     """The sides of one model, one after the other, and their rows; False where one failed or says something else."""
     results, good = {}, True
     for name, command in commands.items():
+        if name == SAVE:
+            continue
         start = time.perf_counter()
         if name in waiting:
             printed, errors = waiting[name].communicate("\n")
@@ -136,11 +152,7 @@ def compare(args, model: str, commands: dict, waiting: dict) -> bool:
             print(f"{name}: failed with {code}, {took}: {errors[-3000:]}", flush=True)
             good = False
             continue
-        one = json.loads(printed.strip().splitlines()[-1])
-        if name == SAVE:
-            print(f"weights are written, {took}", flush=True)
-            continue
-        results[name] = one
+        results[name] = one = json.loads(printed.strip().splitlines()[-1])
         shown = {key: one[key] for key in ("device_memory", "check", "first_steps", "bound", "calls") if one.get(key)}
         print(f"{name:22} {one['value']:9.0f} tokens/s, {took}, {shown}", flush=True)
     far = [name for name in results if not agrees(model, results, name)]
@@ -192,6 +204,7 @@ def main() -> None:
             commands[model] = commands_of(args, model, f"{folder}/{model}")
         in_python = {(model, name): c for model in models for name, c in commands[model].items() if "--side" in c}
         waiting = gpu_model.waiting_for_turns(in_python, stderr=subprocess.PIPE)
+        write_weights(waiting)
         for model in models:
             print(f"== {model}", flush=True)
             its = {name: process for (of, name), process in waiting.items() if of == model}

@@ -46,12 +46,13 @@ def peer_memory(call, leaves=()) -> int:
 
 class Timer:
     """Times functions of the index of a set of inputs: call after call, and each after a write that fills L2 with other
-    lines (`cleared`), as Triton's do_bench and benchmarks made with it do."""
+    lines (`cleared`), as Triton's do_bench and benchmarks made with it do. rest: seconds before each turn, in which the
+    card cools down: a turn takes it about as long as do_bench does."""
 
     ROUNDS = 5
 
-    def __init__(self, sets: int):
-        self.sets, self.copies = sets, {}
+    def __init__(self, sets: int, rest: float = 0):
+        self.sets, self.rest, self.copies = sets, rest, {}
         self.l2 = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
 
     def microseconds(self, call) -> float:
@@ -67,6 +68,8 @@ class Timer:
         found = {name: ([], []) for name in calls}
         for _ in range(self.ROUNDS):
             for name, call in calls.items():
+                torch.cuda.synchronize()
+                time.sleep(self.rest)
                 found[name][0].append(self._mean(call, counts[name]))
                 found[name][1].append(self._cleared(call, max(counts[name] // 5, 3)))
         return {name: tuple(statistics.median(part) for part in both) for name, both in found.items()}
@@ -119,8 +122,8 @@ def randoms(*shape, scale=1.0, grad=False):
 class Cases:
     """Runs (op, shape, {peer: function of the set}, bytes, target); ours is the peer named "ours"."""
 
-    def __init__(self, only, ops, report):
-        self.only, self.ops, self.report, self.timer = only, ops, report, Timer(SETS)
+    def __init__(self, only, ops, report, rest=0):
+        self.only, self.ops, self.report, self.timer = only, ops, report, Timer(SETS, rest)
         versions = {name: metadata.version(package) for name, package in PEERS.items() if self.has(package)}
         self.names = {name: f"{name}; {version}" for name, version in versions.items()}
         print(f"{torch.cuda.get_device_name()}, triton {metadata.version('triton')},", ", ".join(self.names.values()))
@@ -167,7 +170,7 @@ class Cases:
             self.report.add(
                 kind="op", what=op, shape=shape, dtype="bfloat16", unit="us", target=target, ours=ours[0], ours_cleared=ours[1],
                 ours_memory=memory.get("ours", ""), peer=us[0], peer_cleared=us[1], peer_memory=memory.get(name, ""),
-                peer_name=self.names.get(name, name), memcpy_share=share,
+                peer_name=self.names.get(name, name), memcpy_share=share, load=f"rests of {self.timer.rest:g} s" * (self.timer.rest > 0),
             )  # fmt: skip
 
 

@@ -26,13 +26,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", type=Path, required=True)
     parser.add_argument("--only", type=lambda s: s.split(","), default=[], help="what holds one of these; a shape may follow the op's name")
+    parser.add_argument("--rest", type=float, default=0, help="seconds before each turn: large products heat the card, which then slows down")
     add_flags(parser)
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("wanted a GPU; got none that torch can use")
     torch.manual_seed(0)
     report = Results(args, gpu())
-    cases = Cases(args.only, load_packages(args.packages), report)
+    cases = Cases(args.only, load_packages(args.packages), report, args.rest)
     for file in sorted((HERE.parent / "kernels").glob("*/*_peers.py")):
         if file.parent.name not in cases.ops:
             print(f"{file.parent.name} is left out: no such package with CUDA kernels in {args.packages}")

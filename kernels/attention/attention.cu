@@ -164,7 +164,7 @@ std::string refused(const Decode& a) {
   const Problem& p = a.problem;
   if (const std::string why = refused(p, kMostDecodeDim); !why.empty()) return why;
   if (p.query_starts != nullptr) return text("sequences that are not packed", "packed ones; use forward");
-  constexpr int64_t kMostSplits = 256;
+  constexpr int64_t kMostSplits = 512;
   if (const std::string why = refused_tiles(p.query_rows * p.batch * kMostSplits, p.heads); !why.empty()) return why;
   if ((a.k_new == nullptr) != (a.v_new == nullptr)) return text("new keys and new values", "one of the two");
   if (a.block_table != nullptr && (a.page_rows < 16 || a.page_rows % 16 != 0))

@@ -6,6 +6,7 @@
 #include "kernels/attention/decode_latent.cuh"
 #include "kernels/attention/decode_wide.cuh"
 #include "kernels/common/gpu/launch.cuh"
+#include "kernels/common/gpu/tensor_map.h"
 
 namespace attention::gpu {
 namespace {
@@ -39,19 +40,19 @@ int row_tiles(const Decode& a) {
   return int(divide_up(p.heads / p.key_heads * p.query_rows, rows_of_block(a)));
 }
 
-// By shared memory: 64, 96 or 192 KB a block; of wide ones 58 or 106.
+// By shared memory: 64, 96 or 192 KB a block; of wide ones 98 or 106.
 int blocks_per_multiprocessor(const Decode& a) {
   const Problem& p = a.problem;
   const int64_t dim = std::max(p.dim, p.value_dim);
   if (is_latent(a)) return 1;
-  return dim <= 64 || (is_wide(p) && is_one(a)) ? 3 : dim <= 128 || is_wide(p) ? 2 : 1;
+  return dim <= 64 ? 3 : dim <= 128 || is_wide(p) ? 2 : 1;
 }
 
 // Parts of a sequence's keys: so many that the blocks, in waves of as many as run at once, end soonest. A block's time
 // is its keys and about 128 keys' more; by the most keys that there can be, as lengths are known to the GPU only.
 int splits_of(const Decode& a) {
   const Problem& p = a.problem;
-  constexpr int64_t kFewestKeys = 64, kMost = 256, kOverhead = 128;
+  constexpr int64_t kFewestKeys = 64, kMost = 512, kOverhead = 128;
   if (a.splits > 0) return int(std::min(a.splits, kMost));
   const int64_t blocks = p.batch * p.key_heads * row_tiles(a),
                 at_once = multiprocessors() * blocks_per_multiprocessor(a);
@@ -68,14 +69,35 @@ Cache cache_of(void* data, const void* fresh, const Strides& s, const Strides& f
   return {data, fresh, s.batch, s.row, s.head, f.batch, f.row, f.head, int(dim)};
 }
 
+// The cache as the copy engine sees it. It is asked for chunks that are there alone, of any page: how many there are is
+// not known here.
+LatentKeys latent_keys(const Decode& a) {
+  const Problem& p = a.problem;
+  const Strides& s = a.k_cache_strides;
+  const TensorShape keys{.data = a.k_cache,
+                         .size = {p.dim, a.block_table != nullptr ? a.page_rows : p.key_rows, p.key_heads, 1 << 30},
+                         .stride = {1, s.row, s.head, s.batch},
+                         .dtype = p.dtype};
+  LatentKeys result{};
+  if (p.key_rows > 0 && fits_tensor_map(keys)) result = {tensor_map(keys, kDecodeKeys), true};
+  return result;
+}
+
 template <class T, int kDim, int kStages>
 void launch_decode(const DecodeArguments& a, int64_t blocks, Stream stream) {
-  launch_with_memory<&decode_kernel<T, kDim, kStages>>(kBytesOf<kDim, kStages>, blocks, 32 * kDecodeWarps, stream, a);
+  constexpr int64_t kBytes = kBytesOf<kDim, kStages>;
+  if constexpr (kDim <= 128)
+    launch_after_with_memory<&decode_kernel<T, kDim, kStages>>(kBytes, blocks, 32 * kDecodeWarps, 1, stream, a);
+  else
+    launch_with_memory<&decode_kernel<T, kDim, kStages>>(kBytes, blocks, 32 * kDecodeWarps, stream, a);
 }
 template <class D>
 void launch_wide(const DecodeArguments& a, int64_t blocks, Stream stream) {
-  launch_with_memory<&decode_wide_kernel<D>>(sizeof(DecodeWideMemory<D>), blocks, D::kThreads, stream, a);
+  launch_after_with_memory<&decode_wide_kernel<D>>(sizeof(DecodeWideMemory<D>), blocks, D::kThreads, 1, stream, a);
 }
+
+// From so many parts on a row's are added by more blocks.
+constexpr int kManyParts = 32;
 
 // As many stages as keep 64 KB or more of copies under way in a multiprocessor.
 template <class T>
@@ -84,23 +106,27 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
   const int64_t blocks = int64_t{arguments.row_tiles} * arguments.splits * p.key_heads * p.batch;
   const int64_t dim = std::max(p.dim, p.value_dim), rows = p.batch * p.heads * p.query_rows;
   if (is_latent(a))
-    launch_with_memory<&decode_latent_kernel<LatentTraits<T>>>(sizeof(LatentMemory<LatentTraits<T>>), blocks,
-                                                               LatentTraits<T>::kThreads, stream, arguments);
+    launch_after_with_memory<&decode_latent_kernel<LatentTraits<T>>>(
+        sizeof(LatentMemory<LatentTraits<T>>), blocks, LatentTraits<T>::kThreads, 1, stream, arguments, latent_keys(a));
   else if (is_wide(p) && is_one(a))
-    launch_wide<DecodeWideTraits<T, true, 3>>(arguments, blocks, stream);
-  else if (is_wide(p) && shared_memory() > int64_t{sizeof(DecodeWideMemory<DecodeWideTraits<T, false, 3>>)})
-    launch_wide<DecodeWideTraits<T, false, 3>>(arguments, blocks, stream);
+    launch_wide<DecodeWideTraits<T, true, 5, 2>>(arguments, blocks, stream);
+  else if (is_wide(p) && shared_memory() > int64_t{sizeof(DecodeWideMemory<DecodeWideTraits<T, false, 3, 1>>)})
+    launch_wide<DecodeWideTraits<T, false, 3, 1>>(arguments, blocks, stream);
   else if (is_wide(p))
-    launch_wide<DecodeWideTraits<T, false, 2>>(arguments, blocks, stream);
+    launch_wide<DecodeWideTraits<T, false, 2, 1>>(arguments, blocks, stream);
   else if (dim <= 64)
     launch_decode<T, 64, 4>(arguments, blocks, stream);
   else if (dim <= 128)
     launch_decode<T, 128, 3>(arguments, blocks, stream);
   else
     launch_decode<T, 256, 3>(arguments, blocks, stream);
-  if (arguments.splits > 1)
-    launch_after(p.value_dim <= 256 ? combine_kernel<T, 256> : combine_kernel<T, 512>, rows, 32 * kDecodeWarps, stream,
-                 arguments);
+  if (arguments.splits == 1) return;
+  const bool many = arguments.splits >= kManyParts;
+  const int64_t columns = many ? 32 : p.value_dim <= 256 ? 256 : 512;
+  const auto combine = many             ? combine_kernel<T, 32, 4>
+                       : columns == 256 ? combine_kernel<T, 256, 8>
+                                        : combine_kernel<T, 512, 8>;
+  launch_after(combine, rows * divide_up(p.value_dim, columns), 32 * kDecodeWarps, stream, arguments);
 }
 
 }  // namespace

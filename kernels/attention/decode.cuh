@@ -80,7 +80,11 @@ struct DecodeWarp {
 
 template <class T, int kDim, int kStages>
 __global__ void __launch_bounds__(32 * kDecodeWarps) decode_kernel(const __grid_constant__ DecodeArguments a) {
-#if __CUDA_ARCH__ >= 800  // elsewhere it is never launched
+#if __CUDA_ARCH__ >= 800        // elsewhere it is never launched
+  if constexpr (kDim <= 128) {  // of 256 a block has a multiprocessor for itself: nothing is set up beside it
+    wait_for_launch_before();
+    next_launch_may_begin();
+  }
   using Warp = DecodeWarp<T, kDim, kStages>;
   extern __shared__ __align__(16) uint8_t raw[];
   const DecodePart part(a);
@@ -126,66 +130,81 @@ __global__ void __launch_bounds__(32 * kDecodeWarps) decode_kernel(const __grid_
       divide = finish_row(a, to.head, largest, sum, lse);
       if (w.lane == 0 && a.lse != nullptr) a.lse[to.lse] = lse;
     }
-    for (int c = w.lane; c < a.v.dim; c += 32) {
-      float total = 0.f;
+    for (int c = 4 * w.lane; c < a.v.dim; c += 128) {
+      float total[4] = {};
 #pragma unroll
-      for (int i = 0; i < kDecodeWarps; ++i)
-        if (factor[i] != 0.f) total += factor[i] * out[i][r][c];
-      total = divide == 0.f ? 0.f : total * divide;
+      for (int i = 0; i < kDecodeWarps; ++i) {
+        if (factor[i] == 0.f) continue;
+        const float4 v = *reinterpret_cast<const float4*>(&out[i][r][c]);
+        total[0] += factor[i] * v.x, total[1] += factor[i] * v.y;
+        total[2] += factor[i] * v.z, total[3] += factor[i] * v.w;
+      }
+#pragma unroll
+      for (float& f : total) f = divide == 0.f ? 0.f : f * divide;
       if (a.part_out != nullptr)
-        a.part_out[(to.lse * a.splits + part.split) * a.v.dim + c] = total;
+        *reinterpret_cast<float4*>(a.part_out + (to.lse * a.splits + part.split) * a.v.dim + c) =
+            make_float4(total[0], total[1], total[2], total[3]);
       else
-        static_cast<T*>(a.out)[to.out + c] = from_float<T>(total);
+        *reinterpret_cast<uint2*>(static_cast<T*>(a.out) + to.out + c) =
+            make_uint2(pack_pair<T>(total[0], total[1]), pack_pair<T>(total[2], total[3]));
     }
   }
 #endif
 }
 
-// The parts of a row together: a block for each, whose warps take every fourth part.
-template <class T, int kMostDim>  // a multiple of 256
+// What a row's parts come to: their largest exponent, and the sum of all weights. The same in all lanes of a warp.
+struct PartsOfRow {
+  float most = -INFINITY, base, sum = 0.f;
+
+  __device__ __forceinline__ PartsOfRow(const float* lses, int splits) {
+    const int lane = threadIdx.x % 32;
+    for (int s = lane; s < splits; s += 32) most = fmaxf(most, lses[s]);
+#pragma unroll
+    for (int o = 16; o > 0; o /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, o));
+    base = most == -INFINITY ? 0.f : most;
+    for (int s = lane; s < splits; s += 32) sum += exp2_fast(lses[s] - base);
+#pragma unroll
+    for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+  }
+};
+
+// The parts of a row together: a block for each kColumns numbers of a row, of whose threads kSlots go through the parts
+// side by side. Few columns where there are many parts: then many blocks read them.
+template <class T, int kColumns, int kEach>  // kEach: numbers of a thread
 __global__ void __launch_bounds__(32 * kDecodeWarps) combine_kernel(const __grid_constant__ DecodeArguments a) {
   wait_for_launch_before();
-  constexpr int kEach = 8, kGroups = kMostDim / (32 * kEach);  // numbers a thread holds, in groups of so many
-  const int64_t index = blockIdx.x;                            // of [batch, head, row]
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, dim = a.v.dim;
-  const int head = int(index / a.query_rows % a.heads);
+  next_launch_may_begin();
+  constexpr int kAcross = kColumns / kEach, kSlots = 32 * kDecodeWarps / kAcross;
+  const int dim = a.v.dim, blocks = (dim + kColumns - 1) / kColumns;
+  const int64_t index = blockIdx.x / blocks;  // of [batch, head, row]
+  const int first = int(blockIdx.x % blocks) * kColumns, slot = threadIdx.x / kAcross;
+  const int within = threadIdx.x % kAcross * kEach, head = int(index / a.query_rows % a.heads);
   const float* lses = a.part_lse + index * a.splits;
-  float most = -INFINITY, sum = 0.f;
-  for (int s = lane; s < a.splits; s += 32) most = fmaxf(most, lses[s]);
-#pragma unroll
-  for (int o = 16; o > 0; o /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, o));
-  const float base = most == -INFINITY ? 0.f : most;
-  for (int s = lane; s < a.splits; s += 32) sum += exp2_fast(lses[s] - base);
-#pragma unroll
-  for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
-  __shared__ float totals[kDecodeWarps][kMostDim];
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    float total[kEach] = {};
-    const int column = (g * 32 + lane) * kEach;
-    if (column < dim) {
+  const PartsOfRow parts(lses, a.splits);
+  __shared__ float totals[kSlots][kColumns];
+  float total[kEach] = {};
+  if (first + within < dim) {
 #pragma unroll 4
-      for (int s = warp; s < a.splits; s += kDecodeWarps) {
-        const float weight = exp2_fast(lses[s] - base);
-        float part[kEach];
-        unpack<float>(load<kEach>(a.part_out + (index * a.splits + s) * dim + column), part);
+    for (int s = slot; s < a.splits; s += kSlots) {
+      const float weight = exp2_fast(lses[s] - parts.base);
+      float part[kEach];
+      unpack<float>(load<kEach>(a.part_out + (index * a.splits + s) * dim + first + within), part);
 #pragma unroll
-        for (int i = 0; i < kEach; ++i) total[i] += weight * part[i];
-      }
+      for (int i = 0; i < kEach; ++i) total[i] += weight * part[i];
     }
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) totals[warp][column + i] = total[i];
   }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) totals[slot][within + i] = total[i];
   __syncthreads();
   float lse;
-  const float divide = finish_row(a, head, most, sum, lse);
-  if (threadIdx.x == 0 && a.lse != nullptr) a.lse[index] = lse;
+  const float divide = finish_row(a, head, parts.most, parts.sum, lse);
+  if (threadIdx.x == 0 && first == 0 && a.lse != nullptr) a.lse[index] = lse;
   const int64_t batch = index / a.query_rows / a.heads, row = batch * a.query_rows + index % a.query_rows;
-  T* out = static_cast<T*>(a.out) + (row * a.heads + head) * dim;
-  for (int c = threadIdx.x; c < dim; c += 32 * kDecodeWarps) {
+  T* out = static_cast<T*>(a.out) + (row * a.heads + head) * dim + first;
+  for (int c = threadIdx.x; c < min(kColumns, dim - first); c += 32 * kDecodeWarps) {
     float f = 0.f;
 #pragma unroll
-    for (int i = 0; i < kDecodeWarps; ++i) f += totals[i][c];
+    for (int i = 0; i < kSlots; ++i) f += totals[i][c];
     out[c] = from_float<T>(f * divide);
   }
 }

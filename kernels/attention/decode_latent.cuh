@@ -31,48 +31,64 @@ struct LatentMemory {
   Barrier full[L::kStages], free[L::kStages];
 
   __device__ void init() {  // one thread
-    for (int i = 0; i < L::kStages; ++i) full[i].init(kWarpgroup), free[i].init(4 * L::kWorkers);
+    for (int i = 0; i < L::kStages; ++i) full[i].init(L::kKeys / kDecodeKeys), free[i].init(4 * L::kWorkers);
     publish_barriers();
   }
 };
 
-// Tiles of the part's chunks; behind the last chunk zeros. All threads of the first warpgroup.
+struct LatentKeys {
+  CUtensorMap map;  // [cache, key head, row, number], boxes of a chunk's rows
+  bool usable;
+};
+
+// Chunks of the part's tiles, one of each tile for each warp; behind the last chunk zeros. All threads of the first
+// warpgroup. Chunks of which all keys are in the cache come by the copy engine.
 template <class L>
-__device__ __forceinline__ void load_latent(const DecodeArguments& a, const DecodePart& part, LatentMemory<L>& m,
-                                            Span chunks) {
+__device__ __forceinline__ void load_latent(const DecodeArguments& a, const LatentKeys& keys, const DecodePart& part,
+                                            LatentMemory<L>& m, Span chunks) {
   using T = typename L::T;
   constexpr int kChunks = L::kKeys / kDecodeKeys, kLanes = 8;  // threads a row, each 16 bytes of every 128
-  const int limit = min(part.total, chunks.end * kDecodeKeys), piece = threadIdx.x % kLanes, row = threadIdx.x / kLanes;
-  int pages[kChunks];
-  const auto find_pages = [&](int chunk) {
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) pages[c] = chunk + c < chunks.end ? part.page_of(a, chunk + c) : 0;
-  };
-  find_pages(chunks.first);
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
+  const auto find_page = [&](int chunk) { return chunk < chunks.end ? part.page_of(a, chunk) : 0; };
+  int page = find_page(chunks.first + warp);
   Ring<L::kStages> stage;
-  for (int chunk = chunks.first; chunk < chunks.end; chunk += kChunks) {
+  for (int first = chunks.first; first < chunks.end; first += kChunks) {
+    const int chunk = first + warp, next = find_page(chunk + kChunks);
+    int row = chunk * kDecodeKeys;  // in its page
+    if (a.block_table != nullptr) row -= int(a.chunks_of_page(chunk)) * a.page_rows;
+    auto& to = m.k[stage.index];
+    Barrier& full = m.full[stage.index];
     m.free[stage.index].wait(stage.parity ^ 1);
+    if (keys.usable && chunk < chunks.end && (chunk + 1) * kDecodeKeys <= part.length) {
+      if (lane == 0) {
+        full.arrive_expecting(L::kPanels * kDecodeKeys * 128);
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      const int key = (chunk + c) * kDecodeKeys + row;
-      int first = (chunk + c) * kDecodeKeys;
-      if (a.block_table != nullptr) first -= int(a.chunks_of_page(chunk + c)) * a.page_rows;
-      const T* from = key < part.length ? static_cast<const T*>(a.k.data) + pages[c] * a.k.batch +
-                                              part.key_head * a.k.head + (first + row) * a.k.row
-                                        : static_cast<const T*>(a.k.fresh) + part.batch * a.k.fresh_batch +
-                                              part.key_head * a.k.fresh_head + (key - part.length) * a.k.fresh_row;
-      const int numbers = key < limit ? a.k.dim - 8 * piece : 0;  // from the thread's first ones on
-      if (numbers <= 0) from = static_cast<const T*>(a.k.data);
-      uint16_t* place = &m.k[stage.index][0][c * kDecodeKeys + row][(piece ^ row % 8) * 8];
+        for (int i = 0; i < L::kPanels; ++i)
+          load_box(to[i][warp * kDecodeKeys], keys.map, full, 64 * i, row, part.key_head, page);
+      }
+    } else {
+      const int piece = lane % kLanes, limit = min(part.total, chunks.end * kDecodeKeys);
+#pragma unroll 1
+      for (int r = lane / kLanes; r < kDecodeKeys; r += 32 / kLanes) {
+        const int key = chunk * kDecodeKeys + r;
+        const T* from = key < part.length ? static_cast<const T*>(a.k.data) + page * a.k.batch +
+                                                part.key_head * a.k.head + (row + r) * a.k.row
+                                          : static_cast<const T*>(a.k.fresh) + part.batch * a.k.fresh_batch +
+                                                part.key_head * a.k.fresh_head + (key - part.length) * a.k.fresh_row;
+        const int numbers = key < limit ? a.k.dim - 8 * piece : 0;  // from the thread's first ones on
+        if (numbers <= 0) from = static_cast<const T*>(a.k.data);
+        uint16_t* place = &to[0][warp * kDecodeKeys + r][(piece ^ r % 8) * 8];
 #pragma unroll
-      for (int i = 0; i < L::kPanels; ++i)
-        start_copy(place + i * (L::kKeys * 64), from + 8 * piece + 64 * i, 64 * i >= numbers);
+        for (int i = 0; i < L::kPanels; ++i)
+          start_copy(place + i * (L::kKeys * 64), from + 8 * piece + 64 * i, 64 * i >= numbers);
+      }
+      commit_copies();
+      wait_copies<0>();
+      publish_shared_writes();
+      __syncwarp();
+      if (lane == 0) full.arrive();
     }
-    commit_copies();
-    if (chunk + kChunks < chunks.end) find_pages(chunk + kChunks);
-    wait_copies<0>();
-    publish_shared_writes();
-    m.full[stage.index].arrive();
+    page = next;
     stage.next();
   }
 }
@@ -203,13 +219,16 @@ struct LatentWorker {
 };
 
 template <class L>
-__global__ void __launch_bounds__(L::kThreads, 1) decode_latent_kernel(const __grid_constant__ DecodeArguments a) {
+__global__ void __launch_bounds__(L::kThreads, 1)
+    decode_latent_kernel(const __grid_constant__ DecodeArguments a, const __grid_constant__ LatentKeys keys) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // elsewhere it is never launched
+  wait_for_launch_before();
+  next_launch_may_begin();
   // Panels begin at multiples of 1024 bytes (wgmma.cuh).
   extern __shared__ __align__(1024) uint8_t raw_latent[];
   if (shared_address(raw_latent) % 1024 != 0) __trap();
   auto& m = *reinterpret_cast<LatentMemory<L>*>(raw_latent);
-  if (threadIdx.x == 0) m.init();
+  if (threadIdx.x == 0) prefetch(keys.map), m.init();
   const DecodePart part(a);
   if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0)
     append<typename L::T>(a, part, a.k);
@@ -217,7 +236,7 @@ __global__ void __launch_bounds__(L::kThreads, 1) decode_latent_kernel(const __g
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     give_registers<L::kLoaderRegisters>();
-    load_latent<L>(a, part, m, chunks);
+    load_latent<L>(a, keys, part, m, chunks);
   } else {
     take_registers<L::kWorkerRegisters>();
     RowSoftmax softmax(a.score_scale);

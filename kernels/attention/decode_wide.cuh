@@ -11,13 +11,15 @@
 
 namespace attention::gpu {
 
-// kOne: values are the keys' first numbers. kStages: chunks in shared memory.
-template <class Number, bool kOne_, int kStages_>
+// kOne: values are the keys' first numbers. kStages: chunks in shared memory. kChunks: so many are computed at a time,
+// of which one waits for another's scores once.
+template <class Number, bool kOne_, int kStages_, int kChunks_>
 struct DecodeWideTraits {
   using T = Number;
   static constexpr bool kOne = kOne_;
-  static constexpr int kBlocks = kOne ? 3 : 2;  // a multiprocessor: what one waits for, others hide
-  static constexpr int kStages = kStages_, kDim = 576, kValueDim = 512, kThreads = 32 * kDecodeWarps;
+  static constexpr int kBlocks = 2;  // a multiprocessor: what one waits for, the other hides
+  static constexpr int kStages = kStages_, kChunks = kChunks_, kAhead = kStages - kChunks, kDim = 576, kValueDim = 512,
+                       kThreads = 32 * kDecodeWarps;
   static constexpr int kSteps = kDim / 16 / kDecodeWarps, kColumns = kValueDim / kDecodeWarps;  // of a warp
 };
 
@@ -27,7 +29,7 @@ struct DecodeWideMemory {
     uint16_t k[kDecodeKeys][D::kDim];
     uint16_t v[D::kOne ? 1 : kDecodeKeys][D::kOne ? 8 : D::kValueDim];
   } stages[D::kStages];
-  float4 scores[kDecodeWarps][2][32];  // a quarter of the sums each, as its lanes hold them
+  float4 scores[kDecodeWarps][2 * D::kChunks][32];  // a quarter of the sums each, as its lanes hold them
 };
 
 template <class D>
@@ -49,23 +51,30 @@ struct DecodeWideBlock {
     commit_copies();
   }
 
-  __device__ __forceinline__ void add_chunk(RowSoftmax& softmax, int stage, int chunk, const DecodeRows<>& rows) {
-    float s[8] = {};
-    const auto& keys = m.stages[stage].k;
+  // kChunks chunks from this one on, the first of which is in this stage.
+  __device__ __forceinline__ void add_chunks(RowSoftmax& softmax, int stage, int chunk, const DecodeRows<>& rows) {
+    constexpr int kChunks = D::kChunks;
+    const typename DecodeWideMemory<D>::Stage* stages[kChunks];
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) stages[c] = &m.stages[after(stage, c)];
+    float s[8 * kChunks] = {};
     const int key_row = lane / 16 * 8 + lane % 8, value_row = lane % 16;
 #pragma unroll
     for (int i = 0; i < D::kSteps; ++i) {
-      uint32_t b[4];
-      load_matrices(b, &keys[key_row][((2 * (warp * D::kSteps + i) + lane / 8 % 2) ^ key_row % 8) * 8]);
-      multiply_16x8<T>(s, q[i], b[0], b[1]);
-      multiply_16x8<T>(s + 4, q[i], b[2], b[3]);
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        uint32_t b[4];
+        load_matrices(b, &stages[c]->k[key_row][((2 * (warp * D::kSteps + i) + lane / 8 % 2) ^ key_row % 8) * 8]);
+        multiply_16x8<T>(s + 8 * c, q[i], b[0], b[1]);
+        multiply_16x8<T>(s + 8 * c + 4, q[i], b[2], b[3]);
+      }
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
+    for (int i = 0; i < 2 * kChunks; ++i)
       m.scores[warp][i][lane] = make_float4(s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]);
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 2 * kChunks; ++i) {
       float4 sum = m.scores[0][i][lane];
 #pragma unroll
       for (int w = 1; w < kDecodeWarps; ++w) {
@@ -81,36 +90,48 @@ struct DecodeWideBlock {
 #pragma unroll
       for (int i = 0; i < D::kColumns / 2; ++i) out[i] *= shrink[i / 2 % 2];
     }
-    const uint32_t p[4] = {pack_pair<T>(s[0], s[1]), pack_pair<T>(s[2], s[3]), pack_pair<T>(s[4], s[5]),
-                           pack_pair<T>(s[6], s[7])};
-    const uint16_t* values;
-    if constexpr (D::kOne)
-      values = keys[value_row];
-    else
-      values = m.stages[stage].v[value_row];
+    uint32_t p[kChunks][4];
 #pragma unroll
-    for (int i = 0; i < D::kColumns / 16; ++i) {
-      uint32_t b[4];
-      load_matrices_transposed(b, values + ((warp * (D::kColumns / 8) + 2 * i + lane / 16) ^ value_row % 8) * 8);
-      multiply_16x8<T>(out + 8 * i, p, b[0], b[1]);
-      multiply_16x8<T>(out + 8 * i + 4, p, b[2], b[3]);
+    for (int i = 0; i < 4 * kChunks; ++i) p[i / 4][i % 4] = pack_pair<T>(s[2 * i], s[2 * i + 1]);
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const uint16_t* values;
+      if constexpr (D::kOne)
+        values = stages[c]->k[value_row];
+      else
+        values = stages[c]->v[value_row];
+#pragma unroll
+      for (int i = 0; i < D::kColumns / 16; ++i) {
+        uint32_t b[4];
+        load_matrices_transposed(b, values + ((warp * (D::kColumns / 8) + 2 * i + lane / 16) ^ value_row % 8) * 8);
+        multiply_16x8<T>(out + 8 * i, p[c], b[0], b[1]);
+        multiply_16x8<T>(out + 8 * i + 4, p[c], b[2], b[3]);
+      }
     }
   }
 
-  // Chunks [first, end).
+  static __device__ __forceinline__ int after(int stage, int by) {
+    return stage + by < D::kStages ? stage + by : stage + by - D::kStages;
+  }
+
+  // Chunks [first, end), and what is missing of the last kChunks: that is in shared memory and is not seen.
   __device__ __forceinline__ void run(RowSoftmax& softmax, int first, int end) {
+    const int seen_end = end * kDecodeKeys;
+    end = first + (max(0, end - first) + D::kChunks - 1) / D::kChunks * D::kChunks;
     int page = first < end ? part.page_of(a, first) : 0;
 #pragma unroll
-    for (int i = 0; i < D::kStages - 1; ++i) start_loads(i, first + i, end, page);
+    for (int i = 0; i < D::kAhead; ++i) start_loads(i, first + i, end, page);
     load_queries<T>(a, part, warp * D::kSteps, q);
-    const DecodeRows<> mine(a, part);
+    DecodeRows<> mine(a, part);
+    for (Span& seen : mine.seen) seen.end = min(seen.end, seen_end);
     int stage = 0;
-    for (int chunk = first; chunk < end; ++chunk) {
-      wait_copies<D::kStages - 2>();
-      __syncthreads();  // everybody's copies; and the stage of the last chunk has been read
-      start_loads(stage == 0 ? D::kStages - 1 : stage - 1, chunk + D::kStages - 1, end, page);
-      add_chunk(softmax, stage, chunk, mine);
-      if (++stage == D::kStages) stage = 0;
+    for (int chunk = first; chunk < end; chunk += D::kChunks) {
+      wait_copies<D::kAhead - D::kChunks>();
+      __syncthreads();  // everybody's copies; and the stages of the last chunks have been read
+#pragma unroll
+      for (int c = 0; c < D::kChunks; ++c) start_loads(after(stage, D::kAhead + c), chunk + D::kAhead + c, end, page);
+      add_chunks(softmax, stage, chunk, mine);
+      stage = after(stage, D::kChunks);
     }
     wait_copies<0>();
   }
@@ -125,6 +146,8 @@ template <class D>
 __global__ void __launch_bounds__(D::kThreads, D::kBlocks)
     decode_wide_kernel(const __grid_constant__ DecodeArguments a) {
 #if __CUDA_ARCH__ >= 800  // elsewhere it is never launched
+  wait_for_launch_before();
+  next_launch_may_begin();
   extern __shared__ __align__(16) uint8_t raw[];
   const DecodePart part(a);
   if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0) {

@@ -6,6 +6,12 @@
 
 namespace attention::gpu {
 
+// Tiles of rows that all begin at the first key: of a causal window its first ones.
+inline int short_tiles(const Problem& p, int64_t row_tiles, int height) {
+  if (p.window_right == kNoLimit) return 0;
+  return int(std::clamp<int64_t>((p.window_left - (p.key_rows - p.query_rows)) / height, 0, row_tiles));
+}
+
 template <class F>
 void launch_forward(const Forward& a, int* counter, Stream stream) {
   const Problem& p = a.problem;
@@ -32,7 +38,8 @@ void launch_forward(const Forward& a, int* counter, Stream stream) {
                 .row_tiles = int(row_tiles),
                 .heads = int(heads),
                 .section_heads = section_heads(p, heads, last_rows_first),
-                .last_rows_first = last_rows_first},
+                .last_rows_first = last_rows_first,
+                .short_tiles = F::kLeft && !packed ? short_tiles(p, row_tiles, F::kRows) : 0},
       .sequences = sequences_of(p),
       .heads = int(p.heads),
       .group = int(p.heads / p.key_heads),

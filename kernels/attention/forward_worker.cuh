@@ -13,9 +13,13 @@
 
 namespace attention::gpu {
 
+// Which ends of rows' keys a key tile may hold: none, the last key seen, the first one.
+enum Ends { kNoEnd, kLastKey, kFirstKey };
+
 template <class F>
 struct Worker {
   using T = typename F::T;
+  static constexpr bool kOwnFirst = F::kOwnEnds && F::kLeft;
   static constexpr int kFirstTurn = 1, kOutBarrier = 1 + F::kWorkers;  // numbers of barriers
 
   const ForwardArguments& a;
@@ -65,16 +69,30 @@ struct Worker {
     commit_products();
   }
 
+  // The first key tile that this warpgroup's rows see: those before it are others'. One is computed in any case.
+  __device__ __forceinline__ int own_first(const Job& job, int own_end) const {
+    if constexpr (!kOwnFirst) return job.keys.first;
+    const int row = 64 * number;
+    const int first = key_tiles<F::kLeft>(job.band, row, max(row + 1, min(row + 64, job.rows)), F::kKeys).first;
+    return max(job.keys.first, min(first, own_end - 1));
+  }
+
   // Scores are there: become exponentials.
-  template <bool kMasked>
+  template <Ends kEnds>
   __device__ __forceinline__ void add_scores(RowSoftmax& softmax, float (&shrink)[2], const Job& job, int tile) {
     free(m.k_free, k_stage);
     if constexpr (F::kSoftcap) {
 #pragma unroll
       for (float& s : scores) s = tanh_fast(s * a.cap_scale);
     }
-    if constexpr (kMasked)
-      mask_scores<F::kLeft>(scores, job.band, 64 * number + warp * 16 + lane / 4, tile * F::kKeys + lane % 4 * 2);
+    const int row = 64 * number + warp * 16 + lane / 4, column = tile * F::kKeys + lane % 4 * 2;
+    if constexpr (kEnds == kFirstKey)
+      mask_scores<true, false>(scores, job.band, row, column);
+    else if (kEnds == kLastKey && F::kLeft &&
+             job.keys.first_whole == job.keys.end_whole)  // a row's both ends, it may be
+      mask_scores<F::kLeft>(scores, job.band, row, column);
+    else if constexpr (kEnds == kLastKey)
+      mask_scores<false>(scores, job.band, row, column);
     softmax.add(scores, shrink);
   }
 
@@ -97,7 +115,7 @@ struct Worker {
   }
 
   // One more key tile: its scores, while the one before is multiplied with its values.
-  template <bool kMasked>
+  template <Ends kEnds>
   __device__ __forceinline__ void step(RowSoftmax& softmax, float (&shrink)[2], bool started, const Job& job,
                                        int tile) {
     settle_out(started, shrink);
@@ -108,7 +126,7 @@ struct Worker {
     start_out(started);
     wait_products<1>();
     settle(scores);
-    add_scores<kMasked>(softmax, shrink, job, tile);
+    add_scores<kEnds>(softmax, shrink, job, tile);
   }
 
   // Packed sequences: behind a sequence's last key may be anything, and NaN would survive being multiplied by 0. Each
@@ -157,21 +175,35 @@ struct Worker {
     }
     if (const int keys = job.band.keys - last * F::kKeys; a.sequences.packed() && keys < F::kKeys) clear_values(keys);
     float shrink[2];
-    add_scores<true>(softmax, shrink, job, last);
+    const int first = own_first(job, last + 1), left_out = first - job.keys.first;
+    add_scores<kLastKey>(softmax, shrink, job, last);
     int t = last - 1;
-    for (; t >= job.keys.end_whole; --t) step<true>(softmax, shrink, t < last - 1, job, t);
-    for (; t >= job.keys.first_whole; --t) step<false>(softmax, shrink, t < last - 1, job, t);
+    for (; t >= (kOwnFirst ? max(first, job.keys.end_whole) : job.keys.end_whole); --t)
+      step<kLastKey>(softmax, shrink, t < last - 1, job, t);
+    for (; t >= (kOwnFirst ? max(first, job.keys.first_whole) : job.keys.first_whole); --t)
+      step<kNoEnd>(softmax, shrink, t < last - 1, job, t);
     if constexpr (F::kLeft)
-      for (; t >= job.keys.first; --t) step<true>(softmax, shrink, t < last - 1, job, t);
-    for (int i = 0; i < skipped; ++i) wait_for_turn(), pass_turn();  // everybody has as many turns
+      for (; t >= first; --t) step<kFirstKey>(softmax, shrink, t < last - 1, job, t);
+    for (int i = 0; i < skipped + left_out; ++i) wait_for_turn(), pass_turn();  // everybody has as many turns
+    for (int i = 0; i < left_out; ++i) {
+      m.k_full[k_stage.index].wait(k_stage.parity);
+      free(m.k_free, k_stage);
+    }
     if constexpr (!F::kOutInQueries) free(m.q_free, q_stage);
     settle_out(t < last - 1, shrink);
     start_out(t < last - 1);
+    auto after = v_stage;  // what is left out is free before the values in use are: the next tile's keys come behind it
+    after.next();
+    for (int i = 0; i < left_out; ++i) {
+      m.v_full[after.index].wait(after.parity);
+      free(m.v_free, after);
+    }
     const Job next = source.receive();
     if constexpr (!F::kOutInQueries) start_tile(next);
     wait_products<F::kOutInQueries ? 0 : 1>();
     settle(out);
     free(m.v_free, v_stage);
+    for (int i = 0; i < left_out; ++i) v_stage.next();
     return next;
   }
 

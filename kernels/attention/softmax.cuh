@@ -34,8 +34,9 @@ __device__ __forceinline__ float quad_sum(float v) {
 // The two rows' column of score number i: this, plus what depends on the thread (lane % 4 * 2).
 __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 
-// Scores that a row does not see become -infinity. `row` is the thread's first one, `column` its first key.
-template <bool kLeft, int N>
+// Scores that a row does not see become -infinity. `row` is the thread's first one, `column` its first key. kRight,
+// kLeft: which of a row's ends may be among these keys.
+template <bool kLeft, bool kRight = true, int N>
 __device__ __forceinline__ void mask_scores(float (&s)[N], const Band& band, int row, int column) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -44,7 +45,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[N], const Band& band, int
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (i / 2 % 2 != r) continue;
-      if (column_of(i) >= after) s[i] = -INFINITY;
+      if (kRight && column_of(i) >= after) s[i] = -INFINITY;
       if (kLeft && column_of(i) < before) s[i] = -INFINITY;
     }
   }

@@ -14,10 +14,12 @@ namespace attention {
 
 // The order of tiles. All rows of a section's heads come before the next section, so that the keys and values being
 // read stay in L2. Within a section a causal tile's length grows with its row: longest first, so that the last tiles to
-// start are short ones and all multiprocessors end together.
+// start are short ones and all multiprocessors end together. With a window a head's first tiles alone are short: they
+// come behind all others, the longest first.
 struct TileOrder {
   int tiles, row_tiles, heads, section_heads;  // heads: of all batches
   bool last_rows_first;
+  int short_tiles;  // of a head
 };
 
 struct Tile {
@@ -25,12 +27,17 @@ struct Tile {
 };
 
 HOTSWAP_BOTH Tile tile_at(const TileOrder& order, int index) {
-  const int section_tiles = order.section_heads * order.row_tiles;
+  const int long_tiles = order.row_tiles - order.short_tiles, all_long = long_tiles * order.heads;
+  if (index >= all_long && order.short_tiles > 0) {
+    const int row = (index - all_long) / order.heads;
+    return {order.short_tiles - 1 - row, index - all_long - row * order.heads};
+  }
+  const int section_tiles = order.section_heads * long_tiles;
   const int section = index / section_tiles, within = index - section * section_tiles;
   const int first = section * order.section_heads;
   const int heads = order.heads - first < order.section_heads ? order.heads - first : order.section_heads;
   const int row = within / heads;
-  return {order.last_rows_first ? order.row_tiles - 1 - row : row, first + within - row * heads};
+  return {order.last_rows_first ? order.row_tiles - 1 - row : order.short_tiles + row, first + within - row * heads};
 }
 
 // Rows see keys [row + before, row + after), cut to [0, keys): what causality and windows come to.

@@ -17,18 +17,22 @@ TEST(TileOrder, TakesEveryTileOnce) {
     for (const int heads : {1, 3, 8}) {
       for (const int section_heads : {1, 2, 3, 8, 100}) {
         for (const bool last_first : {false, true}) {
-          const TileOrder order{.tiles = row_tiles * heads,
-                                .row_tiles = row_tiles,
-                                .heads = heads,
-                                .section_heads = section_heads,
-                                .last_rows_first = last_first};
-          std::set<std::pair<int, int>> seen;
-          for (int i = 0; i < order.tiles; ++i) {
-            const Tile t = tile_at(order, i);
-            EXPECT_TRUE(0 <= t.row_tile && t.row_tile < row_tiles && 0 <= t.head && t.head < heads);
-            seen.insert({t.row_tile, t.head});
+          for (int short_tiles = 0; short_tiles <= row_tiles; ++short_tiles) {
+            const TileOrder order{.tiles = row_tiles * heads,
+                                  .row_tiles = row_tiles,
+                                  .heads = heads,
+                                  .section_heads = section_heads,
+                                  .last_rows_first = last_first,
+                                  .short_tiles = short_tiles};
+            std::set<std::pair<int, int>> seen;
+            for (int i = 0; i < order.tiles; ++i) {
+              const Tile t = tile_at(order, i);
+              EXPECT_TRUE(0 <= t.row_tile && t.row_tile < row_tiles && 0 <= t.head && t.head < heads);
+              EXPECT_EQ(t.row_tile < short_tiles, i >= (row_tiles - short_tiles) * heads);
+              seen.insert({t.row_tile, t.head});
+            }
+            EXPECT_EQ(int(seen.size()), order.tiles);
           }
-          EXPECT_EQ(int(seen.size()), order.tiles);
         }
       }
     }
@@ -42,6 +46,16 @@ TEST(TileOrder, LongestFirstWithinASection) {
   EXPECT_EQ(tile_at(order, 15).head, 3);
   EXPECT_EQ(tile_at(order, 16).head, 4) << "the next section's heads";
   EXPECT_EQ(tile_at(order, 16).row_tile, 3);
+}
+
+TEST(TileOrder, ShortOnesBehindAllOthersLongestFirst) {
+  const TileOrder order{
+      .tiles = 20, .row_tiles = 5, .heads = 4, .section_heads = 1, .last_rows_first = false, .short_tiles = 2};
+  EXPECT_EQ(tile_at(order, 0).row_tile, 2);
+  EXPECT_EQ(tile_at(order, 11).head, 3);
+  EXPECT_EQ(tile_at(order, 12).row_tile, 1);
+  EXPECT_EQ(tile_at(order, 15).head, 3);
+  EXPECT_EQ(tile_at(order, 16).row_tile, 0);
 }
 
 // What key_tiles promises, by looking at every row and key.

@@ -138,7 +138,8 @@ TEST(CausalConv1d, WholeVectors) {  // which a GPU has kernels of their own for,
     return t.dim() == 3 ? t.transpose(1, 2).contiguous().transpose(1, 2) : t;
   };
   for (const at::ScalarType dtype : kDtypes) {
-    for (const int64_t length : {8, 61, 64, 200, 256, 520, 1032, 2056}) {  // tiles of 16 steps or 256, long rows
+    for (const int64_t length :
+         {8, 61, 64, 200, 256, 520, 1032, 2056, 3096, 8184}) {  // tiles, long rows, blocks for rows
       for (const bool initial : {false, true}) {
         const Case c{2, 24, length, 4, true, initial};
         const std::string what = std::string(toString(dtype)) + " length " + std::to_string(length);
@@ -147,6 +148,15 @@ TEST(CausalConv1d, WholeVectors) {  // which a GPU has kernels of their own for,
       }
     }
   }
+}
+
+TEST(CausalConv1d, ManySteps) {
+  const auto channels_last = [](const Tensor& t) {
+    return t.dim() == 3 ? t.transpose(1, 2).contiguous().transpose(1, 2) : t;
+  };
+  expect_matches({3, 2048, 1500, 4, true, true}, at::kFloat, at::kFloat, channels_last, "many channels");
+  expect_matches({1, 8, 65537, 4}, at::kFloat, at::kFloat, channels_last, "65537 steps");
+  expect_matches({1, 3, 65544, 4, true, true}, at::kFloat, at::kFloat, kAsIs, "65544 steps beside each other");
 }
 
 TEST(CausalConv1d, ChannelLastStaysSo) {  // transformers' halves of xz: strides (2 D L, 1, 2 D)

@@ -266,6 +266,23 @@ TEST(SelectiveScan, LongRowsAreTheirParts) {
   expect_alike(earlier[10], whole[10], "dinitial_state", 2e-5);
 }
 
+TEST(SelectiveScan, FewChannels) {  // a GPU takes parts of the time beside each other (cuda/scan_split.cuh)
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto& [name, lay] : layouts()) {
+      for (const int64_t length : {1024, 1075}) {
+        for (const bool initial : {true, false}) {
+          const Scan s{
+              .batch = 1, .channels = 72, .length = length, .states = 16, .b_dims = 3, .c_dims = 3, .initial = initial};
+          expect_matches(s, dtype, lay, std::string(toString(dtype)) + " " + name + " " + std::to_string(length));
+        }
+      }
+    }
+  }
+  const Scan entries{
+      .batch = 2, .channels = 6, .length = 2100, .states = 17, .groups = 2, .softplus = false, .step = 0.1};
+  expect_matches(entries, at::kFloat, kAsIs, "two entries");
+}
+
 TEST(SelectiveScan, StridesBeyond32Bits) {
   const Scan s{.batch = 2, .channels = 6, .length = 70, .states = 5, .groups = 2};
   const Tensors in = scan_inputs(s, at::kHalf);

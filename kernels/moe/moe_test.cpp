@@ -22,61 +22,78 @@ std::string text(const Sizes& s, at::ScalarType dtype) {
 
 class Experts : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Moe, Experts, ::testing::ValuesIn(kActivations));
+// A test of its own each: racecheck of all in one takes minutes.
+class EachType : public ::testing::TestWithParam<at::ScalarType> {};
+INSTANTIATE_TEST_SUITE_P(Moe, EachType, ::testing::ValuesIn(kDtypes));
+class EachFormula : public ::testing::TestWithParam<std::tuple<std::string, at::ScalarType>> {};
+INSTANTIATE_TEST_SUITE_P(Moe, EachFormula,
+                         ::testing::Combine(::testing::ValuesIn(kActivations), ::testing::ValuesIn(kDtypes)));
 
-TEST_P(Experts, EveryLayoutMatchesFloat64) {
-  for (const at::ScalarType dtype : kDtypes) {
-    for (const Sizes& s : kSizes) {
-      for (const int layout : {0, 1, 2, 3, 4, 5, 6, 7}) {
-        Options o{.activation = GetParam(), .transposed = layout % 2 == 1, .bias = layout / 2 % 2 == 1};
-        o.interleaved = o.gated() && layout / 4 == 1;
-        o.scale_input = layout == 1 || layout == 2 || layout == 7;
-        if (!o.gated() && layout >= 4 && !o.scale_input) continue;  // the same as one before
-        expect_right(inputs(s, o, some_routing(s), dtype), o.text() + ", " + text(s, dtype));
-      }
+TEST_P(EachFormula, EveryLayoutMatchesFloat64) {
+  const auto& [activation, dtype] = GetParam();
+  for (const Sizes& s : kSizes) {
+    for (const int layout : {0, 1, 2, 3, 4, 5, 6, 7}) {
+      Options o{.activation = activation, .transposed = layout % 2 == 1, .bias = layout / 2 % 2 == 1};
+      o.interleaved = o.gated() && layout / 4 == 1;
+      o.scale_input = layout == 1 || layout == 2 || layout == 7;
+      if (!o.gated() && layout >= 4 && !o.scale_input) continue;  // the same as one before
+      expect_right(inputs(s, o, some_routing(s), dtype), o.text() + ", " + text(s, dtype));
     }
   }
 }
 
-TEST(Moe, EveryRouting) {
+TEST_P(EachType, EveryRouting) {
+  const at::ScalarType dtype = GetParam();
   const auto all = [](const Sizes& s, int64_t expert) { return at::full({s.tokens, s.top_k}, expert, at::kLong); };
-  for (const at::ScalarType dtype : kDtypes) {
-    for (const bool transposed : {false, true}) {
-      const Options o{.transposed = transposed, .bias = !transposed};
-      const auto check = [&](const Sizes& s, const Tensor& index, const char* what) {
-        expect_right(inputs(s, o, index, dtype), std::string(what) + ", " + o.text() + ", " + text(s, dtype));
-      };
-      Sizes s{.tokens = 150, .top_k = 2, .experts = 5, .hidden = 96, .inner = 72};
-      check(s, some_routing(s), "at random");
-      check(s, at::arange(300).remainder(5).view({150, 2}), "balanced");
-      check(s, all(s, 3), "all to one");
-      s = {.tokens = 300, .top_k = 1, .experts = 2, .hidden = 320, .inner = 136};
-      check(s, some_routing(s), "one a token, several tiles");
-      s = {.tokens = 20, .top_k = 6, .experts = 6, .hidden = 40, .inner = 24};
-      check(s, at::arange(6).expand({20, 6}), "every expert");
-      s = {.tokens = 1, .top_k = 2, .experts = 9, .hidden = 64, .inner = 64};
-      check(s, some_routing(s), "one token");
-      s = {.tokens = 8, .top_k = 8, .experts = 11, .hidden = 344, .inner = 168};
-      check(s, some_routing(s), "as many as a decode step has");
-      check(s, all(s, 10), "all of them to one");
-      s = {.tokens = 40, .top_k = 3, .experts = 70, .hidden = 33, .inner = 16};
-      check(s, some_routing(s), "more experts than a warp");
-      s = {.tokens = 4, .top_k = 2, .experts = 1, .hidden = 1, .inner = 1};
-      check(s, all(s, 0), "one of everything");
-    }
+  for (const bool transposed : {false, true}) {
+    const Options o{.transposed = transposed, .bias = !transposed};
+    const auto check = [&](const Sizes& s, const Tensor& index, const char* what) {
+      expect_right(inputs(s, o, index, dtype), std::string(what) + ", " + o.text() + ", " + text(s, dtype));
+    };
+    Sizes s{.tokens = 150, .top_k = 2, .experts = 5, .hidden = 96, .inner = 72};
+    check(s, some_routing(s), "at random");
+    check(s, at::arange(300).remainder(5).view({150, 2}), "balanced");
+    check(s, all(s, 3), "all to one");
+    s = {.tokens = 300, .top_k = 1, .experts = 2, .hidden = 320, .inner = 136};
+    check(s, some_routing(s), "one a token, several tiles");
+    s = {.tokens = 20, .top_k = 6, .experts = 6, .hidden = 40, .inner = 24};
+    check(s, at::arange(6).expand({20, 6}), "every expert");
+    s = {.tokens = 1, .top_k = 2, .experts = 9, .hidden = 64, .inner = 64};
+    check(s, some_routing(s), "one token");
+    s = {.tokens = 8, .top_k = 8, .experts = 11, .hidden = 344, .inner = 168};
+    check(s, some_routing(s), "as many as a decode step has");
+    check(s, all(s, 10), "all of them to one");
+    s = {.tokens = 40, .top_k = 3, .experts = 70, .hidden = 33, .inner = 16};
+    check(s, some_routing(s), "more experts than a warp");
+    s = {.tokens = 4, .top_k = 2, .experts = 1, .hidden = 1, .inner = 1};
+    check(s, all(s, 0), "one of everything");
   }
 }
 
 // As many tokens as a long prompt has, of little width: slots, sums over an expert's rows, and experts of many rows, of
 // few and of none in one call.
-TEST(Moe, ManyTokens) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    Sizes s{.tokens = 32768, .top_k = 4, .experts = 96, .hidden = 8, .inner = 4};
-    const Options o{.bias = true};
-    Tensor index = at::randint(s.experts - 2, {s.tokens, s.top_k}, generator(), at::kLong);
-    for (const int64_t t : {0, 1, 16000, 32767}) index[t][t % s.top_k] = s.experts - 2;  // four rows; none for the last
-    expect_right(inputs(s, o, index, dtype), o.text() + ", at random, " + text(s, dtype));
-    s.top_k = 1, s.experts = 3;
-    expect_right(inputs(s, o, at::ones({s.tokens, 1}, at::kLong), dtype), o.text() + ", all to one, " + text(s, dtype));
+TEST_P(EachType, ManyTokens) {
+  const at::ScalarType dtype = GetParam();
+  const Sizes s{.tokens = 32768, .top_k = 4, .experts = 96, .hidden = 8, .inner = 4};
+  const Options o{.bias = true};
+  Tensor index = at::randint(s.experts - 2, {s.tokens, s.top_k}, generator(), at::kLong);
+  for (const int64_t t : {0, 1, 16000, 32767}) index[t][t % s.top_k] = s.experts - 2;  // four rows; none for the last
+  expect_right(inputs(s, o, index, dtype), o.text() + ", at random, " + text(s, dtype));
+}
+TEST_P(EachType, ManyTokensToOne) {
+  const Sizes s{.tokens = 32768, .top_k = 1, .experts = 3, .hidden = 8, .inner = 4};
+  const Tensor index = at::ones({s.tokens, 1}, at::kLong);
+  expect_right(inputs(s, {.bias = true}, index, GetParam()), "all to one, " + text(s, GetParam()));
+}
+
+// Decode steps: of rows as wide as a real model's, of more numbers inside than are read at once, and of many experts.
+TEST_P(EachType, AFewTokens) {
+  for (const Sizes& s : std::vector<Sizes>{{.tokens = 1, .top_k = 2, .experts = 3, .hidden = 2056, .inner = 776},
+                                           {.tokens = 16, .top_k = 2, .experts = 3, .hidden = 1032, .inner = 1544},
+                                           {.tokens = 8, .top_k = 3, .experts = 4, .hidden = 3000, .inner = 24},
+                                           {.tokens = 9, .top_k = 4, .experts = 1000, .hidden = 16, .inner = 8}}) {
+    const Options o{.interleaved = s.tokens % 2 == 1, .bias = s.tokens % 2 == 0};
+    expect_right(inputs(s, o, some_routing(s), GetParam()), o.text() + ", " + text(s, GetParam()));
   }
 }
 

@@ -52,7 +52,7 @@ __device__ __forceinline__ void store_activation(const Arguments& a, int block, 
   if (lane < cols && col < a.inner) static_cast<T*>(a.a)[row * a.inner + col] = from_float<T>(value);
 }
 
-template <class T>
+template <class T, bool kHits>  // kHits: blocks are of the experts that are hit
 __global__ void __launch_bounds__(32 * kWarps, 2) multiply_few(const Arguments a) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800  // few_take refuses older ones
   __shared__ float parts[kWarps][kOuts][kAtOnce + 1];
@@ -66,10 +66,10 @@ __global__ void __launch_bounds__(32 * kWarps, 2) multiply_few(const Arguments a
   };
   // After a product only its results are waited for, and what it has read itself is read before: weights are on their
   // way while its last blocks run. It lets this launch begin when all its blocks have waited for those before it.
-  bool waited = !a.after_product;
+  bool waited = !kHits || !a.after_product;
   if (waited) wait_for_launch_before();
-  if (a.hits != nullptr) next_launch_may_begin();
-  const int expert = a.hits == nullptr ? number : a.hits[number];
+  if (kHits) next_launch_may_begin();
+  const int expert = kHits ? a.hits[number] : number;
   if (expert < 0) return;
   const int begin = a.offsets[expert], end = a.offsets[expert + 1];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, piece = lane % 4 * 8;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(32 * kWarps, 2) multiply_few(const Arguments a
 #pragma unroll
         for (int o = 0; o < 4; ++o) w[s][o] = load_piece(weights[o] + k, k < a.in && weights[o] != nullptr);
       }
-      if (!waited) {
+      if (kHits && !waited) {
         wait_for_launch_before();
         waited = true;
       }
@@ -189,7 +189,11 @@ void multiply_few_rows(const Product& a, void* activated, Stream stream) {
                             .limits = {a.p.alpha, a.p.limit}};
   const int64_t experts = a.hits == nullptr ? a.p.experts : most_hits(a.p);
   const auto run = [&](auto* kernel) { launch_after(kernel, experts * blocks, 32 * kWarps, stream, arguments); };
-  a.p.dtype == DType::kBFloat16 ? run(&multiply_few<kernels::BFloat16>) : run(&multiply_few<kernels::Half>);
+  const auto with_type = [&]<class T>() {
+    a.hits == nullptr ? run(&multiply_few<T, false>) : run(&multiply_few<T, true>);
+  };
+  a.p.dtype == DType::kBFloat16 ? with_type.template operator()<kernels::BFloat16>()
+                                : with_type.template operator()<kernels::Half>();
 }
 
 }  // namespace moe::cuda

@@ -1,13 +1,14 @@
 """Decode on a GPU: bytes of keys and values a second, beside a copy of as many and torch's SDPA over a dense cache.
 
-    bench_decode_cuda.py --library attention.so [--seconds 0.1] [--turns 2] [--csv FILE]
+    bench_decode_cuda.py --library attention.so [--library other=b.so] [--seconds 0.1] [--turns 2] [--only latent] [--csv FILE]
 
 GB/s of what must be read, from replays of a captured graph, in turns; the copy, a multiplication by 1, counts what it reads
-and writes. Caches are larger than L2, so that each call reads memory. As load each row has the multiprocessors' clock and
+and writes. Rows are of the first library; others take turns with it. Caches are larger than L2, so that each call reads memory. As load each row has the multiprocessors' clock and
 the card's power, ours and theirs.
 """
 
 import argparse
+import functools
 import statistics
 import sys
 from pathlib import Path
@@ -27,7 +28,9 @@ SHAPES = (  # batch, heads, key heads, dim, keys
     (1, 32, 8, 128, 131072), (4, 32, 8, 128, 32768), (16, 32, 8, 128, 8192), (64, 32, 8, 128, 2048), (16, 16, 8, 128, 2048),
     (1, 16, 8, 128, 1024), (16, 64, 8, 64, 8192), (16, 16, 1, 256, 8192), (16, 16, 1, 512, 8192),
 )  # fmt: skip
-LATENT = ((1, 16, 131072), (16, 16, 8192), (64, 16, 4096), (64, 128, 4096))  # batch, heads, keys
+LATENT = (  # batch, heads, keys
+    (1, 16, 131072), (16, 16, 8192), (64, 16, 4096), (64, 64, 4096), (64, 128, 4096), (16, 128, 8192), (1, 128, 131072),
+)  # fmt: skip
 
 
 def captured(call, calls=20):
@@ -48,7 +51,9 @@ def captured(call, calls=20):
 
 class Bench:
     def __init__(self, args):
-        self.args, self.library = args, Library(args.library)
+        self.args = args
+        named = [text.rpartition("=")[::2] for text in args.library]
+        self.libraries = {name or "ours": Library(path) for name, path in named}
         self.report, self.meter = results.Results(args, results.gpu()), Meter()
         source = torch.randn(1 << 28, device="cuda", dtype=torch.bfloat16)
         target = torch.empty_like(source)
@@ -57,15 +62,18 @@ class Bench:
     def row(self, shape, page, calls):
         """calls: who -> (replay, calls of a replay, bytes of a call); ours among them."""
         measured = {who: [] for who in calls}
-        for _ in range(self.args.turns):
-            for who, (replay, _, _) in calls.items():
+        for turn in range(self.args.turns):
+            for who, (replay, _, _) in [*calls.items()][:: -1 if turn % 2 else 1]:
                 measured[who].append(timed(replay, self.args.seconds, self.meter))
         found = {}
         for who, (_, count, size) in calls.items():
             ms, clock, power = (statistics.median(m[i] for m in measured[who]) for i in range(3))
             found[who] = round(size * count / ms / 1e6, 1), f"{clock:.0f} MHz {power:.0f} W"
+        print(f"{shape}, {f'pages of {page}' if page else 'dense'}: " + ", ".join(f"{n} {r:.0f} ({l})" for n, (r, l) in found.items()), flush=True)
         rate, load = found.pop("ours")
         for who, (theirs, their_load) in found.items():
+            if who in self.libraries:
+                continue
             self.report.add(
                 kind="op", what="attention_decode", shape=f"{shape}, {f'pages of {page}' if page else 'dense'}", dtype="bfloat16",
                 ours=rate, peer=theirs, peer_name=who, unit="GB/s", target=TARGETS[page] if who == COPY else "",
@@ -101,15 +109,21 @@ class Bench:
             peers[SDPA] = (*captured(sdpa, 3), size)
         except RuntimeError as e:
             print(f"{shape}: SDPA is left out: {str(e)[:60]}")
-        for page in TARGETS:
+        for page in self.args.pages:
             caches, table = self.pages_of((k, v), batch, length, page)
 
-            def call():
-                self.library.decode(q, *caches, lengths, key_rows=length, table=table, window=(NO_LIMIT, 0), out=out)
+            def call(library, out=out, caches=caches, table=table):
+                library.decode(q, *caches, lengths, key_rows=length, table=table, window=(NO_LIMIT, 0), out=out)
 
-            call()
-            self.check(shape, out, want)
-            self.row(shape, page, {"ours": (*captured(call), size)} | peers)
+            self.row(shape, page, self.ours(call, shape, out, want, size) | peers)
+
+    def ours(self, call, shape, out, want, size):
+        found = {}
+        for name, library in self.libraries.items():
+            call(library)
+            self.check(f"{name}, {shape}", out, want)
+            found[name] = (*captured(functools.partial(call, library)), size)
+        return found
 
     def latent(self, batch, heads, length):
         """One key head of 576 numbers, whose first 512 are the values; bytes of both once."""
@@ -118,28 +132,31 @@ class Bench:
         lengths, shape = torch.full((batch,), length, dtype=torch.int32, device="cuda"), f"{batch}x{length}, latent, {heads} heads"
         weights = torch.softmax((q[:, 0] @ keys[:, :, 0].mT).float() * 576**-0.5, -1).bfloat16()
         want, out = (weights @ keys[:, :, 0, :512])[:, None], torch.empty_like(q[..., :512])
-        for page in TARGETS:
+        for page in self.args.pages:
             (cache,), table = self.pages_of((keys,), batch, length, page)
 
-            def call():
+            def call(library, out=out, cache=cache, table=table):
                 values = cache[..., :512]
-                self.library.decode(q, cache, values, lengths, key_rows=length, table=table, window=(NO_LIMIT, 0), out=out)
+                library.decode(q, cache, values, lengths, key_rows=length, table=table, window=(NO_LIMIT, 0), out=out)
 
-            call()
-            self.check(shape, out, want)
-            self.row(shape, page, {"ours": (*captured(call), keys.numel() * 2), COPY: self.copy})
+            self.row(shape, page, self.ours(call, shape, out, want, keys.numel() * 2) | {COPY: self.copy})
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", required=True)
+    parser.add_argument("--library", action="append", required=True)
+    parser.add_argument("--only", choices=("dense", "latent"))
+    parser.add_argument("--dims", type=lambda text: [int(d) for d in text.split(",")], help="of dense caches")
+    parser.add_argument("--pages", type=lambda text: [int(p) for p in text.split(",")], default=[*TARGETS])
     parser.add_argument("--seconds", type=float, default=0.1)
     parser.add_argument("--turns", type=int, default=2)
     results.add_flags(parser)
-    bench = Bench(parser.parse_args())
-    for shape in SHAPES:
-        bench.dense(*shape)
-    for shape in LATENT:
+    args = parser.parse_args()
+    bench = Bench(args)
+    for shape in SHAPES if args.only != "latent" else ():
+        if not args.dims or shape[3] in args.dims:
+            bench.dense(*shape)
+    for shape in LATENT if args.only != "dense" else ():
         bench.latent(*shape)
 
 

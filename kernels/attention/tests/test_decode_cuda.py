@@ -40,6 +40,7 @@ class Decode:
     one: bool = False  # values are the first numbers of the keys (latent attention)
     heads_first: bool = False  # the cache lies as [caches, key_heads, rows, dim]
     splits: int = 0
+    loud: int = 1  # queries so many times as large: a row's largest score moves from keys to keys
 
     def __post_init__(self):
         self.value_dim = self.value_dim or self.dim
@@ -69,6 +70,13 @@ def decode_cases(quick):
         yield Decode(dim=dim, value_dim=value_dim, one=True, heads=72, key_heads=1, rows=3, window=(70, 0), sinks=True,
                      softcap=20.0, dtype=torch.float16, new=False, splits=2)
         yield Decode(dim=dim, value_dim=value_dim, one=True, heads=160, key_heads=2, rows=2, alibi=True, page=64)
+    long = (5000, 1, 130, 64, 65, 1000)
+    for heads, page, splits in itertools.product((64, 128), (0, 64), (1, 2, 0)):
+        yield Decode(long, dim=576, value_dim=512, one=True, heads=heads, key_heads=1, page=page, splits=splits, loud=8)
+    for dim, splits in itertools.product((64, 128, 256), (1, 40, 0)):
+        yield Decode(long, dim=dim, heads=16, key_heads=2, splits=splits, loud=8)
+    yield Decode((20000,), dim=576, value_dim=512, one=True, heads=16, key_heads=1, loud=8)  # many parts
+    yield Decode((20000,), dim=320, value_dim=264, one=True, heads=40, key_heads=1, splits=300)
     yield Decode(index=True)
     yield Decode(heads_first=True, rows=2)
     yield Decode(heads_first=True, page=32)
@@ -85,7 +93,7 @@ def check(library, case, generator):
     def random(*shape):
         return torch.randn(shape, generator=generator, device="cuda").to(case.dtype)
 
-    q = random(batch, case.rows, case.heads, case.dim)
+    q = random(batch, case.rows, case.heads, case.dim) * case.loud
     keys, values = random(batch, most, case.key_heads, case.dim), random(batch, most, case.key_heads, case.value_dim)
     if case.one:
         values = keys[..., : case.value_dim]

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/mamba/cuda/conv_four.cuh"
+#include "kernels/mamba/cuda/conv_rows.cuh"
 #include "kernels/mamba/cuda/mamba_cuda.h"
 
 namespace mamba::cuda {
@@ -67,6 +67,10 @@ ChannelsPlan backward_channels_plan(const Problem& p, int64_t width) {
   plan.items = divide_up(plan.vectors, 32);
   return plan;
 }
+PartsPlan rows_plan(const Problem& p) {
+  const int64_t parts = divide_up(p.length, int64_t{kRowSteps});
+  return {parts, kRowSteps / kTile, p.batch * p.channels * parts};
+}
 PartsPlan steps_plan(const Problem& p) {
   constexpr int64_t kEnough = 1 << 13;  // warps
   const int64_t rows = p.batch * p.channels, tiles = std::max<int64_t>(1, divide_up(p.length, kTile));
@@ -81,12 +85,21 @@ bool backward_vectors(const Backward& a, bool channels) {
 }
 int64_t backward_channels_each(bool vectors) { return vectors ? kBackwardChannels<float> : 1; }
 
+// Do blocks have whole rows, or most of them?
+bool by_rows(const Problem& p, bool vectors) {
+  const int64_t steps = divide_up(p.length, int64_t{kRowSteps}) * kRowSteps;
+  return vectors && four(p) && 4 * p.length > 3 * steps &&
+         p.batch * p.channels * (steps / kRowSteps) < int64_t{1} << 31;
+}
 int64_t backward_parts(const Problem& p, bool vectors) {
-  return along_channels(p) ? backward_channels_plan(p, backward_channels_each(vectors)).parts : steps_plan(p).parts;
+  if (along_channels(p)) return backward_channels_plan(p, backward_channels_each(vectors)).parts;
+  return (by_rows(p, vectors) ? rows_plan(p) : steps_plan(p)).parts;
 }
 
 // dweight and dbias: a thread adds up a number of one channel over all entries of the partials, in order.
 __global__ void __launch_bounds__(kThreads) sum_partials(const Backward a, int64_t entries) {
+  wait_for_launch_before();
+  next_launch_may_begin();
   const Problem& p = a.of;
   const int64_t n = int64_t{blockIdx.x} * kThreads + threadIdx.x, row = n / p.channels, channel = n % p.channels;
   if (row > p.width || (row == p.width && a.dbias.data == nullptr)) return;
@@ -119,12 +132,11 @@ void launch_steps(const Forward& a, bool vectors, Stream stream) {
   for (int64_t first = 0; first < rows; first += most) {
     const int64_t items = std::min(most, rows - first) * per_row;
     const StepsPlan plan{uint32_t(items), uint32_t(per_row), first, Divider(per_row), Divider(p.channels)};
-    const auto go = [&](auto kernel) {
-      kernels::gpu::launch(kernel, divide_up(items, in_block), kThreads, stream, a, plan);
-    };
+    const int64_t blocks = divide_up(items, in_block);
     if (is_four) {
       with_dtype(p.x.type, [&]<typename T>() {
-        longer ? go(&forward_four_steps<T, kMore>) : go(&forward_four_steps<T, kRepeat>);
+        kernels::gpu::launch_after(longer ? &forward_four_steps<T, kMore> : &forward_four_steps<T, kRepeat>, blocks,
+                                   kThreads, stream, a, plan);
       });
       continue;
     }
@@ -134,7 +146,7 @@ void launch_steps(const Forward& a, bool vectors, Stream stream) {
         if constexpr (!std::is_void_v<T>) {
           if (warps) kernel = &forward_long_steps<T, kTaps, kPacked>;
         }
-        go(kernel);
+        kernels::gpu::launch(kernel, blocks, kThreads, stream, a, plan);
       });
     });
   }
@@ -152,12 +164,15 @@ void conv_forward(const Forward& a, Stream stream) {
   if (!along_channels(p)) return launch_steps(a, whole_steps(p, p.x) && whole_steps(p, a.y), stream);
   const bool vectors = whole_channels(p, p.x) && whole_channels(p, a.y);
   const ChannelsPlan plan = forward_channels_plan(p, vectors ? kForwardChannels<float> : 1);
-  const auto go = [&](auto kernel) {
-    kernels::gpu::launch(kernel, divide_up(plan.items, kThreads), kThreads, stream, a, plan);
-  };
-  if (vectors && four(p)) return with_dtype(p.x.type, [&]<typename T>() { go(&forward_four_channels<T>); });
+  const int64_t blocks = divide_up(plan.items, kThreads);
+  if (vectors && four(p))
+    return with_dtype(p.x.type, [&]<typename T>() {
+      kernels::gpu::launch_after(&forward_four_channels<T>, blocks, kThreads, stream, a, plan);
+    });
   with_access(vectors, p.x.type, [&]<typename T>() {
-    with_taps(p, [&]<int kTaps, bool kPacked>() { go(&forward_channels<T, kTaps, kPacked>); });
+    with_taps(p, [&]<int kTaps, bool kPacked>() {
+      kernels::gpu::launch(&forward_channels<T, kTaps, kPacked>, blocks, kThreads, stream, a, plan);
+    });
   });
 }
 
@@ -169,28 +184,31 @@ void conv_backward(const Backward& a, Stream stream) {
   if (p.batch * p.length > 0) {
     entries = p.batch * backward_parts(p, vectors);
     if (!channels) check_rows(p.batch * p.channels);
-    const auto go_channels = [&](auto kernel) {
-      const ChannelsPlan plan = backward_channels_plan(p, backward_channels_each(vectors));
-      kernels::gpu::launch(kernel, entries * plan.items, kThreads, stream, a, plan);
-    };
-    const auto go_steps = [&](auto kernel) {
-      const PartsPlan plan = steps_plan(p);
-      kernels::gpu::launch(kernel, divide_up(plan.items, kThreads / 32), kThreads, stream, a, plan);
-    };
+    const ChannelsPlan plan = backward_channels_plan(p, backward_channels_each(vectors));
+    const PartsPlan parts = by_rows(p, vectors) ? rows_plan(p) : steps_plan(p);
+    const int64_t blocks = channels ? entries * plan.items : divide_up(parts.items, kThreads / 32);
     if (vectors && four(p)) {
       with_dtype(p.x.type, [&]<typename T>() {
-        channels ? go_channels(&backward_four_channels<T>) : go_steps(&backward_four_steps<T>);
+        if (channels)
+          kernels::gpu::launch_after(&backward_four_channels<T>, blocks, kThreads, stream, a, plan);
+        else if (by_rows(p, vectors))
+          kernels::gpu::launch_after(&backward_four_rows<T>, parts.items, kRowThreads, stream, a, parts);
+        else
+          kernels::gpu::launch_after(&backward_four_steps<T>, blocks, kThreads, stream, a, parts);
       });
     } else {
       with_access(vectors, p.x.type, [&]<typename T>() {
         with_taps(p, [&]<int kTaps, bool kPacked>() {
-          channels ? go_channels(&backward_channels<T, kTaps, kPacked>) : go_steps(&backward_steps<T, kTaps, kPacked>);
+          if (channels)
+            kernels::gpu::launch(&backward_channels<T, kTaps, kPacked>, blocks, kThreads, stream, a, plan);
+          else
+            kernels::gpu::launch(&backward_steps<T, kTaps, kPacked>, blocks, kThreads, stream, a, parts);
         });
       });
     }
   }
   const int64_t sums = (p.width + 1) * p.channels;
-  kernels::gpu::launch(&sum_partials, divide_up(sums, kThreads), kThreads, stream, a, entries);
+  kernels::gpu::launch_after(&sum_partials, divide_up(sums, kThreads), kThreads, stream, a, entries);
 }
 
 }  // namespace mamba::cuda

@@ -10,6 +10,20 @@ namespace mamba::conv::gpu {
 
 constexpr int kFour = 4, kBefore = kFour - 1;
 
+// 16 bytes or more that are read once and leave L2 after what is written (docs/notes/cuda_bytes.md).
+template <int N, class T>
+__device__ __forceinline__ Pack<T, N> load_kept(const T* p) {
+  Pack<T, N> out;
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+#pragma unroll
+  for (int i = 0; i < int(N * sizeof(T) / 16); ++i)
+    asm volatile("ld.global.L1::evict_last.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(out.w[4 * i]), "=r"(out.w[4 * i + 1]), "=r"(out.w[4 * i + 2]), "=r"(out.w[4 * i + 3])
+                 : "l"(reinterpret_cast<const uint4*>(p) + i), "l"(policy));
+  return out;
+}
+
 // ---- steps beside each other
 // A warp has kRows x 32 vectors of a row, whose loads are all under way together. The last lane keeps what comes before
 // lane 0's next vector: the warp's last one, at first what is before the row.
@@ -17,6 +31,8 @@ template <class T, int kRows>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 4
                                             : kRows > 4    ? 6
                                                         : 8) forward_four_steps(const Forward a, const StepsPlan plan) {
+  wait_for_launch_before();
+  next_launch_may_begin();
   const Problem& p = a.of;
   const int lane = int(threadIdx.x) % 32;
   const uint32_t warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
@@ -30,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 4
   Pack<T, kVector> loaded[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    if (r * 32 * kVector < left) loaded[r] = load<kVector>(from + r * 32 * kVector);
+    if (r * 32 * kVector < left) loaded[r] = load_kept<kVector>(from + r * 32 * kVector);
   }
   float kept[kBefore] = {};
   if (lane == 31) {
@@ -73,6 +89,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 5 : 6)
     backward_four_steps(const Backward a, const PartsPlan plan) {
   constexpr int kSteps = int(kTile), kHalo = kVector / 2;  // one of them is there for the alignment alone
   __shared__ Tile<T> memory[kThreads / 32][2];
+  wait_for_launch_before();
+  next_launch_may_begin();
   const Problem& p = a.of;
   const int lane = int(threadIdx.x) % 32;
   const uint32_t item = blockIdx.x * uint32_t(kThreads / 32) + threadIdx.x / 32;
@@ -255,6 +273,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T>)
     forward_four_channels(const Forward a, const ChannelsPlan plan) {
   constexpr int kN = kForwardChannels<T>;
   __shared__ typename Steps<T, kN>::Memory memory;
+  wait_for_launch_before();
+  next_launch_may_begin();
   const Problem& p = a.of;
   const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (item >= plan.items) return;
@@ -297,6 +317,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T>)
     backward_four_channels(const Backward a, const ChannelsPlan plan) {
   constexpr int kN = kBackwardChannels<T>;
   __shared__ typename Steps<T, kN>::Memory memory[2];
+  wait_for_launch_before();
+  next_launch_may_begin();
   const Problem& p = a.of;
   const auto [vector, entry, channel, batch, first, end] = backward_place<kN>(p, plan);
   float sums[kFour + 1][kN] = {};

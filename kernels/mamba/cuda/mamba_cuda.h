@@ -20,10 +20,15 @@ void conv_forward(const conv::Forward& a, Stream stream);
 void conv_backward(const conv::Backward& a, Stream stream);  // with the sums of the partials
 void conv_update(const conv::Update& a, Stream stream);
 
-void scan_forward(const scan::Forward& a, Stream stream);
+// Floats of memory that forward works in, and backward.
+int64_t scan_memory(const scan::Problem& p);
+int64_t scan_backward_memory(const scan::Problem& p);
+void scan_forward(const scan::Forward& a, float* memory, Stream stream);
 // Parts of a group's channels that have token sums of their own: [batch, groups, slots, length, 2, states].
 int64_t scan_slots(const scan::Problem& p);
-void scan_backward(const scan::Backward& a, Stream stream);  // with the sums over slots and batch
+// Entries of channel_sums: those of the batch, or of parts of the time too.
+int64_t scan_entries(const scan::Problem& p);
+void scan_backward(const scan::Backward& a, float* memory, Stream stream);  // with the sums over slots and batch
 void state_update(const update::Problem& p, Stream stream);
 
 // Floats of memory that a call works in: decays, states of all chunks, sums.

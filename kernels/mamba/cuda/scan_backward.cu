@@ -5,6 +5,7 @@
 #include "kernels/mamba/cuda/mamba_cuda.h"
 #include "kernels/mamba/cuda/scan_backward.cuh"
 #include "kernels/mamba/cuda/scan_plan.h"
+#include "kernels/mamba/cuda/scan_split.cuh"
 
 namespace mamba::cuda {
 namespace {
@@ -64,6 +65,57 @@ BackwardPlan plan_of(const Problem& p, int64_t channels, const Tensors& tensors)
   return {blocks, std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, blocks)), token_layouts(p), tensors};
 }
 
+void whole(const scan::Backward& a, Stream stream) {
+  const scan::Problem& p = a.of;
+  with_shape<kBackwardEach>(p, along_of(a), [&]<class T, Along kAlong, class S>() {
+    const BackwardPlan plan = plan_of(p, S::kChannels,
+                                      {{p.u,
+                                        p.delta,
+                                        p.z,
+                                        a.dy,
+                                        a.du,
+                                        a.ddelta,
+                                        a.dz,
+                                        p.b.view,
+                                        p.c.view,
+                                        {a.token_sums, DType::kFloat32, 0, 0, 2 * p.states}}});
+    with_kinds<kAlong>(p, [&]<bool kPacked, bool kConstant>() {
+      kernels::gpu::launch_with_memory<&scan::gpu::backward<T, kAlong, S, kPacked, kConstant>>(
+          sizeof(BackwardMemory<T, kAlong, S>), p.batch * p.groups * plan.slots, kThreads, stream, a, plan);
+    });
+  });
+}
+void add_tokens(const scan::Backward& a, Stream stream) {
+  const scan::Problem& p = a.of;
+  const int64_t numbers = p.batch * p.groups * p.length * 2 * p.states;
+  if (numbers > 0 && !(p.b.constant && p.c.constant))
+    kernels::gpu::launch(&sum_tokens, divide_up(numbers, kThreads), kThreads, stream, a, scan_slots(p));
+}
+
+scan::Backward part_of(const scan::Backward& a, int64_t entry, int64_t first, int64_t steps, int64_t parts) {
+  scan::Backward part = a;
+  part.of = scan::gpu::part_of(a.of, entry, first, steps, parts);
+  for (View* v : {&part.dy, &part.du, &part.ddelta, &part.dz}) *v = scan::gpu::part_of(*v, entry, first, steps);
+  part.db = scan::gpu::part_of(a.db, entry, first, steps), part.dc = scan::gpu::part_of(a.dc, entry, first, steps);
+  const int64_t chunk = a.of.states * a.of.channels;
+  part.checkpoints.data =
+      static_cast<float*>(a.checkpoints.data) + entry * a.checkpoints.batch + first / kGpuChunk * chunk;
+  part.checkpoints.batch = chunks_of(part.of, kGpuChunk) * chunk;
+  return part;
+}
+
+Split split(const scan::Problem& p) {
+  constexpr int64_t kBlocks = 264;  // two a multiprocessor
+  int64_t blocks = 0;
+  with_shape<kBackwardEach>(p, Along::kAny, [&]<class T, Along kAlong, class S>() {
+    blocks = p.groups * divide_up(p.channels / p.groups, S::kChannels);
+  });
+  return split_of(p, blocks, kBlocks);
+}
+int64_t entries_of(const scan::Problem& p, const Split& s) {
+  return s.parts > 1 ? p.batch * (s.parts + (s.tail > 0 ? 1 : 0)) : p.batch;
+}
+
 }  // namespace
 
 int64_t scan_slots(const scan::Problem& p) {
@@ -73,33 +125,41 @@ int64_t scan_slots(const scan::Problem& p) {
   return slots;
 }
 
-void scan_backward(const scan::Backward& a, Stream stream) {
+int64_t scan_entries(const scan::Problem& p) { return entries_of(p, split(p)); }
+int64_t scan_backward_memory(const scan::Problem& p) { return split_memory(p, split(p)); }
+
+void scan_backward(const scan::Backward& a, float* memory, Stream stream) {
   const scan::Problem& p = a.of;
   if (p.channels == 0) return;
-  if (p.batch > 0) {
-    with_shape<kBackwardEach>(p, along_of(a), [&]<class T, Along kAlong, class S>() {
-      const BackwardPlan plan = plan_of(p, S::kChannels,
-                                        {{p.u,
-                                          p.delta,
-                                          p.z,
-                                          a.dy,
-                                          a.du,
-                                          a.ddelta,
-                                          a.dz,
-                                          p.b.view,
-                                          p.c.view,
-                                          {a.token_sums, DType::kFloat32, 0, 0, 2 * p.states}}});
-      with_kinds<kAlong>(p, [&]<bool kPacked, bool kConstant>() {
-        kernels::gpu::launch_with_memory<&scan::gpu::backward<T, kAlong, S, kPacked, kConstant>>(
-            sizeof(BackwardMemory<T, kAlong, S>), p.batch * p.groups * plan.slots, kThreads, stream, a, plan);
-      });
-    });
-    const int64_t numbers = p.batch * p.groups * p.length * 2 * p.states;
-    if (numbers > 0 && !(p.b.constant && p.c.constant))
-      kernels::gpu::launch(&sum_tokens, divide_up(numbers, kThreads), kThreads, stream, a, scan_slots(p));
+  const Split s = split(p);
+  if (s.parts == 1) {
+    if (p.batch > 0) whole(a, stream), add_tokens(a, stream);
+  } else {
+    const PartStates states{memory, p.channels, p.states};
+    float* const sums = memory + (s.parts + 1) * p.channels * p.states;
+    const int64_t entry_sums = sum_rows_of(p) * p.channels, behind = s.parts * s.steps;
+    for (int64_t entry = 0; entry < p.batch; ++entry) {
+      float* const channel_sums = a.channel_sums + entry * entries_of(p, s) / p.batch * entry_sums;
+      View dlast = entry_of(a.dlast, entry);
+      if (s.tail > 0) {
+        scan::Backward tail = part_of(a, entry, behind, s.tail, 1);
+        tail.channel_sums = channel_sums + s.parts * entry_sums;
+        tail.dlast = dlast, tail.dinitial = states.from(s.parts);
+        whole(tail, stream), add_tokens(tail, stream);
+        dlast = tail.dinitial;
+      }
+      scan::Backward parts = part_of(a, entry, 0, s.steps, s.parts);
+      parts.channel_sums = channel_sums;
+      parts.dlast = {}, parts.dinitial = states.from(0);
+      whole(parts, stream);  // everything but dinitial is written again
+      join<true>(parts.of, states, sums, dlast, entry_of(a.dinitial, entry), stream);
+      parts.dlast = states.from(0), parts.dinitial = {};
+      whole(parts, stream), add_tokens(parts, stream);
+    }
   }
-  const int64_t rows = p.states * (1 + (p.b.constant ? 1 : 0) + (p.c.constant ? 1 : 0)) + 2;
-  kernels::gpu::launch(&sum_channels, divide_up(rows * p.channels, kThreads), kThreads, stream, a);
+  scan::Backward sums = a;
+  sums.of.batch = entries_of(p, s);
+  kernels::gpu::launch(&sum_channels, divide_up(sum_rows_of(p) * p.channels, kThreads), kThreads, stream, sums);
 }
 
 }  // namespace mamba::cuda

@@ -160,8 +160,8 @@ __device__ __forceinline__ void close_tile(const Forward& a, const Place& at, in
   to.next(a.y);
 }
 
-// The walk over a tile's steps, four at a time: h and y's part of it.
-template <class Memory, class S, bool kPacked, bool kConstant>
+// The walk over a tile's steps, four at a time: h and y's part of it, or h alone (kStates).
+template <class Memory, class S, bool kPacked, bool kConstant, bool kStates>
 __device__ __forceinline__ void walk(const Problem& p, Memory& m, int steps, const float (&rate)[S::kEach][S::kPer],
                                      const float (&own_b)[S::kEach][S::kPer], const float (&own_c)[S::kEach][S::kPer],
                                      float (&h)[S::kEach][S::kPer]) {
@@ -176,9 +176,9 @@ __device__ __forceinline__ void walk(const Problem& p, Memory& m, int steps, con
     for (int e = 0; e < S::kEach; ++e) load_shared(inputs_at[e], inputs[e]);
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
-      float b[S::kPer], c[S::kPer];
+      float b[S::kPer], c[S::kPer] = {};
       load_shared(b_at + s * S::kPitch, b);
-      load_shared(c_at + s * S::kPitch, c);
+      if constexpr (!kStates) load_shared(c_at + s * S::kPitch, c);
       bool enters = true;
       if constexpr (kPacked) enters = m.marks.enters[group + s] != 0.f;
 #pragma unroll
@@ -192,19 +192,21 @@ __device__ __forceinline__ void walk(const Problem& p, Memory& m, int steps, con
             by_c = p.c.constant ? own_c[e][n] : by_c;
           }
           h[e][n] = exp2(inputs[e][2 * s] * rate[e][n]) * before + inputs[e][2 * s + 1] * by_b;
-          part[e][s] += by_c * h[e][n];
+          if constexpr (!kStates) part[e][s] += by_c * h[e][n];
         }
       }
     }
-    float y[S::kEach];
-    sum_lanes<S>(part, y);
-    __syncwarp();  // all lanes have read what this is written over
-    if (S::place() < 4) {
-      float* const to = inputs_at[0] + 2 * summed_step<S>();
-      if constexpr (S::kEach == 2)
-        *reinterpret_cast<float4*>(to) = make_float4(y[0], y[0], y[1], y[1]);
-      else
-        *to = y[0];
+    if constexpr (!kStates) {
+      float y[S::kEach];
+      sum_lanes<S>(part, y);
+      __syncwarp();  // all lanes have read what this is written over
+      if (S::place() < 4) {
+        float* const to = inputs_at[0] + 2 * summed_step<S>();
+        if constexpr (S::kEach == 2)
+          *reinterpret_cast<float4*>(to) = make_float4(y[0], y[0], y[1], y[1]);
+        else
+          *to = y[0];
+      }
     }
 #pragma unroll
     for (int e = 0; e < S::kEach; ++e) inputs_at[e] += 8;
@@ -216,7 +218,8 @@ __device__ __forceinline__ void walk(const Problem& p, Memory& m, int steps, con
 template <Along kAlong, class S, bool kConstant>
 constexpr int kForwardBlocks = kAlong == Along::kAny || kConstant ? 2 : 8 / S::kEach;
 
-template <class T, Along kAlong, class S, bool kPacked, bool kConstant>
+// kStates: the last state is all that is wanted.
+template <class T, Along kAlong, class S, bool kPacked, bool kConstant, bool kStates>
 __global__ void __launch_bounds__(kThreads, kForwardBlocks<kAlong, S, kConstant>)
     forward(const Forward a, int64_t blocks, const TokenLayouts tokens) {
   extern __shared__ __align__(16) float memory[];
@@ -262,10 +265,10 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks<kAlong, S, kConstant>
     open_tile<T, kAlong, S, kPacked>(p, at, first, steps, m);
     fetcher.fetch_inputs(p, at, first + kTile, m);
     __syncthreads();
-    walk<Memory, S, kPacked, kConstant>(p, m, steps, rate, own_b, own_c, h);
+    walk<Memory, S, kPacked, kConstant, kStates>(p, m, steps, rate, own_b, own_c, h);
     __syncthreads();
     wait_copies<1>();  // all but the next tile's
-    close_tile<T, kAlong, S, kPacked>(a, at, first, steps, y, m);
+    if constexpr (!kStates) close_tile<T, kAlong, S, kPacked>(a, at, first, steps, y, m);
   }
   wait_copies<0>();
   store_numbers<S>(a.last, p, at, at.batch, 0, h);

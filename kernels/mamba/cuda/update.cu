@@ -92,6 +92,8 @@ constexpr int kBlocks = kAlike ? 6 : 4 + sizeof(T) / 4;
 // beside the state's numbers in float32.
 template <class T, bool kAlike>
 __global__ void __launch_bounds__(kThreads, kBlocks<T, kAlike>) step_rows(const Problem p, const Plan plan) {
+  wait_for_launch_before();
+  next_launch_may_begin();
   constexpr int kN = kPerVector<T>, kE = kEntries<kAlike>, kAtOnce = kUnderWay<T, kAlike>;
   const int lane = int(threadIdx.x) % 32, lanes = plan.lanes, at_once = 32 / lanes;
   const int row = lane / lanes, beside = lane % lanes;  // its row of those at once, its vector of the row's
@@ -254,7 +256,7 @@ void state_update(const Problem& p, Stream stream) {
   kernels::with_dtype(type, [&]<class T>() {
     const Plan by_rows = plan(32, kPerVector<T>, alike ? kEntries<true> : kEntries<false>);
     const auto kernel = alike ? &step_rows<T, true> : &step_rows<T, false>;
-    kernels::gpu::launch(kernel, divide_up(by_rows.items, kWarps), kThreads, stream, p, by_rows);
+    kernels::gpu::launch_after(kernel, divide_up(by_rows.items, kWarps), kThreads, stream, p, by_rows);
   });
 }
 

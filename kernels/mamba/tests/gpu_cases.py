@@ -4,7 +4,7 @@
 # (cuda/conv_channels.cuh).
 WIDE = (
     r"forward_(steps|long_steps|channels)<.*BFloat16, 4, false>|backward_steps<.*BFloat16, 4, false>"
-    r"|forward_four_(steps|channels)<.*BFloat16|backward_four_steps<.*BFloat16"
+    r"|forward_four_(steps|channels)<.*BFloat16|backward_four_(steps|rows)<.*BFloat16"
     r"|scan::gpu::(forward|backward)<kernels::BFloat16.*false, false>|step_rows<(float|kernels::BFloat16)"
     r"|gated_norm::gpu::(forward|backward)_held<kernels::BFloat16"
     r"|walk_forward<|walk_states<kernels::BFloat16, true>|write_outputs<kernels::BFloat16, true, false>"
@@ -100,9 +100,54 @@ def cases(ops, random, names):
 
 
 def large(ops, x, random):
-    w = random(1, 4)
+    length, heads, numbers, states = 1024, 2, 64, 16
+    w, bias, norm = random(1, 4), random(heads * numbers), random(x.shape[1])
+    rates, wide, few = -random(heads * numbers, states).float().exp(), random(heads * numbers, 4), random(heads * numbers)
+    entries = x.numel() // (length * heads * numbers)
+    tokens = x.view(-1)[: entries * length * heads * numbers].view(entries, length, heads * numbers)  # channels beside each other
+    b, c, group = random(1, states, length), random(1, states, length), random(1, length, 1, 64)
+    settings = 256, True, 0.0, float("inf")
 
     def conv(t):  # each row a sequence of one channel
         return ops.causal_conv1d(t.unsqueeze(1), w, None, None, None, "silu").squeeze(1)
 
-    return {"causal_conv1d": (x, conv)}
+    def conv_bwd(t):
+        return ops.causal_conv1d_bwd(t.unsqueeze(1), t.unsqueeze(1), w, None, None, None, "silu")[0].squeeze(1)
+
+    def conv_channels(t):
+        return ops.causal_conv1d(t.transpose(1, 2), wide, few, None, None, "silu")
+
+    def conv_channels_bwd(t):
+        return ops.causal_conv1d_bwd(t.transpose(1, 2), t.transpose(1, 2), wide, few, None, None, "silu")[0]
+
+    def scanned(t):
+        u = t.transpose(1, 2)
+        return u, u, rates, b.expand(len(t), -1, -1), c.expand(len(t), -1, -1), None, u, bias, None, None
+
+    def scan_bwd(t):
+        saved = ops.selective_scan_fwd(*scanned(t), True)[2]
+        return ops.selective_scan_bwd(t.transpose(1, 2), None, *scanned(t), saved, True)[1]
+
+    def recurrent(t):
+        v, each = t.unflatten(2, (heads, numbers)), group.expand(len(t), -1, -1, -1)
+        return v, v[..., 0], rates[:heads, 0], each, each, None, None, None, None, None
+
+    def ssd(t):  # few heads, whose chunks are beside each other, would have other bits than enough of them
+        t = t if len(t) > 256 else t.repeat(64, 1, 1)
+        return ops.ssd(*recurrent(t), *settings)[0][-5:]
+
+    def ssd_bwd(t):
+        saved = ops.ssd_fwd(*recurrent(t), *settings)[2]
+        return ops.ssd_bwd(t.unflatten(2, (heads, numbers)), None, *recurrent(t), saved, *settings)[0]
+
+    def norm_bwd(t):
+        rstd = ops.gated_rms_norm_fwd(t, t, norm, 1e-5, t.shape[1], False)[1]
+        return ops.gated_rms_norm_bwd(t, t, t, norm, rstd, t.shape[1], False)[1]
+
+    return {
+        "causal_conv1d": (x, conv), "causal_conv1d_bwd": (x, conv_bwd),
+        "causal_conv1d, channels": (tokens, conv_channels), "causal_conv1d_bwd, channels": (tokens, conv_channels_bwd),
+        "selective_scan": (tokens, lambda t: ops.selective_scan(*scanned(t), True)[0]), "selective_scan_bwd": (tokens, scan_bwd),
+        "ssd": (tokens, ssd), "ssd_bwd": (tokens, ssd_bwd),
+        "gated_rms_norm": (x, lambda t: ops.gated_rms_norm(t, t, norm, 1e-5, t.shape[1], False)), "gated_rms_norm_bwd": (x, norm_bwd),
+    }  # fmt: skip

@@ -124,7 +124,11 @@ Results run(const Call& call, const scan::Problem& p, const Given& in, const May
                            .last = call.view(r.last, "last_state", 0, 1, 2),
                            .checkpoints = checkpoints ? checkpoints_of(*checkpoints) : View{}};
   kernels::run_on(
-      call.device, [&](auto stream) { cuda::scan_forward(args, stream); },
+      call.device,
+      [&](auto stream) {
+        const Tensor memory = kernels::empty({cuda::scan_memory(p)}, DType::kFloat32, call.device);
+        cuda::scan_forward(args, static_cast<float*>(memory.data_ptr()), stream);
+      },
       [&] {
         with_scratch(p.batch * p.groups * scan::group_blocks_of(p), kBlock * p.length * p.states,
                      scan::forward_scratch(p),
@@ -181,14 +185,19 @@ ScanGradients selective_scan_bwd(const Tensor& dy, const MaybeTensor& dlast_stat
   Tensor dz = z ? new_in_layout(*z, p.z.type) : none(call.device);
   Tensor dbias = maybe_like(delta_bias, "delta_bias"), dinitial = maybe_like(initial_state, "initial_state");
 
-  int64_t slots = scan::slots_of(p);
+  int64_t slots = scan::slots_of(p), entries = p.batch, floats = 0;
   kernels::run_on(
-      call.device, [&](auto) { slots = cuda::scan_slots(p); }, [] {});
+      call.device,
+      [&](auto) {
+        slots = cuda::scan_slots(p), entries = cuda::scan_entries(p), floats = cuda::scan_backward_memory(p);
+      },
+      [] {});
   const int64_t rows = scan::sum_rows_of(p);
   const bool tokens = !p.b.constant || !p.c.constant;
   const Tensor token_sums = kernels::empty(
       {tokens ? p.batch * p.groups * slots * chunks : 0, 2, p.states, scan::kChunk}, DType::kFloat32, call.device);
-  const Tensor channel_sums = kernels::empty({p.batch, rows, p.channels}, DType::kFloat32, call.device);
+  const Tensor channel_sums = kernels::empty({entries, rows, p.channels}, DType::kFloat32, call.device);
+  const Tensor memory = kernels::empty({floats}, DType::kFloat32, call.device);
   const scan::Backward args{.of = p,
                             .dy = call.view(dy, "dy", 0, 1, 2),
                             .dlast = dlast_state ? call.view(*dlast_state, "dlast_state", 0, 1, 2) : View{},
@@ -205,7 +214,7 @@ ScanGradients selective_scan_bwd(const Tensor& dy, const MaybeTensor& dlast_stat
                             .token_sums = static_cast<float*>(token_sums.data_ptr()),
                             .channel_sums = static_cast<float*>(channel_sums.data_ptr())};
   kernels::run_on(
-      call.device, [&](auto stream) { cuda::scan_backward(args, stream); },
+      call.device, [&](auto stream) { cuda::scan_backward(args, static_cast<float*>(memory.data_ptr()), stream); },
       [&] {
         const int64_t blocks = (scan::group_blocks_of(p) + slots - 1) / (slots > 0 ? slots : 1);
         with_scratch(p.batch * p.groups * slots, blocks * kBlock * p.length * p.states, scan::backward_scratch(p),

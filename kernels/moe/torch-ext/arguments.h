@@ -50,9 +50,11 @@ inline void check_like(const Tensor& t, std::initializer_list<int64_t> sizes, DT
   kernels::check_device(t, device, op);
   bool same = t.dim() == int64_t(sizes.size());
   for (size_t d = 0; same && d < sizes.size(); ++d) same = t.size(int64_t(d)) == sizes.begin()[d];
-  std::string wanted;
-  for (const int64_t n : sizes) (wanted += wanted.empty() ? "" : ", ") += std::to_string(n);
-  check(same, op, ": wanted ", name, " [", wanted, "]; got ", shape_of(t), "; check the layer's sizes");
+  if (!same) {
+    std::string wanted;
+    for (const int64_t n : sizes) (wanted += wanted.empty() ? "" : ", ") += std::to_string(n);
+    check(false, op, ": wanted ", name, " [", wanted, "]; got ", shape_of(t), "; check the layer's sizes");
+  }
   check(int(t.scalar_type()) == kernels::torch_dtype(dtype), op, ": wanted ", name,
         " in x's dtype; got torch dtype number ", int(t.scalar_type()), "; cast it");
 }
@@ -165,8 +167,8 @@ struct Sorted {
 };
 
 struct Forward {
-  Tensor y, h;
-  Sorted sorted;
+  Tensor y, h = {};
+  Sorted sorted = {};
 };
 
 inline Source slots(const Tensor& t, int64_t cols) { return {t.data_ptr(), cols, cols, false}; }

@@ -9,7 +9,7 @@ namespace moe::gpu {
 using kernels::Stream;
 
 // hits: which experts have assignments, where products want to know.
-inline Sorted sort(const Call& c, Tensor& hits, Stream stream) {
+inline Sorted sort(const Call& c, MaybeTensor& hits, Stream stream) {
   const Problem& p = c.p;
   const int64_t count = p.assignments();
   Sorted s{c.new_ints(count), c.new_ints(count), c.new_ints(p.experts + 1)};
@@ -25,7 +25,7 @@ inline Sorted sort(const Call& c, Tensor& hits, Stream stream) {
               .slots = ints(s.slots),
               .offsets = ints(s.offsets),
               .counts = ints(counts),
-              .hits = hits.numel() > 0 ? ints(hits) : nullptr,
+              .hits = hits ? ints(*hits) : nullptr,
               .assignments = count,
               .experts = p.experts},
              stream);
@@ -56,7 +56,7 @@ inline bool decode(const Call& c, bool keep, Forward& r, Stream stream) {
                  .y = r.y.data_ptr()};
   if (!cuda::decode_takes(d)) return false;
   if (keep) {
-    Tensor hits = c.new_ints(0);
+    MaybeTensor hits;
     r.sorted = sort(c, hits, stream);
     r.h = c.new_tensor({c.p.assignments(), c.p.columns()});
     d.slots = ints(r.sorted.slots), d.h = r.h.data_ptr();
@@ -70,10 +70,10 @@ inline bool decode(const Call& c, bool keep, Forward& r, Stream stream) {
 // keep: h, for backward.
 inline Forward forward(const Call& c, bool keep) {
   const Problem& p = c.p;
-  Forward r{c.new_tensor({p.tokens, p.hidden}), c.new_tensor({0}), {c.new_ints(0), c.new_ints(0), c.new_ints(0)}};
+  Forward r{.y = c.new_tensor({p.tokens, p.hidden})};
   on_device(c, [&](Stream stream) {
     if (decode(c, keep, r, stream)) return;
-    Tensor hits = c.new_ints(0);
+    MaybeTensor hits;
     r.sorted = sort(c, hits, stream);
     const Index index = r.sorted.index();
     cuda::Product up{.p = p,
@@ -84,7 +84,7 @@ inline Forward forward(const Call& c, bool keep) {
                      .bias = p.scale_input ? nullptr : data_of(c.b_up),
                      .y = nullptr,
                      .out = p.columns(),
-                     .hits = hits.numel() > 0 ? ints(hits) : nullptr};
+                     .hits = hits ? ints(*hits) : nullptr};
     const Tensor a = c.new_tensor({p.assignments(), p.inner});
     const bool at_once = cuda::can_activate(up);
     if (keep || !at_once) r.h = c.new_tensor({p.assignments(), p.columns()}), up.y = r.h.data_ptr();
