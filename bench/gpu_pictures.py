@@ -6,7 +6,7 @@ from xml.sax.saxutils import escape
 
 COLORS = {"ours": "#0b6e4f", "torch": "#e07a2f", "torch.compile": "#3d6fb4", "transformers": "#a23b72"}
 COLORS["Liger"] = "#8a8a8a"
-OTHERS = ("#3d6fb4", "#e07a2f", "#a23b72", "#8a8a8a", "#b8a000", "#5b4a9c")  # for who has no color of his own
+OTHERS = ("#3d6fb4", "#e07a2f", "#a23b72", "#8a8a8a", "#b8a000", "#5b4a9c", "#1f9e9e", "#444444")  # for who has no color of his own
 BAR, GAP, LEFT, WIDTH = 13, 10, 250, 900
 CHAR = 6.4  # pixels of a letter of 11 points, in the widest of common fonts
 HALO = {"stroke": "white", "stroke_width": 2, "paint_order": "stroke"}  # of words that lie on lines
