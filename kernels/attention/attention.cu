@@ -174,11 +174,10 @@ std::string refused(const Decode& a) {
   const auto vectors = [](const void* data, const Strides& s) {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && (s.batch | s.row | s.head) % 8 == 0;
   };
-  if (!vectors(a.k_cache, a.k_cache_strides) || !vectors(a.v_cache, a.v_cache_strides) ||
+  if (!vectors(a.q, a.q_strides) || !vectors(a.k_cache, a.k_cache_strides) || !vectors(a.v_cache, a.v_cache_strides) ||
       (a.k_new != nullptr && (!vectors(a.k_new, a.k_new_strides) || !vectors(a.v_new, a.v_new_strides))))
-    return text("caches and new rows that begin at, and have strides of, multiples of 16 bytes", "others; copy them");
-  if (reinterpret_cast<uintptr_t>(a.q) % 4 != 0 || (a.q_strides.batch | a.q_strides.row | a.q_strides.head) % 2 != 0)
-    return text("q that begins at, and has strides of, multiples of 4 bytes", "others; copy it");
+    return text("q, caches and new rows that begin at, and have strides of, multiples of 16 bytes",
+                "others; copy them");
   return "";
 }
 

@@ -124,13 +124,17 @@ struct LatentWorker {
     for (int i = 0; i < 4 * kRegisterSteps; ++i)
       q[i / 4][i % 4] = query_pair(first + 16 * warp + lane / 4 + i % 2 * 8,
                                    320 * number + i / 4 * 16 + i % 4 / 2 * 8 + lane % 4 * 2);
-    constexpr int kPairs = L::kRows * 32;
-    for (int i = threadIdx.x - kWarpgroup; i < L::kQueryPanels * kPairs; i += L::kWorkers * kWarpgroup) {
-      const int panel = i / kPairs, row = i % kPairs / 32, pair = i % 32;
-      const int column = (panel < 3 ? panel + 2 : panel + 4) * 64 + 2 * pair;
-      *reinterpret_cast<uint32_t*>(&m.q[panel][row][(pair / 4 ^ row % 8) * 8 + pair % 4 * 2]) =
-          query_pair(first + row, column);
+    constexpr int kPieces = L::kQueryPanels * 8, kThreads = L::kWorkers * kWarpgroup;  // of a row, 16 bytes each
+#pragma unroll
+    for (int i = 0; i < L::kRows * kPieces / kThreads; ++i) {  // all under way at once
+      const int at = i * kThreads + int(threadIdx.x) - kWarpgroup, row = at / kPieces, panel = at % kPieces / 8;
+      const int piece = at % 8, column = (panel < 3 ? panel + 2 : panel + 4) * 64 + 8 * piece;
+      const bool inside = first + row < a.group * a.query_rows && column < a.k.dim;
+      start_copy(&m.q[panel][row][(piece ^ row % 8) * 8],
+                 inside ? query(first + row) + column : static_cast<const T*>(a.q), !inside);
     }
+    commit_copies();
+    wait_copies<0>();
     publish_shared_writes();
     barrier_wait(kQueriesBarrier, L::kWorkers * kWarpgroup);
   }
