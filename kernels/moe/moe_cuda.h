@@ -89,6 +89,9 @@ struct Decode {
 };
 bool decode_takes(const Decode& d);
 void decode(const Decode& d, Stream stream);
+// decode_one.cu: the same of one token by the copy engine.
+bool one_token_takes(const Decode& d);
+void one_token(const Decode& d, Stream stream);
 // products_mma.cu: any sizes and types, sm_75 on. products_hopper.cu: sm_90a, 16 bits, whole 16-byte vectors.
 void multiply_tiles(const Product& a, Stream stream);
 void multiply_tiles(const WeightGradient& a, Stream stream);

@@ -54,7 +54,8 @@ inline bool decode(const Call& c, bool keep, Forward& r, Stream stream) {
                  .h = nullptr,
                  .a = nullptr,
                  .y = r.y.data_ptr()};
-  if (!cuda::decode_takes(d)) return false;
+  const bool one = cuda::one_token_takes(d);
+  if (!one && !cuda::decode_takes(d)) return false;
   if (keep) {
     MaybeTensor hits;
     r.sorted = sort(c, hits, stream);
@@ -63,7 +64,7 @@ inline bool decode(const Call& c, bool keep, Forward& r, Stream stream) {
   }
   const Tensor a = c.new_tensor({c.p.assignments(), c.p.inner});
   d.a = a.data_ptr();
-  cuda::decode(d, stream);
+  one ? cuda::one_token(d, stream) : cuda::decode(d, stream);
   return true;
 }
 
