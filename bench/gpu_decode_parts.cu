@@ -4,7 +4,7 @@
 //
 //   nvcc -std=c++20 -O3 -arch=sm_90a -I. bench/gpu_decode_parts.cu -o gpu_decode_parts && ./gpu_decode_parts
 //
-// Prints a line a case. Results and what follows from them: docs/notes/decode.md.
+// Prints a line a case. Results and what follows from them: docs/notes/decode_gpu.md.
 #include <cooperative_groups.h>
 
 #include <algorithm>

@@ -9,7 +9,7 @@ of --prompt tokens at each of --batch, and draws from the whole vocabulary: gree
 and all rows go to the same few experts. The losses of the sides must agree. With --hotswap the C++ host beside its stock layers, whose
 random weights are others: its generation stands beside transformers' all the same, which does the same work.
 
-torch's attention on Hopper is cuDNN's, which builds a plan for each new length of the keys (docs/notes/decode.md): the first turn of a
+torch's attention on Hopper is cuDNN's, which builds a plan for each new length of the keys (docs/notes/decode_gpu.md): the first turn of a
 generation has a row of its own ("over new lengths"), and the others' median is the rate over known ones.
 
 Each side is a process of its own that has the GPU for itself; those in Python import what they need side by side, and wait for

@@ -25,7 +25,7 @@ namespace {
 
 // torch's own, [batch, heads, time, head_dim]. On a GPU where torch prefers cuDNN, its flash kernel takes the same
 // inputs and is taken while generating: there lengths grow from call to call, and cuDNN builds a plan for each, 34 ms
-// on an H200 (docs/notes/decode.md).
+// on an H200 (docs/notes/decode_gpu.md).
 Tensor torch_sdpa(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, double dropout,
                   bool causal, double scale, bool grouped) {
   const bool may_vary = q.is_cuda() && !at::GradMode::is_enabled() && !mask && dropout == 0;

@@ -18,7 +18,7 @@ using OptTensor = std::optional<Tensor>;
 
 constexpr const char *kOp = "decoder_layer", *kRows = "decoder_layer_rows";
 // With more rows torch's own products of plain bfloat16 weights are faster, on a CPU with instructions for them; those
-// of other dtypes, and bfloat16 elsewhere, are slower up to kMostRows: docs/notes/decode.md.
+// of other dtypes, and bfloat16 elsewhere, are slower up to kMostRows: docs/notes/decode_gpu.md.
 constexpr int kMostBfloat16Rows = 4;
 
 bool multiplies_bfloat16() {
