@@ -21,9 +21,11 @@ HEADERS = {".h", ".cuh"}
 
 
 def listed(build: Path) -> dict[str, set[str]]:
-    """norm_cpu -> the files in build/kernels/norm/cpu/id.h.d, from the root."""
-    found = {}
+    """norm_cpu -> the files in build/kernels/norm/cpu/id.h.d, from the root; not of what was built with CUDA before."""
+    found, rules = {}, (build / "build.ninja").read_text()
     for file in sorted(build.glob("kernels/*/*/id.h.d")):
+        if file.relative_to(build).with_suffix("").as_posix() not in rules:
+            continue
         names = file.read_text().replace("\\ ", "\0").split()[1:]
         name = f"{file.parents[1].name}_{file.parent.name}"
         found[name] = {Path(n.replace("\0", " ")).relative_to(ROOT).as_posix() for n in names}
