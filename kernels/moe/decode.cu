@@ -9,8 +9,7 @@
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/common/gpu/mma.cuh"
-#include "kernels/moe/activations.cuh"
-#include "kernels/moe/moe_cuda.h"
+#include "kernels/moe/decode_arguments.cuh"
 
 namespace moe::cuda {
 namespace {
@@ -43,11 +42,7 @@ struct Routing {
   // By the whole block, of at least kMost threads.
   __device__ __forceinline__ void find(const Arguments& a) {
     const int t = threadIdx.x;
-    int own = -1;
-    if (t < a.assignments) {
-      const int64_t e = a.index64 ? static_cast<const int64_t*>(a.index)[t] : static_cast<const int32_t*>(a.index)[t];
-      own = e >= 0 && e < a.experts ? int(e) : -1;
-    }
+    const int own = expert_of(a, t);
     if (t < kMost) expert[t] = own;
     __syncthreads();
     bool first = own >= 0;
@@ -337,29 +332,8 @@ bool decode_takes(const Decode& d) {
 
 void decode(const Decode& d, Stream stream) {
   const Problem& p = d.p;
-  const Arguments a{.index = d.index,
-                    .x = d.x,
-                    .w_up = d.w_up,
-                    .b_up = d.b_up,
-                    .w_down = d.w_down,
-                    .b_down = d.b_down,
-                    .scores = d.scores,
-                    .slots = d.slots,
-                    .h = d.h,
-                    .a = d.a,
-                    .y = d.y,
-                    .x_stride = d.x_stride,
-                    .assignments = int(p.assignments()),
-                    .top_k = int(p.top_k),
-                    .experts = int(p.experts),
-                    .hidden = int(p.hidden),
-                    .inner = int(p.inner),
-                    .act = p.act,
-                    .limits = {p.alpha, p.limit},
-                    .index64 = d.index64,
-                    .wide_scores = p.score_dtype == DType::kFloat32,
-                    .interleaved = p.interleaved,
-                    .gate = has_gate(p.act)};
+  auto a = arguments_of<Arguments>(d);
+  a.x_stride = d.x_stride, a.top_k = int(p.top_k);
   const auto run = [&]<class T>() {
     const int64_t units = std::min(p.assignments(), p.experts) * divide_up(p.inner, a.gate ? 8 : 16);
     launch_beside<&decode_up<T>, T>(std::min<int64_t>(units, multiprocessors()), kUpWarps, a, stream);

@@ -12,8 +12,7 @@
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/common/gpu/tma.cuh"
-#include "kernels/moe/activations.cuh"
-#include "kernels/moe/moe_cuda.h"
+#include "kernels/moe/decode_arguments.cuh"
 
 namespace moe::cuda {
 namespace {
@@ -51,11 +50,7 @@ struct Routing {
   }
   __device__ __forceinline__ void find(const Arguments& a) {
     const int t = threadIdx.x;
-    int own = -1;
-    if (t < a.assignments) {
-      const int64_t e = a.index64 ? static_cast<const int64_t*>(a.index)[t] : static_cast<const int32_t*>(a.index)[t];
-      own = e >= 0 && e < a.experts ? int(e) : -1;
-    }
+    const int own = expert_of(a, t);
     if (own >= 0) atomicOr(&named[own / 32], 1u << own % 32);
     __syncthreads();
     if (t < 32) {
@@ -289,27 +284,7 @@ bool one_token_takes(const Decode& d) {
 
 void one_token(const Decode& d, Stream stream) {
   const Problem& p = d.p;
-  const Arguments a{.index = d.index,
-                    .x = d.x,
-                    .w_up = d.w_up,
-                    .b_up = d.b_up,
-                    .w_down = d.w_down,
-                    .b_down = d.b_down,
-                    .scores = d.scores,
-                    .slots = d.slots,
-                    .h = d.h,
-                    .a = d.a,
-                    .y = d.y,
-                    .assignments = int(p.assignments()),
-                    .experts = int(p.experts),
-                    .hidden = int(p.hidden),
-                    .inner = int(p.inner),
-                    .act = p.act,
-                    .limits = {p.alpha, p.limit},
-                    .index64 = d.index64,
-                    .wide_scores = p.score_dtype == DType::kFloat32,
-                    .interleaved = p.interleaved,
-                    .gate = has_gate(p.act)};
+  const auto a = arguments_of<Arguments>(d);
   const auto run = [&]<class T>() {
     const int64_t columns = std::min(p.assignments(), p.experts) * p.inner;
     const int64_t up = (kUpWarps * (a.gate ? 2 : 1) + 1) * p.hidden * 2;

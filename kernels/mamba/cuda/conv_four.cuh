@@ -84,10 +84,54 @@ struct alignas(16) Tile {                 // in shared memory: one is worked on,
   T x[kPerVector<T> + kTile], dy[kTile];  // x: the last numbers before the tile too
 };
 
+constexpr int kHalo = kVector / 2;  // steps before a vector that are loaded: one is there for the alignment alone
+
+// A lane's vector of steps: x with those before it, and the gradients g of what the activation is given, of the first
+// steps behind it too. Lane 31 has those from `later`, which becomes those of lane 0's vector.
+__device__ __forceinline__ void steps_gradients(const Filter<kFour>& filter, const float (&before_own)[kHalo],
+                                                const float (&own)[kVector], const float (&dy)[kVector], bool past,
+                                                int lane, float (&x)[kHalo + kVector], float (&g)[kVector + kBefore],
+                                                float (&later)[kBefore]) {
+  // Beyond the length all is 0 but the last steps' x, which may be infinite.
+#pragma unroll
+  for (int s = 0; s < kHalo; ++s) x[s] = past ? 0.f : before_own[s];
+#pragma unroll
+  for (int s = 0; s < kVector; ++s) x[kHalo + s] = own[s];
+#pragma unroll
+  for (int s = 0; s < kVector; ++s) {
+    float value = filter.bias;
+#pragma unroll
+    for (int j = 0; j < kFour; ++j) value += filter.w[j] * x[kHalo + s - j];
+    g[s] = through_scaled_silu(dy[s], value);
+  }
+#pragma unroll
+  for (int s = 0; s < kBefore; ++s) {
+    const float behind = __shfl_sync(kAllLanes, g[s], (lane + 1) % 32);
+    g[kVector + s] = lane == 31 ? later[s] : behind;
+    later[s] = behind;
+  }
+}
+
+// dx of these steps, and what they add to the sums of dweight and, last, dbias.
+__device__ __forceinline__ void add_steps(const Filter<kFour>& filter, const float (&x)[kHalo + kVector],
+                                          const float (&g)[kVector + kBefore], float (&dx)[kVector],
+                                          float (&sums)[kFour + 1]) {
+#pragma unroll
+  for (int s = 0; s < kVector; ++s) {
+    dx[s] = 0.f;
+    sums[kFour] += g[s];
+#pragma unroll
+    for (int j = 0; j < kFour; ++j) {
+      dx[s] += filter.w[j] * g[s + j];
+      sums[j] += g[s] * x[kHalo + s - j];
+    }
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 5 : 6)
     backward_four_steps(const Backward a, const PartsPlan plan) {
-  constexpr int kSteps = int(kTile), kHalo = kVector / 2;  // one of them is there for the alignment alone
+  constexpr int kSteps = int(kTile);
   __shared__ Tile<T> memory[kThreads / 32][2];
   wait_for_launch_before();
   next_launch_may_begin();
@@ -140,37 +184,11 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 5 : 6)
 #pragma unroll
       for (int s = kHalo - kBefore; s < kHalo; ++s) before_own[s] = before(p, batch, channel, s - kHalo);
     }
-    // Beyond the length all is 0 but the last steps' x, which may be infinite.
     const bool past = start + lane * kVector >= length;
-#pragma unroll
-    for (int s = 0; s < kHalo; ++s) x[s] = past ? 0.f : before_own[s];
-#pragma unroll
-    for (int s = 0; s < kVector; ++s) x[kHalo + s] = own[s];
-#pragma unroll
-    for (int s = 0; s < kVector; ++s) {
-      float value = filter.bias;
-#pragma unroll
-      for (int j = 0; j < kFour; ++j) value += filter.w[j] * x[kHalo + s - j];
-      g[s] = through_scaled_silu(dy[s], value);
-    }
-#pragma unroll
-    for (int s = 0; s < kBefore; ++s) {
-      const float behind = __shfl_sync(kAllLanes, g[s], (lane + 1) % 32);
-      g[kVector + s] = lane == 31 ? later[s] : behind;
-      later[s] = behind;
-    }
+    steps_gradients(filter, before_own, own, dy, past, lane, x, g, later);
     if constexpr (!kBehind) {
       float dx[kVector];
-#pragma unroll
-      for (int s = 0; s < kVector; ++s) {
-        dx[s] = 0.f;
-        sums[kFour] += g[s];
-#pragma unroll
-        for (int j = 0; j < kFour; ++j) {
-          dx[s] += filter.w[j] * g[s + j];
-          sums[j] += g[s] * x[kHalo + s - j];
-        }
-      }
+      add_steps(filter, x, g, dx, sums);
       if (!past) store_floats<kVector>(to, dx);
       if (kFirst && lane == 0 && a.dinitial.data != nullptr) store_before<kFour>(a, batch, channel, filter, g, nullptr);
     }

@@ -30,7 +30,7 @@ __device__ __forceinline__ Filter<kFour> load_one(const Problem& p, int64_t chan
 template <class T>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     backward_four_rows(const Backward a, const PartsPlan plan) {
-  constexpr int kWarps = kRowThreads / 32, kOwn = kRowTiles * int(kTile), kHalo = kVector / 2;
+  constexpr int kWarps = kRowThreads / 32, kOwn = kRowTiles * int(kTile);
   __shared__ Row<T> memory;
   __shared__ float warp_sums[kFour + 1][kWarps];
   wait_for_launch_before();
@@ -90,36 +90,10 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
 #pragma unroll
       for (int s = kHalo - kBefore; s < kHalo; ++s) before_own[s] = before(p, batch, channel, s - kHalo);
     }
-    // Beyond the length all is 0 but the last steps' x, which may be infinite.
     const bool past = start >= length;
-#pragma unroll
-    for (int s = 0; s < kHalo; ++s) x[s] = past ? 0.f : before_own[s];
-#pragma unroll
-    for (int s = 0; s < kVector; ++s) x[kHalo + s] = numbers[s];
-#pragma unroll
-    for (int s = 0; s < kVector; ++s) {
-      float value = filter.bias;
-#pragma unroll
-      for (int j = 0; j < kFour; ++j) value += filter.w[j] * x[kHalo + s - j];
-      g[s] = through_scaled_silu(dy[s], value);
-    }
-#pragma unroll
-    for (int s = 0; s < kBefore; ++s) {
-      const float behind = __shfl_sync(kAllLanes, g[s], (lane + 1) % 32);
-      g[kVector + s] = lane == 31 ? later[s] : behind;
-      later[s] = behind;
-    }
+    steps_gradients(filter, before_own, numbers, dy, past, lane, x, g, later);
     float dx[kVector];
-#pragma unroll
-    for (int s = 0; s < kVector; ++s) {
-      dx[s] = 0.f;
-      sums[kFour] += g[s];
-#pragma unroll
-      for (int j = 0; j < kFour; ++j) {
-        dx[s] += filter.w[j] * g[s + j];
-        sums[j] += g[s] * x[kHalo + s - j];
-      }
-    }
+    add_steps(filter, x, g, dx, sums);
     if (!past) store_floats<kVector>(to + r * int(kTile), dx);
     if (start == 0 && a.dinitial.data != nullptr) store_before<kFour>(a, batch, channel, filter, g, nullptr);
   }
