@@ -49,15 +49,15 @@ int blocks_per_multiprocessor(const Decode& a) {
 // is its keys and about 128 keys' more; by the most keys that there can be, as lengths are known to the GPU only.
 int splits_of(const Decode& a) {
   const Problem& p = a.problem;
-  constexpr int64_t kFewestKeys = 64, kMost = 512, kOverhead = 128;
-  if (a.splits > 0) return int(std::min(a.splits, kMost));
+  constexpr int64_t kFewestKeys = 64, kOverhead = 128;
+  if (a.splits > 0) return int(std::min<int64_t>(a.splits, kMostParts));
   const int64_t blocks = p.batch * p.key_heads * row_tiles(a),
                 at_once = multiprocessors() * blocks_per_multiprocessor(a);
   const auto time = [&](int64_t splits) {
     return divide_up(blocks * splits, at_once) * (divide_up(p.key_rows, splits) + kOverhead);
   };
   int64_t best = 1;
-  for (int64_t splits = 2; splits <= std::min(kMost, p.key_rows / kFewestKeys); ++splits)
+  for (int64_t splits = 2; splits <= std::min<int64_t>(kMostParts, p.key_rows / kFewestKeys); ++splits)
     if (time(splits) < time(best)) best = splits;
   return int(best);
 }
@@ -92,9 +92,6 @@ void launch_wide(const DecodeArguments& a, int64_t blocks, Stream stream) {
                                                                          D::kThreads, 1, stream, a);
 }
 
-// From so many parts on a row's are added by more blocks.
-constexpr int kManyParts = 32;
-
 // As many stages as keep 64 KB or more of copies under way in a multiprocessor.
 template <class T>
 void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream) {
@@ -117,17 +114,13 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
   else
     launch_decode<T, 256, 3>(arguments, blocks, stream);
   if (arguments.splits == 1) return;
-  const bool many = arguments.splits >= kManyParts;
-  const int64_t count = rows * divide_up(p.value_dim, many ? 32 : p.value_dim <= 256 ? 256 : 512);
-  const auto launch_combine = [&]<auto kKernel>() {
-    launch_after_with_memory<kKernel, /*kMostShared=*/true>(0, count, 32 * kDecodeWarps, 1, stream, arguments);
-  };
-  if (many)
-    launch_combine.template operator()<&combine_kernel<T, 32, 4>>();
-  else if (p.value_dim <= 256)
-    launch_combine.template operator()<&combine_kernel<T, 256, 8>>();
+  if (arguments.splits < 32)
+    launch_after_with_memory<&combine_kernel<T>, /*kMostShared=*/true>(
+        0, divide_up(rows * divide_up(p.value_dim, 128), kCombineWarps), 32 * kCombineWarps, 1, stream, arguments,
+        int(rows));
   else
-    launch_combine.template operator()<&combine_kernel<T, 512, 8>>();
+    launch_after_with_memory<&combine_many_kernel<T>, /*kMostShared=*/true>(0, rows * divide_up(p.value_dim, 32),
+                                                                            32 * kDecodeWarps, 1, stream, arguments);
 }
 
 }  // namespace

@@ -192,56 +192,125 @@ __global__ void __launch_bounds__(32 * kDecodeWarps, kDim <= 64    ? 3
 #endif
 }
 
-// What a row's parts come to: their largest exponent, and the sum of all weights. The same in all lanes of a warp.
-struct PartsOfRow {
-  float most = -INFINITY, base, sum = 0.f;
+// A row's parts added, where there are fewer than 32: a warp for each 128 numbers of a row, four of a lane.
+constexpr int kCombineWarps = 8;
 
-  __device__ __forceinline__ PartsOfRow(const float* lses, int splits) {
-    const int lane = threadIdx.x % 32;
-    for (int s = lane; s < splits; s += 32) most = fmaxf(most, lses[s]);
-#pragma unroll
-    for (int o = 16; o > 0; o /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, o));
-    base = most == -INFINITY ? 0.f : most;
-    for (int s = lane; s < splits; s += 32) sum += exp2_fast(lses[s] - base);
-#pragma unroll
-    for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
-  }
-};
-
-// The parts of a row together: a block for each kColumns numbers of a row, of whose threads kSlots go through the parts
-// side by side. Few columns where there are many parts: then many blocks read them.
-template <class T, int kColumns, int kEach>  // kEach: numbers of a thread
-__global__ void __launch_bounds__(32 * kDecodeWarps) combine_kernel(const __grid_constant__ DecodeArguments a) {
+template <class T>
+__global__ void __launch_bounds__(32 * kCombineWarps)
+    combine_kernel(const __grid_constant__ DecodeArguments a, int rows) {
+  const int dim = a.v.dim, lane = threadIdx.x % 32;
+  const unsigned warp = blockIdx.x * kCombineWarps + threadIdx.x / 32, of_row = (unsigned(dim) + 127) / 128;
+  const int index = warp / of_row, first = int(warp % of_row) * 128 + 4 * lane;  // index: of [batch, head, row]
   wait_for_launch_before();
   next_launch_may_begin();
-  constexpr int kAcross = kColumns / kEach, kSlots = 32 * kDecodeWarps / kAcross;
-  const int dim = a.v.dim, blocks = (dim + kColumns - 1) / kColumns;
-  const int64_t index = blockIdx.x / blocks;  // of [batch, head, row]
-  const int first = int(blockIdx.x % blocks) * kColumns, slot = threadIdx.x / kAcross;
-  const int within = threadIdx.x % kAcross * kEach, head = int(index / a.query_rows % a.heads);
-  const float* lses = a.part_lse + index * a.splits;
-  const PartsOfRow parts(lses, a.splits);
-  __shared__ float totals[kSlots][kColumns];
-  float total[kEach] = {};
-  if (first + within < dim) {
-#pragma unroll 4
-    for (int s = slot; s < a.splits; s += kSlots) {
-      const float weight = exp2_fast(lses[s] - parts.base);
-      float part[kEach];
-      unpack<float>(load<kEach>(a.part_out + (index * a.splits + s) * dim + first + within), part);
+  if (index >= rows) return;
+  constexpr int kEach = 4, kFirst = 16;  // so many parts are asked for before their weights are known
+  const float* part_out = a.part_out + int64_t{index} * a.splits * dim + first;
+  const bool inside = first < dim;
+  const float own = lane < a.splits ? a.part_lse[int64_t{index} * a.splits + lane] : -INFINITY;
+  float early[kFirst][kEach], total[kEach] = {};
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) total[i] += weight * part[i];
+  for (int s = 0; s < kFirst; ++s)
+    if (inside && s < a.splits) unpack<float>(load<kEach>(part_out + s * dim), early[s]);
+  float most = own;
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, o));
+  const float weight = exp2_fast(own - (most == -INFINITY ? 0.f : most));
+  float sum = weight;
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+  const auto add = [&](int s, const float(&part)[kEach]) {
+    const float of_part = __shfl_sync(kAllLanes, weight, s);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) total[i] += of_part * part[i];
+  };
+#pragma unroll
+  for (int s = 0; s < kFirst; ++s)
+    if (s < a.splits) add(s, early[s]);
+#pragma unroll 4
+  for (int s = kFirst; s < a.splits; ++s) {
+    float part[kEach] = {};
+    if (inside) unpack<float>(load<kEach>(part_out + s * dim), part);
+    add(s, part);
+  }
+  const int row_of_batch = index / a.query_rows, head = row_of_batch % a.heads, batch = row_of_batch / a.heads;
+  float lse;
+  const float divide = finish_row(a, head, most, sum, lse);
+  if (first == 0 && a.lse != nullptr) a.lse[index] = lse;
+  if (!inside) return;
+  const int64_t row = int64_t{batch} * a.query_rows + index % a.query_rows;
+  *reinterpret_cast<uint2*>(static_cast<T*>(a.out) + (row * a.heads + head) * dim + first) = make_uint2(
+      pack_pair<T>(total[0] * divide, total[1] * divide), pack_pair<T>(total[2] * divide, total[3] * divide));
+}
+
+// The same for up to kMostParts: a block for each kColumns numbers of a row, of whose threads kSlots go through the
+// parts side by side.
+constexpr int kMostParts = 512;
+
+template <class T>
+__global__ void __launch_bounds__(32 * kDecodeWarps) combine_many_kernel(const __grid_constant__ DecodeArguments a) {
+  wait_for_launch_before();
+  next_launch_may_begin();
+  constexpr int kColumns = 32, kOwn = kMostParts / 32, kEach = 4, kAcross = kColumns / kEach,
+                kSlots = 32 * kDecodeWarps / kAcross;
+  constexpr int kFirst = 20;  // parts of a thread that are asked for before their weights are known
+  const int dim = a.v.dim, lane = threadIdx.x % 32;
+  const unsigned blocks = (unsigned(dim) + kColumns - 1) / kColumns;
+  const int index = blockIdx.x / blocks, first = int(blockIdx.x % blocks) * kColumns;  // index: of [batch, head, row]
+  const int slot = threadIdx.x / kAcross, within = threadIdx.x % kAcross * kEach;
+  const float* lses = a.part_lse + int64_t{index} * a.splits;
+  const float* part_out = a.part_out + int64_t{index} * a.splits * dim + first + within;
+  const bool inside = first + within < dim;
+  float own[kOwn], early[kFirst][kEach];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) own[i] = lane + 32 * i < a.splits ? lses[lane + 32 * i] : -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kFirst; ++i)
+    if (inside && slot + i * kSlots < a.splits)
+      unpack<float>(load<kEach>(part_out + (slot + i * kSlots) * dim), early[i]);
+  float most = own[0], sum = 0.f;
+#pragma unroll
+  for (int i = 1; i < kOwn; ++i) most = fmaxf(most, own[i]);
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, o));
+  const float base = most == -INFINITY ? 0.f : most;
+  __shared__ float weights[32 * kOwn], totals[kSlots][kColumns];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const float weight = exp2_fast(own[i] - base);
+    sum += weight;
+    if (threadIdx.x < 32) weights[lane + 32 * i] = weight;
+  }
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+  __syncthreads();
+  float total[kEach] = {};
+  const auto add = [&](float weight, const float(&part)[kEach]) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) total[i] += weight * part[i];
+  };
+  if (inside) {
+#pragma unroll
+    for (int i = 0; i < kFirst; ++i)
+      if (slot + i * kSlots < a.splits) add(weights[slot + i * kSlots], early[i]);
+#pragma unroll 4
+    for (int s = kFirst * kSlots + slot; s < a.splits; s += kSlots) {
+      float part[kEach];
+      unpack<float>(load<kEach>(part_out + int64_t{s} * dim), part);
+      add(weights[s], part);
     }
   }
 #pragma unroll
   for (int i = 0; i < kEach; ++i) totals[slot][within + i] = total[i];
   __syncthreads();
+  const int row_of_batch = index / a.query_rows, head = row_of_batch % a.heads, batch = row_of_batch / a.heads;
   float lse;
-  const float divide = finish_row(a, head, parts.most, parts.sum, lse);
+  const float divide = finish_row(a, head, most, sum, lse);
   if (threadIdx.x == 0 && first == 0 && a.lse != nullptr) a.lse[index] = lse;
-  const int64_t batch = index / a.query_rows / a.heads, row = batch * a.query_rows + index % a.query_rows;
+  const int64_t row = int64_t{batch} * a.query_rows + index % a.query_rows;
   T* out = static_cast<T*>(a.out) + (row * a.heads + head) * dim + first;
-  for (int c = threadIdx.x; c < min(kColumns, dim - first); c += 32 * kDecodeWarps) {
+  const int c = threadIdx.x;
+  if (c < min(kColumns, dim - first)) {
     float f = 0.f;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) f += totals[i][c];
