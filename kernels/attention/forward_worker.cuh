@@ -269,7 +269,7 @@ struct Worker {
 
   __device__ __forceinline__ void run() {
     if (number == F::kWorkers - 1) pass_turn();  // the first turn is the first worker's
-    JobSource<F> source{a, m};
+    JobSource<F> source{m};
     Job job = source.receive();
     settle(out);  // zeros are in place before products run
     start_tile(job);
