@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "kernels/attention/attention_cuda.h"
-#include "kernels/attention/forward_order.cuh"
+#include "kernels/attention/sequence_order.cuh"
 #include "kernels/attention/tiles.h"
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/common/gpu/tensor_map.h"

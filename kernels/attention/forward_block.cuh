@@ -2,7 +2,7 @@
 // forward_loader.cuh and forward_worker.cuh are what its warps do; forward_hopper.cuh starts them.
 #pragma once
 
-#include "kernels/attention/forward_order.cuh"
+#include "kernels/attention/sequence_order.cuh"
 #include "kernels/common/gpu/tma.cuh"
 #include "kernels/common/gpu/warpgroup.cuh"
 
@@ -89,12 +89,9 @@ struct JobFinder {
     Sequence s;
     Tile tile;
     if (a.sequences.packed()) {
-      const int place = a.packed.find(index / a.heads);
-      s = a.sequences.at(a.packed.number()[place], F::kRows);
-      const int row_tiles = (s.query_rows + F::kRows - 1) / F::kRows;
-      const int heads = F::kLeft ? a.group : max(1, a.section_rows / max(1, s.key_rows)) * a.group;
-      const TileOrder order{row_tiles * a.heads, row_tiles, a.heads, min(heads, a.heads), a.order.last_rows_first, 0};
-      tile = tile_at(order, index - a.packed.before()[place] * a.heads);
+      const auto found = [&](int number) { return s = a.sequences.at(number, F::kRows), s.query_rows; };
+      const auto section = [&] { return (F::kLeft ? 1 : max(1, a.section_rows / max(1, s.key_rows))) * a.group; };
+      tile = a.packed.find(index, a.heads, F::kRows, a.order.last_rows_first, found, section);
     } else {
       tile = tile_at(a.order, index);
       s = a.sequences.at(tile.head / a.heads, F::kRows);

@@ -23,7 +23,7 @@ void launch_forward(const Forward& a, int* counter, Stream stream) {
   const int64_t blocks = std::min<int64_t>(tiles, multiprocessors());
   const SequenceOrder order{packed ? counter : nullptr, int(p.batch) + 1};
   if (packed)
-    order_sequences(p, order, F::kRows, F::kKeys, stream);
+    order_by_queries(p, order, F::kRows, F::kKeys, stream);
   else if (blocks < tiles)
     checked(cudaMemsetAsync(counter, 0, sizeof(int), static_cast<cudaStream_t>(stream)), "counter");
   // A tensor without elements has no map: it is never read then, so that any other one may stand in.

@@ -46,12 +46,16 @@ inline int section_heads(const Problem& p, int64_t heads, bool unequal) {
 }
 
 // Heads whose queries, gradients and sums of dq are in L2 together, as of forward.
+constexpr int64_t kKeySectionBytes = 40 << 20;
+// Of a query row, for all heads of a group.
+inline int64_t bytes_of_row(const Problem& p) {
+  return p.heads / p.key_heads * ((p.dim + p.value_dim) * 2 + p.dim * 4);
+}
 inline int section_key_heads(const Problem& p, bool unequal) {
-  constexpr int64_t kBytes = 40 << 20;
   const int64_t all = p.query_starts != nullptr ? p.key_heads : p.batch * p.key_heads;
   if (!unequal) return 1;
-  const int64_t of_head = p.query_rows * (p.heads / p.key_heads) * ((p.dim + p.value_dim) * 2 + p.dim * 4);
-  return int(std::clamp<int64_t>(kBytes / std::max<int64_t>(1, of_head), 1, all));
+  return int(
+      std::clamp<int64_t>(kKeySectionBytes / std::max<int64_t>(1, p.query_rows * bytes_of_row(p)), 1, std::max<int64_t>(1, all)));
 }
 
 }  // namespace attention::gpu
