@@ -64,16 +64,13 @@ struct Worker {
     return reinterpret_cast<float (&)[F::kKeys / (kPart == kAll ? 2 : 4)]>(scores[kFirstOf<kPart> / 2]);
   }
 
-  template <Part kPart = kAll>
   __device__ __forceinline__ void start_scores() {
-    const Operand q = operand_by_rows(m.q[q_stage.index][0][64 * number]),
-                  k = operand_by_rows(m.k[k_stage.index][0][kFirstOf<kPart>]);
+    const Operand q = operand_by_rows(m.q[q_stage.index][0][64 * number]), k = operand_by_rows(m.k[k_stage.index]);
     begin_products();
 #pragma unroll
     for (int i = 0; i < F::kDim / 16; ++i)
-      multiply<T, F::kKeys / (kPart == kAll ? 1 : 2)>(scores_of<kPart>(),
-                                                      moved(q, i / 4 * sizeof(m.q[0][0]) + i % 4 * 32),
-                                                      moved(k, i / 4 * sizeof(m.k[0][0]) + i % 4 * 32), i > 0);
+      multiply<T, F::kKeys>(scores, moved(q, i / 4 * sizeof(m.q[0][0]) + i % 4 * 32),
+                            moved(k, i / 4 * sizeof(m.k[0][0]) + i % 4 * 32), i > 0);
     commit_products();
   }
   __device__ __forceinline__ void start_out(bool add) {
@@ -150,7 +147,7 @@ struct Worker {
     settle_out(started, shrink);
     wait_for_turn();
     m.k_full[k_stage.index].wait(k_stage.parity);
-    start_scores<kPart>();
+    start_scores();
     pass_turn();
     start_out(started);
     wait_products<1>();
