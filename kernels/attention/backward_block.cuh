@@ -89,8 +89,8 @@ struct BackwardMemory {
   }
 };
 
-// Tile of keys `index`, and its sequence; packed sequences may have fewer of them, and then it is not there. All lanes of
-// a warp.
+// Tile of keys `index`, and its sequence; packed sequences may have fewer of them, and then it is not there. All lanes
+// of a warp.
 template <class B>
 __device__ __forceinline__ bool find_keys(const BackwardArguments& a, int index, Tile& tile, Sequence& s) {
   if (!a.sequences.packed()) {

@@ -87,8 +87,12 @@ __device__ __forceinline__ void find_pair_job(const BackwardArguments& a, PairMe
     return query_tiles<true>(s.band, first, end, s.query_rows, B::kRows);
   };
   const QueryTiles whole = tiles_of_keys(own, own + B::kOwnKeys);
-  m.job = {
-      s, tile.row_tile, tile.head % a.key_heads, tiles_of_keys(key, key + B::kKeys), whole.first_whole, whole.end_whole};
+  m.job = {s,
+           tile.row_tile,
+           tile.head % a.key_heads,
+           tiles_of_keys(key, key + B::kKeys),
+           whole.first_whole,
+           whole.end_whole};
 }
 
 }  // namespace attention::gpu

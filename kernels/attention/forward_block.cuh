@@ -39,7 +39,7 @@ struct ForwardArguments {
   TileOrder order;  // not where sequences are packed
   Sequences sequences;
   SequenceOrder packed;
-  int section_rows;  // packed: keys of so many rows are in L2 together
+  int section_rows;             // packed: keys of so many rows are in L2 together
   int heads, group, value_dim;  // group: query heads that share a key head
   void* plain_out;              // out, for tiles that the copy engine would not cut where their sequence ends
   float score_scale;            // of scores, in exponents of two; with softcap of tanh's

@@ -16,15 +16,15 @@ namespace attention::gpu {
 // Which ends of rows' keys a key tile may hold: none, the last key seen, the first one.
 enum Ends { kNoEnd, kLastKey, kFirstKey };
 
-// The keys of a tile that some of a warpgroup's 64 rows see: causal rows see half of the tile on the diagonal where their
-// own keys are in its lower half, and rows with a window half of their first one.
+// The keys of a tile that some of a warpgroup's 64 rows see: causal rows see half of the tile on the diagonal where
+// their own keys are in its lower half, and rows with a window half of their first one.
 enum Part { kAll, kLower, kUpper };
 
 template <class F>
 struct Worker {
   using T = typename F::T;
   static constexpr bool kOwnFirst = F::kOwnEnds && F::kLeft;
-  static constexpr bool kHalves = F::kKeys == 128;  // wgmma has half of this width
+  static constexpr bool kHalves = F::kKeys == 128;                     // of other widths rows rarely see half of a tile
   static constexpr int kFirstTurn = 1, kOutBarrier = 1 + F::kWorkers;  // numbers of barriers
 
   const ForwardArguments& a;
@@ -61,7 +61,7 @@ struct Worker {
   static constexpr int kFirstOf = kPart == kUpper ? F::kKeys / 2 : 0;
   template <Part kPart>
   __device__ __forceinline__ auto& scores_of() {
-    return reinterpret_cast<float (&)[F::kKeys / (kPart == kAll ? 2 : 4)]>(scores[kFirstOf<kPart> / 2]);
+    return reinterpret_cast<float(&)[F::kKeys / (kPart == kAll ? 2 : 4)]>(scores[kFirstOf<kPart> / 2]);
   }
 
   __device__ __forceinline__ void start_scores() {

@@ -36,8 +36,8 @@ inline Sequences sequences_of(const Problem& p) {
 
 constexpr int64_t kSectionBytes = 32 << 20;  // of keys and values that are in L2 together: a good half of its 50 MB
 
-// Heads whose keys and values are in L2 together. Rows of unequal length want many heads a section (longest first), rows
-// of equal length only those that share keys.
+// Heads whose keys and values are in L2 together. Rows of unequal length want many heads a section (longest first),
+// rows of equal length only those that share keys.
 inline int section_heads(const Problem& p, int64_t heads, bool unequal) {
   const int64_t group = p.heads / p.key_heads;
   if (!unequal) return int(group);
@@ -54,8 +54,8 @@ inline int64_t bytes_of_row(const Problem& p) {
 inline int section_key_heads(const Problem& p, bool unequal) {
   const int64_t all = p.query_starts != nullptr ? p.key_heads : p.batch * p.key_heads;
   if (!unequal) return 1;
-  return int(
-      std::clamp<int64_t>(kKeySectionBytes / std::max<int64_t>(1, p.query_rows * bytes_of_row(p)), 1, std::max<int64_t>(1, all)));
+  return int(std::clamp<int64_t>(kKeySectionBytes / std::max<int64_t>(1, p.query_rows * bytes_of_row(p)), 1,
+                                 std::max<int64_t>(1, all)));
 }
 
 }  // namespace attention::gpu

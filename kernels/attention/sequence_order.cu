@@ -1,7 +1,6 @@
 // Sorts packed sequences (sequence_order.cuh).
-#include "kernels/attention/sequence_order.cuh"
-
 #include "kernels/attention/launches.cuh"
+#include "kernels/attention/sequence_order.cuh"
 
 namespace attention::gpu {
 namespace {
@@ -64,7 +63,8 @@ __global__ void __launch_bounds__(kOrderThreads)
   int before = 0;
   for (int first = 0; first < order.sequences; first += kOrderThreads) {
     const int i = first + thread;
-    const int tiles = i < order.sequences ? (rows_of(sequences.at(order.number()[i], height)) + height - 1) / height : 0;
+    const int tiles =
+        i < order.sequences ? (rows_of(sequences.at(order.number()[i], height)) + height - 1) / height : 0;
     const BlockSum sum = block_sum(tiles, warps);
     if (i < order.sequences) order.before()[i] = before + sum.sum - tiles;
     before += sum.all;

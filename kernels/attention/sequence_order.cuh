@@ -1,5 +1,5 @@
-// The order of packed sequences in the sm_90a kernels: the longest first, so that the last tiles to start are short ones.
-// Their lengths are on the GPU alone, and so a kernel before sorts them.
+// The order of packed sequences in the sm_90a kernels: the longest first, so that the last tiles to start are short
+// ones. Their lengths are on the GPU alone, and so a kernel before sorts them.
 //
 // By sequences, not by tiles: what a sequence's tiles read is in L2 while they follow one another.
 #pragma once
@@ -10,8 +10,8 @@
 
 namespace attention::gpu {
 
-// In the work space: how many tiles were asked for (0 at first), how many there are of a head, then of each sequence in its
-// order, what lies behind the last one among them, the tiles before it and its number.
+// In the work space: how many tiles were asked for (0 at first), how many there are of a head, then of each sequence in
+// its order, what lies behind the last one among them, the tiles before it and its number.
 struct SequenceOrder {
   int* data;  // or null: sequences are not packed
   int sequences;
@@ -22,8 +22,8 @@ struct SequenceOrder {
   __device__ __forceinline__ int* before() const { return data + 2; }
   __device__ __forceinline__ int* number() const { return data + 2 + sequences; }
 
-  // Tile `index` of all heads, in tiles of `height` of each sequence's rows. found(number) looks at the sequence and tells
-  // its rows; section_heads() how many of its heads go together. All lanes of a warp.
+  // Tile `index` of all heads, in tiles of `height` of each sequence's rows. found(number) looks at the sequence and
+  // tells its rows; section_heads() how many of its heads go together. All lanes of a warp.
   template <class Found, class SectionHeads>
   __device__ __forceinline__ Tile find(int index, int heads, int height, bool last_rows_first, const Found& found,
                                        const SectionHeads& section_heads) const {
