@@ -24,8 +24,7 @@ struct BackwardTraits {
   static constexpr int kDim = kDim_, kValueDim = kDim;
   static constexpr bool kLeft = kLeft_, kSoftcap = kSoftcap_;
   static constexpr int kRows = 8192 / kDim, kKeys = 128, kWorkers = 2, kPanels = kDim / 64;
-  static constexpr bool kMayPass = kRows < kKeys;  // a worker's keys may be seen by no row of a tile
-  static constexpr int kPlaces = kWorkers;         // each adds to a part of dq of its own
+  static constexpr int kPlaces = kWorkers;  // each adds to a part of dq of its own
   static constexpr int kQueryBox = kRows, kKeyBox = kKeys;
   static constexpr int kStages = 2;  // of queries and dout: step i has number i % 2
   static constexpr int kDxStages = 3;
@@ -59,8 +58,7 @@ struct BackwardArguments {
 struct BackwardJob {
   Sequence sequence;
   int key_tile, key_head;
-  QueryTiles queries;              // for each of the group's heads
-  int seen_first[2], seen_end[2];  // of these: that see some of a worker's keys
+  QueryTiles queries;  // for each of the group's heads
 
   __device__ __forceinline__ int steps() const { return queries.end - queries.first; }
 };
@@ -125,12 +123,8 @@ __device__ __forceinline__ void find_job(const BackwardArguments& a, BackwardMem
   m.job = {};
   if (!there) return;
   const int key = tile.row_tile * B::kKeys;
-  const auto seen = [&](int first, int end) {
-    return query_tiles<B::kLeft>(s.band, first, end, s.query_rows, B::kRows);
-  };
-  const QueryTiles one = seen(key, key + B::kKeys / 2), two = seen(key + B::kKeys / 2, key + B::kKeys);
-  m.job = {
-      s, tile.row_tile, tile.head % a.key_heads, seen(key, key + B::kKeys), {one.first, two.first}, {one.end, two.end}};
+  m.job = {s, tile.row_tile, tile.head % a.key_heads,
+           query_tiles<B::kLeft>(s.band, key, key + B::kKeys, s.query_rows, B::kRows)};
 }
 
 }  // namespace attention::gpu

@@ -219,33 +219,6 @@ struct BackwardWorker {
     dx_stage.next();
   }
 
-  // Likewise one whose rows see none of this warpgroup's keys: its dx is 0, and dk and dv are as before.
-  __device__ __forceinline__ void pass(int i, bool more, int head, int tile) {
-    const int stage = i % 2;
-    m.dout_full[stage].wait(i / 2 % 2);
-    wait_products<0>();
-    settle(scores);
-    if (i > 0) free(m.q_free[stage ^ 1]);
-    if (i > 0) wait_for_dx_before();
-    auto* zeros = reinterpret_cast<uint4*>(m.dx[dx_stage.index][number]);
-#pragma unroll
-    for (int n = threadIdx.x % kWarpgroup; n < B::kRows * 8; n += kWarpgroup) zeros[n] = make_uint4(0, 0, 0, 0);
-    publish_shared_writes();
-    __syncwarp();
-    if (lane == 0) m.dx_full[dx_stage.index].arrive();
-
-    barrier_wait(kTurnBarrier + number, B::kWorkers * kWarpgroup);
-    start_dq();
-    if (more) m.q_full[stage ^ 1].wait((i + 1) / 2 % 2);
-    free(m.dout_free[stage]);
-    start_scores(stage ^ 1);
-    barrier_arrive(kTurnBarrier + 1 - number, B::kWorkers * kWarpgroup);
-    wait_products<1>();
-    settle(dq);
-    if (i > 0) add_dq(head, tile);
-    dx_stage.next();
-  }
-
   // Packed sequences: behind a sequence's last key may be anything, and NaN would survive being multiplied by 0.
   __device__ __forceinline__ void clear_behind(int keys) {
     const int thread = threadIdx.x - kWarpgroup;
@@ -295,10 +268,7 @@ struct BackwardWorker {
       start_scores(0);
       int tile = m.job.queries.first, head = m.job.key_head * a.group;
       for (int i = 0; i < steps; ++i) {
-        if (B::kMayPass && (tile < m.job.seen_first[number] || tile >= m.job.seen_end[number]))
-          pass(i, i + 1 < steps, head, tile);
-        else
-          step(i, i + 1 < steps, head, tile);
+        step(i, i + 1 < steps, head, tile);
         if (++tile == m.job.queries.end) tile = m.job.queries.first, ++head;
       }
       wait_products<0>();

@@ -1,5 +1,5 @@
 // What a block of the sm_90a forward has: its arguments, its shared memory, and how its tiles come to it.
-// forward_loader.cuh and forward_worker.cuh are what its warps do; forward_hopper.cuh starts them.
+// forward_loader.cuh and forward_worker.cuh are the two jobs in it; forward_hopper.cuh starts them.
 #pragma once
 
 #include "kernels/attention/sequence_order.cuh"
@@ -54,8 +54,6 @@ struct Job {
   Band band;  // of rows counted from the tile's first
 };
 
-constexpr int kJobs = 2;  // the tile that is computed and the next one
-
 template <class F>
 struct ForwardMemory {
   uint16_t q[F::kOutInQueries ? 1 : F::kQueryStages + 1][F::kPanels][F::kRows][64];  // number kOutStage: outputs
@@ -63,8 +61,8 @@ struct ForwardMemory {
   uint16_t v[F::kStages][F::kValuePanels][F::kKeys][64];
   Barrier q_full[F::kQueryStages], q_free[F::kQueryStages];
   Barrier k_full[F::kStages], k_free[F::kStages], v_full[F::kStages], v_free[F::kStages];
-  Barrier job_full[kJobs], job_free[kJobs];
-  Job job[kJobs];
+  Barrier job_full, job_free;
+  Job job;
 
   __device__ void init() {                   // one thread
     constexpr int kWarps = 4 * F::kWorkers;  // a warp says for itself that it is done with a buffer
@@ -73,19 +71,26 @@ struct ForwardMemory {
       k_full[i].init(1), k_free[i].init(kWarps);
       v_full[i].init(1), v_free[i].init(kWarps);
     }
-    for (int i = 0; i < kJobs; ++i) job_full[i].init(1), job_free[i].init(kWarps + 1);
+    job_full.init(1), job_free.init(kWarps);
     publish_barriers();
   }
 };
 
-// One tile after the other, as blocks become free: a warp of its own asks a counter, finds out where the tile lies, and
-// tells the loader and the workers, a tile ahead of them.
+// One tile after the other, as blocks become free: the loader's warp asks a counter ahead of time, finds out where the
+// tile lies, and passes it on.
 template <class F>
-struct JobFinder {
+struct JobSource {
   const ForwardArguments& a;
-  ForwardMemory<F>& m;
+  ForwardMemory<F>& memory;
+  int tiles = 0;  // the loader's
+  uint32_t parity = 0;
 
-  __device__ __forceinline__ void find(int index, Job& job) const {
+  __device__ __forceinline__ void begin() { tiles = a.sequences.packed() ? a.packed.tiles() * a.heads : a.order.tiles; }
+  // Of lane 0.
+  __device__ __forceinline__ int ask() const {
+    return a.counter == nullptr ? tiles : int(gridDim.x) + atomicAdd(a.counter, 1);
+  }
+  __device__ __forceinline__ Job job_at(int index) const {
     Sequence s;
     Tile tile;
     if (a.sequences.packed()) {
@@ -96,44 +101,35 @@ struct JobFinder {
       tile = tile_at(a.order, index);
       s = a.sequences.at(tile.head / a.heads, F::kRows);
     }
-    if (threadIdx.x % 32 != 0) return;
     const int first = tile.row_tile * F::kRows, rows = s.query_rows - first;
     const Band band{s.band.before + first, s.band.after + first, s.band.keys};
-    job.row = s.query_row + first, job.rows = rows;
-    job.head = tile.head % a.heads, job.batch = s.batch, job.key_row = s.key_row;
-    job.keys = key_tiles<F::kLeft>(band, 0, min(F::kRows, rows), F::kKeys), job.band = band;
+    return {s.query_row + first,
+            rows,
+            tile.head % a.heads,
+            s.batch,
+            s.key_row,
+            key_tiles<F::kLeft>(band, 0, min(F::kRows, rows), F::kKeys),
+            band};
   }
-  __device__ __forceinline__ void run() {
-    const int tiles = a.sequences.packed() ? a.packed.tiles() * a.heads : a.order.tiles;
-    Ring<kJobs> place;
-    for (int index = blockIdx.x; index < tiles;) {
-      find(index, m.job[place.index]);
-      if (threadIdx.x % 32 == 0) m.job_full[place.index].arrive();
-      place.next();
-      m.job_free[place.index].wait(place.parity ^ 1);
-      if (a.counter == nullptr) break;  // each block has one
-      if (threadIdx.x % 32 == 0) index = int(gridDim.x) + atomicAdd(a.counter, 1);
-      index = __shfl_sync(kAllLanes, index, 0);
-    }
-    if (threadIdx.x % 32 == 0) {
-      m.job[place.index] = Job{};
-      m.job_full[place.index].arrive();
-    }
+  // The loader's warp: the tile of an answer.
+  __device__ __forceinline__ Job find(int index) const {
+    index = __shfl_sync(kAllLanes, index, 0);
+    return index < tiles ? job_at(index) : Job{};
   }
-};
-
-// Of all threads of a worker.
-template <class F>
-struct JobSource {
-  ForwardMemory<F>& m;
-  Ring<kJobs> place = {};
-
+  __device__ __forceinline__ void pass_on(const Job& job) {
+    memory.job_free.wait(parity ^ 1);
+    parity ^= 1;
+    if (threadIdx.x != 0) return;
+    memory.job = job;
+    memory.job_full.arrive();
+  }
+  // All threads of the workers.
   __device__ __forceinline__ Job receive() {
-    m.job_full[place.index].wait(place.parity);
-    const Job job = m.job[place.index];
+    memory.job_full.wait(parity);
+    parity ^= 1;
+    const Job job = memory.job;
     __syncwarp();
-    if (threadIdx.x % 32 == 0) m.job_free[place.index].arrive();
-    place.next();
+    if (threadIdx.x % 32 == 0) memory.job_free.arrive();
     return job;
   }
 };

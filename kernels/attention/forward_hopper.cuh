@@ -1,5 +1,5 @@
 // Attention forward for sm_90a. A block stays on its multiprocessor and computes tile after tile of 64 * workers query
-// rows of one head: one warp finds tiles, one loads, warpgroups of 64 rows each compute.
+// rows of one head: one warp loads, warpgroups of 64 rows each compute.
 #pragma once
 
 #include "kernels/attention/forward_loader.cuh"
@@ -20,9 +20,7 @@ __global__ void __launch_bounds__(F::kThreads, 1) forward_kernel(const __grid_co
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     give_registers<F::kLoaderRegisters>();
-    const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
-    if (warp == 0) load_tiles<F>(a, m);
-    if (warp == 1) JobFinder<F>{a, m}.run();
+    if (threadIdx.x < 32) load_tiles<F>(a, m);
   } else {
     take_registers<F::kWorkerRegisters>();
     Worker<F>{a, m}.run();

@@ -16,15 +16,10 @@ namespace attention::gpu {
 // Which ends of rows' keys a key tile may hold: none, the last key seen, the first one.
 enum Ends { kNoEnd, kLastKey, kFirstKey };
 
-// The keys of a tile that some of a warpgroup's 64 rows see: causal rows see half of the tile on the diagonal where
-// their own keys are in its lower half, and rows with a window half of their first one.
-enum Part { kAll, kLower, kUpper };
-
 template <class F>
 struct Worker {
   using T = typename F::T;
   static constexpr bool kOwnFirst = F::kOwnEnds && F::kLeft;
-  static constexpr bool kHalves = F::kKeys == 128;                     // of other widths rows rarely see half of a tile
   static constexpr int kFirstTurn = 1, kOutBarrier = 1 + F::kWorkers;  // numbers of barriers
 
   const ForwardArguments& a;
@@ -56,14 +51,6 @@ struct Worker {
     return min(max(end, job.keys.first + 1), job.keys.end);
   }
 
-  // Of a part of the keys, the first one of them and their scores.
-  template <Part kPart>
-  static constexpr int kFirstOf = kPart == kUpper ? F::kKeys / 2 : 0;
-  template <Part kPart>
-  __device__ __forceinline__ auto& scores_of() {
-    return reinterpret_cast<float(&)[F::kKeys / (kPart == kAll ? 2 : 4)]>(scores[kFirstOf<kPart> / 2]);
-  }
-
   __device__ __forceinline__ void start_scores() {
     const Operand q = operand_by_rows(m.q[q_stage.index][0][64 * number]), k = operand_by_rows(m.k[k_stage.index]);
     begin_products();
@@ -90,36 +77,23 @@ struct Worker {
     return max(job.keys.first, min(first, own_end - 1));
   }
 
-  // Does the warpgroup see no key of a tile's upper half, or none of its lower half?
-  __device__ __forceinline__ bool sees_lower_alone(const Job& job, int tile) const {
-    return kHalves && min(job.band.keys, 64 * number + 63 + job.band.after) <= tile * F::kKeys + F::kKeys / 2;
-  }
-  __device__ __forceinline__ bool sees_upper_alone(const Job& job, int tile) const {
-    return kHalves && 64 * number + job.band.before >= tile * F::kKeys + F::kKeys / 2;
-  }
-
-  // Scores are there: become exponentials, of the keys that are not in the part 0.
-  template <Ends kEnds, Part kPart = kAll>
+  // Scores are there: become exponentials.
+  template <Ends kEnds>
   __device__ __forceinline__ void add_scores(RowSoftmax& softmax, float (&shrink)[2], const Job& job, int tile) {
     free(m.k_free, k_stage);
-    auto& part = scores_of<kPart>();
     if constexpr (F::kSoftcap) {
 #pragma unroll
-      for (float& s : part) s = tanh_fast(s * a.cap_scale);
+      for (float& s : scores) s = tanh_fast(s * a.cap_scale);
     }
-    const int row = 64 * number + warp * 16 + lane / 4, column = tile * F::kKeys + kFirstOf<kPart> + lane % 4 * 2;
+    const int row = 64 * number + warp * 16 + lane / 4, column = tile * F::kKeys + lane % 4 * 2;
     if constexpr (kEnds == kFirstKey)
-      mask_scores<true, false>(part, job.band, row, column);
+      mask_scores<true, false>(scores, job.band, row, column);
     else if (kEnds == kLastKey && F::kLeft &&
              job.keys.first_whole == job.keys.end_whole)  // a row's both ends, it may be
-      mask_scores<F::kLeft>(part, job.band, row, column);
+      mask_scores<F::kLeft>(scores, job.band, row, column);
     else if constexpr (kEnds == kLastKey)
-      mask_scores<false>(part, job.band, row, column);
-    softmax.add(part, shrink);
-    if constexpr (kPart != kAll) {
-#pragma unroll
-      for (float& s : scores_of<kPart == kLower ? kUpper : kLower>()) s = 0.f;
-    }
+      mask_scores<false>(scores, job.band, row, column);
+    softmax.add(scores, shrink);
   }
 
   // The product p v that was started in the last step is done, and the exponentials computed meanwhile become its next
@@ -141,7 +115,7 @@ struct Worker {
   }
 
   // One more key tile: its scores, while the one before is multiplied with its values.
-  template <Ends kEnds, Part kPart = kAll>
+  template <Ends kEnds>
   __device__ __forceinline__ void step(RowSoftmax& softmax, float (&shrink)[2], bool started, const Job& job,
                                        int tile) {
     settle_out(started, shrink);
@@ -152,7 +126,7 @@ struct Worker {
     start_out(started);
     wait_products<1>();
     settle(scores);
-    add_scores<kEnds, kPart>(softmax, shrink, job, tile);
+    add_scores<kEnds>(softmax, shrink, job, tile);
   }
 
   // Packed sequences: behind a sequence's last key may be anything, and NaN would survive being multiplied by 0. Each
@@ -202,20 +176,14 @@ struct Worker {
     if (const int keys = job.band.keys - last * F::kKeys; a.sequences.packed() && keys < F::kKeys) clear_values(keys);
     float shrink[2];
     const int first = own_first(job, last + 1), left_out = first - job.keys.first;
-    if (sees_lower_alone(job, last))
-      add_scores<kLastKey, kHalves ? kLower : kAll>(softmax, shrink, job, last);
-    else
-      add_scores<kLastKey>(softmax, shrink, job, last);
+    add_scores<kLastKey>(softmax, shrink, job, last);
     int t = last - 1;
     for (; t >= (kOwnFirst ? max(first, job.keys.end_whole) : job.keys.end_whole); --t)
       step<kLastKey>(softmax, shrink, t < last - 1, job, t);
     for (; t >= (kOwnFirst ? max(first, job.keys.first_whole) : job.keys.first_whole); --t)
       step<kNoEnd>(softmax, shrink, t < last - 1, job, t);
-    if constexpr (F::kLeft) {
-      const bool half = sees_upper_alone(job, first);
-      for (; t >= first + half; --t) step<kFirstKey>(softmax, shrink, t < last - 1, job, t);
-      if (kHalves && t >= first) step<kFirstKey, kHalves ? kUpper : kAll>(softmax, shrink, t < last - 1, job, t), --t;
-    }
+    if constexpr (F::kLeft)
+      for (; t >= first; --t) step<kFirstKey>(softmax, shrink, t < last - 1, job, t);
     for (int i = 0; i < skipped + left_out; ++i) wait_for_turn(), pass_turn();  // everybody has as many turns
     for (int i = 0; i < left_out; ++i) {
       m.k_full[k_stage.index].wait(k_stage.parity);
@@ -301,7 +269,7 @@ struct Worker {
 
   __device__ __forceinline__ void run() {
     if (number == F::kWorkers - 1) pass_turn();  // the first turn is the first worker's
-    JobSource<F> source{m};
+    JobSource<F> source{a, m};
     Job job = source.receive();
     settle(out);  // zeros are in place before products run
     start_tile(job);
