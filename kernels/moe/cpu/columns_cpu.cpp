@@ -16,8 +16,7 @@ namespace {
 constexpr int kOuts = kLanes == 16 ? 8 : 4;  // with three vectors of rows: 24 sums of 32 registers, 12 of 16
 constexpr int kMostVecs = 3;
 constexpr int64_t kLine = 16;  // steps
-// A sum is one of sums of so many products: their roundings stay as few as a GEMM's, and what is read of the rows, 256
-// KB at most, stays in L2 for all of a unit's outputs.
+// A sum is one of sums of so many products: their roundings stay as few as a GEMM's.
 constexpr int64_t kInputs = 512;
 
 // fn(first row, vectors) of each block of up to kMostVecs vectors of rows, in equal parts. A block's columns lie
@@ -111,12 +110,15 @@ HOTSWAP_INLINE void block(float*, const SomeRows&, const uint32_t*, const uint32
 #endif
 
 template <int kRows, class Step>
-HOTSWAP_INLINE void all_rows(float* tile, const SomeRows& a, const Step* w, const Step* next, int64_t from,
-                             int64_t to) {
+HOTSWAP_INLINE void all_rows(float* tile, const SomeRows& a, const Step* w, int64_t most) {
   for_blocks(a.count, [&](int64_t row, int64_t vecs) HOTSWAP_LAMBDA {
-    if (vecs == 3) block<kRows, 3>(tile, a, w, next, row, from, to);
-    if (vecs == 2) block<kRows, 2>(tile, a, w, next, row, from, to);
-    if (vecs == 1) block<kRows, 1>(tile, a, w, next, row, from, to);
+    for (int64_t from = 0; from < a.steps; from += most) {
+      const int64_t to = a.steps - from < most ? a.steps : from + most;
+      const Step* next = w + kRows * a.steps;
+      if (vecs == 3) block<kRows, 3>(tile, a, w, next, row, from, to);
+      if (vecs == 2) block<kRows, 2>(tile, a, w, next, row, from, to);
+      if (vecs == 1) block<kRows, 1>(tile, a, w, next, row, from, to);
+    }
   });
 }
 
@@ -140,17 +142,9 @@ HOTSWAP_INLINE void outputs(const SomeRows& a, int64_t begin, int64_t end) {
   alignas(64) float tile[kOutputs * kSomeRows];
   const Step* w = static_cast<const Step*>(a.w) + begin * a.steps;
   const int64_t outs = end - begin;  // at most kOutputs
-  for (int64_t from = 0; from < a.steps; from += kSteps) {
-    const int64_t to = a.steps - from < kSteps ? a.steps : from + kSteps;
-    // After the last outputs the first ones' next inputs, or first inputs of the outputs behind them.
-    const Step* again = to < a.steps ? w + to - from : w + outs * a.steps - from;
-    int64_t o = 0;
-    for (; o + kOuts <= outs; o += kOuts) {
-      const Step* at = w + o * a.steps;
-      all_rows<kOuts>(tile + o * a.wide, a, at, o + kOuts < outs ? at + kOuts * a.steps : again, from, to);
-    }
-    for (; o < outs; ++o) all_rows<1>(tile + o * a.wide, a, w + o * a.steps, w + (o + 1) * a.steps, from, to);
-  }
+  int64_t o = 0;
+  for (; o + kOuts <= outs; o += kOuts) all_rows<kOuts>(tile + o * a.wide, a, w + o * a.steps, kSteps);
+  for (; o < outs; ++o) all_rows<1>(tile + o * a.wide, a, w + o * a.steps, kSteps);
   for (int64_t o = 0; o < outs; o += kLanes) {
     const int64_t left = outs - o < kLanes ? outs - o : kLanes;
     const float* of = tile + o * a.wide;
