@@ -22,7 +22,7 @@ TEST(Linear, ForwardAndBackwardMatchFloat64) {
   for (const auto dtype : kDTypes) {
     for (const int64_t rows : {1, 2, 3, 4, 5, 8, 9, 16, 17}) {
       for (const auto& [out, width] : std::vector<std::pair<int64_t, int64_t>>{
-               {1, 1}, {3, 31}, {4, 32}, {7, 65}, {33, 576}, {9, 1032}, {8, 2056}}) {
+               {1, 1}, {3, 31}, {4, 32}, {7, 65}, {33, 576}, {9, 1032}, {8, 2056}, {6, 4096}, {11, 4104}, {5, 14336}}) {
         for (const bool with_bias : {false, true}) {
           const std::string what =
               "rows " + std::to_string(rows) + ", out " + std::to_string(out) + ", in " + std::to_string(width);
