@@ -10,14 +10,12 @@ namespace {
 
 constexpr int kMostGroup = 8;
 
+// past_l1: all of a layer's products take their weights past L1.
 template <class T>
-void attend_any(const Layer& a, kernels::Stream stream) {
-  // All of a layer's products take their weights past L1, or some do not.
-  bool narrow = true;
-  for (const FewRows& product : {qkv_of(a), o_of(a), gated_of(a), down_of(a)}) narrow = narrow && holds_x(product);
+void attend_any(const Layer& a, bool past_l1, kernels::Stream stream) {
   const auto with_dim = [&]<int kDim, int kGroup>() {
-    if (narrow && a.rows > 8) return attend_tiles<T, kDim, kGroup>(a, stream);
-    if (narrow || a.rows > 8) return attend<T, kDim, kGroup, true>(a, stream);
+    if (past_l1 && a.rows > 8) return attend_tiles<T, kDim, kGroup>(a, stream);
+    if (past_l1 || a.rows > 8) return attend<T, kDim, kGroup, true>(a, stream);
     attend<T, kDim, kGroup, false>(a, stream);
   };
   const auto with_group = [&]<int kDim>() {
@@ -54,14 +52,21 @@ const char* refuses(const Layer& a) {
 // The weights of the first product may be what the launch before has written; those of the others, and what attention
 // reads before it waits, are not: their launches begin when all before the launch before them is done.
 void layer(const Layer& a, kernels::Stream stream) {
-  few_rows(qkv_of(a), stream);
+  bool past_l1 = true;
+  for (const FewRows& product : {qkv_of(a), o_of(a), gated_of(a), down_of(a)})
+    past_l1 = past_l1 && (holds_x(product) || takes_ring(product));
+  const auto multiply = [&](FewRows product) {
+    product.through_l1 = !past_l1;
+    few_rows(product, stream);
+  };
+  multiply(qkv_of(a));
   if (a.dtype == DType::kBFloat16)
-    attend_any<kernels::BFloat16>(a, stream);
+    attend_any<kernels::BFloat16>(a, past_l1, stream);
   else
-    attend_any<kernels::Half>(a, stream);
-  few_rows(o_of(a), stream);
-  few_rows(gated_of(a), stream);
-  few_rows(down_of(a), stream);
+    attend_any<kernels::Half>(a, past_l1, stream);
+  multiply(o_of(a));
+  multiply(gated_of(a));
+  multiply(down_of(a));
 }
 
 }  // namespace decode::cuda

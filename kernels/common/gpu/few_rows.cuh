@@ -1,83 +1,23 @@
-// The kernel of few_rows.h. A block has a run of tiles of 8 outputs; its 16 warps share the columns of each, and every
-// warp reads its part of the weights ahead of its work, straight into the registers of an mma: 4 threads read 64
-// contiguous bytes of a row, and the product takes the columns in that order, which a sum does not mind. Rows of x are
-// the other operand, so that 1 row and 16 are the same work. The warps' sums meet in shared memory, in a fixed order.
+// The kernel of few_rows.h for whatever few_rows_held.cuh and few_rows_ring.cuh do not take. A block has a run of tiles
+// of 8 outputs; its 16 warps share the columns of each, and every warp reads its part of the weights ahead of its work,
+// straight into the registers of an mma: 4 threads read 64 contiguous bytes of a row, and the product takes the columns
+// in that order, which a sum does not mind. Rows of x are the other operand, so that 1 row and 16 are the same work.
+// The warps' sums meet in shared memory, in a fixed order.
 #pragma once
 
 #include "kernels/common/gpu/few_rows_held.cuh"
-#include "kernels/common/gpu/few_rows_parts.cuh"
+#include "kernels/common/gpu/few_rows_ring.cuh"
 
 namespace kernels::gpu {
-
-// How many warps share a row where all of x is read at once.
-__device__ __forceinline__ int warps_a_row(int rows) {
-  return rows > 8 ? 1 : rows > 4 ? 2 : rows > 2 ? 4 : rows > 1 ? 8 : 16;
-}
-
-// Llama's norm of all rows into shared memory. weight: there already, by this launch's own copies.
-template <class T>
-__device__ __forceinline__ void norm_rows(const FewRows& a, T* to, int to_stride, const T* weight, float* squares) {
-  constexpr int N = kPerVector<T>;
-  const int warp = threadIdx.x / 32, parts = warps_a_row(a.rows), r = warp / parts, part = warp % parts;
-  const int first = (part * 32 + int(threadIdx.x) % 32) * N, step = parts * 32 * N;
-  const T* x = static_cast<const T*>(a.x) + r * a.x_stride;
-  if (r < a.rows) {
-    float sum = 0.f;
-#pragma unroll 4
-    for (int c = first; c < a.in; c += step) {
-      float f[N];
-      load_floats<N>(x + c, f);
-#pragma unroll
-      for (int i = 0; i < N; ++i) sum += f[i] * f[i];
-    }
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) squares[warp] = sum;
-  }
-  wait_copies<0>();
-  __syncthreads();
-  if (r < a.rows) {
-    float sum = 0.f;
-    for (int i = 0; i < parts; ++i) sum += squares[r * parts + i];
-    const float rstd = rsqrtf(sum / float(a.in) + a.eps);
-#pragma unroll 4
-    for (int c = first; c < a.in; c += step) {
-      float f[N], w[N];
-      load_floats<N>(x + c, f);
-      unpack<T, N>(*reinterpret_cast<const Pack<T, N>*>(weight + c), w);
-#pragma unroll
-      for (int i = 0; i < N; ++i) f[i] = rounded<T>(f[i] * rstd) * w[i];
-      const Pack<T, N> normed = pack<T>(f);  // store() is for global memory
-      *reinterpret_cast<uint4*>(to + r * to_stride + c) =
-          make_uint4(normed.w[0], normed.w[1], normed.w[2], normed.w[3]);
-    }
-  }
-  __syncthreads();
-}
-
-// This warp's columns of x as they are.
-template <class T>
-__device__ __forceinline__ void copy_columns(const FewRows& a, T* to, int to_stride, int units) {
-  constexpr int kPieces = kFewUnit / 8;
-  const int warp = threadIdx.x / 32;
-  for (int i = threadIdx.x % 32; i < a.rows * units * kPieces; i += 32) {
-    const int piece = i % kPieces, unit = i / kPieces % units, r = i / (kPieces * units);
-    const int c = (unit * kFewWarps + warp) * kFewUnit + piece * 8;
-    if (c < a.in) start_copy(to + r * to_stride + c, static_cast<const T*>(a.x) + r * a.x_stride + c, false);
-  }
-  commit_copies();
-  wait_copies<0>();
-  __syncwarp();
-}
 
 // Where x lies for the products: in shared memory if that leaves room for the next launch's beside it, or if it must.
 inline bool few_rows_shares_x(const FewRows& a) {
   constexpr int64_t kBeside = 64 << 10;
-  return a.norm != nullptr || int64_t{a.rows} * (a.in + kFewPad) * 2 <= kBeside;
+  return a.norm != nullptr || few_rows_x_bytes(a) <= kBeside;
 }
 template <class T, int kRows>
 int64_t few_rows_shared(const FewRows& a) {
-  const int64_t rows = few_rows_shares_x(a) ? a.rows : 0, weight = a.norm == nullptr ? 0 : a.in;
-  return (rows * (a.in + kFewPad) + weight) * int64_t{sizeof(T)} +
+  return (few_rows_shares_x(a) ? few_rows_x_bytes(a) : 0) + (a.norm == nullptr ? 0 : a.in) * int64_t{sizeof(T)} +
          2 * kFewGroup * kFewWarps * kRows * kFewTile * int64_t{sizeof(float)};
 }
 
@@ -137,7 +77,7 @@ __global__ void __launch_bounds__(kFewThreads, kDepth == kFewDepth ? 2 : 1)
   int stride = int(a.x_stride);
   if (shares_x) {
     if (a.norm != nullptr)
-      norm_rows<T>(a, shared_x, shared_stride, shared_norm, squares);
+      norm_rows<T, false>(a, shared_x, shared_stride, shared_norm, squares, [] { __syncthreads(); });
     else
       copy_columns<T>(a, shared_x, shared_stride, units);
     x = shared_x, stride = shared_stride;
@@ -177,7 +117,7 @@ __global__ void __launch_bounds__(kFewThreads, kDepth == kFewDepth ? 2 : 1)
       ++tile;
       if (++in_group < kFewGroup && tile < end) continue;
       __syncthreads();  // and the other turn's sums have been read: everybody was past them before it came here
-      few_outputs<T, kRows>(a, sums + turn * kFewGroup * kTileSums, tile - in_group, in_group, residual);
+      few_outputs<T, kRows>(a, sums + turn * kFewGroup * kTileSums, kRows, tile - in_group, in_group, residual);
       residual = residual_of<T, kRows>(a, tile, end);
       in_group = 0, turn ^= 1;
     }
@@ -190,6 +130,9 @@ void launch_few_rows(const FewRows& a, Stream stream) {
   const int tiles = few_rows_tiles(a), per_pair = a.act == FewRowsAct::kNone ? 1 : 2;
   if (tiles == 0) return;
   if (holds_x(a)) return launch_few_rows_held<T, kRows>(a, stream);
+  if constexpr (kRows == kRingRows) {
+    if (takes_ring(a)) return launch_few_rows_ring<T>(a, stream);
+  }
   const int blocks = tiles / per_pair < multiprocessors() ? tiles / per_pair : multiprocessors();
   const int64_t units = divide_up(tiles, blocks) * divide_up(a.in, kFewUnit * kFewWarps);  // of a warp
   const auto with_depth = [&]<int kDepth>() {

@@ -41,6 +41,9 @@ struct FewRows {
   int64_t out_stride;
   // The launch before this one wrote none of the weights, so that they may be read before its end.
   bool weights_are_old = false;
+  // A launch beside this one reads through L1: so does this one, because a multiprocessor that has to change what it
+  // keeps of L1 must be idle first.
+  bool through_l1 = false;
 };
 
 // The most rows that the kernel takes of such weights, whatever x is; 0: none. Rows of x and of weights are whole

@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     if constexpr (kPair)
       which = (begin + i) & 1, first = ((begin + i) >> 1) * kFewTile;
     else
-      while (which + 1 < a.weights && first >= FewWeights<T>::few_tiles(a.w[which].rows) * kFewTile)
-        first -= FewWeights<T>::few_tiles(a.w[which].rows) * kFewTile, ++which;
+      while (which + 1 < a.weights && first >= few_tiles(a.w[which].rows) * kFewTile)
+        first -= few_tiles(a.w[which].rows) * kFewTile, ++which;
     const FewRowsWeight& w = a.w[which];
     const T* from = static_cast<const T*>(w.data) + first * w.stride;
     const int rows = min(kFewTile, w.rows - first), slot = i % (turns * kTiles);
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
 #pragma unroll 1
     for (int r = 0; r < (whole ? 1 : rows); ++r) {
       if (only_l2)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + r * w.stride), "r"(bytes));
+        prefetch_bytes(from + r * w.stride, bytes);
       else
         load_bytes(ring + slot * tile_bytes + r * a.in * sizeof(T), from + r * w.stride, bytes, full[slot]);
     }
@@ -180,12 +180,12 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     if (at >= 0) {
       if constexpr (kPair) {
         const float* gates = of_turn + 2 * mine.tile * kTileSums;
-        const float gate = rounded<T>(biased<T>(a.w[0], few_sum<T, kRows>(gates, mine.row, mine.column), at));
-        const float up = rounded<T>(biased<T>(a.w[1], few_sum<T, kRows>(gates + kTileSums, mine.row, mine.column), at));
+        const float gate = rounded<T>(biased<T>(a.w[0], few_sum(gates, kRows, mine.row, mine.column), at));
+        const float up = rounded<T>(biased<T>(a.w[1], few_sum(gates + kTileSums, kRows, mine.row, mine.column), at));
         const float act = a.act == FewRowsAct::kSilu ? Silu::value<true>(gate) : GeluTanh::value<true>(gate);
         out[at] = from_float<T>(act * up);
       } else {
-        float v = few_sum<T, kRows>(of_turn + mine.tile * kTileSums, mine.row, mine.column);
+        float v = few_sum(of_turn + mine.tile * kTileSums, kRows, mine.row, mine.column);
         v = biased<T>(a.w[which], v, in_weight);
         if (adds) v = to_float(residual) + rounded<T>(v);
         out[at] = from_float<T>(v);
@@ -195,10 +195,13 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   }
 }
 
+// Can weights come by the copy engine, past L1?
+inline bool weights_pass_l1() { return attribute<cudaDevAttrComputeCapabilityMajor>() >= 9; }
+
 inline int held_units(const FewRows& a) { return int(divide_up(a.in, kFewUnit * kFewWarps)); }
 inline bool holds_x(const FewRows& a) {
   const int units = held_units(a);
-  if (attribute<cudaDevAttrComputeCapabilityMajor>() < 9) return false;
+  if (!weights_pass_l1()) return false;
   return units == 1 || (units == 2 && (a.norm == nullptr || a.rows <= 8)) ||
          (units == 3 && a.norm == nullptr && a.act == FewRowsAct::kNone);
 }

@@ -30,6 +30,11 @@ __device__ __forceinline__ void load_bytes(void* shared, const void* from, uint3
                : "memory");
 }
 
+// Only into L2.
+__device__ __forceinline__ void prefetch_bytes(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
+}
+
 __device__ __forceinline__ void store_box(const CUtensorMap& map, const void* shared, int x0, int x1, int x2, int x3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
                "r"(shared_address(shared)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
