@@ -27,21 +27,21 @@ __device__ __forceinline__ void few_warps_meet() { asm volatile("bar.sync 1, %0;
 template <class T, bool kWhole>
 struct RingPiece {
   const FewRows& a;
-  const bool pair;
-  const int units;  // pieces of a tile
+  const int per_pair, units;  // units: pieces of a tile
   int tile, left, unit = 0, rows = 0;
   uint32_t bytes = 0;  // of a row
   int64_t stride = 0;
   const char* from = nullptr;
 
-  __device__ __forceinline__ RingPiece(const FewRows& args, bool in_pairs, int pieces, int begin, int end)
-      : a(args), pair(in_pairs), units(pieces), tile(begin), left((end - begin) * pieces) {
+  __device__ __forceinline__ RingPiece(const FewRows& args, int tiles_of_pair, int pieces, int pairs)
+      : a(args), per_pair(tiles_of_pair), units(pieces), tile(int(blockIdx.x) * tiles_of_pair) {
+    left = (pairs - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x) * per_pair * units;
     find();
   }
   __device__ __forceinline__ void find() {
     if (unit == 0) {
       int which = 0, first = tile * kRingTile;
-      if (pair)
+      if (per_pair == 2)
         which = tile & 1, first = (tile >> 1) * kRingTile;
       else
         while (which + 1 < a.weights && first >= few_tiles<kRingTile>(a.w[which].rows) * kRingTile)
@@ -55,7 +55,10 @@ struct RingPiece {
   }
   __device__ __forceinline__ void next() {
     from += kRingRow;
-    if (++unit == units) unit = 0, ++tile;
+    if (++unit == units) {
+      unit = 0;
+      if (++tile % per_pair == 0) tile += (int(gridDim.x) - 1) * per_pair;
+    }
     if (--left > 0) find();
   }
   __device__ __forceinline__ void prefetch() const {
@@ -71,19 +74,17 @@ struct RingPiece {
 
 // kWhole: rows are whole pieces long.
 template <class T, bool kWhole>
-__global__ void __launch_bounds__(kFewThreads + 32, 2)
+__global__ void __launch_bounds__(kFewThreads + 32, 1)
     few_rows_ring_kernel(const __grid_constant__ FewRows a, const int tiles, const int per_pair, const int pieces) {
   extern __shared__ __align__(16) uint8_t raw[];
   __shared__ float squares[kFewWarps];
   __shared__ Barrier full[kMostPieces], empty[kMostPieces];
   uint8_t* const ring = raw;
   const int tile_sums = kFewWarps * a.rows * kRingTile;
-  auto* sums = reinterpret_cast<float*>(raw + pieces * kRingPiece);  // two groups of tiles, that take turns
-  auto* x = reinterpret_cast<T*>(sums + 2 * kFewGroup * tile_sums);
+  auto* sums = reinterpret_cast<float*>(raw + pieces * kRingPiece);  // two tiles or pairs of them, that take turns
+  auto* x = reinterpret_cast<T*>(sums + 2 * 2 * tile_sums);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4 * 8;
   const int pairs = tiles / per_pair;
-  const int begin = int(int64_t{pairs} * blockIdx.x / gridDim.x) * per_pair;
-  const int end = int(int64_t{pairs} * (blockIdx.x + 1) / gridDim.x) * per_pair;
   const int units = (a.in + kRingColumns - 1) / kRingColumns;
 
   if (warp == kFewWarps) {
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(kFewThreads + 32, 2)
     publish_barriers();
     __syncthreads();
     if (lane > 0) return;
-    RingPiece<T, kWhole> piece(a, per_pair == 2, units, begin, end);
+    RingPiece<T, kWhole> piece(a, per_pair, units, pairs);
     int slot = 0;
     uint32_t round = 0;
     const auto ask = [&] {
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(kFewThreads + 32, 2)
     if (a.weights_are_old) {
       while (round == 0 && piece.left > 0) ask();
     } else {  // of what may be written meanwhile no more than into L2, which is where such writes go
-      RingPiece<T, kWhole> ahead(a, per_pair == 2, units, begin, end);
+      RingPiece<T, kWhole> ahead(a, per_pair, units, pairs);
       for (int i = 0; i < pieces && ahead.left > 0; ++i) ahead.prefetch(), ahead.next();
     }
     wait_for_launch_before();
@@ -119,7 +120,6 @@ __global__ void __launch_bounds__(kFewThreads + 32, 2)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const T*>(a.norm) + threadIdx.x * 64));
   __syncthreads();
   wait_for_launch_before();
-  T residual = residual_of<T, kRingRows, kRingTile>(a, begin, end);
   const int stride = a.in + kFewPad;
   if (a.norm != nullptr)
     norm_rows<T, true>(a, x, stride, static_cast<const T*>(a.norm), squares, few_warps_meet);
@@ -129,76 +129,68 @@ __global__ void __launch_bounds__(kFewThreads + 32, 2)
   // This thread's row of x. Behind the last row it is the last one again: what comes of that is never written.
   const T* mine = x + min(g, a.rows - 1) * stride;
   const uint8_t* weights = ring + g / 2 * kRingRow;
-  float d[4] = {};
-  int tile = begin, in_group = 0, turn = 0, slot = 0;
+  int turn = 0, slot = 0;
   uint32_t parity = 0;
 #pragma unroll 1
-  while (tile < end) {
+  for (int pair = blockIdx.x; pair < pairs; pair += gridDim.x, turn ^= 1) {
+    const int first = pair * per_pair;
+    const T residual = residual_of<T, kRingRows, kRingTile>(a, first, first + per_pair);
+    float* const of_turn = sums + turn * 2 * tile_sums;
 #pragma unroll 1
-    for (int unit = 0; unit < units; ++unit) {
-      full[slot].wait(parity);
+    for (int t = 0; t < per_pair; ++t) {
+      float d[4] = {};
+#pragma unroll 1
+      for (int unit = 0; unit < units; ++unit) {
+        full[slot].wait(parity);
 #pragma unroll
-      for (int l = 0; l < kRingLoads; ++l) {
-        const int inside = (l * kFewWarps + warp) * kFewUnit + c, column = unit * kRingColumns + inside;
-        const int half = g % 2 * 32;
-        uint4 even = make_uint4(0, 0, 0, 0), odd = even, w = even;
-        if (kWhole || column < a.in) even = *reinterpret_cast<const uint4*>(mine + column);
-        if (kWhole || column + 32 < a.in) odd = *reinterpret_cast<const uint4*>(mine + column + 32);
-        if (kWhole || column + half < a.in)
-          w = *reinterpret_cast<const uint4*>(weights + slot * kRingPiece + (inside + half) * sizeof(T));
-        const uint32_t low[4] = {even.x, odd.x, even.y, odd.y}, high[4] = {even.z, odd.z, even.w, odd.w};
-        multiply_16x8<T>(d, low, w.x, w.y);
-        multiply_16x8<T>(d, high, w.z, w.w);
+        for (int l = 0; l < kRingLoads; ++l) {
+          const int inside = (l * kFewWarps + warp) * kFewUnit + c, column = unit * kRingColumns + inside;
+          const int half = g % 2 * 32;
+          uint4 even = make_uint4(0, 0, 0, 0), odd = even, w = even;
+          if (kWhole || column < a.in) even = *reinterpret_cast<const uint4*>(mine + column);
+          if (kWhole || column + 32 < a.in) odd = *reinterpret_cast<const uint4*>(mine + column + 32);
+          if (kWhole || column + half < a.in)
+            w = *reinterpret_cast<const uint4*>(weights + slot * kRingPiece + (inside + half) * sizeof(T));
+          const uint32_t low[4] = {even.x, odd.x, even.y, odd.y}, high[4] = {even.z, odd.z, even.w, odd.w};
+          multiply_16x8<T>(d, low, w.x, w.y);
+          multiply_16x8<T>(d, high, w.z, w.w);
+        }
+        __syncwarp();
+        if (lane == 0) empty[slot].arrive();
+        if (++slot == pieces) slot = 0, parity ^= 1;
       }
-      __syncwarp();
-      if (lane == 0) empty[slot].arrive();
-      if (++slot == pieces) slot = 0, parity ^= 1;
+      // d[0]: even columns of x by even ones of output lane % 4's weights; d[3]: odd by odd.
+      if (g < a.rows) of_turn[t * tile_sums + (warp * a.rows + g) * kRingTile + lane % 4] = d[0] + d[3];
     }
-    // d[0]: even columns of x by even ones of output lane % 4's weights; d[3]: odd by odd.
-    float* to = sums + (turn * kFewGroup + in_group) * tile_sums + (warp * a.rows + g) * kRingTile + lane % 4;
-    if (g < a.rows) *to = d[0] + d[3];
-    d[0] = d[1] = d[2] = d[3] = 0.f;
-    ++tile;
-    if (++in_group < kFewGroup && tile < end) continue;
     few_warps_meet();  // and the other turn's sums have been read: everybody was past them before it came here
-    few_outputs<T, kRingRows, kRingTile>(a, sums + turn * kFewGroup * tile_sums, a.rows, tile - in_group, in_group,
-                                         residual);
-    residual = residual_of<T, kRingRows, kRingTile>(a, tile, end);
-    in_group = 0, turn ^= 1;
+    few_outputs<T, kRingRows, kRingTile>(a, of_turn, a.rows, first, per_pair, residual);
   }
 }
 
-// How a multiprocessor's shared memory is used: by two blocks, whose latencies hide behind one another's weights, if
-// both can have enough pieces beside x; or by one. pieces: 0 if x leaves too few.
-struct RingPlan {
-  int blocks, pieces;
-  int64_t bytes;
-};
-inline RingPlan ring_plan(const FewRows& a) {
-  constexpr int64_t kMultiprocessor = 228 << 10, kOfABlock = (1 << 10) + 512;  // the system's and static
-  const int64_t others = few_rows_x_bytes(a) + 2 * kFewGroup * kFewWarps * a.rows * kRingTile * int64_t{sizeof(float)};
-  for (const int blocks : {2, 1}) {
-    const int64_t pieces = (kMultiprocessor / blocks - kOfABlock - others) / kRingPiece;
-    if (pieces < kLeastPieces) continue;
-    const int taken = pieces < kMostPieces ? int(pieces) : kMostPieces;
-    return {blocks, taken, taken * kRingPiece + others};
-  }
-  return {};
+inline int64_t ring_bytes(const FewRows& a, int pieces) {
+  return int64_t{pieces} * kRingPiece + few_rows_x_bytes(a) +
+         2 * 2 * kFewWarps * a.rows * kRingTile * int64_t{sizeof(float)};
+}
+// Pieces of a block's ring, 0 where x leaves too few.
+inline int ring_pieces(const FewRows& a) {
+  constexpr int64_t kMost = (227 << 10) - 512;  // of a block, less what is static
+  const int64_t pieces = (kMost - ring_bytes(a, 0)) / kRingPiece;
+  return pieces < kLeastPieces ? 0 : pieces < kMostPieces ? int(pieces) : kMostPieces;
 }
 
 // Of those that holds_x() says no to.
 inline bool takes_ring(const FewRows& a) {
-  return a.rows <= kRingRows && !a.through_l1 && weights_pass_l1() && ring_plan(a).pieces > 0;
+  return a.rows <= kRingRows && !a.through_l1 && weights_pass_l1() && ring_pieces(a) > 0;
 }
 
 template <class T>
 void launch_few_rows_ring(const FewRows& a, Stream stream) {
-  const RingPlan plan = ring_plan(a);
   const int tiles = few_rows_tiles<kRingTile>(a), per_pair = a.act == FewRowsAct::kNone ? 1 : 2;
-  const int most = plan.blocks * multiprocessors(), blocks = tiles / per_pair < most ? tiles / per_pair : most;
+  const int blocks = tiles / per_pair < multiprocessors() ? tiles / per_pair : multiprocessors();
+  const int pieces = ring_pieces(a);
   const auto run = [&]<bool kWhole>() {
     launch_after_with_memory<few_rows_ring_kernel<T, kWhole>, /*kMostShared=*/true>(
-        plan.bytes, blocks, kFewThreads + 32, /*cluster=*/1, stream, a, tiles, per_pair, plan.pieces);
+        ring_bytes(a, pieces), blocks, kFewThreads + 32, /*cluster=*/1, stream, a, tiles, per_pair, pieces);
   };
   a.in % kRingColumns == 0 ? run.template operator()<true>() : run.template operator()<false>();
 }
