@@ -37,7 +37,7 @@ int row_tiles(const Decode& a) {
   return int(divide_up(p.heads / p.key_heads * p.query_rows, rows_of_block(a)));
 }
 
-// By shared memory: 64, 96 or 192 KB a block; of wide ones 98 or 106.
+// By shared memory: 65, 97 or 201 KB a block; of wide ones 98 or 106.
 int blocks_per_multiprocessor(const Decode& a) {
   const Problem& p = a.problem;
   const int64_t dim = std::max(p.dim, p.value_dim);
