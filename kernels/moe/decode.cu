@@ -22,15 +22,9 @@ constexpr int kMost = 64, kMostTokens = 8;  // assignments
 constexpr int kUpWarps = 6, kDownWarps = 8;
 constexpr int kStages = 3, kStretch = 128, kPitch = kStretch + 32;  // numbers: two rows beside each other in the banks
 
-struct Arguments {
-  const void *index, *x, *w_up, *b_up, *w_down, *b_down, *scores;
-  const int32_t* slots;
-  void *h, *a, *y;
+struct Arguments : DecodeArguments {
   int64_t x_stride;
-  int assignments, top_k, experts, hidden, inner;
-  Act act;
-  Limits limits;
-  bool index64, wide_scores, interleaved, gate;
+  int top_k;
 };
 
 // Who goes where.
@@ -332,8 +326,7 @@ bool decode_takes(const Decode& d) {
 
 void decode(const Decode& d, Stream stream) {
   const Problem& p = d.p;
-  auto a = arguments_of<Arguments>(d);
-  a.x_stride = d.x_stride, a.top_k = int(p.top_k);
+  const Arguments a{arguments_of(d), d.x_stride, int(p.top_k)};
   const auto run = [&]<class T>() {
     const int64_t units = std::min(p.assignments(), p.experts) * divide_up(p.inner, a.gate ? 8 : 16);
     launch_beside<&decode_up<T>, T>(std::min<int64_t>(units, multiprocessors()), kUpWarps, a, stream);

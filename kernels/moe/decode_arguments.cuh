@@ -1,5 +1,4 @@
-// What decode.cu and decode_one.cu do alike with what a decode step is given. Arguments: either's own, whose fields
-// have the names of cuda::Decode's and its Problem's.
+// What decode.cu and decode_one.cu are given.
 #pragma once
 
 #include "kernels/moe/activations.cuh"
@@ -7,10 +6,19 @@
 
 namespace moe::gpu {
 
-template <class Arguments>
-Arguments arguments_of(const cuda::Decode& d) {
+struct DecodeArguments {
+  const void *index, *x, *w_up, *b_up, *w_down, *b_down, *scores;
+  const int32_t* slots;
+  void *h, *a, *y;
+  int assignments, experts, hidden, inner;
+  Act act;
+  Limits limits;
+  bool index64, wide_scores, interleaved, gate;
+};
+
+inline DecodeArguments arguments_of(const cuda::Decode& d) {
   const Problem& p = d.p;
-  Arguments a{};
+  DecodeArguments a{};
   a.index = d.index, a.x = d.x, a.scores = d.scores, a.slots = d.slots;
   a.w_up = d.w_up, a.b_up = d.b_up, a.w_down = d.w_down, a.b_down = d.b_down;
   a.h = d.h, a.a = d.a, a.y = d.y;
@@ -22,8 +30,7 @@ Arguments arguments_of(const cuda::Decode& d) {
 }
 
 // An assignment's expert, or -1.
-template <class Arguments>
-__device__ __forceinline__ int expert_of(const Arguments& a, int assignment) {
+__device__ __forceinline__ int expert_of(const DecodeArguments& a, int assignment) {
   if (assignment >= a.assignments) return -1;
   const int64_t e =
       a.index64 ? static_cast<const int64_t*>(a.index)[assignment] : static_cast<const int32_t*>(a.index)[assignment];

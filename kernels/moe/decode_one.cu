@@ -26,15 +26,7 @@ constexpr int kUpWarps = 12, kDownWarps = 8, kOuts = 4;
 constexpr int kPieces = 3, kMostChunk = kPieces * 256;  // numbers of a row that a warp of the second launch has at once
 constexpr int kMostHidden = 4096;
 
-struct Arguments {
-  const void *index, *x, *w_up, *b_up, *w_down, *b_down, *scores;
-  const int32_t* slots;
-  void *h, *a, *y;
-  int assignments, experts, hidden, inner;
-  Act act;
-  Limits limits;
-  bool index64, wide_scores, interleaved, gate;
-};
+using Arguments = DecodeArguments;
 
 // Which experts are hit.
 struct Routing {
@@ -284,7 +276,7 @@ bool one_token_takes(const Decode& d) {
 
 void one_token(const Decode& d, Stream stream) {
   const Problem& p = d.p;
-  const auto a = arguments_of<Arguments>(d);
+  const Arguments a = arguments_of(d);
   const auto run = [&]<class T>() {
     const int64_t columns = std::min(p.assignments(), p.experts) * p.inner;
     const int64_t up = (kUpWarps * (a.gate ? 2 : 1) + 1) * p.hidden * 2;

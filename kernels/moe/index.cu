@@ -1,4 +1,4 @@
-// Assignments sorted by expert: a stable counting sort in three launches. A warp takes a stretch of consecutive
+// Assignments sorted by expert: a stable counting sort in four launches. A warp takes a stretch of consecutive
 // assignments and counts, then the counts of all stretches are summed expert by expert, then each warp writes its
 // stretch in order. Lanes that name the same expert find each other by match_any, so that nothing is added atomically
 // and the order is always the same.
@@ -32,7 +32,7 @@ struct Arguments {
   bool index64;
   int32_t *order, *slots, *offsets;
   int32_t* counts;  // [stretches, E]: of a stretch's assignments; then how many of the expert's come before them
-  int32_t* hits;
+  Hit* hits;
   int assignments, experts, stretch, stretches;
 };
 
@@ -96,19 +96,25 @@ __global__ void __launch_bounds__(kMostStretches) sum_stretches(const Arguments 
 
 // One warp: totals become offsets.
 __global__ void __launch_bounds__(32) sum_experts(const Arguments a) {
-  int before = 0;
+  int before = 0, hits = 0;
   for (int first = 0; first < a.experts; first += 32) {
-    const int expert = first + int(threadIdx.x);
-    int sum = expert < a.experts ? a.offsets[expert + 1] : 0;
+    const int expert = first + int(threadIdx.x), count = expert < a.experts ? a.offsets[expert + 1] : 0;
+    int sum = count;
 #pragma unroll
     for (int o = 1; o < 32; o *= 2) {
       const int other = __shfl_up_sync(kAllLanes, sum, o);
       if (int(threadIdx.x) >= o) sum += other;
     }
     if (expert < a.experts) a.offsets[expert + 1] = before + sum;
+    const unsigned hit = __ballot_sync(kAllLanes, count > 0);
+    if (a.hits != nullptr && count > 0)
+      a.hits[1 + hits + __popc(hit & ((1u << threadIdx.x) - 1))] = {expert, before + sum - count, before + sum};
+    hits += __popc(hit);
     before += __shfl_sync(kAllLanes, sum, 31);
   }
-  if (threadIdx.x == 0) a.offsets[0] = 0;
+  if (threadIdx.x > 0) return;
+  a.offsets[0] = 0;
+  if (a.hits != nullptr) a.hits[0] = {hits, 0, 0};
 }
 
 __global__ void __launch_bounds__(32 * kWarps) write_stretches(const Arguments a) {
@@ -122,32 +128,44 @@ __global__ void __launch_bounds__(32 * kWarps) write_stretches(const Arguments a
   });
 }
 
-// All of it at once where a block is enough: a decode step has a handful of assignments.
-constexpr int kFew = 1024, kFewExperts = 1024;
+// All of it at once where a block is enough: a decode step has a handful of assignments. Each expert has a bit for each
+// of them in shared memory: how many it has, and how many come before one of them, is counted in words.
+constexpr int kFew = 1024, kFewExperts = 1024, kFewWords = 10240;
+struct Words {
+  int of_assignments, pitch;
+  __host__ __device__ explicit Words(int assignments)
+      : of_assignments((assignments + 31) / 32), pitch(of_assignments | 1) {}  // odd: an expert a bank
+};
 __global__ void __launch_bounds__(1024) sort_few(const Arguments a) {  // as many threads as either has
+  extern __shared__ uint32_t masks[];
+  __shared__ int32_t starts[kFewExperts];
+  __shared__ int32_t warps[32];
   wait_for_launch_before();
   if (a.hits != nullptr) next_launch_may_begin();
-  __shared__ int32_t experts[kFew], starts[kFewExperts];
-  __shared__ int32_t warps[32];
   const int t = threadIdx.x;
+  const Words words(a.assignments);
+  for (int i = t; i < a.experts * words.pitch; i += int(blockDim.x)) masks[i] = 0;
   const int own = expert_of(a, t);
-  experts[t] = own;
+  const unsigned same = __match_any_sync(kAllLanes, own), before = same & ((1u << t % 32) - 1);
+  __syncthreads();
+  if (own >= 0 && before == 0) masks[own * words.pitch + t / 32] = same;
   __syncthreads();
   int count = 0;  // of expert t
-  for (int i = 0; i < a.assignments; ++i) count += experts[i] == t;
-  starts[t] = sum_before(count, warps);
-  if (t < a.experts) a.offsets[t + 1] = starts[t] + count;
+  for (int w = 0; t < a.experts && w < words.of_assignments; ++w) count += __popc(masks[t * words.pitch + w]);
+  const int start = sum_before(count, warps);
+  if (t < a.experts) starts[t] = start, a.offsets[t + 1] = start + count;
   if (t == 0) a.offsets[0] = 0;
-  const int hits = __syncthreads_count(count > 0), before = sum_before(count > 0, warps);
+  const int hits = __syncthreads_count(count > 0);
   if (a.hits != nullptr) {
-    if (count > 0) a.hits[before] = t;
-    if (t >= hits && t < min(a.assignments, a.experts)) a.hits[t] = -1;
+    const int hit = sum_before(count > 0, warps);
+    if (count > 0) a.hits[1 + hit] = {t, start, start + count};
+    if (t == 0) a.hits[0] = {hits, 0, 0};
   }
   if (t >= a.assignments) return;
   int slot = -1;
   if (own >= 0) {
-    slot = starts[own];
-    for (int i = 0; i < t; ++i) slot += experts[i] == own;
+    slot = starts[own] + __popc(before);
+    for (int w = 0; w < t / 32; ++w) slot += __popc(masks[own * words.pitch + w]);
     a.order[slot] = t;
   }
   a.slots[t] = slot;
@@ -170,8 +188,10 @@ void sort(const Sort& s, Stream stream) {
                     .experts = int(s.experts),
                     .stretch = int(p.stretch),
                     .stretches = int(p.stretches)};
-  if (s.assignments <= kFew && s.experts <= kFewExperts)
-    return launch_after(&sort_few, 1, int(divide_up(std::max(s.assignments, s.experts), 32) * 32), stream, a);
+  const int64_t words = s.assignments <= kFew ? s.experts * Words(int(s.assignments)).pitch : kFewWords + 1;
+  if (s.experts <= kFewExperts && words <= kFewWords)
+    return launch_after_with_memory<sort_few>(words * 4, 1, int(divide_up(std::max(s.assignments, s.experts), 32) * 32),
+                                              /*cluster=*/1, stream, a);
   launch(&count_stretches, divide_up(p.stretches, kWarps), 32 * kWarps, stream, a);
   launch(&sum_stretches, s.experts, kMostStretches, stream, a);
   launch(&sum_experts, 1, 32, stream, a);

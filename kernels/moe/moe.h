@@ -114,7 +114,7 @@ struct FewRows {
 // pair.
 struct SomeRows {
   DType dtype;
-  const float* columns;  // [steps, wide]: the rows, transposed, and zeros
+  const float* columns;  // of to_columns: the rows, transposed, and zeros
   int64_t wide;          // a multiple of 16
   const void* w;         // [out, steps]
   const void* bias;      // [out] or null
@@ -137,8 +137,8 @@ struct Table {
   // A row as float32, in the order in which few_rows reads it.
   void (*widen)(float* to, const void* from, DType dtype, int64_t n, bool by_inputs);
   void (*few_rows)(const FewRows& a, int64_t begin, int64_t end);
-  // rows [count], each of so many steps, to columns [steps, wide].
-  void (*to_columns)(float* to, int64_t wide, const float* const* rows, int64_t count, int64_t steps);
+  // rows [count], each of so many steps, to columns, in the order in which some_rows reads them.
+  void (*to_columns)(float* to, const float* const* rows, int64_t count, int64_t steps);
   void (*some_rows)(const SomeRows& a, int64_t begin, int64_t end);
 };
 HOTSWAP_ISA_TABLES(Table)

@@ -10,12 +10,17 @@ namespace moe::cuda {
 using kernels::Stream;
 
 // ---- index.cu: the stable counting sort
+struct alignas(16) Hit {  // an expert that has assignments, and which slots it has
+  int32_t expert, begin, end;
+};
 struct Sort {
   const void* index;  // [S] int64 or int32
   bool index64;
   int32_t *order, *slots, *offsets;
   int32_t* counts;  // [sort_counts()]
-  int32_t* hits;    // [most_hits()] where products want them, or null: experts that have assignments, then -1
+  // [1 + most_hits()] where products want them, or null. The first one's expert is how many there are, and its other
+  // two are zeros: chunks of either product that blocks have asked for.
+  Hit* hits;
   int64_t assignments, experts;
 };
 int64_t sort_counts(int64_t assignments, int64_t experts);
@@ -54,8 +59,8 @@ struct Product {
   const void* bias;  // [E, out] or null
   void* y;           // [S, out]
   int64_t out;
-  const int32_t* hits = nullptr;  // where sort() found them, whose launch may be the last but one
-  bool after_product = false;     // the launch before makes the rows, and reads all else that this one does
+  Hit* hits = nullptr;         // where sort() found them, whose launch may be the last but one; for one product of each
+  bool after_product = false;  // the launch before makes the rows, and reads all else that this one does
 };
 // The same with the activation: y is h, or null where nobody wants it; a [S, I].
 bool can_activate(const Product& up);
@@ -72,8 +77,7 @@ void multiply(const WeightGradient& a, Stream stream);
 
 // products_few.cu: few tokens, weights by rows.
 constexpr int64_t kFewTokens = 64;
-// Whether they want to be told the experts that are hit: with many experts most blocks would find nothing to do.
-bool want_hits(const Problem& p);
+bool want_hits(const Problem& p);  // whether they want to be told the experts that are hit
 inline int64_t most_hits(const Problem& p) { return p.assignments() < p.experts ? p.assignments() : p.experts; }
 bool few_take(const Product& a);
 void multiply_few_rows(const Product& a, void* activated, Stream stream);  // activated: null, or where A goes

@@ -86,12 +86,15 @@ TEST_P(EachType, ManyTokensToOne) {
   expect_right(inputs(s, {.bias = true}, index, GetParam()), "all to one, " + text(s, GetParam()));
 }
 
-// Decode steps: of rows as wide as a real model's, of more numbers inside than are read at once, and of many experts.
+// Decode steps: of rows as wide as a real model's, of more numbers inside than are read at once, of many experts, of
+// experts with more rows than are multiplied at once, and of more assignments than one block sorts.
 TEST_P(EachType, AFewTokens) {
   for (const Sizes& s : std::vector<Sizes>{{.tokens = 1, .top_k = 2, .experts = 3, .hidden = 2056, .inner = 776},
                                            {.tokens = 16, .top_k = 2, .experts = 3, .hidden = 1032, .inner = 1544},
                                            {.tokens = 8, .top_k = 3, .experts = 4, .hidden = 3000, .inner = 24},
-                                           {.tokens = 9, .top_k = 4, .experts = 1000, .hidden = 16, .inner = 8}}) {
+                                           {.tokens = 9, .top_k = 4, .experts = 1000, .hidden = 16, .inner = 8},
+                                           {.tokens = 64, .top_k = 2, .experts = 3, .hidden = 264, .inner = 72},
+                                           {.tokens = 64, .top_k = 20, .experts = 40, .hidden = 64, .inner = 32}}) {
     const Options o{.interleaved = s.tokens % 2 == 1, .bias = s.tokens % 2 == 0};
     expect_right(inputs(s, o, some_routing(s), GetParam()), o.text() + ", " + text(s, GetParam()));
   }

@@ -1,8 +1,13 @@
-// Products of few rows an expert, as a decode step has them: weights are read once, straight from memory into the
-// registers of mma, 16 bytes a thread, and are the left operand; up to 16 rows are the right one. The order of the
-// numbers along a sum is free as long as both operands have the same one: a thread's eight neighbours are two steps of
-// mma, and nothing goes through shared memory but the sums of a block's warps, each of which takes every fourth
-// stretch.
+// Products of few rows an expert, as a decode step has them: weights are read once and are the left operand of mma; up
+// to 16 rows are the right one. The order of the numbers along a sum is free as long as both operands have the same
+// one: a thread's eight neighbours are two steps of mma, and what it multiplies it has copied itself. Only the sums of
+// a block's warps, each of which takes every eighth stretch, go to others.
+//
+// What such a product takes is the time that the weights take to come from memory. A block goes from one tile of some
+// expert's outputs to the next, and a thread's copies are on their way across the ends of tiles: memory has something
+// to do while a tile's sums meet. Which tiles a block has is told as it goes; no result depends on it.
+#include <algorithm>
+
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/common/gpu/mma.cuh"
@@ -18,26 +23,80 @@ using kernels::Divider;
 
 using namespace moe::gpu;
 
-constexpr int kWarps = 8, kOuts = 32, kAtOnce = 16;  // outputs of a block; rows
-constexpr int kStretch = 32, kAhead = 3;             // numbers a warp multiplies at once; stretches on their way
+constexpr int kWarps = 8, kThreads = 32 * kWarps, kBlocks = 2;  // kBlocks: of a multiprocessor
+constexpr int kOuts = 32, kAtOnce = 16;                         // outputs of a tile; rows
+constexpr int kStretch = 32, kAhead = 4;  // numbers a warp multiplies at once; stretches on their way
 
-// What a block's outputs are: one after the other, and with an activation of gates and values half of them each.
+// What a tile's outputs are: one after the other, and with an activation of gates and values half of them each.
 struct Arguments {
   const void *rows, *w, *bias;
   void *y, *a;  // a: the activation, or null; then y may be null
-  const int32_t *order, *offsets, *hits;
+  const int32_t* order;
+  const Hit* hits;
+  int32_t* asked;  // chunks that blocks have asked for
   Divider token_of;
   int64_t stride;
-  int in, out, inner, blocks_an_expert;
+  int in, out, inner, tiles_an_expert, chunk;  // chunk: tiles
   Act act;
   bool halves, gate;  // of outputs, where there is an activation
   bool after_product;
   Limits limits;
+
+  // Of a tile, one after the other.
+  __device__ __forceinline__ int columns() const { return halves ? kOuts / 2 : kOuts; }
 };
 
-__device__ __forceinline__ uint4 load_piece(const void* from, bool inside) {
-  return inside ? __ldcs(static_cast<const uint4*>(from)) : make_uint4(0, 0, 0, 0);
+struct Shared {
+  uint4 weights[kAhead][4][kThreads];  // of each thread by itself
+  float parts[2][kWarps][kOuts][kAtOnce + 1];
+  int chunks[4];  // which ones the block has, the last few
+};
+
+// Which tile of which expert, and which 16 of its rows, of the chunks of tiles that a block has one after the other.
+struct Walk {
+  const Arguments& a;
+  const Shared& shared;
+  const int tiles;
+  int turn = 0, tile, end, number, block, first;
+  Hit hit;
+
+  __device__ __forceinline__ Walk(const Arguments& arguments, const Shared& s)
+      : a(arguments), shared(s), tiles(arguments.hits[0].expert * arguments.tiles_an_expert) {
+    begin();
+  }
+  __device__ __forceinline__ bool left() const { return tile < end; }
+  __device__ __forceinline__ void begin() {
+    tile = shared.chunks[turn % 4] * a.chunk;
+    end = min(tile + a.chunk, tiles);
+    if (!left()) return;
+    number = tile / a.tiles_an_expert, block = tile - number * a.tiles_an_expert;
+    hit = a.hits[1 + number];
+    first = hit.begin;
+  }
+  // Whether other rows are wanted now.
+  __device__ __forceinline__ bool go_on() {
+    if ((first += kAtOnce) < hit.end) return true;
+    first = hit.begin;
+    if (++tile == end) {
+      ++turn;
+      begin();
+      return true;
+    }
+    if (++block < a.tiles_an_expert) return hit.end - hit.begin > kAtOnce;
+    block = 0;
+    hit = a.hits[1 + ++number];
+    first = hit.begin;
+    return true;
+  }
+};
+
+// As start_copy, and L2 is asked for the 256 bytes that they lie in: the other warps' will be there.
+__device__ __forceinline__ void start_copy_of_line(void* shared, const void* from, bool zeros) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(from),
+               "r"(zeros ? 0 : 16)
+               : "memory");
 }
+
 __device__ __forceinline__ uint4 load_again(const void* from, bool inside) {
   return inside ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
 }
@@ -52,96 +111,123 @@ __device__ __forceinline__ void store_activation(const Arguments& a, int block, 
   if (lane < cols && col < a.inner) static_cast<T*>(a.a)[row * a.inner + col] = from_float<T>(value);
 }
 
-template <class T, bool kHits>  // kHits: blocks are of the experts that are hit
-__global__ void __launch_bounds__(32 * kWarps, 2) multiply_few(const Arguments a) {
+template <class T>
+__global__ void __launch_bounds__(kThreads, kBlocks) multiply_few(const __grid_constant__ Arguments a) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800  // few_take refuses older ones
-  __shared__ float parts[kWarps][kOuts][kAtOnce + 1];
-  const int number = int(blockIdx.x) / a.blocks_an_expert;
-  const int block = int(blockIdx.x) - number * a.blocks_an_expert;
-  // The output that is number n of the block's, or a.out.
-  const auto output = [&](int n) {
-    if (!a.halves) return min(block * kOuts + n, a.out);
-    const int col = block * (kOuts / 2) + n % (kOuts / 2);
-    return col >= a.inner ? a.out : n < kOuts / 2 ? col : a.inner + col;
-  };
+  extern __shared__ __align__(16) uint8_t raw[];
+  Shared& shared = *reinterpret_cast<Shared*>(raw);
   // After a product only its results are waited for, and what it has read itself is read before: weights are on their
   // way while its last blocks run. It lets this launch begin when all its blocks have waited for those before it.
-  bool waited = !kHits || !a.after_product;
-  if (waited) wait_for_launch_before();
-  if (kHits) next_launch_may_begin();
-  const int expert = kHits ? a.hits[number] : number;
-  if (expert < 0) return;
-  const int begin = a.offsets[expert], end = a.offsets[expert + 1];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, piece = lane % 4 * 8;
-  const T* weights[4];
-#pragma unroll
-  for (int o = 0; o < 4; ++o) {
-    const int out = output(row + 8 * o);
-    weights[o] = out == a.out ? nullptr : static_cast<const T*>(a.w) + (int64_t{expert} * a.out + out) * a.in;
+  if (!a.after_product) {
+    wait_for_launch_before();
+    next_launch_may_begin();
   }
-  for (int first = begin; first < end; first += kAtOnce) {
-    const T* from[2];
-    bool there[2];
+  // Multiprocessors are not equally fast: a block begins with two chunks, and asks for one more when it begins one.
+  if (threadIdx.x < 2) shared.chunks[threadIdx.x] = blockIdx.x + threadIdx.x * gridDim.x;
+  __syncthreads();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, own = warp * kStretch + lane % 4 * 8;
+  constexpr int kStep = kWarps * kStretch;
+  const int stretches = (a.in + kStep - 1) / kStep;  // of a warp
+
+  Walk ahead(a, shared), walk = ahead;
+  int ahead_k = own, to = 0, at = 0;
+  const int64_t pitch = int64_t{a.in} * sizeof(T), second = (a.halves ? int64_t{a.inner} : 16) * pitch;
+  const auto copy_next = [&] {
+    if (ahead.left()) {
+      const int col = ahead.block * a.columns() + row, limit = a.halves ? a.inner : a.out;
+      const char* from = static_cast<const char*>(a.w) + (int64_t{ahead.hit.expert} * a.out + col) * pitch +
+                         int64_t{ahead_k} * sizeof(T);
 #pragma unroll
-    for (int g = 0; g < 2; ++g) {
-      const int slot = first + row + 8 * g;
-      there[g] = slot < end;
-      const int64_t at = !there[g] ? 0 : a.order == nullptr ? slot : int64_t{a.token_of(a.order[slot])};
-      from[g] = static_cast<const T*>(a.rows) + at * a.stride;
+      for (int o = 0; o < 4; ++o) {
+        const bool zeros = ahead_k >= a.in || col + (o % 2) * 8 + (o >= 2 && !a.halves ? 16 : 0) >= limit;
+        start_copy_of_line(&shared.weights[to][o][threadIdx.x],
+                           zeros ? a.w : from + (o % 2) * 8 * pitch + (o / 2) * second, zeros);
+      }
+      if ((ahead_k += kStep) - own >= a.in) ahead_k = own, ahead.go_on();
     }
-    const bool both = first + 8 < end;
+    commit_copies();
+    if (++to == kAhead) to = 0;
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) copy_next();
+  if (a.after_product) {
+    wait_for_launch_before();
+    next_launch_may_begin();
+  }
+
+  const T* from[2];
+  bool there[2], others = true;
+  uint4 x[2];
+  const auto load_x = [&](int k) {
+#pragma unroll
+    for (int g = 0; g < 2; ++g) x[g] = load_again(from[g] + k, k < a.in && there[g]);
+  };
+  int tile = 0, asked = 0;
+  bool fresh = true;  // a chunk's first rows
+  while (walk.left()) {
+    if (fresh && threadIdx.x == 0) asked = atomicAdd(a.asked, 1);
+    const bool both = walk.first + 8 < walk.hit.end;
+    if (others) {
+#pragma unroll
+      for (int g = 0; g < 2; ++g) {
+        const int slot = walk.first + row + 8 * g;
+        there[g] = slot < walk.hit.end;
+        const int64_t number = !there[g] ? 0 : a.order == nullptr ? slot : int64_t{a.token_of(a.order[slot])};
+        from[g] = static_cast<const T*>(a.rows) + number * a.stride;
+      }
+      load_x(own);
+    }
     float sums[2][2][4] = {};  // of 16 outputs each, by 8 rows
-    for (int k0 = warp * kStretch; k0 < a.in; k0 += kWarps * kStretch * kAhead) {
-      uint4 w[kAhead][4], x[kAhead][2];
+#pragma unroll 1
+    for (int j = 0, k = own; j < stretches; ++j) {
+      const uint4 v[2] = {x[0], x[1]};
+      k = j + 1 == stretches ? own : k + kStep;
+      load_x(k);  // the next one's, of the next tile too
+      wait_copies<kAhead - 1>();
+      uint4 w[4];
 #pragma unroll
-      for (int s = 0; s < kAhead; ++s) {  // first what does not wait for the rows' places
-        const int k = k0 + s * kWarps * kStretch + piece;
+      for (int o = 0; o < 4; ++o) w[o] = shared.weights[at][o][threadIdx.x];
 #pragma unroll
-        for (int o = 0; o < 4; ++o) w[s][o] = load_piece(weights[o] + k, k < a.in && weights[o] != nullptr);
-      }
-      if (kHits && !waited) {
-        wait_for_launch_before();
-        waited = true;
-      }
+      for (int o = 0; o < 4; o += 2)
 #pragma unroll
-      for (int s = 0; s < kAhead; ++s) {
-        const int k = k0 + s * kWarps * kStretch + piece;
-        x[s][0] = load_again(from[0] + k, k < a.in && there[0]);
-        x[s][1] = load_again(from[1] + k, k < a.in && there[1]);
-      }
-#pragma unroll
-      for (int s = 0; s < kAhead; ++s)
-#pragma unroll
-        for (int o = 0; o < 4; o += 2)
-#pragma unroll
-          for (int g = 0; g < 2; ++g) {
-            if (g == 1 && !both) continue;
-            multiply_16x8<T>(sums[o / 2][g], {w[s][o].x, w[s][o + 1].x, w[s][o].y, w[s][o + 1].y}, x[s][g].x,
-                             x[s][g].y);
-            multiply_16x8<T>(sums[o / 2][g], {w[s][o].z, w[s][o + 1].z, w[s][o].w, w[s][o + 1].w}, x[s][g].z,
-                             x[s][g].w);
-          }
+        for (int g = 0; g < 2; ++g) {
+          if (g == 1 && !both) continue;
+          multiply_16x8<T>(sums[o / 2][g], {w[o].x, w[o + 1].x, w[o].y, w[o + 1].y}, v[g].x, v[g].y);
+          multiply_16x8<T>(sums[o / 2][g], {w[o].z, w[o + 1].z, w[o].w, w[o + 1].w}, v[g].z, v[g].w);
+        }
+      if (++at == kAhead) at = 0;
+      copy_next();  // where the weights lay that are multiplied now
     }
-    __syncthreads();  // the sums of the rows before are read
+    auto& parts = shared.parts[tile++ % 2];
 #pragma unroll
     for (int o = 0; o < 2; ++o)
 #pragma unroll
-      for (int g = 0; g < 2; ++g)
+      for (int g = 0; g < 2; ++g) {
+        if (g == 1 && !both) continue;
 #pragma unroll
         for (int i = 0; i < 4; ++i) parts[warp][16 * o + row + i / 2 * 8][8 * g + lane % 4 * 2 + i % 2] = sums[o][g][i];
-    __syncthreads();
-    const int out = output(lane);
-    for (int r = warp; r < kAtOnce && first + r < end; r += kWarps) {
-      float sum = a.bias == nullptr || out == a.out
+      }
+    if (fresh && threadIdx.x == 0) shared.chunks[(walk.turn + 2) % 4] = 2 * int(gridDim.x) + asked;
+    __syncthreads();  // once a tile: sums of the one after it go elsewhere
+    const int out = a.halves ? walk.block * (kOuts / 2) + lane % (kOuts / 2) : walk.block * kOuts + lane;
+    const int output =
+        a.halves && out >= a.inner ? a.out : min(a.halves && lane >= kOuts / 2 ? a.inner + out : out, a.out);
+    for (int r = warp; r < kAtOnce && walk.first + r < walk.hit.end; r += kWarps) {
+      float sum = a.bias == nullptr || output == a.out
                       ? 0.f
-                      : to_float(static_cast<const T*>(a.bias)[int64_t{expert} * a.out + out]);
+                      : to_float(static_cast<const T*>(a.bias)[int64_t{walk.hit.expert} * a.out + output]);
 #pragma unroll
       for (int part = 0; part < kWarps; ++part) sum += parts[part][lane][r];
       const T h = from_float<T>(sum);
-      if (a.y != nullptr && out < a.out) static_cast<T*>(a.y)[int64_t{first + r} * a.out + out] = h;
-      if (a.a != nullptr) store_activation<T>(a, block, first + r, to_float(h));
+      const int64_t slot = walk.first + r;
+      if (a.y != nullptr && output < a.out) static_cast<T*>(a.y)[slot * a.out + output] = h;
+      if (a.a != nullptr) store_activation<T>(a, walk.block, slot, to_float(h));
     }
+    const int turn = walk.turn;
+    others = walk.go_on();
+    fresh = walk.turn != turn;
   }
+  wait_copies<0>();
 #endif
 }
 
@@ -150,47 +236,43 @@ __global__ void __launch_bounds__(32 * kWarps, 2) multiply_few(const Arguments a
 bool few_take(const Product& a) {
   const uintptr_t bits = reinterpret_cast<uintptr_t>(a.rows.data) | reinterpret_cast<uintptr_t>(a.w) |
                          uintptr_t(a.rows.stride * 2) | uintptr_t(a.rows.cols * 2);
-  return a.p.tokens <= kFewTokens && !a.by_inputs && size_of(a.p.dtype) == 2 && bits % kernels::kVectorBytes == 0 &&
-         attribute<cudaDevAttrComputeCapabilityMajor>() >= 8;
+  return a.hits != nullptr && !a.by_inputs && bits % kernels::kVectorBytes == 0 &&
+         attribute<cudaDevAttrComputeCapabilityMajor>() >= 8 &&
+         attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() >= int(sizeof(Shared));
 }
 
-bool want_hits(const Problem& p) {
-  // From there on a step is long beside what is saved, and both products at a time disturb each other
-  // (docs/notes/moe.md).
-  constexpr int64_t kMostBytes = 640'000'000;
-  constexpr int64_t kMost = 1024;  // assignments and experts that one block sorts
-  const int64_t bytes = most_hits(p) * (p.columns() + p.inner) * p.hidden * 2;
-  return p.tokens <= kFewTokens && p.assignments() <= kMost && p.experts <= kMost && bytes <= kMostBytes &&
-         !p.transposed && size_of(p.dtype) == 2;
-}
+bool want_hits(const Problem& p) { return p.tokens <= kFewTokens && !p.transposed && size_of(p.dtype) == 2; }
 
 void multiply_few_rows(const Product& a, void* activated, Stream stream) {
   if (a.p.assignments() == 0) return;
   const bool gate = activated != nullptr && has_gate(a.p.act);
-  const int64_t blocks = gate ? divide_up(a.p.inner, kOuts / 2) : divide_up(a.out, kOuts);
+  const int64_t tiles = gate ? divide_up(a.p.inner, kOuts / 2) : divide_up(a.out, kOuts);
+  // Copies are on their way in the next chunk, and never in the one after it.
+  const int64_t chunk = kAhead / divide_up(a.rows.cols, kWarps * kStretch) + 1;
   const Arguments arguments{.rows = a.rows.data,
                             .w = a.w,
                             .bias = a.bias,
                             .y = a.y,
                             .a = activated,
                             .order = a.rows.tokens ? a.index.order : nullptr,
-                            .offsets = a.index.offsets,
                             .hits = a.hits,
+                            .asked = a.rows.tokens ? &a.hits->begin : &a.hits->end,
                             .token_of = Divider(a.p.top_k),
                             .stride = a.rows.stride,
                             .in = int(a.rows.cols),
                             .out = int(a.out),
                             .inner = int(a.p.inner),
-                            .blocks_an_expert = int(blocks),
+                            .tiles_an_expert = int(tiles),
+                            .chunk = int(chunk),
                             .act = a.p.act,
                             .halves = gate && !a.p.interleaved,
                             .gate = gate,
                             .after_product = a.after_product,
                             .limits = {a.p.alpha, a.p.limit}};
-  const int64_t experts = a.hits == nullptr ? a.p.experts : most_hits(a.p);
-  const auto run = [&](auto* kernel) { launch_after(kernel, experts * blocks, 32 * kWarps, stream, arguments); };
   const auto with_type = [&]<class T>() {
-    a.hits == nullptr ? run(&multiply_few<T, false>) : run(&multiply_few<T, true>);
+    launch_after_with_memory<multiply_few<T>, /*kMostShared=*/true>(
+        sizeof(Shared), std::min<int64_t>(divide_up(most_hits(a.p) * tiles, chunk), kBlocks * multiprocessors()),
+        kThreads, /*cluster=*/1, stream, arguments);
   };
   a.p.dtype == DType::kBFloat16 ? with_type.template operator()<kernels::BFloat16>()
                                 : with_type.template operator()<kernels::Half>();

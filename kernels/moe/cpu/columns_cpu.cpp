@@ -16,20 +16,32 @@ namespace {
 constexpr int kOuts = kLanes == 16 ? 8 : 4;  // with three vectors of rows: 24 sums of 32 registers, 12 of 16
 constexpr int kMostVecs = 3;
 constexpr int64_t kLine = 16;  // steps
-// A sum is one of sums of so many products: their roundings stay as few as a GEMM's, and what is read of the rows, 256
-// KB at most, stays in L2 for all of a unit's outputs.
+// A sum is one of sums of so many products: their roundings stay as few as a GEMM's.
 constexpr int64_t kInputs = 512;
 
+// fn(first row, vectors) of each block of up to kMostVecs vectors of rows, in equal parts. A block's columns lie
+// together, so that what is read of it is one stream.
+template <class Fn>
+HOTSWAP_INLINE void for_blocks(int64_t count, const Fn& fn) {
+  const int64_t vecs = (count + kLanes - 1) / kLanes, blocks = (vecs + kMostVecs - 1) / kMostVecs;
+  for (int64_t b = 0, done = 0; b < blocks; ++b) {
+    const int64_t now = (vecs - done + blocks - b - 1) / (blocks - b);
+    fn(done * kLanes, now);
+    done += now;
+  }
+}
+
 // tile[o][row], of a.wide columns, becomes or grows by the sum over steps [from, to) of w[o][i] columns[i][row]: of
-// kRows weights' rows and kVecs vectors of rows.
+// kRows weights' rows and kVecs vectors of rows. next[o][i]: weights that are wanted afterwards.
 template <int kRows, int kVecs>
-HOTSWAP_INLINE void block(float* tile, const SomeRows& a, const float* w, int64_t row, int64_t from, int64_t to) {
+HOTSWAP_INLINE void block(float* tile, const SomeRows& a, const float* w, const float* next, int64_t row, int64_t from,
+                          int64_t to) {
   F sum[kRows][kVecs] = {};
-  const float* x = a.columns + row;
+  const float* x = a.columns + row * a.steps;
   const auto step = [&](int64_t i) HOTSWAP_LAMBDA {
     F v[kVecs];
 #pragma GCC unroll 4
-    for (int c = 0; c < kVecs; ++c) v[c] = load(x + i * a.wide + c * kLanes);
+    for (int c = 0; c < kVecs; ++c) v[c] = load(x + (i * kVecs + c) * kLanes);
 #pragma GCC unroll 8
     for (int o = 0; o < kRows; ++o) {
       const F left = w[o * a.steps + i] - F{};  // not splat(), whose 0 + x is an instruction that may not be left out
@@ -40,7 +52,7 @@ HOTSWAP_INLINE void block(float* tile, const SomeRows& a, const float* w, int64_
   int64_t i = from;
   for (; i + kLine <= to; i += kLine) {
 #pragma GCC unroll 8
-    for (int o = 0; o < kRows; ++o) __builtin_prefetch(w + o * a.steps + i + 8 * kLine);
+    for (int o = 0; o < kRows; ++o) __builtin_prefetch(next + o * a.steps + i, 0, 2);
 #pragma GCC unroll 4
     for (int64_t j = 0; j < kLine; ++j) step(i + j);
   }
@@ -57,22 +69,22 @@ HOTSWAP_INLINE void block(float* tile, const SomeRows& a, const float* w, int64_
 
 #if HOTSWAP_AVX512
 template <int kRows, int kVecs>
-HOTSWAP_PAIRS static void block(float* tile, const SomeRows& a, const uint32_t* w, int64_t row, int64_t from,
-                                int64_t to) {
+HOTSWAP_PAIRS static void block(float* tile, const SomeRows& a, const uint32_t* w, const uint32_t* next, int64_t row,
+                                int64_t from, int64_t to) {
   __m512 sum[kRows][kVecs];
 #pragma GCC unroll 8
   for (int o = 0; o < kRows; ++o) {
 #pragma GCC unroll 4
     for (int c = 0; c < kVecs; ++c) sum[o][c] = _mm512_setzero_ps();
   }
-  const float* x = a.columns + row;
+  const float* x = a.columns + row * a.steps;
   for (int64_t i = from; i < to;) {
 #pragma GCC unroll 8
-    for (int o = 0; o < kRows; ++o) __builtin_prefetch(w + o * a.steps + i + 8 * kLine);
+    for (int o = 0; o < kRows; ++o) __builtin_prefetch(next + o * a.steps + i, 0, 2);
     for (const int64_t end = i + kLine < to ? i + kLine : to; i < end; ++i) {
       __m512bh v[kVecs];
 #pragma GCC unroll 4
-      for (int c = 0; c < kVecs; ++c) v[c] = (__m512bh)load(x + i * a.wide + c * kLanes);
+      for (int c = 0; c < kVecs; ++c) v[c] = (__m512bh)load(x + (i * kVecs + c) * kLanes);
 #pragma GCC unroll 8
       for (int o = 0; o < kRows; ++o) {
         int pair;  // two bfloat16, where they lie
@@ -94,19 +106,20 @@ HOTSWAP_PAIRS static void block(float* tile, const SomeRows& a, const uint32_t* 
 }
 #else  // of float32 alone
 template <int kRows, int kVecs>
-HOTSWAP_INLINE void block(float*, const SomeRows&, const uint32_t*, int64_t, int64_t, int64_t) {}
+HOTSWAP_INLINE void block(float*, const SomeRows&, const uint32_t*, const uint32_t*, int64_t, int64_t, int64_t) {}
 #endif
 
 template <int kRows, class Step>
-HOTSWAP_INLINE void all_rows(float* tile, const SomeRows& a, const Step* w, int64_t from, int64_t to) {
-  const int64_t vecs = (a.count + kLanes - 1) / kLanes, blocks = (vecs + kMostVecs - 1) / kMostVecs;
-  for (int64_t b = 0, done = 0; b < blocks; ++b) {
-    const int64_t now = (vecs - done + blocks - b - 1) / (blocks - b), row = done * kLanes;  // in equal parts
-    if (now == 3) block<kRows, 3>(tile, a, w, row, from, to);
-    if (now == 2) block<kRows, 2>(tile, a, w, row, from, to);
-    if (now == 1) block<kRows, 1>(tile, a, w, row, from, to);
-    done += now;
-  }
+HOTSWAP_INLINE void all_rows(float* tile, const SomeRows& a, const Step* w, int64_t most) {
+  for_blocks(a.count, [&](int64_t row, int64_t vecs) HOTSWAP_LAMBDA {
+    for (int64_t from = 0; from < a.steps; from += most) {
+      const int64_t to = a.steps - from < most ? a.steps : from + most;
+      const Step* next = w + kRows * a.steps;
+      if (vecs == 3) block<kRows, 3>(tile, a, w, next, row, from, to);
+      if (vecs == 2) block<kRows, 2>(tile, a, w, next, row, from, to);
+      if (vecs == 1) block<kRows, 1>(tile, a, w, next, row, from, to);
+    }
+  });
 }
 
 // y[row][out ...] = tile[...][row] + bias
@@ -129,12 +142,9 @@ HOTSWAP_INLINE void outputs(const SomeRows& a, int64_t begin, int64_t end) {
   alignas(64) float tile[kOutputs * kSomeRows];
   const Step* w = static_cast<const Step*>(a.w) + begin * a.steps;
   const int64_t outs = end - begin;  // at most kOutputs
-  for (int64_t from = 0; from < a.steps; from += kSteps) {
-    const int64_t to = a.steps - from < kSteps ? a.steps : from + kSteps;
-    int64_t o = 0;
-    for (; o + kOuts <= outs; o += kOuts) all_rows<kOuts>(tile + o * a.wide, a, w + o * a.steps, from, to);
-    for (; o < outs; ++o) all_rows<1>(tile + o * a.wide, a, w + o * a.steps, from, to);
-  }
+  int64_t o = 0;
+  for (; o + kOuts <= outs; o += kOuts) all_rows<kOuts>(tile + o * a.wide, a, w + o * a.steps, kSteps);
+  for (; o < outs; ++o) all_rows<1>(tile + o * a.wide, a, w + o * a.steps, kSteps);
   for (int64_t o = 0; o < outs; o += kLanes) {
     const int64_t left = outs - o < kLanes ? outs - o : kLanes;
     const float* of = tile + o * a.wide;
@@ -148,17 +158,20 @@ void some_rows(const SomeRows& a, int64_t begin, int64_t end) {
   a.dtype == DType::kFloat32 ? outputs<float, float>(a, begin, end) : outputs<BFloat16, uint32_t>(a, begin, end);
 }
 
-// to[i][lane ...] = rows[lane][i], zeros where there is no row. (A pair is moved as a float is.)
-void to_columns(float* to, int64_t wide, const float* const* rows, int64_t count, int64_t steps) {
+// to[block][i][lane ...] = rows[block's first + lane][i], zeros where there is no row. (A pair is moved as a float is.)
+void to_columns(float* to, const float* const* rows, int64_t count, int64_t steps) {
   sweep(steps, [&](int64_t i, auto n) HOTSWAP_LAMBDA {
-    for (int64_t row = 0; row < wide; row += kLanes) {
-      F v[kLanes];
+    for_blocks(count, [&](int64_t first, int64_t vecs) HOTSWAP_LAMBDA {
+      for (int64_t c = 0; c < vecs; ++c) {
+        const int64_t row = first + c * kLanes;
+        F v[kLanes];
 #pragma GCC unroll 16
-      for (int l = 0; l < kLanes; ++l) v[l] = row + l < count ? load(rows[row + l] + i, n) : F{};
-      transpose(v);
-      const int64_t left = steps - i < kLanes ? steps - i : kLanes;
-      for (int64_t l = 0; l < left; ++l) store(to + (i + l) * wide + row, v[l]);
-    }
+        for (int l = 0; l < kLanes; ++l) v[l] = row + l < count ? load(rows[row + l] + i, n) : F{};
+        transpose(v);
+        const int64_t left = steps - i < kLanes ? steps - i : kLanes;
+        for (int64_t l = 0; l < left; ++l) store(to + first * steps + ((i + l) * vecs + c) * kLanes, v[l]);
+      }
+    });
   });
 }
 

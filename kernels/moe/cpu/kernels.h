@@ -7,7 +7,7 @@ namespace moe::HOTSWAP_ISA {
 
 void widen(float* to, const void* from, DType dtype, int64_t n, bool by_inputs);
 void few_rows(const FewRows& a, int64_t begin, int64_t end);
-void to_columns(float* to, int64_t wide, const float* const* rows, int64_t count, int64_t steps);
+void to_columns(float* to, const float* const* rows, int64_t count, int64_t steps);
 void some_rows(const SomeRows& a, int64_t begin, int64_t end);
 
 }  // namespace moe::HOTSWAP_ISA

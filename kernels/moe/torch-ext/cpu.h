@@ -197,7 +197,7 @@ class Experts {
       for (int64_t i = begin; i < end; ++i) {
         for (int64_t r = 0; r < count(some_[i]); ++r)
           from[r] = static_cast<const float*>(row_of(rows, index_.offsets[some_[i]] + r));
-        table().to_columns(floats + first[i] * steps, first[i + 1] - first[i], from.data(), count(some_[i]), steps);
+        table().to_columns(floats + first[i] * steps, from.data(), count(some_[i]), steps);
       }
     });
     kernels::parallel_rows(experts * units, kOutputs * rows.cols, [&](int64_t begin, int64_t end) {

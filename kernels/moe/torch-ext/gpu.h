@@ -17,7 +17,7 @@ inline Sorted sort(const Call& c, MaybeTensor& hits, Stream stream) {
     torch::stable::zero_(s.offsets);
     return s;
   }
-  if (cuda::want_hits(p)) hits = c.new_ints(cuda::most_hits(p));
+  if (cuda::want_hits(p)) hits = c.new_ints((1 + cuda::most_hits(p)) * int64_t{sizeof(cuda::Hit) / 4});
   const Tensor counts = c.new_ints(cuda::sort_counts(count, p.experts));
   cuda::sort({.index = c.index.data_ptr(),
               .index64 = c.index64,
@@ -25,7 +25,7 @@ inline Sorted sort(const Call& c, MaybeTensor& hits, Stream stream) {
               .slots = ints(s.slots),
               .offsets = ints(s.offsets),
               .counts = ints(counts),
-              .hits = hits ? ints(*hits) : nullptr,
+              .hits = static_cast<cuda::Hit*>(data_of(hits)),
               .assignments = count,
               .experts = p.experts},
              stream);
@@ -85,7 +85,7 @@ inline Forward forward(const Call& c, bool keep) {
                      .bias = p.scale_input ? nullptr : data_of(c.b_up),
                      .y = nullptr,
                      .out = p.columns(),
-                     .hits = hits ? ints(*hits) : nullptr};
+                     .hits = static_cast<cuda::Hit*>(data_of(hits))};
     const Tensor a = c.new_tensor({p.assignments(), p.inner});
     const bool at_once = cuda::can_activate(up);
     if (keep || !at_once) r.h = c.new_tensor({p.assignments(), p.columns()}), up.y = r.h.data_ptr();
