@@ -137,6 +137,24 @@ TEST(Generate, BatchesBeyondALayersKernelGoByItsParts) {
   }
 }
 
+TEST(Generate, AGreedyChoiceIsMadeByTheHeadsKernel) {
+  const auto model = tiny();
+  const auto check = [&](const GenerationConfig& config, int64_t calls) {
+    const int64_t before = op_calls("linear", "largest_");
+    const Tensor ids = model->generate(row({7, 8, 9}), config);
+    EXPECT_EQ(op_calls("linear", "largest_") - before, calls);
+    return ids;
+  };
+  const GenerationConfig greedy{.max_new_tokens = 6}, penalised{.max_new_tokens = 6, .repetition_penalty = 1.5};
+  const Tensor want = check(greedy, 0), other = check(penalised, 0);
+  model->kernelize(Mode::INFERENCE);
+  EXPECT_TRUE(at::equal(check(greedy, 6), want));
+  EXPECT_TRUE(at::equal(check(penalised, 6), other));
+  check({.max_new_tokens = 6, .do_sample = true}, 0);
+  model->unkernelize();
+  EXPECT_TRUE(at::equal(check(greedy, 0), want));
+}
+
 TEST(Generate, RowsEndAtTheirOwnEos) {
   const auto model = tiny();
   const Tensor prompts = at::tensor(Ids{5, 6, 20, 21}, at::kLong).view({2, 2});

@@ -27,6 +27,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "hotswap/base/error.h"
 
@@ -35,14 +36,19 @@ namespace {
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
+Tensor argmax(const Tensor& scores, Tensor place) {
+  return place.defined() ? at::argmax_out(place, scores, -1) : at::argmax(scores, -1);
+}
+
 void require(bool holds, const char* wanted, const char* name, double got) {
   if (!holds) throw Error({.wanted = wanted, .got = cat(name, " = ", got), .next = "change the generation settings"});
 }
 
 }  // namespace
 
-Sampler::Sampler(const GenerationConfig& c, at::Device device)
-    : do_sample_(c.do_sample.value_or(false)),
+Sampler::Sampler(const GenerationConfig& c, at::Device device, Largest largest)
+    : largest_(largest ? std::move(largest) : argmax),
+      do_sample_(c.do_sample.value_or(false)),
       temperature_(c.temperature.value_or(1.0)),
       top_p_(c.top_p.value_or(1.0)),
       min_p_(c.min_p.value_or(0.0)),
@@ -70,13 +76,13 @@ Sampler::Sampler(const GenerationConfig& c, at::Device device)
 
 Tensor Sampler::next(const Tensor& logits, const Tensor& so_far, const Tensor& length, Tensor place) {
   if (!do_sample_ && !changes_scores()) {  // rounding to float32 keeps the order
-    return place.defined() ? at::argmax_out(place, logits, -1) : at::argmax(logits, -1);
+    return largest_(logits, std::move(place));
   }
   Tensor scores = logits.to(at::kFloat);
   if (repetition_penalty_ != 1) scores = penalised(scores, so_far);
   if (ngram_ > 0 && so_far.size(1) >= ngram_) scores = without_repeats(scores, so_far, length);
   if (made_.defined()) scores = without_ends(scores);
-  if (!do_sample_) return at::argmax(scores, -1);
+  if (!do_sample_) return largest_(scores, {});
   return at::multinomial(at::softmax(warp(scores), -1), 1, /*replacement=*/false, generator_).squeeze(1);
 }
 

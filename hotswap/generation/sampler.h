@@ -6,6 +6,8 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+
 #include "hotswap/models/generation_config.h"
 
 namespace hotswap {
@@ -14,8 +16,12 @@ using at::Tensor;
 
 class Sampler {
  public:
+  // Where each row's largest score stands, in `place` where that is given: [batch, vocab] -> [batch] int64
+  using Largest = std::function<Tensor(const Tensor& scores, Tensor place)>;
+
   // Error on a setting that makes no sense. Reads everything but the most tokens, the token of padding and texts.
-  Sampler(const GenerationConfig& config, at::Device device);
+  // Without `largest` torch looks for it.
+  Sampler(const GenerationConfig& config, at::Device device, Largest largest = nullptr);
 
   // logits: [batch, vocab] any floating type; so_far: [batch, time] ids, read only where needs_history(); length: [1]
   // int64, how many of them were said; undefined: all. What stands behind is some id that was said -> [batch], which
@@ -30,6 +36,7 @@ class Sampler {
   Tensor without_repeats(const Tensor& scores, const Tensor& so_far, const Tensor& length) const;
   Tensor without_ends(const Tensor& scores);
   Tensor warp(Tensor scores) const;  // [batch, vocab] float32
+  Largest largest_;
   bool do_sample_;
   double temperature_, top_p_, min_p_, repetition_penalty_;
   int64_t top_k_, ngram_, least_;

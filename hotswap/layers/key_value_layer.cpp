@@ -122,10 +122,13 @@ class StaticLayer : public KeyValueLayer, public CacheMemory {
     // Zeros: a weight of 0 times what lay there would be NaN where that is one.
     if (buffers_.capacity() == 0) buffers_ = Buffers::like(k, v, capacity_, /*zeroed=*/true);
     buffers_.check(k);
+    if (place.prompt) {
+      buffers_.write(0, k, v);
+      return {k, v};  // its own keys, so that attention needs no mask for what lies behind them
+    }
     buffers_.k.index_copy_(1, place.positions, k);
     buffers_.v.index_copy_(1, place.positions, v);
-    // A prompt's own keys, so that attention needs no mask for what lies behind them.
-    return place.prompt ? std::pair(k, v) : buffers_.range(0, place.reach);
+    return buffers_.range(0, place.reach);
   }
   std::pair<Tensor, Tensor> memory() override { return {buffers_.k, buffers_.v}; }
   void wrote_one() override {}

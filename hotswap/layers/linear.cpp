@@ -1,6 +1,8 @@
 #include "hotswap/layers/linear.h"
 
+#include <ATen/ops/argmax.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 
 namespace hotswap {
@@ -26,6 +28,13 @@ Linear::Linear(Tensor& tied) : in_(tied.size(1)), weight(tied) { share("weight",
 
 Tensor Linear::forward(const Tensor& x) const {
   return forward_(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
+}
+
+Tensor Linear::largest(const Tensor& x, Tensor place) const {
+  if (!forward_.largest) return place.defined() ? at::argmax_out(place, x, -1) : at::argmax(x, -1);
+  if (!place.defined()) place = at::empty({x.size(0)}, x.options().dtype(at::kLong));
+  forward_.largest(place, x);
+  return place;
 }
 
 void Linear::on_tensors_changed() {

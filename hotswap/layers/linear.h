@@ -4,6 +4,8 @@
 // Linear has the slot PackedLinear in place of Linear, and no gradient.
 #pragma once
 
+#include <functional>
+
 #include "hotswap/layers/gguf_dequant.h"
 #include "hotswap/layers/slot.h"
 
@@ -27,8 +29,11 @@ class LinearSlot : public Slot<LinearForward> {
   void unbind() override {
     Slot::unbind();
     torch_products = false;
+    largest = nullptr;
   }
   bool torch_products = false;  // the kernel that is bound trains by torch's own products
+  // Into place, [rows] int64, where the largest number of each row of x stands; empty: the kernel has no such op.
+  std::function<void(const Tensor& place, const Tensor& x)> largest;
 };
 
 class Linear : public Module {
@@ -37,6 +42,9 @@ class Linear : public Module {
          Init bias_init = Init::constant(0));
   explicit Linear(Tensor& tied);          // its weight is another module's: an output head tied to the embedding
   Tensor forward(const Tensor& x) const;  // [..., in] -> [..., out]
+  // Of [rows, out], made of what forward() gave: where each row's largest number stands, [rows] int64; in `place` where
+  // that is given.
+  Tensor largest(const Tensor& x, Tensor place = {}) const;
   int64_t in() const { return in_; }
   bool bound() const { return forward_.bound(); }
   // Is what it does in training, whatever is bound, torch's own product with a weight of that type?

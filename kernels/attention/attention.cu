@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/sequence_order.cuh"
 #include "kernels/attention/tiles.h"
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/common/gpu/tensor_map.h"
@@ -118,7 +119,10 @@ std::string refused(const Forward& a) {
   return "";
 }
 
-int64_t workspace_bytes(const Forward&) { return 256; }
+int64_t workspace_bytes(const Forward& a) {
+  const bool packed = a.problem.query_starts != nullptr;
+  return packed ? gpu::SequenceOrder::bytes(a.problem.batch) : int64_t{sizeof(int)};
+}
 
 void forward(const Forward& a, void* workspace, Stream stream) {
   check(refused(a));

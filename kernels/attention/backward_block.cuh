@@ -2,7 +2,7 @@
 // head. backward_loader.cuh and backward_worker.cuh are the two roles in it; backward_hopper.cuh starts them.
 #pragma once
 
-#include "kernels/attention/sequences.cuh"
+#include "kernels/attention/sequence_order.cuh"
 #include "kernels/common/gpu/tma.cuh"
 #include "kernels/common/gpu/warpgroup.cuh"
 
@@ -46,7 +46,9 @@ struct BackwardArguments {
   int* places;              // [kPlaces]: key tiles that have added to a worker's dq; null: they add in any order
   int* counter;             // of blocks that have begun, where there are places
   Sequences sequences;
-  TileOrder order;  // of key tiles
+  TileOrder order;       // of key tiles
+  SequenceOrder packed;  // likewise
+  int section_rows;      // packed: query rows of so many are in L2 together, 0: of one key head alone
   int query_slots, key_heads, group, dim, value_dim;
   float scale;
   float score_scale;  // of scores, in exponents of two; with softcap of tanh's
@@ -87,6 +89,22 @@ struct BackwardMemory {
   }
 };
 
+// Tile of keys `index`, and its sequence; packed sequences may have fewer of them, and then it is not there. All lanes
+// of a warp.
+template <class B>
+__device__ __forceinline__ bool find_keys(const BackwardArguments& a, int index, Tile& tile, Sequence& s) {
+  if (!a.sequences.packed()) {
+    tile = tile_at(a.order, index);
+    s = a.sequences.at(tile.head / a.key_heads, B::kRows);
+    return true;
+  }
+  if (index >= a.packed.tiles() * a.key_heads) return false;
+  const auto found = [&](int number) { return s = a.sequences.at(number, B::kRows), s.key_rows; };
+  const auto section = [&] { return a.section_rows / max(1, s.query_rows); };
+  tile = a.packed.find(index, a.key_heads, B::kKeys, a.order.last_rows_first, found, section);
+  return true;
+}
+
 // All threads of the block; a barrier follows. Blocks that add in an order begin in the order of a counter: who is
 // waited for has begun.
 template <class B>
@@ -98,14 +116,15 @@ __device__ __forceinline__ void find_job(const BackwardArguments& a, BackwardMem
     index = m.index;
   }
   if (threadIdx.x >= 32) return;
-  const Tile tile = tile_at(a.order, index);
-  int number = tile.head / a.key_heads, key_tile = tile.row_tile;
-  if (a.sequences.packed()) number = a.sequences.find_keys(B::kKeys, tile.row_tile, key_tile);
-  const Sequence s = a.sequences.at(number, B::kRows);
-  const int key = key_tile * B::kKeys;
-  if (threadIdx.x == 0)
-    m.job = {s, key_tile, tile.head % a.key_heads,
-             query_tiles<B::kLeft>(s.band, key, key + B::kKeys, s.query_rows, B::kRows)};
+  Tile tile;
+  Sequence s;
+  const bool there = find_keys<B>(a, index, tile, s);
+  if (threadIdx.x != 0) return;
+  m.job = {};
+  if (!there) return;
+  const int key = tile.row_tile * B::kKeys;
+  m.job = {s, tile.row_tile, tile.head % a.key_heads,
+           query_tiles<B::kLeft>(s.band, key, key + B::kKeys, s.query_rows, B::kRows)};
 }
 
 }  // namespace attention::gpu

@@ -9,7 +9,7 @@ namespace attention::gpu {
 
 // Where things are in the work space, in bytes.
 struct BackwardSpace {
-  int64_t slots, statistics, dq, dsinks, places, counter, bytes;
+  int64_t slots, statistics, dq, dsinks, places, counter, order, bytes;
 
   template <class B>
   static BackwardSpace of(const Backward& a) {
@@ -22,6 +22,7 @@ struct BackwardSpace {
     take(s.dsinks, p.sinks != nullptr ? tiles * int64_t{sizeof(float)} : 0);
     take(s.places, a.deterministic ? tiles * B::kPlaces * int64_t{sizeof(int)} : 0);
     take(s.counter, sizeof(int));
+    take(s.order, p.query_starts != nullptr ? SequenceOrder::bytes(p.batch) : 0);
     return s;
   }
 };
@@ -72,6 +73,8 @@ void launch_backward(const Backward& a, void* workspace, Stream stream, const Pr
   const int64_t key_heads = packed ? p.key_heads : p.batch * p.key_heads;
   // Causal: the first keys are seen by most rows, and their tiles take longest. Adding in order: the last ones first.
   const bool unequal = p.window_left == kNoLimit && p.window_right != kNoLimit;
+  const SequenceOrder order{packed ? at(space.order, (int*){}) : nullptr, int(p.batch) + 1};
+  if (packed && p.key_rows > 0 && key_heads > 0) order_by_keys(p, order, B::kKeys, B::kRows, stream);
   // A tensor without elements has no map: it is never read then, so that any other one may stand in.
   const TensorShape k = shape_of(p, a.k, a.k_strides, p.key_rows, p.key_heads, p.dim);
   const TensorShape v = shape_of(p, a.v, a.v_strides, p.key_rows, p.key_heads, p.value_dim);
@@ -96,6 +99,8 @@ void launch_backward(const Backward& a, void* workspace, Stream stream, const Pr
                   .heads = int(key_heads),
                   .section_heads = section_key_heads(p, unequal || a.deterministic),
                   .last_rows_first = a.deterministic},
+        .packed = order,
+        .section_rows = unequal || a.deterministic ? int(kKeySectionBytes / bytes_of_row(p)) : 0,
         .query_slots = int(space.slots),
         .key_heads = int(p.key_heads),
         .group = int(p.heads / p.key_heads),

@@ -75,18 +75,24 @@ __device__ __forceinline__ void find_pair_job(const BackwardArguments& a, PairMe
   if (a.counter != nullptr && rank == 0 && threadIdx.x == 0) m.index = atomicAdd(a.counter, 1);
   cluster_barrier();  // also: barriers of both are initialised
   if (threadIdx.x >= 32) return;
-  const Tile tile = tile_at(a.order, a.counter != nullptr ? load_from(0, m.index) : int(blockIdx.x) / B::kBlocks);
-  int number = tile.head / a.key_heads, key_tile = tile.row_tile;
-  if (a.sequences.packed()) number = a.sequences.find_keys(B::kKeys, tile.row_tile, key_tile);
-  const Sequence s = a.sequences.at(number, B::kRows);
-  const int key = key_tile * B::kKeys, own = key + B::kOwnKeys * rank;
+  Tile tile;
+  Sequence s;
+  const int index = a.counter != nullptr ? load_from(0, m.index) : int(blockIdx.x) / B::kBlocks;
+  const bool there = find_keys<B>(a, index, tile, s);
   if (threadIdx.x != 0) return;
+  m.job = {};
+  if (!there) return;
+  const int key = tile.row_tile * B::kKeys, own = key + B::kOwnKeys * rank;
   const auto tiles_of_keys = [&](int first, int end) {
     return query_tiles<true>(s.band, first, end, s.query_rows, B::kRows);
   };
   const QueryTiles whole = tiles_of_keys(own, own + B::kOwnKeys);
-  m.job = {
-      s, key_tile, tile.head % a.key_heads, tiles_of_keys(key, key + B::kKeys), whole.first_whole, whole.end_whole};
+  m.job = {s,
+           tile.row_tile,
+           tile.head % a.key_heads,
+           tiles_of_keys(key, key + B::kKeys),
+           whole.first_whole,
+           whole.end_whole};
 }
 
 }  // namespace attention::gpu

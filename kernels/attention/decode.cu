@@ -13,12 +13,9 @@ namespace {
 
 int64_t shared_memory() { return attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>(); }
 
-template <int kDim, int kStages>
-constexpr int64_t kBytesOf = int64_t{2} * kDecodeWarps* kStages* kDecodeKeys* kDim * 2;
-
 // Heads of 256 want more shared memory than some GPUs have.
 bool is_wide(const Problem& p) {
-  return std::max(p.dim, p.value_dim) > (shared_memory() > kBytesOf<256, 3> ? 256 : 128);
+  return std::max(p.dim, p.value_dim) > (shared_memory() > int64_t{sizeof(DecodeMemory<256, 3>)} ? 256 : 128);
 }
 
 // Values that are the keys' first numbers.
@@ -40,7 +37,7 @@ int row_tiles(const Decode& a) {
   return int(divide_up(p.heads / p.key_heads * p.query_rows, rows_of_block(a)));
 }
 
-// By shared memory: 64, 96 or 192 KB a block; of wide ones 98 or 106.
+// By shared memory: 65, 97 or 201 KB a block; of wide ones 98 or 106.
 int blocks_per_multiprocessor(const Decode& a) {
   const Problem& p = a.problem;
   const int64_t dim = std::max(p.dim, p.value_dim);
@@ -52,15 +49,15 @@ int blocks_per_multiprocessor(const Decode& a) {
 // is its keys and about 128 keys' more; by the most keys that there can be, as lengths are known to the GPU only.
 int splits_of(const Decode& a) {
   const Problem& p = a.problem;
-  constexpr int64_t kFewestKeys = 64, kMost = 512, kOverhead = 128;
-  if (a.splits > 0) return int(std::min(a.splits, kMost));
+  constexpr int64_t kFewestKeys = 64, kOverhead = 128;
+  if (a.splits > 0) return int(std::min<int64_t>(a.splits, kMostParts));
   const int64_t blocks = p.batch * p.key_heads * row_tiles(a),
                 at_once = multiprocessors() * blocks_per_multiprocessor(a);
   const auto time = [&](int64_t splits) {
     return divide_up(blocks * splits, at_once) * (divide_up(p.key_rows, splits) + kOverhead);
   };
   int64_t best = 1;
-  for (int64_t splits = 2; splits <= std::min(kMost, p.key_rows / kFewestKeys); ++splits)
+  for (int64_t splits = 2; splits <= std::min<int64_t>(kMostParts, p.key_rows / kFewestKeys); ++splits)
     if (time(splits) < time(best)) best = splits;
   return int(best);
 }
@@ -85,19 +82,15 @@ LatentKeys latent_keys(const Decode& a) {
 
 template <class T, int kDim, int kStages>
 void launch_decode(const DecodeArguments& a, int64_t blocks, Stream stream) {
-  constexpr int64_t kBytes = kBytesOf<kDim, kStages>;
-  if constexpr (kDim <= 128)
-    launch_after_with_memory<&decode_kernel<T, kDim, kStages>>(kBytes, blocks, 32 * kDecodeWarps, 1, stream, a);
-  else
-    launch_with_memory<&decode_kernel<T, kDim, kStages>>(kBytes, blocks, 32 * kDecodeWarps, stream, a);
+  constexpr int64_t kBytes = sizeof(DecodeMemory<kDim, kStages>);
+  launch_after_with_memory<&decode_kernel<T, kDim, kStages>, /*kMostShared=*/true>(kBytes, blocks, 32 * kDecodeWarps, 1,
+                                                                                   stream, a);
 }
 template <class D>
 void launch_wide(const DecodeArguments& a, int64_t blocks, Stream stream) {
-  launch_after_with_memory<&decode_wide_kernel<D>>(sizeof(DecodeWideMemory<D>), blocks, D::kThreads, 1, stream, a);
+  launch_after_with_memory<&decode_wide_kernel<D>, /*kMostShared=*/true>(sizeof(DecodeWideMemory<D>), blocks,
+                                                                         D::kThreads, 1, stream, a);
 }
-
-// From so many parts on a row's are added by more blocks.
-constexpr int kManyParts = 32;
 
 // As many stages as keep 64 KB or more of copies under way in a multiprocessor.
 template <class T>
@@ -106,7 +99,7 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
   const int64_t blocks = int64_t{arguments.row_tiles} * arguments.splits * p.key_heads * p.batch;
   const int64_t dim = std::max(p.dim, p.value_dim), rows = p.batch * p.heads * p.query_rows;
   if (is_latent(a))
-    launch_after_with_memory<&decode_latent_kernel<LatentTraits<T>>>(
+    launch_after_with_memory<&decode_latent_kernel<LatentTraits<T>>, /*kMostShared=*/true>(
         sizeof(LatentMemory<LatentTraits<T>>), blocks, LatentTraits<T>::kThreads, 1, stream, arguments, latent_keys(a));
   else if (is_wide(p) && is_one(a))
     launch_wide<DecodeWideTraits<T, true, 5, 2>>(arguments, blocks, stream);
@@ -121,12 +114,13 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
   else
     launch_decode<T, 256, 3>(arguments, blocks, stream);
   if (arguments.splits == 1) return;
-  const bool many = arguments.splits >= kManyParts;
-  const int64_t columns = many ? 32 : p.value_dim <= 256 ? 256 : 512;
-  const auto combine = many             ? combine_kernel<T, 32, 4>
-                       : columns == 256 ? combine_kernel<T, 256, 8>
-                                        : combine_kernel<T, 512, 8>;
-  launch_after(combine, rows * divide_up(p.value_dim, columns), 32 * kDecodeWarps, stream, arguments);
+  if (arguments.splits < 32)
+    launch_after_with_memory<&combine_kernel<T>, /*kMostShared=*/true>(
+        0, divide_up(rows * divide_up(p.value_dim, 128), kCombineWarps), 32 * kCombineWarps, 1, stream, arguments,
+        int(rows));
+  else
+    launch_after_with_memory<&combine_many_kernel<T>, /*kMostShared=*/true>(0, rows * divide_up(p.value_dim, 32),
+                                                                            32 * kDecodeWarps, 1, stream, arguments);
 }
 
 }  // namespace
@@ -173,6 +167,10 @@ void decode(const Decode& a, void* workspace, Stream stream) {
       .right = int(std::min<int64_t>(p.window_right, 1 << 30)),
       .chunk = int(std::min<int64_t>(p.chunk, 1 << 30)),
       .chunks_of_page = Divider(a.block_table != nullptr ? a.page_rows / kDecodeKeys : 1),
+      .by_group = Divider(p.heads / p.key_heads),
+      .by_row_tiles = Divider(row_tiles(a)),
+      .by_splits = Divider(splits),
+      .by_key_heads = Divider(p.key_heads),
       .score_scale = (p.softcap > 0 ? p.softcap : p.scale) * kLog2e,
       .cap_scale = p.softcap > 0 ? p.scale / p.softcap : 0.f,
   };

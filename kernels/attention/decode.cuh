@@ -7,37 +7,64 @@
 
 namespace attention::gpu {
 
+template <int kDim, int kStages>
+struct DecodeMemory {
+  using Rows = uint16_t[kDim / 64][kDecodeKeys][64];  // 64 numbers of each row, then the next 64
+  Rows stages[kDecodeWarps][kStages][2];              // of each warp, keys and values
+  alignas(16) float most[kDecodeWarps][kDecodeRows], sums[kDecodeWarps][kDecodeRows];
+
+  // Queries of wide heads, which registers have no room for. Others are here until the first loads into the last stage.
+  struct Nothing {};
+  alignas(16) std::conditional_t<(kDim > 128), Rows, Nothing> wide_q;
+  __device__ __forceinline__ Rows& q() {
+    if constexpr (kDim > 128)
+      return wide_q;
+    else
+      return stages[0][kStages - 1][0];
+  }
+};
+
 template <class T, int kDim, int kStages>
 struct DecodeWarp {
-  using Rows = uint16_t[kDecodeKeys][kDim];
+  using Memory = DecodeMemory<kDim, kStages>;
+  static constexpr int kPanels = kDim / 64, kPanel = kDecodeKeys * 64;
 
   const DecodeArguments& a;
   const DecodePart& part;
-  Rows (*stages)[2];  // keys and values
-  const int lane = threadIdx.x % 32;
-  uint32_t q[kDim / 16][4];
+  Memory& m;
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
+  static constexpr int kHeld = kDim > 128 ? 0 : kDim / 16;  // of the queries' operands, in registers
+  uint32_t q[kHeld + 1][4];
   float out[kDim / 2] = {};
 
   __device__ __forceinline__ void start_loads(int stage, int chunk, int end, int& page) const {
     if (chunk < end) {
-      start_chunk<T, 32>(a, part, a.k, stages[stage][0], chunk, page, lane);
-      start_chunk<T, 32>(a, part, a.v, stages[stage][1], chunk, page, lane);
+      auto& to = m.stages[warp][stage];
+      start_chunk<T, 32, kPanels, 64, kPanel>(a, part, a.k, to[0][0][0], chunk, page, lane);
+      start_chunk<T, 32, kPanels, 64, kPanel>(a, part, a.v, to[1][0][0], chunk, page, lane);
       if (chunk + kDecodeWarps < end) page = part.page_of(a, chunk + kDecodeWarps);
     }
     commit_copies();
   }
 
+  __device__ __forceinline__ void take_queries(uint32_t (&to)[4], int i) const {
+    const int row = lane % 16;
+    load_matrices(to, &m.q()[i / 4][row][(i % 4 * 2 + lane / 16 ^ row % 8) * 8]);
+  }
+
   // 16 keys.
   __device__ __forceinline__ void add_chunk(RowSoftmax& softmax, int stage, int chunk, const DecodeRows<>& rows) {
     float s[8] = {};
-    const auto& keys = stages[stage][0];
+    const auto& keys = m.stages[warp][stage][0];
     const int key_row = lane / 16 * 8 + lane % 8, value_row = lane % 16;
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
       uint32_t b[4];
-      load_matrices(b, &keys[key_row][((2 * i + lane / 8 % 2) ^ key_row % 8) * 8]);
-      multiply_16x8<T>(s, q[i], b[0], b[1]);
-      multiply_16x8<T>(s + 4, q[i], b[2], b[3]);
+      auto& queries = q[i < kHeld ? i : kHeld];
+      if (i >= kHeld) take_queries(queries, i);
+      load_matrices(b, &keys[i / 4][key_row][(i % 4 * 2 + lane / 8 % 2 ^ key_row % 8) * 8]);
+      multiply_16x8<T>(s, queries, b[0], b[1]);
+      multiply_16x8<T>(s + 4, queries, b[2], b[3]);
     }
     rows.finish(s, a, chunk * kDecodeKeys + lane % 4 * 2);
     float shrink[2];
@@ -48,11 +75,11 @@ struct DecodeWarp {
     }
     const uint32_t p[4] = {pack_pair<T>(s[0], s[1]), pack_pair<T>(s[2], s[3]), pack_pair<T>(s[4], s[5]),
                            pack_pair<T>(s[6], s[7])};
-    const auto& values = stages[stage][1];
+    const auto& values = m.stages[warp][stage][1];
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
       uint32_t b[4];
-      load_matrices_transposed(b, &values[value_row][((2 * i + lane / 16) ^ value_row % 8) * 8]);
+      load_matrices_transposed(b, &values[i / 4][value_row][(i % 4 * 2 + lane / 16 ^ value_row % 8) * 8]);
       multiply_16x8<T>(out + 8 * i, p, b[0], b[1]);
       multiply_16x8<T>(out + 8 * i + 4, p, b[2], b[3]);
     }
@@ -60,11 +87,15 @@ struct DecodeWarp {
 
   // Every fourth chunk of [begin, end), from this warp's on.
   __device__ __forceinline__ void run(RowSoftmax& softmax, int begin, int end) {
-    const int first = begin + int(threadIdx.x / 32);
+    const int first = begin + warp;
     int page = first < end ? part.page_of(a, first) : 0;
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) start_loads(i, first + i * kDecodeWarps, end, page);
-    load_queries<T>(a, part, 0, q);
+    wait_copies<kStages - 1>();
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) take_queries(q[i], i);
+    if constexpr (kHeld > 0) __syncthreads();
     const DecodeRows<> mine(a, part);
     int stage = 0;
     for (int chunk = first; chunk < end; chunk += kDecodeWarps) {
@@ -79,25 +110,27 @@ struct DecodeWarp {
 };
 
 template <class T, int kDim, int kStages>
-__global__ void __launch_bounds__(32 * kDecodeWarps) decode_kernel(const __grid_constant__ DecodeArguments a) {
-#if __CUDA_ARCH__ >= 800        // elsewhere it is never launched
-  if constexpr (kDim <= 128) {  // of 256 a block has a multiprocessor for itself: nothing is set up beside it
-    wait_for_launch_before();
-    next_launch_may_begin();
-  }
+__global__ void __launch_bounds__(32 * kDecodeWarps, kDim <= 64    ? 3
+                                                     : kDim <= 128 ? 2
+                                                                   : 1)
+    decode_kernel(const __grid_constant__ DecodeArguments a) {
+#if __CUDA_ARCH__ >= 800  // elsewhere it is never launched
   using Warp = DecodeWarp<T, kDim, kStages>;
   extern __shared__ __align__(16) uint8_t raw[];
-  const DecodePart part(a);
+  auto& m = *reinterpret_cast<typename Warp::Memory*>(raw);
+  DecodePart part(a);
+  Warp w{a, part, m};
+  part.begin(a);
+  start_queries<T, Warp::kPanels, 64, Warp::kPanel>(a, part, m.q()[0][0]);
+  commit_copies();
   const int rows = a.group * a.query_rows, row = part.row_tile * kDecodeRows, warp = threadIdx.x / 32;
   if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0)
     append<T>(a, part, a.k), append<T>(a, part, a.v);
   const Span chunks = part.chunks<>(a);
   RowSoftmax softmax(a.score_scale);
-  Warp w{a, part, reinterpret_cast<typename Warp::Rows(*)[2]>(raw) + warp * kStages};
   w.run(softmax, chunks.first, chunks.end);
-
   // The warps' results together. Rows of a little more than kDim numbers: without bank conflicts.
-  __shared__ float most[kDecodeWarps][kDecodeRows], sums[kDecodeWarps][kDecodeRows];
+  auto &most = m.most, &sums = m.sums;
   using Sums = float[kDecodeRows][kDim + 8];
   __syncthreads();
   auto* out = reinterpret_cast<Sums*>(raw);
@@ -112,7 +145,9 @@ __global__ void __launch_bounds__(32 * kDecodeWarps) decode_kernel(const __grid_
           make_float2(w.out[4 * i + 2 * r], w.out[4 * i + 2 * r + 1]);
   }
   __syncthreads();
-  for (int r = warp; r < kDecodeRows && row + r < rows; r += kDecodeWarps) {
+  // Eight threads a row.
+  const int r = threadIdx.x / 8;
+  if (row + r < rows) {
     float largest = most[0][r], sum = 0.f, factor[kDecodeWarps];
 #pragma unroll
     for (int i = 1; i < kDecodeWarps; ++i) largest = fmaxf(largest, most[i][r]);
@@ -122,86 +157,160 @@ __global__ void __launch_bounds__(32 * kDecodeWarps) decode_kernel(const __grid_
       sum += factor[i] * sums[i][r];
     }
     const OutRow to(a, part.batch, part.key_head, row + r);
+    const int first = threadIdx.x % 8 * 4;
     float lse, divide;
     if (a.part_out != nullptr) {  // without the sink: that is the whole row's
       divide = sum == 0.f ? 0.f : reciprocal(sum);
-      if (w.lane == 0) a.part_lse[to.lse * a.splits + part.split] = sum == 0.f ? -INFINITY : largest + log2f(sum);
+      if (first == 0) a.part_lse[to.lse * a.splits + part.split] = sum == 0.f ? -INFINITY : largest + log2f(sum);
     } else {
       divide = finish_row(a, to.head, largest, sum, lse);
-      if (w.lane == 0 && a.lse != nullptr) a.lse[to.lse] = lse;
+      if (first == 0 && a.lse != nullptr) a.lse[to.lse] = lse;
     }
-    for (int c = 4 * w.lane; c < a.v.dim; c += 128) {
+#pragma unroll
+    for (float& f : factor) f *= divide;
+    float* part_out = a.part_out + (to.lse * a.splits + part.split) * a.v.dim;
+    T* whole_out = static_cast<T*>(a.out) + to.out;
+#pragma unroll
+    for (int j = 0; j < kDim / 32; ++j) {
+      const int c = first + 32 * j;
       float total[4] = {};
 #pragma unroll
       for (int i = 0; i < kDecodeWarps; ++i) {
-        if (factor[i] == 0.f) continue;
         const float4 v = *reinterpret_cast<const float4*>(&out[i][r][c]);
+        if (factor[i] == 0.f) continue;  // what was summed there may be anything
         total[0] += factor[i] * v.x, total[1] += factor[i] * v.y;
         total[2] += factor[i] * v.z, total[3] += factor[i] * v.w;
       }
-#pragma unroll
-      for (float& f : total) f = divide == 0.f ? 0.f : f * divide;
+      if (c >= a.v.dim) continue;
       if (a.part_out != nullptr)
-        *reinterpret_cast<float4*>(a.part_out + (to.lse * a.splits + part.split) * a.v.dim + c) =
-            make_float4(total[0], total[1], total[2], total[3]);
+        *reinterpret_cast<float4*>(part_out + c) = make_float4(total[0], total[1], total[2], total[3]);
       else
-        *reinterpret_cast<uint2*>(static_cast<T*>(a.out) + to.out + c) =
+        *reinterpret_cast<uint2*>(whole_out + c) =
             make_uint2(pack_pair<T>(total[0], total[1]), pack_pair<T>(total[2], total[3]));
     }
   }
 #endif
 }
 
-// What a row's parts come to: their largest exponent, and the sum of all weights. The same in all lanes of a warp.
-struct PartsOfRow {
-  float most = -INFINITY, base, sum = 0.f;
+// A row's parts added, where there are fewer than 32: a warp for each 128 numbers of a row, four of a lane.
+constexpr int kCombineWarps = 8;
 
-  __device__ __forceinline__ PartsOfRow(const float* lses, int splits) {
-    const int lane = threadIdx.x % 32;
-    for (int s = lane; s < splits; s += 32) most = fmaxf(most, lses[s]);
-#pragma unroll
-    for (int o = 16; o > 0; o /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, o));
-    base = most == -INFINITY ? 0.f : most;
-    for (int s = lane; s < splits; s += 32) sum += exp2_fast(lses[s] - base);
-#pragma unroll
-    for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
-  }
-};
-
-// The parts of a row together: a block for each kColumns numbers of a row, of whose threads kSlots go through the parts
-// side by side. Few columns where there are many parts: then many blocks read them.
-template <class T, int kColumns, int kEach>  // kEach: numbers of a thread
-__global__ void __launch_bounds__(32 * kDecodeWarps) combine_kernel(const __grid_constant__ DecodeArguments a) {
+template <class T>
+__global__ void __launch_bounds__(32 * kCombineWarps)
+    combine_kernel(const __grid_constant__ DecodeArguments a, int rows) {
+  const int dim = a.v.dim, lane = threadIdx.x % 32;
+  const unsigned warp = blockIdx.x * kCombineWarps + threadIdx.x / 32, of_row = (unsigned(dim) + 127) / 128;
+  const int index = warp / of_row, first = int(warp % of_row) * 128 + 4 * lane;  // index: of [batch, head, row]
   wait_for_launch_before();
   next_launch_may_begin();
-  constexpr int kAcross = kColumns / kEach, kSlots = 32 * kDecodeWarps / kAcross;
-  const int dim = a.v.dim, blocks = (dim + kColumns - 1) / kColumns;
-  const int64_t index = blockIdx.x / blocks;  // of [batch, head, row]
-  const int first = int(blockIdx.x % blocks) * kColumns, slot = threadIdx.x / kAcross;
-  const int within = threadIdx.x % kAcross * kEach, head = int(index / a.query_rows % a.heads);
-  const float* lses = a.part_lse + index * a.splits;
-  const PartsOfRow parts(lses, a.splits);
-  __shared__ float totals[kSlots][kColumns];
-  float total[kEach] = {};
-  if (first + within < dim) {
-#pragma unroll 4
-    for (int s = slot; s < a.splits; s += kSlots) {
-      const float weight = exp2_fast(lses[s] - parts.base);
-      float part[kEach];
-      unpack<float>(load<kEach>(a.part_out + (index * a.splits + s) * dim + first + within), part);
+  if (index >= rows) return;
+  constexpr int kEach = 4, kFirst = 16;  // so many parts are asked for before their weights are known
+  const float* part_out = a.part_out + int64_t{index} * a.splits * dim + first;
+  const bool inside = first < dim;
+  const float own = lane < a.splits ? a.part_lse[int64_t{index} * a.splits + lane] : -INFINITY;
+  float early[kFirst][kEach], total[kEach] = {};
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) total[i] += weight * part[i];
+  for (int s = 0; s < kFirst; ++s)
+    if (inside && s < a.splits) unpack<float>(load<kEach>(part_out + s * dim), early[s]);
+  float most = own;
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, o));
+  const float weight = exp2_fast(own - (most == -INFINITY ? 0.f : most));
+  float sum = weight;
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+  const auto add = [&](int s, const float(&part)[kEach]) {
+    const float of_part = __shfl_sync(kAllLanes, weight, s);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) total[i] += of_part * part[i];
+  };
+#pragma unroll
+  for (int s = 0; s < kFirst; ++s)
+    if (s < a.splits) add(s, early[s]);
+#pragma unroll 4
+  for (int s = kFirst; s < a.splits; ++s) {
+    float part[kEach] = {};
+    if (inside) unpack<float>(load<kEach>(part_out + s * dim), part);
+    add(s, part);
+  }
+  const int row_of_batch = index / a.query_rows, head = row_of_batch % a.heads, batch = row_of_batch / a.heads;
+  float lse;
+  const float divide = finish_row(a, head, most, sum, lse);
+  if (first == 0 && a.lse != nullptr) a.lse[index] = lse;
+  if (!inside) return;
+  const int64_t row = int64_t{batch} * a.query_rows + index % a.query_rows;
+  *reinterpret_cast<uint2*>(static_cast<T*>(a.out) + (row * a.heads + head) * dim + first) = make_uint2(
+      pack_pair<T>(total[0] * divide, total[1] * divide), pack_pair<T>(total[2] * divide, total[3] * divide));
+}
+
+// The same for up to kMostParts: a block for each kColumns numbers of a row, of whose threads kSlots go through the
+// parts side by side.
+constexpr int kMostParts = 512;
+
+template <class T>
+__global__ void __launch_bounds__(32 * kDecodeWarps) combine_many_kernel(const __grid_constant__ DecodeArguments a) {
+  wait_for_launch_before();
+  next_launch_may_begin();
+  constexpr int kColumns = 32, kOwn = kMostParts / 32, kEach = 4, kAcross = kColumns / kEach,
+                kSlots = 32 * kDecodeWarps / kAcross;
+  constexpr int kFirst = 20;  // parts of a thread that are asked for before their weights are known
+  const int dim = a.v.dim, lane = threadIdx.x % 32;
+  const unsigned blocks = (unsigned(dim) + kColumns - 1) / kColumns;
+  const int index = blockIdx.x / blocks, first = int(blockIdx.x % blocks) * kColumns;  // index: of [batch, head, row]
+  const int slot = threadIdx.x / kAcross, within = threadIdx.x % kAcross * kEach;
+  const float* lses = a.part_lse + int64_t{index} * a.splits;
+  const float* part_out = a.part_out + int64_t{index} * a.splits * dim + first + within;
+  const bool inside = first + within < dim;
+  float own[kOwn], early[kFirst][kEach];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) own[i] = lane + 32 * i < a.splits ? lses[lane + 32 * i] : -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kFirst; ++i)
+    if (inside && slot + i * kSlots < a.splits)
+      unpack<float>(load<kEach>(part_out + (slot + i * kSlots) * dim), early[i]);
+  float most = own[0], sum = 0.f;
+#pragma unroll
+  for (int i = 1; i < kOwn; ++i) most = fmaxf(most, own[i]);
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, o));
+  const float base = most == -INFINITY ? 0.f : most;
+  __shared__ float weights[32 * kOwn], totals[kSlots][kColumns];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const float weight = exp2_fast(own[i] - base);
+    sum += weight;
+    if (threadIdx.x < 32) weights[lane + 32 * i] = weight;
+  }
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+  __syncthreads();
+  float total[kEach] = {};
+  const auto add = [&](float weight, const float(&part)[kEach]) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) total[i] += weight * part[i];
+  };
+  if (inside) {
+#pragma unroll
+    for (int i = 0; i < kFirst; ++i)
+      if (slot + i * kSlots < a.splits) add(weights[slot + i * kSlots], early[i]);
+#pragma unroll 4
+    for (int s = kFirst * kSlots + slot; s < a.splits; s += kSlots) {
+      float part[kEach];
+      unpack<float>(load<kEach>(part_out + int64_t{s} * dim), part);
+      add(weights[s], part);
     }
   }
 #pragma unroll
   for (int i = 0; i < kEach; ++i) totals[slot][within + i] = total[i];
   __syncthreads();
+  const int row_of_batch = index / a.query_rows, head = row_of_batch % a.heads, batch = row_of_batch / a.heads;
   float lse;
-  const float divide = finish_row(a, head, parts.most, parts.sum, lse);
+  const float divide = finish_row(a, head, most, sum, lse);
   if (threadIdx.x == 0 && first == 0 && a.lse != nullptr) a.lse[index] = lse;
-  const int64_t batch = index / a.query_rows / a.heads, row = batch * a.query_rows + index % a.query_rows;
+  const int64_t row = int64_t{batch} * a.query_rows + index % a.query_rows;
   T* out = static_cast<T*>(a.out) + (row * a.heads + head) * dim + first;
-  for (int c = threadIdx.x; c < min(kColumns, dim - first); c += 32 * kDecodeWarps) {
+  const int c = threadIdx.x;
+  if (c < min(kColumns, dim - first)) {
     float f = 0.f;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) f += totals[i][c];

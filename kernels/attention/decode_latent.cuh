@@ -1,8 +1,10 @@
 // Decode of latent attention (MLA) with many heads, for sm_90a: values are the keys' first numbers, and all heads read
 // the same keys, so that products decide, not memory. A block has 64 rows (heads, for each query row) and a part of the
-// keys, 64 at a time in shared memory. One warpgroup loads; two multiply: of scores each half of the numbers, of which
-// they tell each other the sums, so that both hold all weights as the A operand of their half of the outputs' columns.
-// decode_wide.cuh does the same for few rows, and on every GPU.
+// keys, two tiles of 64 at a time in shared memory. One warpgroup loads; two multiply: each the scores of one of the
+// two tiles, whose weights it gives to the other, and half of the outputs' columns of both. So one computes
+// exponentials while the other multiplies. A tile comes and goes in three pieces, as early as each is free: what is
+// left and right of the outputs' columns, and the numbers that are no values. decode_wide.cuh does the same for few
+// rows, and on every GPU.
 #pragma once
 
 #include "kernels/attention/decode_part.cuh"
@@ -15,23 +17,26 @@ namespace attention::gpu {
 template <class Number>
 struct LatentTraits {
   using T = Number;
-  static constexpr int kRows = 64, kKeys = 64, kStages = 2, kWorkers = 2;
+  static constexpr int kRows = 64, kKeys = 64, kWorkers = 2;
   static constexpr int kPanels = 9, kColumns = 256;  // of keys, 64 numbers each; of outputs, a worker's
-  // The workers' numbers: five panels less a half, the last of which they share. Of queries the first two panels are in
-  // registers, so that shared memory has room for two tiles of keys.
-  static constexpr int kQueryPanels = 5;
+  // Of queries the last panel is in registers: shared memory is full.
+  static constexpr int kQueryPanels = 8;
   static constexpr int kThreads = kWarpgroup * (1 + kWorkers), kLoaderRegisters = 24, kWorkerRegisters = 240;
 };
 
+enum LatentPiece { kLeftPiece, kRightPiece, kLastPiece, kLatentPieces };  // panels 0 to 3, 4 to 7, 8
+
 template <class L>
 struct LatentMemory {
-  uint16_t k[L::kStages][L::kPanels][L::kKeys][64];
+  uint16_t k[2][L::kPanels][L::kKeys][64];
   uint16_t q[L::kQueryPanels][L::kRows][64];
-  float4 scores[L::kWorkers][L::kKeys / 8][kWarpgroup];  // of a worker's numbers, as its threads hold them
-  Barrier full[L::kStages], free[L::kStages];
+  uint4 weights[2][L::kKeys / 16][kWarpgroup];  // of each tile, as its worker's threads hold them
+  float most[2][L::kRows];
+  Barrier full[2][kLatentPieces], free[2][kLatentPieces];
 
   __device__ void init() {  // one thread
-    for (int i = 0; i < L::kStages; ++i) full[i].init(L::kKeys / kDecodeKeys), free[i].init(4 * L::kWorkers);
+    for (int t = 0; t < 2; ++t)
+      for (int i = 0; i < kLatentPieces; ++i) full[t][i].init(L::kKeys / kDecodeKeys), free[t][i].init(4);
     publish_barriers();
   }
 };
@@ -41,212 +46,333 @@ struct LatentKeys {
   bool usable;
 };
 
-// Chunks of the part's tiles, one of each tile for each warp; behind the last chunk zeros. All threads of the first
-// warpgroup. Chunks of which all keys are in the cache come by the copy engine.
+// Tiles of the part's chunks in pairs, one chunk of each tile for each warp; behind the last chunk zeros. All threads
+// of the first warpgroup. Chunks of which all keys are in the cache come by the copy engine.
 template <class L>
-__device__ __forceinline__ void load_latent(const DecodeArguments& a, const LatentKeys& keys, const DecodePart& part,
-                                            LatentMemory<L>& m, Span chunks) {
+struct LatentLoader {
   using T = typename L::T;
-  constexpr int kChunks = L::kKeys / kDecodeKeys, kLanes = 8;  // threads a row, each 16 bytes of every 128
-  const int lane = threadIdx.x % 32, warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
-  const auto find_page = [&](int chunk) { return chunk < chunks.end ? part.page_of(a, chunk) : 0; };
-  int page = find_page(chunks.first + warp);
-  Ring<L::kStages> stage;
-  for (int first = chunks.first; first < chunks.end; first += kChunks) {
-    const int chunk = first + warp, next = find_page(chunk + kChunks);
-    int row = chunk * kDecodeKeys;  // in its page
-    if (a.block_table != nullptr) row -= int(a.chunks_of_page(chunk)) * a.page_rows;
-    auto& to = m.k[stage.index];
-    Barrier& full = m.full[stage.index];
-    m.free[stage.index].wait(stage.parity ^ 1);
-    if (keys.usable && chunk < chunks.end && (chunk + 1) * kDecodeKeys <= part.length) {
-      if (lane == 0) {
-        full.arrive_expecting(L::kPanels * kDecodeKeys * 128);
-#pragma unroll
-        for (int i = 0; i < L::kPanels; ++i)
-          load_box(to[i][warp * kDecodeKeys], keys.map, full, 64 * i, row, part.key_head, page);
-      }
-    } else {
-      const int piece = lane % kLanes, limit = min(part.total, chunks.end * kDecodeKeys);
-#pragma unroll 1
-      for (int r = lane / kLanes; r < kDecodeKeys; r += 32 / kLanes) {
-        const int key = chunk * kDecodeKeys + r;
-        const T* from = key < part.length ? static_cast<const T*>(a.k.data) + page * a.k.batch +
-                                                part.key_head * a.k.head + (row + r) * a.k.row
-                                          : static_cast<const T*>(a.k.fresh) + part.batch * a.k.fresh_batch +
-                                                part.key_head * a.k.fresh_head + (key - part.length) * a.k.fresh_row;
-        const int numbers = key < limit ? a.k.dim - 8 * piece : 0;  // from the thread's first ones on
-        if (numbers <= 0) from = static_cast<const T*>(a.k.data);
-        uint16_t* place = &to[0][warp * kDecodeKeys + r][(piece ^ r % 8) * 8];
-#pragma unroll
-        for (int i = 0; i < L::kPanels; ++i)
-          start_copy(place + i * (L::kKeys * 64), from + 8 * piece + 64 * i, 64 * i >= numbers);
-      }
-      commit_copies();
-      wait_copies<0>();
-      publish_shared_writes();
-      __syncwarp();
-      if (lane == 0) full.arrive();
-    }
-    page = next;
-    stage.next();
-  }
-}
-
-template <class L>
-struct LatentWorker {
-  using T = typename L::T;
-  static constexpr int kRegisterSteps = 8;
-  static constexpr int kPairBarrier = 1, kQueriesBarrier = 5;  // of the same warps of both workers; of both workers
+  static constexpr int kChunks = L::kKeys / kDecodeKeys, kLanes = 8;  // threads a row, each 16 bytes of every 128
 
   const DecodeArguments& a;
+  const LatentKeys& keys;
   const DecodePart& part;
   LatentMemory<L>& m;
-  const int number = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0) - 1;
-  const int thread = threadIdx.x % kWarpgroup, lane = thread % 32, warp = thread / 32;
-  uint32_t q[kRegisterSteps][4];
-  float scores[L::kKeys / 2];
-  float out[L::kColumns / 2] = {};
-  uint32_t p[L::kKeys / 16][4];
+  const Span chunks;
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
+  int first, pages[2];  // of the pair's first tile; of this warp's chunks
+  uint32_t parity = 1;
 
-  __device__ __forceinline__ const T* query(int row) const {
-    return static_cast<const T*>(a.q) + part.batch * a.q_batch + row / a.group * a.q_row +
-           (part.key_head * a.group + row % a.group) * a.q_head;
-  }
-  // Two numbers; zeros where there are none.
-  __device__ __forceinline__ uint32_t query_pair(int row, int column) const {
-    const bool inside = row < a.group * a.query_rows && column < a.k.dim;
-    return inside ? *reinterpret_cast<const uint32_t*>(query(row) + column) : 0;
-  }
-  __device__ __forceinline__ void load_queries() {
-    const int first = part.row_tile * L::kRows;
+  __device__ __forceinline__ int find_page(int chunk) const { return chunk < chunks.end ? part.page_of(a, chunk) : 0; }
+
+  template <int kTile, LatentPiece kPiece>
+  __device__ __forceinline__ void load() {
+    constexpr int kFirst = kPiece == kLeftPiece    ? 0
+                           : kPiece == kRightPiece ? 4
+                                                   : 8,
+                  kCount = kPiece == kLastPiece ? 1 : 4;
+    const int chunk = first + kTile * kChunks + warp, page = pages[kTile];
+    const int row = part.row_in_page(a, chunk);
+    Barrier& full = m.full[kTile][kPiece];
+    m.free[kTile][kPiece].wait(parity);
+    if (keys.usable && chunk < chunks.end && part.is_whole(chunk)) {
+      if (lane == 0) {
+        full.arrive_expecting(kCount * kDecodeKeys * 128);
 #pragma unroll
-    for (int i = 0; i < 4 * kRegisterSteps; ++i)
-      q[i / 4][i % 4] = query_pair(first + 16 * warp + lane / 4 + i % 2 * 8,
-                                   320 * number + i / 4 * 16 + i % 4 / 2 * 8 + lane % 4 * 2);
-    constexpr int kPieces = L::kQueryPanels * 8, kThreads = L::kWorkers * kWarpgroup;  // of a row, 16 bytes each
+        for (int i = 0; i < kCount; ++i)
+          load_box(m.k[kTile][kFirst + i][warp * kDecodeKeys], keys.map, full, 64 * (kFirst + i), row, part.key_head,
+                   page);
+      }
+      return;
+    }
+    const int piece = lane % kLanes, limit = min(part.total, chunks.end * kDecodeKeys);
+#pragma unroll 1
+    for (int r = lane / kLanes; r < kDecodeKeys; r += 32 / kLanes) {
+      const int key = chunk * kDecodeKeys + r;
+      const T* from = key < part.length ? static_cast<const T*>(a.k.data) + page * a.k.batch +
+                                              part.key_head * a.k.head + (row + r) * a.k.row
+                                        : static_cast<const T*>(a.k.fresh) + part.batch * a.k.fresh_batch +
+                                              part.key_head * a.k.fresh_head + (key - part.length) * a.k.fresh_row;
+      const int numbers = key < limit ? a.k.dim - 8 * piece - 64 * kFirst : 0;  // from the thread's first ones on
+      if (numbers <= 0) from = static_cast<const T*>(a.k.data);
+      uint16_t* place = &m.k[kTile][kFirst][warp * kDecodeKeys + r][(piece ^ r % 8) * 8];
 #pragma unroll
-    for (int i = 0; i < L::kRows * kPieces / kThreads; ++i) {  // all under way at once
-      const int at = i * kThreads + int(threadIdx.x) - kWarpgroup, row = at / kPieces, panel = at % kPieces / 8;
-      const int piece = at % 8, column = (panel < 3 ? panel + 2 : panel + 4) * 64 + 8 * piece;
-      const bool inside = first + row < a.group * a.query_rows && column < a.k.dim;
-      start_copy(&m.q[panel][row][(piece ^ row % 8) * 8],
-                 inside ? query(first + row) + column : static_cast<const T*>(a.q), !inside);
+      for (int i = 0; i < kCount; ++i)
+        start_copy(place + i * (L::kKeys * 64), from + 8 * piece + 64 * (kFirst + i), 64 * i >= numbers);
     }
     commit_copies();
     wait_copies<0>();
     publish_shared_writes();
-    barrier_wait(kQueriesBarrier, L::kWorkers * kWarpgroup);
+    __syncwarp();
+    if (lane == 0) full.arrive();
   }
 
-  // Sums of this worker's numbers.
-  __device__ __forceinline__ void start_scores(int stage) {
-    constexpr int kPanelBytes = L::kKeys * 64 * 2;
-    const Operand k = operand_by_rows(m.k[stage][5 * number]), later = operand_by_rows(m.k[stage][5 * number + 2]);
-    const Operand shared = operand_by_rows(m.k[stage][4]), q_later = operand_by_rows(m.q[3 * number]);
-    const Operand q_shared = operand_by_rows(m.q[2]);
-    begin_products();
+  // The next pair's chunks into L2.
+  __device__ __forceinline__ void fetch(int tile, int page) const {
+    const int chunk = first + (2 + tile) * kChunks + warp;
+    if (lane != 0 || !keys.usable || chunk >= chunks.end || !part.is_whole(chunk)) return;
+    const int row = part.row_in_page(a, chunk);
 #pragma unroll
-    for (int i = 0; i < kRegisterSteps; ++i)
-      multiply<T, L::kKeys, false>(scores, q[i], moved(k, i / 4 * kPanelBytes + i % 4 * 32), i > 0);
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      multiply<T, L::kKeys>(scores, moved(q_later, i / 4 * kPanelBytes + i % 4 * 32),
-                            moved(later, i / 4 * kPanelBytes + i % 4 * 32), true);
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      multiply<T, L::kKeys>(scores, moved(q_shared, (2 * number + i) * 32), moved(shared, (2 * number + i) * 32), true);
-    commit_products();
-  }
-  __device__ __forceinline__ void start_outputs(int stage) {
-    const Operand values = operand_by_columns(m.k[stage][4 * number], sizeof(m.k[0][0]));
-    begin_products();
-#pragma unroll
-    for (int i = 0; i < L::kKeys / 16; ++i) multiply<T, L::kColumns>(out, p[i], moved(values, i * 16 * 128), true);
-    commit_products();
+    for (int i = 0; i < L::kPanels; ++i)
+      asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(&keys.map), "r"(64 * i),
+                   "r"(row), "r"(part.key_head), "r"(page)
+                   : "memory");
   }
 
-  // Adds the other worker's sums. Both get the same bits: there are two numbers to add.
-  __device__ __forceinline__ void exchange_scores() {
-#pragma unroll
-    for (int i = 0; i < L::kKeys / 8; ++i)
-      m.scores[number][i][thread] = make_float4(scores[4 * i], scores[4 * i + 1], scores[4 * i + 2], scores[4 * i + 3]);
-    barrier_wait(kPairBarrier + warp, 64);
-#pragma unroll
-    for (int i = 0; i < L::kKeys / 8; ++i) {
-      const float4 more = m.scores[1 - number][i][thread];
-      scores[4 * i] += more.x, scores[4 * i + 1] += more.y, scores[4 * i + 2] += more.z, scores[4 * i + 3] += more.w;
+  // In the order in which workers are done with them.
+  __device__ __forceinline__ void run() {
+    first = chunks.first;
+    pages[0] = find_page(first + warp), pages[1] = find_page(first + kChunks + warp);
+    for (; first < chunks.end; first += 2 * kChunks) {
+      const int next[2] = {find_page(first + 2 * kChunks + warp), find_page(first + 3 * kChunks + warp)};
+      load<0, kLastPiece>();
+      load<0, kLeftPiece>();
+      load<1, kLastPiece>();
+      load<1, kRightPiece>();
+      load<0, kRightPiece>();
+      load<1, kLeftPiece>();
+      pages[0] = next[0], pages[1] = next[1], parity ^= 1;
     }
-    barrier_wait(kPairBarrier + warp, 64);
+  }
+};
+
+// kNumber: its tile of a pair, and its half of the outputs' columns.
+template <class L, int kNumber>
+struct LatentWorker {
+  using T = typename L::T;
+  static constexpr int kOther = 1 - kNumber, kSteps = L::kKeys / 16;
+  static constexpr LatentPiece kOwnPiece = kNumber == 0 ? kLeftPiece : kRightPiece,
+                               kOtherPiece = kNumber == 0 ? kRightPiece : kLeftPiece;
+  // Of the same warps of both workers: the first tile's weights are there, the second one's; of both workers.
+  static constexpr int kFirstBarrier = 1, kSecondBarrier = 5, kBothBarrier = 9;
+
+  const DecodeArguments& a;
+  const DecodePart& part;
+  LatentMemory<L>& m;
+  const int thread = threadIdx.x % kWarpgroup, lane = thread % 32, warp = __shfl_sync(kAllLanes, thread / 32, 0);
+  uint32_t q[4][4];  // the last panel
+  float scores[L::kKeys / 2];
+  float out[L::kColumns / 2] = {};
+  uint32_t p[kSteps][4], more[kSteps][4];  // own weights, the other's
+
+  // Four threads a row, each 16 bytes of every 64. Rows and numbers behind the last ones are zeros. The last panel
+  // comes by way of the weights' place.
+  __device__ __forceinline__ void load_queries() {
+    const int at = int(threadIdx.x) - kWarpgroup, to = at / 4, piece = at % 4, row = part.row_tile * L::kRows + to;
+    const bool inside = row < a.group * a.query_rows;
+    const int numbers = inside ? a.k.dim - 8 * piece : 0;  // from the thread's first ones on
+    const T* from = static_cast<const T*>(a.q);
+    if (inside) {
+      const int query_row = a.by_group(row);
+      from += part.batch * a.q_batch + query_row * a.q_row +
+              (part.key_head * a.group + row - query_row * a.group) * a.q_head + 8 * piece;
+    }
+    using Panel = uint16_t[L::kRows][64];
+    auto& last = *reinterpret_cast<Panel*>(m.weights);
+#pragma unroll
+    for (int i = 0; i < 2 * L::kPanels; ++i) {
+      auto& panel = i / 2 < L::kQueryPanels ? m.q[i / 2] : last;
+      const bool zeros = 32 * i >= numbers;
+      start_copy(&panel[to][(piece + i % 2 * 4 ^ to % 8) * 8], zeros ? static_cast<const T*>(a.q) : from + 32 * i,
+                 zeros);
+    }
+    commit_copies();
+    wait_copies<0>();
+    publish_shared_writes();
+    barrier_wait(kBothBarrier, L::kWorkers * kWarpgroup);
+    const int mine = 16 * warp + lane % 16;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) load_matrices(q[i], &last[mine][(2 * i + lane / 16 ^ mine % 8) * 8]);
+    barrier_wait(kBothBarrier, L::kWorkers * kWarpgroup);
+  }
+
+  __device__ __forceinline__ void wait_for(LatentPiece piece, uint32_t parity) { m.full[kNumber][piece].wait(parity); }
+  __device__ __forceinline__ void free(int tile, LatentPiece piece) {
+    __syncwarp();
+    if (lane == 0) m.free[tile][piece].arrive();
+  }
+
+  // Of the own tile, piece by piece as they come.
+  __device__ __forceinline__ void start_scores(uint32_t parity) {
+    const Operand k = operand_by_rows(m.k[kNumber][0]), queries = operand_by_rows(m.q[0]);
+    constexpr int kPanelBytes = L::kKeys * 64 * 2;
+    const auto add_half = [&](int first) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const int at = (first + i / 4) * kPanelBytes + i % 4 * 32;
+        multiply<T, L::kKeys>(scores, moved(queries, at), moved(k, at), true);
+      }
+    };
+    wait_for(kLastPiece, parity);
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) multiply<T, L::kKeys, false>(scores, q[i], moved(k, 8 * kPanelBytes + i * 32), i > 0);
+    wait_for(kOwnPiece, parity);
+    add_half(4 * kNumber);
+    wait_for(kOtherPiece, parity);
+    add_half(4 * kOther);
+    commit_products();
+  }
+  // Weights times the own columns of a tile's values.
+  __device__ __forceinline__ void start_outputs(const uint32_t (&weights)[kSteps][4], int tile) {
+    const Operand values = operand_by_columns(m.k[tile][4 * kNumber], sizeof(m.k[0][0]));
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) multiply<T, L::kColumns>(out, weights[i], moved(values, i * 16 * 128), true);
+    commit_products();
+  }
+
+  __device__ __forceinline__ void give_weights(const RowSoftmax& softmax) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) m.weights[kNumber][i][thread] = make_uint4(p[i][0], p[i][1], p[i][2], p[i][3]);
+    if (lane % 4 == 0) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) m.most[kNumber][16 * warp + lane / 4 + 8 * r] = softmax.most[r];
+    }
+  }
+  __device__ __forceinline__ void take_weights() {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const uint4 w = m.weights[kOther][i][thread];
+      more[i][0] = w.x, more[i][1] = w.y, more[i][2] = w.z, more[i][3] = w.w;
+    }
+  }
+  // Goes on from the other's largest scores: what own sums are to be multiplied by.
+  __device__ __forceinline__ void take_most(RowSoftmax& softmax, float (&shrink)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) shrink[r] = softmax.move_to(r, m.most[kOther][16 * warp + lane / 4 + 8 * r]);
+  }
+  __device__ __forceinline__ void multiply_out(const float (&shrink)[2]) {
+    if (!__any_sync(kAllLanes, shrink[0] != 1.f || shrink[1] != 1.f)) return;
+#pragma unroll
+    for (int i = 0; i < L::kColumns / 2; ++i) out[i] *= shrink[i / 2 % 2];
+  }
+  __device__ __forceinline__ void multiply_more(const float (&shrink)[2]) {
+    if (!__any_sync(kAllLanes, shrink[0] != 1.f || shrink[1] != 1.f)) return;
+#pragma unroll
+    for (int i = 0; i < 4 * kSteps; ++i) {
+      const float2 w = unpack_pair<T>(more[i / 4][i % 4]);
+      more[i / 4][i % 4] = pack_pair<T>(w.x * shrink[i % 2], w.y * shrink[i % 2]);
+    }
+  }
+
+  // Scores of the own tile become weights; `shrink` is what was summed before to be multiplied by.
+  __device__ __forceinline__ void add_scores(RowSoftmax& softmax, const DecodeRows<L::kRows>& rows, int key,
+                                             float (&shrink)[2]) {
+    if (!__all_sync(kAllLanes, rows.sees_all(key, key + L::kKeys)) || a.cap_scale > 0 || a.slopes != nullptr)
+      rows.finish(scores, a, key + lane % 4 * 2);
+    softmax.add(scores, shrink);
+#pragma unroll
+    for (int i = 0; i < L::kKeys / 4; ++i) p[i / 4][i % 4] = pack_pair<T>(scores[2 * i], scores[2 * i + 1]);
   }
 
   __device__ __forceinline__ void run(RowSoftmax& softmax, Span chunks) {
-    constexpr int kChunks = L::kKeys / kDecodeKeys;
-    const int tiles = (max(0, chunks.end - chunks.first) + kChunks - 1) / kChunks;
-    if (tiles == 0) return;
+    constexpr int kChunks = 2 * L::kKeys / kDecodeKeys;
+    if (chunks.end <= chunks.first) return;
     load_queries();
     DecodeRows<L::kRows> rows(a, part);
     for (Span& seen : rows.seen) seen.end = min(seen.end, chunks.end * kDecodeKeys);
     settle(out);
-    m.full[0].wait(0);
-    start_scores(0);
-    for (int t = 0; t < tiles; ++t) {
-      const int stage = t % L::kStages, next = (t + 1) % L::kStages;
+    uint32_t parity = 0;
+    for (int chunk = chunks.first; chunk < chunks.end; chunk += kChunks, parity ^= 1) {
+      const int key = chunk * kDecodeKeys + kNumber * L::kKeys;
+      float shrink[2], others[2];
+      start_scores(parity);
       wait_products<0>();
       settle(scores), settle(out);
-      exchange_scores();
-      rows.finish(scores, a, chunks.first * kDecodeKeys + t * L::kKeys + lane % 4 * 2);
-      float shrink[2];
-      softmax.add(scores, shrink);
-      if (__any_sync(kAllLanes, shrink[0] != 1.f || shrink[1] != 1.f)) {
+      free(kNumber, kLastPiece);
+      if constexpr (kNumber == 0) {
+        add_scores(softmax, rows, key, shrink);
+        give_weights(softmax);
+        barrier_arrive(kFirstBarrier + warp, 64);
+        multiply_out(shrink);
+        start_outputs(p, 0);
+        wait_products<0>();
+        settle(out);
+        free(0, kLeftPiece);
+        barrier_wait(kSecondBarrier + warp, 64);
+        take_weights();
+        take_most(softmax, others);
+        multiply_out(others);
+        m.full[1][kLeftPiece].wait(
+            parity);  // the other has waited for it; what the copy engine wrote is seen by who waits
+        start_outputs(more, 1);
+        wait_products<0>();
+        settle(out);
+        free(1, kLeftPiece);
+      } else {
+        barrier_wait(kFirstBarrier + warp, 64);
+        take_most(softmax, others);
+        take_weights();  // before the barrier behind which the other writes its next ones
+        add_scores(softmax, rows, key, shrink);
+        give_weights(softmax);
+        barrier_arrive(kSecondBarrier + warp, 64);
+        multiply_more(shrink);
 #pragma unroll
-        for (int i = 0; i < L::kColumns / 2; ++i) out[i] *= shrink[i / 2 % 2];
+        for (int r = 0; r < 2; ++r) others[r] *= shrink[r];
+        multiply_out(others);
+        m.full[0][kRightPiece].wait(parity);  // as above
+        start_outputs(p, 1);
+        start_outputs(more, 0);
+        wait_products<1>();
+        free(1, kRightPiece);
+        wait_products<0>();
+        settle(out);
+        free(0, kRightPiece);
       }
-#pragma unroll
-      for (int i = 0; i < L::kKeys / 4; ++i) p[i / 4][i % 4] = pack_pair<T>(scores[2 * i], scores[2 * i + 1]);
-      start_outputs(stage);
-      // Products run on only where none is conditional: behind the last tile of whatever lies there, and nobody looks.
-      if (t + 1 < tiles) m.full[next].wait((t + 1) / L::kStages % 2);
-      start_scores(next);
-      wait_products<1>();
-      __syncwarp();
-      if (lane == 0) m.free[stage].arrive();
     }
-    wait_products<0>();
-    settle(out);
+    add_sums(softmax);
+  }
+
+  // Each has summed its own tiles' weights. By way of the weights' place: the last ones have been read.
+  __device__ __forceinline__ void add_sums(RowSoftmax& softmax) {
+    barrier_wait(kBothBarrier, L::kWorkers * kWarpgroup);
+    auto* sums = reinterpret_cast<float2(*)[kWarpgroup]>(m.weights);
+    sums[kNumber][thread] = make_float2(softmax.sum[0], softmax.sum[1]);
+    barrier_wait(kBothBarrier, L::kWorkers * kWarpgroup);
+    const float2 x = sums[0][thread], y = sums[1][thread];
+    softmax.sum[0] = x.x + y.x, softmax.sum[1] = x.y + y.y;
   }
 
   // Both have the sums of all weights, and each its columns of the outputs.
   __device__ __forceinline__ void store(const RowSoftmax& softmax) const {
-    store_columns<T, L::kColumns>(a, part, softmax, out, part.row_tile * L::kRows + 16 * warp, number, lane);
+    store_columns<T, L::kColumns>(a, part, softmax, out, part.row_tile * L::kRows + 16 * warp, kNumber, lane);
   }
 };
+
+template <class L, int kNumber>
+__device__ __forceinline__ void work_on_latent(const DecodeArguments& a, const DecodePart& part, LatentMemory<L>& m,
+                                               Span chunks) {
+  RowSoftmax softmax(a.score_scale);
+  LatentWorker<L, kNumber> worker{a, part, m};
+  worker.run(softmax, chunks);
+  worker.store(softmax);
+}
 
 template <class L>
 __global__ void __launch_bounds__(L::kThreads, 1)
     decode_latent_kernel(const __grid_constant__ DecodeArguments a, const __grid_constant__ LatentKeys keys) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // elsewhere it is never launched
-  wait_for_launch_before();
-  next_launch_may_begin();
   // Panels begin at multiples of 1024 bytes (wgmma.cuh).
   extern __shared__ __align__(1024) uint8_t raw_latent[];
   if (shared_address(raw_latent) % 1024 != 0) __trap();
   auto& m = *reinterpret_cast<LatentMemory<L>*>(raw_latent);
   if (threadIdx.x == 0) prefetch(keys.map), m.init();
-  const DecodePart part(a);
+  DecodePart part(a);
+  part.begin(a);
   if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0)
     append<typename L::T>(a, part, a.k);
   const Span chunks = part.chunks<L::kRows>(a);
   __syncthreads();
-  if (threadIdx.x < kWarpgroup) {
+  const int group = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0);
+  if (group == 0) {
     give_registers<L::kLoaderRegisters>();
-    load_latent<L>(a, keys, part, m, chunks);
+    LatentLoader<L>{a, keys, part, m, chunks}.run();
+  } else if (group == 1) {
+    take_registers<L::kWorkerRegisters>();
+    work_on_latent<L, 0>(a, part, m, chunks);
   } else {
     take_registers<L::kWorkerRegisters>();
-    RowSoftmax softmax(a.score_scale);
-    LatentWorker<L> worker{a, part, m};
-    worker.run(softmax, chunks);
-    worker.store(softmax);
+    work_on_latent<L, 1>(a, part, m, chunks);
   }
 #endif
 }

@@ -4,6 +4,7 @@
 
 #include "kernels/attention/softmax.cuh"
 #include "kernels/attention/spans.h"
+#include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.h"
 #include "kernels/common/gpu/mma.cuh"
 
@@ -28,7 +29,8 @@ struct DecodeArguments {
   const float *sinks, *slopes;  // slopes: [heads], or [batch, heads] with the stride; or null
   int64_t q_batch, q_row, q_head, block_table_stride, slopes_batch;
   int query_rows, key_rows, heads, key_heads, group, new_rows, page_rows, splits, row_tiles, left, right, chunk;
-  Divider chunks_of_page;        // by as many chunks of keys as a page has
+  Divider chunks_of_page;  // by as many chunks of keys as a page has
+  Divider by_group, by_row_tiles, by_splits, by_key_heads;
   float score_scale, cap_scale;  // as of forward; cap_scale 0: no softcap
 };
 
@@ -39,10 +41,14 @@ struct DecodePart {
   int64_t row;        // of all rows of out, the first of this key head
 
   __device__ __forceinline__ explicit DecodePart(const DecodeArguments& a) {
-    int index = blockIdx.x;
-    row_tile = index % a.row_tiles, index /= a.row_tiles;
-    split = index % a.splits, index /= a.splits;
-    key_head = index % a.key_heads, batch = index / a.key_heads;
+    const int splits = a.by_row_tiles(blockIdx.x), key_heads = a.by_splits(splits);
+    row_tile = blockIdx.x - splits * a.row_tiles, split = splits - key_heads * a.splits;
+    batch = a.by_key_heads(key_heads), key_head = key_heads - batch * a.key_heads;
+  }
+  // What the launch before may have written is read from here on.
+  __device__ __forceinline__ void begin(const DecodeArguments& a) {
+    wait_for_launch_before();
+    next_launch_may_begin();
     length = a.lengths[batch], total = length < 0 ? 0 : min(length + a.new_rows, a.key_rows);
   }
   __device__ __forceinline__ Sight sight(const DecodeArguments& a) const {
@@ -54,6 +60,12 @@ struct DecodePart {
     if (a.block_table != nullptr) return a.block_table[batch * a.block_table_stride + a.chunks_of_page(chunk)];
     return a.cache_index != nullptr ? a.cache_index[batch] : batch;
   }
+  // The chunk's first key in its page.
+  __device__ __forceinline__ int row_in_page(const DecodeArguments& a, int chunk) const {
+    return chunk * kDecodeKeys - (a.block_table != nullptr ? int(a.chunks_of_page(chunk)) * a.page_rows : 0);
+  }
+  // Are all of its keys in the cache?
+  __device__ __forceinline__ bool is_whole(int chunk) const { return (chunk + 1) * kDecodeKeys <= length; }
   // Chunks of keys [first, end) of this part: of those that some of its rows see.
   template <int kRows = kDecodeRows>  // of a block
   __device__ __forceinline__ Span chunks(const DecodeArguments& a) const {
@@ -61,8 +73,8 @@ struct DecodePart {
     const Sight all = sight(a);
     const int row = row_tile * kRows, rows = a.group * a.query_rows;
     const KeyTiles seen =
-        tiles_of(all.keys_of(row / a.group), all.keys_of((min(row + kRows, rows) - 1) / a.group), kDecodeKeys);
-    const int count = seen.end - seen.first, each = (count + a.splits - 1) / a.splits;
+        tiles_of(all.keys_of(a.by_group(row)), all.keys_of(a.by_group(min(row + kRows, rows) - 1)), kDecodeKeys);
+    const int count = seen.end - seen.first, each = a.by_splits(max(count, 0) + a.splits - 1);
     return {seen.first + min(count, split * each), seen.first + min(count, (split + 1) * each)};
   }
 };
@@ -76,10 +88,14 @@ struct DecodeRows {
   __device__ __forceinline__ DecodeRows(const DecodeArguments& a, const DecodePart& part) : part(part) {
     const Sight sight = part.sight(a);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) seen[r] = sight.keys_of((first_row() + 8 * r) / a.group);
+    for (int r = 0; r < 2; ++r) seen[r] = sight.keys_of(a.by_group(first_row() + 8 * r));
   }
   __device__ __forceinline__ int first_row() const {
     return part.row_tile * kRows + int(threadIdx.x) % (2 * kRows) / 32 * 16 + int(threadIdx.x) % 32 / 4;
+  }
+
+  __device__ __forceinline__ bool sees_all(int key, int key_end) const {
+    return key >= max(seen[0].first, seen[1].first) && key_end <= min(seen[0].end, seen[1].end);
   }
 
   // Scores of keys from the thread's first one on.
@@ -114,45 +130,40 @@ struct DecodeRows {
 };
 
 // Starts to copy a chunk of keys or values, by kThreads threads of which this is number `thread`; zeros behind the
-// last.
-template <class T, int kThreads, int kDim>
+// last. kRow, kPanel: numbers from row to row, and from 64 of its numbers to the next 64.
+template <class T, int kThreads, int kPanels, int kRow, int kPanel>
 __device__ __forceinline__ void start_chunk(const DecodeArguments& a, const DecodePart& part, const Cache& c,
-                                            uint16_t (&to)[kDecodeKeys][kDim], int chunk, int page, int thread) {
+                                            uint16_t* to, int chunk, int page, int thread) {
   constexpr int kLanes = 8, kAtOnce = kThreads / kLanes;  // threads a row, each 16 bytes of every 128; rows
   const T* data = static_cast<const T*>(c.data) + page * c.batch + part.key_head * c.head;
   const T* fresh = static_cast<const T*>(c.fresh) + part.batch * c.fresh_batch + part.key_head * c.fresh_head;
-  int first = chunk * kDecodeKeys;
-  if (a.block_table != nullptr) first -= int(a.chunks_of_page(chunk)) * a.page_rows;
-  const int piece = thread % kLanes;
+  const int first = part.row_in_page(a, chunk), piece = thread % kLanes;
 #pragma unroll
   for (int pass = 0; pass < kDecodeKeys / kAtOnce; ++pass) {
     const int row = pass * kAtOnce + thread / kLanes, key = chunk * kDecodeKeys + row;
     const T* from = key < part.length ? data + (first + row) * c.row : fresh + (key - part.length) * c.fresh_row;
     const int numbers = key < part.total ? c.dim - 8 * piece : 0;  // from the thread's first ones on
     if (numbers <= 0) from = static_cast<const T*>(c.data);
-    uint16_t* place = &to[row][(piece ^ row % 8) * 8];
+    uint16_t* place = to + row * kRow + (piece ^ row % 8) * 8;
 #pragma unroll
-    for (int i = 0; i < kDim / 64; ++i) start_copy(place + 64 * i, from + 8 * piece + 64 * i, 64 * i >= numbers);
+    for (int i = 0; i < kPanels; ++i) start_copy(place + kPanel * i, from + 8 * piece + 64 * i, 64 * i >= numbers);
   }
 }
 
-// The A operand of scores, numbers [16 * first, 16 * (first + kSteps)) of 16 rows: zeros behind the last one.
-template <class T, int kSteps>
-__device__ __forceinline__ void load_queries(const DecodeArguments& a, const DecodePart& part, int first,
-                                             uint32_t (&q)[kSteps][4]) {
-  const int lane = threadIdx.x % 32;
+// Starts to copy a block's 16 rows of queries, by its 128 threads, laid out as a chunk of keys: zeros behind the last
+// row and the last number.
+template <class T, int kPanels, int kRow, int kPanel>
+__device__ __forceinline__ void start_queries(const DecodeArguments& a, const DecodePart& part, uint16_t* to) {
+  const int at = threadIdx.x / 8, piece = threadIdx.x % 8, row = part.row_tile * kDecodeRows + at;
+  const int query_row = a.by_group(row);
+  const int numbers = row < a.group * a.query_rows ? a.k.dim - 8 * piece : 0;  // from the thread's first ones on
+  const T* none = static_cast<const T*>(a.q);
+  const T* from = none + part.batch * a.q_batch + query_row * a.q_row +
+                  (part.key_head * a.group + row - query_row * a.group) * a.q_head + 8 * piece;
+  uint16_t* place = to + at * kRow + (piece ^ at % 8) * 8;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = part.row_tile * kDecodeRows + lane / 4 + 8 * half;
-    const T* from = static_cast<const T*>(a.q) + part.batch * a.q_batch + row / a.group * a.q_row +
-                    (part.key_head * a.group + row % a.group) * a.q_head + lane % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < 2 * kSteps; ++i) {
-      const int column = 16 * first + 8 * i;
-      const bool inside = row < a.group * a.query_rows && column < a.k.dim;
-      q[i / 2][i % 2 * 2 + half] = inside ? *reinterpret_cast<const uint32_t*>(from + column) : 0;
-    }
-  }
+  for (int i = 0; i < kPanels; ++i)
+    start_copy(place + kPanel * i, 64 * i < numbers ? from + 64 * i : none, 64 * i >= numbers);
 }
 
 // The new keys or values to their place in the cache. Nobody reads them there in this launch.
@@ -179,8 +190,8 @@ struct OutRow {
   int64_t out, lse;
   int head;
   __device__ __forceinline__ OutRow(const DecodeArguments& a, int batch, int key_head, int row) {
-    const int i = row / a.group;
-    head = key_head * a.group + row % a.group;
+    const int i = a.by_group(row);
+    head = key_head * a.group + row - i * a.group;
     out = ((int64_t{batch} * a.query_rows + i) * a.heads + head) * a.v.dim;
     lse = (int64_t{batch} * a.heads + head) * a.query_rows + i;
   }
@@ -220,17 +231,21 @@ __device__ __forceinline__ void store_columns(const DecodeArguments& a, const De
       if (parts) a.part_lse[to.lse * a.splits + part.split] = lse;
       if (!parts && a.lse != nullptr) a.lse[to.lse] = lse;
     }
+    const int first = number * kColumns + lane % 4 * 2, columns = a.v.dim - first;  // of the thread's first one on
+    const auto value = [&](int i) { return factor == 0.f ? 0.f : out[i] * factor; };
+    if (parts) {
+      float* part_out = a.part_out + (to.lse * a.splits + part.split) * a.v.dim + first;
 #pragma unroll
-    for (int i = 0; i < kColumns / 8; ++i) {
-      const int column = number * kColumns + 8 * i + lane % 4 * 2;
-      if (column >= a.v.dim) continue;
-      const float x = factor == 0.f ? 0.f : out[4 * i + 2 * r] * factor;
-      const float y = factor == 0.f ? 0.f : out[4 * i + 2 * r + 1] * factor;
-      if (parts)
-        *reinterpret_cast<float2*>(a.part_out + (to.lse * a.splits + part.split) * a.v.dim + column) =
-            make_float2(x, y);
-      else
-        *reinterpret_cast<uint32_t*>(static_cast<T*>(a.out) + to.out + column) = pack_pair<T>(x, y);
+      for (int i = 0; i < kColumns / 8; ++i)
+        if (8 * i < columns)
+          *reinterpret_cast<float2*>(part_out + 8 * i) = make_float2(value(4 * i + 2 * r), value(4 * i + 2 * r + 1));
+    } else {
+      T* whole_out = static_cast<T*>(a.out) + to.out + first;
+#pragma unroll
+      for (int i = 0; i < kColumns / 8; ++i)
+        if (8 * i < columns)
+          *reinterpret_cast<uint32_t*>(whole_out + 8 * i) =
+              pack_pair<T>(value(4 * i + 2 * r), value(4 * i + 2 * r + 1));
     }
   }
 }

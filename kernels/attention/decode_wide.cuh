@@ -44,8 +44,11 @@ struct DecodeWideBlock {
 
   __device__ __forceinline__ void start_loads(int stage, int chunk, int end, int& page) const {
     if (chunk < end) {
-      start_chunk<T, D::kThreads>(a, part, a.k, m.stages[stage].k, chunk, page, threadIdx.x);
-      if constexpr (!D::kOne) start_chunk<T, D::kThreads>(a, part, a.v, m.stages[stage].v, chunk, page, threadIdx.x);
+      start_chunk<T, D::kThreads, D::kDim / 64, D::kDim, 64>(a, part, a.k, m.stages[stage].k[0], chunk, page,
+                                                             threadIdx.x);
+      if constexpr (!D::kOne)
+        start_chunk<T, D::kThreads, D::kValueDim / 64, D::kValueDim, 64>(a, part, a.v, m.stages[stage].v[0], chunk,
+                                                                         page, threadIdx.x);
       if (chunk + 1 < end) page = part.page_of(a, chunk + 1);
     }
     commit_copies();
@@ -118,10 +121,17 @@ struct DecodeWideBlock {
   __device__ __forceinline__ void run(RowSoftmax& softmax, int first, int end) {
     const int seen_end = end * kDecodeKeys;
     end = first + (max(0, end - first) + D::kChunks - 1) / D::kChunks * D::kChunks;
+    uint16_t* queries = m.stages[D::kStages - 1].k[0];  // until the first loads into that stage
+    start_queries<T, D::kDim / 64, D::kDim, 64>(a, part, queries);
+    commit_copies();
     int page = first < end ? part.page_of(a, first) : 0;
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < D::kAhead; ++i) start_loads(i, first + i, end, page);
-    load_queries<T>(a, part, warp * D::kSteps, q);
+    wait_copies<D::kAhead>();
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < D::kSteps; ++i)
+      load_matrices(q[i], queries + lane % 16 * D::kDim + (2 * (warp * D::kSteps + i) + lane / 16 ^ lane % 8) * 8);
     DecodeRows<> mine(a, part);
     for (Span& seen : mine.seen) seen.end = min(seen.end, seen_end);
     int stage = 0;
@@ -146,10 +156,9 @@ template <class D>
 __global__ void __launch_bounds__(D::kThreads, D::kBlocks)
     decode_wide_kernel(const __grid_constant__ DecodeArguments a) {
 #if __CUDA_ARCH__ >= 800  // elsewhere it is never launched
-  wait_for_launch_before();
-  next_launch_may_begin();
   extern __shared__ __align__(16) uint8_t raw[];
-  const DecodePart part(a);
+  DecodePart part(a);
+  part.begin(a);
   if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0) {
     append<typename D::T>(a, part, a.k);
     if constexpr (!D::kOne) append<typename D::T>(a, part, a.v);

@@ -2,7 +2,7 @@
 // forward_loader.cuh and forward_worker.cuh are the two jobs in it; forward_hopper.cuh starts them.
 #pragma once
 
-#include "kernels/attention/sequences.cuh"
+#include "kernels/attention/sequence_order.cuh"
 #include "kernels/common/gpu/tma.cuh"
 #include "kernels/common/gpu/warpgroup.cuh"
 
@@ -35,9 +35,11 @@ struct ForwardArguments {
   CUtensorMap q, k, v, out;  // [batch, head, row, dim] by dimensions 3 to 0
   float* lse;
   const float* sinks;
-  int* counter;  // of tiles that were asked for, or null: each block has one
-  TileOrder order;
+  int* counter;     // of tiles that were asked for, or null: each block has one
+  TileOrder order;  // not where sequences are packed
   Sequences sequences;
+  SequenceOrder packed;
+  int section_rows;             // packed: keys of so many rows are in L2 together
   int heads, group, value_dim;  // group: query heads that share a key head
   void* plain_out;              // out, for tiles that the copy engine would not cut where their sequence ends
   float score_scale;            // of scores, in exponents of two; with softcap of tanh's
@@ -80,19 +82,26 @@ template <class F>
 struct JobSource {
   const ForwardArguments& a;
   ForwardMemory<F>& memory;
+  int tiles = 0;  // the loader's
   uint32_t parity = 0;
 
+  __device__ __forceinline__ void begin() { tiles = a.sequences.packed() ? a.packed.tiles() * a.heads : a.order.tiles; }
   // Of lane 0.
   __device__ __forceinline__ int ask() const {
-    return a.counter == nullptr ? a.order.tiles : int(gridDim.x) + atomicAdd(a.counter, 1);
+    return a.counter == nullptr ? tiles : int(gridDim.x) + atomicAdd(a.counter, 1);
   }
   __device__ __forceinline__ Job job_at(int index) const {
-    const Tile tile = tile_at(a.order, index);
-    int number = tile.head / a.heads, row_tile = tile.row_tile;
-    if (a.sequences.packed()) number = a.sequences.find_queries(F::kRows, tile.row_tile, row_tile);
-    const Sequence s = a.sequences.at(number, F::kRows);
-    const int first = row_tile * F::kRows;
-    const int rows = max(0, s.query_rows - first);
+    Sequence s;
+    Tile tile;
+    if (a.sequences.packed()) {
+      const auto found = [&](int number) { return s = a.sequences.at(number, F::kRows), s.query_rows; };
+      const auto section = [&] { return (F::kLeft ? 1 : max(1, a.section_rows / max(1, s.key_rows))) * a.group; };
+      tile = a.packed.find(index, a.heads, F::kRows, a.order.last_rows_first, found, section);
+    } else {
+      tile = tile_at(a.order, index);
+      s = a.sequences.at(tile.head / a.heads, F::kRows);
+    }
+    const int first = tile.row_tile * F::kRows, rows = s.query_rows - first;
     const Band band{s.band.before + first, s.band.after + first, s.band.keys};
     return {s.query_row + first,
             rows,
@@ -102,15 +111,10 @@ struct JobSource {
             key_tiles<F::kLeft>(band, 0, min(F::kRows, rows), F::kKeys),
             band};
   }
-  // The loader's warp: the tile of an answer, or of the next one where a slot is empty.
+  // The loader's warp: the tile of an answer.
   __device__ __forceinline__ Job find(int index) const {
-    while (true) {
-      index = __shfl_sync(kAllLanes, index, 0);
-      if (index >= a.order.tiles) return {};
-      const Job job = job_at(index);
-      if (job.rows > 0) return job;
-      if (threadIdx.x == 0) index = ask();
-    }
+    index = __shfl_sync(kAllLanes, index, 0);
+    return index < tiles ? job_at(index) : Job{};
   }
   __device__ __forceinline__ void pass_on(const Job& job) {
     memory.job_free.wait(parity ^ 1);
@@ -119,7 +123,7 @@ struct JobSource {
     memory.job = job;
     memory.job_full.arrive();
   }
-  // All threads of the workers, once the loader has nothing more to load for the tile before.
+  // All threads of the workers.
   __device__ __forceinline__ Job receive() {
     memory.job_full.wait(parity);
     parity ^= 1;

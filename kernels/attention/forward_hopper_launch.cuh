@@ -16,11 +16,16 @@ template <class F>
 void launch_forward(const Forward& a, int* counter, Stream stream) {
   const Problem& p = a.problem;
   const bool packed = p.query_starts != nullptr, last_rows_first = p.window_right != kNoLimit && !F::kLeft;
+  // Packed: at most so many.
   const int64_t row_tiles =
       packed ? slots_of(true, p.batch, p.query_rows, F::kRows) : divide_up(p.query_rows, F::kRows);
   const int64_t heads = packed ? p.heads : p.batch * p.heads, tiles = row_tiles * heads;
   const int64_t blocks = std::min<int64_t>(tiles, multiprocessors());
-  if (blocks < tiles) checked(cudaMemsetAsync(counter, 0, sizeof(int), static_cast<cudaStream_t>(stream)), "counter");
+  const SequenceOrder order{packed ? counter : nullptr, int(p.batch) + 1};
+  if (packed)
+    order_by_queries(p, order, F::kRows, F::kKeys, stream);
+  else if (blocks < tiles)
+    checked(cudaMemsetAsync(counter, 0, sizeof(int), static_cast<cudaStream_t>(stream)), "counter");
   // A tensor without elements has no map: it is never read then, so that any other one may stand in.
   const TensorShape q = shape_of(p, a.q, a.q_strides, p.query_rows, p.heads, p.dim);
   const TensorShape k = shape_of(p, a.k, a.k_strides, p.key_rows, p.key_heads, p.dim);
@@ -33,7 +38,7 @@ void launch_forward(const Forward& a, int* counter, Stream stream) {
       .out = tensor_map(shape_of(p, a.out, out, p.query_rows, p.heads, p.value_dim), 64),
       .lse = a.lse,
       .sinks = p.sinks,
-      .counter = blocks < tiles ? counter : nullptr,
+      .counter = packed || blocks < tiles ? counter : nullptr,
       .order = {.tiles = int(tiles),
                 .row_tiles = int(row_tiles),
                 .heads = int(heads),
@@ -41,6 +46,8 @@ void launch_forward(const Forward& a, int* counter, Stream stream) {
                 .last_rows_first = last_rows_first,
                 .short_tiles = F::kLeft && !packed ? short_tiles(p, row_tiles, F::kRows) : 0},
       .sequences = sequences_of(p),
+      .packed = order,
+      .section_rows = int(kSectionBytes / ((p.dim + p.value_dim) * 2)),
       .heads = int(p.heads),
       .group = int(p.heads / p.key_heads),
       .value_dim = int(p.value_dim),

@@ -34,23 +34,28 @@ inline Sequences sequences_of(const Problem& p) {
           .right = limit_of(p.window_right)};
 }
 
-// Heads whose keys and values are in L2 together: a good half of its 50 MB. Rows of unequal length want many heads a
-// section (longest first), rows of equal length only those that share keys.
+constexpr int64_t kSectionBytes = 32 << 20;  // of keys and values that are in L2 together: a good half of its 50 MB
+
+// Heads whose keys and values are in L2 together. Rows of unequal length want many heads a section (longest first),
+// rows of equal length only those that share keys.
 inline int section_heads(const Problem& p, int64_t heads, bool unequal) {
-  constexpr int64_t kBytes = 32 << 20;
   const int64_t group = p.heads / p.key_heads;
   if (!unequal) return int(group);
   const int64_t of_head = std::max<int64_t>(1, p.key_rows * (p.dim + p.value_dim) * 2);
-  return int(std::min(heads, std::max<int64_t>(1, kBytes / of_head) * group));
+  return int(std::min(heads, std::max<int64_t>(1, kSectionBytes / of_head) * group));
 }
 
 // Heads whose queries, gradients and sums of dq are in L2 together, as of forward.
+constexpr int64_t kKeySectionBytes = 40 << 20;
+// Of a query row, for all heads of a group.
+inline int64_t bytes_of_row(const Problem& p) {
+  return p.heads / p.key_heads * ((p.dim + p.value_dim) * 2 + p.dim * 4);
+}
 inline int section_key_heads(const Problem& p, bool unequal) {
-  constexpr int64_t kBytes = 40 << 20;
   const int64_t all = p.query_starts != nullptr ? p.key_heads : p.batch * p.key_heads;
   if (!unequal) return 1;
-  const int64_t of_head = p.query_rows * (p.heads / p.key_heads) * ((p.dim + p.value_dim) * 2 + p.dim * 4);
-  return int(std::clamp<int64_t>(kBytes / std::max<int64_t>(1, of_head), 1, all));
+  return int(std::clamp<int64_t>(kKeySectionBytes / std::max<int64_t>(1, p.query_rows * bytes_of_row(p)), 1,
+                                 std::max<int64_t>(1, all)));
 }
 
 }  // namespace attention::gpu

@@ -28,15 +28,17 @@ double limit_of(at::ScalarType dtype) { return on_cuda() ? tolerance(dtype) : 2e
 struct PackedCase {
   Lengths queries, keys, used;  // used: empty, all of them are
   Masks masks;
+  int64_t dim = 24;
 };
 
 void check(const PackedCase& c, at::ScalarType dtype) {
-  constexpr int64_t kHeads = 4, kKeyHeads = 2, kDim = 24, kValues = 16;
-  if (!device_takes({.rows = 1, .keys = 1, .dim = kDim, .value_dim = kValues}, dtype)) return;
+  constexpr int64_t kHeads = 4, kKeyHeads = 2, kValues = 16;
+  if (!device_takes({.rows = 1, .keys = 1, .dim = c.dim, .value_dim = kValues}, dtype)) return;
   const std::string what = shown(c.masks) + " " + c10::toString(dtype);
   const int64_t queries = total(c.queries) + 2, keys = total(c.keys) + 3;  // rows of no sequence at the end
-  Inputs in({.rows = queries, .keys = keys, .heads = kHeads, .key_heads = kKeyHeads, .dim = kDim, .value_dim = kValues},
-            c.masks, dtype);
+  Inputs in(
+      {.rows = queries, .keys = keys, .heads = kHeads, .key_heads = kKeyHeads, .dim = c.dim, .value_dim = kValues},
+      c.masks, dtype);
   in.q = in.q[0], in.k = in.k[0], in.v = in.v[0];
   const Lengths& used = c.used.empty() ? c.keys : c.used;
   int64_t at_key = 0;
@@ -98,6 +100,18 @@ TEST(Packed, IsEachSequenceAlone) {
     }
   }
   check({{}, {}, {}, {}}, exact_dtype());
+}
+
+// A backward on the CPU keeps keys as it has laid them out, for the rows to come of the same unit of work, which with
+// so many sequences has all rows of one: all three tiles of keys, or two of them (cpu/problem.h). Alone, units have a
+// tile of rows.
+TEST(Packed, KeysAreKept) {
+  if (on_cuda()) GTEST_SKIP() << "a GPU keeps none";
+  const Lengths queries{100, 1, 1, 1, 1, 1, 1, 1}, keys{300, 1, 1, 1, 1, 1, 1, 1};
+  for (const Masks& m : {Masks{.causal = true}, Masks{.causal = true, .left = 90}, Masks{.left = 20, .right = 150}}) {
+    check({queries, keys, {}, m}, at::kFloat);
+    check({queries, keys, {}, m, 3000}, at::kFloat);
+  }
 }
 
 TEST(Packed, RefusesSumsThatAreNone) {

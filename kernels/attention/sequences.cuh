@@ -9,6 +9,19 @@ namespace attention::gpu {
 using namespace kernels;
 using namespace kernels::gpu;
 
+// The last i of [0, size) with at(i) <= value, where at grows and at(0) <= value. All lanes of a warp.
+template <class At>
+__device__ __forceinline__ int last_at_or_before(int size, int value, const At& at) {
+  int low = 0, end = size;  // the answer is in [low, end)
+  while (end - low > 1) {
+    const int step = (end - low + 31) / 32, i = low + int(threadIdx.x % 32) * step;
+    const bool before = i < end && at(i) <= value;
+    low += (__popc(__ballot_sync(kAllLanes, before)) - 1) * step;
+    end = min(end, low + step);
+  }
+  return low;
+}
+
 struct Sequence {
   int batch;  // index of the tensors' last dimension: 0 where packed
   int query_row, query_rows, key_row, key_rows;
@@ -46,15 +59,9 @@ struct Sequences {
       tile = slot - b * tiles;
       return b;
     }
-    int low = 0, end = batch + 1;  // the answer is in [low, end): the last that begins at the slot or before
-    while (end - low > 1) {
-      const int step = (end - low + 31) / 32, at = low + int(threadIdx.x % 32) * step;
-      const bool before = at < end && starts[at] / height + at <= slot;
-      low += (__popc(__ballot_sync(kAllLanes, before)) - 1) * step;
-      end = min(end, low + step);
-    }
-    tile = slot - (starts[low] / height + low);
-    return low;
+    const int b = last_at_or_before(batch + 1, slot, [&](int i) { return starts[i] / height + i; });
+    tile = slot - (starts[b] / height + b);
+    return b;
   }
   __device__ __forceinline__ int find_queries(int height, int slot, int& tile) const {
     return find(query_starts, query_rows, height, slot, tile);

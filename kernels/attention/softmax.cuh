@@ -89,6 +89,14 @@ struct RowSoftmax {
     }
   }
 
+  // Goes on with another maximum of row r: what was summed before is to be multiplied by what comes back.
+  __device__ __forceinline__ float move_to(int r, float largest) {
+    const float base = largest == -INFINITY ? 0.f : largest * scale;
+    const float shrink = largest == most[r] ? 1.f : exp2_fast(most[r] * scale - base);
+    most[r] = largest, sum[r] *= shrink;
+    return shrink;
+  }
+
   // At the end: what the outputs are to be multiplied by, and the logarithm of the sum.
   __device__ __forceinline__ void finish(int r, const float* sink, float& factor, float& lse) {
     float total = quad_sum(sum[r]), largest = most[r] * scale;

@@ -1,4 +1,5 @@
-// The same on a GPU, of 16-bit numbers. A launch on `stream` of the current device; errors are thrown.
+// The same on a GPU, of 16-bit numbers, and greedy choices. A launch on `stream` of the current device; errors are
+// thrown.
 #pragma once
 
 #include "kernels/common/gpu/few_rows.h"
@@ -7,5 +8,13 @@
 namespace linear::cuda {
 
 void few_rows(const kernels::gpu::FewRows& a, kernels::Stream stream);  // what fits_few_rows() says yes to
+
+struct Largest {
+  kernels::DType dtype;
+  const void* x;  // [rows, cols]
+  int64_t x_stride, rows, cols;
+  int64_t* place;  // [rows]
+};
+void largest(const Largest& a, kernels::Stream stream);
 
 }  // namespace linear::cuda

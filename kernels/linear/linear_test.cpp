@@ -1,5 +1,10 @@
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+
+#include <limits>
 
 #include "kernels/common/testing/testing.h"
 
@@ -22,7 +27,7 @@ TEST(Linear, ForwardAndBackwardMatchFloat64) {
   for (const auto dtype : kDTypes) {
     for (const int64_t rows : {1, 2, 3, 4, 5, 8, 9, 16, 17}) {
       for (const auto& [out, width] : std::vector<std::pair<int64_t, int64_t>>{
-               {1, 1}, {3, 31}, {4, 32}, {7, 65}, {33, 576}, {9, 1032}, {8, 2056}}) {
+               {1, 1}, {3, 31}, {4, 32}, {7, 65}, {33, 576}, {9, 1032}, {8, 2056}, {6, 4096}, {11, 4104}, {5, 14336}}) {
         for (const bool with_bias : {false, true}) {
           const std::string what =
               "rows " + std::to_string(rows) + ", out " + std::to_string(out) + ", in " + std::to_string(width);
@@ -90,6 +95,53 @@ TEST(Linear, RefusesWhatDoesNotFit) {
       {"linear_bwd: wanted x [..., in] and weight [out, in]; got [1, 8] and [8]"});
   expect_refusal([&] { package().call("linear_bwd", zeros({}), zeros({}), w, false); }, {"got [] and [3, 8]"});
   expect_refusal([&] { package().call("linear_bwd", zeros({1, 3}), zeros({1, 7}), w, false); }, {"got [1, 7]"});
+}
+
+Tensor largest(const Tensor& x) {
+  const Tensor place = at::full({x.numel() / x.size(-1)}, -1, at::TensorOptions(at::kLong).device(device()));
+  package().call("largest_", place, x);
+  return place;
+}
+
+// In float64 on the CPU: of equal numbers the first one's place, -0 is 0, and NaN is larger than all.
+TEST(Linear, LargestIsWhereTorchFindsIt) {
+  constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
+  for (const auto dtype : kDTypes) {
+    const auto check = [&](const Tensor& x, const std::string& what) {
+      const Tensor want = at::argmax(x.to(at::kCPU, at::kDouble).reshape({-1, x.size(-1)}), -1);
+      expect_equal(largest(x), want.to(device()), what);
+    };
+    for (const int64_t cols : {1, 7, 33, 4096, 32773, 151936}) {
+      for (const int64_t rows : {1, 16}) {
+        const std::string what = std::to_string(rows) + " x " + std::to_string(cols);
+        Tensor x = random_tensor({rows, cols}, dtype);  // of so many 16-bit numbers the largest ones are equal
+        check(x, what);
+        check(x.round(), what + " rounded");
+        if (cols > 1) check(x.narrow(1, 1, cols - 1), what + " from the second on");
+        x[rows - 1][cols / 2] = kInf;
+        check(x, what + " with an infinity");
+        check(x.narrow(1, 0, cols / 2 + 1), what + " up to there");
+        x[0][cols - 1] = kNan;
+        check(x, what + " with NaN at the end");
+      }
+    }
+    const auto made = [&](std::vector<double> numbers) { return at::tensor(numbers, at::kDouble).to(device(), dtype); };
+    check(made({-0.0, 0.0}), "zeros");
+    check(made({0.0, -0.0}), "zeros the other way round");
+    check(made({-kInf, -kInf, -kInf}), "nothing larger");
+    check(made({1, -kNan, kNan}), "two NaN");
+    check(made({-3, -2, -7, -2}), "below zero");
+    for (const auto& [name, lay_out] : layouts()) check(lay_out(random_tensor({2, 70}, dtype)), name);
+  }
+  EXPECT_EQ(largest(at::zeros({0, 5}).to(device())).numel(), 0);
+}
+
+TEST(Linear, LargestRefusesWhatDoesNotFit) {
+  const auto place = [](int64_t rows, at::ScalarType type = at::kLong) { return at::zeros({rows}, type).to(device()); };
+  const auto x = [](at::IntArrayRef sizes) { return at::zeros(sizes).to(device()); };
+  expect_refusal([&] { package().call("largest_", place(2), x({2, 0})); }, {"at least one", "[2, 0]"});
+  expect_refusal([&] { package().call("largest_", place(3), x({2, 4})); }, {"wanted place as 2 int64", "[3]"});
+  expect_refusal([&] { package().call("largest_", place(2, at::kInt), x({2, 4})); }, {"wanted place as 2 int64"});
 }
 
 TEST(Linear, RunsTheAskedIsa) { expect_asked_isa(); }

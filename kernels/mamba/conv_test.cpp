@@ -159,6 +159,18 @@ TEST(CausalConv1d, ManySteps) {
   expect_matches({1, 3, 65544, 4, true, true}, at::kFloat, at::kFloat, kAsIs, "65544 steps beside each other");
 }
 
+TEST(CausalConv1d, ManyTilesOfChannels) {  // of eight steps each on a GPU (cuda/conv_tiles.cuh): a last one of three
+  const auto channels_last = [](const Tensor& t) {
+    return t.dim() == 3 ? t.transpose(1, 2).contiguous().transpose(1, 2) : t;
+  };
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const bool initial : {false, true})
+      expect_matches({5, 24, 13115, 4, true, initial}, dtype, dtype, channels_last, toString(dtype));
+  }
+  if (!on_cuda()) return;
+  expect_matches({4, 1032, 8195, 4, true, true}, at::kBFloat16, at::kBFloat16, channels_last, "two tiles a row");
+}
+
 TEST(CausalConv1d, ChannelLastStaysSo) {  // transformers' halves of xz: strides (2 D L, 1, 2 D)
   for (const at::ScalarType dtype : kDtypes) {
     const Tensor xz = random_tensor({2, 33, 2 * 70}, dtype).transpose(1, 2);

@@ -14,6 +14,7 @@ import torch
 
 from hotswap import decode
 from hotswap.bind import enabled
+from hotswap.packages import load
 from hotswap.replacement import cache_name
 
 # Processors that look at nothing but the scores, and never wait: they go into the graph.
@@ -102,6 +103,9 @@ class _Step:
             self.said_here = torch.empty(capacity, len(self.tokens), dtype=torch.int64, device="cpu", pin_memory=True)
             self.said_there = torch.as_tensor(_Seen(self.said_here), device=self.tokens.device)
             self.steps = self.tokens.new_zeros(1)
+        # The greedy choice by one launch, where the next step looks for it.
+        by_op = choose is _best and enabled() and model.dtype != torch.float64
+        self.largest = load("linear").largest_ if by_op else None
         # Whole layers see the keys up to their position: where all are, the mask is for nobody.
         self.still = self.mask() if len(whole) == len(self.cache.layers) else None
 
@@ -126,7 +130,10 @@ class _Step:
         if self.positions is not None:
             self.positions.add_(1)
         if self.choose is not None:
-            self.tokens.copy_(self.choose(None, logits)[:, None])
+            if self.largest is not None:
+                self.largest(self.tokens, logits)
+            else:
+                self.tokens.copy_(self.choose(None, logits)[:, None])
             if self.said_there is not None:
                 self.said_there.index_copy_(0, self.steps, self.tokens.view(1, -1))
                 self.steps.add_(1)

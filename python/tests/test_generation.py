@@ -37,12 +37,17 @@ def calls():
     return package("decode").calls("decoder_layer")
 
 
+def choices():
+    return package("linear").calls("largest_")
+
+
 @pytest.mark.parametrize("name", WHOLE + PARTS)
 def test_greedy_says_what_transformers_says(name):
     model = model_of(name)
-    want, before = stock(model, PROMPT), calls()
+    want, before, chosen = stock(model, PROMPT), calls(), choices()
     got = hotswap.generate(model, PROMPT, **OPTIONS)
     assert torch.equal(got, want)
+    assert choices() == chosen + (2 if ON_GPU else 11), "the first token is the prompt's; there a graph has the op after two steps"
     layers = model.config.num_hidden_layers
     # of 12 tokens the first is the prompt's; one more step asks each layer's class
     steps = calls() - before

@@ -6,6 +6,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/randint.h>
 
+#include "hotswap/kernelize/bind/bind_impl.h"
 #include "hotswap/kernelize/bind/example.h"
 
 namespace hotswap::binding {
@@ -35,7 +36,12 @@ Result<Example> packed_example(const std::string&, const ExampleSize& size) {
 
 void bind_linear(SlotBase& slot, const LayerOps& layer) {
   bind_regular<LinearForward>(slot, layer);
-  if (auto* linear = dynamic_cast<LinearSlot*>(&slot)) linear->torch_products = layer.claims("torch_products");
+  auto* linear = dynamic_cast<LinearSlot*>(&slot);
+  if (linear == nullptr) return;
+  linear->torch_products = layer.claims("torch_products");
+  if (const auto op = typed_op<void(const Tensor&, const Tensor&)>(layer, "largest")) {
+    linear->largest = [op = *op](const Tensor& place, const Tensor& x) { below_autograd(op, place, x); };
+  }
 }
 
 }  // namespace
@@ -45,7 +51,8 @@ std::vector<Contract> linear_contracts() {
            {{"forward", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor y"},
             {"forward_train", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor y"},
             {"backward",
-             "(Tensor dy, Tensor x, Tensor weight, bool with_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)"}},
+             "(Tensor dy, Tensor x, Tensor weight, bool with_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)"},
+            {"largest", "(Tensor(a!) place, Tensor x) -> ()"}},
            bind_linear,
            linear_example,
            {.rows = 1, .dim = 576},

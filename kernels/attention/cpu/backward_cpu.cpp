@@ -15,40 +15,57 @@ namespace {
 struct TilePairs {
   uint32_t *q, *dout;            // [rows, dim / 2], [rows, value_dim / 2]; null: nothing here is used
   uint32_t *q_down, *dout_down;  // [rows / 2, dim], [rows / 2, value_dim]
-  uint32_t* k_down;              // [kTileKeys / 2, dim]
   uint32_t *p_down, *dx_down;    // [kBlockRows / 2, kTileKeys]
   uint32_t* dx;                  // [kBlockRows, kTileKeys / 2]
 };
 
-struct Tile {
-  int64_t dim, value_dim;      // padded
-  float *q, *dout, *k;         // [rows, dim], [rows, value_dim], [kTileKeys, dim]: without pairs
-  TilePairs pairs{};           // instead of them
-  float* dq;                   // [rows, dim]
-  float *lse, *delta;          // [rows]
-  float *k_across, *v_across;  // [number, kKeysStride]
-  float *scores, *dscores;     // [kBlockRows, kTileKeys]
+// Keys of a tile, laid out.
+struct Keys {
+  float *k_across, *v_across;  // [number or pair, kKeysStride]
+  float* k;                    // [kTileKeys, dim], without pairs
+  uint32_t* k_down;            // [kTileKeys / 2, dim], instead of it
+};
+struct Laid {
+  int64_t key, count;  // which keys: from where on, how many
+};
 
-  Tile(const Attention& a, Scratch scratch) : dim(padded(a.dim)), value_dim(padded(a.value_dim)) {
+struct Tile {
+  int64_t dim, value_dim;   // padded
+  float *q, *dout;          // [rows, dim], [rows, value_dim]: without pairs
+  TilePairs pairs{};        // instead of them
+  float* dq;                // [rows, dim]
+  float *lse, *delta;       // [rows]
+  float *scores, *dscores;  // [kBlockRows, kTileKeys]
+  int64_t kept;
+  Laid* laid;   // [kept]
+  float* keys;  // [kept, laid_tile]
+
+  Tile(const Attention& a, int64_t all_keys, Scratch scratch) : dim(padded(a.dim)), value_dim(padded(a.value_dim)) {
+    kept = kept_tiles(a, all_keys);
     const int64_t rows = tile_rows(a), halves = (rows + 1) / 2, wide = a.pairs ? 0 : 1;
     q = scratch.take(wide * rows * dim);
     dout = scratch.take(wide * rows * value_dim);
-    k = scratch.take(wide * kTileKeys * dim);
     pairs.q = scratch.take_pairs(a.pairs, rows * dim / 2);
     pairs.dout = scratch.take_pairs(a.pairs, rows * value_dim / 2);
     pairs.q_down = scratch.take_pairs(a.pairs, halves * dim);
     pairs.dout_down = scratch.take_pairs(a.pairs, halves * value_dim);
-    pairs.k_down = scratch.take_pairs(a.pairs, kTileKeys / 2 * dim);
     pairs.p_down = scratch.take_pairs(a.pairs, kBlockRows / 2 * kTileKeys);
     pairs.dx_down = scratch.take_pairs(a.pairs, kBlockRows / 2 * kTileKeys);
     pairs.dx = scratch.take_pairs(a.pairs, kBlockRows * kTileKeys / 2);
     dq = scratch.take(rows * dim);
     lse = scratch.take(rows);
     delta = scratch.take(rows);
-    k_across = scratch.take(a.dim * kKeysStride);
-    v_across = scratch.take(a.value_dim * kKeysStride);
     scores = scratch.take(kBlockRows * kTileKeys);
     dscores = scratch.take(kBlockRows * kTileKeys);
+    keys = scratch.take(kept * laid_tile(a));
+    laid = reinterpret_cast<Laid*>(scratch.take(kept * int64_t(sizeof(Laid) / sizeof(float))));
+    for (int64_t i = 0; i < kept; ++i) laid[i] = {0, 0};
+  }
+  Keys keys_at(const Attention& a, int64_t slot) const {
+    float* const from = keys + slot * laid_tile(a);
+    const int64_t each = kKeysStride / (a.pairs ? 2 : 1);
+    float* const rows = from + (a.dim + a.value_dim) * each;
+    return {from, from + a.dim * each, rows, reinterpret_cast<uint32_t*>(rows)};
   }
 };
 
@@ -103,17 +120,17 @@ HOTSWAP_INLINE Right as_right(const uint32_t* pairs, int64_t step) {
 // Rows [first, end) of the tile that begins at row `tile_row`, with the keys [key, key + count).
 template <Precision kPrecision>
 static void block_backward(const AttentionBackward& a, const Item& item, const Tile& t, int64_t tile_row, int64_t first,
-                           int64_t end, int64_t key, int64_t count, const Sums& sums) {
+                           int64_t end, int64_t key, int64_t count, const Keys& keys, const Sums& sums) {
   const Sequence& s = a.sequences[item.sequence];
   const int64_t group = a.group(), rows = end - first;
   const Span all = keys_of(a, s, tile_row + first / group, tile_row + (end - 1) / group + 1);
   const Span here = cut({all.first - key, all.end - key}, 0, count);
   if (here.empty()) return;
   const int64_t begin = here.first / kLanes * kLanes, stop = (here.end + kLanes - 1) / kLanes * kLanes;
-  multiply_scores(t.scores + begin, Scored{t.q, t.pairs.q, t.dim, t.dim / 2}.from(first), t.k_across + begin, rows,
+  multiply_scores(t.scores + begin, Scored{t.q, t.pairs.q, t.dim, t.dim / 2}.from(first), keys.k_across + begin, rows,
                   stop - begin, a.dim, a.scale);
   multiply_scores(t.dscores + begin, Scored{t.dout, t.pairs.dout, t.value_dim, t.value_dim / 2}.from(first),
-                  t.v_across + begin, rows, stop - begin, a.value_dim, 1.f);
+                  keys.v_across + begin, rows, stop - begin, a.value_dim, 1.f);
   for (int64_t i = first; i < end; ++i) {
     const int64_t row = tile_row + i / group, head = item.key_head * group + i % group;
     const Span of_row = keys_of(a, s, row);
@@ -134,7 +151,7 @@ static void block_backward(const AttentionBackward& a, const Item& item, const T
     multiply_pairs<Into::kAdd>(sums.dk + at * t.dim, t.dim, {t.pairs.dx_down + here.first, 1, kTileKeys},
                                as_right(t.pairs.q_down + first / 2 * t.dim, t.dim), seen, t.dim, halves, a.scale);
     return multiply_pairs<Into::kAdd>(t.dq + first * t.dim, t.dim, {t.pairs.dx + from, kTileKeys / 2, 1},
-                                      as_right(t.pairs.k_down + from * t.dim, t.dim), rows, t.dim, steps, 1.f);
+                                      as_right(keys.k_down + from * t.dim, t.dim), rows, t.dim, steps, 1.f);
   }
   const float *q = t.q + first * t.dim, *dout = t.dout + first * t.value_dim;
   multiply<Into::kAdd>(sums.dv + at * t.value_dim, t.value_dim, {t.scores + here.first, 1, kTileKeys},
@@ -142,7 +159,7 @@ static void block_backward(const AttentionBackward& a, const Item& item, const T
   multiply<Into::kAdd>(sums.dk + at * t.dim, t.dim, {t.dscores + here.first, 1, kTileKeys}, {q, t.dim}, seen, t.dim,
                        rows);
   multiply<Into::kAdd>(t.dq + first * t.dim, t.dim, {t.dscores + here.first, kTileKeys, 1},
-                       {t.k + here.first * t.dim, t.dim}, rows, t.dim, seen);
+                       {keys.k + here.first * t.dim, t.dim}, rows, t.dim, seen);
 }
 
 // Every two rows of `numbers` that lie a row of pairs behind each other, down.
@@ -187,38 +204,53 @@ static void begin_tile(const AttentionBackward& a, const Item& item, const Tile&
 
 // The keys as rows, which dx multiplies.
 template <class T>
-static void lay_down(const Attention& a, const Tile& t, const T* const* rows, int64_t count) {
+static void lay_down(const Attention& a, const Tile& t, const Keys& to, const T* const* rows, int64_t count) {
   if constexpr (__is_same(T, BFloat16)) {
     if (a.pairs) {
       for (int64_t i = 0; i < count; i += 2)
-        pair_down(t.pairs.k_down + i / 2 * t.dim, rows[i], i + 1 < count ? rows[i + 1] : nullptr, a.dim);
+        pair_down(to.k_down + i / 2 * t.dim, rows[i], i + 1 < count ? rows[i + 1] : nullptr, a.dim);
       return;
     }
   }
-  for (int64_t i = 0; i < count; ++i) widen_row(t.k + i * t.dim, rows[i], a.dim, 1.f);
+  for (int64_t i = 0; i < count; ++i) widen_row(to.k + i * t.dim, rows[i], a.dim, 1.f);
+}
+
+// The keys [key, key + count) laid out: as they were for rows before these, or anew. Where all tiles of keys can be
+// kept they take turns, else the first ones stay.
+template <class T>
+static Keys keys_of_tile(const Attention& a, const Item& item, const Tile& t, int64_t key, int64_t count, bool all) {
+  const Sequence& s = a.sequences[item.sequence];
+  const int64_t n = key / kTileKeys, slot = all ? n % t.kept : least(n, t.kept - 1);
+  const Keys keys = t.keys_at(a, slot);
+  if (t.laid[slot].key == key && t.laid[slot].count >= count) return keys;
+  t.laid[slot] = {key, count};
+  const T* rows[kTileKeys];
+  find_keys(rows, a, a.k, s, item.key_head, key, count);
+  lay_across(keys.k_across, rows, count, a.dim, a.pairs);
+  lay_down(a, t, keys, rows, count);
+  find_keys(rows, a, a.v, s, item.key_head, key, count);
+  lay_across(keys.v_across, rows, count, a.value_dim, a.pairs);
+  return keys;
 }
 
 template <class T>
 static void backward_of(const AttentionBackward& a, const Item& item, float* part, double* dsinks, float* scratch) {
   const Sequence& s = a.sequences[item.sequence];
   const int64_t group = a.group(), most_rows = tile_positions(a);
-  const Tile t(a, {scratch});
+  const Tile t(a, s.keys, {scratch});
   const Sums sums = sums_of(a, s, part);
   for (int64_t i = 0; i < backward_part(a, s.keys); ++i) part[i] = 0.f;
-  const T* found[kTileKeys];
   for (int64_t row = item.first; row < item.end; row += most_rows) {
     const int64_t row_end = least(item.end, row + most_rows), rows = (row_end - row) * group;
     begin_tile<T>(a, item, t, row, row_end, dsinks);
     const Span all = keys_of(a, s, row, row_end);
-    for (int64_t key = all.first; key < all.end; key += kTileKeys) {
+    const int64_t from = all.first / kTileKeys * kTileKeys;  // the same tiles for all rows
+    for (int64_t key = from; key < all.end; key += kTileKeys) {
       const int64_t count = least(kTileKeys, all.end - key);
-      find_keys(found, a, a.k, s, item.key_head, key, count);
-      lay_across(t.k_across, found, count, a.dim, a.pairs);
-      lay_down(a, t, found, count);
-      find_keys(found, a, a.v, s, item.key_head, key, count);
-      lay_across(t.v_across, found, count, a.value_dim, a.pairs);
+      const Keys keys = keys_of_tile<T>(a, item, t, key, count, all.end - from <= t.kept * kTileKeys);
       for (int64_t first = 0; first < rows; first += kBlockRows)
-        block_backward<kPrecisionOf<T>>(a, item, t, row, first, least(rows, first + kBlockRows), key, count, sums);
+        block_backward<kPrecisionOf<T>>(a, item, t, row, first, least(rows, first + kBlockRows), key, count, keys,
+                                        sums);
     }
     for (int64_t i = 0; i < rows; ++i)
       write_row(row_of<T>(a.dq, s.batch, s.first_row + row + i / group, item.key_head * group + i % group),

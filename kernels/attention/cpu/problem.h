@@ -8,6 +8,7 @@
 // shapes alone: the same bits with any number of threads.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/attention/attention.h"
@@ -67,6 +68,7 @@ constexpr int64_t kTileRows = 192;  // rows times heads of a group that share a 
 constexpr int64_t kTileKeys = 128;
 constexpr int64_t kBlockRows = 48;   // of a tile, whose scores stay in the first cache
 constexpr int64_t kStreamRows = 16;  // up to so many, keys are read where they lie: memory is what such a call costs
+constexpr int64_t kKept = int64_t{2} << 20;        // numbers of float32
 constexpr int64_t kKeysStride = kTileKeys + kPad;  // no power of two, which would share few lines of the cache
 
 constexpr int64_t padded(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
@@ -83,12 +85,19 @@ inline int64_t forward_scratch(const Attention& a) {
 }
 inline int64_t stream_scratch(const Attention& a) { return kStreamRows * (padded(a.dim) + kTileKeys + 1) + kPad * 8; }
 inline int64_t stream_part(const Attention& a) { return kStreamRows * (padded(a.value_dim) + 2); }
-inline int64_t backward_scratch(const Attention& a) {
+// A backward's key tile as products want it: keys and values across, and keys as rows, by numbers or by pairs.
+inline int64_t laid_tile(const Attention& a) {
+  const int64_t numbers = a.pairs ? 2 : 1;
+  return ((a.dim + a.value_dim) * kKeysStride + kTileKeys * padded(a.dim)) / numbers;
+}
+// How many of them a thread keeps for the tiles of rows to come, whose keys are mostly the same.
+inline int64_t kept_tiles(const Attention& a, int64_t keys) {
+  return std::clamp<int64_t>(kKept / (laid_tile(a) + 1), 1, keys / kTileKeys + 2);
+}
+inline int64_t backward_scratch(const Attention& a, int64_t keys) {
   const int64_t both = padded(a.dim) + padded(a.value_dim);
-  const int64_t rows_and_keys =
-      a.pairs ? (tile_rows(a) + 1) * both + kTileKeys / 2 * padded(a.dim) + 3 * (kBlockRows / 2) * kTileKeys
-              : tile_rows(a) * both + kTileKeys * padded(a.dim);
-  return rows_and_keys + tile_rows(a) * (padded(a.dim) + 2) + (a.dim + a.value_dim) * kKeysStride +
+  const int64_t of_rows = a.pairs ? (tile_rows(a) + 1) * both + 3 * (kBlockRows / 2) * kTileKeys : tile_rows(a) * both;
+  return of_rows + tile_rows(a) * (padded(a.dim) + 2) + kept_tiles(a, keys) * (laid_tile(a) + 4) +
          2 * kBlockRows * kTileKeys + kPad * 16;
 }
 inline int64_t backward_part(const Attention& a, int64_t keys) { return keys * (padded(a.dim) + padded(a.value_dim)); }

@@ -8,7 +8,7 @@ call of 2 x 8192, window (causal, 1024 keys, by the pairs that are seen), chunk 
 (causal, sequences of 64 to 4096 rows; --rows is not read). Rows are of the library named "ours". As load each has the
 multiprocessors' clock and the card's power while it ran, ours and theirs: a Hopper card at its power limit slows down by
 a tenth, some tenths of a second late, so that who comes behind a product is slowed down for it: each call runs untimed
-for as long as it is timed before, and every second turn goes the other way round. The file is Triton's tutorial of fused attention, of float16 and heads of a power of two, as it stands.
+before it is timed, for as long or half a second, and every second turn goes the other way round. The file is Triton's tutorial of fused attention, of float16 and heads of a power of two, as it stands.
 """
 
 import argparse
@@ -33,10 +33,11 @@ TARGETS = {"forward": {64: 1.05, 128: 1.03, 256: 1.0}, "backward": {64: 1.1, 128
 TARGET_OF_MASKS, TARGET_OF_PRODUCT = 0.85, 0.93
 # 640 and 440 TFLOP/s, published of a card on which cuDNN is 1.09 times as fast as on ours.
 LATENT_TARGETS = {"forward": "586 TFLOP/s", "backward": "404 TFLOP/s"}
+SETTLE = 0.5  # seconds, at most, in which a call reaches its own clock before it is timed
 
 
 def timed(call, seconds, meter):
-    """Milliseconds a call, clock, power: one long stretch of calls, behind as long a one that is not timed."""
+    """Milliseconds a call, clock, power: one long stretch of calls, behind one that is not timed."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(2):
         call()
@@ -44,8 +45,9 @@ def timed(call, seconds, meter):
     call()
     end.record()
     end.synchronize()
-    count = max(3, int(seconds * 1e3 / begin.elapsed_time(end)))
-    for _ in range(count):
+    once = begin.elapsed_time(end)
+    count = max(3, int(seconds * 1e3 / once))
+    for _ in range(max(3, int(min(seconds, SETTLE) * 1e3 / once))):
         call()
     torch.cuda.synchronize()
     start = time.perf_counter()

@@ -92,7 +92,7 @@ inline void run_backward(AttentionBackward& a, const std::vector<Sequence>& sequ
     const Item& item = plan.tiles[n];
     float* part = parts + (item.slot >= 0 ? item.slot : plan.slots + thread) * apart;
     table().backward(a, item, part, dsinks == nullptr ? nullptr : &sinks[n * group],
-                     thread_scratch(backward_scratch(a)));
+                     thread_scratch(backward_scratch(a, keys)));
     if (item.slot < 0) table().write_gradients(a, {item.sequence, item.key_head, 0, 1}, part, apart);
   });
   run_units(int64_t(plan.merges.size()), alone, [&](int64_t n, int64_t) {

@@ -30,7 +30,15 @@ HOTSWAP_INLINE void block(float* c, int64_t c_row, Left a, Right b, int64_t step
       if constexpr (kInto == Into::kScaled) sum[r][v] = scale[r] * load(c + r * c_row + v * kLanes);
     }
   }
+  // The next rows' sums, which mostly wait in the second cache: asked for a few at a time beside these products.
+  const int64_t asked = kInto == Into::kSet ? 0 : kRows;
+  const float* next = c + kRows * c_row;
   for (int64_t k = 0; k < steps; ++k) {
+    if (k < asked) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v) __builtin_prefetch(next + v * kLanes);
+      next += c_row;
+    }
     F right[kVecs];
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) right[v] = load(b.at + k * b.step + v * kLanes);

@@ -40,7 +40,13 @@ HOTSWAP_PAIRS static void pairs_block(float* c, int64_t c_row, LeftPairs a, Righ
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) sum[r][v] = _mm512_setzero_ps();
   }
+  const float* asked = c;  // what the products are added to mostly waits in the second cache
   for (int64_t k = 0; k < steps; ++k) {
+    if (kInto == Into::kAdd && k < kRows) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v) __builtin_prefetch(asked + v * kLanes);
+      asked += c_row;
+    }
     __m512bh right[kVecs];
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) right[v] = (__m512bh)load(b.at + k * b.step + v * kLanes);

@@ -22,6 +22,13 @@ __device__ __forceinline__ void load_box(void* shared, const CUtensorMap& map, B
       : "memory");
 }
 
+// A box comes to L2, for a copy that will want it.
+__device__ __forceinline__ void box_to_l2(const CUtensorMap& map, int x0, int x1, int x2, int x3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(x0), "r"(x1),
+               "r"(x2), "r"(x3)
+               : "memory");
+}
+
 // Bytes as they lie: addresses and number are multiples of 16.
 __device__ __forceinline__ void load_bytes(void* shared, const void* from, uint32_t bytes, Barrier& full) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

@@ -1,5 +1,7 @@
 """This package on a GPU: what tests of all packages ask of it (kernels/common/tests/test_cuda.py says what each is)."""
 
+import torch
+
 WIDE = r"few_rows_kernel<.*BFloat16, 8, "
 WIDER = False
 STORES_FEW = True
@@ -13,11 +15,18 @@ SPILLS = {  # of 64 registers, which leave room for the next launch beside it: t
 def cases(ops, random, names):
     weight, bias = random(4096, 1024), random(4096)
     one, five, many = random(1, 1024), random(5, 1024), random(16, 1024)
-    dy = random(5, 4096)
+    dy, place = random(5, 4096), torch.empty(16, dtype=torch.int64, device="cuda")
+
+    def largest(x):
+        ops.largest_(place[: len(x)], x)
+        return place[: len(x)].clone()
+
     return {
         "linear": lambda: ops.linear(one, weight, None),
         "linear, 5 rows": lambda: ops.linear(five, weight, bias),
         "linear, 16 rows": lambda: ops.linear(many, weight, bias),
+        "largest_": lambda: largest(one),
+        "largest_, 16 rows, odd": lambda: largest(many[:, 1:]),
         "linear_bwd": lambda: ops.linear_bwd(dy, five, weight, True),
     }
 

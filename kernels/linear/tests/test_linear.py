@@ -58,6 +58,18 @@ def test_opcheck(ops):
         torch.library.opcheck(ops.linear.default, args)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_largest_is_where_torch_finds_it(ops, dtype):
+    torch.manual_seed(0)
+    x = torch.randn(3, 5000).to(dtype)
+    place = torch.full((3, 1), -1)
+    before = ops.call_count("largest_")
+    ops.largest_(place, x)
+    assert ops.call_count("largest_") == before + 1
+    assert torch.equal(place[:, 0], x.double().argmax(-1))
+    torch.library.opcheck(ops.largest_.default, (place, x))
+
+
 def test_errors_name_the_shapes(ops):
     with pytest.raises(RuntimeError, match=r"wanted x \[\.\.\., 3\]"):
         ops.linear(torch.zeros(1, 4), torch.zeros(2, 3), None)

@@ -30,6 +30,12 @@ Tensor aten_mm(const Tensor& a, const Tensor& b) {
   return to<Tensor>(stack[0]);
 }
 
+Tensor aten_argmax(const Tensor& x) {
+  std::array<StableIValue, 3> stack{from(x), from(std::optional<int64_t>(-1)), from(false)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::argmax", "", stack.data(), TORCH_ABI_VERSION));
+  return to<Tensor>(stack[0]);
+}
+
 void check_arguments(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   check(weight.dim() == 2, "linear: wanted weight [out, in]; got ", kernels::shape_of(weight), "; reshape it");
   check(x.dim() >= 1 && x.size(x.dim() - 1) == weight.size(1), "linear: wanted x [..., ", weight.size(1),
@@ -182,8 +188,37 @@ Tensor packed_linear(const Tensor& x, const Tensor& weight, const std::optional<
   return y;
 }
 
+// The choice of a greedy decoder, where the next step of a graph looks for it.
+void largest(const Tensor& place, const Tensor& x) {
+  constexpr const char* kOp = "largest_";
+  const kernels::Device device = kernels::device_of(x);
+  const Rows in = kernels::as_rows(x, kOp, device);
+  check(x.dim() >= 1 && in.cols > 0 && in.cols <= INT32_MAX, kOp, ": wanted x [..., numbers], at least one; got ",
+        kernels::shape_of(x), "; there is no largest of none");
+  kernels::check_device(place, device, kOp);
+  check(place.scalar_type() == kernels::ScalarType::Long && place.numel() == in.rows && place.is_contiguous(), kOp,
+        ": wanted place as ", in.rows, " int64 without gaps, one a row of x ", kernels::shape_of(x), "; got ",
+        kernels::shape_of(place), " in torch dtype number ", int(place.scalar_type()), "; make it for these rows");
+  kernels::run_on(
+      device,
+      [&](auto stream) {
+        linear::cuda::largest({.dtype = kernels::dtype_of(x, kOp),
+                               .x = in.data,
+                               .x_stride = in.stride,
+                               .rows = in.rows,
+                               .cols = in.cols,
+                               .place = static_cast<int64_t*>(place.data_ptr())},
+                              stream);
+      },
+      [&] {
+        Tensor to = torch::stable::reshape(place, {in.rows});
+        torch::stable::copy_(to, aten_argmax(torch::stable::reshape(x, {in.rows, in.cols})));
+      });
+}
+
 constexpr std::array kOps{
     kernels::op<&linear_op>("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
+    kernels::op<&largest>("largest_(Tensor(a!) place, Tensor x) -> ()"),
     kernels::cpu_op<&packed_linear>("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
     kernels::op<&linear_bwd>(
         "linear_bwd(Tensor dy, Tensor x, Tensor weight, bool with_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)"),

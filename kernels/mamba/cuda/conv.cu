@@ -3,6 +3,7 @@
 
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/mamba/cuda/conv_rows.cuh"
+#include "kernels/mamba/cuda/conv_tiles.cuh"
 #include "kernels/mamba/cuda/mamba_cuda.h"
 
 namespace mamba::cuda {
@@ -165,10 +166,17 @@ void conv_forward(const Forward& a, Stream stream) {
   const bool vectors = whole_channels(p, p.x) && whole_channels(p, a.y);
   const ChannelsPlan plan = forward_channels_plan(p, vectors ? kForwardChannels<float> : 1);
   const int64_t blocks = divide_up(plan.items, kThreads);
-  if (vectors && four(p))
+  if (vectors && four(p)) {
+    constexpr int64_t kMany = 1 << 13;  // blocks; of fewer, each thread's filters count
+    const int64_t pieces = divide_up(p.channels, int64_t{kThreads} * kForwardChannels<float>);
+    const int64_t parts = divide_up(p.length, int64_t{kTileSteps}), tiles = p.batch * parts * pieces;
     return with_dtype(p.x.type, [&]<typename T>() {
-      kernels::gpu::launch_after(&forward_four_channels<T>, blocks, kThreads, stream, a, plan);
+      if (tiles >= kMany && tiles >> 31 == 0)
+        kernels::gpu::launch_after(&forward_four_tiles<T>, tiles, kThreads, stream, a, int(pieces), int(parts));
+      else
+        kernels::gpu::launch_after(&forward_four_channels<T>, blocks, kThreads, stream, a, plan);
     });
+  }
   with_access(vectors, p.x.type, [&]<typename T>() {
     with_taps(p, [&]<int kTaps, bool kPacked>() {
       kernels::gpu::launch(&forward_channels<T, kTaps, kPacked>, blocks, kThreads, stream, a, plan);

@@ -1,7 +1,7 @@
 // The backward of conv_four.cuh for long rows of steps beside each other.
 #pragma once
 
-#include "kernels/mamba/cuda/conv_four.cuh"
+#include "kernels/mamba/cuda/conv_bytes.cuh"
 
 namespace mamba::conv::gpu {
 
@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     backward_four_rows(const Backward a, const PartsPlan plan) {
   constexpr int kWarps = kRowThreads / 32, kOwn = kRowTiles * int(kTile);
   __shared__ Row<T> memory;
+  __shared__ Barrier full;
   __shared__ float warp_sums[kFour + 1][kWarps];
   wait_for_launch_before();
   next_launch_may_begin();
@@ -45,30 +46,26 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
   };
   const T *const x_from = at(p.x), *const dy_from = at(a.dy);
   T* const x_to = memory.x + kPerVector<T>;
-#pragma unroll
-  for (int r = 0; r < kRowTiles; ++r) {
-    const int here = own + r * int(kTile);
-    const bool none = first + here >= length;
-#pragma unroll
-    for (int i = 0; i < kVector; i += kPerVector<T>) {
-      start_copy<16>(x_to + here + i, x_from + here + i, none);
-      start_copy<16>(memory.dy + here + i, dy_from + here + i, none);
-    }
-  }
+  // The copy engine brings what there is, a vector before and behind the part too. Threads put zeros elsewhere.
+  constexpr int kBeside = kPerVector<T>;
+  const int left = length - first, count = left < kRowSteps ? left : kRowSteps;
+  const int lead = first > 0 ? kBeside : 0, tail = left > kRowSteps ? kBeside : 0;
   if (threadIdx.x == 0) {
-    start_copy<kHalo * sizeof(T)>(x_to - kHalo, x_from - kHalo, first == 0);
-  } else if (threadIdx.x == kRowThreads - 1) {
-    const bool none = first + kRowSteps >= length;
-    start_copy<kHalo * sizeof(T)>(x_to + kRowSteps, x_from + kRowSteps, none);
-    start_copy<kHalo * sizeof(T)>(memory.dy + kRowSteps, dy_from + kRowSteps, none);
+    expect_bytes(full, (2 * count + lead + 2 * tail) * int(sizeof(T)));
+    load_bytes(x_to - lead, x_from - lead, uint32_t((lead + count + tail) * int(sizeof(T))), full);
+    load_bytes(memory.dy, dy_from, uint32_t((count + tail) * int(sizeof(T))), full);
   }
-  commit_copies();
+  const uint4 zeros = make_uint4(0, 0, 0, 0);
+  const auto put_zeros = [&](T* to) { *reinterpret_cast<uint4*>(to) = zeros; };
+  if (lead == 0 && threadIdx.x == 32) put_zeros(x_to - kBeside);
+  for (int i = count + tail + int(threadIdx.x) * kBeside; i < kRowSteps + kBeside; i += kRowThreads * kBeside)
+    put_zeros(x_to + i), put_zeros(memory.dy + i);
   Filter<kFour> filter = load_one(p, channel);
   filter.bias *= kScale;
 #pragma unroll
   for (int j = 0; j < kFour; ++j) filter.w[j] *= kScale;
-  wait_copies<0>();
   __syncthreads();
+  full.wait(0);
   float sums[kFour + 1] = {}, later[kBefore];  // later: g of the steps behind a tile
   {
     const int behind = (warp + 1) * kOwn + (lane < kBefore ? lane : 0);
@@ -79,7 +76,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
 #pragma unroll
     for (int s = 0; s < kBefore; ++s) later[s] = __shfl_sync(kAllLanes, g, s);
   }
-  T* to = at(a.dx) + own;
+  __syncthreads();  // all have read what is behind their part: dx takes dy's place
 #pragma unroll 1
   for (int r = kRowTiles - 1; r >= 0; --r) {
     const int here = own + r * int(kTile), start = first + here;
@@ -94,8 +91,15 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     steps_gradients(filter, before_own, numbers, dy, past, lane, x, g, later);
     float dx[kVector];
     add_steps(filter, x, g, dx, sums);
-    if (!past) store_floats<kVector>(to + r * int(kTile), dx);
+    put_floats<kVector>(memory.dy + here, dx);
     if (start == 0 && a.dinitial.data != nullptr) store_before<kFour>(a, batch, channel, filter, g, nullptr);
+  }
+  publish_shared_writes();
+  __syncwarp();
+  const int mine = count - warp * kOwn < kOwn ? count - warp * kOwn : kOwn;  // steps of the warp
+  if (lane == 0 && mine > 0) {
+    store_bytes(at(a.dx) + warp * kOwn, memory.dy + warp * kOwn, uint32_t(mine * int(sizeof(T))));
+    commit_stores();
   }
 #pragma unroll
   for (int j = 0; j <= kFour; ++j) {
@@ -103,6 +107,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     if (lane == 0) warp_sums[j][warp] = sum;
   }
   __syncthreads();
+  if (lane == 0) wait_until_stores_have_read();
   if (threadIdx.x > kFour) return;
   const int j = int(threadIdx.x), to_row = j < kFour ? kFour - 1 - j : kFour;
   float sum = warp_sums[j][0];

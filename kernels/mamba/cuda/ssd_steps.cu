@@ -140,7 +140,9 @@ __global__ void __launch_bounds__(kThreads) write_steps(const Problem p, const P
     write_all(kLeave, [&](int e) { return leave[e]; });
     write_all(kSlope, [&](int e) { return slope[e]; });
   }
-  if (lane == 0) to[kStepArrays * kTokens] = begins.last_start < 0 ? exp2(float(end)) : 0.f;
+  if (lane == 0)  // a vector, as it is read
+    *reinterpret_cast<float4*>(to + kStepArrays * kTokens) = {begins.last_start < 0 ? exp2(float(end)) : 0.f, 0.f, 0.f,
+                                                              0.f};
   if (head > 0) return;
   int* starts = reinterpret_cast<int*>(memory + plan.starts) + chunk * (kTokens + 1);
 #pragma unroll

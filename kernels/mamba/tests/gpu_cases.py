@@ -4,7 +4,7 @@
 # (cuda/conv_channels.cuh).
 WIDE = (
     r"forward_(steps|long_steps|channels)<.*BFloat16, 4, false>|backward_steps<.*BFloat16, 4, false>"
-    r"|forward_four_(steps|channels)<.*BFloat16|backward_four_(steps|rows)<.*BFloat16"
+    r"|forward_four_(steps|channels)<.*BFloat16|backward_four_steps<.*BFloat16"
     r"|scan::gpu::(forward|backward)<kernels::BFloat16.*false, false>|step_rows<(float|kernels::BFloat16)"
     r"|gated_norm::gpu::(forward|backward)_held<kernels::BFloat16"
     r"|walk_forward<|walk_states<kernels::BFloat16, true>|write_outputs<kernels::BFloat16, true, false>"

@@ -1,0 +1,34 @@
+// What the copy engine does for the convolution: it brings rows into shared memory and takes them away, past registers
+// and L1 (docs/notes/mamba.md).
+#pragma once
+
+#include "kernels/common/gpu/tma.cuh"
+#include "kernels/mamba/cuda/conv_four.cuh"
+
+namespace mamba::conv::gpu {
+
+// By one thread, which then starts copies of so many bytes to `full`. What the launch before has written is there.
+__device__ __forceinline__ void expect_bytes(Barrier& full, int64_t bytes) {
+  full.init(1);
+  publish_barriers();
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  full.arrive_expecting(uint32_t(bytes));
+}
+
+// Bytes as they lie: addresses and number are multiples of 16.
+__device__ __forceinline__ void store_bytes(void* to, const void* shared, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(shared)),
+               "r"(bytes)
+               : "memory");
+}
+
+// store_floats, to shared memory.
+template <int N, class T>
+__device__ __forceinline__ void put_floats(T* to, const float (&f)[N]) {
+  const Pack<T, N> v = pack<T>(f);
+#pragma unroll
+  for (int i = 0; i < int(N * sizeof(T) / 16); ++i)
+    reinterpret_cast<uint4*>(to)[i] = make_uint4(v.w[4 * i], v.w[4 * i + 1], v.w[4 * i + 2], v.w[4 * i + 3]);
+}
+
+}  // namespace mamba::conv::gpu
