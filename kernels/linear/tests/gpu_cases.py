@@ -15,7 +15,7 @@ SPILLS = {  # of 64 registers, which leave room for the next launch beside it: t
 def cases(ops, random, names):
     weight, bias = random(4096, 1024), random(4096)
     one, five, many = random(1, 1024), random(5, 1024), random(16, 1024)
-    dy, place = random(5, 4096), torch.empty(16, dtype=torch.int64, device="cuda")
+    dy, place = random(5, 4096), torch.empty(16, dtype=torch.int64, device=weight.device)
 
     def largest(x):
         ops.largest_(place[: len(x)], x)
