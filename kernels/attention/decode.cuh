@@ -192,6 +192,12 @@ __global__ void __launch_bounds__(32 * kDecodeWarps, kDim <= 64    ? 3
 #endif
 }
 
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, o));
+  return v;
+}
+
 // A row's parts added, where there are fewer than 32: a warp for each 128 numbers of a row, four of a lane.
 constexpr int kCombineWarps = 8;
 
@@ -212,13 +218,7 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
 #pragma unroll
   for (int s = 0; s < kFirst; ++s)
     if (inside && s < a.splits) unpack<float>(load<kEach>(part_out + s * dim), early[s]);
-  float most = own;
-#pragma unroll
-  for (int o = 16; o > 0; o /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, o));
-  const float weight = exp2_fast(own - (most == -INFINITY ? 0.f : most));
-  float sum = weight;
-#pragma unroll
-  for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+  const float most = warp_max(own), weight = exp2_fast(own - (most == -INFINITY ? 0.f : most)), sum = warp_sum(weight);
   const auto add = [&](int s, const float(&part)[kEach]) {
     const float of_part = __shfl_sync(kAllLanes, weight, s);
 #pragma unroll
@@ -271,8 +271,7 @@ __global__ void __launch_bounds__(32 * kDecodeWarps) combine_many_kernel(const _
   float most = own[0], sum = 0.f;
 #pragma unroll
   for (int i = 1; i < kOwn; ++i) most = fmaxf(most, own[i]);
-#pragma unroll
-  for (int o = 16; o > 0; o /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, o));
+  most = warp_max(most);
   const float base = most == -INFINITY ? 0.f : most;
   __shared__ float weights[32 * kOwn], totals[kSlots][kColumns];
 #pragma unroll
@@ -281,8 +280,7 @@ __global__ void __launch_bounds__(32 * kDecodeWarps) combine_many_kernel(const _
     sum += weight;
     if (threadIdx.x < 32) weights[lane + 32 * i] = weight;
   }
-#pragma unroll
-  for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(kAllLanes, sum, o);
+  sum = warp_sum(sum);
   __syncthreads();
   float total[kEach] = {};
   const auto add = [&](float weight, const float(&part)[kEach]) {
