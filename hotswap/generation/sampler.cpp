@@ -4,7 +4,6 @@
 #include <ATen/Context.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/argmax.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/eq.h>
@@ -30,15 +29,12 @@
 #include <utility>
 
 #include "hotswap/base/error.h"
+#include "hotswap/layers/linear.h"
 
 namespace hotswap {
 namespace {
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
-
-Tensor argmax(const Tensor& scores, Tensor place) {
-  return place.defined() ? at::argmax_out(place, scores, -1) : at::argmax(scores, -1);
-}
 
 void require(bool holds, const char* wanted, const char* name, double got) {
   if (!holds) throw Error({.wanted = wanted, .got = cat(name, " = ", got), .next = "change the generation settings"});
@@ -47,7 +43,7 @@ void require(bool holds, const char* wanted, const char* name, double got) {
 }  // namespace
 
 Sampler::Sampler(const GenerationConfig& c, at::Device device, Largest largest)
-    : largest_(largest ? std::move(largest) : argmax),
+    : largest_(largest ? std::move(largest) : stock::largest),
       do_sample_(c.do_sample.value_or(false)),
       temperature_(c.temperature.value_or(1.0)),
       top_p_(c.top_p.value_or(1.0)),

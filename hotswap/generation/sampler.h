@@ -20,7 +20,7 @@ class Sampler {
   using Largest = std::function<Tensor(const Tensor& scores, Tensor place)>;
 
   // Error on a setting that makes no sense. Reads everything but the most tokens, the token of padding and texts.
-  // Without `largest` torch looks for it.
+  // Without `largest` stock::largest looks for it.
   Sampler(const GenerationConfig& config, at::Device device, Largest largest = nullptr);
 
   // logits: [batch, vocab] any floating type; so_far: [batch, time] ids, read only where needs_history(); length: [1]

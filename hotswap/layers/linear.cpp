@@ -5,6 +5,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 
+#include <utility>
+
 namespace hotswap {
 
 Tensor stock::linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
@@ -16,6 +18,10 @@ Tensor stock::packed_linear(const Tensor& x, const Tensor& weight, const std::op
   const at::ScalarType wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const std::optional<Tensor> wide_bias = bias && bias->defined() ? std::optional(bias->to(wide)) : std::nullopt;
   return at::linear(x.to(wide), dequantised(weight, x.size(-1), wide), wide_bias).to(x.scalar_type());
+}
+
+Tensor stock::largest(const Tensor& x, Tensor place) {
+  return place.defined() ? at::argmax_out(place, x, -1) : at::argmax(x, -1);
 }
 
 Linear::Linear(int64_t in, int64_t out, bool with_bias, Init weight_init, Init bias_init)
@@ -31,7 +37,7 @@ Tensor Linear::forward(const Tensor& x) const {
 }
 
 Tensor Linear::largest(const Tensor& x, Tensor place) const {
-  if (!forward_.largest) return place.defined() ? at::argmax_out(place, x, -1) : at::argmax(x, -1);
+  if (!forward_.largest) return stock::largest(x, std::move(place));
   if (!place.defined()) place = at::empty({x.size(0)}, x.options().dtype(at::kLong));
   forward_.largest(place, x);
   return place;

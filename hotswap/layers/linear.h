@@ -21,6 +21,8 @@ using PackedLinearForward = LinearForward;
 namespace stock {
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);
 Tensor packed_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);  // dequantises it all
+// Where the largest number of each row of x stands, [..., n] -> [...] int64; in `place` where that is given.
+Tensor largest(const Tensor& x, Tensor place);
 }  // namespace stock
 
 class LinearSlot : public Slot<LinearForward> {
