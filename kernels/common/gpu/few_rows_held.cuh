@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     }
   }
   if (warp == 0) {
-    if (!a.weights_are_old) asm volatile("fence.proxy.async.global;" ::: "memory");
+    if (!a.weights_are_old) publish_memory_writes();
     if (lane < turns * kTiles && (!a.weights_are_old || lane >= kEarly)) ask(lane, false);
     __syncwarp();
   }
