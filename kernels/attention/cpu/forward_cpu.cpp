@@ -65,8 +65,10 @@ static void forward_of(const Attention& a, const Item& item, float* scratch) {
   for (int64_t key = all.first; key < all.end; key += kTileKeys) {
     const int64_t count = least(kTileKeys, all.end - key);
     find_keys(rows, a, a.k, s, item.key_head, key, count);
+    ask_for_rows(rows, count, a.dim);
     lay_across(t.k, rows, count, a.dim, a.pairs);
     find_keys(rows, a, a.v, s, item.key_head, key, count);
+    ask_for_rows(rows, count, a.value_dim);
     for (int64_t i = 0; i < count; ++i) widen_row(t.v + i * t.value_dim, rows[i], a.value_dim, 1.f);
     for (int64_t first = 0; first < t.rows; first += kBlockRows)
       block_forward<kPrecisionOf<T>>(a, item, t, first, least(t.rows, first + kBlockRows), key, count);

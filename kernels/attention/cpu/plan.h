@@ -70,7 +70,8 @@ inline Plan plan_forward(const Attention& a, int64_t sequences, int64_t num_spli
   return plan;
 }
 
-// Rows of a sequence and key head go to one unit, or to several of equal cost with a dk and dv each.
+// Rows of a sequence and key head go to one unit, or to several of equal cost with a dk and dv each. These follow each
+// other, so that a thread that takes two lays out their keys once.
 inline Plan plan_backward(const Attention& a, int64_t sequences) {
   Plan plan;
   std::vector<std::pair<int64_t, Item>> tiles;
@@ -82,14 +83,13 @@ inline Plan plan_backward(const Attention& a, int64_t sequences) {
     for (int64_t row = 0; row < s.rows; row += step) whole += tile_cost(a, s, row, std::min(s.rows, row + step));
     for (int64_t head = 0; head < a.key_heads; ++head) {
       const int64_t slot = plan.slots;
-      int64_t cost = 0, first = 0, before = 0;
+      int64_t cost = 0, first = 0;
       for (int64_t row = 0; row < s.rows; row += step) {
         const int64_t end = std::min(s.rows, row + step), part = plan.slots - slot;  // parts before this one
         cost += tile_cost(a, s, row, end);
         if (end < s.rows && cost * parts < whole * (part + 1)) continue;
-        tiles.push_back({cost - before, {n, head, first, end, plan.slots++}});
+        tiles.push_back({whole, {n, head, first, end, plan.slots++}});
         first = end;
-        before = cost;
       }
       if (plan.slots - slot > 1) {
         plan.merges.push_back({n, head, slot, plan.slots});
