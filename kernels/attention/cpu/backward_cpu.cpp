@@ -15,8 +15,8 @@ namespace {
 struct TilePairs {
   uint32_t *q, *dout;            // [rows, dim / 2], [rows, value_dim / 2]; null: nothing here is used
   uint32_t *q_down, *dout_down;  // [rows / 2, dim], [rows / 2, value_dim]
-  uint32_t *p_down, *dx_down;    // [kFullRows / 2, kTileKeys]
-  uint32_t* dx;                  // [kFullRows, kTileKeys / 2]
+  uint32_t *p_down, *dx_down;    // [kFullRows / 2, kKeysStride]
+  uint32_t* dx;                  // [kFullRows, kKeysStride / 2]
 };
 
 // Keys of a tile, laid out.
@@ -32,7 +32,7 @@ struct Tile {
   TilePairs pairs{};        // instead of them
   float* dq;                // [rows, dim]
   float *lse, *delta;       // [rows]
-  float *scores, *dscores;  // [kFullRows, kTileKeys]
+  float *scores, *dscores;  // [kFullRows, kKeysStride]
   int64_t kept;
   int64_t* laid;  // [kept]: which tile's keys are there, from which key on, or -1
   float* keys;    // [kept, laid_tile]
@@ -47,14 +47,14 @@ struct Tile {
     pairs.dout = scratch.take_pairs(a.pairs, rows * value_dim / 2);
     pairs.q_down = scratch.take_pairs(a.pairs, halves * dim);
     pairs.dout_down = scratch.take_pairs(a.pairs, halves * value_dim);
-    pairs.p_down = scratch.take_pairs(a.pairs, kFullRows / 2 * kTileKeys);
-    pairs.dx_down = scratch.take_pairs(a.pairs, kFullRows / 2 * kTileKeys);
-    pairs.dx = scratch.take_pairs(a.pairs, kFullRows * kTileKeys / 2);
+    pairs.p_down = scratch.take_pairs(a.pairs, kFullRows / 2 * kKeysStride);
+    pairs.dx_down = scratch.take_pairs(a.pairs, kFullRows / 2 * kKeysStride);
+    pairs.dx = scratch.take_pairs(a.pairs, kFullRows * kKeysStride / 2);
     dq = scratch.take(rows * dim);
     lse = scratch.take(rows);
     delta = scratch.take(rows);
-    scores = scratch.take(kFullRows * kTileKeys);
-    dscores = scratch.take(kFullRows * kTileKeys);
+    scores = scratch.take(kFullRows * kKeysStride);
+    dscores = scratch.take(kFullRows * kKeysStride);
     keys = scratch.take(kept * laid_tile(a));
     laid = reinterpret_cast<int64_t*>(scratch.take(kept * int64_t(sizeof(int64_t) / sizeof(float))));
     for (int64_t i = 0; i < kept && !same_keys; ++i) laid[i] = -1;
@@ -103,12 +103,12 @@ static void weigh_back(float* scores, float* dscores, int64_t begin, int64_t end
 // Rows of p and dx, two that follow each other or a last one, as pairs: the keys [begin, end), multiples of kLanes.
 static void pair_weights(const Tile& t, int64_t row, bool two, int64_t begin, int64_t end) {
   static const float kZeros[kTileKeys] = {};
-  const int64_t at = row * kTileKeys + begin, down = row / 2 * kTileKeys + begin, count = end - begin;
+  const int64_t at = row * kKeysStride + begin, down = row / 2 * kKeysStride + begin, count = end - begin;
   const float *p = t.scores + at, *dx = t.dscores + at;
-  round_interleaved(t.pairs.p_down + down, p, two ? p + kTileKeys : kZeros, count);
-  round_interleaved(t.pairs.dx_down + down, dx, two ? dx + kTileKeys : kZeros, count);
+  round_interleaved(t.pairs.p_down + down, p, two ? p + kKeysStride : kZeros, count);
+  round_interleaved(t.pairs.dx_down + down, dx, two ? dx + kKeysStride : kZeros, count);
   round_beside(t.pairs.dx + at / 2, dx, count);
-  if (two) round_beside(t.pairs.dx + (at + kTileKeys) / 2, dx + kTileKeys, count);
+  if (two) round_beside(t.pairs.dx + (at + kKeysStride) / 2, dx + kKeysStride, count);
 }
 
 HOTSWAP_INLINE Right as_right(const uint32_t* pairs, int64_t step) {
@@ -135,28 +135,28 @@ static void block_backward(const AttentionBackward& a, const Item& item, const T
     // A row that sees no key, or none of a finite score, has lse -infinity and no gradient.
     const Span seen =
         t.lse[i] == -kInfinity ? Span{0, 0} : cut({of_row.first - key, of_row.end - key}, here.first, here.end);
-    weigh_back<kPrecision>(t.scores + (i - first) * kTileKeys, t.dscores + (i - first) * kTileKeys, begin, stop, seen,
-                           row_options(a, s, row, head, key), t.lse[i], t.delta[i]);
+    weigh_back<kPrecision>(t.scores + (i - first) * kKeysStride, t.dscores + (i - first) * kKeysStride, begin, stop,
+                           seen, row_options(a, s, row, head, key), t.lse[i], t.delta[i]);
     if (a.pairs && ((i - first) % 2 == 1 || i + 1 == end))
       pair_weights(t, (i - first) / 2 * 2, (i - first) % 2 == 1, begin, stop);
   }
   const int64_t seen = here.end - here.first, at = key + here.first;
   if (a.pairs) {
     const int64_t from = here.first / 2, steps = (here.end + 1) / 2 - from, halves = (rows + 1) / 2;
-    multiply_pairs<Into::kAdd>(sums.dv + at * t.value_dim, t.value_dim, {t.pairs.p_down + here.first, 1, kTileKeys},
+    multiply_pairs<Into::kAdd>(sums.dv + at * t.value_dim, t.value_dim, {t.pairs.p_down + here.first, 1, kKeysStride},
                                as_right(t.pairs.dout_down + first / 2 * t.value_dim, t.value_dim), seen, t.value_dim,
                                halves, 1.f);
-    multiply_pairs<Into::kAdd>(sums.dk + at * t.dim, t.dim, {t.pairs.dx_down + here.first, 1, kTileKeys},
+    multiply_pairs<Into::kAdd>(sums.dk + at * t.dim, t.dim, {t.pairs.dx_down + here.first, 1, kKeysStride},
                                as_right(t.pairs.q_down + first / 2 * t.dim, t.dim), seen, t.dim, halves, a.scale);
-    return multiply_pairs<Into::kAdd>(t.dq + first * t.dim, t.dim, {t.pairs.dx + from, kTileKeys / 2, 1},
+    return multiply_pairs<Into::kAdd>(t.dq + first * t.dim, t.dim, {t.pairs.dx + from, kKeysStride / 2, 1},
                                       as_right(keys.k_down + from * t.dim, t.dim), rows, t.dim, steps, 1.f);
   }
   const float *q = t.q + first * t.dim, *dout = t.dout + first * t.value_dim;
-  multiply<Into::kAdd>(sums.dv + at * t.value_dim, t.value_dim, {t.scores + here.first, 1, kTileKeys},
+  multiply<Into::kAdd>(sums.dv + at * t.value_dim, t.value_dim, {t.scores + here.first, 1, kKeysStride},
                        {dout, t.value_dim}, seen, t.value_dim, rows);
-  multiply<Into::kAdd>(sums.dk + at * t.dim, t.dim, {t.dscores + here.first, 1, kTileKeys}, {q, t.dim}, seen, t.dim,
+  multiply<Into::kAdd>(sums.dk + at * t.dim, t.dim, {t.dscores + here.first, 1, kKeysStride}, {q, t.dim}, seen, t.dim,
                        rows);
-  multiply<Into::kAdd>(t.dq + first * t.dim, t.dim, {t.dscores + here.first, kTileKeys, 1},
+  multiply<Into::kAdd>(t.dq + first * t.dim, t.dim, {t.dscores + here.first, kKeysStride, 1},
                        {keys.k + here.first * t.dim, t.dim}, rows, t.dim, seen);
 }
 
@@ -256,7 +256,9 @@ static void backward_of(const AttentionBackward& a, const Item& item, const Back
   const int64_t group = a.group(), most_rows = tile_positions(a);
   const Tile t(a, s.keys, {memory.scratch}, memory.same_keys);
   const Sums sums = sums_of(a, s, memory.part);
-  for (int64_t i = 0; i < backward_part(a, s.keys); ++i) memory.part[i] = 0.f;
+  const Span of_unit = keys_of(a, s, item.first, item.end);
+  for (int64_t i = of_unit.first * t.dim; i < of_unit.end * t.dim; ++i) sums.dk[i] = 0.f;
+  for (int64_t i = of_unit.first * t.value_dim; i < of_unit.end * t.value_dim; ++i) sums.dv[i] = 0.f;
   for (int64_t row = item.first; row < item.end; row += most_rows) {
     const int64_t row_end = least(item.end, row + most_rows), rows = (row_end - row) * group;
     begin_tile<T>(a, item, t, row, row_end, memory.dsinks);
@@ -280,21 +282,25 @@ static void backward_of(const AttentionBackward& a, const Item& item, const Back
 template <class T>
 HOTSWAP_INLINE void write_sum(T* to, const float* from, int64_t numbers, int64_t count, int64_t apart) {
   sweep(numbers, [&](int64_t i, auto part) HOTSWAP_LAMBDA {
-    F total = load(from + i, part);
-    for (int64_t n = 1; n < count; ++n) total += load(from + n * apart + i, part);
+    F total{};
+    for (int64_t n = 0; n < count; ++n) total += load(from + n * apart + i, part);
     store(to + i, total, part);
   });
 }
 
 template <class T>
-static void write_gradients_of(const AttentionBackward& a, const Merge& m, const float* parts, int64_t apart) {
+static void write_gradients_of(const AttentionBackward& a, const Merge& m, const float* parts, int64_t apart,
+                               const Span* seen) {
   const Sequence& s = a.sequences[m.sequence];
   const Sums sums = sums_of(a, s, const_cast<float*>(parts));
+  int64_t first = 0, end = 0;  // parts that have this key: both ends of what they have grow with the part
   for (int64_t key = 0; key < s.keys; ++key) {
-    write_sum(row_of<T>(a.dk, s.key_batch, s.first_key + key, m.key_head), sums.dk + key * padded(a.dim), a.dim,
-              m.slot_end - m.slot, apart);
-    write_sum(row_of<T>(a.dv, s.key_batch, s.first_key + key, m.key_head), sums.dv + key * padded(a.value_dim),
-              a.value_dim, m.slot_end - m.slot, apart);
+    while (end < m.slot_end - m.slot && seen[end].first <= key) ++end;
+    while (first < end && seen[first].end <= key) ++first;
+    write_sum(row_of<T>(a.dk, s.key_batch, s.first_key + key, m.key_head),
+              sums.dk + first * apart + key * padded(a.dim), a.dim, end - first, apart);
+    write_sum(row_of<T>(a.dv, s.key_batch, s.first_key + key, m.key_head),
+              sums.dv + first * apart + key * padded(a.value_dim), a.value_dim, end - first, apart);
   }
 }
 
@@ -304,8 +310,8 @@ void backward(const AttentionBackward& a, const Item& item, const BackwardMemory
   with_dtype(a.dtype, [&]<typename T>() { backward_of<T>(a, item, memory); });
 }
 
-void write_gradients(const AttentionBackward& a, const Merge& m, const float* parts, int64_t apart) {
-  with_dtype(a.dtype, [&]<typename T>() { write_gradients_of<T>(a, m, parts, apart); });
+void write_gradients(const AttentionBackward& a, const Merge& m, const float* parts, int64_t apart, const Span* seen) {
+  with_dtype(a.dtype, [&]<typename T>() { write_gradients_of<T>(a, m, parts, apart, seen); });
 }
 
 }  // namespace attention::HOTSWAP_ISA

@@ -12,7 +12,7 @@ struct Tile {
   uint32_t* q_pairs;             // [rows, dim / 2], or null
   RowState* state;               // [rows]
   float *k, *v;                  // [dim of the problem, kKeysStride], [kTileKeys, value_dim]
-  float *scores, *shrink;        // [kBlockRows, kTileKeys], [kBlockRows]
+  float *scores, *shrink;        // [kBlockRows, kKeysStride], [kBlockRows]
 
   Tile(const Attention& a, int64_t row_count, Scratch scratch)
       : rows(row_count), dim(padded(a.dim)), value_dim(padded(a.value_dim)) {
@@ -22,7 +22,7 @@ struct Tile {
     state = reinterpret_cast<RowState*>(scratch.take(rows * 2));
     k = scratch.take(a.dim * kKeysStride);
     v = scratch.take(kTileKeys * value_dim);
-    scores = scratch.take(kBlockRows * kTileKeys);
+    scores = scratch.take(kBlockRows * kKeysStride);
     shrink = scratch.take(kBlockRows);
   }
 };
@@ -41,10 +41,10 @@ static void block_forward(const Attention& a, const Item& item, const Tile& t, i
   for (int64_t i = first; i < end; ++i) {
     const int64_t at = item.first + i / group, head = item.key_head * group + i % group;
     const Span seen = keys_of(a, s, at), of_row = cut({seen.first - key, seen.end - key}, here.first, here.end);
-    t.shrink[i - first] = weigh<kPrecision>(t.scores + (i - first) * kTileKeys, here.first, here.end, of_row.first,
+    t.shrink[i - first] = weigh<kPrecision>(t.scores + (i - first) * kKeysStride, here.first, here.end, of_row.first,
                                             of_row.end, row_options(a, s, at, head, key), t.state[i]);
   }
-  multiply<Into::kScaled>(t.values + first * t.value_dim, t.value_dim, {t.scores + here.first, kTileKeys, 1},
+  multiply<Into::kScaled>(t.values + first * t.value_dim, t.value_dim, {t.scores + here.first, kKeysStride, 1},
                           {t.v + here.first * t.value_dim, t.value_dim}, end - first, t.value_dim,
                           here.end - here.first, t.shrink);
 }

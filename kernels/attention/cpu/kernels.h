@@ -9,6 +9,7 @@ void forward(const cpu::Attention& a, const cpu::Item& rows, float* scratch);
 void stream(const cpu::Attention& a, const cpu::Item& keys, float* parts, float* scratch);
 void merge(const cpu::Attention& a, const cpu::Merge& merge, float* parts);
 void backward(const cpu::AttentionBackward& a, const cpu::Item& rows, const cpu::BackwardMemory& memory);
-void write_gradients(const cpu::AttentionBackward& a, const cpu::Merge& merge, const float* parts, int64_t apart);
+void write_gradients(const cpu::AttentionBackward& a, const cpu::Merge& merge, const float* parts, int64_t apart,
+                     const cpu::Span* seen);
 
 }  // namespace attention::HOTSWAP_ISA

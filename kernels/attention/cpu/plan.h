@@ -14,6 +14,7 @@ struct Plan {
   std::vector<Item> tiles, streams;  // forward: rows with many queries; keys where there are few
   std::vector<Merge> merges;         // of streams; of a backward's tiles that share dk and dv
   int64_t slots = 0;                 // parts of sums that are there at the same time
+  std::vector<Span> seen;            // [slots] of a backward: keys that a part has
 };
 
 constexpr int64_t kMostStreams = 32;       // of a key head: units of work that keep a machine's threads busy
@@ -89,6 +90,7 @@ inline Plan plan_backward(const Attention& a, int64_t sequences) {
         cost += tile_cost(a, s, row, end);
         if (end < s.rows && cost * parts < whole * (part + 1)) continue;
         tiles.push_back({whole, {n, head, first, end, plan.slots++}});
+        plan.seen.push_back(keys_of(a, s, first, end));
         first = end;
       }
       if (plan.slots - slot > 1) {
@@ -96,6 +98,7 @@ inline Plan plan_backward(const Attention& a, int64_t sequences) {
       } else if (plan.slots > slot) {  // who computes it writes it
         tiles.back().second.slot = -1;
         plan.slots = slot;
+        plan.seen.pop_back();
       }
     }
   }

@@ -69,8 +69,9 @@ constexpr int64_t kTileKeys = 128;
 constexpr int64_t kBlockRows = 48;   // of a tile, whose scores stay in the first cache
 constexpr int64_t kFullRows = 96;    // the same in a backward where all see all keys: longer sums over the rows
 constexpr int64_t kStreamRows = 16;  // up to so many, keys are read where they lie: memory is what such a call costs
-constexpr int64_t kKept = int64_t{2} << 20;        // numbers of float32
-constexpr int64_t kKeysStride = kTileKeys + kPad;  // no power of two, which would share few lines of the cache
+constexpr int64_t kKept = int64_t{2} << 20;  // numbers of float32
+constexpr int64_t kKeysStride =
+    kTileKeys + kPad;  // of rows of scores, too: a power of two shares few lines of the cache
 
 constexpr int64_t padded(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
 
@@ -82,7 +83,7 @@ inline int64_t tile_rows(const Attention& a) { return tile_positions(a) * a.grou
 inline int64_t pair_numbers(const Attention& a, int64_t dim) { return a.pairs ? tile_rows(a) * padded(dim) / 2 : 0; }
 inline int64_t forward_scratch(const Attention& a) {
   return tile_rows(a) * (padded(a.dim) + padded(a.value_dim) + 2) + pair_numbers(a, a.dim) + a.dim * kKeysStride +
-         kTileKeys * padded(a.value_dim) + kBlockRows * (kTileKeys + 1) + kPad * 9;
+         kTileKeys * padded(a.value_dim) + kBlockRows * (kKeysStride + 1) + kPad * 9;
 }
 inline int64_t stream_scratch(const Attention& a) { return kStreamRows * (padded(a.dim) + kTileKeys + 1) + kPad * 8; }
 inline int64_t stream_part(const Attention& a) { return kStreamRows * (padded(a.value_dim) + 2); }
@@ -97,9 +98,9 @@ inline int64_t kept_tiles(const Attention& a, int64_t keys) {
 }
 inline int64_t backward_scratch(const Attention& a, int64_t keys) {
   const int64_t both = padded(a.dim) + padded(a.value_dim);
-  const int64_t of_rows = a.pairs ? (tile_rows(a) + 1) * both + 3 * (kFullRows / 2) * kTileKeys : tile_rows(a) * both;
+  const int64_t of_rows = a.pairs ? (tile_rows(a) + 1) * both + 3 * (kFullRows / 2) * kKeysStride : tile_rows(a) * both;
   return of_rows + tile_rows(a) * (padded(a.dim) + 2) + kept_tiles(a, keys) * (laid_tile(a) + 2) +
-         2 * kFullRows * kTileKeys + kPad * 16;
+         2 * kFullRows * kKeysStride + kPad * 16;
 }
 inline int64_t backward_part(const Attention& a, int64_t keys) { return keys * (padded(a.dim) + padded(a.value_dim)); }
 
@@ -111,6 +112,8 @@ struct BackwardMemory {
   bool same_keys;  // the unit before this one in this scratch was of the same sequence and key head
 };
 
+struct Span;  // of keys: span.h
+
 struct Table {
   void (*forward)(const Attention& a, const Item& rows, float* scratch);
   // Few rows: keys [first, end) into part `slot` of parts, and all parts into out and lse.
@@ -118,8 +121,9 @@ struct Table {
   void (*merge)(const Attention& a, const Merge& merge, float* parts);
   // dq of these rows, and what they give dk, dv and dsinks.
   void (*backward)(const AttentionBackward& a, const Item& rows, const BackwardMemory& memory);
-  // dk and dv from their parts, which lie `apart` numbers apart.
-  void (*write_gradients)(const AttentionBackward& a, const Merge& merge, const float* parts, int64_t apart);
+  // dk and dv from their parts, which lie `apart` numbers apart; seen[part]: the keys that are in it.
+  void (*write_gradients)(const AttentionBackward& a, const Merge& merge, const float* parts, int64_t apart,
+                          const Span* seen);
 };
 
 }  // namespace attention::cpu

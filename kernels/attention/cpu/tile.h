@@ -111,9 +111,9 @@ struct Scored {
 HOTSWAP_INLINE void multiply_scores(float* scores, Scored a, const float* across, int64_t rows, int64_t cols,
                                     int64_t numbers, float factor) {
   if (a.pairs != nullptr)
-    return multiply_pairs<Into::kSet>(scores, kTileKeys, {a.pairs, a.pairs_row, 1}, {across, kKeysStride}, rows, cols,
+    return multiply_pairs<Into::kSet>(scores, kKeysStride, {a.pairs, a.pairs_row, 1}, {across, kKeysStride}, rows, cols,
                                       numbers / 2, factor);
-  multiply<Into::kSet>(scores, kTileKeys, {a.wide, a.wide_row, 1}, {across, kKeysStride}, rows, cols, numbers);
+  multiply<Into::kSet>(scores, kKeysStride, {a.wide, a.wide_row, 1}, {across, kKeysStride}, rows, cols, numbers);
 }
 // Keys (or values) across, as multiply_scores() wants them.
 template <class T>

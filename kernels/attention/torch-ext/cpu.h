@@ -101,10 +101,13 @@ inline void run_backward(AttentionBackward& a, const std::vector<Sequence>& sequ
                       .dsinks = dsinks == nullptr ? nullptr : &sinks[n * group],
                       .scratch = thread_scratch(backward_scratch(a, keys)),
                       .same_keys = same_keys});
-    if (item.slot < 0) table().write_gradients(a, {item.sequence, item.key_head, 0, 1}, part, apart);
+    if (item.slot >= 0) return;
+    const Span seen = keys_of(a, a.sequences[item.sequence], item.first, item.end);
+    table().write_gradients(a, {item.sequence, item.key_head, 0, 1}, part, apart, &seen);
   });
   run_units(int64_t(plan.merges.size()), alone, [&](int64_t n, int64_t) {
-    table().write_gradients(a, plan.merges[n], parts + plan.merges[n].slot * apart, apart);
+    const Merge& merge = plan.merges[n];
+    table().write_gradients(a, merge, parts + merge.slot * apart, apart, &plan.seen[merge.slot]);
   });
   if (dsinks == nullptr) return;
   std::vector<double> sums(a.heads);
