@@ -107,7 +107,8 @@ class _Step:
         by_op = choose is _best and enabled() and model.dtype != torch.float64
         self.largest = load("linear").largest_ if by_op else None
         # Whole layers see the keys up to their position: where all are, the mask is for nobody.
-        self.still = self.mask() if len(whole) == len(self.cache.layers) else None
+        shape, all_whole = (len(padding), 1, 1, capacity), len(whole) == len(self.cache.layers)
+        self.still = self.by_kind(torch.ones(shape, dtype=self.mask_type, device=padding.device)) if all_whole else None
 
     def mask(self):
         """Of the keys that there are by now and the new one: [batch, 1, 1, capacity], in the form that the model was given."""
@@ -116,7 +117,10 @@ class _Step:
         if self.mask_type != torch.bool:
             low = torch.finfo(self.mask_type).min
             seen = torch.zeros(seen.shape, dtype=self.mask_type, device=seen.device).masked_fill_(~seen, low)
-        return seen if self.kinds is None else dict.fromkeys(self.kinds, seen)
+        return self.by_kind(seen)
+
+    def by_kind(self, mask):
+        return mask if self.kinds is None else dict.fromkeys(self.kinds, mask)
 
     def __call__(self):
         """The tokens before become those after; gives the logits where somebody else is to choose."""
@@ -249,17 +253,20 @@ def captured_generate(model, input_ids, logits_processor, stopping_criteria, gen
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
     logits = outputs.logits[:, -1].float()
     tokens = choose(input_ids, logits)
+    if hotswap_streamer is not None:
+        loop.take(tokens.cpu())  # who waits for the first token has it before steps are prepared
+    steps = loop.goes_on and loop.most > 1
 
     capacity = cache.layers[0].max_cache_len
     mask = model_kwargs.get("attention_mask")
     padding = torch.ones(batch, capacity, dtype=torch.bool, device=input_ids.device)
     if mask is not None:
         padding[:, :prompt] = mask[:, :prompt].bool()
-    whole = enabled() and bool(padding.all())
+    whole = steps and enabled() and bool(padding.all())
     with decode.whole_layers(model, batch) if whole else contextlib.nullcontext(decode.Bound([], {})) as bound:
         ids = torch.cat([input_ids, tokens[:, None]], 1)
         step = None
-        if loop.most > 1:
+        if steps:
             inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
             step = _Step(model, inputs, padding, capacity, choose if in_graph else None, bound.places)
         run = _Graph(step) if cuda and step is not None else step
@@ -300,18 +307,18 @@ class _Loop:
         if self.pads and self.pad is None and batch > 1:
             _refuse("a pad_token_id for rows that end before others", "none", "give pad_token_id")
         self.pad = 0 if self.pad is None else int(self.pad)
-        self.running, self.said = [True] * batch, []  # said: [batch] on the host, a step each
+        self.running, self.said, self.goes_on = [True] * batch, [], True  # said: [batch] on the host, a step each
         if streamer is not None:
             streamer.put(input_ids.cpu())
 
     def take(self, tokens):
-        """A step's tokens, those of ended rows as padding; False where all rows have ended."""
+        """A step's tokens, those of ended rows as padding."""
         shown = [t if goes_on or not self.pads else self.pad for t, goes_on in zip(tokens.tolist(), self.running)]
         self.said.append(torch.tensor(shown, device="cpu"))
         self.running = [goes_on and t not in self.eos for t, goes_on in zip(shown, self.running)]
         if self.streamer is not None:
             self.streamer.put(self.said[-1])
-        return any(self.running) and len(self.said) < self.most
+        self.goes_on = any(self.running) and len(self.said) < self.most
 
     def finish(self):
         if self.streamer is not None:
@@ -321,17 +328,18 @@ class _Loop:
     def run_ahead(self, tokens, run, step, ahead):
         """The device chooses; a step is on its way before the tokens of the one before it are looked at."""
         reader, asked = _Reader(self.input_ids.device), 1
-        reader.push(tokens)
+        if not self.said:
+            reader.push(tokens)
         if step is not None:
             step.tokens.copy_(tokens[:, None])
         try:
-            while True:
+            while self.goes_on:
                 while asked < min(len(self.said) + 1 + ahead, self.most):
                     run()
                     reader.push(step.tokens[:, 0], None if step.said_here is None else step.said_here[asked - 1])
                     asked += 1
-                if not self.take(reader.pop()):
-                    return self.finish()
+                self.take(reader.pop())
+            return self.finish()
         finally:
             while reader.waiting:  # the step's memory is written to until then
                 reader.pop()
@@ -340,11 +348,12 @@ class _Loop:
         """The host asks the processors and criteria after every step."""
         ids = self.input_ids
         while True:
-            goes_on = self.take(tokens.cpu())
+            if len(self.said) == ids.shape[1] - self.input_ids.shape[1]:
+                self.take(tokens.cpu())
             ids = torch.cat([ids, self.said[-1].to(ids.device)[:, None]], 1)
             stopped = self.criteria(ids, None)  # as transformers, which shows scores where they are put out
             self.running = [a and not b for a, b in zip(self.running, stopped.tolist())]
-            if not goes_on or not any(self.running):
+            if not self.goes_on or not any(self.running):
                 return self.finish()
             step.tokens.copy_(ids[:, -1:])
             tokens = choose(ids, run())
