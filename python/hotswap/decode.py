@@ -81,6 +81,21 @@ def _check_rows(parts: Parts, rows: int, op_rows):
         raise ValueError(f"the batch has {rows} rows, and with these weights the op serves {most}")
 
 
+@contextlib.contextmanager
+def torch_without_cudnn():
+    """torch prefers cuDNN's attention, which plans for a hundredth of a second or more whenever a length is new, and loads 300 MB when it is
+    first called; on a machine that never ran it it also compiles, for more than a second."""
+    backends = torch.backends.cuda
+    if not (backends.cudnn_sdp_enabled() and backends.math_sdp_enabled()):  # somebody has chosen
+        yield
+        return
+    backends.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        backends.enable_cudnn_sdp(True)
+
+
 _known: dict = {}  # what a layer is -> its activation, or why it is none of ours
 
 
@@ -110,7 +125,8 @@ def _asked(layer, parts, op):
     limit = 1e-4 if x.dtype == torch.float32 else 2**-6
     try:
         table = {"position_embeddings": (cos, sin), "position_ids": position.view(1, 1), "use_cache": True}
-        want = forward(x, attention_mask=mask, **{cache_name(forward): _FewKeys(keys.clone(), values.clone(), position)}, **table)
+        with torch_without_cudnn():
+            want = forward(x, attention_mask=mask, **{cache_name(forward): _FewKeys(keys.clone(), values.clone(), position)}, **table)
         for activation in _ACTIVATIONS:
             got = parts.run(op, activation, x, cos, sin, keys.clone(), values.clone(), position)
             if isinstance(want, torch.Tensor) and (got.cpu() - want.cpu()).float().norm() <= limit * want.cpu().float().norm():

@@ -8,6 +8,7 @@ Arguments mean what they mean there; a ValueError says what this loop does not d
 """
 
 import contextlib
+import functools
 import gc
 
 import torch
@@ -24,7 +25,8 @@ _OF_SCORES = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper",
 
 def generate(model, input_ids=None, streamer=None, tokenizer=None, **kwargs):
     """model.generate() by the loop of this module. `streamer`, `tokenizer` and all other arguments are its own."""
-    kwargs.setdefault("cache_implementation", "static")
+    if kwargs.get(cache_name(model.forward)) is None:
+        kwargs.setdefault("cache_implementation", "static")
     for name in ("assistant_model", "synced_gpus"):  # which transformers keeps from a callable, so that nobody would miss them
         if kwargs.get(name):
             _refuse("one model on one device", f"{name}", "leave it out, or call model.generate")
@@ -215,6 +217,43 @@ class _Reader:
         return here
 
 
+def _begun(cache):
+    return any(layer.is_initialized for layer in cache.layers)
+
+
+def _behind(cache, input_ids, given):
+    """How many tokens stand behind those that the cache has: as transformers, which gets all of them, or with a mask of all the new ones."""
+    if not _begun(cache):
+        return None
+    if (embeds := given.get("inputs_embeds")) is not None:
+        return embeds.shape[1] - int(cache.get_seq_length())
+    mask = given.get("attention_mask")
+    all_of_them = mask is not None and mask.shape[1] == input_ids.shape[1]
+    return input_ids.shape[1] - int(cache.get_seq_length()) if all_of_them else None
+
+
+@contextlib.contextmanager
+def _own_keys(cache, inputs):
+    """A whole prompt of which nothing is hidden looks at its own keys, as in a cache that grows, and not at all of the cache's memory:
+    torch's flash kernel wants as many keys as queries."""
+    mask = inputs.get("attention_mask")
+    if _begun(cache) or any(m is not None for m in (mask.values() if isinstance(mask, dict) else [mask])):
+        yield
+        return
+    for layer in cache.layers:
+        layer.update = functools.partial(_written, layer.update)
+    try:
+        yield
+    finally:
+        for layer in cache.layers:
+            del layer.update
+
+
+def _written(update, keys, values, *args, **kwargs):
+    update(keys, values, *args, **kwargs)
+    return keys, values
+
+
 def _best(ids, scores):
     return scores.argmax(-1)
 
@@ -241,15 +280,22 @@ def captured_generate(model, input_ids, logits_processor, stopping_criteria, gen
     name = cache_name(model.forward)
     cache = model_kwargs.get(name)
     _check(model, generation_config, cache)
-    batch, prompt = input_ids.shape
-    cuda = input_ids.device.type == "cuda"
+    batch, cuda = input_ids.shape[0], input_ids.device.type == "cuda"
     choose = _chooser(logits_processor, generation_config.do_sample)
     loop = _Loop(generation_config, stopping_criteria, hotswap_streamer, input_ids)
     # What wants the ids, or stops by anything but length and an end token, is asked by the host at every step.
     in_graph = loop.plain and all(type(p).__name__ in _OF_SCORES for p in logits_processor)
 
-    inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
-    outputs = model(**inputs, return_dict=True)
+    capacity = cache.layers[0].max_cache_len
+    padding = torch.ones(batch, capacity, dtype=torch.bool, device=input_ids.device)
+    if (mask := model_kwargs.get("attention_mask")) is not None:
+        padding[:, : mask.shape[1]] = mask.bool()
+    all_seen = bool(padding.all())  # asked here: behind the prompt the host would wait for it
+
+    new = _behind(cache, input_ids, model_kwargs)
+    inputs = model.prepare_inputs_for_generation(input_ids, next_sequence_length=new, is_first_iteration=True, **model_kwargs)
+    with decode.torch_without_cudnn(), _own_keys(cache, inputs):
+        outputs = model(**inputs, return_dict=True)
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
     logits = outputs.logits[:, -1].float()
     tokens = choose(input_ids, logits)
@@ -257,12 +303,7 @@ def captured_generate(model, input_ids, logits_processor, stopping_criteria, gen
         loop.take(tokens.cpu())  # who waits for the first token has it before steps are prepared
     steps = loop.goes_on and loop.most > 1
 
-    capacity = cache.layers[0].max_cache_len
-    mask = model_kwargs.get("attention_mask")
-    padding = torch.ones(batch, capacity, dtype=torch.bool, device=input_ids.device)
-    if mask is not None:
-        padding[:, :prompt] = mask[:, :prompt].bool()
-    whole = steps and enabled() and bool(padding.all())
+    whole = steps and all_seen and enabled()
     with decode.whole_layers(model, batch) if whole else contextlib.nullcontext(decode.Bound([], {})) as bound:
         ids = torch.cat([input_ids, tokens[:, None]], 1)
         step = None

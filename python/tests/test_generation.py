@@ -1,6 +1,7 @@
 """generate() says what transformers' own says: greedy and sampled, padded, with processors, criteria, ends and streamers."""
 
 import contextlib
+import functools
 import string
 
 import pytest
@@ -8,7 +9,7 @@ import tokenizers
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import EosTokenCriteria, LogitsProcessor, LogitsProcessorList, MaxLengthCriteria, PreTrainedTokenizerFast
-from transformers import StoppingCriteria, StoppingCriteriaList, StopStringCriteria
+from transformers import StaticCache, StoppingCriteria, StoppingCriteriaList, StopStringCriteria
 
 import hotswap
 import tiny
@@ -360,10 +361,12 @@ def test_a_streamer_gets_the_prompt_and_every_token(options):
 
 
 def test_prompts_by_other_ways():
-    """The begin token where there is no prompt, embeddings, `inputs`, several sequences a prompt; and what a streamer gets of it."""
+    """The begin token where there is no prompt, embeddings, padded too, `inputs`, several sequences a prompt; and what a streamer gets
+    of it."""
     model = model_of("llama")
     embeddings = model.get_input_embeddings()(PROMPT).detach()
-    for ids, options in ((None, dict(bos_token_id=1)), (None, dict(inputs_embeds=embeddings)),
+    padded = dict(inputs_embeds=embeddings, attention_mask=torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]))
+    for ids, options in ((None, dict(bos_token_id=1)), (None, dict(inputs_embeds=embeddings)), (None, padded),
                          (PROMPT[:1], dict(num_return_sequences=2, do_sample=True))):  # fmt: skip
         theirs, ours = _Kept(), _Kept()
         torch.manual_seed(3)
@@ -372,6 +375,27 @@ def test_prompts_by_other_ways():
         assert torch.equal(hotswap.generate(model, ids, streamer=ours, **{**OPTIONS, **options}), want)
         assert ours.got == theirs.got
     assert torch.equal(hotswap.generate(model, inputs=PROMPT, **OPTIONS), stock(model, PROMPT))
+
+
+@pytest.mark.parametrize("given", ["ids", "new ids", "embeddings"])
+def test_a_cache_that_has_the_beginning(given):
+    """As transformers: all ids or, with a mask of all, the new ones."""
+    model, want = model_of("llama"), stock(model_of("llama"), PROMPT)
+
+    def said(say, past):
+        cache = StaticCache(config=model.config, max_cache_len=32)
+        with torch.no_grad():
+            model(PROMPT[:, :past], past_key_values=cache)
+        if given == "embeddings":
+            embeddings = model.get_input_embeddings()(PROMPT).detach()
+            return say(past_key_values=cache, inputs_embeds=embeddings, **OPTIONS)
+        ids, mask = PROMPT[:, past * (given == "new ids") :], torch.ones_like(PROMPT)
+        return say(ids, past_key_values=cache, attention_mask=mask, **OPTIONS)
+
+    for past in (1, 3):
+        got = said(functools.partial(hotswap.generate, model), past)
+        assert torch.equal(got, said(functools.partial(model.generate, disable_compile=True), past))
+        assert torch.equal(got[:, -12:], want[:, -12:])
 
 
 def test_by_the_name_of_custom_generate():
