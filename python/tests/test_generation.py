@@ -360,6 +360,37 @@ def test_a_streamer_gets_the_prompt_and_every_token(options):
     assert streamer.got == got[0].tolist() and streamer.ended == 1
 
 
+def test_who_streams_has_the_first_token_before_steps_are_prepared(monkeypatch):
+    model, streamer, order = model_of("llama"), _Kept(), []
+    whole_layers = decode.whole_layers
+    monkeypatch.setattr(decode, "whole_layers", lambda *args: order.append(list(streamer.got)) or whole_layers(*args))
+    got = hotswap.generate(model, PROMPT[:1], streamer=streamer, **OPTIONS)
+    assert order == [got[0, :5].tolist()]
+    for more in (dict(max_new_tokens=1), dict(eos_token_id=int(got[0, 4]))):  # nothing to prepare
+        assert hotswap.generate(model, PROMPT[:1], streamer=_Kept(), **{**OPTIONS, **more}).shape[1] == 5
+    assert len(order) == 1
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_prompt_attends_to_its_own_keys_and_without_cudnn(monkeypatch, padded):
+    model, mask, seen = model_of("llama"), torch.ones_like(PROMPT), []
+    mask[1, 0] = 1 - padded
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def attention(q, k, v, **options):
+        seen.append((q.shape[2], k.shape[2], torch.backends.cuda.cudnn_sdp_enabled()))
+        return real(q, k, v, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    hotswap.generate(model, PROMPT, attention_mask=mask, **{**OPTIONS, "max_new_tokens": 1})
+    assert set(seen) == {(4, 4, False)} or padded
+    assert all(queries == 4 and not cudnn for queries, _, cudnn in seen) and len(seen) == model.config.num_hidden_layers
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
+    with sdpa_kernel(SDPBackend.MATH):  # somebody has chosen
+        hotswap.generate(model, PROMPT, attention_mask=mask, **{**OPTIONS, "max_new_tokens": 1})
+
+
 def test_prompts_by_other_ways():
     """The begin token where there is no prompt, embeddings, padded too, `inputs`, several sequences a prompt; and what a streamer gets
     of it."""
