@@ -22,6 +22,9 @@ from hotswap.replacement import cache_name
 _OF_SCORES = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper",
               "EpsilonLogitsWarper", "EtaLogitsWarper", "TopHLogitsWarper"}  # fmt: skip
 
+# Rows x tokens^2 of a prompt from which cuDNN's attention gains more over torch's flash kernel than its plan takes (H200, 16 heads of 128).
+_PLANS_PAY = 1 << 27
+
 
 def generate(model, input_ids=None, streamer=None, tokenizer=None, **kwargs):
     """model.generate() by the loop of this module. `streamer`, `tokenizer` and all other arguments are its own."""
@@ -294,7 +297,8 @@ def captured_generate(model, input_ids, logits_processor, stopping_criteria, gen
 
     new = _behind(cache, input_ids, model_kwargs)
     inputs = model.prepare_inputs_for_generation(input_ids, next_sequence_length=new, is_first_iteration=True, **model_kwargs)
-    with decode.torch_without_cudnn(), _own_keys(cache, inputs):
+    long = batch * (input_ids if mask is None else mask).shape[1] ** 2 >= _PLANS_PAY
+    with contextlib.nullcontext() if long else decode.torch_without_cudnn(), _own_keys(cache, inputs):
         outputs = model(**inputs, return_dict=True)
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
     logits = outputs.logits[:, -1].float()

@@ -389,6 +389,10 @@ def test_a_prompt_attends_to_its_own_keys_and_without_cudnn(monkeypatch, padded)
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
     with sdpa_kernel(SDPBackend.MATH):  # somebody has chosen
         hotswap.generate(model, PROMPT, attention_mask=mask, **{**OPTIONS, "max_new_tokens": 1})
+    seen.clear()
+    monkeypatch.setattr(generation, "_PLANS_PAY", 2 * 4**2)
+    hotswap.generate(model, PROMPT, attention_mask=mask, **{**OPTIONS, "max_new_tokens": 1})
+    assert {cudnn for *_, cudnn in seen} == {before}, "a long prompt"
 
 
 def test_prompts_by_other_ways():
