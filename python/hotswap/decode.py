@@ -81,6 +81,21 @@ def _check_rows(parts: Parts, rows: int, op_rows):
         raise ValueError(f"the batch has {rows} rows, and with these weights the op serves {most}")
 
 
+@contextlib.contextmanager
+def torch_without_cudnn():
+    """torch prefers cuDNN's attention, which plans for a hundredth of a second or more whenever a length is new, and loads 300 MB when it is
+    first called; on a machine that never ran it it also compiles, for more than a second."""
+    backends = torch.backends.cuda
+    if not (backends.cudnn_sdp_enabled() and backends.math_sdp_enabled()):  # somebody has chosen
+        yield
+        return
+    backends.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        backends.enable_cudnn_sdp(True)
+
+
 _known: dict = {}  # what a layer is -> its activation, or why it is none of ours
 
 
@@ -97,20 +112,24 @@ def _activation_of(layer: nn.Module, parts: Parts, op):
 
 @torch.no_grad()
 def _asked(layer, parts, op):
-    weight, dim, capacity = parts.before[0], parts.head_dim, 8
-    kv_heads, position = parts.before[3].shape[0] // dim, torch.tensor([4], device=weight.device)
-    x, angle = numbers(1, 1, weight.shape[0]).to(weight), numbers(1, 1, dim // 2).to(weight).repeat(1, 1, 2)
-    keys, values = (numbers(1, kv_heads, capacity, dim).to(weight) + i for i in (0, 1))
-    hidden = torch.arange(capacity, device=weight.device) > position
-    mask = torch.zeros(1, 1, 1, capacity, dtype=x.dtype, device=x.device).masked_fill(hidden, torch.finfo(x.dtype).min)
+    # What can be is computed on the CPU: a GPU fetches the code of every kernel that it has not had yet, tens of milliseconds each.
+    weight, dim, capacity, dtype = parts.before[0], parts.head_dim, 8, parts.before[0].dtype
+    kv_heads, position = parts.before[3].shape[0] // dim, torch.tensor([4], device="cpu")
+    x, angle = numbers(1, 1, weight.shape[0]), numbers(1, 1, dim // 2).repeat(1, 1, 2)
+    keys, values = (numbers(1, kv_heads, capacity, dim) + i for i in (0, 1))
+    hidden = torch.arange(capacity, device="cpu") > position
+    mask = torch.zeros(1, 1, 1, capacity, dtype=dtype, device="cpu").masked_fill(hidden, torch.finfo(dtype).min)
+    x, cos, sin, keys, values, mask = (a.to(weight) for a in (x, angle.cos(), angle.sin(), keys, values, mask))
+    position = position.to(weight.device)
     forward = class_of(layer).forward.__get__(layer)
     limit = 1e-4 if x.dtype == torch.float32 else 2**-6
     try:
-        table = {"position_embeddings": (angle.cos(), angle.sin()), "position_ids": position.view(1, 1), "use_cache": True}
-        want = forward(x, attention_mask=mask, **{cache_name(forward): _FewKeys(keys.clone(), values.clone(), position)}, **table)
+        table = {"position_embeddings": (cos, sin), "position_ids": position.view(1, 1), "use_cache": True}
+        with torch_without_cudnn():
+            want = forward(x, attention_mask=mask, **{cache_name(forward): _FewKeys(keys.clone(), values.clone(), position)}, **table)
         for activation in _ACTIVATIONS:
-            got = parts.run(op, activation, x, angle.cos(), angle.sin(), keys.clone(), values.clone(), position)
-            if isinstance(want, torch.Tensor) and (got - want).float().norm() <= limit * want.float().norm():
+            got = parts.run(op, activation, x, cos, sin, keys.clone(), values.clone(), position)
+            if isinstance(want, torch.Tensor) and (got.cpu() - want.cpu()).float().norm() <= limit * want.cpu().float().norm():
                 return activation
     except (RuntimeError, TypeError, AttributeError) as error:
         return ValueError(f"it was asked and failed: {error}")

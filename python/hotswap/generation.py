@@ -8,6 +8,7 @@ Arguments mean what they mean there; a ValueError says what this loop does not d
 """
 
 import contextlib
+import functools
 import gc
 
 import torch
@@ -21,10 +22,14 @@ from hotswap.replacement import cache_name
 _OF_SCORES = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper",
               "EpsilonLogitsWarper", "EtaLogitsWarper", "TopHLogitsWarper"}  # fmt: skip
 
+# Rows x tokens^2 of a prompt from which cuDNN's attention gains more over torch's flash kernel than its plan takes (H200, 16 heads of 128).
+_PLANS_PAY = 1 << 27
+
 
 def generate(model, input_ids=None, streamer=None, tokenizer=None, **kwargs):
     """model.generate() by the loop of this module. `streamer`, `tokenizer` and all other arguments are its own."""
-    kwargs.setdefault("cache_implementation", "static")
+    if kwargs.get(cache_name(model.forward)) is None:
+        kwargs.setdefault("cache_implementation", "static")
     for name in ("assistant_model", "synced_gpus"):  # which transformers keeps from a callable, so that nobody would miss them
         if kwargs.get(name):
             _refuse("one model on one device", f"{name}", "leave it out, or call model.generate")
@@ -107,7 +112,8 @@ class _Step:
         by_op = choose is _best and enabled() and model.dtype != torch.float64
         self.largest = load("linear").largest_ if by_op else None
         # Whole layers see the keys up to their position: where all are, the mask is for nobody.
-        self.still = self.mask() if len(whole) == len(self.cache.layers) else None
+        shape, all_whole = (len(padding), 1, 1, capacity), len(whole) == len(self.cache.layers)
+        self.still = self.by_kind(torch.ones(shape, dtype=self.mask_type, device=padding.device)) if all_whole else None
 
     def mask(self):
         """Of the keys that there are by now and the new one: [batch, 1, 1, capacity], in the form that the model was given."""
@@ -116,7 +122,10 @@ class _Step:
         if self.mask_type != torch.bool:
             low = torch.finfo(self.mask_type).min
             seen = torch.zeros(seen.shape, dtype=self.mask_type, device=seen.device).masked_fill_(~seen, low)
-        return seen if self.kinds is None else dict.fromkeys(self.kinds, seen)
+        return self.by_kind(seen)
+
+    def by_kind(self, mask):
+        return mask if self.kinds is None else dict.fromkeys(self.kinds, mask)
 
     def __call__(self):
         """The tokens before become those after; gives the logits where somebody else is to choose."""
@@ -211,6 +220,43 @@ class _Reader:
         return here
 
 
+def _begun(cache):
+    return any(layer.is_initialized for layer in cache.layers)
+
+
+def _behind(cache, input_ids, given):
+    """How many tokens stand behind those that the cache has: as transformers, which gets all of them, or with a mask of all the new ones."""
+    if not _begun(cache):
+        return None
+    if (embeds := given.get("inputs_embeds")) is not None:
+        return embeds.shape[1] - int(cache.get_seq_length())
+    mask = given.get("attention_mask")
+    all_of_them = mask is not None and mask.shape[1] == input_ids.shape[1]
+    return input_ids.shape[1] - int(cache.get_seq_length()) if all_of_them else None
+
+
+@contextlib.contextmanager
+def _own_keys(cache, inputs):
+    """A whole prompt of which nothing is hidden looks at its own keys, as in a cache that grows, and not at all of the cache's memory:
+    torch's flash kernel wants as many keys as queries."""
+    mask = inputs.get("attention_mask")
+    if _begun(cache) or any(m is not None for m in (mask.values() if isinstance(mask, dict) else [mask])):
+        yield
+        return
+    for layer in cache.layers:
+        layer.update = functools.partial(_written, layer.update)
+    try:
+        yield
+    finally:
+        for layer in cache.layers:
+            del layer.update
+
+
+def _written(update, keys, values, *args, **kwargs):
+    update(keys, values, *args, **kwargs)
+    return keys, values
+
+
 def _best(ids, scores):
     return scores.argmax(-1)
 
@@ -237,29 +283,35 @@ def captured_generate(model, input_ids, logits_processor, stopping_criteria, gen
     name = cache_name(model.forward)
     cache = model_kwargs.get(name)
     _check(model, generation_config, cache)
-    batch, prompt = input_ids.shape
-    cuda = input_ids.device.type == "cuda"
+    batch, cuda = input_ids.shape[0], input_ids.device.type == "cuda"
     choose = _chooser(logits_processor, generation_config.do_sample)
     loop = _Loop(generation_config, stopping_criteria, hotswap_streamer, input_ids)
     # What wants the ids, or stops by anything but length and an end token, is asked by the host at every step.
     in_graph = loop.plain and all(type(p).__name__ in _OF_SCORES for p in logits_processor)
 
-    inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
-    outputs = model(**inputs, return_dict=True)
+    capacity = cache.layers[0].max_cache_len
+    padding = torch.ones(batch, capacity, dtype=torch.bool, device=input_ids.device)
+    if (mask := model_kwargs.get("attention_mask")) is not None:
+        padding[:, : mask.shape[1]] = mask.bool()
+    all_seen = bool(padding.all())  # asked here: behind the prompt the host would wait for it
+
+    new = _behind(cache, input_ids, model_kwargs)
+    inputs = model.prepare_inputs_for_generation(input_ids, next_sequence_length=new, is_first_iteration=True, **model_kwargs)
+    long = batch * (input_ids if mask is None else mask).shape[1] ** 2 >= _PLANS_PAY
+    with contextlib.nullcontext() if long else decode.torch_without_cudnn(), _own_keys(cache, inputs):
+        outputs = model(**inputs, return_dict=True)
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
     logits = outputs.logits[:, -1].float()
     tokens = choose(input_ids, logits)
+    if hotswap_streamer is not None:
+        loop.take(tokens.cpu())  # who waits for the first token has it before steps are prepared
+    steps = loop.goes_on and loop.most > 1
 
-    capacity = cache.layers[0].max_cache_len
-    mask = model_kwargs.get("attention_mask")
-    padding = torch.ones(batch, capacity, dtype=torch.bool, device=input_ids.device)
-    if mask is not None:
-        padding[:, :prompt] = mask[:, :prompt].bool()
-    whole = enabled() and bool(padding.all())
+    whole = steps and all_seen and enabled()
     with decode.whole_layers(model, batch) if whole else contextlib.nullcontext(decode.Bound([], {})) as bound:
         ids = torch.cat([input_ids, tokens[:, None]], 1)
         step = None
-        if loop.most > 1:
+        if steps:
             inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
             step = _Step(model, inputs, padding, capacity, choose if in_graph else None, bound.places)
         run = _Graph(step) if cuda and step is not None else step
@@ -300,18 +352,18 @@ class _Loop:
         if self.pads and self.pad is None and batch > 1:
             _refuse("a pad_token_id for rows that end before others", "none", "give pad_token_id")
         self.pad = 0 if self.pad is None else int(self.pad)
-        self.running, self.said = [True] * batch, []  # said: [batch] on the host, a step each
+        self.running, self.said, self.goes_on = [True] * batch, [], True  # said: [batch] on the host, a step each
         if streamer is not None:
             streamer.put(input_ids.cpu())
 
     def take(self, tokens):
-        """A step's tokens, those of ended rows as padding; False where all rows have ended."""
+        """A step's tokens, those of ended rows as padding."""
         shown = [t if goes_on or not self.pads else self.pad for t, goes_on in zip(tokens.tolist(), self.running)]
         self.said.append(torch.tensor(shown, device="cpu"))
         self.running = [goes_on and t not in self.eos for t, goes_on in zip(shown, self.running)]
         if self.streamer is not None:
             self.streamer.put(self.said[-1])
-        return any(self.running) and len(self.said) < self.most
+        self.goes_on = any(self.running) and len(self.said) < self.most
 
     def finish(self):
         if self.streamer is not None:
@@ -321,17 +373,18 @@ class _Loop:
     def run_ahead(self, tokens, run, step, ahead):
         """The device chooses; a step is on its way before the tokens of the one before it are looked at."""
         reader, asked = _Reader(self.input_ids.device), 1
-        reader.push(tokens)
+        if not self.said:
+            reader.push(tokens)
         if step is not None:
             step.tokens.copy_(tokens[:, None])
         try:
-            while True:
+            while self.goes_on:
                 while asked < min(len(self.said) + 1 + ahead, self.most):
                     run()
                     reader.push(step.tokens[:, 0], None if step.said_here is None else step.said_here[asked - 1])
                     asked += 1
-                if not self.take(reader.pop()):
-                    return self.finish()
+                self.take(reader.pop())
+            return self.finish()
         finally:
             while reader.waiting:  # the step's memory is written to until then
                 reader.pop()
@@ -340,11 +393,12 @@ class _Loop:
         """The host asks the processors and criteria after every step."""
         ids = self.input_ids
         while True:
-            goes_on = self.take(tokens.cpu())
+            if len(self.said) == ids.shape[1] - self.input_ids.shape[1]:
+                self.take(tokens.cpu())
             ids = torch.cat([ids, self.said[-1].to(ids.device)[:, None]], 1)
             stopped = self.criteria(ids, None)  # as transformers, which shows scores where they are put out
             self.running = [a and not b for a, b in zip(self.running, stopped.tolist())]
-            if not goes_on or not any(self.running):
+            if not self.goes_on or not any(self.running):
                 return self.finish()
             step.tokens.copy_(ids[:, -1:])
             tokens = choose(ids, run())
