@@ -24,6 +24,7 @@ struct BackwardTraits {
   static constexpr int kDim = kDim_, kValueDim = kDim;
   static constexpr bool kLeft = kLeft_, kSoftcap = kSoftcap_;
   static constexpr int kRows = 8192 / kDim, kKeys = 128, kWorkers = 2, kPanels = kDim / 64;
+  static constexpr int kBlocks = 1;
   static constexpr int kPlaces = kWorkers;  // each adds to a part of dq of its own
   static constexpr int kQueryBox = kRows, kKeyBox = kKeys;
   static constexpr int kStages = 2;  // of queries and dout: step i has number i % 2
@@ -74,6 +75,7 @@ struct BackwardMemory {
   float statistics[B::kStages][2][B::kRows];
   Barrier q_full[B::kStages], q_free[B::kStages], dout_full[B::kStages], dout_free[B::kStages];
   Barrier k_full, v_full, dx_full[B::kDxStages];
+  Barrier dq_full[B::kWorkers], dq_free[B::kWorkers];  // where the copy engine adds (backward_adder.cuh)
   int index;
   BackwardJob job;  // here and not in registers, of which the workers have none to spare
 
@@ -85,6 +87,7 @@ struct BackwardMemory {
     }
     k_full.init(1), v_full.init(1);
     for (Barrier& b : dx_full) b.init(kWarps);
+    for (int i = 0; i < B::kWorkers; ++i) dq_full[i].init(4), dq_free[i].init(1);
     publish_barriers();
   }
 };
@@ -95,6 +98,7 @@ template <class B>
 __device__ __forceinline__ bool find_keys(const BackwardArguments& a, int index, Tile& tile, Sequence& s) {
   if (!a.sequences.packed()) {
     tile = tile_at(a.order, index);
+    if (a.order.short_tiles > 0) tile.row_tile = a.order.row_tiles - 1 - tile.row_tile;  // a head's last ones are short
     s = a.sequences.at(tile.head / a.key_heads, B::kRows);
     return true;
   }

@@ -9,7 +9,7 @@
 // other one's dv, dk, dq and next scores are multiplied.
 #pragma once
 
-#include "kernels/attention/backward_block.cuh"
+#include "kernels/attention/backward_adder.cuh"
 #include "kernels/attention/softmax.cuh"
 #include "kernels/common/gpu/wgmma.cuh"
 
@@ -132,54 +132,38 @@ struct BackwardWorker {
     }
   }
 
-  // Deterministic: key tiles add to a query tile from the last to the first. A block is at a tile of queries one step
-  // after the block of the keys behind its own, and nobody waits for long.
-  __device__ __forceinline__ void wait_for_place(int64_t mine, int tile) {
-    const int row = tile * B::kRows, end = min(row + B::kRows, m.job.sequence.query_rows);
-    const int before = key_tiles<B::kLeft>(m.job.sequence.band, row, end, B::kKeys).end - 1 - m.job.key_tile;
-    int done;
-    do {
-      asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(done) : "l"(a.places + mine) : "memory");
-    } while (done < before);
-  }
-
-  // Of the step before that of a head and a tile: dq is added in L2.
-  __device__ __forceinline__ void add_dq(int head, int tile) {
-    if (--tile < m.job.queries.first) tile = m.job.queries.end - 1, --head;
-    const int64_t mine = (int64_t{head} * a.query_slots + m.job.sequence.first_query_slot + tile) * 2 + number;
-    float* to = a.dq + mine * 4096;
+  // Of step i, of a head and a tile: dq is added in L2.
+  __device__ __forceinline__ void add_dq(int i, int head, int tile) {
     const int thread = threadIdx.x % kWarpgroup;
-    if constexpr (B::kAddByCopyEngine) {
-      if (thread == 0) wait_until_stores_have_read();
-      barrier_wait(kOwnBarrier + number, kWarpgroup);
+    if constexpr (B::kAddByCopyEngine) {  // backward_adder.cuh
+      m.dq_free[number].wait(i % 2 ^ 1);
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        *reinterpret_cast<float4*>(&m.dq[number][(j * kWarpgroup + thread) * 4]) =
+            make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+      publish_shared_writes();
+      free(m.dq_full[number]);
+      return;
     }
-    if (!B::kAddByCopyEngine && a.places != nullptr) {
-      if (thread == 0) wait_for_place(mine, tile);
+    const int64_t mine = place_of(a, m.job, head, tile, number);
+    float* to = a.dq + mine * 4096;
+    if (a.places != nullptr) {
+      if (thread == 0) wait_for_place<B>(a, m.job, mine, tile);
       barrier_wait(kOwnBarrier + number, kWarpgroup);
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int at = (i * kWarpgroup + thread) * 4;
-      const float4 sum = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-      if constexpr (B::kAddByCopyEngine)
-        *reinterpret_cast<float4*>(&m.dq[number][at]) = sum;
-      else
-        add_in_memory(to + at, sum);
-    }
-    if constexpr (B::kAddByCopyEngine) {
-      publish_shared_writes();
-      barrier_wait(kOwnBarrier + number, kWarpgroup);
-      if (thread != 0) return;
-      if (a.places != nullptr) wait_for_place(mine, tile);
-      add_floats(to, m.dq[number], sizeof(m.dq[0]));
-      commit_stores();
-      if (a.places != nullptr) wait_for_stores();
-    } else if (a.places != nullptr) {
-      __threadfence();
-      barrier_wait(kOwnBarrier + number, kWarpgroup);
-    }
-    if (a.places != nullptr && thread == 0)
-      asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(a.places + mine) : "memory");
+    for (int j = 0; j < 8; ++j)
+      add_in_memory(to + (j * kWarpgroup + thread) * 4,
+                    make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]));
+    if (a.places == nullptr) return;
+    __threadfence();
+    barrier_wait(kOwnBarrier + number, kWarpgroup);
+    if (thread == 0) leave_place(a, mine);
+  }
+
+  __device__ __forceinline__ void add_dq_before(int i, int head, int tile) {  // of the step before number i
+    if (--tile < m.job.queries.first) tile = m.job.queries.end - 1, --head;
+    add_dq(i - 1, head, tile);
   }
 
   // One tile of query rows, whose scores have been started: number `i` of the block's.
@@ -215,7 +199,7 @@ struct BackwardWorker {
     barrier_arrive(kTurnBarrier + 1 - number, B::kWorkers * kWarpgroup);
     wait_products<1>();
     settle(dq);
-    if (i > 0) add_dq(head, tile);
+    if (i > 0) add_dq_before(i, head, tile);
     dx_stage.next();
   }
 
@@ -276,12 +260,11 @@ struct BackwardWorker {
       start_dq();
       wait_products<0>();
       settle(dq);
-      add_dq(head, tile);
+      add_dq_before(steps, head, tile);
       settle(dk), settle(dv);
     }
     store(dk, a.scale, a.dk, a.dim);
     store(dv, 1.f, a.dv, a.value_dim);
-    if (threadIdx.x % kWarpgroup == 0) wait_until_stores_have_read();
   }
 };
 
