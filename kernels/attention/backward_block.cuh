@@ -32,8 +32,6 @@ struct BackwardTraits {
   // dx is computed from p as it is rounded: scores of 128 rows do not stay in registers beside dp. (Where they must,
   // with a softcap, the compiler gives up running products beside anything.)
   static constexpr bool kRoundedP = kRows == 128 && !kSoftcap;
-  // Sums of dq are added by the copy engine from shared memory, or by the threads: what was measured faster.
-  static constexpr bool kAddByCopyEngine = kDim == 128;
   static constexpr int kThreads = kWarpgroup * (1 + kWorkers);
   static constexpr int kLoaderRegisters = 24, kWorkerRegisters = 240;
 };
@@ -71,11 +69,11 @@ struct BackwardMemory {
   uint16_t q[B::kStages][B::kPanels][B::kRows][64];
   uint16_t dout[B::kStages][B::kPanels][B::kRows][64];
   uint16_t dx[B::kDxStages][B::kWorkers][B::kRows][64];  // [query, key] of a worker's keys
-  float dq[B::kWorkers][B::kAddByCopyEngine ? 4096 : 4];
+  float dq[B::kWorkers][4096];
   float statistics[B::kStages][2][B::kRows];
   Barrier q_full[B::kStages], q_free[B::kStages], dout_full[B::kStages], dout_free[B::kStages];
   Barrier k_full, v_full, dx_full[B::kDxStages];
-  Barrier dq_full[B::kWorkers], dq_free[B::kWorkers];  // where the copy engine adds (backward_adder.cuh)
+  Barrier dq_full[B::kWorkers], dq_free[B::kWorkers];
   int index;
   BackwardJob job;  // here and not in registers, of which the workers have none to spare
 
@@ -98,7 +96,6 @@ template <class B>
 __device__ __forceinline__ bool find_keys(const BackwardArguments& a, int index, Tile& tile, Sequence& s) {
   if (!a.sequences.packed()) {
     tile = tile_at(a.order, index);
-    if (a.order.short_tiles > 0) tile.row_tile = a.order.row_tiles - 1 - tile.row_tile;  // a head's last ones are short
     s = a.sequences.at(tile.head / a.key_heads, B::kRows);
     return true;
   }

@@ -75,16 +75,10 @@ void launch_backward(const Backward& a, void* workspace, Stream stream, const Pr
   const bool unequal = p.window_left == kNoLimit && p.window_right != kNoLimit;
   const SequenceOrder order{packed ? at(space.order, (int*){}) : nullptr, int(p.batch) + 1};
   if (packed && p.key_rows > 0 && key_heads > 0) order_by_keys(p, order, B::kKeys, B::kRows, stream);
-  // A window's last keys are seen by few rows: their tiles come behind all others, unless they are most of them.
-  // (Adding in order they cannot.)
-  const bool window = p.window_left != kNoLimit && p.window_right != kNoLimit && !packed && !a.deterministic;
-  const int64_t short_tiles =
-      window ? key_tiles - std::min(key_tiles, std::max<int64_t>(0, p.key_rows - p.window_left) / B::kKeys) : 0;
-  const bool few_short = 2 * short_tiles <= key_tiles, longest_first = unequal || !few_short;
   // Also no fewer tiles than run at once: those of the next section would be among them anyway.
   const int64_t at_once = divide_up(int64_t{multiprocessors()} * 5 / 4 / B::kBlocks, std::max<int64_t>(1, key_tiles));
-  const int64_t together = section_key_heads(p, longest_first || a.deterministic);
-  const Sections sections = equal_sections(int(key_heads), int(longest_first ? std::max(together, at_once) : together));
+  const int64_t together = section_key_heads(p, unequal || a.deterministic);
+  const Sections sections = equal_sections(int(key_heads), int(unequal ? std::max(together, at_once) : together));
   // A tensor without elements has no map: it is never read then, so that any other one may stand in.
   const TensorShape k = shape_of(p, a.k, a.k_strides, p.key_rows, p.key_heads, p.dim);
   const TensorShape v = shape_of(p, a.v, a.v_strides, p.key_rows, p.key_heads, p.value_dim);
@@ -109,7 +103,6 @@ void launch_backward(const Backward& a, void* workspace, Stream stream, const Pr
                   .heads = int(key_heads),
                   .section_heads = sections.heads,
                   .last_rows_first = a.deterministic,
-                  .short_tiles = few_short ? int(short_tiles) : 0,
                   .larger_sections = sections.larger},
         .packed = order,
         .section_rows = unequal || a.deterministic ? int(kKeySectionBytes / bytes_of_row(p)) : 0,

@@ -9,7 +9,7 @@
 // other one's dv, dk, dq and next scores are multiplied.
 #pragma once
 
-#include "kernels/attention/backward_adder.cuh"
+#include "kernels/attention/backward_block.cuh"
 #include "kernels/attention/softmax.cuh"
 #include "kernels/common/gpu/wgmma.cuh"
 
@@ -132,42 +132,19 @@ struct BackwardWorker {
     }
   }
 
-  // Of step i, of a head and a tile: dq is added in L2.
-  __device__ __forceinline__ void add_dq(int i, int head, int tile) {
-    const int thread = threadIdx.x % kWarpgroup;
-    if constexpr (B::kAddByCopyEngine) {  // backward_adder.cuh
-      m.dq_free[number].wait(i % 2 ^ 1);
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        *reinterpret_cast<float4*>(&m.dq[number][(j * kWarpgroup + thread) * 4]) =
-            make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
-      publish_shared_writes();
-      free(m.dq_full[number]);
-      return;
-    }
-    const int64_t mine = place_of(a, m.job, head, tile, number);
-    float* to = a.dq + mine * 4096;
-    if (a.places != nullptr) {
-      if (thread == 0) wait_for_place<B>(a, m.job, mine, tile);
-      barrier_wait(kOwnBarrier + number, kWarpgroup);
-    }
+  // dq of step i goes to who adds it (backward_adder.cuh).
+  __device__ __forceinline__ void give_dq(int i) {
+    m.dq_free[number].wait(i % 2 ^ 1);
 #pragma unroll
     for (int j = 0; j < 8; ++j)
-      add_in_memory(to + (j * kWarpgroup + thread) * 4,
-                    make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]));
-    if (a.places == nullptr) return;
-    __threadfence();
-    barrier_wait(kOwnBarrier + number, kWarpgroup);
-    if (thread == 0) leave_place(a, mine);
-  }
-
-  __device__ __forceinline__ void add_dq_before(int i, int head, int tile) {  // of the step before number i
-    if (--tile < m.job.queries.first) tile = m.job.queries.end - 1, --head;
-    add_dq(i - 1, head, tile);
+      *reinterpret_cast<float4*>(&m.dq[number][(j * kWarpgroup + threadIdx.x % kWarpgroup) * 4]) =
+          make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+    publish_shared_writes();
+    free(m.dq_full[number]);
   }
 
   // One tile of query rows, whose scores have been started: number `i` of the block's.
-  __device__ __forceinline__ void step(int i, bool more, int head, int tile) {
+  __device__ __forceinline__ void step(int i, bool more, int tile) {
     const int stage = i % 2;
     const bool masked = tile < m.job.queries.first_whole || tile >= m.job.queries.end_whole;
     m.dout_full[stage].wait(i / 2 % 2);
@@ -199,7 +176,7 @@ struct BackwardWorker {
     barrier_arrive(kTurnBarrier + 1 - number, B::kWorkers * kWarpgroup);
     wait_products<1>();
     settle(dq);
-    if (i > 0) add_dq_before(i, head, tile);
+    if (i > 0) give_dq(i - 1);
     dx_stage.next();
   }
 
@@ -250,17 +227,17 @@ struct BackwardWorker {
       if (number == 1) barrier_arrive(kTurnBarrier, B::kWorkers * kWarpgroup);  // the first turn is the first one's
       m.q_full[0].wait(0);
       start_scores(0);
-      int tile = m.job.queries.first, head = m.job.key_head * a.group;
+      int tile = m.job.queries.first;
       for (int i = 0; i < steps; ++i) {
-        step(i, i + 1 < steps, head, tile);
-        if (++tile == m.job.queries.end) tile = m.job.queries.first, ++head;
+        step(i, i + 1 < steps, tile);
+        if (++tile == m.job.queries.end) tile = m.job.queries.first;
       }
       wait_products<0>();
       wait_for_dx_before();
       start_dq();
       wait_products<0>();
       settle(dq);
-      add_dq_before(steps, head, tile);
+      give_dq(steps - 1);
       settle(dk), settle(dv);
     }
     store(dk, a.scale, a.dk, a.dim);

@@ -54,7 +54,7 @@ def compare(case, got, want, near, rounding):
         if w.numel() == 0:
             continue
         error = (g.double() - w).abs().max().item()
-        two_roundings = torch.finfo(case.dtype).eps / 2 * w.abs().max().item()  # dx or p, and the gradient
+        two_roundings = torch.finfo(case.dtype).eps * w.abs().max().item()  # dx or p, and the gradient, by eps / 2 at most each
         allowed = max(2 * (n.double() - w).abs().max().item(), two_roundings) + 1e-5
         if case.softcap > 0:
             allowed += 2**-10 * w.abs().max().item()
