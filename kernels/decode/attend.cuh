@@ -197,11 +197,13 @@ __device__ __forceinline__ void prefetch_rows(const CacheRows& c, int64_t row, i
                                               int64_t end) {
   constexpr int kLine = 128 / sizeof(T), kLines = kDim / kLine;
   const T* data = static_cast<const T*>(c.data) + row * c.batch + key_head * c.head;
+#pragma unroll 1
   for (int64_t i = begin * kLines + threadIdx.x; i < end * kLines; i += kAttendThreads)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(data + i / kLines * c.row + i % kLines * kLine));
 }
 
-// Grid: rows * kv_heads * splits blocks, clusters of `splits`.
+// Grid: rows * kv_heads * splits blocks, clusters of `splits`. Loops whose length is not known are not unrolled: they
+// run once or twice, and between launches that read much the time that code takes to come is longer than theirs.
 template <class T, int kDim, int kGroup, bool kCopies>
 __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_constant__ Layer a, const int splits) {
   constexpr int kLanes = kDim / 8, kKeys = 32 / kLanes;  // lanes a key, keys that a warp reads at once
@@ -262,6 +264,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   wait_for_launch_before();
   next_launch_may_begin();
 
+#pragma unroll 1
   for (int i = warp; i < group + 2; i += kAttendWarps) {
     Head<T, kDim> head;
     if (i < group) {
@@ -284,6 +287,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
           lane);
     }
   }
+#pragma unroll 1
   for (int i = group * kDim + threadIdx.x; i < kGroup * kDim; i += kAttendThreads)
     memory.query[i / kDim][i % kDim] = 0.f;
   __syncthreads();
@@ -304,6 +308,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
     return s;
   };
   const int64_t passes = (old_end - begin - warp * kKeys + kPass - 1) / kPass;
+#pragma unroll 1
   for (int pass = 0; pass < passes; ++pass) {
     const int stage = pass % kStages;
     const int64_t key = own + pass * kPass;
@@ -370,6 +375,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   T* out = static_cast<T*>(a.attended) + row * queries + key_head * group * kDim;
   const int share = (group * kDim + splits - 1) / splits;  // numbers that a block puts together
   if (splits > 1) cluster_wait();
+#pragma unroll 1
   for (int i = threadIdx.x; i < group * kDim; i += kAttendThreads) {
     const int g = i / kDim, d = i % kDim;
     Part whole = together(kAttendWarps, [&](int w) {
@@ -387,6 +393,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   if (splits == 1) return;
   cluster_arrive();
   cluster_wait();
+#pragma unroll 1
   for (int i = split * share + threadIdx.x; i < min((split + 1) * share, group * kDim); i += kAttendThreads) {
     const int g = i / kDim;
     const Part whole = together(splits, [&](int block) {
