@@ -28,7 +28,7 @@ _PLANS_PAY = 1 << 27
 
 def generate(model, input_ids=None, streamer=None, tokenizer=None, **kwargs):
     """model.generate() by the loop of this module. `streamer`, `tokenizer` and all other arguments are its own."""
-    if kwargs.get(cache_name(model.forward)) is None:
+    if all(kwargs.get(name) is None for name in ("past_key_values", "cache")):  # 5.24 takes both names
         kwargs.setdefault("cache_implementation", "static")
     for name in ("assistant_model", "synced_gpus"):  # which transformers keeps from a callable, so that nobody would miss them
         if kwargs.get(name):
