@@ -15,8 +15,8 @@ namespace {
 struct TilePairs {
   uint32_t *q, *dout;            // [rows, dim / 2], [rows, value_dim / 2]; null: nothing here is used
   uint32_t *q_down, *dout_down;  // [rows / 2, dim], [rows / 2, value_dim]
-  uint32_t *p_down, *dx_down;    // [kBlockRows / 2, kTileKeys]
-  uint32_t* dx;                  // [kBlockRows, kTileKeys / 2]
+  uint32_t *p_down, *dx_down;    // [kFullRows / 2, kKeysStride]
+  uint32_t* dx;                  // [kFullRows, kKeysStride / 2]
 };
 
 // Keys of a tile, laid out.
@@ -25,9 +25,6 @@ struct Keys {
   float* k;                    // [kTileKeys, dim], without pairs
   uint32_t* k_down;            // [kTileKeys / 2, dim], instead of it
 };
-struct Laid {
-  int64_t key, count;  // which keys: from where on, how many
-};
 
 struct Tile {
   int64_t dim, value_dim;   // padded
@@ -35,12 +32,13 @@ struct Tile {
   TilePairs pairs{};        // instead of them
   float* dq;                // [rows, dim]
   float *lse, *delta;       // [rows]
-  float *scores, *dscores;  // [kBlockRows, kTileKeys]
+  float *scores, *dscores;  // [kFullRows, kKeysStride]
   int64_t kept;
-  Laid* laid;   // [kept]
-  float* keys;  // [kept, laid_tile]
+  int64_t* laid;  // [kept]: which tile's keys are there, from which key on, or -1
+  float* keys;    // [kept, laid_tile]
 
-  Tile(const Attention& a, int64_t all_keys, Scratch scratch) : dim(padded(a.dim)), value_dim(padded(a.value_dim)) {
+  Tile(const Attention& a, int64_t all_keys, Scratch scratch, bool same_keys)
+      : dim(padded(a.dim)), value_dim(padded(a.value_dim)) {
     kept = kept_tiles(a, all_keys);
     const int64_t rows = tile_rows(a), halves = (rows + 1) / 2, wide = a.pairs ? 0 : 1;
     q = scratch.take(wide * rows * dim);
@@ -49,17 +47,17 @@ struct Tile {
     pairs.dout = scratch.take_pairs(a.pairs, rows * value_dim / 2);
     pairs.q_down = scratch.take_pairs(a.pairs, halves * dim);
     pairs.dout_down = scratch.take_pairs(a.pairs, halves * value_dim);
-    pairs.p_down = scratch.take_pairs(a.pairs, kBlockRows / 2 * kTileKeys);
-    pairs.dx_down = scratch.take_pairs(a.pairs, kBlockRows / 2 * kTileKeys);
-    pairs.dx = scratch.take_pairs(a.pairs, kBlockRows * kTileKeys / 2);
+    pairs.p_down = scratch.take_pairs(a.pairs, kFullRows / 2 * kKeysStride);
+    pairs.dx_down = scratch.take_pairs(a.pairs, kFullRows / 2 * kKeysStride);
+    pairs.dx = scratch.take_pairs(a.pairs, kFullRows * kKeysStride / 2);
     dq = scratch.take(rows * dim);
     lse = scratch.take(rows);
     delta = scratch.take(rows);
-    scores = scratch.take(kBlockRows * kTileKeys);
-    dscores = scratch.take(kBlockRows * kTileKeys);
+    scores = scratch.take(kFullRows * kKeysStride);
+    dscores = scratch.take(kFullRows * kKeysStride);
     keys = scratch.take(kept * laid_tile(a));
-    laid = reinterpret_cast<Laid*>(scratch.take(kept * int64_t(sizeof(Laid) / sizeof(float))));
-    for (int64_t i = 0; i < kept; ++i) laid[i] = {0, 0};
+    laid = reinterpret_cast<int64_t*>(scratch.take(kept * int64_t(sizeof(int64_t) / sizeof(float))));
+    for (int64_t i = 0; i < kept && !same_keys; ++i) laid[i] = -1;
   }
   Keys keys_at(const Attention& a, int64_t slot) const {
     float* const from = keys + slot * laid_tile(a);
@@ -105,12 +103,12 @@ static void weigh_back(float* scores, float* dscores, int64_t begin, int64_t end
 // Rows of p and dx, two that follow each other or a last one, as pairs: the keys [begin, end), multiples of kLanes.
 static void pair_weights(const Tile& t, int64_t row, bool two, int64_t begin, int64_t end) {
   static const float kZeros[kTileKeys] = {};
-  const int64_t at = row * kTileKeys + begin, down = row / 2 * kTileKeys + begin, count = end - begin;
+  const int64_t at = row * kKeysStride + begin, down = row / 2 * kKeysStride + begin, count = end - begin;
   const float *p = t.scores + at, *dx = t.dscores + at;
-  round_interleaved(t.pairs.p_down + down, p, two ? p + kTileKeys : kZeros, count);
-  round_interleaved(t.pairs.dx_down + down, dx, two ? dx + kTileKeys : kZeros, count);
+  round_interleaved(t.pairs.p_down + down, p, two ? p + kKeysStride : kZeros, count);
+  round_interleaved(t.pairs.dx_down + down, dx, two ? dx + kKeysStride : kZeros, count);
   round_beside(t.pairs.dx + at / 2, dx, count);
-  if (two) round_beside(t.pairs.dx + (at + kTileKeys) / 2, dx + kTileKeys, count);
+  if (two) round_beside(t.pairs.dx + (at + kKeysStride) / 2, dx + kKeysStride, count);
 }
 
 HOTSWAP_INLINE Right as_right(const uint32_t* pairs, int64_t step) {
@@ -118,10 +116,15 @@ HOTSWAP_INLINE Right as_right(const uint32_t* pairs, int64_t step) {
 }
 
 // Rows [first, end) of the tile that begins at row `tile_row`, with the keys [key, key + count).
+struct Block {
+  int64_t tile_row, first, end, key, count;
+};
+
 template <Precision kPrecision>
-static void block_backward(const AttentionBackward& a, const Item& item, const Tile& t, int64_t tile_row, int64_t first,
-                           int64_t end, int64_t key, int64_t count, const Keys& keys, const Sums& sums) {
+static void block_backward(const AttentionBackward& a, const Item& item, const Tile& t, const Block& block,
+                           const Keys& keys, const Sums& sums) {
   const Sequence& s = a.sequences[item.sequence];
+  const auto [tile_row, first, end, key, count] = block;
   const int64_t group = a.group(), rows = end - first;
   const Span all = keys_of(a, s, tile_row + first / group, tile_row + (end - 1) / group + 1);
   const Span here = cut({all.first - key, all.end - key}, 0, count);
@@ -137,28 +140,28 @@ static void block_backward(const AttentionBackward& a, const Item& item, const T
     // A row that sees no key, or none of a finite score, has lse -infinity and no gradient.
     const Span seen =
         t.lse[i] == -kInfinity ? Span{0, 0} : cut({of_row.first - key, of_row.end - key}, here.first, here.end);
-    weigh_back<kPrecision>(t.scores + (i - first) * kTileKeys, t.dscores + (i - first) * kTileKeys, begin, stop, seen,
-                           row_options(a, s, row, head, key), t.lse[i], t.delta[i]);
+    weigh_back<kPrecision>(t.scores + (i - first) * kKeysStride, t.dscores + (i - first) * kKeysStride, begin, stop,
+                           seen, row_options(a, s, row, head, key), t.lse[i], t.delta[i]);
     if (a.pairs && ((i - first) % 2 == 1 || i + 1 == end))
       pair_weights(t, (i - first) / 2 * 2, (i - first) % 2 == 1, begin, stop);
   }
   const int64_t seen = here.end - here.first, at = key + here.first;
   if (a.pairs) {
     const int64_t from = here.first / 2, steps = (here.end + 1) / 2 - from, halves = (rows + 1) / 2;
-    multiply_pairs<Into::kAdd>(sums.dv + at * t.value_dim, t.value_dim, {t.pairs.p_down + here.first, 1, kTileKeys},
+    multiply_pairs<Into::kAdd>(sums.dv + at * t.value_dim, t.value_dim, {t.pairs.p_down + here.first, 1, kKeysStride},
                                as_right(t.pairs.dout_down + first / 2 * t.value_dim, t.value_dim), seen, t.value_dim,
                                halves, 1.f);
-    multiply_pairs<Into::kAdd>(sums.dk + at * t.dim, t.dim, {t.pairs.dx_down + here.first, 1, kTileKeys},
+    multiply_pairs<Into::kAdd>(sums.dk + at * t.dim, t.dim, {t.pairs.dx_down + here.first, 1, kKeysStride},
                                as_right(t.pairs.q_down + first / 2 * t.dim, t.dim), seen, t.dim, halves, a.scale);
-    return multiply_pairs<Into::kAdd>(t.dq + first * t.dim, t.dim, {t.pairs.dx + from, kTileKeys / 2, 1},
+    return multiply_pairs<Into::kAdd>(t.dq + first * t.dim, t.dim, {t.pairs.dx + from, kKeysStride / 2, 1},
                                       as_right(keys.k_down + from * t.dim, t.dim), rows, t.dim, steps, 1.f);
   }
   const float *q = t.q + first * t.dim, *dout = t.dout + first * t.value_dim;
-  multiply<Into::kAdd>(sums.dv + at * t.value_dim, t.value_dim, {t.scores + here.first, 1, kTileKeys},
+  multiply<Into::kAdd>(sums.dv + at * t.value_dim, t.value_dim, {t.scores + here.first, 1, kKeysStride},
                        {dout, t.value_dim}, seen, t.value_dim, rows);
-  multiply<Into::kAdd>(sums.dk + at * t.dim, t.dim, {t.dscores + here.first, 1, kTileKeys}, {q, t.dim}, seen, t.dim,
+  multiply<Into::kAdd>(sums.dk + at * t.dim, t.dim, {t.dscores + here.first, 1, kKeysStride}, {q, t.dim}, seen, t.dim,
                        rows);
-  multiply<Into::kAdd>(t.dq + first * t.dim, t.dim, {t.dscores + here.first, kTileKeys, 1},
+  multiply<Into::kAdd>(t.dq + first * t.dim, t.dim, {t.dscores + here.first, kKeysStride, 1},
                        {keys.k + here.first * t.dim, t.dim}, rows, t.dim, seen);
 }
 
@@ -179,6 +182,12 @@ static void begin_tile(const AttentionBackward& a, const Item& item, const Tile&
                        double* dsinks) {
   const Sequence& s = a.sequences[item.sequence];
   const int64_t group = a.group(), rows = (row_end - row) * group;
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t of = s.first_row + row + i / group, head = item.key_head * group + i % group;
+    ask_for(row_of<const T>(a.q, s.batch, of, head), a.dim);
+    ask_for(row_of<const T>(a.dout, s.batch, of, head), a.value_dim);
+    ask_for(row_of<const T>(a.out, s.batch, of, head), a.value_dim);
+  }
   if (a.pairs) {
     pair_rows<T>(t.pairs.q, a, a.q, s, item, row, row_end, a.dim);
     pair_rows<T>(t.pairs.dout, a, a.dout, s, item, row, row_end, a.value_dim);
@@ -215,42 +224,58 @@ static void lay_down(const Attention& a, const Tile& t, const Keys& to, const T*
   for (int64_t i = 0; i < count; ++i) widen_row(to.k + i * t.dim, rows[i], a.dim, 1.f);
 }
 
-// The keys [key, key + count) laid out: as they were for rows before these, or anew. Where all tiles of keys can be
-// kept they take turns, else the first ones stay.
+// The tile of keys from `key` on laid out, also those that only rows to come see: as it was for rows before these, or
+// anew. Where all tiles of keys can be kept they take turns, else the first ones stay.
 template <class T>
-static Keys keys_of_tile(const Attention& a, const Item& item, const Tile& t, int64_t key, int64_t count, bool all) {
+static Keys keys_of_tile(const Attention& a, const Item& item, const Tile& t, int64_t key, bool all) {
   const Sequence& s = a.sequences[item.sequence];
   const int64_t n = key / kTileKeys, slot = all ? n % t.kept : least(n, t.kept - 1);
   const Keys keys = t.keys_at(a, slot);
-  if (t.laid[slot].key == key && t.laid[slot].count >= count) return keys;
-  t.laid[slot] = {key, count};
+  if (t.laid[slot] == key) return keys;
+  t.laid[slot] = key;
+  const int64_t count = least(kTileKeys, s.keys - key);
   const T* rows[kTileKeys];
   find_keys(rows, a, a.k, s, item.key_head, key, count);
+  ask_for_rows(rows, count, a.dim);
   lay_across(keys.k_across, rows, count, a.dim, a.pairs);
   lay_down(a, t, keys, rows, count);
   find_keys(rows, a, a.v, s, item.key_head, key, count);
+  ask_for_rows(rows, count, a.value_dim);
   lay_across(keys.v_across, rows, count, a.value_dim, a.pairs);
   return keys;
 }
 
+// Where a block ends: all its rows where all see all keys, fewer where products would be of keys that nobody sees.
+static int64_t end_of(const Attention& a, const Sequence& s, const Block& most) {
+  const int64_t least_end = keys_of(a, s, most.tile_row + most.first / a.group()).end;
+  const int64_t most_first = keys_of(a, s, most.tile_row + (most.end - 1) / a.group()).first;
+  const bool all = most_first <= most.key && least_end >= most.key + most.count;
+  return all ? most.end : least(most.end, most.first + kBlockRows);
+}
+
 template <class T>
-static void backward_of(const AttentionBackward& a, const Item& item, float* part, double* dsinks, float* scratch) {
+static void backward_of(const AttentionBackward& a, const Item& item, const BackwardMemory& memory) {
   const Sequence& s = a.sequences[item.sequence];
   const int64_t group = a.group(), most_rows = tile_positions(a);
-  const Tile t(a, s.keys, {scratch});
-  const Sums sums = sums_of(a, s, part);
-  for (int64_t i = 0; i < backward_part(a, s.keys); ++i) part[i] = 0.f;
+  const Tile t(a, s.keys, {memory.scratch}, memory.same_keys);
+  const Sums sums = sums_of(a, s, memory.part);
+  const Span of_unit = keys_of(a, s, item.first, item.end);
+  for (int64_t i = of_unit.first * t.dim; i < of_unit.end * t.dim; ++i) sums.dk[i] = 0.f;
+  for (int64_t i = of_unit.first * t.value_dim; i < of_unit.end * t.value_dim; ++i) sums.dv[i] = 0.f;
   for (int64_t row = item.first; row < item.end; row += most_rows) {
     const int64_t row_end = least(item.end, row + most_rows), rows = (row_end - row) * group;
-    begin_tile<T>(a, item, t, row, row_end, dsinks);
+    begin_tile<T>(a, item, t, row, row_end, memory.dsinks);
     const Span all = keys_of(a, s, row, row_end);
     const int64_t from = all.first / kTileKeys * kTileKeys;  // the same tiles for all rows
     for (int64_t key = from; key < all.end; key += kTileKeys) {
       const int64_t count = least(kTileKeys, all.end - key);
-      const Keys keys = keys_of_tile<T>(a, item, t, key, count, all.end - from <= t.kept * kTileKeys);
-      for (int64_t first = 0; first < rows; first += kBlockRows)
-        block_backward<kPrecisionOf<T>>(a, item, t, row, first, least(rows, first + kBlockRows), key, count, keys,
-                                        sums);
+      const Keys keys = keys_of_tile<T>(a, item, t, key, all.end - from <= t.kept * kTileKeys);
+      Block block{.tile_row = row, .first = 0, .end = 0, .key = key, .count = count};
+      for (; block.first < rows; block.first = block.end) {
+        block.end = least(rows, block.first + kFullRows);
+        block.end = end_of(a, s, block);
+        block_backward<kPrecisionOf<T>>(a, item, t, block, keys, sums);
+      }
     }
     for (int64_t i = 0; i < rows; ++i)
       write_row(row_of<T>(a.dq, s.batch, s.first_row + row + i / group, item.key_head * group + i % group),
@@ -262,32 +287,36 @@ static void backward_of(const AttentionBackward& a, const Item& item, float* par
 template <class T>
 HOTSWAP_INLINE void write_sum(T* to, const float* from, int64_t numbers, int64_t count, int64_t apart) {
   sweep(numbers, [&](int64_t i, auto part) HOTSWAP_LAMBDA {
-    F total = load(from + i, part);
-    for (int64_t n = 1; n < count; ++n) total += load(from + n * apart + i, part);
+    F total{};
+    for (int64_t n = 0; n < count; ++n) total += load(from + n * apart + i, part);
     store(to + i, total, part);
   });
 }
 
 template <class T>
-static void write_gradients_of(const AttentionBackward& a, const Merge& m, const float* parts, int64_t apart) {
+static void write_gradients_of(const AttentionBackward& a, const Merge& m, const float* parts, int64_t apart,
+                               const Span* seen) {
   const Sequence& s = a.sequences[m.sequence];
   const Sums sums = sums_of(a, s, const_cast<float*>(parts));
+  int64_t first = 0, end = 0;  // parts that have this key: both ends of what they have grow with the part
   for (int64_t key = 0; key < s.keys; ++key) {
-    write_sum(row_of<T>(a.dk, s.key_batch, s.first_key + key, m.key_head), sums.dk + key * padded(a.dim), a.dim,
-              m.slot_end - m.slot, apart);
-    write_sum(row_of<T>(a.dv, s.key_batch, s.first_key + key, m.key_head), sums.dv + key * padded(a.value_dim),
-              a.value_dim, m.slot_end - m.slot, apart);
+    while (end < m.slot_end - m.slot && seen[end].first <= key) ++end;
+    while (first < end && seen[first].end <= key) ++first;
+    write_sum(row_of<T>(a.dk, s.key_batch, s.first_key + key, m.key_head),
+              sums.dk + first * apart + key * padded(a.dim), a.dim, end - first, apart);
+    write_sum(row_of<T>(a.dv, s.key_batch, s.first_key + key, m.key_head),
+              sums.dv + first * apart + key * padded(a.value_dim), a.value_dim, end - first, apart);
   }
 }
 
 }  // namespace
 
-void backward(const AttentionBackward& a, const Item& item, float* part, double* dsinks, float* scratch) {
-  with_dtype(a.dtype, [&]<typename T>() { backward_of<T>(a, item, part, dsinks, scratch); });
+void backward(const AttentionBackward& a, const Item& item, const BackwardMemory& memory) {
+  with_dtype(a.dtype, [&]<typename T>() { backward_of<T>(a, item, memory); });
 }
 
-void write_gradients(const AttentionBackward& a, const Merge& m, const float* parts, int64_t apart) {
-  with_dtype(a.dtype, [&]<typename T>() { write_gradients_of<T>(a, m, parts, apart); });
+void write_gradients(const AttentionBackward& a, const Merge& m, const float* parts, int64_t apart, const Span* seen) {
+  with_dtype(a.dtype, [&]<typename T>() { write_gradients_of<T>(a, m, parts, apart, seen); });
 }
 
 }  // namespace attention::HOTSWAP_ISA

@@ -12,7 +12,7 @@ struct Tile {
   uint32_t* q_pairs;             // [rows, dim / 2], or null
   RowState* state;               // [rows]
   float *k, *v;                  // [dim of the problem, kKeysStride], [kTileKeys, value_dim]
-  float *scores, *shrink;        // [kBlockRows, kTileKeys], [kBlockRows]
+  float *scores, *shrink;        // [kBlockRows, kKeysStride], [kBlockRows]
 
   Tile(const Attention& a, int64_t row_count, Scratch scratch)
       : rows(row_count), dim(padded(a.dim)), value_dim(padded(a.value_dim)) {
@@ -22,7 +22,7 @@ struct Tile {
     state = reinterpret_cast<RowState*>(scratch.take(rows * 2));
     k = scratch.take(a.dim * kKeysStride);
     v = scratch.take(kTileKeys * value_dim);
-    scores = scratch.take(kBlockRows * kTileKeys);
+    scores = scratch.take(kBlockRows * kKeysStride);
     shrink = scratch.take(kBlockRows);
   }
 };
@@ -41,10 +41,10 @@ static void block_forward(const Attention& a, const Item& item, const Tile& t, i
   for (int64_t i = first; i < end; ++i) {
     const int64_t at = item.first + i / group, head = item.key_head * group + i % group;
     const Span seen = keys_of(a, s, at), of_row = cut({seen.first - key, seen.end - key}, here.first, here.end);
-    t.shrink[i - first] = weigh<kPrecision>(t.scores + (i - first) * kTileKeys, here.first, here.end, of_row.first,
+    t.shrink[i - first] = weigh<kPrecision>(t.scores + (i - first) * kKeysStride, here.first, here.end, of_row.first,
                                             of_row.end, row_options(a, s, at, head, key), t.state[i]);
   }
-  multiply<Into::kScaled>(t.values + first * t.value_dim, t.value_dim, {t.scores + here.first, kTileKeys, 1},
+  multiply<Into::kScaled>(t.values + first * t.value_dim, t.value_dim, {t.scores + here.first, kKeysStride, 1},
                           {t.v + here.first * t.value_dim, t.value_dim}, end - first, t.value_dim,
                           here.end - here.first, t.shrink);
 }
@@ -65,8 +65,10 @@ static void forward_of(const Attention& a, const Item& item, float* scratch) {
   for (int64_t key = all.first; key < all.end; key += kTileKeys) {
     const int64_t count = least(kTileKeys, all.end - key);
     find_keys(rows, a, a.k, s, item.key_head, key, count);
+    ask_for_rows(rows, count, a.dim);
     lay_across(t.k, rows, count, a.dim, a.pairs);
     find_keys(rows, a, a.v, s, item.key_head, key, count);
+    ask_for_rows(rows, count, a.value_dim);
     for (int64_t i = 0; i < count; ++i) widen_row(t.v + i * t.value_dim, rows[i], a.value_dim, 1.f);
     for (int64_t first = 0; first < t.rows; first += kBlockRows)
       block_forward<kPrecisionOf<T>>(a, item, t, first, least(t.rows, first + kBlockRows), key, count);

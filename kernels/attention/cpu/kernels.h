@@ -8,7 +8,8 @@ namespace attention::HOTSWAP_ISA {
 void forward(const cpu::Attention& a, const cpu::Item& rows, float* scratch);
 void stream(const cpu::Attention& a, const cpu::Item& keys, float* parts, float* scratch);
 void merge(const cpu::Attention& a, const cpu::Merge& merge, float* parts);
-void backward(const cpu::AttentionBackward& a, const cpu::Item& rows, float* part, double* dsinks, float* scratch);
-void write_gradients(const cpu::AttentionBackward& a, const cpu::Merge& merge, const float* parts, int64_t apart);
+void backward(const cpu::AttentionBackward& a, const cpu::Item& rows, const cpu::BackwardMemory& memory);
+void write_gradients(const cpu::AttentionBackward& a, const cpu::Merge& merge, const float* parts, int64_t apart,
+                     const cpu::Span* seen);
 
 }  // namespace attention::HOTSWAP_ISA

@@ -14,6 +14,7 @@ struct Plan {
   std::vector<Item> tiles, streams;  // forward: rows with many queries; keys where there are few
   std::vector<Merge> merges;         // of streams; of a backward's tiles that share dk and dv
   int64_t slots = 0;                 // parts of sums that are there at the same time
+  std::vector<Span> seen;            // [slots] of a backward: keys that a part has
 };
 
 constexpr int64_t kMostStreams = 32;       // of a key head: units of work that keep a machine's threads busy
@@ -70,7 +71,8 @@ inline Plan plan_forward(const Attention& a, int64_t sequences, int64_t num_spli
   return plan;
 }
 
-// Rows of a sequence and key head go to one unit, or to several of equal cost with a dk and dv each.
+// Rows of a sequence and key head go to one unit, or to several of equal cost with a dk and dv each. These follow each
+// other, so that a thread that takes two lays out their keys once.
 inline Plan plan_backward(const Attention& a, int64_t sequences) {
   Plan plan;
   std::vector<std::pair<int64_t, Item>> tiles;
@@ -82,20 +84,21 @@ inline Plan plan_backward(const Attention& a, int64_t sequences) {
     for (int64_t row = 0; row < s.rows; row += step) whole += tile_cost(a, s, row, std::min(s.rows, row + step));
     for (int64_t head = 0; head < a.key_heads; ++head) {
       const int64_t slot = plan.slots;
-      int64_t cost = 0, first = 0, before = 0;
+      int64_t cost = 0, first = 0;
       for (int64_t row = 0; row < s.rows; row += step) {
         const int64_t end = std::min(s.rows, row + step), part = plan.slots - slot;  // parts before this one
         cost += tile_cost(a, s, row, end);
         if (end < s.rows && cost * parts < whole * (part + 1)) continue;
-        tiles.push_back({cost - before, {n, head, first, end, plan.slots++}});
+        tiles.push_back({whole, {n, head, first, end, plan.slots++}});
+        plan.seen.push_back(keys_of(a, s, first, end));
         first = end;
-        before = cost;
       }
       if (plan.slots - slot > 1) {
         plan.merges.push_back({n, head, slot, plan.slots});
       } else if (plan.slots > slot) {  // who computes it writes it
         tiles.back().second.slot = -1;
         plan.slots = slot;
+        plan.seen.pop_back();
       }
     }
   }

@@ -67,9 +67,10 @@ constexpr int64_t kPad = 16;        // numbers; the widest vector
 constexpr int64_t kTileRows = 192;  // rows times heads of a group that share a tile of keys in float32
 constexpr int64_t kTileKeys = 128;
 constexpr int64_t kBlockRows = 48;   // of a tile, whose scores stay in the first cache
+constexpr int64_t kFullRows = 96;    // the same in a backward where all see all keys: longer sums over the rows
 constexpr int64_t kStreamRows = 16;  // up to so many, keys are read where they lie: memory is what such a call costs
-constexpr int64_t kKept = int64_t{2} << 20;        // numbers of float32
-constexpr int64_t kKeysStride = kTileKeys + kPad;  // no power of two, which would share few lines of the cache
+constexpr int64_t kKept = int64_t{2} << 20;        // of keys laid out for a backward, numbers of float32 a thread
+constexpr int64_t kKeysStride = kTileKeys + kPad;  // of scores, too; a power of two would share few lines of the cache
 
 constexpr int64_t padded(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
 
@@ -81,7 +82,7 @@ inline int64_t tile_rows(const Attention& a) { return tile_positions(a) * a.grou
 inline int64_t pair_numbers(const Attention& a, int64_t dim) { return a.pairs ? tile_rows(a) * padded(dim) / 2 : 0; }
 inline int64_t forward_scratch(const Attention& a) {
   return tile_rows(a) * (padded(a.dim) + padded(a.value_dim) + 2) + pair_numbers(a, a.dim) + a.dim * kKeysStride +
-         kTileKeys * padded(a.value_dim) + kBlockRows * (kTileKeys + 1) + kPad * 9;
+         kTileKeys * padded(a.value_dim) + kBlockRows * (kKeysStride + 1) + kPad * 9;
 }
 inline int64_t stream_scratch(const Attention& a) { return kStreamRows * (padded(a.dim) + kTileKeys + 1) + kPad * 8; }
 inline int64_t stream_part(const Attention& a) { return kStreamRows * (padded(a.value_dim) + 2); }
@@ -96,21 +97,32 @@ inline int64_t kept_tiles(const Attention& a, int64_t keys) {
 }
 inline int64_t backward_scratch(const Attention& a, int64_t keys) {
   const int64_t both = padded(a.dim) + padded(a.value_dim);
-  const int64_t of_rows = a.pairs ? (tile_rows(a) + 1) * both + 3 * (kBlockRows / 2) * kTileKeys : tile_rows(a) * both;
-  return of_rows + tile_rows(a) * (padded(a.dim) + 2) + kept_tiles(a, keys) * (laid_tile(a) + 4) +
-         2 * kBlockRows * kTileKeys + kPad * 16;
+  const int64_t of_rows = a.pairs ? (tile_rows(a) + 1) * both + 3 * (kFullRows / 2) * kKeysStride : tile_rows(a) * both;
+  return of_rows + tile_rows(a) * (padded(a.dim) + 2) + kept_tiles(a, keys) * (laid_tile(a) + 2) +
+         2 * kFullRows * kKeysStride + kPad * 16;
 }
 inline int64_t backward_part(const Attention& a, int64_t keys) { return keys * (padded(a.dim) + padded(a.value_dim)); }
+
+// What a backward's unit of work writes besides dq, and a thread's memory.
+struct BackwardMemory {
+  float* part;     // dk [keys, dim] and dv [keys, value_dim], padded
+  double* dsinks;  // [group], or null: no sinks
+  float* scratch;
+  bool same_keys;  // the unit before this one in this scratch was of the same sequence and key head
+};
+
+struct Span;  // of keys: span.h
 
 struct Table {
   void (*forward)(const Attention& a, const Item& rows, float* scratch);
   // Few rows: keys [first, end) into part `slot` of parts, and all parts into out and lse.
   void (*stream)(const Attention& a, const Item& keys, float* parts, float* scratch);
   void (*merge)(const Attention& a, const Merge& merge, float* parts);
-  // dq of these rows; what they add to dk and dv goes to `part`, to dsinks [group] likewise (null: no sinks).
-  void (*backward)(const AttentionBackward& a, const Item& rows, float* part, double* dsinks, float* scratch);
-  // dk and dv from their parts, which lie `apart` numbers apart.
-  void (*write_gradients)(const AttentionBackward& a, const Merge& merge, const float* parts, int64_t apart);
+  // dq of these rows, and what they give dk, dv and dsinks.
+  void (*backward)(const AttentionBackward& a, const Item& rows, const BackwardMemory& memory);
+  // dk and dv from their parts, which lie `apart` numbers apart; seen[part]: the keys that are in it.
+  void (*write_gradients)(const AttentionBackward& a, const Merge& merge, const float* parts, int64_t apart,
+                          const Span* seen);
 };
 
 }  // namespace attention::cpu

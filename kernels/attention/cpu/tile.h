@@ -40,6 +40,19 @@ static void find_keys(const T** rows, const Attention& a, const Operand& o, cons
   }
 }
 
+// Asked for before it is read: a projection's rows lie a page apart, where the hardware asks for nothing ahead. Into
+// the second cache: what is on its way to the first one takes up one of few places there, and what lies 4096 bytes
+// apart would push itself out.
+template <class T>
+HOTSWAP_INLINE void ask_for(const T* row, int64_t numbers) {
+  constexpr int64_t kLine = 64 / int64_t(sizeof(T));
+  for (int64_t i = 0; i < numbers; i += kLine) __builtin_prefetch(row + i, 0, 2);
+}
+template <class T>
+HOTSWAP_INLINE void ask_for_rows(const T* const* rows, int64_t count, int64_t numbers) {
+  for (int64_t i = 0; i < count; ++i) ask_for(rows[i], numbers);
+}
+
 // One row times `scale`, zeros up to padded(count).
 template <class T>
 HOTSWAP_INLINE void widen_row(float* to, const T* row, int64_t count, float scale) {
@@ -51,16 +64,16 @@ HOTSWAP_INLINE void widen_row(float* to, const T* row, int64_t count, float scal
 template <class T>
 static void transpose_rows(float* to, const T* const* rows, int64_t count, int64_t numbers) {
 #if HOTSWAP_AVX512
-  for (int64_t row = 0; row < count; row += kLanes) {
-    const int64_t here = least(kLanes, count - row);
-    sweep(numbers, [&](int64_t i, auto part) HOTSWAP_LAMBDA {
+  sweep(numbers, [&](int64_t i, auto part) HOTSWAP_LAMBDA {
+    const int64_t wide = least(kLanes, numbers - i);
+    for (int64_t row = 0; row < count; row += kLanes) {
+      const int64_t here = least(kLanes, count - row);
       F square[kLanes] = {};
       for (int64_t r = 0; r < here; ++r) square[r] = load(rows[row + r] + i, part);
       transpose(square);
-      const int64_t wide = least(kLanes, numbers - i);
       for (int64_t n = 0; n < wide; ++n) store(to + (i + n) * kKeysStride + row, square[n]);
-    });
-  }
+    }
+  });
 #else
   const int64_t all = (count + kLanes - 1) / kLanes * kLanes;
   float wide[kLanes];
@@ -100,9 +113,9 @@ struct Scored {
 HOTSWAP_INLINE void multiply_scores(float* scores, Scored a, const float* across, int64_t rows, int64_t cols,
                                     int64_t numbers, float factor) {
   if (a.pairs != nullptr)
-    return multiply_pairs<Into::kSet>(scores, kTileKeys, {a.pairs, a.pairs_row, 1}, {across, kKeysStride}, rows, cols,
+    return multiply_pairs<Into::kSet>(scores, kKeysStride, {a.pairs, a.pairs_row, 1}, {across, kKeysStride}, rows, cols,
                                       numbers / 2, factor);
-  multiply<Into::kSet>(scores, kTileKeys, {a.wide, a.wide_row, 1}, {across, kKeysStride}, rows, cols, numbers);
+  multiply<Into::kSet>(scores, kKeysStride, {a.wide, a.wide_row, 1}, {across, kKeysStride}, rows, cols, numbers);
 }
 // Keys (or values) across, as multiply_scores() wants them.
 template <class T>

@@ -29,6 +29,7 @@ inline float* thread_scratch(int64_t numbers) {
     memory.reset();
     memory.reset(static_cast<float*>(std::aligned_alloc(kLine, (size_t(numbers) * 4 + kLine - 1) / kLine * kLine)));
     check(memory != nullptr, "attention: wanted ", numbers * 4, " bytes; got none; free some memory");
+    kernels::ask_for_huge_pages(memory.get(), numbers * 4);
     held = numbers;
   }
   return memory.get();
@@ -88,15 +89,25 @@ inline void run_backward(AttentionBackward& a, const std::vector<Sequence>& sequ
   auto* parts = static_cast<float*>(memory.data_ptr());
   std::vector<double> sinks(dsinks == nullptr ? 0 : size_t(units * group));
   const bool alone = is_little(a, sequences);
+  std::vector<int64_t> last(size_t(std::min(threads, units)), -1);  // unit of each thread
   run_units(units, alone, [&](int64_t n, int64_t thread) {
     const Item& item = plan.tiles[n];
+    const bool same_keys = last[thread] >= 0 && plan.tiles[last[thread]].sequence == item.sequence &&
+                           plan.tiles[last[thread]].key_head == item.key_head;
+    last[thread] = n;
     float* part = parts + (item.slot >= 0 ? item.slot : plan.slots + thread) * apart;
-    table().backward(a, item, part, dsinks == nullptr ? nullptr : &sinks[n * group],
-                     thread_scratch(backward_scratch(a, keys)));
-    if (item.slot < 0) table().write_gradients(a, {item.sequence, item.key_head, 0, 1}, part, apart);
+    table().backward(a, item,
+                     {.part = part,
+                      .dsinks = dsinks == nullptr ? nullptr : &sinks[n * group],
+                      .scratch = thread_scratch(backward_scratch(a, keys)),
+                      .same_keys = same_keys});
+    if (item.slot >= 0) return;
+    const Span seen = keys_of(a, a.sequences[item.sequence], item.first, item.end);
+    table().write_gradients(a, {item.sequence, item.key_head, 0, 1}, part, apart, &seen);
   });
   run_units(int64_t(plan.merges.size()), alone, [&](int64_t n, int64_t) {
-    table().write_gradients(a, plan.merges[n], parts + plan.merges[n].slot * apart, apart);
+    const Merge& merge = plan.merges[n];
+    table().write_gradients(a, merge, parts + merge.slot * apart, apart, &plan.seen[merge.slot]);
   });
   if (dsinks == nullptr) return;
   std::vector<double> sums(a.heads);

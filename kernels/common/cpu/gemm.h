@@ -20,31 +20,20 @@ struct Right {  // b[step][column]: vectors, columns beside each other
 
 template <Into kInto, int kRows, int kVecs>
 HOTSWAP_INLINE void block(float* c, int64_t c_row, Left a, Right b, int64_t steps, const float* scale) {
-  F sum[kRows][kVecs];
-#pragma GCC unroll 6
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v) {
-      if constexpr (kInto == Into::kSet) sum[r][v] = F{};
-      if constexpr (kInto == Into::kAdd) sum[r][v] = load(c + r * c_row + v * kLanes);
-      if constexpr (kInto == Into::kScaled) sum[r][v] = scale[r] * load(c + r * c_row + v * kLanes);
-    }
-  }
-  // The next rows' sums, which mostly wait in the second cache: asked for a few at a time beside these products.
-  const int64_t asked = kInto == Into::kSet ? 0 : kRows;
-  const float* next = c + kRows * c_row;
+  F sum[kRows][kVecs] = {};
+  const float* asked = c;  // what the products are added to mostly waits in the second cache
   for (int64_t k = 0; k < steps; ++k) {
-    if (k < asked) {
+    if (kInto != Into::kSet && k < kRows) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVecs; ++v) __builtin_prefetch(next + v * kLanes);
-      next += c_row;
+      for (int v = 0; v < kVecs; ++v) __builtin_prefetch(asked + v * kLanes);
+      asked += c_row;
     }
     F right[kVecs];
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) right[v] = load(b.at + k * b.step + v * kLanes);
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
-      const F left = splat<F>(a.at[r * a.row + k * a.step]);
+      const F left = a.at[r * a.row + k * a.step] - F{};  // from memory into all lanes: 0 + x would be an addition
 #pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v) sum[r][v] += left * right[v];
     }
@@ -52,7 +41,12 @@ HOTSWAP_INLINE void block(float* c, int64_t c_row, Left a, Right b, int64_t step
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v) store(c + r * c_row + v * kLanes, sum[r][v]);
+    for (int v = 0; v < kVecs; ++v) {
+      float* to = c + r * c_row + v * kLanes;
+      if constexpr (kInto == Into::kSet) store(to, sum[r][v]);
+      if constexpr (kInto == Into::kAdd) store(to, load(to) + sum[r][v]);
+      if constexpr (kInto == Into::kScaled) store(to, scale[r] * load(to) + sum[r][v]);
+    }
   }
 }
 

@@ -42,6 +42,12 @@ __device__ __forceinline__ void store_box(const CUtensorMap& map, const void* sh
                "r"(shared_address(shared)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
                : "memory");
 }
+// Bytes as they lie, as load_bytes.
+__device__ __forceinline__ void store_bytes(void* to, const void* shared, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(shared)),
+               "r"(bytes)
+               : "memory");
+}
 // Adds float32 numbers to those in memory, as they lie.
 __device__ __forceinline__ void add_floats(float* to, const void* shared, uint32_t bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
@@ -60,5 +66,7 @@ __device__ __forceinline__ void wait_for_stores() { asm volatile("cp.async.bulk.
 // What threads wrote to shared memory becomes visible to the copy engine and to wgmma: each writer calls it, then a
 // barrier.
 __device__ __forceinline__ void publish_shared_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The same of memory: what this thread sees there, its copies see.
+__device__ __forceinline__ void publish_memory_writes() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 }  // namespace kernels::gpu

@@ -11,15 +11,8 @@ namespace mamba::conv::gpu {
 __device__ __forceinline__ void expect_bytes(Barrier& full, int64_t bytes) {
   full.init(1);
   publish_barriers();
-  asm volatile("fence.proxy.async.global;" ::: "memory");
+  publish_memory_writes();
   full.arrive_expecting(uint32_t(bytes));
-}
-
-// Bytes as they lie: addresses and number are multiples of 16.
-__device__ __forceinline__ void store_bytes(void* to, const void* shared, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(shared)),
-               "r"(bytes)
-               : "memory");
 }
 
 // store_floats, to shared memory.
