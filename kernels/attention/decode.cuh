@@ -37,12 +37,13 @@ struct DecodeWarp {
   uint32_t q[kHeld + 1][4];
   float out[kDim / 2] = {};
 
-  __device__ __forceinline__ void start_loads(int stage, int chunk, int end, int& page) const {
+  __device__ __forceinline__ int page_of(int chunk, int end) const { return chunk < end ? part.page_of(a, chunk) : 0; }
+
+  __device__ __forceinline__ void start_loads(int stage, int chunk, int end, int page) const {
     if (chunk < end) {
       auto& to = m.stages[warp][stage];
       start_chunk<T, 32, kPanels, 64, kPanel>(a, part, a.k, to[0][0][0], chunk, page, lane);
       start_chunk<T, 32, kPanels, 64, kPanel>(a, part, a.v, to[1][0][0], chunk, page, lane);
-      if (chunk + kDecodeWarps < end) page = part.page_of(a, chunk + kDecodeWarps);
     }
     commit_copies();
   }
@@ -85,12 +86,26 @@ struct DecodeWarp {
     }
   }
 
-  // Every fourth chunk of [begin, end), from this warp's on.
-  __device__ __forceinline__ void run(RowSoftmax& softmax, int begin, int end) {
-    const int first = begin + warp;
-    int page = first < end ? part.page_of(a, first) : 0;
+  // Starts to copy the queries and this warp's first chunks; the page of the next one.
+  __device__ __forceinline__ int start(Span chunks, bool rehearsal) const {
+    start_queries<T, kPanels, 64, kPanel>(a, part, m.q()[0][0], rehearsal);
+    commit_copies();
+    const int first = chunks.first + warp;
+    int pages[kStages];  // asked for at once
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) pages[i] = page_of(first + i * kDecodeWarps, chunks.end);
 #pragma unroll 1
-    for (int i = 0; i < kStages - 1; ++i) start_loads(i, first + i * kDecodeWarps, end, page);
+    for (int i = 0; i < kStages - 1; ++i) {
+      start_loads(i, first + i * kDecodeWarps, chunks.end, pages[0]);
+#pragma unroll
+      for (int j = 1; j < kStages; ++j) pages[j - 1] = pages[j];
+    }
+    return pages[0];
+  }
+
+  // Every fourth chunk of [begin, end), from this warp's on, after start().
+  __device__ __forceinline__ void run(RowSoftmax& softmax, int begin, int end, int page) {
+    const int first = begin + warp;
     wait_copies<kStages - 1>();
     __syncthreads();
 #pragma unroll
@@ -102,6 +117,7 @@ struct DecodeWarp {
       wait_copies<kStages - 2>();
       __syncwarp();  // everybody's copies; and the stage of the last chunk has been read
       start_loads(stage == 0 ? kStages - 1 : stage - 1, chunk + (kStages - 1) * kDecodeWarps, end, page);
+      page = page_of(chunk + kStages * kDecodeWarps, end);
       add_chunk(softmax, stage, chunk, mine);
       if (++stage == kStages) stage = 0;
     }
@@ -120,15 +136,16 @@ __global__ void __launch_bounds__(32 * kDecodeWarps, kDim <= 64    ? 3
   auto& m = *reinterpret_cast<typename Warp::Memory*>(raw);
   DecodePart part(a);
   Warp w{a, part, m};
-  part.begin(a);
-  start_queries<T, Warp::kPanels, 64, Warp::kPanel>(a, part, m.q()[0][0]);
-  commit_copies();
+  constexpr bool kEarly = kDim > 128;
+  int page;
+  const Span chunks = begin_part<kEarly>(
+      a, part, [&] { fetch_first_chunks<T, kStages * kDecodeWarps, false>(a, part); },
+      [&](Span chunks, bool rehearsal) { page = w.start(chunks, rehearsal); });
   const int rows = a.group * a.query_rows, row = part.row_tile * kDecodeRows, warp = threadIdx.x / 32;
   if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0)
     append<T>(a, part, a.k), append<T>(a, part, a.v);
-  const Span chunks = part.chunks<>(a);
   RowSoftmax softmax(a.score_scale);
-  w.run(softmax, chunks.first, chunks.end);
+  w.run(softmax, chunks.first, chunks.end, page);
   // The warps' results together. Rows of a little more than kDim numbers: without bank conflicts.
   auto &most = m.most, &sums = m.sums;
   using Sums = float[kDecodeRows][kDim + 8];
@@ -198,19 +215,26 @@ __device__ __forceinline__ float warp_max(float v) {
   return v;
 }
 
-// A row's parts added, where there are fewer than 32: a warp for each 128 numbers of a row, four of a lane.
+// A launch behind may begin before the parts are there: it waits for this one's end, and this one for theirs.
+__device__ __forceinline__ void wait_for_parts(const DecodeArguments& a) {
+  if (a.early) next_launch_may_begin();
+  wait_for_launch_before();
+  if (!a.early) next_launch_may_begin();
+}
+
+// A row's parts added, where there are fewer than 32: a warp for each 128 numbers of a row, four of a lane. kFirst: so
+// many parts are asked for before their weights are known.
 constexpr int kCombineWarps = 8;
 
-template <class T>
+template <class T, int kFirst>
 __global__ void __launch_bounds__(32 * kCombineWarps)
     combine_kernel(const __grid_constant__ DecodeArguments a, int rows) {
   const int dim = a.v.dim, lane = threadIdx.x % 32;
   const unsigned warp = blockIdx.x * kCombineWarps + threadIdx.x / 32, of_row = (unsigned(dim) + 127) / 128;
   const int index = warp / of_row, first = int(warp % of_row) * 128 + 4 * lane;  // index: of [batch, head, row]
-  wait_for_launch_before();
-  next_launch_may_begin();
+  wait_for_parts(a);
   if (index >= rows) return;
-  constexpr int kEach = 4, kFirst = 16;  // so many parts are asked for before their weights are known
+  constexpr int kEach = 4;
   const float* part_out = a.part_out + int64_t{index} * a.splits * dim + first;
   const bool inside = first < dim;
   const float own = lane < a.splits ? a.part_lse[int64_t{index} * a.splits + lane] : -INFINITY;
@@ -243,17 +267,16 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
       pack_pair<T>(total[0] * divide, total[1] * divide), pack_pair<T>(total[2] * divide, total[3] * divide));
 }
 
-// The same for up to kMostParts: a block for each kColumns numbers of a row, of whose threads kSlots go through the
+// The same for up to kMost: a block for each kColumns numbers of a row, of whose threads kSlots go through the
 // parts side by side.
 constexpr int kMostParts = 512;
 
-template <class T>
+template <class T, int kMost>
 __global__ void __launch_bounds__(32 * kDecodeWarps) combine_many_kernel(const __grid_constant__ DecodeArguments a) {
-  wait_for_launch_before();
-  next_launch_may_begin();
-  constexpr int kColumns = 32, kOwn = kMostParts / 32, kEach = 4, kAcross = kColumns / kEach,
+  wait_for_parts(a);
+  constexpr int kColumns = 32, kOwn = kMost / 32, kEach = 4, kAcross = kColumns / kEach,
                 kSlots = 32 * kDecodeWarps / kAcross;
-  constexpr int kFirst = 20;  // parts of a thread that are asked for before their weights are known
+  constexpr int kFirst = kMost <= 128 ? 8 : 20;  // parts of a thread that are asked for before their weights are known
   const int dim = a.v.dim, lane = threadIdx.x % 32;
   const unsigned blocks = (unsigned(dim) + kColumns - 1) / kColumns;
   const int index = blockIdx.x / blocks, first = int(blockIdx.x % blocks) * kColumns;  // index: of [batch, head, row]

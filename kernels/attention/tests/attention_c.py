@@ -13,6 +13,19 @@ NO_LIMIT = -1
 DTYPES = {torch.bfloat16: 0, torch.float16: 1}
 
 
+def captured(call):
+    """call, from a CUDA graph. What it needs must be there already: a graph takes no memory of its own here."""
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        call()
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph.replay()
+    torch.cuda.synchronize()
+
+
 class Call:
     """What goes to a C function, in the order in which attention_c.cu reads it."""
 
@@ -92,5 +105,6 @@ class Library:
         call.numbers += [new[0].shape[1] if new[0] is not None else 0, k_cache.shape[1]]
         call.numbers += [table.stride(0) if table is not None else 0, splits]
         call.stride(q, k_cache, v_cache, *(n if n is not None else q for n in new))
+        call.numbers.append(min(len(k_cache), len(v_cache)))
         self.run("decode", call)
         return out

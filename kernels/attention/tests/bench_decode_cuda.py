@@ -9,6 +9,7 @@ the card's power, ours and theirs.
 
 import argparse
 import functools
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -26,11 +27,19 @@ COPY, SDPA = "a copy", "torch SDPA, dense"
 TARGETS = {0: 0.85, 16: 0.7, 64: 0.85, 256: 0.85}  # of the copy, by rows of a page
 SHAPES = (  # batch, heads, key heads, dim, keys
     (1, 32, 8, 128, 131072), (4, 32, 8, 128, 32768), (16, 32, 8, 128, 8192), (64, 32, 8, 128, 2048), (16, 16, 8, 128, 2048),
-    (1, 16, 8, 128, 1024), (16, 64, 8, 64, 8192), (16, 16, 1, 256, 8192), (16, 16, 1, 512, 8192),
+    (1, 16, 8, 128, 1024), (16, 64, 8, 64, 8192), (16, 16, 1, 256, 8192), (16, 16, 1, 256, 32768), (16, 16, 1, 512, 8192),
 )  # fmt: skip
 LATENT = (  # batch, heads, keys
-    (1, 16, 131072), (16, 16, 8192), (64, 16, 4096), (64, 64, 4096), (64, 128, 4096), (16, 128, 8192), (1, 128, 131072),
+    (1, 16, 131072), (16, 16, 8192), (64, 16, 4096), (16, 16, 32768), (64, 64, 4096), (16, 64, 32768), (64, 128, 4096), (16, 128, 8192), (1, 128, 131072),
 )  # fmt: skip
+
+
+def dense_name(batch, heads, key_heads, dim, length):
+    return f"{batch}x{length}, {heads} heads over {key_heads} of {dim}"
+
+
+def latent_name(batch, heads, length):
+    return f"{batch}x{length}, latent, {heads} heads"
 
 
 def captured(call, calls=20):
@@ -100,7 +109,7 @@ class Bench:
         q = torch.randn(batch, 1, heads, dim, device="cuda", dtype=torch.bfloat16)
         k, v = (torch.randn(batch, length, key_heads, dim, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         lengths, size = torch.full((batch,), length, dtype=torch.int32, device="cuda"), 2 * k.numel() * 2
-        out, shape = torch.empty_like(q), f"{batch}x{length}, {heads} heads over {key_heads} of {dim}"
+        out, shape = torch.empty_like(q), dense_name(batch, heads, key_heads, dim, length)
         turned = [t.transpose(1, 2) for t in (q, k, v)]
         sdpa = lambda: scaled_dot_product_attention(*turned, enable_gqa=True)
         want = sdpa().transpose(1, 2)
@@ -129,7 +138,7 @@ class Bench:
         """One key head of 576 numbers, whose first 512 are the values; bytes of both once."""
         q = torch.randn(batch, 1, heads, 576, device="cuda", dtype=torch.bfloat16)
         keys = torch.randn(batch, length, 1, 576, device="cuda", dtype=torch.bfloat16)
-        lengths, shape = torch.full((batch,), length, dtype=torch.int32, device="cuda"), f"{batch}x{length}, latent, {heads} heads"
+        lengths, shape = torch.full((batch,), length, dtype=torch.int32, device="cuda"), latent_name(batch, heads, length)
         weights = torch.softmax((q[:, 0] @ keys[:, :, 0].mT).float() * 576**-0.5, -1).bfloat16()
         want, out = (weights @ keys[:, :, 0, :512])[:, None], torch.empty_like(q[..., :512])
         for page in self.args.pages:
@@ -146,6 +155,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", action="append", required=True)
     parser.add_argument("--only", choices=("dense", "latent"))
+    parser.add_argument("--match", default="", help="a regular expression: shapes whose name has it")
     parser.add_argument("--dims", type=lambda text: [int(d) for d in text.split(",")], help="of dense caches")
     parser.add_argument("--pages", type=lambda text: [int(p) for p in text.split(",")], default=[*TARGETS])
     parser.add_argument("--seconds", type=float, default=0.1)
@@ -154,10 +164,11 @@ def main():
     args = parser.parse_args()
     bench = Bench(args)
     for shape in SHAPES if args.only != "latent" else ():
-        if not args.dims or shape[3] in args.dims:
+        if (not args.dims or shape[3] in args.dims) and re.search(args.match, dense_name(*shape)):
             bench.dense(*shape)
     for shape in LATENT if args.only != "dense" else ():
-        bench.latent(*shape)
+        if re.search(args.match, latent_name(*shape)):
+            bench.latent(*shape)
 
 
 if __name__ == "__main__":

@@ -179,6 +179,82 @@ def check(library, case, generator):
     return worst
 
 
+@dataclass
+class Chain:
+    """Calls right behind one another, of which each reads what the one before has written: its rows of the cache and,
+    where sizes allow it, its output as queries."""
+
+    dim: int
+    heads: int
+    batch: int
+    length: int
+    page: int = 0
+    index: bool = False
+    calls: int = 12
+
+    @property
+    def one(self):
+        return self.dim == 576
+
+
+CHAINS = (
+    Chain(128, 8, 16, 1000), Chain(256, 16, 16, 2000), Chain(256, 16, 16, 2000, page=64), Chain(256, 16, 3, 700, index=True),
+    Chain(576, 16, 1, 20000), Chain(576, 16, 16, 1500), Chain(576, 16, 64, 300, page=16), Chain(576, 64, 64, 500),
+    Chain(576, 64, 64, 500, page=64), Chain(576, 128, 2, 4000, page=64),
+)  # fmt: skip
+
+
+def check_chain(library, case, generator):
+    """What a launch fetches before the one before has ended must not be what it computes with."""
+    rows, room = -(-(case.length + case.calls) // 64) * 64, case.batch + 3 * case.index
+
+    def random(*shape):
+        return torch.randn(shape, generator=generator, device="cuda").bfloat16()
+
+    first = random(case.batch, 1, case.heads, case.dim)
+    kept = [random(room, rows, 1, case.dim) for _ in range(1 if case.one else 2)]
+    new = [[random(case.batch, 1, 1, case.dim) * 3 for _ in kept] for _ in range(case.calls)]
+    lengths = [torch.full((case.batch,), case.length + i, dtype=torch.int32, device="cuda") for i in range(case.calls)]
+    order = torch.randperm(room * (rows // case.page if case.page else 1), generator=generator, device="cuda").to(torch.int32)
+    table = order.view(case.batch, -1) if case.page else None
+    index = order[: case.batch] if case.index else None
+    caches, size = [t.clone() for t in kept], 512 if case.one else case.dim
+    outs = [torch.empty_like(first[..., :size]) for _ in range(case.calls)]
+
+    def both(tensors):
+        return (tensors[0], tensors[0][..., :512]) if case.one else tensors
+
+    def run_all(wait):
+        q = first
+        for out, fresh, length in zip(outs, new, lengths):
+            paged = [t.view(-1, case.page, 1, case.dim) if case.page else t for t in caches]
+            library.decode(q, *both(paged), length, key_rows=rows, new=both(fresh), table=table, index=index, window=CAUSAL, out=out)
+            q = q if case.one else out
+            if wait:
+                torch.cuda.synchronize()
+
+    def found(call):
+        for t, full in zip(caches, kept):
+            t.copy_(full)
+        for out in outs:
+            out.fill_(7)
+        torch.cuda.synchronize()
+        call()
+        torch.cuda.synchronize()
+        return [t.clone() for t in (*outs, *caches)]
+
+    want, graph = found(lambda: run_all(True)), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run_all(False)
+    for how, call in ((("eager", lambda: run_all(False)), ("captured", graph.replay)) * 5):
+        for i, (got, wanted) in enumerate(zip(found(call), want)):
+            if not torch.equal(got, wanted):
+                raise AssertionError(f"{case}, {how}: wanted the bits of calls that wait for each other; got others in tensor {i}")
+    return 0.0
+
+
 if __name__ == "__main__":
     library, generator, _, args = arguments()
-    sys.exit(run(check, decode_cases(args.quick), library, generator))
+    checks = {Decode: check, Chain: check_chain}
+    cases = itertools.chain(decode_cases(args.quick), CHAINS)
+    sys.exit(run(lambda library, case, generator: checks[type(case)](library, case, generator), cases, library, generator))
