@@ -58,8 +58,8 @@ void DecodeStep::refuse(std::string why) {
   said_here_ = Tensor();
 }
 
-Tensor DecodeStep::choose(const Tensor& logits, const Tensor& place) {
-  const Tensor next = sampler_.next(logits, history_, said_, place);
+Tensor DecodeStep::choose(const Tensor& logits, const Choice& to) {
+  const Tensor next = sampler_.next(logits, history_, said_, to);
   if (!sampler_.needs_history()) return next;
   if (said_.defined()) {
     history_.index_copy_(1, said_, next.unsqueeze(1));  // in place: a graph does so again
@@ -72,14 +72,14 @@ Tensor DecodeStep::choose(const Tensor& logits, const Tensor& place) {
 
 Tensor DecodeStep::begin(const Tensor& logits) { return choose(logits); }
 
-Tensor DecodeStep::forward(const Tensor& tokens, const Tensor& place) {
+Tensor DecodeStep::forward(const Tensor& tokens, const Choice& to) {
   return choose(model_({.input_ids = tokens.unsqueeze(1),
                         .attention_mask = mask_,
                         .position_ids = positions_,
                         .cache = &cache_,
                         .logits_to_keep = 1})
                     .logits.select(1, 0),
-                place);
+                to);
 }
 
 void DecodeStep::move_on() {
@@ -90,9 +90,11 @@ void DecodeStep::move_on() {
 
 // As it is captured: in memory that stays where it is.
 void DecodeStep::run() {
-  const Tensor next = forward(token_, token_);
-  if (!next.is_same(token_)) token_.copy_(next);
-  said_there_.index_copy_(0, cache_.device_length(), token_.unsqueeze(0));
+  const Choice to{token_, said_there_, cache_.device_length()};
+  const Tensor next = forward(token_, to);
+  if (next.is_same(token_)) return;
+  token_.copy_(next);
+  said_there_.index_copy_(0, to.at, token_.unsqueeze(0));
 }
 
 // A step that cannot be captured runs as it is: the cache counts as before, because a capture launches nothing.

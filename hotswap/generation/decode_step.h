@@ -34,8 +34,8 @@ class DecodeStep {
   const std::string& why_not_captured() const { return why_not_; }
 
  private:
-  Tensor choose(const Tensor& logits, const Tensor& place = {});
-  Tensor forward(const Tensor& tokens, const Tensor& place = {});
+  Tensor choose(const Tensor& logits, const Choice& to = {});
+  Tensor forward(const Tensor& tokens, const Choice& to = {});
   void move_on();
   std::unique_ptr<CudaGraph> new_graph() const;
   void record();

@@ -171,7 +171,7 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
     mask = mask.to(device);
     positions = (at::cumsum(mask, 1) - 1).clamp_min(0);
   }
-  Sampler sampler(config, device, [&](const Tensor& scores, Tensor place) { return model.largest(scores, place); });
+  Sampler sampler(config, device, [&](const Tensor& scores, const Choice& to) { return model.largest(scores, to); });
   const auto stops = stop_strings(a, config, mask);
   Rows rows(batch, config, stops.get());
   const auto cache = make_cache(model, config, ids.size(1));

@@ -29,7 +29,6 @@
 #include <utility>
 
 #include "hotswap/base/error.h"
-#include "hotswap/layers/linear.h"
 
 namespace hotswap {
 namespace {
@@ -70,9 +69,9 @@ Sampler::Sampler(const GenerationConfig& c, at::Device device, Largest largest)
   generator_->set_current_seed(*c.seed);
 }
 
-Tensor Sampler::next(const Tensor& logits, const Tensor& so_far, const Tensor& length, Tensor place) {
+Tensor Sampler::next(const Tensor& logits, const Tensor& so_far, const Tensor& length, const Choice& to) {
   if (!do_sample_ && !changes_scores()) {  // rounding to float32 keeps the order
-    return largest_(logits, std::move(place));
+    return largest_(logits, to);
   }
   Tensor scores = logits.to(at::kFloat);
   if (repetition_penalty_ != 1) scores = penalised(scores, so_far);

@@ -8,6 +8,7 @@
 
 #include <functional>
 
+#include "hotswap/layers/linear.h"
 #include "hotswap/models/generation_config.h"
 
 namespace hotswap {
@@ -16,8 +17,8 @@ using at::Tensor;
 
 class Sampler {
  public:
-  // Where each row's largest score stands, in `place` where that is given: [batch, vocab] -> [batch] int64
-  using Largest = std::function<Tensor(const Tensor& scores, Tensor place)>;
+  // Where each row's largest score stands: [batch, vocab] -> [batch] int64
+  using Largest = std::function<Tensor(const Tensor& scores, const Choice& to)>;
 
   // Error on a setting that makes no sense. Reads everything but the most tokens, the token of padding and texts.
   // Without `largest` stock::largest looks for it.
@@ -25,8 +26,8 @@ class Sampler {
 
   // logits: [batch, vocab] any floating type; so_far: [batch, time] ids, read only where needs_history(); length: [1]
   // int64, how many of them were said; undefined: all. What stands behind is some id that was said -> [batch], which
-  // may be `place`
-  Tensor next(const Tensor& logits, const Tensor& so_far, const Tensor& length = {}, Tensor place = {});
+  // may be to.place: then they are wherever `to` wants them
+  Tensor next(const Tensor& logits, const Tensor& so_far, const Tensor& length = {}, const Choice& to = {});
   bool needs_history() const { return repetition_penalty_ != 1 || ngram_ > 0; }
   const std::optional<at::Generator>& generator() const { return generator_; }  // none: the device's own
 

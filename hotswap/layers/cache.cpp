@@ -72,6 +72,7 @@ void Cache::not_run(int64_t length) {
 }
 
 void Cache::begin(int64_t time, at::Device device) {
+  counted_ = false;
   if (!fixed_) {  // on a GPU it would have to be sent there
     position_ = time == 1 && device.is_cpu() ? at::full({1}, length_, at::kLong) : Tensor();
     return;
@@ -90,7 +91,12 @@ void Cache::begin(int64_t time, at::Device device) {
 
 void Cache::end(int64_t time) {
   length_ += time;
-  if (fixed_) device_length_.add_(time);
+  if (fixed_ && !counted_) device_length_.add_(time);
+}
+
+void Cache::counted(Tensor place) {
+  place_.positions = position_ = std::move(place);
+  counted_ = true;
 }
 
 void Cache::crop(int64_t length) {

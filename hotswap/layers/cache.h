@@ -78,6 +78,9 @@ class Cache {
   // Around one forward of `time` tokens, by the model. begin: Error where they do not fit.
   void begin(int64_t time, at::Device device);
   void end(int64_t time);
+  // Between them, of one token in a cache of a fixed size: a kernel has raised the device's count, and this was it
+  // before.
+  void counted(Tensor place);
   // In place of both where a captured graph has run the forward: the device has counted already. Error as of begin.
   void replayed(int64_t time);
   // Where a forward has been recorded and never ran: so many tokens were seen before it, and are still.
@@ -102,6 +105,7 @@ class Cache {
   Tensor device_length_;
   FixedPlace place_;
   Tensor position_;
+  bool counted_ = false;
 };
 
 // For a layer that attends; window > 0: to its last so many tokens alone.

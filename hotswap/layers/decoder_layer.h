@@ -27,6 +27,7 @@ struct DecoderLayerParts {
   double scale = 1;
   int64_t window = -1;              // keys seen before the token's own; -1: all
   std::string activation = "silu";  // or "gelu_tanh"
+  bool weights_are_old = false;     // what ran on the device right before this wrote none of the weights
 };
 
 // x: [batch, 1, hidden] -> the same
@@ -35,6 +36,16 @@ using DecoderLayerForward = Tensor(const Tensor& x, const DecoderLayerParts& par
 namespace stock {
 DecoderLayerForward decoder_layer;  // the formula in plain ATen
 }  // namespace stock
+
+// What a step begins with, as a kernel of the contract may make it at once.
+struct DecoderInputs {
+  Tensor x;      // [batch, 1, hidden]: the embeddings of the last tokens
+  Tensor row;    // [1, 1, 2 head_dim]: cos and sin where the new ones stand
+  Tensor place;  // as length: where that is, the length before
+};
+// ids: [batch, 1] int64; embedding: [vocab, hidden]; rope: [places, 2 head_dim]; length: [1] int64, raised by one
+using DecoderInputsForward = DecoderInputs(const Tensor& ids, const Tensor& embedding, const Tensor& rope,
+                                           const Tensor& length);
 
 // The largest batch that the contract's kernels take; by its weights a kernel may take fewer rows.
 constexpr int64_t kMostDecoderRows = 16;
@@ -49,6 +60,11 @@ class DecoderLayerSlot : public Slot<DecoderLayerForward> {
   DecoderLayerParts weights() const { return weights_(); }
   void set_most_rows(int64_t rows) { most_rows_ = rows; }
   bool takes(int64_t rows) const { return bound() && rows <= most_rows_; }
+  void unbind() override {
+    Slot::unbind();
+    inputs = nullptr;
+  }
+  std::function<DecoderInputsForward> inputs;  // empty: the kernel has no such op
 
  private:
   std::function<DecoderLayerParts()> weights_;

@@ -20,8 +20,12 @@ Tensor stock::packed_linear(const Tensor& x, const Tensor& weight, const std::op
   return at::linear(x.to(wide), dequantised(weight, x.size(-1), wide), wide_bias).to(x.scalar_type());
 }
 
-Tensor stock::largest(const Tensor& x, Tensor place) {
-  return place.defined() ? at::argmax_out(place, x, -1) : at::argmax(x, -1);
+Tensor stock::largest(const Tensor& x, const Choice& to) {
+  if (!to.place.defined()) return at::argmax(x, -1);
+  Tensor place = to.place;
+  at::argmax_out(place, x, -1);
+  if (to.said.defined()) to.said.index_copy_(0, to.at, place.unsqueeze(0));
+  return place;
 }
 
 Linear::Linear(int64_t in, int64_t out, bool with_bias, Init weight_init, Init bias_init)
@@ -36,11 +40,11 @@ Tensor Linear::forward(const Tensor& x) const {
   return forward_(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
 }
 
-Tensor Linear::largest(const Tensor& x, Tensor place) const {
-  if (!forward_.largest) return stock::largest(x, std::move(place));
-  if (!place.defined()) place = at::empty({x.size(0)}, x.options().dtype(at::kLong));
-  forward_.largest(place, x);
-  return place;
+Tensor Linear::largest(const Tensor& x, Choice to) const {
+  if (!forward_.largest) return stock::largest(x, to);
+  if (!to.place.defined()) to.place = at::empty({x.size(0)}, x.options().dtype(at::kLong));
+  forward_.largest(to, x);
+  return to.place;
 }
 
 void Linear::on_tensors_changed() {

@@ -18,11 +18,17 @@ using LinearForward = Tensor(const Tensor& x, const Tensor& weight, const std::o
 // type.
 using PackedLinearForward = LinearForward;
 
+// Where a choice is to be written.
+struct Choice {
+  Tensor place = {};          // [rows] int64; undefined: in new memory
+  Tensor said = {}, at = {};  // beside a place, or undefined: into said[at] as well; [places, rows], [1] int64
+};
+
 namespace stock {
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);
 Tensor packed_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);  // dequantises it all
-// Where the largest number of each row of x stands, [..., n] -> [...] int64; in `place` where that is given.
-Tensor largest(const Tensor& x, Tensor place);
+// Where the largest number of each row of x stands: [..., n] -> [...] int64.
+Tensor largest(const Tensor& x, const Choice& to);
 }  // namespace stock
 
 class LinearSlot : public Slot<LinearForward> {
@@ -34,8 +40,8 @@ class LinearSlot : public Slot<LinearForward> {
     largest = nullptr;
   }
   bool torch_products = false;  // the kernel that is bound trains by torch's own products
-  // Into place, [rows] int64, where the largest number of each row of x stands; empty: the kernel has no such op.
-  std::function<void(const Tensor& place, const Tensor& x)> largest;
+  // Into to.place where the largest number of each row of x stands; empty: the kernel has no such op.
+  std::function<void(const Choice& to, const Tensor& x)> largest;
 };
 
 class Linear : public Module {
@@ -44,9 +50,8 @@ class Linear : public Module {
          Init bias_init = Init::constant(0));
   explicit Linear(Tensor& tied);          // its weight is another module's: an output head tied to the embedding
   Tensor forward(const Tensor& x) const;  // [..., in] -> [..., out]
-  // Of [rows, out], made of what forward() gave: where each row's largest number stands, [rows] int64; in `place` where
-  // that is given.
-  Tensor largest(const Tensor& x, Tensor place = {}) const;
+  // Of [rows, out], made of what forward() gave: where each row's largest number stands, [rows] int64.
+  Tensor largest(const Tensor& x, Choice to = {}) const;
   int64_t in() const { return in_; }
   bool bound() const { return forward_.bound(); }
   // Is what it does in training, whatever is bound, torch's own product with a weight of that type?

@@ -67,7 +67,7 @@ RotaryEmbedding::RotaryEmbedding(RopeParameters rope)
 RotaryTables RotaryEmbedding::tables(const Positions& p, at::ScalarType dtype, at::Device device) {
   const c10::InferenceMode off(false);  // what is cached while generating also serves training, which saves it
   const at::NoGradGuard no_grad;
-  const bool stateful = rope_.type == "dynamic" || rope_.type == "longrope";
+  const bool stateful = this->stateful();
   if (stateful && p.ids.defined() && !p.ids.is_cpu()) return compute(p.ids, inverse_there(p.ids), dtype);
   if (stateful) follow(p);
   current_.inverse = current_.inverse.to(device);  // once: the next step finds it there
@@ -104,14 +104,25 @@ void RotaryEmbedding::follow(const Positions& p) {
 
 // One launch in place of the ten that compute() is.
 RotaryTables RotaryEmbedding::looked_up(const Positions& p, at::ScalarType dtype) {
-  const bool fits = !rows_.empty() && rows_.back().size(0) >= p.below && rows_.back().scalar_type() == dtype &&
-                    rows_.back().device() == p.ids.device();
+  return halves(rows(p.below, dtype, p.ids.device()).index_select(0, p.ids.view({1})).unsqueeze(0));
+}
+
+Tensor RotaryEmbedding::rows(int64_t below, at::ScalarType dtype, at::Device device) {
+  if (stateful()) return {};
+  const c10::InferenceMode off(false);
+  const at::NoGradGuard no_grad;
+  const bool fits = !rows_.empty() && rows_.back().size(0) >= below && rows_.back().scalar_type() == dtype &&
+                    rows_.back().device() == device;
   if (!fits) {
-    const auto room = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(p.below)));
-    const RotaryTables all = compute(at::arange(room, p.ids.options()).unsqueeze(0), current_.inverse, dtype);
+    const auto room = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(below)));
+    const Tensor places = at::arange(room, at::TensorOptions().dtype(at::kLong).device(device)).unsqueeze(0);
+    const RotaryTables all = compute(places, current_.inverse.to(device), dtype);
     rows_.push_back(at::cat({all.cos, all.sin}, -1).squeeze(0));
   }
-  const Tensor row = rows_.back().index_select(0, p.ids.view({1})).unsqueeze(0);  // [1, 1, 2 dim]
+  return rows_.back();
+}
+
+RotaryTables RotaryEmbedding::halves(const Tensor& row) {
   const int64_t dim = row.size(-1) / 2;
   return {row.narrow(-1, 0, dim), row.narrow(-1, dim, dim)};
 }

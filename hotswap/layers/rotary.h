@@ -35,8 +35,13 @@ class RotaryEmbedding {
   // The dynamic types keep state between calls, as transformers' module does: growing past the trained length changes
   // the frequencies, a short sequence afterwards resets them.
   RotaryTables tables(const Positions& positions, at::ScalarType dtype, at::Device device);
+  // Of one token all tables that may be wanted, cos and sin of a place side by side: [`below` or more, 2 dim];
+  // undefined where they depend on more than the place.
+  Tensor rows(int64_t below, at::ScalarType dtype, at::Device device);
+  static RotaryTables halves(const Tensor& row);  // [1, 1, 2 dim] of them
 
  private:
+  bool stateful() const { return rope_.type == "dynamic" || rope_.type == "longrope"; }
   void follow(const Positions& positions);
   Tensor inverse_there(const Tensor& ids);
   RotaryTables looked_up(const Positions& positions, at::ScalarType dtype);

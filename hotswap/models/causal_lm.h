@@ -52,9 +52,8 @@ class CausalLM : public Module {
   // Defined in generation/generate.cpp, where the loop is: [batch, time] -> [batch, time + new]
   Tensor generate(const Tensor& input_ids, const GenerationConfig& config = {}, const Tensor& attention_mask = {});
 
-  // Of logits: where each row's largest stands, [batch, vocab] -> [batch] int64; in `place` where that is given. By the
-  // head's kernel, if it has an op for that.
-  Tensor largest(const Tensor& logits, Tensor place = {}) const { return lm_head_.largest(logits, std::move(place)); }
+  // Of logits: where each row's largest stands, [batch, vocab] -> [batch] int64. By the head's kernel where it has one.
+  Tensor largest(const Tensor& logits, const Choice& to = {}) const { return lm_head_.largest(logits, to); }
 
   // An empty cache for `cache`; layers with a sliding window keep that much.
   std::unique_ptr<Cache> make_cache(const CacheOptions& options = {}) const { return model_.make_cache(options); }

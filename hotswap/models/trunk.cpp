@@ -1,5 +1,6 @@
 #include "hotswap/models/trunk.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
 
@@ -54,7 +55,24 @@ Tensor Trunk::embedded(const Tensor& input_ids) const {
   return at::mul(x, at::scalar_tensor(multiplier_, at::kFloat).to(x.scalar_type()));
 }
 
-ForwardContext Trunk::context_for(const TrunkInput& in, at::ScalarType dtype) {
+// Of one token a row behind what a cache of a fixed size holds, where all that a step begins with are two look-ups.
+std::optional<DecoderInputs> Trunk::inputs_at_once(const TrunkInput& in) {
+  const Tensor& embedding = embed_tokens.weight;
+  const bool plain = in.cache != nullptr && in.cache->capacity() > 0 && in.cache->position().defined() &&
+                     !at::GradMode::is_enabled() && !in.position_ids.defined() && !in.attention_mask.defined() &&
+                     !in.cu_seqlens.defined() && rotary_ && !sliding_rotary_ && !rotates_in_float32_ &&
+                     multiplier_ == 1 && !layers_.empty() && !is_packed(embedding);
+  if (!plain || !embedding.is_contiguous() || !in.input_ids.is_contiguous()) return std::nullopt;
+  const DecoderLayerSlot* slot = layers_.front()->step_inputs(in.input_ids.size(0));
+  if (slot == nullptr) return std::nullopt;
+  const Tensor rope = rotary_->rows(in.cache->capacity(), embedding.scalar_type(), embedding.device());
+  if (!rope.defined()) return std::nullopt;
+  DecoderInputs inputs = slot->inputs(in.input_ids, embedding, rope, in.cache->device_length());
+  in.cache->counted(inputs.place);
+  return inputs;
+}
+
+ForwardContext Trunk::context_for(const TrunkInput& in, at::ScalarType dtype, const Tensor& rope) {
   const int64_t past = in.cache != nullptr ? in.cache->length() : 0, time = in.input_ids.size(1);
   const Tensor fixed = in.cache != nullptr ? in.cache->positions() : Tensor();  // of a static cache's tokens: [time]
   Positions positions{past, time, in.position_ids};
@@ -72,6 +90,7 @@ ForwardContext Trunk::context_for(const TrunkInput& in, at::ScalarType dtype) {
   Tensor padding = real_padding(in);
   if (prompt && padding.defined()) padding = padding.narrow(1, 0, time);
   const auto tables = [&](std::optional<RotaryEmbedding>& rotary) {
+    if (rope.defined() && &rotary == &rotary_) return RotaryEmbedding::halves(rope);
     return rotary ? rotary->tables(positions, table_dtype, device) : RotaryTables();
   };
   return {.rope = tables(rotary_),
@@ -91,8 +110,9 @@ Tensor Trunk::forward(const TrunkInput& in) {
   check_input(in, {.vocab_size = vocab_size_, .device = embed_tokens.weight.device()});
   const int64_t time = in.input_ids.size(1);
   if (in.cache != nullptr) in.cache->begin(time, in.input_ids.device());
-  HiddenState state{embedded(in.input_ids), {}};
-  const ForwardContext context = context_for(in, state.x.scalar_type());
+  const auto inputs = inputs_at_once(in);
+  HiddenState state{inputs ? inputs->x : embedded(in.input_ids), {}};
+  const ForwardContext context = context_for(in, state.x.scalar_type(), inputs ? inputs->row : Tensor());
   for (const auto& layer : layers_) state = layer->forward(state, context);
   if (in.cache != nullptr) in.cache->end(time);
   const Tensor hidden = state.residual.defined() ? norm_.forward(state.x, state.residual).y : norm_.forward(state.x);

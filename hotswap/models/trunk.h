@@ -23,8 +23,10 @@ class Trunk : public Module {
   Embedding embed_tokens;
 
  private:
-  Tensor embedded(const Tensor& input_ids) const;  // [batch, time] -> [batch, time, hidden_size]
-  ForwardContext context_for(const TrunkInput& in, at::ScalarType dtype);
+  Tensor embedded(const Tensor& input_ids) const;                     // [batch, time] -> [batch, time, hidden_size]
+  std::optional<DecoderInputs> inputs_at_once(const TrunkInput& in);  // and raises the cache's count
+  // rope: undefined, or of inputs_at_once().
+  ForwardContext context_for(const TrunkInput& in, at::ScalarType dtype, const Tensor& rope);
   std::vector<std::unique_ptr<Block>> layers_;
   AddRMSNorm norm_;
   std::optional<RotaryEmbedding> rotary_, sliding_rotary_;

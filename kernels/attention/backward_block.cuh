@@ -24,6 +24,7 @@ struct BackwardTraits {
   static constexpr int kDim = kDim_, kValueDim = kDim;
   static constexpr bool kLeft = kLeft_, kSoftcap = kSoftcap_;
   static constexpr int kRows = 8192 / kDim, kKeys = 128, kWorkers = 2, kPanels = kDim / 64;
+  static constexpr int kBlocks = 1;
   static constexpr int kPlaces = kWorkers;  // each adds to a part of dq of its own
   static constexpr int kQueryBox = kRows, kKeyBox = kKeys;
   static constexpr int kStages = 2;  // of queries and dout: step i has number i % 2
@@ -31,8 +32,6 @@ struct BackwardTraits {
   // dx is computed from p as it is rounded: scores of 128 rows do not stay in registers beside dp. (Where they must,
   // with a softcap, the compiler gives up running products beside anything.)
   static constexpr bool kRoundedP = kRows == 128 && !kSoftcap;
-  // Sums of dq are added by the copy engine from shared memory, or by the threads: what was measured faster.
-  static constexpr bool kAddByCopyEngine = kDim == 128;
   static constexpr int kThreads = kWarpgroup * (1 + kWorkers);
   static constexpr int kLoaderRegisters = 24, kWorkerRegisters = 240;
 };
@@ -70,10 +69,11 @@ struct BackwardMemory {
   uint16_t q[B::kStages][B::kPanels][B::kRows][64];
   uint16_t dout[B::kStages][B::kPanels][B::kRows][64];
   uint16_t dx[B::kDxStages][B::kWorkers][B::kRows][64];  // [query, key] of a worker's keys
-  float dq[B::kWorkers][B::kAddByCopyEngine ? 4096 : 4];
+  float dq[B::kWorkers][4096];
   float statistics[B::kStages][2][B::kRows];
   Barrier q_full[B::kStages], q_free[B::kStages], dout_full[B::kStages], dout_free[B::kStages];
   Barrier k_full, v_full, dx_full[B::kDxStages];
+  Barrier dq_full[B::kWorkers], dq_free[B::kWorkers];
   int index;
   BackwardJob job;  // here and not in registers, of which the workers have none to spare
 
@@ -85,6 +85,7 @@ struct BackwardMemory {
     }
     k_full.init(1), v_full.init(1);
     for (Barrier& b : dx_full) b.init(kWarps);
+    for (int i = 0; i < B::kWorkers; ++i) dq_full[i].init(4), dq_free[i].init(1);
     publish_barriers();
   }
 };

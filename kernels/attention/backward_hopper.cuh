@@ -3,6 +3,7 @@
 // registers. What it adds to dq goes to float32 sums in memory, which others add to as well.
 #pragma once
 
+#include "kernels/attention/backward_adder.cuh"
 #include "kernels/attention/backward_loader.cuh"
 #include "kernels/attention/backward_worker.cuh"
 
@@ -23,7 +24,11 @@ __global__ void __launch_bounds__(B::kThreads, 1) backward_kernel(const __grid_c
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     give_registers<B::kLoaderRegisters>();
-    if (threadIdx.x == 0) load_steps<B>(a, m);
+    const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
+    if (threadIdx.x == 0)
+      load_steps<B>(a, m);
+    else if (1 <= warp && warp <= B::kWorkers && threadIdx.x % 32 == 0)
+      add_sums<B>(a, m, warp - 1);
   } else {
     take_registers<B::kWorkerRegisters>();
     BackwardWorker<B>{a, m}.run();

@@ -75,6 +75,10 @@ void launch_backward(const Backward& a, void* workspace, Stream stream, const Pr
   const bool unequal = p.window_left == kNoLimit && p.window_right != kNoLimit;
   const SequenceOrder order{packed ? at(space.order, (int*){}) : nullptr, int(p.batch) + 1};
   if (packed && p.key_rows > 0 && key_heads > 0) order_by_keys(p, order, B::kKeys, B::kRows, stream);
+  // Also no fewer tiles than run at once: those of the next section would be among them anyway.
+  const int64_t at_once = divide_up(int64_t{multiprocessors()} * 5 / 4 / B::kBlocks, std::max<int64_t>(1, key_tiles));
+  const int64_t together = section_key_heads(p, unequal || a.deterministic);
+  const Sections sections = equal_sections(int(key_heads), int(unequal ? std::max(together, at_once) : together));
   // A tensor without elements has no map: it is never read then, so that any other one may stand in.
   const TensorShape k = shape_of(p, a.k, a.k_strides, p.key_rows, p.key_heads, p.dim);
   const TensorShape v = shape_of(p, a.v, a.v_strides, p.key_rows, p.key_heads, p.value_dim);
@@ -97,8 +101,9 @@ void launch_backward(const Backward& a, void* workspace, Stream stream, const Pr
         .order = {.tiles = int(key_tiles * key_heads),
                   .row_tiles = int(key_tiles),
                   .heads = int(key_heads),
-                  .section_heads = section_key_heads(p, unequal || a.deterministic),
-                  .last_rows_first = a.deterministic},
+                  .section_heads = sections.heads,
+                  .last_rows_first = a.deterministic,
+                  .larger_sections = sections.larger},
         .packed = order,
         .section_rows = unequal || a.deterministic ? int(kKeySectionBytes / bytes_of_row(p)) : 0,
         .query_slots = int(space.slots),

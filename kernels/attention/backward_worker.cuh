@@ -132,58 +132,19 @@ struct BackwardWorker {
     }
   }
 
-  // Deterministic: key tiles add to a query tile from the last to the first. A block is at a tile of queries one step
-  // after the block of the keys behind its own, and nobody waits for long.
-  __device__ __forceinline__ void wait_for_place(int64_t mine, int tile) {
-    const int row = tile * B::kRows, end = min(row + B::kRows, m.job.sequence.query_rows);
-    const int before = key_tiles<B::kLeft>(m.job.sequence.band, row, end, B::kKeys).end - 1 - m.job.key_tile;
-    int done;
-    do {
-      asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(done) : "l"(a.places + mine) : "memory");
-    } while (done < before);
-  }
-
-  // Of the step before that of a head and a tile: dq is added in L2.
-  __device__ __forceinline__ void add_dq(int head, int tile) {
-    if (--tile < m.job.queries.first) tile = m.job.queries.end - 1, --head;
-    const int64_t mine = (int64_t{head} * a.query_slots + m.job.sequence.first_query_slot + tile) * 2 + number;
-    float* to = a.dq + mine * 4096;
-    const int thread = threadIdx.x % kWarpgroup;
-    if constexpr (B::kAddByCopyEngine) {
-      if (thread == 0) wait_until_stores_have_read();
-      barrier_wait(kOwnBarrier + number, kWarpgroup);
-    }
-    if (!B::kAddByCopyEngine && a.places != nullptr) {
-      if (thread == 0) wait_for_place(mine, tile);
-      barrier_wait(kOwnBarrier + number, kWarpgroup);
-    }
+  // dq of step i goes to who adds it (backward_adder.cuh).
+  __device__ __forceinline__ void give_dq(int i) {
+    m.dq_free[number].wait(i % 2 ^ 1);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int at = (i * kWarpgroup + thread) * 4;
-      const float4 sum = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-      if constexpr (B::kAddByCopyEngine)
-        *reinterpret_cast<float4*>(&m.dq[number][at]) = sum;
-      else
-        add_in_memory(to + at, sum);
-    }
-    if constexpr (B::kAddByCopyEngine) {
-      publish_shared_writes();
-      barrier_wait(kOwnBarrier + number, kWarpgroup);
-      if (thread != 0) return;
-      if (a.places != nullptr) wait_for_place(mine, tile);
-      add_floats(to, m.dq[number], sizeof(m.dq[0]));
-      commit_stores();
-      if (a.places != nullptr) wait_for_stores();
-    } else if (a.places != nullptr) {
-      __threadfence();
-      barrier_wait(kOwnBarrier + number, kWarpgroup);
-    }
-    if (a.places != nullptr && thread == 0)
-      asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(a.places + mine) : "memory");
+    for (int j = 0; j < 8; ++j)
+      *reinterpret_cast<float4*>(&m.dq[number][(j * kWarpgroup + threadIdx.x % kWarpgroup) * 4]) =
+          make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
+    publish_shared_writes();
+    free(m.dq_full[number]);
   }
 
   // One tile of query rows, whose scores have been started: number `i` of the block's.
-  __device__ __forceinline__ void step(int i, bool more, int head, int tile) {
+  __device__ __forceinline__ void step(int i, bool more, int tile) {
     const int stage = i % 2;
     const bool masked = tile < m.job.queries.first_whole || tile >= m.job.queries.end_whole;
     m.dout_full[stage].wait(i / 2 % 2);
@@ -215,7 +176,7 @@ struct BackwardWorker {
     barrier_arrive(kTurnBarrier + 1 - number, B::kWorkers * kWarpgroup);
     wait_products<1>();
     settle(dq);
-    if (i > 0) add_dq(head, tile);
+    if (i > 0) give_dq(i - 1);
     dx_stage.next();
   }
 
@@ -266,22 +227,21 @@ struct BackwardWorker {
       if (number == 1) barrier_arrive(kTurnBarrier, B::kWorkers * kWarpgroup);  // the first turn is the first one's
       m.q_full[0].wait(0);
       start_scores(0);
-      int tile = m.job.queries.first, head = m.job.key_head * a.group;
+      int tile = m.job.queries.first;
       for (int i = 0; i < steps; ++i) {
-        step(i, i + 1 < steps, head, tile);
-        if (++tile == m.job.queries.end) tile = m.job.queries.first, ++head;
+        step(i, i + 1 < steps, tile);
+        if (++tile == m.job.queries.end) tile = m.job.queries.first;
       }
       wait_products<0>();
       wait_for_dx_before();
       start_dq();
       wait_products<0>();
       settle(dq);
-      add_dq(head, tile);
+      give_dq(steps - 1);
       settle(dk), settle(dv);
     }
     store(dk, a.scale, a.dk, a.dim);
     store(dv, 1.f, a.dv, a.value_dim);
-    if (threadIdx.x % kWarpgroup == 0) wait_until_stores_have_read();
   }
 };
 

@@ -26,6 +26,8 @@ void launch_forward(const Forward& a, int* counter, Stream stream) {
     order_by_queries(p, order, F::kRows, F::kKeys, stream);
   else if (blocks < tiles)
     checked(cudaMemsetAsync(counter, 0, sizeof(int), static_cast<cudaStream_t>(stream)), "counter");
+  const int together = section_heads(p, heads, last_rows_first), group = int(p.heads / p.key_heads);
+  const Sections sections = group == 1 ? equal_sections(int(heads), together) : Sections{together, 0};
   // A tensor without elements has no map: it is never read then, so that any other one may stand in.
   const TensorShape q = shape_of(p, a.q, a.q_strides, p.query_rows, p.heads, p.dim);
   const TensorShape k = shape_of(p, a.k, a.k_strides, p.key_rows, p.key_heads, p.dim);
@@ -42,14 +44,15 @@ void launch_forward(const Forward& a, int* counter, Stream stream) {
       .order = {.tiles = int(tiles),
                 .row_tiles = int(row_tiles),
                 .heads = int(heads),
-                .section_heads = section_heads(p, heads, last_rows_first),
+                .section_heads = sections.heads,
                 .last_rows_first = last_rows_first,
-                .short_tiles = F::kLeft && !packed ? short_tiles(p, row_tiles, F::kRows) : 0},
+                .short_tiles = F::kLeft && !packed ? short_tiles(p, row_tiles, F::kRows) : 0,
+                .larger_sections = sections.larger},
       .sequences = sequences_of(p),
       .packed = order,
       .section_rows = int(kSectionBytes / ((p.dim + p.value_dim) * 2)),
       .heads = int(p.heads),
-      .group = int(p.heads / p.key_heads),
+      .group = group,
       .value_dim = int(p.value_dim),
       .plain_out = a.out,
       .score_scale = (F::kSoftcap ? p.softcap : p.scale) * kLog2e,

@@ -16,11 +16,25 @@ namespace attention {
 // read stay in L2. Within a section a causal tile's length grows with its row: longest first, so that the last tiles to
 // start are short ones and all multiprocessors end together. With a window a head's first tiles alone are short: they
 // come behind all others, the longest first.
+//
+// Sections are about equal: a last one of fewer tiles than there are multiprocessors would begin with its longest tiles
+// when all others have ended.
 struct TileOrder {
   int tiles, row_tiles, heads, section_heads;  // heads: of all batches
   bool last_rows_first;
-  int short_tiles;  // of a head
+  int short_tiles;          // of a head
+  int larger_sections = 0;  // the first so many have a head more
 };
+
+struct Sections {
+  int heads, larger;  // of each, and how many have one more
+};
+
+// Of at least `least` heads each, if there are so many.
+HOTSWAP_BOTH Sections equal_sections(int heads, int least) {
+  const int sections = least < 1 || heads < least ? 1 : heads / least;
+  return {heads / sections, heads % sections};
+}
 
 struct Tile {
   int row_tile, head;  // head: of all batches
@@ -32,10 +46,12 @@ HOTSWAP_BOTH Tile tile_at(const TileOrder& order, int index) {
     const int row = (index - all_long) / order.heads;
     return {order.short_tiles - 1 - row, index - all_long - row * order.heads};
   }
-  const int section_tiles = order.section_heads * long_tiles;
-  const int section = index / section_tiles, within = index - section * section_tiles;
-  const int first = section * order.section_heads;
-  const int heads = order.heads - first < order.section_heads ? order.heads - first : order.section_heads;
+  const int all_larger = order.larger_sections * (order.section_heads + 1);  // heads
+  const bool larger = index < all_larger * long_tiles;
+  const int size = order.section_heads + (larger ? 1 : 0), from = larger ? 0 : all_larger;
+  const int section = (index - from * long_tiles) / (size * long_tiles), first = from + section * size;
+  const int within = index - first * long_tiles;
+  const int heads = order.heads - first < size ? order.heads - first : size;
   const int row = within / heads;
   return {order.last_rows_first ? order.row_tiles - 1 - row : order.short_tiles + row, first + within - row * heads};
 }

@@ -15,23 +15,27 @@ using namespace attention;
 TEST(TileOrder, TakesEveryTileOnce) {
   for (const int row_tiles : {1, 2, 7}) {
     for (const int heads : {1, 3, 8}) {
-      for (const int section_heads : {1, 2, 3, 8, 100}) {
+      for (const int least : {0, 1, 2, 3, 5, 8, 100}) {
         for (const bool last_first : {false, true}) {
           for (int short_tiles = 0; short_tiles <= row_tiles; ++short_tiles) {
-            const TileOrder order{.tiles = row_tiles * heads,
-                                  .row_tiles = row_tiles,
-                                  .heads = heads,
-                                  .section_heads = section_heads,
-                                  .last_rows_first = last_first,
-                                  .short_tiles = short_tiles};
-            std::set<std::pair<int, int>> seen;
-            for (int i = 0; i < order.tiles; ++i) {
-              const Tile t = tile_at(order, i);
-              EXPECT_TRUE(0 <= t.row_tile && t.row_tile < row_tiles && 0 <= t.head && t.head < heads);
-              EXPECT_EQ(t.row_tile < short_tiles, i >= (row_tiles - short_tiles) * heads);
-              seen.insert({t.row_tile, t.head});
+            for (const bool equal : {false, true}) {
+              const Sections sections = equal ? equal_sections(heads, least) : Sections{std::max(1, least), 0};
+              const TileOrder order{.tiles = row_tiles * heads,
+                                    .row_tiles = row_tiles,
+                                    .heads = heads,
+                                    .section_heads = sections.heads,
+                                    .last_rows_first = last_first,
+                                    .short_tiles = short_tiles,
+                                    .larger_sections = sections.larger};
+              std::set<std::pair<int, int>> seen;
+              for (int i = 0; i < order.tiles; ++i) {
+                const Tile t = tile_at(order, i);
+                EXPECT_TRUE(0 <= t.row_tile && t.row_tile < row_tiles && 0 <= t.head && t.head < heads);
+                EXPECT_EQ(t.row_tile < short_tiles, i >= (row_tiles - short_tiles) * heads);
+                seen.insert({t.row_tile, t.head});
+              }
+              EXPECT_EQ(int(seen.size()), order.tiles);
             }
-            EXPECT_EQ(int(seen.size()), order.tiles);
           }
         }
       }
@@ -56,6 +60,24 @@ TEST(TileOrder, ShortOnesBehindAllOthersLongestFirst) {
   EXPECT_EQ(tile_at(order, 12).row_tile, 1);
   EXPECT_EQ(tile_at(order, 15).head, 3);
   EXPECT_EQ(tile_at(order, 16).row_tile, 0);
+}
+
+TEST(TileOrder, SectionsAreAboutEqual) {
+  EXPECT_EQ(equal_sections(64, 10).heads, 10);
+  EXPECT_EQ(equal_sections(64, 10).larger, 4) << "11, 11, 11, 11, 10, 10";
+  EXPECT_EQ(equal_sections(64, 16).larger, 0);
+  EXPECT_EQ(equal_sections(5, 10).heads, 5);
+  const TileOrder order{.tiles = 14,
+                        .row_tiles = 2,
+                        .heads = 7,
+                        .section_heads = 2,
+                        .last_rows_first = false,
+                        .short_tiles = 0,
+                        .larger_sections = 1};
+  EXPECT_EQ(tile_at(order, 2).head, 2);
+  EXPECT_EQ(tile_at(order, 3).row_tile, 1);
+  EXPECT_EQ(tile_at(order, 6).head, 3) << "the next section's heads";
+  EXPECT_EQ(tile_at(order, 10).head, 5);
 }
 
 // What key_tiles promises, by looking at every row and key.

@@ -6,6 +6,7 @@
 
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
+#include "kernels/common/gpu/mbarrier.cuh"
 #include "kernels/common/gpu/mma.cuh"
 #include "kernels/decode/decode.h"
 
@@ -64,24 +65,10 @@ struct Head {
   }
 };
 
-// The same sums of several runs of keys as one.
+// The same sums of several runs of keys as one: of so many parts, read at once.
 struct Part {
   float most, sum, value;
 };
-template <class At>
-__device__ __forceinline__ Part together(int count, const At& at) {
-  Part whole{-INFINITY, 0.f, 0.f};
-  for (int i = 0; i < count; ++i) whole.most = fmaxf(whole.most, at(i).most);
-  const float base = whole.most == -INFINITY ? 0.f : whole.most;
-  for (int i = 0; i < count; ++i) {
-    const Part part = at(i);
-    const float weight = exp2f(part.most - base);
-    whole.sum += part.sum * weight, whole.value += part.value * weight;
-  }
-  return whole;
-}
-
-// The same of so many parts, read at once.
 template <int kParts, class At>
 __device__ __forceinline__ Part together(const At& at) {
   Part part[kParts], whole{-INFINITY, 0.f, 0.f};
@@ -153,8 +140,8 @@ constexpr int kMostSplits = 8;  // what every GPU with clusters takes
 // little).
 template <bool kCopies>
 struct AttendReads {
-  static constexpr int kUnroll = kCopies ? 2 : 4;  // of a warp at once
-  static constexpr int kStages = kCopies ? 4 : 1;  // and how many such are on their way
+  static constexpr int kUnroll = kCopies ? 3 : 4;  // of a warp at once
+  static constexpr int kStages = kCopies ? 3 : 1;  // and how many such are on their way
 };
 
 template <class T, int kDim, int kGroup, bool kCopies>
@@ -185,23 +172,54 @@ __device__ __forceinline__ void cluster_wait() {
 __device__ __forceinline__ void send(float* place, int block, float v) {
 #if __CUDA_ARCH__ >= 900
   uint32_t there;
-  const auto here = uint32_t(__cvta_generic_to_shared(place));
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(block));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(place)), "r"(block));
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(v) : "memory");
 #endif
 }
-
+// The same, and its barrier there counts the bytes. A barrier of the cluster behind
+// plain stores would wait until all that its threads have written, the new key too, is in the GPU's memory.
+__device__ __forceinline__ void send(float* place, Barrier& received, int block, float v) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t there, barrier;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(place)), "r"(block));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(&received)), "r"(block));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(there), "f"(v),
+               "r"(barrier)
+               : "memory");
+#endif
+}
+// How many of a key head's numbers a block puts together: as many as the first one, or what is left.
+__device__ __forceinline__ int share_of(int block, int blocks, int numbers) {
+  const int share = (numbers + blocks - 1) / blocks;
+  return min(share, numbers - block * share);
+}
+// All threads, before the first access to another block: it has begun, and has said what it expects.
+__device__ __forceinline__ void cluster_begins() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");  // a release waits for memory
+#endif
+}
+// One thread of a block, before that: so many numbers will be sent to it.
+__device__ __forceinline__ void expect_numbers(Barrier& received, int count) {
+#if __CUDA_ARCH__ >= 900
+  received.init(1);
+  publish_barriers();
+  received.arrive_expecting(uint32_t(count) * sizeof(float));
+#endif
+}
 // Asks for rows [begin, end) of a key head, so that they are in L2 when they are loaded.
 template <class T, int kDim>
 __device__ __forceinline__ void prefetch_rows(const CacheRows& c, int64_t row, int key_head, int64_t begin,
                                               int64_t end) {
   constexpr int kLine = 128 / sizeof(T), kLines = kDim / kLine;
   const T* data = static_cast<const T*>(c.data) + row * c.batch + key_head * c.head;
+#pragma unroll 1
   for (int64_t i = begin * kLines + threadIdx.x; i < end * kLines; i += kAttendThreads)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(data + i / kLines * c.row + i % kLines * kLine));
 }
 
-// Grid: rows * kv_heads * splits blocks, clusters of `splits`.
+// Grid: rows * kv_heads * splits blocks, clusters of `splits`. Loops whose length is not known are not unrolled: they
+// run once or twice, and between launches that read much the time that code takes to come is longer than theirs.
 template <class T, int kDim, int kGroup, bool kCopies>
 __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_constant__ Layer a, const int splits) {
   constexpr int kLanes = kDim / 8, kKeys = 32 / kLanes;  // lanes a key, keys that a warp reads at once
@@ -214,12 +232,17 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   const int64_t row = blockIdx.x / splits / int(a.kv_heads);
   const int group = int(a.heads / a.kv_heads);
 
-  if (splits > 1) cluster_arrive();  // nobody sends to a block that has not begun
+  const int share = share_of(0, splits, group * kDim);
+  __shared__ Barrier received;
+  if (splits > 1) {
+    if (threadIdx.x == 0) expect_numbers(received, splits * (share_of(split, splits, group * kDim) + 2 * group));
+    cluster_begins();
+  }
   // The launch before has written the raw products and nothing else that is read here, and began when all before it was
   // done: the position, the tables and the older keys and values may be read already.
   const int64_t position = *a.position;
   const int64_t first = a.window < 0 ? 0 : max(int64_t{0}, position - a.window), keys = position + 1 - first;
-  const int64_t each = (keys + splits - 1) / splits;
+  const int64_t each = int64_t{(uint32_t(keys) + splits - 1) / splits};
   const int64_t begin = min(position + 1, first + split * each), end = min(position + 1, begin + each);
   const int64_t old_end = min(end, position);  // the new key is not in the cache yet
   const int64_t queries = a.heads * kDim, fresh = queries + 2 * a.kv_heads * kDim;  // of a row of qkv
@@ -259,9 +282,11 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   Head<T, kDim> q_norm, k_norm;
   if (a.q_norm != nullptr) q_norm.load(static_cast<const T*>(a.q_norm), lane);
   if (a.k_norm != nullptr) k_norm.load(static_cast<const T*>(a.k_norm), lane);
+  const int first_block = int(threadIdx.x) / share, first_place = int(threadIdx.x) % share;
   wait_for_launch_before();
   next_launch_may_begin();
 
+#pragma unroll 1
   for (int i = warp; i < group + 2; i += kAttendWarps) {
     Head<T, kDim> head;
     if (i < group) {
@@ -284,6 +309,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
           lane);
     }
   }
+#pragma unroll 1
   for (int i = group * kDim + threadIdx.x; i < kGroup * kDim; i += kAttendThreads)
     memory.query[i / kDim][i % kDim] = 0.f;
   __syncthreads();
@@ -304,6 +330,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
     return s;
   };
   const int64_t passes = (old_end - begin - warp * kKeys + kPass - 1) / kPass;
+#pragma unroll 1
   for (int pass = 0; pass < passes; ++pass) {
     const int stage = pass % kStages;
     const int64_t key = own + pass * kPass;
@@ -368,29 +395,32 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   __syncthreads();
 
   T* out = static_cast<T*>(a.attended) + row * queries + key_head * group * kDim;
-  const int share = (group * kDim + splits - 1) / splits;  // numbers that a block puts together
   if (splits > 1) cluster_wait();
-  for (int i = threadIdx.x; i < group * kDim; i += kAttendThreads) {
+#pragma unroll 1
+  for (int i = threadIdx.x, block = first_block, place = first_place; i < group * kDim;
+       i += kAttendThreads, block = i / share, place = i % share) {
     const int g = i / kDim, d = i % kDim;
-    Part whole = together(kAttendWarps, [&](int w) {
+    const Part whole = together<kAttendWarps>([&](int w) {
       return Part{memory.most[w][g], memory.sum[w][g], memory.value[w][g][d]};
     });
     if (splits == 1) {
       out[i] = from_float<T>(whole.value / whole.sum);
       continue;
     }
-    send(&memory.block_value[split][i % share], i / share, whole.value);
+    send(&memory.block_value[split][place], received, block, whole.value);
     if (d >= splits) continue;
-    send(&memory.block_most[split][g], d, whole.most);
-    send(&memory.block_sum[split][g], d, whole.sum);
+    send(&memory.block_most[split][g], received, d, whole.most);
+    send(&memory.block_sum[split][g], received, d, whole.sum);
   }
   if (splits == 1) return;
-  cluster_arrive();
-  cluster_wait();
-  for (int i = split * share + threadIdx.x; i < min((split + 1) * share, group * kDim); i += kAttendThreads) {
-    const int g = i / kDim;
-    const Part whole = together(splits, [&](int block) {
-      return Part{memory.block_most[block][g], memory.block_sum[block][g], memory.block_value[block][i % share]};
+  received.wait(0);
+#pragma unroll 1
+  for (int place = threadIdx.x; place < min(share, group * kDim - split * share); place += kAttendThreads) {
+    const int i = split * share + place, g = i / kDim, last = splits - 1;
+    const Part whole = together<kMostSplits>([&](int block) {
+      const int b = min(block, last);
+      const float most = memory.block_most[b][g];
+      return Part{block < splits ? most : -INFINITY, memory.block_sum[b][g], memory.block_value[b][place]};
     });
     out[i] = from_float<T>(whole.value / whole.sum);
   }

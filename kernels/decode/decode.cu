@@ -1,4 +1,4 @@
-// A decoder layer's step on a GPU: five launches.
+// A decoder layer's step on a GPU: five launches; and the launch that a step begins with.
 #include "kernels/common/gpu/few_rows.cuh"
 #include "kernels/decode/attend.cuh"
 #include "kernels/decode/attend_tiles.cuh"
@@ -31,6 +31,35 @@ void attend_any(const Layer& a, kernels::Stream stream) {
   with_group.template operator()<128>();
 }
 
+constexpr int kInputThreads = 128;
+
+// A block's copy, by 16 bytes where memory allows it; else by two, of which every number is made.
+__device__ __forceinline__ void copy_row(void* to, const void* from, int64_t bytes) {
+  const auto by = [&]<class V>() {
+    for (int64_t i = threadIdx.x; i < bytes / int64_t{sizeof(V)}; i += kInputThreads)
+      static_cast<V*>(to)[i] = static_cast<const V*>(from)[i];
+  };
+  const bool whole = (reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | uintptr_t(bytes)) % 16 == 0;
+  whole ? by.template operator()<uint4>() : by.template operator()<uint16_t>();
+}
+
+// A block a row, and one for the place. As torch does it, an id or a place that the table does not have ends the run.
+__global__ void __launch_bounds__(kInputThreads) inputs_kernel(const Inputs a) {
+  const int64_t row = blockIdx.x;
+  const bool is_row = row < a.rows;
+  wait_for_launch_before();
+  next_launch_may_begin();
+  const int64_t at = is_row ? a.ids[row] : *a.length;
+  if (at < 0 || at >= (is_row ? a.known : a.places)) __trap();
+  if (is_row)
+    copy_row(static_cast<char*>(a.x) + row * a.width, static_cast<const char*>(a.embedding) + at * a.width, a.width);
+  else
+    copy_row(a.row, static_cast<const char*>(a.rope) + at * a.rope_width, a.rope_width);
+  if (is_row) return;
+  __syncthreads();  // everybody has read the length
+  if (threadIdx.x == 0) *a.place = at, *a.length = at + 1;
+}
+
 bool cache_fits(const CacheRows& c) {
   return reinterpret_cast<uintptr_t>(c.data) % 16 == 0 && c.batch % 8 == 0 && c.row % 8 == 0 && c.head % 8 == 0;
 }
@@ -51,8 +80,14 @@ const char* refuses(const Layer& a) {
   return nullptr;
 }
 
-// The weights of the first product may be what the launch before has written; those of the others, and what attention
-// reads before it waits, are not: their launches begin when all before the launch before them is done.
+void inputs(const Inputs& a, kernels::Stream stream) {
+  launch_after_with_memory<inputs_kernel, /*kMostShared=*/true>(/*bytes=*/0, a.rows + 1, kInputThreads, /*cluster=*/1,
+                                                                stream, a);
+}
+
+// The weights of the first product may be what the launch before has written, where nobody says that they are not;
+// those of the others, and what attention reads before it waits, are not: their launches begin when all before the
+// launch before them is done.
 void layer(const Layer& a, kernels::Stream stream) {
   few_rows(qkv_of(a), stream);
   if (a.dtype == DType::kBFloat16)

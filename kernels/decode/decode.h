@@ -55,11 +55,27 @@ struct Layer {
   float scale;
   Act act;
   // What one part hands to the next.
-  void* qkv;       // [rows, (heads + 2 kv_heads) * head_dim]
-  void* attended;  // [rows, heads * head_dim]
-  void* h;         // [rows, hidden]
-  void* gated;     // [rows, ffn]
-  void* out;       // [rows, hidden]
+  void* qkv;                     // [rows, (heads + 2 kv_heads) * head_dim]
+  void* attended;                // [rows, heads * head_dim]
+  void* h;                       // [rows, hidden]
+  void* gated;                   // [rows, ffn]
+  void* out;                     // [rows, hidden]
+  bool weights_are_old = false;  // the launch before the layer's first, if there is one, wrote none of its weights
+};
+
+// What a step of generation begins with: the last tokens' embeddings, and where the new ones stand. The count of tokens
+// is raised by one.
+struct Inputs {
+  int64_t rows;
+  const int64_t* ids;     // [rows]
+  const void* embedding;  // [ids, width], rows without gaps
+  int64_t known, width;   // width: bytes of a row
+  const void* rope;       // [places, rope_width]: cos and sin of a place side by side
+  int64_t places, rope_width;
+  int64_t* length;  // one number: tokens so far
+  void* x;          // [rows, width]
+  void* row;        // of rope, of this place
+  int64_t* place;   // the length before
 };
 
 }  // namespace decode

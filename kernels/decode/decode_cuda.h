@@ -8,6 +8,7 @@
 namespace decode::cuda {
 
 void layer(const Layer& a, kernels::Stream stream);
+void inputs(const Inputs& a, kernels::Stream stream);  // one launch
 // Whether layer() takes such memory and sizes; the reason where not.
 const char* refuses(const Layer& a);
 

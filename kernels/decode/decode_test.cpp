@@ -148,8 +148,9 @@ struct Layer {
     return package().call("decoder_layer", x, input_norm, q, optional(q_bias), k, optional(k_bias), v, optional(v_bias),
                           optional(q_norm), optional(k_norm), cos, sin, k_cache, v_cache, position, o, optional(o_bias),
                           post_norm, gate, optional(gate_bias), up, optional(up_bias), down, optional(down_bias), kEps,
-                          kEps, scale(), shape.window, shape.act)[0];
+                          kEps, scale(), shape.window, shape.act, weights_are_old)[0];
   }
+  bool weights_are_old = false;
 };
 
 int64_t rows_for(const Layer& l) {
@@ -358,10 +359,50 @@ TEST(DecoderLayer, TablesOfEachRowAndStridedWeights) {
 
 TEST(DecoderLayer, TheSameBitsEachTime) {
   for (const Shape& shape : shapes()) {
-    const Layer layer(shape, at::kBFloat16);
+    Layer layer(shape, at::kBFloat16);
     const Tensor want = layer.run();
-    for (int i = 0; i < 3; ++i) expect_equal(layer.run(), want, shape.str());
+    for (int i = 0; i < 3; ++i) {
+      layer.weights_are_old = i > 0;
+      expect_equal(layer.run(), want, shape.str());
+    }
   }
+}
+
+// As many ids as the op takes rows, and rows of whole vectors and not.
+TEST(DecoderInputs, AreLookedUpAndTheLengthIsRaised) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const int64_t rows : {0, 1, 16}) {
+      for (const int64_t width : {2, 9, 64, 1024, 5000}) {
+        const std::string what = std::to_string(rows) + " of " + std::to_string(width);
+        const Tensor embedding = random_tensor({37, width}, dtype), rope = random_tensor({70, 2 * width}, dtype);
+        const Tensor ids = at::randint(0, 37, {rows, 1}, at::TensorOptions(at::kLong)).to(device());
+        const Tensor length = at::full({1}, 68, at::kLong).to(device());
+        for (const int64_t at : {68, 69}) {
+          const Tensors made = package().call("decoder_inputs", ids, embedding, rope, length);
+          expect_equal(made[0], embedding.index_select(0, ids.view({-1})).unsqueeze(1), what);
+          expect_equal(made[1], rope.narrow(0, at, 1).unsqueeze(0), what + ", cos and sin");
+          EXPECT_EQ(made[2].item<int64_t>(), at) << what;
+          EXPECT_EQ(length.item<int64_t>(), at + 1) << what;
+        }
+      }
+    }
+  }
+}
+
+TEST(DecoderInputs, RefusesWhatDoesNotFit) {
+  const auto call = [](const std::function<void(Tensors&)>& change, const std::vector<std::string>& words) {
+    Tensors t = {at::zeros({2}, at::kLong), at::ones({5, 8}), at::ones({3, 4}), at::zeros({1}, at::kLong)};
+    change(t);
+    for (Tensor& one : t) one = one.to(device());
+    expect_refusal([&] { package().call("decoder_inputs", t[0], t[1], t[2], t[3]); }, words);
+  };
+  call([](Tensors& t) { t[0] = t[0].to(at::kInt); }, {"ids and one length as int64", "[2] and [1]"});
+  call([](Tensors& t) { t[3] = at::zeros({2}, at::kLong); }, {"one length", "[2] and [2]"});
+  call([](Tensors& t) { t[1] = t[1].narrow(0, 0, 0); }, {"embedding [ids, hidden]", "[0, 8]"});
+  call([](Tensors& t) { t[2] = t[2].to(at::kHalf); }, {"of one dtype"});
+  if (on_cuda()) return;  // there a wrong number ends the run
+  call([](Tensors& t) { t[0][1] = 5; }, {"ids from 0 to 4; got 5"});
+  call([](Tensors& t) { t[3].fill_(3); }, {"a length from 0 to 2; got 3"});
 }
 
 TEST(DecoderLayer, SameBitsWithAnyNumberOfThreads) {

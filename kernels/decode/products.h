@@ -26,7 +26,8 @@ inline FewRows qkv_of(const Layer& a) {
           .w = {weight_of(a.q), weight_of(a.k), weight_of(a.v)},
           .weights = 3,
           .out = a.qkv,
-          .out_stride = out};
+          .out_stride = out,
+          .weights_are_old = a.weights_are_old};
 }
 
 inline FewRows o_of(const Layer& a) {

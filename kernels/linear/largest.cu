@@ -26,15 +26,32 @@ __device__ __forceinline__ Key of_warp(Key key) {
   return key;
 }
 
+// A block's key to the cluster's first, whose barrier counts the bytes: a barrier of the cluster would wait for memory.
+__device__ __forceinline__ void send(Key key, Key& place, Barrier& received) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(shared_address_in(0, &place)),
+      "l"(key), "r"(shared_address_in(0, &received.state))
+      : "memory");
+}
+
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) largest_kernel(const Largest a) {
   __shared__ Key of_warps[kWarps];
-  __shared__ int of_block[2];  // a key
+  __shared__ Key of_blocks[kBlocks];  // in the first one
+  __shared__ Barrier received;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t rank = rank_in_cluster();
   const int64_t row = blockIdx.x / kBlocks, whole = a.cols / N * N;
   const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+  if (rank == 0 && threadIdx.x == 0) {
+    received.init(1);
+    publish_barriers();
+    received.arrive_expecting(sizeof(of_blocks));
+  }
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");  // a release waits for memory
   wait_for_launch_before();
+  next_launch_may_begin();
+  const int64_t said = a.said == nullptr ? 0 : *a.at * (gridDim.x / kBlocks) + row;
   Key best = 0;
   const auto look = [&](auto many, int64_t at) {
     float f[many.value];
@@ -49,20 +66,17 @@ __global__ void __launch_bounds__(kThreads) largest_kernel(const Largest a) {
 
   best = of_warp(best);
   if (lane == 0) of_warps[warp] = best;
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");  // all have begun
   __syncthreads();
   if (warp == 0) {
     best = of_warp(lane < kWarps ? of_warps[lane] : 0);
-    if (lane == 0) of_block[0] = int(best >> 32), of_block[1] = int(uint32_t(best));
-  }
-  cluster_barrier();
-  if (rank == 0 && warp == 0) {
-    best = 0;
-    if (lane < kBlocks)
-      best = Key{uint32_t(load_from(lane, of_block[0]))} << 32 | uint32_t(load_from(lane, of_block[1]));
-    best = of_warp(best);
+    if (lane == 0) send(best, of_blocks[rank], received);
+    if (rank > 0) return;
+    received.wait(0);
+    best = of_warp(lane < kBlocks ? of_blocks[lane] : 0);
     if (lane == 0) a.place[row] = int64_t{~uint32_t(best)};
+    if (lane == 0 && a.said != nullptr) a.said[said] = int64_t{~uint32_t(best)};
   }
-  cluster_barrier();  // nobody ends whom another still reads
 }
 
 template <class T, int N>

@@ -14,6 +14,9 @@ struct Largest {
   const void* x;  // [rows, cols]
   int64_t x_stride, rows, cols;
   int64_t* place;  // [rows]
+  // Written as well, unless null: said[at * rows + row].
+  int64_t* said = nullptr;
+  const int64_t* at = nullptr;
 };
 void largest(const Largest& a, kernels::Stream stream);
 

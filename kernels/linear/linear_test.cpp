@@ -55,6 +55,22 @@ TEST(Linear, ForwardAndBackwardMatchFloat64) {
   }
 }
 
+// A vocabulary's outputs: more than blocks take at once.
+TEST(Linear, ManyOutputs) {
+  for (const auto dtype : kDTypes) {
+    for (const int64_t width : {64, 1024}) {
+      for (const int64_t rows : {1, 8, 16}) {
+        const Tensor x = random_tensor({rows, width}, dtype), weight = random_tensor({50003, width}, dtype);
+        const Tensor y = package().call("linear", x, weight, c10::IValue())[0];
+        const Tensor wide_x = x.to(at::kDouble), wide = weight.to(at::kDouble);
+        const std::string what = std::to_string(rows) + " of " + std::to_string(width);
+        expect_close(y, wide_x.matmul(wide.t()), tolerance(dtype), what, wide_x.abs().matmul(wide.abs().t()));
+        expect_equal(package().call("linear", x, weight, c10::IValue())[0], y, what + " again");
+      }
+    }
+  }
+}
+
 TEST(Linear, EveryLayoutGivesTheSame) {
   for (const auto dtype : kDTypes) {
     const Tensor x = random_tensor({3, 70}, dtype), w = random_tensor({9, 70}, dtype);
@@ -97,9 +113,20 @@ TEST(Linear, RefusesWhatDoesNotFit) {
   expect_refusal([&] { package().call("linear_bwd", zeros({1, 3}), zeros({1, 7}), w, false); }, {"got [1, 7]"});
 }
 
+c10::IValue none() { return {}; }
+
+// Said as well, among four others.
 Tensor largest(const Tensor& x) {
-  const Tensor place = at::full({x.numel() / x.size(-1)}, -1, at::TensorOptions(at::kLong).device(device()));
-  package().call("largest_", place, x);
+  const int64_t rows = x.numel() / x.size(-1);
+  const auto full = [](at::IntArrayRef sizes, int64_t value) {
+    return at::full(sizes, value, at::TensorOptions(at::kLong).device(device()));
+  };
+  const Tensor place = full({rows}, -1), alone = full({rows}, -1), said = full({5, rows}, -2), at = full({1}, 3);
+  package().call("largest_", place, x, said, at);
+  package().call("largest_", alone, x, none(), none());
+  expect_equal(alone, place, "without being said");
+  expect_equal(said[3], place, "said");
+  expect_equal(said.index_select(0, at::tensor({0, 1, 2, 4}).to(device())), full({4, rows}, -2), "not said");
   return place;
 }
 
@@ -139,9 +166,24 @@ TEST(Linear, LargestIsWhereTorchFindsIt) {
 TEST(Linear, LargestRefusesWhatDoesNotFit) {
   const auto place = [](int64_t rows, at::ScalarType type = at::kLong) { return at::zeros({rows}, type).to(device()); };
   const auto x = [](at::IntArrayRef sizes) { return at::zeros(sizes).to(device()); };
-  expect_refusal([&] { package().call("largest_", place(2), x({2, 0})); }, {"at least one", "[2, 0]"});
-  expect_refusal([&] { package().call("largest_", place(3), x({2, 4})); }, {"wanted place as 2 int64", "[3]"});
-  expect_refusal([&] { package().call("largest_", place(2, at::kInt), x({2, 4})); }, {"wanted place as 2 int64"});
+  expect_refusal([&] { package().call("largest_", place(2), x({2, 0}), none(), none()); }, {"at least one", "[2, 0]"});
+  expect_refusal(
+      [&] {
+        package().call("largest_", place(3), x({2, 4}), none(), none());
+      },
+      {"wanted place as 2 int64", "[3]"});
+  expect_refusal(
+      [&] {
+        package().call("largest_", place(2, at::kInt), x({2, 4}), none(), none());
+      },
+      {"wanted place as 2 int64"});
+  const auto said = [&](const c10::IValue& where, const c10::IValue& at) {
+    return [=] { package().call("largest_", place(2), x({2, 4}), where, at); };
+  };
+  const Tensor wide = at::zeros({3, 3}, at::kLong).to(device()), fits = at::zeros({3, 2}, at::kLong).to(device());
+  expect_refusal(said(fits, none()), {"wanted said and at, or neither"});
+  expect_refusal(said(wide, place(1)), {"wanted said [places, 2]", "[3, 3]"});
+  expect_refusal(said(fits, place(2)), {"one place", "[3, 2] and [2]"});
 }
 
 TEST(Linear, RunsTheAskedIsa) { expect_asked_isa(); }

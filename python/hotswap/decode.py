@@ -53,10 +53,10 @@ class Parts:
         attention_weights, mlp_weights = (w[0] for w in (q, k, v, o)), (w[0] for w in (gate, up, down))
         self.weights = (self.input_norm.weight, *attention_weights, self.post_norm.weight, *mlp_weights)
 
-    def run(self, op, activation, x, cos, sin, keys, values, position):
+    def run(self, op, activation, x, cos, sin, keys, values, position, weights_are_old=False):
         """keys, values: [batch, kv_heads, capacity, head_dim]; position: one int64 on the device."""
         cache = keys.transpose(1, 2), values.transpose(1, 2)
-        return op(x, *self.before, cos, sin, *cache, position.view(1), *self.after, activation)
+        return op(x, *self.before, cos, sin, *cache, position.view(1), *self.after, activation, weights_are_old)
 
 
 class _FewKeys:
@@ -151,7 +151,8 @@ def _step(layer, parts, activation, op):
         if hidden_states.shape[1] != 1 or kwargs.get(name) is None or position_embeddings is None:
             return stock(hidden_states, *args, position_embeddings=position_embeddings, **kwargs)
         cache = kwargs[name].layers[parts.index]
-        return parts.run(op, activation, hidden_states, *position_embeddings, cache.keys, cache.values, cache.cumulative_length)
+        old = not layer._forward_pre_hooks  # or one of them may just have written them
+        return parts.run(op, activation, hidden_states, *position_embeddings, cache.keys, cache.values, cache.cumulative_length, old)
 
     return slot, forward
 

@@ -91,7 +91,7 @@ class _Step:
 
     def __init__(self, model, inputs, padding, capacity, choose, whole):
         self.model, self.choose, self.capacity, self.whole = model, choose, capacity, whole
-        self.said_here = self.said_there = None
+        self.said_here = self.said_there = self.steps = None
         self.tokens = inputs["input_ids"].clone()  # [batch, 1]
         self.positions = inputs["position_ids"].clone() if inputs.get("position_ids") is not None else None
         self.padding = padding  # [batch, capacity] bool
@@ -140,11 +140,12 @@ class _Step:
             self.positions.add_(1)
         if self.choose is not None:
             if self.largest is not None:
-                self.largest(self.tokens, logits)
+                self.largest(self.tokens, logits, self.said_there, self.steps)
             else:
                 self.tokens.copy_(self.choose(None, logits)[:, None])
-            if self.said_there is not None:
-                self.said_there.index_copy_(0, self.steps, self.tokens.view(1, -1))
+                if self.said_there is not None:
+                    self.said_there.index_copy_(0, self.steps, self.tokens.view(1, -1))
+            if self.steps is not None:
                 self.steps.add_(1)
         return logits
 

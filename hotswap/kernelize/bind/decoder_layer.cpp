@@ -47,7 +47,8 @@ Values arguments_of(const Tensor& x, const DecoderLayerParts& p) {
           p.head_eps,
           p.scale,
           p.window,
-          p.activation};
+          p.activation,
+          p.weights_are_old};
 }
 
 // arguments_of()'s other way round, for examples, whose tensors may be in another dtype by then.
@@ -80,7 +81,8 @@ DecoderLayerParts parts_of(const Values& a) {
           .head_eps = a[25].toDouble(),
           .scale = a[26].toDouble(),
           .window = a[27].toInt(),
-          .activation = a[28].toStringRef()};
+          .activation = a[28].toStringRef(),
+          .weights_are_old = a[29].toBool()};
 }
 
 // So many rows are the kernel's; more go through the layer's parts.
@@ -102,6 +104,13 @@ Result<std::string> rows_served(const SlotBase& slot, const LayerOps& layer) {
 void bind_decoder_layer(SlotBase& slot, const LayerOps& layer) {
   if (auto* in_layer = dynamic_cast<DecoderLayerSlot*>(&slot)) {
     in_layer->set_most_rows(most_rows(layer, in_layer->weights()));
+    using T = const Tensor&;
+    if (const auto op = typed_op<std::tuple<Tensor, Tensor, Tensor>(T, T, T, T)>(layer, "inputs")) {
+      in_layer->inputs = [op = *op](T ids, T embedding, T rope, T length) {
+        auto [x, row, place] = below_autograd(op, ids, embedding, rope, length);
+        return DecoderInputs{std::move(x), std::move(row), std::move(place)};
+      };
+    }
   }
   const auto* ops = ops_of<DecoderOps>(layer);
   bind_slot<DecoderLayerForward>(slot, [ops](const Tensor& x, const DecoderLayerParts& parts) {
@@ -156,7 +165,9 @@ std::vector<Contract> decoder_layer_contracts() {
          "Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor sin, Tensor(a!) k_cache, Tensor(b!) v_cache, "
          "Tensor position, Tensor o, Tensor? o_bias, Tensor post_norm, Tensor gate, Tensor? gate_bias, Tensor up, "
          "Tensor? up_bias, Tensor down, Tensor? down_bias, float eps, float head_eps, float scale, int window, "
-         "str activation) -> Tensor"},
+         "str activation, bool weights_are_old=False) -> Tensor"},
+        {"inputs",
+         "(Tensor ids, Tensor embedding, Tensor rope, Tensor(a!) length) -> (Tensor x, Tensor row, Tensor place)"},
         {"rows",
          "(Tensor input_norm, Tensor q, Tensor k, Tensor v, Tensor o, Tensor post_norm, Tensor gate, Tensor up, "
          "Tensor down) -> int"}},

@@ -39,8 +39,11 @@ void bind_linear(SlotBase& slot, const LayerOps& layer) {
   auto* linear = dynamic_cast<LinearSlot*>(&slot);
   if (linear == nullptr) return;
   linear->torch_products = layer.claims("torch_products");
-  if (const auto op = typed_op<void(const Tensor&, const Tensor&)>(layer, "largest")) {
-    linear->largest = [op = *op](const Tensor& place, const Tensor& x) { below_autograd(op, place, x); };
+  if (const auto op =
+          typed_op<void(const Tensor&, const Tensor&, const OptTensor&, const OptTensor&)>(layer, "largest")) {
+    linear->largest = [op = *op](const Choice& to, const Tensor& x) {
+      below_autograd(op, to.place, x, given(to.said), given(to.at));
+    };
   }
 }
 
@@ -52,7 +55,7 @@ std::vector<Contract> linear_contracts() {
             {"forward_train", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor y"},
             {"backward",
              "(Tensor dy, Tensor x, Tensor weight, bool with_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)"},
-            {"largest", "(Tensor(a!) place, Tensor x) -> ()"}},
+            {"largest", "(Tensor(a!) place, Tensor x, Tensor(b!)? said=None, Tensor? at=None) -> ()"}},
            bind_linear,
            linear_example,
            {.rows = 1, .dim = 576},

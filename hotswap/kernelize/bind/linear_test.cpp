@@ -2,6 +2,7 @@
 #include "hotswap/layers/linear.h"
 
 #include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 
@@ -20,8 +21,11 @@ TEST(BoundLinear, LooksForTheLargestByItsKernelsOp) {
   const auto check = [&](int64_t calls) {
     const int64_t before = op_calls("linear", "largest_");
     EXPECT_TRUE(at::equal(head.largest(x), want));
-    EXPECT_TRUE(head.largest(x, place.zero_()).is_same(place));
+    const Tensor said = at::zeros({4, 3}, at::kLong), there = at::ones({1}, at::kLong);
+    EXPECT_TRUE(head.largest(x, {place.zero_(), said, there}).is_same(place));
     EXPECT_TRUE(at::equal(place, want));
+    EXPECT_TRUE(at::equal(said[1], want));
+    EXPECT_EQ(said.ne(0).sum().item<int64_t>(), want.ne(0).sum().item<int64_t>());
     EXPECT_EQ(op_calls("linear", "largest_") - before, calls);
   };
   check(0);

@@ -23,6 +23,7 @@ class DecoderStep {
   void tensors_changed();  // of the parts
   // The hidden state behind the layer; undefined where the layer's parts are to do it.
   Tensor forward(const HiddenState& in, const ForwardContext& context) const;
+  const DecoderLayerSlot* inputs(int64_t rows) const { return slot_.takes(rows) && slot_.inputs ? &slot_ : nullptr; }
 
  private:
   DecoderLayerParts weights() const;

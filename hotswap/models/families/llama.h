@@ -22,6 +22,7 @@ class LlamaBlock : public Block {
   std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override {
     return self_attn_->make_cache_layer(options);
   }
+  const DecoderLayerSlot* step_inputs(int64_t rows) const override { return step_ ? step_->inputs(rows) : nullptr; }
 
  protected:
   void on_tensors_changed() override {

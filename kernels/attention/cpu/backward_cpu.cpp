@@ -116,10 +116,15 @@ HOTSWAP_INLINE Right as_right(const uint32_t* pairs, int64_t step) {
 }
 
 // Rows [first, end) of the tile that begins at row `tile_row`, with the keys [key, key + count).
+struct Block {
+  int64_t tile_row, first, end, key, count;
+};
+
 template <Precision kPrecision>
-static void block_backward(const AttentionBackward& a, const Item& item, const Tile& t, int64_t tile_row, int64_t first,
-                           int64_t end, int64_t key, int64_t count, const Keys& keys, const Sums& sums) {
+static void block_backward(const AttentionBackward& a, const Item& item, const Tile& t, const Block& block,
+                           const Keys& keys, const Sums& sums) {
   const Sequence& s = a.sequences[item.sequence];
+  const auto [tile_row, first, end, key, count] = block;
   const int64_t group = a.group(), rows = end - first;
   const Span all = keys_of(a, s, tile_row + first / group, tile_row + (end - 1) / group + 1);
   const Span here = cut({all.first - key, all.end - key}, 0, count);
@@ -240,14 +245,12 @@ static Keys keys_of_tile(const Attention& a, const Item& item, const Tile& t, in
   return keys;
 }
 
-// Where the block ends that begins with row `first` of a tile's `rows`, which begin at `tile_row`: many rows where all
-// see all keys of the tile, fewer where products would be of keys that nobody sees.
-static int64_t block_end(const Attention& a, const Sequence& s, int64_t tile_row, int64_t first, int64_t rows,
-                         int64_t key, int64_t count) {
-  const int64_t end = least(rows, first + kFullRows);
-  const int64_t least_end = keys_of(a, s, tile_row + first / a.group()).end;
-  const int64_t most_first = keys_of(a, s, tile_row + (end - 1) / a.group()).first;
-  return most_first <= key && least_end >= key + count ? end : least(end, first + kBlockRows);
+// Where a block ends: all its rows where all see all keys, fewer where products would be of keys that nobody sees.
+static int64_t end_of(const Attention& a, const Sequence& s, const Block& most) {
+  const int64_t least_end = keys_of(a, s, most.tile_row + most.first / a.group()).end;
+  const int64_t most_first = keys_of(a, s, most.tile_row + (most.end - 1) / a.group()).first;
+  const bool all = most_first <= most.key && least_end >= most.key + most.count;
+  return all ? most.end : least(most.end, most.first + kBlockRows);
 }
 
 template <class T>
@@ -267,9 +270,11 @@ static void backward_of(const AttentionBackward& a, const Item& item, const Back
     for (int64_t key = from; key < all.end; key += kTileKeys) {
       const int64_t count = least(kTileKeys, all.end - key);
       const Keys keys = keys_of_tile<T>(a, item, t, key, all.end - from <= t.kept * kTileKeys);
-      for (int64_t first = 0, end; first < rows; first = end) {
-        end = block_end(a, s, row, first, rows, key, count);
-        block_backward<kPrecisionOf<T>>(a, item, t, row, first, end, key, count, keys, sums);
+      Block block{.tile_row = row, .first = 0, .end = 0, .key = key, .count = count};
+      for (; block.first < rows; block.first = block.end) {
+        block.end = least(rows, block.first + kFullRows);
+        block.end = end_of(a, s, block);
+        block_backward<kPrecisionOf<T>>(a, item, t, block, keys, sums);
       }
     }
     for (int64_t i = 0; i < rows; ++i)

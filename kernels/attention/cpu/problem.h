@@ -69,9 +69,8 @@ constexpr int64_t kTileKeys = 128;
 constexpr int64_t kBlockRows = 48;   // of a tile, whose scores stay in the first cache
 constexpr int64_t kFullRows = 96;    // the same in a backward where all see all keys: longer sums over the rows
 constexpr int64_t kStreamRows = 16;  // up to so many, keys are read where they lie: memory is what such a call costs
-constexpr int64_t kKept = int64_t{2} << 20;  // numbers of float32
-constexpr int64_t kKeysStride =
-    kTileKeys + kPad;  // of rows of scores, too: a power of two shares few lines of the cache
+constexpr int64_t kKept = int64_t{2} << 20;        // of keys laid out for a backward, numbers of float32 a thread
+constexpr int64_t kKeysStride = kTileKeys + kPad;  // of scores, too; a power of two would share few lines of the cache
 
 constexpr int64_t padded(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
 

@@ -28,13 +28,6 @@ static void find_step(Step<T>& step, const Attention& a, const Sequence& s, int6
   for (int i = 0; i < kKeysAtOnce && step.count > 0; ++i) step.k[step.count + i] = step.k[step.count - 1];
 }
 
-// To the second cache: what is on its way to the first one takes up one of few places there, and what lies 4096 bytes
-// apart would push itself out.
-template <class T>
-HOTSWAP_INLINE void prefetch_row(const T* row, int64_t count) {
-  for (int64_t at = 0; at < count; at += int64_t(64 / sizeof(T))) __builtin_prefetch(row + at, 0, 2);
-}
-
 // Rows of q times kKeysAtOnce keys.
 template <int kHere, class T>
 HOTSWAP_INLINE void dots(float* scores, const float* q, int64_t q_row, const T* const* k, int64_t dim) {
@@ -58,7 +51,7 @@ template <int kHere, class T>
 static void score(float* scores, const float* q, int64_t q_row, const Step<T>& step, const Attention& a, bool first) {
   for (int64_t i = 0; i < step.count; i += kKeysAtOnce) {
     if (first) {
-      for (int key = 0; key < kKeysAtOnce && i + key < step.count; ++key) prefetch_row(step.v[i + key], a.value_dim);
+      for (int key = 0; key < kKeysAtOnce && i + key < step.count; ++key) ask_for(step.v[i + key], a.value_dim);
     }
     dots<kHere>(scores + i, q, q_row, step.k + i, a.dim);
   }
@@ -76,7 +69,7 @@ HOTSWAP_INLINE void add_columns(float* values, int64_t value_row, const float* w
     for (int c = 0; c < kVecs; ++c) sums[r][c] = shrink[r] * load(values + r * value_row + column + c * kLanes);
   }
   for (int64_t key = 0; key < keys; ++key) {
-    if constexpr (kAhead) prefetch_row(ahead[key] + column, kVecs * kLanes);
+    if constexpr (kAhead) ask_for(ahead[key] + column, kVecs * kLanes);
 #pragma GCC unroll 4
     for (int c = 0; c < kVecs; ++c) {
       const F x = load(v[key] + column + c * kLanes, part);
@@ -159,7 +152,7 @@ static void stream_of(const Attention& a, const Item& item, float* parts, float*
     }
     const bool ahead = next.count == step.count;
     const int64_t asked = ahead ? least(a.dim, a.value_dim / kWide * kWide) : 0;  // of a key, while values are added
-    for (int64_t i = 0; i < next.count; ++i) prefetch_row(next.k[i] + asked, a.dim - asked);
+    for (int64_t i = 0; i < next.count; ++i) ask_for(next.k[i] + asked, a.dim - asked);
     by_rows(rows, [&]<int kHere>(int64_t first) HOTSWAP_LAMBDA {
       float* values = part.values + first * value_row;
       if (ahead && first == 0)

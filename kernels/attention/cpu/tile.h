@@ -40,7 +40,9 @@ static void find_keys(const T** rows, const Attention& a, const Operand& o, cons
   }
 }
 
-// Asked for into the second cache: a projection's rows lie a page apart, where the hardware asks for nothing ahead.
+// Asked for before it is read: a projection's rows lie a page apart, where the hardware asks for nothing ahead. Into
+// the second cache: what is on its way to the first one takes up one of few places there, and what lies 4096 bytes
+// apart would push itself out.
 template <class T>
 HOTSWAP_INLINE void ask_for(const T* row, int64_t numbers) {
   constexpr int64_t kLine = 64 / int64_t(sizeof(T));

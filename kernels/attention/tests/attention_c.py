@@ -13,6 +13,19 @@ NO_LIMIT = -1
 DTYPES = {torch.bfloat16: 0, torch.float16: 1}
 
 
+def captured(call):
+    """call, from a CUDA graph. What it needs must be there already: a graph takes no memory of its own here."""
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        call()
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph.replay()
+    torch.cuda.synchronize()
+
+
 class Call:
     """What goes to a C function, in the order in which attention_c.cu reads it."""
 

@@ -132,6 +132,17 @@ def mma_cases(quick):
         yield Case(2048, 2048, dim=512, window=CAUSAL, heads=7, key_heads=1)
 
 
+def many_cases(quick):
+    """So many tiles of keys that blocks of the sm_90a backward zero sums for later ones (backward_zeros.cuh)."""
+    sizes = ((64, 64), (128, 128), (192, 128), (256, 256))
+    for (dim, value_dim), window in itertools.product(sizes, (FULL, CAUSAL, (60, 0))):
+        same = dict(dim=dim, value_dim=value_dim, window=window)
+        yield Case(300, 300, batch=8, heads=64, key_heads=64, **same)
+        yield Case(200, 333, batch=16, heads=64, key_heads=32, layout="cut", **same)
+        yield Case(0, 0, packed=MIXED, heads=96, key_heads=96, **same)
+        yield Case(0, 0, packed=USED, heads=128, key_heads=64, sinks=True, behind=(70, 300), **same)
+
+
 def tensor(case, rows, heads, dim, generator):
     """Normal numbers, [batch, rows, heads, dim] or [rows, heads, dim]; what lies around a slice is NaN."""
     lead = () if case.packed else (case.batch,)

@@ -5,7 +5,8 @@
 The rule: the largest error is at most twice that of plain attention in the inputs' own type (its scores, softmax and
 product each rounded), both against the same formula in float64, plus 1e-5 where plain attention happens to be exact.
 lse is float32 from sums of a few thousand exponentials of 2e-7 relative error each: 1e-4 absolute is 10 times that.
-Outputs hold NaN before each call, so that what is not written is found. Skips (exit code 77) without an sm_90 GPU.
+Outputs hold NaN before each call, so that what is not written is found. Each case comes again from a captured graph, with the
+same bits. Skips (exit code 77) without an sm_90 GPU.
 """
 
 import argparse
@@ -16,8 +17,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from attention_c import Library  # noqa: E402
-from attention_cases import CAUSAL, Inputs, dense_cases, mma_cases, packed_cases, plain, wide_cases  # noqa: E402
+from attention_c import Library, captured  # noqa: E402
+from attention_cases import CAUSAL, Inputs, dense_cases, many_cases, mma_cases, packed_cases, plain, wide_cases  # noqa: E402
 
 
 def check(library, case, generator):
@@ -27,6 +28,8 @@ def check(library, case, generator):
     lse = torch.full((*lead, case.heads, case.rows), torch.nan, device="cuda")
     library.forward(x.q, x.k, x.v, out=out, lse=lse, **x.options)
     again = library.forward(x.q, x.k, x.v, **x.options)
+    replayed = [torch.full_like(t, torch.nan) for t in (out, lse)]
+    captured(lambda: library.forward(x.q, x.k, x.v, out=replayed[0], lse=replayed[1], **x.options))
     torch.cuda.synchronize()
     if case.rows == 0:
         return 0.0
@@ -45,6 +48,8 @@ def check(library, case, generator):
         raise AssertionError(f"{case}: wanted an error of at most {lse_allowed:.1e} in lse; got {lse_error:.2e}")
     if not torch.equal(out, again):
         raise AssertionError(f"{case}: wanted the same bits from a second call; got others")
+    if not (torch.equal(out, replayed[0]) and torch.equal(lse, replayed[1])):
+        raise AssertionError(f"{case}: wanted the same bits from a captured graph; got others")
     return error / allowed
 
 
@@ -85,14 +90,15 @@ def arguments():
     parser.add_argument("--dense", action="store_true", help="only heads of up to 128 numbers, of sequences that are not packed")
     parser.add_argument("--wide", action="store_true", help="only heads of more than 128 numbers, of the sm_90a kernels")
     parser.add_argument("--mma", action="store_true", help="only what goes to the kernels of every GPU")
+    parser.add_argument("--many", action="store_true", help="only many heads")
     parser.add_argument("--large", action="store_true", help="backward: also tensors beyond 2^31 elements (40 GB of GPU memory)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         print("skipped: no GPU of compute capability 9.0")
         sys.exit(77)
-    parts = {"dense": dense_cases, "packed": packed_cases, "wide": wide_cases, "mma": mma_cases}
-    wanted = [name for name in ("dense", "wide", "mma") if getattr(args, name)] or parts
+    parts = {"dense": dense_cases, "packed": packed_cases, "wide": wide_cases, "mma": mma_cases, "many": many_cases}
+    wanted = [name for name in ("dense", "wide", "mma", "many") if getattr(args, name)] or parts
     cases = itertools.chain(*(parts[name](args.quick) for name in wanted))
     return Library(args.library), torch.Generator("cuda").manual_seed(args.seed), cases, args
 

@@ -54,15 +54,19 @@ __device__ __forceinline__ void norm_rows(const FewRows& a, T* to, int to_stride
   __syncthreads();
 }
 
-// This warp's columns of x as they are.
+// This warp's columns of x as they are. Loops stay short: what is run once costs the time that its code takes to come.
 template <class T>
 __device__ __forceinline__ void copy_columns(const FewRows& a, T* to, int to_stride, int units) {
-  constexpr int kPieces = kFewUnit / 8;
-  const int warp = threadIdx.x / 32;
-  for (int i = threadIdx.x % 32; i < a.rows * units * kPieces; i += 32) {
-    const int piece = i % kPieces, unit = i / kPieces % units, r = i / (kPieces * units);
-    const int c = (unit * kFewWarps + warp) * kFewUnit + piece * 8;
-    if (c < a.in) start_copy(to + r * to_stride + c, static_cast<const T*>(a.x) + r * a.x_stride + c, false);
+  constexpr int kPieces = kFewUnit / 8, kUnits = 32 / kPieces;  // of a unit; units at once
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const T* x = static_cast<const T*>(a.x);
+#pragma unroll 1
+  for (int r = 0; r < a.rows; ++r, x += a.x_stride, to += to_stride) {
+#pragma unroll 1
+    for (int unit = lane / kPieces; unit < units; unit += kUnits) {
+      const int c = (unit * kFewWarps + warp) * kFewUnit + lane % kPieces * 8;
+      if (c < a.in) start_copy(to + c, x + c, false);
+    }
   }
   commit_copies();
   wait_copies<0>();
@@ -82,7 +86,8 @@ int64_t few_rows_shared(const FewRows& a) {
 }
 
 // kRows: 8 or 16, at least a.rows. kDepth: units of a warp on their way. 4 are 64 KB a multiprocessor, and few enough
-// registers for the next launch beside this one; where a block has much to read more is worth more.
+// registers for the next launch beside this one; where a block has much to read 6 are worth more, and with more than
+// that x, which is behind them in the queue, comes late.
 template <class T, int kRows, int kDepth>
 __global__ void __launch_bounds__(kFewThreads, kDepth == kFewDepth ? 2 : 1)
     few_rows_kernel(const __grid_constant__ FewRows a, const int tiles, const int per_pair, const bool shares_x) {
@@ -126,6 +131,7 @@ __global__ void __launch_bounds__(kFewThreads, kDepth == kFewDepth ? 2 : 1)
     for (int j = 0; j < kDepth; ++j) fetch(ring[j]);
   }
   if (a.norm != nullptr) {
+#pragma unroll 1
     for (int i = threadIdx.x * 8; i < a.in; i += kFewThreads * 8)
       start_copy(shared_norm + i, static_cast<const T*>(a.norm) + i, false);
     commit_copies();
@@ -186,7 +192,8 @@ __global__ void __launch_bounds__(kFewThreads, kDepth == kFewDepth ? 2 : 1)
 
 template <class T, int kRows>
 void launch_few_rows(const FewRows& a, Stream stream) {
-  constexpr int kDeep = 10;
+  constexpr int64_t kMuch = 20;
+  constexpr int kDeep = kRows == 8 ? 6 : 10;
   const int tiles = few_rows_tiles(a), per_pair = a.act == FewRowsAct::kNone ? 1 : 2;
   if (tiles == 0) return;
   if (holds_x(a)) return launch_few_rows_held<T, kRows>(a, stream);
@@ -197,7 +204,7 @@ void launch_few_rows(const FewRows& a, Stream stream) {
                                                                 /*cluster=*/1, stream, a, tiles, per_pair,
                                                                 few_rows_shares_x(a));
   };
-  if (units < 2 * kDeep) return with_depth.template operator()<kFewDepth>();
+  if (units < kMuch) return with_depth.template operator()<kFewDepth>();
   with_depth.template operator()<kDeep>();
 }
 

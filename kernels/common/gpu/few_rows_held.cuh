@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     few_rows_held_kernel(const __grid_constant__ FewRows a, const int tiles, const int turns) {
   constexpr int kPerPair = kPair ? 2 : 1;
   // Tiles of old weights that are asked for before x: more of them keep x waiting, which 16 rows mind less.
-  constexpr int kEarly = kPair && kRows == 8 ? 1 : 2 * kTiles;
+  constexpr int kEarly = kPair ? (kRows == 8 ? 2 : 2 * kTiles) : kNorm ? 1 : 2 * kTiles;
   constexpr int kHalves = kRows / 8, kTileSums = kFewWarps * kRows * kFewTile;
   static_assert(kTiles % kPerPair == 0 && kTiles / kPerPair * kRows * kFewTile <= kFewThreads);
   extern __shared__ __align__(16) uint8_t raw[];
@@ -28,12 +28,17 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   auto* sums = reinterpret_cast<float*>(raw + turns * kTiles * tile_bytes);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4 * 8;
   const int pairs = tiles / kPerPair;
-  const int begin = int(int64_t{pairs} * blockIdx.x / gridDim.x) * kPerPair;
-  const int end = int(int64_t{pairs} * (blockIdx.x + 1) / gridDim.x) * kPerPair;
+  const int each = pairs / int(gridDim.x), more = pairs % int(gridDim.x), block = int(blockIdx.x);
+  const int begin = (each * block + min(block, more)) * kPerPair;
+  const int end = begin + (each + (block < more)) * kPerPair;
 
-  // A lane of the first warp asks for tile begin + i, into shared memory or only into L2.
-  const auto ask = [&](int i, bool only_l2) {
-    if (begin + i >= end) return;
+  // Where tile begin + i lies; no rows: there is none.
+  struct Tile {
+    const T* from;
+    int rows, which;
+  };
+  const auto tile_at = [&](int i) -> Tile {
+    if (begin + i >= end) return {nullptr, 0, 0};
     int which = 0, first = (begin + i) * kFewTile;
     if constexpr (kPair)
       which = (begin + i) & 1, first = ((begin + i) >> 1) * kFewTile;
@@ -41,25 +46,36 @@ __global__ void __launch_bounds__(kFewThreads, 2)
       while (which + 1 < a.weights && first >= FewWeights<T>::few_tiles(a.w[which].rows) * kFewTile)
         first -= FewWeights<T>::few_tiles(a.w[which].rows) * kFewTile, ++which;
     const FewRowsWeight& w = a.w[which];
-    const T* from = static_cast<const T*>(w.data) + first * w.stride;
-    const int rows = min(kFewTile, w.rows - first), slot = i % (turns * kTiles);
-    const bool whole = w.stride == a.in;
-    const uint32_t bytes = uint32_t(a.in) * sizeof(T) * (whole ? rows : 1);
-    if (!only_l2) full[slot].arrive_expecting(uint32_t(a.in) * sizeof(T) * rows);
+    return {static_cast<const T*>(w.data) + first * w.stride, min(kFewTile, w.rows - first), which};
+  };
+  // A lane of the first warp asks for it, into shared memory or only into L2.
+  const auto ask = [&](const Tile& tile, int slot, bool only_l2) {
+    if (tile.rows == 0) return;
+    const int64_t stride = a.w[tile.which].stride;
+    const bool whole = stride == a.in;
+    const uint32_t bytes = uint32_t(a.in) * sizeof(T) * (whole ? tile.rows : 1);
+    if (!only_l2) full[slot].arrive_expecting(uint32_t(a.in) * sizeof(T) * tile.rows);
 #pragma unroll 1
-    for (int r = 0; r < (whole ? 1 : rows); ++r) {
+    for (int r = 0; r < (whole ? 1 : tile.rows); ++r) {
       if (only_l2)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + r * w.stride), "r"(bytes));
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(tile.from + r * stride), "r"(bytes));
       else
-        load_bytes(ring + slot * tile_bytes + r * a.in * sizeof(T), from + r * w.stride, bytes, full[slot]);
+        load_bytes(ring + slot * tile_bytes + r * a.in * sizeof(T), tile.from + r * stride, bytes, full[slot]);
     }
+  };
+  // The first ones, a lane each. Of 8 rows where they lie is known before the wait; 16 rows' x comes before them
+  // rather.
+  Tile mine_first{};
+  if (kRows == 8 && warp == 0 && lane < turns * kTiles) mine_first = tile_at(lane);
+  const auto ask_first = [&](bool only_l2) {
+    if (lane < turns * kTiles) ask(kRows == 8 ? mine_first : tile_at(lane), lane, only_l2);
   };
   if (threadIdx.x < 2 * kTiles) full[threadIdx.x].init(1);
   if (warp == 0) {
     publish_barriers();
     __syncwarp();
     // Of what may be written meanwhile no more than into L2, which is where such writes go.
-    if (lane < turns * kTiles && (!a.weights_are_old || lane < kEarly)) ask(lane, !a.weights_are_old);
+    if (!a.weights_are_old || lane < kEarly) ask_first(!a.weights_are_old);
   }
   if (kNorm && threadIdx.x * 64 < unsigned(a.in))
     asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const T*>(a.norm) + threadIdx.x * 64));
@@ -89,7 +105,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   }
   if (warp == 0) {
     if (!a.weights_are_old) publish_memory_writes();
-    if (lane < turns * kTiles && (!a.weights_are_old || lane >= kEarly)) ask(lane, false);
+    if (!a.weights_are_old || lane >= kEarly) ask_first(false);
     __syncwarp();
   }
   if constexpr (kNorm) {
@@ -176,7 +192,8 @@ __global__ void __launch_bounds__(kFewThreads, 2)
       if (kRows == 16) *reinterpret_cast<float2*>(to + t * kTileSums + 8 * kFewTile) = make_float2(d[2], d[3]);
     }
     __syncthreads();  // and the other turn's sums have been read: everybody was past them before it came here
-    if (turns == 2 && threadIdx.x < kTiles) ask(tile - begin + 2 * kTiles + threadIdx.x, false);
+    if (turns == 2 && threadIdx.x < kTiles)
+      ask(tile_at(tile - begin + 2 * kTiles + threadIdx.x), turn * kTiles + threadIdx.x, false);
     if (at >= 0) {
       if constexpr (kPair) {
         const float* gates = of_turn + 2 * mine.tile * kTileSums;
@@ -207,7 +224,12 @@ template <class T, int kRows>
 void launch_few_rows_held(const FewRows& a, Stream stream) {
   const int tiles = few_rows_tiles(a), per_pair = a.act == FewRowsAct::kNone ? 1 : 2;
   if (tiles == 0) return;
-  const int blocks = tiles / per_pair < multiprocessors() ? tiles / per_pair : multiprocessors();
+  // Where there is much to read two blocks share a multiprocessor: one multiplies while the other's weights come.
+  constexpr int kMuch = 32;
+  const bool much =
+      kRows == 8 && per_pair == 1 && a.norm == nullptr && held_units(a) == 1 && tiles >= kMuch * multiprocessors();
+  const int places = (much ? 2 : 1) * multiprocessors();
+  const int blocks = tiles / per_pair < places ? tiles / per_pair : places;
   const int64_t most = divide_up(tiles / per_pair, blocks) * per_pair;  // tiles of a block
   const auto run = [&]<int kUnits, bool kNorm, bool kPair, int kTiles>() {
     const int turns = most > kTiles ? 2 : 1;
@@ -225,6 +247,9 @@ void launch_few_rows_held(const FewRows& a, Stream stream) {
   };
   const bool pair = per_pair == 2;
   if (units == 1 && pair && most <= 6) return with_norm.template operator()<1, true, 6>();
+  if constexpr (kRows == 8) {
+    if (much) return run.template operator()<1, false, false, 2>();
+  }
   if (units == 1)
     return pair ? with_norm.template operator()<1, true, 4>() : with_norm.template operator()<1, false, 4>();
   if (units == 2)

@@ -57,7 +57,7 @@ class Layer:
     def run(self, op, x, cos, sin, position):
         return op(
             x, self.norm, self.q, None, self.k, None, self.v, None, *self.head_norms, cos, sin, self.keys, self.values, position,
-            self.o, None, self.post_norm, self.gate, None, self.up, None, self.down, None, EPS, EPS, self.scale, -1, "silu",
+            self.o, None, self.post_norm, self.gate, None, self.up, None, self.down, None, EPS, EPS, self.scale, -1, "silu", True,
         )  # fmt: skip
 
     def exact(self, s: Shape, x, cos, sin, context):

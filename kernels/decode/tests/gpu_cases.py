@@ -14,7 +14,9 @@ SPILLS = {  # of 64 registers, which leave room for the next launch beside it: t
 
 
 def cases(ops, random, names):
-    def layer(rows, hidden, heads, kv_heads, dim, ffn, position):
+    device = random(1).device
+
+    def layer(rows, hidden, heads, kv_heads, dim, ffn, position, old=False):
         x, norm, post_norm = random(rows, 1, hidden), random(hidden), random(hidden)
         q, k, v = (random(n * dim, hidden) * hidden**-0.5 for n in (heads, kv_heads, kv_heads))
         o, gate, up = random(hidden, heads * dim) * 0.02, random(ffn, hidden) * 0.03, random(ffn, hidden) * 0.03
@@ -23,11 +25,21 @@ def cases(ops, random, names):
         at = torch.full((1,), position, device=x.device)
         return lambda: ops.decoder_layer(
             x, norm, q, None, k, None, v, None, None, None, cos, sin, *caches, at, o, None, post_norm, gate, None, up, None, down,
-            None, 1e-6, 1e-6, dim**-0.5, -1, "silu",
+            None, 1e-6, 1e-6, dim**-0.5, -1, "silu", old,
         )  # fmt: skip
 
+    ids, length = torch.tensor([[3], [0], [1000]], device=device), torch.full((1,), 575, device=device)
+    embedding, rope = random(1001, 1024), random(600, 256)
+
+    def inputs():
+        made = ops.decoder_inputs(ids, embedding, rope, length)
+        length.sub_(1)
+        return made
+
     return {
+        "decoder_inputs": inputs,
         "decoder_layer": layer(1, 1024, 16, 8, 128, 3072, 575),
+        "decoder_layer, old weights": layer(1, 1024, 16, 8, 128, 3072, 575, True),
         "decoder_layer, 16 rows": layer(16, 1024, 16, 8, 128, 3072, 300),
         "decoder_layer, 5 rows": layer(5, 576, 9, 3, 64, 1536, 40),
     }

@@ -1,5 +1,6 @@
 // The op of the decode package: schema, checks, rows. Nothing here waits for a GPU.
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "kernels/common/torch/ops.h"
@@ -16,7 +17,7 @@ using kernels::shape_of;
 using kernels::Tensor;
 using OptTensor = std::optional<Tensor>;
 
-constexpr const char *kOp = "decoder_layer", *kRows = "decoder_layer_rows";
+constexpr const char *kOp = "decoder_layer", *kRows = "decoder_layer_rows", *kInputs = "decoder_inputs";
 // With more rows torch's own products of plain bfloat16 weights are faster, on a CPU with instructions for them; those
 // of other dtypes, and bfloat16 elsewhere, are slower up to kMostRows: docs/notes/decode_gpu.md.
 constexpr int kMostBfloat16Rows = 4;
@@ -101,7 +102,8 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
                      const Tensor& k_cache, const Tensor& v_cache, const Tensor& position, const Tensor& o,
                      const OptTensor& o_bias, const Tensor& post_norm, const Tensor& gate, const OptTensor& gate_bias,
                      const Tensor& up, const OptTensor& up_bias, const Tensor& down, const OptTensor& down_bias,
-                     double eps, double head_eps, double scale, int64_t window, const std::string& activation) {
+                     double eps, double head_eps, double scale, int64_t window, const std::string& activation,
+                     bool weights_are_old) {
   check(given_x.dim() >= 2 && k_cache.dim() == 4, kOp, ": wanted x [..., hidden] and k_cache [batch, capacity, ",
         "kv_heads, head_dim]; got ", shape_of(given_x), " and ", shape_of(k_cache), "; unsqueeze what has too few");
   check(activation == "silu" || activation == "gelu_tanh", kOp, ": wanted the activation silu or gelu_tanh; got \"",
@@ -115,7 +117,7 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
   Layer a{};
   a.dtype = call.dtype, a.x = x.data_ptr(), a.rows = rows, a.hidden = hidden;
   a.eps = float(eps), a.head_eps = float(head_eps), a.scale = float(scale), a.window = window;
-  a.act = activation == "silu" ? Act::kSilu : Act::kGeluTanh;
+  a.act = activation == "silu" ? Act::kSilu : Act::kGeluTanh, a.weights_are_old = weights_are_old;
   a.kv_heads = k_cache.size(2), a.head_dim = k_cache.size(3), a.capacity = k_cache.size(1);
   a.input_norm = call.vector(input_norm, hidden, "input_norm");
   a.post_norm = call.vector(post_norm, hidden, "post_norm");
@@ -170,6 +172,58 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
   return out;
 }
 
+void run_cpu(const Inputs& a) {
+  const auto row_of = [](const void* table, int64_t row, int64_t width) {
+    return static_cast<const char*>(table) + row * width;
+  };
+  check(*a.length >= 0 && *a.length < a.places, kInputs, ": wanted a length from 0 to ", a.places - 1, "; got ",
+        *a.length, "; make the table of cos and sin longer");
+  for (int64_t row = 0; row < a.rows; ++row) {
+    const int64_t id = a.ids[row];
+    check(id >= 0 && id < a.known, kInputs, ": wanted ids from 0 to ", a.known - 1, "; got ", id, "; check the tokens");
+    std::memcpy(static_cast<char*>(a.x) + row * a.width, row_of(a.embedding, id, a.width), size_t(a.width));
+  }
+  std::memcpy(a.row, row_of(a.rope, *a.length, a.rope_width), size_t(a.rope_width));
+  *a.place = (*a.length)++;
+}
+
+std::tuple<Tensor, Tensor, Tensor> decoder_inputs(const Tensor& ids, const Tensor& embedding, const Tensor& rope,
+                                                  const Tensor& length) {
+  const DType dtype = kernels::dtype_of(embedding, kInputs);
+  const Device device = kernels::device_of(embedding);
+  for (const Tensor* t : {&ids, &rope, &length}) kernels::check_device(*t, device, kInputs);
+  const auto is_table = [](const Tensor& t) { return t.dim() == 2 && t.is_contiguous() && t.numel() > 0; };
+  check(is_table(embedding) && is_table(rope) && rope.scalar_type() == embedding.scalar_type(), kInputs,
+        ": wanted embedding [ids, hidden] and rope [places, 2 head_dim], without gaps and of one dtype; got ",
+        shape_of(embedding), " and ", shape_of(rope), " in torch dtype numbers ", int(embedding.scalar_type()), " and ",
+        int(rope.scalar_type()), "; look them up by torch");
+  const auto are_counts = [](const Tensor& t) {
+    return t.scalar_type() == kernels::ScalarType::Long && t.is_contiguous();
+  };
+  check(are_counts(ids) && are_counts(length) && length.numel() == 1, kInputs,
+        ": wanted ids and one length as int64 without gaps; got ", shape_of(ids), " and ", shape_of(length),
+        " in torch dtype numbers ", int(ids.scalar_type()), " and ", int(length.scalar_type()), "; make them so");
+  const int64_t rows = ids.numel(), hidden = embedding.size(1), tables = rope.size(1), bytes = kernels::size_of(dtype);
+  Tensor x = kernels::empty({rows, 1, hidden}, dtype, device), row = kernels::empty({1, 1, tables}, dtype, device);
+  Tensor place =
+      kernels::empty_like_shape(length.sizes().data(), length.dim(), int32_t(kernels::ScalarType::Long), device);
+  const Inputs a{.rows = rows,
+                 .ids = static_cast<const int64_t*>(ids.data_ptr()),
+                 .embedding = embedding.data_ptr(),
+                 .known = embedding.size(0),
+                 .width = hidden * bytes,
+                 .rope = rope.data_ptr(),
+                 .places = rope.size(0),
+                 .rope_width = tables * bytes,
+                 .length = static_cast<int64_t*>(length.data_ptr()),
+                 .x = x.data_ptr(),
+                 .row = row.data_ptr(),
+                 .place = static_cast<int64_t*>(place.data_ptr())};
+  kernels::run_on(
+      device, [&](auto stream) { cuda::inputs(a, stream); }, [&] { run_cpu(a); });
+  return {x, row, place};
+}
+
 // How many rows a host gives to decoder_layer and not to the layer's parts; 0: none, and none where tensors are such
 // that decoder_layer would refuse them.
 int64_t decoder_layer_rows(const Tensor& input_norm, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
@@ -204,7 +258,9 @@ constexpr std::array kOps{
         "Tensor? v_bias, Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor sin, Tensor(a!) k_cache, "
         "Tensor(b!) v_cache, Tensor position, Tensor o, Tensor? o_bias, Tensor post_norm, Tensor gate, "
         "Tensor? gate_bias, Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias, float eps, float head_eps, "
-        "float scale, int window, str activation) -> Tensor"),
+        "float scale, int window, str activation, bool weights_are_old=False) -> Tensor"),
+    kernels::op<&decoder_inputs>("decoder_inputs(Tensor ids, Tensor embedding, Tensor rope, Tensor(a!) length) -> "
+                                 "(Tensor x, Tensor row, Tensor place)"),
     kernels::op<&decoder_layer_rows>(
         "decoder_layer_rows(Tensor input_norm, Tensor q, Tensor k, Tensor v, Tensor o, Tensor post_norm, Tensor gate, "
         "Tensor up, Tensor down) -> int")};

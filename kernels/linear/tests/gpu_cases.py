@@ -21,12 +21,19 @@ def cases(ops, random, names):
         ops.largest_(place[: len(x)], x)
         return place[: len(x)].clone()
 
+    said, at = torch.zeros(7, 16, dtype=torch.int64, device=weight.device), torch.full((1,), 5, device=weight.device)
+
+    def largest_said(x):
+        ops.largest_(place, x, said, at)
+        return said.clone()
+
     return {
         "linear": lambda: ops.linear(one, weight, None),
         "linear, 5 rows": lambda: ops.linear(five, weight, bias),
         "linear, 16 rows": lambda: ops.linear(many, weight, bias),
         "largest_": lambda: largest(one),
         "largest_, 16 rows, odd": lambda: largest(many[:, 1:]),
+        "largest_, said": lambda: largest_said(many),
         "linear_bwd": lambda: ops.linear_bwd(dy, five, weight, True),
     }
 

@@ -68,6 +68,10 @@ def test_largest_is_where_torch_finds_it(ops, dtype):
     assert ops.call_count("largest_") == before + 1
     assert torch.equal(place[:, 0], x.double().argmax(-1))
     torch.library.opcheck(ops.largest_.default, (place, x))
+    said, at = torch.full((4, 3), -1), torch.tensor([2])
+    ops.largest_(place, x, said, at)
+    assert torch.equal(said, torch.cat([torch.full((2, 3), -1), place.view(1, 3), torch.full((1, 3), -1)]))
+    torch.library.opcheck(ops.largest_.default, (place, x, said, at))
 
 
 def test_errors_name_the_shapes(ops):

@@ -189,7 +189,7 @@ Tensor packed_linear(const Tensor& x, const Tensor& weight, const std::optional<
 }
 
 // The choice of a greedy decoder, where the next step of a graph looks for it.
-void largest(const Tensor& place, const Tensor& x) {
+void largest(const Tensor& place, const Tensor& x, const std::optional<Tensor>& said, const std::optional<Tensor>& at) {
   constexpr const char* kOp = "largest_";
   const kernels::Device device = kernels::device_of(x);
   const Rows in = kernels::as_rows(x, kOp, device);
@@ -199,6 +199,17 @@ void largest(const Tensor& place, const Tensor& x) {
   check(place.scalar_type() == kernels::ScalarType::Long && place.numel() == in.rows && place.is_contiguous(), kOp,
         ": wanted place as ", in.rows, " int64 without gaps, one a row of x ", kernels::shape_of(x), "; got ",
         kernels::shape_of(place), " in torch dtype number ", int(place.scalar_type()), "; make it for these rows");
+  const auto are_places = [&](const Tensor& t) {
+    return t.scalar_type() == kernels::ScalarType::Long && t.is_contiguous();
+  };
+  check(said.has_value() == at.has_value(), kOp, ": wanted said and at, or neither; got one; at says where");
+  if (said) {
+    kernels::check_device(*said, device, kOp), kernels::check_device(*at, device, kOp);
+    check(are_places(*said) && said->dim() == 2 && said->size(1) == in.rows && are_places(*at) && at->numel() == 1, kOp,
+          ": wanted said [places, ", in.rows, "] and one place as int64 without gaps; got ", kernels::shape_of(*said),
+          " and ", kernels::shape_of(*at), " in torch dtype numbers ", int(said->scalar_type()), " and ",
+          int(at->scalar_type()), "; make them for these rows");
+  }
   kernels::run_on(
       device,
       [&](auto stream) {
@@ -207,18 +218,26 @@ void largest(const Tensor& place, const Tensor& x) {
                                .x_stride = in.stride,
                                .rows = in.rows,
                                .cols = in.cols,
-                               .place = static_cast<int64_t*>(place.data_ptr())},
+                               .place = static_cast<int64_t*>(place.data_ptr()),
+                               .said = said ? static_cast<int64_t*>(said->data_ptr()) : nullptr,
+                               .at = at ? static_cast<const int64_t*>(at->data_ptr()) : nullptr},
                               stream);
       },
       [&] {
         Tensor to = torch::stable::reshape(place, {in.rows});
         torch::stable::copy_(to, aten_argmax(torch::stable::reshape(x, {in.rows, in.cols})));
+        if (!said) return;
+        const int64_t row = *static_cast<const int64_t*>(at->data_ptr());
+        check(row >= 0 && row < said->size(0), kOp, ": wanted a place from 0 to ", said->size(0) - 1, "; got ", row,
+              "; make said longer");
+        std::memcpy(static_cast<int64_t*>(said->data_ptr()) + row * in.rows, to.data_ptr(),
+                    size_t(in.rows) * sizeof(int64_t));
       });
 }
 
 constexpr std::array kOps{
     kernels::op<&linear_op>("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
-    kernels::op<&largest>("largest_(Tensor(a!) place, Tensor x) -> ()"),
+    kernels::op<&largest>("largest_(Tensor(a!) place, Tensor x, Tensor(b!)? said=None, Tensor? at=None) -> ()"),
     kernels::cpu_op<&packed_linear>("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
     kernels::op<&linear_bwd>(
         "linear_bwd(Tensor dy, Tensor x, Tensor weight, bool with_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)"),

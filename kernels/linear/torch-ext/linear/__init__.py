@@ -10,7 +10,7 @@ def _linear_bwd_fake(dy, x, weight, with_bias):
     return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty((weight.shape[0],) if with_bias else (0,))
 
 
-def _largest_fake(place, x):
+def _largest_fake(place, x, said=None, at=None):
     return None
 
 
