@@ -182,7 +182,6 @@ void decode(const Decode& a, void* workspace, Stream stream) {
       .new_rows = a.k_new == nullptr ? 0 : int(a.new_rows),
       .page_rows = int(a.page_rows),
       .splits = splits,
-      .caches = int(std::min<int64_t>(a.caches, 1 << 30)),
       .row_tiles = row_tiles(a),
       .left = int(std::min<int64_t>(p.window_left, 1 << 30)),
       .right = int(std::min<int64_t>(p.window_right, 1 << 30)),
@@ -194,6 +193,7 @@ void decode(const Decode& a, void* workspace, Stream stream) {
       .by_key_heads = Divider(p.key_heads),
       .score_scale = (p.softcap > 0 ? p.softcap : p.scale) * kLog2e,
       .cap_scale = p.softcap > 0 ? p.scale / p.softcap : 0.f,
+      .caches = int(std::min<int64_t>(a.caches, 1 << 30)),
       .paired = paired,
       .early = std::max(p.dim, p.value_dim) > 128,
   };

@@ -37,13 +37,12 @@ struct DecodeWarp {
   uint32_t q[kHeld + 1][4];
   float out[kDim / 2] = {};
 
-  __device__ __forceinline__ int page_of(int chunk, int end) const { return chunk < end ? part.page_of(a, chunk) : 0; }
-
-  __device__ __forceinline__ void start_loads(int stage, int chunk, int end, int page) const {
+  __device__ __forceinline__ void start_loads(int stage, int chunk, int end, int& page) const {
     if (chunk < end) {
       auto& to = m.stages[warp][stage];
       start_chunk<T, 32, kPanels, 64, kPanel>(a, part, a.k, to[0][0][0], chunk, page, lane);
       start_chunk<T, 32, kPanels, 64, kPanel>(a, part, a.v, to[1][0][0], chunk, page, lane);
+      if (chunk + kDecodeWarps < end) page = part.page_of(a, chunk + kDecodeWarps);
     }
     commit_copies();
   }
@@ -86,21 +85,13 @@ struct DecodeWarp {
     }
   }
 
-  // Starts to copy the queries and this warp's first chunks; the page of the next one.
-  __device__ __forceinline__ int start(Span chunks, bool rehearsal) const {
-    start_queries<T, kPanels, 64, kPanel>(a, part, m.q()[0][0], rehearsal);
-    commit_copies();
+  // Starts to copy this warp's first chunks; the page of the next one.
+  __device__ __forceinline__ int start(Span chunks) const {
     const int first = chunks.first + warp;
-    int pages[kStages];  // asked for at once
-#pragma unroll
-    for (int i = 0; i < kStages; ++i) pages[i] = page_of(first + i * kDecodeWarps, chunks.end);
+    int page = first < chunks.end ? part.page_of(a, first) : 0;
 #pragma unroll 1
-    for (int i = 0; i < kStages - 1; ++i) {
-      start_loads(i, first + i * kDecodeWarps, chunks.end, pages[0]);
-#pragma unroll
-      for (int j = 1; j < kStages; ++j) pages[j - 1] = pages[j];
-    }
-    return pages[0];
+    for (int i = 0; i < kStages - 1; ++i) start_loads(i, first + i * kDecodeWarps, chunks.end, page);
+    return page;
   }
 
   // Every fourth chunk of [begin, end), from this warp's on, after start().
@@ -117,7 +108,6 @@ struct DecodeWarp {
       wait_copies<kStages - 2>();
       __syncwarp();  // everybody's copies; and the stage of the last chunk has been read
       start_loads(stage == 0 ? kStages - 1 : stage - 1, chunk + (kStages - 1) * kDecodeWarps, end, page);
-      page = page_of(chunk + kStages * kDecodeWarps, end);
       add_chunk(softmax, stage, chunk, mine);
       if (++stage == kStages) stage = 0;
     }
@@ -136,14 +126,20 @@ __global__ void __launch_bounds__(32 * kDecodeWarps, kDim <= 64    ? 3
   auto& m = *reinterpret_cast<typename Warp::Memory*>(raw);
   DecodePart part(a);
   Warp w{a, part, m};
-  constexpr bool kEarly = kDim > 128;
+  Span chunks;
   int page;
-  const Span chunks = begin_part<kEarly>(
-      a, part, [&] { fetch_first_chunks<T, kStages * kDecodeWarps, false>(a, part); },
-      [&](Span chunks, bool rehearsal) { page = w.start(chunks, rehearsal); });
+  const auto start = [&](bool rehearsal) {
+    start_queries<T, Warp::kPanels, 64, Warp::kPanel>(a, part, m.q()[0][0], rehearsal);
+    commit_copies();
+    if (!rehearsal && part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0)
+      append<T>(a, part, a.k), append<T>(a, part, a.v);
+    chunks = part.chunks<>(a);
+    if (rehearsal) part.length = part.total = 0;
+    page = w.start(chunks);
+  };
+  begin_part</*kEarly=*/(kDim > 128)>(
+      a, part, [&] { fetch_first_chunks<T, kStages * kDecodeWarps, false>(a, part); }, start);
   const int rows = a.group * a.query_rows, row = part.row_tile * kDecodeRows, warp = threadIdx.x / 32;
-  if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0)
-    append<T>(a, part, a.k), append<T>(a, part, a.v);
   RowSoftmax softmax(a.score_scale);
   w.run(softmax, chunks.first, chunks.end, page);
   // The warps' results together. Rows of a little more than kDim numbers: without bank conflicts.
