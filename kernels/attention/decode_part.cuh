@@ -34,7 +34,6 @@ struct DecodeArguments {
   float score_scale, cap_scale;  // as of forward; cap_scale 0: no softcap
   int caches;                    // or pages, that there are; 0: unknown
   bool paired;                   // both splits of a sequence are a cluster, which adds them up
-  bool early;                    // the launch behind the parts' sum may begin before the sum has
 };
 
 __device__ __forceinline__ int32_t read_past_l1(const int32_t* p) {
@@ -210,28 +209,27 @@ __device__ __forceinline__ void fetch_first_chunks(const DecodeArguments& a, con
     bytes_to_l2(from + row * c.row, c.dim * sizeof(T) * (whole ? kDecodeKeys : 1));
 }
 
-// Waits for the launch before, then `start` starts a block's first copies. kEarly: while that launch may still run,
-// `fetch` asks for what the part seems to be, and `start` is run through without copying anything, which it is told:
-// instructions come from memory as keys do, and are here then.
+// What a block does before its loop: waits for the launch before, then `start` starts to copy what is first of its
+// chunks, which come back. kEarly: while that launch may still run, `fetch` asks for what the part seems to be, and
+// `start` is run through without copying anything: instructions come from memory as keys do, and are here then.
 template <bool kEarly, class Fetch, class Start>
-__device__ __forceinline__ void begin_part(const DecodeArguments& a, DecodePart& part, const Fetch& fetch,
+__device__ __forceinline__ Span begin_part(const DecodeArguments& a, DecodePart& part, const Fetch& fetch,
                                            const Start& start) {
-  if constexpr (!kEarly) {
-    part.begin(a);
-    start(false);
-  } else {
+  Span chunks;
 #pragma unroll 1
-    for (int rehearsal = 1; rehearsal >= 0; --rehearsal) {
-      if (rehearsal) {
-        part.suppose(a);
-        fetch();
-      } else {
-        wait_copies<0>();
-        part.begin(a);
-      }
-      start(rehearsal != 0);
+  for (int rehearsal = kEarly; rehearsal >= 0; --rehearsal) {
+    if (rehearsal) {
+      part.suppose(a);
+      fetch();
+    } else {
+      if (kEarly) wait_copies<0>();
+      part.begin(a);
     }
+    chunks = part.chunks<>(a);
+    if (rehearsal) part.length = part.total = 0;
+    start(chunks, rehearsal != 0);
   }
+  return chunks;
 }
 
 // The new keys or values to their place in the cache. Nobody reads them there in this launch.
