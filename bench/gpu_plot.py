@@ -176,8 +176,9 @@ def generation(rows: list[dict]) -> str:
     drawn = [Panel(*names, {who: sorted(line.items()) for who, line in lines.items()}) for names, lines in panels.items()]
     one = rows[0]
     title = f"decoding, {one['dtype']} on one {one['machine']}"
-    note = f"Rows of bench/results.csv: {one['date']}, commit {one['commit']}; tokens of all sequences together"
-    return lines_svg(title, drawn, "tokens/s", [note], of="sequences at a time", log=True)
+    runs = dict.fromkeys(f"{row['date']}, commit {row['commit']}" for row in rows)
+    notes = [f"Rows of bench/results.csv, each side's latest: {'; '.join(runs)}", "Tokens of all sequences together"]
+    return lines_svg(title, drawn, "tokens/s", notes, of="sequences at a time", log=True)
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ _PLANS_PAY = 1 << 27
 
 def generate(model, input_ids=None, streamer=None, tokenizer=None, **kwargs):
     """model.generate() by the loop of this module. `streamer`, `tokenizer` and all other arguments are its own."""
-    if kwargs.get(cache_name(model.forward)) is None:
+    if all(kwargs.get(name) is None for name in ("past_key_values", "cache")):  # 5.24 takes both names
         kwargs.setdefault("cache_implementation", "static")
     for name in ("assistant_model", "synced_gpus"):  # which transformers keeps from a callable, so that nobody would miss them
         if kwargs.get(name):
@@ -225,15 +225,15 @@ def _begun(cache):
     return any(layer.is_initialized for layer in cache.layers)
 
 
-def _behind(cache, input_ids, given):
+def _behind(cache, input_ids, given, config):
     """How many tokens stand behind those that the cache has: as transformers, which gets all of them, or with a mask of all the new ones."""
     if not _begun(cache):
         return None
     if (embeds := given.get("inputs_embeds")) is not None:
         return embeds.shape[1] - int(cache.get_seq_length())
-    mask = given.get("attention_mask")
-    all_of_them = mask is not None and mask.shape[1] == input_ids.shape[1]
-    return input_ids.shape[1] - int(cache.get_seq_length()) if all_of_them else None
+    mask = given.get("attention_mask")  # 5.24 keeps but the length of one that hides nothing
+    length = getattr(config, "_mask_length", -1) if mask is None else mask.shape[1]
+    return input_ids.shape[1] - int(cache.get_seq_length()) if length == input_ids.shape[1] else None
 
 
 @contextlib.contextmanager
@@ -296,7 +296,7 @@ def captured_generate(model, input_ids, logits_processor, stopping_criteria, gen
         padding[:, : mask.shape[1]] = mask.bool()
     all_seen = bool(padding.all())  # asked here: behind the prompt the host would wait for it
 
-    new = _behind(cache, input_ids, model_kwargs)
+    new = _behind(cache, input_ids, model_kwargs, generation_config)
     inputs = model.prepare_inputs_for_generation(input_ids, next_sequence_length=new, is_first_iteration=True, **model_kwargs)
     long = batch * (input_ids if mask is None else mask).shape[1] ** 2 >= _PLANS_PAY
     with contextlib.nullcontext() if long else decode.torch_without_cudnn(), _own_keys(cache, inputs):

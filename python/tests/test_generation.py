@@ -15,6 +15,7 @@ import hotswap
 import tiny
 from hotswap import decode, generation
 from hotswap.packages import package
+from hotswap.replacement import cache_name
 
 WHOLE = ["llama", "qwen2", "qwen3", "granite"]  # families whose layers are the op's
 PARTS = ["gemma", "scaled", "olmo2"]  # static caches, and layers that compute something else
@@ -419,13 +420,14 @@ def test_a_cache_that_has_the_beginning(given):
 
     def said(say, past):
         cache = StaticCache(config=model.config, max_cache_len=32)
+        name = cache_name(model.forward)
         with torch.no_grad():
-            model(PROMPT[:, :past], past_key_values=cache)
+            model(PROMPT[:, :past], **{name: cache})
         if given == "embeddings":
             embeddings = model.get_input_embeddings()(PROMPT).detach()
-            return say(past_key_values=cache, inputs_embeds=embeddings, **OPTIONS)
+            return say(**{name: cache}, inputs_embeds=embeddings, **OPTIONS)
         ids, mask = PROMPT[:, past * (given == "new ids") :], torch.ones_like(PROMPT)
-        return say(ids, past_key_values=cache, attention_mask=mask, **OPTIONS)
+        return say(ids, **{name: cache}, attention_mask=mask, **OPTIONS)
 
     for past in (1, 3):
         got = said(functools.partial(hotswap.generate, model), past)
