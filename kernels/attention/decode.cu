@@ -119,25 +119,28 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
   else
     launch_decode<T, 256, 3>(arguments, blocks, stream);
   if (arguments.part_out == nullptr) return;
-  const auto combine = [&]<int kFirst>() {
-    launch_after_with_memory<&combine_kernel<T, kFirst>, /*kMostShared=*/true>(
+  const auto combine = [&]<int kFirst, bool kEarly>() {
+    launch_after_with_memory<&combine_kernel<T, kFirst, kEarly>, /*kMostShared=*/true>(
         0, divide_up(rows * divide_up(p.value_dim, 128), kCombineWarps), 32 * kCombineWarps, 1, stream, arguments,
         int(rows));
   };
-  const auto combine_many = [&]<int kMost>() {
-    launch_after_with_memory<&combine_many_kernel<T, kMost>, /*kMostShared=*/true>(
+  const auto combine_many = [&]<int kMost, bool kEarly>() {
+    launch_after_with_memory<&combine_many_kernel<T, kMost, kEarly>, /*kMostShared=*/true>(
         0, rows * divide_up(p.value_dim, 32), 32 * kDecodeWarps, 1, stream, arguments);
   };
-  if (arguments.splits <= 4)
-    combine.template operator()<4>();
-  else if (arguments.splits <= 8)
-    combine.template operator()<8>();
-  else if (arguments.splits < 32)
-    combine.template operator()<16>();
-  else if (arguments.splits <= 128)
-    combine_many.template operator()<128>();
+  const int splits = arguments.splits;
+  if (dim <= 128)
+    splits < 32 ? combine.template operator()<16, false>() : combine_many.template operator()<kMostParts, false>();
+  else if (splits <= 4)
+    combine.template operator()<4, true>();
+  else if (splits <= 8)
+    combine.template operator()<8, true>();
+  else if (splits < 32)
+    combine.template operator()<16, true>();
+  else if (splits <= 128)
+    combine_many.template operator()<128, true>();
   else
-    combine_many.template operator()<kMostParts>();
+    combine_many.template operator()<kMostParts, true>();
 }
 
 }  // namespace
@@ -182,7 +185,6 @@ void decode(const Decode& a, void* workspace, Stream stream) {
       .new_rows = a.k_new == nullptr ? 0 : int(a.new_rows),
       .page_rows = int(a.page_rows),
       .splits = splits,
-      .caches = int(std::min<int64_t>(a.caches, 1 << 30)),
       .row_tiles = row_tiles(a),
       .left = int(std::min<int64_t>(p.window_left, 1 << 30)),
       .right = int(std::min<int64_t>(p.window_right, 1 << 30)),
@@ -194,8 +196,8 @@ void decode(const Decode& a, void* workspace, Stream stream) {
       .by_key_heads = Divider(p.key_heads),
       .score_scale = (p.softcap > 0 ? p.softcap : p.scale) * kLog2e,
       .cap_scale = p.softcap > 0 ? p.scale / p.softcap : 0.f,
+      .caches = int(std::min<int64_t>(a.caches, 1 << 30)),
       .paired = paired,
-      .early = std::max(p.dim, p.value_dim) > 128,
   };
   p.dtype == DType::kBFloat16 ? decode_of<BFloat16>(a, arguments, stream) : decode_of<Half>(a, arguments, stream);
 }

@@ -28,6 +28,8 @@ template <class T, int kDim, int kStages>
 struct DecodeWarp {
   using Memory = DecodeMemory<kDim, kStages>;
   static constexpr int kPanels = kDim / 64, kPanel = kDecodeKeys * 64;
+  static constexpr bool kEarly =
+      kDim > 128;  // begins while the launch before runs; its first pages are asked for at once
 
   const DecodeArguments& a;
   const DecodePart& part;
@@ -39,11 +41,12 @@ struct DecodeWarp {
 
   __device__ __forceinline__ int page_of(int chunk, int end) const { return chunk < end ? part.page_of(a, chunk) : 0; }
 
-  __device__ __forceinline__ void start_loads(int stage, int chunk, int end, int page) const {
+  __device__ __forceinline__ void start_loads(int stage, int chunk, int end, int& page) const {
     if (chunk < end) {
       auto& to = m.stages[warp][stage];
       start_chunk<T, 32, kPanels, 64, kPanel>(a, part, a.k, to[0][0][0], chunk, page, lane);
       start_chunk<T, 32, kPanels, 64, kPanel>(a, part, a.v, to[1][0][0], chunk, page, lane);
+      if (!kEarly && chunk + kDecodeWarps < end) page = part.page_of(a, chunk + kDecodeWarps);
     }
     commit_copies();
   }
@@ -86,21 +89,30 @@ struct DecodeWarp {
     }
   }
 
-  // Starts to copy the queries and this warp's first chunks; the page of the next one.
-  __device__ __forceinline__ int start(Span chunks, bool rehearsal) const {
-    start_queries<T, kPanels, 64, kPanel>(a, part, m.q()[0][0], rehearsal);
+  __device__ __forceinline__ void start_q(bool only_zeros) const {
+    start_queries<T, kPanels, 64, kPanel>(a, part, m.q()[0][0], only_zeros);
     commit_copies();
+  }
+  // Starts to copy this warp's first chunks; the page of the next one.
+  __device__ __forceinline__ int start(Span chunks) const {
     const int first = chunks.first + warp;
-    int pages[kStages];  // asked for at once
-#pragma unroll
-    for (int i = 0; i < kStages; ++i) pages[i] = page_of(first + i * kDecodeWarps, chunks.end);
+    if constexpr (!kEarly) {
+      int page = page_of(first, chunks.end);
 #pragma unroll 1
-    for (int i = 0; i < kStages - 1; ++i) {
-      start_loads(i, first + i * kDecodeWarps, chunks.end, pages[0]);
+      for (int i = 0; i < kStages - 1; ++i) start_loads(i, first + i * kDecodeWarps, chunks.end, page);
+      return page;
+    } else {
+      int pages[kStages];
 #pragma unroll
-      for (int j = 1; j < kStages; ++j) pages[j - 1] = pages[j];
+      for (int i = 0; i < kStages; ++i) pages[i] = page_of(first + i * kDecodeWarps, chunks.end);
+#pragma unroll 1
+      for (int i = 0; i < kStages - 1; ++i) {
+        start_loads(i, first + i * kDecodeWarps, chunks.end, pages[0]);
+#pragma unroll
+        for (int j = 1; j < kStages; ++j) pages[j - 1] = pages[j];
+      }
+      return pages[0];
     }
-    return pages[0];
   }
 
   // Every fourth chunk of [begin, end), from this warp's on, after start().
@@ -117,7 +129,7 @@ struct DecodeWarp {
       wait_copies<kStages - 2>();
       __syncwarp();  // everybody's copies; and the stage of the last chunk has been read
       start_loads(stage == 0 ? kStages - 1 : stage - 1, chunk + (kStages - 1) * kDecodeWarps, end, page);
-      page = page_of(chunk + kStages * kDecodeWarps, end);
+      if (kEarly) page = page_of(chunk + kStages * kDecodeWarps, end);
       add_chunk(softmax, stage, chunk, mine);
       if (++stage == kStages) stage = 0;
     }
@@ -136,14 +148,25 @@ __global__ void __launch_bounds__(32 * kDecodeWarps, kDim <= 64    ? 3
   auto& m = *reinterpret_cast<typename Warp::Memory*>(raw);
   DecodePart part(a);
   Warp w{a, part, m};
-  constexpr bool kEarly = kDim > 128;
+  const auto append_new = [&] {
+    if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0)
+      append<T>(a, part, a.k), append<T>(a, part, a.v);
+  };
+  Span chunks;
   int page;
-  const Span chunks = begin_part<kEarly>(
-      a, part, [&] { fetch_first_chunks<T, kStages * kDecodeWarps, false>(a, part); },
-      [&](Span chunks, bool rehearsal) { page = w.start(chunks, rehearsal); });
+  if constexpr (Warp::kEarly) {
+    chunks = begin_part<true>(
+        a, part, [&] { fetch_first_chunks<T, kStages * kDecodeWarps, false>(a, part); },
+        [&](Span chunks, bool rehearsal) { w.start_q(rehearsal), page = w.start(chunks); });
+    append_new();
+  } else {
+    part.begin(a);
+    w.start_q(false);
+    append_new();
+    chunks = part.chunks<>(a);
+    page = w.start(chunks);
+  }
   const int rows = a.group * a.query_rows, row = part.row_tile * kDecodeRows, warp = threadIdx.x / 32;
-  if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0)
-    append<T>(a, part, a.k), append<T>(a, part, a.v);
   RowSoftmax softmax(a.score_scale);
   w.run(softmax, chunks.first, chunks.end, page);
   // The warps' results together. Rows of a little more than kDim numbers: without bank conflicts.
@@ -215,24 +238,25 @@ __device__ __forceinline__ float warp_max(float v) {
   return v;
 }
 
-// A launch behind may begin before the parts are there: it waits for this one's end, and this one for theirs.
-__device__ __forceinline__ void wait_for_parts(const DecodeArguments& a) {
-  if (a.early) next_launch_may_begin();
+// kEarly: the launch behind may begin before the parts are there. It waits for this one's end, and this one for theirs.
+template <bool kEarly>
+__device__ __forceinline__ void wait_for_parts() {
+  if (kEarly) next_launch_may_begin();
   wait_for_launch_before();
-  if (!a.early) next_launch_may_begin();
+  if (!kEarly) next_launch_may_begin();
 }
 
 // A row's parts added, where there are fewer than 32: a warp for each 128 numbers of a row, four of a lane. kFirst: so
 // many parts are asked for before their weights are known.
 constexpr int kCombineWarps = 8;
 
-template <class T, int kFirst>
+template <class T, int kFirst, bool kEarly>
 __global__ void __launch_bounds__(32 * kCombineWarps)
     combine_kernel(const __grid_constant__ DecodeArguments a, int rows) {
   const int dim = a.v.dim, lane = threadIdx.x % 32;
   const unsigned warp = blockIdx.x * kCombineWarps + threadIdx.x / 32, of_row = (unsigned(dim) + 127) / 128;
   const int index = warp / of_row, first = int(warp % of_row) * 128 + 4 * lane;  // index: of [batch, head, row]
-  wait_for_parts(a);
+  wait_for_parts<kEarly>();
   if (index >= rows) return;
   constexpr int kEach = 4;
   const float* part_out = a.part_out + int64_t{index} * a.splits * dim + first;
@@ -271,9 +295,9 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
 // parts side by side.
 constexpr int kMostParts = 512;
 
-template <class T, int kMost>
+template <class T, int kMost, bool kEarly>
 __global__ void __launch_bounds__(32 * kDecodeWarps) combine_many_kernel(const __grid_constant__ DecodeArguments a) {
-  wait_for_parts(a);
+  wait_for_parts<kEarly>();
   constexpr int kColumns = 32, kOwn = kMost / 32, kEach = 4, kAcross = kColumns / kEach,
                 kSlots = 32 * kDecodeWarps / kAcross;
   constexpr int kFirst = kMost <= 128 ? 8 : 20;  // parts of a thread that are asked for before their weights are known

@@ -28,12 +28,12 @@ struct DecodeArguments {
   const int32_t *lengths, *block_table, *cache_index;
   const float *sinks, *slopes;  // slopes: [heads], or [batch, heads] with the stride; or null
   int64_t q_batch, q_row, q_head, block_table_stride, slopes_batch;
-  int query_rows, key_rows, heads, key_heads, group, new_rows, page_rows, splits, caches, row_tiles, left, right, chunk;
+  int query_rows, key_rows, heads, key_heads, group, new_rows, page_rows, splits, row_tiles, left, right, chunk;
   Divider chunks_of_page;  // by as many chunks of keys as a page has
   Divider by_group, by_row_tiles, by_splits, by_key_heads;
   float score_scale, cap_scale;  // as of forward; cap_scale 0: no softcap
+  int caches;                    // or pages, that there are; 0: unknown
   bool paired;                   // both splits of a sequence are a cluster, which adds them up
-  bool early;                    // the launch behind the parts' sum may begin before the sum has
 };
 
 __device__ __forceinline__ int32_t read_past_l1(const int32_t* p) {
