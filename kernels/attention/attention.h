@@ -104,7 +104,6 @@ struct Decode {
                                // What lies behind a sequence's last page is not read
   const int32_t* cache_index;  // [batch]: sequence b has cache cache_index[b]; or null: b. Not with a block table
   int64_t new_rows, page_rows, block_table_stride;
-  int64_t caches = 0;  // or pages, that the caches have; 0: unknown
   int64_t splits = 0;  // parts of a sequence's keys that are computed side by side; 0: by shapes
   Strides q_strides, k_cache_strides, v_cache_strides, k_new_strides, v_new_strides;  // of caches, batch: a page
 };

@@ -62,10 +62,6 @@ int splits_of(const Decode& a) {
   return int(best);
 }
 
-// Two blocks a sequence that are a cluster, which adds up what they have: no parts are left. Blocks of more row tiles
-// read the same keys, and had better be neighbours themselves.
-bool is_paired(const Decode& a) { return is_latent(a) && row_tiles(a) == 1 && splits_of(a) == 2; }
-
 Cache cache_of(void* data, const void* fresh, const Strides& s, const Strides& f, int64_t dim) {
   return {data, fresh, s.batch, s.row, s.head, f.batch, f.row, f.head, int(dim)};
 }
@@ -104,8 +100,7 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
   const int64_t dim = std::max(p.dim, p.value_dim), rows = p.batch * p.heads * p.query_rows;
   if (is_latent(a))
     launch_after_with_memory<&decode_latent_kernel<LatentTraits<T>>, /*kMostShared=*/true>(
-        sizeof(LatentMemory<LatentTraits<T>>), blocks, LatentTraits<T>::kThreads, arguments.paired ? 2 : 1, stream,
-        arguments, latent_keys(a));
+        sizeof(LatentMemory<LatentTraits<T>>), blocks, LatentTraits<T>::kThreads, 1, stream, arguments, latent_keys(a));
   else if (is_wide(p) && is_one(a))
     launch_wide<DecodeWideTraits<T, true, 5, 2>>(arguments, blocks, stream);
   else if (is_wide(p) && shared_memory() > int64_t{sizeof(DecodeWideMemory<DecodeWideTraits<T, false, 3, 1>>)})
@@ -118,29 +113,14 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
     launch_decode<T, 128, 3>(arguments, blocks, stream);
   else
     launch_decode<T, 256, 3>(arguments, blocks, stream);
-  if (arguments.part_out == nullptr) return;
-  const auto combine = [&]<int kFirst, bool kEarly>() {
-    launch_after_with_memory<&combine_kernel<T, kFirst, kEarly>, /*kMostShared=*/true>(
+  if (arguments.splits == 1) return;
+  if (arguments.splits < 32)
+    launch_after_with_memory<&combine_kernel<T>, /*kMostShared=*/true>(
         0, divide_up(rows * divide_up(p.value_dim, 128), kCombineWarps), 32 * kCombineWarps, 1, stream, arguments,
         int(rows));
-  };
-  const auto combine_many = [&]<int kMost, bool kEarly>() {
-    launch_after_with_memory<&combine_many_kernel<T, kMost, kEarly>, /*kMostShared=*/true>(
-        0, rows * divide_up(p.value_dim, 32), 32 * kDecodeWarps, 1, stream, arguments);
-  };
-  const int splits = arguments.splits;
-  if (dim <= 128)
-    splits < 32 ? combine.template operator()<16, false>() : combine_many.template operator()<kMostParts, false>();
-  else if (splits <= 4)
-    combine.template operator()<4, true>();
-  else if (splits <= 8)
-    combine.template operator()<8, true>();
-  else if (splits < 32)
-    combine.template operator()<16, true>();
-  else if (splits <= 128)
-    combine_many.template operator()<128, true>();
   else
-    combine_many.template operator()<kMostParts, true>();
+    launch_after_with_memory<&combine_many_kernel<T>, /*kMostShared=*/true>(0, rows * divide_up(p.value_dim, 32),
+                                                                            32 * kDecodeWarps, 1, stream, arguments);
 }
 
 }  // namespace
@@ -148,22 +128,19 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
 int64_t decode_bytes(const Decode& a) {
   const Problem& p = a.problem;
   const int64_t splits = splits_of(a);
-  return splits == 1 || is_paired(a)
-             ? 0
-             : p.batch * p.heads * p.query_rows * splits * (p.value_dim + 1) * int64_t{sizeof(float)};
+  return splits == 1 ? 0 : p.batch * p.heads * p.query_rows * splits * (p.value_dim + 1) * int64_t{sizeof(float)};
 }
 
 void decode(const Decode& a, void* workspace, Stream stream) {
   const Problem& p = a.problem;
   if (p.batch * p.heads * p.query_rows == 0) return;
   const int splits = splits_of(a);
-  const bool paired = is_paired(a);
-  auto* part_out = splits == 1 || paired ? nullptr : static_cast<float*>(workspace);
+  auto* part_out = splits == 1 ? nullptr : static_cast<float*>(workspace);
   const DecodeArguments arguments{
       .out = a.out,
       .lse = a.lse,
       .part_out = part_out,
-      .part_lse = part_out == nullptr ? nullptr : part_out + p.batch * p.heads * p.query_rows * splits * p.value_dim,
+      .part_lse = splits == 1 ? nullptr : part_out + p.batch * p.heads * p.query_rows * splits * p.value_dim,
       .q = a.q,
       .k = cache_of(a.k_cache, a.k_new, a.k_cache_strides, a.k_new_strides, p.dim),
       .v = cache_of(a.v_cache, a.v_new, a.v_cache_strides, a.v_new_strides, p.value_dim),
@@ -196,8 +173,6 @@ void decode(const Decode& a, void* workspace, Stream stream) {
       .by_key_heads = Divider(p.key_heads),
       .score_scale = (p.softcap > 0 ? p.softcap : p.scale) * kLog2e,
       .cap_scale = p.softcap > 0 ? p.scale / p.softcap : 0.f,
-      .caches = int(std::min<int64_t>(a.caches, 1 << 30)),
-      .paired = paired,
   };
   p.dtype == DType::kBFloat16 ? decode_of<BFloat16>(a, arguments, stream) : decode_of<Half>(a, arguments, stream);
 }

@@ -28,8 +28,6 @@ template <class T, int kDim, int kStages>
 struct DecodeWarp {
   using Memory = DecodeMemory<kDim, kStages>;
   static constexpr int kPanels = kDim / 64, kPanel = kDecodeKeys * 64;
-  static constexpr bool kEarly =
-      kDim > 128;  // begins while the launch before runs; its first pages are asked for at once
 
   const DecodeArguments& a;
   const DecodePart& part;
@@ -39,14 +37,12 @@ struct DecodeWarp {
   uint32_t q[kHeld + 1][4];
   float out[kDim / 2] = {};
 
-  __device__ __forceinline__ int page_of(int chunk, int end) const { return chunk < end ? part.page_of(a, chunk) : 0; }
-
   __device__ __forceinline__ void start_loads(int stage, int chunk, int end, int& page) const {
     if (chunk < end) {
       auto& to = m.stages[warp][stage];
       start_chunk<T, 32, kPanels, 64, kPanel>(a, part, a.k, to[0][0][0], chunk, page, lane);
       start_chunk<T, 32, kPanels, 64, kPanel>(a, part, a.v, to[1][0][0], chunk, page, lane);
-      if (!kEarly && chunk + kDecodeWarps < end) page = part.page_of(a, chunk + kDecodeWarps);
+      if (chunk + kDecodeWarps < end) page = part.page_of(a, chunk + kDecodeWarps);
     }
     commit_copies();
   }
@@ -89,35 +85,12 @@ struct DecodeWarp {
     }
   }
 
-  __device__ __forceinline__ void start_q(bool only_zeros) const {
-    start_queries<T, kPanels, 64, kPanel>(a, part, m.q()[0][0], only_zeros);
-    commit_copies();
-  }
-  // Starts to copy this warp's first chunks; the page of the next one.
-  __device__ __forceinline__ int start(Span chunks) const {
-    const int first = chunks.first + warp;
-    if constexpr (!kEarly) {
-      int page = page_of(first, chunks.end);
-#pragma unroll 1
-      for (int i = 0; i < kStages - 1; ++i) start_loads(i, first + i * kDecodeWarps, chunks.end, page);
-      return page;
-    } else {
-      int pages[kStages];
-#pragma unroll
-      for (int i = 0; i < kStages; ++i) pages[i] = page_of(first + i * kDecodeWarps, chunks.end);
-#pragma unroll 1
-      for (int i = 0; i < kStages - 1; ++i) {
-        start_loads(i, first + i * kDecodeWarps, chunks.end, pages[0]);
-#pragma unroll
-        for (int j = 1; j < kStages; ++j) pages[j - 1] = pages[j];
-      }
-      return pages[0];
-    }
-  }
-
-  // Every fourth chunk of [begin, end), from this warp's on, after start().
-  __device__ __forceinline__ void run(RowSoftmax& softmax, int begin, int end, int page) {
+  // Every fourth chunk of [begin, end), from this warp's on.
+  __device__ __forceinline__ void run(RowSoftmax& softmax, int begin, int end) {
     const int first = begin + warp;
+    int page = first < end ? part.page_of(a, first) : 0;
+#pragma unroll 1
+    for (int i = 0; i < kStages - 1; ++i) start_loads(i, first + i * kDecodeWarps, end, page);
     wait_copies<kStages - 1>();
     __syncthreads();
 #pragma unroll
@@ -129,7 +102,6 @@ struct DecodeWarp {
       wait_copies<kStages - 2>();
       __syncwarp();  // everybody's copies; and the stage of the last chunk has been read
       start_loads(stage == 0 ? kStages - 1 : stage - 1, chunk + (kStages - 1) * kDecodeWarps, end, page);
-      if (kEarly) page = page_of(chunk + kStages * kDecodeWarps, end);
       add_chunk(softmax, stage, chunk, mine);
       if (++stage == kStages) stage = 0;
     }
@@ -148,27 +120,15 @@ __global__ void __launch_bounds__(32 * kDecodeWarps, kDim <= 64    ? 3
   auto& m = *reinterpret_cast<typename Warp::Memory*>(raw);
   DecodePart part(a);
   Warp w{a, part, m};
-  const auto append_new = [&] {
-    if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0)
-      append<T>(a, part, a.k), append<T>(a, part, a.v);
-  };
-  Span chunks;
-  int page;
-  if constexpr (Warp::kEarly) {
-    chunks = begin_part<true>(
-        a, part, [&] { fetch_first_chunks<T, kStages * kDecodeWarps, false>(a, part); },
-        [&](Span chunks, bool rehearsal) { w.start_q(rehearsal), page = w.start(chunks); });
-    append_new();
-  } else {
-    part.begin(a);
-    w.start_q(false);
-    append_new();
-    chunks = part.chunks<>(a);
-    page = w.start(chunks);
-  }
+  part.begin(a);
+  start_queries<T, Warp::kPanels, 64, Warp::kPanel>(a, part, m.q()[0][0]);
+  commit_copies();
   const int rows = a.group * a.query_rows, row = part.row_tile * kDecodeRows, warp = threadIdx.x / 32;
+  if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0)
+    append<T>(a, part, a.k), append<T>(a, part, a.v);
+  const Span chunks = part.chunks<>(a);
   RowSoftmax softmax(a.score_scale);
-  w.run(softmax, chunks.first, chunks.end, page);
+  w.run(softmax, chunks.first, chunks.end);
   // The warps' results together. Rows of a little more than kDim numbers: without bank conflicts.
   auto &most = m.most, &sums = m.sums;
   using Sums = float[kDecodeRows][kDim + 8];
@@ -238,27 +198,19 @@ __device__ __forceinline__ float warp_max(float v) {
   return v;
 }
 
-// kEarly: the launch behind may begin before the parts are there. It waits for this one's end, and this one for theirs.
-template <bool kEarly>
-__device__ __forceinline__ void wait_for_parts() {
-  if (kEarly) next_launch_may_begin();
-  wait_for_launch_before();
-  if (!kEarly) next_launch_may_begin();
-}
-
-// A row's parts added, where there are fewer than 32: a warp for each 128 numbers of a row, four of a lane. kFirst: so
-// many parts are asked for before their weights are known.
+// A row's parts added, where there are fewer than 32: a warp for each 128 numbers of a row, four of a lane.
 constexpr int kCombineWarps = 8;
 
-template <class T, int kFirst, bool kEarly>
+template <class T>
 __global__ void __launch_bounds__(32 * kCombineWarps)
     combine_kernel(const __grid_constant__ DecodeArguments a, int rows) {
   const int dim = a.v.dim, lane = threadIdx.x % 32;
   const unsigned warp = blockIdx.x * kCombineWarps + threadIdx.x / 32, of_row = (unsigned(dim) + 127) / 128;
   const int index = warp / of_row, first = int(warp % of_row) * 128 + 4 * lane;  // index: of [batch, head, row]
-  wait_for_parts<kEarly>();
+  wait_for_launch_before();
+  next_launch_may_begin();
   if (index >= rows) return;
-  constexpr int kEach = 4;
+  constexpr int kEach = 4, kFirst = 16;  // so many parts are asked for before their weights are known
   const float* part_out = a.part_out + int64_t{index} * a.splits * dim + first;
   const bool inside = first < dim;
   const float own = lane < a.splits ? a.part_lse[int64_t{index} * a.splits + lane] : -INFINITY;
@@ -291,16 +243,17 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
       pack_pair<T>(total[0] * divide, total[1] * divide), pack_pair<T>(total[2] * divide, total[3] * divide));
 }
 
-// The same for up to kMost: a block for each kColumns numbers of a row, of whose threads kSlots go through the
+// The same for up to kMostParts: a block for each kColumns numbers of a row, of whose threads kSlots go through the
 // parts side by side.
 constexpr int kMostParts = 512;
 
-template <class T, int kMost, bool kEarly>
+template <class T>
 __global__ void __launch_bounds__(32 * kDecodeWarps) combine_many_kernel(const __grid_constant__ DecodeArguments a) {
-  wait_for_parts<kEarly>();
-  constexpr int kColumns = 32, kOwn = kMost / 32, kEach = 4, kAcross = kColumns / kEach,
+  wait_for_launch_before();
+  next_launch_may_begin();
+  constexpr int kColumns = 32, kOwn = kMostParts / 32, kEach = 4, kAcross = kColumns / kEach,
                 kSlots = 32 * kDecodeWarps / kAcross;
-  constexpr int kFirst = kMost <= 128 ? 8 : 20;  // parts of a thread that are asked for before their weights are known
+  constexpr int kFirst = 20;  // parts of a thread that are asked for before their weights are known
   const int dim = a.v.dim, lane = threadIdx.x % 32;
   const unsigned blocks = (unsigned(dim) + kColumns - 1) / kColumns;
   const int index = blockIdx.x / blocks, first = int(blockIdx.x % blocks) * kColumns;  // index: of [batch, head, row]

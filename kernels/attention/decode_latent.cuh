@@ -8,7 +8,7 @@
 #pragma once
 
 #include "kernels/attention/decode_part.cuh"
-#include "kernels/common/gpu/cluster.cuh"
+#include "kernels/common/gpu/tma.cuh"
 #include "kernels/common/gpu/warpgroup.cuh"
 #include "kernels/common/gpu/wgmma.cuh"
 
@@ -333,48 +333,6 @@ struct LatentWorker {
     softmax.sum[0] = x.x + y.x, softmax.sum[1] = x.y + y.y;
   }
 
-  // Of both splits, where their two blocks are a cluster: each block gets the columns of the worker of its own number,
-  // thread by thread by way of the keys' place. Returns whether they are this worker's.
-  __device__ __forceinline__ bool add_pair(RowSoftmax& softmax) {
-    constexpr int kSums = L::kColumns / 8;  // four at a time
-    auto* others = reinterpret_cast<float4(*)[kWarpgroup]>(m.k);
-    cluster_barrier();  // nobody reads keys any more
-    if (part.split != kNumber) {
-      const uint32_t there = shared_address_in(kNumber, &others[0][thread]);
-      const auto give = [&](int i, float x, float y, float z, float w) {
-        asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there + i * int(sizeof(others[0]))),
-                     "f"(x), "f"(y), "f"(z), "f"(w)
-                     : "memory");
-      };
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) give(i, out[4 * i], out[4 * i + 1], out[4 * i + 2], out[4 * i + 3]);
-      give(kSums, softmax.most[0], softmax.most[1], softmax.sum[0], softmax.sum[1]);
-    }
-    cluster_barrier();
-    if (part.split != kNumber) return false;
-    const float4 last = others[kSums][thread];
-    const float their_most[2] = {last.x, last.y}, their_sum[2] = {last.z, last.w};
-    float own[2], theirs[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float most = fmaxf(softmax.most[r], their_most[r]);
-      const auto factor = [&](float m) { return m == -INFINITY ? 0.f : exp2_fast((m - most) * a.score_scale); };
-      own[r] = factor(softmax.most[r]), theirs[r] = factor(their_most[r]);
-      softmax.most[r] = most, softmax.sum[r] = own[r] * softmax.sum[r] + theirs[r] * their_sum[r];
-    }
-    // What was summed where nothing was seen may be anything.
-    const auto times = [](float f, float x) { return f == 0.f ? 0.f : f * x; };
-#pragma unroll
-    for (int i = 0; i < L::kColumns / 2; ++i) out[i] = times(own[i / 2 % 2], out[i]);
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      const float4 v = others[i][thread];
-      out[4 * i] += times(theirs[0], v.x), out[4 * i + 1] += times(theirs[0], v.y);
-      out[4 * i + 2] += times(theirs[1], v.z), out[4 * i + 3] += times(theirs[1], v.w);
-    }
-    return true;
-  }
-
   // Both have the sums of all weights, and each its columns of the outputs.
   __device__ __forceinline__ void store(const RowSoftmax& softmax) const {
     store_columns<T, L::kColumns>(a, part, softmax, out, part.row_tile * L::kRows + 16 * warp, kNumber, lane);
@@ -387,7 +345,7 @@ __device__ __forceinline__ void work_on_latent(const DecodeArguments& a, const D
   RowSoftmax softmax(a.score_scale);
   LatentWorker<L, kNumber> worker{a, part, m};
   worker.run(softmax, chunks);
-  if (!a.paired || worker.add_pair(softmax)) worker.store(softmax);
+  worker.store(softmax);
 }
 
 template <class L>
@@ -400,15 +358,6 @@ __global__ void __launch_bounds__(L::kThreads, 1)
   auto& m = *reinterpret_cast<LatentMemory<L>*>(raw_latent);
   if (threadIdx.x == 0) prefetch(keys.map), m.init();
   DecodePart part(a);
-  part.batch = __shfl_sync(kAllLanes, part.batch, 0);  // so that registers of whole warps hold them
-  part.key_head = __shfl_sync(kAllLanes, part.key_head, 0);
-  if (threadIdx.x < L::kRows) {  // queries come to L2, where they are if the launch before has written them
-    const int row = part.row_tile * L::kRows + threadIdx.x, query_row = a.by_group(row);
-    if (row < a.group * a.query_rows)
-      bytes_to_l2(static_cast<const typename L::T*>(a.q) + part.batch * a.q_batch + query_row * a.q_row +
-                      (part.key_head * a.group + row - query_row * a.group) * a.q_head,
-                  a.k.dim * sizeof(typename L::T));
-  }
   part.begin(a);
   if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0)
     append<typename L::T>(a, part, a.k);

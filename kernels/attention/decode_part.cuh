@@ -32,15 +32,7 @@ struct DecodeArguments {
   Divider chunks_of_page;  // by as many chunks of keys as a page has
   Divider by_group, by_row_tiles, by_splits, by_key_heads;
   float score_scale, cap_scale;  // as of forward; cap_scale 0: no softcap
-  int caches;                    // or pages, that there are; 0: unknown
-  bool paired;                   // both splits of a sequence are a cluster, which adds them up
 };
-
-__device__ __forceinline__ int32_t read_past_l1(const int32_t* p) {
-  int32_t x;
-  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
-  return x;
-}
 
 // What of a sequence a block computes.
 struct DecodePart {
@@ -58,10 +50,6 @@ struct DecodePart {
     wait_for_launch_before();
     next_launch_may_begin();
     length = a.lengths[batch], total = length < 0 ? 0 : min(length + a.new_rows, a.key_rows);
-  }
-  // A guess at it before that launch has ended: it may yet write the lengths. Not to L1, where old ones would stay.
-  __device__ __forceinline__ void suppose(const DecodeArguments& a) {
-    length = min(read_past_l1(a.lengths + batch), a.key_rows), total = max(length, 0);
   }
   __device__ __forceinline__ Sight sight(const DecodeArguments& a) const {
     return {band_of(a.query_rows, total, a.left, a.right), a.query_rows, a.chunk};
@@ -163,13 +151,12 @@ __device__ __forceinline__ void start_chunk(const DecodeArguments& a, const Deco
 }
 
 // Starts to copy a block's 16 rows of queries, by its 128 threads, laid out as a chunk of keys: zeros behind the last
-// row and the last number, or nothing but zeros.
+// row and the last number.
 template <class T, int kPanels, int kRow, int kPanel>
-__device__ __forceinline__ void start_queries(const DecodeArguments& a, const DecodePart& part, uint16_t* to,
-                                              bool only_zeros) {
+__device__ __forceinline__ void start_queries(const DecodeArguments& a, const DecodePart& part, uint16_t* to) {
   const int at = threadIdx.x / 8, piece = threadIdx.x % 8, row = part.row_tile * kDecodeRows + at;
   const int query_row = a.by_group(row);
-  const int numbers = !only_zeros && row < a.group * a.query_rows ? a.k.dim - 8 * piece : 0;  // from its first on
+  const int numbers = row < a.group * a.query_rows ? a.k.dim - 8 * piece : 0;  // from the thread's first ones on
   const T* none = static_cast<const T*>(a.q);
   const T* from = none + part.batch * a.q_batch + query_row * a.q_row +
                   (part.key_head * a.group + row - query_row * a.group) * a.q_head + 8 * piece;
@@ -177,59 +164,6 @@ __device__ __forceinline__ void start_queries(const DecodeArguments& a, const De
 #pragma unroll
   for (int i = 0; i < kPanels; ++i)
     start_copy(place + kPanel * i, 64 * i < numbers ? from + 64 * i : none, 64 * i >= numbers);
-}
-
-// Bytes come to L2: address and number are multiples of 16.
-__device__ __forceinline__ void bytes_to_l2(const void* from, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
-}
-
-// Asks for the first kCount chunks of keys, and of values if they are others (kOne: they are not), of a part that is a
-// guess (DecodePart::suppose): nothing comes of it but that they are near when they are wanted. What it asks for lies
-// in the cache, whatever the guess. Threads of the block from the first on, as many as there are chunks.
-template <class T, int kCount, bool kOne>
-__device__ __forceinline__ void fetch_first_chunks(const DecodeArguments& a, const DecodePart& part) {
-  if (threadIdx.x >= kCount * (kOne ? 1 : 2)) return;
-  const Span chunks = part.chunks<>(a);
-  const int chunk = chunks.first + int(threadIdx.x) % kCount;
-  if (chunk >= chunks.end || !part.is_whole(chunk)) return;
-  int page = part.batch;
-  if (a.block_table != nullptr)
-    page = read_past_l1(a.block_table + part.batch * a.block_table_stride + a.chunks_of_page(chunk));
-  else if (a.cache_index != nullptr)
-    page = read_past_l1(a.cache_index + part.batch);
-  if ((a.block_table != nullptr || a.cache_index != nullptr) && unsigned(page) >= unsigned(a.caches)) return;
-  const Cache& c = kOne || threadIdx.x < kCount ? a.k : a.v;
-  const T* from =
-      static_cast<const T*>(c.data) + page * c.batch + part.key_head * c.head + part.row_in_page(a, chunk) * c.row;
-  const bool whole = c.row == c.dim;
-  for (int row = 0; row < (whole ? 1 : kDecodeKeys); ++row)
-    bytes_to_l2(from + row * c.row, c.dim * sizeof(T) * (whole ? kDecodeKeys : 1));
-}
-
-// What a block does before its loop: waits for the launch before, then `start` starts to copy what is first of its
-// chunks, which come back. kEarly: while that launch may still run, `fetch` asks for what the part seems to be, and
-// `start` is run through without copying anything: instructions come from memory as keys do, and are here then.
-template <bool kEarly, class Fetch, class Start>
-__device__ __forceinline__ Span begin_part(const DecodeArguments& a, DecodePart& part, const Fetch& fetch,
-                                           const Start& start) {
-  Span chunks;
-#pragma unroll 1
-  for (int rehearsal = kEarly; rehearsal >= 0; --rehearsal) {
-    if (rehearsal) {
-      part.suppose(a);
-      fetch();
-    } else {
-      if (kEarly) wait_copies<0>();
-      part.begin(a);
-    }
-    chunks = part.chunks<>(a);
-    if (rehearsal) part.length = part.total = 0;
-    start(chunks, rehearsal != 0);
-  }
-  return chunks;
 }
 
 // The new keys or values to their place in the cache. Nobody reads them there in this launch.
@@ -276,21 +210,6 @@ __device__ __forceinline__ float finish_row(const DecodeArguments& a, int head, 
   return sum == 0.f ? 0.f : shrink * reciprocal(sum);
 }
 
-// Lane i of a quad gives its number j to lane j, as that lane's number i.
-__device__ __forceinline__ void transpose_quad(uint32_t (&x)[4], int lane) {
-#pragma unroll
-  for (int by = 1; by <= 2; by *= 2) {
-    const bool upper = (lane & by) != 0;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (j & by) continue;
-      uint32_t &low = x[j], &high = x[j + by];
-      const uint32_t other = __shfl_xor_sync(kAllLanes, upper ? low : high, by);
-      (upper ? low : high) = other;
-    }
-  }
-}
-
 // Outputs of a block in which each of some workers, `number` from 0 on, has kColumns columns of all rows and the sums
 // of all weights. A thread has the rows first_row + lane / 4 and 8 further on, and pairs of columns, as products give
 // them.
@@ -302,13 +221,13 @@ __device__ __forceinline__ void store_columns(const DecodeArguments& a, const De
   for (int r = 0; r < 2; ++r) {
     const float sum = quad_sum(softmax.sum[r]), most = softmax.most[r] * a.score_scale;
     const int row = first_row + lane / 4 + 8 * r;
-    const bool inside = row < a.group * a.query_rows;
-    const OutRow to(a, part.batch, part.key_head, inside ? row : 0);
+    if (row >= a.group * a.query_rows) continue;
+    const OutRow to(a, part.batch, part.key_head, row);
     const bool parts = a.part_out != nullptr;
     float lse = sum == 0.f ? -INFINITY : most + log2f(sum);
     // Of a part without the sink: that is the whole row's.
     const float factor = parts ? sum == 0.f ? 0.f : reciprocal(sum) : finish_row(a, to.head, most, sum, lse);
-    if (inside && number == 0 && lane % 4 == 0) {
+    if (number == 0 && lane % 4 == 0) {
       if (parts) a.part_lse[to.lse * a.splits + part.split] = lse;
       if (!parts && a.lse != nullptr) a.lse[to.lse] = lse;
     }
@@ -318,20 +237,15 @@ __device__ __forceinline__ void store_columns(const DecodeArguments& a, const De
       float* part_out = a.part_out + (to.lse * a.splits + part.split) * a.v.dim + first;
 #pragma unroll
       for (int i = 0; i < kColumns / 8; ++i)
-        if (inside && 8 * i < columns)
+        if (8 * i < columns)
           *reinterpret_cast<float2*>(part_out + 8 * i) = make_float2(value(4 * i + 2 * r), value(4 * i + 2 * r + 1));
     } else {
-      const int mine = number * kColumns + lane % 4 * 8;  // of every 32 columns, after the quad's exchange
-      T* whole_out = static_cast<T*>(a.out) + to.out + mine;
+      T* whole_out = static_cast<T*>(a.out) + to.out + first;
 #pragma unroll
-      for (int i = 0; i < kColumns / 8; i += 4) {
-        uint32_t x[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) x[j] = pack_pair<T>(value(4 * (i + j) + 2 * r), value(4 * (i + j) + 2 * r + 1));
-        transpose_quad(x, lane);
-        if (inside && mine + 8 * i < a.v.dim)
-          *reinterpret_cast<uint4*>(whole_out + 8 * i) = make_uint4(x[0], x[1], x[2], x[3]);
-      }
+      for (int i = 0; i < kColumns / 8; ++i)
+        if (8 * i < columns)
+          *reinterpret_cast<uint32_t*>(whole_out + 8 * i) =
+              pack_pair<T>(value(4 * i + 2 * r), value(4 * i + 2 * r + 1));
     }
   }
 }

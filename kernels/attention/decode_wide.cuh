@@ -42,15 +42,14 @@ struct DecodeWideBlock {
   uint32_t q[D::kSteps][4];
   float out[D::kColumns / 2] = {};
 
-  __device__ __forceinline__ int page_of(int chunk, int end) const { return chunk < end ? part.page_of(a, chunk) : 0; }
-
-  __device__ __forceinline__ void start_loads(int stage, int chunk, int end, int page) const {
+  __device__ __forceinline__ void start_loads(int stage, int chunk, int end, int& page) const {
     if (chunk < end) {
       start_chunk<T, D::kThreads, D::kDim / 64, D::kDim, 64>(a, part, a.k, m.stages[stage].k[0], chunk, page,
                                                              threadIdx.x);
       if constexpr (!D::kOne)
         start_chunk<T, D::kThreads, D::kValueDim / 64, D::kValueDim, 64>(a, part, a.v, m.stages[stage].v[0], chunk,
                                                                          page, threadIdx.x);
+      if (chunk + 1 < end) page = part.page_of(a, chunk + 1);
     }
     commit_copies();
   }
@@ -118,34 +117,16 @@ struct DecodeWideBlock {
     return stage + by < D::kStages ? stage + by : stage + by - D::kStages;
   }
 
-  // A multiple of kChunks behind the first.
-  static __device__ __forceinline__ int whole_end(Span chunks) {
-    return chunks.first + (max(0, chunks.end - chunks.first) + D::kChunks - 1) / D::kChunks * D::kChunks;
-  }
-  // Starts to copy the queries, to the last stage, where they are until its first loads, and the first chunks; the page
-  // of the next one.
-  __device__ __forceinline__ int start(Span chunks, bool rehearsal) const {
-    start_queries<T, D::kDim / 64, D::kDim, 64>(a, part, m.stages[D::kStages - 1].k[0], rehearsal);
-    commit_copies();
-    const int end = whole_end(chunks);
-    int pages[D::kAhead + 1];  // asked for at once
-#pragma unroll
-    for (int i = 0; i <= D::kAhead; ++i) pages[i] = page_of(chunks.first + i, end);
-#pragma unroll 1
-    for (int i = 0; i < D::kAhead; ++i) {
-      start_loads(i, chunks.first + i, end, pages[0]);
-#pragma unroll
-      for (int j = 1; j <= D::kAhead; ++j) pages[j - 1] = pages[j];
-    }
-    return pages[0];
-  }
-
-  // Chunks [first, end), and what is missing of the last kChunks: that is in shared memory and is not seen. After
-  // start().
-  __device__ __forceinline__ void run(RowSoftmax& softmax, int first, int end, int page) {
+  // Chunks [first, end), and what is missing of the last kChunks: that is in shared memory and is not seen.
+  __device__ __forceinline__ void run(RowSoftmax& softmax, int first, int end) {
     const int seen_end = end * kDecodeKeys;
-    end = whole_end({first, end});
-    const uint16_t* queries = m.stages[D::kStages - 1].k[0];
+    end = first + (max(0, end - first) + D::kChunks - 1) / D::kChunks * D::kChunks;
+    uint16_t* queries = m.stages[D::kStages - 1].k[0];  // until the first loads into that stage
+    start_queries<T, D::kDim / 64, D::kDim, 64>(a, part, queries);
+    commit_copies();
+    int page = first < end ? part.page_of(a, first) : 0;
+#pragma unroll 1
+    for (int i = 0; i < D::kAhead; ++i) start_loads(i, first + i, end, page);
     wait_copies<D::kAhead>();
     __syncthreads();
 #pragma unroll
@@ -158,10 +139,7 @@ struct DecodeWideBlock {
       wait_copies<D::kAhead - D::kChunks>();
       __syncthreads();  // everybody's copies; and the stages of the last chunks have been read
 #pragma unroll
-      for (int c = 0; c < D::kChunks; ++c) {
-        start_loads(after(stage, D::kAhead + c), chunk + D::kAhead + c, end, page);
-        page = page_of(chunk + D::kAhead + c + 1, end);
-      }
+      for (int c = 0; c < D::kChunks; ++c) start_loads(after(stage, D::kAhead + c), chunk + D::kAhead + c, end, page);
       add_chunks(softmax, stage, chunk, mine);
       stage = after(stage, D::kChunks);
     }
@@ -180,17 +158,15 @@ __global__ void __launch_bounds__(D::kThreads, D::kBlocks)
 #if __CUDA_ARCH__ >= 800  // elsewhere it is never launched
   extern __shared__ __align__(16) uint8_t raw[];
   DecodePart part(a);
-  DecodeWideBlock<D> block{a, part, *reinterpret_cast<DecodeWideMemory<D>*>(raw)};
-  int page;
-  const Span chunks = begin_part<D::kOne>(
-      a, part, [&] { fetch_first_chunks<typename D::T, D::kStages, true>(a, part); },
-      [&](Span chunks, bool rehearsal) { page = block.start(chunks, rehearsal); });
+  part.begin(a);
   if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0) {
     append<typename D::T>(a, part, a.k);
     if constexpr (!D::kOne) append<typename D::T>(a, part, a.v);
   }
+  const Span chunks = part.chunks<>(a);
   RowSoftmax softmax(a.score_scale);
-  block.run(softmax, chunks.first, chunks.end, page);
+  DecodeWideBlock<D> block{a, part, *reinterpret_cast<DecodeWideMemory<D>*>(raw)};
+  block.run(softmax, chunks.first, chunks.end);
   block.store(softmax);
 #endif
 }

@@ -53,7 +53,6 @@ Decode decode_of(Reader r) {
   for (int64_t* n : {&a.new_rows, &a.page_rows, &a.block_table_stride, &a.splits}) *n = *r.numbers++;
   r.read(a.q_strides), r.read(a.k_cache_strides), r.read(a.v_cache_strides);
   r.read(a.k_new_strides), r.read(a.v_new_strides);
-  a.caches = *r.numbers++;
   return a;
 }
 

@@ -105,6 +105,5 @@ class Library:
         call.numbers += [new[0].shape[1] if new[0] is not None else 0, k_cache.shape[1]]
         call.numbers += [table.stride(0) if table is not None else 0, splits]
         call.stride(q, k_cache, v_cache, *(n if n is not None else q for n in new))
-        call.numbers.append(min(len(k_cache), len(v_cache)))
         self.run("decode", call)
         return out

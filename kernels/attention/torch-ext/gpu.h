@@ -1,7 +1,6 @@
 // The ops where their tensors are on a GPU: nothing here waits for it.
 #pragma once
 
-#include <algorithm>
 #include <limits>
 
 #include "kernels/attention/attention_cuda.h"
@@ -172,7 +171,6 @@ inline Outputs decode(const Call& c, const Cache& cache, const View* k_new, cons
            .new_rows = k_fresh ? k_fresh->rows : 0,
            .page_rows = c.k.rows,
            .block_table_stride = table ? table->stride(0) : 0,
-           .caches = std::min(c.k.batch, c.v.batch),
            .splits = splits,
            .q_strides = q.operand.strides,
            .k_cache_strides = c.k.operand.strides,
