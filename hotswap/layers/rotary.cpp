@@ -67,17 +67,16 @@ RotaryEmbedding::RotaryEmbedding(RopeParameters rope)
 RotaryTables RotaryEmbedding::tables(const Positions& p, at::ScalarType dtype, at::Device device) {
   const c10::InferenceMode off(false);  // what is cached while generating also serves training, which saves it
   const at::NoGradGuard no_grad;
-  const bool stateful = this->stateful();
-  if (stateful && p.ids.defined() && !p.ids.is_cpu()) return compute(p.ids, inverse_there(p.ids), dtype);
-  if (stateful) follow(p);
+  if (stateful() && p.ids.defined() && !p.ids.is_cpu()) return compute(p.ids, inverse_there(p.ids), dtype);
+  if (stateful()) follow(p);
   current_.inverse = current_.inverse.to(device);  // once: the next step finds it there
   const Tensor& inverse = current_.inverse;
-  if (!stateful && p.below > 0 && p.ids.numel() == 1) return looked_up(p, dtype);
+  if (!stateful() && p.below > 0 && p.ids.numel() == 1) return looked_up(p, dtype);
   if (p.ids.defined()) return compute(p.ids.to(device), inverse, dtype);
   const auto range = [&](int64_t from, int64_t to) {
     return at::arange(from, to, at::TensorOptions().dtype(at::kLong).device(device)).unsqueeze(0);
   };
-  if (stateful) return compute(range(p.start, p.start + p.length), inverse, dtype);
+  if (stateful()) return compute(range(p.start, p.start + p.length), inverse, dtype);
   const int64_t end = p.start + p.length;
   const bool fits = cached_.cos.defined() && cached_.cos.size(1) >= end && cached_.cos.scalar_type() == dtype &&
                     cached_.cos.device() == device;

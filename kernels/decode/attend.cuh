@@ -4,9 +4,9 @@
 // results, so that each has all parts of some numbers, and sums them in a fixed order.
 #pragma once
 
+#include "kernels/common/gpu/cluster.cuh"
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/mbarrier.cuh"
 #include "kernels/common/gpu/mma.cuh"
 #include "kernels/decode/decode.h"
 
@@ -165,27 +165,20 @@ __device__ __forceinline__ void cluster_arrive() {
 }
 __device__ __forceinline__ void cluster_wait() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+  wait_for_cluster();
 #endif
 }
 // To the same place of another block's shared memory.
 __device__ __forceinline__ void send(float* place, int block, float v) {
 #if __CUDA_ARCH__ >= 900
-  uint32_t there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(place)), "r"(block));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(v) : "memory");
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(shared_address_in(block, place)), "f"(v) : "memory");
 #endif
 }
-// The same, and its barrier there counts the bytes. A barrier of the cluster behind
-// plain stores would wait until all that its threads have written, the new key too, is in the GPU's memory.
+// The same, and its barrier there counts the bytes. A barrier of the cluster behind plain stores would wait until all
+// that its threads have written, the new key too, is in the GPU's memory.
 __device__ __forceinline__ void send(float* place, Barrier& received, int block, float v) {
 #if __CUDA_ARCH__ >= 900
-  uint32_t there, barrier;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(place)), "r"(block));
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier) : "r"(shared_address(&received)), "r"(block));
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(there), "f"(v),
-               "r"(barrier)
-               : "memory");
+  store_to(block, *place, v, received);
 #endif
 }
 // How many of a key head's numbers a block puts together: as many as the first one, or what is left.
@@ -194,9 +187,9 @@ __device__ __forceinline__ int share_of(int block, int blocks, int numbers) {
   return min(share, numbers - block * share);
 }
 // All threads, before the first access to another block: it has begun, and has said what it expects.
-__device__ __forceinline__ void cluster_begins() {
+__device__ __forceinline__ void block_begins() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");  // a release waits for memory
+  cluster_begins();
 #endif
 }
 // One thread of a block, before that: so many numbers will be sent to it.
@@ -236,7 +229,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   __shared__ Barrier received;
   if (splits > 1) {
     if (threadIdx.x == 0) expect_numbers(received, splits * (share_of(split, splits, group * kDim) + 2 * group));
-    cluster_begins();
+    block_begins();
   }
   // The launch before has written the raw products and nothing else that is read here, and began when all before it was
   // done: the position, the tables and the older keys and values may be read already.

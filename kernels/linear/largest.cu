@@ -26,14 +26,6 @@ __device__ __forceinline__ Key of_warp(Key key) {
   return key;
 }
 
-// A block's key to the cluster's first, whose barrier counts the bytes: a barrier of the cluster would wait for memory.
-__device__ __forceinline__ void send(Key key, Key& place, Barrier& received) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(shared_address_in(0, &place)),
-      "l"(key), "r"(shared_address_in(0, &received.state))
-      : "memory");
-}
-
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) largest_kernel(const Largest a) {
   __shared__ Key of_warps[kWarps];
@@ -48,7 +40,7 @@ __global__ void __launch_bounds__(kThreads) largest_kernel(const Largest a) {
     publish_barriers();
     received.arrive_expecting(rank == 0 ? sizeof(of_blocks) : 0);
   }
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");  // a release waits for memory
+  cluster_begins();
   wait_for_launch_before();
   next_launch_may_begin();
   const int64_t said = a.said == nullptr ? 0 : *a.at * (gridDim.x / kBlocks) + row;
@@ -66,11 +58,11 @@ __global__ void __launch_bounds__(kThreads) largest_kernel(const Largest a) {
 
   best = of_warp(best);
   if (lane == 0) of_warps[warp] = best;
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");  // all have begun
+  wait_for_cluster();
   __syncthreads();
   if (warp == 0) {
     best = of_warp(lane < kWarps ? of_warps[lane] : 0);
-    if (lane == 0) send(best, of_blocks[rank], received);
+    if (lane == 0) store_to(0, of_blocks[rank], best, received);  // a barrier of the cluster would wait for memory
     if (rank > 0) return;
     received.wait(0);
     best = of_warp(lane < kBlocks ? of_blocks[lane] : 0);

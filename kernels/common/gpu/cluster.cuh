@@ -23,6 +23,11 @@ __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
+// The same in two halves for the first of these cases alone. Nothing that was written is ordered by it but barriers
+// (publish_barriers): a release would wait until all that the thread has sent to memory is there.
+__device__ __forceinline__ void cluster_begins() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
 // Says that this thread is done with reading. (It orders writes for threads of its own block alone: a release to the
 // whole cluster would wait until all that the thread has sent to memory is there.)
 __device__ __forceinline__ void arrive_in(uint32_t rank, Barrier& barrier) {
@@ -33,6 +38,21 @@ __device__ __forceinline__ int load_from(uint32_t rank, const int& from) {
   int value;
   asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(shared_address_in(rank, &from)) : "memory");
   return value;
+}
+
+// A number to another block; its bytes arrive at the barrier there.
+__device__ __forceinline__ void store_to(uint32_t rank, float& there, float v, Barrier& full) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+                   shared_address_in(rank, &there)),
+               "f"(v), "r"(shared_address_in(rank, &full.state))
+               : "memory");
+}
+__device__ __forceinline__ void store_to(uint32_t rank, unsigned long long& there, unsigned long long v,
+                                         Barrier& full) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(
+                   shared_address_in(rank, &there)),
+               "l"(v), "r"(shared_address_in(rank, &full.state))
+               : "memory");
 }
 
 // One thread starts a copy of this block's bytes; they arrive at the other block's barrier.
