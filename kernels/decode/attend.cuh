@@ -158,47 +158,18 @@ struct AttendMemory {
   float block_value[kMostSplits][kGroup * kDim];  // of this block's numbers alone
 };
 
-__device__ __forceinline__ void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-  wait_for_cluster();
-#endif
-}
-// To the same place of another block's shared memory.
-__device__ __forceinline__ void send(float* place, int block, float v) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(shared_address_in(block, place)), "f"(v) : "memory");
-#endif
-}
-// The same, and its barrier there counts the bytes. A barrier of the cluster behind plain stores would wait until all
-// that its threads have written, the new key too, is in the GPU's memory.
-__device__ __forceinline__ void send(float* place, Barrier& received, int block, float v) {
-#if __CUDA_ARCH__ >= 900
-  store_to(block, *place, v, received);
-#endif
-}
 // How many of a key head's numbers a block puts together: as many as the first one, or what is left.
 __device__ __forceinline__ int share_of(int block, int blocks, int numbers) {
   const int share = (numbers + blocks - 1) / blocks;
   return min(share, numbers - block * share);
 }
-// All threads, before the first access to another block: it has begun, and has said what it expects.
-__device__ __forceinline__ void block_begins() {
-#if __CUDA_ARCH__ >= 900
-  cluster_begins();
-#endif
-}
-// One thread of a block, before that: so many numbers will be sent to it.
+// One thread of a block, before it says that it has begun: so many numbers will be sent to it, counted by a barrier. (A
+// barrier of the cluster behind plain stores would wait until all that its threads have written, the new key too, is in
+// the GPU's memory.)
 __device__ __forceinline__ void expect_numbers(Barrier& received, int count) {
-#if __CUDA_ARCH__ >= 900
   received.init(1);
   publish_barriers();
   received.arrive_expecting(uint32_t(count) * sizeof(float));
-#endif
 }
 // Asks for rows [begin, end) of a key head, so that they are in L2 when they are loaded.
 template <class T, int kDim>
@@ -229,7 +200,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   __shared__ Barrier received;
   if (splits > 1) {
     if (threadIdx.x == 0) expect_numbers(received, splits * (share_of(split, splits, group * kDim) + 2 * group));
-    block_begins();
+    cluster_begins();
   }
   // The launch before has written the raw products and nothing else that is read here, and began when all before it was
   // done: the position, the tables and the older keys and values may be read already.
@@ -388,7 +359,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   __syncthreads();
 
   T* out = static_cast<T*>(a.attended) + row * queries + key_head * group * kDim;
-  if (splits > 1) cluster_wait();
+  if (splits > 1) wait_for_cluster();
 #pragma unroll 1
   for (int i = threadIdx.x, block = first_block, place = first_place; i < group * kDim;
        i += kAttendThreads, block = i / share, place = i % share) {
@@ -400,10 +371,10 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
       out[i] = from_float<T>(whole.value / whole.sum);
       continue;
     }
-    send(&memory.block_value[split][place], received, block, whole.value);
+    store_to(block, memory.block_value[split][place], whole.value, received);
     if (d >= splits) continue;
-    send(&memory.block_most[split][g], received, d, whole.most);
-    send(&memory.block_sum[split][g], received, d, whole.sum);
+    store_to(d, memory.block_most[split][g], whole.most, received);
+    store_to(d, memory.block_sum[split][g], whole.sum, received);
   }
   if (splits == 1) return;
   received.wait(0);

@@ -21,6 +21,13 @@ struct AttendTiles {
   float block_value[kMostSplits][kGroup * kDim];
 };
 
+// All threads: this block has begun.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+// To the same place of another block's shared memory.
+__device__ __forceinline__ void send(float* place, int block, float v) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(shared_address_in(block, place)), "f"(v) : "memory");
+}
+
 template <class T, int kDim, int kGroup, int kStages>
 __global__ void __launch_bounds__(kAttendThreads, 2)
     attend_tiles_kernel(const __grid_constant__ Layer a, const int splits) {
@@ -199,7 +206,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
 
   T* out = static_cast<T*>(a.attended) + row * queries + key_head * group * kDim;
   const int share = (group * kDim + splits - 1) / splits;  // numbers that a block puts together
-  if (splits > 1) cluster_wait();
+  if (splits > 1) wait_for_cluster();
 #pragma unroll 1
   for (int i = threadIdx.x; i < group * kDim; i += kAttendThreads) {
     const int g = i / kDim, d = i % kDim;
@@ -217,8 +224,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
     send(&memory.block_sum[split][g], d, whole.sum);
   }
   if (splits == 1) return;
-  cluster_arrive();
-  cluster_wait();
+  cluster_barrier();
 #pragma unroll 1
   for (int i = split * share + threadIdx.x; i < min((split + 1) * share, group * kDim); i += kAttendThreads) {
     const int g = i / kDim;
