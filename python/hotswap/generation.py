@@ -277,7 +277,24 @@ def _chooser(processors, sample):
     return choose
 
 
+def _on_its_gpu(loop):
+    """The GPU of input_ids is the current one meanwhile: torch makes streams, graphs and events for whichever is current."""
+
+    @functools.wraps(loop)
+    def run(model, input_ids, *args, **kwargs):
+        with torch.cuda.device(input_ids.device) if input_ids.is_cuda else contextlib.nullcontext():
+            return loop(model, input_ids, *args, **kwargs)
+
+    return run
+
+
+def _all_on(model, device):
+    """Is the whole model there? A graph holds the launches of one GPU: layers on another one would not run in a replay."""
+    return all(p.device == device for p in model.parameters())
+
+
 @torch.no_grad()
+@_on_its_gpu
 def captured_generate(model, input_ids, logits_processor, stopping_criteria, generation_config, hotswap_streamer=None, **model_kwargs):
     """For model.generate(custom_generate=...), which keeps no `streamer` and no `tokenizer` for a callable: give the one as
     hotswap_streamer, and instead of stop_strings a StopStringCriteria."""
@@ -315,7 +332,7 @@ def captured_generate(model, input_ids, logits_processor, stopping_criteria, gen
         if steps:
             inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
             step = _Step(model, inputs, padding, capacity, choose if in_graph else None, bound.places)
-        run = _Graph(step) if cuda and step is not None else step
+        run = _Graph(step) if cuda and step is not None and _all_on(model, input_ids.device) else step
         if in_graph:
             ids = loop.run_ahead(tokens, run, step, ahead=1 if cuda else 0)
         else:

@@ -1,4 +1,4 @@
-"""HOTSWAP_TEST_DEVICE=cuda: every tensor and model of these tests on that device."""
+"""HOTSWAP_TEST_DEVICE=cuda, or cuda:1: every tensor and model of these tests on that device. The current GPU stays the first."""
 
 import os
 

@@ -41,7 +41,7 @@ MODELS = {  # the model, and how often it calls which function of a mixer
 }
 # fmt: on
 NORMS = {"mamba2": 2, "zamba2": 2, "bamba": 1, "granitemoehybrid": 1, "nemotron_h": 1, "qwen3_next": 1}  # with a gate
-ON_GPU = os.environ.get("HOTSWAP_TEST_DEVICE") == "cuda"
+ON_GPU = os.environ.get("HOTSWAP_TEST_DEVICE", "").startswith("cuda")
 NAMES = {
     "scan": dict(forward="selective_scan_fwd", backward="selective_scan_bwd", inference="selective_scan"),
     "ssd": dict(forward="ssd_fwd", backward="ssd_bwd", inference="ssd"),

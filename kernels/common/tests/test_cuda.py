@@ -1,4 +1,5 @@
-"""On a GPU, through Python: CUDA graphs, other streams, tensors beyond 2^31 elements, the same bits run after run.
+"""On a GPU, through Python: CUDA graphs, other streams, a GPU that is not the current one, tensors beyond 2^31 elements, the same bits
+run after run.
 
     test_cuda.py --packages build/packages [--large]
 
@@ -109,6 +110,22 @@ def check_graphs_and_streams(ops: dict) -> list:
     return failed
 
 
+def check_second_gpu(ops: dict) -> list:
+    """On the second GPU while the first is the current one: what comes out there when it is the current one."""
+    if torch.cuda.device_count() < 2:
+        return []
+    failed, second = [], torch.cuda.device(1)
+    with second:
+        calls = cases(ops)
+    for name, call in calls.items():
+        with second:
+            want = outputs(call())
+        got = outputs(call())
+        if not same(got, want) or any(t.device.index != 1 for t in got) or torch.cuda.current_device() != 0:
+            failed.append(f"{name}: other bits on a GPU that is not the current one")
+    return failed
+
+
 def reach(t: torch.Tensor) -> int:
     """How many elements lie from its first to its last, those between its rows too."""
     return 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride()))
@@ -138,7 +155,7 @@ def main() -> int:
     if not ops:
         print(f"no package with CUDA kernels in {args.packages}")
         return 77
-    failed = check_all_are_called(ops) + check_graphs_and_streams(ops)
+    failed = check_all_are_called(ops) + check_graphs_and_streams(ops) + check_second_gpu(ops)
     if args.large:
         failed += check_large(ops)
     print("\n".join(failed) or f"{len(cases(ops))} ops: same bits run after run, on another stream, under a CUDA graph")
