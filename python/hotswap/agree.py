@@ -1,6 +1,7 @@
 """Asking a module's class whether a forward of ours computes what its own does: both run on a few numbers, once for each
 class and its settings."""
 
+import threading
 from typing import Callable, Optional
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from hotswap.replacement import Replacement, class_of
 
 _known: dict = {}  # class and settings -> Replacement or None
+_asking = threading.RLock()  # one answer for all threads: what is bound is found again by its identity
 
 
 def numbers(*shape):  # like random ones, without touching the generator
@@ -68,7 +70,11 @@ def agreement(stock: Callable, ours: Callable, cases: list) -> bool:
 
 
 def first(key, candidates: Callable[[], list], agree: Callable[[Replacement], bool]) -> Optional[Replacement]:
-    if key not in _known:
+    if key in _known:
+        return _known[key]
+    with _asking:
+        if key in _known:
+            return _known[key]
         # Models are made under torch.device("meta"), in half precision, under autocast: none of it concerns the numbers.
         with torch.device("cpu"), torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
             _known[key] = next((c for c in candidates() if agree(c)), None)

@@ -4,7 +4,9 @@ A bound module carries the forward of a package in its own dictionary, before it
 they are, so taking it out again is exact. Nothing is done to classes, nor to other models.
 """
 
+import functools
 import os
+import threading
 import types
 import weakref
 from dataclasses import dataclass, field
@@ -21,7 +23,22 @@ class _MISSING:  # a class: copies of a model see the same one
     pass
 
 
+_FORWARDS: "weakref.WeakSet" = weakref.WeakSet()  # every forward that was bound to some module
 _BASELINE: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()  # model -> calls of each op when it was bound
+
+
+_BINDING = threading.RLock()
+
+
+def _one_at_a_time(function):
+    """Threads that bind or ask what is bound wait for each other; calls of a model do not."""
+
+    @functools.wraps(function)
+    def waiting(*args, **kwargs):
+        with _BINDING:
+            return function(*args, **kwargs)
+
+    return waiting
 
 
 def check_options(options: dict) -> dict:
@@ -81,15 +98,15 @@ def _bind(module: nn.Module, replacement: Replacement) -> None:
         _put(module, replacement.attribute, replacement.forward)
         return
     if replacement.option == "fused_linear_cross_entropy":
-        from hotswap.loss import head_forward, head_of
+        from hotswap.loss import causal_lm_loss, head_forward, head_of
 
         head = head_of(module)
+        _FORWARDS.add(head_forward)
         _put(head, _slot(head), types.MethodType(head_forward, head))
-        if loss := getattr(replacement.forward, "loss", None):
-            _put(head, "defers", False)
-            _put(head, "deferred", None)
-            _put(head, "asked", None)
-            _put(module, "_loss_function", types.MethodType(loss, module))
+        if getattr(replacement.forward, "defers", False):
+            _put(head, "defers", True)
+            _put(module, "_loss_function", causal_lm_loss)
+    _FORWARDS.add(replacement.forward)
     _put(module, _slot(module), types.MethodType(replacement.forward, module))
 
 
@@ -98,6 +115,7 @@ def enabled() -> bool:
     return os.environ.get("USE_HUB_KERNELS", "YES").upper() in ("1", "ON", "YES", "TRUE")
 
 
+@_one_at_a_time
 def kernelize(model: nn.Module, mode=None, strict: bool = False, **options) -> nn.Module:
     """Binds our kernels to every layer of `model` that computes what one of them computes; returns the model.
 
@@ -154,6 +172,7 @@ def _take_out(model: nn.Module) -> None:
     _BASELINE.pop(model, None)
 
 
+@_one_at_a_time
 def unkernelize(model: nn.Module) -> nn.Module:
     """Takes every kernel of ours out again, also those that kernel_config() brought; returns the model."""
     _take_out(model)
@@ -204,6 +223,12 @@ def _running(module: nn.Module):
     return getattr(module.__dict__.get(_slot(module)), "__func__", None)
 
 
+def runs_ours(module: nn.Module) -> bool:
+    """Is the forward in the module's own dictionary one of ours, or one that kernels' own kernelize bound?"""
+    running = getattr(module.__dict__.get("forward"), "__func__", None)
+    return running in _FORWARDS or owner(running) is not None
+
+
 def _bound(module: nn.Module, replacement: Replacement) -> bool:
     if replacement.option == "cross_entropy":
         return module.__dict__.get("_loss_function") is replacement.forward
@@ -212,12 +237,13 @@ def _bound(module: nn.Module, replacement: Replacement) -> bool:
     return _running(module) is replacement.forward
 
 
+@_one_at_a_time
 def report(model: nn.Module) -> Report:
     """What every layer runs that is bound, could be, or looks as if: read from the modules as they are now."""
     rows, ops, devices = [], set(), _devices(model)
     for name, module in model.named_modules():
         found = [r for r in match.matches(module) if projections.is_here(module, r)]
-        bound = next((r for r in found if _bound(module, r)), None)
+        bound = next((r for r in reversed(found) if _bound(module, r)), None)  # as kernelize chooses
         if bound is not None:
             made = package(bound.package)
             why = projections.note(module, bound)

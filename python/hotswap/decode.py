@@ -1,17 +1,20 @@
-"""Whole decoder layers by one op, for the one new token of each row in a static cache: what generate() puts into a model while it
-runs. As everywhere, a layer is bound only when it computes what the op computes: both run on a few numbers, once a class.
+"""Whole decoder layers by one op, for the one new token of each row in a static cache: generate() runs its steps on a view of the
+model that has them. The model itself is not changed. As everywhere, a layer is served only when it computes what the op computes:
+both run on a few numbers, once a class.
 """
 
 import contextlib
-from typing import NamedTuple
+import threading
+from typing import Callable, Optional
 
 import torch
 from torch import nn
 
 from hotswap.agree import numbers, settings
-from hotswap.bind import _slot
+from hotswap.bind import runs_ours
 from hotswap.packages import load
 from hotswap.replacement import cache_name, class_of
+from hotswap.view import view
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION, _HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"}
@@ -81,19 +84,39 @@ def _check_rows(parts: Parts, rows: int, op_rows):
         raise ValueError(f"the batch has {rows} rows, and with these weights the op serves {most}")
 
 
-@contextlib.contextmanager
+class _Setting:
+    """A setting of the process that is off as long as any thread needs it off."""
+
+    def __init__(self, is_on: Callable[[], bool], switch: Callable[[bool], None]):
+        self.is_on, self.switch = is_on, switch
+        self.lock, self.users, self.was_on = threading.Lock(), 0, False
+
+    @contextlib.contextmanager
+    def off(self):
+        with self.lock:
+            if self.users == 0:
+                self.was_on = self.is_on()
+                if self.was_on:
+                    self.switch(False)
+            self.users += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.users -= 1
+                if self.users == 0 and self.was_on:
+                    self.switch(True)
+
+
+_CUDNN = _Setting(  # where only one of the two is enabled, the user has chosen, and it stays so
+    lambda: torch.backends.cuda.cudnn_sdp_enabled() and torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.enable_cudnn_sdp
+)
+
+
 def torch_without_cudnn():
     """torch prefers cuDNN's attention, which plans for a hundredth of a second or more whenever a length is new, and loads 300 MB when it is
     first called; on a machine that never ran it it also compiles, for more than a second."""
-    backends = torch.backends.cuda
-    if not (backends.cudnn_sdp_enabled() and backends.math_sdp_enabled()):  # somebody has chosen
-        yield
-        return
-    backends.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        backends.enable_cudnn_sdp(True)
+    return _CUDNN.off()
 
 
 _known: dict = {}  # what a layer is -> its activation, or why it is none of ours
@@ -136,63 +159,100 @@ def _asked(layer, parts, op):
     return ValueError(f"{class_of(layer).__name__} computes something else")
 
 
+# ---- what a model carries beyond its class ---------------------------------------------------------------------------
+
+
+def _is_recorder(hook) -> bool:
+    """transformers' own, which does nothing unless outputs of layers are asked for; generate() refuses those."""
+    return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"
+
+
+def _why_called(module: nn.Module) -> Optional[str]:
+    """Why this module itself has to be called, by its own forward; None where the op may compute what its class says."""
+    if any(not _is_recorder(hook) for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())):
+        return "a hook"
+    if module._compiled_call_impl is not None:
+        return "a compiled forward"
+    if "forward" in module.__dict__ and not runs_ours(module):
+        return "a forward of its own"
+    return None
+
+
+def _check_carries(root: nn.Module, modules):
+    """ValueError where one of `modules`, (name, module) in `root`, has to be called itself."""
+    for name, module in modules:
+        if (why := _why_called(module)) is not None:
+            raise ValueError(f"{name or type(root).__name__} has {why}")
+
+
+def _check_model(model: nn.Module, base: nn.Module):
+    globally = torch.nn.modules.module
+    if globally._global_forward_hooks or globally._global_forward_pre_hooks:
+        raise ValueError("there are hooks on every module")
+    if torch.is_autocast_enabled(next(base.parameters()).device.type):
+        raise ValueError("autocast is on")
+    _check_carries(model, [("", model)])
+    _check_carries(base, [("", base)])
+
+
+# ---- the view of a model -----------------------------------------------------------------------------------------------
+
+
 def layers_of(model: nn.Module) -> list:
     """The decoder layers, in their order."""
     base = getattr(model, "base_model", model)
     return list(getattr(base, "layers", ()))
 
 
-def _step(layer, parts, activation, op):
-    slot = _slot(layer)
-    stock = getattr(layer, slot)
-    name = cache_name(stock)
+def _whole(layer: nn.Module, parts: Parts, activation: str, op, ran: list):
+    name = cache_name(layer.forward)
 
     def forward(hidden_states, *args, position_embeddings=None, **kwargs):
-        if hidden_states.shape[1] != 1 or kwargs.get(name) is None or position_embeddings is None:
-            return stock(hidden_states, *args, position_embeddings=position_embeddings, **kwargs)
+        if kwargs.get(name) is None or position_embeddings is None:
+            return layer(hidden_states, *args, position_embeddings=position_embeddings, **kwargs)
         cache = kwargs[name].layers[parts.index]
-        old = not layer._forward_pre_hooks  # or one of them may just have written them
-        return parts.run(op, activation, hidden_states, *position_embeddings, cache.keys, cache.values, cache.cumulative_length, old)
+        ran.append(parts.index)
+        return parts.run(op, activation, hidden_states, *position_embeddings, cache.keys, cache.values, cache.cumulative_length, True)
 
-    return slot, forward
-
-
-class Bound(NamedTuple):
-    places: list  # in the cache, of the layers that are bound: their new token is counted by who asks for it
-    why: dict  # why not -> names of the layers that stay as they are
+    return view(layer, forward=forward)
 
 
-def count(cache, places: list) -> None:
-    """One more token in these layers of a static cache: one launch for all."""
-    if places:
-        torch._foreach_add_([cache.layers[place].cumulative_length for place in places], 1)
+class WholeLayers:
+    """`model`: a view of a model whose layers run by the op where that serves them, for batches of `rows` rows and one new token each,
+    with a static cache; the model itself where it serves none. count() has to follow each call."""
 
-
-@contextlib.contextmanager
-def whole_layers(model: nn.Module, rows: int = 1):
-    """Binds what can be for the time of a `with`, for batches of so many rows."""
-    undo, places, why = [], [], {}
-    package = load("decode")
-    op = package.decoder_layer
-    for number, layer in enumerate(layers_of(model)):
+    def __init__(self, model: nn.Module, rows: int = 1):
+        self.model = model
+        self.places: list = []  # of the served layers in the cache
+        self.why: dict = {}  # why not -> names of the other layers
+        self.ran: list = []  # places in this step
+        base, layers, package = getattr(model, "base_model", model), layers_of(model), load("decode")
         try:
-            parts = Parts(layer)
-            _check_rows(parts, rows, package.decoder_layer_rows)
-            activation = _activation_of(layer, parts, op)
-            if isinstance(activation, ValueError):
-                raise activation
+            _check_model(model, base)
         except ValueError as error:
-            why.setdefault(str(error), []).append(f"layers.{number}")
-            continue
-        slot, forward = _step(layer, parts, activation, op)
-        undo.append((layer, slot, layer.__dict__.get(slot)))
-        layer.__dict__[slot] = forward
-        places.append(parts.index)
-    try:
-        yield Bound(places, why)
-    finally:
-        for layer, slot, before in undo:
-            if before is None:
-                del layer.__dict__[slot]
-            else:
-                layer.__dict__[slot] = before
+            self.why[str(error)] = [f"layers.{number}" for number in range(len(layers))]
+            return
+        for number, layer in enumerate(layers):
+            try:
+                parts = Parts(layer)
+                _check_carries(layer, layer.named_modules())
+                _check_rows(parts, rows, package.decoder_layer_rows)
+                activation = _activation_of(layer, parts, package.decoder_layer)
+                if isinstance(activation, ValueError):
+                    raise activation
+            except ValueError as error:
+                self.why.setdefault(str(error), []).append(f"layers.{number}")
+                continue
+            layers[number] = _whole(layer, parts, activation, package.decoder_layer, self.ran)
+            self.places.append(parts.index)
+        if self.places:
+            seen = view(base, layers=layers)
+            self.model = seen if base is model else view(model, **{model.base_model_prefix: seen})
+
+    def count(self, cache) -> int:
+        """One more token in the layers of the cache that the op wrote to: one launch for all. How many layers these are."""
+        ran = len(self.ran)
+        if ran:
+            torch._foreach_add_([cache.layers[place].cumulative_length for place in self.ran], 1)
+        self.ran.clear()
+        return ran

@@ -8,8 +8,10 @@ Arguments mean what they mean there; a ValueError says what this loop does not d
 """
 
 import contextlib
+import copy
 import functools
 import gc
+import threading
 
 import torch
 
@@ -17,6 +19,7 @@ from hotswap import decode
 from hotswap.bind import enabled
 from hotswap.packages import load
 from hotswap.replacement import cache_name
+from hotswap.view import view
 
 # Processors that look at nothing but the scores, and never wait: they go into the graph.
 _OF_SCORES = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper",
@@ -90,7 +93,8 @@ class _Step:
     """The forward of one token of each row, in memory that does not move, and the choice of the next one."""
 
     def __init__(self, model, inputs, padding, capacity, choose, whole):
-        self.model, self.choose, self.capacity, self.whole = model, choose, capacity, whole
+        """whole: decode.WholeLayers, or None where the model is to run as it is."""
+        self.model, self.choose, self.capacity, self.whole = model if whole is None else whole.model, choose, capacity, whole
         self.said_here = self.said_there = self.steps = None
         self.tokens = inputs["input_ids"].clone()  # [batch, 1]
         self.positions = inputs["position_ids"].clone() if inputs.get("position_ids") is not None else None
@@ -111,9 +115,7 @@ class _Step:
         # The greedy choice by one launch, where the next step looks for it.
         by_op = choose is _best and enabled() and model.dtype != torch.float64
         self.largest = load("linear").largest_ if by_op else None
-        # Whole layers see the keys up to their position: where all are, the mask is for nobody.
-        shape, all_whole = (len(padding), 1, 1, capacity), len(whole) == len(self.cache.layers)
-        self.still = self.by_kind(torch.ones(shape, dtype=self.mask_type, device=padding.device)) if all_whole else None
+        self.unread = None  # a mask, once a step has shown that no layer reads it
 
     def mask(self):
         """Of the keys that there are by now and the new one: [batch, 1, 1, capacity], in the form that the model was given."""
@@ -129,13 +131,15 @@ class _Step:
 
     def __call__(self):
         """The tokens before become those after; gives the logits where somebody else is to choose."""
-        inputs = dict(self.rest, input_ids=self.tokens, attention_mask=self.mask() if self.still is None else self.still)
+        inputs = dict(self.rest, input_ids=self.tokens, attention_mask=self.mask() if self.unread is None else self.unread)
         if self.positions is not None:
             inputs["position_ids"] = self.positions
         logits = self.model(**inputs, return_dict=True).logits[:, -1]
         if self.choose is not _best:  # rounding to float32 keeps the order
             logits = logits.float()
-        decode.count(self.cache, self.whole)
+        if self.whole is not None and self.whole.count(self.cache) == len(self.cache.layers) and self.unread is None:
+            shape = (len(self.padding), 1, 1, self.capacity)  # whole layers see the keys up to their position
+            self.unread = self.by_kind(torch.ones(shape, dtype=self.mask_type, device=self.padding.device))
         if self.positions is not None:
             self.positions.add_(1)
         if self.choose is not None:
@@ -159,6 +163,10 @@ class _Seen:
         self.__cuda_array_interface__ = dict(version=2, typestr="<i8", shape=shape, data=data)
 
 
+_COLLECTOR = decode._Setting(gc.isenabled, lambda on: gc.enable() if on else gc.disable())
+_RANDOM = threading.RLock()  # the random numbers of a GPU: no thread may draw any while another one captures a graph that does
+
+
 class _Graph:
     """A step, captured; the first call warms up, on the stream that captures."""
 
@@ -168,19 +176,15 @@ class _Graph:
 
     def capture(self):
         """As torch.cuda.graph(), which looks for garbage and gives all unused memory back first: a fifth of a second."""
-        graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+        graph = torch.cuda.CUDAGraph()
         self.stream.wait_stream(torch.cuda.current_stream())
-        gc.disable()  # what it frees may be no business of a capture
-        try:
-            with torch.cuda.stream(self.stream):
-                graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    self.logits = self.step()
-                finally:
-                    graph.capture_end()
-        finally:
-            if collects:
-                gc.enable()
+        # The collector may free what is no business of a capture.
+        with _RANDOM, _COLLECTOR.off(), torch.cuda.stream(self.stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self.logits = self.step()
+            finally:
+                graph.capture_end()
         # torch prepares random numbers on this stream, and a replay overwrites that on the other.
         torch.cuda.current_stream().wait_stream(self.stream)
         self.graph = graph
@@ -236,21 +240,15 @@ def _behind(cache, input_ids, given, config):
     return input_ids.shape[1] - int(cache.get_seq_length()) if length == input_ids.shape[1] else None
 
 
-@contextlib.contextmanager
 def _own_keys(cache, inputs):
-    """A whole prompt of which nothing is hidden looks at its own keys, as in a cache that grows, and not at all of the cache's memory:
-    torch's flash kernel wants as many keys as queries."""
+    """The cache for a prompt. A whole prompt of which nothing is hidden looks at its own keys, as in a cache that grows, and not at all of
+    the cache's memory: torch's flash kernel wants as many keys as queries."""
     mask = inputs.get("attention_mask")
     if _begun(cache) or any(m is not None for m in (mask.values() if isinstance(mask, dict) else [mask])):
-        yield
-        return
-    for layer in cache.layers:
-        layer.update = functools.partial(_written, layer.update)
-    try:
-        yield
-    finally:
-        for layer in cache.layers:
-            del layer.update
+        return cache
+    made = copy.copy(cache)
+    made.layers = [view(layer, update=functools.partial(_written, layer.update)) for layer in cache.layers]
+    return made
 
 
 def _written(update, keys, values, *args, **kwargs):
@@ -272,7 +270,8 @@ def _chooser(processors, sample):
         scores = processors(ids, scores)
         if not sample:
             return scores.argmax(-1)
-        return torch.multinomial(scores.softmax(-1), 1).squeeze(1)
+        with _RANDOM if scores.is_cuda else contextlib.nullcontext():
+            return torch.multinomial(scores.softmax(-1), 1).squeeze(1)
 
     return choose
 
@@ -316,8 +315,9 @@ def captured_generate(model, input_ids, logits_processor, stopping_criteria, gen
     new = _behind(cache, input_ids, model_kwargs, generation_config)
     inputs = model.prepare_inputs_for_generation(input_ids, next_sequence_length=new, is_first_iteration=True, **model_kwargs)
     long = batch * (input_ids if mask is None else mask).shape[1] ** 2 >= _PLANS_PAY
-    with contextlib.nullcontext() if long else decode.torch_without_cudnn(), _own_keys(cache, inputs):
-        outputs = model(**inputs, return_dict=True)
+    with contextlib.nullcontext() if long else decode.torch_without_cudnn():
+        outputs = model(**{**inputs, name: _own_keys(cache, inputs)}, return_dict=True)
+    outputs[name] = cache
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
     logits = outputs.logits[:, -1].float()
     tokens = choose(input_ids, logits)
@@ -325,18 +325,17 @@ def captured_generate(model, input_ids, logits_processor, stopping_criteria, gen
         loop.take(tokens.cpu())  # who waits for the first token has it before steps are prepared
     steps = loop.goes_on and loop.most > 1
 
-    whole = steps and all_seen and enabled()
-    with decode.whole_layers(model, batch) if whole else contextlib.nullcontext(decode.Bound([], {})) as bound:
-        ids = torch.cat([input_ids, tokens[:, None]], 1)
-        step = None
-        if steps:
-            inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
-            step = _Step(model, inputs, padding, capacity, choose if in_graph else None, bound.places)
-        run = _Graph(step) if cuda and step is not None and _all_on(model, input_ids.device) else step
-        if in_graph:
-            ids = loop.run_ahead(tokens, run, step, ahead=1 if cuda else 0)
-        else:
-            ids = loop.run_in_turn(tokens, run, step, choose)
+    ids = torch.cat([input_ids, tokens[:, None]], 1)
+    step = None
+    if steps:
+        whole = decode.WholeLayers(model, batch) if all_seen and enabled() else None
+        inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
+        step = _Step(model, inputs, padding, capacity, choose if in_graph else None, whole)
+    run = _Graph(step) if cuda and step is not None and _all_on(model, input_ids.device) else step
+    if in_graph:
+        ids = loop.run_ahead(tokens, run, step, ahead=1 if cuda else 0)
+    else:
+        ids = loop.run_in_turn(tokens, run, step, choose)
     if generation_config.return_dict_in_generate:
         from transformers.generation import GenerateDecoderOnlyOutput
 

@@ -13,6 +13,7 @@ from transformers.utils import can_return_tuple
 from hotswap.liger_loss import check_accum_dtype
 from hotswap.packages import load
 from hotswap.replacement import Replacement, cache_name, class_of
+from hotswap.view import view
 
 # Families whose head is: hidden states, lm_head, scaling or softcapping, ForCausalLMLoss, and for mixtures of experts
 # the balancing loss. python/tests/test_families.py holds each against the stock forward.
@@ -125,16 +126,7 @@ def logits_and_loss(model, stock, options, *args, **kwargs):
     def loss(logits, labels, vocab_size, **given):
         return set_aside(_of_logits(logits, labels, vocab_size, **given, **options), aside)
 
-    before = model.__dict__.get("_loss_function")
-    model.__dict__["_loss_function"] = loss
-    try:
-        outputs = stock(model, *args, return_dict=True, **kwargs)
-    finally:
-        if before is None:
-            del model.__dict__["_loss_function"]
-        else:
-            model.__dict__["_loss_function"] = before
-    return with_metrics(outputs, aside)
+    return with_metrics(stock(view(model, loss_function=loss), *args, return_dict=True, **kwargs), aside)
 
 
 def head_of(model):
@@ -147,10 +139,7 @@ def head_forward(self, input, labels=None, **options):
     gather its weight, run as ever."""
     if labels is not None or options.get("shift_labels") is not None:
         return linear_causal_lm_loss(input, self.weight, self.bias, labels, **options)
-    if not getattr(self, "defers", False):
-        return nn.functional.linear(input, self.weight, self.bias)
-    self.deferred = input  # what comes back to deferred_loss may have been softcapped on the way
-    return input
+    return nn.functional.linear(input, self.weight, self.bias)
 
 
 @functools.lru_cache(maxsize=None)
@@ -222,8 +211,9 @@ def fused_forward(model_class: type):
             kwargs[cached] = past_key_values
         has_labels = labels is not None or kwargs.get("shift_labels") is not None
         options = take_options(kwargs) if has_labels else {}
-        if skip_logits is None:  # a head that may defer is that of a model around this one, whose loss it is (Llama 4)
-            skip_logits = self.training and has_labels and not hasattr(self.lm_head, "defers")
+        if skip_logits is None:  # inside a model whose loss it is (Llama 4) this one only returns logits
+            inside = not isinstance(self.lm_head, nn.Module) or hasattr(self.lm_head, "defers")
+            skip_logits = self.training and has_labels and not inside
         if not skip_logits and options:
             return with_logits(self, options, labels=labels, **kwargs)
         if not skip_logits:
@@ -235,36 +225,41 @@ def fused_forward(model_class: type):
     return forward
 
 
-def deferred_loss(
-    self, logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **kwargs
-):
-    """A model's loss function. Where the head has put its work off there are no logits: then the head does it."""
-    options = dict(num_items_in_batch=num_items_in_batch, ignore_index=ignore_index, shift_labels=shift_labels)
-    head = head_of(self)
-    if not head.defers:
-        return causal_lm_loss(logits, labels, vocab_size, **options)
-    hidden, (asked, aside) = head.deferred, head.asked
-    if self.config.model_type in SOFTCAPPED_FAMILIES:
-        config = self.config.get_text_config()
-        if (multiplier := getattr(config, "output_multiplier", None)) is not None:
-            hidden = hidden * multiplier
-        options["softcap"] = config.final_logit_softcapping or 0.0
-    return set_aside(head(hidden, labels=labels, **options, **asked), aside)
+def _with_head(model, head, loss):
+    """A view of the model with another head and loss; the head may be that of the language model inside."""
+    if hasattr(model, "lm_head"):
+        return view(model, lm_head=head, loss_function=loss)
+    return view(model, language_model=view(model.language_model, lm_head=head), loss_function=loss)
 
 
 @functools.lru_cache(maxsize=None)
 def deferred_forward(model_class: type):
-    """As fused_forward, by the class's own forward: its head hands the hidden states through to deferred_loss."""
+    """As fused_forward, by the class's own forward, which sees a head that returns the hidden states and a loss that calls the
+    model's head with them."""
     stock = model_class.forward
 
     @can_return_tuple
     def without_logits(self, options, *args, **kwargs):
-        head, aside = head_of(self), {}
-        head.defers, head.asked = True, (options, aside)
-        try:
-            outputs = stock(self, *args, return_dict=True, **kwargs)
-        finally:
-            head.defers, head.deferred, head.asked = False, None, None
+        hidden_states: list = []
+        aside: dict = {}
+
+        def head(hidden):
+            hidden_states.append(hidden)  # kept here, because the class may softcap what the head returns
+            return hidden
+
+        def loss(logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **_):
+            given = dict(num_items_in_batch=num_items_in_batch, ignore_index=ignore_index, shift_labels=shift_labels, **options)
+            if not hidden_states:  # the language model inside has a forward of its own, which called the real head
+                return set_aside(_of_logits(logits, labels, vocab_size, **given), aside)
+            hidden = hidden_states[-1]
+            if self.config.model_type in SOFTCAPPED_FAMILIES:
+                config = self.config.get_text_config()
+                if (multiplier := getattr(config, "output_multiplier", None)) is not None:
+                    hidden = hidden * multiplier
+                given["softcap"] = config.final_logit_softcapping or 0.0
+            return set_aside(head_of(self)(hidden, labels=labels, **given), aside)
+
+        outputs = stock(_with_head(self, head, loss), *args, return_dict=True, **kwargs)
         return with_metrics(type(outputs)(**{**outputs, "logits": None}), aside)
 
     @can_return_tuple
@@ -284,7 +279,7 @@ def deferred_forward(model_class: type):
             raise ValueError("skip_logits=True: wanted labels; got none; pass them, or leave it out")
         return without_logits(self, options, *args, labels=labels, **kwargs)
 
-    forward.loss = deferred_loss
+    forward.defers = True
     return forward
 
 

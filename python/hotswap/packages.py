@@ -3,13 +3,13 @@
 The folder is the one inside the wheel, or what HOTSWAP_PACKAGES names (build/packages of a checkout).
 """
 
-import functools
 import importlib.util
 import json
 import os
 import platform
 import re
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, Optional
@@ -79,12 +79,20 @@ class Package(NamedTuple):
         return self.ops.call_count(op)
 
 
-_loaded: set = set()  # names
+_loaded: dict = {}  # name -> Package
+_loading = threading.RLock()  # a package may load another one
 
 
-@functools.lru_cache(maxsize=None)
 def package(name: str) -> Package:
     """The package `name` in the variant for this machine, loaded. FileNotFoundError where there is none."""
+    if name not in _loaded:
+        with _loading:
+            if name not in _loaded:
+                _loaded[name] = _found(name)
+    return _loaded[name]
+
+
+def _found(name: str) -> Package:
     place = packages_folder() / name
     found = variants(place)
     fitting = [v for v in found if v.why_not() is None]
@@ -96,15 +104,14 @@ def package(name: str) -> Package:
         )
     best = max(fitting, key=lambda v: (v.cuda or (0, 0), v.abi))
     metadata = json.loads((best.folder / "metadata.json").read_text())
-    _loaded.add(name)
     return Package(name, metadata["version"], metadata["id"], best.folder.name, _module(metadata["id"], best.folder))
 
 
 def register_sharding() -> None:
     """DTensor learns the ops of every package that is loaded, where it is in this process."""
     if "torch.distributed.tensor" in sys.modules:
-        for name in _loaded:
-            getattr(package(name).module, "register_sharding", lambda: None)()
+        for made in list(_loaded.values()):
+            getattr(made.module, "register_sharding", lambda: None)()
 
 
 def load(name: str) -> ModuleType:

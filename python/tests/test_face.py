@@ -287,7 +287,7 @@ def test_missing_packages_are_told(monkeypatch, tmp_path):
     (tmp_path / "norm/build/torch-stable-abi299-cpu-x86_64-linux").mkdir(parents=True)
     monkeypatch.setenv("HOTSWAP_PACKAGES", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="wants torch 2.99"):
-        packages.package.__wrapped__("norm")
+        packages._found("norm")
 
 
 def test_variants():

@@ -103,9 +103,9 @@ def test_whole_layers_on_a_gpu(monkeypatch, options):
 @pytest.mark.parametrize("name", PARTS)
 def test_layers_that_compute_something_else_say_so(name):
     model = model_of(name)
-    with decode.whole_layers(model) as bound:
-        assert not bound.places and sum(map(len, bound.why.values())) == model.config.num_hidden_layers
-        assert all("forward" not in layer.__dict__ for layer in decode.layers_of(model))
+    bound = decode.WholeLayers(model)
+    assert not bound.places and sum(map(len, bound.why.values())) == model.config.num_hidden_layers
+    assert all("forward" not in layer.__dict__ for layer in decode.layers_of(model))
 
 
 @pytest.mark.parametrize("options", [
@@ -371,16 +371,16 @@ def test_batches_beyond_what_the_op_serves_go_by_the_layers_parts(dtype):
         assert (ran > 0) == (rows == most), rows
         if dtype == torch.float32:  # two logits of bfloat16 may be equal
             assert torch.equal(got, stock(model, ids))
-    with decode.whole_layers(model, most + 1) as bound:
-        assert not bound.places
-        assert list(bound.why) == [f"the batch has {most + 1} rows, and with these weights the op serves {most}"]
+    bound = decode.WholeLayers(model, most + 1)
+    assert not bound.places
+    assert list(bound.why) == [f"the batch has {most + 1} rows, and with these weights the op serves {most}"]
 
 
 def test_weights_that_the_op_refuses_are_asked_before():
     model = tiny.model("llama").eval()
     model.model.layers[1].mlp.up_proj.to(torch.float64)
-    with decode.whole_layers(model) as bound:
-        assert "layers.1" in bound.why["the batch has 1 rows, and with these weights the op serves 0"]
+    bound = decode.WholeLayers(model)
+    assert "layers.1" in bound.why["the batch has 1 rows, and with these weights the op serves 0"]
 
 
 @pytest.mark.skipif(not ON_GPU, reason="no GPU: HOTSWAP_TEST_DEVICE=cuda asks for it")

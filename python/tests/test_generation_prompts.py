@@ -33,8 +33,8 @@ def test_a_streamer_gets_the_prompt_and_every_token(options):
 
 def test_who_streams_has_the_first_token_before_steps_are_prepared(monkeypatch):
     model, streamer, order = model_of("llama"), _Kept(), []
-    whole_layers = decode.whole_layers
-    monkeypatch.setattr(decode, "whole_layers", lambda *args: order.append(list(streamer.got)) or whole_layers(*args))
+    whole_layers = decode.WholeLayers
+    monkeypatch.setattr(decode, "WholeLayers", lambda *args: order.append(list(streamer.got)) or whole_layers(*args))
     got = hotswap.generate(model, PROMPT[:1], streamer=streamer, **OPTIONS)
     assert order == [got[0, :5].tolist()]
     for more in (dict(max_new_tokens=1), dict(eos_token_id=int(got[0, 4]))):  # nothing to prepare

@@ -97,7 +97,7 @@ def test_family(family):
     hotswap.unkernelize(swapped).train()
     with Calls() as calls:
         assert swapped(**data).logits is not None
-    assert calls.made == {} and not {"defers", "deferred", "asked"} & set(vars(swapped.get_output_embeddings()))
+    assert calls.made == {} and not {"defers", "forward"} & set(vars(swapped.get_output_embeddings()))
 
 
 # tokens of an image of 4 x 4 patches, and the calls that its tower makes
@@ -193,11 +193,10 @@ def test_compiled(family, norms):
     swapped = twin(stock, fused_linear_cross_entropy=True)
     data = batch() | {"use_cache": False}
     torch.compiler.reset()
-    compiled = torch.compile(swapped, backend="aot_eager")
+    compiled, keys = torch.compile(swapped, backend="aot_eager"), set(vars(swapped.get_output_embeddings()))
     for _ in range(2):
         got, made = same_step(swapped, stock, data, 1e-5, 5e-5, run=compiled)
         assert got.logits is None and made["loss.linear_cross_entropy_fwd"] == 1
         assert made["norm.rms_norm_bwd"] == norms
-        head = swapped.get_output_embeddings()
-        assert not head.defers and head.deferred is None
+        assert vars(swapped.get_output_embeddings()).keys() == keys, "a call changes nothing on the head"
     torch.compiler.reset()
