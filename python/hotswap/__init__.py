@@ -8,11 +8,12 @@ Nothing is loaded by the import itself; each name below brings its module when i
 """
 
 import importlib
+import sys
 
 _WHERE = {
     "kernelize": "bind",
     "unkernelize": "bind",
-    "report": "bind",
+    "report": "rows",
     "kernel_config": "config",
     "load": "packages",
     "packages_folder": "packages",
@@ -26,11 +27,48 @@ _WHERE = {
 }
 
 
+_MODULES = frozenset(
+    """attention auto chunked_loss distillation experts generation grpo head liger loss mamba modules packages
+    preference""".split()
+)
+
+
+class _WhenTransformersComes:
+    """attn_implementation="hotswap" is known to transformers as soon as it is imported, before this package or after it; the
+    attention itself is loaded by its first call."""
+
+    name = "transformers.modeling_utils"
+
+    def find_spec(self, name, path=None, target=None):
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)
+        import importlib.util
+
+        spec = importlib.util.find_spec(name)
+        if spec is not None:
+            execute = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: (execute(module), self.tell())
+        return spec
+
+    @staticmethod
+    def tell():
+        importlib.import_module("hotswap.attention").register()
+
+
+if _WhenTransformersComes.name in sys.modules:
+    _WhenTransformersComes.tell()
+else:
+    sys.meta_path.insert(0, _WhenTransformersComes())
+
+
 def __getattr__(name):
     if name == "__version__":
         from importlib.metadata import version
 
         return version("hotswap")
+    if name in _MODULES:
+        return importlib.import_module(f"hotswap.{name}")
     if name.startswith(("apply_liger_kernel_to_", "_apply_liger_kernel_to_")):
         where = "liger"
     elif name.lower().startswith("liger"):
@@ -49,4 +87,4 @@ def __dir__():
     from hotswap import liger_places
 
     places = (importlib.import_module(f"hotswap.{place}") for places in liger_places.PLACES.values() for place in places)
-    return sorted({*globals(), *_WHERE, *(name for place in places for name in place.__all__)})
+    return sorted({*globals(), *_WHERE, *_MODULES, *(name for place in places for name in place.__all__)})

@@ -20,6 +20,28 @@ OPS = (
 )
 
 
+def _forward(*args, **kwargs):
+    """The first call brings the package, and its functions in the place of these two."""
+    made = package("attention").module
+    made.register(NAME)
+    return made.interface.attention_forward(*args, **kwargs)
+
+
+def _mask(*args, **kwargs):
+    made = package("attention").module
+    made.register(NAME)
+    return made.interface._mask(*args, **kwargs)
+
+
+def register() -> None:
+    """Makes NAME an attn_implementation, without loading the package."""
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(NAME, _forward)
+    AttentionMaskInterface.register(NAME, _mask)
+
+
 def _configs(model: nn.Module) -> list:
     """Those that say which attention runs, of the parts of a model that ask."""
     found = {}
@@ -43,12 +65,21 @@ def bind(model: nn.Module) -> set:
     return {(made.name, op) for op in OPS}
 
 
+def bind_named(model: nn.Module, name: str, allow_all_kernels: bool) -> None:
+    """A kernel of the Hub by its name, as transformers loads it."""
+    for config in _configs(model):
+        config.__dict__.setdefault("_hotswap_attention_before", config._attn_implementation)
+        config.__dict__["_hotswap_attention_name"] = name
+    model.set_attn_implementation(name, allow_all_kernels=allow_all_kernels)
+
+
 def take_out(model: nn.Module) -> None:
     if "transformers" not in sys.modules:
         return
     for config in _configs(model):
         before = config.__dict__.pop("_hotswap_attention_before", None)
-        if before is not None and config._attn_implementation == NAME:
+        name = config.__dict__.pop("_hotswap_attention_name", NAME)
+        if before is not None and config._attn_implementation == name:
             config._attn_implementation_internal = before
 
 

@@ -131,6 +131,8 @@ def _apply(family: str, model=None, **options) -> None:
     chosen = _options(family, options)
     if model is None:
         _apply_to_class(family, chosen)
+    elif bind.is_bound(model):  # as in Liger, False is no wish to take out what somebody else has bound
+        bind.kernelize(model, **{name: value for name, value in chosen.items() if value})
     else:
         bind.kernelize(model, **chosen)
 

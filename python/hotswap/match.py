@@ -5,6 +5,7 @@ numbers beside the replacement's, once for each class and its settings. So no li
 are told apart, and a layer that looks right and is not stays as it is.
 """
 
+import inspect
 import types
 from typing import Optional
 
@@ -12,9 +13,9 @@ import torch
 from torch import nn
 
 from hotswap import deformable, experts, mixers, residual
-from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
+from hotswap.agree import Trial, agreement, first, numbers, settings, shell_of, stock_forward
 from hotswap.packages import load
-from hotswap.projections import linking
+from hotswap.projections import ADD_NORM, linking
 from hotswap.replacement import Replacement, class_of, decorated, inside, seeing
 
 
@@ -28,6 +29,7 @@ OPTIONS = {
     "cross_entropy": True,
     "fused_linear_cross_entropy": False,
     "attention": False,
+    "linear": False,
     "deformable_attention": True,
     "mamba": True,
 }
@@ -46,8 +48,29 @@ def _is_vector(module, name):
     return isinstance(value, torch.Tensor) and value.dim() == 1
 
 
+def _norm_in_weights_type():
+    """T5's: computed in float32, and given in the weight's type where that has 16 bits."""
+    layer = load("norm").layers.RMSNorm.forward
+
+    def forward(self, hidden_states):
+        wide = torch.promote_types(hidden_states.dtype, self.weight.dtype)
+        y = layer(self, hidden_states.to(wide))
+        return y if self.weight.dtype == torch.float32 else y.to(self.weight.dtype)
+
+    return Replacement("rms_norm", "RMSNorm", "norm", ("rms_norm", "rms_norm_fwd", "rms_norm_bwd"), forward)
+
+
+def _is_rms_norm(module) -> bool:
+    """By its name, or, of classes that are called a LayerNorm and are none of torch's, by the name of its epsilon (T5)."""
+    name = class_of(module).__name__
+    if name.endswith(("RMSNorm", "L2Norm")):
+        return True
+    t5 = name.endswith("LayerNorm") and isinstance(getattr(module, "variance_epsilon", None), float)
+    return t5 and not isinstance(module, nn.LayerNorm) and not isinstance(getattr(module, "bias", None), torch.Tensor)
+
+
 def _rms_norm(module):
-    if not class_of(module).__name__.endswith(("RMSNorm", "L2Norm")):
+    if not _is_rms_norm(module):
         return None
     ops = ("rms_norm", "rms_norm_fwd", "rms_norm_bwd")
     names = [n for n in ("variance_epsilon", "eps") if isinstance(getattr(module, n, None), float)]
@@ -58,10 +81,13 @@ def _rms_norm(module):
         layers = {"variance_epsilon": [], "eps": ["RMSNormUnweighted"]}
 
     def candidates():
-        return [_of_package("rms_norm", layer, "norm", ops) for n in names for layer in layers[n]]
+        made = [_of_package("rms_norm", layer, "norm", ops) for n in names for layer in layers[n]]
+        named = class_of(module).__name__.endswith("RMSNorm")
+        return made if named or not weighted or "variance_epsilon" not in names else [_norm_in_weights_type(), *made]
 
     def agree(candidate):
-        shell = shell_of(module, weight=nn.Parameter(numbers(16))) if weighted else shell_of(module)
+        parts = {"normalized_shape": (16,)} if isinstance(module, nn.RMSNorm) else {}  # torch's own
+        shell = shell_of(module, weight=nn.Parameter(numbers(16)), **parts) if weighted else shell_of(module, **parts)
         x = numbers(3, 5, 16) * torch.tensor([[1.0], [1e-3], [30.0], [1.0], [2.0]])  # small ones: epsilon counts
         stock, ours = stock_forward(module).__get__(shell), candidate.forward.__get__(shell)
         # A float32 weight on bfloat16 shows what is cast when.
@@ -291,6 +317,16 @@ def _deformable(module):
     return first((forward, stock, name), candidates, agree)
 
 
+# ---- projections, on demand ----------------------------------------------------------------------------------------
+
+
+def _linear(module):
+    if class_of(module) is not nn.Linear:
+        return None
+    layer = load("linear").layers.Linear
+    return Replacement("linear", "Linear", "linear", ("linear",), layer.forward, layer)
+
+
 # ---- the model's loss ---------------------------------------------------------------------------------------------
 
 
@@ -308,7 +344,8 @@ def _loss(module):
 
 def matches(module: nn.Module) -> list[Replacement]:
     """What may be bound to this module; a model's head has two that exclude each other."""
-    for find in (_rms_norm, _layer_norm, _gated_mlp, experts.match, _attention, _deformable, mixers.match, residual.match, _activation):
+    finders = (_rms_norm, _layer_norm, _gated_mlp, experts.match, _attention, _deformable, mixers.match, residual.match)
+    for find in (*finders, _activation, _linear):
         if (found := find(module)) is not None:
             return [found]
     return _loss(module) or []
@@ -316,8 +353,10 @@ def matches(module: nn.Module) -> list[Replacement]:
 
 def looks_like(module: nn.Module) -> Optional[str]:
     """The layer that a module seems to be by its looks alone."""
-    if class_of(module).__name__.endswith("RMSNorm"):
+    if _is_rms_norm(module):
         return "RMSNorm"
+    if _is_vector(module, "weight") and class_of(module).__name__.endswith("LayerNorm"):
+        return "LayerNorm"
     if _rotary_name(stock_forward(module)):
         return "rotary_pos_emb"
     if all(isinstance(getattr(module, n, None), nn.Module) for n in ("gate_proj", "up_proj", "down_proj")):
@@ -325,3 +364,63 @@ def looks_like(module: nn.Module) -> Optional[str]:
     if deformable.looks_like(module, stock_forward(module)):
         return deformable.LAYER
     return experts.looks_like(module) or mixers.looks_like(module)
+
+
+# ---- names of layers, and what packages of others bring ---------------------------------------------------------------
+
+_NAMES = {"layer_norm": "LayerNorm", "deformable_attention": deformable.LAYER}
+
+
+def names_of(replacement: Replacement) -> tuple:
+    """The layer's names in a kernel mapping, whatever form of it a class needs; the first is the report's."""
+    option, layer = replacement.option, replacement.layer
+    if option == "rms_norm":
+        return (ADD_NORM if layer == ADD_NORM else "RMSNorm",)
+    if option == "rope":
+        return (layer, "rotary_pos_emb") if layer.startswith("image_") else ("rotary_pos_emb",)
+    if layer == mixers.LAYER:
+        return (layer, *dict.fromkeys(function for function, _ in mixers.FUNCTIONS.values()))
+    return (_NAMES.get(option, layer.removeprefix("Packed")),)
+
+
+def of_others(module: nn.Module, slot: str, option: str, name: str, layer_class: type) -> Replacement:
+    """The layer of a package that is not ours, for this module: in the place of its forward, or of the function that the layer
+    is there. name: the package's, for the report."""
+    forward = layer_class.forward
+    if slot == "rotary_pos_emb":
+        stock = stock_forward(module)
+        forward = linking(decorated(stock, seeing(inside(stock), {_rotary_name(stock): layer_class()})))
+    elif slot == "ForCausalLMLoss":
+        forward = layer_class()
+    return Replacement(option, slot, name, (), forward, layer_class)
+
+
+def why_not(module: nn.Module, candidate: Replacement) -> str:
+    """Why a layer of a package that is not ours cannot stand in for the module's own; empty: it can. Both are run on a few
+    numbers on the CPU, where the class is one that we have a question for and the kernel runs there."""
+    layer, wanted = candidate.layer_class, class_of(module)
+    if not issubclass(layer, nn.Module) or layer.__init__ is not nn.Module.__init__:
+        return f"{layer.__name__} is no layer without a state of its own"
+    if candidate.forward is layer.forward:
+        kinds = [[p.kind for p in inspect.signature(c.forward).parameters.values()] for c in (layer, wanted)]
+        if kinds[0] != kinds[1]:
+            return f"the forward of {layer.__name__} takes other arguments than that of {wanted.__name__}"
+    raised = []
+
+    def watched(*args, **kwargs):
+        try:
+            return candidate.forward(*args, **kwargs)
+        except Exception as error:
+            raised.append(error)
+            raise RuntimeError from error
+
+    forward = candidate.forward if candidate.forward is not layer.forward else watched
+    with Trial(candidate._replace(forward=forward)) as trial:
+        try:
+            matches(module)
+        except Exception as error:  # whatever a foreign layer raises on our numbers
+            raised.append(error)
+    on_cpu = all(p.device.type == "cpu" for p in module.parameters())
+    if raised and on_cpu:
+        return f"{layer.__name__} cannot stand in for {wanted.__name__}: {type(raised[0]).__name__}: {raised[0]}"
+    return "" if trial.agrees is not False or raised else f"{layer.__name__} computes something else than {wanted.__name__}"

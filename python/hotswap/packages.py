@@ -3,6 +3,7 @@
 The folder is the one inside the wheel, or what HOTSWAP_PACKAGES names (build/packages of a checkout).
 """
 
+import functools
 import importlib.util
 import json
 import os
@@ -105,6 +106,14 @@ def _found(name: str) -> Package:
     best = max(fitting, key=lambda v: (v.cuda or (0, 0), v.abi))
     metadata = json.loads((best.folder / "metadata.json").read_text())
     return Package(name, metadata["version"], metadata["id"], best.folder.name, _module(metadata["id"], best.folder))
+
+
+@functools.lru_cache(maxsize=None)
+def dtypes(name: str) -> frozenset:
+    """The floating-point types of tensors that the package's layers claim in layers.json."""
+    said = json.loads((packages_folder() / name / "build" / package(name).variant / "layers.json").read_text())
+    entries = [said.get("defaults", {}), *(e for e in said["layers"].values() if isinstance(e, dict))]
+    return frozenset(getattr(torch, dtype) for entry in entries for dtype in entry.get("capabilities", {}).get("dtypes", ()))
 
 
 def register_sharding() -> None:

@@ -118,7 +118,7 @@ def test_a_model_beside_its_eager_experts(family):
     """Loss, the auxiliary loss in it, and gradients; routers are modules still, so their logits are recorded."""
     stock = stock_of(family)
     swapped, data = twin(stock, strict=True), batch()
-    assert count(swapped) > 0 and all(row.package for row in hotswap.report(swapped).rows)
+    assert count(swapped) > 0 and all(row.package or row.by_choice for row in hotswap.report(swapped).rows)
     got, calls = same_step(swapped.train(), stock.train(), data)
     assert calls["moe.moe_experts_train"] == count(swapped)
     assert calls.get("moe.moe_experts_bwd", 0) + calls.get("moe.moe_experts_bwd_", 0) == count(swapped)
@@ -172,7 +172,7 @@ def test_the_option():
     with torch.no_grad(), Calls() as calls:
         swapped(**batch())
     assert not any(op.startswith("moe.") for op in calls.made) and calls.made["activation.silu"] > 0
-    assert {row.why for row in hotswap.report(swapped).rows if row.layer == "Experts"} == {"not bound"}
+    assert {row.why for row in hotswap.report(swapped).rows if row.layer == "Experts"} == {"experts=False"}
 
 
 def test_what_is_quantised_stays_stock():

@@ -27,22 +27,26 @@ def test_report_tells_what_runs_and_how_often():
         swapped(**batch())
     told = hotswap.report(swapped)
     of_a_gpu = {"AddRMSNorm"} if torch.get_default_device().type == "cuda" else set()
-    assert {row.layer for row in told.rows} == {"RMSNorm", "rotary_pos_emb", "SwiGLUMLP", "ForCausalLMLoss"} | of_a_gpu
-    assert all(row.package and row.version == 1 and "torch-stable-abi" in row.variant for row in told.rows)
+    bound = [row for row in told.rows if row.package]
+    assert {row.layer for row in bound} == {"RMSNorm", "rotary_pos_emb", "SwiGLUMLP", "ForCausalLMLoss"} | of_a_gpu
+    assert all(row.version == 1 and "torch-stable-abi" in row.variant for row in bound)
+    stock = {row.layer: row.why for row in told.rows if not row.package}
+    assert all(row.by_choice for row in told.rows if not row.package)
+    assert stock["Linear"] == "linear=False" and stock["SiLU"] == "in the kernel of SwiGLUMLP"
     assert {op: n for op, n in told.calls.items() if n} == {
         "norm.rms_norm": 5, "rotary.rotary": 2, "mlp.swiglu": 2, "loss.cross_entropy_fwd": 1
     }  # fmt: skip
     assert "RMSNorm" in str(told) and "norm.rms_norm" in str(told)
     swapped.model.norm.forward = lambda x: x  # somebody else's
     row = next(r for r in hotswap.report(swapped).rows if r.name == "model.norm")
-    assert row.package is None and row.why == "not bound"
+    assert row.package is None and row.why == "not bound: another forward was put on it since"
 
 
 def test_a_package_for_the_cpu_alone_leaves_a_model_on_a_gpu(monkeypatch):
     """Its activations too, which have no parameters to say where they are."""
     if any("-cpu-" not in place.name for place in packages_folder().glob("*/build/torch-*")):
         pytest.skip("packages have GPU kernels here")
-    monkeypatch.setattr("hotswap.bind._devices", lambda module: {"cuda" for _ in module.parameters()})
+    monkeypatch.setattr("hotswap.plan.devices_of", lambda module: {"cuda" for _ in module.parameters()})
     m = twin(model())
     assert all(row.package is None for row in hotswap.report(m).rows)
     assert type(m.model.layers[0].mlp.act_fn).forward is m.model.layers[0].mlp.act_fn.forward.__func__

@@ -26,7 +26,7 @@ def _of_class(name: str) -> Optional[str]:
 
 
 def _bound(module):
-    return next((r for r in match.matches(module) if bind._bound(module, r)), None)
+    return next((r for r in match.matches(module) if bind.bound(module, r)), None)
 
 
 def _of_module(module) -> Optional[str]:

@@ -1,0 +1,141 @@
+"""A user's kernel mapping: what it says of a layer on a device in a mode. The forms are those of transformers' KernelConfig and
+of the C++ host: a kernel for every device, or one for each; for each device one kernel, or one for each mode.
+
+    {"RMSNorm": "org/repo:Layer", "SiLU": {"cuda": "org/act:Silu", "cpu": ""}, "MLP": ("org/mlp", {"version": 2})}
+"""
+
+from typing import NamedTuple, Optional
+
+from hotswap.kernel_ref import KernelRef, parse
+
+DEVICES = ("cpu", "cuda", "mps", "neuron", "npu", "rocm", "tpu", "xpu")
+SPELLED = {"metal": "mps"}  # the guides' word for it
+ALIASES = {"MLP": ("SwiGLUMLP", "GeGLUMLP")}  # one key for several layers
+# Where a part is mapped and the layer that holds it is not, the whole must not run in its place.
+FUSED = {
+    "AddRMSNorm": ("RMSNorm",),
+    "SwiGLUMLP": ("SiLU",),
+    "GeGLUMLP": ("GeluTanh", "GeLU"),
+    "LinearCrossEntropy": ("ForCausalLMLoss",),
+}
+_MODES = {  # what may serve a mode, the best first
+    "INFERENCE": ("INFERENCE", "INFERENCE|TORCH_COMPILE", "TRAINING", "TRAINING|TORCH_COMPILE", "FALLBACK"),
+    "TRAINING": ("TRAINING", "TRAINING|TORCH_COMPILE", "FALLBACK"),
+    "INFERENCE|TORCH_COMPILE": ("INFERENCE|TORCH_COMPILE", "TRAINING|TORCH_COMPILE", "FALLBACK"),
+    "TRAINING|TORCH_COMPILE": ("TRAINING|TORCH_COMPILE", "FALLBACK"),
+}
+
+
+def mode_name(mode) -> str:
+    """'TRAINING|TORCH_COMPILE' of a kernels.Mode, or of a text in any case and order."""
+    text = mode if isinstance(mode, str) else getattr(mode, "name", None) or str(mode)
+    names = {part.strip().removeprefix("Mode.").upper() for part in text.split("|")}
+    order = ("INFERENCE", "TRAINING", "TORCH_COMPILE", "FALLBACK")
+    if not names <= set(order):
+        raise ValueError(f"wanted a mode of {', '.join(order).lower()}; got {mode}; correct it")
+    return "|".join(name for name in order if name in names)
+
+
+class Choice(NamedTuple):
+    ref: Optional[KernelRef]  # None: the mapping has no kernel here
+    why: str = ""  # it has none
+    part: str = ""  # stock, because this part of the layer is mapped
+
+
+class Mapping:
+    """kernel_mapping: as above. use_local_kernel: values may be folders. inherit_mapping: layers that it does not name keep
+    their default kernels; None: unless use_local_kernel, as in transformers. ValueError for a malformed one."""
+
+    def __init__(self, kernel_mapping: Optional[dict] = None, use_local_kernel=False, inherit_mapping: Optional[bool] = None):
+        if not isinstance(kernel_mapping, (dict, type(None))):
+            raise ValueError(f"wanted a kernel mapping as a dictionary; got {type(kernel_mapping).__name__}; correct it")
+        self.use_local_kernel = bool(use_local_kernel)
+        self.inherits = not use_local_kernel if inherit_mapping is None else bool(inherit_mapping)
+        self.table = {key: self._entry(key, value) for key, value in (kernel_mapping or {}).items()}
+
+    def _entry(self, key, value) -> dict:
+        """{device or None for every one: {mode: KernelRef}}"""
+        if not isinstance(key, str) or not key:
+            raise ValueError(f"wanted a layer's name as the key of a kernel mapping; got {key!r}; name the layer")
+        if not isinstance(value, dict):
+            return {None: self._by_mode(key, value)}
+        if not value:
+            raise ValueError(f"wanted at least one device for {key}; got none; name one, or leave the key out")
+        return {self._device(device): self._by_mode(key, given) for device, given in value.items()}
+
+    @staticmethod
+    def _device(given) -> str:
+        device = getattr(given, "type", given)  # a kernels.Device
+        device = SPELLED.get(device, device)
+        if device not in DEVICES:
+            raise ValueError(f"wanted a device of {', '.join(DEVICES)}; got {given!r}; correct the mapping")
+        return device
+
+    def _by_mode(self, key: str, value) -> dict:
+        values = {mode_name(mode): ref for mode, ref in value.items()} if isinstance(value, dict) else {"FALLBACK": value}
+        found = {mode: parse(ref) for mode, ref in values.items()}
+        for ref in found.values():
+            if ref.path and not self.use_local_kernel:
+                raise ValueError(
+                    f"wanted a kernel for {key} as 'org/repo:Layer'; got {ref.text!r} without use_local_kernel; pass "
+                    "use_local_kernel=True to run a package folder of this machine"
+                )
+        return found
+
+    def _keys(self, layers: tuple) -> list:
+        return [key for key in self.table if key in layers or set(ALIASES.get(key, ())) & set(layers)]
+
+    def plus(self, key: str, value) -> "Mapping":
+        """The same, and one more entry."""
+        made = Mapping(None, self.use_local_kernel, self.inherits)
+        made.table = {**self.table, key: made._entry(key, value)}
+        return made
+
+    def names(self, layers: tuple) -> bool:
+        return bool(self._keys(layers))
+
+    def choice(self, layers: tuple, device: str, mode: str) -> Optional[Choice]:
+        """What is said of a layer that has these names, on this device; None: nothing, so that the default holds. A part that is
+        mapped keeps the layers that hold it stock."""
+        said = [by_device for key in self._keys(layers) if (by_device := self._on(self.table[key], device)) is not None]
+        if said:
+            return self._of_mode(said[-1], layers[0], device, mode)
+        if keys := self._keys(layers):
+            if self.inherits:
+                return None
+            others = sorted({str(d) for key in keys for d in self.table[key]})
+            return Choice(None, f"the mapping has no kernel of {layers[0]} for {device}, only for {', '.join(others)}")
+        part = next((p for name in layers for p in FUSED.get(name, ()) if self._says(p, device)), "")
+        if part:
+            return Choice(None, f"the mapping names its part {part} and not {layers[0]}", part)
+        return None if self.inherits else Choice(None, "the mapping does not name it, and inherits no default")
+
+    @staticmethod
+    def _on(entry: dict, device: str):
+        return entry.get(device, entry.get(None))
+
+    def _says(self, layer: str, device: str) -> bool:
+        return any(self._on(self.table[key], device) is not None for key in self._keys((layer,)))
+
+    @staticmethod
+    def _of_mode(by_mode: dict, layer: str, device: str, mode: str) -> Choice:
+        found = next((by_mode[name] for name in _MODES[mode] if name in by_mode), None)
+        if found is None:
+            return Choice(None, f"the mapping's kernels of {layer} for {device} are for {', '.join(by_mode)}, not for {mode}")
+        return Choice(found)
+
+
+def mapping_of(config) -> Mapping:
+    """Of what kernelize() may be given as kernel_config: a Mapping, a dictionary, or a KernelConfig, of transformers too."""
+    if isinstance(config, Mapping):
+        return config
+    if config is None or isinstance(config, dict):
+        return Mapping(config)
+    if isinstance(mapping := getattr(config, "mapping", None), Mapping):
+        return mapping
+    if not hasattr(config, "kernel_mapping"):
+        raise TypeError(
+            f"wanted kernel_config as a dictionary or hotswap.kernel_config(...); got {type(config).__name__}; pass one of these"
+        )
+    inherits = None if getattr(config, "inherit_mapping", True) else False
+    return Mapping(config.kernel_mapping, getattr(config, "use_local_kernel", False), inherits)

@@ -1,0 +1,189 @@
+"""Which kernel each layer of a model is to run, and of each that stays stock the reason: decided before anything is bound."""
+
+from typing import NamedTuple, Optional
+
+import torch
+from torch import nn
+
+from hotswap import attention, experts, match
+from hotswap.mapping import ALIASES, Mapping
+from hotswap.packages import dtypes, package
+from hotswap.replacement import Replacement, class_of
+from hotswap.sources import NoVariant, Source, Sources
+
+ATTENTION = "attention"
+_PARTS = ("SwiGLUMLP", "GeGLUMLP", "Experts", "Llama4TextMoe")  # whose activation is in their kernel
+
+
+class Site(NamedTuple):
+    """A layer of a model that a kernel may serve."""
+
+    name: str  # of the module
+    module: nn.Module
+    layers: tuple  # its names in a mapping: the slot's first, then the one that its class has for kernels
+    replacement: Optional[Replacement]  # ours that computes the same; None: its class only looks like one
+
+
+class Decision(NamedTuple):
+    site: Site
+    replacement: Optional[Replacement] = None  # None: stock
+    why: str = ""  # it is stock; of a bound one, what there is to say
+    by_choice: bool = False  # stock because an option or the mapping says so: strict does not mind
+    source: Optional[Source] = None  # of a mapping's kernel
+
+
+def devices_of(module: nn.Module) -> set:
+    return {p.device.type for p in module.parameters()}
+
+
+def dtypes_of(module: nn.Module) -> set:
+    return {p.dtype for p in module.parameters() if p.is_floating_point()}
+
+
+def device_name(devices: set) -> str:
+    """Of a mapping: rocm where torch calls it cuda."""
+    found = next(iter(sorted(devices - {"meta"})), "cpu")
+    return "rocm" if found == "cuda" and torch.version.hip else found
+
+
+def sites(model: nn.Module, mapping: Mapping) -> list:
+    """Every layer that has a kernel, or looks as if; and each whose class has a name for kernels that the mapping says."""
+    found = []
+    for name, module in model.named_modules():
+        named = getattr(type(module), "kernel_layer_name", None)
+        replacements = match.matches(module)
+        for r in reversed(replacements):  # the fused loss, then the plain one
+            found.append(Site(name, module, tuple(dict.fromkeys((*match.names_of(r), *((named,) if named else ())))), r))
+        if not replacements and (looks := match.looks_like(module)):
+            found.append(Site(name, module, tuple(dict.fromkeys((looks, named) if named else (looks,))), None))
+        elif not replacements and named and mapping.names((named,)):
+            found.append(Site(name, module, (named,), None))
+    return found
+
+
+class Planner:
+    """mode: its names, such as {"TRAINING"}; empty: every mode."""
+
+    def __init__(self, model, mapping: Mapping, options: dict, mode: set, sources: Sources):
+        self.mapping, self.options, self.mode, self.sources = mapping, options, mode, sources
+        self.devices, self.dtypes = devices_of(model), dtypes_of(model)
+        now = {"TRAINING" if model.training else "INFERENCE"} if not mode else mode
+        self.asked = "|".join(name for name in ("INFERENCE", "TRAINING", "TORCH_COMPILE") if name in now)
+
+    def decide(self, site: Site) -> Decision:
+        device = device_name(devices_of(site.module) or self.devices)
+        choice = self.mapping.choice(site.layers, device, self.asked)
+        if choice is None:
+            return self._default(site)
+        if choice.ref is None:
+            return Decision(site, why=choice.why, by_choice=bool(choice.part) or not self.mapping.inherits)
+        if choice.ref.stock:
+            return Decision(site, why="the mapping says stock", by_choice=True)
+        source = self.sources.find(choice.ref, site.layers, device)
+        if isinstance(source, NoVariant):
+            return Decision(site, why=f"{choice.ref.text}: {source}")
+        return self._of_bundled(site, source) if source.bundled else self._of_others(site, source)
+
+    def _default(self, site: Site) -> Decision:
+        r = site.replacement
+        if r is None:
+            return Decision(site, why=why_none(site.module))
+        if not self.options[r.option]:
+            return Decision(site, why=f"{r.option}=False", by_choice=True)
+        return self._checked(site, r)
+
+    def _checked(self, site: Site, r: Replacement, source: Optional[Source] = None) -> Decision:
+        why = self._lacks(site.module, r)
+        return Decision(site, why=why) if why else Decision(site, r, source.note if source else "", source=source)
+
+    def _lacks(self, module: nn.Module, r: Replacement) -> str:
+        """What of mode, device or dtype the kernel cannot do; empty: nothing."""
+        made_here = r.layer_class is None
+        if "TRAINING" in self.mode and not made_here and not getattr(r.layer_class, "has_backward", False):
+            return f"{r.package}:{r.layer} has no backward"
+        if "TORCH_COMPILE" in self.mode and not made_here and not getattr(r.layer_class, "can_torch_compile", False):
+            return f"{r.package}:{r.layer} is not for torch.compile"
+        return lacks(module, r, self.devices, self.dtypes)
+
+    def _of_bundled(self, site: Site, source: Source) -> Decision:
+        r = site.replacement
+        if source.layer not in site.layers:
+            if ALIASES.keys().isdisjoint(self.mapping.table):
+                raise ValueError(
+                    f"wanted a kernel for {site.layers[0]} ({site.name or 'the model'}); got {source.name}:{source.layer}, which "
+                    f"serves {source.layer}; map another layer of a package"
+                )
+            return Decision(site, why=f"{source.name}:{source.layer} serves {source.layer} and not {site.layers[0]}")
+        if r is None:
+            return Decision(site, why=why_none(site.module))
+        return self._checked(site, r, source)
+
+    def _of_others(self, site: Site, source: Source) -> Decision:
+        option = site.replacement.option if site.replacement else "kernel"
+        r = match.of_others(site.module, site.layers[0], option, source.name, source.layer_class)
+        if why := match.why_not(site.module, r):
+            return Decision(site, why=f"{source.name}: {why}")
+        declared = getattr(source.layer_class, "has_backward", True)  # as kernels takes it
+        if "TRAINING" in self.mode and not declared:
+            return Decision(site, why=f"{source.name}:{source.layer} has no backward")
+        if "TORCH_COMPILE" in self.mode and not getattr(source.layer_class, "can_torch_compile", False):
+            return Decision(site, why=f"{source.name}:{source.layer} is not for torch.compile")
+        return Decision(site, r, "" if declared else "inference alone: without a backward of its own", source=source)
+
+
+def lacks(module: nn.Module, r: Replacement, of_model: set, dtypes_of_model: set) -> str:
+    """Why a bundled kernel does not serve this module where it is and as it is; empty: it does. A layer without parameters is where
+    its model is, and in its types."""
+    devices = devices_of(module) or of_model
+    if not devices <= {"cpu", "meta"} and "-cpu-" in package(r.package).variant:
+        return f"the package {r.package} has kernels for the CPU alone"
+    if not devices <= {"cpu", "cuda", "meta"}:
+        return f"the package {r.package} has no kernels for {', '.join(sorted(devices))}"
+    if torch.float64 in (dtypes_of(module) or dtypes_of_model) - dtypes(r.package):
+        return f"the package {r.package} has no float64"
+    return ""
+
+
+def why_none(module: nn.Module) -> str:
+    return experts.why_not(module) or f"{class_of(module).__name__} computes something else"
+
+
+def _is_part(decision: Decision, whole: dict) -> bool:
+    """Of an activation: is it in the kernel of what holds it?"""
+    path = decision.site.name.split(".")
+    return any(".".join(path[:end]) in whole for end in range(len(path)))
+
+
+def plan(model: nn.Module, planner: Planner) -> list:
+    """A Decision for each site. ValueError for a key of the mapping that names no layer of the model."""
+    found = sites(model, planner.mapping)
+    check_keys(planner.mapping, found, model)
+    decisions = [planner.decide(site) for site in found]
+    whole = {}
+    for d in decisions:
+        if d.replacement is not None and d.site.layers[0] in _PARTS:
+            inner = ".experts" if d.site.layers[0] == "Llama4TextMoe" else ""
+            whole[f"{d.site.name}{inner}".removeprefix(".")] = d.site.layers[0]
+    fused = {id(d.site.module) for d in decisions if d.replacement and d.site.layers[0] == "LinearCrossEntropy"}
+    return [_within(d, whole, fused) for d in decisions]
+
+
+def _within(d: Decision, whole: dict, fused: set) -> Decision:
+    if d.replacement is None:
+        return d
+    if d.replacement.option == "activation" and _is_part(d, whole):
+        holder = next(whole[name] for name in whole if d.site.name.startswith(f"{name}.") or not name)
+        return Decision(d.site, why=f"in the kernel of {holder}", by_choice=True)
+    if d.site.layers[0] == "ForCausalLMLoss" and id(d.site.module) in fused:
+        return Decision(d.site, why="LinearCrossEntropy goes before it", by_choice=True)
+    return d
+
+
+def check_keys(mapping: Mapping, found: list, model: nn.Module) -> None:
+    known = {layer for site in found for layer in site.layers}
+    if attention._configs(model):
+        known.add(ATTENTION)
+    for key in mapping.table:
+        if not known & {key, *ALIASES.get(key, ())}:
+            have = ", ".join(sorted(known)) or "none"
+            raise ValueError(f"wanted layers that the model has: {have}; got {key!r} in the kernel mapping; correct it or leave it out")

@@ -1,0 +1,111 @@
+"""The report: what every layer of a model runs, and of each that is stock the reason, read from the modules as they are now."""
+
+from dataclasses import dataclass, field
+from typing import Optional
+
+from torch import nn
+
+from hotswap import attention, match, projections
+from hotswap.bind import _BASELINE, bound, counts, enabled, mapping_of_model, one_at_a_time, running
+from hotswap.packages import owner, package
+from hotswap.plan import Site, devices_of, dtypes_of, lacks, sites, why_none
+from hotswap.replacement import Replacement, class_of
+
+
+@dataclass
+class Row:
+    name: str  # of the module
+    layer: str  # its name in a kernel mapping
+    package: Optional[str]  # None: stock; an id where kernels' own kernelize bound it
+    version: Optional[int] = None
+    variant: Optional[str] = None
+    ops: tuple = ()
+    why: str = ""  # it is stock; of a bound one, what it leaves to others
+    by_choice: bool = False  # stock because an option or the mapping says so
+    form: str = ""  # which of the layer's forms is bound
+
+
+@dataclass
+class Report:
+    rows: list
+    calls: dict = field(default_factory=dict)  # "norm.rms_norm" -> calls in this process since the model was bound
+
+    def __str__(self):
+        lines = []
+        groups: dict = {}
+        for row in self.rows:
+            groups.setdefault((row.layer, row.package, row.version, row.variant, row.why), []).append(row.name)
+        for (layer, name, version, variant, why), names in groups.items():
+            note = f"; {why}" if why else ""
+            where = f"{name} v{version} ({variant}){note}" if version else f"{name}{note}" if name else f"stock: {why}"
+            first = names[0] or "the model"
+            lines.append(f"{layer:20} x{len(names):<4} {where:52} {first}{', ...' if len(names) > 1 else ''}")
+        lines += [f"{op:36} {count} calls" for op, count in sorted(self.calls.items()) if count]
+        return "\n".join(lines)
+
+
+@one_at_a_time
+def report(model: nn.Module) -> Report:
+    """What every layer runs that is bound, could be, or looks as if: read from the modules as they are now."""
+    rows, ops, where = [], set(), (devices_of(model), dtypes_of(model))
+    for site in sites(model, mapping_of_model(model)):
+        r = site.replacement
+        if r is not None and not projections.is_here(site.module, r):
+            continue
+        row = _row(site, where)
+        rows.append(row)
+        ops |= {(row.package, op) for op in row.ops}
+    order = {name: i for i, (name, _) in enumerate(model.named_modules())}
+    rows.sort(key=lambda row: (order[row.name], row.package is None))  # of two losses the one that runs first
+    for name, module in model.named_modules():
+        rows += _func_rows(name, module)
+        if made := attention.running(module):
+            why = "dropout in training by torch's" if attention.drops_out(module) else ""
+            rows.append(Row(name, "attention", made.name, made.version, made.variant, attention.OPS, why))
+            ops |= {(made.name, op) for op in attention.OPS}
+    found, before = counts(ops), _BASELINE.get(model, {})
+    return Report(rows, {op: count - before.get(op, 0) for op, count in found.items()})
+
+
+def _row(site: Site, where: tuple) -> Row:
+    name, module, layer, r = site.name, site.module, site.layers[0], site.replacement
+    why, by_choice = module.__dict__.get("_hotswap_why", {}).get(layer, ("", False))
+    if r is not None and bound(module, r):
+        made = package(r.package)
+        notes = [note for note in (why, projections.note(module, r)) if note]
+        return Row(name, layer, made.name, made.version, made.variant, r.ops, "; ".join(notes), form=r.layer)
+    if (source := module.__dict__.get("_hotswap_source")) is not None and _runs_others(module):
+        return Row(name, layer, source[0], source[2], source[3], why=why, form=source[1])
+    if package_id := owner(running(module)):  # by kernels' own kernelize, from a mapping
+        return Row(name, getattr(class_of(module), "kernel_layer_name", layer), package_id)
+    return Row(name, layer, None, why=why or _why_stock(site, where), by_choice=by_choice)
+
+
+def _runs_others(module: nn.Module) -> bool:
+    """Is what a mapping's package of others brought still there?"""
+    put = module.__dict__.get("_hotswap", {})
+    return bool(put) and all(name in module.__dict__ for name in put)
+
+
+def _why_stock(site: Site, where: tuple) -> str:
+    """Of a layer that no decision keeps stock, or that was bound and runs something else now."""
+    module, r = site.module, site.replacement
+    if r is None:
+        return why_none(module)
+    if not enabled():
+        return "USE_HUB_KERNELS is off"
+    if why := lacks(module, r, *where):
+        return why
+    if "_hotswap_why" in module.__dict__:
+        return "not bound: another forward was put on it since"
+    return "not bound: kernelize() has not seen it"
+
+
+def _func_rows(name: str, module: nn.Module) -> list:
+    """Functions that kernels' own kernelize bound, for every model of the process."""
+    rows = []
+    for function_name, function in getattr(module, "_kernel_funcs", {}).items():
+        package_id = owner(getattr(function.__dict__.get("forward"), "__func__", None))
+        if package_id:
+            rows.append(Row(f"{name}.{function_name}", type(function).kernel_layer_name, package_id))
+    return rows
