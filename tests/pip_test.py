@@ -8,8 +8,10 @@ Where the index does not answer, that half is left out and said.
 """
 
 import argparse
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -72,6 +74,29 @@ def fresh_environment(work: Path, python: Path, environment: dict) -> Path:
 def index_answers(python: Path, folder: Path) -> bool:
     command = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=0", "-d", folder, "scikit-build-core"]
     return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def agreeing_pair(python: Path, requirements: list[str], environment: dict) -> tuple[str, str]:
+    """The transformers and kernels that pip takes for these requirements; exits where that transformers refuses that kernels."""
+    from packaging.requirements import Requirement
+
+    command = [python, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-", *requirements]
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, env=environment)
+    if done.returncode:
+        sys.exit(f"{done.stderr}\npip_test: pip finds no {' '.join(requirements)}")
+    taken = {item["metadata"]["name"]: item["metadata"] for item in json.loads(done.stdout)["install"]}
+    wanted = [Requirement(text) for text in taken["transformers"]["requires_dist"] if text.startswith("kernels")]
+    versions = taken["transformers"]["version"], taken["kernels"]["version"]
+    if not wanted or not all(requirement.specifier.contains(versions[1]) for requirement in wanted):
+        sys.exit(f"pip_test: expected a kernels that transformers {versions[0]} accepts; got {versions[1]}, not {wanted[0].specifier}")
+    return versions
+
+
+def documented_requirements() -> list[str]:
+    """What README.md tells to install beside ./python, and the extra of python/pyproject.toml."""
+    (line,) = re.findall(r"^pip install \./python (.*)$", (ROOT / "README.md").read_text(), re.M)
+    (extra,) = re.findall(r"^transformers = (\[.*?\](?=\s|$))", (ROOT / "python/pyproject.toml").read_text(), re.M)
+    return [*shlex.split(line), *json.loads(extra)]
 
 
 def variants(names: list[str]) -> set[tuple[str, str]]:
@@ -159,6 +184,8 @@ def main() -> None:
         python = fresh_environment(work, args.python.absolute(), environment)
         without_isolation(work, python, environment)
         if index_answers(python, work / "index"):
+            requirements = documented_requirements()
+            print(*requirements, "->", *agreeing_pair(python, requirements, environment))
             isolated(work, python, environment)
         else:
             print("not tested: pip install ./python in pip's own environment, README.md's Python: no package index answers")

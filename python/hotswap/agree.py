@@ -8,6 +8,7 @@ from typing import Callable, Optional
 import torch
 from torch import nn
 
+from hotswap.fitting import fitted
 from hotswap.replacement import Replacement, class_of
 
 _known: dict = {}  # class and settings -> Replacement or None
@@ -62,7 +63,7 @@ def agreement(stock: Callable, ours: Callable, cases: list) -> bool:
             continue
         try:
             got = ours(*arguments)
-        except RuntimeError:  # our op refuses what stock can do
+        except (RuntimeError, TypeError, ValueError):  # ours refuses what stock can do
             return False
         if not same(got, want, limit):
             return False
@@ -88,7 +89,16 @@ class Trial:
 _trial: ContextVar[Optional[Trial]] = ContextVar("trial", default=None)
 
 
-def first(key, candidates: Callable[[], list], agree: Callable[[Replacement], bool]) -> Optional[Replacement]:
+def fitting(candidates: list, stock: Callable) -> list:
+    """Those that can be called as `stock` is, with a forward that is."""
+    pairs = [(c, fitted(stock, c.forward)) for c in candidates]
+    return [c._replace(forward=fit.forward, note=fit.note) for c, fit in pairs if fit is not None]
+
+
+def first(
+    key, candidates: Callable[[], list], agree: Callable[[Replacement], bool], stock: Optional[Callable] = None
+) -> Optional[Replacement]:
+    """The first candidate that agrees, asked once for each key. stock: what its forward takes the place of; None: it fits already."""
     trial = _trial.get()
     if trial is None and key in _known:
         return _known[key]
@@ -100,5 +110,6 @@ def first(key, candidates: Callable[[], list], agree: Callable[[Replacement], bo
             if trial is not None:
                 trial.agrees = agree(trial.candidate) if trial.agrees is None else trial.agrees
                 return None
-            _known[key] = next((c for c in candidates() if agree(c)), None)
+            made = candidates() if stock is None else fitting(candidates(), stock)
+            _known[key] = next((c for c in made if agree(c)), None)
     return _known[key]

@@ -1,13 +1,21 @@
 """The attention of a model by our package: attn_implementation under a name of our own, which transformers asks for at each
-forward. Taking it out gives each config of the model the name that it had."""
+forward. Taking it out gives each config of the model the name that it had.
 
+A config is bound where the classes that share it say that flash attention serves them, and where each attention's own eager
+formula is the one that the package computes; else it keeps its own, and the report says why.
+"""
+
+import inspect
 import sys
+from types import CodeType
 from typing import Optional
 
+import torch
 from torch import nn
 
-from hotswap.packages import Package, package
-from hotswap.replacement import inside
+from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
+from hotswap.packages import Package, load, package
+from hotswap.replacement import Replacement, class_of, inside
 
 NAME = "hotswap"
 OPS = (
@@ -18,6 +26,8 @@ OPS = (
     "attention_varlen_fwd",
     "attention_varlen_bwd",
 )
+_NO_LOOK_UP = "its class does not look up an attn_implementation"
+REQUESTED = "_hotswap_attention"  # on a model that was kernelized with attention=True
 
 
 def _forward(*args, **kwargs):
@@ -42,26 +52,106 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, _mask)
 
 
-def _configs(model: nn.Module) -> list:
-    """Those that say which attention runs, of the parts of a model that ask."""
-    found = {}
+def _parts(model: nn.Module) -> list:
+    """The parts of a model that look up an attention function by their config."""
+    found = []
     for module in model.modules():
         asks = getattr(module, "_can_set_attn_implementation", None)
         if asks is not None and asks():
-            found[id(module.config)] = module.config
-    return list(found.values())
+            found.append(module)
+    return found
+
+
+def _configs(model: nn.Module) -> list:
+    """Those that say which attention runs, each once."""
+    return list({id(part.config): part.config for part in _parts(model)}.values())
+
+
+def _is_attention(module: nn.Module) -> bool:
+    code = getattr(inside(stock_forward(module)), "__code__", None)
+    return "ALL_ATTENTION_FUNCTIONS" in getattr(code, "co_names", ()) and hasattr(module, "config")
+
+
+# ---- what the package may serve -------------------------------------------------------------------------------------
+
+
+def _names(code) -> set:
+    """The globals and attributes that a function's code, and those of functions within it, look up."""
+    within = [c for c in getattr(code, "co_consts", ()) if isinstance(c, CodeType)]
+    return set(getattr(code, "co_names", ())).union(*map(_names, within))
+
+
+def _has_chunks(part: nn.Module) -> bool:
+    """Llama 4 says no to flash attention, which lacks its chunks. The package has them."""
+    return "create_chunked_causal_mask" in _names(getattr(inside(stock_forward(part)), "__code__", None))
+
+
+def _same_formula(module: nn.Module, forward) -> bool:
+    """Does the module's eager formula compute what the package does? Yes, where it has none by that name."""
+    eager = forward.__globals__.get("eager_attention_forward")
+    if not inspect.isfunction(eager):
+        return True
+    names = {name for c in forward.__code__.co_consts if isinstance(c, tuple) for name in c}
+    grouped = "repeat_kv" in eager.__code__.co_names
+    capped = "softcap" in inspect.signature(eager).parameters
+
+    def candidates():
+        return [Replacement("attention", "attention", "attention", OPS, load("attention").interface.attention_forward)]
+
+    def agree(candidate):
+        q, k, v = numbers(2, 4, 5, 8), numbers(2, 2 if grouped else 4, 5, 8) + 0.5, numbers(2, 2 if grouped else 4, 5, 8)
+        parts = dict(num_key_value_groups=2) if grouped else {}
+        more = {}
+        if isinstance(getattr(module, "sinks", None), torch.Tensor):
+            parts["sinks"] = nn.Parameter(numbers(4))
+            more = dict(s_aux=parts["sinks"]) if "s_aux" in names else {}
+        shell = shell_of(module, **parts).eval()
+        mask = torch.zeros(2, 1, 5, 5).masked_fill(numbers(2, 1, 5, 5) > 0.5, torch.finfo(torch.float32).min)
+        made = [(name, f) for name, f in (("stock", eager), ("ours", candidate.forward))]
+        calls = {name: (lambda cap, f=f: f(shell, q, k, v, mask, scaling=0.3, dropout=0.0, **cap, **more)[0]) for name, f in made}
+        return agreement(calls["stock"], calls["ours"], [(({},), 1e-5)] + [(({"softcap": 2.0},), 1e-5)] * capped)
+
+    return first(("attention", class_of(module), eager), candidates, agree) is not None
+
+
+def _why_not_module(module: nn.Module) -> str:
+    forward = inside(stock_forward(module))
+    name = class_of(module).__name__
+    if unknown := load("attention").interface.unknown_keywords(forward):
+        return f"{name} gives its attention {', '.join(sorted(unknown))}, which the package does not take"
+    return "" if _same_formula(module, forward) else f"{name} computes something else"
+
+
+def why_not(model: nn.Module) -> dict:
+    """id of a config -> why the package does not serve the attention of the parts that share it; absent: it does."""
+    reasons, chunked = {}, set()
+    for part in _parts(model):
+        if _has_chunks(part):
+            chunked.add(id(part.config))
+        elif not getattr(part, "_supports_flash_attn", False):
+            reasons.setdefault(id(part.config), f"{class_of(part).__name__} says that flash attention does not serve it")
+    reasons = {config: reason for config, reason in reasons.items() if config not in chunked}
+    for module in model.modules():
+        if _is_attention(module) and id(module.config) not in reasons and (reason := _why_not_module(module)):
+            reasons[id(module.config)] = reason
+    return reasons
+
+
+# ---- in and out -----------------------------------------------------------------------------------------------------
 
 
 def bind(model: nn.Module) -> set:
     """The ops that may run: {(package, op)}."""
+    model.__dict__[REQUESTED] = True
     configs = _configs(model)
     if not configs:
         return set()
-    made = package("attention")
+    made, reasons = package("attention"), why_not(model)
     made.module.register(NAME)
     for config in configs:
-        config.__dict__.setdefault("_hotswap_attention_before", config._attn_implementation)
-        config._attn_implementation_internal = NAME
+        if id(config) not in reasons:
+            config.__dict__.setdefault("_hotswap_attention_before", config._attn_implementation)
+            config._attn_implementation_internal = NAME
     return {(made.name, op) for op in OPS}
 
 
@@ -74,6 +164,7 @@ def bind_named(model: nn.Module, name: str, allow_all_kernels: bool) -> None:
 
 
 def take_out(model: nn.Module) -> None:
+    model.__dict__.pop(REQUESTED, None)
     if "transformers" not in sys.modules:
         return
     for config in _configs(model):
@@ -85,13 +176,34 @@ def take_out(model: nn.Module) -> None:
 
 def running(module: nn.Module) -> Optional[Package]:
     """Our package, where it is this module's attention."""
-    forward = getattr(inside(type(module).forward), "__code__", None)
-    if "ALL_ATTENTION_FUNCTIONS" not in getattr(forward, "co_names", ()):
-        return None
-    config = getattr(module, "config", None)
-    return package("attention") if getattr(config, "_attn_implementation", None) == NAME else None
+    is_ours = _is_attention(module) and getattr(module.config, "_attn_implementation", None) == NAME
+    return package("attention") if is_ours else None
 
 
-def drops_out(module: nn.Module) -> bool:
+def refused(model: nn.Module) -> list:
+    """(name, module, why) of each attention that attention=True leaves stock."""
+    reasons = why_not(model)
+    others = dict.fromkeys({id(m.config) for m in model.modules() if _is_attention(m)} - {id(c) for c in _configs(model)}, _NO_LOOK_UP)
+    reasons = others | reasons
+    found = [(name, module) for name, module in model.named_modules() if _is_attention(module)]
+    return [(name, module, reasons[id(module.config)]) for name, module in found if id(module.config) in reasons]
+
+
+def stock_rows(model: nn.Module) -> list:
+    """(name, why) of each attention that runs something else though attention=True was asked for."""
+    if REQUESTED not in model.__dict__:
+        return []
+    reasons = {name: why for name, _, why in refused(model)}
+    found = [name for name, module in model.named_modules() if _is_attention(module) and running(module) is None]
+    return [(name, reasons.get(name, "not bound: another attn_implementation was set since")) for name in found]
+
+
+def note(module: nn.Module) -> str:
+    """What a bound attention leaves to torch's own."""
     rates = (getattr(module, name, 0.0) for name in ("attention_dropout", "dropout_p"))
-    return any(isinstance(rate, float) and rate > 0 for rate in rates)
+    notes = ["dropout in training"] if any(isinstance(rate, float) and rate > 0 for rate in rates) else []
+    made = load("attention").interface
+    types = {(p.device.type, p.dtype) for p in module.parameters() if p.is_floating_point()}
+    apart = {f"{dtype} on {device}".removeprefix("torch.") for device, dtype in types if not made.has_kernels(device, dtype)}
+    notes += [f"{name} outside of autocast" for name in sorted(apart)]
+    return f"{' and '.join(notes)} by torch's" if notes else ""

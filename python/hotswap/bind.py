@@ -205,6 +205,8 @@ def _check_strict(model: nn.Module, decisions: list, attend) -> None:
         for d in decisions
         if d.replacement is None and not d.by_choice
     ]
+    if attend == "":
+        missed += [f"{name} ({class_of(module).__name__}): {why}" for name, module, why in attention.refused(model)]
     if missed:
         raise RuntimeError(
             f"strict: wanted a kernel for every layer; got none for {', '.join(missed)}; map these layers to kernels, or to \"\" "

@@ -121,7 +121,7 @@ def _experts(module) -> Optional[Replacement]:
         # the wide ones show a limit
         return agreement(stock, ours, [((x, index, weights), 1e-5), ((1e4 * x, index, weights), 1e-5)])
 
-    return first((*_key(module), up, bias, transposed), candidates, agree)
+    return first((*_key(module), up, bias, transposed), candidates, agree, stock_forward(module))
 
 
 # ---- Llama 4: its experts are behind no interface, and each runs on every token ---------------------------------------
@@ -152,7 +152,7 @@ def _scaled_block(module) -> Optional[Replacement]:
         stock, ours = stock_forward(module).__get__(shell), candidate.forward.__get__(shell)
         return agreement(stock, ours, [((numbers(2, 3, WIDE),), 1e-5), ((1e4 * numbers(2, 3, WIDE),), 1e-5)])
 
-    return first((settings(module), settings(module.router), *_key(module.experts)), candidates, agree)
+    return first((settings(module), settings(module.router), *_key(module.experts)), candidates, agree, stock_forward(module))
 
 
 def why_not(module) -> str:

@@ -14,6 +14,7 @@ from torch import nn
 
 from hotswap import deformable, experts, mixers, residual
 from hotswap.agree import Trial, agreement, first, numbers, settings, shell_of, stock_forward
+from hotswap.fitting import fitted
 from hotswap.packages import load
 from hotswap.projections import ADD_NORM, linking
 from hotswap.replacement import Replacement, class_of, decorated, inside, seeing
@@ -93,7 +94,7 @@ def _rms_norm(module):
         # A float32 weight on bfloat16 shows what is cast when.
         return agreement(stock, ours, [((x,), 1e-5), ((x.bfloat16(),), 2**-7)])
 
-    return first((settings(module), weighted), candidates, agree)
+    return first((settings(module), weighted), candidates, agree, stock_forward(module))
 
 
 def _layer_norm(module):
@@ -111,7 +112,7 @@ def _layer_norm(module):
         x = numbers(3, 5, 16)
         return agreement(stock, ours, [((x,), 1e-5), ((1e-3 * x,), 1e-4)])  # small ones: epsilon counts
 
-    return first((settings(module), module.bias is None), candidates, agree)
+    return first((settings(module), module.bias is None), candidates, agree, stock_forward(module))
 
 
 ACTIVATIONS = {
@@ -134,7 +135,7 @@ def _activation(module):
         # the wide ones show a limit (gelu_10)
         return agreement(stock, ours, [((5 * numbers(3, 40),), 1e-6), ((1e4 * numbers(3, 40),), 1e-6)])
 
-    return first(settings(module), candidates, agree)
+    return first(settings(module), candidates, agree, stock_forward(module))
 
 
 def _scaled_swiglu_mlp():
@@ -191,7 +192,7 @@ def _gated_mlp(module):
         # the wide ones show a limit on gate and up (DeepSeek 4)
         return agreement(stock, ours, [((numbers(2, 3, 8),), 1e-5), ((1e4 * numbers(2, 3, 8),), 1e-5)])
 
-    return first((settings(module), settings(getattr(module, act))), candidates, agree)
+    return first((settings(module), settings(getattr(module, act))), candidates, agree, stock_forward(module))
 
 
 # ---- rotary embedding: a function that an attention's forward looks up among its module's globals -----------------
@@ -226,6 +227,11 @@ def _rotary_functions():
     def complex_rotary_emb_by_time(q, k, freqs_cis):  # Llama 4: [batch, time, heads, dim]
         return rotary.layers.turned_by_time(q, k, freqs_cis)
 
+    def patch_rotary_pos_emb(q, k, cos, sin, **kwargs):  # DINOv3's: the first tokens are no patches, and stay
+        first = q.shape[-2] - sin.shape[-2]
+        turned = apply(q[..., first:, :], k[..., first:, :], cos, sin)
+        return tuple(torch.cat([x[..., :first, :], t], -2) for x, t in zip((q, k), turned)) if first else turned
+
     def image_rotary_pos_emb(q, k, cos, sin):  # Qwen's: [time, heads, dim], or a batch of them
         if q.dim() == 4:
             return along(2, q, k, cos, lambda q, k: apply(q, k, cos, sin))
@@ -238,7 +244,7 @@ def _rotary_functions():
             freqs_ci = torch.complex(freqs_ci.float(), torch.zeros_like(freqs_ci, dtype=torch.float32))
         return rotary.layers.turned_by_time(query, key, freqs_ci.to(query.device))
 
-    tables = [rotary_pos_emb, partial_rotary_pos_emb, interleaved_rotary_pos_emb]
+    tables = [rotary_pos_emb, partial_rotary_pos_emb, interleaved_rotary_pos_emb, patch_rotary_pos_emb]
     numbers = [complex_rotary_emb, complex_rotary_emb_by_time]
     return dict(zip(ROTARY, (tables, numbers, [image_rotary_pos_emb], [image_complex_rotary_emb]), strict=True))
 
@@ -262,6 +268,7 @@ def _rotary_cases(name):
         angle = table if half is None else torch.cat([half, half], -1)
         cos, sin = angle.cos(), angle.sin()
         cases += [((q, k, cos, sin), 1e-6), ((*by_time, cos, sin, 2), 1e-6), ((q, k, cos[0], sin[0], 0), 1e-6)]
+        cases += [((q, k, cos[0, 2:], sin[0, 2:]), 1e-6)]  # of patches alone: two of the tokens are none
     return cases
 
 
@@ -277,9 +284,10 @@ def _attention(module):
         return None
 
     def candidates():
-        made = _rotary_functions()[name]
-        ours = {f: decorated(forward, seeing(inside(forward), {name: f})) for f in made}
-        return [Replacement("rope", f.__name__, "rotary", ("rotary", "rotary_bwd"), linking(ours[f])) for f in made]
+        made = [(f.__name__, fit) for f in _rotary_functions()[name] if (fit := fitted(stock, f)) is not None]
+        ours = [(layer, decorated(forward, seeing(inside(forward), {name: fit.forward})), fit.note) for layer, fit in made]
+        ops = ("rotary", "rotary_bwd")
+        return [Replacement("rope", layer, "rotary", ops, linking(f), note=note) for layer, f, note in ours]
 
     def agree(candidate):
         return agreement(stock, inside(candidate.forward).__globals__[name], _rotary_cases(name))

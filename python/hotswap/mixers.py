@@ -138,7 +138,7 @@ def _gated_norm(module) -> Optional[Replacement]:
             [((shell, x, gate), 1e-5), ((short, x.bfloat16(), gate.bfloat16()), 2**-6)],
         )
 
-    return first((settings(module), tuple(module.weight.shape)), candidates, agree)
+    return first((settings(module), tuple(module.weight.shape)), candidates, agree, stock_forward(module))
 
 
 # ---- the numbers that a function is asked with -----------------------------------------------------------------------

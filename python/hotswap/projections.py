@@ -29,7 +29,9 @@ class _Link:
     def __init__(self, chain, linear):
         self.chain, self.linear = chain, linear
 
-    def __call__(self, x):
+    def __call__(self, x, *args, **kwargs):
+        if args or kwargs:  # more than a plain nn.Linear takes (Moshi's choose weights by the codebook)
+            return self.linear(x, *args, **kwargs)
         return self.chain(self.linear, x)
 
     def __getattr__(self, name):

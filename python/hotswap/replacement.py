@@ -17,6 +17,7 @@ class Replacement(NamedTuple):
     forward: Callable  # (self, ...) as the class's own
     layer_class: Optional[type] = None  # of the package; None: the forward is made here
     attribute: Optional[str] = None  # a function that the module holds under this name is replaced, not its forward
+    note: str = ""  # what it leaves to the class's own, for the report
 
 
 def class_of(module: nn.Module) -> type:

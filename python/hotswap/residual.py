@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
 from hotswap.packages import load
 from hotswap.projections import ADD_NORM, trains
-from hotswap.replacement import Replacement, class_of, decorated
+from hotswap.replacement import Replacement, cache_name, class_of, decorated, inside
 
 PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 OPS = ("add_rms_norm_fwd", "add_rms_norm_bwd")
@@ -40,7 +40,7 @@ def _norm():  # asked for by a forward: `import hotswap` loads no package
 def _formula(norm) -> Optional[tuple]:
     """(weight, epsilon, offset, casting) of a norm that runs by our op and has nothing else on it."""
     _, formulas, cast_last = _norm()
-    found = formulas.get(getattr(norm.__dict__.get("forward"), "__func__", None))
+    found = formulas.get(inside(getattr(norm.__dict__.get("forward"), "__func__", None)))
     if found is None or norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks:
         return None
     eps, offset, casting = found
@@ -146,10 +146,11 @@ def match(module) -> Optional[Replacement]:
         shell = shell_of(module, self_attn=_StandIn(torch.exp, tells=True), **{n: _StandIn(f) for n, f in changes.items()})
         stock, ours = (f.__get__(shell) for f in (stock_forward(module), composed(class_of(module), InTwo)))
         x, mask = numbers(2, 3, 8), numbers(3, 3)
+        cache = cache_name(stock_forward(module))
         some = dict(attention_mask=mask, position_embeddings=(mask, mask), use_cache=True)
         return all(
             agreement(lambda x: stock(x, **given), lambda x: ours(x, **given), [((x,), 1e-6)])
-            for given in (some, some | dict(past_key_values=mask, position_ids=mask, more=mask), dict(attention_mask=mask))
+            for given in (some, some | {cache: mask, "position_ids": mask, "more": mask}, dict(attention_mask=mask))
         )
 
     return first(("residual", *settings(module)), candidates, agree)

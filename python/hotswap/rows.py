@@ -60,9 +60,9 @@ def report(model: nn.Module) -> Report:
     for name, module in model.named_modules():
         rows += _func_rows(name, module)
         if made := attention.running(module):
-            why = "dropout in training by torch's" if attention.drops_out(module) else ""
-            rows.append(Row(name, "attention", made.name, made.version, made.variant, attention.OPS, why))
+            rows.append(Row(name, "attention", made.name, made.version, made.variant, attention.OPS, attention.note(module)))
             ops |= {(made.name, op) for op in attention.OPS}
+    rows += [Row(name, "attention", None, why=why) for name, why in attention.stock_rows(model)]
     found, before = counts(ops), _BASELINE.get(model, {})
     return Report(rows, {op: count - before.get(op, 0) for op, count in found.items()})
 
@@ -72,7 +72,7 @@ def _row(site: Site, where: tuple) -> Row:
     why, by_choice = module.__dict__.get("_hotswap_why", {}).get(layer, ("", False))
     if r is not None and bound(module, r):
         made = package(r.package)
-        notes = [note for note in (why, projections.note(module, r)) if note]
+        notes = [note for note in (why, r.note, projections.note(module, r)) if note]
         return Row(name, layer, made.name, made.version, made.variant, r.ops, "; ".join(notes), form=r.layer)
     if (source := module.__dict__.get("_hotswap_source")) is not None and _runs_others(module):
         return Row(name, layer, source[0], source[2], source[3], why=why, form=source[1])

@@ -4,7 +4,7 @@ q [batch, rows, heads, dim], k and v [batch, rows, key heads, dim]; packed seque
 The last query stands at the last key. A query that sees no key gives 0, and -inf as its lse.
 """
 
-from . import bert_padding, layers, operators, sharding
+from . import bert_padding, interface, layers, operators, sharding
 from .flash import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -27,6 +27,7 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "interface",
     "layers",
     "register",
     "register_sharding",

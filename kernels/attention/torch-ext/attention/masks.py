@@ -1,4 +1,9 @@
-"""What the tokens of a forward see, described once for all its layers instead of made as a tensor."""
+"""What the tokens of a forward see, described once for all its layers instead of made as a tensor.
+
+On a GPU nothing here waits for the device, so a forward can run ahead of it and be captured in a CUDA graph: shapes follow from
+shapes alone. The one exception are packed rows: their number decides shapes, and transformers has just waited for the same
+tensor to learn that they are packed. While a graph is captured or traced, packed rows are a mask that is a tensor.
+"""
 
 from typing import NamedTuple, Optional
 
@@ -7,24 +12,63 @@ from torch.nn.functional import pad
 
 
 class Rows(NamedTuple):
-    """The real tokens of a batch, one behind the other."""
+    """The tokens of a batch [batch, rows] as packed sequences."""
 
-    index: torch.Tensor  # into [batch * rows]
-    cu_seqlens: torch.Tensor
+    index: Optional[torch.Tensor]  # [tokens] into [batch * rows], in the order of the sequences; None: all, in their own order
+    back: Optional[torch.Tensor]  # [batch * rows]: where each token is in that order; None: index leaves padding out
+    cu_seqlens: torch.Tensor  # [sequences + 1]
     longest: int
+    used: Optional[torch.Tensor] = None  # [sequences]: how many keys of each can be seen; None: all of them
+
+    def packed(self, x):
+        """x [batch, rows, ...] -> [tokens, ...]"""
+        x = x.flatten(0, 1)
+        return x if self.index is None else x.index_select(0, self.index)
+
+    def restored(self, x, batch: int, rows: int):
+        """x [tokens, ...] -> [batch, rows, ...], zeros where padding was left out"""
+        if self.back is not None:
+            x = x.index_select(0, self.back)
+        elif self.index is not None:
+            x = x.new_zeros((batch * rows, *x.shape[1:])).index_copy(0, self.index, x)
+        return x.unflatten(0, (batch, rows))
 
 
 class Mask(NamedTuple):
     causal: bool
     window: tuple  # keys before and behind a query's own, -1: all
     chunk: int
-    keys: Optional[int]  # so many of the keys are there; None: all
+    keys: Optional[int]  # how many of the keys are there; None: all
     queries_of: Optional[Rows]  # None: every token is real, and of its row's only sequence
     keys_of: Optional[Rows]
+    kept: Optional[torch.Tensor] = None  # bool [batch, keys]: tokens that are no padding; None: all
+    sequences: Optional[torch.Tensor] = None  # [batch, rows]: the number of each token's sequence; None: one a row
 
     @property
     def ndim(self):  # generate() may make it before the model, which asks whether it is a row of zeros and ones
         return 4
+
+    def tensor(self, queries: int, keys: int, device):
+        """The same as bool [batch or 1, 1, queries, keys]."""
+        last = keys if self.keys is None else self.keys
+        at = torch.arange(last - queries, last, device=device).view(-1, 1)
+        key = torch.arange(keys, device=device)
+        seen = (key < last) & (at >= 0)
+        left, right = self.window[0], 0 if self.causal else self.window[1]
+        if left >= 0:
+            seen = seen & (key >= at - left)
+        if right >= 0:
+            seen = seen & (key <= at + right)
+        seen = seen.view(1, 1, queries, keys)
+        if self.chunk:
+            place = key.view(1, -1) if self.kept is None else pad(self.kept.cumsum(1) - 1, (0, keys - self.kept.shape[1]))
+            chunk = place.div(self.chunk, rounding_mode="floor")
+            seen = seen & (chunk[:, None, last - queries : last, None] == chunk[:, None, None, :])
+        if self.kept is not None:
+            seen = seen & pad(self.kept, (0, keys - self.kept.shape[1]))[:, None, None, :]
+        if self.sequences is not None:
+            seen = seen & (self.sequences[:, None, :, None] == self.sequences[:, None, None, :])
+        return seen
 
 
 # Mask functions of transformers.masking_utils by their names, and what the things that they close over say.
@@ -58,18 +102,56 @@ def describe(function) -> Optional[dict]:
     return {k: v for part in parts for k, v in part.items()}
 
 
-def _rows(kept, sequences):
-    """kept: bool [batch, rows]; sequences: the number of each token's sequence in its row, or None: one a row."""
+def may_wait(device, traced: bool) -> bool:
+    """May a forward look at the numbers of a tensor there?"""
+    return torch.device(device).type == "cpu" and not traced
+
+
+def _ends(lengths):
+    return pad(lengths.flatten().cumsum(0), (1, 0)).to(torch.int32)
+
+
+def _without_padding(kept, sequences=None):
+    """The real tokens alone; how many there are is asked of the device. kept: bool [batch, rows]; sequences [batch, rows]: the
+    number of each token's sequence in its row, or None: one a row."""
     batch, rows = kept.shape
-    key = torch.arange(batch, device=kept.device).unsqueeze(1)
-    if sequences is not None:  # one behind the other, so their numbers grow along a row
-        key = key * rows + sequences
     index = kept.flatten().nonzero().squeeze(1)
-    lengths = torch.unique_consecutive(key.expand(batch, rows).flatten()[index], return_counts=True)[1]
     if sequences is None:  # rows of padding alone are sequences, too
         lengths = kept.sum(1)
-    cu = pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-    return Rows(index, cu, int(lengths.max()) if lengths.numel() else 0)
+    else:  # one behind the other, so their numbers grow along a row
+        key = torch.arange(batch, device=kept.device).unsqueeze(1) * rows + sequences
+        lengths = torch.unique_consecutive(key.flatten()[index], return_counts=True)[1]
+    return Rows(index, None, _ends(lengths), int(lengths.max()) if lengths.numel() else 0)
+
+
+def _padding_apart(kept):
+    """The same without asking how many they are: each row is two sequences, its padding, which sees nothing, and its real tokens.
+    kept: bool [batch, rows]"""
+    batch, rows = kept.shape
+    real = kept.sum(1, keepdim=True)
+    padding = rows - real
+    place = torch.where(kept, padding + kept.cumsum(1), (~kept).cumsum(1)) - 1
+    each = torch.arange(batch * rows, device=kept.device)
+    back = (place + each.view(batch, rows)[:, :1]).flatten()
+    used = torch.cat([torch.zeros_like(real), real], 1).flatten().to(torch.int32)
+    return Rows(torch.empty_like(back).scatter_(0, back, each), back, _ends(torch.cat([padding, real], 1)), rows, used)
+
+
+def _all_queries(batch: int, rows: int, keys: Rows):
+    """Every token of [batch, rows], which sees the keys of its row that are real."""
+    lengths = torch.zeros(batch, (len(keys.cu_seqlens) - 1) // batch, dtype=torch.int32, device=keys.cu_seqlens.device)
+    lengths[:, -1] = rows
+    return Rows(None, None, _ends(lengths), rows)
+
+
+def _padded(kept, q_length: int, says: dict, asks: bool):
+    """(queries, keys) as packed sequences. kept: bool [batch, keys]"""
+    rows = _without_padding if asks else _padding_apart
+    keys = rows(kept)
+    if not says:  # Every query sees every real key. The padding may be an encoder's, and the queries a decoder's.
+        return _all_queries(kept.shape[0], q_length, keys), keys
+    # The last query is at the last key, so that both go without padding.
+    return keys if q_length == kept.shape[1] else rows(kept[:, -q_length:]), keys
 
 
 def _from_zero(places, sequences):
@@ -78,36 +160,57 @@ def _from_zero(places, sequences):
     return bool((places[begins.expand_as(places)] == 0).all())
 
 
+def _is_a_tensor(says: Optional[dict], attention_mask, q_length, kv_length, q_offset, kv_offset, asks: bool, traced: bool) -> bool:
+    """Is there no description of such a mask?"""
+    if says is None:
+        return True
+    sequences, places = says.get("sequences"), says.get("places")
+    if sequences is not None:
+        # Packed rows after a cache, or with padding between, nobody makes.
+        if traced or attention_mask is not None or q_length != kv_length:
+            return True
+        if places is not None and "chunk" in says and not _from_zero(places, sequences):
+            return True
+    elif places is not None:
+        return True
+    if "chunk" in says and not (isinstance(kv_offset, int) and kv_offset == 0):  # counted from the first key that is there
+        return True
+    if attention_mask is None:
+        return isinstance(q_offset, torch.Tensor) and not asks  # how many keys of a static cache are there
+    return not says.get("causal") and "window" in says and q_length != attention_mask.shape[-1]
+
+
 def mask(
     batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None, device="cpu", **other
 ):
     """As transformers calls a mask function: a Mask, or where it cannot be described bool [batch, 1, queries, keys]."""
+    from transformers.masking_utils import sdpa_mask
+    from transformers.utils.import_utils import is_tracing
+
     if isinstance(attention_mask, Mask):
         return attention_mask
     says = describe(mask_function)
     sequences = None if says is None else says.get("sequences")
-    if says is not None and "places" in says and (sequences is None or "chunk" in says and not _from_zero(says["places"], sequences)):
-        says = None
-    # Packed rows after a cache, or with padding between, nobody makes. Chunks are counted from the first key that is there.
-    packs_oddly = sequences is not None and (attention_mask is not None or q_length != kv_length)
-    if says is None or packs_oddly or ("chunk" in says and kv_offset != 0):
-        from transformers.masking_utils import sdpa_mask
-
+    traced = is_tracing(sequences if attention_mask is None else attention_mask)
+    asks = may_wait(device, traced)
+    if _is_a_tensor(says, attention_mask, q_length, kv_length, q_offset, kv_offset, asks, traced):
         other |= dict(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
         return sdpa_mask(
             batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, device=device, **other
         )
-    keys = None
-    queries_of = keys_of = None
+    keys = queries_of = keys_of = kept = None
     if sequences is not None:
-        kept = torch.ones(batch_size, q_length, dtype=torch.bool, device=device)
-        queries_of = keys_of = _rows(kept, sequences.to(device).expand(batch_size, -1))
+        sequences = sequences.to(device).expand(batch_size, -1)
+        queries_of = keys_of = _without_padding(torch.ones(batch_size, q_length, dtype=torch.bool, device=device), sequences)
     elif attention_mask is not None:
         kept = attention_mask[:, -kv_length:].bool()  # a cache that forgets holds the last ones
         keys = kept.shape[1] if kept.shape[1] < kv_length else None  # a static cache is longer than what it holds
-        if not kept.all():
-            keys_of = _rows(kept, None)
-            queries_of = keys_of if q_length == kept.shape[1] else _rows(kept[:, -q_length:], None)
-    elif q_offset + q_length - kv_offset < kv_length:
-        keys = q_offset + q_length - kv_offset
-    return Mask(says.get("causal", False), says.get("window", (-1, -1)), says.get("chunk", 0), keys, queries_of, keys_of)
+        if asks and kept.all():
+            kept = None
+        else:
+            queries_of, keys_of = _padded(kept, q_length, says, asks)
+    elif says.get("causal"):
+        last = int(q_offset) + q_length - int(kv_offset)
+        keys = last if last < kv_length else None
+    window = says.get("window", (-1, -1))
+    return Mask(says.get("causal", False), window, says.get("chunk", 0), keys, queries_of, keys_of, kept, sequences)
