@@ -77,13 +77,11 @@ def _named(mapping: str) -> dict:
 
 
 def classes() -> list:
-    """The names of the classes that are tried, each once."""
+    """The names of the classes that are tried, each once; those that generate first."""
     generating, others = ([_named(mapping) for mapping in mappings] for mappings in (GENERATING, OTHERS))
-    model_types = sorted({model_type for mapping in generating + others for model_type in mapping})
-    found = []
-    for model_type in model_types:
-        names = [mapping[model_type] for mapping in generating if model_type in mapping]
-        found += names or [mapping[model_type] for mapping in others if model_type in mapping][:1]
+    generate = {model_type for mapping in generating for model_type in mapping}
+    found = [m[t] for t in sorted(generate) for m in generating if t in m]
+    found += [next(m[t] for m in others if t in m) for t in sorted({t for m in others for t in m} - generate)]
     return [name for name in dict.fromkeys(found) if hasattr(transformers, name)]
 
 

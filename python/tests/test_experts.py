@@ -15,6 +15,7 @@ from tiny import FAMILIES, Calls, batch, close, gradients, model, pattern, route
 
 import hotswap
 from hotswap import experts
+from hotswap.replacement import inside
 
 MIXTURES = "mixtral qwen2_moe qwen3_moe olmoe gpt_oss llama4_text deepseek_v2 deepseek_v3 qwen3_next hunyuan_v1_moe".split()
 SCALED = {"llama4_text"}  # its experts are behind no interface of transformers
@@ -69,7 +70,7 @@ def test_the_formula_of_a_class(family, name, config, options, formula):
         with pytest.raises(NotImplementedError, match="got MixtralExperts; set another experts_implementation"):
             experts.experts_forward(module, torch.randn(9, 16), *routing())
         return
-    assert experts.Form(*formula) in [cell.cell_contents for cell in found.forward.__closure__]
+    assert experts.Form(*formula) in [cell.cell_contents for cell in inside(found.forward).__closure__]
     index, weights = routing()
     x = 3 * torch.randn(9, width(module))
     results = []
