@@ -71,9 +71,9 @@ CONFIG = transformers.LlamaConfig(hidden_size=16, intermediate_size=24, num_atte
 def test_layers_with_an_argument_of_their_own(layer):
     """An error in every forward, were ours bound without it."""
     stock, swapped = nn.Sequential(layer), hotswap.kernelize(nn.Sequential(copy.deepcopy(layer)))
-    (row,) = hotswap.report(swapped).rows
+    row = next(row for row in hotswap.report(swapped).rows if row.package)
     _, name, extra = inspect.signature(type(layer).forward).parameters
-    assert row.package and f"calls with {extra} run stock" in row.why
+    assert f"calls with {extra} run stock" in row.why
     x = torch.randn(2, 3, 16)
     for args, kwargs in (((x,), {}), ((), {name: x}), ((x, 0.5), {}), ((x,), {extra: 0.5}), ((x, None), {})):
         close(swapped[0](*args, **kwargs), stock[0](*args, **kwargs))
