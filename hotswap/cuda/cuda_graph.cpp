@@ -24,6 +24,13 @@ void in_turn(c10::cuda::CUDAStream first, c10::cuda::CUDAStream then) {
   done.block(then);
 }
 
+// Up to torch 2.14 a graph is told which generators its work draws from. Since 2.15 it sees that while it is captured,
+// and the function is gone.
+template <typename Graph>
+void register_generator(Graph& graph, const at::Generator& generator) {
+  if constexpr (requires { graph.register_generator_state(generator); }) graph.register_generator_state(generator);
+}
+
 class TorchGraph : public CudaGraph {
  public:
   void warm_up(const std::function<void()>& work) override {
@@ -37,7 +44,7 @@ class TorchGraph : public CudaGraph {
     in_turn(side, before);
   }
 
-  void draws_from(const at::Generator& generator) override { graph_.register_generator_state(generator); }
+  void draws_from(const at::Generator& generator) override { register_generator(graph_, generator); }
 
   void capture(const std::function<void()>& work) override {
     const auto before = c10::cuda::getCurrentCUDAStream(), side = side_stream(before.device_index());

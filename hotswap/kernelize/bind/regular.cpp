@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <type_traits>
 
 #include "hotswap/kernelize/bind/backward_impl.h"
 
@@ -217,6 +219,20 @@ class RegularBackward : public torch::autograd::Node {
   Values values_;
 };
 
+// A node as torch holds it: by a std::shared_ptr until torch 2.12, by a c10::intrusive_ptr since 2.13.
+using NodePointer = decltype(Edge::function);
+
+template <typename NodeType, typename... Args>
+auto make_node(Args&&... args) {
+  if constexpr (std::is_same_v<NodePointer, std::shared_ptr<torch::autograd::Node>>) {
+    // Found by the argument's type, because torch 2.13 and later declare no deleteNode.
+    const auto destroy = [](auto* node) { deleteNode(node); };
+    return std::shared_ptr<NodeType>(new NodeType(std::forward<Args>(args)...), destroy);
+  } else {
+    return c10::make_intrusive<NodeType>(std::forward<Args>(args)...);
+  }
+}
+
 void run_with_gradients(const RegularOps& ops, Values& values) {
   for (const size_t i : ops.without_gradient) {
     if (!values[i].isTensor() || !values[i].toTensor().requires_grad()) continue;
@@ -226,7 +242,7 @@ void run_with_gradients(const RegularOps& ops, Values& values) {
                  .got = cat("one of them that requires it: ", ops.arguments[i].name()),
                  .next = cat("detach it, or unkernelize ", ops.layer.str())});
   }
-  const std::shared_ptr<RegularBackward> node(new RegularBackward(ops), torch::autograd::deleteNode);
+  const auto node = make_node<RegularBackward>(ops);
   torch::autograd::edge_list edges;
   edges.reserve(ops.tensors.size());
   for (const size_t i : ops.tensors) {
