@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional
 
 from torch import nn
 
-from hotswap import attention, kernels_mapping, match
+from hotswap import attention, documents, kernels_mapping, match
 from hotswap.mapping import Mapping, mapping_of, mode_name
 from hotswap.packages import owner, package, register_sharding
 from hotswap.plan import ATTENTION, Decision, Planner, device_name, devices_of, plan
@@ -148,6 +148,9 @@ def kernelize(
     ops = {(r.package, op) for d in decisions if (r := d.site.replacement) for op in r.ops}
     for d in decisions:
         _bind_decided(d)
+    for module in model.modules():
+        if forward := documents.forward_of(module):
+            _put(module, _slot(module), types.MethodType(forward, module))
     model.__dict__["_hotswap_chosen"] = chosen
     if attend == "":
         ops |= attention.bind(model)

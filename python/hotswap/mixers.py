@@ -29,6 +29,7 @@ FUNCTIONS = {  # their names in transformers, layers of the package, and their o
     "mamba2_selective_state_update": ("selective_state_update", _STATE),
     "mamba2_chunk_scan": ("mamba_chunk_scan_combined", ("ssd", "ssd_fwd", "ssd_bwd")),
 }
+OF_ROWS = frozenset({"causal_conv1d_fn", "mamba_selective_scan", "mamba2_chunk_scan"})
 
 
 def _called(module) -> list:
@@ -79,7 +80,18 @@ def _seeing_ours(forward: Callable, names: tuple) -> Replacement:
     found = {name: _ours(FUNCTIONS[name][0]) for name in names}
     ops = tuple(op for name in names for op in FUNCTIONS[name][1])
     made = decorated(forward, seeing(inside(forward), found))
-    return Replacement("mamba", LAYER, "mamba", ops, made)
+
+    def of_documents(self, *args, **kwargs):
+        """With bounds of documents each function that sees a whole row has them, whatever the mixer hands it itself."""
+        bounds = {name: kwargs[name] for name in ("seq_idx", "cu_seq_lens_q") if kwargs.get(name) is not None}
+        if not bounds:
+            return made(self, *args, **kwargs)
+        of_rows = {name: functools.partial(f, **bounds) if name in OF_ROWS else f for name, f in found.items()}
+        return decorated(forward, seeing(inside(forward), of_rows))(self, *args, **kwargs)
+
+    of_documents.takes_documents = True
+    of_documents.__wrapped__ = made
+    return Replacement("mamba", LAYER, "mamba", ops, of_documents)
 
 
 def match(module) -> Optional[Replacement]:
