@@ -1,8 +1,8 @@
 """Gathers what another machine needs to run our tests: gather_gpu.py --build build --out build-gpu
 
 packed.tar.xz, which run.sh unpacks: bin/ (the test programs of what a GPU changes, benchmarks, the command line), lib/
-(libhotswap and the few Debian libraries), both stripped, and packages/; beside it kernels/ (what packages say of themselves
-on a GPU) and run.sh (cmake/run_gpu.sh). libtorch is that machine's own. The whole stays under 64 MiB.
+(libhotswap and the few Debian libraries), both stripped, and packages/; beside it source/, the files of the checkout that
+tests read, and run.sh (cmake/run_gpu.sh). libtorch is that machine's own. The whole stays under 64 MiB.
 """
 
 import argparse
@@ -17,6 +17,9 @@ from pathlib import Path
 LIMIT = 64 << 20
 HERE = Path(__file__).resolve().parent
 NO_GPU_IN_THEM = {"base_test", "hub_test", "tokenizers_test", "cli_test"}
+# What tests read of the checkout: scripts that compute what they compare with, the licence that these train on, what packages
+# say of themselves.
+SOURCES = ("LICENSE", "hotswap/**/*.py", "kernels/*/build.toml", "kernels/*/tests/gpu_cases.py", "kernels/common/tests/test_cuda.py")
 # Libraries that a machine with nothing but Python and torch may lack.
 CARRIED = re.compile(r"lib(pcre2-8|utf8proc|crypto|ssl|cpp-httplib|brotli\w+|gtest|gtest_main)\.so")
 
@@ -61,7 +64,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--python", type=Path, required=True, help="the one that the tests were built to call")
     args = parser.parse_args()
     build, out = args.build.resolve(), args.out.resolve()
     shutil.rmtree(out, ignore_errors=True)
@@ -95,14 +97,13 @@ def main() -> None:
     for folder in ("bin", "lib"):
         shutil.rmtree(out / folder)
     shutil.copy(HERE.parent / "tests/summary.py", out)
-    kernels = HERE.parent / "kernels"
-    for script in (kernels / "common/tests/test_cuda.py", *kernels.glob("*/tests/gpu_cases.py")):
-        place = out / script.relative_to(HERE.parent)
-        place.parent.mkdir(parents=True)
-        shutil.copy(script, place)
+    root = HERE.parent
+    for file in (f for pattern in SOURCES for f in sorted(root.glob(pattern))):
+        place = out / "source" / file.relative_to(root)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, place)
     (out / "cuda_packages").write_text("".join(f"{line}\n" for line in cuda_packages(build)))
-    run = (HERE / "run_gpu.sh").read_text()
-    (out / "run.sh").write_text(run.replace("@BUILD@", str(build)).replace("@PYTHON@", str(args.python)))
+    shutil.copy(HERE / "run_gpu.sh", out / "run.sh")
     (out / "run.sh").chmod(0o755)
     size = sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
     print(f"{out}: {len(programs)} programs, {size / (1 << 20):.1f} MiB")

@@ -131,10 +131,10 @@ function(hotswap_kernel name)
       add_executable(${name}_${kind} ${sources})
       add_dependencies(${name}_${kind} ${name}_package)
       target_include_directories(${name}_${kind} PRIVATE "${CMAKE_SOURCE_DIR}")
-      target_compile_definitions(${name}_${kind} PRIVATE HOTSWAP_PACKAGE_DIR="${package}/build/${HOTSWAP_CPU_VARIANT}"
+      target_compile_definitions(${name}_${kind} PRIVATE HOTSWAP_PACKAGE_DIR="${name}/build/${HOTSWAP_CPU_VARIANT}"
                                  HOTSWAP_TORCH_VERSION="${HOTSWAP_TORCH_VERSION}")
       if("cuda" IN_LIST backends)
-        target_compile_definitions(${name}_${kind} PRIVATE HOTSWAP_CUDA_PACKAGE_DIR="${package}/build/${HOTSWAP_CUDA_VARIANT}")
+        target_compile_definitions(${name}_${kind} PRIVATE HOTSWAP_CUDA_PACKAGE_DIR="${name}/build/${HOTSWAP_CUDA_VARIANT}")
       endif()
       target_link_libraries(${name}_${kind} PRIVATE torch::torch ${CMAKE_DL_LIBS} Threads::Threads)
     endif()

@@ -1,30 +1,22 @@
 #!/usr/bin/env bash
-# What ./x gpu gathered, run on this machine with its own torch: bash run.sh [test] [sanitize] [bench]; default test.
-#   test      every test program; the ops' on the CPU, on the GPU, and there under CUDA graph capture;
-#             last line: N passed, N failed, N skipped
+# What ./x gpu gathered, run on this machine with its own torch: bash run.sh [test] [second] [sanitize] [bench]; default test.
+#   test      every test program; the ops' on the CPU, on the GPU, and there under CUDA graph capture; where there are
+#             two GPUs, what `second` does too; last line: N passed, N failed, N skipped
+#   second    the tests of a GPU on the second one, while the first is the current one
 #   sanitize  compute-sanitizer's memcheck and racecheck over the ops' tests on the GPU, in as many processes as cores
 #   bench     every op against torch's, GB/s and the share of a copy
-# PYTHON names the Python that has torch (default python3); RESULTS the folder for logs (default results/ here).
+# PYTHON names the Python that has torch (default python3; tests that compare with transformers are skipped where it has
+# none); RESULTS the folder for logs (default results/ here); FILTER is gtest's, of the tests that run.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-python=${PYTHON:-python3}
+python=$(command -v "${PYTHON:-python3}")
 results=${RESULTS:-$here/results}
 [[ -d $here/packages ]] || tar -C "$here" -xJf "$here/packed.tar.xz"
 torch=$("$python" -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')
 nvidia=$(dirname "$torch")/nvidia
 export LD_LIBRARY_PATH=$here/lib:$torch/lib
 for part in cu13 cudnn nccl cusparselt nvshmem; do LD_LIBRARY_PATH+=:$nvidia/$part/lib; done
-export HOTSWAP_PACKAGES=$here/packages OMP_WAIT_POLICY=passive
-# The programs know their packages and Python by the paths that they had where they were built.
-if [[ ! -e @BUILD@ ]]; then
-  mkdir -p "$(dirname @BUILD@)"
-  ln -s "$here" @BUILD@
-fi
-if [[ ! -e @PYTHON@ ]]; then
-  mkdir -p "$(dirname @PYTHON@)"
-  printf '#!/bin/sh\nexec "%s" "$@"\n' "$(command -v "$python")" >@PYTHON@
-  chmod +x @PYTHON@
-fi
+export HOTSWAP_PACKAGES=$here/packages HOTSWAP_TEST_SOURCE=$here/source HOTSWAP_TEST_PYTHON=$python OMP_WAIT_POLICY=passive
 mkdir -p "$results"
 cuda=""
 declare -A kernels_of fails_racecheck  # of each package with CUDA kernels, as cmake/gather_gpu.py says
@@ -32,9 +24,40 @@ while read -r name namespaces fails; do
   cuda=1 kernels_of[$name]=$namespaces fails_racecheck[$name]=$fails
 done <"$here/cuda_packages"
 
-one() {  # one NAME PROGRAM FILTER: a test program, its outcome kept
+one() {  # one NAME PROGRAM LEFT_OUT: a test program, its outcome kept
   echo "== $1"
-  "$2" --gtest_brief=1 --gtest_filter="$3" --gtest_output="xml:$results/$1.xml" || echo "$1: exit status $?" >>"$results/died"
+  "$2" --gtest_brief=1 --gtest_filter="${FILTER:-}-$3" --gtest_output="xml:$results/$1.xml" || echo "$1: exit status $?" >>"$results/died"
+}
+
+ops_on() {  # ops_on DEVICE: the packages' tests there
+  local name program
+  for name in "${!kernels_of[@]}"; do
+    program=$here/bin/${name}_test
+    HOTSWAP_TEST_DEVICE=$1 one "${name}_${1/:/}" "$program" "EveryDevice.*:EveryIsa.*"
+    HOTSWAP_TEST_DEVICE=$1 HOTSWAP_TEST_GRAPH=1 one "${name}_${1/:/}_graph" "$program" "EveryDevice.*:EveryIsa.*"
+  done
+}
+
+on_the_second() {
+  ops_on cuda:1
+  HOTSWAP_TEST_DEVICE=cuda:1 FILTER=${FILTER:-*OnGpu*} one generation_cuda1 "$here/bin/generation_test" ""
+}
+
+test_cuda() {  # test_cuda OPTION...: the ops through Python
+  "$python" "$here/source/kernels/common/tests/test_cuda.py" --packages "$here/packages" "$@" || echo "test_cuda.py: exit status $?" >>"$results/died"
+}
+
+gpus() { "$python" -c 'import torch; print(torch.cuda.device_count())'; }
+
+run_second() {
+  if [[ -z $cuda || $(gpus) -lt 2 ]]; then
+    echo "wanted two GPUs and packages with CUDA kernels; got $(gpus) GPUs" >&2
+    return 1
+  fi
+  rm -f "$results"/*.xml "$results/died"
+  on_the_second
+  test_cuda
+  outcome
 }
 
 run_test() {
@@ -42,15 +65,17 @@ run_test() {
   local program name
   for program in "$here"/bin/*_test; do
     name=$(basename "$program" _test)
-    one "$name" "$program" "-EveryDevice.*"
-    if [[ -n ${kernels_of[$name]:-} ]]; then
-      HOTSWAP_TEST_DEVICE=cuda one "${name}_cuda" "$program" "-EveryDevice.*:EveryIsa.*"
-      HOTSWAP_TEST_DEVICE=cuda HOTSWAP_TEST_GRAPH=1 one "${name}_graph" "$program" "-EveryDevice.*:EveryIsa.*"
-    fi
+    one "$name" "$program" "EveryDevice.*"
   done
   if [[ -n $cuda ]]; then
-    "$python" "$here/kernels/common/tests/test_cuda.py" --packages "$here/packages" --large || echo "test_cuda.py: exit status $?" >>"$results/died"
+    ops_on cuda
+    [[ $(gpus) -lt 2 ]] || on_the_second
+    test_cuda --large
   fi
+  outcome
+}
+
+outcome() {
   "$python" - "$here" "$results" <<'PY'
 import sys
 from pathlib import Path
@@ -117,8 +142,8 @@ run_bench() {  # with CUDA kernels here, theirs alone
 failed=0
 for verb in "$@"; do
   case $verb in
-    test | sanitize | bench) "run_$verb" || failed=1 ;;
-    *) echo "wanted test, sanitize or bench; got $verb" >&2; exit 2 ;;
+    test | second | sanitize | bench) "run_$verb" || failed=1 ;;
+    *) echo "wanted test, second, sanitize or bench; got $verb" >&2; exit 2 ;;
   esac
 done
 exit "$failed"

@@ -1,6 +1,7 @@
 // hotswap: transformers in C++ whose layers can be swapped for optimized kernels, in training and in inference.
 //
-//   #include "hotswap/hotswap.h"
+//   #include <hotswap/hotswap.h>
+//   #include <iostream>
 //   using namespace hotswap;
 //
 //   int main() {
@@ -8,12 +9,13 @@
 //     const auto tokenizer = Tokenizer::from_pretrained("SmolLM2-135M-Instruct");
 //     const auto prompt = tokenizer.ids("Gravity is");
 //
-//     auto ids = model->generate(rows_of(prompt, 0, 1, prompt.size()), {.max_new_tokens = 50});   // [1, time]
+//     auto ids = model->generate(rows_of(prompt, 0, 1, int64_t(prompt.size())), {.max_new_tokens = 50});   // [1, time]
 //     std::cout << tokenizer.decode({ids.const_data_ptr<int64_t>(), size_t(ids.numel())}) << "\n"
 //               << model->kernel_report();
 //
+//     const std::string text(std::istreambuf_iterator<char>(std::cin), {});
 //     const auto dataset = std::make_shared<PackedDataset>(tokenizer.ids(text), /*example_length=*/256);
-//     Trainer trainer(model, {.learning_rate = 1e-4, .max_steps = 100}, dataset);
+//     Trainer trainer(model, {.max_steps = 100, .learning_rate = 1e-4}, dataset);
 //     trainer.train();                                   // the same layers, bound for training
 //     model->unkernelize();                              // exactly as before
 //     model->save_pretrained("tuned");                   // a Hugging Face folder

@@ -48,6 +48,9 @@ constexpr EnvRow kTable[] = {
     {EnvVar::kCxx, "CXX", "the compiler of `hotswap kernel build`, default c++"},
     {EnvVar::kIsa, "HOTSWAP_ISA", "base, v3 or v4: run CPU kernels of this instruction set at most"},
     {EnvVar::kRequireCuda, "HOTSWAP_REQUIRE_CUDA", "1: tests fail where they would skip for want of a GPU"},
+    {EnvVar::kTestDevice, "HOTSWAP_TEST_DEVICE", "cuda:1: tests of a GPU run on that one, default cuda:0"},
+    {EnvVar::kTestPython, "HOTSWAP_TEST_PYTHON", "the Python that tests compare with, instead of the build's"},
+    {EnvVar::kTestSource, "HOTSWAP_TEST_SOURCE", "folder of the sources' files that tests read, where they were moved"},
     {EnvVar::kTestSeed, "HOTSWAP_TEST_SEED", "random inputs of the tests are made from this number, default 0"},
 };
 

@@ -42,6 +42,9 @@ enum class EnvVar {
   kCxx,
   kIsa,
   kRequireCuda,
+  kTestDevice,
+  kTestPython,
+  kTestSource,
   kTestSeed,
 };
 

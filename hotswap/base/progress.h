@@ -1,6 +1,8 @@
 // A progress bar on stderr: a moving bar with rate and time left on a terminal, a plain line every few seconds
 // elsewhere.
-//   Progress bar("train", steps);  for (...) { step(); bar.advance(1, cat("loss ", loss)); }
+//
+//   Progress bar("train", steps);
+//   for (int64_t step = 0; step < steps; ++step) bar.advance(1, cat("loss ", loss));
 #pragma once
 
 #include <chrono>

@@ -14,6 +14,10 @@
 
 namespace hotswap::test_support {
 
+// The folder of the checkout, or of those of its files that were taken elsewhere together with the test programs.
+inline std::filesystem::path source_folder() { return env(EnvVar::kTestSource).value_or(HOTSWAP_SOURCE_DIR); }
+inline std::string test_python() { return env(EnvVar::kTestPython).value_or(HOTSWAP_TEST_PYTHON); }
+
 struct PythonRun {
   int status = 0;      // its exit status
   std::string output;  // stdout and stderr
@@ -24,7 +28,7 @@ inline PythonRun run_script(const std::filesystem::path& script, const std::stri
                             const std::filesystem::path& working_folder = ".") {
   const std::string command = cat("cd ", working_folder.string(),
                                   " && env -u LD_PRELOAD HF_HUB_OFFLINE=1 USE_HUB_KERNELS=0 PYTHONDONTWRITEBYTECODE=1 ",
-                                  "timeout 300 ", HOTSWAP_TEST_PYTHON, " ", script.string(), " ", arguments, " 2>&1");
+                                  "timeout 300 ", test_python(), " ", script.string(), " ", arguments, " 2>&1");
   PythonRun run;
   FILE* pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) return {-1, "popen failed"};
@@ -34,26 +38,48 @@ inline PythonRun run_script(const std::filesystem::path& script, const std::stri
   return run;
 }
 
+// Why tests that compare with transformers cannot run; none where they can. In a checkout they always can, or fail: ./x
+// installs what they import. Where the programs were taken to another machine, its Python may be without.
+inline const std::optional<std::string>& no_transformers() {
+  static const std::optional<std::string> why = []() -> std::optional<std::string> {
+    if (!env(EnvVar::kTestSource)) return std::nullopt;
+    const TempFolder folder;
+    const auto script = folder.write("imports.py", "import safetensors, tokenizers, torch, transformers\n");
+    const PythonRun run = run_script(script, "");
+    if (run.status == 0) return std::nullopt;
+    return cat("the tests' Python, ", test_python(), ", has not all of what they import: ", run.output);
+  }();
+  return why;
+}
+
+// Tests that compare with transformers.
+template <class Base = testing::Test>
+class WithTransformers : public Base {
+ protected:
+  void SetUp() override {
+    if (no_transformers()) GTEST_SKIP() << *no_transformers();
+  }
+};
+
 // The folder that hotswap/<script> fills, made once for each test program: importing Python's libraries takes seconds.
 inline const std::filesystem::path& made_data(const std::string& script) {
   static std::map<std::string, std::unique_ptr<TempFolder>> made;
   auto& folder = made[script];
   if (!folder) {
     auto fresh = std::make_unique<TempFolder>();
-    const auto file = std::filesystem::path(HOTSWAP_SOURCE_DIR) / "hotswap" / script;
+    const auto file = source_folder() / "hotswap" / script;
     const PythonRun run = run_script(file, fresh->path().string());
     if (run.status != 0) {
-      throw Error(
-          {.wanted = cat("golden files from ", script),
-           .got = cat("exit status ", run.status, ": ", run.output),
-           .next = cat("./x test installs what it imports into .venv; the tests' Python is ", HOTSWAP_TEST_PYTHON)});
+      throw Error({.wanted = cat("golden files from ", script),
+                   .got = cat("exit status ", run.status, ": ", run.output),
+                   .next = cat("./x test installs what it imports into .venv; the tests' Python is ", test_python())});
     }
     folder = std::move(fresh);
   }
   return folder->path();
 }
 
-inline std::filesystem::path recorded_data() { return std::filesystem::path(HOTSWAP_SOURCE_DIR) / "../shared/data"; }
+inline std::filesystem::path recorded_data() { return source_folder() / "../shared/data"; }
 
 // Parameters of a test: each of `made`, and those of `recorded` whose folder is there.
 struct GoldenFolder {

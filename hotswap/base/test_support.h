@@ -16,12 +16,18 @@
 #include "hotswap/base/env.h"
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/base/own_binary_path.h"
 
 namespace hotswap::test_support {
 
 // The same inputs each run, so that a red test is red again; HOTSWAP_TEST_SEED=N tries others, and tests must pass with
 // any.
 inline uint64_t test_seed() { return std::strtoull(env(EnvVar::kTestSeed).value_or("0").c_str(), nullptr, 10); }
+
+// A library that is built for tests, by its file's name: in lib/ beside the program's folder, wherever both were moved.
+inline std::filesystem::path test_library(const std::string& name) {
+  return own_binary_path()->parent_path().parent_path() / "lib" / name;
+}
 
 // Bytes that neither repeat nor compress.
 inline std::string noise(size_t size, uint32_t seed = 1) {

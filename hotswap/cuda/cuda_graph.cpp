@@ -33,9 +33,11 @@ void register_generator(Graph& graph, const at::Generator& generator) {
 
 class TorchGraph : public CudaGraph {
  public:
+  explicit TorchGraph(c10::DeviceIndex device) : device_(device) {}
+
   void warm_up(const std::function<void()>& work) override {
-    const auto before = c10::cuda::getCurrentCUDAStream();
-    const auto side = side_stream(before.device_index());
+    const c10::cuda::CUDAGuard current(device_);
+    const auto before = c10::cuda::getCurrentCUDAStream(device_), side = side_stream(device_);
     in_turn(before, side);
     {
       const c10::cuda::CUDAStreamGuard guard(side);
@@ -47,7 +49,8 @@ class TorchGraph : public CudaGraph {
   void draws_from(const at::Generator& generator) override { register_generator(graph_, generator); }
 
   void capture(const std::function<void()>& work) override {
-    const auto before = c10::cuda::getCurrentCUDAStream(), side = side_stream(before.device_index());
+    const c10::cuda::CUDAGuard current(device_);
+    const auto before = c10::cuda::getCurrentCUDAStream(device_), side = side_stream(device_);
     in_turn(before, side);
     const c10::cuda::CUDAStreamGuard guard(side);
     graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
@@ -66,13 +69,19 @@ class TorchGraph : public CudaGraph {
     in_turn(side, before);
   }
 
-  void replay() override { graph_.replay(); }
+  void replay() override {
+    const c10::cuda::CUDAGuard current(device_);
+    graph_.replay();
+  }
 
  private:
+  c10::DeviceIndex device_;
   at::cuda::CUDAGraph graph_;
 };
 
 }  // namespace
 }  // namespace hotswap
 
-extern "C" hotswap::CudaGraph* hotswap_make_cuda_graph() { return new hotswap::TorchGraph; }
+extern "C" hotswap::CudaGraph* hotswap_make_cuda_graph(c10::DeviceIndex device) {
+  return new hotswap::TorchGraph(device);
+}

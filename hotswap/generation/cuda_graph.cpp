@@ -10,7 +10,7 @@
 namespace hotswap {
 namespace {
 
-using Make = CudaGraph*();
+using Make = CudaGraph*(c10::DeviceIndex);
 
 // Beside libhotswap, or in lib/ beside the program's folder.
 Result<Make*> load() {
@@ -31,10 +31,10 @@ Result<Make*> load() {
 
 }  // namespace
 
-Result<std::unique_ptr<CudaGraph>> make_cuda_graph() {
+Result<std::unique_ptr<CudaGraph>> make_cuda_graph(c10::Device device) {
   static const Result<Make*> make = load();
   if (!make) return Reason{make.why()};
-  return std::unique_ptr<CudaGraph>((*make)());
+  return std::unique_ptr<CudaGraph>((*make)(device.index()));
 }
 
 }  // namespace hotswap

@@ -1,8 +1,10 @@
-// A CUDA graph of torch's: launches that are recorded once and run again as one. It lives in a library of its own,
-// libhotswap_cuda.so, which is built where torch is one for CUDA; libhotswap needs no CUDA.
+// A CUDA graph of torch's: launches that are recorded once and run again as one. It belongs to one GPU, whichever is
+// current when it is used. It lives in a library of its own, libhotswap_cuda.so, which is built where torch is one for
+// CUDA; libhotswap needs no CUDA.
 #pragma once
 
 #include <ATen/core/Generator.h>
+#include <c10/core/Device.h>
 
 #include <functional>
 #include <memory>
@@ -24,7 +26,7 @@ class CudaGraph {
   virtual void replay() = 0;
 };
 
-// A Reason where there is no such library.
-Result<std::unique_ptr<CudaGraph>> make_cuda_graph();
+// Of launches on this GPU, whose index is given. A Reason where there is no such library.
+Result<std::unique_ptr<CudaGraph>> make_cuda_graph(c10::Device device);
 
 }  // namespace hotswap

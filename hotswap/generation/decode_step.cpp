@@ -34,7 +34,7 @@ DecodeStep::DecodeStep(CausalLM& model, Cache& cache, Sampler& sampler, DecodeIn
 
 void DecodeStep::capture(int64_t most_tokens) {
   if (auto why = asks_the_host(model_)) return refuse(std::move(*why));
-  auto graph = make_cuda_graph();
+  auto graph = make_cuda_graph(model_.device());
   if (!graph) return refuse(graph.why());
   graph_ = new_graph();
   why_not_ = "there was no second step";
@@ -45,7 +45,7 @@ void DecodeStep::capture(int64_t most_tokens) {
 }
 
 std::unique_ptr<CudaGraph> DecodeStep::new_graph() const {
-  auto graph = std::move(*make_cuda_graph());
+  auto graph = std::move(*make_cuda_graph(model_.device()));
   if (sampler_.generator()) graph->draws_from(*sampler_.generator());
   return graph;
 }

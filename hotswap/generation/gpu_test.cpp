@@ -52,7 +52,7 @@ class OnGpu : public test_support::OnGpu<> {
 
 // Random weights of this size leave no two logits nearly equal, so that the ids are the same for every rounding.
 TEST_F(OnGpu, GeneratesWhatTheCpuGenerates) {
-  const auto here = tiny(at::kCPU), there = tiny(at::Device(at::kCUDA, 0));
+  const auto here = tiny(at::kCPU), there = tiny(test_support::gpu());
   for (const bool kernels : {false, true}) {
     if (kernels) {
       EXPECT_GT(there->kernelize(Mode::of_training(false)).bound(), 0);
@@ -82,7 +82,7 @@ TEST_F(OnGpu, FrequenciesThatDependOnTheLengthAreChosenInTheGraph) {
                                          {"original_max_position_embeddings", 16},
                                          {"max_position_embeddings", rope["rope_type"] == "dynamic" ? 16 : 64}};
     const auto here = tiny(at::kCPU, at::kFloat, 16, more);
-    const auto there = tiny(at::Device(at::kCUDA, 0), at::kFloat, 16, more);
+    const auto there = tiny(test_support::gpu(), at::kFloat, 16, more);
     for (int again = 0; again < 2; ++again) {
       for (const Tensor& mask : {Tensor(), padding_}) {
         const GenerateArguments arguments{
@@ -98,7 +98,7 @@ TEST_F(OnGpu, FrequenciesThatDependOnTheLengthAreChosenInTheGraph) {
 
 // Of a prompt of 500 tokens the 12th step looks at more keys than the graph was captured for.
 TEST_F(OnGpu, StepsAreCapturedAgainWhenKeysAreMore) {
-  const auto here = tiny(at::kCPU), there = tiny(at::Device(at::kCUDA, 0));
+  const auto here = tiny(at::kCPU), there = tiny(test_support::gpu());
   Ids prompt(500);
   for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int64_t>(i * 7 % 50);
   const GenerateArguments arguments{.input_ids = at::tensor(prompt, at::kLong).unsqueeze(0),
@@ -111,7 +111,7 @@ TEST_F(OnGpu, StepsAreCapturedAgainWhenKeysAreMore) {
 // From prompts of one token through every length of the first graph and into the second. No two tokens come after each
 // other twice: in a text that goes in circles all keys are alike, and a stale one would not be seen.
 TEST_F(OnGpu, NothingIsStaleAtAnyLength) {
-  const auto here = tiny(at::kCPU), there = tiny(at::Device(at::kCUDA, 0));
+  const auto here = tiny(at::kCPU), there = tiny(test_support::gpu());
   const GenerateArguments arguments{.input_ids = at::tensor(Ids{5, 9}, at::kLong).view({2, 1}),
                                     .config = {.max_new_tokens = 540, .no_repeat_ngram_size = 2}};
   const auto want = generate(*here, arguments).new_ids;
@@ -128,7 +128,7 @@ TEST_F(OnGpu, NothingIsStaleAtAnyLength) {
 
 // The device is one step ahead of the host: what it makes after the last token is never shown.
 TEST_F(OnGpu, AStopThatIsReadOneStepLateShowsNothingMore) {
-  const auto here = tiny(at::kCPU), there = tiny(at::Device(at::kCUDA, 0));
+  const auto here = tiny(at::kCPU), there = tiny(test_support::gpu());
   const GenerateArguments free{.input_ids = batch_, .config = {.max_new_tokens = 24}};
   const auto said = generate(*here, free).new_ids;
   GenerateArguments ending = free;
@@ -161,7 +161,7 @@ TEST_F(OnGpu, AStopThatIsReadOneStepLateShowsNothingMore) {
 }
 
 TEST_F(OnGpu, CapturedSamplesRepeatWithTheirSeedAndPenalisesWhatWasSaid) {
-  const auto there = tiny(at::Device(at::kCUDA, 0));
+  const auto there = tiny(test_support::gpu());
   const auto run = [&](const GenerationConfig& config) {
     const GenerateResult got = generate(*there, {.input_ids = batch_, .config = config});
     EXPECT_TRUE(got.captured) << got.why_not_captured;
@@ -182,13 +182,13 @@ TEST_F(OnGpu, CapturedSamplesRepeatWithTheirSeedAndPenalisesWhatWasSaid) {
 // Each replay draws anew.
 TEST_F(OnGpu, ACapturedSamplerDrawsEachTokenAsOftenAsItIsLikely) {
   const c10::InferenceMode inference;
-  const at::Device device(at::kCUDA, 0);
+  const at::Device device = test_support::gpu();
   const Tensor logits = test_support::sampling_logits().to(device).expand({200, 5}).contiguous();
   for (const auto& [config, want] : test_support::sampling_cases()) {
     GenerationConfig seeded = config;
     seeded.seed = 11;
     Sampler sampler(seeded, device);
-    auto graph = std::move(*make_cuda_graph());
+    auto graph = std::move(*make_cuda_graph(device));
     Tensor drawn;
     const auto draw = [&] { drawn = sampler.next(logits, logits); };
     graph->draws_from(*sampler.generator());
@@ -205,7 +205,7 @@ TEST_F(OnGpu, ACapturedSamplerDrawsEachTokenAsOftenAsItIsLikely) {
 
 // 64 runs of each, token by token.
 TEST_F(OnGpu, CapturedRunsAreDrawnAsThoseOfStockSteps) {
-  const auto there = tiny(at::Device(at::kCUDA, 0), at::kFloat, 16, {{"vocab_size", 8}, {"initializer_range", 0.3}});
+  const auto there = tiny(test_support::gpu(), at::kFloat, 16, {{"vocab_size", 8}, {"initializer_range", 0.3}});
   const Tensor stock = test_support::sampled_runs(*there, "dynamic", 1);
   for (const bool kernels : {false, true}) {
     if (kernels) {
@@ -221,7 +221,7 @@ TEST_F(OnGpu, CapturedRunsAreDrawnAsThoseOfStockSteps) {
 
 // In bfloat16 with heads of 64 the whole layer is one kernel's.
 TEST_F(OnGpu, AStepOfWholeLayers) {
-  const auto there = tiny(at::Device(at::kCUDA, 0), at::kBFloat16, 64);
+  const auto there = tiny(test_support::gpu(), at::kBFloat16, 64);
   const GenerateArguments arguments{.input_ids = batch_, .config = {.max_new_tokens = 24}};
   const GenerateResult want = generate(*there, arguments);
   const KernelReport& report = there->kernelize(Mode::of_training(false));
@@ -237,7 +237,7 @@ TEST_F(OnGpu, AStepOfWholeLayers) {
   const c10::InferenceMode inference;
   const auto logits_of = [&](const char* cache) {
     const auto kept = there->make_cache({.implementation = cache, .max_cache_len = 8});
-    const Tensor ids = batch_.to(at::kCUDA);
+    const Tensor ids = batch_.to(test_support::gpu());
     (*there)({.input_ids = ids, .cache = kept.get()});
     return (*there)({.input_ids = ids.narrow(1, 0, 1), .cache = kept.get()}).logits.to(at::kFloat);
   };
@@ -255,7 +255,8 @@ void runtime(const char* name, Args... args) {
 
 TEST_F(OnGpu, AStepWithAStaticCacheIsCaptured) {
   const c10::InferenceMode inference;
-  const at::Device device(at::kCUDA, 0);
+  const at::Device device = test_support::gpu();
+  const auto* guard = c10::impl::getDeviceGuardImpl(at::kCUDA);
   const auto model = tiny(device);
   for (const bool kernels : {false, true}) {
     if (kernels) model->kernelize(Mode::of_training(false));
@@ -263,22 +264,21 @@ TEST_F(OnGpu, AStepWithAStaticCacheIsCaptured) {
     const Tensor prompt = batch_.to(device), token = at::tensor(Ids{9, 10}, at::kLong).view({2, 1}).to(device);
     const auto step = [&] { return (*model)({.input_ids = token, .cache = cache.get(), .logits_to_keep = 1}).logits; };
     (*model)({.input_ids = prompt, .cache = cache.get()});
-    const Tensor want = step();        // the fifth token; the captured step is the fifth again
-    runtime("cudaDeviceSynchronize");  // no stream of the pool waits for this one
-    const auto* guard = c10::impl::getDeviceGuardImpl(at::kCUDA);
+    const Tensor want = step();                // the fifth token; the captured step is the fifth again
+    guard->synchronizeDevice(device.index());  // no stream of the pool waits for this one
     const c10::Stream stream = guard->getNewStream(device), before = guard->exchangeStream(stream);
     step();  // what a library makes once for a stream is made before the capture
     cache->crop(4);
     void *graph = nullptr, *run = nullptr, *handle = stream.native_handle();
     constexpr int kRelaxed = 2;  // the allocator may ask for memory
-    runtime("cudaDeviceSynchronize");
+    guard->synchronizeDevice(device.index());
     runtime("cudaStreamBeginCapture", handle, kRelaxed);
     const Tensor got = step();
     runtime("cudaStreamEndCapture", handle, &graph);
     runtime("cudaGraphInstantiateWithFlags", &run, graph, 0ull);
     got.zero_();
     runtime("cudaGraphLaunch", run, handle);
-    runtime("cudaDeviceSynchronize");
+    guard->synchronizeDevice(device.index());
     guard->exchangeStream(before);
     EXPECT_TRUE(at::allclose(got, want, 1e-4, 1e-4)) << "kernels " << kernels;
     runtime("cudaGraphExecDestroy", run);

@@ -24,6 +24,8 @@ using test_support::message_of;
 using test_support::TempFolder;
 
 Tensor row(const Ids& ids) { return at::tensor(ids, at::kLong).unsqueeze(0); }
+using Options = test_support::WithTransformers<>;
+
 std::filesystem::path made() { return test_support::made_data("models/golden_model.py") / "models/tiny"; }
 GenerationConfig read(const std::string& text) {
   return read_generation_config(Json::parse(text, "generation_config.json"));
@@ -51,7 +53,7 @@ void expect_what_transformers_says(CausalLM& model, bool sampled) {
   EXPECT_EQ(count, sampled ? 14U : 8U);
 }
 
-TEST(Options, EachIsWhatItIsInTransformers) {
+TEST_F(Options, EachIsWhatItIsInTransformers) {
   const auto model = AutoModelForCausalLM::from_pretrained(made());
   expect_what_transformers_says(*model, /*sampled=*/true);
 }
@@ -59,12 +61,13 @@ TEST(Options, EachIsWhatItIsInTransformers) {
 // Greedy ones, whose ids are the same on every device; the counts and the history are the graph's.
 using OptionsOnGpu = test_support::OnGpu<>;
 TEST_F(OptionsOnGpu, EachIsCaptured) {
-  const auto model = AutoModelForCausalLM::from_pretrained(made(), {.device_map = "cuda"});
+  if (test_support::no_transformers()) GTEST_SKIP() << *test_support::no_transformers();
+  const auto model = AutoModelForCausalLM::from_pretrained(made(), {.device_map = test_support::gpu().str()});
   expect_what_transformers_says(*model, /*sampled=*/false);
 }
 
 // What a row of its own says, beside a row that ends later.
-TEST(Options, RowsEndByTheirOwnStopStrings) {
+TEST_F(Options, RowsEndByTheirOwnStopStrings) {
   const auto model = AutoModelForCausalLM::from_pretrained(made());
   const Tokenizer tokenizer = Tokenizer::from_pretrained(made());
   const Tensor ids = at::tensor(Ids{5, 6, 7, 8, 0, 11, 12, 13}, at::kLong).view({2, 4});
@@ -100,7 +103,7 @@ TEST(Options, RowsEndByTheirOwnStopStrings) {
   expect_has(message_of([&] { run(config, &tokenizer); }), {"stop_strings that are not empty"});
 }
 
-TEST(Options, AModelsFileSaysHowManyUnlessTheCallerDoes) {
+TEST_F(Options, AModelsFileSaysHowManyUnlessTheCallerDoes) {
   const auto model = AutoModelForCausalLM::from_pretrained(made());
   const auto steps = [&](const std::string& file, const GenerationConfig& config) {
     GenerationConfig own = read(file);
@@ -117,7 +120,7 @@ TEST(Options, AModelsFileSaysHowManyUnlessTheCallerDoes) {
   expect_has(message_of([&] { steps(R"({"max_length": 3})", {}); }), {"at least one new token", "got 0", "max_length"});
 }
 
-TEST(Options, WhatIsMissingIsNamed) {
+TEST_F(Options, WhatIsMissingIsNamed) {
   const auto model = AutoModelForCausalLM::from_pretrained(made());
   const auto said = [&](const std::string& file, const GenerationConfig& config = {.max_new_tokens = 1}) {
     return message_of([&] {
@@ -145,7 +148,7 @@ TEST(Options, WhatIsMissingIsNamed) {
   }
 }
 
-TEST(Options, ASavedModelKeepsThem) {
+TEST_F(Options, ASavedModelKeepsThem) {
   const auto model = AutoModelForCausalLM::from_pretrained(made());
   const std::string file = R"({"eos_token_id": [2, 5], "max_length": 90, "max_new_tokens": 7, "min_length": 3,
       "min_new_tokens": 2, "do_sample": true, "temperature": 0.5, "top_k": 9, "top_p": 0.75, "min_p": 0.25,

@@ -1,6 +1,8 @@
 // Tests that want a GPU: skipped where there is none, failed there with HOTSWAP_REQUIRE_CUDA=1.
+// HOTSWAP_TEST_DEVICE=cuda:1 puts them on the second one, while the first stays the current one.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <gtest/gtest.h>
 
 #include "hotswap/base/env.h"
@@ -10,6 +12,11 @@ namespace hotswap::test_support {
 
 // Asked before main: torch remembers the first answer in a process, and libtorch_cuda must be there by then.
 inline const bool has_gpu = cuda_available();
+
+inline c10::Device gpu() {
+  const c10::Device device(env(EnvVar::kTestDevice).value_or("cuda:0"));
+  return {c10::kCUDA, device.has_index() ? device.index() : c10::DeviceIndex{0}};
+}
 
 template <class Base = testing::Test>
 class OnGpu : public Base {

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "hotswap/base/json.h"
-#include "hotswap/base/test_support.h"
+#include "hotswap/base/test_data.h"
 #include "hotswap/hub/hub.h"
 #include "hotswap/hub/serve/server.h"
 
@@ -109,7 +109,7 @@ class PythonPeer : public testing::Test {
     return std::system((python + find).c_str()) == 0;
   }
 
-  const std::string python = HOTSWAP_TEST_PYTHON;
+  const std::string python = test_support::test_python();
   TempFolder served, scratch;
   std::unique_ptr<HubServer> server;
 };

@@ -42,7 +42,7 @@ class KernelsOfTheHub : public test_support::ServedKernels {
   // A package of version 1 whose library would tell if it had been loaded.
   std::unique_ptr<PackageCopy> marking(const std::string& repo) const {
     auto package = std::make_unique<PackageCopy>("norm");
-    write_file(package->library(), read_file(HOTSWAP_TEST_MARKING_LIBRARY));
+    write_file(package->library(), read_file(test_support::test_library(HOTSWAP_TEST_MARKING_LIBRARY)));
     package->sign();
     serve(package->root(), repo, "v1");
     return package;

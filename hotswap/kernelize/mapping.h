@@ -1,10 +1,9 @@
 // layer x device (x capability interval) x mode -> kernel, and what a user writes for it.
 //
-//   KernelConfig{{{"RMSNorm", "kernels-community/rmsnorm"},
-//                 {"SiLU", {{"cuda", "kernels-community/activation:Silu"}, {"cpu", ""}}},         // "" = stock
-//                 {"MLP", KernelRef{"acme/mlp:SwiGLUMLP", {.version = 1, .trust = true}}},         // SwiGLUMLP,
-//                 GeGLUMLP
-//                 {"rotary_pos_emb", {{"cpu", {{Mode::INFERENCE, "acme/rotary"}}}}}}}
+//   const KernelConfig config{{{"RMSNorm", "kernels-community/rmsnorm"},
+//                              {"SiLU", {{"cuda", "kernels-community/activation:Silu"}, {"cpu", ""}}},  // "" = stock
+//                              {"MLP", KernelRef{"acme/mlp:SwiGLUMLP", {.version = 1, .trust = true}}},
+//                              {"rotary_pos_emb", {{"cpu", {{Mode::INFERENCE, "acme/rotary"}}}}}}};
 #pragma once
 
 #include <initializer_list>
@@ -35,7 +34,7 @@ class DeviceKey {
   DeviceKey(const char* kind) : DeviceKey(std::string(kind)) {}    // NOLINT(google-explicit-constructor)
   DeviceKey(std::string kind) : DeviceKey(std::move(kind), {}) {}  // NOLINT(google-explicit-constructor)
   DeviceKey(std::string kind, CapabilityRange range);
-  const std::string& kind() const { return kind_; }  // cpu cuda mps neuron npu rocm tpu xpu
+  const std::string& kind() const { return kind_; }  // cpu cuda mps neuron npu rocm tpu xpu; metal is mps
   const CapabilityRange& range() const { return range_; }
 
  private:

@@ -1,6 +1,8 @@
 // The modes that a kernel is registered for and that kernelize asks for, as the `kernels` library has them.
 //
-//   Mode::TRAINING | Mode::TORCH_COMPILE      INFERENCE and TRAINING exclude each other, FALLBACK stands alone
+//   const Mode mode = Mode::TRAINING | Mode::TORCH_COMPILE;
+//
+// INFERENCE and TRAINING exclude each other, FALLBACK stands alone.
 //
 // In this host TORCH_COMPILE means capture-safe: the step is recorded as a CUDA graph.
 #pragma once

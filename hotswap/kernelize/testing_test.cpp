@@ -71,7 +71,7 @@ ForeignCopy::ForeignCopy(const std::string& name, const std::string& library, co
   static int made = 0;
   const std::string old = id_;
   std::snprintf(id_.data() + id_.size() - 7, 8, "%07d", ++made % 10000000);
-  std::string bytes = read_file(library);
+  std::string bytes = read_file(test_library(library));
   for (size_t at = bytes.find(old); at != bytes.npos; at = bytes.find(old, at)) bytes.replace(at, id_.size(), id_);
   fs::create_directories(this->variant());
   write_file(this->library(), bytes);

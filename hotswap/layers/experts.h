@@ -1,6 +1,6 @@
 // Experts: many feed-forward parts of one shape, of which each token goes through a few.
 //
-//   Experts experts({.experts = 8, .dim = 64, .hidden = 96});
+//   Experts experts({.experts = 8, .dim = 64, .hidden = 96}, {.activation = "swiglu"});
 //   Tensor y = experts.forward(x, router.route(x).routing);
 #pragma once
 

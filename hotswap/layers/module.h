@@ -11,7 +11,7 @@
 //     Block() : norm(64) { own("norm", norm); }
 //     RMSNorm norm;
 //   };
-//   block.each_tensor([](const std::string& name, Tensor& t) { ... });   // "norm.weight"
+//   void clear(Block& block) { block.each_tensor([](const std::string& name, Tensor& t) { t.zero_(); }); }
 //
 // Members are registered by address: modules are neither copied nor moved.
 #pragma once

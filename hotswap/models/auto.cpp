@@ -13,17 +13,6 @@
 namespace hotswap {
 namespace {
 
-at::Device device_of(const std::string& name) {
-  if (name == "auto") return cuda_available() ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
-  const at::Device device(name);
-  if (device.is_cuda() && !cuda_available()) {
-    throw Error({.wanted = cat("a GPU for the device ", name),
-                 .got = "none that this torch can use",
-                 .next = "take cpu, or run with a CUDA build of torch where there is a GPU"});
-  }
-  return device.is_cuda() && !device.has_index() ? at::Device(at::kCUDA, 0) : device;
-}
-
 bool asks_kernels(const PretrainedOptions& options) { return options.use_kernels || options.kernel_config; }
 
 bool names(const PretrainedOptions& options, const std::string& layer) {
@@ -102,7 +91,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   checkpoint = in_model_terms(std::move(checkpoint),
                               (is_gguf ? family.gguf_rules : family.tensor_rules)(model->config()), *model);
 
-  LoadOptions load{.device = device_of(options.device_map)};
+  LoadOptions load{.device = device_named(options.device_map)};
   if (options.dtype != "auto") {
     load.dtype = dtype_from(options.dtype, "dtype");
   } else {
@@ -127,7 +116,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_random(const std::filesyste
   model->set_attn_implementation(options.attn_implementation);
   const auto dtype = options.dtype != "auto" ? dtype_from(options.dtype, "dtype") : config_dtype(config);
   model->requires_grad(true);
-  model->init_weights(0, dtype.value_or(at::kFloat), device_of(options.device_map));
+  model->init_weights(0, dtype.value_or(at::kFloat), device_named(options.device_map));
   finish(*model, options);
   return model;
 }

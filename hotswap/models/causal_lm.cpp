@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/tanh.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <set>
@@ -171,6 +172,7 @@ void CausalLM::set_attn_implementation(const std::string& given, const KernelOpt
 }
 
 CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
+  const c10::DeviceGuard current(device());  // packages of others may launch on whichever GPU is current
   CausalLMOutput out;
   const bool keeps_router_logits = a.output_router_logits.value_or(config_.mixture.output_router_logits);
   // [batch, time, hidden_size]

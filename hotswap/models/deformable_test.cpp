@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "hotswap/base/error.h"
-#include "hotswap/base/test_support.h"
+#include "hotswap/base/test_data.h"
 #include "hotswap/kernelize/kernelize.h"
 #include "hotswap/kernelize/package/package.h"
 #include "hotswap/models/formats/safetensors.h"
@@ -29,7 +29,7 @@ class Oracle {
  public:
   Oracle() {
     const std::string command =
-        cat("env -u LD_PRELOAD timeout 280 ", HOTSWAP_TEST_PYTHON, " ", HOTSWAP_SOURCE_DIR,
+        cat("env -u LD_PRELOAD timeout 280 ", test_support::test_python(), " ", test_support::source_folder().string(),
             "/hotswap/models/deformable_oracle.py ", folder_.path().string(), " ", test_support::test_seed(), " 2>&1");
     FILE* pipe = ::popen(command.c_str(), "r");
     std::array<char, 4096> buffer;
@@ -77,6 +77,7 @@ TEST(Deformable, OptionsThatFitNothing) {
 }
 
 TEST(Deformable, DecoderAttentionAsTransformers) {
+  if (test_support::no_transformers()) GTEST_SKIP() << *test_support::no_transformers();
   const Oracle oracle;
   for (const int64_t numbers : {2, 4}) {
     SCOPED_TRACE(cat("reference points of ", numbers, " numbers"));

@@ -247,8 +247,9 @@ struct Oracle {
       cases[c.name] = {{"config", config}, {"time", c.time}};
     }
     test_support::put_file(folder / "cases.json", cases.dump());
-    const std::string command = cat("env -u LD_PRELOAD timeout 280 ", HOTSWAP_TEST_PYTHON, " ", HOTSWAP_SOURCE_DIR,
-                                    "/hotswap/models/parity_oracle.py ", folder.path().string(), " ", seed, " 2>&1");
+    const std::string command =
+        cat("env -u LD_PRELOAD timeout 280 ", test_support::test_python(), " ", test_support::source_folder().string(),
+            "/hotswap/models/parity_oracle.py ", folder.path().string(), " ", seed, " 2>&1");
     FILE* pipe = ::popen(command.c_str(), "r");
     std::array<char, 4096> buffer;
     while (const size_t n = std::fread(buffer.data(), 1, buffer.size(), pipe)) output.append(buffer.data(), n);
@@ -387,6 +388,7 @@ void expect_greedy(const Case& c, const PretrainedOptions& options) {
 class Parity : public testing::TestWithParam<Configuration> {
  protected:
   void SetUp() override {
+    if (test_support::no_transformers()) GTEST_SKIP() << *test_support::no_transformers();
     const Oracle& family = oracle(GetParam().family);
     ASSERT_EQ(family.status, 0) << family.output;
     trace_ = std::make_unique<testing::ScopedTrace>(__FILE__, __LINE__, cat("oracle seed ", family.seed));

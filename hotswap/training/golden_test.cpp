@@ -44,7 +44,7 @@ constexpr Calls kCalls[] = {
     {"loss", "linear_cross_entropy_fwd", 1},  // its gradients are made in the forward
 };
 
-class TrainerGolden : public testing::TestWithParam<GoldenFolder> {};
+class TrainerGolden : public test_support::WithTransformers<testing::TestWithParam<GoldenFolder>> {};
 
 // What was recorded: AdamW with weight decay on every parameter, at a constant rate.
 Trainer recorded_trainer(const std::shared_ptr<CausalLM>& model, std::shared_ptr<const Dataset> dataset,

@@ -1,7 +1,7 @@
 // Trains a model on a dataset, in the words of transformers' Trainer and with its defaults.
 //
 //   const auto dataset = std::make_shared<PackedDataset>(ids, /*example_length=*/256);
-//   Trainer trainer(model, {.learning_rate = 1e-4, .max_steps = 100}, dataset);
+//   Trainer trainer(model, {.max_steps = 100, .learning_rate = 1e-4}, dataset);
 //   const TrainOutput out = trainer.train();
 #pragma once
 

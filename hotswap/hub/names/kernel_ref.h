@@ -4,7 +4,9 @@
 //   /abs/path/to/package:Layer      a package folder on this machine
 //   ""                              no kernel: the layer stays stock
 //
-//   KernelRef{"acme/mlp:SwiGLUMLP", {.version = 1, .trust = true}}
+// With what has no place in the text beside it:
+//
+//   const KernelRef ref("acme/mlp:SwiGLUMLP", {.version = 1, .trust = true});
 //
 // What follows '@' is a version (v2), versions (>=1,<3; PEP 440), a commit (40 hex digits), or a tag or branch, whose
 // name may hold '/'. What it means in a repository is version.h's.

@@ -12,7 +12,7 @@ class AttentionPackage {
   // edit: of the layer's capabilities, which claim everything.
   explicit AttentionPackage(const std::function<void(Ordered&)>& edit = nullptr) {
     const std::string built = "_attn_cpu_0000000";  // as long as the copy's own
-    std::string bytes = read_file(HOTSWAP_TEST_ATTENTION);
+    std::string bytes = read_file(test_library(HOTSWAP_TEST_ATTENTION));
     for (size_t at = bytes.find(built); at != bytes.npos; at = bytes.find(built, at)) {
       bytes.replace(at, built.size(), copy_.id());
     }

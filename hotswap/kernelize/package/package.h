@@ -1,6 +1,6 @@
 // A built kernel package in this process: verified, loaded once, its ops checked against the contracts.
 //
-//   const Package& norm = load_package(find_variant("/opt/packages/norm", "cpu"));
+//   const Package& norm = load_package(read_manifest(*find_variant("/opt/packages/norm", "cpu")));
 //   norm.calls("rms_norm_fwd");
 #pragma once
 

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "hotswap/base/file.h"
+#include "hotswap/base/test_data.h"
 #include "hotswap/kernelize/testing.h"
 
 namespace hotswap {
@@ -70,7 +71,7 @@ TEST(Package, ALibraryThatIsNone) {
 // What was hashed is what is loaded, whoever replaces the file meanwhile.
 TEST(Package, ALibraryReplacedWhileItIsLoaded) {
   const Marks marks;
-  const std::string other = read_file(HOTSWAP_TEST_MARKING_LIBRARY);
+  const std::string other = read_file(test_support::test_library(HOTSWAP_TEST_MARKING_LIBRARY));
   PackageCopy once("norm");
   const std::string good = read_file(once.library());
   const Package& loaded = load_package(read_manifest(once.variant()), [&](const FilesInMemory& files) {
@@ -144,7 +145,7 @@ TEST(Package, BundledOnesAreListed) {
   std::set<std::string> names, sources;  // a build with GPU kernels lists a package once a variant
   for (const Manifest& m : bundled_packages()) names.insert(m.name);
   EXPECT_TRUE(names.contains("norm"));
-  const fs::path kernels = fs::path(HOTSWAP_SOURCE_DIR) / "kernels";
+  const fs::path kernels = test_support::source_folder() / "kernels";
   if (fs::is_directory(kernels)) {  // not where only the built tests are
     for (const auto& folder : fs::directory_iterator(kernels)) {
       if (fs::exists(folder.path() / "build.toml")) sources.insert(folder.path().filename());

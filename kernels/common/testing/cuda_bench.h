@@ -143,7 +143,7 @@ inline std::string by(int64_t a, int64_t b) { return std::to_string(a) + "x" + s
 inline Tensor slope(Tensor (*f)(const Tensor&), const Tensor& x) { return (f(x + 1e-4) - f(x - 1e-4)) / 2e-4; }
 
 inline const Package& gpu_package() {
-  static const Package loaded(HOTSWAP_CUDA_PACKAGE_DIR);
+  static const Package loaded(packages_dir() + "/" + HOTSWAP_CUDA_PACKAGE_DIR);
   return loaded;
 }
 

@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/common/testing/test_device.h"
+
 namespace kernels {
 
 inline bool in_graphs() {
@@ -38,10 +40,10 @@ void runtime(const char* name, Args... args) {
 
 class GraphStream {
  public:
-  GraphStream() : guard_(c10::impl::getDeviceGuardImpl(c10::kCUDA)), stream_(guard_->getNewStream({c10::kCUDA, 0})) {
+  GraphStream() : guard_(c10::impl::getDeviceGuardImpl(c10::kCUDA)), stream_(guard_->getNewStream(test_device())) {
     // What cuBLAS makes once for a stream is made before anything is captured.
     const c10::Stream before = guard_->exchangeStream(stream_);
-    const at::Tensor one = at::ones({16, 16}, at::device(at::kCUDA).dtype(at::kBFloat16));
+    const at::Tensor one = at::ones({16, 16}, at::device(test_device()).dtype(at::kBFloat16));
     one.mm(one);
     guard_->exchangeStream(before);
   }
@@ -50,7 +52,7 @@ class GraphStream {
     constexpr int kRelaxed = 2;  // the allocator may ask for memory
     void *graph = nullptr, *run = nullptr;
     void* const handle = stream_.native_handle();
-    runtime("cudaDeviceSynchronize");
+    guard_->synchronizeDevice(test_device().index());
     const c10::Stream before = guard_->exchangeStream(stream_);
     runtime("cudaStreamBeginCapture", handle, kRelaxed);
     try {
@@ -70,7 +72,7 @@ class GraphStream {
     runtime("cudaGraphInstantiateWithFlags", &run, graph, 0ull);
     runtime("cudaGraphLaunch", run, handle);
     guard_->exchangeStream(before);
-    runtime("cudaDeviceSynchronize");
+    guard_->synchronizeDevice(test_device().index());
     runtime("cudaGraphExecDestroy", run);
     runtime("cudaGraphDestroy", graph);
   }

@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
@@ -79,21 +80,17 @@ inline bool load_torch_cuda() {
 }
 
 #ifdef HOTSWAP_PACKAGE_DIR
-// HOTSWAP_TEST_DEVICE=cuda: the variant with GPU kernels, on the first GPU. Default: cpu.
-inline bool on_cuda() {
-  static const bool wanted = [] {
-    const char* device = std::getenv("HOTSWAP_TEST_DEVICE");
-    const std::string name = device == nullptr || *device == '\0' ? "cpu" : device;
-    if (name != "cpu" && name != "cuda")
-      throw std::runtime_error("HOTSWAP_TEST_DEVICE: wanted cpu or cuda; got " + name + "; unset it");
-    return name == "cuda";
-  }();
-  return wanted;
+inline bool on_cuda() { return test_device().is_cuda(); }
+// The folder of built packages: HOTSWAP_PACKAGES, or packages/ beside the program's folder, wherever both were moved.
+inline std::string packages_dir() {
+  const char* given = std::getenv("HOTSWAP_PACKAGES");
+  if (given != nullptr && *given != '\0') return given;
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() / "packages";
 }
 inline std::string package_dir() {
-  if (!on_cuda()) return HOTSWAP_PACKAGE_DIR;
+  if (!on_cuda()) return packages_dir() + "/" + HOTSWAP_PACKAGE_DIR;
 #ifdef HOTSWAP_CUDA_PACKAGE_DIR
-  if (load_torch_cuda()) return HOTSWAP_CUDA_PACKAGE_DIR;
+  if (load_torch_cuda()) return packages_dir() + "/" + HOTSWAP_CUDA_PACKAGE_DIR;
 #endif
   throw std::runtime_error("wanted a package with CUDA kernels; this was built without; build with ./x --cuda build");
 }

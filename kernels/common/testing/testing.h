@@ -3,7 +3,8 @@
 //   const auto in = random_tensors({{3, 7}, {7}}, at::kBFloat16);
 //   const auto want = reference(formula, in, dys);                      // float64: outputs, then gradients of in
 //   expect_close(got, want[0], tolerance(at::kBFloat16), "y");
-// The same tests run on a GPU: HOTSWAP_TEST_DEVICE=cuda norm_test; TEST(EveryDevice, Cuda) does so where there is one.
+// The same tests run on a GPU: HOTSWAP_TEST_DEVICE=cuda norm_test, or cuda:1; TEST(EveryDevice, Cuda) does so where
+// there is one.
 #pragma once
 
 #include <ATen/Context.h>
@@ -49,9 +50,8 @@ inline at::Generator& generator() {
 // Where this process runs its ops.
 #ifdef HOTSWAP_PACKAGE_DIR
 inline at::Device device() {
-  if (!on_cuda()) return at::kCPU;
-  package();  // brings libtorch's CUDA half along
-  return {at::kCUDA, 0};
+  if (on_cuda()) package();  // brings libtorch's CUDA half along
+  return test_device();
 }
 #else
 inline at::Device device() { return at::kCPU; }
@@ -218,7 +218,8 @@ inline void expect_every_isa_passes() {
 // Before main: torch looks for its CUDA half once, when it is first asked for anything of CUDA's, a seed for example.
 inline const bool kTorchCudaLoaded = load_torch_cuda();
 #endif
-// On the first GPU: TEST(EveryDevice, Cuda). HOTSWAP_REQUIRE_CUDA=1: a machine without one fails.
+// On the first GPU, and where there are two on the second while the first is current: TEST(EveryDevice, Cuda).
+// HOTSWAP_REQUIRE_CUDA=1: a machine without one fails.
 inline void expect_cuda_passes() {
   std::string missing;
 #ifdef HOTSWAP_CUDA_PACKAGE_DIR
@@ -226,7 +227,11 @@ inline void expect_cuda_passes() {
 #else
   missing = "built without CUDA";
 #endif
-  if (missing.empty()) return expect_passes_with("HOTSWAP_TEST_DEVICE=cuda");
+  if (missing.empty()) {
+    expect_passes_with("HOTSWAP_TEST_DEVICE=cuda");
+    if (c10::impl::getDeviceGuardImpl(c10::kCUDA)->deviceCount() > 1) expect_passes_with("HOTSWAP_TEST_DEVICE=cuda:1");
+    return;
+  }
   if (std::getenv("HOTSWAP_REQUIRE_CUDA") != nullptr) FAIL() << "HOTSWAP_REQUIRE_CUDA is set: " << missing;
   GTEST_SKIP() << missing;
 }

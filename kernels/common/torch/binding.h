@@ -56,7 +56,7 @@ inline DType dtype_of(const Tensor& t, const char* what) {
   }
 }
 
-// ---- devices: an op runs where its first tensor is
+// ---- devices: an op runs where its first tensor is, and that GPU is the current one meanwhile (ops.h)
 struct Device {
   int32_t type, index;
   bool is_cpu() const { return type == aoti_torch_device_type_cpu(); }
@@ -66,26 +66,26 @@ struct Device {
   }
 };
 inline Device cpu() { return {aoti_torch_device_type_cpu(), -1}; }
-inline Device device_of(const Tensor& t) {
+inline Device device_of(AtenTensorHandle t) {
   Device d{};
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &d.type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t.get(), &d.index));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t, &d.type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t, &d.index));
   if (d.is_cpu()) d.index = -1;
   return d;
 }
+inline Device device_of(const Tensor& t) { return device_of(t.get()); }
 inline void check_device(const Tensor& t, const Device& device, const char* what) {
   const Device got = device_of(t);
   check(got == device, what, ": wanted a tensor on ", device, "; got one on ", got,
         "; move all arguments to one device");
 }
 
-// on_gpu(stream) with the tensor's device and its current stream, or on_cpu(). on_gpu takes `auto`, so that a package
-// built without CUDA does not mention what it lacks.
+// on_gpu(stream) with the device's current stream, or on_cpu(). The device is current already: ops.h sees to it for the
+// whole of an op. on_gpu takes `auto`, so that a package built without CUDA does not mention what it lacks.
 template <class OnGpu, class OnCpu>
 void run_on([[maybe_unused]] const Device& device, [[maybe_unused]] const OnGpu& on_gpu, const OnCpu& on_cpu) {
 #if defined(CUDA_KERNEL)
   if (!device.is_cpu()) {
-    const torch::stable::accelerator::DeviceGuard guard(device.index);
     void* stream = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &stream));
     return on_gpu(stream);

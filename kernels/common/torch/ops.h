@@ -49,10 +49,27 @@ void counted(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
   kBoxed<kFunction>(stack, inputs, outputs);
 }
 
+template <class Function>
+constexpr bool kTakesTensorFirst = false;
+template <class Result, class First, class... Rest>
+constexpr bool kTakesTensorFirst<Result (*)(First, Rest...)> = std::is_same_v<std::remove_cvref_t<First>, Tensor>;
+
+// The op on a GPU. The first tensor's device is the current one from before the arguments are looked at until the
+// results are there: CUDA plans, sets attributes, makes cuBLAS handles and launches for the current device, and which
+// one that is when the op is called is the caller's business. Every op for a GPU is registered through this function.
+template <auto kFunction>
+void counted_on_its_gpu(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
+  static_assert(kTakesTensorFirst<decltype(kFunction)>, "wanted a tensor as the op's first argument: it names the GPU");
+  const Device device = device_of(torch::stable::detail::to<AtenTensorHandle>(stack[0]));
+  if (device.is_cpu()) return counted<kFunction>(stack, inputs, outputs);  // mixed devices: the op's error names them
+  const torch::stable::accelerator::DeviceGuard guard(device.index);
+  counted<kFunction>(stack, inputs, outputs);
+}
+
 // On every device that the package is built for: the function looks where its tensors are (run_on).
 template <auto kFunction>
 constexpr Op op(std::string_view name, std::string_view signature) {
-  return {name, signature, &counted<kFunction>, &counted<kFunction>, &calls_of<kFunction>};
+  return {name, signature, &counted<kFunction>, &counted_on_its_gpu<kFunction>, &calls_of<kFunction>};
 }
 template <auto kFunction>
 constexpr Op op(std::string_view schema) {
@@ -61,9 +78,8 @@ constexpr Op op(std::string_view schema) {
 }
 template <auto kFunction>
 constexpr Op cpu_op(std::string_view schema) {
-  Op row = op<kFunction>(schema);
-  row.cuda = nullptr;
-  return row;
+  const size_t end = schema.find('(');
+  return {schema.substr(0, end), schema.substr(end), &counted<kFunction>, nullptr, &calls_of<kFunction>};
 }
 
 // For a family of ops that differ in name and one constant: the name as a template argument, which reaches the errors

@@ -1,0 +1,94 @@
+// An op's GPU is the current one while it runs, whichever was before. Seen without a GPU: torch's own fake device, of
+// which there are eight, stands for it.
+#define TORCH_EXTENSION_NAME _ops_test
+#include "kernels/common/torch/ops.h"
+
+#include <ATen/ops/from_blob.h>
+#include <c10/core/impl/FakeGuardImpl.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/inductor/aoti_torch/utils.h>
+
+#include <vector>
+
+namespace kernels {
+namespace {
+
+using Fake = c10::impl::FakeGuardImpl<c10::kPrivateUse1>;
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Fake);
+
+std::vector<int> seen;  // the current device, op by op
+
+Tensor note_device(const Tensor& x, bool refuse) {
+  seen.push_back(torch::stable::accelerator::getCurrentDeviceIndex());
+  check(!refuse, "note_device: wanted not to be refused; got that; leave it");
+  return x;
+}
+std::tuple<Tensor, Tensor> note_devices(const Tensor& x) {
+  seen.push_back(torch::stable::accelerator::getCurrentDeviceIndex());
+  return {x, x};
+}
+void note_device_in_place(Tensor) { seen.push_back(torch::stable::accelerator::getCurrentDeviceIndex()); }
+
+constexpr std::array kOps{
+    op<&note_device>("note_device(Tensor x, bool refuse) -> Tensor"),
+    op<&note_devices>("note_devices(Tensor x) -> (Tensor, Tensor)"),
+    op<&note_device_in_place>("note_device_(Tensor(a!) x) -> ()"),
+    cpu_op<&note_devices>("on_the_cpu(Tensor x) -> (Tensor, Tensor)"),
+};
+
+at::Tensor tensor_on(at::Device device) {
+  static float number = 0;
+  return at::for_blob(&number, {1}).options(at::device(device).dtype(at::kFloat)).target_device(device).make_tensor();
+}
+
+// As torch's dispatcher calls an op that is registered for GPUs. What it returns is let go.
+void call_on_gpu(const Op& op, at::Device device, uint64_t outputs, std::optional<bool> refuse = {}) {
+  StableIValue stack[4]{};
+  auto* handle = torch::aot_inductor::new_tensor_handle(tensor_on(device));
+  stack[0] = torch::stable::detail::from(handle);
+  if (refuse) stack[1] = torch::stable::detail::from(*refuse);
+  op.cuda(stack, refuse ? 2 : 1, outputs);
+  for (uint64_t i = 0; i < outputs; ++i) Tensor(torch::stable::detail::to<AtenTensorHandle>(stack[i]));
+}
+
+class Ops : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { c10::register_privateuse1_backend("fake"); }
+  void SetUp() override {
+    Fake::setDeviceIndex(0);
+    seen.clear();
+  }
+  static at::Device gpu(int index) { return {c10::kPrivateUse1, c10::DeviceIndex(index)}; }
+};
+
+TEST_F(Ops, RunWithTheGpuOfTheirFirstTensorAsTheCurrentOne) {
+  for (const int current : {0, 2}) {
+    Fake::setDeviceIndex(c10::DeviceIndex(current));
+    seen.clear();
+    for (const int index : {0, 1, 7}) {
+      call_on_gpu(kOps[0], gpu(index), 1, false);
+      call_on_gpu(kOps[1], gpu(index), 2);
+      call_on_gpu(kOps[2], gpu(index), 0);
+      EXPECT_EQ(Fake::getDeviceIndex(), current);
+    }
+    EXPECT_EQ(seen, std::vector<int>({0, 0, 0, 1, 1, 1, 7, 7, 7}));
+  }
+}
+
+TEST_F(Ops, GiveTheGpuBackWhereTheyRefuse) {
+  EXPECT_THROW(call_on_gpu(kOps[0], gpu(5), 1, true), std::exception);
+  EXPECT_EQ(seen, std::vector<int>({5}));
+  EXPECT_EQ(Fake::getDeviceIndex(), 0);
+}
+
+// Of mixed devices: it is the op's own check that names them.
+TEST_F(Ops, LeaveTheGpuAloneWhereTheFirstTensorIsOnTheCpu) {
+  Fake::setDeviceIndex(3);
+  call_on_gpu(kOps[0], at::kCPU, 1, false);
+  EXPECT_EQ(seen, std::vector<int>({3}));
+}
+
+TEST_F(Ops, OfTheCpuAloneAreNotRegisteredForGpus) { EXPECT_EQ(kOps[3].cuda, nullptr); }
+
+}  // namespace
+}  // namespace kernels
