@@ -29,9 +29,10 @@ class Family(NamedTuple):
 LOSSES = {"cross_entropy": False, "fused_linear_cross_entropy": True}
 
 
-def _family(module, base, mlp="swiglu", lacks=(), **other):
-    options = {"rope": True, **LOSSES, "rms_norm": True, mlp: True}
-    return Family(module, f"{base}PreTrainedModel", options | other, lacks)
+def _family(module, base, mlp="swiglu", lacks=(), norms=("layer_norm", "rms_norm"), **other):
+    """norms: in Liger's order of arguments."""
+    found = {name: True for name in norms if name == "rms_norm" or name in other}
+    return Family(module, f"{base}PreTrainedModel", {"rope": True, **LOSSES, **found, mlp: True} | other, lacks)
 
 
 FAMILIES = {
@@ -55,7 +56,7 @@ FAMILIES = {
     "hunyuan_v1_moe": _family("hunyuan_v1_moe", "HunYuanMoEV1"),
     "internvl": Family("internvl", "InternVLPreTrainedModel", {**LOSSES, "rms_norm": True, "layer_norm": True}),
     "llama": _family("llama", "Llama"),
-    "llama4": _family("llama4", "Llama4", layer_norm=True),
+    "llama4": _family("llama4", "Llama4", norms=("rms_norm",), layer_norm=True),
     "llava": Family("llava", "LlavaPreTrainedModel", LOSSES),
     "ministral": _family("ministral", "Ministral"),
     "mllama": _family("mllama", "Mllama", layer_norm=True),
@@ -70,7 +71,7 @@ FAMILIES = {
     "pixtral": Family("pixtral", "PixtralPreTrainedModel", {"rope": True, "rms_norm": True, "swiglu": True}),
     "qwen2": _family("qwen2", "Qwen2"),
     "qwen2_5_vl": _family("qwen2_5_vl", "Qwen2_5_VL"),
-    "qwen2_vl": _family("qwen2_vl", "Qwen2VL", layer_norm=True),
+    "qwen2_vl": _family("qwen2_vl", "Qwen2VL", norms=("rms_norm", "layer_norm"), layer_norm=True),
     "qwen3": _family("qwen3", "Qwen3"),
     "qwen3_moe": _family("qwen3_moe", "Qwen3Moe"),
     "qwen3_5": _family("qwen3_5", "Qwen3_5", rope=False),
@@ -138,12 +139,18 @@ def _apply(family: str, model=None, **options) -> None:
 
 
 def _named(family: str):
-    def apply(**options):
-        _apply(family, **options)
+    words = {**FAMILIES[family].options, "model": None}
+    if family == "llama4":  # there Liger has added one behind the model
+        words["layer_norm"] = words.pop("layer_norm")
+
+    def apply(*args, **options):
+        if len(args) > len(words) or options.keys() & set(list(words)[: len(args)]):
+            got = f"{len(args)} in a row and {', '.join(options)}"
+            raise TypeError(f"{family}: wanted one value for each of {', '.join(words)}; got {got}; pass each once")
+        _apply(family, **dict(zip(words, args)), **options)
 
     apply.__name__ = apply.__qualname__ = f"apply_liger_kernel_to_{family}"
-    words = {**FAMILIES[family].options, "model": None}
-    parameters = [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in words.items()]
+    parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=value) for name, value in words.items()]
     apply.__signature__ = Signature(parameters)
     apply.__doc__ = """With a model, this one is swapped; without, every one of the family that is made from now on.
 

@@ -142,6 +142,14 @@ class LigerExperts(nn.Module):
     forward = load("moe").layers.Experts.forward
 
 
+def in_tiles(whole, x, shards):
+    """whole(tile) over so many tiles of x [..., time, dim], one after the other; each is made again for its gradient."""
+    tiles = x.chunk(max(1, shards), dim=-2)
+    if not torch.is_grad_enabled():
+        return torch.cat([whole(tile) for tile in tiles], dim=-2)
+    return torch.cat([checkpoint(whole, tile, use_reentrant=False) for tile in tiles], dim=-2)
+
+
 class _Tiled:
     """Of a long sequence only a tile's intermediate values live at once: each is made again for its gradient."""
 
@@ -151,11 +159,7 @@ class _Tiled:
 
     def forward(self, x):
         whole = super().forward
-        shards = self.num_shards or -(-x.shape[-2] // self.hidden_size)
-        tiles = x.chunk(max(1, shards), dim=-2)
-        if not torch.is_grad_enabled():
-            return torch.cat([whole(tile) for tile in tiles], dim=-2)
-        return torch.cat([checkpoint(whole, tile, use_reentrant=False) for tile in tiles], dim=-2)
+        return in_tiles(whole, x, self.num_shards or -(-x.shape[-2] // self.hidden_size))
 
 
 class LigerTiledSwiGLUMLP(_Tiled, LigerSwiGLUMLP):

@@ -2,16 +2,23 @@
 
 import importlib
 
-_OF_TRANSFORMERS = ("modules", "liger_probability", "liger_channel_norm", "distillation", "grpo", "liger", "auto")
+_OF_TRANSFORMERS = ("modules", "liger_probability", "liger_channel_norm", "distillation", "grpo", "liger", "auto", "liger_lacks")
 _OF_LOSSES = ("chunked_loss",)
+_OF_OPS = ("liger_ops",)
 # where Liger has each of its layers, and of its losses over a linear head
 _FILES = """auto_model cross_entropy dyt functional fused_add_rms_norm fused_linear_cross_entropy fused_linear_jsd geglu group_norm
 grpo_loss jsd kl_div layer_norm llama4_rope mlp monkey_patch qwen2vl_mrope relu_squared rms_norm rope softmax sparsemax swiglu
 tiled_mlp tvd"""
 _LOSS_FILES = "cosine_similarity_loss cpo_loss dpo_loss functional grpo_loss jsd_loss kto_loss orpo_loss simpo_loss"
 
+_OP_FILES = """cross_entropy dyt fused_add_rms_norm fused_linear_cross_entropy fused_linear_jsd fused_moe geglu group_norm
+grpo_loss jsd kl_div layer_norm llama4_rope mlp qwen2vl_mrope relu_squared rms_norm rope softmax sparsemax swiglu tiled_mlp tvd"""
+
 # what is imported -> where its names are, the first that has it first
 PLACES = {
+    "liger_kernel.functional": ("liger_functional",),
+    "liger_kernel.ops": _OF_OPS,
+    **{f"liger_kernel.ops.{file}": _OF_OPS for file in _OP_FILES.split()},
     "liger_kernel.transformers": _OF_TRANSFORMERS,
     **{f"liger_kernel.transformers.{file}": _OF_TRANSFORMERS for file in _FILES.split()},
     "liger_kernel.chunked_loss": _OF_LOSSES,
@@ -19,7 +26,7 @@ PLACES = {
 }
 
 
-def place_of(name: str, places=(*_OF_TRANSFORMERS, *_OF_LOSSES)):
+def place_of(name: str, places=(*_OF_TRANSFORMERS, *_OF_LOSSES, *_OF_OPS)):
     """The module of hotswap that has Liger's `name` to give; None where none has."""
     for place in places:
         module = importlib.import_module(f"hotswap.{place}")

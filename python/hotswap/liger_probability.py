@@ -6,7 +6,9 @@ from hotswap.packages import load
 
 _probability = load("probability")
 
-liger_softmax = _probability.softmax
+def liger_softmax(x):
+    """Over the last dimension."""
+    return _probability.softmax(x)
 
 
 def liger_sparsemax(input, dim=-1):
