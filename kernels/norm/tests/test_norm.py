@@ -132,3 +132,23 @@ def test_strided_input_compiles_to_the_same_strides(ops):
 def test_errors_name_what_was_wanted(package):
     with pytest.raises(RuntimeError, match=r"wanted weight \[8\]; got \[7\]"):
         package.rms_norm(torch.randn(3, 8), torch.randn(7), 1e-6, 0.0, "llama")
+
+
+def test_short_way_is_torchs_own(package, ops):
+    """A package's functions skip torch.library's registration (_package.py); values, gradients and modes are the same."""
+    leaves = [torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)]
+    options = dict(eps=1e-6, offset=0.0, casting="llama")
+    dy = torch.randn(3, 8)
+    found = [
+        (y, *torch.autograd.grad(y, leaves, dy))
+        for y in (package.rms_norm(*leaves, *options.values()), package.rms_norm(*leaves, **options), ops.rms_norm(*leaves, *options.values()))
+    ]
+    for tensors in zip(*found, strict=True):
+        assert all(torch.equal(t, tensors[0]) for t in tensors)
+    with torch.no_grad():
+        assert not package.rms_norm(*leaves, *options.values()).requires_grad
+    with torch.inference_mode():
+        assert torch.equal(package.rms_norm(*leaves, *options.values()), found[0][0])
+    compiled = torch.compile(lambda x, w: package.rms_norm(x, w, *options.values()), backend="aot_eager", fullgraph=True)
+    for t, want in zip(torch.autograd.grad(compiled(*leaves), leaves, dy), found[0][1:], strict=True):
+        assert torch.equal(t, want)

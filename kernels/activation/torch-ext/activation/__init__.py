@@ -1,7 +1,7 @@
 """Activations alone, act(x), and multiplied, act(gate) * up: ops with fakes and autograd, layers in `layers`."""
 
 from . import _package, layers, sharding
-from ._ops import ops
+from ._package import ops
 
 ACTS = [name for name in ops.op_names().split() if not name.endswith("_bwd")]
 AND_MUL = [name for name in ACTS if name.endswith("_and_mul")]

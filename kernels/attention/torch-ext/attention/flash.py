@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import pad
 
 from . import operators
-from ._ops import ops
+from ._package import ops
 from .dropout import with_dropout
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from . import _package
-from ._ops import ops
+from ._package import ops
 
 OPTIONS = 8  # arguments: sinks, alibi_slopes, scale, causal, window_left, window_right, chunk, softcap
 SEQUENCES = 5  # cu_seqlens_q, cu_seqlens_k, seqused_k, max_seqlen_q, max_seqlen_k

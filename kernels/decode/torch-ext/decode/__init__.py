@@ -4,7 +4,7 @@ rows it is worth calling with such weights: decoder_layer_rows(); and what a ste
 import torch
 
 from . import _package, layers
-from ._ops import ops
+from ._package import ops
 
 decoder_inputs, decoder_layer, decoder_layer_rows = ops.decoder_inputs, ops.decoder_layer, ops.decoder_layer_rows
 

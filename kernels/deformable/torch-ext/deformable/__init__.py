@@ -1,11 +1,8 @@
 """Multi-scale deformable attention: ops with fakes and autograd, the layer and the functions of models in `layers`."""
 
 from . import _package, layers
-from ._ops import ops
+from ._package import ops
 from ._package import like as _like
-
-deformable_attention = ops.deformable_attention
-deformable_attention_points = ops.deformable_attention_points
 
 
 def _result(value, spatial_shapes, level_start_index, sampling_locations, *rest):
@@ -38,5 +35,8 @@ _package.register(
     | dict.fromkeys((*(f"{op}_bwd" for op in _OPS), "deformable_attention_bwd_unordered"), _gradients),
     {op: (_backward(op), _setup) for op in _OPS},
 )
+
+deformable_attention = ops.deformable_attention
+deformable_attention_points = ops.deformable_attention_points
 
 __all__ = ["deformable_attention", "deformable_attention_points", "layers"]

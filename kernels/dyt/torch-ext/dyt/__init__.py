@@ -1,7 +1,7 @@
 """Dynamic tanh, tanh(alpha x) gamma + beta: ops with fakes and autograd, the layer in `layers`."""
 
 from . import _package, layers
-from ._ops import ops
+from ._package import ops
 from ._package import like as _like
 
 

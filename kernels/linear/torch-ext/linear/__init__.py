@@ -1,5 +1,5 @@
 from . import _package, layers
-from ._ops import ops
+from ._package import ops
 
 
 def _linear_fake(x, weight, bias):

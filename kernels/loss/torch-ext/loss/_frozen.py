@@ -3,7 +3,7 @@
 import torch
 
 from ._autograd import scaled
-from ._ops import ops
+from ._package import ops
 
 
 class FrozenHead(torch.autograd.Function):

@@ -6,7 +6,7 @@ from typing import Optional
 import torch
 
 from ._frozen import FrozenHead
-from ._ops import ops
+from ._package import ops
 
 FROZEN_BYTES = 1 << 28  # of logits at once, where the head does not learn
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from ._ops import ops
+from ._package import ops
 from ._package import like
 
 _ACTIVATIONS = {None: "none", "silu": "silu", "swish": "silu"}

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from ._conv import causal_conv1d_fn, wants_gradient
-from ._ops import ops
+from ._package import ops
 from ._scan import selective_scan
 from ._ssd import rmsnorm_fn, ssd
 

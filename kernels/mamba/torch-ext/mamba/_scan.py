@@ -3,7 +3,7 @@
 import torch
 
 from ._conv import given_only, gradient_like, in_layout, wants_gradient, without_gradient
-from ._ops import ops
+from ._package import ops
 from ._package import like
 
 INPUTS = 10  # tensors of a scan, of either kind; settings come behind them

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from ._conv import gradient_like, wants_gradient
-from ._ops import ops
+from ._package import ops
 from ._package import like
 from ._scan import INPUTS, gradients_of
 from ._sequences import of_lengths

@@ -1,11 +1,9 @@
 """The middle of a gated MLP: swiglu(gate, up) = silu(gate) * up, geglu(gate, up) = gelu_tanh(gate) * up."""
 
 from . import _ownership, _package, layers, linked, sharding, whole
-from ._ops import ops
+from ._package import ops
 
 OPS = ("swiglu", "geglu")
-swiglu = ops.swiglu
-geglu = ops.geglu
 
 
 def _backward(op):
@@ -28,6 +26,8 @@ _package.register(
     | {f"{op}_bwd{name}": lambda dy, gate, up: None for op in OPS for name in ("_", "_again_")},
     {op: (_backward(op), _package.save_inputs) for op in OPS},
 )
+swiglu = ops.swiglu
+geglu = ops.geglu
 register_sharding = _package.sharding(lambda: sharding.rules(OPS))
 
 __all__ = ["register_sharding", "geglu", "layers", "linked", "swiglu", "whole"]

@@ -1,7 +1,7 @@
 from torch import nn
 
 from . import _package
-from ._ops import ops
+from ._package import ops
 from .whole import gated_mlp
 
 

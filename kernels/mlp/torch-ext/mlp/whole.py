@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from . import _ownership
-from ._ops import ops
+from ._package import ops
 from .linked import Chain, trains
 
 

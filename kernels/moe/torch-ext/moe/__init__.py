@@ -4,7 +4,7 @@ import torch
 
 from . import _ownership, _package, layers, sharding
 from ._experts import experts
-from ._ops import ops
+from ._package import ops
 from ._package import like as _like
 
 # Arguments of forward: seven tensors, then options.

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from ._ops import ops
+from ._package import ops
 
 
 def experts(

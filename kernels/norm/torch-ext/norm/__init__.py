@@ -3,7 +3,7 @@
 import torch
 
 from . import _package, layers, sharding
-from ._ops import ops
+from ._package import ops
 from ._package import like as _like
 
 

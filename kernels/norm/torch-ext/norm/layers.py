@@ -1,7 +1,7 @@
 import torch
 
 from . import _package
-from ._ops import ops
+from ._package import ops
 
 # transformers gives one kernel name, RMSNorm, to two formulas: weight * n.to(dtype) and, in these classes, (weight * n).to(dtype).
 WEIGHT_BEFORE_CAST = frozenset(

@@ -3,10 +3,8 @@
 import torch
 
 from . import _package, layers
-from ._ops import ops
+from ._package import ops
 from ._package import like as _like
-
-softmax = ops.softmax  # over the last dimension
 
 
 def sparsemax(x, dim=-1):
@@ -30,6 +28,8 @@ def _reduced(losses, x, labels, ignore_index, reduction):
 
 
 def _as_one_type(x, target):
+    if x.dtype == target.dtype:
+        return x, target
     dtype = torch.promote_types(x.dtype, target.dtype)
     return x.to(dtype), target.to(dtype)
 
@@ -106,5 +106,7 @@ _package.register(
         "tvd": _of_divergence(ops.tvd_bwd, 2),
     },
 )
+
+softmax = ops.softmax  # over the last dimension
 
 __all__ = ["jsd", "jsd_of_logits_", "kl_div", "layers", "softmax", "sparsemax", "tvd"]

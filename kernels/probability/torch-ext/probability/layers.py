@@ -1,5 +1,5 @@
 from . import _package
-from ._ops import ops
+from ._package import ops
 
 
 class Softmax(_package.Layer):

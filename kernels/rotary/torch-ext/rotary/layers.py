@@ -1,7 +1,7 @@
 import torch
 
 from . import _package
-from ._ops import ops
+from ._package import ops
 
 
 def along(unsqueeze_dim, q, k, cos, rotate):
