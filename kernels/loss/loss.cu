@@ -295,23 +295,24 @@ __global__ void __launch_bounds__(kOneBlock) scale_of(const Scale a) {
   if (threadIdx.x == 0) *a.out = out;
 }
 
-// A vector a thread, single elements in the end.
+// A vector a thread, single elements in the end. A 0 stays 0, also times infinity: an ignored row has no gradient.
 template <class T>
 __global__ void __launch_bounds__(kWalkThreads) multiply_all(T* x, int64_t count, const float* factor) {
   constexpr int N = kPerVector<T>;
   const float by = *factor;
   if (by == 1.f) return;
+  const auto times = [by](float f) { return f == 0.f ? f : f * by; };
   const int64_t step = int64_t{gridDim.x} * kWalkThreads, whole = count / N;
   for (int64_t v = int64_t{blockIdx.x} * kWalkThreads + threadIdx.x; v < whole + count % N; v += step) {
     if (v < whole) {
       float f[N];
       load_floats<N>(x + v * N, f);
 #pragma unroll
-      for (int i = 0; i < N; ++i) f[i] *= by;
+      for (int i = 0; i < N; ++i) f[i] = times(f[i]);
       store_floats<N>(x + v * N, f);
     } else {
       T& one = x[whole * N + v - whole];
-      one = from_float<T>(to_float(one) * by);
+      one = from_float<T>(times(to_float(one)));
     }
   }
 }

@@ -42,7 +42,8 @@ struct Scale {
 };
 void scale(const Scale& a, Stream stream);
 
-void multiply(DType dtype, void* x, int64_t count, const float* factor, Stream stream);  // x *= *factor; 1: not touched
+// x *= *factor; a 0 stays 0 whatever the factor is. Not touched where the factor is 1.
+void multiply(DType dtype, void* x, int64_t count, const float* factor, Stream stream);
 void copy(void* to, const void* from, int64_t bytes, Stream stream);
 void accumulate(const Accumulate& a, int64_t count, Stream stream);
 void column_sum(const ColumnSum& a, int64_t cols, Stream stream);  // without a.scale

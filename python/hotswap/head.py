@@ -147,7 +147,8 @@ def selected_loss(loss_of, hidden, weight, bias, target, ignore_index=-100, temp
             logps.requires_grad_()
             loss, *others = loss_of(logps.view(shape))
             (of_row,) = torch.autograd.grad(loss, logps)
-        of_row = -of_row  # gradients above are those of -logp
+        # Gradients above are those of -logp. An ignored row has none, whatever the loss makes of its log-probability 0.
+        of_row = torch.where(target == ignore_index, 0.0, -of_row)
         if head.dhidden is not None:
             torch.mul(head.dhidden, of_row[:, None] * head.scale, out=head.dhidden)
         if head.learns and last is not None:

@@ -204,7 +204,8 @@ class LigerFusedLinearORPOLoss(nn.Module):
 
     def _loss(self, chosen, rejected):
         log_odds = [p - torch.log(-torch.expm1(p)) for p in (chosen, rejected)]  # log p / (1 - p)
-        ratio = log_odds[0] - log_odds[1]
+        empty = (chosen == 0) & (rejected == 0)  # two answers without a token, whose odds are both infinite
+        ratio = torch.where(empty, 0.0, log_odds[0] - log_odds[1])
         of_ratio = logsigmoid(ratio).mean()
         return -self.beta * of_ratio, self.beta * chosen, self.beta * rejected, of_ratio, ratio.mean()
 

@@ -1,5 +1,7 @@
 """The ops' gradients, and their outputs without numbers, as torch.compile asks for them."""
 
+import math
+
 import torch
 
 from . import _ownership, _package
@@ -76,19 +78,24 @@ def _linear_setup(ctx, inputs, output):
 
 
 def scaled(gradient, dloss, in_place=False):
-    """gradient * dloss, rounded once: dloss itself in sixteen bits would be wrong by the same share for every number,
-    or infinite where a loss scaler's is meant."""
+    """gradient * dloss, rounded once: dloss itself in sixteen bits would be wrong by the same share for every element, or
+    infinite where a loss scaler's is meant. A 0 stays 0 whatever dloss is, as in torch: rows without a label have no
+    gradient, and a sum of none of them divided by their number, 0, has the infinite dloss 1 / 0."""
     traced = torch.compiler.is_compiling() or type(dloss) is not torch.Tensor
     if dloss.device.type == "cpu" and not traced:  # reading it would make a GPU wait, and cannot be traced
         factor = dloss.item()
+        if not math.isfinite(factor):
+            return torch.where(gradient == 0, gradient, gradient * factor)
         if not in_place:  # a copy for 1, too: a second backward reads what is saved, whatever becomes of this one
             return gradient * factor
         return gradient if factor == 1 else gradient.mul_(factor)
-    if in_place and not traced and dloss.is_cuda:
+    if not traced and dloss.is_cuda:
+        gradient = gradient if in_place else gradient.clone()
         ops.scale_gradient_(gradient, dloss)
         return gradient
     # Of one dimension, dloss takes part in type promotion, in a GPU's registers.
-    return torch.mul(gradient, dloss.reshape(1), out=torch.empty_like(gradient))
+    product = torch.mul(gradient, dloss.reshape(1), out=torch.empty_like(gradient))
+    return torch.where(gradient == 0, gradient, product)
 
 
 def _of_made(ctx, dloss):

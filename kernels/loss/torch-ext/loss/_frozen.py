@@ -26,11 +26,11 @@ class FrozenHead(torch.autograd.Function):
             its_loss, lse[some] = ops.cross_entropy_fwd_(logits, target[some], *its)
             loss += its_loss
             dhidden[some] = logits @ weight  # logits hold their gradient now
-        scale = torch.ones_like(loss) if reduction == "sum" else 1 / (target != ignore_index).sum().float()
-        ctx.save_for_backward(dhidden, scale)
+        counted = (target != ignore_index).sum() if reduction == "mean" else torch.ones_like(loss)
+        ctx.save_for_backward(dhidden, 1 / counted.clamp(min=1).float())
         ctx.mark_non_differentiable(lse, predicted)
         ctx.inputs = 6 + len(options)
-        return loss * scale, lse, predicted
+        return loss / counted, lse, predicted  # a mean over no row is nan, and its gradient 0, as in torch
 
     @staticmethod
     def backward(ctx, dloss, *_):
