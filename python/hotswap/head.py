@@ -5,8 +5,9 @@ Two kinds of losses stand on this: of one logit's log-probability a row (`select
 all logits of a row (`logits_loss`: distillation).
 """
 
+import functools
+
 import torch
-from torch.autograd.function import once_differentiable
 
 from hotswap.packages import load
 
@@ -77,20 +78,16 @@ class _InForward(torch.autograd.Function):
             loss, *others = work(head)
         made = (head.dhidden, None if head.dweight is None else head.dweight.to(weight.dtype), head.dbias)
         ctx.made = [g is not None for g in made]
-        ctx.save_for_backward(*(g for g in made if g is not None))
+        ctx.save_for_backward(loss, *(g for g in made if g is not None))
         ctx.mark_non_differentiable(*others)
         ctx.set_materialize_grads(False)
         return (loss, *others)
 
     @staticmethod
-    @once_differentiable
+    @functools.partial(_loss._derivatives.first_order, "a loss over a linear head")
     def backward(ctx, dloss, *_):
-        if dloss is None:
-            return (None,) * 6
-        saved = ctx.saved_tensors
-        in_place = _loss._ownership.may_overwrite(saved)
-        scaled = iter([_loss._autograd.scaled(g.detach() if in_place else g, dloss, in_place) for g in saved])
-        return None, None, None, *(next(scaled) if made else None for made in ctx.made)
+        found = iter(_loss._autograd.of_made(ctx, dloss))
+        return None, None, None, *(next(found) if made else None for made in ctx.made)
 
 
 def _as_one_type(hidden, weight, bias):

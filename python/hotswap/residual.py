@@ -11,7 +11,6 @@ from typing import Callable, Optional
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
 from hotswap.packages import load
@@ -35,6 +34,20 @@ def _norm():  # asked for by a forward: `import hotswap` loads no package
     package = load("norm")
     formulas = {getattr(package.layers, name).forward: formula for name, formula in _FORMULAS.items()}
     return package._ops.ops, formulas, package.layers.WEIGHT_BEFORE_CAST
+
+
+@functools.lru_cache(maxsize=None)
+def _norm_and_input_backward():
+    ops = _norm()[0]
+
+    def backward(ctx, dy, dx):
+        if dy is None:
+            return dx, None, None, None, None
+        saved = ctx.saved_tensors
+        its = ops.rms_norm_bwd(dy, *saved, *ctx.formula) if dx is None else ops.add_rms_norm_bwd(dy, dx, *saved, *ctx.formula)
+        return *its, None, None, None
+
+    return load("norm")._derivatives.first_order("RMSNorm", backward)
 
 
 def _formula(norm) -> Optional[tuple]:
@@ -61,13 +74,8 @@ class NormAndInput(torch.autograd.Function):
         return y, x
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy, dx):
-        if dy is None:
-            return dx, None, None, None, None
-        saved, ops = ctx.saved_tensors, _norm()[0]
-        its = ops.rms_norm_bwd(dy, *saved, *ctx.formula) if dx is None else ops.add_rms_norm_bwd(dy, dx, *saved, *ctx.formula)
-        return *its, None, None, None
+        return _norm_and_input_backward()(ctx, dy, dx)
 
 
 class InTwo:

@@ -108,7 +108,7 @@ def test_a_second_derivative_is_refused():
     x = torch.randn(3, 8, requires_grad=True)
     outputs = linked_three(x, [nn.Linear(8, 4), nn.Linear(8, 4)])
     (first,) = torch.autograd.grad(sum(y.square().sum() for y in outputs), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="a derivative of that"):
         first.sum().backward()
 
 

@@ -4,7 +4,9 @@ import sys
 
 import torch
 from torch import _C, nn
+from torch.autograd import forward_ad
 
+from ._derivatives import autograd_kernel, first_order
 from ._ops import add_op_namespace_prefix
 from ._ops import ops as _library
 
@@ -27,7 +29,7 @@ def save_inputs(ctx, inputs, output):
 
 
 class _Ops:
-    """The library's ops, looked up once. One with a gradient is called by `register`'s short way."""
+    """The library's ops, looked up once, and called by `register`'s short way."""
 
     def __getattr__(self, name):
         op = getattr(_library, name).default
@@ -38,10 +40,12 @@ class _Ops:
 ops = _Ops()
 
 
-def _short_way(op, backward, setup):
-    """A call of an op with its gradient. torch.library's own way goes through Python also where nothing needs a gradient, and costs
-    twice as much; what is traced or transformed takes that one, and inference mode skips it by itself."""
+def _short_way(op, gradient):
+    """A call of an op, with its gradient or, None, without one. The dispatcher's kernel for Autograd goes through Python also where
+    nothing needs a gradient, and costs twice as much; what is traced or transformed takes that one, and what has no gradient where
+    one may be asked for; inference mode skips it by itself."""
     overload = getattr(_library, op).default
+    backward, setup = gradient or (None, None)
     defaults = [argument.default_value for argument in overload._schema.arguments]
 
     def forward(ctx, *inputs):
@@ -50,35 +54,38 @@ def _short_way(op, backward, setup):
             setup(ctx, inputs + tuple(defaults[len(inputs) :]), output)
         return output
 
-    both = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    apply = type(f"{op}_with_gradient", (torch.autograd.Function,), both).apply
+    if gradient is not None:
+        both = {"forward": staticmethod(forward), "backward": staticmethod(first_order(op, backward))}
+        apply = type(f"{op}_with_gradient", (torch.autograd.Function,), both).apply
 
     def call(*inputs, **named):
-        traced = torch.compiler.is_compiling() or _C._are_functorch_transforms_active()
-        if traced or named or torch.is_inference_mode_enabled():
+        transformed = _C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+        if transformed or torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
             return overload(*inputs, **named)
-        if _C.is_grad_enabled() and _C._any_requires_grad(*inputs):
-            return apply(*inputs)
+        if _C.is_grad_enabled() and _C._any_requires_grad(*inputs, *named.values()):
+            return overload(*inputs, **named) if named or gradient is None else apply(*inputs)
         with _C._AutoDispatchBelowAutograd():
-            return overload(*inputs)
+            return overload(*inputs, **named)
 
     return call
 
 
 def register(fakes, gradients):
-    """fakes: op -> its outputs without their numbers. gradients: op -> (backward, setup), as autograd wants them.
+    """fakes: op -> its outputs without values, of all ops with tensors. gradients: op -> (backward, setup), as
+    torch.library.register_autograd takes them; any other derivative is an error (_derivatives.py).
 
     Once a library: the same package may be imported again through another path.
     """
-    for op, of in gradients.items():
-        setattr(ops, op, _short_way(op, *of))
+    for op in fakes:
+        setattr(ops, op, _short_way(op, gradients.get(op)))
     if hasattr(_library, "python_registered"):
         return
+    kept = torch.library.Library(add_op_namespace_prefix("").removesuffix("::"), "FRAGMENT")
     for op, fake in fakes.items():
         torch.library.register_fake(add_op_namespace_prefix(op))(fake)
-    for op, (backward, setup) in gradients.items():
-        torch.library.register_autograd(add_op_namespace_prefix(op), backward, setup_context=setup)
-    _library.python_registered = True
+        kernel = autograd_kernel(getattr(_library, op).default, gradients.get(op))
+        kept.impl(op, kernel, "Autograd", with_keyset=True)
+    _library.python_registered = kept  # or all of this would be undone
 
 
 def sharding(rules):

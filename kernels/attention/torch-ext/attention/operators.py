@@ -3,6 +3,7 @@
 import torch
 
 from . import _package
+from ._derivatives import first_order
 from ._package import ops
 
 OPTIONS = 8  # arguments: sinks, alibi_slopes, scale, causal, window_left, window_right, chunk, softcap
@@ -74,7 +75,8 @@ def _always(forward_train, backward):
         forward = staticmethod(lambda *args: forward_train(*args))
         setup_context = staticmethod(_setup)
 
-    Deterministic.backward = staticmethod(_gradient(forward_train, backward, lambda: True))
+    gradient = _gradient(forward_train, backward, lambda: True)
+    Deterministic.backward = staticmethod(first_order("attention", gradient))
     return Deterministic.apply
 
 

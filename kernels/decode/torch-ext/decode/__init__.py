@@ -6,8 +6,6 @@ import torch
 from . import _package, layers
 from ._package import ops
 
-decoder_inputs, decoder_layer, decoder_layer_rows = ops.decoder_inputs, ops.decoder_layer, ops.decoder_layer_rows
-
 
 def _layer_fake(x, *_, **__):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -18,5 +16,6 @@ def _inputs_fake(ids, embedding, rope, length):
 
 
 _package.register({"decoder_inputs": _inputs_fake, "decoder_layer": _layer_fake}, {})
+decoder_inputs, decoder_layer, decoder_layer_rows = ops.decoder_inputs, ops.decoder_layer, ops.decoder_layer_rows
 
 __all__ = ["decoder_inputs", "decoder_layer", "decoder_layer_rows", "layers"]

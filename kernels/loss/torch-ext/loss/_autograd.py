@@ -40,11 +40,11 @@ def _both_fake(logits, target, *options):
 def _both_setup(ctx, inputs, output):
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(output[2])
+    ctx.save_for_backward(output[0], output[2])
 
 
 def _both_backward(ctx, dloss, *_):
-    return *_of_made(ctx, dloss), *(None,) * 8
+    return *of_made(ctx, dloss), *(None,) * 8
 
 
 # ---- linear cross-entropy
@@ -74,7 +74,7 @@ def _linear_setup(ctx, inputs, output):
     if ctx.by_row:
         ctx.save_for_backward(hidden, weight, bias, target, output[1], class_weight)
     else:
-        ctx.save_for_backward(*output[2:5])
+        ctx.save_for_backward(output[0], *output[2:5])
 
 
 def scaled(gradient, dloss, in_place=False):
@@ -98,13 +98,16 @@ def scaled(gradient, dloss, in_place=False):
     return torch.where(gradient == 0, gradient, product)
 
 
-def _of_made(ctx, dloss):
-    """What forward made for dloss = 1, all of what ctx saved, times dloss: where it lies, if nothing else can see it."""
-    if dloss is None:
-        return (None,) * len(ctx.saved_tensors)
+def of_made(ctx, dloss):
+    """What forward made for dloss = 1, times dloss: where it is stored, if nothing else can see it. ctx saved the loss, which
+    leads a derivative of these back to forward's inputs (_derivatives.first_order), and behind it the gradients."""
     saved = ctx.saved_tensors
-    in_place = _ownership.may_overwrite(saved)
-    return tuple(scaled(g.detach() if in_place else g, dloss, in_place) for g in saved)
+    made = saved[1:]
+    del saved  # the gradients are in no other variable
+    if dloss is None:
+        return (None,) * len(made)
+    in_place = _ownership.may_overwrite(made)
+    return tuple(scaled(g.detach() if in_place else g, dloss, in_place) for g in made)
 
 
 def _linear_backward(ctx, dloss, *_):
@@ -112,7 +115,7 @@ def _linear_backward(ctx, dloss, *_):
         *tensors, class_weight = ctx.saved_tensors
         gradients = ops.linear_cross_entropy_bwd(dloss, *tensors, *ctx.options, class_weight, ctx.token_scaling)
     else:
-        gradients = _of_made(ctx, dloss)
+        gradients = of_made(ctx, dloss)
     dhidden, dweight, dbias = gradients
     return (dhidden, dweight, dbias if ctx.has_bias else None, *(None,) * 11)
 

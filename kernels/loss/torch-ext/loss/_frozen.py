@@ -1,8 +1,11 @@
 """Linear cross-entropy where the head does not learn (adapters): no gradient of its size is made."""
 
+import functools
+
 import torch
 
 from ._autograd import scaled
+from ._derivatives import first_order
 from ._package import ops
 
 
@@ -27,12 +30,14 @@ class FrozenHead(torch.autograd.Function):
             loss += its_loss
             dhidden[some] = logits @ weight  # logits hold their gradient now
         counted = (target != ignore_index).sum() if reduction == "mean" else torch.ones_like(loss)
-        ctx.save_for_backward(dhidden, 1 / counted.clamp(min=1).float())
+        loss = loss / counted  # a mean over no row is nan, and its gradient 0, as in torch
+        ctx.save_for_backward(loss, dhidden, 1 / counted.clamp(min=1).float())
         ctx.mark_non_differentiable(lse, predicted)
         ctx.inputs = 6 + len(options)
-        return loss / counted, lse, predicted  # a mean over no row is nan, and its gradient 0, as in torch
+        return loss, lse, predicted
 
     @staticmethod
+    @functools.partial(first_order, "linear_cross_entropy")
     def backward(ctx, dloss, *_):
-        dhidden, scale = ctx.saved_tensors
+        _, dhidden, scale = ctx.saved_tensors
         return scaled(dhidden, dloss * scale), *(None,) * (ctx.inputs - 1)

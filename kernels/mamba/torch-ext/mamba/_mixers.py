@@ -1,11 +1,13 @@
 """Mamba's mixers behind their first projection. What lies between that and the scan is computed again in backward, not kept."""
 
+import functools
 import math
 
 import torch
 from torch.nn import functional as F
 
 from ._conv import causal_conv1d_fn, wants_gradient
+from ._derivatives import first_order
 from ._package import ops
 from ._scan import selective_scan
 from ._ssd import rmsnorm_fn, ssd
@@ -25,6 +27,7 @@ class _Scan(torch.autograd.Function):
         return y, last
 
     @staticmethod
+    @functools.partial(first_order, "a Mamba mixer")
     def backward(ctx, dy, dlast):
         *tensors, kept = ctx.saved_tensors
         wanted = ctx.needs_input_grad[3:]

@@ -5,11 +5,14 @@ its input on to the next, so that backward goes through them in turn and each pr
 than a sum of two tensors: in float32 on the CPU, and on an H200 by cuBLAS to the same numbers as such a sum.
 """
 
+import functools
+
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.modules import module as _module
+
+from ._derivatives import first_order
 
 DEVICES = {"cuda"}  # where it was measured
 
@@ -46,7 +49,7 @@ class Linked(torch.autograd.Function):
         return F.linear(x, weight, bias), x
 
     @staticmethod
-    @once_differentiable
+    @functools.partial(first_order, "linked projections")
     def backward(ctx, dy, dx):
         if dy is None:  # nothing came of this projection
             return dx, None, None

@@ -4,11 +4,13 @@ What act(gate) * up gave is not kept for down's gradient: backward makes it agai
 and up, in place of its own gradient. That is rows * inner numbers less a layer from forward on, for a sixth more of that pass.
 """
 
+import functools
+
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from . import _ownership
+from ._derivatives import first_order
 from ._package import ops
 from .linked import Chain, trains
 
@@ -22,7 +24,7 @@ class GatedMlp(torch.autograd.Function):
         return F.linear(getattr(ops, op)(gate, up), down_weight)
 
     @staticmethod
-    @once_differentiable
+    @functools.partial(first_order, "a gated MLP")
     def backward(ctx, dy):
         saved = ctx.saved_tensors
         (x, gate_weight, up_weight, down_weight), made = saved[:4], saved[4:]

@@ -1,0 +1,157 @@
+"""Every op of every package: its first derivative by backward is its gradient, or an error where it has none; every other
+derivative is an error. The calls are those of each package's tests/gpu_cases.py, made on the CPU."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from kernels import get_local_kernel
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+KERNELS = Path(__file__).resolve().parents[2]
+PACKAGES = sorted(toml.parent.name for toml in KERNELS.glob("*/build.toml"))
+WITHOUT_TENSORS = {"call_count", "isa", "op_names", "decoder_layer_rows"}
+
+
+def loaded(package):
+    return get_local_kernel(Path(os.environ["HOTSWAP_PACKAGES"]) / package, backend="cpu")
+
+
+def all_ops(package):
+    """name -> OpOverload of all that its namespace holds."""
+    ops = loaded(package)._ops.ops
+    namespace = f"{ops.name}::"
+    names = [n.removeprefix(namespace) for n in torch._C._dispatch_get_all_op_names() if n.startswith(namespace)]
+    return {name: getattr(ops, name).default for name in names if name not in WITHOUT_TENSORS}
+
+
+def cases(package):
+    spec = importlib.util.spec_from_file_location(f"{package}_cases", KERNELS / package / "tests/gpu_cases.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    generator = torch.Generator().manual_seed(0)
+    random = lambda *shape: torch.randn(*shape, generator=generator).bfloat16()
+    return module.cases(loaded(package)._ops.ops, random, sorted(all_ops(package)))
+
+
+class FirstCalls(TorchDispatchMode):
+    """The arguments of the first call of each of these ops."""
+
+    def __init__(self, ops):
+        super().__init__()
+        self.ops, self.found = set(ops), {}
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op in self.ops and op not in self.found:
+            self.found[op] = [t.clone() if isinstance(t, torch.Tensor) else t for t in args], dict(kwargs or {})
+        return op(*args, **(kwargs or {}))
+
+
+def calls(package):
+    """OpOverload -> (arguments, keyword arguments) of a call."""
+    made, tried = cases(package), set()
+    with FirstCalls(all_ops(package).values()) as first, torch.no_grad():
+        for name, call in sorted(made.items()):  # "rms_norm" before "rms_norm, odd"
+            op = name.split(",")[0]
+            if op not in tried:
+                call()
+            tried.add(op)
+    return first.found
+
+
+def differentiable(args):
+    return [i for i, t in enumerate(args) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+
+
+def tensors(result):
+    results = result if isinstance(result, (tuple, list)) else [result]
+    return [t for t in results if isinstance(t, torch.Tensor) and t.is_floating_point()]
+
+
+def refused(package, op, what, run):
+    with pytest.raises(NotImplementedError, match="expected .* got a request for a derivative") as caught:
+        run()
+    assert op._schema.name.split("::")[-1].removesuffix("_fwd") in str(caught.value), (package, what)
+
+
+@pytest.fixture(scope="module", params=PACKAGES)
+def package(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def found(package):
+    return calls(package)
+
+
+def function_of(package, op):
+    """As users call it."""
+    name = op._schema.name.split("::")[-1]
+    return getattr(loaded(package), name) if package == "decode" else op
+
+
+def test_all_ops_are_tried(package, found):
+    missing = {name for name, op in all_ops(package).items() if op not in found}
+    assert missing <= {"packed_linear"}, missing
+
+
+def test_all_ops_answer_autograd(package):
+    """Without a kernel for this key an op's results are constants to whoever takes a derivative."""
+    for name, op in all_ops(package).items():
+        if package != "decode":  # whose functions answer: arguments by the dozen, at each layer of each token
+            assert torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "AutogradCPU"), name
+
+
+def test_forward_mode_is_refused(package, found):
+    for op, (args, kwargs) in found.items():
+        function, at = function_of(package, op), differentiable(args)[0]
+
+        def dual():
+            given = [t.clone() if isinstance(t, torch.Tensor) else t for t in args]
+            with forward_ad.dual_level():
+                given[at] = forward_ad.make_dual(given[at], torch.ones_like(given[at]))
+                function(*given, **kwargs)
+
+        def transformed():
+            rest = [t.clone() if isinstance(t, torch.Tensor) else t for t in args]
+            with_first = lambda x: function(*rest[:at], x, *rest[at + 1 :], **kwargs)
+            torch.func.jvp(with_first, (rest[at],), (torch.ones_like(rest[at]),))
+
+        refused(package, op, "dual numbers", dual)
+        if package != "decode":
+            refused(package, op, "torch.func.jvp", transformed)
+
+
+def test_derivatives_beyond_the_first_are_refused(package, found):
+    for op, (args, kwargs) in found.items():
+        function = function_of(package, op)
+        given = [t.clone() if isinstance(t, torch.Tensor) else t for t in args]
+        learning = []
+        for i in differentiable(args):
+            if given[i].numel() and not op._schema.arguments[i].is_write and op._schema.arguments[i].name not in ("cos", "sin"):
+                given[i].requires_grad_()
+                learning.append(given[i])
+
+        def twice():
+            outputs = [t for t in tensors(function(*given, **kwargs)) if t.requires_grad]
+            loss = sum(t.float().square().sum() for t in outputs) + sum(t.float().square().sum() for t in learning)
+            first = torch.autograd.grad(loss, learning, create_graph=True)  # here, where there is none
+            norm = sum(t.float().square().sum() for t in first)
+            torch.autograd.grad(norm, learning[0])
+
+        if tensors(function(*given, **kwargs)) and learning:
+            refused(package, op, "a gradient of a gradient", twice)
+
+
+def test_writing_into_what_learns_is_refused(package, found):
+    """Of ops that give nothing back, there would be no place for an error."""
+    for op, (args, kwargs) in found.items():
+        written = [i for i in differentiable(args) if op._schema.arguments[i].is_write]
+        if op._schema.returns or not written:
+            continue
+        given = [t.clone() if isinstance(t, torch.Tensor) else t for t in args]
+        given[written[0]].requires_grad_()
+        refused(package, op, "in place", lambda: op(*given, **kwargs))
