@@ -86,7 +86,8 @@ __global__ void __launch_bounds__(kFinishThreads) column_losses(const LossRows a
   const Cap cap{a.softcap};
   const int64_t t = a.target[row];
   if (t == a.ignore_index) {
-    a.lse[row] = a.loss[row] = 0.f;
+    store_lse(a, row, {0.f, 0.f});
+    a.loss[row] = 0.f;
     return;
   }
   Online all;
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(kFinishThreads) column_losses(const LossRows a
     all.join(one[0], one[a.rows], one[2 * a.rows]);
   }
   const float zt = is_word(a, t) ? to_float(static_cast<const T*>(a.logits)[t * a.logits_stride + row]) : NAN;
-  a.lse[row] = all.lse();
+  store_lse(a, row, all.lse());
   a.loss[row] = loss_of(a, cap, all, parts_of(a, t), zt);
 }
 
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, 2) column_gradients(const LossRows a
     const int64_t t = a.target[first + i];
     const bool known = is_word(a, t);
     target[i] = known ? int(t) : -1;
-    g[i] = gradient_of(a, scale, first + i, a.lse[first + i], parts_of(a, t), known ? 1.f : NAN);
+    g[i] = gradient_of(a, scale, first + i, load_lse(a, first + i), parts_of(a, t), known ? 1.f : NAN);
     if (t == a.ignore_index) ignored |= 1u << i;
   }
   T* z = static_cast<T*>(a.dlogits) + first;

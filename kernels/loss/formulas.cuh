@@ -32,11 +32,24 @@ __device__ __forceinline__ float exp2_coarse(float x) {
 
 __device__ __forceinline__ float finite_or_zero(float top) { return top == -INFINITY ? 0.f : top; }
 
+// log sum e^u = max + log_sum; apart, neither is lost to the other's rounding.
+struct Lse {
+  float max, log_sum;
+  __device__ __forceinline__ float value() const { return max + log_sum; }
+};
+__device__ __forceinline__ Lse load_lse(const LossRows& a, int64_t row) {
+  const float2 v = reinterpret_cast<const float2*>(a.lse)[row];
+  return {v.x, v.y};
+}
+__device__ __forceinline__ void store_lse(const LossRows& a, int64_t row, Lse lse) {
+  reinterpret_cast<float2*>(a.lse)[row] = make_float2(lse.max, lse.log_sum);
+}
+
 // log sum e^u = top + log(total), of the numbers seen so far.
 struct Online {
   float top = -INFINITY, total = 0.f, sum = 0.f;  // sum: of w u, where labels are smoothed
 
-  __device__ __forceinline__ float lse() const { return top + logf(total); }
+  __device__ __forceinline__ Lse lse() const { return {top, logf(total)}; }
 
   // Those of others.
   __device__ __forceinline__ void join(float other_top, float other_total, float other_sum) {
@@ -88,38 +101,41 @@ __device__ __forceinline__ Parts parts_of(const LossRows& a, int64_t t) {
 
 // What token_scaling multiplies a row's loss and gradient by; zt: the target's logit, read for it alone.
 template <class Cap>
-__device__ __forceinline__ float token_scale(const LossRows& a, Cap cap, float zt, float lse) {
-  return a.token_scaling ? expf(cap.u(zt) - lse) : 1.f;
+__device__ __forceinline__ float token_scale(const LossRows& a, Cap cap, float zt, Lse lse) {
+  return a.token_scaling ? expf((cap.u(zt) - lse.max) - lse.log_sum) : 1.f;
 }
 
 // The loss of a row whose target's logit is zt.
 template <class Cap>
 __device__ __forceinline__ float loss_of(const LossRows& a, Cap cap, const Online& sums, const Parts& parts, float zt) {
-  const float eps = a.label_smoothing, log_total = logf(sums.total), lse = sums.top + log_total;
-  float loss = parts.target * ((sums.top - cap.u(zt)) + log_total) + a.z_loss * lse * lse;
-  if (eps != 0.f) loss += eps * ((parts.mean * sums.top - sums.sum / float(a.vocab)) + parts.mean * log_total);
+  const float eps = a.label_smoothing;
+  const Lse lse = sums.lse();
+  float loss = parts.target * ((lse.max - cap.u(zt)) + lse.log_sum) + a.z_loss * lse.value() * lse.value();
+  if (eps != 0.f) loss += eps * ((parts.mean * lse.max - sums.sum / float(a.vocab)) + parts.mean * lse.log_sum);
   return token_scale(a, cap, zt, lse) * loss;
 }
 
 // dz = (weight e^(u - lse) - shift) slope(u), and the target's own term.
 struct Gradient {
-  float lse, weight, shift, target;
+  Lse lse;
+  float weight, shift, target;
 
   template <bool kCoarse, class Cap>
   __device__ __forceinline__ float operator()(Cap cap, float z, bool is_target, float shift) const {
-    const float u = cap.u(z);
-    const float p = kCoarse ? exp2_coarse(__fmaf_rn(u, 1.44269504f, -1.44269504f * lse)) : expf(u - lse);
+    constexpr float kLog2 = 1.44269504f;
+    const float u = cap.u(z), down = u - lse.max;
+    const float p = kCoarse ? exp2_coarse(__fmaf_rn(down, kLog2, -kLog2 * lse.log_sum)) : expf(down - lse.log_sum);
     const float d = weight * p - shift;
     return (is_target ? d - target : d) * cap.slope(u);
   }
 };
 
 // shift: without a class weight. token: what token_scaling multiplies by, or nan.
-__device__ __forceinline__ Gradient gradient_of(const LossRows& a, const float* scale, int64_t row, float lse,
+__device__ __forceinline__ Gradient gradient_of(const LossRows& a, const float* scale, int64_t row, Lse lse,
                                                 const Parts& parts, float token) {
   const float eps = a.label_smoothing;
   const float g = token * a.grad_scale * (a.dloss == nullptr ? 1.f : a.dloss[row]) * (scale == nullptr ? 1.f : *scale);
-  return {lse, g * (parts.all + 2.f * a.z_loss * lse), g * eps / float(a.vocab), g * parts.target};
+  return {lse, g * (parts.all + 2.f * a.z_loss * lse.value()), g * eps / float(a.vocab), g * parts.target};
 }
 
 }  // namespace loss::gpu

@@ -201,12 +201,13 @@ __global__ void __launch_bounds__(kMostThreads) loss_rows(const LossRows a, cons
     const int64_t t = a.target[row];
     if (t == a.ignore_index) {
       if (threadIdx.x == 0 && a.loss != nullptr) a.loss[row] = 0.f;
-      if (threadIdx.x == 0 && a.lse != nullptr && !a.lse_known) a.lse[row] = 0.f;
+      if (threadIdx.x == 0 && a.lse != nullptr && !a.lse_known) store_lse(a, row, {0.f, 0.f});
       if (dz != nullptr) zero(dz, r);
       continue;
     }
     const bool known = is_word(a, t);
-    float lse = a.lse_known ? a.lse[row] : 0.f, zt = 0.f;
+    Lse lse = a.lse_known ? load_lse(a, row) : Lse{0.f, 0.f};
+    float zt = 0.f;
     // z may be dz: read before a barrier, written after it
     if (!a.lse_known || a.token_scaling) zt = known ? to_float(z[t]) : NAN;
     if (!a.lse_known) {
@@ -214,7 +215,7 @@ __global__ void __launch_bounds__(kMostThreads) loss_rows(const LossRows a, cons
       turn ^= 1;
       lse = sums.lse();
       if (threadIdx.x == 0) {
-        if (a.lse != nullptr) a.lse[row] = lse;
+        if (a.lse != nullptr) store_lse(a, row, lse);
         if (a.loss != nullptr) a.loss[row] = loss_of(a, cap, sums, parts_of(a, t), zt);
       }
     } else if (a.token_scaling) {

@@ -2,7 +2,7 @@
 //
 //   u_j = z_j                                    softcap = 0
 //   u_j = softcap tanh(z_j / softcap)            softcap > 0
-//   lse = log sum_j e^u_j                        p_j = e^(u_j - lse)
+//   lse = max + log_sum, log_sum = log sum_j e^(u_j - max)        p_j = e^((u_j - max) - log_sum)
 //   row loss = s ((1 - eps) w_t (lse - u_t) + eps mean_j w_j (lse - u_j) + z_loss lse^2)
 //     t = target, eps = label_smoothing, w = class_weight or all 1, s = p_t where token_scaling is asked for, else 1
 //   rows with target == ignore_index have loss 0 and gradient 0
@@ -10,7 +10,9 @@
 //   dz_j = g s du_j (1 - (u_j / softcap)^2)      g = the row's incoming gradient; s is a constant to it
 //
 // Casting: logits are read in their type; exponentials are summed in fp32, block by block with a running maximum; row
-// losses and lse are fp32, their sum is taken in double, in row order; dz is rounded once.
+// losses are fp32, their sum is taken in double, in row order; dz is rounded once. An lse is kept as its two parts: where
+// logits have a large offset in common, their fp32 sum would lose the smaller one, and all of a row's p would be off by
+// the same factor.
 #pragma once
 #include <cstdint>
 
@@ -29,7 +31,7 @@ struct LossRows {
   int64_t dlogits_stride;
   const int64_t* target;  // [rows]
   float* loss;            // [rows] or null
-  float* lse;             // [rows]; read where lse_known, else written; may be null in a forward
+  float* lse;             // [rows, 2], max and log_sum; read where lse_known, else written; may be null in a forward
   const float* dloss;     // [rows] scales each row's gradient; null: 1
   float grad_scale;       // scales every gradient
   bool lse_known;

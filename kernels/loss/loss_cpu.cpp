@@ -36,9 +36,14 @@ struct Capped {
   }
 };
 
+// log sum e^u = max + log_sum; apart, neither is lost to the other's rounding.
+struct Lse {
+  float max, log_sum;
+  float value() const { return max + log_sum; }
+};
 struct RowSums {
-  float top, log_total;  // log sum e^u = top + log_total; apart, the loss of a sure row is not lost to rounding
-  float sum;             // of w u, where labels are smoothed
+  Lse lse;
+  float sum;  // of w u, where labels are smoothed
 };
 
 template <class Cap, class T>
@@ -72,7 +77,7 @@ static RowSums row_sums(const LossRows& a, Cap cap, const T* z) {
     total = total * exp(top - next) + exps;
     top = next;
   }
-  return {top, __builtin_logf(total), static_cast<float>(sum)};
+  return {{top, __builtin_logf(total)}, static_cast<float>(sum)};
 }
 
 // What the parts of a row's loss are multiplied by.
@@ -89,12 +94,13 @@ static Parts parts_of(const LossRows& a, int64_t t) {
 
 // What turns a logit into its gradient, but for the target's own term.
 struct Gradient {
-  float lse, weight;  // dz = (weight e^(u - lse) - shift) slope(u)
+  Lse lse;  // dz = (weight e^(u - lse) - shift) slope(u)
+  float weight;
 
   template <class Cap, class V, class Shift>
   __attribute__((always_inline)) V operator()(Cap cap, V z, Shift shift) const {
     const V u = cap.u(z);
-    return (weight * exp(u - lse) - shift) * cap.slope(u);
+    return (weight * exp((u - lse.max) - lse.log_sum) - shift) * cap.slope(u);
   }
 };
 
@@ -107,27 +113,30 @@ static void rows_typed(const LossRows& a, Cap cap, int64_t begin, int64_t end) {
     const int64_t t = a.target[row];
     if (t == a.ignore_index) {
       if (a.loss != nullptr) a.loss[row] = 0.f;
-      if (a.lse != nullptr && !a.lse_known) a.lse[row] = 0.f;
+      if (a.lse != nullptr && !a.lse_known) a.lse[2 * row] = a.lse[2 * row + 1] = 0.f;
       if (dz != nullptr) __builtin_memset(dz, 0, sizeof(T) * a.vocab);
       continue;
     }
     const float zt = to_float(z[t]);  // z may be dz: read before it is written
     const Parts parts = parts_of(a, t);
-    float lse = a.lse_known ? a.lse[row] : 0.f, loss = 0.f;
+    Lse lse = a.lse_known ? Lse{a.lse[2 * row], a.lse[2 * row + 1]} : Lse{};
+    float loss = 0.f;
     if (!a.lse_known) {
       const RowSums sums = row_sums(a, cap, z);
-      const float log_total = sums.log_total, ut = cap.u(zt);
-      lse = sums.top + log_total;
-      loss = parts.target * ((sums.top - ut) + log_total) + a.z_loss * lse * lse;
+      lse = sums.lse;
+      loss = parts.target * ((lse.max - cap.u(zt)) + lse.log_sum) + a.z_loss * lse.value() * lse.value();
       // one -inf makes the mean infinite: only where asked
-      if (eps != 0.f) loss += eps * ((parts.mean * sums.top - sums.sum / a.vocab) + parts.mean * log_total);
+      if (eps != 0.f) loss += eps * ((parts.mean * lse.max - sums.sum / a.vocab) + parts.mean * lse.log_sum);
     }
-    const float scaling = a.token_scaling ? exp(cap.u(zt) - lse) : 1.f;
-    if (!a.lse_known && a.lse != nullptr) a.lse[row] = lse;
+    const float scaling = a.token_scaling ? exp((cap.u(zt) - lse.max) - lse.log_sum) : 1.f;
+    if (!a.lse_known && a.lse != nullptr) {
+      a.lse[2 * row] = lse.max;
+      a.lse[2 * row + 1] = lse.log_sum;
+    }
     if (!a.lse_known && a.loss != nullptr) a.loss[row] = scaling * loss;
     if (dz == nullptr) continue;
     const float g = scaling * a.grad_scale * (a.dloss == nullptr ? 1.f : a.dloss[row]), shift = g * eps / a.vocab;
-    const Gradient gradient{lse, g * (parts.all + 2.f * a.z_loss * lse)};
+    const Gradient gradient{lse, g * (parts.all + 2.f * a.z_loss * lse.value())};
     const float* w = eps != 0.f ? a.class_weight : nullptr;
     if (w == nullptr) {
       sweep(a.vocab, [&](int64_t i, auto count)

@@ -89,7 +89,8 @@ __global__ void __launch_bounds__(kMostThreads) divergence_backward(const Diverg
   }
 }
 
-// Three walks over both rows: their lse, the sums of terms and slopes, the gradients.
+// Three walks over both rows: their log softmax, z - top - log_sum, whose two parts stay apart so that an offset that a row's
+// logits have in common costs no bits; the sums of terms and slopes; the gradients.
 template <class T, int N, Kind kKind>
 __global__ void __launch_bounds__(kMostThreads) divergence_of_logits(const OfLogits a) {
   __shared__ RowMax<2>::Memory tops;
@@ -114,19 +115,20 @@ __global__ void __launch_bounds__(kMostThreads) divergence_of_logits(const OfLog
     });
     float top[2] = {mine[0].top, mine[1].top};
     max_of(top);
-    float lse[2];
+    float log_sum[2];
 #pragma unroll
-    for (int k = 0; k < 2; ++k) lse[k] = mine[k].total * expf(mine[k].top - finite_or_zero(top[k]));
-    sum_of(lse);
+    for (int k = 0; k < 2; ++k) log_sum[k] = mine[k].total * expf(mine[k].top - finite_or_zero(top[k]));
+    sum_of(log_sum);
 #pragma unroll
-    for (int k = 0; k < 2; ++k) lse[k] = top[k] + logf(lse[k]);
+    for (int k = 0; k < 2; ++k) log_sum[k] = logf(log_sum[k]);
+    const auto log_softmax = [&](float z, int k) { return (z - top[k]) - log_sum[k]; };
     float all[2] = {0.f, 0.f};  // terms, slopes
     walk<N>(a.cols, [&](auto many, int64_t c) {
       float f[many.N], t[many.N];
       both(many, c, f, t);
 #pragma unroll
       for (int i = 0; i < many.N; ++i) {
-        const Parts parts = parts_of<kKind>(f[i] - lse[0], t[i] - lse[1], a.beta);
+        const Parts parts = parts_of<kKind>(log_softmax(f[i], 0), log_softmax(t[i], 1), a.beta);
         all[0] += parts.term, all[1] += parts.slope;
       }
     });
@@ -137,8 +139,8 @@ __global__ void __launch_bounds__(kMostThreads) divergence_of_logits(const OfLog
       both(many, c, f, t);
 #pragma unroll
       for (int i = 0; i < many.N; ++i) {
-        const float x = f[i] - lse[0];
-        f[i] = (parts_of<kKind>(x, t[i] - lse[1], a.beta).slope - expf(x) * all[1]) * a.scale;
+        const float x = log_softmax(f[i], 0);
+        f[i] = (parts_of<kKind>(x, log_softmax(t[i], 1), a.beta).slope - expf(x) * all[1]) * a.scale;
       }
       store_floats<many.N>(z + c, f);
     });

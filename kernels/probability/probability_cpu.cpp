@@ -254,10 +254,18 @@ static void divergence_backward(const Divergence& a, int64_t begin, int64_t end)
 
 // ---- of logits, whose gradients take their place
 
+// log softmax(scale z) = scale (z - top) - log_sum: an offset that all of z have in common is gone before it can cost bits.
+struct LogSoftmax {
+  float top, scale, log_sum;
+  template <class V>
+  __attribute__((always_inline)) V operator()(V z) const {
+    return (z - top) * scale - log_sum;
+  }
+};
 template <class T>
-static float log_sum_exp(const T* z, int64_t n, float scale) {  // of scale z
+static LogSoftmax log_softmax_of(const T* z, int64_t n, float scale) {
   const float top = row_max(z, n);
-  return scale * top + __builtin_logf(row_exps(z, n, top, scale));
+  return {top, scale, __builtin_logf(row_exps(z, n, top, scale))};
 }
 
 template <class T, class Of>
@@ -265,16 +273,16 @@ static void logits_rows(const OfLogits& a, Of of, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
     T* z = row_of<T>(a.z, r, a.z_stride);
     const T* target = row_of<T>(a.target, r, a.target_stride);
-    const float lse = log_sum_exp(z, a.cols, a.scale), target_lse = log_sum_exp(target, a.cols, a.scale);
+    const LogSoftmax of_z = log_softmax_of(z, a.cols, a.scale), of_target = log_softmax_of(target, a.cols, a.scale);
     const Pair sums = sum_pairs(a.cols, [&](int64_t i, auto count, F& terms, F& slopes) HOTSWAP_LAMBDA {
-      const Parts parts = of(load(z + i, count) * a.scale - lse, load(target + i, count) * a.scale - target_lse);
+      const Parts parts = of(of_z(load(z + i, count)), of_target(load(target + i, count)));
       terms += keep(parts.term, count);
       slopes += keep(parts.slope, count);
     });
     a.loss[r] = sums.a;
     sweep(a.cols, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
-      const F x = load(z + i, count) * a.scale - lse;
-      const Parts parts = of(x, load(target + i, count) * a.scale - target_lse);
+      const F x = of_z(load(z + i, count));
+      const Parts parts = of(x, of_target(load(target + i, count)));
       store(z + i, (parts.slope - exp(x) * sums.b) * a.scale, count);
     });
   }

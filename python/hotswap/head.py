@@ -77,8 +77,8 @@ class _InForward(torch.autograd.Function):
             head = Head(hidden, weight, bias, wanted=wanted, **options)
             loss, *others = work(head)
         made = (head.dhidden, None if head.dweight is None else head.dweight.to(weight.dtype), head.dbias)
-        ctx.made = [g is not None for g in made]
-        ctx.save_for_backward(loss, *(g for g in made if g is not None))
+        ctx.made, ctx.made_in_forward = [g is not None for g in made], True
+        ctx.save_for_backward(*(g for g in made if g is not None))
         ctx.mark_non_differentiable(*others)
         ctx.set_materialize_grads(False)
         return (loss, *others)

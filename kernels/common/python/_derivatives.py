@@ -35,17 +35,20 @@ class _WithoutDerivative(torch.autograd.Function):
 
 
 def first_order(name, backward):
-    """The backward(ctx, *gradients) of a Function, of whose result there is no derivative. All that the result is a function of
-    must be among what ctx saved; for a gradient that forward made, that is the loss."""
+    """The backward(ctx, *gradients) of a Function, of whose result there is no derivative: asking for one is an error. All that
+    the result is a function of must be among what ctx saved. Where forward made the gradients and ctx saved nothing else, it
+    sets ctx.made_in_forward, and the error comes with create_graph=True already."""
 
     @functools.wraps(backward)
     def once(ctx, *douts):
         if not torch.is_grad_enabled():
             return backward(ctx, *douts)
+        error = _refused(name, "a derivative of that (create_graph=True, a Hessian)")
+        if getattr(ctx, "made_in_forward", False):
+            raise error
         with torch.no_grad():
             found = backward(ctx, *douts)
         found = found if isinstance(found, tuple) else (found,)
-        error = _refused(name, "a derivative of that (create_graph=True, a Hessian)")
         return _WithoutDerivative.apply(error, len(found), *found, *ctx.saved_tensors, *douts)
 
     return once

@@ -84,11 +84,11 @@ struct Wanted {
   int64_t chunk_bytes;  // of logits at once; 0: cuda::kChunkBytes
   bool gradients, float32_dweight;
   const float *dloss_rows, *dloss;  // a number a row, or one; null: 1
-  const float* known_lse;           // [rows] of an earlier call, or null
+  const float* known_lse;           // [rows, 2] of an earlier call, or null
   bool predicted;
 };
 struct LinearLoss {
-  Tensor loss, lse;                // reduced; [rows] float32
+  Tensor loss, lse;                // reduced; [rows, 2] float32
   Tensor dhidden, dweight, dbias;  // like hidden, weight, bias; [0] where not wanted
   Tensor predicted;                // [rows] int64; [0] where not wanted
 };
@@ -190,7 +190,7 @@ inline Linear::Linear(const Inputs& in, const Options& o, const Wanted& wanted, 
   target_ = targets(in.target, rows_, device);
   w_ = tensor(Window{weight_.data, vocab_, dim_, weight_.stride});
   row_loss_ = kernels::empty({rows_}, DType::kFloat32, device);
-  result_.lse = kernels::empty({rows_}, DType::kFloat32, device);
+  result_.lse = kernels::empty({rows_, 2}, DType::kFloat32, device);
   result_.predicted = empty_words(wanted.predicted ? rows_ : 0, device);
   const bool gradients = wanted.gradients;
   const bool sums_wide = gradients && wanted.float32_dweight && dtype_ != DType::kFloat32 &&
@@ -232,7 +232,7 @@ inline LossRows Linear::loss_args(int64_t first, const Window& logits, int64_t n
                        .dlogits_stride = logits.row_stride,
                        .target = target_.data + first,
                        .loss = floats(row_loss_) + first,
-                       .lse = const_cast<float*>(lse) + first,
+                       .lse = const_cast<float*>(lse) + 2 * first,
                        .dloss = wanted_.dloss_rows == nullptr ? nullptr : wanted_.dloss_rows + first,
                        .grad_scale = 1.f,
                        .lse_known = wanted_.known_lse != nullptr,

@@ -3,6 +3,7 @@
 // once.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 
@@ -15,7 +16,7 @@ using kernels::multiply;
 using kernels::Window;
 
 struct LinearLoss {
-  Tensor row_loss, lse;            // [rows] float32
+  Tensor row_loss, lse;            // [rows], [rows, 2] float32
   Tensor dhidden, dweight, dbias;  // like hidden, weight, bias; [0] where not wanted
   Tensor predicted;                // [rows] int64, of rows that count; [0] where not wanted
 };
@@ -36,7 +37,7 @@ class LinearCrossEntropy {
     bool gradients;  // of the sum of row losses, times scale, and times dloss[row] where it is given
     float scale;
     const float* dloss;      // [rows] or null
-    const float* known_lse;  // [rows] of an earlier call, or null
+    const float* known_lse;  // [rows, 2] of an earlier call, or null
     bool predicted;
   };
   LinearLoss run(const Wanted& wanted);
@@ -96,9 +97,9 @@ inline LinearCrossEntropy::LinearCrossEntropy(const Inputs& in, const Options& o
 inline LinearLoss LinearCrossEntropy::run(const Wanted& wanted) {
   LinearLoss result;
   result.row_loss = kernels::empty({rows()}, DType::kFloat32);
-  result.lse = kernels::empty({rows()}, DType::kFloat32);
+  result.lse = kernels::empty({rows(), 2}, DType::kFloat32);
   std::memset(result.row_loss.data_ptr(), 0, sizeof(float) * rows());
-  std::memset(result.lse.data_ptr(), 0, sizeof(float) * rows());
+  std::memset(result.lse.data_ptr(), 0, sizeof(float) * 2 * rows());
   result.predicted = empty_words(wanted.predicted ? rows() : 0, kernels::cpu());
   std::memset(result.predicted.data_ptr(), 0, sizeof(int64_t) * result.predicted.numel());
   const int64_t most = chunk_rows(valid(), size_, vocab_, chunk_bytes_);
@@ -142,10 +143,10 @@ inline void LinearCrossEntropy::losses(const Chunk& c, const Window& hidden, con
   if (wanted.predicted) predict(c, logits, result);
 
   std::vector<int64_t> target(c.rows);
-  std::vector<float> loss(c.rows), lse(c.rows), dloss(c.rows, 1.f);
+  std::vector<float> loss(c.rows), lse(2 * c.rows), dloss(c.rows, 1.f);
   for (int64_t i = 0; i < c.rows; ++i) {
     target[i] = targets_.data[c.index[i]];
-    if (wanted.known_lse != nullptr) lse[i] = wanted.known_lse[c.index[i]];
+    if (wanted.known_lse != nullptr) std::copy_n(wanted.known_lse + 2 * c.index[i], 2, &lse[2 * i]);
     if (wanted.dloss != nullptr) dloss[i] = wanted.dloss[c.index[i]];
   }
   run_rows(with_options({.dtype = dtype_,
@@ -164,7 +165,7 @@ inline void LinearCrossEntropy::losses(const Chunk& c, const Window& hidden, con
                         o_));
   for (int64_t i = 0; i < c.rows; ++i) {
     static_cast<float*>(result.row_loss.data_ptr())[c.index[i]] = loss[i];
-    static_cast<float*>(result.lse.data_ptr())[c.index[i]] = lse[i];
+    std::copy_n(&lse[2 * i], 2, static_cast<float*>(result.lse.data_ptr()) + 2 * c.index[i]);
   }
 }
 

@@ -174,8 +174,8 @@ inline Incoming incoming(const Tensor& dloss, const Options& o, int64_t rows, in
 
 inline Tensor checked_lse(const Tensor& lse, int64_t rows, const kernels::Device& device) {
   kernels::check_device(lse, device, "cross_entropy: lse");
-  check(lse.scalar_type() == kernels::ScalarType::Float && lse.dim() == 1 && lse.size(0) == rows,
-        "cross_entropy: wanted lse [", rows, "] float32, as the forward gave it; got ", shape_of(lse),
+  check(lse.scalar_type() == kernels::ScalarType::Float && lse.dim() == 2 && lse.size(0) == rows && lse.size(1) == 2,
+        "cross_entropy: wanted lse [", rows, ", 2] float32, as the forward gave it; got ", shape_of(lse),
         "; pass the second output of the forward");
   return lse.is_contiguous() ? lse : torch::stable::contiguous(lse);
 }

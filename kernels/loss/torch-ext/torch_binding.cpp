@@ -42,7 +42,7 @@ LossRows row_args(const Logits& l, const Options& o) {
                       o);
 }
 
-// Losses, lse and, where dlogits is given, the gradients for dloss = 1 on the way: there, one read of the logits for
+// Losses, lse [rows, 2] and, where dlogits is given, the gradients for dloss = 1 on the way: there, one read of the logits for
 // both.
 std::tuple<Tensor, Tensor> losses(const Tensor& logits, const Tensor& target, const Options& o,
                                   const Tensor* dlogits = nullptr) {
@@ -50,7 +50,7 @@ std::tuple<Tensor, Tensor> losses(const Tensor& logits, const Tensor& target, co
   const Device device = device_of(logits);
   check_classes(o, l.rows.cols, device);
   Tensor loss = kernels::empty({l.rows.rows}, DType::kFloat32, device);
-  Tensor lse = kernels::empty({l.rows.rows}, DType::kFloat32, device);
+  Tensor lse = kernels::empty({l.rows.rows, 2}, DType::kFloat32, device);
   LossRows args = row_args(l, o);
   args.loss = static_cast<float*>(loss.data_ptr());
   args.lse = static_cast<float*>(lse.data_ptr());

@@ -12,7 +12,7 @@ from ._package import like
 def _loss_and_lse(logits, target, ignore_index, label_smoothing, softcap, z_loss, reduction, *_):
     rows = logits.shape[0]
     loss = logits.new_empty((rows,) if reduction == "none" else (), dtype=torch.float32)
-    return loss, logits.new_empty((rows,), dtype=torch.float32)
+    return loss, logits.new_empty((rows, 2), dtype=torch.float32)  # the maximum, and the logarithm of the sum beside it
 
 
 # ---- cross-entropy of logits
@@ -40,7 +40,8 @@ def _both_fake(logits, target, *options):
 def _both_setup(ctx, inputs, output):
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(output[0], output[2])
+    ctx.made_in_forward = True
+    ctx.save_for_backward(output[2])
 
 
 def _both_backward(ctx, dloss, *_):
@@ -68,13 +69,13 @@ def _linear_bwd_fake(dloss, hidden, weight, bias, target, *_):
 def _linear_setup(ctx, inputs, output):
     # what the backward op takes: all but whether to predict
     hidden, weight, bias, target, *ctx.options, class_weight, ctx.token_scaling, _ = inputs
-    ctx.has_bias, ctx.by_row = bias is not None, ctx.options[4] == "none"
+    ctx.has_bias, ctx.made_in_forward = bias is not None, ctx.options[4] != "none"
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)  # else backward is given zeros of the gradients' sizes for them
-    if ctx.by_row:
-        ctx.save_for_backward(hidden, weight, bias, target, output[1], class_weight)
+    if ctx.made_in_forward:
+        ctx.save_for_backward(*output[2:5])
     else:
-        ctx.save_for_backward(output[0], *output[2:5])
+        ctx.save_for_backward(hidden, weight, bias, target, output[1], class_weight)
 
 
 def scaled(gradient, dloss, in_place=False):
@@ -99,23 +100,20 @@ def scaled(gradient, dloss, in_place=False):
 
 
 def of_made(ctx, dloss):
-    """What forward made for dloss = 1, times dloss: where it is stored, if nothing else can see it. ctx saved the loss, which
-    leads a derivative of these back to forward's inputs (_derivatives.first_order), and behind it the gradients."""
-    saved = ctx.saved_tensors
-    made = saved[1:]
-    del saved  # the gradients are in no other variable
+    """What forward made for dloss = 1, all of what ctx saved, times dloss: where it lies, if nothing else can see it."""
     if dloss is None:
-        return (None,) * len(made)
-    in_place = _ownership.may_overwrite(made)
-    return tuple(scaled(g.detach() if in_place else g, dloss, in_place) for g in made)
+        return (None,) * len(ctx.saved_tensors)
+    saved = ctx.saved_tensors
+    in_place = _ownership.may_overwrite(saved)
+    return tuple(scaled(g.detach() if in_place else g, dloss, in_place) for g in saved)
 
 
 def _linear_backward(ctx, dloss, *_):
-    if ctx.by_row:
+    if ctx.made_in_forward:
+        gradients = of_made(ctx, dloss)
+    else:
         *tensors, class_weight = ctx.saved_tensors
         gradients = ops.linear_cross_entropy_bwd(dloss, *tensors, *ctx.options, class_weight, ctx.token_scaling)
-    else:
-        gradients = of_made(ctx, dloss)
     dhidden, dweight, dbias = gradients
     return (dhidden, dweight, dbias if ctx.has_bias else None, *(None,) * 11)
 

@@ -18,7 +18,7 @@ class FrozenHead(torch.autograd.Function):
         count = hidden.shape[0]
         dhidden = torch.empty_like(hidden, memory_format=torch.contiguous_format)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        lse = loss.new_empty(count)
+        lse = loss.new_empty(count, 2)
         predicted = target.new_empty(count if predicts else 0)
         for begin in range(0, count, rows):
             some = slice(begin, begin + rows)
@@ -30,14 +30,13 @@ class FrozenHead(torch.autograd.Function):
             loss += its_loss
             dhidden[some] = logits @ weight  # logits hold their gradient now
         counted = (target != ignore_index).sum() if reduction == "mean" else torch.ones_like(loss)
-        loss = loss / counted  # a mean over no row is nan, and its gradient 0, as in torch
-        ctx.save_for_backward(loss, dhidden, 1 / counted.clamp(min=1).float())
+        ctx.save_for_backward(dhidden, 1 / counted.clamp(min=1).float())
         ctx.mark_non_differentiable(lse, predicted)
-        ctx.inputs = 6 + len(options)
-        return loss, lse, predicted
+        ctx.inputs, ctx.made_in_forward = 6 + len(options), True
+        return loss / counted, lse, predicted  # a mean over no row is nan, and its gradient 0, as in torch
 
     @staticmethod
     @functools.partial(first_order, "linear_cross_entropy")
     def backward(ctx, dloss, *_):
-        _, dhidden, scale = ctx.saved_tensors
+        dhidden, scale = ctx.saved_tensors
         return scaled(dhidden, dloss * scale), *(None,) * (ctx.inputs - 1)

@@ -55,12 +55,14 @@ def _options(target, vocab, ignore_index, label_smoothing, softcap, z_loss, redu
 def _output(loss, lse, target, options, returns, predicted, target_logit):
     """returns: z-loss, accuracy, prediction, wanted or not; predicted, target_logit: called for what is wanted."""
     ignore_index, _, softcap, z_loss, reduction, _, token_scaling = options
+    most, log_sum = lse.unbind(1)  # whose sum the logarithm of the sum of exponentials is
     beside, counts = [None, None, None], target != ignore_index
     if returns[0]:
-        rows = z_loss * lse.square()  # lse is 0 where a row is ignored
+        rows = z_loss * (most + log_sum).square()  # 0 where a row is ignored
         if token_scaling:
             u = target_logit(torch.where(counts, target, 0)).float()
-            rows = rows * (softcap * torch.tanh(u / softcap) - lse if softcap else u - lse).exp()
+            u = softcap * torch.tanh(u / softcap) if softcap else u
+            rows = rows * ((u - most) - log_sum).exp()
         beside[0] = _reduced(rows, target, ignore_index, reduction).to(loss.dtype)
     if returns[1] or returns[2]:
         words = torch.where(counts, predicted(), -1)
