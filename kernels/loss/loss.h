@@ -10,9 +10,9 @@
 //   dz_j = g s du_j (1 - (u_j / softcap)^2)      g = the row's incoming gradient; s is a constant to it
 //
 // Casting: logits are read in their type; exponentials are summed in fp32, block by block with a running maximum; row
-// losses are fp32, their sum is taken in double, in row order; dz is rounded once. An lse is kept as its two parts: where
-// logits have a large offset in common, their fp32 sum would lose the smaller one, and all of a row's p would be off by
-// the same factor.
+// losses are fp32, their sum is taken in double, in row order; dz is rounded once. An lse is kept as its two parts:
+// where logits have a large offset in common, their fp32 sum would lose the smaller one, and all of a row's p would be
+// off by the same factor.
 #pragma once
 #include <cstdint>
 

@@ -254,7 +254,8 @@ static void divergence_backward(const Divergence& a, int64_t begin, int64_t end)
 
 // ---- of logits, whose gradients take their place
 
-// log softmax(scale z) = scale (z - top) - log_sum: an offset that all of z have in common is gone before it can cost bits.
+// log softmax(scale z) = scale (z - top) - log_sum: an offset that all of z have in common is gone before it can cost
+// bits.
 struct LogSoftmax {
   float top, scale, log_sum;
   template <class V>

@@ -42,8 +42,8 @@ LossRows row_args(const Logits& l, const Options& o) {
                       o);
 }
 
-// Losses, lse [rows, 2] and, where dlogits is given, the gradients for dloss = 1 on the way: there, one read of the logits for
-// both.
+// Losses, lse [rows, 2] and, where dlogits is given, the gradients for dloss = 1 on the way: there, one read of the
+// logits for both.
 std::tuple<Tensor, Tensor> losses(const Tensor& logits, const Tensor& target, const Options& o,
                                   const Tensor* dlogits = nullptr) {
   const Logits l = checked(logits);

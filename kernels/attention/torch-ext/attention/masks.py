@@ -154,6 +154,16 @@ def _padded(kept, q_length: int, says: dict, asks: bool):
     return keys if q_length == kept.shape[1] else rows(kept[:, -q_length:]), keys
 
 
+def _may_have_holes(attention_mask, traced: bool) -> bool:
+    """Is something hidden between the tokens of a row that are there? attention_mask: [batch, keys]. Where nobody can look, in a
+    graph that is traced or captured, it may be; else this waits for the device."""
+    if traced or attention_mask.is_cuda and torch.cuda.is_current_stream_capturing():
+        return True
+    kept = attention_mask.bool()
+    begins = kept[:, 1:] & ~kept[:, :-1]
+    return bool((begins.sum(1) + kept[:, 0] > 1).any())
+
+
 def _from_zero(places, sequences):
     """Does each sequence begin at 0?"""
     begins = pad(sequences[:, 1:] != sequences[:, :-1], (1, 0), value=True)
@@ -177,6 +187,10 @@ def _is_a_tensor(says: Optional[dict], attention_mask, q_length, kv_length, q_of
         return True
     if attention_mask is None:
         return isinstance(q_offset, torch.Tensor) and not asks  # how many keys of a static cache are there
+    # Hidden tokens are taken out of their row, in which windows and chunks count positions.
+    counts = 0 <= max(says.get("window", (-1,))) < kv_length - 1 or 0 < says.get("chunk", 0) < kv_length
+    if counts and _may_have_holes(attention_mask, traced):
+        return True
     return not says.get("causal") and "window" in says and q_length != attention_mask.shape[-1]
 
 
