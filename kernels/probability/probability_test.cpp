@@ -211,6 +211,25 @@ TEST(Divergences, OfLogitsGiveLossAndGradient) {
   }
 }
 
+TEST(Divergences, CommonOffsetsOfLogitsCostNoBits) {
+  for (const double offset : {-1e4, 1e3, 1e5}) {
+    const Tensor z = random_tensor({5, 1003}, at::kFloat) + offset,
+                 target = random_tensor({5, 1003}, at::kFloat) - offset;
+    const Tensor one = at::zeros({5}, at::kFloat).to(device()) + 1;
+    for (const double beta : {0.0, 0.3, 1.0}) {
+      const auto formula = [&](const Tensors& t) {
+        const auto logs = [](const Tensor& v) { return at::log_softmax(v.to(at::kDouble), -1); };
+        return Tensors{jsd(logs(t[0]), logs(target), beta).sum(-1)};
+      };
+      const auto want = reference(formula, {z}, {one});
+      const Tensor place = z.clone();
+      const Tensor loss = package().call("jsd_of_logits_", place, target, beta, 1.0)[0];
+      expect_close(loss, want[0], 5e-6, "of logits with an offset", one);
+      expect_close(place, want[1], 2 * tolerance(at::kFloat), "their gradient", at::softmax(z.to(at::kDouble), -1));
+    }
+  }
+}
+
 TEST(Divergences, BackwardIsTheGradientOfForward) {
   const Tensor x = at::log_softmax(random_tensor({3, 6}, at::kFloat), -1), target = at::log_softmax(x.flip(0), -1);
   const Tensor dloss = random_tensor({3}, at::kFloat);
