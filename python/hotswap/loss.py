@@ -142,6 +142,12 @@ def head_forward(self, input, labels=None, **options):
     return nn.functional.linear(input, self.weight, self.bias)
 
 
+def _loss_is_trainers(model):
+    """With use_liger_kernel Trainer passes skip_logits=True whenever it evaluates the loss alone, also where it keeps the labels
+    for a loss of its own (label smoothing, compute_loss_func), which it computes from the logits."""
+    return model.__dict__.get("bound_by_trainer", False)
+
+
 @functools.lru_cache(maxsize=None)
 def fused_forward(model_class: type):
     """The forward of `model_class` that gives a loss without logits: in training whenever there are labels, else where
@@ -216,7 +222,7 @@ def fused_forward(model_class: type):
             skip_logits = self.training and has_labels and not inside
         if not skip_logits and options:
             return with_logits(self, options, labels=labels, **kwargs)
-        if not skip_logits:
+        if not skip_logits or not has_labels and _loss_is_trainers(self):
             return stock(self, labels=labels, **kwargs)
         if not has_labels:
             raise ValueError("skip_logits=True: wanted labels or shift_labels; got neither; pass one, or leave it out")
@@ -273,7 +279,7 @@ def deferred_forward(model_class: type):
             skip_logits = self.training and labels is not None
         if not skip_logits and options:
             return with_logits(self, options, *args, labels=labels, **kwargs)
-        if not skip_logits:
+        if not skip_logits or labels is None and _loss_is_trainers(self):
             return stock(self, *args, labels=labels, **kwargs)
         if labels is None:
             raise ValueError("skip_logits=True: wanted labels; got none; pass them, or leave it out")

@@ -208,6 +208,18 @@ def test_trainer(families, options, tmp_path):
             assert calls["loss.linear_cross_entropy"] > 0, family  # evaluation without logits
 
 
+def test_trainer_may_keep_the_labels_for_its_own_loss():
+    """Label smoothing in evaluation: Trainer asks for no logits, and then computes its loss from them."""
+    stock, data = model().eval(), batch()
+    want = stock(data["input_ids"]).logits
+    hotswap._apply_liger_kernel_to_instance(stock)
+    with torch.no_grad():
+        close(stock(data["input_ids"], skip_logits=True).logits, want, 5e-6)
+        assert stock(**data, skip_logits=True).logits is None
+    hotswap.unkernelize(stock)
+    assert "bound_by_trainer" not in stock.__dict__
+
+
 def test_trainer_never_shadows_unasked(tmp_path):
     (tmp_path / "liger_kernel").mkdir()
     (tmp_path / "liger_kernel/__init__.py").write_text("__version__ = '0.8.5'")
