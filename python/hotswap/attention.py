@@ -67,7 +67,7 @@ def _configs(model: nn.Module) -> list:
     return list({id(part.config): part.config for part in _parts(model)}.values())
 
 
-def _is_attention(module: nn.Module) -> bool:
+def is_attention(module: nn.Module) -> bool:
     code = getattr(inside(stock_forward(module)), "__code__", None)
     return "ALL_ATTENTION_FUNCTIONS" in getattr(code, "co_names", ()) and hasattr(module, "config")
 
@@ -132,7 +132,7 @@ def why_not(model: nn.Module) -> dict:
             reasons.setdefault(id(part.config), f"{class_of(part).__name__} says that flash attention does not serve it")
     reasons = {config: reason for config, reason in reasons.items() if config not in chunked}
     for module in model.modules():
-        if _is_attention(module) and id(module.config) not in reasons and (reason := _why_not_module(module)):
+        if is_attention(module) and id(module.config) not in reasons and (reason := _why_not_module(module)):
             reasons[id(module.config)] = reason
     return reasons
 
@@ -176,16 +176,16 @@ def take_out(model: nn.Module) -> None:
 
 def running(module: nn.Module) -> Optional[Package]:
     """Our package, where it is this module's attention."""
-    is_ours = _is_attention(module) and getattr(module.config, "_attn_implementation", None) == NAME
+    is_ours = is_attention(module) and getattr(module.config, "_attn_implementation", None) == NAME
     return package("attention") if is_ours else None
 
 
 def refused(model: nn.Module) -> list:
     """(name, module, why) of each attention that attention=True leaves stock."""
     reasons = why_not(model)
-    others = dict.fromkeys({id(m.config) for m in model.modules() if _is_attention(m)} - {id(c) for c in _configs(model)}, _NO_LOOK_UP)
+    others = dict.fromkeys({id(m.config) for m in model.modules() if is_attention(m)} - {id(c) for c in _configs(model)}, _NO_LOOK_UP)
     reasons = others | reasons
-    found = [(name, module) for name, module in model.named_modules() if _is_attention(module)]
+    found = [(name, module) for name, module in model.named_modules() if is_attention(module)]
     return [(name, module, reasons[id(module.config)]) for name, module in found if id(module.config) in reasons]
 
 
@@ -194,7 +194,7 @@ def stock_rows(model: nn.Module) -> list:
     if REQUESTED not in model.__dict__:
         return []
     reasons = {name: why for name, _, why in refused(model)}
-    found = [name for name, module in model.named_modules() if _is_attention(module) and running(module) is None]
+    found = [name for name, module in model.named_modules() if is_attention(module) and running(module) is None]
     return [(name, reasons.get(name, "not bound: another attn_implementation was set since")) for name in found]
 
 

@@ -61,7 +61,7 @@ def _norm_in_weights_type():
     return Replacement("rms_norm", "RMSNorm", "norm", ("rms_norm", "rms_norm_fwd", "rms_norm_bwd"), forward)
 
 
-def _is_rms_norm(module) -> bool:
+def is_rms_norm(module) -> bool:
     """By its name, or, of classes that are called a LayerNorm and are none of torch's, by the name of its epsilon (T5)."""
     name = class_of(module).__name__
     if name.endswith(("RMSNorm", "L2Norm")):
@@ -71,7 +71,7 @@ def _is_rms_norm(module) -> bool:
 
 
 def _rms_norm(module):
-    if not _is_rms_norm(module):
+    if not is_rms_norm(module):
         return None
     ops = ("rms_norm", "rms_norm_fwd", "rms_norm_bwd")
     names = [n for n in ("variance_epsilon", "eps") if isinstance(getattr(module, n, None), float)]
@@ -361,7 +361,7 @@ def matches(module: nn.Module) -> list[Replacement]:
 
 def looks_like(module: nn.Module) -> Optional[str]:
     """The layer that a module seems to be by its looks alone."""
-    if _is_rms_norm(module):
+    if is_rms_norm(module):
         return "RMSNorm"
     if _is_vector(module, "weight") and class_of(module).__name__.endswith("LayerNorm"):
         return "LayerNorm"
@@ -377,6 +377,7 @@ def looks_like(module: nn.Module) -> Optional[str]:
 # ---- names of layers, and what packages of others bring ---------------------------------------------------------------
 
 _NAMES = {"layer_norm": "LayerNorm", "deformable_attention": deformable.LAYER}
+_GATED_NORM = "MambaRMSNormGated"  # the layer of the package that serves RMSNormGated
 
 
 def names_of(replacement: Replacement) -> tuple:
@@ -386,6 +387,8 @@ def names_of(replacement: Replacement) -> tuple:
         return (ADD_NORM if layer == ADD_NORM else "RMSNorm",)
     if option == "rope":
         return (layer, "rotary_pos_emb") if layer.startswith("image_") else ("rotary_pos_emb",)
+    if layer == mixers.NORM:
+        return (_GATED_NORM, layer)
     if layer == mixers.LAYER:
         return (layer, *dict.fromkeys(function for function, _ in mixers.FUNCTIONS.values()))
     return (_NAMES.get(option, layer.removeprefix("Packed")),)

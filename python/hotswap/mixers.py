@@ -39,6 +39,13 @@ def _called(module) -> list:
     return [name for name in FUNCTIONS if name in used and callable(forward.__globals__.get(name))]
 
 
+def functions_of(module) -> list:
+    """(name of the part, layer, ops) of each function that this mixer calls."""
+    found = {FUNCTIONS[name][0]: FUNCTIONS[name][1] for name in _called(module)}
+    conv = "conv1d" if isinstance(getattr(module, "conv1d", None), nn.Module) else ""
+    return [(conv if layer.startswith("causal_conv1d") else "", layer, ops) for layer, ops in found.items()]
+
+
 def looks_like(module) -> Optional[str]:
     if _is_gated_norm(module):
         return NORM

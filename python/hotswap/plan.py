@@ -12,6 +12,7 @@ from hotswap.replacement import Replacement, class_of
 from hotswap.sources import NoVariant, Source, Sources
 
 ATTENTION = "attention"
+_OFF = {"linear": "torch's own product"}
 _PARTS = ("SwiGLUMLP", "GeGLUMLP", "Experts", "Llama4TextMoe")  # whose activation is in their kernel
 
 
@@ -89,7 +90,7 @@ class Planner:
         if r is None:
             return Decision(site, why=why_none(site.module))
         if not self.options[r.option]:
-            return Decision(site, why=f"{r.option}=False", by_choice=True)
+            return Decision(site, why=_OFF.get(r.option, f"{r.option} is off"), by_choice=True)
         return self._checked(site, r)
 
     def _checked(self, site: Site, r: Replacement, source: Optional[Source] = None) -> Decision:
@@ -140,7 +141,8 @@ def lacks(module: nn.Module, r: Replacement, of_model: set, dtypes_of_model: set
     if not devices <= {"cpu", "cuda", "meta"}:
         return f"the package {r.package} has no kernels for {', '.join(sorted(devices))}"
     if torch.float64 in (dtypes_of(module) or dtypes_of_model) - dtypes(r.package):
-        return f"the package {r.package} has no float64"
+        have = ", ".join(sorted(str(t).removeprefix("torch.") for t in dtypes(r.package)))
+        return f"{r.package}:{r.layer} has no float64, only {have}"
     return ""
 
 
@@ -173,7 +175,7 @@ def _within(d: Decision, whole: dict, fused: set) -> Decision:
         return d
     if d.replacement.option == "activation" and _is_part(d, whole):
         holder = next(whole[name] for name in whole if d.site.name.startswith(f"{name}.") or not name)
-        return Decision(d.site, why=f"in the kernel of {holder}", by_choice=True)
+        return Decision(d.site, why=f"part of {holder}, which is bound", by_choice=True)
     if d.site.layers[0] == "ForCausalLMLoss" and id(d.site.module) in fused:
         return Decision(d.site, why="LinearCrossEntropy goes before it", by_choice=True)
     return d

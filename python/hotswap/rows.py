@@ -1,15 +1,18 @@
 """The report: what every layer of a model runs, and of each that is stock the reason, read from the modules as they are now."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Optional
 
 from torch import nn
 
-from hotswap import attention, match, projections
+from hotswap import attention, elsewhere, mixers, projections
 from hotswap.bind import _BASELINE, bound, counts, enabled, mapping_of_model, one_at_a_time, running
 from hotswap.packages import owner, package
 from hotswap.plan import Site, devices_of, dtypes_of, lacks, sites, why_none
 from hotswap.replacement import Replacement, class_of
+
+
+_IN_EXPERTS = tuple(f"part of {layer}, which is bound" for layer in ("Experts", "Llama4TextMoe"))
 
 
 @dataclass
@@ -53,8 +56,13 @@ def report(model: nn.Module) -> Report:
         if r is not None and not projections.is_here(site.module, r):
             continue
         row = _row(site, where)
-        rows.append(row)
+        rows += _by_function(row, site) if mixers.LAYER in site.layers else [row] if not _inside(site) else []
         ops |= {(row.package, op) for op in row.ops}
+    attends = dict(attention.stock_rows(model))
+    rows += [Row(name, "attention", None, why=why) for name, why in attends.items()]
+    adds = any(row.layer == projections.ADD_NORM and row.package for row in rows)  # in whole layers
+    more = [row for row in elsewhere.rows(model, set(attends)) if not (adds and row[1] == projections.ADD_NORM)]
+    rows += [Row(name, layer, None, why=why, by_choice=True) for name, layer, why in more]
     order = {name: i for i, (name, _) in enumerate(model.named_modules())}
     rows.sort(key=lambda row: (order[row.name], row.package is None))  # of two losses the one that runs first
     for name, module in model.named_modules():
@@ -62,7 +70,6 @@ def report(model: nn.Module) -> Report:
         if made := attention.running(module):
             rows.append(Row(name, "attention", made.name, made.version, made.variant, attention.OPS, attention.note(module)))
             ops |= {(made.name, op) for op in attention.OPS}
-    rows += [Row(name, "attention", None, why=why) for name, why in attention.stock_rows(model)]
     found, before = counts(ops), _BASELINE.get(model, {})
     return Report(rows, {op: count - before.get(op, 0) for op, count in found.items()})
 
@@ -81,6 +88,23 @@ def _row(site: Site, where: tuple) -> Row:
     return Row(name, layer, None, why=why or _why_stock(site, where), by_choice=by_choice)
 
 
+def _by_function(row: Row, site: Site) -> list:
+    """A mixer's row as one for each function that it calls, under the name of the part."""
+    made = []
+    for part, layer, ops in mixers.functions_of(site.module):
+        bound = row.package is not None and set(ops) <= set(row.ops)
+        why = row.why if bound or row.package is None else f"{class_of(site.module).__name__} computes something else"
+        name = ".".join(p for p in (row.name, part) if p)
+        own = dict(package=row.package, version=row.version, variant=row.variant, ops=ops) if bound else dict(package=None)
+        made.append(replace(row, name=name, layer=layer, why=why, **({"version": None, "variant": None, "ops": ()} | own)))
+    return made
+
+
+def _inside(site: Site) -> bool:
+    """An activation within experts has no row of its own."""
+    return site.replacement is not None and site.module.__dict__.get("_hotswap_why", {}).get(site.layers[0], ("",))[0] in _IN_EXPERTS
+
+
 def _runs_others(module: nn.Module) -> bool:
     """Is what a mapping's package of others brought still there?"""
     put = module.__dict__.get("_hotswap", {})
@@ -97,8 +121,8 @@ def _why_stock(site: Site, where: tuple) -> str:
     if why := lacks(module, r, *where):
         return why
     if "_hotswap_why" in module.__dict__:
-        return "not bound: another forward was put on it since"
-    return "not bound: kernelize() has not seen it"
+        return "another forward was put on it since it was bound"
+    return "kernelize() has not seen it"
 
 
 def _func_rows(name: str, module: nn.Module) -> list:

@@ -173,7 +173,7 @@ def test_the_option():
     with torch.no_grad(), Calls() as calls:
         swapped(**batch())
     assert not any(op.startswith("moe.") for op in calls.made) and calls.made["activation.silu"] > 0
-    assert {row.why for row in hotswap.report(swapped).rows if row.layer == "Experts"} == {"experts=False"}
+    assert {row.why for row in hotswap.report(swapped).rows if row.layer == "Experts"} == {"experts is off"}
 
 
 def test_what_is_quantised_stays_stock():

@@ -9,6 +9,7 @@ import transformers as T
 from tiny import Calls, close, gradients, same_gradients, twin
 
 import hotswap
+from hotswap import mixers
 from hotswap.packages import package, packages_folder
 
 BASE = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, pad_token_id=0, bos_token_id=1, eos_token_id=2)
@@ -132,16 +133,23 @@ def test_prompts_shorter_than_the_filter(name):
     close(generated(twin(stock), input_ids=ids(2, 2)), generated(stock, input_ids=ids(2, 2)), 1e-5)
 
 
+def functions(m):
+    """The rows of the functions that mixers call."""
+    layers = {layer for layer, _ in mixers.FUNCTIONS.values()}
+    return [row for row in hotswap.report(m).rows if row.layer in layers]
+
+
 def test_the_report_and_back(name):
     m = twin(model(name))
-    rows = [row for row in hotswap.report(m).rows if row.layer == "mamba"]
+    rows = functions(m)
     assert rows and all(row.package == "mamba" for row in rows)
-    forward = type(m.get_submodule(rows[0].name)).forward
-    assert m.get_submodule(rows[0].name).forward.__func__ is not forward
+    mixer = m.get_submodule(rows[0].name.removesuffix(".conv1d"))
+    forward = type(mixer).forward
+    assert mixer.forward.__func__ is not forward
     hotswap.unkernelize(m)
-    assert m.get_submodule(rows[0].name).forward.__func__ is forward
+    assert mixer.forward.__func__ is forward
     kept = hotswap.kernelize(m, mamba=False)
-    assert {row.why for row in hotswap.report(kept).rows if row.layer == "mamba"} == {"mamba=False"}
+    assert {row.why for row in functions(kept)} == {"mamba is off"}
 
 
 def test_another_activation_stays_stock():
@@ -150,7 +158,7 @@ def test_another_activation_stays_stock():
     swapped = twin(m)
     with Calls() as calls:
         close(swapped(ids()).logits, m(ids()).logits)
-    rows = [row for row in hotswap.report(swapped).rows if row.layer == "mamba"]
+    rows = functions(swapped)
     assert not ours(calls.made) and {row.why for row in rows} == {"MambaMixer computes something else"}
 
 
@@ -371,7 +379,7 @@ def test_layers_on_a_gpu_stay_stock_where_the_package_is_for_the_cpu_alone(monke
         pytest.skip("the package has GPU kernels here")
     monkeypatch.setattr(type(m.backbone.layers[0].mixer), "parameters", lambda self: iter([OnGpu()]))
     hotswap.kernelize(m)
-    rows = [row for row in hotswap.report(m).rows if row.layer == "mamba"]
+    rows = functions(m)
     assert {(row.package, row.why) for row in rows} == {(None, "the package mamba has kernels for the CPU alone")}
     with pytest.raises(RuntimeError, match=r"got none for backbone.layers.0.mixer \(MambaMixer\)"):
         hotswap.kernelize(m, strict=True)

@@ -1,0 +1,81 @@
+"""Layers that packages have kernels for and kernelize() does not bind by itself: each has a row in the report, as in the C++ host's."""
+
+from torch import nn
+
+from hotswap import attention
+from hotswap.match import is_rms_norm, matches
+from hotswap.projections import ADD_NORM
+from hotswap.replacement import class_of
+
+_DECODER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_ON_THE_RESIDUAL = ("input_layernorm", "pre_feedforward_layernorm", "pre_ff_layernorm", "norm")
+
+
+def _is_plain_decoder(layer: nn.Module) -> bool:
+    """Norm, attention by q, k and v, norm, a gated MLP without experts; dropouts beside them."""
+    parts = {name for name, part in layer.named_children() if not isinstance(part, nn.Dropout)}
+    if parts != _DECODER:
+        return False
+    attention, mlp = layer.self_attn, layer.mlp
+    plain = hasattr(attention, "q_proj") or hasattr(attention, "qkv_proj")
+    latent, gated = hasattr(attention, "kv_b_proj"), hasattr(mlp, "gate_proj") or hasattr(mlp, "gate_up_proj")
+    return plain and not latent and gated and not hasattr(mlp, "experts") and isinstance(getattr(mlp, "down_proj", None), nn.Module)
+
+
+def _trunk(model: nn.Module):
+    """The part that has the layers, and these."""
+    found = next((part for part in model.modules() if isinstance(getattr(part, "layers", None), nn.ModuleList)), None)
+    return (None, []) if found is None else (found, list(found.layers))
+
+
+def _decoder_layers(model: nn.Module, names: dict) -> list:
+    _, layers = _trunk(model)
+    if not all(map(_is_plain_decoder, layers)):
+        return []
+    return [(names[id(layer)], "DecoderLayer", "hotswap.generate binds it for the length of a call") for layer in layers]
+
+
+def _norms(model: nn.Module, names: dict) -> list:
+    """Those whose input is a sum with the residual."""
+    trunk, layers = _trunk(model)
+    found = [part for name in ("norm", "norm_f", "final_layernorm") if is_norm(part := getattr(trunk, name, None))]
+    for layer in layers:
+        if any(hasattr(layer, name) for name in ("input_layernorm", "norm")):
+            after = () if hasattr(layer, "pre_feedforward_layernorm") else ("post_attention_layernorm",)
+            found += [part for name in (*_ON_THE_RESIDUAL, *after) if is_norm(part := getattr(layer, name, None))]
+    return [(names[id(norm)], ADD_NORM, "in training on a GPU alone") for norm in found]
+
+
+def is_norm(part) -> bool:
+    return isinstance(part, nn.Module) and is_rms_norm(part)
+
+
+def _routers(model: nn.Module) -> list:
+    """Modules that hold the weight of a product: a mixture's router."""
+    found = []
+    for name, module in model.named_modules():
+        weight = module._parameters.get("weight")
+        if class_of(module).__name__.endswith("Router") and weight is not None and weight.dim() == 2 and class_of(module) is not nn.Linear:
+            found.append((name, "Linear", "torch's own product"))
+    return found
+
+
+def _attentions(model: nn.Module) -> list:
+    why = "attention is off: attn_implementation runs"
+    return [
+        (name, "attention", why) for name, module in model.named_modules() if attention.is_attention(module) and not attention.running(module)
+    ]
+
+
+def _losses(model: nn.Module) -> list:
+    """The loss without logits, of families whose head has no such form."""
+    found = {r.option for r in matches(model)}
+    why = f"{class_of(model).__name__} has no form of it"
+    return [("", "LinearCrossEntropy", why)] if found == {"cross_entropy"} else []
+
+
+def rows(model: nn.Module, attends: set) -> list:
+    """(name, layer, why) of each. attends: names of attentions that have a row already."""
+    names = {id(module): name for name, module in model.named_modules()}
+    attentions = [row for row in _attentions(model) if row[0] not in attends]
+    return [*_decoder_layers(model, names), *_norms(model, names), *_routers(model), *attentions, *_losses(model)]
