@@ -12,7 +12,7 @@ from transformers.models.auto import modeling_auto
 
 import tiny
 
-VOCAB, LAYERS, MAX_PARAMETERS = 99, 2, 6_000_000
+VOCAB, LAYERS, MAX_PARAMETERS = 99, 2, 12_000_000
 # A class for each of these that a model type has: what generates; else the first of the others.
 GENERATING = (
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
@@ -62,6 +62,14 @@ OWN = {
         make_ngram_vocab_size_divisible_by=8, split_ngram_parts=1, indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=8,
         indexer_budget=8, indexer_compress_ratio=4,
     ),
+    "BambaConfig": dict(attn_layer_indices=[1], mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1),
+    "GraniteMoeHybridConfig": dict(
+        layer_types=["mamba", "attention"], mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1
+    ),
+    "Mamba2Config": dict(num_heads=8, head_dim=8, hidden_size=32, n_groups=1, state_size=8),
+    "Dots1Config": dict(n_routed_experts=4, n_shared_experts=1, first_k_dense_replace=1),
+    "AXK1Config": dict(qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8, qk_head_dim=12, head_dim=4),
+    "ChameleonConfig": dict(vocabulary_map={"<image>": 90}),
 }  # fmt: skip
 
 
@@ -118,10 +126,15 @@ def _small(config) -> dict:
             made[name] = _small(part) | {"model_type": part.model_type}
         elif isinstance(value, bool) or name.startswith("_") or name in ("model_type", "transformers_version", "num_labels"):
             continue
-        elif isinstance(value, int):
+        elif isinstance(value, int) and name != "rotary_dim":
             small = _small_integer(name, value, settings)
             if small != value:
                 made[name] = small
+        elif name == "rotary_dim":
+            made[name] = 4
+        elif name == "rope_parameters" and isinstance(value, dict) and "mrope_section" in value:
+            pairs = int(8 * value.get("partial_rotary_factor", 1.0)) // 2  # of a head of 8
+            made[name] = value | {"mrope_section": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]}
         elif isinstance(value, float) and "drop" in name:
             made[name] = 0.0
         elif isinstance(value, list) and len(value) in layers and len(value) > LAYERS:

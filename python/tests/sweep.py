@@ -17,6 +17,7 @@ import re
 import sys
 import time
 import warnings
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -204,19 +205,82 @@ def run(names: list, results: Path = None, say=print) -> list:
     return [r for r in done if r["class"] in set(names)]
 
 
+# ---- the document ---------------------------------------------------------------------------------------------------
+
+MARKS = "<!-- written by python/tests/sweep.py -->", "<!-- end of what python/tests/sweep.py wrote -->"
+
+
+def _grouped(rows: list) -> list:
+    """(key, names) of (key, name): the largest groups first."""
+    groups = {}
+    for key, name in rows:
+        groups.setdefault(key, []).append(name)
+    return sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
+
+
+def _attention_of(result: dict) -> str:
+    if "attention" in result["attention"].get("bound", {}):
+        return "bound"
+    reasons = [text for text in result["attention"].get("stock", {}) if text.startswith("attention: ")]
+    if not reasons:
+        return "has none"
+    return "stock: no flash attention for the class" if "says that flash attention" in reasons[0] else "stock: another formula"
+
+
+def tables(done: list) -> str:
+    """Which classes were compared, with which layers bound, and what was wrong; which were not built, and why."""
+    built = [r for r in done if "not built" not in r]
+    wrong = [r for r in built if is_wrong(r)]
+    versions = ", ".join(f"{name} {version(name)}" for name in ("transformers", "torch"))
+    checks = sum(len(r[way]["checked"]) for r in built for way in WAYS)
+    lines = [
+        f"{versions}, {time.strftime('%Y-%m-%d')}: {len(done)} classes, {len(built)} built tiny and compared in float32 on the CPU "
+        f"({checks} comparisons), {len(wrong)} wrong.",
+        "",
+        "| layers bound by default | with `attention=True` | classes |",
+        "|---|---|---|",
+    ]
+    for (layers, attends), names in _grouped([((_layers(r), _attention_of(r)), r["class"]) for r in built]):
+        lines.append(f"| {layers} | {attends} | {', '.join(sorted(names))} |")
+    lines += ["", "| wrong | what |", "|---|---|"] if wrong else []
+    for r in wrong:
+        found = [f"{way}, {check}: {what}" for way in WAYS for check, what in r[way]["wrong"].items()]
+        lines.append(f"| {r['class']} | {'; '.join(found).replace('|', '/')} |")
+    lines += ["", "| not built with small settings | classes |", "|---|---|"]
+    for why, names in _grouped([(r["not built"].split(":")[0], r["class"]) for r in done if "not built" in r]):
+        lines.append(f"| {why} | {', '.join(sorted(names))} |")
+    return "\n".join(lines)
+
+
+def _layers(result: dict) -> str:
+    bound = {name for name in result["default"].get("bound", {}) if name != "attention"}
+    return ", ".join(sorted(bound)) or "none"
+
+
+def write(document: Path, done: list) -> None:
+    text = document.read_text()
+    before, rest = text.split(MARKS[0])
+    document.write_text(f"{before}{MARKS[0]}\n{tables(done)}\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="a regular expression for names of classes")
     parser.add_argument("--sample", type=int, help="only so many, drawn by --seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path)
-    parser.add_argument("--write", type=Path)
+    parser.add_argument("--write", type=Path, help="the document whose tables are written")
+    parser.add_argument("--known", action="store_true", help="only classes that --results has")
     args = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     names = [name for name in shrunk.classes() if re.search(args.only, name)]
+    if args.known:
+        names = [json.loads(line)["class"] for line in args.results.read_text().splitlines()]
     if args.sample:
         names = random.Random(args.seed).sample(names, args.sample)
     done = run(names, args.results, lambda *words: print(*words, flush=True))
+    if args.write:
+        write(args.write, done)
     wrong = [r["class"] for r in done if is_wrong(r)]
     built = [r for r in done if "not built" not in r]
     print(f"{len(done)} classes, {len(built)} built, {len(wrong)} wrong: {', '.join(wrong)}")
