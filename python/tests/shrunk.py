@@ -163,11 +163,11 @@ def _model(model_class):
         raise ValueError(f"{size / 1e6:.0f} million parameters with small settings")
     torch.manual_seed(0)
     model = model_class._from_config(config, attn_implementation="eager").float().eval()
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator("cpu").manual_seed(1)
     with torch.no_grad():  # norms that are not all ones, weights that are not all small
         for name, p in model.named_parameters():
             if p.dim() == 1:
-                p.add_(0.2 * torch.randn(p.shape, generator=generator))
+                p.add_(0.2 * _noise(p.shape, generator).to(p.device))
             elif p.numel():
                 p.mul_(min(4.0, 0.1 / max(float(p.std()) if p.numel() > 1 else 1.0, 1e-3)))
     return model
@@ -177,14 +177,19 @@ def _names(model) -> set:
     return set(inspect.signature(model.forward).parameters)
 
 
+def _noise(shape, generator):
+    return torch.randn(shape, generator=generator, device="cpu")
+
+
 def _ids(rows, columns, seed=2):
-    return torch.randint(3, 55, (rows, columns), generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randint(3, 55, (rows, columns), generator=generator, device="cpu").to(torch.get_default_device())
 
 
 def _candidates(model):
     """Inputs that a model may take, the likeliest first."""
     names, config = _names(model), model.config
-    noise = lambda *shape: torch.randn(shape, generator=torch.Generator().manual_seed(3))  # noqa: E731
+    noise = lambda *shape: _noise(shape, torch.Generator("cpu").manual_seed(3)).to(torch.get_default_device())  # noqa: E731
     vision = getattr(config, "vision_config", config)
     size, channels = getattr(vision, "image_size", 32), getattr(vision, "num_channels", 3)
     size = size if isinstance(size, int) else 32

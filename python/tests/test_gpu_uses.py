@@ -321,10 +321,10 @@ def test_deterministic_runs_have_the_same_bits(options, monkeypatch):
 
 
 @pytest.mark.skipif(not ON_GPU, reason="a CPU waits for nobody")
-@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_forward_with_padding_does_not_wait_for_the_device(options, dtype):
-    swapped = hotswap.kernelize(stock_of(dtype), **OPTIONS[options]).train()
+def test_a_forward_with_padding_does_not_wait_for_the_device(dtype):
+    """torch's own asks whether all of a mask is ones."""
+    swapped = hotswap.kernelize(stock_of(dtype), attention=True).train()
     ids, mask = batch()["input_ids"], torch.ones(2, 12, dtype=torch.long)
     mask[0, :5] = 0
     places = torch.arange(12).expand(2, -1)
