@@ -6,6 +6,7 @@ are told apart, and a layer that looks right and is not stays as it is.
 """
 
 import inspect
+import functools
 import types
 from typing import Optional
 
@@ -249,6 +250,18 @@ def _rotary_functions():
     return dict(zip(ROTARY, (tables, numbers, [image_rotary_pos_emb], [image_complex_rotary_emb]), strict=True))
 
 
+def _of_fixed_tables(stock, ours):
+    """Tables that learn, as those of MLCD's class token, have their gradient from the stock function."""
+
+    @functools.wraps(ours)
+    def function(q, *args, **kwargs):
+        if any(isinstance(t, torch.Tensor) and t.requires_grad for t in (*args[1:], kwargs.get("cos"), kwargs.get("sin"))):
+            return stock(q, *args, **kwargs)
+        return ours(q, *args, **kwargs)
+
+    return function
+
+
 def _rotary_cases(name):
     q, k, table = numbers(2, 4, 5, 8), numbers(2, 2, 5, 8) + 0.5, numbers(1, 5, 4)
     by_time = q.transpose(1, 2), k.transpose(1, 2)
@@ -285,7 +298,8 @@ def _attention(module):
 
     def candidates():
         made = [(f.__name__, fit) for f in _rotary_functions()[name] if (fit := fitted(stock, f)) is not None]
-        ours = [(layer, decorated(forward, seeing(inside(forward), {name: fit.forward})), fit.note) for layer, fit in made]
+        functions = {layer: _of_fixed_tables(stock, fit.forward) for layer, fit in made}
+        ours = [(layer, decorated(forward, seeing(inside(forward), {name: functions[layer]})), fit.note) for layer, fit in made]
         ops = ("rotary", "rotary_bwd")
         return [Replacement("rope", layer, "rotary", ops, linking(f), note=note) for layer, f, note in ours]
 

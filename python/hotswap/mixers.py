@@ -70,6 +70,21 @@ def _ours(layer: str) -> Callable:
     return call
 
 
+def _in_place_of(stock: Callable, layer: str) -> Callable:
+    """Ours, called as a mixer calls stock's: keywords that stock swallows go no further, one that it has a name for and ours has not
+    is its own to compute."""
+    ours = _ours(layer)
+    known = {*inspect.signature(getattr(load("mamba").layers, layer).forward).parameters, "seq_idx", "cu_seqlens", "cu_seq_lens_q"}
+    theirs = frozenset(inspect.signature(_reference(stock)).parameters) - known
+
+    def call(*args, **kwargs):
+        if any(name in theirs and value is not None for name, value in kwargs.items()):
+            return stock(*args, **kwargs)
+        return ours(*args, **{name: value for name, value in kwargs.items() if name in known})
+
+    return call
+
+
 def _agrees(name: str, stock: Callable) -> bool:
     layer, ops = FUNCTIONS[name]
 
@@ -84,7 +99,8 @@ def _agrees(name: str, stock: Callable) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def _seeing_ours(forward: Callable, names: tuple) -> Replacement:
-    found = {name: _ours(FUNCTIONS[name][0]) for name in names}
+    scope = inside(forward).__globals__
+    found = {name: _in_place_of(scope[name], FUNCTIONS[name][0]) for name in names}
     ops = tuple(op for name in names for op in FUNCTIONS[name][1])
     made = decorated(forward, seeing(inside(forward), found))
 

@@ -27,6 +27,7 @@ import hotswap
 import shrunk
 
 WAYS = {"default": {}, "attention": dict(attention=True)}
+ALWAYS_REAL = ("logits", "loss", "last_hidden_state")  # of a decoder, whose tokens are none of its encoder's padding
 OUTPUTS, GRADIENTS = 2e-4, 2e-3  # of the norm, in float32: sums in another order, through two layers and a head
 
 
@@ -55,8 +56,9 @@ def _worst(got: dict, want: dict, real=None):
     """(distance, name) of the output that is farthest. real: which tokens are none of padding; what has no token is left out then."""
     if got.keys() != want.keys():
         return float("inf"), f"other outputs: {sorted(got.keys() ^ want.keys())[:3]}"
-    names = [k for k in want if real is None or want[k].shape[:2] == real.shape]
-    return max(((_apart(got[k], want[k], real), k) for k in names), default=(0.0, ""))
+    of_tokens = lambda k: real is not None and want[k].shape[:2] == real.shape  # noqa: E731
+    names = [k for k in want if real is None or of_tokens(k) or k in ALWAYS_REAL]
+    return max(((_apart(got[k], want[k], real if of_tokens(k) else None), k) for k in names), default=(0.0, ""))
 
 
 def _copied(inputs: dict) -> dict:
@@ -76,8 +78,7 @@ def _padded(model, inputs, side) -> tuple:
         return None, None
     mask = torch.ones_like(inputs["input_ids"])
     mask[0, slice(0, 3) if side == "left" else slice(-3, None)] = 0
-    real = None if "decoder_input_ids" in inputs else mask.bool()  # an encoder's padding is none of the decoder's
-    return inputs | dict(attention_mask=mask), real
+    return inputs | dict(attention_mask=mask), mask.bool()
 
 
 class Checks:

@@ -207,3 +207,15 @@ def test_a_description_is_the_same_as_its_tensor(make, padded):
     rows = (want == 0).any(-1)  # a query that sees nothing: eager's sees all alike
     got = described.tensor(5, 5, "cpu").expand(2, 1, 5, 5)
     assert torch.equal(got[rows], (want == 0)[rows])
+
+
+def test_a_model_may_look_into_a_mask():
+    hotswap.load("attention").register("hotswap")
+    config = copy.deepcopy(CONFIG)
+    config._attn_implementation_internal = "hotswap"
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    described = create_causal_mask(config, torch.zeros(2, 3, 16), attention_mask=mask, **{cache_name(create_causal_mask): None})
+    want = mask[:, None, None, :].bool() & torch.ones(3, 3, dtype=torch.bool).tril()
+    assert described.shape == want.shape and torch.equal(described.reshape(2, 9), want.reshape(2, 9))
+    assert torch.equal(torch.where(described, 1, 0), want.long()) and torch.equal(described.to(torch.float32), want.float())
+    assert type(described.to("cpu")) is type(described)

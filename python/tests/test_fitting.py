@@ -13,6 +13,7 @@ from torch import nn
 
 import hotswap
 import shrunk
+import sweep
 from hotswap import agree
 from hotswap.fitting import fitted
 
@@ -121,3 +122,14 @@ def test_the_first_kernelize_warns_of_nothing(monkeypatch):
         warnings.simplefilter("error")
         for family in ("llama", "mistral", "mixtral"):
             hotswap.report(hotswap.kernelize(model(family)))
+
+
+@pytest.mark.parametrize("name", ["MLCDVisionModel", "Glm5NextTextModel", "LightGlueForKeypointMatching"])
+def test_classes_that_the_sweep_found(name):
+    """Rotary tables that learn; keywords that go along to a convolution; a mask that is looked into."""
+    if not hasattr(transformers, name):
+        pytest.skip(f"not in transformers {transformers.__version__}")
+    result = sweep.compare(name)
+    if "not built" in result:
+        pytest.skip(f"transformers {transformers.__version__}: {result['not built']}")
+    assert not sweep.is_wrong(result), result

@@ -44,9 +44,40 @@ class Mask(NamedTuple):
     kept: Optional[torch.Tensor] = None  # bool [batch, keys]: tokens that are no padding; None: all
     sequences: Optional[torch.Tensor] = None  # [batch, rows]: the number of each token's sequence; None: one a row
 
+    device: Optional[torch.device] = None
+    size: Optional[tuple] = None  # (batch, 1, queries, keys)
+
     @property
     def ndim(self):  # generate() may make it before the model, which asks whether it is a row of zeros and ones
         return 4
+
+    @property
+    def shape(self):
+        return torch.Size(self.size)
+
+    def to(self, *args, **kwargs):
+        """On another device; in another type it is a tensor."""
+        devices = (str, int, torch.device)
+        if not all(isinstance(x, devices) for x in args) or "dtype" in kwargs:
+            return self.whole().to(*args, **kwargs)
+        moved = lambda x: x.to(*args, **kwargs) if isinstance(x, torch.Tensor) else x  # noqa: E731
+        return Mask(*(Rows(*map(moved, x)) if isinstance(x, Rows) else moved(x) for x in self))
+
+    def whole(self):
+        """The mask as a tensor, for a model that looks into it: bool [batch, 1, queries, keys]."""
+        batch, _, queries, keys = self.size
+        tensors = [x for x in (self.kept, self.sequences) if x is not None]
+        return self.tensor(queries, keys, tensors[0].device if tensors else self.device).expand(batch, -1, -1, -1)
+
+    def __getattr__(self, name):
+        if name.startswith("__") or self.size is None:
+            raise AttributeError(name)
+        return getattr(self.whole(), name)
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        whole = lambda x: x.whole() if isinstance(x, cls) else x  # noqa: E731
+        return function(*map(whole, args), **{name: whole(x) for name, x in (kwargs or {}).items()})
 
     def tensor(self, queries: int, keys: int, device):
         """The same as bool [batch or 1, 1, queries, keys]."""
@@ -227,4 +258,5 @@ def mask(
         last = int(q_offset) + q_length - int(kv_offset)
         keys = last if last < kv_length else None
     window = says.get("window", (-1, -1))
-    return Mask(says.get("causal", False), window, says.get("chunk", 0), keys, queries_of, keys_of, kept, sequences)
+    described = (says.get("causal", False), window, says.get("chunk", 0), keys, queries_of, keys_of, kept, sequences)
+    return Mask(*described, torch.device(device), (batch_size, 1, q_length, kv_length))
