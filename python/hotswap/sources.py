@@ -40,6 +40,7 @@ class Bundled(NamedTuple):
 
     layers: dict  # each name of a layer -> the layer that it means
     stands_in: list  # (repository, layer there, layer here)
+    versions: dict  # repository -> the last version of it that is stood in for
 
 
 @functools.lru_cache(maxsize=None)
@@ -53,7 +54,7 @@ def _read(folder: Path) -> Bundled:
         stands_in.append((repo, layer, here or layer))
     for alias, repo in said.get("aliases", {}).items():
         stands_in += [(alias, layer, here) for known, layer, here in stands_in if same_repo(known, repo)]
-    return Bundled(layers, stands_in)
+    return Bundled(layers, stands_in, said.get("versions", {}))
 
 
 def bundled() -> dict:
@@ -83,13 +84,26 @@ def _by_name(ref: KernelRef, names: tuple) -> Optional[Source]:
     return _of_bundled(name, layers[layer])
 
 
+def _asks_for_one_up_to(last: Optional[int], ref: KernelRef) -> bool:
+    """A later version than a package was written to stand in for is the repository's own. None: there is no last one."""
+    if last is None or not (ref.is_specifier or ref.version is not None):
+        return True
+    if ref.version is not None:
+        return ref.version <= last
+    from packaging.specifiers import SpecifierSet
+
+    wanted = SpecifierSet(ref.revision)
+    return any(wanted.contains(f"{major}.{minor}") for major in range(last + 1) for minor in range(100))
+
+
 def _by_stand_in(ref: KernelRef, names: tuple) -> Optional[Source]:
     if ref.exact:
         return None
-    for name, (layers, stands_in) in bundled().items():
+    for name, (layers, stands_in, versions) in bundled().items():
+        last = next((version for repo, version in versions.items() if same_repo(repo, ref.repo)), None)
         for repo, there, here in stands_in:
             named = there == ref.layer if ref.layer else layers.get(here, here) in names
-            if named and same_repo(repo, ref.repo):
+            if named and same_repo(repo, ref.repo) and _asks_for_one_up_to(last, ref):
                 return _of_bundled(name, layers.get(here, here), f"stands in for {ref.repo}:{there}")
     return None
 

@@ -74,6 +74,13 @@ def test_every_form_of_one_layer():
     assert only(m, "RMSNorm") == (None, "the mapping says stock")
 
 
+def test_a_later_version_is_the_repositorys_own():
+    from hotswap.sources import _asks_for_one_up_to as answers
+
+    for text, stands in (("a/b", True), ("a/b@v3", True), ("a/b@v4", False), ("a/b@>=2.5,<3.0", True), ("a/b@>=99", False)):
+        assert answers(3, parse(text)) == stands and answers(None, parse(text)), text
+
+
 def test_a_part_that_is_mapped_keeps_the_whole_stock():
     m = twin(model(), kernel_config={"SiLU": "kernels-community/activation"})
     assert only(m, "SwiGLUMLP") == (None, "the mapping names its part SiLU and not SwiGLUMLP")
