@@ -217,6 +217,15 @@ def _whole(layer: nn.Module, parts: Parts, activation: str, op, ran: list):
     return view(layer, forward=forward)
 
 
+def _check_rotary(base: nn.Module, parts: Parts):
+    """ValueError where the tables turn a part of a head, which the class's layers see by the tables' width alone."""
+    frequencies = getattr(getattr(base, "rotary_emb", None), "inv_freq", None)
+    if not isinstance(frequencies, torch.Tensor):
+        raise ValueError("its model has no rotary embedding of the common kind")
+    if 2 * frequencies.numel() != parts.head_dim:
+        raise ValueError(f"its rotary embedding turns {2 * frequencies.numel()} of {parts.head_dim} numbers of a head")
+
+
 class WholeLayers:
     """`model`: a view of a model whose layers run by the op where that serves them, for batches of `rows` rows and one new token each,
     with a static cache; the model itself where it serves none. count() has to follow each call."""
@@ -236,6 +245,7 @@ class WholeLayers:
             try:
                 parts = Parts(layer)
                 _check_carries(layer, layer.named_modules())
+                _check_rotary(base, parts)
                 _check_rows(parts, rows, package.decoder_layer_rows)
                 activation = _activation_of(layer, parts, package.decoder_layer)
                 if isinstance(activation, ValueError):

@@ -15,6 +15,8 @@ import threading
 
 import torch
 
+from transformers import GenerationMixin
+
 from hotswap import decode
 from hotswap.bind import enabled
 from hotswap.packages import load
@@ -71,9 +73,24 @@ def _refuse(wanted, got, to_do):
     raise ValueError(f"hotswap.generate: wanted {wanted}; got {got}; {to_do}")
 
 
-def _check(model, config, cache):
-    if model.config.is_encoder_decoder:
+def _check_class(model):
+    """What a class cannot do with a static cache; transformers' own generate() says other ids there, or raises."""
+    name, config = type(model).__name__, model.config
+    if config.is_encoder_decoder:
         _refuse("a decoder", "an encoder and a decoder", "call model.generate")
+    if hasattr(config, "add_cross_attention") and not getattr(config, "is_decoder", True):  # as BERT; others do not read it
+        _refuse("a decoder", f"{name} with is_decoder=False", "make the model with is_decoder=True, or call model.generate")
+    if not (model._can_compile_fullgraph or model._supports_attention_backend):
+        _refuse("a class that supports a static cache", f"{name}, which says that it does not", "call model.generate")
+    if getattr(config, "alibi", False):
+        _refuse("positions by a rotary embedding", f"{name} with alibi=True", "call model.generate")
+    attention = config._attn_implementation or ""
+    if "flash" in attention or "flex" in attention:  # they take no mask that a device alone knows
+        _refuse("attn_implementation of eager, sdpa or hotswap", attention, "call model.set_attn_implementation, or model.generate")
+
+
+def _check(model, config, cache):
+    _check_class(model)
     if (config.num_beams or 1) > 1:
         _refuse("greedy search or sampling", f"num_beams={config.num_beams}", "call model.generate")
     if (mode := config.get_generation_mode().value) not in ("greedy_search", "sample"):
@@ -105,6 +122,7 @@ class _Step:
         self.kinds = list(given) if isinstance(given, dict) else None
         # Our attention's own description has a length of the host's in it; it takes a tensor of what is seen as well.
         self.mask_type = some.dtype if isinstance(some, torch.Tensor) else torch.bool
+        self.flat_mask = isinstance(some, torch.Tensor) and some.dim() == 2  # Bloom makes its positions of one
         fixed = ("input_ids", "position_ids", "attention_mask")
         self.rest = {name: value for name, value in inputs.items() if name not in fixed}
         if choose is not None and self.tokens.is_cuda:
@@ -118,9 +136,12 @@ class _Step:
         self.unread = None  # a mask, once a step has shown that no layer reads it
 
     def mask(self):
-        """Of the keys that there are by now and the new one: [batch, 1, 1, capacity], in the form that the model was given."""
+        """Of the keys that there are by now and the new one: [batch, 1, 1, capacity], or [batch, capacity], as the model was given one."""
         place = torch.arange(self.capacity, device=self.tokens.device)
-        seen = ((place <= self.cache.layers[0].cumulative_length) & self.padding)[:, None, None, :]
+        seen = (place <= self.cache.layers[0].cumulative_length) & self.padding
+        if self.flat_mask:
+            return self.by_kind(seen.to(self.mask_type))
+        seen = seen[:, None, None, :]
         if self.mask_type != torch.bool:
             low = torch.finfo(self.mask_type).min
             seen = torch.zeros(seen.shape, dtype=self.mask_type, device=seen.device).masked_fill_(~seen, low)
@@ -247,7 +268,8 @@ def _own_keys(cache, inputs):
     if _begun(cache) or any(m is not None for m in (mask.values() if isinstance(mask, dict) else [mask])):
         return cache
     made = copy.copy(cache)
-    made.layers = [view(layer, update=functools.partial(_written, layer.update)) for layer in cache.layers]
+    sizes = lambda queries: (queries, 0)  # of a mask that the model makes all the same
+    made.layers = [view(layer, update=functools.partial(_written, layer.update), get_mask_sizes=sizes) for layer in cache.layers]
     return made
 
 
@@ -292,6 +314,37 @@ def _all_on(model, device):
     return all(p.device == device for p in model.parameters())
 
 
+def _restart(model, input_ids, capacity, cache, given):
+    """The length of input from which on the class computes all of it again, by the frequencies for long texts (Phi-3's longrope), or
+    None where the prompt is that long already, or no text may become so."""
+    original = getattr(model.config, "original_max_position_embeddings", None)
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    own = type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
+    if original is None or rope.get("rope_type") != "longrope" or not own or not input_ids.shape[1] <= original < capacity:
+        return None
+    if _begun(cache) or given.get("inputs_embeds") is not None:
+        _refuse(f"ids alone of a text that may grow beyond original_max_position_embeddings={original}",
+                "inputs_embeds, or a cache that has the beginning", "give input_ids, or a smaller max_new_tokens")  # fmt: skip
+    return original + 1
+
+
+def _waits_for_the_device(model) -> bool:
+    """Does its rotary embedding ask how long the text is, at every call? Such a step cannot be captured."""
+    kinds = getattr(getattr(getattr(model, "base_model", None), "rotary_emb", None), "rope_type", None)
+    return any(kind in ("dynamic", "longrope") for kind in (kinds.values() if isinstance(kinds, dict) else [kinds]))
+
+
+def _of_all(model, cache, ids, model_kwargs):
+    """model_kwargs of a prompt of all ids, with the cache empty again."""
+    cache.reset()
+    kwargs = dict(model_kwargs)
+    if (mask := kwargs.get("attention_mask")) is not None:
+        kwargs["attention_mask"] = torch.cat([mask, mask.new_ones(len(ids), ids.shape[1] - mask.shape[1])], 1)
+    if kwargs.pop("position_ids", None) is not None:
+        kwargs["position_ids"] = model._prepare_position_ids_for_generation(ids, kwargs)
+    return kwargs
+
+
 @torch.no_grad()
 @_on_its_gpu
 def captured_generate(model, input_ids, logits_processor, stopping_criteria, generation_config, hotswap_streamer=None, **model_kwargs):
@@ -300,47 +353,59 @@ def captured_generate(model, input_ids, logits_processor, stopping_criteria, gen
     name = cache_name(model.forward)
     cache = model_kwargs.get(name)
     _check(model, generation_config, cache)
-    batch, cuda = input_ids.shape[0], input_ids.device.type == "cuda"
     choose = _chooser(logits_processor, generation_config.do_sample)
+    restart = _restart(model, input_ids, cache.layers[0].max_cache_len + 1, cache, model_kwargs)
+    new = _behind(cache, input_ids, model_kwargs, generation_config)
     loop = _Loop(generation_config, stopping_criteria, hotswap_streamer, input_ids)
     # What wants the ids, or stops by anything but length and an end token, is asked by the host at every step.
     in_graph = loop.plain and all(type(p).__name__ in _OF_SCORES for p in logits_processor)
 
+    loop.run_until(restart)
+    ids = _continued(model, input_ids, cache, loop, choose, in_graph, new, model_kwargs)
+    if restart is not None and loop.run_until(None):
+        ids = _continued(model, ids, cache, loop, choose, in_graph, None, _of_all(model, cache, ids, model_kwargs))
+    if hotswap_streamer is not None:
+        hotswap_streamer.end()
+    if generation_config.return_dict_in_generate:
+        from transformers.generation import GenerateDecoderOnlyOutput
+
+        return GenerateDecoderOnlyOutput(sequences=ids, **{name: cache})
+    return ids
+
+
+def _continued(model, input_ids, cache, loop, choose, in_graph, new, model_kwargs):
+    """The ids, and behind them what the loop says up to its end. new: how many of the ids the cache lacks; None: all."""
+    name = cache_name(model.forward)
+    batch, cuda = input_ids.shape[0], input_ids.device.type == "cuda"
     capacity = cache.layers[0].max_cache_len
     padding = torch.ones(batch, capacity, dtype=torch.bool, device=input_ids.device)
     if (mask := model_kwargs.get("attention_mask")) is not None:
         padding[:, : mask.shape[1]] = mask.bool()
     all_seen = bool(padding.all())  # asked here: behind the prompt the host would wait for it
 
-    new = _behind(cache, input_ids, model_kwargs, generation_config)
     inputs = model.prepare_inputs_for_generation(input_ids, next_sequence_length=new, is_first_iteration=True, **model_kwargs)
     long = batch * (input_ids if mask is None else mask).shape[1] ** 2 >= _PLANS_PAY
     with contextlib.nullcontext() if long else decode.torch_without_cudnn():
         outputs = model(**{**inputs, name: _own_keys(cache, inputs)}, return_dict=True)
     outputs[name] = cache
-    model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
+    model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs, is_encoder_decoder=False)
     logits = outputs.logits[:, -1].float()
     tokens = choose(input_ids, logits)
-    if hotswap_streamer is not None:
+    before = len(loop.said)
+    if loop.streamer is not None:
         loop.take(tokens.cpu())  # who waits for the first token has it before steps are prepared
-    steps = loop.goes_on and loop.most > 1
 
-    ids = torch.cat([input_ids, tokens[:, None]], 1)
     step = None
-    if steps:
+    if loop.goes_on and loop.most > before + 1:
         whole = decode.WholeLayers(model, batch) if all_seen and enabled() else None
+        ids = torch.cat([input_ids, tokens[:, None]], 1)
         inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
         step = _Step(model, inputs, padding, capacity, choose if in_graph else None, whole)
-    run = _Graph(step) if cuda and step is not None and _all_on(model, input_ids.device) else step
+    captured = cuda and step is not None and _all_on(model, input_ids.device) and not _waits_for_the_device(model)
+    run = _Graph(step) if captured else step
     if in_graph:
-        ids = loop.run_ahead(tokens, run, step, ahead=1 if cuda else 0)
-    else:
-        ids = loop.run_in_turn(tokens, run, step, choose)
-    if generation_config.return_dict_in_generate:
-        from transformers.generation import GenerateDecoderOnlyOutput
-
-        return GenerateDecoderOnlyOutput(sequences=ids, **{name: cache})
-    return ids
+        return loop.run_ahead(tokens, run, step, before, ahead=1 if cuda else 0)
+    return loop.run_in_turn(tokens, run, step, input_ids, choose)
 
 
 class _Loop:
@@ -363,15 +428,22 @@ class _Loop:
                 self.eos.update(criterion.eos_token_id.flatten().tolist())
             else:
                 self.plain = False
-        self.most = longest - prompt
+        self.longest = longest - prompt
         # As there: without an end token a row that a criterion has ended goes on saying something until the others end.
         self.pads, self.pad = any(hasattr(c, "eos_token_id") for c in criteria), config._pad_token_tensor
         if self.pads and self.pad is None and batch > 1:
             _refuse("a pad_token_id for rows that end before others", "none", "give pad_token_id")
         self.pad = 0 if self.pad is None else int(self.pad)
-        self.running, self.said, self.goes_on = [True] * batch, [], True  # said: [batch] on the host, a step each
+        self.running, self.said = [True] * batch, []  # said: [batch] on the host, a step each
+        self.run_until(None)
         if streamer is not None:
             streamer.put(input_ids.cpu())
+
+    def run_until(self, length):
+        """Up to `length` tokens, those of the prompt too; None: to the end. Does any row go on?"""
+        self.most = self.longest if length is None else min(self.longest, length - self.input_ids.shape[1])
+        self.goes_on = any(self.running) and (len(self.said) < self.most or not self.said)  # one token there is always
+        return self.goes_on
 
     def take(self, tokens):
         """A step's tokens, those of ended rows as padding."""
@@ -382,15 +454,14 @@ class _Loop:
             self.streamer.put(self.said[-1])
         self.goes_on = any(self.running) and len(self.said) < self.most
 
-    def finish(self):
-        if self.streamer is not None:
-            self.streamer.end()
+    def ids(self):
         return torch.cat([self.input_ids, torch.stack(self.said, 1).to(self.input_ids.device)], 1)
 
-    def run_ahead(self, tokens, run, step, ahead):
-        """The device chooses; a step is on its way before the tokens of the one before it are looked at."""
-        reader, asked = _Reader(self.input_ids.device), 1
-        if not self.said:
+    def run_ahead(self, tokens, run, step, before, ahead):
+        """The device chooses; a step is on its way before the tokens of the one before it are looked at. before: how many tokens there
+        were before `tokens`."""
+        reader, asked = _Reader(self.input_ids.device), before + 1
+        if len(self.said) == before:
             reader.push(tokens)
         if step is not None:
             step.tokens.copy_(tokens[:, None])
@@ -398,17 +469,16 @@ class _Loop:
             while self.goes_on:
                 while asked < min(len(self.said) + 1 + ahead, self.most):
                     run()
-                    reader.push(step.tokens[:, 0], None if step.said_here is None else step.said_here[asked - 1])
+                    reader.push(step.tokens[:, 0], None if step.said_here is None else step.said_here[asked - before - 1])
                     asked += 1
                 self.take(reader.pop())
-            return self.finish()
+            return self.ids()
         finally:
             while reader.waiting:  # the step's memory is written to until then
                 reader.pop()
 
-    def run_in_turn(self, tokens, run, step, choose):
-        """The host asks the processors and criteria after every step."""
-        ids = self.input_ids
+    def run_in_turn(self, tokens, run, step, ids, choose):
+        """The host asks the processors and criteria after every step. ids: those before `tokens`."""
         while True:
             if len(self.said) == ids.shape[1] - self.input_ids.shape[1]:
                 self.take(tokens.cpu())
@@ -416,6 +486,6 @@ class _Loop:
             stopped = self.criteria(ids, None)  # as transformers, which shows scores where they are put out
             self.running = [a and not b for a, b in zip(self.running, stopped.tolist())]
             if not self.goes_on or not any(self.running):
-                return self.finish()
+                return self.ids()
             step.tokens.copy_(ids[:, -1:])
             tokens = choose(ids, run())
