@@ -14,7 +14,6 @@ import gc
 import threading
 
 import torch
-
 from transformers import GenerationMixin
 
 from hotswap import decode
@@ -122,7 +121,7 @@ class _Step:
         self.kinds = list(given) if isinstance(given, dict) else None
         # Our attention's own description has a length of the host's in it; it takes a tensor of what is seen as well.
         self.mask_type = some.dtype if isinstance(some, torch.Tensor) else torch.bool
-        self.flat_mask = isinstance(some, torch.Tensor) and some.dim() == 2  # Bloom makes its positions of one
+        self.flat_mask = model.config.model_type == "bloom"  # which makes its positions of a mask of [batch, capacity]
         fixed = ("input_ids", "position_ids", "attention_mask")
         self.rest = {name: value for name, value in inputs.items() if name not in fixed}
         if choose is not None and self.tokens.is_cuda:
@@ -136,11 +135,11 @@ class _Step:
         self.unread = None  # a mask, once a step has shown that no layer reads it
 
     def mask(self):
-        """Of the keys that there are by now and the new one: [batch, 1, 1, capacity], or [batch, capacity], as the model was given one."""
+        """Of the keys that there are by now and the new one: [batch, 1, 1, capacity], or [batch, capacity] where the class takes that."""
         place = torch.arange(self.capacity, device=self.tokens.device)
         seen = (place <= self.cache.layers[0].cumulative_length) & self.padding
         if self.flat_mask:
-            return self.by_kind(seen.to(self.mask_type))
+            return seen.long()
         seen = seen[:, None, None, :]
         if self.mask_type != torch.bool:
             low = torch.finfo(self.mask_type).min
