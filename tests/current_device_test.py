@@ -22,7 +22,7 @@ RULES = [
     (r"\bstd::once_flag\b|\bstatic (?!constexpr|inline|_)[^(;{]*[;={]|^__device__ [^(]*[;=]", ("kernels/*/*.cu*", "kernels/*/cuda/*.*"), set(),
      "what is kept for a process is kept for one GPU; launch.cuh keeps for each"),
     (r"\bkCUDA, 0\b", ("hotswap/**/*.*",), {"hotswap/kernelize/package/device.cpp"}, "take the model's device"),
-    (r"torch\.cuda\.(?!device\b|is_available|get_device_capability)\w+", ("python/hotswap/*.py", "kernels/*/torch-ext/**/*.py"), {PYTHON_GRAPHS},
+    (r"torch\.cuda\.(?!device\b|is_available|get_device_capability|is_current_stream_capturing)\w+", ("python/hotswap/*.py", "kernels/*/torch-ext/**/*.py"), {PYTHON_GRAPHS},
      "whose loop has its model's GPU as the current one"),
 ]  # fmt: skip
 TESTS = re.compile(r"(_test|_bench)\.cpp$|/(tests|testing|testdata|fuzz)/")
