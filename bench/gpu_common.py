@@ -1,6 +1,7 @@
 """What the GPU benchmarks share: time by CUDA events, the copy that everything is measured against, packages, peers."""
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -58,20 +59,21 @@ class Timer:
     def microseconds(self, call) -> float:
         return self.in_turns({"": call})[""][0]
 
-    def in_turns(self, calls: dict) -> dict:
-        """name -> (microseconds, cleared microseconds): medians over rounds in which all of them take turns."""
+    def in_turns(self, calls: dict, least: int = 4) -> dict:
+        """name -> (microseconds, cleared microseconds): medians over rounds in which all of them take turns, each with `least`
+        calls or more."""
         counts = {}
         for name, call in calls.items():
             for i in range(3):
                 call(i % self.sets)
-            counts[name] = int(min(max(20e3 / max(self._mean(call, 2), 1.0), 4), 400))
+            counts[name] = int(min(max(20e3 / max(self._mean(call, 2), 1.0), least), 400))
         found = {name: ([], []) for name in calls}
         for _ in range(self.ROUNDS):
             for name, call in calls.items():
                 torch.cuda.synchronize()
                 time.sleep(self.rest)
                 found[name][0].append(self._mean(call, counts[name]))
-                found[name][1].append(self._cleared(call, max(counts[name] // 5, 3)))
+                found[name][1].append(self._cleared(call, max(counts[name] // 5, min(least, 3))))
         return {name: tuple(statistics.median(part) for part in both) for name, both in found.items()}
 
     def _cleared(self, call, count: int) -> float:
@@ -122,8 +124,9 @@ def randoms(*shape, scale=1.0, grad=False):
 class Cases:
     """Runs (op, shape, {peer: function of the set}, bytes, target); ours is the peer named "ours"."""
 
-    def __init__(self, only, ops, report, rest=0):
+    def __init__(self, only, ops, report, rest=0, packages=None):
         self.only, self.ops, self.report, self.timer = only, ops, report, Timer(SETS, rest)
+        self.packages, self.found = packages, []  # found: of each case its name, the best peer's ratio, the share of a copy
         versions = {name: metadata.version(package) for name, package in PEERS.items() if self.has(package)}
         self.names = {name: f"{name}; {version}" for name, version in versions.items()}
         print(f"{torch.cuda.get_device_name()}, triton {metadata.version('triton')},", ", ".join(self.names.values()))
@@ -152,7 +155,16 @@ class Cases:
         torch._dynamo.reset()
         return torch.compile(fn, dynamic=False)
 
-    def run(self, op, shape, peers, bytes_moved=0, target="", check=None, memory=None):
+    def face(self, package):
+        """The package's Python face, whose functions have gradients."""
+        os.environ["HOTSWAP_PACKAGES"] = str(self.packages)
+        sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+        from hotswap.packages import load
+
+        return load(package)
+
+    def run(self, op, shape, peers, bytes_moved=0, target="", check=None, memory=None, dtype="bfloat16", least=4):
+        """bytes_moved: what the case has to read and write at least, for the share of a copy."""
         if not self.wants(op, shape):
             return
         if check is not None:
@@ -162,16 +174,47 @@ class Cases:
                 sys.exit(f"{op} {shape}: wanted a relative error of at most {BF16_ERROR}; got {error}: not timed")
             print(f"{op} {shape}: error {error:.1e}")
         copy = self.timer.copy_us(bytes_moved) if bytes_moved else None
-        times = self.timer.in_turns({name: call for name, call in peers.items() if call})
+        times = self.timer.in_turns({name: call for name, call in peers.items() if call}, least)
         memory = memory or {}
         ours = times.pop("ours")
         share = copy[0] / ours[0] if copy else ""
+        # Cleared, as the target is meant: what fits in L2 would be measured there otherwise.
+        best = min((us[1] for us in times.values()), default=None)
+        self.found.append((f"{op} {shape} {dtype}", best and best / ours[1], copy and copy[1] / ours[1]))
         for name, us in times.items() or {"": ("", "")}.items():
             self.report.add(
-                kind="op", what=op, shape=shape, dtype="bfloat16", unit="us", target=target, ours=ours[0], ours_cleared=ours[1],
+                kind="op", what=op, shape=shape, dtype=dtype, unit="us", target=target, ours=ours[0], ours_cleared=ours[1],
                 ours_memory=memory.get("ours", ""), peer=us[0], peer_cleared=us[1], peer_memory=memory.get(name, ""),
                 peer_name=self.names.get(name, name), memcpy_share=share, load=f"rests of {self.timer.rest:g} s" * (self.timer.rest > 0),
             )  # fmt: skip
+
+
+    def summary(self):
+        """What is behind the best peer or far from a copy, first; L2 cleared before each call."""
+        behind = lambda case: (case[1] or 1) < 1 or (case[2] or 1) < 0.85
+        for title, some in (
+            ("behind the best peer, or below 0.85 of a copy", [f for f in self.found if behind(f)]),
+            ("all others", [f for f in self.found if not behind(f)]),
+        ):
+            print(f"\n{title}: {len(some)}")
+            for name, ratio, share in sorted(some, key=lambda f: f[1] or f[2] or 0):
+                of_peer = "no peer" if ratio is None else f"{ratio:.2f} of the best peer's speed"
+                print(f"  {name:50} {of_peer}" + (f", {share:.2f} of a copy" if share else ""))
+
+
+def step_of(fn, leaves, gradients=None):
+    """A call that runs forward and backward as a user does: fn(*leaves of the set)."""
+
+    def call(i):
+        return torch.autograd.grad(fn(*leaves[i]), leaves[i], None if gradients is None else gradients[i])
+
+    return call
+
+
+def leaves_of(*tensors):
+    """Of each set a tuple of leaves; a tensor that is no list is in each."""
+    part = lambda t, i: (t[i] if isinstance(t, list) else t).detach().clone(memory_format=torch.preserve_format)
+    return [tuple(part(t, i).requires_grad_() for t in tensors) for i in range(SETS)]
 
 
 def backward_of(outputs, inputs, gradients):

@@ -1,6 +1,7 @@
-// Dynamic tanh on a GPU: a thread keeps its columns' gamma, beta and sums in registers and goes down a chunk of rows.
+// Dynamic tanh on a GPU: a thread keeps its columns' gamma, beta and sums in registers and goes down the rows.
 #include <algorithm>
 
+#include "kernels/common/gpu/copy_behind.cuh"
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/dyt/dyt_cuda.h"
@@ -11,135 +12,304 @@ namespace {
 using namespace kernels;
 using namespace kernels::gpu;
 
-constexpr int kThreads = 128, kBlocksPerSm = 16;
+constexpr int kThreads = 256, kSumThreads = 1024;
+constexpr int kForwardBlocks = 4, kBackwardBlocks = 2;  // a multiprocessor
+constexpr int kForwardRows = 4;                         // of a thread in flight
+constexpr int kRingDepth = 4;                           // of a thread in backward: on their way, or being worked on
 
-// Rows of x and of what is written begin at whole vectors; strips are as wide either way.
-bool whole_vectors(DType dtype, int64_t rows, const void* a, int64_t a_stride, const void* b, int64_t b_stride) {
-  return (addresses(a, a_stride, dtype, rows) | addresses(b, b_stride, dtype, rows)) % kVectorBytes == 0;
+// Where the result is rounded to 16 bits: 1e-5 relative. An odd polynomial where 1 - 2 / (e^2x + 1) would cancel.
+template <class T>
+__device__ __forceinline__ float tanh_of(float x) {
+  if constexpr (sizeof(T) == 4) {
+    return tanhf(x);
+  } else {
+    float e;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * 2.88539008f));  // 2 log2(e)
+    const float far = 1.f - 2.f * reciprocal(e + 1.f), s = x * x;
+    const float near = x + x * s * (-1.f / 3.f + s * (2.f / 15.f - s * (17.f / 315.f)));
+    return fabsf(x) < 0.25f ? near : far;
+  }
 }
-int64_t strip(DType dtype) { return kThreads * kVectorBytes / size_of(dtype); }
+// In forward bfloat16 has the chip's own, to 2^-11 relative where its rounding is 2^-9; backward's 1 - tanh^2 would
+// lose more.
+template <class T>
+__device__ __forceinline__ float forward_tanh(float x) {
+#if __CUDA_ARCH__ >= 750
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    float t;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(x));
+    return t;
+  }
+#endif
+  return tanh_of<T>(x);
+}
 
-// fn(col) for the columns of a strip that are this thread's: N together, or one and then the next kThreads further on.
-template <class T, int N, class Fn>
-__device__ __forceinline__ void my_columns(int64_t cols, const Fn& fn) {
-  const int64_t first = int64_t{blockIdx.x} * kThreads * kPerVector<T>;
-#pragma unroll 1
-  for (int k = 0; k < kPerVector<T> / N; ++k) {
-    const int64_t col = first + (int64_t{k} * kThreads + threadIdx.x) * N;
-    if (col + N <= cols)
-      fn(col, std::integral_constant<int, N>{});
-    else
-      for (int64_t c = col; c < cols; ++c) fn(c, std::integral_constant<int, 1>{});
+// Columns and rows of a thread: N columns from col on, rows first, first + step, ...
+template <int N>
+struct Place {
+  int64_t col, first, step;
+  int group, lanes;
+  bool has;
+  __device__ Place(int64_t cols, int lanes) : lanes(lanes) {
+    const int lane = int(threadIdx.x) % lanes, groups = int(blockDim.x) / lanes;
+    group = int(threadIdx.x) / lanes;
+    col = (int64_t{blockIdx.x} * lanes + lane) * N;
+    first = int64_t{blockIdx.y} * groups + group;
+    step = int64_t{gridDim.y} * groups;
+    has = col < cols;
+  }
+};
+
+template <int N>
+__device__ __forceinline__ void load_parameter(const Parameter& p, int64_t col, bool has, float (&f)[N]) {
+  if (has && p.data != nullptr) {
+    load_any<N>(p.data, p.dtype, col, reinterpret_cast<uintptr_t>(p.data) % kVectorBytes == 0, f);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) f[i] = 0.f;
+  }
+}
+__device__ __forceinline__ float number(const Parameter& p) {
+  float f[1];
+  load_any<1>(p.data, p.dtype, 0, false, f);
+  return f[0];
+}
+
+// The rows of a thread, kRows at a time: all loads of some rows stand before the first use of one.
+template <class T, int N>
+__global__ void __launch_bounds__(kThreads, kForwardBlocks) dyt_forward(const Forward a, int lanes) {
+  const Place<N> p(a.cols, lanes);
+  wait_for_launch_before();
+  if (!p.has) return;
+  const float alpha = number(a.alpha);
+  float gamma[N], beta[N];
+  load_parameter<N>(a.gamma, p.col, true, gamma);
+  load_parameter<N>(a.beta, p.col, true, beta);
+  const T* x = static_cast<const T*>(a.x) + p.col;
+  T* y = static_cast<T*>(a.y) + p.col;
+  for (int64_t first = p.first; first < a.rows; first += kForwardRows * p.step) {
+    Pack<T, N> some[kForwardRows];
+#pragma unroll
+    for (int r = 0; r < kForwardRows; ++r) {
+      const int64_t row = first + r * p.step;
+      if (row < a.rows) some[r] = load<N>(x + row * a.x_stride);
+    }
+#pragma unroll
+    for (int r = 0; r < kForwardRows; ++r) {
+      const int64_t row = first + r * p.step;
+      if (row >= a.rows) break;
+      float v[N];
+      unpack(some[r], v);
+#pragma unroll
+      for (int i = 0; i < N; ++i) v[i] = forward_tanh<T>(alpha * v[i]) * gamma[i] + beta[i];
+      store_floats<N>(y + row * a.cols, v);
+    }
   }
 }
 
+// What a thread reads of its rows: vectors through a ring of its own in shared memory, which needs no barrier, and
+// single elements as they come.
 template <class T, int N>
-__global__ void __launch_bounds__(kThreads) dyt_forward(const Forward a, int64_t chunk) {
-  const float alpha = *a.alpha;
-  my_columns<T, N>(a.cols, [&](int64_t col, auto some) {
-    constexpr int M = decltype(some)::value;
-    float gamma[M], beta[M];
+class RowsAhead {
+ public:
+  __device__ RowsAhead(const Backward& a, const Place<N>& p, uint4* ring) : a_(a), p_(p), ring_(ring + threadIdx.x) {
+    x_ = static_cast<const T*>(a.x) + p.col, dy_ = static_cast<const T*>(a.dy) + p.col;
+    if constexpr (N > 1) {
 #pragma unroll
-    for (int i = 0; i < M; ++i) gamma[i] = a.gamma[col + i], beta[i] = a.beta == nullptr ? 0.f : a.beta[col + i];
-    const int64_t last = min((int64_t{blockIdx.y} + 1) * chunk, a.rows);
-#pragma unroll 2
-    for (int64_t r = int64_t{blockIdx.y} * chunk; r < last; ++r) {
-      float v[M];
-      load_floats<M>(static_cast<const T*>(a.x) + r * a.x_stride + col, v);
-#pragma unroll
-      for (int i = 0; i < M; ++i) v[i] = tanhf(alpha * v[i]) * gamma[i] + beta[i];
-      store_floats<M>(static_cast<T*>(a.y) + r * a.cols + col, v);
+      for (int d = 0; d + 1 < kRingDepth; ++d) send(p.first + d * p.step, d);
     }
-  });
-}
+  }
+  // x and dy of `row`, which are asked for in order.
+  __device__ __forceinline__ void next(int64_t row, float (&x)[N], float (&dy)[N]) {
+    if constexpr (N == 1) {
+      x[0] = to_float(x_[row * a_.x_stride]), dy[0] = to_float(dy_[row * a_.dy_stride]);
+    } else {
+      wait_for_all_but<kRingDepth - 2>();
+      send(row + (kRingDepth - 1) * p_.step, (slot_ + kRingDepth - 1) % kRingDepth);
+      get(0, x);
+      get(1, dy);
+      slot_ = (slot_ + 1) % kRingDepth;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ uint4* place(int slot, int tensor) const {
+    return ring_ + (slot * 2 + tensor) * int(blockDim.x);
+  }
+  __device__ __forceinline__ void send(int64_t row, int slot) {
+    if (p_.has && row < a_.rows) {
+      copy_behind(place(slot, 0), x_ + row * a_.x_stride);
+      copy_behind(place(slot, 1), dy_ + row * a_.dy_stride);
+    }
+    end_of_copies();
+  }
+  __device__ __forceinline__ void get(int tensor, float (&f)[N]) const {
+    const uint4 v = *place(slot_, tensor);
+    Pack<T, N> some;
+    some.w[0] = v.x, some.w[1] = v.y, some.w[2] = v.z, some.w[3] = v.w;
+    unpack(some, f);
+  }
+  const Backward& a_;
+  const Place<N>& p_;
+  uint4* ring_;  // [depth][2][threads]
+  const T *x_, *dy_;
+  int slot_ = 0;
+};
 
 template <class T, int N>
-__global__ void __launch_bounds__(kThreads) dyt_backward(const Backward a) {
+__global__ void __launch_bounds__(kThreads, kBackwardBlocks) dyt_backward(const Backward a, int lanes) {
   __shared__ RowSum<1>::Memory memory;
-  RowSum<1> sum_of(memory, kThreads);
-  const float alpha = *a.alpha;
-  const int64_t chunk = blockIdx.y, last = min((chunk + 1) * a.chunk, a.rows);
-  float alphas[1] = {0.f};
-  my_columns<T, N>(a.cols, [&](int64_t col, auto some) {
-    constexpr int M = decltype(some)::value;
-    float gamma[M], gammas[M] = {}, betas[M] = {};
+  extern __shared__ uint4 ring[];  // then the sums of a block's rows at once: [2 N][threads]
+  RowSum<1> sum_of(memory, int(blockDim.x));
+  const Place<N> p(a.cols, lanes);
+  wait_for_launch_before();
+  next_launch_may_begin();
+  RowsAhead<T, N> rows(a, p, ring);
+  const float alpha = number(a.alpha);
+  float gamma[N], gammas[N] = {}, betas[N] = {}, alphas[1] = {0.f};
+  load_parameter<N>(a.gamma, p.col, p.has, gamma);
+  T* dx = static_cast<T*>(a.dx) + p.col;
+  for (int64_t row = p.first; p.has && row < a.rows; row += p.step) {
+    float v[N], g[N];
+    rows.next(row, v, g);
 #pragma unroll
-    for (int i = 0; i < M; ++i) gamma[i] = a.gamma[col + i];
-#pragma unroll 2
-    for (int64_t r = chunk * a.chunk; r < last; ++r) {
-      float v[M], g[M];
-      load_floats<M>(static_cast<const T*>(a.x) + r * a.x_stride + col, v);
-      load_floats<M>(static_cast<const T*>(a.dy) + r * a.dy_stride + col, g);
-#pragma unroll
-      for (int i = 0; i < M; ++i) {
-        const float t = tanhf(alpha * v[i]), s = g[i] * gamma[i] * (1.f - t * t);
-        gammas[i] += g[i] * t;
-        betas[i] += g[i];
-        alphas[0] += v[i] * s;
-        v[i] = alpha * s;
-      }
-      store_floats<M>(static_cast<T*>(a.dx) + r * a.cols + col, v);
+    for (int i = 0; i < N; ++i) {
+      const float t = tanh_of<T>(alpha * v[i]), s = g[i] * gamma[i] * (1.f - t * t);
+      gammas[i] += g[i] * t;
+      betas[i] += g[i];
+      alphas[0] += v[i] * s;
+      v[i] = alpha * s;
     }
-#pragma unroll
-    for (int i = 0; i < M; ++i) {
-      a.partial_gamma[chunk * a.cols + col + i] = gammas[i];
-      a.partial_beta[chunk * a.cols + col + i] = betas[i];
-    }
-  });
+    store_floats<N>(dx + row * a.cols, v);
+  }
   sum_of(alphas);
-  if (threadIdx.x == 0) a.partial_alpha[chunk * a.strips + blockIdx.x] = alphas[0];
+  if (threadIdx.x == 0) a.partial_alpha[int64_t{blockIdx.y} * gridDim.x + blockIdx.x] = alphas[0];
+  const int groups = int(blockDim.x) / lanes;
+  if (groups > 1) {
+    auto* others = reinterpret_cast<float*>(ring);
+    wait_for_all_but<0>();
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      others[i * int(blockDim.x) + threadIdx.x] = gammas[i];
+      others[(N + i) * int(blockDim.x) + threadIdx.x] = betas[i];
+    }
+    __syncthreads();
+    if (p.group > 0) return;
+    for (int g = 1; g < groups; ++g) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        gammas[i] += others[i * int(blockDim.x) + g * lanes + threadIdx.x];
+        betas[i] += others[(N + i) * int(blockDim.x) + g * lanes + threadIdx.x];
+      }
+    }
+  }
+  if (!p.has) return;
+  store_floats<N>(a.partial_gamma + int64_t{blockIdx.y} * a.cols + p.col, gammas);
+  store_floats<N>(a.partial_beta + int64_t{blockIdx.y} * a.cols + p.col, betas);
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads) dyt_column_sum(const ColumnSum a) {
-  const int64_t col = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (col >= a.cols) return;
+// The sums of dgamma's and dbeta's columns, 32 a block: strip y takes chunks y, y + 32, ...; strips are added in order.
+// The last block adds up dalpha.
+__global__ void __launch_bounds__(kSumThreads)
+    dyt_sums(const Backward a, const Sums sums, int64_t chunks, int64_t alphas) {
+  __shared__ float strips[32][33];
+  const int x = int(threadIdx.x) % 32, y = int(threadIdx.x) / 32;
+  const auto write = [](void* out, DType dtype, int64_t at, float v) {
+    if (dtype == DType::kFloat32)
+      static_cast<float*>(out)[at] = v;
+    else if (dtype == DType::kBFloat16)
+      static_cast<BFloat16*>(out)[at] = from_float<BFloat16>(v);
+    else
+      static_cast<Half*>(out)[at] = from_float<Half>(v);
+  };
+  wait_for_launch_before();
+  const int64_t per_tensor = (a.cols + 31) / 32;
   float total = 0.f;
-#pragma unroll 8
-  for (int64_t row = 0; row < a.rows; ++row) total += a.partial[row * a.cols + col];
-  static_cast<T*>(a.out)[col] = from_float<T>(total);
+  if (blockIdx.x == 2 * per_tensor) {
+    for (int64_t k = threadIdx.x; k < alphas; k += kSumThreads) total += a.partial_alpha[k];
+    strips[y][x] = total;
+    __syncthreads();
+    if (y > 0) return;
+    total = 0.f;
+    for (int w = 0; w < 32; ++w) total += strips[w][x];
+    total = warp_sum(total);
+    if (x == 0) write(sums.dalpha, a.alpha.dtype, 0, total);
+    return;
+  }
+  const bool of_beta = blockIdx.x >= per_tensor;
+  const float* partial = of_beta ? a.partial_beta : a.partial_gamma;
+  const int64_t begin = (blockIdx.x - (of_beta ? per_tensor : 0)) * 32, col = begin + x;
+  if (col < a.cols) {
+    int64_t k = y;
+    for (; k + 96 < chunks; k += 128) {  // four loads in flight
+      const float v0 = partial[k * a.cols + col], v1 = partial[(k + 32) * a.cols + col],
+                  v2 = partial[(k + 64) * a.cols + col], v3 = partial[(k + 96) * a.cols + col];
+      total = (((total + v0) + v1) + v2) + v3;
+    }
+    for (; k < chunks; k += 32) total += partial[k * a.cols + col];
+  }
+  strips[y][x] = total;
+  __syncthreads();
+  const float v = warp_sum(strips[x][y]);  // transposed: warp y adds the strips of column y
+  if (x == 0 && begin + y < a.cols) write(of_beta ? sums.dbeta : sums.dgamma, a.gamma.dtype, begin + y, v);
 }
 
 template <class... Wanted, class... Given>
-void launch_chunks(void (*kernel)(Wanted...), const Plan& p, Stream stream, Given&&... args) {
+void launch_plan(void (*kernel)(Wanted...), const Plan& p, int64_t bytes, Stream stream, Given&&... args) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(unsigned(p.strips), unsigned(p.chunks));
-  config.blockDim = dim3(kThreads);
+  config.blockDim = dim3(unsigned(p.lanes * p.groups));
+  config.dynamicSmemBytes = size_t(bytes);
   config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &early;
+  config.numAttrs = attribute<cudaDevAttrComputeCapabilityMajor>() >= 9 ? 1 : 0;
   checked(cudaLaunchKernelEx(&config, kernel, Wanted(std::forward<Given>(args))...), "kernel launch");
+}
+
+// Rows of x and of what is written begin at whole vectors.
+bool whole_vectors(DType dtype, int64_t rows, int64_t cols, const void* a, int64_t a_stride, const void* b) {
+  return cols * size_of(dtype) % kVectorBytes == 0 && aligned(a, a_stride, dtype, rows) &&
+         aligned(b, cols, dtype, rows);
+}
+bool whole_vectors(const Backward& a) {
+  return whole_vectors(a.dtype, a.rows, a.cols, a.x, a.x_stride, a.dx) && aligned(a.dy, a.dy_stride, a.dtype, a.rows);
+}
+
+Plan plan(int64_t rows, int64_t cols, int64_t each, int blocks_per_sm) {
+  const int64_t places = std::max<int64_t>(1, divide_up(cols, each)), strips = divide_up(places, kThreads);
+  int64_t lanes = divide_up(divide_up(places, strips), 32) * 32;
+  if (places <= 16)
+    for (lanes = 1; lanes < places;) lanes *= 2;
+  const int groups = int(kThreads / lanes);
+  const int64_t most = std::clamp<int64_t>(int64_t{multiprocessors()} * blocks_per_sm / strips, 1, 65535);
+  return {std::clamp<int64_t>(divide_up(rows, groups), 1, most), strips, int(lanes), groups};
 }
 
 }  // namespace
 
-Plan plan(int64_t rows, int64_t cols, DType dtype) {
-  const int64_t strips = std::max<int64_t>(1, divide_up(cols, strip(dtype)));
-  const int64_t wanted = std::max<int64_t>(1, int64_t{multiprocessors()} * kBlocksPerSm / strips);
-  const int64_t chunk = std::max<int64_t>(8, divide_up(rows, std::min<int64_t>(wanted, 65535)));
-  return {chunk, std::max<int64_t>(1, divide_up(rows, chunk)), strips};
+Plan plan_backward(const Backward& a) {
+  return plan(a.rows, a.cols, whole_vectors(a) ? kVectorBytes / size_of(a.dtype) : 1, kBackwardBlocks);
 }
 
 void forward(const Forward& a, Stream stream) {
   if (a.rows == 0 || a.cols == 0) return;
-  const Plan p = plan(a.rows, a.cols, a.dtype);
-  const bool whole = whole_vectors(a.dtype, a.rows, a.x, a.x_stride, a.y, a.cols);
+  const bool whole = whole_vectors(a.dtype, a.rows, a.cols, a.x, a.x_stride, a.y);
+  const Plan p = plan(a.rows, a.cols, whole ? kVectorBytes / size_of(a.dtype) : 1, kForwardBlocks);
   with_dtype(a.dtype, [&]<typename T>() {
-    launch_chunks(whole ? &dyt_forward<T, kPerVector<T>> : &dyt_forward<T, 1>, p, stream, a, p.chunk);
+    launch_plan(whole ? &dyt_forward<T, kPerVector<T>> : &dyt_forward<T, 1>, p, 0, stream, a, p.lanes);
   });
 }
 
-void backward(const Backward& a, Stream stream) {
-  const Plan p = plan(a.rows, a.cols, a.dtype);
-  const bool whole =
-      whole_vectors(a.dtype, a.rows, a.x, a.x_stride, a.dx, a.cols) && aligned(a.dy, a.dy_stride, a.dtype, a.rows);
+void backward(const Backward& a, const Plan& p, const Sums& sums, Stream stream) {
+  const int64_t bytes = int64_t{kRingDepth} * 2 * kVectorBytes * p.lanes * p.groups;
   with_dtype(a.dtype, [&]<typename T>() {
-    launch_chunks(whole ? &dyt_backward<T, kPerVector<T>> : &dyt_backward<T, 1>, p, stream, a);
+    launch_plan(whole_vectors(a) ? &dyt_backward<T, kPerVector<T>> : &dyt_backward<T, 1>, p, bytes, stream, a, p.lanes);
   });
-}
-
-void column_sum(const ColumnSum& a, Stream stream) {
-  if (a.cols == 0) return;
-  with_dtype(a.dtype,
-             [&]<typename T>() { launch(&dyt_column_sum<T>, divide_up(a.cols, kThreads), kThreads, stream, a); });
+  launch_after(&dyt_sums, 2 * divide_up(a.cols, 32) + 1, kSumThreads, stream, a, sums, p.chunks, p.chunks * p.strips);
 }
 
 }  // namespace dyt::cuda

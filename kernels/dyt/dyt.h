@@ -16,11 +16,16 @@ namespace dyt {
 
 using kernels::DType;
 
+struct Parameter {  // float32 on the CPU, of any type on a GPU
+  const void* data;
+  DType dtype;
+};
+
 struct Forward {
   DType dtype;
-  void* y;                            // [rows, cols]
-  const void* x;                      // [rows, cols], rows x_stride apart
-  const float *alpha, *gamma, *beta;  // [1], [cols], [cols] or null
+  void* y;                       // [rows, cols]
+  const void* x;                 // [rows, cols], rows x_stride apart
+  Parameter alpha, gamma, beta;  // [1], [cols], [cols] or null
   int64_t rows, cols, x_stride;
   bool stream;
 };
@@ -29,12 +34,12 @@ struct Backward {
   DType dtype;
   void* dx;  // [rows, cols]
   float *partial_alpha, *partial_gamma,
-      *partial_beta;           // sums over a chunk of rows: [chunks, strips], [chunks, cols] twice
-  const void *dy, *x;          // [rows, cols]
-  const float *alpha, *gamma;  // [1], [cols]
+      *partial_beta;   // sums over a chunk of rows: [chunks, strips of columns], [chunks, cols] twice; on the CPU one
+                       // strip
+  const void *dy, *x;  // [rows, cols]
+  Parameter alpha, gamma;  // [1], [cols]
   int64_t rows, cols, dy_stride, x_stride;
-  int64_t chunk;   // rows of one
-  int64_t strips;  // of columns, each with a sum for alpha of its own: 1 on the CPU
+  int64_t chunk;  // rows of one, on the CPU
 };
 
 struct ColumnSum {  // out[c] = sum over rows of partial[row, c], in order

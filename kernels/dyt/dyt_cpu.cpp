@@ -7,15 +7,17 @@ namespace dyt::HOTSWAP_ISA {
 using namespace kernels;
 using namespace kernels::HOTSWAP_ISA;
 
+static const float* numbers(const Parameter& p) { return static_cast<const float*>(p.data); }
+
 template <class T, bool kStream>
 static void forward_rows(const Forward& a, int64_t begin, int64_t end) {
-  const float alpha = *a.alpha;
+  const float alpha = *numbers(a.alpha);
   for (int64_t r = begin; r < end; ++r) {
     const T* x = static_cast<const T*>(a.x) + r * a.x_stride;
     T* y = static_cast<T*>(a.y) + r * a.cols;
     sweep(a.cols, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
-      F v = tanh(load(x + i, count) * alpha) * load(a.gamma + i, count);
-      if (a.beta != nullptr) v += load(a.beta + i, count);
+      F v = tanh(load(x + i, count) * alpha) * load(numbers(a.gamma) + i, count);
+      if (numbers(a.beta) != nullptr) v += load(numbers(a.beta) + i, count);
       write<kStream>(y + i, v, count);
     });
   }
@@ -31,7 +33,7 @@ static void forward(const Forward& a, int64_t begin, int64_t end) {
 
 template <class T>
 static void backward_chunk(const Backward& a, int64_t chunk) {
-  const float alpha = *a.alpha;
+  const float alpha = *numbers(a.alpha);
   float *gammas = a.partial_gamma + chunk * a.cols, *betas = a.partial_beta + chunk * a.cols;
   __builtin_memset(gammas, 0, sizeof(float) * a.cols);
   __builtin_memset(betas, 0, sizeof(float) * a.cols);
@@ -42,7 +44,7 @@ static void backward_chunk(const Backward& a, int64_t chunk) {
     T* dx = static_cast<T*>(a.dx) + r * a.cols;
     alphas += sweep_sum(a.cols, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
       const F v = load(x + i, count), g = load(dy + i, count), t = tanh(v * alpha);
-      const F s = g * load(a.gamma + i, count) * (1.f - t * t);
+      const F s = g * load(numbers(a.gamma) + i, count) * (1.f - t * t);
       store(dx + i, s * alpha, count);
       store(gammas + i, load(gammas + i, count) + g * t, count);
       store(betas + i, load(betas + i, count) + g, count);

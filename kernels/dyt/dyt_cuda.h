@@ -9,14 +9,20 @@ namespace dyt::cuda {
 
 using kernels::Stream;
 
-// Rows a chunk and strips of columns, for whoever allocates the partial sums.
+// A block takes a strip of columns, `lanes` threads a row of it, through rows chunks * groups apart. Backward has
+// partial sums of each chunk.
 struct Plan {
-  int64_t chunk, chunks, strips;
+  int64_t chunks, strips;
+  int lanes, groups;  // groups: rows at once
 };
-Plan plan(int64_t rows, int64_t cols, DType dtype);
+Plan plan_backward(const Backward& a);
+
+// dalpha, dgamma, dbeta of the partial sums, in the type of alpha and gamma.
+struct Sums {
+  void *dalpha, *dgamma, *dbeta;
+};
 
 void forward(const Forward& a, Stream stream);
-void backward(const Backward& a, Stream stream);
-void column_sum(const ColumnSum& a, Stream stream);
+void backward(const Backward& a, const Plan& p, const Sums& sums, Stream stream);
 
 }  // namespace dyt::cuda

@@ -1,7 +1,7 @@
 """Dynamic tanh on a GPU beside torch, torch.compile and Liger; bench/peers.py runs it."""
 
 import torch
-from gpu_common import backward_of, randoms
+from gpu_common import backward_of, leaves_of, randoms, step_of
 
 
 def plain(x, alpha, gamma, beta):
@@ -11,7 +11,13 @@ def plain(x, alpha, gamma, beta):
 def run(c):
     if not c.wants("dyt"):
         return
-    ops, L, few, rows, cols = c.ops["dyt"], c.liger, slice(0, 256), 16384, 4096
+    face = c.face("dyt")
+    for rows, cols in ((16384, 1024), (16384, 4096), (4096, 16384)):
+        one_shape(c, face, rows, cols)
+
+
+def one_shape(c, face, rows, cols):
+    ops, L, few = c.ops["dyt"], c.liger, slice(0, 256)
     shape, one = f"{rows}x{cols}", rows * cols * 2
     x, dy = randoms(rows, cols), randoms(rows, cols)
     alpha = torch.full((1,), 0.5, device="cuda").bfloat16()
@@ -26,12 +32,17 @@ def run(c):
             "Liger": L and (lambda i: L.LigerDyTFunction.apply(x[i], alpha, gamma, beta)),
         }, 2 * one, "0.90 of copy",
            lambda: ([ops.dyt(x[0], alpha, gamma, beta)[few]], [plain(x[0][few].double(), *wide)]))  # fmt: skip
-    leaf = [t.detach().clone().requires_grad_() for t in x]
-    weights = [t.detach().clone().requires_grad_() for t in (alpha, gamma, beta)]
-    graph = lambda fn: backward_of([fn(t, *weights) for t in leaf], [(t, *weights) for t in leaf], dy)
+    leaf, fast = leaves_of(x, alpha, gamma, beta), c.compiled(plain)
+    kept = lambda fn: backward_of([fn(*t) for t in leaf], leaf, dy)
+    step = lambda fn: step_of(fn, leaf, dy)
     c.run("dyt_bwd", shape, {
         "ours": lambda i: ops.dyt_bwd(dy[i], x[i], alpha, gamma),
-        "torch": graph(plain),
-        "torch.compile": graph(c.compiled(plain)),
-        "Liger": L and graph(L.LigerDyTFunction.apply),
-    }, 3 * one, "0.85 of copy")  # fmt: skip
+        "torch": kept(plain),
+        "torch.compile": kept(fast),
+        "Liger": L and kept(L.LigerDyTFunction.apply),
+    }, 3 * one, "0.90 of copy")  # fmt: skip
+    c.run("dyt_step", shape, {
+        "ours": step(face.dyt),
+        "torch.compile": step(fast),
+        "Liger": L and step(L.LigerDyTFunction.apply),
+    }, 5 * one, "1.0 of the best")  # fmt: skip

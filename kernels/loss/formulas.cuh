@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/common/gpu/activations.cuh"
+#include "kernels/common/gpu/softmax_state.cuh"
 #include "kernels/loss/loss.h"
 
 namespace loss::gpu {
@@ -24,14 +25,6 @@ struct Capped {
   }
 };
 
-__device__ __forceinline__ float exp2_coarse(float x) {
-  float r;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-  return r;
-}
-
-__device__ __forceinline__ float finite_or_zero(float top) { return top == -INFINITY ? 0.f : top; }
-
 // log sum e^u = max + log_sum; apart, neither is lost to the other's rounding.
 struct Lse {
   float max, log_sum;
@@ -45,9 +38,9 @@ __device__ __forceinline__ void store_lse(const LossRows& a, int64_t row, Lse ls
   reinterpret_cast<float2*>(a.lse)[row] = make_float2(lse.max, lse.log_sum);
 }
 
-// log sum e^u = top + log(total), of the numbers seen so far.
-struct Online {
-  float top = -INFINITY, total = 0.f, sum = 0.f;  // sum: of w u, where labels are smoothed
+// The state of u, and what smoothing needs.
+struct Online : SoftmaxState {
+  float sum = 0.f;  // of w u, where labels are smoothed
 
   __device__ __forceinline__ Lse lse() const { return {top, logf(total)}; }
 
@@ -77,12 +70,6 @@ struct Online {
     }
   }
 };
-
-__device__ __forceinline__ float warp_max(float v) {
-#pragma unroll
-  for (int o = 16; o > 0; o /= 2) v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, o));
-  return v;
-}
 
 // Where the row's target is none, its loss and gradient are nan, and reduce() stops the GPU.
 __device__ __forceinline__ bool is_word(const LossRows& a, int64_t target) { return target >= 0 && target < a.vocab; }

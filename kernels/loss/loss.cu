@@ -21,23 +21,6 @@ constexpr int kMostThreads = 1024, kTogether = 4;  // vectors a thread has in fl
 constexpr int kLossThreads = 256, kKeptBytes = 64 << 10, kBlocksPerSm = 2;
 constexpr int kOneBlock = 1024, kWalkThreads = 256;
 
-// The largest of a pack's numbers.
-template <class T, int N>
-__device__ __forceinline__ float highest_of(const Pack<T, N>& p) {
-  if constexpr (N == 8 && std::is_same_v<T, BFloat16>) {  // two at a time
-    const auto pair = [&](int i) { return reinterpret_cast<const __nv_bfloat162&>(p.w[i]); };
-    const __nv_bfloat162 m = __hmax2(__hmax2(pair(0), pair(1)), __hmax2(pair(2), pair(3)));
-    return fmaxf(__low2float(m), __high2float(m));
-  } else {
-    float f[N];
-    unpack(p, f);
-    float highest = f[0];
-#pragma unroll
-    for (int i = 1; i < N; ++i) highest = fmaxf(highest, f[i]);
-    return highest;
-  }
-}
-
 struct RowMemory {
   float top[2][32], total[2][32], sum[2][32];
 };

@@ -1,18 +1,24 @@
 """Norms on a GPU beside torch, torch.compile, transformers and Liger; bench/peers.py runs it."""
 
 import torch
-from gpu_common import backward_of, randoms
+from gpu_common import backward_of, leaves_of, randoms, step_of
 
 EPS = 1e-6
+# A diffusion model's channels, a few large groups, and the first of them as torch's channels_last.
+GROUPS = (((16, 512, 4096), 32, False), ((8, 256, 4096), 8, False), ((32, 320, 32, 32), 32, False), ((16, 512, 64, 64), 32, True))
 NORMS = ("rms_norm", "add_rms_norm", "rms_norm_bwd", "add_rms_norm_bwd")
 
 
 def run(c):
     calls(c)
     norms(c)
+    for shape, groups, last in GROUPS:
+        group_norms(c, shape, groups, last)
 
 
 def norms(c):
+    if not any(c.wants(op) for op in (*NORMS, "layer_norm")):
+        return
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     F, norm, rows = torch.nn.functional, c.ops["norm"], 16384
@@ -105,6 +111,46 @@ def norms(c):
             "torch.compile": graph(c.compiled(plain)),
             "Liger": L and graph(lambda t, w, b: L.LigerLayerNormFunction.apply(t, w, b, EPS)),
         }, 3 * one, "0.85 of copy", layer_gradients)  # fmt: skip
+
+
+def group_norms(c, sizes, groups, last):
+    F, ops, L = torch.nn.functional, c.ops["norm"], c.liger
+    shape = "x".join(map(str, sizes)) + f" of {groups}" + ", channels last" * last
+    if not c.wants("group_norm", shape):
+        return
+    layout = dict(memory_format=torch.channels_last) if last else {}
+    x, dy = ([t.to(**layout) for t in randoms(*sizes)] for _ in range(2))
+    w, b = (torch.randn(sizes[1], device="cuda").bfloat16() for _ in range(2))
+    face, one = c.face("norm"), x[0].numel() * 2
+    plain = lambda x, w, b: F.group_norm(x, groups, w, b, EPS)
+    liger = lambda x, w, b: L.LigerGroupNormFunction.apply(x, w, b, sizes[1], groups, EPS)
+    saved = [ops.group_norm_fwd(t, w, b, groups, EPS)[1:] for t in x]
+    leaf = leaves_of(x, w, b)
+
+    def check():
+        inputs = [t.double().requires_grad_() for t in (x[0], w, b)]
+        want = plain(*inputs)
+        made = ops.group_norm_bwd(dy[0], x[0], w, *saved[0], groups)
+        return [ops.group_norm(x[0], w, b, groups, EPS), *made], [want, *torch.autograd.grad(want, inputs, dy[0].double())]
+
+    with torch.no_grad():
+        c.run("group_norm", shape, {
+            "ours": lambda i: ops.group_norm(x[i], w, b, groups, EPS),
+            "torch": lambda i: plain(x[i], w, b),
+            "Liger": L and not last and (lambda i: liger(x[i], w, b)),
+        }, 2 * one, "0.90 of copy")  # fmt: skip
+    kept = lambda fn: fn and backward_of([fn(*t) for t in leaf], leaf, dy)
+    c.run("group_norm_bwd", shape, {
+        "ours": lambda i: ops.group_norm_bwd(dy[i], x[i], w, *saved[i], groups),
+        "torch": kept(plain),
+        "Liger": L and not last and kept(liger),
+    }, 3 * one, "0.90 of copy", check)  # fmt: skip
+    step = lambda fn: fn and step_of(fn, leaf, dy)
+    c.run("group_norm_step", shape, {
+        "ours": step(lambda x, w, b: face.group_norm(x, w, b, groups, EPS)),
+        "torch": step(plain),
+        "Liger": L and not last and step(liger),
+    }, 5 * one, "1.0 of the best")  # fmt: skip
 
 
 def calls(c):

@@ -2,32 +2,12 @@
 // barrier stands between a row's arrival and its use; sums over the threads of a row; sums over the rows of a block.
 #pragma once
 
+#include "kernels/common/gpu/copy_behind.cuh"
 #include "kernels/norm/rows.cuh"
 
 namespace norms::gpu {
 
 constexpr int kRingThreads = 512;  // most threads a block, plan_ring's
-
-// 16 bytes to shared memory, in the background where the GPU can; zeros where `has` is false.
-__device__ __forceinline__ void copy_behind(uint4* to, const void* from, bool has) {
-#if __CUDA_ARCH__ >= 800
-  const auto at = unsigned(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(has ? 16 : 0) : "memory");
-#else
-  *to = has ? __ldcs(static_cast<const uint4*>(from)) : make_uint4(0, 0, 0, 0);
-#endif
-}
-__device__ __forceinline__ void end_of_copies() {  // of one row
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-template <int kRows>
-__device__ __forceinline__ void wait_for_all_but() {  // the last kRows rows
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kRows) : "memory");
-#endif
-}
 
 extern __shared__ uint4 ring_memory[];  // [depth][tensors][vectors][threads]
 

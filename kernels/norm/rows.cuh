@@ -31,21 +31,6 @@ struct Place {
   __device__ __forceinline__ bool has(int64_t row, int k) const { return (!kGroups || row < rows) && has(k); }
 };
 
-// A load whose line is the last to leave L1 and L2. Here it is read once; but with stores of as much beside it, written
-// lines then go to memory before read ones, and a kernel that does nothing else runs at 4180 GB/s instead of 4000, and
-// whoever reads next what it wrote is no slower.
-template <int N, class T>
-__device__ __forceinline__ Pack<T, N> load_kept(const T* p) {
-  static_assert(N * sizeof(T) == 16);
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  Pack<T, N> out;
-  asm volatile("ld.global.L1::evict_last.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
-               : "=r"(out.w[0]), "=r"(out.w[1]), "=r"(out.w[2]), "=r"(out.w[3])
-               : "l"(p), "l"(policy));
-  return out;
-}
-
 template <class T, int kVectors>
 struct Held {
   static constexpr int N = kPerVector<T>;

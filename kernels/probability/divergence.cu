@@ -1,44 +1,54 @@
 // Divergences of two rows on a GPU: of probabilities or their logarithms, and of logits, whose gradients take their
 // place.
 #include "kernels/probability/probability_cuda.h"
-#include "kernels/probability/rows.cuh"
+#include "kernels/probability/terms.cuh"
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#include "kernels/probability/logits.cuh"
+#endif
 
 namespace probability::cuda {
 namespace {
 
 using namespace probability::gpu;
 
-struct Parts {
-  float term, slope;
-};
-__device__ __forceinline__ float zero_where_zero(float probability, float v) { return probability == 0.f ? 0.f : v; }
-
-template <Kind kKind>
-__device__ __forceinline__ Parts parts_of(float x, float target, float parameter) {
-  if constexpr (kKind == Kind::kKl) {
-    return {zero_where_zero(target, target * (logf(fmaxf(target, parameter)) - x)), -target};
-  } else if constexpr (kKind == Kind::kForward) {
-    const float p = expf(target);
-    return {zero_where_zero(p, p * (target - x)), -p};
-  } else if constexpr (kKind == Kind::kReverse) {
-    const float q = expf(x), term = zero_where_zero(q, q * (x - target));
-    return {term, term + q};
-  } else if constexpr (kKind == Kind::kMixed) {
-    // log m from the larger of both, so that the differences to it are as exact as the one between them.
-    const float beta = parameter, d = target - x, p = expf(target), q = expf(x);
-    const bool more = d >= 0.f;
-    const float of_larger = more ? beta : 1.f - beta;
-    const float rest = logf(of_larger + (1.f - of_larger) * expf(-fabsf(d)));
-    const float to_x = (more ? -d : 0.f) - rest, to_target = (more ? 0.f : d) - rest;
-    const float slope = zero_where_zero(q, (1.f - beta) * q * to_x);
-    return {zero_where_zero(p, beta * p * to_target) + slope, slope};
-  } else {
-    return {0.5f * fabsf(x - target), x > target ? 0.5f : x < target ? -0.5f : 0.f};
+// fn(Many<n>, col, x's and target's elements) for all columns; the loads of kTogether vectors of both rows stand before
+// the first use of one.
+template <int N, class T, class Fn>
+__device__ __forceinline__ void walk_both(int64_t cols, const T* x, const T* target, const Fn& fn) {
+  constexpr int kTogether = 2;
+  const int64_t whole = cols / N;
+  for (int64_t first = threadIdx.x; first < whole; first += int64_t{blockDim.x} * kTogether) {
+    Pack<T, N> xs[kTogether], targets[kTogether];
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const int64_t v = first + int64_t{k} * blockDim.x;
+      if (v < whole) xs[k] = load<N>(x + v * N), targets[k] = load<N>(target + v * N);
+    }
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const int64_t v = first + int64_t{k} * blockDim.x;
+      if (v >= whole) break;
+      float f[N], t[N];
+      unpack(xs[k], f);
+      unpack(targets[k], t);
+      fn(Many<N>{}, v * N, f, t);
+    }
+  }
+  if constexpr (N > 1) {
+    const int64_t c = whole * N + threadIdx.x;
+    if (c < cols) {
+      float f[1] = {to_float(x[c])}, t[1] = {to_float(target[c])};
+      fn(Many<1>{}, c, f, t);
+    }
   }
 }
 
+constexpr int kDivergenceThreads = 512;
+
 template <class T, int N, Kind kKind>
-__global__ void __launch_bounds__(kMostThreads) divergence_forward(const Divergence a) {
+__global__ void __launch_bounds__(kDivergenceThreads, std::is_same_v<T, Half> ? 2 : 3)
+    divergence_forward(const Divergence a) {
+  constexpr bool kCoarse = sizeof(T) == 2;
   __shared__ RowSum<1>::Memory memory;
   RowSum<1> sum_of(memory, int(blockDim.x));
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
@@ -47,13 +57,10 @@ __global__ void __launch_bounds__(kMostThreads) divergence_forward(const Diverge
     const bool counts = a.label == nullptr || a.label[row] != a.ignore_index;
     float sum[1] = {0.f};
     if (counts || a.by_element) {
-      walk<N>(a.cols, [&](auto many, int64_t c) {
-        float f[many.N], t[many.N];
-        load_floats<many.N>(x + c, f);
-        load_floats<many.N>(target + c, t);
+      walk_both<N>(a.cols, x, target, [&](auto many, int64_t c, auto& f, auto& t) {
 #pragma unroll
         for (int i = 0; i < many.N; ++i) {
-          const float term = counts ? parts_of<kKind>(f[i], t[i], a.parameter).term : 0.f;
+          const float term = counts ? parts_of<kKind, kCoarse>(f[i], t[i], a.parameter).term : 0.f;
           if (a.by_element) a.loss[row * a.cols + c + i] = term;
           sum[0] += term;
         }
@@ -66,26 +73,127 @@ __global__ void __launch_bounds__(kMostThreads) divergence_forward(const Diverge
 }
 
 template <class T, int N, Kind kKind>
-__global__ void __launch_bounds__(kMostThreads) divergence_backward(const Divergence a) {
+__global__ void __launch_bounds__(kDivergenceThreads, 2) divergence_backward(const Divergence a) {
+  constexpr bool kCoarse = sizeof(T) == 2;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     const T* target = static_cast<const T*>(a.target) + row * a.target_stride;
     T* dx = static_cast<T*>(a.dx) + row * a.cols;
-    const bool counts = a.label == nullptr || a.label[row] != a.ignore_index;
-    const float of_row = a.by_element || !counts ? 0.f : a.dloss[row];
-    walk<N>(a.cols, [&](auto many, int64_t c) {
-      float f[many.N] = {}, t[many.N];
-      if (counts) {
-        load_floats<many.N>(x + c, f);
-        load_floats<many.N>(target + c, t);
+    if (a.label != nullptr && a.label[row] == a.ignore_index) {
+      walk<N>(a.cols, [&](auto many, int64_t c) {
+        const float none[many.N] = {};
+        store_floats<many.N>(dx + c, none);
+      });
+      continue;
+    }
+    const float of_row = a.by_element ? 0.f : a.dloss[row];
+    walk_both<N>(a.cols, x, target, [&](auto many, int64_t c, auto& f, auto& t) {
 #pragma unroll
-        for (int i = 0; i < many.N; ++i) {
-          const float g = a.by_element ? a.dloss[row * a.cols + c + i] : of_row;
-          f[i] = g * parts_of<kKind>(f[i], t[i], a.parameter).slope;
-        }
+      for (int i = 0; i < many.N; ++i) {
+        const float g = a.by_element ? a.dloss[row * a.cols + c + i] : of_row;
+        f[i] = g * parts_of<kKind, kCoarse>(f[i], t[i], a.parameter).slope;
       }
       store_floats<many.N>(dx + c, f);
     });
+  }
+}
+
+// Total variation for training. Its slope is a sign, so that two bits an element are all that backward reads: byte
+// [row, c / 4] holds of each of four columns whether x is above, and whether it is below the target.
+template <class T, bool kWhole>
+struct Quads {
+  static constexpr int N = kWhole ? kPerVector<T> : 4;
+  using Bits = std::conditional_t<N == 8, uint16_t, uint8_t>;
+  static __device__ __forceinline__ void store_bits(uint8_t* signs, int64_t v, uint32_t bits) {
+    reinterpret_cast<Bits*>(signs)[v] = Bits(bits);
+  }
+  static __device__ __forceinline__ uint32_t load_bits(const uint8_t* signs, int64_t v) {
+    return reinterpret_cast<const Bits*>(signs)[v];
+  }
+  static __device__ __forceinline__ void load_elements(const T* row, int64_t v, int64_t cols, float (&f)[N]) {
+    if constexpr (kWhole) {
+      load_floats<N>(row + v * N, f);
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; ++i) f[i] = v * N + i < cols ? to_float(row[v * N + i]) : 0.f;
+    }
+  }
+};
+
+template <class T, bool kWhole>
+__global__ void __launch_bounds__(kDivergenceThreads, sizeof(T) == 2 ? 2 : 3) tvd_signs(const Divergence a) {
+  using Some = Quads<T, kWhole>;
+  constexpr int N = Some::N, kTogether = 2;
+  __shared__ RowSum<1>::Memory memory;
+  RowSum<1> sum_of(memory, int(blockDim.x));
+  const int64_t vectors = (a.cols + N - 1) / N, bytes = (a.cols + 3) / 4;
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+    const T* target = static_cast<const T*>(a.target) + row * a.target_stride;
+    uint8_t* signs = a.signs + row * bytes;
+    const bool counts = a.label == nullptr || a.label[row] != a.ignore_index;
+    float sum[1] = {0.f};
+    for (int64_t first = threadIdx.x; first < vectors; first += int64_t{blockDim.x} * kTogether) {
+      float f[kTogether][N] = {}, t[kTogether][N] = {};
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        const int64_t v = first + int64_t{k} * blockDim.x;
+        if (v < vectors && counts)
+          Some::load_elements(x, v, a.cols, f[k]), Some::load_elements(target, v, a.cols, t[k]);
+      }
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        const int64_t v = first + int64_t{k} * blockDim.x;
+        if (v >= vectors) break;
+        uint32_t bits = 0;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          const float term = 0.5f * fabsf(f[k][i] - t[k][i]);
+          if (a.by_element && (kWhole || v * N + i < a.cols)) a.loss[row * a.cols + v * N + i] = term;
+          sum[0] += term;
+          bits |= (f[k][i] > t[k][i] ? 1u << 2 * i : 0u) | (f[k][i] < t[k][i] ? 2u << 2 * i : 0u);
+        }
+        Some::store_bits(signs, v, bits);
+      }
+    }
+    if (a.by_element) continue;
+    sum_of(sum);
+    if (threadIdx.x == 0) a.loss[row] = sum[0];
+  }
+}
+
+template <class T, bool kWhole>
+__global__ void __launch_bounds__(kDivergenceThreads) tvd_of_signs(const Divergence a) {
+  using Some = Quads<T, kWhole>;
+  constexpr int N = Some::N, kTogether = 8;
+  const int64_t vectors = (a.cols + N - 1) / N, bytes = (a.cols + 3) / 4;
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const uint8_t* signs = a.signs + row * bytes;
+    T* dx = static_cast<T*>(a.dx) + row * a.cols;
+    const float of_row = a.by_element ? 0.f : 0.5f * a.dloss[row];
+    for (int64_t first = threadIdx.x; first < vectors; first += int64_t{blockDim.x} * kTogether) {
+      uint32_t bits[kTogether];
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        const int64_t v = first + int64_t{k} * blockDim.x;
+        bits[k] = v < vectors ? Some::load_bits(signs, v) : 0;
+      }
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        const int64_t v = first + int64_t{k} * blockDim.x;
+        if (v >= vectors) break;
+        float f[N];
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          const bool has = kWhole || v * N + i < a.cols;
+          const float g = !a.by_element ? of_row : has ? 0.5f * a.dloss[row * a.cols + v * N + i] : 0.f;
+          const uint32_t sign = bits[k] >> 2 * i & 3;
+          f[i] = sign == 1 ? g : sign == 2 ? -g : 0.f;
+          if (!kWhole && has) dx[v * N + i] = from_float<T>(f[i]);
+        }
+        if constexpr (kWhole) store_floats<N>(dx + v * N, f);
+      }
+    }
   }
 }
 
@@ -106,18 +214,18 @@ __global__ void __launch_bounds__(kMostThreads) divergence_of_logits(const OfLog
 #pragma unroll
       for (int i = 0; i < many.N; ++i) f[i] *= a.scale, t[i] *= a.scale;
     };
-    Online mine[2];
+    SoftmaxState mine[2];
     walk<N>(a.cols, [&](auto many, int64_t c) {
       float f[many.N], t[many.N];
       both(many, c, f, t);
-      mine[0].add(f);
-      mine[1].add(t);
+      join(mine[0], f);
+      join(mine[1], t);
     });
     float top[2] = {mine[0].top, mine[1].top};
     max_of(top);
     float log_sum[2];
 #pragma unroll
-    for (int k = 0; k < 2; ++k) log_sum[k] = mine[k].total * expf(mine[k].top - finite_or_zero(top[k]));
+    for (int k = 0; k < 2; ++k) log_sum[k] = mine[k].total * mine[k].share_at(top[k]);
     sum_of(log_sum);
 #pragma unroll
     for (int k = 0; k < 2; ++k) log_sum[k] = logf(log_sum[k]);
@@ -128,7 +236,7 @@ __global__ void __launch_bounds__(kMostThreads) divergence_of_logits(const OfLog
       both(many, c, f, t);
 #pragma unroll
       for (int i = 0; i < many.N; ++i) {
-        const Parts parts = parts_of<kKind>(log_softmax(f[i], 0), log_softmax(t[i], 1), a.beta);
+        const Parts parts = parts_of<kKind, sizeof(T) == 2>(log_softmax(f[i], 0), log_softmax(t[i], 1), a.beta);
         all[0] += parts.term, all[1] += parts.slope;
       }
     });
@@ -140,7 +248,9 @@ __global__ void __launch_bounds__(kMostThreads) divergence_of_logits(const OfLog
 #pragma unroll
       for (int i = 0; i < many.N; ++i) {
         const float x = log_softmax(f[i], 0);
-        f[i] = (parts_of<kKind>(x, log_softmax(t[i], 1), a.beta).slope - expf(x) * all[1]) * a.scale;
+        f[i] = (parts_of<kKind, sizeof(T) == 2>(x, log_softmax(t[i], 1), a.beta).slope -
+                softmax_exp<sizeof(T) == 2>(x) * all[1]) *
+               a.scale;
       }
       store_floats<many.N>(z + c, f);
     });
@@ -165,20 +275,71 @@ void with_kind(Kind kind, const Fn& fn) {
 
 template <class T, int N>
 void launch_divergence(const Divergence& a, Stream stream) {
+  const int threads = std::min(kDivergenceThreads, threads_for(a.cols, 2 * N));
+  if (a.signs != nullptr)
+    return launch(a.dx == nullptr ? &tvd_signs<T, (N > 1)> : &tvd_of_signs<T, (N > 1)>, blocks_for(a.rows), threads,
+                  stream, a);
   with_kind(a.kind, [&]<Kind kKind>() {
     const auto kernel = a.dx == nullptr ? &divergence_forward<T, N, kKind> : &divergence_backward<T, N, kKind>;
-    launch(kernel, blocks_for(a.rows), threads_for(a.cols, N), stream, a);
+    launch(kernel, blocks_for(a.rows), threads, stream, a);
   });
+}
+// Clusters that run at once: of one launch of kKernel, asked once a device and size.
+template <auto kKernel>
+int64_t clusters_at_once(int threads, int cluster, int64_t bytes) {
+  allow_memory<kKernel>();
+  cudaLaunchAttribute shape{};
+  shape.id = cudaLaunchAttributeClusterDimension;
+  shape.val.clusterDim = {unsigned(cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(cluster));
+  config.blockDim = dim3(unsigned(threads));
+  config.dynamicSmemBytes = size_t(bytes);
+  config.attrs = &shape;
+  config.numAttrs = 1;
+  int count = 0;
+  checked(cudaOccupancyMaxActiveClusters(&count, kKernel, &config), "cudaOccupancyMaxActiveClusters");
+  return count;
+}
+
+constexpr int64_t kLeastHeld = 1024;  // vectors: shorter rows stay in L1 between their walks, without clusters
+
+// False where both rows are short, or do not fit on the chip.
+template <class T, Kind kKind>
+bool launch_held(const OfLogits& a, Stream stream) {
+  constexpr int N = kPerVector<T>, kVectors = kLogitsElements / N;
+  if (attribute<cudaDevAttrComputeCapabilityMajor>() < 9 || a.cols % N != 0) return false;
+  const int64_t vectors = a.cols / N;
+  if (vectors < kLeastHeld) return false;
+  // From two blocks on: what a block sends to itself in a launch without clusters is an illegal instruction.
+  for (int cluster = 2; cluster <= LogitsExchange::kMostBlocks; cluster *= 2) {
+    const int threads = int(divide_up(divide_up(vectors, cluster * kVectors), 32) * 32);
+    const int64_t bytes = int64_t{kLogitsDepth} * 2 * kVectors * threads * kVectorBytes;
+    if (threads > kLogitsThreads || bytes + 4096 > attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>()) continue;
+    const int64_t most = clusters_at_once<&logits_held<T, kKind>>(threads, cluster, bytes);
+    if (most == 0) return false;
+    launch_after_with_memory<&logits_held<T, kKind>>(bytes, std::min(most, a.rows) * cluster, threads, cluster, stream,
+                                                     a);
+    return true;
+  }
+  return false;
+}
+
+template <class T, int N, Kind kKind>
+void launch_logits(const OfLogits& a, Stream stream) {
+  if constexpr (N > 1) {
+    if (launch_held<T, kKind>(a, stream)) return;
+  }
+  launch(&divergence_of_logits<T, N, kKind>, blocks_for(a.rows), threads_for(a.cols, N), stream, a);
 }
 template <class T, int N>
 void launch_of_logits(const OfLogits& a, Stream stream) {
-  const auto run = [&](auto kernel) { launch(kernel, blocks_for(a.rows), threads_for(a.cols, N), stream, a); };
   if (a.kind == Kind::kForward)
-    run(&divergence_of_logits<T, N, Kind::kForward>);
+    launch_logits<T, N, Kind::kForward>(a, stream);
   else if (a.kind == Kind::kReverse)
-    run(&divergence_of_logits<T, N, Kind::kReverse>);
+    launch_logits<T, N, Kind::kReverse>(a, stream);
   else
-    run(&divergence_of_logits<T, N, Kind::kMixed>);
+    launch_logits<T, N, Kind::kMixed>(a, stream);
 }
 
 }  // namespace
@@ -186,8 +347,11 @@ void launch_of_logits(const OfLogits& a, Stream stream) {
 void divergence(const Divergence& a, Stream stream) {
   if (a.rows == 0) return;
   const auto at = [&](const void* data, int64_t stride) { return addresses(data, stride, a.dtype, a.rows); };
-  const bool whole = whole_vectors(a.rows, at(a.x, a.x_stride), at(a.target, a.target_stride),
-                                   a.dx == nullptr ? uint64_t{0} : at(a.dx, a.cols));
+  // Of what is read and written: with signs backward reads no rows. Their bytes end where a row's vectors do.
+  const bool reads = a.x != nullptr;
+  const bool whole = whole_vectors(a.rows, reads ? at(a.x, a.x_stride) | at(a.target, a.target_stride) : uint64_t{0},
+                                   a.dx == nullptr ? uint64_t{0} : at(a.dx, a.cols)) &&
+                     (a.signs == nullptr || a.cols * size_of(a.dtype) % kVectorBytes == 0);
   with_dtype(a.dtype, [&]<typename T>() {
     whole ? launch_divergence<T, kPerVector<T>>(a, stream) : launch_divergence<T, 1>(a, stream);
   });

@@ -52,6 +52,8 @@ struct Divergence {
   float* loss;         // [rows] or [rows, cols]; forward only
   const float* dloss;  // the same; backward only
   void* dx;            // [rows, cols]; backward only
+  uint8_t* signs;      // [rows, cols / 4, rounded up] or null: of x - target, two bits each; forward writes them, and
+                       // backward reads them instead of x and target. tvd only
   int64_t rows, cols;
 };
 

@@ -241,12 +241,49 @@ static void backward_rows(const Divergence& a, Of of, int64_t begin, int64_t end
   }
 }
 
+// ---- tvd by its signs, four columns a byte
+
+template <class T>
+static void write_signs(const Divergence& a, int64_t begin, int64_t end) {
+  const int64_t bytes = (a.cols + 3) / 4;
+  for (int64_t r = begin; r < end; ++r) {
+    const T *x = row_of<T>(a.x, r, a.x_stride), *target = row_of<T>(a.target, r, a.target_stride);
+    uint8_t* signs = a.signs + r * bytes;
+    if (a.label != nullptr && a.label[r] == a.ignore_index) {
+      __builtin_memset(signs, 0, size_t(bytes));
+      continue;
+    }
+    for (int64_t b = 0; b < bytes; ++b) {
+      unsigned bits = 0;
+      for (int64_t i = 0; i < 4 && 4 * b + i < a.cols; ++i) {
+        const float f = to_float(x[4 * b + i]), t = to_float(target[4 * b + i]);
+        bits |= unsigned((f > t) | (f < t) << 1) << 2 * i;
+      }
+      signs[b] = uint8_t(bits);
+    }
+  }
+}
+
+template <class T>
+static void rows_of_signs(const Divergence& a, int64_t begin, int64_t end) {
+  constexpr float kSlope[4] = {0.f, 0.5f, -0.5f, 0.f};
+  for (int64_t r = begin; r < end; ++r) {
+    const uint8_t* signs = a.signs + r * ((a.cols + 3) / 4);
+    const float* dloss = a.dloss + (a.by_element ? r * a.cols : r);
+    T* dx = row_of<T>(a.dx, r, a.cols);
+    for (int64_t c = 0; c < a.cols; ++c)
+      dx[c] = from_float<T>(kSlope[signs[c / 4] >> 2 * (c % 4) & 3] * dloss[a.by_element ? c : 0]);
+  }
+}
+
 static void divergence_forward(const Divergence& a, int64_t begin, int64_t end) {
+  if (a.signs != nullptr) with_dtype(a.dtype, [&]<typename T>() { write_signs<T>(a, begin, end); });
   with_dtype(a.dtype, [&]<typename T>() {
     with_kind(a.kind, a.parameter, [&](auto of) { forward_rows<T>(a, of, begin, end); });
   });
 }
 static void divergence_backward(const Divergence& a, int64_t begin, int64_t end) {
+  if (a.signs != nullptr) return with_dtype(a.dtype, [&]<typename T>() { rows_of_signs<T>(a, begin, end); });
   with_dtype(a.dtype, [&]<typename T>() {
     with_kind(a.kind, a.parameter, [&](auto of) { backward_rows<T>(a, of, begin, end); });
   });

@@ -1,64 +1,119 @@
 """Rows of probabilities on a GPU beside torch, torch.compile and Liger; bench/peers.py runs it."""
 
 import torch
-from gpu_common import backward_of, randoms
+from gpu_common import backward_of, leaves_of, randoms, step_of
+
+ROWS = ((16384, 1024), (16384, 4096), (4096, 32768))  # short rows, a hidden size, a vocabulary
+LN2 = 0.6931471805599453
 
 
 def run(c):
-    for rows, cols in ((16384, 4096), (4096, 32768)):
-        softmaxes(c, rows, cols)
-    divergences(c, 2048, 128256)
+    face = c.face("probability")
+    for rows, cols in ROWS:
+        softmaxes(c, face, rows, cols)
+    for dtype in (torch.float32, torch.bfloat16):
+        total_variation(c, face, 2048, 128256, dtype)
+    for rows, cols in ((16384, 1024), (8192, 32000), (2048, 128256)):
+        divergences(c, face, rows, cols)
 
 
-def softmaxes(c, rows, cols):
+def plain_softmax(x):
+    return x.softmax(-1)
+
+
+def softmaxes(c, face, rows, cols):
     ops, L, few = c.ops["probability"], c.liger, slice(0, 64)
     if not (c.wants("softmax") or c.wants("sparsemax")):
         return
     shape, one = f"{rows}x{cols}", rows * cols * 2
     x, dy = randoms(rows, cols), randoms(rows, cols)
-    plain = lambda t: t.softmax(-1)
+    liger = {
+        "softmax": L and L.LigerSoftmaxFunction.apply,
+        "sparsemax": L and (lambda t: L.LigerSparsemaxFunction.apply(t, -1)),
+    }
+    check = lambda: ([ops.softmax(x[0])[few]], [plain_softmax(x[0][few].double())])
     with torch.no_grad():
-        fast = c.compiled(plain)
+        fast = c.compiled(plain_softmax)
         c.run("softmax", shape, {
             "ours": lambda i: ops.softmax(x[i]),
-            "torch": lambda i: plain(x[i]),
+            "torch": lambda i: plain_softmax(x[i]),
             "torch.compile": lambda i: fast(x[i]),
-            "Liger": L and (lambda i: L.LigerSoftmaxFunction.apply(x[i])),
-        }, 2 * one, "0.90 of copy", lambda: ([ops.softmax(x[0])[few]], [plain(x[0][few].double())]))  # fmt: skip
+            "Liger": L and (lambda i: liger["softmax"](x[i])),
+        }, 2 * one, "0.90 of copy", check)  # fmt: skip
         c.run("sparsemax", shape, {
             "ours": lambda i: ops.sparsemax(x[i]),
-            "Liger": L and (lambda i: L.LigerSparsemaxFunction.apply(x[i], -1)),
-        }, 2 * one, "0.60 of copy")  # fmt: skip
-    leaf, y = [t.detach().clone().requires_grad_() for t in x], [ops.softmax(t) for t in x]
-    graph = lambda fn: backward_of([fn(t) for t in leaf], [(t,) for t in leaf], dy)
-    c.run("softmax_bwd", shape, {
-        "ours": lambda i: ops.softmax_bwd(dy[i], y[i]),
-        "torch": graph(plain),
-        "Liger": L and graph(L.LigerSoftmaxFunction.apply),
-    }, 3 * one, "0.85 of copy")  # fmt: skip
+            "Liger": L and (lambda i: liger["sparsemax"](x[i])),
+        }, 2 * one, "0.50 of copy")  # fmt: skip
+    leaf = leaves_of(x)
+    for op, peers in (("softmax", {"torch": plain_softmax, "Liger": liger["softmax"]}), ("sparsemax", {"Liger": liger["sparsemax"]})):
+        y = [getattr(ops, op)(t) for t in x]
+        kept = lambda fn: fn and backward_of([fn(*t) for t in leaf], leaf, dy)
+        step = lambda fn: fn and step_of(fn, leaf, dy)
+        backward = getattr(ops, f"{op}_bwd")
+        c.run(f"{op}_bwd", shape, {"ours": lambda i: backward(dy[i], y[i])} | {name: kept(fn) for name, fn in peers.items()},
+              3 * one, "0.85 of copy")  # fmt: skip
+        c.run(f"{op}_step", shape, {"ours": step(getattr(face, op))} | {name: step(fn) for name, fn in peers.items()},
+              5 * one, "1.0 of torch")  # fmt: skip
 
 
-def divergences(c, rows, cols):
+def total_variation(c, face, rows, cols, dtype):
+    L = c.liger
+    if not c.wants("tvd"):
+        return
+    name, shape, one = str(dtype).removeprefix("torch."), f"{rows}x{cols}", rows * cols * dtype.itemsize
+    x, target = ([(torch.randn(rows, cols, device="cuda").softmax(-1)).to(dtype) for _ in range(3)] for _ in range(2))
+    plain = lambda p, q: (p - q).abs().sum() * (0.5 / rows)
+    ours = lambda p, q: face.tvd(p, q)
+    with torch.no_grad():
+        fast = c.compiled(plain)
+        c.run("tvd", shape, {
+            "ours": lambda i: ours(x[i], target[i]),
+            "torch.compile": lambda i: fast(x[i], target[i]),
+        }, 2 * one, "0.90 of copy", lambda: ([ours(x[0], target[0])], [plain(x[0].double(), target[0].double())]),
+           dtype=name)  # fmt: skip
+    leaf = leaves_of(x)
+    targets = iter(range(10**9))
+    step = lambda fn: fn and step_of(lambda p: fn(p, target[next(targets) % 3]), leaf)
+    c.run("tvd_step", shape, {
+        "ours": step(ours),
+        "torch.compile": step(c.compiled(plain)),
+        "Liger": L and step(lambda p, q: L.LigerTVDLossFunction.apply(p, q, None, "batchmean", -100)),
+    }, 3 * one, "0.90 of copy", dtype=name)  # fmt: skip
+
+
+def plain_jsd(x, target):
+    m = torch.logaddexp(x, target) - LN2
+    return (0.5 * target.exp() * (target - m) + 0.5 * x.exp() * (x - m)).sum(-1)
+
+
+def divergences(c, face, rows, cols):
     ops, L, few = c.ops["probability"], c.liger, slice(0, 16)
-    if not c.wants("jsd"):
+    if not (c.wants("jsd") or c.wants("kl_div")):
         return
     shape, one = f"{rows}x{cols}", rows * cols * 2
     z, t = randoms(rows, cols), randoms(rows, cols)
     q, p = ([v.float().log_softmax(-1).bfloat16() for v in some] for some in (z, t))
-
-    def plain(x, target):
-        m = torch.logaddexp(x, target) - 0.6931471805599453
-        return (0.5 * target.exp() * (target - m) + 0.5 * x.exp() * (x - m)).sum(-1)
-
+    wide = lambda x, target: plain_jsd(x.float(), target.float())
     with torch.no_grad():
-        fast = c.compiled(lambda x, target: plain(x.float(), target.float()))
+        fast = c.compiled(wide)
         c.run("jsd", shape, {
             "ours": lambda i: ops.jsd(q[i], p[i], None, -100, 0.5),
             "torch.compile": lambda i: fast(q[i], p[i]),
-            "Liger; with the gradient": L and (lambda i: L.LigerJSDFunction.apply(q[i], p[i], None, 0.5, -100, None, None)),
-        }, 2 * one, "0.80 of copy",
-           lambda: ([ops.jsd(q[0], p[0], None, -100, 0.5)[few]], [plain(q[0][few].double(), p[0][few].double())]))  # fmt: skip
-        place = [v.clone() for v in z]
-        c.run("jsd_of_logits_", shape, {
-            "ours": lambda i: ops.jsd_of_logits_(place[i], t[i], 0.5, 1.0),
-        }, 3 * one, "0.50 of copy")  # fmt: skip
+        }, 2 * one, "0.60 of copy",
+           lambda: ([ops.jsd(q[0], p[0], None, -100, 0.5)[few]], [plain_jsd(q[0][few].double(), p[0][few].double())]))  # fmt: skip
+    leaf, used = leaves_of(q), iter(range(10**9))
+    step = lambda fn: fn and step_of(lambda x: fn(x, p[next(used) % 3]), leaf)
+    c.run("jsd_step", shape, {
+        "ours": step(face.jsd),
+        "torch.compile": step(c.compiled(lambda x, target: wide(x, target).mean())),
+        "Liger": L and step(lambda x, target: L.LigerJSDFunction.apply(x, target, None, 0.5, -100, None, None)),
+    }, 3 * one, "0.60 of copy")  # fmt: skip
+    c.run("kl_div_step", shape, {
+        "ours": step(lambda x, target: face.kl_div(x, target, log_target=True)),
+        "torch": step(lambda x, target: torch.nn.functional.kl_div(x, target, reduction="batchmean", log_target=True)),
+        "Liger": L and step(lambda x, target: L.LigerKLDivLossFunction.apply(x, target, "batchmean", True, 1e-10)),
+    }, 3 * one, "0.60 of copy")  # fmt: skip
+    place = [v.clone() for v in z]
+    c.run("jsd_of_logits_", shape, {
+        "ours": lambda i: ops.jsd_of_logits_(place[i], t[i], 0.5, 1.0),
+    }, 3 * one, "0.60 of copy")  # fmt: skip

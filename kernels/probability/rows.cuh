@@ -5,6 +5,7 @@
 
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
+#include "kernels/common/gpu/softmax_state.cuh"
 
 namespace probability::gpu {
 
@@ -56,28 +57,14 @@ class RowMax {
   int turn_ = 0;
 };
 
-__device__ __forceinline__ float finite_or_zero(float top) { return top == -INFINITY ? 0.f : top; }
-
-// log sum e^x = top + log total of the numbers seen so far.
-struct Online {
-  float top = -INFINITY, total = 0.f;
-
-  template <int N>
-  __device__ __forceinline__ void add(const float (&x)[N]) {
-    float highest = x[0];
+template <int N>
+__device__ __forceinline__ void join(SoftmaxState& state, const float (&x)[N]) {
+  float highest = x[0];
 #pragma unroll
-    for (int i = 1; i < N; ++i) highest = fmaxf(highest, x[i]);
-    raise(fmaxf(top, highest));
-#pragma unroll
-    for (int i = 0; i < N; ++i) total += expf(x[i] - finite_or_zero(top));
-  }
-  __device__ __forceinline__ void raise(float to) {
-    if (to > top) {
-      total *= expf(top - to);
-      top = to;
-    }
-  }
-};
+  for (int i = 1; i < N; ++i) highest = fmaxf(highest, x[i]);
+  state.raise<false>(highest);
+  state.add<false>(x);
+}
 
 // Rows of all tensors begin at whole vectors.
 template <class... Addresses>

@@ -1,6 +1,8 @@
-// Softmax and sparsemax on a GPU. A row is read again from L1 or L2, where it has just been.
+// Softmax and sparsemax on a GPU: rows in registers (held.cuh), or where they are too long for that or not at whole
+// vectors, read again from L1 or L2, where they have just been.
+#include "kernels/common/gpu/held_rows.h"
+#include "kernels/probability/held.cuh"
 #include "kernels/probability/probability_cuda.h"
-#include "kernels/probability/rows.cuh"
 
 namespace probability::cuda {
 namespace {
@@ -21,15 +23,15 @@ __global__ void __launch_bounds__(kMostThreads) softmax_forward(const Softmax a)
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     T* y = static_cast<T*>(a.out) + row * a.cols;
-    Online mine;
+    SoftmaxState mine;
     walk<N>(a.cols, [&](auto many, int64_t c) {
       float f[many.N];
       load_floats<many.N>(x + c, f);
-      mine.add(f);
+      join(mine, f);
     });
     float top[1] = {mine.top};
     max_of(top);
-    float total[1] = {mine.total * expf(mine.top - finite_or_zero(top[0]))};
+    float total[1] = {mine.total * mine.share_at(top[0])};
     sum_of(total);
     const float share = 1.f / total[0];
     walk<N>(a.cols, [&](auto many, int64_t c) {
@@ -128,11 +130,42 @@ __global__ void __launch_bounds__(kMostThreads) softmax_backward(const Softmax a
 }
 
 template <class T, int N>
-void launch_softmax(const Softmax& a, Stream stream) {
+void launch_again(const Softmax& a, Stream stream) {
   const auto kernel = a.dy == nullptr ? (a.sparse ? &sparsemax_forward<T, N> : &softmax_forward<T, N>)
                       : a.sparse      ? &softmax_backward<T, N, true>
                                       : &softmax_backward<T, N, false>;
   launch(kernel, blocks_for(a.rows), threads_for(a.cols, N), stream, a);
+}
+
+// Vectors of a thread: in rows of a block, in longer ones, and in those of a cluster. Its barriers hide behind what
+// other blocks have in flight: eight vectors a thread, or two tensors of four. Sparsemax has more of them, and does
+// with fewer threads.
+struct Vectors {
+  int block, longer, cluster;
+};
+constexpr Vectors kForward{4, 8, 8}, kSparse{8, 8, 8}, kBackward{4, 4, 4};
+
+template <Vectors kEach, class Fn>  // fn<kVectors, kHold>()
+void with_hold(const HeldPlan& p, const Fn& fn) {
+  if (p.cluster > 1) return fn.template operator()<kEach.cluster, Hold::kCluster>();
+  if (p.groups == 1) {
+    if (p.vectors == kEach.block) return fn.template operator()<kEach.block, Hold::kBlock>();
+    return fn.template operator()<kEach.longer, Hold::kBlock>();
+  }
+  if (p.vectors == 4) return fn.template operator()<4, Hold::kGroups>();
+  return p.vectors == 2 ? fn.template operator()<2, Hold::kGroups>() : fn.template operator()<1, Hold::kGroups>();
+}
+
+template <auto kKernel>
+void launch_held(const Softmax& a, const HeldPlan& p, Stream stream) {
+  for (int64_t first = 0; first < a.rows; first += p.rows_per_launch) {
+    Softmax some = a;
+    some.x = moved(a.x, first, a.x_stride, a.dtype);
+    some.dy = moved(a.dy, first, a.dy_stride, a.dtype);
+    some.out = moved(a.out, first, a.cols, a.dtype);
+    some.rows = std::min(p.rows_per_launch, a.rows - first);
+    launch_after_with_memory<kKernel>(0, p.blocks(some.rows), p.threads(), p.cluster, stream, some, p.lanes);
+  }
 }
 
 }  // namespace
@@ -143,7 +176,28 @@ void softmax(const Softmax& a, Stream stream) {
   const bool whole = whole_vectors(a.rows, at(a.x, a.x_stride), at(a.out, a.cols),
                                    a.dy == nullptr ? uint64_t{0} : at(a.dy, a.dy_stride));
   with_dtype(a.dtype, [&]<typename T>() {
-    whole ? launch_softmax<T, kPerVector<T>>(a, stream) : launch_softmax<T, 1>(a, stream);
+    const auto run = [&]<Vectors kEach>(const auto& held) {
+      const HeldPlan p = plan_held({.rows = a.rows, .cols = a.cols, .element_size = size_of(a.dtype), .aligned = whole},
+                                   {.most_cluster = most_cluster(),
+                                    .vectors = kEach.block,
+                                    .long_vectors = kEach.longer,
+                                    .cluster_vectors = kEach.cluster});
+      if (p.vectors == 0) return whole ? launch_again<T, kPerVector<T>>(a, stream) : launch_again<T, 1>(a, stream);
+      with_hold<kEach>(p, [&]<int kVectors, Hold kHold>() { held.template operator()<kVectors, kHold>(p); });
+    };
+    if (a.dy == nullptr && a.sparse)
+      run.template operator()<kSparse>([&]<int kVectors, Hold kHold>(const HeldPlan& p) {
+        launch_held<&sparsemax_held<T, kVectors, kHold>>(a, p, stream);
+      });
+    else if (a.dy == nullptr)
+      run.template operator()<kForward>([&]<int kVectors, Hold kHold>(const HeldPlan& p) {
+        launch_held<&softmax_held<T, kVectors, kHold>>(a, p, stream);
+      });
+    else
+      run.template operator()<kBackward>([&]<int kVectors, Hold kHold>(const HeldPlan& p) {
+        a.sparse ? launch_held<&softmax_backward_held<T, kVectors, kHold, true>>(a, p, stream)
+                 : launch_held<&softmax_backward_held<T, kVectors, kHold, false>>(a, p, stream);
+      });
   });
 }
 

@@ -11,6 +11,11 @@ __device__ __forceinline__ uint32_t rank_in_cluster() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
+__device__ __forceinline__ uint32_t blocks_in_cluster() {
+  uint32_t blocks;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+  return blocks;
+}
 __device__ __forceinline__ uint32_t shared_address_in(uint32_t rank, const void* p) {
   uint32_t address;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
@@ -40,6 +45,10 @@ __device__ __forceinline__ int load_from(uint32_t rank, const int& from) {
   return value;
 }
 
+// A number to another block, which may read it after a cluster_barrier().
+__device__ __forceinline__ void store_to(uint32_t rank, float& there, float v) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(shared_address_in(rank, &there)), "f"(v) : "memory");
+}
 // A number to another block; its bytes arrive at the barrier there.
 __device__ __forceinline__ void store_to(uint32_t rank, float& there, float v, Barrier& full) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(

@@ -23,16 +23,16 @@ const Table& table() {
 
 constexpr int64_t kGrain = 8192;  // numbers a thread, at least: a tanh each
 
-// A parameter of `size` numbers, in float32.
+// A parameter of `size` numbers: on the CPU in float32, on a GPU in its own type.
 Tensor parameter(const char* op, const Tensor& t, const char* name, int64_t size, const Device& device) {
   kernels::check_device(t, device, op);
   check(t.dim() == 1 && t.size(0) == size, op, ": wanted ", name, " [", size, "]; got ", kernels::shape_of(t),
         "; alpha is one number, gamma and beta have the size of x's last dimension");
   dtype_of(t, op);
-  const Tensor wide = torch::stable::to(t, kernels::ScalarType::Float);
-  return wide.is_contiguous() ? wide : torch::stable::contiguous(wide);
+  const Tensor read = device.is_cpu() ? torch::stable::to(t, kernels::ScalarType::Float) : t;
+  return read.is_contiguous() ? read : torch::stable::contiguous(read);
 }
-float* numbers(const Tensor& t) { return static_cast<float*>(t.data_ptr()); }
+Parameter numbers(const Tensor& t) { return {t.data_ptr(), dtype_of(t, "dyt")}; }
 
 Tensor forward(const Tensor& x, const Tensor& alpha, const Tensor& gamma, std::optional<Tensor> beta) {
   constexpr auto kOp = "dyt";
@@ -48,7 +48,7 @@ Tensor forward(const Tensor& x, const Tensor& alpha, const Tensor& gamma, std::o
                      .x = in.data,
                      .alpha = numbers(a),
                      .gamma = numbers(g),
-                     .beta = b ? numbers(*b) : nullptr,
+                     .beta = b ? numbers(*b) : Parameter{},
                      .rows = in.rows,
                      .cols = in.cols,
                      .x_stride = in.stride,
@@ -62,32 +62,19 @@ Tensor forward(const Tensor& x, const Tensor& alpha, const Tensor& gamma, std::o
   return y;
 }
 
-// [rows, cols] float32 -> the sums of its columns, like `as`.
-Tensor column_sum(const Tensor& partial, const Tensor& as) {
-  const DType dtype = dtype_of(as, "dyt_bwd");
-  Tensor out = kernels::empty_like(as, dtype);
-  const ColumnSum args{.dtype = dtype,
-                       .out = out.data_ptr(),
-                       .partial = numbers(partial),
-                       .rows = partial.size(0),
-                       .cols = partial.size(1)};
-  kernels::run_on(
-      device_of(as), [&](auto stream) { cuda::column_sum(args, stream); },
-      [&] {
-        kernels::parallel_rows(args.cols, args.rows,
-                               [&](int64_t begin, int64_t end) { table().column_sum(args, begin, end); });
-      });
-  return out;
-}
-
-// On the CPU; a GPU has a plan of its own.
-struct Plan {
-  int64_t chunk, chunks, strips;
-};
-Plan plan(int64_t rows) {
+// Chunks of rows on the CPU; a GPU has a plan of its own.
+int64_t chunk_of(int64_t rows) {
   constexpr int64_t kLeastRows = 16, kMostChunks = 64;
-  const int64_t chunk = std::max(kLeastRows, (rows + kMostChunks - 1) / kMostChunks);
-  return {chunk, std::max<int64_t>(1, (rows + chunk - 1) / chunk), 1};
+  return std::max(kLeastRows, (rows + kMostChunks - 1) / kMostChunks);
+}
+void add_up(const float* partial, int64_t chunks, Tensor& out) {
+  const ColumnSum args{.dtype = dtype_of(out, "dyt_bwd"),
+                       .out = out.data_ptr(),
+                       .partial = partial,
+                       .rows = chunks,
+                       .cols = out.numel()};
+  kernels::parallel_rows(args.cols, args.rows,
+                         [&](int64_t begin, int64_t end) { table().column_sum(args, begin, end); });
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& dy, const Tensor& x, const Tensor& alpha,
@@ -99,40 +86,47 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& dy, const Tens
   check(dtype_of(dy, kOp) == dtype, kOp, ": wanted dy in x's dtype; got another; cast it");
   const Rows in = as_rows(x, kOp, device), gradient = as_rows(dy, kOp, device);
   const Tensor a = parameter(kOp, alpha, "alpha", 1, device), g = parameter(kOp, gamma, "gamma", in.cols, device);
-  Plan p = plan(in.rows);
+  Tensor dx = kernels::empty_like(x, dtype), dalpha = kernels::empty_like(alpha, dtype_of(alpha, kOp)),
+         dgamma = kernels::empty_like(gamma, dtype_of(gamma, kOp)),
+         dbeta = kernels::empty_like(gamma, dtype_of(gamma, kOp));
+  Backward args{.dtype = dtype,
+                .dx = dx.data_ptr(),
+                .partial_alpha = nullptr,
+                .partial_gamma = nullptr,
+                .partial_beta = nullptr,
+                .dy = gradient.data,
+                .x = in.data,
+                .alpha = numbers(a),
+                .gamma = numbers(g),
+                .rows = in.rows,
+                .cols = in.cols,
+                .dy_stride = gradient.stride,
+                .x_stride = in.stride,
+                .chunk = chunk_of(in.rows)};
+  Tensor partial;
+  const auto make_partial = [&](int64_t chunks, int64_t strips) {
+    partial = kernels::empty({chunks * (2 * in.cols + strips)}, DType::kFloat32, device);
+    args.partial_gamma = static_cast<float*>(partial.data_ptr());
+    args.partial_beta = args.partial_gamma + chunks * in.cols;
+    args.partial_alpha = args.partial_beta + chunks * in.cols;
+  };
   kernels::run_on(
       device,
-      [&](auto) {
-        const cuda::Plan of_gpu = cuda::plan(in.rows, in.cols, dtype);
-        p = {of_gpu.chunk, of_gpu.chunks, of_gpu.strips};
+      [&](auto stream) {
+        const cuda::Plan p = cuda::plan_backward(args);
+        make_partial(p.chunks, p.strips);
+        cuda::backward(args, p, {dalpha.data_ptr(), dgamma.data_ptr(), dbeta.data_ptr()}, stream);
       },
-      [] {});
-  Tensor dx = kernels::empty_like(x, dtype);
-  const Tensor alphas = kernels::empty({p.chunks * p.strips, 1}, DType::kFloat32, device),
-               gammas = kernels::empty({p.chunks, in.cols}, DType::kFloat32, device),
-               betas = kernels::empty({p.chunks, in.cols}, DType::kFloat32, device);
-  const Backward args{.dtype = dtype,
-                      .dx = dx.data_ptr(),
-                      .partial_alpha = numbers(alphas),
-                      .partial_gamma = numbers(gammas),
-                      .partial_beta = numbers(betas),
-                      .dy = gradient.data,
-                      .x = in.data,
-                      .alpha = numbers(a),
-                      .gamma = numbers(g),
-                      .rows = in.rows,
-                      .cols = in.cols,
-                      .dy_stride = gradient.stride,
-                      .x_stride = in.stride,
-                      .chunk = p.chunk,
-                      .strips = p.strips};
-  kernels::run_on(
-      device, [&](auto stream) { cuda::backward(args, stream); },
       [&] {
-        kernels::parallel_rows(p.chunks, in.cols * p.chunk,
+        const int64_t chunks = std::max<int64_t>(1, (in.rows + args.chunk - 1) / args.chunk);
+        make_partial(chunks, 1);
+        kernels::parallel_rows(chunks, in.cols * args.chunk,
                                [&](int64_t begin, int64_t end) { table().backward(args, begin, end); });
+        add_up(args.partial_alpha, chunks, dalpha);
+        add_up(args.partial_gamma, chunks, dgamma);
+        add_up(args.partial_beta, chunks, dbeta);
       });
-  return {std::move(dx), column_sum(alphas, alpha), column_sum(gammas, gamma), column_sum(betas, gamma)};
+  return {std::move(dx), std::move(dalpha), std::move(dgamma), std::move(dbeta)};
 }
 
 constexpr std::array kOps{

@@ -1,6 +1,10 @@
 """This package on a GPU: what tests of all packages ask of it (kernels/common/tests/test_cuda.py says what each is)."""
 
-WIDE = r"layer_forward_held<.*BFloat16, 4, 128, true>|rms_backward_ring<.*BFloat16, 2, false, 4, true>"
+import torch
+
+WIDE = r"group_(forward|backward)<.*BFloat16|layer_forward_held<.*BFloat16, 4, 128, true>|rms_backward_ring<.*BFloat16, 2, false, 4, true>"
+# What they have in flight, two blocks a multiprocessor, is worth more than these registers.
+SPILLS = {r"group_(forward|backward)<": 200}
 
 LLAMA = (1e-6, 0.0, "llama")
 
@@ -10,7 +14,7 @@ def cases(ops, random, names):
     odd, odd_w = random(65, 577), random(577)
     rstd, odd_rstd = ops.rms_norm_fwd(x, w, *LLAMA)[1], ops.rms_norm_fwd(odd, odd_w, *LLAMA)[1]
     mean, layer_rstd = ops.layer_norm_fwd(x, w, w, 1e-6)[1:]
-    return {
+    return (group_norms(ops, random) if "group_norm" in names else {}) | {
         "rms_norm": lambda: ops.rms_norm(x, w, *LLAMA),
         "rms_norm_fwd": lambda: ops.rms_norm_fwd(x, w, *LLAMA),
         "rms_norm_bwd": lambda: ops.rms_norm_bwd(dy, x, w, rstd, 0.0, "llama"),
@@ -21,6 +25,22 @@ def cases(ops, random, names):
         "layer_norm": lambda: ops.layer_norm(x, w, w, 1e-6),
         "layer_norm_fwd": lambda: ops.layer_norm_fwd(x, w, w, 1e-6),
         "layer_norm_bwd": lambda: ops.layer_norm_bwd(dy, x, w, mean, layer_rstd),
+    }
+
+
+def group_norms(ops, random):  # GPUs alone have them
+    w = random(64)
+    first, last = random(3, 64, 1600), random(3, 64, 40, 40).contiguous(memory_format=torch.channels_last)
+    long = random(2, 64, 4096)  # a group is a cluster's
+    saved = {t: ops.group_norm_fwd(t, w, w, groups, 1e-6)[1:] for t, groups in ((first, 8), (last, 8), (long, 2))}
+    return {
+        "group_norm_fits": lambda: None if ops.group_norm_fits(first, 8) else w,
+        "group_norm": lambda: ops.group_norm(first, w, w, 8, 1e-6),
+        "group_norm, channels last": lambda: ops.group_norm(last, w, None, 8, 1e-6),
+        "group_norm_fwd": lambda: ops.group_norm_fwd(long, w, w, 2, 1e-6),
+        "group_norm_bwd": lambda: ops.group_norm_bwd(first, first, w, *saved[first], 8),
+        "group_norm_bwd, channels last": lambda: ops.group_norm_bwd(last, last, w, *saved[last], 8),
+        "group_norm_bwd, long": lambda: ops.group_norm_bwd(long, long, w, *saved[long], 2),
     }
 
 

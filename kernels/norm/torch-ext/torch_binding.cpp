@@ -6,6 +6,9 @@
 #include "kernels/common/cpu/nontemporal.h"
 #include "kernels/common/torch/ops.h"
 #include "kernels/norm/norm_cuda.h"
+#if defined(CUDA_KERNEL)
+#include "kernels/norm/torch-ext/group_norm.h"
+#endif
 
 namespace {
 
@@ -356,23 +359,39 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_bwd(const Tensor& dy, const Tensor
   return {std::move(dx), partial.sum(0, written, weight, weight_dtype), partial.sum(1, written, weight, weight_dtype)};
 }
 
-constexpr std::array kOps{
-    kernels::op<&rms_norm>("rms_norm(Tensor x, Tensor weight, float eps, float offset, str casting) -> Tensor"),
-    kernels::op<&rms_norm_fwd>(
-        "rms_norm_fwd(Tensor x, Tensor weight, float eps, float offset, str casting) -> (Tensor y, Tensor rstd)"),
-    kernels::op<&rms_norm_bwd>("rms_norm_bwd(Tensor dy, Tensor x, Tensor weight, Tensor rstd, float offset, str "
-                               "casting) -> (Tensor dx, Tensor dweight)"),
-    kernels::op<&add_rms_norm>("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, float offset, str "
-                               "casting) -> (Tensor y, Tensor h)"),
-    kernels::op<&add_rms_norm_fwd>("add_rms_norm_fwd(Tensor x, Tensor residual, Tensor weight, float eps, float "
-                                   "offset, str casting) -> (Tensor y, Tensor h, Tensor rstd)"),
-    kernels::op<&add_rms_norm_bwd>("add_rms_norm_bwd(Tensor dy, Tensor dh, Tensor h, Tensor weight, Tensor rstd, float "
-                                   "offset, str casting) -> (Tensor dx, Tensor dweight)"),
-    kernels::op<&layer_norm>("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor"),
-    kernels::op<&layer_norm_fwd>(
-        "layer_norm_fwd(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor y, Tensor mean, Tensor rstd)"),
-    kernels::op<&layer_norm_bwd>("layer_norm_bwd(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor rstd) -> "
-                                 "(Tensor dx, Tensor dweight, Tensor dbias)"),
+constexpr std::array kOps {
+  kernels::op<&rms_norm>("rms_norm(Tensor x, Tensor weight, float eps, float offset, str casting) -> Tensor"),
+      kernels::op<&rms_norm_fwd>(
+          "rms_norm_fwd(Tensor x, Tensor weight, float eps, float offset, str casting) -> (Tensor y, Tensor rstd)"),
+      kernels::op<&rms_norm_bwd>(
+          "rms_norm_bwd(Tensor dy, Tensor x, Tensor weight, Tensor rstd, float offset, str "
+          "casting) -> (Tensor dx, Tensor dweight)"),
+      kernels::op<&add_rms_norm>(
+          "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, float offset, str "
+          "casting) -> (Tensor y, Tensor h)"),
+      kernels::op<&add_rms_norm_fwd>(
+          "add_rms_norm_fwd(Tensor x, Tensor residual, Tensor weight, float eps, float "
+          "offset, str casting) -> (Tensor y, Tensor h, Tensor rstd)"),
+      kernels::op<&add_rms_norm_bwd>(
+          "add_rms_norm_bwd(Tensor dy, Tensor dh, Tensor h, Tensor weight, Tensor rstd, float "
+          "offset, str casting) -> (Tensor dx, Tensor dweight)"),
+      kernels::op<&layer_norm>("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor"),
+      kernels::op<&layer_norm_fwd>(
+          "layer_norm_fwd(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor y, Tensor mean, Tensor rstd)"),
+      kernels::op<&layer_norm_bwd>(
+          "layer_norm_bwd(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor rstd) -> "
+          "(Tensor dx, Tensor dweight, Tensor dbias)"),
+#if defined(CUDA_KERNEL)
+      kernels::op<&norms::group_norm_fits>("group_norm_fits(Tensor x, int groups) -> bool"),
+      kernels::op<&norms::group_norm>(
+          "group_norm(Tensor x, Tensor? weight, Tensor? bias, int groups, float eps) -> Tensor"),
+      kernels::op<&norms::group_norm_fwd>(
+          "group_norm_fwd(Tensor x, Tensor? weight, Tensor? bias, int groups, float eps) "
+          "-> (Tensor y, Tensor mean, Tensor rstd)"),
+      kernels::op<&norms::group_norm_bwd>(
+          "group_norm_bwd(Tensor dy, Tensor x, Tensor? weight, Tensor mean, Tensor rstd, "
+          "int groups) -> (Tensor dx, Tensor dweight, Tensor dbias)"),
+#endif
 };
 const kernels::Library<kOps> library;
 

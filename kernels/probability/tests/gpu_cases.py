@@ -1,6 +1,9 @@
 """This package on a GPU: what tests of all packages ask of it (kernels/common/tests/test_cuda.py says what each is)."""
 
-WIDE = r"(softmax_forward|softmax_backward|sparsemax_forward|divergence_of_logits|divergence_backward)<.*BFloat16, 8"
+WIDE = r"(softmax_held|softmax_backward_held|sparsemax_held)<.*BFloat16|(softmax_forward|softmax_backward|sparsemax_forward|divergence_of_logits|divergence_backward)<.*BFloat16, 8"
+
+# What two blocks a multiprocessor have in flight is worth more than these registers.
+SPILLS = {r"softmax_held<.*Half, 8": 240, r"logits_held<": 16}
 
 
 def cases(ops, random, names):
@@ -8,6 +11,9 @@ def cases(ops, random, names):
     y, sparse, odd_y = ops.softmax(x), ops.sparsemax(x), ops.softmax(odd)
     log_q, log_p = x.float().log_softmax(-1).bfloat16(), dy.float().log_softmax(-1).bfloat16()
     labels = (x[:, 0] > 0).long()
+    long, longer = random(5, 24576), random(3, 40960)  # a block's, a cluster's
+    long_y, longer_y = ops.softmax(long), ops.softmax(longer)
+    signs = ops.tvd_fwd(y, sparse, labels, 1, False)[1]
     row, element = x[:, 0].float().contiguous(), x.float()
 
     def of_logits(beta, given):
@@ -17,6 +23,12 @@ def cases(ops, random, names):
     return {
         "softmax": lambda: ops.softmax(x),
         "softmax, odd": lambda: ops.softmax(odd),
+        "softmax, long": lambda: ops.softmax(long),
+        "softmax, longer": lambda: ops.softmax(longer),
+        "softmax_bwd, long": lambda: ops.softmax_bwd(long, long_y),
+        "softmax_bwd, longer": lambda: ops.softmax_bwd(longer, longer_y),
+        "sparsemax, long": lambda: ops.sparsemax(long),
+        "sparsemax, longer": lambda: ops.sparsemax(longer),
         "softmax_bwd": lambda: ops.softmax_bwd(dy, y),
         "softmax_bwd, odd": lambda: ops.softmax_bwd(odd, odd_y),
         "sparsemax": lambda: ops.sparsemax(x),
@@ -29,6 +41,9 @@ def cases(ops, random, names):
         "jsd_bwd": lambda: ops.jsd_bwd(row, log_q, log_p, None, 0, 0.3),
         "tvd": lambda: ops.tvd(y, sparse, labels, 1, False),
         "tvd_bwd": lambda: ops.tvd_bwd(row, y, sparse, labels, 1, False),
+        "tvd_fwd": lambda: ops.tvd_fwd(y, sparse, labels, 1, False),
+        "tvd_fwd, by element": lambda: ops.tvd_fwd(odd, odd_y, None, 0, True),
+        "tvd_fwd_bwd": lambda: ops.tvd_fwd_bwd(row, signs, y.shape[1], y.dtype, False),
         "jsd_of_logits_": lambda: of_logits(0.3, x),
         "jsd_of_logits_, forward": lambda: of_logits(0.0, x),
         "jsd_of_logits_, reverse, odd": lambda: of_logits(1.0, odd),

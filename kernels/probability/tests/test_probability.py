@@ -146,6 +146,7 @@ def test_opcheck(ops):
         (ops.jsd_bwd, (row, y, y, labels, 1, 0.4)),
         (ops.tvd, (x, y, None, 1, False)),
         (ops.tvd_bwd, (y, y, y, None, 1, True)),
+        (ops.tvd_fwd, (x, y, None, 1, False)),
         (ops.jsd_of_logits_, (y.clone(), y, 0.5, 1.0)),
     ):
         torch.library.opcheck(op.default, args)

@@ -70,6 +70,8 @@ Tensor backward(const Tensor& dy, const Tensor& y) {
 
 // ---- divergences: a number a row, or one an element
 
+int64_t signs_of(int64_t cols) { return (cols + 3) / 4; }  // bytes a row
+
 struct Wanted {
   const char* op;
   Kind kind;
@@ -78,7 +80,7 @@ struct Wanted {
 };
 
 Tensor divergence(const Wanted& w, const Tensor& x, const Tensor& target, const Labels& labels, int64_t ignore_index,
-                  const Tensor* dloss) {
+                  const Tensor* dloss, Tensor* signs = nullptr) {
   const DType dtype = dtype_of(x, w.op);
   const Device device = device_of(x);
   check_alike(w.op, x, target, "x", "target");
@@ -104,12 +106,18 @@ Tensor divergence(const Wanted& w, const Tensor& x, const Tensor& target, const 
                   .loss = nullptr,
                   .dloss = nullptr,
                   .dx = nullptr,
+                  .signs = nullptr,
                   .rows = in.rows,
                   .cols = in.cols};
   Tensor out, given;
   if (dloss == nullptr) {
     out = w.by_element ? kernels::empty_like(x, DType::kFloat32) : kernels::empty({in.rows}, DType::kFloat32, device);
     args.loss = static_cast<float*>(out.data_ptr());
+    if (signs != nullptr) {
+      *signs =
+          kernels::empty_like_shape(std::array{in.rows, signs_of(in.cols)}.data(), 2, aoti_torch_dtype_uint8(), device);
+      args.signs = static_cast<uint8_t*>(signs->data_ptr());
+    }
   } else {
     kernels::check_device(*dloss, device, w.op);
     check(dloss->scalar_type() == kernels::ScalarType::Float &&
@@ -163,6 +171,57 @@ Tensor tvd_bwd(const Tensor& dloss, const Tensor& x, const Tensor& target, const
   return divergence({"tvd_bwd", Kind::kTvd, 0, by_element}, x, target, labels, ignore_index, &dloss);
 }
 
+// ---- tvd for training: the loss, and the signs that are all that its gradient is made of
+
+std::tuple<Tensor, Tensor> tvd_fwd(const Tensor& x, const Tensor& target, const Labels& labels, int64_t ignore_index,
+                                   bool by_element) {
+  Tensor signs;
+  Tensor loss = divergence({"tvd_fwd", Kind::kTvd, 0, by_element}, x, target, labels, ignore_index, nullptr, &signs);
+  return {std::move(loss), std::move(signs)};
+}
+
+Tensor tvd_fwd_bwd(const Tensor& dloss, const Tensor& signs, int64_t cols, kernels::ScalarType type, bool by_element) {
+  constexpr auto op = "tvd_fwd_bwd";
+  const Device device = device_of(signs);
+  kernels::check_device(dloss, device, op);
+  check(signs.scalar_type() == kernels::ScalarType::Byte && signs.dim() == 2 && signs.size(1) == signs_of(cols) &&
+            signs.is_contiguous(),
+        op, ": wanted signs [rows, ", signs_of(cols), "] as uint8; got ", kernels::shape_of(signs),
+        "; pass what tvd_fwd returned");
+  const int64_t rows = signs.size(0);
+  check(dloss.scalar_type() == kernels::ScalarType::Float && dloss.numel() == (by_element ? rows * cols : rows), op,
+        ": wanted dloss as float32, one number ", by_element ? "an element" : "a row", "; got ",
+        kernels::shape_of(dloss), "; pass the gradient of the op's output");
+  const Tensor given = dloss.is_contiguous() ? dloss : torch::stable::contiguous(dloss);
+  const DType dtype = type == kernels::ScalarType::Float      ? DType::kFloat32
+                      : type == kernels::ScalarType::BFloat16 ? DType::kBFloat16
+                                                              : DType::kFloat16;
+  Tensor dx = kernels::empty({rows, cols}, dtype, device);
+  const Divergence args{.dtype = dtype,
+                        .kind = Kind::kTvd,
+                        .parameter = 0,
+                        .x = nullptr,
+                        .target = nullptr,
+                        .x_stride = 0,
+                        .target_stride = 0,
+                        .label = nullptr,
+                        .ignore_index = 0,
+                        .by_element = by_element,
+                        .loss = nullptr,
+                        .dloss = static_cast<const float*>(given.data_ptr()),
+                        .dx = dx.data_ptr(),
+                        .signs = static_cast<uint8_t*>(signs.data_ptr()),
+                        .rows = rows,
+                        .cols = cols};
+  kernels::run_on(
+      device, [&](auto stream) { cuda::divergence(args, stream); },
+      [&] {
+        kernels::parallel_rows(
+            rows, cols, [&](int64_t begin, int64_t end) { table().divergence_backward(args, begin, end); }, kGrain);
+      });
+  return dx;
+}
+
 // ---- jsd of the softmax of logits, whose gradients take their place
 
 Tensor jsd_of_logits(const Tensor& logits, const Tensor& target, double beta, double temperature) {
@@ -209,6 +268,10 @@ constexpr std::array kOps{
     kernels::op<&tvd>("tvd(Tensor x, Tensor target, Tensor? labels, int ignore_index, bool by_element) -> Tensor"),
     kernels::op<&tvd_bwd>("tvd_bwd(Tensor dloss, Tensor x, Tensor target, Tensor? labels, int ignore_index, "
                           "bool by_element) -> Tensor"),
+    kernels::op<&tvd_fwd>("tvd_fwd(Tensor x, Tensor target, Tensor? labels, int ignore_index, bool by_element) -> "
+                          "(Tensor loss, Tensor signs)"),
+    kernels::op<&tvd_fwd_bwd>("tvd_fwd_bwd(Tensor dloss, Tensor signs, int cols, ScalarType dtype, bool by_element) -> "
+                              "Tensor"),
     kernels::op<&jsd_of_logits>("jsd_of_logits_(Tensor(a!) logits, Tensor target, float beta, float temperature) -> "
                                 "Tensor"),
 };

@@ -3,8 +3,8 @@
 import torch
 
 from . import _package, layers
-from ._package import ops
 from ._package import like as _like
+from ._package import ops
 
 
 def sparsemax(x, dim=-1):
@@ -52,7 +52,8 @@ def jsd(x, target, labels=None, ignore_index=-100, beta=0.5, reduction="batchmea
 def tvd(x, target, labels=None, ignore_index=-100, reduction="batchmean"):
     """The total variation distance of probabilities x [..., classes] from target. Else as kl_div."""
     x, target = _as_one_type(x, target)
-    losses = ops.tvd(x, target, labels, ignore_index, reduction == "none")
+    given = x, target, labels, ignore_index, reduction == "none"
+    losses = ops.tvd_fwd(*given)[0] if x.requires_grad and torch.is_grad_enabled() else ops.tvd(*given)
     return _reduced(losses, x, labels, ignore_index, reduction)
 
 
@@ -86,6 +87,23 @@ def _of_divergence(op, options):
     return backward, setup
 
 
+def _tvd_setup(ctx, inputs, output):
+    ctx.x, ctx.by_element = inputs[0].shape, inputs[-1]
+    ctx.dtype = inputs[0].dtype
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _tvd_backward(ctx, dloss, _):
+    dx = ops.tvd_fwd_bwd(dloss, *ctx.saved_tensors, ctx.x[-1], ctx.dtype, ctx.by_element)
+    return dx.view(ctx.x), None, None, None, None
+
+
+def _tvd_and_signs(x, by_element):
+    rows = x.numel() // x.shape[-1] if x.shape[-1] else 0
+    return _losses(x, by_element), x.new_empty((rows, (x.shape[-1] + 3) // 4), dtype=torch.uint8)
+
+
 _package.register(
     {
         "softmax": _like,
@@ -95,6 +113,8 @@ _package.register(
         "kl_div": lambda x, target, labels, ignore_index, log_target, eps, by_element: _losses(x, by_element),
         "jsd": lambda x, *_: _losses(x, False),
         "tvd": lambda x, target, labels, ignore_index, by_element: _losses(x, by_element),
+        "tvd_fwd": lambda x, target, labels, ignore_index, by_element: _tvd_and_signs(x, by_element),
+        "tvd_fwd_bwd": lambda dloss, signs, cols, dtype, by_element: signs.new_empty((signs.shape[0], cols), dtype=dtype),
         "jsd_of_logits_": lambda logits, *_: _losses(logits, False),
         **{f"{op}_bwd": lambda dloss, x, *_: _like(x) for op in ("kl_div", "jsd", "tvd")},
     },
@@ -104,6 +124,7 @@ _package.register(
         "kl_div": _of_divergence(ops.kl_div_bwd, 4),
         "jsd": _of_divergence(ops.jsd_bwd, 2),
         "tvd": _of_divergence(ops.tvd_bwd, 2),
+        "tvd_fwd": (_tvd_backward, _tvd_setup),
     },
 )
 
