@@ -54,7 +54,7 @@ def _model_forward(stock):
 def _layer_forward(stock):
     def forward(self, *args, **kwargs):
         seq_idx = kwargs.get("seq_idx")
-        return stock(self if seq_idx is None else _Handing(self, seq_idx), *args, **kwargs)
+        return stock(self if seq_idx is None else _handing(self, seq_idx), *args, **kwargs)
 
     return _with_signature(forward, stock)
 
@@ -90,7 +90,7 @@ def _with_documents(model, stock, given: dict):
     if past is None:
         given = _apart_in_attention(given, seq_idx, _names(stock))
         stock = _masking_by(stock, given.get("position_ids"))
-    return stock(_Handing(model, given["seq_idx"]), **given)
+    return stock(_handing(model, given["seq_idx"]), **given)
 
 
 def _masking_by(stock, position_ids):
@@ -144,6 +144,16 @@ def _apart_in_attention(given: dict, seq_idx: torch.Tensor, names: tuple) -> dic
     return given
 
 
+def _handing(module: nn.Module, seq_idx: torch.Tensor) -> "_Handing":
+    return _handing_class(type(module))(module, seq_idx)
+
+
+@functools.lru_cache(maxsize=None)
+def _handing_class(of: type) -> type:
+    """transformers asks type(self) for its forward."""
+    return type(of.__name__, (_Handing,), {"forward": of.forward})
+
+
 class _Handing:
     """A module as its own forward sees it, but that parts with mixers in them are called with seq_idx. The module itself,
     which other threads may be in, stays as it is."""
@@ -174,4 +184,4 @@ class _Handing:
         return self._of(self.__dict__["module"][index])
 
     def _of(self, value):
-        return _Handing(value, self.__dict__["seq_idx"]) if isinstance(value, nn.Module) and has_mixers(value) else value
+        return _handing(value, self.__dict__["seq_idx"]) if isinstance(value, nn.Module) and has_mixers(value) else value

@@ -29,7 +29,13 @@ FUNCTIONS = {  # their names in transformers, layers of the package, and their o
     "mamba2_selective_state_update": ("selective_state_update", _STATE),
     "mamba2_chunk_scan": ("mamba_chunk_scan_combined", ("ssd", "ssd_fwd", "ssd_bwd")),
 }
+WHOLE_STEPS = ("mamba_inner_fn", "mamba2_split_conv1d_scan_combined")  # transformers 5.24 raises in them for packed rows
 OF_ROWS = frozenset({"causal_conv1d_fn", "mamba_selective_scan", "mamba2_chunk_scan"})
+
+
+def _no_whole_step(*args, **kwargs):
+    """As transformers' own function says that there is no kernel for it."""
+    return None
 
 
 def _called(module) -> list:
@@ -110,6 +116,7 @@ def _seeing_ours(forward: Callable, names: tuple) -> Replacement:
         if not bounds:
             return made(self, *args, **kwargs)
         of_rows = {name: functools.partial(f, **bounds) if name in OF_ROWS else f for name, f in found.items()}
+        of_rows |= {name: _no_whole_step for name in WHOLE_STEPS if name in inside(forward).__globals__}
         return decorated(forward, seeing(inside(forward), of_rows))(self, *args, **kwargs)
 
     of_documents.takes_documents = True
