@@ -17,7 +17,7 @@ Mamba2Mixer::Mamba2Mixer(const MambaOptions& o)
       in_proj_(o.hidden_size, o.channels + conv_channels(o) + o.heads, o.bias),
       out_proj_(o.channels, o.hidden_size, o.bias, output_init(o.time_step, o.channels)),
       conv1d_(conv_channels(o), o.conv_width, o.conv_bias, o.time_step.is_special),
-      norm_(o.channels, o.gated_norm_eps) {
+      norm_(o.channels, o.channels / o.groups, o.gated_norm_eps) {
   own("dt_bias", dt_bias_, {o.heads}, inverse_softplus_of(o.time_step));
   own("A_log", A_log_, {o.heads}, log_of_counts());
   own("D", D_, {o.heads}, Init::constant(1));

@@ -9,14 +9,18 @@ namespace hotswap {
 
 class GatedRMSNorm : public Module {
  public:
-  GatedRMSNorm(int64_t dim, double eps) : eps_(eps) { own("weight", weight, {dim}, Init::constant(1)); }
-  // Of whole rows, behind the gate.
+  GatedRMSNorm(int64_t dim, int64_t group_size, double eps) : group_size_(group_size), eps_(eps) {
+    own("weight", weight, {dim}, Init::constant(1));
+  }
+  // Of each group of channels by itself, behind the gate. mamba-ssm trains and computes it so, and transformers since
+  // 5.24; before, transformers took the mean over all groups, which is another model where there are several.
   Tensor forward(const Tensor& x, const Tensor& gate) const {
-    return forward_(x, gate, weight, eps_, weight.size(0), /*norm_before_gate=*/false);
+    return forward_(x, gate, weight, eps_, group_size_, /*norm_before_gate=*/false);
   }
   Tensor weight;  // [dim]
 
  private:
+  int64_t group_size_;
   double eps_;
   Slot<GatedRmsNormForward> forward_{this, "MambaRMSNormGated", "gated_rms_norm/1", stock::gated_rms_norm};
 };

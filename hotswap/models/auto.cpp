@@ -1,8 +1,11 @@
 #include "hotswap/models/auto.h"
 
+#include <ATen/ops/equal.h>
+
 #include <algorithm>
 
 #include "hotswap/base/error.h"
+#include "hotswap/base/log.h"
 #include "hotswap/kernelize/package/device.h"
 #include "hotswap/models/attn_implementation.h"
 #include "hotswap/models/family.h"
@@ -57,6 +60,21 @@ void finish(CausalLM& model, const PretrainedOptions& options) {
   }
 }
 
+constexpr const char *kHead = "lm_head.weight", *kEmbedding = "model.embed_tokens.weight";
+
+// Does the checkpoint hold a head that is not the embedding? As transformers has it, tie_word_embeddings does not hold
+// then: files that were saved under a tied config from a model with a head of its own are many.
+bool has_head_of_its_own(const Checkpoint& checkpoint, at::ScalarType dtype) {
+  return checkpoint.has(kHead) && checkpoint.has(kEmbedding) &&
+         !at::equal(checkpoint.tensor(kHead, dtype), checkpoint.tensor(kEmbedding, dtype));
+}
+
+Json without_tied_embeddings(const Json& config) {
+  nlohmann::ordered_json untied = config.raw();
+  untied["tie_word_embeddings"] = false;
+  return Json::parse(untied.dump(), config.where());
+}
+
 GenerationConfig generation_config_of(const std::filesystem::path& folder, const ModelConfig& config) {
   const auto file = folder / "generation_config.json";
   GenerationConfig found;
@@ -98,7 +116,13 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
     load.dtype = is_gguf ? std::nullopt : config_dtype(config);
     if (!load.dtype) load.dtype = checkpoint->first_dtype();
   }
-  if (model->config().tie_word_embeddings) load.tied = {{"lm_head.weight", "model.embed_tokens.weight"}};
+  if (model->config().tie_word_embeddings && has_head_of_its_own(*checkpoint, *load.dtype)) {
+    log_warning(config.where(), " says tie_word_embeddings, and ", checkpoint->where(), " holds a ", kHead,
+                " other than its ", kEmbedding, ": they are not tied; say tie_word_embeddings = false in the config");
+    model = from_config(without_tied_embeddings(config));
+    model->set_attn_implementation(options.attn_implementation);
+  }
+  if (model->config().tie_word_embeddings) load.tied = {{kHead, kEmbedding}};
   model->requires_grad(true);
   load.packed = keeps_packed(options, is_gguf, load.device);
   load_into(*model, *checkpoint, load);

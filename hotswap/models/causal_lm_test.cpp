@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "hotswap/models/auto.h"
+#include "hotswap/models/formats/weights.h"
 #include "hotswap/models/test_files.h"
 
 namespace hotswap {
@@ -20,6 +21,7 @@ namespace {
 
 using test_support::expect_has;
 using test_support::message_of;
+using test_support::TempFolder;
 
 // Where a family can slide, some of its layers do.
 std::shared_ptr<CausalLM> tiny(const std::string& family) {
@@ -171,6 +173,41 @@ TEST_P(EveryFamily, WrongInputsAreToldInOurWords) {
 
 INSTANTIATE_TEST_SUITE_P(Models, EveryFamily, testing::ValuesIn(families()),
                          [](const auto& info) { return info.param->model_type; });
+
+// As transformers has it: a head in the file that is not the embedding counts, whatever tie_word_embeddings says; the
+// same numbers twice are one tensor.
+TEST(TiedEmbeddings, AHeadOfItsOwnInTheFileIsUsed) {
+  const at::NoGradGuard no_grad;
+  const TempFolder folder;
+  nlohmann::ordered_json config = tiny("llama")->config_json().raw();
+  config["tie_word_embeddings"] = true;
+  const auto tied = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
+  tied->init_weights(1);
+  tied->save_pretrained(folder.path());
+  const Tensor ids = at::randint(0, 40, {2, 5}, at::kLong);
+  const auto file = open_checkpoint(folder.path());
+  TensorMap tensors;
+  for (const std::string& name : file->names()) tensors.emplace_back(name, file->tensor(name).clone());
+  ASSERT_FALSE(file->has("lm_head.weight"));
+  const Tensor embedding = file->tensor("model.embed_tokens.weight");
+  const auto with_head = [&](const Tensor& head) {
+    TensorMap all = tensors;
+    all.emplace_back("lm_head.weight", head);
+    save_pretrained_weights(folder.path(), all);
+    return AutoModelForCausalLM::from_pretrained(folder.path());
+  };
+  const Tensor logits = (*tied)({.input_ids = ids}).logits;
+  const auto same = with_head(embedding.clone());
+  EXPECT_TRUE(same->config().tie_word_embeddings);
+  EXPECT_TRUE(at::equal((*same)({.input_ids = ids}).logits, logits));
+
+  const auto other = with_head(embedding * 2);
+  EXPECT_FALSE(other->config().tie_word_embeddings);
+  EXPECT_TRUE(at::equal((*other)({.input_ids = ids}).logits, logits * 2));
+  const TempFolder again;
+  other->save_pretrained(again.path());  // with its head, and a config that says so
+  EXPECT_TRUE(at::equal((*AutoModelForCausalLM::from_pretrained(again.path()))({.input_ids = ids}).logits, logits * 2));
+}
 
 }  // namespace
 }  // namespace hotswap

@@ -25,6 +25,28 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+def norm_by_groups():
+    """Mamba-2's norm as mamba-ssm and transformers from 5.24 on have it: each group of channels by itself."""
+    from transformers.models.mamba2 import modeling_mamba2
+
+    norm, mixer = modeling_mamba2.MambaRMSNormGated, modeling_mamba2.Mamba2Mixer
+    if "group_size" in inspect.signature(norm.__init__).parameters:
+        return
+    make = mixer.__init__
+
+    def made(self, config, *args, **kwargs):
+        make(self, config, *args, **kwargs)
+        self.norm.groups = config.n_groups
+
+    def forward(self, hidden_states, gate=None):
+        x = hidden_states.float() * torch.nn.functional.silu(gate.float())
+        grouped = x.unflatten(-1, (self.groups, -1))
+        x = grouped * torch.rsqrt(grouped.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * x.flatten(-2).to(hidden_states.dtype)
+
+    mixer.__init__, norm.forward = made, forward
+
+
 def randomise(model):
     for name, p in model.named_parameters():
         if p.dim() == 1:
@@ -93,6 +115,7 @@ def main():
     root, seed = sys.argv[1], int(sys.argv[2])
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    norm_by_groups()
     torch.manual_seed(seed)
     torch.set_num_threads(2)
     with open(os.path.join(root, "cases.json")) as f:

@@ -51,10 +51,10 @@ class GgufFile::Reader {
   uint64_t at() const { return at_; }
   uint64_t left() const { return bytes_.size() - at_; }
 
-  [[noreturn]] void refuse(std::string wanted, std::string got) const {
-    throw Error({.wanted = cat(wanted, " in ", file_.string()),
-                 .got = std::move(got),
-                 .next = "fetch the file again; it is damaged or no GGUF of version 2 or 3"});
+  [[noreturn]] void refuse(
+      std::string wanted, std::string got,
+      const char* next = "fetch the file again; it is damaged or no GGUF of version 2 or 3") const {
+    throw Error({.wanted = cat(wanted, " in ", file_.string()), .got = std::move(got), .next = next});
   }
 
   template <typename T>
@@ -210,7 +210,12 @@ GgufTensor GgufFile::read_tensor(Reader& in, const std::string& name) {
   }
   const auto type = in.number<uint32_t>("a tensor type");
   tensor.type = find_gguf_type(type);
-  if (tensor.type == nullptr) in.refuse(cat("a known type of tensor '", name, "'"), cat("type ", type));
+  if (tensor.type == nullptr) {
+    in.refuse(
+        cat("a type of ggml's for tensor '", name, "'"), cat("type ", type),
+        "convert the file to Q8_0, Q4_0 or Q4_1 if its type is newer than this program; else fetch it again: it is "
+        "damaged");
+  }
   if (tensor.shape.back() % tensor.type->block != 0) {
     in.refuse(cat("rows of tensor '", name, "' in whole blocks of ", tensor.type->block, " (", tensor.type->name, ")"),
               cat("rows of ", tensor.shape.back()));

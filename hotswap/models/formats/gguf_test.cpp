@@ -121,6 +121,33 @@ std::vector<BadFile> bad_files() {
   };
 }
 
+// Every number of gguf 0.19.0's GGMLQuantizationType, and of the types that ggml dropped while files had them: read by
+// name and size, and a tensor of a type that is not implemented is refused by that name.
+TEST(Gguf, NamesEveryTypeOfGgml) {
+  const TempFolder folder;
+  const std::map<uint32_t, std::string> names = {
+      {0, "F32"},         {1, "F16"},       {2, "Q4_0"},     {3, "Q4_1"},    {6, "Q5_0"},        {7, "Q5_1"},
+      {8, "Q8_0"},        {9, "Q8_1"},      {10, "Q2_K"},    {11, "Q3_K"},   {12, "Q4_K"},       {13, "Q5_K"},
+      {14, "Q6_K"},       {15, "Q8_K"},     {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"},    {19, "IQ1_S"},
+      {20, "IQ4_NL"},     {21, "IQ3_S"},    {22, "IQ2_S"},   {23, "IQ4_XS"}, {24, "I8"},         {25, "I16"},
+      {26, "I32"},        {27, "I64"},      {28, "F64"},     {29, "IQ1_M"},  {30, "BF16"},       {31, "Q4_0_4_4"},
+      {32, "Q4_0_4_8"},   {33, "Q4_0_8_8"}, {34, "TQ1_0"},   {35, "TQ2_0"},  {36, "IQ4_NL_4_4"}, {37, "IQ4_NL_4_8"},
+      {38, "IQ4_NL_8_8"}, {39, "MXFP4"},    {40, "NVFP4"},   {41, "Q1_0"}};
+  for (uint32_t id = 0; id < 64; ++id) {
+    const GgufType* type = find_gguf_type(id);
+    ASSERT_EQ(type != nullptr, names.contains(id)) << id;
+    if (type == nullptr) continue;
+    EXPECT_EQ(type->name, names.at(id));
+    Gguf g = Gguf().str("general.architecture", "llama");
+    g.tensor("b", {uint64_t(type->block)}, id, std::string(type->block_size, '\0'));
+    put_file(folder / "typed.gguf", g.bytes());
+    const GgufFile file(folder / "typed.gguf");
+    const std::string message = message_of([&] { file.tensor("b", at::kFloat); });
+    EXPECT_EQ(message, can_dequantise(*type) ? "no error" : message);
+    if (!can_dequantise(*type)) EXPECT_NE(message.find(cat("type ", type->name)), std::string::npos) << message;
+  }
+}
+
 TEST(Gguf, RefusesBadFiles) {
   const TempFolder folder;
   for (const BadFile& bad : bad_files()) {

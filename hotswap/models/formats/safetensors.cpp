@@ -15,7 +15,7 @@ namespace {
 using Node = nlohmann::json;  // keys in a std::map: base's Json keeps order and pays for it with linear look-ups
 
 constexpr uint64_t kMaxHeader = 100'000'000;  // as the reference library has it
-constexpr int kMaxDepth = 16;
+constexpr int kMaxDepth = 126;                // below the outermost object; likewise
 
 [[noreturn]] void refuse(std::string wanted, const std::filesystem::path& file, std::string got) {
   throw Error({.wanted = cat(wanted, " in ", file.string()),
@@ -63,9 +63,9 @@ uint64_t byte_size(const SafetensorsEntry& entry, uint64_t element, const std::s
   return empty ? 0 : size;
 }
 
+// Other keys of an entry are left alone, as the reference library leaves them.
 SafetensorsEntry parse_entry(const std::string& name, const Node& node, const std::filesystem::path& file) {
-  if (!node.is_object() || node.size() != 3 || !node.contains("dtype") || !node.contains("shape") ||
-      !node.contains("data_offsets")) {
+  if (!node.is_object() || !node.contains("dtype") || !node.contains("shape") || !node.contains("data_offsets")) {
     refuse(cat("an object with dtype, shape and data_offsets for tensor '", name, "'"), file,
            node.dump(-1, ' ', false, Node::error_handler_t::replace).substr(0, 80));
   }
@@ -119,7 +119,8 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& file) : map_(std::
 }
 
 void SafetensorsFile::parse_header(std::string_view header) {
-  if (header.empty() || header.front() != '{') refuse("a header that begins with '{'", path(), "something else");
+  const size_t first = header.find_first_not_of(" \t\n\r");
+  if (first == header.npos || header[first] != '{') refuse("a header that begins with '{'", path(), "something else");
   const Node root = parse_json(header, path());
   for (const auto& [name, node] : root.items()) {
     if (name != "__metadata__") {
@@ -127,6 +128,7 @@ void SafetensorsFile::parse_header(std::string_view header) {
       names_.push_back(name);
       continue;
     }
+    if (node.is_null()) continue;  // none, as the reference library takes it
     if (!node.is_object()) refuse("__metadata__ as an object of strings", path(), node.dump().substr(0, 80));
     for (const auto& [key, value] : node.items()) {
       if (!value.is_string()) {

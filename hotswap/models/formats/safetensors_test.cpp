@@ -25,6 +25,12 @@ struct BadFile {
   const char* says;  // part of the message
 };
 
+std::string nested(int depth) { return std::string(depth, '[') + std::string(depth, ']'); }
+
+std::string with_unknown_key(const std::string& value) {
+  return R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"more":)" + value + "}}";
+}
+
 std::vector<BadFile> bad_files() {
   const std::string good = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
   std::string deep = R"({"__metadata__":)";
@@ -37,7 +43,7 @@ std::vector<BadFile> bad_files() {
       {"header_length_above_the_cap", test_support::little_endian<uint64_t>(100'000'001) + "{}", "at most 100000000"},
       {"no_header", bytes_of("", 8), "begins with '{'"},
       {"header_is_a_list", bytes_of("[1,2]", 0), "begins with '{'"},
-      {"header_begins_with_space", bytes_of(" {}", 0), "begins with '{'"},
+      {"header_begins_with_a_byte_order_mark", bytes_of("\xef\xbb\xbf{}", 0), "begins with '{'"},
       {"not_json", bytes_of(R"({"a":)", 0), "valid JSON"},
       {"bad_utf8", bytes_of("{\"\xff\xfe\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8),
        "valid JSON"},
@@ -91,11 +97,14 @@ std::vector<BadFile> bad_files() {
       {"unknown_dtype", bytes_of(R"({"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", 8), "dtype 'F33'"},
       {"dtype_is_a_number", bytes_of(R"({"a":{"dtype":32,"shape":[2],"data_offsets":[0,8]}})", 8), "a dtype name"},
       {"missing_key", bytes_of(R"({"a":{"dtype":"F32","shape":[2]}})", 8), "dtype, shape and data_offsets"},
-      {"unknown_key", bytes_of(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1}})", 8),
+      {"a_wrong_key", bytes_of(R"({"a":{"dtype":"F32","shape":[2],"offsets":[0,8]}})", 8),
        "dtype, shape and data_offsets"},
+      {"nested_too_deep", bytes_of(with_unknown_key(nested(126)), 8), "nested"},
       {"entry_is_a_string", bytes_of(R"({"a":"F32"})", 8), "dtype, shape and data_offsets"},
       {"metadata_of_numbers", bytes_of(R"({"__metadata__":{"n":1}})", 0), "__metadata__.n"},
+      {"metadata_of_null", bytes_of(R"({"__metadata__":{"n":null}})", 0), "__metadata__.n"},
       {"metadata_is_a_list", bytes_of(R"({"__metadata__":[]})", 0), "__metadata__ as an object"},
+      {"metadata_is_text", bytes_of(R"({"__metadata__":"text"})", 0), "__metadata__ as an object"},
   };
 }
 
@@ -106,6 +115,21 @@ TEST(Safetensors, RefusesBadFiles) {
     const std::string message = message_of([&] { SafetensorsFile file(folder / "bad.safetensors"); });
     EXPECT_NE(message.find(bad.says), std::string::npos) << bad.name << ": " << message;
     EXPECT_NE(message.find("bad.safetensors"), std::string::npos) << bad.name << ": " << message;
+  }
+}
+
+// As safetensors 0.8.0 for Python reads them: the metadata is none, keys that an entry does not need are left alone.
+TEST(Safetensors, ReadsWhatTheReferenceLibraryReads) {
+  const TempFolder folder;
+  const std::string entry = R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
+  for (const std::string& header :
+       {R"({"__metadata__":null,)" + entry + "}", R"({"__metadata__":{},)" + entry + "}", with_unknown_key("1"),
+        with_unknown_key(R"({"of":["any",{"kind":null}]})"), with_unknown_key("99999999999999999999999"),
+        with_unknown_key(nested(125)), " \n{" + entry + "}", "{" + entry + "} \t"}) {
+    put_file(folder / "good.safetensors", bytes_of(header, 8));
+    const SafetensorsFile file(folder / "good.safetensors");
+    EXPECT_TRUE(at::equal(file.tensor("a"), at::zeros({2}))) << header;
+    EXPECT_TRUE(file.metadata().empty()) << header;
   }
 }
 
