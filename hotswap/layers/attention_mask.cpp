@@ -56,12 +56,15 @@ Tensor key_padding(const SequenceInfo& s, int64_t kv_time) {
   return s.padding.narrow(1, s.positions.defined() ? 0 : s.padding.size(1) - kv_time, kv_time);
 }
 
+// How many of a row's first keys are padding. padding: [batch, time] -> [batch, 1] int64
+Tensor padding_before(const Tensor& padding) { return at::eq(at::cumsum(padding, 1), 0).sum(1, /*keepdim=*/true); }
+
 // Chunks are counted from a row's first real token, as transformers does, and from the beginning of a packed sequence.
 Groups chunks(const SequenceInfo& s, int64_t time, const Tensor& k, int64_t chunk) {
   if (s.cu_seqlens.defined())
     return groups_of(at::div(packed_places(s.cu_seqlens, k.size(1)), chunk, "floor").unsqueeze(0), s, time);
-  const Tensor places = s.padding.defined() ? at::sub(at::cumsum(key_padding(s, k.size(1)), 1), 1).clamp_min(0)
-                                            : range(0, k.size(1), k.device()).unsqueeze(0);
+  Tensor places = range(0, k.size(1), k.device()).unsqueeze(0);
+  if (s.padding.defined()) places = at::sub(places, padding_before(key_padding(s, k.size(1)))).clamp_min(0);
   return groups_of(at::div(places, chunk, "floor"), s, time);
 }
 

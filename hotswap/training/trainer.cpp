@@ -40,6 +40,10 @@ int64_t label_count(const TrainingBatch& batch) {
   return batch.labels.narrow(1, 1, batch.labels.size(1) - 1).ne(-100).sum().item<int64_t>();
 }
 
+bool has_labels(const std::vector<TrainingBatch>& batches) {
+  return std::any_of(batches.begin(), batches.end(), [](const TrainingBatch& batch) { return label_count(batch) > 0; });
+}
+
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
@@ -131,9 +135,12 @@ TrainOutput Trainer::train() {
     const auto batches = next_batches(sampler);
     TrainingStep done{.step = step, .loss = forward_backward(batches)};
     if (!std::isfinite(done.loss)) {
-      throw Error({.wanted = cat("a finite loss at step ", step),
-                   .got = cat(done.loss),
-                   .next = "lower the learning rate, or look for examples without any label"});
+      if (has_labels(batches)) {
+        throw Error({.wanted = cat("a finite loss at step ", step),
+                     .got = cat(done.loss),
+                     .next = "lower the learning rate, or look for broken weights"});
+      }
+      done.loss = 0;  // a mean over no label: its gradients are 0
     }
     done.learning_rate = arguments_.learning_rate * schedule_factor(schedule, step, arguments_.warmup_steps, updates);
     done.grad_norm = gradient_norm(optimizer.parameters());
@@ -163,6 +170,7 @@ double Trainer::evaluate() {
   while (!sampler.at_epoch_end()) {
     const TrainingBatch batch = parts_.eval_dataset->batch(sampler.next(arguments_.per_device_eval_batch_size));
     const int64_t count = label_count(batch);
+    if (count == 0) continue;  // its mean is over nothing
     const Tensor ids = batch.input_ids.to(model_->device());
     const auto out = (*model_)({.input_ids = ids, .labels = batch.labels.to(model_->device()), .need_logits = false});
     sum += out.loss.item<double>() * static_cast<double>(count);

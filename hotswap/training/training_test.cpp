@@ -1,6 +1,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
@@ -197,6 +199,30 @@ TEST(Trainer, AccumulationIsOneLargerBatch) {
     EXPECT_EQ(parts[i].num_input_tokens, 6 * 8);
     EXPECT_NEAR(parts[i].loss, whole[i].loss, 1e-5) << i;
     EXPECT_NEAR(parts[i].grad_norm, whole[i].grad_norm, 1e-4) << i;
+  }
+}
+
+struct NoLabels final : Dataset {
+  int64_t size() const override { return 8; }
+  TrainingBatch batch(const std::vector<int64_t>& examples) const override {
+    const Tensor ids = at::ones({static_cast<int64_t>(examples.size()), 8}, at::kLong);
+    return {ids, at::full_like(ids, -100)};
+  }
+};
+
+// Padding alone, a cut prompt: nothing to learn, and nothing is unlearned.
+TEST(Trainer, AnUpdateWithoutLabelsChangesNothing) {
+  for (const int64_t accumulation : {1, 3}) {
+    const auto model = tiny_model();
+    std::vector<Tensor> before;
+    for (const Tensor& p : model->parameters()) before.push_back(p.detach().clone());
+    Trainer trainer(model, {.gradient_accumulation_steps = accumulation, .max_steps = 2, .weight_decay = 0},
+                    std::make_shared<NoLabels>());
+    for (const TrainingStep& step : trainer.train().steps) {
+      EXPECT_EQ(step.loss, 0);
+      EXPECT_EQ(step.grad_norm, 0);
+    }
+    for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(at::equal(model->parameters()[i], before[i])) << i;
   }
 }
 

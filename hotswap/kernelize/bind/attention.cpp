@@ -11,6 +11,9 @@
 #include "hotswap/layers/attention.h"
 
 #include <ATen/Context.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/bitwise_and.h>
+#include <ATen/ops/eq.h>
 #include <ATen/ops/index_copy.h>
 #include <ATen/ops/zeros.h>
 
@@ -119,6 +122,19 @@ Tensor run(const AttentionCall& call, const Tensor& q, const Tensor& k, const Te
 // [batch, time, heads, head_dim] -> the real tokens, one behind the other
 Tensor real_rows(const Tensor& x, const RealTokens& tokens) { return x.flatten(0, 1).index_select(0, tokens.index); }
 
+// Whether it matters where in its row a token is: without its padding a row is as long as its real tokens.
+bool counts_positions(const AttentionOptions& o, int64_t kv_time) {
+  const int64_t window = std::max(o.window_left, o.window_right);
+  return (window >= 0 && window < kv_time - 1) || (o.chunk > 0 && o.chunk < kv_time) || o.alibi_slopes.defined();
+}
+
+// Whether padding lies between a row's real tokens; waits for the device. padding: [batch, tokens]
+bool has_holes(const Tensor& padding) {
+  const int64_t rest = padding.size(1) - 1;
+  const Tensor begins = at::bitwise_and(padding.narrow(1, 1, rest), at::eq(padding.narrow(1, 0, rest), 0));
+  return at::add(begins.sum(1), padding.select(1, 0)).max().item<int64_t>() > 1;  // runs of real tokens
+}
+
 Tensor attend_padded(AttentionCall call, const Tensor& q, const Tensor& k, const Tensor& v,
                      const AttentionMetadata& metadata) {
   const RealTokens &queries = metadata.real_tokens(q.size(1)), &keys = metadata.real_tokens(k.size(1));
@@ -169,7 +185,10 @@ Tensor attend(const AttentionOps* ops, const Tensor& q, const Tensor& k, const T
   AttentionCall call{ops, o, std::nullopt};
   const SequenceInfo& s = metadata.sequence();
   if (s.positions.defined()) return attend_fixed(call, q, k, v, metadata);
-  if (s.padding.defined()) return attend_padded(std::move(call), q, k, v, metadata);
+  if (s.padding.defined()) {
+    if (counts_positions(o, k.size(1)) && has_holes(s.padding)) return stock::eager(q, k, v, o, metadata);
+    return attend_padded(std::move(call), q, k, v, metadata);
+  }
   if (!s.cu_seqlens.defined()) return run(call, q, k, v);
   const Tensor cu = s.cu_seqlens.to(at::kInt);
   call.rows = Rows{cu, cu, s.max_seqlen, s.max_seqlen};

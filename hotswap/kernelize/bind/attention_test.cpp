@@ -192,6 +192,20 @@ TEST_F(BoundAttention, FixedKeysWithPadding) {
   expect_has(message_of([&] { gap.padded_rows(1, 9); }), {"padding at the beginning", "zeros behind ones"});
 }
 
+// A window counts positions: three hidden tokens in the middle of a row are none of them fewer.
+TEST_F(BoundAttention, WindowsOverPaddingInTheMiddleCountPositions) {
+  const Tensor padding = at::tensor({1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1}).to(at::kBool).view({2, 9});
+  const Tensor x = random({2, 9, 12}), counts = padding.unsqueeze(2);
+  for (const int64_t window : {0, 3}) {
+    const auto attention = layer(with([&](auto& o) { o.sliding_window = window; }));
+    const Tensor want = attention->forward(x, context({.padding = padding})) * counts;
+    bind_bundled(*attention);
+    const ForwardContext given = context({.padding = padding});
+    EXPECT_LE(difference(attention->forward(x, given) * counts, want), 2e-5) << window;
+    EXPECT_EQ(given.attention.masks(), window > 0 ? 1U : 0U);  // of the formula alone
+  }
+}
+
 // Descriptions alone reach a kernel, and what they are made into is made once: the same tensors for every layer.
 TEST_F(BoundAttention, NoMaskIsMadeAndPaddingIsCountedOnce) {
   const auto one = layer(kPlain), two = layer(with([](auto&o) { o.sliding_window = 3; }));

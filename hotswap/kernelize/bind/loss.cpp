@@ -2,6 +2,7 @@
 #include "hotswap/layers/loss.h"
 
 #include <ATen/ScalarOps.h>
+#include <ATen/ops/any.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty_like.h>
@@ -10,6 +11,7 @@
 #include <ATen/ops/ne.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/where.h>
 
 #include "hotswap/kernelize/bind/bind_impl.h"
 #include "hotswap/kernelize/bind/example.h"
@@ -93,6 +95,12 @@ Tensor with_weights(const Tensor& target, const CrossEntropyOptions& options, co
   return forward(scaled);
 }
 
+// dloss, or 0 where no target counts: those gradients are 0, and dloss is infinite where a sum over none of them was
+// divided by their number.
+Tensor of_targets(const Tensor& dloss, const Tensor& target, int64_t ignore_index) {
+  return at::where(at::any(at::ne(target, ignore_index)), dloss, 0.0);
+}
+
 // The forward op has made the gradients for dloss = 1. The product is rounded once: dloss itself in sixteen bits would
 // be wrong by the same share for every number, or infinite where a loss scaler's is meant. So the factor is a plain
 // number on the CPU, and on a GPU, which reading it would make wait, a tensor of one dimension, which takes part in
@@ -118,7 +126,7 @@ struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
     if (options.reduction == "none") {
       ctx->save_for_backward({hidden, weight, bias.value_or(Tensor()), target, lse});
     } else {
-      ctx->save_for_backward({dhidden, dweight, bias ? dbias : Tensor()});
+      ctx->save_for_backward({dhidden, dweight, bias ? dbias : Tensor(), target});
     }
     return loss;
   }
@@ -127,7 +135,8 @@ struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
     check_backward(call.ops->layer);
     const auto saved = ctx->get_saved_variables();
     if (call.options.reduction != "none") {
-      return {{}, scaled(saved[0], dloss[0]), scaled(saved[1], dloss[0]), scaled(saved[2], dloss[0]), {}, {}};
+      const Tensor factor = of_targets(dloss[0], saved[3], call.options.ignore_index);
+      return {{}, scaled(saved[0], factor), scaled(saved[1], factor), scaled(saved[2], factor), {}, {}};
     }
     const OptTensor bias = call.has_bias ? OptTensor(saved[2]) : std::nullopt;
     auto [dhidden, dweight, dbias] =
