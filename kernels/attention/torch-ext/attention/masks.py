@@ -1,8 +1,9 @@
 """What the tokens of a forward see, described once for all its layers instead of made as a tensor.
 
-On a GPU nothing here waits for the device, so a forward can run ahead of it and be captured in a CUDA graph: shapes follow from
-shapes alone. The one exception are packed rows: their number decides shapes, and transformers has just waited for the same
-tensor to learn that they are packed. While a graph is captured or traced, packed rows are a mask that is a tensor.
+On a GPU a mask of padding is described without waiting for the device, so that a forward can run ahead of it and be captured in a
+CUDA graph: shapes follow from shapes alone. Two kinds are looked at: packed rows, whose number decides shapes (transformers has just
+waited for the same tensor to learn that they are packed), and padding under a window or chunks, which may have holes. While a graph
+is captured or traced nobody can look, and these two are masks that are tensors.
 """
 
 from typing import NamedTuple, Optional
