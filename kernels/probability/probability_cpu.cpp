@@ -271,8 +271,11 @@ static void rows_of_signs(const Divergence& a, int64_t begin, int64_t end) {
     const uint8_t* signs = a.signs + r * ((a.cols + 3) / 4);
     const float* dloss = a.dloss + (a.by_element ? r * a.cols : r);
     T* dx = row_of<T>(a.dx, r, a.cols);
-    for (int64_t c = 0; c < a.cols; ++c)
-      dx[c] = from_float<T>(kSlope[signs[c / 4] >> 2 * (c % 4) & 3] * dloss[a.by_element ? c : 0]);
+    for (int64_t c = 0; c < a.cols; ++c) {
+      const float slope = kSlope[signs[c / 4] >> 2 * (c % 4) & 3];
+      // 0 also times infinity: an ignored row has no gradient
+      dx[c] = from_float<T>(slope == 0.f ? 0.f : slope * dloss[a.by_element ? c : 0]);
+    }
   }
 }
 
