@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 #include "hotswap/base/error.h"
 #include "hotswap/generation/decode_step.h"
@@ -136,6 +137,14 @@ std::unique_ptr<Cache> make_cache(const CausalLM& model, const GenerationConfig&
   return model.make_cache({.implementation = implementation, .max_cache_len = room});
 }
 
+// The length of text from which on a model computes all of it again, because the frequencies of its rotary embedding
+// change there and the keys in the cache were turned by the old ones. 0: never.
+int64_t restart_length(const CausalLM& model, int64_t prompt) {
+  const RopeParameters& rope = model.config().rope_parameters;
+  const bool restarts = model.config().model_type == "phi3" && rope.type == "longrope";  // as transformers
+  return restarts && prompt <= rope.original_max_position_embeddings ? rope.original_max_position_embeddings + 1 : 0;
+}
+
 }  // namespace
 
 double GenerateResult::prefill_tokens_per_second() const {
@@ -167,41 +176,52 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
   const c10::DeviceGuard current(device);  // streams, graphs and events of the loop are those of the model's GPU
   Tensor ids = a.input_ids.to(device);
   const int64_t batch = ids.size(0);
-  Tensor mask = left_padding(a);  // [batch, time so far], or undefined
-  Tensor positions;               // of the tokens of one forward where rows are padded
-  if (mask.defined()) {
-    mask = mask.to(device);
-    positions = (at::cumsum(mask, 1) - 1).clamp_min(0);
-  }
+  const Tensor prompt_mask = left_padding(a);  // [batch, prompt], or undefined
   Sampler sampler(config, device, [&](const Tensor& scores, const Choice& to) { return model.largest(scores, to); });
-  const auto stops = stop_strings(a, config, mask);
+  const auto stops = stop_strings(a, config, prompt_mask);
   Rows rows(batch, config, stops.get());
-  const auto cache = make_cache(model, config, ids.size(1));
-  if (mask.defined() && cache->capacity() > 0) {  // of a fixed size too: the tokens to come are none of padding
-    mask = at::constant_pad_nd(mask, {0, cache->capacity() - mask.size(1)}, true);
-  }
-
-  GenerateResult result{.prompt_tokens = mask.defined() ? mask.sum().item<int64_t>() : ids.numel()};
-  const Tensor logits = model({.input_ids = ids,
-                               .attention_mask = mask,
-                               .position_ids = positions,
-                               .cache = cache.get(),
-                               .logits_to_keep = 1})
-                            .logits.select(1, 0);  // [batch, vocab]
-  DecodeStep step(model, *cache, sampler, {.mask = mask, .positions = positions, .prompt = ids});
-  if (cache->capacity() > 0 && captures(model, config)) step.capture(most);
-  Tensor next = step.begin(logits);  // [batch]
+  GenerateResult result{.prompt_tokens = prompt_mask.defined() ? prompt_mask.sum().item<int64_t>() : ids.numel()};
+  std::unique_ptr<Cache> cache;
+  std::optional<DecodeStep> step;
+  // The first token behind `text`, [batch, time]; `count`: how many are to come. Steps go on from there.
+  const auto begin = [&](const Tensor& text, int64_t count) {
+    GenerationConfig rest = config;
+    rest.max_new_tokens = count;
+    step.reset();
+    cache = make_cache(model, rest, text.size(1));
+    Tensor mask, positions;  // [batch, time so far]; of the tokens of one forward where rows are padded
+    if (prompt_mask.defined()) {
+      mask = at::constant_pad_nd(prompt_mask.to(device), {0, text.size(1) - ids.size(1)}, true);
+      positions = (at::cumsum(mask, 1) - 1).clamp_min(0);
+      if (cache->capacity() > 0) {  // of a fixed size too: the tokens to come are none of padding
+        mask = at::constant_pad_nd(mask, {0, cache->capacity() - mask.size(1)}, true);
+      }
+    }
+    const Tensor logits = model({.input_ids = text,
+                                 .attention_mask = mask,
+                                 .position_ids = positions,
+                                 .cache = cache.get(),
+                                 .logits_to_keep = 1})
+                              .logits.select(1, 0);  // [batch, vocab]
+    step.emplace(model, *cache, sampler, DecodeInput{.mask = mask, .positions = positions, .prompt = text});
+    if (cache->capacity() > 0 && captures(model, rest)) step->capture(count);
+    return step->begin(logits);  // [batch]
+  };
+  std::vector<int64_t> all;  // [steps, batch]
+  const auto said = [&] { return at::from_blob(all.data(), {result.steps, batch}, at::kLong).t().to(device); };
+  Tensor next = begin(ids, most);
   TokenReader reader(device, batch);
   reader.push(next);
+  const int64_t restart = restart_length(model, ids.size(1));
+  int64_t until = restart > 0 ? std::min(most, restart - ids.size(1)) : most;  // tokens before it begins again
   // A captured step is on its way before the tokens of the one before it are looked at: the device never waits for the
   // host, and after the last token that is wanted it has made one more, which nobody sees.
-  const int64_t ahead = step.captures() ? 1 : 0;
-  std::vector<int64_t> all;  // [steps, batch]
+  const int64_t ahead = step->captures() ? 1 : 0;
   int64_t asked = 1;
   const auto ask_until = [&](int64_t wanted) {
-    for (; asked < std::min(wanted, most); ++asked) {
-      next = step(next);
-      reader.push(next, step.here());
+    for (; asked < std::min(wanted, until); ++asked) {
+      next = (*step)(next);
+      reader.push(next, step->here());
     }
   };
   for (;;) {
@@ -212,13 +232,18 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
     if (++result.steps == 1) result.prefill_ms = ms_since(start);
     const bool go_on = !a.on_tokens || a.on_tokens(tokens);
     if (!go_on || !rows.any() || result.steps == most) break;
+    if (result.steps == until) {
+      until = most;
+      next = begin(at::cat({ids, said()}, 1), most - result.steps);
+      reader.push(next);
+      ++asked;
+    }
   }
-  result.captured = step.captured();
-  if (!result.captured) result.why_not_captured = step.why_not_captured();
+  result.captured = step->captured();
+  if (!result.captured) result.why_not_captured = step->why_not_captured();
   {
     const c10::InferenceMode off(false);  // the caller may train on the ids
-    const Tensor said = at::from_blob(all.data(), {result.steps, batch}, at::kLong).t();
-    result.ids = at::cat({ids, said.to(device)}, 1);
+    result.ids = at::cat({ids, said()}, 1);
   }
   result.new_ids = std::move(rows.new_ids);
   result.decode_ms = ms_since(start) - result.prefill_ms;

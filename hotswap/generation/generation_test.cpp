@@ -45,6 +45,42 @@ TEST(Generate, CachedStepsEqualWholeForwards) {
   EXPECT_TRUE(at::equal(logits.argmax(-1).narrow(1, 2, 10), ids.narrow(1, 3, 10)));
 }
 
+// From its original length on all of a text turns by the long factors, the keys in the cache too.
+TEST(Generate, LongropeAcrossItsOriginalLengthEqualsWholeForwards) {
+  const nlohmann::ordered_json rope = {{"rope_type", "longrope"},
+                                       {"rope_theta", 1e4},
+                                       {"short_factor", {1.0, 1.1, 1.2}},
+                                       {"long_factor", {2.0, 3.0, 9.0}}};
+  const nlohmann::ordered_json config = {{"model_type", "phi3"},
+                                         {"vocab_size", 50},
+                                         {"hidden_size", 24},
+                                         {"num_hidden_layers", 2},
+                                         {"num_attention_heads", 4},
+                                         {"num_key_value_heads", 2},
+                                         {"intermediate_size", 40},
+                                         {"rms_norm_eps", 1e-5},
+                                         {"max_position_embeddings", 32},
+                                         {"initializer_range", 0.5},
+                                         {"rope_parameters", rope},
+                                         {"pad_token_id", 0},
+                                         {"original_max_position_embeddings", 8}};
+  const auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
+  model->init_weights(3);
+  model->eval();
+  for (const char* cache : {"dynamic", "static"}) {
+    for (const int64_t length : {3, 7, 8, 9}) {
+      const Tensor prompt = at::arange(5, 5 + length, at::kLong).unsqueeze(0);
+      Tensor ids = prompt;
+      for (int i = 0; i < 12; ++i) {
+        const Tensor last = (*model)({.input_ids = ids}).logits.select(1, -1);
+        ids = at::cat({ids, last.argmax(-1, true)}, 1);
+      }
+      const Tensor got = model->generate(prompt, {.max_new_tokens = 12, .cache_implementation = cache});
+      EXPECT_TRUE(at::equal(got, ids)) << cache << " behind " << length;
+    }
+  }
+}
+
 TEST(Generate, GeneratedIdsCanBeTrainedOn) {
   const auto model = tiny();
   const Tensor ids = model->generate(row({7, 8, 9}), {.max_new_tokens = 4});
