@@ -143,6 +143,23 @@ def test_no_row_counts(package):
     assert loss == 0 and not torch.autograd.grad(loss, x)[0].any()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cols", [1, 7, 24, 41])
+def test_tvd_by_signs(ops, dtype, cols):
+    """What training on a GPU keeps gives the bits of the ops that read both rows."""
+    x, target = torch.rand(6, cols).to(dtype), torch.rand(6, cols).to(dtype)
+    target[0] = x[0]
+    labels = torch.tensor([0, 1, 2, 1, 0, 2])
+    for by_element, dloss in ((False, torch.rand(6)), (True, torch.rand(6, cols))):
+        options = labels, 1, by_element
+        loss, signs = ops.tvd_fwd(x, target, *options)
+        assert torch.equal(loss, ops.tvd(x, target, *options))
+        counts = dloss * (labels != 1).view(6, *[1] * (dloss.dim() - 1))
+        assert torch.equal(ops.tvd_fwd_bwd(counts, signs, cols, dtype, by_element), ops.tvd_bwd(counts, x, target, *options))
+    with pytest.raises(RuntimeError, match="wanted signs"):
+        ops.tvd_fwd_bwd(dloss, signs, cols + 8, dtype, True)
+
+
 def test_opcheck(ops):
     x, y = torch.randn(4, 24, requires_grad=True), torch.rand(4, 24)
     labels, row = torch.arange(4), torch.rand(4)
