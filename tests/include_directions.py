@@ -1,9 +1,10 @@
 """Who may include whom. Prints every include that points the wrong way and exits 1 when there is one.
 
-Rooms:    base <- hub <- kernelize; layers <- kernelize <- models <- {generation, training} <- cli; tokenizers on base.
+Rooms:    base <- hub <- kernelize; layers <- kernelize <- models <- {generation, training} <- cli; chat <- models;
+          tokenizers on base, chat on tokenizers.
           The folders inside a room have an order too. No file includes itself by way of others; no file is too long.
 Packages: kernels/ and hotswap/ know nothing of each other, nor does one package of another; common/ is everybody's.
-torch:    none in base, hub, tokenizers and in kernels' own files; packages' torch-ext sees the stable ABI only; host
+torch:    none in base, hub, tokenizers, chat and in kernels' own files; packages' torch-ext sees the stable ABI only; host
           headers see one torch header, and torch's costliest ones appear in a few sources (specs: 9 s a file).
 """
 
@@ -17,13 +18,15 @@ HUB = BASE | {"hub"}
 LAYERS = BASE | {"layers"}
 KERNELIZE = HUB | LAYERS | {"kernelize"}
 TOKENIZERS = BASE | {"tokenizers"}
-MODELS = KERNELIZE | TOKENIZERS | {"models"}
+CHAT = TOKENIZERS | {"chat"}
+MODELS = KERNELIZE | CHAT | {"models"}
 ROOMS = {
     "base": BASE,
     "hub": HUB,
     "layers": LAYERS,
     "kernelize": KERNELIZE,
     "tokenizers": TOKENIZERS,
+    "chat": CHAT,
     "models": MODELS,
     "generation": MODELS | {"generation"},
     "training": MODELS | {"training"},
@@ -48,6 +51,10 @@ FOLDERS = {
         "testdata": set(),  # libraries of their own
         ".": {"bind", "package", "foreign"},
     },
+    "hotswap/chat": {
+        "jinja": set(),
+        ".": {"jinja"},
+    },
     "hotswap/models": {
         "formats": set(),
         ".": {"formats"},
@@ -70,7 +77,7 @@ FOLDERS = {
     },
 }
 MOST_LINES = 500
-TORCH_FREE_ROOMS = ("base", "hub", "tokenizers")
+TORCH_FREE_ROOMS = ("base", "hub", "tokenizers", "chat")
 HEADER_MAY = re.compile(r"ATen/core/(Tensor|ivalue|Generator)\.h|c10/.*|torch/csrc/autograd/variable\.h")
 COSTLY = {"torch/torch.h": 2, "torch/csrc/autograd/custom_function.h": 2, "torch/extension.h": 0, "torch/all.h": 0}
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")

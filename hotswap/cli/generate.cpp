@@ -13,7 +13,7 @@ using OutJson = nlohmann::ordered_json;
 struct Flags {
   ModelFlags model;
   KernelFlags kernels;
-  std::string prompt, ids;
+  std::string prompt, ids, messages;
   int64_t max_new_tokens = 50;
   std::optional<double> temperature, top_p, min_p;
   std::vector<std::string> stop_strings;
@@ -37,8 +37,13 @@ GenerationConfig config_of(const Flags& flags) {
   return config;
 }
 
-Rows prompt_rows(const Flags& flags, const Tokenizer* tokenizer, int64_t vocab) {
+Rows prompt_rows(const Flags& flags, const ModelFlags& source, const Tokenizer* tokenizer, int64_t vocab) {
   if (!flags.ids.empty()) return read_rows(flags.ids, vocab);
+  if (!flags.messages.empty()) {
+    ChatRequest request = read_chat(flags.messages);
+    request.add_generation_prompt = true;
+    return {load_chat_template(source).ids(*tokenizer, request)};
+  }
   Rows rows{tokenizer->ids(flags.prompt)};
   if (rows[0].empty()) {
     throw Error({.wanted = "a prompt of at least one token", .got = "an empty one", .next = "give --prompt some text"});
@@ -83,9 +88,9 @@ OutJson json_of(const Rows& prompts, const std::vector<TimedText>& texts) {
 void generate_verb(const Flags& flags) {
   std::optional<Tokenizer> tokenizer;
   const ModelFlags source = located(flags.model);
-  if (!flags.prompt.empty() || has_tokenizer(source)) tokenizer = load_tokenizer(source);
+  if (flags.ids.empty() || has_tokenizer(source)) tokenizer = load_tokenizer(source);
   const auto model = load_model(source, flags.kernels);
-  const Rows prompts = prompt_rows(flags, tokenizer ? &*tokenizer : nullptr, model->config().vocab_size);
+  const Rows prompts = prompt_rows(flags, source, tokenizer ? &*tokenizer : nullptr, model->config().vocab_size);
   const bool stream = flags.stream && !flags.json;
   const auto show = [&](const std::string& piece) {
     std::fputs(piece.c_str(), stdout);
@@ -121,6 +126,9 @@ void add_generate(CLI::App& app) {
   auto* what = verb->add_option_group("what");
   what->add_option("--prompt", flags->prompt, "Text; special tokens in it are recognised");
   what->add_option("--ids", flags->ids, "A JSON file: a list of token ids, or a list of such lists")->type_name("FILE");
+  what->add_option("--messages", flags->messages,
+                   "A JSON file of messages, rendered by the model's chat template; - is stdin")
+      ->type_name("FILE");
   what->require_option(1);
   verb->add_option("--max-new-tokens", flags->max_new_tokens, "At most so many new tokens")
       ->check(CLI::PositiveNumber)

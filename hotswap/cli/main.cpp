@@ -21,9 +21,11 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string(HOTSWAP_VERSION));
   hotswap::add_demo(app, HOTSWAP_SOURCE_DIR);
+  hotswap::add_chat(app);
   hotswap::add_generate(app);
   hotswap::add_score(app);
   hotswap::add_tokenize(app);
+  hotswap::add_chat_template(app);
   hotswap::add_kernelize(app);
   hotswap::add_kernel(app);
   hotswap::add_download(app);

@@ -9,6 +9,8 @@ namespace hotswap {
 
 void add_demo(CLI::App& app, const std::string& source);  // source: where the project's documentation is
 void add_generate(CLI::App& app);
+void add_chat(CLI::App& app);
+void add_chat_template(CLI::App& app);
 void add_score(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_kernelize(CLI::App& app);

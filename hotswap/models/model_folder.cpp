@@ -20,7 +20,8 @@ std::filesystem::path fetched(const std::filesystem::path& name, const std::stri
   return hub.snapshot({RepoType::kModel, name.string()}, revision, {.allow = wanted});
 }
 
-const std::vector<std::string> kTokenizerFiles = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"};
+const std::vector<std::string> kTokenizerFiles = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                                                  "chat_template.jinja", "additional_chat_templates/*.jinja"};
 
 }  // namespace
 

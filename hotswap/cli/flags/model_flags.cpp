@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <iostream>
+#include <iterator>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
@@ -24,6 +26,12 @@ std::vector<int64_t> checked_row(const Json& json, int64_t vocab) {
                  .next = "make the ids with this model's tokenizer"});
   }
   return row;
+}
+
+TokenizerOptions tokenizer_options(const ModelFlags& flags) {
+  TokenizerOptions options{.revision = flags.revision};
+  if (!flags.gguf_file.empty()) options.gguf_file = flags.gguf_file;
+  return options;
 }
 
 }  // namespace
@@ -82,9 +90,22 @@ std::optional<fs::path> gguf_path(const ModelFlags& flags) {
 }
 
 Tokenizer load_tokenizer(const ModelFlags& flags) {
-  TokenizerOptions options{.revision = flags.revision};
-  if (!flags.gguf_file.empty()) options.gguf_file = flags.gguf_file;
-  return Tokenizer::from_pretrained(flags.model, options);
+  return Tokenizer::from_pretrained(flags.model, tokenizer_options(flags));
+}
+
+ChatTemplate load_chat_template(const ModelFlags& flags) {
+  return ChatTemplate::from_pretrained(flags.model, tokenizer_options(flags));
+}
+
+ChatRequest read_chat(const std::string& file) {
+  const std::string text = file == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {}) : read_file(file);
+  const Json json = Json::parse(text, file == "-" ? "stdin" : file);
+  if (json.is_array()) return {.messages = json.raw()};
+  json.only({"messages", "tools", "documents"});
+  ChatRequest request{.messages = json.child("messages").raw()};
+  if (const auto tools = json.find("tools")) request.tools = tools->raw();
+  if (const auto documents = json.find("documents")) request.documents = documents->raw();
+  return request;
 }
 
 Rows read_rows(const std::string& file, int64_t vocab) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "hotswap/chat/chat_template.h"
 #include "hotswap/kernelize/kernelize.h"
 #include "hotswap/models/causal_lm.h"
 #include "hotswap/tokenizers/tokenizer.h"
@@ -49,6 +50,9 @@ KernelConfig kernel_config_from(const Json& json);
 ModelFlags located(ModelFlags flags);
 std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels);
 Tokenizer load_tokenizer(const ModelFlags& flags);
+ChatTemplate load_chat_template(const ModelFlags& flags);
+// A file of messages: a JSON list, or an object with the keys "messages", "tools" and "documents". "-" is stdin.
+ChatRequest read_chat(const std::string& file);
 // The .gguf file that the flags name; none where the weights are safetensors.
 std::optional<std::filesystem::path> gguf_path(const ModelFlags& flags);
 

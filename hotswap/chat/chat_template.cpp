@@ -1,0 +1,181 @@
+#include "hotswap/chat/chat_template.h"
+
+#include "hotswap/base/error.h"
+#include "hotswap/base/file.h"
+#include "hotswap/base/json.h"
+#include "hotswap/chat/jinja/interpreter.h"
+#include "hotswap/chat/jinja/text.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+using OutJson = nlohmann::ordered_json;
+
+constexpr std::string_view kContinueTag = "CONTINUE_FINAL_MESSAGE_TAG ";
+constexpr const char* kSpecialTokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                          "pad_token", "cls_token", "mask_token"};
+
+// The special tokens of a folder as the variables that transformers gives to templates.
+void read_special_tokens(const Json& config, OutJson& variables) {
+  for (const char* name : kSpecialTokens) {
+    const auto token = config.find(name);
+    if (!token) continue;
+    variables[name] = token->is_object() ? token->at<std::string>("content") : token->as<std::string>();
+  }
+}
+
+void read_config_templates(const Json& config, std::map<std::string, std::string>& templates) {
+  const auto found = config.find("chat_template");
+  if (!found) return;
+  if (found->is_string()) {
+    templates["default"] = found->as<std::string>();
+    return;
+  }
+  for (const Json& entry : found->elements())
+    templates[entry.at<std::string>("name")] = entry.at<std::string>("template");
+}
+
+void read_template_files(const fs::path& folder, std::map<std::string, std::string>& templates) {
+  if (fs::is_regular_file(folder / "chat_template.jinja"))
+    templates["default"] = read_file(folder / "chat_template.jinja");
+  if (!fs::is_directory(folder / "additional_chat_templates")) return;
+  for (const auto& entry : fs::directory_iterator(folder / "additional_chat_templates")) {
+    if (entry.path().extension() == ".jinja") templates[entry.path().stem().string()] = read_file(entry.path());
+  }
+}
+
+void check(const ChatRequest& request) {
+  const auto list_of_objects = [](const OutJson& json) {
+    return json.is_array() &&
+           std::all_of(json.begin(), json.end(), [](const OutJson& item) { return item.is_object(); });
+  };
+  if (!list_of_objects(request.messages)) {
+    throw Error({.wanted = "messages as a list of objects",
+                 .got = request.messages.dump(-1, ' ', false, OutJson::error_handler_t::replace).substr(0, 80),
+                 .next = R"(give [{"role": "user", "content": "..."}])"});
+  }
+  for (const auto& [what, json] : {std::pair{"tools", &request.tools}, std::pair{"documents", &request.documents}}) {
+    if (json->is_null() || list_of_objects(*json)) continue;
+    throw Error({.wanted = cat(what, " as a list of objects, or null"),
+                 .got = json->dump(-1, ' ', false, OutJson::error_handler_t::replace).substr(0, 80),
+                 .next = cat("give ", what, " as a list")});
+  }
+  if (request.continue_final_message && request.add_generation_prompt) {
+    throw Error({.wanted = "either continue_final_message or add_generation_prompt",
+                 .got = "both",
+                 .next = "leave one out: the one continues a message, the other begins one"});
+  }
+}
+
+// Puts the tag behind the text that is to be continued; returns that text.
+std::string tag_final_message(OutJson& messages, const std::string& field, const std::string& source) {
+  const auto refuse = [&](const std::string& got) {
+    throw Error({.wanted = cat("a final message whose \"", field, "\" the template shows, to continue it"),
+                 .got = got,
+                 .next = "leave continue_final_message out, or end with a message of that field"});
+  };
+  if (messages.empty()) refuse("no messages");
+  OutJson& last = messages.back();
+  if (!last.contains(field) || last[field].is_null()) refuse(cat("a final message without \"", field, "\""));
+  if (source.find(field) == std::string::npos) refuse("a template that does not read this field");
+  OutJson& value = last[field];
+  OutJson* text = nullptr;
+  if (value.is_string()) text = &value;
+  if (value.is_array()) {
+    for (auto& part : value) {
+      if (part.is_object() && part.contains("text")) text = &part["text"];
+    }
+  }
+  if (text == nullptr || !text->is_string()) refuse("no text in the final message");
+  const auto before = text->get<std::string>();
+  *text = before + std::string(kContinueTag);
+  return before;
+}
+
+std::string_view stripped(std::string_view text) { return jinja::strip_left(jinja::strip_right(text)); }
+
+// The text up to the last tag; where the template trimmed the tag's own blank, without the white space before it too.
+void cut_at_tag(std::string& text, std::string_view message) {
+  const std::string_view tag = stripped(kContinueTag);
+  const size_t at = text.rfind(tag);
+  if (at == std::string::npos || text.find(stripped(message)) == std::string::npos) {
+    throw Error({.wanted = "a template that shows the final message whole, to continue it",
+                 .got = "a text without it",
+                 .next = "leave continue_final_message out for this template"});
+  }
+  const bool blank_kept = text.compare(at, kContinueTag.size(), kContinueTag) == 0;
+  text.resize(at);
+  if (!blank_kept) text.resize(jinja::strip_right(text).size());
+}
+
+}  // namespace
+
+ChatTemplate::ChatTemplate(std::map<std::string, std::string> templates, OutJson variables)
+    : variables_(std::move(variables)) {
+  for (auto& [name, source] : templates) templates_.emplace(name, Named{source, jinja::Template(source)});
+}
+
+ChatTemplate ChatTemplate::from_folder(const fs::path& folder) {
+  std::map<std::string, std::string> templates;
+  OutJson variables = OutJson::object();
+  for (const char* file : {"special_tokens_map.json", "tokenizer_config.json"}) {
+    if (!fs::is_regular_file(folder / file)) continue;
+    const Json config = Json::read(folder / file);
+    read_special_tokens(config, variables);
+    read_config_templates(config, templates);
+  }
+  read_template_files(folder, templates);
+  if (templates.empty()) {
+    throw Error({.wanted = cat("a chat template in ", folder.string()),
+                 .got = "neither chat_template.jinja nor chat_template in tokenizer_config.json",
+                 .next = "use a model that was tuned for chats, or give a template of your own"});
+  }
+  return ChatTemplate(std::move(templates), std::move(variables));
+}
+
+const ChatTemplate::Named& ChatTemplate::choose(const ChatRequest& request) const {
+  const auto named = [&](const std::string& name) { return templates_.find(name); };
+  auto found = templates_.end();
+  if (request.name) {
+    found = named(*request.name);
+  } else {
+    if (!request.tools.is_null()) found = named("tool_use");
+    if (found == templates_.end()) found = named("default");
+  }
+  if (found != templates_.end()) return found->second;
+  std::vector<std::string> names;
+  for (const auto& [name, _] : templates_) names.push_back(name);
+  throw Error({.wanted = request.name ? cat("a chat template called '", *request.name, "'")
+                                      : "a chat template called 'default'",
+               .got = cat("templates ", join(names)),
+               .next = "name one of them"});
+}
+
+RenderedChat ChatTemplate::render_with_spans(const ChatRequest& request) const {
+  check(request);
+  const Named& chosen = choose(request);
+  OutJson context = {{"messages", request.messages},
+                     {"tools", request.tools},
+                     {"documents", request.documents},
+                     {"add_generation_prompt", request.add_generation_prompt}};
+  context.update(variables_);
+  if (!request.variables.is_null()) context.update(request.variables);
+  std::string continued;
+  if (request.continue_final_message) {
+    continued = tag_final_message(context["messages"], *request.continue_final_message, chosen.source);
+  }
+  jinja::Rendered rendered = chosen.compiled.render(context);
+  if (request.continue_final_message) cut_at_tag(rendered.text, continued);
+  RenderedChat out{std::move(rendered.text), {}};
+  for (const auto& [begin, end] : rendered.generations) {
+    if (begin < out.text.size()) out.assistant.emplace_back(begin, std::min(end, out.text.size()));
+  }
+  return out;
+}
+
+std::vector<int64_t> ChatTemplate::ids(const Tokenizer& tokenizer, const ChatRequest& request) const {
+  return tokenizer.ids(render(request), /*add_special_tokens=*/false);
+}
+
+}  // namespace hotswap

@@ -1,0 +1,166 @@
+#include <unistd.h>
+
+#include <cstdio>
+#include <iostream>
+
+#include "hotswap/base/error.h"
+#include "hotswap/cli/flags/model_flags.h"
+#include "hotswap/cli/generate_text.h"
+#include "hotswap/cli/verbs.h"
+
+namespace hotswap {
+namespace {
+
+using OutJson = nlohmann::ordered_json;
+
+struct Flags {
+  ModelFlags model;
+  KernelFlags kernels;
+  std::string system;
+  int64_t max_new_tokens = 1024;
+  std::optional<double> temperature, top_p, min_p;
+  std::optional<int64_t> top_k;
+  std::optional<uint64_t> seed;
+  bool no_kernels = false, greedy = false;
+};
+
+// Unset sampling settings are those of the model's generation_config.json.
+GenerationConfig config_of(const Flags& flags) {
+  GenerationConfig config{.max_new_tokens = flags.max_new_tokens,
+                          .temperature = flags.temperature,
+                          .top_k = flags.top_k,
+                          .top_p = flags.top_p,
+                          .min_p = flags.min_p,
+                          .seed = flags.seed};
+  if (flags.greedy || flags.temperature == 0.0) {
+    config.do_sample = false;
+    config.temperature = std::nullopt;
+  } else if (flags.temperature || flags.top_k || flags.top_p || flags.min_p || flags.seed) {
+    config.do_sample = true;
+  }
+  return config;
+}
+
+class Chat {
+ public:
+  explicit Chat(const Flags& flags)
+      : config_(config_of(flags)),
+        source_(located(flags.model)),
+        tokenizer_(load_tokenizer(source_)),
+        template_(load_chat_template(source_)),
+        model_(load_model(source_, flags.kernels)),
+        interactive_(::isatty(STDIN_FILENO) == 1) {
+    begin(flags.system);
+  }
+
+  void run() {
+    if (interactive_) {
+      std::fprintf(stderr, "%s; /help lists the commands\n", model_->kernel_report().summary().c_str());
+    }
+    for (std::string line; read_line(line);) {
+      if (line.empty()) continue;
+      if (line[0] == '/') {
+        if (!command(line)) return;
+      } else {
+        answer(line);
+      }
+    }
+  }
+
+ private:
+  bool read_line(std::string& line) {
+    if (interactive_) {
+      std::fputs("> ", stderr);
+      std::fflush(stderr);
+    }
+    return static_cast<bool>(std::getline(std::cin, line));
+  }
+
+  void begin(const std::string& system) {
+    system_ = system;
+    messages_ = OutJson::array();
+    if (!system.empty()) messages_.push_back({{"role", "system"}, {"content", system}});
+  }
+
+  // False where the conversation ends.
+  bool command(const std::string& line) {
+    const size_t blank = line.find(' ');
+    const std::string word = line.substr(0, blank);
+    const std::string rest = blank == std::string::npos ? "" : line.substr(blank + 1);
+    if (word == "/exit" || word == "/quit") return false;
+    if (word == "/reset") {
+      begin(system_);
+    } else if (word == "/system") {
+      begin(rest);
+    } else if (word == "/undo") {
+      const size_t first = system_.empty() ? 0 : 1;
+      for (int i = 0; i < 2 && messages_.size() > first; ++i) messages_.erase(messages_.size() - 1);
+    } else if (word == "/history") {
+      std::printf("%s\n", messages_.dump(2, ' ', false, OutJson::error_handler_t::replace).c_str());
+    } else if (word == "/report") {
+      std::cout << model_->kernel_report();
+    } else {
+      std::fprintf(stderr, "%s/reset  forget the conversation    /system TEXT  begin anew with this system message\n"
+                           "/undo   forget the last exchange      /history  print the messages as JSON\n"
+                           "/report which kernels run             /exit  end (so does the end of the input)\n",
+                   word == "/help" ? "" : cat("no command ", word, "\n").c_str());
+    }
+    std::fflush(stdout);
+    return true;
+  }
+
+  void answer(const std::string& line) {
+    messages_.push_back({{"role", "user"}, {"content", line}});
+    const auto ids = template_.ids(tokenizer_, {.messages = messages_, .add_generation_prompt = true});
+    const TimedText made = generate_text(*model_, &tokenizer_, ids, config_, [](const std::string& piece) {
+      std::fputs(piece.c_str(), stdout);
+      std::fflush(stdout);
+    });
+    std::puts("");
+    messages_.push_back({{"role", "assistant"}, {"content", made.text}});
+    if (interactive_) {
+      std::fprintf(stderr, "[%zu tokens, first after %.0f ms, then %.1f tokens/s]\n", made.ids.size(), made.prefill_ms,
+                   made.decode_tokens_per_second);
+    }
+  }
+
+  GenerationConfig config_;
+  ModelFlags source_;
+  Tokenizer tokenizer_;
+  ChatTemplate template_;
+  std::shared_ptr<CausalLM> model_;
+  bool interactive_;
+  std::string system_;
+  OutJson messages_;
+};
+
+}  // namespace
+
+void add_chat(CLI::App& app) {
+  auto* verb = app.add_subcommand("chat", "Talk with a model: a line of stdin is a message, the answer streams to stdout");
+  auto flags = std::make_shared<Flags>();
+  add_model_flags(*verb, flags->model);
+  flags->model.device = "auto";
+  add_kernel_flags(*verb, flags->kernels);
+  flags->kernels.use_kernels = true;
+  verb->add_flag("--no-kernels", flags->no_kernels, "Run the stock layers");
+  verb->add_option("--system", flags->system, "The system message");
+  verb->add_option("--max-new-tokens", flags->max_new_tokens, "At most so many tokens an answer")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  verb->add_option("--temperature", flags->temperature, "Sample at this temperature; 0: greedy")
+      ->check(CLI::NonNegativeNumber);
+  verb->add_option("--top-k", flags->top_k, "Sample among the k best")->check(CLI::NonNegativeNumber);
+  verb->add_option("--top-p", flags->top_p, "Sample among the best that make up this probability")
+      ->check(CLI::Range(0.0, 1.0));
+  verb->add_option("--min-p", flags->min_p, "Keep tokens of at least this share of the largest probability")
+      ->check(CLI::Range(0.0, 1.0));
+  verb->add_option("--seed", flags->seed, "Of the sampler");
+  verb->add_flag("--greedy", flags->greedy, "Take the most probable token; default: as generation_config.json says");
+  verb->callback([flags] {
+    if (flags->no_kernels) flags->kernels = KernelFlags{};
+    Chat(*flags).run();
+  });
+}
+
+}  // namespace hotswap

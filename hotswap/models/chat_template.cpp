@@ -1,0 +1,40 @@
+// ChatTemplate::from_pretrained, where the Hub and GGUF files are known.
+#include "hotswap/chat/chat_template.h"
+
+#include "hotswap/base/error.h"
+#include "hotswap/models/formats/gguf_model.h"
+#include "hotswap/models/model_folder.h"
+
+namespace hotswap {
+namespace {
+
+ChatTemplate from_gguf(const std::filesystem::path& path) {
+  const GgufFile file(path);
+  const auto source = chat_template_from_gguf(file);
+  if (!source) {
+    throw Error({.wanted = cat("a chat template in ", path.string()),
+                 .got = "no key tokenizer.chat_template",
+                 .next = "use a file of a model that was tuned for chats"});
+  }
+  const GgufVocabulary vocabulary = vocabulary_from_gguf(file);
+  const Tokenizer tokenizer = Tokenizer::from_vocabulary(vocabulary);
+  nlohmann::ordered_json variables = nlohmann::ordered_json::object();
+  const SpecialIds& special = tokenizer.special_ids();
+  const std::pair<const char*, std::optional<int64_t>> roles[] = {
+      {"bos_token", special.bos}, {"eos_token", special.eos}, {"unk_token", special.unk}, {"pad_token", special.pad}};
+  for (const auto& [name, id] : roles) {
+    if (id) variables[name] = tokenizer.id_to_token(*id).value_or("");
+  }
+  return ChatTemplate({{"default", *source}}, std::move(variables));
+}
+
+}  // namespace
+
+ChatTemplate ChatTemplate::from_pretrained(const std::filesystem::path& name, const TokenizerOptions& options) {
+  const std::filesystem::path place = tokenizer_folder(name, options.revision, options.gguf_file);
+  if (std::filesystem::is_regular_file(place)) return from_gguf(place);
+  const bool in_gguf = options.gguf_file && !std::filesystem::is_regular_file(place / "tokenizer.json");
+  return in_gguf ? from_gguf(place / *options.gguf_file) : from_folder(place);
+}
+
+}  // namespace hotswap
