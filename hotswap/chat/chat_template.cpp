@@ -159,7 +159,7 @@ RenderedChat ChatTemplate::render_with_spans(const ChatRequest& request) const {
                      {"tools", request.tools},
                      {"documents", request.documents},
                      {"add_generation_prompt", request.add_generation_prompt}};
-  context.update(variables_);
+  if (!variables_.is_null()) context.update(variables_);
   if (!request.variables.is_null()) context.update(request.variables);
   std::string continued;
   if (request.continue_final_message) {

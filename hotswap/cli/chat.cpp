@@ -55,7 +55,9 @@ class Chat {
 
   void run() {
     if (interactive_) {
-      std::fprintf(stderr, "%s; /help lists the commands\n", model_->kernel_report().summary().c_str());
+      const KernelReport& report = model_->kernel_report();
+      std::fprintf(stderr, "%lld of %zu slots run kernels; /help lists the commands\n",
+                   static_cast<long long>(report.bound()), report.rows.size());
     }
     for (std::string line; read_line(line);) {
       if (line.empty()) continue;
@@ -100,9 +102,10 @@ class Chat {
     } else if (word == "/report") {
       std::cout << model_->kernel_report();
     } else {
-      std::fprintf(stderr, "%s/reset  forget the conversation    /system TEXT  begin anew with this system message\n"
-                           "/undo   forget the last exchange      /history  print the messages as JSON\n"
-                           "/report which kernels run             /exit  end (so does the end of the input)\n",
+      std::fprintf(stderr,
+                   "%s/reset  forget the conversation    /system TEXT  begin anew with this system message\n"
+                   "/undo   forget the last exchange      /history  print the messages as JSON\n"
+                   "/report which kernels run             /exit  end (so does the end of the input)\n",
                    word == "/help" ? "" : cat("no command ", word, "\n").c_str());
     }
     std::fflush(stdout);
@@ -137,7 +140,8 @@ class Chat {
 }  // namespace
 
 void add_chat(CLI::App& app) {
-  auto* verb = app.add_subcommand("chat", "Talk with a model: a line of stdin is a message, the answer streams to stdout");
+  auto* verb =
+      app.add_subcommand("chat", "Talk with a model: a line of stdin is a message, the answer streams to stdout");
   auto flags = std::make_shared<Flags>();
   add_model_flags(*verb, flags->model);
   flags->model.device = "auto";

@@ -44,7 +44,8 @@ void add_chat_template(CLI::App& app) {
   auto* source = verb->add_option_group("source");
   source->add_option("--model,model", flags->model.model, "Folder of the model, a .gguf file, or org/name on the Hub")
       ->type_name("DIR|ID");
-  source->add_option("--template", flags->template_file, "A Jinja file instead of a model's template")->type_name("FILE");
+  source->add_option("--template", flags->template_file, "A Jinja file instead of a model's template")
+      ->type_name("FILE");
   source->require_option(1);
   verb->add_option("--revision", flags->model.revision, "Branch, tag or commit of a model of the Hub")
       ->capture_default_str();

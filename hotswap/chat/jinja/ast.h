@@ -57,6 +57,7 @@ enum class ExpressionKind {
 struct Expression {
   ExpressionKind kind;
   int line = 0;
+  int depth = 1;  // of the tree below
   std::string name, attribute;
   Value value{};
   Variable variable{};

@@ -10,6 +10,7 @@ namespace hotswap::jinja {
 struct Limits {
   size_t template_bytes = 1 << 20;
   int nesting = 200;               // of expressions and of statements in the parser
+  int expression_depth = 1000;     // of one expression's tree
   int macro_depth = 200;           // macros that call macros
   int evaluation_depth = 2500;     // expressions and statements that are evaluated inside each other
   int value_depth = 500;           // lists in lists

@@ -71,6 +71,9 @@ class Parser {
 
   // Expressions (parser_expressions.cpp).
   ExpressionPtr make(ExpressionKind kind) const;
+  void count_depth(Expression& parent, const ExpressionPtr& child) const;
+  void add(Expression& parent, ExpressionPtr child) const;
+  void set_arguments(Expression& parent);
   ExpressionPtr binary(ExpressionKind kind, ExpressionPtr left, ExpressionPtr right) const;
   ExpressionPtr parse_expression(bool with_conditional = true);
   ExpressionPtr parse_conditional();

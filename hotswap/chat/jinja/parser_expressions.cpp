@@ -58,10 +58,32 @@ ExpressionPtr Parser::make(ExpressionKind kind) const {
   return node;
 }
 
+// The tree may not be deeper than what walks it can bear: a long chain of filters is as deep as nested brackets.
+void Parser::count_depth(Expression& parent, const ExpressionPtr& child) const {
+  if (!child) return;
+  parent.depth = std::max(parent.depth, child->depth + 1);
+  if (parent.depth > limits_.expression_depth) {
+    throw TemplateError(ErrorKind::kLimit, cat("an expression deeper than ", limits_.expression_depth), current().line);
+  }
+}
+
+void Parser::add(Expression& parent, ExpressionPtr child) const {
+  count_depth(parent, child);
+  parent.children.push_back(std::move(child));
+}
+
+void Parser::set_arguments(Expression& parent) {
+  parent.arguments = parse_arguments();
+  for (const auto& argument : parent.arguments.positional) count_depth(parent, argument);
+  for (const auto& [_, argument] : parent.arguments.named) count_depth(parent, argument);
+  count_depth(parent, parent.arguments.rest);
+  count_depth(parent, parent.arguments.named_rest);
+}
+
 ExpressionPtr Parser::binary(ExpressionKind kind, ExpressionPtr left, ExpressionPtr right) const {
   auto node = make(kind);
-  node->children.push_back(std::move(left));
-  node->children.push_back(std::move(right));
+  add(*node, std::move(left));
+  add(*node, std::move(right));
   return node;
 }
 
@@ -74,9 +96,9 @@ ExpressionPtr Parser::parse_conditional() {
   auto then = parse_or();
   while (skip_name("if")) {
     auto node = make(ExpressionKind::kConditional);
-    node->children.push_back(parse_or());
-    node->children.push_back(std::move(then));
-    node->children.push_back(skip_name("else") ? parse_expression() : nullptr);
+    add(*node, parse_or());
+    add(*node, std::move(then));
+    add(*node, skip_name("else") ? parse_expression() : nullptr);
     then = std::move(node);
   }
   return then;
@@ -98,7 +120,7 @@ ExpressionPtr Parser::parse_not() {
   if (!skip_name("not")) return parse_compare();
   const Deeper deeper(*this);
   auto node = make(ExpressionKind::kNot);
-  node->children.push_back(parse_not());
+  add(*node, parse_not());
   return node;
 }
 
@@ -123,8 +145,8 @@ ExpressionPtr Parser::parse_compare() {
     } else {
       break;
     }
-    if (node->children.empty()) node->children.push_back(std::move(first));
-    node->children.push_back(parse_sum());
+    if (node->children.empty()) add(*node, std::move(first));
+    add(*node, parse_sum());
   }
   return node->children.empty() ? std::move(first) : std::move(node);
 }
@@ -143,8 +165,8 @@ ExpressionPtr Parser::parse_concat() {
   auto first = parse_product();
   if (!is_op("~")) return first;
   auto node = make(ExpressionKind::kConcat);
-  node->children.push_back(std::move(first));
-  while (skip_op("~")) node->children.push_back(parse_product());
+  add(*node, std::move(first));
+  while (skip_op("~")) add(*node, parse_product());
   return node;
 }
 
@@ -176,7 +198,7 @@ ExpressionPtr Parser::parse_unary(bool with_filter) {
   ExpressionPtr node;
   if (is_op("-") || is_op("+")) {
     node = make(next().text == "-" ? ExpressionKind::kNegate : ExpressionKind::kPlus);
-    node->children.push_back(parse_unary(false));
+    add(*node, parse_unary(false));
   } else {
     node = parse_primary();
   }
@@ -234,8 +256,7 @@ ExpressionPtr Parser::parse_tuple(const TupleOptions& options) {
     const bool end = current().kind == TokenKind::kVariableEnd || current().kind == TokenKind::kBlockEnd ||
                      is_op(")") || (!options.end.empty() && is_name(options.end));
     if (end) break;
-    tuple->children.push_back(options.primaries ? parse_primary(options.with_namespace)
-                                                : parse_expression(options.with_conditional));
+    add(*tuple, options.primaries ? parse_primary(options.with_namespace) : parse_expression(options.with_conditional));
     if (!is_op(",")) break;
     is_tuple = true;
   }
@@ -251,7 +272,7 @@ ExpressionPtr Parser::parse_list() {
   while (!is_op("]")) {
     if (!node->children.empty()) expect_op(",");
     if (is_op("]")) break;
-    node->children.push_back(parse_expression());
+    add(*node, parse_expression());
   }
   expect_op("]");
   return node;
@@ -263,9 +284,9 @@ ExpressionPtr Parser::parse_dict() {
   while (!is_op("}")) {
     if (!node->children.empty()) expect_op(",");
     if (is_op("}")) break;
-    node->children.push_back(parse_expression());
+    add(*node, parse_expression());
     expect_op(":");
-    node->children.push_back(parse_expression());
+    add(*node, parse_expression());
   }
   expect_op("}");
   return node;
@@ -303,7 +324,7 @@ ExpressionPtr Parser::parse_subscript(ExpressionPtr node) {
     if (token.kind == TokenKind::kName) {
       auto attribute = make(ExpressionKind::kAttribute);
       attribute->name = token.text;
-      attribute->children.push_back(std::move(node));
+      add(*attribute, std::move(node));
       return attribute;
     }
     if (token.kind != TokenKind::kNumber || !token.value.is_integer()) syntax("expected name or number");
@@ -316,8 +337,8 @@ ExpressionPtr Parser::parse_subscript(ExpressionPtr node) {
   if (is_op(",")) {  // x[a, b]: the key is a tuple
     if (item->kind == ExpressionKind::kSlice) syntax("a slice in a tuple of subscripts");
     auto tuple = make(ExpressionKind::kTuple);
-    tuple->children.push_back(std::move(item->children[1]));
-    while (skip_op(",")) tuple->children.push_back(parse_expression());
+    add(*tuple, std::move(item->children[1]));
+    while (skip_op(",")) add(*tuple, parse_expression());
     item->children[1] = std::move(tuple);
   }
   expect_op("]");
@@ -338,8 +359,8 @@ ExpressionPtr Parser::parse_subscribed(ExpressionPtr node) {
     if (!is_op(":") && !is_op("]") && !is_op(",")) bounds[i] = parse_expression();
   }
   auto slice = make(ExpressionKind::kSlice);
-  slice->children.push_back(std::move(node));
-  for (auto& bound : bounds) slice->children.push_back(std::move(bound));
+  add(*slice, std::move(node));
+  for (auto& bound : bounds) add(*slice, std::move(bound));
   return slice;
 }
 
@@ -378,8 +399,8 @@ CallArguments Parser::parse_arguments() {
 
 ExpressionPtr Parser::parse_call(ExpressionPtr node) {
   auto call = make(ExpressionKind::kCall);
-  call->children.push_back(std::move(node));
-  call->arguments = parse_arguments();
+  add(*call, std::move(node));
+  set_arguments(*call);
   return call;
 }
 
@@ -395,8 +416,8 @@ ExpressionPtr Parser::parse_filter(ExpressionPtr node, bool first_is_here) {
     first_is_here = false;
     auto filter = make(ExpressionKind::kFilter);
     filter->name = dotted_name();
-    filter->children.push_back(std::move(node));
-    if (is_op("(")) filter->arguments = parse_arguments();
+    add(*filter, std::move(node));
+    if (is_op("(")) set_arguments(*filter);
     node = std::move(filter);
   }
   return node;
@@ -407,19 +428,20 @@ ExpressionPtr Parser::parse_test(ExpressionPtr node) {
   next();
   const bool negated = skip_name("not");
   test->name = dotted_name();
-  test->children.push_back(std::move(node));
+  add(*test, std::move(node));
   const TokenKind kind = current().kind;
   const bool value =
       kind == TokenKind::kName || kind == TokenKind::kString || kind == TokenKind::kNumber || is_op("[") || is_op("{");
   if (is_op("(")) {
-    test->arguments = parse_arguments();
+    set_arguments(*test);
   } else if (value && !is_name("else") && !is_name("or") && !is_name("and")) {
     if (is_name("is")) syntax("You cannot chain multiple tests with is");
     test->arguments.positional.push_back(parse_postfix(parse_primary()));
+    count_depth(*test, test->arguments.positional.back());
   }
   if (!negated) return test;
   auto inverted = make(ExpressionKind::kNot);
-  inverted->children.push_back(std::move(test));
+  add(*inverted, std::move(test));
   return inverted;
 }
 

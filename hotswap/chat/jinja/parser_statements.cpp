@@ -116,11 +116,13 @@ std::unique_ptr<Statement> Parser::parse_for() {
 std::unique_ptr<Statement> Parser::parse_if() {
   auto node = make(StatementKind::kIf);
   Statement* last = node.get();
+  std::vector<std::unique_ptr<Deeper>> branches;  // an elif is an if inside of the last one's else
   for (;;) {
     next();  // if, elif
     last->expression = parse_tuple({.with_conditional = false});
     last->body = parse_body({"elif", "else", "endif"});
     if (is_name("elif")) {
+      branches.push_back(std::make_unique<Deeper>(*this));
       last->otherwise.push_back(make(StatementKind::kIf));
       last = last->otherwise.back().get();
       continue;
@@ -154,7 +156,7 @@ std::unique_ptr<Statement> Parser::parse_with() {
   node->target = make(ExpressionKind::kTuple);
   while (current().kind != TokenKind::kBlockEnd) {
     if (!node->expressions.empty()) expect_op(",");
-    node->target->children.push_back(parse_target(false));
+    add(*node->target, parse_target(false));
     expect_op("=");
     node->expressions.push_back(parse_expression());
   }
