@@ -137,6 +137,18 @@ TEST(FamilyConfig, DeepSeeks) {
   expect_has(refused("deepseek_v2", with({{"qk_rope_head_dim", 7}})), {"even qk_rope_head_dim"});
 }
 
+TEST(FamilyConfig, GptOssStretchesWhereNothingIsSaid) {
+  const Object sizes = {{"num_local_experts", 2}, {"num_experts_per_tok", 1}};
+  const RopeParameters absent = config_of("gpt_oss", sizes).rope_parameters;
+  EXPECT_EQ(absent.type, "yarn");
+  EXPECT_EQ(absent.factor, 32);
+  EXPECT_EQ(absent.theta, 150000);
+  EXPECT_FALSE(absent.truncate);
+  Object plain = sizes;
+  plain["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 1e4}};
+  EXPECT_EQ(config_of("gpt_oss", plain).rope_parameters.type, "default");
+}
+
 // Each family has its own name for the number of experts, and takes the others.
 TEST(FamilyConfig, NumbersOfExperts) {
   for (const char* type : {"mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3"}) {

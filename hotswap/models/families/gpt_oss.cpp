@@ -9,7 +9,17 @@
 namespace hotswap {
 namespace {
 
-ModelConfig read_config(const Json& json) {
+// A config without rotary parameters has these, as transformers' class has them.
+Json with_rope_parameters(const Json& json) {
+  if (json.has("rope_parameters") || json.has("rope_scaling")) return json;
+  nlohmann::ordered_json config = json.raw();
+  config["rope_parameters"] = {{"rope_type", "yarn"}, {"factor", 32.0},    {"beta_fast", 32.0},
+                               {"beta_slow", 1.0},    {"truncate", false}, {"original_max_position_embeddings", 4096}};
+  return Json::parse(config.dump(), json.where());
+}
+
+ModelConfig read_config(const Json& given) {
+  const Json json = with_rope_parameters(given);
   ModelConfig c = read_decoder_config(
       json, {.head_dim = 64, .heads_may_lack = false, .rope = {.theta = 150000}, .reads_mxfp4 = true});
   c.attention_bias = json.get<bool>("attention_bias", true);
