@@ -258,6 +258,28 @@ TEST_F(CliModel, KernelizeReportsEveryLayer) {
   EXPECT_EQ(run("kernelize " + model() + " --kernel-config " + file("config.json").string()).status, 1);
 }
 
+TEST_F(CliModel, WhatStaysStockIsSaidOnStderr) {
+  write_file(file("ids.json"), "[1, 403]");
+  const std::string line = "generate " + model() + " --ids " + file("ids.json").string() + " --max-new-tokens 1 ";
+  EXPECT_EQ(run(line + "--use-kernels").err.find("slots bound"), std::string::npos);
+  fs::create_directories(file("empty"));
+  const Outcome none = run_with("env HOTSWAP_PACKAGES=" + file("empty").string() + " ", line + "--use-kernels");
+  EXPECT_EQ(none.status, 0);
+  test_support::expect_has(none.err, {"kernels: 0 of ", "no kernel is mapped for RMSNorm", "no package in "});
+  // An entry for a layer that the model has not, beside others of the same key.
+  const std::string geglu = "--kernel MLP=kernels-community/liger_kernels:LigerGEGLUMLP ";
+  test_support::expect_has(run(line + geglu).err, {"the model has no GeGLUMLP, only SwiGLUMLP"});
+  const Outcome strict = run("kernelize " + model() + " " + geglu + "--strict");
+  EXPECT_EQ(strict.status, 1);
+  test_support::expect_has(strict.err, {"the mapping's entry MLP=kernels-community/liger_kernels:LigerGEGLUMLP"});
+  const Outcome both = run(line + "--use-kernels --kernel attention= --attn-implementation flash_attention_2");
+  EXPECT_EQ(both.status, 1);
+  test_support::expect_has(both.err, {"one kernel for the attention", "flash_attention_2", "drop one"});
+  for (const std::string device : {"gpu", "mps", "xpu", "cuda:x"}) {
+    test_support::expect_has(run(line + "--device " + device).err, {"cpu, cuda, cuda:N or auto", "'" + device + "'"});
+  }
+}
+
 TEST_F(CliModel, DemoWritesTableAndPlotAndModel) {
   write_file(file("data.txt"), read_file(model_data() / "text/license.txt"));
   const Outcome outcome = run("demo " + model() + " --steps 4 --columns 64 --new-tokens 8 --data " +

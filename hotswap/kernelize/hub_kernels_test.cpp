@@ -260,11 +260,18 @@ TEST_F(KernelsOfTheHub, OfflineWhatWasThere) {
 TEST_F(KernelsOfTheHub, StandInsComeFirstUnlessTheseBytesAreMeant) {
   TinyModel model;
   for (const char* name :
-       {"kernels-community/liger_kernels:LigerRMSNorm", "kernels-community/liger_kernels@v9:LigerRMSNorm",
-        "kernels-community/liger_kernels@>=1,<9:LigerRMSNorm"}) {
-    expect_has(row_of(kernelize(model, I, {.config = only(name)}), "RMSNorm").reason, {"stands in for"});
+       {"kernels-community/liger_kernels:LigerRMSNorm", "kernels-community/liger_kernels@v3:LigerRMSNorm",
+        "kernels-community/liger_kernels@>=1,<9:LigerRMSNorm", "kernels-community/liger_kernels"}) {
+    expect_has(row_of(kernelize(model, I, {.config = only(name)}), "RMSNorm").reason,
+               {"stands in for kernels-community/liger_kernels:LigerRMSNorm"});
   }
   EXPECT_EQ(asked(), 0u);
+  // Later ones than those that the stand-in was written for are the repository's own.
+  for (const char* name : {"kernels-community/liger_kernels@v4:LigerRMSNorm", "kernels-community/liger_kernels@>=99",
+                           "kernels-community/liger_kernels@~=4.1:LigerRMSNorm"}) {
+    expect_has(refused(name), {"the kernel kernels-community/liger_kernels:LigerRMSNorm",
+                               "hotswap/norm stands in for its versions up to v3"});
+  }
   PackageCopy theirs("norm");
   serve(theirs.root(), "kernels-community/liger_kernels", "main");
   trust("kernels-community");

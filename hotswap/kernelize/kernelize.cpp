@@ -54,13 +54,21 @@ void look_at_tensors(Module& module, Site& site) {
   });
 }
 
+// Of the module whose forward calls the layer: these two are functions there, and modules here alone.
+std::string name_in_transformers(const std::string& name) {
+  const size_t dot = name.rfind('.');
+  const std::string last = name.substr(dot == name.npos ? 0 : dot + 1);
+  if (last != "rotary_fn" && last != "loss_function") return name;
+  return dot == name.npos ? "" : name.substr(0, dot);
+}
+
 // A module without tensors (an activation, a rotary embedding, a loss) goes by the nearest one above that has some.
 std::vector<Site> sites_of(Module& model) {
   std::map<std::string, Module*> modules;
   model.each_module([&](const std::string& name, Module& module) { modules.emplace(name, &module); });
   std::vector<Site> sites;
   model.each_slot([&](const std::string& name, SlotBase& slot) {
-    Site site{name, &slot, std::nullopt, {}, {}};
+    Site site{name_in_transformers(name), &slot, std::nullopt, {}, {}};
     for (std::string above = name;;) {
       look_at_tensors(*modules.at(above), site);
       if (site.device || above.empty()) break;
@@ -129,11 +137,50 @@ bool is_optional(const SlotBase& slot) {
   return contract != nullptr && contract->optional;
 }
 
+bool is_reached(const SlotBase& slot, Mode mode) {
+  const Contract* contract = find_contract(slot.contract());
+  return !mode.has(Mode::TRAINING) || contract == nullptr || !contract->steps_only;
+}
+
+// Rows of a mapping's entries for layers that the model has not, where it has others of the same key: "MLP" with a
+// kernel of SwiGLUMLP, of a model whose MLPs are GeGLUMLP.
+std::vector<KernelRow> rows_of_unmet_entries(const KernelConfig& config, const std::vector<Site>& sites, Mode mode) {
+  std::set<std::string> known;
+  for (const Site& site : sites) known.insert(site.slot->layer());
+  std::vector<KernelRow> rows;
+  for (const auto& [key, choice] : config.kernel_mapping) {
+    std::vector<KernelRef> refs;
+    if (choice.everywhere()) refs.push_back(*choice.everywhere());
+    for (const auto& [device, kernels] : choice.by_device()) {
+      for (const auto& [registered, ref] : kernels.by_mode()) refs.push_back(ref);
+    }
+    std::vector<std::string> has;
+    for (const auto& layer : layers_of_key(key)) {
+      if (known.contains(layer)) has.push_back(layer);
+    }
+    for (const KernelRef& ref : refs) {
+      const auto layers = layers_of_key(key, &ref);
+      if (std::any_of(layers.begin(), layers.end(), [&](const auto& layer) { return known.contains(layer); })) continue;
+      rows.push_back({.name = "",
+                      .layer = join(layers),
+                      .device = sites.front().device ? sites.front().device->str() : "none",
+                      .mode = mode.str(),
+                      .reason = cat("the mapping's entry ", key, "=", ref.str(), ": the model has no ", join(layers),
+                                    ", only ", join(has))});
+    }
+  }
+  return rows;
+}
+
 // Decides for one slot after another; nothing is bound meanwhile.
 class Planner {
  public:
   Planner(Mode mode, const KernelConfig& config, HubKernels& hub)
-      : mode_(mode), hub_(hub), bundled_(bundled_packages()), effective_(effective_mapping(config, bundled_)) {}
+      : mode_(mode),
+        config_(config),
+        hub_(hub),
+        bundled_(bundled_packages()),
+        effective_(effective_mapping(config, bundled_)) {}
 
   Decision decide(const Site& site) {
     Decision decision{row_for(site, mode_), nullptr};
@@ -144,6 +191,10 @@ class Planner {
       row.by_choice = row.by_choice || is_optional(*site.slot);
       return decision;
     };
+    if (!is_reached(*site.slot, mode_)) {
+      row.by_choice = true;
+      return stays_stock("runs in generation alone, which training does not reach");
+    }
     if (!site.device) return stays_stock("the model has no tensors, so no device");
     if (site.kinds.size() > 1) return stays_stock("its tensors lie on " + join(site.kinds, " and "));
     const std::string& kind = *site.kinds.begin();
@@ -178,7 +229,9 @@ class Planner {
     row.package_layer = kernel->layer;
     row.version = kernel->manifest.version;
     row.digest = kernel->manifest.digest;
-    row.reason = cat(kernel->note, kernel->note.empty() || serves.empty() ? "" : "; ", serves);
+    std::vector<std::string> notes = {kernel->note, serves, mapped_elsewhere(layer, kind)};
+    std::erase(notes, "");
+    row.reason = join(notes, "; ");
     decision.kernel = &bound;
     return decision;
   }
@@ -254,7 +307,14 @@ class Planner {
     return "";
   }
 
+  // Where the user's mapping has entries for a layer, but none for this kind of device: the default serves it.
+  std::string mapped_elsewhere(const std::string& layer, const std::string& kind) const {
+    const auto kinds = named_kinds(config_, layer);
+    return kinds.empty() || kinds.contains(kind) ? "" : cat("the mapping names ", layer, " on ", join(kinds), " alone");
+  }
+
   Mode mode_;
+  const KernelConfig& config_;
   HubKernels& hub_;
   std::vector<Manifest> bundled_;
   EffectiveMapping effective_;
@@ -267,10 +327,10 @@ std::string switched_off() {
   return "";
 }
 
-void check_strict(const std::vector<Decision>& decisions) {
+void check_strict(const KernelReport& report) {
   std::map<std::string, int64_t> stock;
-  for (const auto& [row, kernel] : decisions) {
-    if (kernel == nullptr && !row.by_choice) ++stock[cat(row.layer, " on ", row.device, ": ", row.reason)];
+  for (const KernelRow& row : report.left_stock().rows) {
+    ++stock[cat(row.layer, " on ", row.device, ": ", row.reason)];
   }
   if (stock.empty()) return;
   std::vector<std::string> lines;
@@ -302,13 +362,13 @@ KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options, H
     Planner planner(mode, options.config, hub);
     for (const Site& site : sites) decisions.push_back(planner.decide(site));
   }
-  if (options.strict) check_strict(decisions);
-
   KernelReport report;
+  for (const Decision& decision : decisions) report.rows.push_back(decision.row);
+  for (KernelRow& row : rows_of_unmet_entries(options.config, sites, mode)) report.rows.push_back(std::move(row));
+  if (options.strict) check_strict(report);
   for (size_t i = 0; i < sites.size(); ++i) {
     sites[i].slot->unbind();
     if (const PackageLayer* kernel = decisions[i].kernel) kernel->contract().bind(*sites[i].slot, *kernel);
-    report.rows.push_back(std::move(decisions[i].row));
   }
   log_info("kernelize ", mode.str(), ": ", report.bound(), " of ", report.rows.size(), " slots bound");
   return report;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <set>
 
 #include "hotswap/base/error.h"
 
@@ -35,12 +36,13 @@ std::vector<std::string> layers_of_key(const std::string& key, const KernelRef* 
   return {"SwiGLUMLP", "GeGLUMLP"};
 }
 
-DeviceKey::DeviceKey(std::string kind, CapabilityRange range) : kind_(std::move(kind)), range_(range) {
+DeviceKey::DeviceKey(std::string kind, CapabilityRange range)
+    : kind_(kind == "metal" ? "mps" : std::move(kind)), range_(range) {  // transformers' guide writes metal
   const auto& kinds = device_kinds();
   if (std::find(kinds.begin(), kinds.end(), kind_) == kinds.end()) {
     throw Error({.wanted = cat("a device out of ", join(kinds)),
                  .got = "'" + kind_ + "'",
-                 .next = kind_ == "metal" ? "write mps" : "correct the mapping"});
+                 .next = kind_ == "gpu" ? "write cuda or rocm" : "correct the mapping"});
   }
   const bool bounded = range_ != CapabilityRange{};
   if (bounded && kind_ != "cuda" && kind_ != "rocm") {
@@ -86,7 +88,13 @@ void KernelMapping::add(const KernelConfig& config) {
     if (choice.by_device().empty()) {
       throw Error({.wanted = cat("at least one device for ", key), .got = "none", .next = "name one, or drop the key"});
     }
+    std::set<std::pair<std::string, CapabilityRange>> seen;
     for (const auto& [device, kernels] : choice.by_device()) {
+      if (!seen.insert({device.kind(), device.range()}).second) {
+        throw Error({.wanted = cat("one entry of ", key, " for ", device.kind()),
+                     .got = device.kind() == "mps" ? "two (metal is mps)" : "two",
+                     .next = "drop one"});
+      }
       for (const auto& [mode, ref] : kernels.by_mode()) check_form(key, ref, config.use_local_kernel);
       const KernelRef& first = kernels.by_mode().begin()->second;
       for (const auto& layer : layers_of_key(key, &first)) put(layer, device, kernels);

@@ -65,8 +65,10 @@ TEST(KernelConfig, RefusesWhatMakesNoSense) {
   const auto add = [](const KernelConfig& config) { return message_of([&] { KernelMapping().add(config); }); };
   expect_has(add({{{"RMSNorm", "/opt/norm:RMSNorm"}}}), {"RMSNorm", "use_local_kernel"});
   expect_has(add({{{"", "org/norm"}}}), {"layer's name"});
-  expect_has(message_of([] { DeviceKey("metal"); }), {"cpu, cuda, mps, neuron, npu, rocm, tpu, xpu", "'metal'", "mps"});
+  expect_has(message_of([] { DeviceKey("gpu"); }), {"cpu, cuda, mps, neuron, npu, rocm, tpu, xpu", "'gpu'", "cuda"});
   expect_has(message_of([] { DeviceKey("hip"); }), {"'hip'"});
+  expect_has(add({{{"RMSNorm", {{"metal", "a/b"}, {"mps", "a/c"}}}}}),
+             {"one entry of RMSNorm for mps", "metal is mps"});
   expect_has(message_of([] { DeviceKey("cpu", {80, 90}); }), {"cuda or rocm"});
   expect_has(message_of([] { DeviceKey("cuda", {90, 80}); }), {"min <= max", "[90, 80]"});
   expect_has(message_of([] { ModeKernels({{C, "a/b"}}); }), {"INFERENCE or TRAINING"});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <iterator>
 #include <ostream>
 
 #include "hotswap/base/error.h"
@@ -58,6 +59,13 @@ std::string padded(std::string text, size_t width) {
 
 int64_t KernelReport::bound() const {
   return std::count_if(rows.begin(), rows.end(), [](const KernelRow& row) { return row.package.has_value(); });
+}
+
+KernelReport KernelReport::left_stock() const {
+  KernelReport left;
+  std::copy_if(rows.begin(), rows.end(), std::back_inserter(left.rows),
+               [](const KernelRow& row) { return !row.package && !row.by_choice; });
+  return left;
 }
 
 nlohmann::ordered_json KernelReport::to_json() const {

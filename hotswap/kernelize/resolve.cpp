@@ -6,6 +6,7 @@
 
 #include "hotswap/base/env.h"
 #include "hotswap/base/error.h"
+#include "hotswap/hub/names/version.h"
 #include "hotswap/kernelize/foreign/foreign.h"
 #include "hotswap/kernelize/package/package.h"
 
@@ -20,11 +21,39 @@ std::vector<std::string> layer_names(const Manifest& manifest) {
   return names;
 }
 
-ResolvedKernel from_variant(Manifest manifest, const KernelRef& ref, const std::string& layer,
+// Does what stands in for a repository answer for the version that is asked for?
+bool answers(const StandIn& entry, const KernelRef& ref) {
+  if (!same_repo(entry.repo, ref.repo())) return false;
+  if (!entry.version) return true;
+  const auto newest = static_cast<uint64_t>(*entry.version);
+  if (ref.version()) return static_cast<uint64_t>(*ref.version()) <= newest;
+  return !ref.is_specifier() || SpecifierSet::parse(ref.revision()).least_major() <= newest;
+}
+
+// The name after ':', or else what the layer may be called there, best first: the repository's own name, as far as
+// bundled packages know it (Silu of kernels-community/activation for SiLU), and the mapping's.
+std::vector<std::string> names_of(const std::string& slot_layer, const KernelRef& ref,
+                                  const std::vector<Manifest>& bundled) {
+  if (!ref.layer().empty()) return {ref.layer()};
+  for (const Manifest& manifest : bundled) {
+    const auto own = manifest.layers.find(slot_layer);
+    if (own == manifest.layers.end()) continue;
+    for (const StandIn& entry : manifest.stands_in_for) {
+      const bool same = entry.our_layer == slot_layer || manifest.layers.at(entry.our_layer).ops == own->second.ops;
+      if (same && same_repo(entry.repo, ref.repo())) return {entry.their_layer, slot_layer};
+    }
+  }
+  return {slot_layer};
+}
+
+ResolvedKernel from_variant(Manifest manifest, const KernelRef& ref, const std::vector<std::string>& names,
                             const std::string& note) {
-  const std::string* ours = manifest.layer_named(layer, ref.repo());
+  const std::string* ours = nullptr;
+  for (const std::string& name : names) {
+    if (ours == nullptr) ours = manifest.layer_named(name, ref.repo());
+  }
   if (ours == nullptr) {
-    throw Error({.wanted = cat("a layer '", layer, "' in ", manifest.folder.string()),
+    throw Error({.wanted = cat("a layer '", names.front(), "' in ", manifest.folder.string()),
                  .got = cat("the layers ", join(layer_names(manifest))),
                  .next = "name one of them after ':'"});
   }
@@ -32,12 +61,12 @@ ResolvedKernel from_variant(Manifest manifest, const KernelRef& ref, const std::
   return {std::move(manifest), name, note};
 }
 
-Result<ResolvedKernel> from_folder(const fs::path& folder, const KernelRef& ref, const std::string& layer,
+Result<ResolvedKernel> from_folder(const fs::path& folder, const KernelRef& ref, const std::vector<std::string>& names,
                                    const std::string& device_kind, const std::vector<Manifest>& bundled,
                                    const std::string& note) {
   const auto variant = find_variant(folder, device_kind);
   if (!variant) return Reason{variant.why()};
-  return from_variant(read_package(*variant, bundled), ref, layer, note);
+  return from_variant(read_package(*variant, bundled), ref, names, note);
 }
 
 // The variants of one bundled package: those whose name, or stand-in for this layer, fits.
@@ -70,7 +99,7 @@ Candidates bundled_by_stand_in(const KernelRef& ref, const std::string& layer, c
   Candidates result;
   for (const Manifest& manifest : bundled) {
     for (const StandIn& entry : manifest.stands_in_for) {
-      if (!same_repo(entry.repo, ref.repo()) || entry.their_layer != layer) continue;
+      if (!answers(entry, ref) || entry.their_layer != layer) continue;
       result.variants.push_back(&manifest);
       result.note = cat("stands in for ", ref.repo(), ":", layer);
       break;
@@ -90,13 +119,19 @@ Answered answered(const KernelRef& ref, const std::vector<Manifest>& bundled) {
     result.names.insert(cat(kBundledOrg, "/", manifest.name));
     for (const StandIn& entry : manifest.stands_in_for) {
       result.names.insert(entry.repo);
-      if (same_repo(entry.repo, ref.repo())) result.layers.insert(entry.their_layer);
+      if (answers(entry, ref)) result.layers.insert(entry.their_layer);
     }
   }
   return result;
 }
 
 std::string bundled_names(const KernelRef& ref, const std::vector<Manifest>& bundled) {
+  for (const Manifest& manifest : bundled) {
+    for (const StandIn& entry : manifest.stands_in_for) {
+      if (!same_repo(entry.repo, ref.repo()) || answers(entry, ref)) continue;
+      return cat("the bundled package hotswap/", manifest.name, " stands in for its versions up to v", *entry.version);
+    }
+  }
   const Answered known = answered(ref, bundled);
   return cat("bundled packages answer to ", known.names.empty() ? "nothing" : join(known.names));
 }
@@ -110,13 +145,13 @@ std::string bundled_names(const KernelRef& ref, const std::vector<Manifest>& bun
                            known.layers.empty() ? "" : ", or name a branch or commit to get the repository itself")});
 }
 
-Result<ResolvedKernel> from_hub(const KernelRef& ref, const std::string& layer, const std::string& device_kind,
-                                const std::vector<Manifest>& bundled, HubKernels& hub) {
+Result<ResolvedKernel> from_hub(const KernelRef& ref, const std::vector<std::string>& names,
+                                const std::string& device_kind, const std::vector<Manifest>& bundled, HubKernels& hub) {
   const Result<HubKernel>* kernel = nullptr;
   try {
     kernel = &hub.get(ref, device_kind);
   } catch (const HubError& error) {  // the Hub does not have it, or cannot be asked: what is here may help
-    throw Error({.wanted = cat("the kernel ", ref.repo(), ":", layer, ": ", error.wanted()),
+    throw Error({.wanted = cat("the kernel ", ref.repo(), ":", names.front(), ": ", error.wanted()),
                  .got = error.got(),
                  .next = cat(error.next(), "; ", bundled_names(ref, bundled),
                              "; or say where it lies with LOCAL_KERNELS=", ref.repo(), "=/path")});
@@ -127,7 +162,7 @@ Result<ResolvedKernel> from_hub(const KernelRef& ref, const std::string& layer, 
   }
   const HubKernel& found = **kernel;
   ResolvedKernel resolved =
-      from_variant(read_package(found.folder, bundled, found.digest_checked), ref, layer, origin_of(found));
+      from_variant(read_package(found.folder, bundled, found.digest_checked), ref, names, origin_of(found));
   resolved.verify = [&hub, &found](const FilesInMemory& files) { hub.verify(found, files); };
   return resolved;
 }
@@ -156,17 +191,18 @@ Result<ResolvedKernel> resolve_kernel(const KernelRef& asked, const std::string&
                                       const std::string& device_kind, const std::vector<Manifest>& bundled,
                                       HubKernels& hub) {
   const KernelRef ref = hub.named(asked);
-  const std::string layer = ref.layer().empty() ? slot_layer : ref.layer();
-  if (ref.is_path()) return from_folder(ref.path(), ref, layer, device_kind, bundled, "");
+  const std::vector<std::string> names = names_of(slot_layer, ref, bundled);
+  const std::string& layer = names.front();
+  if (ref.is_path()) return from_folder(ref.path(), ref, names, device_kind, bundled, "");
   for (const auto& [repo, folder] : parse_local_kernels(env(EnvVar::kLocalKernels).value_or(""))) {
     if (same_repo(repo, ref.repo())) {
-      return from_folder(folder, ref, layer, device_kind, bundled, cat("LOCAL_KERNELS: ", repo, " is ", folder));
+      return from_folder(folder, ref, names, device_kind, bundled, cat("LOCAL_KERNELS: ", repo, " is ", folder));
     }
   }
   const bool ours = ref.repo().starts_with(std::string(kBundledOrg) + "/");
   const bool these_bytes = ref.locked() || (!ref.revision().empty() && !ref.is_specifier());
   if (!ours && (these_bytes || answered(ref, bundled).layers.empty())) {
-    return from_hub(ref, layer, device_kind, bundled, hub);
+    return from_hub(ref, names, device_kind, bundled, hub);
   }
   const Candidates found = ours ? bundled_by_name(ref, layer, bundled) : bundled_by_stand_in(ref, layer, bundled);
   if (found.variants.empty()) unknown_kernel(ref, layer, bundled);

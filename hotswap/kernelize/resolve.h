@@ -3,8 +3,8 @@
 //   1. a folder, where a path is named
 //   2. LOCAL_KERNELS' folder for the repository
 //   3. a bundled package by its own name: hotswap/norm
-//   4. a bundled package that stands in for the repository, of whatever version; not where a tag, a branch, a commit or
-//      the project's lock is named, for that means those very bytes
+//   4. a bundled package that stands in for the repository, in its versions up to the one that it was written for; not
+//      where a tag, a branch, a commit or the project's lock is named, for that means those very bytes
 //   5. the Hub: acme/norm, acme/norm@v2, acme/norm@>=1,<3
 #pragma once
 
@@ -32,6 +32,7 @@ struct ResolvedKernel {
   std::function<void(const FilesInMemory&)> verify = {};
 };
 
+// Where no layer is named, the one that serves `layer`, by whatever name it has in the repository.
 // Error where the kernel does not exist or may not run; a Reason where it does, but has nothing for this kind of
 // device.
 Result<ResolvedKernel> resolve_kernel(const KernelRef& ref, const std::string& layer, const std::string& device_kind,

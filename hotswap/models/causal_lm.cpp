@@ -131,6 +131,12 @@ const KernelReport& CausalLM::bind_kernels(Mode mode) {
   }
   const bool named =
       std::any_of(mapping.begin(), mapping.end(), [](const auto& row) { return row.first == kAttentionLayer; });
+  if (named && is_attention_kernel(attn_implementation_)) {
+    throw Error({.wanted = "one kernel for the attention",
+                 .got = cat("attn_implementation ", attn_implementation_, " and a row of the kernel mapping for ",
+                            kAttentionLayer),
+                 .next = "drop one of them"});
+  }
   if (attends && !named) {
     mapping.emplace_back(kAttentionLayer,
                          attention_kernel(attn_implementation_, options.allow_all_kernels, options.project));

@@ -60,6 +60,25 @@ TEST_P(MambaModels, StatesStayWhereTheyAreAndBeginAnew) {
   }
 }
 
+// The slots that only steps of generation reach have no backward, and need none.
+TEST_P(MambaModels, StrictTrains) {
+  const auto model = tiny(GetParam());
+  model->requires_grad(true);
+  model->train();
+  const at::AutoGradMode grad(true);
+  int64_t of_steps = 0;
+  for (const KernelRow& row : model->kernelize(Mode::TRAINING, {.strict = true}).rows) {
+    if (row.layer != "causal_conv1d_update" && row.layer != "selective_state_update") continue;
+    EXPECT_EQ(row.reason, "runs in generation alone, which training does not reach");
+    ++of_steps;
+  }
+  EXPECT_GT(of_steps, 0);
+  const Tensor ids = at::randint(0, 40, {2, 9}, at::kLong);
+  (*model)({.input_ids = ids, .labels = ids}).loss.backward();
+  model->eval();
+  EXPECT_TRUE(model->kernel_report().left_stock().rows.empty());
+}
+
 TEST_P(MambaModels, ReportsEverySlotAndHasNoAttentionToSwap) {
   const auto model = tiny(GetParam());
   const std::set<std::string> served = {"causal_conv1d_fn",       "causal_conv1d_update",      "selective_scan_fn",

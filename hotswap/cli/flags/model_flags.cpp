@@ -34,6 +34,11 @@ TokenizerOptions tokenizer_options(const ModelFlags& flags) {
   return options;
 }
 
+// Fallback is never silent: on stderr, so that a verb's answer stays alone on stdout.
+void report_left_stock(const KernelReport& report) {
+  if (!report.left_stock().rows.empty()) std::cerr << report;
+}
+
 }  // namespace
 
 void add_tokenizer_flags(CLI::App& verb, ModelFlags& flags) {
@@ -79,8 +84,10 @@ std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags&
                             .revision = flags.revision};
   if (!flags.gguf_file.empty()) options.gguf_file = flags.gguf_file;
   if (flags.packed != "auto") options.packed = flags.packed == "on";
-  if (flags.random_weights) return AutoModelForCausalLM::from_random(flags.model, options);
-  return AutoModelForCausalLM::from_pretrained(flags.model, options);
+  const auto model = flags.random_weights ? AutoModelForCausalLM::from_random(flags.model, options)
+                                          : AutoModelForCausalLM::from_pretrained(flags.model, options);
+  report_left_stock(model->kernel_report());
+  return model;
 }
 
 std::optional<fs::path> gguf_path(const ModelFlags& flags) {

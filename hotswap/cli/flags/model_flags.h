@@ -48,6 +48,7 @@ KernelConfig kernel_config_from(const Json& json);
 // The same with --model as a path of this machine, fetched from the Hub if need be. A verb that reads more than the
 // weights asks once; the functions below then look at the disk alone.
 ModelFlags located(ModelFlags flags);
+// Where layers stay stock that the mapping does not keep so, the report goes to stderr.
 std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels);
 Tokenizer load_tokenizer(const ModelFlags& flags);
 ChatTemplate load_chat_template(const ModelFlags& flags);

@@ -279,8 +279,13 @@ TEST_F(CliHub, KernelizesAModelByAName) {
   EXPECT_EQ(refused.status, 1);
   EXPECT_TRUE(has(refused.err, "not from a trusted publisher") && has(refused.err, "allow_all_kernels")) << refused.err;
   EXPECT_EQ(ask(line + " --allow-all-kernels").status, 0);
+  // An attention's kernel too, which is loaded with the model: it is trusted, and has no such layer.
+  const std::string attention = "kernelize --attn-implementation acme/norm@v2 --model " + model.string();
+  EXPECT_TRUE(has(ask(attention).err, "not from a trusted publisher"));
+  EXPECT_TRUE(has(ask(attention + " --allow-all-kernels").err, "a layer 'attention'"));
   write("project/hotswap.toml", "[trust]\nallow = [\"acme/norm\"]\n");
   EXPECT_EQ(ask(line + " --project " + file("project").string()).status, 0);
+  EXPECT_TRUE(has(ask(attention + " --project " + file("project").string()).err, "a layer 'attention'"));
 }
 
 }  // namespace

@@ -104,6 +104,15 @@ std::vector<Version> SpecifierSet::filter(const std::vector<Version>& versions) 
   return finals.empty() ? others : finals;
 }
 
+uint64_t SpecifierSet::least_major() const {
+  uint64_t least = 0;
+  for (const One& one : all_) {
+    const bool bounds = one.op == ">=" || one.op == ">" || one.op == "==" || one.op == "~=";
+    if (bounds && one.version) least = std::max(least, one.version->release().front());
+  }
+  return least;
+}
+
 bool SpecifierSet::names(std::string_view text) const {
   return std::any_of(all_.begin(), all_.end(),
                      [&](const One& one) { return (one.op == "==" || one.op == "===") && one.text == text; });

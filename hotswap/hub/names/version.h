@@ -54,6 +54,8 @@ class SpecifierSet {
   // Those that match. Pre-releases only where the specifier names one, or where nothing else matches.
   std::vector<Version> filter(const std::vector<Version>& versions) const;
   bool names(std::string_view text) const;  // does an == or === spell the version so?
+  // The first number that a version must have at least: 2 of ">=2.0,<3.0" and of "~=2.1"; 0 where any may be lower.
+  uint64_t least_major() const;
 
  private:
   struct One {

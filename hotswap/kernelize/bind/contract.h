@@ -44,6 +44,7 @@ struct Contract {
   bool optional = false;  // where its slot is empty, all that the layer does goes through other slots
   // Where tensors decide: which calls of this slot the kernel serves, for the report; a Reason where it serves none.
   Result<std::string> (*serves)(const SlotBase& slot, const LayerOps& layer) = nullptr;
+  bool steps_only = false;  // steps of generation alone reach its slot: in training there is nothing to serve
 };
 
 const Contract* find_contract(const std::string& name);  // null: unknown

@@ -192,7 +192,9 @@ ForeignPackage attention_package(const char* name, Capabilities has, std::vector
                            "varlen_backward", "decode"}) {
     entry.ops.emplace(role, role);
   }
-  return {.name = name, .layers = {{"attention", std::move(entry)}}, .ops = std::move(ops), .missing = ""};
+  // By the second name transformers' guide asks for it.
+  return {
+      .name = name, .layers = {{"attention", entry}, {"FlashAttention2", entry}}, .ops = std::move(ops), .missing = ""};
 }
 
 ForeignPackage flash_attn2() {

@@ -130,6 +130,19 @@ void read_aliases(const Json& json, PackageLayers& package) {
   }
 }
 
+// {"kernels-community/activation": 1}: what stands in for it answers for its versions up to that one.
+void read_versions(const Json& json, PackageLayers& package) {
+  for (const auto& [repo, version] : json.items()) {
+    bool known = false;
+    for (StandIn& entry : package.stands_in_for) {
+      if (!same_repo(entry.repo, repo)) continue;
+      entry.version = version.as<int64_t>();
+      known = true;
+    }
+    want(known, "a repository that stands_in_for or aliases name", version, repo);
+  }
+}
+
 }  // namespace
 
 std::string read_layers_text(const fs::path& folder) {
@@ -147,7 +160,7 @@ PackageLayers parse_layers(const std::string& text, const fs::path& file) {
   if (schema == 1) {
     json.only({"schema", "layers", "stands_in_for"});
   } else {
-    json.only({"schema", "defaults", "layers", "stands_in_for", "aliases"});
+    json.only({"schema", "defaults", "layers", "stands_in_for", "aliases", "versions"});
   }
   const LayerEntry defaults = schema == 1 ? LayerEntry() : read_defaults(json, schema);
   PackageLayers package;
@@ -171,6 +184,7 @@ PackageLayers parse_layers(const std::string& text, const fs::path& file) {
     for (const Json& entry : list->elements()) package.stands_in_for.push_back(read_stand_in(entry, package));
   }
   if (const auto aliases = json.find("aliases")) read_aliases(*aliases, package);
+  if (const auto versions = json.find("versions")) read_versions(*versions, package);
   return package;
 }
 

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ struct LayerEntry {
 
 struct StandIn {  // "kernels-community/activation:Silu=SiLU"
   std::string repo, their_layer, our_layer;
+  std::optional<int64_t> version = std::nullopt;  // the repository's newest that it was written for; none: any
 };
 
 struct PackageLayers {
