@@ -33,9 +33,9 @@ def shell_of(module: nn.Module, **parts) -> nn.Module:
 
 
 def settings(module: nn.Module) -> tuple:
-    """Its plain attributes: the numbers and switches that a formula may depend on."""
+    """Its class, the forward that the class has now, and its plain attributes: the numbers and switches that a formula may depend on."""
     plain = [(k, v) for k, v in vars(module).items() if isinstance(v, (bool, int, float, str)) and k[0] != "_"]
-    return (class_of(module), *sorted(p for p in plain if p[0] not in ("training", "layer_idx")))
+    return (class_of(module), stock_forward(module), *sorted(p for p in plain if p[0] not in ("training", "layer_idx")))
 
 
 def stock_forward(module: nn.Module) -> Callable:

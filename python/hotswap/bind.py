@@ -1,31 +1,26 @@
 """kernelize and unkernelize: which forward each module of a model runs. plan.py decides, this module binds.
 
-A bound module carries the forward of a package in its own dictionary, before its class's; weights and modules stay what
-they are, so taking it out again is exact. Nothing is done to classes, nor to other models.
+A bound module has a class of its own, whose forward is that of a package (binding.py); weights and modules stay what they are, so
+taking it out again is exact. Nothing is done to the classes of models, nor to other models.
 """
 
 import functools
 import os
 import threading
-import types
 import weakref
 from typing import NamedTuple, Optional
 
 from torch import nn
 
-from hotswap import attention, documents, kernels_mapping, match
+from hotswap import attention, binding, documents, kernels_mapping, match
 from hotswap.mapping import Mapping, mapping_of, mode_name
-from hotswap.packages import owner, package, register_sharding
+from hotswap.packages import package, register_sharding
+from hotswap.plain import wrapped_forward
 from hotswap.plan import ATTENTION, Decision, Planner, device_name, devices_of, plan
 from hotswap.replacement import Replacement, class_of
 from hotswap.sources import NoVariant, Sources, concrete
 
 
-class _MISSING:  # a class: copies of a model see the same one
-    pass
-
-
-_FORWARDS: "weakref.WeakSet" = weakref.WeakSet()  # every forward that was bound to some module
 _BASELINE: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()  # model -> calls of each op when it was bound
 
 
@@ -77,34 +72,15 @@ def _check_mode(mode) -> set:
     return names
 
 
-def _slot(module: nn.Module) -> str:
-    # accelerate's hooks hold the forward that they call under this name
-    return "_old_forward" if "_old_forward" in module.__dict__ else "forward"
-
-
-def _put(module: nn.Module, name: str, value) -> None:
-    module.__dict__.setdefault("_hotswap", {}).setdefault(name, module.__dict__.get(name, _MISSING))
-    module.__dict__[name] = value
-
-
 def _bind(module: nn.Module, replacement: Replacement) -> None:
-    if replacement.option == "cross_entropy":
-        _put(module, "_loss_function", replacement.forward)
+    if replacement.option != "fused_linear_cross_entropy":
+        binding.bind(module, replacement)
         return
-    if replacement.attribute:
-        _put(module, replacement.attribute, replacement.forward)
-        return
-    if replacement.option == "fused_linear_cross_entropy":
-        from hotswap.loss import causal_lm_loss, head_forward, head_of
+    from hotswap.loss import HEAD, causal_lm_loss, head_of
 
-        head = head_of(module)
-        _FORWARDS.add(head_forward)
-        _put(head, _slot(head), types.MethodType(head_forward, head))
-        if getattr(replacement.forward, "defers", False):
-            _put(head, "defers", True)
-            _put(module, "_loss_function", causal_lm_loss)
-    _FORWARDS.add(replacement.forward)
-    _put(module, _slot(module), types.MethodType(replacement.forward, module))
+    defers = getattr(replacement.forward, "defers", False)
+    binding.bind(head_of(module), HEAD, {"defers": True} if defers else {})
+    binding.bind(module, replacement, {"_loss_function": causal_lm_loss} if defers else {})
 
 
 def enabled() -> bool:
@@ -149,8 +125,8 @@ def kernelize(
     for d in decisions:
         _bind_decided(d)
     for module in model.modules():
-        if forward := documents.forward_of(module):
-            _put(module, _slot(module), types.MethodType(forward, module))
+        if (handing := documents.replacement_of(module)) is not None:
+            binding.bind(module, handing)
     model.__dict__["_hotswap_chosen"] = chosen
     if attend == "":
         ops |= attention.bind(model)
@@ -222,15 +198,9 @@ def _take_out(model: nn.Module, only_ours: bool = False) -> None:
     attention.take_out(model)
     model.__dict__.pop("_hotswap_chosen", None)
     for module in model.modules():
-        for name, before in module.__dict__.pop("_hotswap", {}).items():
-            if before is _MISSING:
-                module.__dict__.pop(name, None)
-            else:
-                module.__dict__[name] = before
-        for name in ("_hotswap_why", "_hotswap_source", "_hotswap_forward"):
+        binding.take_out(module, only_ours)
+        for name in ("_hotswap_why", "_hotswap_source"):
             module.__dict__.pop(name, None)
-        if not only_ours and owner(running(module)):  # bound by kernels' own kernelize
-            del module.__dict__["forward"]
     _BASELINE.pop(model, None)
 
 
@@ -249,34 +219,6 @@ def counts(ops) -> dict:
     return {f"{name}.{op}": package(name).calls(op) for name, op in ops}
 
 
-def forwards(module: nn.Module):
-    """The function that the instance carries as its forward, and those that it wraps, the outermost first (accelerate's for
-    autocast, for outputs in float32)."""
-    function = module.__dict__.get(_slot(module))
-    while function is not None:
-        function = getattr(function, "__func__", function)
-        yield function
-        function = getattr(function, "__wrapped__", None)
-
-
-def running(module: nn.Module):
-    return next(forwards(module), None)
-
-
 def runs_ours(module: nn.Module) -> bool:
-    """Is the forward in the module's own dictionary one of ours, or one that kernels' own kernelize bound?"""
-    found = getattr(module.__dict__.get("forward"), "__func__", None)
-    return found in _FORWARDS or hasattr(found, "dispatches") or owner(found) is not None
-
-
-def _runs(module: nn.Module, function, forward) -> bool:
-    return (kernels_mapping.dispatched(module) if hasattr(function, "dispatches") else function) is forward
-
-
-def bound(module: nn.Module, replacement: Replacement) -> bool:
-    """Does this module run that?"""
-    if replacement.option == "cross_entropy":
-        return module.__dict__.get("_loss_function") is replacement.forward
-    if replacement.attribute:
-        return module.__dict__.get(replacement.attribute) is replacement.forward
-    return any(_runs(module, function, replacement.forward) for function in forwards(module))
+    """Has nobody put a forward on this module but we, or kernels' own kernelize?"""
+    return wrapped_forward(module) is None

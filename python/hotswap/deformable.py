@@ -30,7 +30,18 @@ def functions() -> dict:
             raise ValueError(f'wanted method "default", samples between pixels; got {method!r}; pass deformable_attention=False')
         return attend_by_points(value, *pyramid(value_spatial_shapes), sampling_locations, attention_weights, num_points_list)
 
-    return dict(zip(FUNCTIONS, (by_levels, by_points), strict=True))
+    made = dict(zip(FUNCTIONS, (by_levels, by_points), strict=True))
+    for function in made.values():  # a module that holds one can be pickled: __getattr__ finds it by its name
+        function.__qualname__ = function.__name__
+        globals()[function.__name__] = function
+    return made
+
+
+def __getattr__(name):
+    if name in ("by_levels", "by_points"):
+        functions()
+        return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _called(module, forward) -> tuple:
@@ -38,8 +49,8 @@ def _called(module, forward) -> tuple:
     for attribute, value in vars(module).items():
         if getattr(value, "__name__", None) in FUNCTIONS and attribute[0] != "_":
             return value.__name__, value, attribute
-    held = module.__dict__.get("_hotswap", {})  # where ours is bound: what was there before
-    for attribute, value in held.items():
+    binding = module.__dict__.get("_hotswap")  # where ours is bound: what was there before
+    for attribute, (_, value) in (binding.put if binding else {}).items():
         if getattr(value, "__name__", None) in FUNCTIONS:
             return value.__name__, value, attribute
     forward = inside(forward)

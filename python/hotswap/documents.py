@@ -14,7 +14,8 @@ from typing import Optional
 import torch
 from torch import nn
 
-from hotswap.replacement import class_of, decorated, inside, seeing
+from hotswap.plain import own_forward
+from hotswap.replacement import Replacement, class_of, decorated, inside, running, seeing
 
 _GIVEN = ("seq_idx", "cu_seq_lens_q", "position_ids")
 _MASK = "create_causal_mask"
@@ -23,20 +24,18 @@ _CACHES = ("past_key_values", "cache_params", "cache")
 
 def has_mixers(module: nn.Module) -> bool:
     """Does a scan or a convolution of ours run in it?"""
-    return any(getattr(_running(part), "takes_documents", False) for part in module.modules())
+    return any(getattr(running(part), "takes_documents", False) for part in module.modules())
 
 
-def _running(module: nn.Module):
-    slot = "_old_forward" if "_old_forward" in module.__dict__ else "forward"
-    return getattr(module.__dict__.get(slot), "__func__", None)
-
-
-def forward_of(module: nn.Module):
+def replacement_of(module: nn.Module) -> Optional[Replacement]:
     """The forward that hands the bounds of documents on, for a model or a layer around mixers of ours; None for others."""
-    if not has_mixers(module) or _running(module) is not None or isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)) or running(module) is not None or own_forward(module) is not None:
+        return None
+    if not has_mixers(module):
         return None
     is_model = hasattr(module, "config") and hasattr(module, "save_pretrained")
-    return (_model_forward if is_model else _layer_forward)(class_of(module).forward)
+    forward = (_model_forward if is_model else _layer_forward)(class_of(module).forward)
+    return Replacement("mamba", "documents", "mamba", (), forward)
 
 
 @functools.lru_cache(maxsize=None)

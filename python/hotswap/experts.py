@@ -14,6 +14,7 @@ from torch import nn
 
 from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
 from hotswap.packages import load
+from hotswap.plain import own_forward
 from hotswap.replacement import Replacement, class_of
 
 NAME = "hotswap"
@@ -81,8 +82,13 @@ def _forms(module, gated: bool) -> list:
 EXPERTS, WIDE, NARROW = 4, 8, 6  # no two layouts of such weights have one shape
 
 
+def _act_name(module) -> Optional[str]:
+    return next((n for n in ("act_fn", "activation_fn") if getattr(module, n, None) is not None), None)
+
+
 def _act(module):
-    return next((a for n in ("act_fn", "activation_fn") if (a := getattr(module, n, None)) is not None), None)
+    name = _act_name(module)
+    return None if name is None else getattr(module, name)
 
 
 def _key(module) -> tuple:
@@ -110,8 +116,8 @@ def _experts(module) -> Optional[Replacement]:
     bias, transposed = bool(getattr(module, "has_bias", False)), bool(getattr(module, "is_transposed", False))
 
     def candidates():
-        forms = _forms(module, up == "gate_up_proj")
-        return [Replacement("experts", "Experts", "moe", OPS, _forward(form, up, bias, transposed)) for form in forms]
+        forms, parts = _forms(module, up == "gate_up_proj"), (_act_name(module),) if _act_name(module) else ()
+        return [Replacement("experts", "Experts", "moe", OPS, _forward(form, up, bias, transposed), parts=parts) for form in forms]
 
     def agree(candidate):
         shell = _small(module, up, bias, transposed)
@@ -136,8 +142,9 @@ def _is_scaled_block(module) -> bool:
 
 def _scaled_block(module) -> Optional[Replacement]:
     def candidates():
-        layer = load("moe").layers.Llama4TextMoe
-        return [Replacement("experts", "Llama4TextMoe", "moe", OPS, layer.forward, layer)]
+        layer, act = load("moe").layers.Llama4TextMoe, _act_name(module.experts)
+        parts = ("experts", f"experts.{act}") if act else ("experts",)
+        return [Replacement("experts", "Llama4TextMoe", "moe", OPS, layer.forward, layer, parts=parts)]
 
     def agree(candidate):
         shared = nn.Linear(WIDE, WIDE, bias=False, dtype=torch.float32, device="cpu")
@@ -157,8 +164,7 @@ def _scaled_block(module) -> Optional[Replacement]:
 
 def why_not(module) -> str:
     """Why experts of a formula that we know cannot be bound; empty: they can."""
-    found = vars(module)
-    if "forward" in found and "_hotswap" not in found and "_old_forward" not in found:
+    if own_forward(module) is not None:
         return f"{class_of(module).__name__} runs a forward of a parallel plan, which experts_implementation=\"{NAME}\" goes through"
     return ""
 

@@ -8,7 +8,7 @@ from typing import Optional
 
 from torch import nn
 
-from hotswap.replacement import Replacement, class_of
+from hotswap.replacement import class_of
 
 DEVICES = ("cpu", "cuda", "rocm", "mps", "xpu", "npu")
 
@@ -32,37 +32,20 @@ class Layer:
         return f"`{self.layer_class.__module__}` (layer `{self.layer_name}`)"
 
 
-def dispatched(module: nn.Module):
-    """Of a module that carries Each's forward: the function that runs; None: its class's own."""
-    return module.__dict__.get("_hotswap_forward")
-
-
 @functools.lru_cache(maxsize=None)
-def _each(module_class: type) -> type:
-    """A layer class whose forward is what each module has of hotswap: where modules of one name for kernels run different ones."""
+def _own(module_class: type) -> type:
+    """A layer class whose forward is the one that each module's class has, bound or not."""
 
-    @functools.wraps(module_class.forward)
     def forward(self, *args, **kwargs):
-        ours = dispatched(self)
-        return module_class.forward(self, *args, **kwargs) if ours is None else ours(self, *args, **kwargs)
+        return type(self).forward(self, *args, **kwargs)
 
-    forward.dispatches = True
-    forward.__signature__ = inspect.signature(module_class.forward)
-    return type("Each", (nn.Module,), {"forward": forward, "can_torch_compile": True, "has_backward": True})
+    forward.hotswap_stock, forward.__signature__ = module_class, inspect.signature(module_class.forward)
+    return type("Own", (nn.Module,), {"forward": forward, "can_torch_compile": True, "has_backward": True})
 
 
 def _layer_for(found: dict, module_class: type, name: str) -> Optional[Layer]:
     """found: module -> Replacement or None."""
-    kinds = {r for r in found.values()}
-    only: Optional[Replacement] = next(iter(kinds)) if len(kinds) == 1 else None
-    if kinds == {None}:
-        return None
-    if only is not None and only.layer_class is not None and only.forward is only.layer_class.forward:
-        return Layer(only.layer_class, name)
-    for module, replacement in found.items():
-        if replacement is not None:
-            module.__dict__["_hotswap_forward"] = replacement.forward
-    return Layer(_each(module_class), name)
+    return Layer(_own(module_class), name) if any(found.values()) else None
 
 
 def mapping_for(decisions: list) -> dict:

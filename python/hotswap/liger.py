@@ -16,7 +16,7 @@ from inspect import Parameter, Signature
 from types import ModuleType
 from typing import NamedTuple
 
-from hotswap import bind, liger_places
+from hotswap import bind, binding, liger_places
 
 
 class Family(NamedTuple):
@@ -206,7 +206,7 @@ def _apply_liger_kernel(model_type: str, **options) -> None:
 def _apply_liger_kernel_to_instance(model, **options) -> None:
     """What Trainer calls with use_liger_kernel=True."""
     _known_function(getattr(model.config, "model_type", None))(model=model, **options)
-    bind._put(model, "bound_by_trainer", True)
+    binding.put(model, "bound_by_trainer", True)
 
 
 def enable_for_trainer(shadow: bool = False) -> None:

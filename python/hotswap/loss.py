@@ -12,6 +12,7 @@ from transformers.utils import can_return_tuple
 
 from hotswap.liger_loss import check_accum_dtype
 from hotswap.packages import load
+from hotswap.plain import has_global_hooks, has_hooks, is_parametrized, odd_weight, wrapped_forward
 from hotswap.replacement import Replacement, cache_name, class_of
 from hotswap.view import view
 
@@ -148,6 +149,41 @@ def _loss_is_trainers(model):
     return model.__dict__.get("bound_by_trainer", False)
 
 
+HEAD = Replacement("fused_linear_cross_entropy", "lm_head", "loss", (), head_forward)
+
+
+# ---- what an instance says ----------------------------------------------------------------------------------------
+
+
+def why_not_loss(model, bound: bool = False) -> str:
+    """Somebody's own loss stays."""
+    found, binding = getattr(model, "_loss_function", None), model.__dict__.get("_hotswap")
+    ours = None if binding is None else binding.put.get("_loss_function", (None,))[0]
+    if found is None or found is ours:
+        return ""
+    return f"it has a loss_function of its own, {getattr(found, '__qualname__', type(found).__qualname__)}"
+
+
+def why_logits(model, bound: bool = True) -> str:
+    """Why the head must be called as ever, and the loss come from its logits; "": the head may give the loss. bound: the model is
+    bound to that."""
+    head = head_of(model)
+    head = getattr(head, "_fsdp_wrapped_module", head)
+    if not isinstance(head, nn.Linear) or class_of(head).forward is not nn.Linear.forward:
+        return f"lm_head is a {type(head).__name__}"
+    if wrapped_forward(head) is not None:
+        return "lm_head has a forward of its own"
+    if has_hooks(head, but_sharding=True) or has_global_hooks():
+        return "lm_head has hooks"
+    if is_parametrized(head):
+        return "lm_head is parametrized"
+    if name := odd_weight(head):
+        return f"the weight of lm_head is a {name}"
+    binding = head.__dict__.get("_hotswap")
+    exchanged = bound and (binding is None or binding.replacement is not HEAD)
+    return "lm_head was exchanged since: kernelize again" if exchanged else ""
+
+
 @functools.lru_cache(maxsize=None)
 def fused_forward(model_class: type):
     """The forward of `model_class` that gives a loss without logits: in training whenever there are labels, else where
@@ -215,6 +251,8 @@ def fused_forward(model_class: type):
         )
         if past_key_values is not None:
             kwargs[cached] = past_key_values
+        if why_not_loss(self):
+            return stock(self, labels=labels, **kwargs)
         has_labels = labels is not None or kwargs.get("shift_labels") is not None
         options = take_options(kwargs) if has_labels else {}
         if skip_logits is None:  # inside a model whose loss it is (Llama 4) this one only returns logits
@@ -226,6 +264,8 @@ def fused_forward(model_class: type):
             return stock(self, labels=labels, **kwargs)
         if not has_labels:
             raise ValueError("skip_logits=True: wanted labels or shift_labels; got neither; pass one, or leave it out")
+        if why_logits(self):
+            return with_logits(self, options, labels=labels, **kwargs)
         return without_logits(self, options, labels, **kwargs)
 
     return forward
@@ -274,6 +314,8 @@ def deferred_forward(model_class: type):
 
     @functools.wraps(stock)
     def forward(self, *args, labels=None, skip_logits=None, **kwargs):
+        if why_not_loss(self):
+            return stock(self, *args, labels=labels, **kwargs)
         options = {} if labels is None else take_options(kwargs)
         if skip_logits is None:
             skip_logits = self.training and labels is not None
@@ -283,6 +325,8 @@ def deferred_forward(model_class: type):
             return stock(self, *args, labels=labels, **kwargs)
         if labels is None:
             raise ValueError("skip_logits=True: wanted labels; got none; pass them, or leave it out")
+        if why_logits(self):
+            return with_logits(self, options, *args, labels=labels, **kwargs)
         return without_logits(self, options, *args, labels=labels, **kwargs)
 
     forward.defers = True
@@ -290,9 +334,9 @@ def deferred_forward(model_class: type):
 
 
 def _fusing(model):
-    """The forward without logits for a head that is a plain linear layer, in a family that one is right for; or None."""
-    head, family, name = head_of(model), getattr(model.config, "model_type", None), class_of(model).__name__
-    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+    """The forward without logits, in a family that one is right for; or None."""
+    stock, family, name = class_of(model).forward, getattr(model.config, "model_type", None), class_of(model).__name__
+    if head_of(model) is None or not stock.__module__.startswith("transformers.models."):
         return None
     if family in FUSED_FAMILIES and name.endswith("ForCausalLM"):
         return fused_forward(class_of(model))
@@ -303,8 +347,10 @@ def _fusing(model):
 
 def replacements(model) -> list[Replacement]:
     ops = ("cross_entropy_fwd", "cross_entropy_bwd")
-    found = [Replacement("cross_entropy", "ForCausalLMLoss", "loss", ops, causal_lm_loss)]
+    own = dict(attribute="_loss_function", why_not=why_not_loss)
+    found = [Replacement("cross_entropy", "ForCausalLMLoss", "loss", ops, causal_lm_loss, **own)]
     if forward := _fusing(model):
         ops = ("linear_cross_entropy", "linear_cross_entropy_fwd")
-        found.append(Replacement("fused_linear_cross_entropy", "LinearCrossEntropy", "loss", ops, forward))
+        why_not = lambda model, bound: why_not_loss(model) or why_logits(model, bound)
+        found.append(Replacement(HEAD.option, "LinearCrossEntropy", "loss", ops, forward, why_not=why_not))
     return found

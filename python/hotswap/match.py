@@ -177,7 +177,7 @@ def _gated_mlp(module):
             made.append(_scaled_swiglu_mlp())
         if split and isinstance(getattr(module, "limit", None), (int, float)):
             made.append(_clamped_swiglu_mlp())
-        return made
+        return [c._replace(parts=(act,)) for c in made]
 
     def linear(rows, columns):
         made = nn.Linear(columns, rows, dtype=torch.float32, device="cpu")
@@ -411,13 +411,29 @@ def names_of(replacement: Replacement) -> tuple:
 def of_others(module: nn.Module, slot: str, option: str, name: str, layer_class: type) -> Replacement:
     """The layer of a package that is not ours, for this module: in the place of its forward, or of the function that the layer
     is there. name: the package's, for the report."""
-    forward = layer_class.forward
+    forward, place = layer_class.forward, {}
     if slot == "rotary_pos_emb":
         stock = stock_forward(module)
         forward = linking(decorated(stock, seeing(inside(stock), {_rotary_name(stock): layer_class()})))
     elif slot == "ForCausalLMLoss":
-        forward = layer_class()
-    return Replacement(option, slot, name, (), forward, layer_class)
+        forward, own = layer_class(), matches(module)[0]
+        place = dict(attribute=own.attribute, why_not=own.why_not)
+    return Replacement(option, slot, name, (), forward, layer_class, **place)
+
+
+def head_of(model: nn.Module) -> Optional[nn.Module]:
+    from hotswap import loss
+
+    return loss.head_of(model)
+
+
+def heads(module: nn.Module) -> list[Replacement]:
+    """What the head of a model may be bound to, with its model."""
+    if not isinstance(module, nn.Linear):
+        return []
+    from hotswap import loss
+
+    return [loss.HEAD]
 
 
 def why_not(module: nn.Module, candidate: Replacement) -> str:

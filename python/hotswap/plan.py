@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import nn
 
-from hotswap import attention, experts, match
+from hotswap import attention, binding, experts, match
 from hotswap.mapping import ALIASES, Mapping
 from hotswap.packages import dtypes, package
 from hotswap.replacement import Replacement, class_of
@@ -94,7 +94,7 @@ class Planner:
         return self._checked(site, r)
 
     def _checked(self, site: Site, r: Replacement, source: Optional[Source] = None) -> Decision:
-        why = self._lacks(site.module, r)
+        why = self._lacks(site.module, r) or binding.why_not(site.module, r)
         return Decision(site, why=why) if why else Decision(site, r, source.note if source else "", source=source)
 
     def _lacks(self, module: nn.Module, r: Replacement) -> str:
@@ -122,7 +122,7 @@ class Planner:
     def _of_others(self, site: Site, source: Source) -> Decision:
         option = site.replacement.option if site.replacement else "kernel"
         r = match.of_others(site.module, site.layers[0], option, source.name, source.layer_class)
-        if why := match.why_not(site.module, r):
+        if why := match.why_not(site.module, r) or binding.why_not(site.module, r):
             return Decision(site, why=f"{source.name}: {why}")
         declared = getattr(source.layer_class, "has_backward", True)  # as kernels takes it
         if "TRAINING" in self.mode and not declared:
@@ -166,11 +166,11 @@ def plan(model: nn.Module, planner: Planner) -> list:
         if d.replacement is not None and d.site.layers[0] in _PARTS:
             inner = ".experts" if d.site.layers[0] == "Llama4TextMoe" else ""
             whole[f"{d.site.name}{inner}".removeprefix(".")] = d.site.layers[0]
-    fused = {id(d.site.module) for d in decisions if d.replacement and d.site.layers[0] == "LinearCrossEntropy"}
+    fused = {id(d.site.module): d.site.module for d in decisions if d.replacement and d.site.layers[0] == "LinearCrossEntropy"}
     return [_within(d, whole, fused) for d in decisions]
 
 
-def _within(d: Decision, whole: dict, fused: set) -> Decision:
+def _within(d: Decision, whole: dict, fused: dict) -> Decision:
     if d.replacement is None:
         return d
     if d.replacement.option == "activation" and _is_part(d, whole):
@@ -178,6 +178,8 @@ def _within(d: Decision, whole: dict, fused: set) -> Decision:
         return Decision(d.site, why=f"part of {holder}, which is bound", by_choice=True)
     if d.site.layers[0] == "ForCausalLMLoss" and id(d.site.module) in fused:
         return Decision(d.site, why="LinearCrossEntropy goes before it", by_choice=True)
+    if d.replacement.option == "linear" and any(d.site.module is match.head_of(model) for model in fused.values()):
+        return Decision(d.site, why="in the kernel of LinearCrossEntropy", by_choice=True)
     return d
 
 

@@ -18,13 +18,32 @@ class Replacement(NamedTuple):
     layer_class: Optional[type] = None  # of the package; None: the forward is made here
     attribute: Optional[str] = None  # a function that the module holds under this name is replaced, not its forward
     note: str = ""  # what it leaves to the class's own, for the report
+    parts: tuple = ()  # of the module, as dotted paths: what the forward computes without calling it
+    why_not: Optional[Callable] = None  # (module, is it bound to this already) -> why this instance is not for it, or ""
 
 
 def class_of(module: nn.Module) -> type:
-    """Its class; where FSDP2 has put one of its own before it, the one behind."""
-    bases = type(module).__bases__
+    """Its class; behind those that FSDP2, torch's parametrizations and a binding of ours have put before it."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    return bases[1] if fsdp is not None and bases[0] is fsdp.FSDPModule else type(module)
+    found = type(module)
+    while True:
+        if "hotswap_stock" in found.__dict__:
+            found = found.hotswap_stock
+        elif fsdp is not None and found.__bases__[0] is fsdp.FSDPModule:
+            found = found.__bases__[1]
+        elif "parametrizations" in module._modules and found.__name__.startswith("Parametrized"):
+            found = found.__bases__[0]
+        else:
+            return found
+
+
+def running(module: nn.Module) -> Optional[Callable]:
+    """The forward of the replacement that the module is bound to, where nothing stands before it; else None."""
+    carried = module.__dict__
+    if "forward" in carried:
+        return getattr(carried["forward"], "__func__", None)  # by kernels' own kernelize
+    binding = carried.get("_hotswap")
+    return None if binding is None or binding.why_stock(module) else binding.forward
 
 
 def seeing(forward: Callable, functions: dict) -> Callable:

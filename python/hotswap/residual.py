@@ -14,8 +14,9 @@ from torch import nn
 
 from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
 from hotswap.packages import load
+from hotswap.plain import has_global_hooks, has_hooks, is_parametrized
 from hotswap.projections import ADD_NORM, trains
-from hotswap.replacement import Replacement, cache_name, class_of, decorated, inside
+from hotswap.replacement import Replacement, cache_name, class_of, decorated, inside, running
 
 PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 OPS = ("add_rms_norm_fwd", "add_rms_norm_bwd")
@@ -53,8 +54,8 @@ def _norm_and_input_backward():
 def _formula(norm) -> Optional[tuple]:
     """(weight, epsilon, offset, casting) of a norm that runs by our op and has nothing else on it."""
     _, formulas, cast_last = _norm()
-    found = formulas.get(inside(getattr(norm.__dict__.get("forward"), "__func__", None)))
-    if found is None or norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks:
+    found = formulas.get(inside(running(norm)))
+    if found is None or has_hooks(norm) or has_global_hooks() or is_parametrized(norm):
         return None
     eps, offset, casting = found
     casting = "gemma" if class_of(norm).__name__ in cast_last else casting

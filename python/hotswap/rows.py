@@ -5,8 +5,8 @@ from typing import Optional
 
 from torch import nn
 
-from hotswap import attention, elsewhere, mixers, projections
-from hotswap.bind import _BASELINE, bound, counts, enabled, mapping_of_model, one_at_a_time, running
+from hotswap import attention, binding, elsewhere, mixers, projections
+from hotswap.bind import _BASELINE, counts, enabled, mapping_of_model, one_at_a_time
 from hotswap.packages import owner, package
 from hotswap.plan import Site, devices_of, dtypes_of, lacks, sites, why_none
 from hotswap.replacement import Replacement, class_of
@@ -77,14 +77,17 @@ def report(model: nn.Module) -> Report:
 def _row(site: Site, where: tuple) -> Row:
     name, module, layer, r = site.name, site.module, site.layers[0], site.replacement
     why, by_choice = module.__dict__.get("_hotswap_why", {}).get(layer, ("", False))
-    if r is not None and bound(module, r):
+    stock = "" if r is None else binding.why_stock(module, r)
+    if r is not None and not stock:
         made = package(r.package)
         notes = [note for note in (why, r.note, projections.note(module, r)) if note]
         return Row(name, layer, made.name, made.version, made.variant, r.ops, "; ".join(notes), form=r.layer)
     if (source := module.__dict__.get("_hotswap_source")) is not None and _runs_others(module):
         return Row(name, layer, source[0], source[2], source[3], why=why, form=source[1])
-    if package_id := owner(running(module)):  # by kernels' own kernelize, from a mapping
+    if package_id := owner(getattr(module.__dict__.get("forward"), "__func__", None)):  # by kernels' own kernelize, from a mapping
         return Row(name, getattr(class_of(module), "kernel_layer_name", layer), package_id)
+    if stock and binding.is_bound(module, r):
+        return Row(name, layer, None, why=stock)
     return Row(name, layer, None, why=why or _why_stock(site, where), by_choice=by_choice)
 
 
@@ -107,8 +110,8 @@ def _inside(site: Site) -> bool:
 
 def _runs_others(module: nn.Module) -> bool:
     """Is what a mapping's package of others brought still there?"""
-    put = module.__dict__.get("_hotswap", {})
-    return bool(put) and all(name in module.__dict__ for name in put)
+    bound = module.__dict__.get("_hotswap")
+    return bound is not None and bound.replacement is not None and not binding.why_stock(module, bound.replacement)
 
 
 def _why_stock(site: Site, where: tuple) -> str:
@@ -121,7 +124,7 @@ def _why_stock(site: Site, where: tuple) -> str:
     if why := lacks(module, r, *where):
         return why
     if "_hotswap_why" in module.__dict__:
-        return "another forward was put on it since it was bound"
+        return binding.why_not(module, r) or "what was bound was taken from it since"
     return "kernelize() has not seen it"
 
 

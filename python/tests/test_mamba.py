@@ -140,11 +140,12 @@ def functions(m):
 
 
 def test_the_report_and_back(name):
-    m = twin(model(name))
+    stock = model(name)
+    m = twin(stock)
     rows = functions(m)
     assert rows and all(row.package == "mamba" for row in rows)
-    mixer = m.get_submodule(rows[0].name.removesuffix(".conv1d"))
-    forward = type(mixer).forward
+    place = rows[0].name.removesuffix(".conv1d")
+    mixer, forward = m.get_submodule(place), type(stock.get_submodule(place)).forward
     assert mixer.forward.__func__ is not forward
     hotswap.unkernelize(m)
     assert mixer.forward.__func__ is forward

@@ -76,7 +76,7 @@ def test_evaluation_autocast_hooks_and_switches():
     with Calls() as calls:
         same_step(ours, stock, batch(), 1e-5, 2e-5)
     assert calls.own["norm.add_rms_norm_fwd"] == LAYERS - 1
-    before = type(ours.model.layers[0]).forward
+    before = type(stock.model.layers[0]).forward
     assert "forward" not in vars(hotswap.unkernelize(ours).model.layers[0]) and type(ours.model.layers[0]).forward is before
 
 
