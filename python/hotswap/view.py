@@ -28,7 +28,9 @@ class _View:
         setattr(self._of, name, value)
 
     def __call__(self, *args, **kwargs):
-        return nn.Module.__call__(self, *args, **kwargs)
+        """With a forward in `own`, that alone, without the module's hooks."""
+        forward = self._own.get("forward")
+        return nn.Module.__call__(self, *args, **kwargs) if forward is None else forward(*args, **kwargs)
 
 
 class _InstanceView(_View):
