@@ -1,4 +1,4 @@
-// transformers' guides to kernels in this host's words, snippet by snippet, against a served Hub: docs/guides.md has
+// transformers' guides to kernels in this host's words, snippet by snippet, against a served Hub: docs/snippets.md has
 // the table. Of the guides' text only the names of models, repositories and devices are others.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
