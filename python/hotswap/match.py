@@ -377,7 +377,7 @@ def looks_like(module: nn.Module) -> Optional[str]:
     """The layer that a module seems to be by its looks alone."""
     if is_rms_norm(module):
         return "RMSNorm"
-    if _is_vector(module, "weight") and class_of(module).__name__.endswith("LayerNorm"):
+    if class_of(module).__name__.endswith("LayerNorm") and _is_vector(module, "weight"):
         return "LayerNorm"
     if _rotary_name(stock_forward(module)):
         return "rotary_pos_emb"

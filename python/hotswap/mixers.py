@@ -141,9 +141,10 @@ def _mixer(module) -> Optional[Replacement]:
 
 
 def _is_gated_norm(module) -> bool:
+    if not class_of(module).__name__.endswith("RMSNormGated") or not isinstance(getattr(module, "variance_epsilon", None), float):
+        return False
     weight = getattr(module, "weight", None)
-    found = class_of(module).__name__.endswith("RMSNormGated") and isinstance(getattr(module, "variance_epsilon", None), float)
-    return found and isinstance(weight, torch.Tensor) and weight.dim() == 1
+    return isinstance(weight, torch.Tensor) and weight.dim() == 1
 
 
 @functools.lru_cache(maxsize=None)

@@ -338,3 +338,13 @@ def test_exchanged_parts(what):
     same(step(ours), step(stock), what)
     same(step(hotswap.kernelize(ours, fused_linear_cross_entropy=True)), step(stock), f"{what}, again")
     same(step(hotswap.unkernelize(ours)), step(stock), f"{what}, without")
+
+
+@pytest.mark.parametrize("part", ["lm_head", "model.layers.0.mlp.up_proj"])
+def test_kernelize_does_not_compute_a_parametrized_weight(part):
+    """Each look at a weight under spectral_norm is a step of its iteration in training."""
+    m = fresh("llama")
+    nn.utils.parametrizations.spectral_norm(m.get_submodule(part))
+    before = {name: buffer.clone() for name, buffer in m.named_buffers()}
+    hotswap.report(hotswap.kernelize(m, fused_linear_cross_entropy=True))
+    assert all(torch.equal(buffer, before[name]) for name, buffer in m.named_buffers())
