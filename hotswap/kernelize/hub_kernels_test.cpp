@@ -267,14 +267,14 @@ TEST_F(KernelsOfTheHub, StandInsComeFirstUnlessTheseBytesAreMeant) {
   }
   EXPECT_EQ(asked(), 0u);
   // Later ones than those that the stand-in was written for are the repository's own.
+  PackageCopy theirs("norm");
+  serve(theirs.root(), "kernels-community/liger_kernels", "main");
   trust("kernels-community");
   for (const char* name : {"kernels-community/liger_kernels@v4:LigerRMSNorm", "kernels-community/liger_kernels@>=99",
                            "kernels-community/liger_kernels@~=4.1:LigerRMSNorm"}) {
     expect_has(refused(name), {"the kernel kernels-community/liger_kernels:LigerRMSNorm",
                                "hotswap/norm stands in for its versions up to v3"});
   }
-  PackageCopy theirs("norm");
-  serve(theirs.root(), "kernels-community/liger_kernels", "main");
   expect_has(
       row_of(kernelize(model, I, {.config = only("kernels-community/liger_kernels@main:LigerRMSNorm")}), "RMSNorm")
           .reason,
