@@ -103,7 +103,7 @@ class Chat {
       std::cout << model_->kernel_report();
     } else {
       std::fprintf(stderr,
-                   "%s/reset  forget the conversation    /system TEXT  begin anew with this system message\n"
+                   "%s/reset  forget the conversation    /system TEXT  start over with this system message\n"
                    "/undo   forget the last exchange      /history  print the messages as JSON\n"
                    "/report which kernels run             /exit  end (so does the end of the input)\n",
                    word == "/help" ? "" : cat("no command ", word, "\n").c_str());
@@ -149,7 +149,7 @@ void add_chat(CLI::App& app) {
   flags->kernels.use_kernels = true;
   verb->add_flag("--no-kernels", flags->no_kernels, "Run the stock layers");
   verb->add_option("--system", flags->system, "The system message");
-  verb->add_option("--max-new-tokens", flags->max_new_tokens, "At most so many tokens an answer")
+  verb->add_option("--max-new-tokens", flags->max_new_tokens, "Maximum number of tokens of an answer")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   verb->add_option("--temperature", flags->temperature, "Sample at this temperature; 0: greedy")

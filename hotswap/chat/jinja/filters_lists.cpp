@@ -208,20 +208,7 @@ Value first(Interpreter&, const Value& input, const Arguments& arguments) {
   return item ? *item : Value::undefined("No first item, sequence was empty.");
 }
 
-bool reversible(const Value& value) {
-  switch (value.kind()) {
-    case Kind::kUndefined:
-    case Kind::kString:
-    case Kind::kList:
-    case Kind::kTuple:
-    case Kind::kDict:
-    case Kind::kView:
-    case Kind::kRange:
-      return true;
-    default:
-      return false;
-  }
-}
+bool reversible(const Value& value) { return iterable(value) && !value.is(Kind::kGenerator) && !value.is(Kind::kLoop); }
 
 Value last(Interpreter&, const Value& input, const Arguments& arguments) {
   const Parameters none("last", arguments, {});
