@@ -1,6 +1,6 @@
 # hotswap_kernel(NAME): kernels/NAME becomes build/packages/NAME/build/<variant>/, the layout of kernel-builder.
 #   *_cpu.cpp               compiled once per ISA (HOTSWAP_ISA = base, v3, v4), chosen at run time
-#   torch-ext/*.cpp         the op library's face, torch stable ABI only
+#   torch-ext/*.cpp         op registration, torch stable ABI only
 #   *.cu                    with CUDA on: a second variant, the CPU's kernels and these in one library
 # (both in any number and at any depth but in tests/: each file is an object of its own)
 #   *_test.cpp              bin/NAME_test, and so NAME_bench.cpp, NAME_cuda_bench.cpp: load the built package as any host does

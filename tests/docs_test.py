@@ -2,7 +2,7 @@
 
     docs_test.py [--build build]
 
-Looks at inline code, code blocks and links of README.md, CONTRIBUTING.md, docs/, bench/*.md and the packages' cards.
+Looks at inline code, code blocks and links of README.md, CONTRIBUTING.md, CHANGELOG.md, SECURITY.md, docs/, bench/*.md and the packages' cards.
 The command line itself is asked (`hotswap VERB --help`) where the build folder has it, and where the demo's model is there
 too, for the table of kernels that README.md shows. The table of model families is held against the families. README.md's
 C++ is examples/generate, letter for letter: tests/install_test.py compiles it; its Python is run by tests/pip_test.py.
@@ -35,6 +35,8 @@ def documents() -> list[Path]:
     found = [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        ROOT / "SECURITY.md",
         *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("bench/*.md"),
         *ROOT.glob("kernels/*/CARD.md"),

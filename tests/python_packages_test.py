@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 
-SHORT = ("test_face.py", "test_families.py", "test_imports.py")
+SHORT = ("test_face.py", "test_families.py", "test_imports.py", "test_types.py")
 
 
 def face(which: str, folder: Path) -> list[str]:

@@ -27,6 +27,8 @@ _WHERE = {
 }
 
 
+_FAMILIES = ("apply_liger_kernel_to_", "_apply_liger_kernel_to_")
+
 _MODULES = frozenset(
     """attention auto chunked_loss distillation experts generation grpo head liger loss mamba modules packages
     preference""".split()
@@ -69,7 +71,7 @@ def __getattr__(name):
         return version("hotswap")
     if name in _MODULES:
         return importlib.import_module(f"hotswap.{name}")
-    if name.startswith(("apply_liger_kernel_to_", "_apply_liger_kernel_to_")):
+    if name.startswith(_FAMILIES):
         where = "liger"
     elif name.lower().startswith("liger"):
         found = importlib.import_module("hotswap.liger_places").place_of(name)
@@ -87,4 +89,5 @@ def __dir__():
     from hotswap import liger_places
 
     places = (importlib.import_module(f"hotswap.{place}") for places in liger_places.PLACES.values() for place in places)
-    return sorted({*globals(), *_WHERE, *_MODULES, *(name for place in places for name in place.__all__)})
+    ligers = {name for place in places for name in place.__all__ if name.lower().startswith(("liger", *_FAMILIES))}
+    return sorted({*globals(), *_WHERE, *_MODULES, *ligers})
