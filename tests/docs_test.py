@@ -26,6 +26,7 @@ NOT_OURS = re.compile(
     |metadata\.json|hotswap\.toml|_ops\.py)(/|$)""",
     re.VERBOSE,
 )
+LONGEST = 160  # characters of a line that is not of a table
 VARIABLE = re.compile(
     r"\b(?:HOTSWAP_[A-Z_]+|HF_[A-Z_]+|USE_HUB_KERNELS|KERNELS_CACHE|LOCAL_KERNELS|DISABLE_KERNEL_MAPPING)\b"
 )
@@ -153,6 +154,9 @@ def problems(
         for m in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     ]
     prose = re.sub(r"^```.*?^```", lambda m: re.sub(r"[^\n]", " ", m.group()), text, flags=re.MULTILINE | re.DOTALL)
+    for number, line in enumerate(prose.splitlines()):
+        if not line.lstrip().startswith("|") and len(re.sub(r"`[^`]*`|\]\(.*?\)", "", line.rstrip())) > LONGEST:
+            found.append(f"{document.name}:{number + 1}: expected lines of at most {LONGEST} characters outside tables; wrap it")
     for match in re.finditer(r"\]\(([^)\s]+)\)", prose):
         if not re.match(r"https?:|#|mailto:", match.group(1)) and not resolves(match.group(1), document, build):
             note(match.start(), f"the link {match.group(1)} leads nowhere")
@@ -234,6 +238,7 @@ def self_test(verbs: set[str], variables: set[str]) -> None:
         "Run `./x dance`.",
         "```sh\n./x sing\n```",
         "Set `HOTSWAP_NOT_THERE`.",
+        "a word " * 30,
     ]
     for text in bad:
         assert problems(

@@ -40,23 +40,23 @@ WORDS = {
     "anew": (r"anew", "again"),
     "ask": (r"ask(?:s|ed|ing)?", "needs, calls, queries, requests, checks"),
     "behind": (r"behind", "after"),
-    "copy engine": (r"copy engine", "TMA"),
-    "face": (r"(?:Python|C\+\+|library's) face", "API, op registration"),
-    "given": (r"(?:is|are|was|were) given", "is passed, is provided, is returned"),
+    "copy engine": (r"copy\s+engine", "TMA"),
+    "face": (r"(?:Python|C\+\+|library's)\s+face", "API, op registration"),
+    "given": (r"(?:is|are|was|were)\s+given", "is passed, is provided, is returned"),
     "house names": ("|".join(NAMES), "see docs/glossary.md"),
     "largest": (r"largest", "argmax for an index, max for a value"),
     "lie": (r"lies?", "is stored, is laid out, layout"),
     "most": (r"k?[Mm]ost[_A-Z]\w*|MOST_\w+|\w+_most|at most so", "max, kMax, max_"),
     "nobody": (r"(?:no|every|some)body", "no caller, every thread: name the actor"),
     "numbers": (r"numbers", "elements, values, scalars"),
-    "one's own": (r"one's own", "your own, self-hosted, custom"),
-    "place": (r"(?<!in )(?<!in-)places?", "position, index, offset, slot, buffer, location"),
+    "one's own": (r"one's\s+own", "your own, self-hosted, custom"),
+    "place": (r"(?<!in[\s-])places?", "position, index, offset, slot, buffer, location"),
     "reach": (r"reach(?:es|ed)?", "window, range, visible length"),
     "said": (r"said|says", "reports, emits, documents, states"),
-    "so many": (r"so many", "the count: n, rows"),
+    "so many": (r"so\s+many", "the count: n, rows"),
     "together": (r"together", "in total, merged"),
     "told": (r"told|tells?", "is reported, an error"),
-    "turns": (r"in turns?", "interleaved, alternately, round-robin"),
+    "turns": (r"in\s+turns?", "interleaved, alternately, round-robin"),
     "want": (r"(?<![.>])want(?:s|ed)?", "expected, required, needs"),
     "who": (r"who(?:m|ever)?", "the caller, a thread, a block: name the actor"),
 }
@@ -66,7 +66,8 @@ def group(word: str) -> str:
     return re.sub(r"\W", "_", word)
 
 
-ANY_WORD = re.compile(r"(?<![A-Za-z])(?:" + "|".join(f"(?P<{group(w)}>{p})" for w, (p, _) in WORDS.items()) + r")(?![A-Za-z])")
+ONE_OF = "|".join(f"(?P<{group(word)}>{pattern})" for word, (pattern, _) in WORDS.items())
+ANY_WORD = re.compile(rf"(?<![A-Za-z])(?:{ONE_OF})(?![A-Za-z])")
 
 
 def for_users(path: str, text: str) -> str:
