@@ -4,7 +4,7 @@
 //   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -I. bench/gpu_decode_exchange.cu -o gpu_decode_exchange
 //   ./gpu_decode_exchange
 //
-// Prints a line a case; what each block got is checked in every turn. Results: docs/notes/decode_launches.md.
+// Prints a line a case; what each block got is checked in every turn. Results: docs/notes/archive/decode_launches.md.
 #include <cstdio>
 
 #include "kernels/common/gpu/device.cuh"

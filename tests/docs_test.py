@@ -211,6 +211,16 @@ def family_problems(text: str, sources: list[str]) -> list[str]:
     ]
 
 
+def note_problems(name: str, text: str) -> list[str]:
+    """A note begins with what it came to, when, and whether work on it goes on; closed ones are in docs/notes/archive/."""
+    found = re.match(r"# .*\n\n\*\*Conclusion\*\* \(\d{4}-\d\d-\d\d, (open|closed)\)\. \S", text)
+    if not found:
+        return [f"{name}: expected '**Conclusion** (YYYY-MM-DD, open or closed). ...' after the title; got none"]
+    if (found[1] == "closed") != ("/archive/" in name):
+        return [f"{name}: expected closed notes in docs/notes/archive/ and open ones in docs/notes/; got a note that is {found[1]}"]
+    return []
+
+
 def demo_table(text: str) -> list[str]:
     """The lines of the kernel report that README.md shows, from its first one to the dots."""
     return re.search(r"^kernels: .*?\n(?=  \.\.\.$)", text, re.MULTILINE | re.DOTALL).group().splitlines()
@@ -246,6 +256,10 @@ def self_test(verbs: set[str], variables: set[str]) -> None:
         ), f"self test: {text!r} was not found"
     good = "`hotswap/base/error.h` [m](CONTRIBUTING.md) `./x test -R norm` `HOTSWAP_LOG_LEVEL` `org/name` `rms_norm/1`"
     assert not problems(good, ROOT / "README.md", None, verbs, variables, Cli(None))
+    note = "# A\n\n**Conclusion** (2026-11-28, {}). It pays.\n"
+    assert not note_problems("docs/notes/a.md", note.format("open"))
+    assert not note_problems("docs/notes/archive/a.md", note.format("closed"))
+    assert note_problems("docs/notes/a.md", note.format("closed")) and note_problems("docs/notes/a.md", "# A\n\nOnce\n")
     program, lines = "int main() {}\n", "word\n" * 90
     assert not readme_problems(f"```cpp\n{program}```\n{lines}", program)
     assert len(readme_problems(f"```cpp\n{program} ```\n", program)) == 2
@@ -267,6 +281,8 @@ def main() -> None:
     files = documents()
     found = [p for file in files for p in problems(file.read_text(), file, build, verbs, variables, cli)]
     found += readme_problems((ROOT / "README.md").read_text(), (ROOT / "examples/generate/main.cpp").read_text())
+    notes = {str(p.relative_to(ROOT)): p.read_text() for p in ROOT.glob("docs/notes/**/*.md")}
+    found += [problem for name, text in sorted(notes.items()) for problem in note_problems(name, text)]
     families = [p.read_text() for p in sorted(ROOT.glob("hotswap/models/families/*.cpp"))]
     found += family_problems((ROOT / "docs/adding_a_model.md").read_text(), families)
     if build:
