@@ -39,6 +39,7 @@ def documents() -> list[Path]:
         ROOT / "CHANGELOG.md",
         ROOT / "SECURITY.md",
         *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/*.md"),
         *ROOT.glob("bench/*.md"),
         *ROOT.glob("kernels/*/CARD.md"),
     ]
