@@ -113,6 +113,12 @@ def resolves(path: str, document: Path, build: Path | None) -> bool:
     return any(any(place.glob(path)) for place in places if not path.startswith("/"))
 
 
+def anchors(text: str) -> set[str]:
+    """Of the headings; those of equal headings differ between GitHub and the site, so none may be linked to."""
+    found = [re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
+    return {one for one in found if found.count(one) == 1}
+
+
 _tracked: list[str] = []
 
 
@@ -161,6 +167,10 @@ def problems(
     for match in re.finditer(r"\]\(([^)\s]+)\)", prose):
         if not re.match(r"https?:|#|mailto:", match.group(1)) and not resolves(match.group(1), document, build):
             note(match.start(), f"the link {match.group(1)} leads nowhere")
+        path, _, anchor = match.group(1).partition("#")
+        target = document.parent / path if path else document
+        if anchor and target.suffix == ".md" and target.exists() and anchor not in anchors(target.read_text()):
+            note(match.start(), f"the link {match.group(1)} names no heading of that page")
     for match in re.finditer(r"`([^`\n]+)`", prose):
         code = match.group(1)
         if (
@@ -247,6 +257,7 @@ def self_test(verbs: set[str], variables: set[str]) -> None:
         "See `hotswap/nowhere/x.h`.",
         "[a](docs/absent.md)",
         "Run `./x dance`.",
+        "[a](#no-such-heading)",
         "```sh\n./x sing\n```",
         "Set `HOTSWAP_NOT_THERE`.",
         "a word " * 30,
