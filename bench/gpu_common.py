@@ -156,7 +156,7 @@ class Cases:
         return torch.compile(fn, dynamic=False)
 
     def face(self, package):
-        """The package's Python face, whose functions have gradients."""
+        """The package's Python API, whose functions have gradients."""
         os.environ["HOTSWAP_PACKAGES"] = str(self.packages)
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
         from hotswap.packages import load

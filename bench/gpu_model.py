@@ -16,7 +16,7 @@ seven steps. With --turns the processes in Python stay and take turns, --repeats
 transformers takes the packages through KernelConfig(use_local_kernel=True) ("kernels"), which needs Python's `kernels`,
 and through python/ ("hotswap": every layer and the loss without logits; "attention": that, and the attention, as in
 "hotswap attention" of the C++ host); "compile" is torch.compile of the stock model, and Liger's line needs its wheel:
-what is missing is said.
+missing dependencies are reported.
 """
 
 import argparse

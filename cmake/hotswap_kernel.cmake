@@ -21,7 +21,7 @@ set(HOTSWAP_KERNEL_FLAGS -O3 -fopenmp-simd -fno-math-errno -fno-trapping-math -f
 
 add_custom_target(benchmarks)  # `ninja benchmarks`: tests do not wait for them
 
-# What every package links, compiled once, and has in its Python face.
+# What every package links, compiled once, and has in its Python API.
 file(GLOB HOTSWAP_KERNELS_COMMON CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/kernels/common/cpu/*.cpp"
      "${CMAKE_SOURCE_DIR}/kernels/common/torch/*.cpp")
 file(GLOB HOTSWAP_PYTHON_COMMON CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/kernels/common/python/*.py")

@@ -7,7 +7,7 @@
 The id `_<name>_<backend>_<7 hex>` is the op namespace and the file name, because torch.ops and Python's module table keep
 one entry per id in a process: what is built from other bytes needs another id. It hashes the FILEs, which are compiled
 or staged, and the headers that they include in quotes, wherever those lie under the root; nothing else. The same list
-goes to id.h.d for the build. The FILEs of `stage` are what all Python faces share, kernels/common/python.
+goes to id.h.d for the build. The FILEs of `stage` are what all Python APIs share, kernels/common/python.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 """The packages through Python's own `kernels`, unmodified: runs kernels/*/tests with pytest.
-With --face, python/tests: the Python face on transformers; short: what takes seconds, long: the rest.
+With --face, python/tests: the Python API on transformers; short: what takes seconds, long: the rest.
 
     python_packages_test.py --packages build/packages [--face short|long|all]
 """

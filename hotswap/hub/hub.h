@@ -38,8 +38,8 @@ class Hub {
 
   std::string commit(const Repo& repo, const std::string& revision);
   RepoRefs refs(const Repo& repo, bool anew = false);  // anew: asked however young the known ones are
-  // Of org/name: what the Hub says of org. That it is not trusted is not believed for long: it is asked again each
-  // time.
+  // Whether the Hub trusts the org of org/name. A negative answer is not cached: the Hub is queried again on each
+  // call.
   Publisher publisher(const Repo& repo);
   // Files only, all of them. anew: asked, whatever the cache holds.
   std::vector<TreeEntry> tree(const Repo& repo, const std::string& revision, bool anew = false);

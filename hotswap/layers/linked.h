@@ -1,6 +1,6 @@
-// Projections of one input, whose gradients of it meet in their products. Autograd makes a tensor for each projection
-// and adds them up, which reads and writes each again; here each projection also hands its input on to the next, so
-// that backward goes through them in turn and each product adds to what is there.
+// Linear layers that share an input: dX is accumulated in the GEMMs (beta = 1) instead of by separate adds. Autograd
+// would make one dX for each projection and read and write each again to add them; here each projection also passes
+// its input on to the next, so that backward visits them in order and each GEMM adds to the same dX.
 //
 //   LinkedProjections linked(kernels_are_bound);
 //   const Tensor q = linked(q_proj, x), k = linked(k_proj, x), v = linked(v_proj, x);

@@ -165,7 +165,7 @@ TEST(FamilyConfig, NumbersOfExperts) {
   }
 }
 
-// Where a layer has what sdpa lacks, eager is what runs unless something is asked for; and asking for sdpa is told.
+// Where a layer needs what sdpa lacks, eager is the default; requesting sdpa is an error.
 TEST(FamilyConfig, WhichStockAttentionAModelAsksFor) {
   EXPECT_EQ(model_of("gemma")->attn_implementation(), "sdpa");
   const auto capped = model_of("gemma2", {{"head_dim", 8}});

@@ -23,8 +23,8 @@ struct ForwardTraits {
   static constexpr int kQueryStages = kKeys > 128 || kOutInQueries ? 1 : 2,
                        kOutStage = kOutInQueries ? 0 : kQueryStages;
   static constexpr int kStages = kDim == 64 ? 4 : 2;  // of keys and of values: as many as there is memory for
-  // Where the end of a row's keys moves by more than a key tile within a tile of rows, warpgroups have their own ends;
-  // not with two buffers: who is a tile ahead would leave none for the others.
+  // Where the end of a row's keys moves by more than a key tile within a tile of rows, warpgroups have their own ends.
+  // Needs more than 2 stages: a consumer that is one tile ahead would otherwise hold every buffer.
   static constexpr bool kOwnEnds = (kRows > kKeys) && (kStages > 2);
   static constexpr int kThreads = kWarpgroup * (1 + kWorkers);
   // All of a multiprocessor's 64 K registers, most of them for the workers.

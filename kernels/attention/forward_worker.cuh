@@ -143,8 +143,8 @@ struct Worker {
     barrier_wait(kOutBarrier + number, kWarpgroup);
   }
 
-  // The first scores of a tile. Of one without keys they are products of whatever lies there, and nobody looks: the
-  // compiler keeps products running only where none of them is conditional.
+  // The first scores of a tile. For a tile without keys they are garbage and are discarded: a branch here would make
+  // the compiler serialise wgmma.
   __device__ __forceinline__ void start_tile(const Job& job) {
     if (F::kOutInQueries && job.rows > 0) m.q_full[q_stage.index].wait(q_stage.parity);  // also of one without keys
     if (job.keys.first < job.keys.end) {

@@ -27,7 +27,7 @@ struct Arguments : DecodeArguments {
   int top_k;
 };
 
-// Who goes where.
+// Token-to-expert assignment of this block.
 struct Routing {
   int32_t expert[kMost];  // of an assignment, or -1
   int32_t hit[kMost];     // the experts that are hit

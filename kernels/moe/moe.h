@@ -3,8 +3,8 @@
 // an expert's first projection: 2 I where the activation has a gate, else I.
 //
 // Assignments a = t k + j are sorted by expert, then by a (stable): `order` [S] slot -> a, `slots` [S] a -> slot or -1,
-// `offsets` [E + 1] expert -> its first slot. An index below 0 or from E on is somebody else's expert: it has no slot,
-// no weight is read for it, its score gets gradient 0. No other assignment is ever dropped.
+// `offsets` [E + 1] expert -> its first slot. An index outside [0, E) is an expert of another rank (expert
+// parallelism): no slot, no weight is read for it, its score gets gradient 0. No other assignment is ever dropped.
 //
 //   X = x[t of slot]   h = X W1^T + b1   A = act(h)   Y = A W2^T + b2   y_t = sum over j of s_tj Y[slot of t, j]
 //   backward, dY = dy[t of slot] (no Y is kept, A is computed again from h):

@@ -1,5 +1,5 @@
-"""Asking a module's class whether a forward of ours computes what its own does: both run on a few numbers, once for each
-class and its settings."""
+"""Numerical check: does our forward compute what the module's own does? Both run on small probe inputs, once for each class
+and its settings."""
 
 import threading
 from contextvars import ContextVar

@@ -1,8 +1,8 @@
-"""Decoder layers of the common kind, whose norms take the residual with them: after attention the addition and the norm are one op,
-and in backward each norm adds the residual's gradient to its own. A sum less each, for training on a GPU, where it was measured.
+"""Fuses the residual addition into RMSNorm (AddRMSNorm) in decoder layers of the common kind: after attention the addition and the
+norm are one op, and in backward the norm adds the residual's gradient to its own. Used for training on a GPU, where it was measured.
 
-The layer's parts stay modules and are called as modules. As everywhere, a class is asked first: its forward and this one run on
-a few numbers, with stand-ins for the parts, that show what is called with what and added to what.
+The layer's parts stay modules and are called as modules. A class is checked first: its forward and this one run on probe inputs,
+with stand-ins for the parts that record what is called with what and added to what.
 """
 
 import functools

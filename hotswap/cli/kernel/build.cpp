@@ -163,7 +163,7 @@ class Build {
       level_.resize(std::max<size_t>(2, level_.size()));
       if (level_ < BuildVersion{2, 10}) problems.emplace_back("torch.stable-abi: wanted 2.10 or newer");
     }
-    if (!fs::is_directory(face())) problems.push_back("no folder torch-ext/" + python_name() + " with the Python face");
+    if (!fs::is_directory(face())) problems.push_back("no folder torch-ext/" + python_name() + " with the Python API");
     if (problems.empty()) return;
     throw Error({.wanted = "a package that can be built here: " + (package_ / "build.toml").string(),
                  .got = join(problems, "; "),
@@ -300,7 +300,7 @@ class Build {
     run_compiler(objects, "link " + id_);
   }
 
-  // What of the Python face is staged.
+  // What of the Python API is staged.
   std::vector<fs::path> face_files() const {
     std::vector<fs::path> files;
     for (fs::recursive_directory_iterator at(face()), end; at != end; ++at) {

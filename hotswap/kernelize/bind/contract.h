@@ -37,7 +37,7 @@ struct Contract {
   // Fresh inputs of that size with the stock forward that they go through (example.h). A Reason where nothing says
   // which function the layer of that name computes.
   Result<Example> (*example)(const std::string& layer, const ExampleSize& size);
-  // What `hotswap bench` measures: what fits the caches of one core, and what is beyond the last cache.
+  // What `hotswap bench` measures: one size that fits the L2 of a core, one larger than the LLC.
   ExampleSize small = {.rows = 128}, large = {.rows = 32768};
   // What a layer of this contract may claim beside the capabilities that every layer has.
   std::set<std::string> features = {}, numbers = {};  // "window"; "head_dims"

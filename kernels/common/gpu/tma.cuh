@@ -1,5 +1,5 @@
-// The copy engine (TMA, sm_90): boxes of a tensor of four dimensions to and from shared memory, what lies outside of
-// the tensor as zeros (loads) or not at all (stores). tensor_map.h describes the tensor. And bytes as they lie.
+// TMA (sm_90): tiled copies of a 4-d tensor to and from shared memory, and bulk copies of contiguous bytes. Outside of
+// the tensor a load writes zeros and a store writes nothing. tensor_map.h describes the tensor.
 #pragma once
 
 #include <cuda.h>
