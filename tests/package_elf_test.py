@@ -1,9 +1,10 @@
 """Every built package's library: loadable by any torch >= 2.10, any Python and any glibc since 2.28?
 
-    package_elf_test.py --packages build/packages
+    package_elf_test.py --packages build/packages [--build build]
 
 A stable-ABI library may want C symbols of torch (aoti_torch_*, torch_*), libc, libstdc++ and libm; never at:: or c10::,
-never libpython. Versions of glibc and libstdc++ symbols stay within manylinux_2_28.
+never libpython. Versions of glibc and libstdc++ symbols stay within manylinux_2_28. It exports what Python calls, and
+nothing else: linked with a static libstdc++, as some compilers do, its errors are those of any other (--build).
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 LIMITS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11), "GCC": (8,)}
@@ -53,6 +55,8 @@ def library_problems(library: Path) -> list[str]:
     init = f"PyInit_{library.name.split('.')[0]}"
     if init not in exported:
         found.append(f"does not export {init}")
+    if more := sorted(set(exported) - {init}):  # another library's calls could end here, and its own there
+        found.append(f"exports {', '.join(more[:3])} and so on: {len(more)} symbols besides {init}")
     return found
 
 
@@ -68,6 +72,33 @@ def variant_problems(variant: Path) -> list[str]:
     if libraries[0].name != metadata["id"] + ".abi3.so":
         found.append(f"{variant}: metadata.json's id is {metadata['id']}, the library is {libraries[0].name}")
     return found + [f"{libraries[0]}: {problem}" for problem in library_problems(libraries[0])]
+
+
+ERROR_WITH_NUMBERS = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+q, table = torch.ones(1, 2, 4, 8), torch.ones(5, 8)
+try:
+    getattr(torch.ops, sys.argv[2]).rotary(q, q, table, table, 8, False)
+except RuntimeError as error:
+    assert "for 4 positions" in str(error) and "[5, 8]" in str(error), error
+"""
+
+
+def static_runtime_problems(build: Path) -> list[str]:
+    """A package linked again, with a libstdc++ of its own inside: an error with integers in it must be one in Python."""
+    library = "lib/librotary_cpu.so"
+    commands = subprocess.run(["ninja", "-C", build, "-t", "commands", "-s", library], check=True, capture_output=True, text=True)
+    metadata = next(build.glob("packages/rotary/build/*-cpu-*/metadata.json"))
+    with tempfile.TemporaryDirectory() as folder:
+        made = f"{folder}/rotary.so"
+        command = commands.stdout.replace(f"-o {library}", f"-o {made} -static-libstdc++")
+        done = subprocess.run(command, shell=True, cwd=build, capture_output=True, text=True)
+        if done.returncode:
+            return [f"no library with a static libstdc++ (Debian: libstdc++-12-dev has it): {done.stderr[-500:]}"]
+        words = [sys.executable, "-c", ERROR_WITH_NUMBERS, made, json.loads(metadata.read_text())["id"]]
+        done = subprocess.run(words, capture_output=True, text=True)
+    return [f"with a static libstdc++ an op's error ends Python: {done.returncode} {done.stderr}"] if done.returncode else []
 
 
 def self_test() -> None:
@@ -92,12 +123,15 @@ def self_test() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", type=Path, required=True)
+    parser.add_argument("--build", type=Path, help="the build folder, to link a package again")
     args = parser.parse_args()
     self_test()
     variants = sorted(p for p in args.packages.glob("*/build/*") if p.is_dir() and not p.name.startswith("."))
     if not variants:
         sys.exit(f"wanted built packages in {args.packages}; got none; run ./x build")
     found = [problem for variant in variants for problem in variant_problems(variant)]
+    if args.build:
+        found += static_runtime_problems(args.build.resolve())
     print("\n".join(found) if found else f"package libraries: {len(variants)} variants, all right")
     sys.exit(bool(found))
 

@@ -31,19 +31,24 @@ constexpr const char* kCpu = "aarch64";
 constexpr const char* kCpu = "x86_64";
 #endif
 
-// Debian 12's g++ refers to symbols newer than manylinux_2_28 allows; defined here, hidden, nothing newer is needed.
-// kernels/common/torch/manylinux.cpp has the story.
+// g++ 12 to 14 refer to symbols newer than manylinux_2_28 allows; defined here, nothing newer is needed. And all that a
+// library exports. kernels/common/torch/manylinux.cpp and exports.map have the reasons.
 constexpr const char* kManylinux = R"text(#include <sstream>
 extern "C" {
 extern __attribute__((visibility("hidden"))) char __libc_single_threaded;
 char __libc_single_threaded = 0;
+__attribute__((visibility("hidden"))) void _ZSt21ios_base_library_initv() {}
 }
 template std::basic_stringstream<char>::basic_stringstream();
 template std::basic_ostringstream<char>::basic_ostringstream();
 #if __cplusplus >= 202002L
 template std::string std::basic_stringbuf<char>::str() const&;
 #endif
+#if __GNUC__ >= 13 && !defined(__clang__)
+template void std::string::_M_replace_cold(char*, size_t, const char*, const size_t, const size_t);
+#endif
 )text";
+constexpr const char* kExports = "{ global: PyInit_*; local: *; };\n";
 
 bool is_source(const fs::path& file) {
   const std::string ending = file.extension().string();
@@ -190,7 +195,7 @@ class Build {
   // Python one module, a name. Headers are those that the compiler reads; torch's own are not ours to count.
   std::string hash_of_inputs() {
     std::map<std::string, fs::path> files;
-    std::string all = kManylinux;
+    std::string all = cat(kManylinux, kExports);
     const auto add = [&](const fs::path& file) {
       const fs::path name = file.lexically_relative(package_);
       files[(*name.begin() == ".." ? file.filename() : name).generic_string()] = file;
@@ -293,8 +298,11 @@ class Build {
   void link(std::vector<std::string> objects) {
     // libtorch_cpu must be NEEDED, or Python cannot load the file.
     objects.insert(objects.begin(), {"-shared", "-o", (staging_ / variant_ / (id_ + ".abi3.so")).string()});
-    for (const std::string& word : {std::string("-Wl,--no-as-needed"), (torch_ / "lib/libtorch_cpu.so").string(),
-                                    std::string("-Wl,--allow-shlib-undefined")}) {
+    const fs::path exports = staging_ / "objects/exports.map";
+    write_file(exports, kExports);
+    for (const std::string& word :
+         {std::string("-Wl,--no-as-needed"), (torch_ / "lib/libtorch_cpu.so").string(),
+          std::string("-Wl,--allow-shlib-undefined"), cat("-Wl,--version-script=", exports.string())}) {
       objects.push_back(word);
     }
     run_compiler(objects, "link " + id_);
