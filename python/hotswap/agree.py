@@ -7,6 +7,7 @@ from typing import Callable, Optional
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hotswap.fitting import fitted
 from hotswap.replacement import Replacement, class_of
@@ -19,6 +20,34 @@ def numbers(*shape):  # like random ones, without touching the generator
     return torch.sin(torch.arange(1, 1 + torch.Size(shape).numel(), dtype=torch.float32, device="cpu") * 12.9898).view(shape)
 
 
+def linear(rows: int, columns: int, bias: bool = True) -> nn.Linear:
+    """A float32 nn.Linear of probe values: its constructor would draw random ones."""
+    made = nn.utils.skip_init(nn.Linear, columns, rows, bias=bias, dtype=torch.float32, device="cpu")
+    for values in made.parameters():
+        values.copy_(numbers(*values.shape))
+    return made
+
+
+class NoDraws(TorchDispatchMode):
+    """Random values are an error in this thread. A comparison must leave every generator as it is: saving and restoring one would
+    take back what other threads draw meanwhile."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, kwargs):
+            raise RuntimeError(f"expected an op without random values; got {func}; compare what it does without dropout")
+        return func(*args, **kwargs)
+
+
+def _draws(func, args, kwargs) -> bool:
+    """Not so of an op whose dropout is 0 or off, nor of tensors without values."""
+    if args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
+        return False
+    values = {argument.name: argument.default_value for argument in func._schema.arguments}
+    values |= dict(zip(values, args)) | kwargs
+    return values.get("dropout_p") != 0 and all(values.get(name) is not False for name in ("train", "training"))
+
+
 def shell_of(module: nn.Module, **parts) -> nn.Module:
     """A module of the same class and plain attributes, with `parts` for its parameters and children."""
     shell = object.__new__(class_of(module))
@@ -26,7 +55,7 @@ def shell_of(module: nn.Module, **parts) -> nn.Module:
     for name, value in vars(module).items():
         if name not in shell.__dict__ and name not in ("forward", "_old_forward", "_hf_hook"):
             shell.__dict__[name] = value
-    shell.training = True  # a dropout shows itself
+    shell.training = True  # a dropout shows itself: it is an error under NoDraws
     for name, part in parts.items():
         setattr(shell, name, part)
     return shell
@@ -106,7 +135,7 @@ def first(
         if trial is None and key in _known:
             return _known[key]
         # Models are made under torch.device("meta"), in half precision, under autocast: none of it concerns the numbers.
-        with torch.device("cpu"), torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+        with torch.device("cpu"), torch.no_grad(), NoDraws(), torch.autocast("cpu", enabled=False):
             if trial is not None:
                 trial.agrees = agree(trial.candidate) if trial.agrees is None else trial.agrees
                 return None

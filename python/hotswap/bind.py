@@ -12,10 +12,9 @@ from typing import NamedTuple, Optional
 
 from torch import nn
 
-from hotswap import attention, binding, documents, kernels_mapping, match
+from hotswap import attention, binding, documents, frequencies, kernels_mapping, match
 from hotswap.mapping import Mapping, mapping_of, mode_name
 from hotswap.packages import package, register_sharding
-from hotswap.plain import wrapped_forward
 from hotswap.plan import ATTENTION, Decision, Planner, device_name, devices_of, plan
 from hotswap.replacement import Replacement, class_of
 from hotswap.sources import NoVariant, Sources, concrete
@@ -121,12 +120,14 @@ def kernelize(
     if strict:
         _check_strict(model, decisions, attend)
     _take_out(model, only_ours=True)
+    kernels_mapping.untie(model)
     ops = {(r.package, op) for d in decisions if (r := d.site.replacement) for op in r.ops}
     for d in decisions:
         _bind_decided(d)
     for module in model.modules():
-        if (handing := documents.replacement_of(module)) is not None:
-            binding.bind(module, handing)
+        for found in (documents.replacement_of(module), frequencies.replacement_of(module)):
+            if found is not None:
+                binding.bind(module, found)
     model.__dict__["_hotswap_chosen"] = chosen
     if attend == "":
         ops |= attention.bind(model)
@@ -217,8 +218,3 @@ def unkernelize(model: nn.Module) -> nn.Module:
 
 def counts(ops) -> dict:
     return {f"{name}.{op}": package(name).calls(op) for name, op in ops}
-
-
-def runs_ours(module: nn.Module) -> bool:
-    """Has nobody put a forward on this module but we, or kernels' own kernelize?"""
-    return wrapped_forward(module) is None

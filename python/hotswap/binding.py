@@ -12,10 +12,11 @@ import inspect
 import types
 from typing import Optional
 
+import torch
 from torch import nn
 
-from hotswap import documents, match
-from hotswap.packages import owner
+from hotswap import documents, frequencies, match
+from hotswap.packages import owner, why_not_for
 from hotswap.plain import SLOTS, Part, dispatches, has_global_hooks, is_parametrized, is_stock, odd_weight, own_forward
 from hotswap.replacement import Replacement, class_of
 
@@ -55,6 +56,19 @@ class Binding:
                 return why
         return "a hook on every module" if self.parts and has_global_hooks() else ""
 
+    def refuses(self, module: nn.Module, args: tuple, kwargs: dict) -> bool:
+        """Has the package no kernel for the type or the device of this call, as the model was cast or moved after it was bound? The
+        module's own weights and its first floating-point argument decide."""
+        if not self.replacement.ops:  # of another package, or none that computes
+            return False
+        name = self.replacement.package
+        if any(weight is not None and why_not_for(name, weight) for weight in module._parameters.values()):
+            return True
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                return bool(why_not_for(name, value))
+        return False
+
     def __deepcopy__(self, memo):
         return self
 
@@ -70,7 +84,7 @@ def _looked_up(module: nn.Module, binding: Binding) -> Binding:
     """The binding that comes back from a pickle, with the replacement that this process has for the module."""
     if binding.replacement is not None:
         return binding
-    candidates = (*match.matches(module), *match.heads(module), documents.replacement_of(module))
+    candidates = (*match.matches(module), *match.heads(module), documents.replacement_of(module), frequencies.replacement_of(module))
     found = [r for r in candidates if r is not None and _key(r) == binding.key]
     return binding.of(module, found[0]) if found else binding
 
@@ -82,7 +96,7 @@ def _looked_up(module: nn.Module, binding: Binding) -> Binding:
 def bound_class(stock: type) -> type:
     def forward(self, *args, **kwargs):
         binding = self.__dict__.get("_hotswap")
-        if binding is None or binding.why_stock(self, stock):
+        if binding is None or binding.why_stock(self, stock) or binding.refuses(self, args, kwargs):
             return stock.forward(self, *args, **kwargs)
         return binding.forward(self, *args, **kwargs)
 
@@ -97,9 +111,13 @@ def bound_class(stock: type) -> type:
         if (binding := self.__dict__.get("_hotswap")) is not None:
             self.__dict__["_hotswap"] = _looked_up(self, binding)
 
+    def __setattr__(self, name, value):
+        if name != "forward" or not dispatches(getattr(value, "__func__", None)):  # the class has it: a method would tie copies to this one
+            super(made, self).__setattr__(name, value)
+
     forward.__signature__ = inspect.signature(stock.forward)  # as a function's own: nothing is to be unwrapped from it
     forward.__doc__, forward.hotswap_stock = stock.forward.__doc__, stock
-    names = dict(forward=forward, __reduce_ex__=__reduce_ex__, __setstate__=__setstate__, hotswap_stock=stock)
+    names = dict(forward=forward, __setattr__=__setattr__, __reduce_ex__=__reduce_ex__, __setstate__=__setstate__, hotswap_stock=stock)
     names |= dict(__module__=stock.__module__, __qualname__=stock.__qualname__, __doc__=stock.__doc__)
     made = types.new_class(stock.__name__, (stock,), exec_body=lambda namespace: namespace.update(names))
     return made
@@ -127,12 +145,15 @@ def why_not(module: nn.Module, replacement: Replacement, bound: bool = False) ->
 # ---- in and out -----------------------------------------------------------------------------------------------------
 
 
-def _give_class(module: nn.Module) -> None:
+def give_class(module: nn.Module) -> None:
+    """The class of a bound module; without a binding it runs its own forward."""
     if not any("hotswap_stock" in base.__dict__ for base in type(module).__mro__):
         module.__class__ = bound_class(type(module))
-    for name in SLOTS:  # what accelerate and kernels put back there is the class's own
-        if is_stock(module, module.__dict__.get(name)):
-            module.__dict__[name] = types.MethodType(type(module).forward, module)
+    carried = module.__dict__
+    if is_stock(module, carried.get("forward")):  # kernels put it there, or back: copies of the module would run this one's
+        del carried["forward"]
+    if is_stock(module, carried.get("_old_forward")):  # accelerate calls what it finds there
+        carried["_old_forward"] = types.MethodType(type(module).forward, module)
 
 
 def bind(module: nn.Module, replacement: Replacement, put: Optional[dict] = None) -> None:
@@ -141,7 +162,7 @@ def bind(module: nn.Module, replacement: Replacement, put: Optional[dict] = None
     if replacement.attribute:
         put = {replacement.attribute: replacement.forward}
     else:
-        _give_class(module)
+        give_class(module)
     earlier = carried["_hotswap"].put if "_hotswap" in carried else {}  # of a head that two models share (Llama 4)
     kept = earlier | {name: (value, carried.get(name, _MISSING)) for name, value in put.items()}
     carried.update(put)

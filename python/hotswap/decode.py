@@ -10,9 +10,10 @@ from typing import Callable, Optional
 import torch
 from torch import nn
 
-from hotswap.agree import numbers, settings
-from hotswap.bind import runs_ours
+from hotswap import frequencies
+from hotswap.agree import NoDraws, numbers, settings
 from hotswap.packages import load
+from hotswap.plain import has_global_hooks, is_parametrized, wrapped_forward
 from hotswap.replacement import cache_name, class_of
 from hotswap.view import view
 
@@ -148,7 +149,7 @@ def _asked(layer, parts, op):
     limit = 1e-4 if x.dtype == torch.float32 else 2**-6
     try:
         table = {"position_embeddings": (cos, sin), "position_ids": position.view(1, 1), "use_cache": True}
-        with torch_without_cudnn():
+        with torch_without_cudnn(), NoDraws():
             want = forward(x, attention_mask=mask, **{cache_name(forward): _FewKeys(keys.clone(), values.clone(), position)}, **table)
         for activation in _ACTIVATIONS:
             got = parts.run(op, activation, x, cos, sin, keys.clone(), values.clone(), position)
@@ -168,14 +169,30 @@ def _is_recorder(hook) -> bool:
 
 
 def _why_called(module: nn.Module) -> Optional[str]:
-    """Why this module itself has to be called, by its own forward; None where the op may compute what its class says."""
+    """Why this module itself has to be called at each step, by its own forward; None where its class does all of it."""
     if any(not _is_recorder(hook) for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())):
         return "a hook"
     if module._compiled_call_impl is not None:
         return "a compiled forward"
-    if "forward" in module.__dict__ and not runs_ours(module):
+    if wrapped_forward(module) is not None:
         return "a forward of its own"
+    if is_parametrized(module):
+        return "a parametrized weight"
     return None
+
+
+def why_not_captured(model: nn.Module) -> str:
+    """Why generate() runs a model's steps one by one on a GPU instead of replaying a CUDA graph, which calls no Python; "": it
+    captures them. Asked at each call of generate()."""
+    if has_global_hooks():
+        return "there are hooks on every module"
+    for name, module in model.named_modules():
+        if (why := _why_called(module)) is not None:
+            return f"{name or type(model).__name__} has {why}"
+        if frequencies.follow_the_length(module):
+            return f"{name} reads the length of the text on the host"
+    devices = sorted({str(p.device) for p in model.parameters()})
+    return f"its layers are on {', '.join(devices)}" if len(devices) > 1 else ""
 
 
 def _check_carries(root: nn.Module, modules):
@@ -186,8 +203,7 @@ def _check_carries(root: nn.Module, modules):
 
 
 def _check_model(model: nn.Module, base: nn.Module):
-    globally = torch.nn.modules.module
-    if globally._global_forward_hooks or globally._global_forward_pre_hooks:
+    if has_global_hooks():
         raise ValueError("there are hooks on every module")
     if torch.is_autocast_enabled(next(base.parameters()).device.type):
         raise ValueError("autocast is on")

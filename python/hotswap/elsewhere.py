@@ -32,7 +32,7 @@ def _decoder_layers(model: nn.Module, names: dict) -> list:
     _, layers = _trunk(model)
     if not all(map(_is_plain_decoder, layers)):
         return []
-    return [(names[id(layer)], "DecoderLayer", "hotswap.generate binds it for the length of a call") for layer in layers]
+    return [(names[id(layer)], "DecoderLayer", "bound in the steps of hotswap.generate") for layer in layers]
 
 
 def _norms(model: nn.Module, names: dict) -> list:

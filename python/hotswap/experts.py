@@ -12,8 +12,8 @@ from typing import NamedTuple, Optional
 import torch
 from torch import nn
 
-from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
-from hotswap.packages import load
+from hotswap.agree import agreement, first, linear, numbers, settings, shell_of, stock_forward
+from hotswap.packages import load, why_not_for
 from hotswap.plain import own_forward
 from hotswap.replacement import Replacement, class_of
 
@@ -147,12 +147,10 @@ def _scaled_block(module) -> Optional[Replacement]:
         return [Replacement("experts", "Llama4TextMoe", "moe", OPS, layer.forward, layer, parts=parts)]
 
     def agree(candidate):
-        shared = nn.Linear(WIDE, WIDE, bias=False, dtype=torch.float32, device="cpu")
-        shared.weight.copy_(numbers(WIDE, WIDE))
         parts = {
             "router": shell_of(module.router, weight=nn.Parameter(numbers(EXPERTS, WIDE)), bias=None),
             "experts": _small(module.experts, _up_name(module.experts), bias=False, transposed=True),
-            "shared_expert": shared,
+            "shared_expert": linear(WIDE, WIDE, bias=False),
         }
         sizes = {"num_experts": EXPERTS, "hidden_dim": WIDE}
         shell = shell_of(module, **parts, **{name: size for name, size in sizes.items() if name in vars(module)})
@@ -183,6 +181,8 @@ def experts_forward(self, hidden_states, top_k_index, top_k_weights):
     """What transformers calls for experts_implementation="hotswap". NotImplementedError for a class whose formula is none
     of ours. The class is asked at a module's first call, which torch.compile may not be."""
     forward = self.__dict__.get("_hotswap_experts")
+    if why_not_for("moe", hidden_states):
+        return _eager(self)(self, hidden_states, top_k_index, top_k_weights)
     if forward is None:
         if torch.compiler.is_compiling():
             raise RuntimeError(

@@ -12,6 +12,7 @@ import copy
 import functools
 import gc
 import threading
+import warnings
 
 import torch
 from transformers import GenerationMixin
@@ -90,6 +91,8 @@ def _check_class(model):
 
 def _check(model, config, cache):
     _check_class(model)
+    if config.use_cache is False:
+        _refuse("use_cache=True", "use_cache=False", "leave it out, or call model.generate")
     if (config.num_beams or 1) > 1:
         _refuse("greedy search or sampling", f"num_beams={config.num_beams}", "call model.generate")
     if (mode := config.get_generation_mode().value) not in ("greedy_search", "sample"):
@@ -308,11 +311,6 @@ def _on_its_gpu(loop):
     return run
 
 
-def _all_on(model, device):
-    """Is the whole model there? A graph holds the launches of one GPU: layers on another one would not run in a replay."""
-    return all(p.device == device for p in model.parameters())
-
-
 def _restart(model, input_ids, capacity, cache, given):
     """The length of input from which on the class computes all of it again, by the frequencies for long texts (Phi-3's longrope), or
     None where the prompt is that long already, or no text may become so."""
@@ -327,10 +325,11 @@ def _restart(model, input_ids, capacity, cache, given):
     return original + 1
 
 
-def _waits_for_the_device(model) -> bool:
-    """Does its rotary embedding ask how long the text is, at every call? Such a step cannot be captured."""
-    kinds = getattr(getattr(getattr(model, "base_model", None), "rotary_emb", None), "rope_type", None)
-    return any(kind in ("dynamic", "longrope") for kind in (kinds.values() if isinstance(kinds, dict) else [kinds]))
+def _captures(model) -> bool:
+    """Are the steps of this model one CUDA graph? Why not is a warning, and a line of the report."""
+    if why := decode.why_not_captured(model):
+        warnings.warn(f"hotswap.generate: steps are not captured in a CUDA graph: {why}", stacklevel=2)
+    return not why
 
 
 def _of_all(model, cache, ids, model_kwargs):
@@ -356,6 +355,10 @@ def captured_generate(model, input_ids, logits_processor, stopping_criteria, gen
     restart = _restart(model, input_ids, cache.layers[0].max_cache_len + 1, cache, model_kwargs)
     new = _behind(cache, input_ids, model_kwargs, generation_config)
     loop = _Loop(generation_config, stopping_criteria, hotswap_streamer, input_ids)
+    embeds = model_kwargs.get("inputs_embeds")
+    prompt = input_ids.shape[1] if embeds is None else embeds.shape[1]
+    if (needed := prompt + loop.longest - 1) > (room := cache.layers[0].max_cache_len):  # a GPU would write beyond its memory
+        _refuse(f"a static cache of {needed} tokens", f"max_cache_len={room}", "make a larger one, or give a smaller max_new_tokens")
     # What wants the ids, or stops by anything but length and an end token, is asked by the host at every step.
     in_graph = loop.plain and all(type(p).__name__ in _OF_SCORES for p in logits_processor)
 
@@ -400,10 +403,10 @@ def _continued(model, input_ids, cache, loop, choose, in_graph, new, model_kwarg
         ids = torch.cat([input_ids, tokens[:, None]], 1)
         inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
         step = _Step(model, inputs, padding, capacity, choose if in_graph else None, whole)
-    captured = cuda and step is not None and _all_on(model, input_ids.device) and not _waits_for_the_device(model)
+    captured = cuda and step is not None and _captures(model)
     run = _Graph(step) if captured else step
     if in_graph:
-        return loop.run_ahead(tokens, run, step, before, ahead=1 if cuda else 0)
+        return loop.run_ahead(tokens, run, step, before, ahead=1 if captured else 0)
     return loop.run_in_turn(tokens, run, step, input_ids, choose)
 
 

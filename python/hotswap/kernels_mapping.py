@@ -8,6 +8,7 @@ from typing import Optional
 
 from torch import nn
 
+from hotswap import binding
 from hotswap.replacement import class_of
 
 DEVICES = ("cpu", "cuda", "rocm", "mps", "xpu", "npu")
@@ -74,6 +75,15 @@ def _kept_class() -> type:
             pass
 
     return Kept
+
+
+def untie(model: nn.Module) -> None:
+    """Before anything is bound. kernels ties the forward of each layer that has a name to its object, a stock one too, so that copies of
+    the model would run this one's weights: a class of ours keeps the forward in the class."""
+    if hasattr(getattr(model, "kernel_config", None), "serve") or getattr(model, "_use_kernels", False):
+        for module in model.modules():
+            if hasattr(type(module), "kernel_layer_name"):
+                binding.give_class(module)
 
 
 def keep(model: nn.Module, decisions: list) -> None:

@@ -7,11 +7,12 @@ from typing import Optional
 
 import torch
 from torch import nn
+from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import CausalLMOutputWithPast, MoeCausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from hotswap.liger_loss import check_accum_dtype
-from hotswap.packages import load
+from hotswap.packages import load, why_not_for
 from hotswap.plain import has_global_hooks, has_hooks, is_parametrized, odd_weight, wrapped_forward
 from hotswap.replacement import Replacement, cache_name, class_of
 from hotswap.view import view
@@ -86,6 +87,10 @@ def with_metrics(outputs, aside: dict):
 
 def _of_logits(logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **options):
     options.pop("float32_dweight", None)  # the head's gradient is torch's GEMM, whose sums are float32
+    if why_not_for("loss", logits):
+        if not options:
+            return ForCausalLMLoss(logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels)
+        logits = logits.float()  # as that one does
     return _on_logits(None, logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **options)
 
 
@@ -179,6 +184,8 @@ def why_logits(model, bound: bool = True) -> str:
         return "lm_head is parametrized"
     if name := odd_weight(head):
         return f"the weight of lm_head is a {name}"
+    if why := why_not_for("loss", head.weight):
+        return why
     binding = head.__dict__.get("_hotswap")
     exchanged = bound and (binding is None or binding.replacement is not HEAD)
     return "lm_head was exchanged since: kernelize again" if exchanged else ""

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hotswap import deformable, experts, mixers, residual
-from hotswap.agree import Trial, agreement, first, numbers, settings, shell_of, stock_forward
+from hotswap.agree import Trial, agreement, first, linear, numbers, settings, shell_of, stock_forward
 from hotswap.fitting import fitted
 from hotswap.packages import load
 from hotswap.projections import ADD_NORM, linking
@@ -78,7 +78,7 @@ def _rms_norm(module):
     names = [n for n in ("variance_epsilon", "eps") if isinstance(getattr(module, n, None), float)]
     weighted = _is_vector(module, "weight")
     if weighted:
-        layers = {"variance_epsilon": ["RMSNormCastLast", "RMSNorm"], "eps": ["RMSNormZeroCentered", "RMSNormCastLastEps", "RMSNormEps"]}
+        layers = {"variance_epsilon": ["RMSNormCastLast", "RMSNorm"], "eps": ["RMSNormZeroCentered", "RMSNormCastLastEps", "RMSNormEps", "RMSNormUnweighted"]}
     else:
         layers = {"variance_epsilon": [], "eps": ["RMSNormUnweighted"]}
 
@@ -178,12 +178,6 @@ def _gated_mlp(module):
         if split and isinstance(getattr(module, "limit", None), (int, float)):
             made.append(_clamped_swiglu_mlp())
         return [c._replace(parts=(act,)) for c in made]
-
-    def linear(rows, columns):
-        made = nn.Linear(columns, rows, dtype=torch.float32, device="cpu")
-        made.weight.copy_(numbers(rows, columns))
-        made.bias.copy_(numbers(rows))
-        return made
 
     def agree(candidate):
         parts = {"down_proj": linear(8, 12), act: shell_of(getattr(module, act))}

@@ -116,6 +116,15 @@ def dtypes(name: str) -> frozenset:
     return frozenset(getattr(torch, dtype) for entry in entries for dtype in entry.get("capabilities", {}).get("dtypes", ()))
 
 
+def why_not_for(name: str, x: torch.Tensor) -> str:
+    """Why the package `name` has no kernel for a tensor of this type, on this device; "": it has one. Asked at each call."""
+    if x.dtype is torch.float64 and torch.float64 not in dtypes(name):
+        return f"{name} has no float64"
+    if not (x.is_cpu or x.is_meta) and "-cpu-" in package(name).variant:
+        return f"{name} has kernels for CPUs only"
+    return ""
+
+
 def register_sharding() -> None:
     """DTensor learns the ops of every package that is loaded, where it is in this process."""
     if "torch.distributed.tensor" in sys.modules:

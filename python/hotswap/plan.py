@@ -23,6 +23,7 @@ class Site(NamedTuple):
     module: nn.Module
     layers: tuple  # its names in a mapping: the slot's first, then the one that its class has for kernels
     replacement: Optional[Replacement]  # ours that computes the same; None: its class only looks like one
+    holder: Optional["Site"] = None  # the module around it whose class has a name for kernels that means this layer (gpt_oss)
 
 
 class Decision(NamedTuple):
@@ -49,7 +50,7 @@ def device_name(devices: set) -> str:
 
 def sites(model: nn.Module, mapping: Mapping) -> list:
     """Every layer that has a kernel, or looks as if; and each whose class has a name for kernels that the mapping says."""
-    found = []
+    found, holders = [], {}
     for name, module in model.named_modules():
         named = getattr(type(module), "kernel_layer_name", None)
         replacements = match.matches(module)
@@ -57,9 +58,17 @@ def sites(model: nn.Module, mapping: Mapping) -> list:
             found.append(Site(name, module, tuple(dict.fromkeys((*match.names_of(r), *((named,) if named else ())))), r))
         if not replacements and (looks := match.looks_like(module)):
             found.append(Site(name, module, tuple(dict.fromkeys((looks, named) if named else (looks,))), None))
-        elif not replacements and named and mapping.names((named,)):
-            found.append(Site(name, module, (named,), None))
-    return found
+        elif not replacements and named:
+            holders[name] = Site(name, module, (named,), None)
+    found = [_held(site, holders) for site in found]
+    meant = {site.holder.name for site in found if site.holder}
+    return found + [s for s in holders.values() if s.name not in meant and mapping.names(s.layers)]
+
+
+def _held(site: Site, holders: dict) -> Site:
+    """Of experts in a block whose class is MegaBlocksMoeMLP to kernels: both names in a mapping mean them."""
+    holder = holders.get(site.name.rpartition(".")[0])
+    return site._replace(layers=(*site.layers, *holder.layers), holder=holder) if holder and site.layers[0] == "Experts" else site
 
 
 class Planner:
@@ -120,6 +129,8 @@ class Planner:
         return self._checked(site, r, source)
 
     def _of_others(self, site: Site, source: Source) -> Decision:
+        if site.holder and source.layer in site.holder.layers:
+            site = site.holder
         option = site.replacement.option if site.replacement else "kernel"
         r = match.of_others(site.module, site.layers[0], option, source.name, source.layer_class)
         if why := match.why_not(site.module, r) or binding.why_not(site.module, r):

@@ -5,7 +5,7 @@ from typing import Optional
 
 from torch import nn
 
-from hotswap import attention, binding, elsewhere, mixers, projections
+from hotswap import attention, binding, decode, elsewhere, mixers, projections
 from hotswap.bind import _BASELINE, counts, enabled, mapping_of_model, one_at_a_time
 from hotswap.packages import owner, package
 from hotswap.plan import Site, devices_of, dtypes_of, lacks, sites, why_none
@@ -32,6 +32,7 @@ class Row:
 class Report:
     rows: list
     calls: dict = field(default_factory=dict)  # "norm.rms_norm" -> calls in this process since the model was bound
+    why_not_captured: str = ""  # hotswap.generate runs each step of it by itself on a GPU; "": as a CUDA graph
 
     def __str__(self):
         lines = []
@@ -43,6 +44,8 @@ class Report:
             where = f"{name} v{version} ({variant}){note}" if version else f"{name}{note}" if name else f"stock: {why}"
             first = names[0] or "the model"
             lines.append(f"{layer:20} x{len(names):<4} {where:52} {first}{', ...' if len(names) > 1 else ''}")
+        if self.why_not_captured:
+            lines.append(f"hotswap.generate captures no steps in a CUDA graph: {self.why_not_captured}")
         lines += [f"{op:36} {count} calls" for op, count in sorted(self.calls.items()) if count]
         return "\n".join(lines)
 
@@ -51,13 +54,18 @@ class Report:
 def report(model: nn.Module) -> Report:
     """What every layer runs that is bound, could be, or looks as if: read from the modules as they are now."""
     rows, ops, where = [], set(), (devices_of(model), dtypes_of(model))
+    in_mixers = set()
     for site in sites(model, mapping_of_model(model)):
         r = site.replacement
         if r is not None and not projections.is_here(site.module, r):
             continue
         row = _row(site, where)
-        rows += _by_function(row, site) if mixers.LAYER in site.layers else [row] if not _inside(site) else []
         ops |= {(row.package, op) for op in row.ops}
+        if mixers.LAYER in site.layers:
+            rows += _by_function(row, site)
+            in_mixers |= {f"{site.name}.{name}" for name, _ in site.module.named_children()}
+        elif not _inside(site, in_mixers):
+            rows.append(_of_holder(row, site))
     attends = dict(attention.stock_rows(model))
     rows += [Row(name, "attention", None, why=why) for name, why in attends.items()]
     adds = any(row.layer == projections.ADD_NORM and row.package for row in rows)  # in whole layers
@@ -71,13 +79,15 @@ def report(model: nn.Module) -> Report:
             rows.append(Row(name, "attention", made.name, made.version, made.variant, attention.OPS, attention.note(module)))
             ops |= {(made.name, op) for op in attention.OPS}
     found, before = counts(ops), _BASELINE.get(model, {})
-    return Report(rows, {op: count - before.get(op, 0) for op, count in found.items()})
+    generates = hasattr(model, "can_generate") and model.can_generate()
+    why_not_captured = decode.why_not_captured(model) if generates else ""
+    return Report(rows, {op: count - before.get(op, 0) for op, count in found.items()}, why_not_captured)
 
 
 def _row(site: Site, where: tuple) -> Row:
     name, module, layer, r = site.name, site.module, site.layers[0], site.replacement
     why, by_choice = module.__dict__.get("_hotswap_why", {}).get(layer, ("", False))
-    stock = "" if r is None else binding.why_stock(module, r)
+    stock = "" if r is None else binding.why_stock(module, r) or lacks(module, r, *where)
     if r is not None and not stock:
         made = package(r.package)
         notes = [note for note in (why, r.note, projections.note(module, r)) if note]
@@ -103,8 +113,14 @@ def _by_function(row: Row, site: Site) -> list:
     return made
 
 
-def _inside(site: Site) -> bool:
-    """An activation within experts has no row of its own."""
+def _of_holder(row: Row, site: Site) -> Row:
+    return replace(row, name=site.holder.name, layer=site.holder.layers[0]) if site.holder else row
+
+
+def _inside(site: Site, in_mixers: set) -> bool:
+    """An activation within experts, or one that a mixer names to its functions, has no row of its own."""
+    if site.replacement is not None and site.replacement.option == "activation" and site.name in in_mixers:
+        return True
     return site.replacement is not None and site.module.__dict__.get("_hotswap_why", {}).get(site.layers[0], ("",))[0] in _IN_EXPERTS
 
 

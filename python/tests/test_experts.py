@@ -111,7 +111,7 @@ def stock_of(family, **changes):
 
 
 def count(swapped):
-    return sum(row.layer in ("Experts", "Llama4TextMoe") for row in hotswap.report(swapped).rows)
+    return sum(row.layer in ("Experts", "MegaBlocksMoeMLP", "Llama4TextMoe") for row in hotswap.report(swapped).rows)
 
 
 @pytest.mark.parametrize("family", MIXTURES)

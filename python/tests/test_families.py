@@ -77,7 +77,7 @@ def expected(family, training):
 
 
 def experts(swapped):
-    return sum(row.layer in ("Experts", "Llama4TextMoe") for row in hotswap.report(swapped).rows)
+    return sum(row.layer in ("Experts", "MegaBlocksMoeMLP", "Llama4TextMoe") for row in hotswap.report(swapped).rows)
 
 
 def without_experts(made):

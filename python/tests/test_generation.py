@@ -401,7 +401,7 @@ def test_wide_layers_take_fewer_rows_on_a_gpu():
     (dict(output_logits=True, return_dict_in_generate=True), "output_logits"),
     (dict(output_hidden_states=True, return_dict_in_generate=True), "output_hidden_states"),
     (dict(prefill_chunk_size=2), "prefill_chunk_size=2"),
-    (dict(use_cache=False), "a cache of NoneType"),
+    (dict(use_cache=False), "use_cache=False"),
     (dict(prompt_lookup_num_tokens=2), "assisted_generation"),
     (dict(penalty_alpha=0.6, top_k=4), "contrastive_search"),
     (dict(dola_layers="low"), "dola_generation"),

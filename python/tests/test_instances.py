@@ -53,12 +53,12 @@ def step(m):
     return first.detach(), {n: p.grad for n, p in m.named_parameters() if p.grad is not None}
 
 
-def same(got, want, what):
+def same(got, expected, what):
     try:
-        assert got[1].keys() == want[1].keys()
-        close(got[0], want[0], 1e-5)
-        whole = sum(float(g.double().norm()) ** 2 for g in want[1].values()) ** 0.5
-        for name, wide in want[1].items():
+        assert got[1].keys() == expected[1].keys()
+        close(got[0], expected[0], 1e-5)
+        whole = sum(float(g.double().norm()) ** 2 for g in expected[1].values()) ** 0.5
+        for name, wide in expected[1].items():
             apart = (got[1][name].double() - wide.double()).norm()
             assert apart <= 5e-5 * wide.double().norm() + 1e-6 * whole, f"{name}: {apart / wide.norm()}"
     except AssertionError as error:
@@ -74,24 +74,29 @@ def changed(output):
     return output * 1.25 if isinstance(output, torch.Tensor) and output.is_floating_point() else output
 
 
+# Each returns what takes it off again.
+
+
 def forward_hook(m, log):
-    m.register_forward_hook(lambda m, args, out: log.append("forward") or changed(out))
+    return m.register_forward_hook(lambda m, args, out: log.append("forward") or changed(out)).remove
 
 
 def keyword_hook(m, log):
-    m.register_forward_hook(lambda m, args, kwargs, out: log.append(sorted(kwargs)) or changed(out), with_kwargs=True, always_call=True)
+    return m.register_forward_hook(lambda m, args, kwargs, out: log.append(sorted(kwargs)) or changed(out), with_kwargs=True, always_call=True).remove
 
 
 def pre_hook(m, log):
-    m.register_forward_pre_hook(lambda m, args, kwargs: log.append("pre") or (tuple(map(changed, args)), kwargs), with_kwargs=True)
+    return m.register_forward_pre_hook(lambda m, args, kwargs: log.append("pre") or (tuple(map(changed, args)), kwargs), with_kwargs=True).remove
 
 
 def backward_hook(m, log):
-    m.register_full_backward_hook(lambda m, inputs, outputs: log.append("backward") or tuple(g if g is None else 1.25 * g for g in inputs))
+    change = lambda m, inputs, outputs: log.append("backward") or tuple(g if g is None else 1.25 * g for g in inputs)
+    return m.register_full_backward_hook(change).remove
 
 
 def backward_pre_hook(m, log):
-    m.register_full_backward_pre_hook(lambda m, outputs: log.append("backward") or tuple(g if g is None else 1.25 * g for g in outputs))
+    change = lambda m, outputs: log.append("backward") or tuple(g if g is None else 1.25 * g for g in outputs)
+    return m.register_full_backward_pre_hook(change).remove
 
 
 def own_forward(m, log):
@@ -102,6 +107,7 @@ def own_forward(m, log):
         return changed(before(*args, **kwargs))
 
     m.forward = forward
+    return lambda: delattr(m, "forward")
 
 
 class Times(nn.Module):
@@ -110,8 +116,10 @@ class Times(nn.Module):
 
 
 def parametrized(m, log):
-    for name, p in list(m.named_parameters(recurse=False)):
+    names = [name for name, _ in m.named_parameters(recurse=False)]
+    for name in names:
         parametrize.register_parametrization(m, name, Times())
+    return lambda: [parametrize.remove_parametrizations(m, name, leave_parametrized=False) for name in names]
 
 
 class Told(nn.Parameter):
@@ -123,8 +131,10 @@ class Told(nn.Parameter):
 
 
 def other_weights(m, log):
-    for name, p in list(m.named_parameters(recurse=False)):
+    before = dict(m.named_parameters(recurse=False))
+    for name, p in before.items():
         m.register_parameter(name, Told(p.detach() * 1.25))
+    return lambda: [m.register_parameter(name, p) for name, p in before.items()]
 
 
 class Scaled(nn.Module):
@@ -157,32 +167,31 @@ def parts_of(m):
     return list(found.values())
 
 
-def with_it(family, name, kind, order, **options):
-    m, log = fresh(family), []
-    if order == "after":
-        hotswap.kernelize(m, **options)
-    kind(m.get_submodule(name), log)
-    if order == "before":
-        hotswap.kernelize(m, **options)
-    return m, log
-
-
 EVERY = [(kind, family) for kind in KINDS for family in FAMILIES if kind in EVERYWHERE or family in ("llama", "qwen3_moe")]
 
 
 @pytest.mark.parametrize("kind, family", EVERY, ids=lambda of: of if isinstance(of, str) else of.__name__)
 def test_on_every_part(family, kind):
+    """Stock, bound after, and put on a model that is bound already."""
+    m, bound = fresh(family), {fused: hotswap.kernelize(fresh(family), fused_linear_cross_entropy=fused) for fused in (False, True)}
     for name in parts_of(made(family)):
+        expected_log, log, ours = [], [], bound[not name or name == "lm_head"]
+        off = kind(m.get_submodule(name), expected_log)
         try:
-            m, want_log = with_it(family, name, kind, None)
-            want = step(m)
+            expected = step(m)
         except Exception:  # stock cannot do it
+            off()
             continue
-        for order in ("before", "after"):
-            options = dict(fused_linear_cross_entropy=True) if name == "lm_head" or not name else {}
-            m, log = with_it(family, name, kind, order, **options)
-            same(step(m), want, f"{kind.__name__} on {name}, {order}")
-            assert log == want_log, f"{name}, {order}"
+        seen = len(expected_log)
+        hotswap.kernelize(m, fused_linear_cross_entropy=ours is bound[True])
+        same(step(m), expected, f"{kind.__name__} on {name}, before")
+        assert expected_log[seen:] == expected_log[:seen], f"{name}, before"
+        hotswap.unkernelize(m)
+        off()
+        off = kind(ours.get_submodule(name), log)
+        same(step(ours), expected, f"{kind.__name__} on {name}, after")
+        off()
+        assert log == expected_log[:seen], f"{name}, after"
 
 
 # ---- copies ---------------------------------------------------------------------------------------------------------
@@ -310,9 +319,9 @@ def test_adapters(adapter, fused, order):
         return get_peft_model(m, LoraConfig(r=2, init_lora_weights=False, **ADAPTERS[adapter])).train()
 
     swapped = lambda m: hotswap.kernelize(m, fused_linear_cross_entropy=fused)
-    want = step(adapted(fresh("llama")))
+    expected = step(adapted(fresh("llama")))
     ours = adapted(swapped(fresh("llama"))) if order == "after" else swapped(adapted(fresh("llama")))
-    same(step(ours), want, adapter)
+    same(step(ours), expected, adapter)
     same(step(ours.merge_and_unload().requires_grad_()), step(adapted(fresh("llama")).merge_and_unload().requires_grad_()), "merged")
 
 
