@@ -249,20 +249,21 @@ void add_cache(CLI::App& app) {
   auto* check = verb->add_subcommand("verify", "Hash every file and compare with its name; follow every link");
   check->add_option("NAME", verify_flags->names, "ORG/NAME; none: everything");
   common(check, verify_flags);
-  check->add_flag("--online", verify_flags->online, "Hold the lists of files against those that the Hub has today");
+  check->add_flag("--online", verify_flags->online, "Compare the lists of files with the Hub's current ones");
   check->add_flag("--remove", verify_flags->remove_wrong, "Remove files of wrong content: the next use downloads them");
   check->callback([verify_flags] { verify(*verify_flags); });
 
   auto rm_flags = std::make_shared<Flags>();
-  auto* rm = verb->add_subcommand("rm", "Remove repositories, revisions or unfinished downloads; prints what went");
+  auto* rm =
+      verb->add_subcommand("rm", "Remove repositories, revisions or unfinished downloads; prints what was removed");
   rm->add_option("NAME", rm_flags->names,
                  "ORG/NAME, or ORG/NAME@REVISION: a name or a commit's first 7 digits or more");
   common(rm, rm_flags);
-  rm->add_flag("--unfinished", rm_flags->unfinished, "Only what downloads that were cut off left behind");
-  rm->add_option("--minutes", rm_flags->minutes, "Age from which an unfinished file goes")
+  rm->add_flag("--unfinished", rm_flags->unfinished, "Only the remains of interrupted downloads");
+  rm->add_option("--minutes", rm_flags->minutes, "Remove unfinished files that are at least this old")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  rm->add_flag("--dry-run", rm_flags->dry_run, "Only say what would go");
+  rm->add_flag("--dry-run", rm_flags->dry_run, "Only print what would be removed");
   rm->callback([rm_flags] { remove(*rm_flags); });
 }
 

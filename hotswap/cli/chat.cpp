@@ -154,13 +154,13 @@ void add_chat(CLI::App& app) {
       ->capture_default_str();
   verb->add_option("--temperature", flags->temperature, "Sample at this temperature; 0: greedy")
       ->check(CLI::NonNegativeNumber);
-  verb->add_option("--top-k", flags->top_k, "Sample among the k best")->check(CLI::NonNegativeNumber);
-  verb->add_option("--top-p", flags->top_p, "Sample among the best that make up this probability")
+  verb->add_option("--top-k", flags->top_k, "Sample from the k most probable tokens")->check(CLI::NonNegativeNumber);
+  verb->add_option("--top-p", flags->top_p, "Sample from the most probable tokens whose probabilities sum to this")
       ->check(CLI::Range(0.0, 1.0));
-  verb->add_option("--min-p", flags->min_p, "Keep tokens of at least this share of the largest probability")
+  verb->add_option("--min-p", flags->min_p, "Keep tokens whose probability is at least this times the maximum")
       ->check(CLI::Range(0.0, 1.0));
-  verb->add_option("--seed", flags->seed, "Of the sampler");
-  verb->add_flag("--greedy", flags->greedy, "Take the most probable token; default: as generation_config.json says");
+  verb->add_option("--seed", flags->seed, "Seed of the sampler");
+  verb->add_flag("--greedy", flags->greedy, "Take the most probable token; default: as in generation_config.json");
   verb->callback([flags] {
     if (flags->no_kernels) flags->kernels = KernelFlags{};
     Chat(*flags).run();

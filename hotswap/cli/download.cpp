@@ -95,7 +95,7 @@ fs::path download_files(const Flags& flags) {
 }  // namespace
 
 void add_download(CLI::App& app) {
-  auto* verb = app.add_subcommand("download", "Fetch a repository of the Hub, and print the folder where it lies");
+  auto* verb = app.add_subcommand("download", "Download a repository of the Hub and print its folder");
   auto flags = std::make_shared<Flags>();
   verb->add_option("model", flags->model, "org/name; of a model: configuration, tokenizer and weights as safetensors")
       ->required();

@@ -130,19 +130,19 @@ void add_generate(CLI::App& app) {
                    "A JSON file of messages, rendered by the model's chat template; - is stdin")
       ->type_name("FILE");
   what->require_option(1);
-  verb->add_option("--max-new-tokens", flags->max_new_tokens, "At most so many new tokens")
+  verb->add_option("--max-new-tokens", flags->max_new_tokens, "Maximum number of new tokens")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   verb->add_option("--temperature", flags->temperature, "Sample at this temperature; 0: greedy")
       ->check(CLI::NonNegativeNumber);
-  verb->add_option("--top-k", flags->top_k, "Sample among the k best")->check(CLI::NonNegativeNumber);
-  verb->add_option("--top-p", flags->top_p, "Sample among the best that make up this probability")
+  verb->add_option("--top-k", flags->top_k, "Sample from the k most probable tokens")->check(CLI::NonNegativeNumber);
+  verb->add_option("--top-p", flags->top_p, "Sample from the most probable tokens whose probabilities sum to this")
       ->check(CLI::Range(0.0, 1.0));
-  verb->add_option("--min-p", flags->min_p, "Sample among those that are at least so likely as the best, times this")
+  verb->add_option("--min-p", flags->min_p, "Keep tokens whose probability is at least this times the maximum")
       ->check(CLI::Range(0.0, 1.0));
-  verb->add_option("--stop", flags->stop_strings, "A text that ends the answer; may be given again")
+  verb->add_option("--stop", flags->stop_strings, "A text that ends the answer; may be repeated")
       ->allow_extra_args(false);
-  verb->add_option("--seed", flags->seed, "Of the sampler");
+  verb->add_option("--seed", flags->seed, "Seed of the sampler");
   verb->add_flag("--stream", flags->stream, "Print the text as it comes");
   verb->add_flag("--json", flags->json,
                  "Print JSON: prompt_ids, token_ids, text, prefill_ms, decode_ms, prefill_tokens_per_second, "

@@ -59,12 +59,12 @@ void mirror(const MirrorFlags& flags) {
 }  // namespace
 
 void add_hub(CLI::App& app) {
-  auto* hub = app.add_subcommand("hub", "Fill the folder behind `hotswap serve-hub`.");
+  auto* hub = app.add_subcommand("hub", "Fill the folder that `hotswap serve-hub` serves.");
   hub->require_subcommand(1);
   auto* verb = hub->add_subcommand(
       "publish",
       "Copy a built package into DIR as one commit, and let main, v<version> and the tag name it. Clients see the\n"
-      "old commit or the new one; old commits stay for those who have locked them.");
+      "old commit or the new one; old commits stay for clients that locked them.");
   auto flags = std::make_shared<PublishFlags>();
   verb->add_option("PACKAGE", flags->package, "a folder with build/<variant>/, or one variant")->required();
   verb->add_option("DIR", flags->folder, "the folder to be served")->required();
@@ -85,7 +85,7 @@ void add_hub(CLI::App& app) {
       ->capture_default_str();
   mirror_verb
       ->add_option("--project", mirrored->project,
-                   "also the commits of its kernels.lock; signatures and locks as it asks; default HOTSWAP_PROJECT")
+                   "also the commits of its kernels.lock; signatures and locks as it requires; default HOTSWAP_PROJECT")
       ->type_name("PROJECT")
       ->check(CLI::ExistingDirectory);
   mirror_verb->callback([mirrored] { mirror(*mirrored); });

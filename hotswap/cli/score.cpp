@@ -91,7 +91,7 @@ void add_score(CLI::App& app) {
       ->type_name("FILE");
   what->add_option("--ids", flags->ids, "A JSON file: a list of lists of token ids")->type_name("FILE");
   what->require_option(1);
-  verb->add_option("--max-tokens", flags->max_tokens, "Cut the text to so many ids; 0: all")
+  verb->add_option("--max-tokens", flags->max_tokens, "Use only the first N ids of the text; 0: all")
       ->check(CLI::NonNegativeNumber);
   verb->add_option("--logits-out", flags->logits_out, "Write the logits [batch, time, vocab] as float32 'logits'")
       ->type_name("F.safetensors");

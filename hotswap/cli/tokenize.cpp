@@ -26,8 +26,7 @@ std::vector<int64_t> read_ids_line(const std::string& line, int64_t number) {
   std::istringstream words(line);
   for (std::string word; words >> word;) {
     if (word.find_first_not_of("0123456789") != std::string::npos || word.size() > 9) {
-      throw Error(
-          {.wanted = cat("token ids in ", where), .got = "'" + word + "'", .next = "give numbers, or a JSON list"});
+      throw Error({.wanted = cat("token ids in ", where), .got = "'" + word + "'", .next = "pass ids, or a JSON list"});
     }
     ids.push_back(std::stoll(word));
   }
@@ -65,7 +64,7 @@ void add_tokenize(CLI::App& app) {
   auto* verb = app.add_subcommand("tokenize", "Lines of stdin to token ids, or ids back to text");
   auto flags = std::make_shared<Flags>();
   add_tokenizer_flags(*verb, flags->model);
-  verb->add_flag("--decode", flags->decode, "Each line holds ids: numbers between spaces, or a JSON list");
+  verb->add_flag("--decode", flags->decode, "Each line contains ids: separated by spaces, or a JSON list");
   verb->add_flag("--no-special", flags->no_special, "Add no special tokens; with --decode leave them out of the text");
   verb->add_flag("--json", flags->json, "One {\"ids\", \"tokens\", \"offsets\"} a line");
   verb->callback([flags] { tokenize_verb(*flags); });

@@ -42,7 +42,7 @@ void verify_digest_of(const KernelRequest& request, HubKernel& kernel) {
   }
   if (skips_digest(request.trust, kernel.location.repo)) {
     kernel.digest_checked = false;
-    log_warning(kernel.location.repo, ": its files are not checked, as [trust] skip-digest says");
+    log_warning(kernel.location.repo, ": its files are not checked, because of [trust] skip-digest");
     return;
   }
   if (!metadata.digests) {
@@ -71,7 +71,7 @@ std::string verify_signed(const KernelRequest& request, const KernelLocation& lo
   if (verdict.outcome == Outcome::kSuccess) return verdict.by.signer;
   throw Error({.wanted = cat("a good signature of ", location.str(), ", as [trust] require-signature wants"),
                .got = cat(outcome_name(verdict.outcome), ": ", verdict.reason),
-               .next = "download the package again, or ask its publisher; nothing of it was run"});
+               .next = "download the package again, or report it to its publisher; nothing of it was run"});
 }
 
 void verify_listed(const KernelLocation& location, const fs::path& variant_folder, const FilesInMemory& files) {

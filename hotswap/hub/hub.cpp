@@ -192,7 +192,7 @@ fs::path Hub::file(const Repo& repo, const std::string& revision, const std::str
     if (auto there = store.find(repo, *known, path)) return *there;
     if (store.known_absent(repo, *known, path)) {
       throw HubError({.wanted = path + " of " + repo.id + "@" + revision,
-                      .got = "no such file in commit " + *known + ", as the Hub said before",
+                      .got = "no such file in commit " + *known + ", as the Hub reported before",
                       .next = "look at the repository's list of files"},
                      {.kind = HubErrorKind::kEntryNotFound, .status = 404});
     }
@@ -269,7 +269,7 @@ fs::path Hub::snapshot(const Repo& repo, const std::string& revision, const Snap
     if (error.kind() != HubErrorKind::kBadAnswer && error.kind() != HubErrorKind::kEntryNotFound) throw;
     std::vector<TreeEntry> fresh = tree(repo, at, /*anew=*/true);
     if (fresh == all) throw;
-    log_warning(error.what(), "; the Hub's list of files says otherwise now, going on by that");
+    log_warning(error.what(), "; the Hub's current list of files differs and is used");
     fetch_all(repo, at, store.lacking(repo, at, selected(fresh, options)));
     if (options.files != nullptr) *options.files = std::move(fresh);
   }

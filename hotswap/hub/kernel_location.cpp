@@ -60,7 +60,7 @@ const LockedKernel* find_lock(const Lockfile* lock, const std::string& repo, con
   if (others.empty()) return nullptr;
   throw Error({.wanted = cat("a lock of ", ref->str()),
                .got = cat("locked is ", join(others)),
-               .next = "lock again with `hotswap kernel lock`, or ask for what is locked"});
+               .next = "lock again with `hotswap kernel lock`, or request what is locked"});
 }
 
 void require_lock(const KernelRequest& request, const KernelLocation& location) {

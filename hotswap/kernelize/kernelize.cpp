@@ -193,7 +193,7 @@ class Planner {
     };
     if (!is_reached(*site.slot, mode_)) {
       row.by_choice = true;
-      return stays_stock("runs in generation alone, which training does not reach");
+      return stays_stock("runs in generation only, not in training");
     }
     if (!site.device) return stays_stock("the model has no tensors, so no device");
     if (site.kinds.size() > 1) return stays_stock("its tensors lie on " + join(site.kinds, " and "));
@@ -298,8 +298,7 @@ class Planner {
     }
     for (const auto& [name, wanted] : needs.numbers) {
       const auto found = has.numbers.find(name);
-      if (found == has.numbers.end())
-        return cat("says not which ", name, " it takes, and ", join(wanted, "/"), " is needed");
+      if (found == has.numbers.end()) return cat("declares no ", name, "; this layer needs ", join(wanted, "/"));
       if (!found->second.has(wanted)) {
         return cat("takes no ", name, " of ", join(wanted, "/"), ", only ", join(found->second.entries()));
       }

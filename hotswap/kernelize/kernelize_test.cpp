@@ -85,7 +85,7 @@ TEST(Kernelize, ASlotsNeedsAreHeldAgainstWhatAKernelClaims) {
   EXPECT_EQ(reason({}), "");
   EXPECT_EQ(reason({.features = {"window"}, .numbers = {}}), "norm:RMSNorm has no window");
   EXPECT_EQ(reason({.features = {}, .numbers = {{"head_dims", {192, 128}}}}),
-            "norm:RMSNorm says not which head_dims it takes, and 192/128 is needed");
+            "norm:RMSNorm declares no head_dims; this layer needs 192/128");
 }
 
 TEST(Kernelize, TrainsWithThePackagesOpsAndSwapsBackToTheBit) {

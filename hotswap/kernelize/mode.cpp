@@ -74,7 +74,7 @@ std::vector<Mode> modes_that_serve(Mode requested) {
   if (requested == Mode::FALLBACK) {
     throw Error({.wanted = "a mode with INFERENCE or TRAINING",
                  .got = "FALLBACK, which can only be used to register kernels in a mapping",
-                 .next = "ask for INFERENCE or TRAINING; FALLBACK kernels serve both"});
+                 .next = "pass INFERENCE or TRAINING; FALLBACK kernels serve both"});
   }
   if (!requested.has(inference) && !requested.has(training)) {
     throw Error({.wanted = "a mode with INFERENCE or TRAINING", .got = requested.str(), .next = "add one of them"});

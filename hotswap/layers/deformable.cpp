@@ -72,7 +72,7 @@ Tensor DeformableAttention::forward(const DeformableAttentionInput& in) const {
   } else if (reference.size(-1) == 4) {
     locations = centre + offsets / points * reference.narrow(-1, 2, 2) * 0.5;
   } else {
-    throw Error({.wanted = "reference_points of 2 numbers (x, y) or 4 (x, y, width, height)",
+    throw Error({.wanted = "reference_points of 2 values (x, y) or 4 (x, y, width, height)",
                  .got = cat(reference.size(-1), " numbers"),
                  .next = "pass one of these forms"});
   }

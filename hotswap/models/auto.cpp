@@ -117,7 +117,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
     if (!load.dtype) load.dtype = checkpoint->first_dtype();
   }
   if (model->config().tie_word_embeddings && has_head_of_its_own(*checkpoint, *load.dtype)) {
-    log_warning(config.where(), " says tie_word_embeddings, and ", checkpoint->where(), " holds a ", kHead,
+    log_warning(config.where(), " sets tie_word_embeddings, and ", checkpoint->where(), " holds a ", kHead,
                 " other than its ", kEmbedding, ": they are not tied; say tie_word_embeddings = false in the config");
     model = from_config(without_tied_embeddings(config));
     model->set_attn_implementation(options.attn_implementation);

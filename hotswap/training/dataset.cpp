@@ -13,7 +13,7 @@ PackedDataset::PackedDataset(std::vector<int64_t> stream, int64_t example_length
   if (length_ < 2 || size() == 0) {
     throw Error({.wanted = "at least one example, of two tokens or more",
                  .got = cat("a text of ", stream_.size(), " tokens and examples of ", length_),
-                 .next = "give more text, or ask for shorter examples"});
+                 .next = "pass more text, or use shorter examples"});
   }
 }
 
@@ -22,9 +22,8 @@ TrainingBatch PackedDataset::batch(const std::vector<int64_t>& examples) const {
   int64_t* out = ids.mutable_data_ptr<int64_t>();
   for (const int64_t example : examples) {
     if (example < 0 || example >= size()) {
-      throw Error({.wanted = cat("an example below ", size()),
-                   .got = cat(example),
-                   .next = "ask for examples of this dataset"});
+      throw Error(
+          {.wanted = cat("an example below ", size()), .got = cat(example), .next = "use examples of this dataset"});
     }
     out = std::copy_n(stream_.begin() + example * length_, length_, out);
   }
@@ -36,7 +35,7 @@ Tensor rows_of(const std::vector<int64_t>& stream, int64_t first, int64_t rows, 
   if (first < 0 || rows <= 0 || columns <= 0 || columns > (size - first) / rows) {
     throw Error({.wanted = cat(rows, " rows of ", columns, " token ids from position ", first),
                  .got = cat("a text of ", size, " ids"),
-                 .next = "give more text, or ask for fewer or shorter rows"});
+                 .next = "pass more text, or use fewer or shorter rows"});
   }
   Tensor batch = at::empty({rows, columns}, at::TensorOptions(at::kLong));
   std::copy_n(stream.begin() + first, rows * columns, batch.mutable_data_ptr<int64_t>());

@@ -56,8 +56,8 @@ std::string refused(const Problem& p, int64_t most_dim = kMostDim) {
   if (p.dtype == DType::kFloat32) return text("bfloat16 or float16", "float32; use torch's attention for it");
   const auto fits = [](int64_t dim, int64_t most) { return dim >= 8 && dim <= most && dim % 8 == 0; };
   if (!fits(p.dim, most_dim) || !fits(p.value_dim, kMostDim))
-    return text("heads of 8 to " + std::to_string(most_dim) + " numbers, of values to 512, a multiple of 8",
-                std::to_string(p.dim) + " and, of values, " + std::to_string(p.value_dim) + "; pad with zeros");
+    return text("a head_dim from 8 to " + std::to_string(most_dim) + " and one of the values to 512, multiples of 8",
+                std::to_string(p.dim) + " and " + std::to_string(p.value_dim) + "; pad with zeros");
   if (p.key_heads < 1 || p.heads % p.key_heads != 0)
     return text("query heads in groups of equal size",
                 std::to_string(p.heads) + " over " + std::to_string(p.key_heads) + " key heads");

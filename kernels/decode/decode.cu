@@ -68,7 +68,7 @@ bool cache_fits(const CacheRows& c) {
 
 const char* refuses(const Layer& a) {
   if (a.dtype == DType::kFloat32) return "bfloat16 or float16";
-  if (a.head_dim != 64 && a.head_dim != 128) return "heads of 64 or 128 numbers";
+  if (a.head_dim != 64 && a.head_dim != 128) return "a head_dim of 64 or 128";
   if (a.heads > kMostGroup * a.kv_heads) return "at most 8 query heads a key head";
   if (!cache_fits(a.keys) || !cache_fits(a.values)) return "caches whose rows begin at multiples of 16 bytes";
   for (const FewRows& product : {qkv_of(a), o_of(a), gated_of(a), down_of(a)}) {

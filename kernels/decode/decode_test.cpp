@@ -452,7 +452,7 @@ TEST(DecoderLayer, RefusesWhatDoesNotFit) {
   if (on_cuda()) {
     const Layer wide({.rows = 1, .hidden = 64, .heads = 2, .kv_heads = 1, .head_dim = 96, .ffn = 8, .position = 2},
                      at::kBFloat16);
-    expect_refusal([&] { wide.run(); }, {"heads of 64 or 128"});
+    expect_refusal([&] { wide.run(); }, {"a head_dim of 64 or 128"});
   }
 }
 

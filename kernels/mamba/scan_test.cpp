@@ -315,7 +315,7 @@ TEST(SelectiveScan, Refusals) {
   };
   with(kU, zeros({2, 6}), {"selective_scan: wanted u [batch, channels, length]"});
   with(kDelta, zeros({2, 6, 4}), {"wanted delta", "[2, 6, 5]", "got [2, 6, 4]"});
-  with(kA, zeros({6, 3}, at::kComplexFloat), {"wanted A in real numbers", "complex"});
+  with(kA, zeros({6, 3}, at::kComplexFloat), {"wanted A in real values", "complex"});
   with(kA, zeros({6, 257}), {"1 to 256 states", "got 257"});
   with(kA, zeros({5, 3}), {"wanted A", "[6, 3]"});
   with(kB, zeros({2, 1, 3, 5}), {"as many groups", "got 1 and 2"});

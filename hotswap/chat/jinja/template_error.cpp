@@ -29,7 +29,7 @@ NextStep TemplateError::next_step(ErrorKind kind) {
     case ErrorKind::kSyntax:
       return "correct the template";
     case ErrorKind::kRaised:
-      return "change the messages as the template's message says";
+      return "change the messages as the template's error requires";
     case ErrorKind::kLimit:
       return "shorten the messages or the template";
     case ErrorKind::kUnsupported:

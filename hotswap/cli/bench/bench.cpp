@@ -83,7 +83,7 @@ void add_bench(CLI::App& app) {
   verb->add_option("--peer", flags->peer, "torch: measure torch eager's way beside each op")
       ->check(CLI::IsMember({"torch", "none"}))
       ->capture_default_str();
-  verb->add_option("--threads", flags->threads, "Threads, default as many as torch takes")->check(CLI::PositiveNumber);
+  verb->add_option("--threads", flags->threads, "Threads; default: torch's own number")->check(CLI::PositiveNumber);
   verb->add_option("--dtype", flags->dtypes, "float32, bfloat16, float16; may be repeated")
       ->delimiter(',')
       ->allow_extra_args(false)

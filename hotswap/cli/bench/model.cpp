@@ -194,7 +194,8 @@ void add_bench_model(CLI::App& bench) {
                    "forward and backward of 2 x 256")
       ->check(CLI::IsMember({"decode", "prefill", "train", "step"}))
       ->capture_default_str();
-  verb->add_flag("--random-weights", flags->model.random_weights, "Of the model, config.json alone is read");
+  verb->add_flag("--random-weights", flags->model.random_weights,
+                 "Random weights; only config.json of the model is read");
   verb->add_option("--rows", flags->rows, "Sequences, but of train")->check(CLI::PositiveNumber);
   verb->add_option("--columns", flags->columns, "Tokens of each, of decode in its prompt; but of train")
       ->check(CLI::PositiveNumber);
@@ -206,7 +207,7 @@ void add_bench_model(CLI::App& bench) {
       ->check(CLI::IsMember({"dynamic", "static"}));
   verb->add_option("--trace", flags->trace,
                    "decode, prefill: what ran when, of 24 tokens or one prefill, into this file for chrome://tracing");
-  verb->add_option("--threads", flags->threads, "Threads, default as many as torch takes")->check(CLI::PositiveNumber);
+  verb->add_option("--threads", flags->threads, "Threads; default: torch's own number")->check(CLI::PositiveNumber);
   verb->add_option("--repeats", flags->repeats, "Measured runs; one more warms up")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

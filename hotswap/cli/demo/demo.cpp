@@ -57,9 +57,9 @@ void demo_parent(const DemoOptions& options) {
   DemoVariant stock{.name = "stock"}, kernels{.name = "kernels"};
   heading(1, "which kernel each layer runs");
   print_report(options);
-  heading(2, "answers, by stock layers and by kernels in turns");
+  heading(2, "answers, by stock layers and by kernels");
   answer_in_turns(options, stock, kernels);
-  heading(3, cat("fine-tuning, stock layers and kernels step by step in turns: ", options.steps, " steps of ",
+  heading(3, cat("fine-tuning, stock layers and kernels in alternating steps: ", options.steps, " steps of ",
                  options.rows, " x ", options.columns, " tokens of ", options.data.size(), " files"));
   train_in_turns(options, stock, kernels);
 

@@ -48,9 +48,10 @@ void add_kernel_flags(CLI::App& verb, KernelFlags& flags) {
                   "JSON file with kernel_mapping, use_local_kernel, inherit_mapping")
       ->check(CLI::ExistingFile);
   verb.add_flag("--use-local-kernel", flags.local, "The REFs of --kernel are /abs/path/of/package:Layer");
-  verb.add_flag("--allow-all-kernels", flags.allow_all, "Run kernels of the Hub whoever published them");
-  verb.add_option("--project", flags.project,
-                  "Folder of hotswap.toml and kernels.lock: versions, whom to trust, locks. Default HOTSWAP_PROJECT")
+  verb.add_flag("--allow-all-kernels", flags.allow_all, "Run kernels of the Hub from any publisher");
+  verb.add_option(
+          "--project", flags.project,
+          "Folder of hotswap.toml and kernels.lock: versions, trusted publishers, locks. Default HOTSWAP_PROJECT")
       ->type_name("DIR")
       ->check(CLI::ExistingDirectory);
   verb.add_flag("--strict", flags.strict, "Fail where a layer with a mapping stays stock");

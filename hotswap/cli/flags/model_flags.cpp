@@ -52,7 +52,7 @@ void add_tokenizer_flags(CLI::App& verb, ModelFlags& flags) {
 void add_model_flags(CLI::App& verb, ModelFlags& flags) {
   add_tokenizer_flags(verb, flags);
   verb.add_option("--device", flags.device, "cpu, cuda, cuda:N, or auto")->capture_default_str();
-  verb.add_option("--dtype", flags.dtype, "float32, bfloat16, float16, or auto: as config.json says")
+  verb.add_option("--dtype", flags.dtype, "float32, bfloat16, float16, or auto: as in config.json")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}))
       ->capture_default_str();
   verb.add_option("--packed", flags.packed,

@@ -56,7 +56,7 @@ void install(const InstallFlags& flags) {
     return name && name->framework != Framework::kNoarch && name->backend.kind == BackendKind::kCpu;
   });
   std::printf(
-      "%s\nFrom the cache, for which the Hub is not asked:\n"
+      "%s\nFrom the cache, without requests to the Hub:\n"
       "HF_HUB_OFFLINE=1 hotswap generate --model DIR --prompt Hello --kernel LAYER=%s\n"
       "Python: HF_HUB_OFFLINE=1, kernels.get_kernel(\"%s\", version=%lld%s)\n",
       done.snapshot.c_str(), done.repo.c_str(), done.repo.c_str(), static_cast<long long>(done.version),

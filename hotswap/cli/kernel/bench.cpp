@@ -346,7 +346,7 @@ void add_kernel_bench(CLI::App& kernel) {
   auto* verb = kernel.add_subcommand(
       "bench", "Check and time the layers of a package against the stock layers; the table goes to stderr");
   verb->alias("benchmark");
-  verb->add_option("REPO", flags->what, "org/name[@revision], a package's folder, or a bundled package's name")
+  verb->add_option("REPO", flags->what, "org/name[@revision], a package's folder, or the name of a bundled package")
       ->required();
   auto* branch = verb->add_option("--branch", flags->branch, "Branch, tag or commit on the Hub");
   verb->add_option("--version", flags->version, "Version on the Hub; without either: version 1")->excludes(branch);
@@ -371,7 +371,7 @@ void add_kernel_bench(CLI::App& kernel) {
       ->check(CLI::IsMember({"cpu", "cuda"}));
   verb->add_option("--output", flags->output, "Write the JSON to this file")->type_name("FILE");
   verb->add_flag("--json", flags->json, "Print the JSON on stdout");
-  verb->add_flag("--allow-all-kernels", flags->allow_all, "Whoever published it");
+  verb->add_flag("--allow-all-kernels", flags->allow_all, "Run it from any publisher");
   verb->add_option("--project", flags->project, "Trust and locks for REPO; default HOTSWAP_PROJECT")
       ->type_name("DIR")
       ->check(CLI::ExistingDirectory);

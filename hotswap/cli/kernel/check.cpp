@@ -106,7 +106,7 @@ void check(const CheckFlags& flags) {
   const auto variants = source ? built_variants(path) : need_variants(path);
   for (const fs::path& variant : variants) {
     VariantFindings found = check_built(variant, !flags.files_only);
-    if (flags.files_only) found.notes.emplace_back("the ops that its library registers, as --files-only says");
+    if (flags.files_only) found.notes.emplace_back("the ops that its library registers, because of --files-only");
     problems += report(variant.filename(), found, flags.strict);
   }
   if (variants.empty()) std::printf("build: not checked: nothing is built\n");
@@ -212,7 +212,7 @@ void add_kernel_checks(CLI::App& kernel) {
       "Python's), and the ops that a library registers: it is loaded for that, in a process of its own");
   auto* path = check_verb->add_option("path", check_flags->path, "A package's source, a built package or a variant")
                    ->check(CLI::ExistingDirectory);
-  check_verb->add_flag("--strict", check_flags->strict, "What could not be checked here is a problem, too: for CI");
+  check_verb->add_flag("--strict", check_flags->strict, "A check that cannot run here is an error; for CI");
   check_verb->add_flag("--files-only", check_flags->files_only, "Load nothing: of a package that you would not run");
   auto* alone = check_verb->add_option("--only-load", check_flags->only_load)->check(CLI::ExistingDirectory)->group("");
   path->excludes(alone);
@@ -235,7 +235,7 @@ void add_kernel_checks(CLI::App& kernel) {
       ->check(CLI::ExistingFile);
   verify_verb
       ->add_option("--signers", flags->signers,
-                   "TOML with [[signer]] tables: who may sign, instead of kernels-community")
+                   "TOML with [[signer]] tables: allowed signers, instead of kernels-community")
       ->check(CLI::ExistingFile);
   verify_verb->add_flag("--allow-unsigned", flags->unsigned_too, "Digests are enough where there is no signature");
   auto* lock = verify_verb->add_option("--lock", flags->lock, "A kernels.lock that the files must fit")

@@ -66,8 +66,9 @@ void has(const Flags& flags) {
   }
   if (complete) return;
   if (!location.choice.chosen) throw no_variant(location.choice, location.repo, location.asked);
-  throw Error(
-      {.wanted = needed + " in " + location.str(), .got = "none", .next = "ask its publisher for a whole build"});
+  throw Error({.wanted = needed + " in " + location.str(),
+               .got = "none",
+               .next = "request a complete build from its publisher"});
 }
 
 }  // namespace

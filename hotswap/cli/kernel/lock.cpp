@@ -48,7 +48,7 @@ bool download_one(Hub& hub, const KernelRequest& request, bool all_variants, boo
   std::fprintf(stderr, "Downloading `%s` with SHA: %s\n", location.repo.c_str(), location.commit.c_str());
   if (location.locked != nullptr && !location.locked->pins_files()) {
     std::fprintf(stderr,
-                 "its lock pins that commit and no hashes; its files are held against what the Hub says of it\n");
+                 "its lock pins that commit and no hashes; its files are compared with the Hub's list of them\n");
   }
   if (all_variants) {
     const fs::path build = fetch_variants(hub, location, "") / "build";

@@ -79,7 +79,7 @@ ResolvedRef resolve_version(const RepoRefs& refs, int64_t version, const std::st
     if (versions.empty()) not_found(cat("version ", version, " of ", repo, ", which has no versions at all"), refs);
     throw Error({.wanted = cat("version ", version, " of ", repo),
                  .got = cat("Version ", version, " not found, available versions: ", join(versions)),
-                 .next = "ask for one of these"});
+                 .next = "use one of these"});
   }
   ResolvedRef result{.commit = ref->commit, .ref = name, .is_branch = branch != nullptr, .warning = {}};
   if (!versions.empty() && versions.back() > version) {

@@ -58,7 +58,7 @@ void judge_backend(const Backend& wanted, const System& s, std::vector<Problem>&
     }
   } else if (wanted.text() != have.text()) {
     problems.push_back({cat("backend (", wanted.text(), ") does not match selected backend (", have.text(), ")"),
-                        wanted.kind == BackendKind::kCpu ? "the backend cpu asked for by name"
+                        wanted.kind == BackendKind::kCpu ? "the backend cpu requested by name"
                                                          : cat("a torch built for ", wanted.text()),
                         wanted.kind == have.kind           ? 4
                         : wanted.kind == BackendKind::kCpu ? 5
@@ -232,11 +232,12 @@ VariantChoice choose_variant(const std::vector<std::string>& names, const System
 
 Error no_variant(const VariantChoice& choice, const std::string& repo, const std::string& revision) {
   const std::string nearest = choice.nearest_text();
-  return Error({.wanted = cat("a build variant for this system in ", repo, " (revision: ", revision, ")"),
-                .got = choice.trace.empty() ? "no variant at all"
-                                            : cat("Cannot find a build variant for this system in ", repo,
-                                                  " (revision: ", revision, "):\n\n", choice.trace_lines(), "\n"),
-                .next = nearest.empty() ? "ask its publisher for a build for this system" : "nearest: " + nearest});
+  return Error(
+      {.wanted = cat("a build variant for this system in ", repo, " (revision: ", revision, ")"),
+       .got = choice.trace.empty() ? "no variant at all"
+                                   : cat("Cannot find a build variant for this system in ", repo,
+                                         " (revision: ", revision, "):\n\n", choice.trace_lines(), "\n"),
+       .next = nearest.empty() ? "request a build for this system from its publisher" : "nearest: " + nearest});
 }
 
 Backend detect_backend(const BackendFacts& facts) {
@@ -259,7 +260,7 @@ Backend select_backend(const Backend& detected, const std::string& requested) {
                                                                    : "cpu, " + detected.name();
   throw Error({.wanted = "one of the system's backends",
                .got = cat("Invalid backend '", shown(requested), "', system supported backends: ", supported),
-               .next = "ask for one of these"});
+               .next = "use one of these"});
 }
 
 std::string cpu_name(const std::string& machine, const std::string& os) {

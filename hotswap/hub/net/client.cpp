@@ -57,7 +57,7 @@ void HubClient::warn_once(const HttpResponse& answer) {
   const size_t end = warning.find(';');
   const std::lock_guard lock(mutex_);
   if (warned_.size() < 100 && warned_.insert(warning.substr(0, end)).second) {
-    log_warning("the Hub says: ", end == std::string::npos ? warning : warning.substr(end + 1));
+    log_warning("the Hub reports: ", end == std::string::npos ? warning : warning.substr(end + 1));
   }
 }
 
@@ -130,7 +130,7 @@ FileMeta HubClient::file_meta(const Repo& repo, const std::string& revision, con
 Publisher HubClient::publisher(const std::string& name, bool quick) {
   check_repo({.id = name});
   const HttpResponse answer = get_json("/api/organizations/" + percent_encode(name, false) + "/overview",
-                                       "what the Hub says of the publisher " + name, quick);
+                                       "the Hub's answer about the publisher " + name, quick);
   const Json overview = Json::parse(answer.body, url_shown(answer.url));
   return {.name = overview.get<std::string>("name", name),
           .trusted = overview.get<bool>("trustedKernelPublisher", false)};

@@ -87,7 +87,7 @@ Refusal refusal(const HttpResponse& answer, const std::string& message) {
     return {HubErrorKind::kGatedRepo, "accept its terms on its page, then set HF_TOKEN to a token of that account"};
   }
   if (message == "Access to this resource is disabled.")
-    return {HubErrorKind::kDisabledRepo, "ask its owner or the Hub"};
+    return {HubErrorKind::kDisabledRepo, "contact its owner or the Hub"};
   const bool bad_token = message == "Invalid credentials in Authorization header";
   if (code == "RepoNotFound" || (answer.status == 401 && !bad_token)) {
     return {HubErrorKind::kRepoNotFound, "check the name; a private repository needs HF_TOKEN"};
@@ -95,7 +95,8 @@ Refusal refusal(const HttpResponse& answer, const std::string& message) {
   if (answer.status == 401 || answer.status == 403) {
     return {HubErrorKind::kUnauthorized, "check HF_TOKEN or the token file, and the token's rights"};
   }
-  if (answer.status == 429) return {HubErrorKind::kRateLimited, "wait, or set HF_TOKEN: known users may ask more"};
+  if (answer.status == 429)
+    return {HubErrorKind::kRateLimited, "wait, or set HF_TOKEN: known users have a higher limit"};
   if (answer.status == 404) return {HubErrorKind::kHttp, "check the name and HF_ENDPOINT"};
   return {HubErrorKind::kHttp, answer.status >= 500 ? "try again later" : "check the names and HF_ENDPOINT"};
 }
@@ -162,7 +163,7 @@ HubError hub_error(const HttpResponse& answer, const std::string& subject) {
   if (why.kind == HubErrorKind::kRateLimited) {
     const double wait = asked_wait(answer, std::time(nullptr));
     if (wait >= 0)
-      next = cat("the Hub asks to wait ", wait, " s; then try again, or set HF_TOKEN: known users may ask more");
+      next = cat("the Hub asks to wait ", wait, " s; then try again, or set HF_TOKEN: known users have a higher limit");
   }
   return {{.wanted = subject, .got = got, .next = next},
           {.kind = why.kind,

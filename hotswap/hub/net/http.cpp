@@ -329,7 +329,7 @@ HttpResponse Http::follow(const HttpRequest& request, size_t* delivered) {
     if (options_.allow_redirect && !options_.allow_redirect(next)) {
       throw HubError({.wanted = "an allowed destination after " + url_shown(url),
                       .got = "a redirect to " + url_shown(next),
-                      .next = "allow it, or ask for the destination itself"},
+                      .next = "allow it, or use the destination's own name"},
                      {.kind = HubErrorKind::kNotAllowed, .status = answer.status, .url = next});
     }
     with_token = with_token && same_origin;  // once away, it stays away

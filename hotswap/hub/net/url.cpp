@@ -71,7 +71,7 @@ std::string url_resolve(const std::string& base, const std::string& location) {
   if (curl_url_set(url.get(), CURLUPART_URL, location.c_str(), 0) != CURLUE_OK) {
     throw Error({.wanted = "a URL to go on to from " + url_shown(base),
                  .got = "'" + location.substr(0, 200) + "'",
-                 .next = "try again later; if that does not help, tell who runs the server"});
+                 .next = "try again later; if that does not help, report it to the server's operator"});
   }
   web_scheme(url, location);
   return part_of(url, CURLUPART_URL);

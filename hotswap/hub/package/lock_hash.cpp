@@ -36,7 +36,7 @@ std::string raw(const std::string& hex, const std::string& path) {
   if ((hex.size() != 40 && hex.size() != 64) || !is_hex(hex)) {
     throw Error({.wanted = cat("a hash of 40 or 64 hex digits for ", path),
                  .got = "'" + shown(hex) + "'",
-                 .next = "ask the Hub again"});
+                 .next = "request it from the Hub again"});
   }
   std::string bytes;
   for (size_t i = 0; i < hex.size(); i += 2) bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));

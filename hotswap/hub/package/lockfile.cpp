@@ -175,7 +175,7 @@ const LockedKernel& Lockfile::at(const std::string& repo) const {
     if (found != nullptr) {
       throw Error({.wanted = cat("one lock of ", repo),
                    .got = cat(found->dependency.str(), " and ", kernel.dependency.str()),
-                   .next = "ask for one of these"});
+                   .next = "use one of these"});
     }
     found = &kernel;
   }

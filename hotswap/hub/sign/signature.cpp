@@ -215,7 +215,7 @@ std::vector<Signer> parse_signers(const Json& json) {
     if (signer.issuer.empty() || (signer.builders.empty() && signer.identities.empty())) {
       throw Error({.wanted = cat("an issuer, and builders or identities, at ", entry.where()),
                    .got = "a signer that would be anybody",
-                   .next = "name who may sign"});
+                   .next = "name an allowed signer"});
     }
     signers.push_back(std::move(signer));
   }

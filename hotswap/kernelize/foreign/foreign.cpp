@@ -99,7 +99,7 @@ std::string names_with_layers() {
   throw Error({.wanted = cat("layers.json in ", m.folder.string(), ", or a package with an adapter (",
                              names_with_layers(), ")"),
                .got = got,
-               .next = instead.empty() ? "use a package that says which layers its ops serve"
+               .next = instead.empty() ? "use a package that declares which layers its ops serve"
                                        : "use the bundled package that stands in for it: " + instead});
 }
 

@@ -65,7 +65,7 @@ LayerEntry read_layer(const Json& json, int64_t schema, LayerEntry layer) {
   if (contract == nullptr) {
     throw Error({.wanted = cat("a contract that this hotswap knows at ", json.where(), ": ", join(contract_names())),
                  .got = "'" + layer.contract + "'",
-                 .next = "use a package or a hotswap of the other's time"});
+                 .next = "use versions of hotswap and of the package that match"});
   }
   const Json ops = json.child("ops");
   for (const auto& [role, op] : ops.items()) {
@@ -149,7 +149,7 @@ std::string read_layers_text(const fs::path& folder) {
   const fs::path file = folder / "layers.json";
   if (fs::exists(file)) return read_file(file);
   throw Error({.wanted = cat("layers.json in ", folder.string()),
-               .got = "a package that says not which layers its ops serve",
+               .got = "a package that does not declare which layers its ops serve",
                .next = "name it in a kernel mapping: some such packages have an adapter"});
 }
 

@@ -245,7 +245,7 @@ TEST(Manifest, NotEvenJson) {
   expect_has(load(absent), {"metadata.json"});
   PackageCopy python_only("norm");
   fs::remove(python_only.variant() / "layers.json");
-  expect_has(load(python_only), {"layers.json in", "says not which layers"});
+  expect_has(load(python_only), {"layers.json in", "does not declare which layers"});
 }
 
 TEST(Digest, EveryDifferenceIsListedInOneError) {

@@ -170,7 +170,7 @@ const Package& load_package(const Manifest& manifest, const std::function<void(c
   if (loaded.digest != manifest.digest) {
     throw Error(
         {.wanted = cat("one build of the id ", manifest.id, " in a process"),
-         .got = cat(loaded.digest, " is loaded, ", manifest.digest, " is asked for in ", manifest.folder.string()),
+         .got = cat(loaded.digest, " is loaded, ", manifest.digest, " is requested in ", manifest.folder.string()),
          .next = "give a changed package a new id, as its build does"});
   }
   if (!loaded.package) {

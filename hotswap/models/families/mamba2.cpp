@@ -16,7 +16,7 @@ double limit(const Json& json) {
   if (json.is_object() && json.get<std::string>("__float__", "") == "Infinity") {
     return std::numeric_limits<double>::infinity();
   }
-  throw Error({.wanted = "time_step_limit of two numbers, the second one perhaps infinite",
+  throw Error({.wanted = "time_step_limit of two values, the second one perhaps infinite",
                .got = json.where(),
                .next = "check config.json"});
 }

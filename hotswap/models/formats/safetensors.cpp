@@ -233,7 +233,8 @@ SafetensorsIndex::SafetensorsIndex(const std::filesystem::path& index_file) : pa
     const SafetensorsFile& opened = shards_.emplace(shard, SafetensorsFile(file)).first->second;
     for (const std::string& name : names) {
       if (!opened.has(name)) {
-        refuse(cat("tensor '", name, "', as the index says,"), file, cat(opened.names().size(), " tensors without it"));
+        refuse(cat("tensor '", name, "', listed in the index,"), file,
+               cat(opened.names().size(), " tensors without it"));
       }
       shard_of_.emplace(name, &opened);
       names_.push_back(name);

@@ -20,8 +20,9 @@ inline Decoding decoding(Call& c, const Cache& cache, int64_t new_rows) {
   Decoding d;
   const int64_t batch = c.q.batch;
   const int32_t* lengths = numbers_of(d, as_int32(cache.lengths, batch, c.op, "cache_seqlens", c.device));
-  check(!(cache.block_table && cache.batch_idx), c.op,
-        ": wanted a block_table or cache_batch_idx; got both; a block_table says already where a sequence lies");
+  check(
+      !(cache.block_table && cache.batch_idx), c.op,
+      ": wanted a block_table or cache_batch_idx; got both; a block_table already defines where a sequence is stored");
   const int32_t *table = nullptr, *entries = nullptr;
   int64_t blocks = 0;
   if (cache.block_table) {

@@ -137,8 +137,9 @@ inline Gradients backward(const Call& c, int64_t dims, const Starts& starts, con
 
 // Lengths and pages are known to the GPU alone: what is wrong with them is not found here.
 inline Outputs decode(const Call& c, const Cache& cache, const View* k_new, const View* v_new, int64_t splits) {
-  check(!(cache.block_table && cache.batch_idx), c.op,
-        ": wanted a block_table or cache_batch_idx; got both; a block_table says already where a sequence lies");
+  check(
+      !(cache.block_table && cache.batch_idx), c.op,
+      ": wanted a block_table or cache_batch_idx; got both; a block_table already defines where a sequence is stored");
   const Tensor lengths = as_int32(cache.lengths, c.q.batch, c.op, "cache_seqlens", c.device);
   std::optional<Tensor> table, index;
   if (cache.batch_idx) index = as_int32(*cache.batch_idx, c.q.batch, c.op, "cache_batch_idx", c.device);

@@ -208,7 +208,7 @@ def test_inner_with_constant_B_and_C(package):
 def test_inner_refuses_complex_numbers_by_name(package):
     xz, conv_w, conv_b, x_proj, dt_proj, out_w, out_b, A, D, bias = inner_inputs()[:10]
     wider = torch.randn(x_proj.shape[0] + 8, x_proj.shape[1])  # two numbers for each complex one of B and C
-    with pytest.raises(ValueError, match="wanted A in real numbers; got complex"):
+    with pytest.raises(ValueError, match="wanted A in real values; got complex"):
         package.mamba_inner_fn(xz, conv_w, conv_b, wider, dt_proj, out_w, out_b, A.to(torch.complex64), None, None, D, bias)
 
 

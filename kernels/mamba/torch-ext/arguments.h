@@ -38,7 +38,7 @@ struct Call {
     switch (t.scalar_type()) {
       case kernels::ScalarType::ComplexFloat:
       case kernels::ScalarType::ComplexDouble:
-        check(false, op, ": wanted ", name, " in real numbers; got complex ones; complex state spaces are not served");
+        check(false, op, ": wanted ", name, " in real values; got complex ones; complex state spaces are not served");
         break;
       default:
         break;

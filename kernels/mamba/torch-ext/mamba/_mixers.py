@@ -94,7 +94,7 @@ def mamba_inner_fn(
     looked at: convolution and delta are always computed again.
     """
     if A.is_complex():
-        raise ValueError("wanted A in real numbers; got complex ones; complex state spaces are not served")
+        raise ValueError("wanted A in real values; got complex ones; complex state spaces are not served")
     rank, states = delta_proj_weight.shape[1], A.shape[-1]
     if dt_rms_weight is not None and dt_rms_weight.shape[0] != rank:
         if dt_rms_weight.requires_grad:
