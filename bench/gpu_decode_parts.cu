@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) read_plainly(const uint4* from, int6
   keep(sum, out);
 }
 
-// The copy engine fills a ring in shared memory, kBuffers pieces of `piece` bytes; the block's threads read it.
+// TMA fills a ring in shared memory, kBuffers pieces of `piece` bytes; the block's threads read it.
 constexpr int kMostBuffers = 32;
 __global__ void __launch_bounds__(kThreads)
     read_by_ring(const char* from, int64_t bytes, int piece, int buffers, unsigned* out) {

@@ -102,7 +102,7 @@ def generation(m, ids, cache, tokens):
 
 @torch.no_grad()
 def captured_generation(m, ids, tokens) -> float:
-    """Seconds of the same steps of a loop of one's own that replays one from a graph."""
+    """Seconds of the same steps of a custom loop that replays one from a graph."""
     cache, token, stream = prompt(m, ids), ids[:, :1].clone(), torch.cuda.Stream()
     step = lambda: m(input_ids=token, cache_params=cache, use_cache=True).logits
     stream.wait_stream(torch.cuda.current_stream())

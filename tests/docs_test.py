@@ -201,7 +201,7 @@ def readme_problems(text: str, example: str) -> list[str]:
     if not 90 <= len(text.splitlines()) <= 130:
         found.append(f"README.md: wanted 90 to 130 lines; got {len(text.splitlines())}; more has a page in docs/")
     if re.findall(r"^```cpp\n(.*?)^```", text, re.MULTILINE | re.DOTALL) != [example]:
-        found.append("README.md: wanted one C++ block, the text of examples/generate/main.cpp; copy it anew")
+        found.append("README.md: wanted one C++ block, the text of examples/generate/main.cpp; copy it again")
     return found
 
 
@@ -249,7 +249,7 @@ def demo_problems(text: str, build: Path) -> list[str]:
     wanted, got = demo_table(text), done.stdout.splitlines()
     if wanted == got[: len(wanted)]:
         return []
-    return ["README.md: the demo's report begins otherwise; copy it anew:", *got[: len(wanted)]]
+    return ["README.md: the demo's report begins otherwise; copy it again:", *got[: len(wanted)]]
 
 
 def self_test(verbs: set[str], variables: set[str]) -> None:

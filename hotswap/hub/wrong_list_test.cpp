@@ -111,7 +111,7 @@ TEST_F(WrongList, IsFoundByAskingTheHub) {
     EXPECT_TRUE(found[0].wrong_content);
   }
   remove_wrong(cache, kRepo, {.problems = problems()});
-  EXPECT_EQ(hub.tree(kRepo, kSha).size(), 2u) << "asked anew";
+  EXPECT_EQ(hub.tree(kRepo, kSha).size(), 2u) << "asked again";
   EXPECT_TRUE(problems().empty());
 }
 

@@ -138,7 +138,7 @@ TEST(ExampleSampler, EveryExampleOnceAnEpoch) {
   const auto first = random.next(50), second = random.next(50);
   EXPECT_EQ(same.next(50), first);
   EXPECT_NE(other.next(50), first);
-  EXPECT_NE(second, first) << "shuffled anew";
+  EXPECT_NE(second, first) << "shuffled again";
   EXPECT_EQ(std::set<int64_t>(second.begin(), second.end()).size(), 50u);
   EXPECT_THROW(sampling_strategy_from("backwards"), Error);
 }

@@ -88,7 +88,7 @@ std::string refused_in_tiles(const Problem& p) {
                        p.heads);
 }
 
-// Can the copy engine, or a thread 16 bytes at a time, read it as it lies? A tensor that is not there yet begins where
+// Can TMA, or a thread 16 bytes at a time, read it as it lies? A tensor that is not there yet begins where
 // memory begins.
 bool fits(const Problem& p, const void* data, const Strides& s, int64_t rows, int64_t heads) {
   const int64_t batch = p.query_starts != nullptr ? 1 : p.batch;

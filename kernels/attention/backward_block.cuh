@@ -14,8 +14,8 @@ __device__ __forceinline__ void add_in_memory(float* to, float4 v) {
                : "memory");
 }
 
-// Everything that is fixed when a kernel is compiled. kDim: 64 or 128; the rest of a smaller head is zeros, which the
-// copy engine fills in. Query tiles are so high that a tile of them has 8192 numbers.
+// Everything that is fixed when a kernel is compiled. kDim: 64 or 128; the rest of a smaller head is zeros, which
+// TMA fills in. Query tiles are so high that a tile of them has 8192 numbers.
 template <class Number, int kDim_, bool kLeft_, bool kSoftcap_>
 struct BackwardTraits {
   using T = Number;

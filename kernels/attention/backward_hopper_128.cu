@@ -1,4 +1,4 @@
-// Backward of heads of 65 to 128 numbers.
+// Backward of heads of 65 to 128 elements.
 #include "kernels/attention/backward_hopper_launch.cuh"
 
 namespace attention::gpu {

@@ -1,4 +1,4 @@
-// Backward of heads of up to 64 numbers.
+// Backward of heads of up to 64 elements.
 #include "kernels/attention/backward_hopper_launch.cuh"
 
 namespace attention::gpu {

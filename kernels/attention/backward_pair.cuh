@@ -1,6 +1,6 @@
-// Attention backward for sm_90a of heads of more than 128 numbers. As in backward_hopper.cuh keys stay in shared memory
-// and walk over the query rows that see them, dk and dv are sums in registers, and dq is added to float32 sums in
-// memory; but the keys are those of two blocks, a cluster:
+// Attention backward for sm_90a of heads of more than 128 elements. As in backward_hopper.cuh keys stay in shared
+// memory and walk over the query rows that see them, dk and dv are sums in registers, and dq is added to float32 sums
+// in memory; but the keys are those of two blocks, a cluster:
 //   - each has dk and dv of 64 keys, which fill its registers;
 //   - queries and dout come from L2 once, for both;
 //   - they exchange dx, so that each computes half of the columns of dq over the keys of both: half as much is added.

@@ -1,4 +1,4 @@
-// Backward of heads of 129 to 192 numbers with values of up to 128.
+// Backward of heads of 129 to 192 elements with values of up to 128.
 #include "kernels/attention/backward_pair_launch.cuh"
 
 namespace attention::gpu {

@@ -1,4 +1,4 @@
-// Backward of heads of up to 256 numbers.
+// Backward of heads of up to 256 elements.
 #include "kernels/attention/backward_pair_launch.cuh"
 
 namespace attention::gpu {

@@ -8,7 +8,7 @@
 
 namespace attention::gpu {
 
-// kDim, kValueDim: 256, 256 or 192, 128; the rest of a smaller head is zeros, which the copy engine fills in.
+// kDim, kValueDim: 256, 256 or 192, 128; the rest of a smaller head is zeros, which TMA fills in.
 template <class Number, int kDim_, int kValueDim_>
 struct PairTraits {
   using T = Number;

@@ -66,7 +66,7 @@ Cache cache_of(void* data, const void* fresh, const Strides& s, const Strides& f
   return {data, fresh, s.batch, s.row, s.head, f.batch, f.row, f.head, int(dim)};
 }
 
-// The cache as the copy engine sees it. It is asked for chunks that are there alone, of any page: how many there are is
+// The cache as TMA sees it. It is asked for chunks that are there alone, of any page: how many there are is
 // not known here.
 LatentKeys latent_keys(const Decode& a) {
   const Problem& p = a.problem;

@@ -47,7 +47,7 @@ struct LatentKeys {
 };
 
 // Tiles of the part's chunks in pairs, one chunk of each tile for each warp; behind the last chunk zeros. All threads
-// of the first warpgroup. Chunks of which all keys are in the cache come by the copy engine.
+// of the first warpgroup. Chunks of which all keys are in the cache come by TMA.
 template <class L>
 struct LatentLoader {
   using T = typename L::T;
@@ -293,8 +293,7 @@ struct LatentWorker {
         take_weights();
         take_most(softmax, others);
         multiply_out(others);
-        m.full[1][kLeftPiece].wait(
-            parity);  // the other has waited for it; what the copy engine wrote is seen by who waits
+        m.full[1][kLeftPiece].wait(parity);  // the other has waited for it; what TMA wrote is seen by who waits
         start_outputs(more, 1);
         wait_products<0>();
         settle(out);

@@ -1,5 +1,5 @@
 // What blocks of decode have in common: arguments, their part of a sequence, how its keys come to shared memory, where
-// results go. decode.cuh is the kernel of heads of up to 256 numbers, decode_wide.cuh that of wider ones.
+// results go. decode.cuh is the kernel of heads of up to 256 elements, decode_wide.cuh that of wider ones.
 #pragma once
 
 #include "kernels/attention/softmax.cuh"

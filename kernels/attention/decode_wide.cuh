@@ -1,5 +1,5 @@
-// Decode of heads of more than 256 numbers, up to 576 with values of up to 512. 16 rows of so many sums are more than a
-// warp's registers: here a block's four warps go through the same keys together, 16 at a time. Of scores each
+// Decode of heads of more than 256 elements, up to 576 with values of up to 512. 16 rows of so many sums are more than
+// a warp's registers: here a block's four warps go through the same keys together, 16 at a time. Of scores each
 // multiplies a quarter of the numbers, and all add the quarters up, in one order, so that they hold the same weights;
 // of the outputs each has a quarter of the columns.
 //

@@ -9,7 +9,7 @@
 namespace attention::gpu {
 
 // Everything that is fixed when a kernel is compiled. kDim and, of values, kValueDim: multiples of 64; the rest of a
-// smaller head is zeros, which the copy engine fills in. kLeft: rows have a left end (window_left).
+// smaller head is zeros, which TMA fills in. kLeft: rows have a left end (window_left).
 template <class Number, int kDim_, int kValueDim_, int kKeys_, int kWorkers_, bool kLeft_, bool kSoftcap_>
 struct ForwardTraits {
   using T = Number;
@@ -41,7 +41,7 @@ struct ForwardArguments {
   SequenceOrder packed;
   int section_rows;             // packed: keys of so many rows are in L2 together
   int heads, group, value_dim;  // group: query heads that share a key head
-  void* plain_out;              // out, for tiles that the copy engine would not cut where their sequence ends
+  void* plain_out;              // out, for tiles that TMA would not cut where their sequence ends
   float score_scale;            // of scores, in exponents of two; with softcap of tanh's
   float cap_scale;              // softcap only: of scores in tanh
 };

@@ -1,4 +1,4 @@
-// A decode step of one token in two launches by the copy engine (sm_90). Nothing is sorted: each block finds out by
+// A decode step of one token in two launches by TMA (sm_90). Nothing is sorted: each block finds out by
 // itself which experts are hit. The first launch makes A, a row for each of those; the second y: a block of it has a
 // few outputs and goes through all experts that are hit, so that it sums over them, too.
 //

@@ -2,7 +2,7 @@
 // a ring of stages, the other two multiply 64 rows each and keep their sums in registers. A block goes through tile
 // after tile; while one is stored, the next one's stages are filled.
 //
-// Gathered rows come by cp.async, 16 bytes a thread: the copy engine of sm_90 cannot gather. These copies themselves
+// Gathered rows come by cp.async, 16 bytes a thread: TMA of sm_90 cannot gather. These copies themselves
 // say that a stage is full, and who multiplies then makes them visible to wgmma.
 #pragma once
 
@@ -67,7 +67,7 @@ struct Worker {
     int before = 0;
     for (int step = 0; step < steps; ++step) {
       m.full[stage.index].wait(stage.parity);
-      publish_shared_writes();  // by cp.async; what the copy engine wrote is visible anyway
+      publish_shared_writes();  // by cp.async; what TMA wrote is visible anyway
       const T* rows = m.a[stage.index] + number * kPanelNumbers;
       const Operand a = kAByColumns ? operand_by_columns(rows, kPanelNumbers * 2) : operand_by_rows(rows);
       const T* cols = m.b[stage.index];
@@ -171,7 +171,7 @@ struct Worker {
   }
 };
 
-// The memory of a block that begins, its barriers ready. map: what the copy engine will read.
+// The memory of a block that begins, its barriers ready. map: what TMA will read.
 template <class T>
 __device__ __forceinline__ Memory<T>& begin_block(const CUtensorMap& map) {
   extern __shared__ uint8_t raw[];

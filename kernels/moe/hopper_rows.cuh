@@ -1,5 +1,5 @@
 // Rows times the weights of their experts on sm_90a: which tiles a block has, and how they come to its shared memory.
-// Weights come by the copy engine, the expert being a coordinate of one description of all of them; rows come by
+// Weights come by TMA, the expert being a coordinate of one description of all of them; rows come by
 // cp.async, through the slots' order where they are tokens'.
 #pragma once
 

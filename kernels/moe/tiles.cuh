@@ -1,4 +1,4 @@
-// Which tile of a grouped product a block has. Tiles of kRows slots each begin anew with every expert, so that there
+// Which tile of a grouped product a block has. Tiles of kRows slots each begin again with every expert, so that there
 // are at most S / kRows + min(E, S) of them, whatever the routing; how many there are the device alone knows.
 #pragma once
 

@@ -1,6 +1,6 @@
 // Gradients of weights by wgmma (sm_90a): sums over an expert's slots, so that both operands lie with the slots as
 // rows. The tokens' rows are A and are gathered by cp.async; the other one, in the order of slots, is B and comes by
-// the copy engine.
+// TMA.
 #include "kernels/moe/hopper_rows.cuh"
 
 namespace moe::cuda {

@@ -1,4 +1,4 @@
-"""The functions of the packages causal_conv1d and mamba_ssm by our kernels, on the CPU too, for models of one's own:
+"""The functions of the packages causal_conv1d and mamba_ssm by our kernels, on the CPU too, for models of your own:
 
     from hotswap.mamba import causal_conv1d_fn, selective_scan_fn
 

@@ -1,4 +1,4 @@
-"""Modules and functions with Liger's names, for models of one's own: the same arguments, our ops.
+"""Modules and functions with Liger's names, for models of your own: the same arguments, our ops.
 
 What an op cannot do is an error that says so; nothing is left out in silence.
 """

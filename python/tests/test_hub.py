@@ -1,4 +1,4 @@
-"""Stock scripts against a Hub of one's own: `hotswap serve-hub` over a folder with these packages under the names that
+"""Stock scripts against a self-hosted Hub: `hotswap serve-hub` over a folder with these packages under the names that
 transformers' guides use, HF_ENDPOINT set, and nothing of ours in the process."""
 
 import json

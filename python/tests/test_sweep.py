@@ -1,4 +1,4 @@
-"""A few classes of the sweep (sweep.py) in every run: some that were wrong once, and some that each run draws anew."""
+"""A few classes of the sweep (sweep.py) in every run: some that were wrong once, and some that each run draws again."""
 
 import random
 

@@ -109,7 +109,7 @@ def wide_cases(quick):
 
 
 def mma_cases(quick):
-    """What goes to the kernels of every GPU from sm_80 on: heads of more than 256 numbers, chunks, ALiBi."""
+    """What goes to the kernels of every GPU from sm_80 on: heads of more than 256 elements, chunks, ALiBi."""
     for window in (FULL, CAUSAL):
         for rows, keys in ((64, 64), (1, 1), (1, 517), (127, 33), (300, 129)):
             yield Case(rows, keys, dim=512, window=window, heads=3, key_heads=3)

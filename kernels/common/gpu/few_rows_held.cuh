@@ -1,7 +1,7 @@
 // The products of few_rows.h where each thread's part of x fits into its registers: narrow layers, whose products take
 // a few microseconds, most of them latency of what a warp goes through once. So x goes from memory to the mma's operand
 // without a stop, a norm takes one barrier, and little is written more than once: code is fetched, too. Weights come by
-// the copy engine into shared memory: loads into registers are held up by L1, which is small beside kernels that want
+// TMA into shared memory: loads into registers are held up by L1, which is small beside kernels that want
 // much shared memory, and a multiprocessor that has to change how it splits the two must be idle first.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Barriers in shared memory that count arrivals and bytes (sm_90): how the copy engine and the threads of a block tell
+// Barriers in shared memory that count arrivals and bytes (sm_90): how TMA and the threads of a block tell
 // each other that a buffer is full or free.
 //
 // A barrier is in phase 0, 1, 2, ...; a phase ends when all expected threads have arrived and all announced bytes have
@@ -46,7 +46,7 @@ struct Barrier {
   }
 };
 
-// Makes initialised barriers visible to the copy engine; a barrier of the block follows.
+// Makes initialised barriers visible to TMA; a barrier of the block follows.
 __device__ __forceinline__ void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

@@ -1,4 +1,4 @@
-// Host side of the copy engine (tma.cuh): what a tensor of four dimensions looks like.
+// Host side of TMA (tma.cuh): what a tensor of four dimensions looks like.
 #pragma once
 
 #include <cuda.h>
@@ -19,7 +19,7 @@ struct TensorShape {
   DType dtype;        // of 16 bits
 };
 
-// Can the copy engine take it as it lies?
+// Can TMA take it as it lies?
 inline bool fits_tensor_map(const TensorShape& t) {
   if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0 || size_of(t.dtype) != 2) return false;
   for (int i = 1; i < 4; ++i)
@@ -52,7 +52,7 @@ inline CUtensorMap tensor_map(const TensorShape& t, int rows) {
   CUtensorMap map;
   cuuint64_t size[4], stride[3];
   for (int i = 0; i < 4; ++i) size[i] = cuuint64_t(t.size[i]);
-  // A dimension of one index may have any stride in torch; the copy engine checks it all the same.
+  // A dimension of one index may have any stride in torch; TMA checks it all the same.
   for (int i = 1; i < 4; ++i) stride[i - 1] = cuuint64_t(t.size[i] > 1 ? t.stride[i] * 2 : 16);
   const cuuint32_t box[4] = {kPanel, cuuint32_t(rows), 1, 1}, step[4] = {1, 1, 1, 1};
   const CUresult result = tensor_map_encoder()(
@@ -60,8 +60,8 @@ inline CUtensorMap tensor_map(const TensorShape& t, int rows) {
       const_cast<void*>(t.data), size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
-    std::string text = "tensor map: wanted sizes and strides that the copy engine takes; got error " +
-                       std::to_string(int(result)) + " for sizes";
+    std::string text =
+        "tensor map: wanted sizes and strides that TMA takes; got error " + std::to_string(int(result)) + " for sizes";
     for (const auto n : size) text += " " + std::to_string(n);
     text += ", strides of";
     for (const auto n : stride) text += " " + std::to_string(n);

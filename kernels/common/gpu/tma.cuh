@@ -63,7 +63,7 @@ __device__ __forceinline__ void wait_until_stores_have_read() {
 // Until this thread's stores and additions are in memory.
 __device__ __forceinline__ void wait_for_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// What threads wrote to shared memory becomes visible to the copy engine and to wgmma: each writer calls it, then a
+// What threads wrote to shared memory becomes visible to TMA and to wgmma: each writer calls it, then a
 // barrier.
 __device__ __forceinline__ void publish_shared_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // The same of memory: what this thread sees there, its copies see.

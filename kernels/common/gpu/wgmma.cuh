@@ -6,7 +6,7 @@
 // layout: of 16 columns k, a = pairs of d[8k], d[8k + 2], d[8k + 4], d[8k + 6]. So the sums of one product are,
 // rounded, the A of the next.
 //
-// Operands in shared memory are panels as the copy engine writes them (tensor_map.h): rows of 64 elements, 128 bytes,
+// Operands in shared memory are panels as TMA writes them (tensor_map.h): rows of 64 elements, 128 bytes,
 // their 16-byte pieces exchanged within 8 rows. A panel begins at a multiple of 1024 bytes. To move along a row by 16
 // elements, add 32 bytes; the exchange is of address bits, so it stays right.
 #pragma once

@@ -1,4 +1,4 @@
-// What the copy engine does for the convolution: it brings rows into shared memory and takes them away, past registers
+// What TMA does for the convolution: it brings rows into shared memory and takes them away, past registers
 // and L1 (docs/notes/mamba.md).
 #pragma once
 

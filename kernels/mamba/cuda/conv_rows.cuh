@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
   };
   const T *const x_from = at(p.x), *const dy_from = at(a.dy);
   T* const x_to = memory.x + kPerVector<T>;
-  // The copy engine brings what there is, a vector before and behind the part too. Threads put zeros elsewhere.
+  // TMA brings what there is, a vector before and behind the part too. Threads put zeros elsewhere.
   constexpr int kBeside = kPerVector<T>;
   const int left = length - first, count = left < kRowSteps ? left : kRowSteps;
   const int lead = first > 0 ? kBeside : 0, tail = left > kRowSteps ? kBeside : 0;

@@ -5,7 +5,7 @@
 
 namespace mamba::conv::gpu {
 
-// A block has so few steps of a row of channels that what blocks move at a moment lies together. The copy engine brings
+// A block has so few steps of a row of channels that what blocks move at a moment lies together. TMA brings
 // them, those before them too; y takes x's place.
 constexpr int kTileSteps = 8;
 template <class T>
