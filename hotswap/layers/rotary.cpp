@@ -5,9 +5,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cos.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/gt.h>
-#include <ATen/ops/lt.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/neg.h>
@@ -58,67 +56,75 @@ std::tuple<Tensor, Tensor> stock::rotary(const Tensor& q, const Tensor& k, const
   return {rotate(q, c, s, interleaved), rotate(k, c, s, interleaved)};
 }
 
-RotaryEmbedding::RotaryEmbedding(RopeParameters rope)
-    : rope_(std::move(rope)),
-      original_(rope_frequencies(rope_)),
-      current_(original_),
-      reached_(rope_.max_position_embeddings) {}
+RotaryEmbedding::RotaryEmbedding(RopeParameters rope) : rope_(std::move(rope)), original_(rope_frequencies(rope_)) {}
 
-RotaryTables RotaryEmbedding::tables(const Positions& p, at::ScalarType dtype, at::Device device) {
-  const c10::InferenceMode off(false);  // what is cached while generating also serves training, which saves it
+RotaryTables RotaryEmbedding::tables(const Positions& p, at::ScalarType dtype, at::Device device) const {
+  const c10::InferenceMode off(false);  // what is kept while generating also serves training, which saves it
   const at::NoGradGuard no_grad;
-  if (stateful() && p.ids.defined() && !p.ids.is_cpu()) return compute(p.ids, inverse_there(p.ids), dtype);
-  if (stateful()) follow(p);
-  current_.inverse = current_.inverse.to(device);  // once: the next step finds it there
-  const Tensor& inverse = current_.inverse;
-  if (!stateful() && p.below > 0 && p.ids.numel() == 1) return looked_up(p, dtype);
-  if (p.ids.defined()) return compute(p.ids.to(device), inverse, dtype);
+  if (!depends_on_length() && p.below > 0 && p.ids.numel() == 1) {  // one launch in place of the ten of compute()
+    return halves(rows(p.below, dtype, p.ids.device()).index_select(0, p.ids.view({1})).unsqueeze(0));
+  }
+  if (p.ids.defined()) return compute(p.ids.to(device), inverse_for(p, device), dtype);
   const auto range = [&](int64_t from, int64_t to) {
     return at::arange(from, to, at::TensorOptions().dtype(at::kLong).device(device)).unsqueeze(0);
   };
-  if (stateful()) return compute(range(p.start, p.start + p.length), inverse, dtype);
   const int64_t end = p.start + p.length;
-  const bool fits = cached_.cos.defined() && cached_.cos.size(1) >= end && cached_.cos.scalar_type() == dtype &&
-                    cached_.cos.device() == device;
-  if (!fits) cached_ = compute(range(0, std::max<int64_t>(64, end + end / 2)), inverse, dtype);
-  return {cached_.cos.narrow(1, p.start, p.length), cached_.sin.narrow(1, p.start, p.length)};
+  if (depends_on_length()) return compute(range(p.start, end), inverse_for(p, device), dtype);
+  RotaryTables prefix;
+  {
+    const std::lock_guard lock(mutex_);
+    prefix = prefix_;
+  }
+  const bool fits = prefix.cos.defined() && prefix.cos.size(1) >= end && prefix.cos.scalar_type() == dtype &&
+                    prefix.cos.device() == device;
+  if (!fits) {
+    prefix = compute(range(0, std::max<int64_t>(64, end + end / 2)), inverse_for(p, device), dtype);
+    const std::lock_guard lock(mutex_);
+    prefix_ = prefix;
+  }
+  return {prefix.cos.narrow(1, p.start, p.length), prefix.sin.narrow(1, p.start, p.length)};
 }
 
-void RotaryEmbedding::follow(const Positions& p) {
-  const int64_t length = (p.ids.defined() ? at::max(p.ids).item<int64_t>() : p.start + p.length - 1) + 1;
+RotaryEmbedding::Inverses RotaryEmbedding::inverses(at::Device device) const {
+  const std::lock_guard lock(mutex_);
+  for (const Inverses& made : inverses_) {
+    if (made.original.device() == device) return made;
+  }
+  Inverses fresh{original_.inverse.to(device), {}};
   if (rope_.type == "longrope") {
-    const bool is_long = length > rope_.original_max_position_embeddings;
-    current_ = is_long ? rope_frequencies(rope_, rope_.original_max_position_embeddings + 1) : original_;
-    return;
+    fresh.stretched = rope_frequencies(rope_, rope_.original_max_position_embeddings + 1).inverse.to(device);
   }
-  if (length > reached_) {
-    current_ = rope_frequencies(rope_, length);
-    reached_ = length;
-  }
-  if (length < rope_.max_position_embeddings && reached_ > rope_.max_position_embeddings) {
-    current_ = original_;
-    reached_ = rope_.max_position_embeddings;
-  }
+  return inverses_.emplace_back(std::move(fresh));
 }
 
-// One launch in place of the ten that compute() is.
-RotaryTables RotaryEmbedding::looked_up(const Positions& p, at::ScalarType dtype) {
-  return halves(rows(p.below, dtype, p.ids.device()).index_select(0, p.ids.view({1})).unsqueeze(0));
+// Those of the longest row. Where its length is on a device it is not read: a captured step chooses at each replay.
+Tensor RotaryEmbedding::inverse_for(const Positions& p, at::Device device) const {
+  const Inverses made = inverses(device);
+  if (!depends_on_length()) return made.original;
+  const bool is_long = rope_.type == "longrope";
+  const int64_t limit = is_long ? rope_.original_max_position_embeddings : rope_.max_position_embeddings;
+  if (p.ids.defined() && !p.ids.is_cpu()) {
+    const Tensor length = at::add(at::max(p.ids), 1);
+    return at::where(at::gt(length, limit), is_long ? made.stretched : dynamic_inverse(rope_, length), made.original);
+  }
+  const int64_t length = p.ids.defined() ? at::max(p.ids).item<int64_t>() + 1 : p.start + p.length;
+  if (length <= limit) return made.original;
+  return is_long ? made.stretched : rope_frequencies(rope_, length).inverse.to(device);
 }
 
-Tensor RotaryEmbedding::rows(int64_t below, at::ScalarType dtype, at::Device device) {
-  if (stateful()) return {};
+Tensor RotaryEmbedding::rows(int64_t below, at::ScalarType dtype, at::Device device) const {
+  if (depends_on_length()) return {};
   const c10::InferenceMode off(false);
   const at::NoGradGuard no_grad;
-  const bool fits = !rows_.empty() && rows_.back().size(0) >= below && rows_.back().scalar_type() == dtype &&
-                    rows_.back().device() == device;
-  if (!fits) {
-    const auto room = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(below)));
-    const Tensor places = at::arange(room, at::TensorOptions().dtype(at::kLong).device(device)).unsqueeze(0);
-    const RotaryTables all = compute(places, current_.inverse.to(device), dtype);
-    rows_.push_back(at::cat({all.cos, all.sin}, -1).squeeze(0));
+  const Tensor inverse = inverses(device).original;
+  const std::lock_guard lock(mutex_);
+  for (const Tensor& made : rows_) {
+    if (made.size(0) >= below && made.scalar_type() == dtype && made.device() == device) return made;
   }
-  return rows_.back();
+  const auto room = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(below)));
+  const Tensor positions = at::arange(room, at::TensorOptions().dtype(at::kLong).device(device)).unsqueeze(0);
+  const RotaryTables all = compute(positions, inverse, dtype);
+  return rows_.emplace_back(at::cat({all.cos, all.sin}, -1).squeeze(0));
 }
 
 RotaryTables RotaryEmbedding::halves(const Tensor& row) {
@@ -126,33 +132,12 @@ RotaryTables RotaryEmbedding::halves(const Tensor& row) {
   return {row.narrow(-1, 0, dim), row.narrow(-1, dim, dim)};
 }
 
-// As follow(), without asking a device for the length: a captured step chooses anew each time.
-Tensor RotaryEmbedding::inverse_there(const Tensor& ids) {
-  const bool is_long = rope_.type == "longrope";
-  if (!original_there_.defined() || original_there_.device() != ids.device()) {
-    original_there_ = original_.inverse.to(ids.device());
-    if (is_long) {
-      long_there_ = rope_frequencies(rope_, rope_.original_max_position_embeddings + 1).inverse.to(ids.device());
-    } else {
-      reached_there_ = at::full({}, reached_, ids.options());
-    }
-  }
-  const Tensor length = at::add(at::max(ids), 1);
-  if (is_long) {
-    return at::where(at::gt(length, rope_.original_max_position_embeddings), long_there_, original_there_);
-  }
-  const int64_t limit = rope_.max_position_embeddings;
-  const Tensor reset = at::where(at::lt(length, limit), at::full({}, limit, ids.options()), reached_there_);
-  reached_there_.copy_(at::where(at::gt(length, reached_there_), length, reset));  // in place: a graph does so again
-  return at::where(at::gt(reached_there_, limit), dynamic_inverse(rope_, reached_there_), original_there_);
-}
-
 // Angles are float32 whatever the model's dtype; only cos and sin are rounded to it.
 RotaryTables RotaryEmbedding::compute(const Tensor& ids, const Tensor& inverse, at::ScalarType dtype) const {
   const Tensor angles = at::mul(ids.to(at::kFloat).unsqueeze(-1), inverse);  // [batch, time, dim / 2]
   const Tensor both = at::cat({angles, angles}, -1);
-  return {at::mul(at::cos(both), current_.attention_scaling).to(dtype),
-          at::mul(at::sin(both), current_.attention_scaling).to(dtype)};
+  return {at::mul(at::cos(both), original_.attention_scaling).to(dtype),
+          at::mul(at::sin(both), original_.attention_scaling).to(dtype)};
 }
 
 }  // namespace hotswap

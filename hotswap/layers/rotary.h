@@ -1,6 +1,7 @@
 // Rotary position embedding: tables of cos and sin, and the rotation of queries and keys.
 #pragma once
 
+#include <mutex>
 #include <vector>
 
 #include "hotswap/layers/rope.h"
@@ -29,32 +30,34 @@ struct RotaryTables {
   Tensor cos, sin;  // [1 or batch, length, dim], both halves
 };
 
+// Tables depend on the positions of their call only. transformers' module remembers, for the types dynamic and
+// longrope, the longest sequence that it has seen, so that a request there may change the next one's answer; here
+// requests of several threads share one model.
 class RotaryEmbedding {
  public:
   explicit RotaryEmbedding(RopeParameters rope);
-  // The dynamic types keep state between calls, as transformers' module does: growing past the trained length changes
-  // the frequencies, a short sequence afterwards resets them.
-  RotaryTables tables(const Positions& positions, at::ScalarType dtype, at::Device device);
-  // Of one token all tables that may be wanted, cos and sin of a place side by side: [`below` or more, 2 dim];
-  // undefined where they depend on more than the place.
-  Tensor rows(int64_t below, at::ScalarType dtype, at::Device device);
+  RotaryTables tables(const Positions& positions, at::ScalarType dtype, at::Device device) const;
+  // The tables of every single position below `below` or more, cos and sin side by side: [positions, 2 dim]; undefined
+  // where they depend on more than the position.
+  Tensor rows(int64_t below, at::ScalarType dtype, at::Device device) const;
   static RotaryTables halves(const Tensor& row);  // [1, 1, 2 dim] of them
 
  private:
-  bool stateful() const { return rope_.type == "dynamic" || rope_.type == "longrope"; }
-  void follow(const Positions& positions);
-  Tensor inverse_there(const Tensor& ids);
-  RotaryTables looked_up(const Positions& positions, at::ScalarType dtype);
+  struct Inverses {
+    Tensor original;   // [dim / 2] float32
+    Tensor stretched;  // longrope's beyond its original length; else undefined
+  };
+  bool depends_on_length() const { return rope_.type == "dynamic" || rope_.type == "longrope"; }
+  Inverses inverses(at::Device device) const;
+  Tensor inverse_for(const Positions& positions, at::Device device) const;  // [dim / 2]
   RotaryTables compute(const Tensor& ids, const Tensor& inverse, at::ScalarType dtype) const;
   RopeParameters rope_;
-  RopeFrequencies original_, current_;
-  int64_t reached_;  // the length that current_ serves, for type dynamic
-  // Of one token on a device all tables that may be wanted, [2^n, 2 dim], and those before them: a captured graph may
-  // still read one.
-  std::vector<Tensor> rows_;
-  // On the device of positions that lie on one: both types' choices of frequencies, and what dynamic has reached.
-  Tensor original_there_, long_there_, reached_there_;
-  RotaryTables cached_;  // [1, capacity, dim] of positions 0, 1, ..., for the types without state
+  RopeFrequencies original_;
+  // Made when first needed, each entry once, and never changed: a copy is read without the lock.
+  mutable std::mutex mutex_;
+  mutable std::vector<Inverses> inverses_;  // one a device
+  mutable RotaryTables prefix_;             // [1, capacity, dim] of positions 0, 1, ...
+  mutable std::vector<Tensor> rows_;        // all that rows() has made: a captured graph may read any of them
 };
 
 // The slot rotary_pos_emb; one in every attention layer.
