@@ -6,11 +6,14 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+
+#include <random>
 
 #include "hotswap/models/auto.h"
 #include "hotswap/models/formats/weights.h"
@@ -85,6 +88,76 @@ TEST_P(EveryFamily, PackedSequencesAreAsIfAlone) {
         (*model_)({.input_ids = at::cat({a, b}, 1), .cu_seqlens = at::tensor({0, 9, 13}, at::kInt)}).logits;
     EXPECT_LE((packed - alone).abs().max().item<double>(), 1e-4 * alone.abs().max().item<double>()) << attention;
   }
+}
+
+// By positions that begin again, as transformers takes them, or by seq_idx; stock and by kernels.
+TEST_P(EveryFamily, DocumentsOfPackedRowsAreKeptApart) {
+  const Tensor ids = at::randint(0, 40, {2, 13}, at::kLong);
+  const std::vector<std::vector<int64_t>> lengths = {{9, 4}, {5, 1, 7}};
+  std::vector<Tensor> single, positions, index;
+  for (int64_t row = 0; row < 2; ++row) {
+    int64_t start = 0;
+    for (const int64_t length : lengths[row]) {
+      single.push_back((*model_)({.input_ids = ids.narrow(0, row, 1).narrow(1, start, length)}).logits);
+      positions.push_back(at::arange(length));
+      index.push_back(at::full({length}, start, at::kInt));
+      start += length;
+    }
+  }
+  const Tensor expected = at::cat(single, 1).view({2, 13, -1});
+  const Tensor by_positions = at::cat(positions).view({2, 13}), by_index = at::cat(index).view({2, 13});
+  const auto check = [&](const ForwardArguments& packed, const std::string& what) {
+    const double difference = ((*model_)(packed).logits - expected).abs().max().item<double>();
+    EXPECT_LE(difference, 1e-4 * expected.abs().max().item<double>()) << what;
+  };
+  for (const char* way : {"stock", "eager", "kernels"}) {
+    if (way == std::string("eager")) model_->set_attn_implementation(way);
+    if (way == std::string("kernels")) model_->kernelize();
+    check({.input_ids = ids, .position_ids = by_positions}, cat(way, ", position_ids"));
+    check({.input_ids = ids, .seq_idx = by_index}, cat(way, ", seq_idx"));
+    check({.input_ids = ids, .position_ids = by_positions, .seq_idx = by_index}, cat(way, ", both"));
+  }
+  const Tensor one = at::arange(13).unsqueeze(0), zeros = at::zeros({1, 13}, at::kInt);
+  const Tensor plain = (*model_)({.input_ids = ids}).logits;
+  EXPECT_TRUE(at::equal((*model_)({.input_ids = ids, .seq_idx = zeros}).logits, plain));
+  EXPECT_LE(((*model_)({.input_ids = ids, .position_ids = one}).logits - plain).abs().max().item<double>(), 1e-5);
+}
+
+// Saved while kernels are bound, too.
+TEST_P(EveryFamily, KernelsComeAndGoInAnyOrder) {
+  const Tensor ids = at::randint(0, 40, {2, 7}, at::kLong), stock = (*model_)({.input_ids = ids}).logits;
+  std::mt19937 random(7);
+  std::string steps;
+  const std::vector<std::pair<const char*, std::function<void()>>> all = {
+      {"kernelize", [&] { model_->kernelize(); }},
+      {"kernelize for training", [&] { model_->kernelize(Mode::TRAINING); }},
+      {"kernelize only norms",
+       [&] {
+         model_->kernelize(Mode::INFERENCE, {.config = {{{"RMSNorm", "hotswap/norm"}}}});
+       }},
+      {"unkernelize", [&] { model_->unkernelize(); }},
+      {"train", [&] { model_->train(); }},
+      {"eval", [&] { model_->eval(); }},
+      {"eager", [&] { model_->set_attn_implementation("eager"); }},
+      {"default attention", [&] { model_->set_attn_implementation(""); }}};
+  for (int step = 0; step < 24; ++step) {
+    const auto& [name, act] = all[random() % all.size()];
+    steps += cat(name, ", ");
+    act();
+    const double difference = ((*model_)({.input_ids = ids}).logits - stock).abs().max().item<double>();
+    ASSERT_LE(difference, 1e-4 * stock.abs().max().item<double>()) << steps;
+  }
+  model_->kernelize();
+  const TempFolder folder;
+  model_->save_pretrained(folder.path());
+  const auto loaded = AutoModelForCausalLM::from_pretrained(folder.path());
+  loaded->eval();
+  EXPECT_TRUE(at::equal((*loaded)({.input_ids = ids}).logits, stock));
+  model_->unkernelize();
+  model_->eval();
+  model_->set_attn_implementation("");
+  EXPECT_TRUE(at::equal((*model_)({.input_ids = ids}).logits, stock)) << steps;
+  EXPECT_TRUE(model_->kernel_report().rows.empty());
 }
 
 // Token by token, several at once, and after a crop: what a whole forward gives.
@@ -163,6 +236,9 @@ TEST_P(EveryFamily, WrongInputsAreToldInOurWords) {
   expect_has(refused({.input_ids = row, .cu_seqlens = at::tensor({0, 2}, at::kInt)}), {"rise from 0 to 3", "got 0, 2"});
   expect_has(refused({.input_ids = row, .cu_seqlens = at::tensor({0, 4, 3}, at::kInt)}), {"rise from 0 to 3"});
   expect_has(refused({.input_ids = row, .cu_seqlens = at::tensor({0.0, 3.0})}), {"integers"});
+  expect_has(refused({.input_ids = ids, .seq_idx = at::zeros({2, 2}, at::kInt)}), {"seq_idx [1 or 2, 3]"});
+  expect_has(refused({.input_ids = ids, .seq_idx = at::zeros({2, 3})}), {"seq_idx of integers", "Float"});
+  expect_has(refused({.input_ids = ids, .attention_mask = at::ones({2, 3}), .seq_idx = ids}), {"an attention_mask"});
   const auto cache = model_->make_cache({.implementation = "static", .max_cache_len = 4});
   expect_has(refused({.input_ids = row, .attention_mask = at::ones({1, 3}), .cache = cache.get()}),
              {"attention_mask [1, 4]"});

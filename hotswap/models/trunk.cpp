@@ -89,7 +89,7 @@ ForwardContext Trunk::context_for(const TrunkInput& in, at::ScalarType dtype, co
   const bool prompt = fixed.defined() && in.cache->prompt();
   Tensor padding = real_padding(in);
   if (prompt && padding.defined()) padding = padding.narrow(1, 0, time);
-  const auto tables = [&](std::optional<RotaryEmbedding>& rotary) {
+  const auto tables = [&](const std::optional<RotaryEmbedding>& rotary) {
     if (rope.defined() && &rotary == &rotary_) return RotaryEmbedding::halves(rope);
     return rotary ? rotary->tables(positions, table_dtype, device) : RotaryTables();
   };
@@ -108,6 +108,9 @@ ForwardContext Trunk::context_for(const TrunkInput& in, at::ScalarType dtype, co
 
 Tensor Trunk::forward(const TrunkInput& in) {
   check_input(in, {.vocab_size = vocab_size_, .device = embed_tokens.weight.device()});
+  if (const auto row = documents_in_one_row(in)) {
+    return forward(*row).view({in.input_ids.size(0), in.input_ids.size(1), -1});
+  }
   const int64_t time = in.input_ids.size(1);
   if (in.cache != nullptr) in.cache->begin(time, in.input_ids.device());
   const auto inputs = inputs_at_once(in);

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
 #include "hotswap/layers/cache.h"
@@ -16,6 +17,7 @@ struct TrunkInput {
   Tensor position_ids = {};  // [1 or batch, time]; undefined: counted on from the cache
   Tensor cu_seqlens = {};    // [sequences + 1]: several sequences in a batch of one, where each begins, and the end
   int64_t max_seqlen = 0;    // of those; 0: not known, time
+  Tensor seq_idx = {};       // [1 or batch, time] int: which of the documents packed into its row a token is of
   Cache* cache = nullptr;
   std::vector<Tensor>* router_logits = nullptr;  // see ForwardContext
 };
@@ -25,6 +27,12 @@ struct InputLimits {
   at::Device device;  // where the model is
 };
 void check_input(const TrunkInput& in, const InputLimits& limits);
+
+// Rows of packed documents as a single row with cu_seqlens, [1, batch * time], so that attention and recurrences keep
+// them apart. A document begins where seq_idx changes or, as in transformers, where position_ids do not count on and
+// there are neither a mask nor a cache. None where every row is one document. Waits for the device where one of the two
+// is defined.
+std::optional<TrunkInput> documents_in_one_row(const TrunkInput& in);
 
 // Error unless `tensor`, which errors call `name`, is of this type and on this device.
 void check_tensor(const Tensor& tensor, const char* name, at::ScalarType dtype, at::Device device);
