@@ -3,6 +3,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/progress.h"
+#include "hotswap/cli/flags/value_checks.h"
 #include "hotswap/cli/print/table.h"
 #include "hotswap/cli/verbs.h"
 #include "hotswap/hub/cache/cache_management.h"
@@ -261,7 +262,7 @@ void add_cache(CLI::App& app) {
   common(rm, rm_flags);
   rm->add_flag("--unfinished", rm_flags->unfinished, "Only the remains of interrupted downloads");
   rm->add_option("--minutes", rm_flags->minutes, "Remove unfinished files that are at least this old")
-      ->check(CLI::NonNegativeNumber)
+      ->check(zero_or_more())
       ->capture_default_str();
   rm->add_flag("--dry-run", rm_flags->dry_run, "Only print what would be removed");
   rm->callback([rm_flags] { remove(*rm_flags); });

@@ -5,6 +5,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/cli/flags/model_flags.h"
+#include "hotswap/cli/flags/value_checks.h"
 #include "hotswap/cli/generate_text.h"
 #include "hotswap/cli/verbs.h"
 
@@ -150,16 +151,15 @@ void add_chat(CLI::App& app) {
   verb->add_flag("--no-kernels", flags->no_kernels, "Run the stock layers");
   verb->add_option("--system", flags->system, "The system message");
   verb->add_option("--max-new-tokens", flags->max_new_tokens, "Maximum number of tokens of an answer")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
-  verb->add_option("--temperature", flags->temperature, "Sample at this temperature; 0: greedy")
-      ->check(CLI::NonNegativeNumber);
-  verb->add_option("--top-k", flags->top_k, "Sample from the k most probable tokens")->check(CLI::NonNegativeNumber);
+  verb->add_option("--temperature", flags->temperature, "Sample at this temperature; 0: greedy")->check(zero_or_more());
+  verb->add_option("--top-k", flags->top_k, "Sample from the k most probable tokens")->check(zero_or_more());
   verb->add_option("--top-p", flags->top_p, "Sample from the most probable tokens whose probabilities sum to this")
       ->check(CLI::Range(0.0, 1.0));
   verb->add_option("--min-p", flags->min_p, "Keep tokens whose probability is at least this times the maximum")
       ->check(CLI::Range(0.0, 1.0));
-  verb->add_option("--seed", flags->seed, "Seed of the sampler");
+  verb->add_option("--seed", flags->seed, "Seed of the sampler")->check(zero_or_more());
   verb->add_flag("--greedy", flags->greedy, "Take the most probable token; default: as in generation_config.json");
   verb->callback([flags] {
     if (flags->no_kernels) flags->kernels = KernelFlags{};

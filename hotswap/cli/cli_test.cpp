@@ -275,6 +275,17 @@ TEST_F(CliModel, WhatStaysStockIsSaidOnStderr) {
   const Outcome both = run(line + "--use-kernels --kernel attention= --attn-implementation flash_attention_2");
   EXPECT_EQ(both.status, 1);
   test_support::expect_has(both.err, {"one kernel for the attention", "flash_attention_2", "drop one"});
+  const Outcome stock = run(line + "--kernel attention=kernels-community/flash-attn2 --attn-implementation sdpa");
+  EXPECT_EQ(stock.status, 1);
+  test_support::expect_has(stock.err, {"one kernel for the attention", "sdpa", "drop one"});
+  const Outcome twice = run(line + "--kernel RMSNorm=hotswap/norm --kernel RMSNorm=");
+  EXPECT_EQ(twice.status, 2);
+  test_support::expect_has(twice.err, {"one kernel for a layer", "RMSNorm"});
+  for (const char* flag : {"--temperature nan", "--temperature inf", "--temperature -1", "--seed -1", "--top-k -1"}) {
+    const Outcome refused = run(line + flag);
+    EXPECT_EQ(refused.status, 2) << flag;
+    test_support::expect_has(refused.err, {"expected a number of 0 or more"});
+  }
   for (const std::string device : {"gpu", "mps", "xpu", "cuda:x"}) {
     test_support::expect_has(run(line + "--device " + device).err, {"cpu, cuda, cuda:N or auto", "'" + device + "'"});
   }

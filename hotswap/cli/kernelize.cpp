@@ -17,6 +17,7 @@ struct Flags {
 void kernelize_verb(const Flags& flags) {
   const Mode mode = Mode::parse(flags.mode);
   // Whom --attn-implementation may name; layers are swapped below, in the mode that is asked for.
+  check_one_attention(flags.model, flags.kernels);
   const auto model = load_model(flags.model, {.allow_all = flags.kernels.allow_all, .project = flags.kernels.project});
   model->train(mode.has(Mode::TRAINING));
   const KernelReport& report = model->kernelize(mode, kernel_options_of(flags.kernels));

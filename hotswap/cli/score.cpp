@@ -6,6 +6,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/cli/flags/model_flags.h"
+#include "hotswap/cli/flags/value_checks.h"
 #include "hotswap/cli/verbs.h"
 #include "hotswap/models/formats/safetensors.h"
 
@@ -92,7 +93,7 @@ void add_score(CLI::App& app) {
   what->add_option("--ids", flags->ids, "A JSON file: a list of lists of token ids")->type_name("FILE");
   what->require_option(1);
   verb->add_option("--max-tokens", flags->max_tokens, "Use only the first N ids of the text; 0: all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(zero_or_more());
   verb->add_option("--logits-out", flags->logits_out, "Write the logits [batch, time, vocab] as float32 'logits'")
       ->type_name("F.safetensors");
   verb->add_flag("--json", flags->json, "Print JSON: loss, perplexity, tokens (ids scored), kernels");

@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "hotswap/base/error.h"
+#include "hotswap/base/log.h"
 #include "hotswap/generation/decode_step.h"
 #include "hotswap/generation/sampler.h"
 #include "hotswap/generation/stop_strings.h"
@@ -145,6 +146,14 @@ int64_t restart_length(const CausalLM& model, int64_t prompt) {
   return restarts && prompt <= rope.original_max_position_embeddings ? rope.original_max_position_embeddings + 1 : 0;
 }
 
+// As transformers warns. Frequencies of type dynamic follow the length.
+void warn_beyond_positions(const CausalLM& model, int64_t length) {
+  const RopeParameters& rope = model.config().rope_parameters;
+  if (rope.dim == 0 || rope.type == "dynamic" || length <= rope.max_position_embeddings) return;
+  log_warning(length, " tokens exceed the model's max_position_embeddings of ", rope.max_position_embeddings,
+              ": text after that position may be wrong");
+}
+
 }  // namespace
 
 double GenerateResult::prefill_tokens_per_second() const {
@@ -245,6 +254,7 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
     const c10::InferenceMode off(false);  // the caller may train on the ids
     result.ids = at::cat({ids, said()}, 1);
   }
+  warn_beyond_positions(model, result.ids.size(1));
   result.new_ids = std::move(rows.new_ids);
   result.decode_ms = ms_since(start) - result.prefill_ms;
   return result;

@@ -9,6 +9,7 @@
 #include "hotswap/base/progress.h"
 #include "hotswap/cli/bench/model.h"
 #include "hotswap/cli/bench/ops.h"
+#include "hotswap/cli/flags/value_checks.h"
 #include "hotswap/cli/print/table.h"
 #include "hotswap/cli/verbs.h"
 #include "hotswap/models/config.h"
@@ -83,7 +84,7 @@ void add_bench(CLI::App& app) {
   verb->add_option("--peer", flags->peer, "torch: measure torch eager's way beside each op")
       ->check(CLI::IsMember({"torch", "none"}))
       ->capture_default_str();
-  verb->add_option("--threads", flags->threads, "Threads; default: torch's own number")->check(CLI::PositiveNumber);
+  verb->add_option("--threads", flags->threads, "Threads; default: torch's own number")->check(above_zero());
   verb->add_option("--dtype", flags->dtypes, "float32, bfloat16, float16; may be repeated")
       ->delimiter(',')
       ->allow_extra_args(false)
@@ -94,7 +95,7 @@ void add_bench(CLI::App& app) {
       ->check(CLI::IsMember({"cache", "dram"}))
       ->capture_default_str();
   verb->add_option("--seconds", flags->seconds, "Time for each measurement")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   verb->add_option("--csv", flags->csv, "Write the results to this file too, with the columns of bench/results.csv");
   verb->add_flag("--list", flags->list, "Print the names of the ops");

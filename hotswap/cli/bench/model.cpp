@@ -14,6 +14,7 @@
 #include "hotswap/base/memory.h"
 #include "hotswap/cli/bench/trace.h"
 #include "hotswap/cli/flags/model_flags.h"
+#include "hotswap/cli/flags/value_checks.h"
 #include "hotswap/generation/generate.h"
 #include "hotswap/training/trainer.h"
 
@@ -196,9 +197,9 @@ void add_bench_model(CLI::App& bench) {
       ->capture_default_str();
   verb->add_flag("--random-weights", flags->model.random_weights,
                  "Random weights; only config.json of the model is read");
-  verb->add_option("--rows", flags->rows, "Sequences, but of train")->check(CLI::PositiveNumber);
+  verb->add_option("--rows", flags->rows, "Sequences, but of train")->check(above_zero());
   verb->add_option("--columns", flags->columns, "Tokens of each, of decode in its prompt; but of train")
-      ->check(CLI::PositiveNumber);
+      ->check(above_zero());
   verb->add_option("--new-tokens", flags->new_tokens, "decode: tokens of each sequence")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
@@ -207,9 +208,9 @@ void add_bench_model(CLI::App& bench) {
       ->check(CLI::IsMember({"dynamic", "static"}));
   verb->add_option("--trace", flags->trace,
                    "decode, prefill: what ran when, of 24 tokens or one prefill, into this file for chrome://tracing");
-  verb->add_option("--threads", flags->threads, "Threads; default: torch's own number")->check(CLI::PositiveNumber);
+  verb->add_option("--threads", flags->threads, "Threads; default: torch's own number")->check(above_zero());
   verb->add_option("--repeats", flags->repeats, "Measured runs; one more warms up")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   verb->callback([flags] {
     if (flags->threads > 0) at::set_num_threads(flags->threads);

@@ -6,6 +6,7 @@
 #include "hotswap/base/file.h"
 #include "hotswap/cli/child.h"
 #include "hotswap/cli/demo/demo_parts.h"
+#include "hotswap/cli/flags/value_checks.h"
 #include "hotswap/cli/verbs.h"
 
 namespace hotswap {
@@ -114,17 +115,15 @@ void add_demo(CLI::App& app, const std::string& source) {
       ->type_name("FILE")
       ->allow_extra_args(false)
       ->check(CLI::ExistingFile);
-  verb->add_option("--steps", options->steps, "Training steps")->check(CLI::PositiveNumber)->capture_default_str();
-  verb->add_option("--rows", options->rows, "Rows of a batch")->check(CLI::PositiveNumber)->capture_default_str();
+  verb->add_option("--steps", options->steps, "Training steps")->check(above_zero())->capture_default_str();
+  verb->add_option("--rows", options->rows, "Rows of a batch")->check(above_zero())->capture_default_str();
   verb->add_option("--columns", options->columns, "Tokens of a row")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
   verb->add_option("--new-tokens", options->new_tokens, "Tokens of an answer, at most")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
-  verb->add_option("--learning-rate", options->learning_rate, "Of AdamW")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  verb->add_option("--learning-rate", options->learning_rate, "Of AdamW")->check(above_zero())->capture_default_str();
   // How the demo calls itself.
   verb->add_option("--step", options->step)->check(CLI::IsMember({"answer", "train"}))->group("");
   verb->add_flag("--with-kernels", options->kernels)->group("");

@@ -1,7 +1,11 @@
+#include <algorithm>
+#include <set>
+
 #include "hotswap/base/error.h"
 #include "hotswap/base/json.h"
 #include "hotswap/cli/flags/model_flags.h"
 #include "hotswap/cli/flags/usage_error.h"
+#include "hotswap/models/attn_implementation.h"
 
 namespace hotswap {
 namespace {
@@ -68,6 +72,17 @@ KernelConfig kernel_config_from(const Json& json) {
   return config;
 }
 
+void check_one_attention(const ModelFlags& model, const KernelFlags& kernels) {
+  const auto config = model.attention.empty() ? std::nullopt : kernel_config_of(kernels);
+  if (!config) return;
+  const auto& rows = config->kernel_mapping;
+  if (std::none_of(rows.begin(), rows.end(), [](const auto& row) { return row.first == kAttentionLayer; })) return;
+  throw Error(
+      {.wanted = "one kernel for the attention",
+       .got = cat("attn_implementation ", model.attention, " and a row of the kernel mapping for ", kAttentionLayer),
+       .next = "drop one of them"});
+}
+
 KernelOptions kernel_options_of(const KernelFlags& flags) {
   return {.config = kernel_config_of(flags).value_or(KernelConfig{}),
           .strict = flags.strict,
@@ -84,8 +99,12 @@ std::optional<KernelConfig> kernel_config_of(const KernelFlags& flags) {
     // Only the named layers change: the others keep the bundled kernels, as they do beside Hub references.
     if (!config.inherit_mapping) config.inherit_mapping = true;
   }
+  std::set<std::string> named;
   for (const std::string& text : flags.kernels) {
     const auto equals = text.find('=');
+    if (!named.insert(text.substr(0, equals)).second) {
+      throw usage_error("--kernel: expected one kernel for a layer; got two for " + text.substr(0, equals));
+    }
     config.kernel_mapping.emplace_back(text.substr(0, equals), KernelChoice(text.substr(equals + 1)));
   }
   return config;

@@ -73,6 +73,7 @@ ModelFlags located(ModelFlags flags) {
 }
 
 std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels) {
+  check_one_attention(flags, kernels);
   PretrainedOptions options{.use_kernels = kernels.any(),
                             .kernel_config = kernel_config_of(kernels),
                             .strict = kernels.strict,

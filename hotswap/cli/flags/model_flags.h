@@ -40,6 +40,8 @@ void add_kernel_flags(CLI::App& verb, KernelFlags& flags);
 
 // What --kernel and --kernel-config say; none where neither is given (the bundled kernels then).
 std::optional<KernelConfig> kernel_config_of(const KernelFlags& flags);
+// Error where --attn-implementation and the kernel mapping both name the attention.
+void check_one_attention(const ModelFlags& model, const KernelFlags& kernels);
 KernelOptions kernel_options_of(const KernelFlags& flags);
 // A kernel config as JSON: {"kernel_mapping": {"RMSNorm": "org/repo:Layer", "SiLU": {"cuda": "...", "cpu": ""},
 // "MLP": ["acme/mlp:SwiGLUMLP", {"version": 1, "trust_remote_code": true}]}, "use_local_kernel", "inherit_mapping"}

@@ -17,6 +17,7 @@
 
 #include "hotswap/base/file.h"
 #include "hotswap/cli/bench/ops.h"
+#include "hotswap/cli/flags/value_checks.h"
 #include "hotswap/cli/kernel/hub.h"
 #include "hotswap/cli/print/table.h"
 #include "hotswap/cli/verbs.h"
@@ -356,16 +357,14 @@ void add_kernel_bench(CLI::App& kernel) {
       ->allow_extra_args(false)
       ->capture_default_str();
   verb->add_option("--iterations", flags->iterations, "Timed runs of each side")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
-  verb->add_option("--warmup", flags->warmup, "Runs before these")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  verb->add_option("--warmup", flags->warmup, "Runs before these")->check(zero_or_more())->capture_default_str();
   verb->add_option("--rows", flags->size.rows, "Rows, or tokens, of the inputs")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   verb->add_option("--dim", flags->size.dim, "Their width; a vocabulary is 8 times that")
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->capture_default_str();
   verb->add_option("--device", flags->device, "cpu, cuda; default: a GPU where there is one")
       ->check(CLI::IsMember({"cpu", "cuda"}));

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "hotswap/cli/flags/value_checks.h"
 #include "hotswap/cli/kernel/hub.h"
 #include "hotswap/cli/verbs.h"
 #include "hotswap/hub/lock_kernels.h"
@@ -187,7 +188,7 @@ void add_kernel_lock(CLI::App& kernel) {
   auto* signature_verb =
       kernel.add_subcommand("verify-signature", "Verify the signatures of a version on the Hub, as Python's `kernels`");
   signature_verb->add_option("REPO", signature->repo, "org/name")->required()->check(check_repo_argument);
-  signature_verb->add_option("VERSION", signature->version, "")->required()->check(CLI::NonNegativeNumber);
+  signature_verb->add_option("VERSION", signature->version, "")->required()->check(zero_or_more());
   signature_verb->add_flag("--all-variants", signature->all_variants, "Not only the one for this machine");
   signature_verb->add_flag("--filter-unsigned", signature->skip_unsigned, "Skip variants that nobody signed");
   signature_verb->add_flag("--filter-no-digest", signature->skip_no_digest, "Skip variants without a digest");
