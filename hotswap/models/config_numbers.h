@@ -35,6 +35,11 @@ inline double positive_or_null(const Json& json, std::string_view key, double ot
   return json.raw().contains(key) ? 0 : otherwise;
 }
 
+// null is off, as Python takes it; absent is `otherwise`.
+inline bool flag(const Json& json, std::string_view key, bool otherwise) {
+  return json.raw().contains(key) ? json.get<bool>(key, false) : otherwise;
+}
+
 // Error where a switch of the family's config is on that is not implemented.
 inline void refuse_if(bool found, const Json& config, std::string_view key) {
   if (!found) return;

@@ -21,7 +21,7 @@ const char* experts_key(const Json& json) {
 MixtureConfig read_mixture_config(int64_t layers, const Json& json, const MixtureKeys& keys) {
   MixtureConfig m;
   m.num_experts = positive(json, experts_key(json));
-  m.num_experts_per_tok = positive(json, "num_experts_per_tok");
+  m.num_experts_per_tok = positive(json, "num_experts_per_tok", keys.num_experts_per_tok);
   if (m.num_experts_per_tok > m.num_experts) {
     throw Error({.wanted = cat("at most ", m.num_experts, " for num_experts_per_tok"),
                  .got = cat(m.num_experts_per_tok, " in ", json.where()),

@@ -26,6 +26,7 @@ struct MixtureConfig {
 struct MixtureKeys {
   const char* hidden = "moe_intermediate_size";  // of one expert
   std::optional<double> aux_loss_coef = 0.001;   // where router_aux_loss_coef is absent; none: no such loss
+  std::optional<int64_t> num_experts_per_tok = std::nullopt;  // where that key is absent; none: it must be there
 };
 
 // Counts, sizes and the auxiliary loss; every layer is a mixture. The number of experts stands under one of three

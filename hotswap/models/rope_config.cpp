@@ -63,7 +63,7 @@ void read_scaling(RopeParameters& rope, const Json& config, const Json& given, c
   rope.beta_slow = positive_number(given, "beta_slow", 1);
   rope.mscale = given.get<double>("mscale", 0);
   rope.mscale_all_dim = given.get<double>("mscale_all_dim", 0);
-  rope.truncate = given.get<bool>("truncate", true);
+  rope.truncate = flag(given, "truncate", true);
   if (rope.type == "longrope") read_factors(rope, given);
 }
 

@@ -13,23 +13,29 @@ namespace {
 
 ModelConfig read_config(const Json& json) {
   ModelConfig c = read_deepseek_config(json);
-  c.rope_interleave = json.get<bool>("rope_interleave", true);
+  c.rope_interleave = flag(json, "rope_interleave", true);
+  // Of the rotary tables in transformers, which turns less of a head then; a wider one it refuses.
+  if (json.get<int64_t>("head_dim", c.qk_rope_head_dim) < c.qk_rope_head_dim) {
+    throw Error({.wanted = cat("a head_dim of qk_rope_head_dim, ", c.qk_rope_head_dim, ", or none"),
+                 .got = cat(json.at<int64_t>("head_dim"), " in ", json.where()),
+                 .next = "remove head_dim from config.json"});
+  }
   c.mlp_bias = false;  // whatever a config says, as transformers has it
   const int64_t dense = json.get<int64_t>("first_k_dense_replace", 3);
   if (dense < c.num_hidden_layers) {
     c.mixture = read_mixture_config(c.num_hidden_layers, json, {.aux_loss_coef = std::nullopt});
-    c.mixture.norm_topk_prob = json.get<bool>("norm_topk_prob", true);
+    c.mixture.norm_topk_prob = flag(json, "norm_topk_prob", true);
     c.mixture.shared_expert_intermediate_size = c.mixture.moe_intermediate_size * positive(json, "n_shared_experts", 1);
     c.mixture.n_group = positive(json, "n_group", 8);
     c.mixture.topk_group = positive(json, "topk_group", 4);
     // A group counts as much as its two best experts.
     const bool too_small = c.mixture.n_group > 1 && c.mixture.num_experts < 2 * c.mixture.n_group;
     if (c.mixture.num_experts % c.mixture.n_group != 0 || c.mixture.topk_group > c.mixture.n_group || too_small) {
-      throw Error(
-          {.wanted = cat("groups of equal size, two at least, of the ", c.mixture.num_experts,
-                         " experts, and as many at most chosen"),
-           .got = cat("n_group ", c.mixture.n_group, ", topk_group ", c.mixture.topk_group, " in ", json.where()),
-           .next = "check config.json"});
+      throw Error({.wanted = cat("groups of equal size, two at least, of the ", c.mixture.num_experts,
+                                 " experts, and as many at most chosen"),
+                   .got = cat("n_routed_experts ", c.mixture.num_experts, ", n_group ", c.mixture.n_group,
+                              ", topk_group ", c.mixture.topk_group, " in ", json.where()),
+                   .next = "check config.json"});
     }
     c.mixture.routed_scaling_factor = positive_number(json, "routed_scaling_factor", 2.5);
   }

@@ -41,7 +41,7 @@ const Family kGemma3{.model_type = "gemma3_text",
                      .make_block = make_block,
                      .gguf_architecture = "gemma3",
                      .gguf_rules = gemma2_gguf_rules,
-                     .gguf_reads = {"attention.sliding_window", "final_logit_softcapping"},
+                     .gguf_reads = {"attention.sliding_window", "final_logit_softcapping", "rope.freq_base_swa"},
                      .gguf_extend = gguf_extend};
 
 }  // namespace hotswap

@@ -21,7 +21,7 @@ void read_windows(ModelConfig& c, const Json& json) {
 ModelConfig read_config(const Json& json) {
   ModelConfig c = read_decoder_config(json, {.heads_may_lack = false});
   read_windows(c, json);
-  c.attention_bias = json.get<bool>("qkv_bias", true);
+  c.attention_bias = flag(json, "qkv_bias", true);
   c.mlp_bias = false;  // whatever a config says, as transformers has it
   c.mixture = read_mixture_config(c.num_hidden_layers, json);
   c.mixture.norm_topk_prob = json.get<bool>("norm_topk_prob", false);

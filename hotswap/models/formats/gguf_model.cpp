@@ -51,7 +51,8 @@ nlohmann::ordered_json llama3_scaling(const GgufFile& file, double theta, int64_
 
 nlohmann::ordered_json rope_scaling(const GgufFile& file, const std::string& prefix, double theta, int64_t head_dim) {
   const std::string scaling = prefix + "rope.scaling.";
-  const auto type = file.get<std::string>(scaling + "type", file.has(prefix + "rope.scale_linear") ? "linear" : "none");
+  const bool has_factor = file.has(scaling + "factor") || file.has(prefix + "rope.scale_linear");
+  const auto type = file.get<std::string>(scaling + "type", has_factor ? "linear" : "none");  // as llama.cpp
   const bool llama3 = file.has_tensor("rope_freqs.weight");
   if (type == "none") return llama3 ? llama3_scaling(file, theta, head_dim) : nlohmann::ordered_json(nullptr);
   if (llama3) unsupported(file, "one rope scaling", cat(scaling, "type and rope_freqs.weight"));
@@ -74,11 +75,55 @@ nlohmann::ordered_json rope_scaling(const GgufFile& file, const std::string& pre
   return yarn;
 }
 
+// Keys, less the prefix, that every architecture may have.
+constexpr const char* kKnownKeys[] = {"attention.causal",
+                                      "attention.head_count",
+                                      "attention.head_count_kv",
+                                      "attention.key_length",
+                                      "attention.layer_norm_rms_epsilon",
+                                      "attention.sliding_window",
+                                      "attention.value_length",
+                                      "block_count",
+                                      "context_length",
+                                      "embedding_length",
+                                      "expert_count",
+                                      "expert_used_count",
+                                      "feed_forward_length",
+                                      "rope.dimension_count",
+                                      "rope.freq_base",
+                                      "rope.scale_linear",
+                                      "rope.scaling.attn_factor",
+                                      "rope.scaling.factor",
+                                      "rope.scaling.finetuned",
+                                      "rope.scaling.original_context_length",
+                                      "rope.scaling.type",
+                                      "rope.scaling.yarn_beta_fast",
+                                      "rope.scaling.yarn_beta_slow",
+                                      "tensor_data_layout",
+                                      "vocab_size"};
+
+// What another key changes is unknown, and a model without it would compute something else.
+void refuse_unknown_keys(const GgufFile& file, const GgufArchitecture& family) {
+  const std::string prefix = family.name + ".";
+  for (const std::string& key : file.keys()) {
+    if (!key.starts_with(prefix)) continue;
+    const std::string name = key.substr(prefix.size());
+    const bool known = std::find(std::begin(kKnownKeys), std::end(kKnownKeys), name) != std::end(kKnownKeys) ||
+                       std::find(family.reads.begin(), family.reads.end(), name) != family.reads.end();
+    if (!known) unsupported(file, cat("keys of ", family.name, " that are implemented"), key);
+  }
+}
+
 void refuse_what_is_not_in_the_model(const GgufFile& file, const GgufArchitecture& family) {
   const std::string prefix = family.name + ".";
   const auto is_read = [&](const char* key) {
     return std::find(family.reads.begin(), family.reads.end(), key) != family.reads.end();
   };
+  const auto type = file.get<std::string>("general.type", "model");
+  if (type != "model") unsupported(file, "general.type model", cat("'", type, "'"));
+  if (const auto parts = file.get<int64_t>("split.count", 1); parts > 1) {
+    unsupported(file, "a model in one file (llama-gguf-split --merge makes one)", cat("split.count ", parts));
+  }
   for (const char* key : {"expert_count", "attention.sliding_window"}) {
     if (is_read(key) || file.get<int64_t>(prefix + key, 0) == 0) continue;
     unsupported(file, "a dense model with full attention", prefix + key);
@@ -88,6 +133,8 @@ void refuse_what_is_not_in_the_model(const GgufFile& file, const GgufArchitectur
     if (is_read(key) || !file.has(prefix + key)) continue;
     unsupported(file, "a model without scaled or capped values", prefix + key);
   }
+  if (!file.get<bool>(prefix + "attention.causal", true))
+    unsupported(file, "causal attention", prefix + "attention.causal");
 }
 
 // The width of a head: stated as key_length, or as the rotated width where that is all of it.
@@ -175,6 +222,7 @@ Json config_from_gguf(const GgufFile& file, const GgufArchitecture& family) {
     if (file.has(name)) config[key] = file.at<int64_t>(name);
   }
   if (family.extend != nullptr) family.extend(file, prefix, config);
+  refuse_unknown_keys(file, family);
   return Json::parse(config.dump(), cat("the metadata of ", file.path().string()));
 }
 

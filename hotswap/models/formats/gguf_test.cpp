@@ -300,6 +300,8 @@ TEST(GgufModel, Config) {
   const Json linear = config_of(
       folder, small_model("llama").str("llama.rope.scaling.type", "linear").f32("llama.rope.scaling.factor", 2));
   EXPECT_EQ(linear.child("rope_scaling").at<double>("factor"), 2.0);
+  const Json untyped = config_of(folder, small_model("llama").f32("llama.rope.scaling.factor", 2));
+  EXPECT_EQ(untyped.child("rope_scaling").at<std::string>("rope_type"), "linear");  // as llama.cpp
 }
 
 TEST(GgufModel, ConfigRefuses) {
@@ -320,6 +322,11 @@ TEST(GgufModel, ConfigRefuses) {
             std::string::npos);
   EXPECT_NE(message(small_model("llama").f32("llama.rope.freq_base", NAN)).find("finite"), std::string::npos);
   EXPECT_NE(message(small_model("llama").str("llama.rope.freq_base", "1e4")).find("a float"), std::string::npos);
+  for (const char* key : {"attention.clamp_kqv", "rope.scaling.yarn_ext_factor", "rope.freq_base_swa", "new_key"}) {
+    EXPECT_NE(message(small_model("llama").f32(cat("llama.", key), 2)).find(cat("llama.", key)), std::string::npos);
+  }
+  EXPECT_NE(message(small_model("llama").str("general.type", "adapter")).find("general.type"), std::string::npos);
+  EXPECT_NE(message(small_model("llama").u32("split.count", 3)).find("split.count 3"), std::string::npos);
   Gguf no_heads = small_model("qwen2");
   no_heads.keys.replace(no_heads.keys.find("head_count"), 10, "tail_count");
   EXPECT_NE(message(no_heads).find("qwen2.attention.head_count"), std::string::npos);

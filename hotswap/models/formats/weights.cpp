@@ -175,6 +175,11 @@ std::unique_ptr<const Checkpoint> open_checkpoint(const std::filesystem::path& f
                  .got = cat("no folder at ", folder.string()),
                  .next = "check the path"});
   }
+  if (std::filesystem::exists(folder / "adapter_config.json")) {  // transformers would load it over another model
+    throw Error({.wanted = cat("a model without an adapter in ", folder.string()),
+                 .got = "adapter_config.json",
+                 .next = "merge the adapter in Python: merge_and_unload() of PEFT, then save_pretrained"});
+  }
   const auto single = folder / "model.safetensors", index = folder / "model.safetensors.index.json";
   if (std::filesystem::exists(single)) return std::make_unique<SafetensorsCheckpoint<SafetensorsFile>>(single);
   if (std::filesystem::exists(index)) return std::make_unique<SafetensorsCheckpoint<SafetensorsIndex>>(index);

@@ -196,6 +196,8 @@ TEST(OpenCheckpoint, SaysWhatIsThere) {
   put_file(folder / "m.gguf", "x");
   EXPECT_NE(message().find("GGUF files: m.gguf"), std::string::npos);
   EXPECT_NE(message_of([&] { open_checkpoint(folder.path(), "m.gguf"); }).find("the letters GGUF"), std::string::npos);
+  put_file(folder / "adapter_config.json", "{}");
+  EXPECT_NE(message().find("adapter_config.json"), std::string::npos);
   EXPECT_NE(message_of([&] { open_checkpoint(folder / "gone"); }).find("no folder"), std::string::npos);
 }
 
