@@ -377,9 +377,17 @@ void unkernelize(Module& model) {
   model.each_slot([](const std::string&, SlotBase& slot) { slot.unbind(); });
 }
 
+KernelReport Kernelizer::bind(Module& model, Mode mode, const KernelOptions& options, HubKernels& hub) const {
+  KernelReport report = hotswap::kernelize(model, mode, options, hub);
+  if (row_name_) {
+    for (KernelRow& row : report.rows) row.name = row_name_(row.name);
+  }
+  return report;
+}
+
 const KernelReport& Kernelizer::kernelize(Module& model, Mode mode, KernelOptions options) {
   auto hub = std::make_shared<HubKernels>(options.allow_all_kernels, options.project);
-  report_ = hotswap::kernelize(model, mode, options, *hub);
+  report_ = bind(model, mode, options, *hub);
   hub_ = std::move(hub);
   options_ = std::move(options);
   mode_ = mode;
@@ -389,7 +397,7 @@ const KernelReport& Kernelizer::kernelize(Module& model, Mode mode, KernelOption
 
 const KernelReport& Kernelizer::kernelize(Module& model, Mode mode) {
   if (!active_) return kernelize(model, mode, options_);
-  report_ = hotswap::kernelize(model, mode, options_, *hub_);
+  report_ = bind(model, mode, options_, *hub_);
   mode_ = mode;
   return report_;
 }

@@ -11,9 +11,11 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "hotswap/kernelize/mapping.h"
 #include "hotswap/kernelize/mode.h"
@@ -37,11 +39,16 @@ KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options = 
 KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options, HubKernels& hub);
 void unkernelize(Module& model);
 
+// The name of a row, from that of the module here.
+using RowName = std::function<std::string(const std::string& module)>;
+
 // What a model owns: remembers the user's options, so that train() and eval() bind anew for their mode.
 //
 //   void MyModel::on_mode_change() { kernels_.on_mode_change(*this); }
 class Kernelizer {
  public:
+  // transformers' names where the model's own differ; null: nowhere.
+  explicit Kernelizer(RowName row_name = nullptr) : row_name_(std::move(row_name)) {}
   const KernelReport& kernelize(Module& model, Mode mode, KernelOptions options);
   // With the options of the last time, or none.
   const KernelReport& kernelize(Module& model, Mode mode);
@@ -51,6 +58,8 @@ class Kernelizer {
   const KernelReport& report() const { return report_; }  // empty while not active
 
  private:
+  KernelReport bind(Module& model, Mode mode, const KernelOptions& options, HubKernels& hub) const;
+  RowName row_name_;
   bool active_ = false;
   KernelOptions options_;
   std::shared_ptr<HubKernels> hub_;  // a model bound anew keeps the commits that it began with

@@ -125,13 +125,19 @@ Answered answered(const KernelRef& ref, const std::vector<Manifest>& bundled) {
   return result;
 }
 
-std::string bundled_names(const KernelRef& ref, const std::vector<Manifest>& bundled) {
+// Of a layer for which a bundled package stands in, but for older versions than the one that `ref` names; else empty.
+std::string older_stand_in(const KernelRef& ref, const std::string& layer, const std::vector<Manifest>& bundled) {
   for (const Manifest& manifest : bundled) {
     for (const StandIn& entry : manifest.stands_in_for) {
-      if (!same_repo(entry.repo, ref.repo()) || answers(entry, ref)) continue;
+      if (!same_repo(entry.repo, ref.repo()) || entry.their_layer != layer || answers(entry, ref)) continue;
       return cat("the bundled package hotswap/", manifest.name, " stands in for its versions up to v", *entry.version);
     }
   }
+  return "";
+}
+
+std::string bundled_names(const KernelRef& ref, const std::string& layer, const std::vector<Manifest>& bundled) {
+  if (const std::string older = older_stand_in(ref, layer, bundled); !older.empty()) return older;
   const Answered known = answered(ref, bundled);
   return cat("bundled packages answer to ", known.names.empty() ? "nothing" : join(known.names));
 }
@@ -139,7 +145,7 @@ std::string bundled_names(const KernelRef& ref, const std::vector<Manifest>& bun
 [[noreturn]] void unknown_kernel(const KernelRef& ref, const std::string& layer, const std::vector<Manifest>& bundled) {
   const Answered known = answered(ref, bundled);
   throw Error({.wanted = cat("a kernel ", ref.repo(), ":", layer, " on this machine"),
-               .got = known.layers.empty() ? "none; " + bundled_names(ref, bundled)
+               .got = known.layers.empty() ? "none; " + bundled_names(ref, layer, bundled)
                                            : cat("of that repository only the layers ", join(known.layers)),
                .next = cat("use one of these, or say where it lies with LOCAL_KERNELS=", ref.repo(), "=/path",
                            known.layers.empty() ? "" : ", or name a branch or commit to get the repository itself")});
@@ -153,8 +159,12 @@ Result<ResolvedKernel> from_hub(const KernelRef& ref, const std::vector<std::str
   } catch (const HubError& error) {  // the Hub does not have it, or cannot be asked: what is here may help
     throw Error({.wanted = cat("the kernel ", ref.repo(), ":", names.front(), ": ", error.wanted()),
                  .got = error.got(),
-                 .next = cat(error.next(), "; ", bundled_names(ref, bundled),
+                 .next = cat(error.next(), "; ", bundled_names(ref, names.front(), bundled),
                              "; or say where it lies with LOCAL_KERNELS=", ref.repo(), "=/path")});
+  } catch (const Error& error) {  // not trusted, or no version fits
+    const std::string older = older_stand_in(ref, names.front(), bundled);
+    if (older.empty()) throw;
+    throw Error({.wanted = error.wanted(), .got = error.got(), .next = cat(error.next(), "; ", older)});
   }
   if (!*kernel) {
     const std::string instead = stand_ins(ref.repo().substr(ref.repo().find('/') + 1), bundled);

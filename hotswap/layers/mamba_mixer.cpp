@@ -3,7 +3,6 @@
 #include <ATen/ops/exp.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/neg.h>
-#include <ATen/ops/ones.h>
 
 #include <cmath>
 
@@ -36,29 +35,31 @@ MambaMixer::MambaMixer(const MambaOptions& o)
   own("x_proj", x_proj_);
   own("dt_proj", dt_proj_);
   own("out_proj", out_proj_);
-  if (!o.weighted_norms) return;
-  const auto norm = [&](const char* name, std::unique_ptr<RMSNorm>& part, int64_t dim) {
-    part = std::make_unique<RMSNorm>(dim, RMSNormOptions{.eps = *o.norm_eps});
-    own(name, *part);
+  if (!o.norm_eps) return;
+  const auto norm = [&](const char* name, Norm& part, int64_t dim) {
+    if (o.weighted_norms) {
+      part.weighted = std::make_unique<RMSNorm>(dim, RMSNormOptions{.eps = *o.norm_eps});
+      own(name, *part.weighted);
+    } else {
+      part.weightless = std::make_unique<WeightlessRMSNorm>(*o.norm_eps);
+      own(name, *part.weightless);
+    }
   };
   norm("dt_layernorm", dt_norm_, o.rank);
   norm("b_layernorm", b_norm_, o.state);
   norm("c_layernorm", c_norm_, o.state);
 }
 
+Tensor MambaMixer::Norm::operator()(const Tensor& x) const {
+  if (weighted) return weighted->forward(x);
+  return weightless ? weightless->forward(x) : x;
+}
+
 MambaMixer::Selected MambaMixer::selected(const Tensor& x) const {
   const Tensor all = x_proj_.forward(x);  // [batch, time, rank + 2 * state]
-  Tensor dt = all.narrow(2, 0, options_.rank), B = all.narrow(2, options_.rank, options_.state),
-         C = all.narrow(2, options_.rank + options_.state, options_.state);
-  const auto normalise = [&](const std::unique_ptr<RMSNorm>& norm, Tensor& t) {
-    t = norm ? norm->forward(t)
-             : stock::rms_norm(t, at::ones({t.size(2)}, t.options()), *options_.norm_eps, /*offset=*/0, "llama");
-  };
-  if (options_.norm_eps) {
-    normalise(dt_norm_, dt);
-    normalise(b_norm_, B);
-    normalise(c_norm_, C);
-  }
+  const Tensor dt = dt_norm_(all.narrow(2, 0, options_.rank)),
+               B = b_norm_(all.narrow(2, options_.rank, options_.state)),
+               C = c_norm_(all.narrow(2, options_.rank + options_.state, options_.state));
   // Channels beside each other, as u has them: a scan on a GPU takes whole vectors only where all of its tensors lie
   // so.
   const Tensor delta = at::matmul(dt, dt_proj_.weight.transpose(0, 1));

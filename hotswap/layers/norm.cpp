@@ -4,6 +4,7 @@
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/rsqrt.h>
 
@@ -30,6 +31,11 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double offset
                .next = "set RMSNormOptions::casting to one of them"});
 }
 
+Tensor weightless_rms_norm(const Tensor& x, const Tensor&, double eps, double, const std::string&) {
+  const Tensor wide = x.to(at::kFloat);
+  return at::mul(wide, at::rsqrt(at::add(wide.pow(2).mean(-1, /*keepdim=*/true), eps))).to(x.scalar_type());
+}
+
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, double eps) {
   return at::layer_norm(x, weight.sizes(), weight, bias, eps);
 }
@@ -43,6 +49,11 @@ RMSNorm::RMSNorm(int64_t dim, RMSNormOptions options) : options_(std::move(optio
 
 Tensor RMSNorm::forward(const Tensor& x) const {
   return forward_(x, weight, options_.eps, options_.offset, options_.casting);
+}
+
+Tensor WeightlessRMSNorm::forward(const Tensor& x) const {
+  const Tensor weight = forward_.bound() ? at::ones({x.size(-1)}, x.options()) : Tensor();
+  return forward_(x, weight, eps_, /*offset=*/0, "llama");
 }
 
 AddRMSNorm::AddRMSNorm(int64_t dim, RMSNormOptions options)

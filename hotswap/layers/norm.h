@@ -20,6 +20,8 @@ using LayerNormForward = Tensor(const Tensor& x, const Tensor& weight, const std
 
 namespace stock {
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double offset, const std::string& casting);
+// Reads no weight, and rounds as casting "llama".
+Tensor weightless_rms_norm(const Tensor& x, const Tensor&, double eps, double, const std::string&);
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, double eps);
 }  // namespace stock
 
@@ -41,6 +43,17 @@ class RMSNorm : public Module {
 
  private:
   Slot<RmsNormForward> forward_{this, "RMSNorm", "rms_norm/1", stock::rms_norm};
+};
+
+// y = x * rsqrt(mean(x^2, -1) + eps): no weight in the model; kernels get one of ones.
+class WeightlessRMSNorm : public Module {
+ public:
+  explicit WeightlessRMSNorm(double eps) : eps_(eps) {}
+  Tensor forward(const Tensor& x) const;  // [..., dim] -> [..., dim]
+
+ private:
+  double eps_;
+  Slot<RmsNormForward> forward_{this, "RMSNorm", "rms_norm/1", stock::weightless_rms_norm};
 };
 
 // RMSNorm behind a residual connection: one pass over memory where a kernel fuses both. Its AddRMSNorm slot, when

@@ -4,10 +4,7 @@
 #include <ATen/ops/div.h>
 #include <ATen/ops/floor.h>
 #include <ATen/ops/log1p.h>
-#include <ATen/ops/mean.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/pow.h>
-#include <ATen/ops/rsqrt.h>
 
 #include <cmath>
 
@@ -29,12 +26,6 @@ SlotNeeds needs_of(const SelfAttentionOptions& o) {
   need(o.sinks, "sinks");
   need(o.dropout > 0, "dropout");
   return needs;
-}
-
-// x / its root mean square, over each head.
-Tensor of_one_length(const Tensor& x, double eps) {
-  const Tensor wide = x.to(at::kFloat);
-  return at::mul(wide, at::rsqrt(at::add(at::mean(at::pow(wide, 2), {-1}, /*keepdim=*/true), eps))).to(x.scalar_type());
 }
 
 // By the places in a row, or in its sequence where several are packed into one; padding counts.  [1, time, 1, 1]
@@ -71,7 +62,11 @@ SelfAttention::SelfAttention(const SelfAttentionOptions& o)
     own("k_norm", *k_norm_);
   }
   if (o.sinks) own("sinks", sinks_, {o.num_heads});
-  own("rotary_fn", rotary_fn_);
+  if (o.l2_norm_eps) {
+    l2_norm_ = std::make_unique<WeightlessRMSNorm>(*o.l2_norm_eps);
+    own("qk_norm", *l2_norm_);
+  }
+  if (o.has_rotary) own("rotary_fn", rotary_fn_);
 }
 
 Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) const {
@@ -100,9 +95,9 @@ Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) co
     q = heads(q);
     k = heads(k);
   }
-  if (options_.l2_norm_eps) {
-    q = of_one_length(q, *options_.l2_norm_eps);
-    k = of_one_length(k, *options_.l2_norm_eps);
+  if (l2_norm_) {
+    q = l2_norm_->forward(q);
+    k = l2_norm_->forward(k);
   }
   if (options_.temperature.floor > 0)
     q = at::mul(q, factors(context.attention, q, options_.temperature)).to(q.scalar_type());

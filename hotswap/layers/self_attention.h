@@ -23,9 +23,10 @@ struct SelfAttentionOptions {
   std::optional<double> l2_norm_eps = std::nullopt;      // queries and keys over each head, after the rotary embedding
   Temperature temperature = {};                          // of queries
   bool rotary = true;                                    // of as much of a head as the tables are wide
-  std::optional<double> scale = std::nullopt;            // none: head_dim^-0.5
-  int64_t sliding_window = 0;                            // tokens that a query sees, its own included; 0: all
-  int64_t chunk = 0;                                     // see AttentionOptions, as the next two
+  bool has_rotary = true;                      // the model has a rotary embedding, whether or not this layer uses it
+  std::optional<double> scale = std::nullopt;  // none: head_dim^-0.5
+  int64_t sliding_window = 0;                  // tokens that a query sees, its own included; 0: all
+  int64_t chunk = 0;                           // see AttentionOptions, as the next two
   double softcap = 0;
   bool sinks = false;  // a parameter "sinks" [num_heads]
   double dropout = 0;  // in training
@@ -42,8 +43,9 @@ class SelfAttention : public TokenMixer {
  private:
   SelfAttentionOptions options_;
   Linear q_proj_, k_proj_, v_proj_, o_proj_;
-  std::unique_ptr<RMSNorm> q_norm_, k_norm_;  // over head_dim, or all heads
-  Tensor sinks_;                              // [num_heads], or undefined
+  std::unique_ptr<RMSNorm> q_norm_, k_norm_;    // over head_dim, or all heads
+  Tensor sinks_;                                // [num_heads], or undefined
+  std::unique_ptr<WeightlessRMSNorm> l2_norm_;  // as transformers has it: one for queries and keys
   RotaryPosEmb rotary_fn_;
   AttentionOptions attention_options_;
   Slot<AttentionForward> attention_;

@@ -50,7 +50,8 @@ CausalLM::CausalLM(const Family& family, Json config)
       config_json_(std::move(config)),
       model_(config_, family.make_block),
       lm_head_(config_.tie_word_embeddings ? Linear(model_.embed_tokens.weight)
-                                           : Linear(config_.hidden_size, config_.vocab_size, /*with_bias=*/false)) {
+                                           : Linear(config_.hidden_size, config_.vocab_size, /*with_bias=*/false)),
+      kernels_([names = family.module_names(config_)](const std::string& name) { return name_before(names, name); }) {
   own("model", model_);
   own("lm_head", lm_head_);
   own("loss_function", loss_);
@@ -187,6 +188,7 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
                                         .position_ids = a.position_ids,
                                         .cu_seqlens = a.cu_seqlens,
                                         .max_seqlen = a.max_seqlen,
+                                        .seq_idx = a.seq_idx,
                                         .cache = a.cache,
                                         .router_logits = keeps_router_logits ? &out.router_logits : nullptr});
   const bool has_labels = a.labels.defined();

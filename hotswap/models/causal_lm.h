@@ -22,10 +22,11 @@ namespace hotswap {
 
 struct ForwardArguments {
   Tensor input_ids;            // [batch, time] int64
-  Tensor attention_mask = {};  // these five: see TrunkInput
+  Tensor attention_mask = {};  // these six: see TrunkInput
   Tensor position_ids = {};
   Tensor cu_seqlens = {};
   int64_t max_seqlen = 0;
+  Tensor seq_idx = {};
   Cache* cache = nullptr;                          // of make_cache(); inference only
   Tensor labels = {};                              // [batch, time], -100 where a token does not count; shifted inside
   std::optional<bool> need_logits = std::nullopt;  // unset: not when training with labels, so that the loss may fuse

@@ -23,6 +23,9 @@ struct Family {
   std::unique_ptr<Block> (*make_block)(const ModelConfig& config, int64_t layer);
   TensorRules (*tensor_rules)(const ModelConfig& config) = same_names;  // safetensors, read and written
 
+  // Of modules, where transformers' own are called otherwise: rows of the kernel report have those names.
+  TensorRules (*module_names)(const ModelConfig& config) = same_names;
+
   const char* gguf_architecture = nullptr;  // general.architecture; null: llama.cpp has none of its own for it
   TensorRules (*gguf_rules)(const ModelConfig& config) = gguf_decoder_names;
   bool gguf_head_dim_is_rotary = false;  // these three: see GgufArchitecture

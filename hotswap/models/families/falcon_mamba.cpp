@@ -19,6 +19,7 @@ const Family kFalconMamba{.model_type = "falcon_mamba",
                           .class_name = "FalconMambaForCausalLM",
                           .read_config = read_config,
                           .make_block = make_mamba1_block,
-                          .tensor_rules = backbone_names};
+                          .tensor_rules = backbone_names,
+                          .module_names = backbone_names};
 
 }  // namespace hotswap

@@ -22,7 +22,7 @@ ModelConfig read_config(const Json& given) {
   const Json json = with_rope_parameters(given);
   ModelConfig c = read_decoder_config(
       json, {.head_dim = 64, .heads_may_lack = false, .rope = {.theta = 150000}, .reads_mxfp4 = true});
-  c.attention_bias = json.get<bool>("attention_bias", true);
+  c.attention_bias = flag(json, "attention_bias", true);
   c.norm_casting = "gemma";  // but not its offset
   c.sliding_window = read_sliding_window(json, 128);
   if (json.has("layer_types")) {
@@ -62,6 +62,11 @@ TensorRules tensor_rules(const ModelConfig&) {
   return rules;
 }
 
+// Of the kernel for its experts: there it is one for the whole mixture.
+TensorRules module_names(const ModelConfig&) {
+  return {TensorRule::rename("model.layers.*.mlp", "model.layers.*.mlp.experts")};
+}
+
 }  // namespace
 
 extern const Family kGptOss;
@@ -69,6 +74,7 @@ const Family kGptOss{.model_type = "gpt_oss",
                      .class_name = "GptOssForCausalLM",
                      .read_config = read_config,
                      .make_block = make_block,
-                     .tensor_rules = tensor_rules};
+                     .tensor_rules = tensor_rules,
+                     .module_names = module_names};
 
 }  // namespace hotswap

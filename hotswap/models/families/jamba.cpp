@@ -55,7 +55,7 @@ ModelConfig read_config(const Json& json) {
   m.hidden_size = c.hidden_size;
   m.state = positive(json, "mamba_d_state", 16);
   m.conv_width = positive(json, "mamba_d_conv", 4);
-  m.conv_bias = json.get<bool>("mamba_conv_bias", true);
+  m.conv_bias = flag(json, "mamba_conv_bias", true);
   m.bias = json.get<bool>("mamba_proj_bias", false);
   m.norm_eps = c.rms_norm_eps;
   m.weighted_norms = true;
@@ -107,9 +107,11 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
   return std::make_unique<JambaBlock>(c, layer);
 }
 
-TensorRules tensor_rules(const ModelConfig&) {
+TensorRules module_names(const ModelConfig&) { return {TensorRule::rename("model.final_layernorm", "model.norm")}; }
+
+TensorRules tensor_rules(const ModelConfig& c) {
   TensorRules rules = expert_rules({.block = "feed_forward", .own_block = "feed_forward"});
-  rules.push_back(TensorRule::rename("model.final_layernorm", "model.norm"));
+  rules.push_back(module_names(c).front());
   return rules;
 }
 
@@ -120,6 +122,7 @@ const Family kJamba{.model_type = "jamba",
                     .class_name = "JambaForCausalLM",
                     .read_config = read_config,
                     .make_block = make_block,
-                    .tensor_rules = tensor_rules};
+                    .tensor_rules = tensor_rules,
+                    .module_names = module_names};
 
 }  // namespace hotswap

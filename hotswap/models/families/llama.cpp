@@ -14,6 +14,7 @@ SelfAttentionOptions attention_options(const ModelConfig& c, int64_t layer) {
           .num_kv_heads = c.num_key_value_heads,
           .head_dim = c.head_dim,
           .rotary = c.rotates(layer),
+          .has_rotary = c.rope_parameters.dim > 0,
           .scale = c.attention_scale,
           .sliding_window = c.window_of(layer),
           .softcap = c.attn_logit_softcapping,

@@ -39,7 +39,8 @@ void read_chunks(ModelConfig& c, const Json& json) {
 
 void read_mixtures(ModelConfig& c, const Json& json) {
   c.mixture =
-      read_mixture_config(c.num_hidden_layers, json, {.hidden = "intermediate_size", .aux_loss_coef = std::nullopt});
+      read_mixture_config(c.num_hidden_layers, json,
+                          {.hidden = "intermediate_size", .aux_loss_coef = std::nullopt, .num_experts_per_tok = 1});
   c.mixture.shared_expert_intermediate_size = c.mixture.moe_intermediate_size;
   const int64_t step = positive(json, "interleave_moe_layer_step", 1);
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) c.mixture.sparse[i] = (i + 1) % step == 0;
@@ -56,8 +57,8 @@ ModelConfig read_config(const Json& json) {
   read_mixtures(c, json);
   c.intermediate_size = positive(json, "intermediate_size_mlp", 16384);  // of layers without experts
   c.rotates_in_float32 = true;
-  c.use_qk_norm = json.get<bool>("use_qk_norm", true);
-  if (json.get<bool>("attn_temperature_tuning", true)) {
+  c.use_qk_norm = flag(json, "use_qk_norm", true);
+  if (flag(json, "attn_temperature_tuning", true)) {
     c.temperature = {.floor = positive_number(json, "floor_scale", 8192), .scale = json.get<double>("attn_scale", 0.1)};
   }
   return c;
@@ -78,12 +79,20 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
   return mixture_block(c, attention, mixture, layer, "feed_forward");
 }
 
+// The kernel for its experts is one for the whole mixture there.
+TensorRules module_names(const ModelConfig&) {
+  const std::string part = "model.layers.*.feed_forward";
+  return {TensorRule::rename(part, part + ".experts"), TensorRule::rename(part + ".activation_fn", part + ".act_fn"),
+          TensorRule::rename(part + ".shared_expert.activation_fn", part + ".shared_expert.act_fn")};
+}
+
 }  // namespace
 
 extern const Family kLlama4;
 const Family kLlama4{.model_type = "llama4_text",
                      .class_name = "Llama4ForCausalLM",
                      .read_config = read_config,
-                     .make_block = make_block};
+                     .make_block = make_block,
+                     .module_names = module_names};
 
 }  // namespace hotswap

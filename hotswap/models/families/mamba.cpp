@@ -29,14 +29,14 @@ ModelConfig read_mamba_config(const Json& json, bool tie_word_embeddings) {
   ModelConfig c = read_model_config(json, {.tie_word_embeddings = tie_word_embeddings});
   c.rms_norm_eps = positive_number(json, "layer_norm_epsilon", 1e-5);
   c.initializer_range = json.get<double>("initializer_range", 0.1);
-  c.residual_in_fp32 = json.get<bool>("residual_in_fp32", true);
+  c.residual_in_fp32 = flag(json, "residual_in_fp32", true);
   c.hidden_act = json.get<std::string>("hidden_act", "silu");
   refuse_if(c.hidden_act != "silu", json, "a hidden_act other than silu");
   MambaOptions& m = c.mamba;
   m.hidden_size = c.hidden_size;
   m.conv_width = positive(json, "conv_kernel", 4);
   m.bias = json.get<bool>("use_bias", false);
-  m.conv_bias = json.get<bool>("use_conv_bias", true);
+  m.conv_bias = flag(json, "use_conv_bias", true);
   TimeStepInit& t = m.time_step;
   t.min = positive_number(json, "time_step_min", t.min);
   t.max = positive_number(json, "time_step_max", t.max);
@@ -82,6 +82,7 @@ const Family kMamba{.model_type = "mamba",
                     .class_name = "MambaForCausalLM",
                     .read_config = read_mamba1_config,
                     .make_block = make_mamba1_block,
-                    .tensor_rules = backbone_names};
+                    .tensor_rules = backbone_names,
+                    .module_names = backbone_names};
 
 }  // namespace hotswap

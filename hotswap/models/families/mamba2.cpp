@@ -58,6 +58,7 @@ const Family kMamba2{.model_type = "mamba2",
                      .class_name = "Mamba2ForCausalLM",
                      .read_config = read_config,
                      .make_block = make_block,
-                     .tensor_rules = backbone_names};
+                     .tensor_rules = backbone_names,
+                     .module_names = backbone_names};
 
 }  // namespace hotswap

@@ -30,6 +30,10 @@ TensorRules tensor_rules(const ModelConfig&) {
           TensorRule::split(mlp + "gate_up_proj", {mlp + "gate_proj", mlp + "up_proj"})};
 }
 
+TensorRules module_names(const ModelConfig&) {
+  return {TensorRule::rename("model.layers.*.mlp.activation_fn", "model.layers.*.mlp.act_fn")};
+}
+
 }  // namespace
 
 extern const Family kPhi3;
@@ -37,6 +41,7 @@ const Family kPhi3{.model_type = "phi3",
                    .class_name = "Phi3ForCausalLM",
                    .read_config = read_config,
                    .make_block = make_block,
-                   .tensor_rules = tensor_rules};
+                   .tensor_rules = tensor_rules,
+                   .module_names = module_names};
 
 }  // namespace hotswap

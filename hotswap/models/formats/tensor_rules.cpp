@@ -275,6 +275,14 @@ std::string with_last(Match match, int64_t index, const std::string& pattern) {
 
 }  // namespace
 
+std::string name_before(const TensorRules& rules, const std::string& name) {
+  for (const TensorRule& rule : rules) {
+    if (rule.kind != TensorRule::Kind::kRename) continue;
+    if (const auto found = match(rule.to.front(), name)) return filled(rule.from.front(), *found);
+  }
+  return name;
+}
+
 std::unique_ptr<const Checkpoint> in_model_terms(std::unique_ptr<const Checkpoint> checkpoint, const TensorRules& rules,
                                                  Module& model) {
   if (rules.empty()) return checkpoint;
