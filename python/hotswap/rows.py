@@ -56,6 +56,8 @@ def report(model: nn.Module) -> Report:
     rows, ops, where = [], set(), (devices_of(model), dtypes_of(model))
     in_mixers = set()
     for site in sites(model, mapping_of_model(model)):
+        if site.holder and _runs_others(site.holder.module):
+            site = site.holder
         r = site.replacement
         if r is not None and not projections.is_here(site.module, r):
             continue

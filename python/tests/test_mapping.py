@@ -140,6 +140,11 @@ class Rotary(nn.Module):
         return q * cos + turn(q) * sin, k * cos + turn(k) * sin
 class Forward(RMSNorm):
     has_backward = False
+class Block(nn.Module):
+    has_backward = True
+    def forward(self, hidden_states):
+        CALLS.append("block")
+        return hidden_states, None
 """
 
 
@@ -162,6 +167,26 @@ def calls_of(m):
 
     (row,) = {row.package for row in hotswap.report(m).rows if row.package and "acme" in row.package}
     return next(module.CALLS for name, module in sys.modules.items() if name.endswith(".layers") and "acme" in name and row in module.__file__)
+
+
+@pytest.mark.parametrize("key", ["MegaBlocksMoeMLP", "Experts"])
+def test_experts_by_both_names(acme, key):
+    """gpt_oss has its experts in a block that is MegaBlocksMoeMLP to kernels: the row is the block's."""
+    m = model("gpt_oss")
+    name = "model.layers.0.mlp"
+    hotswap.kernelize(m, kernel_config={key: ""})
+    assert {row.why for row in rows(m, "MegaBlocksMoeMLP")} == {"the mapping says stock"} and rows(m, "MegaBlocksMoeMLP")[0].name == name
+    hotswap.kernelize(m, kernel_config={key: "hotswap/moe:Experts"})
+    assert {row.package for row in rows(m, "MegaBlocksMoeMLP")} == {"moe"} and not rows(m, "Experts")
+
+
+def test_a_block_of_another_package(acme):
+    (acme / "build/torch-universal/layers.py").write_text(LAYERS.replace("class Block", "class MegaBlocksMoeMLP"))
+    config = hotswap.kernel_config({"MegaBlocksMoeMLP": f"{acme}:MegaBlocksMoeMLP"}, use_local_kernel=True)
+    m = hotswap.kernelize(model("gpt_oss"), kernel_config=config)
+    assert [(row.name, row.package) for row in rows(m, "MegaBlocksMoeMLP")][0] == ("model.layers.0.mlp", str(acme)) and not rows(m, "Experts")
+    m.model(batch()["input_ids"])
+    assert "block" in calls_of(m)
 
 
 def test_a_package_of_somebody_else(acme):
