@@ -33,10 +33,6 @@ smollm3 deepseek_v3 llama4_text""".split()
 PHI3 = [("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"), ("self_attn.qkv_proj", "mlp.gate_up_proj")]
 DIFFERENT = {
     "phi3": [{(f"model.layers.*.{name}", "Linear") for name in names} for names in PHI3],
-    # Python's rows become C++'s: the mixture's own module, and no row of an activation that its mixer's functions compute.
-    "gpt_oss": [{("model.layers.*.mlp", "MegaBlocksMoeMLP")}, {("model.layers.*.mlp.experts", "Experts")}],
-    **{family: [set(), {("backbone.layers.*.mixer.act", "SiLU")}] for family in ("mamba", "mamba2", "falcon_mamba")},
-    "jamba": [set(), {("model.layers.*.mamba.act", "SiLU")}],
 }
 
 
