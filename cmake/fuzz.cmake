@@ -1,10 +1,15 @@
-# The preset `fuzz`: bin/fuzz_<target>, one libFuzzer program for each parser of the Hub, under ASan and UBSan.
-# `./x check --fuzz` builds and runs them; hotswap/hub/fuzz_test.cpp has the targets.
+# The preset `fuzz`: bin/fuzz_<target>, libFuzzer programs under ASan and UBSan, one for each parser of the Hub and one for
+# the tokenizers. `./x check --fuzz` builds and runs them; the fuzz_test.cpp of hotswap/hub and hotswap/tokenizers has them.
 add_custom_target(fuzzers)
-foreach(target names variants metadata lock build_toml answers bundle)
-  add_executable(fuzz_${target} EXCLUDE_FROM_ALL "${CMAKE_CURRENT_SOURCE_DIR}/hub/fuzz_test.cpp" ${HOTSWAP_OBJECTS_hub})
-  hotswap_compile(fuzz_${target} "${HOTSWAP_LINK_hub}" ON "")
+function(hotswap_fuzzer target room)
+  add_executable(fuzz_${target} EXCLUDE_FROM_ALL "${CMAKE_CURRENT_SOURCE_DIR}/${room}/fuzz_test.cpp"
+                 ${HOTSWAP_OBJECTS_${room}})
+  hotswap_compile(fuzz_${target} "${HOTSWAP_LINK_${room}}" ON "")
   target_compile_definitions(fuzz_${target} PRIVATE HOTSWAP_FUZZ_TARGET="${target}")
   target_link_options(fuzz_${target} PRIVATE -fsanitize=fuzzer)
   add_dependencies(fuzzers fuzz_${target})
+endfunction()
+foreach(target names variants metadata lock build_toml answers bundle)
+  hotswap_fuzzer(${target} hub)
 endforeach()
+hotswap_fuzzer(tokenizer tokenizers)

@@ -231,6 +231,17 @@ TEST_F(CliModel, TokenizeThereAndBack) {
   EXPECT_EQ(run("tokenize --decode " + model(), "one two\n").status, 1);
 }
 
+TEST_F(CliModel, TokenizePairsTruncatedInBatches) {
+  const std::string lines = "Once upon a time\tthere was a small cat\na\tb\n";
+  EXPECT_EQ(run("tokenize --pair --threads 2 " + model(), lines).out, run("tokenize --pair " + model(), lines).out);
+  const OutJson out =
+      run_json("tokenize --json --pair --max-length 5 --overflowing " + model(), "Once upon a time\tthere was a cat\n");
+  EXPECT_EQ(keys(out), (Keys{"ids", "offsets", "overflowing", "tokens", "type_ids"}));
+  EXPECT_EQ(out["ids"].size(), 5u);
+  EXPECT_GT(out["overflowing"].size(), 0u);
+  EXPECT_EQ(run("tokenize --pair " + model(), "no tab\n").status, 1);
+}
+
 TEST_F(CliModel, KernelizeReportsEveryLayer) {
   const OutJson out = run_json("kernelize --json " + model());
   EXPECT_EQ(keys(out), (Keys{"layers"}));

@@ -14,10 +14,10 @@ Tokenizer Tokenizer::from_pretrained(const std::filesystem::path& name, const To
   if (is_file || options.gguf_file) {
     return from_vocabulary(vocabulary_from_gguf(GgufFile(is_file ? place : place / *options.gguf_file)));
   }
-  throw Error(
-      {.wanted = cat("a folder with tokenizer.json, a .gguf file or org/name on the Hub as ", name.string()),
-       .got = std::filesystem::is_directory(place) ? "a folder without tokenizer.json" : "no such folder or file",
-       .next = "check the path; with weights in a GGUF file of that folder, name it as gguf_file"});
+  if (std::filesystem::is_directory(place)) return from_folder(place);  // names what is there instead
+  throw Error({.wanted = cat("a folder with tokenizer.json, a .gguf file or org/name on the Hub as ", name.string()),
+               .got = "no such folder or file",
+               .next = "check the path; with weights in a GGUF file of that folder, name it as gguf_file"});
 }
 
 }  // namespace hotswap

@@ -1,53 +1,62 @@
 #include "hotswap/tokenizers/bpe.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <limits>
 
 #include "hotswap/base/error.h"
 #include "hotswap/tokenizers/byte_level.h"
 #include "hotswap/tokenizers/unicode.h"
+#include "hotswap/tokenizers/word_cache.h"
 
 namespace hotswap::tokenizers {
 namespace {
 
-constexpr size_t kCacheSlots = 1 << 15;
-constexpr size_t kLongestCached = 255;  // bytes
-constexpr size_t kShort = 32;           // symbols up to which a plain search beats a heap
+constexpr size_t kShort = 32;  // symbols up to which a plain search beats a heap
 constexpr char32_t kBlanks[2] = {U' ', U'\u2581'};
 
 }  // namespace
 
-class Bpe::Scratch {
+class Bpe::MergeScratch : public Scratch {
  public:
-  struct Word {
-    std::string bytes;
-    std::vector<Symbol> symbols;
-  };
   struct Link {
     int32_t previous, next;
   };
-  std::vector<Word> cache;      // one word per slot, the last one stays
+  WordCache cache;
   std::vector<Link> links;      // of merge_long
-  std::vector<uint64_t> queue;  // of merge_long: rank and place, a heap with the smallest on top
+  std::vector<uint64_t> queue;  // of merge_long: rank and index, a heap with the smallest on top
 };
 
-std::shared_ptr<Bpe::Scratch> Bpe::make_scratch() {
-  auto scratch = std::make_shared<Scratch>();
-  scratch->cache.resize(kCacheSlots);
-  return scratch;
-}
+std::unique_ptr<Model::Scratch> Bpe::make_scratch() const { return std::make_unique<MergeScratch>(); }
 
 Bpe::Bpe(BpeConfig config)
-    : vocabulary_(std::move(config.vocabulary), config.where + ".vocab", config.same),
+    : Model(Vocabulary(std::move(config.vocabulary), config.where + ".vocab", config.same)),
       merges_(config.merges.size()),
       unknown_token_(std::move(config.unknown_token)),
       fuse_unknown_(config.fuse_unknown),
       byte_fallback_(config.byte_fallback),
       ignore_merges_(config.ignore_merges),
-      where_(std::move(config.where)) {
+      continuing_prefix_(std::move(config.continuing_prefix)),
+      word_suffix_(std::move(config.word_suffix)),
+      where_(std::move(config.where)),
+      fallback_ids_(byte_fallback_ids(vocabulary())) {
+  const bool affixes = !continuing_prefix_.empty() || !word_suffix_.empty();
+  if (affixes && byte_fallback_) {
+    throw Error({.wanted = cat("byte_fallback without continuing_subword_prefix and end_of_word_suffix at ", where_),
+                 .got = "both",
+                 .next = "the library's offsets would not be those of the text; remove one from the file"});
+  }
+  read_merges(config);
+  reads_bytes_ = !affixes;
+  for (const std::string& character : byte_characters()) {
+    byte_ids_.push_back(vocabulary().find(character));
+    reads_bytes_ = reads_bytes_ && byte_ids_.back() >= 0;
+  }
+  index_tokens();
+}
+
+void Bpe::read_merges(const BpeConfig& config) {
   const auto known = [&](const std::string& token, size_t rank) {
-    const int32_t id = vocabulary_.find(token);
+    const int32_t id = vocabulary().find(token);
     if (id < 0) {
       throw Error({.wanted = cat("merges of tokens of the vocabulary at ", where_, ".merges"),
                    .got = cat("'", token, "' in merge ", rank, " ('", config.merges[rank].first, "' '",
@@ -58,25 +67,23 @@ Bpe::Bpe(BpeConfig config)
   };
   for (size_t rank = 0; rank < config.merges.size(); ++rank) {
     const auto& [left, right] = config.merges[rank];
+    if (right.size() < continuing_prefix_.size()) {
+      throw Error({.wanted = cat("second halves that begin with '", continuing_prefix_, "' at ", where_, ".merges"),
+                   .got = cat("'", right, "' in merge ", rank),
+                   .next = "correct the file"});
+    }
     const int32_t left_id = known(left, rank);
     const int32_t right_id = known(right, rank);
-    merges_.set(left_id, right_id, {static_cast<uint32_t>(rank), known(left + right, rank)});
+    const int32_t merged_id = known(left + right.substr(continuing_prefix_.size()), rank);
+    merges_.set(left_id, right_id, {static_cast<uint32_t>(rank), merged_id});
   }
+}
 
-  has_byte_alphabet_ = true;
-  for (const std::string& character : byte_characters()) {
-    byte_ids_.push_back(vocabulary_.find(character));
-    has_byte_alphabet_ = has_byte_alphabet_ && byte_ids_.back() >= 0;
-  }
-  for (int byte = 0; byte < 256; ++byte) {
-    char name[8];
-    std::snprintf(name, sizeof(name), "<0x%02X>", byte);
-    fallback_ids_.push_back(vocabulary_.find(name));
-  }
+void Bpe::index_tokens() {
   character_ids_.assign(0x10000, -1);
-  for (int32_t id = 0; id < vocabulary_.id_end(); ++id) {
-    const std::string& token = vocabulary_.token(id);
-    if (token.empty() || vocabulary_.find(token) != id) continue;
+  for (int32_t id = 0; id < vocabulary().id_end(); ++id) {
+    const std::string& token = vocabulary().token(id);
+    if (token.empty() || vocabulary().find(token) != id) continue;
     const CodePoint first = code_point_at(token, 0);
     if (first.size == token.size() && first.value < 0x10000) character_ids_[first.value] = id;
     char32_t previous = first.value;
@@ -94,30 +101,31 @@ Bpe::Bpe(BpeConfig config)
 }
 
 int32_t Bpe::character_id(char32_t c, std::string_view utf8) const {
-  return c < 0x10000 ? character_ids_[c] : vocabulary_.find(utf8);
+  return c < 0x10000 ? character_ids_[c] : vocabulary().find(utf8);
 }
 
-int32_t Bpe::unknown_id() const {
-  const int32_t id = vocabulary_.find(*unknown_token_);
-  if (id < 0) {
-    throw Error({.wanted = cat("a vocabulary that has its own unk_token at ", where_),
-                 .got = cat("'", *unknown_token_, "', which is not a token, and a text with an unknown character"),
-                 .next = "correct the file"});
-  }
-  return id;
+// The id of a character with what its position in the word adds to it.
+int32_t Bpe::affixed_id(std::string_view character, bool first, bool last) const {
+  std::string token;
+  if (!first) token += continuing_prefix_;
+  token += character;
+  if (last) token += word_suffix_;
+  return vocabulary().find(token);
 }
 
-void Bpe::encode(std::string_view word, bool byte_level, Scratch& scratch, std::vector<Symbol>& out) const {
+void Bpe::encode(std::string_view word, bool byte_level, Scratch& any, std::vector<Symbol>& out) const {
+  auto& scratch = static_cast<MergeScratch&>(any);
   if (ignore_merges_) {
     int32_t id = -1;
     if (!byte_level) {
-      id = vocabulary_.find(word);
+      id = vocabulary().find(word);
     } else if (const auto found = words_of_bytes_.find(std::string(word)); found != words_of_bytes_.end()) {
       id = found->second;
     }
     if (id >= 0) return out.push_back({id, static_cast<uint32_t>(word.size())});
   }
   if (byte_level) return encode_cached(word, true, scratch, out);
+  if (!continuing_prefix_.empty() || !word_suffix_.empty()) return encode_cached(word, false, scratch, out);
 
   // Tokenizers in SentencePiece's way have one long word. No merge crosses a place between two known characters that
   // no token has side by side, so the word may be cut there without any change of the outcome; blanks are such places.
@@ -139,25 +147,16 @@ void Bpe::encode(std::string_view word, bool byte_level, Scratch& scratch, std::
   encode_cached(word.substr(begin), false, scratch, out);
 }
 
-void Bpe::encode_cached(std::string_view word, bool byte_level, Scratch& scratch, std::vector<Symbol>& out) const {
-  Scratch::Word* slot = nullptr;
-  if (word.size() <= kLongestCached) {
-    slot = &scratch.cache[std::hash<std::string_view>{}(word) % kCacheSlots];
-    if (slot->bytes == word) {
-      out.insert(out.end(), slot->symbols.begin(), slot->symbols.end());
-      return;
+void Bpe::encode_cached(std::string_view word, bool byte_level, MergeScratch& scratch, std::vector<Symbol>& out) const {
+  scratch.cache.encode(word, out, [&] {
+    const size_t begin = out.size();
+    if (byte_level) {
+      for (const char byte : word) out.push_back({byte_ids_[static_cast<uint8_t>(byte)], 1});
+    } else {
+      first_symbols(word, out);
     }
-  }
-  const size_t begin = out.size();
-  if (byte_level) {
-    for (const char byte : word) out.push_back({byte_ids_[static_cast<uint8_t>(byte)], 1});
-  } else {
-    first_symbols(word, out);
-  }
-  merge(out, begin, scratch);
-  if (slot == nullptr) return;
-  slot->bytes.assign(word);
-  slot->symbols.assign(out.begin() + static_cast<std::ptrdiff_t>(begin), out.end());
+    merge(out, begin, scratch);
+  });
 }
 
 void Bpe::first_symbols(std::string_view word, std::vector<Symbol>& out) const {
@@ -166,11 +165,14 @@ void Bpe::first_symbols(std::string_view word, std::vector<Symbol>& out) const {
     if (unknown.id >= 0) out.push_back(unknown);
     unknown = {-1, 0};
   };
+  const bool affixes = !continuing_prefix_.empty() || !word_suffix_.empty();
   for (size_t at = 0; at < word.size();) {
     const CodePoint point = code_point_at(word, at);
     const std::string_view bytes = word.substr(at, point.size);
+    const bool first = at == 0;
     at += point.size;
-    if (const int32_t id = character_id(point.value, bytes); id >= 0) {
+    const int32_t id = affixes ? affixed_id(bytes, first, at == word.size()) : character_id(point.value, bytes);
+    if (id >= 0) {
       flush();
       out.push_back({id, point.size});
       continue;
@@ -185,13 +187,13 @@ void Bpe::first_symbols(std::string_view word, std::vector<Symbol>& out) const {
       unknown.size += point.size;
     } else {
       flush();
-      unknown = {unknown_id(), point.size};
+      unknown = {id_of_unknown(*unknown_token_, where_), point.size};
     }
   }
   flush();
 }
 
-void Bpe::merge(std::vector<Symbol>& symbols, size_t begin, Scratch& scratch) const {
+void Bpe::merge(std::vector<Symbol>& symbols, size_t begin, MergeScratch& scratch) const {
   const size_t count = symbols.size() - begin;
   if (count < 2) return;
   count <= kShort ? merge_short(symbols, begin) : merge_long(symbols, begin, scratch);
@@ -226,14 +228,14 @@ void Bpe::merge_short(std::vector<Symbol>& symbols, size_t begin) const {
   symbols.resize(begin + count);
 }
 
-void Bpe::merge_long(std::vector<Symbol>& symbols, size_t begin, Scratch& scratch) const {
+void Bpe::merge_long(std::vector<Symbol>& symbols, size_t begin, MergeScratch& scratch) const {
   Symbol* const symbol = symbols.data() + begin;
   const auto count = static_cast<int32_t>(symbols.size() - begin);
   auto& links = scratch.links;
   auto& queue = scratch.queue;
   queue.clear();
   links.resize(static_cast<size_t>(count));
-  const auto link = [&](int32_t i) -> Scratch::Link& { return links[static_cast<size_t>(i)]; };
+  const auto link = [&](int32_t i) -> MergeScratch::Link& { return links[static_cast<size_t>(i)]; };
   const auto smaller_on_top = std::greater<uint64_t>();
   const auto push = [&](int32_t i, int32_t next) {
     const Merge* found = merges_.find(symbol[i].id, symbol[next].id);

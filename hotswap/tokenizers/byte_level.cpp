@@ -32,6 +32,18 @@ const std::array<std::string, 256>& byte_characters() { return alphabet().charac
 
 int byte_of_character(char32_t c) { return c < 512 ? alphabet().bytes[c] : -1; }
 
+void to_byte_characters(NormalizedString& text) {
+  std::string bytes;
+  std::vector<Span> origin;
+  for (size_t i = 0; i < text.bytes.size(); ++i) {
+    // All bytes of a character belong to the whole of it.
+    bytes += byte_characters()[static_cast<uint8_t>(text.bytes[i])];
+    origin.resize(bytes.size(), text.origin[i]);
+  }
+  text.bytes = std::move(bytes);
+  text.origin = std::move(origin);
+}
+
 std::optional<std::string> bytes_of_token(std::string_view token) {
   std::string bytes;
   bytes.reserve(token.size());

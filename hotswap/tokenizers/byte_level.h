@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "hotswap/tokenizers/pre_tokenized_string.h"
+
 namespace hotswap::tokenizers {
 
 // The character that stands for the byte, as UTF-8.
@@ -17,5 +19,8 @@ int byte_of_character(char32_t c);
 
 // "Ġab" -> " ab"; nothing when a character is not of the alphabet.
 std::optional<std::string> bytes_of_token(std::string_view token);
+
+// Each byte becomes its character.
+void to_byte_characters(NormalizedString& text);
 
 }  // namespace hotswap::tokenizers

@@ -1,5 +1,7 @@
 #include "hotswap/tokenizers/decoder.h"
 
+#include <algorithm>
+
 #include "hotswap/base/error.h"
 #include "hotswap/tokenizers/byte_level.h"
 #include "hotswap/tokenizers/pattern.h"
@@ -11,6 +13,12 @@ namespace {
 using Tokens = std::vector<std::string>;
 
 constexpr size_t kLargest = size_t{1} << 28;  // bytes that a token, or the fused text, may grow to
+
+void replace_all(std::string& text, std::string_view from, std::string_view to) {
+  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
+    text.replace(at, from.size(), to);
+  }
+}
 
 class SequenceDecoder : public Decoder {
  public:
@@ -162,16 +170,73 @@ class BpeDecoder : public Decoder {
   Tokens apply(Tokens tokens) const override {
     for (size_t i = 0; i < tokens.size(); ++i) {
       const std::string_view blank = i + 1 == tokens.size() ? "" : " ";
-      for (size_t at = tokens[i].find(suffix_); at != std::string::npos;
-           at = tokens[i].find(suffix_, at + blank.size())) {
-        tokens[i].replace(at, suffix_.size(), blank);
-      }
+      replace_all(tokens[i], suffix_, blank);
     }
     return tokens;
   }
 
  private:
   std::string suffix_;
+};
+
+// Takes back the blanks that tokenization leaves in English, one rule after the other.
+void clean_up(std::string& token) {
+  constexpr std::pair<std::string_view, std::string_view> kRules[] = {
+      {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},   {" n't", "n't"},
+      {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+  for (const auto& [from, to] : kRules) replace_all(token, from, to);
+}
+
+class WordPieceDecoder : public Decoder {
+ public:
+  WordPieceDecoder(std::string prefix, bool cleanup) : prefix_(std::move(prefix)), cleanup_(cleanup) {}
+  Tokens apply(Tokens tokens) const override {
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (i > 0 && tokens[i].compare(0, prefix_.size(), prefix_) == 0) {
+        tokens[i].erase(0, prefix_.size());
+      } else if (i > 0) {
+        tokens[i].insert(0, " ");
+      }
+      if (cleanup_) clean_up(tokens[i]);
+    }
+    return tokens;
+  }
+
+ private:
+  std::string prefix_;
+  bool cleanup_;
+};
+
+// Connectionist temporal classification: of equal neighbours one stays, and the padding between letters goes.
+class CtcDecoder : public Decoder {
+ public:
+  explicit CtcDecoder(const Json& json)
+      : pad_(json.at<std::string>("pad_token")),
+        delimiter_(json.at<std::string>("word_delimiter_token")),
+        cleanup_(json.at<bool>("cleanup")) {
+    json.only({"type", "pad_token", "word_delimiter_token", "cleanup"});
+    for (const std::string& token : {pad_, delimiter_}) {
+      if (token.empty())
+        throw Error({.wanted = cat("two tokens at ", json.where()), .got = "''", .next = "correct the file"});
+    }
+  }
+  Tokens apply(Tokens tokens) const override {
+    tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
+    Tokens out;
+    for (std::string& token : tokens) {
+      replace_all(token, pad_, "");
+      if (cleanup_) {
+        clean_up(token);
+        replace_all(token, delimiter_, " ");
+      }
+      if (!token.empty()) out.push_back(std::move(token));
+    }
+    return out;
+  }
+
+ private:
+  std::string pad_, delimiter_;
+  bool cleanup_;
 };
 
 std::string one_character(const Json& json) {
@@ -263,9 +328,14 @@ std::unique_ptr<Decoder> read_decoder(const Json& json) {
       throw Error({.wanted = cat("a suffix at ", json.where()), .got = "''", .next = "correct the file"});
     return std::make_unique<BpeDecoder>(std::move(suffix));
   }
+  if (type == "WordPiece") {
+    json.only({"type", "prefix", "cleanup"});
+    return std::make_unique<WordPieceDecoder>(json.at<std::string>("prefix"), json.at<bool>("cleanup"));
+  }
+  if (type == "CTC") return std::make_unique<CtcDecoder>(json);
   throw Error(
       {.wanted = cat("a decoder of the types Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, "
-                     "BPEDecoder at ",
+                     "BPEDecoder, WordPiece, CTC at ",
                      json.where()),
        .got = cat("type '", type, "'"),
        .next = "this type is not implemented; use a tokenizer with one of these"});

@@ -1,4 +1,5 @@
-// The "decoder" of tokenizer.json: Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, BPEDecoder.
+// The "decoder" of tokenizer.json: Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace,
+// BPEDecoder, WordPiece, CTC.
 #pragma once
 
 #include <memory>

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "hotswap/base/error.h"
+#include "hotswap/tokenizers/bpe.h"
 #include "hotswap/tokenizers/tokenizer_impl.h"
 #include "hotswap/tokenizers/unicode.h"
 
@@ -119,7 +120,7 @@ void set_byte_level(const GgufVocabulary& v, Tokenizer::Parts& parts, BpeConfig&
   } else if (pre == "smollm") {
     parts.pre_tokenizer = make_pre_tokenizer_sequence(list(make_digits(), make_byte_level(false, true)));
   } else if (pre == "qwen2") {
-    parts.normalizer = make_nfc();
+    parts.normalizer = make_form(NormalizationForm::kNfc);
     parts.pre_tokenizer = split(kQwen2Regex);
   } else if (pre == "llama-bpe" || pre == "llama3" || pre == "llama-v3") {
     config.ignore_merges = true;
@@ -136,7 +137,7 @@ void set_sentence_piece(const GgufVocabulary& v, Tokenizer::Parts& parts, BpeCon
   const bool prefix = v.add_space_prefix.value_or(true);
   std::vector<std::unique_ptr<Normalizer>> normalizers;
   if (prefix) normalizers.push_back(make_prepend("\u2581"));
-  normalizers.push_back(make_replace(" ", "\u2581"));
+  normalizers.push_back(make_replace(Pattern(std::string(" ")), "\u2581"));
   parts.normalizer = make_normalizer_sequence(std::move(normalizers));
   std::vector<std::unique_ptr<Decoder>> decoders;
   decoders.push_back(make_byte_fallback_decoder());
@@ -150,7 +151,7 @@ void set_sentence_piece(const GgufVocabulary& v, Tokenizer::Parts& parts, BpeCon
   if (config.merges.empty()) config.merges = merges_by_score(v);
 }
 
-std::unique_ptr<AddedTokens> added_tokens(const GgufVocabulary& v, const Bpe& model, const Normalizer* normalizer) {
+std::unique_ptr<AddedTokens> added_tokens(const GgufVocabulary& v, const Model& model, const Normalizer* normalizer) {
   std::vector<AddedToken> added;
   std::vector<bool> special(v.tokens.size());
   for (size_t id = 0; id < v.tokens.size(); ++id) special[id] = type_of(v, id) == kControl;

@@ -1,8 +1,12 @@
 // Tokenizers from files.
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/tokenizers/model_json.h"
+#include "hotswap/tokenizers/normalizer_json.h"
+#include "hotswap/tokenizers/ranked_tokens.h"
 #include "hotswap/tokenizers/tokenizer_impl.h"
 #include "hotswap/tokenizers/tokenizer_json.h"
+#include "hotswap/tokenizers/truncation.h"
 
 namespace hotswap {
 namespace {
@@ -10,52 +14,7 @@ namespace {
 using namespace tokenizers;
 namespace fs = std::filesystem;
 
-std::unique_ptr<Bpe> read_model(TokenizerJson& file) {
-  const Json model = file.rest.child("model");
-  // Files of before 2020 have no type; what has merges is BPE.
-  const auto type = model.get<std::string>("type", file.merges.empty() ? "of no name" : "BPE");
-  if (type != "BPE") {
-    throw Error({.wanted = cat("a model of type BPE at ", model.where()),
-                 .got = cat("type ", type),
-                 .next = "this type is not implemented; use a tokenizer with one of these"});
-  }
-  model.only({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
-              "byte_fallback", "ignore_merges", "vocab", "merges"});
-  for (const char* list : {"vocab", "merges"}) {
-    if (const auto left = model.find(list)) {
-      throw Error({.wanted = cat(list[0] == 'v' ? "an object of ids at " : "a list of pairs at ", left->where()),
-                   .got = "something else",
-                   .next = "correct the file"});
-    }
-  }
-  if (file.vocabulary.empty()) {
-    throw Error(
-        {.wanted = cat("a vocabulary at ", model.where(), ".vocab"), .got = "none", .next = "fetch the file again"});
-  }
-  if (model.get<double>("dropout", 0.0) != 0.0) {
-    throw Error({.wanted = cat("no dropout at ", model.where()),
-                 .got = cat(model.at<double>("dropout")),
-                 .next = "dropout makes ids random and is not implemented; remove it from the file"});
-  }
-  for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-    if (!model.get<std::string>(affix, "").empty()) {
-      throw Error({.wanted = cat("no ", affix, " at ", model.where()),
-                   .got = cat("'", model.at<std::string>(affix), "'"),
-                   .next = "it is not implemented; use a tokenizer without it"});
-    }
-  }
-  BpeConfig config;
-  config.vocabulary = std::move(file.vocabulary);
-  config.merges = std::move(file.merges);
-  if (model.has("unk_token")) config.unknown_token = model.at<std::string>("unk_token");
-  config.fuse_unknown = model.get<bool>("fuse_unk", false);
-  config.byte_fallback = model.get<bool>("byte_fallback", false);
-  config.ignore_merges = model.get<bool>("ignore_merges", false);
-  config.where = model.where();
-  return std::make_unique<Bpe>(std::move(config));
-}
-
-std::unique_ptr<AddedTokens> read_added_tokens(const Json& json, const Bpe& model, const Normalizer* normalizer) {
+std::unique_ptr<AddedTokens> read_added_tokens(const Json& json, const Model& model, const Normalizer* normalizer) {
   std::vector<AddedToken> tokens;
   const auto list = json.find("added_tokens");
   for (const Json& entry : list ? list->elements() : std::vector<Json>{}) {
@@ -88,6 +47,8 @@ std::shared_ptr<Tokenizer::Parts> read_parts(std::string_view text, const std::s
   if (const auto found = json.find("pre_tokenizer")) parts->pre_tokenizer = read_pre_tokenizer(*found);
   if (const auto found = json.find("decoder")) parts->decoder = read_decoder(*found);
   parts->model = read_model(file);
+  if (const auto found = json.find("truncation")) parts->truncation = read_truncation(*found);
+  if (const auto found = json.find("padding")) parts->padding = read_padding(*found);
   parts->added = read_added_tokens(json, *parts->model, parts->normalizer.get());
   const auto token_of = [&](int64_t id) {
     const std::string* token = parts->token(id);
@@ -120,6 +81,14 @@ void read_special_ids(const Json& json, const Tokenizer& tokenizer, SpecialIds& 
   }
 }
 
+// What a folder without tokenizer.json has instead, of the forms that are not read.
+std::string other_form(const fs::path& folder) {
+  for (const char* name : {"tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt"}) {
+    if (fs::exists(folder / name)) return name;
+  }
+  return "none";
+}
+
 }  // namespace
 
 Tokenizer Tokenizer::from_json(std::string_view text, const std::string& where) {
@@ -127,14 +96,30 @@ Tokenizer Tokenizer::from_json(std::string_view text, const std::string& where) 
 }
 
 Tokenizer Tokenizer::from_file(const fs::path& tokenizer_json) {
+  const std::string form = tokenizer_json.extension().string();
+  if (form == ".model" || form == ".tiktoken") {
+    throw Error({.wanted = cat("a tokenizer.json at ", tokenizer_json.string()),
+                 .got = form == ".model" ? "a SentencePiece model" : "tokens of tiktoken without the pattern of words",
+                 .next = form == ".model"
+                             ? "this form is not read; save the tokenizer with a fast class of transformers"
+                             : "pass the pattern to Tokenizer::from_tiktoken"});
+  }
+  if (tokenizer_json.filename() == "tekken.json")
+    return read_tekken(read_file(tokenizer_json), tokenizer_json.string());
   return from_json(read_file(tokenizer_json), tokenizer_json.string());
+}
+
+Tokenizer Tokenizer::from_tiktoken(const fs::path& file, const std::string& pattern,
+                                   const std::vector<std::string>& special_tokens) {
+  return read_tiktoken(read_file(file), pattern, special_tokens, file.string());
 }
 
 Tokenizer Tokenizer::from_folder(const fs::path& folder) {
   const fs::path file = folder / "tokenizer.json";
+  if (!fs::exists(file) && fs::exists(folder / "tekken.json")) return from_file(folder / "tekken.json");
   if (!fs::exists(file)) {
     throw Error({.wanted = cat("a tokenizer.json in ", folder.string()),
-                 .got = "none",
+                 .got = other_form(folder),
                  .next = "only this form is read; save the tokenizer with a fast class of transformers"});
   }
   auto parts = read_parts(read_file(file), file.string());

@@ -1,11 +1,7 @@
 #include "hotswap/tokenizers/normalizer.h"
 
-#include <utf8proc.h>
-
-#include "hotswap/base/error.h"
-#include "hotswap/tokenizers/pattern.h"
+#include "hotswap/tokenizers/byte_level.h"
 #include "hotswap/tokenizers/unicode.h"
-#include "hotswap/tokenizers/unicode_normalization.h"
 
 namespace hotswap::tokenizers {
 namespace {
@@ -77,11 +73,16 @@ class LowercaseNormalizer : public Normalizer {
         points.push_back({U'i', 0});
         points.push_back({0x307, 1});
       } else {
-        points.push_back({static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(point.value))), 0});
+        points.push_back({to_lowercase(point.value), 0});
       }
     }
     text.rewrite(points);
   }
+};
+
+class ByteLevelNormalizer : public Normalizer {
+ public:
+  void apply(NormalizedString& text) const override { to_byte_characters(text); }
 };
 
 class StripNormalizer : public Normalizer {
@@ -110,10 +111,16 @@ class StripNormalizer : public Normalizer {
 
 }  // namespace
 
-std::unique_ptr<Normalizer> make_nfc() { return std::make_unique<FormNormalizer>(NormalizationForm::kNfc); }
+std::unique_ptr<Normalizer> make_form(NormalizationForm form) { return std::make_unique<FormNormalizer>(form); }
 
-std::unique_ptr<Normalizer> make_replace(std::string literal, std::string content) {
-  return std::make_unique<ReplaceNormalizer>(Pattern(std::move(literal)), std::move(content));
+std::unique_ptr<Normalizer> make_lowercase() { return std::make_unique<LowercaseNormalizer>(); }
+
+std::unique_ptr<Normalizer> make_strip(bool left, bool right) { return std::make_unique<StripNormalizer>(left, right); }
+
+std::unique_ptr<Normalizer> make_byte_level_normalizer() { return std::make_unique<ByteLevelNormalizer>(); }
+
+std::unique_ptr<Normalizer> make_replace(Pattern pattern, std::string content) {
+  return std::make_unique<ReplaceNormalizer>(std::move(pattern), std::move(content));
 }
 
 std::unique_ptr<Normalizer> make_prepend(std::string content) {
@@ -122,46 +129,6 @@ std::unique_ptr<Normalizer> make_prepend(std::string content) {
 
 std::unique_ptr<Normalizer> make_normalizer_sequence(std::vector<std::unique_ptr<Normalizer>> parts) {
   return std::make_unique<SequenceNormalizer>(std::move(parts));
-}
-
-std::unique_ptr<Normalizer> read_normalizer(const Json& json) {
-  const auto type = json.at<std::string>("type");
-  if (type == "Sequence") {
-    json.only({"type", "normalizers"});
-    std::vector<std::unique_ptr<Normalizer>> parts;
-    for (const Json& part : json.child("normalizers").elements()) parts.push_back(read_normalizer(part));
-    return make_normalizer_sequence(std::move(parts));
-  }
-  constexpr std::pair<std::string_view, NormalizationForm> kForms[] = {{"NFC", NormalizationForm::kNfc},
-                                                                       {"NFD", NormalizationForm::kNfd},
-                                                                       {"NFKC", NormalizationForm::kNfkc},
-                                                                       {"NFKD", NormalizationForm::kNfkd}};
-  for (const auto& [name, form] : kForms) {
-    if (type != name) continue;
-    json.only({"type"});
-    return std::make_unique<FormNormalizer>(form);
-  }
-  if (type == "Replace") {
-    json.only({"type", "pattern", "content"});
-    return std::make_unique<ReplaceNormalizer>(Pattern::read(json.child("pattern")), json.at<std::string>("content"));
-  }
-  if (type == "Prepend") {
-    json.only({"type", "prepend"});
-    return make_prepend(json.at<std::string>("prepend"));
-  }
-  if (type == "Lowercase") {
-    json.only({"type"});
-    return std::make_unique<LowercaseNormalizer>();
-  }
-  if (type == "Strip") {
-    json.only({"type", "strip_left", "strip_right"});
-    return std::make_unique<StripNormalizer>(json.at<bool>("strip_left"), json.at<bool>("strip_right"));
-  }
-  throw Error(
-      {.wanted = cat("a normalizer of the types Sequence, NFC, NFD, NFKC, NFKD, Replace, Prepend, Lowercase, Strip at ",
-                     json.where()),
-       .got = cat("type '", type, "'"),
-       .next = "this type is not implemented; use a tokenizer with one of these"});
 }
 
 }  // namespace hotswap::tokenizers

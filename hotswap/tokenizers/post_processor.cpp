@@ -43,6 +43,11 @@ class TemplateProcessor : public PostProcessor {
     }
     parts = std::move(out);
   }
+  int64_t added_tokens(size_t texts) const override {
+    size_t count = 0;
+    for (const TemplatePiece& piece : texts == 2 ? pair_ : single_) count += piece.tokens.size();
+    return static_cast<int64_t>(count);
+  }
 
  private:
   std::vector<TemplatePiece> single_, pair_;
@@ -90,6 +95,11 @@ class SequenceProcessor : public PostProcessor {
   void apply(std::vector<Encoding>& encodings, bool add_special_tokens) const override {
     for (const auto& part : parts_) part->apply(encodings, add_special_tokens);
   }
+  int64_t added_tokens(size_t texts) const override {
+    int64_t count = 0;
+    for (const auto& part : parts_) count += part->added_tokens(texts);
+    return count;
+  }
 
  private:
   std::vector<std::unique_ptr<PostProcessor>> parts_;
@@ -118,6 +128,49 @@ SpecialTokens read_special_tokens(const Json& json, const TokenOf& token_of) {
     }
   }
   return all;
+}
+
+// ["[SEP]", 102]
+TemplatePiece read_token(const Json& json, const TokenOf& token_of) {
+  const auto pair = json.elements();
+  if (pair.size() != 2) {
+    throw Error({.wanted = cat("a token and its id at ", json.where()),
+                 .got = cat(pair.size(), " elements"),
+                 .next = "correct the file"});
+  }
+  const auto id = pair[1].as<int64_t>();
+  if (!token_of(id)) {
+    throw Error(
+        {.wanted = cat("an id of the vocabulary at ", json.where()), .got = cat(id), .next = "correct the file"});
+  }
+  return {.text = -1, .type_id = 0, .tokens = {{pair[0].as<std::string>(), id}}};
+}
+
+// [CLS] A [SEP] B [SEP], the second text and what ends it with type id 1.
+std::unique_ptr<PostProcessor> read_bert(const Json& json, const TokenOf& token_of) {
+  json.only({"type", "sep", "cls"});
+  const TemplatePiece cls = read_token(json.child("cls"), token_of);
+  const TemplatePiece sep = read_token(json.child("sep"), token_of);
+  const TemplatePiece first{.text = 0, .type_id = 0, .tokens = {}};
+  const TemplatePiece second{.text = 1, .type_id = 1, .tokens = {}};
+  TemplatePiece last = sep;
+  last.type_id = 1;
+  return std::make_unique<TemplateProcessor>(std::vector{cls, first, sep}, std::vector{cls, first, sep, second, last});
+}
+
+// <s> A </s></s> B </s>, all type ids 0.
+std::unique_ptr<PostProcessor> read_roberta(const Json& json, const TokenOf& token_of) {
+  json.only({"type", "sep", "cls", "trim_offsets", "add_prefix_space"});
+  const TemplatePiece cls = read_token(json.child("cls"), token_of);
+  const TemplatePiece sep = read_token(json.child("sep"), token_of);
+  const TemplatePiece first{.text = 0, .type_id = 0, .tokens = {}};
+  const TemplatePiece second{.text = 1, .type_id = 0, .tokens = {}};
+  std::vector<std::unique_ptr<PostProcessor>> parts;
+  if (json.at<bool>("trim_offsets"))
+    parts.push_back(std::make_unique<TrimProcessor>(json.at<bool>("add_prefix_space")));
+  parts.push_back(std::make_unique<TemplateProcessor>(std::vector{cls, first, sep},
+                                                      std::vector{cls, first, sep, sep, second, sep}));
+  return std::make_unique<SequenceProcessor>(std::move(parts));
 }
 
 std::vector<TemplatePiece> read_template(const Json& json, int texts, const SpecialTokens& special) {
@@ -190,7 +243,11 @@ std::unique_ptr<PostProcessor> read_post_processor(const Json& json, const Token
     for (const Json& part : json.child("processors").elements()) parts.push_back(read_post_processor(part, token_of));
     return std::make_unique<SequenceProcessor>(std::move(parts));
   }
-  throw Error({.wanted = cat("a post-processor of the types TemplateProcessing, ByteLevel, Sequence at ", json.where()),
+  if (type == "BertProcessing") return read_bert(json, token_of);
+  if (type == "RobertaProcessing") return read_roberta(json, token_of);
+  throw Error({.wanted = cat("a post-processor of the types TemplateProcessing, ByteLevel, Sequence, BertProcessing, "
+                             "RobertaProcessing at ",
+                             json.where()),
                .got = cat("type '", type, "'"),
                .next = "this type is not implemented; use a tokenizer with one of these"});
 }

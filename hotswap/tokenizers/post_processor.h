@@ -1,4 +1,5 @@
-// The "post_processor" of tokenizer.json: TemplateProcessing, ByteLevel, Sequence.
+// The "post_processor" of tokenizer.json: TemplateProcessing, ByteLevel, Sequence, BertProcessing,
+// RobertaProcessing.
 #pragma once
 
 #include <functional>
@@ -14,6 +15,8 @@ class PostProcessor {
   virtual ~PostProcessor() = default;
   // One encoding per text comes in, their parts go out, in order.
   virtual void apply(std::vector<Encoding>& parts, bool add_special_tokens) const = 0;
+  // How many special tokens apply() adds to one text, or to two.
+  virtual int64_t added_tokens(size_t /*texts*/) const { return 0; }
 };
 
 // `token_of` gives the token of an id, for checks; none where there is no such id.

@@ -1,9 +1,12 @@
 #include "hotswap/tokenizers/pre_tokenizer.h"
 
+#include <algorithm>
+
 #include "hotswap/base/error.h"
 #include "hotswap/tokenizers/byte_level.h"
 #include "hotswap/tokenizers/pattern.h"
 #include "hotswap/tokenizers/unicode.h"
+#include "hotswap/tokenizers/unicode_tables.h"
 
 namespace hotswap::tokenizers {
 namespace {
@@ -52,24 +55,12 @@ class ByteLevelPreTokenizer : public PreTokenizer {
     if (bytes_left_to_model_) {
       pretokenized.byte_level = true;
     } else {
-      pretokenized.rewrite(to_alphabet);
+      pretokenized.rewrite(to_byte_characters);
     }
   }
   bool leave_bytes_to_model() override { return bytes_left_to_model_ = true; }
 
  private:
-  static void to_alphabet(NormalizedString& text) {
-    std::string bytes;
-    std::vector<Span> origin;
-    for (size_t i = 0; i < text.bytes.size(); ++i) {
-      // All bytes of a character belong to the whole of it.
-      bytes += byte_characters()[static_cast<uint8_t>(text.bytes[i])];
-      origin.resize(bytes.size(), text.origin[i]);
-    }
-    text.bytes = std::move(bytes);
-    text.origin = std::move(origin);
-  }
-
   bool add_prefix_space_;
   bool bytes_left_to_model_ = false;
   std::optional<Pattern> pattern_;
@@ -152,6 +143,103 @@ class WhitespacePreTokenizer : public PreTokenizer {  // \w+|[^\w\s]+
   }
 };
 
+class BertPreTokenizer : public PreTokenizer {
+ public:
+  void apply(PreTokenizedString& pretokenized) const override {
+    pretokenized.cut([&](const Piece& piece, std::vector<Piece>& out) {
+      const std::string_view text = pretokenized.view(piece);
+      uint32_t done = 0;  // where the word begins that is not pushed yet
+      for (uint32_t at = 0; at < text.size();) {
+        const CodePoint point = code_point_at(text, at);
+        const uint32_t end = at + point.size;
+        const bool blank = is_whitespace(point.value);
+        if (blank || is_punctuation(point.value)) {
+          if (done < at) out.push_back({piece.begin + done, piece.begin + at});
+          if (!blank) out.push_back({piece.begin + at, piece.begin + end});
+          done = end;
+        }
+        at = end;
+      }
+      if (done < text.size()) out.push_back({piece.begin + done, piece.end});
+    });
+  }
+};
+
+// Cuts where the script changes. Japanese kana count as Han; characters without a script join what is before them, and
+// at the beginning they are dropped, as the library does it.
+class UnicodeScriptsPreTokenizer : public PreTokenizer {
+ public:
+  void apply(PreTokenizedString& pretokenized) const override {
+    pretokenized.cut([&](const Piece& piece, std::vector<Piece>& out) {
+      const std::string_view text = pretokenized.view(piece);
+      int previous = 0;
+      uint32_t done = 0;
+      for (uint32_t at = 0; at < text.size();) {
+        const CodePoint point = code_point_at(text, at);
+        const int script = script_of(point.value);
+        if (script != 0 && script != previous) {
+          if (previous != 0) out.push_back({piece.begin + done, piece.begin + at});
+          done = at;
+          previous = script;
+        }
+        at += point.size;
+      }
+      if (previous != 0) out.push_back({piece.begin + done, piece.end});
+    });
+  }
+
+ private:
+  static int script_of(char32_t c) {
+    const auto ranges = script_ranges();
+    const auto after = std::upper_bound(ranges.begin(), ranges.end(), c,
+                                        [](char32_t value, const ScriptRange& range) { return value < range.first; });
+    return after == ranges.begin() || c > std::prev(after)->last ? 0 : std::prev(after)->script;
+  }
+};
+
+class FixedLengthPreTokenizer : public PreTokenizer {
+ public:
+  explicit FixedLengthPreTokenizer(int64_t length) : length_(length) {}
+  void apply(PreTokenizedString& pretokenized) const override {
+    pretokenized.cut([&](const Piece& piece, std::vector<Piece>& out) {
+      const std::string_view text = pretokenized.view(piece);
+      int64_t count = 0;
+      uint32_t done = 0;
+      for (uint32_t at = 0; at < text.size();) {
+        at += code_point_at(text, at).size;
+        if (++count % length_ != 0) continue;
+        out.push_back({piece.begin + done, piece.begin + at});
+        done = at;
+      }
+      out.push_back({piece.begin + done, piece.end});
+    });
+  }
+
+ private:
+  int64_t length_;  // characters
+};
+
+std::unique_ptr<PreTokenizer> read_fixed_length(const Json& json) {
+  json.only({"type", "length"});
+  const auto length = json.get<int64_t>("length", 5);
+  if (length < 1) {
+    throw Error(
+        {.wanted = cat("a length of 1 or more at ", json.where()), .got = cat(length), .next = "correct the file"});
+  }
+  return std::make_unique<FixedLengthPreTokenizer>(length);
+}
+
+std::string read_delimiter(const Json& json) {
+  json.only({"type", "delimiter"});
+  auto delimiter = json.at<std::string>("delimiter");
+  if (delimiter.empty() || code_point_at(delimiter, 0).size != delimiter.size()) {
+    throw Error({.wanted = cat("one character at ", json.where(), ".delimiter"),
+                 .got = cat("'", delimiter, "'"),
+                 .next = "correct the file"});
+  }
+  return delimiter;
+}
+
 std::unique_ptr<PreTokenizer> make_split(Pattern pattern, Behavior behavior, bool invert = false) {
   return std::make_unique<SplitPreTokenizer>(std::move(pattern), behavior, invert);
 }
@@ -208,8 +296,13 @@ std::unique_ptr<PreTokenizer> read_pre_tokenizer(const Json& json) {
     json.only({"type"});
     return make_split(Pattern(is_whitespace), Behavior::kRemoved);
   }
+  if (type == "BertPreTokenizer") return json.only({"type"}), std::make_unique<BertPreTokenizer>();
+  if (type == "UnicodeScripts") return json.only({"type"}), std::make_unique<UnicodeScriptsPreTokenizer>();
+  if (type == "FixedLength") return read_fixed_length(json);
+  if (type == "CharDelimiterSplit") return make_split(Pattern(read_delimiter(json)), Behavior::kRemoved);
   throw Error({.wanted = cat("a pre-tokenizer of the types Sequence, ByteLevel, Split, Digits, Metaspace, Whitespace, "
-                             "WhitespaceSplit, Punctuation at ",
+                             "WhitespaceSplit, Punctuation, BertPreTokenizer, UnicodeScripts, FixedLength, "
+                             "CharDelimiterSplit at ",
                              json.where()),
                .got = cat("type '", type, "'"),
                .next = "this type is not implemented; use a tokenizer with one of these"});

@@ -1,5 +1,5 @@
 // The "pre_tokenizer" of tokenizer.json: Sequence, ByteLevel, Split, Digits, Metaspace, Whitespace, WhitespaceSplit,
-// Punctuation.
+// Punctuation, BertPreTokenizer, UnicodeScripts, FixedLength, CharDelimiterSplit.
 #pragma once
 
 #include <memory>

@@ -1,64 +1,16 @@
 // Random strings through many small tokenizers, here and in the `tokenizers` library of Python, which is the oracle.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <random>
 
-#include "hotswap/base/error.h"
-#include "hotswap/base/file.h"
-#include "hotswap/base/json.h"
-#include "hotswap/base/test_data.h"
+#include "hotswap/tokenizers/test_against_python.h"
 #include "hotswap/tokenizers/test_text.h"
-#include "hotswap/tokenizers/tokenizer.h"
 
 namespace hotswap {
 namespace {
 
-namespace fs = std::filesystem;
-using test_support::TempFolder;
-using Plain = nlohmann::ordered_json;
-
-constexpr const char* kScript = R"(
-import json, sys
-from tokenizers import Tokenizer
-def shown(e): return {"ids": e.ids, "type_ids": e.type_ids, "tokens": e.tokens, "offsets": e.offsets}
-out = []
-for job in json.load(open(sys.argv[1])):
-    t = Tokenizer.from_str(job["tokenizer"]) if "tokenizer" in job else Tokenizer.from_file(job["file"])
-    rows = []
-    for text in job["texts"]:
-        plain, special = t.encode(text, add_special_tokens=False), t.encode(text)
-        rows.append({"plain": shown(plain), "special": shown(special), "pair": shown(t.encode(text, text[:3])),
-                     "decoded": t.decode(plain.ids, skip_special_tokens=False),
-                     "skipped": t.decode(special.ids, skip_special_tokens=True),
-                     "tail": t.decode(plain.ids[1:], skip_special_tokens=False)})
-    out.append(rows)
-json.dump(out, open(sys.argv[2], "w"))
-)";
-
-Plain shown(const Encoding& e) {
-  Plain offsets = Plain::array();
-  for (const auto& [begin, end] : e.offsets) offsets.push_back({begin, end});
-  return {{"ids", e.ids}, {"type_ids", e.type_ids}, {"tokens", e.tokens}, {"offsets", offsets}};
-}
-
-Plain ours(const Tokenizer& t, const std::string& text) {
-  const Encoding plain = t.encode(text, false);
-  const Encoding special = t.encode(text);
-  std::string head;  // the first three characters
-  for (size_t at = 0, count = 0; at < text.size() && count < 3; ++count) {
-    do head += text[at++];
-    while (at < text.size() && (text[at] & 0xC0) == 0x80);
-  }
-  const std::span<const int64_t> ids(plain.ids);
-  EXPECT_EQ(t.ids(text), special.ids);
-  return {{"plain", shown(plain)},
-          {"special", shown(special)},
-          {"pair", shown(t.encode_pair(text, head))},
-          {"decoded", t.decode(ids)},
-          {"skipped", t.decode(special.ids, true)},
-          {"tail", t.decode(ids.subspan(ids.empty() ? 0 : 1))}};
-}
+using test_support::expect_as_python;
+using test_support::Plain;
 
 // A tokenizer.json with a small vocabulary: all bytes of the byte-level alphabet, byte fallbacks or both.
 std::string small_tokenizer(const char* normalizer, const char* pre_tokenizer, const char* post_processor,
@@ -193,11 +145,9 @@ std::vector<std::string> tokenizers() {
   return all;
 }
 
-TEST(AgainstPython, RandomStrings) {
-  const std::string python = HOTSWAP_TEST_PYTHON;
-  if (std::system(cat(python, " -c 'import tokenizers' >/dev/null 2>&1").c_str()) != 0) {
-    GTEST_SKIP() << python << " with the package 'tokenizers' is not there";
-  }
+class AgainstPython : public test_support::WithTransformers<> {};
+
+TEST_F(AgainstPython, RandomStrings) {
   const uint64_t seed = test_support::test_seed();
   RecordProperty("seed", std::to_string(seed));
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
@@ -217,28 +167,7 @@ TEST(AgainstPython, RandomStrings) {
     jobs.push_back({{"file", (trained.path() / "tokenizer.json").string()}, {"texts", texts}});
   }
 
-  const TempFolder scratch;
-  write_file(scratch / "script.py", kScript);
-  write_file(scratch / "in.json", jobs.dump());
-  const std::string command = cat(python, " ", scratch.path().string(), "/script.py ", scratch.path().string(),
-                                  "/in.json ", scratch.path().string(), "/out.json");
-  ASSERT_EQ(std::system(command.c_str()), 0);
-  const Plain wanted = Plain::parse(read_file(scratch / "out.json"));
-  int shown_failures = 0;
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    const Tokenizer tokenizer = jobs[i].contains("file")
-                                    ? Tokenizer::from_file(jobs[i]["file"].get<std::string>())
-                                    : Tokenizer::from_json(jobs[i]["tokenizer"].get<std::string>(), "small");
-    for (size_t k = 0; k < jobs[i]["texts"].size(); ++k) {
-      const Plain got = ours(tokenizer, jobs[i]["texts"][k].get<std::string>());
-      if (got == wanted[i][k]) continue;
-      if (++shown_failures > 8) return;
-      const std::string which = jobs[i].contains("file") ? jobs[i]["file"].get<std::string>()
-                                                         : jobs[i]["tokenizer"].get<std::string>().substr(700, 900);
-      ADD_FAILURE() << which << "\ntext " << jobs[i]["texts"][k].dump(-1, ' ', true) << "\nours   "
-                    << got.dump(-1, ' ', true) << "\npython " << wanted[i][k].dump(-1, ' ', true);
-    }
-  }
+  expect_as_python(jobs);
 }
 
 }  // namespace

@@ -1,13 +1,16 @@
 #include "hotswap/tokenizers/tokenizer.h"
 
 #include "hotswap/base/error.h"
+#include "hotswap/tokenizers/parallel_for.h"
 #include "hotswap/tokenizers/tokenizer_impl.h"
+#include "hotswap/tokenizers/truncation.h"
 #include "hotswap/tokenizers/unicode.h"
 
 namespace hotswap {
 namespace {
 
 using tokenizers::Piece;
+using tokenizers::PostProcessor;
 using tokenizers::PreTokenizedString;
 using tokenizers::Span;
 using tokenizers::Symbol;
@@ -39,15 +42,15 @@ class CharacterOffsets {
 
 class Borrowed {
  public:
-  explicit Borrowed(ScratchPool& pool) : pool_(pool), scratch_(pool.take()) {}
+  Borrowed(ScratchPool& pool, const tokenizers::Model& model) : pool_(pool), scratch_(pool.take(model)) {}
   ~Borrowed() { pool_.give_back(std::move(scratch_)); }
   Borrowed(const Borrowed&) = delete;
   Borrowed& operator=(const Borrowed&) = delete;
-  tokenizers::Bpe::Scratch& operator*() const { return *scratch_; }
+  tokenizers::Model::Scratch& operator*() const { return *scratch_; }
 
  private:
   ScratchPool& pool_;
-  std::shared_ptr<tokenizers::Bpe::Scratch> scratch_;
+  std::unique_ptr<tokenizers::Model::Scratch> scratch_;
 };
 
 void append(Encoding& to, Encoding&& from) {
@@ -58,6 +61,16 @@ void append(Encoding& to, Encoding&& from) {
   extend(to.type_ids, from.type_ids);
   extend(to.tokens, from.tokens);
   extend(to.offsets, from.offsets);
+}
+
+// The texts' encodings with what the post-processor adds, as one.
+Encoding joined(std::vector<Encoding> texts, const PostProcessor* post_processor, bool add_special_tokens) {
+  if (post_processor != nullptr) post_processor->apply(texts, add_special_tokens);
+  if (texts.size() == 1) return std::move(texts[0]);
+  Encoding all;
+  all.ids_only = !texts.empty() && texts[0].ids_only;
+  for (Encoding& part : texts) append(all, std::move(part));
+  return all;
 }
 
 }  // namespace
@@ -71,7 +84,7 @@ Encoding Tokenizer::encode_text(std::string_view text, bool ids_only) const {
   parts_->added->apply(pretokenized, parts_->normalizer.get());
   if (parts_->pre_tokenizer) parts_->pre_tokenizer->apply(pretokenized);
 
-  const Borrowed scratch(parts_->scratch);
+  const Borrowed scratch(parts_->scratch, *parts_->model);
   Encoding encoding;
   encoding.ids_only = ids_only;
   std::optional<CharacterOffsets> characters;
@@ -88,42 +101,105 @@ Encoding Tokenizer::encode_text(std::string_view text, bool ids_only) const {
     symbols.clear();
     parts_->model->encode(pretokenized.view(piece), pretokenized.byte_level, *scratch, symbols);
     uint32_t begin = piece.begin;
+    Piece covered{};  // by the symbol
     for (const Symbol& symbol : symbols) {
       encoding.ids.push_back(symbol.id);
       if (ids_only) continue;
-      encoding.tokens.push_back(parts_->model->vocabulary().token(symbol.id));
-      encoding.offsets.push_back(characters->of(pretokenized.origin(begin, begin + symbol.size)));
-      begin += symbol.size;
+      if (symbol.size > 0) {
+        covered = {begin, begin + symbol.size, symbol.id};
+        begin += symbol.size;
+      }
+      encoding.tokens.push_back(parts_->model->spelled(symbol.id, pretokenized.view(covered)));
+      encoding.offsets.push_back(characters->of(pretokenized.origin(covered.begin, covered.end)));
     }
   }
   return encoding;
 }
 
-Encoding Tokenizer::encode_all(std::span<const std::string_view> texts, bool add_special_tokens, bool ids_only) const {
+Encoding Tokenizer::encode_unpadded(Texts texts, const EncodeOptions& options) const {
+  const PostProcessor* const post_processor = parts_->post_processor.get();
   std::vector<Encoding> encodings;
   for (const std::string_view text : texts) {
-    encodings.push_back(encode_text(text, ids_only));
+    encodings.push_back(encode_text(text, options.ids_only));
     encodings.back().type_ids.assign(encodings.back().ids.size(), static_cast<int64_t>(encodings.size()) - 1);
   }
-  if (parts_->post_processor) parts_->post_processor->apply(encodings, add_special_tokens);
-  if (encodings.size() == 1) return std::move(encodings[0]);
-  Encoding all;
-  all.ids_only = ids_only;
-  for (Encoding& part : encodings) append(all, std::move(part));
+  std::vector<std::vector<Encoding>> cut_off(texts.size());
+  if (options.truncation) {
+    const bool adds = options.add_special_tokens && post_processor != nullptr;
+    tokenizers::truncate(encodings, *options.truncation, adds ? post_processor->added_tokens(texts.size()) : 0);
+    for (size_t i = 0; i < texts.size(); ++i) cut_off[i] = std::move(encodings[i].overflowing);
+    for (Encoding& encoding : encodings) encoding.overflowing.clear();
+  }
+  // Of a pair every part of the one goes with every part of the other.
+  std::vector<Encoding> overflowing;
+  const auto put = [&](std::vector<Encoding> parts) {
+    overflowing.push_back(joined(std::move(parts), post_processor, options.add_special_tokens));
+  };
+  for (const Encoding& first : cut_off[0]) {
+    if (texts.size() == 1) {
+      put({first});
+      continue;
+    }
+    put({first, encodings[1]});
+    for (const Encoding& second : cut_off[1]) put({first, second});
+  }
+  for (size_t i = 0; texts.size() == 2 && i < cut_off[1].size(); ++i) put({encodings[0], cut_off[1][i]});
+  Encoding all = joined(std::move(encodings), post_processor, options.add_special_tokens);
+  all.overflowing = std::move(overflowing);
   return all;
 }
 
+Encoding Tokenizer::encode_padded(Texts texts, const EncodeOptions& options) const {
+  Encoding encoding = encode_unpadded(texts, options);
+  if (options.padding) tokenizers::pad({&encoding, 1}, *options.padding);
+  return encoding;
+}
+
+Encoding Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
+  return encode_padded({&text, 1}, options);
+}
+
+Encoding Tokenizer::encode_pair(std::string_view first, std::string_view second, const EncodeOptions& options) const {
+  const std::string_view texts[2] = {first, second};
+  return encode_padded(texts, options);
+}
+
 Encoding Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
-  return encode_all({&text, 1}, add_special_tokens, false);
+  return encode(text, EncodeOptions{.add_special_tokens = add_special_tokens});
 }
 
 Encoding Tokenizer::encode_pair(std::string_view first, std::string_view second, bool add_special_tokens) const {
-  const std::string_view texts[2] = {first, second};
-  return encode_all(texts, add_special_tokens, false);
+  return encode_pair(first, second, EncodeOptions{.add_special_tokens = add_special_tokens});
 }
 
 std::vector<int64_t> Tokenizer::ids(std::string_view text, bool add_special_tokens) const {
-  return std::move(encode_all({&text, 1}, add_special_tokens, true).ids);
+  return std::move(encode(text, {.add_special_tokens = add_special_tokens, .ids_only = true}).ids);
+}
+
+std::vector<Encoding> Tokenizer::encode_many(size_t count, const std::function<Encoding(size_t)>& encode_one,
+                                             const EncodeOptions& options) const {
+  std::vector<Encoding> batch(count);
+  tokenizers::parallel_for(count, options.threads, [&](size_t i) { batch[i] = encode_one(i); });
+  if (options.padding) tokenizers::pad(batch, *options.padding);
+  return batch;
+}
+
+std::vector<Encoding> Tokenizer::encode_batch(std::span<const std::string_view> texts,
+                                              const EncodeOptions& options) const {
+  return encode_many(
+      texts.size(),
+      [&](size_t i) {
+        return encode_unpadded({&texts[i], 1}, options);
+      },
+      options);
+}
+
+std::vector<Encoding> Tokenizer::encode_batch(std::span<const TextPair> pairs, const EncodeOptions& options) const {
+  const auto encode_one = [&](size_t i) {
+    const std::string_view texts[2] = {pairs[i].first, pairs[i].second};
+    return encode_unpadded(texts, options);
+  };
+  return encode_many(pairs.size(), encode_one, options);
 }
 
 std::string Tokenizer::decode(std::span<const int64_t> ids, bool skip_special_tokens) const {
@@ -160,6 +236,8 @@ bool Tokenizer::is_special(int64_t id) const {
 
 size_t Tokenizer::vocab_size() const { return parts_->model->vocabulary().count() + parts_->added->beyond_model(); }
 
+const std::optional<Truncation>& Tokenizer::truncation() const { return parts_->truncation; }
+const std::optional<Padding>& Tokenizer::padding() const { return parts_->padding; }
 const SpecialIds& Tokenizer::special_ids() const { return parts_->special; }
 
 }  // namespace hotswap

@@ -4,12 +4,16 @@
 //   const std::vector<int64_t> ids = tokenizer.ids("Hello world");
 //   const std::string text = tokenizer.decode(ids, /*skip_special_tokens=*/true);
 //
-// The model must be BPE. Whatever a file asks for and is not implemented is an Error when the file is read. The file's
-// "truncation" and "padding" are ignored, as transformers does.
+// Models of the types BPE, WordPiece, WordLevel and Unigram. Whatever a file has and is not implemented is an Error
+// when the file is read. The file's own "truncation" and "padding" are not applied unless they are passed, as in
+// transformers:
+//
+//   tokenizer.encode_batch(texts, {.truncation = tokenizer.truncation(), .padding = tokenizer.padding()});
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -17,6 +21,7 @@
 #include <string_view>
 #include <vector>
 
+#include "hotswap/tokenizers/encode_options.h"
 #include "hotswap/tokenizers/encoding.h"
 
 namespace hotswap {
@@ -35,9 +40,15 @@ struct TokenizerOptions {
 
 class Tokenizer {
  public:
-  // A tokenizer.json alone: it does not say which tokens begin and end a text, so special_ids() is empty.
+  // A tokenizer.json alone: it does not say which tokens begin and end a text, so special_ids() is empty. Or Mistral's
+  // tekken.json.
   static Tokenizer from_file(const std::filesystem::path& tokenizer_json);
-  // A model's folder: tokenizer.json, and tokenizer_config.json or special_tokens_map.json for special_ids().
+  // Tokens and ranks of tiktoken. The file has neither the regular expression that cuts a text into words nor the
+  // special tokens, whose ids follow the last rank.
+  static Tokenizer from_tiktoken(const std::filesystem::path& file, const std::string& pattern,
+                                 const std::vector<std::string>& special_tokens = {});
+  // A model's folder: tokenizer.json, else tekken.json, and tokenizer_config.json or special_tokens_map.json for
+  // special_ids().
   static Tokenizer from_folder(const std::filesystem::path& folder);
   // What AutoModelForCausalLM::from_pretrained takes: a folder, a .gguf file, or org/name on the Hub, of which the
   // tokenizer's files alone are fetched. Defined in models/tokenizer.cpp: this room knows neither the Hub nor GGUF
@@ -54,6 +65,14 @@ class Tokenizer {
   Encoding encode_pair(std::string_view first, std::string_view second, bool add_special_tokens = true) const;
   std::vector<int64_t> ids(std::string_view text, bool add_special_tokens = true) const;  // faster than encode()
 
+  Encoding encode(std::string_view text, const EncodeOptions& options) const;
+  Encoding encode_pair(std::string_view first, std::string_view second, const EncodeOptions& options) const;
+  // Many texts, or pairs of texts, on several threads; the results are in the order of the texts. The first error of a
+  // text ends the batch.
+  using TextPair = std::pair<std::string_view, std::string_view>;
+  std::vector<Encoding> encode_batch(std::span<const std::string_view> texts, const EncodeOptions& options = {}) const;
+  std::vector<Encoding> encode_batch(std::span<const TextPair> pairs, const EncodeOptions& options = {}) const;
+
   // Ids that are no token, but may be rows of a padded embedding, are left out, as in the library; negative ones are
   // an Error.
   std::string decode(std::span<const int64_t> ids, bool skip_special_tokens = false) const;
@@ -63,14 +82,21 @@ class Tokenizer {
   bool is_special(int64_t id) const;  // left out by decode(ids, true)
   size_t vocab_size() const;          // added tokens included
   const SpecialIds& special_ids() const;
+  // Of the file; none where it has none.
+  const std::optional<Truncation>& truncation() const;
+  const std::optional<Padding>& padding() const;
 
   struct Parts;
   explicit Tokenizer(std::shared_ptr<const Parts> parts) : parts_(std::move(parts)) {}
 
  private:
   friend class StreamDecoder;
+  using Texts = std::span<const std::string_view>;  // one or two
   Encoding encode_text(std::string_view text, bool ids_only) const;
-  Encoding encode_all(std::span<const std::string_view> texts, bool add_special_tokens, bool ids_only) const;
+  Encoding encode_unpadded(Texts texts, const EncodeOptions& options) const;
+  Encoding encode_padded(Texts texts, const EncodeOptions& options) const;
+  std::vector<Encoding> encode_many(size_t count, const std::function<Encoding(size_t)>& encode_one,
+                                    const EncodeOptions& options) const;
 
   std::shared_ptr<const Parts> parts_;
 };

@@ -4,8 +4,8 @@
 #include <mutex>
 
 #include "hotswap/tokenizers/added_tokens.h"
-#include "hotswap/tokenizers/bpe.h"
 #include "hotswap/tokenizers/decoder.h"
+#include "hotswap/tokenizers/model.h"
 #include "hotswap/tokenizers/normalizer.h"
 #include "hotswap/tokenizers/post_processor.h"
 #include "hotswap/tokenizers/pre_tokenizer.h"
@@ -16,21 +16,21 @@ namespace hotswap {
 // Scratch space that threads borrow.
 class ScratchPool {
  public:
-  std::shared_ptr<tokenizers::Bpe::Scratch> take() {
+  std::unique_ptr<tokenizers::Model::Scratch> take(const tokenizers::Model& model) {
     const std::lock_guard lock(mutex_);
-    if (free_.empty()) return tokenizers::Bpe::make_scratch();
+    if (free_.empty()) return model.make_scratch();
     auto scratch = std::move(free_.back());
     free_.pop_back();
     return scratch;
   }
-  void give_back(std::shared_ptr<tokenizers::Bpe::Scratch> scratch) {
+  void give_back(std::unique_ptr<tokenizers::Model::Scratch> scratch) {
     const std::lock_guard lock(mutex_);
     free_.push_back(std::move(scratch));
   }
 
  private:
   std::mutex mutex_;
-  std::vector<std::shared_ptr<tokenizers::Bpe::Scratch>> free_;
+  std::vector<std::unique_ptr<tokenizers::Model::Scratch>> free_;
 };
 
 struct Tokenizer::Parts {
@@ -38,9 +38,11 @@ struct Tokenizer::Parts {
   std::unique_ptr<tokenizers::PreTokenizer> pre_tokenizer;
   std::unique_ptr<tokenizers::PostProcessor> post_processor;
   std::unique_ptr<tokenizers::Decoder> decoder;  // null: tokens are joined by blanks
-  std::unique_ptr<tokenizers::Bpe> model;
+  std::unique_ptr<tokenizers::Model> model;
   std::unique_ptr<tokenizers::AddedTokens> added;
   SpecialIds special;
+  std::optional<Truncation> truncation;  // of the file
+  std::optional<Padding> padding;
   mutable ScratchPool scratch;
 
   // The token that stands for the id while decoding; null when there is none.
@@ -50,7 +52,7 @@ struct Tokenizer::Parts {
   }
   // To be called once all parts are there.
   void finish() {
-    if (pre_tokenizer && model->has_byte_alphabet()) pre_tokenizer->leave_bytes_to_model();
+    if (pre_tokenizer && model->reads_bytes()) pre_tokenizer->leave_bytes_to_model();
   }
 };
 

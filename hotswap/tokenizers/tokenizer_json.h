@@ -1,4 +1,4 @@
-// A tokenizer.json, taken apart: the vocabulary and the merges as lists, the rest as Json.
+// A tokenizer.json, taken apart: the vocabulary, the pieces and the merges as lists, the rest as Json.
 #pragma once
 
 #include "hotswap/base/json.h"
@@ -6,7 +6,8 @@
 namespace hotswap::tokenizers {
 
 struct TokenizerJson {
-  std::vector<std::pair<std::string, int64_t>> vocabulary;  // model.vocab, an object of ids; else left in `rest`
+  std::vector<std::pair<std::string, int64_t>> vocabulary;  // model.vocab, where it is an object of ids
+  std::vector<std::pair<std::string, double>> pieces;       // model.vocab, where it is a list of pairs with scores
   std::vector<std::pair<std::string, std::string>> merges;  // model.merges, as "a b" or ["a", "b"]
   Json rest;
 };

@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "hotswap/tokenizers/code_point_set.h"
+
 namespace hotswap::tokenizers {
 namespace {
 
@@ -114,8 +116,17 @@ bool is_numeric(char32_t c) {
 
 bool is_punctuation(char32_t c) {
   if (c < 0x80) return (c > ' ' && c < '0') || (c > '9' && c < 'A') || (c > 'Z' && c < 'a') || (c > 'z' && c < 0x7F);
-  const int found = category(c);
-  return found >= UTF8PROC_CATEGORY_PC && found <= UTF8PROC_CATEGORY_PO;
+  static const CodePointSet kPunctuation(punctuation_ranges());
+  return kPunctuation.has(c);
+}
+
+char32_t to_lowercase(char32_t c) {
+  const auto lower = static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
+  if (lower != c || c < 0x80) return lower;
+  for (const LowercaseRange& range : late_lowercase_ranges()) {
+    if (c >= range.first && c <= range.last) return static_cast<char32_t>(static_cast<int64_t>(c) + range.offset);
+  }
+  return c;
 }
 
 bool is_word(char32_t c) {

@@ -34,8 +34,10 @@ std::string utf8_lossy(std::string_view bytes);
 
 bool is_whitespace(char32_t c);   // White_Space
 bool is_numeric(char32_t c);      // Nd, Nl, No
-bool is_punctuation(char32_t c);  // P*, and ASCII's $+<=>^`|~
+bool is_punctuation(char32_t c);  // P* of Unicode 8.0, and ASCII's $+<=>^`|~
 bool is_word(char32_t c);         // \w of Rust's regex: letters, marks, decimal and letter numbers, connectors, joiners
+
+char32_t to_lowercase(char32_t c);  // of one character: not for U+0130, which becomes two
 
 // Characters that gained their category after Unicode 14, the oldest version of the character tables that we build on.
 struct LateCategory {

@@ -1,5 +1,6 @@
 #include "hotswap/tokenizers/vocabulary.h"
 
+#include <cstdio>
 #include <functional>
 
 #include "hotswap/base/error.h"
@@ -54,6 +55,16 @@ int32_t Vocabulary::find(std::string_view token) const {
     if (tokens_[static_cast<size_t>(slots_[slot])] == token) return slots_[slot];
   }
   return -1;
+}
+
+std::vector<int32_t> byte_fallback_ids(const Vocabulary& vocabulary) {
+  std::vector<int32_t> ids;
+  for (int byte = 0; byte < 256; ++byte) {
+    char name[8];
+    std::snprintf(name, sizeof(name), "<0x%02X>", byte);
+    ids.push_back(vocabulary.find(name));
+  }
+  return ids;
 }
 
 MergeTable::MergeTable(size_t count) : slots_(table_size(count)), mask_(slots_.size() - 1) {}

@@ -1,4 +1,4 @@
-// Two tables that byte-pair encoding lives on: strings to ids and back, and pairs of ids to their merge.
+// Strings to ids and back; and for byte-pair encoding, pairs of ids to their merge.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +33,9 @@ class Vocabulary {
   std::vector<int32_t> slots_;       // open addressing over ids, -1: free
   size_t count_ = 0;
 };
+
+// The ids of the tokens <0x00> to <0xFF>, which stand for bytes; -1 where the vocabulary lacks one.
+std::vector<int32_t> byte_fallback_ids(const Vocabulary& vocabulary);
 
 struct Merge {
   uint32_t rank;

@@ -1,0 +1,143 @@
+// Models and components of every kind against Python's `tokenizers`: trained ones, random Unigram models with many
+// ties, and every code point through each component.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+
+#include "hotswap/tokenizers/test_against_python.h"
+#include "hotswap/tokenizers/test_text.h"
+
+namespace hotswap {
+namespace {
+
+using test_support::expect_as_python;
+using test_support::Plain;
+
+// HOTSWAP_TOKENIZER_STRINGS=1000000: that number of random strings, and every code point instead of every 16th block.
+int64_t strings_of_full_run() {
+  const char* value = std::getenv("HOTSWAP_TOKENIZER_STRINGS");
+  return value == nullptr ? 0 : std::strtoll(value, nullptr, 10);
+}
+
+class Kinds : public test_support::WithTransformers<> {
+ protected:
+  std::mt19937_64 random{test_support::test_seed()};
+
+  Plain texts(int64_t count) {
+    Plain out = Plain::array();
+    for (int64_t i = 0; i < count; ++i) out.push_back(random_text(random));
+    return out;
+  }
+};
+
+TEST_F(Kinds, Trained) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(test_support::made_data("tokenizers/train_tokenizers.py")))
+    files.push_back(entry.path());
+  ASSERT_GE(files.size(), 15u);
+  const auto all = std::max<int64_t>(strings_of_full_run(), 60 * static_cast<int64_t>(files.size()));
+  constexpr int64_t kAtOnce = 6000;  // of one file: what Python's answers may take of memory
+  for (int64_t left = all / static_cast<int64_t>(files.size()); left > 0; left -= kAtOnce) {
+    for (const auto& file : files) {
+      expect_as_python({{{"file", file.string()}, {"texts", texts(std::min(left, kAtOnce))}}});
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// An unknown token is spelled as its text, so this model shows what came to it, and from where.
+std::string mirror(const std::string& normalizer, const std::string& pre_tokenizer) {
+  return cat(R"({"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":)", normalizer,
+             ",\"pre_tokenizer\":", pre_tokenizer,
+             R"(,"post_processor":null,"decoder":null,"model":{"type":"Unigram","unk_id":0,"vocab":[["<unk>",0.0]]}})");
+}
+
+std::string typed(const std::string& type, const std::string& more = "") {
+  return cat(R"({"type":")", type, "\"", more, "}");
+}
+
+std::string bert(bool clean, bool chinese, bool accents, bool lower) {
+  const auto word = [](bool value) { return value ? "true" : "false"; };
+  return typed("BertNormalizer", cat(R"(,"clean_text":)", word(clean), R"(,"handle_chinese_chars":)", word(chinese),
+                                     R"(,"strip_accents":)", word(accents), R"(,"lowercase":)", word(lower)));
+}
+
+std::vector<std::string> mirrors() {
+  std::vector<std::string> all;
+  for (const std::string& normalizer :
+       {bert(true, false, false, false), bert(false, true, false, false), bert(false, false, true, false),
+        bert(false, false, false, true), bert(true, true, true, true), typed("StripAccents"), typed("Nmt"),
+        typed("ByteLevel")})
+    all.push_back(mirror(normalizer, "null"));
+  for (const std::string& pre_tokenizer :
+       {typed("BertPreTokenizer"), typed("Punctuation"), typed("UnicodeScripts"),
+        typed("FixedLength", R"(,"length":3)"), typed("CharDelimiterSplit", R"(,"delimiter":"é")")})
+    all.push_back(mirror("null", pre_tokenizer));
+  const auto trained = test_support::made_data("tokenizers/train_tokenizers.py") / "unigram.json";
+  all.push_back(mirror(Plain::parse(read_file(trained))["normalizer"].dump(), "null"));  // Precompiled
+  return all;
+}
+
+// Each code point after a letter and before one, next to a blank and next to another of its neighbours.
+TEST_F(Kinds, EveryCodePoint) {
+  constexpr char32_t kBlock = 64;
+  const bool whole = strings_of_full_run() > 0;
+  Plain lines = Plain::array();
+  for (char32_t first = 0; first < 0x110000; first += kBlock) {
+    if (first >= 0xD800 && first < 0xE000) continue;
+    const bool dense = first < 0x3000;  // where most classes are
+    if (!whole && random() % (dense ? 4 : 64) != 0) continue;
+    std::string text;
+    for (char32_t c = first; c < first + kBlock; ++c) text += cat("a", utf8_of(c), "b ", utf8_of(c), utf8_of(c));
+    lines.push_back(text);
+  }
+  Plain jobs = Plain::array();
+  for (const std::string& json : mirrors()) jobs.push_back({{"tokenizer", json}, {"texts", lines}});
+  expect_as_python(jobs);
+}
+
+TEST_F(Kinds, MirrorsOfRandomStrings) {
+  Plain jobs = Plain::array();
+  for (const std::string& json : mirrors()) jobs.push_back({{"tokenizer", json}, {"texts", texts(60)}});
+  expect_as_python(jobs);
+}
+
+// Few letters and few scores: most texts have several best ways.
+TEST_F(Kinds, UnigramTies) {
+  const std::vector<std::string> letters = {"a", "b", "\u00e9", "\u65e5"};
+  Plain jobs = Plain::array();
+  for (int model = 0; model < 40; ++model) {
+    Plain vocabulary = Plain::array();
+    vocabulary.push_back({"<unk>", 0.0});
+    const bool bytes = model % 4 == 0;
+    for (int byte = 0; bytes && byte < 256 - model % 8; ++byte) {
+      char name[8];
+      std::snprintf(name, sizeof(name), "<0x%02X>", byte);
+      vocabulary.push_back({name, -1000.0});
+    }
+    for (int i = 0; i < 14; ++i) {
+      std::string piece;
+      for (uint64_t size = 1 + random() % 4; size > 0; --size) piece += letters[random() % letters.size()];
+      const double score =
+          model % 2 == 0 ? -static_cast<double>(random() % 4) : -static_cast<double>(random() % 997) / 97;
+      vocabulary.push_back({piece, score});
+    }
+    Plain json = Plain::parse(mirror("null", "null"));
+    json["model"] = {
+        {"type", "Unigram"}, {"unk_id", model % 3 == 0 ? 3 : 0}, {"vocab", vocabulary}, {"byte_fallback", bytes}};
+    Plain some = Plain::array();
+    for (int i = 0; i < 25; ++i) {
+      std::string text;
+      for (uint64_t size = random() % 16; size > 0; --size)
+        text += random() % 12 == 0 ? random_text(random) : letters[random() % letters.size()];
+      some.push_back(text);
+    }
+    jobs.push_back({{"tokenizer", json.dump()}, {"texts", some}});
+  }
+  expect_as_python(jobs);
+}
+
+}  // namespace
+}  // namespace hotswap

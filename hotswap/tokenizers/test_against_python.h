@@ -1,0 +1,83 @@
+// What Python's `tokenizers`, the oracle, makes of texts, compared with what is made of them here.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "hotswap/base/file.h"
+#include "hotswap/base/json.h"
+#include "hotswap/base/test_data.h"
+#include "hotswap/tokenizers/tokenizer.h"
+
+namespace hotswap::test_support {
+
+using Plain = nlohmann::ordered_json;
+
+constexpr const char* kOracleScript = R"(
+import json, sys
+from tokenizers import Tokenizer
+def shown(e): return {"ids": e.ids, "type_ids": e.type_ids, "tokens": e.tokens, "offsets": e.offsets}
+out = []
+for job in json.load(open(sys.argv[1])):
+    t = Tokenizer.from_str(job["tokenizer"]) if "tokenizer" in job else Tokenizer.from_file(job["file"])
+    rows = []
+    for text in job["texts"]:
+        plain, special = t.encode(text, add_special_tokens=False), t.encode(text)
+        rows.append({"plain": shown(plain), "special": shown(special), "pair": shown(t.encode(text, text[:3])),
+                     "decoded": t.decode(plain.ids, skip_special_tokens=False),
+                     "skipped": t.decode(special.ids, skip_special_tokens=True),
+                     "tail": t.decode(plain.ids[1:], skip_special_tokens=False)})
+    out.append(rows)
+json.dump(out, open(sys.argv[2], "w"))
+)";
+
+inline Plain shown(const Encoding& e) {
+  Plain offsets = Plain::array();
+  for (const auto& [begin, end] : e.offsets) offsets.push_back({begin, end});
+  return {{"ids", e.ids}, {"type_ids", e.type_ids}, {"tokens", e.tokens}, {"offsets", offsets}};
+}
+
+inline Plain ours(const Tokenizer& t, const std::string& text) {
+  const Encoding plain = t.encode(text, false);
+  const Encoding special = t.encode(text);
+  std::string head;  // the first three characters
+  for (size_t at = 0, count = 0; at < text.size() && count < 3; ++count) {
+    do head += text[at++];
+    while (at < text.size() && (text[at] & 0xC0) == 0x80);
+  }
+  const std::span<const int64_t> ids(plain.ids);
+  EXPECT_EQ(t.ids(text), special.ids);
+  return {{"plain", shown(plain)},
+          {"special", shown(special)},
+          {"pair", shown(t.encode_pair(text, head))},
+          {"decoded", t.decode(ids)},
+          {"skipped", t.decode(special.ids, true)},
+          {"tail", t.decode(ids.subspan(ids.empty() ? 0 : 1))}};
+}
+
+// jobs: [{"tokenizer": text of a tokenizer.json | "file": its path, "texts": [...]}]
+inline void expect_as_python(const Plain& jobs) {
+  const TempFolder scratch;
+  write_file(scratch / "script.py", kOracleScript);
+  write_file(scratch / "in.json", jobs.dump());
+  const PythonRun run =
+      run_script(scratch / "script.py", cat((scratch / "in.json").string(), " ", (scratch / "out.json").string()));
+  ASSERT_EQ(run.status, 0) << run.output;
+  const Plain wanted = Plain::parse(read_file(scratch / "out.json"));
+  int shown_failures = 0;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    const Tokenizer tokenizer = jobs[i].contains("file")
+                                    ? Tokenizer::from_file(jobs[i]["file"].get<std::string>())
+                                    : Tokenizer::from_json(jobs[i]["tokenizer"].get<std::string>(), "small");
+    for (size_t k = 0; k < jobs[i]["texts"].size(); ++k) {
+      const Plain got = ours(tokenizer, jobs[i]["texts"][k].get<std::string>());
+      if (got == wanted[i][k]) continue;
+      if (++shown_failures > 8) return;
+      const std::string which = jobs[i].contains("file") ? jobs[i]["file"].get<std::string>()
+                                                         : jobs[i]["tokenizer"].get<std::string>().substr(700, 900);
+      ADD_FAILURE() << which << "\ntext " << jobs[i]["texts"][k].dump(-1, ' ', true) << "\nours   "
+                    << got.dump(-1, ' ', true) << "\npython " << wanted[i][k].dump(-1, ' ', true);
+    }
+  }
+}
+
+}  // namespace hotswap::test_support

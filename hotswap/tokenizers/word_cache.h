@@ -1,0 +1,42 @@
+// The tokens of words that were encoded before: one word per slot, the last one stays.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hotswap/tokenizers/model.h"
+
+namespace hotswap::tokenizers {
+
+class WordCache {
+ public:
+  // Appends the word's symbols: those of the cache, or those that `encode` appends, which are then kept.
+  template <class Encode>
+  void encode(std::string_view word, std::vector<Symbol>& out, const Encode& encode) {
+    if (word.size() > kLongest) return encode();
+    if (slots_.empty()) slots_.resize(kSlots);
+    Word& slot = slots_[std::hash<std::string_view>{}(word) % kSlots];
+    if (slot.bytes == word) {
+      out.insert(out.end(), slot.symbols.begin(), slot.symbols.end());
+      return;
+    }
+    const auto begin = static_cast<std::ptrdiff_t>(out.size());
+    encode();
+    slot.bytes.assign(word);
+    slot.symbols.assign(out.begin() + begin, out.end());
+  }
+
+ private:
+  static constexpr size_t kSlots = 1 << 15;
+  static constexpr size_t kLongest = 255;  // bytes
+
+  struct Word {
+    std::string bytes;
+    std::vector<Symbol> symbols;
+  };
+  std::vector<Word> slots_;
+};
+
+}  // namespace hotswap::tokenizers
