@@ -52,7 +52,9 @@ struct Case {
 
 Case random_case(std::mt19937_64& random, const std::string& file) {
   Case c;
-  c.options.add_special_tokens = random() % 4 != 0;
+  // Without special tokens the library's RobertaProcessing leaves type id 1 in what overflows of a second text.
+  const bool roberta = file.find("clip") != std::string::npos;
+  c.options.add_special_tokens = roberta || random() % 4 != 0;
   c.options.threads = 1 + static_cast<int>(random() % 3);
   c.job = {{"file", file}, {"truncation", nullptr}, {"padding", nullptr}, {"special", c.options.add_special_tokens}};
   if (random() % 4 != 0) {

@@ -23,7 +23,8 @@ void check_lists(const TokenizerJson& file, const Json& model, bool scored) {
   if (!empty) return;
   const bool other = scored ? !file.vocabulary.empty() : !file.pieces.empty();
   throw Error(
-      {.wanted = cat(scored ? "a list of pieces with scores at " : "an object of ids at ", model.where(), ".vocab"),
+      {.wanted = cat(scored ? "a vocabulary, a list of pieces with scores, at " : "a vocabulary, an object of ids, at ",
+                     model.where(), ".vocab"),
        .got = other ? "the other kind of vocabulary" : "none",
        .next = "fetch the file again"});
 }

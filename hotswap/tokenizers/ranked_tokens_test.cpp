@@ -37,7 +37,7 @@ MistralConverter(str(out / "tekken.json")).converted().save(str(out / "of_tekken
 (out / "ranks.tiktoken").write_text("".join(f"{r['token_bytes']} {r['rank']}\n" for r in rows))
 try:
     TikTokenConverter(str(out / "ranks.tiktoken"), pattern, extra_special_tokens=["<s>", "</s>"]).converted().save(str(out / "of_tiktoken.json"))
-except ImportError:  # tiktoken is not installed
+except (ImportError, ValueError):  # tiktoken is not installed
     pass
 )";
 

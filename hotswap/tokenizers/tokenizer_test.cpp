@@ -146,7 +146,7 @@ TEST(Tokenizer, RefusesWhatItDoesNotImplement) {
   EXPECT_SAYS(refusal({.pre_tokenizer = R"({"type":"ByteLevel","trim_offsets":true})"}), "add_prefix_space");
   EXPECT_SAYS(refusal({.pre_tokenizer = R"({"type":"Digits","individual_digits":1})"}), "individual_digits");
   EXPECT_SAYS(refusal({.post_processor = R"({"type":"BertProcessing"})"}), "cls");
-  EXPECT_SAYS(refusal({.decoder = R"({"type":"WordPiece"})"}), "prefix");
+  EXPECT_SAYS(refusal({.decoder = R"({"type":"WordPiece"})"}), "cleanup");
   EXPECT_SAYS(refusal({.decoder = R"({"type":"Strip","content":" ","start":-1,"stop":0})"}), "0 or more");
 }
 

@@ -106,7 +106,7 @@ def bpe(normalizer, pre_tokenizer, post_processor, decoder, **affixes):
 def main():
     out = Path(sys.argv[1])
     table = normalizers.Precompiled(charsmap(REPLACEMENTS))
-    marian = normalizers.Sequence([table, normalizers.Strip(), normalizers.Reinsert("  ", " ")])
+    marian = normalizers.Sequence([table, normalizers.Strip(), normalizers.Replace("  ", " ")])
     roberta = processors.RobertaProcessing(("</s>", 2), ("<s>", 1), trim_offsets=True, add_prefix_space=True)
     plain_roberta = processors.RobertaProcessing(("</s>", 2), ("<s>", 1), trim_offsets=False, add_prefix_space=False)
     made = {

@@ -29,7 +29,7 @@ bool newer_than_library(char32_t c) {
          (c >= 0x1E030 && c <= 0x1E06D) || (c >= 0x1FBF0 && c <= 0x1FBF9) || (c >= 0x1CCD6 && c <= 0x1CCF9);
 }
 
-// Characters since Unicode 12 that are two others: they are neither taken apart nor put together.
+// Characters since Unicode 12 that are two others: the library neither decomposes nor composes them.
 bool newer_composite(char32_t c) {
   return c == 0x11938 || c == 0x105C9 || c == 0x105E4 || (c >= 0x11383 && c <= 0x11391) ||
          (c >= 0x113C5 && c <= 0x113C8) || (c >= 0x16121 && c <= 0x16128) || (c >= 0x16D68 && c <= 0x16D6A);
