@@ -1,5 +1,6 @@
 // cache ls, verify, rm, and ls, rm of models: the Hub's cache, as this program and Python's share it.
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/progress.h"

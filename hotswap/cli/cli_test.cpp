@@ -250,7 +250,7 @@ TEST_F(CliModel, TokenizeThereAndBack) {
   EXPECT_EQ(keys(out), (Keys{"ids", "offsets", "tokens"}));
   EXPECT_EQ(out["ids"], golden()["cases"][0]["input_ids"]);
   EXPECT_EQ(out["ids"].size(), out["offsets"].size());
-  const Outcome plain = run("tokenize --no-special " + model(), text + "\n");
+  const Outcome plain = run("tokenize --no-special " + test_support::tiny_model().string(), text + "\n");
   EXPECT_EQ(run("tokenize --decode --no-special " + model(), plain.out).out, text + "\n");
   EXPECT_EQ(run("tokenize --decode " + model(), "one two\n").status, 1);
 }

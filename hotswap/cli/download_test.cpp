@@ -69,6 +69,17 @@ TEST_F(CliDownload, AModelHasItsWeights) {
   expect_refused("acme/cut", {"model-00002-of-00002.safetensors in acme/cut@main"});
 }
 
+TEST_F(CliDownload, PullLsAndRmOfModels) {
+  EXPECT_EQ(ask("pull acme/good").status, 0);
+  EXPECT_EQ(download("acme/texts --type dataset").status, 0);
+  const Outcome models = ask("ls");
+  EXPECT_NE(models.out.find("acme/good"), std::string::npos) << models.out;
+  EXPECT_EQ(models.out.find("acme/texts"), std::string::npos) << "a dataset: " << models.out;
+  EXPECT_EQ(ask("rm acme/texts").status, 1) << "no model of this name";
+  EXPECT_EQ(ask("rm acme/good").status, 0);
+  EXPECT_EQ(ask("ls").out.find("acme/good"), std::string::npos);
+}
+
 TEST_F(CliDownload, WhatPatternsChoose) {
   const fs::path folder = fetched("acme/ggufs --include '*.gguf' --include '*.json' --exclude 'large*'");
   EXPECT_TRUE(fs::exists(folder / "small.gguf") && fs::exists(folder / "config.json"));
