@@ -116,7 +116,7 @@ ChatTemplate::ChatTemplate(std::map<std::string, std::string> templates, OutJson
   for (auto& [name, source] : templates) templates_.emplace(name, Named{source, jinja::Template(source)});
 }
 
-ChatTemplate ChatTemplate::from_folder(const fs::path& folder) {
+std::optional<ChatTemplate> ChatTemplate::find_in_folder(const fs::path& folder) {
   std::map<std::string, std::string> templates;
   OutJson variables = OutJson::object();
   for (const char* file : {"special_tokens_map.json", "tokenizer_config.json"}) {
@@ -126,13 +126,19 @@ ChatTemplate ChatTemplate::from_folder(const fs::path& folder) {
     read_config_templates(config, templates);
   }
   read_template_files(folder, templates);
-  if (templates.empty()) {
-    throw Error({.wanted = cat("a chat template in ", folder.string()),
-                 .got = "neither chat_template.jinja nor chat_template in tokenizer_config.json",
-                 .next = "use a model that was tuned for chats, or give a template of your own"});
-  }
+  if (templates.empty()) return std::nullopt;
   return ChatTemplate(std::move(templates), std::move(variables));
 }
+
+ChatTemplate ChatTemplate::required(std::optional<ChatTemplate> found, const fs::path& name) {
+  if (found) return *std::move(found);
+  throw Error({.wanted = cat("a chat template of ", name.string()),
+               .got = "neither chat_template.jinja, nor chat_template in tokenizer_config.json, nor "
+                      "tokenizer.chat_template in a GGUF file",
+               .next = "use a model that was tuned for chats, or give a template of your own"});
+}
+
+ChatTemplate ChatTemplate::from_folder(const fs::path& folder) { return required(find_in_folder(folder), folder); }
 
 const ChatTemplate::Named& ChatTemplate::choose(const ChatRequest& request) const {
   const auto named = [&](const std::string& name) { return templates_.find(name); };

@@ -41,11 +41,15 @@ class ChatTemplate {
  public:
   // templates: by name, "default" where there is one alone. variables: what every request has, such as bos_token.
   ChatTemplate(std::map<std::string, std::string> templates, nlohmann::ordered_json variables);
-  // chat_template.jinja, additional_chat_templates/NAME.jinja, or "chat_template" of tokenizer_config.json. Error where
-  // the folder has none.
-  static ChatTemplate from_folder(const std::filesystem::path& folder);
+  // chat_template.jinja, additional_chat_templates/NAME.jinja, or "chat_template" of tokenizer_config.json; none where
+  // the folder has no template.
+  static std::optional<ChatTemplate> find_in_folder(const std::filesystem::path& folder);
+  static ChatTemplate from_folder(const std::filesystem::path& folder);  // Error where there is none
   // What Tokenizer::from_pretrained takes. Defined in models/chat_template.cpp, where the Hub and GGUF files are known.
-  static ChatTemplate from_pretrained(const std::filesystem::path& name, const TokenizerOptions& options = {});
+  static std::optional<ChatTemplate> find_pretrained(const std::filesystem::path& name,
+                                                     const TokenizerOptions& options = {});
+  static ChatTemplate from_pretrained(const std::filesystem::path& name,
+                                      const TokenizerOptions& options = {});  // Error
 
   // Error (jinja::TemplateError of kind kRaised with the template's own words, where it refuses the messages).
   RenderedChat render_with_spans(const ChatRequest& request) const;
@@ -53,6 +57,9 @@ class ChatTemplate {
   std::vector<int64_t> ids(const Tokenizer& tokenizer, const ChatRequest& request) const;
 
  private:
+  // Error where nothing was found in `name`.
+  static ChatTemplate required(std::optional<ChatTemplate> found, const std::filesystem::path& name);
+
   struct Named {
     std::string source;
     jinja::Template compiled;

@@ -1,5 +1,6 @@
-// cache ls, verify, rm: the Hub's cache, as this program and Python's share it.
+// cache ls, verify, rm, and ls, rm of models: the Hub's cache, as this program and Python's share it.
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/progress.h"
@@ -230,42 +231,59 @@ void remove(const Flags& flags) {
   std::printf("%s %s\n", size_text(sum.bytes()).c_str(), flags.dry_run ? "would be freed" : "freed");
 }
 
+constexpr const char* kLs = "Repositories, their revisions and sizes, and downloads that never ended";
+constexpr const char* kRm = "Remove repositories, revisions or unfinished downloads; prints what was removed";
+
+void add_common(CLI::App* verb, const std::shared_ptr<Flags>& flags) {
+  verb->add_option("--type", flags->type, "model, kernel, dataset or space")
+      ->check(CLI::IsMember({"model", "kernel", "dataset", "space"}))
+      ->capture_default_str();
+  verb->add_flag("--json", flags->json, "Print JSON");
+}
+
+void add_ls(CLI::App& app, const std::string& type, const std::string& help) {
+  auto flags = std::make_shared<Flags>();
+  flags->type = type;
+  auto* verb = app.add_subcommand("ls", help);
+  verb->add_option("NAME", flags->names, "ORG/NAME; none: everything");
+  add_common(verb, flags);
+  verb->callback([flags] { list(*flags); });
+}
+
+void add_rm(CLI::App& app, const std::string& type, const std::string& help) {
+  auto flags = std::make_shared<Flags>();
+  flags->type = type;
+  auto* verb = app.add_subcommand("rm", help);
+  verb->add_option("NAME", flags->names, "ORG/NAME, or ORG/NAME@REVISION: a name or a commit's first 7 digits or more");
+  add_common(verb, flags);
+  verb->add_flag("--unfinished", flags->unfinished, "Only the remains of interrupted downloads");
+  verb->add_option("--minutes", flags->minutes, "Remove unfinished files that are at least this old")
+      ->check(zero_or_more())
+      ->capture_default_str();
+  verb->add_flag("--dry-run", flags->dry_run, "Only print what would be removed");
+  verb->callback([flags] { remove(*flags); });
+}
+
+void add_verify(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();
+  auto* verb = app.add_subcommand("verify", "Hash every file and compare with its name; follow every link");
+  verb->add_option("NAME", flags->names, "ORG/NAME; none: everything");
+  add_common(verb, flags);
+  verb->add_flag("--online", flags->online, "Compare the lists of files with the Hub's current ones");
+  verb->add_flag("--remove", flags->remove_wrong, "Remove files of wrong content: the next use downloads them");
+  verb->callback([flags] { verify(*flags); });
+}
+
 }  // namespace
 
 void add_cache(CLI::App& app) {
   auto* verb = app.add_subcommand("cache", "The Hub's cache on this disk, shared with Python: list, verify, remove");
   verb->require_subcommand(1);
-  const auto common = [](CLI::App* sub, const std::shared_ptr<Flags>& flags) {
-    sub->add_option("--type", flags->type, "model, kernel, dataset or space")
-        ->check(CLI::IsMember({"model", "kernel", "dataset", "space"}));
-    sub->add_flag("--json", flags->json, "Print JSON");
-  };
-  auto ls_flags = std::make_shared<Flags>();
-  auto* ls = verb->add_subcommand("ls", "Repositories, their revisions and sizes, and downloads that never ended");
-  ls->add_option("NAME", ls_flags->names, "ORG/NAME; none: everything");
-  common(ls, ls_flags);
-  ls->callback([ls_flags] { list(*ls_flags); });
-
-  auto verify_flags = std::make_shared<Flags>();
-  auto* check = verb->add_subcommand("verify", "Hash every file and compare with its name; follow every link");
-  check->add_option("NAME", verify_flags->names, "ORG/NAME; none: everything");
-  common(check, verify_flags);
-  check->add_flag("--online", verify_flags->online, "Compare the lists of files with the Hub's current ones");
-  check->add_flag("--remove", verify_flags->remove_wrong, "Remove files of wrong content: the next use downloads them");
-  check->callback([verify_flags] { verify(*verify_flags); });
-
-  auto rm_flags = std::make_shared<Flags>();
-  auto* rm =
-      verb->add_subcommand("rm", "Remove repositories, revisions or unfinished downloads; prints what was removed");
-  rm->add_option("NAME", rm_flags->names,
-                 "ORG/NAME, or ORG/NAME@REVISION: a name or a commit's first 7 digits or more");
-  common(rm, rm_flags);
-  rm->add_flag("--unfinished", rm_flags->unfinished, "Only the remains of interrupted downloads");
-  rm->add_option("--minutes", rm_flags->minutes, "Remove unfinished files that are at least this old")
-      ->check(zero_or_more())
-      ->capture_default_str();
-  rm->add_flag("--dry-run", rm_flags->dry_run, "Only print what would be removed");
-  rm->callback([rm_flags] { remove(*rm_flags); });
+  add_ls(*verb, "", kLs);
+  add_verify(*verb);
+  add_rm(*verb, "", kRm);
+  add_ls(app, "model", "The models on this disk: `cache ls` of one type");
+  add_rm(app, "model", "Remove models from this disk: `cache rm` of one type");
 }
 
 }  // namespace hotswap

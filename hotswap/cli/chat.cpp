@@ -5,7 +5,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/cli/flags/model_flags.h"
-#include "hotswap/cli/flags/value_checks.h"
+#include "hotswap/cli/flags/sampling_flags.h"
 #include "hotswap/cli/generate_text.h"
 #include "hotswap/cli/verbs.h"
 
@@ -18,26 +18,16 @@ struct Flags {
   ModelFlags model;
   KernelFlags kernels;
   std::string system;
-  int64_t max_new_tokens = 1024;
-  std::optional<double> temperature, top_p, min_p;
-  std::optional<int64_t> top_k;
-  std::optional<uint64_t> seed;
+  SamplingFlags sampling{1024};
   bool no_kernels = false, greedy = false;
 };
 
 // Unset sampling settings are those of the model's generation_config.json.
 GenerationConfig config_of(const Flags& flags) {
-  GenerationConfig config{.max_new_tokens = flags.max_new_tokens,
-                          .temperature = flags.temperature,
-                          .top_k = flags.top_k,
-                          .top_p = flags.top_p,
-                          .min_p = flags.min_p,
-                          .seed = flags.seed};
-  if (flags.greedy || flags.temperature == 0.0) {
+  GenerationConfig config = generation_config_of(flags.sampling);
+  if (flags.greedy) {
     config.do_sample = false;
     config.temperature = std::nullopt;
-  } else if (flags.temperature || flags.top_k || flags.top_p || flags.min_p || flags.seed) {
-    config.do_sample = true;
   }
   return config;
 }
@@ -150,16 +140,7 @@ void add_chat(CLI::App& app) {
   flags->kernels.use_kernels = true;
   verb->add_flag("--no-kernels", flags->no_kernels, "Run the stock layers");
   verb->add_option("--system", flags->system, "The system message");
-  verb->add_option("--max-new-tokens", flags->max_new_tokens, "Maximum number of tokens of an answer")
-      ->check(above_zero())
-      ->capture_default_str();
-  verb->add_option("--temperature", flags->temperature, "Sample at this temperature; 0: greedy")->check(zero_or_more());
-  verb->add_option("--top-k", flags->top_k, "Sample from the k most probable tokens")->check(zero_or_more());
-  verb->add_option("--top-p", flags->top_p, "Sample from the most probable tokens whose probabilities sum to this")
-      ->check(CLI::Range(0.0, 1.0));
-  verb->add_option("--min-p", flags->min_p, "Keep tokens whose probability is at least this times the maximum")
-      ->check(CLI::Range(0.0, 1.0));
-  verb->add_option("--seed", flags->seed, "Seed of the sampler")->check(zero_or_more());
+  add_sampling_flags(*verb, flags->sampling);
   verb->add_flag("--greedy", flags->greedy, "Take the most probable token; default: as in generation_config.json");
   verb->callback([flags] {
     if (flags->no_kernels) flags->kernels = KernelFlags{};

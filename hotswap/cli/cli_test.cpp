@@ -29,6 +29,8 @@ using OutJson = nlohmann::json;
 TEST_F(Cli, HelpIsEverywhere) {
   for (const char* verb : {"",
                            "demo",
+                           "chat",
+                           "chat-template",
                            "generate",
                            "score",
                            "tokenize",
@@ -49,6 +51,10 @@ TEST_F(Cli, HelpIsEverywhere) {
                            "cache ls",
                            "cache verify",
                            "cache rm",
+                           "ls",
+                           "rm",
+                           "download",
+                           "pull",
                            "bench",
                            "bench model",
                            "env",
@@ -61,11 +67,29 @@ TEST_F(Cli, HelpIsEverywhere) {
 }
 
 TEST_F(Cli, WrongUsageIsTwo) {
-  for (const char* line :
-       {"", "nonsense", "generate", "generate --model x", "generate --model x --prompt a --ids b", "score --model x",
-        "score --model x --text a --ids b", "kernelize", "kernelize --model x --kernel RMSNorm", "kernel",
-        "kernel verify", "kernel hash /nowhere", "kernel install /nowhere --as a/b", "cache", "cache rm", "demo",
-        "generate --model x --prompt a --max-new-tokens -1", "env --nonsense", "bench --size enormous"}) {
+  for (const char* line : {"",
+                           "nonsense",
+                           "generate",
+                           "generate --model x",
+                           "generate x",
+                           "chat",
+                           "rm",
+                           "generate x y --prompt a",
+                           "generate --model x --prompt a --ids b",
+                           "score --model x",
+                           "score --model x --text a --ids b",
+                           "kernelize",
+                           "kernelize --model x --kernel RMSNorm",
+                           "kernel",
+                           "kernel verify",
+                           "kernel hash /nowhere",
+                           "kernel install /nowhere --as a/b",
+                           "cache",
+                           "cache rm",
+                           "demo",
+                           "generate --model x --prompt a --max-new-tokens -1",
+                           "env --nonsense",
+                           "bench --size enormous"}) {
     const Outcome outcome = run(line);
     EXPECT_EQ(outcome.status, 2) << line;
     EXPECT_TRUE(outcome.out.empty()) << line;
@@ -226,7 +250,7 @@ TEST_F(CliModel, TokenizeThereAndBack) {
   EXPECT_EQ(keys(out), (Keys{"ids", "offsets", "tokens"}));
   EXPECT_EQ(out["ids"], golden()["cases"][0]["input_ids"]);
   EXPECT_EQ(out["ids"].size(), out["offsets"].size());
-  const Outcome plain = run("tokenize --no-special " + model(), text + "\n");
+  const Outcome plain = run("tokenize --no-special " + test_support::tiny_model().string(), text + "\n");
   EXPECT_EQ(run("tokenize --decode --no-special " + model(), plain.out).out, text + "\n");
   EXPECT_EQ(run("tokenize --decode " + model(), "one two\n").status, 1);
 }

@@ -96,8 +96,10 @@ fs::path download_files(const Flags& flags) {
 
 void add_download(CLI::App& app) {
   auto* verb = app.add_subcommand("download", "Download a repository of the Hub and print its folder");
+  verb->alias("pull");
   auto flags = std::make_shared<Flags>();
-  verb->add_option("model", flags->model, "org/name; of a model: configuration, tokenizer and weights as safetensors")
+  verb->add_option("--model,model", flags->model,
+                   "org/name; of a model: configuration, tokenizer and weights as safetensors")
       ->required();
   verb->add_option("--type", flags->type, "model, dataset or space; of all but models every file")
       ->check(CLI::IsMember({"model", "dataset", "space"}))

@@ -36,9 +36,9 @@ class CliDownload : public Cli {
     for (const std::string& path : files) write(name, path, "{}");
   }
   Outcome download(const std::string& arguments, const std::string& more = "HF_HUB_OFFLINE=0") const {
-    return ask("download " + arguments, more);
+    return call("download " + arguments, more);
   }
-  Outcome ask(const std::string& line, const std::string& more = "HF_HUB_OFFLINE=0") const {
+  Outcome call(const std::string& line, const std::string& more = "HF_HUB_OFFLINE=0") const {
     return run_with("env -u HF_TOKEN HF_HUB_DISABLE_PROGRESS_BARS=1 HF_ENDPOINT=" + server->url() +
                         " HF_HUB_CACHE=" + file("cache").string() + " " + more + " ",
                     line);
@@ -67,6 +67,17 @@ TEST_F(CliDownload, AModelHasItsWeights) {
   expect_refused("acme/ggufs", {"model.safetensors", "small.gguf", "--gguf-file"});
   expect_refused("acme/ggufs --gguf-file middle.gguf", {"middle.gguf", "large.gguf, small.gguf"});
   expect_refused("acme/cut", {"model-00002-of-00002.safetensors in acme/cut@main"});
+}
+
+TEST_F(CliDownload, PullLsAndRmOfModels) {
+  EXPECT_EQ(call("pull acme/good").status, 0);
+  EXPECT_EQ(download("acme/texts --type dataset").status, 0);
+  const Outcome models = call("ls");
+  EXPECT_NE(models.out.find("acme/good"), std::string::npos) << models.out;
+  EXPECT_EQ(models.out.find("acme/texts"), std::string::npos) << "a dataset: " << models.out;
+  EXPECT_EQ(call("rm acme/texts").status, 1) << "no model of this name";
+  EXPECT_EQ(call("rm acme/good").status, 0);
+  EXPECT_EQ(call("ls").out.find("acme/good"), std::string::npos);
 }
 
 TEST_F(CliDownload, WhatPatternsChoose) {
@@ -102,19 +113,19 @@ TEST_F(CliDownload, AListThatCameCutOffIsAskedAgain) {
 
 TEST_F(CliDownload, VerifyOnlineFindsAListThatIsNotTheHubs) {
   const fs::path folder = fetched("acme/good");
-  EXPECT_EQ(ask("cache verify --online").status, 0);
+  EXPECT_EQ(call("cache verify --online").status, 0);
   const fs::path list = file("cache/models--acme--good/trees") / (folder.filename().string() + ".json");
   std::string text = read_file(list);
   text.replace(text.find("model.safetensors"), 5, "nodel");
   write_file(list, text);
-  EXPECT_EQ(ask("cache verify").status, 0) << "no hash on this disk can tell";
-  const Outcome found = ask("cache verify --online --remove");
+  EXPECT_EQ(call("cache verify").status, 0) << "no hash on this disk can tell";
+  const Outcome found = call("cache verify --online --remove");
   EXPECT_EQ(found.status, 1);
   EXPECT_NE(found.out.find(list.string() + ": lacks model.safetensors"), std::string::npos) << found.out;
   EXPECT_FALSE(fs::exists(list));
   EXPECT_EQ(fetched("acme/good"), folder);
-  EXPECT_EQ(ask("cache verify --online").status, 0);
-  EXPECT_NE(ask("cache verify --online", "HF_HUB_OFFLINE=1").status, 0);
+  EXPECT_EQ(call("cache verify --online").status, 0);
+  EXPECT_NE(call("cache verify --online", "HF_HUB_OFFLINE=1").status, 0);
 }
 
 }  // namespace

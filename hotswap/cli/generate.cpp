@@ -2,7 +2,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/cli/flags/model_flags.h"
-#include "hotswap/cli/flags/value_checks.h"
+#include "hotswap/cli/flags/sampling_flags.h"
 #include "hotswap/cli/generate_text.h"
 #include "hotswap/cli/verbs.h"
 
@@ -15,26 +15,14 @@ struct Flags {
   ModelFlags model;
   KernelFlags kernels;
   std::string prompt, ids, messages;
-  int64_t max_new_tokens = 50;
-  std::optional<double> temperature, top_p, min_p;
-  std::vector<std::string> stop_strings;
-  std::optional<int64_t> top_k;
-  std::optional<uint64_t> seed;
+  SamplingFlags sampling{50};
   bool stream = false, json = false;
 };
 
+// Greedy unless a sampler flag is present, whatever do_sample in generation_config.json is.
 GenerationConfig config_of(const Flags& flags) {
-  GenerationConfig config{.max_new_tokens = flags.max_new_tokens,
-                          .temperature = flags.temperature,
-                          .top_k = flags.top_k,
-                          .top_p = flags.top_p,
-                          .min_p = flags.min_p,
-                          .seed = flags.seed};
-  // A flag of the sampler asks for sampling, temperature 0 for the greedy choice; without any it is greedy.
-  const bool samples = flags.temperature || flags.top_k || flags.top_p || flags.min_p || flags.seed;
-  config.do_sample = samples && flags.temperature != 0.0;
-  if (!*config.do_sample) config.temperature = std::nullopt;
-  if (!flags.stop_strings.empty()) config.stop_strings = flags.stop_strings;
+  GenerationConfig config = generation_config_of(flags.sampling);
+  config.do_sample = config.do_sample.value_or(false);
   return config;
 }
 
@@ -131,18 +119,7 @@ void add_generate(CLI::App& app) {
                    "A JSON file of messages, rendered by the model's chat template; - is stdin")
       ->type_name("FILE");
   what->require_option(1);
-  verb->add_option("--max-new-tokens", flags->max_new_tokens, "Maximum number of new tokens")
-      ->check(above_zero())
-      ->capture_default_str();
-  verb->add_option("--temperature", flags->temperature, "Sample at this temperature; 0: greedy")->check(zero_or_more());
-  verb->add_option("--top-k", flags->top_k, "Sample from the k most probable tokens")->check(zero_or_more());
-  verb->add_option("--top-p", flags->top_p, "Sample from the most probable tokens whose probabilities sum to this")
-      ->check(CLI::Range(0.0, 1.0));
-  verb->add_option("--min-p", flags->min_p, "Keep tokens whose probability is at least this times the maximum")
-      ->check(CLI::Range(0.0, 1.0));
-  verb->add_option("--stop", flags->stop_strings, "A text that ends the answer; may be repeated")
-      ->allow_extra_args(false);
-  verb->add_option("--seed", flags->seed, "Seed of the sampler")->check(zero_or_more());
+  add_sampling_flags(*verb, flags->sampling);
   verb->add_flag("--stream", flags->stream, "Print the text as it comes");
   verb->add_flag("--json", flags->json,
                  "Print JSON: prompt_ids, token_ids, text, prefill_ms, decode_ms, prefill_tokens_per_second, "

@@ -4,6 +4,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/cli/flags/model_flags.h"
+#include "hotswap/cli/flags/value_checks.h"
 #include "hotswap/cli/verbs.h"
 
 namespace hotswap {
@@ -146,21 +147,20 @@ void add_tokenize(CLI::App& app) {
   verb->add_flag("--pair", flags->pair,
                  "Each line holds two texts with a tab between them; --json prints \"type_ids\"");
   verb->add_option("--max-length", flags->max_length, "Truncate to this count of tokens, special ones included")
-      ->check(CLI::PositiveNumber);
+      ->check(above_zero());
   verb->add_option("--truncation", flags->truncation, "Which text of a pair is cut")
       ->check(CLI::IsMember({"longest_first", "only_first", "only_second"}));
   verb->add_option("--truncation-side", flags->truncation_side, "The side from which tokens are removed")
       ->check(CLI::IsMember({"left", "right"}));
   verb->add_flag("--overflowing", flags->overflowing, "With --json: what was cut off, in parts, as \"overflowing\"");
-  verb->add_option("--stride", flags->stride, "Tokens that neighbouring parts share")->check(CLI::NonNegativeNumber);
+  verb->add_option("--stride", flags->stride, "Tokens that neighbouring parts share")->check(zero_or_more());
   verb->add_option("--padding", flags->padding, "Pad all lines: longest, or a length; --json prints \"attention_mask\"")
       ->check(CLI::IsMember({"longest"}) | CLI::Range(int64_t{1}, int64_t{1} << 24));
   verb->add_option("--padding-side", flags->padding_side, "The side that is filled")
       ->check(CLI::IsMember({"left", "right"}));
-  verb->add_option("--pad-to-multiple-of", flags->multiple_of, "Round the padded length up")
-      ->check(CLI::NonNegativeNumber);
+  verb->add_option("--pad-to-multiple-of", flags->multiple_of, "Round the padded length up")->check(zero_or_more());
   verb->add_option("--threads", flags->threads, "Encode all lines as one batch on this number of threads; 0: all cores")
-      ->check(CLI::NonNegativeNumber);
+      ->check(zero_or_more());
   verb->callback([flags] { tokenize_verb(*flags); });
 }
 

@@ -1,21 +1,16 @@
 // ChatTemplate::from_pretrained, where the Hub and GGUF files are known.
 #include "hotswap/chat/chat_template.h"
 
-#include "hotswap/base/error.h"
 #include "hotswap/models/formats/gguf_model.h"
 #include "hotswap/models/model_folder.h"
 
 namespace hotswap {
 namespace {
 
-ChatTemplate from_gguf(const std::filesystem::path& path) {
+std::optional<ChatTemplate> find_in_gguf(const std::filesystem::path& path) {
   const GgufFile file(path);
   const auto source = chat_template_from_gguf(file);
-  if (!source) {
-    throw Error({.wanted = cat("a chat template in ", path.string()),
-                 .got = "no key tokenizer.chat_template",
-                 .next = "use a file of a model that was tuned for chats"});
-  }
+  if (!source) return std::nullopt;
   const GgufVocabulary vocabulary = vocabulary_from_gguf(file);
   const Tokenizer tokenizer = Tokenizer::from_vocabulary(vocabulary);
   nlohmann::ordered_json variables = nlohmann::ordered_json::object();
@@ -30,11 +25,16 @@ ChatTemplate from_gguf(const std::filesystem::path& path) {
 
 }  // namespace
 
-ChatTemplate ChatTemplate::from_pretrained(const std::filesystem::path& name, const TokenizerOptions& options) {
+std::optional<ChatTemplate> ChatTemplate::find_pretrained(const std::filesystem::path& name,
+                                                          const TokenizerOptions& options) {
   const std::filesystem::path place = tokenizer_folder(name, options.revision, options.gguf_file);
-  if (std::filesystem::is_regular_file(place)) return from_gguf(place);
+  if (std::filesystem::is_regular_file(place)) return find_in_gguf(place);
   const bool in_gguf = options.gguf_file && !std::filesystem::is_regular_file(place / "tokenizer.json");
-  return in_gguf ? from_gguf(place / *options.gguf_file) : from_folder(place);
+  return in_gguf ? find_in_gguf(place / *options.gguf_file) : find_in_folder(place);
+}
+
+ChatTemplate ChatTemplate::from_pretrained(const std::filesystem::path& name, const TokenizerOptions& options) {
+  return required(find_pretrained(name, options), name);
 }
 
 }  // namespace hotswap

@@ -100,7 +100,7 @@ void add_demo(CLI::App& app, const std::string& source) {
   auto options = std::make_shared<DemoOptions>();
   options->model.dtype = "float32";
   auto gguf = std::make_shared<std::string>();
-  auto* model = verb->add_option("--model", options->model.model, "Folder of the model")->type_name("DIR");
+  auto* model = verb->add_option("--model,model", options->model.model, "Folder of the model")->type_name("DIR");
   verb->add_option("--gguf-file", options->model.gguf_file, "Weights: this GGUF file of the folder")->type_name("FILE");
   verb->add_option("--gguf", *gguf, "A GGUF file: weights, config and tokenizer from it")
       ->type_name("FILE")

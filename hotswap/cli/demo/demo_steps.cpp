@@ -44,12 +44,12 @@ void save_tokenizer(const std::filesystem::path& folder, const ModelFlags& flags
   write_tokenizer(folder, vocabulary_from_gguf(file), chat_template_from_gguf(file));
 }
 
-// SmolLM2-Instruct's chat form with its own default system turn; a model without these tokens gets the plain prompt.
-std::string chat(const Tokenizer& tokenizer, const std::string& prompt) {
-  if (!tokenizer.token_to_id("<|im_start|>")) return prompt;
-  return "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-         "<|im_start|>user\n" +
-         prompt + "<|im_end|>\n<|im_start|>assistant\n";
+// One user turn by the model's own chat template; a model without one gets the plain prompt.
+std::vector<int64_t> prompt_ids(const Tokenizer& tokenizer, const std::optional<ChatTemplate>& chat,
+                                const std::string& prompt) {
+  if (!chat) return tokenizer.ids(prompt);
+  const OutJson turn = {{"role", "user"}, {"content", prompt}};
+  return chat->ids(tokenizer, {.messages = OutJson::array({turn}), .add_generation_prompt = true});
 }
 
 }  // namespace
@@ -63,12 +63,13 @@ const std::vector<std::string>& demo_prompts() {
 void demo_answer(const DemoOptions& options) {
   const auto model = load(options, "auto");
   const Tokenizer tokenizer = load_tokenizer(options.model);
+  const auto chat = find_chat_template(options.model);
   const GenerationConfig config{.max_new_tokens = options.new_tokens, .do_sample = false};
   generate_text(*model, nullptr, tokenizer.ids("Hello"), {.max_new_tokens = 4, .do_sample = false});  // warms up
   for (const std::string& prompt : demo_prompts()) {
     wait_for_turn();
     const TimedText result =
-        generate_text(*model, &tokenizer, tokenizer.ids(chat(tokenizer, prompt)), config, [](const std::string& piece) {
+        generate_text(*model, &tokenizer, prompt_ids(tokenizer, chat, prompt), config, [](const std::string& piece) {
           emit({{"event", "text"}, {"piece", piece}});
         });
     emit({{"event", "answer"},

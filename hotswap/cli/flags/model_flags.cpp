@@ -42,7 +42,7 @@ void report_left_stock(const KernelReport& report) {
 }  // namespace
 
 void add_tokenizer_flags(CLI::App& verb, ModelFlags& flags) {
-  verb.add_option("--model", flags.model, "Folder of the model, a .gguf file, or org/name on the Hub")
+  verb.add_option("--model,model", flags.model, "Folder of the model, a .gguf file, or org/name on the Hub")
       ->required()
       ->type_name("DIR|ID");
   verb.add_option("--revision", flags.revision, "Branch, tag or commit of a model of the Hub")->capture_default_str();
@@ -103,6 +103,10 @@ Tokenizer load_tokenizer(const ModelFlags& flags) {
 
 ChatTemplate load_chat_template(const ModelFlags& flags) {
   return ChatTemplate::from_pretrained(flags.model, tokenizer_options(flags));
+}
+
+std::optional<ChatTemplate> find_chat_template(const ModelFlags& flags) {
+  return ChatTemplate::find_pretrained(flags.model, tokenizer_options(flags));
 }
 
 ChatRequest read_chat(const std::string& file) {

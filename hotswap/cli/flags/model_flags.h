@@ -34,7 +34,7 @@ struct KernelFlags {
   bool any() const { return use_kernels || !kernels.empty() || !config_file.empty(); }
 };
 
-void add_tokenizer_flags(CLI::App& verb, ModelFlags& flags);  // --model and --gguf-file alone
+void add_tokenizer_flags(CLI::App& verb, ModelFlags& flags);  // MODEL, --revision and --gguf-file alone
 void add_model_flags(CLI::App& verb, ModelFlags& flags);
 void add_kernel_flags(CLI::App& verb, KernelFlags& flags);
 
@@ -54,6 +54,7 @@ ModelFlags located(ModelFlags flags);
 std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels);
 Tokenizer load_tokenizer(const ModelFlags& flags);
 ChatTemplate load_chat_template(const ModelFlags& flags);
+std::optional<ChatTemplate> find_chat_template(const ModelFlags& flags);  // none where the model has no template
 // A file of messages: a JSON list, or an object with the keys "messages", "tools" and "documents". "-" is stdin.
 ChatRequest read_chat(const std::string& file);
 // The .gguf file that the flags name; none where the weights are safetensors.
