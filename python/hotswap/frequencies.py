@@ -24,7 +24,7 @@ def _fresh(module: nn.Module) -> nn.Module:
     carried, buffers = made.__dict__, dict(module._buffers)
     carried["_buffers"] = buffers
     for name in [name for name in (*buffers, *carried) if name.endswith(_ORIGINAL)]:
-        buffers[name.removesuffix(_ORIGINAL) + "inv_freq"] = getattr(module, name)
+        buffers[name.removesuffix(_ORIGINAL) + "inv_freq"] = getattr(module, name).clone()  # 5.24 writes into it
     for name in [name for name in carried if name.endswith("max_seq_len_cached")]:
         carried[name] = carried["original_max_seq_len"]
     return made
