@@ -108,7 +108,31 @@ std::optional<Value> number_attribute(const Value& object, const std::string& na
   return std::nullopt;
 }
 
+// Where `value` is in the range; -1: nowhere. Without a loop: a template may call it millions of times.
+int64_t find_in_range(const Value& object, const Value& value) {
+  if (!value.is_number()) return -1;
+  const Range& range = object.range();
+  const double steps = (value.as_float() - static_cast<double>(range.start)) / static_cast<double>(range.step);
+  if (!(steps >= 0 && steps < static_cast<double>(range.size()))) return -1;  // NaN is nowhere
+  const auto index = static_cast<int64_t>(steps);
+  return equal(Value::integer(range.at(index)), value) ? index : -1;
+}
+
+Value range_index(const Value& object, const Arguments& arguments) {
+  const Parameters p("index", arguments, {"value"}, 1);
+  const int64_t found = find_in_range(object, p.at(0));
+  if (found < 0) value_error(cat(repr(p.at(0)), " is not in range"));
+  return Value::integer(found);
+}
+
+Value range_count(const Value& object, const Arguments& arguments) {
+  const Parameters p("count", arguments, {"value"}, 1);
+  return Value::integer(find_in_range(object, p.at(0)) < 0 ? 0 : 1);
+}
+
 std::optional<Value> range_attribute(const Value& object, const std::string& name) {
+  if (name == "index") return method(object, name, range_index);
+  if (name == "count") return method(object, name, range_count);
   if (name == "start") return Value::integer(object.range().start);
   if (name == "stop") return Value::integer(object.range().stop);
   if (name == "step") return Value::integer(object.range().step);

@@ -1,11 +1,10 @@
-// Random templates here and in Python's jinja2: the same text, or an error in both.
+// Random templates here and in Python's jinja2: the same text, or an error in both. HOTSWAP_TEST_SEED=N makes others.
 #include <gtest/gtest.h>
-
-#include <random>
 
 #include "hotswap/base/file.h"
 #include "hotswap/base/json.h"
 #include "hotswap/base/test_data.h"
+#include "hotswap/base/test_support.h"
 #include "hotswap/chat/jinja/interpreter.h"
 #include "hotswap/chat/jinja/template.h"
 
@@ -16,7 +15,7 @@ constexpr int kCases = 3000;
 
 TEST(JinjaPython, RandomTemplatesRenderAsInPython) {
   const auto script = test_support::source_folder() / "hotswap/chat/jinja/random_templates.py";
-  const unsigned seed = std::random_device{}() % 1'000'000'000;
+  const uint64_t seed = test_support::test_seed();
   const test_support::TempFolder folder;
   const auto out = folder.path() / "cases.json";
   const auto run = test_support::run_script(script, cat(out.string(), " ", kCases, " ", seed));

@@ -302,7 +302,8 @@ class Build {
     write_file(exports, kExports);
     for (const std::string& word :
          {std::string("-Wl,--no-as-needed"), (torch_ / "lib/libtorch_cpu.so").string(),
-          std::string("-Wl,--allow-shlib-undefined"), cat("-Wl,--version-script=", exports.string())}) {
+          std::string("-Wl,--allow-shlib-undefined"), std::string("-Xlinker"),
+          cat("--version-script=", exports.string())}) {  // not by -Wl: the path may hold a comma
       objects.push_back(word);
     }
     run_compiler(objects, "link " + id_);
