@@ -42,6 +42,7 @@ AROUND = {
     "hotswap/models/formats/safetensors.h": "extern Tensor logits;",
     "hotswap/models/formats/weights.h": MODEL + "extern std::filesystem::path folder;",
     "hotswap/tokenizers/stream_decoder.h": IDS + "extern Tokenizer tokenizer;",
+    "hotswap/tokenizers/tokenizer.h tokenizer.encode_batch": "extern Tokenizer tokenizer; extern std::vector<std::string_view> texts;",
     "hotswap/training/optimizer.h": MODEL + "extern Tensor loss;",
     "hotswap/training/trainer.h": IDS + "extern std::shared_ptr<CausalLM> model;",
 }

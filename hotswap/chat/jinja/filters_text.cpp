@@ -110,7 +110,10 @@ Value truncate(Interpreter&, const Value& input, const Arguments& arguments) {
   if (size < end_size) value_error(cat("expected length >= ", end_size, ", got ", size));
   if (leeway < 0) value_error(cat("expected leeway >= 0, got ", leeway));
   if (input.is_undefined()) return input;
-  if (!input.is_string()) type_error(cat("truncate takes a str, not ", type_name(input)));
+  if (!input.is_string()) {  // jinja2 looks at the length before it slices
+    if (length_of(input) <= size + leeway) return input;
+    type_error(cat("truncate takes a str, not ", type_name(input)));
+  }
   const std::u32string text = decode(input.str());
   if (static_cast<int64_t>(text.size()) <= size + leeway) return input;
   std::u32string kept = text.substr(0, static_cast<size_t>(size - end_size));
