@@ -3,13 +3,13 @@
 // over the inputs that are kept in hotswap/hub/fuzz/<target>/.
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <string_view>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/base/fuzz_support.h"
 #include "hotswap/base/log.h"
 #include "hotswap/hub/names/kernel_ref.h"
 #include "hotswap/hub/names/text.h"
@@ -30,12 +30,7 @@
 namespace hotswap {
 namespace {
 
-// A broken promise: libFuzzer keeps the input, a test dies.
-void must(bool holds, const char* promise) {
-  if (holds) return;
-  std::fprintf(stderr, "broken: %s\n", promise);
-  std::abort();
-}
+using test_support::must;
 
 void stays_inside(const std::string& path, const char* what) {
   try {

@@ -1,23 +1,16 @@
 // What the tokenizers withstand: a first line that is a text, and a tokenizer.json after it, end in tokens that cover
 // the text, or in an Error. Built with HOTSWAP_FUZZ_TARGET it is a libFuzzer program (`./x check --fuzz`); in the tests
 // it runs over the inputs that are kept in hotswap/tokenizers/fuzz/tokenizer/.
-#include <cstdio>
-#include <cstdlib>
-
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/base/fuzz_support.h"
 #include "hotswap/base/log.h"
 #include "hotswap/tokenizers/tokenizer.h"
 
 namespace hotswap {
 namespace {
 
-// A broken promise: libFuzzer keeps the input, a test dies.
-void must(bool holds, const char* promise) {
-  if (holds) return;
-  std::fprintf(stderr, "broken: %s\n", promise);
-  std::abort();
-}
+using test_support::must;
 
 void run(const std::string& input) {
   const size_t end = std::min(input.find('\n'), input.size());
