@@ -162,10 +162,10 @@ TEST(RotaryOfSequences, FollowsEachRowsOwnLength) {
                                            {"rope_theta", 10000.0}};
   for (const auto& rope : {dynamic, longrope}) {
     const nlohmann::ordered_json config = {
-        {"model_type", "llama"},   {"vocab_size", 50},         {"hidden_size", 64},
-        {"num_hidden_layers", 2},  {"num_attention_heads", 4}, {"num_key_value_heads", 2},
-        {"intermediate_size", 64}, {"initializer_range", 0.4}, {"max_position_embeddings", 10},
-        {"rope_parameters", rope}};
+        {"model_type", "llama"},         {"vocab_size", 50},         {"hidden_size", 64},
+        {"num_hidden_layers", 2},        {"num_attention_heads", 4}, {"num_key_value_heads", 2},
+        {"intermediate_size", 64},       {"initializer_range", 0.4}, {"rms_norm_eps", 1e-5},
+        {"max_position_embeddings", 10}, {"rope_parameters", rope}};
     const auto fresh = [&] {  // the module itself remembers lengths
       auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
       model->init_weights(3);

@@ -276,7 +276,7 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
   const c10::DeviceGuard current(
       model.device());  // streams, graphs and events of the loop are those of the model's GPU
   const Call call{model, a, std::move(config), a.input_ids.to(model.device()), left_padding(a), start};
-  const bool grows = cache_implementation(model, call.config) != "static";
+  const bool grows = !is_static({.implementation = cache_implementation(model, call.config), .max_cache_len = 1});
   return model.device().is_cpu() && grows ? generation::generate_sequences(call) : generate_captured(call);
 }
 

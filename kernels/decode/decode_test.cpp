@@ -479,8 +479,8 @@ TEST(DecoderLayer, RefusesWhatDoesNotFit) {
         l.q = at::zeros({0, 64}, l.q.options());
       },
       {"at least one and a multiple of its 1", "[0, 64]"});
-  refused([](Layer& l) { l.position = at::zeros({2}, l.position.options()); },
-          {"one int64", "got [2]", "layer by layer"});
+  refused([](Layer& l) { l.position = at::zeros({3}, l.position.options()); },
+          {"one int64", "got [3]", "layer by layer"});
   if (!on_cuda()) refused([](Layer& l) { l.position.fill_(7); }, {"a position from 0 to 6", "7"});
   Layer many({.rows = 17, .hidden = 64, .heads = 2, .kv_heads = 1, .head_dim = 64, .ffn = 8, .position = 2},
              at::kBFloat16);

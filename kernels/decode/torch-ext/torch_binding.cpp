@@ -82,7 +82,7 @@ struct Call {
 void run_cpu(const Layer& a) {
   for (int64_t row = 0; row < a.rows; ++row) {
     const int64_t position = a.position[row * a.position_stride];
-    check(position >= 0 && position < a.capacity, kOp, ": expected positions from 0 to ", a.capacity - 1, "; got ",
+    check(position >= 0 && position < a.capacity, kOp, ": expected a position from 0 to ", a.capacity - 1, "; got ",
           position, " for row ", row, "; make the cache longer");
   }
   // A thread for each kGrain weights, as a product alone would have: more would only wait for each other.
