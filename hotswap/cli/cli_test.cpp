@@ -208,6 +208,20 @@ TEST_F(CliModel, GenerateGivesTheGoldenIds) {
   EXPECT_EQ(streamed.out, plain.out);
 }
 
+// Prompts of different length are one batch, without padding.
+TEST_F(CliModel, GenerateRunsSeveralPromptsAsOneBatch) {
+  const std::vector<std::vector<int64_t>> prompts = {{5, 6, 7, 8}, {9}, {10, 11}};
+  const auto generated = [&](const OutJson& ids) {
+    write_file(file("ids.json"), ids.dump());
+    return run_json("generate " + model() + " --ids " + file("ids.json").string() + " --max-new-tokens 9 --json");
+  };
+  const OutJson all = generated(prompts);
+  EXPECT_EQ(all["prompt_ids"], OutJson(prompts));
+  for (size_t row = 0; row < prompts.size(); ++row) {
+    EXPECT_EQ(all["token_ids"][row], generated(prompts[row])["token_ids"]) << "row " << row;
+  }
+}
+
 TEST_F(CliModel, SamplingFollowsItsSeed) {
   const std::string line =
       "generate " + model() + " --prompt 'You' --max-new-tokens 24 --temperature 1.0 --top-k 50 --json";

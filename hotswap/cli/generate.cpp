@@ -44,8 +44,8 @@ bool has_tokenizer(const ModelFlags& flags) {
   return gguf_path(flags) || std::filesystem::is_regular_file(std::filesystem::path(flags.model) / "tokenizer.json");
 }
 
-// One row: plain values. Several: lists of them, row by row, and times that add up.
-OutJson json_of(const Rows& prompts, const std::vector<TimedText>& texts) {
+// One row: plain values. Several: lists of them, row by row; times are of the batch, or of its rows in total.
+OutJson json_of(const Rows& prompts, const std::vector<TimedText>& texts, bool one_batch) {
   OutJson out = {{"prompt_ids", prompts[0]},
                  {"token_ids", texts[0].ids},
                  {"text", texts[0].text},
@@ -55,6 +55,7 @@ OutJson json_of(const Rows& prompts, const std::vector<TimedText>& texts) {
                  {"decode_tokens_per_second", texts[0].decode_tokens_per_second}};
   if (texts.size() == 1) return out;
   double prefill_ms = 0, decode_ms = 0, prompt_tokens = 0, further_tokens = 0;
+  const double times = one_batch ? 1.0 / static_cast<double>(texts.size()) : 1;
   out["prompt_ids"] = prompts;
   out["token_ids"] = OutJson::array();
   out["text"] = OutJson::array();
@@ -62,8 +63,8 @@ OutJson json_of(const Rows& prompts, const std::vector<TimedText>& texts) {
     const TimedText& one = texts[row];
     out["token_ids"].push_back(one.ids);
     out["text"].push_back(one.text);
-    prefill_ms += one.prefill_ms;
-    decode_ms += one.decode_ms;
+    prefill_ms += one.prefill_ms * times;
+    decode_ms += one.decode_ms * times;
     prompt_tokens += static_cast<double>(prompts[row].size());
     further_tokens += static_cast<double>(one.ids.size()) - 1;
   }
@@ -85,12 +86,8 @@ void generate_verb(const Flags& flags) {
     std::fputs(piece.c_str(), stdout);
     std::fflush(stdout);
   };
-  std::vector<TimedText> texts;
-  for (const auto& prompt : prompts) {
-    texts.push_back(generate_text(*model, tokenizer ? &*tokenizer : nullptr, prompt, config_of(flags),
-                                  stream ? TextCallback(show) : nullptr));
-    if (flags.json) continue;
-    const TimedText& last = texts.back();
+  const Tokenizer* texts_by = tokenizer ? &*tokenizer : nullptr;
+  const auto print = [&](const TimedText& last) {
     if (!tokenizer) {
       std::printf("%s\n", join(last.ids, " ").c_str());
     } else {
@@ -98,9 +95,20 @@ void generate_verb(const Flags& flags) {
     }
     std::fprintf(stderr, "%zu tokens, first after %.1f ms, then %.1f tokens/s\n", last.ids.size(), last.prefill_ms,
                  last.decode_tokens_per_second);
+  };
+  // What streams comes one text after another, and a captured batch has no rows of different length.
+  const bool one_batch = prompts.size() > 1 && !stream && model->device().is_cpu();
+  std::vector<TimedText> texts;
+  if (one_batch) texts = generate_texts(*model, texts_by, prompts, config_of(flags));
+  for (size_t row = 0; row < prompts.size(); ++row) {
+    if (!one_batch) {
+      texts.push_back(
+          generate_text(*model, texts_by, prompts[row], config_of(flags), stream ? TextCallback(show) : nullptr));
+    }
+    if (!flags.json) print(texts[row]);
   }
   if (!flags.json) return;
-  OutJson out = json_of(prompts, texts);
+  OutJson out = json_of(prompts, texts, one_batch);
   out["kernels"] = kernels_json(model->kernel_report());
   std::printf("%s\n", out.dump(2, ' ', false, OutJson::error_handler_t::replace).c_str());
 }

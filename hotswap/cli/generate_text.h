@@ -1,4 +1,4 @@
-// One prompt to the end of its continuation, timed: what `generate` and the demo share.
+// Prompts to the end of their continuations, timed: what `generate`, `chat` and the demo share.
 #pragma once
 
 #include <functional>
@@ -22,5 +22,9 @@ struct TimedText {
 using TextCallback = std::function<void(const std::string& piece)>;
 TimedText generate_text(CausalLM& model, const Tokenizer* tokenizer, const std::vector<int64_t>& prompt,
                         const GenerationConfig& config, const TextCallback& on_text = nullptr);
+
+// Several prompts as one batch, each of its own length. Times and rates are the whole batch's, the same in every text.
+std::vector<TimedText> generate_texts(CausalLM& model, const Tokenizer* tokenizer,
+                                      const std::vector<std::vector<int64_t>>& prompts, const GenerationConfig& config);
 
 }  // namespace hotswap

@@ -1,5 +1,5 @@
 // libhotswap_cuda.so: what of the host needs torch's CUDA headers.
-#include "hotswap/generation/cuda_graph.h"
+#include "hotswap/engine/cuda_graph.h"
 
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>

@@ -12,8 +12,8 @@
 #include <sstream>
 
 #include "hotswap/base/error.h"
+#include "hotswap/engine/sampler.h"
 #include "hotswap/generation/generate.h"
-#include "hotswap/generation/sampler.h"
 #include "hotswap/kernelize/package/package.h"
 #include "hotswap/models/auto.h"
 

@@ -12,7 +12,7 @@
 
 #include <algorithm>
 
-#include "hotswap/generation/cuda_graph.h"
+#include "hotswap/engine/cuda_graph.h"
 #include "hotswap/generation/generate.h"
 #include "hotswap/generation/test_gpu.h"
 #include "hotswap/generation/test_sampling.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "hotswap/generation/sampler.h"
+#include "hotswap/engine/sampler.h"
 #include "hotswap/models/causal_lm.h"
 
 namespace hotswap::test_support {

@@ -69,6 +69,14 @@ void refuse_what_sdpa_lacks(const AttentionOptions& o) {
                .next = "set attn_implementation to eager, or to a kernel that has them"});
 }
 
+Tensor of_step(AttentionForward* forward, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o,
+               const AttentionMetadata& metadata) {
+  return attend_rows(q, k, v, metadata,
+                     [&](const Tensor& rows, const Tensor& key, const Tensor& value, const auto& of) {
+                       return forward(rows, key, value, o, of);
+                     });
+}
+
 constexpr AttentionKind kKinds[] = {{"sdpa", stock::sdpa}, {"eager", stock::eager}};
 
 }  // namespace
@@ -76,6 +84,7 @@ constexpr AttentionKind kKinds[] = {{"sdpa", stock::sdpa}, {"eager", stock::eage
 Tensor stock::sdpa(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o,
                    const AttentionMetadata& metadata) {
   refuse_what_sdpa_lacks(o);
+  if (metadata.sequence().step != nullptr) return of_step(stock::sdpa, q, k, v, o, metadata);
   const int64_t time = q.size(1), kv_time = k.size(1), groups = q.size(2) / k.size(2);
   const bool by_flag = o.causal && time == kv_time && !metadata.hides(time, kv_time, o);
   const bool sees_all = (!o.causal || time == 1) && !metadata.hides(time, kv_time, o);
@@ -94,6 +103,7 @@ Tensor stock::sdpa(const Tensor& q, const Tensor& k, const Tensor& v, const Atte
 
 Tensor stock::eager(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o,
                     const AttentionMetadata& metadata) {
+  if (metadata.sequence().step != nullptr) return of_step(stock::eager, q, k, v, o, metadata);
   const int64_t time = q.size(1), kv_time = k.size(1), groups = q.size(2) / k.size(2);
   const Tensor key = repeat_heads(k.transpose(1, 2), groups), value = repeat_heads(v.transpose(1, 2), groups);
   Tensor scores =

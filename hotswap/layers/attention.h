@@ -6,6 +6,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "hotswap/layers/module.h"
+#include "hotswap/layers/step_batch.h"
 
 namespace hotswap {
 
@@ -37,6 +39,9 @@ struct SequenceInfo {
   // [time] int64 on the device: the queries' places in keys of a fixed size, whose other places hold nothing yet.
   // Undefined: the queries are the last of the keys.
   Tensor positions = {};
+  // Rows with lengths of their own, all of them with tokens before this step's: keys and values are then the pages of a
+  // StepMemory, in which each row's are found by the step's block_table. It outlives the forward. Null: none of it.
+  const StepBatch* step = nullptr;
 };
 
 // Each of several sequences in one row counts from 0. [time] int64
@@ -58,6 +63,16 @@ struct PaddedRows {
   Tensor used_k;                      // [batch] int32: keys from each cu_seqlens_k on
 };
 
+class AttentionMetadata;
+Tensor joined_rows(std::vector<Tensor> parts);  // one below another
+
+// Rows [first, first + count) of a step, whose sequences are of one length.
+struct KeyRows {
+  int64_t first, count;
+  Tensor k, v;                        // [count, length, kv_heads, head_dim]
+  const AttentionMetadata& metadata;  // of these rows: the keys end with the queries, none is padding
+};
+
 // What is masked, made once per forward at the model's entrance. It describes; a mask as a tensor is made for stock
 // forwards alone, once for each kind of layer.
 class AttentionMetadata {
@@ -74,7 +89,7 @@ class AttentionMetadata {
   Tensor bias(int64_t time, const Tensor& k, const AttentionOptions& options) const;  // [1 or batch, 1, time, kv_time]
   Tensor distance(int64_t time, const Tensor& k) const;  // a key's place less a query's: [time, kv_time] int64
 
-  Tensor places(int64_t time, at::Device device) const;  // of the queries, from the beginning of their sequence: [time]
+  Tensor places(int64_t time, at::Device device) const;  // of the queries in their sequence: [1 or batch, time]
 
   // For kernels, which get no mask. The real ones of the last `time` tokens; the first call waits for the device.
   const RealTokens& real_tokens(int64_t time) const;
@@ -83,6 +98,9 @@ class AttentionMetadata {
   // The same of rows with padding, of so many queries and keys each. Padding stands at their beginning: looking costs
   // nothing on a CPU alone, and there other padding is an Error.
   const PaddedRows& padded_rows(int64_t time, int64_t kv_time) const;
+  // Of a step: its rows in order, as few groups as their lengths and pages allow. k, v: pages,
+  // [pages, page_size, kv_heads, head_dim]. One page a row is not copied.
+  std::vector<KeyRows> key_rows(const Tensor& k, const Tensor& v) const;
   size_t masks() const { return made_.size(); }  // tensors that `visible` and `bias` have made so far
 
  private:
@@ -94,12 +112,24 @@ class AttentionMetadata {
   mutable std::map<int64_t, RealTokens> real_;        // by time
   mutable Tensor seen_;
   mutable std::optional<PaddedRows> padded_rows_;
+  mutable std::vector<std::shared_ptr<const AttentionMetadata>> row_metadata_;  // of key_rows(), in order
 };
 
 // attention/1. q: [batch, time, heads, head_dim], k, v: [batch, kv_time, kv_heads, head_dim], any strides but the last,
 // heads a multiple of kv_heads -> [batch, time, heads, head_dim]. `metadata` says which tokens there are.
 using AttentionForward = Tensor(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
                                 const AttentionMetadata& metadata);
+
+// Of a step, group after group: `forward` of each group's queries, keys and values.
+template <typename Forward>  // Tensor(q, k, v, metadata)
+Tensor attend_rows(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionMetadata& metadata,
+                   const Forward& forward) {
+  std::vector<Tensor> outputs;
+  for (const KeyRows& rows : metadata.key_rows(k, v)) {
+    outputs.push_back(forward(q.narrow(0, rows.first, rows.count), rows.k, rows.v, rows.metadata));
+  }
+  return joined_rows(std::move(outputs));
+}
 
 namespace stock {
 AttentionForward sdpa;   // torch's scaled_dot_product_attention; Error for softcap, sinks and ALiBi, which it has not

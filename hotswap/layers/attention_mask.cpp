@@ -172,9 +172,10 @@ Tensor packed_sequences(const Tensor& cu_seqlens, int64_t time) {
 }
 
 Tensor AttentionMetadata::places(int64_t time, at::Device device) const {
-  if (sequence_.positions.defined()) return sequence_.positions;
-  if (sequence_.cu_seqlens.defined()) return packed_places(sequence_.cu_seqlens, time);
-  return range(sequence_.start, sequence_.start + time, device);
+  if (sequence_.step != nullptr) return sequence_.step->positions.view({-1, time});
+  if (sequence_.positions.defined()) return sequence_.positions.unsqueeze(0);
+  if (sequence_.cu_seqlens.defined()) return packed_places(sequence_.cu_seqlens, time).unsqueeze(0);
+  return range(sequence_.start, sequence_.start + time, device).unsqueeze(0);
 }
 
 Tensor AttentionMetadata::distance(int64_t time, const Tensor& k) const {

@@ -44,9 +44,14 @@ std::pair<Tensor, Tensor> Cache::update(int64_t layer, const Tensor& k, const Te
   return part.update(k, v, place_);
 }
 
-RecurrentLayer& Cache::recurrent(int64_t layer, const Tensor& x) {
+std::pair<Tensor, Tensor> Cache::writable_rows(int64_t layer, int64_t batch) {
+  auto* part = dynamic_cast<KeyValueLayer*>(layers_.at(layer).get());
+  return part == nullptr ? std::pair<Tensor, Tensor>() : part->writable_rows(batch);
+}
+
+RecurrentStates Cache::states(int64_t layer, const Tensor& x, at::IntArrayRef conv, at::IntArrayRef ssm) {
   refuse_gradients(x.requires_grad(), "hidden states");
-  return of_kind<RecurrentLayer>(*layers_.at(layer), layer, "a recurrent state");
+  return of_kind<RecurrentLayer>(*layers_.at(layer), layer, "a recurrent state").states(x, conv, ssm);
 }
 
 void Cache::check_room(int64_t time) const {

@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-namespace hotswap {
+#include "hotswap/layers/step_batch.h"
 
-using at::Tensor;
+namespace hotswap {
 
 struct CacheOptions {
   std::string implementation = "dynamic";  // or "static": memory of a fixed size, and a step that never asks the device
@@ -43,32 +43,30 @@ class KeyValueLayer : public CacheLayer {
  public:
   // k, v of the new tokens: [batch, new, kv_heads, head_dim] -> what they may look at: [batch, kv_time, ...].
   virtual std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const FixedPlace& place) = 0;
+  // See StepMemory.
+  virtual std::pair<Tensor, Tensor> writable_rows(int64_t /*batch*/) { return {}; }
 };
 
 // What a recurrence keeps of all tokens that it has seen, however many: two tensors whose memory never moves, zero
 // before the first token. Who runs the recurrence writes them in place. Inference only, as above.
 class RecurrentLayer : public CacheLayer {
  public:
-  struct States {
-    Tensor conv;  // the last tokens: [batch, channels, width], in their dtype
-    Tensor ssm;   // [batch, ...] float32
-  };
   // `x`: says dtype and device where they are made. Error where they are of another batch.
-  const States& states(const Tensor& x, at::IntArrayRef conv, at::IntArrayRef ssm);
+  const RecurrentStates& states(const Tensor& x, at::IntArrayRef conv, at::IntArrayRef ssm);
   void crop(int64_t length) override;
   void reset() override;
 
  private:
-  States states_;
+  RecurrentStates states_;
 };
 
-class Cache {
+class Cache : public StepMemory {
  public:
   Cache(std::vector<std::unique_ptr<CacheLayer>> layers, CacheOptions options);
 
-  std::pair<Tensor, Tensor> update(int64_t layer, const Tensor& k, const Tensor& v);
-  // Of a layer with a recurrence, before it runs on `x`.
-  RecurrentLayer& recurrent(int64_t layer, const Tensor& x);
+  std::pair<Tensor, Tensor> update(int64_t layer, const Tensor& k, const Tensor& v) override;
+  std::pair<Tensor, Tensor> writable_rows(int64_t layer, int64_t batch) override;
+  RecurrentStates states(int64_t layer, const Tensor& x, at::IntArrayRef conv, at::IntArrayRef ssm) override;
   CacheLayer& layer(int64_t index) { return *layers_.at(index); }
   int64_t size() const { return static_cast<int64_t>(layers_.size()); }
 

@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/index_put.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softmax.h>
@@ -35,20 +36,21 @@ Tensor stock::decoder_layer(const Tensor& x, const DecoderLayerParts& p) {
   Tensor q = normed(heads(product(n, p.q, p.q_bias)), p.q_norm, p.head_eps).transpose(1, 2);
   Tensor k = normed(heads(product(n, p.k, p.k_bias)), p.k_norm, p.head_eps).transpose(1, 2);
   std::tie(q, k) = stock::rotary(q, k, p.cos, p.sin, dim, /*interleaved=*/false);
-  p.k_cache.index_copy_(1, p.position, k.transpose(1, 2));
-  p.v_cache.index_copy_(1, p.position, heads(product(n, p.v, p.v_bias)));
+  const Tensor position = p.position.expand({batch}), rows = at::arange(batch, position.options());
+  Tensor(p.k_cache).index_put_({rows, position}, k.squeeze(2));
+  Tensor(p.v_cache).index_put_({rows, position}, heads(product(n, p.v, p.v_bias)).squeeze(1));
 
   // [batch, heads, keys, dim]; what lies beyond the position may be anything
-  const Tensor place = at::arange(capacity, p.position.options());
-  Tensor hidden = place > p.position;
-  if (p.window >= 0) hidden = hidden | (place < p.position - p.window);
+  const Tensor key = at::arange(capacity, position.options()), own = position.unsqueeze(1);
+  Tensor hidden = key > own;  // [batch, capacity]
+  if (p.window >= 0) hidden = hidden | (key < own - p.window);
   const int64_t group = q.size(1) / kv_heads;
   const auto all = [&](const Tensor& cache) {
-    return cache.transpose(1, 2).repeat_interleave(group, 1).masked_fill(hidden.view({1, 1, capacity, 1}), 0);
+    return cache.transpose(1, 2).repeat_interleave(group, 1).masked_fill(hidden.view({batch, 1, capacity, 1}), 0);
   };
   const Tensor scores = at::matmul(q, all(p.k_cache).transpose(2, 3)).to(at::kFloat) * p.scale;
-  const Tensor weights =
-      at::softmax(scores.masked_fill(hidden.view({1, 1, 1, capacity}), -std::numeric_limits<double>::infinity()), -1);
+  const Tensor weights = at::softmax(
+      scores.masked_fill(hidden.view({batch, 1, 1, capacity}), -std::numeric_limits<double>::infinity()), -1);
   const Tensor attended =
       at::matmul(weights.to(x.scalar_type()), all(p.v_cache)).transpose(1, 2).reshape({batch, 1, -1});
   const Tensor h = x + product(attended, p.o, p.o_bias), m = normed(h, p.post_norm, p.eps);

@@ -15,13 +15,13 @@ namespace hotswap {
 struct DecoderLayerParts {
   Tensor input_norm;  // [hidden]
   // Weights may be packed (layers/linear.h): feature "packed".
-  Tensor q, q_bias, k, k_bias, v, v_bias;                // [heads * head_dim, hidden], ...; biases may be undefined
-  Tensor q_norm, k_norm;                                 // [head_dim], or undefined
-  Tensor cos, sin;                                       // [1 or batch, 1, head_dim]
-  Tensor k_cache, v_cache;                               // [batch, capacity, kv_heads, head_dim], written in place
-  Tensor position;                                       // [1] int64 on the device: of every row's new token
-  Tensor o, o_bias;                                      // [hidden, heads * head_dim]
-  Tensor post_norm;                                      // [hidden]
+  Tensor q, q_bias, k, k_bias, v, v_bias;  // [heads * head_dim, hidden], ...; biases may be undefined
+  Tensor q_norm, k_norm;                   // [head_dim], or undefined
+  Tensor cos, sin;                         // [1 or batch, 1, head_dim]
+  Tensor k_cache, v_cache;                 // [batch, capacity, kv_heads, head_dim], written in place
+  Tensor position;   // int64 on the device, of the new tokens: [1], the same for all rows, or [batch]
+  Tensor o, o_bias;  // [hidden, heads * head_dim]
+  Tensor post_norm;  // [hidden]
   Tensor gate, gate_bias, up, up_bias, down, down_bias;  // [ffn, hidden] twice, [hidden, ffn]
   double eps = 1e-6, head_eps = 1e-6;                    // of the norms and of the heads' norms, as Llama casts
   double scale = 1;
@@ -60,6 +60,9 @@ class DecoderLayerSlot : public Slot<DecoderLayerForward> {
   DecoderLayerParts weights() const { return weights_(); }
   void set_most_rows(int64_t rows) { most_rows_ = rows; }
   bool takes(int64_t rows) const { return bound() && rows <= most_rows_; }
+  // Rows whose new tokens are at positions of their own: feature "row_positions".
+  bool takes_row_positions() const { return row_positions_; }
+  void set_row_positions(bool takes) { row_positions_ = takes; }
   void unbind() override {
     Slot::unbind();
     inputs = nullptr;
@@ -69,6 +72,7 @@ class DecoderLayerSlot : public Slot<DecoderLayerForward> {
  private:
   std::function<DecoderLayerParts()> weights_;
   int64_t most_rows_ = kMostDecoderRows;
+  bool row_positions_ = false;
 };
 
 }  // namespace hotswap

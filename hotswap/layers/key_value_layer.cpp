@@ -9,7 +9,6 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/layers/cache.h"
-#include "hotswap/layers/cache_memory.h"
 
 namespace hotswap {
 namespace {
@@ -21,6 +20,7 @@ struct Buffers {
   Tensor k, v;
 
   int64_t capacity() const { return k.defined() ? k.size(1) : 0; }
+  bool holds(int64_t batch) const { return k.defined() && k.size(0) == batch; }
   static Buffers like(const Tensor& k, const Tensor& v, int64_t capacity, bool zeroed) {
     const c10::InferenceMode off(false);  // or they could be written in inference mode alone
     const auto make = [&](const Tensor& t) {
@@ -45,7 +45,7 @@ struct Buffers {
 };
 
 // Buffers grow by doubling: a decode step writes one row per head and copies nothing else.
-class DynamicLayer : public KeyValueLayer, public CacheMemory {
+class DynamicLayer : public KeyValueLayer {
  public:
   explicit DynamicLayer(int64_t reserve) : reserve_(reserve) {}
 
@@ -56,11 +56,12 @@ class DynamicLayer : public KeyValueLayer, public CacheMemory {
     length_ += k.size(1);
     return buffers_.range(0, length_);
   }
-  std::pair<Tensor, Tensor> memory() override {
-    if (buffers_.capacity() > 0) make_room(buffers_.k, buffers_.v, 1);
+  std::pair<Tensor, Tensor> writable_rows(int64_t batch) override {
+    if (!buffers_.holds(batch)) return {};
+    make_room(buffers_.k, buffers_.v, 1);
+    ++length_;
     return {buffers_.k, buffers_.v};
   }
-  void wrote_one() override { ++length_; }
   void crop(int64_t length) override { length_ = std::min(length_, length); }
   void reset() override { *this = DynamicLayer(reserve_); }
 
@@ -114,7 +115,7 @@ class SlidingLayer : public KeyValueLayer {
 };
 
 // Never moves, and gives more of its memory than is filled: who attends goes by the positions.
-class StaticLayer : public KeyValueLayer, public CacheMemory {
+class StaticLayer : public KeyValueLayer {
  public:
   explicit StaticLayer(int64_t capacity) : capacity_(capacity) {}
 
@@ -130,8 +131,9 @@ class StaticLayer : public KeyValueLayer, public CacheMemory {
     buffers_.v.index_copy_(1, place.positions, v);
     return buffers_.range(0, place.reach);
   }
-  std::pair<Tensor, Tensor> memory() override { return {buffers_.k, buffers_.v}; }
-  void wrote_one() override {}
+  std::pair<Tensor, Tensor> writable_rows(int64_t batch) override {
+    return buffers_.holds(batch) ? std::pair(buffers_.k, buffers_.v) : std::pair<Tensor, Tensor>();
+  }
   void crop(int64_t) override {}
   void reset() override {}  // what lies behind the length is never seen, and the memory stays where a graph knows it
 

@@ -70,17 +70,27 @@ Tensor LatentAttention::forward(const Tensor& x, const ForwardContext& context) 
   std::tie(q_turned, k_turned) = rotary_fn_.forward(q_turned.transpose(1, 2), k_turned.transpose(1, 2), context.rope);
   q_turned = q_turned.transpose(1, 2);  // [batch, time, heads, rope]
   k_turned = k_turned.transpose(1, 2);  // [batch, time, 1, rope]
-  if (context.cache != nullptr) std::tie(k_turned, latent) = context.cache->update(o.layer, k_turned, latent);
+  if (context.memory != nullptr) std::tie(k_turned, latent) = context.memory->update(o.layer, k_turned, latent);
 
-  const int64_t kv_time = latent.size(1);
-  const Tensor up = kv_b_proj_.forward(latent).reshape({batch, kv_time, o.num_heads, -1});  // [..., nope + v]
+  const Tensor q_all = at::cat({q.narrow(-1, 0, o.qk_nope_head_dim), q_turned}, -1);
+  const auto attend = [&](const Tensor& queries, const Tensor& turned, const Tensor& latents,
+                          const AttentionMetadata& metadata) { return attended(queries, turned, latents, metadata); };
+  const Tensor out = context.attention.sequence().step == nullptr
+                         ? attend(q_all, k_turned, latent, context.attention)
+                         : attend_rows(q_all, k_turned, latent, context.attention, attend);
+  return o_proj_.forward(out.reshape({batch, time, -1}));
+}
+
+Tensor LatentAttention::attended(const Tensor& q, const Tensor& k_turned, const Tensor& latent,
+                                 const AttentionMetadata& metadata) const {
+  const LatentAttentionOptions& o = options_;
+  const Tensor up =
+      kv_b_proj_.forward(latent).reshape({latent.size(0), latent.size(1), o.num_heads, -1});  // [..., nope + v]
   const Tensor k = at::cat({up.narrow(-1, 0, o.qk_nope_head_dim), k_turned.expand({-1, -1, o.num_heads, -1})}, -1);
   const Tensor v = up.narrow(-1, o.qk_nope_head_dim, o.v_head_dim);
   AttentionOptions attention = attention_options_;
   attention.dropout = training() ? o.dropout : 0;
-  const Tensor out = attention_(at::cat({q.narrow(-1, 0, o.qk_nope_head_dim), q_turned}, -1), k, v, attention,
-                                context.attention);  // [batch, time, heads, v_head_dim]
-  return o_proj_.forward(out.reshape({batch, time, -1}));
+  return attention_(q, k, v, attention, metadata);
 }
 
 std::unique_ptr<CacheLayer> LatentAttention::make_cache_layer(const CacheOptions& options) const {

@@ -35,6 +35,10 @@ class LatentAttention : public TokenMixer {
 
  private:
   Tensor queries(const Tensor& x) const;  // [batch, time, hidden_size] -> [batch, time, heads, qk_head_dim]
+  // Of queries [batch, time, heads, qk_head_dim] over what the memory keeps, [batch, keys, 1, rope] and
+  // [batch, keys, 1, kv_lora_rank] -> [batch, time, heads, v_head_dim]
+  Tensor attended(const Tensor& q, const Tensor& k_turned, const Tensor& latent,
+                  const AttentionMetadata& metadata) const;
   LatentAttentionOptions options_;
   std::unique_ptr<Linear> q_proj_, q_a_proj_, q_b_proj_;  // the first, or the other two
   std::unique_ptr<RMSNorm> q_a_layernorm_;

@@ -69,10 +69,10 @@ Tensor Mamba2Mixer::forward(const Tensor& x, const ForwardContext& context) cons
   const int64_t batch = x.size(0), wide_channels = conv_channels(o);
   const Tensor all = in_proj_.forward(without_padding(x, context));  // [batch, time, gate, conv_channels, heads]
   const Tensor gate = all.narrow(2, 0, o.channels), dt = all.narrow(2, o.channels + wide_channels, o.heads);
-  RecurrentLayer::States states;
-  if (context.cache != nullptr) {
-    states = context.cache->recurrent(o.layer, all)
-                 .states(all, {batch, wide_channels, o.conv_width}, {batch, o.heads, o.head_dim, o.state});
+  RecurrentStates states;
+  if (context.memory != nullptr) {
+    states = context.memory->states(o.layer, all, {batch, wide_channels, o.conv_width},
+                                    {batch, o.heads, o.head_dim, o.state});
   }
   const Tensor mixed = conv1d_.forward(all.narrow(2, o.channels, wide_channels).transpose(1, 2), context, states.conv);
   const Tensor xBC = without_padding(mixed.transpose(1, 2), context);  // [batch, time, conv_channels]

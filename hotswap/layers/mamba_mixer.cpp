@@ -70,10 +70,10 @@ Tensor MambaMixer::forward(const Tensor& x, const ForwardContext& context) const
   const int64_t batch = x.size(0), channels = options_.channels;
   const Tensor xz = in_proj_.forward(without_padding(x, context)).transpose(1, 2);  // [batch, 2 * channels, time]
   const Tensor z = xz.narrow(1, channels, channels);
-  RecurrentLayer::States states;
-  if (context.cache != nullptr) {
-    states = context.cache->recurrent(options_.layer, xz)
-                 .states(xz, {batch, channels, options_.conv_width}, {batch, channels, options_.state});
+  RecurrentStates states;
+  if (context.memory != nullptr) {
+    states = context.memory->states(options_.layer, xz, {batch, channels, options_.conv_width},
+                                    {batch, channels, options_.state});
   }
   const Tensor mixed = conv1d_.forward(xz.narrow(1, 0, channels), context, states.conv);
   const Tensor u = without_padding(mixed.transpose(1, 2), context);  // [batch, time, channels]

@@ -42,7 +42,7 @@ Tensor without_padding(const Tensor& x, const ForwardContext& context) {
 }
 
 bool is_step(const Tensor& x, const ForwardContext& context) {
-  return context.cache != nullptr && x.size(1) == 1 && context.attention.sequence().start > 0;
+  return context.memory != nullptr && x.size(1) == 1 && context.attention.sequence().start > 0;
 }
 
 OptionalTensor initial_state(const ForwardContext& context, const Tensor& state) {

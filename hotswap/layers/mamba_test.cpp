@@ -188,18 +188,24 @@ TEST(Mamba, RecurrentCache) {
       }(),
       {});
   const Tensor x = random({2, 3}, at::kBFloat16);
-  const auto states = cache.recurrent(0, x).states(x, {2, 3, 4}, {2, 3, 5});
+  const auto states = cache.states(0, x, {2, 3, 4}, {2, 3, 5});
   EXPECT_EQ(states.conv.scalar_type(), at::kBFloat16);
   EXPECT_EQ(states.ssm.scalar_type(), at::kFloat);
   states.ssm.fill_(1);
   states.conv.fill_(1);
   cache.end(6);
-  const auto again = cache.recurrent(0, x).states(x, {2, 3, 4}, {2, 3, 5});
+  const auto again = cache.states(0, x, {2, 3, 4}, {2, 3, 5});
   EXPECT_EQ(again.ssm.data_ptr(), states.ssm.data_ptr());
-  expect_has(message_of([&] { cache.recurrent(0, x).states(x, {1, 3, 4}, {1, 3, 5}); }), {"one cache per batch"});
+  expect_has(message_of([&] { cache.states(0, x, {1, 3, 4}, {1, 3, 5}); }), {"one cache per batch"});
   expect_has(message_of([&] { cache.crop(3); }), {"go back to token 3", "reset()"});
-  expect_has(message_of([&] { cache.recurrent(1, x); }), {"a recurrent state in the cache of layer 1", "another kind"});
-  expect_has(message_of([&] { cache.recurrent(0, random({1}).set_requires_grad(true)); }), {"without gradients"});
+  expect_has(message_of([&] {
+               cache.states(1, x, {2, 3, 4}, {2, 3, 5});
+             }),
+             {"a recurrent state in the cache of layer 1", "another kind"});
+  expect_has(message_of([&] {
+               cache.states(0, random({1}).set_requires_grad(true), {2, 3, 4}, {2, 3, 5});
+             }),
+             {"without gradients"});
   EXPECT_THROW(make_recurrent_layer({.implementation = "offloaded"}), Error);
   cache.reset();
   EXPECT_EQ(cache.length(), 0);

@@ -7,7 +7,7 @@
 
 namespace hotswap {
 
-const RecurrentLayer::States& RecurrentLayer::states(const Tensor& x, at::IntArrayRef conv, at::IntArrayRef ssm) {
+const RecurrentStates& RecurrentLayer::states(const Tensor& x, at::IntArrayRef conv, at::IntArrayRef ssm) {
   if (!states_.conv.defined()) {
     const c10::InferenceMode off(false);  // or they could be written in inference mode alone
     states_ = {.conv = at::zeros(conv, x.options()), .ssm = at::zeros(ssm, x.options().dtype(at::kFloat))};

@@ -61,14 +61,16 @@ RotaryEmbedding::RotaryEmbedding(RopeParameters rope) : rope_(std::move(rope)), 
 RotaryTables RotaryEmbedding::tables(const Positions& p, at::ScalarType dtype, at::Device device) const {
   const c10::InferenceMode off(false);  // what is kept while generating also serves training, which saves it
   const at::NoGradGuard no_grad;
-  if (!depends_on_length() && p.below > 0 && p.ids.numel() == 1) {  // one launch in place of the ten of compute()
+  if (!depends_on_length() && p.below > 0 && p.ids.defined() &&
+      p.ids.numel() == 1) {  // one launch in place of the ten of compute()
     return halves(rows(p.below, dtype, p.ids.device()).index_select(0, p.ids.view({1})).unsqueeze(0));
   }
-  if (p.ids.defined()) return compute(p.ids.to(device), inverse_for(p, device), dtype);
+  if (depends_on_length() && !p.lengths.empty()) return row_by_row(p, dtype, device);
+  if (p.ids.defined() && p.lengths.empty()) return compute(p.ids.to(device), inverse_for(p, device), dtype);
   const auto range = [&](int64_t from, int64_t to) {
     return at::arange(from, to, at::TensorOptions().dtype(at::kLong).device(device)).unsqueeze(0);
   };
-  const int64_t end = p.start + p.length;
+  const int64_t end = p.ids.defined() ? p.below : p.start + p.length;
   if (depends_on_length()) return compute(range(p.start, end), inverse_for(p, device), dtype);
   RotaryTables prefix;
   {
@@ -82,7 +84,20 @@ RotaryTables RotaryEmbedding::tables(const Positions& p, at::ScalarType dtype, a
     const std::lock_guard lock(mutex_);
     prefix_ = prefix;
   }
-  return {prefix.cos.narrow(1, p.start, p.length), prefix.sin.narrow(1, p.start, p.length)};
+  const auto rows_of = [&](const Tensor& table) {  // [1, capacity, dim]
+    if (!p.ids.defined()) return table.narrow(1, p.start, p.length);
+    return table.squeeze(0).index_select(0, p.ids.reshape({-1})).view({p.ids.size(0), p.ids.size(1), table.size(2)});
+  };
+  return {rows_of(prefix.cos), rows_of(prefix.sin)};
+}
+
+// As inverse_for() chooses in a batch of one.
+RotaryTables RotaryEmbedding::row_by_row(const Positions& p, at::ScalarType dtype, at::Device device) const {
+  const Tensor range = at::arange(p.start, p.start + p.length, at::TensorOptions().dtype(at::kLong).device(device));
+  std::vector<Tensor> all;
+  for (const int64_t length : p.lengths) all.push_back(inverse_for({.start = 0, .length = length}, device));
+  const Tensor ids = p.ids.defined() ? p.ids.to(device) : range.unsqueeze(0);
+  return compute(ids, at::stack(all).unsqueeze(1), dtype);  // [batch, 1, dim / 2]
 }
 
 RotaryEmbedding::Inverses RotaryEmbedding::inverses(at::Device device) const {

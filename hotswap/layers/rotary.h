@@ -23,7 +23,10 @@ std::tuple<Tensor, Tensor> rotary(const Tensor& q, const Tensor& k, const Tensor
 struct Positions {
   int64_t start = 0, length = 0;
   Tensor ids = {};    // [1 or batch, length] int64, or undefined
-  int64_t below = 0;  // every one of ids is, where that is known: in a cache of a fixed size
+  int64_t below = 0;  // every one of ids is, where that is known: in a cache of a fixed size, and in a step
+  // [batch], or empty: rows are sequences of their own, with frequencies for these lengths where their type depends on
+  // one. Else all rows have those of the batch's longest, as in transformers.
+  std::vector<int64_t> lengths = {};
 };
 
 struct RotaryTables {
@@ -50,6 +53,7 @@ class RotaryEmbedding {
   bool depends_on_length() const { return rope_.type == "dynamic" || rope_.type == "longrope"; }
   Inverses inverses(at::Device device) const;
   Tensor inverse_for(const Positions& positions, at::Device device) const;  // [dim / 2]
+  RotaryTables row_by_row(const Positions& positions, at::ScalarType dtype, at::Device device) const;
   RotaryTables compute(const Tensor& ids, const Tensor& inverse, at::ScalarType dtype) const;
   RopeParameters rope_;
   RopeFrequencies original_;

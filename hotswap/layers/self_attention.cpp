@@ -28,12 +28,12 @@ SlotNeeds needs_of(const SelfAttentionOptions& o) {
   return needs;
 }
 
-// By the places in a row, or in its sequence where several are packed into one; padding counts.  [1, time, 1, 1]
-// float32
+// By the places in a row, or in its sequence where several are packed into one; padding counts.
+// -> [1 or batch, time, 1, 1] float32
 Tensor factors(const AttentionMetadata& metadata, const Tensor& q, const Temperature& t) {
   const Tensor places = metadata.places(q.size(1), q.device()).to(at::kFloat);
   const Tensor steps = at::floor(at::div(at::add(places, 1), t.floor));
-  return at::add(at::mul(at::log1p(steps), t.scale), 1).view({1, -1, 1, 1});
+  return at::add(at::mul(at::log1p(steps), t.scale), 1).view({-1, q.size(1), 1, 1});
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) co
   if (options_.temperature.floor > 0)
     q = at::mul(q, factors(context.attention, q, options_.temperature)).to(q.scalar_type());
   Tensor v = heads(linked(v_proj_, x));
-  if (context.cache != nullptr) std::tie(k, v) = context.cache->update(options_.layer, k, v);
+  if (context.memory != nullptr) std::tie(k, v) = context.memory->update(options_.layer, k, v);
   AttentionOptions attention = attention_options_;
   attention.dropout = training() ? options_.dropout : 0;
   attention.sinks = sinks_;

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "hotswap/layers/cache.h"
 #include "hotswap/layers/forward_context.h"
 
 namespace hotswap {

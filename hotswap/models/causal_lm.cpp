@@ -37,7 +37,7 @@ std::set<std::string> layers_with_slots(Module& model) {
 
 // Not of a step with a cache: nobody trains there, and its mask counts tokens that no router saw in this call.
 void add_aux_loss(const MixtureConfig& mixture, const ForwardArguments& a, CausalLMOutput& out) {
-  if (out.router_logits.empty() || !mixture.router_aux_loss_coef || a.cache != nullptr) return;
+  if (out.router_logits.empty() || !mixture.router_aux_loss_coef || a.cache != nullptr || a.step != nullptr) return;
   out.aux_loss = load_balancing_loss(out.router_logits, mixture.num_experts_per_tok, a.attention_mask);
   if (out.loss.defined()) out.loss = at::add(out.loss, out.aux_loss, *mixture.router_aux_loss_coef);
 }
@@ -190,6 +190,8 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
                                         .max_seqlen = a.max_seqlen,
                                         .seq_idx = a.seq_idx,
                                         .cache = a.cache,
+                                        .step = a.step,
+                                        .memory = a.memory,
                                         .router_logits = keeps_router_logits ? &out.router_logits : nullptr});
   const bool has_labels = a.labels.defined();
   if (has_labels) {

@@ -28,6 +28,8 @@ struct ForwardArguments {
   int64_t max_seqlen = 0;
   Tensor seq_idx = {};
   Cache* cache = nullptr;                          // of make_cache(); inference only
+  const StepBatch* step = nullptr;                 // instead of input_ids and the cache: see TrunkInput
+  StepMemory* memory = nullptr;                    // of the step
   Tensor labels = {};                              // [batch, time], -100 where a token does not count; shifted inside
   std::optional<bool> need_logits = std::nullopt;  // unset: not when training with labels, so that the loss may fuse
   int64_t logits_to_keep = 0;                      // of the last so many positions only; 0: all

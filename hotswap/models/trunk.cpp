@@ -4,6 +4,8 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
 
+#include <algorithm>
+
 #include "hotswap/base/error.h"
 
 namespace hotswap {
@@ -102,24 +104,59 @@ ForwardContext Trunk::context_for(const TrunkInput& in, at::ScalarType dtype, co
                                           .positions = prompt ? Tensor() : fixed}),
           .real = of_new_tokens(padding, prompt ? Tensor() : fixed, time),
           .seq_idx = in.cu_seqlens.defined() ? packed_sequences(in.cu_seqlens, time).unsqueeze(0) : Tensor(),
-          .cache = in.cache,
+          .memory = in.cache,
+          .position = in.cache != nullptr ? in.cache->position() : Tensor(),
           .router_logits = in.router_logits};
+}
+
+// Rows stand where their own sequences are. What has no tokens before it attends as a batch without a cache.
+ForwardContext Trunk::step_context(const TrunkInput& in, at::ScalarType dtype) {
+  const StepBatch& step = *in.step;
+  const int64_t rows = step.batch(), time = step.new_tokens;
+  Positions positions{.start = 0, .length = time, .below = step.kv_len_bucket, .lengths = step.rope_for};
+  if (!step.from_start) positions.ids = step.positions.view({rows, time});
+  const at::ScalarType table_dtype = rotates_in_float32_ ? at::kFloat : dtype;
+  const auto tables = [&](std::optional<RotaryEmbedding>& rotary) {
+    return rotary ? rotary->tables(positions, table_dtype, step.ids.device()) : RotaryTables();
+  };
+  Tensor position;
+  if (time == 1 && !step.from_start) position = step.one_length ? step.positions.narrow(0, 0, 1) : step.positions;
+  const int64_t past = step.from_start ? 0 : *std::min_element(step.lengths.begin(), step.lengths.end()) - time;
+  return {.rope = tables(rotary_),
+          .sliding_rope = tables(sliding_rotary_),
+          .attention = AttentionMetadata({.start = past, .step = step.from_start ? nullptr : &step}),
+          .memory = in.memory,
+          .position = position,
+          .router_logits = in.router_logits};
+}
+
+HiddenState Trunk::through_layers(const Tensor& x, const ForwardContext& context) {
+  HiddenState state{x, {}};
+  for (const auto& layer : layers_) state = layer->forward(state, context);
+  return state;
+}
+
+Tensor Trunk::normed(const HiddenState& state) {
+  const Tensor hidden = state.residual.defined() ? norm_.forward(state.x, state.residual).y : norm_.forward(state.x);
+  return hidden.to(dtype());  // of a residual in float32 too
 }
 
 Tensor Trunk::forward(const TrunkInput& in) {
   check_input(in, {.vocab_size = vocab_size_, .device = embed_tokens.weight.device()});
+  if (in.step != nullptr) {
+    const Tensor x = embedded(ids_of(in));
+    return normed(through_layers(x, step_context(in, x.scalar_type())));
+  }
   if (const auto row = documents_in_one_row(in)) {
     return forward(*row).view({in.input_ids.size(0), in.input_ids.size(1), -1});
   }
   const int64_t time = in.input_ids.size(1);
   if (in.cache != nullptr) in.cache->begin(time, in.input_ids.device());
   const auto inputs = inputs_at_once(in);
-  HiddenState state{inputs ? inputs->x : embedded(in.input_ids), {}};
-  const ForwardContext context = context_for(in, state.x.scalar_type(), inputs ? inputs->row : Tensor());
-  for (const auto& layer : layers_) state = layer->forward(state, context);
+  const Tensor x = inputs ? inputs->x : embedded(in.input_ids);
+  const HiddenState state = through_layers(x, context_for(in, x.scalar_type(), inputs ? inputs->row : Tensor()));
   if (in.cache != nullptr) in.cache->end(time);
-  const Tensor hidden = state.residual.defined() ? norm_.forward(state.x, state.residual).y : norm_.forward(state.x);
-  return hidden.to(dtype());  // of a residual in float32 too
+  return normed(state);
 }
 
 std::unique_ptr<Cache> Trunk::make_cache(const CacheOptions& options) const {

@@ -17,7 +17,7 @@ class Trunk : public Module {
  public:
   using MakeBlock = std::unique_ptr<Block> (*)(const ModelConfig& config, int64_t layer);
   Trunk(const ModelConfig& config, MakeBlock make_block);
-  Tensor forward(const TrunkInput& in);  // -> [batch, time, hidden_size]
+  Tensor forward(const TrunkInput& in);  // -> [batch, time, hidden_size], of a step [batch, new, hidden_size]
   std::unique_ptr<Cache> make_cache(const CacheOptions& options) const;
   at::ScalarType dtype() const;  // in which it computes
   Embedding embed_tokens;
@@ -27,6 +27,9 @@ class Trunk : public Module {
   std::optional<DecoderInputs> inputs_at_once(const TrunkInput& in);  // and raises the cache's count
   // rope: undefined, or of inputs_at_once().
   ForwardContext context_for(const TrunkInput& in, at::ScalarType dtype, const Tensor& rope);
+  ForwardContext step_context(const TrunkInput& in, at::ScalarType dtype);
+  HiddenState through_layers(const Tensor& x, const ForwardContext& context);
+  Tensor normed(const HiddenState& state);  // [batch, time, hidden_size] in dtype()
   std::vector<std::unique_ptr<Block>> layers_;
   AddRMSNorm norm_;
   std::optional<RotaryEmbedding> rotary_, sliding_rotary_;

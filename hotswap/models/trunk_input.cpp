@@ -110,8 +110,12 @@ void check_tensor(const Tensor& tensor, const char* name, at::ScalarType dtype, 
                .next = cat("convert them: .to(at::k", dtype, ")")});
 }
 
+Tensor ids_of(const TrunkInput& in) {
+  return in.step == nullptr ? in.input_ids : in.step->ids.view({in.step->batch(), in.step->new_tokens});
+}
+
 void check_input(const TrunkInput& in, const InputLimits& limits) {
-  const Tensor& ids = in.input_ids;
+  const Tensor ids = ids_of(in);
   if (!ids.defined() || ids.dim() != 2 || ids.numel() == 0) {
     throw Error({.wanted = "input_ids [batch, time], not empty",
                  .got = ids.defined() ? cat("[", join(ids.sizes()), "]") : "none",

@@ -19,8 +19,13 @@ struct TrunkInput {
   int64_t max_seqlen = 0;    // of those; 0: not known, time
   Tensor seq_idx = {};       // [1 or batch, time] int: which of the documents packed into its row a token is of
   Cache* cache = nullptr;
+  // Instead of all above: a step of sequences with lengths of their own, as many new tokens in each, and their memory.
+  const StepBatch* step = nullptr;
+  StepMemory* memory = nullptr;
   std::vector<Tensor>* router_logits = nullptr;  // see ForwardContext
 };
+
+Tensor ids_of(const TrunkInput& in);  // input_ids, or the step's as [batch, new]
 
 struct InputLimits {
   int64_t vocab_size;

@@ -134,7 +134,8 @@ HOTSWAP_INLINE void rotate(T* head, const T* cos, const T* sin, int64_t dim) {
 // One query head of one row. The new key is made ready by each head that sees it, and kept by the first.
 template <class T>
 HOTSWAP_INLINE void attend(const Layer& a, const Own& own, int64_t row, int64_t head) {
-  const int64_t dim = a.head_dim, queries = a.heads * dim, group = a.heads / a.kv_heads, position = *a.position;
+  const int64_t dim = a.head_dim, queries = a.heads * dim, group = a.heads / a.kv_heads;
+  const int64_t position = a.position[row * a.position_stride];
   const int64_t key_head = head / group;
   T* qkv = static_cast<T*>(a.qkv) + row * (queries + 2 * a.kv_heads * dim);
   const T* cos = static_cast<const T*>(a.cos) + row * a.rope_stride;

@@ -8,6 +8,7 @@
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <limits>
@@ -220,6 +221,41 @@ TEST(DecoderLayer, MatchesFloat64AndFillsTheCaches) {
       for (const auto& [cache, before] : {std::pair(layer.k_cache, k_before), {layer.v_cache, v_before}}) {
         expect_equal(cache.narrow(1, 0, shape.position), before.narrow(1, 0, shape.position), what + ": older tokens");
         EXPECT_TRUE(cache.narrow(1, shape.position + 1, 4).isnan().all().item<bool>()) << what << ": later ones";
+      }
+    }
+  }
+}
+
+// In a batch of one, with its own cache, each row has the same bits: sums are over a row's own elements.
+TEST(DecoderLayer, RowsOfDifferentLengthsHaveTheBitsOfABatchOfOne) {
+  if (on_cuda()) GTEST_SKIP() << "only the CPU takes a position for each row";
+  const std::vector<int64_t> positions = {12, 3, 0, 7};
+  for (const auto dtype : dtypes()) {
+    for (const int64_t window : {int64_t{-1}, int64_t{4}}) {
+      Shape shape{.rows = 4, .hidden = 64, .heads = 2, .kv_heads = 1, .head_dim = 64, .ffn = 72, .position = 12};
+      shape.window = window;
+      Layer all(shape, dtype);
+      all.position = at::tensor(positions, at::kLong);
+      const Tensor half = random_tensor({4, 1, shape.head_dim / 2}, at::kFloat), angle = at::cat({half, half}, -1);
+      all.cos = angle.cos().to(dtype), all.sin = angle.sin().to(dtype);
+      std::vector<Layer> single;
+      for (int64_t row = 0; row < shape.rows; ++row) {
+        Layer one = all;
+        for (Tensor* t : {&one.x, &one.cos, &one.sin, &one.k_cache, &one.v_cache, &one.position}) {
+          *t = t->narrow(0, row, 1).clone();
+        }
+        single.push_back(std::move(one));
+      }
+      const Tensor out = all.run();
+      for (int64_t row = 0; row < shape.rows; ++row) {
+        const std::string what =
+            std::string(c10::toString(dtype)) + ", window " + std::to_string(window) + ", row " + std::to_string(row);
+        expect_equal(out.narrow(0, row, 1), single[row].run(), what);
+        for (const auto& [cache, own] :
+             {std::pair(all.k_cache, single[row].k_cache), {all.v_cache, single[row].v_cache}}) {
+          expect_equal(cache.select(0, row).narrow(0, 0, positions[row] + 1),
+                       own.select(0, 0).narrow(0, 0, positions[row] + 1), what + ", cache");
+        }
       }
     }
   }
@@ -443,8 +479,8 @@ TEST(DecoderLayer, RefusesWhatDoesNotFit) {
         l.q = at::zeros({0, 64}, l.q.options());
       },
       {"at least one and a multiple of its 1", "[0, 64]"});
-  refused([](Layer& l) { l.position = at::zeros({2}, l.position.options()); },
-          {"one int64", "got [2]", "layer by layer"});
+  refused([](Layer& l) { l.position = at::zeros({3}, l.position.options()); },
+          {"one int64", "got [3]", "layer by layer"});
   if (!on_cuda()) refused([](Layer& l) { l.position.fill_(7); }, {"a position from 0 to 6", "7"});
   Layer many({.rows = 17, .hidden = 64, .heads = 2, .kv_heads = 1, .head_dim = 64, .ffn = 8, .position = 2},
              at::kBFloat16);

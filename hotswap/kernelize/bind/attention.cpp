@@ -153,26 +153,54 @@ Tensor attend_fixed_padded(AttentionCall call, const Tensor& q, const Tensor& k,
   return run(call, row(q), row(k), row(v)).view({q.size(0), q.size(1), q.size(2), v.size(3)});
 }
 
-Tensor attend_fixed(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v,
-                    const AttentionMetadata& metadata) {
-  if (wants_grad(q, k, v, OptTensor(call.options.sinks))) {
-    throw Error({.wanted = cat("no gradient through a static cache for ", call.ops->layer.str()),
-                 .got = "a tensor that requires one",
-                 .next = "run the forward under at::NoGradGuard"});
-  }
-  if (metadata.sequence().padding.defined()) return attend_fixed_padded(call, q, k, v, metadata);
-  Values stack = {q,
-                  k,
-                  v,
+void refuse_gradient(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v, const char* of) {
+  if (!wants_grad(q, k, v, OptTensor(call.options.sinks))) return;
+  throw Error({.wanted = cat("no gradient through ", of, " for ", call.ops->layer.str()),
+               .got = "a tensor that requires one",
+               .next = "run the forward under at::NoGradGuard"});
+}
+
+struct DecodeInputs {
+  Tensor q, k, v;           // [batch, time, heads, head_dim]; of all rows, or pages
+  Tensor seqlens;           // [batch] int32: keys of each row
+  Tensor block_table = {};  // [batch, pages] int32, or undefined: k and v are rows
+};
+
+Tensor decoded(const AttentionCall& call, const DecodeInputs& in) {
+  Values stack = {in.q,
+                  in.k,
+                  in.v,
                   /*k_new=*/c10::IValue(),
                   /*v_new=*/c10::IValue(),
-                  metadata.seen(q.size(0)),
-                  /*block_table=*/c10::IValue(),
+                  in.seqlens,
+                  optional(in.block_table),
                   /*cache_batch_idx=*/c10::IValue()};
   push_options(stack, call);
   stack.emplace_back(int64_t{0});  // num_splits: from the shapes
   call_below_autograd(call.ops->at("decode"), stack);
   return stack[0].toTensor();
+}
+
+Tensor attend_fixed(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v,
+                    const AttentionMetadata& metadata) {
+  refuse_gradient(call, q, k, v, "a static cache");
+  if (metadata.sequence().padding.defined()) return attend_fixed_padded(call, q, k, v, metadata);
+  return decoded(call, {q, k, v, metadata.seen(q.size(0))});
+}
+
+// Rows with lengths of their own over pages: the op that takes both, or row after row where a package has none.
+Tensor attend_step(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v,
+                   const AttentionMetadata& metadata) {
+  refuse_gradient(call, q, k, v, "a step's memory");
+  const auto decode = call.ops->handles.find("decode");
+  if (decode == call.ops->handles.end()) {
+    return attend_rows(q, k, v, metadata,
+                       [&](const Tensor& queries, const Tensor& keys, const Tensor& values, const AttentionMetadata&) {
+                         return run(call, queries, keys, values);
+                       });
+  }
+  const StepBatch& step = *metadata.sequence().step;
+  return decoded(call, {q, k, v, step.seq_lens, step.block_table});
 }
 
 Tensor attend(const AttentionOps* ops, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o,
@@ -184,6 +212,7 @@ Tensor attend(const AttentionOps* ops, const Tensor& q, const Tensor& k, const T
   }
   AttentionCall call{ops, o, std::nullopt};
   const SequenceInfo& s = metadata.sequence();
+  if (s.step != nullptr) return attend_step(call, q, k, v, metadata);
   if (s.positions.defined()) return attend_fixed(call, q, k, v, metadata);
   if (s.padding.defined()) {
     if (counts_positions(o, k.size(1)) && has_holes(s.padding)) return stock::eager(q, k, v, o, metadata);

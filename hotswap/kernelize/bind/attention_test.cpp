@@ -149,7 +149,7 @@ TEST_F(BoundAttention, InferenceSavesNothingAndFixedKeysDecode) {
     for (int64_t t = 0; t < 7; ++t) {
       cache.begin(1, at::kCPU);
       ForwardContext step = context({.start = t, .positions = cache.positions()});
-      step.cache = &cache;
+      step.memory = &cache;
       EXPECT_LE(difference(attention->forward(x.narrow(1, t, 1), step), want.narrow(1, t, 1)), 2e-5) << t;
       cache.end(1);
     }
@@ -178,7 +178,7 @@ TEST_F(BoundAttention, FixedKeysWithPadding) {
       for (const int64_t count : {4, 1, 2}) {
         cache.begin(count, at::kCPU);
         ForwardContext step = context({.start = seen, .padding = padding, .positions = cache.positions()});
-        step.cache = &cache;
+        step.memory = &cache;
         const Tensor got = attention->forward(x.narrow(1, seen, count), step) * counts.narrow(1, seen, count);
         EXPECT_LE(difference(got, want.narrow(1, seen, count)), 2e-5) << window << " after " << seen << " " << bundled;
         EXPECT_EQ(step.attention.masks(), 0U);
@@ -305,7 +305,7 @@ TEST_F(BoundAttention, AStaticCacheHasNoGradient) {
   Cache cache(std::move(parts), options);
   cache.begin(2, at::kCPU);
   ForwardContext step = context({.positions = cache.positions()});
-  step.cache = &cache;
+  step.memory = &cache;
   const Tensor x = random({1, 2, 12});
   expect_has(message_of([&] { attention->forward(x, step); }), {"static cache for attn:attention", "NoGradGuard"});
 }

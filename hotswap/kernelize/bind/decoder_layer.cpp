@@ -1,5 +1,6 @@
 // decoder_layer/1: inference alone. At most 16 rows, and of a layer with such weights what the kernel's op `rows` says;
-// the position is read from the device when the op runs, never earlier.
+// positions are read from the device when the op runs, never earlier. A kernel takes one position for all rows; one
+// that claims row_positions also takes one for each.
 #include "hotswap/layers/decoder_layer.h"
 
 #include <ATen/TensorOperators.h>
@@ -104,6 +105,7 @@ Result<std::string> rows_served(const SlotBase& slot, const LayerOps& layer) {
 void bind_decoder_layer(SlotBase& slot, const LayerOps& layer) {
   if (auto* in_layer = dynamic_cast<DecoderLayerSlot*>(&slot)) {
     in_layer->set_most_rows(most_rows(layer, in_layer->weights()));
+    in_layer->set_row_positions(layer.claims("row_positions"));
     using T = const Tensor&;
     if (const auto op = typed_op<std::tuple<Tensor, Tensor, Tensor>(T, T, T, T)>(layer, "inputs")) {
       in_layer->inputs = [op = *op](T ids, T embedding, T rope, T length) {
@@ -175,7 +177,7 @@ std::vector<Contract> decoder_layer_contracts() {
        decoder_example,
        {.rows = 1, .dim = 512},
        {.rows = 1, .dim = 4096},
-       {"bias", "gelu_tanh", "packed", "qk_norm", "silu", "window"},
+       {"bias", "gelu_tanh", "packed", "qk_norm", "row_positions", "silu", "window"},
        {"head_dims", "group_sizes"},
        /*optional=*/true,
        rows_served}};

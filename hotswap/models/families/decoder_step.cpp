@@ -5,8 +5,6 @@
 
 #include <algorithm>
 
-#include "hotswap/layers/cache_memory.h"
-
 namespace hotswap {
 namespace {
 
@@ -76,22 +74,18 @@ void DecoderStep::tensors_changed() {
 Tensor DecoderStep::forward(const HiddenState& in, const ForwardContext& context) const {
   const SelfAttentionOptions& o = parts_.attention.options();
   const RotaryTables& rope = context.rope_of(o.sliding_window > 0);
-  const bool one_token = context.cache != nullptr && context.cache->position().defined() && in.x.size(1) == 1 &&
-                         slot_.takes(in.x.size(0)) && !at::GradMode::is_enabled() &&
-                         !context.attention.sequence().padding.defined();
+  const bool one_token = context.memory != nullptr && context.position.defined() && in.x.size(1) == 1 &&
+                         slot_.takes(in.x.size(0)) && (context.position.size(0) == 1 || slot_.takes_row_positions()) &&
+                         !at::GradMode::is_enabled() && !context.attention.sequence().padding.defined();
   if (!one_token || rope.cos.size(-1) != o.head_dim || rope.cos.scalar_type() != in.x.scalar_type()) return {};
-  auto* memory = dynamic_cast<CacheMemory*>(&context.cache->layer(o.layer));
-  if (memory == nullptr) return {};
-  const auto [k, v] = memory->memory();
-  if (!k.defined() || k.size(0) != in.x.size(0)) return {};
+  const auto [k, v] = context.memory->writable_rows(o.layer, in.x.size(0));
+  if (!k.defined()) return {};
   DecoderLayerParts parts = weights();
   parts.cos = rope.cos, parts.sin = rope.sin;
   parts.k_cache = k, parts.v_cache = v;
-  parts.position = context.cache->position();
+  parts.position = context.position;
   parts.weights_are_old = true;  // before the first layer, too, something of this forward ran: the embedding
-  Tensor out = slot_(in.residual.defined() ? at::add(in.residual, in.x) : in.x, parts);
-  memory->wrote_one();
-  return out;
+  return slot_(in.residual.defined() ? at::add(in.residual, in.x) : in.x, parts);
 }
 
 }  // namespace hotswap

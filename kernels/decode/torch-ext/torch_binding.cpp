@@ -80,8 +80,11 @@ struct Call {
 };
 
 void run_cpu(const Layer& a) {
-  check(*a.position >= 0 && *a.position < a.capacity, kOp, ": wanted a position from 0 to ", a.capacity - 1, "; got ",
-        *a.position, "; make the cache longer");
+  for (int64_t row = 0; row < a.rows; ++row) {
+    const int64_t position = a.position[row * a.position_stride];
+    check(position >= 0 && position < a.capacity, kOp, ": expected a position from 0 to ", a.capacity - 1, "; got ",
+          position, " for row ", row, "; make the cache longer");
+  }
   // A thread for each kGrain weights, as a product alone would have: more would only wait for each other.
   const int64_t weights = a.hidden * (a.q.out + a.k.out + a.v.out + 3 * a.gate.out) + a.o.out * a.q.out;
   const int64_t threads = torch::stable::get_num_threads(), worth = weights * a.rows / kernels::kGrain;
@@ -149,10 +152,14 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
   check(v_cache.size(1) == a.capacity, kOp, ": wanted caches of one capacity; got ", a.capacity, " and ",
         v_cache.size(1), "; make both from the same lengths");
   kernels::check_device(position, call.device, kOp);
-  check(position.numel() == 1 && position.scalar_type() == kernels::ScalarType::Long, kOp,
-        ": wanted the position as one int64, the same for all rows; got ", shape_of(position),
-        " in torch dtype number ", int(position.scalar_type()), "; rows of different lengths go layer by layer");
+  const bool by_row = position.numel() != 1 && call.device.is_cpu();
+  check(position.scalar_type() == kernels::ScalarType::Long && position.is_contiguous() &&
+            position.numel() == (by_row ? rows : 1),
+        kOp, ": expected the position as one int64, the same for all rows, or on the CPU one for each of ", rows,
+        " rows; got ", shape_of(position), " in torch dtype number ", int(position.scalar_type()),
+        "; rows of different lengths go layer by layer");
   a.position = static_cast<const int64_t*>(position.data_ptr());
+  a.position_stride = by_row ? 1 : 0;
 
   const auto make = [&](int64_t width) { return kernels::empty({rows, width}, call.dtype, call.device); };
   Tensor qkv = make(a.q.out + a.k.out + a.v.out), attended = make(a.q.out), h = make(hidden), gated = make(a.gate.out);

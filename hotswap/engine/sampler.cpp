@@ -1,4 +1,4 @@
-#include "hotswap/generation/sampler.h"
+#include "hotswap/engine/sampler.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -69,14 +69,15 @@ Sampler::Sampler(const GenerationConfig& c, at::Device device, Largest largest)
   generator_->set_current_seed(*c.seed);
 }
 
-Tensor Sampler::next(const Tensor& logits, const Tensor& so_far, const Tensor& length, const Choice& to) {
+Tensor Sampler::next(const Tensor& logits, const Tensor& so_far, const Tensor& length, const Choice& to,
+                     const Tensor& made) {
   if (!do_sample_ && !changes_scores()) {  // rounding to float32 keeps the order
     return largest_(logits, to);
   }
   Tensor scores = logits.to(at::kFloat);
   if (repetition_penalty_ != 1) scores = penalised(scores, so_far);
   if (ngram_ > 0 && so_far.size(1) >= ngram_) scores = without_repeats(scores, so_far, length);
-  if (made_.defined()) scores = without_ends(scores);
+  if (made_.defined()) scores = without_ends(scores, made);
   if (!do_sample_) return largest_(scores, {});
   return at::multinomial(at::softmax(warp(scores), -1), 1, /*replacement=*/false, generator_).squeeze(1);
 }
@@ -103,7 +104,7 @@ Tensor Sampler::without_repeats(const Tensor& scores, const Tensor& so_far, cons
   return scores.masked_fill(at::gt(banned, 0), kMinusInfinity);
 }
 
-Tensor Sampler::without_ends(const Tensor& scores) {
+Tensor Sampler::without_ends(const Tensor& scores, const Tensor& made) {
   if (!is_end_.defined()) {
     Tensor is_end = at::zeros({scores.size(1)}, at::TensorOptions(at::kBool));
     for (const int64_t id : ends_) {
@@ -111,6 +112,8 @@ Tensor Sampler::without_ends(const Tensor& scores) {
     }
     is_end_ = is_end.to(scores.device());
   }
+  if (made.defined())
+    return scores.masked_fill(at::logical_and(is_end_, at::lt(made.unsqueeze(1), least_)), kMinusInfinity);
   const Tensor early = at::logical_and(is_end_, at::lt(made_, least_));
   made_.add_(1);  // in place: a graph does so again
   return scores.masked_fill(early, kMinusInfinity);

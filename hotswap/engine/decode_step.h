@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "hotswap/generation/cuda_graph.h"
-#include "hotswap/generation/sampler.h"
+#include "hotswap/engine/cuda_graph.h"
+#include "hotswap/engine/sampler.h"
 #include "hotswap/models/causal_lm.h"
 
 namespace hotswap {

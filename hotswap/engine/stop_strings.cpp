@@ -1,4 +1,4 @@
-#include "hotswap/generation/stop_strings.h"
+#include "hotswap/engine/stop_strings.h"
 
 #include <algorithm>
 

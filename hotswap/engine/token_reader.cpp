@@ -1,4 +1,4 @@
-#include "hotswap/generation/token_reader.h"
+#include "hotswap/engine/token_reader.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>

@@ -1,4 +1,4 @@
-#include "hotswap/generation/decode_step.h"
+#include "hotswap/engine/decode_step.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>

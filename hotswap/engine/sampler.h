@@ -26,8 +26,11 @@ class Sampler {
 
   // logits: [batch, vocab] any floating type; so_far: [batch, time] ids, read only where needs_history(); length: [1]
   // int64, how many of them were said; undefined: all. What stands behind is some id that was said -> [batch], which
-  // may be to.place: then they are wherever `to` wants them
-  Tensor next(const Tensor& logits, const Tensor& so_far, const Tensor& length = {}, const Choice& to = {});
+  // may be to.place: then they are wherever `to` wants them. made: [batch] int64, new tokens of each row so far, read
+  // only where needs_made(); undefined: as many as next() was called before
+  Tensor next(const Tensor& logits, const Tensor& so_far, const Tensor& length = {}, const Choice& to = {},
+              const Tensor& made = {});
+  bool needs_made() const { return made_.defined(); }
   bool needs_history() const { return repetition_penalty_ != 1 || ngram_ > 0; }
   const std::optional<at::Generator>& generator() const { return generator_; }  // none: the device's own
 
@@ -35,7 +38,7 @@ class Sampler {
   bool changes_scores() const { return needs_history() || made_.defined(); }
   Tensor penalised(const Tensor& scores, const Tensor& so_far) const;
   Tensor without_repeats(const Tensor& scores, const Tensor& so_far, const Tensor& length) const;
-  Tensor without_ends(const Tensor& scores);
+  Tensor without_ends(const Tensor& scores, const Tensor& made);
   Tensor warp(Tensor scores) const;  // [batch, vocab] float32
   Largest largest_;
   bool do_sample_;

@@ -1,4 +1,4 @@
-#include "hotswap/generation/cuda_graph.h"
+#include "hotswap/engine/cuda_graph.h"
 
 #include <dlfcn.h>
 

@@ -1,0 +1,175 @@
+#include "hotswap/engine/kv_pool.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+
+#include "hotswap/base/error.h"
+
+namespace hotswap {
+namespace {
+
+constexpr int64_t kPageUnit = 16;  // a GPU's kernels take pages of a multiple of it
+constexpr int64_t kFirstTokens = 64;
+
+int64_t rounded_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+void require(bool holds, std::string expected, std::string got, const char* next) {
+  if (!holds) throw Error({.wanted = std::move(expected), .got = std::move(got), .next = next});
+}
+
+}  // namespace
+
+KvPool::KvPool(at::Device device, const KvPoolOptions& options) : device_(device), options_(options) {
+  KvPoolOptions& o = options_;
+  require(o.max_sequences >= 1 && o.max_tokens >= 0 && o.page_size >= 0 && o.pages >= 0,
+          "at least one sequence, and sizes of 0 or more",
+          cat("max_sequences ", o.max_sequences, ", max_tokens ", o.max_tokens, ", page_size ", o.page_size, ", pages ",
+              o.pages),
+          "correct KvPoolOptions");
+  if (one_page_each()) {
+    slab_tokens_ = rounded_up(std::max(o.max_tokens, kFirstTokens), kPageUnit);
+    return;
+  }
+  require(o.max_tokens > 0, "max_tokens of a sequence where there is a page_size", "0",
+          "set KvPoolOptions::max_tokens");
+  const int64_t most = rounded_up(o.max_tokens, o.page_size) / o.page_size;
+  if (o.pages == 0) o.pages = o.max_sequences * most;
+  require(o.pages >= most, cat("pages for one sequence of max_tokens, ", most), cat(o.pages),
+          "give the pool more pages, or fewer max_tokens");
+  for (int64_t page = 0; page < o.pages; ++page) free_pages_.insert(static_cast<int32_t>(page));
+}
+
+const KvPool::Entry& KvPool::at(int64_t sequence) const {
+  const auto found = entries_.find(sequence);
+  require(found != entries_.end(), "the id of a sequence in the pool", cat(sequence),
+          "take one from acquire() that was not released");
+  return found->second;
+}
+
+KvPool::Entry& KvPool::at(int64_t sequence) { return const_cast<Entry&>(std::as_const(*this).at(sequence)); }
+
+int64_t KvPool::acquire() {
+  require(free_sequences() > 0, cat("at most ", options_.max_sequences, " sequences in the pool"), "one more",
+          "release() one, or make the pool with more max_sequences");
+  Entry fresh{.row = static_cast<int64_t>(order_.size())};
+  if (one_page_each()) fresh.pages = {static_cast<int32_t>(fresh.row)};
+  clear_states(fresh.row);
+  order_.push_back(next_id_);
+  entries_.emplace(next_id_, std::move(fresh));
+  return next_id_++;
+}
+
+// The last row moves into the gap.
+void KvPool::release(int64_t sequence) {
+  const Entry gone = at(sequence);
+  if (!one_page_each()) free_pages_.insert(gone.pages.begin(), gone.pages.end());
+  entries_.erase(sequence);
+  const int64_t last = order_.back();
+  order_.pop_back();
+  if (last == sequence) return;
+  Entry& moved = entries_.at(last);
+  move_row(moved.row, gone.row, moved.length);
+  moved.row = gone.row;
+  if (one_page_each()) moved.pages = {static_cast<int32_t>(gone.row)};
+  order_[gone.row] = last;
+}
+
+void KvPool::move_row(int64_t from, int64_t to, int64_t tokens) {
+  for (Layer& l : layers_) {
+    if (l.states.conv.defined()) {
+      l.states.conv.select(0, to).copy_(l.states.conv.select(0, from));
+      l.states.ssm.select(0, to).copy_(l.states.ssm.select(0, from));
+    }
+    if (!l.k.defined() || !one_page_each()) continue;
+    for (const Tensor* pages : {&l.k, &l.v}) {
+      pages->select(0, to).narrow(0, 0, tokens).copy_(pages->select(0, from).narrow(0, 0, tokens));
+    }
+  }
+}
+
+void KvPool::clear_states(int64_t row) {
+  for (Layer& l : layers_) {
+    if (!l.states.conv.defined()) continue;
+    l.states.conv.select(0, row).zero_();
+    l.states.ssm.select(0, row).zero_();
+  }
+}
+
+void KvPool::rollback(int64_t sequence, int64_t length) {
+  Entry& entry = at(sequence);
+  require(length >= 0 && length <= entry.length, cat("a length of 0 to ", entry.length), cat(length),
+          "roll back to tokens that were kept");
+  if (length == entry.length) return;
+  const bool recurs =
+      std::any_of(layers_.begin(), layers_.end(), [](const Layer& l) { return l.states.conv.defined(); });
+  require(!recurs || length == 0, cat("a sequence that can go back to token ", length),
+          "a recurrent state, which is of all tokens at once", "roll back to 0 and run the tokens again");
+  entry.length = length;
+  clear_states(entry.row);
+  if (one_page_each()) return;
+  const auto kept = static_cast<size_t>(rounded_up(length, options_.page_size) / options_.page_size);
+  free_pages_.insert(entry.pages.begin() + static_cast<ptrdiff_t>(kept), entry.pages.end());
+  entry.pages.resize(kept);
+}
+
+bool KvPool::fits(int64_t tokens) const {
+  if (one_page_each()) return true;
+  return tokens <= options_.max_tokens && rounded_up(tokens, options_.page_size) / options_.page_size <= free_pages();
+}
+
+void KvPool::reserve(int64_t sequence, int64_t tokens) {
+  if (one_page_each()) {
+    if (tokens > slab_tokens_) grow(std::max(tokens, 2 * slab_tokens_));
+    return;
+  }
+  require(tokens <= options_.max_tokens, cat("at most ", options_.max_tokens, " tokens of a sequence"), cat(tokens),
+          "make the pool with more max_tokens");
+  Entry& entry = at(sequence);
+  const int64_t needed = rounded_up(tokens, options_.page_size) / options_.page_size;
+  const int64_t added = needed - static_cast<int64_t>(entry.pages.size());
+  require(added <= free_pages(), cat(added, " free pages of ", options_.page_size, " tokens"), cat(free_pages()),
+          "release() a sequence, or make the pool with more pages");
+  for (int64_t i = 0; i < added; ++i) {
+    entry.pages.push_back(*free_pages_.begin());
+    free_pages_.erase(free_pages_.begin());
+  }
+}
+
+// [pages, kv_heads, tokens, head_dim] in memory, seen as [pages, tokens, kv_heads, head_dim]
+static Tensor make_pages(int64_t pages, int64_t tokens, int64_t kv_heads, int64_t dim,
+                         const at::TensorOptions& options) {
+  const c10::InferenceMode off(false);  // else only inference mode could write them
+  return at::empty({pages, kv_heads, tokens, dim}, options).transpose(1, 2);
+}
+
+void KvPool::grow(int64_t tokens) {
+  const int64_t before = slab_tokens_, rows = static_cast<int64_t>(order_.size());
+  slab_tokens_ = rounded_up(tokens, kPageUnit);
+  for (Layer& l : layers_) {
+    for (Tensor* pages : {&l.k, &l.v}) {
+      if (!pages->defined()) continue;
+      const Tensor larger = make_pages(pages->size(0), slab_tokens_, pages->size(2), pages->size(3), pages->options());
+      for (int64_t row = 0; row < rows; ++row) {
+        const int64_t used = std::min(before, entries_.at(order_[row]).length);
+        larger.select(0, row).narrow(0, 0, used).copy_(pages->select(0, row).narrow(0, 0, used));
+      }
+      *pages = larger;
+    }
+  }
+}
+
+KvPool::Layer& KvPool::layer(int64_t index) {
+  if (index >= static_cast<int64_t>(layers_.size())) layers_.resize(static_cast<size_t>(index) + 1);
+  return layers_[static_cast<size_t>(index)];
+}
+
+void KvPool::make_room(Layer& l, const Tensor& k, const Tensor& v) const {
+  if (l.k.defined()) return;
+  const int64_t pages = one_page_each() ? options_.max_sequences : options_.pages;
+  l.k = make_pages(pages, page_tokens(), k.size(2), k.size(3), k.options());
+  l.v = make_pages(pages, page_tokens(), v.size(2), v.size(3), v.options());
+}
+
+}  // namespace hotswap

@@ -1,0 +1,117 @@
+// The memory of a set of sequences: keys, values and recurrent states of each, which join and leave one by one.
+//
+//   KvPool pool(model.device(), {.max_sequences = 4, .max_tokens = 512});
+//   const int64_t sequence = pool.acquire();
+//   KvStep step(pool, {{.sequence = sequence, .tokens = prompt}});
+//   model({.step = &step.batch(), .memory = &step});
+//   step.commit();                                    // only now the tokens count
+//   pool.rollback(sequence, pool.length(sequence) - 2);
+//
+// Keys and values are in pages, [pages, page_size, kv_heads, head_dim] for each layer, made when its first tokens come.
+// Without a page_size one page holds a whole sequence and grows; kernels then read it in one piece.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "hotswap/layers/step_batch.h"
+
+namespace hotswap {
+
+struct KvPoolOptions {
+  int64_t max_sequences = 1;
+  int64_t max_tokens = 0;  // of one sequence. With pages: a limit. Without: room made at once; more is made as needed
+  int64_t page_size = 0;   // tokens of a page; 0: one page a sequence
+  int64_t pages = 0;       // with a page_size: of the whole pool; 0: as many as max_sequences of max_tokens need
+};
+
+// What a sequence adds in a step.
+struct StepRow {
+  int64_t sequence;
+  std::vector<int64_t> tokens;  // at least one
+  int64_t whole = 0;            // tokens of the text that they are a chunk of, from its beginning; 0: no chunk
+};
+
+class KvPool {
+ public:
+  // Error where the options contradict each other.
+  KvPool(at::Device device, const KvPoolOptions& options);
+
+  int64_t acquire();  // an empty sequence's id. Error where max_sequences are there
+  void release(int64_t sequence);
+  int64_t length(int64_t sequence) const { return at(sequence).length; }
+  int64_t row(int64_t sequence) const { return at(sequence).row; }  // rows have no gaps: release() moves the last one
+  bool fits(int64_t tokens) const;  // whether pages for a new sequence of `tokens` are free
+  // Takes pages for `tokens` now; steps take what they need by themselves. Error where there is no room.
+  void reserve(int64_t sequence, int64_t tokens);
+  // Forgets the tokens from `length` on, which is not beyond length(). Error where a layer has a recurrent state,
+  // unless `length` is 0: that state is of all tokens at once.
+  void rollback(int64_t sequence, int64_t length);
+
+  int64_t free_sequences() const { return options_.max_sequences - static_cast<int64_t>(order_.size()); }
+  int64_t free_pages() const { return static_cast<int64_t>(free_pages_.size()); }
+  at::Device device() const { return device_; }
+
+ private:
+  friend class KvStep;
+  struct Entry {
+    int64_t row = 0;  // of recurrent states, and the page where there is one a sequence
+    int64_t length = 0;
+    std::vector<int32_t> pages;
+  };
+  struct Layer {
+    Tensor k, v;  // [pages, page_size, kv_heads, head_dim], heads before tokens in memory; or undefined
+    RecurrentStates states;
+  };
+  const Entry& at(int64_t sequence) const;
+  Entry& at(int64_t sequence);
+  bool one_page_each() const { return options_.page_size == 0; }
+  int64_t page_tokens() const { return one_page_each() ? slab_tokens_ : options_.page_size; }
+  void grow(int64_t tokens);
+  void move_row(int64_t from, int64_t to, int64_t tokens);
+  void clear_states(int64_t row);
+  Layer& layer(int64_t index);
+  void make_room(Layer& layer, const Tensor& k, const Tensor& v) const;
+
+  at::Device device_;
+  KvPoolOptions options_;
+  int64_t slab_tokens_ = 0;  // room of a page that is a whole sequence's
+  int64_t next_id_ = 0;
+  std::map<int64_t, Entry> entries_;
+  std::vector<int64_t> order_;  // sequences by row: rows have no gaps, so that all of them are one piece of memory
+  std::set<int32_t> free_pages_;
+  std::vector<Layer> layers_;
+};
+
+// One step of some of a pool's sequences, as many new tokens in each: the batch that a model reads, and its memory.
+// What it writes counts once commit() is called. Without that keys and values are as they were; a recurrent state is
+// not, and its sequence can only be released or rolled back to 0.
+class KvStep : public StepMemory {
+ public:
+  // Error where rows differ in their number of tokens, some begin and others go on, or where the pool has no room.
+  KvStep(KvPool& pool, std::vector<StepRow> rows);
+  const StepBatch& batch() const { return batch_; }
+  void commit();
+
+  std::pair<Tensor, Tensor> update(int64_t layer, const Tensor& k, const Tensor& v) override;
+  std::pair<Tensor, Tensor> writable_rows(int64_t layer, int64_t batch) override;
+  RecurrentStates states(int64_t layer, const Tensor& x, at::IntArrayRef conv, at::IntArrayRef ssm) override;
+
+ private:
+  void write(const Tensor& pages, const Tensor& fresh);
+  KvPool& pool_;
+  std::vector<StepRow> rows_;
+  StepBatch batch_;
+  Tensor page_of_, offset_of_;  // [tokens] int64: where each new token goes; made when first needed
+  struct Copied {               // states of rows that are not side by side
+    int64_t layer;
+    RecurrentStates states;
+  };
+  std::vector<Copied> copied_;
+};
+
+}  // namespace hotswap

@@ -1,0 +1,35 @@
+// A sequence: a prompt and what is generated after it, with its own length, sampling and ends.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "hotswap/engine/sampler.h"
+
+namespace hotswap {
+
+enum class Finish { kNot, kLength, kEos, kStopString, kLeft };
+
+// When a sequence ends: with an eos, with `ends_with` of its newest token, or after max_new_tokens.
+struct StopRules {
+  int64_t max_new_tokens = 20;
+  std::vector<int64_t> eos = {};
+  std::function<bool(int64_t token)> ends_with = nullptr;  // called once with every new token; empty: never
+};
+
+struct Sequence {
+  std::vector<int64_t> tokens;       // the prompt, then the new ones
+  std::shared_ptr<Sampler> sampler;  // sequences that share one are sampled in one call
+  StopRules stop = {};
+  // All tokens are run again once the sequence is this long, because its keys then need other frequencies; 0: never.
+  int64_t restart_length = 0;
+
+  // Kept by the scheduler.
+  int64_t prompt_length = 0;
+  Finish finish = Finish::kNot;
+  int64_t new_tokens() const { return static_cast<int64_t>(tokens.size()) - prompt_length; }
+};
+
+}  // namespace hotswap

@@ -1,0 +1,91 @@
+// For tests over every family: a tiny model of each, and when two greedy texts are the same answer.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hotswap/models/auto.h"
+
+namespace hotswap::test_support {
+
+using Ids = std::vector<int64_t>;
+
+inline constexpr int64_t kVocabulary = 50, kNewTokens = 20;
+
+// Where a family can slide, some of its layers do. head_dim: of attention.
+inline std::shared_ptr<CausalLM> tiny(const std::string& family, at::Device device, at::ScalarType dtype,
+                                      int64_t head_dim) {
+  const bool latent = family.starts_with("deepseek");
+  const bool asks_to_slide = family.starts_with("qwen") || family == "smollm3";
+  const nlohmann::ordered_json config = {{"model_type", family},
+                                         {"vocab_size", kVocabulary},
+                                         {"hidden_size", 32},
+                                         {"num_hidden_layers", 3},
+                                         {"num_attention_heads", 4},
+                                         {"num_key_value_heads", latent ? 4 : 2},
+                                         {"intermediate_size", 64},
+                                         {"rms_norm_eps", 1e-5},
+                                         {"initializer_range", 0.4},
+                                         {"sliding_window", 9},
+                                         {"max_window_layers", 1},
+                                         {"sliding_window_pattern", 2},
+                                         {"no_rope_layer_interval", 2},
+                                         {"head_dim", family == "mamba2" ? 8 : head_dim},
+                                         {"max_position_embeddings", 128},
+                                         {"num_experts", 4},  // of mixtures
+                                         {"intermediate_size_mlp", 64},
+                                         {"attention_chunk_size", 9},
+                                         {"n_group", 1},
+                                         {"topk_group", 1},
+                                         {"num_local_experts", 4},
+                                         {"num_experts_per_tok", 2},
+                                         {"moe_intermediate_size", 16},
+                                         {"shared_expert_intermediate_size", 32},
+                                         {"use_sliding_window", asks_to_slide},
+                                         {"q_lora_rank", 16},
+                                         {"kv_lora_rank", 16},
+                                         {"qk_nope_head_dim", 8},
+                                         {"qk_rope_head_dim", 8},
+                                         {"v_head_dim", 16},
+                                         {"state_size", 16},  // of recurrences
+                                         {"num_heads", 8},
+                                         {"n_groups", 2},
+                                         {"chunk_size", 8},
+                                         {"attn_layer_period", 2},
+                                         {"attn_layer_offset", 1},
+                                         {"first_k_dense_replace", family == "deepseek_v3" ? 1 : 3}};
+  auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
+  model->init_weights(3, dtype, device);
+  model->eval();
+  return model;
+}
+
+// Greedy steps.
+struct Steps {
+  std::vector<Ids> ids;        // a row each
+  std::vector<Tensor> logits;  // a step each: [batch, vocab] float32 on the CPU
+};
+
+// Two texts may part only where the reference's best two logits are closer than they were rounded, and are then not the
+// same question any more. Returns how many tokens were the same question and the same answer.
+inline int64_t expect_same(const std::vector<Ids>& got, const Steps& want, double rounding, const std::string& what) {
+  int64_t same = 0;
+  for (size_t row = 0; row < want.ids.size(); ++row) {
+    EXPECT_EQ(got[row].size(), want.ids[row].size()) << what;
+    for (size_t step = 0; step < want.ids[row].size(); ++step, ++same) {
+      if (got[row][step] == want.ids[row][step]) continue;
+      const Tensor logits = want.logits[step][static_cast<int64_t>(row)];
+      const Tensor best = std::get<0>(logits.topk(2));
+      const double gap = best[0].item<double>() - best[1].item<double>();
+      EXPECT_LE(gap, rounding * logits.abs().max().item<double>()) << what << ", row " << row << ", token " << step;
+      break;
+    }
+  }
+  return same;
+}
+
+}  // namespace hotswap::test_support
