@@ -137,7 +137,8 @@ at::Tensor dequantised(const at::Tensor& packed, int64_t in, at::ScalarType dtyp
                 .numel = result.numel()});
     return result.to(packed.device(), dtype);
   }
-  throw Error({.wanted = cat("packed rows of ", in, " weights, in blocks of 32 of Q8_0, Q4_0 or Q4_1"),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("packed rows of ", in, " weights, in blocks of 32 of Q8_0, Q4_0 or Q4_1"),
                .got = cat("[", join(packed.sizes()), "] bytes"),
                .next = "check that the config and the weights belong together"});
 }
@@ -146,7 +147,8 @@ void dequantise(const Dequantise& job) {
   const Way* way = way_of(job.type);
   if (way == nullptr) {
     throw Error(
-        {.wanted = cat("a GGUF tensor of a type among ", dequantisable_types()),
+        {.kind = ErrorKind::kUnsupported,
+         .wanted = cat("a GGUF tensor of a type among ", dequantisable_types()),
          .got = cat("type ", job.type.name),
          .next = "convert the file to Q8_0, Q4_0 or Q4_1 (llama-quantize), or take the safetensors checkpoint"});
   }
@@ -158,7 +160,8 @@ void dequantise(const Dequantise& job) {
     case at::kHalf:
       return dequantise_to<c10::Half>(job, *way);
     default:
-      throw Error({.wanted = "float32, bfloat16 or float16 weights from a GGUF file",
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = "float32, bfloat16 or float16 weights from a GGUF file",
                    .got = c10::toString(job.dtype),
                    .next = "choose one of them"});
   }

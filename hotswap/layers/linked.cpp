@@ -26,7 +26,8 @@ struct Linked : torch::autograd::Function<Linked> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     if (at::GradMode::is_enabled())
-      throw Error({.wanted = "a gradient through the projections of an attention or a gated MLP",
+      throw Error({.kind = ErrorKind::kUnsupported,
+                   .wanted = "a gradient through the projections of an attention or a gated MLP",
                    .got = "a gradient of the gradient",
                    .next = "unkernelize for double backward (create_graph)"});
     const Tensor handed_on = gradients[1];

@@ -31,7 +31,8 @@ bool names(const PretrainedOptions& options, const std::string& layer) {
 bool keeps_packed(const PretrainedOptions& options, bool is_gguf, const at::Device& device) {
   const bool can = is_gguf && device.is_cpu();
   if (options.packed.value_or(false) && !can) {
-    throw Error({.wanted = "a GGUF file on the CPU for packed weights",
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "a GGUF file on the CPU for packed weights",
                  .got = is_gguf ? cat("the device ", device.str()) : std::string("weights of another format"),
                  .next = "leave packed unset"});
   }
@@ -95,7 +96,8 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   const std::filesystem::path folder = model_folder(name, options.revision, options.gguf_file);
   const bool is_gguf = options.gguf_file || std::filesystem::is_regular_file(folder);
   if (!is_gguf && !std::filesystem::is_regular_file(folder / "config.json")) {
-    throw Error({.wanted = "a folder with config.json and the weights of a model",
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = "a folder with config.json and the weights of a model",
                  .got = cat("no ", (folder / "config.json").string()),
                  .next = "give the path of a model, its name on the Hub (org/name), or its GGUF file as gguf_file"});
   }

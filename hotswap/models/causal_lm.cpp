@@ -84,7 +84,8 @@ void CausalLM::unpack(bool without_kernel_only) {
 void CausalLM::on_mode_change() {
   if (training() && packed()) {
     train(false);
-    throw Error({.wanted = "plain weights for training",
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "plain weights for training",
                  .got = "weights packed as in a GGUF file, which have no gradient",
                  .next = "load the model with packed = false (--packed off), or call unpack() before train()"});
   }
@@ -133,7 +134,8 @@ const KernelReport& CausalLM::bind_kernels(Mode mode) {
   const bool named =
       std::any_of(mapping.begin(), mapping.end(), [](const auto& row) { return row.first == kAttentionLayer; });
   if (named && is_attention_kernel(attn_implementation_)) {
-    throw Error({.wanted = "one kernel for the attention",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "one kernel for the attention",
                  .got = cat("attn_implementation ", attn_implementation_, " and a row of the kernel mapping for ",
                             kAttentionLayer),
                  .next = "drop one of them"});
@@ -157,7 +159,8 @@ void CausalLM::set_attn_implementation(const std::string& given, const KernelOpt
   check_attn_implementation(name);
   const bool by_kernel = is_attention_kernel(name);
   if (by_kernel && !layers_with_slots(*this).contains(kAttentionLayer)) {
-    throw Error({.wanted = cat("a model with attention for the kernel ", name),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("a model with attention for the kernel ", name),
                  .got = cat("a model of type ", config_.model_type, ", which has none"),
                  .next = "name no attn_implementation"});
   }
@@ -194,7 +197,8 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
   const bool has_labels = a.labels.defined();
   if (has_labels) {
     if (a.labels.sizes() != a.input_ids.sizes() || a.logits_to_keep != 0) {
-      throw Error({.wanted = cat("labels [", join(a.input_ids.sizes()), "] and logits of all positions"),
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = cat("labels [", join(a.input_ids.sizes()), "] and logits of all positions"),
                    .got = cat("labels [", join(a.labels.sizes()), "], logits_to_keep ", a.logits_to_keep),
                    .next = "give each token its label, -100 where it does not count, and no logits_to_keep"});
     }

@@ -21,8 +21,10 @@ std::vector<std::string> layer_names(const Manifest& manifest) {
 void list_packages(bool json) {
   const auto folder = bundled_folder();
   if (!folder) {
-    throw Error(
-        {.wanted = "a folder of kernel packages", .got = folder.why(), .next = "build them, or set HOTSWAP_PACKAGES"});
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = "a folder of kernel packages",
+                 .got = folder.why(),
+                 .next = "build them, or set HOTSWAP_PACKAGES"});
   }
   if (json) {
     OutJson out = OutJson::array();
@@ -49,7 +51,10 @@ Manifest find_package(const std::string& name) {
   if (std::filesystem::is_directory(name)) {
     const auto variant = find_variant(name, "cpu");
     if (!variant)
-      throw Error({.wanted = "a kernel package for this machine", .got = variant.why(), .next = "build it here"});
+      throw Error({.kind = ErrorKind::kNotFound,
+                   .wanted = "a kernel package for this machine",
+                   .got = variant.why(),
+                   .next = "build it here"});
     return read_package(*variant, bundled_packages());
   }
   std::vector<std::string> known;
@@ -57,7 +62,8 @@ Manifest find_package(const std::string& name) {
     if (m.name == name) return std::move(m);
     known.push_back(m.name);
   }
-  throw Error({.wanted = cat("a bundled package (", join(known), ") or a package's folder"),
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = cat("a bundled package (", join(known), ") or a package's folder"),
                .got = "'" + name + "'",
                .next = "run `hotswap kernel list`"});
 }

@@ -40,7 +40,8 @@ struct AttentionOps {
   const OperatorHandle& at(std::string_view role) const {
     const auto found = handles.find(role);
     if (found != handles.end()) return found->second;
-    throw Error({.wanted = cat("the op ", role, " of ", layer.str(), ", for ",
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("the op ", role, " of ", layer.str(), ", for ",
                                role == "decode" ? "a cache of a fixed size" : "batches with padding and packed rows"),
                  .got = "a package without it",
                  .next = "do without these, or map attention to \"\" (attn_implementation: sdpa)"});
@@ -108,7 +109,8 @@ struct AttentionFunction : Function<AttentionFunction> {
 Tensor run(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v) {
   const AttentionOptions& o = call.options;
   if (wants_grad(OptTensor(o.alibi_slopes))) {
-    throw Error({.wanted = cat("ALiBi slopes without gradient for ", call.ops->layer.str()),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("ALiBi slopes without gradient for ", call.ops->layer.str()),
                  .got = "slopes that require it",
                  .next = "detach them, or set attn_implementation to eager"});
   }
@@ -156,7 +158,8 @@ Tensor attend_fixed_padded(AttentionCall call, const Tensor& q, const Tensor& k,
 Tensor attend_fixed(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v,
                     const AttentionMetadata& metadata) {
   if (wants_grad(q, k, v, OptTensor(call.options.sinks))) {
-    throw Error({.wanted = cat("no gradient through a static cache for ", call.ops->layer.str()),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("no gradient through a static cache for ", call.ops->layer.str()),
                  .got = "a tensor that requires one",
                  .next = "run the forward under at::NoGradGuard"});
   }
@@ -178,7 +181,8 @@ Tensor attend_fixed(const AttentionCall& call, const Tensor& q, const Tensor& k,
 Tensor attend(const AttentionOps* ops, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o,
               const AttentionMetadata& metadata) {
   if (o.dropout > 0) {
-    throw Error({.wanted = cat("attention without dropout for ", ops->layer.str()),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("attention without dropout for ", ops->layer.str()),
                  .got = cat("a dropout of ", o.dropout),
                  .next = "set attention_dropout to 0, or map attention to \"\" (attn_implementation: sdpa)"});
   }

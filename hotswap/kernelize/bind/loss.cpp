@@ -83,8 +83,10 @@ template <typename Forward>
 Tensor with_weights(const Tensor& target, const CrossEntropyOptions& options, const Forward& forward) {
   if (!options.class_weight.defined()) return forward(options);
   if (options.class_weight.requires_grad()) {
-    throw Error(
-        {.wanted = "a class_weight that learns nothing", .got = "one that requires a gradient", .next = "detach it"});
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "a class_weight that learns nothing",
+                 .got = "one that requires a gradient",
+                 .next = "detach it"});
   }
   CrossEntropyOptions scaled = options;
   if (options.reduction == "mean") {

@@ -14,7 +14,10 @@ namespace fs = std::filesystem;
 
 void want(bool ok, const std::string& wanted, const Json& at, const std::string& got) {
   if (ok) return;
-  throw Error({.wanted = wanted + " at " + at.where(), .got = "'" + shown(got) + "'", .next = "rebuild the package"});
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = wanted + " at " + at.where(),
+               .got = "'" + shown(got) + "'",
+               .next = "rebuild the package"});
 }
 
 // The capabilities that this object names; the others stay as they are.
@@ -63,7 +66,8 @@ LayerEntry read_layer(const Json& json, int64_t schema, LayerEntry layer) {
   layer.contract = layer.contract.empty() ? json.at<std::string>("contract") : json.get("contract", layer.contract);
   const Contract* contract = find_contract(layer.contract);
   if (contract == nullptr) {
-    throw Error({.wanted = cat("a contract that this hotswap knows at ", json.where(), ": ", join(contract_names())),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("a contract that this hotswap knows at ", json.where(), ": ", join(contract_names())),
                  .got = "'" + layer.contract + "'",
                  .next = "use versions of hotswap and of the package that match"});
   }
@@ -148,7 +152,8 @@ void read_versions(const Json& json, PackageLayers& package) {
 std::string read_layers_text(const fs::path& folder) {
   const fs::path file = folder / "layers.json";
   if (fs::exists(file)) return read_file(file);
-  throw Error({.wanted = cat("layers.json in ", folder.string()),
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("layers.json in ", folder.string()),
                .got = "a package that does not declare which layers its ops serve",
                .next = "name it in a kernel mapping: some such packages have an adapter"});
 }

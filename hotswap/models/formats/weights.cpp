@@ -145,7 +145,8 @@ class Planner {
     if (!mismatched_.empty())
       parts.push_back(cat(mismatched_.size(), " of another shape or kind: ", join(mismatched_)));
     if (parts.empty()) return;
-    throw Error({.wanted = cat("exactly the model's tensors in ", checkpoint_.where()),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("exactly the model's tensors in ", checkpoint_.where()),
                  .got = join(parts, "; "),
                  .next = "check that the config and the weights belong together"});
   }
@@ -161,7 +162,10 @@ at::ScalarType Checkpoint::first_dtype() const {
   for (const std::string& name : names()) {
     if (at::isFloatingType(dtype(name))) return dtype(name);
   }
-  throw Error({.wanted = cat("a floating point tensor in ", where()), .got = "none", .next = "check the file"});
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("a floating point tensor in ", where()),
+               .got = "none",
+               .next = "check the file"});
 }
 
 std::unique_ptr<const Checkpoint> open_checkpoint(const std::filesystem::path& folder,
@@ -171,12 +175,14 @@ std::unique_ptr<const Checkpoint> open_checkpoint(const std::filesystem::path& f
     return std::make_unique<GgufCheckpoint>(folder);
   }
   if (!std::filesystem::is_directory(folder)) {
-    throw Error({.wanted = "a folder with a model's weights",
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = "a folder with a model's weights",
                  .got = cat("no folder at ", folder.string()),
                  .next = "check the path"});
   }
   if (std::filesystem::exists(folder / "adapter_config.json")) {  // transformers would load it over another model
-    throw Error({.wanted = cat("a model without an adapter in ", folder.string()),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("a model without an adapter in ", folder.string()),
                  .got = "adapter_config.json",
                  .next = "merge the adapter in Python: merge_and_unload() of PEFT, then save_pretrained"});
   }
@@ -184,7 +190,8 @@ std::unique_ptr<const Checkpoint> open_checkpoint(const std::filesystem::path& f
   if (std::filesystem::exists(single)) return std::make_unique<SafetensorsCheckpoint<SafetensorsFile>>(single);
   if (std::filesystem::exists(index)) return std::make_unique<SafetensorsCheckpoint<SafetensorsIndex>>(index);
   const auto ggufs = files_ending(folder, ".gguf"), pickles = files_ending(folder, ".bin");
-  throw Error({.wanted = cat("model.safetensors or model.safetensors.index.json in ", folder.string()),
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = cat("model.safetensors or model.safetensors.index.json in ", folder.string()),
                .got = !ggufs.empty()     ? cat("GGUF files: ", join(ggufs))
                       : !pickles.empty() ? cat("pickled weights, which could run code when read: ", join(pickles))
                                          : std::string("neither"),
