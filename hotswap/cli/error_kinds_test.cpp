@@ -1,4 +1,5 @@
 // What goes wrong in each room, and the kind that a program reads of it: one table, and the exit statuses that follow.
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <functional>

@@ -263,7 +263,7 @@ class Planner {
   static void check_offer(const KernelMapping::Entry& entry, const ResolvedKernel& kernel, const LayerEntry& offered,
                           const SlotBase& slot) {
     const std::string name = cat(kernel.manifest.name, ":", kernel.layer);
-    if (offered.contract != slot.contract()) {
+    if (find_contract(offered.contract)->slots() != slot.contract()) {
       throw Error({.kind = ErrorKind::kInvalidArgument,
                    .wanted = cat("a kernel of the contract ", slot.contract(), " for the layer ", slot.layer()),
                    .got = cat(name, " of ", offered.contract),
@@ -298,6 +298,9 @@ class Planner {
       } else if (!has.features.contains(feature)) {
         return has.features.empty() ? cat("has no ", feature) : cat("has no ", feature, ", only ", join(has.features));
       }
+    }
+    for (const auto& format : needs.weights) {
+      if (!has.weights.contains(format)) return cat("takes no weights as ", format, ", only ", join(has.weights));
     }
     for (const auto& [name, wanted] : needs.numbers) {
       const auto found = has.numbers.find(name);

@@ -121,7 +121,7 @@ Tensor TinyModel::forward(const Tensor& x) const {
   const Tensor hidden = layer_norm.forward(h + (q_turned + k_turned).transpose(1, 2).reshape({batch, time, 16}));
   const Tensor labels = at::zeros({batch, time}, at::kLong);
   const LossArguments arguments{.labels = labels, .items = std::nullopt};
-  return loss.fuses() ? loss.from_hidden(hidden, head.weight, arguments)
+  return loss.fuses() ? loss.from_hidden(hidden, head.data(), arguments)
                       : loss.from_logits(head.forward(hidden), arguments);
 }
 

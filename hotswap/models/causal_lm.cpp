@@ -58,49 +58,42 @@ CausalLM::CausalLM(const Family& family, Json config)
   set_attn_implementation("");
 }
 
-bool CausalLM::packed() {
+bool CausalLM::has_encoded_weights() {
   bool found = false;
-  each_tensor([&](const std::string&, Tensor& tensor) { found = found || is_packed(tensor); });
+  each_weight([&](const std::string&, const Weight& weight) { found = found || weight.encoded(); });
   return found;
 }
 
 void CausalLM::unpack(bool without_kernel_only) {
   const at::ScalarType dtype = this->dtype();
-  const auto plain = [&](Tensor& weight, int64_t columns) {
-    if (!is_packed(weight)) return;
-    weight = dequantised(weight, columns, dtype);
-    weight.set_requires_grad(true);
-  };
   each_module([&](const std::string&, Module& part) {
     auto* linear = dynamic_cast<Linear*>(&part);
-    if (linear != nullptr && !(without_kernel_only && linear->bound())) plain(linear->weight, linear->in());
+    if (linear != nullptr && !(without_kernel_only && linear->bound())) linear->dequantise(dtype);
   });
-  Embedding& embedding = model_.embed_tokens;
-  if (!without_kernel_only) plain(embedding.weight, embedding.dim());
+  if (!without_kernel_only) model_.embed_tokens.dequantise(dtype);
   tensors_changed();
   if (swaps_layers_) bind_kernels(Mode::of_training(training()));
 }
 
 void CausalLM::on_mode_change() {
-  if (training() && packed()) {
+  if (training() && has_encoded_weights()) {
     train(false);
     throw Error({.kind = ErrorKind::kUnsupported,
                  .wanted = "plain weights for training",
-                 .got = "weights packed as in a GGUF file, which have no gradient",
-                 .next = "load the model with packed = false (--packed off), or call unpack() before train()"});
+                 .got = "weights in a GGUF file's format, which have no gradient",
+                 .next = "load the model with keep_formats = false (--packed off), or call unpack() before train()"});
   }
   kernels_.on_mode_change(*this);
 }
 
 TensorMap CausalLM::plain_tensors() {
-  std::map<std::string, int64_t> columns;
-  each_module([&](const std::string& name, Module& part) {
-    if (const auto* linear = dynamic_cast<const Linear*>(&part)) columns[name + ".weight"] = linear->in();
-    if (const auto* embedding = dynamic_cast<const Embedding*>(&part)) columns[name + ".weight"] = embedding->dim();
+  std::map<std::string, Tensor> plain;
+  each_weight([&](const std::string& name, const Weight& weight) {
+    if (weight.encoded()) plain[name] = weight.dequantised(dtype());
   });
   TensorMap tensors = named_tensors(*this);
   for (auto& [name, tensor] : tensors) {
-    if (is_packed(tensor)) tensor = dequantised(tensor, columns.at(name), dtype());
+    if (const auto found = plain.find(name); found != plain.end()) tensor = found->second;
   }
   return tensors;
 }
@@ -205,10 +198,10 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
     check_tensor(a.labels, "labels", at::kLong, device());
   }
   const bool need_logits = a.need_logits.value_or(!(has_labels && training()));
-  if (has_labels && !need_logits && loss_.fuses() && !is_packed(lm_head_.weight)) {
+  if (has_labels && !need_logits && loss_.fuses() && all_plain({&lm_head_})) {
     const Tensor scaled = config_.logits_scaling == 1 ? hidden : at::div(hidden, config_.logits_scaling);
     out.loss = loss_.from_hidden(
-        scaled, lm_head_.weight,
+        scaled, lm_head_.data(),
         {.labels = a.labels, .items = a.num_items_in_batch, .softcap = config_.final_logit_softcapping});
     add_aux_loss(config_.mixture, a, out);
     return out;

@@ -106,7 +106,7 @@ class Call {
 
  private:
   c10::FunctionSchema schema(const std::string& role) const {
-    return torch::jit::parseSchema("op" + layer_.contract().roles.at(role));
+    return torch::jit::parseSchema("op" + layer_.contract().roles.at(role).schema);
   }
 
   Values arguments(const std::string& role) const {

@@ -85,7 +85,7 @@ std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags&
                             .device_map = flags.device,
                             .revision = flags.revision};
   if (!flags.gguf_file.empty()) options.gguf_file = flags.gguf_file;
-  if (flags.packed != "auto") options.packed = flags.packed == "on";
+  if (flags.packed != "auto") options.keep_formats = flags.packed == "on";
   const auto model = flags.random_weights ? AutoModelForCausalLM::from_random(flags.model, options)
                                           : AutoModelForCausalLM::from_pretrained(flags.model, options);
   report_left_stock(model->kernel_report());

@@ -86,7 +86,8 @@ OutJson layers_json(const Manifest& manifest) {
                       {"deterministic", can.deterministic},
                       {"dtypes", can.dtypes},
                       {"features", can.features},
-                      {"numbers", numbers_json(can)}}}};
+                      {"numbers", numbers_json(can)},
+                      {"weights", can.weights}}}};
   }
   return layers;
 }
@@ -122,12 +123,13 @@ void show_package(const std::string& name, bool json) {
   }
   std::printf("%s, version %lld, %s\n", m.name.c_str(), static_cast<long long>(m.version), m.license.c_str());
   std::printf("path     %s\nid       %s\ndigest   %s (verified)\n\n", m.folder.c_str(), m.id.c_str(), m.digest.c_str());
-  Table table({"layer", "contract", "backward", "capture", "deterministic", "dtypes", "features", "numbers"});
+  Table table(
+      {"layer", "contract", "backward", "capture", "deterministic", "dtypes", "features", "numbers", "weights"});
   const auto yes = [](bool b) { return std::string(b ? "yes" : "no"); };
   for (const auto& [layer, entry] : m.layers) {
     const Capabilities& can = entry.capabilities;
     table.row({layer, entry.contract, yes(can.backward), yes(can.capture), yes(can.deterministic), join(can.dtypes),
-               join(can.features), numbers_text(can)});
+               join(can.features), numbers_text(can), join(can.weights)});
   }
   std::printf("%s", table.text().c_str());
   if (m.stands_in_for.empty()) return;

@@ -17,7 +17,7 @@ void want(bool ok, const std::string& wanted, const Json& at, const std::string&
   throw Error({.kind = ErrorKind::kCorrupt,
                .wanted = cat(wanted, " at ", at.where()),
                .got = "'" + shown(got) + "'",
-               .next = cat("set ", at.where(), " to ", wanted)});
+               .next = cat("set ", at.where(), " accordingly")});
 }
 
 Texts texts(const Json& json, const char* key) { return json.get<Texts>(key, {}); }

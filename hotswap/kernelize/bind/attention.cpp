@@ -252,13 +252,14 @@ std::vector<Contract> attention_contracts() {
        {{"forward", "(" + qkv + options + ") -> Tensor"},
         {"forward_train", "(" + qkv + options + out_lse},
         {"backward", "(Tensor dout, " + trained + options + gradients},
-        {"varlen_forward", "(" + qkv + sequences + options + ") -> Tensor"},
-        {"varlen_forward_train", "(" + qkv + sequences + options + out_lse},
-        {"varlen_backward", "(Tensor dout, " + trained + sequences + options + gradients},
+        {"varlen_forward", optional_role("(" + qkv + sequences + options + ") -> Tensor")},
+        {"varlen_forward_train", optional_role("(" + qkv + sequences + options + out_lse)},
+        {"varlen_backward", optional_role("(Tensor dout, " + trained + sequences + options + gradients)},
         {"decode",
-         "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k_new, Tensor? v_new, Tensor cache_seqlens, "
-         "Tensor? block_table, Tensor? cache_batch_idx, " +
-             options + ", int num_splits" + out_lse}},
+         optional_role(
+             "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k_new, Tensor? v_new, Tensor cache_seqlens, "
+             "Tensor? block_table, Tensor? cache_batch_idx, " +
+             options + ", int num_splits" + out_lse)}},
        bind_attention,
        attention_example,
        {.rows = 128, .dim = 256},

@@ -111,7 +111,7 @@ class RegularOps {
   }
 
   c10::FunctionSchema parsed(const char* role) const {  // the contract's: an op may name its results otherwise
-    return torch::jit::parseSchema("op" + layer.contract().roles.at(role));
+    return torch::jit::parseSchema("op" + layer.contract().roles.at(role).schema);
   }
 
   static size_t place_of(std::vector<Saved>& list, const Saved& wanted) {

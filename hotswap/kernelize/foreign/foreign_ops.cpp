@@ -258,7 +258,7 @@ void register_adapter(const Manifest& m) {
     for (const auto& [role, op] : entry.ops) {
       if (!defined.insert(op).second) continue;
       auto counter = (*calls)[op] = std::make_shared<std::atomic<int64_t>>(0);
-      library->def(torch::jit::parseSchema(op + find_contract(entry.contract)->roles.at(role)));
+      library->def(torch::jit::parseSchema(op + find_contract(entry.contract)->roles.at(role).schema));
       const AdaptedOp& adapted = adapters.at(op);
       // A variant may define an op and have no kernel for it; then ours has none either, and the layer stays stock.
       if (!adapted.theirs.hasComputedKernelForDispatchKey(key)) continue;

@@ -6,6 +6,7 @@
 #include "hotswap/hub/names/kernel_ref.h"
 #include "hotswap/hub/names/text.h"
 #include "hotswap/kernelize/bind/contract.h"
+#include "hotswap/layers/weight.h"
 
 namespace hotswap {
 namespace {
@@ -25,7 +26,7 @@ void read_capabilities(const Json& json, int64_t schema, Capabilities& caps) {
   if (schema == 1) {
     json.only({"backward", "capture", "deterministic", "dtypes"});
   } else {
-    json.only({"backward", "capture", "deterministic", "dtypes", "features", "numbers"});
+    json.only({"backward", "capture", "deterministic", "dtypes", "features", "numbers", "weights"});
   }
   caps.backward = json.get("backward", caps.backward);
   caps.capture = json.get("capture", caps.capture);
@@ -43,12 +44,35 @@ void read_capabilities(const Json& json, int64_t schema, Capabilities& caps) {
     caps.features.clear();
     for (const Json& feature : features->elements()) caps.features.insert(feature.as<std::string>());
   }
+  if (const auto weights = json.find("weights")) {
+    caps.weights.clear();
+    for (const Json& weight : weights->elements()) {
+      const auto name = weight.as<std::string>();
+      want(weight_format_of(name).has_value(), cat("a weight format out of ", weight_format_names()), weight, name);
+      caps.weights.insert(name);
+    }
+  }
   if (const auto numbers = json.find("numbers")) {
     caps.numbers.clear();
     for (const auto& [name, list] : numbers->items()) {
       for (const Json& entry : list.elements()) caps.numbers[name].add(entry);
     }
   }
+}
+
+// Names of before, in packages that are built.
+std::string role_of(const std::string& name) {
+  static const std::map<std::string, std::string> renamed = {{"largest", "argmax"},
+                                                             {"backward_again", "backward_recompute"}};
+  const auto found = renamed.find(name);
+  return found == renamed.end() ? name : found->second;
+}
+
+// The formats that the layer's kernels take, where it does not list them.
+void default_weights(const Contract& contract, Capabilities& caps) {
+  if (!caps.weights.empty()) return;
+  caps.weights = contract.weights;
+  if (caps.features.contains("packed")) caps.weights.insert(kPackedFormats.begin(), kPackedFormats.end());
 }
 
 // A name that the contract does not know would never be asked for: it is misspelt.
@@ -72,7 +96,8 @@ LayerEntry read_layer(const Json& json, int64_t schema, LayerEntry layer) {
                  .next = "use versions of hotswap and of the package that match"});
   }
   const Json ops = json.child("ops");
-  for (const auto& [role, op] : ops.items()) {
+  for (const auto& [name_of_role, op] : ops.items()) {
+    const std::string role = role_of(name_of_role);
     want(contract->roles.contains(role), cat("a role of ", layer.contract), op, role);
     const auto name = op.as<std::string>();
     want(is_identifier(name), "an op's name", op, name);
@@ -80,7 +105,10 @@ LayerEntry read_layer(const Json& json, int64_t schema, LayerEntry layer) {
   }
   if (const auto caps = json.find("capabilities")) read_capabilities(*caps, schema, layer.capabilities);
   check_names(json, *contract, layer.capabilities);
-  ops.at<std::string>("forward");
+  default_weights(*contract, layer.capabilities);
+  for (const auto& [role, schema] : contract->roles) {
+    if (!schema.optional && (role == "forward" || layer.capabilities.backward)) ops.at<std::string>(role);
+  }
   if (layer.capabilities.backward) {  // what it promises must be there: of "varlen_forward" too
     for (const auto& [role, op] : layer.ops) {
       if (!role.ends_with("forward")) continue;

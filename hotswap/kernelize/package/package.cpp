@@ -68,7 +68,7 @@ void check_schemas(const Manifest& m) {
     const Contract& contract = *find_contract(layer.contract);
     for (const auto& [role, op] : layer.ops) {
       std::vector<std::string> differences;
-      compare(m.op_namespace() + "::" + op, contract.roles.at(role), differences);
+      compare(m.op_namespace() + "::" + op, contract.roles.at(role).schema, differences);
       for (const auto& text : differences) wrong.push_back(cat(name, " (", contract.name, " ", role, "): ", text));
     }
   }

@@ -298,13 +298,13 @@ const GgufTensor& GgufFile::info(const std::string& name) const {
   return found->second;
 }
 
-at::Tensor GgufFile::packed(const std::string& name) const {
+std::optional<Weight> GgufFile::encoded(const std::string& name) const {
   const GgufTensor& info = this->info(name);
-  if (!stays_packed(*info.type) || info.shape.size() != 2) return {};
+  if (!stays_packed(*info.type) || info.shape.size() != 2) return std::nullopt;
   const int64_t rows = info.shape[0];
   at::Tensor bytes = at::empty({rows, static_cast<int64_t>(info.size) / rows}, at::TensorOptions().dtype(at::kByte));
   std::memcpy(bytes.mutable_data_ptr(), data_ + info.offset, info.size);
-  return bytes;
+  return weight_of(bytes, info.shape[1]);
 }
 
 at::Tensor GgufFile::tensor(const std::string& name, at::ScalarType dtype) const {

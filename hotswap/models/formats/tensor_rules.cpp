@@ -123,15 +123,17 @@ class RuledCheckpoint : public Checkpoint {
     if (source.width > 0) tensor = tensor.narrow(0, source.begin, source.width);
     return changes ? source.rule->change(tensor).to(dtype) : tensor;
   }
-  at::Tensor packed(const std::string& name) const override {
+  std::optional<Weight> encoded(const std::string& name) const override {
     const Source& source = source_of(name);
     const bool decoded = is_kind(source, TensorRule::Kind::kDecode);
     const bool changes = source.rule != nullptr && source.rule->change;
-    if (decoded || is_stack(source) || (changes && !source.rule->moves_rows)) return {};
-    at::Tensor bytes = raw_->packed(source.first());
-    if (!bytes.defined()) return {};
-    if (source.width > 0) bytes = bytes.narrow(0, source.begin, source.width).clone();
-    return changes ? source.rule->change(bytes) : bytes;
+    if (decoded || is_stack(source) || (changes && !source.rule->moves_rows)) return std::nullopt;
+    const std::optional<Weight> stored = raw_->encoded(source.first());
+    if (!stored) return std::nullopt;
+    return stored->with_rows([&](const at::Tensor& part) {
+      const at::Tensor rows = source.width > 0 ? part.narrow(0, source.begin, source.width).clone() : part;
+      return changes ? source.rule->change(rows) : rows;
+    });
   }
   bool is_file_memory(const std::string& name, at::ScalarType dtype) const override {
     const Source& source = source_of(name);

@@ -3,7 +3,6 @@
 #include <set>
 
 #include "hotswap/base/error.h"
-#include "hotswap/layers/linear.h"
 #include "hotswap/models/formats/safetensors_dtype.h"
 
 namespace hotswap {
@@ -56,7 +55,7 @@ class GgufCheckpoint : public Checkpoint {
     const bool direct = dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
     return file_.tensor(name, direct ? dtype : at::kFloat).to(dtype);
   }
-  at::Tensor packed(const std::string& name) const override { return file_.packed(name); }
+  std::optional<Weight> encoded(const std::string& name) const override { return file_.encoded(name); }
   bool is_file_memory(const std::string&, at::ScalarType) const override { return false; }
   std::string where() const override { return file_.path().string(); }
   const GgufFile* gguf() const override { return &file_; }
@@ -201,13 +200,9 @@ std::unique_ptr<const Checkpoint> open_checkpoint(const std::filesystem::path& f
 
 namespace {
 
-// Whose weights may be bytes: that of another module is read by more than a product.
-std::set<const Tensor*> packable_weights(Module& module) {
-  std::set<const Tensor*> found;
-  module.each_module([&](const std::string&, Module& part) {
-    if (const auto* linear = dynamic_cast<const Linear*>(&part)) found.insert(&linear->weight);
-    if (const auto* embedding = dynamic_cast<const Embedding*>(&part)) found.insert(&embedding->weight);
-  });
+std::map<const Tensor*, Weight*> weights_of(Module& module) {
+  std::map<const Tensor*, Weight*> found;
+  module.each_weight([&](const std::string&, Weight& weight) { found[&weight.data] = &weight; });
   return found;
 }
 
@@ -215,11 +210,18 @@ std::set<const Tensor*> packable_weights(Module& module) {
 
 void load_into(Module& module, const Checkpoint& checkpoint, const LoadOptions& options) {
   const std::vector<Plan> plan = Planner(checkpoint, options).make(module);
-  const std::set<const Tensor*> packable = options.packed ? packable_weights(module) : std::set<const Tensor*>();
+  const std::map<const Tensor*, Weight*> weights = weights_of(module);
   std::map<std::string, Tensor> loaded;  // tied tensors are one
   for (const auto& [to, from, keeps_dtype] : plan) {
+    const auto weight = weights.find(to);
+    if (weight != weights.end()) *weight->second = {.data = weight->second->data};  // of what was there before
+    if (options.keep_formats && weight != weights.end()) {
+      if (auto stored = checkpoint.encoded(from)) {
+        *weight->second = *std::move(stored);
+        continue;
+      }
+    }
     Tensor& tensor = loaded[from];
-    if (!tensor.defined() && packable.contains(to)) tensor = checkpoint.packed(from);
     if (!tensor.defined()) {
       const at::ScalarType stored = checkpoint.dtype(from);
       const bool changes = options.dtype && at::isFloatingType(stored);
