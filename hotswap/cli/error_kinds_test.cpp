@@ -128,7 +128,7 @@ const std::vector<Case>& cases() {
       {"tokenizers_missing", kNotFound, [](const TempFolder& folder) { Tokenizer::from_folder(folder.path()); }},
       {"tokenizers_broken", kCorrupt, [](const TempFolder&) { Tokenizer::from_json("{", "tokenizer.json"); }},
       {"tokenizers_type", kUnsupported,
-       [](const TempFolder&) { tokenizer_of(R"({"type": "Unigram", "vocab": {}, "merges": []})"); }},
+       [](const TempFolder&) { tokenizer_of(R"({"type": "Morfessor", "vocab": {}, "merges": []})"); }},
       {"tokenizers_text", kInvalidArgument,
        [](const TempFolder&) {
          Tokenizer::from_json(
