@@ -166,7 +166,8 @@ class Handler : public nlohmann::json_sax<Node> {
     fail(cat(wanted, " in ", where_, ": model.", list_ == List::kMerges ? "merges" : "vocab"),
          list_ == List::kVocabulary ? cat(got, " for '", key_, "'")
          : list_ == List::kPieces   ? cat(got, " after ", pieces.size(), " pieces")
-                                    : cat(got, " after ", merges.size(), " merges"));
+                                    : cat(got, " after ", merges.size(), " merges"),
+         "fetch the file again; it was not written by the tokenizers library");
   }
   const char* expected() const {
     return list_ == List::kVocabulary ? "ids" : list_ == List::kPieces ? kPairsWithScores : "pairs of strings";
