@@ -48,7 +48,7 @@ AROUND = {
 }
 NO_CODE = (  # how blocks begin that stand so far in and are grammars, layouts, formulas
     "org/repo  org/repo:Layer", "variant   :=", "forward         inference:", "forward        (Tensor", "F32 F16 BF16", "p *= 1 - lr",
-    "hidden += attention", "swiglu silu(g) u",
+    "hidden += attention", "swiglu silu(g) u", "w[o, i] = ",
 )  # fmt: skip
 SYSTEM = "filesystem functional iostream iterator map memory optional string vector"
 

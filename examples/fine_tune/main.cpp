@@ -8,7 +8,8 @@
 using namespace hotswap;
 
 int main(int argc, char** argv) try {
-  if (argc != 4) throw Error({.wanted = "MODEL TEXT OUT", .got = cat(argc - 1, " words"), .next = "pass all three"});
+  if (argc != 4)
+    throw Error({ErrorKind::kInvalidArgument, "MODEL TEXT OUT", cat(argc - 1, " words"), "pass all three"});
   const auto model = AutoModelForCausalLM::from_pretrained(argv[1], {.use_kernels = true, .dtype = "float32"});
   const auto tokenizer = Tokenizer::from_pretrained(argv[1]);
   std::ifstream file(argv[2]);

@@ -6,7 +6,7 @@
 using namespace hotswap;
 
 int main(int argc, char** argv) try {
-  if (argc != 3) throw Error({.wanted = "MODEL PROMPT", .got = cat(argc - 1, " words"), .next = "quote the prompt"});
+  if (argc != 3) throw Error({ErrorKind::kInvalidArgument, "MODEL PROMPT", cat(argc - 1), "quote the prompt"});
   const auto model = AutoModelForCausalLM::from_pretrained(argv[1], {.use_kernels = true});
   const auto tokenizer = Tokenizer::from_pretrained(argv[1]);
   const auto prompt = tokenizer.ids(argv[2]);

@@ -35,7 +35,7 @@ Tensor weight_gradient(Net& net, const Tensor& x) {
 
 int main(int argc, char** argv) try {
   if (argc != 2)
-    throw Error({.wanted = "PACKAGE", .got = cat(argc - 1, " words"), .next = "pass a built package's folder"});
+    throw Error({ErrorKind::kInvalidArgument, "PACKAGE", cat(argc - 1, " words"), "pass a built package's folder"});
   const std::string package = std::filesystem::absolute(argv[1]).string();
   Net net;
   const Tensor x = at::randn({8, 64}), stock = weight_gradient(net, x);

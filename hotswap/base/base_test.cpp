@@ -21,7 +21,9 @@ using test_support::TempFolder;
 static_assert(!std::is_default_constructible_v<NextStep>);
 
 TEST(Error, SaysWhatWasWantedWhatCameAndWhatToDoNext) {
-  const auto text = [](NextStep next) { return std::string(Error({.wanted = "a", .got = "b", .next = next}).what()); };
+  const auto text = [](NextStep next) {
+    return std::string(Error({.kind = ErrorKind::kInvalidArgument, .wanted = "a", .got = "b", .next = next}).what());
+  };
   const char* pointer = "c";
   EXPECT_EQ(text("c"), "wanted a; got b; c");
   EXPECT_EQ(text(pointer), "wanted a; got b; c");

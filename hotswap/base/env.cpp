@@ -74,7 +74,8 @@ const char* env_name(EnvVar variable) {
   for (const EnvRow& row : kTable) {
     if (row.variable == variable) return row.name;
   }
-  throw Error({.wanted = "a variable of the table in env.cpp",
+  throw Error({.kind = ErrorKind::kInternal,
+               .wanted = "a variable of the table in env.cpp",
                .got = cat("number ", static_cast<int>(variable)),
                .next = "add its row"});
 }
@@ -123,7 +124,8 @@ bool env_flag(EnvVar variable, bool otherwise) {
   for (const char* no : {"0", "OFF", "NO", "FALSE"}) {
     if (upper == no) return false;
   }
-  throw Error({.wanted = cat(env_name(variable), " to be 1/ON/YES/TRUE or 0/OFF/NO/FALSE"),
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat(env_name(variable), " to be 1/ON/YES/TRUE or 0/OFF/NO/FALSE"),
                .got = "'" + *value + "'",
                .next = "correct it or unset it"});
 }

@@ -1,6 +1,7 @@
-// The one exception of hotswap. It says what was wanted, what came, and what to do next:
+// The one exception of hotswap. It says what was expected, what came, and what to do next; its kind is for programs:
 //
-//   throw Error({.wanted = "a tensor 'model.norm.weight' of shape [64]", .got = "shape [32] in model.safetensors",
+//   throw Error({.kind = ErrorKind::kCorrupt,
+//                .wanted = "a tensor 'model.norm.weight' of shape [64]", .got = "shape [32] in model.safetensors",
 //                .next = "check that config.json and the weights belong together"});
 //
 // For outcomes that a caller expects (a file that may be absent), return Result (result.h) or std::optional instead.
@@ -12,6 +13,27 @@
 #include <string>
 
 namespace hotswap {
+
+// What a program can do about it. Exit statuses follow from it: docs/errors.md has the table.
+enum class ErrorKind {
+  kInvalidArgument,  // an argument, option or setting is wrong, or a call comes in a state that forbids it
+  kNotFound,         // what was named does not exist: a file, a model, a revision, a layer, a key
+  kCorrupt,          // a file, package or answer is not what its format, digest or signature promises
+  kUnsupported,      // valid, but not implemented here, or not by this kernel
+  kUnavailable,      // something outside failed: network, Hub, device, memory, disk; later the same call may succeed
+  kInternal,         // a fault of hotswap itself
+};
+const char* name_of(ErrorKind kind);  // "invalid argument", "not found", ...
+
+// An Error's kind has no default: one without it does not compile.
+class RequiredKind {
+ public:
+  RequiredKind(ErrorKind kind) : kind_(kind) {}  // NOLINT(google-explicit-constructor)
+  operator ErrorKind() const { return kind_; }   // NOLINT(google-explicit-constructor)
+
+ private:
+  ErrorKind kind_;
+};
 
 // What the reader can do about it. There is always something, if only whom to ask: an Error without one, or with "",
 // does not compile; where the text is made at run time and empty, the reader is told to report it.
@@ -32,6 +54,7 @@ class NextStep {
 };
 
 struct ErrorText {
+  RequiredKind kind;
   std::string wanted;  // what would have been right
   std::string got;     // what came, with its place: file, key, value
   NextStep next;       // what the reader can do about it
@@ -42,6 +65,7 @@ class Error : public std::runtime_error {
   explicit Error(ErrorText text)
       : std::runtime_error("wanted " + text.wanted + "; got " + text.got + "; " + text.next.str()),
         text_(std::move(text)) {}
+  ErrorKind kind() const { return text_.kind; }
   const std::string& wanted() const { return text_.wanted; }
   const std::string& got() const { return text_.got; }
   const std::string& next() const { return text_.next.str(); }

@@ -15,8 +15,14 @@
 namespace hotswap {
 namespace {
 
+ErrorKind kind_of_errno() {
+  if (errno == ENOENT || errno == ENOTDIR) return ErrorKind::kNotFound;
+  return errno == EISDIR || errno == ENAMETOOLONG ? ErrorKind::kInvalidArgument : ErrorKind::kUnavailable;
+}
+
 [[noreturn]] void fail(const char* wanted, const std::filesystem::path& file, const char* next) {
-  throw Error({.wanted = cat(wanted, " ", file.string()), .got = std::strerror(errno), .next = next});
+  throw Error(
+      {.kind = kind_of_errno(), .wanted = cat(wanted, " ", file.string()), .got = std::strerror(errno), .next = next});
 }
 
 struct Descriptor {
@@ -28,7 +34,8 @@ size_t size_of(int fd, const std::filesystem::path& file) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) fail("the size of", file, "check the file");
   if (!S_ISREG(info.st_mode)) {
-    throw Error({.wanted = cat("a regular file at ", file.string()),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("a regular file at ", file.string()),
                  .got = "something else, such as a folder",
                  .next = "give the file itself"});
   }

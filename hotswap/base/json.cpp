@@ -27,8 +27,11 @@ std::string shown(const Node& node) {
   return cat(type_of(node), " (", text, ")");
 }
 
-[[noreturn]] void wrong_type(const char* wanted, const Node& node, const std::string& where) {
-  throw Error({.wanted = cat(wanted, " at ", where), .got = shown(node), .next = "correct the file"});
+[[noreturn]] void wrong_type(const char* expected, const Node& node, const std::string& where) {
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat(expected, " at ", where),
+               .got = shown(node),
+               .next = cat("change the value at ", where, " to ", expected)});
 }
 
 }  // namespace
@@ -38,16 +41,18 @@ Json Json::parse(std::string_view text, std::string where) {
   std::vector<std::set<std::string>> keys;
   auto watch = [&](int depth, Node::parse_event_t event, Node& value) {
     if (depth > kMaxNesting) {
-      throw Error({.wanted = cat("JSON nested at most ", kMaxNesting, " deep in ", where),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("JSON nested at most ", kMaxNesting, " deep in ", where),
                    .got = "deeper nesting",
                    .next = "make the file flatter; no file of a model or a kernel is nested so deep"});
     }
     if (event == Node::parse_event_t::object_start) keys.emplace_back();
     if (event == Node::parse_event_t::object_end) keys.pop_back();
     if (event == Node::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
-      throw Error({.wanted = cat("each key once in ", where),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("each key once in ", where),
                    .got = cat("key '", value.get<std::string>(), "' twice"),
-                   .next = "correct the file"});
+                   .next = "keep one of the two: readers differ in which they take"});
     }
     return true;
   };
@@ -56,8 +61,10 @@ Json Json::parse(std::string_view text, std::string where) {
     const Node* node = root.get();
     return Json(std::move(root), node, std::move(where));
   } catch (const nlohmann::json::exception& e) {
-    throw Error(
-        {.wanted = cat("valid JSON in ", where), .got = e.what(), .next = "correct the file or fetch it again"});
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("valid JSON in ", where),
+                 .got = e.what(),
+                 .next = "fetch the file again, or correct the text at that position"});
   }
 }
 
@@ -95,8 +102,10 @@ Json Json::child(std::string_view key) const {
     }
     present.push_back(entry.key());
   }
-  throw Error(
-      {.wanted = cat("key '", key, "' in ", where_), .got = cat("keys: ", join(present)), .next = "add the key"});
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("key '", key, "' in ", where_),
+               .got = cat("keys: ", join(present)),
+               .next = "add the key"});
 }
 
 std::vector<std::pair<std::string, Json>> Json::items() const {
@@ -118,7 +127,8 @@ void Json::only(std::initializer_list<std::string_view> keys) const {
   if (!node_->is_object()) wrong_type("an object", *node_, where_);
   for (const auto& entry : node_->items()) {
     if (std::find(keys.begin(), keys.end(), entry.key()) == keys.end()) {
-      throw Error({.wanted = cat("only the keys ", join(keys), " in ", where_),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("only the keys ", join(keys), " in ", where_),
                    .got = cat("key '", entry.key(), "'"),
                    .next = "remove it or correct its name"});
     }

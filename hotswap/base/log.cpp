@@ -14,7 +14,8 @@ LogLevel level_from_env() {
   if (text == "info") return LogLevel::kInfo;
   if (text == "warning") return LogLevel::kWarning;
   if (text == "error") return LogLevel::kError;
-  throw Error({.wanted = "HOTSWAP_LOG_LEVEL to be debug, info, warning or error",
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "HOTSWAP_LOG_LEVEL to be debug, info, warning or error",
                .got = "'" + text + "'",
                .next = "correct it or unset it"});
 }

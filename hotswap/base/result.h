@@ -32,7 +32,11 @@ class [[nodiscard]] Result {
 
  private:
   void checked() const {
-    if (!value_) throw Error({.wanted = "a value", .got = reason_, .next = "test the Result before using it"});
+    if (!value_)
+      throw Error({.kind = ErrorKind::kInternal,
+                   .wanted = "a value",
+                   .got = reason_,
+                   .next = "test the Result before using it"});
   }
   std::optional<T> value_;
   std::string reason_;

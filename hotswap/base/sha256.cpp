@@ -12,7 +12,10 @@ Sha256 sha256(std::span<const uint8_t> bytes) {
   unsigned size = 0;
   if (EVP_Digest(bytes.data(), bytes.size(), digest.data(), &size, EVP_sha256(), nullptr) != 1 ||
       size != digest.size()) {
-    throw Error({.wanted = "SHA-256 from OpenSSL", .got = "a failure", .next = "check the OpenSSL installation"});
+    throw Error({.kind = ErrorKind::kUnavailable,
+                 .wanted = "SHA-256 from OpenSSL",
+                 .got = "a failure",
+                 .next = "check the OpenSSL installation"});
   }
   return digest;
 }

@@ -70,7 +70,8 @@ inline const std::filesystem::path& made_data(const std::string& script) {
     const auto file = source_folder() / "hotswap" / script;
     const PythonRun run = run_script(file, fresh->path().string());
     if (run.status != 0) {
-      throw Error({.wanted = cat("golden files from ", script),
+      throw Error({.kind = ErrorKind::kUnavailable,
+                   .wanted = cat("golden files from ", script),
                    .got = cat("exit status ", run.status, ": ", run.output),
                    .next = cat("./x test installs what it imports into .venv; the tests' Python is ", test_python())});
     }

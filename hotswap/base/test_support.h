@@ -57,7 +57,10 @@ class TempFolder {
   TempFolder() {
     std::string name = (std::filesystem::temp_directory_path() / "hotswap-test-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) {
-      throw Error({.wanted = "a temporary folder", .got = "none at " + name, .next = "check TMPDIR"});
+      throw Error({.kind = ErrorKind::kUnavailable,
+                   .wanted = "a temporary folder",
+                   .got = "none at " + name,
+                   .next = "check TMPDIR"});
     }
     path_ = name;
   }

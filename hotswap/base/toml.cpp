@@ -14,7 +14,10 @@ using Node = nlohmann::ordered_json;
 constexpr size_t kMaxBytes = 1 << 20;
 
 [[noreturn]] void refuse(const std::string& where, const std::string& got) {
-  throw Error({.wanted = cat("valid TOML in ", where), .got = got, .next = "correct the file"});
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("valid TOML in ", where),
+               .got = got,
+               .next = "correct the line that the message names"});
 }
 
 // Where the string that opens at text[at] ends, or the end of the text.

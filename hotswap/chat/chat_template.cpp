@@ -51,18 +51,21 @@ void check(const ChatRequest& request) {
            std::all_of(json.begin(), json.end(), [](const OutJson& item) { return item.is_object(); });
   };
   if (!list_of_objects(request.messages)) {
-    throw Error({.wanted = "messages as a list of objects",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "messages as a list of objects",
                  .got = request.messages.dump(-1, ' ', false, OutJson::error_handler_t::replace).substr(0, 80),
                  .next = R"(give [{"role": "user", "content": "..."}])"});
   }
   for (const auto& [what, json] : {std::pair{"tools", &request.tools}, std::pair{"documents", &request.documents}}) {
     if (json->is_null() || list_of_objects(*json)) continue;
-    throw Error({.wanted = cat(what, " as a list of objects, or null"),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat(what, " as a list of objects, or null"),
                  .got = json->dump(-1, ' ', false, OutJson::error_handler_t::replace).substr(0, 80),
                  .next = cat("give ", what, " as a list")});
   }
   if (request.continue_final_message && request.add_generation_prompt) {
-    throw Error({.wanted = "either continue_final_message or add_generation_prompt",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "either continue_final_message or add_generation_prompt",
                  .got = "both",
                  .next = "leave one out: the one continues a message, the other begins one"});
   }
@@ -71,7 +74,8 @@ void check(const ChatRequest& request) {
 // Puts the tag behind the text that is to be continued; returns that text.
 std::string tag_final_message(OutJson& messages, const std::string& field, const std::string& source) {
   const auto refuse = [&](const std::string& got) {
-    throw Error({.wanted = cat("a final message whose \"", field, "\" the template shows, to continue it"),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("a final message whose \"", field, "\" the template shows, to continue it"),
                  .got = got,
                  .next = "leave continue_final_message out, or end with a message of that field"});
   };
@@ -100,7 +104,8 @@ void cut_at_tag(std::string& text, std::string_view message) {
   const std::string_view tag = stripped(kContinueTag);
   const size_t at = text.rfind(tag);
   if (at == std::string::npos || text.find(stripped(message)) == std::string::npos) {
-    throw Error({.wanted = "a template that shows the final message whole, to continue it",
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "a template that shows the final message whole, to continue it",
                  .got = "a text without it",
                  .next = "leave continue_final_message out for this template"});
   }
@@ -132,7 +137,8 @@ std::optional<ChatTemplate> ChatTemplate::find_in_folder(const fs::path& folder)
 
 ChatTemplate ChatTemplate::required(std::optional<ChatTemplate> found, const fs::path& name) {
   if (found) return *std::move(found);
-  throw Error({.wanted = cat("a chat template of ", name.string()),
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = cat("a chat template of ", name.string()),
                .got = "neither chat_template.jinja, nor chat_template in tokenizer_config.json, nor "
                       "tokenizer.chat_template in a GGUF file",
                .next = "use a model that was tuned for chats, or give a template of your own"});
@@ -152,7 +158,8 @@ const ChatTemplate::Named& ChatTemplate::choose(const ChatRequest& request) cons
   if (found != templates_.end()) return found->second;
   std::vector<std::string> names;
   for (const auto& [name, _] : templates_) names.push_back(name);
-  throw Error({.wanted = request.name ? cat("a chat template called '", *request.name, "'")
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = request.name ? cat("a chat template called '", *request.name, "'")
                                       : "a chat template called 'default'",
                .got = cat("templates ", join(names)),
                .next = "name one of them"});

@@ -51,7 +51,7 @@ class ChatTemplate {
   static ChatTemplate from_pretrained(const std::filesystem::path& name,
                                       const TokenizerOptions& options = {});  // Error
 
-  // Error (jinja::TemplateError of kind kRaised with the template's own words, where it refuses the messages).
+  // Error (jinja::TemplateError, Fault::kRaised, with the template's own words, where it refuses the messages).
   RenderedChat render_with_spans(const ChatRequest& request) const;
   std::string render(const ChatRequest& request) const { return render_with_spans(request).text; }
   std::vector<int64_t> ids(const Tokenizer& tokenizer, const ChatRequest& request) const;

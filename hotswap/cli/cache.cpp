@@ -68,7 +68,8 @@ Found find(const std::string& id, const std::string& type) {
   if (hits.size() == 1) return std::move(hits.front());
   std::vector<std::string> which;
   for (const Found& hit : hits) which.push_back(hit.repo.folder.string());
-  throw Error({.wanted = "one " + (type.empty() ? std::string("repository") : type) + " '" + id + "' in the cache",
+  throw Error({.kind = hits.empty() ? ErrorKind::kNotFound : ErrorKind::kInvalidArgument,
+               .wanted = "one " + (type.empty() ? std::string("repository") : type) + " '" + id + "' in the cache",
                .got = hits.empty() ? "none" : join(which, " and "),
                .next = hits.empty() ? "`hotswap cache ls` lists what is there" : "say which with --type"});
 }
@@ -191,7 +192,8 @@ void verify(const Flags& flags) {
                 static_cast<long long>(unknown), problems);
   }
   if (problems == 0) return;
-  throw Error({.wanted = "a cache whose files are what their names say",
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = "a cache whose files are what their names say",
                .got = cat(problems, problems == 1 ? " problem" : " problems"),
                .next = flags.remove_wrong ? "what was wrong is removed; the next use downloads it"
                                           : "`hotswap cache verify --remove` removes files of wrong content"});

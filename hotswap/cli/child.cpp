@@ -18,7 +18,10 @@ namespace hotswap {
 namespace {
 
 [[noreturn]] void failed(const char* what, int code) {
-  throw Error({.wanted = cat(what, " for a child process"), .got = std::strerror(code), .next = "free some resources"});
+  throw Error({.kind = ErrorKind::kUnavailable,
+               .wanted = cat(what, " for a child process"),
+               .got = std::strerror(code),
+               .next = "free some resources"});
 }
 
 int run(const std::string& program, std::vector<std::string> words, const ChildStreams& streams,
@@ -59,7 +62,10 @@ Child::Child(const std::string& program, std::vector<std::string> words, const C
   if (code != 0) {
     fclose(from_);
     if (to_ >= 0) close(to_);
-    throw Error({.wanted = "to start " + program, .got = std::strerror(code), .next = "install it, or name another"});
+    throw Error({.kind = code == ENOENT ? ErrorKind::kNotFound : ErrorKind::kUnavailable,
+                 .wanted = "to start " + program,
+                 .got = std::strerror(code),
+                 .next = "install it, or name another"});
   }
 }
 

@@ -170,7 +170,7 @@ TEST_F(Cli, EnvAndKernelList) {
   const OutJson norm = run_json("kernel info norm --json");
   EXPECT_EQ(norm["layers"]["RMSNorm"]["contract"], "rms_norm/1");
   EXPECT_EQ(keys(norm["layers"]["RMSNorm"]["capabilities"]),
-            (Keys{"backward", "capture", "deterministic", "dtypes", "features", "numbers"}));
+            (Keys{"backward", "capture", "deterministic", "dtypes", "features", "numbers", "weights"}));
   EXPECT_EQ(norm["digest"].get<std::string>().rfind("sha256:", 0), 0u);
   EXPECT_NE(run("kernel info " + norm["path"].get<std::string>()).out.find("RMSNorm"), std::string::npos);
 }

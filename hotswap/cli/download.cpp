@@ -53,7 +53,10 @@ std::vector<std::string> lacking_weights(const fs::path& folder, const std::stri
 
 void require(const Flags& flags, const std::vector<std::string>& lacking, const std::string& has, const char* next) {
   if (lacking.empty()) return;
-  throw Error({.wanted = cat(join(lacking), " in ", flags.model, "@", flags.revision), .got = has, .next = next});
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = cat(join(lacking), " in ", flags.model, "@", flags.revision),
+               .got = has,
+               .next = next});
 }
 
 // What this host reads of a model.

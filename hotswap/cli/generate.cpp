@@ -35,7 +35,10 @@ Rows prompt_rows(const Flags& flags, const ModelFlags& source, const Tokenizer* 
   }
   Rows rows{tokenizer->ids(flags.prompt)};
   if (rows[0].empty()) {
-    throw Error({.wanted = "a prompt of at least one token", .got = "an empty one", .next = "give --prompt some text"});
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a prompt of at least one token",
+                 .got = "an empty one",
+                 .next = "give --prompt some text"});
   }
   return rows;
 }

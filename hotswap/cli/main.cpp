@@ -1,4 +1,5 @@
-// hotswap: the command line. Results on stdout, messages on stderr; exit 0, 1 for an error, 2 for wrong usage.
+// hotswap: the command line. Results on stdout, messages on stderr; the exit status follows from the error's
+// kind (print/failure.h), 2 is wrong usage.
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +17,8 @@ namespace {
 int run(int argc, char** argv) {
   CLI::App app(
       "Hot-swap the layers of transformers for optimized kernels.\n"
-      "Results go to stdout, messages to stderr. Exit 0: done; 1: an error; 2: wrong usage.",
+      "Results go to stdout, messages to stderr. Exit 0: done; 1: an error; 2: wrong usage;\n70: a fault of hotswap; "
+      "75: a Hub, a device or memory that is unavailable now.",
       "hotswap");
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string(HOTSWAP_VERSION));
@@ -38,7 +40,7 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    return app.exit(error) == 0 ? 0 : hotswap::kExitUsage;
   }
   return 0;
 }
@@ -47,11 +49,12 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   hotswap::use_compact_cpu_allocator();
-  int status = 1;
+  int status = hotswap::kExitError;
   try {
     status = run(argc, argv);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "hotswap: error: %s\n", hotswap::failure_text(error).c_str());
+    status = hotswap::exit_status(error);
   }
   // What was printed is the result: where it did not arrive, nothing was done.
   const bool lost = std::cout.bad() || std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
@@ -61,5 +64,5 @@ int main(int argc, char** argv) {
   }
   // Not through static destructors: torch's worker threads and loaded packages need no tearing down.
   std::fflush(nullptr);
-  std::_Exit(lost && status == 0 ? 1 : status);
+  std::_Exit(lost && status == 0 ? hotswap::kExitError : status);
 }

@@ -30,7 +30,10 @@ std::vector<Manifest> variants_of(const std::string& package) {
     if (m.name == package) variants.push_back(std::move(m));
   }
   if (variants.empty()) {
-    throw Error({.wanted = cat("the package ", package), .got = "none", .next = "build it, or set HOTSWAP_PACKAGES"});
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat("the package ", package),
+                 .got = "none",
+                 .next = "build it, or set HOTSWAP_PACKAGES"});
   }
   return variants;
 }
@@ -41,7 +44,8 @@ fs::path place_of(const std::vector<Manifest>& variants) {
   const fs::path folder = fs::absolute(variants[0].folder);
   fs::path place = variants.size() == 1 ? folder : folder.parent_path().parent_path();
   if (place.string().find(':') != std::string::npos) {
-    throw Error({.wanted = "a folder without ':', which separates the parts of LOCAL_KERNELS",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a folder without ':', which separates the parts of LOCAL_KERNELS",
                  .got = place.string(),
                  .next = "move the packages, and set HOTSWAP_PACKAGES"});
   }

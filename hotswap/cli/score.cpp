@@ -29,11 +29,14 @@ struct Score {
 void check_rows(const Rows& rows, bool want_logits) {
   for (const auto& row : rows) {
     if (row.size() < 2) {
-      throw Error(
-          {.wanted = "rows of at least 2 token ids", .got = cat("a row of ", row.size()), .next = "give longer rows"});
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = "rows of at least 2 token ids",
+                   .got = cat("a row of ", row.size()),
+                   .next = "give longer rows"});
     }
     if (want_logits && row.size() != rows[0].size()) {
-      throw Error({.wanted = "rows of equal length for --logits-out",
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = "rows of equal length for --logits-out",
                    .got = cat("rows of ", rows[0].size(), " and of ", row.size()),
                    .next = "cut them to one length, or score them one file each"});
     }

@@ -29,7 +29,10 @@ std::vector<int64_t> read_ids_line(const std::string& line, int64_t number) {
   std::istringstream words(line);
   for (std::string word; words >> word;) {
     if (word.find_first_not_of("0123456789") != std::string::npos || word.size() > 9) {
-      throw Error({.wanted = cat("token ids in ", where), .got = "'" + word + "'", .next = "pass ids, or a JSON list"});
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = cat("token ids in ", where),
+                   .got = "'" + word + "'",
+                   .next = "pass ids, or a JSON list"});
     }
     ids.push_back(std::stoll(word));
   }
@@ -62,7 +65,8 @@ Padding padding_of(const Flags& flags, const Tokenizer& tokenizer) {
   if (!tokenizer.padding()) {
     const auto pad = tokenizer.special_ids().pad;
     if (!pad) {
-      throw Error({.wanted = "a tokenizer with a pad_token, or with \"padding\" in its tokenizer.json",
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = "a tokenizer with a pad_token, or with \"padding\" in its tokenizer.json",
                    .got = "neither",
                    .next = "leave --padding out"});
     }
@@ -102,7 +106,8 @@ void encode_lines(const std::vector<std::string>& lines, int64_t first, const To
   for (size_t i = 0; flags.pair && i < texts.size(); ++i) {
     const size_t tab = texts[i].find('\t');
     if (tab == std::string_view::npos) {
-      throw Error({.wanted = cat("two texts with a tab between them in stdin, line ", first + static_cast<int64_t>(i)),
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = cat("two texts with a tab between them in stdin, line ", first + static_cast<int64_t>(i)),
                    .got = "no tab",
                    .next = "leave --pair out for single texts"});
     }

@@ -20,14 +20,16 @@ Tensor ints(const std::vector<int64_t>& values, at::ScalarType dtype, at::Device
 // Rows of equal form: a trunk has no way to run others at once.
 void check_rows(const std::vector<StepRow>& rows, const KvPool& pool) {
   if (rows.empty() || rows.front().tokens.empty()) {
-    throw Error({.wanted = "a step of at least one row and one token",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a step of at least one row and one token",
                  .got = rows.empty() ? "no row" : "a row without tokens",
                  .next = "leave out what has nothing to run"});
   }
   const bool begins = pool.length(rows.front().sequence) == 0;
   for (const StepRow& row : rows) {
     if (row.tokens.size() == rows.front().tokens.size() && (pool.length(row.sequence) == 0) == begins) continue;
-    throw Error({.wanted = cat("rows of ", rows.front().tokens.size(), " tokens that all ", begins ? "begin" : "go on"),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("rows of ", rows.front().tokens.size(), " tokens that all ", begins ? "begin" : "go on"),
                  .got = cat("one of ", row.tokens.size(), " tokens after ", pool.length(row.sequence)),
                  .next = "run rows of another form in a step of their own, as StepRunner does"});
   }
@@ -101,7 +103,8 @@ void KvStep::write(const Tensor& pages, const Tensor& fresh) {
 
 std::pair<Tensor, Tensor> KvStep::update(int64_t layer, const Tensor& k, const Tensor& v) {
   if (at::GradMode::is_enabled() && (k.requires_grad() || v.requires_grad())) {
-    throw Error({.wanted = "a step without gradients",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a step without gradients",
                  .got = "keys or values that require grad",
                  .next = "run under at::NoGradGuard or c10::InferenceMode"});
   }

@@ -36,7 +36,11 @@ namespace {
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
 void require(bool holds, const char* wanted, const char* name, double got) {
-  if (!holds) throw Error({.wanted = wanted, .got = cat(name, " = ", got), .next = "change the generation settings"});
+  if (!holds)
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = wanted,
+                 .got = cat(name, " = ", got),
+                 .next = "change the generation settings"});
 }
 
 }  // namespace

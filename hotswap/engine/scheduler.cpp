@@ -60,14 +60,16 @@ Scheduler::Scheduler(CausalLM& model, const SchedulerOptions& options)
 int64_t Scheduler::join(Sequence sequence) {
   const bool can_run = !sequence.tokens.empty() && sequence.sampler && sequence.stop.max_new_tokens >= 1;
   if (!can_run) {
-    throw Error({.wanted = "a sequence with a prompt, a sampler and at least one new token",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a sequence with a prompt, a sampler and at least one new token",
                  .got = cat(sequence.tokens.size(), " tokens, ", sequence.sampler ? "a" : "no", " sampler, ",
                             sequence.stop.max_new_tokens, " new tokens"),
                  .next = "set Sequence::tokens, sampler and stop.max_new_tokens"});
   }
   sequence.prompt_length = static_cast<int64_t>(sequence.tokens.size());
   if (options_.page_size > 0 && longest(sequence) > options_.max_tokens) {
-    throw Error({.wanted = cat("at most ", options_.max_tokens, " tokens of a sequence, its prompt included"),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("at most ", options_.max_tokens, " tokens of a sequence, its prompt included"),
                  .got = cat(sequence.tokens.size(), " and ", sequence.stop.max_new_tokens, " new ones"),
                  .next = "set a smaller max_new_tokens, or a larger SchedulerOptions::max_tokens"});
   }
@@ -79,7 +81,8 @@ int64_t Scheduler::join(Sequence sequence) {
 Scheduler::Entry& Scheduler::at(int64_t id) {
   const auto found = entries_.find(id);
   if (found != entries_.end()) return found->second;
-  throw Error({.wanted = "the id of a sequence of this scheduler",
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = "the id of a sequence of this scheduler",
                .got = cat(id),
                .next = "use an id that join() gave and take() has not taken"});
 }
@@ -101,7 +104,10 @@ void Scheduler::leave(int64_t id) {
 
 Sequence Scheduler::take(int64_t id) {
   if (at(id).sequence.finish == Finish::kNot) {
-    throw Error({.wanted = "a sequence that has ended", .got = cat(id, ", which has not"), .next = "leave() it first"});
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a sequence that has ended",
+                 .got = cat(id, ", which has not"),
+                 .next = "leave() it first"});
   }
   Sequence sequence = std::move(at(id).sequence);
   entries_.erase(id);

@@ -22,7 +22,8 @@ StopStrings::StopStrings(const Tokenizer& tokenizer, std::vector<std::string> te
     : tokenizer_(tokenizer), texts_(std::move(texts)), last_(std::move(rows)) {
   for (const std::string& text : texts_) {
     if (text.empty()) {
-      throw Error({.wanted = "stop_strings that are not empty",
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = "stop_strings that are not empty",
                    .got = "an empty one",
                    .next = "name the texts that end a row"});
     }

@@ -31,7 +31,8 @@ constexpr int64_t kWorthCapturing = 16;  // steps: making a graph costs as much 
 Tensor left_padding(const GenerateArguments& a) {
   if (!a.attention_mask.defined()) return {};
   if (a.attention_mask.sizes() != a.input_ids.sizes()) {
-    throw Error({.wanted = cat("an attention_mask [", join(a.input_ids.sizes()), "]"),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("an attention_mask [", join(a.input_ids.sizes()), "]"),
                  .got = cat("[", join(a.attention_mask.sizes()), "]"),
                  .next = "give it the shape of input_ids"});
   }
@@ -40,7 +41,8 @@ Tensor left_padding(const GenerateArguments& a) {
   const int64_t time = mask.size(1);
   const bool rises = time == 1 || !(mask.narrow(1, 0, time - 1) & ~mask.narrow(1, 1, time - 1)).any().item<bool>();
   if (!rises || !mask.narrow(1, time - 1, 1).all().item<bool>()) {
-    throw Error({.wanted = "prompts padded on the left, with at least one token each",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "prompts padded on the left, with at least one token each",
                  .got = "an attention_mask with zeros behind ones, or all zeros",
                  .next = "pad on the left: the new tokens follow the last column"});
   }
@@ -124,7 +126,8 @@ std::unique_ptr<StopStrings> generation::stop_strings(const Call& call) {
   const auto& texts = call.config.stop_strings;
   if (!texts || texts->empty()) return nullptr;
   if (call.arguments.tokenizer == nullptr) {
-    throw Error({.wanted = "a tokenizer beside stop_strings",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a tokenizer beside stop_strings",
                  .got = "none",
                  .next = "give generate()'s arguments the tokenizer, or set stop_strings = {}"});
   }
@@ -136,7 +139,8 @@ int64_t generation::padding_token(const Call& call, const StopStrings* stops) {
   const bool has_eos = config.eos_token_id && !config.eos_token_id->empty();
   if (call.batch() == 1 || (!has_eos && stops == nullptr)) return 0;
   if (!config.pad_token_id && !has_eos) {
-    throw Error({.wanted = "a pad_token_id or an eos_token_id, for rows that stop_strings end before others",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a pad_token_id or an eos_token_id, for rows that stop_strings end before others",
                  .got = "neither",
                  .next = "set pad_token_id"});
   }
@@ -267,7 +271,8 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
   const bool has_ids = a.input_ids.defined() && a.input_ids.dim() == 2 && a.input_ids.numel() > 0;
   if (has_ids) config = counted(std::move(config), a.input_ids.size(1));
   if (!has_ids || *config.max_new_tokens < 1) {
-    throw Error({.wanted = "input_ids [batch, time], not empty, and at least one new token",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "input_ids [batch, time], not empty, and at least one new token",
                  .got = has_ids ? cat(*config.max_new_tokens, " of them behind a prompt of ", a.input_ids.size(1))
                         : a.input_ids.defined() ? cat("[", join(a.input_ids.sizes()), "]")
                                                 : "no input_ids",

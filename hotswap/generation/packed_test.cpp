@@ -113,7 +113,7 @@ int64_t bytes(CausalLM& model) {
 // Weights are the same float32 numbers; sums of at most 96 terms, and of 64 logits, are made in another order.
 void expect_as_dequantised(const PackedModel& file, int64_t packed_layers) {
   const auto packed = file.load({.use_kernels = true});
-  const auto plain = file.load({.use_kernels = true, .packed = false});
+  const auto plain = file.load({.use_kernels = true, .keep_formats = false});
   EXPECT_EQ(bound(*packed, "PackedLinear"), packed_layers);
   EXPECT_EQ(bound(*packed, "DecoderLayer"), kLayers);
   EXPECT_EQ(slots(*plain, "PackedLinear"), 0);
@@ -154,8 +154,8 @@ TEST(Packed, InBfloat16TheWeightsKeepTheirBits) {
 TEST(Packed, StockLayersComputeTheSameAndUnkernelizeGoesBackToThem) {
   const PackedModel file({kQ4_1});
   const Tensor want = logits(*file.load({}));
-  const auto stock = file.load({.packed = true});
-  EXPECT_TRUE(stock->packed());
+  const auto stock = file.load({.keep_formats = true});
+  EXPECT_TRUE(stock->has_encoded_weights());
   EXPECT_EQ(slots(*stock, "PackedLinear"), 7 * kLayers + 1);
   EXPECT_TRUE(at::equal(logits(*stock), want));
   const auto kernels = file.load({.use_kernels = true});
@@ -168,18 +168,18 @@ TEST(Packed, WhatHasNoKernelIsDequantised) {
   const KernelConfig norms_alone{.kernel_mapping = {{"RMSNorm", KernelChoice("hotswap/norm:RMSNorm")}},
                                  .inherit_mapping = false};
   const auto model = file.load({.kernel_config = norms_alone});
-  EXPECT_FALSE(model->packed());
+  EXPECT_FALSE(model->has_encoded_weights());
   EXPECT_EQ(slots(*model, "Linear"), 7 * kLayers + 1);
   EXPECT_GT(bound(*model, "RMSNorm"), 0);
   const auto named = file.load({.kernel_config = KernelConfig{.kernel_mapping = {{"Linear", KernelChoice("")}}}});
-  EXPECT_FALSE(named->packed());
+  EXPECT_FALSE(named->has_encoded_weights());
 }
 
 TEST(Packed, IsNotTrainedButUnpacked) {
   const PackedModel file({kQ4_1});
   const auto model = file.load({.use_kernels = true}), plain = file.load({});
   const std::string error = message_of([&] { model->train(); });
-  EXPECT_NE(error.find("packed = false"), std::string::npos) << error;
+  EXPECT_NE(error.find("keep_formats = false"), std::string::npos) << error;
   EXPECT_FALSE(model->training());
   EXPECT_EQ(bound(*model, "PackedLinear"), 7 * kLayers + 1);
   model->unpack();
@@ -209,7 +209,7 @@ TEST(Packed, IsSavedAsItIsDequantised) {
   const auto saved = AutoModelForCausalLM::from_pretrained(file.folder() / "saved");
   EXPECT_TRUE(at::equal(logits(*saved), logits(*file.load({}))));
   const std::string error =
-      message_of([&] { AutoModelForCausalLM::from_pretrained(file.folder() / "saved", {.packed = true}); });
+      message_of([&] { AutoModelForCausalLM::from_pretrained(file.folder() / "saved", {.keep_formats = true}); });
   EXPECT_NE(error.find("GGUF"), std::string::npos) << error;
 }
 

@@ -46,7 +46,8 @@ void verify_digest_of(const KernelRequest& request, HubKernel& kernel) {
     return;
   }
   if (!metadata.digests) {
-    throw Error({.wanted = cat("a digest of the files in ", file.string()),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("a digest of the files in ", file.string()),
                  .got = "a package whose files nothing vouches for",
                  .next = cat("ask its publisher for a build with one, or list ", kernel.location.repo,
                              " in [trust] skip-digest of hotswap.toml; nothing of it was run")});
@@ -69,7 +70,8 @@ std::string verify_signed(const KernelRequest& request, const KernelLocation& lo
   const auto signers = request.signers.empty() ? default_signers() : request.signers;
   const VariantVerdict verdict = verify_variant(variant_folder, TrustRoot::current(), signers, files);
   if (verdict.outcome == Outcome::kSuccess) return verdict.by.signer;
-  throw Error({.wanted = cat("a good signature of ", location.str(), ", as [trust] require-signature wants"),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("a good signature of ", location.str(), ", as [trust] require-signature wants"),
                .got = cat(outcome_name(verdict.outcome), ": ", verdict.reason),
                .next = "download the package again, or report it to its publisher; nothing of it was run"});
 }
@@ -87,7 +89,8 @@ void verify_listed(const KernelLocation& location, const fs::path& variant_folde
     const std::string got = hash.finish();
     if (got.empty() || got == entry.etag()) return;
     throw Error(
-        {.wanted = cat((variant_folder / "metadata.json").string(), " as ", location.str(), " has it, ", entry.etag()),
+        {.kind = ErrorKind::kCorrupt,
+         .wanted = cat((variant_folder / "metadata.json").string(), " as ", location.str(), " has it, ", entry.etag()),
          .got = got,
          .next = cat("remove it with `hotswap cache verify --remove ", location.repo,
                      "` and download it again; nothing of it was run")});

@@ -21,11 +21,11 @@ HubError offline_error(const Repo& repo, const std::string& wanted, const std::s
            .got = "offline mode (HF_HUB_OFFLINE), and the cache lacks " + missing,
            .next = cat("unset HF_HUB_OFFLINE for one run that downloads it, or copy the cache's folder ",
                        repo_folder_name(repo), " from a machine that has it")},
-          {.kind = HubErrorKind::kOffline}};
+          {.reason = HubReason::kOffline}};
 }
 
 // The Hub is out of reach, or out of order: what we know from before is better than nothing. What it says no to is not.
-bool unreachable(const HubError& error) { return error.kind() == HubErrorKind::kConnection || error.status() >= 500; }
+bool unreachable(const HubError& error) { return error.reason() == HubReason::kConnection || error.status() >= 500; }
 
 std::string list_of(const std::vector<std::string>& names) {
   const std::vector<std::string> some(names.begin(),
@@ -177,9 +177,8 @@ std::optional<fs::path> Hub::find_file(const Repo& repo, const std::string& revi
   try {
     return file(repo, revision, path);
   } catch (const HubError& error) {
-    const bool plain_404 =
-        error.status() == 404 && error.kind() == HubErrorKind::kHttp;  // mirrors without X-Error-Code
-    if (error.kind() == HubErrorKind::kEntryNotFound || plain_404) return std::nullopt;
+    const bool plain_404 = error.status() == 404 && error.reason() == HubReason::kHttp;  // mirrors without X-Error-Code
+    if (error.reason() == HubReason::kEntryNotFound || plain_404) return std::nullopt;
     throw;
   }
 }
@@ -194,7 +193,7 @@ fs::path Hub::file(const Repo& repo, const std::string& revision, const std::str
       throw HubError({.wanted = path + " of " + repo.id + "@" + revision,
                       .got = "no such file in commit " + *known + ", as the Hub reported before",
                       .next = "look at the repository's list of files"},
-                     {.kind = HubErrorKind::kEntryNotFound, .status = 404});
+                     {.reason = HubReason::kEntryNotFound, .status = 404});
     }
   }
   if (offline()) {
@@ -218,7 +217,7 @@ fs::path Hub::download(const Repo& repo, const std::string& revision, const std:
       return *there;
     }
     const std::string& absent_in = error.commit().empty() ? revision : error.commit();
-    if (error.kind() == HubErrorKind::kEntryNotFound && is_commit(absent_in)) {
+    if (error.reason() == HubReason::kEntryNotFound && is_commit(absent_in)) {
       store.mark_absent(repo, absent_in, path);
       store.write_ref(repo, revision, absent_in);
     }
@@ -228,7 +227,7 @@ fs::path Hub::download(const Repo& repo, const std::string& revision, const std:
     throw HubError({.wanted = path + " of commit " + revision,
                     .got = "commit " + meta.commit,
                     .next = "check HF_ENDPOINT and the proxy: one of them mixes up commits"},
-                   {.kind = HubErrorKind::kBadAnswer});
+                   {.reason = HubReason::kBadAnswer});
   }
   store.write_ref(repo, revision, meta.commit);
   if (auto present = store.find(repo, meta.commit, path)) return *present;
@@ -266,7 +265,7 @@ fs::path Hub::snapshot(const Repo& repo, const std::string& revision, const Snap
   try {
     fetch_all(repo, at, files);
   } catch (const HubError& error) {
-    if (error.kind() != HubErrorKind::kBadAnswer && error.kind() != HubErrorKind::kEntryNotFound) throw;
+    if (error.reason() != HubReason::kBadAnswer && error.reason() != HubReason::kEntryNotFound) throw;
     std::vector<TreeEntry> fresh = tree(repo, at, /*anew=*/true);
     if (fresh == all) throw;
     log_warning(error.what(), "; the Hub's current list of files differs and is used");

@@ -224,18 +224,18 @@ TEST_F(HubTest, RefusalsOfTheServer) {
     try {
       call();
     } catch (const HubError& error) {
-      return error.kind();
+      return error.reason();
     }
-    return HubErrorKind::kOffline;
+    return HubReason::kOffline;
   };
-  EXPECT_EQ(kind([&] { hub.file({RepoType::kModel, "acme/none"}, "main", "x"); }), HubErrorKind::kRepoNotFound);
-  EXPECT_EQ(kind([&] { hub.file(kModel, "v9", "x"); }), HubErrorKind::kRevisionNotFound);
-  EXPECT_EQ(kind([&] { hub.file(kModel, "main", "x"); }), HubErrorKind::kEntryNotFound);
+  EXPECT_EQ(kind([&] { hub.file({RepoType::kModel, "acme/none"}, "main", "x"); }), HubReason::kRepoNotFound);
+  EXPECT_EQ(kind([&] { hub.file(kModel, "v9", "x"); }), HubReason::kRevisionNotFound);
+  EXPECT_EQ(kind([&] { hub.file(kModel, "main", "x"); }), HubReason::kEntryNotFound);
   EXPECT_EQ(kind([&] {
               hub.commit(kModel, std::string(40, 'f'));
               hub.tree(kModel, std::string(40, 'f'));
             }),
-            HubErrorKind::kRevisionNotFound);
+            HubReason::kRevisionNotFound);
 }
 
 TEST_F(HubTest, Tokens) {
@@ -246,12 +246,12 @@ TEST_F(HubTest, Tokens) {
     try {
       Hub(options(token)).file(kModel, "main", "model.safetensors");
     } catch (const HubError& error) {
-      return error.kind();
+      return error.reason();
     }
-    return HubErrorKind::kOffline;
+    return HubReason::kOffline;
   };
-  EXPECT_EQ(kind(""), HubErrorKind::kRepoNotFound);
-  EXPECT_EQ(kind("wrong"), HubErrorKind::kUnauthorized);
+  EXPECT_EQ(kind(""), HubReason::kRepoNotFound);
+  EXPECT_EQ(kind("wrong"), HubReason::kUnauthorized);
 }
 
 TEST_F(HubTest, LargeFilesFromAnotherHostWithoutTheToken) {

@@ -19,14 +19,16 @@ constexpr int64_t kLargeFrom = 10 << 20;  // as serve-hub describes files: the s
 KernelMetadata checked_metadata(const fs::path& variant) {
   const std::string name = variant.filename().string();
   if (!VariantName::parse(name)) {
-    throw Error({.wanted = "a variant's name, such as torch-stable-abi210-cpu-x86_64-linux",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a variant's name, such as torch-stable-abi210-cpu-x86_64-linux",
                  .got = "the folder '" + shown(name) + "'",
                  .next = "rename it to what it was built for; docs/formats.md has the grammar"});
   }
   const fs::path file = variant / "metadata.json";
   KernelMetadata metadata = parse_metadata(read_file(file), file.string());
   if (!metadata.digests) {
-    throw Error({.wanted = "digests in " + file.string(),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = "digests in " + file.string(),
                  .got = "none",
                  .next = "write them with `hotswap kernel hash " + variant.string() + "`"});
   }
@@ -90,13 +92,17 @@ std::vector<fs::path> built_variants(const fs::path& path) {
 void check_repo_with_publisher(const Repo& repo) {
   check_repo(repo);
   if (!publisher_of(repo).empty()) return;
-  throw Error({.wanted = "a name of the form ORG/NAME", .got = "'" + repo.id + "'", .next = "add the organization"});
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "a name of the form ORG/NAME",
+               .got = "'" + repo.id + "'",
+               .next = "add the organization"});
 }
 
 BuiltPackage read_built_package(const fs::path& package) {
   const std::vector<fs::path> variants = built_variants(package);
   if (variants.empty()) {
-    throw Error({.wanted = "a built package: a folder with build/<variant>/metadata.json",
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = "a built package: a folder with build/<variant>/metadata.json",
                  .got = package.string() + ", which has none",
                  .next = "build it first: `hotswap kernel build " + package.string() + "`"});
   }
@@ -108,7 +114,8 @@ BuiltPackage read_built_package(const fs::path& package) {
       built.version = metadata.version;
     } else if (metadata.name != built.name || metadata.version != built.version) {
       throw Error(
-          {.wanted = cat("variants of ", built.name, " version ", built.version, ", as ", built.variants.front()),
+          {.kind = ErrorKind::kCorrupt,
+           .wanted = cat("variants of ", built.name, " version ", built.version, ", as ", built.variants.front()),
            .got = cat(variant.filename().string(), " of ", metadata.name, " version ", metadata.version),
            .next = "build all variants from one source, or install the folders one by one"});
     }
@@ -151,7 +158,8 @@ InstalledPackage install_package(const HubCache& cache, const fs::path& package,
   const auto before = cache.read_ref(repo, name);
   cache.write_ref(repo, name, done.commit);
   if (cache.read_ref(repo, name) != done.commit) {
-    throw Error({.wanted = cat("refs/", name, " in ", cache.folder(repo).string()),
+    throw Error({.kind = ErrorKind::kUnavailable,
+                 .wanted = cat("refs/", name, " in ", cache.folder(repo).string()),
                  .got = "a cache that cannot be written",
                  .next = "check its permissions, or set HF_HUB_CACHE or KERNELS_CACHE to another folder"});
   }

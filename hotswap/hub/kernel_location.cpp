@@ -51,14 +51,16 @@ const LockedKernel* find_lock(const Lockfile* lock, const std::string& repo, con
       continue;
     }
     if (!kernel.path.empty()) {
-      throw Error({.wanted = cat("a commit of ", repo, " in the lock"),
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = cat("a commit of ", repo, " in the lock"),
                    .got = cat("the folder ", kernel.path),
                    .next = "name the folder itself as the kernel"});
     }
     return &kernel;
   }
   if (others.empty()) return nullptr;
-  throw Error({.wanted = cat("a lock of ", ref->str()),
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = cat("a lock of ", ref->str()),
                .got = cat("locked is ", join(others)),
                .next = "lock again with `hotswap kernel lock`, or request what is locked"});
 }
@@ -66,7 +68,8 @@ const LockedKernel* find_lock(const Lockfile* lock, const std::string& repo, con
 void require_lock(const KernelRequest& request, const KernelLocation& location) {
   if (!request.ref.locked() || location.locked != nullptr) return;
   if (request.lock != nullptr) request.lock->at(location.repo);
-  throw Error({.wanted = cat("a lock of ", location.repo),
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = cat("a lock of ", location.repo),
                .got = cat("Kernel `", location.repo, "` is not locked: there is no kernels.lock"),
                .next = "run `hotswap kernel lock` on the project, and name the project"});
 }
@@ -96,7 +99,7 @@ std::string commit_of(Hub& hub, const Repo& repo, const std::string& revision) {
   try {
     return hub.commit(repo, revision);
   } catch (const HubError& error) {
-    if (error.kind() == HubErrorKind::kRevisionNotFound)
+    if (error.reason() == HubReason::kRevisionNotFound)
       resolve_revision(hub.refs(repo, /*anew=*/true), revision, repo.id);
     throw;
   }
@@ -167,7 +170,8 @@ std::vector<std::string> variant_names(const std::vector<TreeEntry>& files) {
 KernelLocation locate_kernel(Hub& hub, const KernelRequest& request) {
   const KernelRef& ref = request.ref;
   if (ref.repo().empty()) {
-    throw Error({.wanted = "a kernel of the Hub as org/repo[@revision]",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a kernel of the Hub as org/repo[@revision]",
                  .got = "'" + ref.str() + "'",
                  .next = "folders and stock layers are not fetched"});
   }
@@ -201,7 +205,8 @@ KernelLocation locate_kernel(Hub& hub, const KernelRequest& request) {
     const bool circle = std::find(way.begin(), way.end(), location.str()) != way.end();
     way.push_back(location.str());
     if (circle || way.size() > kMostRedirects + 1) {
-      throw Error({.wanted = cat("redirects of ", ref.repo(), " that lead somewhere"),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("redirects of ", ref.repo(), " that lead somewhere"),
                    .got = cat(circle ? "a circle: " : "too many: ", join(way, " -> ")),
                    .next = "tell the repositories' owners"});
     }

@@ -63,7 +63,8 @@ Lockfile lock_dependencies(Hub& hub, const std::vector<Dependency>& dependencies
   for (const Dependency& dependency : dependencies) {
     LockedKernel locked = lock_one(hub, dependency, form);
     if (has(lock, locked.dependency)) {
-      throw Error({.wanted = "each kernel once among the dependencies",
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = "each kernel once among the dependencies",
                    .got = cat(locked.dependency.str(), " twice, where ", dependency.str(), " leads"),
                    .next = "drop one of them"});
     }

@@ -22,7 +22,8 @@ class Mirror {
   std::vector<MirroredCommit> bring(const MirrorWish& wish) {
     for (const std::string& pattern : project_.trust.deny) {
       if (!matches_repo(pattern, wish.repo.id)) continue;
-      throw Error({.wanted = "a repository that the project allows",
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = "a repository that the project allows",
                    .got = cat(wish.repo.id, ", which [trust] deny names as ", pattern),
                    .next = "leave it out, or change hotswap.toml"});
     }
@@ -104,7 +105,8 @@ class Mirror {
         log_warning(repo.id, ": ", digest.reason, ": clients run it only where [trust] skip-digest names it");
       } else if (digest.outcome != Outcome::kSuccess) {
         throw Error(
-            {.wanted = cat("the variant ", variant.filename().string(), " of ", repo.id, " as its publisher built it"),
+            {.kind = ErrorKind::kCorrupt,
+             .wanted = cat("the variant ", variant.filename().string(), " of ", repo.id, " as its publisher built it"),
              .got = cat(outcome_name(digest.outcome), ": ", digest.reason),
              .next = "tell its publisher; it was not mirrored"});
       }

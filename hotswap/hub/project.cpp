@@ -34,7 +34,8 @@ Project Project::read(const fs::path& folder, bool with_lock) {
   const bool has_own = fs::is_regular_file(own), has_python = fs::is_regular_file(python);
   const bool has_lock = fs::is_regular_file(lock);
   if (!has_own && !has_python && !has_lock) {
-    throw Error({.wanted = cat("hotswap.toml, pyproject.toml or kernels.lock in ", folder.string()),
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat("hotswap.toml, pyproject.toml or kernels.lock in ", folder.string()),
                  .got = fs::is_directory(folder) ? "a folder without them" : "no such folder",
                  .next = "name the project's folder"});
   }

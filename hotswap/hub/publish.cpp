@@ -19,7 +19,8 @@ void copy_files(const BuiltPackage& package, const std::string& commit, const fs
     copied[path] = describe_file(target, 0);
   }
   if (commit_of(copied) == commit) return;
-  throw Error({.wanted = "a package that stays as it is while it is published",
+  throw Error({.kind = ErrorKind::kUnavailable,
+               .wanted = "a package that stays as it is while it is published",
                .got = "files that changed",
                .next = "publish it again when its build has ended"});
 }
@@ -31,14 +32,18 @@ Published publish_package(const fs::path& package, const fs::path& folder, const
   const Repo repo{RepoType::kKernel, repo_id};
   check_repo_with_publisher(repo);
   if (!tag.empty() && !is_tag(tag)) {
-    throw Error({.wanted = "a tag such as v1.2.0", .got = "'" + tag + "'", .next = "write v and a version with dots"});
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a tag such as v1.2.0",
+                 .got = "'" + tag + "'",
+                 .next = "write v and a version with dots"});
   }
   const BuiltPackage built = read_built_package(package);
   Published done{.repo = repo_id, .commit = commit_of(built.files), .refs = {cat("v", built.version), "main"}};
   const ServedRepository served(folder, repo);
   if (!tag.empty()) {
     if (const std::string named = served.commit_of(tag); !named.empty() && named != done.commit) {
-      throw Error({.wanted = "a tag that is new, or names commit " + done.commit,
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = "a tag that is new, or names commit " + done.commit,
                    .got = cat(tag, ", which names ", named),
                    .next = "tags never move: publish this under the next version"});
     }

@@ -58,7 +58,8 @@ void ServedRepository::add(const std::string& commit, const std::function<void(c
 void ServedRepository::point(const std::string& ref, const std::string& commit) const {
   const fs::path link = folder_ / ref;
   if (!fs::is_symlink(link) && fs::exists(link)) {
-    throw Error({.wanted = link.string() + " as a link to a commit in .commits",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = link.string() + " as a link to a commit in .commits",
                  .got = "a folder that was put there otherwise",
                  .next = "move it away; this program makes its own"});
   }

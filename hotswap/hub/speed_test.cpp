@@ -15,7 +15,8 @@ using Clock = std::chrono::steady_clock;
 std::string given(const char* name) {
   const char* value = std::getenv(name);
   if (value != nullptr) return value;
-  throw Error({.wanted = name, .got = "no such variable", .next = "run bench/hub_speed.py"});
+  throw Error(
+      {.kind = ErrorKind::kNotFound, .wanted = name, .got = "no such variable", .next = "run bench/hub_speed.py"});
 }
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }

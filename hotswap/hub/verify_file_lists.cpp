@@ -43,7 +43,7 @@ CacheVerdict verify_file_lists(Hub& hub, const CachedRepo& found) {
     try {
       told = hub.client().tree(found.repo, commit);
     } catch (const HubError& error) {
-      if (error.kind() != HubErrorKind::kRepoNotFound && error.kind() != HubErrorKind::kRevisionNotFound) throw;
+      if (error.reason() != HubReason::kRepoNotFound && error.reason() != HubReason::kRevisionNotFound) throw;
       verdict.problems.push_back({snapshot, cat("the Hub does not know this commit: ", error.got())});
       continue;
     }

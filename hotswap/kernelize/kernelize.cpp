@@ -125,7 +125,8 @@ void check_keys(const KernelConfig& config, const std::vector<Site>& sites) {
   for (const auto& [key, choice] : config.kernel_mapping) {
     const auto layers = layers_of_key(key);
     if (std::any_of(layers.begin(), layers.end(), [&](const auto& layer) { return known.contains(layer); })) continue;
-    throw Error({.wanted = cat("layers that the model has: ", known.empty() ? "none" : join(known)),
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat("layers that the model has: ", known.empty() ? "none" : join(known)),
                  .got = cat("'", key, "' in the kernel mapping"),
                  .next = "correct its name or drop it"});
   }
@@ -262,15 +263,17 @@ class Planner {
   static void check_offer(const KernelMapping::Entry& entry, const ResolvedKernel& kernel, const LayerEntry& offered,
                           const SlotBase& slot) {
     const std::string name = cat(kernel.manifest.name, ":", kernel.layer);
-    if (offered.contract != slot.contract()) {
-      throw Error({.wanted = cat("a kernel of the contract ", slot.contract(), " for the layer ", slot.layer()),
+    if (find_contract(offered.contract)->slots() != slot.contract()) {
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = cat("a kernel of the contract ", slot.contract(), " for the layer ", slot.layer()),
                    .got = cat(name, " of ", offered.contract),
                    .next = "map another layer of the package"});
     }
     const bool lacks_backward = entry.mode.has(Mode::TRAINING) && !offered.capabilities.backward;
     const bool lacks_capture = entry.mode.has(Mode::TORCH_COMPILE) && !offered.capabilities.capture;
     if (!lacks_backward && !lacks_capture) return;
-    throw Error({.wanted = cat("a kernel that supports ", lacks_backward ? "backward" : "capture"),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("a kernel that supports ", lacks_backward ? "backward" : "capture"),
                  .got = cat(name, ", which does not, but was registered for ", entry.mode.str()),
                  .next = "register it for the modes that it serves, or for FALLBACK"});
   }
@@ -295,6 +298,9 @@ class Planner {
       } else if (!has.features.contains(feature)) {
         return has.features.empty() ? cat("has no ", feature) : cat("has no ", feature, ", only ", join(has.features));
       }
+    }
+    for (const auto& format : needs.weights) {
+      if (!has.weights.contains(format)) return cat("takes no weights as ", format, ", only ", join(has.weights));
     }
     for (const auto& [name, wanted] : needs.numbers) {
       const auto found = has.numbers.find(name);
@@ -335,7 +341,8 @@ void check_strict(const KernelReport& report) {
   std::vector<std::string> lines;
   lines.reserve(stock.size());
   for (const auto& [text, count] : stock) lines.push_back(count == 1 ? text : cat(text, " (", count, " layers)"));
-  throw Error({.wanted = "a kernel for every layer (strict)",
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = "a kernel for every layer (strict)",
                .got = "stock ones: " + join(lines, "; "),
                .next = "map these layers to kernels, or to \"\" to keep them stock on purpose, or drop strict"});
 }

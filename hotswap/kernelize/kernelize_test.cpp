@@ -29,7 +29,10 @@ const KernelRow& row(const KernelReport& report, const std::string& layer, const
   for (const KernelRow& r : report.rows) {
     if (r.layer == layer && (name.empty() || r.name == name)) return r;
   }
-  throw Error({.wanted = "a row " + layer + " " + name, .got = "none", .next = "print the report"});
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = "a row " + layer + " " + name,
+               .got = "none",
+               .next = "print the report"});
 }
 
 std::string kernel(const KernelReport& report, const std::string& layer, const std::string& name = "") {

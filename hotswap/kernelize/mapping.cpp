@@ -11,7 +11,8 @@ namespace {
 
 void check_form(const std::string& layer, const KernelRef& ref, bool use_local_kernel) {
   if (!ref.is_path() || use_local_kernel) return;
-  throw Error({.wanted = cat("a kernel for ", layer, " as 'org/repo:Layer'"),
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat("a kernel for ", layer, " as 'org/repo:Layer'"),
                .got = cat("'", ref.str(), "' without use_local_kernel"),
                .next = "set use_local_kernel = true to run a package folder of this machine"});
 }
@@ -40,16 +41,21 @@ DeviceKey::DeviceKey(std::string kind, CapabilityRange range)
     : kind_(kind == "metal" ? "mps" : std::move(kind)), range_(range) {  // transformers' guide writes metal
   const auto& kinds = device_kinds();
   if (std::find(kinds.begin(), kinds.end(), kind_) == kinds.end()) {
-    throw Error({.wanted = cat("a device out of ", join(kinds)),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("a device out of ", join(kinds)),
                  .got = "'" + kind_ + "'",
                  .next = kind_ == "gpu" ? "write cuda or rocm" : "correct the mapping"});
   }
   const bool bounded = range_ != CapabilityRange{};
   if (bounded && kind_ != "cuda" && kind_ != "rocm") {
-    throw Error({.wanted = "capabilities for cuda or rocm only", .got = "some for " + kind_, .next = "drop them"});
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "capabilities for cuda or rocm only",
+                 .got = "some for " + kind_,
+                 .next = "drop them"});
   }
   if (range_.min > range_.max) {
-    throw Error({.wanted = "a capability interval with min <= max",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a capability interval with min <= max",
                  .got = cat("[", range_.min, ", ", range_.max, "]"),
                  .next = "swap them"});
   }
@@ -75,7 +81,10 @@ void KernelMapping::add(const KernelConfig& config) {
   };
   for (const auto& [key, choice] : config.kernel_mapping) {
     if (key.empty()) {
-      throw Error({.wanted = "a layer's name as the key of a kernel mapping", .got = "''", .next = "name the layer"});
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = "a layer's name as the key of a kernel mapping",
+                   .got = "''",
+                   .next = "name the layer"});
     }
     if (choice.everywhere()) {
       const KernelRef& ref = *choice.everywhere();
@@ -86,12 +95,16 @@ void KernelMapping::add(const KernelConfig& config) {
       continue;
     }
     if (choice.by_device().empty()) {
-      throw Error({.wanted = cat("at least one device for ", key), .got = "none", .next = "name one, or drop the key"});
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = cat("at least one device for ", key),
+                   .got = "none",
+                   .next = "name one, or drop the key"});
     }
     std::set<std::pair<std::string, CapabilityRange>> seen;
     for (const auto& [device, kernels] : choice.by_device()) {
       if (!seen.insert({device.kind(), device.range()}).second) {
-        throw Error({.wanted = cat("one entry of ", key, " for ", device.kind()),
+        throw Error({.kind = ErrorKind::kInvalidArgument,
+                     .wanted = cat("one entry of ", key, " for ", device.kind()),
                      .got = device.kind() == "mps" ? "two (metal is mps)" : "two",
                      .next = "drop one"});
       }

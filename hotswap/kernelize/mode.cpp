@@ -18,7 +18,8 @@ Mode parse_one(const std::string& name, std::string_view all) {
   for (const auto& [mode, known] : kNames) {
     if (name == known) return mode;
   }
-  throw Error({.wanted = "modes out of INFERENCE, TRAINING, TORCH_COMPILE, FALLBACK, joined by '|'",
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "modes out of INFERENCE, TRAINING, TORCH_COMPILE, FALLBACK, joined by '|'",
                .got = cat("'", name, "' in '", all, "'"),
                .next = "correct the mode"});
 }
@@ -28,12 +29,14 @@ Mode parse_one(const std::string& name, std::string_view all) {
 Mode operator|(Mode a, Mode b) {
   const Mode both(a.bits_ | b.bits_);
   if (both.has(Mode::INFERENCE) && both.has(Mode::TRAINING)) {
-    throw Error({.wanted = "a mode with either INFERENCE or TRAINING, which are mutually exclusive",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a mode with either INFERENCE or TRAINING, which are mutually exclusive",
                  .got = cat(a.str(), " | ", b.str()),
                  .next = "choose one of them"});
   }
   if (both.has(Mode::FALLBACK) && both != Mode::FALLBACK) {
-    throw Error({.wanted = "Mode FALLBACK alone: it cannot be combined with other modes",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "Mode FALLBACK alone: it cannot be combined with other modes",
                  .got = cat(a.str(), " | ", b.str()),
                  .next = "drop FALLBACK, or the others"});
   }
@@ -72,12 +75,16 @@ Mode Mode::of_training(bool training) { return training ? TRAINING : INFERENCE; 
 std::vector<Mode> modes_that_serve(Mode requested) {
   const Mode inference = Mode::INFERENCE, training = Mode::TRAINING, compile = Mode::TORCH_COMPILE;
   if (requested == Mode::FALLBACK) {
-    throw Error({.wanted = "a mode with INFERENCE or TRAINING",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a mode with INFERENCE or TRAINING",
                  .got = "FALLBACK, which can only be used to register kernels in a mapping",
                  .next = "pass INFERENCE or TRAINING; FALLBACK kernels serve both"});
   }
   if (!requested.has(inference) && !requested.has(training)) {
-    throw Error({.wanted = "a mode with INFERENCE or TRAINING", .got = requested.str(), .next = "add one of them"});
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a mode with INFERENCE or TRAINING",
+                 .got = requested.str(),
+                 .next = "add one of them"});
   }
   // A kernel fit for training or for capture is fit for less, never the other way round.
   if (requested == inference) {

@@ -53,7 +53,8 @@ ResolvedKernel from_variant(Manifest manifest, const KernelRef& ref, const std::
     if (ours == nullptr) ours = manifest.layer_named(name, ref.repo());
   }
   if (ours == nullptr) {
-    throw Error({.wanted = cat("a layer '", names.front(), "' in ", manifest.folder.string()),
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat("a layer '", names.front(), "' in ", manifest.folder.string()),
                  .got = cat("the layers ", join(layer_names(manifest))),
                  .next = "name one of them after ':'"});
   }
@@ -81,12 +82,14 @@ Candidates bundled_by_name(const KernelRef& ref, const std::string& layer, const
   for (const Manifest& manifest : bundled) {
     if (manifest.name != name) continue;
     if (!ref.revision().empty() || (ref.version() && *ref.version() != manifest.version)) {
-      throw Error({.wanted = cat("the bundled package ", ref.str()),
+      throw Error({.kind = ErrorKind::kNotFound,
+                   .wanted = cat("the bundled package ", ref.str()),
                    .got = cat("version ", manifest.version),
                    .next = "drop what follows '@', or use a package folder"});
     }
     if (manifest.layer_named(layer, ref.repo()) == nullptr) {
-      throw Error({.wanted = cat("a layer '", layer, "' in the bundled package ", name),
+      throw Error({.kind = ErrorKind::kNotFound,
+                   .wanted = cat("a layer '", layer, "' in the bundled package ", name),
                    .got = cat("the layers ", join(layer_names(manifest))),
                    .next = "name one of them after ':'"});
     }
@@ -144,7 +147,8 @@ std::string bundled_names(const KernelRef& ref, const std::string& layer, const 
 
 [[noreturn]] void unknown_kernel(const KernelRef& ref, const std::string& layer, const std::vector<Manifest>& bundled) {
   const Answered known = answered(ref, bundled);
-  throw Error({.wanted = cat("a kernel ", ref.repo(), ":", layer, " on this machine"),
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = cat("a kernel ", ref.repo(), ":", layer, " on this machine"),
                .got = known.layers.empty() ? "none; " + bundled_names(ref, layer, bundled)
                                            : cat("of that repository only the layers ", join(known.layers)),
                .next = cat("use one of these, or say where it lies with LOCAL_KERNELS=", ref.repo(), "=/path",
@@ -157,14 +161,16 @@ Result<ResolvedKernel> from_hub(const KernelRef& ref, const std::vector<std::str
   try {
     kernel = &hub.get(ref, device_kind);
   } catch (const HubError& error) {  // the Hub does not have it, or cannot be asked: what is here may help
-    throw Error({.wanted = cat("the kernel ", ref.repo(), ":", names.front(), ": ", error.wanted()),
+    throw Error({.kind = error.kind(),
+                 .wanted = cat("the kernel ", ref.repo(), ":", names.front(), ": ", error.wanted()),
                  .got = error.got(),
                  .next = cat(error.next(), "; ", bundled_names(ref, names.front(), bundled),
                              "; or say where it lies with LOCAL_KERNELS=", ref.repo(), "=/path")});
   } catch (const Error& error) {  // not trusted, or no version fits
     const std::string older = older_stand_in(ref, names.front(), bundled);
     if (older.empty()) throw;
-    throw Error({.wanted = error.wanted(), .got = error.got(), .next = cat(error.next(), "; ", older)});
+    throw Error(
+        {.kind = error.kind(), .wanted = error.wanted(), .got = error.got(), .next = cat(error.next(), "; ", older)});
   }
   if (!*kernel) {
     const std::string instead = stand_ins(ref.repo().substr(ref.repo().find('/') + 1), bundled);
@@ -188,7 +194,8 @@ std::map<std::string, std::string> parse_local_kernels(const std::string& text) 
     if (entry.empty() && text.empty()) break;
     const size_t equals = entry.find('=');
     if (equals == entry.npos || equals == 0 || equals + 1 == entry.size()) {
-      throw Error({.wanted = "LOCAL_KERNELS as org/repo=path:org/repo=path",
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = "LOCAL_KERNELS as org/repo=path:org/repo=path",
                    .got = cat("the entry '", entry, "'"),
                    .next = "correct it or unset it"});
     }
@@ -242,7 +249,8 @@ KernelMapping default_mapping(const std::vector<Manifest>& bundled) {
     for (const auto& [layer, entry] : manifest.layers) {
       const auto [place, fresh] = owner.try_emplace({layer, kind}, manifest.name);
       if (!fresh && place->second != manifest.name) {
-        throw Error({.wanted = cat("one bundled package for the layer ", layer, " on ", kind),
+        throw Error({.kind = ErrorKind::kInvalidArgument,
+                     .wanted = cat("one bundled package for the layer ", layer, " on ", kind),
                      .got = cat(place->second, " and ", manifest.name),
                      .next = "remove one from the folder of bundled packages"});
       }

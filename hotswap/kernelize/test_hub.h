@@ -45,7 +45,10 @@ class ServedKernels : public ::testing::Test {
     for (const auto& entry : std::filesystem::recursive_directory_iterator(cache.path() / folder / "snapshots")) {
       if (entry.path().filename() == file) return entry.path();
     }
-    throw Error({.wanted = file + " of " + repo, .got = "none in the cache", .next = "fetch it first"});
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = file + " of " + repo,
+                 .got = "none in the cache",
+                 .next = "fetch it first"});
   }
   // In the cache; the bytes as they were.
   std::string change_byte(const std::string& repo, const std::string& file, size_t at) const {

@@ -20,7 +20,9 @@ PackageCopy::PackageCopy(const std::string& name) : name_(name) {
   const auto bundled = bundled_packages();
   const auto found = std::find_if(bundled.begin(), bundled.end(),
                                   [&](const Manifest& m) { return m.name == name && m.backend == "cpu"; });
-  if (found == bundled.end()) throw Error({.wanted = "the built package " + name, .got = "none", .next = "build it"});
+  if (found == bundled.end())
+    throw Error(
+        {.kind = ErrorKind::kNotFound, .wanted = "the built package " + name, .got = "none", .next = "build it"});
   variant_ = root() / "build" / found->variant;
   fs::create_directories(variant_.parent_path());
   fs::copy(found->folder, variant_, fs::copy_options::recursive);
@@ -86,7 +88,7 @@ const KernelRow& row_of(const KernelReport& report, const std::string& layer) {
   for (const KernelRow& row : report.rows) {
     if (row.layer == layer) return row;
   }
-  throw Error({.wanted = "a row " + layer, .got = "none", .next = "print the report"});
+  throw Error({.kind = ErrorKind::kNotFound, .wanted = "a row " + layer, .got = "none", .next = "print the report"});
 }
 
 TinyModel::TinyModel(at::ScalarType dtype, at::Device device)
@@ -119,7 +121,7 @@ Tensor TinyModel::forward(const Tensor& x) const {
   const Tensor hidden = layer_norm.forward(h + (q_turned + k_turned).transpose(1, 2).reshape({batch, time, 16}));
   const Tensor labels = at::zeros({batch, time}, at::kLong);
   const LossArguments arguments{.labels = labels, .items = std::nullopt};
-  return loss.fuses() ? loss.from_hidden(hidden, head.weight, arguments)
+  return loss.fuses() ? loss.from_hidden(hidden, head.data(), arguments)
                       : loss.from_logits(head.forward(hidden), arguments);
 }
 

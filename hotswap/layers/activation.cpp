@@ -54,7 +54,8 @@ const ActivationKind& activation_kind(const std::string& name, const std::string
     if (name == kind.name) return kind;
     known.emplace_back(kind.name);
   }
-  throw Error({.wanted = cat("an activation that is implemented: ", join(known)),
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("an activation that is implemented: ", join(known)),
                .got = cat(where, " = \"", name, '"'),
                .next = "add it to hotswap/layers/activation.cpp"});
 }

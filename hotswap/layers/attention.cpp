@@ -64,7 +64,8 @@ void refuse_what_sdpa_lacks(const AttentionOptions& o) {
   if (o.sinks.defined()) found.emplace_back("sinks");
   if (o.alibi_slopes.defined()) found.emplace_back("ALiBi");
   if (found.empty()) return;
-  throw Error({.wanted = "attention that torch's scaled_dot_product_attention computes",
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = "attention that torch's scaled_dot_product_attention computes",
                .got = cat("a layer with ", join(found, " and "), ", which change the scores inside the softmax"),
                .next = "set attn_implementation to eager, or to a kernel that has them"});
 }
@@ -131,7 +132,8 @@ const AttentionKind& attention_kind(const std::string& name) {
     if (name == kind.name) return kind;
     known.emplace_back(kind.name);
   }
-  throw Error({.wanted = cat("an attention implementation: ", join(known)),
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat("an attention implementation: ", join(known)),
                .got = cat('"', name, '"'),
                .next = "set attn_implementation to one of them, or to a kernel as org/repo[@revision]"});
 }

@@ -146,7 +146,8 @@ const PaddedRows& AttentionMetadata::padded_rows(int64_t time, int64_t kv_time) 
       at::bitwise_and(padding.narrow(1, 0, tokens - 1), at::eq(padding.narrow(1, 1, tokens - 1), 0))
           .any()
           .item<bool>()) {
-    throw Error({.wanted = "padding at the beginning of rows, where keys are of a fixed size",
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "padding at the beginning of rows, where keys are of a fixed size",
                  .got = "an attention_mask with zeros behind ones",
                  .next = "pad on the left, take a dynamic cache, or set attn_implementation to sdpa"});
   }

@@ -21,7 +21,8 @@ namespace {
 
 void refuse_gradients(bool required, const char* of) {
   if (!at::GradMode::is_enabled() || !required) return;
-  throw Error({.wanted = "a forward without gradients when a cache is given",
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "a forward without gradients when a cache is given",
                .got = cat(of, " that require grad"),
                .next = "run under at::NoGradGuard or c10::InferenceMode, or pass no cache"});
 }
@@ -29,7 +30,8 @@ void refuse_gradients(bool required, const char* of) {
 template <typename Kind>
 Kind& of_kind(CacheLayer& part, int64_t layer, const char* what) {
   if (auto* found = dynamic_cast<Kind*>(&part)) return *found;
-  throw Error({.wanted = cat(what, " in the cache of layer ", layer),
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat(what, " in the cache of layer ", layer),
                .got = "a cache of another kind",
                .next = "take the cache that this model's make_cache() gives"});
 }
@@ -56,7 +58,8 @@ RecurrentStates Cache::states(int64_t layer, const Tensor& x, at::IntArrayRef co
 
 void Cache::check_room(int64_t time) const {
   if (length_ + time <= options_.max_cache_len) return;
-  throw Error({.wanted = cat("at most ", options_.max_cache_len, " tokens in a static cache"),
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat("at most ", options_.max_cache_len, " tokens in a static cache"),
                .got = cat(length_, " seen and ", time, " new ones"),
                .next = "make the cache with a larger max_cache_len, or a dynamic one"});
 }
@@ -120,12 +123,14 @@ void Cache::reset() {
 bool is_static(const CacheOptions& options) {
   if (options.implementation == "dynamic") return false;
   if (options.implementation != "static") {
-    throw Error({.wanted = "a cache implementation: dynamic or static",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a cache implementation: dynamic or static",
                  .got = cat('"', options.implementation, '"'),
                  .next = "set cache_implementation to one of them"});
   }
   if (options.max_cache_len < 1) {
-    throw Error({.wanted = "max_cache_len of a static cache: the tokens that must fit",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "max_cache_len of a static cache: the tokens that must fit",
                  .got = cat(options.max_cache_len),
                  .next = "set it to the prompt's length and the new tokens together"});
   }

@@ -16,7 +16,8 @@ namespace {
 Tensor activated(const Tensor& y, const std::string& activation) {
   if (activation == "none") return y;
   if (activation == "silu") return at::silu(y);
-  throw Error({.wanted = "an activation of a convolution: silu or none",
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = "an activation of a convolution: silu or none",
                .got = cat('"', activation, '"'),
                .next = "apply another one behind a convolution with none"});
 }

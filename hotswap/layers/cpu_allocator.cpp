@@ -48,7 +48,8 @@ struct CompactAllocator final : c10::Allocator {
     if (bytes == 0) return {nullptr, nullptr, &release, c10::Device(c10::kCPU)};
     void* block = bytes > SIZE_MAX - 2 * kAlignment ? nullptr : std::malloc(bytes + kAlignment + sizeof(void*));
     if (block == nullptr) {
-      throw Error({.wanted = cat(bytes, " bytes of memory for a tensor"),
+      throw Error({.kind = ErrorKind::kUnavailable,
+                   .wanted = cat(bytes, " bytes of memory for a tensor"),
                    .got = "none left",
                    .next = "make the batch or the sequence smaller, or use a machine with more memory"});
     }

@@ -20,7 +20,8 @@ namespace {
 
 Tensor product(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const auto given = bias.defined() ? std::optional(bias) : std::nullopt;
-  return is_packed(weight) ? stock::packed_linear(x, weight, given) : stock::linear(x, weight, given);
+  const Weight w = weight_of(weight, x.size(-1));
+  return w.encoded() ? stock::packed_linear(x, w, given) : stock::linear(x, weight, given);
 }
 
 Tensor normed(const Tensor& x, const Tensor& weight, double eps) {

@@ -45,7 +45,8 @@ DeformableAttention::DeformableAttention(const DeformableAttentionOptions& o)
       output_proj(o.dim, o.dim, true),
       options_(o) {
   if (o.heads < 1 || o.dim % o.heads != 0 || o.levels < 1 || o.points < 1) {
-    throw Error({.wanted = "deformable attention of heads that divide dim, and at least one level and point",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "deformable attention of heads that divide dim, and at least one level and point",
                  .got = cat("dim ", o.dim, ", heads ", o.heads, ", levels ", o.levels, ", points ", o.points),
                  .next = "correct the options"});
   }
@@ -72,7 +73,8 @@ Tensor DeformableAttention::forward(const DeformableAttentionInput& in) const {
   } else if (reference.size(-1) == 4) {
     locations = centre + offsets / points * reference.narrow(-1, 2, 2) * 0.5;
   } else {
-    throw Error({.wanted = "reference_points of 2 values (x, y) or 4 (x, y, width, height)",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "reference_points of 2 values (x, y) or 4 (x, y, width, height)",
                  .got = cat(reference.size(-1), " numbers"),
                  .next = "pass one of these forms"});
   }

@@ -63,7 +63,8 @@ const ExpertActivation& activation_of(const ExpertsOptions& o) {
     if (o.activation == activation.name) return activation;
     known.emplace_back(activation.name);
   }
-  throw Error({.wanted = cat("an activation of experts: ", join(known)),
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat("an activation of experts: ", join(known)),
                .got = cat('"', o.activation, '"'),
                .next = "choose one of them"});
 }
@@ -118,7 +119,8 @@ std::string gated_by(const std::string& hidden_act, const std::string& where) {
   if (hidden_act == "gelu_pytorch_tanh") return "geglu_tanh";
   if (hidden_act == "gelu") return "geglu";
   if (hidden_act == "relu") return "reglu";
-  throw Error({.wanted = "an activation that experts are gated by: silu, swish, gelu_pytorch_tanh, gelu, relu",
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = "an activation that experts are gated by: silu, swish, gelu_pytorch_tanh, gelu, relu",
                .got = cat(where, " = \"", hidden_act, '"'),
                .next = "add it to hotswap/layers/experts.cpp and to the contract moe/1"});
 }

@@ -121,32 +121,38 @@ std::string dequantisable_types() {
 
 bool stays_packed(const GgufType& type) { return type.block == kBlock && can_dequantise(type); }
 
-at::Tensor dequantised(const at::Tensor& packed, int64_t in, at::ScalarType dtype) {
+const GgufType& packed_type_of(const at::Tensor& packed, int64_t in) {
   for (const GgufType& type : kTypes) {
-    if (!stays_packed(type) || in % kBlock != 0 || packed.dim() != 2 ||
-        packed.size(1) != in / kBlock * static_cast<int64_t>(type.block_size)) {
-      continue;
+    if (stays_packed(type) && in % kBlock == 0 && packed.dim() == 2 && packed.scalar_type() == at::kByte &&
+        packed.size(1) == in / kBlock * static_cast<int64_t>(type.block_size)) {
+      return type;
     }
-    const at::Tensor bytes = packed.to(at::kCPU).contiguous();
-    const at::ScalarType computed = dtype == at::kDouble ? at::kFloat : dtype;
-    at::Tensor result = at::empty({packed.size(0), in}, at::TensorOptions().dtype(computed));
-    dequantise({.type = type,
-                .from = bytes.const_data_ptr<uint8_t>(),
-                .to = result.data_ptr(),
-                .dtype = computed,
-                .numel = result.numel()});
-    return result.to(packed.device(), dtype);
   }
-  throw Error({.wanted = cat("packed rows of ", in, " weights, in blocks of 32 of Q8_0, Q4_0 or Q4_1"),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("packed rows of ", in, " weights, in blocks of 32 of Q8_0, Q4_0 or Q4_1"),
                .got = cat("[", join(packed.sizes()), "] bytes"),
                .next = "check that the config and the weights belong together"});
+}
+
+at::Tensor dequantised(const at::Tensor& packed, int64_t in, at::ScalarType dtype) {
+  const GgufType& type = packed_type_of(packed, in);
+  const at::Tensor bytes = packed.to(at::kCPU).contiguous();
+  const at::ScalarType computed = dtype == at::kDouble ? at::kFloat : dtype;
+  at::Tensor result = at::empty({packed.size(0), in}, at::TensorOptions().dtype(computed));
+  dequantise({.type = type,
+              .from = bytes.const_data_ptr<uint8_t>(),
+              .to = result.data_ptr(),
+              .dtype = computed,
+              .numel = result.numel()});
+  return result.to(packed.device(), dtype);
 }
 
 void dequantise(const Dequantise& job) {
   const Way* way = way_of(job.type);
   if (way == nullptr) {
     throw Error(
-        {.wanted = cat("a GGUF tensor of a type among ", dequantisable_types()),
+        {.kind = ErrorKind::kUnsupported,
+         .wanted = cat("a GGUF tensor of a type among ", dequantisable_types()),
          .got = cat("type ", job.type.name),
          .next = "convert the file to Q8_0, Q4_0 or Q4_1 (llama-quantize), or take the safetensors checkpoint"});
   }
@@ -158,7 +164,8 @@ void dequantise(const Dequantise& job) {
     case at::kHalf:
       return dequantise_to<c10::Half>(job, *way);
     default:
-      throw Error({.wanted = "float32, bfloat16 or float16 weights from a GGUF file",
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = "float32, bfloat16 or float16 weights from a GGUF file",
                    .got = c10::toString(job.dtype),
                    .next = "choose one of them"});
   }

@@ -38,8 +38,9 @@ void dequantise(const Dequantise& job);  // with torch's threads
 
 // May a matrix of this type stay packed? Q8_0, Q4_0 and Q4_1.
 bool stays_packed(const GgufType& type);
-inline bool is_packed(const at::Tensor& weight) { return weight.defined() && weight.scalar_type() == at::kByte; }
-// Packed rows of `in` weights -> [rows, in]; the type is the one whose blocks have so many bytes. float64 too.
+// The type of packed rows of `in` weights: the bytes of a row decide. Error where no type has such rows.
+const GgufType& packed_type_of(const at::Tensor& packed, int64_t in);
+// Packed rows of `in` weights -> [rows, in]. float64 too.
 at::Tensor dequantised(const at::Tensor& packed, int64_t in, at::ScalarType dtype);
 
 }  // namespace hotswap

@@ -31,7 +31,8 @@ struct Buffers {
   }
   void check(const Tensor& new_k) const {
     if (k.size(0) == new_k.size(0) && k.size(2) == new_k.size(2) && k.size(3) == new_k.size(3)) return;
-    throw Error({.wanted = cat("keys [", k.size(0), ", new, ", k.size(2), ", ", k.size(3), "] for the cache"),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("keys [", k.size(0), ", new, ", k.size(2), ", ", k.size(3), "] for the cache"),
                  .got = cat("[", join(new_k.sizes()), "]"),
                  .next = "use one cache per batch"});
   }
@@ -101,7 +102,8 @@ class SlidingLayer : public KeyValueLayer {
   }
   void crop(int64_t length) override {
     if (dropped_ > 0) {
-      throw Error({.wanted = cat("a cache whose windows of ", window_, " tokens still hold all before token ", length),
+      throw Error({.kind = ErrorKind::kUnsupported,
+                   .wanted = cat("a cache whose windows of ", window_, " tokens still hold all before token ", length),
                    .got = cat("one that has forgotten ", dropped_, " of them"),
                    .next = "reset() it and run the prompt again"});
     }

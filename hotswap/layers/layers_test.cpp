@@ -150,7 +150,7 @@ TEST_F(Layers, GatedMlp) {
     GatedMLP mlp({.dim = 6, .hidden = 10, .activation = act, .bias = true});
     mlp.each_tensor([&](const std::string&, Tensor& t) { t = random(t.sizes()); });
     const Tensor x = random({2, 3, 6});
-    const auto apply = [&](const Linear& l, const Tensor& in) { return in.matmul(l.weight.t()) + l.bias; };
+    const auto apply = [&](const Linear& l, const Tensor& in) { return in.matmul(l.data().t()) + l.bias; };
     const Tensor gate = mlp.act_fn.forward(apply(mlp.gate_proj, x));
     EXPECT_LE(relative_l2(mlp.forward(x), apply(mlp.down_proj, gate * apply(mlp.up_proj, x))), 1e-6) << act;
   }
@@ -171,7 +171,7 @@ TEST_F(Layers, TiedLinearIsVisitedOnce) {
     t = random({5, 4});
   });
   EXPECT_TRUE(at::equal(whole.head.forward(random({2, 4}) * 0), at::zeros({2, 5})));
-  EXPECT_TRUE(whole.head.weight.is_same(whole.embed.weight));
+  EXPECT_TRUE(whole.head.data().is_same(whole.embed.data()));
 }
 
 TEST_F(Layers, RotaryAgainstComplexRotation) {

@@ -1,11 +1,17 @@
 #include "hotswap/layers/linear.h"
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
 
+#include <algorithm>
+#include <set>
 #include <utility>
+
+#include "hotswap/base/error.h"
 
 namespace hotswap {
 
@@ -14,10 +20,10 @@ Tensor stock::linear(const Tensor& x, const Tensor& weight, const std::optional<
 }
 
 // With more of float32 than x has, as kernels multiply: in x's own type only where that is float64.
-Tensor stock::packed_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+Tensor stock::packed_linear(const Tensor& x, const Weight& weight, const std::optional<Tensor>& bias) {
   const at::ScalarType wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const std::optional<Tensor> wide_bias = bias && bias->defined() ? std::optional(bias->to(wide)) : std::nullopt;
-  return at::linear(x.to(wide), dequantised(weight, x.size(-1), wide), wide_bias).to(x.scalar_type());
+  return at::linear(x.to(wide), weight.dequantised(wide), wide_bias).to(x.scalar_type());
 }
 
 Tensor stock::largest(const Tensor& x, const Choice& to) {
@@ -28,38 +34,98 @@ Tensor stock::largest(const Tensor& x, const Choice& to) {
   return place;
 }
 
-Linear::Linear(int64_t in, int64_t out, bool with_bias, Init weight_init, Init bias_init)
-    : in_(in), weight(own_weight_) {
+Linear::Linear(int64_t in, int64_t out, bool with_bias, Init weight_init, Init bias_init) : weight(own_weight_) {
   own("weight", weight, {out, in}, std::move(weight_init));
   if (with_bias) own("bias", bias, {out}, std::move(bias_init));
+  packed_.set_in_use(false);
 }
 
-Linear::Linear(Tensor& tied) : in_(tied.size(1)), weight(tied) { share("weight", weight); }
+Linear::Linear(Weight& tied) : weight(tied) {
+  share("weight", weight);
+  packed_.set_in_use(false);
+}
 
 Tensor Linear::forward(const Tensor& x) const {
-  return forward_(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
+  const std::optional<Tensor> with = bias.defined() ? std::optional(bias) : std::nullopt;
+  Tensor y = weight.encoded() ? packed_(x, weight, with) : forward_(x, weight.data, with);
+  return adapter_ ? adapted(std::move(y), x) : y;
+}
+
+Tensor Linear::without_bias(const Tensor& x) const {
+  Tensor y = weight.encoded() ? packed_(x, weight, std::nullopt) : at::matmul(x, weight.data.transpose(0, 1));
+  return adapter_ ? adapted(std::move(y), x) : y;
+}
+
+// In the wider of the two types, rounded once: adapters are float32 beside bfloat16 weights.
+Tensor Linear::adapted(Tensor y, const Tensor& x) const {
+  const at::ScalarType wide = c10::promoteTypes(y.scalar_type(), adapter_->a.scalar_type());
+  const Tensor low = at::linear(x.to(wide), adapter_->a.to(wide));  // [..., rank]
+  return at::add(y.to(wide), at::linear(low, adapter_->b.to(wide)), adapter_->scale).to(y.scalar_type());
+}
+
+void Linear::set_adapter(std::optional<Adapter> adapter) {
+  if (adapter) {
+    const Tensor &a = adapter->a, &b = adapter->b;
+    if (a.dim() != 2 || b.dim() != 2 || a.size(1) != weight.columns() || b.size(0) != weight.rows() ||
+        a.size(0) != b.size(1)) {
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = cat("an adapter a [rank, ", weight.columns(), "], b [", weight.rows(), ", rank]"),
+                   .got = cat("a [", join(a.sizes()), "], b [", join(b.sizes()), "]"),
+                   .next = "take the adapter that was trained for this layer"});
+    }
+  }
+  adapter_ = std::move(adapter);
+}
+
+void Linear::dequantise(at::ScalarType dtype) {
+  if (!weight.encoded()) return;
+  weight = {.data = weight.dequantised(dtype), .shard = weight.shard};
+  weight.data.set_requires_grad(true);
 }
 
 Tensor Linear::largest(const Tensor& x, Choice to) const {
-  if (!forward_.largest) return stock::largest(x, to);
+  const auto& argmax = forward_.op<Argmax>();
+  if (!argmax) return stock::largest(x, to);
   if (!to.place.defined()) to.place = at::empty({x.size(0)}, x.options().dtype(at::kLong));
-  forward_.largest(to, x);
+  argmax(to, x);
   return to.place;
 }
 
 void Linear::on_tensors_changed() {
-  if (is_packed(weight)) {
-    forward_.become("PackedLinear", "packed_linear/1", stock::packed_linear);
-  } else {
-    forward_.become("Linear", "linear/1", stock::linear);
+  forward_.set_in_use(!weight.encoded());
+  packed_.set_in_use(weight.encoded());
+  packed_.set_needs({.weights = {name_of(weight.format)}});
+}
+
+bool all_plain(const std::vector<const Linear*>& layers) {
+  return std::all_of(layers.begin(), layers.end(), [](const Linear* layer) { return layer->plain(); });
+}
+
+bool all_fuse(const std::vector<const Linear*>& layers) {
+  return std::all_of(layers.begin(), layers.end(), [](const Linear* layer) { return layer->fuses(); });
+}
+
+std::vector<std::string> formats_of(const std::vector<const Linear*>& layers) {
+  std::set<std::string> formats;
+  for (const Linear* layer : layers) {
+    if (layer->weight.encoded()) formats.insert(name_of(layer->weight.format));
   }
+  return {formats.begin(), formats.end()};
 }
 
 Tensor Embedding::forward(const Tensor& ids, at::ScalarType dtype) const {
-  if (!is_packed(weight)) return at::embedding(weight, ids);
+  if (!weight.encoded()) return at::embedding(weight.data, ids);
+  const Tensor flat = ids.reshape({-1});
   std::vector<int64_t> shape = ids.sizes().vec();
-  shape.push_back(dim_);
-  return dequantised(weight.index_select(0, ids.reshape({-1})), dim_, dtype).view(shape);
+  shape.push_back(weight.columns());
+  const auto rows = weight.with_rows([&](const Tensor& part) { return part.index_select(0, flat); });
+  return (rows ? rows->dequantised(dtype) : weight.dequantised(dtype).index_select(0, flat)).view(shape);
+}
+
+void Embedding::dequantise(at::ScalarType dtype) {
+  if (!weight.encoded()) return;
+  weight = {.data = weight.dequantised(dtype), .shard = weight.shard};
+  weight.data.set_requires_grad(true);
 }
 
 }  // namespace hotswap

@@ -1,89 +1,100 @@
-// Linear and Embedding: thin, so that a kernel package (a packed or a one-row product) can take over.
-//
-// A weight may be packed, as a GGUF file has it (gguf_dequant.h): bytes, a quarter of the memory and less. Such a
-// Linear has the slot PackedLinear in place of Linear, and no gradient.
+// Linear and Embedding: thin, so that a kernel package may take over. What their weight is made of is their own
+// business (weight.h): an encoded one has the slot PackedLinear instead of Linear, and no gradient.
 #pragma once
 
-#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
-#include "hotswap/layers/gguf_dequant.h"
 #include "hotswap/layers/slot.h"
+#include "hotswap/layers/weight.h"
 
 namespace hotswap {
 
 // linear/1. x: [..., in], weight: [out, in], bias: [out] -> [..., out]
 using LinearForward = Tensor(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);
 
-// packed_linear/1: the same with weight [out, in / 32 * bytes of a block] uint8. Its numbers are not rounded to x's
-// type.
-using PackedLinearForward = LinearForward;
+// packed_linear/2: the same by an encoded weight, whose elements are not rounded to x's type.
+using PackedLinearForward = Tensor(const Tensor& x, const Weight& weight, const std::optional<Tensor>& bias);
 
-// Where a choice is to be written.
+// Where an argmax is to be written.
 struct Choice {
   Tensor place = {};          // [rows] int64; undefined: in new memory
   Tensor said = {}, at = {};  // beside a place, or undefined: into said[at] as well; [places, rows], [1] int64
 };
 
+// A role of linear/1: the index of the maximum of each row of x, into to.place.
+struct Argmax {
+  static constexpr std::string_view kRole = "argmax";
+  using Signature = void(const Choice& to, const Tensor& x);
+};
+
 namespace stock {
-Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);
-Tensor packed_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);  // dequantises it all
-// Where the largest number of each row of x stands: [..., n] -> [...] int64.
+LinearForward linear;
+PackedLinearForward packed_linear;  // dequantises the whole weight
+// The index of the maximum of each row of x: [..., n] -> [...] int64.
 Tensor largest(const Tensor& x, const Choice& to);
 }  // namespace stock
-
-class LinearSlot : public Slot<LinearForward> {
- public:
-  using Slot::Slot;
-  void unbind() override {
-    Slot::unbind();
-    torch_products = false;
-    largest = nullptr;
-  }
-  bool torch_products = false;  // the kernel that is bound trains by torch's own products
-  // Into to.place where the largest number of each row of x stands; empty: the kernel has no such op.
-  std::function<void(const Choice& to, const Tensor& x)> largest;
-};
 
 class Linear : public Module {
  public:
   Linear(int64_t in, int64_t out, bool with_bias, Init weight_init = Init::normal(),
          Init bias_init = Init::constant(0));
-  explicit Linear(Tensor& tied);          // its weight is another module's: an output head tied to the embedding
+  explicit Linear(Weight& tied);          // its weight is another module's: an output head tied to the embedding
   Tensor forward(const Tensor& x) const;  // [..., in] -> [..., out]
-  // Of [rows, out], made of what forward() gave: where each row's largest number stands, [rows] int64.
+  Tensor without_bias(const Tensor& x) const;
+  // Of [rows, out], made of what forward() returned: the index of each row's maximum, [rows] int64.
   Tensor largest(const Tensor& x, Choice to = {}) const;
-  int64_t in() const { return in_; }
-  bool bound() const { return forward_.bound(); }
+  bool bound() const { return forward_.bound() || packed_.bound(); }
+
+  // May a fused op take data() and bias instead of this layer? A plain weight, all of it, and no adapter.
+  bool plain() const { return weight.plain() && !adapter_; }
+  // The same where the op takes encoded weights too: those that its slot needs (formats_of()).
+  bool fuses() const { return !weight.shard && !adapter_; }
+  const Tensor& data() const { return weight.data; }
   // Is what it does in training, whatever is bound, torch's own product with a weight of that type?
   bool trains_by_torch(at::ScalarType dtype) const {
-    return weight.scalar_type() == dtype && (!forward_.bound() || forward_.torch_products);  // packed: bytes
+    return plain() && data().scalar_type() == dtype && (!forward_.bound() || forward_.claims("torch_products"));
   }
 
+  // Adds to what forward() returns from now on. Error where its shapes are not this layer's; nullopt removes it.
+  void set_adapter(std::optional<Adapter> adapter);
+  const std::optional<Adapter>& adapter() const { return adapter_; }
+  void dequantise(at::ScalarType dtype);  // an encoded weight becomes a plain one that may learn
+
  protected:
-  void on_tensors_changed() override;  // the slot for the weight as it is now
+  void on_tensors_changed() override;  // the slot of the weight's format
 
  private:
-  int64_t in_;
-  Tensor own_weight_;
+  Tensor adapted(Tensor y, const Tensor& x) const;
+  Weight own_weight_;
+  std::optional<Adapter> adapter_;
 
  public:
-  Tensor& weight;  // [out, in], or packed
-  Tensor bias;     // [out], or undefined
+  Weight& weight;
+  Tensor bias;  // [out], or undefined
 
  private:
-  LinearSlot forward_{this, "Linear", "linear/1", stock::linear};
+  Slot<LinearForward> forward_{this, "Linear", "linear/1", stock::linear};
+  Slot<PackedLinearForward> packed_{this, "PackedLinear", "packed_linear/2", stock::packed_linear};
 };
+
+// What an op that fuses these layers checks, once a call.
+bool all_plain(const std::vector<const Linear*>& layers);
+bool all_fuse(const std::vector<const Linear*>& layers);
+// The formats among their weights, for SlotNeeds::weights; empty: all plain.
+std::vector<std::string> formats_of(const std::vector<const Linear*>& layers);
 
 class Embedding : public Module {
  public:
-  Embedding(int64_t rows, int64_t dim) : dim_(dim) { own("weight", weight, {rows, dim}); }
-  // [...] int64 -> [..., dim]; of a packed table the rows asked for are dequantised, to dtype
+  Embedding(int64_t rows, int64_t dim) { own("weight", weight, {rows, dim}); }
+  // [...] int64 -> [..., dim]; of an encoded table the rows that ids name are dequantised, to dtype
   Tensor forward(const Tensor& ids, at::ScalarType dtype) const;
-  int64_t dim() const { return dim_; }
-  Tensor weight;  // [rows, dim], or packed
-
- private:
-  int64_t dim_;
+  bool plain() const { return weight.plain(); }
+  const Tensor& data() const { return weight.data; }
+  void dequantise(at::ScalarType dtype);
+  Weight weight;  // [rows, dim]
 };
 
 }  // namespace hotswap

@@ -26,7 +26,8 @@ struct Linked : torch::autograd::Function<Linked> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     if (at::GradMode::is_enabled())
-      throw Error({.wanted = "a gradient through the projections of an attention or a gated MLP",
+      throw Error({.kind = ErrorKind::kUnsupported,
+                   .wanted = "a gradient through the projections of an attention or a gated MLP",
                    .got = "a gradient of the gradient",
                    .next = "unkernelize for double backward (create_graph)"});
     const Tensor handed_on = gradients[1];
@@ -53,7 +54,7 @@ Tensor LinkedProjections::operator()(const Linear& projection, const Tensor& x) 
       on_ && at::GradMode::is_enabled() && x.requires_grad() && projection.trains_by_torch(x.scalar_type());
   if (!trains) return projection.forward(x);
   const std::optional<Tensor> bias = projection.bias.defined() ? std::optional(projection.bias) : std::nullopt;
-  variable_list made = Linked::apply(handed_on_.defined() ? handed_on_ : x, projection.weight, bias);
+  variable_list made = Linked::apply(handed_on_.defined() ? handed_on_ : x, projection.data(), bias);
   handed_on_ = made[1];
   return made[0];
 }

@@ -27,7 +27,8 @@ int64_t reduction_of(const std::string& name) {
   if (name == "mean") return at::Reduction::Mean;
   if (name == "sum") return at::Reduction::Sum;
   if (name == "none") return at::Reduction::None;
-  throw Error({.wanted = "a reduction: mean, sum or none",
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "a reduction: mean, sum or none",
                .got = cat('"', name, '"'),
                .next = "set CrossEntropyOptions::reduction to one of them"});
 }

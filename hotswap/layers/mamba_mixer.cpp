@@ -62,7 +62,7 @@ MambaMixer::Selected MambaMixer::selected(const Tensor& x) const {
                C = c_norm_(all.narrow(2, options_.rank + options_.state, options_.state));
   // Channels beside each other, as u has them: a scan on a GPU takes whole vectors only where all of its tensors lie
   // so.
-  const Tensor delta = at::matmul(dt, dt_proj_.weight.transpose(0, 1));
+  const Tensor delta = dt_proj_.without_bias(dt);
   return {delta.transpose(1, 2), B.transpose(1, 2), C.transpose(1, 2)};
 }
 

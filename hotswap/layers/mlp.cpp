@@ -20,13 +20,13 @@ GatedMLP::GatedMLP(const GatedMLPOptions& o)
   own("act_fn", act_fn);
   const std::string layer = activation_kind(o.activation, "hidden_act").layer;
   if (layer != "SiLU" && layer != "GeluTanh") return;
-  gated_ = std::make_unique<GatedSlot>(
+  gated_ = std::make_unique<Slot<GatedForward>>(
       this, layer == "SiLU" ? "SwiGLUMLP" : "GeGLUMLP", "gated_mlp/1",
       [this](const Tensor& gate, const Tensor& up) { return at::mul(act_fn.forward(gate), up); });
 }
 
 Tensor GatedMLP::forward(const Tensor& x) const {
-  if (trains_whole(x)) return gated_->whole(x, gate_proj.weight, up_proj.weight, down_proj.weight);
+  if (trains_whole(x)) return gated_->op<TrainWhole>()(x, gate_proj.data(), up_proj.data(), down_proj.data());
   LinkedProjections linked(gated_ && gated_->bound());
   const Tensor gate = linked(gate_proj, x);  // [..., hidden]
   const Tensor up = linked(up_proj, x);      // [..., hidden]
@@ -35,10 +35,11 @@ Tensor GatedMLP::forward(const Tensor& x) const {
 
 // Where every weight learns: one that does not has no use for act(gate) * up, or for x.
 bool GatedMLP::trains_whole(const Tensor& x) const {
-  if (!gated_ || !gated_->whole || !at::GradMode::is_enabled()) return false;
+  if (!gated_ || !at::GradMode::is_enabled() || !gated_->op<TrainWhole>()) return false;
+  if (!all_plain({&gate_proj, &up_proj, &down_proj})) return false;
   const std::array<const Linear*, 3> projections = {&gate_proj, &up_proj, &down_proj};
   return std::all_of(projections.begin(), projections.end(), [&](const Linear* l) {
-    return !l->bias.defined() && l->weight.requires_grad() && l->trains_by_torch(x.scalar_type());
+    return !l->bias.defined() && l->data().requires_grad() && l->trains_by_torch(x.scalar_type());
   });
 }
 

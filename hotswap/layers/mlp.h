@@ -17,15 +17,10 @@ using GatedForward = Tensor(const Tensor& gate, const Tensor& up);
 using WholeGatedForward = Tensor(const Tensor& x, const Tensor& gate_weight, const Tensor& up_weight,
                                  const Tensor& down_weight);
 
-// What a package binds: the middle, and where it has the role backward_again, the whole for training.
-class GatedSlot : public Slot<GatedForward> {
- public:
-  using Slot::Slot;
-  void unbind() override {
-    Slot::unbind();
-    whole = nullptr;
-  }
-  std::function<WholeGatedForward> whole;
+// A role of gated_mlp/1 that the host makes where a kernel has backward_recompute.
+struct TrainWhole {
+  static constexpr std::string_view kRole = "train_whole";
+  using Signature = WholeGatedForward;
 };
 
 struct GatedMLPOptions {
@@ -52,7 +47,7 @@ class GatedMLP : public FeedForward {
 
  private:
   bool trains_whole(const Tensor& x) const;
-  std::unique_ptr<GatedSlot> gated_;
+  std::unique_ptr<Slot<GatedForward>> gated_;
 };
 
 }  // namespace hotswap

@@ -22,6 +22,11 @@ void Module::own(std::string name, Tensor& tensor, at::IntArrayRef shape, Init i
   tensors_.push_back({std::move(name), &tensor, init});
 }
 
+void Module::own(std::string name, Weight& weight, at::IntArrayRef shape, Init init) {
+  own(std::move(name), weight.data, shape, std::move(init));
+  tensors_.back().weight = &weight;
+}
+
 void Module::own_buffer(std::string name, Tensor& tensor, at::IntArrayRef shape, at::ScalarType dtype, Init init) {
   tensor = at::empty(shape, at::TensorOptions().device(at::kMeta).dtype(dtype));
   tensors_.push_back({std::move(name), &tensor, init, /*is_buffer=*/true});
@@ -54,14 +59,14 @@ void Module::each_parameter(const TensorVisitor& visit) {
   });
 }
 
-void Module::each_init(const InitVisitor& visit) {
-  each_owned([&](const std::string&, Owned& owned) { visit(*owned.tensor, owned.init); });
+void Module::each_weight(const WeightVisitor& visit) {
+  each_owned([&](const std::string& name, Owned& owned) {
+    if (owned.weight != nullptr) visit(name, *owned.weight);
+  });
 }
 
-void Module::each_slot(const SlotVisitor& visit) {
-  each_module([&](const std::string& path, Module& module) {
-    for (SlotBase* slot : module.slots_) visit(path, *slot);
-  });
+void Module::each_init(const InitVisitor& visit) {
+  each_owned([&](const std::string&, Owned& owned) { visit(*owned.tensor, owned.init); });
 }
 
 std::vector<Tensor> Module::parameters() {
@@ -71,8 +76,9 @@ std::vector<Tensor> Module::parameters() {
 }
 
 void Module::requires_grad(bool on) {
-  each_parameter([&](const std::string&, Tensor& tensor) {
-    if (tensor.is_floating_point()) tensor.set_requires_grad(on);
+  each_owned([&](const std::string&, Owned& owned) {
+    const bool learns = !owned.is_buffer && owned.tensor->is_floating_point() && !owned.encoded();
+    if (learns) owned.tensor->set_requires_grad(on);
   });
 }
 
@@ -80,9 +86,12 @@ void Module::to(at::ScalarType dtype, at::Device device) {
   each_owned([&](const std::string&, Owned& owned) {
     Tensor& tensor = *owned.tensor;
     const bool wants_grad = tensor.requires_grad();
-    const at::ScalarType wanted = owned.is_buffer || !tensor.is_floating_point() ? tensor.scalar_type() : dtype;
+    const at::ScalarType wanted =
+        owned.is_buffer || !tensor.is_floating_point() || owned.encoded() ? tensor.scalar_type() : dtype;
     tensor = tensor.detach().to(at::TensorOptions().dtype(wanted).device(device));
     tensor.set_requires_grad(wants_grad);
+    if (!owned.encoded()) return;
+    owned.weight->each_tensor([&](Tensor& part) { part = part.to(device); });
   });
 }
 

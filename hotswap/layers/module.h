@@ -25,9 +25,10 @@
 #include <utility>
 #include <vector>
 
+#include "hotswap/layers/weight.h"
+
 namespace hotswap {
 
-using at::Tensor;
 class SlotBase;
 
 // What a fresh tensor holds before any training. The spread of the normal one is the model's (initializer_range).
@@ -49,6 +50,7 @@ class Module {
   Module& operator=(const Module&) = delete;
 
   using TensorVisitor = std::function<void(const std::string& name, Tensor& tensor)>;
+  using WeightVisitor = std::function<void(const std::string& name, Weight& weight)>;
   using InitVisitor = std::function<void(Tensor& tensor, const Init& init)>;
   using ModuleVisitor = std::function<void(const std::string& name, Module& module)>;
   using SlotVisitor = std::function<void(const std::string& module_name, SlotBase& slot)>;
@@ -57,13 +59,15 @@ class Module {
   // A tensor that is reachable by two names (a tied embedding) is visited once, under its first name.
   void each_tensor(const TensorVisitor& visit);
   void each_parameter(const TensorVisitor& visit);  // without buffers
-  void each_init(const InitVisitor& visit);         // in the order of each_tensor
+  // The weights among them, under their data's names; a tied one once.
+  void each_weight(const WeightVisitor& visit);
+  void each_init(const InitVisitor& visit);  // in the order of each_tensor
   void each_module(const ModuleVisitor& visit);
   void each_slot(const SlotVisitor& visit);
 
   std::vector<Tensor> parameters();
-  void requires_grad(bool on);  // of parameters of floating point
-  // Replaces every tensor, buffers and what is packed in their own type; gradients are dropped.
+  void requires_grad(bool on);  // of parameters of floating point, plain weights among them
+  // Replaces every tensor, buffers and encoded weights in their own types; gradients are dropped.
   void to(at::ScalarType dtype, at::Device device);
   // Sets the mode of this module and all below it, then calls on_mode_change() of this one.
   void train(bool on = true);
@@ -75,11 +79,14 @@ class Module {
  protected:
   // Registers a parameter of this shape, left uninitialised on the meta device: loading or init fills it.
   void own(std::string name, Tensor& tensor, at::IntArrayRef shape, Init init = Init::normal());
+  // A weight whose format may change: data is the parameter.
+  void own(std::string name, Weight& weight, at::IntArrayRef shape, Init init = Init::normal());
   // A tensor that is loaded and saved, and never trained.
   void own_buffer(std::string name, Tensor& tensor, at::IntArrayRef shape, at::ScalarType dtype, Init init);
   void own(std::string name, Module& child) { children_.emplace_back(std::move(name), &child); }
   // A tensor that another module owns, under a second name: a tied output head.
   void share(std::string name, Tensor& tensor) { tensors_.push_back({std::move(name), &tensor, Init::normal()}); }
+  void share(std::string name, Weight& weight) { share(std::move(name), weight.data); }
   virtual void on_mode_change() {}
   virtual void on_tensors_changed() {}
 
@@ -90,6 +97,8 @@ class Module {
     Tensor* tensor;
     Init init;
     bool is_buffer = false;
+    Weight* weight = nullptr;  // whose data it is
+    bool encoded() const { return weight != nullptr && weight->encoded(); }
   };
   void each_owned(const std::function<void(const std::string& name, Owned& owned)>& visit);
   std::vector<Owned> tensors_;

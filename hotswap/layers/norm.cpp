@@ -26,7 +26,8 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double offset
   if (casting == "none") {
     return at::mul(at::mul(x, rstd.to(x.scalar_type())), offset == 0 ? weight : at::add(weight, offset));
   }
-  throw Error({.wanted = "an RMSNorm casting: llama, gemma or none",
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "an RMSNorm casting: llama, gemma or none",
                .got = cat('"', casting, '"'),
                .next = "set RMSNormOptions::casting to one of them"});
 }

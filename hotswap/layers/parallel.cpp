@@ -12,7 +12,10 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, const std::function
     (*static_cast<const Part*>(context))(first, last);
   };
   if (torch_parallel_for(begin, end, grain, call, const_cast<Part*>(&part)) != AOTI_TORCH_SUCCESS) {
-    throw Error({.wanted = "a loop over torch's threads", .got = "an error of libtorch", .next = "see the line above"});
+    throw Error({.kind = ErrorKind::kInternal,
+                 .wanted = "a loop over torch's threads",
+                 .got = "an error of libtorch",
+                 .next = "see the line above"});
   }
 }
 

@@ -13,7 +13,8 @@ const RecurrentStates& RecurrentLayer::states(const Tensor& x, at::IntArrayRef c
     states_ = {.conv = at::zeros(conv, x.options()), .ssm = at::zeros(ssm, x.options().dtype(at::kFloat))};
   }
   if (states_.conv.sizes() == conv && states_.ssm.sizes() == ssm) return states_;
-  throw Error({.wanted = cat("new tokens for states [", join(states_.conv.sizes()), "] and [",
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat("new tokens for states [", join(states_.conv.sizes()), "] and [",
                              join(states_.ssm.sizes()), "] in the cache"),
                .got = cat("some for [", join(conv), "] and [", join(ssm), "]"),
                .next = "use one cache per batch"});
@@ -21,7 +22,8 @@ const RecurrentStates& RecurrentLayer::states(const Tensor& x, at::IntArrayRef c
 
 void RecurrentLayer::crop(int64_t length) {
   if (length == 0) return reset();
-  throw Error({.wanted = cat("a cache that can go back to token ", length),
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("a cache that can go back to token ", length),
                .got = "a recurrent state, which has all tokens in one",
                .next = "reset() it and run the prompt again"});
 }

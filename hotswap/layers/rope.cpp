@@ -133,7 +133,8 @@ RopeFrequencies rope_frequencies(const RopeParameters& rope, std::optional<int64
   for (const RopeRow& row : kRows) {
     if (rope.type == row.type) return row.compute(rope, length);
   }
-  throw Error({.wanted = cat("a rope type: ", join(rope_types())),
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("a rope type: ", join(rope_types())),
                .got = cat('"', rope.type, '"'),
                .next = "set RopeParameters::type to one of them"});
 }

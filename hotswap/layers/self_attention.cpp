@@ -110,10 +110,10 @@ Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) co
 }
 
 void SelfAttention::add_to(DecoderLayerParts& p) const {
-  p.q = q_proj_.weight, p.q_bias = q_proj_.bias;
-  p.k = k_proj_.weight, p.k_bias = k_proj_.bias;
-  p.v = v_proj_.weight, p.v_bias = v_proj_.bias;
-  p.o = o_proj_.weight, p.o_bias = o_proj_.bias;
+  p.q = q_proj_.data(), p.q_bias = q_proj_.bias;
+  p.k = k_proj_.data(), p.k_bias = k_proj_.bias;
+  p.v = v_proj_.data(), p.v_bias = v_proj_.bias;
+  p.o = o_proj_.data(), p.o_bias = o_proj_.bias;
   if (q_norm_) p.q_norm = q_norm_->weight, p.k_norm = k_norm_->weight, p.head_eps = options_.qk_norm->eps;
   p.scale = attention_options_.scale;
   p.window = attention_options_.window_left;

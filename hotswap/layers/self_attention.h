@@ -38,6 +38,7 @@ class SelfAttention : public TokenMixer {
   Tensor forward(const Tensor& x, const ForwardContext& context) const override;
   std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override;
   const SelfAttentionOptions& options() const { return options_; }
+  std::vector<const Linear*> projections() const { return {&q_proj_, &k_proj_, &v_proj_, &o_proj_}; }
   void add_to(DecoderLayerParts& parts) const;  // its weights, and what of its options that knows
 
  private:

@@ -4,12 +4,18 @@
 //
 //   Slot<RmsNormForward> forward_{this, "RMSNorm", "rms_norm/1", stock::rms_norm};
 //   return forward_(x, weight, eps_, offset_, casting_);
+//
+// A kernel may serve more than the forward: the optional roles of the slot's contract. Each is a type with kRole, its
+// name, and Signature (Argmax in linear.h); op<Argmax>() is null where the kernel has no such op.
 #pragma once
 
+#include <any>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,6 +28,7 @@ namespace hotswap {
 struct SlotNeeds {
   std::vector<std::string> features;                    // "window"
   std::map<std::string, std::vector<int64_t>> numbers;  // "head_dims" -> {64}, or the pair {192, 128}
+  std::vector<std::string> weights = {};                // formats of the weights that it multiplies by: "q8_0"
 };
 
 class SlotBase {
@@ -36,17 +43,41 @@ class SlotBase {
   const SlotNeeds& needs() const { return needs_; }
   void set_needs(SlotNeeds needs) { needs_ = std::move(needs); }
   virtual bool bound() const = 0;
-  virtual void unbind() = 0;
-
- protected:
-  void rename(std::string layer, std::string contract) {
-    layer_ = std::move(layer);
-    contract_ = std::move(contract);
+  virtual void unbind() {
+    ops_.clear();
+    claims_.clear();
   }
+
+  // Of a layer with several slots, such as one a weight format, those that its tensors make no use of are neither
+  // bound nor in the report.
+  bool in_use() const { return in_use_; }
+  void set_in_use(bool on) {
+    if (!on) unbind();
+    in_use_ = on;
+  }
+
+  template <typename Role>
+  const std::function<typename Role::Signature>& op() const {
+    static const std::function<typename Role::Signature> none;
+    for (const auto& [role, function] : ops_) {
+      if (role == Role::kRole) return *std::any_cast<std::function<typename Role::Signature>>(&function);
+    }
+    return none;
+  }
+  template <typename Role>
+  void bind_op(std::function<typename Role::Signature> function) {
+    ops_.emplace_back(Role::kRole, std::move(function));
+  }
+  // What the bound kernel claims of its contract's features, as far as the layer asks: "torch_products".
+  bool claims(const std::string& feature) const { return claims_.contains(feature); }
+  void set_claims(std::set<std::string> features) { claims_ = std::move(features); }
 
  private:
   std::string layer_, contract_;
   SlotNeeds needs_;
+  bool in_use_ = true;
+  std::vector<std::pair<std::string_view, std::any>> ops_;  // few: looked through
+  std::set<std::string> claims_;
 };
 
 template <typename Signature>
@@ -60,17 +91,16 @@ class Slot<R(Args...)> : public SlotBase {
       : SlotBase(owner, std::move(layer), std::move(contract), std::move(needs)), stock_(std::move(stock)) {}
 
   R operator()(Args... args) const { return bound_ ? bound_(args...) : stock_(args...); }
-  void bind(Forward forward) { bound_ = std::move(forward); }
+  void bind(Forward forward) {  // and after it the other roles
+    SlotBase::unbind();
+    bound_ = std::move(forward);
+  }
   void set_stock(Forward stock) { stock_ = std::move(stock); }  // where a layer has several: attention
-  // From now on another layer's slot of the same form, empty: where a layer's tensors are of another kind.
-  void become(std::string layer, std::string contract, Forward stock) {
-    if (this->layer() == layer) return;
-    rename(std::move(layer), std::move(contract));
-    stock_ = std::move(stock);
+  bool bound() const override { return static_cast<bool>(bound_); }
+  void unbind() override {
+    SlotBase::unbind();
     bound_ = nullptr;
   }
-  bool bound() const override { return static_cast<bool>(bound_); }
-  void unbind() override { bound_ = nullptr; }
 
  private:
   Forward stock_, bound_;

@@ -40,7 +40,8 @@ KernelRef with_version(const KernelRef& ref) {
 KernelRef parsed(const Asked& asked) {
   KernelRef ref(asked.name);
   if (!ref.is_path()) return ref;
-  throw Error({.wanted = "an attention kernel as org/repo[@revision][:layer]",
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "an attention kernel as org/repo[@revision][:layer]",
                .got = "the folder " + ref.path(),
                .next = "give it a name with LOCAL_KERNELS=org/repo=" + ref.path()});
 }
@@ -49,7 +50,8 @@ KernelRef parsed(const Asked& asked) {
 // be good, so that what to write instead is: the same attention.
 void refuse_pages(const std::string& given, const Asked& asked) {
   if (!asked.paged) return;
-  throw Error({.wanted = "attention over keys that lie together, as this host's caches keep them",
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = "attention over keys that lie together, as this host's caches keep them",
                .got = cat('"', given, "\": a paged cache, which transformers' continuous batching makes"),
                .next = cat("set attn_implementation to \"", asked.written,
                            "\", which computes the same, or call generate_batch in Python")});

@@ -28,19 +28,20 @@ bool names(const PretrainedOptions& options, const std::string& layer) {
 }
 
 // Who says which kernel a Linear runs, wants its plain weights.
-bool keeps_packed(const PretrainedOptions& options, bool is_gguf, const at::Device& device) {
+bool keeps_formats(const PretrainedOptions& options, bool is_gguf, const at::Device& device) {
   const bool can = is_gguf && device.is_cpu();
-  if (options.packed.value_or(false) && !can) {
-    throw Error({.wanted = "a GGUF file on the CPU for packed weights",
+  if (options.keep_formats.value_or(false) && !can) {
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "a GGUF file on the CPU for weights that keep its formats",
                  .got = is_gguf ? cat("the device ", device.str()) : std::string("weights of another format"),
-                 .next = "leave packed unset"});
+                 .next = "leave keep_formats (--packed) unset"});
   }
-  return can && options.packed.value_or(asks_kernels(options) && !names(options, "Linear"));
+  return can && options.keep_formats.value_or(asks_kernels(options) && !names(options, "Linear"));
 }
 
-// Where nobody asked for packed weights, they are no gain without a kernel: dequantised for each product.
+// Unless the caller asks for them, encoded weights are no gain without a kernel: dequantised for each product.
 void unpack_what_has_no_kernel(CausalLM& model, const PretrainedOptions& options, KernelOptions kernels) {
-  if (options.packed || names(options, "PackedLinear") || !model.packed()) return;
+  if (options.keep_formats || names(options, "PackedLinear") || !model.has_encoded_weights()) return;
   kernels.strict = false;
   model.kernelize(Mode::INFERENCE, std::move(kernels));
   model.unpack(/*without_kernel_only=*/true);
@@ -95,7 +96,8 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   const std::filesystem::path folder = model_folder(name, options.revision, options.gguf_file);
   const bool is_gguf = options.gguf_file || std::filesystem::is_regular_file(folder);
   if (!is_gguf && !std::filesystem::is_regular_file(folder / "config.json")) {
-    throw Error({.wanted = "a folder with config.json and the weights of a model",
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = "a folder with config.json and the weights of a model",
                  .got = cat("no ", (folder / "config.json").string()),
                  .next = "give the path of a model, its name on the Hub (org/name), or its GGUF file as gguf_file"});
   }
@@ -124,7 +126,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   }
   if (model->config().tie_word_embeddings) load.tied = {{kHead, kEmbedding}};
   model->requires_grad(true);
-  load.packed = keeps_packed(options, is_gguf, load.device);
+  load.keep_formats = keeps_formats(options, is_gguf, load.device);
   load_into(*model, *checkpoint, load);
   const auto source = std::filesystem::is_directory(folder) ? folder : folder.parent_path();
   model->set_source(source);

@@ -58,48 +58,42 @@ CausalLM::CausalLM(const Family& family, Json config)
   set_attn_implementation("");
 }
 
-bool CausalLM::packed() {
+bool CausalLM::has_encoded_weights() {
   bool found = false;
-  each_tensor([&](const std::string&, Tensor& tensor) { found = found || is_packed(tensor); });
+  each_weight([&](const std::string&, const Weight& weight) { found = found || weight.encoded(); });
   return found;
 }
 
 void CausalLM::unpack(bool without_kernel_only) {
   const at::ScalarType dtype = this->dtype();
-  const auto plain = [&](Tensor& weight, int64_t columns) {
-    if (!is_packed(weight)) return;
-    weight = dequantised(weight, columns, dtype);
-    weight.set_requires_grad(true);
-  };
   each_module([&](const std::string&, Module& part) {
     auto* linear = dynamic_cast<Linear*>(&part);
-    if (linear != nullptr && !(without_kernel_only && linear->bound())) plain(linear->weight, linear->in());
+    if (linear != nullptr && !(without_kernel_only && linear->bound())) linear->dequantise(dtype);
   });
-  Embedding& embedding = model_.embed_tokens;
-  if (!without_kernel_only) plain(embedding.weight, embedding.dim());
+  if (!without_kernel_only) model_.embed_tokens.dequantise(dtype);
   tensors_changed();
   if (swaps_layers_) bind_kernels(Mode::of_training(training()));
 }
 
 void CausalLM::on_mode_change() {
-  if (training() && packed()) {
+  if (training() && has_encoded_weights()) {
     train(false);
-    throw Error({.wanted = "plain weights for training",
-                 .got = "weights packed as in a GGUF file, which have no gradient",
-                 .next = "load the model with packed = false (--packed off), or call unpack() before train()"});
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "plain weights for training",
+                 .got = "weights in a GGUF file's format, which have no gradient",
+                 .next = "load the model with keep_formats = false (--packed off), or call unpack() before train()"});
   }
   kernels_.on_mode_change(*this);
 }
 
 TensorMap CausalLM::plain_tensors() {
-  std::map<std::string, int64_t> columns;
-  each_module([&](const std::string& name, Module& part) {
-    if (const auto* linear = dynamic_cast<const Linear*>(&part)) columns[name + ".weight"] = linear->in();
-    if (const auto* embedding = dynamic_cast<const Embedding*>(&part)) columns[name + ".weight"] = embedding->dim();
+  std::map<std::string, Tensor> plain;
+  each_weight([&](const std::string& name, const Weight& weight) {
+    if (weight.encoded()) plain[name] = weight.dequantised(dtype());
   });
   TensorMap tensors = named_tensors(*this);
   for (auto& [name, tensor] : tensors) {
-    if (is_packed(tensor)) tensor = dequantised(tensor, columns.at(name), dtype());
+    if (const auto found = plain.find(name); found != plain.end()) tensor = found->second;
   }
   return tensors;
 }
@@ -133,7 +127,8 @@ const KernelReport& CausalLM::bind_kernels(Mode mode) {
   const bool named =
       std::any_of(mapping.begin(), mapping.end(), [](const auto& row) { return row.first == kAttentionLayer; });
   if (named && is_attention_kernel(attn_implementation_)) {
-    throw Error({.wanted = "one kernel for the attention",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "one kernel for the attention",
                  .got = cat("attn_implementation ", attn_implementation_, " and a row of the kernel mapping for ",
                             kAttentionLayer),
                  .next = "drop one of them"});
@@ -157,7 +152,8 @@ void CausalLM::set_attn_implementation(const std::string& given, const KernelOpt
   check_attn_implementation(name);
   const bool by_kernel = is_attention_kernel(name);
   if (by_kernel && !layers_with_slots(*this).contains(kAttentionLayer)) {
-    throw Error({.wanted = cat("a model with attention for the kernel ", name),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("a model with attention for the kernel ", name),
                  .got = cat("a model of type ", config_.model_type, ", which has none"),
                  .next = "name no attn_implementation"});
   }
@@ -196,17 +192,18 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
   const bool has_labels = a.labels.defined();
   if (has_labels) {
     if (a.labels.sizes() != a.input_ids.sizes() || a.logits_to_keep != 0) {
-      throw Error({.wanted = cat("labels [", join(a.input_ids.sizes()), "] and logits of all positions"),
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = cat("labels [", join(a.input_ids.sizes()), "] and logits of all positions"),
                    .got = cat("labels [", join(a.labels.sizes()), "], logits_to_keep ", a.logits_to_keep),
                    .next = "give each token its label, -100 where it does not count, and no logits_to_keep"});
     }
     check_tensor(a.labels, "labels", at::kLong, device());
   }
   const bool need_logits = a.need_logits.value_or(!(has_labels && training()));
-  if (has_labels && !need_logits && loss_.fuses() && !is_packed(lm_head_.weight)) {
+  if (has_labels && !need_logits && loss_.fuses() && all_plain({&lm_head_})) {
     const Tensor scaled = config_.logits_scaling == 1 ? hidden : at::div(hidden, config_.logits_scaling);
     out.loss = loss_.from_hidden(
-        scaled, lm_head_.weight,
+        scaled, lm_head_.data(),
         {.labels = a.labels, .items = a.num_items_in_batch, .softcap = config_.final_logit_softcapping});
     add_aux_loss(config_.mixture, a, out);
     return out;

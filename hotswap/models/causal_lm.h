@@ -74,11 +74,11 @@ class CausalLM : public Module {
   const GenerationConfig& generation_config() const { return generation_config_; }
   void set_generation_config(GenerationConfig config) { generation_config_ = std::move(config); }
 
-  at::Device device() const { return model_.embed_tokens.weight.device(); }
+  at::Device device() const { return model_.embed_tokens.data().device(); }
   at::ScalarType dtype() const { return model_.dtype(); }
-  // Weights of a GGUF file that stay packed: nothing trains them. unpack(): plain ones in dtype() from now on, those
-  // alone of layers that have no kernel, or all; kernels are bound anew.
-  bool packed();
+  // Weights that keep their file's format (layers/weight.h): nothing trains them. unpack(): plain ones in dtype() from
+  // now on, only those of layers that have no kernel, or all; kernels are bound again.
+  bool has_encoded_weights();
   void unpack(bool without_kernel_only = false);
   // "sdpa", "eager", "" for that of the two which the model's layers ask for, or a kernel as
   // org/repo[@revision][:layer] (attn_implementation.h), which is bound as those of the mapping are: kernel_report()
@@ -106,7 +106,7 @@ class CausalLM : public Module {
   GenerationConfig generation_config_;
   std::filesystem::path source_;
   const KernelReport& bind_kernels(Mode mode);
-  TensorMap plain_tensors();                     // packed ones as they are dequantised
+  TensorMap plain_tensors();                     // encoded ones as they are dequantised
   Tensor logits_of(const Tensor& hidden) const;  // [..., hidden_size] -> [..., vocab]
   std::string attn_implementation_;
   KernelOptions kernel_options_;  // the caller's

@@ -14,7 +14,8 @@ constexpr int64_t kMostLayers = 10000;  // a layer takes memory before any weigh
 void refuse_quantised(const Json& config, bool reads_mxfp4) {
   if (!config.has("quantization_config")) return;
   if (reads_mxfp4 && config.child("quantization_config").get<std::string>("quant_method", "") == "mxfp4") return;
-  throw Error({.wanted = "a model with plain weights",
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = "a model with plain weights",
                .got = cat("quantization_config in ", config.where()),
                .next = "take another checkpoint: this is not implemented"});
 }
@@ -28,14 +29,16 @@ int64_t read_head_dim(const Json& config, const ModelConfig& c, const ConfigDefa
   } else if (c.hidden_size % c.num_attention_heads == 0) {
     head_dim = c.hidden_size / c.num_attention_heads;
   } else {
-    throw Error({.wanted = "a hidden_size that num_attention_heads divides, or head_dim",
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = "a hidden_size that num_attention_heads divides, or head_dim",
                  .got = cat(c.hidden_size, " and ", c.num_attention_heads, " in ", config.where()),
-                 .next = "check config.json"});
+                 .next = "add head_dim, as the model's publisher has it"});
   }
   if (head_dim % 2 == 0) return head_dim;
-  throw Error({.wanted = cat("an even ", defaults.head_dim_key, ": rotary embeddings turn pairs"),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("an even ", defaults.head_dim_key, ": rotary embeddings turn pairs"),
                .got = cat(head_dim, " in ", config.where()),
-               .next = "check config.json"});
+               .next = cat("set ", defaults.head_dim_key, " to the width that the q_proj weight has a head")});
 }
 
 }  // namespace
@@ -48,9 +51,10 @@ ModelConfig read_model_config(const Json& config, const ConfigDefaults& defaults
   c.hidden_size = positive(config, "hidden_size");
   c.num_hidden_layers = positive(config, "num_hidden_layers");
   if (c.num_hidden_layers > kMostLayers) {
-    throw Error({.wanted = cat("at most ", kMostLayers, " for num_hidden_layers"),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("at most ", kMostLayers, " for num_hidden_layers"),
                  .got = cat(c.num_hidden_layers, " in ", config.where()),
-                 .next = "check config.json"});
+                 .next = "set num_hidden_layers to the number of layers in the weights"});
   }
   c.tie_word_embeddings = config.get<bool>("tie_word_embeddings", defaults.tie_word_embeddings);
   c.initializer_range = config.get<double>("initializer_range", 0.02);
@@ -68,9 +72,10 @@ ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaul
   c.intermediate_size = positive(config, "intermediate_size");
   c.head_dim = read_head_dim(config, c, defaults);
   if (c.num_attention_heads % c.num_key_value_heads != 0) {
-    throw Error({.wanted = "num_attention_heads that is a multiple of num_key_value_heads",
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = "num_attention_heads that is a multiple of num_key_value_heads",
                  .got = cat(c.num_attention_heads, " and ", c.num_key_value_heads, " in ", config.where()),
-                 .next = "check config.json"});
+                 .next = "set both as the rows of the q_proj and k_proj weights have them"});
   }
   c.rms_norm_eps = positive_number(config, "rms_norm_eps");
   c.hidden_act = config.get<std::string>(defaults.activation_key, defaults.activation);
@@ -82,9 +87,10 @@ ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaul
   c.mlp_bias = config.get<bool>("mlp_bias", false);
   c.attention_dropout = config.get<double>("attention_dropout", 0.0);
   if (!(c.attention_dropout >= 0 && c.attention_dropout < 1)) {
-    throw Error({.wanted = "an attention_dropout in [0, 1)",
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = "an attention_dropout in [0, 1)",
                  .got = cat(c.attention_dropout, " in ", config.where()),
-                 .next = "check config.json"});
+                 .next = "set attention_dropout to 0, as it is in inference"});
   }
   c.layer_types.assign(c.num_hidden_layers, "full_attention");
   return c;
@@ -93,13 +99,15 @@ ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaul
 std::vector<std::string> read_layer_types(const ModelConfig& c, const Json& config) {
   const auto types = config.at<std::vector<std::string>>("layer_types");
   if (static_cast<int64_t>(types.size()) != c.num_hidden_layers) {
-    throw Error({.wanted = cat(c.num_hidden_layers, " layer_types, one a layer"),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat(c.num_hidden_layers, " layer_types, one a layer"),
                  .got = cat(types.size(), " in ", config.where()),
-                 .next = "check config.json"});
+                 .next = "list one type a layer, or leave layer_types out where the family has a pattern"});
   }
   for (const std::string& type : types) {
     if (type == "full_attention" || (type == "sliding_attention" && c.sliding_window > 0)) continue;
-    throw Error({.wanted = c.sliding_window > 0 ? "layer_types of full_attention and sliding_attention"
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = c.sliding_window > 0 ? "layer_types of full_attention and sliding_attention"
                                                 : "layer_types of full_attention: no sliding_window is in use",
                  .got = cat('"', type, "\" in ", config.where()),
                  .next = "take another checkpoint: this is not implemented"});
@@ -120,7 +128,8 @@ void read_sliding_pattern(ModelConfig& c, const Json& config, int64_t pattern) {
   if (config.has("layer_types")) c.layer_types = read_layer_types(c, config);
   const bool slides = std::find(c.layer_types.begin(), c.layer_types.end(), "sliding_attention") != c.layer_types.end();
   if (!slides || c.sliding_window > 0) return;
-  throw Error({.wanted = "a sliding_window for the layers that slide",
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = "a sliding_window for the layers that slide",
                .got = cat("null in ", config.where()),
                .next = "give it, or layer_types of full_attention"});
 }
@@ -137,12 +146,14 @@ void read_sliding_layers(ModelConfig& c, const Json& config) {
 
 void check_layer_types(const ModelConfig& c, const Json& json) {
   if (json.get<bool>("use_sliding_window", false) && c.sliding_window == 0) {
-    throw Error({.wanted = cat("a model of type ", c.model_type, ", in which no layer slides"),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("a model of type ", c.model_type, ", in which no layer slides"),
                  .got = cat("use_sliding_window = true in ", json.where()),
                  .next = "take another checkpoint: this is not implemented"});
   }
   if (!json.has("layer_types") || read_layer_types(c, json) == c.layer_types) return;
-  throw Error({.wanted = cat("layers of one type in a model of type ", c.model_type, ": ", c.layer_types.front()),
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("layers of one type in a model of type ", c.model_type, ": ", c.layer_types.front()),
                .got = cat("other layer_types in ", json.where()),
                .next = "take another checkpoint: this is not implemented"});
 }
@@ -152,7 +163,8 @@ at::ScalarType dtype_from(const std::string& name, const std::string& where) {
   if (plain == "float32") return at::kFloat;
   if (plain == "bfloat16") return at::kBFloat16;
   if (plain == "float16") return at::kHalf;
-  throw Error({.wanted = "a dtype: float32, bfloat16 or float16",
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = "a dtype: float32, bfloat16 or float16",
                .got = cat('"', name, "\" as ", where),
                .next = "choose one of them"});
 }

@@ -16,17 +16,19 @@ inline int64_t positive(const Json& config, std::string_view key, std::optional<
   constexpr int64_t kLargest = int64_t{1} << 31;
   const int64_t value = otherwise ? config.get<int64_t>(key, *otherwise) : config.at<int64_t>(key);
   if (value > 0 && value < kLargest) return value;
-  throw Error({.wanted = cat("a size between 1 and 2^31 for ", key),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("a size between 1 and 2^31 for ", key),
                .got = cat(value, " in ", config.where()),
-               .next = "check config.json"});
+               .next = cat("set ", key, " to the size that the weights have")});
 }
 
 inline double positive_number(const Json& json, std::string_view key, std::optional<double> otherwise = {}) {
   const double value = otherwise ? json.get<double>(key, *otherwise) : json.at<double>(key);
   if (value > 0 && std::isfinite(value)) return value;
-  throw Error({.wanted = cat("a positive number for ", key),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("a positive number for ", key),
                .got = cat(value, " in ", json.where()),
-               .next = "check config.json"});
+               .next = cat("set ", key, " above 0, or leave it out where the family has a default")});
 }
 
 // Where null switches something off: 0 then, and `otherwise` where the key is absent.
@@ -43,7 +45,8 @@ inline bool flag(const Json& json, std::string_view key, bool otherwise) {
 // Error where a switch of the family's config is on that is not implemented.
 inline void refuse_if(bool found, const Json& config, std::string_view key) {
   if (!found) return;
-  throw Error({.wanted = cat("a model without ", key),
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("a model without ", key),
                .got = cat("it in ", config.where()),
                .next = "take another checkpoint: this is not implemented"});
 }

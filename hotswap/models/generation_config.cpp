@@ -71,7 +71,8 @@ std::vector<std::string> read_texts(const Json& json) {
 
 GenerationConfig read_generation_config(const Json& json) {
   if (json.get<int64_t>("num_beams", 1) != 1) {
-    throw Error({.wanted = "num_beams = 1: greedy or sampled generation",
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "num_beams = 1: greedy or sampled generation",
                  .got = cat(json.at<int64_t>("num_beams"), " in ", json.where()),
                  .next = "remove num_beams"});
   }
@@ -139,7 +140,8 @@ void require_implemented(const GenerationConfig& config) {
     asked.push_back(cat(name, " = ", value.dump()));
   }
   if (asked.empty()) return;
-  throw Error({.wanted = "generation settings that are implemented",
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = "generation settings that are implemented",
                .got = cat(join(asked), " in the model's generation_config.json"),
                .next = "take them out of it, or give the model other settings by set_generation_config()"});
 }

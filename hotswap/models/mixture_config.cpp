@@ -11,7 +11,8 @@ const char* experts_key(const Json& json) {
   for (const char* key : {"num_local_experts", "n_routed_experts", "num_experts"}) {
     if (json.has(key)) return key;
   }
-  throw Error({.wanted = "num_local_experts, n_routed_experts or num_experts",
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = "num_local_experts, n_routed_experts or num_experts",
                .got = cat("none of them in ", json.where()),
                .next = "add the one that the model's family has"});
 }
@@ -23,9 +24,10 @@ MixtureConfig read_mixture_config(int64_t layers, const Json& json, const Mixtur
   m.num_experts = positive(json, experts_key(json));
   m.num_experts_per_tok = positive(json, "num_experts_per_tok", keys.num_experts_per_tok);
   if (m.num_experts_per_tok > m.num_experts) {
-    throw Error({.wanted = cat("at most ", m.num_experts, " for num_experts_per_tok"),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("at most ", m.num_experts, " for num_experts_per_tok"),
                  .got = cat(m.num_experts_per_tok, " in ", json.where()),
-                 .next = "check config.json"});
+                 .next = "set num_experts_per_tok to at most the number of experts"});
   }
   m.moe_intermediate_size = positive(json, keys.hidden);
   m.sparse.assign(layers, true);

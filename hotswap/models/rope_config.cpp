@@ -14,8 +14,10 @@ std::optional<Json> find_rope(const Json& config) {
     auto found = config.find(key);
     if (!found) continue;
     if (!found->is_object()) {
-      throw Error(
-          {.wanted = cat("an object at ", found->where()), .got = "something else", .next = "check config.json"});
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("an object at ", found->where()),
+                   .got = "something else",
+                   .next = cat("write ", found->where(), " as an object, such as {\"rope_type\": \"default\"}")});
     }
     if (!found->items().empty()) return found;
   }
@@ -27,9 +29,10 @@ void read_factors(RopeParameters& rope, const Json& given) {
   rope.long_factor = given.at<std::vector<double>>("long_factor");
   const auto half = static_cast<size_t>(rope.dim / 2);
   if (rope.short_factor.size() == half && rope.long_factor.size() == half) return;
-  throw Error({.wanted = cat(half, " values in short_factor and in long_factor"),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat(half, " values in short_factor and in long_factor"),
                .got = cat(rope.short_factor.size(), " and ", rope.long_factor.size(), " in ", given.where()),
-               .next = "check config.json"});
+               .next = "both lists have a factor for each pair: half of head_dim's rotated part"});
 }
 
 void read_scaling(RopeParameters& rope, const Json& config, const Json& given, const RopeDefaults& defaults) {
@@ -37,7 +40,8 @@ void read_scaling(RopeParameters& rope, const Json& config, const Json& given, c
   rope.type = given.get<std::string>(has_type ? "rope_type" : "type", "default");
   if (rope.type == "su") rope.type = "longrope";  // its first name
   if (std::find(rope_types().begin(), rope_types().end(), rope.type) == rope_types().end()) {
-    throw Error({.wanted = cat("a rope type that is implemented: ", join(rope_types())),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("a rope type that is implemented: ", join(rope_types())),
                  .got = cat('"', rope.type, "\" in ", given.where()),
                  .next = "add it to hotswap/layers/rope.cpp"});
   }
@@ -53,9 +57,10 @@ void read_scaling(RopeParameters& rope, const Json& config, const Json& given, c
     rope.low_freq_factor = positive_number(given, "low_freq_factor");
     rope.high_freq_factor = positive_number(given, "high_freq_factor");
     if (rope.high_freq_factor <= rope.low_freq_factor) {
-      throw Error({.wanted = "high_freq_factor above low_freq_factor",
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = "high_freq_factor above low_freq_factor",
                    .got = cat(rope.high_freq_factor, " and ", rope.low_freq_factor, " in ", given.where()),
-                   .next = "check config.json"});
+                   .next = "set high_freq_factor above low_freq_factor: 4 and 1 in Llama 3.1"});
     }
   }
   if (given.has("attention_factor")) rope.attention_factor = positive_number(given, "attention_factor");
@@ -74,10 +79,12 @@ int64_t rotary_dim(const Json& config, const std::optional<Json>& given, int64_t
   const auto dim = static_cast<int64_t>(static_cast<double>(head_dim) * factor);
   if (factor == 1.0) return head_dim;
   if (may_be_partial && factor > 0 && factor < 1 && dim >= 2 && dim % 2 == 0) return dim;
-  throw Error({.wanted = may_be_partial ? cat("a partial_rotary_factor that makes an even part of heads of ", head_dim)
+  throw Error({.kind = may_be_partial ? ErrorKind::kCorrupt : ErrorKind::kUnsupported,
+               .wanted = may_be_partial ? cat("a partial_rotary_factor that makes an even part of heads of ", head_dim)
                                         : "rotary embeddings on the whole head",
                .got = cat("partial_rotary_factor ", factor, " in ", config.where()),
-               .next = may_be_partial ? "check config.json" : "take another checkpoint: this is not implemented"});
+               .next = may_be_partial ? "set partial_rotary_factor so that head_dim times it is even"
+                                      : "take another checkpoint: this is not implemented"});
 }
 
 RopeParameters read_rope(const Json& config, const std::optional<Json>& given, int64_t head_dim,
@@ -97,7 +104,8 @@ ConfiguredRopes read_ropes(const Json& config, int64_t head_dim, const RopeDefau
   const bool by_type = given && (given->has("full_attention") || given->has("sliding_attention"));
   if (!defaults.sliding_theta) {
     if (!by_type) return {read_rope(config, given, head_dim, defaults), std::nullopt};
-    throw Error({.wanted = "one set of rotary parameters for all layers",
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "one set of rotary parameters for all layers",
                  .got = cat("one for each type of layer at ", given->where()),
                  .next = "take another checkpoint: this is not implemented"});
   }

@@ -15,7 +15,8 @@ Tokenizer Tokenizer::from_pretrained(const std::filesystem::path& name, const To
     return from_vocabulary(vocabulary_from_gguf(GgufFile(is_file ? place : place / *options.gguf_file)));
   }
   if (std::filesystem::is_directory(place)) return from_folder(place);  // names what is there instead
-  throw Error({.wanted = cat("a folder with tokenizer.json, a .gguf file or org/name on the Hub as ", name.string()),
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = cat("a folder with tokenizer.json, a .gguf file or org/name on the Hub as ", name.string()),
                .got = "no such folder or file",
                .next = "check the path; with weights in a GGUF file of that folder, name it as gguf_file"});
 }

@@ -47,7 +47,7 @@ Trunk::Trunk(const ModelConfig& c, MakeBlock make_block)
 }
 
 at::ScalarType Trunk::dtype() const {
-  return (is_packed(embed_tokens.weight) ? norm_.weight : embed_tokens.weight).scalar_type();
+  return (embed_tokens.plain() ? embed_tokens.data() : norm_.weight).scalar_type();
 }
 
 Tensor Trunk::embedded(const Tensor& input_ids) const {
@@ -59,11 +59,11 @@ Tensor Trunk::embedded(const Tensor& input_ids) const {
 
 // Of one token a row behind what a cache of a fixed size holds, where all that a step begins with are two look-ups.
 std::optional<DecoderInputs> Trunk::inputs_at_once(const TrunkInput& in) {
-  const Tensor& embedding = embed_tokens.weight;
+  const Tensor& embedding = embed_tokens.data();
   const bool plain = in.cache != nullptr && in.cache->capacity() > 0 && in.cache->position().defined() &&
                      !at::GradMode::is_enabled() && !in.position_ids.defined() && !in.attention_mask.defined() &&
                      !in.cu_seqlens.defined() && rotary_ && !sliding_rotary_ && !rotates_in_float32_ &&
-                     multiplier_ == 1 && !layers_.empty() && !is_packed(embedding);
+                     multiplier_ == 1 && !layers_.empty() && embed_tokens.plain();
   if (!plain || !embedding.is_contiguous() || !in.input_ids.is_contiguous()) return std::nullopt;
   const DecoderLayerSlot* slot = layers_.front()->step_inputs(in.input_ids.size(0));
   if (slot == nullptr) return std::nullopt;
@@ -142,7 +142,7 @@ Tensor Trunk::normed(const HiddenState& state) {
 }
 
 Tensor Trunk::forward(const TrunkInput& in) {
-  check_input(in, {.vocab_size = vocab_size_, .device = embed_tokens.weight.device()});
+  check_input(in, {.vocab_size = vocab_size_, .device = embed_tokens.data().device()});
   if (in.step != nullptr) {
     const Tensor x = embedded(ids_of(in));
     return normed(through_layers(x, step_context(in, x.scalar_type())));

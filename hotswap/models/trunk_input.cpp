@@ -15,14 +15,16 @@ namespace {
 
 void check_device(const Tensor& tensor, const char* name, at::Device device) {
   if (tensor.device() == device) return;
-  throw Error({.wanted = cat(name, " on ", device, ", where the model is"),
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat(name, " on ", device, ", where the model is"),
                .got = cat("them on ", tensor.device()),
                .next = cat("pass ", name, ".to(model.device())")});
 }
 
 void check_shape(const Tensor& tensor, const char* name, const std::string& wanted, bool fits) {
   if (fits) return;
-  throw Error({.wanted = cat(name, " ", wanted),
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat(name, " ", wanted),
                .got = cat("[", join(tensor.sizes()), "]"),
                .next = "give it the shape of input_ids; see TrunkInput in hotswap/models/trunk_input.h"});
 }
@@ -33,7 +35,8 @@ void check_range(const Tensor& ids, int64_t vocab_size) {
   const int64_t* first = ids.const_data_ptr<int64_t>();
   const auto wrong = std::find_if(first, first + ids.numel(), [&](int64_t id) { return id < 0 || id >= vocab_size; });
   if (wrong == first + ids.numel()) return;
-  throw Error({.wanted = cat("token ids from 0 to ", vocab_size - 1),
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat("token ids from 0 to ", vocab_size - 1),
                .got = cat(*wrong),
                .next = "check that the tokenizer belongs to this model"});
 }
@@ -41,7 +44,8 @@ void check_range(const Tensor& ids, int64_t vocab_size) {
 void check_packed(const TrunkInput& in) {
   const int64_t time = in.input_ids.size(1);
   if (in.input_ids.size(0) != 1 || in.cache != nullptr || in.attention_mask.defined()) {
-    throw Error({.wanted = "packed sequences (cu_seqlens) in a batch of one, without a cache and an attention_mask",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "packed sequences (cu_seqlens) in a batch of one, without a cache and an attention_mask",
                  .got = cat("a batch of ", in.input_ids.size(0), in.cache != nullptr ? ", a cache" : "",
                             in.attention_mask.defined() ? ", an attention_mask" : ""),
                  .next = "put the sequences one behind the other in one row, or pass seq_idx [batch, time] in place of "
@@ -56,7 +60,8 @@ void check_packed(const TrunkInput& in) {
     values.assign(wide.const_data_ptr<int64_t>(), wide.const_data_ptr<int64_t>() + wide.numel());
   }
   if (is_list && values.front() == 0 && values.back() == time && std::is_sorted(values.begin(), values.end())) return;
-  throw Error({.wanted = cat("cu_seqlens of integers that rise from 0 to ", time, ", the length of the row"),
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat("cu_seqlens of integers that rise from 0 to ", time, ", the length of the row"),
                .got = is_list ? join(values) : cat(ends.scalar_type(), " [", join(ends.sizes()), "]"),
                .next = "list where each sequence begins, and the end of the last"});
 }
@@ -69,7 +74,8 @@ void check_seq_idx(const TrunkInput& in, at::Device device) {
               idx.dim() == 2 && (idx.size(0) == batch || idx.size(0) == 1) && idx.size(1) == time);
   const bool integers = at::isIntegralType(idx.scalar_type(), /*includeBool=*/false);
   if (integers && in.cache == nullptr && !in.attention_mask.defined() && !in.cu_seqlens.defined()) return;
-  throw Error({.wanted = "seq_idx of integers, without a cache, an attention_mask and cu_seqlens",
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "seq_idx of integers, without a cache, an attention_mask and cu_seqlens",
                .got = cat("seq_idx of ", idx.scalar_type(), in.cache != nullptr ? ", a cache" : "",
                           in.attention_mask.defined() ? ", an attention_mask" : "",
                           in.cu_seqlens.defined() ? ", cu_seqlens" : ""),
@@ -105,7 +111,8 @@ std::optional<TrunkInput> documents_in_one_row(const TrunkInput& in) {
 void check_tensor(const Tensor& tensor, const char* name, at::ScalarType dtype, at::Device device) {
   check_device(tensor, name, device);
   if (tensor.scalar_type() == dtype) return;
-  throw Error({.wanted = cat(name, " of ", dtype),
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat(name, " of ", dtype),
                .got = cat(tensor.scalar_type()),
                .next = cat("convert them: .to(at::k", dtype, ")")});
 }
@@ -117,7 +124,8 @@ Tensor ids_of(const TrunkInput& in) {
 void check_input(const TrunkInput& in, const InputLimits& limits) {
   const Tensor ids = ids_of(in);
   if (!ids.defined() || ids.dim() != 2 || ids.numel() == 0) {
-    throw Error({.wanted = "input_ids [batch, time], not empty",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "input_ids [batch, time], not empty",
                  .got = ids.defined() ? cat("[", join(ids.sizes()), "]") : "none",
                  .next = "give one row of token ids per sequence; unsqueeze(0) makes one row a batch"});
   }

@@ -21,9 +21,10 @@ void StringFinder::add(std::string_view text, int32_t id, const std::string& whe
     node = child->second;
   }
   if (!ends_.emplace(node, id).second) {
-    throw Error({.wanted = cat("added tokens that differ at ", where),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("added tokens that differ at ", where),
                  .got = cat("'", text, "' twice"),
-                 .next = "correct the file"});
+                 .next = "remove one of the two entries"});
   }
 }
 
@@ -48,17 +49,19 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Vocabulary& model
   auto next_id = static_cast<int64_t>(model.count());
   for (AddedToken& token : tokens) {
     if (token.content.empty() || token.content.size() > kLongest) {
-      throw Error({.wanted = cat("added tokens with a content of 1 to ", kLongest, " bytes at ", where),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("added tokens with a content of 1 to ", kLongest, " bytes at ", where),
                    .got = cat(token.content.size(), " bytes with id ", token.id),
-                   .next = "correct the file"});
+                   .next = "give the entry a content of that length, or remove it"});
     }
     const int32_t of_model = model.find(token.content);
     const int64_t expected = of_model >= 0 ? of_model : next_id;
     if (token.id != expected || (of_model < 0 && model.has(expected)) || tokens_.count(token.id) != 0) {
-      throw Error({.wanted = cat("added token '", token.content, "' with id ", expected,
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("added token '", token.content, "' with id ", expected,
                                  " (the model's own, else the next free one) at ", where),
                    .got = cat("id ", token.id, tokens_.count(token.id) != 0 ? " a second time" : ""),
-                   .next = "the tokenizers library would not use that id; correct the file"});
+                   .next = "give it that id: the tokenizers library would take no other"});
     }
     if (of_model < 0) {
       ++next_id;
@@ -74,9 +77,10 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Vocabulary& model
         text = piece.bytes;
       });
       if (text.empty()) {
-        throw Error({.wanted = cat("added tokens that stay when normalized at ", where),
+        throw Error({.kind = ErrorKind::kCorrupt,
+                     .wanted = cat("added tokens that stay when normalized at ", where),
                      .got = cat("'", token.content, "', which becomes ''"),
-                     .next = "correct the file"});
+                     .next = "set normalized to false in its entry, or remove it"});
       }
       if (text != normal) normalized_[token.id] = text;
       normal = std::move(text);

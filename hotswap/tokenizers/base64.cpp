@@ -18,7 +18,8 @@ int digit_of(char c) {
 
 std::string decode_base64(std::string_view text, const std::string& where) {
   const auto fail = [&](const std::string& got) {
-    throw Error({.wanted = cat("base64 at ", where), .got = got, .next = "fetch the file again"});
+    throw Error(
+        {.kind = ErrorKind::kCorrupt, .wanted = cat("base64 at ", where), .got = got, .next = "fetch the file again"});
   };
   if (text.size() % 4 != 0) fail(cat(text.size(), " characters, which is no multiple of 4"));
   size_t padding = 0;

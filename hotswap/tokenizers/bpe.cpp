@@ -41,7 +41,8 @@ Bpe::Bpe(BpeConfig config)
       fallback_ids_(byte_fallback_ids(vocabulary())) {
   const bool affixes = !continuing_prefix_.empty() || !word_suffix_.empty();
   if (affixes && byte_fallback_) {
-    throw Error({.wanted = cat("byte_fallback without continuing_subword_prefix and end_of_word_suffix at ", where_),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("byte_fallback without continuing_subword_prefix and end_of_word_suffix at ", where_),
                  .got = "both",
                  .next = "the library's offsets would not be those of the text; remove one from the file"});
   }
@@ -58,19 +59,21 @@ void Bpe::read_merges(const BpeConfig& config) {
   const auto known = [&](const std::string& token, size_t rank) {
     const int32_t id = vocabulary().find(token);
     if (id < 0) {
-      throw Error({.wanted = cat("merges of tokens of the vocabulary at ", where_, ".merges"),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("merges of tokens of the vocabulary at ", where_, ".merges"),
                    .got = cat("'", token, "' in merge ", rank, " ('", config.merges[rank].first, "' '",
                               config.merges[rank].second, "')"),
-                   .next = "correct the file"});
+                   .next = "remove that merge, or add the token to the vocabulary"});
     }
     return id;
   };
   for (size_t rank = 0; rank < config.merges.size(); ++rank) {
     const auto& [left, right] = config.merges[rank];
     if (right.size() < continuing_prefix_.size()) {
-      throw Error({.wanted = cat("second halves that begin with '", continuing_prefix_, "' at ", where_, ".merges"),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("second halves that begin with '", continuing_prefix_, "' at ", where_, ".merges"),
                    .got = cat("'", right, "' in merge ", rank),
-                   .next = "correct the file"});
+                   .next = "remove that merge, or let its second half begin so"});
     }
     const int32_t left_id = known(left, rank);
     const int32_t right_id = known(right, rank);

@@ -29,7 +29,8 @@ class Charsmap {
     uint32_t size = 0;
     if (table.size() >= sizeof(size)) std::memcpy(&size, table.data(), sizeof(size));
     if (size < sizeof(Unit) || size % sizeof(Unit) != 0 || size > table.size() - sizeof(size)) {
-      throw Error({.wanted = cat("a double array of whole units inside the table at ", where_),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("a double array of whole units inside the table at ", where_),
                    .got = cat(size, " bytes of ", table.size()),
                    .next = "fetch the file again"});
     }
@@ -37,7 +38,8 @@ class Charsmap {
     std::memcpy(units_.data(), table.data() + sizeof(size), size);
     texts_ = table.substr(sizeof(size) + size);
     if (const size_t bad = find_invalid_utf8(texts_); bad != std::string::npos) {
-      throw Error({.wanted = cat("replacements in UTF-8 at ", where_),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("replacements in UTF-8 at ", where_),
                    .got = cat("other bytes from byte ", bad, " of them on"),
                    .next = "fetch the file again"});
     }
@@ -61,7 +63,8 @@ class Charsmap {
  private:
   Unit unit(uint32_t at) const {
     if (at >= units_.size()) {
-      throw Error({.wanted = cat("positions in the double array of ", units_.size(), " units at ", where_),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("positions in the double array of ", units_.size(), " units at ", where_),
                    .got = cat(at),
                    .next = "fetch the file again"});
     }
@@ -69,7 +72,8 @@ class Charsmap {
   }
   std::string_view replacement(uint32_t at) const {
     if (at > texts_.size() || (at < texts_.size() && is_continuation(texts_[at]))) {
-      throw Error({.wanted = cat("positions of characters in ", texts_.size(), " bytes of replacements at ", where_),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("positions of characters in ", texts_.size(), " bytes of replacements at ", where_),
                    .got = cat(at),
                    .next = "fetch the file again"});
     }

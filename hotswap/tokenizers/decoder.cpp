@@ -65,7 +65,8 @@ class ReplaceDecoder : public Decoder {
         text += stretch.found ? std::string_view(content_)
                               : std::string_view(token).substr(stretch.begin, stretch.end - stretch.begin);
         if (text.size() > kLargest) {
-          throw Error({.wanted = cat("tokens of at most ", kLargest, " bytes"),
+          throw Error({.kind = ErrorKind::kCorrupt,
+                       .wanted = cat("tokens of at most ", kLargest, " bytes"),
                        .got = "more, of one token",
                        .next = "the decoder's Replace steps make it that large; correct tokenizer.json"});
         }
@@ -217,7 +218,10 @@ class CtcDecoder : public Decoder {
     json.only({"type", "pad_token", "word_delimiter_token", "cleanup"});
     for (const std::string& token : {pad_, delimiter_}) {
       if (token.empty())
-        throw Error({.wanted = cat("two tokens at ", json.where()), .got = "''", .next = "correct the file"});
+        throw Error({.kind = ErrorKind::kCorrupt,
+                     .wanted = cat("two tokens at ", json.where()),
+                     .got = "''",
+                     .next = "name the token that is removed and the one of a word's end"});
     }
   }
   Tokens apply(Tokens tokens) const override {
@@ -242,8 +246,10 @@ class CtcDecoder : public Decoder {
 std::string one_character(const Json& json) {
   auto text = json.as<std::string>();
   if (text.empty() || code_point_at(text, 0).size != text.size()) {
-    throw Error(
-        {.wanted = cat("one character at ", json.where()), .got = cat("'", text, "'"), .next = "correct the file"});
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("one character at ", json.where()),
+                 .got = cat("'", text, "'"),
+                 .next = cat("change the value at ", json.where(), " to one character")});
   }
   return text;
 }
@@ -253,9 +259,10 @@ std::unique_ptr<Decoder> read_strip(const Json& json) {
   const auto start = json.at<int64_t>("start");
   const auto stop = json.at<int64_t>("stop");
   if (start < 0 || stop < 0) {
-    throw Error({.wanted = cat("start and stop of 0 or more at ", json.where()),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("start and stop of 0 or more at ", json.where()),
                  .got = cat(start, " and ", stop),
-                 .next = "correct the file"});
+                 .next = "set both to the number of characters to strip, 0 or more"});
   }
   return make_strip_decoder(one_character(json.child("content")), start, stop);
 }
@@ -265,10 +272,11 @@ std::unique_ptr<Decoder> read_metaspace(const Json& json) {
   const auto scheme = json.get<std::string>("prepend_scheme", "always");
   const bool prefix = json.get<bool>("add_prefix_space", true);
   if ((scheme != "first" && scheme != "never" && scheme != "always") || (!prefix && scheme != "never")) {
-    throw Error({.wanted = cat("prepend_scheme first, always or never (the last with add_prefix_space false) at ",
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("prepend_scheme first, always or never (the last with add_prefix_space false) at ",
                                json.where()),
                  .got = cat("'", scheme, "'"),
-                 .next = "correct the file"});
+                 .next = "choose one of these"});
   }
   return std::make_unique<MetaspaceDecoder>(one_character(json.child("replacement")), scheme != "never");
 }
@@ -325,7 +333,10 @@ std::unique_ptr<Decoder> read_decoder(const Json& json) {
     json.only({"type", "suffix"});
     auto suffix = json.at<std::string>("suffix");
     if (suffix.empty())
-      throw Error({.wanted = cat("a suffix at ", json.where()), .got = "''", .next = "correct the file"});
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("a suffix at ", json.where()),
+                   .got = "''",
+                   .next = "write the suffix that ends a word, such as </w>"});
     return std::make_unique<BpeDecoder>(std::move(suffix));
   }
   if (type == "WordPiece") {
@@ -334,7 +345,8 @@ std::unique_ptr<Decoder> read_decoder(const Json& json) {
   }
   if (type == "CTC") return std::make_unique<CtcDecoder>(json);
   throw Error(
-      {.wanted = cat("a decoder of the types Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, "
+      {.kind = ErrorKind::kUnsupported,
+       .wanted = cat("a decoder of the types Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, "
                      "BPEDecoder, WordPiece, CTC at ",
                      json.where()),
        .got = cat("type '", type, "'"),

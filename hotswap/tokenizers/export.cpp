@@ -22,7 +22,8 @@ OutJson pre_tokenizer_of(const GgufVocabulary& v) {
             {"pretokenizers", {{{"type", "Digits"}, {"individual_digits", true}}, byte_level(false)}}};
   }
   if (v.model == "gpt2" && (v.pre == "gpt-2" || v.pre == "gpt2")) return byte_level(v.add_space_prefix.value_or(false));
-  throw Error({.wanted = cat("a tokenizer of the kind smollm or gpt-2 in ", v.where, ", to write it as tokenizer.json"),
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("a tokenizer of the kind smollm or gpt-2 in ", v.where, ", to write it as tokenizer.json"),
                .got = cat(v.model, ", ", v.pre.empty() ? "default" : v.pre),
                .next = "put the model's tokenizer.json beside its weights: it is copied then"});
 }

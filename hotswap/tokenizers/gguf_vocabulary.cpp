@@ -23,7 +23,10 @@ constexpr const char* kQwen2Regex =
 
 void check(const GgufVocabulary& v) {
   const auto refuse = [&](std::string wanted, std::string got) {
-    throw Error({.wanted = cat(wanted, " in ", v.where), .got = std::move(got), .next = "fetch the file again"});
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat(wanted, " in ", v.where),
+                 .got = std::move(got),
+                 .next = "fetch the file again"});
   };
   if (v.tokens.empty()) refuse("tokenizer.ggml.tokens", "none");
   if (!v.scores.empty() && v.scores.size() != v.tokens.size()) {
@@ -49,7 +52,8 @@ std::vector<std::pair<std::string, std::string>> read_merges(const GgufVocabular
   for (const std::string& merge : v.merges) {
     const size_t blank = merge.find(' ');
     if (blank == std::string::npos || merge.find(' ', blank + 1) != std::string::npos) {
-      throw Error({.wanted = cat("tokenizer.ggml.merges like 'a b' in ", v.where),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("tokenizer.ggml.merges like 'a b' in ", v.where),
                    .got = cat("'", merge, "'"),
                    .next = "fetch the file again"});
     }
@@ -62,7 +66,8 @@ std::vector<std::pair<std::string, std::string>> read_merges(const GgufVocabular
 // token of the highest score comes first; of its ways to be put together, the one of the highest parts.
 std::vector<std::pair<std::string, std::string>> merges_by_score(const GgufVocabulary& v) {
   if (v.scores.empty()) {
-    throw Error({.wanted = cat("tokenizer.ggml.merges or tokenizer.ggml.scores in ", v.where),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("tokenizer.ggml.merges or tokenizer.ggml.scores in ", v.where),
                  .got = "neither",
                  .next = "fetch the file again"});
   }
@@ -126,7 +131,8 @@ void set_byte_level(const GgufVocabulary& v, Tokenizer::Parts& parts, BpeConfig&
     config.ignore_merges = true;
     parts.pre_tokenizer = split(kLlama3Regex);
   } else {
-    throw Error({.wanted = cat("tokenizer.ggml.pre gpt-2, smollm, qwen2, llama-bpe or default in ", v.where),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("tokenizer.ggml.pre gpt-2, smollm, qwen2, llama-bpe or default in ", v.where),
                  .got = cat("'", pre, "'"),
                  .next = "this way of splitting is not implemented; use the model's tokenizer.json"});
   }
@@ -186,7 +192,8 @@ Tokenizer Tokenizer::from_vocabulary(const GgufVocabulary& v) {
   } else if (v.model == "llama") {
     set_sentence_piece(v, *parts, config);
   } else {
-    throw Error({.wanted = cat("tokenizer.ggml.model gpt2 or llama in ", v.where),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("tokenizer.ggml.model gpt2 or llama in ", v.where),
                  .got = cat("'", v.model, "'"),
                  .next = "this model is not implemented; use the model's tokenizer.json"});
   }
@@ -197,7 +204,8 @@ Tokenizer Tokenizer::from_vocabulary(const GgufVocabulary& v) {
   Framing framing;
   const auto frame = [&](const std::optional<int64_t>& id, auto& side, const char* name) {
     if (!id) {
-      throw Error({.wanted = cat("tokenizer.ggml.", name, "_token_id in ", v.where, ", which asks to add it"),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("tokenizer.ggml.", name, "_token_id in ", v.where, ", which asks to add it"),
                    .got = "none",
                    .next = "fetch the file again"});
     }

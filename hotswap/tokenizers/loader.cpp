@@ -38,7 +38,8 @@ std::shared_ptr<Tokenizer::Parts> read_parts(std::string_view text, const std::s
              "decoder", "model"});
   if (const auto version = json.get<std::string>("version", "1.0"); version != "1.0") {
     throw Error(
-        {.wanted = cat("version 1.0 of ", where),
+        {.kind = ErrorKind::kUnsupported,
+         .wanted = cat("version 1.0 of ", where),
          .got = cat("'", version, "'"),
          .next = "this version is not implemented; save the tokenizer with a transformers that writes version 1.0"});
   }
@@ -74,7 +75,8 @@ void read_special_ids(const Json& json, const Tokenizer& tokenizer, SpecialIds& 
     if (!found || id->has_value()) continue;
     *id = tokenizer.token_to_id(token_name(*found));
     if (!*id) {
-      throw Error({.wanted = cat("a token of tokenizer.json at ", found->where()),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("a token of tokenizer.json at ", found->where()),
                    .got = cat("'", token_name(*found), "'"),
                    .next = "the two files do not belong together; fetch them again"});
     }
@@ -98,7 +100,8 @@ Tokenizer Tokenizer::from_json(std::string_view text, const std::string& where) 
 Tokenizer Tokenizer::from_file(const fs::path& tokenizer_json) {
   const std::string form = tokenizer_json.extension().string();
   if (form == ".model" || form == ".tiktoken") {
-    throw Error({.wanted = cat("a tokenizer.json at ", tokenizer_json.string()),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("a tokenizer.json at ", tokenizer_json.string()),
                  .got = form == ".model" ? "a SentencePiece model" : "tokens of tiktoken without the pattern of words",
                  .next = form == ".model"
                              ? "this form is not read; save the tokenizer with a fast class of transformers"
@@ -118,7 +121,8 @@ Tokenizer Tokenizer::from_folder(const fs::path& folder) {
   const fs::path file = folder / "tokenizer.json";
   if (!fs::exists(file) && fs::exists(folder / "tekken.json")) return from_file(folder / "tekken.json");
   if (!fs::exists(file)) {
-    throw Error({.wanted = cat("a tokenizer.json in ", folder.string()),
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat("a tokenizer.json in ", folder.string()),
                  .got = other_form(folder),
                  .next = "only this form is read; save the tokenizer with a fast class of transformers"});
   }

@@ -13,17 +13,19 @@ namespace {
 void check_lists(const TokenizerJson& file, const Json& model, bool scored) {
   for (const char* list : {"vocab", "merges"}) {
     if (const auto left = model.find(list)) {
-      throw Error({.wanted = cat(list[0] == 'v' ? "an object of ids, or a list of pairs, at " : "a list of pairs at ",
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat(list[0] == 'v' ? "an object of ids, or a list of pairs, at " : "a list of pairs at ",
                                  left->where()),
                    .got = "something else",
-                   .next = "correct the file"});
+                   .next = "fetch the file again; it is damaged or was not written by the tokenizers library"});
     }
   }
   const bool empty = scored ? file.pieces.empty() : file.vocabulary.empty();
   if (!empty) return;
   const bool other = scored ? !file.vocabulary.empty() : !file.pieces.empty();
   throw Error(
-      {.wanted = cat(scored ? "a vocabulary, a list of pieces with scores, at " : "a vocabulary, an object of ids, at ",
+      {.kind = ErrorKind::kCorrupt,
+       .wanted = cat(scored ? "a vocabulary, a list of pieces with scores, at " : "a vocabulary, an object of ids, at ",
                      model.where(), ".vocab"),
        .got = other ? "the other kind of vocabulary" : "none",
        .next = "fetch the file again"});
@@ -34,7 +36,8 @@ std::unique_ptr<Model> read_bpe(TokenizerJson& file, const Json& model) {
               "byte_fallback", "ignore_merges", "vocab", "merges"});
   check_lists(file, model, false);
   if (model.get<double>("dropout", 0.0) != 0.0) {
-    throw Error({.wanted = cat("no dropout at ", model.where()),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("no dropout at ", model.where()),
                  .got = cat(model.at<double>("dropout")),
                  .next = "dropout makes ids random and is not implemented; remove it from the file"});
   }
@@ -61,9 +64,10 @@ std::unique_ptr<Model> read_word_piece(TokenizerJson& file, const Json& model) {
   config.max_characters = model.at<int64_t>("max_input_chars_per_word");
   config.where = model.where();
   if (config.max_characters < 0) {
-    throw Error({.wanted = cat("max_input_chars_per_word of 0 or more at ", model.where()),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("max_input_chars_per_word of 0 or more at ", model.where()),
                  .got = cat(config.max_characters),
-                 .next = "correct the file"});
+                 .next = "set it to the longest word that is looked up, such as 100"});
   }
   return std::make_unique<WordPiece>(std::move(config));
 }
@@ -102,7 +106,8 @@ std::unique_ptr<Model> read_model(TokenizerJson& file) {
   if (type == "WordPiece") return read_word_piece(file, model);
   if (type == "WordLevel") return read_word_level(file, model);
   if (type == "Unigram") return read_unigram(file, model);
-  throw Error({.wanted = cat("a model of type BPE, WordPiece, WordLevel or Unigram at ", model.where()),
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("a model of type BPE, WordPiece, WordLevel or Unigram at ", model.where()),
                .got = cat("type ", type),
                .next = "this type is not implemented; use a tokenizer with one of these"});
 }

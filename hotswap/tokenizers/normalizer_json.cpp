@@ -45,7 +45,8 @@ std::unique_ptr<Normalizer> read_normalizer(const Json& json) {
     return make_strip(json.at<bool>("strip_left"), json.at<bool>("strip_right"));
   }
   throw Error(
-      {.wanted = cat("a normalizer of the types Sequence, NFC, NFD, NFKC, NFKD, Replace, Prepend, Lowercase, Strip, "
+      {.kind = ErrorKind::kUnsupported,
+       .wanted = cat("a normalizer of the types Sequence, NFC, NFD, NFKC, NFKD, Replace, Prepend, Lowercase, Strip, "
                      "StripAccents, Nmt, ByteLevel, BertNormalizer, Precompiled at ",
                      json.where()),
        .got = cat("type '", type, "'"),

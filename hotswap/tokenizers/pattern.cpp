@@ -39,14 +39,18 @@ Pattern Pattern::read(const Json& json) {
   const auto literal = json.find("String");
   const auto regex = json.find("Regex");
   if (literal.has_value() == regex.has_value()) {
-    throw Error({.wanted = cat("either 'String' or 'Regex' at ", json.where()),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("either 'String' or 'Regex' at ", json.where()),
                  .got = "both or none",
-                 .next = "correct the file"});
+                 .next = "keep one of the two"});
   }
   if (regex) return Pattern(Regex(regex->as<std::string>(), regex->where()));
   auto text = literal->as<std::string>();
   if (text.empty()) {
-    throw Error({.wanted = cat("a string to look for at ", literal->where()), .got = "''", .next = "correct the file"});
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("a string to look for at ", literal->where()),
+                 .got = "''",
+                 .next = "write what is to be replaced or split at"});
   }
   return Pattern(std::move(text));
 }
@@ -67,9 +71,10 @@ Behavior read_behavior(const Json& json) {
   for (const auto& [known, behavior] : kNames) {
     if (name == known) return behavior;
   }
-  throw Error({.wanted = cat("Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous at ", json.where()),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous at ", json.where()),
                .got = cat("'", name, "'"),
-               .next = "correct the file"});
+               .next = "choose one of these"});
 }
 
 void split(const Piece& piece, const std::vector<Stretch>& stretches, Behavior behavior, std::vector<Piece>& out) {

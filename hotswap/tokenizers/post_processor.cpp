@@ -114,15 +114,17 @@ SpecialTokens read_special_tokens(const Json& json, const TokenOf& token_of) {
     const auto ids = entry.at<std::vector<int64_t>>("ids");
     const auto tokens = entry.at<std::vector<std::string>>("tokens");
     if (ids.size() != tokens.size()) {
-      throw Error({.wanted = cat("as many ids as tokens at ", entry.where()),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("as many ids as tokens at ", entry.where()),
                    .got = cat(ids.size(), " and ", tokens.size()),
-                   .next = "correct the file"});
+                   .next = "give each token its id, in the same order"});
     }
     for (size_t i = 0; i < ids.size(); ++i) {
       if (!token_of(ids[i])) {
-        throw Error({.wanted = cat("ids of the vocabulary at ", entry.where()),
+        throw Error({.kind = ErrorKind::kCorrupt,
+                     .wanted = cat("ids of the vocabulary at ", entry.where()),
                      .got = cat(ids[i]),
-                     .next = "correct the file"});
+                     .next = "write the id that the vocabulary or added_tokens has for this token"});
       }
       all[name].emplace_back(tokens[i], ids[i]);
     }
@@ -134,14 +136,17 @@ SpecialTokens read_special_tokens(const Json& json, const TokenOf& token_of) {
 TemplatePiece read_token(const Json& json, const TokenOf& token_of) {
   const auto pair = json.elements();
   if (pair.size() != 2) {
-    throw Error({.wanted = cat("a token and its id at ", json.where()),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("a token and its id at ", json.where()),
                  .got = cat(pair.size(), " elements"),
-                 .next = "correct the file"});
+                 .next = "write [token, id]"});
   }
   const auto id = pair[1].as<int64_t>();
   if (!token_of(id)) {
-    throw Error(
-        {.wanted = cat("an id of the vocabulary at ", json.where()), .got = cat(id), .next = "correct the file"});
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("an id of the vocabulary at ", json.where()),
+                 .got = cat(id),
+                 .next = "write the id that the vocabulary or added_tokens has for this token"});
   }
   return {.text = -1, .type_id = 0, .tokens = {{pair[0].as<std::string>(), id}}};
 }
@@ -186,24 +191,29 @@ std::vector<TemplatePiece> read_template(const Json& json, int texts, const Spec
     if (sequence) {
       piece.text = id == "A" ? 0 : id == "B" ? 1 : 2;
       if (piece.text >= texts) {
-        throw Error({.wanted = cat(texts == 1 ? "sequence A" : "sequence A or B", " at ", inner.where()),
+        throw Error({.kind = ErrorKind::kCorrupt,
+                     .wanted = cat(texts == 1 ? "sequence A" : "sequence A or B", " at ", inner.where()),
                      .got = cat("'", id, "'"),
-                     .next = "correct the file"});
+                     .next = "write A or B: a template has no other sequences"});
       }
       used[piece.text] = true;
     } else {
       const auto found = special.find(id);
       if (found == special.end()) {
-        throw Error({.wanted = cat("a name from special_tokens at ", inner.where()),
+        throw Error({.kind = ErrorKind::kCorrupt,
+                     .wanted = cat("a name from special_tokens at ", inner.where()),
                      .got = cat("'", id, "'"),
-                     .next = "correct the file"});
+                     .next = "add it to special_tokens, or name one of those"});
       }
       piece.tokens = found->second;
     }
     pieces.push_back(std::move(piece));
   }
   if (texts == 2 && !(used[0] && used[1])) {
-    throw Error({.wanted = cat("both sequences at ", json.where()), .got = "one of them", .next = "correct the file"});
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("both sequences at ", json.where()),
+                 .got = "one of them",
+                 .next = "add the one that is missing: a pair has both"});
   }
   return pieces;
 }
@@ -245,7 +255,8 @@ std::unique_ptr<PostProcessor> read_post_processor(const Json& json, const Token
   }
   if (type == "BertProcessing") return read_bert(json, token_of);
   if (type == "RobertaProcessing") return read_roberta(json, token_of);
-  throw Error({.wanted = cat("a post-processor of the types TemplateProcessing, ByteLevel, Sequence, BertProcessing, "
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("a post-processor of the types TemplateProcessing, ByteLevel, Sequence, BertProcessing, "
                              "RobertaProcessing at ",
                              json.where()),
                .got = cat("type '", type, "'"),

@@ -10,7 +10,8 @@ constexpr size_t kLargest = size_t{1} << 27;  // bytes of a text, before and aft
 
 void check_size(size_t size) {
   if (size <= kLargest) return;
-  throw Error({.wanted = cat("a text of at most ", kLargest, " bytes, also when normalized"),
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat("a text of at most ", kLargest, " bytes, also when normalized"),
                .got = cat(size, " bytes"),
                .next = "encode it in parts"});
 }

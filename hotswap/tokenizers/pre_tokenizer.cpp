@@ -86,16 +86,18 @@ class MetaspacePreTokenizer : public PreTokenizer {
     json.only({"type", "replacement", "prepend_scheme", "add_prefix_space", "split", "str_rep"});
     const auto scheme = json.get<std::string>("prepend_scheme", "always");
     if (replacement_.empty() || code_point_at(replacement_, 0).size != replacement_.size()) {
-      throw Error({.wanted = cat("one character at ", json.where(), ".replacement"),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("one character at ", json.where(), ".replacement"),
                    .got = cat("'", replacement_, "'"),
-                   .next = "correct the file"});
+                   .next = "write one character, such as \u2581"});
     }
     const bool prefix = json.get<bool>("add_prefix_space", true);
     if ((scheme != "first" && scheme != "never" && scheme != "always") || (!prefix && scheme != "never")) {
-      throw Error({.wanted = cat("prepend_scheme first, always or never (the last with add_prefix_space false) at ",
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("prepend_scheme first, always or never (the last with add_prefix_space false) at ",
                                  json.where()),
                    .got = cat("'", scheme, "' with add_prefix_space ", prefix ? "true" : "false"),
-                   .next = "correct the file"});
+                   .next = "choose one of these; never where add_prefix_space is false"});
     }
     prepend_ = scheme == "first" ? Prepend::kFirst : scheme == "never" ? Prepend::kNever : Prepend::kAlways;
     split_ = json.get<bool>("split", true);
@@ -223,8 +225,10 @@ std::unique_ptr<PreTokenizer> read_fixed_length(const Json& json) {
   json.only({"type", "length"});
   const auto length = json.get<int64_t>("length", 5);
   if (length < 1) {
-    throw Error(
-        {.wanted = cat("a length of 1 or more at ", json.where()), .got = cat(length), .next = "correct the file"});
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("a length of 1 or more at ", json.where()),
+                 .got = cat(length),
+                 .next = "set length to 1 or more"});
   }
   return std::make_unique<FixedLengthPreTokenizer>(length);
 }
@@ -233,9 +237,10 @@ std::string read_delimiter(const Json& json) {
   json.only({"type", "delimiter"});
   auto delimiter = json.at<std::string>("delimiter");
   if (delimiter.empty() || code_point_at(delimiter, 0).size != delimiter.size()) {
-    throw Error({.wanted = cat("one character at ", json.where(), ".delimiter"),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("one character at ", json.where(), ".delimiter"),
                  .got = cat("'", delimiter, "'"),
-                 .next = "correct the file"});
+                 .next = "write one character, such as a comma"});
   }
   return delimiter;
 }
@@ -300,7 +305,8 @@ std::unique_ptr<PreTokenizer> read_pre_tokenizer(const Json& json) {
   if (type == "UnicodeScripts") return json.only({"type"}), std::make_unique<UnicodeScriptsPreTokenizer>();
   if (type == "FixedLength") return read_fixed_length(json);
   if (type == "CharDelimiterSplit") return make_split(Pattern(read_delimiter(json)), Behavior::kRemoved);
-  throw Error({.wanted = cat("a pre-tokenizer of the types Sequence, ByteLevel, Split, Digits, Metaspace, Whitespace, "
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("a pre-tokenizer of the types Sequence, ByteLevel, Split, Digits, Metaspace, Whitespace, "
                              "WhitespaceSplit, Punctuation, BertPreTokenizer, UnicodeScripts, FixedLength, "
                              "CharDelimiterSplit at ",
                              json.where()),

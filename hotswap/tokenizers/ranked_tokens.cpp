@@ -61,7 +61,8 @@ std::shared_ptr<Tokenizer::Parts> parts_of(const RankedVocabulary& ranked) {
   config.same = Vocabulary::SameString::kLastWins;  // a special token before one of the same bytes
   for (const RankedToken& token : ranked.tokens) {
     if (token.bytes.empty() || token.bytes.size() > kLongestToken) {
-      throw Error({.wanted = cat("tokens of 1 to ", kLongestToken, " bytes in ", ranked.where),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("tokens of 1 to ", kLongestToken, " bytes in ", ranked.where),
                    .got = cat(token.bytes.size(), " bytes with id ", token.id),
                    .next = "fetch the file again"});
     }
@@ -105,7 +106,8 @@ Tokenizer read_tekken(std::string_view text, const std::string& where) {
   const std::vector<Json> tokens = json.child("vocab").elements();
   const auto size = config.get<int64_t>("default_vocab_size", static_cast<int64_t>(tokens.size()) + count);
   if (count < static_cast<int64_t>(special.size()) || size < count || count > (1 << 20)) {
-    throw Error({.wanted = cat("default_num_special_tokens from ", special.size(), " to default_vocab_size in ", where),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("default_num_special_tokens from ", special.size(), " to default_vocab_size in ", where),
                  .got = cat(count, " and ", size),
                  .next = "fetch the file again"});
   }
@@ -113,7 +115,8 @@ Tokenizer read_tekken(std::string_view text, const std::string& where) {
   for (const Json& token : special) {
     const auto rank = token.at<int64_t>("rank");
     if (rank < 0 || rank >= static_cast<int64_t>(special.size())) {
-      throw Error({.wanted = cat("ranks from 0 to ", special.size() - 1, " at ", token.where()),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("ranks from 0 to ", special.size() - 1, " at ", token.where()),
                    .got = cat(rank),
                    .next = "fetch the file again"});
     }
@@ -144,7 +147,8 @@ Tokenizer read_tiktoken(std::string_view text, const std::string& pattern, const
     const auto [stop, error] = std::from_chars(number.data(), number.data() + number.size(), id);
     if (error != std::errc() || stop != number.data() + number.size() || id < next_id) {
       throw Error(
-          {.wanted = cat("a token in base64, a blank and a rank above those before it in ", where, ", line ", line),
+          {.kind = ErrorKind::kCorrupt,
+           .wanted = cat("a token in base64, a blank and a rank above those before it in ", where, ", line ", line),
            .got = cat("'", row.substr(0, 64), "'"),
            .next = "fetch the file again"});
     }

@@ -48,7 +48,8 @@ Regex::Regex(const std::string& pattern, std::string where) : where_(std::move(w
   pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(), options, &error,
                                    &at, context.get());
   if (code == nullptr) {
-    throw Error({.wanted = cat("a regular expression at ", where_),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("a regular expression at ", where_),
                  .got = cat("'", pattern, "': ", message_of(error), " (at ", at, " of '", translated, "')"),
                  .next = "correct the pattern"});
   }
@@ -68,7 +69,8 @@ bool Regex::search(std::string_view text, size_t from, size_t& begin, size_t& en
   if (rc == PCRE2_ERROR_NOMATCH) return false;
   if (rc < 0) {
     throw Error(
-        {.wanted = cat("a regular expression that finds its matches within ", kMatchLimit, " steps at ", where_),
+        {.kind = ErrorKind::kUnsupported,
+         .wanted = cat("a regular expression that finds its matches within ", kMatchLimit, " steps at ", where_),
          .got = cat(message_of(rc), " at byte ", from, " of a text of ", text.size(), " bytes"),
          .next = "the pattern backtracks too much for this text; use another tokenizer or shorter texts"});
   }
@@ -92,7 +94,8 @@ void Regex::cut(std::string_view text, std::vector<Stretch>& out) const {
       continue;
     }
     if (begin > end || begin < done) {
-      throw Error({.wanted = cat("matches that follow each other at ", where_),
+      throw Error({.kind = ErrorKind::kUnsupported,
+                   .wanted = cat("matches that follow each other at ", where_),
                    .got = "a match that starts before its search",
                    .next = "\\K in a look-around is not supported"});
     }

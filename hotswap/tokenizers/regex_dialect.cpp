@@ -68,7 +68,8 @@ class Translator {
   };
 
   [[noreturn]] void unsupported(const std::string& what) const {
-    throw Error({.wanted = cat("a regular expression of the supported dialect at ", where_),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("a regular expression of the supported dialect at ", where_),
                  .got = cat(what, " in '", in_, "'"),
                  .next = "this construct is not implemented; use a tokenizer without it"});
   }

@@ -15,7 +15,10 @@ namespace {
 std::string given(const char* name) {
   const char* value = std::getenv(name);
   if (value != nullptr) return value;
-  throw Error({.wanted = name, .got = "no such variable", .next = "run bench/tokenizer_speed.py"});
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = name,
+               .got = "no such variable",
+               .next = "run bench/tokenizer_speed.py"});
 }
 
 TEST(TokenizerSpeed, DISABLED_Batch) {

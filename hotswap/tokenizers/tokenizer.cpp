@@ -77,8 +77,10 @@ Encoding joined(std::vector<Encoding> texts, const PostProcessor* post_processor
 
 Encoding Tokenizer::encode_text(std::string_view text, bool ids_only) const {
   if (const size_t at = tokenizers::find_invalid_utf8(text); at != std::string_view::npos) {
-    throw Error(
-        {.wanted = "a text in UTF-8", .got = cat("other bytes from byte ", at, " on"), .next = "convert it first"});
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a text in UTF-8",
+                 .got = cat("other bytes from byte ", at, " on"),
+                 .next = "convert it first"});
   }
   PreTokenizedString pretokenized(text);
   parts_->added->apply(pretokenized, parts_->normalizer.get());
@@ -207,8 +209,10 @@ std::string Tokenizer::decode(std::span<const int64_t> ids, bool skip_special_to
   tokens.reserve(ids.size());
   for (const int64_t id : ids) {
     if (id < 0) {
-      throw Error(
-          {.wanted = "token ids of 0 or more", .got = cat(id), .next = "remove what is no token before decoding"});
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = "token ids of 0 or more",
+                   .got = cat(id),
+                   .next = "remove what is no token before decoding"});
     }
     const std::string* token = parts_->token(id);
     if (token == nullptr || (skip_special_tokens && parts_->added->is_special(*token))) continue;

@@ -95,12 +95,13 @@ class Handler : public nlohmann::json_sax<Node> {
       return true;
     }
     Node& object = *stack_.back();
-    if (object.contains(name)) fail(cat("each key once in ", where_), cat("'", name, "' twice"));
+    if (object.contains(name)) fail(cat("each key once in ", where_), cat("'", name, "' twice"), "keep one of the two");
     if (object.size() >= kMaxKeys)
-      fail(cat("objects of at most ", kMaxKeys, " keys beside the vocabulary in ", where_), "more");
+      fail(cat("objects of at most ", kMaxKeys, " keys beside the vocabulary in ", where_), "more",
+           "fetch the file again: no tokenizer has such an object");
     if (stack_.size() == 2 && in_model_ && (name == "vocab" || name == "merges")) {
       if ((name == "vocab" ? saw_vocabulary_ : saw_merges_))
-        fail(cat("each key once in ", where_), cat("'", name, "' twice"));
+        fail(cat("each key once in ", where_), cat("'", name, "' twice"), "keep one of the two");
       (name == "vocab" ? saw_vocabulary_ : saw_merges_) = true;
     }
     key_ = name;
@@ -145,7 +146,7 @@ class Handler : public nlohmann::json_sax<Node> {
     return true;
   }
   bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& e) override {
-    fail(cat("valid JSON in ", where_), e.what(), "correct the file or fetch it again");
+    fail(cat("valid JSON in ", where_), e.what(), "fetch the file again; it is cut or damaged");
   }
 
   std::vector<std::pair<std::string, int64_t>> vocabulary;
@@ -157,14 +158,16 @@ class Handler : public nlohmann::json_sax<Node> {
   enum class List { kNone, kVocabulary, kPieces, kMerges };
   static constexpr const char* kPairsWithScores = "pairs of a string and its score";
 
-  [[noreturn]] static void fail(std::string wanted, std::string got, std::string next = "correct the file") {
-    throw Error({.wanted = std::move(wanted), .got = std::move(got), .next = std::move(next)});
+  [[noreturn]] static void fail(std::string wanted, std::string got, std::string next) {
+    throw Error(
+        {.kind = ErrorKind::kCorrupt, .wanted = std::move(wanted), .got = std::move(got), .next = std::move(next)});
   }
   [[noreturn]] void wrong(const std::string& wanted, const std::string& got) const {
     fail(cat(wanted, " in ", where_, ": model.", list_ == List::kMerges ? "merges" : "vocab"),
          list_ == List::kVocabulary ? cat(got, " for '", key_, "'")
          : list_ == List::kPieces   ? cat(got, " after ", pieces.size(), " pieces")
-                                    : cat(got, " after ", merges.size(), " merges"));
+                                    : cat(got, " after ", merges.size(), " merges"),
+         "fetch the file again; it was not written by the tokenizers library");
   }
   const char* expected() const {
     return list_ == List::kVocabulary ? "ids" : list_ == List::kPieces ? kPairsWithScores : "pairs of strings";
@@ -197,7 +200,9 @@ class Handler : public nlohmann::json_sax<Node> {
     return &(parent[key_] = std::move(node));
   }
   bool open(Node node) {
-    if (stack_.size() >= kMaxDepth) fail(cat("JSON nested at most ", kMaxDepth, " deep in ", where_), "deeper nesting");
+    if (stack_.size() >= kMaxDepth)
+      fail(cat("JSON nested at most ", kMaxDepth, " deep in ", where_), "deeper nesting",
+           "fetch the file again: no tokenizer is nested so deep");
     stack_.push_back(put(std::move(node)));
     return true;
   }

@@ -35,7 +35,8 @@ void cut(Encoding& text, int64_t length, const Truncation& truncation) {
     return;
   }
   if (truncation.stride < 0 || truncation.stride >= length) {
-    throw Error({.wanted = cat("a stride below the ", length, " tokens that a text is cut to"),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("a stride below the ", length, " tokens that a text is cut to"),
                  .got = cat(truncation.stride),
                  .next = "use a smaller stride or a larger max_length"});
   }
@@ -84,9 +85,10 @@ Side read_side(const Json& json, const char* key) {
   const auto name = json.get<std::string>(key, "Right");
   if (name == "Left") return Side::kLeft;
   if (name == "Right") return Side::kRight;
-  throw Error({.wanted = cat("Left or Right at ", json.where(), ".", key),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("Left or Right at ", json.where(), ".", key),
                .got = cat("'", name, "'"),
-               .next = "correct the file"});
+               .next = "choose Left or Right"});
 }
 
 }  // namespace
@@ -94,7 +96,8 @@ Side read_side(const Json& json, const char* key) {
 void truncate(std::span<Encoding> texts, const Truncation& truncation, int64_t added_tokens) {
   const int64_t max_length = truncation.max_length - added_tokens;
   if (max_length < 0) {
-    throw Error({.wanted = cat("a max_length of ", added_tokens, " or more, the count of special tokens"),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("a max_length of ", added_tokens, " or more, the count of special tokens"),
                  .got = cat(truncation.max_length),
                  .next = "use a larger max_length, or add no special tokens"});
   }
@@ -113,13 +116,15 @@ void truncate(std::span<Encoding> texts, const Truncation& truncation, int64_t a
   }
   const size_t which = truncation.strategy == Truncation::Strategy::kOnlyFirst ? 0 : 1;
   if (which >= texts.size()) {
-    throw Error({.wanted = "a second text to truncate, as the strategy only_second has it",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a second text to truncate, as the strategy only_second has it",
                  .got = "one text",
                  .next = "use another strategy"});
   }
   const int64_t length = length_of(texts[which]) - (total - max_length);
   if (length <= 0) {
-    throw Error({.wanted = cat("a text of more than ", total - max_length, " tokens, which have to be cut from it"),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("a text of more than ", total - max_length, " tokens, which have to be cut from it"),
                  .got = cat(length_of(texts[which])),
                  .next = "use the strategy longest_first or a larger max_length"});
   }
@@ -133,7 +138,8 @@ void pad(std::span<Encoding> batch, const Padding& padding) {
   }
   if (padding.multiple_of > 0) length = (length + padding.multiple_of - 1) / padding.multiple_of * padding.multiple_of;
   if (length < 0 || length > kLongest || padding.multiple_of < 0 || padding.multiple_of > kLongest) {
-    throw Error({.wanted = cat("padding to 0 to ", kLongest, " tokens"),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("padding to 0 to ", kLongest, " tokens"),
                  .got = cat("length ", length, ", multiple_of ", padding.multiple_of),
                  .next = "use a smaller length"});
   }
@@ -156,9 +162,10 @@ Truncation read_truncation(const Json& json) {
     out.strategy = value;
     return out;
   }
-  throw Error({.wanted = cat("LongestFirst, OnlyFirst or OnlySecond at ", json.where(), ".strategy"),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("LongestFirst, OnlyFirst or OnlySecond at ", json.where(), ".strategy"),
                .got = cat("'", strategy, "'"),
-               .next = "correct the file"});
+               .next = "choose one of these"});
 }
 
 Padding read_padding(const Json& json) {
@@ -169,9 +176,10 @@ Padding read_padding(const Json& json) {
     strategy.only({"Fixed"});
     out.length = strategy.at<int64_t>("Fixed");
   } else if (const auto name = strategy.as<std::string>(); name != "BatchLongest") {
-    throw Error({.wanted = cat("BatchLongest or {\"Fixed\": length} at ", strategy.where()),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("BatchLongest or {\"Fixed\": length} at ", strategy.where()),
                  .got = cat("'", name, "'"),
-                 .next = "correct the file"});
+                 .next = "choose one of these"});
   }
   out.side = read_side(json, "direction");
   out.multiple_of = json.get<int64_t>("pad_to_multiple_of", 0);

@@ -50,9 +50,10 @@ Unigram::Unigram(UnigramConfig config)
       where_(std::move(config.where)),
       trie_(trie_of(vocabulary())) {
   if (config.unknown_id && !vocabulary().has(*config.unknown_id)) {
-    throw Error({.wanted = cat("unk_id of one of the ", config.pieces.size(), " pieces at ", where_),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("unk_id of one of the ", config.pieces.size(), " pieces at ", where_),
                  .got = cat(*config.unknown_id),
-                 .next = "correct the file"});
+                 .next = "set unk_id to the index of the unknown piece"});
   }
   for (const auto& [piece, score] : config.pieces) {
     scores_.push_back(score);
@@ -130,9 +131,10 @@ void Unigram::append_unknown(std::string_view text, std::vector<Symbol>& out) co
 }
 
 void Unigram::fail_without_unknown() const {
-  throw Error({.wanted = cat("an unk_id at ", where_, ", for a text with unknown characters"),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("an unk_id at ", where_, ", for a text with unknown characters"),
                .got = "none",
-               .next = "correct the file"});
+               .next = "set unk_id to the index of the unknown piece"});
 }
 
 std::string Unigram::spelled(int32_t id, std::string_view bytes) const {

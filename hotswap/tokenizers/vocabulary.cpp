@@ -22,9 +22,10 @@ Vocabulary::Vocabulary(std::vector<std::pair<std::string, int64_t>> tokens, cons
   const size_t mask = slots_.size() - 1;
   for (auto& [token, id] : tokens) {
     if (id < 0 || id >= limit) {
-      throw Error({.wanted = cat("ids from 0 to ", limit - 1, " in ", where, ", which has ", tokens.size(), " tokens"),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("ids from 0 to ", limit - 1, " in ", where, ", which has ", tokens.size(), " tokens"),
                    .got = cat(id, " for '", token, "'"),
-                   .next = "correct the file"});
+                   .next = "give the tokens ids without gaps, or fetch the file again"});
     }
     if (id >= id_end()) {
       tokens_.resize(static_cast<size_t>(id) + 1);
@@ -32,15 +33,18 @@ Vocabulary::Vocabulary(std::vector<std::pair<std::string, int64_t>> tokens, cons
     }
     const auto at = static_cast<size_t>(id);
     if (present_[at]) {
-      throw Error({.wanted = cat("each id once in ", where),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("each id once in ", where),
                    .got = cat(id, " for '", tokens_[at], "' and for '", token, "'"),
-                   .next = "correct the file"});
+                   .next = "give one of the two another id, or fetch the file again"});
     }
     size_t slot = std::hash<std::string_view>{}(token)&mask;
     while (slots_[slot] >= 0 && tokens_[static_cast<size_t>(slots_[slot])] != token) slot = (slot + 1) & mask;
     if (slots_[slot] >= 0 && same == SameString::kRefused) {
-      throw Error(
-          {.wanted = cat("each token once in ", where), .got = cat("'", token, "' twice"), .next = "correct the file"});
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("each token once in ", where),
+                   .got = cat("'", token, "' twice"),
+                   .next = "remove one of the two entries"});
     }
     slots_[slot] = static_cast<int32_t>(id);
     tokens_[at] = std::move(token);

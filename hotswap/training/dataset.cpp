@@ -11,7 +11,8 @@ namespace hotswap {
 PackedDataset::PackedDataset(std::vector<int64_t> stream, int64_t example_length)
     : stream_(std::move(stream)), length_(example_length) {
   if (length_ < 2 || size() == 0) {
-    throw Error({.wanted = "at least one example, of two tokens or more",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "at least one example, of two tokens or more",
                  .got = cat("a text of ", stream_.size(), " tokens and examples of ", length_),
                  .next = "pass more text, or use shorter examples"});
   }
@@ -22,8 +23,10 @@ TrainingBatch PackedDataset::batch(const std::vector<int64_t>& examples) const {
   int64_t* out = ids.mutable_data_ptr<int64_t>();
   for (const int64_t example : examples) {
     if (example < 0 || example >= size()) {
-      throw Error(
-          {.wanted = cat("an example below ", size()), .got = cat(example), .next = "use examples of this dataset"});
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = cat("an example below ", size()),
+                   .got = cat(example),
+                   .next = "use examples of this dataset"});
     }
     out = std::copy_n(stream_.begin() + example * length_, length_, out);
   }
@@ -33,7 +36,8 @@ TrainingBatch PackedDataset::batch(const std::vector<int64_t>& examples) const {
 Tensor rows_of(const std::vector<int64_t>& stream, int64_t first, int64_t rows, int64_t columns) {
   const auto size = static_cast<int64_t>(stream.size());
   if (first < 0 || rows <= 0 || columns <= 0 || columns > (size - first) / rows) {
-    throw Error({.wanted = cat(rows, " rows of ", columns, " token ids from position ", first),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat(rows, " rows of ", columns, " token ids from position ", first),
                  .got = cat("a text of ", size, " ids"),
                  .next = "pass more text, or use fewer or shorter rows"});
   }

@@ -37,7 +37,8 @@ AdamW::AdamW(const std::vector<ParameterGroup>& groups, AdamWOptions options) : 
   }
   for (const Tensor& parameter : parameters_) {
     if (!parameter.is_floating_point()) {
-      throw Error({.wanted = "floating-point parameters",
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = "floating-point parameters",
                    .got = cat("a parameter of dtype ", parameter.dtype().name()),
                    .next = "train the model in float32 or bfloat16"});
     }
@@ -47,7 +48,8 @@ AdamW::AdamW(const std::vector<ParameterGroup>& groups, AdamWOptions options) : 
 void AdamW::step(double gradient_factor) {
   const at::NoGradGuard no_grad;
   if (!(gradient_factor > 0) || !std::isfinite(gradient_factor)) {
-    throw Error({.wanted = "a gradient factor above 0",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a gradient factor above 0",
                  .got = cat(gradient_factor, ", from a gradient norm that is not finite"),
                  .next = "lower the learning rate, or look for NaN in the data or the loss"});
   }

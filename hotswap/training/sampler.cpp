@@ -10,7 +10,8 @@ namespace hotswap {
 SamplingStrategy sampling_strategy_from(const std::string& name) {
   if (name == "random") return SamplingStrategy::kRandom;
   if (name == "sequential") return SamplingStrategy::kSequential;
-  throw Error({.wanted = "a train_sampling_strategy: random or sequential",
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "a train_sampling_strategy: random or sequential",
                .got = cat("'", name, "'"),
                .next = "name one of these"});
 }

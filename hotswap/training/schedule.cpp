@@ -13,14 +13,16 @@ Schedule schedule_from(const std::string& name) {
   if (name == "constant_with_warmup") return Schedule::kConstantWithWarmup;
   if (name == "linear") return Schedule::kLinear;
   if (name == "cosine") return Schedule::kCosine;
-  throw Error({.wanted = "an lr_scheduler_type: constant, constant_with_warmup, linear or cosine",
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "an lr_scheduler_type: constant, constant_with_warmup, linear or cosine",
                .got = cat("'", name, "'"),
                .next = "name one of these"});
 }
 
 void check_warmup(Schedule schedule, int64_t warmup_steps) {
   if (warmup_steps >= 0 && (warmup_steps == 0 || schedule != Schedule::kConstant)) return;
-  throw Error({.wanted = "warmup_steps of 0 or more, and 0 for the schedule constant",
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "warmup_steps of 0 or more, and 0 for the schedule constant",
                .got = cat(warmup_steps),
                .next = "take the schedule constant_with_warmup"});
 }

@@ -25,7 +25,10 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 void check(const TrainingArguments& a) {
   const auto positive = [](const char* name, double value) {
     if (value > 0) return;
-    throw Error({.wanted = cat(name, " above 0"), .got = cat(value), .next = "leave it out to take its default"});
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat(name, " above 0"),
+                 .got = cat(value),
+                 .next = "leave it out to take its default"});
   };
   positive("per_device_train_batch_size", static_cast<double>(a.per_device_train_batch_size));
   positive("per_device_eval_batch_size", static_cast<double>(a.per_device_eval_batch_size));
@@ -81,7 +84,8 @@ Trainer::Trainer(std::shared_ptr<CausalLM> model, TrainingArguments arguments,
   check(arguments_);
   if (!parts_.optimizer) parts_.optimizer = make_optimizer(*model_, arguments_);
   if (parts_.optimizer->parameters().empty()) {
-    throw Error({.wanted = "a model with parameters that require gradients",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a model with parameters that require gradients",
                  .got = "none",
                  .next = "call model->requires_grad(true) first"});
   }
@@ -136,7 +140,8 @@ TrainOutput Trainer::train() {
     TrainingStep done{.step = step, .loss = forward_backward(batches)};
     if (!std::isfinite(done.loss)) {
       if (has_labels(batches)) {
-        throw Error({.wanted = cat("a finite loss at step ", step),
+        throw Error({.kind = ErrorKind::kInvalidArgument,
+                     .wanted = cat("a finite loss at step ", step),
                      .got = cat(done.loss),
                      .next = "lower the learning rate, or look for broken weights"});
       }
@@ -159,7 +164,10 @@ TrainOutput Trainer::train() {
 
 double Trainer::evaluate() {
   if (!parts_.eval_dataset) {
-    throw Error({.wanted = "an eval_dataset", .got = "none", .next = "give one to the Trainer"});
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "an eval_dataset",
+                 .got = "none",
+                 .next = "give one to the Trainer"});
   }
   const at::NoGradGuard no_grad;
   const bool was_training = model_->training();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 namespace kernels {
 
@@ -18,6 +19,15 @@ constexpr int64_t packed_bytes(Packing packing) {  // of a block; of kNone: as f
          : packing == Packing::kQ4_0 ? 18
          : packing == Packing::kQ4_1 ? 20
                                      : 4 * kPackedBlock;
+}
+
+// By the names of layers.json's weights; kNone of another one.
+constexpr const char* kPackingNames = "q8_0, q4_0 or q4_1";
+constexpr Packing packing_named(std::string_view format) {
+  return format == "q8_0"   ? Packing::kQ8_0
+         : format == "q4_0" ? Packing::kQ4_0
+         : format == "q4_1" ? Packing::kQ4_1
+                            : Packing::kNone;
 }
 
 // kNone where no packing has rows of `in` weights in so many bytes.

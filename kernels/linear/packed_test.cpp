@@ -19,7 +19,11 @@ class PackedLinear : public ::testing::Test {
 };
 
 Tensor call(const Tensor& x, const Tensor& bytes, const Tensor& bias = {}) {
-  return package().call("packed_linear", x, bytes, bias.defined() ? c10::IValue(bias) : c10::IValue())[0];
+  const int64_t in = x.size(-1), row = bytes.size(1);
+  const char* format = row == in / 32 * 34 ? "q8_0" : row == in / 32 * 18 ? "q4_0" : "q4_1";
+  const c10::IValue none;
+  return package().call("packed_linear", x, bytes, none, none, none, none, none, int64_t(0), int64_t(1),
+                        std::string(format), in, bias.defined() ? c10::IValue(bias) : none)[0];
 }
 
 // linear.h states the bound; number by number.
@@ -101,7 +105,7 @@ TEST_F(PackedLinear, EmptyShapes) {
 
 TEST_F(PackedLinear, RefusesWhatDoesNotFit) {
   const Tensor bytes = at::zeros({3, 40}, at::kByte);
-  expect_refusal([&] { call(at::zeros({1, 32}), bytes); }, {"34 bytes of Q8_0, 18 of Q4_0 or 20 of Q4_1", "[3, 40]"});
+  expect_refusal([&] { call(at::zeros({1, 32}), bytes); }, {"data [out, 20]", "blocks of 32 of q4_1", "[3, 40]"});
   expect_refusal([&] { call(at::zeros({1, 33}), bytes); }, {"blocks of 32", "[1, 33]"});
   expect_refusal([&] { call(at::zeros({1, 0}), bytes); }, {"blocks of 32"});
   expect_refusal([&] { call(at::zeros({1, 64}), at::zeros({3, 40})); }, {"uint8"});

@@ -18,7 +18,7 @@ const char* symbol(Operator op) {
   return kSymbols[static_cast<int>(op)];
 }
 
-[[noreturn]] void too_large() { fail(ErrorKind::kLimit, "an integer beyond 64 bits"); }
+[[noreturn]] void too_large() { fail(Fault::kLimit, "an integer beyond 64 bits"); }
 
 [[noreturn]] void unsupported(Operator op, const Value& a, const Value& b) {
   type_error(cat("unsupported operand type(s) for ", symbol(op), ": '", type_name(a), "' and '", type_name(b), "'"));
@@ -95,7 +95,7 @@ double float_floor_divide(double a, double b) {
 Value float_power(double a, double b) {
   if (a == 0 && b < 0) value_error("0.0 cannot be raised to a negative power");
   if (a < 0 && std::isfinite(a) && std::isfinite(b) && b != std::floor(b)) {
-    fail(ErrorKind::kUnsupported, "a complex number");
+    fail(Fault::kUnsupported, "a complex number");
   }
   const double result = std::pow(a, b);
   if (std::isinf(result) && std::isfinite(a) && std::isfinite(b)) value_error("Numerical result out of range");

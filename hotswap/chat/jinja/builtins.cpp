@@ -234,7 +234,7 @@ Value joiner(Interpreter&, Arguments& arguments) {
 
 Value raise_exception(Interpreter&, Arguments& arguments) {
   const Parameters p("raise_exception", arguments, {"message"}, 1);
-  fail(ErrorKind::kRaised, str(p.at(0)));
+  fail(Fault::kRaised, str(p.at(0)));
 }
 
 Value strftime_now(Interpreter&, Arguments& arguments) {
@@ -319,12 +319,12 @@ Filter find_filter(std::string_view name) {
   for (const Filters* filters : {&text_filters(), &list_filters(), &number_filters()}) {
     if (const auto found = filters->find(name); found != filters->end()) return found->second;
   }
-  fail(ErrorKind::kType, cat("No filter named '", name, "' found."));
+  fail(Fault::kType, cat("No filter named '", name, "' found."));
 }
 
 Test find_test(std::string_view name) {
   const auto found = tests().find(name);
-  if (found == tests().end()) fail(ErrorKind::kType, cat("No test named '", name, "' found."));
+  if (found == tests().end()) fail(Fault::kType, cat("No test named '", name, "' found."));
   return found->second;
 }
 
@@ -341,7 +341,7 @@ Value find_global(std::string_view name) {
       {"namespace", [](Interpreter& i, Arguments& a) { return i.keep(Value::new_namespace(make_dict(a))); }},
       {"cycler", cycler},
       {"joiner", joiner},
-      {"lipsum", [](Interpreter&, Arguments&) -> Value { fail(ErrorKind::kUnsupported, "the function lipsum"); }},
+      {"lipsum", [](Interpreter&, Arguments&) -> Value { fail(Fault::kUnsupported, "the function lipsum"); }},
       {"raise_exception", raise_exception},
       {"strftime_now", strftime_now}};
   const auto found = functions.find(name);

@@ -240,14 +240,14 @@ Value pprint(Interpreter&, const Value& input, const Arguments& arguments) {
   const Parameters none("pprint", arguments, {});
   std::string text = repr(input);
   if (count_characters(text) > 80 || input.is(Kind::kDict)) {
-    fail(ErrorKind::kUnsupported, "the filter pprint of what fills more than a line, or of a dict");
+    fail(Fault::kUnsupported, "the filter pprint of what fills more than a line, or of a dict");
   }
   return Value::string(std::move(text));
 }
 
 template <int which>
 Value unsupported(Interpreter&, const Value&, const Arguments&) {
-  fail(ErrorKind::kUnsupported, which == 0 ? "the filter urlize" : "the filter wordwrap");
+  fail(Fault::kUnsupported, which == 0 ? "the filter urlize" : "the filter wordwrap");
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ class Interpreter {
    public:
     explicit Depth(Interpreter& interpreter) : interpreter_(interpreter) {
       if (interpreter.depth_ >= interpreter.limits_.evaluation_depth) {
-        fail(ErrorKind::kLimit, cat("evaluation deeper than ", interpreter.limits_.evaluation_depth));
+        fail(Fault::kLimit, cat("evaluation deeper than ", interpreter.limits_.evaluation_depth));
       }
       ++interpreter_.depth_;
     }

@@ -11,9 +11,9 @@
 namespace hotswap::jinja {
 
 void Interpreter::tick() {
-  if (++steps_ > limits_.nodes) fail(ErrorKind::kLimit, cat("more than ", limits_.nodes, " evaluated expressions"));
+  if (++steps_ > limits_.nodes) fail(Fault::kLimit, cat("more than ", limits_.nodes, " evaluated expressions"));
   if (limits_.time.count() > 0 && steps_ % 1024 == 0 && std::chrono::steady_clock::now() > deadline_) {
-    fail(ErrorKind::kLimit, cat("rendering takes longer than ", limits_.time.count(), " ms"));
+    fail(Fault::kLimit, cat("rendering takes longer than ", limits_.time.count(), " ms"));
   }
 }
 
@@ -83,7 +83,7 @@ Value Interpreter::evaluate_node(const Expression& node, Frame& frame) {
     case ExpressionKind::kNamespaceRef:
       break;
   }
-  fail(ErrorKind::kSyntax, "an assignment target in an expression");
+  fail(Fault::kSyntax, "an assignment target in an expression");
 }
 
 Value Interpreter::evaluate_name(const Expression& node, Frame& frame) {

@@ -32,7 +32,7 @@ Rendered Interpreter::run() {
 
 void Interpreter::append(std::string_view text) {
   if (out_->size() + text.size() > limits_.output_bytes) {
-    fail(ErrorKind::kLimit, cat("a text of more than ", limits_.output_bytes, " bytes"));
+    fail(Fault::kLimit, cat("a text of more than ", limits_.output_bytes, " bytes"));
   }
   out_->append(text);
 }
@@ -112,7 +112,7 @@ Interpreter::Flow Interpreter::run(const Body& body, Frame& frame) {
       if (flow != Flow::kOn) return flow;
     } catch (const TemplateError& error) {
       if (error.line() > 0) throw;
-      throw TemplateError(error.kind(), error.message(), node->line);
+      throw TemplateError(error.fault(), error.message(), node->line);
     }
   }
   return Flow::kOn;
@@ -223,7 +223,7 @@ Interpreter::Flow Interpreter::run_loop(const Statement& node, const Value& give
   std::function<Value(const Value&, int)> recurse;
   if (node.recursive) {
     recurse = [this, &node, outer = frame.shared_from_this()](const Value& inner_items, int inner_depth) {
-      if (++macro_depth_ > limits_.macro_depth) fail(ErrorKind::kLimit, "a recursive loop too deep");
+      if (++macro_depth_ > limits_.macro_depth) fail(Fault::kLimit, "a recursive loop too deep");
       std::string text;
       std::string* const before = std::exchange(out_, &text);
       run_loop(node, inner_items, inner_depth, *outer);
@@ -308,7 +308,7 @@ Value Interpreter::call_macro(const Statement& node, const std::shared_ptr<Frame
     type_error(cat("macro ", repr_of_text(name), " takes not more than ", count, " argument(s)"));
   }
 
-  if (macro_depth_ >= limits_.macro_depth) fail(ErrorKind::kLimit, cat("macros deeper than ", limits_.macro_depth));
+  if (macro_depth_ >= limits_.macro_depth) fail(Fault::kLimit, cat("macros deeper than ", limits_.macro_depth));
   ++macro_depth_;
   const auto frame = enter(node.layout, defined_in.get());
   for (size_t i = 0; i < values.size(); ++i) frame->slots[i] = std::move(values[i]);

@@ -43,9 +43,7 @@ class Lexer {
   }
 
  private:
-  [[noreturn]] void syntax(const std::string& message) const {
-    throw TemplateError(ErrorKind::kSyntax, message, line_);
-  }
+  [[noreturn]] void syntax(const std::string& message) const { throw TemplateError(Fault::kSyntax, message, line_); }
   char peek(size_t ahead = 0) const { return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0'; }
   bool starts(std::string_view word) const { return text_.substr(at_).starts_with(word); }
   void advance(size_t bytes) {

@@ -15,14 +15,14 @@ Budget* Budget::current() { return current_budget; }
 
 void Budget::take(size_t bytes) {
   if (bytes > limits_.value_bytes - used_) {
-    fail(ErrorKind::kLimit, cat("values of more than ", limits_.value_bytes, " bytes"));
+    fail(Fault::kLimit, cat("values of more than ", limits_.value_bytes, " bytes"));
   }
   used_ += bytes;
 }
 
 void Budget::check_string(size_t bytes) const {
   if (bytes > limits_.string_bytes) {
-    fail(ErrorKind::kLimit, cat("a string of ", bytes, " bytes, at most ", limits_.string_bytes, " are allowed"));
+    fail(Fault::kLimit, cat("a string of ", bytes, " bytes, at most ", limits_.string_bytes, " are allowed"));
   }
 }
 

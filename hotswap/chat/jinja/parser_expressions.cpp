@@ -33,9 +33,7 @@ std::string Parser::expect_name() {
   return next().text;
 }
 
-void Parser::syntax(const std::string& message) const {
-  throw TemplateError(ErrorKind::kSyntax, message, current().line);
-}
+void Parser::syntax(const std::string& message) const { throw TemplateError(Fault::kSyntax, message, current().line); }
 
 void Parser::unexpected(const std::string& wanted) const {
   const Token& token = current();
@@ -47,7 +45,7 @@ void Parser::unexpected(const std::string& wanted) const {
 
 Parser::Deeper::Deeper(Parser& parser) : parser_(parser) {
   if (++parser.depth_ > parser.limits_.nesting) {
-    throw TemplateError(ErrorKind::kLimit, cat("nesting deeper than ", parser.limits_.nesting), parser.current().line);
+    throw TemplateError(Fault::kLimit, cat("nesting deeper than ", parser.limits_.nesting), parser.current().line);
   }
 }
 
@@ -63,7 +61,7 @@ void Parser::count_depth(Expression& parent, const ExpressionPtr& child) const {
   if (!child) return;
   parent.depth = std::max(parent.depth, child->depth + 1);
   if (parent.depth > limits_.expression_depth) {
-    throw TemplateError(ErrorKind::kLimit, cat("an expression deeper than ", limits_.expression_depth), current().line);
+    throw TemplateError(Fault::kLimit, cat("an expression deeper than ", limits_.expression_depth), current().line);
   }
 }
 

@@ -70,7 +70,7 @@ std::unique_ptr<Statement> Parser::statement() {
   if (word == "print") return parse_print();
   if (word == "break" || word == "continue") return parse_jump();
   if (word == "include" || word == "import" || word == "from" || word == "extends") {
-    throw TemplateError(ErrorKind::kType, cat("{% ", word, " %}: a chat template has no other files to load"),
+    throw TemplateError(Fault::kType, cat("{% ", word, " %}: a chat template has no other files to load"),
                         current().line);
   }
   syntax(cat("Encountered unknown tag '", word, "'."));

@@ -29,7 +29,7 @@ TEST(JinjaPython, RandomTemplatesRenderAsInPython) {
       got = Template(source).render(made["context"]).text;
     } catch (const TemplateError& thrown) {
       error = thrown.what();
-      if (thrown.kind() == ErrorKind::kUnsupported) {
+      if (thrown.fault() == Fault::kUnsupported) {
         ++unsupported;
         continue;
       }

@@ -15,7 +15,7 @@ constexpr int kReprDepth = 600;  // a namespace may hold itself
 class Writer {
  public:
   void write(const Value& value) {
-    if (++depth_ > kReprDepth) fail(ErrorKind::kLimit, "a value that holds itself cannot be printed");
+    if (++depth_ > kReprDepth) fail(Fault::kLimit, "a value that holds itself cannot be printed");
     write_one(value);
     --depth_;
     if (const Budget* budget = Budget::current()) budget->check_string(out_.size());

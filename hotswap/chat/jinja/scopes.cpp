@@ -142,7 +142,7 @@ class Scope {
     for (const Scope* scope = this; scope != nullptr; scope = scope->parent_, ++hops) {
       if (const auto slot = scope->slots_.find(name); slot != scope->slots_.end()) return {hops, slot->second};
     }
-    fail(ErrorKind::kSyntax, cat("the name '", name, "' cannot be used here"));
+    fail(Fault::kSyntax, cat("the name '", name, "' cannot be used here"));
   }
 
  private:
@@ -238,7 +238,7 @@ class Resolver {
         resolve(*node, scope, soft);
       } catch (const TemplateError& error) {
         if (error.line() > 0) throw;
-        throw TemplateError(error.kind(), error.message(), node->line);
+        throw TemplateError(error.fault(), error.message(), node->line);
       }
     }
   }
@@ -253,7 +253,7 @@ class Resolver {
     if ((filter || node->kind == ExpressionKind::kTest) && !soft) {
       const bool known = filter ? filter_exists(node->name) : test_exists(node->name);
       if (!known) {
-        throw TemplateError(ErrorKind::kSyntax, cat("No ", filter ? "filter" : "test", " named '", node->name, "'."),
+        throw TemplateError(Fault::kSyntax, cat("No ", filter ? "filter" : "test", " named '", node->name, "'."),
                             node->line);
       }
     }
@@ -283,7 +283,7 @@ void refuse_loop_as_target(const Statement& node) {
     return false;
   };
   if (node.kind != StatementKind::kWith && stores_loop(stores_loop, node.target.get())) {
-    fail(ErrorKind::kSyntax, "Can't assign to special loop variable in for-loop target");
+    fail(Fault::kSyntax, "Can't assign to special loop variable in for-loop target");
   }
   for (const auto& child : node.body) refuse_loop_as_target(*child);
   for (const auto& child : node.otherwise) refuse_loop_as_target(*child);
@@ -326,7 +326,7 @@ void Resolver::resolve_function(Statement& node, const Scope& scope) {
   if (parameters.uses_caller && named("caller")) {
     const auto without_default = parameters.names.end() - static_cast<long>(parameters.defaults.size());
     if (std::find(parameters.names.begin(), without_default, "caller") != without_default) {
-      fail(ErrorKind::kSyntax, "the special \"caller\" argument must be omitted or be given a default");
+      fail(Fault::kSyntax, "the special \"caller\" argument must be omitted or be given a default");
     }
   }
   if (parameters.uses_caller && !named("caller")) body.parameter("caller");

@@ -330,9 +330,9 @@ Value unescape(Interpreter&, const Value& self, const Arguments&) {
   return Value::string(std::move(text));
 }
 
-Value no_bytes(Interpreter&, const Value&, const Arguments&) { fail(ErrorKind::kUnsupported, "values of type bytes"); }
+Value no_bytes(Interpreter&, const Value&, const Arguments&) { fail(Fault::kUnsupported, "values of type bytes"); }
 Value no_translation(Interpreter&, const Value&, const Arguments&) {
-  fail(ErrorKind::kUnsupported, "str.translate and str.maketrans");
+  fail(Fault::kUnsupported, "str.translate and str.maketrans");
 }
 
 const std::map<std::string, Call>& methods() {

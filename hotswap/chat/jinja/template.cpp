@@ -10,11 +10,11 @@ namespace hotswap::jinja {
 
 Template::Template(std::string_view source, const Limits& limits) : limits_(limits) {
   if (source.size() > limits.template_bytes) {
-    fail(ErrorKind::kLimit,
+    fail(Fault::kLimit,
          cat("a template of ", source.size(), " bytes, at most ", limits.template_bytes, " are allowed"));
   }
   if (const size_t at = tokenizers::find_invalid_utf8(source); at != std::string_view::npos) {
-    fail(ErrorKind::kSyntax, cat("byte ", at, " of the template is not UTF-8"));
+    fail(Fault::kSyntax, cat("byte ", at, " of the template is not UTF-8"));
   }
   auto tree = std::make_shared<Tree>();
   tree->body = Parser(tokenize(source), limits_).parse();

@@ -2,37 +2,48 @@
 
 namespace hotswap::jinja {
 
-const char* TemplateError::name(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::kSyntax:
+ErrorKind TemplateError::kind_of(Fault fault) {
+  switch (fault) {
+    case Fault::kSyntax:
+      return ErrorKind::kCorrupt;
+    case Fault::kUnsupported:
+      return ErrorKind::kUnsupported;
+    default:
+      return ErrorKind::kInvalidArgument;  // the template refuses these messages
+  }
+}
+
+const char* TemplateError::name(Fault fault) {
+  switch (fault) {
+    case Fault::kSyntax:
       return "syntax error";
-    case ErrorKind::kUndefined:
+    case Fault::kUndefined:
       return "undefined value";
-    case ErrorKind::kType:
+    case Fault::kType:
       return "type error";
-    case ErrorKind::kValue:
+    case Fault::kValue:
       return "value error";
-    case ErrorKind::kSecurity:
+    case Fault::kSecurity:
       return "refused by the sandbox";
-    case ErrorKind::kRaised:
+    case Fault::kRaised:
       return "raised by the template";
-    case ErrorKind::kLimit:
+    case Fault::kLimit:
       return "limit exceeded";
-    case ErrorKind::kUnsupported:
+    case Fault::kUnsupported:
       return "unsupported";
   }
   return "error";
 }
 
-NextStep TemplateError::next_step(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::kSyntax:
+NextStep TemplateError::next_step(Fault fault) {
+  switch (fault) {
+    case Fault::kSyntax:
       return "correct the template";
-    case ErrorKind::kRaised:
+    case Fault::kRaised:
       return "change the messages as the template's error requires";
-    case ErrorKind::kLimit:
+    case Fault::kLimit:
       return "shorten the messages or the template";
-    case ErrorKind::kUnsupported:
+    case Fault::kUnsupported:
       return "write the template without it";
     default:
       return "check that the messages have the fields that the template reads";

@@ -116,7 +116,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 struct Refused {
   const char* source;
-  ErrorKind kind;
+  Fault kind;
 };
 
 class JinjaRefuses : public testing::TestWithParam<Refused> {};
@@ -126,28 +126,25 @@ TEST_P(JinjaRefuses, WithTheKindOfError) {
     const std::string text = rendered(GetParam().source);
     FAIL() << GetParam().source << " rendered as " << text;
   } catch (const TemplateError& error) {
-    EXPECT_EQ(error.kind(), GetParam().kind) << GetParam().source << ": " << error.what();
+    EXPECT_EQ(error.fault(), GetParam().kind) << GetParam().source << ": " << error.what();
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Kinds, JinjaRefuses,
-    testing::Values(Refused{"{{ ", ErrorKind::kSyntax}, Refused{"{% if %}{% endif %}", ErrorKind::kSyntax},
-                    Refused{"{% do x %}", ErrorKind::kSyntax}, Refused{"{% for i in l %}", ErrorKind::kSyntax},
-                    Refused{"{{ x|nofilter }}", ErrorKind::kSyntax}, Refused{"{% break %}", ErrorKind::kSyntax},
-                    Refused{"{{ 'a", ErrorKind::kSyntax}, Refused{"{# ", ErrorKind::kSyntax},
-                    Refused{"{{ nope.x }}", ErrorKind::kUndefined}, Refused{"{{ nope + 1 }}", ErrorKind::kUndefined},
-                    Refused{"{{ nope() }}", ErrorKind::kUndefined}, Refused{"{{ 'a' + 1 }}", ErrorKind::kType},
-                    Refused{"{{ 1 < 'a' }}", ErrorKind::kType}, Refused{"{{ none|length }}", ErrorKind::kType},
-                    Refused{"{{ nope|tojson }}", ErrorKind::kType},
-                    Refused{"{% for i in none %}{% endfor %}", ErrorKind::kType},
-                    Refused{"{% include 'a' %}", ErrorKind::kType}, Refused{"{{ 1 / 0 }}", ErrorKind::kValue},
-                    Refused{"{% for a, b in [(1,2,3)] %}{% endfor %}", ErrorKind::kValue},
-                    Refused{"{{ l.append(1) }}", ErrorKind::kSecurity},
-                    Refused{"{{ ''.__class__() }}", ErrorKind::kSecurity},
-                    Refused{"{{ range(100001) }}", ErrorKind::kValue},
-                    Refused{"{{ raise_exception('no ' ~ n) }}", ErrorKind::kRaised},
-                    Refused{"{{ 9223372036854775807 + 1 }}", ErrorKind::kLimit}));
+    testing::Values(
+        Refused{"{{ ", Fault::kSyntax}, Refused{"{% if %}{% endif %}", Fault::kSyntax},
+        Refused{"{% do x %}", Fault::kSyntax}, Refused{"{% for i in l %}", Fault::kSyntax},
+        Refused{"{{ x|nofilter }}", Fault::kSyntax}, Refused{"{% break %}", Fault::kSyntax},
+        Refused{"{{ 'a", Fault::kSyntax}, Refused{"{# ", Fault::kSyntax}, Refused{"{{ nope.x }}", Fault::kUndefined},
+        Refused{"{{ nope + 1 }}", Fault::kUndefined}, Refused{"{{ nope() }}", Fault::kUndefined},
+        Refused{"{{ 'a' + 1 }}", Fault::kType}, Refused{"{{ 1 < 'a' }}", Fault::kType},
+        Refused{"{{ none|length }}", Fault::kType}, Refused{"{{ nope|tojson }}", Fault::kType},
+        Refused{"{% for i in none %}{% endfor %}", Fault::kType}, Refused{"{% include 'a' %}", Fault::kType},
+        Refused{"{{ 1 / 0 }}", Fault::kValue}, Refused{"{% for a, b in [(1,2,3)] %}{% endfor %}", Fault::kValue},
+        Refused{"{{ l.append(1) }}", Fault::kSecurity}, Refused{"{{ ''.__class__() }}", Fault::kSecurity},
+        Refused{"{{ range(100001) }}", Fault::kValue}, Refused{"{{ raise_exception('no ' ~ n) }}", Fault::kRaised},
+        Refused{"{{ 9223372036854775807 + 1 }}", Fault::kLimit}));
 
 TEST(JinjaErrors, SayTheTemplatesWordsAndTheLine) {
   try {

@@ -8,7 +8,7 @@ namespace hotswap::jinja {
 int deeper(int depth) {
   const Budget* budget = Budget::current();
   const int limit = budget != nullptr ? budget->limits().value_depth : Limits{}.value_depth;
-  if (depth + 1 > limit) fail(ErrorKind::kLimit, cat("values nested more than ", limit, " deep"));
+  if (depth + 1 > limit) fail(Fault::kLimit, cat("values nested more than ", limit, " deep"));
   return depth + 1;
 }
 
@@ -139,7 +139,7 @@ int Value::depth() const {
 
 void fail_undefined(const Value& undefined) {
   const Undefined& info = undefined.undefined_info();
-  fail(info.unsafe ? ErrorKind::kSecurity : ErrorKind::kUndefined, info.message);
+  fail(info.unsafe ? Fault::kSecurity : Fault::kUndefined, info.message);
 }
 
 }  // namespace hotswap::jinja

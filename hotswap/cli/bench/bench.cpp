@@ -44,7 +44,10 @@ void bench_ops_verb(Flags flags) {
     return;
   }
   if (flags.device != "cpu") {
-    throw Error({.wanted = "--device cpu", .got = "'" + flags.device + "'", .next = "the bundled ops run on the CPU"});
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "--device cpu",
+                 .got = "'" + flags.device + "'",
+                 .next = "the bundled ops run on the CPU"});
   }
   if (flags.threads > 0) at::set_num_threads(flags.threads);
   if (flags.ops.empty()) flags.ops = bench_ops();

@@ -106,7 +106,7 @@ class Call {
 
  private:
   c10::FunctionSchema schema(const std::string& role) const {
-    return torch::jit::parseSchema("op" + layer_.contract().roles.at(role));
+    return torch::jit::parseSchema("op" + layer_.contract().roles.at(role).schema);
   }
 
   Values arguments(const std::string& role) const {
@@ -129,7 +129,8 @@ class Call {
       } else if (argument.type()->kind() == c10::TypeKind::BoolType) {  // a choice that the example does not make
         values.emplace_back(false);
       } else {
-        throw Error({.wanted = cat("an example of ", layer_.contract().name, " with all that its op ", role, " takes"),
+        throw Error({.kind = ErrorKind::kInternal,
+                     .wanted = cat("an example of ", layer_.contract().name, " with all that its op ", role, " takes"),
                      .got = cat("none for ", argument.name()),
                      .next = "add it to the contract's example in hotswap/kernelize/bind/"});
       }
@@ -170,7 +171,8 @@ std::vector<std::string> bench_ops() {
 OpCase make_case(const std::string& op, const CaseSize& size) {
   const auto found = places().find(op);
   if (found == places().end()) {
-    throw Error({.wanted = cat("an op of ", join(bench_ops())),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("an op of ", join(bench_ops())),
                  .got = "'" + op + "'",
                  .next = "name one of these, or none for all"});
   }
@@ -179,7 +181,10 @@ OpCase make_case(const std::string& op, const CaseSize& size) {
   const Contract& contract = layer.contract();
   auto example = contract.example(layer_name, size.large ? contract.large : contract.small);
   if (!example) {
-    throw Error({.wanted = cat("an example of ", layer.str()), .got = example.why(), .next = "name other ops"});
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("an example of ", layer.str()),
+                 .got = example.why(),
+                 .next = "name other ops"});
   }
   const Call call(layer, role, *example, size.dtype);
   return {.op = op,

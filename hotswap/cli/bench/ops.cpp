@@ -111,7 +111,8 @@ OpResult bench_op(const OpCase& op_case, const OpBenchOptions& options) {
   const std::vector<Tensor> outputs = ours();
   result.error = difference(outputs, op_case.peer());
   if (!(result.error <= tolerance)) {
-    throw Error({.wanted = cat(op_case.op, " ", op_case.shape, " ", op_case.dtype, " within ", tolerance, " of torch"),
+    throw Error({.kind = ErrorKind::kInternal,
+                 .wanted = cat(op_case.op, " ", op_case.shape, " ", op_case.dtype, " within ", tolerance, " of torch"),
                  .got = cat("a relative difference of ", result.error),
                  .next = "run the package's tests: the op is wrong"});
   }

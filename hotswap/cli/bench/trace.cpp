@@ -19,7 +19,8 @@ void write_trace(const std::string& file, const std::function<void()>& work) {
   std::filesystem::remove(file);
   disableProfiler()->save(file);
   if (std::filesystem::exists(file)) return;
-  throw Error({.wanted = cat("to write ", file),
+  throw Error({.kind = ErrorKind::kUnavailable,
+               .wanted = cat("to write ", file),
                .got = "a profiler that wrote nothing",
                .next = "check that the folder is there and can be written, and that this torch has Kineto"});
 }

@@ -35,7 +35,8 @@ void print_report(const DemoOptions& options) {
   std::vector<std::string> arguments = {"kernelize", "--model", options.model.model, "--dtype", options.model.dtype};
   if (!options.model.gguf_file.empty()) arguments.insert(arguments.end(), {"--gguf-file", options.model.gguf_file});
   if (run_self(arguments, [](const std::string& line) { std::printf("%s\n", line.c_str()); }) != 0) {
-    throw Error({.wanted = "the kernel report",
+    throw Error({.kind = ErrorKind::kInternal,
+                 .wanted = "the kernel report",
                  .got = "an error, above",
                  .next = "follow that message, then run the demo again"});
   }
@@ -83,7 +84,8 @@ void demo_verb(DemoOptions options, const std::string& gguf, const std::string& 
   if (options.step == "answer") return demo_answer(options);
   if (options.data.empty()) options.data = documents_of(source);
   if (options.data.empty()) {
-    throw Error({.wanted = cat("the project's documentation in ", source),
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat("the project's documentation in ", source),
                  .got = "no .md file there",
                  .next = "name text files by --data"});
   }

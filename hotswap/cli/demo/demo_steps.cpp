@@ -23,8 +23,10 @@ void wait_for_turn() {
   emit({{"event", "ready"}});
   std::string line;
   if (!std::getline(std::cin, line)) {
-    throw Error(
-        {.wanted = "a line on stdin for the next turn", .got = "its end", .next = "run `hotswap demo` without --step"});
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a line on stdin for the next turn",
+                 .got = "its end",
+                 .next = "run `hotswap demo` without --step"});
   }
 }
 

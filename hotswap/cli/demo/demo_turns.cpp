@@ -78,7 +78,8 @@ class DemoChild {
   void ended(int status) const {
     if (status == 0) return;
     throw Error(
-        {.wanted = cat("the demo's step `hotswap demo --step ", step_, "` to end well"),
+        {.kind = ErrorKind::kInternal,
+         .wanted = cat("the demo's step `hotswap demo --step ", step_, "` to end well"),
          .got = cat("exit status ", status),
          .next = status == 137 ? "it was killed, perhaps for want of memory: try --rows 1" : "its message is above"});
   }

@@ -14,7 +14,8 @@ KernelRef ref_from(const Json& value) {
   if (value.is_string()) return KernelRef(value.as<std::string>());
   const auto parts = value.is_array() ? value.elements() : std::vector<Json>();
   if (parts.size() != 2 || !parts[0].is_string() || !parts[1].is_object()) {
-    throw Error({.wanted = cat(value.where(), " as \"org/repo:Layer\" or [\"org/repo:Layer\", {\"version\": 1}]"),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat(value.where(), " as \"org/repo:Layer\" or [\"org/repo:Layer\", {\"version\": 1}]"),
                  .got = value.raw().dump(),
                  .next = "docs/design.md lists the forms"});
   }
@@ -78,7 +79,8 @@ void check_one_attention(const ModelFlags& model, const KernelFlags& kernels) {
   const auto& rows = config->kernel_mapping;
   if (std::none_of(rows.begin(), rows.end(), [](const auto& row) { return row.first == kAttentionLayer; })) return;
   throw Error(
-      {.wanted = "one kernel for the attention",
+      {.kind = ErrorKind::kInvalidArgument,
+       .wanted = "one kernel for the attention",
        .got = cat("attn_implementation ", model.attention, " and a row of the kernel mapping for ", kAttentionLayer),
        .next = "drop one of them"});
 }

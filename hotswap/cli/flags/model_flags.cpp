@@ -21,7 +21,8 @@ std::vector<int64_t> checked_row(const Json& json, int64_t vocab) {
   auto row = json.as<std::vector<int64_t>>();
   const auto bad = std::find_if(row.begin(), row.end(), [&](int64_t id) { return id < 0 || id >= vocab; });
   if (row.empty() || bad != row.end()) {
-    throw Error({.wanted = cat("token ids from 0 to ", vocab - 1, " in ", json.where()),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("token ids from 0 to ", vocab - 1, " in ", json.where()),
                  .got = row.empty() ? "an empty list" : cat(*bad),
                  .next = "make the ids with this model's tokenizer"});
   }
@@ -84,7 +85,7 @@ std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags&
                             .device_map = flags.device,
                             .revision = flags.revision};
   if (!flags.gguf_file.empty()) options.gguf_file = flags.gguf_file;
-  if (flags.packed != "auto") options.packed = flags.packed == "on";
+  if (flags.packed != "auto") options.keep_formats = flags.packed == "on";
   const auto model = flags.random_weights ? AutoModelForCausalLM::from_random(flags.model, options)
                                           : AutoModelForCausalLM::from_pretrained(flags.model, options);
   report_left_stock(model->kernel_report());
@@ -124,7 +125,8 @@ Rows read_rows(const std::string& file, int64_t vocab) {
   const Json json = Json::read(file);
   const auto elements = json.is_array() ? json.elements() : std::vector<Json>();
   if (elements.empty()) {
-    throw Error({.wanted = cat(json.where(), " to hold a JSON list of token ids, or a list of such lists"),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat(json.where(), " to hold a JSON list of token ids, or a list of such lists"),
                  .got = json.is_array() ? "an empty list" : "no list",
                  .next = "for example [[1, 2, 3]]"});
   }

@@ -27,7 +27,8 @@ std::string repo_of(const InstallFlags& flags) {
   const fs::path toml = fs::path(flags.package) / "build.toml";
   std::string named = fs::is_regular_file(toml) ? read_build_toml(toml).hub_repo : "";
   if (!named.empty()) return named;
-  throw Error({.wanted = "the name to install it under",
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "the name to install it under",
                .got = "no --as, and no general.hub.repo-id in " + toml.string(),
                .next = "add --as ORG/NAME"});
 }

@@ -278,14 +278,18 @@ const Package& open_package(const Flags& flags, std::string& commit) {
   if (fs::is_directory(flags.what)) {
     const auto variant = find_variant(flags.what, flags.device);
     if (!variant)
-      throw Error({.wanted = "a variant for " + flags.device, .got = variant.why(), .next = "build it here"});
+      throw Error({.kind = ErrorKind::kNotFound,
+                   .wanted = "a variant for " + flags.device,
+                   .got = variant.why(),
+                   .next = "build it here"});
     return load_package(read_package(*variant, bundled_packages()));
   }
   if (flags.what.find('/') == flags.what.npos) {
     for (const Manifest& m : bundled_packages()) {
       if (m.name == flags.what && m.backend == flags.device) return load_package(m);
     }
-    throw Error({.wanted = cat("a bundled package for ", flags.device, ", a folder or org/name"),
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat("a bundled package for ", flags.device, ", a folder or org/name"),
                  .got = "'" + flags.what + "'",
                  .next = "run `hotswap kernel list`"});
   }
@@ -293,7 +297,8 @@ const Package& open_package(const Flags& flags, std::string& commit) {
   const KernelRef ref = hub.named({flags.what, {.version = flags.version, .revision = flags.branch}});
   const Result<HubKernel>& found = hub.get(ref, flags.device);
   if (!found) {
-    throw Error({.wanted = cat(ref.str(), " for ", flags.device),
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat(ref.str(), " for ", flags.device),
                  .got = found.why(),
                  .next = cat("see what it has for which system: `hotswap kernel versions ", ref.repo(), "`")});
   }
@@ -308,7 +313,8 @@ void check_layers(const Package& package, const Flags& flags) {
     if (package.manifest().layers.contains(layer)) continue;
     std::vector<std::string> known;
     for (const auto& [name, entry] : package.manifest().layers) known.push_back(name);
-    throw Error({.wanted = cat("layers of ", package.manifest().name, ": ", join(known)),
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat("layers of ", package.manifest().name, ": ", join(known)),
                  .got = "'" + layer + "'",
                  .next = "name one of these, or none for all"});
   }
@@ -317,7 +323,10 @@ void check_layers(const Package& package, const Flags& flags) {
 void bench(Flags flags) {
   if (flags.device.empty()) flags.device = cuda_available() ? "cuda" : "cpu";
   if (flags.device == "cuda" && !cuda_available()) {
-    throw Error({.wanted = "a GPU for --device cuda", .got = "none that torch can use", .next = "use --device cpu"});
+    throw Error({.kind = ErrorKind::kUnavailable,
+                 .wanted = "a GPU for --device cuda",
+                 .got = "none that torch can use",
+                 .next = "use --device cpu"});
   }
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_current_seed(0);
@@ -335,7 +344,8 @@ void bench(Flags flags) {
   const auto wrong =
       std::count_if(measured.rows.begin(), measured.rows.end(), [](const Row& r) { return !r.verified(); });
   if (wrong == 0 && !measured.rows.empty()) return;
-  throw Error({.wanted = cat("layers of ", package.manifest().name, " with the stock layers' values"),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("layers of ", package.manifest().name, " with the stock layers' values"),
                .got = measured.rows.empty() ? "none that can be measured here" : cat(wrong, " workloads that differ"),
                .next = measured.rows.empty() ? "see what was skipped" : "do not use them: their speed means nothing"});
 }

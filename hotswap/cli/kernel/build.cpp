@@ -62,7 +62,8 @@ fs::path torch_folder() {
     fs::path folder = fs::canonical(info.dli_fname).parent_path().parent_path();
     if (fs::is_regular_file(folder / "include/torch/csrc/stable/library.h")) return folder;
   }
-  throw Error({.wanted = "torch's headers beside its libraries",
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = "torch's headers beside its libraries",
                .got = cat("none beside ", info.dli_fname == nullptr ? "them" : info.dli_fname),
                .next = "run a hotswap that was linked to pip's torch"});
 }
@@ -122,7 +123,8 @@ class Build {
       stage();
       const std::vector<std::string> problems = check_built(staging_ / variant_, /*load=*/true).problems;
       if (!problems.empty()) {
-        throw Error({.wanted = "a library that loads wherever " + variant_ + " promises",
+        throw Error({.kind = ErrorKind::kCorrupt,
+                     .wanted = "a library that loads wherever " + variant_ + " promises",
                      .got = join(problems, "; "),
                      .next = "change the sources or build.toml; the package was not replaced"});
       }
@@ -170,7 +172,8 @@ class Build {
     }
     if (!fs::is_directory(face())) problems.push_back("no folder torch-ext/" + python_name() + " with the Python API");
     if (problems.empty()) return;
-    throw Error({.wanted = "a package that can be built here: " + (package_ / "build.toml").string(),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a package that can be built here: " + (package_ / "build.toml").string(),
                  .got = join(problems, "; "),
                  .next = "`hotswap kernel init` writes one to compare with"});
   }
@@ -184,7 +187,8 @@ class Build {
     std::string said;
     const int status = run_program(words, [&](const std::string& line) { said += line + "\n"; });
     if (status != 0) {
-      throw Error({.wanted = cat("to ", what, " with ", join(compiler_words(), " ")),
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = cat("to ", what, " with ", join(compiler_words(), " ")),
                    .got = cat("status ", status, ":\n", said),
                    .next = "correct the source, or name another compiler in CXX"});
     }

@@ -28,7 +28,8 @@ namespace fs = std::filesystem;
 std::vector<fs::path> need_variants(const fs::path& path) {
   auto found = built_variants(path);
   if (!found.empty()) return found;
-  throw Error({.wanted = "a package's folder, or a variant's with its metadata.json",
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = "a package's folder, or a variant's with its metadata.json",
                .got = path.string() + ", which has neither",
                .next = "check the path"});
 }
@@ -112,7 +113,8 @@ void check(const CheckFlags& flags) {
   if (variants.empty()) std::printf("build: not checked: nothing is built\n");
   problems += flags.strict && variants.empty();
   if (problems == 0) return;
-  throw Error({.wanted = "a package that builds and loads wherever its variants promise",
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = "a package that builds and loads wherever its variants promise",
                .got = cat(problems, problems == 1 ? " problem" : " problems"),
                .next = "the lines above name each"});
 }
@@ -183,7 +185,8 @@ void verify(const VerifyFlags& flags) {
   if (flags.json) std::printf("%s\n", out.dump(2).c_str());
   if (bad == 0) return;
   throw Error(
-      {.wanted = cat("variants that are ", flags.unsigned_too ? "" : "signed, and ",
+      {.kind = ErrorKind::kCorrupt,
+       .wanted = cat("variants that are ", flags.unsigned_too ? "" : "signed, and ",
                      flags.lock.empty() ? "" : "as they were locked, and ", "as their metadata.json has them"),
        .got = cat(bad, " that ", bad == 1 ? "is" : "are", " not"),
        .next = cat("do not run them", flags.unsigned_too ? "" : "; --allow-unsigned takes those that nobody signed")});

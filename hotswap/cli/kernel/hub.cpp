@@ -66,7 +66,8 @@ void has(const Flags& flags) {
   }
   if (complete) return;
   if (!location.choice.chosen) throw no_variant(location.choice, location.repo, location.asked);
-  throw Error({.wanted = needed + " in " + location.str(),
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = needed + " in " + location.str(),
                .got = "none",
                .next = "request a complete build from its publisher"});
 }

@@ -21,8 +21,10 @@ std::vector<std::string> layer_names(const Manifest& manifest) {
 void list_packages(bool json) {
   const auto folder = bundled_folder();
   if (!folder) {
-    throw Error(
-        {.wanted = "a folder of kernel packages", .got = folder.why(), .next = "build them, or set HOTSWAP_PACKAGES"});
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = "a folder of kernel packages",
+                 .got = folder.why(),
+                 .next = "build them, or set HOTSWAP_PACKAGES"});
   }
   if (json) {
     OutJson out = OutJson::array();
@@ -49,7 +51,10 @@ Manifest find_package(const std::string& name) {
   if (std::filesystem::is_directory(name)) {
     const auto variant = find_variant(name, "cpu");
     if (!variant)
-      throw Error({.wanted = "a kernel package for this machine", .got = variant.why(), .next = "build it here"});
+      throw Error({.kind = ErrorKind::kNotFound,
+                   .wanted = "a kernel package for this machine",
+                   .got = variant.why(),
+                   .next = "build it here"});
     return read_package(*variant, bundled_packages());
   }
   std::vector<std::string> known;
@@ -57,7 +62,8 @@ Manifest find_package(const std::string& name) {
     if (m.name == name) return std::move(m);
     known.push_back(m.name);
   }
-  throw Error({.wanted = cat("a bundled package (", join(known), ") or a package's folder"),
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = cat("a bundled package (", join(known), ") or a package's folder"),
                .got = "'" + name + "'",
                .next = "run `hotswap kernel list`"});
 }
@@ -80,7 +86,8 @@ OutJson layers_json(const Manifest& manifest) {
                       {"deterministic", can.deterministic},
                       {"dtypes", can.dtypes},
                       {"features", can.features},
-                      {"numbers", numbers_json(can)}}}};
+                      {"numbers", numbers_json(can)},
+                      {"weights", can.weights}}}};
   }
   return layers;
 }
@@ -116,12 +123,13 @@ void show_package(const std::string& name, bool json) {
   }
   std::printf("%s, version %lld, %s\n", m.name.c_str(), static_cast<long long>(m.version), m.license.c_str());
   std::printf("path     %s\nid       %s\ndigest   %s (verified)\n\n", m.folder.c_str(), m.id.c_str(), m.digest.c_str());
-  Table table({"layer", "contract", "backward", "capture", "deterministic", "dtypes", "features", "numbers"});
+  Table table(
+      {"layer", "contract", "backward", "capture", "deterministic", "dtypes", "features", "numbers", "weights"});
   const auto yes = [](bool b) { return std::string(b ? "yes" : "no"); };
   for (const auto& [layer, entry] : m.layers) {
     const Capabilities& can = entry.capabilities;
     table.row({layer, entry.contract, yes(can.backward), yes(can.capture), yes(can.deterministic), join(can.dtypes),
-               join(can.features), numbers_text(can)});
+               join(can.features), numbers_text(can), join(can.weights)});
   }
   std::printf("%s", table.text().c_str());
   if (m.stands_in_for.empty()) return;

@@ -23,7 +23,8 @@ struct LockFlags {
 void lock(const LockFlags& flags) {
   const Project project = Project::read(flags.folder, /*with_lock=*/false);
   if (project.dependencies.empty()) {
-    throw Error({.wanted = cat("[dependencies] in hotswap.toml or [tool.kernels.dependencies] in pyproject.toml of ",
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat("[dependencies] in hotswap.toml or [tool.kernels.dependencies] in pyproject.toml of ",
                                flags.folder),
                  .got = "none",
                  .next = "add them: \"org/kernel\" = 1"});
@@ -83,12 +84,14 @@ void download(const DownloadFlags& flags) {
   if (!project_named) {
     request.ref = project.named(flags.what);
     if (download_one(hub, request, flags.all_variants, /*show=*/true)) return;
-    throw Error({.wanted = "a variant of " + flags.what + " for this machine",
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = "a variant of " + flags.what + " for this machine",
                  .got = "none",
                  .next = "`hotswap kernel versions` lists what its versions have; `hotswap env` tells what fits here"});
   }
   if (!project.lock) {
-    throw Error({.wanted = "kernels.lock",
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = "kernels.lock",
                  .got = "No kernels.lock file found in: " + flags.what,
                  .next = "run `hotswap kernel lock " + flags.what + "`"});
   }
@@ -100,7 +103,8 @@ void download(const DownloadFlags& flags) {
     missing += !download_one(hub, request, flags.all_variants, /*show=*/false);
   }
   if (missing == 0) return;
-  throw Error({.wanted = "a variant of every locked kernel for this machine",
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = "a variant of every locked kernel for this machine",
                .got = cat(missing, " without one"),
                .next = "the messages above name the nearest"});
 }
@@ -148,7 +152,8 @@ void verify_signature(const SignatureFlags& flags) {
     }
   }
   if (bad == 0) return;
-  throw Error({.wanted = "variants that are signed, and as their signers left them",
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = "variants that are signed, and as their signers left them",
                .got = cat(bad, " that ", bad == 1 ? "is" : "are", " not"),
                .next = "do not run them"});
 }

@@ -435,18 +435,21 @@ std::string filled(std::string text, const Scaffold& scaffold) {
 
 std::vector<std::string> write_scaffold(const Scaffold& scaffold) {
   if (!is_kernel_name(scaffold.name)) {
-    throw Error({.wanted = "a package's name: small letters, digits and '-', from a letter on, at least two",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a package's name: small letters, digits and '-', from a letter on, at least two",
                  .got = "'" + scaffold.name + "'",
                  .next = "name it with --name"});
   }
   if (std::find(std::begin(kTaken), std::end(kTaken), python_name(scaffold)) != std::end(kTaken)) {
-    throw Error({.wanted = "a package's name that can be a namespace of C++ and a module of Python",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a package's name that can be a namespace of C++ and a module of Python",
                  .got = "'" + scaffold.name + "', which means something else there",
                  .next = "choose another with --name, such as my-" + scaffold.name});
   }
   if (!scaffold.repo.empty()) check_repo_with_publisher({RepoType::kKernel, scaffold.repo});
   if (fs::exists(scaffold.folder) && (!fs::is_directory(scaffold.folder) || !fs::is_empty(scaffold.folder))) {
-    throw Error({.wanted = "a folder that is not there yet, or empty",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a folder that is not there yet, or empty",
                  .got = scaffold.folder.string() + ", which holds something",
                  .next = "name another one"});
   }

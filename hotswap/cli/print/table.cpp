@@ -24,7 +24,8 @@ bool is_numeric(const std::string& text) {
 
 void Table::row(std::vector<std::string> cells) {
   if (cells.size() != head_.size()) {
-    throw Error({.wanted = cat(head_.size(), " cells in a row"),
+    throw Error({.kind = ErrorKind::kInternal,
+                 .wanted = cat(head_.size(), " cells in a row"),
                  .got = cat(cells.size()),
                  .next = "give each row one cell for each column"});
   }

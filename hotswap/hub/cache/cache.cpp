@@ -77,7 +77,8 @@ fs::path HubCache::folder(const Repo& repo) const { return root_ / repo_folder_n
 
 fs::path HubCache::snapshot(const Repo& repo, const std::string& commit) const {
   if (!is_commit(commit)) {
-    throw Error({.wanted = "a commit of 40 hexadecimal digits",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a commit of 40 hexadecimal digits",
                  .got = "'" + commit.substr(0, 100) + "'",
                  .next = "give a whole commit; Hub::commit() finds it for a branch or a tag"});
   }
@@ -174,7 +175,8 @@ fs::path HubCache::publish(const Repo& repo, const std::string& commit, const st
   std::error_code code;
   fs::create_directories(pointer.parent_path(), code);
   if (code) {
-    throw Error({.wanted = "the folder " + pointer.parent_path().string(),
+    throw Error({.kind = ErrorKind::kUnavailable,
+                 .wanted = "the folder " + pointer.parent_path().string(),
                  .got = code.message(),
                  .next = "check permissions and space; or the repository has a file and a folder of one name"});
   }
@@ -268,7 +270,8 @@ void HubCache::prepare(const Repo& repo) const {
     std::error_code code;
     fs::create_directories(made, code);
     if (code) {
-      throw Error({.wanted = "the folder " + made.string(),
+      throw Error({.kind = ErrorKind::kUnavailable,
+                   .wanted = "the folder " + made.string(),
                    .got = code.message(),
                    .next = "check its permissions, or set HF_HUB_CACHE to a folder that you may write to"});
     }

@@ -88,7 +88,8 @@ std::optional<CachedRepo> list_repo(const HubCache& cache, const Repo& repo) {
   const auto kind = fs::symlink_status(found.folder).type();
   if (kind == fs::file_type::not_found) return std::nullopt;
   if (kind != fs::file_type::directory) {
-    throw Error({.wanted = "a folder at " + found.folder.string(),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = "a folder at " + found.folder.string(),
                  .got = "a link or a file, which leads out of the cache",
                  .next = "remove it by hand if it should not be there"});
   }

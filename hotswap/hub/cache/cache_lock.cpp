@@ -26,7 +26,8 @@ int open_lock(const std::filesystem::path& file) {
     fd = ::open(file.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   }
   if (fd < 0 && errno != ENOENT) {
-    throw Error({.wanted = "to lock " + file.string(),
+    throw Error({.kind = ErrorKind::kUnavailable,
+                 .wanted = "to lock " + file.string(),
                  .got = std::strerror(errno),
                  .next = "check the permissions of the cache's .locks folder"});
   }
@@ -78,7 +79,10 @@ bool CacheLock::take(const std::filesystem::path& file, bool wait) {
       const int why = errno;
       ::close(fd_);
       fd_ = -1;
-      throw Error({.wanted = "to lock " + file.string(), .got = std::strerror(why), .next = "check the file system"});
+      throw Error({.kind = ErrorKind::kUnavailable,
+                   .wanted = "to lock " + file.string(),
+                   .got = std::strerror(why),
+                   .next = "check the file system"});
     }
     if (!wait && fd_ >= 0) return false;
     std::this_thread::sleep_for(kPoll);

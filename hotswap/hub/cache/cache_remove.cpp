@@ -16,7 +16,8 @@ namespace fs = std::filesystem;
 
 CachedRepo need_repo(const HubCache& cache, const Repo& repo) {
   if (auto found = list_repo(cache, repo)) return std::move(*found);
-  throw Error({.wanted = cat(repo.id, " in the cache ", cache.root().string()),
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = cat(repo.id, " in the cache ", cache.root().string()),
                .got = "no folder " + repo_folder_name(repo),
                .next = "`hotswap cache ls` lists what is there"});
 }
@@ -41,7 +42,8 @@ class Remover {
   void take(const fs::path& path, int64_t bytes) {
     const fs::path below = path.lexically_relative(folder_);
     if (below.empty() || below.native().starts_with("..")) {
-      throw Error({.wanted = "to remove only what lies in " + folder_.string(),
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = "to remove only what lies in " + folder_.string(),
                    .got = path.string(),
                    .next = "look at what this path is, and remove it by hand if nobody needs it"});
     }
@@ -50,7 +52,10 @@ class Remover {
     if (!options_.dry_run) {
       fs::remove_all(path, code);
       if (code) {
-        throw Error({.wanted = "to remove " + path.string(), .got = code.message(), .next = "check its permissions"});
+        throw Error({.kind = ErrorKind::kUnavailable,
+                     .wanted = "to remove " + path.string(),
+                     .got = code.message(),
+                     .next = "check its permissions"});
       }
     }
     removed_.files.push_back({path, bytes});
@@ -109,7 +114,8 @@ std::vector<std::string> locked_blobs(const HubCache& cache, const Repo& repo) {
 }
 
 [[noreturn]] void busy(const HubCache& cache, const Repo& repo, const std::string& what, const std::string& blob) {
-  throw Error({.wanted = "to remove " + what,
+  throw Error({.kind = ErrorKind::kUnavailable,
+               .wanted = "to remove " + what,
                .got = "a download into it that runs: " + cache.lock_file(repo, blob).string() + " is held",
                .next = "try again when it has ended"});
 }
@@ -139,7 +145,8 @@ const CachedRevision& find_revision(const CachedRepo& found, const std::string& 
     known.push_back(revision.refs.empty() ? revision.commit : join(revision.refs, " = "));
   }
   if (hits.size() == 1) return *hits.front();
-  throw Error({.wanted = cat("one revision '", shown(wanted), "' of ", found.repo.id),
+  throw Error({.kind = hits.empty() ? ErrorKind::kNotFound : ErrorKind::kInvalidArgument,
+               .wanted = cat("one revision '", shown(wanted), "' of ", found.repo.id),
                .got = hits.empty() ? cat("these: ", known.empty() ? "none" : join(known))
                                    : cat(hits.size(), " commits that begin so"),
                .next = "name one of them, or more digits"});

@@ -29,7 +29,7 @@ HubError bad(const FileJob& job, const std::string& url, const std::string& want
   return {{.wanted = cat(wanted, " for ", job.path, " of ", job.repo.id, "@", job.commit),
            .got = got,
            .next = "nothing of it is kept; the Hub or a proxy is at fault, try again"},
-          {.kind = HubErrorKind::kBadAnswer, .url = url}};
+          {.reason = HubReason::kBadAnswer, .url = url}};
 }
 
 // "bytes 5-9/10" -> first and total (-1 for *).
@@ -122,7 +122,7 @@ class BlobDownload {
         throw HubError({.wanted = cat("bytes ", at, " to ", last, " of ", job_.path, " of ", job_.repo.id),
                         .got = cat(poor, " broken connections in a row, the last one with: ", why),
                         .next = "check the network; what came is kept, the next run goes on from there"},
-                       {.kind = HubErrorKind::kConnection, .transient = true, .url = url_});
+                       {.reason = HubReason::kConnection, .transient = true, .url = url_});
       }
       log_info(job_.path, ": ", why, "; going on at byte ", at);
       if (poor > 0) client_.http().wait(client_.http().backoff(poor - 1));
@@ -210,7 +210,7 @@ void download_sized(HubClient& client, const HubCache& cache, const FileJob& job
     }
     file.commit();
   } catch (const HubError& error) {
-    if (error.kind() == HubErrorKind::kBadAnswer) {
+    if (error.reason() == HubReason::kBadAnswer) {
       if (job.advanced) job.advanced(-file.bytes_done());
       file.remove();
     }
@@ -258,7 +258,7 @@ fs::path fetch_file(HubClient& client, const HubCache& cache, const FileJob& job
     try {
       job.size < 0 ? download_unsized(client, cache, job) : download_sized(client, cache, job, adopt);
     } catch (const HubError& error) {
-      if (error.kind() != HubErrorKind::kBadAnswer || job.size < 0) throw;
+      if (error.reason() != HubReason::kBadAnswer || job.size < 0) throw;
       log_warning(error.what(), "; downloading it once more from its start");
       download_sized(client, cache, job, false);
     }

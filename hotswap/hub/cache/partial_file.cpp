@@ -78,7 +78,8 @@ void set_ours(const fs::path& file, bool writing) {
 }
 
 [[noreturn]] void fail(const std::string& wanted, int why) {
-  throw Error({.wanted = wanted,
+  throw Error({.kind = ErrorKind::kUnavailable,
+               .wanted = wanted,
                .got = std::strerror(why),
                .next = "check permissions and free space of the cache; what came so far is kept"});
 }
@@ -88,7 +89,8 @@ void check_space(const fs::path& folder, int64_t size) {
   if (::statvfs(folder.c_str(), &info) != 0) return;
   const auto free = static_cast<double>(info.f_bavail) * static_cast<double>(info.f_frsize);
   if (free >= static_cast<double>(size)) return;
-  throw Error({.wanted = cat(size, " bytes of free space in ", folder.string()),
+  throw Error({.kind = ErrorKind::kUnavailable,
+               .wanted = cat(size, " bytes of free space in ", folder.string()),
                .got = cat(static_cast<int64_t>(free), " bytes"),
                .next = "free some, or set HF_HUB_CACHE to a folder on another disk"});
 }
@@ -101,7 +103,10 @@ ContentHash::ContentHash(const std::string& etag, int64_t size) {
   EVP_MD_CTX* context = EVP_MD_CTX_new();
   if (context == nullptr || EVP_DigestInit_ex(context, large ? EVP_sha256() : EVP_sha1(), nullptr) != 1) {
     EVP_MD_CTX_free(context);
-    throw Error({.wanted = "SHA-1 and SHA-256 from OpenSSL", .got = "a failure", .next = "check its configuration"});
+    throw Error({.kind = ErrorKind::kUnavailable,
+                 .wanted = "SHA-1 and SHA-256 from OpenSSL",
+                 .got = "a failure",
+                 .next = "check its configuration"});
   }
   context_ = context;
   if (git) {
@@ -269,7 +274,10 @@ std::string PartialFile::read(int64_t piece) const {
 
 void PartialFile::commit() {
   if (!missing(size_).empty()) {
-    throw Error({.wanted = "every piece of " + blob_.string(), .got = "some", .next = "this is a fault of hotswap"});
+    throw Error({.kind = ErrorKind::kInternal,
+                 .wanted = "every piece of " + blob_.string(),
+                 .got = "some",
+                 .next = "this is a fault of hotswap"});
   }
   if (::ftruncate(fd_, size_) != 0 || ::fsync(fd_) != 0 || ::rename(path_.c_str(), blob_.c_str()) != 0) {
     fail("to complete " + blob_.string(), errno);

@@ -21,7 +21,8 @@ std::map<std::string, const TreeEntry*> sorted_files(const std::vector<TreeEntry
 }
 
 Error not_whole(std::string_view wanted, std::string_view got) {
-  return Error({.wanted = cat("a list of files with ", wanted),
+  return Error({.kind = ErrorKind::kCorrupt,
+                .wanted = cat("a list of files with ", wanted),
                 .got = cat("'", got.substr(0, 100), "'"),
                 .next = "remove the list: the next use requests it from the Hub again"});
 }

@@ -14,7 +14,10 @@ constexpr const char* kRevisions =
     "after '@' a version (v2), versions (>=2.0,<3.0), a tag, a branch or a commit of 40 hex digits";
 
 [[noreturn]] void refuse(std::string_view text, const std::string& why, const char* wanted = kForms) {
-  throw Error({.wanted = wanted, .got = cat("'", shown(text), "': ", why), .next = "correct the mapping"});
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = wanted,
+               .got = cat("'", shown(text), "': ", why),
+               .next = "correct the mapping"});
 }
 
 // The Hub's rule for each half of a repository's name.

@@ -79,14 +79,16 @@ void check_repo(const Repo& repo) {
   const bool git = id.size() >= 4 && id.compare(id.size() - 4, 4, ".git") == 0;
   if (parts && !git && id.size() <= 96 && id.find("--") == std::string::npos && id.find("..") == std::string::npos)
     return;
-  throw Error({.wanted = "a repository name as org/name, of letters, digits, '.', '_' and '-'",
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "a repository name as org/name, of letters, digits, '.', '_' and '-'",
                .got = "'" + id.substr(0, 200) + "'",
                .next = "copy the name from the repository's page"});
 }
 
 void check_relative_path(std::string_view path, std::string_view what) {
   const auto refuse = [&](const char* why) {
-    throw Error({.wanted = cat("a ", what, " name that stays inside its folder"),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("a ", what, " name that stays inside its folder"),
                  .got = cat("'", path.substr(0, 200), "', ", why),
                  .next = "nothing was written; tell the repository's owner"});
   };

@@ -26,7 +26,8 @@ std::string names_of(const std::vector<RepoRef>& refs) {
 }
 
 [[noreturn]] void not_found(const std::string& wanted, const RepoRefs& refs) {
-  throw Error({.wanted = wanted,
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = wanted,
                .got = cat("branches: ", names_of(refs.branches), "; tags: ", names_of(refs.tags)),
                .next = "name one of these after '@'"});
 }
@@ -77,7 +78,8 @@ ResolvedRef resolve_version(const RepoRefs& refs, int64_t version, const std::st
   const RepoRef* ref = branch ? branch : find_ref(refs.tags, name);
   if (ref == nullptr) {
     if (versions.empty()) not_found(cat("version ", version, " of ", repo, ", which has no versions at all"), refs);
-    throw Error({.wanted = cat("version ", version, " of ", repo),
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat("version ", version, " of ", repo),
                  .got = cat("Version ", version, " not found, available versions: ", join(versions)),
                  .next = "use one of these"});
   }

@@ -11,7 +11,8 @@ namespace {
 constexpr const char* kOperators[] = {"===", "~=", "==", "!=", "<=", ">=", "<", ">"};
 
 [[noreturn]] void refuse(std::string_view whole, const std::string& why) {
-  throw Error({.wanted = "versions as '>=2.0,<3.0', '~=1.4', '==2.*', '!=1.3' (operators ~= == != <= >= < > ===)",
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "versions as '>=2.0,<3.0', '~=1.4', '==2.*', '!=1.3' (operators ~= == != <= >= < > ===)",
                .got = cat("'", shown(whole), "': ", why),
                .next = "correct what follows '@'"});
 }

@@ -233,7 +233,8 @@ VariantChoice choose_variant(const std::vector<std::string>& names, const System
 Error no_variant(const VariantChoice& choice, const std::string& repo, const std::string& revision) {
   const std::string nearest = choice.nearest_text();
   return Error(
-      {.wanted = cat("a build variant for this system in ", repo, " (revision: ", revision, ")"),
+      {.kind = ErrorKind::kNotFound,
+       .wanted = cat("a build variant for this system in ", repo, " (revision: ", revision, ")"),
        .got = choice.trace.empty() ? "no variant at all"
                                    : cat("Cannot find a build variant for this system in ", repo,
                                          " (revision: ", revision, "):\n\n", choice.trace_lines(), "\n"),
@@ -258,7 +259,8 @@ Backend select_backend(const Backend& detected, const std::string& requested) {
   const std::string supported = detected.kind == BackendKind::kCpu ? "cpu"
                                 : detected.name() < "cpu"          ? detected.name() + ", cpu"
                                                                    : "cpu, " + detected.name();
-  throw Error({.wanted = "one of the system's backends",
+  throw Error({.kind = ErrorKind::kUnavailable,
+               .wanted = "one of the system's backends",
                .got = cat("Invalid backend '", shown(requested), "', system supported backends: ", supported),
                .next = "use one of these"});
 }

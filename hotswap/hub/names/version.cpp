@@ -134,7 +134,8 @@ std::optional<Version> Version::try_parse(std::string_view text) {
 
 Version Version::parse(std::string_view text) {
   if (auto version = try_parse(text)) return *version;
-  throw Error({.wanted = "a version as 1.2, 2.0rc1, 1.0.post1 or 1.0.dev3",
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "a version as 1.2, 2.0rc1, 1.0.post1 or 1.0.dev3",
                .got = "'" + shown(text) + "'",
                .next = "write it as Python packages do"});
 }

@@ -26,7 +26,7 @@ HttpResponse HubClient::ask(HttpRequest request, const std::string& subject) {
     throw HubError({.wanted = subject,
                     .got = "offline mode (HF_HUB_OFFLINE), and it is not in the cache",
                     .next = "unset HF_HUB_OFFLINE for one run that downloads it"},
-                   {.kind = HubErrorKind::kOffline, .url = request.url});
+                   {.reason = HubReason::kOffline, .url = request.url});
   }
   if (url_origin(request.url) == url_origin(options_.endpoint)) request.token = options_.token;
   ++requests_;
@@ -46,7 +46,7 @@ HttpResponse HubClient::get_json(const std::string& path_and_query, const std::s
     throw HubError({.wanted = subject,
                     .got = cat("status ", answer.status, " from ", url_shown(answer.url)),
                     .next = "check HF_ENDPOINT: this does not seem to be a Hub"},
-                   {.kind = HubErrorKind::kBadAnswer, .status = answer.status, .url = answer.url});
+                   {.reason = HubReason::kBadAnswer, .status = answer.status, .url = answer.url});
   }
   return answer;
 }
@@ -75,7 +75,7 @@ std::string HubClient::commit(const Repo& repo, const std::string& revision, boo
     throw HubError({.wanted = subject + " as a commit of 40 hexadecimal digits",
                     .got = "'" + sha.substr(0, 100) + "'",
                     .next = "check HF_ENDPOINT: this does not seem to be a Hub"},
-                   {.kind = HubErrorKind::kBadAnswer, .status = answer.status, .url = answer.url});
+                   {.reason = HubReason::kBadAnswer, .status = answer.status, .url = answer.url});
   }
   return sha;
 }
@@ -105,7 +105,7 @@ std::vector<TreeEntry> HubClient::tree(const Repo& repo, const std::string& revi
   throw HubError({.wanted = subject + " in pages of one server, each with a new address",
                   .got = "a next page elsewhere, or pages without end",
                   .next = "check HF_ENDPOINT: this does not seem to be a Hub"},
-                 {.kind = HubErrorKind::kBadAnswer, .url = url});
+                 {.reason = HubReason::kBadAnswer, .url = url});
 }
 
 std::string HubClient::file_url(const Repo& repo, const std::string& revision, const std::string& path) const {

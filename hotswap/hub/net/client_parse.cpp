@@ -25,7 +25,7 @@ void check_etag(const std::string& etag, const std::string& url) {
   throw HubError({.wanted = "an ETag of letters and digits for " + url_shown(url),
                   .got = etag.empty() ? "none" : "'" + etag.substr(0, 100) + "'",
                   .next = "check HF_ENDPOINT and the proxy: one of them does not speak the Hub's protocol"},
-                 {.kind = HubErrorKind::kBadAnswer, .url = url});
+                 {.reason = HubReason::kBadAnswer, .url = url});
 }
 
 int64_t parse_size(const std::string& text, const std::string& url) {
@@ -37,7 +37,7 @@ int64_t parse_size(const std::string& text, const std::string& url) {
   throw HubError({.wanted = cat("a size of at most ", kMostFileBytes, " bytes for ", url_shown(url)),
                   .got = "'" + text.substr(0, 100) + "'",
                   .next = "check HF_ENDPOINT and the proxy: one of them does not speak the Hub's protocol"},
-                 {.kind = HubErrorKind::kBadAnswer, .url = url});
+                 {.reason = HubReason::kBadAnswer, .url = url});
 }
 
 std::vector<RepoRef> parse_ref_list(const Json& answer, std::string_view key) {
@@ -48,7 +48,8 @@ std::vector<RepoRef> parse_ref_list(const Json& answer, std::string_view key) {
     RepoRef ref{.name = item.at<std::string>("name"), .commit = item.at<std::string>("targetCommit")};
     check_relative_path(ref.name, "revision");
     if (!is_commit(ref.commit)) {
-      throw Error({.wanted = item.where() + ".targetCommit as 40 hexadecimal digits",
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = item.where() + ".targetCommit as 40 hexadecimal digits",
                    .got = "'" + ref.commit.substr(0, 100) + "'",
                    .next = "check HF_ENDPOINT: the server there does not speak the Hub's protocol"});
     }
@@ -73,32 +74,31 @@ std::string request_id_in(const HttpResponse& answer) {
 }
 
 struct Refusal {
-  HubErrorKind kind;
+  HubReason reason;
   const char* next;
 };
 
 Refusal refusal(const HttpResponse& answer, const std::string& message) {
   const std::string code = answer.header("x-error-code");
   if (code == "RevisionNotFound") {
-    return {HubErrorKind::kRevisionNotFound, "choose one of the repository's branches, tags or commits"};
+    return {HubReason::kRevisionNotFound, "choose one of the repository's branches, tags or commits"};
   }
-  if (code == "EntryNotFound") return {HubErrorKind::kEntryNotFound, "look at the repository's list of files"};
+  if (code == "EntryNotFound") return {HubReason::kEntryNotFound, "look at the repository's list of files"};
   if (code == "GatedRepo") {
-    return {HubErrorKind::kGatedRepo, "accept its terms on its page, then set HF_TOKEN to a token of that account"};
+    return {HubReason::kGatedRepo, "accept its terms on its page, then set HF_TOKEN to a token of that account"};
   }
   if (message == "Access to this resource is disabled.")
-    return {HubErrorKind::kDisabledRepo, "contact its owner or the Hub"};
+    return {HubReason::kDisabledRepo, "contact its owner or the Hub"};
   const bool bad_token = message == "Invalid credentials in Authorization header";
   if (code == "RepoNotFound" || (answer.status == 401 && !bad_token)) {
-    return {HubErrorKind::kRepoNotFound, "check the name; a private repository needs HF_TOKEN"};
+    return {HubReason::kRepoNotFound, "check the name; a private repository needs HF_TOKEN"};
   }
   if (answer.status == 401 || answer.status == 403) {
-    return {HubErrorKind::kUnauthorized, "check HF_TOKEN or the token file, and the token's rights"};
+    return {HubReason::kUnauthorized, "check HF_TOKEN or the token file, and the token's rights"};
   }
-  if (answer.status == 429)
-    return {HubErrorKind::kRateLimited, "wait, or set HF_TOKEN: known users have a higher limit"};
-  if (answer.status == 404) return {HubErrorKind::kHttp, "check the name and HF_ENDPOINT"};
-  return {HubErrorKind::kHttp, answer.status >= 500 ? "try again later" : "check the names and HF_ENDPOINT"};
+  if (answer.status == 429) return {HubReason::kRateLimited, "wait, or set HF_TOKEN: known users have a higher limit"};
+  if (answer.status == 404) return {HubReason::kHttp, "check the name and HF_ENDPOINT"};
+  return {HubReason::kHttp, answer.status >= 500 ? "try again later" : "check the names and HF_ENDPOINT"};
 }
 
 }  // namespace
@@ -124,7 +124,8 @@ std::vector<TreeEntry> parse_tree(const std::string& json, const std::string& wh
     if (!entry.folder) check_etag(entry.etag(), where);
     for (const int64_t size : {entry.size, entry.lfs_size}) {
       if (size >= 0 && size <= kMostFileBytes) continue;
-      throw Error({.wanted = cat(item.where(), " with sizes from 0 to ", kMostFileBytes),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat(item.where(), " with sizes from 0 to ", kMostFileBytes),
                    .got = cat(size),
                    .next = "check HF_ENDPOINT: the server there does not speak the Hub's protocol"});
     }
@@ -139,7 +140,7 @@ FileMeta parse_file_meta(const HttpResponse& head) {
     throw HubError({.wanted = "X-Repo-Commit, 40 hexadecimal digits, for " + url_shown(head.url),
                     .got = meta.commit.empty() ? "none" : "'" + meta.commit.substr(0, 100) + "'",
                     .next = "check HF_ENDPOINT: this does not seem to be a Hub"},
-                   {.kind = HubErrorKind::kBadAnswer, .status = head.status, .url = head.url});
+                   {.reason = HubReason::kBadAnswer, .status = head.status, .url = head.url});
   }
   const std::string linked = head.header("x-linked-etag");
   meta.etag = plain_etag(linked.empty() ? head.header("etag") : linked);
@@ -160,13 +161,13 @@ HubError hub_error(const HttpResponse& answer, const std::string& subject) {
   got += " from " + url_shown(answer.url);
   if (!id.empty()) got += " (request " + id + ")";
   std::string next = why.next;
-  if (why.kind == HubErrorKind::kRateLimited) {
+  if (why.reason == HubReason::kRateLimited) {
     const double wait = asked_wait(answer, std::time(nullptr));
     if (wait >= 0)
       next = cat("the Hub asks to wait ", wait, " s; then try again, or set HF_TOKEN: known users have a higher limit");
   }
   return {{.wanted = subject, .got = got, .next = next},
-          {.kind = why.kind,
+          {.reason = why.reason,
            .status = answer.status,
            .transient = is_transient_status(answer.status),
            .server_message = message,

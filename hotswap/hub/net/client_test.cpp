@@ -145,22 +145,22 @@ TEST(Client, TreeThatLeadsAwayOrNeverEnds) {
 struct ErrorRow {
   int status;
   std::vector<std::string> headers;
-  HubErrorKind kind;
+  HubReason kind;
 };
 
 TEST(Client, RefusalsByKindWithTheHubsWords) {
   const std::vector<ErrorRow> rows = {
-      {404, {"X-Error-Code: RevisionNotFound"}, HubErrorKind::kRevisionNotFound},
-      {404, {"X-Error-Code: EntryNotFound"}, HubErrorKind::kEntryNotFound},
-      {403, {"X-Error-Code: GatedRepo"}, HubErrorKind::kGatedRepo},
-      {403, {"X-Error-Message: Access to this resource is disabled."}, HubErrorKind::kDisabledRepo},
-      {404, {"X-Error-Code: RepoNotFound"}, HubErrorKind::kRepoNotFound},
-      {401, {}, HubErrorKind::kRepoNotFound},
-      {401, {"X-Error-Message: Invalid credentials in Authorization header"}, HubErrorKind::kUnauthorized},
-      {403, {}, HubErrorKind::kUnauthorized},
-      {429, {"Retry-After: 9999"}, HubErrorKind::kRateLimited},
-      {400, {"X-Error-Message: odd"}, HubErrorKind::kHttp},
-      {500, {}, HubErrorKind::kHttp},
+      {404, {"X-Error-Code: RevisionNotFound"}, HubReason::kRevisionNotFound},
+      {404, {"X-Error-Code: EntryNotFound"}, HubReason::kEntryNotFound},
+      {403, {"X-Error-Code: GatedRepo"}, HubReason::kGatedRepo},
+      {403, {"X-Error-Message: Access to this resource is disabled."}, HubReason::kDisabledRepo},
+      {404, {"X-Error-Code: RepoNotFound"}, HubReason::kRepoNotFound},
+      {401, {}, HubReason::kRepoNotFound},
+      {401, {"X-Error-Message: Invalid credentials in Authorization header"}, HubReason::kUnauthorized},
+      {403, {}, HubReason::kUnauthorized},
+      {429, {"Retry-After: 9999"}, HubReason::kRateLimited},
+      {400, {"X-Error-Message: odd"}, HubReason::kHttp},
+      {500, {}, HubReason::kHttp},
   };
   for (const ErrorRow& row : rows) {
     ScriptServer hub([&](const Asked&, const Peer& peer) {
@@ -173,7 +173,7 @@ TEST(Client, RefusalsByKindWithTheHubsWords) {
       client.commit(kKernel, "main");
       ADD_FAILURE() << row.status;
     } catch (const HubError& error) {
-      EXPECT_EQ(error.kind(), row.kind) << error.what();
+      EXPECT_EQ(error.reason(), row.kind) << error.what();
       EXPECT_EQ(error.status(), row.status);
       EXPECT_EQ(error.request_id(), "Root=1-77");
       expect_has(error.what(), {"main", "org/name", "Root=1-77", cat(row.status)});

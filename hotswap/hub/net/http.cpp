@@ -46,13 +46,16 @@ bool is_connection(CURLcode code) {
 
 HubError broken(const std::string& url, const std::string& wanted, const std::string& got) {
   return {{.wanted = wanted, .got = got + " from " + url_shown(url), .next = "the server or a proxy is at fault"},
-          {.kind = HubErrorKind::kBadAnswer, .url = url}};
+          {.reason = HubReason::kBadAnswer, .url = url}};
 }
 
 void init_curl() {
   static const CURLcode code = curl_global_init(CURL_GLOBAL_DEFAULT);
   if (code != CURLE_OK) {
-    throw Error({.wanted = "libcurl", .got = curl_easy_strerror(code), .next = "check its installation"});
+    throw Error({.kind = ErrorKind::kUnavailable,
+                 .wanted = "libcurl",
+                 .got = curl_easy_strerror(code),
+                 .next = "check its installation"});
   }
 }
 
@@ -201,7 +204,9 @@ void* Http::borrow() {
     }
   }
   void* handle = curl_easy_init();
-  if (handle == nullptr) throw Error({.wanted = "a libcurl handle", .got = "none", .next = "free some memory"});
+  if (handle == nullptr)
+    throw Error(
+        {.kind = ErrorKind::kUnavailable, .wanted = "a libcurl handle", .got = "none", .next = "free some memory"});
   return handle;
 }
 
@@ -245,7 +250,8 @@ HttpResponse Http::exchange(const HttpRequest& request, const std::string& url, 
 
   const auto set = [&](CURLoption option, auto value) {
     if (const CURLcode code = curl_easy_setopt(lease.handle, option, value); code != CURLE_OK) {
-      throw Error({.wanted = cat("libcurl to take option ", static_cast<int>(option)),
+      throw Error({.kind = ErrorKind::kUnavailable,
+                   .wanted = cat("libcurl to take option ", static_cast<int>(option)),
                    .got = curl_easy_strerror(code),
                    .next = "use libcurl 7.81 or newer"});
     }
@@ -290,7 +296,7 @@ HttpResponse Http::exchange(const HttpRequest& request, const std::string& url, 
     throw HubError({.wanted = "an answer of " + url_shown(url),
                     .got = "headers that end in the middle",
                     .next = "check the network and the proxy"},
-                   {.kind = HubErrorKind::kConnection, .transient = true, .url = url});
+                   {.reason = HubReason::kConnection, .transient = true, .url = url});
   }
   if (code == CURLE_OK) {
     lease.whole = true;
@@ -302,7 +308,7 @@ HttpResponse Http::exchange(const HttpRequest& request, const std::string& url, 
   throw HubError({.wanted = "an answer of " + url_shown(url),
                   .got = why,
                   .next = "check the network, the proxy and HF_ENDPOINT; HF_HUB_OFFLINE=1 works with what is cached"},
-                 {.kind = HubErrorKind::kConnection, .transient = is_transient(code), .url = url});
+                 {.reason = HubReason::kConnection, .transient = is_transient(code), .url = url});
 }
 
 HttpResponse Http::follow(const HttpRequest& request, size_t* delivered) {
@@ -324,13 +330,13 @@ HttpResponse Http::follow(const HttpRequest& request, size_t* delivered) {
       throw HubError({.wanted = "to stay with https after " + url_shown(url),
                       .got = "a redirect to " + url_shown(next),
                       .next = "the server is misconfigured, or someone is between it and you"},
-                     {.kind = HubErrorKind::kNotAllowed, .status = answer.status, .url = next});
+                     {.reason = HubReason::kNotAllowed, .status = answer.status, .url = next});
     }
     if (options_.allow_redirect && !options_.allow_redirect(next)) {
       throw HubError({.wanted = "an allowed destination after " + url_shown(url),
                       .got = "a redirect to " + url_shown(next),
                       .next = "allow it, or use the destination's own name"},
-                     {.kind = HubErrorKind::kNotAllowed, .status = answer.status, .url = next});
+                     {.reason = HubReason::kNotAllowed, .status = answer.status, .url = next});
     }
     with_token = with_token && same_origin;  // once away, it stays away
     url = std::move(next);

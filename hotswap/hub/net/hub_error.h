@@ -2,7 +2,7 @@
 // what its operators ask for.
 //
 //   try { hub.file(repo, "main", "config.json"); }
-//   catch (const HubError& error) { if (error.kind() == HubErrorKind::kEntryNotFound) ...; else throw; }
+//   catch (const HubError& error) { if (error.reason() == HubReason::kEntryNotFound) ...; else throw; }
 #pragma once
 
 #include <string>
@@ -12,7 +12,8 @@
 
 namespace hotswap {
 
-enum class HubErrorKind {
+// Why, finer than an Error's kind, which follows from it.
+enum class HubReason {
   kRepoNotFound,      // no such repository, or a private one and no right to see it
   kRevisionNotFound,  // the repository has no such branch, tag or commit
   kEntryNotFound,     // the revision has no such file
@@ -28,7 +29,7 @@ enum class HubErrorKind {
 };
 
 struct HubErrorFacts {
-  HubErrorKind kind = HubErrorKind::kHttp;
+  HubReason reason = HubReason::kHttp;
   int status = 0;                   // of HTTP; 0: there was no answer
   bool transient = false;           // the same request may succeed in a moment
   std::string server_message = {};  // X-Error-Message, else the body's "error"
@@ -37,10 +38,22 @@ struct HubErrorFacts {
   std::string commit = {};  // X-Repo-Commit, where it came with the refusal
 };
 
+struct HubErrorText {
+  std::string wanted, got;
+  NextStep next;
+};
+
+ErrorKind kind_of(const HubErrorFacts& facts);
+
 class HubError : public Error {
  public:
-  HubError(ErrorText text, HubErrorFacts facts) : Error(std::move(text)), facts_(std::move(facts)) {}
-  HubErrorKind kind() const { return facts_.kind; }
+  HubError(HubErrorText text, HubErrorFacts facts)
+      : Error({.kind = kind_of(facts),
+               .wanted = std::move(text.wanted),
+               .got = std::move(text.got),
+               .next = std::move(text.next)}),
+        facts_(std::move(facts)) {}
+  HubReason reason() const { return facts_.reason; }
   int status() const { return facts_.status; }
   bool transient() const { return facts_.transient; }
   const std::string& server_message() const { return facts_.server_message; }

@@ -31,7 +31,8 @@ std::string cleaned(std::string token) {
   out = out.substr(first, out.find_last_not_of(" \t") - first + 1);
   for (const char c : out) {
     if (c <= ' ' || c >= 0x7F) {
-      throw Error({.wanted = "a Hub token of printable characters",
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = "a Hub token of printable characters",
                    .got = "one with blanks or control characters inside",
                    .next = "correct HF_TOKEN or the token file"});
     }
@@ -57,8 +58,10 @@ double seconds_from_env(EnvVar variable, double otherwise) {
   double value = 0;
   const auto [end, code] = std::from_chars(text->data(), text->data() + text->size(), value);
   if (code == std::errc() && end == text->data() + text->size() && value >= 0 && value <= 1e9) return value;
-  throw Error(
-      {.wanted = cat(env_name(variable), " as seconds"), .got = "'" + *text + "'", .next = "correct it or unset it"});
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat(env_name(variable), " as seconds"),
+               .got = "'" + *text + "'",
+               .next = "correct it or unset it"});
 }
 
 }  // namespace

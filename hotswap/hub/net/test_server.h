@@ -67,7 +67,10 @@ class ScriptServer {
     socklen_t size = sizeof address;
     if (::bind(listen_, reinterpret_cast<sockaddr*>(&address), size) != 0 || ::listen(listen_, 64) != 0 ||
         ::getsockname(listen_, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
-      throw Error({.wanted = "a loopback port", .got = "none", .next = "allow the test to listen"});
+      throw Error({.kind = ErrorKind::kUnavailable,
+                   .wanted = "a loopback port",
+                   .got = "none",
+                   .next = "allow the test to listen"});
     }
     port_ = ntohs(address.sin_port);
     acceptor_ = std::thread([this] { serve(); });

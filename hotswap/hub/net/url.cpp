@@ -18,7 +18,10 @@ UrlHandle parsed(const std::string& text) {
   UrlHandle url(curl_url());
   const CURLUcode code = url ? curl_url_set(url.get(), CURLUPART_URL, text.c_str(), 0) : CURLUE_OUT_OF_MEMORY;
   if (code != CURLUE_OK) {
-    throw Error({.wanted = "an http or https URL", .got = "'" + text + "'", .next = "correct it"});
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "an http or https URL",
+                 .got = "'" + text + "'",
+                 .next = "correct it"});
   }
   return url;
 }
@@ -34,7 +37,10 @@ std::string part_of(const UrlHandle& url, CURLUPart part, unsigned flags = 0) {
 std::string web_scheme(const UrlHandle& url, const std::string& text) {
   std::string scheme = part_of(url, CURLUPART_SCHEME);
   if (scheme != "http" && scheme != "https") {
-    throw Error({.wanted = "an http or https URL", .got = "'" + text + "'", .next = "no other protocol is spoken"});
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "an http or https URL",
+                 .got = "'" + text + "'",
+                 .next = "no other protocol is spoken"});
   }
   return scheme;
 }
@@ -69,7 +75,8 @@ std::string url_origin(const std::string& text) {
 std::string url_resolve(const std::string& base, const std::string& location) {
   const UrlHandle url = parsed(base);
   if (curl_url_set(url.get(), CURLUPART_URL, location.c_str(), 0) != CURLUE_OK) {
-    throw Error({.wanted = "a URL to go on to from " + url_shown(base),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = "a URL to go on to from " + url_shown(base),
                  .got = "'" + location.substr(0, 200) + "'",
                  .next = "try again later; if that does not help, report it to the server's operator"});
   }

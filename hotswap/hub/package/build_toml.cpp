@@ -14,7 +14,10 @@ using Texts = std::vector<std::string>;
 
 void want(bool ok, const std::string& wanted, const Json& at, const std::string& got) {
   if (ok) return;
-  throw Error({.wanted = cat(wanted, " at ", at.where()), .got = "'" + shown(got) + "'", .next = "correct the file"});
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat(wanted, " at ", at.where()),
+               .got = "'" + shown(got) + "'",
+               .next = cat("set ", at.where(), " accordingly")});
 }
 
 Texts texts(const Json& json, const char* key) { return json.get<Texts>(key, {}); }
@@ -133,9 +136,10 @@ BuildFramework read_framework(const Json& root, int edition) {
     return f;
   }
   if (present != 1) {
-    throw Error({.wanted = cat("exactly one of [torch], [torch-noarch] and [tvm-ffi] in ", root.where()),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("exactly one of [torch], [torch-noarch] and [tvm-ffi] in ", root.where()),
                  .got = cat(present),
-                 .next = "correct the file"});
+                 .next = "keep the table of the kind of package that it is: [torch] for compiled ops"});
   }
   const Json& table = torch ? *torch : noarch ? *noarch : *tvm;
   if (table.has("pyext")) f.pyext = texts(table, "pyext");

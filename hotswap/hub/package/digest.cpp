@@ -39,7 +39,10 @@ std::string hash_bytes(std::span<const uint8_t> bytes, const std::string& algori
   std::array<uint8_t, 64> hash{};
   unsigned size = 0;
   if (EVP_Digest(bytes.data(), bytes.size(), hash.data(), &size, EVP_sha512(), nullptr) != 1) {
-    throw Error({.wanted = "SHA-512 from OpenSSL", .got = "a failure", .next = "check the OpenSSL installation"});
+    throw Error({.kind = ErrorKind::kUnavailable,
+                 .wanted = "SHA-512 from OpenSSL",
+                 .got = "a failure",
+                 .next = "check the OpenSSL installation"});
   }
   return to_base64(hash);
 }
@@ -51,7 +54,8 @@ std::string hash_file(const fs::path& file, const std::string& algorithm) {
 void check_algorithm(const std::string& algorithm) {
   if (algorithm == "sha256" || algorithm == "sha512") return;
   throw Error(
-      {.wanted = "the digest algorithm sha256 or sha512",
+      {.kind = ErrorKind::kUnsupported,
+       .wanted = "the digest algorithm sha256 or sha512",
        .got = "'" + shown(algorithm) + "'",
        .next = "write metadata.json with a kernel-builder that uses one of these, or run `hotswap kernel hash`"});
 }
@@ -68,7 +72,8 @@ FileDigests hash_variant(const fs::path& folder, const std::string& algorithm) {
   FileDigests digests{.algorithm = algorithm, .files = {}};
   for (const std::string& name : names_in(folder)) {
     if (!fs::is_regular_file(folder / name)) {
-      throw Error({.wanted = "files in " + folder.string(),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = "files in " + folder.string(),
                    .got = "'" + name + "', which is a link to a folder or to nothing, or no file at all",
                    .next = "remove it"});
     }
@@ -109,7 +114,8 @@ void verify_digests(const fs::path& folder, const FileDigests& expected, const F
   }
   const std::vector<std::string> wrong = compare_digests(expected, got);
   if (wrong.empty()) return;
-  throw Error({.wanted = cat("the files of ", folder.string(), " as its metadata.json lists them"),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("the files of ", folder.string(), " as its metadata.json lists them"),
                .got = join(wrong, "; "),
                .next = "download the package again; nothing of it was run"});
 }

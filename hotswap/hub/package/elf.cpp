@@ -44,7 +44,8 @@ class ElfReader {
 
  private:
   [[noreturn]] void refuse(const std::string& got) const {
-    throw Error({.wanted = "a shared library (ELF, 64 bit, little endian) at " + where_,
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = "a shared library (ELF, 64 bit, little endian) at " + where_,
                  .got = got,
                  .next = "build the package for this machine, or fetch it again"});
   }

@@ -34,7 +34,8 @@ std::string concat_hash(std::vector<Entry> entries) {
 
 std::string raw(const std::string& hex, const std::string& path) {
   if ((hex.size() != 40 && hex.size() != 64) || !is_hex(hex)) {
-    throw Error({.wanted = cat("a hash of 40 or 64 hex digits for ", path),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("a hash of 40 or 64 hex digits for ", path),
                  .got = "'" + shown(hex) + "'",
                  .next = "request it from the Hub again"});
   }
@@ -53,7 +54,10 @@ std::string git_blob(std::span<const uint8_t> content) {
       EVP_DigestUpdate(context.get(), head.data(), head.size()) != 1 ||
       EVP_DigestUpdate(context.get(), content.data(), content.size()) != 1 ||
       EVP_DigestFinal_ex(context.get(), hash.data(), &size) != 1) {
-    throw Error({.wanted = "SHA-1 from OpenSSL", .got = "a failure", .next = "check the OpenSSL installation"});
+    throw Error({.kind = ErrorKind::kUnavailable,
+                 .wanted = "SHA-1 from OpenSSL",
+                 .got = "a failure",
+                 .next = "check the OpenSSL installation"});
   }
   return {reinterpret_cast<const char*>(hash.data()), size};
 }
@@ -61,7 +65,8 @@ std::string git_blob(std::span<const uint8_t> content) {
 bool lfs_by_link(const fs::path& file) {
   const std::string blob = fs::is_symlink(file) ? fs::read_symlink(file).filename().string() : "";
   if ((blob.size() == 40 || blob.size() == 64) && is_hex(blob)) return blob.size() == 64;
-  throw Error({.wanted = cat("a link into the Hub's cache at ", file.string()),
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("a link into the Hub's cache at ", file.string()),
                .got = "a file of its own, of which nothing says whether LFS holds it",
                .next = "verify it in the cache that it was downloaded to"});
 }
@@ -90,7 +95,8 @@ std::string hash_locked_variant(const fs::path& folder, const IsLfs& is_lfs, con
     const std::string path = found.path().lexically_relative(folder).generic_string();
     if (is_bytecode(path)) continue;
     if (!fs::is_regular_file(found.path())) {
-      throw Error({.wanted = "files in " + folder.string(),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = "files in " + folder.string(),
                    .got = "'" + path + "', which is none",
                    .next = "remove it, or put a regular file there"});
     }
@@ -112,7 +118,8 @@ void verify_locked_variant(const LockedKernel& locked, const fs::path& folder, c
                            const FilesInMemory& files) {
   const std::string variant = folder.filename().string();
   if (!locked.pins_files()) {
-    throw Error({.wanted = cat("the hash of ", variant, " of ", locked.dependency.repo, " in the lock"),
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat("the hash of ", variant, " of ", locked.dependency.repo, " in the lock"),
                  .got = "a lock of the form dependencies, which pins the commit alone",
                  .next = "lock again with `hotswap kernel lock --form variants`"});
   }
@@ -120,13 +127,15 @@ void verify_locked_variant(const LockedKernel& locked, const fs::path& folder, c
   if (found == locked.variants.end()) {
     std::vector<std::string> names;
     for (const auto& [name, hash] : locked.variants) names.push_back(name);
-    throw Error({.wanted = cat("the variant ", variant, " of ", locked.dependency.repo, " in the lock"),
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat("the variant ", variant, " of ", locked.dependency.repo, " in the lock"),
                  .got = names.empty() ? "no variant" : join(names),
                  .next = "lock again with `hotswap kernel lock`"});
   }
   const std::string got = hash_locked_variant(folder, is_lfs, files);
   if (got == found->second) return;
-  throw Error({.wanted = cat("the files of ", folder.string(), " as they were locked, ", found->second),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("the files of ", folder.string(), " as they were locked, ", found->second),
                .got = got,
                .next = "download the package again, or lock again if the change is wanted; nothing of it was run"});
 }

@@ -17,7 +17,10 @@ using OutJson = nlohmann::ordered_json;
 
 void want(bool ok, const char* wanted, const Json& at, const std::string& got) {
   if (ok) return;
-  throw Error({.wanted = cat(wanted, " at ", at.where()), .got = "'" + shown(got) + "'", .next = "lock again"});
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat(wanted, " at ", at.where()),
+               .got = "'" + shown(got) + "'",
+               .next = "lock again"});
 }
 
 std::string read_repo(const Json& json, const char* key) {
@@ -173,14 +176,16 @@ const LockedKernel& Lockfile::at(const std::string& repo) const {
     names.push_back(kernel.dependency.str());
     if (kernel.dependency.repo != repo) continue;
     if (found != nullptr) {
-      throw Error({.wanted = cat("one lock of ", repo),
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = cat("one lock of ", repo),
                    .got = cat(found->dependency.str(), " and ", kernel.dependency.str()),
                    .next = "use one of these"});
     }
     found = &kernel;
   }
   if (found != nullptr) return *found;
-  throw Error({.wanted = cat("a lock of ", repo),
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = cat("a lock of ", repo),
                .got = cat("Kernel `", repo, "` is not locked; locked are ", names.empty() ? "none" : join(names)),
                .next = "run `hotswap kernel lock`"});
 }

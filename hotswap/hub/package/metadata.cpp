@@ -12,7 +12,10 @@ namespace {
 
 void want(bool ok, const std::string& wanted, const Json& at, const std::string& got) {
   if (ok) return;
-  throw Error({.wanted = wanted + " at " + at.where(), .got = "'" + shown(got) + "'", .next = "rebuild the package"});
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = wanted + " at " + at.where(),
+               .got = "'" + shown(got) + "'",
+               .next = "rebuild the package"});
 }
 
 bool is_base64(std::string_view text, size_t bytes) {

@@ -78,7 +78,8 @@ std::string commit_of(const std::map<std::string, ServedFile>& files) {
 ServedRepos::ServedRepos(fs::path folder, int64_t large_from, double rescan_s)
     : folder_(std::move(folder)), large_from_(large_from), rescan_(rescan_s), hashes_(folder_ / ".serve-hub-hashes") {
   if (fs::is_directory(folder_)) return;
-  throw Error({.wanted = "a folder with models/ORG/NAME/REVISION or kernels/ORG/NAME/REVISION in it",
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = "a folder with models/ORG/NAME/REVISION or kernels/ORG/NAME/REVISION in it",
                .got = folder_.string() + ", which is no folder",
                .next = "name the folder to serve"});
 }

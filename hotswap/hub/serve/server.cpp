@@ -52,7 +52,8 @@ struct HubServer::Impl {
     } else {
       http = std::make_unique<httplib::SSLServer>(options.certificate.c_str(), options.key.c_str());
       if (!http->is_valid()) {
-        throw Error({.wanted = "a certificate and its key as PEM files",
+        throw Error({.kind = ErrorKind::kInvalidArgument,
+                     .wanted = "a certificate and its key as PEM files",
                      .got = options.certificate.string() + " and " + options.key.string(),
                      .next = "check both files"});
       }
@@ -280,7 +281,8 @@ void HubServer::bind() {
                              : (impl_->http->bind_to_port(options_.host.c_str(), options_.port) ? options_.port : -1);
   // Once more: httplib's own backlog of five is compiled into its library.
   if (port_ > 0 && ::listen(impl_->listening, kBacklog) == 0) return;
-  throw Error({.wanted = cat("to listen on ", options_.host, ":", options_.port),
+  throw Error({.kind = ErrorKind::kUnavailable,
+               .wanted = cat("to listen on ", options_.host, ":", options_.port),
                .got = "a port that is taken or not allowed",
                .next = "choose another one"});
 }

@@ -13,7 +13,8 @@ TrustedProxies::TrustedProxies(const std::vector<std::string>& networks) {
   for (const std::string& text : networks) {
     networks_.emplace_back();
     if (parse(text, networks_.back())) continue;
-    throw Error({.wanted = "an IP address or a network such as 10.0.0.0/8",
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "an IP address or a network such as 10.0.0.0/8",
                  .got = "'" + text + "'",
                  .next = "give the address that the proxy connects from"});
   }

@@ -11,7 +11,10 @@ namespace {
 constexpr size_t kMaxBytes = 4 << 20, kMaxTimestamps = 32;
 
 [[noreturn]] void refuse(const std::string& wanted, const std::string& where, const std::string& got) {
-  throw Error({.wanted = cat(wanted, " in ", where), .got = got, .next = "sign again, or download the file again"});
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat(wanted, " in ", where),
+               .got = got,
+               .next = "sign again, or download the file again"});
 }
 
 std::string bytes_at(const Json& json, const char* key) {

@@ -17,7 +17,8 @@ const unsigned char* bytes_of(std::string_view text) { return reinterpret_cast<c
 int64_t seconds(const ASN1_TIME* time) {
   struct tm parts {};
   if (ASN1_TIME_to_tm(time, &parts) != 1) {
-    throw Error({.wanted = "a certificate with a valid time",
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = "a certificate with a valid time",
                  .got = openssl_error(),
                  .next = "fetch the signature again; if that does not help, its publisher must sign again"});
   }
@@ -72,21 +73,28 @@ Key key_from_der(std::string_view der, const std::string& where) {
     ERR_clear_error();
     return key;
   }
-  throw Error({.wanted = "a public key at " + where, .got = openssl_error(), .next = "download the file again"});
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = "a public key at " + where,
+               .got = openssl_error(),
+               .next = "download the file again"});
 }
 
 Certificate certificate_from_der(std::string_view der, const std::string& where) {
   const unsigned char* at = bytes_of(der);
   Certificate certificate(d2i_X509(nullptr, &at, static_cast<long>(der.size())));
   if (certificate && at == bytes_of(der) + der.size()) return certificate;
-  throw Error({.wanted = "a certificate at " + where, .got = openssl_error(), .next = "download the file again"});
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = "a certificate at " + where,
+               .got = openssl_error(),
+               .next = "download the file again"});
 }
 
 std::string der_of(const X509* certificate) {
   unsigned char* out = nullptr;
   const int size = i2d_X509(certificate, &out);
   if (size < 0)
-    throw Error({.wanted = "a certificate as DER",
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = "a certificate as DER",
                  .got = openssl_error(),
                  .next = "fetch the signature again; if that does not help, its publisher must sign again"});
   std::string der(reinterpret_cast<char*>(out), static_cast<size_t>(size));
@@ -122,11 +130,16 @@ int64_t not_after(const X509* certificate) { return seconds(X509_get0_notAfter(c
 
 std::optional<std::string> extension(const X509* certificate, const std::string& oid) {
   const std::unique_ptr<ASN1_OBJECT, FreeWith<ASN1_OBJECT_free>> object(OBJ_txt2obj(oid.c_str(), 1));
-  if (!object) throw Error({.wanted = "an OID", .got = "'" + oid + "'", .next = "numbers between dots, as 1.3.6.1"});
+  if (!object)
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "an OID",
+                 .got = "'" + oid + "'",
+                 .next = "numbers between dots, as 1.3.6.1"});
   const int at = X509_get_ext_by_OBJ(certificate, object.get(), -1);
   if (at < 0) return std::nullopt;
   if (X509_get_ext_by_OBJ(certificate, object.get(), at) >= 0) {
-    throw Error({.wanted = cat("the extension ", oid, " once"),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("the extension ", oid, " once"),
                  .got = "two of it",
                  .next = "do not trust this signature: Sigstore issues no such certificate"});
   }
@@ -170,15 +183,18 @@ std::vector<Certificate> verify_chain(const X509* leaf, const std::vector<X509*>
 
   const std::unique_ptr<X509_STORE_CTX, FreeWith<X509_STORE_CTX_free>> context(X509_STORE_CTX_new());
   if (X509_STORE_CTX_init(context.get(), store.get(), const_cast<X509*>(leaf), untrusted.get()) != 1) {
-    throw Error(
-        {.wanted = "to verify a certificate chain", .got = openssl_error(), .next = "free some memory and try again"});
+    throw Error({.kind = ErrorKind::kUnavailable,
+                 .wanted = "to verify a certificate chain",
+                 .got = openssl_error(),
+                 .next = "free some memory and try again"});
   }
   X509_VERIFY_PARAM* param = X509_STORE_CTX_get0_param(context.get());
   X509_VERIFY_PARAM_set_time(param, time);
   X509_VERIFY_PARAM_set_auth_level(param, 2);  // 112 bits: no SHA-1, no RSA below 2048
   if (X509_verify_cert(context.get()) != 1) {
     const char* why = X509_verify_cert_error_string(X509_STORE_CTX_get_error(context.get()));
-    throw Error({.wanted = "a certificate that chains to the trust root, valid when it signed",
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = "a certificate that chains to the trust root, valid when it signed",
                  .got = why,
                  .next = "check the trust root"});
   }

@@ -17,7 +17,10 @@ namespace hotswap {
 namespace {
 
 [[noreturn]] void refuse(const std::string& wanted, const std::string& got) {
-  throw Error({.wanted = wanted, .got = got, .next = "do not use what it signs; download it again"});
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = wanted,
+               .got = got,
+               .next = "do not use what it signs; download it again"});
 }
 
 // The verified times of the signature: by the log, by clocks.
@@ -213,7 +216,8 @@ std::vector<Signer> parse_signers(const Json& json) {
                   .identities = entry.get<std::vector<std::string>>("identities", {})};
     // A public issuer vouches for everybody: a signer is somebody only by builder or identity.
     if (signer.issuer.empty() || (signer.builders.empty() && signer.identities.empty())) {
-      throw Error({.wanted = cat("an issuer, and builders or identities, at ", entry.where()),
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = cat("an issuer, and builders or identities, at ", entry.where()),
                    .got = "a signer that would be anybody",
                    .next = "name an allowed signer"});
     }

@@ -44,8 +44,10 @@ void add_extension(X509* certificate, X509* issuer, int nid, const std::string& 
   const std::unique_ptr<X509_EXTENSION, FreeWith<X509_EXTENSION_free>> extension(
       X509V3_EXT_conf_nid(nullptr, &context, nid, value.c_str()));
   if (!extension)
-    throw Error(
-        {.wanted = "an extension", .got = openssl_error(), .next = "look at the extension that the test asks for"});
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = "an extension",
+                 .got = openssl_error(),
+                 .next = "look at the extension that the test asks for"});
   X509_add_ext(certificate, extension.get(), -1);
 }
 

@@ -23,7 +23,8 @@ std::string precertificate(const X509* leaf) {
   unsigned char* out = nullptr;
   const int size = i2d_re_X509_tbs(copy.get(), &out);
   if (size < 0)
-    throw Error({.wanted = "a certificate's body",
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = "a certificate's body",
                  .got = openssl_error(),
                  .next = "fetch the signature again; if that does not help, its publisher must sign again"});
   std::string der(reinterpret_cast<char*>(out), static_cast<size_t>(size));
@@ -35,7 +36,8 @@ std::string issuer_key_hash(const X509* issuer) {
   unsigned char* out = nullptr;
   const int size = i2d_X509_PUBKEY(X509_get_X509_PUBKEY(issuer), &out);
   if (size < 0)
-    throw Error({.wanted = "an issuer's key",
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = "an issuer's key",
                  .got = openssl_error(),
                  .next = "fetch the signature again; if that does not help, its publisher must sign again"});
   const std::string der(reinterpret_cast<char*>(out), static_cast<size_t>(size));
@@ -97,7 +99,8 @@ void verify_certificate_timestamp(const X509* leaf, const X509* issuer, const st
     size = SCT_get0_signature(sct, &bytes);
     if (verify_bytes(log->key.get(), signed_bytes, {reinterpret_cast<char*>(bytes), size})) return;
   }
-  throw Error({.wanted = "a certificate that a certificate log of the trust root has signed",
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = "a certificate that a certificate log of the trust root has signed",
                .got = list ? "timestamps of others, or of another certificate" : "a certificate without timestamps",
                .next = "check the trust root"});
 }

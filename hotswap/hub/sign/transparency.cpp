@@ -11,7 +11,10 @@ namespace hotswap {
 namespace {
 
 [[noreturn]] void refuse(const std::string& wanted, const std::string& got) {
-  throw Error({.wanted = wanted, .got = got, .next = "do not trust what it signs; download it again"});
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = wanted,
+               .got = got,
+               .next = "do not trust what it signs; download it again"});
 }
 
 std::string bytes_at(const Json& json, const char* key) {

@@ -18,7 +18,8 @@ std::vector<std::string> read_patterns(const Json& table, const char* key) {
   for (const std::string& pattern : patterns) {
     const bool whole_org = pattern.ends_with("/*") && is_repo_id(pattern.substr(0, pattern.size() - 1) + "x");
     if (whole_org || is_repo_id(pattern)) continue;
-    throw Error({.wanted = cat("'org/repo' or 'org/*' in ", table.where(), ".", key),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("'org/repo' or 'org/*' in ", table.where(), ".", key),
                  .got = "'" + shown(pattern) + "'",
                  .next = "correct the entry"});
   }
@@ -66,7 +67,8 @@ TrustDecision decide_trust(const TrustPolicy& policy, const TrustQuestion& q) {
     case Standing::kUnknown:
       break;
   }
-  throw Error({.wanted = cat("the publisher of ", q.repo, " looked up before it is judged"),
+  throw Error({.kind = ErrorKind::kInternal,
+               .wanted = cat("the publisher of ", q.repo, " looked up before it is judged"),
                .got = "a question without an answer",
                .next = "ask needs_publisher() first"});
 }
@@ -76,7 +78,8 @@ TrustDecision require_trust(const TrustPolicy& policy, const TrustQuestion& q) {
   if (decision.allowed) return decision;
   const std::string led = q.redirected_from.empty() ? "" : cat(" ('", q.redirected_from, "' redirects to it)");
   const bool denied = listed(policy.deny, q.repo);
-  throw Error({.wanted = cat("a kernel that may run here", led),
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat("a kernel that may run here", led),
                .got = decision.reason,
                .next = denied ? "take it off the list if you trust it"
                        : q.redirected_from.empty()
@@ -103,13 +106,15 @@ Redirect parse_status(const Json& json) {
   json.only({"kind", "destination", "revision"});
   const auto kind = json.at<std::string>("kind");
   if (kind != "redirect") {
-    throw Error({.wanted = cat("kind = \"redirect\" in ", json.where()),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("kind = \"redirect\" in ", json.where()),
                  .got = "'" + shown(kind) + "'",
                  .next = "use a hotswap that knows this kind"});
   }
   Redirect redirect{json.at<std::string>("destination"), json.get<std::string>("revision", "main")};
   if (!is_repo_id(redirect.destination) || !is_ref_name(redirect.revision)) {
-    throw Error({.wanted = cat("a repository and a revision in ", json.where()),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("a repository and a revision in ", json.where()),
                  .got = cat("'", shown(redirect.destination), "' at '", shown(redirect.revision), "'"),
                  .next = "tell the repository's owner"});
   }

@@ -13,7 +13,8 @@ namespace {
 std::string bytes_at(const Json& json, const char* key) {
   const auto text = json.at<std::string>(key);
   if (auto bytes = from_base64(text)) return *bytes;
-  throw Error({.wanted = cat("base64 at ", json.child(key).where()),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("base64 at ", json.child(key).where()),
                .got = "'" + shown(text) + "'",
                .next = "fetch the trust root file again"});
 }
@@ -26,7 +27,8 @@ ValidFor read_valid(const Json& json) {
     if (!found->has(key)) return;
     const auto time = parse_time(found->at<std::string>(key));
     if (!time) {
-      throw Error({.wanted = cat("a time as 2022-04-13T20:06:15Z at ", found->child(key).where()),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("a time as 2022-04-13T20:06:15Z at ", found->child(key).where()),
                    .got = "'" + shown(found->at<std::string>(key)) + "'",
                    .next = "correct the trust root"});
     }
@@ -62,7 +64,10 @@ std::vector<Authority> read_authorities(const Json& root, const char* name) {
       authority.chain.push_back(certificate_from_der(bytes_at(certificate, "rawBytes"), certificate.where()));
     }
     if (authority.chain.empty()) {
-      throw Error({.wanted = cat("certificates at ", json.where()), .got = "none", .next = "correct the trust root"});
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("certificates at ", json.where()),
+                   .got = "none",
+                   .next = "correct the trust root"});
     }
     authorities.push_back(std::move(authority));
   }
@@ -75,7 +80,8 @@ TrustRoot TrustRoot::parse(std::string_view text, const std::string& where) {
   const Json json = Json::parse(text, where);
   const auto type = json.at<std::string>("mediaType");
   if (!type.starts_with("application/vnd.dev.sigstore.trustedroot")) {
-    throw Error({.wanted = "a Sigstore trust root in " + where,
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = "a Sigstore trust root in " + where,
                  .got = "'" + shown(type) + "'",
                  .next = "give the trusted_root.json that Sigstore publishes"});
   }
@@ -84,7 +90,8 @@ TrustRoot TrustRoot::parse(std::string_view text, const std::string& where) {
                  .authorities = read_authorities(json, "certificateAuthorities"),
                  .clocks = read_authorities(json, "timestampAuthorities")};
   if (root.logs.empty() || root.authorities.empty()) {
-    throw Error({.wanted = "at least one of tlogs and one of certificateAuthorities in " + where,
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = "at least one of tlogs and one of certificateAuthorities in " + where,
                  .got = cat(root.logs.size(), " and ", root.authorities.size()),
                  .next = "correct the trust root"});
   }

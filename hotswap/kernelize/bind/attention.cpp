@@ -40,7 +40,8 @@ struct AttentionOps {
   const OperatorHandle& at(std::string_view role) const {
     const auto found = handles.find(role);
     if (found != handles.end()) return found->second;
-    throw Error({.wanted = cat("the op ", role, " of ", layer.str(), ", for ",
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("the op ", role, " of ", layer.str(), ", for ",
                                role == "decode" ? "a cache of a fixed size" : "batches with padding and packed rows"),
                  .got = "a package without it",
                  .next = "do without these, or map attention to \"\" (attn_implementation: sdpa)"});
@@ -108,7 +109,8 @@ struct AttentionFunction : Function<AttentionFunction> {
 Tensor run(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v) {
   const AttentionOptions& o = call.options;
   if (wants_grad(OptTensor(o.alibi_slopes))) {
-    throw Error({.wanted = cat("ALiBi slopes without gradient for ", call.ops->layer.str()),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("ALiBi slopes without gradient for ", call.ops->layer.str()),
                  .got = "slopes that require it",
                  .next = "detach them, or set attn_implementation to eager"});
   }
@@ -155,7 +157,8 @@ Tensor attend_fixed_padded(AttentionCall call, const Tensor& q, const Tensor& k,
 
 void refuse_gradient(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v, const char* of) {
   if (!wants_grad(q, k, v, OptTensor(call.options.sinks))) return;
-  throw Error({.wanted = cat("no gradient through ", of, " for ", call.ops->layer.str()),
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("no gradient through ", of, " for ", call.ops->layer.str()),
                .got = "a tensor that requires one",
                .next = "run the forward under at::NoGradGuard"});
 }
@@ -206,7 +209,8 @@ Tensor attend_step(const AttentionCall& call, const Tensor& q, const Tensor& k, 
 Tensor attend(const AttentionOps* ops, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o,
               const AttentionMetadata& metadata) {
   if (o.dropout > 0) {
-    throw Error({.wanted = cat("attention without dropout for ", ops->layer.str()),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("attention without dropout for ", ops->layer.str()),
                  .got = cat("a dropout of ", o.dropout),
                  .next = "set attention_dropout to 0, or map attention to \"\" (attn_implementation: sdpa)"});
   }
@@ -277,13 +281,14 @@ std::vector<Contract> attention_contracts() {
        {{"forward", "(" + qkv + options + ") -> Tensor"},
         {"forward_train", "(" + qkv + options + out_lse},
         {"backward", "(Tensor dout, " + trained + options + gradients},
-        {"varlen_forward", "(" + qkv + sequences + options + ") -> Tensor"},
-        {"varlen_forward_train", "(" + qkv + sequences + options + out_lse},
-        {"varlen_backward", "(Tensor dout, " + trained + sequences + options + gradients},
+        {"varlen_forward", optional_role("(" + qkv + sequences + options + ") -> Tensor")},
+        {"varlen_forward_train", optional_role("(" + qkv + sequences + options + out_lse)},
+        {"varlen_backward", optional_role("(Tensor dout, " + trained + sequences + options + gradients)},
         {"decode",
-         "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k_new, Tensor? v_new, Tensor cache_seqlens, "
-         "Tensor? block_table, Tensor? cache_batch_idx, " +
-             options + ", int num_splits" + out_lse}},
+         optional_role(
+             "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k_new, Tensor? v_new, Tensor cache_seqlens, "
+             "Tensor? block_table, Tensor? cache_batch_idx, " +
+             options + ", int num_splits" + out_lse)}},
        bind_attention,
        attention_example,
        {.rows = 128, .dim = 256},

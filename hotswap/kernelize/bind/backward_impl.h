@@ -16,12 +16,14 @@ using at::Tensor;
 
 inline void check_backward(const LayerOps& layer) {
   if (!layer.trains()) {
-    throw Error({.wanted = cat("a gradient through ", layer.str()),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("a gradient through ", layer.str()),
                  .got = "a kernel without backward",
                  .next = "kernelize in Mode TRAINING, which leaves this layer stock, or unkernelize"});
   }
   if (at::GradMode::is_enabled()) {
-    throw Error({.wanted = cat("a gradient of the gradient through ", layer.str()),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("a gradient of the gradient through ", layer.str()),
                  .got = "a kernel whose backward is not differentiable",
                  .next = "unkernelize for double backward (create_graph)"});
   }

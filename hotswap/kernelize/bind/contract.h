@@ -6,6 +6,8 @@
 //   forward_train   also returns what backward needs
 //   backward        gradients
 //   ..._inplace     the result, or the gradient, takes the place of inputs; optional
+//
+// A role that is not optional is required: forward of every layer, the others of a layer that has a backward.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +30,23 @@ struct ExampleSize {
   int64_t out = 0;                  // the width that comes out of a projection; 0: what the contract takes
 };
 
+// The weight formats that were called "packed" before a package could list them.
+inline const std::set<std::string> kPackedFormats = {"q8_0", "q4_0", "q4_1"};
+
+// An op that a layer may have.
+struct Role {
+  Role() = default;
+  Role(const char* schema) : schema(schema) {}  // NOLINT(google-explicit-constructor)
+  Role(std::string schema, bool optional = false)
+      : schema(std::move(schema)), optional(optional) {}  // NOLINT(google-explicit-constructor)
+  std::string schema;                                     // "(Tensor x, ...) -> Tensor"
+  bool optional = false;
+};
+inline Role optional_role(std::string schema) { return {std::move(schema), /*optional=*/true}; }
+
 struct Contract {
-  std::string name;                          // "rms_norm/1"
-  std::map<std::string, std::string> roles;  // "forward" -> "(Tensor x, ...) -> Tensor"
+  std::string name;                   // "rms_norm/1"
+  std::map<std::string, Role> roles;  // "forward"
   // Binds the layer's ops to a slot of this contract: below autograd where no gradient is asked for, else through an
   // autograd function of the host.
   void (*bind)(SlotBase& slot, const LayerOps& layer);
@@ -45,6 +61,11 @@ struct Contract {
   // Where tensors decide: which calls of this slot the kernel serves, for the report; a Reason where it serves none.
   Result<std::string> (*serves)(const SlotBase& slot, const LayerOps& layer) = nullptr;
   bool steps_only = false;  // steps of generation alone reach its slot: in training there is nothing to serve
+  // The weight formats of a layer whose layers.json lists none.
+  std::set<std::string> weights = {"plain"};
+  // An older contract whose packages still serve the slots of this one; empty: its own.
+  std::string serves_slots_of = {};
+  const std::string& slots() const { return serves_slots_of.empty() ? name : serves_slots_of; }
 };
 
 const Contract* find_contract(const std::string& name);  // null: unknown

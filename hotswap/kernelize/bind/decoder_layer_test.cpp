@@ -16,7 +16,10 @@ using test_support::PackageCopy;
 // Two heads of 64, one of them keys', and ffn 96.
 struct Decoder : Module {
   explicit Decoder(at::ScalarType type = at::kFloat, at::ScalarType norm_type = at::kFloat)
-      : slot(this, {.features = {"silu", "packed"}, .numbers = {{"head_dims", {64}}, {"group_sizes", {2}}}},
+      : slot(this,
+             {.features = {"silu"},
+              .numbers = {{"head_dims", {64}}, {"group_sizes", {2}}},
+              .weights = {"plain", "q8_0"}},
              [this] { return parts; }) {
     const auto weight = [&](int64_t out, int64_t in) { return at::randn({out, in}, type); };
     parts.input_norm = parts.post_norm = at::ones({64}, norm_type);

@@ -1,17 +1,87 @@
-// The op of linear/1 that looks for the largest of an output's numbers: a head has it while its kernel is bound.
+// The slots of a Linear: linear/1 with the role argmax, and packed_linear in both of its versions.
 #include "hotswap/layers/linear.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
+#include <torch/library.h>
 
+#include "hotswap/kernelize/bind/contract.h"
 #include "hotswap/kernelize/bind/test_bind.h"
 
 namespace hotswap {
 namespace {
 
 using test_support::bundled_layer;
+
+// What a package had that was built for packed_linear/1: ggml's blocks as a bare tensor.
+int64_t old_calls = 0;
+Tensor old_packed_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  ++old_calls;
+  return stock::packed_linear(x, weight_of(weight, x.size(-1)), bias);
+}
+TORCH_LIBRARY(hotswap_old_package, m) {
+  m.def("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", &old_packed_linear);
+}
+
+Weight random_q8_0(int64_t out, int64_t in) {
+  const Tensor scales = (at::rand({out, in / 32, 1}) * 0.01).to(at::kHalf).view(at::kByte);
+  const Tensor codes = at::randint(0, 256, {out, in / 32, 32}, at::kByte);
+  return {
+      .format = WeightFormat::kQ8_0, .data = at::cat({scales, codes}, -1).view({out, -1}), .logical_shape = {out, in}};
+}
+
+SlotBase& only_slot(Linear& linear) {
+  std::vector<SlotBase*> slots;
+  linear.each_slot([&](const std::string&, SlotBase& slot) { slots.push_back(&slot); });
+  EXPECT_EQ(slots.size(), 1U);
+  return *slots.at(0);
+}
+
+TEST(BoundPackedLinear, BothContractsServeTheSlotWithTheSameResult) {
+  Linear linear(64, 7, /*with_bias=*/true);
+  linear.weight = random_q8_0(7, 64);
+  linear.bias = at::randn({7});
+  linear.tensors_changed();
+  SlotBase& slot = only_slot(linear);
+  EXPECT_EQ(slot.contract(), "packed_linear/2");
+  EXPECT_EQ(slot.needs().weights, std::vector<std::string>{"q8_0"});
+  const Tensor x = at::randn({3, 64}), stock = linear.forward(x);
+
+  const PackageLayer& bundled = bundled_layer("linear", "PackedLinear");
+  EXPECT_EQ(bundled.contract().name, "packed_linear/2");
+  const int64_t before = op_calls("linear", "packed_linear");
+  bundled.contract().bind(slot, bundled);
+  EXPECT_LE((linear.forward(x) - stock).norm().item<double>(), 2e-6 * stock.norm().item<double>());
+  EXPECT_EQ(op_calls("linear", "packed_linear") - before, 1);
+  slot.unbind();
+
+  const Contract& first = *find_contract("packed_linear/1");
+  EXPECT_EQ(first.slots(), slot.contract());
+  const LayerOps old("old:PackedLinear", first, {{"forward", "hotswap_old_package::packed_linear"}}, false);
+  first.bind(slot, old);
+  EXPECT_TRUE(at::equal(linear.forward(x), stock));
+  EXPECT_EQ(old_calls, 1);
+  slot.unbind();
+}
+
+TEST(BoundLinear, ItsSlotFollowsTheWeight) {
+  Linear linear(64, 7, /*with_bias=*/false);
+  EXPECT_EQ(only_slot(linear).layer(), "Linear");
+  linear.weight = random_q8_0(7, 64);
+  linear.tensors_changed();
+  EXPECT_EQ(only_slot(linear).layer(), "PackedLinear");
+  linear.dequantise(at::kFloat);
+  linear.tensors_changed();
+  EXPECT_EQ(only_slot(linear).layer(), "Linear");
+  EXPECT_TRUE(linear.plain() && linear.data().requires_grad());
+}
 
 TEST(BoundLinear, LooksForTheLargestByItsKernelsOp) {
   Linear head(8, 300, /*with_bias=*/false);

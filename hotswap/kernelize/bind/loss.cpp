@@ -15,27 +15,40 @@
 
 #include "hotswap/kernelize/bind/bind_impl.h"
 #include "hotswap/kernelize/bind/example.h"
+#include "hotswap/kernelize/bind/fields.h"
 
 namespace hotswap {
 
-// The options in the order of the schemas.
+namespace {
+
+// Options, and what came after them: train ops of linear_cross_entropy/1 have more between the two.
+const binding::Fields<CrossEntropyOptions>& option_fields() {
+  using O = CrossEntropyOptions;
+  static const binding::Fields<O> fields = {{"int ignore_index", &O::ignore_index},
+                                            {"float label_smoothing", &O::label_smoothing},
+                                            {"float softcap", &O::softcap},
+                                            {"float z_loss", &O::z_loss},
+                                            {"str reduction", &O::reduction}};
+  return fields;
+}
+
+const binding::Fields<CrossEntropyOptions>& weight_fields() {
+  using O = CrossEntropyOptions;
+  static const binding::Fields<O> fields = {{"Tensor? class_weight=None", &O::class_weight},
+                                            {"bool token_scaling=False", &O::token_scaling}};
+  return fields;
+}
+
+}  // namespace
+
 static void push(binding::Values& values, const CrossEntropyOptions& o) {
-  values.insert(values.end(), {o.ignore_index, o.label_smoothing, o.softcap, o.z_loss, o.reduction});
-  binding::push(values, std::optional(o.class_weight));
-  binding::push(values, o.token_scaling);
+  binding::push_fields(values, o, option_fields());
+  binding::push_fields(values, o, weight_fields());
 }
 
 static void take(const binding::Values& values, size_t& next, CrossEntropyOptions& out) {
-  out.ignore_index = values[next++].toInt();
-  out.label_smoothing = values[next++].toDouble();
-  out.softcap = values[next++].toDouble();
-  out.z_loss = values[next++].toDouble();
-  out.reduction = values[next++].toStringRef();
-  if (next == values.size()) return;  // an example without them
-  std::optional<Tensor> class_weight;
-  binding::take(values, next, class_weight);
-  out.class_weight = class_weight.value_or(Tensor());
-  binding::take(values, next, out.token_scaling);
+  binding::take_fields(values, next, out, option_fields());
+  binding::take_fields(values, next, out, weight_fields());  // an example may come without them
 }
 
 namespace binding {
@@ -83,8 +96,10 @@ template <typename Forward>
 Tensor with_weights(const Tensor& target, const CrossEntropyOptions& options, const Forward& forward) {
   if (!options.class_weight.defined()) return forward(options);
   if (options.class_weight.requires_grad()) {
-    throw Error(
-        {.wanted = "a class_weight that learns nothing", .got = "one that requires a gradient", .next = "detach it"});
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "a class_weight that learns nothing",
+                 .got = "one that requires a gradient",
+                 .next = "detach it"});
   }
   CrossEntropyOptions scaled = options;
   if (options.reduction == "mean") {
@@ -207,15 +222,16 @@ void bind_cross_entropy(SlotBase& slot, const LayerOps& layer) {
 
 std::vector<Contract> loss_contracts() {
   constexpr ExampleSize small = {.rows = 128, .dim = 576, .out = 2048}, large = {.rows = 512, .dim = 576, .out = 49152};
-  const std::string options = "int ignore_index, float label_smoothing, float softcap, float z_loss, str reduction",
-                    weights = ", Tensor? class_weight=None, bool token_scaling=False", loss = options + weights,
+  const std::string options = schema_of(option_fields()), weights = ", " + schema_of(weight_fields()),
+                    loss = options + weights,
                     train_options = options + ", bool float32_dweight=False, int chunk_bytes=0" + weights,
                     hidden = "Tensor hidden, Tensor weight, Tensor? bias, Tensor target, ";
   return {
       {"cross_entropy/1",
        {{"forward", "(Tensor logits, Tensor target, " + loss + ") -> Tensor"},
         {"forward_train", "(Tensor logits, Tensor target, " + loss + ") -> (Tensor loss, Tensor lse)"},
-        {"forward_train_inplace", "(Tensor(a!) logits, Tensor target, " + loss + ") -> (Tensor loss, Tensor lse)"},
+        {"forward_train_inplace",
+         optional_role("(Tensor(a!) logits, Tensor target, " + loss + ") -> (Tensor loss, Tensor lse)")},
         {"backward", "(Tensor dloss, Tensor logits, Tensor target, Tensor lse, " + loss + ") -> Tensor dlogits"}},
        bind_cross_entropy,
        cross_entropy_example,

@@ -17,50 +17,98 @@
 
 #include "hotswap/kernelize/bind/bind_impl.h"
 #include "hotswap/kernelize/bind/example.h"
+#include "hotswap/kernelize/bind/fields.h"
 
 namespace hotswap {
 
-// Inputs in the order of the schemas.
-static void push(binding::Values& values, const SelectiveScanInputs& in) {
-  for (const Tensor& t : {in.u, in.delta, in.A, in.B, in.C}) values.emplace_back(t);
-  for (const OptionalTensor& t : {in.D, in.z, in.delta_bias, in.initial_state, in.seq_idx}) binding::push(values, t);
-  values.emplace_back(in.delta_softplus);
+namespace {
+
+using binding::Fields;
+
+// Tensors, and what is passed after them: a backward op has tensors of its own between the two.
+template <typename Inputs>
+struct InputFields {
+  Fields<Inputs> tensors, options;
+};
+
+const InputFields<SelectiveScanInputs>& scan_fields() {
+  using In = SelectiveScanInputs;
+  static const InputFields<In> fields = {{{"Tensor u", &In::u},
+                                          {"Tensor delta", &In::delta},
+                                          {"Tensor A", &In::A},
+                                          {"Tensor B", &In::B},
+                                          {"Tensor C", &In::C},
+                                          {"Tensor? D", &In::D},
+                                          {"Tensor? z", &In::z},
+                                          {"Tensor? delta_bias", &In::delta_bias},
+                                          {"Tensor? initial_state", &In::initial_state},
+                                          {"Tensor? seq_idx", &In::seq_idx}},
+                                         {{"bool delta_softplus", &In::delta_softplus}}};
+  return fields;
 }
+
+const InputFields<SsdInputs>& ssd_fields() {
+  using In = SsdInputs;
+  static const InputFields<In> fields = {{{"Tensor x", &In::x},
+                                          {"Tensor dt", &In::dt},
+                                          {"Tensor A", &In::A},
+                                          {"Tensor B", &In::B},
+                                          {"Tensor C", &In::C},
+                                          {"Tensor? D", &In::D},
+                                          {"Tensor? z", &In::z},
+                                          {"Tensor? dt_bias", &In::dt_bias},
+                                          {"Tensor? initial_state", &In::initial_state},
+                                          {"Tensor? seq_idx", &In::seq_idx}},
+                                         {{"int chunk_size", &In::chunk_size},
+                                          {"bool dt_softplus", &In::dt_softplus},
+                                          {"float dt_min", &In::dt_min},
+                                          {"float dt_max", &In::dt_max}}};
+  return fields;
+}
+
+const InputFields<StateUpdateInputs>& update_fields() {
+  using In = StateUpdateInputs;
+  static const InputFields<In> fields = {{{"Tensor(a!) state", &In::state},
+                                          {"Tensor x", &In::x},
+                                          {"Tensor dt", &In::dt},
+                                          {"Tensor A", &In::A},
+                                          {"Tensor B", &In::B},
+                                          {"Tensor C", &In::C},
+                                          {"Tensor? D", &In::D},
+                                          {"Tensor? z", &In::z},
+                                          {"Tensor? dt_bias", &In::dt_bias},
+                                          {"Tensor? state_indices", {}}},
+                                         {{"bool dt_softplus", &In::dt_softplus}}};
+  return fields;
+}
+
+template <typename Inputs>
+void push_all(binding::Values& values, const Inputs& in, const InputFields<Inputs>& fields) {
+  binding::push_fields(values, in, fields.tensors);
+  binding::push_fields(values, in, fields.options);
+}
+
+template <typename Inputs>
+void take_all(const binding::Values& values, size_t& next, Inputs& in, const InputFields<Inputs>& fields) {
+  binding::take_fields(values, next, in, fields.tensors);
+  binding::take_fields(values, next, in, fields.options);
+}
+
+}  // namespace
+
+static void push(binding::Values& values, const SelectiveScanInputs& in) { push_all(values, in, scan_fields()); }
+static void push(binding::Values& values, const SsdInputs& in) { push_all(values, in, ssd_fields()); }
+static void push(binding::Values& values, const StateUpdateInputs& in) { push_all(values, in, update_fields()); }
 
 static void take(const binding::Values& values, size_t& next, SelectiveScanInputs& in) {
-  for (Tensor* t : {&in.u, &in.delta, &in.A, &in.B, &in.C}) *t = values[next++].toTensor();
-  for (OptionalTensor* t : {&in.D, &in.z, &in.delta_bias, &in.initial_state, &in.seq_idx})
-    binding::take(values, next, *t);
-  in.delta_softplus = values[next++].toBool();
+  take_all(values, next, in, scan_fields());
 }
-
-static void push(binding::Values& values, const SsdInputs& in) {
-  for (const Tensor& t : {in.x, in.dt, in.A, in.B, in.C}) values.emplace_back(t);
-  for (const OptionalTensor& t : {in.D, in.z, in.dt_bias, in.initial_state, in.seq_idx}) binding::push(values, t);
-  values.insert(values.end(), {in.chunk_size, in.dt_softplus, in.dt_min, in.dt_max});
-}
-
 static void take(const binding::Values& values, size_t& next, SsdInputs& in) {
-  for (Tensor* t : {&in.x, &in.dt, &in.A, &in.B, &in.C}) *t = values[next++].toTensor();
-  for (OptionalTensor* t : {&in.D, &in.z, &in.dt_bias, &in.initial_state, &in.seq_idx}) binding::take(values, next, *t);
-  in.chunk_size = values[next++].toInt();
-  in.dt_softplus = values[next++].toBool();
-  in.dt_min = values[next++].toDouble();
-  in.dt_max = values[next++].toDouble();
+  take_all(values, next, in, ssd_fields());
 }
-
-static void push(binding::Values& values, const StateUpdateInputs& in) {
-  for (const Tensor& t : {in.state, in.x, in.dt, in.A, in.B, in.C}) values.emplace_back(t);
-  for (const OptionalTensor& t : {in.D, in.z, in.dt_bias}) binding::push(values, t);
-  values.insert(values.end(), {c10::IValue(), in.dt_softplus});
-}
-
 static void take(const binding::Values& values, size_t& next, StateUpdateInputs& in) {
-  in.state = values[next++].toTensor().clone();  // an example may run again
-  for (Tensor* t : {&in.x, &in.dt, &in.A, &in.B, &in.C}) *t = values[next++].toTensor();
-  for (OptionalTensor* t : {&in.D, &in.z, &in.dt_bias}) binding::take(values, next, *t);
-  in.dt_softplus = values[++next].toBool();
-  ++next;
+  take_all(values, next, in, update_fields());
+  in.state = in.state.clone();  // an example may run again
 }
 
 namespace binding {
@@ -194,13 +242,9 @@ Result<Example> gated_norm_example(const std::string&, const ExampleSize& size) 
 
 std::vector<Contract> mamba_contracts() {
   const std::string conv = "Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, Tensor? seq_idx, ";
-  const std::string scan =
-      "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, "
-      "Tensor? initial_state, Tensor? seq_idx, ";
-  const std::string ssd =
-      "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? dt_bias, "
-      "Tensor? initial_state, Tensor? seq_idx, ";
-  const std::string chunks = "int chunk_size, bool dt_softplus, float dt_min, float dt_max)";
+  const std::string scan = schema_of(scan_fields().tensors) + ", ", softplus = schema_of(scan_fields().options);
+  const std::string ssd = schema_of(ssd_fields().tensors) + ", ", chunks = schema_of(ssd_fields().options) + ")";
+  const std::string update = schema_of(update_fields().tensors) + ", " + schema_of(update_fields().options);
   const ExampleSize sequence = {.rows = 128, .dim = 256}, long_sequence = {.rows = 1024, .dim = 1536};
   const ExampleSize step = {.rows = 1, .dim = 1536}, steps = {.rows = 64, .dim = 4096};
   return {
@@ -227,19 +271,17 @@ std::vector<Contract> mamba_contracts() {
        nullptr,
        /*steps_only=*/true},
       {"selective_scan/1",
-       {{"forward", "(" + scan + "bool delta_softplus) -> (Tensor y, Tensor last_state)"},
-        {"forward_train", "(" + scan + "bool delta_softplus) -> (Tensor y, Tensor last_state, Tensor checkpoints)"},
-        {"backward", "(Tensor dy, Tensor? dlast_state, " + scan +
-                         "Tensor checkpoints, bool delta_softplus) -> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, "
+       {{"forward", "(" + scan + softplus + ") -> (Tensor y, Tensor last_state)"},
+        {"forward_train", "(" + scan + softplus + ") -> (Tensor y, Tensor last_state, Tensor checkpoints)"},
+        {"backward", "(Tensor dy, Tensor? dlast_state, " + scan + "Tensor checkpoints, " + softplus +
+                         ") -> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, "
                          "Tensor dC, Tensor dD, Tensor dz, Tensor ddelta_bias, Tensor dinitial_state)"}},
        bind_regular<SelectiveScanForward, Gradients::kAny>,
        scan_example,
        sequence,
        long_sequence},
       {"selective_state_update/1",
-       {{"forward",
-         "(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? dt_bias, "
-         "Tensor? state_indices, bool dt_softplus) -> Tensor"}},
+       {{"forward", "(" + update + ") -> Tensor"}},
        bind_state_update,
        state_update_example,
        step,

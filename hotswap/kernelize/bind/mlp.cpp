@@ -1,4 +1,4 @@
-// gated_mlp/1. Beside what the names say (regular.h): with backward_again, which writes over all that it is given,
+// gated_mlp/1. Beside what the names say (regular.h): with backward_recompute, which writes over all that it is given,
 // dgate over gate, dup over up and what forward gave over dy, a layer's training is one node from x to down's product.
 #include "hotswap/layers/mlp.h"
 
@@ -29,8 +29,8 @@ using Backward = std::tuple<Tensor, Tensor>(const Tensor& dy, const Tensor& gate
 
 struct GatedOps : Ops<GatedForward, GatedForward, Backward> {
   explicit GatedOps(const LayerOps& layer)
-      : Ops(layer), again(*typed_op<void(Tensor, Tensor, Tensor)>(layer, "backward_again")) {}
-  c10::TypedOperatorHandle<void(Tensor, Tensor, Tensor)> again;
+      : Ops(layer), recompute(*typed_op<void(Tensor, Tensor, Tensor)>(layer, "backward_recompute")) {}
+  c10::TypedOperatorHandle<void(Tensor, Tensor, Tensor)> recompute;
 };
 
 struct WholeFunction : torch::autograd::Function<WholeFunction> {
@@ -54,7 +54,7 @@ struct WholeFunction : torch::autograd::Function<WholeFunction> {
     if (may_overwrite(middle)) {
       dgate = middle[0].detach();
       dup = middle[1].detach();
-      below_autograd(ops->again, again, dgate, dup);
+      below_autograd(ops->recompute, again, dgate, dup);
     } else {
       std::tie(dgate, dup) = below_autograd(*ops->backward, again, middle[0], middle[1]);
       again = below_autograd(*ops->train, middle[0], middle[1]);
@@ -71,14 +71,11 @@ struct WholeFunction : torch::autograd::Function<WholeFunction> {
 
 void bind_gated(SlotBase& slot, const LayerOps& layer) {
   bind_regular<GatedForward>(slot, layer);
-  auto* gated = dynamic_cast<GatedSlot*>(&slot);
-  if (gated == nullptr) return;
-  gated->whole = nullptr;
-  if (!layer.trains() || layer.op("backward_again").empty()) return;
-  gated->whole = [ops = ops_of<GatedOps>(layer)](const Tensor& x, const Tensor& gate_weight, const Tensor& up_weight,
-                                                 const Tensor& down_weight) {
+  if (!layer.trains() || layer.op("backward_recompute").empty()) return;
+  slot.bind_op<TrainWhole>([ops = ops_of<GatedOps>(layer)](const Tensor& x, const Tensor& gate_weight,
+                                                           const Tensor& up_weight, const Tensor& down_weight) {
     return WholeFunction::apply(ops, x, gate_weight, up_weight, down_weight);
-  };
+  });
 }
 
 }  // namespace
@@ -88,8 +85,8 @@ std::vector<Contract> mlp_contracts() {
            {{"forward", "(Tensor gate, Tensor up) -> Tensor y"},
             {"forward_train", "(Tensor gate, Tensor up) -> Tensor y"},
             {"backward", "(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)"},
-            {"backward_inplace", "(Tensor dy, Tensor(a!) gate, Tensor(b!) up) -> ()"},
-            {"backward_again", "(Tensor(a!) dy, Tensor(b!) gate, Tensor(c!) up) -> ()"}},
+            {"backward_inplace", optional_role("(Tensor dy, Tensor(a!) gate, Tensor(b!) up) -> ()")},
+            {"backward_recompute", optional_role("(Tensor(a!) dy, Tensor(b!) gate, Tensor(c!) up) -> ()")}},
            bind_gated,
            gated_example}};
 }

@@ -16,6 +16,7 @@
 
 #include "hotswap/kernelize/bind/bind_impl.h"
 #include "hotswap/kernelize/bind/example.h"
+#include "hotswap/kernelize/bind/fields.h"
 #include "hotswap/layers/experts.h"
 
 namespace hotswap::binding {
@@ -47,13 +48,27 @@ struct ExpertsCall {
   ExpertsOptions options;
 };
 
-void push_options(Values& stack, const ExpertsOptions& o) {
-  stack.insert(stack.end(), {o.activation, o.alpha, o.limit, o.interleaved, o.transposed, o.scale_input});
+const Fields<ExpertsOptions>& option_fields() {
+  using O = ExpertsOptions;
+  static const Fields<O> fields = {{"str activation", &O::activation},  {"float alpha", &O::alpha},
+                                   {"float limit", &O::limit},          {"bool interleaved", &O::interleaved},
+                                   {"bool transposed", &O::transposed}, {"bool scale_input", &O::scale_input}};
+  return fields;
+}
+
+const Fields<ExpertWeights>& weight_fields() {
+  using W = ExpertWeights;
+  static const Fields<W> fields = {{"Tensor w_up", &W::up},
+                                   {"Tensor? b_up", &W::up_bias},
+                                   {"Tensor w_down", &W::down},
+                                   {"Tensor? b_down", &W::down_bias}};
+  return fields;
 }
 
 Values arguments(const Tensor& x, const Routing& routing, const ExpertWeights& w, const ExpertsOptions& o) {
-  Values stack = {x, routing.index, routing.weights, w.up, optional(w.up_bias), w.down, optional(w.down_bias)};
-  push_options(stack, o);
+  Values stack = {x, routing.index, routing.weights};
+  push_fields(stack, w, weight_fields());
+  push_fields(stack, o, option_fields());
   return stack;
 }
 
@@ -93,7 +108,7 @@ struct ExpertsFunction : Function<ExpertsFunction> {
     const bool weight_grads = wanted[3] || wanted[4] || wanted[5] || wanted[6];
     Values stack = {dense(dy[0])};
     for (const Tensor& tensor : saved) stack.push_back(optional(tensor));
-    push_options(stack, c.options);
+    push_fields(stack, c.options, option_fields());
     stack.emplace_back(weight_grads);
     const bool over = c.ops->inplace && may_overwrite(saved[7]);
     call(over ? *c.ops->inplace : *c.ops->backward, stack);
@@ -163,9 +178,10 @@ Result<Example> experts_example(const std::string& layer, const ExampleSize& siz
                         .weights = at::softmax(random({size.rows, form->k}), -1)};
   const auto experts = [o](const auto& forward) -> ExampleForward {
     return [o, forward](const Values& a) {
-      const auto tensor = [&](size_t i) { return a[i].isTensor() ? a[i].toTensor() : Tensor(); };
-      const ExpertWeights w{.up = tensor(3), .up_bias = tensor(4), .down = tensor(5), .down_bias = tensor(6)};
-      return Tensors{forward(tensor(0), Routing{tensor(1), tensor(2)}, w, o)};
+      ExpertWeights w{.up = {}, .down = {}};
+      size_t next = 3;
+      take_fields(a, next, w, weight_fields());
+      return Tensors{forward(a[0].toTensor(), Routing{a[1].toTensor(), a[2].toTensor()}, w, o)};
     };
   };
   Example example;
@@ -190,10 +206,8 @@ Result<Example> experts_example(const std::string& layer, const ExampleSize& siz
 }  // namespace
 
 std::vector<Contract> moe_contracts() {
-  const std::string read =
-      "Tensor x, Tensor index, Tensor weights, Tensor w_up, Tensor? b_up, Tensor w_down, Tensor? b_down, ";
-  const std::string options =
-      "str activation, float alpha, float limit, bool interleaved, bool transposed, bool scale_input";
+  const std::string read = "Tensor x, Tensor index, Tensor weights, " + schema_of(weight_fields()) + ", ";
+  const std::string options = schema_of(option_fields());
   const std::string gradients =
       ", bool weight_grads) -> (Tensor dx, Tensor dweights, Tensor dw_up, Tensor db_up, Tensor dw_down, Tensor "
       "db_down)";
@@ -203,8 +217,9 @@ std::vector<Contract> moe_contracts() {
              "(" + read + options + ") -> (Tensor y, Tensor h, Tensor order, Tensor slots, Tensor offsets)"},
             {"backward",
              "(Tensor dy, " + read + "Tensor h, Tensor order, Tensor slots, Tensor offsets, " + options + gradients},
-            {"backward_inplace", "(Tensor dy, " + read + "Tensor(a!) h, Tensor order, Tensor slots, Tensor offsets, " +
-                                     options + gradients}},
+            {"backward_inplace",
+             optional_role("(Tensor dy, " + read + "Tensor(a!) h, Tensor order, Tensor slots, Tensor offsets, " +
+                           options + gradients)}},
            bind_experts,
            experts_example,
            {.rows = 16, .dim = 256},

@@ -111,7 +111,7 @@ class RegularOps {
   }
 
   c10::FunctionSchema parsed(const char* role) const {  // the contract's: an op may name its results otherwise
-    return torch::jit::parseSchema("op" + layer.contract().roles.at(role));
+    return torch::jit::parseSchema("op" + layer.contract().roles.at(role).schema);
   }
 
   static size_t place_of(std::vector<Saved>& list, const Saved& wanted) {
@@ -139,7 +139,8 @@ class RegularOps {
     if (const size_t i = name.starts_with("with_") ? index_of(arguments, name.substr(5)) : kNone; i != kNone) {
       return {Source::kValue, place_of(saved_values, {Saved::kGiven, i})};
     }
-    throw Error({.wanted = cat("arguments of ", layer.contract().name, "'s backward that its other schemas have"),
+    throw Error({.kind = ErrorKind::kInternal,
+                 .wanted = cat("arguments of ", layer.contract().name, "'s backward that its other schemas have"),
                  .got = cat("'", name, "'"),
                  .next = "name it as kernelize/bind/regular.h says, or bind the contract by a function of its own"});
   }
@@ -238,7 +239,8 @@ void run_with_gradients(const RegularOps& ops, Values& values) {
     if (!values[i].isTensor() || !values[i].toTensor().requires_grad()) continue;
     std::vector<std::string> names;
     for (const size_t j : ops.without_gradient) names.push_back(ops.arguments[j].name());
-    throw Error({.wanted = cat(join(names, " and "), " without gradient for ", ops.layer.str()),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat(join(names, " and "), " without gradient for ", ops.layer.str()),
                  .got = cat("one of them that requires it: ", ops.arguments[i].name()),
                  .next = cat("detach it, or unkernelize ", ops.layer.str())});
   }

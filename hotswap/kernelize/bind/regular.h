@@ -61,7 +61,8 @@ R taken(Values& results) {
 template <typename Signature>
 void bind_slot(SlotBase& slot, typename Slot<Signature>::Forward forward) {
   if (auto* typed = dynamic_cast<Slot<Signature>*>(&slot)) return typed->bind(std::move(forward));
-  throw Error({.wanted = cat("the slot ", slot.layer(), " to have the C++ type of its contract ", slot.contract()),
+  throw Error({.kind = ErrorKind::kInternal,
+               .wanted = cat("the slot ", slot.layer(), " to have the C++ type of its contract ", slot.contract()),
                .got = "another one",
                .next = "give both the same one"});
 }

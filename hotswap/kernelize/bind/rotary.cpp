@@ -32,7 +32,7 @@ std::vector<Contract> rotary_contracts() {
            {{"forward", "(Tensor q, Tensor k, " + tables + " -> (Tensor q, Tensor k)"},
             {"forward_train", "(Tensor q, Tensor k, " + tables + " -> (Tensor q, Tensor k)"},
             {"backward", "(Tensor dq, Tensor dk, " + tables + " -> (Tensor dq, Tensor dk)"},
-            {"forward_inplace", "(Tensor(a!) q, Tensor(b!) k, " + tables + " -> ()"}},
+            {"forward_inplace", optional_role("(Tensor(a!) q, Tensor(b!) k, " + tables + " -> ()")}},
            bind_regular<RotaryForward, Gradients::kRows>,
            rotary_example}};
 }

@@ -96,7 +96,8 @@ std::string names_with_layers() {
 
 [[noreturn]] void refuse(const Manifest& m, const std::vector<Manifest>& bundled, const std::string& got) {
   const std::string instead = stand_ins(m.name, bundled);
-  throw Error({.wanted = cat("layers.json in ", m.folder.string(), ", or a package with an adapter (",
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("layers.json in ", m.folder.string(), ", or a package with an adapter (",
                              names_with_layers(), ")"),
                .got = got,
                .next = instead.empty() ? "use a package that declares which layers its ops serve"

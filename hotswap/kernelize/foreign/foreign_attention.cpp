@@ -23,7 +23,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 void refuse(bool found, const char* what) {
   if (!found) return;
-  throw Error({.wanted = cat("attention without ", what, ", which this package's ops do not have"),
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("attention without ", what, ", which this package's ops do not have"),
                .got = what,
                .next = "use the bundled package hotswap/attention"});
 }

@@ -17,7 +17,8 @@ bool given(const c10::IValue& value) { return !value.isNone(); }
 
 void refuse(bool asked, const char* what) {
   if (!asked) return;
-  throw Error({.wanted = cat("a call without ", what, ", which this package has not"),
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("a call without ", what, ", which this package has not"),
                .got = "one with it",
                .next = "use the bundled package hotswap/mamba, or leave the layer stock"});
 }

@@ -39,7 +39,8 @@ AdapterValues call_named(const c10::OperatorHandle& op, const NamedValues& given
   }
   for (const auto& [name, value] : given) {
     if (value.isNone() || op.schema().argumentIndexWithName(name)) continue;
-    throw Error({.wanted = cat("an argument ", name, " of ", op.schema()),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("an argument ", name, " of ", op.schema()),
                  .got = "none",
                  .next = "use another version of the package, or the bundled one"});
   }
@@ -58,7 +59,8 @@ Adapter fills_output(const c10::OperatorHandle& op, bool half) {
     std::vector<int64_t> shape = x.sizes().vec();
     if (half) {
       if (shape.empty() || shape.back() % 2 != 0) {
-        throw Error({.wanted = "an even last dimension, [gate | up]",
+        throw Error({.kind = ErrorKind::kInvalidArgument,
+                     .wanted = "an even last dimension, [gate | up]",
                      .got = cat("shape [", join(shape), "]"),
                      .next = "concatenate gate and up along the last dimension"});
       }
@@ -85,7 +87,8 @@ Adapter turns_halves(const c10::OperatorHandle& op, bool conj) {
     const Tensor q = a[0].toTensor(), k = a[1].toTensor();
     const int64_t dim = a[4].toInt();
     if (a[5].toBool()) {
-      throw Error({.wanted = "halves, which is what this package's rotary embedding turns",
+      throw Error({.kind = ErrorKind::kUnsupported,
+                   .wanted = "halves, which is what this package's rotary embedding turns",
                    .got = "an interleaved embedding",
                    .next = "keep rotary_pos_emb stock, or use the bundled package hotswap/rotary"});
     }
@@ -200,7 +203,10 @@ c10::DispatchKey device_key(const std::string& backend) {
                                                                {"xpu", c10::DispatchKey::XPU}};
   const auto key = keys.find(backend);
   if (key != keys.end()) return key->second;
-  throw Error({.wanted = "a package for cpu, cuda, rocm, metal or xpu", .got = backend, .next = "use another"});
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = "a package for cpu, cuda, rocm, metal or xpu",
+               .got = backend,
+               .next = "use another"});
 }
 
 // Types of arguments and results and what is written to; names are theirs to choose.
@@ -230,7 +236,8 @@ void check_theirs(const Manifest& m, const ForeignPackage& package) {
     if (!known) wrong.push_back(cat(handle->schema(), ", where ", op.name, op.schemas.front(), " is known"));
   }
   if (wrong.empty()) return;
-  throw Error({.wanted = cat("the ops of ", m.name, " as its adapter knows them, in ", m.library().string()),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("the ops of ", m.name, " as its adapter knows them, in ", m.library().string()),
                .got = join(wrong, "; "),
                .next = "use another version of the package, or the bundled one"});
 }
@@ -251,7 +258,7 @@ void register_adapter(const Manifest& m) {
     for (const auto& [role, op] : entry.ops) {
       if (!defined.insert(op).second) continue;
       auto counter = (*calls)[op] = std::make_shared<std::atomic<int64_t>>(0);
-      library->def(torch::jit::parseSchema(op + find_contract(entry.contract)->roles.at(role)));
+      library->def(torch::jit::parseSchema(op + find_contract(entry.contract)->roles.at(role).schema));
       const AdaptedOp& adapted = adapters.at(op);
       // A variant may define an op and have no kernel for it; then ours has none either, and the layer stays stock.
       if (!adapted.theirs.hasComputedKernelForDispatchKey(key)) continue;
@@ -264,7 +271,8 @@ void register_adapter(const Manifest& m) {
                                               torch::CppFunction([calls](std::string_view op) -> int64_t {
                                                 const auto found = calls->find(std::string(op));
                                                 if (found != calls->end()) return *found->second;
-                                                throw Error({.wanted = "an op of this adapter",
+                                                throw Error({.kind = ErrorKind::kInternal,
+                                                             .wanted = "an op of this adapter",
                                                              .got = "'" + std::string(op) + "'",
                                                              .next = "pass the name of one"});
                                               })));

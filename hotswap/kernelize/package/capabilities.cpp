@@ -38,7 +38,8 @@ void Numbers::add(const Json& entry) {
   } else if (const auto pair = sides('/'); pair.first > 0 && pair.second > 0) {
     pairs_.insert(pair);
   } else {
-    throw Error({.wanted = cat("64, \"80-128\", \"multiple of 16\" or the pair \"192/128\" at ", entry.where()),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("64, \"80-128\", \"multiple of 16\" or the pair \"192/128\" at ", entry.where()),
                  .got = "'" + shown(text) + "'",
                  .next = "rebuild the package"});
   }

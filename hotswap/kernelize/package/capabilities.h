@@ -37,6 +37,7 @@ struct Capabilities {
   std::set<std::string> features;                 // of those that the contract knows: "window"
   std::set<std::string> inference_features = {};  // more of them, without gradients; of adapted packages alone
   std::map<std::string, Numbers> numbers;         // of those that the contract knows: "head_dims"
+  std::set<std::string> weights = {};             // formats of the weights that it takes: "plain", "q8_0"
 };
 
 }  // namespace hotswap

@@ -13,7 +13,8 @@ namespace {
 
 [[noreturn]] void refuse_device(const std::string& name) {
   const bool is_gpu = name.starts_with("gpu") || name.starts_with("rocm") || name.starts_with("hip");
-  throw Error({.wanted = "a device as cpu, cuda, cuda:N or auto",
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "a device as cpu, cuda, cuda:N or auto",
                .got = "'" + name + "'",
                .next = is_gpu ? "write cuda, as torch names the GPUs of NVIDIA and, in its HIP builds, of AMD"
                               : "take cpu: this host runs on CPUs and on the GPUs that torch calls cuda"});
@@ -41,13 +42,15 @@ c10::Device device_named(const std::string& name) {
   const std::optional<int> index = gpu_index(name);
   if (!index) refuse_device(name);
   if (!cuda_available()) {
-    throw Error({.wanted = cat("a GPU for the device ", name),
+    throw Error({.kind = ErrorKind::kUnavailable,
+                 .wanted = cat("a GPU for the device ", name),
                  .got = "none that this torch can use",
                  .next = "take cpu, or run with a CUDA build of torch where there is a GPU"});
   }
   const int count = c10::impl::getDeviceGuardImpl(c10::kCUDA)->deviceCount();
   if (*index >= count) {
-    throw Error({.wanted = cat("a GPU for the device ", name),
+    throw Error({.kind = ErrorKind::kUnavailable,
+                 .wanted = cat("a GPU for the device ", name),
                  .got = count == 1 ? std::string("one GPU, cuda:0") : cat(count, " GPUs, the last cuda:", count - 1),
                  .next = "name one of these"});
   }

@@ -6,6 +6,7 @@
 #include "hotswap/hub/names/kernel_ref.h"
 #include "hotswap/hub/names/text.h"
 #include "hotswap/kernelize/bind/contract.h"
+#include "hotswap/layers/weight.h"
 
 namespace hotswap {
 namespace {
@@ -14,7 +15,10 @@ namespace fs = std::filesystem;
 
 void want(bool ok, const std::string& wanted, const Json& at, const std::string& got) {
   if (ok) return;
-  throw Error({.wanted = wanted + " at " + at.where(), .got = "'" + shown(got) + "'", .next = "rebuild the package"});
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = wanted + " at " + at.where(),
+               .got = "'" + shown(got) + "'",
+               .next = "rebuild the package"});
 }
 
 // The capabilities that this object names; the others stay as they are.
@@ -22,7 +26,7 @@ void read_capabilities(const Json& json, int64_t schema, Capabilities& caps) {
   if (schema == 1) {
     json.only({"backward", "capture", "deterministic", "dtypes"});
   } else {
-    json.only({"backward", "capture", "deterministic", "dtypes", "features", "numbers"});
+    json.only({"backward", "capture", "deterministic", "dtypes", "features", "numbers", "weights"});
   }
   caps.backward = json.get("backward", caps.backward);
   caps.capture = json.get("capture", caps.capture);
@@ -40,12 +44,35 @@ void read_capabilities(const Json& json, int64_t schema, Capabilities& caps) {
     caps.features.clear();
     for (const Json& feature : features->elements()) caps.features.insert(feature.as<std::string>());
   }
+  if (const auto weights = json.find("weights")) {
+    caps.weights.clear();
+    for (const Json& weight : weights->elements()) {
+      const auto name = weight.as<std::string>();
+      want(weight_format_of(name).has_value(), cat("a weight format out of ", weight_format_names()), weight, name);
+      caps.weights.insert(name);
+    }
+  }
   if (const auto numbers = json.find("numbers")) {
     caps.numbers.clear();
     for (const auto& [name, list] : numbers->items()) {
       for (const Json& entry : list.elements()) caps.numbers[name].add(entry);
     }
   }
+}
+
+// Names of before, in packages that are built.
+std::string role_of(const std::string& name) {
+  static const std::map<std::string, std::string> renamed = {{"largest", "argmax"},
+                                                             {"backward_again", "backward_recompute"}};
+  const auto found = renamed.find(name);
+  return found == renamed.end() ? name : found->second;
+}
+
+// The formats that the layer's kernels take, where it does not list them.
+void default_weights(const Contract& contract, Capabilities& caps) {
+  if (!caps.weights.empty()) return;
+  caps.weights = contract.weights;
+  if (caps.features.contains("packed")) caps.weights.insert(kPackedFormats.begin(), kPackedFormats.end());
 }
 
 // A name that the contract does not know would never be asked for: it is misspelt.
@@ -63,12 +90,14 @@ LayerEntry read_layer(const Json& json, int64_t schema, LayerEntry layer) {
   layer.contract = layer.contract.empty() ? json.at<std::string>("contract") : json.get("contract", layer.contract);
   const Contract* contract = find_contract(layer.contract);
   if (contract == nullptr) {
-    throw Error({.wanted = cat("a contract that this hotswap knows at ", json.where(), ": ", join(contract_names())),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("a contract that this hotswap knows at ", json.where(), ": ", join(contract_names())),
                  .got = "'" + layer.contract + "'",
                  .next = "use versions of hotswap and of the package that match"});
   }
   const Json ops = json.child("ops");
-  for (const auto& [role, op] : ops.items()) {
+  for (const auto& [name_of_role, op] : ops.items()) {
+    const std::string role = role_of(name_of_role);
     want(contract->roles.contains(role), cat("a role of ", layer.contract), op, role);
     const auto name = op.as<std::string>();
     want(is_identifier(name), "an op's name", op, name);
@@ -76,7 +105,10 @@ LayerEntry read_layer(const Json& json, int64_t schema, LayerEntry layer) {
   }
   if (const auto caps = json.find("capabilities")) read_capabilities(*caps, schema, layer.capabilities);
   check_names(json, *contract, layer.capabilities);
-  ops.at<std::string>("forward");
+  default_weights(*contract, layer.capabilities);
+  for (const auto& [role, schema] : contract->roles) {
+    if (!schema.optional && (role == "forward" || layer.capabilities.backward)) ops.at<std::string>(role);
+  }
   if (layer.capabilities.backward) {  // what it promises must be there: of "varlen_forward" too
     for (const auto& [role, op] : layer.ops) {
       if (!role.ends_with("forward")) continue;
@@ -148,7 +180,8 @@ void read_versions(const Json& json, PackageLayers& package) {
 std::string read_layers_text(const fs::path& folder) {
   const fs::path file = folder / "layers.json";
   if (fs::exists(file)) return read_file(file);
-  throw Error({.wanted = cat("layers.json in ", folder.string()),
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("layers.json in ", folder.string()),
                .got = "a package that does not declare which layers its ops serve",
                .next = "name it in a kernel mapping: some such packages have an adapter"});
 }

@@ -17,7 +17,8 @@ void parse_metadata_of(Manifest& m) {
   static_cast<KernelMetadata&>(m) = parse_metadata(m.metadata_text, file.string());
   m.digest = "sha256:" + to_hex(sha256(as_bytes(m.metadata_text)));
   if (m.checked && !m.digests) {
-    throw Error({.wanted = "key 'digest' in " + file.string(),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = "key 'digest' in " + file.string(),
                  .got = "a package whose files nothing vouches for",
                  .next = "run `hotswap kernel hash` on it if it is yours, or get another"});
   }
@@ -25,7 +26,8 @@ void parse_metadata_of(Manifest& m) {
 
 void need_digest(const Manifest& m, const std::string& file) {
   if (m.digests->files.contains(file)) return;
-  throw Error({.wanted = cat("the digest of '", file, "' in ", (m.folder / "metadata.json").string()),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("the digest of '", file, "' in ", (m.folder / "metadata.json").string()),
                .got = "none",
                .next = "rebuild the package"});
 }

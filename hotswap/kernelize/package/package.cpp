@@ -68,12 +68,13 @@ void check_schemas(const Manifest& m) {
     const Contract& contract = *find_contract(layer.contract);
     for (const auto& [role, op] : layer.ops) {
       std::vector<std::string> differences;
-      compare(m.op_namespace() + "::" + op, contract.roles.at(role), differences);
+      compare(m.op_namespace() + "::" + op, contract.roles.at(role).schema, differences);
       for (const auto& text : differences) wrong.push_back(cat(name, " (", contract.name, " ", role, "): ", text));
     }
   }
   if (wrong.empty()) return;
-  throw Error({.wanted = cat("the ops of ", m.library().string(), " as their contracts have them"),
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("the ops of ", m.library().string(), " as their contracts have them"),
                .got = join(wrong, "; "),
                .next = "use a package and a hotswap that fit together"});
 }
@@ -98,14 +99,18 @@ void open_library(const Manifest& m, SealedFile& library) {
   const std::string ops = m.id + "::";
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (!name.name.starts_with(ops)) continue;
-    throw Error({.wanted = cat("to load ", m.library().string()),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("to load ", m.library().string()),
                  .got = cat("the op ", name.name, ", which something else has registered"),
                  .next = "load a package by hotswap alone"});
   }
   // Foreign packages name PyModule_Create2 for Python's sake. Bound when called, it is never missed here.
   const int when = m.adapter.empty() ? RTLD_NOW : RTLD_LAZY;
   if (dlopen(library.name().c_str(), when | RTLD_LOCAL) == nullptr) {
-    throw Error({.wanted = cat("to load ", m.library().string()), .got = dlerror(), .next = "rebuild the package"});
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("to load ", m.library().string()),
+                 .got = dlerror(),
+                 .next = "rebuild the package"});
   }
   library.keep_name();
 }
@@ -169,7 +174,8 @@ const Package& load_package(const Manifest& manifest, const std::function<void(c
   // Ops are found by the id: a second build under the same one would be run in place of the first, or the other way.
   if (loaded.digest != manifest.digest) {
     throw Error(
-        {.wanted = cat("one build of the id ", manifest.id, " in a process"),
+        {.kind = ErrorKind::kInvalidArgument,
+         .wanted = cat("one build of the id ", manifest.id, " in a process"),
          .got = cat(loaded.digest, " is loaded, ", manifest.digest, " is requested in ", manifest.folder.string()),
          .next = "give a changed package a new id, as its build does"});
   }
@@ -202,7 +208,8 @@ System this_system(const std::string& device_kind) {
 
 Result<fs::path> find_variant(const fs::path& root, const std::string& device_kind) {
   if (!fs::is_directory(root)) {
-    throw Error({.wanted = "the folder of a kernel package",
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = "the folder of a kernel package",
                  .got = root.string() + ", which is none",
                  .next = "check the path"});
   }
@@ -220,8 +227,10 @@ Result<fs::path> find_variant(const fs::path& root, const std::string& device_ki
 Result<fs::path> bundled_folder() {
   if (const auto given = env(EnvVar::kPackages)) {
     if (fs::is_directory(*given)) return fs::path(*given);
-    throw Error(
-        {.wanted = "HOTSWAP_PACKAGES to be a folder", .got = "'" + *given + "'", .next = "correct or unset it"});
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = "HOTSWAP_PACKAGES to be a folder",
+                 .got = "'" + *given + "'",
+                 .next = "correct or unset it"});
   }
   const auto here = own_binary_path();
   if (!here) return Reason{here.why() + "; set HOTSWAP_PACKAGES"};
@@ -265,8 +274,10 @@ int64_t op_calls(const std::string& package, const std::string& op) {
     calls += loaded.package->calls(op);
   }
   if (loaded_one && !known) {
-    throw Error(
-        {.wanted = cat("an op of the package ", package), .got = op, .next = "`hotswap kernel info` lists them"});
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat("an op of the package ", package),
+                 .got = op,
+                 .next = "`hotswap kernel info` lists them"});
   }
   return calls;
 }

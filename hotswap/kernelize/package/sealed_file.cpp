@@ -44,7 +44,8 @@ SealedFile::SealedFile(const std::filesystem::path& file) {
   }
   const int why = errno;
   if (fd_ >= 0) ::close(fd_);
-  throw Error({.wanted = cat("a copy of ", file.string(), " in memory that nobody can change"),
+  throw Error({.kind = ErrorKind::kUnavailable,
+               .wanted = cat("a copy of ", file.string(), " in memory that nobody can change"),
                .got = std::strerror(why),
                .next = "check the free memory; it takes Linux 3.17 or newer, and vm.memfd_noexec below 2"});
 }

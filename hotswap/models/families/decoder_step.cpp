@@ -8,6 +8,8 @@
 namespace hotswap {
 namespace {
 
+constexpr const char* kAdapted = "adapter or shard";
+
 std::string activation_of(const ModelConfig& c) {
   const std::string layer = activation_kind(c.hidden_act, "hidden_act").layer;
   return layer == "SiLU" ? "silu" : layer == "GeluTanh" ? "gelu_tanh" : layer;
@@ -42,19 +44,23 @@ SlotNeeds needs_of(const ModelConfig& c, const SelfAttentionOptions& o) {
 
 DecoderStep::DecoderStep(Module* owner, const ModelConfig& c, const Parts& parts)
     : parts_(parts),
+      products_(parts.attention.projections()),
       eps_(c.rms_norm_eps),
       activation_(activation_of(c)),
-      slot_(owner, needs_of(c, parts.attention.options()), [this] { return weights(); }) {}
+      slot_(owner, needs_of(c, parts.attention.options()), [this] { return weights(); }) {
+  for (const Linear* product : {&parts.mlp.gate_proj, &parts.mlp.up_proj, &parts.mlp.down_proj})
+    products_.push_back(product);
+}
 
 DecoderLayerParts DecoderStep::weights() const {
   const GatedMLP& mlp = parts_.mlp;
   DecoderLayerParts p{.input_norm = parts_.input_norm.weight,
                       .post_norm = parts_.post_norm.weight,
-                      .gate = mlp.gate_proj.weight,
+                      .gate = mlp.gate_proj.data(),
                       .gate_bias = mlp.gate_proj.bias,
-                      .up = mlp.up_proj.weight,
+                      .up = mlp.up_proj.data(),
                       .up_bias = mlp.up_proj.bias,
-                      .down = mlp.down_proj.weight,
+                      .down = mlp.down_proj.data(),
                       .down_bias = mlp.down_proj.bias,
                       .eps = eps_,
                       .activation = activation_};
@@ -64,10 +70,9 @@ DecoderLayerParts DecoderStep::weights() const {
 
 void DecoderStep::tensors_changed() {
   SlotNeeds needs = slot_.needs();
-  std::erase(needs.features, "packed");
-  const DecoderLayerParts p = weights();
-  const auto all = {p.q, p.k, p.v, p.o, p.gate, p.up, p.down};
-  if (std::any_of(all.begin(), all.end(), is_packed)) needs.features.emplace_back("packed");
+  std::erase(needs.features, kAdapted);
+  needs.weights = formats_of(products_);
+  if (!all_fuse(products_)) needs.features.emplace_back(kAdapted);
   slot_.set_needs(std::move(needs));
 }
 
@@ -76,7 +81,8 @@ Tensor DecoderStep::forward(const HiddenState& in, const ForwardContext& context
   const RotaryTables& rope = context.rope_of(o.sliding_window > 0);
   const bool one_token = context.memory != nullptr && context.position.defined() && in.x.size(1) == 1 &&
                          slot_.takes(in.x.size(0)) && (context.position.size(0) == 1 || slot_.takes_row_positions()) &&
-                         !at::GradMode::is_enabled() && !context.attention.sequence().padding.defined();
+                         !at::GradMode::is_enabled() && all_fuse(products_) &&
+                         !context.attention.sequence().padding.defined();
   if (!one_token || rope.cos.size(-1) != o.head_dim || rope.cos.scalar_type() != in.x.scalar_type()) return {};
   const auto [k, v] = context.memory->writable_rows(o.layer, in.x.size(0));
   if (!k.defined()) return {};

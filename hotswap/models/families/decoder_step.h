@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "hotswap/layers/decoder_layer.h"
 #include "hotswap/layers/mlp.h"
@@ -28,6 +29,7 @@ class DecoderStep {
  private:
   DecoderLayerParts weights() const;
   Parts parts_;
+  std::vector<const Linear*> products_;  // of the parts
   double eps_;
   std::string activation_;  // "silu", "gelu_tanh", or another
   DecoderLayerSlot slot_;

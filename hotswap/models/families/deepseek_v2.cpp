@@ -19,9 +19,10 @@ ModelConfig read_deepseek_config(const Json& json) {
   const bool direct = json.raw().contains("q_lora_rank") && !json.has("q_lora_rank");  // null
   if (!direct) c.q_lora_rank = positive(json, "q_lora_rank", 1536);
   if (c.num_key_value_heads != c.num_attention_heads) {
-    throw Error({.wanted = cat("num_key_value_heads ", c.num_attention_heads, ": each head has keys of its own"),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("num_key_value_heads ", c.num_attention_heads, ": each head has keys of its own"),
                  .got = cat(c.num_key_value_heads, " in ", json.where()),
-                 .next = "check config.json"});
+                 .next = "set num_key_value_heads to num_attention_heads"});
   }
   const RopeParameters& rope = c.rope_parameters;
   if (rope.type != "default" && rope.mscale_all_dim != 0) {
@@ -51,7 +52,8 @@ namespace {
 ModelConfig read_config(const Json& json) {
   ModelConfig c = read_deepseek_config(json);
   if (json.get<int64_t>("first_k_dense_replace", 0) < c.num_hidden_layers) {
-    throw Error({.wanted = cat("dense layers alone: first_k_dense_replace of at least ", c.num_hidden_layers),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("dense layers alone: first_k_dense_replace of at least ", c.num_hidden_layers),
                  .got = cat(json.get<int64_t>("first_k_dense_replace", 0), " in ", json.where()),
                  .next = "take another model: layers of experts are not implemented"});
   }

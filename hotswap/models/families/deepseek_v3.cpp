@@ -16,7 +16,8 @@ ModelConfig read_config(const Json& json) {
   c.rope_interleave = flag(json, "rope_interleave", true);
   // Of the rotary tables in transformers, which turns less of a head then; a wider one it refuses.
   if (json.get<int64_t>("head_dim", c.qk_rope_head_dim) < c.qk_rope_head_dim) {
-    throw Error({.wanted = cat("a head_dim of qk_rope_head_dim, ", c.qk_rope_head_dim, ", or none"),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("a head_dim of qk_rope_head_dim, ", c.qk_rope_head_dim, ", or none"),
                  .got = cat(json.at<int64_t>("head_dim"), " in ", json.where()),
                  .next = "remove head_dim from config.json"});
   }
@@ -31,11 +32,12 @@ ModelConfig read_config(const Json& json) {
     // A group counts as much as its two best experts.
     const bool too_small = c.mixture.n_group > 1 && c.mixture.num_experts < 2 * c.mixture.n_group;
     if (c.mixture.num_experts % c.mixture.n_group != 0 || c.mixture.topk_group > c.mixture.n_group || too_small) {
-      throw Error({.wanted = cat("groups of equal size, two at least, of the ", c.mixture.num_experts,
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("groups of equal size, two at least, of the ", c.mixture.num_experts,
                                  " experts, and as many at most chosen"),
                    .got = cat("n_routed_experts ", c.mixture.num_experts, ", n_group ", c.mixture.n_group,
                               ", topk_group ", c.mixture.topk_group, " in ", json.where()),
-                   .next = "check config.json"});
+                   .next = "set n_group to a divisor of the experts, and topk_group to at most n_group"});
     }
     c.mixture.routed_scaling_factor = positive_number(json, "routed_scaling_factor", 2.5);
   }

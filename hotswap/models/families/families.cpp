@@ -23,7 +23,8 @@ const Family& family_of(const Json& config) {
     if (type == family->model_type) return *family;
     known.emplace_back(family->model_type);
   }
-  throw Error({.wanted = cat("a model_type that is implemented: ", join(known)),
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("a model_type that is implemented: ", join(known)),
                .got = cat('"', type, "\" in ", config.where()),
                .next = "docs/adding_a_model.md tells how to add a family"});
 }
@@ -36,7 +37,8 @@ const Family& family_of(const GgufFile& file) {
     if (name == family->gguf_architecture) return *family;
     known.emplace_back(family->gguf_architecture);
   }
-  throw Error({.wanted = cat("a GGUF file of an architecture among ", join(known)),
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("a GGUF file of an architecture among ", join(known)),
                .got = cat("general.architecture '", name, "' in ", file.path().string()),
                .next = "take the model's safetensors checkpoint where the model family is supported"});
 }

@@ -20,9 +20,10 @@ class Every {
       : period_(positive(json, what + "_layer_period", period)),
         offset_(json.get<int64_t>(what + "_layer_offset", offset)) {
     if (offset_ >= 0 && offset_ < period_) return;
-    throw Error({.wanted = cat(what, "_layer_offset from 0 to below ", what, "_layer_period, ", period_),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat(what, "_layer_offset from 0 to below ", what, "_layer_period, ", period_),
                  .got = cat(offset_, " in ", json.where()),
-                 .next = "check config.json"});
+                 .next = cat("set ", what, "_layer_offset below ", what, "_layer_period")});
   }
   bool has(int64_t layer) const { return layer % period_ == offset_; }
 

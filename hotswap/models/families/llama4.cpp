@@ -24,13 +24,15 @@ void read_chunks(ModelConfig& c, const Json& json) {
   const auto count = static_cast<int64_t>(c.layer_types.size());
   const auto turning = static_cast<int64_t>(c.no_rope_layers.size());
   if (count != c.num_hidden_layers || turning < c.num_hidden_layers) {
-    throw Error({.wanted = cat(c.num_hidden_layers, " layer_types and no_rope_layers, one a layer"),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat(c.num_hidden_layers, " layer_types and no_rope_layers, one a layer"),
                  .got = cat(count, " and ", turning, " in ", json.where()),
-                 .next = "check config.json"});
+                 .next = "list one entry a layer in both"});
   }
   for (const std::string& type : c.layer_types) {
     if (type == "chunked_attention" || type == "full_attention") continue;
-    throw Error({.wanted = "layer_types of full_attention and chunked_attention",
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "layer_types of full_attention and chunked_attention",
                  .got = cat('"', type, "\" in ", json.where()),
                  .next = "take another checkpoint: this is not implemented"});
   }

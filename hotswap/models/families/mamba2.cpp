@@ -16,9 +16,10 @@ double limit(const Json& json) {
   if (json.is_object() && json.get<std::string>("__float__", "") == "Infinity") {
     return std::numeric_limits<double>::infinity();
   }
-  throw Error({.wanted = "time_step_limit of two values, the second one perhaps infinite",
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = "time_step_limit of two values, the second one perhaps infinite",
                .got = json.where(),
-               .next = "check config.json"});
+               .next = "write it as [0.0, Infinity], the default, or as two finite values"});
 }
 
 void read_time_step_limit(MambaOptions& m, const Json& json) {
@@ -42,9 +43,10 @@ ModelConfig read_config(const Json& json) {
   m.gated_norm_eps = c.rms_norm_eps;
   read_time_step_limit(m, json);
   if (m.heads * m.head_dim == m.channels && m.heads % m.groups == 0) return c;
-  throw Error({.wanted = cat("num_heads of head_dim that make ", m.channels, " channels together, in n_groups"),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("num_heads of head_dim that make ", m.channels, " channels together, in n_groups"),
                .got = cat(m.heads, " of ", m.head_dim, " in ", m.groups, " in ", json.where()),
-               .next = "check config.json"});
+               .next = "set num_heads to expand * hidden_size / head_dim, a multiple of n_groups"});
 }
 
 std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {

@@ -12,9 +12,10 @@ ModelConfig read_config(const Json& json) {
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) c.no_rope_layers.push_back((i + 1) % interval != 0 ? 1 : 0);
   if (json.has("no_rope_layers")) c.no_rope_layers = json.at<std::vector<int64_t>>("no_rope_layers");
   if (static_cast<int64_t>(c.no_rope_layers.size()) < c.num_hidden_layers) {
-    throw Error({.wanted = cat(c.num_hidden_layers, " no_rope_layers, one a layer"),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat(c.num_hidden_layers, " no_rope_layers, one a layer"),
                  .got = cat(c.no_rope_layers.size(), " in ", json.where()),
-                 .next = "check config.json"});
+                 .next = "list one entry a layer in no_rope_layers"});
   }
   const bool slides = json.get<bool>("use_sliding_window", false);
   if (slides && json.has("sliding_window")) c.sliding_window = read_sliding_window(json, 0);

@@ -54,7 +54,10 @@ class GgufFile::Reader {
   [[noreturn]] void refuse(
       std::string wanted, std::string got,
       const char* next = "fetch the file again; it is damaged or no GGUF of version 2 or 3") const {
-    throw Error({.wanted = cat(wanted, " in ", file_.string()), .got = std::move(got), .next = next});
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat(wanted, " in ", file_.string()),
+                 .got = std::move(got),
+                 .next = next});
   }
 
   template <typename T>
@@ -257,13 +260,15 @@ template <typename T>
 const T& GgufFile::at(const std::string& key) const {
   const auto found = metadata_.find(key);
   if (found == metadata_.end()) {
-    throw Error({.wanted = cat("metadata key '", key, "' in ", path().string()),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("metadata key '", key, "' in ", path().string()),
                  .got = "none",
                  .next = "convert the model again with a current llama.cpp"});
   }
   if (const T* value = std::get_if<T>(&found->second)) return *value;
   constexpr const char* kKinds[] = {"a bool", "an integer", "a float", "a string", "integers", "floats", "strings"};
-  throw Error({.wanted = cat(kKinds[Value(T{}).index()], " for metadata key '", key, "' in ", path().string()),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat(kKinds[Value(T{}).index()], " for metadata key '", key, "' in ", path().string()),
                .got = kKinds[found->second.index()],
                .next = "convert the model again with a current llama.cpp"});
 }
@@ -285,27 +290,29 @@ std::vector<std::string> GgufFile::keys() const {
 const GgufTensor& GgufFile::info(const std::string& name) const {
   const auto found = tensors_.find(name);
   if (found == tensors_.end()) {
-    throw Error({.wanted = cat("a tensor '", name, "' in ", path().string()),
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat("a tensor '", name, "' in ", path().string()),
                  .got = cat(tensors_.size(), " tensors without it"),
                  .next = "check the name"});
   }
   return found->second;
 }
 
-at::Tensor GgufFile::packed(const std::string& name) const {
+std::optional<Weight> GgufFile::encoded(const std::string& name) const {
   const GgufTensor& info = this->info(name);
-  if (!stays_packed(*info.type) || info.shape.size() != 2) return {};
+  if (!stays_packed(*info.type) || info.shape.size() != 2) return std::nullopt;
   const int64_t rows = info.shape[0];
   at::Tensor bytes = at::empty({rows, static_cast<int64_t>(info.size) / rows}, at::TensorOptions().dtype(at::kByte));
   std::memcpy(bytes.mutable_data_ptr(), data_ + info.offset, info.size);
-  return bytes;
+  return weight_of(bytes, info.shape[1]);
 }
 
 at::Tensor GgufFile::tensor(const std::string& name, at::ScalarType dtype) const {
   const GgufTensor& info = this->info(name);
   if (!can_dequantise(*info.type)) {
     throw Error(
-        {.wanted = cat("tensor '", name, "' of a type among ", dequantisable_types(), " in ", path().string()),
+        {.kind = ErrorKind::kUnsupported,
+         .wanted = cat("tensor '", name, "' of a type among ", dequantisable_types(), " in ", path().string()),
          .got = cat("type ", info.type->name),
          .next = "convert the file to Q8_0, Q4_0 or Q4_1 (llama-quantize), or take the safetensors checkpoint"});
   }

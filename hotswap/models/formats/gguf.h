@@ -15,12 +15,14 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "hotswap/base/file.h"
 #include "hotswap/layers/gguf_dequant.h"
+#include "hotswap/layers/weight.h"
 
 namespace hotswap {
 
@@ -55,9 +57,8 @@ class GgufFile {
   const std::vector<std::string>& names() const { return names_; }  // in the order of the file
   bool has_tensor(const std::string& name) const { return tensors_.count(name) != 0; }
   const GgufTensor& info(const std::string& name) const;
-  // A matrix of a type that may stay so (stays_packed), as it lies in the file, [rows, bytes of a row] uint8, in memory
-  // of its own; undefined of any other.
-  at::Tensor packed(const std::string& name) const;
+  // A matrix of a block type that is a weight format, as the file has it, in memory of its own; nullopt of any other.
+  std::optional<Weight> encoded(const std::string& name) const;
   // In memory of its own, float32 arithmetic, one rounding to `dtype`.
   at::Tensor tensor(const std::string& name, at::ScalarType dtype = at::kFloat) const;
 

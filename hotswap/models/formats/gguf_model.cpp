@@ -9,7 +9,8 @@ namespace hotswap {
 namespace {
 
 [[noreturn]] void unsupported(const GgufFile& file, std::string wanted, std::string got) {
-  throw Error({.wanted = std::move(wanted),
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = std::move(wanted),
                .got = cat(got, " in ", file.path().string()),
                .next = "take the model's safetensors checkpoint with its config.json"});
 }
@@ -179,7 +180,8 @@ const TensorRules& gguf_decoder_rules() {
 at::Tensor half_split_rows(const at::Tensor& interleaved, int64_t heads) {
   const int64_t rows = interleaved.size(0);
   if (heads < 1 || heads > rows || rows % (2 * heads) != 0) {
-    throw Error({.wanted = cat("queries or keys of ", heads, " heads of even width"),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("queries or keys of ", heads, " heads of even width"),
                  .got = cat(rows, " rows"),
                  .next = "fetch the file again: its head counts and its tensors do not belong together"});
   }

@@ -15,7 +15,8 @@ using Shape = std::vector<int64_t>;
 constexpr int64_t kBlock = 32, kBytes = kBlock / 2;
 
 [[noreturn]] void refuse(const std::string& got) {
-  throw Error({.wanted = "MXFP4 blocks [experts, rows, groups, 16] and scales [experts, rows, groups], both uint8",
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = "MXFP4 blocks [experts, rows, groups, 16] and scales [experts, rows, groups], both uint8",
                .got = got,
                .next = "fetch the checkpoint again"});
 }

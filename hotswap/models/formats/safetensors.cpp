@@ -18,7 +18,8 @@ constexpr uint64_t kMaxHeader = 100'000'000;  // as the reference library has it
 constexpr int kMaxDepth = 126;                // below the outermost object; likewise
 
 [[noreturn]] void refuse(std::string wanted, const std::filesystem::path& file, std::string got) {
-  throw Error({.wanted = cat(wanted, " in ", file.string()),
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat(wanted, " in ", file.string()),
                .got = std::move(got),
                .next = "fetch the file again; it is damaged or was not written by a safetensors library"});
 }
@@ -164,7 +165,8 @@ void SafetensorsFile::check_layout(uint64_t data_size) {
 const SafetensorsEntry& SafetensorsFile::entry(const std::string& name) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) {
-    throw Error({.wanted = cat("a tensor '", name, "' in ", path().string()),
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat("a tensor '", name, "' in ", path().string()),
                  .got = cat(entries_.size(), " tensors without it"),
                  .next = "check the name"});
   }
@@ -226,7 +228,8 @@ SafetensorsIndex::SafetensorsIndex(const std::filesystem::path& index_file) : pa
     check_shard_name(shard, index_file);
     const auto file = index_file.parent_path() / shard;
     if (!std::filesystem::exists(file)) {
-      throw Error({.wanted = cat("the shard ", shard, " that ", index_file.string(), " lists"),
+      throw Error({.kind = ErrorKind::kNotFound,
+                   .wanted = cat("the shard ", shard, " that ", index_file.string(), " lists"),
                    .got = "no such file",
                    .next = "fetch the missing shards"});
     }
@@ -255,7 +258,8 @@ SafetensorsIndex::SafetensorsIndex(const std::filesystem::path& index_file) : pa
 const SafetensorsFile& SafetensorsIndex::shard(const std::string& name) const {
   const auto found = shard_of_.find(name);
   if (found == shard_of_.end()) {
-    throw Error({.wanted = cat("a tensor '", name, "' in ", path_.string()),
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat("a tensor '", name, "' in ", path_.string()),
                  .got = cat(names_.size(), " tensors without it"),
                  .next = "check the name"});
   }

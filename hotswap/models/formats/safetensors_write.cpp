@@ -20,19 +20,24 @@ std::string quoted(const std::string& text) {
   try {
     return nlohmann::json(text).dump();
   } catch (const nlohmann::json::exception& e) {
-    throw Error({.wanted = "tensor names and metadata in UTF-8", .got = e.what(), .next = "rename what is not UTF-8"});
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "tensor names and metadata in UTF-8",
+                 .got = e.what(),
+                 .next = "rename what is not UTF-8"});
   }
 }
 
 const SafetensorsDtype& dtype_of(const std::string& name, const at::Tensor& tensor) {
   if (!tensor.defined()) {
-    throw Error({.wanted = cat("a tensor under the name '", name, "'"),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("a tensor under the name '", name, "'"),
                  .got = "an undefined one",
                  .next = "leave it out, or give it a value"});
   }
   const SafetensorsDtype* dtype = find_safetensors_dtype(tensor.scalar_type());
   if (dtype == nullptr || tensor.layout() != at::kStrided || tensor.is_meta()) {
-    throw Error({.wanted = cat("a dense tensor with values, of a type among ", safetensors_dtype_names()),
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("a dense tensor with values, of a type among ", safetensors_dtype_names()),
                  .got = cat("'", name, "': ", tensor.toString(), tensor.is_meta() ? " on the meta device" : ""),
                  .next = "convert it before saving"});
   }
@@ -46,7 +51,8 @@ std::unique_ptr<AtomicFile> write_safetensors(const std::filesystem::path& file,
   for (const auto& [name, tensor] : tensors) {
     dtype_of(name, tensor);
     if (name == "__metadata__" || !seen.insert(name).second) {
-      throw Error({.wanted = "each tensor name once, and none called __metadata__",
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = "each tensor name once, and none called __metadata__",
                    .got = cat("'", name, "'"),
                    .next = "rename it"});
     }
@@ -174,7 +180,10 @@ void save_safetensors(const std::filesystem::path& file, const TensorMap& tensor
 
 void save_pretrained_weights(const std::filesystem::path& folder, const TensorMap& tensors, int64_t max_shard_size) {
   if (max_shard_size <= 0) {
-    throw Error({.wanted = "a positive max_shard_size", .got = cat(max_shard_size), .next = "give it in bytes"});
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a positive max_shard_size",
+                 .got = cat(max_shard_size),
+                 .next = "give it in bytes"});
   }
   const std::vector<TensorMap> shards = split(in_natural_order(without_ties(tensors)), max_shard_size);
   std::set<std::string> current;

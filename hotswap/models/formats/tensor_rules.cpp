@@ -123,15 +123,17 @@ class RuledCheckpoint : public Checkpoint {
     if (source.width > 0) tensor = tensor.narrow(0, source.begin, source.width);
     return changes ? source.rule->change(tensor).to(dtype) : tensor;
   }
-  at::Tensor packed(const std::string& name) const override {
+  std::optional<Weight> encoded(const std::string& name) const override {
     const Source& source = source_of(name);
     const bool decoded = is_kind(source, TensorRule::Kind::kDecode);
     const bool changes = source.rule != nullptr && source.rule->change;
-    if (decoded || is_stack(source) || (changes && !source.rule->moves_rows)) return {};
-    at::Tensor bytes = raw_->packed(source.first());
-    if (!bytes.defined()) return {};
-    if (source.width > 0) bytes = bytes.narrow(0, source.begin, source.width).clone();
-    return changes ? source.rule->change(bytes) : bytes;
+    if (decoded || is_stack(source) || (changes && !source.rule->moves_rows)) return std::nullopt;
+    const std::optional<Weight> stored = raw_->encoded(source.first());
+    if (!stored) return std::nullopt;
+    return stored->with_rows([&](const at::Tensor& part) {
+      const at::Tensor rows = source.width > 0 ? part.narrow(0, source.begin, source.width).clone() : part;
+      return changes ? source.rule->change(rows) : rows;
+    });
   }
   bool is_file_memory(const std::string& name, at::ScalarType dtype) const override {
     const Source& source = source_of(name);
@@ -170,7 +172,8 @@ class RuledCheckpoint : public Checkpoint {
   void check_parts(const std::string& name, const Source& source) const {
     for (size_t i = 0; i < source.from.size(); ++i) {
       if (!source.from[i].empty()) continue;
-      throw Error({.wanted = cat("tensors like '", source.rule->from[i], "' in ", where(), " for '", name, "'"),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("tensors like '", source.rule->from[i], "' in ", where(), " for '", name, "'"),
                    .got = cat("none, and '", source.first(), "'"),
                    .next = "fetch the checkpoint again: it is not whole"});
     }
@@ -185,7 +188,8 @@ class RuledCheckpoint : public Checkpoint {
       const int64_t last = parts.rbegin()->first;
       const bool whole = last == static_cast<int64_t>(parts.size()) - 1 && parts.size() == source.from.front().size();
       if (alike && whole && (!shape.empty() || source.from.size() == 1)) continue;
-      throw Error({.wanted = cat("tensors 0, 1, ... of one shape in ", where(), ", which '", name, "' stacks"),
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("tensors 0, 1, ... of one shape in ", where(), ", which '", name, "' stacks"),
                    .got = alike ? cat(parts.size(), " of them, the last of which is number ", last)
                                 : std::string("different shapes"),
                    .next = "fetch the checkpoint again: it is not whole"});
@@ -232,7 +236,8 @@ class RuledCheckpoint : public Checkpoint {
     if (fresh) names_.push_back(target);
     auto& filled = found->second;
     if (filled.rule == rule && filled.from[part.place].emplace(part.index, part.from).second) return;
-    throw Error({.wanted = cat("one tensor for '", target, "' in ", where()),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("one tensor for '", target, "' in ", where()),
                  .got = cat("'", filled.first(), "' and '", part.from, "'"),
                  .next = "fetch the checkpoint again, or correct the family's tensor rules"});
   }
@@ -240,7 +245,8 @@ class RuledCheckpoint : public Checkpoint {
   int64_t width_of(const std::string& target, const std::string& from) const {
     const auto found = widths_.find(target);
     if (found != widths_.end()) return found->second;
-    throw Error({.wanted = cat("a tensor '", target, "' in the model, a part of '", from, "'"),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("a tensor '", target, "' in the model, a part of '", from, "'"),
                  .got = "none",
                  .next = "check that the config and the weights belong together"});
   }
@@ -249,7 +255,8 @@ class RuledCheckpoint : public Checkpoint {
     if (rule.kind != TensorRule::Kind::kSplit) return;
     const auto shape = raw_->shape(name);
     if (!shape.empty() && shape[0] == width) return;
-    throw Error({.wanted = cat(width, " rows in '", name, "' of ", where(), ", which the model splits"),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat(width, " rows in '", name, "' of ", where(), ", which the model splits"),
                  .got = cat("[", join(shape), "]"),
                  .next = "check that the config and the weights belong together"});
   }
@@ -257,7 +264,10 @@ class RuledCheckpoint : public Checkpoint {
   const Source& source_of(const std::string& name) const {
     const auto found = sources_.find(name);
     if (found != sources_.end()) return found->second;
-    throw Error({.wanted = cat("a tensor '", name, "' in ", where()), .got = "none", .next = "check the name"});
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat("a tensor '", name, "' in ", where()),
+                 .got = "none",
+                 .next = "check the name"});
   }
 
   std::unique_ptr<const Checkpoint> raw_;

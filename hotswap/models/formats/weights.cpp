@@ -3,7 +3,6 @@
 #include <set>
 
 #include "hotswap/base/error.h"
-#include "hotswap/layers/linear.h"
 #include "hotswap/models/formats/safetensors_dtype.h"
 
 namespace hotswap {
@@ -56,7 +55,7 @@ class GgufCheckpoint : public Checkpoint {
     const bool direct = dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
     return file_.tensor(name, direct ? dtype : at::kFloat).to(dtype);
   }
-  at::Tensor packed(const std::string& name) const override { return file_.packed(name); }
+  std::optional<Weight> encoded(const std::string& name) const override { return file_.encoded(name); }
   bool is_file_memory(const std::string&, at::ScalarType) const override { return false; }
   std::string where() const override { return file_.path().string(); }
   const GgufFile* gguf() const override { return &file_; }
@@ -145,7 +144,8 @@ class Planner {
     if (!mismatched_.empty())
       parts.push_back(cat(mismatched_.size(), " of another shape or kind: ", join(mismatched_)));
     if (parts.empty()) return;
-    throw Error({.wanted = cat("exactly the model's tensors in ", checkpoint_.where()),
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("exactly the model's tensors in ", checkpoint_.where()),
                  .got = join(parts, "; "),
                  .next = "check that the config and the weights belong together"});
   }
@@ -161,7 +161,10 @@ at::ScalarType Checkpoint::first_dtype() const {
   for (const std::string& name : names()) {
     if (at::isFloatingType(dtype(name))) return dtype(name);
   }
-  throw Error({.wanted = cat("a floating point tensor in ", where()), .got = "none", .next = "check the file"});
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("a floating point tensor in ", where()),
+               .got = "none",
+               .next = "check the file"});
 }
 
 std::unique_ptr<const Checkpoint> open_checkpoint(const std::filesystem::path& folder,
@@ -171,12 +174,14 @@ std::unique_ptr<const Checkpoint> open_checkpoint(const std::filesystem::path& f
     return std::make_unique<GgufCheckpoint>(folder);
   }
   if (!std::filesystem::is_directory(folder)) {
-    throw Error({.wanted = "a folder with a model's weights",
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = "a folder with a model's weights",
                  .got = cat("no folder at ", folder.string()),
                  .next = "check the path"});
   }
   if (std::filesystem::exists(folder / "adapter_config.json")) {  // transformers would load it over another model
-    throw Error({.wanted = cat("a model without an adapter in ", folder.string()),
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("a model without an adapter in ", folder.string()),
                  .got = "adapter_config.json",
                  .next = "merge the adapter in Python: merge_and_unload() of PEFT, then save_pretrained"});
   }
@@ -184,7 +189,8 @@ std::unique_ptr<const Checkpoint> open_checkpoint(const std::filesystem::path& f
   if (std::filesystem::exists(single)) return std::make_unique<SafetensorsCheckpoint<SafetensorsFile>>(single);
   if (std::filesystem::exists(index)) return std::make_unique<SafetensorsCheckpoint<SafetensorsIndex>>(index);
   const auto ggufs = files_ending(folder, ".gguf"), pickles = files_ending(folder, ".bin");
-  throw Error({.wanted = cat("model.safetensors or model.safetensors.index.json in ", folder.string()),
+  throw Error({.kind = ErrorKind::kNotFound,
+               .wanted = cat("model.safetensors or model.safetensors.index.json in ", folder.string()),
                .got = !ggufs.empty()     ? cat("GGUF files: ", join(ggufs))
                       : !pickles.empty() ? cat("pickled weights, which could run code when read: ", join(pickles))
                                          : std::string("neither"),
@@ -194,13 +200,9 @@ std::unique_ptr<const Checkpoint> open_checkpoint(const std::filesystem::path& f
 
 namespace {
 
-// Whose weights may be bytes: that of another module is read by more than a product.
-std::set<const Tensor*> packable_weights(Module& module) {
-  std::set<const Tensor*> found;
-  module.each_module([&](const std::string&, Module& part) {
-    if (const auto* linear = dynamic_cast<const Linear*>(&part)) found.insert(&linear->weight);
-    if (const auto* embedding = dynamic_cast<const Embedding*>(&part)) found.insert(&embedding->weight);
-  });
+std::map<const Tensor*, Weight*> weights_of(Module& module) {
+  std::map<const Tensor*, Weight*> found;
+  module.each_weight([&](const std::string&, Weight& weight) { found[&weight.data] = &weight; });
   return found;
 }
 
@@ -208,11 +210,18 @@ std::set<const Tensor*> packable_weights(Module& module) {
 
 void load_into(Module& module, const Checkpoint& checkpoint, const LoadOptions& options) {
   const std::vector<Plan> plan = Planner(checkpoint, options).make(module);
-  const std::set<const Tensor*> packable = options.packed ? packable_weights(module) : std::set<const Tensor*>();
+  const std::map<const Tensor*, Weight*> weights = weights_of(module);
   std::map<std::string, Tensor> loaded;  // tied tensors are one
   for (const auto& [to, from, keeps_dtype] : plan) {
+    const auto weight = weights.find(to);
+    if (weight != weights.end()) *weight->second = {.data = weight->second->data};  // of what was there before
+    if (options.keep_formats && weight != weights.end()) {
+      if (auto stored = checkpoint.encoded(from)) {
+        *weight->second = *std::move(stored);
+        continue;
+      }
+    }
     Tensor& tensor = loaded[from];
-    if (!tensor.defined() && packable.contains(to)) tensor = checkpoint.packed(from);
     if (!tensor.defined()) {
       const at::ScalarType stored = checkpoint.dtype(from);
       const bool changes = options.dtype && at::isFloatingType(stored);

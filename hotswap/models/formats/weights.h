@@ -30,8 +30,8 @@ class Checkpoint {
   virtual at::ScalarType dtype(const std::string& name) const = 0;  // as stored; float32 in a GGUF
   // On the CPU; the file's own read-only memory, or fresh.
   virtual at::Tensor tensor(const std::string& name, at::ScalarType dtype) const = 0;
-  // A matrix that may stay packed (gguf_dequant.h), so: [rows, bytes] uint8; undefined of any other.
-  virtual at::Tensor packed(const std::string& /*name*/) const { return {}; }
+  // As it is stored, where that is a format of layers/weight.h; nullopt: plain, or of another format.
+  virtual std::optional<Weight> encoded(const std::string& /*name*/) const { return std::nullopt; }
   virtual bool is_file_memory(const std::string& name, at::ScalarType dtype) const = 0;
   virtual std::string where() const = 0;  // for messages
   virtual const GgufFile* gguf() const { return nullptr; }
@@ -52,8 +52,8 @@ struct LoadOptions {
   std::vector<std::pair<std::string, std::string>> tied = {};
   // false: tensors may be the file's own memory, which is read-only. Writing into one (training) crashes the process.
   bool copy = true;
-  // Weights of Linear and Embedding that may stay packed do. On the CPU.
-  bool packed = false;
+  // Weights of Linear and Embedding stay in their file's format where there is one for it. On the CPU.
+  bool keep_formats = false;
 };
 
 // Replaces every tensor of the module by the checkpoint's of the same name; requires_grad stays. All that is missing,

@@ -44,12 +44,17 @@ def test_packed_weights_are_the_numbers_of_their_blocks(ops):
     d, q = torch.randn(7, 3, 1).half(), torch.randint(-128, 128, (7, 3, 32), dtype=torch.int8)
     blocks = torch.cat([d.view(torch.uint8), q.view(torch.uint8)], -1).reshape(7, -1)  # Q8_0
     x, bias = torch.randn(2, 96), torch.randn(7)
+    nothing_beside = (None, None, None, None, None, 0, 1)
     before = ops.call_count("packed_linear")
-    y = ops.packed_linear(x, blocks, bias)
+    y = ops.packed_linear(x, blocks, *nothing_beside, "q8_0", 96, bias)
     assert ops.call_count("packed_linear") == before + 1
     want = torch.nn.functional.linear(x.double(), (d.double() * q.double()).reshape(7, 96), bias.double())
     assert (y - want).norm() <= 2e-6 * want.norm()  # float32 sums
-    torch.library.opcheck(ops.packed_linear.default, (x, blocks, None))
+    torch.library.opcheck(ops.packed_linear.default, (x, blocks, *nothing_beside, "q8_0", 96, None))
+    with pytest.raises(RuntimeError, match="wanted the format q8_0, q4_0 or q4_1"):
+        ops.packed_linear(x, blocks, *nothing_beside, "int4", 96, bias)
+    with pytest.raises(RuntimeError, match=r"data \[out, 54\]"):
+        ops.packed_linear(x, blocks, *nothing_beside, "q4_0", 96, bias)
 
 
 def test_opcheck(ops):

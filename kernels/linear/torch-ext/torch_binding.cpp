@@ -138,28 +138,32 @@ std::tuple<Tensor, Tensor, Tensor> linear_bwd(const Tensor& dy, const Tensor& x,
   return {dx, dweight, torch::stable::sum(dy2, torch::headeronly::IntHeaderOnlyArrayRef(&first, 1), false)};
 }
 
-// Bytes of a weight's blocks, as they lie in a GGUF file.
-Tensor packed_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+// ggml's blocks: their scales are inside, so that the tensors beside the data are unused.
+Tensor packed_linear(const Tensor& x, const Tensor& data, const std::optional<Tensor>& /*scales*/,
+                     const std::optional<Tensor>& /*zeros*/, const std::optional<Tensor>& /*global_scale*/,
+                     const std::optional<Tensor>& /*table*/, const std::optional<Tensor>& /*order*/, int64_t /*group*/,
+                     int64_t /*group_rows*/, const std::string& format, int64_t columns,
+                     const std::optional<Tensor>& bias) {
   constexpr const char* kOp = "packed_linear";
-  check(weight.dim() == 2 && weight.scalar_type() == kernels::ScalarType::Byte && x.dim() >= 1, kOp,
-        ": wanted x [..., in] and weight [out, bytes of a row] in uint8; got ", kernels::shape_of(x), " and ",
-        kernels::shape_of(weight), " in torch dtype number ", int(weight.scalar_type()),
-        "; give it a GGUF tensor's blocks as they are");
+  const kernels::Packing packing = kernels::packing_named(format);
+  check(packing != kernels::Packing::kNone, kOp, ": wanted the format ", kernels::kPackingNames, "; got \"", format,
+        "\"; dequantise the weight");
   const kernels::DType dtype = kernels::dtype_of(x, "packed_linear: x");
   const Rows in = kernels::as_rows(x, "packed_linear: x");
-  kernels::check_device(weight, kernels::cpu(), "packed_linear: weight");
-  const int64_t out = weight.size(0), blocks = in.cols / kernels::kPackedBlock;
-  const kernels::Packing packing = kernels::packing_of(in.cols, weight.size(1));
-  check(packing != kernels::Packing::kNone, kOp, ": wanted rows of ", in.cols,
-        " weights in blocks of 32: ", 34 * blocks, " bytes of Q8_0, ", 18 * blocks, " of Q4_0 or ", 20 * blocks,
-        " of Q4_1; got x ", kernels::shape_of(x), " and weight ", kernels::shape_of(weight),
+  kernels::check_device(data, kernels::cpu(), "packed_linear: data");
+  const int64_t bytes = columns / kernels::kPackedBlock * kernels::packed_bytes(packing);
+  check(x.dim() >= 1 && in.cols == columns && columns % kernels::kPackedBlock == 0 && data.dim() == 2 &&
+            data.scalar_type() == kernels::ScalarType::Byte && data.size(1) == bytes,
+        kOp, ": wanted x [..., ", columns, "] and data [out, ", bytes, "] in uint8, blocks of 32 of ", format, "; got ",
+        kernels::shape_of(x), " and ", kernels::shape_of(data), " in torch dtype number ", int(data.scalar_type()),
         "; check the layer's sizes, or dequantise the weight");
+  const int64_t out = data.size(0);
   if (bias)
     check(bias->dim() == 1 && bias->size(0) == out && bias->scalar_type() == x.scalar_type(), kOp, ": wanted bias [",
           out, "] in x's dtype; got ", kernels::shape_of(*bias), " in torch dtype number ", int(bias->scalar_type()),
           "; check the layer's sizes");
-  const Tensor blocks_of_rows = weight.stride(1) == 1 ? weight : torch::stable::contiguous(weight);
-  const Tensor contiguous_bias = bias ? torch::stable::contiguous(*bias) : Tensor(weight);
+  const Tensor blocks_of_rows = data.stride(1) == 1 ? data : torch::stable::contiguous(data);
+  const Tensor contiguous_bias = bias ? torch::stable::contiguous(*bias) : Tensor(data);
   Tensor y = output(x, out, dtype, kernels::cpu());
   if (in.rows == 0 || out == 0) return y;
 
@@ -238,7 +242,9 @@ void largest(const Tensor& place, const Tensor& x, const std::optional<Tensor>& 
 constexpr std::array kOps{
     kernels::op<&linear_op>("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
     kernels::op<&largest>("largest_(Tensor(a!) place, Tensor x, Tensor(b!)? said=None, Tensor? at=None) -> ()"),
-    kernels::cpu_op<&packed_linear>("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
+    kernels::cpu_op<&packed_linear>(
+        "packed_linear(Tensor x, Tensor data, Tensor? scales, Tensor? zeros, Tensor? global_scale, Tensor? table, "
+        "Tensor? order, int group, int group_rows, str format, int columns, Tensor? bias) -> Tensor"),
     kernels::op<&linear_bwd>(
         "linear_bwd(Tensor dy, Tensor x, Tensor weight, bool with_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)"),
 };

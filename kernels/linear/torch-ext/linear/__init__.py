@@ -6,6 +6,10 @@ def _linear_fake(x, weight, bias):
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
+def _packed_linear_fake(x, data, *_):
+    return x.new_empty((*x.shape[:-1], data.shape[0]))
+
+
 def _linear_bwd_fake(dy, x, weight, with_bias):
     return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty((weight.shape[0],) if with_bias else (0,))
 
@@ -25,7 +29,7 @@ def _backward(ctx, dy):
     return dx, dweight, dbias if ctx.with_bias else None
 
 
-_package.register({"largest_": _largest_fake, "linear": _linear_fake, "packed_linear": _linear_fake, "linear_bwd": _linear_bwd_fake}, {"linear": (_backward, _setup)})
+_package.register({"largest_": _largest_fake, "linear": _linear_fake, "packed_linear": _packed_linear_fake, "linear_bwd": _linear_bwd_fake}, {"linear": (_backward, _setup)})
 
 largest_ = ops.largest_
 

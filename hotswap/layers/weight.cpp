@@ -1,0 +1,121 @@
+#include "hotswap/layers/weight.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bitwise_and.h>
+#include <ATen/ops/bitwise_right_shift.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/sub.h>
+
+#include <array>
+
+#include "hotswap/base/error.h"
+#include "hotswap/layers/gguf_dequant.h"
+
+namespace hotswap {
+namespace {
+
+struct Row {
+  WeightFormat format;
+  const char* name;
+  const char* ggml;  // the block type, where it is one
+};
+constexpr std::array<Row, 8> kFormats = {{{WeightFormat::kPlain, "plain", nullptr},
+                                          {WeightFormat::kQ8_0, "q8_0", "Q8_0"},
+                                          {WeightFormat::kQ4_0, "q4_0", "Q4_0"},
+                                          {WeightFormat::kQ4_1, "q4_1", "Q4_1"},
+                                          {WeightFormat::kInt8, "int8", nullptr},
+                                          {WeightFormat::kInt4, "int4", nullptr},
+                                          {WeightFormat::kE4m3, "e4m3", nullptr},
+                                          {WeightFormat::kTable16, "table16", nullptr}}};
+
+const Row& row_of(WeightFormat format) { return kFormats.at(static_cast<size_t>(format)); }
+
+Tensor nibbles(const Tensor& bytes) {  // [out, in / 2] -> [out, in], the low one first
+  const Tensor low = at::bitwise_and(bytes, 15), high = at::bitwise_right_shift(bytes, 4);
+  return at::stack({low, high}, -1).view({bytes.size(0), -1});
+}
+
+Tensor codes_of(const Weight& w, at::ScalarType wide) {
+  if (w.format == WeightFormat::kInt4) return nibbles(w.data).to(wide);
+  if (w.format != WeightFormat::kTable16) return w.data.to(wide);
+  return w.table.to(wide).index_select(0, nibbles(w.data).to(at::kInt).view({-1})).view({w.rows(), w.columns()});
+}
+
+// Each element's own of what its group shares: [rows / group_rows, groups] -> [out, in].
+Tensor spread(const Tensor& shared, const Weight& w, at::ScalarType wide) {
+  const Tensor values = shared.to(wide);
+  if (values.numel() == 1) return values.view({1, 1});
+  const Tensor rows = w.group_rows == 1 || values.size(0) == 1
+                          ? values
+                          : values.repeat_interleave(w.group_rows, 0).narrow(0, 0, w.rows());
+  if (rows.size(1) == 1) return rows;
+  const Tensor group =
+      w.order.defined()
+          ? w.order.to(at::kLong)
+          : at::arange(w.columns(), w.data.options().dtype(at::kLong)).div(w.group, /*rounding_mode=*/"floor");
+  return rows.index_select(1, group);
+}
+
+}  // namespace
+
+const char* name_of(WeightFormat format) { return row_of(format).name; }
+
+std::optional<WeightFormat> weight_format_of(const std::string& name) {
+  for (const Row& row : kFormats) {
+    if (name == row.name) return row.format;
+  }
+  return std::nullopt;
+}
+
+std::string weight_format_names() {
+  std::vector<std::string> names;
+  for (const Row& row : kFormats) names.emplace_back(row.name);
+  return join(names);
+}
+
+Tensor Weight::dequantised(at::ScalarType dtype) const {
+  if (!encoded()) return data.to(dtype);
+  if (row_of(format).ggml != nullptr) return hotswap::dequantised(data, columns(), dtype);
+  const at::ScalarType wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  Tensor values = codes_of(*this, wide);
+  if (zeros.defined()) values = at::sub(values, spread(zeros, *this, wide));
+  if (scales.defined()) values = at::mul(values, spread(scales, *this, wide));
+  if (global_scale.defined()) values = at::mul(values, global_scale.to(wide));
+  return values.to(dtype);
+}
+
+std::optional<Weight> Weight::with_rows(const std::function<Tensor(const Tensor&)>& move) const {
+  Weight moved = *this;
+  moved.data = move(data);
+  for (Tensor* shared : {&moved.scales, &moved.zeros}) {
+    if (!shared->defined() || shared->numel() == 1) continue;
+    if (group_rows != 1) return std::nullopt;
+    *shared = move(*shared);
+  }
+  if (encoded()) moved.logical_shape.at(0) = moved.data.size(0);
+  return moved;
+}
+
+void Weight::each_tensor(const std::function<void(Tensor&)>& visit) {
+  for (Tensor* tensor : {&data, &scales, &zeros, &global_scale, &table, &order}) {
+    if (tensor->defined()) visit(*tensor);
+  }
+}
+
+Weight weight_of(const Tensor& data, int64_t columns) {
+  if (data.is_floating_point()) return {.data = data};
+  const GgufType& type = packed_type_of(data, columns);
+  for (const Row& row : kFormats) {
+    if (row.ggml != nullptr && std::string(type.name) == row.ggml) {
+      return {.format = row.format, .data = data, .logical_shape = {data.size(0), columns}};
+    }
+  }
+  throw Error({.kind = ErrorKind::kInternal,
+               .wanted = cat("a weight format for the block type ", type.name),
+               .got = weight_format_names(),
+               .next = "add it to WeightFormat"});
+}
+
+}  // namespace hotswap

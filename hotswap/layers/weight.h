@@ -1,0 +1,79 @@
+// A weight as a value: the tensors that hold it, and what they stand for. Only Linear, Embedding and their kernels look
+// inside; a fused op takes a `const Linear&` and checks all_plain() first (linear.h).
+//
+//   w[o, i] = (code[o, i] - zero) * scale * global_scale
+//
+// code: what the format reads from data; zero and scale: those of row o / group_rows and of column i's group.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace hotswap {
+
+using at::Tensor;
+
+enum class WeightFormat {
+  kPlain,    // data [out, in] of floating point: the weight itself
+  kQ8_0,     // data [out, bytes of a row] uint8: ggml's blocks, their scales inside (gguf_dequant.h)
+  kQ4_0,     // the same
+  kQ4_1,     // the same
+  kInt8,     // data [out, in] int8
+  kInt4,     // data [out, in / 2] uint8, two unsigned codes a byte, the low nibble first
+  kE4m3,     // data [out, in] float8_e4m3fn
+  kTable16,  // as kInt4, each code an index of table [16]: MXFP4, NVFP4, NF4
+};
+const char* name_of(WeightFormat format);  // as in layers.json: "plain", "q8_0", "int4", ...
+std::optional<WeightFormat> weight_format_of(const std::string& name);
+std::string weight_format_names();
+
+// Which part of a tensor-parallel weight this is: `size` rows (dim 0) or columns (dim 1) from `begin` on, of `whole`.
+struct Shard {
+  int64_t dim, begin, size, whole;
+};
+
+struct Weight {
+  WeightFormat format = WeightFormat::kPlain;
+  Tensor data;
+  // Undefined where the format has none. [rows / group_rows, groups of columns], or one element for the whole.
+  Tensor scales = {}, zeros = {};
+  Tensor global_scale = {};  // one element, multiplies all
+  Tensor table = {};         // [16] float32
+  Tensor order = {};         // [in] int32: the group of each column; undefined: column i is of group i / group
+  int64_t group = 0;         // columns that share a scale; 0: all of a row
+  int64_t group_rows = 1;    // rows that share a scale
+  std::vector<int64_t> logical_shape = {};  // [out, in]; of a plain weight empty: data has it
+  std::optional<Shard> shard = std::nullopt;
+
+  bool defined() const { return data.defined(); }
+  bool encoded() const { return format != WeightFormat::kPlain; }
+  // What every op that takes a tensor as a weight may read: floating point, and all of it.
+  bool plain() const { return !encoded() && !shard; }
+  int64_t rows() const { return encoded() ? logical_shape.at(0) : data.size(0); }
+  int64_t columns() const { return encoded() ? logical_shape.at(1) : data.size(1); }
+
+  // [out, in] in that dtype: each element computed in float32, in float64 for float64, and rounded once.
+  Tensor dequantised(at::ScalarType dtype) const;
+  // The rows that `move` takes from each tensor that has one row a row: reordered, narrowed, selected. nullopt where
+  // several rows share a scale.
+  std::optional<Weight> with_rows(const std::function<Tensor(const Tensor&)>& move) const;
+  void each_tensor(const std::function<void(Tensor&)>& visit);  // those that are defined
+};
+
+// ggml's blocks as a bare tensor, of which the bytes of a row say the format; floating point is plain. For ops whose
+// arguments are tensors. Error where no format has such rows.
+Weight weight_of(const Tensor& data, int64_t columns);
+
+// LoRA: y + scale * b (a x).
+struct Adapter {
+  Tensor a;          // [rank, in]
+  Tensor b;          // [out, rank]
+  double scale = 1;  // alpha / rank
+};
+
+}  // namespace hotswap
