@@ -146,9 +146,9 @@ def disagreements(results: dict) -> list[str]:
     for name, out in results.items():
         got = out["check"]
         if not got[-1] < got[0]:
-            found.append(f"{name}: wanted losses that fall; got {got}")
+            found.append(f"{name}: expected losses that fall; got {got}")
         if want and not all(abs(a - b) <= out["limit"] * b for a, b in zip(got, want, strict=True)):
-            found.append(f"{name}: wanted losses within {out['limit']} of {want}; got {got}")
+            found.append(f"{name}: expected losses within {out['limit']} of {want}; got {got}")
     return found
 
 
@@ -168,12 +168,12 @@ def main():
     parser.add_argument("--head-apart", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if "RANK" not in os.environ:
-        sys.exit("wanted to be started by torch.distributed.run, as --help shows; got no RANK")
+        sys.exit("expected to be started by torch.distributed.run, as --help shows; got no RANK")
     if args.side:
         print(json.dumps(train(args)))
         return
     if unknown := set(args.sides) - set(SIDES):
-        sys.exit(f"wanted sides of {'; '.join(SIDES)}; got {'; '.join(unknown)}")
+        sys.exit(f"expected sides of {'; '.join(SIDES)}; got {'; '.join(unknown)}")
     results, first, world = {}, os.environ["RANK"] == "0", os.environ["WORLD_SIZE"]
     say = lambda text: print(text, flush=True) if first else None
     ours, peers = ([n for n in SIDES if ("hotswap" in n) == mine] for mine in (True, False))

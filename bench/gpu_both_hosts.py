@@ -157,7 +157,7 @@ def compare(args, model: str, commands: dict, waiting: dict) -> bool:
         print(f"{name:22} {one['value']:9.0f} tokens/s, {took}, {shown}", flush=True)
     far = [name for name in results if not agrees(model, results, name)]
     if far:
-        print(f"wanted what transformers says; got something else of {', '.join(far)}: they have no rows", flush=True)
+        print(f"expected what transformers says; got something else of {', '.join(far)}: they have no rows", flush=True)
     results = {name: one for name, one in results.items() if name not in far}
     peers = [name for name in results if name not in BY_US]
     if model == "prefill":
@@ -192,7 +192,7 @@ def main() -> None:
         return
     models = names(args.models)
     if unknown := [m for m in models if m not in ("prefill", *ROWS)] + [s for s in args.sides if s not in (*PYTHON, *HOST)]:
-        parser.error(f"wanted models of prefill, {', '.join(ROWS)} and sides of {'; '.join((*PYTHON, *HOST))}; got {', '.join(unknown)}")
+        parser.error(f"expected models of prefill, {', '.join(ROWS)} and sides of {'; '.join((*PYTHON, *HOST))}; got {', '.join(unknown)}")
     if not importlib.util.find_spec("liger_kernel") and "transformers liger" in args.sides:
         print(f"transformers liger is left out: no liger_kernel in {sys.executable}")
         args.sides.remove("transformers liger")

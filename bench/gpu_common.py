@@ -23,7 +23,7 @@ def load_packages(folder: Path) -> dict:
         torch.ops.load_library(metadata.parent / f"{package_id}.abi3.so")
         loaded[metadata.parents[2].name] = getattr(torch.ops, package_id)
     if not loaded:
-        raise SystemExit(f"wanted packages with CUDA kernels in {folder}; got none; build with ./x --cuda build")
+        raise SystemExit(f"expected packages with CUDA kernels in {folder}; got none; build with ./x --cuda build")
     return loaded
 
 
@@ -171,7 +171,7 @@ class Cases:
             got, want = check()
             error = max(relative_error(g, w) for g, w in zip(got, want, strict=True))
             if not error <= BF16_ERROR:
-                sys.exit(f"{op} {shape}: wanted a relative error of at most {BF16_ERROR}; got {error}: not timed")
+                sys.exit(f"{op} {shape}: expected a relative error of at most {BF16_ERROR}; got {error}: not timed")
             print(f"{op} {shape}: error {error:.1e}")
         copy = self.timer.copy_us(bytes_moved) if bytes_moved else None
         times = self.timer.in_turns({name: call for name, call in peers.items() if call}, least)

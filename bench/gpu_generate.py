@@ -91,7 +91,7 @@ def continuous(model, ids, max_new_tokens, pages, decoding, **_):
     )
     said = [answer.generated_tokens for answer in done.values()]
     if any(len(one) != max_new_tokens for one in said) or len(said) != len(ids):
-        raise SystemExit(f"wanted {max_new_tokens} tokens of each of {len(ids)} rows; got {[len(one) for one in said]}")
+        raise SystemExit(f"expected {max_new_tokens} tokens of each of {len(ids)} rows; got {[len(one) for one in said]}")
     times = [answer.timestamps for answer in done.values()]
     decoding[:] = [max(one[-1] for one in times) - max(one[0] for one in times)]
     return torch.cat([ids, torch.tensor(said, device=ids.device)], 1)
@@ -174,7 +174,7 @@ def transformers_side(args) -> None:
         calls = {op: attention.calls(op) for op in (*hotswap.attention.OPS, "attention_decode")}
         print(f"calls of our attention: {calls}", flush=True)
         if not any(calls.values()):
-            raise SystemExit("wanted attention of ours under pages; got none of its calls")
+            raise SystemExit("expected attention of ours under pages; got none of its calls")
     if args.long and "pages" not in options:
         print(FOUND + json.dumps({"rows": 1, "check": None, "found": of_one_prompt(model, args.long, args.repeats)}), flush=True)
 
@@ -191,7 +191,7 @@ class Rows:
         more = "".join(f", {what} {value}" for what, value in more.items())
         print(f"{time.perf_counter() - self.start:5.0f} s  {name}, batch {rows}: {numbers}, ids {(check or [])[:6]}{more}", flush=True)
         if check and self.said.setdefault(rows, check[0]) != check[0]:
-            print(f"wanted the same first token of every side; got {check[0]} of {name}, {self.said[rows]} before: it has no rows")
+            print(f"expected the same first token of every side; got {check[0]} of {name}, {self.said[rows]} before: it has no rows")
             self.failed = True
             return
         for what, value in found.items():
@@ -267,7 +267,7 @@ def main() -> None:
         return
     sides = {text: text.partition("@") for text in args.sides}
     if unknown := ({side for side, _, _ in sides.values()} - set(SIDES)) | (set(args.hosts) - set(HOST)):
-        sys.exit(f"wanted sides of {', '.join(SIDES)} and hosts of {', '.join(HOST)}; got {', '.join(unknown)}")
+        sys.exit(f"expected sides of {', '.join(SIDES)} and hosts of {', '.join(HOST)}; got {', '.join(unknown)}")
     rows = Rows(args)
     with tempfile.TemporaryDirectory() as folder:
         if args.hotswap and args.hosts:

@@ -122,10 +122,10 @@ class Server:
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
         else:
-            raise SystemExit(f"wanted an answer within {seconds} s; got none: {self.said()[-3000:]}")
+            raise SystemExit(f"expected an answer within {seconds} s; got none: {self.said()[-3000:]}")
         taken, size = self.free - free_memory(), self.file.stat().st_size
         if self.process.poll() is not None or taken < size // 2:
-            raise SystemExit(f"wanted a server with {size} bytes of weights on this GPU; it took {taken}: {self.said()[-3000:]}")
+            raise SystemExit(f"expected a server with {size} bytes of weights on this GPU; it took {taken}: {self.said()[-3000:]}")
 
     def stop(self) -> None:
         self.process.terminate()
@@ -150,7 +150,7 @@ def together(prompts: list[list[int]], count: int) -> tuple[float, list[list[flo
     for thread in threads:
         thread.join()
     if [len(i) for i in ids] != [count] * len(prompts):
-        raise SystemExit(f"wanted {count} tokens of each row; got {[len(i) for i in ids]}")
+        raise SystemExit(f"expected {count} tokens of each row; got {[len(i) for i in ids]}")
     return start, times, ids
 
 

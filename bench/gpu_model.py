@@ -330,7 +330,7 @@ def main():
         print(json.dumps(floor_of(args) if args.side == "floor" else transformers_step(args)))
         return
     if args.floor and (args.model not in LLAMAS or not args.adamw):
-        sys.exit(f"wanted --floor with --adamw and a model of {', '.join(LLAMAS)}; got {args.model}")
+        sys.exit(f"expected --floor with --adamw and a model of {', '.join(LLAMAS)}; got {args.model}")
     name, config, checkpointed = MODELS[args.model]
     shape = f"{name} {args.rows}x{args.columns}"
     results, floor = {}, {}
@@ -357,7 +357,7 @@ def main():
             else:
                 print(f"transformers {side} is left out: no {module} in {sys.executable}")
         if unknown := set(args.sides) - set(sides):
-            sys.exit(f"wanted sides of {'; '.join(sides)}; got {'; '.join(unknown)}")
+            sys.exit(f"expected sides of {'; '.join(sides)}; got {'; '.join(unknown)}")
         sides = {name: command for name, command in sides.items() if not args.sides or name in args.sides}
         if args.floor:
             sides["floor"] = [*python, "--side", "floor"]
@@ -384,7 +384,7 @@ def main():
             print(f"losses of {name} and {stock} are {apart:.1e} apart")
             failed |= not apart <= BF16_LOSS
     if failed:
-        sys.exit(f"wanted losses within {BF16_LOSS} of each other; nothing is written")
+        sys.exit(f"expected losses within {BF16_LOSS} of each other; nothing is written")
     ours = ("hotswap kernels", "hotswap attention", "transformers kernels", *(f"transformers {side}" for side in OURS))
     peers = ("hotswap stock", "transformers", "transformers compile", "transformers liger")
     add_model_rows(args, results, ours, peers, what="forward+backward" + "+AdamW" * args.adamw, shape=shape)

@@ -141,10 +141,10 @@ def panels_of(found: dict, marks: dict) -> list[Panel]:
 def picture(package: str, rows: list[dict]) -> str:
     rates = [row for row in rows if row["unit"] not in MICROSECONDS]
     if rates and len(rates) < len(rows):
-        raise SystemExit(f"{package}: wanted rows of times or of rates; got both; name dates that have one of them")
+        raise SystemExit(f"{package}: expected rows of times or of rates; got both; name dates that have one of them")
     machines = {row["machine"] for row in rows}
     if len(machines) > 1:
-        raise SystemExit(f"{package}: wanted rows of one machine; got {', '.join(sorted(machines))}; name fewer dates")
+        raise SystemExit(f"{package}: expected rows of one machine; got {', '.join(sorted(machines))}; name fewer dates")
     title = f"{package}, {', '.join(sorted({row['dtype'] for row in rows}))} on one {machines.pop()}"
     found = sides_of(rows)
     marks = marks_of(list(found.values()))

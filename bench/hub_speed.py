@@ -115,7 +115,7 @@ def measure(args, sides: Sides, report: Results, asked) -> None:
     before = asked()
     ours = sides.ours("Kernel", "acme/norm", ours_cache)
     if asked() != before:
-        sys.exit(f"hub_speed: wanted 0 requests for 401 warm calls of ours; got {asked() - before}")
+        sys.exit(f"hub_speed: expected 0 requests for 401 warm calls of ours; got {asked() - before}")
     peer = sides.python(KERNEL, "acme/norm", peer_cache)["seconds"]
     report.add(
         kind="hub", what="warm resolve", shape="acme/norm, version 1", dtype="", threads=1, unit="ms",

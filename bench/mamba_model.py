@@ -294,7 +294,7 @@ def on_gpu(args, report) -> None:
     distances["hotswap"] = apart()
     print("logits from float32's:", ", ".join(f"{name} {d:.3e}" for name, d in distances.items()))
     if not distances["hotswap"] <= AS_NEAR * distances[PEER]:
-        sys.exit(f"wanted logits as near to float32's as transformers' are, within {AS_NEAR}; nothing is written")
+        sys.exit(f"expected logits as near to float32's as transformers' are, within {AS_NEAR}; nothing is written")
     ours = Found("hotswap", peers, args, report)
     failed = ""
     try:

@@ -63,7 +63,7 @@ def main() -> None:
         for what, (mine, theirs, shape) in cases(args.length, dtype).items():
             got, want = mine().double(), theirs().double()
             error = ((got - want).norm() / want.norm()).item()
-            assert error <= tolerance, f"{what} {dtype}: wanted what transformers returns within {tolerance:.1e}; got {error:.1e}"
+            assert error <= tolerance, f"{what} {dtype}: expected what transformers returns within {tolerance:.1e}; got {error:.1e}"
             best = [min(times) for times in zip(*((milliseconds(mine), milliseconds(theirs)) for _ in range(args.turns)))]
             report.add(
                 kind="op", what=what, shape=f"{shape} channels beside each other", dtype=str(dtype).removeprefix("torch."), threads=1,

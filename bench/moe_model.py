@@ -150,7 +150,7 @@ class Rows:
         if losses and their_losses:
             apart = max(abs(a - b) for a, b in zip(losses, their_losses, strict=True))
             if not apart <= BF16_LOSS:
-                print(f"wanted losses of {side} and {peer} within {BF16_LOSS}; got {apart}; nothing is written")
+                print(f"expected losses of {side} and {peer} within {BF16_LOSS}; got {apart}; nothing is written")
                 self.failed = True
                 return
         report = Results(self.args, self.machine)
@@ -182,7 +182,7 @@ def main() -> None:
         in_python(args)
         return
     if unknown := set(args.sides) - set(SIDES):
-        sys.exit(f"wanted sides of {', '.join(SIDES)}; got {', '.join(unknown)}")
+        sys.exit(f"expected sides of {', '.join(SIDES)}; got {', '.join(unknown)}")
     waiting = waiting_for_turns({side: [sys.executable, *sys.argv, "--side", side] for side in args.sides})
     rows, host = Rows(args), HOST if args.hotswap else {}
     sides = [*args.sides[:1], *host, *args.sides[1:]]  # behind the peer: a run that is cut off has it

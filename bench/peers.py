@@ -31,7 +31,7 @@ def main():
     add_flags(parser)
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("wanted a GPU; got none that torch can use")
+        sys.exit("expected a GPU; got none that torch can use")
     torch.manual_seed(0)
     report = Results(args, gpu())
     cases = Cases(args.only, load_packages(args.packages), report, args.rest, args.packages)

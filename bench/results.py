@@ -113,6 +113,6 @@ def shown(row: dict) -> str:
         theirs = f" (cleared {rounded(row['peer_cleared'])})" if row.get("peer_cleared") else ""
         text += f"  {row['peer_name']} {rounded(row['peer'])}{theirs}  {row['ratio']:.2f}x"
     if isinstance(row["target"], (int, float)):
-        text += f"  (wanted {row['target']}){'  ok' if row['ratio'] >= row['target'] else '  MISSED'}"
+        text += f"  (expected {row['target']}){'  ok' if row['ratio'] >= row['target'] else '  MISSED'}"
     share = f", {float(row['memcpy_share']):.0%} of a copy" if row.get("memcpy_share") else ""
     return text + share

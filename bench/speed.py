@@ -37,7 +37,7 @@ def measure_ops(args, report: Results) -> list[str]:
     failed = []
     programs = sorted(p for p in (args.build / "bin").glob("*_bench") if not p.name.endswith("_cuda_bench"))
     if not programs:
-        sys.exit(f"speed: wanted *_bench programs in {args.build}/bin; got none; run ./x build")
+        sys.exit(f"speed: expected *_bench programs in {args.build}/bin; got none; run ./x build")
     for program in programs:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "ops.csv"

@@ -9,7 +9,7 @@ find_program(HOTSWAP_NVCC nvcc HINTS /usr/local/cuda/bin)
 set(torch_cuda "${HOTSWAP_TORCH_DIR}/lib/libtorch_cuda.so")
 if(NOT HOTSWAP_NVCC OR NOT EXISTS "${torch_cuda}")
   if(HOTSWAP_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "wanted nvcc and a torch with libtorch_cuda.so for HOTSWAP_CUDA=ON; got nvcc ${HOTSWAP_NVCC} and "
+    message(FATAL_ERROR "expected nvcc and a torch with libtorch_cuda.so for HOTSWAP_CUDA=ON; got nvcc ${HOTSWAP_NVCC} and "
                         "torch in ${HOTSWAP_TORCH_DIR}; install both or leave CUDA off")
   endif()
   message(STATUS "CUDA kernels: off (nvcc ${HOTSWAP_NVCC}, torch in ${HOTSWAP_TORCH_DIR})")

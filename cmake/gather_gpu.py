@@ -75,7 +75,7 @@ def main() -> None:
         if p.is_file() and re.fullmatch(r"\w+_(test|bench)|hotswap", p.name) and p.name not in NO_GPU_IN_THEM
     )
     if not any(p.name.endswith("_test") for p in programs):
-        sys.exit(f"wanted test programs in {build}/bin; got none; run ./x build")
+        sys.exit(f"expected test programs in {build}/bin; got none; run ./x build")
     libraries = {}
     for program in programs:
         copy_stripped(program, out / "bin" / program.name)
@@ -87,7 +87,7 @@ def main() -> None:
         libraries[library.name] = library
         libraries |= dict(carried_libraries(library))
     if any((build / "packages").glob("*/build/*-cu*")) and "libhotswap_cuda.so" not in libraries:
-        sys.exit(f"wanted libhotswap_cuda.so in {build}/lib, without which no step is captured; got none; run ./x --cuda build")
+        sys.exit(f"expected libhotswap_cuda.so in {build}/lib, without which no step is captured; got none; run ./x --cuda build")
     for name, path in libraries.items():
         copy_stripped(path, out / "lib" / name)
     # Packages go as they are: a stripped library would no longer match its digest. Packed all is a fifth as large.
@@ -108,7 +108,7 @@ def main() -> None:
     size = sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
     print(f"{out}: {len(programs)} programs, {size / (1 << 20):.1f} MiB")
     if size > LIMIT:
-        sys.exit(f"wanted at most {LIMIT >> 20} MiB; leave something out in cmake/gather_gpu.py")
+        sys.exit(f"expected at most {LIMIT >> 20} MiB; leave something out in cmake/gather_gpu.py")
     print(f"take the folder there and run: bash {out.name}/run.sh")
 
 

@@ -48,7 +48,7 @@ def general(source: Path) -> dict:
     config = tomllib.loads((source / "build.toml").read_text())["general"]
     for key in ("name", "version", "edition", "license", "backends"):
         if key not in config:
-            sys.exit(f"{source}/build.toml: wanted key general.{key}; add it")
+            sys.exit(f"{source}/build.toml: expected key general.{key}; add it")
     return config
 
 
@@ -64,7 +64,7 @@ def with_headers(files: list[Path], root: Path) -> list[Path]:
         for name in INCLUDE.findall(file.read_text()) if file.suffix in COMPILED else ():
             header = next((h for h in (file.parent / name, root / name) if h.is_file()), None)
             if header is None:
-                sys.exit(f'{file}: wanted "{name}" beside it or under {root}; got none; write <{name}> if it is not ours')
+                sys.exit(f'{file}: expected "{name}" beside it or under {root}; got none; write <{name}> if it is not ours')
             left.append(header.resolve())
     return sorted(found)
 

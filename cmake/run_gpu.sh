@@ -51,7 +51,7 @@ gpus() { "$python" -c 'import torch; print(torch.cuda.device_count())'; }
 
 run_second() {
   if [[ -z $cuda || $(gpus) -lt 2 ]]; then
-    echo "wanted two GPUs and packages with CUDA kernels; got $(gpus) GPUs" >&2
+    echo "expected two GPUs and packages with CUDA kernels; got $(gpus) GPUs" >&2
     return 1
   fi
   rm -f "$results"/*.xml "$results/died"
@@ -143,7 +143,7 @@ failed=0
 for verb in "$@"; do
   case $verb in
     test | second | sanitize | bench) "run_$verb" || failed=1 ;;
-    *) echo "wanted test, second, sanitize or bench; got $verb" >&2; exit 2 ;;
+    *) echo "expected test, second, sanitize or bench; got $verb" >&2; exit 2 ;;
   esac
 done
 exit "$failed"

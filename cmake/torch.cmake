@@ -8,18 +8,18 @@ if(NOT HOTSWAP_TORCH_DIR)
     COMMAND "${HOTSWAP_PYTHON}" -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0], end='')"
     OUTPUT_VARIABLE HOTSWAP_TORCH_DIR RESULT_VARIABLE failed ERROR_VARIABLE why)
   if(failed)
-    message(FATAL_ERROR "wanted a Python with torch >= 2.10; got ${HOTSWAP_PYTHON}: ${why}\n"
+    message(FATAL_ERROR "expected a Python with torch >= 2.10; got ${HOTSWAP_PYTHON}: ${why}\n"
                         "run ./x build, which makes .venv; set HOTSWAP_PYTHON to a Python that has torch; or, under pip "
                         "with --no-build-isolation, install torch first")
   endif()
 endif()
 if(NOT EXISTS "${HOTSWAP_TORCH_DIR}/version.py")
-  message(FATAL_ERROR "wanted the folder of the torch package in HOTSWAP_TORCH_DIR; got ${HOTSWAP_TORCH_DIR}, which has no version.py")
+  message(FATAL_ERROR "expected the folder of the torch package in HOTSWAP_TORCH_DIR; got ${HOTSWAP_TORCH_DIR}, which has no version.py")
 endif()
 file(STRINGS "${HOTSWAP_TORCH_DIR}/version.py" HOTSWAP_TORCH_VERSION REGEX "^__version__")
 string(REGEX MATCH "[0-9]+\\.[0-9]+(\\.[0-9]+)?" HOTSWAP_TORCH_VERSION "${HOTSWAP_TORCH_VERSION}")
 if(HOTSWAP_TORCH_VERSION VERSION_LESS 2.10)
-  message(FATAL_ERROR "wanted torch >= 2.10; got torch ${HOTSWAP_TORCH_VERSION} in ${HOTSWAP_TORCH_DIR}; install a newer one")
+  message(FATAL_ERROR "expected torch >= 2.10; got torch ${HOTSWAP_TORCH_VERSION} in ${HOTSWAP_TORCH_DIR}; install a newer one")
 endif()
 message(STATUS "torch ${HOTSWAP_TORCH_VERSION} in ${HOTSWAP_TORCH_DIR}")
 

@@ -58,4 +58,4 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 
 
 def build_sdist(sdist_directory, config_settings=None):
-    raise RuntimeError("wanted a wheel: the kernels' sources lie outside of python/, in the repository; build with --wheel")
+    raise RuntimeError("expected a wheel: the kernels' sources lie outside of python/, in the repository; build with --wheel")

@@ -78,13 +78,13 @@ def served(line: str, folder: Path, env: dict, python: Path) -> None:
         there = env | {"HF_HOME": str(folder / "another-machine"), "HF_ENDPOINT": f"http://127.0.0.1:{port}", "no_proxy": "127.0.0.1"}
         said = run("hotswap kernelize --model DIR --kernel SiLU=me/my-silu --json", folder, there)
         if '"package": "my-silu"' not in said:
-            fail(f"wanted the layer SiLU to run my-silu from the self-hosted Hub; got\n{said}")
+            fail(f"expected the layer SiLU to run my-silu from the self-hosted Hub; got\n{said}")
         call = re.search(r'`(kernels\.get_kernel\("me/my-silu".*?\))`', PAGE.read_text()).group(1)
         script = f"import kernels, torch; print(float({call}.silu(torch.ones(1))))"
         if has_kernels(python):
             said = run(f"python -c {shlex.quote(script)}", folder, there)
             if not said.strip().endswith("0.7310585975646973"):
-                fail(f"wanted silu(1) in Python; got {said}")
+                fail(f"expected silu(1) in Python; got {said}")
     finally:
         server.terminate()
         server.wait(30)
@@ -112,7 +112,7 @@ def main() -> None:
     args = parser.parse_args()
     outside, inside = blocks()
     if not outside[0].startswith("hotswap kernel init") or not inside[0].startswith("./x build"):
-        fail(f"wanted a block for a package of your own and one for a package in the tree; got {outside[0]}, {inside[0]}")
+        fail(f"expected a block for a package of your own and one for a package in the tree; got {outside[0]}, {inside[0]}")
     hidden = ("HF_", "KERNELS_CACHE", "LOCAL_KERNELS", "HOTSWAP_", "SSL_CERT", "CXX")
     env = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     path = f"{args.build.resolve() / 'bin'}:{args.python.absolute().parent}:{env['PATH']}"

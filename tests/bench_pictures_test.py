@@ -101,7 +101,7 @@ def refusals() -> None:
         except SystemExit as error:
             assert words in str(error), error
         else:
-            raise AssertionError(f"wanted a refusal with {words!r}; got a picture")
+            raise AssertionError(f"expected a refusal with {words!r}; got a picture")
 
 
 def pictures_are_of_rows() -> None:

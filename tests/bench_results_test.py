@@ -16,7 +16,7 @@ def main() -> None:
         report = Results(argparse.Namespace(csv=file, date="2026-01-01T00:00Z", commit="abc"))
         said = dict(kind="op", dtype="float32", peer_name="torch")
         report.add(what="slower", shape="2x512 of 512, 8x64", ours=2.0, peer=3.0, unit="us", target=1.6, **said)
-        report.add(what="as wanted", shape="1x1", ours=2, peer=3, unit="us", target=1.5, **said)
+        report.add(what="as expected", shape="1x1", ours=2, peer=3, unit="us", target=1.5, **said)
         report.add(what="rate", shape="1x1", ours=30.0, peer=20.0, unit="tokens/s", target=2, **said)
         report.add(what="alone", shape="1x1", ours=1 / 3, unit="us", **said)
         assert [row["what"] for row in report.missed()] == ["slower", "rate"], report.missed()

@@ -50,7 +50,7 @@ def main() -> int:
                 print(f"{name}:{number}: {line}: {why}")
                 wrong += 1
         for name in allowed - {name for name, _, _ in found}:
-            print(f"{name}: wanted {pattern} there; got none of it; take the file out of this test's table")
+            print(f"{name}: expected {pattern} there; got none of it; take the file out of this test's table")
             wrong += 1
     return 1 if wrong else 0
 

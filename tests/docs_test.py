@@ -199,9 +199,9 @@ def readme_problems(text: str, example: str) -> list[str]:
     """One read from top to bottom: short, and its C++ the program that is compiled."""
     found = []
     if not 90 <= len(text.splitlines()) <= 130:
-        found.append(f"README.md: wanted 90 to 130 lines; got {len(text.splitlines())}; more has a page in docs/")
+        found.append(f"README.md: expected 90 to 130 lines; got {len(text.splitlines())}; more has a page in docs/")
     if re.findall(r"^```cpp\n(.*?)^```", text, re.MULTILINE | re.DOTALL) != [example]:
-        found.append("README.md: wanted one C++ block, the text of examples/generate/main.cpp; copy it again")
+        found.append("README.md: expected one C++ block, the text of examples/generate/main.cpp; copy it again")
     return found
 
 
@@ -216,7 +216,7 @@ def family_problems(text: str, sources: list[str]) -> list[str]:
         keys = dict(re.findall(r'\.(model_type|gguf_architecture) = "(\w+)"', row))
         there[keys["model_type"]] = keys.get("gguf_architecture", "")
     return [
-        f"docs/adding_a_model.md: {name}: wanted {there.get(name, 'no row')}; the table has {said.get(name, 'no row')}"
+        f"docs/adding_a_model.md: {name}: expected {there.get(name, 'no row')}; the table has {said.get(name, 'no row')}"
         for name in sorted(said.keys() | there.keys())
         if said.get(name) != there.get(name)
     ]

@@ -66,7 +66,7 @@ def main() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         run = ["bash", str(out / "run.sh"), "nothing"]
         refused = subprocess.run(run, capture_output=True, text=True, env=os.environ | {"PYTHON": sys.executable})
-        assert refused.returncode == 2 and "wanted test, second, sanitize or bench; got nothing" in refused.stderr, refused
+        assert refused.returncode == 2 and "expected test, second, sanitize or bench; got nothing" in refused.stderr, refused
         assert (out / "bin/hotswap").exists() and list((out / "lib").glob("libhotswap*.so*"))
         want, got = contents(build / "packages"), contents(out / "packages")
         assert want.keys() == got.keys() and not (unlike := [str(name) for name in want if want[name] != got[name]]), unlike
@@ -77,7 +77,7 @@ def main() -> None:
             (fake / name).parent.mkdir(parents=True)
             (fake / name).write_bytes(Path("/bin/true").read_bytes())
         done = gathered(fake, fake / "out")
-        assert done.returncode and "wanted libhotswap_cuda.so" in done.stderr, done
+        assert done.returncode and "expected libhotswap_cuda.so" in done.stderr, done
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def main() -> int:
     parser.add_argument("--build", type=Path, required=True)
     build = parser.parse_args().build.resolve()
     text, count = source(public_headers())
-    assert count >= 25, f"wanted the headers' examples; got {count}"
+    assert count >= 25, f"expected the headers' examples; got {count}"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "examples.cpp"
         file.write_text(text)
@@ -119,7 +119,7 @@ def main() -> int:
         done = subprocess.run(command, cwd=build, capture_output=True, text=True)
     if done.returncode:
         print(re.sub(r"\n[^\n]*In file included[^\n]*", "", done.stderr))
-        print(f"wanted {count} examples that compile; mend the header's, or say in AROUND what it takes for granted")
+        print(f"expected {count} examples that compile; mend the header's, or say in AROUND what it takes for granted")
     return done.returncode
 
 

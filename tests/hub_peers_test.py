@@ -126,7 +126,7 @@ def fail(text: str) -> None:
 def run(*command, env: dict, timeout: int = 240, wanted: int = 0) -> str:
     done = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, timeout=timeout)
     if done.returncode != wanted:
-        fail(f"wanted status {wanted}; got {done.returncode} from {' '.join(str(c) for c in command)[:300]}\n{done.stdout}")
+        fail(f"expected status {wanted}; got {done.returncode} from {' '.join(str(c) for c in command)[:300]}\n{done.stdout}")
     return done.stdout
 
 
@@ -285,7 +285,7 @@ class Peers:
         print(name, "kernels:", said.strip().split("\n")[-1], flush=True)
         ours, theirs = ((projects[whose] / "kernels.lock").read_text() for whose in ("ours", "theirs"))
         if json.loads(ours) != json.loads(theirs):
-            fail(f"wanted the lock that {name} writes; got\n{ours}\nwhere it has\n{theirs}")
+            fail(f"expected the lock that {name} writes; got\n{ours}\nwhere it has\n{theirs}")
         run(self.hotswap, "kernel", "download", projects["theirs"], env=self.at(self.url, f"from-{name}"))
         print(name, "kernels: its lock is ours, and is read here", flush=True)
 
@@ -308,7 +308,7 @@ class Peers:
             run(hf, "cache", "ls", env=there)
             scan = "import huggingface_hub as hh; print(*hh.scan_cache_dir().warnings, sep='\\n')"
             if said := run(python, "-c", scan, env=there).strip():
-                fail(f"wanted a cache that huggingface_hub finds whole; it says\n{said}")
+                fail(f"expected a cache that huggingface_hub finds whole; it says\n{said}")
         run(hf, "cache", "verify", "acme/tiny", env=environment)
         run(hf, "download", "acme/tiny", env=environment)
         print("hf: cache ls and cache verify find nothing wrong in our cache", flush=True)
@@ -324,7 +324,7 @@ class Peers:
         run(self.hotswap, "download", "acme/table", "--type", "dataset", env=environment)
         ids = json.loads(run(self.hotswap, "generate", "--model", "acme/tiny", "--ids", self.work / "ids.json", "--max-new-tokens", "4", "--json", env=environment))
         if len(ids["token_ids"][0] if isinstance(ids["token_ids"][0], list) else ids["token_ids"]) < 4:
-            fail(f"wanted four tokens; got {ids}")
+            fail(f"expected four tokens; got {ids}")
 
     def through_olah(self) -> None:
         python, port = self.environments.make("olah"), free_port()
@@ -348,7 +348,7 @@ class Peers:
         run(self.hotswap, "kernel", "download", "acme/norm@v1", env=environment)
         folder = run(self.hotswap, "download", "acme/many", "--type", "dataset", env=environment).strip()
         if (got := len(list(Path(folder).glob("*.txt")))) != MANY:
-            fail(f"wanted {MANY} files by a list of two pages; got {got}")
+            fail(f"expected {MANY} files by a list of two pages; got {got}")
         newest = self.environments.make("newest")
         script = "import huggingface_hub as hh; print(len(list(hh.HfApi().list_repo_tree('acme/many', repo_type='dataset', recursive=True))))"
         if run(newest, "-c", script, env=self.at(proxy.url, "python-through-tls", **trust)).strip() != str(MANY):

@@ -55,12 +55,12 @@ def check_headers(include: Path) -> set[str]:
     public = public_headers()
     headers = {str(path.relative_to(include)) for path in include.rglob("*") if path.is_file()}
     if more := sorted(headers - public):
-        sys.exit(f"install_test: wanted public headers only; got {', '.join(more)}; see cmake/public_headers.cmake")
+        sys.exit(f"install_test: expected public headers only; got {', '.join(more)}; see cmake/public_headers.cmake")
     if less := sorted(public - headers):
-        sys.exit(f"install_test: wanted every public header; {', '.join(less)} is not installed; see cmake/public_headers.cmake")
+        sys.exit(f"install_test: expected every public header; {', '.join(less)} is not installed; see cmake/public_headers.cmake")
     private = re.compile(r"^hotswap/cli/|/testdata/|/fuzz/|/test[a-z_]*\.h$|/sigstore_world\.h$|_impl\.h$")
     if found := sorted(filter(private.search, headers)):
-        sys.exit(f"install_test: wanted nothing private among the public headers; got {', '.join(found)}; do not include them")
+        sys.exit(f"install_test: expected nothing private among the public headers; got {', '.join(found)}; do not include them")
     print(f"{len(headers)} public headers")
     return headers
 
@@ -98,7 +98,7 @@ def main() -> None:
             "share/hotswap/packages/norm",
         ):
             if not (prefix / wanted).exists():
-                sys.exit(f"install_test: wanted {wanted} after cmake --install; got no such file")
+                sys.exit(f"install_test: expected {wanted} after cmake --install; got no such file")
         headers = check_headers(prefix / "include")
         run(
             "cmake",
@@ -120,13 +120,13 @@ def main() -> None:
             building.result()
         listed = json.loads(run(prefix / "bin/hotswap", "kernel", "list", "--json", env=clean))
         if "norm" not in json.dumps(listed) or str(prefix) not in json.dumps(listed):
-            sys.exit(f"install_test: wanted the installed packages to be found; got {listed}")
+            sys.exit(f"install_test: expected the installed packages to be found; got {listed}")
         data = Path(folder) / "data"
         run(args.python, ROOT / "hotswap/models/golden_model.py", data, env=clean | {"PYTHONDONTWRITEBYTECODE": "1"})
         output = run(work / "generate", data / "models/tiny", "Unless required by", env=clean)
         print(output)
         if "Unless required by" not in output or "norm" not in output:
-            sys.exit("install_test: wanted a continued text and a kernel report that names norm")
+            sys.exit("install_test: expected a continued text and a kernel report that names norm")
 
 
 if __name__ == "__main__":

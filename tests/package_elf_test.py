@@ -67,7 +67,7 @@ def variant_problems(variant: Path) -> list[str]:
             found.append(f"{variant}: {name} is missing")
     libraries = sorted(variant.glob("*.abi3.so"))
     if len(libraries) != 1:
-        return found + [f"{variant}: wanted one *.abi3.so; got {[p.name for p in libraries]}"]
+        return found + [f"{variant}: expected one *.abi3.so; got {[p.name for p in libraries]}"]
     metadata = json.loads((variant / "metadata.json").read_text())
     if libraries[0].name != metadata["id"] + ".abi3.so":
         found.append(f"{variant}: metadata.json's id is {metadata['id']}, the library is {libraries[0].name}")
@@ -128,7 +128,7 @@ def main() -> None:
     self_test()
     variants = sorted(p for p in args.packages.glob("*/build/*") if p.is_dir() and not p.name.startswith("."))
     if not variants:
-        sys.exit(f"wanted built packages in {args.packages}; got none; run ./x build")
+        sys.exit(f"expected built packages in {args.packages}; got none; run ./x build")
     found = [problem for variant in variants for problem in variant_problems(variant)]
     if args.build:
         found += static_runtime_problems(args.build.resolve())

@@ -90,7 +90,7 @@ def check_edits(lists: dict[str, set[str]], copy: Path) -> list[str]:
         changed = {package for package in first if first[package] != after[package]}
         wanted = {package for package in lists if name in lists[package]}
         if changed != wanted:
-            wrong.append(f"{name}: wanted new ids for {sorted(wanted)}; got {sorted(changed)}")
+            wrong.append(f"{name}: expected new ids for {sorted(expected)}; got {sorted(changed)}")
     if ids() != first:
         wrong.append("the same bytes give other ids")
     return wrong
@@ -105,7 +105,7 @@ def check_lists(lists: dict[str, set[str]]) -> list[str]:
         own = f"layers.{backend}.json"
         staged = own if (ROOT / "kernels" / package / own).is_file() else "layers.json"
         if layers != [staged]:
-            wrong.append(f"{name}: wanted {staged}, which is staged, to change its id; got {layers}")
+            wrong.append(f"{name}: expected {staged}, which is staged, to change its id; got {layers}")
         for file in files:
             parts, stem = Path(file).parts, Path(file).stem
             foreign = parts[1] not in (package, "common") or backend == "cpu" and Path(file).suffix in (".cu", ".cuh")
@@ -120,7 +120,7 @@ def main() -> None:
     build = parser.parse_args().build.resolve()
     lists = listed(build)
     if not lists:
-        sys.exit(f"wanted packages built in {build}; got none; run ./x build")
+        sys.exit(f"expected packages built in {build}; got none; run ./x build")
     wrong = check_lists(lists) + check_compilers(build, lists)
     with tempfile.TemporaryDirectory() as folder:
         wrong += check_edits(lists, Path(folder).resolve())

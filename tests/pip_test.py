@@ -67,7 +67,7 @@ def fresh_environment(work: Path, python: Path, environment: dict) -> Path:
     (site / "around.pth").write_text("\n".join([*there, ""]))
     after = run(*ask, env=inside, cwd=ROOT / "python").strip()
     if (before, after) != ("True", "False"):
-        sys.exit(f"pip_test: wanted torch to be required where there is none, and only there; got {before}, then {after}")
+        sys.exit(f"pip_test: expected torch to be required where there is none, and only there; got {before}, then {after}")
     return fresh
 
 
@@ -109,7 +109,7 @@ def readme() -> tuple[str, str]:
     """The first Python block of README.md, and the block after it: what it prints."""
     found = re.search(r"^```python\n(.*?)^```\n.*?^```\w*\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
     if not found:
-        sys.exit("pip_test: wanted a Python block in README.md and the block of what it prints; got none")
+        sys.exit("pip_test: expected a Python block in README.md and the block of what it prints; got none")
     return found.group(1), found.group(2)
 
 
@@ -121,11 +121,11 @@ def isolated(work: Path, python: Path, environment: dict) -> None:
     sources = copy_sources(work / "clone", PACKAGES)
     said = run(python, "-m", "pip", "install", "./python", cwd=sources, env=environment | without_nvcc())
     if "Downloading torch" in said:
-        sys.exit(f"{said}\npip_test: wanted the torch that is there; got another download of it")
+        sys.exit(f"{said}\npip_test: expected the torch that is there; got another download of it")
     (site,) = work.glob("venv/lib/python*/site-packages/hotswap")
     installed = variants([str(p) for p in site.rglob("*.so")])
     if installed != {(name, "cpu") for name in PACKAGES}:
-        sys.exit(f"pip_test: wanted the CPU variants of {PACKAGES} in {site}; got {sorted(installed)}")
+        sys.exit(f"pip_test: expected the CPU variants of {PACKAGES} in {site}; got {sorted(installed)}")
     run(python, ROOT / "tests/package_elf_test.py", "--packages", site / "packages")
 
     block, promised = readme()
@@ -165,7 +165,7 @@ def without_isolation(work: Path, python: Path, environment: dict) -> None:
         (wheel,) = out.glob("hotswap-*-py3-none-*.whl")
         made = variants(zipfile.ZipFile(wheel).namelist())
         if made != {(SMALL, which) for which in {"cpu", backend}}:
-            sys.exit(f"pip_test: wanted {SMALL} for cpu and {backend} in {wheel.name}; got {sorted(made)}")
+            sys.exit(f"pip_test: expected {SMALL} for cpu and {backend} in {wheel.name}; got {sorted(made)}")
     if not nvcc_folders():
         print("not tested: a wheel with CUDA kernels: no nvcc here")
 

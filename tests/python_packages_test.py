@@ -27,13 +27,13 @@ def main() -> None:
     args = parser.parse_args()
     absent = [name for name in ("torch", "kernels", "transformers", "pytest") if importlib.util.find_spec(name) is None]
     if absent:
-        print(f"wanted {', '.join(absent)} in {sys.executable}; got none; ./x test installs them. Skipped.")
+        print(f"expected {', '.join(absent)} in {sys.executable}; got none; ./x test installs them. Skipped.")
         sys.exit(77)
     root = Path(__file__).resolve().parent.parent
     packages = sorted(str(p) for p in root.glob("kernels/*/tests") if any(p.glob("test_*.py")))
     what = face(args.face, root / "python/tests") if args.face else packages
     if not what:
-        sys.exit("wanted Python tests in python/tests and kernels/*/tests; got none")
+        sys.exit("expected Python tests in python/tests and kernels/*/tests; got none")
     # rootdir kernels/: from the root, pytest would make a package "kernels" of the folder and hide the real one
     rootdir = root / ("python" if args.face else "kernels")
     command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", f"--rootdir={rootdir}", "-rs"]

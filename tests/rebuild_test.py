@@ -71,7 +71,7 @@ def main() -> None:
             files += bool(after)
             wrong += [f"{file.relative_to(ROOT)}: builds {o}" for o in sorted(after) if not own.fullmatch(o)]
         if not {f"lib/lib{name}_cpu.so", f"kernels/{name}/cpu/staged"} <= built:
-            wrong.append(f"kernels/{name}: wanted its library and staged folder to follow its files; got {sorted(built)[:9]}")
+            wrong.append(f"kernels/{name}: expected its library and staged folder to follow its files; got {sorted(built)[:9]}")
     print("\n".join(wrong) or f"{files} files of packages: each builds its own package alone")
     sys.exit(bool(wrong))
 

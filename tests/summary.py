@@ -97,7 +97,7 @@ def left_out(file: Path) -> list[list[str]]:
     rows = [line.split(None, 2) for line in file.read_text().split("\n") if line.strip() and line[0] != "#"]
     for row in rows:
         if len(row) != 3 or row[0] not in ("entry", "cases"):
-            sys.exit(f"{file}: wanted rows of entry or cases, a pattern, and what it is; got {' '.join(row)}")
+            sys.exit(f"{file}: expected rows of entry or cases, a pattern, and what it is; got {' '.join(row)}")
     return rows
 
 
@@ -132,7 +132,7 @@ def summarize(folder: Path, rows: list[list[str]], everything: bool) -> int:
         print(f"  failed: tests/quick.txt names what no test is called any more: {', '.join(gone)}")
         counted["failed"] += 1
     if not outer:
-        print("wanted the results of ctest; got none: no test ran")
+        print("expected the results of ctest; got none: no test ran")
     print("{passed} passed, {failed} failed, {skipped} skipped".format(**counted))
     return int(counted["failed"] > 0 or counted["passed"] == 0)
 

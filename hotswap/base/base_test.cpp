@@ -25,9 +25,9 @@ TEST(Error, SaysWhatWasWantedWhatCameAndWhatToDoNext) {
     return std::string(Error({.kind = ErrorKind::kInvalidArgument, .wanted = "a", .got = "b", .next = next}).what());
   };
   const char* pointer = "c";
-  EXPECT_EQ(text("c"), "wanted a; got b; c");
-  EXPECT_EQ(text(pointer), "wanted a; got b; c");
-  EXPECT_EQ(text(std::string("c")), "wanted a; got b; c");
+  EXPECT_EQ(text("c"), "expected a; got b; c");
+  EXPECT_EQ(text(pointer), "expected a; got b; c");
+  EXPECT_EQ(text(std::string("c")), "expected a; got b; c");
   for (const NextStep& empty : {NextStep(std::string()), NextStep(pointer + 1)}) {
     EXPECT_NE(text(empty).find("; report it: "), std::string::npos) << "made at run time";
   }

@@ -63,7 +63,7 @@ struct ErrorText {
 class Error : public std::runtime_error {
  public:
   explicit Error(ErrorText text)
-      : std::runtime_error("wanted " + text.wanted + "; got " + text.got + "; " + text.next.str()),
+      : std::runtime_error("expected " + text.wanted + "; got " + text.got + "; " + text.next.str()),
         text_(std::move(text)) {}
   ErrorKind kind() const { return text_.kind; }
   const std::string& wanted() const { return text_.wanted; }

@@ -104,7 +104,7 @@ TEST_F(Cli, ErrorsAreOneAndNameTheNextStep) {
     const Outcome outcome = run(line);
     EXPECT_EQ(outcome.status, 1) << line;
     EXPECT_TRUE(outcome.out.empty()) << line;
-    EXPECT_NE(outcome.err.find("wanted"), std::string::npos) << line << outcome.err;
+    EXPECT_NE(outcome.err.find("expected"), std::string::npos) << line << outcome.err;
     EXPECT_NE(outcome.err.find("got"), std::string::npos) << line << outcome.err;
   }
 }

@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
   // What was printed is the result: where it did not arrive, nothing was done.
   const bool lost = std::cout.bad() || std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
   if (lost) {
-    std::fprintf(stderr, "hotswap: error: wanted to write the output; got %s; free the disk that stdout goes to\n",
+    std::fprintf(stderr, "hotswap: error: expected to write the output; got %s; free the disk that stdout goes to\n",
                  std::strerror(errno));
   }
   // Not through static destructors: torch's worker threads and loaded packages need no tearing down.

@@ -121,7 +121,7 @@ TEST_F(ServeHub, ATokenOutOfAFile) {
   write_file(file("empty"), "\n");
   const Outcome empty = run("serve-hub --port 0 --token-file " + file("empty").string() + " " + file("hub").string());
   EXPECT_EQ(empty.status, 1);
-  expect_has(empty.err, {"wanted a token", file("empty").string()});
+  expect_has(empty.err, {"expected a token", file("empty").string()});
   EXPECT_EQ(run("serve-hub --token a --token-file " + file("token").string() + " " + file("hub").string()).status, 2);
   EXPECT_EQ(run("serve-hub --trusted-proxy nginx " + file("hub").string()).status, 2);
 }
@@ -164,7 +164,7 @@ TEST_F(Cli, ServeHubRefusesWhatItCannotServe) {
   EXPECT_EQ(run("serve-hub " + file("x").string() + " --certificate c.pem").status, 2);
   const Outcome nowhere = run("serve-hub --port 0 " + file("nowhere").string());
   EXPECT_EQ(nowhere.status, 1);
-  expect_has(nowhere.err, {"wanted a folder"});
+  expect_has(nowhere.err, {"expected a folder"});
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ TEST_F(CpuAllocator, FreedBlocksServeTheSameSizeAgain) {
 TEST_F(CpuAllocator, NoMemoryIsAnError) {
   try {
     at::empty({int64_t{1} << 60}, at::TensorOptions(at::kByte));
-    FAIL() << "wanted an error";
+    FAIL() << "expected an error";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("1152921504606846976 bytes"), std::string::npos) << error.what();
   }

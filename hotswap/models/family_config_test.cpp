@@ -154,7 +154,7 @@ TEST(FamilyConfig, NumbersOfExperts) {
   for (const char* type : {"mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3"}) {
     const Object one = {{"num_key_value_heads", 4}, {"num_experts_per_tok", 2}, {"first_k_dense_replace", 1}};
     expect_has(refused(type, one),
-               {"wanted num_local_experts, n_routed_experts or num_experts", "none of them in config.json"});
+               {"expected num_local_experts, n_routed_experts or num_experts", "none of them in config.json"});
     for (const char* key : {"num_local_experts", "n_routed_experts", "num_experts"}) {
       Object few = one;
       few[key] = 1;

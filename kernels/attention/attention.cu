@@ -39,7 +39,7 @@ using namespace kernels::gpu;
 constexpr int64_t kMost = int64_t{1} << 29, kMostDim = 512, kMostDecodeDim = 576;  // 576: latent attention's keys
 
 std::string text(const std::string& wanted, const std::string& got) {
-  return "attention on a GPU: wanted " + wanted + "; got " + got;
+  return "attention on a GPU: expected " + wanted + "; got " + got;
 }
 
 // The sm_90a kernels, or those of every GPU?

@@ -234,7 +234,7 @@ TEST(Attention, RefusesWhatDoesNotFit) {
   const auto refuse = [&](const Tensor& q, const Tensor& k, const Tensor& v, const std::vector<std::string>& words) {
     expect_refusal([&] { in.call("attention", {q, k, v}); }, words);
   };
-  refuse(in.q[0], in.k, in.v, {"attention: wanted q [batch, rows, heads, dim]", "[3, 4, 8]"});
+  refuse(in.q[0], in.k, in.v, {"attention: expected q [batch, rows, heads, dim]", "[3, 4, 8]"});
   refuse(in.q.narrow(2, 0, 3), in.k, in.v, {"multiple of k's 2 heads", "got 3"});
   refuse(in.q.narrow(3, 0, 7), in.k, in.v, {"heads of one size", "[2, 3, 4, 7]"});
   refuse(in.q, in.k.to(at::kHalf), in.v, {"one dtype"});

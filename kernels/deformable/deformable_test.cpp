@@ -317,11 +317,11 @@ TEST(Deformable, RefusesWhatItCannotDo) {
   };
   const Tensor sizes = p.shapes(), starts = p.starts();
   expect_refusal(call(in[0].select(1, 0), sizes, starts, in[1], in[2], p.points),
-                 {"wanted value [batch, rows, heads, channels]"});
+                 {"expected value [batch, rows, heads, channels]"});
   expect_refusal(call(in[0], sizes, starts.narrow(0, 0, 3), in[1], in[2], p.points), {"level_start_index [levels]"});
   expect_refusal(call(in[0], sizes.to(at::kFloat), starts, in[1], in[2], p.points), {"int64 or int32"});
   expect_refusal(call(in[0], sizes, starts, in[1], in[2], {4, 4, 4}), {"points of 4 levels", "got 3"});
-  expect_refusal(call(in[0], sizes, starts, in[1], in[2], {4, 4, 4, 5}), {"wanted 17 attention_weights", "got 16"});
+  expect_refusal(call(in[0], sizes, starts, in[1], in[2], {4, 4, 4, 5}), {"expected 17 attention_weights", "got 16"});
   expect_refusal(call(in[0], sizes, starts, in[1].narrow(3, 0, 2), in[2], p.points), {"shape of attention_weights"});
   expect_refusal(call(in[0].to(at::kDouble), sizes, starts, in[1], in[2], p.points), {"float64 for all"});
   expect_refusal(call(in[0], sizes, starts + 1, in[1], in[2], p.points), {"one behind the other", "2 x 2 from row"});
@@ -337,7 +337,7 @@ TEST(Deformable, RefusesWhatItCannotDo) {
         package().call("deformable_attention_points_bwd", in[3].narrow(1, 0, 1), in[0], sizes, starts, in[1], in[2],
                        p.points);
       },
-      {"wanted dy [2, 5, 256]"});
+      {"expected dy [2, 5, 256]"});
 }
 
 TEST(Deformable, CallsAreCounted) {

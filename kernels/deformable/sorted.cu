@@ -235,7 +235,8 @@ SortPlan plan_sort(const Problem& p) {
   const int64_t images = fit < all ? fit : all;
   if (images == 0)
     throw std::runtime_error(
-        "deformable_attention_bwd: wanted heads x 2 (rows + levels), and queries x heads x samples, of an image below "
+        "deformable_attention_bwd: expected heads x 2 (rows + levels), and queries x heads x samples, of an image "
+        "below "
         "2^31; got " +
         std::to_string(each) + " and " + std::to_string(samples) +
         (each > samples ? "; split the heads" : "; take fewer queries at a time"));

@@ -90,8 +90,8 @@ TEST(Dyt, RefusesWhatItCannotDo) {
   const auto call = [&](const Tensor& t, const Tensor& a, const Tensor& g) {
     return [=] { package().call("dyt", t, a, g, c10::IValue()); };
   };
-  expect_refusal(call(x, gamma, gamma), {"wanted alpha [1]", "got [8]"});
-  expect_refusal(call(x, one, one), {"wanted gamma [8]", "got [1]"});
+  expect_refusal(call(x, gamma, gamma), {"expected alpha [1]", "got [8]"});
+  expect_refusal(call(x, one, one), {"expected gamma [8]", "got [1]"});
   expect_refusal(call(x.to(at::kDouble), one, gamma), {"float32, bfloat16 or float16"});
   expect_refusal([&] { package().call("dyt_bwd", x.to(at::kHalf), x, one, gamma); }, {"dy in x's dtype"});
   expect_refusal([&] { package().call("dyt_bwd", x.narrow(0, 0, 2), x, one, gamma); }, {"dy in the shape of x"});

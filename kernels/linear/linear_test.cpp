@@ -100,15 +100,19 @@ TEST(Linear, SameBitsWithAnyNumberOfThreads) {
 TEST(Linear, RefusesWhatDoesNotFit) {
   const auto zeros = [](at::IntArrayRef sizes) { return at::zeros(sizes).to(device()); };
   const Tensor w = zeros({3, 8});
-  expect_refusal([&] { package().call("linear", zeros({1, 7}), w, c10::IValue()); }, {"wanted x [..., 8]", "[1, 7]"});
+  expect_refusal([&] { package().call("linear", zeros({1, 7}), w, c10::IValue()); }, {"expected x [..., 8]", "[1, 7]"});
   expect_refusal([&] { package().call("linear", zeros({1, 8}).to(at::kHalf), w, c10::IValue()); }, {"one dtype"});
-  expect_refusal([&] { package().call("linear", zeros({1, 8}), w, zeros({4})); }, {"wanted bias [3]"});
-  expect_refusal([&] { package().call("linear_bwd", zeros({1, 4}), zeros({1, 8}), w, false); }, {"wanted dy [..., 3]"});
+  expect_refusal([&] { package().call("linear", zeros({1, 8}), w, zeros({4})); }, {"expected bias [3]"});
+  expect_refusal(
+      [&] {
+        package().call("linear_bwd", zeros({1, 4}), zeros({1, 8}), w, false);
+      },
+      {"expected dy [..., 3]"});
   expect_refusal(
       [&] {
         package().call("linear_bwd", zeros({1, 3}), zeros({1, 8}), zeros({8}), false);
       },
-      {"linear_bwd: wanted x [..., in] and weight [out, in]; got [1, 8] and [8]"});
+      {"linear_bwd: expected x [..., in] and weight [out, in]; got [1, 8] and [8]"});
   expect_refusal([&] { package().call("linear_bwd", zeros({}), zeros({}), w, false); }, {"got [] and [3, 8]"});
   expect_refusal([&] { package().call("linear_bwd", zeros({1, 3}), zeros({1, 7}), w, false); }, {"got [1, 7]"});
 }
@@ -171,18 +175,18 @@ TEST(Linear, LargestRefusesWhatDoesNotFit) {
       [&] {
         package().call("largest_", place(3), x({2, 4}), none(), none());
       },
-      {"wanted place as 2 int64", "[3]"});
+      {"expected place as 2 int64", "[3]"});
   expect_refusal(
       [&] {
         package().call("largest_", place(2, at::kInt), x({2, 4}), none(), none());
       },
-      {"wanted place as 2 int64"});
+      {"expected place as 2 int64"});
   const auto said = [&](const c10::IValue& where, const c10::IValue& at) {
     return [=] { package().call("largest_", place(2), x({2, 4}), where, at); };
   };
   const Tensor wide = at::zeros({3, 3}, at::kLong).to(device()), fits = at::zeros({3, 2}, at::kLong).to(device());
-  expect_refusal(said(fits, none()), {"wanted said and at, or neither"});
-  expect_refusal(said(wide, place(1)), {"wanted said [places, 2]", "[3, 3]"});
+  expect_refusal(said(fits, none()), {"expected said and at, or neither"});
+  expect_refusal(said(wide, place(1)), {"expected said [places, 2]", "[3, 3]"});
   expect_refusal(said(fits, place(2)), {"one place", "[3, 2] and [2]"});
 }
 

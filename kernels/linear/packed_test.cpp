@@ -109,7 +109,7 @@ TEST_F(PackedLinear, RefusesWhatDoesNotFit) {
   expect_refusal([&] { call(at::zeros({1, 33}), bytes); }, {"blocks of 32", "[1, 33]"});
   expect_refusal([&] { call(at::zeros({1, 0}), bytes); }, {"blocks of 32"});
   expect_refusal([&] { call(at::zeros({1, 64}), at::zeros({3, 40})); }, {"uint8"});
-  expect_refusal([&] { call(at::zeros({1, 64}), bytes, at::zeros({4})); }, {"wanted bias [3]", "got [4]"});
+  expect_refusal([&] { call(at::zeros({1, 64}), bytes, at::zeros({4})); }, {"expected bias [3]", "got [4]"});
   expect_refusal([&] { call(at::zeros({1, 64}, at::kLong), bytes); }, {"float32, bfloat16 or float16"});
 }
 

@@ -170,7 +170,7 @@ void columns(const LossRows& a, const float* scale, float* scratch, Stream strea
   const bool plain = !a.token_scaling && a.class_sum == nullptr;  // else the other way (rows_in_dweight)
   if (a.rows % kColumnRows != 0 || a.dlogits != a.logits || a.vocab > INT32_MAX || !plain)
     throw std::runtime_error(
-        "cross_entropy of transposed logits: wanted rows in whole blocks, gradients in place, "
+        "cross_entropy of transposed logits: expected rows in whole blocks, gradients in place, "
         "a vocabulary below 2^31 and no options of rows(); got others; that is an error of the package");
   const int64_t shares = shares_of(a), each = divide_up(a.vocab, shares);
   with_dtype(a.dtype, [&]<typename T>() {

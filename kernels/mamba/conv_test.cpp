@@ -298,13 +298,13 @@ TEST(CausalConv1d, Refusals) {
                         std::optional<Tensor> sequences, const char* activation) {
     return [=] { package().call("causal_conv1d", a, w, b, initial, sequences, activation); };
   };
-  expect_refusal(conv(x[0], weight, none, none, none, "silu"), {"causal_conv1d: wanted x [batch, channels, length]"});
-  expect_refusal(conv(x, zeros({5, 4}), none, none, none, "silu"), {"wanted weight", "[6, 4]", "got [5, 4]"});
+  expect_refusal(conv(x[0], weight, none, none, none, "silu"), {"causal_conv1d: expected x [batch, channels, length]"});
+  expect_refusal(conv(x, zeros({5, 4}), none, none, none, "silu"), {"expected weight", "[6, 4]", "got [5, 4]"});
   expect_refusal(conv(x, zeros({6, 9}), none, none, none, "silu"), {"1 to 8 taps", "got 9"});
-  expect_refusal(conv(x, weight, zeros({5}), none, none, "silu"), {"wanted bias", "[6]"});
+  expect_refusal(conv(x, weight, zeros({5}), none, none, "silu"), {"expected bias", "[6]"});
   expect_refusal(conv(x, weight, none, zeros({2, 6, 2}), none, "silu"), {"at least 3 columns", "got 2"});
   expect_refusal(conv(x, weight, none, none, zeros({2, 5}, at::kLong), "silu"), {"seq_idx as int32"});
-  expect_refusal(conv(x, weight, none, none, zeros({1, 5}, at::kInt), "silu"), {"wanted seq_idx", "[2, 5]"});
+  expect_refusal(conv(x, weight, none, none, zeros({1, 5}, at::kInt), "silu"), {"expected seq_idx", "[2, 5]"});
   expect_refusal(conv(x, weight, none, none, none, "gelu"), {"none, silu or swish", "gelu"});
   expect_refusal(conv(x.to(at::kDouble), weight, none, none, none, "silu"), {"float32, bfloat16 or float16"});
   expect_refusal(conv(x.to(at::kComplexFloat), weight, none, none, none, "silu"), {"complex"});
@@ -312,8 +312,8 @@ TEST(CausalConv1d, Refusals) {
     return [=] { package().call("causal_conv1d_update", x, state, weight, none, lengths, rows, "silu"); };
   };
   expect_refusal(update(zeros({2, 6, 2}), none, none), {"at least 3 columns"});
-  expect_refusal(update(zeros({3, 6, 4}), none, none), {"wanted state", "[2, 6, 4]"});
-  expect_refusal(update(zeros({2, 6, 4}), zeros({3}, at::kInt), none), {"wanted cache_seqlens"});
+  expect_refusal(update(zeros({3, 6, 4}), none, none), {"expected state", "[2, 6, 4]"});
+  expect_refusal(update(zeros({2, 6, 4}), zeros({3}, at::kInt), none), {"expected cache_seqlens"});
   if (on_cuda()) return;  // where numbers on a GPU are not looked at
   expect_refusal(update(zeros({3, 6, 4}), none, at::tensor({0, 3}, at::kInt)), {"below the state's 3 rows", "got 3"});
 }

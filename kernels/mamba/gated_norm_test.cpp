@@ -153,7 +153,7 @@ TEST(GatedNorm, Refuses) {
   };
   expect_refusal([&] { call(x, x, w, 5); }, {"gated_rms_norm", "divides", "12", "got 5"});
   expect_refusal([&] { call(x, x, w, 0); }, {"divides"});
-  expect_refusal([&] { call(x, x.narrow(1, 0, 6), w, 6); }, {"wanted z in the shape of x"});
+  expect_refusal([&] { call(x, x.narrow(1, 0, 6), w, 6); }, {"expected z in the shape of x"});
   expect_refusal([&] { call(x, x.to(at::kHalf), w, 6); }, {"z in x's dtype"});
   expect_refusal([&] { call(x, x, w.narrow(0, 0, 6), 6); }, {"weight", "[12]"});
   expect_refusal([&] { call(x.to(at::kDouble), x.to(at::kDouble), w, 6); }, {"float32, bfloat16 or float16"});

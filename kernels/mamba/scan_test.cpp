@@ -313,18 +313,18 @@ TEST(SelectiveScan, Refusals) {
         },
         words);
   };
-  with(kU, zeros({2, 6}), {"selective_scan: wanted u [batch, channels, length]"});
-  with(kDelta, zeros({2, 6, 4}), {"wanted delta", "[2, 6, 5]", "got [2, 6, 4]"});
-  with(kA, zeros({6, 3}, at::kComplexFloat), {"wanted A in real values", "complex"});
+  with(kU, zeros({2, 6}), {"selective_scan: expected u [batch, channels, length]"});
+  with(kDelta, zeros({2, 6, 4}), {"expected delta", "[2, 6, 5]", "got [2, 6, 4]"});
+  with(kA, zeros({6, 3}, at::kComplexFloat), {"expected A in real values", "complex"});
   with(kA, zeros({6, 257}), {"1 to 256 states", "got 257"});
-  with(kA, zeros({5, 3}), {"wanted A", "[6, 3]"});
+  with(kA, zeros({5, 3}), {"expected A", "[6, 3]"});
   with(kB, zeros({2, 1, 3, 5}), {"as many groups", "got 1 and 2"});
-  with(kB, zeros({2, 4, 5}), {"wanted B [batch, states, length]"});
+  with(kB, zeros({2, 4, 5}), {"expected B [batch, states, length]"});
   with(kC, zeros({3}), {"[batch, groups, states, length], [batch, states, length] or [channels, states]"});
-  with(kD, zeros({7}), {"wanted D", "[6]"});
+  with(kD, zeros({7}), {"expected D", "[6]"});
   with(kZ, zeros({2, 6, 5}, at::kDouble), {"float32, bfloat16 or float16"});
-  with(kBias, zeros({6, 1}), {"wanted delta_bias"});
-  with(kInitial, zeros({2, 3, 6}), {"wanted initial_state", "[2, 6, 3]"});
+  with(kBias, zeros({6, 1}), {"expected delta_bias"});
+  with(kInitial, zeros({2, 3, 6}), {"expected initial_state", "[2, 6, 3]"});
   expect_refusal(
       [&] {
         const auto none = std::optional<Tensor>();

@@ -382,12 +382,12 @@ TEST(StateSpaceDuality, Refuses) {
     expect_refusal([&] { forward(bad); }, words);
   };
   refuses(kX, good.in[kX].to(at::kComplexFloat), {"ssd", "real"});
-  refuses(kX, good.in[kX].select(1, 0), {"wanted x [batch, length, heads, dim]"});
-  refuses(kDt, good.in[kDt].narrow(2, 0, 3), {"wanted dt", "[2, 5, 4]", "[2, 5, 3]"});
-  refuses(kA, good.in[kA].narrow(0, 0, 3), {"wanted A", "[4]"});
+  refuses(kX, good.in[kX].select(1, 0), {"expected x [batch, length, heads, dim]"});
+  refuses(kDt, good.in[kDt].narrow(2, 0, 3), {"expected dt", "[2, 5, 4]", "[2, 5, 3]"});
+  refuses(kA, good.in[kA].narrow(0, 0, 3), {"expected A", "[4]"});
   refuses(kB, good.in[kB].to(at::kHalf), {"B in x's dtype"});
-  refuses(kC, good.in[kC].narrow(3, 0, 5), {"wanted C"});
-  refuses(kD, zeros({4, 2}), {"wanted D", "[4, 3]"});
+  refuses(kC, good.in[kC].narrow(3, 0, 5), {"expected C"});
+  refuses(kD, zeros({4, 2}), {"expected D", "[4, 3]"});
   refuses(kZ, good.in[kZ].narrow(1, 0, 4), {"z in the shape of x"});
   refuses(kInitial, good.in[kInitial].transpose(2, 3), {"initial_state", "[2, 4, 3, 6]"});
   Ssd bad = good;

@@ -210,13 +210,13 @@ TEST(SelectiveStateUpdate, Refusals) {
   refused(&Step::state, zeros({2, 5}), {"[rows, channels, states] or [rows, heads, dim, states]"});
   refused(&Step::state, zeros({3, 4, 5, 3}), {"a state of 2 rows", "got 3", "state_indices"});
   refused(&Step::state, zeros({2, 4, 5, 257}), {"1 to 256 states"});
-  refused(&Step::x, zeros({2, 20}), {"wanted x [batch, heads, dim]", "[2, 4, 5]"});
-  refused(&Step::dt, zeros({2, 4}), {"wanted dt"});
-  refused(&Step::A, zeros({4}), {"wanted A [heads, dim, states]"});
+  refused(&Step::x, zeros({2, 20}), {"expected x [batch, heads, dim]", "[2, 4, 5]"});
+  refused(&Step::dt, zeros({2, 4}), {"expected dt"});
+  refused(&Step::A, zeros({4}), {"expected A [heads, dim, states]"});
   refused(&Step::A, zeros({4, 5, 3}, at::kComplexFloat), {"complex"});
   refused(&Step::B, zeros({2, 3, 3}), {"3 groups", "got 4"});
-  refused(&Step::C, zeros({2, 4, 3}), {"wanted C", "[2, 2, 3]"});
-  refused(&Step::D, zeros({4}), {"wanted D [heads, dim]"});
+  refused(&Step::C, zeros({2, 4, 3}), {"expected C", "[2, 2, 3]"});
+  refused(&Step::D, zeros({4}), {"expected D [heads, dim]"});
   expect_refusal([&] { run(good, good.state, zeros({2}, at::kLong)); }, {"state_indices as int32"});
   if (kernels::on_cuda()) return;  // where numbers on a GPU are not looked at
   expect_refusal([&] { run(good, good.state, at::tensor({0, 2}, at::kInt)); }, {"below the state's 2 rows", "got 2"});

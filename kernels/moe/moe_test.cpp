@@ -328,7 +328,7 @@ TEST(Moe, RefusesWhatItCannotDo) {
     change(other);
     expect_refusal([&] { other.forward(); }, words);
   };
-  refused([](Inputs& i) { i.o.activation = "tanh"; }, {"moe_experts: wanted activation one of swiglu", "\"tanh\""});
+  refused([](Inputs& i) { i.o.activation = "tanh"; }, {"moe_experts: expected activation one of swiglu", "\"tanh\""});
   refused([](Inputs& i) { i.o.activation = "silu", i.o.interleaved = true; }, {"interleaved", "gate"});
   refused([](Inputs& i) { i.x = i.x.unsqueeze(0); }, {"x [tokens, hidden]", "[1, 13, 64]"});
   refused([](Inputs& i) { i.index = i.index.to(at::kShort); }, {"index as int64 or int32"});
@@ -336,7 +336,7 @@ TEST(Moe, RefusesWhatItCannotDo) {
   refused([](Inputs& i) { i.weights = i.weights.narrow(1, 0, 2); }, {"weights in index's shape"});
   refused([](Inputs& i) { i.weights = i.weights.to(at::kHalf); }, {"weights in float32 or x's dtype", "number 5"});
   refused([](Inputs& i) { i.weights = i.weights.to(at::kLong); }, {"weights in float32 or x's dtype", "number 4"});
-  refused([](Inputs& i) { i.o.transposed = true; }, {"wanted w_up ["});
+  refused([](Inputs& i) { i.o.transposed = true; }, {"expected w_up ["});
   refused([](Inputs& i) { i.w_up = i.w_up.to(at::kHalf); }, {"w_up in x's dtype", "number 5"});
   refused([](Inputs& i) { i.w_up = i.w_up.to(at::kLong); }, {"w_up in x's dtype", "number 4"});
   refused([](Inputs& i) { i.w_up = i.w_up[0]; }, {"w_up and w_down of three dimensions", "[64, 64]", "stack"});
@@ -353,7 +353,7 @@ TEST(Moe, RefusesWhatItCannotDo) {
       },
       {"at most 2^31 - 2^21 assignments; got 2145386497", "split the tokens"});
   const Tensors trained = in.train();
-  expect_refusal([&] { in.backward(in.x.narrow(0, 0, 3), trained); }, {"moe_experts_bwd: wanted dy [13, 64]"});
+  expect_refusal([&] { in.backward(in.x.narrow(0, 0, 3), trained); }, {"moe_experts_bwd: expected dy [13, 64]"});
   expect_refusal(
       [&] {
         in.backward(in.x, {trained[0], trained[1], trained[3].to(at::kLong), trained[3], trained[4]});

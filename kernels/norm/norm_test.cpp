@@ -271,7 +271,7 @@ TEST(Norm, RefusesWhatItCannotDo) {
   const auto call = [&](const Tensor& x, const Tensor& w, const char* casting) {
     return [=] { package().call("rms_norm", x, w, kEps, 0.0, casting); };
   };
-  expect_refusal(call(in[0], in[2], "llama"), {"rms_norm", "wanted weight [8]", "got [7]"});
+  expect_refusal(call(in[0], in[2], "llama"), {"rms_norm", "expected weight [8]", "got [7]"});
   expect_refusal(call(in[0], in[1], "lama"), {"llama, gemma or none", "lama"});
   expect_refusal(call(in[0].to(at::kDouble), in[1], "llama"), {"float32, bfloat16 or float16"});
   expect_refusal([&] { package().call("add_rms_norm", in[0], in[0].narrow(0, 0, 2), in[1], kEps, 0.0, "llama"); },

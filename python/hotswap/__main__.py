@@ -26,11 +26,11 @@ def python_env() -> str:
         place = packages_folder() / package
         found = variants(place)
         if not found:
-            raise FileNotFoundError(f"wanted a built package in {place}; got none; install the wheel again")
+            raise FileNotFoundError(f"expected a built package in {place}; got none; install the wheel again")
         if len(found) == 1:  # a torch with CUDA refuses a variant of CPU kernels, unless it is named itself
             place = found[0].folder
         if ":" in str(place):
-            raise ValueError(f"wanted a folder without ':', which separates the parts; got {place}; move the packages")
+            raise ValueError(f"expected a folder without ':', which separates the parts; got {place}; move the packages")
         parts.append(f"{repo}={place}")
         ref = cache / f"kernels--{repo.replace('/', '--')}" / "refs" / revision
         if not ref.exists():

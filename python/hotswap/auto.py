@@ -15,7 +15,7 @@ def _function_of(config):
     found = liger.function_of(model_type)
     if found is None:
         warnings.warn(
-            f"wanted a model of {', '.join(liger.MODEL_TYPE_TO_APPLY_LIGER_FN)}; got {model_type!r}, which stays stock; "
+            f"expected a model of {', '.join(liger.MODEL_TYPE_TO_APPLY_LIGER_FN)}; got {model_type!r}, which stays stock; "
             "hotswap.kernelize(model) swaps what it finds in any model",
             stacklevel=4,
         )

@@ -50,7 +50,7 @@ def check_options(options: dict, before: Optional[dict] = None) -> dict:
     for one that does not exist."""
     unknown = sorted(set(options) - set(match.OPTIONS))
     if unknown:
-        raise TypeError(f"wanted options of {', '.join(match.OPTIONS)}; got {', '.join(unknown)}; leave it out")
+        raise TypeError(f"expected options of {', '.join(match.OPTIONS)}; got {', '.join(unknown)}; leave it out")
     kept = {name: value for name, value in (before or {}).items() if value and name != ATTENTION}
     return {**match.OPTIONS, **kept, **options}
 
@@ -65,7 +65,7 @@ def _check_mode(mode) -> set:
         names = set()
     if "FALLBACK" in names or not names & {"INFERENCE", "TRAINING"}:
         raise ValueError(
-            f"wanted a mode of inference or training, with torch_compile or not; got {mode}; pass one of these, for example "
+            f"expected a mode of inference or training, with torch_compile or not; got {mode}; pass one of these, for example "
             '"training|torch_compile"'
         )
     return names
@@ -170,7 +170,7 @@ def _attention_by(model, chosen: Chosen, mode: str) -> Optional[str]:
         return ""
     if not ref.repo:
         raise ValueError(
-            f"wanted attention by the name of a repository; got {ref.text!r}; set LOCAL_KERNELS=org/name=FOLDER and map org/name"
+            f"expected attention by the name of a repository; got {ref.text!r}; set LOCAL_KERNELS=org/name=FOLDER and map org/name"
         )
     which = concrete(ref)
     revision = which.revision or (f"v{which.version}" if which.version is not None else "")
@@ -179,7 +179,7 @@ def _attention_by(model, chosen: Chosen, mode: str) -> Optional[str]:
 
 def _check_strict(model: nn.Module, decisions: list, attend) -> None:
     if not enabled():
-        raise RuntimeError("strict: wanted a kernel for every layer; got USE_HUB_KERNELS, which switches all off; unset it")
+        raise RuntimeError("strict: expected a kernel for every layer; got USE_HUB_KERNELS, which switches all off; unset it")
     missed = [
         f"{d.site.name or 'the model'} ({class_of(d.site.module).__name__}): {d.why}"
         for d in decisions
@@ -189,7 +189,7 @@ def _check_strict(model: nn.Module, decisions: list, attend) -> None:
         missed += [f"{name} ({class_of(module).__name__}): {why}" for name, module, why in attention.refused(model)]
     if missed:
         raise RuntimeError(
-            f"strict: wanted a kernel for every layer; got none for {', '.join(missed)}; map these layers to kernels, or to \"\" "
+            f"strict: expected a kernel for every layer; got none for {', '.join(missed)}; map these layers to kernels, or to \"\" "
             "to keep them stock, or drop strict"
         )
 

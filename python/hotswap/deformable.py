@@ -27,7 +27,7 @@ def functions() -> dict:
 
     def by_points(value, value_spatial_shapes, sampling_locations, attention_weights, num_points_list, method="default"):
         if method != "default":
-            raise ValueError(f'wanted method "default", samples between pixels; got {method!r}; pass deformable_attention=False')
+            raise ValueError(f'expected method "default", samples between pixels; got {method!r}; pass deformable_attention=False')
         return attend_by_points(value, *pyramid(value_spatial_shapes), sampling_locations, attention_weights, num_points_list)
 
     made = dict(zip(FUNCTIONS, (by_levels, by_points), strict=True))

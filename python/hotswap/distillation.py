@@ -28,7 +28,7 @@ def _cosine(logits, teacher, beta, temperature):  # the same at every temperatur
 def _teacher_logits(hidden, weight, bias, vocab):
     """at -> the teacher's logits of these rows, for the student's vocabulary."""
     if len(weight) < vocab:
-        raise ValueError(f"wanted a teacher with the student's {vocab} words or more; got {len(weight)}; check the models")
+        raise ValueError(f"expected a teacher with the student's {vocab} words or more; got {len(weight)}; check the models")
     hidden = hidden.detach().reshape(-1, hidden.shape[-1])
     bias = None if bias is None else bias.detach()[:vocab].to(hidden.dtype)
     head = Head(hidden, weight.detach()[:vocab].to(hidden.dtype), bias)
@@ -95,9 +95,9 @@ class LigerFusedLinearCosineSimilarityLoss(_Distillation):
 
 def _check(beta, temperature):
     if not 0 <= beta <= 1:
-        raise ValueError(f"wanted beta in [0, 1]; got {beta}; pass 0.5 for the symmetric one")
+        raise ValueError(f"expected beta in [0, 1]; got {beta}; pass 0.5 for the symmetric one")
     if temperature <= 0:
-        raise ValueError(f"wanted temperature > 0; got {temperature}; 1 changes nothing")
+        raise ValueError(f"expected temperature > 0; got {temperature}; 1 changes nothing")
 
 
 def liger_fused_linear_jsd(

@@ -105,7 +105,7 @@ def _of_lengths(cu_seq_lens: torch.Tensor, batch: int, length: int) -> Optional[
     if cu_seq_lens.numel() <= 2:
         return None
     if batch != 1:
-        raise ValueError(f"wanted packed documents in one row, as cu_seq_lens_q says it; got {batch} rows; pass seq_idx instead")
+        raise ValueError(f"expected packed documents in one row, as cu_seq_lens_q says it; got {batch} rows; pass seq_idx instead")
     places = torch.arange(length, device=cu_seq_lens.device)
     return torch.searchsorted(cu_seq_lens[1:].long().contiguous(), places, right=True).int()[None]
 
@@ -134,7 +134,7 @@ def _apart_in_attention(given: dict, seq_idx: torch.Tensor, names: tuple) -> dic
     if "position_ids" not in names:  # no attention
         return given
     if given.get("use_cache"):
-        raise ValueError("wanted packed documents without a cache; got use_cache=True; generate from one document a row")
+        raise ValueError("expected packed documents without a cache; got use_cache=True; generate from one document a row")
     if mask is None and given.get("position_ids") is not None:
         return given
     places = torch.arange(seq_idx.shape[1], device=seq_idx.device).expand_as(seq_idx)

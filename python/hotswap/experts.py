@@ -186,13 +186,13 @@ def experts_forward(self, hidden_states, top_k_index, top_k_weights):
     if forward is None:
         if torch.compiler.is_compiling():
             raise RuntimeError(
-                "wanted experts whose class was asked what it computes; got their first call from torch.compile; run the "
+                "expected experts whose class was asked what it computes; got their first call from torch.compile; run the "
                 "model once before it is compiled, or take hotswap.kernelize(model) instead of an experts_implementation"
             )
         found = _experts(self) if looks_like(self) == "Experts" else None
         if found is None:
             raise NotImplementedError(
-                f"wanted experts with a formula that the package moe has; got {class_of(self).__name__}; set another "
+                f"expected experts with a formula that the package moe has; got {class_of(self).__name__}; set another "
                 'experts_implementation for this model, "grouped_mm" for example'
             )
         forward = self.__dict__["_hotswap_experts"] = found.forward

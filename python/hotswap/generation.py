@@ -70,7 +70,7 @@ def _stop_at(strings, tokenizer, kwargs):
 
 
 def _refuse(wanted, got, to_do):
-    raise ValueError(f"hotswap.generate: wanted {wanted}; got {got}; {to_do}")
+    raise ValueError(f"hotswap.generate: expected {wanted}; got {got}; {to_do}")
 
 
 def _check_class(model):

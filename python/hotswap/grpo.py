@@ -36,10 +36,10 @@ class Options(NamedTuple):
     def check(self):
         if self.loss_type not in LOSS_TYPES:
             known = ", ".join(LOSS_TYPES)
-            raise ValueError(f"Unknown loss type: wanted one of {known}; got {self.loss_type}; pass one of them")
+            raise ValueError(f"Unknown loss type: expected one of {known}; got {self.loss_type}; pass one of them")
         if self.importance_sampling_level not in ("token", "sequence"):
             got = self.importance_sampling_level
-            raise ValueError(f"Unknown importance sampling level: wanted token or sequence; got {got}; pass one of them")
+            raise ValueError(f"Unknown importance sampling level: expected token or sequence; got {got}; pass one of them")
         if self.importance_sampling_level == "sequence" and self.loss_type in ("cispo", "sapo", "vespo"):
             raise ValueError(
                 f"Sequence-level importance sampling is not supported for loss_type='{self.loss_type}': pass "
@@ -65,7 +65,7 @@ def _batch(mask, advantages, old, reference, ratio, items, keep=False):
         shapes = [(len(mask),), (len(mask), 1), tuple(mask.shape)]
         if tuple(ratio.shape) not in shapes:
             wanted = f"{shapes[0]}, {shapes[1]} or {shapes[2]}"
-            raise ValueError(f"wanted vllm_is_ratio of shape {wanted}; got {tuple(ratio.shape)}; reshape it")
+            raise ValueError(f"expected vllm_is_ratio of shape {wanted}; got {tuple(ratio.shape)}; reshape it")
         ratio = ratio.float().reshape(len(mask), -1)
     blank = lambda t: None if t is None else t.float() if keep else t.float().masked_fill(mask == 0, 0.0)
     return Batch(mask.float(), advantages.float().reshape(-1, 1), blank(old), blank(reference), ratio, items)
@@ -204,15 +204,15 @@ class LigerFusedLinearGRPOLoss(nn.Module):
         (mean KL divergence where beta is not 0, share of clipped tokens)."""
         if tuple(_input.shape[:2]) != tuple(selected_token_ids.shape) or attention_mask.shape != selected_token_ids.shape:
             got = ", ".join(str(list(t.shape)) for t in (_input, selected_token_ids, attention_mask))
-            raise ValueError(f"wanted [batch, time, dim], [batch, time] and [batch, time]; got {got}; reshape them")
+            raise ValueError(f"expected [batch, time, dim], [batch, time] and [batch, time]; got {got}; reshape them")
         everywhere = self.options.loss_type == "luspo"
         target = selected_token_ids if everywhere else selected_token_ids.masked_fill(attention_mask == 0, -100)
         reference = ref_per_token_logps if self.use_ref_model else None
         if reference is not None and ref_input is not None:
-            warnings.warn("wanted ref_per_token_logps or ref_input; got both. Using ref_per_token_logps.", stacklevel=2)
+            warnings.warn("expected ref_per_token_logps or ref_input; got both. Using ref_per_token_logps.", stacklevel=2)
         if self.use_ref_model and reference is None and self.options.beta != 0:
             if ref_input is None:
-                raise ValueError("wanted ref_per_token_logps or ref_input, as use_ref_model is on; got neither; pass one")
+                raise ValueError("expected ref_per_token_logps or ref_input, as use_ref_model is on; got neither; pass one")
             reference = selected_logps(ref_input, ref_weight, ref_bias, target, temperature=self.temperature)
         batch = _batch(
             attention_mask, advantages, old_per_token_logps, reference, vllm_is_ratio, num_items_in_batch, everywhere
@@ -260,7 +260,7 @@ def triton_grpo_loss(
     options = Options(**{name: given[name] for name in Options._fields})
     options.check()
     if beta != 0 and ref_logp is None:
-        raise ValueError("wanted ref_logp, as beta is not 0; got none; pass it, or beta=0")
+        raise ValueError("expected ref_logp, as beta is not 0; got none; pass it, or beta=0")
     mask = torch.ones_like(completion_ids) if completion_mask is None else completion_mask
     everywhere = loss_type == "luspo"
     target = completion_ids if everywhere else completion_ids.masked_fill(mask == 0, -100)

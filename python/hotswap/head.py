@@ -102,7 +102,7 @@ def _in_forward(work, hidden, weight, bias, **options):
     hidden = hidden.reshape(-1, hidden.shape[-1])
     if weight.shape[-1] != hidden.shape[-1]:
         got = f"{hidden.shape[-1]} and {weight.shape[-1]}"
-        raise ValueError(f"wanted hidden states and a head of one width; got {got}; pass those of one model")
+        raise ValueError(f"expected hidden states and a head of one width; got {got}; pass those of one model")
     return _InForward.apply(work, torch.is_grad_enabled(), options, *_as_one_type(hidden, weight, bias))
 
 

@@ -39,7 +39,7 @@ class KernelRef(NamedTuple):
 
 
 def _refuse(text, why):
-    raise ValueError(f"wanted {FORMS}; got {text!r}: {why}; correct the mapping")
+    raise ValueError(f"expected {FORMS}; got {text!r}: {why}; correct the mapping")
 
 
 def _is_repo(text: str) -> bool:

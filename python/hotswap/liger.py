@@ -88,13 +88,13 @@ def _options(family: str, given: dict) -> dict:
     """Liger's options of a family in our words: kernelize()'s."""
     known = FAMILIES[family].options
     if unknown := sorted(set(given) - set(known)):
-        raise TypeError(f"{family}: wanted options of {', '.join(known)}; got {', '.join(unknown)}; leave it out")
+        raise TypeError(f"{family}: expected options of {', '.join(known)}; got {', '.join(unknown)}; leave it out")
     if lacking := [name for name in FAMILIES[family].lacks if given.get(name)]:
-        raise NotImplementedError(f"{family}: wanted {lacking[0]}=False; got True, and there is no such kernel; leave it out")
+        raise NotImplementedError(f"{family}: expected {lacking[0]}=False; got True, and there is no such kernel; leave it out")
     chosen = known | given
     if all(chosen.get(name) for name in LOSSES):
         if all(given.get(name) for name in LOSSES):
-            raise ValueError("wanted one of cross_entropy and fused_linear_cross_entropy; got both; leave one out")
+            raise ValueError("expected one of cross_entropy and fused_linear_cross_entropy; got both; leave one out")
         for name in LOSSES:  # the one that was asked for goes before the default
             chosen[name] = bool(given.get(name))
     mlp = chosen.get("swiglu", chosen.get("geglu", True))  # what a family has no option for is on
@@ -146,7 +146,7 @@ def _named(family: str):
     def apply(*args, **options):
         if len(args) > len(words) or options.keys() & set(list(words)[: len(args)]):
             got = f"{len(args)} in a row and {', '.join(options)}"
-            raise TypeError(f"{family}: wanted one value for each of {', '.join(words)}; got {got}; pass each once")
+            raise TypeError(f"{family}: expected one value for each of {', '.join(words)}; got {got}; pass each once")
         _apply(family, **dict(zip(words, args)), **options)
 
     apply.__name__ = apply.__qualname__ = f"apply_liger_kernel_to_{family}"
@@ -195,7 +195,7 @@ def _known_function(model_type: str):
     if found := function_of(model_type):
         return found
     known = ", ".join(MODEL_TYPE_TO_APPLY_LIGER_FN)
-    raise ValueError(f"wanted a model of {known}; got {model_type}; call hotswap.kernelize(model) instead")
+    raise ValueError(f"expected a model of {known}; got {model_type}; call hotswap.kernelize(model) instead")
 
 
 def _apply_liger_kernel(model_type: str, **options) -> None:
@@ -220,7 +220,7 @@ def enable_for_trainer(shadow: bool = False) -> None:
         return
     if not shadow and (there is not None or importlib.util.find_spec("liger_kernel") is not None):
         raise RuntimeError(
-            "enable_for_trainer: wanted no liger_kernel; got an installed one; uninstall it, or pass shadow=True to go "
+            "enable_for_trainer: expected no liger_kernel; got an installed one; uninstall it, or pass shadow=True to go "
             "before it in this process"
         )
     made = {}

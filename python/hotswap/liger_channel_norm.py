@@ -11,7 +11,7 @@ _dyt, _norm = load("dyt"), load("norm")
 def liger_group_norm(X, affine_scaling_weight, affine_shifting_bias, num_channels, num_groups, eps):
     """X [batch, num_channels, ...]: our kernel on a GPU where a group fits on the chip, else torch's own."""
     if X.dim() < 3 or X.shape[1] != num_channels:
-        raise ValueError(f"wanted [batch, {num_channels}, ...] of three dimensions or more; got {list(X.shape)}; reshape it")
+        raise ValueError(f"expected [batch, {num_channels}, ...] of three dimensions or more; got {list(X.shape)}; reshape it")
     return _norm.group_norm(X, affine_scaling_weight, affine_shifting_bias, num_groups, eps)
 
 
@@ -19,9 +19,9 @@ class LigerGroupNorm(nn.Module):
     def __init__(self, num_channels, num_groups, eps=1e-6, bias=False, init_fn="ones"):
         super().__init__()
         if init_fn not in ("ones", "zeros"):
-            raise ValueError(f"wanted init_fn ones or zeros; got {init_fn!r}; pass one of them")
+            raise ValueError(f"expected init_fn ones or zeros; got {init_fn!r}; pass one of them")
         if num_channels % num_groups:
-            raise ValueError(f"wanted channels that {num_groups} groups divide; got {num_channels}; change one of them")
+            raise ValueError(f"expected channels that {num_groups} groups divide; got {num_channels}; change one of them")
         self.num_channels, self.num_groups, self.eps = num_channels, num_groups, eps
         self.weight = nn.Parameter(getattr(torch, init_fn)(num_channels))
         self.bias = nn.Parameter(torch.randn(num_channels) if bias else torch.zeros(num_channels))

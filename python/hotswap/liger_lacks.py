@@ -14,7 +14,7 @@ def refusing(name: str):
 
     def refuse(*args, **kwargs):
         raise NotImplementedError(
-            f"wanted a name of Liger's that hotswap has an op for; got {name}, which has none yet; use Liger's own, or torch's functions"
+            f"expected a name of Liger's that hotswap has an op for; got {name}, which has none yet; use Liger's own, or torch's functions"
         )
 
     refuse.__name__ = refuse.__qualname__ = name

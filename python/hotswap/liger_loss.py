@@ -13,7 +13,7 @@ def check_accum_dtype(dtype) -> bool:
     """Whether the weight's gradient is to be summed in float32."""
     if dtype not in (None, torch.float32):
         raise NotImplementedError(
-            f"accum_dtype: wanted float32, or None for the weight's own; got {dtype}; there is no such sum; leave it out"
+            f"accum_dtype: expected float32, or None for the weight's own; got {dtype}; there is no such sum; leave it out"
         )
     return dtype is torch.float32
 
@@ -36,7 +36,7 @@ def liger_cross_entropy(
     """input [rows, vocab], target [rows] -> the loss in input's dtype, as torch's, or a CrossEntropyOutput."""
     for name, value in (("size_average", size_average), ("reduce", reduce)):
         if value is not None:
-            raise NotImplementedError(f"liger_cross_entropy: wanted {name}=None; got {value}; say it by reduction")
+            raise NotImplementedError(f"liger_cross_entropy: expected {name}=None; got {value}; say it by reduction")
     return _loss.cross_entropy(
         input,
         target,
@@ -96,11 +96,11 @@ def liger_fused_linear_cross_entropy(
 
 def _check(label_smoothing, reduction, softcap):
     if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"wanted label_smoothing in [0, 1]; got {label_smoothing}; 0 is none")
+        raise ValueError(f"expected label_smoothing in [0, 1]; got {label_smoothing}; 0 is none")
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"wanted reduction mean, sum or none; got {reduction!r}; pass one of them")
+        raise ValueError(f"expected reduction mean, sum or none; got {reduction!r}; pass one of them")
     if softcap is not None and softcap <= 0:
-        raise ValueError(f"wanted softcap > 0 or None; got {softcap}; None is no cap")
+        raise ValueError(f"expected softcap > 0 or None; got {softcap}; None is no cap")
 
 
 class _Loss(nn.Module):

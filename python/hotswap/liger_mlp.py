@@ -41,7 +41,7 @@ class _GatedMLP(nn.Module):
         super().__init__()
         if (act := _act_of(config)) not in self._activations:
             wanted = ", ".join(self._activations)
-            raise ValueError(f"{type(self).__name__}: wanted hidden_act of {wanted}; got {act}; keep the model's own MLP")
+            raise ValueError(f"{type(self).__name__}: expected hidden_act of {wanted}; got {act}; keep the model's own MLP")
         self.config, self.hidden_size = config, config.hidden_size
         self.intermediate_size = inner = intermediate_size or config.intermediate_size
         self.gate_proj = nn.Linear(self.hidden_size, inner, bias=bias)
@@ -100,7 +100,7 @@ class LigerPhi3SwiGLUMLP(nn.Module):
         super().__init__()
         if _act_of(config) not in LigerSwiGLUMLP._activations:
             got = _act_of(config)
-            raise ValueError(f"LigerPhi3SwiGLUMLP: wanted hidden_act silu or swish; got {got}; keep the model's own MLP")
+            raise ValueError(f"LigerPhi3SwiGLUMLP: expected hidden_act silu or swish; got {got}; keep the model's own MLP")
         self.config, self.hidden_size, self.intermediate_size = config, config.hidden_size, config.intermediate_size
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
@@ -115,7 +115,7 @@ class LigerBlockSparseTop2MLP(nn.Module):
         super().__init__()
         if _act_of(config) not in LigerSwiGLUMLP._activations:
             got = _act_of(config)
-            raise ValueError(f"LigerBlockSparseTop2MLP: wanted hidden_act silu or swish; got {got}; keep the model's own MLP")
+            raise ValueError(f"LigerBlockSparseTop2MLP: expected hidden_act silu or swish; got {got}; keep the model's own MLP")
         self.ffn_dim, self.hidden_dim = config.intermediate_size, config.hidden_size
         self.w1 = nn.Linear(self.hidden_dim, self.ffn_dim, bias=False)
         self.w2 = nn.Linear(self.ffn_dim, self.hidden_dim, bias=False)
@@ -132,7 +132,7 @@ class LigerExperts(nn.Module):
         super().__init__()
         if _act_of(config) not in LigerSwiGLUMLP._activations:
             got = _act_of(config)
-            raise ValueError(f"LigerExperts: wanted hidden_act silu or swish; got {got}; keep the model's own experts")
+            raise ValueError(f"LigerExperts: expected hidden_act silu or swish; got {got}; keep the model's own experts")
         self.num_experts = getattr(config, "num_experts", None) or config.num_local_experts
         self.hidden_dim = config.hidden_size
         self.intermediate_dim = getattr(config, "moe_intermediate_size", None) or config.intermediate_size

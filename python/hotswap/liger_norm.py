@@ -19,7 +19,7 @@ def liger_rms_norm(X, W, eps, offset=0.0, casting_mode="llama", in_place=True, r
     """casting_mode: llama (cast, then times weight), gemma (all in float32, cast last), none (in X's own type).
     W None: not scaled, whatever the offset says."""
     if casting_mode not in ("llama", "gemma", "none"):
-        raise ValueError(f"wanted casting_mode llama, gemma or none; got {casting_mode!r}; pass one of them")
+        raise ValueError(f"expected casting_mode llama, gemma or none; got {casting_mode!r}; pass one of them")
     if W is None:
         W, offset = _norm.layers.ones_of(X), 0.0
     if _learns(X, W):
@@ -40,7 +40,7 @@ def liger_layer_norm(X, W, B, eps):
 
 def _filled(init_fn, size):
     if init_fn not in ("ones", "zeros"):
-        raise ValueError(f"wanted init_fn ones or zeros; got {init_fn!r}; pass one of them")
+        raise ValueError(f"expected init_fn ones or zeros; got {init_fn!r}; pass one of them")
     return nn.Parameter(getattr(torch, init_fn)(size))
 
 
@@ -90,7 +90,7 @@ class LigerRMSNormForGemma4(LigerRMSNorm):
         self, dim=None, eps=1e-6, offset=0.0, casting_mode="gemma", init_fn="ones", in_place=False, with_scale=True
     ):
         if dim is None and with_scale:
-            raise ValueError(f"{type(self).__name__}: wanted dim, or with_scale=False; got neither; pass one")
+            raise ValueError(f"{type(self).__name__}: expected dim, or with_scale=False; got neither; pass one")
         super().__init__(dim or 0, eps, offset, casting_mode, init_fn, in_place, elementwise_affine=with_scale)
         self.with_scale = with_scale
 

@@ -193,7 +193,7 @@ def _grpo(
 ):
     """(loss, mean KL or None, share of clipped) with reduce, else each token's."""
     if phi_seq is not None:
-        raise NotImplementedError("GrpoLossFunction: wanted phi_seq=None; got a tensor; call triton_grpo_loss, which makes it")
+        raise NotImplementedError("GrpoLossFunction: expected phi_seq=None; got a tensor; call triton_grpo_loss, which makes it")
     of_batch = logits, old_logp, ref_logp, completion_ids, advantages, completion_mask
     result = grpo.triton_grpo_loss(
         *of_batch,

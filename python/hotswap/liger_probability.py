@@ -59,7 +59,7 @@ class LigerJSD(nn.Module):
     def __init__(self, beta=0.5, ignore_index=-100):
         super().__init__()
         if not 0 <= beta <= 1:
-            raise ValueError(f"LigerJSD: wanted beta in [0, 1]; got {beta}; pass 0.5 for the symmetric one")
+            raise ValueError(f"LigerJSD: expected beta in [0, 1]; got {beta}; pass 0.5 for the symmetric one")
         self.beta, self.ignore_index = beta, ignore_index
 
     def forward(self, log_q, log_p, shift_labels=None):
@@ -76,7 +76,7 @@ class LigerTVDLoss(nn.Module):
         super().__init__()
         if reduction not in ("batchmean", "mean", "sum", "none"):
             raise ValueError(
-                f"LigerTVDLoss: wanted reduction batchmean, mean, sum or none; got {reduction!r}; pass one of them"
+                f"LigerTVDLoss: expected reduction batchmean, mean, sum or none; got {reduction!r}; pass one of them"
             )
         self.reduction, self.ignore_index = reduction, ignore_index
 

@@ -101,7 +101,7 @@ def causal_lm_loss(
     options = take_options(kwargs)
     if returned := [name for name in options if name.startswith("return_")]:
         raise NotImplementedError(
-            f"wanted {returned[0]} of a model that is bound with fused_linear_cross_entropy; got one with cross_entropy "
+            f"expected {returned[0]} of a model that is bound with fused_linear_cross_entropy; got one with cross_entropy "
             "alone, whose outputs have no place for it; bind the other, or compute it from the logits"
         )
     return _of_logits(logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **options)
@@ -270,7 +270,7 @@ def fused_forward(model_class: type):
         if not skip_logits or not has_labels and _loss_is_trainers(self):
             return stock(self, labels=labels, **kwargs)
         if not has_labels:
-            raise ValueError("skip_logits=True: wanted labels or shift_labels; got neither; pass one, or leave it out")
+            raise ValueError("skip_logits=True: expected labels or shift_labels; got neither; pass one, or leave it out")
         if why_logits(self):
             return with_logits(self, options, labels=labels, **kwargs)
         return without_logits(self, options, labels, **kwargs)
@@ -331,7 +331,7 @@ def deferred_forward(model_class: type):
         if not skip_logits or labels is None and _loss_is_trainers(self):
             return stock(self, *args, labels=labels, **kwargs)
         if labels is None:
-            raise ValueError("skip_logits=True: wanted labels; got none; pass them, or leave it out")
+            raise ValueError("skip_logits=True: expected labels; got none; pass them, or leave it out")
         if why_logits(self):
             return with_logits(self, options, *args, labels=labels, **kwargs)
         return without_logits(self, options, *args, labels=labels, **kwargs)

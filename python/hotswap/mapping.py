@@ -32,7 +32,7 @@ def mode_name(mode) -> str:
     names = {part.strip().removeprefix("Mode.").upper() for part in text.split("|")}
     order = ("INFERENCE", "TRAINING", "TORCH_COMPILE", "FALLBACK")
     if not names <= set(order):
-        raise ValueError(f"wanted a mode of {', '.join(order).lower()}; got {mode}; correct it")
+        raise ValueError(f"expected a mode of {', '.join(order).lower()}; got {mode}; correct it")
     return "|".join(name for name in order if name in names)
 
 
@@ -48,7 +48,7 @@ class Mapping:
 
     def __init__(self, kernel_mapping: Optional[dict] = None, use_local_kernel=False, inherit_mapping: Optional[bool] = None):
         if not isinstance(kernel_mapping, (dict, type(None))):
-            raise ValueError(f"wanted a kernel mapping as a dictionary; got {type(kernel_mapping).__name__}; correct it")
+            raise ValueError(f"expected a kernel mapping as a dictionary; got {type(kernel_mapping).__name__}; correct it")
         self.use_local_kernel = bool(use_local_kernel)
         self.inherits = not use_local_kernel if inherit_mapping is None else bool(inherit_mapping)
         self.table = {key: self._entry(key, value) for key, value in (kernel_mapping or {}).items()}
@@ -56,11 +56,11 @@ class Mapping:
     def _entry(self, key, value) -> dict:
         """{device or None for every one: {mode: KernelRef}}"""
         if not isinstance(key, str) or not key:
-            raise ValueError(f"wanted a layer's name as the key of a kernel mapping; got {key!r}; name the layer")
+            raise ValueError(f"expected a layer's name as the key of a kernel mapping; got {key!r}; name the layer")
         if not isinstance(value, dict):
             return {None: self._by_mode(key, value)}
         if not value:
-            raise ValueError(f"wanted at least one device for {key}; got none; name one, or leave the key out")
+            raise ValueError(f"expected at least one device for {key}; got none; name one, or leave the key out")
         return {self._device(device): self._by_mode(key, given) for device, given in value.items()}
 
     @staticmethod
@@ -68,7 +68,7 @@ class Mapping:
         device = getattr(given, "type", given)  # a kernels.Device
         device = SPELLED.get(device, device)
         if device not in DEVICES:
-            raise ValueError(f"wanted a device of {', '.join(DEVICES)}; got {given!r}; correct the mapping")
+            raise ValueError(f"expected a device of {', '.join(DEVICES)}; got {given!r}; correct the mapping")
         return device
 
     def _by_mode(self, key: str, value) -> dict:
@@ -77,7 +77,7 @@ class Mapping:
         for ref in found.values():
             if ref.path and not self.use_local_kernel:
                 raise ValueError(
-                    f"wanted a kernel for {key} as 'org/repo:Layer'; got {ref.text!r} without use_local_kernel; pass "
+                    f"expected a kernel for {key} as 'org/repo:Layer'; got {ref.text!r} without use_local_kernel; pass "
                     "use_local_kernel=True to run a package folder of this machine"
                 )
         return found
@@ -135,7 +135,7 @@ def mapping_of(config) -> Mapping:
         return mapping
     if not hasattr(config, "kernel_mapping"):
         raise TypeError(
-            f"wanted kernel_config as a dictionary or hotswap.kernel_config(...); got {type(config).__name__}; pass one of these"
+            f"expected kernel_config as a dictionary or hotswap.kernel_config(...); got {type(config).__name__}; pass one of these"
         )
     inherits = None if getattr(config, "inherit_mapping", True) else False
     return Mapping(config.kernel_mapping, getattr(config, "use_local_kernel", False), inherits)

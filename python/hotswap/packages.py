@@ -26,7 +26,7 @@ def packages_folder() -> Path:
     if not folder.is_dir():
         got = f"HOTSWAP_PACKAGES={named}" if named else f"no folder {folder}"
         raise FileNotFoundError(
-            f"wanted a folder of built kernel packages; got {got}; install the wheel, or build them (./x build) and set "
+            f"expected a folder of built kernel packages; got {got}; install the wheel, or build them (./x build) and set "
             "HOTSWAP_PACKAGES to build/packages"
         )
     return folder.resolve()
@@ -100,7 +100,7 @@ def _found(name: str) -> Package:
     if not fitting:
         seen = "; ".join(f"{v.folder.name}: {v.why_not()}" for v in found) or "no variant"
         raise FileNotFoundError(
-            f"wanted the kernel package {name} for this machine in {place}; got {seen}; build it (./x build), or install the "
+            f"expected the kernel package {name} for this machine in {place}; got {seen}; build it (./x build), or install the "
             "wheel for this torch"
         )
     best = max(fitting, key=lambda v: (v.cuda or (0, 0), v.abi))

@@ -120,7 +120,7 @@ class Planner:
         if source.layer not in site.layers:
             if ALIASES.keys().isdisjoint(self.mapping.table):
                 raise ValueError(
-                    f"wanted a kernel for {site.layers[0]} ({site.name or 'the model'}); got {source.name}:{source.layer}, which "
+                    f"expected a kernel for {site.layers[0]} ({site.name or 'the model'}); got {source.name}:{source.layer}, which "
                     f"serves {source.layer}; map another layer of a package"
                 )
             return Decision(site, why=f"{source.name}:{source.layer} serves {source.layer} and not {site.layers[0]}")
@@ -201,4 +201,4 @@ def check_keys(mapping: Mapping, found: list, model: nn.Module) -> None:
     for key in mapping.table:
         if not known & {key, *ALIASES.get(key, ())}:
             have = ", ".join(sorted(known)) or "none"
-            raise ValueError(f"wanted layers that the model has: {have}; got {key!r} in the kernel mapping; correct it or leave it out")
+            raise ValueError(f"expected layers that the model has: {have}; got {key!r} in the kernel mapping; correct it or leave it out")

@@ -23,7 +23,7 @@ def _of_answers(logps, target, ignore_index, average):
 def _check_rows(target, hidden, what):
     if hidden is None or tuple(hidden.shape[:2]) != tuple(target.shape):
         got = None if hidden is None else list(hidden.shape)
-        raise ValueError(f"wanted {what} [answers, time, dim] for target {list(target.shape)}; got {got}; reshape it")
+        raise ValueError(f"expected {what} [answers, time, dim] for target {list(target.shape)}; got {got}; reshape it")
 
 
 def _pairs(
@@ -44,7 +44,7 @@ def _pairs(
     means of their logits, nll, *others)."""
     _check_rows(target, hidden, "hidden states")
     if len(target) % 2:
-        raise ValueError(f"wanted chosen answers and as many rejected ones; got {len(target)} in all; check the batch")
+        raise ValueError(f"expected chosen answers and as many rejected ones; got {len(target)} in all; check the batch")
     pairs = len(target) // 2
     known = 0.0
     if reference is not None:
@@ -119,7 +119,7 @@ class LigerFusedLinearDPOLoss(nn.Module):
     ):
         super().__init__()
         if loss_type not in DPO_LOSSES:
-            raise ValueError(f"Unsupported loss_type: wanted one of {', '.join(DPO_LOSSES)}; got {loss_type}; pass one of them")
+            raise ValueError(f"Unsupported loss_type: expected one of {', '.join(DPO_LOSSES)}; got {loss_type}; pass one of them")
         if loss_type == "exo_pair" and not 0 < label_smoothing < 1:
             raise ValueError(
                 f"label_smoothing must be > 0 for loss_type='exo_pair', and < 1; got {label_smoothing}; its paper takes 1e-3"
@@ -244,7 +244,7 @@ class LigerFusedLinearKTOLoss(nn.Module):
         (good answers, bad ones) of log-probabilities, logits and rewards."""
         _check_rows(target, _input, "hidden states")
         if preference_labels is None or preference_labels.shape != target.shape[:1]:
-            raise ValueError(f"wanted preference_labels [{len(target)}], one an answer; got {preference_labels}; pass them")
+            raise ValueError(f"expected preference_labels [{len(target)}], one an answer; got {preference_labels}; pass them")
         good, known = preference_labels.to(target.device, torch.bool), 0.0
         if self.use_ref_model:
             _check_rows(target, ref_input, "ref_input")

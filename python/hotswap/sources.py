@@ -74,12 +74,12 @@ def _by_name(ref: KernelRef, names: tuple) -> Optional[Source]:
         return None
     known = bundled()
     if name not in known:
-        raise ValueError(f"wanted a bundled package of {', '.join(known)}; got {ref.text}; correct the mapping")
+        raise ValueError(f"expected a bundled package of {', '.join(known)}; got {ref.text}; correct the mapping")
     layers = known[name].layers
     layer = ref.layer or next((n for n in names if n in layers), "")
     if layer not in layers:
         raise ValueError(
-            f"wanted a layer of the package {name}, which has {', '.join(layers)}; got {ref.text!r} for {names[0]}; name one"
+            f"expected a layer of the package {name}, which has {', '.join(layers)}; got {ref.text!r} for {names[0]}; name one"
         )
     return _of_bundled(name, layers[layer])
 
@@ -133,7 +133,7 @@ def _from_folder(path: str, device: str) -> Union[ModuleType, NoVariant]:
 
     folder = Path(path)
     if not folder.is_dir():
-        raise FileNotFoundError(f"wanted a folder of a kernel package; got {path}, which is none; correct the mapping")
+        raise FileNotFoundError(f"expected a folder of a kernel package; got {path}, which is none; correct the mapping")
 
     def load(backend):
         try:
@@ -163,7 +163,7 @@ def _highest(ref: KernelRef) -> str:
     fitting = list(SpecifierSet(ref.revision).filter(v for v, name in found.items() if name))
     if not fitting:
         have = ", ".join(sorted(name for name in found.values() if name)) or "none"
-        raise ValueError(f"wanted a version of {ref.repo} that is {ref.revision}; got {have}; correct the mapping")
+        raise ValueError(f"expected a version of {ref.repo} that is {ref.revision}; got {have}; correct the mapping")
     return found[max(fitting)]
 
 
@@ -184,7 +184,7 @@ def _from_hub(ref: KernelRef, device: str, allow_all_kernels: bool) -> Union[Mod
 def _layer_of(module: ModuleType, ref: KernelRef, names: tuple) -> type:
     layers = getattr(module, "layers", None)
     if layers is None:
-        raise ValueError(f"wanted a package with layers; got {ref.text}, which has none; map another package")
+        raise ValueError(f"expected a package with layers; got {ref.text}, which has none; map another package")
     have = [name for name in dir(layers) if isinstance(getattr(layers, name), type) and name[0] != "_"]
     if ref.layer:
         found = ref.layer if ref.layer in have else None
@@ -193,7 +193,7 @@ def _layer_of(module: ModuleType, ref: KernelRef, names: tuple) -> type:
         found = next((by_case[n] for name in names for n in (name, name.lower()) if n in by_case), None)
     if found is None:
         raise ValueError(
-            f"wanted a layer {ref.layer or names[0]} in {ref.repo or ref.path}; got the layers {', '.join(have)}; name one of "
+            f"expected a layer {ref.layer or names[0]} in {ref.repo or ref.path}; got the layers {', '.join(have)}; name one of "
             "them after ':'"
         )
     return getattr(layers, found)

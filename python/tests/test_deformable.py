@@ -287,7 +287,7 @@ def test_the_option_and_what_is_not_ours():
     swapped = twin(stock)
     rows = [r for r in hotswap.report(swapped).rows if r.layer == "MultiScaleDeformableAttention"]
     assert len(rows) == 2 and all(r.package is None and "something else" in r.why for r in rows)
-    with pytest.raises(RuntimeError, match="strict: wanted a kernel for every layer; got none for .*encoder_attn"):
+    with pytest.raises(RuntimeError, match="strict: expected a kernel for every layer; got none for .*encoder_attn"):
         twin(stock, strict=True)
 
 

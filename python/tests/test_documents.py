@@ -82,7 +82,7 @@ def test_rows_that_count_on_are_one_document(swapped):
 
 def test_a_cache_of_packed_documents_is_refused_where_attention_would_read_it():
     m = hotswap.kernelize(model("jamba")).eval()
-    with pytest.raises(ValueError, match="wanted packed documents without a cache"):
+    with pytest.raises(ValueError, match="expected packed documents without a cache"):
         m(input_ids=row(), use_cache=True, **of_way("seq_idx"))
 
 

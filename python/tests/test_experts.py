@@ -301,7 +301,7 @@ def test_ligers_layer():
     with torch.no_grad(), Calls() as calls:
         close(layer(x, index, weights), eager(stock)(x, index, weights))
     assert calls.made == {"moe.moe_experts": 1}
-    with pytest.raises(ValueError, match="LigerExperts: wanted hidden_act silu or swish; got gelu"):
+    with pytest.raises(ValueError, match="LigerExperts: expected hidden_act silu or swish; got gelu"):
         hotswap.LigerExperts(transformers.MixtralConfig(**SMALL, hidden_act="gelu"))
 
 

@@ -81,7 +81,7 @@ def test_modes():
     for mode in (Mode.INFERENCE, Mode.TRAINING, Mode.TRAINING | Mode.TORCH_COMPILE, "training|torch_compile"):
         assert hotswap.report(hotswap.kernelize(stock, mode=mode)).rows[0].package
     for mode in (Mode.TORCH_COMPILE, "fast"):
-        with pytest.raises(ValueError, match="wanted a mode"):
+        with pytest.raises(ValueError, match="expected a mode"):
             hotswap.kernelize(stock, mode=mode)
 
 
@@ -286,7 +286,7 @@ def test_missing_packages_are_told(monkeypatch, tmp_path):
     from hotswap import packages
 
     monkeypatch.setenv("HOTSWAP_PACKAGES", str(tmp_path / "none"))
-    with pytest.raises(FileNotFoundError, match="wanted a folder of built kernel packages"):
+    with pytest.raises(FileNotFoundError, match="expected a folder of built kernel packages"):
         packages.packages_folder()
     (tmp_path / "norm/build/torch-stable-abi299-cpu-x86_64-linux").mkdir(parents=True)
     monkeypatch.setenv("HOTSWAP_PACKAGES", str(tmp_path))

@@ -310,7 +310,7 @@ def test_stop_strings_of_the_models_own_settings_and_of_the_callers_criterion():
     assert torch.equal(hotswap.generate(model, PROMPT[:1], **OPTIONS, **later), want)
     model.generation_config.stop_strings = [text[2:5]]
     assert torch.equal(hotswap.generate(model, PROMPT[:1], tokenizer=tokenizer, **OPTIONS), want)
-    with pytest.raises(ValueError, match="hotswap.generate: wanted a tokenizer .* give tokenizer="):
+    with pytest.raises(ValueError, match="hotswap.generate: expected a tokenizer .* give tokenizer="):
         hotswap.generate(model, PROMPT[:1], **OPTIONS)
     assert torch.equal(hotswap.generate(model, PROMPT[:1], stop_strings=None, **OPTIONS), stock(model, PROMPT[:1], stop_strings=None))
     model.generation_config.stop_strings = None

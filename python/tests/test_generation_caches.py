@@ -50,7 +50,7 @@ def test_beyond_the_models_positions(family, columns):
 
 REFUSED = {
     "a cache that grows": (lambda m: dict(past_key_values=DynamicCache(config=m.config)), "got a cache of DynamicLayer"),
-    "a cache without room": (lambda m: dict(past_key_values=static(m, 8)), "wanted a static cache of 9 tokens; got max_cache_len=8"),
+    "a cache without room": (lambda m: dict(past_key_values=static(m, 8)), "expected a static cache of 9 tokens; got max_cache_len=8"),
 }
 
 

@@ -113,7 +113,7 @@ def test_longrope_wants_ids():
 def test_classes_that_it_cannot_serve_are_refused_by_name(name, settings, words):
     model, calls = made(name, **settings), []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
-    with pytest.raises(ValueError, match=f"hotswap.generate: wanted .*{words}"):
+    with pytest.raises(ValueError, match=f"hotswap.generate: expected .*{words}"):
         hotswap.generate(model, IDS, **OPTIONS)
     assert not calls
 
@@ -153,7 +153,7 @@ def test_every_class():
             same(model)
             served += 1
         except ValueError as error:
-            if not str(error).startswith("hotswap.generate: wanted"):
+            if not str(error).startswith("hotswap.generate: expected"):
                 wrong[name] = error
         except Exception as error:
             wrong[name] = error

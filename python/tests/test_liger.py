@@ -30,12 +30,12 @@ def test_every_family_has_its_name_and_options():
         "rope": True, "cross_entropy": False, "fused_linear_cross_entropy": True, "rms_norm": True, "swiglu": True, "model": None
     }  # fmt: skip
     assert inspect.signature(hotswap.apply_liger_kernel_to_granite).parameters["cross_entropy"].default is True
-    with pytest.raises(TypeError, match="llama: wanted options of rope.*got geglu"):
+    with pytest.raises(TypeError, match="llama: expected options of rope.*got geglu"):
         apply(geglu=True)
     with pytest.raises(ValueError, match="got both"):
         apply(cross_entropy=True, fused_linear_cross_entropy=True)
     for family, option in (("deepseek_v4", "rope"), ("gemma4", "rope")):
-        with pytest.raises(NotImplementedError, match=f"{family}: wanted {option}=False"):
+        with pytest.raises(NotImplementedError, match=f"{family}: expected {option}=False"):
             getattr(hotswap, f"apply_liger_kernel_to_{family}")(**{option: True})
 
 

@@ -165,7 +165,7 @@ def test_what_comes_beside_the_loss_of_hidden_states(reduction, token_scaling, l
 def test_refusals_come_at_construction():
     for bad in (dict(reduction="max"), dict(softcap=0.0), dict(label_smoothing=2.0)):
         for loss in (hotswap.LigerCrossEntropyLoss, hotswap.LigerFusedLinearCrossEntropyLoss):
-            with pytest.raises(ValueError, match="wanted"):
+            with pytest.raises(ValueError, match="expected .*; got "):
                 loss(**bad)
     for unknown in (dict(return_token_acuracy=True), dict(use_token_scaling=True)):
         with pytest.raises(TypeError, match=next(iter(unknown))):

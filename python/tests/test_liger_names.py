@@ -80,7 +80,7 @@ def test_exported():
 def test_families_take_their_options_in_a_row(name):
     function = getattr(hotswap, name)
     assert text(function) == NAMES["families"][name].removesuffix(", **kwargs")
-    with pytest.raises(TypeError, match="wanted one value for each"):
+    with pytest.raises(TypeError, match="expected one value for each"):
         function(*[None] * 20)
     first = next(iter(inspect.signature(function).parameters))
     with pytest.raises(TypeError, match="pass each once"):

@@ -270,7 +270,7 @@ def test_wrong_arguments():
         chunked_loss.LigerFusedLinearDPOLoss()(weight, hidden, targets())
     with pytest.raises(ValueError, match="got 5 in all"):
         chunked_loss.LigerFusedLinearCPOLoss()(weight, hidden[:5], targets()[:5])
-    with pytest.raises(ValueError, match=r"wanted hidden states \[answers, time, dim\]"):
+    with pytest.raises(ValueError, match=r"expected hidden states \[answers, time, dim\]"):
         chunked_loss.LigerFusedLinearCPOLoss()(weight, hidden[:, 1:], targets())
     with pytest.raises(ValueError, match="preference_labels"):
         chunked_loss.LigerFusedLinearKTOLoss()(hidden, weight, targets())

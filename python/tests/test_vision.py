@@ -160,7 +160,7 @@ def test_a_model_of_images_alone():
         "norm.rms_norm_fwd": 5, "norm.rms_norm_bwd": 5, "rotary.rotary": 2, "rotary.rotary_bwd": 2,
         "mlp.swiglu": 2, "mlp.swiglu_bwd_": 2,
     }  # fmt: skip
-    with pytest.raises(TypeError, match="pixtral: wanted options of rope, rms_norm, swiglu; got cross_entropy"):
+    with pytest.raises(TypeError, match="pixtral: expected options of rope, rms_norm, swiglu; got cross_entropy"):
         hotswap.apply_liger_kernel_to_pixtral(model=swapped, cross_entropy=True)
 
 

@@ -153,7 +153,7 @@ class Absent:
         self.name = name
 
     def _refuse(self, *_, **__):
-        raise NotImplementedError(f"upstream: wanted a name that hotswap has; got {self.name}; leave it out")
+        raise NotImplementedError(f"upstream: expected a name that hotswap has; got {self.name}; leave it out")
 
     __call__ = _refuse
 

@@ -47,7 +47,7 @@ void add_kernel_flags(CLI::App& verb, KernelFlags& flags) {
       ->allow_extra_args(false)
       ->check([](const std::string& text) {
         const auto equals = text.find('=');
-        return equals == std::string::npos || equals == 0 ? "wanted LAYER=REF, got '" + text + "'" : std::string();
+        return equals == std::string::npos || equals == 0 ? "expected LAYER=REF, got '" + text + "'" : std::string();
       });
   verb.add_option("--kernel-config", flags.config_file,
                   "JSON file with kernel_mapping, use_local_kernel, inherit_mapping")

@@ -168,7 +168,7 @@ class Build {
     } else {
       level_ = level->second;
       level_.resize(std::max<size_t>(2, level_.size()));
-      if (level_ < BuildVersion{2, 10}) problems.emplace_back("torch.stable-abi: wanted 2.10 or newer");
+      if (level_ < BuildVersion{2, 10}) problems.emplace_back("torch.stable-abi: expected 2.10 or newer");
     }
     if (!fs::is_directory(face())) problems.push_back("no folder torch-ext/" + python_name() + " with the Python API");
     if (problems.empty()) return;

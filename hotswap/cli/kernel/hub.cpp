@@ -95,7 +95,7 @@ std::vector<fs::path> download_to_look(const KernelRef& ref, bool all_variants) 
 std::string check_repo_argument(const std::string& text) {
   try {
     if (!KernelRef(text).repo().empty()) return "";
-    return "wanted org/name[@revision], got '" + text + "'";
+    return "expected org/name[@revision], got '" + text + "'";
   } catch (const Error& error) {
     return error.what();
   }

@@ -98,7 +98,7 @@ std::atomic<int64_t> silu_calls{0}, silu_bwd_calls{0};
 
 void check_float(const Tensor& t, const char* what) {
   if (t.scalar_type() == ScalarType::Float) return;
-  throw std::runtime_error(std::string(what) + ": wanted float32; got torch dtype number " +
+  throw std::runtime_error(std::string(what) + ": expected float32; got torch dtype number " +
                            std::to_string(int(t.scalar_type())) + "; cast it first");
 }
 
@@ -121,7 +121,7 @@ Tensor silu_bwd(const Tensor& dy, const Tensor& x) {
   check_float(x, "silu_bwd: x");
   check_float(dy, "silu_bwd: dy");
   if (dy.numel() != x.numel()) {
-    throw std::runtime_error("silu_bwd: wanted dy in the shape of x; got " + std::to_string(dy.numel()) +
+    throw std::runtime_error("silu_bwd: expected dy in the shape of x; got " + std::to_string(dy.numel()) +
                              " numbers for " + std::to_string(x.numel()) + "; pass the gradient of the op's output");
   }
   const Tensor in = torch::stable::contiguous(x), grad = torch::stable::contiguous(dy);
@@ -137,7 +137,7 @@ Tensor silu_bwd(const Tensor& dy, const Tensor& x) {
 int64_t call_count(std::string op) {
   if (op == "silu") return silu_calls;
   if (op == "silu_bwd") return silu_bwd_calls;
-  throw std::runtime_error("call_count: wanted silu or silu_bwd; got '" + op + "'");
+  throw std::runtime_error("call_count: expected silu or silu_bwd; got '" + op + "'");
 }
 
 }  // namespace
@@ -265,7 +265,7 @@ def test_other_dtypes_are_refused():
     try:
         kernel.silu(torch.zeros(2, dtype=torch.float64))
     except RuntimeError as error:
-        assert "wanted float32" in str(error)
+        assert "expected float32" in str(error)
     else:
         raise AssertionError("float64 was taken")
 

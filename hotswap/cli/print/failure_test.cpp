@@ -20,11 +20,11 @@ std::string thrown(void (*fails)()) {
 TEST(FailureText, IsOneMessageWithoutAStack) {
   EXPECT_EQ(
       thrown([] { throw Error({.kind = ErrorKind::kInvalidArgument, .wanted = "a", .got = "b", .next = "do c"}); }),
-      "wanted a; got b; do c");
+      "expected a; got b; do c");
   EXPECT_EQ(thrown([] { TORCH_CHECK(false, "Expected a matrix"); }), "Expected a matrix");
   EXPECT_EQ(
       thrown([] { TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate 9 GiB."); }),
-      "wanted memory on the device; got none left: CUDA out of memory. Tried to allocate 9 GiB.; make the batch or "
+      "expected memory on the device; got none left: CUDA out of memory. Tried to allocate 9 GiB.; make the batch or "
       "the sequence smaller, or end what else uses the device (nvidia-smi)");
 }
 

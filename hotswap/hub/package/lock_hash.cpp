@@ -137,7 +137,7 @@ void verify_locked_variant(const LockedKernel& locked, const fs::path& folder, c
   throw Error({.kind = ErrorKind::kCorrupt,
                .wanted = cat("the files of ", folder.string(), " as they were locked, ", found->second),
                .got = got,
-               .next = "download the package again, or lock again if the change is wanted; nothing of it was run"});
+               .next = "download the package again, or lock again if the change is expected; nothing of it was run"});
 }
 
 }  // namespace hotswap

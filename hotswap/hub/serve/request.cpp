@@ -126,10 +126,10 @@ std::vector<std::string> asked_paths(const std::string& body, std::string_view c
     return paths;
   }
   const auto asked = nlohmann::json::parse(body, nullptr, false);
-  if (!asked.is_object() || !asked.contains("paths")) throw Refused{400, "", "wanted {\"paths\": [...]}"};
+  if (!asked.is_object() || !asked.contains("paths")) throw Refused{400, "", "expected {\"paths\": [...]}"};
   const nlohmann::json& given = asked["paths"];
   for (const nlohmann::json& path : given.is_array() ? given : nlohmann::json::array({given})) {
-    if (!path.is_string()) throw Refused{400, "", "wanted {\"paths\": [...]} of strings"};
+    if (!path.is_string()) throw Refused{400, "", "expected {\"paths\": [...]} of strings"};
     paths.push_back(path.get<std::string>());
   }
   return paths;

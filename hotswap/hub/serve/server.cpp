@@ -112,7 +112,7 @@ struct HubServer::Impl {
       if (!whole) {
         response.set_header("Connection", "close");
         throw Refused{response.status == 413 || body.size() > kBody ? 413 : 400, "",
-                      cat("wanted a whole body of at most ", kBody, " bytes")};
+                      cat("expected a whole body of at most ", kBody, " bytes")};
       }
       answer(request, response, parse_target(request.target), body);
     });

@@ -46,10 +46,10 @@ void compare(const std::string& op, const std::string& signature, std::vector<st
   const c10::FunctionSchema& got = handle->schema();
   auto each = [&](const char* what, const auto& want, const auto& have, auto differ) {
     if (want.size() != have.size())
-      wrong.push_back(cat(op, ": ", want.size(), " ", what, "s wanted, got ", have.size()));
+      wrong.push_back(cat(op, ": ", want.size(), " ", what, "s expected, got ", have.size()));
     for (size_t i = 0; i < std::min(want.size(), have.size()); ++i) {
       if (!differ(want[i], have[i])) continue;
-      wrong.push_back(cat(op, ": ", what, " ", i, " wanted '", shown(want[i]), "', got '", shown(have[i]), "'"));
+      wrong.push_back(cat(op, ": ", what, " ", i, " expected '", shown(want[i]), "', got '", shown(have[i]), "'"));
     }
   };
   auto types_differ = [](const c10::Argument& a, const c10::Argument& b) { return a.type()->str() != b.type()->str(); };

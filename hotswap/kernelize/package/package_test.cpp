@@ -49,10 +49,10 @@ TEST(Package, EveryDifferenceFromTheContractIsListed) {
     json["layers"]["LayerNorm"]["ops"]["forward"] = "rms_norm_bwd";
   });
   const std::string text = load(copy);
-  expect_has(text, {"RMSNorm (rms_norm/1 forward): ", "rms_norm_fwd: 1 results wanted, got 2",
+  expect_has(text, {"RMSNorm (rms_norm/1 forward): ", "rms_norm_fwd: 1 results expected, got 2",
                     "RMSNorm (rms_norm/1 backward): op " + copy.id() + "::no_such_op is not registered",
-                    "argument 2 wanted 'float eps', got 'Tensor? bias'", "LayerNorm (layer_norm/1 forward)",
-                    "argument 0 wanted 'Tensor x', got 'Tensor dy'"});
+                    "argument 2 expected 'float eps', got 'Tensor? bias'", "LayerNorm (layer_norm/1 forward)",
+                    "argument 0 expected 'Tensor x', got 'Tensor dy'"});
   EXPECT_EQ(load(copy), text);  // loaded or not, it stays refused
 }
 

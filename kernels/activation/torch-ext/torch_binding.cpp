@@ -33,7 +33,7 @@ Tensor unary(const char* op, const Tensor& x, const Tensor* dy, Function functio
   if (dy != nullptr) {
     kernels::check_device(*dy, device, op);
     check_same_shape(x, *dy, op, "x", "dy");
-    check(dtype_of(*dy, op) == dtype, op, ": wanted dy in x's dtype; got another; cast it");
+    check(dtype_of(*dy, op) == dtype, op, ": expected dy in x's dtype; got another; cast it");
   }
   Tensor out = kernels::empty_like(x, dtype);
   activation::Unary args{};
@@ -76,7 +76,7 @@ Tensor and_mul(const char* op, const Tensor& x, const Tensor* dy, Function funct
   const DType dtype = dtype_of(x, op);
   const Device device = device_of(x);
   const Rows in = as_rows(x, op, device);
-  check(in.cols % 2 == 0, op, ": wanted an even last dimension, [gate | up]; got ", kernels::shape_of(x),
+  check(in.cols % 2 == 0, op, ": expected an even last dimension, [gate | up]; got ", kernels::shape_of(x),
         "; concatenate gate and up along the last dimension");
   std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
   shape.back() /= 2;
@@ -101,9 +101,9 @@ Tensor and_mul(const char* op, const Tensor& x, const Tensor* dy, Function funct
   }
   bool same = dy->dim() == x.dim();
   for (int64_t d = 0; same && d < x.dim(); ++d) same = dy->size(d) == shape[size_t(d)];
-  check(same, op, ": wanted dy in the shape of x with half the last dimension; got ", kernels::shape_of(*dy), " for ",
+  check(same, op, ": expected dy in the shape of x with half the last dimension; got ", kernels::shape_of(*dy), " for ",
         kernels::shape_of(x), "; pass the gradient of the op's output");
-  check(dtype_of(*dy, op) == dtype, op, ": wanted dy in x's dtype; got another; cast it");
+  check(dtype_of(*dy, op) == dtype, op, ": expected dy in x's dtype; got another; cast it");
   const Rows grad = as_rows(*dy, op, device);
   Tensor dx = kernels::empty_like(x, dtype);
   args.out = dx.data_ptr();

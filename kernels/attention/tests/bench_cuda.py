@@ -213,7 +213,7 @@ def main():
             for got, wanted in zip(calls[name][0](), want):
                 error = ((got - wanted).double().norm() / wanted.double().norm()).item()
                 if not error < 1e-2:  # two roundings to bfloat16 of 2^-9 each, and those of p and dx
-                    raise AssertionError(f"{name}, {x.name}: wanted cuDNN's values; got a relative error of {error:.1e}")
+                    raise AssertionError(f"{name}, {x.name}: expected cuDNN's values; got a relative error of {error:.1e}")
         measured = {name: [] for name in calls}
         for turn in range(args.turns):
             for name, (call, _) in [*calls.items()][:: -1 if turn % 2 else 1]:

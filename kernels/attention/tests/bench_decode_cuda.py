@@ -103,7 +103,7 @@ class Bench:
     def check(self, shape, out, want):
         error = ((out - want).double().norm() / want.double().norm()).item()
         if not error < 1e-2:
-            raise AssertionError(f"{shape}: wanted plain attention's values; got a relative error of {error:.1e}")
+            raise AssertionError(f"{shape}: expected plain attention's values; got a relative error of {error:.1e}")
 
     def dense(self, batch, heads, key_heads, dim, length):
         q = torch.randn(batch, 1, heads, dim, device="cuda", dtype=torch.bfloat16)

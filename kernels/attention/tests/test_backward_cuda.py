@@ -61,7 +61,7 @@ def compare(case, got, want, near, rounding):
         if name == "dsinks":
             allowed += rounding
         if not error <= allowed:
-            raise AssertionError(f"{case}: wanted an error of at most {allowed:.2e} in {name}; got {error:.2e}")
+            raise AssertionError(f"{case}: expected an error of at most {allowed:.2e} in {name}; got {error:.2e}")
         worst = max(worst, error / allowed)
     return worst
 
@@ -89,10 +89,10 @@ def check(library, case, generator):
     worst = max(compare(case, g, want, near, rounding) for g in (got, fixed))
     for name, one, two in zip(NAMES, fixed, again):
         if not torch.equal(one, two):
-            raise AssertionError(f"{case}: wanted the same bits of {name} from a captured deterministic call; got others")
+            raise AssertionError(f"{case}: expected the same bits of {name} from a captured deterministic call; got others")
     for name, one, two in list(zip(NAMES, got, fixed))[1:]:
         if not torch.equal(one, two):
-            raise AssertionError(f"{case}: wanted the same bits of {name} in any case; got others")
+            raise AssertionError(f"{case}: expected the same bits of {name} in any case; got others")
     return worst
 
 
@@ -135,7 +135,7 @@ def check_captured(library, generator):
             call()
             for one, two in zip(replayed, results):
                 if not torch.equal(one, two):
-                    raise AssertionError(f"{case}: wanted the same bits from a captured graph; got others")
+                    raise AssertionError(f"{case}: expected the same bits from a captured graph; got others")
 
 
 def both(library, q, k, v, dout, **options):
@@ -159,7 +159,7 @@ def check_repeats(library, generator, times):
         for number in range(times):
             for name, one, two in zip(("out", "lse", *NAMES), want, both(library, q, k, v, dout, window=CAUSAL)):
                 if not torch.equal(one, two):
-                    raise AssertionError(f"heads of {dim}: wanted the same bits of {name} in call {number}; got others")
+                    raise AssertionError(f"heads of {dim}: expected the same bits of {name} in call {number}; got others")
 
 
 def check_large(library, generator):
@@ -178,7 +178,7 @@ def check_large(library, generator):
                 one, two = (t[..., -cut:] if name == "lse" else t[:, -cut:] for t in (one, two))
                 error = ((one.double() - two.double()).norm() / two.double().norm()).item()
                 if not error < 2**-8:  # the same sums in other tiles, rounded to 16 bits once
-                    raise AssertionError(f"{rows} rows of {dim}: wanted {name} of the last {cut}; got an error of {error:.1e}")
+                    raise AssertionError(f"{rows} rows of {dim}: expected {name} of the last {cut}; got an error of {error:.1e}")
             del q, dout, got, want
         del k, v
 

@@ -163,19 +163,19 @@ def check(library, case, generator):
         error = (out[b].double() - want[0]).abs().max().item()
         allowed = 2 * (near.double() - want).abs().max().item() + 1e-5
         if not error <= allowed:
-            raise AssertionError(f"{case}, length {length}: wanted an error of at most {allowed:.2e}; got {error:.2e}")
+            raise AssertionError(f"{case}, length {length}: expected an error of at most {allowed:.2e}; got {error:.2e}")
         finite = want_lse.isfinite()
         lse_error = (lse[b : b + 1] - want_lse)[finite].abs().max().item() if finite.any() else 0.0
         if not lse_error <= (1e-4 if case.softcap == 0 else 2**-10 * case.softcap):
-            raise AssertionError(f"{case}, length {length}: wanted lse; got an error of {lse_error:.2e}")
+            raise AssertionError(f"{case}, length {length}: expected lse; got an error of {lse_error:.2e}")
         if not torch.equal(lse[b : b + 1].isneginf(), want_lse.isneginf()):
-            raise AssertionError(f"{case}, length {length}: wanted lse of -infinity in other rows")
+            raise AssertionError(f"{case}, length {length}: expected lse of -infinity in other rows")
         worst = max(worst, error / allowed)
     for name, got, want in zip(("keys", "values"), caches, wanted):
         if not torch.equal(got.nan_to_num(12345.0), want.nan_to_num(12345.0)):
-            raise AssertionError(f"{case}: wanted the new {name} in the cache and nothing else changed; got otherwise")
+            raise AssertionError(f"{case}: expected the new {name} in the cache and nothing else changed; got otherwise")
     if not torch.equal(out, again):
-        raise AssertionError(f"{case}: wanted the same bits from a second call; got others")
+        raise AssertionError(f"{case}: expected the same bits from a second call; got others")
     return worst
 
 
@@ -249,7 +249,7 @@ def check_chain(library, case, generator):
     for how, call in ((("eager", lambda: run_all(False)), ("captured", graph.replay)) * 5):
         for i, (got, wanted) in enumerate(zip(found(call), want)):
             if not torch.equal(got, wanted):
-                raise AssertionError(f"{case}, {how}: wanted the bits of calls that wait for each other; got others in tensor {i}")
+                raise AssertionError(f"{case}, {how}: expected the bits of calls that wait for each other; got others in tensor {i}")
     return 0.0
 
 

@@ -43,13 +43,13 @@ def check(library, case, generator):
     # tanh.approx is good to 2^-11 of a score's cap.
     lse_allowed = 1e-4 if case.softcap == 0 else 2**-10 * case.softcap
     if not error <= allowed:
-        raise AssertionError(f"{case}: wanted an error of at most {allowed:.2e} in out; got {error:.2e}")
+        raise AssertionError(f"{case}: expected an error of at most {allowed:.2e} in out; got {error:.2e}")
     if not (lse_error <= lse_allowed and torch.equal(lse.isneginf(), want_lse.isneginf())):
-        raise AssertionError(f"{case}: wanted an error of at most {lse_allowed:.1e} in lse; got {lse_error:.2e}")
+        raise AssertionError(f"{case}: expected an error of at most {lse_allowed:.1e} in lse; got {lse_error:.2e}")
     if not torch.equal(out, again):
-        raise AssertionError(f"{case}: wanted the same bits from a second call; got others")
+        raise AssertionError(f"{case}: expected the same bits from a second call; got others")
     if not (torch.equal(out, replayed[0]) and torch.equal(lse, replayed[1])):
-        raise AssertionError(f"{case}: wanted the same bits from a captured graph; got others")
+        raise AssertionError(f"{case}: expected the same bits from a captured graph; got others")
     return error / allowed
 
 
@@ -65,7 +65,7 @@ def check_not_a_number(library, generator):
     # Rows of the same tile multiply a value that they do not see by 0: NaN there is allowed.
     want[0, 128:200, 0, 3] = bad[0, 128:200, 0, 3]
     if not torch.equal(bad, want):
-        raise AssertionError("wanted NaN in the row of its query and in rows that see its value alone; got others too")
+        raise AssertionError("expected NaN in the row of its query and in rows that see its value alone; got others too")
 
 
 def run(check, all_cases, library, generator):

@@ -75,7 +75,7 @@ def outside(longest, shortest):
 
 
 def _block_size(device, head_dim, is_dropout, is_causal):
-    raise NotImplementedError("wanted tests without dropout; got one that looks at its blocks; leave it out")
+    raise NotImplementedError("expected tests without dropout; got one that looks at its blocks; leave it out")
 
 
 def _rotary(folder):
@@ -130,7 +130,7 @@ HOW = ("num_splits", "pack_gqa", "sm_margin", "scheduler_metadata", "max_seqlen_
 def _refused(name, **given):
     asked = [argument for argument, value in given.items() if value is not None]
     if asked:
-        raise NotImplementedError(f"{name}: wanted no {', '.join(asked)}; got some; leave them out")
+        raise NotImplementedError(f"{name}: expected no {', '.join(asked)}; got some; leave them out")
 
 
 def three(ours, with_lse):

@@ -45,8 +45,8 @@ struct View {
 };
 
 inline View view_of(const Tensor& given, int64_t dims, const char* op, const char* name, const Device& device) {
-  check(given.dim() == dims, op, ": wanted ", name, dims == 4 ? " [batch, rows, heads, dim]" : " [tokens, heads, dim]",
-        "; got ", shape_of(given), "; reshape it");
+  check(given.dim() == dims, op, ": expected ", name,
+        dims == 4 ? " [batch, rows, heads, dim]" : " [tokens, heads, dim]", "; got ", shape_of(given), "; reshape it");
   kernels::check_device(given, device, op);
   const bool beside = given.stride(dims - 1) == 1 || given.size(dims - 1) <= 1;
   Tensor t = beside ? given : torch::stable::contiguous(given);
@@ -62,16 +62,16 @@ inline Tensor as_floats(const Tensor& given, const char* op, const char* name, c
   const auto type = given.scalar_type();
   check(type == kernels::ScalarType::Float || type == kernels::ScalarType::Double ||
             type == kernels::ScalarType::Half || type == kernels::ScalarType::BFloat16,
-        op, ": wanted ", name, " in a float type; got torch dtype number ", int(type), "; cast it");
+        op, ": expected ", name, " in a float type; got torch dtype number ", int(type), "; cast it");
   return torch::stable::contiguous(
       type == kernels::ScalarType::Float ? given : torch::stable::to(given, kernels::ScalarType::Float));
 }
 
 inline Tensor as_int32(const Tensor& given, int64_t count, const char* op, const char* name, const Device& device) {
   kernels::check_device(given, device, op);
-  check(given.scalar_type() == kernels::ScalarType::Int, op, ": wanted ", name, " as int32; got torch dtype number ",
+  check(given.scalar_type() == kernels::ScalarType::Int, op, ": expected ", name, " as int32; got torch dtype number ",
         int(given.scalar_type()), "; cast it");
-  check(given.dim() == 1 && given.size(0) == count, op, ": wanted ", name, " [", count, "]; got ", shape_of(given),
+  check(given.dim() == 1 && given.size(0) == count, op, ": expected ", name, " [", count, "]; got ", shape_of(given),
         "; one number a sequence, and of cu_seqlens one more");
   return torch::stable::contiguous(given);
 }
@@ -96,13 +96,13 @@ struct Call {
         v(view_of(v_, dims, name, "v", device)),
         problem{} {
     check(k_.scalar_type() == q_.scalar_type() && v_.scalar_type() == q_.scalar_type(), op,
-          ": wanted q, k and v of one dtype; got torch dtype numbers ", int(q_.scalar_type()), ", ",
+          ": expected q, k and v of one dtype; got torch dtype numbers ", int(q_.scalar_type()), ", ",
           int(k_.scalar_type()), " and ", int(v_.scalar_type()), "; cast them");
     check(k.batch == v.batch && k.rows == v.rows && k.heads == v.heads, op,
-          ": wanted k and v alike but in their last dimension; got ", shape_of(k_), " and ", shape_of(v_));
+          ": expected k and v alike but in their last dimension; got ", shape_of(k_), " and ", shape_of(v_));
     check(q.numbers == k.numbers && q.numbers > 0 && v.numbers > 0, op,
-          ": wanted q and k with heads of one size, of 1 or more; got ", shape_of(q_), " and ", shape_of(k_));
-    check(k.heads > 0 && q.heads % k.heads == 0, op, ": wanted a multiple of k's ", k.heads, " heads in q; got ",
+          ": expected q and k with heads of one size, of 1 or more; got ", shape_of(q_), " and ", shape_of(k_));
+    check(k.heads > 0 && q.heads % k.heads == 0, op, ": expected a multiple of k's ", k.heads, " heads in q; got ",
           q.heads, "; query heads share key heads in groups of equal size");
     problem.dtype = dtype;
     problem.heads = q.heads;
@@ -117,12 +117,12 @@ struct Call {
 
  private:
   void take(const Options& o, int64_t sequences) {
-    check(o.scale - o.scale == 0, op, ": wanted a finite scale; got ", o.scale);
-    check(o.softcap >= 0 && o.softcap <= 3e38, op, ": wanted a finite softcap of 0 or more; got ", o.softcap,
+    check(o.scale - o.scale == 0, op, ": expected a finite scale; got ", o.scale);
+    check(o.softcap >= 0 && o.softcap <= 3e38, op, ": expected a finite softcap of 0 or more; got ", o.softcap,
           "; 0 switches it off");
-    check(o.left >= kNoLimit && o.right >= kNoLimit, op, ": wanted window sides of 0 or more, or -1 for none; got ",
+    check(o.left >= kNoLimit && o.right >= kNoLimit, op, ": expected window sides of 0 or more, or -1 for none; got ",
           o.left, " and ", o.right);
-    check(o.chunk >= 0, op, ": wanted a chunk of 1 or more, or 0 for none; got ", o.chunk);
+    check(o.chunk >= 0, op, ": expected a chunk of 1 or more, or 0 for none; got ", o.chunk);
     const int64_t all = q.rows + k.rows * k.batch;  // no row is further from a key
     const auto side = [&](int64_t n) { return n >= all ? kNoLimit : n; };
     problem.scale = float(o.scale);
@@ -131,7 +131,7 @@ struct Call {
     problem.right = o.causal ? 0 : side(o.right);
     problem.chunk = o.chunk;
     if (o.sinks) {
-      check(o.sinks->dim() == 1 && o.sinks->size(0) == q.heads, op, ": wanted sinks [", q.heads, "]; got ",
+      check(o.sinks->dim() == 1 && o.sinks->size(0) == q.heads, op, ": expected sinks [", q.heads, "]; got ",
             shape_of(*o.sinks));
       sinks = as_floats(*o.sinks, op, "sinks", device);
       problem.sinks = static_cast<const float*>(sinks->data_ptr());
@@ -139,7 +139,7 @@ struct Call {
     if (!o.slopes) return;
     const int64_t dim = o.slopes->dim();
     check((dim == 1 || (dim == 2 && o.slopes->size(0) == sequences)) && o.slopes->size(dim - 1) == q.heads, op,
-          ": wanted alibi_slopes [", q.heads, "] or [", sequences, ", ", q.heads, "]; got ", shape_of(*o.slopes));
+          ": expected alibi_slopes [", q.heads, "] or [", sequences, ", ", q.heads, "]; got ", shape_of(*o.slopes));
     slopes = as_floats(*o.slopes, op, "alibi_slopes", device);
     problem.slopes = static_cast<const float*>(slopes->data_ptr());
     problem.slopes_batch = dim == 2 ? q.heads : 0;
@@ -175,7 +175,7 @@ inline Tensor checked_lse(const Tensor& given, const View& q, int64_t dims, cons
   const int64_t head = dims - 3;
   check(given.scalar_type() == kernels::ScalarType::Float && given.dim() == dims - 1 &&
             (dims == 3 || given.size(0) == q.batch) && given.size(head) == q.heads && given.size(head + 1) == q.rows,
-        op, ": wanted ", name, " as float32 ", dims == 4 ? "[batch, heads, rows]" : "[heads, tokens]", " of q; got ",
+        op, ": expected ", name, " as float32 ", dims == 4 ? "[batch, heads, rows]" : "[heads, tokens]", " of q; got ",
         shape_of(given), " in torch dtype number ", int(given.scalar_type()), "; pass the forward's own");
   return torch::stable::contiguous(given);
 }

@@ -28,7 +28,7 @@ inline float* thread_scratch(int64_t numbers) {
     constexpr size_t kLine = 64;
     memory.reset();
     memory.reset(static_cast<float*>(std::aligned_alloc(kLine, (size_t(numbers) * 4 + kLine - 1) / kLine * kLine)));
-    check(memory != nullptr, "attention: wanted ", numbers * 4, " bytes; got none; free some memory");
+    check(memory != nullptr, "attention: expected ", numbers * 4, " bytes; got none; free some memory");
     kernels::ask_for_huge_pages(memory.get(), numbers * 4);
     held = numbers;
   }
@@ -120,7 +120,7 @@ inline void run_backward(AttentionBackward& a, const std::vector<Sequence>& sequ
 // ---- which sequences there are
 
 inline std::vector<Sequence> dense_sequences(const Call& c) {
-  check(c.q.batch == c.k.batch, c.op, ": wanted q and k of one batch size; got ", c.q.batch, " and ", c.k.batch);
+  check(c.q.batch == c.k.batch, c.op, ": expected q and k of one batch size; got ", c.q.batch, " and ", c.k.batch);
   std::vector<Sequence> all;
   for (int64_t b = 0; b < c.q.batch; ++b) all.push_back({b, b, 0, 0, c.q.rows, c.k.rows, nullptr});
   return all;
@@ -128,7 +128,7 @@ inline std::vector<Sequence> dense_sequences(const Call& c) {
 
 inline std::vector<Sequence> packed_sequences(const Call& c, const Packed& p) {
   const int64_t ends = p.cu_q.dim() == 1 ? p.cu_q.size(0) : 0;
-  check(ends >= 1, c.op, ": wanted cu_seqlens_q [sequences + 1]; got ", shape_of(p.cu_q));
+  check(ends >= 1, c.op, ": expected cu_seqlens_q [sequences + 1]; got ", shape_of(p.cu_q));
   const Tensor cu_q = as_int32(p.cu_q, ends, c.op, "cu_seqlens_q", c.device);
   const Tensor cu_k = as_int32(p.cu_k, ends, c.op, "cu_seqlens_k", c.device);
   std::optional<Tensor> used;
@@ -138,7 +138,7 @@ inline std::vector<Sequence> packed_sequences(const Call& c, const Packed& p) {
   const auto grows = [&](const int32_t* cu, int64_t rows, const char* name) {
     bool ok = cu[0] == 0 && cu[ends - 1] <= rows;
     for (int64_t n = 0; n + 1 < ends; ++n) ok = ok && cu[n] <= cu[n + 1];
-    check(ok, c.op, ": wanted ", name, " that begins with 0, never falls and ends at ", rows, " at most; got ", cu[0],
+    check(ok, c.op, ": expected ", name, " that begins with 0, never falls and ends at ", rows, " at most; got ", cu[0],
           ", ..., ", cu[ends - 1], "; they are sums of the sequences' lengths");
   };
   grows(q, c.q.rows, "cu_seqlens_q");
@@ -146,7 +146,7 @@ inline std::vector<Sequence> packed_sequences(const Call& c, const Packed& p) {
   std::vector<Sequence> all;
   for (int64_t n = 0; n + 1 < ends; ++n) {
     const int64_t keys = k[n + 1] - k[n];
-    check(u == nullptr || (u[n] >= 0 && u[n] <= keys), c.op, ": wanted seqused_k of 0 to ", keys, " for sequence ", n,
+    check(u == nullptr || (u[n] >= 0 && u[n] <= keys), c.op, ": expected seqused_k of 0 to ", keys, " for sequence ", n,
           "; got ", u == nullptr ? 0 : u[n]);
     all.push_back({0, 0, q[n], k[n], q[n + 1] - q[n], u == nullptr ? keys : u[n], nullptr});
   }

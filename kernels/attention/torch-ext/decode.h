@@ -20,37 +20,37 @@ inline Decoding decoding(Call& c, const Cache& cache, int64_t new_rows) {
   Decoding d;
   const int64_t batch = c.q.batch;
   const int32_t* lengths = numbers_of(d, as_int32(cache.lengths, batch, c.op, "cache_seqlens", c.device));
-  check(
-      !(cache.block_table && cache.batch_idx), c.op,
-      ": wanted a block_table or cache_batch_idx; got both; a block_table already defines where a sequence is stored");
+  check(!(cache.block_table && cache.batch_idx), c.op,
+        ": expected a block_table or cache_batch_idx; got both; a block_table already defines where a sequence is "
+        "stored");
   const int32_t *table = nullptr, *entries = nullptr;
   int64_t blocks = 0;
   if (cache.block_table) {
     const Tensor& t = *cache.block_table;
     kernels::check_device(t, c.device, c.op);
     check(t.dim() == 2 && t.size(0) == batch && t.scalar_type() == kernels::ScalarType::Int, c.op,
-          ": wanted block_table [", batch, ", pages] as int32; got ", shape_of(t));
+          ": expected block_table [", batch, ", pages] as int32; got ", shape_of(t));
     blocks = t.size(1);
     table = numbers_of(d, torch::stable::contiguous(t));
     c.problem.page = c.k.rows;
   } else if (cache.batch_idx) {
     entries = numbers_of(d, as_int32(*cache.batch_idx, batch, c.op, "cache_batch_idx", c.device));
   } else {
-    check(c.k.batch >= batch, c.op, ": wanted a cache of ", batch, " rows or more; got ", c.k.batch);
+    check(c.k.batch >= batch, c.op, ": expected a cache of ", batch, " rows or more; got ", c.k.batch);
   }
   const int64_t most = table != nullptr ? blocks * c.k.rows : c.k.rows;
   for (int64_t b = 0; b < batch; ++b) {
     Sequence s{b, b, 0, 0, c.q.rows, 0, nullptr};
     if (lengths[b] >= 0) s.keys = lengths[b] + new_rows;  // below 0: an entry that pads the batch
-    check(s.keys <= most, c.op, ": wanted at most ", most, " tokens in entry ", b, " of the cache; got ", s.keys,
+    check(s.keys <= most, c.op, ": expected at most ", most, " tokens in entry ", b, " of the cache; got ", s.keys,
           table != nullptr ? "; give block_table more pages" : "; make the cache longer");
     if (entries != nullptr) s.key_batch = entries[b];
     check((s.key_batch >= 0 && s.key_batch < c.k.batch) || s.keys == 0 || table != nullptr, c.op,
-          ": wanted cache_batch_idx of 0 to ", c.k.batch - 1, "; got ", s.key_batch);
+          ": expected cache_batch_idx of 0 to ", c.k.batch - 1, "; got ", s.key_batch);
     if (table != nullptr) {
       s.pages = table + b * blocks;
       for (int64_t p = 0; p * c.k.rows < s.keys; ++p)
-        check(s.pages[p] >= 0 && s.pages[p] < c.k.batch, c.op, ": wanted pages of 0 to ", c.k.batch - 1,
+        check(s.pages[p] >= 0 && s.pages[p] < c.k.batch, c.op, ": expected pages of 0 to ", c.k.batch - 1,
               " in block_table; got ", s.pages[p], " for tokens in use");
     }
     d.sequences.push_back(s);

@@ -29,12 +29,12 @@ struct Starts {
   }
 };
 inline Starts dense(const Call& c) {
-  check(c.q.batch == c.k.batch, c.op, ": wanted q and k of one batch size; got ", c.q.batch, " and ", c.k.batch);
+  check(c.q.batch == c.k.batch, c.op, ": expected q and k of one batch size; got ", c.q.batch, " and ", c.k.batch);
   return {c.q.batch, std::nullopt, std::nullopt, std::nullopt};
 }
 inline Starts packed(const Call& c, const Packed& p) {
   const int64_t ends = p.cu_q.dim() == 1 ? p.cu_q.size(0) : 0;
-  check(ends >= 1, c.op, ": wanted cu_seqlens_q [sequences + 1]; got ", shape_of(p.cu_q));
+  check(ends >= 1, c.op, ": expected cu_seqlens_q [sequences + 1]; got ", shape_of(p.cu_q));
   Starts s{ends - 1, as_int32(p.cu_q, ends, c.op, "cu_seqlens_q", c.device),
            as_int32(p.cu_k, ends, c.op, "cu_seqlens_k", c.device), std::nullopt};
   if (p.used_k) s.used = as_int32(*p.used_k, ends - 1, c.op, "seqused_k", c.device);
@@ -137,9 +137,9 @@ inline Gradients backward(const Call& c, int64_t dims, const Starts& starts, con
 
 // Lengths and pages are known to the GPU alone: what is wrong with them is not found here.
 inline Outputs decode(const Call& c, const Cache& cache, const View* k_new, const View* v_new, int64_t splits) {
-  check(
-      !(cache.block_table && cache.batch_idx), c.op,
-      ": wanted a block_table or cache_batch_idx; got both; a block_table already defines where a sequence is stored");
+  check(!(cache.block_table && cache.batch_idx), c.op,
+        ": expected a block_table or cache_batch_idx; got both; a block_table already defines where a sequence is "
+        "stored");
   const Tensor lengths = as_int32(cache.lengths, c.q.batch, c.op, "cache_seqlens", c.device);
   std::optional<Tensor> table, index;
   if (cache.batch_idx) index = as_int32(*cache.batch_idx, c.q.batch, c.op, "cache_batch_idx", c.device);
@@ -147,10 +147,10 @@ inline Outputs decode(const Call& c, const Cache& cache, const View* k_new, cons
     const Tensor& t = *cache.block_table;
     kernels::check_device(t, c.device, c.op);
     check(t.dim() == 2 && t.size(0) == c.q.batch && t.scalar_type() == kernels::ScalarType::Int, c.op,
-          ": wanted block_table [", c.q.batch, ", pages] as int32; got ", shape_of(t));
+          ": expected block_table [", c.q.batch, ", pages] as int32; got ", shape_of(t));
     table = t.stride(1) == 1 || t.size(1) <= 1 ? t : torch::stable::contiguous(t);
   } else {
-    check(index || c.k.batch >= c.q.batch, c.op, ": wanted a cache of ", c.q.batch, " rows or more; got ", c.k.batch);
+    check(index || c.k.batch >= c.q.batch, c.op, ": expected a cache of ", c.q.batch, " rows or more; got ", c.k.batch);
   }
   const View q = aligned(c.q, c.device);
   std::optional<View> k_fresh, v_fresh;

@@ -27,8 +27,9 @@ inline void check_like_out(const Tensor& t, const Call& c, int64_t dims, const c
   const int64_t row = dims - 3;
   check(t.dim() == dims && (dims == 3 || t.size(0) == c.q.batch) && t.size(row) == c.q.rows &&
             t.size(row + 1) == c.q.heads && t.size(row + 2) == c.v.numbers,
-        c.op, ": wanted ", name, " in the shape of the forward's output; got ", shape_of(t), "; pass the output's own");
-  check(kernels::dtype_of(t, c.op) == c.dtype, c.op, ": wanted ", name, " in q's dtype; got torch dtype number ",
+        c.op, ": expected ", name, " in the shape of the forward's output; got ", shape_of(t),
+        "; pass the output's own");
+  check(kernels::dtype_of(t, c.op) == c.dtype, c.op, ": expected ", name, " in q's dtype; got torch dtype number ",
         int(t.scalar_type()), "; cast it");
 }
 

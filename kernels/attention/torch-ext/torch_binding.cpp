@@ -152,8 +152,8 @@ FourTensors attention_varlen_bwd(const Tensor& dout, const Tensor& q, const Tens
 // ---- decode
 
 void check_new_rows(const Call& c, const View& fresh, int64_t numbers, const char* name) {
-  check(fresh.batch == c.q.batch && fresh.heads == c.k.heads && fresh.numbers == numbers, c.op, ": wanted ", name, " [",
-        c.q.batch, ", new rows, ", c.k.heads, ", ", numbers, "]; got ", shape_of(fresh.tensor));
+  check(fresh.batch == c.q.batch && fresh.heads == c.k.heads && fresh.numbers == numbers, c.op, ": expected ", name,
+        " [", c.q.batch, ", new rows, ", c.k.heads, ", ", numbers, "]; got ", shape_of(fresh.tensor));
 }
 
 std::tuple<Tensor, Tensor> attention_decode(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
@@ -165,21 +165,21 @@ std::tuple<Tensor, Tensor> attention_decode(const Tensor& q, const Tensor& k_cac
                                             int64_t num_splits) {
   const Options o{sinks, alibi_slopes, scale, causal, window_left, window_right, chunk, softcap};
   Call c("attention_decode", q, k_cache, v_cache, o, 4, q.dim() == 4 ? q.size(0) : 0);
-  check(k_new.has_value() == v_new.has_value(), c.op, ": wanted k_new and v_new, or none of them; got one");
-  check(num_splits >= 0, c.op, ": wanted num_splits of 1 or more, or 0 to choose; got ", num_splits);
+  check(k_new.has_value() == v_new.has_value(), c.op, ": expected k_new and v_new, or none of them; got one");
+  check(num_splits >= 0, c.op, ": expected num_splits of 1 or more, or 0 to choose; got ", num_splits);
   const Cache cache{k_new, v_new, cache_seqlens, block_table, cache_batch_idx};
   std::optional<View> k_fresh, v_fresh;
   if (k_new) {
     check(kernels::dtype_of(*k_new, c.op) == c.dtype && kernels::dtype_of(*v_new, c.op) == c.dtype, c.op,
-          ": wanted k_new and v_new in q's dtype; got another; cast them");
+          ": expected k_new and v_new in q's dtype; got another; cast them");
     k_fresh = view_of(*k_new, 4, c.op, "k_new", c.device);
     v_fresh = view_of(*v_new, 4, c.op, "v_new", c.device);
     check_new_rows(c, *k_fresh, c.k.numbers, "k_new");
     check_new_rows(c, *v_fresh, c.v.numbers, "v_new");
-    check(k_fresh->rows == v_fresh->rows, c.op, ": wanted as many rows in v_new as in k_new; got ", v_fresh->rows,
+    check(k_fresh->rows == v_fresh->rows, c.op, ": expected as many rows in v_new as in k_new; got ", v_fresh->rows,
           " and ", k_fresh->rows);
     check(c.k.operand.data == k_cache.data_ptr() && c.v.operand.data == v_cache.data_ptr(), c.op,
-          ": wanted caches whose last dimension lies in one piece, to write to; got others; make them contiguous");
+          ": expected caches whose last dimension lies in one piece, to write to; got others; make them contiguous");
   }
 #if defined(CUDA_KERNEL)
   if (!c.device.is_cpu()) {

@@ -30,7 +30,7 @@ static Isa choose() {
   for (const Isa isa : {Isa::kBase, Isa::kV3, Isa::kV4}) {
     if (std::string(cap) == isa_name(isa)) return isa < best ? isa : best;
   }
-  throw std::runtime_error(std::string("HOTSWAP_ISA: wanted base, v3 or v4; got \"") + cap +
+  throw std::runtime_error(std::string("HOTSWAP_ISA: expected base, v3 or v4; got \"") + cap +
                            "\"; unset it to use the best that this CPU has");
 }
 

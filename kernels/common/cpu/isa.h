@@ -11,7 +11,7 @@
 #pragma once
 
 #ifndef HOTSWAP_ISA
-#error "wanted HOTSWAP_ISA=base|v3|v4; got nothing; compile through hotswap_kernel() of cmake/hotswap_kernel.cmake"
+#error "expected HOTSWAP_ISA=base|v3|v4; got nothing; compile through hotswap_kernel() of cmake/hotswap_kernel.cmake"
 #endif
 
 #define HOTSWAP_INLINE static inline __attribute__((always_inline))

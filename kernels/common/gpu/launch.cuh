@@ -14,8 +14,8 @@ namespace kernels::gpu {
 
 inline void checked(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
-  throw std::runtime_error(std::string(what) + ": wanted a CUDA call without error; got " + cudaGetErrorString(error) +
-                           "; run under compute-sanitizer to see where it comes from");
+  throw std::runtime_error(std::string(what) + ": expected a CUDA call without error; got " +
+                           cudaGetErrorString(error) + "; run under compute-sanitizer to see where it comes from");
 }
 
 // kernel<<<blocks, threads, 0, stream>>>(args...), with this launch's own error: one left by others is not taken.

@@ -37,7 +37,7 @@ inline auto tensor_map_encoder() {
     const cudaError_t error =
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
     if (error != cudaSuccess || found == nullptr)
-      throw std::runtime_error("wanted cuTensorMapEncodeTiled of the CUDA driver; got " +
+      throw std::runtime_error("expected cuTensorMapEncodeTiled of the CUDA driver; got " +
                                std::string(error == cudaSuccess ? "a driver without it" : cudaGetErrorString(error)) +
                                "; install a driver for CUDA 12 or newer");
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
@@ -60,8 +60,8 @@ inline CUtensorMap tensor_map(const TensorShape& t, int rows) {
       const_cast<void*>(t.data), size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
-    std::string text =
-        "tensor map: wanted sizes and strides that TMA takes; got error " + std::to_string(int(result)) + " for sizes";
+    std::string text = "tensor map: expected sizes and strides that TMA takes; got error " +
+                       std::to_string(int(result)) + " for sizes";
     for (const auto n : size) text += " " + std::to_string(n);
     text += ", strides of";
     for (const auto n : stride) text += " " + std::to_string(n);

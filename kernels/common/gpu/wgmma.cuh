@@ -118,7 +118,7 @@ __device__ __forceinline__ void store_matrices_transposed(void* column, const ui
 // rows of its panels, as of such a B). add: to what d holds; else d is written.
 template <class T, int N, bool kByColumns = false, bool kAByColumns = false>
 __device__ __forceinline__ void multiply(float (&d)[N / 2], Operand a, Operand b, bool add) {
-  static_assert(N == 256 || !kAByColumns, "wanted A by rows at this width: by columns is written down for 256 alone");
+  static_assert(N == 256 || !kAByColumns, "expected A by rows at this width: by columns is written down for 256 alone");
   if constexpr (N == 32) {
     asm volatile(HOTSWAP_WGMMA("32", 16, "%16, %17", "%18", "%19", ", 0, %20")
                  : "l"(a), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name), "n"(int(kByColumns)));
@@ -138,14 +138,14 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2], Operand a, Operand b
     asm volatile(HOTSWAP_WGMMA("256", 128, "%128, %129", "%130", "%131", ", %132, %133")
                  : "l"(a), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name), "n"(int(kAByColumns)), "n"(int(kByColumns)));
   } else {
-    static_assert(N == 0, "wanted a width that is written down above");
+    static_assert(N == 0, "expected a width that is written down above");
   }
 }
 
 // A in registers, B by columns; for 64 columns by rows as well.
 template <class T, int N, bool kByColumns = true>
 __device__ __forceinline__ void multiply(float (&d)[N / 2], const uint32_t (&a)[4], Operand b, bool add) {
-  static_assert(N == 64 || kByColumns, "wanted B by columns at this width: by rows is written down for 64 alone");
+  static_assert(N == 64 || kByColumns, "expected B by columns at this width: by rows is written down for 64 alone");
   if constexpr (N == 64) {
     asm volatile(HOTSWAP_WGMMA("64", 32, "{%32, %33, %34, %35}, %36", "%37", "%38", ", %39")
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name),
@@ -160,7 +160,7 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2], const uint32_t (&a)[
     asm volatile(HOTSWAP_WGMMA("256", 128, "{%128, %129, %130, %131}, %132", "%133", "%134", ", 1")
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name));
   } else {
-    static_assert(N == 0, "wanted a width that is written down above");
+    static_assert(N == 0, "expected a width that is written down above");
   }
 }
 

@@ -86,7 +86,7 @@ class Bench {
         rounds_(results_.quick() ? 3 : 11),
         reused_(flags_["--memory"] != "system") {
     if (const std::string memory = flags_["--memory"]; reused_ && !memory.empty() && memory != "reused") {
-      std::fprintf(stderr, "--memory: wanted reused or system; got %s\n", memory.c_str());
+      std::fprintf(stderr, "--memory: expected reused or system; got %s\n", memory.c_str());
       std::exit(2);
     }
     std::stringstream list(flags_["--threads"]);

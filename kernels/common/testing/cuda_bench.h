@@ -150,7 +150,7 @@ inline const Package& gpu_package() {
 inline int gpu_main(int argc, char** argv, void (*cases)(GpuBench&)) {
   const Flags flags = parse_flags(argc, argv, {"--csv", "--filter", "--date", "--commit"});
   if (!load_torch_cuda() || !at::globalContext().hasCUDA()) {
-    std::fprintf(stderr, "wanted a GPU; got none that torch can use\n");
+    std::fprintf(stderr, "expected a GPU; got none that torch can use\n");
     return 77;
   }
   at::empty({1}, at::device(at::kCUDA));  // brings the context and the allocator up

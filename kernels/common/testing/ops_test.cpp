@@ -20,7 +20,7 @@ std::vector<int> seen;  // the current device, op by op
 
 Tensor note_device(const Tensor& x, bool refuse) {
   seen.push_back(torch::stable::accelerator::getCurrentDeviceIndex());
-  check(!refuse, "note_device: wanted not to be refused; got that; leave it");
+  check(!refuse, "note_device: expected not to be refused; got that; leave it");
   return x;
 }
 std::tuple<Tensor, Tensor> note_devices(const Tensor& x) {

@@ -27,7 +27,7 @@ class Package {
     const std::string json = text.str(), key = "\"id\": \"";
     const size_t at = json.find(key);
     if (at == std::string::npos)
-      throw std::runtime_error(dir + "/metadata.json: wanted an id; build the package first");
+      throw std::runtime_error(dir + "/metadata.json: expected an id; build the package first");
     id_ = json.substr(at + key.size(), json.find('"', at + key.size()) - at - key.size());
     const std::string path = dir + "/" + id_ + ".abi3.so";
     if (dlopen(path.c_str(), RTLD_NOW) == nullptr) throw std::runtime_error(dlerror());
@@ -92,7 +92,7 @@ inline std::string package_dir() {
 #ifdef HOTSWAP_CUDA_PACKAGE_DIR
   if (load_torch_cuda()) return packages_dir() + "/" + HOTSWAP_CUDA_PACKAGE_DIR;
 #endif
-  throw std::runtime_error("wanted a package with CUDA kernels; this was built without; build with ./x --cuda build");
+  throw std::runtime_error("expected a package with CUDA kernels; this was built without; build with ./x --cuda build");
 }
 inline const Package& package() {
   static const Package loaded(package_dir());

@@ -28,7 +28,7 @@ inline Flags parse_flags(int argc, char** argv, const std::vector<std::string>& 
     } else {
       std::string all = "--quick";
       for (const std::string& one : known) all += ", " + one + " VALUE";
-      std::fprintf(stderr, "wanted %s; got %s\n", all.c_str(), flag.c_str());
+      std::fprintf(stderr, "expected %s; got %s\n", all.c_str(), flag.c_str());
       std::exit(2);
     }
   }
@@ -101,7 +101,7 @@ class Results {
          << cell(r.op) << ',' << cell(r.shape) << ',' << r.dtype << ',' << r.threads << ',' << number(r.ours_us) << ",,"
          << number(r.peer_us) << ',' << cell(r.peer) << ",us," << number(ratio) << ',' << cell(r.target) << ','
          << number(share) << ",,,,\n";
-    if (!file) throw std::runtime_error("wanted to append to " + csv + "; cannot; check the path");
+    if (!file) throw std::runtime_error("expected to append to " + csv + "; cannot; check the path");
   }
 
   Flags flags_;

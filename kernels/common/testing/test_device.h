@@ -17,7 +17,8 @@ inline c10::Device test_device() {
     const std::string name = given == nullptr || *given == '\0' ? "cpu" : given;
     const bool known = name == "cpu" || name == "cuda" ||
                        (name.size() == 6 && name.starts_with("cuda:") && name[5] >= '0' && name[5] <= '9');
-    if (!known) throw std::runtime_error("HOTSWAP_TEST_DEVICE: wanted cpu, cuda or cuda:N; got " + name + "; unset it");
+    if (!known)
+      throw std::runtime_error("HOTSWAP_TEST_DEVICE: expected cpu, cuda or cuda:N; got " + name + "; unset it");
     return name == "cuda" ? c10::Device(c10::kCUDA, 0) : c10::Device(name);
   }();
   return chosen;

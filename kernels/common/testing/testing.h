@@ -116,8 +116,8 @@ inline void expect_close(const Tensor& got, const Tensor& want, double tolerance
   double allowed = tolerance * norm(want);
   if (terms.defined()) allowed += (got.scalar_type() == at::kBFloat16 ? 1e-4 : 5e-7) * norm(terms);
   if (got.scalar_type() == at::kHalf) allowed += std::ldexp(std::sqrt(double(want.numel())), -25);  // its subnormals
-  EXPECT_TRUE(error <= allowed) << what << ": L2 error " << error << ", wanted at most " << allowed << " (" << tolerance
-                                << " of " << norm(want) << "); HOTSWAP_TEST_SEED=" << seed();
+  EXPECT_TRUE(error <= allowed) << what << ": L2 error " << error << ", expected at most " << allowed << " ("
+                                << tolerance << " of " << norm(want) << "); HOTSWAP_TEST_SEED=" << seed();
 }
 inline void expect_equal(const Tensor& got, const Tensor& want, const std::string& what) {
   ASSERT_EQ(got.sizes(), want.sizes()) << what;
@@ -184,10 +184,10 @@ inline void expect_same_with_any_threads(const std::function<Tensors()>& fn, con
 inline void expect_refusal(const std::function<void()>& fn, const std::vector<std::string>& words) {
   try {
     fn();
-    ADD_FAILURE() << "wanted an error with \"" << words.front() << "\"; nothing was thrown";
+    ADD_FAILURE() << "expected an error with \"" << words.front() << "\"; nothing was thrown";
   } catch (const std::exception& e) {
     for (const std::string& word : words) {
-      EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << "wanted \"" << word << "\" in: " << e.what();
+      EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << "expected \"" << word << "\" in: " << e.what();
     }
   }
 }

@@ -36,7 +36,7 @@ def load(packages: Path) -> dict:
 def gpu_cases(package: str):
     file = KERNELS / package / "tests/gpu_cases.py"
     if not file.is_file():
-        sys.exit(f"wanted a call of every op of {package} in {file}; got no such file; kernels/norm has one to copy")
+        sys.exit(f"expected a call of every op of {package} in {file}; got no such file; kernels/norm has one to copy")
     spec = importlib.util.spec_from_file_location(f"{package}_gpu_cases", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

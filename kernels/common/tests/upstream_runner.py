@@ -67,7 +67,7 @@ def stand_ins(*names):
 
 def package_without_init(name, folder):
     if not (folder / name).is_dir():
-        sys.exit(f"wanted a checkout with a folder {name}; got {folder}")
+        sys.exit(f"expected a checkout with a folder {name}; got {folder}")
     module = sys.modules[name] = types.ModuleType(name)
     module.__path__ = [str(folder / name)]
     return module
@@ -264,7 +264,7 @@ class Runner:
             outcome, why = "xfailed", report.wasxfail
         elif report.failed and why.startswith("[XPASS(strict)]"):
             outcome = "passed"  # what upstream's own cannot do
-        elif report.failed and re.match(r"[\w.]+: ([\w.]+: )?wanted ", why):
+        elif report.failed and re.match(r"[\w.]+: ([\w.]+: )?expected .*; got ", why):
             outcome = "refused"
         elif report.failed and why.startswith("TimeoutError: took longer"):
             outcome = "too long"

@@ -21,7 +21,7 @@ namespace kernels {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// ---- errors: check(ok, "rms_norm: wanted ...; got ...; what to do"). The parts become text only where it is not ok.
+// ---- errors: check(ok, "rms_norm: expected ...; got ...; what to do"). The parts become text only where it is not ok.
 template <class... Parts>
 void check(bool ok, const Parts&... parts) {
   if (__builtin_expect(ok, 1)) return;
@@ -50,7 +50,7 @@ inline DType dtype_of(const Tensor& t, const char* what) {
     case ScalarType::Half:
       return DType::kFloat16;
     default:
-      check(false, what, ": wanted float32, bfloat16 or float16; got torch dtype number ", int(t.scalar_type()),
+      check(false, what, ": expected float32, bfloat16 or float16; got torch dtype number ", int(t.scalar_type()),
             "; cast it first");
       return DType::kFloat32;
   }
@@ -76,7 +76,7 @@ inline Device device_of(AtenTensorHandle t) {
 inline Device device_of(const Tensor& t) { return device_of(t.get()); }
 inline void check_device(const Tensor& t, const Device& device, const char* what) {
   const Device got = device_of(t);
-  check(got == device, what, ": wanted a tensor on ", device, "; got one on ", got,
+  check(got == device, what, ": expected a tensor on ", device, "; got one on ", got,
         "; move all arguments to one device");
 }
 
@@ -109,7 +109,7 @@ inline void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] int
 // ---- new tensors, contiguous, through the C shim (no dispatcher: half a microsecond less a call)
 inline Tensor empty_like_shape(const int64_t* sizes, int64_t dim, int32_t torch_dtype, const Device& device = cpu()) {
   std::array<int64_t, 16> strides;
-  check(dim <= 16, "wanted at most 16 dimensions; got ", dim, "; flatten the leading ones");
+  check(dim <= 16, "expected at most 16 dimensions; got ", dim, "; flatten the leading ones");
   int64_t extent = 1;
   for (int64_t d = dim - 1; d >= 0; --d) {
     strides[d] = extent;
@@ -168,7 +168,7 @@ inline bool row_stride(const Tensor& t, int64_t* stride) {  // false: the rows a
 // Strided rows are used where they lie; other layouts (last dimension not contiguous) are copied.
 inline Rows as_rows(const Tensor& t, const char* what, const Device& device = cpu()) {
   const int64_t dim = t.dim();
-  check(dim >= 1, what, ": wanted at least one dimension; got a scalar; unsqueeze it");
+  check(dim >= 1, what, ": expected at least one dimension; got a scalar; unsqueeze it");
   check_device(t, device, what);
   const int64_t cols = t.size(dim - 1);
   int64_t rows = 1;
@@ -183,7 +183,7 @@ inline Rows as_rows(const Tensor& t, const char* what, const Device& device = cp
 inline void check_same_shape(const Tensor& a, const Tensor& b, const char* op, const char* a_name, const char* b_name) {
   bool same = a.dim() == b.dim();
   for (int64_t d = 0; same && d < a.dim(); ++d) same = a.size(d) == b.size(d);
-  check(same, op, ": wanted ", b_name, " in the shape of ", a_name, ", ", shape_of(a), "; got ", shape_of(b),
+  check(same, op, ": expected ", b_name, " in the shape of ", a_name, ", ", shape_of(a), "; got ", shape_of(b),
         "; reshape or expand it");
 }
 

@@ -20,7 +20,8 @@
 #include "kernels/common/torch/binding.h"
 
 #ifndef TORCH_EXTENSION_NAME
-#error "wanted TORCH_EXTENSION_NAME (the package's id); compile through hotswap_kernel() of cmake/hotswap_kernel.cmake"
+#error \
+    "expected TORCH_EXTENSION_NAME (the package's id); compile through hotswap_kernel() of cmake/hotswap_kernel.cmake"
 #endif
 #define HOTSWAP_TEXT_(a) #a
 #define HOTSWAP_TEXT(a) HOTSWAP_TEXT_(a)  // one more level, so that the id expands
@@ -59,7 +60,8 @@ constexpr bool kTakesTensorFirst<Result (*)(First, Rest...)> = std::is_same_v<st
 // one that is when the op is called is the caller's business. Every op for a GPU is registered through this function.
 template <auto kFunction>
 void counted_on_its_gpu(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
-  static_assert(kTakesTensorFirst<decltype(kFunction)>, "wanted a tensor as the op's first argument: it names the GPU");
+  static_assert(kTakesTensorFirst<decltype(kFunction)>,
+                "expected a tensor as the op's first argument: it names the GPU");
   const Device device = device_of(torch::stable::detail::to<AtenTensorHandle>(stack[0]));
   if (device.is_cpu()) return counted<kFunction>(stack, inputs, outputs);  // mixed devices: the op's error names them
   const torch::stable::accelerator::DeviceGuard guard(device.index);
@@ -119,7 +121,7 @@ template <const auto& kOps>
   for (const Op& o : kOps) {
     if (name == o.name) return o.calls->load(std::memory_order_relaxed);
   }
-  check(false, "call_count: wanted one of ", op_names<kOps>(), "; got \"", name,
+  check(false, "call_count: expected one of ", op_names<kOps>(), "; got \"", name,
         "\"; pass the name of an op of this package");
   return 0;
 }

@@ -98,7 +98,7 @@ def main() -> None:
         want = layers[0].exact(s, x, cos, sin, args.context)
         error = float((layers[0].run(op, x, cos, sin, position).double() - want).norm() / want.norm())
         if not error < 2**-6:
-            raise SystemExit(f"wanted the layer's values; got an error of {error}")
+            raise SystemExit(f"expected the layer's values; got an error of {error}")
 
         def step():
             y = x

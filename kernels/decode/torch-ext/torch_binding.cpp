@@ -42,13 +42,13 @@ struct Call {
 
   void same(const Tensor& t, const char* name) const {
     kernels::check_device(t, device, kOp);
-    check(kernels::dtype_of(t, kOp) == dtype, kOp, ": wanted ", name, " in x's dtype; got torch dtype number ",
+    check(kernels::dtype_of(t, kOp) == dtype, kOp, ": expected ", name, " in x's dtype; got torch dtype number ",
           int(t.scalar_type()), "; cast it");
   }
   const void* vector(const OptTensor& t, int64_t size, const char* name) const {
     if (!t) return nullptr;
     same(*t, name);
-    check(t->dim() == 1 && t->size(0) == size && t->is_contiguous(), kOp, ": wanted ", name, " [", size,
+    check(t->dim() == 1 && t->size(0) == size && t->is_contiguous(), kOp, ": expected ", name, " [", size,
           "], contiguous; got ", shape_of(*t), "; check the layer's sizes");
     return t->data_ptr();
   }
@@ -56,7 +56,7 @@ struct Call {
     if (t.scalar_type() == kernels::ScalarType::Byte) return packed(t, bias, out, in, name);
     same(t, name);
     check(t.dim() == 2 && t.size(1) == in && (out == 0 || t.size(0) == out) && (t.stride(1) == 1 || in == 1), kOp,
-          ": wanted ", name, " [", out == 0 ? "out" : std::to_string(out), ", ", in, "], rows without gaps; got ",
+          ": expected ", name, " [", out == 0 ? "out" : std::to_string(out), ", ", in, "], rows without gaps; got ",
           shape_of(t), "; check the layer's sizes");
     return {t.data_ptr(), vector(bias, t.size(0), "a bias"), t.size(0), t.stride(0)};
   }
@@ -64,7 +64,7 @@ struct Call {
     kernels::check_device(t, device, kOp);
     const auto packing = t.dim() == 2 ? kernels::packing_of(in, t.size(1)) : kernels::Packing::kNone;
     check(device.is_cpu() && packing != kernels::Packing::kNone && (out == 0 || t.size(0) == out) && t.stride(1) == 1,
-          kOp, ": wanted ", name, " packed as [", out == 0 ? "out" : std::to_string(out), ", bytes of ", in,
+          kOp, ": expected ", name, " packed as [", out == 0 ? "out" : std::to_string(out), ", bytes of ", in,
           " weights in Q8_0, Q4_0 or Q4_1] on the CPU; got ", shape_of(t), " on ", device,
           "; check the layer's sizes, or dequantise it");
     return {t.data_ptr(), vector(bias, t.size(0), "a bias"), t.size(0), t.stride(0), packing};
@@ -73,7 +73,7 @@ struct Call {
     same(t, name);
     check(t.dim() == 4 && t.size(0) == a.rows && t.size(2) == a.kv_heads && t.size(3) == a.head_dim &&
               (t.stride(3) == 1 || a.head_dim == 1),
-          kOp, ": wanted ", name, " [", a.rows, ", capacity, ", a.kv_heads, ", ", a.head_dim, "]; got ", shape_of(t),
+          kOp, ": expected ", name, " [", a.rows, ", capacity, ", a.kv_heads, ", ", a.head_dim, "]; got ", shape_of(t),
           "; use one cache per batch");
     return {t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
   }
@@ -107,16 +107,16 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
                      const Tensor& up, const OptTensor& up_bias, const Tensor& down, const OptTensor& down_bias,
                      double eps, double head_eps, double scale, int64_t window, const std::string& activation,
                      bool weights_are_old) {
-  check(given_x.dim() >= 2 && k_cache.dim() == 4, kOp, ": wanted x [..., hidden] and k_cache [batch, capacity, ",
+  check(given_x.dim() >= 2 && k_cache.dim() == 4, kOp, ": expected x [..., hidden] and k_cache [batch, capacity, ",
         "kv_heads, head_dim]; got ", shape_of(given_x), " and ", shape_of(k_cache), "; unsqueeze what has too few");
-  check(activation == "silu" || activation == "gelu_tanh", kOp, ": wanted the activation silu or gelu_tanh; got \"",
+  check(activation == "silu" || activation == "gelu_tanh", kOp, ": expected the activation silu or gelu_tanh; got \"",
         activation, "\"; run the stock layer");
   constexpr uintptr_t kVector = 16;  // what a GPU reads at once
   Tensor x = torch::stable::contiguous(given_x);
   if (reinterpret_cast<uintptr_t>(x.data_ptr()) % kVector != 0) x = torch::stable::clone(x);
   const Call call{kernels::dtype_of(x, kOp), kernels::device_of(x)};
   const int64_t hidden = x.size(x.dim() - 1), rows = hidden > 0 ? x.numel() / hidden : 0;
-  check(rows <= kMostRows, kOp, ": wanted at most ", kMostRows, " rows; got ", rows, "; run the stock layer");
+  check(rows <= kMostRows, kOp, ": expected at most ", kMostRows, " rows; got ", rows, "; run the stock layer");
   Layer a{};
   a.dtype = call.dtype, a.x = x.data_ptr(), a.rows = rows, a.hidden = hidden;
   a.eps = float(eps), a.head_eps = float(head_eps), a.scale = float(scale), a.window = window;
@@ -130,7 +130,7 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
   a.heads = a.head_dim > 0 ? a.q.out / a.head_dim : 0;
   check(a.kv_heads > 0 && a.heads > 0 && a.head_dim % 2 == 0 && a.heads * a.head_dim == a.q.out &&
             a.heads % a.kv_heads == 0,
-        kOp, ": wanted query heads as wide as the cache's, ", a.head_dim, ", at least one and a multiple of its ",
+        kOp, ": expected query heads as wide as the cache's, ", a.head_dim, ", at least one and a multiple of its ",
         a.kv_heads, "; got a queries' weight ", shape_of(q), "; check the layer's sizes");
   a.o = call.weight(o, o_bias, hidden, a.q.out, "the output's weight");
   a.gate = call.weight(gate, gate_bias, 0, hidden, "gate");
@@ -143,13 +143,13 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
   const auto is_table = [&](const Tensor& t) {
     return t.dim() >= 1 && t.size(t.dim() - 1) == a.head_dim && t.numel() == cos.numel() && t.is_contiguous();
   };
-  check(is_table(cos) && is_table(sin) && (tables == 1 || tables == rows), kOp, ": wanted cos and sin [1 or ", rows,
+  check(is_table(cos) && is_table(sin) && (tables == 1 || tables == rows), kOp, ": expected cos and sin [1 or ", rows,
         ", ", a.head_dim, "], contiguous; got ", shape_of(cos), " and ", shape_of(sin),
         "; a rotary embedding of part of a head is not served");
   a.cos = cos.data_ptr(), a.sin = sin.data_ptr(), a.rope_stride = tables == 1 ? 0 : a.head_dim;
   a.keys = call.cache(k_cache, a, "k_cache");
   a.values = call.cache(v_cache, a, "v_cache");
-  check(v_cache.size(1) == a.capacity, kOp, ": wanted caches of one capacity; got ", a.capacity, " and ",
+  check(v_cache.size(1) == a.capacity, kOp, ": expected caches of one capacity; got ", a.capacity, " and ",
         v_cache.size(1), "; make both from the same lengths");
   kernels::check_device(position, call.device, kOp);
   const bool by_row = position.numel() != 1 && call.device.is_cpu();
@@ -171,7 +171,7 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
       call.device,
       [&](auto stream) {
         const char* wanted = cuda::refuses(a);
-        check(wanted == nullptr, kOp, ": wanted ", wanted == nullptr ? "" : wanted, "; got x ", shape_of(x), ", ",
+        check(wanted == nullptr, kOp, ": expected ", wanted == nullptr ? "" : wanted, "; got x ", shape_of(x), ", ",
               a.heads, " heads of ", a.head_dim, " over ", a.kv_heads, "; run the stock layer");
         cuda::layer(a, stream);
       },
@@ -183,11 +183,12 @@ void run_cpu(const Inputs& a) {
   const auto row_of = [](const void* table, int64_t row, int64_t width) {
     return static_cast<const char*>(table) + row * width;
   };
-  check(*a.length >= 0 && *a.length < a.places, kInputs, ": wanted a length from 0 to ", a.places - 1, "; got ",
+  check(*a.length >= 0 && *a.length < a.places, kInputs, ": expected a length from 0 to ", a.places - 1, "; got ",
         *a.length, "; make the table of cos and sin longer");
   for (int64_t row = 0; row < a.rows; ++row) {
     const int64_t id = a.ids[row];
-    check(id >= 0 && id < a.known, kInputs, ": wanted ids from 0 to ", a.known - 1, "; got ", id, "; check the tokens");
+    check(id >= 0 && id < a.known, kInputs, ": expected ids from 0 to ", a.known - 1, "; got ", id,
+          "; check the tokens");
     std::memcpy(static_cast<char*>(a.x) + row * a.width, row_of(a.embedding, id, a.width), size_t(a.width));
   }
   std::memcpy(a.row, row_of(a.rope, *a.length, a.rope_width), size_t(a.rope_width));
@@ -201,14 +202,14 @@ std::tuple<Tensor, Tensor, Tensor> decoder_inputs(const Tensor& ids, const Tenso
   for (const Tensor* t : {&ids, &rope, &length}) kernels::check_device(*t, device, kInputs);
   const auto is_table = [](const Tensor& t) { return t.dim() == 2 && t.is_contiguous() && t.numel() > 0; };
   check(is_table(embedding) && is_table(rope) && rope.scalar_type() == embedding.scalar_type(), kInputs,
-        ": wanted embedding [ids, hidden] and rope [places, 2 head_dim], without gaps and of one dtype; got ",
+        ": expected embedding [ids, hidden] and rope [places, 2 head_dim], without gaps and of one dtype; got ",
         shape_of(embedding), " and ", shape_of(rope), " in torch dtype numbers ", int(embedding.scalar_type()), " and ",
         int(rope.scalar_type()), "; look them up by torch");
   const auto are_counts = [](const Tensor& t) {
     return t.scalar_type() == kernels::ScalarType::Long && t.is_contiguous();
   };
   check(are_counts(ids) && are_counts(length) && length.numel() == 1, kInputs,
-        ": wanted ids and one length as int64 without gaps; got ", shape_of(ids), " and ", shape_of(length),
+        ": expected ids and one length as int64 without gaps; got ", shape_of(ids), " and ", shape_of(length),
         " in torch dtype numbers ", int(ids.scalar_type()), " and ", int(length.scalar_type()), "; make them so");
   const int64_t rows = ids.numel(), hidden = embedding.size(1), tables = rope.size(1), bytes = kernels::size_of(dtype);
   Tensor x = kernels::empty({rows, 1, hidden}, dtype, device), row = kernels::empty({1, 1, tables}, dtype, device);
@@ -241,7 +242,7 @@ int64_t decoder_layer_rows(const Tensor& input_norm, const Tensor& q, const Tens
   int64_t packed = 0;
   const auto weight = [&](const Tensor& t, int64_t in) -> Weight {
     kernels::check_device(t, device, kRows);
-    check(t.dim() == 2, kRows, ": wanted weights [out, in]; got ", shape_of(t), "; check the layer's sizes");
+    check(t.dim() == 2, kRows, ": expected weights [out, in]; got ", shape_of(t), "; check the layer's sizes");
     const bool is_packed = t.scalar_type() == kernels::ScalarType::Byte;
     packed += is_packed;
     served = served && (is_packed ? device.is_cpu() && kernels::packing_of(in, t.size(1)) != kernels::Packing::kNone

@@ -178,7 +178,7 @@ def main():
                     errors = case.error(ops, backward)
                     # Places are float32: of a difference of two values they have as many digits as of the sum.
                     if not all(e <= limit * (1, 1, 4, 1)[i] for i, e in enumerate(errors)):
-                        raise AssertionError(f"{case.name} {backward}: wanted float64's values; got errors {errors}")
+                        raise AssertionError(f"{case.name} {backward}: expected float64's values; got errors {errors}")
                 given = case.inputs()
                 peers, back = {}, {}
                 same = tuple(t.to(dtype) for t in (case.value, case.places, case.weights))

@@ -125,7 +125,7 @@ def test_compiled_in_one_graph(package):
 def test_errors_name_what_was_wanted(package):
     value, shapes, starts, places, weights = inputs([(6, 4), (3, 2)])
     shapes, starts = shapes.cpu(), starts.cpu()  # on a GPU nobody waits for them
-    with pytest.raises(RuntimeError, match=r"wanted levels one behind the other in the 30 rows of value"):
+    with pytest.raises(RuntimeError, match=r"expected levels one behind the other in the 30 rows of value"):
         package.deformable_attention(value, shapes, starts + 1, places, weights)
-    with pytest.raises(RuntimeError, match=r"wanted points of 2 levels, as spatial_shapes has; got 1"):
+    with pytest.raises(RuntimeError, match=r"expected points of 2 levels, as spatial_shapes has; got 1"):
         package.deformable_attention(value, shapes, starts, places[:, :, :, :1], weights[:, :, :, :1])

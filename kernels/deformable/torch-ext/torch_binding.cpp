@@ -44,7 +44,7 @@ int64_t element(const Tensor& t, int64_t i) {
 }
 
 void check_sizes(const Tensor& t, const char* op, const char* name, bool right, const char* wanted) {
-  check(right, op, ": wanted ", name, " ", wanted, "; got ", shape_of(t),
+  check(right, op, ": expected ", name, " ", wanted, "; got ", shape_of(t),
         "; see docs/notes/deformable.md for the shapes");
 }
 
@@ -58,23 +58,23 @@ Levels levels_of(const char* op, const Inputs& in, int64_t rows, const Points& p
   for (const Tensor* t : {&in.shapes, &in.starts}) {
     const auto type = t->scalar_type();
     check(type == ScalarType::Long || type == ScalarType::Int, op,
-          ": wanted spatial_shapes and level_start_index in int64 or int32; got torch dtype number ", int(type),
+          ": expected spatial_shapes and level_start_index in int64 or int32; got torch dtype number ", int(type),
           "; cast them");
     check(device_of(*t).is_cpu() || device_of(*t) == device, op,
-          ": wanted spatial_shapes and level_start_index on the CPU or beside value, on ", device, "; got ",
+          ": expected spatial_shapes and level_start_index on the CPU or beside value, on ", device, "; got ",
           device_of(*t), "; move them");
   }
   const int64_t count = in.shapes.dim() > 0 ? in.shapes.size(0) : 0;
   check_sizes(in.shapes, op, "spatial_shapes", in.shapes.dim() == 2 && in.shapes.size(1) == 2, "[levels, 2]");
   check_sizes(in.starts, op, "level_start_index", in.starts.dim() == 1 && in.starts.size(0) == count, "[levels]");
-  check(count <= kMostLevels, op, ": wanted at most ", kMostLevels, " levels; got ", count,
+  check(count <= kMostLevels, op, ": expected at most ", kMostLevels, " levels; got ", count,
         "; call it for a part of the levels at a time and add the results");
   Levels levels{};
   levels.count = int32_t(count);
   for (int64_t l = 0; l < count; ++l) levels.first[l + 1] = int32_t(levels.first[l] + points[l]);
   const bool on_gpu = !device_of(in.shapes).is_cpu();
   check(on_gpu == !device_of(in.starts).is_cpu(), op,
-        ": wanted spatial_shapes and level_start_index on one device; got two; move one of them");
+        ": expected spatial_shapes and level_start_index on one device; got two; move one of them");
   if (on_gpu) {
     levels.shapes = in.shapes.data_ptr(), levels.starts = in.starts.data_ptr();
     levels.wide_shapes = in.shapes.scalar_type() == ScalarType::Long;
@@ -86,7 +86,7 @@ Levels levels_of(const char* op, const Inputs& in, int64_t rows, const Points& p
     const Level level{element(in.shapes, 2 * l), element(in.shapes, 2 * l + 1), element(in.starts, l)};
     const bool sane = level.height > 0 && level.width > 0 && level.height <= rows && level.width <= rows;
     check(sane && level.start >= behind && level.start <= rows - level.height * level.width, op,
-          ": wanted levels one behind the other in the ", rows, " rows of value; got level ", l, " of ", level.height,
+          ": expected levels one behind the other in the ", rows, " rows of value; got level ", l, " of ", level.height,
           " x ", level.width, " from row ", level.start, "; spatial_shapes are (height, width)");
     behind = level.start + level.height * level.width;
     levels.known[l] = level;
@@ -107,7 +107,7 @@ Inputs inputs_of(const char* op, const Tensor& value, const Tensor& shapes, cons
                      : "[batch, queries, heads, levels, points], batch and heads as value has");
   bool same = locations.dim() == lead + 1 && locations.size(lead) == 2;
   for (int64_t d = 0; same && d < lead; ++d) same = locations.size(d) == weights.size(d);
-  check(same, op, ": wanted sampling_locations in the shape of attention_weights and 2; got ", shape_of(locations),
+  check(same, op, ": expected sampling_locations in the shape of attention_weights and 2; got ", shape_of(locations),
         " beside ", shape_of(weights), "; the last dimension is (x, y)");
 
   Inputs in{.value = value.stride(3) == 1 || value.size(3) <= 1 ? value : torch::stable::contiguous(value),
@@ -120,16 +120,16 @@ Inputs inputs_of(const char* op, const Tensor& value, const Tensor& shapes, cons
   Points alike;
   if (!points) alike.assign(size_t(count), weights.size(4));
   const Points& of_levels = points ? *points : alike;
-  check(int64_t(of_levels.size()) == count && (points || weights.size(3) == count), op, ": wanted points of ", count,
+  check(int64_t(of_levels.size()) == count && (points || weights.size(3) == count), op, ": expected points of ", count,
         " levels, as spatial_shapes has; got ", points ? int64_t(of_levels.size()) : weights.size(3),
         "; give one each");
   int64_t all = 0;
   for (const int64_t n : of_levels) {
-    check(n >= 0 && n < (1 << 24), op, ": wanted points of a level from 0 to 2^24 - 1; got ", n,
+    check(n >= 0 && n < (1 << 24), op, ": expected points of a level from 0 to 2^24 - 1; got ", n,
           "; correct their number");
     all += n;
   }
-  check(!points || weights.size(3) == all, op, ": wanted ", all, " attention_weights, the sum of points; got ",
+  check(!points || weights.size(3) == all, op, ": expected ", all, " attention_weights, the sum of points; got ",
         weights.dim() > 3 ? weights.size(3) : 0, "; give one each");
 
   Problem& p = in.problem;
@@ -150,10 +150,11 @@ Inputs inputs_of(const char* op, const Tensor& value, const Tensor& shapes, cons
        .levels = levels_of(op, in, value.size(1), of_levels, device),
        .samples = all};
   const bool wide = p.value_type == Number::kFloat64;
-  check(wide == (p.location_type == Number::kFloat64) && wide == (p.weight_type == Number::kFloat64), op,
-        ": wanted float64 for all of value, sampling_locations and attention_weights, or for none; got a mixture; cast "
-        "them");
-  check(p.rows < (int64_t{1} << 31), op, ": wanted fewer than 2^31 rows of value; got ", p.rows, "; split the batch");
+  check(
+      wide == (p.location_type == Number::kFloat64) && wide == (p.weight_type == Number::kFloat64), op,
+      ": expected float64 for all of value, sampling_locations and attention_weights, or for none; got a mixture; cast "
+      "them");
+  check(p.rows < (int64_t{1} << 31), op, ": expected fewer than 2^31 rows of value; got ", p.rows, "; split the batch");
   return in;
 }
 
@@ -232,9 +233,9 @@ Gradients run_backward(const char* op, const Tensor& dy, const Inputs& in, Order
   const Device device = device_of(in.value);
   kernels::check_device(dy, device, op);
   check(dy.dim() == 3 && dy.size(0) == p.batch && dy.size(1) == p.queries && dy.size(2) == p.heads * p.channels, op,
-        ": wanted dy [", p.batch, ", ", p.queries, ", ", p.heads * p.channels, "], as forward's result; got ",
+        ": expected dy [", p.batch, ", ", p.queries, ", ", p.heads * p.channels, "], as forward's result; got ",
         shape_of(dy), "; reshape it");
-  check(number_of(dy, op) == p.value_type, op, ": wanted dy in value's dtype; got another; cast it");
+  check(number_of(dy, op) == p.value_type, op, ": expected dy in value's dtype; got another; cast it");
   const Tensor gradient = dense(dy);
   Tensor dvalue = like(in.value, p.value_type), dlocations = like(in.locations, p.location_type),
          dweights = like(in.weights, p.weight_type);

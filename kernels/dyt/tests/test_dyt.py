@@ -48,7 +48,7 @@ def test_opcheck(ops):
 
 def test_errors_name_what_was_wanted(package):
     x, alpha = torch.randn(3, 8), torch.ones(1)
-    with pytest.raises(RuntimeError, match=r"wanted gamma \[8\]; got \[7\]"):
+    with pytest.raises(RuntimeError, match=r"expected gamma \[8\]; got \[7\]"):
         package.dyt(x, alpha, torch.ones(7))
-    with pytest.raises(RuntimeError, match=r"wanted alpha \[1\]; got \[8\]"):
+    with pytest.raises(RuntimeError, match=r"expected alpha \[1\]; got \[8\]"):
         package.dyt(x, torch.ones(8), torch.ones(8))

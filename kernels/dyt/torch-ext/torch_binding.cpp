@@ -26,7 +26,7 @@ constexpr int64_t kGrain = 8192;  // numbers a thread, at least: a tanh each
 // A parameter of `size` numbers: on the CPU in float32, on a GPU in its own type.
 Tensor parameter(const char* op, const Tensor& t, const char* name, int64_t size, const Device& device) {
   kernels::check_device(t, device, op);
-  check(t.dim() == 1 && t.size(0) == size, op, ": wanted ", name, " [", size, "]; got ", kernels::shape_of(t),
+  check(t.dim() == 1 && t.size(0) == size, op, ": expected ", name, " [", size, "]; got ", kernels::shape_of(t),
         "; alpha is one number, gamma and beta have the size of x's last dimension");
   dtype_of(t, op);
   const Tensor read = device.is_cpu() ? torch::stable::to(t, kernels::ScalarType::Float) : t;
@@ -83,7 +83,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& dy, const Tens
   const DType dtype = dtype_of(x, kOp);
   const Device device = device_of(x);
   kernels::check_same_shape(x, dy, kOp, "x", "dy");
-  check(dtype_of(dy, kOp) == dtype, kOp, ": wanted dy in x's dtype; got another; cast it");
+  check(dtype_of(dy, kOp) == dtype, kOp, ": expected dy in x's dtype; got another; cast it");
   const Rows in = as_rows(x, kOp, device), gradient = as_rows(dy, kOp, device);
   const Tensor a = parameter(kOp, alpha, "alpha", 1, device), g = parameter(kOp, gamma, "gamma", in.cols, device);
   Tensor dx = kernels::empty_like(x, dtype), dalpha = kernels::empty_like(alpha, dtype_of(alpha, kOp)),

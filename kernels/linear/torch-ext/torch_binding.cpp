@@ -37,14 +37,14 @@ Tensor aten_argmax(const Tensor& x) {
 }
 
 void check_arguments(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
-  check(weight.dim() == 2, "linear: wanted weight [out, in]; got ", kernels::shape_of(weight), "; reshape it");
-  check(x.dim() >= 1 && x.size(x.dim() - 1) == weight.size(1), "linear: wanted x [..., ", weight.size(1),
+  check(weight.dim() == 2, "linear: expected weight [out, in]; got ", kernels::shape_of(weight), "; reshape it");
+  check(x.dim() >= 1 && x.size(x.dim() - 1) == weight.size(1), "linear: expected x [..., ", weight.size(1),
         "] for weight ", kernels::shape_of(weight), "; got ", kernels::shape_of(x), "; check the layer's sizes");
-  check(x.scalar_type() == weight.scalar_type(), "linear: wanted x and weight of one dtype; got torch dtype numbers ",
+  check(x.scalar_type() == weight.scalar_type(), "linear: expected x and weight of one dtype; got torch dtype numbers ",
         int(x.scalar_type()), " and ", int(weight.scalar_type()), "; cast one of them");
   if (!bias) return;
   check(bias->dim() == 1 && bias->size(0) == weight.size(0) && bias->scalar_type() == weight.scalar_type(),
-        "linear: wanted bias [", weight.size(0), "] in weight's dtype; got ", kernels::shape_of(*bias),
+        "linear: expected bias [", weight.size(0), "] in weight's dtype; got ", kernels::shape_of(*bias),
         " in torch dtype number ", int(bias->scalar_type()), "; check the layer's sizes");
 }
 
@@ -57,7 +57,7 @@ bool wants_gemv(const Tensor& x, const Tensor& weight, int64_t most_rows) {
 
 Tensor output(const Tensor& x, int64_t out, kernels::DType dtype, const kernels::Device& device) {
   std::array<int64_t, 16> sizes{};
-  check(x.dim() <= 16, "linear: wanted at most 16 dimensions; got ", x.dim(), "; flatten the leading ones");
+  check(x.dim() <= 16, "linear: expected at most 16 dimensions; got ", x.dim(), "; flatten the leading ones");
   for (int64_t d = 0; d + 1 < x.dim(); ++d) sizes[d] = x.size(d);
   sizes[x.dim() - 1] = out;
   return kernels::empty_like_shape(sizes.data(), x.dim(), kernels::torch_dtype(dtype), device);
@@ -123,11 +123,11 @@ Tensor linear_op(const Tensor& x, const Tensor& weight, const std::optional<Tens
 
 std::tuple<Tensor, Tensor, Tensor> linear_bwd(const Tensor& dy, const Tensor& x, const Tensor& weight, bool with_bias) {
   check(weight.dim() == 2 && x.dim() >= 1 && x.size(x.dim() - 1) == weight.size(1),
-        "linear_bwd: wanted x [..., in] and weight [out, in]; got ", kernels::shape_of(x), " and ",
+        "linear_bwd: expected x [..., in] and weight [out, in]; got ", kernels::shape_of(x), " and ",
         kernels::shape_of(weight), "; pass what linear was given");
   const int64_t in = weight.size(1), out = weight.size(0), rows = in > 0 ? x.numel() / in : 0;
-  check(dy.dim() == x.dim() && dy.size(dy.dim() - 1) == out && dy.numel() == rows * out, "linear_bwd: wanted dy [..., ",
-        out, "] for x ", kernels::shape_of(x), "; got ", kernels::shape_of(dy),
+  check(dy.dim() == x.dim() && dy.size(dy.dim() - 1) == out && dy.numel() == rows * out,
+        "linear_bwd: expected dy [..., ", out, "] for x ", kernels::shape_of(x), "; got ", kernels::shape_of(dy),
         "; pass the gradient of linear's output");
   const Tensor dy2 = torch::stable::reshape(dy, {rows, out}), x2 = torch::stable::reshape(x, {rows, in});
   const Tensor dx = torch::stable::reshape(aten_mm(dy2, weight), x.sizes());
@@ -146,7 +146,7 @@ Tensor packed_linear(const Tensor& x, const Tensor& data, const std::optional<Te
                      const std::optional<Tensor>& bias) {
   constexpr const char* kOp = "packed_linear";
   const kernels::Packing packing = kernels::packing_named(format);
-  check(packing != kernels::Packing::kNone, kOp, ": wanted the format ", kernels::kPackingNames, "; got \"", format,
+  check(packing != kernels::Packing::kNone, kOp, ": expected the format ", kernels::kPackingNames, "; got \"", format,
         "\"; dequantise the weight");
   const kernels::DType dtype = kernels::dtype_of(x, "packed_linear: x");
   const Rows in = kernels::as_rows(x, "packed_linear: x");
@@ -154,12 +154,12 @@ Tensor packed_linear(const Tensor& x, const Tensor& data, const std::optional<Te
   const int64_t bytes = columns / kernels::kPackedBlock * kernels::packed_bytes(packing);
   check(x.dim() >= 1 && in.cols == columns && columns % kernels::kPackedBlock == 0 && data.dim() == 2 &&
             data.scalar_type() == kernels::ScalarType::Byte && data.size(1) == bytes,
-        kOp, ": wanted x [..., ", columns, "] and data [out, ", bytes, "] in uint8, blocks of 32 of ", format, "; got ",
-        kernels::shape_of(x), " and ", kernels::shape_of(data), " in torch dtype number ", int(data.scalar_type()),
-        "; check the layer's sizes, or dequantise the weight");
+        kOp, ": expected x [..., ", columns, "] and data [out, ", bytes, "] in uint8, blocks of 32 of ", format,
+        "; got ", kernels::shape_of(x), " and ", kernels::shape_of(data), " in torch dtype number ",
+        int(data.scalar_type()), "; check the layer's sizes, or dequantise the weight");
   const int64_t out = data.size(0);
   if (bias)
-    check(bias->dim() == 1 && bias->size(0) == out && bias->scalar_type() == x.scalar_type(), kOp, ": wanted bias [",
+    check(bias->dim() == 1 && bias->size(0) == out && bias->scalar_type() == x.scalar_type(), kOp, ": expected bias [",
           out, "] in x's dtype; got ", kernels::shape_of(*bias), " in torch dtype number ", int(bias->scalar_type()),
           "; check the layer's sizes");
   const Tensor blocks_of_rows = data.stride(1) == 1 ? data : torch::stable::contiguous(data);
@@ -197,20 +197,20 @@ void largest(const Tensor& place, const Tensor& x, const std::optional<Tensor>& 
   constexpr const char* kOp = "largest_";
   const kernels::Device device = kernels::device_of(x);
   const Rows in = kernels::as_rows(x, kOp, device);
-  check(x.dim() >= 1 && in.cols > 0 && in.cols <= INT32_MAX, kOp, ": wanted x [..., numbers], at least one; got ",
+  check(x.dim() >= 1 && in.cols > 0 && in.cols <= INT32_MAX, kOp, ": expected x [..., numbers], at least one; got ",
         kernels::shape_of(x), "; there is no largest of none");
   kernels::check_device(place, device, kOp);
   check(place.scalar_type() == kernels::ScalarType::Long && place.numel() == in.rows && place.is_contiguous(), kOp,
-        ": wanted place as ", in.rows, " int64 without gaps, one a row of x ", kernels::shape_of(x), "; got ",
+        ": expected place as ", in.rows, " int64 without gaps, one a row of x ", kernels::shape_of(x), "; got ",
         kernels::shape_of(place), " in torch dtype number ", int(place.scalar_type()), "; make it for these rows");
   const auto are_places = [&](const Tensor& t) {
     return t.scalar_type() == kernels::ScalarType::Long && t.is_contiguous();
   };
-  check(said.has_value() == at.has_value(), kOp, ": wanted said and at, or neither; got one; at says where");
+  check(said.has_value() == at.has_value(), kOp, ": expected said and at, or neither; got one; at says where");
   if (said) {
     kernels::check_device(*said, device, kOp), kernels::check_device(*at, device, kOp);
     check(are_places(*said) && said->dim() == 2 && said->size(1) == in.rows && are_places(*at) && at->numel() == 1, kOp,
-          ": wanted said [places, ", in.rows, "] and one place as int64 without gaps; got ", kernels::shape_of(*said),
+          ": expected said [places, ", in.rows, "] and one place as int64 without gaps; got ", kernels::shape_of(*said),
           " and ", kernels::shape_of(*at), " in torch dtype numbers ", int(said->scalar_type()), " and ",
           int(at->scalar_type()), "; make them for these rows");
   }
@@ -232,7 +232,7 @@ void largest(const Tensor& place, const Tensor& x, const std::optional<Tensor>& 
         torch::stable::copy_(to, aten_argmax(torch::stable::reshape(x, {in.rows, in.cols})));
         if (!said) return;
         const int64_t row = *static_cast<const int64_t*>(at->data_ptr());
-        check(row >= 0 && row < said->size(0), kOp, ": wanted a place from 0 to ", said->size(0) - 1, "; got ", row,
+        check(row >= 0 && row < said->size(0), kOp, ": expected a place from 0 to ", said->size(0) - 1, "; got ", row,
               "; make said longer");
         std::memcpy(static_cast<int64_t*>(said->data_ptr()) + row * in.rows, to.data_ptr(),
                     size_t(in.rows) * sizeof(int64_t));

@@ -33,13 +33,13 @@ inline const Table& table() {
 
 inline Options options(int64_t ignore_index, double label_smoothing, double softcap, double z_loss,
                        const std::string& reduction, const std::optional<Tensor>& class_weight, bool token_scaling) {
-  check(label_smoothing >= 0 && label_smoothing <= 1, "cross_entropy: wanted label_smoothing from 0 to 1; got ",
+  check(label_smoothing >= 0 && label_smoothing <= 1, "cross_entropy: expected label_smoothing from 0 to 1; got ",
         label_smoothing, "; 0 switches it off");
-  check(softcap >= 0 && softcap <= 3e38, "cross_entropy: wanted a finite softcap >= 0; got ", softcap,
+  check(softcap >= 0 && softcap <= 3e38, "cross_entropy: expected a finite softcap >= 0; got ", softcap,
         "; 0 switches it off");
-  check(z_loss - z_loss == 0, "cross_entropy: wanted a finite z_loss; got ", z_loss, "; 0 switches it off");
+  check(z_loss - z_loss == 0, "cross_entropy: expected a finite z_loss; got ", z_loss, "; 0 switches it off");
   check(reduction == "mean" || reduction == "sum" || reduction == "none",
-        "cross_entropy: wanted reduction mean, sum or none; got \"", reduction, "\"; pass one of these");
+        "cross_entropy: expected reduction mean, sum or none; got \"", reduction, "\"; pass one of these");
   Options o{.ignore_index = ignore_index,
             .label_smoothing = label_smoothing,
             .softcap = softcap,
@@ -63,7 +63,7 @@ inline void check_classes(const Options& o, int64_t vocab, const kernels::Device
   const Tensor& w = *o.class_weight;
   kernels::check_device(w, device, "cross_entropy: class_weight");
   check(w.dim() == 1 && w.size(0) == vocab && w.scalar_type() == kernels::ScalarType::Float,
-        "cross_entropy: wanted class_weight [", vocab, "] float32; got ", shape_of(w), " of torch dtype number ",
+        "cross_entropy: expected class_weight [", vocab, "] float32; got ", shape_of(w), " of torch dtype number ",
         int(w.scalar_type()), "; one number a word of the vocabulary, cast by .float()");
 }
 
@@ -102,11 +102,11 @@ struct Targets {
 };
 
 inline void check_target(const Tensor& target, int64_t rows, const kernels::Device& device) {
-  check(target.dim() == 1 && target.size(0) == rows, "cross_entropy: wanted target [", rows, "], one a row; got ",
+  check(target.dim() == 1 && target.size(0) == rows, "cross_entropy: expected target [", rows, "], one a row; got ",
         shape_of(target), "; flatten both alike");
   kernels::check_device(target, device, "cross_entropy: target");
   check(target.scalar_type() == kernels::ScalarType::Long,
-        "cross_entropy: wanted target as int64; got torch dtype number ", int(target.scalar_type()),
+        "cross_entropy: expected target as int64; got torch dtype number ", int(target.scalar_type()),
         "; call .to(int64)");
 }
 
@@ -117,7 +117,7 @@ inline Targets targets(const Tensor& target, int64_t rows, int64_t vocab, const 
   int64_t valid = 0;
   for (int64_t row = 0; row < rows; ++row) {
     if (data[row] == o.ignore_index) continue;
-    check(data[row] >= 0 && data[row] < vocab, "cross_entropy: wanted targets from 0 to ", vocab - 1,
+    check(data[row] >= 0 && data[row] < vocab, "cross_entropy: expected targets from 0 to ", vocab - 1,
           " or ignore_index ", o.ignore_index, "; got ", data[row], " in row ", row,
           "; check the labels against the vocabulary");
     ++valid;
@@ -152,13 +152,13 @@ struct Incoming {
 inline void check_dloss(const Tensor& dloss, const Options& o, int64_t rows, const kernels::Device& device) {
   kernels::check_device(dloss, device, "cross_entropy: dloss");
   check(dloss.scalar_type() == kernels::ScalarType::Float,
-        "cross_entropy: wanted dloss as float32; got torch dtype number ", int(dloss.scalar_type()), "; cast it");
+        "cross_entropy: expected dloss as float32; got torch dtype number ", int(dloss.scalar_type()), "; cast it");
   if (o.reduction == Reduction::kNone) {
-    check(dloss.dim() == 1 && dloss.size(0) == rows, "cross_entropy: wanted dloss [", rows,
+    check(dloss.dim() == 1 && dloss.size(0) == rows, "cross_entropy: expected dloss [", rows,
           "] for reduction none; got ", shape_of(dloss), "; pass the gradient of the row losses");
     return;
   }
-  check(dloss.numel() == 1, "cross_entropy: wanted a dloss of one number; got ", shape_of(dloss),
+  check(dloss.numel() == 1, "cross_entropy: expected a dloss of one number; got ", shape_of(dloss),
         "; pass the gradient of the loss");
 }
 
@@ -175,27 +175,27 @@ inline Incoming incoming(const Tensor& dloss, const Options& o, int64_t rows, in
 inline Tensor checked_lse(const Tensor& lse, int64_t rows, const kernels::Device& device) {
   kernels::check_device(lse, device, "cross_entropy: lse");
   check(lse.scalar_type() == kernels::ScalarType::Float && lse.dim() == 2 && lse.size(0) == rows && lse.size(1) == 2,
-        "cross_entropy: wanted lse [", rows, ", 2] float32, as the forward gave it; got ", shape_of(lse),
+        "cross_entropy: expected lse [", rows, ", 2] float32, as the forward gave it; got ", shape_of(lse),
         "; pass the second output of the forward");
   return lse.is_contiguous() ? lse : torch::stable::contiguous(lse);
 }
 
 inline void check_linear(const Tensor& hidden, const Tensor& weight, const std::optional<Tensor>& bias) {
   check(hidden.dim() == 2 && weight.dim() == 2 && weight.size(1) == hidden.size(1),
-        "linear_cross_entropy: wanted hidden [rows, dim] and weight [vocab, dim]; got ", shape_of(hidden), " and ",
+        "linear_cross_entropy: expected hidden [rows, dim] and weight [vocab, dim]; got ", shape_of(hidden), " and ",
         shape_of(weight), "; flatten hidden, and check that the head belongs to the model");
   const DType dtype = kernels::dtype_of(hidden, "linear_cross_entropy: hidden");
   check(kernels::dtype_of(weight, "linear_cross_entropy: weight") == dtype,
-        "linear_cross_entropy: wanted weight in hidden's dtype; got another; cast one of them");
+        "linear_cross_entropy: expected weight in hidden's dtype; got another; cast one of them");
   if (!bias.has_value()) return;
   check(bias->dim() == 1 && bias->size(0) == weight.size(0) &&
             kernels::dtype_of(*bias, "linear_cross_entropy: bias") == dtype,
-        "linear_cross_entropy: wanted bias [", weight.size(0), "] in hidden's dtype; got ", shape_of(*bias),
+        "linear_cross_entropy: expected bias [", weight.size(0), "] in hidden's dtype; got ", shape_of(*bias),
         "; reshape or cast it");
 }
 
 inline void check_chunk_bytes(int64_t bytes) {
-  check(bytes >= 0, "linear_cross_entropy: wanted chunk_bytes >= 0; got ", bytes, "; 0 is what is usual");
+  check(bytes >= 0, "linear_cross_entropy: expected chunk_bytes >= 0; got ", bytes, "; 0 is what is usual");
 }
 
 // The row losses and gradients of n rows, over torch's threads.

@@ -20,7 +20,7 @@ struct Logits {
 };
 
 Logits checked(const Tensor& logits) {
-  check(logits.dim() == 2, "cross_entropy: wanted logits [rows, vocab]; got ", shape_of(logits), "; flatten them");
+  check(logits.dim() == 2, "cross_entropy: expected logits [rows, vocab]; got ", shape_of(logits), "; flatten them");
   return {as_rows(logits, "cross_entropy: logits", device_of(logits)),
           kernels::dtype_of(logits, "cross_entropy: logits")};
 }
@@ -55,7 +55,8 @@ std::tuple<Tensor, Tensor> losses(const Tensor& logits, const Tensor& target, co
   args.loss = static_cast<float*>(loss.data_ptr());
   args.lse = static_cast<float*>(lse.data_ptr());
   if (dlogits == &logits) {
-    check(l.rows.data == logits.data_ptr(), "cross_entropy_fwd_: wanted logits with contiguous rows; got strides that",
+    check(l.rows.data == logits.data_ptr(),
+          "cross_entropy_fwd_: expected logits with contiguous rows; got strides that",
           " cannot be used in place; call cross_entropy_fwd_bwd");
     args.dlogits = l.rows.data;
     args.dlogits_stride = l.rows.stride;
@@ -163,11 +164,11 @@ Tensor cross_entropy_bwd(const Tensor& dloss, const Tensor& logits, const Tensor
 // gradient *= factor, where it is not 1: which is asked on the GPU, so that nobody waits.
 void scale_gradient(const Tensor& gradient, const Tensor& factor) {
   const Device device = device_of(gradient);
-  check(!device.is_cpu() && gradient.is_contiguous(), "scale_gradient_: wanted a contiguous gradient on a GPU; got",
+  check(!device.is_cpu() && gradient.is_contiguous(), "scale_gradient_: expected a contiguous gradient on a GPU; got",
         " another; multiply it");
   kernels::check_device(factor, device, "scale_gradient_: factor");
   check(factor.scalar_type() == kernels::ScalarType::Float && factor.numel() == 1,
-        "scale_gradient_: wanted a factor of one float32; got ", shape_of(factor), "; cast it");
+        "scale_gradient_: expected a factor of one float32; got ", shape_of(factor), "; cast it");
   const DType dtype = kernels::dtype_of(gradient, "scale_gradient_: gradient");
   kernels::run_on(
       device,

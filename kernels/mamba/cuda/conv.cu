@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads) sum_partials(const Backward a, int64
 // What Dividers take; half of that many numbers would fill any GPU.
 void check_rows(int64_t rows) {
   if (rows >> 31 != 0)
-    throw std::runtime_error("causal_conv1d: wanted batch x channels below 2^31; got " + std::to_string(rows) +
+    throw std::runtime_error("causal_conv1d: expected batch x channels below 2^31; got " + std::to_string(rows) +
                              "; call it for parts of the batch");
 }
 

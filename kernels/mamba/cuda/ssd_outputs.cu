@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
   using Of = Tile<T>;
   using B = Block<T>;
   constexpr int kParts = Of::kParts, kTokens = Of::kTokens, kNumbers = Of::kNumbers;
-  static_assert(kTokens == kNumbers, "wanted room for B in a state's place");
+  static_assert(kTokens == kNumbers, "expected room for B in a state's place");
   extern __shared__ __align__(16) BFloat16 shared[];
   const B block(p.state);
   const Item<T> item(p, plan);

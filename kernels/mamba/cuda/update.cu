@@ -238,7 +238,7 @@ void state_update(const Problem& p, Stream stream) {
   const int64_t rows = p.batch * p.heads * p.dim;
   if (rows == 0) return;
   if (rows >> 31 != 0)  // what Dividers take
-    throw std::runtime_error("selective_state_update: wanted batch x heads x dim below 2^31; got " +
+    throw std::runtime_error("selective_state_update: expected batch x heads x dim below 2^31; got " +
                              std::to_string(rows) + "; call it for parts of the batch");
   const auto plan = [&](int64_t each, int64_t vector, int64_t entries) {
     int lanes = 1;

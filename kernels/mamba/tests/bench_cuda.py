@@ -80,7 +80,7 @@ class Bench:
             error = relative_error(g, w)
             limit = limits[i] if isinstance(limits, list) else limits
             if not error <= limit:
-                raise AssertionError(f"{what}, result {i}: wanted float64's within {limit:.1e}; got {error:.1e}")
+                raise AssertionError(f"{what}, result {i}: expected float64's within {limit:.1e}; got {error:.1e}")
 
     def run(self, what, shape, moved, ours, **peers):
         """moved: the bytes that must be read and written. Rows' numbers are microseconds."""

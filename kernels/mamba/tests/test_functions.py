@@ -251,7 +251,7 @@ def test_ssd_packed_by_either_name(package):
     alone = [run(*(t[:, a:b] for t in (x, dt, B, C))) for a, b in zip(ends[:-1], ends[1:])]
     near(got, torch.cat(alone, 1), (1e-5, 1e-5))
     assert (got - run(x, dt, B, C)).abs().max() > 1e-2
-    with pytest.raises(ValueError, match=r"wanted packed sequences in a batch of 1, as cu_seqlens says it; got 2"):
+    with pytest.raises(ValueError, match=r"expected packed sequences in a batch of 1, as cu_seqlens says it; got 2"):
         run(*(t.repeat(2, *[1] * (t.dim() - 1)) for t in (x, dt, B, C)), cu_seqlens=ends)
 
 

@@ -59,9 +59,9 @@ def test_keywords_that_nothing_is_made_of_are_errors(package):
     x, weight = torch.randn(1, 8, 6), torch.randn(8, 4)
     want = layer(x, weight)
     assert torch.equal(layer(x, weight, position_ids=torch.arange(6)[None], use_cache=True, window=None), want)
-    with pytest.raises(TypeError, match=r"causal_conv1d_fn: wanted seq_idx or cu_seq_lens_q; got dilation, window too"):
+    with pytest.raises(TypeError, match=r"causal_conv1d_fn: expected seq_idx or cu_seq_lens_q; got dilation, window too"):
         layer(x, weight, window=3, dilation=2)
-    with pytest.raises(ValueError, match=r"wanted activation None, \"silu\" or \"swish\"; got 'gelu'"):
+    with pytest.raises(ValueError, match=r"expected activation None, \"silu\" or \"swish\"; got 'gelu'"):
         layer(x, weight, activation="gelu")
 
 
@@ -185,7 +185,7 @@ def test_norm_weights_as_falcon_mamba_passes_them(package):
     ones = [torch.ones(4), torch.ones(4)]
     want = inner(package.mamba_inner_fn, [*given, *ones, torch.ones(3)])
     assert torch.equal(inner(package.mamba_inner_fn, [*given, *ones, torch.ones(12)]), want)
-    with pytest.raises(ValueError, match=r"wanted dt_rms_weight \[3\], of a norm in front of dt_proj; got \[12\] to be trained"):
+    with pytest.raises(ValueError, match=r"expected dt_rms_weight \[3\], of a norm in front of dt_proj; got \[12\] to be trained"):
         inner(package.mamba_inner_fn, [*given, *ones, torch.ones(12, requires_grad=True)])
 
 
@@ -208,7 +208,7 @@ def test_inner_with_constant_B_and_C(package):
 def test_inner_refuses_complex_numbers_by_name(package):
     xz, conv_w, conv_b, x_proj, dt_proj, out_w, out_b, A, D, bias = inner_inputs()[:10]
     wider = torch.randn(x_proj.shape[0] + 8, x_proj.shape[1])  # two numbers for each complex one of B and C
-    with pytest.raises(ValueError, match="wanted A in real values; got complex"):
+    with pytest.raises(ValueError, match="expected A in real values; got complex"):
         package.mamba_inner_fn(xz, conv_w, conv_b, wider, dt_proj, out_w, out_b, A.to(torch.complex64), None, None, D, bias)
 
 
@@ -371,7 +371,7 @@ def test_a_step_has_no_gradient(package):
     x, weight = leaf(2, 8), torch.randn(8, 4)
     y = package.causal_conv1d_update(x, torch.zeros(2, 8, 4), weight)
     y = package.selective_state_update(torch.zeros(2, 8, 4), y, y, -torch.rand(8, 4), y[:, :4], y[:, :4])
-    with pytest.raises(RuntimeError, match="wanted the gradient of a step of generation; it has none"):
+    with pytest.raises(RuntimeError, match="expected the gradient of a step of generation; it has none"):
         y.sum().backward()
 
 

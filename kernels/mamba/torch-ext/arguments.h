@@ -27,18 +27,18 @@ struct Call {
     if (same) return;
     std::ostringstream wanted;
     for (const int64_t size : sizes) wanted << (wanted.tellp() > 0 ? ", " : "") << size;
-    check(false, op, ": wanted ", name, " ", letters, " = [", wanted.str(), "]; got ", shape_of(t),
+    check(false, op, ": expected ", name, " ", letters, " = [", wanted.str(), "]; got ", shape_of(t),
           "; reshape or transpose it");
   }
   void dims(const Tensor& t, const char* name, int64_t wanted, const char* letters) const {
     kernels::check_device(t, device, op);
-    check(t.dim() == wanted, op, ": wanted ", name, " ", letters, "; got ", shape_of(t), "; reshape it");
+    check(t.dim() == wanted, op, ": expected ", name, " ", letters, "; got ", shape_of(t), "; reshape it");
   }
   DType type(const Tensor& t, const char* name) const {
     switch (t.scalar_type()) {
       case kernels::ScalarType::ComplexFloat:
       case kernels::ScalarType::ComplexDouble:
-        check(false, op, ": wanted ", name, " in real values; got complex ones; complex state spaces are not served");
+        check(false, op, ": expected ", name, " in real values; got complex ones; complex state spaces are not served");
         break;
       default:
         break;
@@ -46,7 +46,7 @@ struct Call {
     return kernels::dtype_of(t, op);
   }
   void int32(const Tensor& t, const char* name) const {
-    check(t.scalar_type() == kernels::ScalarType::Int, op, ": wanted ", name, " as int32; got torch dtype number ",
+    check(t.scalar_type() == kernels::ScalarType::Int, op, ": expected ", name, " as int32; got torch dtype number ",
           int(t.scalar_type()), "; cast it");
   }
 
@@ -74,7 +74,7 @@ struct Call {
   const int32_t* rows(const MaybeTensor& t, int64_t batch, int64_t count, Tensor& kept) const {
     const int32_t* rows = indices(t, "state_indices", batch, kept);
     for (int64_t b = 0; rows != nullptr && device.is_cpu() && b < batch; ++b) {
-      check(rows[b] < count, op, ": wanted state_indices below the state's ", count, " rows; got ", rows[b],
+      check(rows[b] < count, op, ": expected state_indices below the state's ", count, " rows; got ", rows[b],
             "; a negative one marks padding");
     }
     return rows;

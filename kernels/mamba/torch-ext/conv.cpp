@@ -19,10 +19,10 @@ conv::Problem problem_of(const Call& call, const Tensor& x, const Tensor& weight
   call.dims(weight, "weight", 2, "[channels, width]");
   const int64_t channels = x.size(1), width = weight.size(1);
   call.shape(weight, "weight", {channels, width}, "[channels, width]");
-  check(width >= 1 && width <= conv::kMostTaps, call.op, ": wanted a weight of 1 to ", conv::kMostTaps,
+  check(width >= 1 && width <= conv::kMostTaps, call.op, ": expected a weight of 1 to ", conv::kMostTaps,
         " taps a channel; got ", width, "; longer filters are torch's conv1d's");
   check(activation == "none" || activation == "silu" || activation == "swish", call.op,
-        ": wanted activation none, silu or swish; got \"", activation, "\"; apply others to the result");
+        ": expected activation none, silu or swish; got \"", activation, "\"; apply others to the result");
   conv::Problem p{.batch = x.size(0),
                   .channels = channels,
                   .length = x.size(2),
@@ -45,7 +45,7 @@ View last_columns(const Call& call, const conv::Problem& p, const Tensor& state,
   call.dims(state, name, 3, "[batch, channels, columns]");
   const int64_t columns = state.size(2), halo = p.width - 1;
   call.shape(state, name, {p.batch, p.channels, columns}, "[batch, channels, columns]");
-  check(columns >= halo, call.op, ": wanted ", name, " of at least ", halo,
+  check(columns >= halo, call.op, ": expected ", name, " of at least ", halo,
         " columns, the weight's width less one; got ", columns, "; put zeros in front");
   View view = call.view(state, name, 0, 1, 2);
   if (state.numel() == 0) return {};
@@ -124,7 +124,7 @@ Tensor causal_conv1d_update(const Tensor& given, const Tensor& state, const Tens
   call.dims(state, "state", 3, "[rows, channels, columns]");
   const int64_t columns = state.size(2), rows = state_indices ? state.size(0) : p.batch;
   call.shape(state, "state", {rows, p.channels, columns}, "[rows, channels, columns]");
-  check(columns >= p.width - 1 && (columns > 0 || !cache_seqlens), call.op, ": wanted a state of at least ",
+  check(columns >= p.width - 1 && (columns > 0 || !cache_seqlens), call.op, ": expected a state of at least ",
         p.width - 1, " columns, the weight's width less one; got ", columns, "; make a longer state");
   Tensor kept_lengths, kept_indices;
   Tensor y = kernels::empty_like(x, p.x.type);

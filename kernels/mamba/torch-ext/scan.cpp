@@ -61,14 +61,15 @@ scan::Problem problem_of(const Call& call, const Given& in) {
                   .sequence = {}};
   call.shape(in.delta, "delta", {batch, channels, length}, "[batch, channels, length]");
   call.shape(in.A, "A", {channels, states}, "[channels, states]");
-  check(states >= 1 && states <= scan::kMostStates, call.op, ": wanted A of 1 to ", scan::kMostStates,
+  check(states >= 1 && states <= scan::kMostStates, call.op, ": expected A of 1 to ", scan::kMostStates,
         " states a channel; got ", states, "; sum the results of several calls");
   p.b = coefficients_of(call, p, in.B, "B");
   p.c = coefficients_of(call, p, in.C, "C");
   p.groups = p.b.constant ? groups_of(in.C) : groups_of(in.B);
   check(p.b.constant || p.c.constant || groups_of(in.C) == p.groups, call.op,
-        ": wanted B and C of as many groups; got ", groups_of(in.B), " and ", groups_of(in.C), "; expand one of them");
-  check(p.groups >= 1 && channels % p.groups == 0, call.op, ": wanted channels that ", p.groups,
+        ": expected B and C of as many groups; got ", groups_of(in.B), " and ", groups_of(in.C),
+        "; expand one of them");
+  check(p.groups >= 1 && channels % p.groups == 0, call.op, ": expected channels that ", p.groups,
         " groups of B and C share evenly; got ", channels, "; check the layer's sizes");
   if (in.z) {
     call.shape(*in.z, "z", {batch, channels, length}, "[batch, channels, length]");
@@ -172,7 +173,7 @@ ScanGradients selective_scan_bwd(const Tensor& dy, const MaybeTensor& dlast_stat
   call.shape(checkpoints, "checkpoints", {p.batch, saved_of(call, p), p.states, p.channels},
              "[batch, chunks, states, channels], as selective_scan_fwd returned them");
   check(call.type(checkpoints, "checkpoints") == DType::kFloat32 && checkpoints.is_contiguous(), call.op,
-        ": wanted checkpoints as selective_scan_fwd returned them, contiguous float32; got others; pass those");
+        ": expected checkpoints as selective_scan_fwd returned them, contiguous float32; got others; pass those");
   if (dlast_state)
     call.shape(*dlast_state, "dlast_state", {p.batch, p.channels, p.states}, "[batch, channels, states]");
 

@@ -32,7 +32,7 @@ struct Inputs {
 
   // Rows are read where they lie; numbers that do not lie beside each other are copied.
   Tensor rows(const Tensor& t, const char* name) const {
-    check(call.type(t, name) == problem.type, call.op, ": wanted ", name, " in x's dtype; got another; cast it");
+    check(call.type(t, name) == problem.type, call.op, ": expected ", name, " in x's dtype; got another; cast it");
     return t.stride(3) == 1 || t.size(3) <= 1 ? t : torch::stable::contiguous(t);
   }
 };
@@ -64,12 +64,12 @@ Inputs inputs_of(const char* op, const Tensor& x, const Tensor& dt, const Tensor
   call.shape(A, "A", {heads}, "[heads]");
   call.shape(B, "B", {batch, length, groups, state}, "[batch, length, groups, state]");
   call.shape(C, "C", {batch, length, groups, state}, "[batch, length, groups, state]");
-  check(groups >= 1 && heads % groups == 0, op, ": wanted heads, ", heads, ", as a multiple of groups; got ", groups,
+  check(groups >= 1 && heads % groups == 0, op, ": expected heads, ", heads, ", as a multiple of groups; got ", groups,
         " groups of B and C; repeat or split them");
-  check(call.device.is_cpu() || state <= ssd::kMostGpuState, op, ": wanted a state of at most ", ssd::kMostGpuState,
+  check(call.device.is_cpu() || state <= ssd::kMostGpuState, op, ": expected a state of at most ", ssd::kMostGpuState,
         " numbers on a GPU; got ", state, "; run it on the CPU");
-  check(chunk_size >= 1, op, ": wanted a chunk_size from 1 on; got ", chunk_size, "; it changes rounding only");
-  check(dt_min <= dt_max, op, ": wanted dt_min <= dt_max; got ", dt_min, " and ", dt_max,
+  check(chunk_size >= 1, op, ": expected a chunk_size from 1 on; got ", chunk_size, "; it changes rounding only");
+  check(dt_min <= dt_max, op, ": expected dt_min <= dt_max; got ", dt_min, " and ", dt_max,
         "; 0 and infinity leave dt as it is");
 
   Inputs in{.call = call,

@@ -61,7 +61,7 @@ def test_layouts_are_the_mlp_with_gate_and_up_in_one(package, ops, name, act, op
     close(getattr(package.layers, f"Packed{name}").forward(layout, x), want, 2e-6)
     assert ops.call_count(op) == before + 1
     config.hidden_act = "relu"
-    with pytest.raises(ValueError, match="wanted hidden_act of .*; got relu"):
+    with pytest.raises(ValueError, match="expected hidden_act of .*; got relu"):
         type(layout)(config)
 
 

@@ -19,7 +19,7 @@ const Table& table() {
 DType checked(const Tensor& gate, const Tensor& up, const char* op) {
   kernels::check_same_shape(gate, up, op, "gate", "up");
   const DType dtype = kernels::dtype_of(gate, op);
-  check(kernels::dtype_of(up, op) == dtype, op, ": wanted up in gate's dtype; got another; cast one of them");
+  check(kernels::dtype_of(up, op) == dtype, op, ": expected up in gate's dtype; got another; cast one of them");
   return dtype;
 }
 
@@ -76,7 +76,7 @@ template <GatedAct kAct>
 void run_backward(const char* op, const Tensor& dy, const Tensor& gate, const Tensor& up, const auto& gradients) {
   const DType dtype = checked(gate, up, op);
   kernels::check_same_shape(gate, dy, op, "gate", "dy");
-  check(kernels::dtype_of(dy, op) == dtype, op, ": wanted dy in gate's dtype; got another; cast it");
+  check(kernels::dtype_of(dy, op) == dtype, op, ": expected dy in gate's dtype; got another; cast it");
   const kernels::Device device = kernels::device_of(gate);
   const Rows d = as_rows(dy, op, device), g = as_rows(gate, op, device), u = as_rows(up, op, device);
   const Gradients out = gradients(dtype);
@@ -114,10 +114,10 @@ void backward_in_place(const Tensor& dy, const Tensor& gate, const Tensor& up) {
   const char* op = kOp.text;
   run_backward<kAct>(op, dy, gate, up, [&](DType) {
     check(gate.is_contiguous() && up.is_contiguous(), op,
-          ": wanted contiguous gate and up, which become dgate and dup;", " got a strided ",
+          ": expected contiguous gate and up, which become dgate and dup;", " got a strided ",
           gate.is_contiguous() ? "up" : "gate", "; call the op without _ at the end");
     if constexpr (kAgain)
-      check(dy.is_contiguous(), op, ": wanted a contiguous dy, which becomes y; got a strided one; call _bwd");
+      check(dy.is_contiguous(), op, ": expected a contiguous dy, which becomes y; got a strided one; call _bwd");
     const auto apart = [](const Tensor& a, const Tensor& b) {  // b: any strides, which are never negative
       int64_t last = 0;
       for (int64_t i = 0; i < b.dim(); ++i) last += (b.size(i) - 1) * b.stride(i);
@@ -125,7 +125,7 @@ void backward_in_place(const Tensor& dy, const Tensor& gate, const Tensor& up) {
       return a_begin + a.numel() * a.element_size() <= b_begin || b_begin + (last + 1) * b.element_size() <= a_begin;
     };
     check(gate.numel() == 0 || (apart(gate, up) && apart(gate, dy) && apart(up, dy)), op,
-          ": wanted dy, gate and up in memory of their own; got two that overlap; clone one of them");
+          ": expected dy, gate and up in memory of their own; got two that overlap; clone one of them");
     return Gradients{gate.data_ptr(), up.data_ptr(), kAgain ? dy.data_ptr() : nullptr};
   });
 }

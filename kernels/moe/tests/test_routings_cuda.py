@@ -112,7 +112,7 @@ def check(ops, case, dtype):
         # h, A, rows and y are rounded once each
         allowed = 4 * (2e-6 if dtype == torch.float32 else 2**-8) * reference.norm()
         if not (error <= allowed and torch.equal(want[0], want[1])):
-            failed.append(f"{case} {dtype} {name}: error {error:.2e}, wanted at most {allowed:.2e}, both forwards equal")
+            failed.append(f"{case} {dtype} {name}: error {error:.2e}, expected at most {allowed:.2e}, both forwards equal")
     return failed
 
 

@@ -49,7 +49,7 @@ class _AsMixtrals(MixtralExperts):
 
     def __init__(self, given):
         if given.has_bias or given.is_transposed or type(given.act_fn).__name__ not in ("SiLU", "SiLUActivation"):
-            raise NotImplementedError("upstream: wanted experts of Mixtral's formula; got others; leave them out")
+            raise NotImplementedError("upstream: expected experts of Mixtral's formula; got others; leave them out")
         super(MixtralExperts, self).__init__()
         self.num_experts, self.act_fn = given.num_experts, given.act_fn
         self.has_bias = self.is_transposed = False

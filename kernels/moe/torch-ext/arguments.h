@@ -38,7 +38,7 @@ inline Act act_of(const char* op, const std::string& name) {
     if (name == text) return act;
     (known += known.empty() ? "" : ", ") += text;
   }
-  check(false, op, ": wanted activation one of ", known, "; got \"", name, "\"; pass one of these");
+  check(false, op, ": expected activation one of ", known, "; got \"", name, "\"; pass one of these");
   return Act::kSwiGlu;
 }
 
@@ -53,9 +53,9 @@ inline void check_like(const Tensor& t, std::initializer_list<int64_t> sizes, DT
   if (!same) {
     std::string wanted;
     for (const int64_t n : sizes) (wanted += wanted.empty() ? "" : ", ") += std::to_string(n);
-    check(false, op, ": wanted ", name, " [", wanted, "]; got ", shape_of(t), "; check the layer's sizes");
+    check(false, op, ": expected ", name, " [", wanted, "]; got ", shape_of(t), "; check the layer's sizes");
   }
-  check(int(t.scalar_type()) == kernels::torch_dtype(dtype), op, ": wanted ", name,
+  check(int(t.scalar_type()) == kernels::torch_dtype(dtype), op, ": expected ", name,
         " in x's dtype; got torch dtype number ", int(t.scalar_type()), "; cast it");
 }
 
@@ -80,16 +80,16 @@ struct Call {
         index64(index_given.scalar_type() == kernels::ScalarType::Long),
         w_up(up),
         w_down(down) {
-    check(x_given.dim() == 2, op, ": wanted x [tokens, hidden]; got ", shape_of(x_given), "; flatten it");
+    check(x_given.dim() == 2, op, ": expected x [tokens, hidden]; got ", shape_of(x_given), "; flatten it");
     check_routing(index_given, weights);
     const Act act = act_of(op, o.activation);
-    check(!o.interleaved || has_gate(act), op, ": wanted interleaved for activations with a gate; got it for ",
+    check(!o.interleaved || has_gate(act), op, ": expected interleaved for activations with a gate; got it for ",
           o.activation, "; pass false");
-    check(up.dim() == 3 && down.dim() == 3, op, ": wanted w_up and w_down of three dimensions, experts first; got ",
+    check(up.dim() == 3 && down.dim() == 3, op, ": expected w_up and w_down of three dimensions, experts first; got ",
           shape_of(up), " and ", shape_of(down), "; stack the experts' weights");
     const auto type = weights.scalar_type();
     check(type == kernels::ScalarType::Float || type == x_given.scalar_type(), op,
-          ": wanted weights in float32 or x's dtype; got torch dtype number ", int(type), "; cast them");
+          ": expected weights in float32 or x's dtype; got torch dtype number ", int(type), "; cast them");
     const int64_t inner = down.size(o.transposed ? 1 : 2);
     p = {.dtype = kernels::dtype_of(x_given, op),
          .score_dtype = kernels::dtype_of(weights, op),
@@ -105,7 +105,7 @@ struct Call {
          .hidden = x_given.size(1),
          .inner = inner};
     check(p.experts >= 1 && p.hidden >= 1 && p.inner >= 1, op,
-          ": wanted at least one expert, one number in and one inside; got w_up ", shape_of(up), " and w_down ",
+          ": expected at least one expert, one number in and one inside; got w_up ", shape_of(up), " and w_down ",
           shape_of(down), "; check the layer's sizes");
     const int64_t n = p.columns();
     if (o.transposed) {
@@ -130,24 +130,24 @@ struct Call {
 
  private:
   static const Tensor& few_enough(const char* op, const Tensor& indices) {  // before a copy of them asks for memory
-    check(indices.numel() <= kMostAssignments, op, ": wanted at most 2^31 - 2^21 assignments; got ", indices.numel(),
+    check(indices.numel() <= kMostAssignments, op, ": expected at most 2^31 - 2^21 assignments; got ", indices.numel(),
           ", the numbers of index ", shape_of(indices), "; split the tokens");
     return indices;
   }
   void check_routing(const Tensor& indices, const Tensor& weights) const {
     const auto type = indices.scalar_type();
-    check(indices.dim() == 2 && indices.size(0) == x.rows, op, ": wanted index [", x.rows, ", experts a token]; got ",
+    check(indices.dim() == 2 && indices.size(0) == x.rows, op, ": expected index [", x.rows, ", experts a token]; got ",
           shape_of(indices));
     check(type == kernels::ScalarType::Long || type == kernels::ScalarType::Int, op,
-          ": wanted index as int64 or int32; got torch dtype number ", int(type), "; cast it");
+          ": expected index as int64 or int32; got torch dtype number ", int(type), "; cast it");
     check(weights.dim() == 2 && weights.size(0) == x.rows && weights.size(1) == indices.size(1), op,
-          ": wanted weights in index's shape, ", shape_of(indices), "; got ", shape_of(weights));
+          ": expected weights in index's shape, ", shape_of(indices), "; got ", shape_of(weights));
     kernels::check_device(indices, device, op);
     kernels::check_device(weights, device, op);
   }
   void check_weight(const Tensor& w, std::initializer_list<int64_t> sizes, const char* name) const {
     check_like(w, sizes, p.dtype, device, op, name);
-    check(w.is_contiguous(), op, ": wanted ", name,
+    check(w.is_contiguous(), op, ": expected ", name,
           " contiguous: experts' weights are read where they lie; got strides;",
           " call contiguous() once, when the model is loaded");
   }
@@ -205,7 +205,7 @@ struct Saved {
  private:
   static Tensor checked(const Call& c, const Tensor& t, int64_t count, const char* name) {
     kernels::check_device(t, c.device, c.op);
-    check(t.scalar_type() == kernels::ScalarType::Int && t.dim() == 1 && t.size(0) == count, c.op, ": wanted ", name,
+    check(t.scalar_type() == kernels::ScalarType::Int && t.dim() == 1 && t.size(0) == count, c.op, ": expected ", name,
           " [", count, "] as int32, as moe_experts_train gave it; got ", shape_of(t), " in torch dtype number ",
           int(t.scalar_type()), "; pass what it gave");
     return packed(t);

@@ -49,7 +49,7 @@ SixTensors backward(const Tensor& dy, const Tensor& x, const Tensor& index, cons
                {activation, alpha, limit, interleaved, transposed, scale_input});
   const Saved saved(c, dy, h, order, slots, offsets);
   check(!kInPlace || h.is_contiguous(), c.op,
-        ": wanted h contiguous, which becomes its gradient; got strides; call the op without _ at the end");
+        ": expected h contiguous, which becomes its gradient; got strides; call the op without _ at the end");
   const Tensor dh = kInPlace ? saved.h : c.new_like(saved.h);
   const auto run = [&] {
 #if defined(CUDA_KERNEL)

@@ -130,7 +130,7 @@ def test_strided_input_compiles_to_the_same_strides(ops):
 
 
 def test_errors_name_what_was_wanted(package):
-    with pytest.raises(RuntimeError, match=r"wanted weight \[8\]; got \[7\]"):
+    with pytest.raises(RuntimeError, match=r"expected weight \[8\]; got \[7\]"):
         package.rms_norm(torch.randn(3, 8), torch.randn(7), 1e-6, 0.0, "llama")
 
 

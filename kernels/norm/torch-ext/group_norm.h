@@ -47,12 +47,12 @@ inline bool same_strides(const Tensor& a, const Tensor& b) {
 class GroupNorm {
  public:
   GroupNorm(const char* op, const Tensor& x, const OptTensor& weight, int64_t groups) : op_(op) {
-    check(x.dim() >= 3, op, ": wanted x [samples, channels, ...] of three dimensions or more; got ",
+    check(x.dim() >= 3, op, ": expected x [samples, channels, ...] of three dimensions or more; got ",
           kernels::shape_of(x), "; reshape it");
     const int64_t channels = x.size(1);
-    check(groups > 0 && channels % groups == 0, op, ": wanted channels that ", groups, " groups divide; got ", channels,
-          "; change one of them");
-    check(!device_of(x).is_cpu(), op, ": wanted x on a GPU; got it on the CPU; call torch's group_norm");
+    check(groups > 0 && channels % groups == 0, op, ": expected channels that ", groups, " groups divide; got ",
+          channels, "; change one of them");
+    check(!device_of(x).is_cpu(), op, ": expected x on a GPU; got it on the CPU; call torch's group_norm");
     shape_ = {.dtype = dtype_of(x, op),
               .weight_dtype = weight ? dtype_of(*weight, op) : DType::kFloat32,
               .samples = x.size(0),
@@ -73,7 +73,7 @@ class GroupNorm {
   Tensor like_x(const Tensor& t, const char* name) const {
     kernels::check_device(t, device_of(x_), op_);
     kernels::check_same_shape(x_, t, op_, "x", name);
-    check(dtype_of(t, op_) == shape_.dtype, op_, ": wanted ", name, " in x's dtype; got another; cast it");
+    check(dtype_of(t, op_) == shape_.dtype, op_, ": expected ", name, " in x's dtype; got another; cast it");
     if (same_strides(x_, t) && reinterpret_cast<uintptr_t>(t.data_ptr()) % kernels::kVectorBytes == 0) return t;
     Tensor copy = empty();
     torch::stable::copy_(copy, t);
@@ -84,8 +84,8 @@ class GroupNorm {
     kernels::check_device(*t, device_of(x_), op_);
     check(t->dim() == 1 && t->size(0) == shape_.all_channels() && t->is_contiguous() &&
               dtype_of(*t, op_) == shape_.weight_dtype,
-          op_, ": wanted ", name, " [", shape_.all_channels(), "] in the dtype of weight; got ", kernels::shape_of(*t),
-          "; pass one number a channel");
+          op_, ": expected ", name, " [", shape_.all_channels(), "] in the dtype of weight; got ",
+          kernels::shape_of(*t), "; pass one number a channel");
     return t->data_ptr();
   }
   Tensor statistics() const { return kernels::empty({shape_.samples, shape_.groups}, DType::kFloat32, device_of(x_)); }
@@ -113,7 +113,7 @@ inline std::tuple<Tensor, Tensor, Tensor> group_norm_forward(const char* op, con
   kernels::run_on(
       device_of(x),
       [&](auto stream) {
-        check(norm.fits(), op, ": wanted groups that fit on the chip at whole vectors; got ", kernels::shape_of(x),
+        check(norm.fits(), op, ": expected groups that fit on the chip at whole vectors; got ", kernels::shape_of(x),
               " in ", groups, " groups; ask group_norm_fits, and call torch's group_norm");
         cuda::group_norm_forward({.shape = norm.shape(),
                                   .y = y.data_ptr(),
@@ -146,7 +146,7 @@ inline std::tuple<Tensor, Tensor, Tensor> group_norm_bwd(const Tensor& dy, const
   for (const Tensor* t : {&mean, &rstd}) {
     kernels::check_device(*t, device, op);
     check(t->is_contiguous() && t->numel() == shape.rows() && t->scalar_type() == kernels::ScalarType::Float, op,
-          ": wanted mean and rstd [", shape.samples, ", ", shape.groups, "] as float32; got ", kernels::shape_of(*t),
+          ": expected mean and rstd [", shape.samples, ", ", shape.groups, "] as float32; got ", kernels::shape_of(*t),
           "; pass what group_norm_fwd returned");
   }
   const Tensor gradient = norm.like_x(dy, "dy");
@@ -155,7 +155,7 @@ inline std::tuple<Tensor, Tensor, Tensor> group_norm_bwd(const Tensor& dy, const
   kernels::run_on(
       device,
       [&](auto stream) {
-        check(norm.fits(), op, ": wanted groups that fit on the chip at whole vectors; got ", kernels::shape_of(x),
+        check(norm.fits(), op, ": expected groups that fit on the chip at whole vectors; got ", kernels::shape_of(x),
               "; ask group_norm_fits, and call torch's group_norm");
         const int64_t parts = norm.parts();
         const Tensor partial =

@@ -39,7 +39,7 @@ Casting casting_of(const std::string& name, DType x, DType weight) {
   const DType promoted = x == weight ? x : DType::kFloat32;  // bfloat16 with float16 promotes to float32 too
   if (name == "llama") return {.y = promoted, .before = weight, .after = promoted, .round_n = true};
   if (name == "gemma") return {.y = x, .before = weight, .after = DType::kFloat32, .round_n = false};
-  check(name == "none", "rms_norm: wanted casting llama, gemma or none; got \"", name, "\"; pass one of the three");
+  check(name == "none", "rms_norm: expected casting llama, gemma or none; got \"", name, "\"; pass one of the three");
   return {.y = x, .before = x, .after = x, .round_n = true};
 }
 
@@ -75,7 +75,7 @@ class Weight {
 
  private:
   static Rows checked(const Tensor& weight, const Rows& x, const Device& device, const char* op, const char* what) {
-    check(weight.dim() == 1 && weight.size(0) == x.cols, op, ": wanted ", what, " [", x.cols, "]; got ",
+    check(weight.dim() == 1 && weight.size(0) == x.cols, op, ": expected ", what, " [", x.cols, "]; got ",
           kernels::shape_of(weight), "; its size is that of x's last dimension");
     return as_rows(weight, what, device);
   }
@@ -104,7 +104,7 @@ RmsNormOutputs rms_norm_forward(const char* op, const Tensor& x, const Tensor* r
   RmsNormOutputs out{.y = kernels::empty_like(x, casting.y), .h = std::nullopt, .rstd = std::move(rstd)};
   if (residual != nullptr) {
     check_same_shape(x, *residual, op, "x", "residual");
-    check(dtype_of(*residual, op) == dtype, op, ": wanted residual in x's dtype; got another; cast one of them");
+    check(dtype_of(*residual, op) == dtype, op, ": expected residual in x's dtype; got another; cast one of them");
     add = as_rows(*residual, op, device);
     out.h = kernels::empty_like(x, dtype);
     args.h = out.h->data_ptr();
@@ -132,7 +132,7 @@ RmsNormOutputs rms_norm_forward(const char* op, const Tensor& x, const Tensor* r
 }
 
 int64_t rows_of(const Tensor& x, const char* op) {
-  check(x.dim() >= 1, op, ": wanted at least one dimension; got a scalar; unsqueeze it");
+  check(x.dim() >= 1, op, ": expected at least one dimension; got a scalar; unsqueeze it");
   int64_t rows = 1;
   for (int64_t d = 0; d + 1 < x.dim(); ++d) rows *= x.size(d);
   return rows;
@@ -208,7 +208,7 @@ class Partial {
 const float* statistics(const Tensor& t, int64_t rows, const Device& device, const char* op, const char* what) {
   kernels::check_device(t, device, what);
   check(t.scalar_type() == torch::headeronly::ScalarType::Float && t.numel() == rows && t.is_contiguous(), op,
-        ": wanted ", what, " contiguous float32 [", rows, "]; got ", kernels::shape_of(t),
+        ": expected ", what, " contiguous float32 [", rows, "]; got ", kernels::shape_of(t),
         "; pass what the forward op returned");
   return static_cast<const float*>(t.data_ptr());
 }
@@ -221,7 +221,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const char* op, const Tensor& dy, c
   const Rows in = as_rows(x, op, device);
   check_same_shape(x, dy, op, "x", "dy");
   const Casting casting = casting_of(casting_name, dtype, weight_dtype);
-  check(dtype_of(dy, op) == casting.y, op, ": wanted dy in the dtype of y; got another; cast it");
+  check(dtype_of(dy, op) == casting.y, op, ": expected dy in the dtype of y; got another; cast it");
   const Rows grad = as_rows(dy, op, device);
   const Weight scale(weight, in, device, op, "weight", {casting.before, casting.after, float(offset)});
   const Partial partial(in, dtype, device, 1);
@@ -230,7 +230,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const char* op, const Tensor& dy, c
   std::optional<Rows> add;
   if (dh != nullptr) {
     check_same_shape(x, *dh, op, "h", "dh");
-    check(dtype_of(*dh, op) == dtype, op, ": wanted dh in h's dtype; got another; cast it");
+    check(dtype_of(*dh, op) == dtype, op, ": expected dh in h's dtype; got another; cast it");
     add = as_rows(*dh, op, device);
     args.dh = add->data;
     args.dh_stride = add->stride;
@@ -329,7 +329,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_bwd(const Tensor& dy, const Tensor
   const Device device = device_of(x);
   const Rows in = as_rows(x, kOp, device);
   check_same_shape(x, dy, kOp, "x", "dy");
-  check(dtype_of(dy, kOp) == dtype, kOp, ": wanted dy in x's dtype; got another; cast it");
+  check(dtype_of(dy, kOp) == dtype, kOp, ": expected dy in x's dtype; got another; cast it");
   const Rows grad = as_rows(dy, kOp, device);
   const Weight scale(weight, in, device, kOp, "weight");
   const Partial partial(in, dtype, device, 2);

@@ -156,7 +156,7 @@ def test_tvd_by_signs(ops, dtype, cols):
         assert torch.equal(loss, ops.tvd(x, target, *options))
         counts = dloss * (labels != 1).view(6, *[1] * (dloss.dim() - 1))
         assert torch.equal(ops.tvd_fwd_bwd(counts, signs, cols, dtype, by_element), ops.tvd_bwd(counts, x, target, *options))
-    with pytest.raises(RuntimeError, match="wanted signs"):
+    with pytest.raises(RuntimeError, match="expected signs"):
         ops.tvd_fwd_bwd(dloss, signs, cols + 8, dtype, True)
 
 

@@ -27,7 +27,7 @@ constexpr int64_t kGrain = 4096;  // numbers a thread, at least: exponentials an
 void check_alike(const char* op, const Tensor& x, const Tensor& other, const char* x_name, const char* name) {
   kernels::check_device(other, device_of(x), op);
   kernels::check_same_shape(x, other, op, x_name, name);
-  check(dtype_of(other, op) == dtype_of(x, op), op, ": wanted ", name, " in the dtype of ", x_name,
+  check(dtype_of(other, op) == dtype_of(x, op), op, ": expected ", name, " in the dtype of ", x_name,
         "; got another; cast one of them");
 }
 
@@ -89,7 +89,7 @@ Tensor divergence(const Wanted& w, const Tensor& x, const Tensor& target, const 
   if (labels.has_value()) {
     kernels::check_device(*labels, device, w.op);
     check(labels->scalar_type() == kernels::ScalarType::Long && labels->dim() == 1 && labels->size(0) == in.rows, w.op,
-          ": wanted labels [", in.rows, "] as int64, one a row; got ", kernels::shape_of(*labels),
+          ": expected labels [", in.rows, "] as int64, one a row; got ", kernels::shape_of(*labels),
           "; flatten and cast them");
     label = labels->is_contiguous() ? *labels : torch::stable::contiguous(*labels);
   }
@@ -122,7 +122,7 @@ Tensor divergence(const Wanted& w, const Tensor& x, const Tensor& target, const 
     kernels::check_device(*dloss, device, w.op);
     check(dloss->scalar_type() == kernels::ScalarType::Float &&
               dloss->numel() == (w.by_element ? in.rows * in.cols : in.rows),
-          w.op, ": wanted dloss as float32, one number ", w.by_element ? "an element" : "a row", "; got ",
+          w.op, ": expected dloss as float32, one number ", w.by_element ? "an element" : "a row", "; got ",
           kernels::shape_of(*dloss), "; pass the gradient of the op's output");
     given = dloss->is_contiguous() ? *dloss : torch::stable::contiguous(*dloss);
     args.dloss = static_cast<const float*>(given.data_ptr());
@@ -140,11 +140,11 @@ Tensor divergence(const Wanted& w, const Tensor& x, const Tensor& target, const 
 }
 
 Wanted kl_wanted(const char* op, bool log_target, double eps, bool by_element) {
-  check(eps >= 0, op, ": wanted eps >= 0; got ", eps, "; 1e-10 is usual");
+  check(eps >= 0, op, ": expected eps >= 0; got ", eps, "; 1e-10 is usual");
   return {op, log_target ? Kind::kForward : Kind::kKl, eps, by_element};
 }
 Wanted jsd_wanted(const char* op, double beta) {
-  check(beta >= 0 && beta <= 1, op, ": wanted beta from 0 to 1; got ", beta, "; 0.5 is the symmetric one");
+  check(beta >= 0 && beta <= 1, op, ": expected beta from 0 to 1; got ", beta, "; 0.5 is the symmetric one");
   return {op, jsd_kind(beta), beta, false};
 }
 
@@ -186,11 +186,11 @@ Tensor tvd_fwd_bwd(const Tensor& dloss, const Tensor& signs, int64_t cols, kerne
   kernels::check_device(dloss, device, op);
   check(signs.scalar_type() == kernels::ScalarType::Byte && signs.dim() == 2 && signs.size(1) == signs_of(cols) &&
             signs.is_contiguous(),
-        op, ": wanted signs [rows, ", signs_of(cols), "] as uint8; got ", kernels::shape_of(signs),
+        op, ": expected signs [rows, ", signs_of(cols), "] as uint8; got ", kernels::shape_of(signs),
         "; pass what tvd_fwd returned");
   const int64_t rows = signs.size(0);
   check(dloss.scalar_type() == kernels::ScalarType::Float && dloss.numel() == (by_element ? rows * cols : rows), op,
-        ": wanted dloss as float32, one number ", by_element ? "an element" : "a row", "; got ",
+        ": expected dloss as float32, one number ", by_element ? "an element" : "a row", "; got ",
         kernels::shape_of(dloss), "; pass the gradient of the op's output");
   const Tensor given = dloss.is_contiguous() ? dloss : torch::stable::contiguous(dloss);
   const DType dtype = type == kernels::ScalarType::Float      ? DType::kFloat32
@@ -227,11 +227,11 @@ Tensor tvd_fwd_bwd(const Tensor& dloss, const Tensor& signs, int64_t cols, kerne
 Tensor jsd_of_logits(const Tensor& logits, const Tensor& target, double beta, double temperature) {
   const char* op = "jsd_of_logits_";
   check_alike(op, logits, target, "logits", "target");
-  check(temperature > 0, op, ": wanted a temperature > 0; got ", temperature, "; 1 leaves the logits as they are");
+  check(temperature > 0, op, ": expected a temperature > 0; got ", temperature, "; 1 leaves the logits as they are");
   const Device device = device_of(logits);
   const Rows in = as_rows(logits, op, device), other = as_rows(target, op, device);
   check(in.data == logits.data_ptr(), op,
-        ": wanted logits with contiguous rows; got strides that cannot be used in place; call .contiguous()");
+        ": expected logits with contiguous rows; got strides that cannot be used in place; call .contiguous()");
   Tensor loss = kernels::empty({in.rows}, DType::kFloat32, device);
   const OfLogits args{.dtype = dtype_of(logits, op),
                       .kind = jsd_wanted(op, beta).kind,

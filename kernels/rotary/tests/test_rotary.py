@@ -48,7 +48,7 @@ def test_unsqueeze_dim_and_tables_of_half_width(package):
         assert torch.equal(a.transpose(1, 2), b)
     for a, b in zip(layer(q, k, cos[0], sin[0], unsqueeze_dim=0), want):  # Pixtral's tables have no batch
         assert torch.equal(a, b)
-    with pytest.raises(ValueError, match="wanted unsqueeze_dim"):
+    with pytest.raises(ValueError, match="expected unsqueeze_dim"):
         layer(q, k, cos, sin, unsqueeze_dim=0)
 
 

@@ -22,12 +22,12 @@ struct Angles {
 
 Angles angles(const Tensor& given, const char* name, const Tensor& q, int64_t rotary_dim) {
   const int64_t dim = given.dim(), batch = q.size(0), time = q.size(2);
-  check(dim == 2 || dim == 3, "rotary: wanted ", name, " [batch or 1, time, rotary_dim or rotary_dim / 2]; got ",
+  check(dim == 2 || dim == 3, "rotary: expected ", name, " [batch or 1, time, rotary_dim or rotary_dim / 2]; got ",
         shape_of(given), "; select or unsqueeze it");
   const int64_t width = given.size(dim - 1), batches = dim == 3 ? given.size(0) : 1;
-  check(width == rotary_dim || width * 2 == rotary_dim, "rotary: wanted ", name, " of width ", rotary_dim, " or ",
+  check(width == rotary_dim || width * 2 == rotary_dim, "rotary: expected ", name, " of width ", rotary_dim, " or ",
         rotary_dim / 2, "; got ", shape_of(given), "; pass the rotary_dim that the tables were made for");
-  check(given.size(dim - 2) == time && (batches == 1 || batches == batch), "rotary: wanted ", name, " for ", time,
+  check(given.size(dim - 2) == time && (batches == 1 || batches == batch), "rotary: expected ", name, " for ", time,
         " positions and a batch of 1 or ", batch, "; got ", shape_of(given), "; select the positions of q");
   Tensor t = given.stride(dim - 1) == 1 || width == 1 ? given : torch::stable::contiguous(given);
   const int64_t step = batches == 1 ? 0 : t.stride(0), row = t.stride(dim - 2);
@@ -51,11 +51,11 @@ struct Call {
 
 void check_heads(const Tensor& x, const char* name, const Tensor& q, int64_t rotary_dim) {
   kernels::check_device(x, kernels::device_of(q), name);
-  check(x.dim() == 4 && x.size(0) == q.size(0) && x.size(2) == q.size(2) && x.size(3) == q.size(3), "rotary: wanted ",
+  check(x.dim() == 4 && x.size(0) == q.size(0) && x.size(2) == q.size(2) && x.size(3) == q.size(3), "rotary: expected ",
         name, " [batch, heads, time, dim] with the batch, time and dim of q; got q ", shape_of(q), " and ", name, " ",
         shape_of(x), "; transpose to this order");
   check(rotary_dim >= 2 && rotary_dim % 2 == 0 && rotary_dim <= x.size(3),
-        "rotary: wanted an even rotary_dim from 2 to ", x.size(3), ", the size of a head; got ", rotary_dim,
+        "rotary: expected an even rotary_dim from 2 to ", x.size(3), ", the size of a head; got ", rotary_dim,
         "; pass the number of rotated elements");
 }
 
@@ -65,9 +65,9 @@ void run(const Call& c, const Tensor& q_out, const Tensor& k_out) {
   kernels::check_device(cos.tensor, device, "rotary: cos");
   kernels::check_device(sin.tensor, device, "rotary: sin");
   const DType dtype = kernels::dtype_of(c.q, "rotary: q"), angle = kernels::dtype_of(cos.tensor, "rotary: cos");
-  check(kernels::dtype_of(c.k, "rotary: k") == dtype, "rotary: wanted k in q's dtype; got another; cast one of them");
+  check(kernels::dtype_of(c.k, "rotary: k") == dtype, "rotary: expected k in q's dtype; got another; cast one of them");
   check(kernels::dtype_of(sin.tensor, "rotary: sin") == angle && sin.width == cos.width,
-        "rotary: wanted sin in the dtype and width of cos; got cos ", shape_of(c.cos), " and sin ", shape_of(c.sin),
+        "rotary: expected sin in the dtype and width of cos; got cos ", shape_of(c.cos), " and sin ", shape_of(c.sin),
         "; make both alike");
   const RotaryArgs args{.dtype = dtype,
                         .table_dtype = angle,
@@ -117,7 +117,7 @@ void rotary_in_place(const Tensor& q, const Tensor& k, const Tensor& cos, const 
   check_heads(k, "k", q, rotary_dim);
   for (const Tensor* t : {&q, &k}) {
     for (int d = 0; d < 4; ++d) {
-      check(t->stride(d) != 0 || t->size(d) <= 1, "rotary_: wanted tensors without shared elements; got an expanded ",
+      check(t->stride(d) != 0 || t->size(d) <= 1, "rotary_: expected tensors without shared elements; got an expanded ",
             shape_of(*t), "; clone it or call rotary");
     }
   }

@@ -46,7 +46,7 @@ def with_dropout(q, k, v, dropout_p, options, sequences, with_lse):
     sinks, slopes, scale, causal, left, right, chunk, softcap = options
     if lacks := _lacks(sinks, slopes, softcap, with_lse):
         raise NotImplementedError(
-            f"flash_attn: wanted dropout_p=0 with {' and '.join(lacks)}; got {dropout_p}: torch's attention, which computes "
+            f"flash_attn: expected dropout_p=0 with {' and '.join(lacks)}; got {dropout_p}: torch's attention, which computes "
             "dropout, has none of these; leave one or the other out"
         )
     packed = sequences is not None

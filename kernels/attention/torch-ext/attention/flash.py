@@ -168,12 +168,12 @@ def flash_attn_with_kvcache(
     [entries, pages] over pages [pages, rows, key heads, dim]. cache_batch_idx [batch]: which entry is a sequence's. k, v [batch, new rows, key heads, dim] are written to the cache
     first, behind the cache_seqlens [batch] (or one int) tokens that are there. No gradient."""
     if cache_leftpad is not None:
-        raise NotImplementedError("flash_attn_with_kvcache: wanted cache_leftpad=None; got one; begin each row at its token 0")
+        raise NotImplementedError("flash_attn_with_kvcache: expected cache_leftpad=None; got one; begin each row at its token 0")
     if block_table is not None and page_table is not None:
-        raise ValueError("flash_attn_with_kvcache: wanted block_table or page_table, which are the same; got both; pass one")
+        raise ValueError("flash_attn_with_kvcache: expected block_table or page_table, which are the same; got both; pass one")
     if cache_seqlens is None:
         if k is not None or block_table is not None or page_table is not None:
-            raise ValueError("flash_attn_with_kvcache: wanted cache_seqlens with new keys and with pages; got None; pass them")
+            raise ValueError("flash_attn_with_kvcache: expected cache_seqlens with new keys and with pages; got None; pass them")
         cache_seqlens = k_cache.shape[1]
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)

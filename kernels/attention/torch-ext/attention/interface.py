@@ -155,7 +155,7 @@ def register(name="hotswap"):
 
     if "flash" in name or "|" in name or "/" in name:
         raise ValueError(
-            f"register: wanted a name without 'flash', '|' and '/', which transformers gives a meaning; got {name}; "
+            f"register: expected a name without 'flash', '|' and '/', which transformers gives a meaning; got {name}; "
             "choose another one"
         )
     AttentionInterface.register(name, attention_forward)

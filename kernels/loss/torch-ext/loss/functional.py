@@ -42,7 +42,7 @@ def _options(target, vocab, ignore_index, label_smoothing, softcap, z_loss, redu
     if class_weight is not None:
         if class_weight.shape != (vocab,) or not class_weight.is_floating_point() or class_weight.requires_grad:
             raise ValueError(
-                f"wanted class_weight [{vocab}] of a floating type that learns nothing; got {list(class_weight.shape)} "
+                f"expected class_weight [{vocab}] of a floating type that learns nothing; got {list(class_weight.shape)} "
                 f"{class_weight.dtype}, requires_grad={class_weight.requires_grad}; one number a word, detached"
             )
         class_weight = class_weight.float()

@@ -48,7 +48,7 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         raise RuntimeError(
-            "wanted the gradient of a step of generation; it has none, its state is moved on in place; train with "
+            "expected the gradient of a step of generation; it has none, its state is moved on in place; train with "
             "causal_conv1d_fn and the scans over all tokens"
         )
 
@@ -72,7 +72,7 @@ GRADIENTS = {"causal_conv1d": (_backward, _setup)}
 
 def _activation(name):
     if name not in _ACTIVATIONS:
-        raise ValueError(f'wanted activation None, "silu" or "swish"; got {name!r}; apply another one to the result of None')
+        raise ValueError(f'expected activation None, "silu" or "swish"; got {name!r}; apply another one to the result of None')
     return _ACTIVATIONS[name]
 
 

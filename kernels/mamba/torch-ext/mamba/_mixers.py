@@ -94,12 +94,12 @@ def mamba_inner_fn(
     looked at: convolution and delta are always computed again.
     """
     if A.is_complex():
-        raise ValueError("wanted A in real values; got complex ones; complex state spaces are not served")
+        raise ValueError("expected A in real values; got complex ones; complex state spaces are not served")
     rank, states = delta_proj_weight.shape[1], A.shape[-1]
     if dt_rms_weight is not None and dt_rms_weight.shape[0] != rank:
         if dt_rms_weight.requires_grad:
             raise ValueError(
-                f"wanted dt_rms_weight [{rank}], of a norm in front of dt_proj; got {list(dt_rms_weight.shape)} to be trained; "
+                f"expected dt_rms_weight [{rank}], of a norm in front of dt_proj; got {list(dt_rms_weight.shape)} to be trained; "
                 "detach it, or train with the stock mixer"
             )
         dt_rms_weight = torch.ones((), device=xz.device)
@@ -152,7 +152,7 @@ def mamba_split_conv1d_scan_combined(
     norm over each of ngroups parts, or the gate alone, out_proj."""
     heads, channels = A.shape[0], conv1d_weight.shape[0]
     if headdim is None and D.dim() == 1:
-        raise ValueError("wanted headdim, or D [heads, headdim]; got neither; pass headdim")
+        raise ValueError("expected headdim, or D [heads, headdim]; got neither; pass headdim")
     inner = heads * (headdim or D.shape[1])
     states = (channels - inner) // (2 * ngroups)
     other = (zxbcdt.shape[-1] - inner - channels - heads) // 2

@@ -29,7 +29,7 @@ def of_lengths(cu_seqlens, batch, length):
     if cu_seqlens is None or cu_seqlens.numel() <= 2:
         return None
     if batch != 1:
-        raise ValueError(f"wanted packed sequences in a batch of 1, as cu_seqlens says it; got {batch}; pass seq_idx instead")
+        raise ValueError(f"expected packed sequences in a batch of 1, as cu_seqlens says it; got {batch}; pass seq_idx instead")
     tokens = torch.arange(length, device=cu_seqlens.device)
     return torch.searchsorted(cu_seqlens[1:].long().contiguous(), tokens, right=True).int()[None]
 
@@ -40,7 +40,7 @@ def of_keywords(layer, given, batch, length):
     lengths = [given.pop(name, None) for name in ("cu_seqlens", "cu_seq_lens_q")]
     unknown = sorted(name for name, value in given.items() if name not in NO_EFFECT and value is not None)
     if unknown:
-        raise TypeError(f"{layer}: wanted seq_idx or cu_seq_lens_q; got {', '.join(unknown)} too; leave them out")
+        raise TypeError(f"{layer}: expected seq_idx or cu_seq_lens_q; got {', '.join(unknown)} too; leave them out")
     if seq_idx is None:
         ends = next((ends for ends in lengths if ends is not None), None)
         seq_idx = None if ends is None else of_lengths(ends, batch, int(length))

@@ -90,7 +90,7 @@ def mamba_chunk_scan_combined(
 def rmsnorm_fn(x, weight, bias, z=None, eps=1e-6, group_size=None, norm_before_gate=True):
     """rms(x silu(z)) weight, or with norm_before_gate rms(x) weight silu(z), each over group_size numbers, or over all."""
     if bias is not None:
-        raise ValueError("wanted no bias; got one; add it to the result, times silu(z) with norm_before_gate")
+        raise ValueError("expected no bias; got one; add it to the result, times silu(z) with norm_before_gate")
     group_size = group_size or x.shape[-1]
     if z is None:
         y = F.rms_norm(x.float().unflatten(-1, (-1, group_size)), (group_size,), None, eps)

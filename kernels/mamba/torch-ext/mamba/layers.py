@@ -83,7 +83,7 @@ class mamba_inner_fn(_package.Layer):
         **kwargs,
     ):
         if _of_keywords("mamba_inner_fn", kwargs, xz.shape[0], xz.shape[2]) is not None:
-            raise ValueError("mamba_inner_fn: wanted one sequence a row; got packed ones; call the convolution and the scan")
+            raise ValueError("mamba_inner_fn: expected one sequence a row; got packed ones; call the convolution and the scan")
         weights = conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias
         return _inner(
             xz,

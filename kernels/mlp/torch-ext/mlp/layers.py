@@ -72,7 +72,7 @@ class PackedSwiGLUMLPLayout(nn.Module):
         act = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
         if act not in self.activations:
             raise ValueError(
-                f"{type(self).__name__}: wanted hidden_act of {', '.join(self.activations)}; got {act}; "
+                f"{type(self).__name__}: expected hidden_act of {', '.join(self.activations)}; got {act}; "
                 "leave this family out of the kernel config"
             )
         hidden, inner, bias = config.hidden_size, config.intermediate_size, getattr(config, "mlp_bias", False)

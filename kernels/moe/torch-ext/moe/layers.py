@@ -9,7 +9,7 @@ def _with_weights(experts):
     """Who reads an experts module's parameters goes around whatever is wrapped around it."""
     if not hasattr(experts, "gate_up_proj"):
         raise RuntimeError(
-            f"wanted experts that hold their weights themselves; got {type(experts).__name__} around them (adapters?); keep "
+            f"expected experts that hold their weights themselves; got {type(experts).__name__} around them (adapters?); keep "
             "the model's own layer here, with hotswap.kernelize after the adapters are in, or with its experts=False"
         )
     return experts

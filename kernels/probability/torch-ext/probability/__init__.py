@@ -17,7 +17,7 @@ def sparsemax(x, dim=-1):
 def _reduced(losses, x, labels, ignore_index, reduction):
     """losses: a number a row, or an element with "none". Means are over the rows whose label counts."""
     if reduction not in ("batchmean", "mean", "sum", "none"):
-        raise ValueError(f"wanted reduction batchmean, mean, sum or none; got {reduction!r}; pass one of them")
+        raise ValueError(f"expected reduction batchmean, mean, sum or none; got {reduction!r}; pass one of them")
     if reduction == "none":
         return losses
     total = losses.sum()

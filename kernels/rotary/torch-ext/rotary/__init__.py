@@ -24,7 +24,7 @@ def _fake(q, k, cos, sin, rotary_dim, interleaved):
 def _setup(ctx, inputs, output):
     _, _, cos, sin, ctx.rotary_dim, ctx.interleaved = inputs
     if cos.requires_grad or sin.requires_grad:
-        raise NotImplementedError("rotary: wanted cos and sin without gradient; got one that requires it; detach it")
+        raise NotImplementedError("rotary: expected cos and sin without gradient; got one that requires it; detach it")
     ctx.save_for_backward(cos, sin)
 
 

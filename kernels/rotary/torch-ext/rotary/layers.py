@@ -10,7 +10,7 @@ def along(unsqueeze_dim, q, k, cos, rotate):
         return rotate(q, k)
     if unsqueeze_dim != 2:
         got = f"{unsqueeze_dim}, {cos.dim()} dims"
-        raise ValueError(f"wanted unsqueeze_dim 1, 2, or 0 for tables [time, dim]; got {got}; pass that of q's heads")
+        raise ValueError(f"expected unsqueeze_dim 1, 2, or 0 for tables [time, dim]; got {got}; pass that of q's heads")
     q, k = rotate(q.transpose(1, 2), k.transpose(1, 2))
     return q.transpose(1, 2), k.transpose(1, 2)
 
