@@ -46,7 +46,10 @@ class TorchGraph : public CudaGraph {
     in_turn(side, before);
   }
 
-  void draws_from(const at::Generator& generator) override { register_generator(graph_, generator); }
+  void draws_from(const at::Generator& generator) override {
+    const c10::cuda::CUDAGuard current(device_);  // torch allocates what a replay draws from on the current device
+    register_generator(graph_, generator);
+  }
 
   void capture(const std::function<void()>& work) override {
     const c10::cuda::CUDAGuard current(device_);

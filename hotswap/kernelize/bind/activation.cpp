@@ -48,9 +48,9 @@ Result<Example> act_and_mul_example(const std::string& layer, const ExampleSize&
 }  // namespace
 
 std::vector<Contract> activation_contracts() {
-  const std::map<std::string, std::string> roles = {{"forward", "(Tensor x) -> Tensor y"},
-                                                    {"forward_train", "(Tensor x) -> Tensor y"},
-                                                    {"backward", "(Tensor dy, Tensor x) -> Tensor dx"}};
+  const std::map<std::string, Role> roles = {{"forward", "(Tensor x) -> Tensor y"},
+                                             {"forward_train", "(Tensor x) -> Tensor y"},
+                                             {"backward", "(Tensor dy, Tensor x) -> Tensor dx"}};
   return {{"activation/1", roles, bind_regular<ActivationForward>, activation_example},
           {"act_and_mul/1", roles, bind_regular<ActivationForward>, act_and_mul_example}};
 }
