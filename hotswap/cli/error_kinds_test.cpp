@@ -12,7 +12,7 @@
 #include "hotswap/base/toml.h"
 #include "hotswap/chat/chat_template.h"
 #include "hotswap/cli/test_program.h"
-#include "hotswap/generation/sampler.h"
+#include "hotswap/engine/sampler.h"
 #include "hotswap/hub/hub.h"
 #include "hotswap/hub/net/hub_error.h"
 #include "hotswap/hub/package/digest.h"
