@@ -1,10 +1,9 @@
 // Divergences of two rows on a GPU: of probabilities or their logarithms, and of logits, whose gradients take their
 // place.
-#include "kernels/probability/probability_cuda.h"
-#include "kernels/probability/terms.cuh"
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#include "kernels/common/gpu/held_rows.h"
+#include "kernels/common/gpu/streamed_rows.h"
 #include "kernels/probability/logits.cuh"
-#endif
+#include "kernels/probability/probability_cuda.h"
 
 namespace probability::cuda {
 namespace {
@@ -120,10 +119,10 @@ struct Quads {
   }
 };
 
-template <class T, bool kWhole>
-__global__ void __launch_bounds__(kDivergenceThreads, sizeof(T) == 2 ? 2 : 3) tvd_signs(const Divergence a) {
+template <class T, bool kWhole, bool kByElement>
+__global__ void __launch_bounds__(kDivergenceThreads, sizeof(T) == 2 ? 4 : 3) tvd_signs(const Divergence a) {
   using Some = Quads<T, kWhole>;
-  constexpr int N = Some::N, kTogether = 2;
+  constexpr int N = Some::N, kTogether = sizeof(T) == 2 ? 1 : 2;
   __shared__ RowSum<1>::Memory memory;
   RowSum<1> sum_of(memory, int(blockDim.x));
   const int64_t vectors = (a.cols + N - 1) / N, bytes = (a.cols + 3) / 4;
@@ -149,50 +148,53 @@ __global__ void __launch_bounds__(kDivergenceThreads, sizeof(T) == 2 ? 2 : 3) tv
 #pragma unroll
         for (int i = 0; i < N; ++i) {
           const float term = 0.5f * fabsf(f[k][i] - t[k][i]);
-          if (a.by_element && (kWhole || v * N + i < a.cols)) a.loss[row * a.cols + v * N + i] = term;
+          if (kByElement && (kWhole || v * N + i < a.cols)) a.loss[row * a.cols + v * N + i] = term;
           sum[0] += term;
           bits |= (f[k][i] > t[k][i] ? 1u << 2 * i : 0u) | (f[k][i] < t[k][i] ? 2u << 2 * i : 0u);
         }
         Some::store_bits(signs, v, bits);
       }
     }
-    if (a.by_element) continue;
+    if (kByElement) continue;
     sum_of(sum);
     if (threadIdx.x == 0) a.loss[row] = sum[0];
   }
 }
 
-template <class T, bool kWhole>
-__global__ void __launch_bounds__(kDivergenceThreads) tvd_of_signs(const Divergence a) {
+// A block has kSignVectors vectors of each of its threads, side by side: what is written at a time lies together.
+constexpr int kSignVectors = 4;
+
+template <class T, bool kWhole, bool kByElement>
+__global__ void __launch_bounds__(kDivergenceThreads) tvd_of_signs(const Divergence a, int64_t blocks_of_row) {
   using Some = Quads<T, kWhole>;
-  constexpr int N = Some::N, kTogether = 8;
+  constexpr int N = Some::N;
   const int64_t vectors = (a.cols + N - 1) / N, bytes = (a.cols + 3) / 4;
-  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+  for (int64_t block = blockIdx.x; block < a.rows * blocks_of_row; block += gridDim.x) {
+    const int64_t row = block / blocks_of_row;
+    const int64_t first = (block - row * blocks_of_row) * kSignVectors * blockDim.x + threadIdx.x;
     const uint8_t* signs = a.signs + row * bytes;
     T* dx = static_cast<T*>(a.dx) + row * a.cols;
-    const float of_row = a.by_element ? 0.f : 0.5f * a.dloss[row];
-    for (int64_t first = threadIdx.x; first < vectors; first += int64_t{blockDim.x} * kTogether) {
-      uint32_t bits[kTogether];
+    const float of_row = kByElement ? 0.f : 0.5f * a.dloss[row];
+    uint32_t bits[kSignVectors];
 #pragma unroll
-      for (int k = 0; k < kTogether; ++k) {
-        const int64_t v = first + int64_t{k} * blockDim.x;
-        bits[k] = v < vectors ? Some::load_bits(signs, v) : 0;
+    for (int k = 0; k < kSignVectors; ++k) {
+      const int64_t v = first + int64_t{k} * blockDim.x;
+      bits[k] = v < vectors ? Some::load_bits(signs, v) : 0;
+    }
+#pragma unroll
+    for (int k = 0; k < kSignVectors; ++k) {
+      const int64_t v = first + int64_t{k} * blockDim.x;
+      if (v >= vectors) break;
+      float f[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const bool has = kWhole || v * N + i < a.cols;
+        const float g = !kByElement ? of_row : has ? 0.5f * a.dloss[row * a.cols + v * N + i] : 0.f;
+        const uint32_t above = bits[k] & 1u << 2 * i, below = bits[k] & 2u << 2 * i;
+        f[i] = above ? g : below ? -g : 0.f;
+        if (!kWhole && has) dx[v * N + i] = from_float<T>(f[i]);
       }
-#pragma unroll
-      for (int k = 0; k < kTogether; ++k) {
-        const int64_t v = first + int64_t{k} * blockDim.x;
-        if (v >= vectors) break;
-        float f[N];
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          const bool has = kWhole || v * N + i < a.cols;
-          const float g = !a.by_element ? of_row : has ? 0.5f * a.dloss[row * a.cols + v * N + i] : 0.f;
-          const uint32_t sign = bits[k] >> 2 * i & 3;
-          f[i] = sign == 1 ? g : sign == 2 ? -g : 0.f;
-          if (!kWhole && has) dx[v * N + i] = from_float<T>(f[i]);
-        }
-        if constexpr (kWhole) store_floats<N>(dx + v * N, f);
-      }
+      if constexpr (kWhole) store_floats<N>(dx + v * N, f);
     }
   }
 }
@@ -276,59 +278,62 @@ void with_kind(Kind kind, const Fn& fn) {
 template <class T, int N>
 void launch_divergence(const Divergence& a, Stream stream) {
   const int threads = std::min(kDivergenceThreads, threads_for(a.cols, 2 * N));
-  if (a.signs != nullptr)
-    return launch(a.dx == nullptr ? &tvd_signs<T, (N > 1)> : &tvd_of_signs<T, (N > 1)>, blocks_for(a.rows), threads,
-                  stream, a);
+  if (a.signs != nullptr) {
+    const auto run = [&]<bool kByElement>() {
+      constexpr bool kWhole = N > 1;
+      if (a.dx == nullptr) return launch(&tvd_signs<T, kWhole, kByElement>, blocks_for(a.rows), threads, stream, a);
+      constexpr int64_t kOfThread = Quads<T, kWhole>::N * kSignVectors;
+      const int some = std::min(kDivergenceThreads, threads_for(a.cols, kOfThread));
+      const int64_t blocks = std::max<int64_t>(1, divide_up(a.cols, kOfThread * some));
+      launch(&tvd_of_signs<T, kWhole, kByElement>, blocks_for(a.rows * blocks), some, stream, a, blocks);
+    };
+    return a.by_element ? run.template operator()<true>() : run.template operator()<false>();
+  }
   with_kind(a.kind, [&]<Kind kKind>() {
     const auto kernel = a.dx == nullptr ? &divergence_forward<T, N, kKind> : &divergence_backward<T, N, kKind>;
     launch(kernel, blocks_for(a.rows), threads, stream, a);
   });
 }
-// Clusters that run at once: of one launch of kKernel, asked once a device and size.
-template <auto kKernel>
-int64_t clusters_at_once(int threads, int cluster, int64_t bytes) {
-  allow_memory<kKernel>();
-  cudaLaunchAttribute shape{};
-  shape.id = cudaLaunchAttributeClusterDimension;
-  shape.val.clusterDim = {unsigned(cluster), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(cluster));
-  config.blockDim = dim3(unsigned(threads));
-  config.dynamicSmemBytes = size_t(bytes);
-  config.attrs = &shape;
-  config.numAttrs = 1;
-  int count = 0;
-  checked(cudaOccupancyMaxActiveClusters(&count, kKernel, &config), "cudaOccupancyMaxActiveClusters");
-  return count;
-}
+constexpr int64_t kMostHeld = 1024;  // vectors of a row that a block's registers hold; longer ones are streamed
 
-constexpr int64_t kLeastHeld = 1024;  // vectors: shorter rows stay in L1 between their walks, without clusters
-
-// False where both rows are short, or do not fit on the chip.
+// False where both rows do not fit on the chip.
 template <class T, Kind kKind>
-bool launch_held(const OfLogits& a, Stream stream) {
-  constexpr int N = kPerVector<T>, kVectors = kLogitsElements / N;
-  if (attribute<cudaDevAttrComputeCapabilityMajor>() < 9 || a.cols % N != 0) return false;
+bool launch_on_chip(const OfLogits& a, Stream stream) {
+  constexpr int N = kPerVector<T>, kVectors = kLogitsElements / N, kHeldVectors = 4;
+  if (a.cols % N != 0) return false;
   const int64_t vectors = a.cols / N;
-  if (vectors < kLeastHeld) return false;
-  // From two blocks on: what a block sends to itself in a launch without clusters is an illegal instruction.
-  for (int cluster = 2; cluster <= LogitsExchange::kMostBlocks; cluster *= 2) {
-    const int threads = int(divide_up(divide_up(vectors, cluster * kVectors), 32) * 32);
-    const int64_t bytes = int64_t{kLogitsDepth} * 2 * kVectors * threads * kVectorBytes;
-    if (threads > kLogitsThreads || bytes + 4096 > attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>()) continue;
-    const int64_t most = clusters_at_once<&logits_held<T, kKind>>(threads, cluster, bytes);
-    if (most == 0) return false;
-    launch_after_with_memory<&logits_held<T, kKind>>(bytes, std::min(most, a.rows) * cluster, threads, cluster, stream,
-                                                     a);
+  if (vectors <= kMostHeld) {
+    const HeldPlan p = plan_held(
+        {.rows = a.rows, .cols = a.cols, .element_size = size_of(a.dtype), .aligned = true},
+        {.most_cluster = 1, .vectors = kHeldVectors, .long_vectors = kHeldVectors, .cluster_vectors = kHeldVectors});
+    if (p.vectors == 0 || a.rows > p.rows_per_launch) return false;
+    launch_after(p.groups > 1 ? &logits_held<T, kHeldVectors, Hold::kGroups, kKind>
+                              : &logits_held<T, kHeldVectors, Hold::kBlock, kKind>,
+                 p.blocks(a.rows), p.threads(), stream, a, p.lanes);
     return true;
   }
-  return false;
+  if (most_cluster() == 1) return false;
+  constexpr int64_t kOfThread = kVectorBytes * kLogitsDepth * 2 * kVectors, kReserved = 4096;
+  const int64_t fit = (attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() - kReserved) / kOfThread / 32 * 32;
+  const int most = int(std::min<int64_t>(kLogitsThreads, fit));
+  const StreamPlan p = plan_stream(
+      a.rows, vectors,
+      {.vectors = kVectors, .most_threads = most, .cluster_threads = most, .most_cluster = most_cluster()}, 0);
+  if (p.cluster == 0) return false;
+  const int cluster = std::max(2, p.cluster);
+  const int threads = int(divide_up(divide_up(vectors, cluster * kVectors), 32) * 32);
+  const int64_t bytes = kOfThread * threads;
+  constexpr auto kKernel = &logits_streamed<T, kKind>;
+  const int64_t clusters = std::min(a.rows, clusters_at_once<kKernel>(bytes, threads, cluster));
+  if (clusters == 0) return false;
+  launch_after_with_memory<kKernel>(bytes, clusters * cluster, threads, cluster, stream, a);
+  return true;
 }
 
 template <class T, int N, Kind kKind>
 void launch_logits(const OfLogits& a, Stream stream) {
   if constexpr (N > 1) {
-    if (launch_held<T, kKind>(a, stream)) return;
+    if (launch_on_chip<T, kKind>(a, stream)) return;
   }
   launch(&divergence_of_logits<T, N, kKind>, blocks_for(a.rows), threads_for(a.cols, N), stream, a);
 }

@@ -1,212 +1,172 @@
-// Divergences of the softmax of logits, whose gradients take their place, with both rows on the chip: a cluster goes
-// through rows, and each thread has a ring of its own in shared memory, so that the next rows are on their way while
-// one is worked on.
+// Divergences of the softmax of logits, whose gradients take their place, with both rows on the chip: long ones
+// streamed through clusters (streamed_rows.cuh), short ones held in registers (held_rows.cuh).
 //
 // A row takes three steps: the states of both softmaxes; terms, slopes and probabilities, which stay in registers; the
-// gradients. Between them the blocks of a cluster have to know each other's sums. Steps of neighbouring rows take turns
-// so that one exchange a row is enough: it carries the sums of row i and the states of row i + 1, and while it is on
-// its way the states of row i + 2 are made.
+// gradients. Between them the threads of a row have to know each other's sums. In the stream steps of neighbouring rows
+// take turns so that one exchange a row is enough: it carries the sums of row i and the states of row i + 1, and while
+// it is on its way the states of row i + 2 are made. All logarithms are to base 2.
 #pragma once
 
-#include "kernels/common/gpu/cluster.cuh"
-#include "kernels/common/gpu/copy_behind.cuh"
+#include "kernels/common/gpu/held_rows.cuh"
+#include "kernels/common/gpu/streamed_rows.cuh"
 #include "kernels/probability/terms.cuh"
 
 namespace probability::gpu {
 
 constexpr int kLogitsThreads = 512, kLogitsDepth = 3, kLogitsElements = 32;  // elements: a thread's, of each row
 
-struct LogitsSums {
-  SoftmaxState state[2];
-  float term = 0.f, slope = 0.f;
-};
+using LogitsSums = SoftmaxSums<2, 2, true>;  // then term and slope
 
-// What the blocks of a cluster tell each other. Two buffers take turns: who sends to one for the second time has heard
-// from everybody that the first time was read.
-class LogitsExchange {
- public:
-  static constexpr int kMostBlocks = 8, kCount = 6;
-  struct Memory {
-    Barrier full[2];
-    float from[2][kMostBlocks][kCount + 2], warps[2][kCount][kLogitsThreads / 32];
-  };
-  __device__ explicit LogitsExchange(Memory& memory) : memory_(memory) {
-    if (threadIdx.x == 0) {
-      for (Barrier& full : memory.full) full.init(1), full.arrive_expecting(bytes());
-      publish_barriers();
-    }
-    cluster_begins();
-    wait_for_cluster();
-  }
-  __device__ __forceinline__ void send(LogitsSums mine) {
-    const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
-    mine = of_warp(mine);
-    auto& parts = memory_.warps[turn_];
-    if (lane == 0) {
-      parts[0][warp] = mine.state[0].top, parts[1][warp] = mine.state[0].total;
-      parts[2][warp] = mine.state[1].top, parts[3][warp] = mine.state[1].total;
-      parts[4][warp] = mine.term, parts[5][warp] = mine.slope;
-    }
-    __syncthreads();
-    if (warp > 0) return;
-    LogitsSums all;
-    if (lane < warps) {
-      all.state[0] = {parts[0][lane], parts[1][lane]};
-      all.state[1] = {parts[2][lane], parts[3][lane]};
-      all.term = parts[4][lane], all.slope = parts[5][lane];
-    }
-    all = of_warp(all);
-    if (lane >= int(blocks_in_cluster())) return;
-    const float v[kCount] = {all.state[0].top,   all.state[0].total, all.state[1].top,
-                             all.state[1].total, all.term,           all.slope};
-    auto& there = memory_.from[turn_][rank_in_cluster()];
+// {top, total} of vectors get(k): top over the warp's threads of a row, total of this thread alone.
+template <class T, int kVectors, class Get, class Top>
+__device__ __forceinline__ SoftmaxState state_of_logits(float scale, const Get& get, const Top& top_of) {
+  constexpr int N = kPerVector<T>;
+  SoftmaxState state;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) store_to(uint32_t(lane), there[i], v[i], memory_.full[turn_]);
-  }
-  __device__ __forceinline__ LogitsSums receive() {
-    Barrier& full = memory_.full[turn_];
-    full.wait(parity_);
-    LogitsSums all;
-    const unsigned blocks = blocks_in_cluster();
-    for (unsigned b = 0; b < blocks; ++b) {
-      const auto& v = memory_.from[turn_][b];
-      all.state[0].merge({v[0], v[1]});
-      all.state[1].merge({v[2], v[3]});
-      all.term += v[4], all.slope += v[5];
-    }
-    if (threadIdx.x == 0) full.arrive_expecting(bytes());
-    parity_ ^= turn_;
-    turn_ ^= 1;
-    return all;
-  }
-  // Nobody may end while others still send to it, which they do until their last exchange.
-  __device__ __forceinline__ void end() { cluster_barrier(); }
-
- private:
-  static __device__ __forceinline__ uint32_t bytes() { return blocks_in_cluster() * kCount * 4; }
-  static __device__ __forceinline__ LogitsSums of_warp(LogitsSums v) {
+  for (int k = 0; k < kVectors; ++k) state.top = fmaxf(state.top, highest_of(get(k)));
+  state.top = top_of(state.top) * scale;
+  const float from = -finite_or_zero(state.top);
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      const float top = warp_max(v.state[k].top);
-      v.state[k] = {top, warp_sum(v.state[k].total * v.state[k].share_at(top))};
-    }
-    v.term = warp_sum(v.term), v.slope = warp_sum(v.slope);
-    return v;
+  for (int k = 0; k < kVectors; ++k) {
+    float f[N];
+    unpack(get(k), f);
+#pragma unroll
+    for (int i = 0; i < N; ++i) state.total += exp2_of<sizeof(T) == 2>(fmaf(f[i], scale, from));
   }
-  Memory& memory_;
-  int turn_ = 0;
-  uint32_t parity_ = 0;
+  return state;
+}
+// log2 softmax in two parts: an offset that a row's logits have in common costs no bits.
+struct LogSoftmax {
+  float scale, top, log_total;
+  __device__ __forceinline__ float operator()(float z) const { return fmaf(z, scale, -top) - log_total; }
 };
 
 template <class T, Kind kKind>
-__global__ void __launch_bounds__(kLogitsThreads, 1) logits_held(const OfLogits a) {
+__global__ void __launch_bounds__(kLogitsThreads, 1) logits_streamed(const OfLogits a) {
   constexpr int N = kPerVector<T>, kVectors = kLogitsElements / N;
   constexpr bool kCoarse = sizeof(T) == 2;
-  extern __shared__ uint4 ring[];  // [depth][2][vectors][threads]
-  __shared__ LogitsExchange::Memory memory;
-  const int lanes = int(blockDim.x);
-  const int64_t step = gridDim.x / blocks_in_cluster(), begin = blockIdx.x / blocks_in_cluster();
-  const int64_t first = int64_t{rank_in_cluster()} * lanes * kVectors;  // vector of the row
-  const int64_t vectors = a.cols / N;
-  const auto place = [&](int slot, int tensor, int k) {
-    return ring + ((slot * 2 + tensor) * kVectors + k) * lanes + threadIdx.x;
-  };
-  const auto vector = [&](int k) { return first + k * lanes + threadIdx.x; };
+  extern __shared__ uint4 logits_ring[];
+  using Exchange = RowExchange<LogitsSums, true>;
+  __shared__ typename Exchange::Memory memory;
+  const int64_t step = gridDim.x / blocks_of_row<true>(), begin = blockIdx.x / blocks_of_row<true>();
+  const StreamedRows<T, 2, kVectors, kLogitsDepth> stream(logits_ring, a.cols / N, rank_in_row<true>());
   const auto fetch = [&](int64_t row, int slot) {
-    if (row < a.rows) {
-      const T *z = static_cast<const T*>(a.z) + row * a.z_stride,
-              *target = static_cast<const T*>(a.target) + row * a.target_stride;
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) {
-        if (vector(k) >= vectors) continue;
-        copy_behind(place(slot, 0, k), z + vector(k) * N);
-        copy_behind(place(slot, 1, k), target + vector(k) * N);
-      }
-    }
-    end_of_copies();
+    const T *z = static_cast<const T*>(a.z) + row * a.z_stride,
+            *target = static_cast<const T*>(a.target) + row * a.target_stride;
+    stream.fetch(slot, row < a.rows,
+                 [&](int tensor, int k) { return (tensor == 0 ? z : target) + int64_t{stream.vector(k)} * N; });
   };
-  const auto get = [&](int slot, int tensor, int k) {
-    const uint4 v = *place(slot, tensor, k);
-    Pack<T, N> p;
-    p.w[0] = v.x, p.w[1] = v.y, p.w[2] = v.z, p.w[3] = v.w;
-    return p;
-  };
-  const auto state_of = [&](int slot, int tensor) {
-    SoftmaxState state;
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      if (vector(k) < vectors) state.top = fmaxf(state.top, highest_of(get(slot, tensor, k)));
-    }
-    state.top *= a.scale;
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      if (vector(k) >= vectors) continue;
-      float f[N];
-      unpack(get(slot, tensor, k), f);
-#pragma unroll
-      for (int i = 0; i < N; ++i) f[i] *= a.scale;
-      state.add<kCoarse>(f);
-    }
-    return state;
-  };
+  const float scale = a.scale * kLog2E;
   const auto states = [&](LogitsSums& sums, int slot) {
-    sums.state[0] = state_of(slot, 0);
-    sums.state[1] = state_of(slot, 1);
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      const SoftmaxState state = state_of_logits<T, kVectors>(
+          scale, [&](int k) { return stream.get(slot, t, k); }, [](float top) { return warp_max(top); });
+      sums.v[2 * t] = state.top, sums.v[2 * t + 1] = warp_sum(state.total);
+    }
   };
+  const bool writes = threadIdx.x % 32 == 0;
+  const float unit = slope_unit<kKind>(a.beta) * a.scale;
+  stream.blank(kLowestWord<T>);
   wait_for_launch_before();
   fetch(begin, 0);
   fetch(begin + step, 1);
-  LogitsExchange exchange(memory);
-  float slope[kVectors][N], q[kVectors][N];
+  Exchange exchange(memory);
+  Slopes<kVectors, N> kept;
   LogitsSums mine;
   wait_for_all_but<1>();
   states(mine, 0);
-  exchange.send(mine);
+  exchange.send(mine, writes);
   int slot = 0;
-  const auto next = [](int slot) { return slot == kLogitsDepth - 1 ? 0 : slot + 1; };
   const auto write = [&](int64_t row, const LogitsSums& all) {  // row's gradients and loss
     T* z = static_cast<T*>(a.z) + row * a.z_stride;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      if (vector(k) >= vectors) continue;
       float f[N];
 #pragma unroll
-      for (int i = 0; i < N; ++i) f[i] = (slope[k][i] - q[k][i] * all.slope) * a.scale;
-      store_floats<N>(z + vector(k) * N, f);
+      for (int i = 0; i < N; ++i) f[i] = fmaf(-kept.q[k][i], all.v[5], kept.slope[k][i]) * unit;
+      if (stream.has(k)) store_floats<N>(z + int64_t{stream.vector(k)} * N, f);
     }
-    if (threadIdx.x == 0 && first == 0) a.loss[row] = all.term;
+    if (threadIdx.x == 0 && rank_in_row<true>() == 0) a.loss[row] = all.v[4] * kLog2;
   };
   for (int64_t row = begin; row < a.rows; row += step) {
-    const int after = next(slot);
-    fetch(row + 2 * step, next(after));
+    const int after = stream.next(slot);
+    fetch(row + 2 * step, stream.next(after));
     wait_for_all_but<1>();
     LogitsSums ahead;
     if (row + step < a.rows) states(ahead, after);
     const LogitsSums all = exchange.receive();
     if (row > begin) write(row - step, all);
-    const float log_sum[2] = {logf(all.state[0].total), logf(all.state[1].total)};
-    // Two parts: an offset that a row's logits have in common costs no bits.
-    const auto log_softmax = [&](float z, int k) { return (z * a.scale - all.state[k].top) - log_sum[k]; };
+    const LogSoftmax of_z{scale, all.top(0), log2f(all.total(0))}, of_target{scale, all.top(1), log2f(all.total(1))};
+    kept.slopes = 0.f;
+    fill_slopes<kKind, kCoarse>(
+        kept, a.beta,
+        [&](int k, float(&x)[N], float(&target)[N]) {
+          unpack(stream.get(slot, 0, k), x);
+          unpack(stream.get(slot, 1, k), target);
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      if (vector(k) >= vectors) continue;
-      float t[N];
-      unpack(get(slot, 0, k), q[k]);
-      unpack(get(slot, 1, k), t);
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const Parts parts = parts_of<kKind, kCoarse>(log_softmax(q[k][i], 0), log_softmax(t[i], 1), a.beta);
-        ahead.term += parts.term, ahead.slope += parts.slope;
-        slope[k][i] = parts.slope, q[k][i] = parts.q;
-      }
-    }
-    exchange.send(ahead);
+          for (int i = 0; i < N; ++i) x[i] = of_z(x[i]), target[i] = of_target(target[i]);
+        },
+        [&](int k) { return stream.has(k); });
+    ahead.v[4] = warp_sum(kept.terms), ahead.v[5] = warp_sum(kept.slopes);
+    exchange.send(ahead, writes);
     slot = after;
   }
   const LogitsSums all = exchange.receive();
-  const int64_t last = begin + (a.rows - 1 - begin) / step * step;
-  if (begin < a.rows) write(last, all);
+  if (begin < a.rows) write(begin + (a.rows - 1 - begin) / step * step, all);
   exchange.end();
+}
+
+template <class T, int kVectors, Hold kHold, Kind kKind>
+__global__ void __launch_bounds__(held_threads(kHold), kHold == Hold::kGroups ? 4 : 1)
+    logits_held(const OfLogits a, int lanes) {
+  constexpr int N = kPerVector<T>;
+  constexpr bool kCoarse = sizeof(T) == 2;
+  __shared__ typename RowTogether<kHold>::Memory memory;
+  const HeldPlace<T, kVectors, kHold> p(a.rows, a.cols, lanes);
+  RowTogether<kHold> row(memory, lanes);
+  const float scale = a.scale * kLog2E, unit = slope_unit<kKind>(a.beta) * a.scale;
+  wait_for_launch_before();
+  Pack<T, N> z[kVectors], target[kVectors];
+  fetch_row<T>(z, a.z, a.z_stride, p, kLowestWord<T>);
+  fetch_row<T>(target, a.target, a.target_stride, p, kLowestWord<T>);
+  const auto state_of = [&](const Pack<T, N>(&v)[kVectors]) {
+    return state_of_logits<T, kVectors>(
+        scale, [&](int k) { return v[k]; },
+        [&](float top) { return kHold == Hold::kGroups ? lanes_max(top, lanes) : warp_max(top); });
+  };
+  const SoftmaxState both[2] = {state_of(z), state_of(target)};
+  float top[2] = {both[0].top, both[1].top}, total[2];
+  row.max(top);
+#pragma unroll
+  for (int t = 0; t < 2; ++t) total[t] = both[t].total * exp2f(both[t].top - finite_or_zero(top[t]));
+  row.sum(total);
+  const LogSoftmax of_z{scale, top[0], log2f(total[0])}, of_target{scale, top[1], log2f(total[1])};
+  Slopes<kVectors, N> kept;
+  fill_slopes<kKind, kCoarse>(
+      kept, a.beta,
+      [&](int k, float(&x)[N], float(&t)[N]) {
+        forget(z[k]);
+        forget(target[k]);
+        unpack(z[k], x);
+        unpack(target[k], t);
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[i] = of_z(x[i]), t[i] = of_target(t[i]);
+      },
+      [&](int k) { return p.has(k); });
+  float sums[2] = {kept.terms, kept.slopes};
+  row.sum(sums);
+  if (!p.has_row) return;
+  if (p.lane == 0) a.loss[p.row] = sums[0] * kLog2;
+  T* out = static_cast<T*>(a.z) + p.row * a.z_stride;
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    if (!p.has(k)) continue;
+    float f[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) f[i] = fmaf(-kept.q[k][i], sums[1], kept.slope[k][i]) * unit;
+    store_floats<N>(out + p.col(k), f);
+  }
 }
 
 }  // namespace probability::gpu

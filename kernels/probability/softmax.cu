@@ -1,8 +1,10 @@
-// Softmax and sparsemax on a GPU: rows in registers (held.cuh), or where they are too long for that or not at whole
-// vectors, read again from L1 or L2, where they have just been.
+// Softmax and sparsemax on a GPU: rows in registers (held.cuh), longer ones of softmax streamed (streamed.cuh); those
+// that fit nowhere or are not at whole vectors are read again from L1 or L2, where they have just been.
 #include "kernels/common/gpu/held_rows.h"
+#include "kernels/common/gpu/streamed_rows.h"
 #include "kernels/probability/held.cuh"
 #include "kernels/probability/probability_cuda.h"
+#include "kernels/probability/streamed.cuh"
 
 namespace probability::cuda {
 namespace {
@@ -139,21 +141,40 @@ void launch_again(const Softmax& a, Stream stream) {
 
 // Vectors of a thread: in rows of a block, in longer ones, and in those of a cluster. Its barriers hide behind what
 // other blocks have in flight: eight vectors a thread, or two tensors of four. Sparsemax has more of them, and does
-// with fewer threads.
+// with fewer threads. 0: longer rows are streamed.
 struct Vectors {
   int block, longer, cluster;
 };
-constexpr Vectors kForward{4, 8, 8}, kSparse{8, 8, 8}, kBackward{4, 4, 4};
+constexpr Vectors kForward{4, 8, 0}, kSparse{8, 8, 8}, kBackward{4, 4, 4};
 
 template <Vectors kEach, class Fn>  // fn<kVectors, kHold>()
 void with_hold(const HeldPlan& p, const Fn& fn) {
-  if (p.cluster > 1) return fn.template operator()<kEach.cluster, Hold::kCluster>();
+  if constexpr (kEach.cluster > 0) {
+    if (p.cluster > 1) return fn.template operator()<kEach.cluster, Hold::kCluster>();
+  }
   if (p.groups == 1) {
     if (p.vectors == kEach.block) return fn.template operator()<kEach.block, Hold::kBlock>();
     return fn.template operator()<kEach.longer, Hold::kBlock>();
   }
   if (p.vectors == 4) return fn.template operator()<4, Hold::kGroups>();
   return p.vectors == 2 ? fn.template operator()<2, Hold::kGroups>() : fn.template operator()<1, Hold::kGroups>();
+}
+
+// False where the rows are too long for a cluster.
+template <class T>
+bool launch_streamed(const Softmax& a, Stream stream) {
+  constexpr auto kKernel = &softmax_streamed<T>;
+  const StreamPlan p = plan_stream(a.rows, a.cols / kPerVector<T>,
+                                   {.vectors = kStreamVectors,
+                                    .most_threads = kStreamThreads,
+                                    .cluster_threads = kStreamThreads,
+                                    .most_cluster = most_cluster()},
+                                   0);
+  if (p.cluster < 2) return false;
+  const int64_t bytes = kVectorBytes * kStreamDepth * kStreamVectors * p.threads;
+  const int64_t clusters = std::min(a.rows, clusters_at_once<kKernel>(bytes, p.threads, p.cluster));
+  launch_after_with_memory<kKernel>(bytes, clusters * p.cluster, p.threads, p.cluster, stream, a);
+  return true;
 }
 
 template <auto kKernel>
@@ -178,10 +199,13 @@ void softmax(const Softmax& a, Stream stream) {
   with_dtype(a.dtype, [&]<typename T>() {
     const auto run = [&]<Vectors kEach>(const auto& held) {
       const HeldPlan p = plan_held({.rows = a.rows, .cols = a.cols, .element_size = size_of(a.dtype), .aligned = whole},
-                                   {.most_cluster = most_cluster(),
+                                   {.most_cluster = kEach.cluster > 0 ? most_cluster() : 1,
                                     .vectors = kEach.block,
                                     .long_vectors = kEach.longer,
                                     .cluster_vectors = kEach.cluster});
+      if constexpr (kEach.cluster == 0) {
+        if (p.vectors == 0 && whole && a.cols % kPerVector<T> == 0 && launch_streamed<T>(a, stream)) return;
+      }
       if (p.vectors == 0) return whole ? launch_again<T, kPerVector<T>>(a, stream) : launch_again<T, 1>(a, stream);
       with_hold<kEach>(p, [&]<int kVectors, Hold kHold>() { held.template operator()<kVectors, kHold>(p); });
     };

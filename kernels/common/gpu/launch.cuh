@@ -101,6 +101,35 @@ void launch_with_memory(int64_t bytes, int64_t blocks, int threads, Stream strea
   checked(cudaLaunchKernelEx(&config, kKernel, std::forward<Given>(args)...), "kernel launch");
 }
 
+// Clusters of a kernel that run at once. The last answer is kept: the query takes longer than a launch.
+template <auto kKernel>
+int64_t clusters_at_once(int64_t bytes, int threads, int cluster) {
+  static std::atomic<uint64_t> known{0};  // device, bytes, threads, cluster; clusters
+  int device = 0, count = 0;
+  checked(cudaGetDevice(&device), "cudaGetDevice");
+  const uint64_t key = ((uint64_t(device) << 20 | uint64_t(bytes)) << 11 | uint64_t(threads)) << 4 | uint64_t(cluster);
+  const uint64_t last = known.load(std::memory_order_relaxed);
+  if (last != 0 && last >> 16 == key) return int64_t(last & 0xffff);
+  allow_memory<kKernel>();
+  if (cluster == 1) {
+    checked(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kKernel, threads, size_t(bytes)), "occupancy");
+    count *= multiprocessors();
+  } else {
+    cudaLaunchAttribute shape{};
+    shape.id = cudaLaunchAttributeClusterDimension;
+    shape.val.clusterDim = {unsigned(cluster), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(unsigned(cluster));
+    config.blockDim = dim3(unsigned(threads));
+    config.dynamicSmemBytes = size_t(bytes);
+    config.attrs = &shape;
+    config.numAttrs = 1;
+    checked(cudaOccupancyMaxActiveClusters(&count, kKernel, &config), "cudaOccupancyMaxActiveClusters");
+  }
+  known.store(key << 16 | uint64_t(count), std::memory_order_relaxed);
+  return count;
+}
+
 // The same, after the launch before it as launch_after() is, in clusters of so many blocks.
 template <auto kKernel, bool kMostShared = false, class... Given>
 void launch_after_with_memory(int64_t bytes, int64_t blocks, int threads, int cluster, Stream stream, Given&&... args) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/common/gpu/few_rows.h"
+#include "kernels/common/gpu/streamed_rows.h"
 
 namespace {
 
@@ -241,6 +242,29 @@ TEST(FewRows, LieLessThanTwoToThe31Apart) {
   EXPECT_FALSE(gpu::fits_few_rows(a));
   a.rows = 1;
   EXPECT_TRUE(gpu::fits_few_rows(a)) << "there is no other row";
+}
+
+TEST(StreamPlan, HoldsEveryRowItTakes) {
+  constexpr StreamLimits kStream{.vectors = 4, .most_threads = 512, .cluster_threads = 256, .most_cluster = 8};
+  const int64_t most = int64_t{kStream.most_cluster} * kStream.most_threads * kStream.vectors;
+  for (const int64_t rows : {1, 20, 512}) {
+    for (int64_t vectors = 1; vectors <= 2 * most; vectors = vectors < 300 ? vectors + 1 : vectors * 5 / 4) {
+      const StreamPlan p = plan_stream(rows, vectors, kStream, kSms);
+      ASSERT_EQ(p.cluster > 0, vectors <= most) << vectors;
+      if (p.cluster == 0) continue;
+      EXPECT_GE(int64_t{p.cluster} * p.threads * kStream.vectors, vectors);
+      EXPECT_TRUE(p.threads % 32 == 0 && p.threads <= kStream.most_threads && p.cluster <= kStream.most_cluster);
+    }
+  }
+  const auto expect_plan = [&](int64_t rows, int64_t vectors, int cluster, int threads) {
+    const StreamPlan p = plan_stream(rows, vectors, kStream, kSms);
+    EXPECT_EQ(p.cluster, cluster) << rows << " x " << vectors;
+    EXPECT_EQ(p.threads, threads) << rows << " x " << vectors;
+  };
+  expect_plan(1000, 1280, 1, 320);
+  expect_plan(1000, 8192, 8, 256);
+  expect_plan(1000, 16384, 8, 512);  // cluster_threads do not hold it
+  expect_plan(20, 2048, 4, 128);     // multiprocessors would have no work
 }
 
 }  // namespace

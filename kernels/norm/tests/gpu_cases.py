@@ -3,8 +3,6 @@
 import torch
 
 WIDE = r"group_(forward|backward)<.*BFloat16|layer_forward_held<.*BFloat16, 4, 128, true>|rms_backward_ring<.*BFloat16, 2, false, 4, true>"
-# What they have in flight, two blocks a multiprocessor, is worth more than these registers.
-SPILLS = {r"group_(forward|backward)<": 200}
 
 LLAMA = (1e-6, 0.0, "llama")
 
@@ -32,7 +30,8 @@ def group_norms(ops, random):  # GPUs alone have them
     w = random(64)
     first, last = random(3, 64, 1600), random(3, 64, 40, 40).contiguous(memory_format=torch.channels_last)
     long = random(2, 64, 4096)  # a group is a cluster's
-    saved = {t: ops.group_norm_fwd(t, w, w, groups, 1e-6)[1:] for t, groups in ((first, 8), (last, 8), (long, 2))}
+    wide = random(2, 64, 64, 64).contiguous(memory_format=torch.channels_last)  # the same, four groups together
+    saved = {t: ops.group_norm_fwd(t, w, w, groups, 1e-6)[1:] for t, groups in ((first, 8), (last, 8), (long, 2), (wide, 8))}
     return {
         "group_norm_fits": lambda: None if ops.group_norm_fits(first, 8) else w,
         "group_norm": lambda: ops.group_norm(first, w, w, 8, 1e-6),
@@ -40,6 +39,8 @@ def group_norms(ops, random):  # GPUs alone have them
         "group_norm_fwd": lambda: ops.group_norm_fwd(long, w, w, 2, 1e-6),
         "group_norm_bwd": lambda: ops.group_norm_bwd(first, first, w, *saved[first], 8),
         "group_norm_bwd, channels last": lambda: ops.group_norm_bwd(last, last, w, *saved[last], 8),
+        "group_norm, channels last, long": lambda: ops.group_norm(wide, w, w, 8, 1e-6),
+        "group_norm_bwd, channels last, long": lambda: ops.group_norm_bwd(wide, wide, w, *saved[wide], 8),
         "group_norm_bwd, long": lambda: ops.group_norm_bwd(long, long, w, *saved[long], 2),
     }
 

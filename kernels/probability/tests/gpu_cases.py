@@ -1,6 +1,6 @@
 """This package on a GPU: what tests of all packages ask of it (kernels/common/tests/test_cuda.py says what each is)."""
 
-WIDE = r"(softmax_held|softmax_backward_held|sparsemax_held)<.*BFloat16|(softmax_forward|softmax_backward|sparsemax_forward|divergence_of_logits|divergence_backward)<.*BFloat16, 8"
+WIDE = r"(softmax_held|softmax_streamed|softmax_backward_held|sparsemax_held|logits_held|logits_streamed)<.*BFloat16|(softmax_forward|softmax_backward|sparsemax_forward|divergence_of_logits|divergence_backward)<.*BFloat16, 8"
 
 # What two blocks a multiprocessor have in flight is worth more than these registers.
 SPILLS = {r"softmax_held<.*Half, 8": 240, r"logits_held<": 16}
@@ -12,6 +12,7 @@ def cases(ops, random, names):
     log_q, log_p = x.float().log_softmax(-1).bfloat16(), dy.float().log_softmax(-1).bfloat16()
     labels = (x[:, 0] > 0).long()
     long, longer = random(5, 24576), random(3, 40960)  # a block's, a cluster's
+    middle = random(5, 4096)
     long_y, longer_y = ops.softmax(long), ops.softmax(longer)
     signs = ops.tvd_fwd(y, sparse, labels, 1, False)[1]
     row, element = x[:, 0].float().contiguous(), x.float()
@@ -45,6 +46,8 @@ def cases(ops, random, names):
         "tvd_fwd, by element": lambda: ops.tvd_fwd(odd, odd_y, None, 0, True),
         "tvd_fwd_bwd": lambda: ops.tvd_fwd_bwd(row, signs, y.shape[1], y.dtype, False),
         "jsd_of_logits_": lambda: of_logits(0.3, x),
+        "jsd_of_logits_, middle": lambda: of_logits(0.5, middle),
+        "jsd_of_logits_, longer": lambda: of_logits(0.5, longer),
         "jsd_of_logits_, forward": lambda: of_logits(0.0, x),
         "jsd_of_logits_, reverse, odd": lambda: of_logits(1.0, odd),
     }
