@@ -17,7 +17,7 @@ struct Streams {
   int each;                  // vectors of a thread in a row
   int depth, cluster_depth;  // rows of a ring, without and with a cluster
   int cluster_threads;       // of the blocks of a cluster, where that is enough
-  constexpr int depth_of(bool cluster) const { return cluster ? cluster_depth : depth; }
+  HOTSWAP_HOST_DEVICE constexpr int depth_of(bool cluster) const { return cluster ? cluster_depth : depth; }
 };
 constexpr int kThreads = 512;  // at most, of a block
 constexpr Streams kForward{.each = 8, .depth = 3, .cluster_depth = 3, .cluster_threads = kThreads};

@@ -146,14 +146,18 @@ def test_no_row_counts(package):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cols", [1, 7, 24, 41])
 def test_tvd_by_signs(ops, dtype, cols):
-    """What training on a GPU keeps gives the bits of the ops that read both rows."""
+    """What training on a GPU keeps gives the bits of the ops that read both rows; a row's sum there has another order."""
     x, target = torch.rand(6, cols).to(dtype), torch.rand(6, cols).to(dtype)
     target[0] = x[0]
     labels = torch.tensor([0, 1, 2, 1, 0, 2])
     for by_element, dloss in ((False, torch.rand(6)), (True, torch.rand(6, cols))):
         options = labels, 1, by_element
         loss, signs = ops.tvd_fwd(x, target, *options)
-        assert torch.equal(loss, ops.tvd(x, target, *options))
+        want = ops.tvd(x, target, *options)
+        if loss.is_cuda and not by_element:
+            close(loss, want, 1e-6)
+        else:
+            assert torch.equal(loss, want)
         counts = dloss * (labels != 1).view(6, *[1] * (dloss.dim() - 1))
         assert torch.equal(ops.tvd_fwd_bwd(counts, signs, cols, dtype, by_element), ops.tvd_bwd(counts, x, target, *options))
     with pytest.raises(RuntimeError, match="expected signs"):
