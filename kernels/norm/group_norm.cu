@@ -1,5 +1,5 @@
 // GroupNorm on a GPU, one load and one store of every element: groups are streamed through blocks, or clusters of them
-// (streamed_rows.cuh). Channels last, a group's part of a position is short: then up to four neighbours go together.
+// (streamed_rows.cuh). Channels last, a group's part of a position is short: then up to four neighbours make one row.
 #include <algorithm>
 
 #include "kernels/common/gpu/launch.cuh"
@@ -128,7 +128,6 @@ __global__ void __launch_bounds__(kThreads, 1) group_forward(const GroupNormForw
   GroupRows<T, kLast, kBundle> rows(a.shape, walk, std::bool_constant<kCluster>{});
   const StreamedRows<T, 1, kEach, kDepth> stream(group_ring, walk.row_vectors, rank_in_row<kCluster>());
   rows.place(stream);
-  stream.blank(0);
   const auto fetch = [&](int i, int slot) {
     const T* x = static_cast<const T*>(a.x) + rows.begin(rows.row(i));
     stream.fetch(slot, i < rows.last, [&](int, int k) { return x + rows.to_first + k * rows.to_next; });
@@ -159,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, 1) group_forward(const GroupNormForw
     return Moments{{count, mean, rows.of_group((distances[0] + distances[1]) + (distances[2] + distances[3]))}};
   };
   const float share_of_row = 1.f / float(a.shape.channels * a.shape.positions);
-  wait_for_launch_before();
+  stream.begin(0);
 #pragma unroll
   for (int d = 0; d < kDepth; ++d) fetch(rows.first + d, d);
   Exchange exchange(memory);
@@ -232,7 +231,7 @@ struct ChannelSums {
           sum.x += table[warp * here + c].x, sum.y += table[warp * here + c].y;
         out_n[c] = sum.x, out_dy[c] = sum.y;
       }
-    } else {  // a channel's vectors lie side by side
+    } else {  // a channel's vectors are side by side
 #pragma unroll
       for (int k = 0; k < kEach; ++k) table[k * threads + int(threadIdx.x)] = {of_n[k], of_dy[k]};
       __syncthreads();
@@ -263,7 +262,6 @@ __global__ void __launch_bounds__(kThreads, 1) group_backward(const GroupNormBac
   Rows rows(a.shape, walk, std::bool_constant<kCluster>{});
   const StreamedRows<T, 2, kEach, kDepth> stream(group_ring, walk.row_vectors, rank_in_row<kCluster>());
   rows.place(stream);
-  stream.blank(0);
   auto* table = reinterpret_cast<float2*>(group_ring + kDepth * 2 * kEach * int(blockDim.x));
   const auto fetch = [&](int i, int slot) {
     const int64_t begin = rows.begin(rows.row(i));
@@ -315,7 +313,7 @@ __global__ void __launch_bounds__(kThreads, 1) group_backward(const GroupNormBac
     return mine;
   };
   const float share = 1.f / float(a.shape.channels * a.shape.positions);
-  wait_for_launch_before();
+  stream.begin(0);
   next_launch_may_begin();
 #pragma unroll
   for (int d = 0; d < kDepth; ++d) fetch(rows.first + d, d);
@@ -389,20 +387,20 @@ struct GroupPlan {
 };
 
 GroupPlan plan_group(const GroupShape& s, bool aligned, const Streams& streams) {
-  constexpr int kMostBundle = 4, kLine = 128;
+  constexpr int kMaxBundle = 4, kLine = 128;
   const int64_t per_vector = kVectorBytes / size_of(s.dtype), run = s.channels_last ? s.channels : s.positions;
   const int64_t vectors = run / per_vector, cols = s.channels * s.positions;
   // Vectors that end with their channel or position; position by position, a power of two of them that divides a warp.
   if (!aligned || run % per_vector != 0 || cols >= int64_t{1} << 28) return {};
   if (s.channels_last && (vectors > 32 || (vectors & (vectors - 1)) != 0)) return {};
-  for (int bundle = s.channels_last ? kMostBundle : 1; bundle > 0; bundle /= 2) {
+  for (int bundle = s.channels_last ? kMaxBundle : 1; bundle > 0; bundle /= 2) {
     if (s.groups % bundle != 0 || (bundle > 1 && bundle * vectors * kVectorBytes > kLine)) continue;
     const GroupPlan p{.stream = {}, .bundle = bundle, .rows = s.rows() / bundle, .vectors = bundle * cols / per_vector};
     const StreamPlan stream = plan_stream(p.rows, p.vectors,
                                           {.vectors = streams.each,
-                                           .most_threads = kThreads,
+                                           .max_threads = kThreads,
                                            .cluster_threads = streams.cluster_threads,
-                                           .most_cluster = most_cluster()},
+                                           .max_cluster = max_cluster()},
                                           multiprocessors());
     if (stream.cluster > 0 && p.rows < int64_t{1} << 31) return {stream, bundle, p.rows, p.vectors};
   }

@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kDivergenceThreads, sizeof(T) == 2 ? 4 : 3) tv
   }
 }
 
-// A block has kSignVectors vectors of each of its threads, side by side: what is written at a time lies together.
+// A block has kSignVectors vectors of each of its threads, side by side: what is written at a time is contiguous.
 constexpr int kSignVectors = 4;
 
 template <class T, bool kWhole, bool kByElement>
@@ -294,7 +294,7 @@ void launch_divergence(const Divergence& a, Stream stream) {
     launch(kernel, blocks_for(a.rows), threads, stream, a);
   });
 }
-constexpr int64_t kMostHeld = 1024;  // vectors of a row that a block's registers hold; longer ones are streamed
+constexpr int64_t kMaxHeld = 1024;  // vectors of a row that a block's registers hold; longer ones are streamed
 
 // False where both rows do not fit on the chip.
 template <class T, Kind kKind>
@@ -302,23 +302,23 @@ bool launch_on_chip(const OfLogits& a, Stream stream) {
   constexpr int N = kPerVector<T>, kVectors = kLogitsElements / N, kHeldVectors = 4;
   if (a.cols % N != 0) return false;
   const int64_t vectors = a.cols / N;
-  if (vectors <= kMostHeld) {
+  if (vectors <= kMaxHeld) {
     const HeldPlan p = plan_held(
         {.rows = a.rows, .cols = a.cols, .element_size = size_of(a.dtype), .aligned = true},
-        {.most_cluster = 1, .vectors = kHeldVectors, .long_vectors = kHeldVectors, .cluster_vectors = kHeldVectors});
+        {.max_cluster = 1, .vectors = kHeldVectors, .long_vectors = kHeldVectors, .cluster_vectors = kHeldVectors});
     if (p.vectors == 0 || a.rows > p.rows_per_launch) return false;
     launch_after(p.groups > 1 ? &logits_held<T, kHeldVectors, Hold::kGroups, kKind>
                               : &logits_held<T, kHeldVectors, Hold::kBlock, kKind>,
                  p.blocks(a.rows), p.threads(), stream, a, p.lanes);
     return true;
   }
-  if (most_cluster() == 1) return false;
+  if (max_cluster() == 1) return false;
   constexpr int64_t kOfThread = kVectorBytes * kLogitsDepth * 2 * kVectors, kReserved = 4096;
   const int64_t fit = (attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() - kReserved) / kOfThread / 32 * 32;
   const int most = int(std::min<int64_t>(kLogitsThreads, fit));
-  const StreamPlan p = plan_stream(
-      a.rows, vectors,
-      {.vectors = kVectors, .most_threads = most, .cluster_threads = most, .most_cluster = most_cluster()}, 0);
+  const StreamPlan p =
+      plan_stream(a.rows, vectors,
+                  {.vectors = kVectors, .max_threads = most, .cluster_threads = most, .max_cluster = max_cluster()}, 0);
   if (p.cluster == 0) return false;
   const int cluster = std::max(2, p.cluster);
   const int threads = int(divide_up(divide_up(vectors, cluster * kVectors), 32) * 32);

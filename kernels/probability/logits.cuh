@@ -17,7 +17,7 @@ constexpr int kLogitsThreads = 512, kLogitsDepth = 3, kLogitsElements = 32;  // 
 
 using LogitsSums = SoftmaxSums<2, 2, true>;  // then term and slope
 
-// {top, total} of vectors get(k): top over the warp's threads of a row, total of this thread alone.
+// {top, total} of vectors get(k): top over the warp's threads of a row, total of this thread's.
 template <class T, int kVectors, class Get, class Top>
 __device__ __forceinline__ SoftmaxState state_of_logits(float scale, const Get& get, const Top& top_of) {
   constexpr int N = kPerVector<T>;
@@ -67,8 +67,7 @@ __global__ void __launch_bounds__(kLogitsThreads, 1) logits_streamed(const OfLog
   };
   const bool writes = threadIdx.x % 32 == 0;
   const float unit = slope_unit<kKind>(a.beta) * a.scale;
-  stream.blank(kLowestWord<T>);
-  wait_for_launch_before();
+  stream.begin(kLowestWord<T>);
   fetch(begin, 0);
   fetch(begin + step, 1);
   Exchange exchange(memory);

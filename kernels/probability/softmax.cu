@@ -166,9 +166,9 @@ bool launch_streamed(const Softmax& a, Stream stream) {
   constexpr auto kKernel = &softmax_streamed<T>;
   const StreamPlan p = plan_stream(a.rows, a.cols / kPerVector<T>,
                                    {.vectors = kStreamVectors,
-                                    .most_threads = kStreamThreads,
+                                    .max_threads = kStreamThreads,
                                     .cluster_threads = kStreamThreads,
-                                    .most_cluster = most_cluster()},
+                                    .max_cluster = max_cluster()},
                                    0);
   if (p.cluster < 2) return false;
   const int64_t bytes = kVectorBytes * kStreamDepth * kStreamVectors * p.threads;
@@ -199,7 +199,7 @@ void softmax(const Softmax& a, Stream stream) {
   with_dtype(a.dtype, [&]<typename T>() {
     const auto run = [&]<Vectors kEach>(const auto& held) {
       const HeldPlan p = plan_held({.rows = a.rows, .cols = a.cols, .element_size = size_of(a.dtype), .aligned = whole},
-                                   {.most_cluster = kEach.cluster > 0 ? most_cluster() : 1,
+                                   {.max_cluster = kEach.cluster > 0 ? max_cluster() : 1,
                                     .vectors = kEach.block,
                                     .long_vectors = kEach.longer,
                                     .cluster_vectors = kEach.cluster});

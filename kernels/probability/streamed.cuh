@@ -41,8 +41,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1) softmax_streamed(const Soft
     return found;
   };
   const bool writes = threadIdx.x % 32 == 0;
-  stream.blank(kLowestWord<T>);
-  wait_for_launch_before();
+  stream.begin(kLowestWord<T>);
 #pragma unroll
   for (int d = 0; d < kStreamDepth; ++d) fetch(begin + d * step, d);
   Exchange exchange(memory);

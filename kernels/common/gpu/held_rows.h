@@ -17,7 +17,7 @@ struct HeldPlan {
 };
 
 struct HeldLimits {
-  int most_cluster;  // 1 where the GPU has no clusters
+  int max_cluster;  // 1 where the GPU has no clusters
   int vectors;       // of a thread where the rows of a block are shorter than `long_vectors`
   int long_vectors;  // of a thread in longer rows: what is in flight hides the barriers of a cluster
   int cluster_vectors;
@@ -37,7 +37,7 @@ inline HeldPlan plan_held(const RowShape& s, const HeldLimits& limits) {
     const int64_t each = divide_up(vectors, lanes);
     return plan(each > 2 ? kGroupVectors : int(each), lanes, kSmallBlock / lanes, 1);
   }
-  for (int cluster = 1; cluster <= limits.most_cluster; cluster *= 2) {
+  for (int cluster = 1; cluster <= limits.max_cluster; cluster *= 2) {
     for (const int each : {cluster == 1 ? limits.vectors : limits.cluster_vectors,
                            cluster == 1 ? limits.long_vectors : limits.cluster_vectors}) {
       const int64_t lanes = divide_up(divide_up(vectors, int64_t{cluster} * each), kWarp) * kWarp;

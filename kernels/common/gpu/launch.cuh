@@ -40,7 +40,7 @@ int attribute() {
   if (device < kDevices) known[device].store(value, std::memory_order_relaxed);
   return value;
 }
-inline int most_cluster() { return attribute<cudaDevAttrComputeCapabilityMajor>() >= 9 ? 8 : 1; }  // blocks
+inline int max_cluster() { return attribute<cudaDevAttrComputeCapabilityMajor>() >= 9 ? 8 : 1; }  // blocks
 inline int multiprocessors() { return attribute<cudaDevAttrMultiProcessorCount>(); }
 
 // The widest access of walks in the code that the current device runs: packages hold no PTX, so that it was built for a

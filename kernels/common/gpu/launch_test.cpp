@@ -245,15 +245,15 @@ TEST(FewRows, LieLessThanTwoToThe31Apart) {
 }
 
 TEST(StreamPlan, HoldsEveryRowItTakes) {
-  constexpr StreamLimits kStream{.vectors = 4, .most_threads = 512, .cluster_threads = 256, .most_cluster = 8};
-  const int64_t most = int64_t{kStream.most_cluster} * kStream.most_threads * kStream.vectors;
+  constexpr StreamLimits kStream{.vectors = 4, .max_threads = 512, .cluster_threads = 256, .max_cluster = 8};
+  const int64_t most = int64_t{kStream.max_cluster} * kStream.max_threads * kStream.vectors;
   for (const int64_t rows : {1, 20, 512}) {
     for (int64_t vectors = 1; vectors <= 2 * most; vectors = vectors < 300 ? vectors + 1 : vectors * 5 / 4) {
       const StreamPlan p = plan_stream(rows, vectors, kStream, kSms);
       ASSERT_EQ(p.cluster > 0, vectors <= most) << vectors;
       if (p.cluster == 0) continue;
       EXPECT_GE(int64_t{p.cluster} * p.threads * kStream.vectors, vectors);
-      EXPECT_TRUE(p.threads % 32 == 0 && p.threads <= kStream.most_threads && p.cluster <= kStream.most_cluster);
+      EXPECT_TRUE(p.threads % 32 == 0 && p.threads <= kStream.max_threads && p.cluster <= kStream.max_cluster);
     }
   }
   const auto expect_plan = [&](int64_t rows, int64_t vectors, int cluster, int threads) {

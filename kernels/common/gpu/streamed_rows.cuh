@@ -1,6 +1,6 @@
 // Rows that a block, or on sm_90 a cluster of blocks, goes through one after another. Each thread has a ring in shared
-// memory that it fills for itself, so that the next rows are on their way while one is worked on. What the threads of a
-// row compute together travels between blocks while the next row's part of it is made: one exchange a row.
+// memory that it fills for itself, so that the next rows are on their way while one is worked on. What all threads of
+// a row compute travels between blocks while the next row's part of it is made: one exchange a row.
 //
 //   fill the ring; make row 0's value; send it
 //   for each row:  make the next row's value;  receive this row's;  send the next one's;  write this row;  refill
@@ -42,7 +42,7 @@ class StreamedRows {
         vectors_(int(vectors)) {}
   __device__ __forceinline__ int vector(int k) const { return first_ + k * lanes_; }  // of the row
   __device__ __forceinline__ bool has(int k) const { return vector(k) < vectors_; }
-  // A row sets out; `from(tensor, k)` is where vector k of it lies. Without a row only the count of copies goes on.
+  // A row sets out; `from(tensor, k)` is the address of its vector k. Without a row only the count of copies goes on.
   template <class From>
   __device__ __forceinline__ void fetch(int slot, bool has_row, const From& from) const {
     if (has_row) {
@@ -62,8 +62,9 @@ class StreamedRows {
     p.w[0] = v.x, p.w[1] = v.y, p.w[2] = v.z, p.w[3] = v.w;
     return p;
   }
-  // The vectors that the row does not have, in all slots: what is made of a row needs no branches then.
-  __device__ __forceinline__ void blank(uint32_t word) const {
+  // Before the first fetch: the vectors that the row does not have become `word` in all slots, so that what is made of
+  // a row needs no branches. Memory may be read from here on.
+  __device__ __forceinline__ void begin(uint32_t word) const {
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       if (has(k)) continue;
@@ -71,6 +72,7 @@ class StreamedRows {
         for (int t = 0; t < kTensors; ++t) *at(slot, t, k) = make_uint4(word, word, word, word);
       }
     }
+    wait_for_launch_before();
   }
   static __device__ __forceinline__ int next(int slot) { return slot == kDepth - 1 ? 0 : slot + 1; }
 
@@ -82,7 +84,7 @@ class StreamedRows {
   int lanes_, first_, vectors_;
 };
 
-// ---- what the threads of a row compute together: numbers that merge, in any order of the same pairs
+// ---- what all threads of a row compute: values that merge, the same bits in any order of a pair
 template <int kSums>
 struct Sums {
   static constexpr int kCount = kSums;
@@ -92,7 +94,7 @@ struct Sums {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) v[i] += other.v[i];
   }
-  // Over the lanes of a warp whose numbers differ by a multiple of kStep, in groups of kEnd lanes.
+  // Over the lanes of a warp that are a multiple of kStep apart, in groups of kEnd lanes.
   template <int kStep, int kEnd = 32>
   __device__ __forceinline__ void over_lanes() {
 #pragma unroll
@@ -178,13 +180,13 @@ struct SoftmaxSums {
 template <class Value, bool kCluster, int kBundle = 1>
 class RowExchange {
  public:
-  static constexpr int kMostBlocks = 8, kMostWarps = 16;
-  static_assert(kBundle * kMostBlocks <= 32);
+  static constexpr int kMaxBlocks = 8, kMaxWarps = 16;
+  static_assert(kBundle * kMaxBlocks <= 32);
   struct Memory {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     Barrier full[2];
 #endif
-    float warps[2][kMostWarps][kBundle][Value::kCount], blocks[2][kMostBlocks][kBundle][Value::kCount];
+    float warps[2][kMaxWarps][kBundle][Value::kCount], blocks[2][kMaxBlocks][kBundle][Value::kCount];
   };
   __device__ explicit RowExchange(Memory& memory) : memory_(memory) {
 #if __CUDA_ARCH__ >= 900
@@ -222,12 +224,12 @@ class RowExchange {
     if constexpr (kCluster) {
 #if __CUDA_ARCH__ >= 900
       memory_.full[turn_].wait(parity_);
-      const int lane = int(threadIdx.x) % (kMostBlocks * kBundle), block = lane / kBundle;
+      const int lane = int(threadIdx.x) % (kMaxBlocks * kBundle), block = lane / kBundle;
       if (block < int(blocks_in_cluster())) {
 #pragma unroll
         for (int i = 0; i < Value::kCount; ++i) all.v[i] = memory_.blocks[turn_][block][lane % kBundle][i];
       }
-      all.template over_lanes<kBundle, kMostBlocks * kBundle>();
+      all.template over_lanes<kBundle, kMaxBlocks * kBundle>();
       if (threadIdx.x == 0) memory_.full[turn_].arrive_expecting(bytes());
       parity_ ^= uint32_t(turn_);
 #endif
@@ -255,8 +257,8 @@ class RowExchange {
     const int lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
     Value all;
     if constexpr (kBundle == 1) {
-      if (lane % kMostWarps < warps) read(all, lane % kMostWarps, 0);
-      all.template over_lanes<1, kMostWarps>();
+      if (lane % kMaxWarps < warps) read(all, lane % kMaxWarps, 0);
+      all.template over_lanes<1, kMaxWarps>();
       return all;
     } else {
       for (int w = lane / kBundle; w < warps; w += 32 / kBundle) {

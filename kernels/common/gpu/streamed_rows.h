@@ -13,9 +13,9 @@ struct StreamPlan {
 
 struct StreamLimits {
   int vectors;          // 16-byte vectors of a thread in a row
-  int most_threads;     // of a block
-  int cluster_threads;  // of the blocks of a cluster, where the largest one holds a row so
-  int most_cluster;     // 1 where the GPU has no clusters
+  int max_threads;      // of a block
+  int cluster_threads;  // of the blocks of a cluster, where max_cluster of them hold a row
+  int max_cluster;      // 1 where the GPU has no clusters
 };
 
 // As few blocks a row as hold it, and more of them while that gives work to multiprocessors that would have none.
@@ -24,11 +24,11 @@ inline StreamPlan plan_stream(int64_t rows, int64_t vectors, const StreamLimits&
   const auto threads_of = [&](int cluster) {
     return divide_up(divide_up(vectors, int64_t{cluster} * limits.vectors), kWarp) * kWarp;
   };
-  const bool small = threads_of(limits.most_cluster) <= limits.cluster_threads;
+  const bool small = threads_of(limits.max_cluster) <= limits.cluster_threads;
   StreamPlan found{};
-  for (int cluster = 1; cluster <= limits.most_cluster; cluster *= 2) {
+  for (int cluster = 1; cluster <= limits.max_cluster; cluster *= 2) {
     const int64_t threads = threads_of(cluster);
-    if (threads > (small && cluster > 1 ? limits.cluster_threads : limits.most_threads)) continue;
+    if (threads > (small && cluster > 1 ? limits.cluster_threads : limits.max_threads)) continue;
     if (found.cluster > 0 && (threads < kLeastThreads || rows * found.cluster >= sms)) break;
     found = {.cluster = cluster, .threads = int(threads)};
   }

@@ -30,7 +30,7 @@ def group_norms(ops, random):  # GPUs alone have them
     w = random(64)
     first, last = random(3, 64, 1600), random(3, 64, 40, 40).contiguous(memory_format=torch.channels_last)
     long = random(2, 64, 4096)  # a group is a cluster's
-    wide = random(2, 64, 64, 64).contiguous(memory_format=torch.channels_last)  # the same, four groups together
+    wide = random(2, 64, 64, 64).contiguous(memory_format=torch.channels_last)  # the same, four groups in a row
     saved = {t: ops.group_norm_fwd(t, w, w, groups, 1e-6)[1:] for t, groups in ((first, 8), (last, 8), (long, 2), (wide, 8))}
     return {
         "group_norm_fits": lambda: None if ops.group_norm_fits(first, 8) else w,

@@ -1,5 +1,7 @@
 """The built package through the user's door: kernels/conftest.py loads it."""
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -132,6 +134,31 @@ def test_jsd_of_logits(package, dtype, beta):
     close(z, torch.autograd.grad(want.sum(), wide)[0], LIMIT[dtype])
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("cols", [200, 4096, 40960])  # on a GPU: of a warp, a block, a cluster
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_jsd_of_logits_masked_or_far_apart(package, dtype, cols, beta):
+    """-infinity in both rows, as of a padded vocabulary, and probabilities whose quotient is no float."""
+    for case in ("masked", "far", "one-sided"):
+        z, target = (torch.randn(4, cols).mul(40 if case == "far" else 2).to(dtype) for _ in range(2))
+        if case == "masked":
+            z[:, cols // 2 :] = target[:, cols // 2 :] = -torch.inf
+        if case == "one-sided":
+            z[:, 5], target[:, 7], z[:, 9] = 300, 300, -300
+        wide = z.double().clamp(min=-1e4).requires_grad_()
+        x, t = wide.log_softmax(-1), target.double().clamp(min=-1e4).log_softmax(-1)
+        q, p = x.exp(), t.exp()
+        m = torch.logaddexp(x, t) - math.log(2)
+        terms = p * (t - x) if beta == 0 else q * (x - t) if beta == 1 else (p * (t - m) + q * (x - m)) / 2
+        expected = terms.sum(-1)
+        got = package.jsd_of_logits_(z, target, beta)
+        rounded = 0 if case == "masked" else 2**-14  # the last bit of logarithms of several hundred
+        close(got, expected, 5e-6 + rounded)
+        (dz,) = torch.autograd.grad(expected.sum(), wide)
+        # Where all of a row is in one column its gradient is a difference of equal values.
+        assert (z.double() - dz).norm() <= (LIMIT[dtype] + rounded) * (dz.norm() + q.norm())
+
+
 def test_types_that_differ(package):
     x, target = rows_of(torch.bfloat16)
     assert torch.equal(package.jsd(x, target.float()), package.jsd(x.float(), target.float()))
@@ -153,11 +180,11 @@ def test_tvd_by_signs(ops, dtype, cols):
     for by_element, dloss in ((False, torch.rand(6)), (True, torch.rand(6, cols))):
         options = labels, 1, by_element
         loss, signs = ops.tvd_fwd(x, target, *options)
-        want = ops.tvd(x, target, *options)
+        read_again = ops.tvd(x, target, *options)
         if loss.is_cuda and not by_element:
-            close(loss, want, 1e-6)
+            close(loss, read_again, 1e-6)
         else:
-            assert torch.equal(loss, want)
+            assert torch.equal(loss, read_again)
         counts = dloss * (labels != 1).view(6, *[1] * (dloss.dim() - 1))
         assert torch.equal(ops.tvd_fwd_bwd(counts, signs, cols, dtype, by_element), ops.tvd_bwd(counts, x, target, *options))
     with pytest.raises(RuntimeError, match="expected signs"):
