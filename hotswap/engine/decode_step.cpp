@@ -8,24 +8,9 @@
 #include <ATen/ops/ones.h>
 
 #include "hotswap/base/log.h"
-#include "hotswap/layers/slot.h"
+#include "hotswap/engine/capture.h"
 
 namespace hotswap {
-
-namespace {
-
-// What is known of it before a capture fails, so that it can be said what to do.
-std::optional<std::string> asks_the_host(CausalLM& model) {
-  std::optional<std::string> why;
-  model.each_slot([&](const std::string& name, const SlotBase& slot) {
-    if (why || slot.contract() != "moe/1" || slot.bound()) return;
-    why = cat(name,
-              " runs stock experts, which ask the host how many tokens each has; kernelize() takes some that do not");
-  });
-  return why;
-}
-
-}  // namespace
 
 DecodeStep::DecodeStep(CausalLM& model, Cache& cache, Sampler& sampler, DecodeInput in)
     : model_(model), cache_(cache), sampler_(sampler), mask_(std::move(in.mask)), history_(std::move(in.prompt)) {
@@ -33,9 +18,7 @@ DecodeStep::DecodeStep(CausalLM& model, Cache& cache, Sampler& sampler, DecodeIn
 }
 
 void DecodeStep::capture(int64_t most_tokens) {
-  if (auto why = asks_the_host(model_)) return refuse(std::move(*why));
-  auto graph = make_cuda_graph(model_.device());
-  if (!graph) return refuse(graph.why());
+  if (auto why = why_not_capturable(model_)) return refuse(std::move(*why));
   graph_ = new_graph();
   why_not_ = "there was no second step";
   if (!sampler_.needs_history()) return;

@@ -9,81 +9,25 @@
 
 #include "hotswap/base/test_support.h"
 #include "hotswap/engine/scheduler.h"
-#include "hotswap/engine/test_families.h"
+#include "hotswap/engine/test_sequences.h"
 
 namespace hotswap {
 namespace {
 
+using test_support::attends;
+using test_support::batched;
 using test_support::expect_has;
 using test_support::expect_same;
+using test_support::greedy;
 using test_support::Ids;
+using test_support::kNew;
+using test_support::kRounding;
 using test_support::message_of;
+using test_support::new_ids;
+using test_support::prompts;
+using test_support::single;
 using test_support::Steps;
 using test_support::tiny;
-
-constexpr int64_t kNew = 12;
-// Sums of another order differ by this much of the greatest logit: a product of several rows adds up as one of one row
-// does not.
-constexpr double kRounding = 1e-5;
-
-// Windows and chunks of the tiny models are of 9 tokens: one prompt is longer, and all grow beyond it.
-const std::vector<Ids>& prompts() {
-  static const std::vector<Ids> all = {
-      {5, 6, 7, 8, 9}, {11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22}, {30, 31}, {40}};
-  return all;
-}
-
-// By the model's own growing cache, one prompt, a batch of one.
-Steps single(CausalLM& model, const Ids& prompt, int64_t count = kNew) {
-  const c10::InferenceMode inference;
-  const auto cache = model.make_cache();
-  Steps out{{Ids()}, {}};
-  Ids tokens = prompt;
-  for (int64_t step = 0; step < count; ++step) {
-    const Tensor ids = at::tensor(tokens, at::kLong).unsqueeze(0);
-    out.logits.push_back(
-        model({.input_ids = ids, .cache = cache.get(), .logits_to_keep = 1}).logits.select(1, 0).to(at::kFloat));
-    out.ids[0].push_back(out.logits.back().argmax().item<int64_t>());
-    tokens = {out.ids[0].back()};
-  }
-  return out;
-}
-
-std::shared_ptr<Sampler> greedy(const CausalLM& model) {
-  return std::make_shared<Sampler>(GenerationConfig(), model.device());
-}
-
-Ids new_ids(const Sequence& sequence) {
-  return {sequence.tokens.begin() + sequence.prompt_length, sequence.tokens.end()};
-}
-
-// The second leaves in the middle, the third and fourth join after that.
-std::vector<Ids> batched(CausalLM& model, const SchedulerOptions& options) {
-  Scheduler scheduler(model, options);
-  const auto sampler = greedy(model);
-  const auto join = [&](const Ids& prompt) {
-    return scheduler.join({.tokens = prompt, .sampler = sampler, .stop = {.max_new_tokens = kNew}});
-  };
-  std::vector<int64_t> ids{join(prompts()[0]), join(prompts()[1])};
-  int64_t seen = 0;
-  for (int64_t step = 0; !scheduler.idle(); ++step) {
-    seen += static_cast<int64_t>(scheduler.step().size());
-    if (step == 5) scheduler.leave(ids[1]);
-    if (step == 3 || step == 6) ids.push_back(join(prompts()[ids.size()]));
-  }
-  std::vector<Ids> all;
-  for (const int64_t id : ids) all.push_back(new_ids(scheduler.take(id)));
-  int64_t kept = 0;
-  for (const Ids& one : all) kept += static_cast<int64_t>(one.size());
-  EXPECT_EQ(seen, kept);
-  return all;
-}
-
-bool attends(CausalLM& model) {
-  bool found = false;
-  model.each_slot([&](const std::string&, const SlotBase& slot) { found = found || slot.contract() == "attention/1"; });
-  return found;
-}
 
 class EveryFamilyInOneBatch : public testing::TestWithParam<const Family*> {};
 

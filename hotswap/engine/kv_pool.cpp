@@ -103,9 +103,7 @@ void KvPool::rollback(int64_t sequence, int64_t length) {
   require(length >= 0 && length <= entry.length, ErrorKind::kInvalidArgument, cat("a length of 0 to ", entry.length),
           cat(length), "roll back to tokens that were kept");
   if (length == entry.length) return;
-  const bool recurs =
-      std::any_of(layers_.begin(), layers_.end(), [](const Layer& l) { return l.states.conv.defined(); });
-  require(!recurs || length == 0, ErrorKind::kUnsupported, cat("a sequence that can go back to token ", length),
+  require(!recurs() || length == 0, ErrorKind::kUnsupported, cat("a sequence that can go back to token ", length),
           "a recurrent state, which is of all tokens at once", "roll back to 0 and run the tokens again");
   entry.length = length;
   clear_states(entry.row);
@@ -113,6 +111,10 @@ void KvPool::rollback(int64_t sequence, int64_t length) {
   const auto kept = static_cast<size_t>(rounded_up(length, options_.page_size) / options_.page_size);
   free_pages_.insert(entry.pages.begin() + static_cast<ptrdiff_t>(kept), entry.pages.end());
   entry.pages.resize(kept);
+}
+
+bool KvPool::recurs() const {
+  return std::any_of(layers_.begin(), layers_.end(), [](const Layer& l) { return l.states.conv.defined(); });
 }
 
 bool KvPool::fits(int64_t tokens) const {

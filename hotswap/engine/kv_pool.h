@@ -55,9 +55,13 @@ class KvPool {
   int64_t free_sequences() const { return options_.max_sequences - static_cast<int64_t>(order_.size()); }
   int64_t free_pages() const { return static_cast<int64_t>(free_pages_.size()); }
   at::Device device() const { return device_; }
+  bool one_page_each() const { return options_.page_size == 0; }
+  int64_t page_tokens() const { return one_page_each() ? slab_tokens_ : options_.page_size; }
+  bool recurs() const;  // whether a layer has a recurrent state
 
  private:
   friend class KvStep;
+  friend class StaticStep;
   struct Entry {
     int64_t row = 0;  // of recurrent states, and the page where there is one a sequence
     int64_t length = 0;
@@ -69,8 +73,6 @@ class KvPool {
   };
   const Entry& at(int64_t sequence) const;
   Entry& at(int64_t sequence);
-  bool one_page_each() const { return options_.page_size == 0; }
-  int64_t page_tokens() const { return one_page_each() ? slab_tokens_ : options_.page_size; }
   void grow(int64_t tokens);
   void move_row(int64_t from, int64_t to, int64_t tokens);
   void clear_states(int64_t row);

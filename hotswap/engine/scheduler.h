@@ -47,6 +47,7 @@ class Scheduler {
   const Sequence& sequence(int64_t id) const;
   Sequence take(int64_t id);  // one that has ended; its id is unknown afterwards
   KvPool& pool() { return pool_; }
+  const StepRunner& runner() const { return runner_; }
 
  private:
   struct Entry {

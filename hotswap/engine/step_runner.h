@@ -1,24 +1,51 @@
 // Runs a step of sequences through a model. Rows that differ in form go through the model one after another: those with
 // one new token in one forward, and those with equally many new tokens at the same beginning; a chunk of a prompt is a
 // forward of its own. Weights are then read again, and each form keeps the kernels and the bits of a batch of its own.
+//
+// On a GPU, where a sequence's memory is one page, steps of one new token a row are captured in CUDA graphs, one for
+// each of few shapes (static_step.h): sequences join and leave without a new one. The model's layers, weights and
+// kernels must not be exchanged while a runner lives.
 #pragma once
 
+#include <map>
+#include <memory>
+#include <string>
 #include <vector>
 
-#include "hotswap/engine/kv_pool.h"
+#include "hotswap/engine/cuda_graph.h"
+#include "hotswap/engine/static_step.h"
 #include "hotswap/models/causal_lm.h"
 
 namespace hotswap {
 
 class StepRunner {
  public:
-  StepRunner(CausalLM& model, KvPool& pool) : model_(model), pool_(pool) {}
-  // The tokens of all rows are in the pool afterwards. -> logits after each row's last token, [rows, vocab]
+  StepRunner(CausalLM& model, KvPool& pool);
+  // The tokens of all rows are in the pool afterwards. -> logits after each row's last token, [rows, vocab]; the next
+  // call may write over them
   Tensor run(std::vector<StepRow> rows);
 
+  int64_t captured_shapes() const;
+  int64_t replays() const { return replays_; }
+  const std::string& why_not_captured() const { return why_not_; }  // "": steps that can be are
+
  private:
+  struct Captured {
+    std::unique_ptr<StaticStep> step;
+    std::unique_ptr<CudaGraph> graph;
+    Tensor logits;  // of the last run, [shape's rows, vocab]
+    bool recorded = false;
+  };
+  Tensor run_alike(std::vector<StepRow> rows);
+  Tensor run_captured(const std::vector<StepRow>& rows);
+  void record(Captured& captured);
+
   CausalLM& model_;
   KvPool& pool_;
+  std::string why_not_;
+  std::map<StaticStep::Shape, Captured> captured_;
+  int64_t room_ = 0;  // tokens of a page when they were captured: more room is other memory
+  int64_t replays_ = 0;
 };
 
 }  // namespace hotswap

@@ -13,7 +13,7 @@
 
 #include "hotswap/engine/test_families.h"
 #include "hotswap/generation/generate.h"
-#include "hotswap/generation/test_gpu.h"
+#include "hotswap/engine/test_gpu.h"
 
 namespace hotswap {
 namespace {
@@ -137,7 +137,9 @@ TEST_P(EveryFamilyOnGpu, CapturedSaysWhatItsStepsSayInBfloat16) {
     for (const Prompt& prompt : prompts()) {
       const auto run = [&] {
         return generate(*model, {.input_ids = prompt.ids,
-                                 .config = {.max_new_tokens = kNewTokens, .eos_token_id = Ids()},
+                                 .config = {.max_new_tokens = kNewTokens,
+                                            .eos_token_id = Ids(),
+                                            .cache_implementation = "static"},
                                  .attention_mask = prompt.mask});
       };
       const GenerateResult got = run();

@@ -99,6 +99,15 @@ std::string cache_implementation(const CausalLM& model, const GenerationConfig& 
   return captures(model, config) && config.max_new_tokens <= kReserved ? "static" : "dynamic";
 }
 
+// Each row as a sequence of its own length. On a GPU a batch of one length, or of a cache that was asked for, is one
+// cache's: its steps run ahead of the host.
+bool as_sequences(const Call& call) {
+  const bool is_static_cache =
+      is_static({.implementation = cache_implementation(call.model, call.config), .max_cache_len = 1});
+  if (call.model.device().is_cpu()) return !is_static_cache;
+  return call.mask.defined() && !call.config.cache_implementation && is_static_cache;
+}
+
 // The last token is never looked back at, so the cache needs no room for it.
 std::unique_ptr<Cache> make_cache(const CausalLM& model, const GenerationConfig& config, int64_t prompt) {
   const std::string implementation = cache_implementation(model, config);
@@ -281,8 +290,7 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
   const c10::DeviceGuard current(
       model.device());  // streams, graphs and events of the loop are those of the model's GPU
   const Call call{model, a, std::move(config), a.input_ids.to(model.device()), left_padding(a), start};
-  const bool grows = !is_static({.implementation = cache_implementation(model, call.config), .max_cache_len = 1});
-  return model.device().is_cpu() && grows ? generation::generate_sequences(call) : generate_captured(call);
+  return as_sequences(call) ? generation::generate_sequences(call) : generate_captured(call);
 }
 
 Tensor CausalLM::generate(const Tensor& input_ids, const GenerationConfig& config, const Tensor& attention_mask) {

@@ -9,7 +9,7 @@ namespace hotswap::generation {
 GenerateResult generate_sequences(const Call& call) {
   const int64_t batch = call.batch(), most = *call.config.max_new_tokens;
   std::vector<std::vector<int64_t>> prompts = prompts_of(call.ids, call.mask);
-  GenerateResult result{.why_not_captured = "the CPU has no CUDA graphs"};
+  GenerateResult result;
   int64_t longest = 0;
   std::vector<int64_t> lengths;  // of the prompts
   for (const auto& prompt : prompts) {
@@ -46,6 +46,11 @@ GenerateResult generate_sequences(const Call& call) {
   int64_t length = 0;
   for (size_t row = 0; row < lengths.size(); ++row) {
     length = std::max(length, lengths[row] + static_cast<int64_t>(result.new_ids[row].size()));
+  }
+  result.captured = scheduler.runner().replays() > 0;
+  if (!result.captured) {
+    const std::string& why = scheduler.runner().why_not_captured();
+    result.why_not_captured = why.empty() ? "no shape of a step came twice" : why;
   }
   warn_beyond_positions(call.model, length);
   result.decode_ms = call.ms() - result.prefill_ms;

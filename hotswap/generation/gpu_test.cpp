@@ -14,7 +14,7 @@
 
 #include "hotswap/engine/cuda_graph.h"
 #include "hotswap/generation/generate.h"
-#include "hotswap/generation/test_gpu.h"
+#include "hotswap/engine/test_gpu.h"
 #include "hotswap/generation/test_sampling.h"
 #include "hotswap/models/auto.h"
 

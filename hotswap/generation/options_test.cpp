@@ -11,7 +11,7 @@
 #include "hotswap/engine/sampler.h"
 #include "hotswap/engine/stop_strings.h"
 #include "hotswap/generation/generate.h"
-#include "hotswap/generation/test_gpu.h"
+#include "hotswap/engine/test_gpu.h"
 #include "hotswap/models/auto.h"
 #include "hotswap/tokenizers/tokenizer.h"
 

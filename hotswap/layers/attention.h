@@ -36,8 +36,8 @@ struct SequenceInfo {
   Tensor cu_seqlens =
       {};  // [sequences + 1] int32, where each of the sequences packed into one row begins; or undefined
   int64_t max_seqlen = 0;  // of the packed ones: not shorter than the longest
-  // [time] int64 on the device: the queries' places in keys of a fixed size, whose other places hold nothing yet.
-  // Undefined: the queries are the last of the keys.
+  // [time] or, where rows are of different length, [batch, time] int64 on the device: the queries' places in keys of a
+  // fixed size, whose other places hold nothing yet. Undefined: the queries are the last of the keys.
   Tensor positions = {};
   // Rows with lengths of their own, all of them with tokens before this step's: keys and values are then the pages of a
   // StepMemory, in which each row's are found by the step's block_table. It outlives the forward. Null: none of it.
@@ -87,7 +87,8 @@ class AttentionMetadata {
   Tensor visible(int64_t time, const Tensor& k,
                  const AttentionOptions& options) const;                              // [1 or batch, 1, time, kv_time]
   Tensor bias(int64_t time, const Tensor& k, const AttentionOptions& options) const;  // [1 or batch, 1, time, kv_time]
-  Tensor distance(int64_t time, const Tensor& k) const;  // a key's place less a query's: [time, kv_time] int64
+  Tensor distance(int64_t time, const Tensor& k) const;  // a key's place less a query's: [time, kv_time] int64, or
+                                                         // [batch, 1, time, kv_time]
 
   Tensor places(int64_t time, at::Device device) const;  // of the queries in their sequence: [1 or batch, time]
 

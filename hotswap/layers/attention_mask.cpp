@@ -35,9 +35,9 @@ Tensor range(int64_t from, int64_t to, at::Device device) {
   return at::arange(from, to, at::TensorOptions().dtype(at::kLong).device(device));
 }
 
-// Places of the queries and of the keys, counted from the first key.
+// Of the queries, counted from the first key: [time], or [batch, time] where rows are of different length.
 Tensor query_places(const SequenceInfo& s, int64_t time, const Tensor& k) {
-  return s.positions.defined() ? s.positions : range(k.size(1) - time, k.size(1), k.device());  // [time]
+  return s.positions.defined() ? s.positions : range(k.size(1) - time, k.size(1), k.device());
 }
 
 // The same number for all tokens of one group, of queries and of keys: a query sees its own group alone.
@@ -47,6 +47,9 @@ struct Groups {
 };
 
 Groups groups_of(const Tensor& of_key, const SequenceInfo& s, int64_t time) {
+  if (s.positions.defined() && s.positions.dim() == 2) {
+    return {of_key.expand({s.positions.size(0), -1}).gather(1, s.positions), of_key};
+  }
   if (s.positions.defined()) return {of_key.index_select(1, s.positions), of_key};
   return {of_key.narrow(1, of_key.size(1) - time, time), of_key};
 }
@@ -74,13 +77,13 @@ Groups packed(const SequenceInfo& s, int64_t time, const Tensor& k) {
 
 Tensor make_visible(const SequenceInfo& s, int64_t time, const Tensor& k, const AttentionOptions& o) {
   const int64_t kv_time = k.size(1);
-  const Tensor queries = query_places(s, time, k).unsqueeze(1);    // [time, 1]
+  const Tensor queries = query_places(s, time, k).unsqueeze(-1);   // [time, 1] or [batch, time, 1]
   const Tensor keys = range(0, kv_time, k.device()).unsqueeze(0);  // [1, kv_time]
   Tensor seen = o.causal ? at::le(keys, queries)
                          : at::ones({time, kv_time}, at::TensorOptions().dtype(at::kBool).device(k.device()));
   if (o.window_left >= 0) seen = at::bitwise_and(seen, at::ge(keys, at::sub(queries, o.window_left)));
   if (o.window_right >= 0 && !o.causal) seen = at::bitwise_and(seen, at::le(keys, at::add(queries, o.window_right)));
-  seen = seen.unsqueeze(0);
+  if (seen.dim() == 2) seen = seen.unsqueeze(0);
   if (o.chunk > 0) seen = at::bitwise_and(seen, chunks(s, time, k, o.chunk).same());
   if (s.cu_seqlens.defined()) seen = at::bitwise_and(seen, packed(s, time, k).same());
   if (s.padding.defined()) seen = at::bitwise_and(seen, key_padding(s, kv_time).unsqueeze(1));
@@ -133,7 +136,8 @@ const RealTokens& AttentionMetadata::real_tokens(int64_t time) const {
 const Tensor& AttentionMetadata::seen(int64_t batch) const {
   if (!seen_.defined()) {
     const Tensor& places = sequence_.positions;
-    seen_ = at::add(places.narrow(0, places.size(0) - 1, 1), 1).to(at::kInt).expand({batch}).contiguous();
+    seen_ =
+        at::add(places.narrow(-1, places.size(-1) - 1, 1), 1).to(at::kInt).reshape({-1}).expand({batch}).contiguous();
   }
   return seen_;
 }
@@ -174,13 +178,15 @@ Tensor packed_sequences(const Tensor& cu_seqlens, int64_t time) {
 
 Tensor AttentionMetadata::places(int64_t time, at::Device device) const {
   if (sequence_.step != nullptr) return sequence_.step->positions.view({-1, time});
-  if (sequence_.positions.defined()) return sequence_.positions.unsqueeze(0);
+  if (sequence_.positions.defined()) return sequence_.positions.view({-1, time});
   if (sequence_.cu_seqlens.defined()) return packed_places(sequence_.cu_seqlens, time).unsqueeze(0);
   return range(sequence_.start, sequence_.start + time, device).unsqueeze(0);
 }
 
 Tensor AttentionMetadata::distance(int64_t time, const Tensor& k) const {
-  return at::sub(range(0, k.size(1), k.device()).unsqueeze(0), query_places(sequence_, time, k).unsqueeze(1));
+  const Tensor far =
+      at::sub(range(0, k.size(1), k.device()).unsqueeze(0), query_places(sequence_, time, k).unsqueeze(-1));
+  return far.dim() == 2 ? far : far.unsqueeze(1);
 }
 
 }  // namespace hotswap

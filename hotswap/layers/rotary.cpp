@@ -61,6 +61,7 @@ RotaryEmbedding::RotaryEmbedding(RopeParameters rope) : rope_(std::move(rope)), 
 RotaryTables RotaryEmbedding::tables(const Positions& p, at::ScalarType dtype, at::Device device) const {
   const c10::InferenceMode off(false);  // what is kept while generating also serves training, which saves it
   const at::NoGradGuard no_grad;
+  if (p.each_row) return on_device(p, dtype);
   if (!depends_on_length() && p.below > 0 && p.ids.defined() &&
       p.ids.numel() == 1) {  // one launch in place of the ten of compute()
     return halves(rows(p.below, dtype, p.ids.device()).index_select(0, p.ids.view({1})).unsqueeze(0));
@@ -91,6 +92,18 @@ RotaryTables RotaryEmbedding::tables(const Positions& p, at::ScalarType dtype, a
   return {rows_of(prefix.cos), rows_of(prefix.sin)};
 }
 
+// For a step that is captured: nothing is read from the device, and no table is replaced later.
+RotaryTables RotaryEmbedding::on_device(const Positions& p, at::ScalarType dtype) const {
+  const Tensor ids = p.ids.reshape({-1});  // [batch], one token each
+  if (!depends_on_length()) {
+    const Tensor all = rows(p.below, dtype, ids.device());
+    const RotaryTables both = halves(all);  // [positions, dim]
+    return {both.cos.index_select(0, ids).unsqueeze(1), both.sin.index_select(0, ids).unsqueeze(1)};
+  }
+  const Tensor lengths = at::add(p.ids, 1);  // [batch, 1]
+  return compute(p.ids, inverse_of(lengths).unsqueeze(1), dtype);
+}
+
 // As inverse_for() chooses in a batch of one.
 RotaryTables RotaryEmbedding::row_by_row(const Positions& p, at::ScalarType dtype, at::Device device) const {
   const Tensor range = at::arange(p.start, p.start + p.length, at::TensorOptions().dtype(at::kLong).device(device));
@@ -112,6 +125,14 @@ RotaryEmbedding::Inverses RotaryEmbedding::inverses(at::Device device) const {
   return inverses_.emplace_back(std::move(fresh));
 }
 
+// Of lengths that the device knows, a scalar or [batch, 1]: [dim / 2] or [batch, dim / 2].
+Tensor RotaryEmbedding::inverse_of(const Tensor& lengths) const {
+  const Inverses made = inverses(lengths.device());
+  const bool is_long = rope_.type == "longrope";
+  const int64_t limit = is_long ? rope_.original_max_position_embeddings : rope_.max_position_embeddings;
+  return at::where(at::gt(lengths, limit), is_long ? made.stretched : dynamic_inverse(rope_, lengths), made.original);
+}
+
 // Those of the longest row. Where its length is on a device it is not read: a captured step chooses at each replay.
 Tensor RotaryEmbedding::inverse_for(const Positions& p, at::Device device) const {
   const Inverses made = inverses(device);
@@ -119,8 +140,7 @@ Tensor RotaryEmbedding::inverse_for(const Positions& p, at::Device device) const
   const bool is_long = rope_.type == "longrope";
   const int64_t limit = is_long ? rope_.original_max_position_embeddings : rope_.max_position_embeddings;
   if (p.ids.defined() && !p.ids.is_cpu()) {
-    const Tensor length = at::add(at::max(p.ids), 1);
-    return at::where(at::gt(length, limit), is_long ? made.stretched : dynamic_inverse(rope_, length), made.original);
+    return inverse_of(at::add(at::max(p.ids), 1));
   }
   const int64_t length = p.ids.defined() ? at::max(p.ids).item<int64_t>() + 1 : p.start + p.length;
   if (length <= limit) return made.original;

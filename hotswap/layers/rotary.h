@@ -27,6 +27,7 @@ struct Positions {
   // [batch], or empty: rows are sequences of their own, with frequencies for these lengths where their type depends on
   // one. Else all rows have those of the batch's longest, as in transformers.
   std::vector<int64_t> lengths = {};
+  bool each_row = false;  // as with `lengths`, which are ids + 1 here: one token a row, and a device alone knows where
 };
 
 struct RotaryTables {
@@ -52,7 +53,9 @@ class RotaryEmbedding {
   };
   bool depends_on_length() const { return rope_.type == "dynamic" || rope_.type == "longrope"; }
   Inverses inverses(at::Device device) const;
+  Tensor inverse_of(const Tensor& lengths) const;
   Tensor inverse_for(const Positions& positions, at::Device device) const;  // [dim / 2]
+  RotaryTables on_device(const Positions& positions, at::ScalarType dtype) const;
   RotaryTables row_by_row(const Positions& positions, at::ScalarType dtype, at::Device device) const;
   RotaryTables compute(const Tensor& ids, const Tensor& inverse, at::ScalarType dtype) const;
   RopeParameters rope_;

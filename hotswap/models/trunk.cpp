@@ -115,6 +115,7 @@ ForwardContext Trunk::step_context(const TrunkInput& in, at::ScalarType dtype) {
   const int64_t rows = step.batch(), time = step.new_tokens;
   Positions positions{.start = 0, .length = time, .below = step.kv_len_bucket, .lengths = step.rope_for};
   if (!step.from_start) positions.ids = step.positions.view({rows, time});
+  positions.each_row = step.is_static;
   const at::ScalarType table_dtype = rotates_in_float32_ ? at::kFloat : dtype;
   const auto tables = [&](std::optional<RotaryEmbedding>& rotary) {
     return rotary ? rotary->tables(positions, table_dtype, step.ids.device()) : RotaryTables();
@@ -122,9 +123,15 @@ ForwardContext Trunk::step_context(const TrunkInput& in, at::ScalarType dtype) {
   Tensor position;
   if (time == 1 && !step.from_start) position = step.one_length ? step.positions.narrow(0, 0, 1) : step.positions;
   const int64_t past = step.from_start ? 0 : *std::min_element(step.lengths.begin(), step.lengths.end()) - time;
+  SequenceInfo sequence{.start = past};
+  if (step.is_static) {
+    sequence.positions = positions.ids;
+  } else if (!step.from_start) {
+    sequence.step = &step;
+  }
   return {.rope = tables(rotary_),
           .sliding_rope = tables(sliding_rotary_),
-          .attention = AttentionMetadata({.start = past, .step = step.from_start ? nullptr : &step}),
+          .attention = AttentionMetadata(sequence),
           .memory = in.memory,
           .position = position,
           .router_logits = in.router_logits};

@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   }
   // The launch before has written the raw products and nothing else that is read here, and began when all before it was
   // done: the position, the tables and the older keys and values may be read already.
-  const int64_t position = *a.position;
+  const int64_t position = a.position[row * a.position_stride];
   const int64_t first = a.window < 0 ? 0 : max(int64_t{0}, position - a.window), keys = position + 1 - first;
   const int64_t each = int64_t{(uint32_t(keys) + splits - 1) / splits};
   const int64_t begin = min(position + 1, first + split * each), end = min(position + 1, begin + each);

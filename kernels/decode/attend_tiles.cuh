@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
   if (splits > 1) cluster_arrive();  // nobody sends to a block that has not begun
   // The launch before has written the raw products and nothing else that is read here, and began when all before it was
   // done: the position, the tables and the older keys and values may be read already.
-  const int64_t position = *a.position;
+  const int64_t position = a.position[row * a.position_stride];
   const int64_t first = a.window < 0 ? 0 : max(int64_t{0}, position - a.window), old_keys = position - first;
   const int64_t tiles_each = (old_keys + splits * kTileKeys - 1) / (splits * kTileKeys);
   const int64_t begin = min(position, first + split * tiles_each * kTileKeys);

@@ -51,7 +51,7 @@ struct Layer {
   int64_t rope_stride;    // between rows; 0: one for all
   CacheRows keys, values;
   const int64_t* position;      // of the new tokens: one for all rows, or [rows]
-  int64_t position_stride = 0;  // between rows; 0: one for all, and always on a GPU
+  int64_t position_stride = 0;  // between rows; 0: one for all
   int64_t capacity, window;     // tokens before it that a token sees; -1: all
   float scale;
   Act act;

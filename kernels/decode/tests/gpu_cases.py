@@ -16,13 +16,16 @@ SPILLS = {  # of 64 registers, which leave room for the next launch beside it: t
 def cases(ops, random, names):
     device = random(1).device
 
-    def layer(rows, hidden, heads, kv_heads, dim, ffn, position, old=False):
+    def layer(rows, hidden, heads, kv_heads, dim, ffn, position, old=False, by_row=False):
         x, norm, post_norm = random(rows, 1, hidden), random(hidden), random(hidden)
         q, k, v = (random(n * dim, hidden) * hidden**-0.5 for n in (heads, kv_heads, kv_heads))
         o, gate, up = random(hidden, heads * dim) * 0.02, random(ffn, hidden) * 0.03, random(ffn, hidden) * 0.03
         down, cos, sin = random(hidden, ffn) * 0.02, random(1, 1, dim), random(1, 1, dim)
         caches = [random(rows, kv_heads, position + 3, dim).transpose(1, 2) for _ in range(2)]
         at = torch.full((1,), position, device=x.device)
+        if by_row:
+            at = torch.arange(rows, device=x.device) * position // max(rows - 1, 1)
+            cos, sin = random(rows, 1, dim), random(rows, 1, dim)
         return lambda: ops.decoder_layer(
             x, norm, q, None, k, None, v, None, None, None, cos, sin, *caches, at, o, None, post_norm, gate, None, up, None, down,
             None, 1e-6, 1e-6, dim**-0.5, -1, "silu", old,
@@ -41,6 +44,8 @@ def cases(ops, random, names):
         "decoder_layer": layer(1, 1024, 16, 8, 128, 3072, 575),
         "decoder_layer, old weights": layer(1, 1024, 16, 8, 128, 3072, 575, True),
         "decoder_layer, 16 rows": layer(16, 1024, 16, 8, 128, 3072, 300),
+        "decoder_layer, 16 rows at their own positions": layer(16, 1024, 16, 8, 128, 3072, 300, by_row=True),
+        "decoder_layer, 3 rows at their own positions": layer(3, 1024, 16, 8, 128, 3072, 300, by_row=True),
         "decoder_layer, 5 rows": layer(5, 576, 9, 3, 64, 1536, 40),
     }
 

@@ -152,12 +152,11 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
   check(v_cache.size(1) == a.capacity, kOp, ": expected caches of one capacity; got ", a.capacity, " and ",
         v_cache.size(1), "; make both from the same lengths");
   kernels::check_device(position, call.device, kOp);
-  const bool by_row = position.numel() != 1 && call.device.is_cpu();
+  const bool by_row = position.numel() != 1;
   check(position.scalar_type() == kernels::ScalarType::Long && position.is_contiguous() &&
             position.numel() == (by_row ? rows : 1),
-        kOp, ": expected the position as one int64, the same for all rows, or on the CPU one for each of ", rows,
-        " rows; got ", shape_of(position), " in torch dtype number ", int(position.scalar_type()),
-        "; rows of different lengths go layer by layer");
+        kOp, ": expected the positions as one int64 for all rows, or one for each of ", rows, "; got ",
+        shape_of(position), " in torch dtype number ", int(position.scalar_type()), "; cast or repeat them");
   a.position = static_cast<const int64_t*>(position.data_ptr());
   a.position_stride = by_row ? 1 : 0;
 

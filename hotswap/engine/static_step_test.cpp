@@ -1,0 +1,131 @@
+// Steps of static shape, which a CUDA graph can run again: every row has the tokens of a batch of one, whatever stands
+// in the other rows. On the CPU without a graph, which shows their arithmetic; on a GPU captured.
+#include <c10/core/InferenceMode.h>
+#include <gtest/gtest.h>
+
+#include "hotswap/base/test_support.h"
+#include "hotswap/engine/test_gpu.h"
+#include "hotswap/engine/test_sequences.h"
+
+namespace hotswap {
+namespace {
+
+using test_support::attends;
+using test_support::batched;
+using test_support::expect_same;
+using test_support::greedy;
+using test_support::Ids;
+using test_support::kNew;
+using test_support::kRounding;
+using test_support::prompts;
+using test_support::single;
+using test_support::Steps;
+using test_support::tiny;
+
+const std::vector<const char*> kKinds = {"stock", "kernels", "kernels, attention too"};
+
+// False where the model has nothing of that kind.
+bool prepare(CausalLM& model, const std::string& kind) {
+  if (kind == "stock") return true;
+  model.kernelize(Mode::of_training(false));
+  if (kind == "kernels") return true;
+  if (!attends(model)) return false;
+  model.set_attn_implementation("hotswap/attention");
+  return true;
+}
+
+// The prompts by KvStep, then one token of each in static steps. `idle`: a sequence that is left out of every third
+// one.
+std::vector<Ids> by_static_steps(CausalLM& model, std::optional<size_t> idle) {
+  const c10::InferenceMode inference;
+  KvPool pool(at::kCPU, {.max_sequences = 6, .max_tokens = 40});
+  std::vector<Ids> out(prompts().size());
+  std::vector<int64_t> sequences;
+  StepRunner runner(model, pool);
+  for (size_t i = 0; i < out.size(); ++i) {
+    sequences.push_back(pool.acquire());
+    out[i].push_back(runner.run({{sequences[i], prompts()[i]}}).argmax().item<int64_t>());
+  }
+  std::optional<StaticStep> step;
+  std::optional<StaticStep::Shape> shape;
+  for (int turn = 0; out.back().size() < kNew; ++turn) {
+    std::vector<StepRow> rows;
+    std::vector<size_t> there;
+    for (size_t i = 0; i < out.size(); ++i) {
+      if (idle == i && turn % 3 == 1) continue;
+      rows.push_back({sequences[i], {out[i].back()}});
+      there.push_back(i);
+    }
+    const auto needed = StaticStep::shape_for(pool, rows);
+    EXPECT_EQ(needed.has_value(), !(pool.recurs() && there.size() < out.size()));
+    if (!needed) return out;
+    if (!step || *needed != *shape) step.emplace(pool, *needed);
+    shape = needed;
+    step->set(rows);
+    const Tensor logits =
+        step->of_rows(model({.step = &step->batch(), .memory = &*step, .logits_to_keep = 1}).logits.select(1, 0));
+    step->commit();
+    for (size_t row = 0; row < there.size(); ++row)
+      out[there[row]].push_back(logits[static_cast<int64_t>(row)].argmax().item<int64_t>());
+  }
+  return out;
+}
+
+class EveryFamilyInStaticSteps : public testing::TestWithParam<const Family*> {};
+
+TEST_P(EveryFamilyInStaticSteps, EachPromptHasTheTokensOfABatchOfOne) {
+  const auto model = tiny(GetParam()->model_type, at::kCPU, at::kFloat, 16);
+  for (const char* kind : kKinds) {
+    if (!prepare(*model, kind)) continue;
+    std::vector<Steps> expected;
+    for (const Ids& prompt : prompts()) expected.push_back(single(*model, prompt));
+    for (const std::optional<size_t> idle : {std::optional<size_t>(), std::optional<size_t>(1)}) {
+      const std::vector<Ids> got = by_static_steps(*model, idle);
+      for (size_t i = 0; i < got.size(); ++i) {
+        Steps first = expected[i];
+        first.ids[0].resize(got[i].size());
+        expect_same({got[i]}, first, kRounding, cat(kind, ", prompt ", i, idle ? ", one is idle at times" : ""));
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, EveryFamilyInStaticSteps, testing::ValuesIn(families()),
+                         [](const auto& info) { return info.param->model_type; });
+
+class CapturedOnGpu : public test_support::OnGpu<testing::TestWithParam<const Family*>> {};
+
+// Sequences of different length join, end and leave; the graphs are those of the few shapes.
+TEST_P(CapturedOnGpu, EachPromptHasTheTokensOfABatchOfOne) {
+  const bool recurs = GetParam()->model_type == std::string("jamba") ||
+                      std::string(GetParam()->model_type).find("mamba") != std::string::npos;
+  for (const auto& [dtype, head_dim, rounding] :
+       {std::tuple(at::kFloat, int64_t{16}, 1e-4), std::tuple(at::kBFloat16, int64_t{64}, 3e-2)}) {
+    const auto model = tiny(GetParam()->model_type, test_support::gpu(), dtype, head_dim);
+    for (const char* kind : kKinds) {
+      if (!prepare(*model, kind)) continue;
+      if (kind == kKinds[2] && dtype == at::kFloat) continue;  // the kernel takes 16 bits
+      Scheduler scheduler(*model, {.max_sequences = 4, .max_tokens = 40});
+      const std::vector<Ids> got = batched(*model, scheduler);
+      const StepRunner& runner = scheduler.runner();
+      const std::string what = cat(kind, ", ", dtype, ", ", runner.why_not_captured());
+      const bool is_mixture = !runner.why_not_captured().empty();
+      EXPECT_TRUE(!is_mixture || kind == kKinds[0]) << what;
+      if (!is_mixture) {
+        EXPECT_LE(runner.captured_shapes(), 3) << what;
+        EXPECT_GE(runner.replays(), recurs ? 4 : 10) << what;
+      }
+      for (size_t i = 0; i < got.size(); ++i) {
+        Steps expected = single(*model, prompts()[i]);
+        expected.ids[0].resize(got[i].size());
+        expect_same({got[i]}, expected, rounding, cat(what, ", prompt ", i));
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, CapturedOnGpu, testing::ValuesIn(families()),
+                         [](const auto& info) { return info.param->model_type; });
+
+}  // namespace
+}  // namespace hotswap

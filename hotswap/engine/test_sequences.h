@@ -1,0 +1,84 @@
+// For tests of sequences in one batch: prompts of different length, and what each says alone.
+#pragma once
+
+#include <ATen/ops/tensor.h>
+#include <c10/core/InferenceMode.h>
+
+#include <memory>
+#include <vector>
+
+#include "hotswap/engine/scheduler.h"
+#include "hotswap/engine/test_families.h"
+
+namespace hotswap::test_support {
+
+inline constexpr int64_t kNew = 12;
+// Sums of another order differ by this much of the greatest logit: a product of several rows adds up as one of one row
+// does not.
+inline constexpr double kRounding = 1e-5;
+
+// Windows and chunks of the tiny models are of 9 tokens: one prompt is longer, and all grow beyond it.
+inline const std::vector<Ids>& prompts() {
+  static const std::vector<Ids> all = {
+      {5, 6, 7, 8, 9}, {11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22}, {30, 31}, {40}};
+  return all;
+}
+
+// By the model's own growing cache, one prompt, a batch of one.
+inline Steps single(CausalLM& model, const Ids& prompt, int64_t count = kNew) {
+  const c10::InferenceMode inference;
+  const auto cache = model.make_cache();
+  Steps out{{Ids()}, {}};
+  Ids tokens = prompt;
+  for (int64_t step = 0; step < count; ++step) {
+    const Tensor ids = at::tensor(tokens, at::kLong).unsqueeze(0).to(model.device());
+    out.logits.push_back(model({.input_ids = ids, .cache = cache.get(), .logits_to_keep = 1})
+                             .logits.select(1, 0)
+                             .to(at::kCPU, at::kFloat));
+    out.ids[0].push_back(out.logits.back().argmax().item<int64_t>());
+    tokens = {out.ids[0].back()};
+  }
+  return out;
+}
+
+inline std::shared_ptr<Sampler> greedy(const CausalLM& model) {
+  return std::make_shared<Sampler>(GenerationConfig(), model.device());
+}
+
+inline Ids new_ids(const Sequence& sequence) {
+  return {sequence.tokens.begin() + sequence.prompt_length, sequence.tokens.end()};
+}
+
+// The second leaves in the middle, the third and fourth join after that.
+inline std::vector<Ids> batched(CausalLM& model, Scheduler& scheduler) {
+  const auto sampler = greedy(model);
+  const auto join = [&](const Ids& prompt) {
+    return scheduler.join({.tokens = prompt, .sampler = sampler, .stop = {.max_new_tokens = kNew}});
+  };
+  std::vector<int64_t> ids{join(prompts()[0]), join(prompts()[1])};
+  int64_t seen = 0;
+  for (int64_t step = 0; !scheduler.idle(); ++step) {
+    seen += static_cast<int64_t>(scheduler.step().size());
+    if (step == 5) scheduler.leave(ids[1]);
+    if (step == 3 || step == 6) ids.push_back(join(prompts()[ids.size()]));
+  }
+  std::vector<Ids> all;
+  for (const int64_t id : ids) all.push_back(new_ids(scheduler.take(id)));
+  int64_t kept = 0;
+  for (const Ids& one : all) kept += static_cast<int64_t>(one.size());
+  EXPECT_EQ(seen, kept);
+  return all;
+}
+
+inline std::vector<Ids> batched(CausalLM& model, const SchedulerOptions& options) {
+  Scheduler scheduler(model, options);
+  return batched(model, scheduler);
+}
+
+inline bool attends(CausalLM& model) {
+  bool found = false;
+  model.each_slot([&](const std::string&, const SlotBase& slot) { found = found || slot.contract() == "attention/1"; });
+  return found;
+}
+
+}  // namespace hotswap::test_support
