@@ -4,12 +4,14 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <random>
 
 #include "hotswap/base/memory.h"
 #include "hotswap/cli/bench/trace.h"
@@ -25,6 +27,7 @@ using OutJson = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 // As bench/peer_transformers.py has them: both measure the same work.
 constexpr int64_t kPrompt = 32, kNewTokens = 64, kPrefill = 512, kRows = 2, kColumns = 256;
+constexpr uint64_t kSeed = 38;   // of random lengths
 constexpr int64_t kTraced = 24;  // tokens: enough for a GPU to capture its steps
 
 struct Flags {
@@ -35,6 +38,7 @@ struct Flags {
   std::string trace;
   int threads = 0, repeats = 3;
   std::optional<int64_t> rows, columns;  // default: those of the measurement
+  std::optional<int64_t> shortest;       // of prompts of several lengths
   int64_t new_tokens = kNewTokens;
   bool sample = false;
 };
@@ -81,9 +85,22 @@ struct DeviceMemory {
   at::Device device_;
 };
 
+// Prompts of uniformly random length in [shortest, columns], padded on the left: [rows, columns] int64 on the CPU.
+Tensor mask_of_lengths(int64_t shortest, int64_t rows, int64_t columns) {
+  std::mt19937_64 random(kSeed);
+  std::uniform_int_distribution<int64_t> length(std::min(shortest, columns), columns);
+  const Tensor mask = at::zeros({rows, columns}, at::kLong);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t own = row == 0 ? columns : length(random);  // generate() wants no column that is padding in all rows
+    mask.select(0, row).narrow(0, columns - own, own).fill_(1);
+  }
+  return mask;
+}
+
 OutJson decode(CausalLM& model, const Flags& flags) {
   const int64_t rows = flags.rows.value_or(1), columns = flags.columns.value_or(kPrompt);
   const Tensor prompt = arbitrary_ids(rows, columns, model);
+  const Tensor mask = flags.shortest ? mask_of_lengths(*flags.shortest, rows, columns) : Tensor();
   GenerateResult out;
   const auto run = [&](int64_t count) {
     const auto start = Clock::now();
@@ -92,7 +109,8 @@ OutJson decode(CausalLM& model, const Flags& flags) {
                                       .do_sample = flags.sample,
                                       .top_k = 0,
                                       .eos_token_id = std::vector<int64_t>(),
-                                      .cache_implementation = flags.cache}});
+                                      .cache_implementation = flags.cache},
+                           .attention_mask = mask});
     return seconds_since(start);
   };
   const double first_token = run(1);  // with whatever is done once in a process
@@ -199,6 +217,9 @@ void add_bench_model(CLI::App& bench) {
                  "Random weights; only config.json of the model is read");
   verb->add_option("--rows", flags->rows, "Sequences, but of train")->check(above_zero());
   verb->add_option("--columns", flags->columns, "Tokens of each, of decode in its prompt; but of train")
+      ->check(above_zero());
+  verb->add_option("--shortest", flags->shortest,
+                   cat("decode: prompts of uniformly random length from this one to --columns, seed ", kSeed))
       ->check(above_zero());
   verb->add_option("--new-tokens", flags->new_tokens, "decode: tokens of each sequence")
       ->check(CLI::Range(2, 1 << 20))
