@@ -1,6 +1,6 @@
 #include "hotswap/engine/kv_pool.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -141,11 +141,12 @@ void KvPool::reserve(int64_t sequence, int64_t tokens) {
   }
 }
 
-// [pages, kv_heads, tokens, head_dim] in memory, seen as [pages, tokens, kv_heads, head_dim]
+// [pages, kv_heads, tokens, head_dim] in memory, seen as [pages, tokens, kv_heads, head_dim]. Zeros, since a step of
+// static shape masks what is not written yet, and a weight of 0 times a NaN would be one.
 static Tensor make_pages(int64_t pages, int64_t tokens, int64_t kv_heads, int64_t dim,
                          const at::TensorOptions& options) {
   const c10::InferenceMode off(false);  // else only inference mode could write them
-  return at::empty({pages, kv_heads, tokens, dim}, options).transpose(1, 2);
+  return at::zeros({pages, kv_heads, tokens, dim}, options).transpose(1, 2);
 }
 
 void KvPool::grow(int64_t tokens) {
