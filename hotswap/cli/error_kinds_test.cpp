@@ -47,7 +47,7 @@ void model_of(const TempFolder& folder, const std::string& config) {
 
 std::string llama(const std::string& more) {
   return R"({"model_type": "llama", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
-             "num_attention_heads": 2, "rms_norm_eps": 1e-5)" +
+             "num_attention_heads": 2, "rms_norm_eps": 1e-5, "max_position_embeddings": 16)" +
          more + "}";
 }
 

@@ -99,7 +99,7 @@ TEST_F(ServeHub, ModelsByNameUntilItEndsAndAfter) {
 
   EXPECT_EQ(server.stop(), 0) << "SIGTERM is its orderly end";
   EXPECT_EQ(tokens(run_with(client(server.url, "home"), generate("acme/stories"))), want) << "all of it is cached";
-  EXPECT_EQ(run_with(client(server.url, "empty"), generate("acme/stories")).status, 1);
+  EXPECT_EQ(run_with(client(server.url, "empty"), generate("acme/stories")).status, 75);
 }
 
 TEST_F(ServeHub, ATokenForAll) {
@@ -133,7 +133,7 @@ TEST_F(ServeHub, HttpsWithACertificateOfOnesOwn) {
                 file("log"));
   ASSERT_EQ(server.url.rfind("https://127.0.0.1:", 0), 0u) << server.url << read_file(file("log"));
   const Outcome strict = run_with(client(server.url, "home"), generate("acme/stories"));
-  EXPECT_EQ(strict.status, 1);
+  EXPECT_EQ(strict.status, 75);
   expect_has(strict.err, {"certificate"});
   const std::string trusting = client(server.url, "home", "SSL_CERT_FILE=" + file("c.pem").string());
   EXPECT_FALSE(tokens(run_with(trusting, generate("acme/stories"))).empty());

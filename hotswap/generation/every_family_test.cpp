@@ -12,8 +12,8 @@
 #include <algorithm>
 
 #include "hotswap/engine/test_families.h"
-#include "hotswap/generation/generate.h"
 #include "hotswap/engine/test_gpu.h"
+#include "hotswap/generation/generate.h"
 
 namespace hotswap {
 namespace {
@@ -136,11 +136,10 @@ TEST_P(EveryFamilyOnGpu, CapturedSaysWhatItsStepsSayInBfloat16) {
     if (kernels) model->kernelize(Mode::of_training(false));
     for (const Prompt& prompt : prompts()) {
       const auto run = [&] {
-        return generate(*model, {.input_ids = prompt.ids,
-                                 .config = {.max_new_tokens = kNewTokens,
-                                            .eos_token_id = Ids(),
-                                            .cache_implementation = "static"},
-                                 .attention_mask = prompt.mask});
+        return generate(
+            *model, {.input_ids = prompt.ids,
+                     .config = {.max_new_tokens = kNewTokens, .eos_token_id = Ids(), .cache_implementation = "static"},
+                     .attention_mask = prompt.mask});
       };
       const GenerateResult got = run();
       EXPECT_EQ(got.captured, kernels || !is_mixture(*model)) << got.why_not_captured;

@@ -7,8 +7,8 @@
 
 #include <set>
 
-#include "hotswap/generation/generate.h"
 #include "hotswap/engine/test_gpu.h"
+#include "hotswap/generation/generate.h"
 #include "hotswap/models/auto.h"
 
 namespace hotswap {

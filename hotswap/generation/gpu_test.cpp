@@ -13,8 +13,8 @@
 #include <algorithm>
 
 #include "hotswap/engine/cuda_graph.h"
-#include "hotswap/generation/generate.h"
 #include "hotswap/engine/test_gpu.h"
+#include "hotswap/generation/generate.h"
 #include "hotswap/generation/test_sampling.h"
 #include "hotswap/models/auto.h"
 

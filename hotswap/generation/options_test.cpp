@@ -10,8 +10,8 @@
 #include "hotswap/base/test_data.h"
 #include "hotswap/engine/sampler.h"
 #include "hotswap/engine/stop_strings.h"
-#include "hotswap/generation/generate.h"
 #include "hotswap/engine/test_gpu.h"
+#include "hotswap/generation/generate.h"
 #include "hotswap/models/auto.h"
 #include "hotswap/tokenizers/tokenizer.h"
 

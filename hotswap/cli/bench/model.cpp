@@ -120,7 +120,9 @@ OutJson decode(CausalLM& model, const Flags& flags) {
   std::vector<double> rates;
   for (int i = 0; i < flags.repeats; ++i) {  // the first token is the prompt's; the others' time is the decode's
     const double first = run(1), whole = run(flags.new_tokens);
-    rates.push_back(static_cast<double>(rows * (flags.new_tokens - 1)) / (whole - first));
+    // Long prompts take longer than their few tokens: what varies in the one time would swamp the other.
+    const double seconds = flags.shortest ? out.decode_ms / 1000 : whole - first;
+    rates.push_back(static_cast<double>(rows * (flags.new_tokens - 1)) / seconds);
   }
   OutJson json{{"value", median(rates)},
                {"unit", "tokens/s"},

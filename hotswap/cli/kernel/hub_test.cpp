@@ -159,7 +159,7 @@ TEST_F(CliHub, OneByName) {
   EXPECT_TRUE(fs::is_regular_file(fs::path(done.out.substr(0, done.out.size() - 1)) / "layers.json")) << done.out;
   EXPECT_EQ(ask("kernel download acme/norm@v2", "HF_HUB_OFFLINE=1 ").status, 0);
   const Outcome missing = ask("kernel download acme/norm@v1", "HF_HUB_OFFLINE=1 ");
-  EXPECT_EQ(missing.status, 1);
+  EXPECT_EQ(missing.status, 75);
   EXPECT_TRUE(has(missing.err, "the cache lacks")) << missing.err;
 
   write("served/trusted_publishers.txt", "");
