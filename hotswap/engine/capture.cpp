@@ -12,7 +12,8 @@ std::optional<std::string> why_not_capturable(CausalLM& model) {
   model.each_slot([&](const std::string& name, const SlotBase& slot) {
     if (why || slot.contract() != "moe/1" || slot.bound()) return;
     why = cat(name,
-              " runs stock experts, which ask the host how many tokens each has; kernelize() takes some that do not");
+              " runs stock experts, whose forward waits for the host to learn how many tokens each has; kernelize() "
+              "takes some that do not");
   });
   if (why) return why;
   if (const auto graph = make_cuda_graph(model.device()); !graph) return graph.why();

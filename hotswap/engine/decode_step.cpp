@@ -88,7 +88,7 @@ void DecodeStep::record() {
     graph_->capture([&] { run(); });
   } catch (const c10::Error& error) {
     cache_.not_run(seen);
-    refuse(cat("a layer asks the host in the middle of a step: ", error.what_without_backtrace()));
+    refuse(cat("a layer waits for the host in the middle of a step: ", error.what_without_backtrace()));
   }
 }
 

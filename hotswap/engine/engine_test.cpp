@@ -12,6 +12,23 @@
 #include "hotswap/engine/test_sequences.h"
 
 namespace hotswap {
+
+test_support::Steps test_support::single(CausalLM& model, const Ids& prompt, int64_t count) {
+  const c10::InferenceMode inference;
+  const auto cache = model.make_cache();
+  Steps out{{Ids()}, {}};
+  Ids tokens = prompt;
+  for (int64_t step = 0; step < count; ++step) {
+    const Tensor ids = at::tensor(tokens, at::kLong).unsqueeze(0).to(model.device());
+    out.logits.push_back(model({.input_ids = ids, .cache = cache.get(), .logits_to_keep = 1})
+                             .logits.select(1, 0)
+                             .to(at::kCPU, at::kFloat));
+    out.ids[0].push_back(out.logits.back().argmax().item<int64_t>());
+    tokens = {out.ids[0].back()};
+  }
+  return out;
+}
+
 namespace {
 
 using test_support::attends;

@@ -33,7 +33,7 @@ std::optional<StaticStep::Shape> StaticStep::shape_for(const KvPool& pool, const
   const int64_t there = std::min(count, static_cast<int64_t>(pool.order_.size()));
   const bool others = there > static_cast<int64_t>(rows.size());
   if (others && pool.recurs()) return std::nullopt;
-  int64_t keys = 0;  // an idle row's token is written behind its last one
+  int64_t keys = 0;  // an idle row's token is written after its last one
   for (int64_t row = 0; row < there; ++row) keys = std::max(keys, pool.length(pool.order_[row]) + 1);
   if (keys > pool.slab_tokens_) return std::nullopt;
   return Shape{count, std::min(power_of_two(std::max(keys, kFirstKeys)), pool.slab_tokens_)};

@@ -23,7 +23,7 @@ class StaticStep : public StepMemory {
   static std::optional<Shape> shape_for(const KvPool& pool, const std::vector<StepRow>& rows);
 
   StaticStep(KvPool& pool, Shape shape);
-  // Which tokens the next run is of. The tensors of batch() keep their places.
+  // Which tokens the next run is of. The tensors of batch() stay in their memory.
   void set(const std::vector<StepRow>& rows);
   const StepBatch& batch() const { return batch_; }
   void commit();  // after the run, as KvStep's

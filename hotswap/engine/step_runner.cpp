@@ -94,7 +94,7 @@ void StepRunner::record(Captured& c) {
     c.graph->capture([&] { c.logits = last_logits(model_, c.step->batch(), *c.step); });
     c.recorded = true;
   } catch (const c10::Error& error) {
-    why_not_ = cat("a layer asks the host in the middle of a step: ", error.what_without_backtrace());
+    why_not_ = cat("a layer waits for the host in the middle of a step: ", error.what_without_backtrace());
     log_warning("decode steps are not captured in a CUDA graph: ", why_not_);
   }
 }

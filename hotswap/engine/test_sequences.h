@@ -1,8 +1,5 @@
-// For tests of sequences in one batch: prompts of different length, and what each says alone.
+// For tests of sequences in one batch: prompts of different length, and what each says in a batch of one.
 #pragma once
-
-#include <ATen/ops/tensor.h>
-#include <c10/core/InferenceMode.h>
 
 #include <memory>
 #include <vector>
@@ -24,22 +21,8 @@ inline const std::vector<Ids>& prompts() {
   return all;
 }
 
-// By the model's own growing cache, one prompt, a batch of one.
-inline Steps single(CausalLM& model, const Ids& prompt, int64_t count = kNew) {
-  const c10::InferenceMode inference;
-  const auto cache = model.make_cache();
-  Steps out{{Ids()}, {}};
-  Ids tokens = prompt;
-  for (int64_t step = 0; step < count; ++step) {
-    const Tensor ids = at::tensor(tokens, at::kLong).unsqueeze(0).to(model.device());
-    out.logits.push_back(model({.input_ids = ids, .cache = cache.get(), .logits_to_keep = 1})
-                             .logits.select(1, 0)
-                             .to(at::kCPU, at::kFloat));
-    out.ids[0].push_back(out.logits.back().argmax().item<int64_t>());
-    tokens = {out.ids[0].back()};
-  }
-  return out;
-}
+// By the model's own growing cache, one prompt, a batch of one. In engine_test.cpp.
+Steps single(CausalLM& model, const Ids& prompt, int64_t count = kNew);
 
 inline std::shared_ptr<Sampler> greedy(const CausalLM& model) {
   return std::make_shared<Sampler>(GenerationConfig(), model.device());

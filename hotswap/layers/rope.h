@@ -41,7 +41,7 @@ double yarn_mscale(double factor, double mscale);
 // `length`: the sequence that must be reached, which dynamic and longrope depend on; none at load time.
 RopeFrequencies rope_frequencies(const RopeParameters& rope, std::optional<int64_t> length = {});
 
-// Type dynamic's, of lengths that a device knows alone: a scalar, or [batch, 1], int64. -> [dim / 2] or [batch, dim / 2]
+// Type dynamic's, of lengths on a device: a scalar, or [batch, 1], int64. -> [dim / 2] or [batch, dim / 2]
 Tensor dynamic_inverse(const RopeParameters& rope, const Tensor& length);
 
 }  // namespace hotswap
