@@ -1,12 +1,21 @@
 // Requests of several threads to one model: each gets, bit for bit, what it gets when it is the only one.
+//
+// HOTSWAP_THREAD_REQUESTS: requests of each of the 16 threads, by default 3; 200 before a release.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <barrier>
+#include <cstdlib>
+#include <random>
 #include <thread>
 
 #include "hotswap/generation/generate.h"
@@ -21,6 +30,11 @@ using Object = nlohmann::ordered_json;
 
 constexpr int kThreads = 16;
 constexpr int64_t kVocabulary = 50;
+
+int requests_per_thread() {
+  const char* text = std::getenv("HOTSWAP_THREAD_REQUESTS");
+  return text == nullptr ? 3 : std::stoi(text);
+}
 
 struct Model {
   const char* name;
@@ -74,8 +88,43 @@ Tensor random_ids(int64_t rows, int64_t time, uint64_t seed) {
   return at::randint(0, kVocabulary, {rows, time}, at::make_generator<at::CPUGeneratorImpl>(seed), at::kLong);
 }
 
+// The loss and its gradient of every weight, which are not accumulated in the weights.
+Request loss(ForwardArguments arguments) {
+  return [arguments](CausalLM& model) {
+    const Tensor made = model(arguments).loss;
+    Tensors found = {made.detach()};
+    for (const Tensor& gradient : torch::autograd::grad({made}, model.parameters(), {}, std::nullopt, false, true)) {
+      if (gradient.defined()) found.push_back(gradient);
+    }
+    return found;
+  };
+}
+
 Request generation(const Tensor& ids, const GenerationConfig& config, const Tensor& mask = {}) {
   return [=](CausalLM& model) { return Tensors{model.generate(ids, config, mask)}; };
+}
+
+// Short and long ones, so that tables grow and frequencies change while others are on their way.
+std::vector<Request> requests() {
+  std::vector<Request> made;
+  for (const int64_t time : {5, 14, 30, 70}) {
+    const Tensor ids = random_ids(time % 3 + 1, time, static_cast<uint64_t>(time));
+    made.push_back(loss({.input_ids = ids, .labels = ids, .need_logits = false}));
+    made.push_back(loss({.input_ids = ids, .labels = ids, .need_logits = true}));
+    made.push_back(generation(ids, {.max_new_tokens = 9}));
+    made.push_back(generation(ids, {.max_new_tokens = 4, .cache_implementation = "static"}));
+    made.push_back(generation(ids.narrow(0, 0, 1), {.max_new_tokens = 14, .do_sample = true, .seed = 7}));
+  }
+  const Tensor packed = random_ids(1, 13, 3);
+  made.push_back(loss({.input_ids = packed,
+                       .position_ids = at::cat({at::arange(9), at::arange(4)}).unsqueeze(0),
+                       .labels = packed,
+                       .need_logits = false}));
+  const Tensor ids = random_ids(2, 9, 4), mask = at::ones({2, 9}, at::kLong);
+  mask[1].narrow(0, 0, 3).zero_();
+  made.push_back(generation(ids, {.max_new_tokens = 11}, mask));
+  made.push_back(loss({.input_ids = ids, .attention_mask = mask, .labels = ids}));
+  return made;
 }
 
 bool same(const Tensors& a, const Tensors& b) {
@@ -101,11 +150,38 @@ class Threads : public testing::TestWithParam<Model> {
   void SetUp() override {
     model_ = AutoModelForCausalLM::from_config(Json::parse(GetParam().config.dump(), "config.json"));
     model_->init_weights(5);
+    model_->requires_grad(true);
     model_->eval();
   }
   int before_ = at::get_num_threads();
   std::shared_ptr<CausalLM> model_;
 };
+
+TEST_P(Threads, EachRequestIsAnsweredAsIfItWereTheOnlyOne) {
+  at::set_num_threads(1);
+  const std::vector<Request> all = requests();
+  for (const bool kernels : {false, true}) {
+    if (kernels) {
+      EXPECT_GT(model_->kernelize(Mode::TRAINING).bound(), 0);
+    }
+    std::vector<Tensors> expected;
+    for (const Request& request : all) expected.push_back(request(*model_));
+    std::vector<std::string> wrong(kThreads);
+    in_threads([&](int k) {
+      std::mt19937 chosen(static_cast<uint32_t>(k));
+      for (int i = 0; i < requests_per_thread() && wrong[k].empty(); ++i) {
+        const size_t r = chosen() % all.size();
+        try {
+          if (!same(all[r](*model_), expected[r])) wrong[k] = cat("request ", r, " has another answer");
+        } catch (const std::exception& error) {
+          wrong[k] = cat("request ", r, ": ", error.what());
+        }
+      }
+    });
+    for (const std::string& what : wrong) EXPECT_EQ(what, "") << "kernels " << kernels;
+  }
+  at::set_num_threads(before_);
+}
 
 // A fresh model has no table yet: all threads are the first.
 TEST_P(Threads, TheFirstRequestsAreAnsweredAtTheSameTime) {

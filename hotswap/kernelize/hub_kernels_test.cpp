@@ -86,7 +86,7 @@ TEST_F(KernelsOfTheHub, ModesChangeTheCommitDoesNot) {
   model.kernels.kernelize(model, I);
   EXPECT_EQ(row_of(model.kernels.report(), "RMSNorm").reason, before);
   EXPECT_EQ(asked(), sent);
-  model.kernels.kernelize(model, I, {.config = only("acme/norm")});  // asked for again
+  model.kernels.kernelize(model, I, {.config = only("acme/norm")});  // asked for anew
   EXPECT_NE(row_of(model.kernels.report(), "RMSNorm").reason, before);
 }
 
@@ -269,10 +269,12 @@ TEST_F(KernelsOfTheHub, StandInsComeFirstUnlessTheseBytesAreMeant) {
   // Later ones than those that the stand-in was written for are the repository's own.
   PackageCopy theirs("norm");
   serve(theirs.root(), "kernels-community/liger_kernels", "main");
+  expect_has(refused("kernels-community/liger_kernels@>=99"), {"trusted", "stands in for its versions up to v3"});
   trust("kernels-community");
   for (const char* name : {"kernels-community/liger_kernels@v4:LigerRMSNorm", "kernels-community/liger_kernels@>=99",
                            "kernels-community/liger_kernels@~=4.1:LigerRMSNorm"}) {
-    expect_has(refused(name), {"of kernels-community/liger_kernels", "branches: main"});
+    expect_has(refused(name), {"of kernels-community/liger_kernels", "branches: main",
+                               "the bundled package hotswap/norm stands in for its versions up to v3"});
   }
   expect_has(
       row_of(kernelize(model, I, {.config = only("kernels-community/liger_kernels@main:LigerRMSNorm")}), "RMSNorm")

@@ -75,6 +75,13 @@ std::shared_ptr<CausalLM> tiny(const std::string& family) {
 
 class EveryFamily : public testing::TestWithParam<const Family*> {
  protected:
+  Tensor& embedding() {
+    Tensor* found = nullptr;
+    model_->each_tensor([&](const std::string& name, Tensor& t) {
+      if (name == "model.embed_tokens.weight") found = &t;
+    });
+    return *found;
+  }
   std::shared_ptr<CausalLM> model_ = tiny(GetParam()->model_type);
   at::NoGradGuard no_grad_;
 };
@@ -121,6 +128,28 @@ TEST_P(EveryFamily, DocumentsOfPackedRowsAreKeptApart) {
   const Tensor plain = (*model_)({.input_ids = ids}).logits;
   EXPECT_TRUE(at::equal((*model_)({.input_ids = ids, .seq_idx = zeros}).logits, plain));
   EXPECT_LE(((*model_)({.input_ids = ids, .position_ids = one}).logits - plain).abs().max().item<double>(), 1e-5);
+}
+
+TEST_P(EveryFamily, GradientsOfPackedDocumentsAreKeptApart) {
+  const at::AutoGradMode with_grad(true);
+  model_->requires_grad(true);
+  const Tensor ids = at::randint(0, 40, {1, 13}, at::kLong);
+  const auto gradient = [&](const std::vector<ForwardArguments>& calls) {
+    std::vector<Tensor> logits;
+    for (const ForwardArguments& call : calls) logits.push_back((*model_)(call).logits);
+    Tensor& weight = embedding();
+    at::cat(logits, 1).square().sum().backward();
+    const Tensor made = weight.grad();
+    weight.mutable_grad() = Tensor();
+    return made;
+  };
+  const Tensor positions = at::cat({at::arange(9), at::arange(4)}).unsqueeze(0);
+  const Tensor expected = gradient({{.input_ids = ids.narrow(1, 0, 9)}, {.input_ids = ids.narrow(1, 9, 4)}});
+  for (const bool kernels : {false, true}) {
+    if (kernels) model_->kernelize(Mode::TRAINING);
+    const Tensor got = gradient({{.input_ids = ids, .position_ids = positions}});
+    EXPECT_LE((got - expected).norm().item<double>(), 1e-4 * expected.norm().item<double>()) << "kernels " << kernels;
+  }
 }
 
 // Saved while kernels are bound, too.
