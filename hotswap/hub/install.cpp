@@ -1,6 +1,7 @@
 #include "hotswap/hub/install.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
@@ -36,21 +37,34 @@ KernelMetadata checked_metadata(const fs::path& variant) {
   return metadata;
 }
 
-// What a repository of this package holds: build/<variant>/... The digests have vouched for every name.
-std::map<std::string, ServedFile> files_of(const std::vector<fs::path>& variants) {
-  std::map<std::string, ServedFile> files;
+// The variant of a package without CUDA kernels that is also published as torch-cuda; none where there is a variant for
+// CUDA, or no single one for the CPU and every torch from some version on.
+std::optional<fs::path> variant_for_cuda_torch(const std::vector<fs::path>& variants) {
+  std::vector<fs::path> cpu;
   for (const fs::path& variant : variants) {
-    const auto add = [&](const std::string& name) {
-      const std::string path = cat("build/", variant.filename().string(), "/", name);
-      check_relative_path(path, "file");
-      files[path] = describe_file(variant / name, kLargeFrom);
-    };
-    const auto digests = parse_metadata(read_file(variant / "metadata.json"), variant.string()).digests;
-    for (const auto& [name, hash] : digests->files) add(name);
-    add("metadata.json");
-    if (fs::is_regular_file(variant / "metadata.json.sigstore")) add("metadata.json.sigstore");
+    const VariantName name = *VariantName::parse(variant.filename().string());
+    if (name.framework == Framework::kNoarch) {
+      if (name.noarch == "cuda" || name.noarch == "universal") return {};
+    } else if (name.backend.kind == BackendKind::kCuda) {
+      return {};
+    } else if (name.framework == Framework::kTorchStableAbi && name.backend.kind == BackendKind::kCpu) {
+      cpu.push_back(variant);
+    }
   }
-  return files;
+  return cpu.size() == 1 ? std::optional(cpu.front()) : std::nullopt;
+}
+
+// Adds the variant in `folder` to `files` as build/<name>/... The digests have vouched for every name.
+void add_files(std::map<std::string, ServedFile>& files, const fs::path& folder, const std::string& name) {
+  const auto add = [&](const std::string& file) {
+    const std::string path = cat("build/", name, "/", file);
+    check_relative_path(path, "file");
+    files[path] = describe_file(folder / file, kLargeFrom);
+  };
+  const auto digests = parse_metadata(read_file(folder / "metadata.json"), folder.string()).digests;
+  for (const auto& [file, hash] : digests->files) add(file);
+  add("metadata.json");
+  if (fs::is_regular_file(folder / "metadata.json.sigstore")) add("metadata.json.sigstore");
 }
 
 void put_blob(const HubCache& cache, const Repo& repo, const std::string& commit, const std::string& path,
@@ -120,8 +134,12 @@ BuiltPackage read_built_package(const fs::path& package) {
            .next = "build all variants from one source, or install the folders one by one"});
     }
     built.variants.push_back(variant.filename().string());
+    add_files(built.files, variant, built.variants.back());
   }
-  built.files = files_of(variants);
+  if (const auto cpu = variant_for_cuda_torch(variants)) {
+    built.variants.emplace_back(kForCudaTorch);
+    add_files(built.files, *cpu, kForCudaTorch);
+  }
   return built;
 }
 

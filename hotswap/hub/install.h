@@ -23,7 +23,12 @@ namespace hotswap {
 // (a build that runs) are left out. Sorted; none where there are none.
 std::vector<std::filesystem::path> built_variants(const std::filesystem::path& path);
 
-// What a repository of this package holds.
+// The name by which Python's `kernels` finds the CPU variant of a package without CUDA kernels where torch was built
+// for CUDA: it takes no compiled variant of another backend than torch's. A host without Python never takes this name.
+inline constexpr const char* kForCudaTorch = "torch-cuda";
+
+// What a repository of this package holds: its variants, and the CPU variant again as kForCudaTorch where no variant is
+// for CUDA.
 struct BuiltPackage {
   std::string name;
   int64_t version = 0;

@@ -4,6 +4,7 @@
 #include "hotswap/base/test_support.h"
 #include "hotswap/hub/get_kernel.h"
 #include "hotswap/hub/hub.h"
+#include "hotswap/hub/names/variant.h"
 #include "hotswap/hub/package/digest.h"
 #include "hotswap/hub/serve/server.h"
 
@@ -65,8 +66,10 @@ TEST(Install, IsWhatADownloadLeaves) {
   // The same files behind serve-hub are the same commit.
   const TempFolder served;
   fs::create_directories(served.path() / "kernels/acme/ab/v1/build");
-  fs::copy(folder.path() / "ab/build" / kCpu, served.path() / "kernels/acme/ab/v1/build" / kCpu,
-           fs::copy_options::recursive);
+  for (const char* variant : {kCpu, kForCudaTorch}) {
+    fs::copy(folder.path() / "ab/build" / kCpu, served.path() / "kernels/acme/ab/v1/build" / variant,
+             fs::copy_options::recursive);
+  }
   fs::remove_all(folder.path() / "ab/build/torch-universal");
   const InstalledPackage one = install_package(cache, folder.path() / "ab", "acme/ab");
   EXPECT_EQ(one.replaced, done.commit);
@@ -78,6 +81,31 @@ TEST(Install, IsWhatADownloadLeaves) {
   EXPECT_EQ(HubClient(options).commit(kRepo, "v1"), one.commit);
   EXPECT_EQ(install_package(cache, folder.path() / "ab/build" / kCpu, "acme/ab").commit, one.commit)
       << "a variant's folder itself";
+}
+
+// Python's `kernels` takes a CPU variant by no other name where torch was built for CUDA.
+TEST(Install, TheCpuVariantIsAlsoForATorchOfCuda) {
+  const TempFolder folder;
+  write_variant(folder, kCpu, 1, "x = 1");
+  const auto variants = [&] { return read_built_package(folder.path() / "ab").variants; };
+  const System torch_of_cuda{.torch = {{2, 11}}, .backend = *Backend::parse("cu130")};
+  EXPECT_EQ(choose_variant(variants(), torch_of_cuda).chosen, "torch-cuda");
+  EXPECT_EQ(choose_variant(variants(), {.torch = {{2, 11}}}).chosen, kCpu);
+  System no_python = torch_of_cuda;
+  no_python.no_python = true;
+  EXPECT_FALSE(choose_variant(variants(), no_python).chosen.has_value());
+
+  const BuiltPackage built = read_built_package(folder.path() / "ab");
+  ASSERT_TRUE(built.files.contains("build/torch-cuda/layers/a.py"));
+  for (const char* name : {"/metadata.json", "/__init__.py", "/layers/a.py"}) {
+    EXPECT_EQ(built.files.at(cat("build/torch-cuda", name)).etag(), built.files.at(cat("build/", kCpu, name)).etag());
+  }
+  for (const char* enough : {"torch-stable-abi210-cu130-x86_64-linux", "torch-universal", "torch-cuda",
+                             "torch-stable-abi212-cpu-x86_64-linux", "torch-stable-abi210-cpu-aarch64-linux"}) {
+    const fs::path more = write_variant(folder, enough, 1, "x = 2");
+    EXPECT_EQ(variants().size(), 2u) << enough << ": nothing is added";
+    fs::remove_all(more);
+  }
 }
 
 TEST(Install, HealsABlobThatWasBroken) {

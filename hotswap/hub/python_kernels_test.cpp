@@ -2,6 +2,7 @@
 #include "hotswap/hub/get_kernel.h"
 #include "hotswap/hub/lock_kernels.h"
 #include "hotswap/hub/package/digest.h"
+#include "hotswap/hub/publish.h"
 #include "hotswap/hub/test_python.h"
 
 namespace hotswap {
@@ -116,6 +117,25 @@ TEST_F(KernelsOfPython, OurCacheIsTheirs) {
   forget_cache();
   EXPECT_EQ(ask({{"cli", {"download", lock.parent_path().string()}, nlohmann::json::object()}})[0]["code"], 0)
       << "our hashes are right for what they fetch";
+}
+
+// A package without CUDA kernels, published: a torch built for CUDA (the test says that this one is) takes it, too.
+TEST_F(KernelsOfPython, WhatIsPublishedLoadsInATorchOfCuda) {
+  const std::string variant = "torch-stable-abi210-cpu-x86_64-linux";
+  scratch.write("one/build/" + variant + "/__init__.py", "def answer():\n    return 'one'\n");
+  scratch.write("one/build/" + variant + "/metadata.json",
+                R"({"name":"one","id":"_one_cpu","version":1,"license":"mit","python-depends":[],)"
+                R"("kernel-depends":[],"backend":{"type":"cpu"}})");
+  write_digests(scratch.path() / "one/build" / variant);
+  publish_package(scratch.path() / "one", served.path(), "acme/one", "");
+  const nlohmann::json by_version = {{"version", 1}}, load = {"kernel", {"acme/one"}, by_version};
+  for (const char* cuda : {"", "12.6", "13.0"}) {
+    forget_cache();
+    const auto answers = ask({{"torch_of_cuda", {cuda}, nlohmann::json::object()}, load});
+    EXPECT_EQ(answers[1]["answer"], "one") << answers[1];
+    EXPECT_EQ(fs::path(answers[1]["place"].get<std::string>()).parent_path().filename(),
+              *cuda ? "torch-cuda" : variant);
+  }
 }
 
 TEST_F(KernelsOfPython, BothRefuseWhatNobodyVouchesFor) {

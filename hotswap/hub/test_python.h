@@ -58,6 +58,9 @@ def system():
     import torch
     from kernels.backends import _select_backend
     return {"torch": torch.__version__, "backend": _select_backend(None).variant_str}
+def torch_of_cuda(version):
+    import torch
+    torch.version.cuda = version or None
 def cli(*args):
     import contextlib, io, kernels.cli
     before, code, text = sys.argv, 0, io.StringIO()

@@ -86,7 +86,7 @@ TEST_F(KernelsOfTheHub, ModesChangeTheCommitDoesNot) {
   model.kernels.kernelize(model, I);
   EXPECT_EQ(row_of(model.kernels.report(), "RMSNorm").reason, before);
   EXPECT_EQ(asked(), sent);
-  model.kernels.kernelize(model, I, {.config = only("acme/norm")});  // asked for anew
+  model.kernels.kernelize(model, I, {.config = only("acme/norm")});  // asked for again
   EXPECT_NE(row_of(model.kernels.report(), "RMSNorm").reason, before);
 }
 
