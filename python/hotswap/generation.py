@@ -15,10 +15,11 @@ import threading
 import warnings
 
 import torch
-from transformers import GenerationMixin
+from transformers import DynamicCache, GenerationMixin, StaticCache
 
 from hotswap import decode
 from hotswap.bind import enabled
+from hotswap.generation_checks import check_class, check_request, refuse
 from hotswap.packages import load
 from hotswap.replacement import cache_name
 from hotswap.view import view
@@ -33,18 +34,21 @@ _PLANS_PAY = 1 << 27
 
 def generate(model, input_ids=None, streamer=None, tokenizer=None, **kwargs):
     """model.generate() by the loop of this module. `streamer`, `tokenizer` and all other arguments are its own."""
-    if all(kwargs.get(name) is None for name in ("past_key_values", "cache")):  # 5.24 takes both names
-        kwargs.setdefault("cache_implementation", "static")
+    loop = captured_generate
+    given = any(kwargs.get(name) is not None for name in ("past_key_values", "cache"))  # 5.24 takes both names
+    if not given and kwargs.get("cache_implementation", "static") == "static":
+        kwargs["cache_implementation"] = "dynamic"  # of no memory yet: transformers keeps the length of a static one on the model
+        loop = functools.partial(captured_generate, hotswap_cache=True)
     for name in ("assistant_model", "synced_gpus"):  # which transformers keeps from a callable, so that nobody would miss them
         if kwargs.get(name):
-            _refuse("one model on one device", f"{name}", "leave it out, or call model.generate")
+            refuse("one model on one device", f"{name}", "leave it out, or call model.generate")
     if _asked(model, kwargs, "token_healing"):
-        _refuse("a prompt as it is", "token_healing", "give what model.heal_tokens(input_ids, tokenizer) makes of it")
+        refuse("a prompt as it is", "token_healing", "give what model.heal_tokens(input_ids, tokenizer) makes of it")
     if (strings := _asked(model, kwargs, "stop_strings")) is not None:
         _stop_at(strings, tokenizer, kwargs)
     if input_ids is None:
         input_ids = kwargs.pop("inputs", None)
-    return model.generate(input_ids, custom_generate=captured_generate, hotswap_streamer=streamer, **kwargs)
+    return model.generate(input_ids, custom_generate=loop, hotswap_streamer=streamer, **kwargs)
 
 
 def _asked(model, kwargs, name):
@@ -62,50 +66,11 @@ def _stop_at(strings, tokenizer, kwargs):
     from transformers import StoppingCriteriaList, StopStringCriteria
 
     if tokenizer is None:
-        _refuse("a tokenizer beside stop_strings", f"stop_strings={strings!r} alone", "give tokenizer=, the model's own")
+        refuse("a tokenizer beside stop_strings", f"stop_strings={strings!r} alone", "give tokenizer=, the model's own")
     criteria = kwargs.get("stopping_criteria") or []
     if not any(isinstance(c, StopStringCriteria) for c in criteria):  # the caller's own comes first there, too
         kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, strings)])
     kwargs["stop_strings"] = None
-
-
-def _refuse(wanted, got, to_do):
-    raise ValueError(f"hotswap.generate: expected {wanted}; got {got}; {to_do}")
-
-
-def _check_class(model):
-    """What a class cannot do with a static cache; transformers' own generate() says other ids there, or raises."""
-    name, config = type(model).__name__, model.config
-    if config.is_encoder_decoder:
-        _refuse("a decoder", "an encoder and a decoder", "call model.generate")
-    if hasattr(config, "add_cross_attention") and not getattr(config, "is_decoder", True):  # as BERT; others do not read it
-        _refuse("a decoder", f"{name} with is_decoder=False", "make the model with is_decoder=True, or call model.generate")
-    if not (model._can_compile_fullgraph or model._supports_attention_backend):
-        _refuse("a class that supports a static cache", f"{name}, which says that it does not", "call model.generate")
-    if getattr(config, "alibi", False):
-        _refuse("positions by a rotary embedding", f"{name} with alibi=True", "call model.generate")
-    attention = config._attn_implementation or ""
-    if "flash" in attention or "flex" in attention:  # they take no mask that a device alone knows
-        _refuse("attn_implementation of eager, sdpa or hotswap", attention, "call model.set_attn_implementation, or model.generate")
-
-
-def _check(model, config, cache):
-    _check_class(model)
-    if config.use_cache is False:
-        _refuse("use_cache=True", "use_cache=False", "leave it out, or call model.generate")
-    if (config.num_beams or 1) > 1:
-        _refuse("greedy search or sampling", f"num_beams={config.num_beams}", "call model.generate")
-    if (mode := config.get_generation_mode().value) not in ("greedy_search", "sample"):
-        _refuse("greedy search or sampling", mode, "call model.generate")
-    if config.guidance_scale not in (None, 1):
-        _refuse("one forward a token", f"guidance_scale={config.guidance_scale}", "call model.generate")
-    for name in ("output_attentions", "output_hidden_states", "output_scores", "output_logits", "prefill_chunk_size"):
-        if getattr(config, name, None):
-            _refuse("the ids alone", f"{name}={getattr(config, name)}", "leave it out, or call model.generate")
-    kinds = sorted({type(layer).__name__ for layer in getattr(cache, "layers", [])})
-    if kinds != ["StaticLayer"]:
-        _refuse('cache_implementation="static" and layers that see all keys', f"a cache of {', '.join(kinds) or type(cache).__name__}",
-                "call model.generate")  # fmt: skip
 
 
 class _Step:
@@ -320,7 +285,7 @@ def _restart(model, input_ids, capacity, cache, given):
     if original is None or rope.get("rope_type") != "longrope" or not own or not input_ids.shape[1] <= original < capacity:
         return None
     if _begun(cache) or given.get("inputs_embeds") is not None:
-        _refuse(f"ids alone of a text that may grow beyond original_max_position_embeddings={original}",
+        refuse(f"ids alone of a text that may grow beyond original_max_position_embeddings={original}",
                 "inputs_embeds, or a cache that has the beginning", "give input_ids, or a smaller max_new_tokens")  # fmt: skip
     return original + 1
 
@@ -343,14 +308,27 @@ def _of_all(model, cache, ids, model_kwargs):
     return kwargs
 
 
+def _static_cache(model, generation_config, more):
+    """A static cache with room for max_length tokens, and for `more`."""
+    room = max(generation_config.max_length - 1 + more, getattr(generation_config, "max_cache_len", None) or 0)
+    return StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=room)
+
+
 @torch.no_grad()
 @_on_its_gpu
-def captured_generate(model, input_ids, logits_processor, stopping_criteria, generation_config, hotswap_streamer=None, **model_kwargs):
+def captured_generate(
+    model, input_ids, logits_processor, stopping_criteria, generation_config, hotswap_streamer=None, hotswap_cache=False, **model_kwargs
+):
     """For model.generate(custom_generate=...), which keeps no `streamer` and no `tokenizer` for a callable: give the one as
-    hotswap_streamer, and instead of stop_strings a StopStringCriteria."""
+    hotswap_streamer, and instead of stop_strings a StopStringCriteria. hotswap_cache: a static cache of this call's length is made
+    in the place of a DynamicCache."""
     name = cache_name(model.forward)
+    if hotswap_cache and isinstance(model_kwargs.get(name), DynamicCache):
+        check_class(model)
+        embeds = model_kwargs.get("inputs_embeds")
+        model_kwargs[name] = _static_cache(model, generation_config, 0 if embeds is None else embeds.shape[1] - input_ids.shape[1])
     cache = model_kwargs.get(name)
-    _check(model, generation_config, cache)
+    check_request(model, generation_config, cache)
     choose = _chooser(logits_processor, generation_config.do_sample)
     restart = _restart(model, input_ids, cache.layers[0].max_cache_len + 1, cache, model_kwargs)
     new = _behind(cache, input_ids, model_kwargs, generation_config)
@@ -358,7 +336,7 @@ def captured_generate(model, input_ids, logits_processor, stopping_criteria, gen
     embeds = model_kwargs.get("inputs_embeds")
     prompt = input_ids.shape[1] if embeds is None else embeds.shape[1]
     if (needed := prompt + loop.longest - 1) > (room := cache.layers[0].max_cache_len):  # a GPU would write beyond its memory
-        _refuse(f"a static cache of {needed} tokens", f"max_cache_len={room}", "make a larger one, or give a smaller max_new_tokens")
+        refuse(f"a static cache of {needed} tokens", f"max_cache_len={room}", "make a larger one, or give a smaller max_new_tokens")
     # What wants the ids, or stops by anything but length and an end token, is asked by the host at every step.
     in_graph = loop.plain and all(type(p).__name__ in _OF_SCORES for p in logits_processor)
 
@@ -423,7 +401,7 @@ class _Loop:
         for criterion in criteria:
             if type(criterion) is MaxLengthCriteria:
                 if criterion.max_length > config.max_length:
-                    _refuse(f"a cache with room for max_length={criterion.max_length} of MaxLengthCriteria",
+                    refuse(f"a cache with room for max_length={criterion.max_length} of MaxLengthCriteria",
                             f"max_length={config.max_length}", "give max_length or max_new_tokens")  # fmt: skip
                 longest = min(longest, criterion.max_length)
             elif type(criterion) is EosTokenCriteria:
@@ -434,7 +412,7 @@ class _Loop:
         # As there: without an end token a row that a criterion has ended goes on saying something until the others end.
         self.pads, self.pad = any(hasattr(c, "eos_token_id") for c in criteria), config._pad_token_tensor
         if self.pads and self.pad is None and batch > 1:
-            _refuse("a pad_token_id for rows that end before others", "none", "give pad_token_id")
+            refuse("a pad_token_id for rows that end before others", "none", "give pad_token_id")
         self.pad = 0 if self.pad is None else int(self.pad)
         self.running, self.said = [True] * batch, []  # said: [batch] on the host, a step each
         self.run_until(None)

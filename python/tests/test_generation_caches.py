@@ -8,7 +8,7 @@ import sys
 import pytest
 import tiny
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, LogitsProcessorList, StaticCache
 
 import hotswap
 from hotswap.replacement import cache_name
@@ -85,3 +85,15 @@ def test_attention_by_name_in_a_fresh_process(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-c", BY_NAME, tmp_path], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "phi3"])
+def test_a_longer_call_before_leaves_no_trace(family):
+    """transformers keeps the longest length of a static cache on the model, and attention over more keys rounds otherwise."""
+    model, scores = tiny.model(family).eval(), []
+    keep = LogitsProcessorList([lambda ids, values: scores.append(values.clone()) or values])
+    before = set(vars(model))
+    for length in (4, 40, 4):
+        hotswap.generate(model, PROMPT, logits_processor=keep, max_new_tokens=length, do_sample=False, pad_token_id=0, eos_token_id=None)
+    assert set(vars(model)) == before
+    assert all(torch.equal(a, b) for a, b in zip(scores[:4], scores[-4:], strict=True))

@@ -1,0 +1,40 @@
+"""What the loop of generation.py does not do: a ValueError before anything is computed."""
+
+
+def refuse(wanted, got, to_do):
+    raise ValueError(f"hotswap.generate: expected {wanted}; got {got}; {to_do}")
+
+
+def check_class(model):
+    """What a class cannot do with a static cache; transformers' own generate() says other ids there, or raises."""
+    name, config = type(model).__name__, model.config
+    if config.is_encoder_decoder:
+        refuse("a decoder", "an encoder and a decoder", "call model.generate")
+    if hasattr(config, "add_cross_attention") and not getattr(config, "is_decoder", True):  # as BERT; others do not read it
+        refuse("a decoder", f"{name} with is_decoder=False", "make the model with is_decoder=True, or call model.generate")
+    if not (model._can_compile_fullgraph or model._supports_attention_backend):
+        refuse("a class that supports a static cache", f"{name}, which says that it does not", "call model.generate")
+    if getattr(config, "alibi", False):
+        refuse("positions by a rotary embedding", f"{name} with alibi=True", "call model.generate")
+    attention = config._attn_implementation or ""
+    if "flash" in attention or "flex" in attention:  # they take no mask that a device alone knows
+        refuse("attn_implementation of eager, sdpa or hotswap", attention, "call model.set_attn_implementation, or model.generate")
+
+
+def check_request(model, config, cache):
+    check_class(model)
+    if config.use_cache is False:
+        refuse("use_cache=True", "use_cache=False", "leave it out, or call model.generate")
+    if (config.num_beams or 1) > 1:
+        refuse("greedy search or sampling", f"num_beams={config.num_beams}", "call model.generate")
+    if (mode := config.get_generation_mode().value) not in ("greedy_search", "sample"):
+        refuse("greedy search or sampling", mode, "call model.generate")
+    if config.guidance_scale not in (None, 1):
+        refuse("one forward a token", f"guidance_scale={config.guidance_scale}", "call model.generate")
+    for name in ("output_attentions", "output_hidden_states", "output_scores", "output_logits", "prefill_chunk_size"):
+        if getattr(config, name, None):
+            refuse("the ids alone", f"{name}={getattr(config, name)}", "leave it out, or call model.generate")
+    kinds = sorted({type(layer).__name__ for layer in getattr(cache, "layers", [])})
+    if kinds != ["StaticLayer"]:
+        refuse('cache_implementation="static" and layers that see all keys', f"a cache of {', '.join(kinds) or type(cache).__name__}",
+                "call model.generate")  # fmt: skip
