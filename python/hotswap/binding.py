@@ -39,7 +39,7 @@ class Binding:
         made = Binding(self.key, self.put, replacement)
         made.forward = None if replacement.attribute else replacement.forward
         made.stock = class_of(module).forward
-        made.parts = tuple(Part(module, path) for path in replacement.parts)
+        made.parts = (*(Part(module, path) for path in replacement.parts), *replacement.looked)
         return made
 
     def why_stock(self, module: nn.Module, stock: Optional[type] = None) -> str:
@@ -112,7 +112,9 @@ def bound_class(stock: type) -> type:
             self.__dict__["_hotswap"] = _looked_up(self, binding)
 
     def __setattr__(self, name, value):
-        if name != "forward" or not dispatches(getattr(value, "__func__", None)):  # the class has it: a method would tie copies to this one
+        if name == "forward" and dispatches(getattr(value, "__func__", None)):  # the class has it: a method would tie copies to this one
+            self.__dict__.pop("forward", None)  # what accelerate's remove_hook_from_module takes off
+        else:
             super(made, self).__setattr__(name, value)
 
     forward.__signature__ = inspect.signature(stock.forward)  # as a function's own: nothing is to be unwrapped from it

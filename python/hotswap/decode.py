@@ -13,7 +13,7 @@ from torch import nn
 from hotswap import frequencies
 from hotswap.agree import NoDraws, numbers, settings
 from hotswap.packages import load
-from hotswap.plain import has_global_hooks, is_parametrized, wrapped_forward
+from hotswap.plain import accelerate_hook, has_global_hooks, is_parametrized, wrapped_forward
 from hotswap.replacement import cache_name, class_of
 from hotswap.view import view
 
@@ -176,6 +176,8 @@ def _why_called(module: nn.Module) -> Optional[str]:
         return "a compiled forward"
     if wrapped_forward(module) is not None:
         return "a forward of its own"
+    if hook := accelerate_hook(module, but_placing=True):
+        return f"accelerate's {hook}"
     if is_parametrized(module):
         return "a parametrized weight"
     return None

@@ -321,7 +321,7 @@ def captured_generate(
 ):
     """For model.generate(custom_generate=...), which keeps no `streamer` and no `tokenizer` for a callable: give the one as
     hotswap_streamer, and instead of stop_strings a StopStringCriteria. hotswap_cache: a static cache of this call's length is made
-    in the place of a DynamicCache."""
+    instead of a DynamicCache."""
     name = cache_name(model.forward)
     if hotswap_cache and isinstance(model_kwargs.get(name), DynamicCache):
         check_class(model)

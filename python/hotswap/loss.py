@@ -13,7 +13,7 @@ from transformers.utils import can_return_tuple
 
 from hotswap.liger_loss import check_accum_dtype
 from hotswap.packages import load, why_not_for
-from hotswap.plain import has_global_hooks, has_hooks, is_parametrized, odd_weight, wrapped_forward
+from hotswap.plain import accelerate_hook, has_global_hooks, has_hooks, is_parametrized, odd_weight, wrapped_forward
 from hotswap.replacement import Replacement, cache_name, class_of
 from hotswap.view import view
 
@@ -180,6 +180,8 @@ def why_logits(model, bound: bool = True) -> str:
         return "lm_head has a forward of its own"
     if has_hooks(head, but_sharding=True) or has_global_hooks():
         return "lm_head has hooks"
+    if hook := accelerate_hook(head, but_placing=True):
+        return f"lm_head has accelerate's {hook}"
     if is_parametrized(head):
         return "lm_head is parametrized"
     if name := odd_weight(head):

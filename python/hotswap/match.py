@@ -17,6 +17,7 @@ from hotswap import deformable, experts, mixers, residual
 from hotswap.agree import Trial, agreement, first, linear, numbers, settings, shell_of, stock_forward
 from hotswap.fitting import fitted
 from hotswap.packages import load
+from hotswap.plain import Looked
 from hotswap.projections import ADD_NORM, linking
 from hotswap.replacement import Replacement, class_of, decorated, inside, seeing
 
@@ -284,7 +285,8 @@ def _attention(module):
     name = _rotary_name(forward) if isinstance(forward, types.FunctionType) else None
     if name is None:
         return None
-    stock = inside(forward).__globals__.get(name)
+    looked = Looked(inside(forward).__globals__, name)
+    stock = looked.function
     if isinstance(stock, nn.Module):  # what use_kernel_forward_from_hub made of the function; kernelize() may have bound it
         stock = stock_forward(stock).__get__(stock)
     if not callable(stock):
@@ -295,12 +297,12 @@ def _attention(module):
         functions = {layer: _of_fixed_tables(stock, fit.forward) for layer, fit in made}
         ours = [(layer, decorated(forward, seeing(inside(forward), {name: functions[layer]})), fit.note) for layer, fit in made]
         ops = ("rotary", "rotary_bwd")
-        return [Replacement("rope", layer, "rotary", ops, linking(f), note=note) for layer, f, note in ours]
+        return [Replacement("rope", layer, "rotary", ops, linking(f), note=note, looked=(looked,)) for layer, f, note in ours]
 
     def agree(candidate):
         return agreement(stock, inside(candidate.forward).__globals__[name], _rotary_cases(name))
 
-    return first(forward, candidates, agree)
+    return first((forward, looked.function), candidates, agree)
 
 
 # ---- deformable attention: a module's forward, or a function that one looks up or holds ----------------------------
@@ -324,8 +326,11 @@ def _deformable(module):
 
     def candidates():
         ours = deformable.functions()[name]
-        place = dict(forward=ours, attribute=held) if held else dict(forward=decorated(forward, seeing(inside(forward), {name: ours})))
-        return [Replacement("deformable_attention", name, "deformable", deformable.FUNCTIONS[name], **place)]
+        if held:
+            made = dict(forward=ours, attribute=held)
+        else:
+            made = dict(forward=decorated(forward, seeing(inside(forward), {name: ours})), looked=(Looked(inside(forward).__globals__, name),))
+        return [Replacement("deformable_attention", name, "deformable", deformable.FUNCTIONS[name], **made)]
 
     def agree(candidate):
         return agreement(stock, deformable.functions()[name], deformable.function_cases(name, numbers))

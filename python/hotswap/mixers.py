@@ -15,6 +15,7 @@ from torch import nn
 
 from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
 from hotswap.packages import load
+from hotswap.plain import Looked
 from hotswap.replacement import Replacement, class_of, decorated, inside, seeing
 
 LAYER = "mamba"
@@ -104,7 +105,8 @@ def _agrees(name: str, stock: Callable) -> bool:
 
 
 @functools.lru_cache(maxsize=None)
-def _seeing_ours(forward: Callable, names: tuple) -> Replacement:
+def _seeing_ours(forward: Callable, names: tuple, functions: tuple) -> Replacement:
+    """functions: what the names mean now."""
     scope = inside(forward).__globals__
     found = {name: _in_place_of(scope[name], FUNCTIONS[name][0]) for name in names}
     ops = tuple(op for name in names for op in FUNCTIONS[name][1])
@@ -121,7 +123,7 @@ def _seeing_ours(forward: Callable, names: tuple) -> Replacement:
 
     of_documents.takes_documents = True
     of_documents.__wrapped__ = made
-    return Replacement("mamba", LAYER, "mamba", ops, of_documents)
+    return Replacement("mamba", LAYER, "mamba", ops, of_documents, looked=tuple(Looked(scope, name) for name in names))
 
 
 def match(module) -> Optional[Replacement]:
@@ -134,7 +136,7 @@ def _mixer(module) -> Optional[Replacement]:
     forward = stock_forward(module)
     scope = getattr(inside(forward), "__globals__", {})
     names = tuple(name for name in _called(module) if _agrees(name, scope[name]))
-    return _seeing_ours(forward, names) if names else None
+    return _seeing_ours(forward, names, tuple(scope[name] for name in names)) if names else None
 
 
 # ---- the gated norm ---------------------------------------------------------------------------------------------------

@@ -44,6 +44,16 @@ def odd_weight(module: nn.Module) -> str:
     return ""
 
 
+def accelerate_hook(module: nn.Module, but_placing: bool = False) -> str:
+    """The class of the hook that accelerate has put around the module's forward, or "". but_placing: one that only brings weights and
+    inputs to their device does not count."""
+    hook = module.__dict__.get("_hf_hook")
+    if hook is None:
+        return ""
+    odd = [h for h in getattr(hook, "hooks", (hook,)) if not (but_placing and type(h).__name__ == "AlignDevicesHook")]
+    return type(odd[0]).__name__ if odd else ""
+
+
 def is_parametrized(module: nn.Module) -> bool:
     return "parametrizations" in module._modules
 
@@ -131,9 +141,23 @@ class Part:
             return f"{self.path} has a forward of its own"
         if has_hooks(part):
             return f"{self.path} has hooks"
+        if "_hf_hook" in carried and (hook := accelerate_hook(part)):
+            return f"{self.path} has accelerate's {hook}"
         if name := odd_weight(part):
             return f"a weight of {self.path} is a {name}"
         for name, value in self.values:
             if carried.get(name) != value:
                 return f"{self.path} has another {name}"
         return ""
+
+
+class Looked:
+    """A function that a module's forward looks up among the globals of its file and that a replacement exchanges for ours: as it was when
+    the replacement was made."""
+
+    def __init__(self, scope: dict, name: str):
+        self.scope, self.name, self.function = scope, name, scope.get(name)
+
+    def why_call(self, module: nn.Module) -> str:
+        """As Part's."""
+        return "" if self.scope.get(self.name) is self.function else f"{self.name} was exchanged"

@@ -19,6 +19,7 @@ class Replacement(NamedTuple):
     attribute: Optional[str] = None  # a function that the module holds under this name is replaced, not its forward
     note: str = ""  # what it leaves to the class's own, for the report
     parts: tuple = ()  # of the module, as dotted paths: what the forward computes without calling it
+    looked: tuple = ()  # plain.Looked of each function of the class's forward that is exchanged for ours
     why_not: Optional[Callable] = None  # (module, is it bound to this already) -> why this instance is not for it, or ""
 
 

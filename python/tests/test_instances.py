@@ -5,6 +5,7 @@ kernelize: outputs, gradients and the calls of hooks are the same."""
 import copy
 import functools
 import io
+import sys
 
 import pytest
 import torch
@@ -110,6 +111,18 @@ def own_forward(m, log):
     return lambda: delattr(m, "forward")
 
 
+def hook_of_accelerate(m, log):
+    from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+
+    class Changing(ModelHook):
+        def post_forward(self, module, output):
+            log.append("forward")
+            return changed(output)
+
+    add_hook_to_module(m, Changing())
+    return lambda: remove_hook_from_module(m)
+
+
 class Times(nn.Module):
     def forward(self, weight):
         return 1.25 * weight
@@ -155,7 +168,7 @@ class Scaled(nn.Module):
 
 
 EVERYWHERE = [forward_hook, own_forward]
-KINDS = [forward_hook, keyword_hook, pre_hook, backward_hook, backward_pre_hook, own_forward, parametrized, other_weights]
+KINDS = [forward_hook, keyword_hook, pre_hook, backward_hook, backward_pre_hook, own_forward, hook_of_accelerate, parametrized, other_weights]
 
 
 def parts_of(m):
@@ -347,6 +360,42 @@ def test_exchanged_parts(what):
     same(step(ours), step(stock), what)
     same(step(hotswap.kernelize(ours, fused_linear_cross_entropy=True)), step(stock), f"{what}, again")
     same(step(hotswap.unkernelize(ours)), step(stock), f"{what}, without")
+
+
+FUNCTIONS = {"llama": "apply_rotary_pos_emb", "gpt_oss": "apply_rotary_pos_emb", "llama4_text": "apply_rotary_emb", "mamba": "mamba_selective_scan"}
+
+
+@pytest.mark.parametrize("family", FUNCTIONS)
+def test_a_function_that_a_forward_looks_up_is_exchanged(family, monkeypatch):
+    stock, ours = fresh(family), hotswap.kernelize(fresh(family))
+    before, expected = rows(ours), step(stock)
+    scope, name = sys.modules[type(stock).__module__].__dict__, FUNCTIONS[family]
+    own = scope[name]
+    with monkeypatch.context() as m:
+        m.setitem(scope, name, lambda *args, **kwargs: changed(own(*args, **kwargs)))
+        changes = step(stock)
+        assert not torch.equal(changes[0], expected[0])
+        same(step(ours), changes, "bound before")
+        same(step(hotswap.kernelize(fresh(family))), changes, "bound after")
+    same(step(ours), expected, "put back")
+    assert rows(ours) == before
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt_oss", "llama4_text", "mamba", "bert", "gpt2"])
+@pytest.mark.parametrize("register", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+def test_hooks_on_every_module_see_every_module(family, register):
+    if family == "llama4_text" and "backward" in register:
+        pytest.skip("stock writes into what such a hook gives it")
+    fused, seen = {} if family in OTHERS else dict(fused_linear_cross_entropy=True), []
+    for m in (fresh(family), hotswap.kernelize(fresh(family), **fused)):
+        called = []
+        hook = getattr(torch.nn.modules.module, f"register_module_{register}")(lambda module, *_: called.append(type(module).__name__))
+        try:
+            seen.append((step(m), sorted(called)))
+        finally:
+            hook.remove()
+    assert seen[0][1] == seen[1][1]
+    same(seen[1][0], seen[0][0], register)
 
 
 @pytest.mark.parametrize("part", ["lm_head", "model.layers.0.mlp.up_proj"])
