@@ -49,7 +49,7 @@ Tensor left_padding(const GenerateArguments& a) {
   return mask;
 }
 
-// Which rows go on, and what they have said.
+// Which rows go on, and the ids that they have.
 class Rows {
  public:
   Rows(const Call& call, StopStrings* stops)

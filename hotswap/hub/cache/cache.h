@@ -16,7 +16,7 @@
 // one of which only the variant for this machine was fetched, that is every one. And a name whose commit has no
 // snapshot is kept apart, because Python's `hf cache ls` calls a repository that has such a one corrupted.
 //
-// Everything appears by rename or link, complete. Nothing here asks the network.
+// Everything appears by rename or link, complete. Nothing here queries the network.
 #pragma once
 
 #include <filesystem>
