@@ -3,8 +3,8 @@ computes of such a folder, which models_test compares with.
 
     python config_keys_oracle.py OUT
 
-An eighth of the changed configs, or all of them with HOTSWAP_CONFIG_KEYS=all. Writes OUT/weights-<n>/ as save_pretrained does, and OUT/cases.json with a row for each changed config that transformers
-loads and computes with:
+An eighth of the changed configs, or all of them with HOTSWAP_CONFIG_KEYS=all. Writes OUT/weights-<n>/ as save_pretrained
+does, and OUT/cases.json with a row for each changed config that transformers loads and computes with:
     {"family", "key", "change", "config": config.json's content, "weights": a folder's name, "logits": a tensor's name}
 and OUT/expected.safetensors with input_ids [2, time] and the logits, [2, time, vocab] each. What transformers itself
 refuses has no row. Weights are drawn by their names, so configs of equal shapes share a folder.
