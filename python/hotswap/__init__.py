@@ -64,12 +64,18 @@ else:
     sys.meta_path.insert(0, _WhenTransformersComes())
 
 
+def _is_module(name):
+    from importlib.util import find_spec
+
+    return find_spec(f"hotswap.{name}") is not None
+
+
 def __getattr__(name):
     if name == "__version__":
         from importlib.metadata import version
 
         return version("hotswap")
-    if name in _MODULES:
+    if name in _MODULES or (name.startswith("liger_") and _is_module(name)):
         return importlib.import_module(f"hotswap.{name}")
     if name.startswith(_FAMILIES):
         where = "liger"

@@ -70,6 +70,7 @@ def captured_generate(
     stopping_criteria: Any,
     generation_config: Any,
     hotswap_streamer: Any = None,
+    hotswap_cache: bool = False,
     **model_kwargs: Any,
 ) -> Any: ...
 def _apply_liger_kernel(model_type: str, **options: bool) -> None: ...

@@ -63,3 +63,23 @@ def test_import_loads_nothing_but_itself(first):
     code = f"import sys, importlib; {first}before = set(sys.modules); import hotswap; print(sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "['hotswap']\n"
+
+
+FIRST = """
+import os, sys, torch, transformers
+for name in sys.argv[1:]:
+    if (child := os.fork()) == 0:
+        try:
+            __import__(name)
+            os._exit(0)
+        except BaseException as error:
+            print(name, type(error).__name__, error, flush=True)
+            os._exit(1)
+    os.waitpid(child, 0)
+"""
+
+
+def test_modules_that_are_called_as_names_of_ligers_may_be_imported_first():
+    names = sorted(f"hotswap.{p.stem}" for p in PACKAGE.glob("liger*.py"))
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FIRST, *names], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
