@@ -187,6 +187,11 @@ RenderedChat ChatTemplate::render_with_spans(const ChatRequest& request) const {
   return out;
 }
 
+bool ChatTemplate::mentions(std::string_view text) const {
+  return std::any_of(templates_.begin(), templates_.end(),
+                     [&](const auto& named) { return named.second.source.find(text) != std::string::npos; });
+}
+
 std::vector<int64_t> ChatTemplate::ids(const Tokenizer& tokenizer, const ChatRequest& request) const {
   return tokenizer.ids(render(request), /*add_special_tokens=*/false);
 }

@@ -55,6 +55,7 @@ class ChatTemplate {
   RenderedChat render_with_spans(const ChatRequest& request) const;
   std::string render(const ChatRequest& request) const { return render_with_spans(request).text; }
   std::vector<int64_t> ids(const Tokenizer& tokenizer, const ChatRequest& request) const;
+  bool mentions(std::string_view text) const;  // whether one of the templates holds it, a role's name for example
 
  private:
   // Error where nothing was found in `name`.

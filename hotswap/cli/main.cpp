@@ -35,6 +35,7 @@ int run(int argc, char** argv) {
   hotswap::add_bench(app);
   hotswap::add_env(app);
   hotswap::add_python_env(app);
+  hotswap::add_serve(app);
   hotswap::add_serve_hub(app);
   hotswap::add_hub(app);
   try {

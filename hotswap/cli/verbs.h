@@ -25,6 +25,7 @@ void add_cache(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_env(CLI::App& app);
 void add_python_env(CLI::App& app);
+void add_serve(CLI::App& app);
 void add_serve_hub(CLI::App& app);
 void add_hub(CLI::App& app);
 

@@ -5,6 +5,7 @@
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 
 #include "hotswap/base/test_support.h"
@@ -72,6 +73,37 @@ TEST_P(EveryFamilyInOneBatch, EachPromptHasTheTokensOfABatchOfOne) {
       }
       EXPECT_GE(same, all * 3 / 4) << what << ": too many ties to say anything";
       expected[1] = single(*model, prompts()[1]);
+    }
+  }
+}
+
+using Drawn = std::vector<std::pair<int64_t, double>>;  // tokens and their logprobs
+
+// Of each prompt, which has the seed of its place among prompts().
+std::map<size_t, Drawn> drawn_in_exact_groups(CausalLM& model, const std::vector<size_t>& which) {
+  const ForwardGroups groups = {.decode_rows = max_exact_decode_rows(model, 4), .single_prompts = true};
+  Scheduler scheduler(model, {.max_sequences = 4, .chunk = 5, .groups = groups});
+  std::map<int64_t, size_t> prompt_of;
+  for (const size_t i : which) {
+    const auto sampler = std::make_shared<RowSampler>(RowSampling{.seed = i, .logprobs = 0}, model.config().vocab_size);
+    prompt_of[scheduler.join({.tokens = prompts()[i], .row_sampler = sampler, .stop = {.max_new_tokens = kNew}})] = i;
+  }
+  std::map<size_t, Drawn> out;
+  while (!scheduler.idle()) {
+    for (const NewToken& token : scheduler.step()) {
+      out[prompt_of.at(token.sequence)].emplace_back(token.id, token.logprobs->logprob);
+    }
+  }
+  return out;
+}
+
+TEST_P(EveryFamilyInOneBatch, ExactGroupsGiveEachRowTheBitsOfABatchOfOne) {
+  const auto model = tiny(GetParam()->model_type, at::kCPU, at::kFloat, 16);
+  for (const bool kernels : {false, true}) {
+    if (kernels) model->kernelize(Mode::of_training(false));
+    auto company = drawn_in_exact_groups(*model, {0, 1, 2, 3});
+    for (size_t i = 0; i < prompts().size(); ++i) {
+      EXPECT_EQ(drawn_in_exact_groups(*model, {i})[i], company[i]) << (kernels ? "kernels, " : "stock, ") << i;
     }
   }
 }

@@ -122,6 +122,14 @@ bool KvPool::fits(int64_t tokens) const {
   return tokens <= options_.max_tokens && rounded_up(tokens, options_.page_size) / options_.page_size <= free_pages();
 }
 
+KvUsage KvPool::usage() const {
+  const bool whole = one_page_each();
+  KvUsage use{.pages = whole ? options_.max_sequences : options_.pages,
+              .pages_in_use = whole ? static_cast<int64_t>(order_.size()) : options_.pages - free_pages()};
+  for (const auto& [_, entry] : entries_) use.tokens += entry.length;
+  return use;
+}
+
 void KvPool::reserve(int64_t sequence, int64_t tokens) {
   if (one_page_each()) {
     if (tokens > slab_tokens_) grow(std::max(tokens, 2 * slab_tokens_));

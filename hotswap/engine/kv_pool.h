@@ -36,6 +36,11 @@ struct StepRow {
   int64_t whole = 0;            // tokens of the text that they are a chunk of, from its beginning; 0: no chunk
 };
 
+struct KvUsage {
+  int64_t pages = 0, pages_in_use = 0;  // without a page_size: of a sequence each
+  int64_t tokens = 0;                   // of all sequences
+};
+
 class KvPool {
  public:
   // Error where the options contradict each other.
@@ -53,6 +58,7 @@ class KvPool {
   void rollback(int64_t sequence, int64_t length);
 
   int64_t free_sequences() const { return options_.max_sequences - static_cast<int64_t>(order_.size()); }
+  KvUsage usage() const;
   int64_t free_pages() const { return static_cast<int64_t>(free_pages_.size()); }
   at::Device device() const { return device_; }
   bool one_page_each() const { return options_.page_size == 0; }

@@ -17,7 +17,7 @@ using at::Tensor;
 
 class Sampler {
  public:
-  // Where each row's largest score stands: [batch, vocab] -> [batch] int64
+  // Each row's argmax: [batch, vocab] -> [batch] int64
   using Largest = std::function<Tensor(const Tensor& scores, const Choice& to)>;
 
   // Error on a setting that makes no sense. Reads everything but the most tokens, the token of padding and texts.

@@ -20,6 +20,7 @@ struct Draw {
 std::vector<Draw> draws_of(const std::vector<const Sequence*>& sequences) {
   std::vector<Draw> draws;
   for (size_t row = 0; row < sequences.size(); ++row) {
+    if (sequences[row]->row_sampler) continue;
     Sampler* sampler = sequences[row]->sampler.get();
     const size_t length = sampler->needs_history() ? sequences[row]->tokens.size() : 0;
     auto found = std::find_if(draws.begin(), draws.end(),
@@ -55,14 +56,21 @@ Scheduler::Scheduler(CausalLM& model, const SchedulerOptions& options)
       options_(options),
       pool_(model.device(),
             {.max_sequences = options.max_sequences, .max_tokens = options.max_tokens, .page_size = options.page_size}),
-      runner_(model, pool_) {}
+      runner_(model, pool_, options.groups) {}
+
+int64_t restart_length(const CausalLM& model, int64_t prompt) {
+  const RopeParameters& rope = model.config().rope_parameters;
+  const bool restarts = model.config().model_type == "phi3" && rope.type == "longrope";  // as transformers
+  return restarts && prompt <= rope.original_max_position_embeddings ? rope.original_max_position_embeddings + 1 : 0;
+}
 
 int64_t Scheduler::join(Sequence sequence) {
-  const bool can_run = !sequence.tokens.empty() && sequence.sampler && sequence.stop.max_new_tokens >= 1;
+  const bool samples = sequence.sampler || sequence.row_sampler;
+  const bool can_run = !sequence.tokens.empty() && samples && sequence.stop.max_new_tokens >= 1;
   if (!can_run) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = "a sequence with a prompt, a sampler and at least one new token",
-                 .got = cat(sequence.tokens.size(), " tokens, ", sequence.sampler ? "a" : "no", " sampler, ",
+                 .got = cat(sequence.tokens.size(), " tokens, ", samples ? "a" : "no", " sampler, ",
                             sequence.stop.max_new_tokens, " new tokens"),
                  .next = "set Sequence::tokens, sampler and stop.max_new_tokens"});
   }
@@ -88,6 +96,11 @@ Scheduler::Entry& Scheduler::at(int64_t id) {
 }
 
 const Sequence& Scheduler::sequence(int64_t id) const { return const_cast<Scheduler*>(this)->at(id).sequence; }
+
+bool Scheduler::admitted(int64_t id) const {
+  const Entry& entry = const_cast<Scheduler*>(this)->at(id);
+  return entry.in_pool >= 0 || entry.sequence.finish != Finish::kNot;
+}
 
 void Scheduler::end(int64_t id, Finish why) {
   Entry& entry = at(id);
@@ -141,21 +154,47 @@ StepRow Scheduler::next_row(const Entry& entry) const {
       .sequence = entry.in_pool, .tokens = {s.tokens.begin() + done, s.tokens.begin() + done + count}, .whole = all};
 }
 
-std::vector<int64_t> Scheduler::sampled(const std::vector<int64_t>& ids, const Tensor& logits) {
-  std::vector<const Sequence*> sequences;
-  for (const int64_t id : ids) sequences.push_back(&at(id).sequence);
-  std::vector<int64_t> tokens(ids.size());
+void Scheduler::sample_shared(const std::vector<const Sequence*>& sequences, const Tensor& logits,
+                              std::vector<SampledToken>& tokens) {
   for (const Draw& draw : draws_of(sequences)) {
-    const bool all = draw.rows.size() == ids.size();
+    const bool all = draw.rows.size() == sequences.size();
     const Tensor scores = all ? logits : logits.index_select(0, at::tensor(draw.rows, at::kLong).to(logits.device()));
     const Tensor next = draw.sampler
                             ->next(scores, history_of(draw, sequences, scores.device()), /*length=*/{}, /*to=*/{},
                                    made_of(draw, sequences, scores.device()))
                             .to(at::kCPU)
                             .contiguous();
-    for (size_t i = 0; i < draw.rows.size(); ++i) tokens[draw.rows[i]] = next.const_data_ptr<int64_t>()[i];
+    for (size_t i = 0; i < draw.rows.size(); ++i) tokens[draw.rows[i]].id = next.const_data_ptr<int64_t>()[i];
+  }
+}
+
+// logits: a row for each of the sequences
+std::vector<SampledToken> Scheduler::sampled(const std::vector<int64_t>& ids, const Tensor& logits) {
+  std::vector<const Sequence*> sequences;
+  for (const int64_t id : ids) sequences.push_back(&at(id).sequence);
+  std::vector<SampledToken> tokens(ids.size());
+  sample_shared(sequences, logits, tokens);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const Sequence& s = *sequences[i];
+    if (!s.row_sampler) continue;
+    const Tensor row = logits.select(0, static_cast<int64_t>(i)).to(at::kCPU, at::kFloat).contiguous();
+    tokens[i] =
+        s.row_sampler->next({row.const_data_ptr<float>(), static_cast<size_t>(row.numel())}, s.tokens, s.prompt_length);
   }
   return tokens;
+}
+
+NewToken Scheduler::append(int64_t id, SampledToken token) {
+  Sequence& s = at(id).sequence;
+  s.tokens.push_back(token.id);
+  const bool is_eos = std::find(s.stop.eos.begin(), s.stop.eos.end(), token.id) != s.stop.eos.end();
+  const bool is_text = s.stop.ends_with && s.stop.ends_with(token.id);
+  const Finish finish = is_eos                                    ? Finish::kEos
+                        : is_text                                 ? Finish::kStopString
+                        : s.new_tokens() >= s.stop.max_new_tokens ? Finish::kLength
+                                                                  : Finish::kNot;
+  if (finish != Finish::kNot) end(id, finish);
+  return {id, token.id, finish, std::move(token.logprobs)};
 }
 
 std::vector<NewToken> Scheduler::step() {
@@ -181,20 +220,9 @@ std::vector<NewToken> Scheduler::step() {
   Tensor logits = runner_.run(std::move(rows));
   if (done.empty()) return {};
   if (!all_draw) logits = logits.index_select(0, at::tensor(drawn, at::kLong).to(logits.device()));
-  const std::vector<int64_t> tokens = sampled(done, logits);
+  std::vector<SampledToken> tokens = sampled(done, logits);
   std::vector<NewToken> out;
-  for (size_t i = 0; i < done.size(); ++i) {
-    Sequence& s = at(done[i]).sequence;
-    s.tokens.push_back(tokens[i]);
-    const bool is_eos = std::find(s.stop.eos.begin(), s.stop.eos.end(), tokens[i]) != s.stop.eos.end();
-    const bool is_text = s.stop.ends_with && s.stop.ends_with(tokens[i]);
-    const Finish finish = is_eos                                    ? Finish::kEos
-                          : is_text                                 ? Finish::kStopString
-                          : s.new_tokens() >= s.stop.max_new_tokens ? Finish::kLength
-                                                                    : Finish::kNot;
-    out.push_back({done[i], tokens[i], finish});
-    if (finish != Finish::kNot) end(done[i], finish);
-  }
+  for (size_t i = 0; i < done.size(); ++i) out.push_back(append(done[i], std::move(tokens[i])));
   return out;
 }
 

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "hotswap/engine/sequence.h"
@@ -25,12 +26,18 @@ struct SchedulerOptions {
   int64_t max_tokens = 0;     // these two: see KvPoolOptions
   int64_t page_size = 0;
   int64_t chunk = 0;  // tokens of a prompt that one step runs; 0: all of it
+  ForwardGroups groups = {};
 };
 
 struct NewToken {
   int64_t sequence, id;
-  Finish finish = Finish::kNot;  // whether the sequence ended with it
+  Finish finish = Finish::kNot;                          // whether the sequence ended with it
+  std::optional<TokenLogprobs> logprobs = std::nullopt;  // where the sequence's row_sampler reports them
 };
+
+// The length of text from which on a model computes all of it again, because the frequencies of its rotary embedding
+// change there and the keys in the cache were turned by the old ones; of Sequence::restart_length. 0: never.
+int64_t restart_length(const CausalLM& model, int64_t prompt);
 
 class Scheduler {
  public:
@@ -43,7 +50,9 @@ class Scheduler {
   // whose prompt is done, by id
   std::vector<NewToken> step();
   bool idle() const { return running_.empty() && waiting_.empty(); }
+  bool admitted(int64_t id) const;  // whether it runs, or has ended: it waits no more
   int64_t running() const { return static_cast<int64_t>(running_.size()); }
+  int64_t waiting() const { return static_cast<int64_t>(waiting_.size()); }
   const Sequence& sequence(int64_t id) const;
   Sequence take(int64_t id);  // one that has ended; its id is unknown afterwards
   KvPool& pool() { return pool_; }
@@ -58,7 +67,10 @@ class Scheduler {
   void admit();
   StepRow next_row(const Entry& entry) const;
   static int64_t longest(const Sequence& sequence);  // tokens that the pool holds of it at most
-  std::vector<int64_t> sampled(const std::vector<int64_t>& ids, const Tensor& logits);
+  std::vector<SampledToken> sampled(const std::vector<int64_t>& ids, const Tensor& logits);
+  void sample_shared(const std::vector<const Sequence*>& sequences, const Tensor& logits,
+                     std::vector<SampledToken>& tokens);
+  NewToken append(int64_t id, SampledToken token);
   void end(int64_t id, Finish why);
 
   CausalLM& model_;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "hotswap/engine/row_sampler.h"
 #include "hotswap/engine/sampler.h"
 
 namespace hotswap {
@@ -22,6 +23,8 @@ struct StopRules {
 struct Sequence {
   std::vector<int64_t> tokens;       // the prompt, then the new ones
   std::shared_ptr<Sampler> sampler;  // sequences that share one are sampled in one call
+  // Instead of `sampler`, with settings of this sequence's own. Its logits are copied to the host.
+  std::shared_ptr<const RowSampler> row_sampler = nullptr;
   StopRules stop = {};
   // All tokens are run again once the sequence is this long, because its keys then need other frequencies; 0: never.
   int64_t restart_length = 0;

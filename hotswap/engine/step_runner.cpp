@@ -1,12 +1,15 @@
 #include "hotswap/engine/step_runner.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "hotswap/base/log.h"
@@ -19,9 +22,23 @@ Tensor last_logits(CausalLM& model, const StepBatch& batch, StepMemory& memory) 
   return model({.step = &batch, .memory = &memory, .logits_to_keep = 1}).logits.select(1, 0);  // [batch, vocab]
 }
 
+// Neighbours: where a row between them is left out, layers see scattered rows and may run other kernels.
+std::vector<std::vector<int64_t>> split_at_gaps(const std::vector<int64_t>& members, int64_t max_rows,
+                                                const std::function<int64_t(int64_t)>& pool_row) {
+  std::vector<std::vector<int64_t>> groups;
+  for (const int64_t i : members) {
+    const bool joins = !groups.empty() && static_cast<int64_t>(groups.back().size()) < max_rows &&
+                       pool_row(groups.back().back()) + 1 == pool_row(i);
+    if (!joins) groups.emplace_back();
+    groups.back().push_back(i);
+  }
+  return groups;
+}
+
 }  // namespace
 
-StepRunner::StepRunner(CausalLM& model, KvPool& pool) : model_(model), pool_(pool) {
+StepRunner::StepRunner(CausalLM& model, KvPool& pool, ForwardGroups groups)
+    : model_(model), pool_(pool), groups_(groups) {
   if (!pool.one_page_each()) why_not_ = "the pool has pages";
   if (auto why = why_not_capturable(model)) why_not_ = std::move(*why);
 }
@@ -30,19 +47,34 @@ int64_t StepRunner::captured_shapes() const {
   return std::count_if(captured_.begin(), captured_.end(), [](const auto& entry) { return entry.second.recorded; });
 }
 
-Tensor StepRunner::run(std::vector<StepRow> rows) {
-  const c10::InferenceMode inference;
-  const c10::DeviceGuard current(pool_.device());
+// Indices of rows, those of each forward.
+std::vector<std::vector<int64_t>> StepRunner::forwards_of(const std::vector<StepRow>& rows) const {
   std::map<std::pair<size_t, bool>, std::vector<int64_t>> forms;  // (new tokens, first ones) -> rows
   for (size_t i = 0; i < rows.size(); ++i) {
     forms[{rows[i].tokens.size(), pool_.length(rows[i].sequence) == 0}].push_back(static_cast<int64_t>(i));
   }
+  const auto pool_row = [&](int64_t i) { return pool_.row(rows[i].sequence); };
+  std::vector<std::vector<int64_t>> forwards;
+  for (auto& [form, members] : forms) {
+    std::sort(members.begin(), members.end(), [&](int64_t a, int64_t b) { return pool_row(a) < pool_row(b); });
+    const bool decodes = form.first == 1 && !form.second;
+    const int64_t max_rows = decodes ? groups_.decode_rows : groups_.single_prompts ? 1 : 0;
+    if (max_rows == 0) {
+      forwards.push_back(std::move(members));
+    } else {
+      for (auto& group : split_at_gaps(members, max_rows, pool_row)) forwards.push_back(std::move(group));
+    }
+  }
+  return forwards;
+}
+
+Tensor StepRunner::run(std::vector<StepRow> rows) {
+  const c10::InferenceMode inference;
+  const c10::DeviceGuard current(pool_.device());
   std::vector<Tensor> logits;
   std::vector<int64_t> index(rows.size());  // of each row in the logits of all forms
   int64_t done = 0;
-  for (auto& [form, members] : forms) {
-    std::sort(members.begin(), members.end(),
-              [&](int64_t a, int64_t b) { return pool_.row(rows[a].sequence) < pool_.row(rows[b].sequence); });
+  for (const auto& members : forwards_of(rows)) {
     std::vector<StepRow> group;
     for (const int64_t i : members) {
       index[i] = done++;
@@ -97,6 +129,47 @@ void StepRunner::record(Captured& c) {
     why_not_ = cat("a layer waits for the host in the middle of a step: ", error.what_without_backtrace());
     log_warning("decode steps are not captured in a CUDA graph: ", why_not_);
   }
+}
+
+namespace {
+
+// [rows, vocab]: two tokens in each sequence, then a step of `shown` rows in forwards of `group` rows each.
+Tensor probe_step(CausalLM& model, int64_t sequences, const std::vector<int64_t>& shown, int64_t group) {
+  KvPool pool(model.device(), {.max_sequences = sequences});
+  const int64_t vocab = model.config().vocab_size;
+  std::vector<StepRow> first, second;
+  for (int64_t i = 0; i < sequences; ++i) {
+    const int64_t sequence = pool.acquire();
+    first.push_back({.sequence = sequence, .tokens = {(i * 37 + 11) % vocab, (i * 101 + 7) % vocab}});
+    second.push_back({.sequence = sequence, .tokens = {(i * 53 + 3) % vocab}});
+  }
+  StepRunner(model, pool).run(std::move(first));
+  std::vector<StepRow> rows;
+  for (const int64_t i : shown) rows.push_back(second[i]);
+  return StepRunner(model, pool, {.decode_rows = group}).run(std::move(rows));
+}
+
+// Whether a forward of `rows` rows gives some of them the bits that they have in a forward of their own.
+bool is_exact(CausalLM& model, int64_t rows) {
+  std::vector<int64_t> all(rows);
+  std::iota(all.begin(), all.end(), 0);
+  std::vector<int64_t> some = {0, rows - 1};
+  if (rows > 2) some.insert(some.begin() + 1, rows / 2);
+  const Tensor merged = probe_step(model, rows, all, rows), single = probe_step(model, rows, some, 1);
+  return at::equal(merged.index_select(0, at::tensor(some, at::kLong).to(merged.device())), single);
+}
+
+}  // namespace
+
+int64_t max_exact_decode_rows(CausalLM& model, int64_t max_rows) {
+  const c10::InferenceMode inference;
+  for (const int64_t count : {max_rows, int64_t{16}, int64_t{8}, int64_t{4}, int64_t{2}}) {
+    if (count < 2 || count > max_rows) continue;
+    int64_t rows = count;  // a step may have fewer rows than it may have at most
+    while (rows >= 2 && is_exact(model, rows)) --rows;
+    if (rows < 2) return count;
+  }
+  return 1;
 }
 
 }  // namespace hotswap

@@ -18,9 +18,16 @@
 
 namespace hotswap {
 
+// By default rows of equal form share a forward, however many they are. A library's product of several rows may add up
+// in another order than one of one row: a row's bits then depend on its company.
+struct ForwardGroups {
+  int64_t decode_rows = 0;      // at most, of one new token each, neighbours in the pool; 0: all
+  bool single_prompts = false;  // a forward of its own for each prompt
+};
+
 class StepRunner {
  public:
-  StepRunner(CausalLM& model, KvPool& pool);
+  StepRunner(CausalLM& model, KvPool& pool, ForwardGroups groups = {});
   // The tokens of all rows are in the pool afterwards. -> logits after each row's last token, [rows, vocab]; the next
   // call may write over them
   Tensor run(std::vector<StepRow> rows);
@@ -36,16 +43,22 @@ class StepRunner {
     Tensor logits;  // of the last run, [shape's rows, vocab]
     bool recorded = false;
   };
+  std::vector<std::vector<int64_t>> forwards_of(const std::vector<StepRow>& rows) const;
   Tensor run_alike(std::vector<StepRow> rows);
   Tensor run_captured(const std::vector<StepRow>& rows);
   void record(Captured& captured);
 
   CausalLM& model_;
   KvPool& pool_;
+  ForwardGroups groups_;
   std::string why_not_;
   std::map<StaticStep::Shape, Captured> captured_;
   int64_t room_ = 0;  // tokens of a page when they were captured: more room is other memory
   int64_t replays_ = 0;
 };
+
+// A ForwardGroups::decode_rows, max_rows or one of a few smaller ones, with which a row's logits have the bits that
+// they have in a forward of their own. Measured by running steps of this model: a few forwards of one token.
+int64_t max_exact_decode_rows(CausalLM& model, int64_t max_rows);
 
 }  // namespace hotswap

@@ -14,6 +14,7 @@
 #include "hotswap/base/error.h"
 #include "hotswap/base/log.h"
 #include "hotswap/engine/decode_step.h"
+#include "hotswap/engine/scheduler.h"
 #include "hotswap/engine/token_reader.h"
 #include "hotswap/generation/generate_impl.h"
 
@@ -163,12 +164,6 @@ std::shared_ptr<Sampler> generation::make_sampler(const Call& call) {
   });
 }
 
-int64_t generation::restart_length(const CausalLM& model, int64_t prompt) {
-  const RopeParameters& rope = model.config().rope_parameters;
-  const bool restarts = model.config().model_type == "phi3" && rope.type == "longrope";  // as transformers
-  return restarts && prompt <= rope.original_max_position_embeddings ? rope.original_max_position_embeddings + 1 : 0;
-}
-
 Tensor generation::with_new_tokens(const Tensor& ids, std::vector<int64_t>& all) {
   const c10::InferenceMode off(false);  // the caller may train on the ids
   const int64_t batch = ids.size(0), steps = static_cast<int64_t>(all.size()) / batch;
@@ -234,7 +229,7 @@ GenerateResult generate_captured(const Call& call) {
   Tensor next = begin(ids, most);
   TokenReader reader(ids.device(), batch);
   reader.push(next);
-  const int64_t restart = generation::restart_length(model, ids.size(1));
+  const int64_t restart = restart_length(model, ids.size(1));
   int64_t until = restart > 0 ? std::min(most, restart - ids.size(1)) : most;  // tokens before it begins again
   // A captured step is on its way before the tokens of the one before it are looked at: the device never waits for the
   // host, and after the last token that is wanted it has made one more, which nobody sees.

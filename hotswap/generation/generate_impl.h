@@ -34,9 +34,6 @@ std::unique_ptr<StopStrings> stop_strings(const Call& call);
 // The token of a row after its end. Error where rows can end before others and none is set.
 int64_t padding_token(const Call& call, const StopStrings* stops);
 std::shared_ptr<Sampler> make_sampler(const Call& call);
-// The length of text from which on a model computes all of it again, because the frequencies of its rotary embedding
-// change there and the keys in the cache were turned by the old ones. 0: never.
-int64_t restart_length(const CausalLM& model, int64_t prompt);
 // As transformers warns. Frequencies of type dynamic follow the length.
 void warn_beyond_positions(const CausalLM& model, int64_t length);
 // Prompts and new tokens. all: [steps, batch]

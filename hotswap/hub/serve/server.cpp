@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <httplib.h>
-#include <openssl/crypto.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,8 +9,9 @@
 #include <random>
 
 #include "hotswap/base/log.h"
+#include "hotswap/http/connection_threads.h"
+#include "hotswap/http/listen.h"
 #include "hotswap/hub/names/text.h"
-#include "hotswap/hub/serve/connection_threads.h"
 #include "hotswap/hub/serve/hub_api.h"
 #include "hotswap/hub/serve/trusted_proxies.h"
 
@@ -21,7 +21,6 @@ namespace {
 namespace fs = std::filesystem;
 using Plain = nlohmann::ordered_json;
 
-constexpr int kBacklog = 4096;           // connections that wait for accept(); the system's somaxconn may be lower
 constexpr size_t kBuffer = 64 << 10;     // each file on its way holds one
 constexpr int64_t kSmallSend = 1 << 20;  // bytes; who sends more must leave threads to others
 constexpr size_t kBody = 1 << 20;
@@ -38,7 +37,6 @@ struct HubServer::Impl {
   std::unique_ptr<httplib::Server> http;
   std::atomic<uint64_t> count = 0;
   std::atomic<int> large_sends = 0;
-  socket_t listening = INVALID_SOCKET;
   const uint64_t run_id = std::random_device{}();
 
   explicit Impl(HubServer* owner)
@@ -59,13 +57,6 @@ struct HubServer::Impl {
       }
     }
     http->new_task_queue = [this] { return new ConnectionThreads(static_cast<size_t>(options.connections)); };
-    http->set_socket_options([this](socket_t socket) {
-      // Not httplib's own SO_REUSEPORT: with it, a second server would start on the same port and they would take
-      // turns.
-      const int yes = 1;
-      ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-      listening = socket;
-    });
     http->set_tcp_nodelay(true);
     http->set_keep_alive_max_count(100000);
     http->set_keep_alive_timeout(2);
@@ -153,8 +144,8 @@ struct HubServer::Impl {
 
   void check_token(const httplib::Request& request) const {
     if (options.token.empty()) return;
-    const std::string given = request.get_header_value("Authorization"), wanted = "Bearer " + options.token;
-    if (given.size() == wanted.size() && CRYPTO_memcmp(given.data(), wanted.data(), wanted.size()) == 0) return;
+    const std::string given = request.get_header_value("Authorization");
+    if (is_bearer(given, options.token)) return;
     if (given.empty()) throw Refused{401, "RepoNotFound", "Invalid username or password."};
     throw Refused{401, "", "Invalid credentials in Authorization header"};
   }
@@ -271,21 +262,10 @@ HubServer::HubServer(HubServerOptions options) : options_(std::move(options)), i
 HubServer::~HubServer() { stop(); }
 
 std::string HubServer::url() const {
-  const bool v6 = options_.host.find(':') != std::string::npos;
-  return cat(options_.certificate.empty() ? "http://" : "https://", v6 ? "[" : "", options_.host, v6 ? "]" : "", ":",
-             port_);
+  return (options_.certificate.empty() ? "http://" : "https://") + address_of(options_.host, port_);
 }
 
-void HubServer::bind() {
-  port_ = options_.port == 0 ? impl_->http->bind_to_any_port(options_.host.c_str())
-                             : (impl_->http->bind_to_port(options_.host.c_str(), options_.port) ? options_.port : -1);
-  // Once more: httplib's own backlog of five is compiled into its library.
-  if (port_ > 0 && ::listen(impl_->listening, kBacklog) == 0) return;
-  throw Error({.kind = ErrorKind::kUnavailable,
-               .wanted = cat("to listen on ", options_.host, ":", options_.port),
-               .got = "a port that is taken or not allowed",
-               .next = "choose another one"});
-}
+void HubServer::bind() { port_ = bind_and_listen(*impl_->http, options_.host, options_.port); }
 
 void HubServer::start() {
   bind();

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "hotswap/base/log.h"
@@ -43,7 +44,8 @@ class ConnectionThreads : public httplib::TaskQueue {
       threads_.emplace_back([this] { serve(); });
     } catch (const std::system_error& error) {  // the system gives no more: those that there are must do
       if (threads_.empty()) throw;
-      if (!std::exchange(told_, true)) log_warning("serve-hub: ", threads_.size(), " threads, no more: ", error.what());
+      if (!std::exchange(told_, true))
+        log_warning(threads_.size(), " threads for connections, no more: ", error.what());
     }
   }
 

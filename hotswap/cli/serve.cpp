@@ -1,0 +1,190 @@
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <cstdio>
+#include <iostream>
+
+#include "hotswap/base/error.h"
+#include "hotswap/base/file.h"
+#include "hotswap/cli/flags/model_flags.h"
+#include "hotswap/cli/verbs.h"
+#include "hotswap/http/listen.h"
+#include "hotswap/hub/names/text.h"
+#include "hotswap/serve/server.h"
+
+namespace hotswap {
+namespace {
+
+struct Flags {
+  ModelFlags model;
+  KernelFlags kernels;
+  serve::ServerOptions server{.port = 8000};
+  std::vector<std::string> names;
+  std::string api_key_file;
+  int64_t max_model_len = 0;
+  double drain_s = 30;
+  bool no_kernels = false, no_auth = false, no_exact = false;
+};
+
+std::vector<std::string> keys_in(const std::string& file) {
+  std::vector<std::string> keys;
+  for (const std::string& line : split(read_file(file), '\n')) {
+    if (!trim(line).empty()) keys.emplace_back(trim(line));
+  }
+  if (!keys.empty()) return keys;
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "keys, one a line, in " + file,
+               .got = "none",
+               .next = "write one there, for example with `openssl rand -hex 24`"});
+}
+
+int64_t model_length(const CausalLM& model, int64_t limit) {
+  const int64_t positions = serve::max_positions(model);
+  if (limit == 0 && positions == 0) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a model whose config.json has max_position_embeddings",
+                 .got = "one without",
+                 .next = "give --max-model-len"});
+  }
+  return limit > 0 ? limit : positions;
+}
+
+serve::ServedModel loaded(const Flags& flags) {
+  const ModelFlags source = located(flags.model);
+  serve::ServedModel served{.model = load_model(source, flags.kernels),
+                            .tokenizer = load_tokenizer(source),
+                            .chat_template = find_chat_template(source),
+                            .names = flags.names};
+  if (served.names.empty()) served.names = {flags.model.model};
+  served.max_model_len = model_length(*served.model, flags.max_model_len);
+  return served;
+}
+
+// A connection is an open file.
+void allow_many_open_files() {
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+  files.rlim_cur = files.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &files);
+}
+
+// The first signal lets requests end; the second, or the end of that time, ends them.
+void wait_and_drain(serve::Server& server, const sigset_t& ends, double drain_s) {
+  const timespec second{.tv_sec = 1, .tv_nsec = 0};
+  while (sigtimedwait(&ends, nullptr, &second) < 0) {
+    if (server.healthy()) continue;
+    throw Error({.kind = ErrorKind::kInternal,
+                 .wanted = "an engine that runs",
+                 .got = "steps that fail again and again",
+                 .next = "read the log, and start the server again"});
+  }
+  std::fprintf(stderr, "ending: requests have %g s; a second signal ends them now\n", drain_s);
+  const timespec now{};
+  for (double waited = 0; waited < drain_s; waited += 0.1) {
+    if (server.drain(std::chrono::milliseconds(100)) || sigtimedwait(&ends, nullptr, &now) > 0) break;
+  }
+}
+
+serve::ServerOptions options_of(const Flags& flags) {
+  serve::ServerOptions options = flags.server;
+  if (!flags.api_key_file.empty()) {
+    for (std::string& key : keys_in(flags.api_key_file)) options.api_keys.push_back(std::move(key));
+  }
+  for (std::string& host : options.allowed_hosts) host = lower(host);
+  if (!is_loopback(options.host) && options.api_keys.empty() && !flags.no_auth) {
+    throw usage_error("--host " + options.host + " is open to other machines: give --api-key-file, or --no-auth");
+  }
+  return options;
+}
+
+void serve_verb(const Flags& flags) {
+  serve::ServerOptions options = options_of(flags);
+  // Blocked before any thread starts, because threads inherit it; so the signal waits for sigtimedwait.
+  sigset_t ends;
+  sigemptyset(&ends);
+  for (const int signal : {SIGINT, SIGTERM}) sigaddset(&ends, signal);
+  pthread_sigmask(SIG_BLOCK, &ends, nullptr);
+  allow_many_open_files();
+  serve::ServedModel model = loaded(flags);
+  options.engine.exact = model.model->device().is_cpu() && !flags.no_exact;
+  serve::Server server(model, options);
+  server.start();
+  std::printf("listening on %s\n", server.url().c_str());
+  std::fflush(stdout);
+  const KernelReport& report = model.model->kernel_report();
+  std::fprintf(
+      stderr, "serving %s: %lld of %zu slots run kernels; up to %lld sequences at once%s\n",
+      model.names.front().c_str(), static_cast<long long>(report.bound()), report.rows.size(),
+      static_cast<long long>(options.engine.rows),
+      options.engine.exact
+          ? cat(", ", server.engine().decode_rows(), " in a forward: texts do not depend on their company").c_str()
+          : "");
+  wait_and_drain(server, ends, flags.drain_s);
+  server.stop();
+}
+
+void add_server_flags(CLI::App& verb, Flags& flags) {
+  serve::ServerOptions& server = flags.server;
+  verb.add_option("--host", server.host, "Address to listen on; another than the loopback needs a key")
+      ->capture_default_str();
+  verb.add_option("--port", server.port, "0: any free one")->check(CLI::Range(0, 65535))->capture_default_str();
+  verb.add_option("--api-key", server.api_keys, "A key that clients must send as OPENAI_API_KEY; may be repeated");
+  verb.add_option("--api-key-file", flags.api_key_file, "A file of keys, one a line, which no list of processes shows")
+      ->check(CLI::ExistingFile);
+  verb.add_flag("--no-auth", flags.no_auth, "Listen to other machines without a key");
+  verb.add_option(
+      "--allowed-host", server.allowed_hosts,
+      "A further name of this server, as a proxy or a browser sends it in Host and Origin; may be repeated");
+  verb.add_option("--served-model-name", flags.names, "Names of the model in requests; default: MODEL as given");
+  verb.add_flag("--strict-fields", server.strict_fields, "Refuse requests with fields that are not known");
+  verb.add_option("--metrics-prefix", server.metrics_prefix, "Before the names of /metrics; vllm for its dashboards")
+      ->capture_default_str();
+  verb.add_option("--connections", server.connections, "At once, a thread each")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  verb.add_option("--drain", flags.drain_s, "Seconds that running requests have after SIGTERM")
+      ->check(CLI::Range(0, 86400))
+      ->capture_default_str();
+}
+
+void add_engine_flags(CLI::App& verb, Flags& flags) {
+  serve::EngineOptions& engine = flags.server.engine;
+  verb.add_option("--rows", engine.rows, "Sequences that run at the same time")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  verb.add_option("--queue", engine.max_queue, "Sequences that wait; further ones are refused with 429")
+      ->check(CLI::Range(0, 1000000))
+      ->capture_default_str();
+  verb.add_option("--max-model-len", flags.max_model_len,
+                  "Tokens of a prompt and its answer; default: the model's max_position_embeddings")
+      ->check(CLI::Range(2, 100000000));
+  verb.add_option("--chunk", engine.chunk, "Tokens of a prompt that run between two steps of other sequences")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  verb.add_flag("--no-exact", flags.no_exact,
+                "On a CPU: all sequences in one forward. Faster with many, but a text may depend on its company");
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app) {
+  auto* verb = app.add_subcommand(
+      "serve",
+      "Answer OpenAI's protocol for a model: /v1/chat/completions, /v1/completions, /v1/models. The first line of\n"
+      "stdout is its address. More in docs/serving.md.");
+  auto flags = std::make_shared<Flags>();
+  add_model_flags(*verb, flags->model);
+  flags->model.device = "auto";
+  add_kernel_flags(*verb, flags->kernels);
+  flags->kernels.use_kernels = true;
+  flags->server.version = app.version();
+  verb->add_flag("--no-kernels", flags->no_kernels, "Run the stock layers");
+  add_server_flags(*verb, *flags);
+  add_engine_flags(*verb, *flags);
+  verb->callback([flags] {
+    if (flags->no_kernels) flags->kernels = KernelFlags{};
+    serve_verb(*flags);
+  });
+}
+
+}  // namespace hotswap

@@ -1,0 +1,21 @@
+// What servers share: their port, and the key that a client must send.
+#pragma once
+
+#include <httplib.h>
+
+#include <string>
+#include <string_view>
+
+namespace hotswap {
+
+// Opens `port` of `host` (0: any free one) with a backlog for many connections, and for no other server. -> the port.
+// Error where it is taken or not allowed.
+int bind_and_listen(httplib::Server& server, const std::string& host, int port);
+
+std::string address_of(const std::string& host, int port);  // "127.0.0.1:8000", "[::1]:8000"
+bool is_loopback(std::string_view host);                    // an address or a name of this machine's own interface
+
+// Whether the value of a header Authorization is "Bearer " and the key; takes the same time for every wrong key.
+bool is_bearer(std::string_view authorization, std::string_view key);
+
+}  // namespace hotswap

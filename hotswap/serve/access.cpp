@@ -1,0 +1,54 @@
+#include "hotswap/serve/access.h"
+
+#include <algorithm>
+
+#include "hotswap/http/listen.h"
+#include "hotswap/hub/names/text.h"
+
+namespace hotswap::serve {
+namespace {
+
+// "Example.com:8000" -> "example.com", "[::1]:8000" -> "[::1]"
+std::string host_name(const std::string& host) {
+  const size_t end = host.starts_with("[") ? host.find(']') + 1 : host.find(':');
+  return lower(host.substr(0, end));
+}
+
+bool is_allowed(const std::string& host, const AccessRules& rules) {
+  const std::string name = host_name(host);
+  return is_loopback(name) || std::find(rules.hosts.begin(), rules.hosts.end(), name) != rules.hosts.end();
+}
+
+}  // namespace
+
+void check_origin(const httplib::Request& request, const AccessRules& rules) {
+  const std::string host = request.get_header_value("Host");
+  if (rules.loopback && !host.empty() && !is_allowed(host, rules)) {
+    throw ApiError(403, cat("expected a Host of this machine; got ", shown(host), "; name it with --allowed-host"));
+  }
+  if (!request.has_header("Origin")) return;
+  const std::string origin = request.get_header_value("Origin");
+  const size_t scheme = origin.find("://");
+  const std::string from = scheme == std::string::npos ? "" : origin.substr(scheme + 3);
+  const bool named = std::find(rules.hosts.begin(), rules.hosts.end(), host_name(from)) != rules.hosts.end();
+  if (!from.empty() && (lower(from) == lower(host) || named)) return;
+  throw ApiError(403,
+                 cat("expected no Origin, or this server's; got ", shown(origin), "; name it with --allowed-host"));
+}
+
+void check_key(const httplib::Request& request, const AccessRules& rules) {
+  if (rules.api_keys.empty()) return;
+  const std::string given = request.get_header_value("Authorization");
+  bool known = false;
+  for (const std::string& key : rules.api_keys) known = is_bearer(given, key) || known;
+  if (known) return;
+  throw ApiError(401, "Incorrect API key provided; send Authorization: Bearer KEY", "", "invalid_api_key");
+}
+
+void check_content_type(const httplib::Request& request) {
+  const std::string type = request.get_header_value("Content-Type");
+  if (lower(trim(type.substr(0, type.find(';')))) == "application/json") return;
+  throw ApiError(415, cat("expected Content-Type application/json; got ", type.empty() ? "none" : shown(type)));
+}
+
+}  // namespace hotswap::serve

@@ -1,0 +1,53 @@
+// Answers as JSON: of chat and of text completions, whole and as chunks of a stream.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "hotswap/serve/answer_text.h"
+
+namespace hotswap::serve {
+
+using OutJson = nlohmann::ordered_json;
+
+struct Usage {
+  int64_t prompt_tokens = 0, completion_tokens = 0;
+};
+
+struct Answer {  // one choice, whole
+  std::string text;
+  std::vector<ShownToken> tokens;
+  std::string finish_reason;
+  // Of an echoed prompt: its tokens, with the logprobs of all but the first where they are reported.
+  std::vector<int64_t> prompt;
+  std::vector<TokenLogprobs> prompt_logprobs;
+  std::string prompt_text;
+};
+
+class AnswerFormat {
+ public:
+  AnswerFormat(const Tokenizer& tokenizer, bool chat, bool logprobs, const std::string& model);
+  std::string whole(const std::vector<Answer>& answers, const Usage& usage) const;
+  // Events of a stream, "data: {...}\n\n" each.
+  std::string first(size_t choice) const;  // of a chat: the role; else nothing
+  // `text_offset`: bytes of the answer before this piece
+  std::string piece(size_t choice, const TextPiece& piece, int64_t text_offset, bool null_usage) const;
+  std::string usage(const Usage& usage) const;
+
+ private:
+  OutJson head(bool chunk) const;
+  OutJson chat_logprobs(const std::vector<ShownToken>& tokens) const;
+  OutJson text_logprobs(const Answer& answer, int64_t offset) const;
+  OutJson logprobs_of(const TextPiece& piece, int64_t offset) const;
+  const Tokenizer& tokenizer_;
+  bool chat_, logprobs_;
+  std::string id_, model_;
+  int64_t created_;
+};
+
+std::string dump(const OutJson& json);
+std::string event(const OutJson& json);
+std::string random_id(const char* prefix);
+
+}  // namespace hotswap::serve

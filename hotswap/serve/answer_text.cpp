@@ -1,0 +1,79 @@
+#include "hotswap/serve/answer_text.h"
+
+#include <algorithm>
+
+#include "hotswap/tokenizers/byte_level.h"
+#include "hotswap/tokenizers/decoder.h"
+
+namespace hotswap::serve {
+
+// The longest end of the text that is the beginning of a stop text.
+size_t StopScanner::kept_back() const {
+  size_t longest = 0;
+  for (const std::string& stop : stops_) {
+    for (size_t size = std::min(stop.size() - 1, held_.size()); size > longest; --size) {
+      if (held_.compare(held_.size() - size, size, stop, 0, size) == 0) longest = size;
+    }
+  }
+  return longest;
+}
+
+std::string StopScanner::push(const std::string& piece) {
+  if (stopped_) return "";
+  if (stops_.empty()) return piece;
+  held_ += piece;
+  size_t first = std::string::npos, length = 0;
+  for (const std::string& stop : stops_) {
+    const size_t at = held_.find(stop);
+    if (at < first) first = at, length = stop.size();
+  }
+  if (first != std::string::npos) {
+    stopped_ = true;
+    return held_.substr(0, first + (include_stop_ ? length : 0));
+  }
+  const size_t certain = held_.size() - kept_back();
+  std::string out = held_.substr(0, certain);
+  held_.erase(0, certain);
+  return out;
+}
+
+std::string StopScanner::finish() { return stopped_ ? "" : std::exchange(held_, ""); }
+
+TextPiece AnswerText::push(const TokenEvent& event) {
+  TextPiece piece;
+  if (ended_) return piece;
+  ++tokens_;
+  const bool is_end = event.finish == Finish::kEos;
+  if (event.logprobs && !is_end) shown_.push_back({event.id, *event.logprobs});
+  if (!is_end || rules_.include_stop) piece.text = scanner_.push(stream_.push(event.id));
+  if (event.finish != Finish::kNot && !scanner_.stopped()) piece.text += scanner_.push(stream_.finish());
+  ended_ = event.finish != Finish::kNot || scanner_.stopped();
+  if (ended_) {
+    piece.text += scanner_.finish();
+    piece.finish_reason = event.finish == Finish::kLength && !scanner_.stopped() ? "length" : "stop";
+  }
+  if (ended_ || !piece.text.empty()) piece.tokens = std::exchange(shown_, {});
+  return piece;
+}
+
+TokenText token_text(const Tokenizer& tokenizer, int64_t id) {
+  // After another token, because a decoder may treat the first one of a text in its own way.
+  const std::vector<int64_t> before = tokenizer.ids("a", /*add_special_tokens=*/false);
+  std::vector<int64_t> both = before;
+  both.push_back(id);
+  const std::string run_up = tokenizer.decode(before), text = tokenizer.decode(both);
+  TokenText out;
+  if (text.starts_with(run_up)) out.text = text.substr(run_up.size());
+  out.bytes = out.text;
+  if (out.text.find("\uFFFD") == std::string::npos) return out;
+  const std::string token = tokenizer.id_to_token(id).value_or("");
+  const int byte = tokenizers::byte_of_fallback_token(token);
+  if (byte >= 0) {
+    out.bytes = std::string(1, static_cast<char>(byte));
+  } else if (const auto bytes = tokenizers::bytes_of_token(token)) {
+    out.bytes = *bytes;
+  }
+  return out;
+}
+
+}  // namespace hotswap::serve

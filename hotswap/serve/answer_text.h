@@ -1,0 +1,65 @@
+// One answer's text while its tokens come: what is certain so far, where a stop text ends it, and its logprobs.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hotswap/serve/generation_request.h"
+#include "hotswap/serve/token_channel.h"
+#include "hotswap/tokenizers/stream_decoder.h"
+
+namespace hotswap::serve {
+
+// Looks for stop texts in a text that comes in pieces, and keeps back what may be the beginning of one.
+class StopScanner {
+ public:
+  StopScanner(std::vector<std::string> stops, bool include_stop)
+      : stops_(std::move(stops)), include_stop_(include_stop) {}
+  std::string push(const std::string& piece);  // the text that is certain; once stopped() nothing follows
+  std::string finish();                        // what was kept back
+  bool stopped() const { return stopped_; }
+
+ private:
+  size_t kept_back() const;
+  std::vector<std::string> stops_;
+  bool include_stop_;
+  std::string held_;
+  bool stopped_ = false;
+};
+
+struct ShownToken {  // for the lists of logprobs
+  int64_t id = 0;
+  TokenLogprobs logprobs;
+};
+
+struct TextPiece {
+  std::string text;
+  std::vector<ShownToken> tokens;  // since the piece before
+  const char* finish_reason = nullptr;
+};
+
+class AnswerText {
+ public:
+  AnswerText(const Tokenizer& tokenizer, const TextRules& rules)
+      : stream_(tokenizer, rules.skip_special_tokens), scanner_(rules.stop, rules.include_stop), rules_(rules) {}
+  TextPiece push(const TokenEvent& event);
+  bool ended() const { return ended_; }
+  int64_t tokens() const { return tokens_; }  // those that were made for it, its end included
+
+ private:
+  StreamDecoder stream_;
+  StopScanner scanner_;
+  const TextRules rules_;
+  std::vector<ShownToken> shown_;  // of text that was kept back
+  int64_t tokens_ = 0;
+  bool ended_ = false;
+};
+
+// A token as logprobs list it: its text, in which half a character is U+FFFD, and its bytes.
+struct TokenText {
+  std::string text, bytes;
+};
+TokenText token_text(const Tokenizer& tokenizer, int64_t id);
+
+}  // namespace hotswap::serve

@@ -1,0 +1,116 @@
+#include "hotswap/serve/chat_messages.h"
+
+namespace hotswap::serve {
+namespace {
+
+using OutJson = nlohmann::ordered_json;
+
+constexpr size_t kMaxMessages = 4096, kMaxTools = 128;
+
+// A text, or a list of parts of type text, joined by line ends.
+OutJson content_of(const Json& content, const std::string& where) {
+  if (content.is_string()) return content.raw();
+  if (!content.is_array()) bad_request(cat("expected ", where, " as a text, null or a list of parts"), where);
+  std::string text;
+  const char* before = "";
+  for (const Json& part : content.elements()) {
+    const std::string type = part.is_object() ? part.get<std::string>("type", "") : "";
+    if (type != "text") {
+      bad_request(cat("expected parts of type text in ", where, "; got ", type.empty() ? "another" : type,
+                      "; this server reads text only"),
+                  where);
+    }
+    text += before + part.at<std::string>("text");
+    before = "\n";
+  }
+  return text;
+}
+
+// Arguments come as JSON text; templates read an object. What is no object stays the text that it is.
+OutJson tool_calls_of(const Json& calls) {
+  OutJson out = calls.raw();
+  if (!out.is_array()) bad_request("expected tool_calls as a list", "messages");
+  for (OutJson& call : out) {
+    if (!call.is_object() || !call.contains("function") || !call["function"].is_object()) continue;
+    OutJson& function = call["function"];
+    if (!function.contains("arguments") || !function["arguments"].is_string()) continue;
+    OutJson parsed = OutJson::parse(function["arguments"].get<std::string>(), nullptr, /*allow_exceptions=*/false);
+    if (parsed.is_object()) function["arguments"] = std::move(parsed);
+  }
+  return out;
+}
+
+OutJson message_of(const Json& message, size_t index, bool knows_developer) {
+  const std::string where = cat("messages[", index, "]");
+  if (!message.is_object()) bad_request(cat("expected ", where, " as an object"), where);
+  OutJson out = message.raw();
+  const auto role = message.at<std::string>("role");
+  if (role == "developer" && !knows_developer) out["role"] = "system";
+  if (const auto content = message.find("content")) out["content"] = content_of(*content, where + ".content");
+  if (!out.contains("content")) out["content"] = nullptr;
+  if (const auto calls = message.find("tool_calls")) out["tool_calls"] = tool_calls_of(*calls);
+  if (const auto reasoning = message.find("reasoning"); reasoning && !message.has("reasoning_content")) {
+    out["reasoning_content"] = reasoning->raw();
+  }
+  if (out["content"].is_null() && role != "assistant") {
+    bad_request(cat("expected a content in ", where, " of role ", role, "; got none"), where + ".content");
+  }
+  if (out["content"].is_null()) out["content"] = "";
+  return out;
+}
+
+// Tools that are only shown would be called in a form that nothing here reads back.
+void refuse_tools(RequestBody& body) {
+  const auto tools = body.json("tools");
+  const auto choice = body.json("tool_choice");
+  body.get<bool>("parallel_tool_calls");
+  const bool none = choice && choice->is_string() && choice->as<std::string>() == "none";
+  if (!tools) {
+    if (choice && !none && !(choice->is_string() && choice->as<std::string>() == "auto")) {
+      bad_request("expected tools beside tool_choice; got none", "tool_choice");
+    }
+    return;
+  }
+  if (!tools->is_array()) bad_request("expected tools as a list", "tools");
+  const auto elements = tools->elements();
+  if (elements.size() > kMaxTools) bad_request(cat("expected at most ", kMaxTools, " tools"), "tools");
+  for (const Json& tool : elements) {
+    if (!tool.is_object() || tool.get<std::string>("type", "") != "function" || !tool.has("function") ||
+        !tool.child("function").is_object() || !tool.child("function").has("name")) {
+      bad_request("expected tools of the form {\"type\": \"function\", \"function\": {\"name\", ...}}", "tools");
+    }
+  }
+  if (none || elements.empty()) return;
+  throw ApiError(501, "expected a request without tools, or tool_choice none; got tools; calls are not parsed here yet",
+                 "tools", "unsupported_parameter");
+}
+
+}  // namespace
+
+ChatRequest read_chat_fields(RequestBody& body, const ChatTemplate& chat_template) {
+  const auto messages = body.json("messages");
+  if (!messages || !messages->is_array()) bad_request("expected messages as a list", "messages");
+  const auto elements = messages->elements();
+  if (elements.empty() || elements.size() > kMaxMessages) {
+    bad_request(cat("expected 1 to ", kMaxMessages, " messages; got ", elements.size()), "messages");
+  }
+  refuse_tools(body);
+  ChatRequest request{.messages = OutJson::array()};
+  const bool knows_developer = chat_template.mentions("developer");
+  body.guarded("messages", [&] {
+    for (size_t i = 0; i < elements.size(); ++i) {
+      request.messages.push_back(message_of(elements[i], i, knows_developer));
+    }
+  });
+  if (const auto documents = body.json("documents")) request.documents = documents->raw();
+  if (body.flag("continue_final_message")) request.continue_final_message = "content";
+  request.add_generation_prompt = body.flag("add_generation_prompt", !request.continue_final_message);
+  if (const auto variables = body.json("chat_template_kwargs")) {
+    if (!variables->is_object()) bad_request("expected chat_template_kwargs as an object", "chat_template_kwargs");
+    request.variables = variables->raw();
+  }
+  if (const auto effort = body.get<std::string>("reasoning_effort")) request.variables["reasoning_effort"] = *effort;
+  return request;
+}
+
+}  // namespace hotswap::serve

@@ -1,0 +1,232 @@
+#include "hotswap/serve/generation_request.h"
+
+#include <charconv>
+#include <random>
+
+#include "hotswap/serve/chat_messages.h"
+
+namespace hotswap::serve {
+namespace {
+
+constexpr int64_t kMaxAnswers = 16, kMaxPrompts = 256, kMaxStops = 16, kMaxStopBytes = 256, kMaxBiases = 1024;
+constexpr int64_t kMaxTopLogprobs = 20, kMaxOldLogprobs = 5;
+constexpr int64_t kDefaultCompletionTokens = 16;  // OpenAI's
+
+std::vector<std::string> read_stop(RequestBody& body) {
+  const auto stop = body.json("stop");
+  if (!stop) return {};
+  auto texts = body.guarded("stop", [&] {
+    return stop->is_string() ? std::vector<std::string>{stop->as<std::string>()} : stop->as<std::vector<std::string>>();
+  });
+  if (texts.size() > kMaxStops) bad_request(cat("expected at most ", kMaxStops, " texts in stop"), "stop");
+  for (const std::string& text : texts) {
+    if (!text.empty() && text.size() <= kMaxStopBytes) continue;
+    bad_request(cat("expected texts of 1 to ", kMaxStopBytes, " bytes in stop; got ", text.size()), "stop");
+  }
+  return texts;
+}
+
+std::vector<std::pair<int64_t, double>> read_logit_bias(RequestBody& body, int64_t vocab) {
+  const auto bias = body.json("logit_bias");
+  std::vector<std::pair<int64_t, double>> out;
+  if (!bias) return out;
+  body.guarded("logit_bias", [&] {
+    for (const auto& [key, value] : bias->items()) {
+      int64_t id = -1;
+      const auto [end, code] = std::from_chars(key.data(), key.data() + key.size(), id);
+      const auto number = value.as<double>();
+      const bool is_id = code == std::errc() && end == key.data() + key.size() && id >= 0 && id < vocab;
+      if (!is_id || !(number >= -100 && number <= 100)) {
+        bad_request(cat("expected logit_bias as {\"id\": -100..100} with ids below ", vocab, "; got \"", key,
+                        "\": ", value.raw().dump()),
+                    "logit_bias");
+      }
+      out.emplace_back(id, number);
+    }
+  });
+  if (out.size() > kMaxBiases) bad_request(cat("expected at most ", kMaxBiases, " ids in logit_bias"), "logit_bias");
+  return out;
+}
+
+// What a request leaves open is as generation_config.json has it.
+RowSampling read_sampling(RequestBody& body, const ServedModel& model) {
+  const GenerationConfig& defaults = model.model->generation_config();
+  RowSampling s{
+      .temperature = body.number("temperature", 0, 100).value_or(defaults.temperature.value_or(1)),
+      .top_k = body.integer("top_k", -1, INT64_MAX).value_or(defaults.top_k.value_or(0)),
+      .top_p = body.number("top_p", 0, 1).value_or(defaults.top_p.value_or(1)),
+      .min_p = body.number("min_p", 0, 1).value_or(defaults.min_p.value_or(0)),
+      .repetition_penalty = body.number("repetition_penalty", 0, 100).value_or(defaults.repetition_penalty.value_or(1)),
+      .presence_penalty = body.number("presence_penalty", -2, 2).value_or(0),
+      .frequency_penalty = body.number("frequency_penalty", -2, 2).value_or(0)};
+  if (s.top_k < 0) s.top_k = 0;  // -1 is vLLM's "off"
+  if (s.top_p == 0) bad_request("expected a top_p above 0; got 0", "top_p");
+  const auto seed = body.get<int64_t>("seed");
+  s.seed = seed ? static_cast<uint64_t>(*seed) : std::random_device{}() | uint64_t{std::random_device{}()} << 32;
+  s.logit_bias = read_logit_bias(body, model.vocab());
+  s.min_new_tokens = body.integer("min_tokens", 0, INT64_MAX).value_or(0);
+  return s;
+}
+
+void read_ends(RequestBody& body, const ServedModel& model, GenerationRequest& request) {
+  const auto ids = body.get<std::vector<int64_t>>("stop_token_ids");
+  if (!body.flag("ignore_eos")) request.stop.eos = model.ends();
+  if (ids) request.stop.eos.insert(request.stop.eos.end(), ids->begin(), ids->end());
+  request.sampling.ends = request.stop.eos;
+  request.text = {.stop = read_stop(body),
+                  .include_stop = body.flag("include_stop_str_in_output"),
+                  .skip_special_tokens = body.flag("skip_special_tokens", true)};
+}
+
+void refuse_formats(RequestBody& body) {
+  const auto format = body.json("response_format");
+  const std::string type = !format ? "text"
+                           : format->is_object()
+                               ? body.guarded("response_format", [&] { return format->at<std::string>("type"); })
+                               : "";
+  if (type == "json_schema") {
+    const bool named = body.guarded("response_format", [&] {
+      const Json schema = format->child("json_schema");
+      return schema.is_object() && !schema.at<std::string>("name").empty() && schema.child("schema").is_object();
+    });
+    if (!named) bad_request("expected json_schema {\"name\", \"schema\"}", "response_format");
+  } else if (type != "text" && type != "json_object") {
+    bad_request("expected response_format of type text, json_object or json_schema", "response_format");
+  }
+  const bool structured = body.json("structured_outputs").has_value();
+  if (type == "text" && !structured) return;
+  throw ApiError(501,
+                 "expected response_format text; got a form that needs a grammar library (xgrammar), which this build "
+                 "has not; leave it out and check the answer yourself",
+                 structured ? "structured_outputs" : "response_format", "unsupported_parameter");
+}
+
+void read_common(RequestBody& body, const ServedModel& model, GenerationRequest& request) {
+  check_model(body, model);
+  request.n = body.integer("n", 1, kMaxAnswers).value_or(1);
+  request.sampling = read_sampling(body, model);
+  read_ends(body, model, request);
+  request.stream = body.flag("stream");
+  if (const auto options = body.json("stream_options")) {
+    if (!options->is_object()) bad_request("expected stream_options as an object", "stream_options");
+    request.include_usage = body.guarded("stream_options", [&] { return options->get<bool>("include_usage", false); });
+  }
+  refuse_formats(body);
+  body.ignore({"user", "metadata", "store", "service_tier", "safety_identifier", "verbosity", "prediction",
+               "prompt_cache_key", "cache_salt"});
+}
+
+// After all fields were read.
+void check_lengths(GenerationRequest& request, const ServedModel& model) {
+  for (size_t i = 0; i < request.prompts.size(); ++i) {
+    const auto length = static_cast<int64_t>(request.prompts[i].size());
+    if (length == 0) bad_request("expected a prompt of at least one token", request.chat ? "messages" : "prompt");
+    const int64_t added = request.max_new_tokens.value_or(1);
+    if (added > model.max_model_len - length) {
+      bad_request(cat("This model's maximum context length is ", model.max_model_len, " tokens; got ", length,
+                      " of the prompt and ", added, " new ones; shorten the prompt or lower max_tokens"),
+                  request.chat ? "messages" : "prompt", "context_length_exceeded");
+    }
+  }
+  for (const int64_t id : request.stop.eos) {
+    if (id < 0) bad_request("expected ids of 0 or more in stop_token_ids", "stop_token_ids");
+  }
+}
+
+std::vector<int64_t> checked_ids(const Json& list, const std::string& field, int64_t vocab) {
+  auto ids = list.as<std::vector<int64_t>>();
+  for (const int64_t id : ids) {
+    if (id < 0 || id >= vocab) bad_request(cat("expected token ids from 0 to ", vocab - 1, "; got ", id), field);
+  }
+  return ids;
+}
+
+}  // namespace
+
+int64_t GenerationRequest::new_tokens(size_t prompt, int64_t max_model_len) const {
+  return max_new_tokens.value_or(max_model_len - static_cast<int64_t>(prompts[prompt].size()));
+}
+
+void check_model(RequestBody& body, const ServedModel& model) {
+  const auto name = body.get<std::string>("model");
+  if (!name || std::find(model.names.begin(), model.names.end(), *name) != model.names.end()) return;
+  throw ApiError(404, cat("The model '", *name, "' does not exist; there are: ", join(model.names)), "model",
+                 "model_not_found");
+}
+
+std::string render_chat(RequestBody& body, const ServedModel& model) {
+  if (!model.chat_template) {
+    bad_request("expected a model with a chat template; got one without; use /v1/completions", "messages");
+  }
+  const ChatRequest request = read_chat_fields(body, *model.chat_template);
+  return body.guarded("messages", [&] { return model.chat_template->render(request); });
+}
+
+std::vector<std::vector<int64_t>> read_prompts(RequestBody& body, const std::string& field, const ServedModel& model) {
+  const auto given = body.json(field);
+  if (!given) bad_request(cat("expected ", field, " as a text, a list of texts, ids or lists of ids"), field);
+  return body.guarded(field, [&]() -> std::vector<std::vector<int64_t>> {
+    const bool special = body.flag("add_special_tokens", true);
+    const auto ids_of = [&](const Json& one) {
+      return one.is_string() ? model.tokenizer.ids(one.as<std::string>(), special)
+                             : checked_ids(one, field, model.vocab());
+    };
+    const auto elements = given->is_array() ? given->elements() : std::vector<Json>();
+    if (given->is_string() || (!elements.empty() && elements[0].is_number())) return {ids_of(*given)};
+    if (elements.empty() || elements.size() > kMaxPrompts) {
+      bad_request(cat("expected 1 to ", kMaxPrompts, " prompts; got ", elements.size()), field);
+    }
+    std::vector<std::vector<int64_t>> prompts;
+    for (const Json& element : elements) prompts.push_back(ids_of(element));
+    return prompts;
+  });
+}
+
+GenerationRequest read_chat_request(const std::string& text, const ServedModel& model) {
+  RequestBody body(text);
+  GenerationRequest request;
+  const auto newer = body.integer("max_completion_tokens", 1, INT64_MAX),
+             older = body.integer("max_tokens", 1, INT64_MAX);
+  request.max_new_tokens = newer ? newer : older;
+  const auto modalities = body.get<std::vector<std::string>>("modalities");
+  if (modalities && *modalities != std::vector<std::string>{"text"}) {
+    bad_request("expected modalities [\"text\"]", "modalities", "unsupported_parameter");
+  }
+  body.refuse({"audio", "web_search_options", "functions", "function_call"});
+  read_common(body, model, request);
+  const bool logprobs = body.flag("logprobs");
+  const auto top = body.integer("top_logprobs", 0, kMaxTopLogprobs);
+  if (top && !logprobs) bad_request("expected logprobs true beside top_logprobs", "top_logprobs");
+  if (logprobs) request.sampling.logprobs = std::min(top.value_or(0), model.vocab());
+  const std::string rendered = render_chat(body, model);
+  request.prompts = {model.tokenizer.ids(rendered, /*add_special_tokens=*/false)};
+  check_lengths(request, model);
+  request.unknown = body.unknown();
+  return request;
+}
+
+GenerationRequest read_completion_request(const std::string& text, const ServedModel& model) {
+  RequestBody body(text);
+  GenerationRequest request{.chat = false};
+  const auto max_tokens = body.integer("max_tokens", 0, INT64_MAX);
+  request.echo = body.flag("echo");
+  request.max_new_tokens = max_tokens.value_or(kDefaultCompletionTokens);
+  if (request.max_new_tokens == 0 && !request.echo)
+    bad_request("expected max_tokens of 1 or more without echo", "max_tokens");
+  if (request.echo && body.flag("stream")) bad_request("expected echo without stream", "echo", "unsupported_parameter");
+  body.refuse({"suffix"});
+  read_common(body, model, request);
+  if (body.integer("best_of", 1, kMaxAnswers).value_or(request.n) != request.n) {
+    bad_request("expected best_of equal to n", "best_of", "unsupported_parameter");
+  }
+  request.sampling.logprobs = body.integer("logprobs", 0, kMaxOldLogprobs);
+  request.prompts = read_prompts(body, "prompt", model);
+  if (request.prompts.size() * request.n > kMaxPrompts) {
+    bad_request(cat("expected at most ", kMaxPrompts, " answers of one request"), "n");
+  }
+  check_lengths(request, model);
+  request.unknown = body.unknown();
+  return request;
+}
+
+}  // namespace hotswap::serve

@@ -1,0 +1,49 @@
+// A request for text, read and checked against the model: of /v1/chat/completions and /v1/completions.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hotswap/engine/sequence.h"
+#include "hotswap/serve/request_body.h"
+#include "hotswap/serve/served_model.h"
+
+namespace hotswap::serve {
+
+struct TextRules {  // how tokens become the answer's text
+  std::vector<std::string> stop;
+  bool include_stop = false, skip_special_tokens = true;
+};
+
+struct GenerationRequest {
+  std::vector<std::vector<int64_t>> prompts;
+  int64_t n = 1;              // answers to each prompt
+  RowSampling sampling = {};  // answer i of a prompt has the seed + i
+  StopRules stop = {};        // max_new_tokens of the first prompt where the request sets none
+  std::optional<int64_t> max_new_tokens = std::nullopt;  // as the request has it
+  TextRules text = {};
+  bool stream = false, include_usage = false;
+  bool chat = true;
+  bool echo = false;                      // of completions: the prompt before the answer
+  std::vector<std::string> unknown = {};  // fields that were ignored because nothing knows them
+
+  size_t choices() const { return prompts.size() * static_cast<size_t>(n); }
+  // New tokens of an answer to the prompt: as the request has it, else what is left of the model's length.
+  int64_t new_tokens(size_t prompt, int64_t max_model_len) const;
+};
+
+// ApiError (400, 404, 501) naming the field.
+GenerationRequest read_chat_request(const std::string& body, const ServedModel& model);
+GenerationRequest read_completion_request(const std::string& body, const ServedModel& model);
+
+// The text that the chat template makes of a request's messages, for /apply_template and /tokenize.
+std::string render_chat(RequestBody& body, const ServedModel& model);
+// Of /tokenize and /v1/completions: `field` as a text, ids, or lists of them.
+std::vector<std::vector<int64_t>> read_prompts(RequestBody& body, const std::string& field, const ServedModel& model);
+
+// ApiError 404 where the request names another model.
+void check_model(RequestBody& body, const ServedModel& model);
+
+}  // namespace hotswap::serve

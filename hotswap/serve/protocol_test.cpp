@@ -1,0 +1,217 @@
+// Fields and answers of the protocol, over HTTP, with a tiny model.
+#include "hotswap/serve/test_server.h"
+
+namespace hotswap {
+namespace {
+
+using test_support::expect_has;
+using test_support::kLength;
+using test_support::OutJson;
+
+class Protocol : public test_support::Served {};
+
+TEST_F(Protocol, AChatIsAnsweredWholeAndAsAStreamOfTheSameText) {
+  const OutJson whole = chat({{"temperature", 0}, {"max_tokens", 20}});
+  EXPECT_EQ(whole["object"], "chat.completion");
+  EXPECT_EQ(whole["model"], "tiny");
+  EXPECT_EQ(whole["choices"][0]["message"]["role"], "assistant");
+  const int64_t made = whole["usage"]["completion_tokens"];
+  EXPECT_EQ(whole["usage"]["total_tokens"], whole["usage"]["prompt_tokens"].get<int64_t>() + made);
+  EXPECT_TRUE(made == 20 || whole["choices"][0]["finish_reason"] == "stop");
+
+  bool done = false;
+  const auto stream = events("/v1/chat/completions",
+                             {{"messages", {{{"role", "user"}, {"content", "Hello"}}}},
+                              {"temperature", 0},
+                              {"max_completion_tokens", 20},
+                              {"stream", true},
+                              {"stream_options", {{"include_usage", true}}}},
+                             &done);
+  ASSERT_GE(stream.size(), 3u);
+  EXPECT_TRUE(done);
+  EXPECT_EQ(stream[0]["choices"][0]["delta"]["role"], "assistant");
+  EXPECT_TRUE(stream.back()["choices"].empty());
+  EXPECT_EQ(stream.back()["usage"], whole["usage"]);
+  std::string text, reason;
+  for (const OutJson& chunk : stream) {
+    EXPECT_EQ(chunk["object"], "chat.completion.chunk");
+    if (chunk["choices"].empty()) continue;
+    text += chunk["choices"][0]["delta"].value("content", "");
+    if (chunk["choices"][0]["finish_reason"].is_string()) reason = chunk["choices"][0]["finish_reason"];
+  }
+  EXPECT_EQ(text, whole["choices"][0]["message"]["content"]);
+  EXPECT_EQ(reason, whole["choices"][0]["finish_reason"]);
+  expect_nothing_left();
+}
+
+TEST_F(Protocol, EndsAndLimits) {
+  const std::string text = complete("abc", {{"max_tokens", 30}, {"ignore_eos", true}})["choices"][0]["text"];
+  ASSERT_GT(text.size(), 12u);
+  // A stop text that begins inside what was made, whatever tokens it is of.
+  const std::string stop = text.substr(5, 3);
+  const OutJson stopped = complete("abc", {{"max_tokens", 30}, {"ignore_eos", true}, {"stop", stop}});
+  EXPECT_EQ(stopped["choices"][0]["text"], text.substr(0, text.find(stop)));
+  EXPECT_EQ(stopped["choices"][0]["finish_reason"], "stop");
+  EXPECT_LT(stopped["usage"]["completion_tokens"], 30);
+  const OutJson included = complete(
+      "abc", {{"max_tokens", 30}, {"ignore_eos", true}, {"stop", {stop}}, {"include_stop_str_in_output", true}});
+  EXPECT_EQ(included["choices"][0]["text"], text.substr(0, text.find(stop)) + stop);
+  EXPECT_EQ(complete("abc", {{"max_tokens", 30}, {"ignore_eos", true}})["choices"][0]["finish_reason"], "length");
+  // What is left of the model's length, where a chat sets no limit.
+  const OutJson rest = chat({{"ignore_eos", true}, {"temperature", 0}});
+  EXPECT_EQ(rest["usage"]["total_tokens"], kLength);
+  expect_has(chat({{"max_tokens", kLength}}, 400)["error"]["code"], {"context_length_exceeded"});
+  expect_has(complete(std::string(kLength + 10, 'a'), {}, 400)["error"]["code"], {"context_length_exceeded"});
+}
+
+TEST_F(Protocol, AnswersByChoiceAndSeed) {
+  const auto texts = [&](const OutJson& more) {
+    OutJson body = {{"n", 3}, {"seed", 7}, {"max_tokens", 12}, {"temperature", 1.5}, {"ignore_eos", true}};
+    if (!more.is_null()) body.update(more);
+    std::vector<std::string> out;
+    const OutJson answer = chat(body);
+    for (const OutJson& choice : answer["choices"]) {
+      EXPECT_EQ(choice["index"], out.size());
+      out.push_back(choice["message"]["content"]);
+    }
+    return out;
+  };
+  const auto first = texts({});
+  ASSERT_EQ(first.size(), 3u);
+  EXPECT_EQ(texts({}), first) << "the same seed";
+  EXPECT_NE(first[0], first[1]) << "answer i has the seed + i";
+  EXPECT_EQ(texts({{"seed", 8}})[0], first[1]);
+  const auto greedy = texts({{"temperature", 0}});
+  EXPECT_EQ(greedy[0], greedy[2]);
+  EXPECT_EQ(texts({{"temperature", 1.5}, {"top_k", 1}})[0], greedy[0]);
+  EXPECT_EQ(texts({{"temperature", 1.5}, {"top_p", 1e-6}})[0], greedy[0]);
+  EXPECT_EQ(texts({{"temperature", 1.5}, {"min_p", 1}})[0], greedy[0]);
+}
+
+TEST_F(Protocol, BiasPenaltiesAndLogprobs) {
+  const OutJson forced = complete("ab", {{"max_tokens", 4}, {"logit_bias", {{"120", 100}}}});  // 'x'
+  EXPECT_EQ(forced["choices"][0]["text"], "xxxx");
+  const OutJson shown =
+      chat({{"max_tokens", 4}, {"logprobs", true}, {"top_logprobs", 3}, {"temperature", 0}, {"ignore_eos", true}});
+  const OutJson& content = shown["choices"][0]["logprobs"]["content"];
+  ASSERT_EQ(content.size(), 4u);
+  for (const OutJson& token : content) {
+    ASSERT_EQ(token["top_logprobs"].size(), 3u);
+    EXPECT_EQ(token["top_logprobs"][0]["logprob"], token["logprob"]) << "greedy takes the best";
+    EXPECT_GE(token["top_logprobs"][1]["logprob"], token["top_logprobs"][2]["logprob"]);
+    EXPECT_LE(token["logprob"], 0);
+    EXPECT_EQ(token["bytes"].size(), 1u) << "a token is a byte here: " << token.dump();
+  }
+}
+
+TEST_F(Protocol, EchoScoresThePrompt) {
+  const OutJson scored = complete("hello", {{"max_tokens", 0}, {"echo", true}, {"logprobs", 1}});
+  const OutJson& choice = scored["choices"][0];
+  EXPECT_EQ(choice["text"], "hello");
+  EXPECT_EQ(choice["logprobs"]["tokens"], (OutJson{"h", "e", "l", "l", "o"}));
+  EXPECT_TRUE(choice["logprobs"]["token_logprobs"][0].is_null());
+  EXPECT_EQ(choice["logprobs"]["text_offset"], (OutJson{0, 1, 2, 3, 4}));
+  const OutJson more = complete("hello", {{"max_tokens", 1}, {"echo", true}, {"logprobs", 1}});
+  EXPECT_EQ(more["choices"][0]["logprobs"]["token_logprobs"].size(), 6u);
+  // What a prompt's last token had when it was the answer.
+  const OutJson last = complete("hell", {{"max_tokens", 1}, {"logprobs", 0}, {"logit_bias", {{"111", 100}}}});
+  EXPECT_NEAR(last["choices"][0]["logprobs"]["token_logprobs"][0].get<double>(),
+              choice["logprobs"]["token_logprobs"][4].get<double>(), 1e-4);
+}
+
+TEST_F(Protocol, PromptsInEveryForm) {
+  const std::string of_text = complete("abc", {{"max_tokens", 6}})["choices"][0]["text"];
+  const OutJson ids = {97, 98, 99};
+  EXPECT_EQ(complete("", {{"prompt", ids}, {"max_tokens", 6}})["choices"][0]["text"], of_text);
+  const OutJson many = complete("", {{"prompt", {ids, ids}}, {"max_tokens", 6}, {"n", 2}});
+  ASSERT_EQ(many["choices"].size(), 4u);
+  for (const OutJson& choice : many["choices"]) EXPECT_EQ(choice["text"], of_text);
+  EXPECT_EQ(complete("", {{"prompt", {"x", "abc"}}, {"max_tokens", 6}})["choices"][1]["text"], of_text);
+  complete("", {{"prompt", {97, 100000}}}, 400);
+  complete("", {{"prompt", OutJson::array()}}, 400);
+  complete("", {}, 400);
+}
+
+TEST_F(Protocol, SmallEndpoints) {
+  auto http = client();
+  for (const char* path : {"/health", "/ready", "/version", "/v1/models", "/v1/models/tiny", "/metrics"}) {
+    EXPECT_EQ(http.Get(path)->status, 200) << path;
+  }
+  EXPECT_EQ(OutJson::parse(http.Get("/v1/models")->body)["data"][0]["max_model_len"], kLength);
+  EXPECT_EQ(http.Get("/v1/models/none")->status, 404);
+  EXPECT_EQ(post("/tokenize", {{"prompt", "ab"}})["tokens"], (OutJson{97, 98}));
+  EXPECT_EQ(post("/detokenize", {{"tokens", {97, 98}}})["prompt"], "ab");
+  const OutJson messages = {
+      {{"role", "developer"}, {"content", "Be"}},
+      {{"role", "user"}, {"content", {{{"type", "text"}, {"text", "a"}}, {{"type", "text"}, {"text", "b"}}}}}};
+  EXPECT_EQ(post("/apply_template", {{"messages", messages}})["prompt"],
+            "<|system|>Be<|end|><|user|>a\nb<|end|><|assistant|>");
+  chat({{"max_tokens", 3}});
+  expect_has(http.Get("/metrics")->body,
+             {"hotswap:num_requests_running{model_name=\"tiny\"} 0", "hotswap:generation_tokens_total", "_bucket{"});
+}
+
+TEST_F(Protocol, ThePageRunsItsOwnScriptOnly) {
+  start({.api_keys = {"key"}});
+  auto http = client();
+  const auto page = http.Get("/");
+  ASSERT_EQ(page->status, 200);
+  const std::string policy = page->get_header_value("Content-Security-Policy");
+  expect_has(policy, {"default-src 'none'", "script-src 'nonce-"});
+  const size_t at = policy.find("nonce-") + 6;
+  expect_has(page->body, {cat("<script nonce=\"", policy.substr(at, policy.find('\'', at) - at), "\">")});
+  EXPECT_EQ(page->body.find("http://"), std::string::npos);
+  EXPECT_EQ(page->body.find("https://"), std::string::npos);
+  EXPECT_EQ(page->body.find("innerHTML"), std::string::npos);
+}
+
+TEST_F(Protocol, RefusalsNameTheField) {
+  const auto param = [&](const OutJson& more, int status = 400) {
+    const OutJson error = chat(more, status)["error"];
+    EXPECT_FALSE(error["message"].get<std::string>().empty());
+    return error["param"].is_string() ? error["param"].get<std::string>() : std::string();
+  };
+  EXPECT_EQ(param({{"temperature", -1}}), "temperature");
+  EXPECT_EQ(param({{"temperature", "hot"}}), "temperature");
+  EXPECT_EQ(param({{"n", 0}}), "n");
+  EXPECT_EQ(param({{"n", 17}}), "n");
+  EXPECT_EQ(param({{"top_logprobs", 3}}), "top_logprobs");
+  EXPECT_EQ(param({{"logit_bias", {{"999", 1}}}}), "logit_bias");
+  EXPECT_EQ(param({{"stop", ""}}), "stop");
+  EXPECT_EQ(param({{"audio", OutJson::object()}}), "audio");
+  EXPECT_EQ(param({{"functions", OutJson::array()}}), "functions");
+  EXPECT_EQ(param({{"model", "gpt"}}, 404), "model");
+  EXPECT_EQ(param({{"response_format", {{"type", "json_object"}}}}, 501), "response_format");
+  EXPECT_EQ(param({{"response_format", {{"type", "xml"}}}}), "response_format");
+  EXPECT_EQ(param({{"response_format", {{"type", "json_schema"}}}}), "response_format");
+  const OutJson tool = {{"type", "function"}, {"function", {{"name", "f"}}}};
+  EXPECT_EQ(param({{"tools", {tool}}}, 501), "tools");
+  EXPECT_EQ(param({{"tools", "f"}}), "tools");
+  EXPECT_EQ(param({{"messages", OutJson::array()}}), "messages");
+  EXPECT_EQ(param({{"messages", {{{"role", "refused"}, {"content", "x"}}}}}), "messages");
+  EXPECT_EQ(param({{"messages", {{{"role", "user"}, {"content", {{{"type", "image_url"}}}}}}}}), "messages[0].content");
+  chat({{"tools", {tool}}, {"tool_choice", "none"}, {"max_tokens", 1}});
+  chat({{"response_format", {{"type", "text"}}}, {"max_tokens", 1}, {"user", "me"}, {"no_such_field", 1}});
+  EXPECT_EQ(post("/v1/embeddings", {{"input", "a"}}, 501)["error"]["type"], "not_implemented_error");
+}
+
+// History that another server would answer with 500.
+TEST_F(Protocol, ArgumentsOfToolCallsThatAreNoJsonStayText) {
+  const auto prompt = [&](const std::string& arguments) {
+    const OutJson call = {{"id", "c"}, {"type", "function"}, {"function", {{"name", "f"}, {"arguments", arguments}}}};
+    const OutJson messages = {{{"role", "user"}, {"content", "q"}},
+                              {{"role", "assistant"}, {"content", nullptr}, {"tool_calls", {call}}}};
+    return post("/apply_template", {{"messages", messages}})["prompt"].get<std::string>();
+  };
+  expect_has(prompt("{\"a\": 1}"), {"<|assistant|>{\"a\": 1}"});
+  expect_has(prompt("{\"a\": "), {"<|assistant|>\"{\\\"a\\\": \""});
+}
+
+TEST_F(Protocol, StrictFieldsAreRefused) {
+  start({.strict_fields = true});
+  EXPECT_EQ(chat({{"no_such_field", 1}}, 400)["error"]["param"], "no_such_field");
+  chat({{"max_tokens", 1}, {"metadata", OutJson::object()}});
+}
+
+}  // namespace
+}  // namespace hotswap

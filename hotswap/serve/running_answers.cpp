@@ -1,0 +1,177 @@
+#include "hotswap/serve/running_answers.h"
+
+#include <ATen/ops/tensor.h>
+#include <c10/core/InferenceMode.h>
+
+#include "hotswap/base/log.h"
+
+namespace hotswap::serve {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLook{100};      // how often a thread that waits for tokens looks after its client
+constexpr milliseconds kPing{15000};    // proxies close a stream in which nothing comes
+constexpr int64_t kScoredAtOnce = 128;  // tokens of a prompt: logits of all would be hundreds of MB
+
+std::shared_ptr<Job> make_job(const ServedModel& model, const GenerationRequest& request, size_t choice) {
+  const size_t prompt = choice / static_cast<size_t>(request.n), answer = choice % static_cast<size_t>(request.n);
+  RowSampling sampling = request.sampling;
+  sampling.seed += answer;
+  auto job = std::make_shared<Job>();
+  job->prompt = request.prompts[prompt];
+  job->sampler = std::make_shared<RowSampler>(std::move(sampling), model.vocab());
+  job->stop = request.stop;
+  job->stop.max_new_tokens = request.new_tokens(prompt, model.max_model_len);
+  job->choice = choice;
+  return job;
+}
+
+// Of each token of the prompt but the first, given those before it.
+std::vector<TokenLogprobs> score_prompt(EngineLoop& engine, const std::vector<int64_t>& prompt, int64_t top,
+                                        const std::function<bool()>& left) {
+  std::vector<TokenLogprobs> out;
+  std::shared_ptr<Cache> cache;
+  const auto size = static_cast<int64_t>(prompt.size());
+  for (int64_t begin = 0; begin + 1 < size && !left(); begin += kScoredAtOnce) {
+    engine.run([&](CausalLM& model) {
+      const c10::InferenceMode inference;
+      if (!cache) cache = model.make_cache();
+      const std::vector<int64_t> part(prompt.begin() + begin, prompt.begin() + std::min(size, begin + kScoredAtOnce));
+      const Tensor ids = at::tensor(part, at::kLong).unsqueeze(0).to(model.device());
+      const Tensor logits = model({.input_ids = ids, .cache = cache.get()}).logits[0].to(at::kCPU, at::kFloat);
+      const Tensor rows = logits.contiguous();  // [part, vocab]
+      const auto vocab = static_cast<size_t>(rows.size(1));
+      for (int64_t i = 0; i < rows.size(0) && begin + i + 1 < size; ++i) {
+        const float* row = rows.const_data_ptr<float>() + static_cast<size_t>(i) * vocab;
+        out.push_back(logprobs_of({row, vocab}, prompt[begin + i + 1], top));
+      }
+    });
+  }
+  return out;
+}
+
+void add_echo(const ServedModel& model, EngineLoop& engine, const GenerationRequest& request,
+              const std::function<bool()>& left, std::vector<Answer>& answers) {
+  const auto n = static_cast<size_t>(request.n);
+  for (size_t i = 0; i < request.prompts.size(); ++i) {
+    const std::vector<int64_t>& prompt = request.prompts[i];
+    std::vector<TokenLogprobs> logprobs;
+    if (request.sampling.logprobs) logprobs = score_prompt(engine, prompt, *request.sampling.logprobs, left);
+    const std::string text = model.tokenizer.decode(prompt, request.text.skip_special_tokens);
+    for (size_t k = 0; k < n; ++k) {
+      Answer& answer = answers[i * n + k];
+      answer.prompt = prompt;
+      answer.prompt_logprobs = logprobs;
+      answer.prompt_text = text;
+    }
+  }
+}
+
+AnswerFormat format_for(const ServedModel& model, const GenerationRequest& request) {
+  return {model.tokenizer, request.chat, request.sampling.logprobs.has_value(), model.names.front()};
+}
+
+}  // namespace
+
+RunningAnswers::RunningAnswers(const ServedModel& model, EngineLoop& engine, const GenerationRequest& request)
+    : open_(request.choices()) {
+  for (const auto& prompt : request.prompts) prompt_tokens_ += static_cast<int64_t>(prompt.size());
+  for (size_t choice = 0; choice < request.choices(); ++choice) {
+    jobs_.push_back(make_job(model, request, choice));
+    jobs_.back()->channel = channel_;
+    texts_.emplace_back(model.tokenizer, request.text);
+  }
+  engine.submit(jobs_);
+}
+
+RunningAnswers::~RunningAnswers() {
+  for (const auto& job : jobs_) job->cancelled = true;
+}
+
+std::vector<std::pair<size_t, TextPiece>> RunningAnswers::take(milliseconds wait) {
+  std::vector<std::pair<size_t, TextPiece>> pieces;
+  for (const TokenEvent& event : channel_->take(wait)) {
+    AnswerText& text = texts_[event.choice];
+    if (text.ended()) continue;  // tokens after a stop text
+    if (event.error) throw ApiError(*event.error);
+    TextPiece piece = text.push(event);
+    if (text.ended()) {
+      jobs_[event.choice]->cancelled = true;
+      --open_;
+    }
+    if (!piece.text.empty() || !piece.tokens.empty() || piece.finish_reason != nullptr) {
+      pieces.emplace_back(event.choice, std::move(piece));
+    }
+  }
+  return pieces;
+}
+
+Usage RunningAnswers::usage() const {
+  Usage usage{.prompt_tokens = prompt_tokens_};
+  for (const AnswerText& text : texts_) usage.completion_tokens += text.tokens();
+  return usage;
+}
+
+std::string whole_answer(const ServedModel& model, EngineLoop& engine, const GenerationRequest& request,
+                         const std::function<bool()>& left) {
+  std::vector<Answer> answers(request.choices());
+  Usage usage;
+  if (request.max_new_tokens != 0) {
+    RunningAnswers running(model, engine, request);
+    while (!running.ended()) {
+      for (auto& [choice, piece] : running.take(kLook)) {
+        Answer& answer = answers[choice];
+        answer.text += piece.text;
+        answer.tokens.insert(answer.tokens.end(), piece.tokens.begin(), piece.tokens.end());
+        if (piece.finish_reason != nullptr) answer.finish_reason = piece.finish_reason;
+      }
+      if (left()) return "";
+    }
+    usage = running.usage();
+  } else {
+    for (Answer& answer : answers) answer.finish_reason = "length";
+    for (const auto& prompt : request.prompts) usage.prompt_tokens += static_cast<int64_t>(prompt.size());
+  }
+  if (request.echo) add_echo(model, engine, request, left, answers);
+  return format_for(model, request).whole(answers, usage);
+}
+
+AnswerStream::AnswerStream(const ServedModel& model, EngineLoop& engine, const GenerationRequest& request)
+    : format_(format_for(model, request)),
+      include_usage_(request.include_usage),
+      answers_(model, engine, request),
+      offsets_(request.choices()) {}
+
+std::string AnswerStream::events() {
+  std::string out;
+  const auto pieces = answers_.take(kLook);
+  if (!begun_ && !pieces.empty()) {
+    begun_ = true;
+    for (size_t choice = 0; choice < offsets_.size(); ++choice) out += format_.first(choice);
+  }
+  for (const auto& [choice, piece] : pieces) {
+    out += format_.piece(choice, piece, offsets_[choice], include_usage_);
+    offsets_[choice] += static_cast<int64_t>(piece.text.size());
+  }
+  if (!answers_.ended()) return out;
+  ended_ = true;
+  if (include_usage_) out += format_.usage(answers_.usage());
+  return out + "data: [DONE]\n\n";
+}
+
+bool AnswerStream::next(const std::function<bool(const std::string&)>& write, const std::function<bool()>& left) {
+  std::string out;
+  try {
+    out = events();
+  } catch (const ApiError& error) {
+    ended_ = true;
+    out = "data: " + error.json() + "\n\n";
+  }
+  if (out.empty() && Clock::now() - last_write_ > kPing) out = ": ping\n\n";
+  if (out.empty()) return !left();
+  last_write_ = Clock::now();
+  return !left() && write(out);
+}
+
+}  // namespace hotswap::serve

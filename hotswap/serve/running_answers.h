@@ -1,0 +1,57 @@
+// The answers to one request while they are made: its sequences in the engine, and their texts so far.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "hotswap/serve/answer_format.h"
+#include "hotswap/serve/engine_loop.h"
+
+namespace hotswap::serve {
+
+class RunningAnswers {
+ public:
+  // Hands all sequences of the request to the engine. ApiError 429 or 503 where it takes none.
+  RunningAnswers(const ServedModel& model, EngineLoop& engine, const GenerationRequest& request);
+  ~RunningAnswers();  // cancels those that still run
+  RunningAnswers(const RunningAnswers&) = delete;
+  RunningAnswers& operator=(const RunningAnswers&) = delete;
+
+  // What came since the last call, by choice; waits for the first piece, but not longer than `wait`. ApiError where
+  // the engine could not go on with one.
+  std::vector<std::pair<size_t, TextPiece>> take(std::chrono::milliseconds wait);
+  bool ended() const { return open_ == 0; }
+  Usage usage() const;
+
+ private:
+  std::shared_ptr<TokenChannel> channel_ = std::make_shared<TokenChannel>();
+  std::vector<std::shared_ptr<Job>> jobs_;  // one a choice
+  std::vector<AnswerText> texts_;
+  size_t open_;
+  int64_t prompt_tokens_ = 0;
+};
+
+// All answers, as OpenAI's JSON. `left`: whether the client has gone; then the answers are cancelled, and "" returned.
+std::string whole_answer(const ServedModel& model, EngineLoop& engine, const GenerationRequest& request,
+                         const std::function<bool()>& left);
+
+// The same as a stream of events.
+class AnswerStream {
+ public:
+  AnswerStream(const ServedModel& model, EngineLoop& engine, const GenerationRequest& request);
+  // Writes what there is, and a comment where there was nothing for a while. False where the client has left.
+  bool next(const std::function<bool(const std::string&)>& write, const std::function<bool()>& left);
+  bool ended() const { return ended_; }
+
+ private:
+  std::string events();
+  AnswerFormat format_;
+  const bool include_usage_;
+  RunningAnswers answers_;
+  std::vector<int64_t> offsets_;  // bytes of each choice so far
+  Clock::time_point last_write_ = Clock::now();
+  bool begun_ = false, ended_ = false;
+};
+
+}  // namespace hotswap::serve

@@ -1,0 +1,363 @@
+#include "hotswap/serve/server.h"
+
+#include <ctime>
+#include <set>
+
+#include "hotswap/base/log.h"
+#include "hotswap/http/connection_threads.h"
+#include "hotswap/http/http_server.h"
+#include "hotswap/http/listen.h"
+#include "hotswap/serve/access.h"
+#include "hotswap/serve/page.h"
+#include "hotswap/serve/running_answers.h"
+
+namespace hotswap::serve {
+namespace {
+
+using httplib::Request;
+using httplib::Response;
+using Handled = httplib::Server::HandlerResponse;
+
+constexpr size_t kMaxPath = 1024;  // httplib finds the handler by a regular expression, which recurses
+constexpr auto kEndOfStreams = std::chrono::seconds(2);
+
+enum class Need { kKey, kKeyUnlessLocal, kNothing };
+
+void send(Response& response, const OutJson& json) { response.set_content(dump(json), "application/json"); }
+
+// Counts what is being answered, also while it streams.
+class Active {
+ public:
+  explicit Active(std::atomic<int64_t>& count) : count_(count) { ++count_; }
+  ~Active() { --count_; }
+  Active(const Active&) = delete;
+  Active& operator=(const Active&) = delete;
+
+ private:
+  std::atomic<int64_t>& count_;
+};
+
+}  // namespace
+
+struct Server::Impl {
+  using Get = std::function<void(const Request&, Response&)>;
+  using Post = std::function<void(const std::string& body, Response&)>;
+  struct GetRoute {
+    Need need;
+    Get answer;
+  };
+  struct PostRoute {
+    bool generates;  // takes part in the engine's work: refused while the server drains
+    Post answer;
+  };
+
+  const ServerOptions options;
+  ServedModel model;
+  AccessRules access;
+  Metrics metrics;
+  std::atomic<int64_t> active = 0;
+  std::atomic<bool> draining = false;
+  EngineLoop engine;
+  HttpServer http{HttpTimeouts{}};
+  std::map<std::string, GetRoute> gets;
+  std::map<std::string, PostRoute> posts;
+  std::mutex unknown_mutex;
+  std::set<std::string> unknown_fields;  // that were logged
+  const int64_t created = std::time(nullptr);
+  std::thread thread;
+  int port = 0;
+
+  Impl(ServedModel served, const ServerOptions& o)
+      : options(o),
+        model(std::move(served)),
+        access{.loopback = is_loopback(o.host), .hosts = o.allowed_hosts, .api_keys = o.api_keys},
+        engine(*model.model, engine_options(o, model), metrics) {
+    add_gets();
+    add_posts();
+    set_up_http();
+  }
+
+  static EngineOptions engine_options(const ServerOptions& o, const ServedModel& model) {
+    EngineOptions engine = o.engine;
+    engine.max_model_len = model.max_model_len;
+    return engine;
+  }
+
+  void set_up_http() {
+    http.new_task_queue = [this] { return new ConnectionThreads(static_cast<size_t>(options.connections)); };
+    http.set_tcp_nodelay(true);
+    http.set_payload_max_length(options.max_body);
+    http.set_pre_routing_handler([this](const Request& request, Response& response) {
+      return before_body(request, response) ? Handled::Unhandled : Handled::Handled;
+    });
+    http.Post(".*", [this](const Request& request, Response& response, const httplib::ContentReader& read) {
+      answer_body(request, response, read);
+    });
+    // What httplib refuses by itself: a line that is no request, for example.
+    http.set_error_handler([](const Request&, Response& response) {
+      if (response.body.empty()) refuse(response, ApiError(response.status, "expected an HTTP request"));
+    });
+  }
+
+  // Refuses what can be refused without the body and answers what has none. True where the body must be read.
+  bool before_body(const Request& request, Response& response) {
+    auto& changed = const_cast<Request&>(request);
+    changed.ranges.clear();
+    changed.headers.erase("Accept-Encoding");  // a stream that is compressed is held back
+    const std::string id = request.get_header_value("X-Request-Id");
+    const bool usable =
+        !id.empty() && id.size() <= 128 && std::all_of(id.begin(), id.end(), [](char c) { return c > ' ' && c < 127; });
+    response.set_header("X-Request-Id", usable ? id : random_id("req_"));
+    return guarded(response, [&] {
+      check_origin(request, access);
+      if (request.path.size() > kMaxPath) throw ApiError(404, "expected a shorter path");
+      const bool reads = request.method == "GET" || request.method == "HEAD";
+      if (reads) {
+        answer_get(request, response);
+        return false;
+      }
+      check_post(request);
+      return true;
+    });
+  }
+
+  void answer_get(const Request& request, Response& response) {
+    const std::string one = "/v1/models/";
+    const auto found = gets.find(request.path);
+    if (found == gets.end() && !request.path.starts_with(one)) refuse_path(request);
+    const Need need = found != gets.end() ? found->second.need : Need::kKey;
+    const bool open = need == Need::kNothing || (need == Need::kKeyUnlessLocal && is_loopback(request.remote_addr));
+    if (!open) check_key(request, access);
+    response.status = 200;
+    if (found != gets.end()) return found->second.answer(request, response);
+    const std::string name = request.path.substr(one.size());
+    if (std::find(model.names.begin(), model.names.end(), name) == model.names.end()) {
+      throw ApiError(404, cat("The model '", shown_name(name), "' does not exist"), "model", "model_not_found");
+    }
+    send(response, model_json(name));
+  }
+
+  static std::string shown_name(const std::string& name) { return name.substr(0, 120); }
+
+  void check_post(const Request& request) {
+    const auto found = posts.find(request.path);
+    if (request.method != "POST" || found == posts.end()) refuse_path(request);
+    check_key(request, access);
+    check_content_type(request);
+    const std::string length = request.get_header_value("Content-Length");
+    if (length.size() > 18 || (!length.empty() && std::strtoull(length.c_str(), nullptr, 10) > options.max_body)) {
+      throw too_large();
+    }
+    if (draining && found->second.generates) throw ApiError(503, "the server is ending; send the request to another");
+  }
+
+  [[noreturn]] void refuse_path(const Request& request) const {
+    if (!gets.contains(request.path) && !posts.contains(request.path)) {
+      throw ApiError(404, cat("expected a path of this server; got ", shown_name(request.path)));
+    }
+    throw ApiError(405, cat("expected ", gets.contains(request.path) ? "GET" : "POST", " for this path; got ",
+                            shown_name(request.method)));
+  }
+
+  ApiError too_large() const { return {413, cat("expected a body of at most ", options.max_body, " bytes")}; }
+
+  void answer_body(const Request& request, Response& response, const httplib::ContentReader& read) {
+    guarded(response, [&] {
+      std::string body;
+      const bool whole = read([&](const char* bytes, size_t size) {
+        body.append(bytes, size);
+        return body.size() <= options.max_body;
+      });
+      if (!whole) throw response.status == 413 || body.size() > options.max_body ? too_large() : incomplete();
+      response.status = 200;
+      posts.at(request.path).answer(body, response);
+      return true;
+    });
+  }
+
+  static ApiError incomplete() { return {400, "expected a whole body; got a part of it"}; }
+
+  // Whatever goes wrong becomes an answer in OpenAI's form; false then.
+  static bool guarded(Response& response, const std::function<bool()>& answer) {
+    try {
+      return answer();
+    } catch (const std::exception& error) {
+      const ApiError refused = api_error(error);
+      if (refused.status == 500) log_warning("serve: ", refused.what());
+      refuse(response, refused);
+      return false;
+    }
+  }
+
+  static void refuse(Response& response, const ApiError& error) {
+    response.status = error.status;
+    if (error.may_retry()) {
+      response.set_header("Retry-After", "1");
+    } else {
+      response.set_header("x-should-retry", "false");
+    }
+    if (error.status == 401) response.set_header("WWW-Authenticate", "Bearer");
+    ClientConnection::close_after_answer();  // its body may not have been read
+    response.set_header("Connection", "close");
+    response.set_content(error.json(), "application/json");
+  }
+
+  void add_gets() {
+    const auto health = [this](const Request&, Response& response) {
+      if (!engine.healthy()) throw ApiError(503, "the engine has failed; start the server again");
+      send(response, {{"status", "ok"}});
+    };
+    const auto ready = [this, health](const Request& request, Response& response) {
+      if (draining) throw ApiError(503, "the server is ending");
+      health(request, response);
+    };
+    gets["/health"] = {Need::kKeyUnlessLocal, health};
+    gets["/ready"] = {Need::kKeyUnlessLocal, ready};
+    gets["/metrics"] = {Need::kKeyUnlessLocal, [this](const Request&, Response& response) {
+                          response.set_content(
+                              metrics.text(options.metrics_prefix, model.names.front(), engine.gauges()),
+                              "text/plain; version=0.0.4");
+                        }};
+    gets["/"] = {Need::kNothing, [](const Request&, Response& response) {  // the page prompts for the key
+                   const std::string nonce = random_id("");
+                   response.set_header("Content-Security-Policy", page_policy(nonce));
+                   response.set_header("X-Content-Type-Options", "nosniff");
+                   response.set_content(chat_page(nonce), "text/html; charset=utf-8");
+                 }};
+    gets["/version"] = {Need::kKey, [this](const Request&, Response& response) {
+                          send(response, {{"version", options.version}});
+                        }};
+    gets["/v1/models"] = {Need::kKey, [this](const Request&, Response& response) {
+                            OutJson all = OutJson::array();
+                            for (const std::string& name : model.names) all.push_back(model_json(name));
+                            send(response, {{"object", "list"}, {"data", std::move(all)}});
+                          }};
+  }
+
+  OutJson model_json(const std::string& name) const {
+    const KernelReport& kernels = model.model->kernel_report();
+    return {{"id", name},
+            {"object", "model"},
+            {"created", created},
+            {"owned_by", "hotswap"},
+            {"root", model.names.front()},
+            {"max_model_len", model.max_model_len},
+            {"kernels", cat(kernels.bound(), " of ", kernels.rows.size(), " layers")},
+            {"generation_config", to_json(model.model->generation_config())}};
+  }
+
+  void add_posts() {
+    posts["/v1/chat/completions"] = {true, [this](const std::string& body, Response& response) {
+                                       generate(read_chat_request(body, model), response);
+                                     }};
+    posts["/v1/completions"] = {true, [this](const std::string& body, Response& response) {
+                                  generate(read_completion_request(body, model), response);
+                                }};
+    posts["/tokenize"] = {false, [this](const std::string& body, Response& response) { tokenize(body, response); }};
+    posts["/detokenize"] = {false, [this](const std::string& body, Response& response) { detokenize(body, response); }};
+    posts["/apply_template"] = {false, [this](const std::string& text, Response& response) {
+                                  RequestBody body(text);
+                                  check_model(body, model);
+                                  send(response, {{"prompt", render_chat(body, model)}});
+                                }};
+    const auto missing = [](const char* what) {
+      return [what](const std::string&, Response&) { throw ApiError(501, what); };
+    };
+    posts["/v1/embeddings"] = {false, missing("expected a model that makes embeddings; got one that generates text")};
+    posts["/v1/responses"] = {false, missing("expected /v1/chat/completions; /v1/responses is not served yet")};
+  }
+
+  void generate(const GenerationRequest& request, Response& response) {
+    note_unknown(request.unknown);
+    const auto running = std::make_shared<Active>(active);
+    const ClientConnection client = ClientConnection::current();
+    if (!request.stream) {
+      const std::string answer = whole_answer(model, engine, request, [client] { return client.has_left(); });
+      if (answer.empty()) ClientConnection::close_after_answer();
+      return response.set_content(answer, "application/json");
+    }
+    const auto stream = std::make_shared<AnswerStream>(model, engine, request);
+    response.set_header("Cache-Control", "no-cache");
+    response.set_header("X-Accel-Buffering", "no");
+    response.set_chunked_content_provider(
+        "text/event-stream", [stream, running, client](size_t, httplib::DataSink& sink) {
+          const auto write = [&](const std::string& text) { return sink.write(text.data(), text.size()); };
+          if (!stream->next(write, [&] { return client.has_left(); })) return false;
+          if (stream->ended()) sink.done();
+          return true;
+        });
+  }
+
+  void note_unknown(const std::vector<std::string>& fields) {
+    if (fields.empty()) return;
+    if (options.strict_fields) {
+      bad_request(cat("expected fields that this server knows; got ", fields.front()), fields.front(),
+                  "unknown_parameter");
+    }
+    const std::lock_guard lock(unknown_mutex);
+    for (const std::string& field : fields) {
+      if (unknown_fields.size() < 100 && unknown_fields.insert(field).second) {
+        log_warning("serve: the field '", shown_name(field), "' of a request is not known and was ignored");
+      }
+    }
+  }
+
+  void tokenize(const std::string& text, Response& response) {
+    RequestBody body(text);
+    check_model(body, model);
+    std::vector<int64_t> ids;
+    if (body.json("messages")) {
+      ids = model.tokenizer.ids(render_chat(body, model), body.flag("add_special_tokens"));
+    } else {
+      ids = read_prompts(body, "prompt", model).at(0);
+    }
+    send(response, {{"tokens", ids}, {"count", ids.size()}, {"max_model_len", model.max_model_len}});
+  }
+
+  void detokenize(const std::string& text, Response& response) {
+    RequestBody body(text);
+    check_model(body, model);
+    const auto ids = body.get<std::vector<int64_t>>("tokens");
+    if (!ids) bad_request("expected tokens as a list of ids", "tokens");
+    send(response, {{"prompt", body.guarded("tokens", [&] { return model.tokenizer.decode(*ids); })}});
+  }
+
+  bool wait_until_quiet(std::chrono::milliseconds limit) {
+    const auto end = Clock::now() + limit;
+    const auto quiet = [&] { return active == 0 && engine.idle(); };
+    while (!quiet() && Clock::now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return quiet();
+  }
+};
+
+Server::Server(ServedModel model, const ServerOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(model), options)) {}
+
+Server::~Server() { stop(); }
+
+void Server::start() {
+  impl_->port = bind_and_listen(impl_->http, impl_->options.host, impl_->options.port);
+  impl_->thread = std::thread([this] { impl_->http.listen_after_bind(); });
+  while (!impl_->http.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+bool Server::drain(std::chrono::milliseconds limit) {
+  impl_->draining = true;
+  return impl_->wait_until_quiet(limit);
+}
+
+void Server::stop() {
+  impl_->draining = true;
+  impl_->engine.stop();
+  impl_->wait_until_quiet(kEndOfStreams);
+  impl_->http.stop();
+  if (impl_->thread.joinable()) impl_->thread.join();
+}
+
+std::string Server::url() const { return "http://" + address_of(impl_->options.host, impl_->port); }
+
+bool Server::healthy() const { return impl_->engine.healthy(); }
+
+EngineLoop& Server::engine() { return impl_->engine; }
+
+}  // namespace hotswap::serve

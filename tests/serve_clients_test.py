@@ -1,0 +1,151 @@
+"""OpenAI's own client against `hotswap serve`, with a tiny model of drawn weights.
+
+    serve_clients_test.py --build build --python .venv/bin/python
+
+The client comes by pip into an environment below build/peers, which is kept for the next run; --python has torch, transformers
+and tokenizers for the model. Where pip finds no index, nothing is tested, and a line reports that (exit status 77).
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+CLIENT = "openai==3.57.0"
+
+MAKE_MODEL = """
+import sys, torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
+tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+fast.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\\n{% endfor %}"
+fast.save_pretrained(sys.argv[1])
+torch.manual_seed(0)
+LlamaForCausalLM(LlamaConfig(vocab_size=len(fast), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3,
+    eos_token_id=len(fast) - 1)).save_pretrained(sys.argv[1])
+"""
+
+
+def environment(build: Path) -> Path | None:
+    """The Python of an environment that has the client; None where it cannot be had."""
+    folder = build / "peers" / CLIENT.replace("==", "-")
+    python = folder / "bin/python"
+    if (folder / "complete").exists():
+        return python
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    done = subprocess.run([python, "-m", "pip", "install", "--quiet", CLIENT], capture_output=True, text=True)
+    if done.returncode:
+        print(done.stderr[-500:])
+        return None
+    (folder / "complete").touch()
+    return python
+
+
+class Server:
+    """`hotswap serve` on a free port."""
+
+    def __init__(self, build: Path, *arguments: str):
+        command = [build / "bin/hotswap", "serve", *arguments, "--port", "0"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        line = self.process.stdout.readline()
+        assert line.startswith("listening on http://127.0.0.1:"), (line, self.process.communicate()[1])
+        self.url = line.split()[-1]
+
+    def pages(self) -> int:
+        text = urllib.request.urlopen(self.url + "/metrics").read().decode()
+        return int(next(row for row in text.splitlines() if row.startswith("hotswap:kv_pages_in_use")).split()[-1])
+
+    def expect_idle(self) -> None:
+        for _ in range(200):
+            if self.pages() == 0:
+                return
+            time.sleep(0.02)
+        raise AssertionError("pages of keys and values are still in use though nothing runs")
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(60) == 0, self.process.stderr.read()
+
+
+def steps(url: str) -> None:
+    """Runs in the client's environment."""
+    import openai
+
+    client = openai.OpenAI(base_url=url + "/v1", api_key="key", max_retries=0)
+    name = client.models.list().data[0].id
+    call = dict(model=name, messages=[{"role": "user", "content": "Hi"}], extra_body={"ignore_eos": True}, max_tokens=16)
+
+    whole = client.chat.completions.create(**call, temperature=0)
+    assert whole.choices[0].finish_reason == "length" and whole.usage.completion_tokens == 16, whole
+    text = whole.choices[0].message.content
+    chunks = list(client.chat.completions.create(**call, temperature=0, stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
+    assert chunks[0].choices[0].delta.role == "assistant" and chunks[-1].usage == whole.usage, chunks[-1]
+    print(f"openai {openai.__version__}: chat, whole and as a stream")
+
+    drawn = [client.chat.completions.create(**call, temperature=1, seed=5, n=2) for _ in range(2)]
+    assert [c.message.content for c in drawn[0].choices] == [c.message.content for c in drawn[1].choices]
+    assert drawn[0].choices[0].message.content != drawn[0].choices[1].message.content
+    shown = client.chat.completions.create(**call, temperature=0, logprobs=True, top_logprobs=2).choices[0].logprobs.content
+    assert len(shown) == 16 and all(t.top_logprobs[0].logprob == t.logprob for t in shown)
+    print("n, seed, logprobs")
+
+    ids = client.completions.create(model=name, prompt=[1, 2, 3], max_tokens=4, temperature=0, logprobs=2)
+    assert len(ids.choices[0].logprobs.tokens) == ids.usage.completion_tokens
+    scored = client.completions.create(model=name, prompt="hello", max_tokens=0, echo=True, logprobs=1)
+    assert scored.choices[0].text == "hello" and scored.choices[0].logprobs.token_logprobs[0] is None
+    print("completions of ids, scores of a prompt")
+
+    for change, kind in [
+        (dict(temperature=-1), openai.BadRequestError),
+        (dict(model="other"), openai.NotFoundError),
+        (dict(max_tokens=1000), openai.BadRequestError),
+        (dict(response_format={"type": "json_object"}), openai.InternalServerError),
+        (dict(tools=[{"type": "function", "function": {"name": "f"}}]), openai.InternalServerError),
+    ]:
+        try:
+            client.chat.completions.create(**{**call, **change})
+            raise AssertionError(f"{change} was answered")
+        except kind as error:
+            assert error.body["message"].startswith(("expected", "The model", "This model")), error.body
+    print("errors")
+
+    stream = client.chat.completions.create(**{**call, "max_tokens": 200}, stream=True)
+    next(iter(stream))
+    stream.close()
+    print("a stream that is closed early")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", type=Path, default=Path("build"))
+    parser.add_argument("--python", type=Path, default=Path(sys.executable))
+    parser.add_argument("--steps", help="the address of a server; in the client's environment")
+    arguments = parser.parse_args()
+    if arguments.steps:
+        return steps(arguments.steps)
+    build = arguments.build.resolve()
+    client = environment(build)
+    if client is None:
+        print(f"not tested: pip cannot install {CLIENT}")
+        sys.exit(77)
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([arguments.python, "-c", MAKE_MODEL, folder], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        server = Server(build, folder, "--served-model-name", "tiny")
+        subprocess.run([client, __file__, "--steps", server.url], check=True)
+        server.expect_idle()
+        server.end()
+        print("SIGTERM: exit status 0")
+
+
+if __name__ == "__main__":
+    main()
