@@ -43,11 +43,18 @@ struct Lse {
 };
 struct RowSums {
   Lse lse;
-  float sum;  // of w u, where labels are smoothed
+  float sum;  // of w (u - pivot), where labels are smoothed
 };
 
+// Near which u is summed: a row whose logits have an offset in common would lose their differences to its rounding.
+template <class Cap>
+static float pivot_of(Cap cap, float zt) {
+  const float u = cap.u(zt);
+  return u - u == 0.f ? u : 0.f;  // an infinite target's would make the sum NaN
+}
+
 template <class Cap, class T>
-static RowSums row_sums(const LossRows& a, Cap cap, const T* z) {
+static RowSums row_sums(const LossRows& a, Cap cap, const T* z, float pivot) {
   float top = -kInf, total = 0.f;
   double sum = 0;
   float buffer[kBlock];
@@ -65,11 +72,13 @@ static RowSums row_sums(const LossRows& a, Cap cap, const T* z) {
     }
     sweep(padded, [&](int64_t i, auto) HOTSWAP_LAMBDA { most = max(load(u + i), most); });
     if (a.label_smoothing != 0.f && a.class_weight == nullptr) {
-      sum += sweep_sum(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA { return keep(load(u + i, count), count); });
+      sum +=
+          sweep_sum(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA { return keep(load(u + i, count) - pivot, count); });
     } else if (a.label_smoothing != 0.f) {
       const float* w = a.class_weight + first;
-      sum += sweep_sum(n, [&](int64_t i, auto count)
-                              HOTSWAP_LAMBDA { return keep(load(w + i, count) * load(u + i, count), count); });
+      sum += sweep_sum(n, [&](int64_t i, auto count) HOTSWAP_LAMBDA {
+        return keep(load(w + i, count) * (load(u + i, count) - pivot), count);
+      });
     }
     const float highest = max_lane(most), next = top > highest ? top : highest;
     if (next == -kInf) continue;  // nothing but -inf so far: e^u = 0
@@ -122,11 +131,12 @@ static void rows_typed(const LossRows& a, Cap cap, int64_t begin, int64_t end) {
     Lse lse = a.lse_known ? Lse{a.lse[2 * row], a.lse[2 * row + 1]} : Lse{};
     float loss = 0.f;
     if (!a.lse_known) {
-      const RowSums sums = row_sums(a, cap, z);
+      const float pivot = pivot_of(cap, zt);
+      const RowSums sums = row_sums(a, cap, z, pivot);
       lse = sums.lse;
       loss = parts.target * ((lse.max - cap.u(zt)) + lse.log_sum) + a.z_loss * lse.value() * lse.value();
       // one -inf makes the mean infinite: only where asked
-      if (eps != 0.f) loss += eps * ((parts.mean * lse.max - sums.sum / a.vocab) + parts.mean * lse.log_sum);
+      if (eps != 0.f) loss += eps * ((parts.mean * (lse.max - pivot) - sums.sum / a.vocab) + parts.mean * lse.log_sum);
     }
     const float scaling = a.token_scaling ? exp((cap.u(zt) - lse.max) - lse.log_sum) : 1.f;
     if (!a.lse_known && a.lse != nullptr) {
