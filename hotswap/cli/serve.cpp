@@ -46,6 +46,9 @@ int64_t model_length(const CausalLM& model, int64_t limit) {
                  .got = "one without",
                  .next = "give --max-model-len"});
   }
+  if (positions > 0 && limit > positions) {
+    throw usage_error(cat("--max-model-len ", limit, " is beyond the ", positions, " positions that the model has"));
+  }
   return limit > 0 ? limit : positions;
 }
 
@@ -89,6 +92,9 @@ serve::ServerOptions options_of(const Flags& flags) {
   serve::ServerOptions options = flags.server;
   if (!flags.api_key_file.empty()) {
     for (std::string& key : keys_in(flags.api_key_file)) options.api_keys.push_back(std::move(key));
+  }
+  for (const std::string& key : options.api_keys) {
+    if (trim(key).empty()) throw usage_error("--api-key is empty; give one, or leave the flag out");
   }
   for (std::string& host : options.allowed_hosts) host = lower(host);
   if (!is_loopback(options.host) && options.api_keys.empty() && !flags.no_auth) {

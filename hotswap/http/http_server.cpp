@@ -41,7 +41,7 @@ class Connection : public httplib::Stream {
   void begin_request() { deadline_ = Clock::now() + timeouts_.request; }
   bool wait_for_request(Milliseconds wait) const { return filled_ > taken_ || polled(socket_, POLLIN, wait) != 0; }
 
-  bool is_readable() const override { return wait_for_request(remaining()); }
+  bool is_readable() const override { return filled_ > taken_ || wait_for_bytes(); }
   bool is_writable() const override {
     const int events = polled(socket_, POLLOUT | POLLRDHUP, Milliseconds(0));
     return !gone(events);
@@ -49,7 +49,7 @@ class Connection : public httplib::Stream {
 
   ssize_t read(char* to, size_t size) override {
     if (taken_ == filled_) {
-      if (polled(socket_, POLLIN, remaining()) == 0) return -1;
+      if (!wait_for_bytes()) return -1;
       const ssize_t count = ::recv(socket_, buffer_.data(), buffer_.size(), 0);
       if (count <= 0) return count;
       taken_ = 0;
@@ -76,6 +76,13 @@ class Connection : public httplib::Stream {
   socket_t socket() const override { return socket_; }
 
  private:
+  // False at the request's deadline, or soon after the server stops: half a request must not hold its end.
+  bool wait_for_bytes() const {
+    while (polled(socket_, POLLIN, std::min(remaining(), kStopCheck)) == 0) {
+      if (remaining() <= Milliseconds(0) || listening_ == INVALID_SOCKET) return false;
+    }
+    return true;
+  }
   Milliseconds remaining() const { return std::chrono::duration_cast<Milliseconds>(deadline_ - Clock::now()); }
 
   template <class Query>

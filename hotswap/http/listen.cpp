@@ -1,5 +1,6 @@
 #include "hotswap/http/listen.h"
 
+#include <arpa/inet.h>
 #include <openssl/crypto.h>
 #include <sys/socket.h>
 
@@ -43,8 +44,9 @@ std::string address_of(const std::string& host, int port) {
 }
 
 bool is_loopback(std::string_view host) {
-  return host == "localhost" || host == "::1" || host == "[::1]" || host.substr(0, 4) == "127." ||
-         host == "::ffff:127.0.0.1";
+  if (host == "localhost" || host == "::1" || host == "[::1]" || host == "::ffff:127.0.0.1") return true;
+  in_addr address{};  // the whole text must be one: anyone can own the name 127.0.0.1.example.com
+  return ::inet_pton(AF_INET, std::string(host).c_str(), &address) == 1 && ntohl(address.s_addr) >> 24 == 127;
 }
 
 bool is_bearer(std::string_view authorization, std::string_view key) {

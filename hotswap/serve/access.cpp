@@ -8,10 +8,12 @@
 namespace hotswap::serve {
 namespace {
 
-// "Example.com:8000" -> "example.com", "[::1]:8000" -> "[::1]"
+// "Example.com:8000" -> "example.com", "[::1]:8000" -> "[::1]"; "" where something else than a port follows the name
 std::string host_name(const std::string& host) {
-  const size_t end = host.starts_with("[") ? host.find(']') + 1 : host.find(':');
-  return lower(host.substr(0, end));
+  const size_t end = std::min(host.starts_with("[") ? host.find(']') + 1 : host.find(':'), host.size());
+  const std::string port = host.substr(end);
+  const bool is_port = port.empty() || (port[0] == ':' && port.find_first_not_of("0123456789", 1) == std::string::npos);
+  return is_port ? lower(host.substr(0, end)) : "";
 }
 
 bool is_allowed(const std::string& host, const AccessRules& rules) {

@@ -82,7 +82,7 @@ OutJson AnswerFormat::text_logprobs(const Answer& answer, int64_t offset) const 
     }
     top.push_back(std::move(best));
     offsets.push_back(offset);
-    offset += static_cast<int64_t>(text.size());
+    offset += characters(text);
   };
   for (size_t i = 0; i < answer.prompt.size(); ++i) {
     const bool has = i > 0 && i - 1 < answer.prompt_logprobs.size();
@@ -111,13 +111,14 @@ std::string AnswerFormat::whole(const std::vector<Answer>& answers, const Usage&
   return dump(body);
 }
 
-std::string AnswerFormat::first(size_t choice) const {
+std::string AnswerFormat::first(size_t choice, bool null_usage) const {
   if (!chat_) return "";
   OutJson body = head(/*chunk=*/true);
   body["choices"] = OutJson::array({{{"index", choice},
                                      {"delta", {{"role", "assistant"}, {"content", ""}}},
                                      {"logprobs", nullptr},
                                      {"finish_reason", nullptr}}});
+  if (null_usage) body["usage"] = nullptr;
   return event(body);
 }
 

@@ -30,8 +30,8 @@ class AnswerFormat {
   AnswerFormat(const Tokenizer& tokenizer, bool chat, bool logprobs, const std::string& model);
   std::string whole(const std::vector<Answer>& answers, const Usage& usage) const;
   // Events of a stream, "data: {...}\n\n" each.
-  std::string first(size_t choice) const;  // of a chat: the role; else nothing
-  // `text_offset`: bytes of the answer before this piece
+  std::string first(size_t choice, bool null_usage) const;  // of a chat: the role; else nothing
+  // `text_offset`: characters of the answer before this piece
   std::string piece(size_t choice, const TextPiece& piece, int64_t text_offset, bool null_usage) const;
   std::string usage(const Usage& usage) const;
 

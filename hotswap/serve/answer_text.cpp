@@ -56,6 +56,10 @@ TextPiece AnswerText::push(const TokenEvent& event) {
   return piece;
 }
 
+int64_t characters(std::string_view utf8) {
+  return std::count_if(utf8.begin(), utf8.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+}
+
 TokenText token_text(const Tokenizer& tokenizer, int64_t id) {
   // After another token, because a decoder may treat the first one of a text in its own way.
   const std::vector<int64_t> before = tokenizer.ids("a", /*add_special_tokens=*/false);

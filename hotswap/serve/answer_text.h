@@ -2,7 +2,9 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "hotswap/serve/generation_request.h"
@@ -41,8 +43,11 @@ struct TextPiece {
 
 class AnswerText {
  public:
-  AnswerText(const Tokenizer& tokenizer, const TextRules& rules)
-      : stream_(tokenizer, rules.skip_special_tokens), scanner_(rules.stop, rules.include_stop), rules_(rules) {}
+  // `before`: the text that the answer continues, none where it begins one
+  AnswerText(const Tokenizer& tokenizer, const TextRules& rules, std::span<const int64_t> before = {})
+      : stream_(tokenizer, rules.skip_special_tokens, before),
+        scanner_(rules.stop, rules.include_stop),
+        rules_(rules) {}
   TextPiece push(const TokenEvent& event);
   bool ended() const { return ended_; }
   int64_t tokens() const { return tokens_; }  // those that were made for it, its end included
@@ -55,6 +60,8 @@ class AnswerText {
   int64_t tokens_ = 0;
   bool ended_ = false;
 };
+
+int64_t characters(std::string_view utf8);  // code points, in which clients count
 
 // A token as logprobs list it: its text, in which half a character is U+FFFD, and its bytes.
 struct TokenText {

@@ -1,5 +1,7 @@
 #include "hotswap/serve/chat_messages.h"
 
+#include <algorithm>
+
 namespace hotswap::serve {
 namespace {
 
@@ -26,7 +28,8 @@ OutJson content_of(const Json& content, const std::string& where) {
   return text;
 }
 
-// Arguments come as JSON text; templates read an object. What is no object stays the text that it is.
+// Arguments come as JSON text; templates read an object. What is no object stays the text that it is, and so does what
+// goes beyond the limits of a request's own JSON: copying lists that are nested 100,000 deep overflows the stack.
 OutJson tool_calls_of(const Json& calls) {
   OutJson out = calls.raw();
   if (!out.is_array()) bad_request("expected tool_calls as a list", "messages");
@@ -34,7 +37,9 @@ OutJson tool_calls_of(const Json& calls) {
     if (!call.is_object() || !call.contains("function") || !call["function"].is_object()) continue;
     OutJson& function = call["function"];
     if (!function.contains("arguments") || !function["arguments"].is_string()) continue;
-    OutJson parsed = OutJson::parse(function["arguments"].get<std::string>(), nullptr, /*allow_exceptions=*/false);
+    const auto text = function["arguments"].get<std::string>();
+    if (!json_problem(text).empty()) continue;
+    OutJson parsed = OutJson::parse(text);
     if (parsed.is_object()) function["arguments"] = std::move(parsed);
   }
   return out;
@@ -85,6 +90,27 @@ void refuse_tools(RequestBody& body) {
                  "tools", "unsupported_parameter");
 }
 
+OutJson checked_documents(const Json& documents) {
+  const OutJson& list = documents.raw();
+  const auto is_object = [](const OutJson& document) { return document.is_object(); };
+  if (!list.is_array() || !std::all_of(list.begin(), list.end(), is_object)) {
+    bad_request("expected documents as a list of objects", "documents");
+  }
+  return list;
+}
+
+// Variables of the template that are a request's own. Those that have a field of their own were checked there.
+OutJson checked_variables(const Json& variables) {
+  if (!variables.is_object()) bad_request("expected chat_template_kwargs as an object", "chat_template_kwargs");
+  for (const char* name : {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}) {
+    if (variables.raw().contains(name)) {
+      bad_request(cat("expected ", name, " as a field of the request; got it in chat_template_kwargs"),
+                  "chat_template_kwargs");
+    }
+  }
+  return variables.raw();
+}
+
 }  // namespace
 
 ChatRequest read_chat_fields(RequestBody& body, const ChatTemplate& chat_template) {
@@ -102,13 +128,10 @@ ChatRequest read_chat_fields(RequestBody& body, const ChatTemplate& chat_templat
       request.messages.push_back(message_of(elements[i], i, knows_developer));
     }
   });
-  if (const auto documents = body.json("documents")) request.documents = documents->raw();
+  if (const auto documents = body.json("documents")) request.documents = checked_documents(*documents);
   if (body.flag("continue_final_message")) request.continue_final_message = "content";
   request.add_generation_prompt = body.flag("add_generation_prompt", !request.continue_final_message);
-  if (const auto variables = body.json("chat_template_kwargs")) {
-    if (!variables->is_object()) bad_request("expected chat_template_kwargs as an object", "chat_template_kwargs");
-    request.variables = variables->raw();
-  }
+  if (const auto variables = body.json("chat_template_kwargs")) request.variables = checked_variables(*variables);
   if (const auto effort = body.get<std::string>("reasoning_effort")) request.variables["reasoning_effort"] = *effort;
   return request;
 }

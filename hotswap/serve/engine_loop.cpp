@@ -45,7 +45,9 @@ void EngineLoop::submit(const std::vector<std::shared_ptr<Job>>& jobs) {
   {
     const std::lock_guard lock(mutex_);
     if (stopping_ || !healthy_) throw ApiError(503, "the server is ending");
-    if (static_cast<int64_t>(queue_.size() + jobs.size()) + gauges_.waiting > options_.max_queue) {
+    // What finds a free row does not wait.
+    const auto present = static_cast<int64_t>(queue_.size()) + gauges_.waiting + gauges_.running;
+    if (present + static_cast<int64_t>(jobs.size()) > options_.rows + options_.max_queue) {
       throw ApiError(429, cat("expected at most ", options_.max_queue, " waiting sequences; got more; send it later"));
     }
     for (const auto& job : jobs) queue_.push_back({.job = job, .arrived = Clock::now()});
@@ -146,7 +148,7 @@ void EngineLoop::leave_cancelled() {
   }
   for (const int64_t id : gone) {
     scheduler_.leave(id);
-    end(id, "abort");
+    end(id, running_.at(id).job->stopped ? "stop" : "abort");
   }
 }
 

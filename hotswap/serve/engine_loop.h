@@ -37,6 +37,7 @@ struct Job {
   StopRules stop = {};
   std::shared_ptr<TokenChannel> channel = {};
   size_t choice = 0;
+  std::atomic<bool> stopped = false;  // a stop text ended it: what is cancelled then is not aborted
   std::atomic<bool> cancelled = false;
 };
 

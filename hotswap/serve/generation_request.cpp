@@ -61,6 +61,9 @@ RowSampling read_sampling(RequestBody& body, const ServedModel& model) {
       .frequency_penalty = body.number("frequency_penalty", -2, 2).value_or(0)};
   if (s.top_k < 0) s.top_k = 0;  // -1 is vLLM's "off"
   if (s.top_p == 0) bad_request("expected a top_p above 0; got 0", "top_p");
+  if (s.repetition_penalty == 0) {
+    bad_request("expected a repetition_penalty above 0; got 0", "repetition_penalty");
+  }
   const auto seed = body.get<int64_t>("seed");
   s.seed = seed ? static_cast<uint64_t>(*seed) : std::random_device{}() | uint64_t{std::random_device{}()} << 32;
   s.logit_bias = read_logit_bias(body, model.vocab());
@@ -78,6 +81,11 @@ void read_ends(RequestBody& body, const ServedModel& model, GenerationRequest& r
                   .skip_special_tokens = body.flag("skip_special_tokens", true)};
 }
 
+// Names that other servers have for a constraint. To ignore one would give an answer that breaks it.
+constexpr const char* kConstraints[] = {
+    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar",
+    "json_schema",        "regex",       "ebnf",         "structural_tag"};
+
 void refuse_formats(RequestBody& body) {
   const auto format = body.json("response_format");
   const std::string type = !format ? "text"
@@ -85,20 +93,25 @@ void refuse_formats(RequestBody& body) {
                                ? body.guarded("response_format", [&] { return format->at<std::string>("type"); })
                                : "";
   if (type == "json_schema") {
-    const bool named = body.guarded("response_format", [&] {
+    const bool complete = body.guarded("response_format", [&] {
       const Json schema = format->child("json_schema");
       return schema.is_object() && !schema.at<std::string>("name").empty() && schema.child("schema").is_object();
     });
-    if (!named) bad_request("expected json_schema {\"name\", \"schema\"}", "response_format");
+    if (!complete) bad_request("expected json_schema {\"name\", \"schema\"}", "response_format");
   } else if (type != "text" && type != "json_object") {
     bad_request("expected response_format of type text, json_object or json_schema", "response_format");
   }
-  const bool structured = body.json("structured_outputs").has_value();
-  if (type == "text" && !structured) return;
+  std::string named = type == "text" ? "" : "response_format";
+  for (const char* field : kConstraints) {
+    const auto constraint = body.json(field);
+    const bool empty = constraint && constraint->is_string() && constraint->as<std::string>().empty();
+    if (constraint && !empty && named.empty()) named = field;
+  }
+  if (named.empty()) return;
   throw ApiError(501,
                  "expected response_format text; got a form that needs a grammar library (xgrammar), which this build "
                  "has not; leave it out and check the answer yourself",
-                 structured ? "structured_outputs" : "response_format", "unsupported_parameter");
+                 named, "unsupported_parameter");
 }
 
 void read_common(RequestBody& body, const ServedModel& model, GenerationRequest& request) {
@@ -198,6 +211,7 @@ GenerationRequest read_chat_request(const std::string& text, const ServedModel& 
   const auto top = body.integer("top_logprobs", 0, kMaxTopLogprobs);
   if (top && !logprobs) bad_request("expected logprobs true beside top_logprobs", "top_logprobs");
   if (logprobs) request.sampling.logprobs = std::min(top.value_or(0), model.vocab());
+  request.continues = body.flag("continue_final_message");
   const std::string rendered = render_chat(body, model);
   request.prompts = {model.tokenizer.ids(rendered, /*add_special_tokens=*/false)};
   check_lengths(request, model);
@@ -207,7 +221,7 @@ GenerationRequest read_chat_request(const std::string& text, const ServedModel& 
 
 GenerationRequest read_completion_request(const std::string& text, const ServedModel& model) {
   RequestBody body(text);
-  GenerationRequest request{.chat = false};
+  GenerationRequest request{.chat = false, .continues = true};
   const auto max_tokens = body.integer("max_tokens", 0, INT64_MAX);
   request.echo = body.flag("echo");
   request.max_new_tokens = max_tokens.value_or(kDefaultCompletionTokens);

@@ -26,6 +26,7 @@ struct GenerationRequest {
   TextRules text = {};
   bool stream = false, include_usage = false;
   bool chat = true;
+  bool continues = false;                 // the answer goes on with the prompt's text, not a message of its own
   bool echo = false;                      // of completions: the prompt before the answer
   std::vector<std::string> unknown = {};  // fields that were ignored because nothing knows them
 

@@ -101,6 +101,13 @@ TEST_F(Load, TheQueueHasAnEnd) {
   expect_nothing_left();
 }
 
+TEST_F(Load, FreeRowsTakeWhatTheQueueWouldNot) {
+  start({.engine = {.rows = 2, .max_queue = 0}});
+  EXPECT_EQ(complete("a", {{"max_tokens", 2}, {"n", 2}})["choices"].size(), 2u);
+  expect_nothing_left();
+  complete("a", {{"max_tokens", 2}, {"n", 3}}, 429);
+}
+
 TEST_F(Load, SlowReadersDelayNoOthers) {
   std::vector<int> slow;
   OutJson body = endless(true);
@@ -176,6 +183,9 @@ TEST_F(Load, ForeignPagesAndKeys) {
     return http.Get(path, headers)->status;
   };
   EXPECT_EQ(status({{"Host", "evil.example"}}), 403);
+  for (const char* host : {"127.0.0.1.evil.example", "127.evil.example", "[::1].evil.example", "localhost:80@evil"}) {
+    EXPECT_EQ(status({{"Host", host}, {"Origin", cat("http://", host)}}), 403) << host << ": its owner's DNS names us";
+  }
   EXPECT_EQ(status({{"Origin", "https://evil.example"}}), 403);
   EXPECT_EQ(status({{"Origin", "null"}}), 403);
   EXPECT_EQ(status({{"Host", "localhost:80"}}), 200);
@@ -204,6 +214,15 @@ TEST_F(Load, EndsWithWhatRuns) {
   }
   EXPECT_NE(text.find("[DONE]"), std::string::npos) << "what ran was finished";
   draining.join();
+  ::close(fd);
+}
+
+TEST_F(Load, HalfARequestDoesNotHoldTheEnd) {
+  const int fd = connected("POST /v1/completions HTTP/1.1\r\nHost: ");
+  std::this_thread::sleep_for(milliseconds(100));
+  const auto begin = serve::Clock::now();
+  server.reset();
+  EXPECT_LT(serve::Clock::now() - begin, std::chrono::seconds(20)) << "a request may take 40 s to come";
   ::close(fd);
 }
 

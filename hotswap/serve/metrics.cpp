@@ -53,9 +53,23 @@ void Metrics::finished(const std::string& reason, int64_t tokens, double since_a
   end_to_end_s_.observe(since_arrival_s);
 }
 
+namespace {
+
+// As Prometheus' text format has the value of a label.
+std::string escaped(const std::string& value) {
+  std::string out;
+  for (const char c : value) {
+    if (c == '\\' || c == '"') out += '\\';
+    out += c == '\n' ? "\\n" : std::string(1, c);
+  }
+  return out;
+}
+
+}  // namespace
+
 std::string Metrics::text(const std::string& prefix, const std::string& model, const Gauges& g) const {
   const std::lock_guard lock(mutex_);
-  const std::string labels = cat("model_name=\"", model, "\"");
+  const std::string labels = cat("model_name=\"", escaped(model), "\"");
   std::string out;
   const auto value = [&](const char* type, const char* name, auto number, const std::string& more = "") {
     out += cat("# TYPE ", prefix, ":", name, " ", type, "\n");

@@ -30,6 +30,7 @@ TEST_F(Protocol, AChatIsAnsweredWholeAndAsAStreamOfTheSameText) {
   ASSERT_GE(stream.size(), 3u);
   EXPECT_TRUE(done);
   EXPECT_EQ(stream[0]["choices"][0]["delta"]["role"], "assistant");
+  for (size_t i = 0; i + 1 < stream.size(); ++i) EXPECT_TRUE(stream[i].at("usage").is_null());
   EXPECT_TRUE(stream.back()["choices"].empty());
   EXPECT_EQ(stream.back()["usage"], whole["usage"]);
   std::string text, reason;
@@ -53,6 +54,11 @@ TEST_F(Protocol, EndsAndLimits) {
   EXPECT_EQ(stopped["choices"][0]["text"], text.substr(0, text.find(stop)));
   EXPECT_EQ(stopped["choices"][0]["finish_reason"], "stop");
   EXPECT_LT(stopped["usage"]["completion_tokens"], 30);
+  const std::string counted = "finished_reason=\"stop\"} 1\n";
+  for (int i = 0; i < 500 && client().Get("/metrics")->body.find(counted) == std::string::npos; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  expect_has(client().Get("/metrics")->body, {counted});  // a text that its stop text ended was not aborted
   const OutJson included = complete(
       "abc", {{"max_tokens", 30}, {"ignore_eos", true}, {"stop", {stop}}, {"include_stop_str_in_output", true}});
   EXPECT_EQ(included["choices"][0]["text"], text.substr(0, text.find(stop)) + stop);
@@ -140,6 +146,7 @@ TEST_F(Protocol, SmallEndpoints) {
   EXPECT_EQ(OutJson::parse(http.Get("/v1/models")->body)["data"][0]["max_model_len"], kLength);
   EXPECT_EQ(http.Get("/v1/models/none")->status, 404);
   EXPECT_EQ(post("/tokenize", {{"prompt", "ab"}})["tokens"], (OutJson{97, 98}));
+  EXPECT_EQ(post("/tokenize", {{"prompt", {"ab", "cd"}}}, 400)["error"]["param"], "prompt") << "not only the first";
   EXPECT_EQ(post("/detokenize", {{"tokens", {97, 98}}})["prompt"], "ab");
   const OutJson messages = {
       {{"role", "developer"}, {"content", "Be"}},
@@ -185,6 +192,12 @@ TEST_F(Protocol, RefusalsNameTheField) {
   EXPECT_EQ(param({{"response_format", {{"type", "xml"}}}}), "response_format");
   EXPECT_EQ(param({{"response_format", {{"type", "json_schema"}}}}), "response_format");
   const OutJson tool = {{"type", "function"}, {"function", {{"name", "f"}}}};
+  for (const char* field : {"structured_outputs", "guided_json", "guided_choice", "grammar", "json_schema"}) {
+    EXPECT_EQ(param({{field, {{"type", "object"}}}}, 501), field) << "a constraint by another server's name";
+  }
+  EXPECT_EQ(param({{"repetition_penalty", 0}}), "repetition_penalty");
+  EXPECT_EQ(param({{"documents", "d"}}), "documents");
+  EXPECT_EQ(param({{"chat_template_kwargs", {{"messages", OutJson::array()}}}}), "chat_template_kwargs");
   EXPECT_EQ(param({{"tools", {tool}}}, 501), "tools");
   EXPECT_EQ(param({{"tools", "f"}}), "tools");
   EXPECT_EQ(param({{"messages", OutJson::array()}}), "messages");
@@ -205,6 +218,9 @@ TEST_F(Protocol, ArgumentsOfToolCallsThatAreNoJsonStayText) {
   };
   expect_has(prompt("{\"a\": 1}"), {"<|assistant|>{\"a\": 1}"});
   expect_has(prompt("{\"a\": "), {"<|assistant|>\"{\\\"a\\\": \""});
+  // An object that a copy of it, level by level, would overflow the stack for.
+  const std::string deep = "{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}";
+  expect_has(prompt(deep), {"<|assistant|>\"{\\\"a\\\":[["});
 }
 
 TEST_F(Protocol, StrictFieldsAreRefused) {

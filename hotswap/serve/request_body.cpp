@@ -43,10 +43,8 @@ class Limits : public nlohmann::json_sax<nlohmann::ordered_json> {
 };
 
 Json parsed(const std::string& text) {
-  Limits limits;
-  if (!nlohmann::ordered_json::sax_parse(text, &limits)) {
-    bad_request(cat("expected a JSON object; got ", limits.problem), "", "invalid_json");
-  }
+  const std::string problem = json_problem(text);
+  if (!problem.empty()) bad_request(cat("expected a JSON object; got ", problem), "", "invalid_json");
   try {
     Json json = Json::parse(text, "the request");
     if (!json.is_object()) bad_request("expected a JSON object as the request's body", "", "invalid_json");
@@ -57,6 +55,11 @@ Json parsed(const std::string& text) {
 }
 
 }  // namespace
+
+std::string json_problem(const std::string& text) {
+  Limits limits;
+  return nlohmann::ordered_json::sax_parse(text, &limits) ? "" : limits.problem;
+}
 
 RequestBody::RequestBody(const std::string& text) : root_(parsed(text)) {}
 

@@ -13,6 +13,9 @@
 
 namespace hotswap::serve {
 
+// Why `text` is no JSON that this server reads: syntax, more than 64 deep, a number beyond its type. "": nothing.
+std::string json_problem(const std::string& text);
+
 class RequestBody {
  public:
   // ApiError 400 unless `text` is a JSON object: UTF-8, at most 64 deep, no key twice, every number finite and, where

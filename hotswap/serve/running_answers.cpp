@@ -80,7 +80,8 @@ RunningAnswers::RunningAnswers(const ServedModel& model, EngineLoop& engine, con
   for (size_t choice = 0; choice < request.choices(); ++choice) {
     jobs_.push_back(make_job(model, request, choice));
     jobs_.back()->channel = channel_;
-    texts_.emplace_back(model.tokenizer, request.text);
+    const std::span<const int64_t> prompt = jobs_.back()->prompt;
+    texts_.emplace_back(model.tokenizer, request.text, request.continues ? prompt : std::span<const int64_t>());
   }
   engine.submit(jobs_);
 }
@@ -97,6 +98,7 @@ std::vector<std::pair<size_t, TextPiece>> RunningAnswers::take(milliseconds wait
     if (event.error) throw ApiError(*event.error);
     TextPiece piece = text.push(event);
     if (text.ended()) {
+      jobs_[event.choice]->stopped = true;
       jobs_[event.choice]->cancelled = true;
       --open_;
     }
@@ -148,11 +150,11 @@ std::string AnswerStream::events() {
   const auto pieces = answers_.take(kLook);
   if (!begun_ && !pieces.empty()) {
     begun_ = true;
-    for (size_t choice = 0; choice < offsets_.size(); ++choice) out += format_.first(choice);
+    for (size_t choice = 0; choice < offsets_.size(); ++choice) out += format_.first(choice, include_usage_);
   }
   for (const auto& [choice, piece] : pieces) {
     out += format_.piece(choice, piece, offsets_[choice], include_usage_);
-    offsets_[choice] += static_cast<int64_t>(piece.text.size());
+    offsets_[choice] += characters(piece.text);
   }
   if (!answers_.ended()) return out;
   ended_ = true;
@@ -164,9 +166,9 @@ bool AnswerStream::next(const std::function<bool(const std::string&)>& write, co
   std::string out;
   try {
     out = events();
-  } catch (const ApiError& error) {
+  } catch (const std::exception& error) {  // the answer has begun: its status is 200
     ended_ = true;
-    out = "data: " + error.json() + "\n\n";
+    out = "data: " + api_error(error).json() + "\n\n";
   }
   if (out.empty() && Clock::now() - last_write_ > kPing) out = ": ping\n\n";
   if (out.empty()) return !left();

@@ -49,7 +49,7 @@ class AnswerStream {
   AnswerFormat format_;
   const bool include_usage_;
   RunningAnswers answers_;
-  std::vector<int64_t> offsets_;  // bytes of each choice so far
+  std::vector<int64_t> offsets_;  // characters of each choice so far
   Clock::time_point last_write_ = Clock::now();
   bool begun_ = false, ended_ = false;
 };

@@ -273,7 +273,7 @@ struct Server::Impl {
     const ClientConnection client = ClientConnection::current();
     if (!request.stream) {
       const std::string answer = whole_answer(model, engine, request, [client] { return client.has_left(); });
-      if (answer.empty()) ClientConnection::close_after_answer();
+      if (answer.empty()) throw ApiError(400, "expected a connection open in both directions until the answer");
       return response.set_content(answer, "application/json");
     }
     const auto stream = std::make_shared<AnswerStream>(model, engine, request);
@@ -309,7 +309,9 @@ struct Server::Impl {
     if (body.json("messages")) {
       ids = model.tokenizer.ids(render_chat(body, model), body.flag("add_special_tokens"));
     } else {
-      ids = read_prompts(body, "prompt", model).at(0);
+      auto prompts = read_prompts(body, "prompt", model);
+      if (prompts.size() != 1) bad_request(cat("expected one prompt; got ", prompts.size()), "prompt");
+      ids = std::move(prompts[0]);
     }
     send(response, {{"tokens", ids}, {"count", ids.size()}, {"max_model_len", model.max_model_len}});
   }

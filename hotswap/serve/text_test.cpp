@@ -12,6 +12,7 @@ namespace {
 using serve::StopScanner;
 using test_support::expect_has;
 using test_support::message_of;
+using test_support::OutJson;
 
 std::string scanned(std::vector<std::string> stops, const std::vector<std::string>& pieces, bool include = false) {
   StopScanner scanner(std::move(stops), include);
@@ -35,6 +36,30 @@ TEST(Stops, KeepBackNoMoreThanNeeded) {
   EXPECT_EQ(scanner.push("\n"), "");
   EXPECT_EQ(scanner.push("x"), "\nx");
 }
+
+// Words of one token each; the decoder drops the blank before the first word of a text.
+TEST(AnswerTexts, KeepTheBlankBetweenAPromptAndItsContinuation) {
+  const OutJson metaspace = {{"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "always"}};
+  const OutJson file = {{"version", "1.0"},
+                        {"added_tokens", OutJson::array()},
+                        {"pre_tokenizer", metaspace},
+                        {"decoder", metaspace},
+                        {"model",
+                         {{"type", "WordLevel"},
+                          {"unk_token", "\u2581once"},
+                          {"vocab", {{"\u2581once", 0}, {"\u2581upon", 1}, {"\u2581a", 2}}}}}};
+  const Tokenizer tokenizer = Tokenizer::from_json(file.dump(), "tokenizer.json");
+  const auto text = [&](std::vector<int64_t> before) {
+    serve::AnswerText answer(tokenizer, {}, before);
+    const std::string first = answer.push({.id = 1}).text;
+    return first + answer.push({.id = 2, .finish = Finish::kLength}).text;
+  };
+  EXPECT_EQ(text({}), "upon a") << "a message of its own";
+  EXPECT_EQ(text({0}), " upon a");
+  EXPECT_EQ(text(std::vector<int64_t>(40, 0)), " upon a");
+}
+
+TEST(AnswerTexts, AreCountedInCharacters) { EXPECT_EQ(serve::characters("a\u00e9\U0001F600"), 3); }
 
 SampledToken drawn(const RowSampling& settings, const std::vector<float>& logits, std::vector<int64_t> tokens = {0}) {
   return RowSampler(settings, static_cast<int64_t>(logits.size())).next(logits, tokens, 1);
@@ -69,6 +94,7 @@ TEST(RowSampling, KeepsWhatItsSettingsKeep) {
   EXPECT_EQ(kept({.top_p = 0.39}), (Ids{3}));
   EXPECT_EQ(kept({.min_p = 0.6}), (Ids{2, 3}));
   EXPECT_EQ(kept({.temperature = 0}), (Ids{3}));
+  for (const double cold : {1e-4, 1e-30, 1e-40, 1e-300}) EXPECT_EQ(kept({.temperature = cold}), (Ids{3})) << cold;
   EXPECT_EQ(kept({.temperature = 0, .presence_penalty = 2}), (Ids{3})) << "token 3 was not made yet";
   EXPECT_EQ(kept({.logit_bias = {{3, -100}, {2, -100}}}), (Ids{0, 1}));
   EXPECT_EQ(kept({.min_new_tokens = 1, .ends = {3, 2}}), (Ids{0, 1}));
@@ -113,6 +139,10 @@ TEST(RowSampling, RefusesWhatMakesNoSense) {
                                  {.min_new_tokens = -1}}) {
     expect_has(message_of([&] { RowSampler(bad, 4); }), {"expected"});
   }
+}
+
+TEST(MetricsText, EscapesNames) {
+  expect_has(serve::Metrics().text("vllm", "a\"b\\c\nd", {}), {"{model_name=\"a\\\"b\\\\c\\nd\"} 0"});
 }
 
 TEST(MetricsText, CountsInBuckets) {

@@ -21,11 +21,16 @@ size_t certain_size(std::string_view text) {
 
 }  // namespace
 
-StreamDecoder::StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens)
+StreamDecoder::StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens, std::span<const int64_t> before)
     : tokenizer_(std::move(tokenizer)), skip_special_tokens_(skip_special_tokens) {
   const auto& decoder = tokenizer_.parts_->decoder;
   byte_runs_ = decoder && decoder->byte_runs();
   trims_end_ = decoder && decoder->trims_end();
+  for (const int64_t id : before) {
+    if (tokenizer_.id_to_token(id) && !(skip_special_tokens_ && tokenizer_.is_special(id))) ids_.push_back(id);
+  }
+  if (ids_.size() > kRunUp) ids_.erase(ids_.begin(), ids_.end() - kRunUp);
+  given_ = certain_size(tokenizer_.decode(ids_));
 }
 
 std::string StreamDecoder::push(int64_t id) {

@@ -4,8 +4,11 @@
 //   for (const int64_t id : ids) std::cout << stream.push(id) << std::flush;
 //   std::cout << stream.finish();
 //
-// All that push() and finish() give, put together, is what decode() gives for all ids.
+// All that push() and finish() give, put together, is what decode() gives for all ids; after `before`, what it gives
+// beyond the text of those.
 #pragma once
+
+#include <span>
 
 #include "hotswap/tokenizers/tokenizer.h"
 
@@ -13,7 +16,9 @@ namespace hotswap {
 
 class StreamDecoder {
  public:
-  explicit StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens = true);
+  // `before`: ids whose text is known already and goes on here. After it a decoder keeps a blank that it drops at the
+  // beginning of a text.
+  explicit StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens = true, std::span<const int64_t> before = {});
 
   // Half a character, and a run of byte tokens, which are read together, wait for what comes next.
   std::string push(int64_t id);

@@ -57,6 +57,23 @@ TEST_P(Streams, GiveTextAsSoonAsItIsCertain) {
   EXPECT_EQ(stream.push(ids[0]) + stream.finish(), tokenizer.decode({{ids[0]}}));
 }
 
+// A blank that a decoder drops at the beginning of a text stays between a text and what continues it.
+TEST_P(Streams, ContinueATextWhereItEnds) {
+  const Tokenizer tokenizer = read_tokenizer();
+  const std::vector<int64_t> ids =
+      tokenizer.ids("Once upon a time, there was a d\u00e9j\u00e0 vu of the red ball", true);
+  const std::string whole = tokenizer.decode(ids, /*skip_special_tokens=*/true);
+  for (size_t known = 0; known <= ids.size(); ++known) {
+    const std::span<const int64_t> before(ids.data(), known);
+    const std::string text = tokenizer.decode({before.begin(), before.end()}, /*skip_special_tokens=*/true);
+    if (!whole.starts_with(text)) continue;  // it ends inside a character
+    StreamDecoder stream(tokenizer, /*skip_special_tokens=*/true, before);
+    std::string more;
+    for (const int64_t id : std::span(ids).subspan(known)) more += stream.push(id);
+    EXPECT_EQ(text + more + stream.finish(), whole) << known << " of " << ids.size();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Data, Streams,
                          testing::ValuesIn(golden_folders(
                              "tokenizers/golden_tokenizers.py",
