@@ -45,11 +45,16 @@ constexpr std::string_view kPage = R"html(<!doctype html>
 <script nonce="{{nonce}}">
 'use strict';
 const get = id => document.getElementById(id);
-const saved = JSON.parse(localStorage.getItem('hotswap-chat') || '{}');
-let messages = Array.isArray(saved.messages) ? saved.messages : [], running = null, model = '';
+const saved = stored();
+let messages = Array.isArray(saved.messages) ? saved.messages.filter(m => m && typeof m.content === 'string') : [];
+let running = null, model = '';
 for (const id of ['system', 'temperature', 'tokens']) {
   if (saved[id] !== undefined) get(id).value = saved[id];
   get(id).onchange = save;
+}
+// What another page of this address may have written there must not keep this one from starting.
+function stored() {
+  try { return JSON.parse(localStorage.getItem('hotswap-chat')) || {}; } catch { return {}; }
 }
 function save() {
   localStorage.setItem('hotswap-chat', JSON.stringify({messages, system: get('system').value,
@@ -113,8 +118,8 @@ async function send() {
   const text = get('text').value.trim();
   if (!text || running) return;
   get('text').value = '';
-  messages.push({role: 'user', content: text});
-  add(messages.at(-1));
+  const chat = messages, question = {role: 'user', content: text}, asked = add(question);
+  chat.push(question);
   const answer = {role: 'assistant', content: ''}, node = add(answer), start = performance.now();
   let first = 0, tokens = 0;
   running = new AbortController();
@@ -123,7 +128,7 @@ async function send() {
     const system = get('system').value.trim();
     const response = await request('v1/chat/completions', {method: 'POST', signal: running.signal, body: JSON.stringify({
       model, stream: true, stream_options: {include_usage: true}, temperature: Number(get('temperature').value),
-      max_tokens: Number(get('tokens').value), messages: [...(system ? [{role: 'system', content: system}] : []), ...messages]})});
+      max_tokens: Number(get('tokens').value), messages: [...(system ? [{role: 'system', content: system}] : []), ...chat]})});
     if (!response.ok) throw new Error((await response.json()).error.message);
     await read(response, data => {
       if (data.error) throw new Error(data.error.message);
@@ -141,7 +146,14 @@ async function send() {
   } catch (error) {
     if (error.name !== 'AbortError') fail(error.message);
   }
-  if (answer.content) messages.push(answer); else node.remove();
+  if (answer.content) {
+    chat.push(answer);
+  } else {  // two messages of a user in a row are an error in many templates
+    chat.pop();
+    asked.remove();
+    node.remove();
+    get('text').value = get('text').value || text;
+  }
   running = null;
   get('send').hidden = false; get('stop').hidden = true;
   save();
@@ -149,7 +161,7 @@ async function send() {
 }
 get('send').onclick = send;
 get('stop').onclick = () => running && running.abort();
-get('clear').onclick = () => { messages = []; get('log').replaceChildren(); save(); };
+get('clear').onclick = () => { if (running) running.abort(); messages = []; get('log').replaceChildren(); save(); };
 get('text').onkeydown = event => {
   if (event.key === 'Enter' && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
 };
