@@ -118,7 +118,7 @@ async function send() {
   const text = get('text').value.trim();
   if (!text || running) return;
   get('text').value = '';
-  const chat = messages, question = {role: 'user', content: text}, asked = add(question);
+  const chat = messages, question = {role: 'user', content: text}, shown = add(question);
   chat.push(question);
   const answer = {role: 'assistant', content: ''}, node = add(answer), start = performance.now();
   let first = 0, tokens = 0;
@@ -150,7 +150,7 @@ async function send() {
     chat.push(answer);
   } else {  // two messages of a user in a row are an error in many templates
     chat.pop();
-    asked.remove();
+    shown.remove();
     node.remove();
     get('text').value = get('text').value || text;
   }
