@@ -154,6 +154,7 @@ TEST_F(Protocol, SmallEndpoints) {
   EXPECT_EQ(post("/apply_template", {{"messages", messages}})["prompt"],
             "<|system|>Be<|end|><|user|>a\nb<|end|><|assistant|>");
   chat({{"max_tokens", 3}});
+  expect_nothing_left();
   expect_has(http.Get("/metrics")->body,
              {"hotswap:num_requests_running{model_name=\"tiny\"} 0", "hotswap:generation_tokens_total", "_bucket{"});
 }
