@@ -244,6 +244,14 @@ TEST_F(SchedulerRuns, EachSequenceSamplesByItsOwnSettings) {
   EXPECT_EQ(all[2], run({{{9}, sampler}})[0]);
 }
 
+TEST_F(SchedulerRuns, ATemperatureNearZeroIsArgmax) {
+  const Tensor logits = at::tensor({1.0, 3e4, -2.0, 2.9e4}).unsqueeze(0).to(at::kFloat);
+  for (const double temperature : {1e-300, 1e-40, 1e-6}) {
+    Sampler cold({.do_sample = true, .temperature = temperature}, at::kCPU);
+    EXPECT_EQ(cold.next(logits, {}).item<int64_t>(), 1) << temperature;
+  }
+}
+
 TEST_F(SchedulerRuns, RefusesWhatCannotRun) {
   Scheduler scheduler(*model, {.max_sequences = 1, .max_tokens = 8, .page_size = 4});
   expect_has(message_of([&] { scheduler.join(of({}, 3)); }), {"a sequence with a prompt", "0 tokens"});

@@ -8,12 +8,12 @@
 #include <unordered_map>
 
 #include "hotswap/base/error.h"
+#include "hotswap/engine/argmax_temperature.h"
 
 namespace hotswap {
 namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
-constexpr double kCold = 1e-5;   // a temperature below it is argmax; logits divided by it could overflow
 constexpr size_t kLikely = 256;  // candidates that are sorted first: they nearly always hold top_p of the probability
 
 void require(bool holds, const char* wanted, const char* name, double got) {
@@ -119,7 +119,7 @@ std::vector<float> RowSampler::adjusted(std::span<const float> logits, std::span
 int64_t RowSampler::draw(std::vector<float>& scores, int64_t position) const {
   const RowSampling& s = settings_;
   const auto first = std::max_element(scores.begin(), scores.end());
-  if (s.temperature < kCold) return first - scores.begin();
+  if (s.temperature < kArgmaxTemperature) return first - scores.begin();
   const auto scale = static_cast<float>(1 / s.temperature);
   const float best = *first * scale, least = s.min_p > 0 ? best + static_cast<float>(std::log(s.min_p)) : kNever;
   std::vector<Candidate> all;

@@ -29,6 +29,7 @@
 #include <utility>
 
 #include "hotswap/base/error.h"
+#include "hotswap/engine/argmax_temperature.h"
 
 namespace hotswap {
 namespace {
@@ -58,6 +59,7 @@ Sampler::Sampler(const GenerationConfig& c, at::Device device, Largest largest)
       ends_(c.eos_token_id.value_or(std::vector<int64_t>())) {
   require(!do_sample_ || (temperature_ > 0 && std::isfinite(temperature_)),
           "a temperature above 0 (for greedy decoding set do_sample = false)", "temperature", temperature_);
+  if (temperature_ < kArgmaxTemperature) do_sample_ = false;
   require(top_p_ > 0 && top_p_ <= 1, "a top_p in (0, 1]", "top_p", top_p_);
   require(min_p_ >= 0 && min_p_ <= 1, "a min_p in [0, 1]", "min_p", min_p_);
   require(top_k_ >= 0, "a top_k of 0 (off) or more", "top_k", static_cast<double>(top_k_));
