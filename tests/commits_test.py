@@ -41,7 +41,7 @@ def unknown(commits: set[str]) -> set[str]:
 
 def self_test() -> None:
     assert subject_problem("x" * 73, 1) and not subject_problem("x" * 72, 1)
-    for subject in ("Merge branch 'a'", "Merge main", "Merge a into b", "Merge /work/a of c", "Merge remote-tracking branch 'origin/main'"):
+    for subject in ("Merge branch 'a'", "Merge main", "Merge a into b", "Merge /srv/a of c", "Merge remote-tracking branch 'origin/main'"):
         assert subject_problem(subject, 2), subject
     assert not subject_problem("Merge decode's table of blocks with the cache of pages", 2)
     text = "commit 6318eb7 (of 8636360, 1f1f1f1f), flash-attention@0251105, a1b2c3/x, sm_90a, 1234567, defaced, d556fda."
