@@ -32,17 +32,19 @@ test_support::Steps test_support::single(CausalLM& model, const Ids& prompt, int
 
 namespace {
 
-using test_support::attends;
 using test_support::batched;
 using test_support::expect_has;
 using test_support::expect_same;
 using test_support::greedy;
 using test_support::Ids;
+using test_support::kinds;
 using test_support::kNew;
 using test_support::kRounding;
 using test_support::message_of;
 using test_support::new_ids;
+using test_support::prepare;
 using test_support::prompts;
+using test_support::recurs;
 using test_support::single;
 using test_support::Steps;
 using test_support::tiny;
@@ -51,12 +53,8 @@ class EveryFamilyInOneBatch : public testing::TestWithParam<const Family*> {};
 
 TEST_P(EveryFamilyInOneBatch, EachPromptHasTheTokensOfABatchOfOne) {
   const auto model = tiny(GetParam()->model_type, at::kCPU, at::kFloat, 16);
-  for (const char* kind : {"stock", "kernels", "kernels, attention too"}) {
-    if (kind != std::string("stock")) model->kernelize(Mode::of_training(false));
-    if (kind == std::string("kernels, attention too")) {
-      if (!attends(*model)) continue;
-      model->set_attn_implementation("hotswap/attention");
-    }
+  for (const std::string& kind : kinds()) {
+    if (!prepare(*model, kind)) continue;
     std::vector<Steps> expected;
     for (const Ids& prompt : prompts()) expected.push_back(single(*model, prompt));
     for (const SchedulerOptions& options :
@@ -121,9 +119,7 @@ TEST_P(EveryFamilyInOneBatch, RollsBackToWhatWasKept) {
     runner.run({{sequence, {1, 2, 3, 4, 5, 6}}});
     const auto length = static_cast<int64_t>(prompt.size());
     EXPECT_EQ(pool.length(sequence), length + 6);
-    const bool recurs = GetParam()->model_type == std::string("jamba") ||
-                        std::string(GetParam()->model_type).find("mamba") != std::string::npos;
-    if (recurs) {
+    if (recurs(*GetParam())) {
       expect_has(message_of([&] { pool.rollback(sequence, length); }), {"recurrent state", "back to 0"});
       pool.rollback(sequence, 0);
       runner.run({{sequence, prompt}});

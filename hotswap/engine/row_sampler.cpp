@@ -68,8 +68,8 @@ void keep_nucleus(std::vector<Candidate>& all, float best, double top_p) {
 }  // namespace
 
 bool RowSampling::is_argmax() const {
-  return temperature == 0 && repetition_penalty == 1 && presence_penalty == 0 && frequency_penalty == 0 &&
-         logit_bias.empty() && (min_new_tokens == 0 || ends.empty()) && !logprobs;
+  return temperature < kArgmaxTemperature && repetition_penalty == 1 && presence_penalty == 0 &&
+         frequency_penalty == 0 && logit_bias.empty() && (min_new_tokens == 0 || ends.empty()) && !logprobs;
 }
 
 RowSampler::RowSampler(RowSampling settings, int64_t vocab) : settings_(std::move(settings)) {

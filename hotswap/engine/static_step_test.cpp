@@ -10,29 +10,19 @@
 namespace hotswap {
 namespace {
 
-using test_support::attends;
 using test_support::batched;
 using test_support::expect_same;
 using test_support::greedy;
 using test_support::Ids;
+using test_support::kinds;
 using test_support::kNew;
 using test_support::kRounding;
+using test_support::prepare;
 using test_support::prompts;
+using test_support::recurs;
 using test_support::single;
 using test_support::Steps;
 using test_support::tiny;
-
-const std::vector<const char*> kKinds = {"stock", "kernels", "kernels, attention too"};
-
-// False where the model has nothing of that kind.
-bool prepare(CausalLM& model, const std::string& kind) {
-  if (kind == "stock") return true;
-  model.kernelize(Mode::of_training(false));
-  if (kind == "kernels") return true;
-  if (!attends(model)) return false;
-  model.set_attn_implementation("hotswap/attention");
-  return true;
-}
 
 // The prompts by KvStep, then one token of each in static steps. `idle`: a sequence that is left out of every third
 // one.
@@ -75,7 +65,7 @@ class EveryFamilyInStaticSteps : public testing::TestWithParam<const Family*> {}
 
 TEST_P(EveryFamilyInStaticSteps, EachPromptHasTheTokensOfABatchOfOne) {
   const auto model = tiny(GetParam()->model_type, at::kCPU, at::kFloat, 16);
-  for (const char* kind : kKinds) {
+  for (const std::string& kind : kinds()) {
     if (!prepare(*model, kind)) continue;
     std::vector<Steps> expected;
     for (const Ids& prompt : prompts()) expected.push_back(single(*model, prompt));
@@ -97,23 +87,22 @@ class CapturedOnGpu : public test_support::OnGpu<testing::TestWithParam<const Fa
 
 // Sequences of different length join, end and leave; the graphs are those of the few shapes.
 TEST_P(CapturedOnGpu, EachPromptHasTheTokensOfABatchOfOne) {
-  const bool recurs = GetParam()->model_type == std::string("jamba") ||
-                      std::string(GetParam()->model_type).find("mamba") != std::string::npos;
+  const bool is_recurrent = recurs(*GetParam());
   for (const auto& [dtype, head_dim, rounding] :
        {std::tuple(at::kFloat, int64_t{16}, 1e-4), std::tuple(at::kBFloat16, int64_t{64}, 3e-2)}) {
     const auto model = tiny(GetParam()->model_type, test_support::gpu(), dtype, head_dim);
-    for (const char* kind : kKinds) {
+    for (const std::string& kind : kinds()) {
       if (!prepare(*model, kind)) continue;
-      if (kind == kKinds[2] && dtype == at::kFloat) continue;  // the kernel takes 16 bits
+      if (kind == kinds()[2] && dtype == at::kFloat) continue;  // the kernel takes 16 bits
       Scheduler scheduler(*model, {.max_sequences = 4, .max_tokens = 40});
       const std::vector<Ids> got = batched(*model, scheduler);
       const StepRunner& runner = scheduler.runner();
       const std::string what = cat(kind, ", ", dtype, ", ", runner.why_not_captured());
       const bool is_mixture = !runner.why_not_captured().empty();
-      EXPECT_TRUE(!is_mixture || kind == kKinds[0]) << what;
+      EXPECT_TRUE(!is_mixture || kind == kinds()[0]) << what;
       if (!is_mixture) {
         EXPECT_LE(runner.captured_shapes(), 3) << what;
-        EXPECT_GE(runner.replays(), recurs ? 4 : 10) << what;
+        EXPECT_GE(runner.replays(), is_recurrent ? 4 : 10) << what;
       }
       for (size_t i = 0; i < got.size(); ++i) {
         Steps expected = single(*model, prompts()[i]);

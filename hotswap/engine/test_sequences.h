@@ -58,10 +58,28 @@ inline std::vector<Ids> batched(CausalLM& model, const SchedulerOptions& options
   return batched(model, scheduler);
 }
 
-inline bool attends(CausalLM& model) {
-  bool found = false;
-  model.each_slot([&](const std::string&, const SlotBase& slot) { found = found || slot.contract() == "attention/1"; });
-  return found;
+// What a model runs: torch's operations, the bundled kernels but for attention, all of them.
+inline const std::vector<std::string>& kinds() {
+  static const std::vector<std::string> all = {"stock", "kernels", "kernels, attention too"};
+  return all;
+}
+
+// In the order of kinds(). False where the model has nothing of that kind.
+inline bool prepare(CausalLM& model, const std::string& kind) {
+  if (kind == "stock") return true;
+  model.kernelize(Mode::of_training(false));
+  if (kind == "kernels") return true;
+  bool attends = false;
+  model.each_slot(
+      [&](const std::string&, const SlotBase& slot) { attends = attends || slot.contract() == "attention/1"; });
+  if (attends) model.set_attn_implementation("hotswap/attention");
+  return attends;
+}
+
+// Whether layers of the family have recurrent states.
+inline bool recurs(const Family& family) {
+  const std::string type = family.model_type;
+  return type == "jamba" || type.find("mamba") != std::string::npos;
 }
 
 }  // namespace hotswap::test_support
