@@ -34,6 +34,13 @@ Tensor stock::largest(const Tensor& x, const Choice& to) {
   return place;
 }
 
+// Plain from now on, and trained; nothing where it is plain already.
+static void make_plain(Weight& weight, at::ScalarType dtype) {
+  if (!weight.encoded()) return;
+  weight = {.data = weight.dequantised(dtype), .shard = weight.shard};
+  weight.data.set_requires_grad(true);
+}
+
 Linear::Linear(int64_t in, int64_t out, bool with_bias, Init weight_init, Init bias_init) : weight(own_weight_) {
   own("weight", weight, {out, in}, std::move(weight_init));
   if (with_bias) own("bias", bias, {out}, std::move(bias_init));
@@ -77,11 +84,7 @@ void Linear::set_adapter(std::optional<Adapter> adapter) {
   adapter_ = std::move(adapter);
 }
 
-void Linear::dequantise(at::ScalarType dtype) {
-  if (!weight.encoded()) return;
-  weight = {.data = weight.dequantised(dtype), .shard = weight.shard};
-  weight.data.set_requires_grad(true);
-}
+void Linear::dequantise(at::ScalarType dtype) { make_plain(weight, dtype); }
 
 Tensor Linear::largest(const Tensor& x, Choice to) const {
   const auto& argmax = forward_.op<Argmax>();
@@ -122,10 +125,6 @@ Tensor Embedding::forward(const Tensor& ids, at::ScalarType dtype) const {
   return (rows ? rows->dequantised(dtype) : weight.dequantised(dtype).index_select(0, flat)).view(shape);
 }
 
-void Embedding::dequantise(at::ScalarType dtype) {
-  if (!weight.encoded()) return;
-  weight = {.data = weight.dequantised(dtype), .shard = weight.shard};
-  weight.data.set_requires_grad(true);
-}
+void Embedding::dequantise(at::ScalarType dtype) { make_plain(weight, dtype); }
 
 }  // namespace hotswap
