@@ -10,6 +10,7 @@ namespace hotswap {
 enum class EnvVar {
   kLogLevel,
   kPackages,
+  kGrammar,
   kUseHubKernels,
   kDisableKernelMapping,
   kLocalKernels,

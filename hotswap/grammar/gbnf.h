@@ -1,0 +1,16 @@
+// A grammar that a request brought, in llama.cpp's GBNF: read, checked, and written again, so that what the library
+// gets is always well formed.
+//
+//   root ::= greeting " " name
+//   greeting ::= "Hello" | "Bye"     # alternatives, "literals", [a-z0-9] classes, ( ) groups, * + ? {2,5}
+//   name ::= [A-Z] [a-z]{1,20}
+#pragma once
+
+#include <string>
+
+namespace hotswap::grammar {
+
+// Error (kInvalidArgument) where the text is no such grammar, is beyond a limit, has no `root`, or matches no text.
+std::string checked_gbnf(const std::string& text);
+
+}  // namespace hotswap::grammar
