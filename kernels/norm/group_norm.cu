@@ -288,33 +288,30 @@ __global__ void __launch_bounds__(kThreads, 1) group_backward(const GroupNormBac
     if (r.sample == 0 || i == rows.first) w_ahead.read(a.weight, a.shape.weight_dtype, rows, r, stream);
     const auto& w = w_ahead;
     Sums<2> mine;
+    float of_n[channels.kCount] = {}, of_dy[channels.kCount] = {};
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
       float f[N], g[N];
       unpack(stream.get(slot, 0, k), f);
       unpack(stream.get(slot, 1, k), g);
-      if constexpr (kLast) {
 #pragma unroll
-        for (int j = 0; j < N; ++j) {
-          const float n = (f[j] - of.mean) * of.rstd, scaled = g[j] * w.of(k, j);
-          channels.of_n[j] += g[j] * n, channels.of_dy[j] += g[j];
-          mine.v[0] += scaled, mine.v[1] += scaled * n;
-        }
-      } else {
-        float of_n = 0.f, of_dy = 0.f;
-#pragma unroll
-        for (int j = 0; j < N; ++j) of_n += g[j] * (f[j] - of.mean), of_dy += g[j];
-        of_n *= of.rstd;
-        channels.of_n[k] += of_n, channels.of_dy[k] += of_dy;
-        mine.v[0] += of_dy * w.of(k, 0), mine.v[1] += of_n * w.of(k, 0);
+      for (int j = 0; j < N; ++j) {
+        const int c = kLast ? j : k;
+        of_n[c] += g[j] * (f[j] - of.mean), of_dy[c] += g[j];
       }
+    }
+#pragma unroll
+    for (int c = 0; c < channels.kCount; ++c) {
+      of_n[c] *= of.rstd;
+      channels.of_n[c] += of_n[c], channels.of_dy[c] += of_dy[c];
+      mine.v[0] += of_dy[c] * w.of(c, c), mine.v[1] += of_n[c] * w.of(c, c);
     }
     mine.v[0] = rows.of_group(mine.v[0]), mine.v[1] = rows.of_group(mine.v[1]);
     return mine;
   };
   const float share = 1.f / float(a.shape.channels * a.shape.positions);
   stream.begin(0);
-  next_launch_may_begin();
+  launch_dependents();
 #pragma unroll
   for (int d = 0; d < kDepth; ++d) fetch(rows.first + d, d);
   Statistics here = statistics(rows.first), next = statistics(rows.first + 1);
@@ -361,7 +358,7 @@ __global__ void __launch_bounds__(1024) group_sums(const float* partial, int sam
   __shared__ float strips[2][32][33];
   const int x = int(threadIdx.x) % 32, y = int(threadIdx.x) / 32;
   const int64_t c = int64_t{blockIdx.x} * 32 + x, out = int64_t{blockIdx.x} * 32 + y;
-  wait_for_launch_before();
+  grid_dependency_wait();
   float of_n = 0.f, of_dy = 0.f;
   if (c < channels) {
     const int first = int(c / channels_of_bundle) * samples, end = first + samples;  // rows of its bundle

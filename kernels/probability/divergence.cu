@@ -126,6 +126,8 @@ __global__ void __launch_bounds__(kDivergenceThreads, sizeof(T) == 2 ? 4 : 3) tv
   __shared__ RowSum<1>::Memory memory;
   RowSum<1> sum_of(memory, int(blockDim.x));
   const int64_t vectors = (a.cols + N - 1) / N, bytes = (a.cols + 3) / 4;
+  grid_dependency_wait();
+  launch_dependents();
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     const T* target = static_cast<const T*>(a.target) + row * a.target_stride;
@@ -165,12 +167,14 @@ __global__ void __launch_bounds__(kDivergenceThreads, sizeof(T) == 2 ? 4 : 3) tv
 constexpr int kSignVectors = 4;
 
 template <class T, bool kWhole, bool kByElement>
-__global__ void __launch_bounds__(kDivergenceThreads) tvd_of_signs(const Divergence a, int64_t blocks_of_row) {
+__global__ void __launch_bounds__(kDivergenceThreads)
+    tvd_of_signs(const Divergence a, int64_t blocks_of_row, const Divider by_blocks) {
   using Some = Quads<T, kWhole>;
   constexpr int N = Some::N;
   const int64_t vectors = (a.cols + N - 1) / N, bytes = (a.cols + 3) / 4;
+  grid_dependency_wait();
   for (int64_t block = blockIdx.x; block < a.rows * blocks_of_row; block += gridDim.x) {
-    const int64_t row = block / blocks_of_row;
+    const int64_t row = a.rows * blocks_of_row > INT32_MAX ? block / blocks_of_row : by_blocks(uint32_t(block));
     const int64_t first = (block - row * blocks_of_row) * kSignVectors * blockDim.x + threadIdx.x;
     const uint8_t* signs = a.signs + row * bytes;
     T* dx = static_cast<T*>(a.dx) + row * a.cols;
@@ -281,11 +285,13 @@ void launch_divergence(const Divergence& a, Stream stream) {
   if (a.signs != nullptr) {
     const auto run = [&]<bool kByElement>() {
       constexpr bool kWhole = N > 1;
-      if (a.dx == nullptr) return launch(&tvd_signs<T, kWhole, kByElement>, blocks_for(a.rows), threads, stream, a);
+      if (a.dx == nullptr)
+        return launch_after(&tvd_signs<T, kWhole, kByElement>, blocks_for(a.rows), threads, stream, a);
       constexpr int64_t kOfThread = Quads<T, kWhole>::N * kSignVectors;
       const int some = std::min(kDivergenceThreads, threads_for(a.cols, kOfThread));
       const int64_t blocks = std::max<int64_t>(1, divide_up(a.cols, kOfThread * some));
-      launch(&tvd_of_signs<T, kWhole, kByElement>, blocks_for(a.rows * blocks), some, stream, a, blocks);
+      launch_after(&tvd_of_signs<T, kWhole, kByElement>, blocks_for(a.rows * blocks), some, stream, a, blocks,
+                   Divider(blocks));
     };
     return a.by_element ? run.template operator()<true>() : run.template operator()<false>();
   }
@@ -313,21 +319,27 @@ bool launch_on_chip(const OfLogits& a, Stream stream) {
     return true;
   }
   if (max_cluster() == 1) return false;
-  constexpr int64_t kOfThread = kVectorBytes * kLogitsDepth * 2 * kVectors, kReserved = 4096;
-  const int64_t fit = (attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() - kReserved) / kOfThread / 32 * 32;
-  const int most = int(std::min<int64_t>(kLogitsThreads, fit));
-  const StreamPlan p =
-      plan_stream(a.rows, vectors,
-                  {.vectors = kVectors, .max_threads = most, .cluster_threads = most, .max_cluster = max_cluster()}, 0);
-  if (p.cluster == 0) return false;
-  const int cluster = std::max(2, p.cluster);
-  const int threads = int(divide_up(divide_up(vectors, cluster * kVectors), 32) * 32);
-  const int64_t bytes = kOfThread * threads;
-  constexpr auto kKernel = &logits_streamed<T, kKind>;
-  const int64_t clusters = std::min(a.rows, clusters_at_once<kKernel>(bytes, threads, cluster));
-  if (clusters == 0) return false;
-  launch_after_with_memory<kKernel>(bytes, clusters * cluster, threads, cluster, stream, a);
-  return true;
+  const auto cluster_of = [&](int threads) {
+    int cluster = 2;
+    while (int64_t{cluster} * kVectors * threads < vectors) cluster *= 2;
+    return cluster;
+  };
+  const auto streamed = [&]<int kThreads>(int most) {
+    constexpr auto kKernel = &logits_streamed<T, kKind, kThreads>;
+    const int cluster = cluster_of(most);
+    if (cluster > (sizeof(T) == 2 ? max_cluster() : kLogitsCluster)) return false;
+    const int threads = kThreads > 0 ? kThreads : int(divide_up(divide_up(vectors, cluster * kVectors), 32) * 32);
+    const int64_t bytes = kVectorBytes * kLogitsDepth * 2 * kVectors * threads;
+    const int64_t clusters = std::min(a.rows, clusters_at_once<kKernel>(bytes, threads, cluster));
+    if (clusters > 0) launch_after_with_memory<kKernel>(bytes, clusters * cluster, threads, cluster, stream, a);
+    return clusters > 0;
+  };
+  if constexpr (sizeof(T) == 2) {
+    if (vectors > 2 * kVectors * kLogitsFewThreads)
+      return cluster_of(384) == cluster_of(512) ? streamed.template operator()<384>(384)
+                                                : streamed.template operator()<512>(512);
+  }
+  return streamed.template operator()<0>(kLogitsFewThreads);  // of 32 bits no more fit into shared memory
 }
 
 template <class T, int N, Kind kKind>

@@ -7,19 +7,24 @@
 // it is on its way the states of row i + 2 are made. All logarithms are to base 2.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/common/gpu/held_rows.cuh"
 #include "kernels/common/gpu/streamed_rows.cuh"
 #include "kernels/probability/terms.cuh"
 
 namespace probability::gpu {
 
-constexpr int kLogitsThreads = 512, kLogitsDepth = 3, kLogitsElements = 32;  // elements: a thread's, of each row
+constexpr int kLogitsDepth = 3, kLogitsElements = 32, kLogitsCluster = 16;  // elements: a thread's, of each row
+constexpr int kLogitsFewThreads = 256;
 
 using LogitsSums = SoftmaxSums<2, 2, true>;  // then term and slope
 
-// {top, total} of vectors get(k): top over the warp's threads of a row, total of this thread's.
-template <class T, int kVectors, class Get, class Top>
-__device__ __forceinline__ SoftmaxState state_of_logits(float scale, const Get& get, const Top& top_of) {
+// {top, total} of vectors get(k): top over the warp's threads of a row, total of this thread's. What is added up,
+// 2^(z - top), goes to keep(k, i, power), too.
+template <class T, int kVectors, class Get, class Top, class Keep>
+__device__ __forceinline__ SoftmaxState state_of_logits(float scale, const Get& get, const Top& top_of,
+                                                        const Keep& keep) {
   constexpr int N = kPerVector<T>;
   SoftmaxState state;
 #pragma unroll
@@ -31,37 +36,52 @@ __device__ __forceinline__ SoftmaxState state_of_logits(float scale, const Get& 
     float f[N];
     unpack(get(k), f);
 #pragma unroll
-    for (int i = 0; i < N; ++i) state.total += exp2_of<sizeof(T) == 2>(fmaf(f[i], scale, from));
+    for (int i = 0; i < N; ++i) {
+      const float power = exp2_of<sizeof(T) == 2>(fmaf(f[i], scale, from));
+      state.total += power;
+      keep(k, i, power);
+    }
   }
   return state;
 }
-// log2 softmax in two parts: an offset that a row's logits have in common costs no bits.
+// log2 softmax. In two parts an offset that a row's logits have in common costs no bits; logits of 16 bits have lost
+// more of them than the sum of both does.
+template <bool kCoarse>
 struct LogSoftmax {
   float scale, top, log_total;
-  __device__ __forceinline__ float operator()(float z) const { return fmaf(z, scale, -top) - log_total; }
+
+  __device__ __forceinline__ LogSoftmax(float scale, float top, float total)
+      : scale(scale), top(top), log_total(log2f(total)) {
+    if (kCoarse) this->top += log_total;
+  }
+  __device__ __forceinline__ float operator()(float z) const {
+    return kCoarse ? fmaf(z, scale, -top) : fmaf(z, scale, -top) - log_total;
+  }
 };
 
-template <class T, Kind kKind>
-__global__ void __launch_bounds__(kLogitsThreads, 1) logits_streamed(const OfLogits a) {
+// kThreads: of a block; 0: kLogitsFewThreads or fewer.
+template <class T, Kind kKind, int kThreads>
+__global__ void __launch_bounds__(kThreads > 0 ? kThreads : kLogitsFewThreads, kThreads > 0 ? 1 : 2)
+    logits_streamed(const OfLogits a) {
   constexpr int N = kPerVector<T>, kVectors = kLogitsElements / N;
   constexpr bool kCoarse = sizeof(T) == 2;
   extern __shared__ uint4 logits_ring[];
-  using Exchange = RowExchange<LogitsSums, true>;
+  using Exchange = RowExchange<LogitsSums, true, 1, kLogitsCluster>;
   __shared__ typename Exchange::Memory memory;
   const int64_t step = gridDim.x / blocks_of_row<true>(), begin = blockIdx.x / blocks_of_row<true>();
-  const StreamedRows<T, 2, kVectors, kLogitsDepth> stream(logits_ring, a.cols / N, rank_in_row<true>());
+  const StreamedRows<T, 2, kVectors, kLogitsDepth, kThreads> stream(logits_ring, a.cols / N, rank_in_row<true>());
   const auto fetch = [&](int64_t row, int slot) {
     const T *z = static_cast<const T*>(a.z) + row * a.z_stride,
             *target = static_cast<const T*>(a.target) + row * a.target_stride;
-    stream.fetch(slot, row < a.rows,
-                 [&](int tensor, int k) { return (tensor == 0 ? z : target) + int64_t{stream.vector(k)} * N; });
+    stream.fetch(slot, row < a.rows, [&](int tensor, int k) { return (tensor == 0 ? z : target) + stream.element(k); });
   };
   const float scale = a.scale * kLog2E;
   const auto states = [&](LogitsSums& sums, int slot) {
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
       const SoftmaxState state = state_of_logits<T, kVectors>(
-          scale, [&](int k) { return stream.get(slot, t, k); }, [](float top) { return warp_max(top); });
+          scale, [&](int k) { return stream.get(slot, t, k); }, [](float top) { return warp_max_by_bits(top); },
+          [](int, int, float) {});
       sums.v[2 * t] = state.top, sums.v[2 * t + 1] = warp_sum(state.total);
     }
   };
@@ -79,12 +99,13 @@ __global__ void __launch_bounds__(kLogitsThreads, 1) logits_streamed(const OfLog
   int slot = 0;
   const auto write = [&](int64_t row, const LogitsSums& all) {  // row's gradients and loss
     T* z = static_cast<T*>(a.z) + row * a.z_stride;
+    const float level = -all.v[5] * unit;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       float f[N];
 #pragma unroll
-      for (int i = 0; i < N; ++i) f[i] = fmaf(-kept.q[k][i], all.v[5], kept.slope[k][i]) * unit;
-      if (stream.has(k)) store_floats<N>(z + int64_t{stream.vector(k)} * N, f);
+      for (int i = 0; i < N; ++i) f[i] = fmaf(kept.q[k][i], level, kept.slope[k][i] * unit);
+      if (stream.has(k)) store_floats<N>(z + stream.element(k), f);
     }
     if (threadIdx.x == 0 && rank_in_row<true>() == 0) a.loss[row] = all.v[4] * kLog2;
   };
@@ -96,17 +117,13 @@ __global__ void __launch_bounds__(kLogitsThreads, 1) logits_streamed(const OfLog
     if (row + step < a.rows) states(ahead, after);
     const LogitsSums all = exchange.receive();
     if (row > begin) write(row - step, all);
-    const LogSoftmax of_z{scale, all.top(0), log2f(all.total(0))}, of_target{scale, all.top(1), log2f(all.total(1))};
-    kept.slopes = 0.f;
-    fill_slopes<kKind, kCoarse>(
-        kept, a.beta,
-        [&](int k, float(&x)[N], float(&target)[N]) {
-          unpack(stream.get(slot, 0, k), x);
-          unpack(stream.get(slot, 1, k), target);
-#pragma unroll
-          for (int i = 0; i < N; ++i) x[i] = of_z(x[i]), target[i] = of_target(target[i]);
-        },
-        [&](int k) { return stream.has(k); });
+    const LogSoftmax<kCoarse> of_z(scale, all.top(0), all.total(0)), of_target(scale, all.top(1), all.total(1));
+    Pack<T, N> z, target;
+    fill_slopes<kKind, kCoarse, true>(kept, a.beta, [&](int k, int i) {
+      if (i == 0) z = stream.get(slot, 0, k), target = stream.get(slot, 1, k);
+      const float x = of_z(element_of(z, i)), t = of_target(element_of(target, i));
+      return OfBoth{t - x, exp2_of<kCoarse>(x), exp2_of<kCoarse>(t)};
+    });
     ahead.v[4] = warp_sum(kept.terms), ahead.v[5] = warp_sum(kept.slopes);
     exchange.send(ahead, writes);
     slot = after;
@@ -125,34 +142,32 @@ __global__ void __launch_bounds__(held_threads(kHold), kHold == Hold::kGroups ? 
   const HeldPlace<T, kVectors, kHold> p(a.rows, a.cols, lanes);
   RowTogether<kHold> row(memory, lanes);
   const float scale = a.scale * kLog2E, unit = slope_unit<kKind>(a.beta) * a.scale;
-  wait_for_launch_before();
+  grid_dependency_wait();
   Pack<T, N> z[kVectors], target[kVectors];
   fetch_row<T>(z, a.z, a.z_stride, p, kLowestWord<T>);
   fetch_row<T>(target, a.target, a.target_stride, p, kLowestWord<T>);
-  const auto state_of = [&](const Pack<T, N>(&v)[kVectors]) {
+  Slopes<kVectors, N> kept;  // first powers over the warp's tops, of z and target
+  const auto state_of = [&](const Pack<T, N>(&v)[kVectors], float(&powers)[kVectors][N]) {
     return state_of_logits<T, kVectors>(
         scale, [&](int k) { return v[k]; },
-        [&](float top) { return kHold == Hold::kGroups ? lanes_max(top, lanes) : warp_max(top); });
+        [&](float top) { return kHold == Hold::kGroups ? lanes_max(top, lanes) : warp_max(top); },
+        [&](int k, int i, float power) { powers[k][i] = power; });
   };
-  const SoftmaxState both[2] = {state_of(z), state_of(target)};
-  float top[2] = {both[0].top, both[1].top}, total[2];
+  const SoftmaxState own[2] = {state_of(z, kept.q), state_of(target, kept.slope)};
+  float top[2] = {own[0].top, own[1].top}, total[2], share[2];
   row.max(top);
 #pragma unroll
-  for (int t = 0; t < 2; ++t) total[t] = both[t].total * exp2f(both[t].top - finite_or_zero(top[t]));
+  for (int t = 0; t < 2; ++t) share[t] = exp2f(own[t].top - finite_or_zero(top[t])), total[t] = own[t].total * share[t];
   row.sum(total);
-  const LogSoftmax of_z{scale, top[0], log2f(total[0])}, of_target{scale, top[1], log2f(total[1])};
-  Slopes<kVectors, N> kept;
-  fill_slopes<kKind, kCoarse>(
-      kept, a.beta,
-      [&](int k, float(&x)[N], float(&t)[N]) {
-        forget(z[k]);
-        forget(target[k]);
-        unpack(z[k], x);
-        unpack(target[k], t);
 #pragma unroll
-        for (int i = 0; i < N; ++i) x[i] = of_z(x[i]), t[i] = of_target(t[i]);
-      },
-      [&](int k) { return p.has(k); });
+  for (int t = 0; t < 2; ++t) share[t] /= total[t];
+  const LogSoftmax<kCoarse> of_z(scale, top[0], total[0]), of_target(scale, top[1], total[1]);
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) forget(z[k]), forget(target[k]);
+  fill_slopes<kKind, kCoarse, false>(kept, a.beta, [&](int k, int i) {
+    const float apart = of_target(element_of(target[k], i)) - of_z(element_of(z[k], i));
+    return OfBoth{apart, kept.q[k][i] * share[0], kept.slope[k][i] * share[1]};
+  });
   float sums[2] = {kept.terms, kept.slopes};
   row.sum(sums);
   if (!p.has_row) return;

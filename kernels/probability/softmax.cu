@@ -1,7 +1,6 @@
 // Softmax and sparsemax on a GPU: rows in registers (held.cuh), longer ones of softmax streamed (streamed.cuh); those
 // that fit nowhere or are not at whole vectors are read again from L1 or L2, where they have just been.
 #include "kernels/common/gpu/held_rows.h"
-#include "kernels/common/gpu/streamed_rows.h"
 #include "kernels/probability/held.cuh"
 #include "kernels/probability/probability_cuda.h"
 #include "kernels/probability/streamed.cuh"
@@ -163,18 +162,22 @@ void with_hold(const HeldPlan& p, const Fn& fn) {
 // False where the rows are too long for a cluster.
 template <class T>
 bool launch_streamed(const Softmax& a, Stream stream) {
-  constexpr auto kKernel = &softmax_streamed<T>;
-  const StreamPlan p = plan_stream(a.rows, a.cols / kPerVector<T>,
-                                   {.vectors = kStreamVectors,
-                                    .max_threads = kStreamThreads,
-                                    .cluster_threads = kStreamThreads,
-                                    .max_cluster = max_cluster()},
-                                   0);
-  if (p.cluster < 2) return false;
-  const int64_t bytes = kVectorBytes * kStreamDepth * kStreamVectors * p.threads;
-  const int64_t clusters = std::min(a.rows, clusters_at_once<kKernel>(bytes, p.threads, p.cluster));
-  launch_after_with_memory<kKernel>(bytes, clusters * p.cluster, p.threads, p.cluster, stream, a);
-  return true;
+  const int64_t vectors = a.cols / kPerVector<T>;
+  const auto cluster_of = [&](int threads) {
+    int cluster = 2;
+    while (int64_t{cluster} * kStreamVectors * threads < vectors) cluster *= 2;
+    return cluster;
+  };
+  const auto streamed = [&]<int kThreads>() {
+    constexpr int64_t kBytes = kVectorBytes * kStreamDepth * kStreamVectors * kThreads;
+    constexpr auto kKernel = &softmax_streamed<T, kThreads>;
+    const int cluster = cluster_of(kThreads);
+    if (cluster > max_cluster()) return false;
+    const int64_t clusters = std::min(a.rows, clusters_at_once<kKernel>(kBytes, kThreads, cluster));
+    if (clusters > 0) launch_after_with_memory<kKernel>(kBytes, clusters * cluster, kThreads, cluster, stream, a);
+    return clusters > 0;
+  };
+  return cluster_of(384) == cluster_of(512) ? streamed.template operator()<384>() : streamed.template operator()<512>();
 }
 
 template <auto kKernel>

@@ -51,7 +51,7 @@ __device__ __forceinline__ Parts parts_of(float x, float target, float parameter
   }
 }
 
-// The same of logarithms to base 2, x and target: term over log 2, and slope over `slope_unit`.
+// To base 2.
 template <bool kCoarse>
 __device__ __forceinline__ float exp2_of(float x) {
   return kCoarse ? exp2_coarse(x) : exp2f(x);
@@ -69,76 +69,65 @@ template <Kind kKind>
 __device__ __forceinline__ float slope_unit(float beta) {
   return kKind == Kind::kForward ? -1.f : kKind == Kind::kReverse ? kLog2 : -(1.f - beta) * kLog2;
 }
-// In mixed ones the larger probability and the quotient of both: two exponentials and a logarithm. `rest`: log2 of the
-// mean of both over the larger one.
-template <Kind kKind, bool kCoarse>
-__device__ __forceinline__ Parts parts_of_log2(float x, float target, float beta) {
-  if constexpr (kKind == Kind::kForward) {
-    const float p = exp2_of<kCoarse>(target);
-    return {zero_where_zero(p, p * (target - x)), p, exp2_of<kCoarse>(x)};
-  } else if constexpr (kKind == Kind::kReverse) {
-    const float q = exp2_of<kCoarse>(x), term = zero_where_zero(q, q * (x - target));
-    return {term, term + q * (1.f / kLog2), q};
-  } else {
-    const bool more = target >= x;  // the target's is the larger one
-    const float above = fmaxf(x, target), apart = fmaxf(fminf(x, target) - above, -200.f);  // 2^-200 is 0
-    const float larger = exp2_of<kCoarse>(above), quotient = exp2_of<kCoarse>(apart);
-    const float of_smaller = (more ? 1.f - beta : beta) * quotient, m = (more ? beta : 1.f - beta) + of_smaller;
-    const float rest = log2_of<kCoarse>(m), q = more ? larger * quotient : larger;
-    return {larger * (of_smaller * apart - rest * m), q * (more ? rest - apart : rest), q};
-  }
-}
 
-// What of a thread's elements is kept until the row's sums are known: slopes over slope_unit() and probabilities e^x;
-// and their sums.
+// What of a thread's elements is kept until the row's sums are known: probabilities q = 2^x, and slopes over
+// slope_unit(); and their sums, of terms over log 2.
 template <int kVectors, int N>
 struct Slopes {
-  float slope[kVectors][N], q[kVectors][N];
+  float q[kVectors][N], slope[kVectors][N];
   float terms = 0.f, slopes = 0.f;
 };
 
-// x and target: log2 of probabilities of vector k, f[N]. has(k): not only blanks, which are -infinity.
-template <Kind kKind, bool kCoarse, int kVectors, int N, class Logs, class Has>
-__device__ __forceinline__ void fill_slopes(Slopes<kVectors, N>& s, float beta, const Logs& logs, const Has& has) {
-  const auto one_by_one = [&] {
-    s.terms = s.slopes = 0.f;
+// of(k, i) -> OfBoth of element i of vector k. apart: log2 of the target's probability p over q, infinite where one of
+// both is 0 and NaN where both are.
+struct OfBoth {
+  float apart, q, p;
+};
+// kByQuotient: p is q 2^apart where that is a number, and of() need not make it: an exponential less. Else it is p.
+template <Kind kKind, bool kCoarse, bool kByQuotient, int kVectors, int N, class Of>
+__device__ __forceinline__ void fill_slopes(Slopes<kVectors, N>& s, float beta, const Of& of) {
+  constexpr bool kMixed = kKind == Kind::kMixed;
+  const auto fill = [&]<bool kQuotient>(std::bool_constant<kQuotient>) {
+    float terms = 0.f, slopes = 0.f, furthest = 0.f;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      float x[N], target[N];
-      logs(k, x, target);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const Parts parts = parts_of_log2<kKind, kCoarse>(x[i], target[i], beta);
-        s.terms += parts.term, s.slopes += parts.slope;
-        s.slope[k][i] = parts.slope, s.q[k][i] = parts.q;
+        const auto [apart, q, p] = of(k, i);
+        float slope;
+        if constexpr (kKind == Kind::kForward) {
+          terms += zero_where_zero(p, p * apart), slope = p;
+        } else if constexpr (kKind == Kind::kReverse) {
+          const float term = zero_where_zero(q, -q * apart);
+          terms += term, slope = term + q * (1.f / kLog2);
+        } else if constexpr (kCoarse) {  // m = q ((1 - beta) + beta 2^apart)
+          float near = fmaxf(apart, -126.f);
+          if constexpr (kQuotient)
+            furthest = fmaxf(furthest, near);
+          else
+            near = fminf(near, 126.f);  // beyond, p / m and q / m are 1 / beta and 0
+          const float quotient = exp2_coarse(near);
+          const float rest = log2_of<true>(fmaf(beta, quotient, 1.f - beta));  // log2(m / q)
+          terms += (kQuotient ? q * quotient : p) * (near - rest), slope = q * rest;
+        } else {  // the same of the larger one of both, so that no logarithm is a difference of large ones
+          const float near = fminf(fmaxf(apart, -200.f), 200.f);  // 2^-200 is 0
+          const float of_larger = near >= 0.f ? beta : 1.f - beta;
+          const float rest = log2f(fmaf(1.f - of_larger, exp2f(-fabsf(near)), of_larger));
+          terms += p * (fminf(near, 0.f) - rest), slope = q * (rest + fmaxf(near, 0.f));
+        }
+        slopes += slope;
+        s.q[k][i] = q, s.slope[k][i] = slope;
       }
     }
+    s.slopes = slopes, s.terms = kMixed ? beta * terms - (1.f - beta) * slopes : terms;
+    return furthest;
   };
-  if constexpr (kKind != Kind::kMixed || !kCoarse) return one_by_one();
-  // p = q 2^apart and m = q ((1 - beta) + beta 2^apart), as long as 2^apart is a number: nothing has to be selected.
-  constexpr float kMost = 64.f, kClamp = 126.f;
-  float furthest = 0.f, of_target = 0.f;  // sum p log2(p / m)
-#pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-    float x[N], target[N], far = 0.f;
-    logs(k, x, target);
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const float apart = target[i] - x[i];
-      far = fmaxf(far, apart);
-      const float near = fminf(apart, kClamp), quotient = exp2_coarse(near), q = exp2_coarse(x[i]);
-      const float rest = log2_of<true>(fmaf(beta, quotient, 1.f - beta));  // log2(m / q)
-      of_target += q * quotient * (near - rest);
-      s.q[k][i] = q, s.slope[k][i] = q * rest;
-      s.slopes += s.slope[k][i];
-    }
-    furthest = has(k) ? fmaxf(furthest, far) : furthest;
-  }
-  s.terms = beta * of_target - (1.f - beta) * s.slopes;
-  if (furthest > kMost) {
+  if constexpr (kMixed && kCoarse && kByQuotient) {
+    constexpr float kMost = 64.f;
+    if (fill(std::true_type{}) <= kMost) return;
     __threadfence_block();  // elements are read again: to have kept them until here would cost registers
-    one_by_one();
   }
+  fill(std::false_type{});
 }
 
 }  // namespace probability::gpu

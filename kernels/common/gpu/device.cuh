@@ -164,6 +164,17 @@ __device__ __forceinline__ void unpack(const Pack<T, N>& v, float (&f)[N]) {
   }
 }
 template <class T, int N>
+__device__ __forceinline__ float element_of(const Pack<T, N>& v, int i) {  // i known when this is compiled
+  if constexpr (N == 1) {
+    return to_float(v.value);
+  } else if constexpr (sizeof(T) == 4) {
+    return __uint_as_float(v.w[i]);
+  } else {
+    const float2 two = unpack_pair<T>(v.w[i / 2]);
+    return i % 2 == 0 ? two.x : two.y;
+  }
+}
+template <class T, int N>
 __device__ __forceinline__ Pack<T, N> pack(const float (&f)[N]) {
   Pack<T, N> out;
   if constexpr (N == 1) {
@@ -253,16 +264,18 @@ __device__ __forceinline__ void load_any(const void* data, DType dtype, int64_t 
 
 // ---- a launch that depends on the one before it (launch.cuh): its blocks may be set up while the other's last ones
 // run. Nothing that another launch may write is read before the wait, weights neither.
-__device__ __forceinline__ void next_launch_may_begin() {
+__device__ __forceinline__ void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
-__device__ __forceinline__ void wait_for_launch_before() {  // and for its writes
+__device__ __forceinline__ void grid_dependency_wait() {  // and for its writes
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
 }
+__device__ __forceinline__ void next_launch_may_begin() { launch_dependents(); }  // the same by other names
+__device__ __forceinline__ void wait_for_launch_before() { grid_dependency_wait(); }
 
 // ---- sums over the threads of a row, the same bits in each of them
 constexpr unsigned kAllLanes = 0xffffffffu;

@@ -68,9 +68,10 @@ void launch_after(void (*kernel)(Wanted...), int64_t blocks, int threads, Stream
   checked(cudaLaunchKernelEx(&config, kernel, Wanted(std::forward<Given>(args))...), "kernel launch");
 }
 
-// More than 48 KB of dynamic shared memory: the kernel is told so once a device. kMostShared: a multiprocessor that
-// runs it gives all it can to shared memory, whatever this launch wants. Another split is only made while nothing runs
-// there, so that launches that should be set up beside one another had better have the same.
+// More than 48 KB of dynamic shared memory, or clusters of more than 8 blocks: the kernel is told so once a device.
+// kMostShared: a multiprocessor that runs it gives all it can to shared memory, whatever this launch wants. Another
+// split is only made while nothing runs there, so that launches that should be set up beside one another had better
+// have the same.
 template <auto kKernel, bool kMostShared = false>
 void allow_memory() {
   constexpr int kDevices = 64;
@@ -82,6 +83,8 @@ void allow_memory() {
   checked(cudaFuncGetAttributes(&has, kKernel), "cudaFuncGetAttributes");
   const int most = attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() - int(has.sharedSizeBytes);
   checked(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory");
+  if (attribute<cudaDevAttrComputeCapabilityMajor>() >= 9)
+    checked(cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cluster size");
   if (kMostShared)
     checked(
         cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
@@ -107,7 +110,7 @@ int64_t clusters_at_once(int64_t bytes, int threads, int cluster) {
   static std::atomic<uint64_t> known{0};  // device, bytes, threads, cluster; clusters
   int device = 0, count = 0;
   checked(cudaGetDevice(&device), "cudaGetDevice");
-  const uint64_t key = ((uint64_t(device) << 20 | uint64_t(bytes)) << 11 | uint64_t(threads)) << 4 | uint64_t(cluster);
+  const uint64_t key = ((uint64_t(device) << 20 | uint64_t(bytes)) << 11 | uint64_t(threads)) << 5 | uint64_t(cluster);
   const uint64_t last = known.load(std::memory_order_relaxed);
   if (last != 0 && last >> 16 == key) return int64_t(last & 0xffff);
   allow_memory<kKernel>();
