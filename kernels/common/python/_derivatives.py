@@ -41,6 +41,8 @@ def first_order(name, backward):
 
     @functools.wraps(backward)
     def once(ctx, *douts):
+        if douts[0] is None and not any(d is not None for d in douts):
+            return (None,) * len(ctx.needs_input_grad)
         if not torch.is_grad_enabled():
             return backward(ctx, *douts)
         error = _refused(name, "a derivative of that (create_graph=True, a Hessian)")
@@ -52,6 +54,14 @@ def first_order(name, backward):
         return _WithoutDerivative.apply(error, len(found), *found, *ctx.saved_tensors, *douts)
 
     return once
+
+
+def without_zeros(ctx, output):
+    """After setup: where only one of an op's results has a gradient, backward gets None for the others instead of zeros, each of
+    which a kernel would make."""
+    others = ctx.non_differentiable
+    if others is not None and len(others) == len(output) - 1:
+        ctx.set_materialize_grads(False)
 
 
 def _derived(args):
@@ -86,6 +96,7 @@ def autograd_kernel(op, gradient=None):
             output = below(keyset, args, kwargs)
             if setup is not None:
                 setup(ctx, (*args, *defaults[len(args) :]), output)
+                without_zeros(ctx, output)
             return output
 
         @staticmethod

@@ -6,7 +6,7 @@ import torch
 from torch import _C, nn
 from torch.autograd import forward_ad
 
-from ._derivatives import autograd_kernel, first_order
+from ._derivatives import autograd_kernel, first_order, without_zeros
 from ._ops import add_op_namespace_prefix
 from ._ops import ops as _library
 
@@ -52,6 +52,7 @@ def _short_way(op, gradient):
         with _C._AutoDispatchBelowAutograd():
             output = overload(*inputs)
             setup(ctx, inputs + tuple(defaults[len(inputs) :]), output)
+            without_zeros(ctx, output)
         return output
 
     if gradient is not None:

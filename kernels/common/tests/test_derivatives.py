@@ -142,6 +142,44 @@ def test_derivatives_beyond_the_first_are_refused(package, found):
             refused(package, op, "a gradient of a gradient", twice)
 
 
+class Zeros(TorchDispatchMode):
+    """Sizes of the tensors of zeros that were made."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op is torch.ops.aten.zeros.default:
+            self.made.append(args[0])
+        return op(*args, **(kwargs or {}))
+
+
+def test_backward_is_given_no_zeros(package, found):
+    """For results without a gradient, such as statistics kept for backward: on a GPU that is a kernel for each of them, and
+    memory of their size."""
+    tried = 0
+    for op, function, args, kwargs in ((o, way, *call) for o, call in found.items() for way in ways(package, o)):
+        given = [t.clone() if isinstance(t, torch.Tensor) else t for t in args]
+        names = [a.name for a in op._schema.arguments]
+        learns = [i for i in differentiable(args) if names[i] not in ("cos", "sin") and not op._schema.arguments[i].is_write]
+        learning = [given[i].requires_grad_() for i in learns]
+        made = function(*given, **kwargs)
+        results = [t for t in (made if isinstance(made, (tuple, list)) else [made]) if isinstance(t, torch.Tensor)]
+        outputs = [t for t in results if t.requires_grad]
+        if not outputs or len(outputs) == len(results):
+            continue
+        with Zeros() as zeros:
+            try:
+                torch.autograd.grad(outputs[0], learning, torch.ones_like(outputs[0]), allow_unused=True)
+            except NotImplementedError:  # an op without a gradient
+                continue
+        assert zeros.made == [], op
+        tried += 1
+    if package in ("moe", "norm", "probability"):
+        assert tried > 0
+
+
 def test_writing_into_what_learns_is_refused(package, found):
     """Of ops that give nothing back, there would be no place for an error."""
     for op, (args, kwargs) in found.items():

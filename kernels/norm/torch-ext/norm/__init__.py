@@ -51,12 +51,15 @@ def _rms_backward(ctx, dy, *_):
 def _add_rms_setup(ctx, inputs, output):
     _, _, weight, ctx.eps, ctx.offset, ctx.casting = inputs
     ctx.save_for_backward(output[1], weight, *output[2:])
+    ctx.set_materialize_grads(False)
     if len(output) == 3:
         ctx.mark_non_differentiable(output[2])
 
 
 def _add_rms_backward(ctx, dy, dh, *_):
     h, weight, *saved = ctx.saved_tensors
+    dy = _rms_y(h, weight, ctx.casting).zero_() if dy is None else dy
+    dh = torch.zeros_like(h) if dh is None else dh
     rstd = saved[0] if saved else ops.rms_norm_fwd(h, weight, ctx.eps, ctx.offset, ctx.casting)[1]
     dx, dweight = ops.add_rms_norm_bwd(dy, dh, h, weight, rstd, ctx.offset, ctx.casting)
     return dx, dx, dweight, None, None, None

@@ -20,11 +20,13 @@ def _reduced(losses, x, labels, ignore_index, reduction):
         raise ValueError(f"expected reduction batchmean, mean, sum or none; got {reduction!r}; pass one of them")
     if reduction == "none":
         return losses
-    total = losses.sum()
     if reduction == "sum":
-        return total
-    rows = losses.numel() if labels is None else (labels != ignore_index).sum().clamp(min=1)
-    return total / rows if reduction == "batchmean" else total / (rows * x.shape[-1])
+        return losses.sum()
+    if labels is None:  # two kernels of a step less than a sum and a division
+        mean = losses.mean()
+    else:
+        mean = losses.sum() / (labels != ignore_index).sum().clamp(min=1)
+    return mean if reduction == "batchmean" else mean / x.shape[-1]
 
 
 def _as_one_type(x, target):
