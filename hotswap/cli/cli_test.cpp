@@ -57,6 +57,7 @@ TEST_F(Cli, HelpIsEverywhere) {
                            "pull",
                            "bench",
                            "bench model",
+                           "bench serve",
                            "env",
                            "python-env"}) {
     const Outcome outcome = run(std::string(verb) + " --help");

@@ -181,6 +181,8 @@ void add_serve(CLI::App& app) {
   auto flags = std::make_shared<Flags>();
   add_model_flags(*verb, flags->model);
   flags->model.device = "auto";
+  verb->add_flag("--random-weights", flags->model.random_weights,
+                 "Random weights, for measurements; only config.json and the tokenizer of the model are read");
   add_kernel_flags(*verb, flags->kernels);
   flags->kernels.use_kernels = true;
   flags->server.version = app.version();

@@ -9,6 +9,7 @@
 #include "hotswap/base/progress.h"
 #include "hotswap/cli/bench/model.h"
 #include "hotswap/cli/bench/ops.h"
+#include "hotswap/cli/bench/serve.h"
 #include "hotswap/cli/flags/value_checks.h"
 #include "hotswap/cli/print/table.h"
 #include "hotswap/cli/verbs.h"
@@ -80,7 +81,8 @@ void bench_ops_verb(Flags flags) {
 }  // namespace
 
 void add_bench(CLI::App& app) {
-  auto* verb = app.add_subcommand("bench", "Check and time the ops of the bundled packages, or a whole model");
+  auto* verb =
+      app.add_subcommand("bench", "Check and time the ops of the bundled packages, a whole model, or a server");
   auto flags = std::make_shared<Flags>();
   verb->add_option("ops", flags->ops, "Ops to measure, default all (see --list)")->type_name("OP");
   verb->add_option("--device", flags->device, "Where the ops run")->capture_default_str();
@@ -103,6 +105,7 @@ void add_bench(CLI::App& app) {
   verb->add_option("--csv", flags->csv, "Write the results to this file too, with the columns of bench/results.csv");
   verb->add_flag("--list", flags->list, "Print the names of the ops");
   add_bench_model(*verb);
+  add_bench_serve(*verb);
   verb->callback([verb, flags] {
     if (verb->get_subcommands().empty()) bench_ops_verb(*flags);
   });
