@@ -35,14 +35,14 @@ LlamaForCausalLM(LlamaConfig(vocab_size=len(fast), hidden_size=32, intermediate_
 """
 
 
-def environment(build: Path) -> Path | None:
-    """The Python of an environment that has the client; None where it cannot be had."""
-    folder = build / "peers" / CLIENT.replace("==", "-")
+def environment(build: Path, package: str) -> Path | None:
+    """The Python of an environment that has the package; None where it cannot be had."""
+    folder = build / "peers" / package.replace("==", "-")
     python = folder / "bin/python"
     if (folder / "complete").exists():
         return python
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    done = subprocess.run([python, "-m", "pip", "install", "--quiet", CLIENT], capture_output=True, text=True)
+    done = subprocess.run([python, "-m", "pip", "install", "--quiet", package], capture_output=True, text=True)
     if done.returncode:
         print(done.stderr[-500:])
         return None
@@ -134,7 +134,7 @@ def main() -> None:
     if arguments.steps:
         return steps(arguments.steps)
     build = arguments.build.resolve()
-    client = environment(build)
+    client = environment(build, CLIENT)
     if client is None:
         print(f"not tested: pip cannot install {CLIENT}")
         sys.exit(77)

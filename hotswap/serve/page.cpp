@@ -171,7 +171,7 @@ messages.forEach(add);
 request('v1/models').then(answer => answer.json()).then(list => {
   model = list.data[0].id;
   kernels = `, kernels run in ${list.data[0].kernels}`;
-  get('model').textContent = model;
+  get('model').textContent = model.replace(/.*\//, '');
   get('status').textContent = kernels.slice(2);
 }).catch(error => fail(error.message));
 </script>
