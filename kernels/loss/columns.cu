@@ -25,6 +25,12 @@ __device__ __forceinline__ Share share_of(int64_t vocab, int64_t each) {
   return {begin, end < vocab ? end : vocab};
 }
 
+template <class T>
+__device__ __forceinline__ float target_logit(const LossRows& a, int64_t row) {
+  const int64_t t = a.target[row];
+  return is_word(a, t) ? to_float(static_cast<const T*>(a.logits)[t * a.logits_stride + row]) : NAN;
+}
+
 // parts: [shares of the vocabulary, 3, rows]: the largest, the total beside it, the sum.
 template <class Cap, class T>
 __global__ void __launch_bounds__(kThreads, 2) column_sums(const LossRows a, int64_t each, float* parts) {
@@ -35,8 +41,14 @@ __global__ void __launch_bounds__(kThreads, 2) column_sums(const LossRows a, int
   const bool smoothed = a.label_smoothing != 0.f;
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
   const Share share = share_of(a.vocab, each);
-  const T* z = static_cast<const T*>(a.logits) + int64_t{blockIdx.x} * kRows<T> + lane * N;
+  const int64_t row = int64_t{blockIdx.x} * kRows<T> + lane * N;
+  const T* z = static_cast<const T*>(a.logits) + row;
   Online mine[N];
+  float pivot[N] = {};
+  if (smoothed) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) pivot[i] = pivot_of(cap, target_logit<T>(a, row + i));
+  }
   const auto take = [&]<int kCount>(const Pack<T, N>(&p)[kCount]) {
     float f[kCount][N];
 #pragma unroll
@@ -47,7 +59,7 @@ __global__ void __launch_bounds__(kThreads, 2) column_sums(const LossRows a, int
 #pragma unroll
       for (int k = 0; k < kCount; ++k) highest = fmaxf(highest, u[k] = cap.u(f[k][i]));
       mine[i].template raise<kCoarse>(highest);
-      mine[i].template add<kCoarse>(u, smoothed);
+      mine[i].template add<kCoarse>(u, smoothed, pivot[i]);
     }
   };
   int64_t v = share.begin + warp;
@@ -95,9 +107,8 @@ __global__ void __launch_bounds__(kFinishThreads) column_losses(const LossRows a
     const float* one = parts + int64_t{s} * 3 * a.rows + row;
     all.join(one[0], one[a.rows], one[2 * a.rows]);
   }
-  const float zt = is_word(a, t) ? to_float(static_cast<const T*>(a.logits)[t * a.logits_stride + row]) : NAN;
   store_lse(a, row, all.lse());
-  a.loss[row] = loss_of(a, cap, all, parts_of(a, t), zt);
+  a.loss[row] = loss_of(a, cap, all, parts_of(a, t), target_logit<T>(a, row));
 }
 
 template <class Cap, class T>

@@ -38,9 +38,16 @@ __device__ __forceinline__ void store_lse(const LossRows& a, int64_t row, Lse ls
   reinterpret_cast<float2*>(a.lse)[row] = make_float2(lse.max, lse.log_sum);
 }
 
+// Near which u is summed: a row whose logits have an offset in common would lose their differences to its rounding.
+template <class Cap>
+__device__ __forceinline__ float pivot_of(Cap cap, float zt) {
+  const float u = cap.u(zt);
+  return u - u == 0.f ? u : 0.f;  // an infinite target's would make the sum nan
+}
+
 // The state of u, and what smoothing needs.
 struct Online : SoftmaxState {
-  float sum = 0.f;  // of w u, where labels are smoothed
+  float sum = 0.f;  // of w (u - pivot), where labels are smoothed
 
   __device__ __forceinline__ Lse lse() const { return {top, logf(total)}; }
 
@@ -50,24 +57,14 @@ struct Online : SoftmaxState {
     total += other_total * expf(other_top - finite_or_zero(top));
     sum += other_sum;
   }
-  template <bool kCoarse>
-  __device__ __forceinline__ void raise(float highest) {
-    if (highest <= top) return;
-    total *= exponential<kCoarse>(top - highest);
-    top = highest;
-  }
-  template <bool kCoarse, int N>
-  __device__ __forceinline__ void add(const float (&u)[N], bool smoothed) {
-    constexpr float kLog2 = 1.44269504f;
-    const float from = finite_or_zero(top), scaled = from * kLog2;
-    float here = 0.f;
+  template <bool kCoarse, int N>  // none of them above top
+  __device__ __forceinline__ void add(const float (&u)[N], bool smoothed, float pivot) {
+    SoftmaxState::add<kCoarse>(u);
+    if (!smoothed) return;
+    float near = 0.f;
 #pragma unroll
-    for (int i = 0; i < N; ++i) here += kCoarse ? exp2_coarse(__fmaf_rn(u[i], kLog2, -scaled)) : expf(u[i] - from);
-    total += here;
-    if (smoothed) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) sum += u[i];
-    }
+    for (int i = 0; i < N; ++i) near += kCoarse ? u[i] : u[i] - pivot;
+    sum += kCoarse ? __fmaf_rn(-float(N), pivot, near) : near;  // 16-bit values of one size add up without rounding
   }
 };
 
@@ -98,7 +95,10 @@ __device__ __forceinline__ float loss_of(const LossRows& a, Cap cap, const Onlin
   const float eps = a.label_smoothing;
   const Lse lse = sums.lse();
   float loss = parts.target * ((lse.max - cap.u(zt)) + lse.log_sum) + a.z_loss * lse.value() * lse.value();
-  if (eps != 0.f) loss += eps * ((parts.mean * lse.max - sums.sum / float(a.vocab)) + parts.mean * lse.log_sum);
+  if (eps != 0.f) {
+    const float mean = parts.mean * (lse.max - pivot_of(cap, zt)) - sums.sum / float(a.vocab);
+    loss += eps * (mean + parts.mean * lse.log_sum);
+  }
   return token_scale(a, cap, zt, lse) * loss;
 }
 

@@ -68,8 +68,8 @@ struct Row {
 
 // kWeighted: labels are smoothed by class weights. Who asks for that goes number by number (N = 1).
 template <bool kWeighted, class Cap, class T, int N>
-__device__ __forceinline__ Online sums_of(const LossRows& a, Cap cap, const T* z, const Row<T, N>& r, uint4* kept,
-                                          int64_t keep) {
+__device__ __forceinline__ Online sums_of(const LossRows& a, Cap cap, const T* z, const Row<T, N>& r, float pivot,
+                                          uint4* kept, int64_t keep) {
   constexpr bool kCoarse = kCoarseOf<T>;
   static_assert(!kWeighted || N == 1);
   const bool smoothed = !kWeighted && a.label_smoothing != 0.f;
@@ -99,15 +99,15 @@ __device__ __forceinline__ Online sums_of(const LossRows& a, Cap cap, const T* z
       unpack(p[k], u);
 #pragma unroll
       for (int i = 0; i < N; ++i) u[i] = cap.u(u[i]);
-      mine.add<kCoarse>(u, smoothed);
-      if constexpr (kWeighted) mine.sum += a.class_weight[r.col(first + int64_t{k} * blockDim.x)] * u[0];
+      mine.add<kCoarse>(u, smoothed, pivot);
+      if constexpr (kWeighted) mine.sum += a.class_weight[r.col(first + int64_t{k} * blockDim.x)] * (u[0] - pivot);
     }
   }
   if constexpr (N > 1) {
     if (threadIdx.x < r.singles) {
       const float u[1] = {cap.u(to_float(z[r.single(threadIdx.x)]))};
       mine.raise<kCoarse>(u[0]);
-      mine.add<kCoarse>(u, smoothed);
+      mine.add<kCoarse>(u, smoothed, pivot);
     }
   }
   return mine;
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kMostThreads) loss_rows(const LossRows a, cons
     // z may be dz: read before a barrier, written after it
     if (!a.lse_known || a.token_scaling) zt = known ? to_float(z[t]) : NAN;
     if (!a.lse_known) {
-      const Online sums = together(sums_of<kWeighted>(a, cap, z, r, kept, keep), memory, turn);
+      const Online sums = together(sums_of<kWeighted>(a, cap, z, r, pivot_of(cap, zt), kept, keep), memory, turn);
       turn ^= 1;
       lse = sums.lse();
       if (threadIdx.x == 0) {
