@@ -2,7 +2,7 @@
 
     serve_page_test.py --build build --python .venv/bin/python [--model FILE.gguf] [--screenshot FILE.png]
 
-A tiny model says what each next token is: told "s" it answers with markup, told "t" it never ends. Then the demo's model
+Of a tiny model each next token is known: to "s" it answers with markup, to "t" it never ends. Then the demo's model
 answers, where --python has it, or the one of --model. Chromium and its driver are the distribution's (packages chromium, chromium-driver); selenium comes by
 pip into an environment below build/peers. Where one of them is missing nothing is tested, and a line reports that (exit
 status 77).

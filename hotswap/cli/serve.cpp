@@ -1,6 +1,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 
@@ -52,12 +53,25 @@ int64_t model_length(const CausalLM& model, int64_t limit) {
   return limit > 0 ? limit : positions;
 }
 
+// On a GPU, unless a flag names another: rows of different length are read by the bundled kernel as far as each goes.
+// Steps of few rows run in kernels of whole layers all the same.
+void use_bundled_attention(const Flags& flags, CausalLM& model) {
+  if (!model.device().is_cuda() || !flags.kernels.any() || !flags.model.attention.empty()) return;
+  const auto config = kernel_config_of(flags.kernels);
+  const auto names_it = [](const auto& row) { return row.first == "attention"; };
+  if (config && std::any_of(config->kernel_mapping.begin(), config->kernel_mapping.end(), names_it)) return;
+  const auto& rows = model.kernel_report().rows;
+  if (std::none_of(rows.begin(), rows.end(), [](const KernelRow& row) { return row.layer == "attention"; })) return;
+  model.set_attn_implementation("hotswap/attention");
+}
+
 serve::ServedModel loaded(const Flags& flags) {
   const ModelFlags source = located(flags.model);
   serve::ServedModel served{.model = load_model(source, flags.kernels),
                             .tokenizer = load_tokenizer(source),
                             .chat_template = find_chat_template(source),
                             .names = flags.names};
+  use_bundled_attention(flags, *served.model);
   if (served.names.empty()) served.names = {flags.model.model};
   served.max_model_len = model_length(*served.model, flags.max_model_len);
   return served;

@@ -86,14 +86,19 @@ struct EffectiveMapping {
   std::map<std::pair<std::string, std::string>, std::string> part_mapped;  // {whole, device kind} -> part
 };
 
-// Device kinds for which the configuration says something of a layer. Attention kept stock does not count: that is what
-// attn_implementation says by default, and a wish for no other numbers.
+// A row for the attention that means no other values: stock, as attn_implementation says by default, or the bundled
+// kernel, whose values a bundled kernel of the whole layer has as well.
+bool keeps_values(const std::string& layer, const KernelRef& kernel) {
+  return layer == "attention" && (kernel.stock() || same_repo(kernel.repo(), cat(kBundledOrg, "/attention")));
+}
+
+// Device kinds for which the configuration says something of a layer.
 std::set<std::string> named_kinds(const KernelConfig& config, const std::string& layer) {
   std::set<std::string> kinds;
   for (const auto& [key, choice] : config.kernel_mapping) {
     const auto layers = layers_of_key(key, choice.everywhere() ? &*choice.everywhere() : nullptr);
     if (std::find(layers.begin(), layers.end(), layer) == layers.end()) continue;
-    if (choice.everywhere() && layer == "attention" && choice.everywhere()->stock()) continue;
+    if (choice.everywhere() && keeps_values(layer, *choice.everywhere())) continue;
     if (choice.everywhere()) kinds.insert(device_kinds().begin(), device_kinds().end());
     for (const auto& [device, kernels] : choice.by_device()) kinds.insert(device.kind());
   }

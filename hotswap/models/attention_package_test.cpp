@@ -168,6 +168,11 @@ TEST_F(AttentionByName, ComputesWhatStockAttentionDoes) {
       model->kernelize(Mode::INFERENCE);
       EXPECT_EQ(row_of(model->kernel_report(), kAttentionLayer).package, kernel.package) << "also among other kernels";
       EXPECT_EQ(row_of(model->kernel_report(), "RMSNorm").package, "norm");
+      if (family == std::string("llama")) {
+        const bool by_layers = row_of(model->kernel_report(), "DecoderLayer").package.has_value();
+        EXPECT_EQ(by_layers, kernel.name == std::string("hotswap/attention"))
+            << "those of another kernel are no whole layer's";
+      }
       model->unkernelize();
       model->set_attn_implementation("");
       const auto again = train_step(*model, ids);
