@@ -15,7 +15,8 @@ namespace {
 constexpr EnvRow kTable[] = {
     {EnvVar::kLogLevel, "HOTSWAP_LOG_LEVEL", "debug, info, warning (default) or error"},
     {EnvVar::kPackages, "HOTSWAP_PACKAGES", "folder of the bundled kernel packages, instead of the installed one"},
-    {EnvVar::kGrammar, "HOTSWAP_GRAMMAR", "folder of the Python packages xgrammar and tvm_ffi, instead of the installed one"},
+    {EnvVar::kGrammar, "HOTSWAP_GRAMMAR",
+     "folder of the Python packages xgrammar and tvm_ffi, instead of the installed one"},
     {EnvVar::kUseHubKernels, "USE_HUB_KERNELS", "0, OFF or NO: use_kernels binds nothing"},
     {EnvVar::kDisableKernelMapping, "DISABLE_KERNEL_MAPPING", "1: kernelize leaves every layer stock"},
     {EnvVar::kLocalKernels, "LOCAL_KERNELS", "org/repo=path:org/repo=path: packages taken from these folders"},

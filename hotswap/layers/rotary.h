@@ -27,7 +27,8 @@ struct Positions {
   // [batch], or empty: rows are sequences of their own, with frequencies for these lengths where their type depends on
   // one. Else all rows have those of the batch's longest, as in transformers.
   std::vector<int64_t> lengths = {};
-  bool each_row = false;  // as with `lengths`, which are ids + 1 here: one token a row, at a position that only the device knows
+  bool each_row =
+      false;  // as with `lengths`, which are ids + 1 here: one token a row, at a position that only the device knows
 };
 
 struct RotaryTables {

@@ -100,7 +100,8 @@ void run(Bench& bench, int64_t rows, int64_t cols, at::ScalarType dtype) {
 
   static const auto layer_backward = package().typed<LayerNormBackward>("layer_norm_bwd");
   const auto [y, mean, rstd] = at::native_layer_norm(x, {cols}, w, w, kEps);
-  // Ours in float32, as layer_norm_fwd keeps them: torch's are of x's dtype, which by itself costs half of the tolerance.
+  // Ours in float32, as layer_norm_fwd keeps them: torch's are of x's dtype, which by itself costs half of the
+  // tolerance.
   const Tensor wide_x = x.to(at::kFloat), wide_w = w.to(at::kFloat);
   const auto statistics = at::native_layer_norm(wide_x, {cols}, wide_w, wide_w, kEps);
   const Tensor means = std::get<1>(statistics).flatten(), rstds = std::get<2>(statistics).flatten();

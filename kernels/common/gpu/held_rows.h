@@ -17,7 +17,7 @@ struct HeldPlan {
 };
 
 struct HeldLimits {
-  int max_cluster;  // 1 where the GPU has no clusters
+  int max_cluster;   // 1 where the GPU has no clusters
   int vectors;       // of a thread where the rows of a block are shorter than `long_vectors`
   int long_vectors;  // of a thread in longer rows: what is in flight hides the barriers of a cluster
   int cluster_vectors;
