@@ -4,6 +4,7 @@
 #include "hotswap/tokenizers/model_json.h"
 #include "hotswap/tokenizers/normalizer_json.h"
 #include "hotswap/tokenizers/ranked_tokens.h"
+#include "hotswap/tokenizers/tokenizer_config.h"
 #include "hotswap/tokenizers/tokenizer_impl.h"
 #include "hotswap/tokenizers/tokenizer_json.h"
 #include "hotswap/tokenizers/truncation.h"
@@ -14,7 +15,8 @@ namespace {
 using namespace tokenizers;
 namespace fs = std::filesystem;
 
-std::unique_ptr<AddedTokens> read_added_tokens(const Json& json, const Model& model, const Normalizer* normalizer) {
+std::unique_ptr<AddedTokens> read_added_tokens(const Json& json, const Json* config, const Model& model,
+                                               const Normalizer* normalizer) {
   std::vector<AddedToken> tokens;
   const auto list = json.find("added_tokens");
   for (const Json& entry : list ? list->elements() : std::vector<Json>{}) {
@@ -27,11 +29,14 @@ std::unique_ptr<AddedTokens> read_added_tokens(const Json& json, const Model& mo
                       .normalized = entry.at<bool>("normalized"),
                       .special = entry.at<bool>("special")});
   }
+  if (config != nullptr) add_named_tokens(*config, model.vocabulary(), tokens);
   return std::make_unique<AddedTokens>(std::move(tokens), model.vocabulary(), normalizer,
                                        cat(json.where(), ": added_tokens"));
 }
 
-std::shared_ptr<Tokenizer::Parts> read_parts(std::string_view text, const std::string& where) {
+// config: tokenizer_config.json, where there is one.
+std::shared_ptr<Tokenizer::Parts> read_parts(std::string_view text, const std::string& where,
+                                             const Json* config = nullptr) {
   TokenizerJson file = parse_tokenizer_json(text, where);
   const Json& json = file.rest;
   json.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
@@ -43,6 +48,7 @@ std::shared_ptr<Tokenizer::Parts> read_parts(std::string_view text, const std::s
          .got = cat("'", version, "'"),
          .next = "this version is not implemented; save the tokenizer with a transformers that writes version 1.0"});
   }
+  if (config != nullptr) refuse_other_ids(*config, json);
   auto parts = std::make_shared<Tokenizer::Parts>();
   if (const auto found = json.find("normalizer")) parts->normalizer = read_normalizer(*found);
   if (const auto found = json.find("pre_tokenizer")) parts->pre_tokenizer = read_pre_tokenizer(*found);
@@ -50,7 +56,7 @@ std::shared_ptr<Tokenizer::Parts> read_parts(std::string_view text, const std::s
   parts->model = read_model(file);
   if (const auto found = json.find("truncation")) parts->truncation = read_truncation(*found);
   if (const auto found = json.find("padding")) parts->padding = read_padding(*found);
-  parts->added = read_added_tokens(json, *parts->model, parts->normalizer.get());
+  parts->added = read_added_tokens(json, config, *parts->model, parts->normalizer.get());
   const auto token_of = [&](int64_t id) {
     const std::string* token = parts->token(id);
     return token == nullptr ? std::nullopt : std::optional(*token);
@@ -126,7 +132,9 @@ Tokenizer Tokenizer::from_folder(const fs::path& folder) {
                  .got = other_form(folder),
                  .next = "only this form is read; save the tokenizer with a fast class of transformers"});
   }
-  auto parts = read_parts(read_file(file), file.string());
+  std::optional<Json> config;
+  if (fs::exists(folder / "tokenizer_config.json")) config = Json::read(folder / "tokenizer_config.json");
+  auto parts = read_parts(read_file(file), file.string(), config ? &*config : nullptr);
   Tokenizer tokenizer(parts);
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
     if (fs::exists(folder / name)) read_special_ids(Json::read(folder / name), tokenizer, parts->special);

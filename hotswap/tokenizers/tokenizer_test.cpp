@@ -264,8 +264,14 @@ TEST(Tokenizer, KnowsTheRolesOfTokens) {
   EXPECT_EQ(special.eos, 2);
   EXPECT_EQ(special.unk, 0);
   EXPECT_FALSE(special.pad);
+  // A token that tokenizer.json has not is added, as transformers does; what that does not read adds none.
   write_file(folder / "tokenizer_config.json", R"({"bos_token":"nothing"})");
-  expect_has(message_of([&] { Tokenizer::from_folder(folder.path()); }), {"'nothing'"});
+  const Tokenizer more = Tokenizer::from_folder(folder.path());
+  ASSERT_TRUE(more.special_ids().bos);
+  EXPECT_FALSE(Tokenizer::from_file(folder / "tokenizer.json").token_to_id("nothing"));
+  EXPECT_EQ(more.ids("nothing"), (std::vector<int64_t>{*more.special_ids().bos}));
+  write_file(folder / "special_tokens_map.json", R"({"unk_token":"none"})");
+  expect_has(message_of([&] { Tokenizer::from_folder(folder.path()); }), {"'none'"});
 }
 
 }  // namespace
