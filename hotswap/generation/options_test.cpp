@@ -103,6 +103,24 @@ TEST_F(Options, RowsEndByTheirOwnStopStrings) {
   expect_has(message_of([&] { run(config, &tokenizer); }), {"stop_strings that are not empty"});
 }
 
+// As in models from before generation_config.json: settings stand in config.json then, and only then.
+TEST_F(Options, AConfigSaysThemWhereThereIsNoFileOfTheirOwn) {
+  const TempFolder folder;
+  std::filesystem::copy(made(), folder.path(), std::filesystem::copy_options::recursive);
+  const auto own = folder.path() / "generation_config.json";
+  nlohmann::ordered_json config = Json::read(folder.path() / "config.json").raw();
+  config.update({{"max_length", 9}, {"repetition_penalty", 1.3}, {"suppress_tokens", {5}}});
+  write_file(folder.path() / "config.json", config.dump());
+  write_file(own, "{}");
+  const GenerationConfig of_file = AutoModelForCausalLM::from_pretrained(folder.path())->generation_config();
+  EXPECT_FALSE(of_file.max_length || of_file.repetition_penalty);
+  std::filesystem::remove(own);
+  const auto model = AutoModelForCausalLM::from_pretrained(folder.path());
+  EXPECT_EQ(model->generation_config().max_length, 9);
+  EXPECT_EQ(model->generation_config().repetition_penalty, 1.3);
+  expect_has(message_of([&] { generate(*model, {.input_ids = row({7, 8, 9})}); }), {"suppress_tokens = [5]"});
+}
+
 TEST_F(Options, AModelsFileSaysHowManyUnlessTheCallerDoes) {
   const auto model = AutoModelForCausalLM::from_pretrained(made());
   const auto steps = [&](const std::string& file, const GenerationConfig& config) {

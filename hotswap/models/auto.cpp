@@ -76,10 +76,11 @@ Json without_tied_embeddings(const Json& config) {
   return Json::parse(untied.dump(), config.where());
 }
 
-GenerationConfig generation_config_of(const std::filesystem::path& folder, const ModelConfig& config) {
+// Older models have them in their config.json.
+GenerationConfig generation_config_of(const std::filesystem::path& folder, const Json& model,
+                                      const ModelConfig& config) {
   const auto file = folder / "generation_config.json";
-  GenerationConfig found;
-  if (std::filesystem::is_regular_file(file)) found = read_generation_config(Json::read(file));
+  GenerationConfig found = read_generation_config(std::filesystem::is_regular_file(file) ? Json::read(file) : model);
   if (!found.eos_token_id && !config.eos_token_id.empty()) found.eos_token_id = config.eos_token_id;
   if (!found.pad_token_id) found.pad_token_id = config.pad_token_id;
   return found;
@@ -130,7 +131,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   load_into(*model, *checkpoint, load);
   const auto source = std::filesystem::is_directory(folder) ? folder : folder.parent_path();
   model->set_source(source);
-  model->set_generation_config(generation_config_of(source, model->config()));
+  model->set_generation_config(generation_config_of(source, config, model->config()));
   finish(*model, options);
   return model;
 }

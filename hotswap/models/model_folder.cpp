@@ -32,7 +32,8 @@ std::filesystem::path model_folder(const std::filesystem::path& name, const std:
   if (gguf_file) {
     wanted.push_back(*gguf_file);
   } else {
-    wanted.insert(wanted.end(), {"model.safetensors", "model-*.safetensors", "model.safetensors.index.json"});
+    wanted.insert(wanted.end(), {"model.safetensors", "model-*.safetensors", "model.safetensors.index.json",
+                                 "adapter_config.json"});  // which is refused
   }
   return fetched(name, revision, wanted);
 }

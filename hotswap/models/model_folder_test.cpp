@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "hotswap/hub/serve/server.h"
+#include "hotswap/models/formats/weights.h"
 #include "hotswap/models/test_files.h"
 #include "hotswap/tokenizers/tokenizer.h"
 
@@ -56,6 +57,13 @@ TEST_F(ModelFolder, ANameOfTheHubBringsWhatIsReadAndNothingElse) {
   EXPECT_TRUE(fs::exists(folder / "model-00001-of-00002.safetensors"));
   EXPECT_TRUE(fs::exists(folder / "model.safetensors.index.json"));
   for (const char* file : {"pytorch_model.bin", "onnx", "w.gguf"}) EXPECT_FALSE(fs::exists(folder / file)) << file;
+}
+
+// transformers would load it over another model; of a folder open_checkpoint() refuses it, so of the Hub too.
+TEST_F(ModelFolder, AnAdapterBesideAModelIsSeen) {
+  write_file(served_.path() / "models/acme/tiny/main/adapter_config.json", "{}");
+  const fs::path folder = model_folder("acme/tiny");
+  EXPECT_NE(test_support::message_of([&] { open_checkpoint(folder); }).find("adapter_config.json"), std::string::npos);
 }
 
 TEST_F(ModelFolder, AGgufFileComesInsteadOfTheWeights) {
