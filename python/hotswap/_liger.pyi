@@ -35,9 +35,15 @@ class LigerDyTFunction:
     @staticmethod
     def apply(*args: Any, **kwargs: Any) -> Any: ...
 
+class LigerEmbedding:
+    def __init__(*args: Any, **kwargs: Any) -> None: ...
+
 class LigerEmbeddingFunction:
     @staticmethod
     def apply(*args: Any, **kwargs: Any) -> Any: ...
+
+class LigerExpertParallelFusedMoe:
+    def __init__(*args: Any, **kwargs: Any) -> None: ...
 
 class LigerExperts(nn.Module):
     def __init__(self, config: Any) -> None: ...
@@ -50,6 +56,12 @@ class LigerFalconH1MLP(nn.Module):
 class LigerFalconH1SwiGLUMLP(nn.Module):
     def __init__(self, config: Any) -> None: ...
     def forward(self, x: Tensor) -> Tensor: ...
+
+def LigerForCausalLMLoss(
+    hidden_states: Tensor, lm_head_weight: Tensor, labels: Tensor, hidden_size: int, num_items_in_batch: int | Tensor |
+    None = None, ignore_index: int = -100, shift_labels: Tensor | None = None, final_logit_softcapping: float | None =
+    None, return_token_accuracy: bool = False, return_predicted_tokens: bool = False, **kwargs: Any,
+) -> Any: ...
 
 class LigerForCausalLMLossLayer(nn.Module):
     def __init__(self) -> None: ...
@@ -80,12 +92,20 @@ class LigerFusedGateUpSiLUMulFunction:
     @staticmethod
     def apply(*args: Any, **kwargs: Any) -> Any: ...
 
+class LigerFusedLinearCPOFunction:
+    @staticmethod
+    def apply(*args: Any, **kwargs: Any) -> Any: ...
+
 class LigerFusedLinearCPOLoss(nn.Module):
     def __init__(
         self, ignore_index: int = -100, beta: float = 0.1, alpha: float = 1.0, label_smoothing: float = 0.0,
         compute_nll_loss: bool = True, compiled: bool = True, average_log_prob: bool = False, chunk_size: int = 1,
     ) -> None: ...
     def forward(self, lin_weight: Tensor, _input: Tensor, target: Tensor, bias: Tensor | None = None) -> Any: ...
+
+class LigerFusedLinearCosineSimilarityFunction:
+    @staticmethod
+    def apply(*args: Any, **kwargs: Any) -> Any: ...
 
 class LigerFusedLinearCosineSimilarityLoss(nn.Module):
     def __init__(
@@ -110,6 +130,10 @@ class LigerFusedLinearCrossEntropyLoss(nn.Module):
     ) -> None: ...
     def forward(self, lin_weight: Tensor, _input: Tensor, target: Tensor, bias: Tensor | None = None) -> Any: ...
 
+class LigerFusedLinearDPOFunction:
+    @staticmethod
+    def apply(*args: Any, **kwargs: Any) -> Any: ...
+
 class LigerFusedLinearDPOLoss(nn.Module):
     def __init__(
         self, ignore_index: int = -100, beta: float = 0.1, alpha: float = 1.0, compute_nll_loss: bool = False, compiled:
@@ -120,6 +144,10 @@ class LigerFusedLinearDPOLoss(nn.Module):
         self, lin_weight: Tensor, _input: Tensor, target: Tensor, bias: Tensor | None = None, ref_input: Tensor | None =
         None, ref_weight: Tensor | None = None, ref_bias: Tensor | None = None,
     ) -> Any: ...
+
+class LigerFusedLinearGRPOFunction:
+    @staticmethod
+    def apply(*args: Any, **kwargs: Any) -> Any: ...
 
 class LigerFusedLinearGRPOLoss(nn.Module):
     def __init__(
@@ -167,6 +195,10 @@ class LigerFusedLinearKLDivFunction:
 class LigerFusedLinearKLDivLoss:
     def __init__(*args: Any, **kwargs: Any) -> None: ...
 
+class LigerFusedLinearKTOFunction:
+    @staticmethod
+    def apply(*args: Any, **kwargs: Any) -> Any: ...
+
 class LigerFusedLinearKTOLoss(nn.Module):
     def __init__(
         self, ignore_index: int = -100, beta: float = 0.1, compiled: bool = True, use_ref_model: bool = False,
@@ -177,6 +209,10 @@ class LigerFusedLinearKTOLoss(nn.Module):
         | None = None, ref_input: Tensor | None = None, ref_weight: Tensor | None = None, ref_bias: Tensor | None =
         None, kl: Tensor | None = None,
     ) -> Any: ...
+
+class LigerFusedLinearORPOFunction:
+    @staticmethod
+    def apply(*args: Any, **kwargs: Any) -> Any: ...
 
 class LigerFusedLinearORPOLoss(nn.Module):
     def __init__(
@@ -196,6 +232,10 @@ class LigerFusedLinearScaledCrossEntropyTPFunction:
     @staticmethod
     def apply(*args: Any, **kwargs: Any) -> Any: ...
 
+class LigerFusedLinearSimPOFunction:
+    @staticmethod
+    def apply(*args: Any, **kwargs: Any) -> Any: ...
+
 class LigerFusedLinearSimPOLoss(nn.Module):
     def __init__(
         self, ignore_index: int = -100, beta: float = 0.1, alpha: float = 1.0, label_smoothing: float = 0.0,
@@ -210,9 +250,15 @@ class LigerFusedMoEFunction:
 class LigerFusedNeighborhoodAttention:
     def __init__(*args: Any, **kwargs: Any) -> None: ...
 
+class LigerFusedNeighborhoodAttentionConfig:
+    def __init__(*args: Any, **kwargs: Any) -> None: ...
+
 class LigerFusedNeighborhoodAttentionFunction:
     @staticmethod
     def apply(*args: Any, **kwargs: Any) -> Any: ...
+
+class LigerFusedNeighborhoodAttentionLayer:
+    def __init__(*args: Any, **kwargs: Any) -> None: ...
 
 class LigerGEGLUMLP(nn.Module):
     def __init__(self, config: Any, intermediate_size: int | None = None, bias: bool = False) -> None: ...
@@ -310,7 +356,7 @@ class LigerMultiTokenAttentionFunction:
 
 class LigerPhi3SwiGLUMLP(nn.Module):
     def __init__(self, config: Any) -> None: ...
-    def forward(self, hidden_states: Tensor) -> Tensor: ...
+    def forward(self, x: Tensor) -> Tensor: ...
 
 class LigerPolyNorm:
     def __init__(*args: Any, **kwargs: Any) -> None: ...
@@ -337,14 +383,14 @@ class LigerRMSNorm(nn.Module):
 class LigerRMSNormForGemma(nn.Module):
     def __init__(
         self, hidden_size: int, eps: float = 1e-06, offset: float = 1.0, casting_mode: str = "gemma", init_fn: str =
-        "zeros", *args: Any, **options: Any,
+        "zeros", in_place: bool = True, row_mode: str | None = None,
     ) -> None: ...
     def forward(self, hidden_states: Tensor) -> Tensor: ...
 
 class LigerRMSNormForGemma2(nn.Module):
     def __init__(
         self, hidden_size: int, eps: float = 1e-06, offset: float = 1.0, casting_mode: str = "gemma", init_fn: str =
-        "zeros", *args: Any, **options: Any,
+        "zeros", in_place: bool = True, row_mode: str | None = None,
     ) -> None: ...
     def forward(self, hidden_states: Tensor) -> Tensor: ...
 
@@ -379,7 +425,7 @@ class LigerRMSNormForMuseGlimmer(nn.Module):
 class LigerRMSNormForMuseGlimmerTextCentered(nn.Module):
     def __init__(
         self, hidden_size: int, eps: float = 1e-06, offset: float = 1.0, casting_mode: str = "gemma", init_fn: str =
-        "zeros", *args: Any, **options: Any,
+        "zeros", in_place: bool = True, row_mode: str | None = None,
     ) -> None: ...
     def forward(self, hidden_states: Tensor) -> Tensor: ...
 
@@ -393,7 +439,7 @@ class LigerRMSNormForOlmo2(nn.Module):
 class LigerRMSNormForQwen3Next(nn.Module):
     def __init__(
         self, hidden_size: int, eps: float = 1e-06, offset: float = 1.0, casting_mode: str = "gemma", init_fn: str =
-        "zeros", *args: Any, **options: Any,
+        "zeros", in_place: bool = True, row_mode: str | None = None,
     ) -> None: ...
     def forward(self, hidden_states: Tensor) -> Tensor: ...
 

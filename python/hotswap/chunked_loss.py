@@ -3,6 +3,7 @@ order, as functions (liger_kernel.chunked_loss.functional)."""
 
 from hotswap.distillation import LigerFusedLinearCosineSimilarityLoss, LigerFusedLinearJSDLoss
 from hotswap.grpo import LigerFusedLinearGRPOLoss
+from hotswap.liger_function import as_class
 from hotswap.preference import (
     LigerFusedLinearCPOLoss,
     LigerFusedLinearDPOLoss,
@@ -189,5 +190,18 @@ def _distilled(module):
 
 liger_fused_linear_jsd = _distilled(LigerFusedLinearJSDLoss)  # hotswap.liger_fused_linear_jsd is the divergence alone
 liger_fused_linear_cosine = _distilled(LigerFusedLinearCosineSimilarityLoss)
+
+# As liger_kernel.chunked_loss has them: classes of which the functions are the apply.
+for _name, _call in {
+    "CPO": liger_fused_linear_cpo,
+    "CosineSimilarity": liger_fused_linear_cosine,
+    "DPO": liger_fused_linear_dpo,
+    "GRPO": liger_fused_linear_grpo,
+    "JSD": liger_fused_linear_jsd,
+    "KTO": liger_fused_linear_kto,
+    "ORPO": liger_fused_linear_orpo,
+    "SimPO": liger_fused_linear_simpo,
+}.items():
+    globals()[f"LigerFusedLinear{_name}Function"] = as_class(f"LigerFusedLinear{_name}Function", _call, __name__)
 
 __all__ = [name for name in dir() if name.lower().startswith("liger")]

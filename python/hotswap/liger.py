@@ -240,12 +240,17 @@ def enable_for_trainer(shadow: bool = False) -> None:
     import_utils.is_liger_kernel_available.cache_clear()
 
 
+def is_transformers_available() -> bool:
+    return True  # this module has imported it
+
+
 __all__ = [
     "FAMILIES",
     "MODEL_TYPE_TO_APPLY_LIGER_FN",
     "_apply_liger_kernel",
     "_apply_liger_kernel_to_instance",
     "enable_for_trainer",
+    "is_transformers_available",
     "restore_classes",
     *(f"apply_liger_kernel_to_{family}" for family in FAMILIES),
 ]

@@ -1,7 +1,8 @@
 """Names of Liger 0.8.5 that can be imported, and whose use is an error: there is no such op here yet."""
 
 _CLASSES = """LigerFusedCETVDLoss LigerFusedLinearKLDivLoss LigerMHC LigerModulatedRMSNorm LigerMultiTokenAttention LigerPolyNorm
-LigerVocabParallelCrossEntropy LigerFusedNeighborhoodAttention"""
+LigerVocabParallelCrossEntropy LigerFusedNeighborhoodAttention LigerFusedNeighborhoodAttentionLayer
+LigerFusedNeighborhoodAttentionConfig LigerExpertParallelFusedMoe LigerEmbedding"""
 _FUNCTIONS = """liger_attn_res liger_fused_linear_kl_div liger_fused_linear_scaled_cross_entropy_tp
 liger_fused_neighborhood_attention liger_mhc_apply liger_mhc_coeffs liger_mhc_forward liger_mhc_post_res liger_mhc_pre
 liger_modulated_rms_norm liger_multi_token_attention liger_poly_norm"""

@@ -1,5 +1,7 @@
 """Liger's names for the losses: its arguments, our ops."""
 
+import inspect
+
 import torch
 from torch import nn
 
@@ -92,6 +94,45 @@ def liger_fused_linear_cross_entropy(
         return_token_accuracy=return_token_accuracy,
         return_predicted_tokens=return_predicted_tokens,
     )
+
+
+_OPTIONS = inspect.signature(liger_fused_linear_cross_entropy).parameters.keys()
+
+
+def LigerForCausalLMLoss(
+    hidden_states,
+    lm_head_weight,
+    labels,
+    hidden_size,
+    num_items_in_batch=None,
+    ignore_index=-100,
+    shift_labels=None,
+    final_logit_softcapping=None,
+    return_token_accuracy=False,
+    return_predicted_tokens=False,
+    **kwargs,
+):
+    """The loss of the next tokens, as Liger's forwards of models call it: hidden_states [..., time, hidden_size]. Of **kwargs,
+    those of a model's forward, liger_fused_linear_cross_entropy gets what it takes."""
+    if shift_labels is None:
+        shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    result = liger_fused_linear_cross_entropy(
+        hidden_states.reshape(-1, hidden_size),
+        lm_head_weight,
+        shift_labels.reshape(-1).to(hidden_states.device),
+        ignore_index=ignore_index,
+        reduction="mean" if num_items_in_batch is None else "sum",
+        softcap=final_logit_softcapping,
+        return_token_accuracy=return_token_accuracy,
+        return_predicted_tokens=return_predicted_tokens,
+        **{name: value for name, value in kwargs.items() if name in _OPTIONS},
+    )
+    loss = result.loss if isinstance(result, CrossEntropyOutput) else result
+    if num_items_in_batch is not None:
+        loss = loss / num_items_in_batch
+    if not (return_token_accuracy or return_predicted_tokens):
+        return loss
+    return CrossEntropyOutput(loss=loss, token_accuracy=result.token_accuracy, predicted_tokens=result.predicted_tokens)
 
 
 def _check(label_smoothing, reduction, softcap):

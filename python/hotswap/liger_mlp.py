@@ -105,7 +105,8 @@ class LigerPhi3SwiGLUMLP(nn.Module):
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    forward = _mlp.layers.PackedSwiGLUMLP.forward
+    def forward(self, x):
+        return _mlp.layers.PackedSwiGLUMLP.forward(self, x)
 
 
 class LigerBlockSparseTop2MLP(nn.Module):

@@ -3,13 +3,11 @@
 What only chooses how Liger computes (in_place, impl, mode, BLOCK_SIZE) is taken and changes nothing.
 """
 
-import inspect
-
-import torch
 from torch import nn
 
 from hotswap import distillation, grpo, liger_channel_norm, liger_lacks, liger_loss, liger_mlp, liger_norm
 from hotswap import liger_probability, liger_rotary
+from hotswap.liger_function import as_class
 from hotswap.liger_functional import parts_of
 from hotswap.packages import load
 
@@ -219,19 +217,6 @@ def _grpo(
     return loss, metrics[0] if beta != 0 else None, metrics[-1]
 
 
-def _function(name: str, call) -> type:
-    """A class with the function as its apply, and its arguments behind ctx as its forward's, as Liger's users see them."""
-
-    def forward(ctx, *args, **kwargs):
-        return call(*args, **kwargs)
-
-    first = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    signature = inspect.signature(call)
-    forward.__signature__ = signature.replace(parameters=[first, *signature.parameters.values()])
-    members = {"apply": staticmethod(call), "forward": staticmethod(forward), "__doc__": call.__doc__, "__module__": __name__}
-    return type(name, (torch.autograd.Function,), members)
-
-
 _CALLS = {
     "CrossEntropy": _cross_entropy,
     "DyT": _dyt,
@@ -259,7 +244,7 @@ _CALLS = {
     **{name: liger_lacks.refusing(f"Liger{name}Function") for name in liger_lacks.OPS.split()},
 }
 for _name, _call in _CALLS.items():
-    globals()[f"Liger{_name}Function"] = _function(f"Liger{_name}Function", _call)
-GrpoLossFunction = _function("GrpoLossFunction", _grpo)
+    globals()[f"Liger{_name}Function"] = as_class(f"Liger{_name}Function", _call, __name__)
+GrpoLossFunction = as_class("GrpoLossFunction", _grpo, __name__)
 
 __all__ = [*(f"Liger{name}Function" for name in _CALLS), "GrpoLossFunction", "apply_tiled_mlp"]

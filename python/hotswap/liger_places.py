@@ -4,15 +4,18 @@ import importlib
 
 _OF_TRANSFORMERS = ("modules", "liger_probability", "liger_channel_norm", "distillation", "grpo", "liger", "auto", "liger_lacks")
 _OF_LOSSES = ("chunked_loss",)
-_OF_OPS = ("liger_ops",)
+_OF_OPS = ("liger_ops", "grpo")
 # where Liger has each of its layers, and of its losses over a linear head
-_FILES = """auto_model cross_entropy dyt functional fused_add_rms_norm fused_linear_cross_entropy fused_linear_jsd geglu group_norm
-grpo_loss jsd kl_div layer_norm llama4_rope mlp monkey_patch qwen2vl_mrope relu_squared rms_norm rope softmax sparsemax swiglu
-tiled_mlp tvd"""
+_FILES = """auto_model cross_entropy dyt experimental experimental.embedding functional fused_add_rms_norm fused_ce_tvd
+fused_linear_cross_entropy fused_linear_jsd fused_linear_kl_div fused_neighborhood_attention geglu group_norm grpo_loss jsd kl_div
+layer_norm llama4_rope mhc mlp model model.loss_utils modulated_rms_norm moe monkey_patch multi_token_attention poly_norm
+qwen2vl_mrope relu_squared rms_norm rope softmax sparsemax swiglu tiled_mlp tvd vocab_parallel_cross_entropy"""
 _LOSS_FILES = "cosine_similarity_loss cpo_loss dpo_loss functional grpo_loss jsd_loss kto_loss orpo_loss simpo_loss"
 
-_OP_FILES = """cross_entropy dyt fused_add_rms_norm fused_linear_cross_entropy fused_linear_jsd fused_moe geglu group_norm
-grpo_loss jsd kl_div layer_norm llama4_rope mlp qwen2vl_mrope relu_squared rms_norm rope softmax sparsemax swiglu tiled_mlp tvd"""
+_OP_FILES = """attn_res cross_entropy dyt experimental experimental.embedding fused_add_rms_norm fused_ce_tvd
+fused_linear_cross_entropy fused_linear_jsd fused_linear_kl_div fused_linear_scaled_cross_entropy fused_moe fused_neighborhood_attention
+geglu group_norm grpo_loss jsd kl_div layer_norm llama4_rope mhc mlp modulated_rms_norm multi_token_attention poly_norm qwen2vl_mrope
+relu_squared rms_norm rope softmax sparsemax swiglu tiled_mlp tvd vocab_parallel_cross_entropy"""
 
 # what is imported -> where its names are, the first that has it first
 PLACES = {
@@ -26,7 +29,7 @@ PLACES = {
 }
 
 
-def place_of(name: str, places=(*_OF_TRANSFORMERS, *_OF_LOSSES, *_OF_OPS)):
+def place_of(name: str, places=(*_OF_TRANSFORMERS, *_OF_OPS, *_OF_LOSSES)):
     """The module of hotswap that has Liger's `name` to give; None where none has."""
     for place in places:
         module = importlib.import_module(f"hotswap.{place}")

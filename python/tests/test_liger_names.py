@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hotswap
-from hotswap import liger_functional, liger_lacks, liger_ops, liger_places
+from hotswap import chunked_loss, liger_functional, liger_lacks, liger_ops, liger_places
 
 NAMES = json.loads((Path(__file__).parent / "liger_names.json").read_text())
 LACKING = {*liger_lacks.__all__, *(f"Liger{name}Function" for name in liger_lacks.OPS.split())}
@@ -28,9 +28,8 @@ def text(function, first=0) -> str:
     )
 
 
-def found(name, place):
-    value = getattr(liger_places.place_of(name, liger_places.PLACES[place]), name)
-    return value
+def found(name, module):
+    return getattr(liger_places.place_of(name, liger_places.PLACES[module]), name)
 
 
 @pytest.mark.parametrize("name", NAMES["ops"])
@@ -64,10 +63,53 @@ def test_functional_of_transformers(name):
         assert accepts(text(function), NAMES["transformers"][name])
 
 
+@pytest.fixture(scope="module")
+def of_files():
+    """What each file of Liger's has for a program that imports from it: {file: {name: does it have it}}."""
+    code = (
+        "import importlib, json, sys, hotswap\n"
+        "hotswap.enable_for_trainer(shadow=True)\n"
+        "has = lambda file, name: hasattr(importlib.import_module(file), name)\n"
+        "print(json.dumps({f: {n: has(f, n) for n in names.split()} for f, names in json.load(sys.stdin).items()}))"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], input=json.dumps(NAMES["files"]), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("file", NAMES["files"])
+def test_names_of_a_file(of_files, file):
+    """Classes and functions, those without an op too: importing them is no error, using them is."""
+    assert [name for name, there in of_files[file].items() if not there] == []
+
+
+def fits(ours: str, liger: str) -> bool:
+    """Liger's arguments by position and by name, with its defaults; in_place changes nothing, and ours may have more."""
+    mine, its = ([] if not text else [a.split("=") for a in text.split(", ")] for text in (ours, liger))
+    same = lambda a, b: a[0] == b[0] and (len(b) == 1 or a[0] == "in_place" or a == b)  # noqa: E731
+    return len(mine) >= len(its) and all(map(same, mine, its)) and all("=" in "=".join(a) or a[0][0] == "*" for a in mine[len(its) :])
+
+
+@pytest.mark.parametrize("name", NAMES["classes"])
+def test_classes(name):
+    module = "liger_kernel.chunked_loss" if name.startswith("LigerFusedLinear") and name not in NAMES["exported"] else "liger_kernel.transformers"
+    made = found(name, module)
+    if name in LACKING:
+        with pytest.raises(NotImplementedError, match=name):
+            made(8)
+        return
+    for method, arguments in NAMES["classes"][name].items():
+        is_function = issubclass(made, torch.autograd.Function)
+        ours = text(getattr(made, method), 0 if is_function else 1)
+        assert not arguments or fits(ours, arguments), f"{method}: {ours}"
+
+
 def test_exported():
-    for place in ("exported", "chunked_loss"):
-        for name in NAMES[place]:
-            assert found(name, "liger_kernel.transformers" if place == "exported" else "liger_kernel.chunked_loss"), name
+    assert found("is_transformers_available", "liger_kernel.transformers")()
+    assert hotswap.LigerFusedLinearJSDFunction is liger_ops.LigerFusedLinearJSDFunction is not chunked_loss.LigerFusedLinearJSDFunction
+    for key, module in (("exported", "liger_kernel.transformers"), ("chunked_loss", "liger_kernel.chunked_loss")):
+        for name in NAMES[key]:
+            assert found(name, module), name
     with pytest.raises(NotImplementedError, match="LigerPolyNorm"):
         hotswap.LigerPolyNorm()
     assert {n for n in NAMES["exported"] if n in LACKING} == {
@@ -193,6 +235,33 @@ def test_value_and_gradient(name):
     mine = torch.autograd.grad(got, x, weight)[0]
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(mine, torch.autograd.grad(want, x, weight)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("items", [None, 7])
+def test_the_loss_of_ligers_forwards(items):
+    """LigerForCausalLMLoss: of the next tokens, a forward's other arguments left out."""
+    hidden, ids = torch.randn(2, 6, 16).requires_grad_(), torch.randint(0, 9, (2, 6))
+    ids[0, :2] = -100
+    options = dict(num_items_in_batch=items, final_logit_softcapping=3.0, label_smoothing=0.1, use_cache=False)
+    got = hotswap.LigerForCausalLMLoss(hidden, HEAD, ids, 16, **options)
+    logits = 3 * torch.tanh((hidden[:, :-1] @ HEAD.T) / 3)
+    want = F.cross_entropy(
+        logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum" if items else "mean", label_smoothing=0.1
+    ) / (items or 1)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    mine, its = (torch.autograd.grad(loss, hidden)[0] for loss in (got, want))
+    torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
+    shifted = F.pad(ids, (0, 1), value=-100)[:, 1:]
+    outputs = hotswap.LigerForCausalLMLoss(hidden, HEAD, None, 16, shift_labels=shifted, return_predicted_tokens=True, **options)
+    assert torch.equal(outputs.loss, got) and outputs.predicted_tokens.shape == (12,) and outputs.token_accuracy is None
+
+
+def test_functions_of_chunked_losses():
+    names = "CPO CosineSimilarity DPO GRPO JSD KTO ORPO SimPO".split()
+    their = dict(zip(names, "cpo cosine dpo grpo jsd kto orpo simpo".split(), strict=True))
+    for name in names:
+        function = getattr(chunked_loss, f"LigerFusedLinear{name}Function")
+        assert function.apply is getattr(chunked_loss, f"liger_fused_linear_{their[name]}"), name
 
 
 def test_the_same_as_the_functions():
