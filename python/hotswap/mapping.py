@@ -15,7 +15,7 @@ ALIASES = {"MLP": ("SwiGLUMLP", "GeGLUMLP")}  # one key for several layers
 FUSED = {
     "AddRMSNorm": ("RMSNorm",),
     "SwiGLUMLP": ("SiLU",),
-    "GeGLUMLP": ("GeluTanh", "GeLU"),
+    "GeGLUMLP": ("GeluTanh", "GeLU", "NewGELU", "FastGELU"),  # all that its kernel is bound for
     "LinearCrossEntropy": ("ForCausalLMLoss",),
 }
 _MODES = {  # what may serve a mode, the best first

@@ -9,7 +9,7 @@ from hotswap import attention, binding, experts, match
 from hotswap.mapping import ALIASES, Mapping
 from hotswap.packages import dtypes, package
 from hotswap.replacement import Replacement, class_of
-from hotswap.sources import NoVariant, Source, Sources
+from hotswap.sources import NoVariant, Source, Sources, bundled
 
 ATTENTION = "attention"
 _OFF = {"linear": "torch's own product"}
@@ -117,7 +117,8 @@ class Planner:
 
     def _of_bundled(self, site: Site, source: Source) -> Decision:
         r = site.replacement
-        if source.layer not in site.layers:
+        known = bundled()[source.name].layers
+        if source.layer not in {*site.layers, *(known.get(name) for name in site.layers)}:
             if ALIASES.keys().isdisjoint(self.mapping.table):
                 raise ValueError(
                     f"expected a kernel for {site.layers[0]} ({site.name or 'the model'}); got {source.name}:{source.layer}, which "

@@ -102,7 +102,7 @@ def _by_stand_in(ref: KernelRef, names: tuple) -> Optional[Source]:
     for name, (layers, stands_in, versions) in bundled().items():
         last = next((version for repo, version in versions.items() if same_repo(repo, ref.repo)), None)
         for repo, there, here in stands_in:
-            named = there == ref.layer if ref.layer else layers.get(here, here) in names
+            named = there == ref.layer if ref.layer else here in names or layers.get(here, here) in names
             if named and same_repo(repo, ref.repo) and _asks_for_one_up_to(last, ref):
                 return _of_bundled(name, layers.get(here, here), f"stands in for {ref.repo}:{there}")
     return None

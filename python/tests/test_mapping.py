@@ -89,6 +89,33 @@ def test_a_part_that_is_mapped_keeps_the_whole_stock():
     assert calls.made["activation.silu"] == 2 and "mlp.swiglu" not in calls.made
 
 
+@pytest.mark.parametrize("act, key", [("gelu_fast", "FastGELU"), ("gelu_new", "NewGELU"), ("gelu_pytorch_tanh", "GeluTanh")])
+@pytest.mark.parametrize("kernel", ["kernels-community/activation", ""])
+def test_each_name_of_a_part_keeps_the_whole_stock(act, key, kernel):
+    """In the layers' gated MLP, whose own kernel computes them too."""
+    stock = model(hidden_act=act)
+    m = twin(stock, kernel_config={key: kernel})
+    assert only(m, "GeGLUMLP") == (None, f"the mapping names its part {key} and not GeGLUMLP")
+    names = {row.name for row in rows(m, "GeluTanh") if row.package == "activation"}
+    assert names == ({f"model.layers.{i}.mlp.act_fn" for i in range(2)} if kernel else set())
+    with torch.no_grad(), Calls() as calls:
+        close(m(**batch()).logits, stock(**batch()).logits)
+    assert not any(name.startswith("mlp.") for name in calls.made)
+
+
+@pytest.mark.parametrize("family, key, kernel", [
+    ("llama4_text", "Llama4TextMoe", "kernels-community/moe:Llama4TextMoe"),
+    ("llama4_text", "Llama4TextMoe", "RedHatAI/moe:Llama4TextMoe"),
+    ("llama4_text", "Llama4TextMoe", "kernels-community/moe"),
+    ("gpt_oss", "MegaBlocksMoeMLP", "kernels-community/megablocks:MegaBlocksMoeMLP"),
+    ("gpt_oss", "MegaBlocksMoeMLP", "kernels-community/megablocks"),
+])  # fmt: skip
+def test_blocks_of_experts_by_the_guides_names(family, key, kernel):
+    m = twin(model(family), kernel_config={key: kernel})
+    packages, why = only(m, rows(m, key)[0].layer if rows(m, key) else "Experts")
+    assert packages == "moe" and why.startswith(f"stands in for {kernel.split(':')[0]}:{key}")
+
+
 def test_an_entry_of_another_kind():
     stock = model("gemma2")
     config = {"MLP": "kernels-community/liger_kernels:LigerSwiGLUMLP"}
