@@ -39,6 +39,7 @@ REPOSITORIES = {  # repository/revision: what it has
     "kernels-community/flash-attn2/v2.4.0": ATTENTION,
     "random-repo/random-attention/v1": ATTENTION,
 }
+LLAMA = "meta-llama/Llama-2-7b-hf"
 LOAD = '''model = AutoModelForCausalLM.from_pretrained(
     "Qwen/Qwen3-0.6B",
     use_kernels=True,
@@ -51,6 +52,10 @@ IMPORT = "from transformers import AutoModelForCausalLM, KernelConfig\n\n"
 
 def loads(arguments: str) -> str:
     return f'model = AutoModelForCausalLM.from_pretrained(\n    "Qwen/Qwen3-0.6B",\n    {arguments},\n    device_map="cpu"\n)\n'
+
+
+def off(word: str) -> str:
+    return f'import os\nos.environ["USE_HUB_KERNELS"] = "{word}"\n' + loads("use_kernels=True")
 
 
 def config_of(entry: str) -> str:
@@ -68,6 +73,9 @@ SNIPPETS = {
     "use_kernels=True": (loads("use_kernels=True"), True, None),
     "attention by name": (loads('attn_implementation="kernels-community/flash-attn2"'), True, None, "kernels-community/flash-attn2"),
     "attention by another name": (loads('attn_implementation="kernels-community/flash-attn"'), True, None, "kernels-community/flash-attn"),
+    "use_kernels=True and generate": (
+        loads("use_kernels=True").replace("Qwen/Qwen3-0.6B", LLAMA) + "output = model.generate(input_ids, max_new_tokens=50)\n", True, None,
+    ),
     "attention of a publisher that is not trusted": (
         loads('attn_implementation="random-repo/random-attention",\n    allow_all_kernels=True'), True, None, "random-repo/random-attention",
     ),
@@ -76,7 +84,7 @@ SNIPPETS = {
     ),
     "training and inference": (
         loads("use_kernels=True")
-        + "model.eval()\nwith torch.no_grad():\n    output = model.generate(input_ids, max_new_tokens=5)\n"
+        + "model.eval()\nwith torch.no_grad():\n    output = model.generate(input_ids, max_new_tokens=50)\n"
         + "model.train()\nloss = model(input_ids, labels=labels).loss\nloss.backward()\n",
         True,
         None,
@@ -112,10 +120,26 @@ SNIPPETS = {
     "metadata": (
         config_of('"RMSNorm": ("random-repo/random-norm:RMSNorm", {"version": 1, "trust_remote_code": True}),'), False, "random-repo/random-norm",
     ),
-    "everything off": ('import os\nos.environ["USE_HUB_KERNELS"] = "0"\n' + loads("use_kernels=True"), True, None),
+    "everything off": (off("0"), True, None),
+    "everything off by OFF": (off("OFF"), True, None),
+    "everything off by NO": (off("NO"), True, None),
     "Liger by name": (
         "from liger_kernel.transformers import apply_liger_kernel_to_qwen3\napply_liger_kernel_to_qwen3()\n"
         'from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B")\n',
+        False,
+        "norm",
+    ),
+    "Liger for Llama": (
+        "from liger_kernel.transformers import apply_liger_kernel_to_llama\napply_liger_kernel_to_llama()\n"
+        "print('Liger kernels applied to LLaMA model class')\n"
+        f"from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained('{LLAMA}')\n",
+        False,
+        "norm",
+    ),
+    "Liger in Trainer, all of it": (
+        "from transformers import TrainingArguments\n" + loads("dtype=torch.float32")
+        + "training_args = TrainingArguments(\n    **some,\n    use_liger_kernel=True\n)\n"
+        "Trainer(model, training_args, train_dataset=dataset).train()\n",
         False,
         "norm",
     ),
@@ -177,7 +201,8 @@ def told(tmp_path_factory):
         pytest.skip(f"no {PROGRAM}: only the packages are built here")
     folder = tmp_path_factory.mktemp("snippets")
     served = folder / "served"
-    model("qwen3").save_pretrained(served / "models/Qwen/Qwen3-0.6B/main")
+    for family, name in (("qwen3", "Qwen/Qwen3-0.6B"), ("llama", LLAMA)):
+        model(family).save_pretrained(served / "models" / name / "main")
     (served / "trusted_publishers.txt").write_text("kernels-community\n")
     for name, code in REPOSITORIES.items():
         package(served / "kernels" / name, code)
@@ -187,7 +212,8 @@ def told(tmp_path_factory):
         address = next(word for word in server.stdout.readline().split() if word.startswith("http"))
         caches = dict.fromkeys(("HF_HOME", "HF_HUB_CACHE", "KERNELS_CACHE"), str(folder / "home"))
         texts = {name: text.replace("/path/to/fast_norm", str(folder / "fast_norm")) for name, (text, *_) in SNIPPETS.items()}
-        parts = [BEFORE + text + AFTER for text in texts.values()] + [BEFORE + ours(text) + AFTER for text in texts.values()]
+        before = lambda text: BEFORE.replace("Qwen/Qwen3-0.6B", LLAMA) if LLAMA in text else BEFORE  # noqa: E731
+        parts = [before(text) + text + AFTER for text in texts.values()] + [before(text) + ours(text) + AFTER for text in texts.values()]
         once = "import transformers.integrations.hub_kernels, transformers.models.qwen3.modeling_qwen3"
         found = blocks.run(parts, once, str(folder), HF_ENDPOINT=address.rstrip("/."), HF_HUB_OFFLINE="0", **caches)
         found = [text.replace(str(folder / "fast_norm"), "/path/to/fast_norm") for text in found]
@@ -208,7 +234,7 @@ def test_snippet(told, name):
     assert said.startswith(f"{ {norm} } "), said
     if attention:
         assert f" {attention[0]} " in said, said
-    if name == "Liger in Trainer":
+    if name.startswith("Liger"):
         assert "MLPS {'mlp'}" in said, said
 
 
