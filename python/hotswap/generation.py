@@ -42,6 +42,8 @@ def generate(model, input_ids=None, streamer=None, tokenizer=None, **kwargs):
     for name in ("assistant_model", "synced_gpus"):  # which transformers keeps from a callable, so that nobody would miss them
         if kwargs.get(name):
             refuse("one model on one device", f"{name}", "leave it out, or call model.generate")
+    if kwargs.get("custom_generate") is not None:
+        refuse("the loop of this function", "custom_generate", "leave it out, or call model.generate")
     if _asked(model, kwargs, "token_healing"):
         refuse("a prompt as it is", "token_healing", "give what model.heal_tokens(input_ids, tokenizer) makes of it")
     if (strings := _asked(model, kwargs, "stop_strings")) is not None:

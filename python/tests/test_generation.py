@@ -408,6 +408,7 @@ def test_wide_layers_take_fewer_rows_on_a_gpu():
     (dict(guidance_scale=1.5), "guidance_scale=1.5"),
     (dict(assistant_model="another"), "assistant_model"),
     (dict(synced_gpus=True), "synced_gpus"),
+    (dict(custom_generate="org/loop"), "custom_generate"),
     (dict(token_healing=True), "model.heal_tokens"),
     (dict(stop_strings="a"), "give tokenizer="),
 ])  # fmt: skip
