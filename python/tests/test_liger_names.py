@@ -245,11 +245,11 @@ def test_the_loss_of_ligers_forwards(items):
     options = dict(num_items_in_batch=items, final_logit_softcapping=3.0, label_smoothing=0.1, use_cache=False)
     got = hotswap.LigerForCausalLMLoss(hidden, HEAD, ids, 16, **options)
     logits = 3 * torch.tanh((hidden[:, :-1] @ HEAD.T) / 3)
-    want = F.cross_entropy(
+    plain = F.cross_entropy(
         logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum" if items else "mean", label_smoothing=0.1
     ) / (items or 1)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-    mine, its = (torch.autograd.grad(loss, hidden)[0] for loss in (got, want))
+    torch.testing.assert_close(got, plain, rtol=1e-5, atol=1e-5)
+    mine, its = (torch.autograd.grad(loss, hidden)[0] for loss in (got, plain))
     torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
     shifted = F.pad(ids, (0, 1), value=-100)[:, 1:]
     outputs = hotswap.LigerForCausalLMLoss(hidden, HEAD, None, 16, shift_labels=shifted, return_predicted_tokens=True, **options)
