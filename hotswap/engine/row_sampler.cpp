@@ -65,6 +65,22 @@ void keep_nucleus(std::vector<Candidate>& all, float best, double top_p) {
   }
 }
 
+void keep_allowed(std::vector<float>& scores, TokenConstraint& constraint) {
+  std::vector<int32_t> words((scores.size() + 31) / 32);
+  constraint.allowed(words);
+  bool any = false;
+  for (size_t id = 0; id < scores.size(); ++id) {
+    const bool may = (static_cast<uint32_t>(words[id / 32]) >> (id % 32) & 1) != 0;
+    if (!may) scores[id] = kNever;
+    any = any || (may && scores[id] > kNever);
+  }
+  if (any) return;
+  throw Error({.kind = ErrorKind::kInternal,
+               .wanted = "a grammar that allows some token to come next",
+               .got = "none",
+               .next = "report it with the request"});
+}
+
 }  // namespace
 
 bool RowSampling::is_argmax() const {
@@ -108,12 +124,16 @@ std::vector<float> RowSampler::adjusted(std::span<const float> logits, std::span
     }
   }
   for (const auto& [id, bias] : s.logit_bias) scores[id] += static_cast<float>(bias);
-  if (static_cast<int64_t>(tokens.size()) - prompt < s.min_new_tokens) {
-    for (const int64_t id : s.ends) {
-      if (id >= 0 && id < vocab) scores[id] = kNever;
-    }
-  }
   return scores;
+}
+
+// Where something else is left: a grammar that must end here does.
+void RowSampler::suppress_ends(std::vector<float>& scores) const {
+  std::vector<float> others = scores;
+  for (const int64_t id : settings_.ends) {
+    if (id >= 0 && id < static_cast<int64_t>(others.size())) others[id] = kNever;
+  }
+  if (std::any_of(others.begin(), others.end(), [](float score) { return score > kNever; })) scores = std::move(others);
 }
 
 int64_t RowSampler::draw(std::vector<float>& scores, int64_t position) const {
@@ -138,9 +158,11 @@ int64_t RowSampler::draw(std::vector<float>& scores, int64_t position) const {
   return all.empty() ? first - scores.begin() : all[std::min<size_t>(found - sums.begin(), all.size() - 1)].id;
 }
 
-SampledToken RowSampler::next(std::span<const float> logits, std::span<const int64_t> tokens,
-                              int64_t prompt_length) const {
+SampledToken RowSampler::next(std::span<const float> logits, std::span<const int64_t> tokens, int64_t prompt_length,
+                              TokenConstraint* constraint) const {
   std::vector<float> scores = adjusted(logits, tokens, prompt_length);
+  if (constraint != nullptr) keep_allowed(scores, *constraint);
+  if (static_cast<int64_t>(tokens.size()) - prompt_length < settings_.min_new_tokens) suppress_ends(scores);
   SampledToken out{.id = draw(scores, static_cast<int64_t>(tokens.size())), .logprobs = std::nullopt};
   if (settings_.logprobs) out.logprobs = logprobs_of(logits, out.id, *settings_.logprobs);
   return out;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -34,7 +35,18 @@ struct TokenLogprobs {
 
 struct SampledToken {
   int64_t id = 0;
-  std::optional<TokenLogprobs> logprobs;
+  std::optional<TokenLogprobs> logprobs = std::nullopt;
+  std::string error = {};  // why there is none
+};
+
+// Which tokens may come next in one sequence: a grammar, for example. Used by the thread that runs the steps.
+class TokenConstraint {
+ public:
+  virtual ~TokenConstraint() = default;
+  // Bit id % 32 of word id / 32: whether the token may come next. words: [ceil(vocab / 32)]
+  virtual void allowed(std::span<int32_t> words) = 0;
+  virtual void accept(int64_t id) = 0;  // the token that came; Error where it may not
+  virtual bool ended() const = 0;       // nothing more may come
 };
 
 class RowSampler {
@@ -42,11 +54,14 @@ class RowSampler {
   // Error on a setting that makes no sense, or an id of logit_bias outside the vocabulary.
   RowSampler(RowSampling settings, int64_t vocab);
   // logits: [vocab]; tokens: the prompt and the new ones so far
-  SampledToken next(std::span<const float> logits, std::span<const int64_t> tokens, int64_t prompt_length) const;
+  // constraint: null where any token may come. Error where it allows none.
+  SampledToken next(std::span<const float> logits, std::span<const int64_t> tokens, int64_t prompt_length,
+                    TokenConstraint* constraint = nullptr) const;
   const RowSampling& settings() const { return settings_; }
 
  private:
   std::vector<float> adjusted(std::span<const float> logits, std::span<const int64_t> tokens, int64_t prompt) const;
+  void suppress_ends(std::vector<float>& scores) const;
   int64_t draw(std::vector<float>& scores, int64_t position) const;
   RowSampling settings_;
 };

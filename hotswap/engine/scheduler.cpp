@@ -178,16 +178,26 @@ std::vector<SampledToken> Scheduler::sampled(const std::vector<int64_t>& ids, co
     const Sequence& s = *sequences[i];
     if (!s.row_sampler) continue;
     const Tensor row = logits.select(0, static_cast<int64_t>(i)).to(at::kCPU, at::kFloat).contiguous();
-    tokens[i] =
-        s.row_sampler->next({row.const_data_ptr<float>(), static_cast<size_t>(row.numel())}, s.tokens, s.prompt_length);
+    const std::span scores(row.const_data_ptr<float>(), static_cast<size_t>(row.numel()));
+    try {  // what is wrong with one sequence ends no other
+      tokens[i] = s.row_sampler->next(scores, s.tokens, s.prompt_length, s.constraint.get());
+      if (s.constraint) s.constraint->accept(tokens[i].id);
+    } catch (const std::exception& error) {
+      tokens[i].error = error.what();
+    }
   }
   return tokens;
 }
 
 NewToken Scheduler::append(int64_t id, SampledToken token) {
   Sequence& s = at(id).sequence;
+  if (!token.error.empty()) {
+    end(id, Finish::kFailed);
+    return {.sequence = id, .id = -1, .finish = Finish::kFailed, .error = std::move(token.error)};
+  }
   s.tokens.push_back(token.id);
-  const bool is_eos = std::find(s.stop.eos.begin(), s.stop.eos.end(), token.id) != s.stop.eos.end();
+  const bool is_eos = std::find(s.stop.eos.begin(), s.stop.eos.end(), token.id) != s.stop.eos.end() ||
+                      (s.constraint && s.constraint->ended());
   const bool is_text = s.stop.ends_with && s.stop.ends_with(token.id);
   const Finish finish = is_eos                                    ? Finish::kEos
                         : is_text                                 ? Finish::kStopString

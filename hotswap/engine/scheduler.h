@@ -33,6 +33,7 @@ struct NewToken {
   int64_t sequence, id;
   Finish finish = Finish::kNot;                          // whether the sequence ended with it
   std::optional<TokenLogprobs> logprobs = std::nullopt;  // where the sequence's row_sampler reports them
+  std::string error = {};                                // why it failed; there is no token then
 };
 
 // The length of text from which on a model computes all of it again, because the frequencies of its rotary embedding

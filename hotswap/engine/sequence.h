@@ -11,7 +11,8 @@
 
 namespace hotswap {
 
-enum class Finish { kNot, kLength, kEos, kStopString, kLeft };
+// kFailed: its sampler or its constraint threw an error; kEos also where a constraint lets nothing more come.
+enum class Finish { kNot, kLength, kEos, kStopString, kLeft, kFailed };
 
 // When a sequence ends: with an eos, with `ends_with` of its newest token, or after max_new_tokens.
 struct StopRules {
@@ -25,6 +26,7 @@ struct Sequence {
   std::shared_ptr<Sampler> sampler;  // sequences that share one are sampled in one call
   // Instead of `sampler`, with settings of this sequence's own. Its logits are copied to the host.
   std::shared_ptr<const RowSampler> row_sampler = nullptr;
+  std::shared_ptr<TokenConstraint> constraint = nullptr;  // beside a row_sampler
   StopRules stop = {};
   // All tokens are run again once the sequence is this long, because its keys then need other frequencies; 0: never.
   int64_t restart_length = 0;

@@ -4,8 +4,12 @@
 #include <ctime>
 #include <random>
 
+#include "hotswap/grammar/token_bytes.h"
+
 namespace hotswap::serve {
 namespace {
+
+constexpr const char* kInvalid = "structured_output_error";  // a field of our own
 
 OutJson bytes_json(const std::string& bytes) {
   OutJson out = OutJson::array();
@@ -18,15 +22,52 @@ OutJson usage_json(const Usage& usage) {
           {"completion_tokens", usage.completion_tokens},
           {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
           {"prompt_tokens_details", {{"cached_tokens", 0}}},
-          {"completion_tokens_details", {{"reasoning_tokens", 0}}}};
+          {"completion_tokens_details", {{"reasoning_tokens", usage.reasoning_tokens}}}};
 }
 
 // JSON has no infinity; this is what OpenAI writes for it.
 double finite(double logprob) { return std::max(logprob, -9999.0); }
 
 OutJson token_json(const Tokenizer& tokenizer, int64_t id, double logprob) {
-  const TokenText token = token_text(tokenizer, id);
+  const grammar::TokenText token = grammar::TokenTexts(tokenizer).of(id);
   return {{"token", token.text}, {"logprob", finite(logprob)}, {"bytes", bytes_json(token.bytes)}};
+}
+
+// Both names of reasoning: each has clients that read no other.
+OutJson reasoning_json(const std::string& text) { return {{"reasoning_content", text}, {"reasoning", text}}; }
+
+OutJson message_json(const Answer& answer) {
+  const bool only_calls = answer.text.empty() && !answer.calls.empty();
+  OutJson message = {
+      {"role", "assistant"}, {"content", only_calls ? OutJson() : OutJson(answer.text)}, {"refusal", nullptr}};
+  if (!answer.reasoning.empty()) message.update(reasoning_json(answer.reasoning));
+  for (const ToolCall& call : answer.calls) {
+    message["tool_calls"].push_back({{"id", random_id("call_")},
+                                     {"type", "function"},
+                                     {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+  }
+  return message;
+}
+
+// The id, type and name of a call once, then pieces of its arguments.
+OutJson delta_json(const MessagePart& part) {
+  OutJson call = {{"index", part.call}};
+  switch (part.kind) {
+    case MessagePart::Kind::kContent:
+      return {{"content", part.text}};
+    case MessagePart::Kind::kReasoning:
+      return reasoning_json(part.text);
+    case MessagePart::Kind::kCall:
+      call.update(
+          {{"id", random_id("call_")}, {"type", "function"}, {"function", {{"name", part.text}, {"arguments", ""}}}});
+      break;
+    case MessagePart::Kind::kArguments:
+      call["function"] = {{"arguments", part.text}};
+      break;
+  }
+  OutJson calls = OutJson::array();
+  calls.push_back(std::move(call));
+  return {{"tool_calls", std::move(calls)}};
 }
 
 }  // namespace
@@ -73,12 +114,13 @@ OutJson AnswerFormat::chat_logprobs(const std::vector<ShownToken>& tokens) const
 OutJson AnswerFormat::text_logprobs(const Answer& answer, int64_t offset) const {
   OutJson tokens = OutJson::array(), logprobs = OutJson::array(), top = OutJson::array(), offsets = OutJson::array();
   const auto add = [&](int64_t id, const TokenLogprobs* values) {
-    const std::string text = token_text(tokenizer_, id).text;
+    const std::string text = grammar::TokenTexts(tokenizer_).of(id).text;
     tokens.push_back(text);
     logprobs.push_back(values == nullptr ? OutJson() : OutJson(finite(values->logprob)));
     OutJson best = values == nullptr ? OutJson() : OutJson::object();
     if (values != nullptr) {
-      for (const auto& [other, logprob] : values->top) best[token_text(tokenizer_, other).text] = finite(logprob);
+      for (const auto& [other, logprob] : values->top)
+        best[grammar::TokenTexts(tokenizer_).of(other).text] = finite(logprob);
     }
     top.push_back(std::move(best));
     offsets.push_back(offset);
@@ -98,12 +140,13 @@ std::string AnswerFormat::whole(const std::vector<Answer>& answers, const Usage&
     const Answer& answer = answers[i];
     OutJson choice = {{"index", i}};
     if (chat_) {
-      choice["message"] = {{"role", "assistant"}, {"content", answer.text}, {"refusal", nullptr}};
+      choice["message"] = message_json(answer);
     } else {
       choice["text"] = answer.prompt_text + answer.text;
     }
     choice["logprobs"] = !logprobs_ ? OutJson() : chat_ ? chat_logprobs(answer.tokens) : text_logprobs(answer, 0);
     choice["finish_reason"] = answer.finish_reason;
+    if (!answer.invalid.empty()) choice[kInvalid] = answer.invalid;
     choices.push_back(std::move(choice));
   }
   body["choices"] = std::move(choices);
@@ -135,12 +178,17 @@ std::string AnswerFormat::piece(size_t choice, const TextPiece& piece, int64_t t
     entry[chat_ ? "delta" : "text"] = chat_ ? delta : text;
     entry["logprobs"] = logprobs;
     entry["finish_reason"] = reason;
+    if (!reason.is_null() && !piece.invalid.empty()) entry[kInvalid] = piece.invalid;
     body["choices"] = OutJson::array({std::move(entry)});
     if (null_usage) body["usage"] = nullptr;
     out += event(body);
   };
-  if (!piece.text.empty() || !piece.tokens.empty()) {
-    add({{"content", piece.text}}, piece.text, logprobs_of(piece, text_offset), nullptr);
+  if (!piece.text.empty() || !piece.tokens.empty() || !piece.parts.empty()) {
+    const OutJson logprobs = logprobs_of(piece, text_offset);
+    if (piece.parts.empty()) add({{"content", piece.text}}, piece.text, logprobs, nullptr);
+    for (size_t i = 0; i < piece.parts.size(); ++i) {
+      add(delta_json(piece.parts[i]), "", i == 0 ? logprobs : OutJson(), nullptr);
+    }
   }
   if (piece.finish_reason != nullptr) add(OutJson::object(), "", nullptr, piece.finish_reason);
   return out;

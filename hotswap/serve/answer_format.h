@@ -12,13 +12,18 @@ namespace hotswap::serve {
 using OutJson = nlohmann::ordered_json;
 
 struct Usage {
-  int64_t prompt_tokens = 0, completion_tokens = 0;
+  int64_t prompt_tokens = 0, completion_tokens = 0, reasoning_tokens = 0;
+};
+
+struct ToolCall {
+  std::string name, arguments = {};  // JSON
 };
 
 struct Answer {  // one choice, whole
-  std::string text;
+  std::string text, reasoning;
+  std::vector<ToolCall> calls;
   std::vector<ShownToken> tokens;
-  std::string finish_reason;
+  std::string finish_reason, invalid;
   // Of an echoed prompt: its tokens, with the logprobs of all but the first where they are reported.
   std::vector<int64_t> prompt;
   std::vector<TokenLogprobs> prompt_logprobs;

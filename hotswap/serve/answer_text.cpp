@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include "hotswap/tokenizers/byte_level.h"
-#include "hotswap/tokenizers/decoder.h"
-
 namespace hotswap::serve {
 
 // The longest end of the text that is the beginning of a stop text.
@@ -58,26 +55,6 @@ TextPiece AnswerText::push(const TokenEvent& event) {
 
 int64_t characters(std::string_view utf8) {
   return std::count_if(utf8.begin(), utf8.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
-}
-
-TokenText token_text(const Tokenizer& tokenizer, int64_t id) {
-  // After another token, because a decoder may treat the first one of a text in its own way.
-  const std::vector<int64_t> before = tokenizer.ids("a", /*add_special_tokens=*/false);
-  std::vector<int64_t> both = before;
-  both.push_back(id);
-  const std::string run_up = tokenizer.decode(before), text = tokenizer.decode(both);
-  TokenText out;
-  if (text.starts_with(run_up)) out.text = text.substr(run_up.size());
-  out.bytes = out.text;
-  if (out.text.find("\uFFFD") == std::string::npos) return out;
-  const std::string token = tokenizer.id_to_token(id).value_or("");
-  const int byte = tokenizers::byte_of_fallback_token(token);
-  if (byte >= 0) {
-    out.bytes = std::string(1, static_cast<char>(byte));
-  } else if (const auto bytes = tokenizers::bytes_of_token(token)) {
-    out.bytes = *bytes;
-  }
-  return out;
 }
 
 }  // namespace hotswap::serve

@@ -36,9 +36,11 @@ struct ShownToken {  // for the lists of logprobs
 };
 
 struct TextPiece {
-  std::string text;
-  std::vector<ShownToken> tokens;  // since the piece before
+  std::string text;                     // of a message: its content only
+  std::vector<ShownToken> tokens = {};  // since the piece before
+  std::vector<MessagePart> parts = {};  // of a message that has more than content
   const char* finish_reason = nullptr;
+  std::string invalid = {};  // why the finished answer is none that its schema allows
 };
 
 class AnswerText {
@@ -62,11 +64,5 @@ class AnswerText {
 };
 
 int64_t characters(std::string_view utf8);  // code points, in which clients count
-
-// A token as logprobs list it: its text, in which half a character is U+FFFD, and its bytes.
-struct TokenText {
-  std::string text, bytes;
-};
-TokenText token_text(const Tokenizer& tokenizer, int64_t id);
 
 }  // namespace hotswap::serve

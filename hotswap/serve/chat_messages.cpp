@@ -7,7 +7,7 @@ namespace {
 
 using OutJson = nlohmann::ordered_json;
 
-constexpr size_t kMaxMessages = 4096, kMaxTools = 128;
+constexpr size_t kMaxMessages = 4096;
 
 // A text, or a list of parts of type text, joined by line ends.
 OutJson content_of(const Json& content, const std::string& where) {
@@ -64,32 +64,6 @@ OutJson message_of(const Json& message, size_t index, bool knows_developer) {
   return out;
 }
 
-// Tools that are only shown would be called in a form that nothing here reads back.
-void refuse_tools(RequestBody& body) {
-  const auto tools = body.json("tools");
-  const auto choice = body.json("tool_choice");
-  body.get<bool>("parallel_tool_calls");
-  const bool none = choice && choice->is_string() && choice->as<std::string>() == "none";
-  if (!tools) {
-    if (choice && !none && !(choice->is_string() && choice->as<std::string>() == "auto")) {
-      bad_request("expected tools beside tool_choice; got none", "tool_choice");
-    }
-    return;
-  }
-  if (!tools->is_array()) bad_request("expected tools as a list", "tools");
-  const auto elements = tools->elements();
-  if (elements.size() > kMaxTools) bad_request(cat("expected at most ", kMaxTools, " tools"), "tools");
-  for (const Json& tool : elements) {
-    if (!tool.is_object() || tool.get<std::string>("type", "") != "function" || !tool.has("function") ||
-        !tool.child("function").is_object() || !tool.child("function").has("name")) {
-      bad_request("expected tools of the form {\"type\": \"function\", \"function\": {\"name\", ...}}", "tools");
-    }
-  }
-  if (none || elements.empty()) return;
-  throw ApiError(501, "expected a request without tools, or tool_choice none; got tools; calls are not parsed here yet",
-                 "tools", "unsupported_parameter");
-}
-
 OutJson checked_documents(const Json& documents) {
   const OutJson& list = documents.raw();
   const auto is_object = [](const OutJson& document) { return document.is_object(); };
@@ -113,15 +87,15 @@ OutJson checked_variables(const Json& variables) {
 
 }  // namespace
 
-ChatRequest read_chat_fields(RequestBody& body, const ChatTemplate& chat_template) {
+ChatFields read_chat_fields(RequestBody& body, const ChatTemplate& chat_template) {
   const auto messages = body.json("messages");
   if (!messages || !messages->is_array()) bad_request("expected messages as a list", "messages");
   const auto elements = messages->elements();
   if (elements.empty() || elements.size() > kMaxMessages) {
     bad_request(cat("expected 1 to ", kMaxMessages, " messages; got ", elements.size()), "messages");
   }
-  refuse_tools(body);
-  ChatRequest request{.messages = OutJson::array()};
+  ToolRequest tools = read_tools(body, chat_template);
+  ChatRequest request{.messages = OutJson::array(), .tools = tools.tools};
   const bool knows_developer = chat_template.mentions("developer");
   body.guarded("messages", [&] {
     for (size_t i = 0; i < elements.size(); ++i) {
@@ -133,7 +107,7 @@ ChatRequest read_chat_fields(RequestBody& body, const ChatTemplate& chat_templat
   request.add_generation_prompt = body.flag("add_generation_prompt", !request.continue_final_message);
   if (const auto variables = body.json("chat_template_kwargs")) request.variables = checked_variables(*variables);
   if (const auto effort = body.get<std::string>("reasoning_effort")) request.variables["reasoning_effort"] = *effort;
-  return request;
+  return {std::move(request), std::move(tools)};
 }
 
 }  // namespace hotswap::serve

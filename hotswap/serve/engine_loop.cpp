@@ -128,8 +128,8 @@ void EngineLoop::join(Running fresh) {
   const Job& job = *fresh.job;
   if (job.cancelled) return;
   try {
-    Sequence sequence{.tokens = job.prompt, .sampler = nullptr, .stop = job.stop};
-    if (job.sampler->settings().is_argmax()) {
+    Sequence sequence{.tokens = job.prompt, .sampler = nullptr, .constraint = job.constraint, .stop = job.stop};
+    if (job.sampler->settings().is_argmax() && !job.constraint) {
       sequence.sampler = argmax_;
     } else {
       sequence.row_sampler = job.sampler;
@@ -174,6 +174,7 @@ void EngineLoop::step() {
 }
 
 void EngineLoop::deliver(const NewToken& token, Clock::time_point now) {
+  if (token.finish == Finish::kFailed) return fail(token.sequence, ApiError(500, token.error));
   Running& one = running_.at(token.sequence);
   if (one.tokens++ == 0) {
     metrics_.first_token(seconds(now - one.arrived));

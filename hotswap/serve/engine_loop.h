@@ -34,6 +34,7 @@ struct EngineOptions {
 struct Job {
   std::vector<int64_t> prompt;
   std::shared_ptr<const RowSampler> sampler;
+  std::shared_ptr<TokenConstraint> constraint = {};
   StopRules stop = {};
   std::shared_ptr<TokenChannel> channel = {};
   size_t choice = 0;
@@ -58,6 +59,7 @@ class EngineLoop {
   int64_t decode_rows() const { return groups_.decode_rows; }  // of one forward; 0: all
   Gauges gauges() const;
   int64_t steps() const { return steps_; }
+  Metrics& metrics() { return metrics_; }
   bool idle() const;
 
  private:

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "hotswap/serve/chat_messages.h"
+#include "hotswap/serve/grammar_constraint.h"
 
 namespace hotswap::serve {
 namespace {
@@ -81,37 +82,34 @@ void read_ends(RequestBody& body, const ServedModel& model, GenerationRequest& r
                   .skip_special_tokens = body.flag("skip_special_tokens", true)};
 }
 
-// Names that other servers have for a constraint. To ignore one would give an answer that breaks it.
-constexpr const char* kConstraints[] = {
-    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar",
-    "json_schema",        "regex",       "ebnf",         "structural_tag"};
+// An answer is never generated without a constraint that its request names.
+void require_grammars(const ServedModel& model, const std::string& field) {
+  const std::string missing = model.grammars ? model.grammars->missing() : "a model that is not served yet";
+  if (missing.empty()) return;
+  throw ApiError(501, cat("expected xgrammar for structured output; got none: ", missing), field,
+                 "unsupported_parameter");
+}
 
-void refuse_formats(RequestBody& body) {
-  const auto format = body.json("response_format");
-  const std::string type = !format ? "text"
-                           : format->is_object()
-                               ? body.guarded("response_format", [&] { return format->at<std::string>("type"); })
-                               : "";
-  if (type == "json_schema") {
-    const bool complete = body.guarded("response_format", [&] {
-      const Json schema = format->child("json_schema");
-      return schema.is_object() && !schema.at<std::string>("name").empty() && schema.child("schema").is_object();
-    });
-    if (!complete) bad_request("expected json_schema {\"name\", \"schema\"}", "response_format");
-  } else if (type != "text" && type != "json_object") {
-    bad_request("expected response_format of type text, json_object or json_schema", "response_format");
+// Whether the prompt leaves the model in its thoughts.
+bool ends_in_thoughts(std::string_view prompt) {
+  const size_t last = prompt.find_last_not_of(" \n");
+  return last != std::string_view::npos && prompt.substr(0, last + 1).ends_with(kThinkOpen);
+}
+
+// Which calls are read back, and the grammar of those that are demanded.
+void add_tools(const ToolRequest& tools, const ServedModel& model, GenerationRequest& request) {
+  if (tools.choice == ToolChoice::kNone) return;
+  if (request.rules) {
+    bad_request(cat("expected tools or ", request.rules->field, "; got both; set tool_choice none for the latter"),
+                "tools", "unsupported_parameter");
   }
-  std::string named = type == "text" ? "" : "response_format";
-  for (const char* field : kConstraints) {
-    const auto constraint = body.json(field);
-    const bool empty = constraint && constraint->is_string() && constraint->as<std::string>().empty();
-    if (constraint && !empty && named.empty()) named = field;
-  }
-  if (named.empty()) return;
-  throw ApiError(501,
-                 "expected response_format text; got a form that needs a grammar library (xgrammar), which this build "
-                 "has not; leave it out and check the answer yourself",
-                 named, "unsupported_parameter");
+  request.message.format = tools.format;
+  request.message.tools = {tools.names.begin(), tools.names.end()};
+  const auto marker = model.tokenizer.token_to_id(tools.format->open);
+  if (marker && model.tokenizer.is_special(*marker)) request.text.skip_special_tokens = false;
+  if (tools.choice != ToolChoice::kRequired) return;
+  request.rules = tool_rules(tools);
+  require_grammars(model, "tool_choice");
 }
 
 void read_common(RequestBody& body, const ServedModel& model, GenerationRequest& request) {
@@ -124,7 +122,8 @@ void read_common(RequestBody& body, const ServedModel& model, GenerationRequest&
     if (!options->is_object()) bad_request("expected stream_options as an object", "stream_options");
     request.include_usage = body.guarded("stream_options", [&] { return options->get<bool>("include_usage", false); });
   }
-  refuse_formats(body);
+  request.rules = read_answer_rules(body);
+  if (request.rules) require_grammars(model, request.rules->field);
   body.ignore({"user", "metadata", "store", "service_tier", "safety_identifier", "verbosity", "prediction",
                "prompt_cache_key", "cache_salt"});
 }
@@ -167,12 +166,13 @@ void check_model(RequestBody& body, const ServedModel& model) {
                  "model_not_found");
 }
 
-std::string render_chat(RequestBody& body, const ServedModel& model) {
+RenderedRequest render_chat(RequestBody& body, const ServedModel& model) {
   if (!model.chat_template) {
     bad_request("expected a model with a chat template; got one without; use /v1/completions", "messages");
   }
-  const ChatRequest request = read_chat_fields(body, *model.chat_template);
-  return body.guarded("messages", [&] { return model.chat_template->render(request); });
+  ChatFields fields = read_chat_fields(body, *model.chat_template);
+  std::string text = body.guarded("messages", [&] { return model.chat_template->render(fields.request); });
+  return {std::move(text), std::move(fields.tools)};
 }
 
 std::vector<std::vector<int64_t>> read_prompts(RequestBody& body, const std::string& field, const ServedModel& model) {
@@ -212,8 +212,13 @@ GenerationRequest read_chat_request(const std::string& text, const ServedModel& 
   if (top && !logprobs) bad_request("expected logprobs true beside top_logprobs", "top_logprobs");
   if (logprobs) request.sampling.logprobs = std::min(top.value_or(0), model.vocab());
   request.continues = body.flag("continue_final_message");
-  const std::string rendered = render_chat(body, model);
-  request.prompts = {model.tokenizer.ids(rendered, /*add_special_tokens=*/false)};
+  const RenderedRequest rendered = render_chat(body, model);
+  request.prompts = {model.tokenizer.ids(rendered.text, /*add_special_tokens=*/false)};
+  if (!request.continues) {
+    request.message = {.thinking = ends_in_thoughts(rendered.text),
+                       .thoughts = model.chat_template->mentions(kThinkClose)};
+  }
+  add_tools(rendered.tools, model, request);
   check_lengths(request, model);
   request.unknown = body.unknown();
   return request;

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "hotswap/engine/sequence.h"
+#include "hotswap/grammar/grammar.h"
+#include "hotswap/serve/message_parser.h"
 #include "hotswap/serve/request_body.h"
 #include "hotswap/serve/served_model.h"
 
@@ -24,6 +26,9 @@ struct GenerationRequest {
   StopRules stop = {};        // max_new_tokens of the first prompt where the request sets none
   std::optional<int64_t> max_new_tokens = std::nullopt;  // as the request has it
   TextRules text = {};
+  std::optional<AnswerRules> rules = std::nullopt;                       // of the answers' form
+  std::shared_ptr<const grammar::CompiledGrammar> constraint = nullptr;  // of the rules, once compiled
+  MessageRules message = {};                                             // how its text is read
   bool stream = false, include_usage = false;
   bool chat = true;
   bool continues = false;                 // the answer goes on with the prompt's text, not a message of its own
@@ -39,8 +44,13 @@ struct GenerationRequest {
 GenerationRequest read_chat_request(const std::string& body, const ServedModel& model);
 GenerationRequest read_completion_request(const std::string& body, const ServedModel& model);
 
-// The text that the chat template makes of a request's messages, for /apply_template and /tokenize.
-std::string render_chat(RequestBody& body, const ServedModel& model);
+struct RenderedRequest {
+  std::string text;
+  ToolRequest tools;
+};
+
+// The text that the chat template makes of a request's messages.
+RenderedRequest render_chat(RequestBody& body, const ServedModel& model);
 // Of /tokenize and /v1/completions: `field` as a text, ids, or lists of them.
 std::vector<std::vector<int64_t>> read_prompts(RequestBody& body, const std::string& field, const ServedModel& model);
 

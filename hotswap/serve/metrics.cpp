@@ -46,6 +46,16 @@ void Metrics::step(int64_t tokens) {
   step_sizes_.observe(static_cast<double>(tokens));
 }
 
+void Metrics::invalid_answer() {
+  const std::lock_guard lock(mutex_);
+  ++invalid_answers_;
+}
+
+void Metrics::unparsed_calls(int64_t count) {
+  const std::lock_guard lock(mutex_);
+  unparsed_calls_ += count;
+}
+
 void Metrics::finished(const std::string& reason, int64_t tokens, double since_arrival_s) {
   const std::lock_guard lock(mutex_);
   ++finished_[reason];
@@ -81,6 +91,8 @@ std::string Metrics::text(const std::string& prefix, const std::string& model, c
   value("gauge", "kv_pages_in_use", g.kv_pages_in_use);
   value("counter", "prompt_tokens_total", prompt_tokens_);
   value("counter", "generation_tokens_total", generated_tokens_);
+  value("counter", "structured_output_invalid_total", invalid_answers_);
+  value("counter", "tool_calls_unparsed_total", unparsed_calls_);
   value("counter", "num_preemptions_total", 0);
   value("counter", "prefix_cache_queries_total", 0);
   value("counter", "prefix_cache_hits_total", 0);

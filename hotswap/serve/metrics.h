@@ -37,12 +37,14 @@ class Metrics {
   void first_token(double since_arrival_s);
   void next_token(double since_last_s);
   void step(int64_t tokens);
+  void invalid_answer();               // a finished one that its schema does not allow
+  void unparsed_calls(int64_t count);  // texts that began as a call of a tool and are none
   void finished(const std::string& reason, int64_t tokens, double since_arrival_s);
   std::string text(const std::string& prefix, const std::string& model, const Gauges& gauges) const;
 
  private:
   mutable std::mutex mutex_;
-  int64_t prompt_tokens_ = 0, generated_tokens_ = 0;
+  int64_t prompt_tokens_ = 0, generated_tokens_ = 0, invalid_answers_ = 0, unparsed_calls_ = 0;
   std::map<std::string, int64_t> finished_;  // by reason
   Histogram first_token_s_{{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 60}};
   Histogram between_tokens_s_{{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1, 5}};

@@ -189,17 +189,20 @@ TEST_F(Protocol, RefusalsNameTheField) {
   EXPECT_EQ(param({{"audio", OutJson::object()}}), "audio");
   EXPECT_EQ(param({{"functions", OutJson::array()}}), "functions");
   EXPECT_EQ(param({{"model", "gpt"}}, 404), "model");
-  EXPECT_EQ(param({{"response_format", {{"type", "json_object"}}}}, 501), "response_format");
   EXPECT_EQ(param({{"response_format", {{"type", "xml"}}}}), "response_format");
   EXPECT_EQ(param({{"response_format", {{"type", "json_schema"}}}}), "response_format");
   const OutJson tool = {{"type", "function"}, {"function", {{"name", "f"}}}};
   for (const char* field : {"structured_outputs", "guided_json", "guided_choice", "grammar", "json_schema"}) {
-    EXPECT_EQ(param({{field, {{"type", "object"}}}}, 501), field) << "a constraint by another server's name";
+    EXPECT_EQ(param({{field, {{"type", "none"}}}}), field) << "a constraint by another server's name";
   }
+  EXPECT_EQ(param({{"structural_tag", {{"type", "object"}}}}, 501), "structural_tag");
   EXPECT_EQ(param({{"repetition_penalty", 0}}), "repetition_penalty");
   EXPECT_EQ(param({{"documents", "d"}}), "documents");
   EXPECT_EQ(param({{"chat_template_kwargs", {{"messages", OutJson::array()}}}}), "chat_template_kwargs");
-  EXPECT_EQ(param({{"tools", {tool}}}, 501), "tools");
+  EXPECT_EQ(param({{"tools", {tool}}}), "tools") << "its template has no word of tools";
+  EXPECT_EQ(param({{"tools", {tool, tool}}}), "tools");
+  EXPECT_EQ(param({{"tools", {tool}}, {"tool_choice", "some"}}), "tool_choice");
+  EXPECT_EQ(param({{"tool_choice", "required"}}), "tool_choice");
   EXPECT_EQ(param({{"tools", "f"}}), "tools");
   EXPECT_EQ(param({{"messages", OutJson::array()}}), "messages");
   EXPECT_EQ(param({{"messages", {{{"role", "refused"}, {"content", "x"}}}}}), "messages");

@@ -4,6 +4,8 @@
 #include <c10/core/InferenceMode.h>
 
 #include "hotswap/base/log.h"
+#include "hotswap/grammar/schema_validator.h"
+#include "hotswap/serve/grammar_constraint.h"
 
 namespace hotswap::serve {
 namespace {
@@ -21,6 +23,10 @@ std::shared_ptr<Job> make_job(const ServedModel& model, const GenerationRequest&
   auto job = std::make_shared<Job>();
   job->prompt = request.prompts[prompt];
   job->sampler = std::make_shared<RowSampler>(std::move(sampling), model.vocab());
+  if (request.constraint) {
+    job->constraint = std::make_shared<GrammarConstraint>(request.constraint->matcher(), model.tokenizer, model.ends(),
+                                                          request.message.thinking);
+  }
   job->stop = request.stop;
   job->stop.max_new_tokens = request.new_tokens(prompt, model.max_model_len);
   job->choice = choice;
@@ -68,6 +74,22 @@ void add_echo(const ServedModel& model, EngineLoop& engine, const GenerationRequ
   }
 }
 
+void add_part(const MessagePart& part, Answer& answer) {
+  switch (part.kind) {
+    case MessagePart::Kind::kContent:
+      break;  // in the piece's text
+    case MessagePart::Kind::kReasoning:
+      answer.reasoning += part.text;
+      break;
+    case MessagePart::Kind::kCall:
+      answer.calls.push_back({.name = part.text});
+      break;
+    case MessagePart::Kind::kArguments:
+      answer.calls[part.call].arguments += part.text;
+      break;
+  }
+}
+
 AnswerFormat format_for(const ServedModel& model, const GenerationRequest& request) {
   return {model.tokenizer, request.chat, request.sampling.logprobs.has_value(), model.names.front()};
 }
@@ -75,11 +97,15 @@ AnswerFormat format_for(const ServedModel& model, const GenerationRequest& reque
 }  // namespace
 
 RunningAnswers::RunningAnswers(const ServedModel& model, EngineLoop& engine, const GenerationRequest& request)
-    : open_(request.choices()) {
+    : schema_(request.rules ? request.rules->schema : nullptr),
+      whole_(request.choices()),
+      metrics_(engine.metrics()),
+      open_(request.choices()) {
   for (const auto& prompt : request.prompts) prompt_tokens_ += static_cast<int64_t>(prompt.size());
   for (size_t choice = 0; choice < request.choices(); ++choice) {
     jobs_.push_back(make_job(model, request, choice));
     jobs_.back()->channel = channel_;
+    if (request.chat && !request.message.plain()) parsers_.emplace_back(request.message);
     const std::span<const int64_t> prompt = jobs_.back()->prompt;
     texts_.emplace_back(model.tokenizer, request.text, request.continues ? prompt : std::span<const int64_t>());
   }
@@ -90,6 +116,32 @@ RunningAnswers::~RunningAnswers() {
   for (const auto& job : jobs_) job->cancelled = true;
 }
 
+// Cuts the text into thoughts, content and calls.
+void RunningAnswers::read_message(size_t choice, TextPiece& piece) {
+  MessageParser& parser = parsers_[choice];
+  if (parser.in_thoughts()) ++reasoning_tokens_;
+  piece.parts = parser.push(piece.text);
+  if (piece.finish_reason != nullptr) {
+    for (MessagePart& part : parser.finish()) piece.parts.push_back(std::move(part));
+    if (parser.calls() > 0 && std::string_view(piece.finish_reason) == "stop") piece.finish_reason = "tool_calls";
+    metrics_.unparsed_calls(parser.unparsed());
+  }
+  piece.text.clear();
+  for (const MessagePart& part : piece.parts) {
+    if (part.kind == MessagePart::Kind::kContent) piece.text += part.text;
+  }
+}
+
+// An answer that the model ended, which the grammar should have kept to the schema.
+void RunningAnswers::validate(size_t choice, const TokenEvent& event, TextPiece& piece) {
+  std::string& text = whole_[choice] += piece.text;
+  if (piece.finish_reason == nullptr || event.finish != Finish::kEos) return;
+  piece.invalid = grammar::answer_problem(*schema_, text);
+  if (piece.invalid.empty()) return;
+  metrics_.invalid_answer();
+  log_warning("serve: an answer that its schema does not allow: ", piece.invalid);
+}
+
 std::vector<std::pair<size_t, TextPiece>> RunningAnswers::take(milliseconds wait) {
   std::vector<std::pair<size_t, TextPiece>> pieces;
   for (const TokenEvent& event : channel_->take(wait)) {
@@ -97,12 +149,14 @@ std::vector<std::pair<size_t, TextPiece>> RunningAnswers::take(milliseconds wait
     if (text.ended()) continue;  // tokens after a stop text
     if (event.error) throw ApiError(*event.error);
     TextPiece piece = text.push(event);
+    if (!parsers_.empty()) read_message(event.choice, piece);
+    if (schema_) validate(event.choice, event, piece);
     if (text.ended()) {
       jobs_[event.choice]->stopped = true;
       jobs_[event.choice]->cancelled = true;
       --open_;
     }
-    if (!piece.text.empty() || !piece.tokens.empty() || piece.finish_reason != nullptr) {
+    if (!piece.text.empty() || !piece.parts.empty() || !piece.tokens.empty() || piece.finish_reason != nullptr) {
       pieces.emplace_back(event.choice, std::move(piece));
     }
   }
@@ -110,7 +164,7 @@ std::vector<std::pair<size_t, TextPiece>> RunningAnswers::take(milliseconds wait
 }
 
 Usage RunningAnswers::usage() const {
-  Usage usage{.prompt_tokens = prompt_tokens_};
+  Usage usage{.prompt_tokens = prompt_tokens_, .reasoning_tokens = reasoning_tokens_};
   for (const AnswerText& text : texts_) usage.completion_tokens += text.tokens();
   return usage;
 }
@@ -125,8 +179,10 @@ std::string whole_answer(const ServedModel& model, EngineLoop& engine, const Gen
       for (auto& [choice, piece] : running.take(kLook)) {
         Answer& answer = answers[choice];
         answer.text += piece.text;
+        for (const MessagePart& part : piece.parts) add_part(part, answer);
         answer.tokens.insert(answer.tokens.end(), piece.tokens.begin(), piece.tokens.end());
         if (piece.finish_reason != nullptr) answer.finish_reason = piece.finish_reason;
+        answer.invalid += piece.invalid;
       }
       if (left()) return "";
     }

@@ -27,7 +27,14 @@ class RunningAnswers {
  private:
   std::shared_ptr<TokenChannel> channel_ = std::make_shared<TokenChannel>();
   std::vector<std::shared_ptr<Job>> jobs_;  // one a choice
+  void read_message(size_t choice, TextPiece& piece);
+  void validate(size_t choice, const TokenEvent& event, TextPiece& piece);
   std::vector<AnswerText> texts_;
+  std::vector<MessageParser> parsers_;  // one a choice, where a message has more than content
+  int64_t reasoning_tokens_ = 0;
+  std::shared_ptr<const grammar::SchemaJson> schema_;
+  std::vector<std::string> whole_;  // each choice's text, where there is a schema
+  Metrics& metrics_;
   size_t open_;
   int64_t prompt_tokens_ = 0;
 };

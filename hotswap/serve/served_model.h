@@ -8,6 +8,7 @@
 
 #include "hotswap/chat/chat_template.h"
 #include "hotswap/models/causal_lm.h"
+#include "hotswap/serve/grammar_compiler.h"
 #include "hotswap/tokenizers/tokenizer.h"
 
 namespace hotswap::serve {
@@ -16,8 +17,9 @@ struct ServedModel {
   std::shared_ptr<CausalLM> model;
   Tokenizer tokenizer;
   std::optional<ChatTemplate> chat_template;
-  std::vector<std::string> names;  // the first is what answers carry
-  int64_t max_model_len = 0;       // of a prompt and its new tokens
+  std::vector<std::string> names;                       // the first is what answers carry
+  int64_t max_model_len = 0;                            // of a prompt and its new tokens
+  std::shared_ptr<GrammarCompiler> grammars = nullptr;  // made by the server
 
   int64_t vocab() const { return model->config().vocab_size; }
   // Tokens that end a text: generation_config.json's, else the tokenizer's eos.

@@ -69,12 +69,18 @@ struct Server::Impl {
 
   Impl(ServedModel served, const ServerOptions& o)
       : options(o),
-        model(std::move(served)),
+        model(with_grammars(std::move(served))),
         access{.loopback = is_loopback(o.host), .hosts = o.allowed_hosts, .api_keys = o.api_keys},
         engine(*model.model, engine_options(o, model), metrics) {
     add_gets();
     add_posts();
     set_up_http();
+  }
+
+  static ServedModel with_grammars(ServedModel served) {
+    served.grammars = std::make_shared<GrammarCompiler>(served.tokenizer, served.vocab(), served.ends(),
+                                                        marker_tokens(served.tokenizer));
+    return served;
   }
 
   static EngineOptions engine_options(const ServerOptions& o, const ServedModel& model) {
@@ -258,7 +264,7 @@ struct Server::Impl {
     posts["/apply_template"] = {false, [this](const std::string& text, Response& response) {
                                   RequestBody body(text);
                                   check_model(body, model);
-                                  send(response, {{"prompt", render_chat(body, model)}});
+                                  send(response, {{"prompt", render_chat(body, model).text}});
                                 }};
     const auto missing = [](const char* what) {
       return [what](const std::string&, Response&) { throw ApiError(501, what); };
@@ -267,8 +273,9 @@ struct Server::Impl {
     posts["/v1/responses"] = {false, missing("expected /v1/chat/completions; /v1/responses is not served yet")};
   }
 
-  void generate(const GenerationRequest& request, Response& response) {
+  void generate(GenerationRequest request, Response& response) {
     note_unknown(request.unknown);
+    if (request.rules) compile(request);
     const auto running = std::make_shared<Active>(active);
     const ClientConnection client = ClientConnection::current();
     if (!request.stream) {
@@ -286,6 +293,14 @@ struct Server::Impl {
           if (stream->ended()) sink.done();
           return true;
         });
+  }
+
+  void compile(GenerationRequest& request) {
+    try {
+      request.constraint = model.grammars->compile(request.rules->ebnf);
+    } catch (const ApiError& error) {
+      throw ApiError(error.status, error.what(), request.rules->field, error.code);
+    }
   }
 
   void note_unknown(const std::vector<std::string>& fields) {
@@ -307,7 +322,7 @@ struct Server::Impl {
     check_model(body, model);
     std::vector<int64_t> ids;
     if (body.json("messages")) {
-      ids = model.tokenizer.ids(render_chat(body, model), body.flag("add_special_tokens"));
+      ids = model.tokenizer.ids(render_chat(body, model).text, body.flag("add_special_tokens"));
     } else {
       auto prompts = read_prompts(body, "prompt", model);
       if (prompts.size() != 1) bad_request(cat("expected one prompt; got ", prompts.size()), "prompt");

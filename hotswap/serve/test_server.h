@@ -84,10 +84,10 @@ inline ChatTemplate byte_template() {
       OutJson::object());
 }
 
-inline serve::ServedModel byte_served() {
+inline serve::ServedModel byte_served(std::optional<ChatTemplate> chat_template = byte_template()) {
   return {.model = byte_model(),
           .tokenizer = byte_tokenizer(),
-          .chat_template = byte_template(),
+          .chat_template = std::move(chat_template),
           .names = {"tiny", "alias"},
           .max_model_len = kLength};
 }
@@ -95,8 +95,8 @@ inline serve::ServedModel byte_served() {
 class Served : public testing::Test {
  protected:
   void SetUp() override { start({}); }
-  void start(const serve::ServerOptions& options) {
-    server = std::make_unique<serve::Server>(byte_served(), options);
+  void start(const serve::ServerOptions& options, std::optional<ChatTemplate> chat_template = byte_template()) {
+    server = std::make_unique<serve::Server>(byte_served(std::move(chat_template)), options);
     server->start();
   }
   httplib::Client client() const {

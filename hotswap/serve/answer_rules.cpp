@@ -1,0 +1,129 @@
+#include "hotswap/serve/answer_rules.h"
+
+#include "hotswap/grammar/gbnf.h"
+#include "hotswap/grammar/regex_rules.h"
+#include "hotswap/grammar/schema_rules.h"
+
+namespace hotswap::serve {
+namespace {
+
+constexpr size_t kMaxChoices = 1000;
+
+enum class Kind { kJson, kRegex, kChoice, kGrammar };
+
+// Fields of vLLM's older versions, of llama.cpp and of SGLang.
+constexpr std::pair<const char*, Kind> kOtherNames[] = {
+    {"guided_json", Kind::kJson},     {"guided_regex", Kind::kRegex},
+    {"guided_choice", Kind::kChoice}, {"guided_grammar", Kind::kGrammar},
+    {"grammar", Kind::kGrammar},      {"json_schema", Kind::kJson},
+    {"regex", Kind::kRegex},          {"ebnf", Kind::kGrammar}};
+constexpr std::pair<const char*, Kind> kStructured[] = {
+    {"json", Kind::kJson}, {"regex", Kind::kRegex}, {"choice", Kind::kChoice}, {"grammar", Kind::kGrammar}};
+
+AnswerRules of_schema(const grammar::SchemaJson& schema, const std::string& field) {
+  return {.ebnf = grammar::schema_grammar(schema),
+          .field = field,
+          .schema = std::make_shared<const grammar::SchemaJson>(schema)};
+}
+
+AnswerRules of_expr(const grammar::ExprPtr& expr, const std::string& field) {
+  const std::string text = grammar::Rules().print(expr);
+  if (text.empty()) bad_request(cat("expected ", field, " that some text fits; got one that none does"), field);
+  return {.ebnf = text, .field = field};
+}
+
+AnswerRules of_choices(const Json& list, const std::string& field) {
+  std::vector<grammar::ExprPtr> choices;
+  const auto texts = list.as<std::vector<std::string>>();
+  if (texts.empty() || texts.size() > kMaxChoices) bad_request(cat("expected 1 to ", kMaxChoices, " choices"), field);
+  for (const std::string& text : texts) {
+    if (text.empty()) bad_request("expected choices that are not empty", field);
+    choices.push_back(grammar::literal(text));
+  }
+  return of_expr(grammar::choice(std::move(choices)), field);
+}
+
+AnswerRules of_kind(Kind kind, const Json& value, const std::string& field) {
+  switch (kind) {
+    case Kind::kJson: {
+      if (!value.is_string()) return of_schema(value.raw(), field);
+      const auto text = value.as<std::string>();
+      const std::string problem = json_problem(text);
+      if (!problem.empty()) bad_request(cat("expected ", field, " as a JSON Schema; got ", problem), field);
+      return of_schema(Json::parse(text, field).raw(), field);
+    }
+    case Kind::kRegex:
+      return of_expr(grammar::regex_expr(value.as<std::string>(), {}), field);
+    case Kind::kChoice:
+      return of_choices(value, field);
+    case Kind::kGrammar:
+      break;
+  }
+  return {.ebnf = grammar::checked_gbnf(value.as<std::string>()), .field = field};
+}
+
+std::optional<AnswerRules> of_response_format(RequestBody& body) {
+  const std::string field = "response_format";
+  const auto format = body.json(field);
+  if (!format) return std::nullopt;
+  return body.guarded(field, [&]() -> std::optional<AnswerRules> {
+    const std::string type = format->is_object() ? format->at<std::string>("type") : "";
+    if (type == "text") return std::nullopt;
+    if (type == "json_object") return of_schema({{"type", "object"}}, field);
+    if (type != "json_schema") bad_request("expected response_format of type text, json_object or json_schema", field);
+    const Json named = format->child("json_schema");
+    const bool complete = named.is_object() && !named.at<std::string>("name").empty() && named.has("schema");
+    if (!complete) bad_request("expected json_schema {\"name\", \"schema\"}", field);
+    named.get<bool>("strict", true);
+    return of_schema(named.child("schema").raw(), field);
+  });
+}
+
+bool is_absent(const Json& value) { return value.is_string() && value.as<std::string>().empty(); }
+
+std::optional<AnswerRules> of_structured_outputs(RequestBody& body) {
+  const std::string field = "structured_outputs";
+  const auto given = body.json(field);
+  if (!given) return std::nullopt;
+  return body.guarded(field, [&] {
+    if (!given->is_object()) bad_request("expected structured_outputs as an object", field);
+    std::optional<AnswerRules> rules;
+    for (const auto& [name, value] : given->items()) {
+      if (value.is_null() || (value.is_bool() && !value.as<bool>())) continue;  // as vLLM's client sends what is unset
+      const auto known = std::find_if(std::begin(kStructured), std::end(kStructured),
+                                      [&, n = name](const auto& k) { return n == k.first; });
+      if (known == std::end(kStructured))
+        bad_request(cat("expected json, regex, choice or grammar; got ", name.substr(0, 80)), field);
+      if (rules) bad_request("expected one of json, regex, choice and grammar; got two", field);
+      rules = of_kind(known->second, value, field);
+    }
+    if (!rules) bad_request("expected one of json, regex, choice and grammar; got none", field);
+    return rules;
+  });
+}
+
+}  // namespace
+
+std::optional<AnswerRules> read_answer_rules(RequestBody& body) {
+  std::optional<AnswerRules> rules = of_response_format(body);
+  const auto add = [&](std::optional<AnswerRules> more, const std::string& field) {
+    if (!more) return;
+    if (rules) bad_request(cat("expected one constraint; got ", rules->field, " and ", field), field);
+    rules = std::move(more);
+  };
+  add(of_structured_outputs(body), "structured_outputs");
+  for (const auto& [name, kind] : kOtherNames) {
+    const std::string field = name;
+    const auto value = body.json(field);
+    if (value && !is_absent(*value)) {
+      add(body.guarded(field, [&, k = kind] { return of_kind(k, *value, field); }), field);
+    }
+  }
+  if (body.json("structural_tag")) {
+    throw ApiError(501, "expected a request without structural_tag; got one; use structured_outputs", "structural_tag",
+                   "unsupported_parameter");
+  }
+  return rules;
+}
+
+}  // namespace hotswap::serve

@@ -1,0 +1,161 @@
+#include "hotswap/serve/tools.h"
+
+#include <algorithm>
+
+#include "hotswap/grammar/schema_rules.h"
+
+namespace hotswap::serve {
+namespace {
+
+using OutJson = nlohmann::ordered_json;
+
+constexpr size_t kMaxTools = 128;
+constexpr int64_t kMaxCalls = 16;  // in one message, where they are demanded
+
+// The first row whose text the template has.
+constexpr ToolFormat kFormats[] = {
+    {"mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", "", "arguments", /*list=*/true},
+    {"hermes", "<tool_call>", "<tool_call>", "</tool_call>", "arguments", false},
+    {"llama3_json", "\"parameters\":", "", "", "parameters", false},
+    {"hermes", "", "<tool_call>", "</tool_call>", "arguments", false},
+};
+
+const ToolFormat& format_of(const ChatTemplate& chat_template) {
+  return *std::find_if(std::begin(kFormats), std::end(kFormats),
+                       [&](const ToolFormat& row) { return chat_template.mentions(row.known_by); });
+}
+
+std::string name_of(const Json& tool) {
+  const bool complete = tool.is_object() && tool.get<std::string>("type", "") == "function" && tool.has("function") &&
+                        tool.child("function").is_object() && tool.child("function").has("name");
+  if (!complete) {
+    bad_request("expected tools of the form {\"type\": \"function\", \"function\": {\"name\", ...}}", "tools");
+  }
+  const Json function = tool.child("function");
+  const auto name = function.at<std::string>("name");
+  const bool plain = !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '.';
+  });
+  if (!plain) bad_request("expected names of tools of 1 to 64 letters, digits, _ - and .", "tools");
+  if (const auto parameters = function.find("parameters"); parameters && !parameters->is_object()) {
+    bad_request("expected a tool's parameters as a JSON Schema", "tools");
+  }
+  return name;
+}
+
+// "auto", "none", "required", or {"type": "function", "function": {"name"}}; then the name goes to `named`.
+ToolChoice choice_of(const Json& choice, std::string& named) {
+  if (choice.is_string()) {
+    const auto text = choice.as<std::string>();
+    if (text == "none") return ToolChoice::kNone;
+    if (text == "auto") return ToolChoice::kAuto;
+    if (text == "required") return ToolChoice::kRequired;
+  } else if (choice.is_object() && choice.get<std::string>("type", "") == "function") {
+    named = choice.child("function").at<std::string>("name");
+    return ToolChoice::kRequired;
+  }
+  bad_request("expected tool_choice none, auto, required or {\"type\": \"function\", \"function\": {\"name\"}}",
+              "tool_choice");
+}
+
+std::vector<std::string> names_of(const Json& tools) {
+  if (!tools.is_array()) bad_request("expected tools as a list", "tools");
+  const auto elements = tools.elements();
+  if (elements.size() > kMaxTools) bad_request(cat("expected at most ", kMaxTools, " tools"), "tools");
+  std::vector<std::string> names;
+  for (const Json& tool : elements) {
+    names.push_back(name_of(tool));
+    if (std::count(names.begin(), names.end(), names.back()) > 1) {
+      bad_request(cat("expected tools of different names; got ", names.back(), " twice"), "tools");
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+std::set<int64_t> marker_tokens(const Tokenizer& tokenizer) {
+  std::set<int64_t> ids;
+  for (const ToolFormat& row : kFormats) {
+    for (const char* marker : {row.open, row.close}) {
+      const auto id = tokenizer.token_to_id(marker);
+      if (id && tokenizer.is_special(*id)) ids.insert(*id);
+    }
+  }
+  return ids;
+}
+
+ToolRequest read_tools(RequestBody& body, const ChatTemplate& chat_template) {
+  const auto tools = body.json("tools");
+  const auto choice = body.json("tool_choice");
+  ToolRequest request{.parallel = body.flag("parallel_tool_calls", true)};
+  std::string named;
+  if (tools) request.names = body.guarded("tools", [&] { return names_of(*tools); });
+  request.choice = request.names.empty() ? ToolChoice::kNone : ToolChoice::kAuto;
+  if (choice) {
+    const ToolChoice chosen = body.guarded("tool_choice", [&] { return choice_of(*choice, named); });
+    if (chosen == ToolChoice::kRequired && request.names.empty()) {
+      bad_request("expected tools beside tool_choice; got none", "tool_choice");
+    }
+    if (!request.names.empty()) request.choice = chosen;
+  }
+  if (!named.empty()) {
+    if (std::find(request.names.begin(), request.names.end(), named) == request.names.end()) {
+      bad_request(cat("expected the name of one of the tools in tool_choice; got ", named.substr(0, 80)),
+                  "tool_choice");
+    }
+    request.names = {named};
+    request.parallel = false;
+  }
+  if (request.choice == ToolChoice::kNone) return request;
+  if (!chat_template.mentions("tools")) {
+    bad_request(
+        "expected a model whose chat template shows tools; got one whose template has no word of them; leave "
+        "tools out, or use another model",
+        "tools", "unsupported_parameter");
+  }
+  request.tools = tools->raw();
+  request.format = &format_of(chat_template);
+  return request;
+}
+
+AnswerRules tool_rules(const ToolRequest& request) {
+  using grammar::literal;
+  using grammar::sequence;
+  const ToolFormat& format = *request.format;
+  grammar::JsonRules json;
+  std::vector<grammar::ExprPtr> calls;
+  for (const OutJson& tool : request.tools) {
+    const OutJson& function = tool["function"];
+    const auto name = function["name"].get<std::string>();
+    if (std::find(request.names.begin(), request.names.end(), name) == request.names.end()) continue;
+    OutJson parameters = function.value("parameters", OutJson::object());
+    if (parameters.is_null()) parameters = OutJson::object();
+    if (!parameters.contains("type") && !parameters.contains("$ref")) parameters["type"] = "object";
+    if (parameters.size() == 1) parameters["properties"] = OutJson::object();
+    try {
+      grammar::check_schema(parameters);
+      const grammar::ExprPtr arguments = grammar::SchemaRules(parameters, json).whole();
+      calls.push_back(sequence({literal(cat("{\"name\": ", grammar::json_text(name), ", \"", format.arguments, "\": ")),
+                                arguments, literal("}")}));
+    } catch (const Error& error) {
+      bad_request(cat("the parameters of ", name, ": ", error.what()), "tools");
+    }
+  }
+  const grammar::ExprPtr call = grammar::rule(json.rules().add("call", grammar::choice(std::move(calls))));
+  const std::string open = format.open, close = format.close;
+  const int64_t more = request.parallel ? kMaxCalls - 1 : 0;
+  grammar::ExprPtr root = call;
+  if (format.list) {
+    root =
+        sequence({literal(open + " ["), call, grammar::repeat(sequence({literal(", "), call}), 0, more), literal("]")});
+  } else if (!open.empty()) {
+    const grammar::ExprPtr one = sequence({literal(open + "\n"), call, literal("\n" + close)});
+    root = sequence({one, grammar::repeat(sequence({literal("\n"), one}), 0, more)});
+  }
+  const std::string text = json.rules().print(root);
+  if (text.empty()) bad_request("expected a tool whose parameters some value fits; got none", "tools");
+  return {.ebnf = text, .field = "tools"};
+}
+
+}  // namespace hotswap::serve
