@@ -51,13 +51,11 @@ namespace hotswap {
 namespace {
 
 TEST(GrammarFuzzCorpus, EveryKeptInputEndsInAValueOrAnError) {
-  int inputs = 0;
-  const auto folder = std::filesystem::path(HOTSWAP_SOURCE_DIR) / "hotswap/grammar/fuzz/grammar";
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    SCOPED_TRACE(entry.path().string());
-    run(read_file(entry.path()));
-    ++inputs;
-  }
+  const int inputs = test_support::each_kept_input(HOTSWAP_SOURCE_DIR "/hotswap/grammar/fuzz/grammar",
+                                                   [](const std::filesystem::path& file) {
+                                                     SCOPED_TRACE(file.string());
+                                                     run(read_file(file));
+                                                   });
   EXPECT_GT(inputs, 0);
 }
 

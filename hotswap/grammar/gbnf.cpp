@@ -5,6 +5,7 @@
 #include <map>
 
 #include "hotswap/base/error.h"
+#include "hotswap/grammar/cursor.h"
 #include "hotswap/grammar/rules.h"
 #include "hotswap/tokenizers/unicode.h"
 
@@ -15,9 +16,9 @@ constexpr size_t kMaxBytes = 64 << 10, kMaxRules = 1000;
 constexpr int kMaxGroups = 64;
 constexpr int64_t kMaxRepeat = 10000;
 
-class Reader {
+class Reader : private Cursor {
  public:
-  explicit Reader(const std::string& text) : text_(text) {}
+  explicit Reader(const std::string& text) : Cursor(text) {}
 
   std::string checked() {
     if (text_.size() > kMaxBytes) fail(cat("a grammar of ", text_.size(), " bytes; ", kMaxBytes, " at most"));
@@ -49,13 +50,6 @@ class Reader {
                  .wanted = "a grammar of rules `name ::= ...`, one of which is root",
                  .got = cat(what, " (line ", line, ")"),
                  .next = "correct the grammar"});
-  }
-  bool more() const { return at_ < text_.size(); }
-  char peek(size_t ahead = 0) const { return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0'; }
-  bool take(char c) {
-    if (!more() || peek() != c) return false;
-    ++at_;
-    return true;
   }
   // Blanks and comments; line ends too where an expression goes on after them.
   void skip(bool lines) {
@@ -228,8 +222,6 @@ class Reader {
     return one_of(negated ? complement(std::move(ranges)) : std::move(ranges));
   }
 
-  const std::string& text_;
-  size_t at_ = 0;
   int depth_ = 0;
   std::map<std::string, Named> names_;
   Rules rules_;

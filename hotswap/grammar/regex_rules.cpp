@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "hotswap/base/error.h"
+#include "hotswap/grammar/cursor.h"
 #include "hotswap/tokenizers/unicode.h"
 
 namespace hotswap::grammar {
@@ -26,9 +27,9 @@ CodePoints without(const CodePoints& all, const CodePoints& set) {
   return complement(others);
 }
 
-class Parser {
+class Parser : private Cursor {
  public:
-  Parser(const std::string& pattern, const RegexTarget& target) : text_(pattern), target_(target) {}
+  Parser(const std::string& pattern, const RegexTarget& target) : Cursor(pattern), target_(target) {}
 
   ExprPtr whole() {
     if (text_.size() > kMaxPattern) fail(cat("a pattern of ", text_.size(), " bytes; ", kMaxPattern, " at most"));
@@ -49,13 +50,6 @@ class Parser {
                  .wanted = "a pattern of characters, classes, groups and repetitions, with ^ and $ at its ends",
                  .got = cat(what, " in ", text_.substr(0, 80)),
                  .next = "write it without"});
-  }
-  bool more() const { return at_ < text_.size(); }
-  char peek(size_t ahead = 0) const { return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0'; }
-  bool take(char c) {
-    if (!more() || peek() != c) return false;
-    ++at_;
-    return true;
   }
   char32_t take_code_point() {
     if (!more()) fail("a pattern that ends too early");
@@ -245,9 +239,7 @@ class Parser {
     return one(take_code_point());
   }
 
-  const std::string& text_;
   const RegexTarget& target_;
-  size_t at_ = 0;
   int depth_ = 0;
 };
 

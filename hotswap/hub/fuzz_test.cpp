@@ -192,13 +192,11 @@ namespace {
 // Seeds, and what the fuzzers found: each a file of its own.
 TEST(FuzzCorpus, EveryKeptInputEndsInAValueOrAnError) {
   for (const Target& target : kTargets) {
-    int inputs = 0;
-    const auto folder = std::filesystem::path(HOTSWAP_SOURCE_DIR) / "hotswap/hub/fuzz" / target.name;
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-      SCOPED_TRACE(entry.path().string());
-      run(target, read_file(entry.path()));
-      ++inputs;
-    }
+    const auto kept = cat(HOTSWAP_SOURCE_DIR "/hotswap/hub/fuzz/", target.name);
+    const int inputs = test_support::each_kept_input(kept, [&](const std::filesystem::path& file) {
+      SCOPED_TRACE(file.string());
+      run(target, read_file(file));
+    });
     EXPECT_GT(inputs, 0) << target.name;
   }
 }
