@@ -78,7 +78,7 @@ void add_hub(CLI::App& app) {
       "hold here. Of a kernel every branch and tag, of all else main; verified before it appears.");
   auto mirrored = std::make_shared<MirrorFlags>();
   mirror_verb
-      ->add_option("ORG/NAME... DIR", mirrored->words, "repositories, each perhaps with @REVISION; then the folder")
+      ->add_option("ORG/NAME", mirrored->words, "repositories, each perhaps with @REVISION; then the folder, DIR")
       ->required();
   mirror_verb->add_option("--type", mirrored->type, "kernel, model, dataset or space")
       ->check(CLI::IsMember({"kernel", "model", "dataset", "space"}))

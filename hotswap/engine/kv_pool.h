@@ -34,6 +34,7 @@ struct StepRow {
   int64_t sequence;
   std::vector<int64_t> tokens;  // at least one
   int64_t whole = 0;            // tokens of the text that they are a chunk of, from its beginning; 0: no chunk
+  int64_t drawn = -1;  // not -1: the one token is this element of those drawn on the device, and no number here
 };
 
 struct KvUsage {
@@ -101,7 +102,8 @@ class KvPool {
 class KvStep : public StepMemory {
  public:
   // Error where rows differ in their number of tokens, some begin and others go on, or where the pool has no room.
-  KvStep(KvPool& pool, std::vector<StepRow> rows);
+  // drawn: int64 on the device, read where a row's token is one of them.
+  KvStep(KvPool& pool, std::vector<StepRow> rows, const Tensor& drawn = {});
   const StepBatch& batch() const { return batch_; }
   void commit();
 

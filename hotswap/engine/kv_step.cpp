@@ -1,21 +1,17 @@
 // A step of a pool's sequences: the tensors that describe it, and where its tokens are written.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/index_put.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 
 #include "hotswap/base/error.h"
+#include "hotswap/engine/device_copy.h"
 #include "hotswap/engine/kv_pool.h"
 
 namespace hotswap {
 namespace {
-
-Tensor ints(const std::vector<int64_t>& values, at::ScalarType dtype, at::Device device) {
-  return at::tensor(values, at::kLong).to(device, dtype);
-}
 
 // Rows of equal form: a trunk has no way to run others at once.
 void check_rows(const std::vector<StepRow>& rows, const KvPool& pool) {
@@ -37,12 +33,17 @@ void check_rows(const std::vector<StepRow>& rows, const KvPool& pool) {
 
 }  // namespace
 
-KvStep::KvStep(KvPool& pool, std::vector<StepRow> rows) : pool_(pool), rows_(std::move(rows)) {
+KvStep::KvStep(KvPool& pool, std::vector<StepRow> rows, const Tensor& drawn) : pool_(pool), rows_(std::move(rows)) {
   check_rows(rows_, pool_);
   const auto added = static_cast<int64_t>(rows_.front().tokens.size()), count = static_cast<int64_t>(rows_.size());
   std::vector<int64_t> ids, positions, starts{0}, slots, table;
+  DrawnTokens unknown;
   size_t pages = 0;
   for (const StepRow& row : rows_) {
+    if (row.drawn >= 0) {
+      unknown.from.push_back(row.drawn);
+      unknown.to.push_back(static_cast<int64_t>(ids.size()));
+    }
     const int64_t past = pool_.length(row.sequence);
     pool_.reserve(row.sequence, past + added);
     batch_.lengths.push_back(past + added);
@@ -59,12 +60,13 @@ KvStep::KvStep(KvPool& pool, std::vector<StepRow> rows) : pool_(pool), rows_(std
     table.insert(table.end(), own.begin(), own.end());
   }
   const at::Device device = pool_.device();
-  batch_.ids = ints(ids, at::kLong, device);
-  batch_.positions = ints(positions, at::kLong, device);
-  batch_.query_start = ints(starts, at::kInt, device);
-  batch_.seq_lens = ints(batch_.lengths, at::kInt, device);
-  batch_.block_table = ints(table, at::kInt, device).view({count, -1});
-  batch_.state_slots = ints(slots, at::kLong, device);
+  batch_.ids = to_device(ids, at::kLong, device);
+  unknown.write(drawn, batch_.ids);
+  batch_.positions = to_device(positions, at::kLong, device);
+  batch_.query_start = to_device(starts, at::kInt, device);
+  batch_.seq_lens = to_device(batch_.lengths, at::kInt, device);
+  batch_.block_table = to_device(table, at::kInt, device).view({count, -1});
+  batch_.state_slots = to_device(slots, at::kLong, device);
   batch_.new_tokens = added;
   const auto [least, most] = std::minmax_element(batch_.lengths.begin(), batch_.lengths.end());
   batch_.kv_len_bucket = *most;

@@ -30,6 +30,7 @@ class Sampler {
   // only where needs_made(); undefined: as many as next() was called before
   Tensor next(const Tensor& logits, const Tensor& so_far, const Tensor& length = {}, const Choice& to = {},
               const Tensor& made = {});
+  bool draws() const { return do_sample_; }  // else the argmax, a function of the scores
   bool needs_made() const { return made_.defined(); }
   bool needs_history() const { return repetition_penalty_ != 1 || ngram_ > 0; }
   const std::optional<at::Generator>& generator() const { return generator_; }  // none: the device's own

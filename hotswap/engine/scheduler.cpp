@@ -1,11 +1,13 @@
 #include "hotswap/engine/scheduler.h"
 
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "hotswap/base/error.h"
+#include "hotswap/engine/device_copy.h"
 
 namespace hotswap {
 namespace {
@@ -38,15 +40,7 @@ Tensor history_of(const Draw& draw, const std::vector<const Sequence*>& sequence
   for (const int64_t row : draw.rows) {
     tokens.insert(tokens.end(), sequences[row]->tokens.begin(), sequences[row]->tokens.end());
   }
-  return at::tensor(tokens, at::kLong).view({static_cast<int64_t>(draw.rows.size()), -1}).to(device);
-}
-
-// How many new tokens each of the rows has: [rows]; undefined where the sampler does not read it.
-Tensor made_of(const Draw& draw, const std::vector<const Sequence*>& sequences, at::Device device) {
-  if (!draw.sampler->needs_made()) return {};
-  std::vector<int64_t> made;
-  for (const int64_t row : draw.rows) made.push_back(sequences[row]->new_tokens());
-  return at::tensor(made, at::kLong).to(device);
+  return to_device(tokens, at::kLong, device).view({static_cast<int64_t>(draw.rows.size()), -1});
 }
 
 }  // namespace
@@ -56,7 +50,8 @@ Scheduler::Scheduler(CausalLM& model, const SchedulerOptions& options)
       options_(options),
       pool_(model.device(),
             {.max_sequences = options.max_sequences, .max_tokens = options.max_tokens, .page_size = options.page_size}),
-      runner_(model, pool_, options.groups) {}
+      runner_(model, pool_, options.groups),
+      reader_(model.device(), options.max_sequences) {}
 
 int64_t restart_length(const CausalLM& model, int64_t prompt) {
   const RopeParameters& rope = model.config().rope_parameters;
@@ -145,38 +140,73 @@ int64_t Scheduler::longest(const Sequence& s) {
   return static_cast<int64_t>(s.tokens.size()) - s.new_tokens() + s.stop.max_new_tokens - 1;
 }
 
-StepRow Scheduler::next_row(const Entry& entry) const {
-  const Sequence& s = entry.sequence;
-  const int64_t done = pool_.length(entry.in_pool), all = static_cast<int64_t>(s.tokens.size());
-  int64_t count = all - done;
-  if (options_.chunk > 0) count = std::min(count, options_.chunk);
-  return {
-      .sequence = entry.in_pool, .tokens = {s.tokens.begin() + done, s.tokens.begin() + done + count}, .whole = all};
+void Scheduler::restart(Entry& entry) {
+  pool_.rollback(entry.in_pool, 0);
+  if (options_.page_size > 0) pool_.reserve(entry.in_pool, longest(entry.sequence));
+  entry.sequence.restart_length = 0;
 }
 
-void Scheduler::sample_shared(const std::vector<const Sequence*>& sequences, const Tensor& logits,
-                              std::vector<SampledToken>& tokens) {
-  for (const Draw& draw : draws_of(sequences)) {
-    const bool all = draw.rows.size() == sequences.size();
-    const Tensor scores = all ? logits : logits.index_select(0, at::tensor(draw.rows, at::kLong).to(logits.device()));
-    const Tensor next = draw.sampler
-                            ->next(scores, history_of(draw, sequences, scores.device()), /*length=*/{}, /*to=*/{},
-                                   made_of(draw, sequences, scores.device()))
-                            .to(at::kCPU)
-                            .contiguous();
-    for (size_t i = 0; i < draw.rows.size(); ++i) tokens[draw.rows[i]].id = next.const_data_ptr<int64_t>()[i];
+// before: the step that has the sequence's newest token, where it was not read yet.
+StepRow Scheduler::next_row(int64_t id, const Launched& before) {
+  const Entry& entry = at(id);
+  const std::vector<int64_t>& tokens = entry.sequence.tokens;
+  const int64_t done = pool_.length(entry.in_pool), all = entry.length();
+  if (entry.in_flight > 0) {
+    const auto found = std::lower_bound(before.ids.begin(), before.ids.end(), id);
+    return {.sequence = entry.in_pool, .tokens = {0}, .whole = all, .drawn = found - before.ids.begin()};
   }
+  int64_t count = all - done;
+  if (options_.chunk > 0) count = std::min(count, options_.chunk);
+  return {.sequence = entry.in_pool, .tokens = {tokens.begin() + done, tokens.begin() + done + count}, .whole = all};
+}
+
+// Whether all that is drawn for them is a function of what the device knows. One random draw for several
+// rows is not: a row that has ended unseen would take some of the others'.
+bool Scheduler::device_draws(const std::vector<int64_t>& ids) const {
+  return std::all_of(ids.begin(), ids.end(), [&](int64_t id) {
+    const Sampler* sampler = entries_.at(id).sequence.sampler.get();
+    return sampler != nullptr && !entries_.at(id).sequence.row_sampler && !sampler->draws() &&
+           !sampler->needs_history();
+  });
+}
+
+// The tokens of those without a row_sampler, drawn on the device; of the others anything. [entries] int64
+Tensor Scheduler::drawn(const std::vector<const Entry*>& entries, const Tensor& logits) {
+  std::vector<const Sequence*> sequences;
+  for (const Entry* entry : entries) sequences.push_back(&entry->sequence);
+  const at::Device device = logits.device();
+  Tensor all;
+  for (const Draw& draw : draws_of(sequences)) {
+    const bool whole = draw.rows.size() == entries.size();
+    const Tensor rows = whole ? Tensor() : to_device(draw.rows, at::kLong, device);
+    Tensor made;  // new tokens of each row so far
+    if (draw.sampler->needs_made()) {
+      std::vector<int64_t> counts;
+      for (const int64_t row : draw.rows) counts.push_back(entries[row]->new_tokens());
+      made = to_device(counts, at::kLong, device);
+    }
+    const Tensor next = draw.sampler->next(whole ? logits : logits.index_select(0, rows),
+                                           history_of(draw, sequences, device), /*length=*/{}, /*to=*/{}, made);
+    if (whole) return next;
+    if (!all.defined()) all = at::zeros({logits.size(0)}, next.options());
+    all.index_copy_(0, rows, next);
+  }
+  return all;
 }
 
 // logits: a row for each of the sequences
 std::vector<SampledToken> Scheduler::sampled(const std::vector<int64_t>& ids, const Tensor& logits) {
-  std::vector<const Sequence*> sequences;
-  for (const int64_t id : ids) sequences.push_back(&at(id).sequence);
+  std::vector<const Entry*> entries;
+  for (const int64_t id : ids) entries.push_back(&at(id));
+  const Tensor shared = drawn(entries, logits);
+  const Tensor here = shared.defined() ? shared.to(at::kCPU).contiguous() : shared;
   std::vector<SampledToken> tokens(ids.size());
-  sample_shared(sequences, logits, tokens);
   for (size_t i = 0; i < ids.size(); ++i) {
-    const Sequence& s = *sequences[i];
-    if (!s.row_sampler) continue;
+    const Sequence& s = entries[i]->sequence;
+    if (!s.row_sampler) {
+      tokens[i].id = here.const_data_ptr<int64_t>()[i];
+      continue;
+    }
     const Tensor row = logits.select(0, static_cast<int64_t>(i)).to(at::kCPU, at::kFloat).contiguous();
     const std::span scores(row.const_data_ptr<float>(), static_cast<size_t>(row.numel()));
     try {  // what is wrong with one sequence ends no other
@@ -207,33 +237,82 @@ NewToken Scheduler::append(int64_t id, SampledToken token) {
   return {id, token.id, finish, std::move(token.logprobs)};
 }
 
-std::vector<NewToken> Scheduler::step() {
-  const c10::InferenceMode inference;
+// Runs the next step of all sequences, but of those that end with a token that was not read yet.
+Scheduler::Launched Scheduler::launch(const Launched& before) {
   admit();
+  Launched out;
   std::vector<StepRow> rows;
-  std::vector<int64_t> done, drawn;  // sequences whose prompt this step completes, and their rows
+  std::vector<int64_t> last;  // rows with the last token so far of a sequence in `out`
   for (const int64_t id : running_) {
     Entry& entry = at(id);
-    const auto all = static_cast<int64_t>(entry.sequence.tokens.size());
-    if (entry.sequence.restart_length > 0 && all >= entry.sequence.restart_length) {
-      pool_.rollback(entry.in_pool, 0);
-      if (options_.page_size > 0) pool_.reserve(entry.in_pool, longest(entry.sequence));
-      entry.sequence.restart_length = 0;
-    }
-    rows.push_back(next_row(entry));
-    if (pool_.length(entry.in_pool) + static_cast<int64_t>(rows.back().tokens.size()) < all) continue;
-    done.push_back(id);
-    drawn.push_back(static_cast<int64_t>(rows.size()) - 1);
+    if (entry.new_tokens() >= entry.sequence.stop.max_new_tokens) continue;
+    if (entry.sequence.restart_length > 0 && entry.length() >= entry.sequence.restart_length) restart(entry);
+    rows.push_back(next_row(id, before));
+    if (pool_.length(entry.in_pool) + static_cast<int64_t>(rows.back().tokens.size()) < entry.length()) continue;
+    out.ids.push_back(id);
+    last.push_back(static_cast<int64_t>(rows.size()) - 1);
   }
-  if (rows.empty()) return {};
-  const bool all_draw = drawn.size() == rows.size();
-  Tensor logits = runner_.run(std::move(rows));
-  if (done.empty()) return {};
-  if (!all_draw) logits = logits.index_select(0, at::tensor(drawn, at::kLong).to(logits.device()));
-  std::vector<SampledToken> tokens = sampled(done, logits);
-  std::vector<NewToken> out;
-  for (size_t i = 0; i < done.size(); ++i) out.push_back(append(done[i], std::move(tokens[i])));
+  out.ran = !rows.empty();
+  if (!out.ran) return out;
+  const bool all_draw = last.size() == rows.size();
+  Tensor logits = runner_.run(std::move(rows), before.tokens);
+  if (out.ids.empty()) return out;
+  if (!all_draw) logits = logits.index_select(0, to_device(last, at::kLong, logits.device()));
+  if (device_draws(out.ids)) {
+    std::vector<const Entry*> entries;
+    for (const int64_t id : out.ids) entries.push_back(&at(id));
+    out.tokens = drawn(entries, logits);
+    reader_.push(out.tokens);
+  } else {
+    out.logits = logits;
+  }
+  for (const int64_t id : out.ids) ++at(id).in_flight;
   return out;
+}
+
+// Not where the host has to draw first, or where all tokens of a sequence are run again, the newest one with them.
+bool Scheduler::can_run_ahead(const Launched& launched) const {
+  if (!options_.run_ahead.value_or(pool_.device().is_cuda()) || launched.logits.defined()) return false;
+  return std::none_of(running_.begin(), running_.end(), [&](int64_t id) {
+    const Entry& entry = entries_.at(id);
+    const int64_t restart = entry.sequence.restart_length;
+    return entry.in_flight > 0 && restart > 0 && entry.length() >= restart;
+  });
+}
+
+// Tokens of sequences that have ended meanwhile are dropped.
+std::vector<NewToken> Scheduler::collect(const Launched& launched) {
+  std::vector<int64_t> ids, rows;  // of those that go on
+  for (size_t row = 0; row < launched.ids.size(); ++row) {
+    const auto found = entries_.find(launched.ids[row]);
+    if (found == entries_.end()) continue;
+    --found->second.in_flight;
+    if (found->second.sequence.finish != Finish::kNot) continue;
+    ids.push_back(launched.ids[row]);
+    rows.push_back(static_cast<int64_t>(row));
+  }
+  std::vector<SampledToken> tokens(ids.size());
+  if (launched.tokens.defined()) {
+    const std::vector<int64_t> all = reader_.pop();
+    for (size_t i = 0; i < ids.size(); ++i) tokens[i].id = all[rows[i]];
+  } else if (!ids.empty()) {
+    const bool whole = ids.size() == launched.ids.size();
+    const Tensor& logits = launched.logits;
+    tokens = sampled(ids, whole ? logits : logits.index_select(0, to_device(rows, at::kLong, logits.device())));
+  }
+  std::vector<NewToken> out;
+  for (size_t i = 0; i < ids.size(); ++i) out.push_back(append(ids[i], std::move(tokens[i])));
+  return out;
+}
+
+std::vector<NewToken> Scheduler::step() {
+  const c10::InferenceMode inference;
+  if (!launched_) launched_ = launch({});
+  std::optional<Launched> next;
+  if (can_run_ahead(*launched_)) next = launch(*launched_);
+  if (next && !next->ran) next.reset();
+  const Launched now = std::exchange(launched_, std::move(next)).value();
+  return collect(now);
 }
 
 }  // namespace hotswap

@@ -1,6 +1,10 @@
 // Which sequences run in the next step. This first form is one batch without preemption: a sequence joins at the next
 // step if the pool has room for it, first come, first served, and leaves when it ends or by leave().
 //
+// Where the device draws all tokens of a step, the host launches the next step, whose input they are, before it reads
+// them: the device does not wait for the host. A sequence that then turns out to have ended is in one step too many,
+// whose token is dropped. Every sequence has the tokens that it has without that.
+//
 //   Scheduler scheduler(model, {.max_sequences = 8, .max_tokens = 512});
 //   const auto greedy = std::make_shared<Sampler>(GenerationConfig(), model.device());
 //   const int64_t id = scheduler.join({.tokens = prompt, .sampler = greedy, .stop = {.max_new_tokens = 50}});
@@ -18,6 +22,7 @@
 
 #include "hotswap/engine/sequence.h"
 #include "hotswap/engine/step_runner.h"
+#include "hotswap/engine/token_reader.h"
 
 namespace hotswap {
 
@@ -27,6 +32,7 @@ struct SchedulerOptions {
   int64_t page_size = 0;
   int64_t chunk = 0;  // tokens of a prompt that one step runs; 0: all of it
   ForwardGroups groups = {};
+  std::optional<bool> run_ahead = std::nullopt;  // unset: on a GPU; a CPU has nothing else to do meanwhile
 };
 
 struct NewToken {
@@ -48,7 +54,7 @@ class Scheduler {
   int64_t join(Sequence sequence);
   void leave(int64_t sequence);  // ends it before the next step, whether it runs or waits; nothing where it has ended
   // Runs every sequence that has joined: the next chunk of its prompt, or its newest token. -> the new tokens of those
-  // whose prompt is done, by id
+  // whose prompt is done, by id; the next step may be on its way by then
   std::vector<NewToken> step();
   bool idle() const { return running_.empty() && waiting_.empty(); }
   bool admitted(int64_t id) const;  // whether it runs, or has ended: it waits no more
@@ -62,15 +68,29 @@ class Scheduler {
  private:
   struct Entry {
     Sequence sequence;
-    int64_t in_pool = -1;  // -1: it waits, or has ended
+    int64_t in_pool = -1;   // -1: it waits, or has ended
+    int64_t in_flight = 0;  // tokens of launched steps that were not read yet
+    int64_t length() const { return static_cast<int64_t>(sequence.tokens.size()) + in_flight; }
+    int64_t new_tokens() const { return sequence.new_tokens() + in_flight; }
+  };
+  // A step whose new tokens were not read yet.
+  struct Launched {
+    bool ran = false;          // whether there was anything to run
+    std::vector<int64_t> ids;  // sequences that get a token, rising
+    Tensor tokens;  // [ids] int64, drawn on the device and on their way to the host; undefined: the host draws
+    Tensor logits;  // [ids, vocab], where the host draws; the runner's next step writes over them
   };
   Entry& at(int64_t id);
   void admit();
-  StepRow next_row(const Entry& entry) const;
+  Launched launch(const Launched& before);
+  bool can_run_ahead(const Launched& launched) const;
+  std::vector<NewToken> collect(const Launched& launched);
+  void restart(Entry& entry);
+  StepRow next_row(int64_t id, const Launched& before);
   static int64_t longest(const Sequence& sequence);  // tokens that the pool holds of it at most
+  bool device_draws(const std::vector<int64_t>& ids) const;
+  Tensor drawn(const std::vector<const Entry*>& entries, const Tensor& logits);
   std::vector<SampledToken> sampled(const std::vector<int64_t>& ids, const Tensor& logits);
-  void sample_shared(const std::vector<const Sequence*>& sequences, const Tensor& logits,
-                     std::vector<SampledToken>& tokens);
   NewToken append(int64_t id, SampledToken token);
   void end(int64_t id, Finish why);
 
@@ -82,6 +102,8 @@ class Scheduler {
   std::map<int64_t, Entry> entries_;
   std::vector<int64_t> running_;  // ids, rising
   std::deque<int64_t> waiting_;
+  std::optional<Launched> launched_;  // not read yet
+  TokenReader reader_;                // of launched steps that the device draws for
 };
 
 }  // namespace hotswap

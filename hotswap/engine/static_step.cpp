@@ -2,11 +2,12 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/index_put.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <bit>
+
+#include "hotswap/engine/device_copy.h"
 
 namespace hotswap {
 namespace {
@@ -53,12 +54,20 @@ StaticStep::StaticStep(KvPool& pool, Shape shape) : pool_(pool), shape_(shape) {
   batch_.is_static = true;
 }
 
-void StaticStep::set(const std::vector<StepRow>& rows) {
+void StaticStep::set(const std::vector<StepRow>& rows, const Tensor& drawn) {
   std::vector<int64_t> inputs(2 * shape_.rows, 0);
   const auto there = std::min(shape_.rows, static_cast<int64_t>(pool_.order_.size()));
   for (int64_t row = 0; row < there; ++row) inputs[shape_.rows + row] = pool_.length(pool_.order_[row]);
-  for (const StepRow& row : rows) inputs[pool_.row(row.sequence)] = row.tokens.front();
-  inputs_.copy_(at::tensor(inputs, at::kLong).view({2, shape_.rows}));
+  DrawnTokens unknown;
+  for (const StepRow& row : rows) {
+    const int64_t slot = pool_.row(row.sequence);
+    inputs[slot] = row.tokens.front();
+    if (row.drawn < 0) continue;
+    unknown.from.push_back(row.drawn);
+    unknown.to.push_back(slot);
+  }
+  inputs_.copy_(staged(inputs, at::kLong, inputs_.device()).view({2, shape_.rows}), /*non_blocking=*/true);
+  unknown.write(drawn, batch_.ids);
   set_ = rows;
   std::sort(set_.begin(), set_.end(),
             [&](const StepRow& a, const StepRow& b) { return pool_.row(a.sequence) < pool_.row(b.sequence); });
@@ -73,7 +82,7 @@ Tensor StaticStep::of_rows(const Tensor& logits) const {
   for (const StepRow& row : set_) rows.push_back(pool_.row(row.sequence));
   const auto count = static_cast<int64_t>(rows.size());
   if (rows.back() == count - 1) return logits.narrow(0, 0, count);
-  return logits.index_select(0, at::tensor(rows, at::kLong).to(logits.device()));
+  return logits.index_select(0, to_device(rows, at::kLong, logits.device()));
 }
 
 std::pair<Tensor, Tensor> StaticStep::update(int64_t layer, const Tensor& k, const Tensor& v) {
@@ -87,7 +96,8 @@ std::pair<Tensor, Tensor> StaticStep::update(int64_t layer, const Tensor& k, con
 
 std::pair<Tensor, Tensor> StaticStep::writable_rows(int64_t layer, int64_t batch) {
   const KvPool::Layer& kept = pool_.layer(layer);
-  return {kept.k.narrow(0, 0, batch), kept.v.narrow(0, 0, batch)};
+  const auto seen = [&](const Tensor& pages) { return pages.narrow(0, 0, batch).narrow(1, 0, shape_.keys); };
+  return {seen(kept.k), seen(kept.v)};
 }
 
 RecurrentStates StaticStep::states(int64_t layer, const Tensor& /*x*/, at::IntArrayRef /*conv*/,

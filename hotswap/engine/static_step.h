@@ -23,11 +23,12 @@ class StaticStep : public StepMemory {
   static std::optional<Shape> shape_for(const KvPool& pool, const std::vector<StepRow>& rows);
 
   StaticStep(KvPool& pool, Shape shape);
-  // Which tokens the next run is of. The tensors of batch() stay in their memory.
-  void set(const std::vector<StepRow>& rows);
+  // Which tokens the next run is of; drawn: as KvStep's. The tensors of batch() stay in their memory.
+  void set(const std::vector<StepRow>& rows, const Tensor& drawn = {});
   const StepBatch& batch() const { return batch_; }
   void commit();  // after the run, as KvStep's
-  // Of the run's logits, [shape's rows, vocab], those of the rows that were set: [rows, vocab], by row of the pool.
+  // Of the run's logits, [shape's rows, vocab], those of the rows that were set: [rows, vocab], by row of the pool. May
+  // be a view: the next run writes over it.
   Tensor of_rows(const Tensor& logits) const;
 
   std::pair<Tensor, Tensor> update(int64_t layer, const Tensor& k, const Tensor& v) override;

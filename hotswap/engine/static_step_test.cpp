@@ -1,11 +1,13 @@
 // Steps of static shape, which a CUDA graph can run again: every row has the tokens of a batch of one, whatever stands
 // in the other rows. On the CPU without a graph, which shows their arithmetic; on a GPU captured.
+#include <ATen/TensorOperators.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
 #include "hotswap/base/test_support.h"
 #include "hotswap/engine/test_gpu.h"
 #include "hotswap/engine/test_sequences.h"
+#include "hotswap/layers/decoder_layer.h"
 
 namespace hotswap {
 namespace {
@@ -61,6 +63,19 @@ std::vector<Ids> by_static_steps(CausalLM& model, std::optional<size_t> idle) {
   return out;
 }
 
+// Leaves a whole layer's kernel only its op for the heads. -> how many layers have it
+int64_t use_only_heads(CausalLM& model, int64_t& calls) {
+  int64_t found = 0;
+  model.each_slot([&](const std::string&, SlotBase& slot) {
+    auto* layer = dynamic_cast<DecoderLayerSlot*>(&slot);
+    if (layer == nullptr || !layer->heads) return;
+    ++found;
+    layer->set_most_rows(0);
+    layer->heads = [inner = layer->heads, &calls](const DecoderHeads& heads) { return ++calls, inner(heads); };
+  });
+  return found;
+}
+
 class EveryFamilyInStaticSteps : public testing::TestWithParam<const Family*> {};
 
 TEST_P(EveryFamilyInStaticSteps, EachPromptHasTheTokensOfABatchOfOne) {
@@ -76,6 +91,22 @@ TEST_P(EveryFamilyInStaticSteps, EachPromptHasTheTokensOfABatchOfOne) {
         first.ids[0].resize(got[i].size());
         expect_same({got[i]}, first, kRounding, cat(kind, ", prompt ", i, idle ? ", one is idle at times" : ""));
       }
+    }
+  }
+}
+
+TEST_P(EveryFamilyInStaticSteps, EachPromptHasThemWithAKernelForTheHeads) {
+  const auto model = tiny(GetParam()->model_type, at::kCPU, at::kFloat, 16);
+  for (const std::string& kind : {kinds()[1], kinds()[2]}) {
+    int64_t calls = 0;
+    const int64_t layers = prepare(*model, kind) ? use_only_heads(*model, calls) : 0;
+    if (layers == 0) continue;
+    const std::vector<Ids> got = by_static_steps(*model, std::nullopt);
+    EXPECT_GE(calls, layers * static_cast<int64_t>(kNew - 1));
+    for (size_t i = 0; i < got.size(); ++i) {
+      Steps expected = single(*model, prompts()[i]);
+      expected.ids[0].resize(got[i].size());
+      expect_same({got[i]}, expected, kRounding, cat(kind, ", prompt ", i));
     }
   }
 }
@@ -115,6 +146,39 @@ TEST_P(CapturedOnGpu, EachPromptHasTheTokensOfABatchOfOne) {
 
 INSTANTIATE_TEST_SUITE_P(Models, CapturedOnGpu, testing::ValuesIn(families()),
                          [](const auto& info) { return info.param->model_type; });
+
+class GroupsOnGpu : public test_support::OnGpu<> {};
+
+// Two forwards of one step may be of the same captured shape: what the later one writes must not be what the earlier
+// one returned, also beyond 16 rows.
+TEST_F(GroupsOnGpu, EachRowHasItsOwnLogits) {
+  const c10::InferenceMode inference;
+  const auto model = tiny("llama", test_support::gpu(), at::kFloat, 16);
+  const auto logits_of = [&](int64_t count, int64_t decode_rows) {
+    KvPool pool(model->device(), {.max_sequences = count, .max_tokens = 40});
+    StepRunner runner(*model, pool, {.decode_rows = decode_rows});
+    std::vector<StepRow> rows;
+    for (int64_t i = 0; i < count; ++i) rows.push_back({.sequence = pool.acquire(), .tokens = {i + 1, i + 2}});
+    runner.run(rows);
+    std::vector<Tensor> steps;
+    for (int64_t step = 0; step < 4; ++step) {
+      for (int64_t i = 0; i < count; ++i) rows[i].tokens = {(7 * i + step) % 50};
+      steps.push_back(runner.run(rows).to(at::kCPU));
+    }
+    EXPECT_GT(runner.replays(), 0) << runner.why_not_captured();
+    return steps;
+  };
+  for (const auto& [count, decode_rows] : {std::pair<int64_t, int64_t>(4, 3), {20, 17}}) {
+    const std::vector<Tensor> expected = logits_of(count, 0), got = logits_of(count, decode_rows);
+    for (size_t step = 0; step < expected.size(); ++step) {
+      for (int64_t row = 0; row < count; ++row) {
+        const Tensor right = expected[step][row];
+        EXPECT_LE((got[step][row] - right).norm().item<double>(), 1e-4 * right.norm().item<double>())
+            << count << " rows, step " << step << ", row " << row;
+      }
+    }
+  }
+}
 
 }  // namespace
 }  // namespace hotswap

@@ -14,6 +14,7 @@
 
 #include "hotswap/base/log.h"
 #include "hotswap/engine/capture.h"
+#include "hotswap/engine/device_copy.h"
 
 namespace hotswap {
 namespace {
@@ -68,37 +69,40 @@ std::vector<std::vector<int64_t>> StepRunner::forwards_of(const std::vector<Step
   return forwards;
 }
 
-Tensor StepRunner::run(std::vector<StepRow> rows) {
+Tensor StepRunner::run(std::vector<StepRow> rows, const Tensor& drawn) {
   const c10::InferenceMode inference;
   const c10::DeviceGuard current(pool_.device());
   std::vector<Tensor> logits;
   std::vector<int64_t> index(rows.size());  // of each row in the logits of all forms
   int64_t done = 0;
-  for (const auto& members : forwards_of(rows)) {
+  const std::vector<std::vector<int64_t>> forwards = forwards_of(rows);
+  for (const auto& members : forwards) {
     std::vector<StepRow> group;
     for (const int64_t i : members) {
       index[i] = done++;
       group.push_back(std::move(rows[i]));
     }
-    logits.push_back(run_alike(std::move(group)));
+    logits.push_back(run_alike(std::move(group), drawn));
+    // Two forwards may be of one captured shape: the later one writes where the logits of the one before it are.
+    if (forwards.size() > 1 && !captured_.empty()) logits.back() = logits.back().clone();
   }
   const Tensor all = logits.size() == 1 ? logits.front() : at::cat(logits, 0);
   bool in_order = true;
   for (size_t i = 0; i < index.size(); ++i) in_order = in_order && index[i] == static_cast<int64_t>(i);
-  return in_order ? all : all.index_select(0, at::tensor(index, at::kLong).to(all.device()));
+  return in_order ? all : all.index_select(0, to_device(index, at::kLong, all.device()));
 }
 
 // Rows of one form, by row of the pool. -> [rows, vocab]
-Tensor StepRunner::run_alike(std::vector<StepRow> rows) {
-  if (Tensor logits = run_captured(rows); logits.defined()) return logits;
-  KvStep step(pool_, std::move(rows));
+Tensor StepRunner::run_alike(std::vector<StepRow> rows, const Tensor& drawn) {
+  if (Tensor logits = run_captured(rows, drawn); logits.defined()) return logits;
+  KvStep step(pool_, std::move(rows), drawn);
   Tensor logits = last_logits(model_, step.batch(), step);
   step.commit();
   return logits;
 }
 
 // Undefined: nothing has run. A shape's first step runs as it will be captured, and its second one captures it.
-Tensor StepRunner::run_captured(const std::vector<StepRow>& rows) {
+Tensor StepRunner::run_captured(const std::vector<StepRow>& rows, const Tensor& drawn) {
   if (!why_not_.empty()) return {};
   const auto shape = StaticStep::shape_for(pool_, rows);
   if (!shape) return {};
@@ -107,13 +111,13 @@ Tensor StepRunner::run_captured(const std::vector<StepRow>& rows) {
   Captured& c = captured_[*shape];
   if (!c.step) {
     c.step = std::make_unique<StaticStep>(pool_, *shape);
-    c.step->set(rows);
+    c.step->set(rows, drawn);
     c.graph = std::move(*make_cuda_graph(pool_.device()));
     c.graph->warm_up([&] { c.logits = last_logits(model_, c.step->batch(), *c.step); });
   } else {
     if (!c.recorded) record(c);
     if (!why_not_.empty()) return {};
-    c.step->set(rows);
+    c.step->set(rows, drawn);
     c.graph->replay();
     ++replays_;
   }

@@ -28,9 +28,9 @@ struct ForwardGroups {
 class StepRunner {
  public:
   StepRunner(CausalLM& model, KvPool& pool, ForwardGroups groups = {});
-  // The tokens of all rows are in the pool afterwards. -> logits after each row's last token, [rows, vocab]; the next
-  // call may write over them
-  Tensor run(std::vector<StepRow> rows);
+  // The tokens of all rows are in the pool afterwards. drawn: as KvStep's. -> logits after each row's last token,
+  // [rows, vocab]; the next call may write over them. Waits for the device only where a model's layer does.
+  Tensor run(std::vector<StepRow> rows, const Tensor& drawn = {});
 
   int64_t captured_shapes() const;
   int64_t replays() const { return replays_; }
@@ -44,8 +44,8 @@ class StepRunner {
     bool recorded = false;
   };
   std::vector<std::vector<int64_t>> forwards_of(const std::vector<StepRow>& rows) const;
-  Tensor run_alike(std::vector<StepRow> rows);
-  Tensor run_captured(const std::vector<StepRow>& rows);
+  Tensor run_alike(std::vector<StepRow> rows, const Tensor& drawn);
+  Tensor run_captured(const std::vector<StepRow>& rows, const Tensor& drawn);
   void record(Captured& captured);
 
   CausalLM& model_;

@@ -13,23 +13,24 @@ namespace hotswap {
 
 class TokenReader {
  public:
-  TokenReader(at::Device device, int64_t batch) : device_(device), batch_(batch) {}
+  TokenReader(at::Device device, int64_t max_tokens) : device_(device), max_tokens_(max_tokens) {}
   TokenReader(const TokenReader&) = delete;
   TokenReader& operator=(const TokenReader&) = delete;
   ~TokenReader();
-  // [batch] int64; may be written over once later work on its stream runs. `here`: the host's memory in which they lie
-  // once their stream has come so far, left alone until they are taken; undefined: they are copied.
+  // [at most max_tokens] int64; may be written over once later work on its stream runs. `here`: the host's memory in
+  // which they are once their stream has come so far, left alone until they are taken; undefined: they are copied.
   void push(const at::Tensor& tokens, const at::Tensor& here = {});
-  std::vector<int64_t> pop();  // those pushed first: [batch]
+  std::vector<int64_t> pop();  // those pushed first
 
  private:
   struct Waiting {
     at::Tensor tokens;  // on the host
     std::unique_ptr<c10::Event> come;
     at::Tensor here = {};  // in place of `tokens`
+    int64_t count = 0;
   };
   at::Device device_;
-  int64_t batch_;
+  int64_t max_tokens_;
   std::deque<Waiting> waiting_;
   std::vector<Waiting> free_;  // pinned memory is dear to make
 };

@@ -47,6 +47,17 @@ struct DecoderInputs {
 using DecoderInputsForward = DecoderInputs(const Tensor& ids, const Tensor& embedding, const Tensor& rope,
                                            const Tensor& length);
 
+// Where the whole layer's kernel does not serve a batch: what stands between the products of a layer's attention and
+// the attention itself, by one kernel.
+struct DecoderHeads {
+  Tensor q, k, v;         // [batch, 1, heads * head_dim], as the products left them
+  Tensor q_norm, k_norm;  // these as DecoderLayerParts has them
+  Tensor cos, sin, k_cache, v_cache, position;
+  double head_eps = 1e-6;
+};
+// -> the queries, [batch, 1, heads, head_dim]; the keys and values are in the cache
+using DecoderHeadsForward = Tensor(const DecoderHeads& heads);
+
 // The largest batch that the contract's kernels take; by its weights a kernel may take fewer rows.
 constexpr int64_t kMostDecoderRows = 16;
 
@@ -66,8 +77,10 @@ class DecoderLayerSlot : public Slot<DecoderLayerForward> {
   void unbind() override {
     Slot::unbind();
     inputs = nullptr;
+    heads = nullptr;
   }
-  std::function<DecoderInputsForward> inputs;  // empty: the kernel has no such op
+  std::function<DecoderInputsForward> inputs;  // these two empty: the kernel has no such op
+  std::function<DecoderHeadsForward> heads;
 
  private:
   std::function<DecoderLayerParts()> weights_;

@@ -1,7 +1,9 @@
 #include "hotswap/layers/linear.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/argmax.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
@@ -82,6 +84,55 @@ void Linear::set_adapter(std::optional<Adapter> adapter) {
     }
   }
   adapter_ = std::move(adapter);
+}
+
+// Whether `next` begins in memory where `t` ends.
+static bool follows(const Tensor& t, const Tensor& next) {
+  return t.is_contiguous() && next.is_contiguous() && next.is_alias_of(t) && t.scalar_type() == next.scalar_type() &&
+         t.size(1) == next.size(1) &&
+         static_cast<const char*>(t.const_data_ptr()) + t.nbytes() == next.const_data_ptr();
+}
+
+std::vector<Tensor> Linear::products(const std::vector<const Linear*>& layers, const Tensor& x) {
+  bool joint = !at::GradMode::is_enabled() && all_plain(layers);
+  int64_t outs = 0;
+  for (size_t i = 0; i < layers.size() && joint; ++i) {
+    joint = !layers[i]->bias.defined() && (i == 0 || follows(layers[i - 1]->data(), layers[i]->data()));
+    outs += layers[i]->data().size(0);
+  }
+  std::vector<Tensor> made;
+  if (!joint) {
+    for (const Linear* layer : layers) made.push_back(layer->forward(x));
+    return made;
+  }
+  const Tensor& first = layers.front()->data();
+  const Tensor y =
+      layers.front()->forward_(x, first.as_strided({outs, first.size(1)}, {first.size(1), 1}), std::nullopt);
+  int64_t begin = 0;
+  for (const Linear* layer : layers) {
+    made.push_back(y.narrow(-1, begin, layer->data().size(0)));
+    begin += layer->data().size(0);
+  }
+  return made;
+}
+
+void join_weights(const std::vector<Linear*>& layers) {
+  std::vector<Tensor> weights;
+  bool joined = true;
+  for (const Linear* layer : layers) {
+    if (!layer->weight.plain() || layer->data().scalar_type() != layers.front()->data().scalar_type()) return;
+    joined = joined && (weights.empty() || follows(weights.back(), layer->data()));
+    weights.push_back(layer->data());
+  }
+  if (joined) return;
+  const at::NoGradGuard no_grad;
+  const Tensor all = at::cat(weights, 0);
+  int64_t begin = 0;
+  for (Tensor& weight : weights) {
+    const int64_t rows = weight.size(0);
+    weight.set_data(all.narrow(0, begin, rows));
+    begin += rows;
+  }
 }
 
 void Linear::dequantise(at::ScalarType dtype) { make_plain(weight, dtype); }

@@ -30,12 +30,18 @@ struct Argmax {
   using Signature = void(const Choice& to, const Tensor& x);
 };
 
+class Linear;
+
 namespace stock {
 LinearForward linear;
 PackedLinearForward packed_linear;  // dequantises the whole weight
 // The index of the maximum of each row of x: [..., n] -> [...] int64.
 Tensor largest(const Tensor& x, const Choice& to);
 }  // namespace stock
+
+// Puts plain weights of layers that read the same x one after another in memory; they stay the tensors that they were.
+// Nothing where one is encoded, a shard, or of another type than the others. Waits for no device.
+void join_weights(const std::vector<Linear*>& layers);
 
 class Linear : public Module {
  public:
@@ -44,6 +50,9 @@ class Linear : public Module {
   explicit Linear(Weight& tied);          // its weight is another module's: an output head tied to the embedding
   Tensor forward(const Tensor& x) const;  // [..., in] -> [..., out]
   Tensor without_bias(const Tensor& x) const;
+  // Of layers that read the same x, what each one's forward() returns: views of one product where join_weights() has
+  // put their weights and no gradient is needed. -> [..., out] each
+  static std::vector<Tensor> products(const std::vector<const Linear*>& layers, const Tensor& x);
   // Of [rows, out], made of what forward() returned: the index of each row's maximum, [rows] int64.
   Tensor largest(const Tensor& x, Choice to = {}) const;
   bool bound() const { return forward_.bound() || packed_.bound(); }

@@ -27,6 +27,10 @@ GatedMLP::GatedMLP(const GatedMLPOptions& o)
 
 Tensor GatedMLP::forward(const Tensor& x) const {
   if (trains_whole(x)) return gated_->op<TrainWhole>()(x, gate_proj.data(), up_proj.data(), down_proj.data());
+  if (gated_ && gated_->bound() && !at::GradMode::is_enabled() && x.dim() == 3 && x.size(1) == 1) {  // a step's
+    const std::vector<Tensor> made = Linear::products({&gate_proj, &up_proj}, x);
+    return down_proj.forward((*gated_)(made[0], made[1]));
+  }
   LinkedProjections linked(gated_ && gated_->bound());
   const Tensor gate = linked(gate_proj, x);  // [..., hidden]
   const Tensor up = linked(up_proj, x);      // [..., hidden]

@@ -1,5 +1,6 @@
 #include "hotswap/layers/self_attention.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/floor.h>
@@ -69,7 +70,38 @@ SelfAttention::SelfAttention(const SelfAttentionOptions& o)
   if (o.has_rotary) own("rotary_fn", rotary_fn_);
 }
 
+// One new token of each row in memory of a fixed size: a kernel makes the heads ready and writes keys and values, where
+// there are else a norm, a rotary embedding and two writes by index. Undefined where it cannot.
+Tensor SelfAttention::one_token(const Tensor& x, const ForwardContext& context) const {
+  const RotaryTables& rope = context.rope_of(options_.sliding_window > 0);
+  const SequenceInfo& sequence = context.attention.sequence();
+  const bool fits = layer_slot_ != nullptr && layer_slot_->bound() && layer_slot_->heads && x.size(1) == 1 &&
+                    context.memory != nullptr && context.position.defined() && sequence.positions.defined() &&
+                    !sequence.padding.defined() && !at::GradMode::is_enabled() &&
+                    rope.cos.size(-1) == options_.head_dim && rope.cos.scalar_type() == x.scalar_type();
+  if (!fits) return {};
+  const int64_t batch = x.size(0);
+  const auto [k, v] = context.memory->writable_rows(options_.layer, batch);
+  if (!k.defined()) return {};
+  const std::vector<Tensor> made = Linear::products({&q_proj_, &k_proj_, &v_proj_}, x);
+  DecoderHeads heads{.q = made[0],
+                     .k = made[1],
+                     .v = made[2],
+                     .cos = rope.cos,
+                     .sin = rope.sin,
+                     .k_cache = k,
+                     .v_cache = v,
+                     .position = context.position};
+  if (q_norm_) {
+    heads.q_norm = q_norm_->weight, heads.k_norm = k_norm_->weight;
+    heads.head_eps = options_.qk_norm->eps;
+  }
+  const Tensor q = layer_slot_->heads(heads);
+  return o_proj_.forward(attention_(q, k, v, attention_options_, context.attention).reshape({batch, 1, -1}));
+}
+
 Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) const {
+  if (Tensor out = one_token(x, context); out.defined()) return out;
   const int64_t batch = x.size(0), time = x.size(1), dim = options_.head_dim;
   const auto heads = [&](const Tensor& y) { return y.view({batch, time, -1, dim}); };
   // As the rotary embedding wants them. Of one token it is the same memory: a step of a small model is mostly views.

@@ -39,9 +39,14 @@ class SelfAttention : public TokenMixer {
   std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override;
   const SelfAttentionOptions& options() const { return options_; }
   std::vector<const Linear*> projections() const { return {&q_proj_, &k_proj_, &v_proj_, &o_proj_}; }
+  std::vector<Linear*> joint_projections() { return {&q_proj_, &k_proj_, &v_proj_}; }  // which read the same x
   void add_to(DecoderLayerParts& parts) const;  // its weights, and what of its options that knows
+  // Of the layer that this is a part of: where a kernel is bound that makes heads ready, one new token of each row goes
+  // by it. The slot outlives the calls.
+  void set_layer_slot(const DecoderLayerSlot* slot) { layer_slot_ = slot; }
 
  private:
+  Tensor one_token(const Tensor& x, const ForwardContext& context) const;
   SelfAttentionOptions options_;
   Linear q_proj_, k_proj_, v_proj_, o_proj_;
   std::unique_ptr<RMSNorm> q_norm_, k_norm_;    // over head_dim, or all heads
@@ -50,6 +55,7 @@ class SelfAttention : public TokenMixer {
   RotaryPosEmb rotary_fn_;
   AttentionOptions attention_options_;
   Slot<AttentionForward> attention_;
+  const DecoderLayerSlot* layer_slot_ = nullptr;
 };
 
 // "sdpa", or "eager" where a layer below the module has what sdpa lacks (softcap, sinks).

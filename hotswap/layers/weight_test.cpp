@@ -3,6 +3,7 @@
 #include "hotswap/layers/weight.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/linear.h>
@@ -262,6 +263,45 @@ TEST_F(Adapted, FusedOpsStayAway) {
   EXPECT_FALSE(all_plain({&linear, &other}));
   EXPECT_TRUE(all_fuse({&linear, &other}));
   EXPECT_EQ(formats_of({&linear, &other}), std::vector<std::string>{"int8"});
+}
+
+// Weights of layers that read the same x, one after another: the same tensors with the same values.
+TEST(JoinedWeights, GiveOneProductOfViews) {
+  const at::NoGradGuard no_grad;
+  Linear a(kIn, kOut, false), b(kIn, 3, false), c(kIn, 1, false);
+  const std::vector<const Linear*> layers = {&a, &b, &c};
+  std::vector<Tensor> before, same;
+  for (Linear* layer : {&a, &b, &c}) {
+    layer->weight.data = at::randn({layer->weight.data.size(0), kIn});
+    before.push_back(layer->data().clone());
+    same.push_back(layer->data());
+  }
+  const Tensor x = at::randn({5, 1, kIn});
+  EXPECT_FALSE(Linear::products(layers, x)[1].is_alias_of(Linear::products(layers, x)[0]));
+  join_weights({&a, &b, &c});
+  for (size_t i = 0; i < layers.size(); ++i) {
+    EXPECT_TRUE(at::equal(layers[i]->data(), before[i]));
+    EXPECT_EQ(same[i].const_data_ptr(), layers[i]->data().const_data_ptr()) << "it is still the same tensor";
+  }
+  const auto expect_products = [&](bool views, const char* what) {
+    const std::vector<Tensor> made = Linear::products(layers, x);
+    EXPECT_EQ(made[2].is_alias_of(made[0]), views) << what;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      EXPECT_LE((made[i] - layers[i]->forward(x)).abs().max().item<double>(), 1e-5) << what << i;
+    }
+  };
+  expect_products(true, "joined");
+  const void* at = a.data().const_data_ptr();
+  join_weights({&a, &b, &c});
+  EXPECT_EQ(a.data().const_data_ptr(), at) << "once is enough";
+  b.set_adapter(Adapter{.a = at::randn({2, kIn}), .b = at::randn({3, 2})});
+  expect_products(false, "an adapter on one of them");
+  b.set_adapter(std::nullopt);
+  c.weight.data = at::randn({1, kIn});
+  expect_products(false, "one was replaced");
+  const at::AutoGradMode with_gradients(true);
+  join_weights({&a, &b, &c});
+  expect_products(false, "gradients");
 }
 
 }  // namespace

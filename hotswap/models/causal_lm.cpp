@@ -15,6 +15,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/layers/mlp.h"
 #include "hotswap/layers/router.h"
 #include "hotswap/layers/self_attention.h"
 #include "hotswap/models/attn_implementation.h"
@@ -137,7 +138,16 @@ const KernelReport& CausalLM::bind_kernels(Mode mode) {
     mapping.emplace_back(kAttentionLayer,
                          attention_kernel(attn_implementation_, options.allow_all_kernels, options.project));
   }
+  if (swaps_layers_ && mode.has(Mode::INFERENCE) && device().is_cuda()) join_projections();
   return kernels_.kernelize(*this, mode, std::move(options));
+}
+
+// A step of several rows on a GPU takes as long to launch a small product as to run it.
+void CausalLM::join_projections() {
+  each_module([](const std::string&, Module& part) {
+    if (auto* attention = dynamic_cast<SelfAttention*>(&part)) join_weights(attention->joint_projections());
+    if (auto* mlp = dynamic_cast<GatedMLP*>(&part)) join_weights({&mlp->gate_proj, &mlp->up_proj});
+  });
 }
 
 void CausalLM::unkernelize() {

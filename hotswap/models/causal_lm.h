@@ -106,6 +106,7 @@ class CausalLM : public Module {
   GenerationConfig generation_config_;
   std::filesystem::path source_;
   const KernelReport& bind_kernels(Mode mode);
+  void join_projections();
   TensorMap plain_tensors();                     // encoded ones as they are dequantised
   Tensor logits_of(const Tensor& hidden) const;  // [..., hidden_size] -> [..., vocab]
   std::string attn_implementation_;

@@ -60,6 +60,45 @@ __global__ void __launch_bounds__(kInputThreads) inputs_kernel(const Inputs a) {
   if (threadIdx.x == 0) *a.place = at, *a.length = at + 1;
 }
 
+constexpr int kHeadWarps = 4;
+
+// A warp a head: of queries first, then of keys and of values.
+template <class T, int kDim>
+__global__ void __launch_bounds__(32 * kHeadWarps) heads_kernel(const __grid_constant__ Heads a) {
+  const int lane = threadIdx.x % 32, all = int(a.heads + 2 * a.kv_heads);
+  const int64_t at = int64_t{blockIdx.x} * kHeadWarps + threadIdx.x / 32, row = at / all;
+  if (row >= a.rows) return;
+  const int head = int(at - row * all), key_head = head - int(a.heads);
+  const bool is_query = key_head < 0, is_key = !is_query && key_head < int(a.kv_heads);
+  wait_for_launch_before();
+  const int64_t position = a.position[row * a.position_stride];
+  if (position < 0 || position >= a.capacity) __trap();
+  const auto kept = [&](const CacheRows& c, int which) {
+    return static_cast<T*>(c.data) + row * c.batch + position * c.row + which * c.head;
+  };
+  Head<T, kDim> vector;
+  if (!is_query && !is_key) {
+    const int which = key_head - int(a.kv_heads);
+    vector.load(static_cast<const T*>(a.v) + row * a.v_stride + which * kDim, lane);
+    return vector.store(kept(a.values, which), lane);
+  }
+  const T* raw = is_query ? static_cast<const T*>(a.q) + row * a.q_stride + head * kDim
+                          : static_cast<const T*>(a.k) + row * a.k_stride + key_head * kDim;
+  const auto* weight = static_cast<const T*>(is_query ? a.q_norm : a.k_norm);
+  HeadTables<T, kDim> tables;
+  tables.load(static_cast<const T*>(a.cos) + row * a.rope_stride, static_cast<const T*>(a.sin) + row * a.rope_stride,
+              lane);
+  vector.load(raw, lane);
+  if (weight != nullptr) {
+    Head<T, kDim> norm;
+    norm.load(weight, lane);
+    vector.norm(norm, a.eps);
+  }
+  vector.rotate(tables);
+  T* queries = static_cast<T*>(a.out) + (row * a.heads + head) * kDim;
+  vector.store(is_query ? queries : kept(a.keys, key_head), lane);
+}
+
 bool cache_fits(const CacheRows& c) {
   return reinterpret_cast<uintptr_t>(c.data) % 16 == 0 && c.batch % 8 == 0 && c.row % 8 == 0 && c.head % 8 == 0;
 }
@@ -78,6 +117,15 @@ const char* refuses(const Layer& a) {
     }
   }
   return nullptr;
+}
+
+void heads(const Heads& a, kernels::Stream stream) {
+  const int64_t warps = a.rows * (a.heads + 2 * a.kv_heads), blocks = (warps + kHeadWarps - 1) / kHeadWarps;
+  const auto with = [&]<class T>() {
+    launch_after(a.head_dim == 64 ? heads_kernel<T, 64> : heads_kernel<T, 128>, blocks, 32 * kHeadWarps, stream, a);
+  };
+  if (a.dtype == DType::kBFloat16) return with.template operator()<kernels::BFloat16>();
+  with.template operator()<kernels::Half>();
 }
 
 void inputs(const Inputs& a, kernels::Stream stream) {

@@ -64,6 +64,25 @@ struct Layer {
   bool weights_are_old = false;  // the launch before the layer's first, if there is one, wrote none of its weights
 };
 
+// What stands between a layer's products and its attention, of any number of rows: norms of heads and the rotary
+// embedding as above, the new keys and values written into the cache. q, k, v: [rows, heads * head_dim], as the
+// products left them.
+struct Heads {
+  DType dtype;
+  int64_t rows, heads, kv_heads, head_dim;
+  const void *q, *k, *v;
+  int64_t q_stride, k_stride, v_stride;  // between rows
+  const void *q_norm, *k_norm;           // [head_dim], or null
+  float eps;
+  const void *cos, *sin;  // [rows or 1, head_dim]
+  int64_t rope_stride;    // between rows; 0: one for all
+  CacheRows keys, values;
+  const int64_t* position;  // as a layer's
+  int64_t position_stride;
+  int64_t capacity;
+  void* out;  // the queries, [rows, heads, head_dim]
+};
+
 // What a step of generation begins with: the last tokens' embeddings, and where the new ones stand. The count of tokens
 // is raised by one.
 struct Inputs {

@@ -232,8 +232,36 @@ void layer(const Layer& a, const Room& room, Member member) {
   with_dtype(a.dtype, [&]<typename T>() HOTSWAP_LAMBDA { layer<T>(a, own, static_cast<T*>(room.up), member); });
 }
 
+template <class T>
+HOTSWAP_INLINE void heads_of_row(const Heads& a, int64_t row) {
+  const int64_t dim = a.head_dim, position = a.position[row * a.position_stride];
+  const T* cos = static_cast<const T*>(a.cos) + row * a.rope_stride;
+  const T* sin = static_cast<const T*>(a.sin) + row * a.rope_stride;
+  const auto ready = [&](T* to, const void* from, int64_t stride, int64_t head, const void* weight) HOTSWAP_LAMBDA {
+    __builtin_memcpy(to, static_cast<const T*>(from) + row * stride + head * dim, size_t(dim) * sizeof(T));
+    if (weight != nullptr) norm(to, to, static_cast<const T*>(weight), a.eps, dim);
+    rotate(to, cos, sin, dim);
+  };
+  const auto kept = [&](const CacheRows& c, int64_t head) HOTSWAP_LAMBDA {
+    return static_cast<T*>(c.data) + row * c.batch + position * c.row + head * c.head;
+  };
+  T* out = static_cast<T*>(a.out) + row * a.heads * dim;
+  for (int64_t h = 0; h < a.heads; ++h) ready(out + h * dim, a.q, a.q_stride, h, a.q_norm);
+  for (int64_t h = 0; h < a.kv_heads; ++h) {
+    ready(kept(a.keys, h), a.k, a.k_stride, h, a.k_norm);
+    const T* value = static_cast<const T*>(a.v) + row * a.v_stride + h * dim;
+    __builtin_memcpy(kept(a.values, h), value, size_t(dim) * sizeof(T));
+  }
+}
+
+void heads(const Heads& a, int64_t begin, int64_t end) {
+  with_dtype(a.dtype, [&]<typename T>() HOTSWAP_LAMBDA {
+    for (int64_t row = begin; row < end; ++row) heads_of_row<T>(a, row);
+  });
+}
+
 }  // namespace
 
-const Table kTable = {own_bytes, layer};
+const Table kTable = {own_bytes, layer, heads};
 
 }  // namespace decode::HOTSWAP_ISA

@@ -16,6 +16,7 @@ struct Room {
 struct Table {
   int64_t (*own_bytes)(const Layer& a);
   void (*layer)(const Layer& a, const Room& room, kernels::Member member);
+  void (*heads)(const Heads& a, int64_t begin, int64_t end);  // of these rows
 };
 HOTSWAP_ISA_TABLES(Table)
 

@@ -8,6 +8,7 @@
 namespace decode::cuda {
 
 void layer(const Layer& a, kernels::Stream stream);
+void heads(const Heads& a, kernels::Stream stream);    // one launch, of heads of 64 or 128
 void inputs(const Inputs& a, kernels::Stream stream);  // one launch
 // Whether layer() takes such memory and sizes; the reason where not.
 const char* refuses(const Layer& a);

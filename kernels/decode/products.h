@@ -77,13 +77,27 @@ inline FewRows down_of(const Layer& a) {
 
 // The most rows that layer() takes of these weights; 0: none. A norm wants all of x in shared memory, so that a wide
 // layer takes fewer. Of `a` only dtype, hidden, norms and weights are looked at.
-inline int most_rows(const Layer& a) {
+inline int supported_rows(const Layer& a) {
   int most = kMostRows;
   for (const FewRows& product : {qkv_of(a), o_of(a), gated_of(a), down_of(a)}) {
     const int its = kernels::gpu::most_few_rows(product);
     most = its < most ? its : most;
   }
   return most;
+}
+
+// The most rows for which layer() is faster than the layer's parts: all that it takes where each product keeps x in
+// registers. Where one does not, 8: from 9 rows on all of x is in shared memory, up to 144 KB of a multiprocessor's
+// 256, so that weights have little of L1 to come through and no launch is set up beside the one before it, and every
+// block reads x again for each of its tiles (docs/notes/decode_wide.md).
+inline int paying_rows(Layer a) {
+  constexpr int kWide = 8;
+  const int limit = supported_rows(a);
+  a.rows = limit;
+  for (const FewRows& product : {qkv_of(a), o_of(a), gated_of(a), down_of(a)}) {
+    if (!kernels::gpu::keeps_x(product)) return limit < kWide ? limit : kWide;
+  }
+  return limit;
 }
 
 }  // namespace decode::cuda

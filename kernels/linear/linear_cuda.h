@@ -8,6 +8,7 @@
 namespace linear::cuda {
 
 void few_rows(const kernels::gpu::FewRows& a, kernels::Stream stream);  // what fits_few_rows() says yes to
+bool few_rows_pay(const kernels::gpu::FewRows& a);                      // on the current device
 
 struct Largest {
   kernels::DType dtype;

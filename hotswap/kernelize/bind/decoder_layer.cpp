@@ -113,6 +113,14 @@ void bind_decoder_layer(SlotBase& slot, const LayerOps& layer) {
         return DecoderInputs{std::move(x), std::move(row), std::move(place)};
       };
     }
+    using Opt = const OptTensor&;
+    if (const auto op = typed_op<Tensor(T, T, T, Opt, Opt, T, T, T, T, T, double)>(layer, "heads")) {
+      in_layer->heads = [op = *op](const DecoderHeads& h) {
+        const auto norm = [](const Tensor& t) { return t.defined() ? OptTensor(t) : std::nullopt; };
+        return below_autograd(op, h.q, h.k, h.v, norm(h.q_norm), norm(h.k_norm), h.cos, h.sin, h.k_cache, h.v_cache,
+                              h.position, h.head_eps);
+      };
+    }
   }
   const auto* ops = ops_of<DecoderOps>(layer);
   bind_slot<DecoderLayerForward>(slot, [ops](const Tensor& x, const DecoderLayerParts& parts) {
@@ -170,6 +178,9 @@ std::vector<Contract> decoder_layer_contracts() {
          "str activation, bool weights_are_old=False) -> Tensor"},
         {"inputs",
          "(Tensor ids, Tensor embedding, Tensor rope, Tensor(a!) length) -> (Tensor x, Tensor row, Tensor place)"},
+        {"heads",
+         "(Tensor q, Tensor k, Tensor v, Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor sin, Tensor(a!) k_cache, "
+         "Tensor(b!) v_cache, Tensor position, float head_eps) -> Tensor"},
         {"rows",
          "(Tensor input_norm, Tensor q, Tensor k, Tensor v, Tensor o, Tensor post_norm, Tensor gate, Tensor up, "
          "Tensor down) -> int"}},

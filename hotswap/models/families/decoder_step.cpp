@@ -50,6 +50,7 @@ DecoderStep::DecoderStep(Module* owner, const ModelConfig& c, const Parts& parts
       slot_(owner, needs_of(c, parts.attention.options()), [this] { return weights(); }) {
   for (const Linear* product : {&parts.mlp.gate_proj, &parts.mlp.up_proj, &parts.mlp.down_proj})
     products_.push_back(product);
+  parts_.attention.set_layer_slot(&slot_);
 }
 
 DecoderLayerParts DecoderStep::weights() const {

@@ -16,7 +16,7 @@ namespace hotswap {
 class DecoderStep {
  public:
   struct Parts {  // of the owner, which outlive this
-    const SelfAttention& attention;
+    SelfAttention& attention;
     const GatedMLP& mlp;
     const RMSNorm &input_norm, &post_norm;
   };

@@ -42,7 +42,7 @@ LlamaBlock::LlamaBlock(const ModelConfig& c, const SelfAttentionOptions& attenti
     : LlamaBlock(c, std::make_unique<SelfAttention>(attention), std::make_unique<GatedMLP>(mlp_options(c))) {
   step_ = std::make_unique<DecoderStep>(
       this, c,
-      DecoderStep::Parts{dynamic_cast<const SelfAttention&>(*self_attn_), dynamic_cast<const GatedMLP&>(*mlp_),
+      DecoderStep::Parts{dynamic_cast<SelfAttention&>(*self_attn_), dynamic_cast<const GatedMLP&>(*mlp_),
                          input_layernorm_, post_attention_layernorm_});
 }
 

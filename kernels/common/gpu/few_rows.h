@@ -14,6 +14,9 @@ namespace kernels::gpu {
 
 constexpr int kMostFewRows = 16, kMostWeights = 3;
 constexpr int kFewPad = 32;  // elements between rows of x in shared memory, against bank conflicts
+constexpr int kFewWarps = 16;
+constexpr int kFewTile = 8;   // outputs of a tile: the n side of an mma
+constexpr int kFewUnit = 64;  // columns that a warp reads of a tile at once: 2 vectors of 16 bytes a thread
 
 enum class FewRowsAct { kNone, kSilu, kGeluTanh };  // not kNone: w[0] is gate, w[1] is up
 
@@ -56,6 +59,32 @@ inline int most_few_rows(const FewRows& a) {
   if (!fits || a.norm == nullptr) return fits ? kMostFewRows : 0;
   const int64_t rows = (kMostShared / 2 - a.in) / (a.in + kFewPad);
   return int(rows < 0 ? 0 : rows < kMostFewRows ? rows : kMostFewRows);
+}
+
+inline int few_rows_tiles(const FewRows& a) {
+  int tiles = 0;
+  for (int i = 0; i < a.weights; ++i) tiles += (a.w[i].rows + kFewTile - 1) / kFewTile;
+  return tiles;
+}
+
+// Of columns that all of a block's warps read at once: 1024.
+inline int few_rows_units(const FewRows& a) { return (a.in + kFewUnit * kFewWarps - 1) / (kFewUnit * kFewWarps); }
+
+// Are there so few columns that a warp's part of x stays in its registers for all tiles (few_rows_held.cuh)?
+inline bool keeps_x(const FewRows& a) {
+  const int units = few_rows_units(a);
+  return units == 1 || (units == 2 && (a.norm == nullptr || a.rows <= 8)) ||
+         (units == 3 && a.norm == nullptr && a.act == FewRowsAct::kNone);
+}
+
+// Is the kernel faster than a library's product? Weights cost both the same. But with more columns than one unit a
+// block multiplies all of x again for each of its tiles, at some 100 GB/s: from 128 KiB on that takes longer than what
+// the library's launch costs more (an H200, docs/notes/decode_wide.md). Up to 4 rows it is little in any case.
+inline bool few_rows_pay(const FewRows& a, int multiprocessors) {
+  constexpr int kAlways = 4;
+  constexpr int64_t kMuch = 128 << 10;
+  const int64_t tiles = few_rows_tiles(a), each = (tiles + multiprocessors - 1) / multiprocessors;
+  return a.rows <= kAlways || few_rows_units(a) == 1 || each * a.rows * a.in * 2 <= kMuch;
 }
 
 // Rows of x are less than 2^31 numbers apart.

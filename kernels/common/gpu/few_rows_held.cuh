@@ -212,13 +212,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   }
 }
 
-inline int held_units(const FewRows& a) { return int(divide_up(a.in, kFewUnit * kFewWarps)); }
-inline bool holds_x(const FewRows& a) {
-  const int units = held_units(a);
-  if (attribute<cudaDevAttrComputeCapabilityMajor>() < 9) return false;
-  return units == 1 || (units == 2 && (a.norm == nullptr || a.rows <= 8)) ||
-         (units == 3 && a.norm == nullptr && a.act == FewRowsAct::kNone);
-}
+inline bool holds_x(const FewRows& a) { return attribute<cudaDevAttrComputeCapabilityMajor>() >= 9 && keeps_x(a); }
 
 template <class T, int kRows>
 void launch_few_rows_held(const FewRows& a, Stream stream) {
@@ -227,7 +221,7 @@ void launch_few_rows_held(const FewRows& a, Stream stream) {
   // Where there is much to read two blocks share a multiprocessor: one multiplies while the other's weights come.
   constexpr int kMuch = 32;
   const bool much =
-      kRows == 8 && per_pair == 1 && a.norm == nullptr && held_units(a) == 1 && tiles >= kMuch * multiprocessors();
+      kRows == 8 && per_pair == 1 && a.norm == nullptr && few_rows_units(a) == 1 && tiles >= kMuch * multiprocessors();
   const int places = (much ? 2 : 1) * multiprocessors();
   const int blocks = tiles / per_pair < places ? tiles / per_pair : places;
   const int64_t most = divide_up(tiles / per_pair, blocks) * per_pair;  // tiles of a block
@@ -237,7 +231,7 @@ void launch_few_rows_held(const FewRows& a, Stream stream) {
     launch_after_with_memory<few_rows_held_kernel<T, kRows, kUnits, kNorm, kPair, kTiles>, /*kMostShared=*/true>(
         bytes, blocks, kFewThreads, /*cluster=*/1, stream, a, tiles, turns);
   };
-  const int units = held_units(a);
+  const int units = few_rows_units(a);
   const bool norm = a.norm != nullptr;
   const auto with_norm = [&]<int kUnits, bool kPair, int kTiles>() {
     if constexpr (kUnits == 1 || kRows == 8) {

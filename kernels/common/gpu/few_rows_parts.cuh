@@ -8,9 +8,7 @@
 
 namespace kernels::gpu {
 
-constexpr int kFewWarps = 16, kFewThreads = 32 * kFewWarps;
-constexpr int kFewTile = 8;   // outputs of a tile: the n side of an mma
-constexpr int kFewUnit = 64;  // columns that a warp reads of a tile at once: 2 vectors of 16 bytes a thread
+constexpr int kFewThreads = 32 * kFewWarps;
 constexpr int kFewDepth = 4;  // units on their way: 64 KB a multiprocessor
 constexpr int kFewGroup = 4;  // tiles whose sums meet at once; even, so that gate and up stay together
 
@@ -109,12 +107,6 @@ __device__ __forceinline__ void few_outputs(const FewRows& a, const float* sums,
   float v = biased<T>(a.w[which], few_sum<T, kRows>(sums + mine.tile * kTileSums, mine.row, mine.column), in_weight);
   if (a.residual != nullptr) v = to_float(residual) + rounded<T>(v);
   out[at] = from_float<T>(v);
-}
-
-inline int few_rows_tiles(const FewRows& a) {
-  int tiles = 0;
-  for (int i = 0; i < a.weights; ++i) tiles += (a.w[i].rows + kFewTile - 1) / kFewTile;
-  return tiles;
 }
 
 }  // namespace kernels::gpu

@@ -53,7 +53,8 @@ inline int64_t widest_access() {
 #endif
 }
 
-// A launch that begins with wait_for_launch_before(): set up while the launch before it ends, where the GPU can.
+// A launch whose kernel begins by waiting for the launch before: set up while the launch before it ends, where the GPU
+// can.
 template <class... Wanted, class... Given>
 void launch_after(void (*kernel)(Wanted...), int64_t blocks, int threads, Stream stream, Given&&... args) {
   cudaLaunchAttribute early{};

@@ -235,6 +235,24 @@ TEST(FewRows, RowsAreWholeVectors) {
   EXPECT_EQ(gpu::most_few_rows(a), 0);
 }
 
+// What an H200 was faster at by itself, with 132 multiprocessors: docs/notes/decode_wide.md.
+TEST(FewRows, PayWhileTheyAreReadLessThanALaunchCosts) {
+  struct Product {
+    int rows, in, out;
+    bool pays;
+  };
+  const Product measured[] = {{16, 1024, 2048, true},  {16, 3072, 1024, true},   {16, 2048, 2048, true},
+                              {8, 2048, 8192, false},  {8, 8192, 2048, false},   {16, 4096, 1024, true},
+                              {4, 4096, 14336, true},  {8, 4096, 4096, false},   {16, 4096, 14336, false},
+                              {8, 14336, 4096, false}, {8, 2560, 4096, false},   {16, 2560, 1024, true},
+                              {8, 3072, 3072, false},  {16, 1024, 151936, true}, {16, 4096, 128256, false}};
+  for (const auto& [rows, in, out, pays] : measured) {
+    gpu::FewRows a = few_rows(rows, in);
+    a.w[0].rows = out;
+    EXPECT_EQ(gpu::few_rows_pay(a, 132), pays) << rows << " rows, " << in << " -> " << out;
+  }
+}
+
 TEST(FewRows, LieLessThanTwoToThe31Apart) {
   gpu::FewRows a{.dtype = DType::kBFloat16, .x = nullptr, .x_stride = (int64_t{1} << 31) - 8, .rows = 9, .in = 4096};
   EXPECT_TRUE(gpu::fits_few_rows(a));

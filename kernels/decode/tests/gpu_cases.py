@@ -39,7 +39,16 @@ def cases(ops, random, names):
         length.sub_(1)
         return made
 
+    def heads(rows, count, kv_heads, dim):
+        joint = random(rows, 1, (count + 2 * kv_heads) * dim)
+        q, k, v = joint.split([count * dim, kv_heads * dim, kv_heads * dim], -1)
+        norm, cos, sin = random(dim), random(rows, 1, dim), random(rows, 1, dim)
+        caches, at = [random(rows, kv_heads, 70, dim).transpose(1, 2) for _ in range(2)], torch.arange(rows, device=device)
+        return lambda: ops.decoder_heads(q, k, v, norm, norm, cos, sin, *caches, at, 1e-6)
+
     return {
+        "decoder_heads, 64 rows": heads(64, 16, 8, 128),
+        "decoder_heads, heads of 64": heads(5, 9, 3, 64),
         "decoder_inputs": inputs,
         "decoder_layer": layer(1, 1024, 16, 8, 128, 3072, 575),
         "decoder_layer, old weights": layer(1, 1024, 16, 8, 128, 3072, 575, True),

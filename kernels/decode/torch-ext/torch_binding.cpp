@@ -17,7 +17,8 @@ using kernels::shape_of;
 using kernels::Tensor;
 using OptTensor = std::optional<Tensor>;
 
-constexpr const char *kOp = "decoder_layer", *kRows = "decoder_layer_rows", *kInputs = "decoder_inputs";
+constexpr const char *kOp = "decoder_layer", *kRows = "decoder_layer_rows", *kInputs = "decoder_inputs",
+                     *kHeads = "decoder_heads";
 // With more rows torch's own products of plain bfloat16 weights are faster, on a CPU with instructions for them; those
 // of other dtypes, and bfloat16 elsewhere, are slower up to kMostRows: docs/notes/decode_gpu.md.
 constexpr int kMostBfloat16Rows = 4;
@@ -35,20 +36,26 @@ const Table& table() {
   return chosen;
 }
 
+struct Rope {
+  const void *cos, *sin;
+  int64_t stride;  // between rows; 0: one for all
+};
+
 // What all tensors of a call have in common, and their checks.
 struct Call {
   DType dtype;
   Device device;
+  const char* op = kOp;
 
   void same(const Tensor& t, const char* name) const {
-    kernels::check_device(t, device, kOp);
-    check(kernels::dtype_of(t, kOp) == dtype, kOp, ": expected ", name, " in x's dtype; got torch dtype number ",
+    kernels::check_device(t, device, op);
+    check(kernels::dtype_of(t, op) == dtype, op, ": expected ", name, " in x's dtype; got torch dtype number ",
           int(t.scalar_type()), "; cast it");
   }
   const void* vector(const OptTensor& t, int64_t size, const char* name) const {
     if (!t) return nullptr;
     same(*t, name);
-    check(t->dim() == 1 && t->size(0) == size && t->is_contiguous(), kOp, ": expected ", name, " [", size,
+    check(t->dim() == 1 && t->size(0) == size && t->is_contiguous(), op, ": expected ", name, " [", size,
           "], contiguous; got ", shape_of(*t), "; check the layer's sizes");
     return t->data_ptr();
   }
@@ -69,13 +76,30 @@ struct Call {
           "; check the layer's sizes, or dequantise it");
     return {t.data_ptr(), vector(bias, t.size(0), "a bias"), t.size(0), t.stride(0), packing};
   }
-  CacheRows cache(const Tensor& t, const Layer& a, const char* name) const {
+  CacheRows cache(const Tensor& t, int64_t rows, int64_t heads, int64_t dim, const char* name) const {
     same(t, name);
-    check(t.dim() == 4 && t.size(0) == a.rows && t.size(2) == a.kv_heads && t.size(3) == a.head_dim &&
-              (t.stride(3) == 1 || a.head_dim == 1),
-          kOp, ": expected ", name, " [", a.rows, ", capacity, ", a.kv_heads, ", ", a.head_dim, "]; got ", shape_of(t),
+    check(t.dim() == 4 && t.size(0) == rows && t.size(2) == heads && t.size(3) == dim && (t.stride(3) == 1 || dim == 1),
+          op, ": expected ", name, " [", rows, ", capacity, ", heads, ", ", dim, "]; got ", shape_of(t),
           "; use one cache per batch");
     return {t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
+  }
+  Rope rope(const Tensor& cos, const Tensor& sin, int64_t rows, int64_t dim) const {
+    same(cos, "cos"), same(sin, "sin");
+    const int64_t tables = dim > 0 ? cos.numel() / dim : 0;
+    const auto is_table = [&](const Tensor& t) {
+      return t.dim() >= 1 && t.size(t.dim() - 1) == dim && t.numel() == cos.numel() && t.is_contiguous();
+    };
+    check(is_table(cos) && is_table(sin) && (tables == 1 || tables == rows), op, ": expected cos and sin [1 or ", rows,
+          ", ", dim, "], contiguous; got ", shape_of(cos), " and ", shape_of(sin),
+          "; a rotary embedding of part of a head is not served");
+    return {cos.data_ptr(), sin.data_ptr(), tables == 1 ? 0 : dim};
+  }
+  const int64_t* positions(const Tensor& t, int64_t rows) const {
+    kernels::check_device(t, device, op);
+    check(t.scalar_type() == kernels::ScalarType::Long && t.is_contiguous() && (t.numel() == 1 || t.numel() == rows),
+          op, ": expected the positions as one int64 for all rows, or one for each of ", rows, "; got ", shape_of(t),
+          " in torch dtype number ", int(t.scalar_type()), "; cast or repeat them");
+    return static_cast<const int64_t*>(t.data_ptr());
   }
 };
 
@@ -138,27 +162,14 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
   a.down = call.weight(down, down_bias, hidden, a.gate.out, "down");
   a.q_norm = call.vector(q_norm, a.head_dim, "q_norm");
   a.k_norm = call.vector(k_norm, a.head_dim, "k_norm");
-  call.same(cos, "cos"), call.same(sin, "sin");
-  const int64_t tables = a.head_dim > 0 ? cos.numel() / a.head_dim : 0;
-  const auto is_table = [&](const Tensor& t) {
-    return t.dim() >= 1 && t.size(t.dim() - 1) == a.head_dim && t.numel() == cos.numel() && t.is_contiguous();
-  };
-  check(is_table(cos) && is_table(sin) && (tables == 1 || tables == rows), kOp, ": expected cos and sin [1 or ", rows,
-        ", ", a.head_dim, "], contiguous; got ", shape_of(cos), " and ", shape_of(sin),
-        "; a rotary embedding of part of a head is not served");
-  a.cos = cos.data_ptr(), a.sin = sin.data_ptr(), a.rope_stride = tables == 1 ? 0 : a.head_dim;
-  a.keys = call.cache(k_cache, a, "k_cache");
-  a.values = call.cache(v_cache, a, "v_cache");
+  const Rope rope = call.rope(cos, sin, rows, a.head_dim);
+  a.cos = rope.cos, a.sin = rope.sin, a.rope_stride = rope.stride;
+  a.keys = call.cache(k_cache, rows, a.kv_heads, a.head_dim, "k_cache");
+  a.values = call.cache(v_cache, rows, a.kv_heads, a.head_dim, "v_cache");
   check(v_cache.size(1) == a.capacity, kOp, ": expected caches of one capacity; got ", a.capacity, " and ",
         v_cache.size(1), "; make both from the same lengths");
-  kernels::check_device(position, call.device, kOp);
-  const bool by_row = position.numel() != 1;
-  check(position.scalar_type() == kernels::ScalarType::Long && position.is_contiguous() &&
-            position.numel() == (by_row ? rows : 1),
-        kOp, ": expected the positions as one int64 for all rows, or one for each of ", rows, "; got ",
-        shape_of(position), " in torch dtype number ", int(position.scalar_type()), "; cast or repeat them");
-  a.position = static_cast<const int64_t*>(position.data_ptr());
-  a.position_stride = by_row ? 1 : 0;
+  a.position = call.positions(position, rows);
+  a.position_stride = position.numel() == 1 ? 0 : 1;
 
   const auto make = [&](int64_t width) { return kernels::empty({rows, width}, call.dtype, call.device); };
   Tensor qkv = make(a.q.out + a.k.out + a.v.out), attended = make(a.q.out), h = make(hidden), gated = make(a.gate.out);
@@ -175,6 +186,58 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
         cuda::layer(a, stream);
       },
       [&] { run_cpu(a); });
+  return out;
+}
+
+void run_cpu(const Heads& a) {
+  for (int64_t row = 0; row < a.rows; ++row) {
+    const int64_t position = a.position[row * a.position_stride];
+    check(position >= 0 && position < a.capacity, kHeads, ": expected a position from 0 to ", a.capacity - 1, "; got ",
+          position, " for row ", row, "; make the cache longer");
+  }
+  kernels::parallel_rows(a.rows, (a.heads + 2 * a.kv_heads) * a.head_dim,
+                         [&](int64_t begin, int64_t end) { table().heads(a, begin, end); });
+}
+
+Tensor decoder_heads(const Tensor& q, const Tensor& k, const Tensor& v, const OptTensor& q_norm,
+                     const OptTensor& k_norm, const Tensor& cos, const Tensor& sin, const Tensor& k_cache,
+                     const Tensor& v_cache, const Tensor& position, double head_eps) {
+  const Call call{kernels::dtype_of(q, kHeads), kernels::device_of(q), kHeads};
+  check(k_cache.dim() == 4, kHeads, ": expected k_cache [batch, capacity, kv_heads, head_dim]; got ", shape_of(k_cache),
+        "; make it so");
+  const kernels::Rows queries = kernels::as_rows(q, kHeads, call.device),
+                      keys = kernels::as_rows(k, kHeads, call.device),
+                      values = kernels::as_rows(v, kHeads, call.device);
+  for (const auto& [t, name] : {std::pair(&q, "q"), {&k, "k"}, {&v, "v"}}) call.same(*t, name);
+  Heads a{};
+  a.dtype = call.dtype, a.rows = queries.rows, a.eps = float(head_eps);
+  a.kv_heads = k_cache.size(2), a.head_dim = k_cache.size(3), a.capacity = k_cache.size(1);
+  a.heads = a.head_dim > 0 ? queries.cols / a.head_dim : 0;
+  const bool fits = a.head_dim > 0 && a.head_dim % 2 == 0 && a.heads > 0 && a.heads * a.head_dim == queries.cols &&
+                    keys.cols == a.kv_heads * a.head_dim && values.cols == keys.cols && keys.rows == a.rows &&
+                    values.rows == a.rows;
+  check(fits, kHeads, ": expected q, k and v [rows, heads * head_dim] of the cache's ", a.kv_heads, " heads of ",
+        a.head_dim, "; got ", shape_of(q), ", ", shape_of(k), " and ", shape_of(v), "; check the layer's sizes");
+  check(call.device.is_cpu() || ((a.head_dim == 64 || a.head_dim == 128) && a.dtype != DType::kFloat32), kHeads,
+        ": expected a head_dim of 64 or 128, of bfloat16 or float16; got ", a.head_dim,
+        "; run the layer's own norms and rotary embedding");
+  a.q = queries.data, a.q_stride = queries.stride, a.k = keys.data, a.k_stride = keys.stride;
+  a.v = values.data, a.v_stride = values.stride;
+  a.q_norm = call.vector(q_norm, a.head_dim, "q_norm");
+  a.k_norm = call.vector(k_norm, a.head_dim, "k_norm");
+  const Rope rope = call.rope(cos, sin, a.rows, a.head_dim);
+  a.cos = rope.cos, a.sin = rope.sin, a.rope_stride = rope.stride;
+  a.keys = call.cache(k_cache, a.rows, a.kv_heads, a.head_dim, "k_cache");
+  a.values = call.cache(v_cache, a.rows, a.kv_heads, a.head_dim, "v_cache");
+  check(v_cache.size(1) == a.capacity, kHeads, ": expected caches of one capacity; got ", a.capacity, " and ",
+        v_cache.size(1), "; make both from the same lengths");
+  a.position = call.positions(position, a.rows);
+  a.position_stride = position.numel() == 1 ? 0 : 1;
+  Tensor out = kernels::empty({a.rows, 1, a.heads, a.head_dim}, a.dtype, call.device);
+  a.out = out.data_ptr();
+  if (a.rows == 0) return out;
+  kernels::run_on(
+      call.device, [&](auto stream) { cuda::heads(a, stream); }, [&] { run_cpu(a); });
   return out;
 }
 
@@ -231,8 +294,8 @@ std::tuple<Tensor, Tensor, Tensor> decoder_inputs(const Tensor& ids, const Tenso
   return {x, row, place};
 }
 
-// How many rows a host gives to decoder_layer and not to the layer's parts; 0: none, and none where tensors are such
-// that decoder_layer would refuse them.
+// How many rows a host gives to decoder_layer and not to the layer's parts, which are faster with more; 0: none, and
+// none where tensors are such that decoder_layer would refuse them.
 int64_t decoder_layer_rows(const Tensor& input_norm, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                            const Tensor& post_norm, const Tensor& gate, const Tensor& up, const Tensor& down) {
   const Device device = kernels::device_of(input_norm);
@@ -254,7 +317,7 @@ int64_t decoder_layer_rows(const Tensor& input_norm, const Tensor& q, const Tens
   a.q = weight(q, a.hidden), a.k = weight(k, a.hidden), a.v = weight(v, a.hidden), a.o = weight(o, a.q.out);
   a.gate = weight(gate, a.hidden), a.up = weight(up, a.hidden), a.down = weight(down, a.gate.out);
   if (!served) return 0;
-  if (!device.is_cpu()) return cuda::most_rows(a);
+  if (!device.is_cpu()) return cuda::paying_rows(a);
   constexpr int64_t kWeights = 7;
   return a.dtype == DType::kBFloat16 && packed < kWeights && multiplies_bfloat16() ? kMostBfloat16Rows : kMostRows;
 }
@@ -268,6 +331,9 @@ constexpr std::array kOps{
         "float scale, int window, str activation, bool weights_are_old=False) -> Tensor"),
     kernels::op<&decoder_inputs>("decoder_inputs(Tensor ids, Tensor embedding, Tensor rope, Tensor(a!) length) -> "
                                  "(Tensor x, Tensor row, Tensor place)"),
+    kernels::op<&decoder_heads>(
+        "decoder_heads(Tensor q, Tensor k, Tensor v, Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor sin, "
+        "Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor position, float head_eps) -> Tensor"),
     kernels::op<&decoder_layer_rows>(
         "decoder_layer_rows(Tensor input_norm, Tensor q, Tensor k, Tensor v, Tensor o, Tensor post_norm, Tensor gate, "
         "Tensor up, Tensor down) -> int")};

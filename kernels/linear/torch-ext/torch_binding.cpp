@@ -63,7 +63,8 @@ Tensor output(const Tensor& x, int64_t out, kernels::DType dtype, const kernels:
   return kernels::empty_like_shape(sizes.data(), x.dim(), kernels::torch_dtype(dtype), device);
 }
 
-// What the kernel does not take (float32, odd widths, memory off the vectors' grid) is a GEMM as well.
+// What the kernel does not take (float32, odd widths, memory off the vectors' grid), or multiplies slower than torch's
+// library, is a GEMM as well.
 Tensor linear_gpu(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                   const kernels::Device& device) {
   if (!wants_gemv(x, weight, kernels::gpu::kMostFewRows)) return aten_linear(x, weight, bias);
@@ -72,19 +73,23 @@ Tensor linear_gpu(const Tensor& x, const Tensor& weight, const std::optional<Ten
   kernels::check_device(weight, device, "linear: weight");
   if (bias) kernels::check_device(*bias, device, "linear: bias");
   const Tensor contiguous_bias = bias ? torch::stable::contiguous(*bias) : Tensor(weight);
+  kernels::gpu::FewRows args{.dtype = dtype,
+                             .x = in.data,
+                             .x_stride = in.stride,
+                             .rows = int(in.rows),
+                             .in = int(in.cols),
+                             .w = {{.data = weight.data_ptr(),
+                                    .bias = bias ? contiguous_bias.data_ptr() : nullptr,
+                                    .stride = weight.stride(0),
+                                    .rows = int(weight.size(0))}},
+                             .out = nullptr,
+                             .out_stride = weight.size(0)};
+  bool pays = kernels::gpu::fits_few_rows(args);
+  kernels::run_on(
+      device, [&](auto) { pays = pays && linear::cuda::few_rows_pay(args); }, [] {});
+  if (!pays) return aten_linear(x, weight, bias);
   Tensor y = output(x, weight.size(0), dtype, device);
-  const kernels::gpu::FewRows args{.dtype = dtype,
-                                   .x = in.data,
-                                   .x_stride = in.stride,
-                                   .rows = int(in.rows),
-                                   .in = int(in.cols),
-                                   .w = {{.data = weight.data_ptr(),
-                                          .bias = bias ? contiguous_bias.data_ptr() : nullptr,
-                                          .stride = weight.stride(0),
-                                          .rows = int(weight.size(0))}},
-                                   .out = y.data_ptr(),
-                                   .out_stride = weight.size(0)};
-  if (!kernels::gpu::fits_few_rows(args)) return aten_linear(x, weight, bias);
+  args.out = y.data_ptr();
   kernels::run_on(
       device, [&](auto stream) { linear::cuda::few_rows(args, stream); }, [] {});
   return y;
