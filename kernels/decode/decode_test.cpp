@@ -333,11 +333,8 @@ TEST(DecoderLayerRows, NoneOfWhatTheOpRefuses) {
   EXPECT_EQ(rows_for(layer), 0) << "columns side by side";
 }
 
-struct WideLayer {
-  int64_t hidden;
-  int rows;
-};
-constexpr WideLayer kOnAGpu[] = {{4096, 16}, {4304, 16}, {4312, 15}, {5120, 13}, {6144, 10}, {8192, 7}};
+constexpr std::pair<int64_t, int> kOnAGpu[] =  // hidden size, rows
+    {{4096, 16}, {4304, 16}, {4312, 15}, {5120, 13}, {6144, 10}, {8192, 7}};
 
 // The rule by itself, wherever it is compiled.
 TEST(DecoderLayerRows, OnAGpuNormsWantSharedMemory) {
