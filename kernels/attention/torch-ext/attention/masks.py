@@ -64,6 +64,12 @@ class Mask(NamedTuple):
         moved = lambda x: x.to(*args, **kwargs) if isinstance(x, torch.Tensor) else x  # noqa: E731
         return Mask(*(Rows(*map(moved, x)) if isinstance(x, Rows) else moved(x) for x in self))
 
+    def contiguous(self, *args, **kwargs):
+        """A description is in one piece, and nobody writes to it: transformers 5.22 asks for this before each prompt."""
+        return self
+
+    clone = detach = contiguous
+
     def whole(self):
         """The mask as a tensor, for a model that looks into it: bool [batch, 1, queries, keys]."""
         batch, _, queries, keys = self.size
