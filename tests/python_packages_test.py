@@ -1,7 +1,7 @@
 """The packages through Python's own `kernels`, unmodified: runs kernels/*/tests with pytest.
-With --face, python/tests: the Python API on transformers; short: what takes seconds, long: the rest.
+With --face, a part of python/tests, the Python API on transformers, or all of it. A part is a ctest entry.
 
-    python_packages_test.py --packages build/packages [--face short|long|all]
+    python_packages_test.py --packages build/packages [--face PART|all]
 """
 
 import argparse
@@ -12,18 +12,28 @@ import sys
 from pathlib import Path
 
 
-SHORT = ("test_face.py", "test_families.py", "test_imports.py", "test_types.py")
+# Parts of about the same length, by patterns of files; what no pattern names is in the last one.
+PARTS = {
+    "short": ("face", "families", "imports", "types"),  # what takes seconds
+    "training": ("compile", "training", "*dtensor", "trl"),
+    "liger": ("liger*", "grpo", "preference", "distillation", "derivatives", "guide", "no_labels", "sweep"),
+    "experts": ("experts*", "deformable", "mamba", "vision", "projections", "residual"),
+    "rest": ("*",),
+}
+
+
+def part_of(file: Path) -> str:
+    return next(part for part, names in PARTS.items() if any(file.match(f"test_{name}.py") for name in names))
 
 
 def face(which: str, folder: Path) -> list[str]:
-    found = sorted(folder.glob("test_*.py"))
-    return [str(p) for p in found if which == "all" or (p.name in SHORT) == (which == "short")]
+    return [str(p) for p in sorted(folder.glob("test_*.py")) if which in ("all", part_of(p))]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", type=Path, required=True)
-    parser.add_argument("--face", choices=["short", "long", "all"])
+    parser.add_argument("--face", choices=[*PARTS, "all"])
     args = parser.parse_args()
     absent = [name for name in ("torch", "kernels", "transformers", "pytest") if importlib.util.find_spec(name) is None]
     if absent:
@@ -40,8 +50,8 @@ def main() -> None:
     command += ["-p", "no:cacheprovider", *what]
     results = os.environ.get("HOTSWAP_TEST_RESULTS")
     if results:
-        name = {None: "python_packages_test", "long": "python_face_long_test"}.get(args.face, "python_face_test")
-        command.append(f"--junitxml={results}/{name}.xml")
+        part = "packages" if args.face is None else "face" if args.face == "short" else f"face_{args.face}"
+        command.append(f"--junitxml={results}/python_{part}_test.xml")
     environment = dict(
         os.environ, HOTSWAP_PACKAGES=str(args.packages.resolve()), PYTHONDONTWRITEBYTECODE="1", HF_HUB_OFFLINE="1"
     )

@@ -80,6 +80,7 @@ ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaul
   c.rms_norm_eps = positive_number(config, "rms_norm_eps");
   c.hidden_act = config.get<std::string>(defaults.activation_key, defaults.activation);
   activation_kind(c.hidden_act, cat(config.where(), ": ", defaults.activation_key));  // known, or an Error
+  refuse_if(!config.get<bool>("is_causal", true), config, "is_causal = false");       // tokens would see later ones
   ConfiguredRopes ropes = read_ropes(config, c.head_dim, defaults.rope);
   c.rope_parameters = std::move(ropes.all);
   c.sliding_rope_parameters = std::move(ropes.sliding);

@@ -88,6 +88,7 @@ TEST(Config, HostileOnesAreRefusedByName) {
       {"rope_parameters", {{"rope_type", "yarn"}, {"factor", 2.0}, {"partial_rotary_factor", 0.5}}, "partial_rotary"},
       {"partial_rotary_factor", 0.5, "partial_rotary_factor"},
       {"use_sliding_window", true, "use_sliding_window"},
+      {"is_causal", false, "is_causal"},
       {"layer_types", {"full_attention", "sliding_attention"}, "sliding_attention"},
       {"quantization_config", {{"bits", 4}}, "quantization_config"},
       {"attention_dropout", 1.5, "attention_dropout"},

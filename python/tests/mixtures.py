@@ -85,7 +85,9 @@ def _config(kind, own):
 def _candidates(module) -> list:
     models = [cls for cls in _classes(module) if issubclass(cls, transformers.PreTrainedModel)]
     kinds = [(cls, getattr(cls, "config_class", None)) for cls in models]
-    return [(cls, kind) for cls, kind in kinds if inspect.isclass(kind) and not kind.sub_configs]
+    kinds = [(cls, kind) for cls, kind in kinds if inspect.isclass(kind)]
+    text = [(cls, kind.sub_configs["text_config"]) for cls, kind in kinds if "Text" in cls.__name__ and "text_config" in kind.sub_configs]
+    return [(cls, kind) for cls, kind in kinds if not kind.sub_configs] + text  # 5.22 names the whole model's config of a part
 
 
 def tiny(place: Place) -> tuple:

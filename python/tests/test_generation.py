@@ -74,22 +74,22 @@ def test_with_our_attention(name, mask):
     assert package("attention").calls(op) == before + model.config.num_hidden_layers
 
 
-@pytest.mark.skipif(ON_GPU, reason="our attention is for 16-bit numbers there")
-@pytest.mark.parametrize("asked", ["contiguous", "clone", "detach"])
-def test_a_prepared_mask_stays_a_description(monkeypatch, asked):
-    """transformers 5.22 asks the mask of a prompt to be contiguous: as a tensor over the whole cache it would go by torch's attention."""
+@pytest.mark.skipif(ON_GPU, reason="our attention is for 16-bit types there")
+@pytest.mark.parametrize("method", ["contiguous", "clone", "detach"])
+def test_a_prepared_mask_stays_a_description(monkeypatch, method):
+    """transformers 5.22 makes the mask of a prompt contiguous: as a tensor over the whole cache it would go by torch's attention."""
     model = hotswap.kernelize(model_of("llama"), attention=True)
-    want, prepare = hotswap.generate(model, PROMPT, **OPTIONS), model.prepare_inputs_for_generation
+    expected, prepare = hotswap.generate(model, PROMPT, **OPTIONS), model.prepare_inputs_for_generation
 
     def prepared(*args, **kwargs):
         inputs = prepare(*args, **kwargs)
         if (mask := inputs.get("attention_mask")) is not None:
-            inputs["attention_mask"] = getattr(mask, asked)()
+            inputs["attention_mask"] = getattr(mask, method)()
         return inputs
 
     monkeypatch.setattr(model, "prepare_inputs_for_generation", prepared)
     before = package("attention").calls("attention")
-    assert torch.equal(hotswap.generate(model, PROMPT, **OPTIONS), want)
+    assert torch.equal(hotswap.generate(model, PROMPT, **OPTIONS), expected)
     assert package("attention").calls("attention") == before + model.config.num_hidden_layers
 
 

@@ -65,7 +65,7 @@ class Mask(NamedTuple):
         return Mask(*(Rows(*map(moved, x)) if isinstance(x, Rows) else moved(x) for x in self))
 
     def contiguous(self, *args, **kwargs):
-        """A description is in one piece, and nobody writes to it: transformers 5.22 asks for this before each prompt."""
+        """A description has no memory to copy. transformers 5.22 calls this on the mask of each prompt."""
         return self
 
     clone = detach = contiguous
