@@ -1,4 +1,4 @@
-"""`hotswap serve` beside llama.cpp's server on a CPU: the same bfloat16 weights from one GGUF file, the same load, in turns.
+"""`hotswap serve` beside llama.cpp's server on a CPU: the same bfloat16 weights from one GGUF file, the same load, alternately.
 
     serve_peers.py --gguf FILE.gguf [--hotswap build/bin/hotswap] [--packages build/packages] [--threads 2] [--streams 4]
                    [--turns 3] [--csv bench/results.csv]
@@ -126,8 +126,8 @@ def main() -> None:
     if args.llama_side:
         return llama_side(args)
     report = Results(args)
-    with tempfile.TemporaryDirectory() as place:
-        model = Path(place) / "bfloat16.gguf"
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "bfloat16.gguf"
         write_bfloat16(args.gguf, model)
         with ours(args, model) as here, llama(args, model) as there:
             texts = greedy(here), greedy(there)
