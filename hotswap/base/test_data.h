@@ -38,17 +38,18 @@ inline PythonRun run_script(const std::filesystem::path& script, const std::stri
   return run;
 }
 
-// Why tests that compare with transformers cannot run; none where they can. In a checkout they always can, or fail: ./x
-// installs what they import. Where the programs were taken to another machine, its Python may be without.
+// Why tests whose scripts import these modules cannot run; none where they can. In a checkout they always can, or fail:
+// ./x installs what they import. Where the programs were taken to another machine, its Python may be without.
+inline std::optional<std::string> lacking_imports(const std::string& modules) {
+  if (!env(EnvVar::kTestSource)) return std::nullopt;
+  const TempFolder folder;
+  const PythonRun run = run_script(folder.write("imports.py", cat("import ", modules, "\n")), "");
+  if (run.status == 0) return std::nullopt;
+  return cat("the tests' Python, ", test_python(), ", has not all of what they import: ", run.output);
+}
+
 inline const std::optional<std::string>& no_transformers() {
-  static const std::optional<std::string> why = []() -> std::optional<std::string> {
-    if (!env(EnvVar::kTestSource)) return std::nullopt;
-    const TempFolder folder;
-    const auto script = folder.write("imports.py", "import safetensors, tokenizers, torch, transformers\n");
-    const PythonRun run = run_script(script, "");
-    if (run.status == 0) return std::nullopt;
-    return cat("the tests' Python, ", test_python(), ", has not all of what they import: ", run.output);
-  }();
+  static const std::optional<std::string> why = lacking_imports("safetensors, tokenizers, torch, transformers");
   return why;
 }
 

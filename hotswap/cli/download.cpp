@@ -63,6 +63,7 @@ void require(const Flags& flags, const std::vector<std::string>& lacking, const 
 fs::path download_model(const Flags& flags) {
   const auto gguf = flags.gguf_file.empty() ? std::nullopt : std::optional(flags.gguf_file);
   fs::path folder = model_folder(flags.model, flags.revision, gguf);
+  if (fs::is_regular_file(folder)) return folder;  // org/name:Q4_K_M
   if (lacking_weights(folder, flags.gguf_file).empty() || fs::exists(flags.model)) return folder;
   Hub hub(HubOptions::from_env());
   const Repo repo{RepoType::kModel, flags.model};

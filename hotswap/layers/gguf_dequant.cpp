@@ -4,165 +4,143 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-#include <cstring>
+#include <algorithm>
 
 #include "hotswap/base/error.h"
+#include "hotswap/layers/gguf_blocks.h"
 #include "hotswap/layers/parallel.h"
 
 namespace hotswap {
 namespace {
 
-// Sizes of every type that a file may hold, so that its layout can be checked also where we cannot compute with it:
-// those of gguf 0.19.0 (2026), and of files from before 2025 the rearranged Q4_0 and IQ4_NL, which have their blocks.
+namespace blocks = gguf_blocks;
+
+// Every type that a file may hold: those of gguf 0.19.0 and of llama.cpp (2026), and of files from before 2025 the
+// rearranged Q4_0 and IQ4_NL. The size is known also where the values are not, so that a file's layout can be checked.
+// Q8_1 and Q8_K are made of activations and in no file.
 constexpr GgufType kTypes[] = {
-    {0, "F32", 1, 4},           {1, "F16", 1, 2},         {2, "Q4_0", 32, 18},        {3, "Q4_1", 32, 20},
-    {6, "Q5_0", 32, 22},        {7, "Q5_1", 32, 24},      {8, "Q8_0", 32, 34},        {9, "Q8_1", 32, 36},
-    {10, "Q2_K", 256, 84},      {11, "Q3_K", 256, 110},   {12, "Q4_K", 256, 144},     {13, "Q5_K", 256, 176},
-    {14, "Q6_K", 256, 210},     {15, "Q8_K", 256, 292},   {16, "IQ2_XXS", 256, 66},   {17, "IQ2_XS", 256, 74},
-    {18, "IQ3_XXS", 256, 98},   {19, "IQ1_S", 256, 50},   {20, "IQ4_NL", 32, 18},     {21, "IQ3_S", 256, 110},
-    {22, "IQ2_S", 256, 82},     {23, "IQ4_XS", 256, 136}, {24, "I8", 1, 1},           {25, "I16", 1, 2},
-    {26, "I32", 1, 4},          {27, "I64", 1, 8},        {28, "F64", 1, 8},          {29, "IQ1_M", 256, 56},
-    {30, "BF16", 1, 2},         {31, "Q4_0_4_4", 32, 18}, {32, "Q4_0_4_8", 32, 18},   {33, "Q4_0_8_8", 32, 18},
-    {34, "TQ1_0", 256, 54},     {35, "TQ2_0", 256, 66},   {36, "IQ4_NL_4_4", 32, 18}, {37, "IQ4_NL_4_8", 32, 18},
-    {38, "IQ4_NL_8_8", 32, 18}, {39, "MXFP4", 32, 17},    {40, "NVFP4", 64, 36},      {41, "Q1_0", 128, 18},
+    {0, "F32", 1, 4, blocks::f32},
+    {1, "F16", 1, 2, blocks::f16},
+    {2, "Q4_0", 32, 18, blocks::q4_0},
+    {3, "Q4_1", 32, 20, blocks::q4_1},
+    {6, "Q5_0", 32, 22, blocks::q5_0},
+    {7, "Q5_1", 32, 24, blocks::q5_1},
+    {8, "Q8_0", 32, 34, blocks::q8_0},
+    {9, "Q8_1", 32, 36},
+    {10, "Q2_K", 256, 84, blocks::q2_k},
+    {11, "Q3_K", 256, 110, blocks::q3_k},
+    {12, "Q4_K", 256, 144, blocks::q4_k},
+    {13, "Q5_K", 256, 176, blocks::q5_k},
+    {14, "Q6_K", 256, 210, blocks::q6_k},
+    {15, "Q8_K", 256, 292},
+    {16, "IQ2_XXS", 256, 66},
+    {17, "IQ2_XS", 256, 74},
+    {18, "IQ3_XXS", 256, 98},
+    {19, "IQ1_S", 256, 50},
+    {20, "IQ4_NL", 32, 18, blocks::iq4_nl},
+    {21, "IQ3_S", 256, 110},
+    {22, "IQ2_S", 256, 82},
+    {23, "IQ4_XS", 256, 136, blocks::iq4_xs},
+    {24, "I8", 1, 1},
+    {25, "I16", 1, 2},
+    {26, "I32", 1, 4},
+    {27, "I64", 1, 8},
+    {28, "F64", 1, 8},
+    {29, "IQ1_M", 256, 56},
+    {30, "BF16", 1, 2, blocks::bf16},
+    {31, "Q4_0_4_4", 32, 18},
+    {32, "Q4_0_4_8", 32, 18},
+    {33, "Q4_0_8_8", 32, 18},
+    {34, "TQ1_0", 256, 54, blocks::tq1_0},
+    {35, "TQ2_0", 256, 66, blocks::tq2_0},
+    {36, "IQ4_NL_4_4", 32, 18},
+    {37, "IQ4_NL_4_8", 32, 18},
+    {38, "IQ4_NL_8_8", 32, 18},
+    {39, "MXFP4", 32, 17, blocks::mxfp4},
+    {40, "NVFP4", 64, 36, blocks::nvfp4},
+    {41, "Q1_0", 128, 18},
+    {42, "Q2_0", 64, 18},
 };
 
-constexpr int64_t kBlock = 32;
-
-float half_at(const uint8_t* bytes) {
-  uint16_t bits;
-  std::memcpy(&bits, bytes, 2);
-  return static_cast<float>(c10::Half(bits, c10::Half::from_bits()));
-}
-
-// Each: one block of 32 weights to float32.
-void block_f32(const uint8_t* from, float* to) { std::memcpy(to, from, kBlock * 4); }
-void block_f16(const uint8_t* from, float* to) {
-  for (int i = 0; i < kBlock; ++i) to[i] = half_at(from + 2 * i);
-}
-void block_bf16(const uint8_t* from, float* to) {
-  for (int i = 0; i < kBlock; ++i) {
-    uint16_t bits;
-    std::memcpy(&bits, from + 2 * i, 2);
-    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-    std::memcpy(to + i, &wide, 4);
-  }
-}
-void block_q8_0(const uint8_t* from, float* to) {
-  const float d = half_at(from);
-  for (int i = 0; i < kBlock; ++i) to[i] = d * static_cast<float>(static_cast<int8_t>(from[2 + i]));
-}
-void block_q4_0(const uint8_t* from, float* to) {
-  const float d = half_at(from);
-  for (int i = 0; i < 16; ++i) {
-    to[i] = d * static_cast<float>((from[2 + i] & 15) - 8);
-    to[i + 16] = d * static_cast<float>((from[2 + i] >> 4) - 8);
-  }
-}
-void block_q4_1(const uint8_t* from, float* to) {
-  const float d = half_at(from), m = half_at(from + 2);
-  for (int i = 0; i < 16; ++i) {
-    to[i] = d * static_cast<float>(from[4 + i] & 15) + m;
-    to[i + 16] = d * static_cast<float>(from[4 + i] >> 4) + m;
-  }
-}
-
-struct Way {
-  const char* type;
-  void (*block)(const uint8_t*, float*);
-};
-constexpr Way kWays[] = {{"F32", block_f32},   {"F16", block_f16},   {"BF16", block_bf16},
-                         {"Q8_0", block_q8_0}, {"Q4_0", block_q4_0}, {"Q4_1", block_q4_1}};
-
-const Way* way_of(const GgufType& type) {
-  for (const Way& way : kWays) {
-    if (std::strcmp(way.type, type.name) == 0) return &way;
-  }
-  return nullptr;
-}
+constexpr int64_t kChunk = 256;  // weights decoded at once: whole blocks of every type
+static_assert(std::all_of(std::begin(kTypes), std::end(kTypes),
+                          [](const GgufType& type) { return kChunk % type.block == 0; }));
 
 template <typename To>
-void dequantise_to(const Dequantise& job, const Way& way) {
+void dequantise_to(const Dequantise& job) {
   To* to = static_cast<To*>(job.to);
-  const uint64_t bytes = job.type.block_size * (kBlock / job.type.block);  // of 32 weights
-  const int64_t blocks = job.numel / kBlock, rest = job.numel % kBlock;
-  parallel_for(0, blocks, 2048, [&](int64_t first, int64_t last) {
-    float weights[kBlock];
-    for (int64_t b = first; b < last; ++b) {
-      way.block(job.from + b * bytes, weights);
-      for (int i = 0; i < kBlock; ++i) to[b * kBlock + i] = static_cast<To>(weights[i]);
+  const auto chunk_bytes = static_cast<int64_t>(job.type.block_size) * (kChunk / job.type.block);
+  parallel_for(0, (job.numel + kChunk - 1) / kChunk, 256, [&](int64_t first, int64_t last) {
+    float weights[kChunk];
+    for (int64_t c = first; c < last; ++c) {
+      const int64_t count = std::min(kChunk, job.numel - c * kChunk);
+      job.type.decode(job.from + c * chunk_bytes, weights, count);
+      for (int64_t i = 0; i < count; ++i) to[c * kChunk + i] = static_cast<To>(weights[i]);
     }
   });
-  if (rest == 0) return;
-  // Only types without blocks end so: their last few weights, through a padded block.
-  uint8_t last[kBlock * 4] = {};
-  float weights[kBlock];
-  std::memcpy(last, job.from + blocks * bytes, rest * job.type.block_size);
-  way.block(last, weights);
-  for (int64_t i = 0; i < rest; ++i) to[blocks * kBlock + i] = static_cast<To>(weights[i]);
+}
+
+template <typename Fits>
+const GgufType* find_type(Fits fits) {
+  const auto found = std::find_if(std::begin(kTypes), std::end(kTypes), fits);
+  return found == std::end(kTypes) ? nullptr : found;
 }
 
 }  // namespace
 
 const GgufType* find_gguf_type(uint32_t id) {
-  for (const GgufType& type : kTypes) {
-    if (type.id == id) return &type;
-  }
-  return nullptr;
+  return find_type([&](const GgufType& type) { return type.id == id; });
 }
 
-bool can_dequantise(const GgufType& type) { return way_of(type) != nullptr; }
+const GgufType* find_gguf_type(const std::string& name) {
+  return find_type([&](const GgufType& type) { return type.name == name; });
+}
+
+bool can_dequantise(const GgufType& type) { return type.decode != nullptr; }
 
 std::string dequantisable_types() {
   std::vector<std::string> names;
-  for (const Way& way : kWays) names.emplace_back(way.type);
+  for (const GgufType& type : kTypes) {
+    if (can_dequantise(type)) names.emplace_back(type.name);
+  }
   return join(names);
 }
 
-bool stays_packed(const GgufType& type) { return type.block == kBlock && can_dequantise(type); }
-
-const GgufType& packed_type_of(const at::Tensor& packed, int64_t in) {
-  for (const GgufType& type : kTypes) {
-    if (stays_packed(type) && in % kBlock == 0 && packed.dim() == 2 && packed.scalar_type() == at::kByte &&
-        packed.size(1) == in / kBlock * static_cast<int64_t>(type.block_size)) {
-      return type;
-    }
+at::Tensor dequantised(const at::Tensor& blocks, const GgufType& type, int64_t in, at::ScalarType dtype) {
+  const int64_t bytes_of_row = in / type.block * static_cast<int64_t>(type.block_size);
+  if (blocks.dim() != 2 || blocks.scalar_type() != at::kByte || in % type.block != 0 ||
+      blocks.size(1) != bytes_of_row) {
+    throw Error(
+        {.kind = ErrorKind::kCorrupt,
+         .wanted = cat("rows of ", in, " weights in whole blocks of ", type.name, ", uint8 [rows, ", bytes_of_row, "]"),
+         .got = cat(blocks.scalar_type(), " [", join(blocks.sizes()), "]"),
+         .next = "check the type and the width of the weight"});
   }
-  throw Error({.kind = ErrorKind::kCorrupt,
-               .wanted = cat("packed rows of ", in, " weights, in blocks of 32 of Q8_0, Q4_0 or Q4_1"),
-               .got = cat("[", join(packed.sizes()), "] bytes"),
-               .next = "check that the config and the weights belong together"});
-}
-
-at::Tensor dequantised(const at::Tensor& packed, int64_t in, at::ScalarType dtype) {
-  const GgufType& type = packed_type_of(packed, in);
-  const at::Tensor bytes = packed.to(at::kCPU).contiguous();
+  const at::Tensor bytes = blocks.to(at::kCPU).contiguous();
   const at::ScalarType computed = dtype == at::kDouble ? at::kFloat : dtype;
-  at::Tensor result = at::empty({packed.size(0), in}, at::TensorOptions().dtype(computed));
+  at::Tensor result = at::empty({blocks.size(0), in}, at::TensorOptions().dtype(computed));
   dequantise({.type = type,
               .from = bytes.const_data_ptr<uint8_t>(),
               .to = result.data_ptr(),
               .dtype = computed,
               .numel = result.numel()});
-  return result.to(packed.device(), dtype);
+  return result.to(blocks.device(), dtype);
 }
 
 void dequantise(const Dequantise& job) {
-  const Way* way = way_of(job.type);
-  if (way == nullptr) {
-    throw Error(
-        {.kind = ErrorKind::kUnsupported,
-         .wanted = cat("a GGUF tensor of a type among ", dequantisable_types()),
-         .got = cat("type ", job.type.name),
-         .next = "convert the file to Q8_0, Q4_0 or Q4_1 (llama-quantize), or take the safetensors checkpoint"});
+  if (!can_dequantise(job.type)) {
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("a GGUF tensor of a type among ", dequantisable_types()),
+                 .got = cat("type ", job.type.name),
+                 .next = "take a file of another quantisation (Q4_K_M, Q8_0), or the safetensors checkpoint"});
   }
   switch (job.dtype) {
     case at::kFloat:
-      return dequantise_to<float>(job, *way);
+      return dequantise_to<float>(job);
     case at::kBFloat16:
-      return dequantise_to<c10::BFloat16>(job, *way);
+      return dequantise_to<c10::BFloat16>(job);
     case at::kHalf:
-      return dequantise_to<c10::Half>(job, *way);
+      return dequantise_to<c10::Half>(job);
     default:
       throw Error({.kind = ErrorKind::kInvalidArgument,
                    .wanted = "float32, bfloat16 or float16 weights from a GGUF file",

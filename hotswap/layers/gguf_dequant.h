@@ -1,12 +1,5 @@
-// The element types of ggml, and the way back from those that are quantised. Of some a matrix may stay packed in memory
-// as it lies in a GGUF file: bytes [out, in / 32 * bytes of a block], uint8.
-//
-//   F32 F16 BF16    as they are
-//   Q8_0            32 weights: float16 d, 32 x int8 q:                                       w = d * q
-//   Q4_0            32 weights: float16 d, 16 bytes (low halves are weights 0..15):           w = d * (q - 8)
-//   Q4_1            32 weights: float16 d, float16 m, 16 bytes:                               w = d * q + m
-//
-// Computed in float32 (each d * q is exact there), then rounded once, to nearest even, to the wanted type.
+// The element types of ggml, in one registry, and the way back from those that are quantised (gguf_blocks.h): computed
+// in float32, then rounded once, to nearest even, to the wanted type.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,9 +14,12 @@ struct GgufType {
   const char* name;
   int64_t block;        // weights in a block
   uint64_t block_size;  // its bytes
+  // Whole blocks to float32; null: only its name and size are known.
+  void (*decode)(const uint8_t* from, float* to, int64_t weights) = nullptr;
 };
 
-const GgufType* find_gguf_type(uint32_t id);  // nullptr when unknown; known is more than dequantisable
+const GgufType* find_gguf_type(uint32_t id);              // nullptr when unknown
+const GgufType* find_gguf_type(const std::string& name);  // the same
 bool can_dequantise(const GgufType& type);
 std::string dequantisable_types();
 
@@ -36,11 +32,7 @@ struct Dequantise {
 };
 void dequantise(const Dequantise& job);  // with torch's threads
 
-// May a matrix of this type stay packed? Q8_0, Q4_0 and Q4_1.
-bool stays_packed(const GgufType& type);
-// The type of packed rows of `in` weights: the bytes of a row decide. Error where no type has such rows.
-const GgufType& packed_type_of(const at::Tensor& packed, int64_t in);
-// Packed rows of `in` weights -> [rows, in]. float64 too.
-at::Tensor dequantised(const at::Tensor& packed, int64_t in, at::ScalarType dtype);
+// Rows of blocks, uint8 [rows, bytes of `in` weights] -> [rows, in]. float64 too.
+at::Tensor dequantised(const at::Tensor& blocks, const GgufType& type, int64_t in, at::ScalarType dtype);
 
 }  // namespace hotswap

@@ -21,16 +21,23 @@ struct Row {
   const char* name;
   const char* ggml;  // the block type, where it is one
 };
-constexpr std::array<Row, 8> kFormats = {{{WeightFormat::kPlain, "plain", nullptr},
-                                          {WeightFormat::kQ8_0, "q8_0", "Q8_0"},
-                                          {WeightFormat::kQ4_0, "q4_0", "Q4_0"},
-                                          {WeightFormat::kQ4_1, "q4_1", "Q4_1"},
-                                          {WeightFormat::kInt8, "int8", nullptr},
-                                          {WeightFormat::kInt4, "int4", nullptr},
-                                          {WeightFormat::kE4m3, "e4m3", nullptr},
-                                          {WeightFormat::kTable16, "table16", nullptr}}};
+constexpr WeightFormat kToldByRowBytes[] = {WeightFormat::kQ8_0, WeightFormat::kQ4_0, WeightFormat::kQ4_1};
+constexpr std::array<Row, 12> kFormats = {{{WeightFormat::kPlain, "plain", nullptr},
+                                           {WeightFormat::kQ8_0, "q8_0", "Q8_0"},
+                                           {WeightFormat::kQ4_0, "q4_0", "Q4_0"},
+                                           {WeightFormat::kQ4_1, "q4_1", "Q4_1"},
+                                           {WeightFormat::kQ5_0, "q5_0", "Q5_0"},
+                                           {WeightFormat::kQ4_K, "q4_k", "Q4_K"},
+                                           {WeightFormat::kQ5_K, "q5_k", "Q5_K"},
+                                           {WeightFormat::kQ6_K, "q6_k", "Q6_K"},
+                                           {WeightFormat::kInt8, "int8", nullptr},
+                                           {WeightFormat::kInt4, "int4", nullptr},
+                                           {WeightFormat::kE4m3, "e4m3", nullptr},
+                                           {WeightFormat::kTable16, "table16", nullptr}}};
 
 const Row& row_of(WeightFormat format) { return kFormats.at(static_cast<size_t>(format)); }
+
+const GgufType& blocks_of(WeightFormat format) { return *find_gguf_type(std::string(row_of(format).ggml)); }
 
 Tensor nibbles(const Tensor& bytes) {  // [out, in / 2] -> [out, in], the low one first
   const Tensor low = at::bitwise_and(bytes, 15), high = at::bitwise_right_shift(bytes, 4);
@@ -77,7 +84,7 @@ std::string weight_format_names() {
 
 Tensor Weight::dequantised(at::ScalarType dtype) const {
   if (!encoded()) return data.to(dtype);
-  if (row_of(format).ggml != nullptr) return hotswap::dequantised(data, columns(), dtype);
+  if (row_of(format).ggml != nullptr) return hotswap::dequantised(data, blocks_of(format), columns(), dtype);
   const at::ScalarType wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
   Tensor values = codes_of(*this, wide);
   if (zeros.defined()) values = at::sub(values, spread(zeros, *this, wide));
@@ -104,18 +111,26 @@ void Weight::each_tensor(const std::function<void(Tensor&)>& visit) {
   }
 }
 
+std::optional<WeightFormat> weight_format_of_ggml(const std::string& type) {
+  for (const Row& row : kFormats) {
+    if (row.ggml != nullptr && type == row.ggml) return row.format;
+  }
+  return std::nullopt;
+}
+
 Weight weight_of(const Tensor& data, int64_t columns) {
   if (data.is_floating_point()) return {.data = data};
-  const GgufType& type = packed_type_of(data, columns);
-  for (const Row& row : kFormats) {
-    if (row.ggml != nullptr && std::string(type.name) == row.ggml) {
-      return {.format = row.format, .data = data, .logical_shape = {data.size(0), columns}};
+  for (const WeightFormat format : kToldByRowBytes) {
+    const GgufType& type = blocks_of(format);
+    if (columns % type.block == 0 && data.dim() == 2 && data.scalar_type() == at::kByte &&
+        data.size(1) == columns / type.block * static_cast<int64_t>(type.block_size)) {
+      return {.format = format, .data = data, .logical_shape = {data.size(0), columns}};
     }
   }
-  throw Error({.kind = ErrorKind::kInternal,
-               .wanted = cat("a weight format for the block type ", type.name),
-               .got = weight_format_names(),
-               .next = "add it to WeightFormat"});
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("packed rows of ", columns, " weights, in blocks of 32 of Q8_0, Q4_0 or Q4_1"),
+               .got = cat("[", join(data.sizes()), "] bytes"),
+               .next = "check that the config and the weights belong together"});
 }
 
 }  // namespace hotswap

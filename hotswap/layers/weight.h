@@ -20,9 +20,13 @@ using at::Tensor;
 
 enum class WeightFormat {
   kPlain,    // data [out, in] of floating point: the weight itself
-  kQ8_0,     // data [out, bytes of a row] uint8: ggml's blocks, their scales inside (gguf_dequant.h)
+  kQ8_0,     // data [out, bytes of a row] uint8: ggml's blocks, their scales inside (gguf_blocks.h)
   kQ4_0,     // the same
   kQ4_1,     // the same
+  kQ5_0,     // the same
+  kQ4_K,     // the same, blocks of 256 columns
+  kQ5_K,     // the same
+  kQ6_K,     // the same
   kInt8,     // data [out, in] int8
   kInt4,     // data [out, in / 2] uint8, two unsigned codes a byte, the low nibble first
   kE4m3,     // data [out, in] float8_e4m3fn
@@ -31,6 +35,8 @@ enum class WeightFormat {
 const char* name_of(WeightFormat format);  // as in layers.json: "plain", "q8_0", "int4", ...
 std::optional<WeightFormat> weight_format_of(const std::string& name);
 std::string weight_format_names();
+// Of ggml's types, by their names ("Q8_0"); nullopt where a matrix of it is dequantised while loading.
+std::optional<WeightFormat> weight_format_of_ggml(const std::string& type);
 
 // Which part of a tensor-parallel weight this is: `size` rows (dim 0) or columns (dim 1) from `begin` on, of `whole`.
 struct Shard {
@@ -65,8 +71,8 @@ struct Weight {
   void each_tensor(const std::function<void(Tensor&)>& visit);  // those that are defined
 };
 
-// ggml's blocks as a bare tensor, of which the bytes of a row say the format; floating point is plain. For ops whose
-// arguments are tensors. Error where no format has such rows.
+// ggml's blocks as a bare tensor, of which the bytes of a row say the format: Q8_0, Q4_0 or Q4_1; floating point is
+// plain. For ops whose arguments are tensors. Error where none of the three has such rows.
 Weight weight_of(const Tensor& data, int64_t columns);
 
 // LoRA: y + scale * b (a x).

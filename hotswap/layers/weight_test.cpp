@@ -143,8 +143,9 @@ TEST(WeightFormats, E4m3IsItsValueTimesItsScale) {
 
 TEST(WeightFormats, HaveNamesThatLeadBack) {
   for (const WeightFormat format :
-       {WeightFormat::kPlain, WeightFormat::kQ8_0, WeightFormat::kQ4_0, WeightFormat::kQ4_1, WeightFormat::kInt8,
-        WeightFormat::kInt4, WeightFormat::kE4m3, WeightFormat::kTable16}) {
+       {WeightFormat::kPlain, WeightFormat::kQ8_0, WeightFormat::kQ4_0, WeightFormat::kQ4_1, WeightFormat::kQ5_0,
+        WeightFormat::kQ4_K, WeightFormat::kQ5_K, WeightFormat::kQ6_K, WeightFormat::kInt8, WeightFormat::kInt4,
+        WeightFormat::kE4m3, WeightFormat::kTable16}) {
     EXPECT_EQ(weight_format_of(name_of(format)), format);
   }
   EXPECT_FALSE(weight_format_of("q9_9").has_value());

@@ -10,6 +10,7 @@
 #include "hotswap/models/attn_implementation.h"
 #include "hotswap/models/family.h"
 #include "hotswap/models/formats/gguf_model.h"
+#include "hotswap/models/formats/quantised.h"
 #include "hotswap/models/formats/weights.h"
 #include "hotswap/models/model_folder.h"
 
@@ -107,7 +108,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   const Json config = is_gguf ? config_of_gguf(*checkpoint->gguf()) : Json::read(folder / "config.json");
   auto model = from_config(config);  // before the weights: a bad config is told as such
   model->set_attn_implementation(options.attn_implementation);
-  if (!checkpoint) checkpoint = open_checkpoint(folder);
+  if (!checkpoint) checkpoint = dequantising(open_checkpoint(folder), config);
   const Family& family = model->family();
   checkpoint = in_model_terms(std::move(checkpoint),
                               (is_gguf ? family.gguf_rules : family.tensor_rules)(model->config()), *model);

@@ -5,20 +5,12 @@
 #include "hotswap/base/error.h"
 #include "hotswap/layers/activation.h"
 #include "hotswap/models/config_numbers.h"
+#include "hotswap/models/formats/quantised.h"
 
 namespace hotswap {
 namespace {
 
 constexpr int64_t kMostLayers = 10000;  // a layer takes memory before any weight is read
-
-void refuse_quantised(const Json& config, bool reads_mxfp4) {
-  if (!config.has("quantization_config")) return;
-  if (reads_mxfp4 && config.child("quantization_config").get<std::string>("quant_method", "") == "mxfp4") return;
-  throw Error({.kind = ErrorKind::kUnsupported,
-               .wanted = "a model with plain weights",
-               .got = cat("quantization_config in ", config.where()),
-               .next = "take another checkpoint: this is not implemented"});
-}
 
 int64_t read_head_dim(const Json& config, const ModelConfig& c, const ConfigDefaults& defaults) {
   int64_t head_dim = 0;
@@ -44,7 +36,7 @@ int64_t read_head_dim(const Json& config, const ModelConfig& c, const ConfigDefa
 }  // namespace
 
 ModelConfig read_model_config(const Json& config, const ConfigDefaults& defaults) {
-  refuse_quantised(config, defaults.reads_mxfp4);
+  check_quantisation(config, defaults.reads_mxfp4);
   ModelConfig c;
   c.model_type = config.at<std::string>("model_type");
   c.vocab_size = positive(config, "vocab_size");

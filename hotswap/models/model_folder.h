@@ -3,6 +3,7 @@
 //
 //   model_folder("models/SmolLM2-135M")                      that folder
 //   model_folder("HuggingFaceTB/SmolLM2-135M-Instruct")      ~/.cache/huggingface/hub/models--.../snapshots/<commit>
+//   model_folder("org/name:Q4_K_M")                          the GGUF file of that quantisation there (gguf_choice.h)
 #pragma once
 
 #include <filesystem>

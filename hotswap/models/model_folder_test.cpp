@@ -72,6 +72,47 @@ TEST_F(ModelFolder, AGgufFileComesInsteadOfTheWeights) {
   EXPECT_FALSE(fs::exists(folder / "model-00001-of-00002.safetensors"));
 }
 
+TEST_F(ModelFolder, ATagChoosesTheGgufFile) {
+  const fs::path served = served_.path() / "models/acme/many/main";
+  for (const char* file :
+       {"m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "UD/m-UD-Q8_0-00001-of-00002.gguf", "UD/m-UD-Q8_0-00002-of-00002.gguf",
+        "m-F16.gguf", "mmproj-F16.gguf", "a-IQ4_XS.gguf", "b-IQ4_XS.gguf", "README.md"}) {
+    fs::create_directories((served / file).parent_path());
+    write_file(served / file, cat("content of ", file));
+  }
+  for (const std::string name : {std::string("acme/many"), served.string()}) {
+    const auto file = [&](const char* tag) { return model_folder(cat(name, ":", tag)); };
+    EXPECT_EQ(read_file(file("Q4_K_M")), "content of m-Q4_K_M.gguf");
+    EXPECT_EQ(read_file(file("q4_k_s")), "content of m-Q4_K_S.gguf");
+    EXPECT_EQ(read_file(file("F16")), "content of m-F16.gguf");
+    const fs::path first = file("Q8_0");
+    EXPECT_EQ(first.filename(), "m-UD-Q8_0-00001-of-00002.gguf");
+    EXPECT_TRUE(fs::exists(first.parent_path() / "m-UD-Q8_0-00002-of-00002.gguf"));
+    EXPECT_EQ(tokenizer_folder(cat(name, ":Q4_K_M")), file("Q4_K_M"));
+    const auto message = [&](const char* tag) { return test_support::message_of([&] { file(tag); }); };
+    EXPECT_NE(message("IQ4_XS").find("a-IQ4_XS.gguf, b-IQ4_XS.gguf"), std::string::npos) << message("IQ4_XS");
+    for (const char* tag : {"Q4_K", "4_K_M", "Q2_K"}) {  // the choices are listed
+      EXPECT_NE(message(tag).find("m-F16.gguf, m-Q4_K_M.gguf, m-Q4_K_S.gguf"), std::string::npos) << message(tag);
+      EXPECT_EQ(message(tag).find("mmproj"), std::string::npos);
+    }
+    const std::string both =
+        test_support::message_of([&] { model_folder(cat(name, ":Q4_K_M"), "main", "m-F16.gguf"); });
+    EXPECT_NE(both.find("gguf_file"), std::string::npos) << both;
+  }
+  EXPECT_EQ(model_folder("./no/such:Q4_K_M"), fs::path("./no/such:Q4_K_M"));
+}
+
+TEST_F(ModelFolder, OfASetOfGgufFilesAllPartsCome) {
+  const fs::path served = served_.path() / "models/acme/set/main";
+  fs::create_directories(served);
+  for (const char* file : {"m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "m-00001-of-00003.gguf"}) {
+    write_file(served / file, file);
+  }
+  const fs::path folder = model_folder("acme/set", "main", "m-00001-of-00002.gguf");
+  EXPECT_TRUE(fs::exists(folder / "m-00002-of-00002.gguf"));
+  EXPECT_FALSE(fs::exists(folder / "m-00001-of-00003.gguf"));
+}
+
 // Of a folder, of a name on the Hub, and by the same name afterwards without asking; no weights come.
 TEST_F(ModelFolder, ATokenizerByItsName) {
   const char* json = R"({"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null,

@@ -57,7 +57,7 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags) {
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}))
       ->capture_default_str();
   verb.add_option("--packed", flags.packed,
-                  "A GGUF file's Q8_0, Q4_0 and Q4_1 weights stay packed in memory: on, off, or auto: where kernels\n"
+                  "A GGUF file's weights stay packed in memory where their type can: on, off, or auto: where kernels\n"
                   "are asked for and have such products")
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str();

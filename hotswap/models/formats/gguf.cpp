@@ -96,8 +96,10 @@ class GgufFile::Reader {
   uint64_t at_ = 0;
 };
 
-GgufFile::GgufFile(const std::filesystem::path& file) : map_(std::make_shared<const MappedFile>(file)) {
-  const auto bytes = map_->bytes();
+GgufFile::GgufFile(const std::filesystem::path& file) : GgufFile(file, OnePart{}) { join_parts(); }
+
+GgufFile::GgufFile(const std::filesystem::path& file, OnePart) : maps_{std::make_shared<const MappedFile>(file)} {
+  const auto bytes = maps_.front()->bytes();
   Reader in(bytes, path());
   if (bytes.size() < 4 || std::memcmp(bytes.data(), "GGUF", 4) != 0)
     in.refuse("the letters GGUF at the start", "others");
@@ -130,8 +132,9 @@ GgufFile::GgufFile(const std::filesystem::path& file) : map_(std::make_shared<co
   const uint64_t start = (in.at() + alignment - 1) / alignment * alignment;
   if (start > bytes.size() && !names_.empty())
     in.refuse("tensor data", cat("the end of the file at byte ", bytes.size()));
-  data_ = bytes.data() + std::min<uint64_t>(start, bytes.size());
-  check_layout(bytes.size() - std::min<uint64_t>(start, bytes.size()), alignment);
+  const uint64_t data = std::min<uint64_t>(start, bytes.size());
+  check_layout(bytes.size() - data, alignment);
+  for (auto& [name, tensor] : tensors_) tensor.data = bytes.data() + data + tensor.offset;
 }
 
 GgufFile::Value GgufFile::read_value(Reader& in, const std::string& key, uint32_t type) {
@@ -214,10 +217,9 @@ GgufTensor GgufFile::read_tensor(Reader& in, const std::string& name) {
   const auto type = in.number<uint32_t>("a tensor type");
   tensor.type = find_gguf_type(type);
   if (tensor.type == nullptr) {
-    in.refuse(
-        cat("a type of ggml's for tensor '", name, "'"), cat("type ", type),
-        "convert the file to Q8_0, Q4_0 or Q4_1 if its type is newer than this program; else fetch it again: it is "
-        "damaged");
+    in.refuse(cat("a type of ggml's for tensor '", name, "'"), cat("type ", type),
+              "take a file of another quantisation if its type is newer than this program; else fetch it again: it is "
+              "damaged");
   }
   if (tensor.shape.back() % tensor.type->block != 0) {
     in.refuse(cat("rows of tensor '", name, "' in whole blocks of ", tensor.type->block, " (", tensor.type->name, ")"),
@@ -233,8 +235,8 @@ GgufTensor GgufFile::read_tensor(Reader& in, const std::string& name) {
 
 // Tensors follow one another, each padded to the alignment, and nothing follows the last: what every writer makes, and
 // what llama.cpp asks for.
-void GgufFile::check_layout(uint64_t data_size, uint64_t alignment) {
-  const Reader in(map_->bytes(), path());
+void GgufFile::check_layout(uint64_t data_size, uint64_t alignment) const {
+  const Reader in(maps_.front()->bytes(), path());
   std::vector<std::string> order = names_;
   std::sort(order.begin(), order.end(), [&](const auto& a, const auto& b) {
     return std::tie(tensors_.at(a).offset, a) < std::tie(tensors_.at(b).offset, b);
@@ -300,25 +302,24 @@ const GgufTensor& GgufFile::info(const std::string& name) const {
 
 std::optional<Weight> GgufFile::encoded(const std::string& name) const {
   const GgufTensor& info = this->info(name);
-  if (!stays_packed(*info.type) || info.shape.size() != 2) return std::nullopt;
+  const auto format = weight_format_of_ggml(info.type->name);
+  if (!format || info.shape.size() != 2) return std::nullopt;
   const int64_t rows = info.shape[0];
   at::Tensor bytes = at::empty({rows, static_cast<int64_t>(info.size) / rows}, at::TensorOptions().dtype(at::kByte));
-  std::memcpy(bytes.mutable_data_ptr(), data_ + info.offset, info.size);
-  return weight_of(bytes, info.shape[1]);
+  std::memcpy(bytes.mutable_data_ptr(), info.data, info.size);
+  return Weight{.format = *format, .data = bytes, .logical_shape = info.shape};
 }
 
 at::Tensor GgufFile::tensor(const std::string& name, at::ScalarType dtype) const {
   const GgufTensor& info = this->info(name);
   if (!can_dequantise(*info.type)) {
-    throw Error(
-        {.kind = ErrorKind::kUnsupported,
-         .wanted = cat("tensor '", name, "' of a type among ", dequantisable_types(), " in ", path().string()),
-         .got = cat("type ", info.type->name),
-         .next = "convert the file to Q8_0, Q4_0 or Q4_1 (llama-quantize), or take the safetensors checkpoint"});
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("tensor '", name, "' of a type among ", dequantisable_types(), " in ", path().string()),
+                 .got = cat("type ", info.type->name),
+                 .next = "take a file of another quantisation (Q4_K_M, Q8_0), or the safetensors checkpoint"});
   }
   at::Tensor result = at::empty(info.shape, at::TensorOptions().dtype(dtype));
-  dequantise(
-      {.type = *info.type, .from = data_ + info.offset, .to = result.data_ptr(), .dtype = dtype, .numel = info.numel});
+  dequantise({.type = *info.type, .from = info.data, .to = result.data_ptr(), .dtype = dtype, .numel = info.numel});
   return result;
 }
 

@@ -5,6 +5,8 @@
 //   file.get<double>("llama.rope.freq_base", 10000.0);
 //   Tensor w = file.tensor("blk.0.attn_q.weight", at::kBFloat16);   // dequantised, shape as torch writes it
 //
+// The first part of a set (model-00001-of-00003.gguf) stands for all of it: the others beside it are read too.
+//
 // The file is taken for hostile: every count, length, offset and name is checked before it is used. What the names and
 // keys mean for a model stands in gguf_model.h.
 #pragma once
@@ -32,16 +34,17 @@ inline constexpr const char* kRopeDivisors = "rope_freqs.weight";
 struct GgufTensor {
   const GgufType* type = nullptr;
   std::vector<int64_t> shape;  // torch's order: GGUF's reversed
-  uint64_t offset = 0;         // bytes, from the start of the data
+  uint64_t offset = 0;         // bytes, from the start of its file's data
   uint64_t size = 0;           // bytes
   int64_t numel = 0;
+  const uint8_t* data = nullptr;
 };
 
 class GgufFile {
  public:
   explicit GgufFile(const std::filesystem::path& file);
 
-  const std::filesystem::path& path() const { return map_->path(); }
+  const std::filesystem::path& path() const { return maps_.front()->path(); }
   uint32_t version() const { return version_; }
 
   // T: bool, int64_t (any integer type), double (float32 or float64), std::string, and std::vector of the last three.
@@ -63,16 +66,19 @@ class GgufFile {
   at::Tensor tensor(const std::string& name, at::ScalarType dtype = at::kFloat) const;
 
  private:
+  struct OnePart {};
+  GgufFile(const std::filesystem::path& file, OnePart);  // of a set, as if it were all
+  void join_parts();                                     // gguf_parts.cpp
+
   using Value = std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<double>,
                              std::vector<std::string>>;
   class Reader;
   static Value read_value(Reader& in, const std::string& key, uint32_t type);
   static Value read_array(Reader& in, const std::string& key);
   static GgufTensor read_tensor(Reader& in, const std::string& name);
-  void check_layout(uint64_t data_size, uint64_t alignment);
+  void check_layout(uint64_t data_size, uint64_t alignment) const;
 
-  std::shared_ptr<const MappedFile> map_;
-  const uint8_t* data_ = nullptr;
+  std::vector<std::shared_ptr<const MappedFile>> maps_;  // one, or one a part
   uint32_t version_ = 0;
   std::map<std::string, Value> metadata_;
   std::map<std::string, GgufTensor> tensors_;

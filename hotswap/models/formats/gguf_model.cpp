@@ -122,9 +122,6 @@ void refuse_what_is_not_in_the_model(const GgufFile& file, const GgufArchitectur
   };
   const auto type = file.get<std::string>("general.type", "model");
   if (type != "model") unsupported(file, "general.type model", cat("'", type, "'"));
-  if (const auto parts = file.get<int64_t>("split.count", 1); parts > 1) {
-    unsupported(file, "a model in one file (llama-gguf-split --merge makes one)", cat("split.count ", parts));
-  }
   for (const char* key : {"expert_count", "attention.sliding_window"}) {
     if (is_read(key) || file.get<int64_t>(prefix + key, 0) == 0) continue;
     unsupported(file, "a dense model with full attention", prefix + key);

@@ -1,0 +1,245 @@
+#include "hotswap/layers/gguf_blocks.h"
+
+#include <c10/util/Half.h>
+
+#include <cmath>
+#include <cstring>
+
+namespace hotswap::gguf_blocks {
+namespace {
+
+template <typename T>
+T load(const uint8_t* from) {  // of any alignment
+  T value;
+  std::memcpy(&value, from, sizeof(T));
+  return value;
+}
+
+float half_at(const uint8_t* from) { return c10::Half(load<uint16_t>(from), c10::Half::from_bits()); }
+float number(int code) { return static_cast<float>(code); }
+int bits(uint32_t word, int from, int count) { return static_cast<int>(word >> from & ((1U << count) - 1)); }
+int low(uint8_t byte) { return byte & 15; }
+int high(uint8_t byte) { return byte >> 4; }
+
+template <int kWeights, int kBytes, typename Block>
+void each_block(const uint8_t* from, float* to, int64_t weights, Block block) {
+  for (int64_t at = 0; at < weights; at += kWeights, from += kBytes) block(from, to + at);
+}
+
+// The 16 values of IQ4_NL and IQ4_XS.
+constexpr int kTable[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+// Twice what an e2m1 code stands for: sign, two bits of exponent, one of mantissa.
+constexpr int kE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// Half of 2^(byte - 127): the codes are doubled. 255 is not NaN here, as ggml has it.
+float half_of_e8m0(uint8_t byte) { return std::ldexp(0.5F, byte - 127); }
+
+// Half of an unsigned e4m3: no sign, the codes for zero and NaN both 0.
+float half_of_ue4m3(uint8_t byte) {
+  if (byte == 0 || byte == 0x7f) return 0;
+  const int exponent = (byte >> 3) & 15, mantissa = byte & 7;
+  return exponent == 0 ? std::ldexp(number(mantissa), -10) : std::ldexp(number(8 + mantissa), exponent - 11);
+}
+
+// Scale and minimum j of the eight that q4_k and q5_k pack as six bits each in 12 bytes.
+struct ScaleAndMinimum {
+  int scale, minimum;
+};
+ScaleAndMinimum scale_and_minimum(const uint8_t* packed, int j) {
+  if (j < 4) return {packed[j] & 63, packed[j + 4] & 63};
+  return {low(packed[j + 4]) | (packed[j - 4] >> 6) << 4, high(packed[j + 4]) | (packed[j] >> 6) << 4};
+}
+
+// Scale j of the 16 that q3_k packs as six bits each in 12 bytes: four low bits of two in a byte, two high ones of
+// four.
+int scale_of_q3_k(const uint8_t* packed, int j) {
+  return (bits(packed[j % 8], j / 8 * 4, 4) | bits(packed[8 + j % 4], j / 4 * 2, 2) << 4) - 32;
+}
+
+}  // namespace
+
+void f32(const uint8_t* from, float* to, int64_t weights) { std::memcpy(to, from, weights * sizeof(float)); }
+
+void f16(const uint8_t* from, float* to, int64_t weights) {
+  each_block<1, 2>(from, to, weights, [](const uint8_t* p, float* w) { *w = half_at(p); });
+}
+
+void bf16(const uint8_t* from, float* to, int64_t weights) {
+  each_block<1, 2>(from, to, weights, [](const uint8_t* p, float* w) {
+    const uint32_t wide = static_cast<uint32_t>(load<uint16_t>(p)) << 16;
+    std::memcpy(w, &wide, sizeof wide);
+  });
+}
+
+void q4_0(const uint8_t* from, float* to, int64_t weights) {
+  each_block<32, 18>(from, to, weights, [](const uint8_t* p, float* w) {
+    const float d = half_at(p);
+    for (int i = 0; i < 16; ++i) w[i] = d * number(low(p[2 + i]) - 8), w[i + 16] = d * number(high(p[2 + i]) - 8);
+  });
+}
+
+void q4_1(const uint8_t* from, float* to, int64_t weights) {
+  each_block<32, 20>(from, to, weights, [](const uint8_t* p, float* w) {
+    const float d = half_at(p), m = half_at(p + 2);
+    for (int i = 0; i < 16; ++i) w[i] = d * number(low(p[4 + i])) + m, w[i + 16] = d * number(high(p[4 + i])) + m;
+  });
+}
+
+void q5_0(const uint8_t* from, float* to, int64_t weights) {
+  each_block<32, 22>(from, to, weights, [](const uint8_t* p, float* w) {
+    const float d = half_at(p);
+    const auto fifth = load<uint32_t>(p + 2);
+    for (int i = 0; i < 16; ++i) {
+      w[i] = d * number((low(p[6 + i]) | bits(fifth, i, 1) << 4) - 16);
+      w[i + 16] = d * number((high(p[6 + i]) | bits(fifth, i + 16, 1) << 4) - 16);
+    }
+  });
+}
+
+void q5_1(const uint8_t* from, float* to, int64_t weights) {
+  each_block<32, 24>(from, to, weights, [](const uint8_t* p, float* w) {
+    const float d = half_at(p), m = half_at(p + 2);
+    const auto fifth = load<uint32_t>(p + 4);
+    for (int i = 0; i < 16; ++i) {
+      w[i] = d * number(low(p[8 + i]) | bits(fifth, i, 1) << 4) + m;
+      w[i + 16] = d * number(high(p[8 + i]) | bits(fifth, i + 16, 1) << 4) + m;
+    }
+  });
+}
+
+void q8_0(const uint8_t* from, float* to, int64_t weights) {
+  each_block<32, 34>(from, to, weights, [](const uint8_t* p, float* w) {
+    const float d = half_at(p);
+    for (int i = 0; i < 32; ++i) w[i] = d * number(static_cast<int8_t>(p[2 + i]));
+  });
+}
+
+void iq4_nl(const uint8_t* from, float* to, int64_t weights) {
+  each_block<32, 18>(from, to, weights, [](const uint8_t* p, float* w) {
+    const float d = half_at(p);
+    for (int i = 0; i < 16; ++i) {
+      w[i] = d * number(kTable[low(p[2 + i])]), w[i + 16] = d * number(kTable[high(p[2 + i])]);
+    }
+  });
+}
+
+void mxfp4(const uint8_t* from, float* to, int64_t weights) {
+  each_block<32, 17>(from, to, weights, [](const uint8_t* p, float* w) {
+    const float d = half_of_e8m0(p[0]);
+    for (int i = 0; i < 16; ++i) {
+      w[i] = d * number(kE2m1[low(p[1 + i])]), w[i + 16] = d * number(kE2m1[high(p[1 + i])]);
+    }
+  });
+}
+
+void nvfp4(const uint8_t* from, float* to, int64_t weights) {
+  each_block<64, 36>(from, to, weights, [](const uint8_t* p, float* w) {
+    for (int j = 0; j < 4; ++j) {
+      const float d = half_of_ue4m3(p[j]);
+      const uint8_t* codes = p + 4 + 8 * j;
+      for (int i = 0; i < 8; ++i) {
+        w[16 * j + i] = d * number(kE2m1[low(codes[i])]), w[16 * j + i + 8] = d * number(kE2m1[high(codes[i])]);
+      }
+    }
+  });
+}
+
+void q2_k(const uint8_t* from, float* to, int64_t weights) {
+  each_block<256, 84>(from, to, weights, [](const uint8_t* p, float* w) {
+    const uint8_t *scales = p, *codes = p + 16;
+    const float d = half_at(p + 80), dmin = half_at(p + 82);
+    for (int i = 0; i < 256; ++i) {
+      const int q = bits(codes[i / 128 * 32 + i % 32], i % 128 / 32 * 2, 2);
+      const uint8_t both = scales[i / 16];
+      w[i] = d * number(low(both)) * number(q) - dmin * number(high(both));
+    }
+  });
+}
+
+void q3_k(const uint8_t* from, float* to, int64_t weights) {
+  each_block<256, 110>(from, to, weights, [](const uint8_t* p, float* w) {
+    const uint8_t *thirds = p, *codes = p + 32, *scales = p + 96;
+    const float d = half_at(p + 108);
+    for (int i = 0; i < 256; ++i) {
+      const int q = bits(codes[i / 128 * 32 + i % 32], i % 128 / 32 * 2, 2);
+      const int third = bits(thirds[i % 32], i / 32, 1);
+      w[i] = d * number(scale_of_q3_k(scales, i / 16)) * number(q + 4 * third - 4);
+    }
+  });
+}
+
+void q4_k(const uint8_t* from, float* to, int64_t weights) {
+  each_block<256, 144>(from, to, weights, [](const uint8_t* p, float* w) {
+    for (int j = 0; j < 8; ++j) {
+      const auto [scale, minimum] = scale_and_minimum(p + 4, j);
+      const float d = half_at(p) * number(scale), m = half_at(p + 2) * number(minimum);
+      const uint8_t* codes = p + 16 + j / 2 * 32;
+      for (int i = 0; i < 32; ++i) w[32 * j + i] = d * number(bits(codes[i], j % 2 * 4, 4)) - m;
+    }
+  });
+}
+
+void q5_k(const uint8_t* from, float* to, int64_t weights) {
+  each_block<256, 176>(from, to, weights, [](const uint8_t* p, float* w) {
+    const uint8_t* fifths = p + 16;
+    for (int j = 0; j < 8; ++j) {
+      const auto [scale, minimum] = scale_and_minimum(p + 4, j);
+      const float d = half_at(p) * number(scale), m = half_at(p + 2) * number(minimum);
+      const uint8_t* codes = p + 48 + j / 2 * 32;
+      for (int i = 0; i < 32; ++i) {
+        w[32 * j + i] = d * number(bits(codes[i], j % 2 * 4, 4) | bits(fifths[i], j, 1) << 4) - m;
+      }
+    }
+  });
+}
+
+void q6_k(const uint8_t* from, float* to, int64_t weights) {
+  each_block<256, 210>(from, to, weights, [](const uint8_t* p, float* w) {
+    const uint8_t *lows = p, *highs = p + 128, *scales = p + 192;
+    const float d = half_at(p + 208);
+    for (int i = 0; i < 256; ++i) {
+      const int n = i / 128, r = i % 128;
+      const int q = bits(lows[64 * n + r % 64], r / 64 * 4, 4) | bits(highs[32 * n + r % 32], r / 32 * 2, 2) << 4;
+      w[i] = d * number(static_cast<int8_t>(scales[i / 16])) * number(q - 32);
+    }
+  });
+}
+
+void iq4_xs(const uint8_t* from, float* to, int64_t weights) {
+  each_block<256, 136>(from, to, weights, [](const uint8_t* p, float* w) {
+    const auto scale_highs = load<uint16_t>(p + 2);
+    for (int j = 0; j < 8; ++j) {
+      const int scale = (bits(p[4 + j / 2], j % 2 * 4, 4) | bits(scale_highs, 2 * j, 2) << 4) - 32;
+      const float d = half_at(p) * number(scale);
+      const uint8_t* codes = p + 8 + 16 * j;
+      for (int i = 0; i < 16; ++i) {
+        w[32 * j + i] = d * number(kTable[low(codes[i])]), w[32 * j + i + 16] = d * number(kTable[high(codes[i])]);
+      }
+    }
+  });
+}
+
+// Five digits of base 3 in a byte as the fraction byte / 256: times 3, and the whole part is the next digit. 32 bytes
+// hold weights 0..159, 16 bytes 160..239, 4 bytes of four digits the rest; a byte's digits are that many bytes apart.
+void tq1_0(const uint8_t* from, float* to, int64_t weights) {
+  each_block<256, 54>(from, to, weights, [](const uint8_t* p, float* w) {
+    constexpr int kPowers[] = {1, 3, 9, 27, 81};
+    const float d = half_at(p + 52);
+    for (int i = 0; i < 256; ++i) {
+      const int run = i < 160 ? 32 : i < 240 ? 16 : 4;
+      const int start = i < 160 ? 0 : i < 240 ? 160 : 240, byte = i < 160 ? 0 : i < 240 ? 32 : 48;
+      const int k = i - start;
+      const auto fraction = static_cast<uint8_t>(p[byte + k % run] * kPowers[k / run]);
+      w[i] = d * number((fraction * 3 >> 8) - 1);
+    }
+  });
+}
+
+void tq2_0(const uint8_t* from, float* to, int64_t weights) {
+  each_block<256, 66>(from, to, weights, [](const uint8_t* p, float* w) {
+    const float d = half_at(p + 64);
+    for (int i = 0; i < 256; ++i) w[i] = d * number(bits(p[i / 128 * 32 + i % 32], i % 128 / 32 * 2, 2) - 1);
+  });
+}
+
+}  // namespace hotswap::gguf_blocks

@@ -1,0 +1,145 @@
+#include "hotswap/models/formats/quantised.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "hotswap/base/error.h"
+#include "hotswap/models/formats/quantised_impl.h"
+
+namespace hotswap {
+namespace {
+
+using quantised::Layout;
+using quantised::Parts;
+
+// Every quantisation that is read, by config.json's quant_method.
+struct Method {
+  const char* name;
+  const std::vector<Layout>& (*layouts)();
+  void (*check)(const Json& settings);
+};
+constexpr Method kMethods[] = {
+    {"fp8", quantised::fp8_layouts, nullptr},
+    {"fbgemm_fp8", quantised::fp8_layouts, nullptr},
+    {"modelopt", quantised::fp8_layouts, quantised::check_modelopt_settings},
+    {"compressed-tensors", quantised::compressed_tensors_layouts, quantised::check_compressed_tensors_settings},
+    {"gptq", quantised::gptq_layouts, quantised::check_gptq_settings},
+    {"awq", quantised::gptq_layouts, quantised::check_gptq_settings},
+    {"bitsandbytes", quantised::bitsandbytes_layouts, nullptr}};
+
+// Older configs of bitsandbytes lack the key.
+std::string method_of(const Json& settings) {
+  const bool bitsandbytes = settings.get<bool>("load_in_4bit", false) || settings.get<bool>("load_in_8bit", false);
+  return settings.get<std::string>("quant_method", bitsandbytes ? "bitsandbytes" : "");
+}
+
+const Method* find_method(const std::string& name) {
+  const auto found =
+      std::find_if(std::begin(kMethods), std::end(kMethods), [&](const Method& m) { return m.name == name; });
+  return found == std::end(kMethods) ? nullptr : found;
+}
+
+class DequantisingCheckpoint : public Checkpoint {
+ public:
+  DequantisingCheckpoint(std::unique_ptr<const Checkpoint> stored, const Json& settings, const Method& method)
+      : stored_(std::move(stored)), settings_(settings) {
+    std::vector<const Layout*> layouts;
+    for (const Layout& layout : method.layouts()) {
+      if (method.name == std::string(layout.method)) layouts.push_back(&layout);
+    }
+    std::set<std::string> modules;  // a layout's last part is none of a plain weight
+    for (const std::string& name : stored_->names()) {
+      for (const Layout* layout : layouts) {
+        const std::string mark = "." + layout->parts.back();
+        if (name.ends_with(mark)) modules.insert(name.substr(0, name.size() - mark.size()));
+      }
+    }
+    std::set<std::string> used;
+    for (const std::string& module : modules) add(module, layouts, used);
+    for (const std::string& name : stored_->names()) {
+      if (!used.contains(name)) names_.push_back(name);
+    }
+    for (const auto& [name, layout] : weights_) names_.push_back(name);
+    known_.insert(names_.begin(), names_.end());
+  }
+
+  std::vector<std::string> names() const override { return names_; }
+  bool has(const std::string& name) const override { return known_.contains(name); }
+  std::vector<int64_t> shape(const std::string& name) const override {
+    const Layout* layout = find(name);
+    return layout == nullptr ? stored_->shape(name) : layout->shape(parts(name));
+  }
+  at::ScalarType dtype(const std::string& name) const override {
+    return find(name) == nullptr ? stored_->dtype(name) : at::kBFloat16;  // as the model is computed in
+  }
+  at::Tensor tensor(const std::string& name, at::ScalarType dtype) const override {
+    const Layout* layout = find(name);
+    if (layout == nullptr) return stored_->tensor(name, dtype);
+    const std::vector<int64_t> shape = layout->shape(parts(name));
+    const at::Tensor values = layout->read(parts(name)).dequantised(dtype);
+    return values.sizes() == at::IntArrayRef(shape) ? values
+                                                    : values.flatten().narrow(0, 0, shape[0] * shape[1]).view(shape);
+  }
+  bool is_file_memory(const std::string& name, at::ScalarType dtype) const override {
+    return find(name) == nullptr && stored_->is_file_memory(name, dtype);
+  }
+  std::string where() const override { return stored_->where(); }
+
+ private:
+  const Layout* find(const std::string& name) const {
+    const auto found = weights_.find(name);
+    return found == weights_.end() ? nullptr : found->second;
+  }
+  Parts parts(const std::string& weight) const {
+    return {*stored_, weight.substr(0, weight.size() - std::string_view(".weight").size()), settings_};
+  }
+
+  void add(const std::string& module, const std::vector<const Layout*>& layouts, std::set<std::string>& used) {
+    const auto name = [&](const std::string& part) { return module + "." + part; };
+    for (const Layout* layout : layouts) {
+      const bool whole = std::all_of(layout->parts.begin(), layout->parts.end(),
+                                     [&](const std::string& part) { return stored_->has(name(part)); });
+      if (!whole) continue;
+      weights_.emplace(name("weight"), layout);
+      for (const std::string& part : layout->parts) used.insert(name(part));
+      for (const std::string& part : layout->extra) used.insert(name(part));
+      return;
+    }
+  }
+
+  std::unique_ptr<const Checkpoint> stored_;
+  Json settings_;
+  std::map<std::string, const Layout*> weights_;
+  std::vector<std::string> names_;
+  std::set<std::string> known_;
+};
+
+}  // namespace
+
+void check_quantisation(const Json& config, bool reads_mxfp4) {
+  if (!config.has("quantization_config")) return;
+  const Json settings = config.child("quantization_config");
+  const std::string name = method_of(settings);
+  if (reads_mxfp4 && name == "mxfp4") return;
+  if (const Method* method = find_method(name)) {
+    if (method->check != nullptr) method->check(settings);
+    return;
+  }
+  std::vector<std::string> known;
+  for (const Method& method : kMethods) known.emplace_back(method.name);
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("plain weights, or a quant_method among ", join(known)),
+               .got = cat("quantization_config with \"", name, "\" in ", config.where()),
+               .next = "take another quantisation of the model, or its plain weights"});
+}
+
+std::unique_ptr<const Checkpoint> dequantising(std::unique_ptr<const Checkpoint> stored, const Json& config) {
+  if (!config.has("quantization_config")) return stored;
+  const Json settings = config.child("quantization_config");
+  const Method* method = find_method(method_of(settings));
+  if (method == nullptr) return stored;  // mxfp4, by the family's rules
+  return std::make_unique<DequantisingCheckpoint>(std::move(stored), settings, *method);
+}
+
+}  // namespace hotswap
