@@ -1,8 +1,9 @@
-// Weights packed as a GGUF file has them: rows of blocks of 32, each with its float16 scale. A packed matrix [out, in]
-// is a tensor of bytes [out, in / 32 * bytes of a block]; with `in` known the bytes of a row say which packing it is.
+// Weights packed as a GGUF file has them: rows of blocks, each with its float16 scale. A packed matrix [out, in] is a
+// tensor of bytes [out, in / weights of a block * bytes of a block].
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string_view>
 
 namespace kernels {
@@ -10,31 +11,42 @@ namespace kernels {
 //   kQ8_0  float16 d, 32 x int8 q                                                w = d * q
 //   kQ4_0  float16 d, 16 bytes: low halves are weights 0..15, high ones 16..31   w = d * (q - 8)
 //   kQ4_1  float16 d, float16 m, 16 bytes as before                              w = d * q + m
-enum class Packing : uint8_t { kNone, kQ8_0, kQ4_0, kQ4_1 };
+//   kQ5_0  float16 d, 32 fifth bits, 16 bytes as before                          w = d * (q - 16)
+// and of 256 weights, in groups of 32 (of 16 for kQ6_K) with a scale s, and a minimum m, of their own
+//   kQ4_K  float16 d, float16 n, 12 bytes of s and m, 128 bytes of q             w = d s q - n m
+//   kQ5_K  the same with 32 bytes of fifth bits before the 128                   w = d s q - n m
+//   kQ6_K  128 bytes of low halves, 64 of two high bits, 16 x int8 s, float16 d  w = d s (q - 32)
+enum class Packing : uint8_t { kNone, kQ8_0, kQ4_0, kQ4_1, kQ5_0, kQ4_K, kQ5_K, kQ6_K };
 
-constexpr int64_t kPackedBlock = 32;  // weights
+struct PackingRow {
+  Packing packing;
+  std::string_view name;  // of layers.json's weights
+  int64_t block, bytes;   // weights and bytes of a block
+};
+constexpr PackingRow kPackings[] = {
+    {Packing::kNone, "", 32, 32 * 4},   {Packing::kQ8_0, "q8_0", 32, 34},   {Packing::kQ4_0, "q4_0", 32, 18},
+    {Packing::kQ4_1, "q4_1", 32, 20},   {Packing::kQ5_0, "q5_0", 32, 22},   {Packing::kQ4_K, "q4_k", 256, 144},
+    {Packing::kQ5_K, "q5_k", 256, 176}, {Packing::kQ6_K, "q6_k", 256, 210},
+};
+constexpr const char* kPackingNames = "q8_0, q4_0, q4_1, q5_0, q4_k, q5_k or q6_k";
 
-constexpr int64_t packed_bytes(Packing packing) {  // of a block; of kNone: as float32
-  return packing == Packing::kQ8_0   ? 34
-         : packing == Packing::kQ4_0 ? 18
-         : packing == Packing::kQ4_1 ? 20
-                                     : 4 * kPackedBlock;
+constexpr int64_t kPackedGroup = 32;  // weights that are decoded at once
+
+constexpr int64_t packed_block(Packing packing) { return kPackings[int(packing)].block; }
+constexpr int64_t packed_bytes(Packing packing) { return kPackings[int(packing)].bytes; }  // of a block
+
+constexpr Packing packing_named(std::string_view format) {  // kNone of another one
+  for (const PackingRow& row : kPackings) {
+    if (row.name == format) return row.packing;
+  }
+  return Packing::kNone;
 }
 
-// By the names of layers.json's weights; kNone of another one.
-constexpr const char* kPackingNames = "q8_0, q4_0 or q4_1";
-constexpr Packing packing_named(std::string_view format) {
-  return format == "q8_0"   ? Packing::kQ8_0
-         : format == "q4_0" ? Packing::kQ4_0
-         : format == "q4_1" ? Packing::kQ4_1
-                            : Packing::kNone;
-}
-
-// kNone where no packing has rows of `in` weights in so many bytes.
+// For ops without a format argument: the packing of 32 weights a block whose rows of `in` weights have so many bytes.
+// Q8_0, Q4_0 and Q4_1 only, because Q4_K's rows are as long as Q4_0's. kNone where it is none of them.
 constexpr Packing packing_of(int64_t in, int64_t row_bytes) {
-  constexpr Packing kAll[] = {Packing::kQ8_0, Packing::kQ4_0, Packing::kQ4_1};
-  for (const Packing packing : kAll) {
-    if (in > 0 && in % kPackedBlock == 0 && row_bytes == in / kPackedBlock * packed_bytes(packing)) return packing;
+  for (const Packing packing : {Packing::kQ8_0, Packing::kQ4_0, Packing::kQ4_1}) {
+    if (in > 0 && in % kPackedGroup == 0 && row_bytes == in / kPackedGroup * packed_bytes(packing)) return packing;
   }
   return Packing::kNone;
 }
@@ -49,6 +61,14 @@ static inline void with_packing(Packing packing, Fn fn) {
       return fn.template operator()<Packing::kQ4_0>();
     case Packing::kQ4_1:
       return fn.template operator()<Packing::kQ4_1>();
+    case Packing::kQ5_0:
+      return fn.template operator()<Packing::kQ5_0>();
+    case Packing::kQ4_K:
+      return fn.template operator()<Packing::kQ4_K>();
+    case Packing::kQ5_K:
+      return fn.template operator()<Packing::kQ5_K>();
+    case Packing::kQ6_K:
+      return fn.template operator()<Packing::kQ6_K>();
     case Packing::kNone:
       return fn.template operator()<Packing::kNone>();
   }

@@ -42,7 +42,7 @@ struct Packed {
   DType dtype;
   kernels::Packing packing;
   const float* x;    // [rows, in]
-  const void* w;     // [out, in / 32] blocks, rows w_stride bytes apart
+  const void* w;     // [out, blocks of `in` weights], rows w_stride bytes apart
   const void* bias;  // [out] or null
   void* y;           // [rows, out]
   int64_t rows, in, out, w_stride;

@@ -18,12 +18,12 @@ class PackedLinear : public ::testing::Test {
   }
 };
 
-Tensor call(const Tensor& x, const Tensor& bytes, const Tensor& bias = {}) {
-  const int64_t in = x.size(-1), row = bytes.size(1);
-  const char* format = row == in / 32 * 34 ? "q8_0" : row == in / 32 * 18 ? "q4_0" : "q4_1";
+Tensor call(const std::string& packing, const Tensor& x, const Tensor& bytes, const Tensor& bias = {}) {
+  std::string format = packing;
+  for (char& c : format) c = char(std::tolower(c));
   const c10::IValue none;
-  return package().call("packed_linear", x, bytes, none, none, none, none, none, int64_t(0), int64_t(1),
-                        std::string(format), in, bias.defined() ? c10::IValue(bias) : none)[0];
+  return package().call("packed_linear", x, bytes, none, none, none, none, none, int64_t(0), int64_t(1), format,
+                        x.size(-1), bias.defined() ? c10::IValue(bias) : none)[0];
 }
 
 // linear.h states the bound; number by number.
@@ -41,17 +41,19 @@ void expect_within_bound(const Tensor& y, const Tensor& x, const PackedWeight& w
 
 // Rows on both sides of what is streamed, one block and many, outputs that fill no step and no chunk.
 TEST_F(PackedLinear, IsWithinItsBoundOfFloat64) {
-  for (const std::string packing : {"Q8_0", "Q4_0", "Q4_1"}) {
+  for (const PackingFormula& each : packings()) {
+    const std::string packing = each.name;
     for (const auto dtype : kDTypes) {
       for (const int64_t rows : {1, 2, 3, 4, 5, 9}) {
-        for (const auto& [out, in] :
+        for (const auto& [out, least] :
              std::vector<std::pair<int64_t, int64_t>>{{1, 32}, {7, 64}, {35, 576}, {19, 1056}}) {
+          const int64_t in = (least + each.block - 1) / each.block * each.block;
           for (const bool with_bias : {false, true}) {
             const PackedWeight w = random_weight(packing, out, in);
             const Tensor x = random_tensor({rows, in}, dtype),
                          bias = with_bias ? random_tensor({out}, dtype) : Tensor();
             const int64_t before = package().call_count("packed_linear");
-            const Tensor y = call(x, w.bytes, bias);
+            const Tensor y = call(packing, x, w.bytes, bias);
             EXPECT_EQ(package().call_count("packed_linear"), before + 1);
             ASSERT_EQ(y.scalar_type(), dtype);
             ASSERT_EQ(y.sizes(), at::IntArrayRef({rows, out}));
@@ -66,32 +68,40 @@ TEST_F(PackedLinear, IsWithinItsBoundOfFloat64) {
 
 // What a block means is exact: one weight at a time comes out as its dequantised form has it.
 TEST_F(PackedLinear, EachWeightIsItsDequantisedFormBitForBit) {
-  for (const std::string packing : {"Q8_0", "Q4_0", "Q4_1"}) {
-    const PackedWeight w = random_weight(packing, 5, 64);
-    expect_equal(call(at::eye(64), w.bytes), w.numbers.t().to(at::kFloat).contiguous(), packing);
-    for (int64_t i = 0; i < 64; ++i) {
-      expect_equal(call(at::eye(64).narrow(0, i, 1), w.bytes), w.numbers.t().narrow(0, i, 1).to(at::kFloat), packing);
+  for (const PackingFormula& each : packings()) {
+    const int64_t in = std::max<int64_t>(64, each.block);
+    const PackedWeight w = random_weight(each.name, 5, in);
+    expect_equal(call(each.name, at::eye(in), w.bytes), w.numbers.t().to(at::kFloat).contiguous(), each.name);
+    for (int64_t i = 0; i < in; ++i) {
+      expect_equal(call(each.name, at::eye(in).narrow(0, i, 1), w.bytes), w.numbers.t().narrow(0, i, 1).to(at::kFloat),
+                   each.name);
     }
   }
 }
 
 TEST_F(PackedLinear, ARowHasTheSameBitsInAnyCompany) {
-  const PackedWeight w = random_weight("Q4_1", 37, 576);
-  const Tensor x = random_tensor({11, 576}, at::kBFloat16), all = call(x, w.bytes);
-  for (int64_t row = 0; row < 11; ++row) {
-    expect_equal(call(x.narrow(0, row, 1), w.bytes), all.narrow(0, row, 1), "row " + std::to_string(row));
+  for (const std::string packing : {"Q4_1", "Q4_K"}) {
+    const PackedWeight w = random_weight(packing, 37, 768);
+    const Tensor x = random_tensor({11, 768}, at::kBFloat16), all = call(packing, x, w.bytes);
+    for (int64_t row = 0; row < 11; ++row) {
+      expect_equal(call(packing, x.narrow(0, row, 1), w.bytes), all.narrow(0, row, 1), "row " + std::to_string(row));
+    }
+    expect_same_with_any_threads(
+        [&] {
+          return Tensors{call(packing, x.narrow(0, 0, 2), w.bytes), call(packing, x, w.bytes)};
+        },
+        packing);
   }
-  expect_same_with_any_threads([&] { return Tensors{call(x.narrow(0, 0, 2), w.bytes), call(x, w.bytes)}; }, "packed");
 }
 
 TEST_F(PackedLinear, EveryLayoutGivesTheSame) {
   for (const auto dtype : kDTypes) {
     const PackedWeight w = random_weight("Q4_0", 9, 64);
     for (const int64_t rows : {3, 6}) {
-      const Tensor x = random_tensor({rows, 64}, dtype), want = call(x, w.bytes);
+      const Tensor x = random_tensor({rows, 64}, dtype), want = call("Q4_0", x, w.bytes);
       for (const auto& [name, lay_out] : layouts()) {
-        expect_equal(call(lay_out(x), w.bytes), want, std::string("x ") + name);
-        expect_equal(call(x, lay_out(w.bytes)), want, std::string("weight ") + name);
+        expect_equal(call("Q4_0", lay_out(x), w.bytes), want, std::string("x ") + name);
+        expect_equal(call("Q4_0", x, lay_out(w.bytes)), want, std::string("weight ") + name);
       }
     }
   }
@@ -99,18 +109,24 @@ TEST_F(PackedLinear, EveryLayoutGivesTheSame) {
 
 TEST_F(PackedLinear, EmptyShapes) {
   const Tensor bytes = at::zeros({3, 34}, at::kByte);
-  EXPECT_EQ(call(at::zeros({0, 32}), bytes).sizes(), at::IntArrayRef({0, 3}));
-  EXPECT_EQ(call(at::zeros({2, 1, 32}), at::zeros({0, 18}, at::kByte)).sizes(), at::IntArrayRef({2, 1, 0}));
+  EXPECT_EQ(call("Q8_0", at::zeros({0, 32}), bytes).sizes(), at::IntArrayRef({0, 3}));
+  EXPECT_EQ(call("Q4_0", at::zeros({2, 1, 32}), at::zeros({0, 18}, at::kByte)).sizes(), at::IntArrayRef({2, 1, 0}));
 }
 
 TEST_F(PackedLinear, RefusesWhatDoesNotFit) {
   const Tensor bytes = at::zeros({3, 40}, at::kByte);
-  expect_refusal([&] { call(at::zeros({1, 32}), bytes); }, {"data [out, 20]", "blocks of 32 of q4_1", "[3, 40]"});
-  expect_refusal([&] { call(at::zeros({1, 33}), bytes); }, {"blocks of 32", "[1, 33]"});
-  expect_refusal([&] { call(at::zeros({1, 0}), bytes); }, {"blocks of 32"});
-  expect_refusal([&] { call(at::zeros({1, 64}), at::zeros({3, 40})); }, {"uint8"});
-  expect_refusal([&] { call(at::zeros({1, 64}), bytes, at::zeros({4})); }, {"expected bias [3]", "got [4]"});
-  expect_refusal([&] { call(at::zeros({1, 64}, at::kLong), bytes); }, {"float32, bfloat16 or float16"});
+  expect_refusal(
+      [&] {
+        call("Q4_1", at::zeros({1, 32}), bytes);
+      },
+      {"data [out, 20]", "blocks of 32 of q4_1", "[3, 40]"});
+  expect_refusal([&] { call("Q4_1", at::zeros({1, 33}), bytes); }, {"blocks of 32", "[1, 33]"});
+  expect_refusal([&] { call("Q4_1", at::zeros({1, 0}), bytes); }, {"blocks of 32"});
+  expect_refusal([&] { call("Q4_1", at::zeros({1, 64}), at::zeros({3, 40})); }, {"uint8"});
+  expect_refusal([&] { call("Q4_1", at::zeros({1, 64}), bytes, at::zeros({4})); }, {"expected bias [3]", "got [4]"});
+  expect_refusal([&] { call("Q4_1", at::zeros({1, 64}, at::kLong), bytes); }, {"float32, bfloat16 or float16"});
+  expect_refusal([&] { call("Q4_K", at::zeros({1, 320}), at::zeros({3, 180}, at::kByte)); }, {"blocks of 256 of q4_k"});
+  expect_refusal([&] { call("Q3_K", at::zeros({1, 256}), bytes); }, {"q5_k or q6_k", "q3_k"});
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Products with packed weights, y = x w^T + bias. A weight is what its block says, as float32: the scale times the
-// number is exact there, and Q4_1's minimum is added with one rounding, as in the dequantised form. Products and sums
+// number is exact there, and a minimum is added with one rounding, as in the dequantised form. Products and sums
 // are float32 in an order that does not depend on the number of rows or threads.
 // Included by files that are compiled once per ISA.
 #pragma once
@@ -13,7 +13,7 @@ struct PackedRows {
   DType dtype;  // of bias and y
   Packing packing;
   const float* x;    // [rows, in]
-  const void* w;     // [out, in / 32] blocks, rows w_stride bytes apart
+  const void* w;     // [out, blocks of `in` weights], rows w_stride bytes apart
   const void* bias;  // [out] or null
   void* y;           // [rows, out], rows y_stride elements apart
   int64_t rows, in, w_stride, y_stride;
@@ -50,33 +50,99 @@ HOTSWAP_INLINE I bytes_at(const uint8_t* p) {  // as signed numbers
 #endif
 }
 
-// A block's weights: kHalf vectors of the first 16, kHalf of the others.
+// Bits [from, from + count) of kLanes bytes.
+template <int kCount>
+HOTSWAP_INLINE I bits_of_bytes(const uint8_t* p, int from) {
+  return (bytes_at(p) >> from) & ((1 << kCount) - 1);
+}
+
+// Of 16 bytes: kHalf vectors of the low halves, kHalf of the high ones.
 template <Packing kPacking>
-HOTSWAP_INLINE void unpack(const void* block, F (&w)[2 * kHalf]) {
+HOTSWAP_INLINE void unpack_q4(const uint8_t* p, F (&w)[2 * kHalf]) {
+  constexpr bool kMinimum = kPacking == Packing::kQ4_1;
+  const F d = half_everywhere(p), m = kMinimum ? half_everywhere(p + 2) : -8.f * d;
+  const uint8_t* q = p + (kMinimum ? 4 : 2);
+#if HOTSWAP_AVX512
+  // The 16 weights that there may be, looked up by the lowest four bits of each lane.
+  const F count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const __m512 table = (__m512)(d * count + m);
+  const I both = bytes_at(q);
+  w[0] = (F)_mm512_maskz_permutexvar_ps(kAllLanes, (__m512i)both, table);
+  w[1] = (F)_mm512_maskz_permutexvar_ps(kAllLanes, (__m512i)(both >> 4), table);
+#else
+  for (int i = 0; i < kHalf; ++i) {
+    const I both = bytes_at(q + i * kLanes);
+    w[i] = d * __builtin_convertvector(both & 15, F) + m;
+    w[kHalf + i] = d * __builtin_convertvector((both >> 4) & 15, F) + m;
+  }
+#endif
+}
+
+HOTSWAP_INLINE void unpack_q5_0(const uint8_t* p, F (&w)[2 * kHalf]) {
+  const F d = half_everywhere(p);
+  uint32_t fifths;
+  __builtin_memcpy(&fifths, p + 2, sizeof fifths);
+  I lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  for (int i = 0; i < 2 * kHalf; ++i) {
+    const I low = bits_of_bytes<4>(p + 6 + i % kHalf * kLanes, i / kHalf * 4);
+    const I fifth = (I)((U{} + fifths) >> (U)(lane + i * kLanes)) & 1;
+    w[i] = d * __builtin_convertvector((low | fifth << 4) - 16, F);
+  }
+}
+
+// Scale and minimum of group j: six bits each in 12 bytes. Of the last four groups the two high bits are above the
+// others' six.
+HOTSWAP_INLINE void scale_and_minimum(const uint8_t* p, int j, int& scale, int& minimum) {
+  if (j < 4) {
+    scale = p[j] & 63, minimum = p[j + 4] & 63;
+  } else {
+    scale = (p[j + 4] & 15) | (p[j - 4] >> 6) << 4, minimum = (p[j + 4] >> 4) | (p[j] >> 6) << 4;
+  }
+}
+
+template <Packing kPacking>
+HOTSWAP_INLINE void unpack_with_minimum(const uint8_t* p, int group, F (&w)[2 * kHalf]) {
+  constexpr bool kFifths = kPacking == Packing::kQ5_K;
+  int scale, minimum;
+  scale_and_minimum(p + 4, group, scale, minimum);
+  const F d = half_everywhere(p) * float(scale), m = half_everywhere(p + 2) * float(minimum);
+  const uint8_t* q = p + (kFifths ? 48 : 16) + group / 2 * kPackedGroup;
+  for (int i = 0; i < 2 * kHalf; ++i) {
+    I code = bits_of_bytes<4>(q + i * kLanes, group % 2 * 4);
+    if constexpr (kFifths) code |= bits_of_bytes<1>(p + 16 + i * kLanes, group) << 4;
+    w[i] = d * __builtin_convertvector(code, F) - m;
+  }
+}
+
+HOTSWAP_INLINE void unpack_q6_k(const uint8_t* p, int group, F (&w)[2 * kHalf]) {
+  const int half = group / 4, quarter = group % 4;
+  const uint8_t *lows = p + 64 * half + 32 * (quarter % 2), *highs = p + 128 + 32 * half, *scales = p + 192 + 2 * group;
+  const F d = half_everywhere(p + 208);
+  for (int i = 0; i < 2 * kHalf; ++i) {
+    const I low = bits_of_bytes<4>(lows + i * kLanes, quarter / 2 * 4);
+    const I high = bits_of_bytes<2>(highs + i * kLanes, quarter * 2);
+    w[i] = d * float(int8_t(scales[i / kHalf])) * __builtin_convertvector((low | high << 4) - 32, F);
+  }
+}
+
+// A group's weights: kHalf vectors of the first 16, kHalf of the others.
+template <Packing kPacking>
+HOTSWAP_INLINE void unpack(const void* block, int group, F (&w)[2 * kHalf]) {
   const uint8_t* p = static_cast<const uint8_t*>(block);
   if constexpr (kPacking == Packing::kNone) {
     for (int i = 0; i < 2 * kHalf; ++i) w[i] = load(static_cast<const float*>(block) + i * kLanes);
   } else if constexpr (kPacking == Packing::kQ8_0) {
     const F d = half_everywhere(p);
     for (int i = 0; i < 2 * kHalf; ++i) w[i] = d * __builtin_convertvector(bytes_at(p + 2 + i * kLanes), F);
+  } else if constexpr (kPacking == Packing::kQ5_0) {
+    unpack_q5_0(p, w);
+  } else if constexpr (kPacking == Packing::kQ4_K || kPacking == Packing::kQ5_K) {
+    unpack_with_minimum<kPacking>(p, group, w);
+  } else if constexpr (kPacking == Packing::kQ6_K) {
+    unpack_q6_k(p, group, w);
   } else {
-    constexpr bool kMinimum = kPacking == Packing::kQ4_1;
-    const F d = half_everywhere(p), m = kMinimum ? half_everywhere(p + 2) : -8.f * d;
-    const uint8_t* q = p + (kMinimum ? 4 : 2);
-#if HOTSWAP_AVX512
-    // The 16 weights that there may be, looked up by the lowest four bits of each lane.
-    const F count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const __m512 table = (__m512)(d * count + m);
-    const I both = bytes_at(q);
-    w[0] = (F)_mm512_maskz_permutexvar_ps(kAllLanes, (__m512i)both, table);
-    w[1] = (F)_mm512_maskz_permutexvar_ps(kAllLanes, (__m512i)(both >> 4), table);
-#else
-    for (int i = 0; i < kHalf; ++i) {
-      const I both = bytes_at(q + i * kLanes);
-      w[i] = d * __builtin_convertvector(both & 15, F) + m;
-      w[kHalf + i] = d * __builtin_convertvector((both >> 4) & 15, F) + m;
-    }
-#endif
+    unpack_q4<kPacking>(p, w);
   }
 }
 
@@ -98,22 +164,27 @@ HOTSWAP_INLINE void put_number(void* p, DType dtype, int64_t i, float v) {
 
 template <int kRows, int kOuts, Packing kPacking>
 HOTSWAP_INLINE void packed_dot(const PackedRows& a, int64_t out, int64_t apart) {
-  constexpr int64_t kBytes = packed_bytes(kPacking), kAheadOfBlock = 1024;
+  constexpr int64_t kBytes = packed_bytes(kPacking), kAheadOfBlock = 1024, kLine = 64;
+  constexpr int kGroups = packed_block(kPacking) / kPackedGroup;
   const char* w = static_cast<const char*>(a.w) + out * a.w_stride;
   F s0[kOuts][kRows] = {}, s1[kOuts][kRows] = {};
   const float* x = a.x;
-  for (const char* last = w + a.in / kPackedBlock * kBytes; w < last; w += kBytes, x += kPackedBlock) {
+  for (const char* last = w + a.in / packed_block(kPacking) * kBytes; w < last; w += kBytes) {
+    for (int g = 0; g < kGroups; ++g, x += kPackedGroup) {
 #pragma GCC unroll 8
-    for (int o = 0; o < kOuts; ++o) {
-      const char* block = w + o * apart * a.w_stride;
-      if constexpr (kPacking != Packing::kNone) __builtin_prefetch(block + kAheadOfBlock);
-      F v[2 * kHalf];
-      unpack<kPacking>(block, v);
+      for (int o = 0; o < kOuts; ++o) {
+        const char* block = w + o * apart * a.w_stride;
+        if constexpr (kPacking != Packing::kNone) {
+          if (g * kLine < kBytes) __builtin_prefetch(block + kAheadOfBlock + g * kLine);
+        }
+        F v[2 * kHalf];
+        unpack<kPacking>(block, g, v);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        for (int i = 0; i < kHalf; ++i) {
-          s0[o][r] += v[i] * load(x + r * a.in + i * kLanes);
-          s1[o][r] += v[kHalf + i] * load(x + r * a.in + 16 + i * kLanes);
+        for (int r = 0; r < kRows; ++r) {
+          for (int i = 0; i < kHalf; ++i) {
+            s0[o][r] += v[i] * load(x + r * a.in + i * kLanes);
+            s1[o][r] += v[kHalf + i] * load(x + r * a.in + 16 + i * kLanes);
+          }
         }
       }
     }
@@ -145,11 +216,14 @@ HOTSWAP_INLINE void packed_few(const PackedRows& a, int64_t begin, int64_t end) 
 
 template <Packing kPacking>
 HOTSWAP_INLINE void unpack_row(float* to, const void* from, int64_t in) {
+  constexpr int64_t kBlock = packed_block(kPacking);
   const char* block = static_cast<const char*>(from);
-  for (int64_t i = 0; i < in; i += kPackedBlock, block += packed_bytes(kPacking)) {
-    F v[2 * kHalf];
-    unpack<kPacking>(block, v);
-    for (int j = 0; j < 2 * kHalf; ++j) store(to + i + j * kLanes, v[j]);
+  for (int64_t i = 0; i < in; i += kBlock, block += packed_bytes(kPacking)) {
+    for (int g = 0; g < kBlock / kPackedGroup; ++g) {
+      F v[2 * kHalf];
+      unpack<kPacking>(block, g, v);
+      for (int j = 0; j < 2 * kHalf; ++j) store(to + i + g * kPackedGroup + j * kLanes, v[j]);
+    }
   }
 }
 

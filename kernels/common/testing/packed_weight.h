@@ -2,12 +2,12 @@
 #pragma once
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/bitwise_and.h>
-#include <ATen/ops/bitwise_right_shift.h>
-#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/randint.h>
 
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/common/testing/testing.h"
@@ -15,29 +15,86 @@
 namespace kernels::testing {
 
 struct PackedWeight {
-  Tensor bytes;    // [out, in / 32 * bytes of a block] uint8
+  Tensor bytes;    // [out, in / weights of a block * bytes of a block] uint8
   Tensor numbers;  // [out, in] float64, rounded to float32 once
 };
 
-// Blocks of any bytes, with finite scales and minimums of these sizes.
-inline PackedWeight random_weight(const std::string& packing, int64_t out, int64_t in, double scale = 0.01,
-                                  double minimum = 1) {
-  const int64_t blocks = in / 32;
-  const Tensor d = random_tensor({out, blocks, 1}, at::kHalf, scale);
-  const Tensor m = random_tensor({out, blocks, 1}, at::kHalf, minimum);
-  const Tensor q = at::randint(0, 256, {out, blocks, packing == "Q8_0" ? 32 : 16}, generator(), at::kByte);
-  const Tensor low = at::bitwise_and(q, 15).to(at::kDouble), high = at::bitwise_right_shift(q, 4).to(at::kDouble);
-  const Tensor wide = d.to(at::kDouble);
-  std::vector<Tensor> bytes = {d.view(at::kByte)};
-  Tensor numbers;
-  if (packing == "Q8_0") {
-    numbers = wide * q.view(at::kChar).to(at::kDouble);
-  } else {
-    numbers = wide * at::cat({low, high}, -1) + (packing == "Q4_1" ? m.to(at::kDouble) : -8 * wide);
-    if (packing == "Q4_1") bytes.push_back(m.view(at::kByte));
+// The packings by their names in a GGUF file: weights and bytes of a block, the bytes of its scale and, if it has one,
+// of its minimum (float16 both), and of weight i of a block the factors of scale and minimum.
+struct PackingFormula {
+  const char* name;
+  int64_t block, bytes, scale_at, minimum_at;
+  std::pair<double, double> (*weight)(const uint8_t* p, int64_t i);
+};
+
+inline int nibble_of_32(const uint8_t* p, int64_t i) { return i < 16 ? p[i] & 15 : p[i - 16] >> 4; }
+inline std::pair<double, double> k_weight(const uint8_t* p, int64_t group, int code) {
+  const uint8_t* s = p + 4;
+  if (group < 4) return {(s[group] & 63) * code, -(s[group + 4] & 63)};
+  const int scale = (s[group + 4] & 15) | (s[group - 4] >> 6) << 4, minimum = s[group + 4] >> 4 | (s[group] >> 6) << 4;
+  return {scale * code, -minimum};
+}
+
+inline const std::vector<PackingFormula>& packings() {
+  using Pair = std::pair<double, double>;
+  using P = const uint8_t*;
+  static const std::vector<PackingFormula> all = {
+      {"Q8_0", 32, 34, 0, -1,
+       [](P p, int64_t i) {
+         return Pair{int8_t(p[2 + i]), 0};
+       }},
+      {"Q4_0", 32, 18, 0, -1,
+       [](P p, int64_t i) {
+         return Pair{nibble_of_32(p + 2, i) - 8, 0};
+       }},
+      {"Q4_1", 32, 20, 0, 2,
+       [](P p, int64_t i) {
+         return Pair{nibble_of_32(p + 4, i), 1};
+       }},
+      {"Q5_0", 32, 22, 0, -1,
+       [](P p, int64_t i) {
+         return Pair{nibble_of_32(p + 6, i) + (p[2 + i / 8] >> i % 8 & 1) * 16 - 16, 0};
+       }},
+      {"Q4_K", 256, 144, 0, 2,
+       [](P p, int64_t i) { return k_weight(p, i / 32, p[16 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15); }},
+      {"Q5_K", 256, 176, 0, 2,
+       [](P p, int64_t i) {
+         const int low = p[48 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15;
+         return k_weight(p, i / 32, low + (p[16 + i % 32] >> i / 32 & 1) * 16);
+       }},
+      {"Q6_K", 256, 210, 208, -1, [](P p, int64_t i) {
+         const int64_t n = i / 128, r = i % 128;
+         const int low = p[64 * n + r % 64] >> r / 64 * 4 & 15, high = p[128 + 32 * n + r % 32] >> r / 32 * 2 & 3;
+         return Pair{int8_t(p[192 + i / 16]) * (low + 16 * high - 32), 0};
+       }}};
+  return all;
+}
+
+inline const PackingFormula& packing_formula(const std::string& name) {
+  for (const PackingFormula& packing : packings()) {
+    if (name == packing.name) return packing;
   }
-  bytes.push_back(q);
-  return {at::cat(bytes, -1).view({out, -1}), numbers.to(at::kFloat).to(at::kDouble).view({out, in})};
+  throw std::invalid_argument("no packing " + name);
+}
+
+// Blocks of any bytes, with finite scales and minimums of these sizes.
+inline PackedWeight random_weight(const std::string& name, int64_t out, int64_t in, double scale = 0.01,
+                                  double minimum = 1) {
+  const PackingFormula& packing = packing_formula(name);
+  const int64_t blocks = in / packing.block;
+  const Tensor bytes = at::randint(0, 256, {out, blocks, packing.bytes}, generator(), at::kByte);
+  const Tensor d = random_tensor({out, blocks, 1}, at::kHalf, scale), m = random_tensor(d.sizes(), at::kHalf, minimum);
+  bytes.narrow(-1, packing.scale_at, 2).copy_(d.view(at::kByte));
+  if (packing.minimum_at >= 0) bytes.narrow(-1, packing.minimum_at, 2).copy_(m.view(at::kByte));
+  const Tensor wide_d = d.to(at::kDouble), wide_m = m.to(at::kDouble);
+  Tensor values = at::empty({out, in}, at::kDouble);
+  for (int64_t k = 0; k < values.numel(); ++k) {
+    const int64_t block = k / packing.block;
+    const auto [a, b] = packing.weight(bytes.const_data_ptr<uint8_t>() + block * packing.bytes, k % packing.block);
+    values.mutable_data_ptr<double>()[k] =
+        a * wide_d.const_data_ptr<double>()[block] + b * wide_m.const_data_ptr<double>()[block];
+  }
+  return {bytes.view({out, -1}), values.to(at::kFloat).to(at::kDouble)};
 }
 
 }  // namespace kernels::testing

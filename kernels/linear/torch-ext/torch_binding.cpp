@@ -156,11 +156,11 @@ Tensor packed_linear(const Tensor& x, const Tensor& data, const std::optional<Te
   const kernels::DType dtype = kernels::dtype_of(x, "packed_linear: x");
   const Rows in = kernels::as_rows(x, "packed_linear: x");
   kernels::check_device(data, kernels::cpu(), "packed_linear: data");
-  const int64_t bytes = columns / kernels::kPackedBlock * kernels::packed_bytes(packing);
-  check(x.dim() >= 1 && in.cols == columns && columns % kernels::kPackedBlock == 0 && data.dim() == 2 &&
+  const int64_t block = kernels::packed_block(packing), bytes = columns / block * kernels::packed_bytes(packing);
+  check(x.dim() >= 1 && in.cols == columns && columns % block == 0 && data.dim() == 2 &&
             data.scalar_type() == kernels::ScalarType::Byte && data.size(1) == bytes,
-        kOp, ": expected x [..., ", columns, "] and data [out, ", bytes, "] in uint8, blocks of 32 of ", format,
-        "; got ", kernels::shape_of(x), " and ", kernels::shape_of(data), " in torch dtype number ",
+        kOp, ": expected x [..., ", columns, "] and data [out, ", bytes, "] in uint8, blocks of ", block, " of ",
+        format, "; got ", kernels::shape_of(x), " and ", kernels::shape_of(data), " in torch dtype number ",
         int(data.scalar_type()), "; check the layer's sizes, or dequantise the weight");
   const int64_t out = data.size(0);
   if (bias)
