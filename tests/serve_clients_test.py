@@ -114,7 +114,62 @@ def structured(client, name: str) -> None:
               if c.choices[0].delta.tool_calls]  # fmt: skip
     assert pieces[0].id and pieces[0].function.name == "set_answer" and not any(p.id for p in pieces[1:]), pieces
     assert Answer(**json.loads("".join(p.function.arguments for p in pieces))) == made
+    structured_responses(client, name)
     print("json_schema, parse(), tools, whole and as a stream")
+
+
+def responses(client, name: str) -> None:
+    """/v1/responses: the text of the chat that it stands for, whole and as events."""
+    import openai
+
+    call = dict(model=name, instructions="Short.", input="Hi", temperature=0, max_output_tokens=16, extra_body={"ignore_eos": True})
+    messages = [{"role": "system", "content": "Short."}, {"role": "user", "content": "Hi"}]
+    chat = client.chat.completions.create(model=name, messages=messages, temperature=0, max_tokens=16, extra_body={"ignore_eos": True})
+    whole = client.responses.create(**call)
+    assert whole.output_text == chat.choices[0].message.content, whole
+    assert whole.status == "incomplete" and whole.incomplete_details.reason == "max_output_tokens" and not whole.store, whole
+    assert whole.usage.output_tokens == 16 and whole.usage.input_tokens == chat.usage.prompt_tokens, whole.usage
+    events = list(client.responses.create(**call, stream=True))
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+    kinds = [e.type for e in events]
+    assert kinds[:4] == ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"], kinds
+    assert kinds[-4:] == ["response.output_text.done", "response.content_part.done", "response.output_item.done", "response.incomplete"], kinds
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text == events[-1].response.output_text
+    parts = [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
+    assert client.responses.create(**{**call, "input": parts}).output_text == whole.output_text
+    longer = [*parts, *[item.model_dump() for item in whole.output], {"role": "user", "content": "And?"}]
+    assert client.responses.create(**{**call, "input": longer}).usage.input_tokens > whole.usage.input_tokens
+    for change, field in [
+        (dict(previous_response_id="resp_1"), "previous_response_id"),
+        (dict(background=True), "background"),
+        (dict(input=[{"type": "item_reference", "id": "1"}]), "input[0]"),
+        (dict(tools=[{"type": "web_search"}]), "tools"),
+        (dict(max_output_tokens=2000), "input"),
+    ]:
+        try:
+            client.responses.create(**{**call, **change})
+            raise AssertionError(f"{change} was answered")
+        except openai.BadRequestError as error:
+            assert error.param == field, error.body
+    print("responses, whole and as events")
+
+
+def structured_responses(client, name: str) -> None:
+    import json
+
+    tool = {"type": "function", "name": "set", "parameters": {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}}
+    call = dict(model=name, input="Hi", temperature=0, max_output_tokens=200)
+    forced = dict(tools=[tool], tool_choice={"type": "function", "name": "set"})
+    whole = client.responses.create(**call, **forced)
+    assert [item.type for item in whole.output] == ["function_call"] and type(json.loads(whole.output[0].arguments)["a"]) is bool, whole
+    with client.responses.stream(**call, **forced) as events:
+        final = events.get_final_response()
+    assert final.output[0].arguments == whole.output[0].arguments and final.status == "completed", final
+    history = [{"role": "user", "content": "Hi"}, whole.output[0].model_dump(),
+               {"type": "function_call_output", "call_id": whole.output[0].call_id, "output": "done"}]  # fmt: skip
+    form = {"format": {"type": "json_schema", "name": "n", "schema": tool["parameters"]}}
+    assert type(json.loads(client.responses.create(**{**call, "input": history}, text=form).output_text)["a"]) is bool
+    print("responses: tools and json_schema")
 
 
 def steps(url: str) -> None:
@@ -160,6 +215,7 @@ def steps(url: str) -> None:
             assert error.body["message"].startswith(("expected", "The model", "This model")), error.body
     print("errors")
 
+    responses(client, name)
     structured(client, name)
     stream = client.chat.completions.create(**{**call, "max_tokens": 200}, stream=True)
     next(iter(stream))

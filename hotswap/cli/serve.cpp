@@ -19,7 +19,7 @@ namespace {
 struct Flags {
   ModelFlags model;
   KernelFlags kernels;
-  serve::ServerOptions server{.port = 8000};
+  serve::ServerOptions server{.port = 8000, .engine = {.prefix_tokens = 16384}};
   std::vector<std::string> names;
   std::string api_key_file;
   int64_t max_model_len = 0;
@@ -111,6 +111,12 @@ serve::ServerOptions options_of(const Flags& flags) {
     if (trim(key).empty()) throw usage_error("--api-key is empty; give one, or leave the flag out");
   }
   for (std::string& host : options.allowed_hosts) host = lower(host);
+  if (options.engine.page_size % 16 != 0) {
+    throw usage_error(cat("--page-size ", options.engine.page_size, " is no multiple of 16, as kernels need it"));
+  }
+  if (options.engine.kv_tokens > 0 && options.engine.page_size == 0) {
+    throw usage_error("--kv-tokens is of pages: give --page-size, too, for example 64");
+  }
   if (!is_loopback(options.host) && options.api_keys.empty() && !flags.no_auth) {
     throw usage_error("--host " + options.host + " is open to other machines: give --api-key-file, or --no-auth");
   }
@@ -180,6 +186,21 @@ void add_engine_flags(CLI::App& verb, Flags& flags) {
       ->check(CLI::Range(2, 100000000));
   verb.add_option("--chunk", engine.chunk, "Tokens of a prompt that run between two steps of other sequences")
       ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  verb.add_option("--prefix-cache", engine.prefix_tokens,
+                  "Tokens whose keys and values are kept for prompts that begin alike; 0: none")
+      ->check(CLI::Range(0, 1000000000))
+      ->capture_default_str();
+  verb.add_option("--page-size", engine.page_size,
+                  "Tokens of a page of keys and values, a multiple of 16; 0: one piece a sequence, which grows and is\n"
+                  "what the fastest kernels read")
+      ->check(CLI::Range(0, 65536))
+      ->capture_default_str();
+  verb.add_option(
+          "--kv-tokens", engine.kv_tokens,
+          "With --page-size: tokens that all pages hold; where they do not suffice, the youngest sequences wait\n"
+          "and run their tokens again. 0: as many as --rows sequences of --max-model-len need")
+      ->check(CLI::Range(0, 1000000000))
       ->capture_default_str();
   verb.add_flag("--no-exact", flags.no_exact,
                 "On a CPU: all sequences in one forward. Faster with many, but a text may depend on its company");

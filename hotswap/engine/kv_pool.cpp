@@ -1,5 +1,8 @@
 #include "hotswap/engine/kv_pool.h"
 
+#include <ATen/ops/index.h>
+#include <ATen/ops/index_put.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
@@ -108,7 +111,7 @@ void KvPool::rollback(int64_t sequence, int64_t length) {
   entry.length = length;
   clear_states(entry.row);
   if (one_page_each()) return;
-  const auto kept = static_cast<size_t>(rounded_up(length, options_.page_size) / options_.page_size);
+  const auto kept = static_cast<size_t>(pages_for(length));
   free_pages_.insert(entry.pages.begin() + static_cast<ptrdiff_t>(kept), entry.pages.end());
   entry.pages.resize(kept);
 }
@@ -117,9 +120,8 @@ bool KvPool::recurs() const {
   return std::any_of(layers_.begin(), layers_.end(), [](const Layer& l) { return l.states.conv.defined(); });
 }
 
-bool KvPool::fits(int64_t tokens) const {
-  if (one_page_each()) return true;
-  return tokens <= options_.max_tokens && rounded_up(tokens, options_.page_size) / options_.page_size <= free_pages();
+int64_t KvPool::pages_for(int64_t tokens) const {
+  return one_page_each() ? 0 : rounded_up(tokens, options_.page_size) / options_.page_size;
 }
 
 KvUsage KvPool::usage() const {
@@ -128,6 +130,14 @@ KvUsage KvPool::usage() const {
               .pages_in_use = whole ? static_cast<int64_t>(order_.size()) : options_.pages - free_pages()};
   for (const auto& [_, entry] : entries_) use.tokens += entry.length;
   return use;
+}
+
+int64_t KvPool::missing_pages(const Entry& entry, int64_t tokens) const {
+  return pages_for(tokens) - static_cast<int64_t>(entry.pages.size());
+}
+
+bool KvPool::can_reserve(int64_t sequence, int64_t tokens) const {
+  return one_page_each() || (tokens <= options_.max_tokens && missing_pages(at(sequence), tokens) <= free_pages());
 }
 
 void KvPool::reserve(int64_t sequence, int64_t tokens) {
@@ -139,8 +149,7 @@ void KvPool::reserve(int64_t sequence, int64_t tokens) {
           cat("at most ", options_.max_tokens, " tokens of a sequence"), cat(tokens),
           "make the pool with more max_tokens");
   Entry& entry = at(sequence);
-  const int64_t needed = rounded_up(tokens, options_.page_size) / options_.page_size;
-  const int64_t added = needed - static_cast<int64_t>(entry.pages.size());
+  const int64_t added = missing_pages(entry, tokens);
   require(added <= free_pages(), ErrorKind::kUnavailable, cat(added, " free pages of ", options_.page_size, " tokens"),
           cat(free_pages()), "release() a sequence, or make the pool with more pages");
   for (int64_t i = 0; i < added; ++i) {
@@ -183,6 +192,58 @@ void KvPool::make_room(Layer& l, const Tensor& k, const Tensor& v) const {
   const int64_t pages = one_page_each() ? options_.max_sequences : options_.pages;
   l.k = make_pages(pages, page_tokens(), k.size(2), k.size(3), k.options());
   l.v = make_pages(pages, page_tokens(), v.size(2), v.size(3), v.options());
+}
+
+// Of each of the sequence's tokens [first, first + count): its page, and its offset there. Both [count] int64
+std::pair<Tensor, Tensor> KvPool::positions_of(const Entry& entry, int64_t first, int64_t count) const {
+  std::vector<int64_t> pages, offsets;
+  for (int64_t token = first; token < first + count; ++token) {
+    pages.push_back(entry.pages[static_cast<size_t>(token / page_tokens())]);
+    offsets.push_back(token % page_tokens());
+  }
+  return {at::tensor(pages, at::kLong).to(device_), at::tensor(offsets, at::kLong).to(device_)};
+}
+
+std::vector<KvTokens> KvPool::tokens_of(int64_t sequence, int64_t first, int64_t count) {
+  const Entry& entry = at(sequence);
+  require(first >= 0 && count >= 1 && first + count <= entry.length, ErrorKind::kInvalidArgument,
+          cat("tokens among the sequence's ", entry.length), cat(count, " from ", first), "read tokens that have run");
+  std::vector<KvTokens> layers(layers_.size());
+  std::pair<Tensor, Tensor> positions;
+  if (!one_page_each()) positions = positions_of(entry, first, count);
+  const auto read = [&](const Tensor& pages) {
+    return one_page_each() ? pages.select(0, entry.row).narrow(0, first, count)
+                           : pages.index({positions.first, positions.second});
+  };
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    if (layers_[i].k.defined()) layers[i] = {read(layers_[i].k), read(layers_[i].v)};
+  }
+  return layers;
+}
+
+void KvPool::append(int64_t sequence, int64_t count, const std::vector<KvTokens>& layers) {
+  require(!recurs(), ErrorKind::kUnsupported, "a model whose layers keep keys and values only", "a recurrent state",
+          "run the tokens");
+  const int64_t first = length(sequence);
+  reserve(sequence, first + count);
+  Entry& entry = at(sequence);
+  std::pair<Tensor, Tensor> positions;
+  if (!one_page_each()) positions = positions_of(entry, first, count);
+  const auto write = [&](Tensor& pages, const Tensor& tokens) {
+    if (one_page_each()) {
+      pages.select(0, entry.row).narrow(0, first, count).copy_(tokens);
+    } else {
+      pages.index_put_({positions.first, positions.second}, tokens);
+    }
+  };
+  for (size_t i = 0; i < layers.size(); ++i) {
+    if (!layers[i].k.defined()) continue;
+    Layer& kept = layer(static_cast<int64_t>(i));
+    make_room(kept, layers[i].k.unsqueeze(0), layers[i].v.unsqueeze(0));
+    write(kept.k, layers[i].k);
+    write(kept.v, layers[i].v);
+  }
+  entry.length = first + count;
 }
 
 }  // namespace hotswap

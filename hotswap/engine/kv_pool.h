@@ -37,6 +37,11 @@ struct StepRow {
   int64_t drawn = -1;  // not -1: the one token is this element of those drawn on the device, and no number here
 };
 
+// Keys and values of some tokens of one layer, [tokens, kv_heads, head_dim] each; undefined where it has none.
+struct KvTokens {
+  Tensor k = {}, v = {};
+};
+
 struct KvUsage {
   int64_t pages = 0, pages_in_use = 0;  // without a page_size: of a sequence each
   int64_t tokens = 0;                   // of all sequences
@@ -51,12 +56,19 @@ class KvPool {
   void release(int64_t sequence);
   int64_t length(int64_t sequence) const { return at(sequence).length; }
   int64_t row(int64_t sequence) const { return at(sequence).row; }  // rows have no gaps: release() moves the last one
-  bool fits(int64_t tokens) const;  // whether pages for a new sequence of `tokens` are free
+  int64_t pages_for(int64_t tokens) const;  // of a sequence of that length; 0 without a page_size
+  // Whether reserve() finds room.
+  bool can_reserve(int64_t sequence, int64_t tokens) const;
   // Takes pages for `tokens` now; steps take what they need by themselves. Error where there is no room.
   void reserve(int64_t sequence, int64_t tokens);
   // Forgets the tokens from `length` on, which is not beyond length(). Error where a layer has a recurrent state,
   // unless `length` is 0: that state is of all tokens at once.
   void rollback(int64_t sequence, int64_t length);
+
+  // Of tokens [first, first + count), which have run, in each layer. Views where the sequence is in one piece.
+  std::vector<KvTokens> tokens_of(int64_t sequence, int64_t first, int64_t count);
+  // Adds `count` tokens to the sequence as if they had run. `layers` as from tokens_of().
+  void append(int64_t sequence, int64_t count, const std::vector<KvTokens>& layers);
 
   int64_t free_sequences() const { return options_.max_sequences - static_cast<int64_t>(order_.size()); }
   KvUsage usage() const;
@@ -84,6 +96,8 @@ class KvPool {
   void move_row(int64_t from, int64_t to, int64_t tokens);
   void clear_states(int64_t row);
   Layer& layer(int64_t index);
+  int64_t missing_pages(const Entry& entry, int64_t tokens) const;
+  std::pair<Tensor, Tensor> positions_of(const Entry& entry, int64_t first, int64_t count) const;
   void make_room(Layer& layer, const Tensor& k, const Tensor& v) const;
 
   at::Device device_;

@@ -12,6 +12,15 @@
 namespace hotswap {
 namespace {
 
+constexpr int64_t kPrefixPage = 64;
+
+bool keys_depend_on_length(const CausalLM& model) {
+  const auto& config = model.config();
+  const auto depends = [](const RopeParameters& rope) { return rope.type == "dynamic" || rope.type == "longrope"; };
+  return depends(config.rope_parameters) ||
+         (config.sliding_rope_parameters && depends(*config.sliding_rope_parameters));
+}
+
 // Rows of a batch that one call samples: those of one sampler, and of one length where it reads the tokens so far.
 struct Draw {
   Sampler* sampler;
@@ -48,10 +57,18 @@ Tensor history_of(const Draw& draw, const std::vector<const Sequence*>& sequence
 Scheduler::Scheduler(CausalLM& model, const SchedulerOptions& options)
     : model_(model),
       options_(options),
-      pool_(model.device(),
-            {.max_sequences = options.max_sequences, .max_tokens = options.max_tokens, .page_size = options.page_size}),
+      pool_(model.device(), {.max_sequences = options.max_sequences,
+                             .max_tokens = options.max_tokens,
+                             .page_size = options.page_size,
+                             .pages = options.pages}),
       runner_(model, pool_, options.groups),
-      reader_(model.device(), options.max_sequences) {}
+      replays_(options.exact || keys_depend_on_length(model)),
+      reader_(model.device(), options.max_sequences) {
+  const int64_t page = options.exact ? options.chunk : kPrefixPage;
+  if (page == 0 || options.prefix_tokens < page || keys_depend_on_length(model)) return;
+  prefixes_ = std::make_unique<PrefixCache>(
+      pool_, PrefixCacheOptions{.pages = options.prefix_tokens / page, .page_tokens = page});
+}
 
 int64_t restart_length(const CausalLM& model, int64_t prompt) {
   const RopeParameters& rope = model.config().rope_parameters;
@@ -76,7 +93,9 @@ int64_t Scheduler::join(Sequence sequence) {
                  .got = cat(sequence.tokens.size(), " and ", sequence.stop.max_new_tokens, " new ones"),
                  .next = "set a smaller max_new_tokens, or a larger SchedulerOptions::max_tokens"});
   }
-  entries_.emplace(next_id_, Entry{std::move(sequence)});
+  Entry entry{.prefill = sequence.prompt_length, .chain = {.salt = sequence.cache_salt}};
+  entry.sequence = std::move(sequence);
+  entries_.emplace(next_id_, std::move(entry));
   waiting_.push_back(next_id_);
   return next_id_++;
 }
@@ -122,28 +141,109 @@ Sequence Scheduler::take(int64_t id) {
   return sequence;
 }
 
-// With pages a sequence is admitted once those for its whole length are free: none is ever put out again.
 void Scheduler::admit() {
   while (!waiting_.empty() && pool_.free_sequences() > 0) {
     Entry& entry = at(waiting_.front());
-    if (!pool_.fits(longest(entry.sequence))) break;
-    entry.in_pool = pool_.acquire();
-    if (options_.page_size > 0) pool_.reserve(entry.in_pool, longest(entry.sequence));
+    if (!can_begin(entry)) break;
+    begin(entry);
     running_.push_back(waiting_.front());
     waiting_.pop_front();
   }
   std::sort(running_.begin(), running_.end());
 }
 
+// Whether pages for its tokens are free, and one for each sequence that runs. One by itself always has them.
+bool Scheduler::can_begin(Entry& entry) {
+  if (awaits_page(entry)) return false;
+  if (!paged()) return true;
+  const auto tokens = static_cast<int64_t>(entry.sequence.tokens.size());
+  return pool_.pages_for(tokens) + running() <= pool_.free_pages();
+}
+
+// Whether a sequence that runs is about to compute the page that this one needs next. It will be kept: of sequences
+// that begin alike and come at the same time only one computes their beginning.
+bool Scheduler::awaits_page(Entry& entry) {
+  if (!prefixes_) return false;
+  const int64_t known = prefixes_->known(entry.sequence.tokens, entry.chain, restorable(entry));
+  const auto page = static_cast<size_t>(known / prefixes_->page_tokens());
+  if (page >= entry.chain.keys.size() || pool_.recurs()) return false;
+  return std::any_of(running_.begin(), running_.end(), [&](int64_t id) {
+    Entry& other = at(id);
+    const int64_t end = known + prefixes_->page_tokens();
+    if (pool_.length(other.in_pool) >= end || other.prefill < end) return false;
+    prefixes_->extend(other.chain, other.sequence.tokens, end / prefixes_->page_tokens());
+    return other.chain.keys[page] == entry.chain.keys[page];
+  });
+}
+
+// The last token must run, because its logits are needed; where forwards are as at first, all new ones.
+int64_t Scheduler::restorable(const Entry& entry) const {
+  const auto but_one = static_cast<int64_t>(entry.sequence.tokens.size()) - 1;
+  return replays_ ? std::min(entry.prefill, but_one) : but_one;
+}
+
+void Scheduler::begin(Entry& entry) {
+  Sequence& s = entry.sequence;
+  entry.in_pool = pool_.acquire();
+  if (paged()) pool_.reserve(entry.in_pool, static_cast<int64_t>(s.tokens.size()));
+  const bool first = !std::exchange(entry.began, true);
+  if (!prefixes_) return;
+  const int64_t restored = prefixes_->restore(entry.in_pool, s.tokens, entry.chain, restorable(entry));
+  entry.kept_pages = restored / prefixes_->page_tokens();
+  if (!first) return;
+  s.cached_tokens = restored;
+  counts_.prefix_queries += s.prompt_length;
+  counts_.prefix_hits += restored;
+}
+
+// Keeps what has run of the sequence, and was not kept before.
+void Scheduler::keep(Entry& entry) {
+  if (!prefixes_) return;
+  // Tokens in flight are not known yet.
+  const auto known = static_cast<int64_t>(entry.sequence.tokens.size());
+  const int64_t run = std::min(pool_.length(entry.in_pool), known),
+                count = replays_ ? std::min(run, entry.prefill) : run;
+  const int64_t pages = count / prefixes_->page_tokens();
+  if (pages > entry.kept_pages) prefixes_->keep(entry.in_pool, entry.sequence.tokens, entry.chain, count);
+  entry.kept_pages = pages;
+}
+
+void Scheduler::preempt(int64_t id) {
+  Entry& entry = at(id);
+  keep(entry);
+  pool_.release(entry.in_pool);
+  entry.in_pool = -1;
+  std::erase(running_, id);
+  waiting_.push_front(id);  // all that wait have come later
+  ++counts_.preemptions;
+}
+
+// Takes pages for the next tokens of all that run. -> whether some had to be preempted for that
+bool Scheduler::make_room(const Launched& before) {
+  if (!paged()) return false;
+  const int64_t preemptions = counts_.preemptions;
+  for (size_t i = 0; i < running_.size(); ++i) {
+    const int64_t sequence = at(running_[i]).in_pool;
+    const int64_t tokens = pool_.length(sequence) + static_cast<int64_t>(next_row(running_[i], before).tokens.size());
+    while (i < running_.size() && !pool_.can_reserve(sequence, tokens)) preempt(running_.back());
+    if (i < running_.size()) pool_.reserve(sequence, tokens);
+  }
+  return counts_.preemptions > preemptions;
+}
+
+void Scheduler::restart_long_ones() {
+  for (const int64_t id : running_) {
+    Entry& entry = at(id);
+    if (entry.sequence.restart_length == 0 || entry.length() < entry.sequence.restart_length) continue;
+    pool_.rollback(entry.in_pool, 0);
+    entry.sequence.restart_length = 0;
+    entry.prefill = entry.length();
+  }
+}
+
 // The last token is never attended to.
 int64_t Scheduler::longest(const Sequence& s) {
   return static_cast<int64_t>(s.tokens.size()) - s.new_tokens() + s.stop.max_new_tokens - 1;
-}
-
-void Scheduler::restart(Entry& entry) {
-  pool_.rollback(entry.in_pool, 0);
-  if (options_.page_size > 0) pool_.reserve(entry.in_pool, longest(entry.sequence));
-  entry.sequence.restart_length = 0;
 }
 
 // before: the step that has the sequence's newest token, where it was not read yet.
@@ -155,9 +255,10 @@ StepRow Scheduler::next_row(int64_t id, const Launched& before) {
     const auto found = std::lower_bound(before.ids.begin(), before.ids.end(), id);
     return {.sequence = entry.in_pool, .tokens = {0}, .whole = all, .drawn = found - before.ids.begin()};
   }
-  int64_t count = all - done;
+  const int64_t end = !replays_ ? all : done < entry.prefill ? entry.prefill : done + 1;
+  int64_t count = end - done;
   if (options_.chunk > 0) count = std::min(count, options_.chunk);
-  return {.sequence = entry.in_pool, .tokens = {tokens.begin() + done, tokens.begin() + done + count}, .whole = all};
+  return {.sequence = entry.in_pool, .tokens = {tokens.begin() + done, tokens.begin() + done + count}, .whole = end};
 }
 
 // Whether all that is drawn for them is a function of what the device knows. One random draw for several
@@ -233,20 +334,23 @@ NewToken Scheduler::append(int64_t id, SampledToken token) {
                         : is_text                                 ? Finish::kStopString
                         : s.new_tokens() >= s.stop.max_new_tokens ? Finish::kLength
                                                                   : Finish::kNot;
-  if (finish != Finish::kNot) end(id, finish);
+  if (finish != Finish::kNot) {
+    keep(at(id));
+    end(id, finish);
+  }
   return {id, token.id, finish, std::move(token.logprobs)};
 }
 
 // Runs the next step of all sequences, but of those that end with a token that was not read yet.
 Scheduler::Launched Scheduler::launch(const Launched& before) {
-  admit();
+  restart_long_ones();
+  if (!make_room(before)) admit();
   Launched out;
   std::vector<StepRow> rows;
   std::vector<int64_t> last;  // rows with the last token so far of a sequence in `out`
   for (const int64_t id : running_) {
     Entry& entry = at(id);
     if (entry.new_tokens() >= entry.sequence.stop.max_new_tokens) continue;
-    if (entry.sequence.restart_length > 0 && entry.length() >= entry.sequence.restart_length) restart(entry);
     rows.push_back(next_row(id, before));
     if (pool_.length(entry.in_pool) + static_cast<int64_t>(rows.back().tokens.size()) < entry.length()) continue;
     out.ids.push_back(id);
@@ -256,6 +360,9 @@ Scheduler::Launched Scheduler::launch(const Launched& before) {
   if (!out.ran) return out;
   const bool all_draw = last.size() == rows.size();
   Tensor logits = runner_.run(std::move(rows), before.tokens);
+  for (const int64_t id : running_) {  // new tokens are kept when a sequence ends: many pages cost little more than one
+    if (pool_.length(at(id).in_pool) <= at(id).prefill) keep(at(id));
+  }
   if (out.ids.empty()) return out;
   if (!all_draw) logits = logits.index_select(0, to_device(last, at::kLong, logits.device()));
   if (device_draws(out.ids)) {
@@ -270,9 +377,11 @@ Scheduler::Launched Scheduler::launch(const Launched& before) {
   return out;
 }
 
-// Not where the host has to draw first, or where all tokens of a sequence are run again, the newest one with them.
+// Not where the host has to draw first, where a sequence may have to give its pages back, or where all tokens of a
+// sequence are run again, the newest one with them.
 bool Scheduler::can_run_ahead(const Launched& launched) const {
   if (!options_.run_ahead.value_or(pool_.device().is_cuda()) || launched.logits.defined()) return false;
+  if (paged()) return false;
   return std::none_of(running_.begin(), running_.end(), [&](int64_t id) {
     const Entry& entry = entries_.at(id);
     const int64_t restart = entry.sequence.restart_length;

@@ -1,9 +1,12 @@
-// Which sequences run in the next step. This first form is one batch without preemption: a sequence joins at the next
-// step if the pool has room for it, first come, first served, and leaves when it ends or by leave().
+// Which sequences run in the next step: one joins at the next step if the pool has room for its tokens, first come,
+// first served, and leaves when it ends or by leave(). Where the pool's pages do not suffice for all that run, the
+// youngest is preempted: it gives its pages back, waits, and then runs its tokens again. The oldest never is, so that
+// all end. Keys and values of prompts are kept for those that begin alike (prefix_cache.h).
 //
 // Where the device draws all tokens of a step, the host launches the next step, whose input they are, before it reads
 // them: the device does not wait for the host. A sequence that then turns out to have ended is in one step too many,
-// whose token is dropped. Every sequence has the tokens that it has without that.
+// whose token is dropped. Every sequence has the tokens that it has without that. Not with pages, where the next step
+// may have to preempt a sequence whose token is not read yet.
 //
 //   Scheduler scheduler(model, {.max_sequences = 8, .max_tokens = 512});
 //   const auto greedy = std::make_shared<Sampler>(GenerationConfig(), model.device());
@@ -17,9 +20,11 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
+#include "hotswap/engine/prefix_cache.h"
 #include "hotswap/engine/sequence.h"
 #include "hotswap/engine/step_runner.h"
 #include "hotswap/engine/token_reader.h"
@@ -28,11 +33,23 @@ namespace hotswap {
 
 struct SchedulerOptions {
   int64_t max_sequences = 1;  // that run at the same time; others wait
-  int64_t max_tokens = 0;     // these two: see KvPoolOptions
+  int64_t max_tokens = 0;     // these three: see KvPoolOptions
   int64_t page_size = 0;
+  int64_t pages = 0;
   int64_t chunk = 0;  // tokens of a prompt that one step runs; 0: all of it
   ForwardGroups groups = {};
   std::optional<bool> run_ahead = std::nullopt;  // unset: on a GPU; a CPU has nothing else to do meanwhile
+  // Tokens whose keys and values are kept for sequences that begin alike; 0: none, and none where keys depend on how
+  // long their text is.
+  int64_t prefix_tokens = 0;
+  // Forwards are the same whatever was kept or preempted before, so that their bits are: only whole chunks of prompts
+  // are kept, and after a preemption each token runs in a forward as at first. Beside groups that are exact.
+  bool exact = false;
+};
+
+struct SchedulerCounts {
+  int64_t preemptions = 0;
+  int64_t prefix_queries = 0, prefix_hits = 0;  // tokens of prompts, and those of them that were kept
 };
 
 struct NewToken {
@@ -62,6 +79,7 @@ class Scheduler {
   int64_t waiting() const { return static_cast<int64_t>(waiting_.size()); }
   const Sequence& sequence(int64_t id) const;
   Sequence take(int64_t id);  // one that has ended; its id is unknown afterwards
+  const SchedulerCounts& counts() const { return counts_; }
   KvPool& pool() { return pool_; }
   const StepRunner& runner() const { return runner_; }
 
@@ -70,6 +88,10 @@ class Scheduler {
     Sequence sequence;
     int64_t in_pool = -1;   // -1: it waits, or has ended
     int64_t in_flight = 0;  // tokens of launched steps that were not read yet
+    int64_t prefill = 0;    // tokens that run in chunks, where the others run one by one after a preemption, too
+    bool began = false;     // it was admitted before
+    PrefixChain chain = {};
+    int64_t kept_pages = 0;
     int64_t length() const { return static_cast<int64_t>(sequence.tokens.size()) + in_flight; }
     int64_t new_tokens() const { return sequence.new_tokens() + in_flight; }
   };
@@ -81,11 +103,19 @@ class Scheduler {
     Tensor logits;  // [ids, vocab], where the host draws; the runner's next step writes over them
   };
   Entry& at(int64_t id);
+  bool paged() const { return options_.page_size > 0; }
   void admit();
+  bool can_begin(Entry& entry);
+  bool awaits_page(Entry& entry);
+  void begin(Entry& entry);
+  void restart_long_ones();
+  bool make_room(const Launched& before);
+  void preempt(int64_t id);
+  void keep(Entry& entry);
+  int64_t restorable(const Entry& entry) const;
   Launched launch(const Launched& before);
   bool can_run_ahead(const Launched& launched) const;
   std::vector<NewToken> collect(const Launched& launched);
-  void restart(Entry& entry);
   StepRow next_row(int64_t id, const Launched& before);
   static int64_t longest(const Sequence& sequence);  // tokens that the pool holds of it at most
   bool device_draws(const std::vector<int64_t>& ids) const;
@@ -98,6 +128,9 @@ class Scheduler {
   SchedulerOptions options_;
   KvPool pool_;
   StepRunner runner_;
+  std::unique_ptr<PrefixCache> prefixes_;  // null: nothing is kept
+  const bool replays_;                     // after a preemption tokens run in forwards as at first
+  SchedulerCounts counts_;
   int64_t next_id_ = 0;
   std::map<int64_t, Entry> entries_;
   std::vector<int64_t> running_;  // ids, rising

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "hotswap/engine/row_sampler.h"
@@ -30,9 +31,11 @@ struct Sequence {
   StopRules stop = {};
   // All tokens are run again once the sequence is this long, because its keys then need other frequencies; 0: never.
   int64_t restart_length = 0;
+  std::string cache_salt = {};  // it takes kept keys of sequences of the same salt only
 
   // Kept by the scheduler.
   int64_t prompt_length = 0;
+  int64_t cached_tokens = 0;  // of its prompt that did not run: their keys and values were kept
   Finish finish = Finish::kNot;
   int64_t new_tokens() const { return static_cast<int64_t>(tokens.size()) - prompt_length; }
 };

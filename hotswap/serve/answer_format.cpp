@@ -21,7 +21,7 @@ OutJson usage_json(const Usage& usage) {
   return {{"prompt_tokens", usage.prompt_tokens},
           {"completion_tokens", usage.completion_tokens},
           {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
-          {"prompt_tokens_details", {{"cached_tokens", 0}}},
+          {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
           {"completion_tokens_details", {{"reasoning_tokens", usage.reasoning_tokens}}}};
 }
 
@@ -119,8 +119,10 @@ OutJson AnswerFormat::text_logprobs(const Answer& answer, int64_t offset) const 
     logprobs.push_back(values == nullptr ? OutJson() : OutJson(finite(values->logprob)));
     OutJson best = values == nullptr ? OutJson() : OutJson::object();
     if (values != nullptr) {
-      for (const auto& [other, logprob] : values->top)
-        best[grammar::TokenTexts(tokenizer_).of(other).text] = finite(logprob);
+      for (const auto& [other, logprob] : values->top) {
+        // Parts of characters may have equal texts: the best one's logprob stays.
+        best.emplace(grammar::TokenTexts(tokenizer_).of(other).text, finite(logprob));
+      }
     }
     top.push_back(std::move(best));
     offsets.push_back(offset);

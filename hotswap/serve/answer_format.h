@@ -13,6 +13,7 @@ using OutJson = nlohmann::ordered_json;
 
 struct Usage {
   int64_t prompt_tokens = 0, completion_tokens = 0, reasoning_tokens = 0;
+  int64_t cached_tokens = 0;  // of the prompts
 };
 
 struct ToolCall {

@@ -15,6 +15,16 @@ double seconds(Clock::duration time) { return std::chrono::duration<double>(time
 
 const char* reason_of(Finish finish) { return finish == Finish::kLength ? "length" : "stop"; }
 
+SchedulerOptions scheduler_options(const EngineOptions& o, const ForwardGroups& groups) {
+  SchedulerOptions out{
+      .max_sequences = o.rows, .chunk = o.chunk, .groups = groups, .prefix_tokens = o.prefix_tokens, .exact = o.exact};
+  if (o.page_size == 0) return out;
+  out.page_size = o.page_size;
+  out.max_tokens = o.max_model_len;
+  out.pages = (o.kv_tokens + o.page_size - 1) / o.page_size;
+  return out;
+}
+
 ForwardGroups groups_of(CausalLM& model, const EngineOptions& options) {
   if (!options.exact) return {};
   return {.decode_rows = max_exact_decode_rows(model, options.rows), .single_prompts = true};
@@ -27,11 +37,7 @@ EngineLoop::EngineLoop(CausalLM& model, const EngineOptions& options, Metrics& m
       options_(options),
       metrics_(metrics),
       groups_(groups_of(model, options)),
-      scheduler_(model, {.max_sequences = options.rows,
-                         .max_tokens = options.page_size > 0 ? options.max_model_len : 0,
-                         .page_size = options.page_size,
-                         .chunk = options.chunk,
-                         .groups = groups_}) {
+      scheduler_(model, scheduler_options(options, groups_)) {
   argmax_ =
       std::make_shared<Sampler>(GenerationConfig(), model.device(),
                                 [&model](const Tensor& scores, const Choice& to) { return model.largest(scores, to); });
@@ -134,6 +140,7 @@ void EngineLoop::join(Running fresh) {
     } else {
       sequence.row_sampler = job.sampler;
     }
+    sequence.cache_salt = job.cache_salt;
     sequence.restart_length = restart_length(model_, static_cast<int64_t>(job.prompt.size()));
     running_.emplace(scheduler_.join(std::move(sequence)), std::move(fresh));
   } catch (const std::exception& error) {
@@ -176,14 +183,19 @@ void EngineLoop::step() {
 void EngineLoop::deliver(const NewToken& token, Clock::time_point now) {
   if (token.finish == Finish::kFailed) return fail(token.sequence, ApiError(500, token.error));
   Running& one = running_.at(token.sequence);
+  int64_t cached = 0;
   if (one.tokens++ == 0) {
+    cached = scheduler_.sequence(token.sequence).cached_tokens;
     metrics_.first_token(seconds(now - one.arrived));
   } else {
     metrics_.next_token(seconds(now - one.last));
   }
   one.last = now;
-  one.job->channel->push(
-      {.choice = one.job->choice, .id = token.id, .finish = token.finish, .logprobs = token.logprobs});
+  one.job->channel->push({.choice = one.job->choice,
+                          .id = token.id,
+                          .finish = token.finish,
+                          .logprobs = token.logprobs,
+                          .cached_tokens = cached});
   if (token.finish != Finish::kNot) end(token.sequence, reason_of(token.finish));
 }
 
@@ -210,7 +222,9 @@ void EngineLoop::publish() {
   const KvUsage use = scheduler_.pool().usage();
   now.kv_pages = use.pages;
   now.kv_pages_in_use = use.pages_in_use;
-  now.kv_usage = static_cast<double>(use.tokens) / static_cast<double>(options_.rows * options_.max_model_len);
+  const int64_t room = options_.page_size > 0 ? use.pages * options_.page_size : options_.rows * options_.max_model_len;
+  now.kv_usage = static_cast<double>(use.tokens) / static_cast<double>(room);
+  now.counts = scheduler_.counts();
   const std::lock_guard lock(mutex_);
   gauges_ = now;
 }

@@ -26,6 +26,8 @@ struct EngineOptions {
   int64_t max_queue = 1024;   // sequences that wait; further ones are refused
   int64_t max_model_len = 0;  // tokens of one sequence
   int64_t page_size = 0;      // see KvPoolOptions
+  int64_t kv_tokens = 0;      // with a page_size: that the pages hold in total; 0: max_model_len of each row
+  int64_t prefix_tokens = 0;  // whose keys and values are kept for prompts that begin alike
   int64_t chunk = 512;        // tokens of a prompt that one step runs
   bool exact = true;          // a row's bits do not depend on its company
 };
@@ -36,6 +38,7 @@ struct Job {
   std::shared_ptr<const RowSampler> sampler;
   std::shared_ptr<TokenConstraint> constraint = {};
   StopRules stop = {};
+  std::string cache_salt = {};  // see Sequence
   std::shared_ptr<TokenChannel> channel = {};
   size_t choice = 0;
   std::atomic<bool> stopped = false;  // a stop text ended it: what is cancelled then is not aborted

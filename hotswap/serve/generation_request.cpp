@@ -122,10 +122,11 @@ void read_common(RequestBody& body, const ServedModel& model, GenerationRequest&
     if (!options->is_object()) bad_request("expected stream_options as an object", "stream_options");
     request.include_usage = body.guarded("stream_options", [&] { return options->get<bool>("include_usage", false); });
   }
+  request.cache_salt = body.get<std::string>("cache_salt").value_or("");
   request.rules = read_answer_rules(body);
   if (request.rules) require_grammars(model, request.rules->field);
   body.ignore({"user", "metadata", "store", "service_tier", "safety_identifier", "verbosity", "prediction",
-               "prompt_cache_key", "cache_salt"});
+               "prompt_cache_key"});
 }
 
 // After all fields were read.

@@ -33,6 +33,7 @@ struct GenerationRequest {
   bool chat = true;
   bool continues = false;                 // the answer goes on with the prompt's text, not a message of its own
   bool echo = false;                      // of completions: the prompt before the answer
+  std::string cache_salt = {};            // see Sequence
   std::vector<std::string> unknown = {};  // fields that were ignored because nothing knows them
 
   size_t choices() const { return prompts.size() * static_cast<size_t>(n); }

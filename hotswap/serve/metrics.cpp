@@ -93,9 +93,9 @@ std::string Metrics::text(const std::string& prefix, const std::string& model, c
   value("counter", "generation_tokens_total", generated_tokens_);
   value("counter", "structured_output_invalid_total", invalid_answers_);
   value("counter", "tool_calls_unparsed_total", unparsed_calls_);
-  value("counter", "num_preemptions_total", 0);
-  value("counter", "prefix_cache_queries_total", 0);
-  value("counter", "prefix_cache_hits_total", 0);
+  value("counter", "num_preemptions_total", g.counts.preemptions);
+  value("counter", "prefix_cache_queries_total", g.counts.prefix_queries);
+  value("counter", "prefix_cache_hits_total", g.counts.prefix_hits);
   out += cat("# TYPE ", prefix, ":request_success_total counter\n");
   for (const auto& [reason, count] : finished_) {
     out += cat(prefix, ":request_success_total{", labels, ",finished_reason=\"", reason, "\"} ", count, "\n");

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "hotswap/engine/scheduler.h"
+
 namespace hotswap::serve {
 
 class Histogram {
@@ -29,6 +31,7 @@ struct Gauges {
   int64_t kv_pages = 0, kv_pages_in_use = 0;  // a page may be a whole sequence's
   double kv_usage = 0;                        // of the tokens that there is room for, 0 to 1
   int64_t page_size = 0;
+  SchedulerCounts counts = {};
 };
 
 class Metrics {

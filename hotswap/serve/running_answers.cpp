@@ -6,6 +6,7 @@
 #include "hotswap/base/log.h"
 #include "hotswap/grammar/schema_validator.h"
 #include "hotswap/serve/grammar_constraint.h"
+#include "hotswap/serve/responses_events.h"
 
 namespace hotswap::serve {
 namespace {
@@ -28,6 +29,7 @@ std::shared_ptr<Job> make_job(const ServedModel& model, const GenerationRequest&
                                                           request.message.thinking);
   }
   job->stop = request.stop;
+  job->cache_salt = request.cache_salt;
   job->stop.max_new_tokens = request.new_tokens(prompt, model.max_model_len);
   job->choice = choice;
   return job;
@@ -100,7 +102,8 @@ RunningAnswers::RunningAnswers(const ServedModel& model, EngineLoop& engine, con
     : schema_(request.rules ? request.rules->schema : nullptr),
       whole_(request.choices()),
       metrics_(engine.metrics()),
-      open_(request.choices()) {
+      open_(request.choices()),
+      answers_per_prompt_(static_cast<size_t>(request.n)) {
   for (const auto& prompt : request.prompts) prompt_tokens_ += static_cast<int64_t>(prompt.size());
   for (size_t choice = 0; choice < request.choices(); ++choice) {
     jobs_.push_back(make_job(model, request, choice));
@@ -148,6 +151,7 @@ std::vector<std::pair<size_t, TextPiece>> RunningAnswers::take(milliseconds wait
     AnswerText& text = texts_[event.choice];
     if (text.ended()) continue;  // tokens after a stop text
     if (event.error) throw ApiError(*event.error);
+    if (event.choice % answers_per_prompt_ == 0) cached_tokens_ += event.cached_tokens;  // a prompt counts once
     TextPiece piece = text.push(event);
     if (!parsers_.empty()) read_message(event.choice, piece);
     if (schema_) validate(event.choice, event, piece);
@@ -164,7 +168,7 @@ std::vector<std::pair<size_t, TextPiece>> RunningAnswers::take(milliseconds wait
 }
 
 Usage RunningAnswers::usage() const {
-  Usage usage{.prompt_tokens = prompt_tokens_, .reasoning_tokens = reasoning_tokens_};
+  Usage usage{.prompt_tokens = prompt_tokens_, .reasoning_tokens = reasoning_tokens_, .cached_tokens = cached_tokens_};
   for (const AnswerText& text : texts_) usage.completion_tokens += text.tokens();
   return usage;
 }
@@ -195,36 +199,36 @@ std::string whole_answer(const ServedModel& model, EngineLoop& engine, const Gen
   return format_for(model, request).whole(answers, usage);
 }
 
-AnswerStream::AnswerStream(const ServedModel& model, EngineLoop& engine, const GenerationRequest& request)
-    : format_(format_for(model, request)),
-      include_usage_(request.include_usage),
-      answers_(model, engine, request),
-      offsets_(request.choices()) {}
+std::unique_ptr<AnswerEvents> chunk_events(const ServedModel& model, const GenerationRequest& request) {
+  return std::make_unique<ChunkEvents>(format_for(model, request), request.choices(), request.include_usage);
+}
+
+std::string whole_response(const ServedModel& model, EngineLoop& engine, const ResponsesRequest& request,
+                           const std::function<bool()>& left) {
+  ResponsesEvents events(request.settings, model.names.front());
+  RunningAnswers running(model, engine, request.generation);
+  while (!running.ended()) {
+    events.pieces(running.take(kLook));
+    if (left()) return "";
+  }
+  events.end(running.usage());
+  return dump(events.response());
+}
 
 std::string AnswerStream::events() {
-  std::string out;
-  const auto pieces = answers_.take(kLook);
-  if (!begun_ && !pieces.empty()) {
-    begun_ = true;
-    for (size_t choice = 0; choice < offsets_.size(); ++choice) out += format_.first(choice, include_usage_);
-  }
-  for (const auto& [choice, piece] : pieces) {
-    out += format_.piece(choice, piece, offsets_[choice], include_usage_);
-    offsets_[choice] += characters(piece.text);
-  }
+  std::string out = events_->pieces(answers_.take(kLook));
   if (!answers_.ended()) return out;
   ended_ = true;
-  if (include_usage_) out += format_.usage(answers_.usage());
-  return out + "data: [DONE]\n\n";
+  return out + events_->end(answers_.usage());
 }
 
 bool AnswerStream::next(const std::function<bool(const std::string&)>& write, const std::function<bool()>& left) {
   std::string out;
   try {
     out = events();
-  } catch (const std::exception& error) {  // the answer has begun: its status is 200
+  } catch (const std::exception& error) {
     ended_ = true;
-    out = "data: " + api_error(error).json() + "\n\n";
+    out = events_->failed(api_error(error));
   }
   if (out.empty() && Clock::now() - last_write_ > kPing) out = ": ping\n\n";
   if (out.empty()) return !left();

@@ -5,8 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "hotswap/serve/answer_format.h"
+#include "hotswap/serve/answer_events.h"
 #include "hotswap/serve/engine_loop.h"
+#include "hotswap/serve/responses_request.h"
 
 namespace hotswap::serve {
 
@@ -36,7 +37,8 @@ class RunningAnswers {
   std::vector<std::string> whole_;  // each choice's text, where there is a schema
   Metrics& metrics_;
   size_t open_;
-  int64_t prompt_tokens_ = 0;
+  const size_t answers_per_prompt_;
+  int64_t prompt_tokens_ = 0, cached_tokens_ = 0;
 };
 
 // All answers, as OpenAI's JSON. `left`: whether the client has gone; then the answers are cancelled, and "" returned.
@@ -46,19 +48,25 @@ std::string whole_answer(const ServedModel& model, EngineLoop& engine, const Gen
 // The same as a stream of events.
 class AnswerStream {
  public:
-  AnswerStream(const ServedModel& model, EngineLoop& engine, const GenerationRequest& request);
+  AnswerStream(const ServedModel& model, EngineLoop& engine, const GenerationRequest& request,
+               std::unique_ptr<AnswerEvents> events)
+      : events_(std::move(events)), answers_(model, engine, request) {}
   // Writes what there is, and a comment where there was nothing for a while. False where the client has left.
   bool next(const std::function<bool(const std::string&)>& write, const std::function<bool()>& left);
   bool ended() const { return ended_; }
 
  private:
   std::string events();
-  AnswerFormat format_;
-  const bool include_usage_;
+  std::unique_ptr<AnswerEvents> events_;
   RunningAnswers answers_;
-  std::vector<int64_t> offsets_;  // characters of each choice so far
   Clock::time_point last_write_ = Clock::now();
-  bool begun_ = false, ended_ = false;
+  bool ended_ = false;
 };
+
+// Of a request for one answer: all of it, as /v1/responses has it; "" as above.
+std::string whole_response(const ServedModel& model, EngineLoop& engine, const ResponsesRequest& request,
+                           const std::function<bool()>& left);
+// How a stream of the request's answers is written.
+std::unique_ptr<AnswerEvents> chunk_events(const ServedModel& model, const GenerationRequest& request);
 
 }  // namespace hotswap::serve

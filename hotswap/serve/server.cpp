@@ -9,6 +9,7 @@
 #include "hotswap/http/listen.h"
 #include "hotswap/serve/access.h"
 #include "hotswap/serve/page.h"
+#include "hotswap/serve/responses_events.h"
 #include "hotswap/serve/running_answers.h"
 
 namespace hotswap::serve {
@@ -41,7 +42,7 @@ class Active {
 
 struct Server::Impl {
   using Get = std::function<void(const Request&, Response&)>;
-  using Post = std::function<void(const std::string& body, Response&)>;
+  using Post = std::function<void(const Request&, const std::string& body, Response&)>;
   struct GetRoute {
     Need need;
     Get answer;
@@ -176,7 +177,7 @@ struct Server::Impl {
       });
       if (!whole) throw response.status == 413 || body.size() > options.max_body ? too_large() : incomplete();
       response.status = 200;
-      posts.at(request.path).answer(body, response);
+      posts.at(request.path).answer(request, body, response);
       return true;
     });
   }
@@ -253,37 +254,66 @@ struct Server::Impl {
   }
 
   void add_posts() {
-    posts["/v1/chat/completions"] = {true, [this](const std::string& body, Response& response) {
-                                       generate(read_chat_request(body, model), response);
+    posts["/v1/chat/completions"] = {true, [this](const Request& from, const std::string& body, Response& response) {
+                                       generate(from, read_chat_request(body, model), response);
                                      }};
-    posts["/v1/completions"] = {true, [this](const std::string& body, Response& response) {
-                                  generate(read_completion_request(body, model), response);
+    posts["/v1/completions"] = {true, [this](const Request& from, const std::string& body, Response& response) {
+                                  generate(from, read_completion_request(body, model), response);
                                 }};
-    posts["/tokenize"] = {false, [this](const std::string& body, Response& response) { tokenize(body, response); }};
-    posts["/detokenize"] = {false, [this](const std::string& body, Response& response) { detokenize(body, response); }};
-    posts["/apply_template"] = {false, [this](const std::string& text, Response& response) {
+    posts["/tokenize"] = {
+        false, [this](const Request&, const std::string& body, Response& response) { tokenize(body, response); }};
+    posts["/detokenize"] = {
+        false, [this](const Request&, const std::string& body, Response& response) { detokenize(body, response); }};
+    posts["/apply_template"] = {false, [this](const Request&, const std::string& text, Response& response) {
                                   RequestBody body(text);
                                   check_model(body, model);
                                   send(response, {{"prompt", render_chat(body, model).text}});
                                 }};
-    const auto missing = [](const char* what) {
-      return [what](const std::string&, Response&) { throw ApiError(501, what); };
-    };
-    posts["/v1/embeddings"] = {false, missing("expected a model that makes embeddings; got one that generates text")};
-    posts["/v1/responses"] = {false, missing("expected /v1/chat/completions; /v1/responses is not served yet")};
+    posts["/v1/responses"] = {true, [this](const Request& from, const std::string& body, Response& response) {
+                                respond(from, read_responses_request(body, model), response);
+                              }};
+    posts["/v1/embeddings"] = {false, [](const Request&, const std::string&, Response&) {
+                                 throw ApiError(501,
+                                                "expected a model that makes embeddings; got one that generates text");
+                               }};
   }
 
-  void generate(GenerationRequest request, Response& response) {
+  using Left = std::function<bool()>;
+
+  void generate(const Request& from, GenerationRequest request, Response& response) {
+    prepare(from, request);
+    if (request.stream) return stream(request, chunk_events(model, request), response);
+    answer_whole(response, [&](const Left& left) { return whole_answer(model, engine, request, left); });
+  }
+
+  void respond(const Request& from, ResponsesRequest request, Response& response) {
+    prepare(from, request.generation);
+    if (request.generation.stream) {
+      auto events = std::make_unique<ResponsesEvents>(request.settings, model.names.front());
+      return stream(request.generation, std::move(events), response);
+    }
+    answer_whole(response, [&](const Left& left) { return whole_response(model, engine, request, left); });
+  }
+
+  void prepare(const Request& from, GenerationRequest& request) {
     note_unknown(request.unknown);
+    // How fast an answer begins shows what others have sent: keys of prompts are not shared between clients' keys.
+    if (!access.api_keys.empty()) request.cache_salt.insert(0, from.get_header_value("Authorization") + "\n");
     if (request.rules) compile(request);
+  }
+
+  void answer_whole(Response& response, const std::function<std::string(const Left&)>& make) {
+    const Active running(active);
+    const ClientConnection client = ClientConnection::current();
+    const std::string answer = make([client] { return client.has_left(); });
+    if (answer.empty()) throw ApiError(400, "expected a connection open in both directions until the answer");
+    response.set_content(answer, "application/json");
+  }
+
+  void stream(const GenerationRequest& request, std::unique_ptr<AnswerEvents> events, Response& response) {
     const auto running = std::make_shared<Active>(active);
     const ClientConnection client = ClientConnection::current();
-    if (!request.stream) {
-      const std::string answer = whole_answer(model, engine, request, [client] { return client.has_left(); });
-      if (answer.empty()) throw ApiError(400, "expected a connection open in both directions until the answer");
-      return response.set_content(answer, "application/json");
-    }
-    const auto stream = std::make_shared<AnswerStream>(model, engine, request);
+    const auto stream = std::make_shared<AnswerStream>(model, engine, request, std::move(events));
     response.set_header("Cache-Control", "no-cache");
     response.set_header("X-Accel-Buffering", "no");
     response.set_chunked_content_provider(

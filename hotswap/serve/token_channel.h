@@ -20,6 +20,7 @@ struct TokenEvent {
   int64_t id = 0;
   Finish finish = Finish::kNot;
   std::optional<TokenLogprobs> logprobs = std::nullopt;
+  int64_t cached_tokens = 0;                        // with the first token: of the prompt that did not run
   std::shared_ptr<const ApiError> error = nullptr;  // the choice ended without a token
 };
 
