@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
+#include <optional>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
@@ -16,13 +17,16 @@
 namespace hotswap {
 namespace {
 
+constexpr int64_t kPrefixTokens = 16384;
+
 struct Flags {
   ModelFlags model;
   KernelFlags kernels;
-  serve::ServerOptions server{.port = 8000, .engine = {.prefix_tokens = 16384}};
+  serve::ServerOptions server{.port = 8000};
   std::vector<std::string> names;
   std::string api_key_file;
   int64_t max_model_len = 0;
+  std::optional<int64_t> prefix_tokens;  // unset: kPrefixTokens on a CPU; on a GPU it has not been measured yet
   double drain_s = 30;
   bool no_kernels = false, no_auth = false, no_exact = false;
 };
@@ -132,7 +136,9 @@ void serve_verb(const Flags& flags) {
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);
   allow_many_open_files();
   serve::ServedModel model = loaded(flags);
-  options.engine.exact = model.model->device().is_cpu() && !flags.no_exact;
+  const bool on_cpu = model.model->device().is_cpu();
+  options.engine.exact = on_cpu && !flags.no_exact;
+  options.engine.prefix_tokens = flags.prefix_tokens.value_or(on_cpu ? kPrefixTokens : 0);
   serve::Server server(model, options);
   server.start();
   std::printf("listening on %s\n", server.url().c_str());
@@ -187,10 +193,10 @@ void add_engine_flags(CLI::App& verb, Flags& flags) {
   verb.add_option("--chunk", engine.chunk, "Tokens of a prompt that run between two steps of other sequences")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
-  verb.add_option("--prefix-cache", engine.prefix_tokens,
-                  "Tokens whose keys and values are kept for prompts that begin alike; 0: none")
-      ->check(CLI::Range(0, 1000000000))
-      ->capture_default_str();
+  verb.add_option("--prefix-cache", flags.prefix_tokens,
+                  "Tokens whose keys and values are kept for prompts that begin alike; 0: none. Default: 16384 on a\n"
+                  "CPU, 0 on a GPU")
+      ->check(CLI::Range(0, 1000000000));
   verb.add_option("--page-size", engine.page_size,
                   "Tokens of a page of keys and values, a multiple of 16; 0: one piece a sequence, which grows and is\n"
                   "what the fastest kernels read")
