@@ -103,7 +103,7 @@ const std::vector<Case>& cases() {
       {"layers_attention", kInvalidArgument, [](const TempFolder&) { attention_kind("fast"); }},
       {"layers_packed_rows", kCorrupt,
        [](const TempFolder&) {
-         dequantised(at::zeros({2, 5}, at::kByte), 32, at::kFloat);
+         dequantised(at::zeros({2, 5}, at::kByte), *find_gguf_type("Q8_0"), 32, at::kFloat);
        }},
       {"kernelize_mode", kInvalidArgument, [](const TempFolder&) { Mode::parse("FAST"); }},
       {"kernelize_device", kInvalidArgument, [](const TempFolder&) { device_named("tpu"); }},
