@@ -2,10 +2,11 @@
 
 #include <c10/util/Half.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
-namespace hotswap::gguf_blocks {
+namespace hotswap {
 namespace {
 
 template <typename T>
@@ -56,8 +57,8 @@ int scale_of_q3_k(const uint8_t* packed, int j) {
   return (bits(packed[j % 8], j / 8 * 4, 4) | bits(packed[8 + j % 4], j / 4 * 2, 2) << 4) - 32;
 }
 
-}  // namespace
-
+// Each of a number of weights that is a multiple of the type's block. "low first": the low nibbles are the first half
+// of a group's weights, the high ones the second half.
 void f32(const uint8_t* from, float* to, int64_t weights) { std::memcpy(to, from, weights * sizeof(float)); }
 
 void f16(const uint8_t* from, float* to, int64_t weights) {
@@ -71,6 +72,7 @@ void bf16(const uint8_t* from, float* to, int64_t weights) {
   });
 }
 
+// 32: half d, 16 bytes, low first: d (q - 8)
 void q4_0(const uint8_t* from, float* to, int64_t weights) {
   each_block<32, 18>(from, to, weights, [](const uint8_t* p, float* w) {
     const float d = half_at(p);
@@ -78,6 +80,7 @@ void q4_0(const uint8_t* from, float* to, int64_t weights) {
   });
 }
 
+// 32: half d, half m, 16 bytes, low first: d q + m
 void q4_1(const uint8_t* from, float* to, int64_t weights) {
   each_block<32, 20>(from, to, weights, [](const uint8_t* p, float* w) {
     const float d = half_at(p), m = half_at(p + 2);
@@ -85,6 +88,7 @@ void q4_1(const uint8_t* from, float* to, int64_t weights) {
   });
 }
 
+// 32: half d, 32 fifth bits, 16 bytes, low first: d (q - 16)
 void q5_0(const uint8_t* from, float* to, int64_t weights) {
   each_block<32, 22>(from, to, weights, [](const uint8_t* p, float* w) {
     const float d = half_at(p);
@@ -96,6 +100,7 @@ void q5_0(const uint8_t* from, float* to, int64_t weights) {
   });
 }
 
+// 32: half d, half m, 32 fifth bits, 16 bytes, low first: d q + m
 void q5_1(const uint8_t* from, float* to, int64_t weights) {
   each_block<32, 24>(from, to, weights, [](const uint8_t* p, float* w) {
     const float d = half_at(p), m = half_at(p + 2);
@@ -107,6 +112,7 @@ void q5_1(const uint8_t* from, float* to, int64_t weights) {
   });
 }
 
+// 32: half d, 32 int8: d q
 void q8_0(const uint8_t* from, float* to, int64_t weights) {
   each_block<32, 34>(from, to, weights, [](const uint8_t* p, float* w) {
     const float d = half_at(p);
@@ -114,6 +120,7 @@ void q8_0(const uint8_t* from, float* to, int64_t weights) {
   });
 }
 
+// 32: as q4_0, q an index of a table: d T[q]
 void iq4_nl(const uint8_t* from, float* to, int64_t weights) {
   each_block<32, 18>(from, to, weights, [](const uint8_t* p, float* w) {
     const float d = half_at(p);
@@ -123,6 +130,7 @@ void iq4_nl(const uint8_t* from, float* to, int64_t weights) {
   });
 }
 
+// 32: exponent e, 16 bytes of e2m1 codes, low first: 2^(e - 127) q
 void mxfp4(const uint8_t* from, float* to, int64_t weights) {
   each_block<32, 17>(from, to, weights, [](const uint8_t* p, float* w) {
     const float d = half_of_e8m0(p[0]);
@@ -132,6 +140,7 @@ void mxfp4(const uint8_t* from, float* to, int64_t weights) {
   });
 }
 
+// 64: 4 unsigned e4m3 scales, 4 times 8 bytes of e2m1, low first: s q
 void nvfp4(const uint8_t* from, float* to, int64_t weights) {
   each_block<64, 36>(from, to, weights, [](const uint8_t* p, float* w) {
     for (int j = 0; j < 4; ++j) {
@@ -144,6 +153,7 @@ void nvfp4(const uint8_t* from, float* to, int64_t weights) {
   });
 }
 
+// 256, in sub-blocks of 16 or 32 with a scale s (and a minimum m) each, as all K-quants: (d s) q - (dmin m)
 void q2_k(const uint8_t* from, float* to, int64_t weights) {
   each_block<256, 84>(from, to, weights, [](const uint8_t* p, float* w) {
     const uint8_t *scales = p, *codes = p + 16;
@@ -156,6 +166,7 @@ void q2_k(const uint8_t* from, float* to, int64_t weights) {
   });
 }
 
+// (d s) (q - 4)
 void q3_k(const uint8_t* from, float* to, int64_t weights) {
   each_block<256, 110>(from, to, weights, [](const uint8_t* p, float* w) {
     const uint8_t *thirds = p, *codes = p + 32, *scales = p + 96;
@@ -168,6 +179,7 @@ void q3_k(const uint8_t* from, float* to, int64_t weights) {
   });
 }
 
+// (d s) q - (dmin m)
 void q4_k(const uint8_t* from, float* to, int64_t weights) {
   each_block<256, 144>(from, to, weights, [](const uint8_t* p, float* w) {
     for (int j = 0; j < 8; ++j) {
@@ -179,6 +191,7 @@ void q4_k(const uint8_t* from, float* to, int64_t weights) {
   });
 }
 
+// (d s) q - (dmin m)
 void q5_k(const uint8_t* from, float* to, int64_t weights) {
   each_block<256, 176>(from, to, weights, [](const uint8_t* p, float* w) {
     const uint8_t* fifths = p + 16;
@@ -193,6 +206,7 @@ void q5_k(const uint8_t* from, float* to, int64_t weights) {
   });
 }
 
+// (d s) (q - 32)
 void q6_k(const uint8_t* from, float* to, int64_t weights) {
   each_block<256, 210>(from, to, weights, [](const uint8_t* p, float* w) {
     const uint8_t *lows = p, *highs = p + 128, *scales = p + 192;
@@ -205,6 +219,7 @@ void q6_k(const uint8_t* from, float* to, int64_t weights) {
   });
 }
 
+// 256: (d s) T[q], T as iq4_nl
 void iq4_xs(const uint8_t* from, float* to, int64_t weights) {
   each_block<256, 136>(from, to, weights, [](const uint8_t* p, float* w) {
     const auto scale_highs = load<uint16_t>(p + 2);
@@ -235,6 +250,7 @@ void tq1_0(const uint8_t* from, float* to, int64_t weights) {
   });
 }
 
+// 256: the same, four to a byte
 void tq2_0(const uint8_t* from, float* to, int64_t weights) {
   each_block<256, 66>(from, to, weights, [](const uint8_t* p, float* w) {
     const float d = half_at(p + 64);
@@ -242,4 +258,58 @@ void tq2_0(const uint8_t* from, float* to, int64_t weights) {
   });
 }
 
-}  // namespace hotswap::gguf_blocks
+// Every type that a file may hold: those of gguf 0.19.0 and of llama.cpp (2026), and of files from before 2025 the
+// rearranged Q4_0 and IQ4_NL. The size is known also where the values are not, so that a file's layout can be checked.
+// Q8_1 and Q8_K are made of activations and in no file.
+constexpr GgufType kTypes[] = {
+    {0, "F32", 1, 4, f32},
+    {1, "F16", 1, 2, f16},
+    {2, "Q4_0", 32, 18, q4_0},
+    {3, "Q4_1", 32, 20, q4_1},
+    {6, "Q5_0", 32, 22, q5_0},
+    {7, "Q5_1", 32, 24, q5_1},
+    {8, "Q8_0", 32, 34, q8_0},
+    {9, "Q8_1", 32, 36},
+    {10, "Q2_K", 256, 84, q2_k},
+    {11, "Q3_K", 256, 110, q3_k},
+    {12, "Q4_K", 256, 144, q4_k},
+    {13, "Q5_K", 256, 176, q5_k},
+    {14, "Q6_K", 256, 210, q6_k},
+    {15, "Q8_K", 256, 292},
+    {16, "IQ2_XXS", 256, 66},
+    {17, "IQ2_XS", 256, 74},
+    {18, "IQ3_XXS", 256, 98},
+    {19, "IQ1_S", 256, 50},
+    {20, "IQ4_NL", 32, 18, iq4_nl},
+    {21, "IQ3_S", 256, 110},
+    {22, "IQ2_S", 256, 82},
+    {23, "IQ4_XS", 256, 136, iq4_xs},
+    {24, "I8", 1, 1},
+    {25, "I16", 1, 2},
+    {26, "I32", 1, 4},
+    {27, "I64", 1, 8},
+    {28, "F64", 1, 8},
+    {29, "IQ1_M", 256, 56},
+    {30, "BF16", 1, 2, bf16},
+    {31, "Q4_0_4_4", 32, 18},
+    {32, "Q4_0_4_8", 32, 18},
+    {33, "Q4_0_8_8", 32, 18},
+    {34, "TQ1_0", 256, 54, tq1_0},
+    {35, "TQ2_0", 256, 66, tq2_0},
+    {36, "IQ4_NL_4_4", 32, 18},
+    {37, "IQ4_NL_4_8", 32, 18},
+    {38, "IQ4_NL_8_8", 32, 18},
+    {39, "MXFP4", 32, 17, mxfp4},
+    {40, "NVFP4", 64, 36, nvfp4},
+    {41, "Q1_0", 128, 18},
+    {42, "Q2_0", 64, 18},
+};
+
+static_assert(std::all_of(std::begin(kTypes), std::end(kTypes),
+                          [](const GgufType& type) { return kGgufChunk % type.block == 0; }));
+
+}  // namespace
+
+std::span<const GgufType> gguf_types() { return kTypes; }
+
+}  // namespace hotswap

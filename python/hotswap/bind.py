@@ -13,11 +13,12 @@ from typing import NamedTuple, Optional
 from torch import nn
 
 from hotswap import attention, binding, documents, frequencies, kernels_mapping, match
+from hotswap.decode import LAYER as WHOLE_LAYER
 from hotswap.mapping import Mapping, mapping_of, mode_name
 from hotswap.packages import package, register_sharding
 from hotswap.plan import ATTENTION, Decision, Planner, device_name, devices_of, plan
 from hotswap.replacement import Replacement, class_of
-from hotswap.sources import NoVariant, Sources, concrete
+from hotswap.sources import ORGANIZATION, NoVariant, Sources, concrete
 
 
 _BASELINE: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()  # model -> calls of each op when it was bound
@@ -85,6 +86,29 @@ def _bind(module: nn.Module, replacement: Replacement) -> None:
 def enabled() -> bool:
     """USE_HUB_KERNELS=0, OFF or NO switches every kernel off, here as in transformers: whatever is not a yes. Empty is as unset."""
     return (os.environ.get("USE_HUB_KERNELS") or "YES").upper() in ("1", "ON", "YES", "TRUE")
+
+
+_PARTS_OF_LAYERS = ("rms_norm", "rope", "mlp")  # options
+
+
+def whole_layers_off(model: nn.Module) -> str:
+    """Why hotswap.generate runs the model's decoder layers by their parts though the op might serve them; "": it asks the op."""
+    if not enabled():
+        return "USE_HUB_KERNELS is off"
+    chosen: Optional[Chosen] = model.__dict__.get("_hotswap_chosen")
+    if chosen is None:
+        return ""
+    if option := next((o for o in _PARTS_OF_LAYERS if not chosen.options[o]), ""):
+        return f"{option} is off, a part of it"
+    choice = chosen.mapping.choice((WHOLE_LAYER,), device_name(devices_of(model)), "INFERENCE")
+    if choice is None:
+        return ""
+    if choice.ref is None:
+        return choice.why
+    if choice.ref.stock:
+        return "the mapping says stock"
+    known = chosen.sources.bundled(choice.ref, (WHOLE_LAYER,)) is not None
+    return "" if known else f"hotswap.generate runs hotswap/decode alone, and the mapping says {choice.ref.text}"
 
 
 @one_at_a_time
@@ -166,7 +190,8 @@ def _attention_by(model, chosen: Chosen, mode: str) -> Optional[str]:
     if choice.ref is None or choice.ref.stock:
         return None
     ref = choice.ref
-    if chosen.sources.bundled(ref._replace(layer=""), (ATTENTION,)) is not None:
+    of_ours = ref if ref.repo.startswith(f"{ORGANIZATION}/") else ref._replace(layer="")  # flash attention's layers have names of their own
+    if chosen.sources.bundled(of_ours, (ATTENTION,)) is not None:
         return ""
     if not ref.repo:
         raise ValueError(

@@ -19,16 +19,18 @@ class HotswapKernelConfig(KernelConfig):
         self.mapping, self.options = mapping, options
 
     def sanitize_kernel_mapping(self, model):
-        self.registered_layer_names = {}
-        self.store_registered_layer_names(model)
+        """Nothing: the mapping was checked when it was made, and its layers are looked for in each model."""
 
     def create_compatible_mapping(self, model, compile=False):
+        """The model gets a config of its own, for what is bound in it stands there: this one may be given to other models, too."""
+        model.kernel_config = HotswapKernelConfig(self.mapping, self.options)
         bind.kernelize(model, kernel_config=self.mapping, **self.options)
 
     def serve(self, model, layers: dict) -> None:
         """layers: those that are bound. A name without an entry is stock, with a warning for each layer; an empty entry is stock
         in silence: the report has it."""
-        self.sanitize_kernel_mapping(model)
+        self.registered_layer_names = {}
+        self.store_registered_layer_names(model)
         self.kernel_mapping = {name: layers.get(name, {}) for name in set(self.registered_layer_names.values())}
 
     def to_dict(self):

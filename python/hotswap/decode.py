@@ -17,6 +17,7 @@ from hotswap.plain import accelerate_hook, has_global_hooks, is_parametrized, wr
 from hotswap.replacement import cache_name, class_of
 from hotswap.view import view
 
+LAYER = "DecoderLayer"  # in a mapping, and in the report
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION, _HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"}
 _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}

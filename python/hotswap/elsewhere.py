@@ -3,6 +3,8 @@
 from torch import nn
 
 from hotswap import attention
+from hotswap.bind import whole_layers_off
+from hotswap.decode import LAYER, WholeLayers
 from hotswap.match import is_rms_norm, matches
 from hotswap.projections import ADD_NORM
 from hotswap.replacement import class_of
@@ -30,9 +32,14 @@ def _trunk(model: nn.Module):
 
 def _decoder_layers(model: nn.Module, names: dict) -> list:
     _, layers = _trunk(model)
-    if not all(map(_is_plain_decoder, layers)):
+    if not layers or not all(map(_is_plain_decoder, layers)):
         return []
-    return [(names[id(layer)], "DecoderLayer", "bound in the steps of hotswap.generate") for layer in layers]
+    off = whole_layers_off(model)
+    whys = {} if off else {place: why for why, places in WholeLayers(model).why.items() for place in places}
+    return [
+        (names[id(layer)], LAYER, off or whys.get(f"layers.{number}", "bound in the steps of hotswap.generate"))
+        for number, layer in enumerate(layers)
+    ]
 
 
 def _norms(model: nn.Module, names: dict) -> list:

@@ -18,7 +18,7 @@ import torch
 from transformers import DynamicCache, GenerationMixin, StaticCache
 
 from hotswap import decode
-from hotswap.bind import enabled
+from hotswap.bind import enabled, whole_layers_off
 from hotswap.generation_checks import check_class, check_request, refuse
 from hotswap.packages import load
 from hotswap.replacement import cache_name
@@ -379,7 +379,7 @@ def _continued(model, input_ids, cache, loop, choose, in_graph, new, model_kwarg
 
     step = None
     if loop.goes_on and loop.most > before + 1:
-        whole = decode.WholeLayers(model, batch) if all_seen and enabled() else None
+        whole = decode.WholeLayers(model, batch) if all_seen and not whole_layers_off(model) else None
         ids = torch.cat([input_ids, tokens[:, None]], 1)
         inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
         step = _Step(model, inputs, padding, capacity, choose if in_graph else None, whole)

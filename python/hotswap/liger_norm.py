@@ -15,11 +15,20 @@ def _learns(*tensors):
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
+_CASTING_MODES = {"none": -1, "llama": 0, "gemma": 1}  # by Liger's numbers, which its kernels have for constants
+
+
+def _casting(mode):
+    for name, number in _CASTING_MODES.items():
+        if mode == name or (type(mode) is int and mode == number):
+            return name
+    raise ValueError(f"expected casting_mode llama, gemma or none, or Liger's number of one, 0, 1 or -1; got {mode!r}; pass one of them")
+
+
 def liger_rms_norm(X, W, eps, offset=0.0, casting_mode="llama", in_place=True, row_mode=None):
     """casting_mode: llama (cast, then times weight), gemma (all in float32, cast last), none (in X's own type).
     W None: not scaled, whatever the offset says."""
-    if casting_mode not in ("llama", "gemma", "none"):
-        raise ValueError(f"expected casting_mode llama, gemma or none; got {casting_mode!r}; pass one of them")
+    casting_mode = _casting(casting_mode)
     if W is None:
         W, offset = _norm.layers.ones_of(X), 0.0
     if _learns(X, W):
@@ -29,7 +38,7 @@ def liger_rms_norm(X, W, eps, offset=0.0, casting_mode="llama", in_place=True, r
 
 def liger_fused_add_rms_norm(X, R, W, eps, offset=0.0, casting_mode="llama", in_place=True):
     """(RMSNorm(h), h) with h = X + R."""
-    return _ops.add_rms_norm_fwd(X, R, W, eps, offset, casting_mode)[:2]
+    return _ops.add_rms_norm_fwd(X, R, W, eps, offset, _casting(casting_mode))[:2]
 
 
 def liger_layer_norm(X, W, B, eps):

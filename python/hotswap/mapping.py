@@ -17,6 +17,7 @@ FUSED = {
     "SwiGLUMLP": ("SiLU",),
     "GeGLUMLP": ("GeluTanh", "GeLU", "NewGELU", "FastGELU"),  # all that its kernel is bound for
     "LinearCrossEntropy": ("ForCausalLMLoss",),
+    "DecoderLayer": ("RMSNorm", "AddRMSNorm", "Linear", "rotary_pos_emb", "SwiGLUMLP", "GeGLUMLP", "SiLU", "GeluTanh"),
 }
 _MODES = {  # what may serve a mode, the best first
     "INFERENCE": ("INFERENCE", "INFERENCE|TORCH_COMPILE", "TRAINING", "TRAINING|TORCH_COMPILE", "FALLBACK"),

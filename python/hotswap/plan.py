@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import nn
 
-from hotswap import attention, binding, experts, match
+from hotswap import attention, binding, decode, experts, match
 from hotswap.mapping import ALIASES, Mapping
 from hotswap.packages import dtypes, package
 from hotswap.replacement import Replacement, class_of
@@ -199,6 +199,8 @@ def check_keys(mapping: Mapping, found: list, model: nn.Module) -> None:
     known = {layer for site in found for layer in site.layers}
     if attention._configs(model):
         known.add(ATTENTION)
+    if decode.layers_of(model):
+        known.add(decode.LAYER)
     for key in mapping.table:
         if not known & {key, *ALIASES.get(key, ())}:
             have = ", ".join(sorted(known)) or "none"

@@ -81,7 +81,21 @@ def _by_name(ref: KernelRef, names: tuple) -> Optional[Source]:
         raise ValueError(
             f"expected a layer of the package {name}, which has {', '.join(layers)}; got {ref.text!r} for {names[0]}; name one"
         )
-    return _of_bundled(name, layers[layer])
+    made = _of_bundled(name, layers[layer])
+    if not _asks_for_version(made.version, ref):
+        asked = f"version {ref.version}" if ref.version is not None else ref.revision
+        raise ValueError(f"expected version {made.version} of the package {name}; got {asked} in {ref.text!r}; leave it out, or name this one")
+    return made
+
+
+def _asks_for_version(version: int, ref: KernelRef) -> bool:
+    if ref.version is not None:
+        return ref.version == version
+    if not ref.revision:
+        return True
+    from packaging.specifiers import SpecifierSet
+
+    return ref.is_specifier and SpecifierSet(ref.revision).contains(f"{version}")
 
 
 def _asks_for_one_up_to(last: Optional[int], ref: KernelRef) -> bool:

@@ -218,6 +218,24 @@ def test_kernel_config_reaches_what_carries_a_name_for_kernels(tmp_path):
         hotswap.kernel_config(ropes=True)
 
 
+def test_one_kernel_config_loads_several_models(tmp_path):
+    """A policy and its reference, of one family or of two; each keeps what it has through every switch."""
+    config = hotswap.kernel_config({"rotary_pos_emb": ""})
+    before = dict(vars(config))
+    loaded = []
+    for family in ("llama", "llama", "mixtral"):
+        model(family).save_pretrained(tmp_path / family)
+        loaded.append(AutoModelForCausalLM.from_pretrained(tmp_path / family, use_kernels=True, kernel_config=config))
+    assert vars(config) == before and len({id(m.kernel_config) for m in loaded}) == 3
+    for m in loaded:
+        for training in (True, False):
+            m.train(training)
+            with torch.set_grad_enabled(training), Calls() as calls:
+                m(**batch())
+            assert calls.made["norm.rms_norm_fwd" if training else "norm.rms_norm"] == 5
+            assert not any(op.startswith("rotary.") for op in calls.made)
+
+
 def test_set_use_kernels_on_a_model_that_is_there():
     stock = model("gpt_oss")
     swapped = copy.deepcopy(stock)

@@ -44,6 +44,16 @@ def test_rms_norm_options():
         assert getattr(hotswap, name)(4).casting_mode == "llama"
 
 
+@pytest.mark.parametrize("name, number", [("llama", 0), ("gemma", 1), ("none", -1)])
+def test_casting_modes_have_ligers_numbers(name, number):
+    x, r, w = torch.randn(3, 5, 24, dtype=torch.bfloat16), torch.randn(3, 5, 24, dtype=torch.bfloat16), torch.randn(24, dtype=torch.bfloat16)
+    by = lambda mode: (hotswap.liger_rms_norm(x, w, 1e-5, 0.0, mode), *hotswap.liger_fused_add_rms_norm(x, r, w, 1e-5, 0.0, mode))
+    assert all(map(torch.equal, by(name), by(number)))
+    for wrong in (2, True, "Llama", None):
+        with pytest.raises(ValueError, match="expected casting_mode"):
+            by(wrong)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("casting", ["llama", "gemma", "none"])
 def test_rms_norm_without_a_weight(dtype, casting):

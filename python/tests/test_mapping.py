@@ -13,6 +13,7 @@ from transformers.activations import ACT2FN
 import hotswap
 from hotswap.kernel_ref import parse
 from hotswap.mapping import Mapping
+from hotswap.packages import package
 
 FOLDER = hotswap.packages_folder()
 
@@ -79,6 +80,52 @@ def test_a_later_version_is_the_repositorys_own():
 
     for text, stands in (("a/b", True), ("a/b@v3", True), ("a/b@v4", False), ("a/b@>=2.5,<3.0", True), ("a/b@>=99", False)):
         assert answers(3, parse(text)) == stands and answers(None, parse(text)), text
+
+
+@pytest.mark.parametrize("layer, kernel", [("RMSNorm", "hotswap/norm"), ("attention", "hotswap/attention")])
+@pytest.mark.parametrize("version", ["@v9", "@>=99", "@main", {"revision": "refs/pr/1"}, {"version": 2}])
+def test_a_bundled_package_has_one_version(layer, kernel, version):
+    entry = kernel + version if isinstance(version, str) else (kernel, version)
+    with pytest.raises(ValueError, match=f"expected version 1 of the package {kernel[8:]}; got .*; leave it out"):
+        twin(model("llama"), kernel_config={layer: entry})
+
+
+@pytest.mark.parametrize("version", ["@v1", "@>=1", "@<2", {"version": 1}])
+def test_the_version_of_a_bundled_package_may_be_named(version):
+    entry = f"hotswap/norm{version}" if isinstance(version, str) else ("hotswap/norm", version)
+    assert only(twin(model("llama"), kernel_config={"RMSNorm": entry}), "RMSNorm") == ("norm", "")
+
+
+def test_attention_of_a_name_that_the_package_lacks():
+    with pytest.raises(ValueError, match="expected a layer of the package attention"):
+        twin(model("llama"), kernel_config={"attention": "hotswap/attention:Nope"})
+
+
+@pytest.mark.parametrize("said, why", [
+    ({"kernel_config": {"RMSNorm": ""}}, "the mapping names its part RMSNorm and not DecoderLayer"),
+    ({"kernel_config": {"MLP": "hotswap/mlp:SwiGLUMLP"}}, "the mapping names its part SwiGLUMLP and not DecoderLayer"),
+    ({"kernel_config": {"DecoderLayer": ""}}, "the mapping says stock"),
+    ({"kernel_config": {"RMSNorm": "", "DecoderLayer": "hotswap/decode"}}, None),
+    ({"kernel_config": {"DecoderLayer": "org/other"}}, "hotswap.generate runs hotswap/decode alone, and the mapping says org/other"),
+    ({"rms_norm": False}, "rms_norm is off, a part of it"),
+    ({"rope": False}, "rope is off, a part of it"),
+    ({"mlp": False}, "mlp is off, a part of it"),
+    ({}, None),
+])  # fmt: skip
+def test_generate_runs_whole_layers_only_where_nothing_else_is_said(said, why):
+    m = twin(model("llama").eval(), **said)
+    before = package("decode").calls("decoder_layer")
+    hotswap.generate(m, torch.tensor([[3, 4, 5]]), max_new_tokens=4, min_new_tokens=4)
+    assert only(m, "DecoderLayer") == (None, why or "bound in the steps of hotswap.generate")
+    assert (package("decode").calls("decoder_layer") > before) == (why is None)
+
+
+def test_the_row_of_whole_layers_says_why_they_are_not_bound(monkeypatch):
+    assert only(hotswap.kernelize(model("llama", hidden_act="relu")), "DecoderLayer") == (None, "LlamaDecoderLayer computes something else")
+    assert only(hotswap.kernelize(model("phi3")), "DecoderLayer")[1].startswith("its parts are")
+    m = hotswap.kernelize(model("llama"))
+    monkeypatch.setenv("USE_HUB_KERNELS", "0")
+    assert only(m, "DecoderLayer") == (None, "USE_HUB_KERNELS is off")
 
 
 def test_a_part_that_is_mapped_keeps_the_whole_stock():
