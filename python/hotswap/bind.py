@@ -16,7 +16,7 @@ from hotswap import attention, binding, documents, frequencies, kernels_mapping,
 from hotswap.decode import LAYER as WHOLE_LAYER
 from hotswap.mapping import Mapping, mapping_of, mode_name
 from hotswap.packages import package, register_sharding
-from hotswap.plan import ATTENTION, Decision, Planner, device_name, devices_of, plan
+from hotswap.plan import ATTENTION, STOCK, Decision, Planner, device_name, devices_of, plan
 from hotswap.replacement import Replacement, class_of
 from hotswap.sources import ORGANIZATION, NoVariant, Sources, concrete
 
@@ -92,7 +92,7 @@ _PARTS_OF_LAYERS = ("rms_norm", "rope", "mlp")  # options
 
 
 def whole_layers_off(model: nn.Module) -> str:
-    """Why hotswap.generate runs the model's decoder layers by their parts though the op might serve them; "": it asks the op."""
+    """Why hotswap.generate runs the model's decoder layers by their parts, whatever the op serves; "": the op decides."""
     if not enabled():
         return "USE_HUB_KERNELS is off"
     chosen: Optional[Chosen] = model.__dict__.get("_hotswap_chosen")
@@ -106,9 +106,9 @@ def whole_layers_off(model: nn.Module) -> str:
     if choice.ref is None:
         return choice.why
     if choice.ref.stock:
-        return "the mapping says stock"
+        return STOCK
     known = chosen.sources.bundled(choice.ref, (WHOLE_LAYER,)) is not None
-    return "" if known else f"hotswap.generate runs hotswap/decode alone, and the mapping says {choice.ref.text}"
+    return "" if known else f"hotswap.generate runs only hotswap/decode, and the mapping has {choice.ref.text}"
 
 
 @one_at_a_time

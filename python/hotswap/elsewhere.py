@@ -35,7 +35,7 @@ def _decoder_layers(model: nn.Module, names: dict) -> list:
     if not layers or not all(map(_is_plain_decoder, layers)):
         return []
     off = whole_layers_off(model)
-    whys = {} if off else {place: why for why, places in WholeLayers(model).why.items() for place in places}
+    whys = {} if off else {layer: why for why, stock in WholeLayers(model).why.items() for layer in stock}
     return [
         (names[id(layer)], LAYER, off or whys.get(f"layers.{number}", "bound in the steps of hotswap.generate"))
         for number, layer in enumerate(layers)

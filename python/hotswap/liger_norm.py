@@ -15,7 +15,7 @@ def _learns(*tensors):
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-_CASTING_MODES = {"none": -1, "llama": 0, "gemma": 1}  # by Liger's numbers, which its kernels have for constants
+_CASTING_MODES = {"none": -1, "llama": 0, "gemma": 1}  # Liger's constants
 
 
 def _casting(mode):

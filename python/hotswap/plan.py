@@ -11,6 +11,7 @@ from hotswap.packages import dtypes, package
 from hotswap.replacement import Replacement, class_of
 from hotswap.sources import NoVariant, Source, Sources, bundled
 
+STOCK = "the mapping says stock"
 ATTENTION = "attention"
 _OFF = {"linear": "torch's own product"}
 _PARTS = ("SwiGLUMLP", "GeGLUMLP", "Experts", "Llama4TextMoe")  # whose activation is in their kernel
@@ -88,7 +89,7 @@ class Planner:
         if choice.ref is None:
             return Decision(site, why=choice.why, by_choice=bool(choice.part) or not self.mapping.inherits)
         if choice.ref.stock:
-            return Decision(site, why="the mapping says stock", by_choice=True)
+            return Decision(site, why=STOCK, by_choice=True)
         source = self.sources.find(choice.ref, site.layers, device)
         if isinstance(source, NoVariant):
             return Decision(site, why=f"{choice.ref.text}: {source}")

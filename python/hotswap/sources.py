@@ -45,16 +45,16 @@ class Bundled(NamedTuple):
 
 @functools.lru_cache(maxsize=None)
 def _read(folder: Path) -> Bundled:
-    said = json.loads((folder / "layers.json").read_text())
-    layers = {name: entry if isinstance(entry, str) else name for name, entry in said["layers"].items()}
+    declared = json.loads((folder / "layers.json").read_text())
+    layers = {name: entry if isinstance(entry, str) else name for name, entry in declared["layers"].items()}
     stands_in = []
-    for text in said.get("stands_in_for", ()):
+    for text in declared.get("stands_in_for", ()):
         there, _, here = text.partition("=")
         repo, _, layer = there.rpartition(":")
         stands_in.append((repo, layer, here or layer))
-    for alias, repo in said.get("aliases", {}).items():
+    for alias, repo in declared.get("aliases", {}).items():
         stands_in += [(alias, layer, here) for known, layer, here in stands_in if same_repo(known, repo)]
-    return Bundled(layers, stands_in, said.get("versions", {}))
+    return Bundled(layers, stands_in, declared.get("versions", {}))
 
 
 def bundled() -> dict:
@@ -82,13 +82,13 @@ def _by_name(ref: KernelRef, names: tuple) -> Optional[Source]:
             f"expected a layer of the package {name}, which has {', '.join(layers)}; got {ref.text!r} for {names[0]}; name one"
         )
     made = _of_bundled(name, layers[layer])
-    if not _asks_for_version(made.version, ref):
-        asked = f"version {ref.version}" if ref.version is not None else ref.revision
-        raise ValueError(f"expected version {made.version} of the package {name}; got {asked} in {ref.text!r}; leave it out, or name this one")
+    if not _fits(made.version, ref):
+        got = f"version {ref.version}" if ref.version is not None else ref.revision
+        raise ValueError(f"expected version {made.version} of the package {name}; got {got} in {ref.text!r}; leave it out, or name this one")
     return made
 
 
-def _asks_for_version(version: int, ref: KernelRef) -> bool:
+def _fits(version: int, ref: KernelRef) -> bool:
     if ref.version is not None:
         return ref.version == version
     if not ref.revision:

@@ -45,7 +45,7 @@ def test_rms_norm_options():
 
 
 @pytest.mark.parametrize("name, number", [("llama", 0), ("gemma", 1), ("none", -1)])
-def test_casting_modes_have_ligers_numbers(name, number):
+def test_casting_modes_have_ligers_constants(name, number):
     x, r, w = torch.randn(3, 5, 24, dtype=torch.bfloat16), torch.randn(3, 5, 24, dtype=torch.bfloat16), torch.randn(24, dtype=torch.bfloat16)
     by = lambda mode: (hotswap.liger_rms_norm(x, w, 1e-5, 0.0, mode), *hotswap.liger_fused_add_rms_norm(x, r, w, 1e-5, 0.0, mode))
     assert all(map(torch.equal, by(name), by(number)))

@@ -101,19 +101,19 @@ def test_attention_of_a_name_that_the_package_lacks():
         twin(model("llama"), kernel_config={"attention": "hotswap/attention:Nope"})
 
 
-@pytest.mark.parametrize("said, why", [
+@pytest.mark.parametrize("options, why", [
     ({"kernel_config": {"RMSNorm": ""}}, "the mapping names its part RMSNorm and not DecoderLayer"),
     ({"kernel_config": {"MLP": "hotswap/mlp:SwiGLUMLP"}}, "the mapping names its part SwiGLUMLP and not DecoderLayer"),
     ({"kernel_config": {"DecoderLayer": ""}}, "the mapping says stock"),
     ({"kernel_config": {"RMSNorm": "", "DecoderLayer": "hotswap/decode"}}, None),
-    ({"kernel_config": {"DecoderLayer": "org/other"}}, "hotswap.generate runs hotswap/decode alone, and the mapping says org/other"),
+    ({"kernel_config": {"DecoderLayer": "org/other"}}, "hotswap.generate runs only hotswap/decode, and the mapping has org/other"),
     ({"rms_norm": False}, "rms_norm is off, a part of it"),
     ({"rope": False}, "rope is off, a part of it"),
     ({"mlp": False}, "mlp is off, a part of it"),
     ({}, None),
 ])  # fmt: skip
-def test_generate_runs_whole_layers_only_where_nothing_else_is_said(said, why):
-    m = twin(model("llama").eval(), **said)
+def test_generate_runs_whole_layers_only_where_nothing_else_is_chosen(options, why):
+    m = twin(model("llama").eval(), **options)
     before = package("decode").calls("decoder_layer")
     hotswap.generate(m, torch.tensor([[3, 4, 5]]), max_new_tokens=4, min_new_tokens=4)
     assert only(m, "DecoderLayer") == (None, why or "bound in the steps of hotswap.generate")
