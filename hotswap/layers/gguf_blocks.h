@@ -2,11 +2,19 @@
 // float32. Every product there is exact; where a block has a minimum, subtracting it (adding it) is the one rounding.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
-#include "hotswap/layers/gguf_dequant.h"
-
 namespace hotswap {
+
+struct GgufType {
+  uint32_t id;
+  const char* name;
+  int64_t block;        // weights in a block
+  uint64_t block_size;  // its bytes
+  // Whole blocks to float32; null: only its name and size are known.
+  void (*decode)(const uint8_t* from, float* to, int64_t weights) = nullptr;
+};
 
 constexpr int64_t kGgufChunk = 256;  // weights decoded at once: whole blocks of every type
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "hotswap/base/error.h"
-#include "hotswap/layers/gguf_blocks.h"
 #include "hotswap/layers/parallel.h"
 
 namespace hotswap {

@@ -7,16 +7,9 @@
 #include <cstdint>
 #include <string>
 
-namespace hotswap {
+#include "hotswap/layers/gguf_blocks.h"
 
-struct GgufType {
-  uint32_t id;
-  const char* name;
-  int64_t block;        // weights in a block
-  uint64_t block_size;  // its bytes
-  // Whole blocks to float32; null: only its name and size are known.
-  void (*decode)(const uint8_t* from, float* to, int64_t weights) = nullptr;
-};
+namespace hotswap {
 
 const GgufType* find_gguf_type(uint32_t id);              // nullptr when unknown
 const GgufType* find_gguf_type(const std::string& name);  // the same
