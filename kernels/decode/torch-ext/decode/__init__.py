@@ -1,5 +1,6 @@
 """One decoder layer of Llama's kind for one new token of each row, in a cache of a fixed size: decoder_layer(); for how many
-rows it is worth calling with such weights: decoder_layer_rows(); and what a step begins with: decoder_inputs()."""
+rows it is worth calling with such weights: decoder_layer_rows(); what a step begins with: decoder_inputs(); and, of more rows,
+norms, rotary embedding and the cache's new row of the heads by one launch: decoder_heads()."""
 
 import torch
 
@@ -15,7 +16,13 @@ def _inputs_fake(ids, embedding, rope, length):
     return embedding.new_empty((ids.numel(), 1, embedding.shape[1])), rope.new_empty((1, 1, rope.shape[1])), torch.empty_like(length)
 
 
-_package.register({"decoder_inputs": _inputs_fake, "decoder_layer": _layer_fake}, {})
-decoder_inputs, decoder_layer, decoder_layer_rows = ops.decoder_inputs, ops.decoder_layer, ops.decoder_layer_rows
+def _heads_fake(q, k, v, q_norm, k_norm, cos, sin, k_cache, *_, **__):
+    dim = k_cache.shape[3]
+    return q.new_empty((q.numel() // q.shape[-1], 1, q.shape[-1] // dim, dim))
 
-__all__ = ["decoder_inputs", "decoder_layer", "decoder_layer_rows", "layers"]
+
+_package.register({"decoder_inputs": _inputs_fake, "decoder_layer": _layer_fake, "decoder_heads": _heads_fake}, {})
+decoder_inputs, decoder_layer, decoder_layer_rows = ops.decoder_inputs, ops.decoder_layer, ops.decoder_layer_rows
+decoder_heads = ops.decoder_heads
+
+__all__ = ["decoder_heads", "decoder_inputs", "decoder_layer", "decoder_layer_rows", "layers"]
