@@ -18,6 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import llama_cpp
 from peer_transformers import NEW_TOKENS, PROMPT, ids
 from results import Results, add_flags
 
@@ -28,13 +29,7 @@ ROOT = HERE.parent
 def llama_side(args) -> dict:
     """Its server's own account of the time of all tokens after the first; three readings, each from an empty cache."""
     sys.path.insert(0, str(args.xllamacpp))
-    import xllamacpp
-
-    params = xllamacpp.CommonParams()
-    params.model.path = str(args.gguf)
-    params.n_ctx, params.n_parallel, params.n_gpu_layers = 512, 1, 0
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = args.threads
-    server = xllamacpp.Server(params)
+    server = llama_cpp.server(args.gguf, args.threads, 1, 512)
     ask = {"prompt": ids(PROMPT, args.vocab), "n_predict": NEW_TOKENS, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
     answers = [server.handle_completions(ask) for _ in range(4)][1:]
     rates = [(json.loads(a) if isinstance(a, str) else a)["timings"]["predicted_per_second"] for a in answers]

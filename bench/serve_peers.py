@@ -20,6 +20,7 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
+import llama_cpp
 from results import Results, add_flags
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,14 +85,8 @@ def llama(args, model: Path):
 
 
 def llama_side(args) -> None:
-    import xllamacpp
-
-    params = xllamacpp.CommonParams()
-    params.model.path = str(args.gguf)
-    params.n_parallel, params.n_ctx, params.n_gpu_layers = args.streams, 1024 * args.streams, 0
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = args.threads
-    server = xllamacpp.Server(params)
-    print("listening on", server.listening_address, flush=True)
+    running = llama_cpp.server(args.gguf, args.threads, args.streams, 1024 * args.streams)
+    print("listening on", running.listening_address, flush=True)
     sys.stdin.read()
 
 

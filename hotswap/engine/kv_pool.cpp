@@ -2,13 +2,13 @@
 
 #include <ATen/ops/index.h>
 #include <ATen/ops/index_put.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 
 #include "hotswap/base/error.h"
+#include "hotswap/engine/device_copy.h"
 
 namespace hotswap {
 namespace {
@@ -201,7 +201,7 @@ std::pair<Tensor, Tensor> KvPool::positions_of(const Entry& entry, int64_t first
     pages.push_back(entry.pages[static_cast<size_t>(token / page_tokens())]);
     offsets.push_back(token % page_tokens());
   }
-  return {at::tensor(pages, at::kLong).to(device_), at::tensor(offsets, at::kLong).to(device_)};
+  return {to_device(pages, at::kLong, device_), to_device(offsets, at::kLong, device_)};
 }
 
 std::vector<KvTokens> KvPool::tokens_of(int64_t sequence, int64_t first, int64_t count) {

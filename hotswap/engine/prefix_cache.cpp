@@ -1,7 +1,6 @@
 #include "hotswap/engine/prefix_cache.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/sha256.h"
+#include "hotswap/engine/device_copy.h"
 
 namespace hotswap {
 namespace {
@@ -17,10 +17,6 @@ template <typename T>
 void append_bytes(std::vector<uint8_t>& bytes, std::span<const T> values) {
   const auto* begin = reinterpret_cast<const uint8_t*>(values.data());
   bytes.insert(bytes.end(), begin, begin + values.size_bytes());
-}
-
-Tensor indices(const std::vector<int64_t>& values, at::Device device) {
-  return at::tensor(values, at::kLong).to(device);
 }
 
 }  // namespace
@@ -71,7 +67,7 @@ int64_t PrefixCache::restore(int64_t sequence, std::span<const int64_t> tokens, 
     pages.push_back(found_.at(chain.keys[static_cast<size_t>(i)])->index);
   }
   touch(chain, static_cast<int64_t>(pages.size()));
-  const Tensor at = indices(pages, pool_.device());
+  const Tensor at = to_device(pages, at::kLong, pool_.device());
   std::vector<KvTokens> rows(memory_.size());
   for (size_t layer = 0; layer < memory_.size(); ++layer) {
     if (!memory_[layer].k.defined()) continue;
@@ -120,7 +116,7 @@ void PrefixCache::keep(int64_t sequence, std::span<const int64_t> tokens, Prefix
     pages.push_back(found != found_.end() ? found->second->index : take_page(key));
   }
   touch(chain, last);
-  write(indices(pages, pool_.device()),
+  write(to_device(pages, at::kLong, pool_.device()),
         pool_.tokens_of(sequence, first * options_.page_tokens, (last - first) * options_.page_tokens));
 }
 

@@ -18,7 +18,7 @@ using test_support::prompts;
 using test_support::single;
 using test_support::tiny;
 
-constexpr int64_t kMost = 12;
+constexpr int64_t kMaxNewTokens = 12;
 
 struct Answer {
   Ids ids;
@@ -75,7 +75,7 @@ TEST_P(EveryFamilyAhead, HasTheSameAnswers) {
       const auto sampler = greedy(*model);
       std::vector<Sequence> all;
       for (const Ids& prompt : prompts()) {
-        all.push_back({.tokens = prompt, .sampler = sampler, .stop = {.max_new_tokens = kMost}});
+        all.push_back({.tokens = prompt, .sampler = sampler, .stop = {.max_new_tokens = kMaxNewTokens}});
       }
       all[0].stop.max_new_tokens = 1;
       all[1].stop.eos = {free[4]};  // ends it in the middle, or where the token first comes

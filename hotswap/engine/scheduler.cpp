@@ -208,6 +208,15 @@ void Scheduler::keep(Entry& entry) {
   entry.kept_pages = pages;
 }
 
+// New tokens are kept when their sequence ends: many pages cost little more than one.
+void Scheduler::keep_prompts() {
+  if (!prefixes_) return;
+  for (const int64_t id : running_) {
+    Entry& entry = at(id);
+    if (pool_.length(entry.in_pool) <= entry.prefill) keep(entry);
+  }
+}
+
 void Scheduler::preempt(int64_t id) {
   Entry& entry = at(id);
   keep(entry);
@@ -360,9 +369,7 @@ Scheduler::Launched Scheduler::launch(const Launched& before) {
   if (!out.ran) return out;
   const bool all_draw = last.size() == rows.size();
   Tensor logits = runner_.run(std::move(rows), before.tokens);
-  for (const int64_t id : running_) {  // new tokens are kept when a sequence ends: many pages cost little more than one
-    if (pool_.length(at(id).in_pool) <= at(id).prefill) keep(at(id));
-  }
+  keep_prompts();
   if (out.ids.empty()) return out;
   if (!all_draw) logits = logits.index_select(0, to_device(last, at::kLong, logits.device()));
   if (device_draws(out.ids)) {

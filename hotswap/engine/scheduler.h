@@ -112,6 +112,7 @@ class Scheduler {
   bool make_room(const Launched& before);
   void preempt(int64_t id);
   void keep(Entry& entry);
+  void keep_prompts();
   int64_t restorable(const Entry& entry) const;
   Launched launch(const Launched& before);
   bool can_run_ahead(const Launched& launched) const;

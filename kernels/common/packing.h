@@ -42,8 +42,8 @@ constexpr Packing packing_named(std::string_view format) {  // kNone of another 
   return Packing::kNone;
 }
 
-// For ops without a format argument: the packing of 32 weights a block whose rows of `in` weights have so many bytes.
-// Q8_0, Q4_0 and Q4_1 only, because Q4_K's rows are as long as Q4_0's. kNone where it is none of them.
+// For ops without a format argument: the packing whose rows of `in` weights are `row_bytes` long. Only Q8_0, Q4_0 and
+// Q4_1, because Q4_K's rows are as long as Q4_0's; kNone for any other length.
 constexpr Packing packing_of(int64_t in, int64_t row_bytes) {
   for (const Packing packing : {Packing::kQ8_0, Packing::kQ4_0, Packing::kQ4_1}) {
     if (in > 0 && in % kPackedGroup == 0 && row_bytes == in / kPackedGroup * packed_bytes(packing)) return packing;

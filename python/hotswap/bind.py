@@ -96,8 +96,11 @@ def whole_layers_off(model: nn.Module) -> str:
     if not enabled():
         return "USE_HUB_KERNELS is off"
     chosen: Optional[Chosen] = model.__dict__.get("_hotswap_chosen")
-    if chosen is None:
-        return ""
+    return _layers_off_by(chosen, model) if chosen else ""
+
+
+def _layers_off_by(chosen: Chosen, model: nn.Module) -> str:
+    """ValueError where the mapping names a kernel for them that does not exist."""
     if option := next((o for o in _PARTS_OF_LAYERS if not chosen.options[o]), ""):
         return f"{option} is off, a part of it"
     choice = chosen.mapping.choice((WHOLE_LAYER,), device_name(devices_of(model)), "INFERENCE")
@@ -140,6 +143,7 @@ def kernelize(
     if enabled():
         planner = Planner(model, mapping, options, mode, chosen.sources)
         decisions = plan(model, planner)
+        _layers_off_by(chosen, model)  # for its errors
         attend = _attention_by(model, chosen, planner.asked)
     if strict:
         _check_strict(model, decisions, attend)

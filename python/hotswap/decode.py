@@ -217,6 +217,29 @@ def _check_model(model: nn.Module, base: nn.Module):
 # ---- the view of a model -----------------------------------------------------------------------------------------------
 
 
+def trunk_of(model: nn.Module):
+    """The part that has the layers, and these."""
+    found = next((part for part in model.modules() if isinstance(getattr(part, "layers", None), nn.ModuleList)), None)
+    return (None, []) if found is None else (found, list(found.layers))
+
+
+def _is_plain_decoder(layer: nn.Module) -> bool:
+    """Norm, attention by q, k and v, norm, a gated MLP without experts; dropouts beside them."""
+    parts = {name for name, part in layer.named_children() if not isinstance(part, nn.Dropout)}
+    if parts != _LAYER:
+        return False
+    attention, mlp = layer.self_attn, layer.mlp
+    plain = hasattr(attention, "q_proj") or hasattr(attention, "qkv_proj")
+    latent, gated = hasattr(attention, "kv_b_proj"), hasattr(mlp, "gate_proj") or hasattr(mlp, "gate_up_proj")
+    return plain and not latent and gated and not hasattr(mlp, "experts") and isinstance(getattr(mlp, "down_proj", None), nn.Module)
+
+
+def plain_layers(model: nn.Module) -> list:
+    """The decoder layers, where all are of the kind that a whole layer's op may serve; else none."""
+    layers = trunk_of(model)[1]
+    return layers if all(map(_is_plain_decoder, layers)) else []
+
+
 def layers_of(model: nn.Module) -> list:
     """The decoder layers, in their order."""
     base = getattr(model, "base_model", model)

@@ -4,35 +4,17 @@ from torch import nn
 
 from hotswap import attention
 from hotswap.bind import whole_layers_off
-from hotswap.decode import LAYER, WholeLayers
+from hotswap.decode import LAYER, WholeLayers, plain_layers, trunk_of
 from hotswap.match import is_rms_norm, matches
 from hotswap.projections import ADD_NORM
 from hotswap.replacement import class_of
 
-_DECODER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ON_THE_RESIDUAL = ("input_layernorm", "pre_feedforward_layernorm", "pre_ff_layernorm", "norm")
 
 
-def _is_plain_decoder(layer: nn.Module) -> bool:
-    """Norm, attention by q, k and v, norm, a gated MLP without experts; dropouts beside them."""
-    parts = {name for name, part in layer.named_children() if not isinstance(part, nn.Dropout)}
-    if parts != _DECODER:
-        return False
-    attention, mlp = layer.self_attn, layer.mlp
-    plain = hasattr(attention, "q_proj") or hasattr(attention, "qkv_proj")
-    latent, gated = hasattr(attention, "kv_b_proj"), hasattr(mlp, "gate_proj") or hasattr(mlp, "gate_up_proj")
-    return plain and not latent and gated and not hasattr(mlp, "experts") and isinstance(getattr(mlp, "down_proj", None), nn.Module)
-
-
-def _trunk(model: nn.Module):
-    """The part that has the layers, and these."""
-    found = next((part for part in model.modules() if isinstance(getattr(part, "layers", None), nn.ModuleList)), None)
-    return (None, []) if found is None else (found, list(found.layers))
-
-
 def _decoder_layers(model: nn.Module, names: dict) -> list:
-    _, layers = _trunk(model)
-    if not layers or not all(map(_is_plain_decoder, layers)):
+    layers = plain_layers(model)
+    if not layers:
         return []
     off = whole_layers_off(model)
     whys = {} if off else {layer: why for why, stock in WholeLayers(model).why.items() for layer in stock}
@@ -44,7 +26,7 @@ def _decoder_layers(model: nn.Module, names: dict) -> list:
 
 def _norms(model: nn.Module, names: dict) -> list:
     """Those whose input is a sum with the residual."""
-    trunk, layers = _trunk(model)
+    trunk, layers = trunk_of(model)
     found = [part for name in ("norm", "norm_f", "final_layernorm") if is_norm(part := getattr(trunk, name, None))]
     for layer in layers:
         if any(hasattr(layer, name) for name in ("input_layernorm", "norm")):

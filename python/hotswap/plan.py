@@ -200,7 +200,7 @@ def check_keys(mapping: Mapping, found: list, model: nn.Module) -> None:
     known = {layer for site in found for layer in site.layers}
     if attention._configs(model):
         known.add(ATTENTION)
-    if decode.layers_of(model):
+    if decode.plain_layers(model):
         known.add(decode.LAYER)
     for key in mapping.table:
         if not known & {key, *ALIASES.get(key, ())}:

@@ -120,6 +120,18 @@ def test_generate_runs_whole_layers_only_where_nothing_else_is_chosen(options, w
     assert (package("decode").calls("decoder_layer") > before) == (why is None)
 
 
+def test_a_wrong_entry_of_whole_layers_is_an_error_of_kernelize():
+    for family, entry, error in (
+        ("llama", "hotswap/decode@v9", "expected version 1 of the package decode"),
+        ("llama", "hotswap/decode:Nope", "expected a layer of the package decode"),
+        ("mixtral", "", "expected layers that the model has: .*; got 'DecoderLayer'"),
+    ):
+        m = model(family)
+        with pytest.raises(ValueError, match=error):
+            hotswap.kernelize(m, kernel_config={"DecoderLayer": entry})
+        assert "_hotswap_chosen" not in m.__dict__
+
+
 def test_the_row_of_whole_layers_says_why_they_are_not_bound(monkeypatch):
     assert only(hotswap.kernelize(model("llama", hidden_act="relu")), "DecoderLayer") == (None, "LlamaDecoderLayer computes something else")
     assert only(hotswap.kernelize(model("phi3")), "DecoderLayer")[1].startswith("its parts are")

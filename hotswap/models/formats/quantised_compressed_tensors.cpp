@@ -15,12 +15,7 @@ Shape shape_of_packed_words(const Parts& parts) {
   return {shape[0].item<int64_t>(), shape[1].item<int64_t>()};
 }
 
-Shape shape_of_packed_bytes(const Parts& parts) {
-  Shape shape = parts.shape("weight_packed");
-  parts.check(shape.size() == 2, "weight_packed", "[out, in / 2]");
-  shape[1] *= 2;
-  return shape;
-}
+Shape shape_of_packed_bytes(const Parts& parts) { return shape_of_pairs(parts, "weight_packed"); }
 
 // Codes of 4 or 8 bits in int32 words, 2^(bits - 1) above their values; zeros likewise, packed along rows.
 Weight packed_words(const Parts& parts) {

@@ -14,15 +14,10 @@ Weight fp8(const Parts& parts) {
   return scaled(parts, WeightFormat::kE4m3, parts.of("weight", at::kFloat8_e4m3fn), "weight_scale", {});
 }
 
-Shape shape_of_pairs(const Parts& parts) {  // two codes a byte
-  Shape shape = parts.shape("weight");
-  parts.check(shape.size() == 2, "weight", "[out, in / 2]");
-  shape[1] *= 2;
-  return shape;
-}
+Shape shape_of_nvfp4(const Parts& parts) { return shape_of_pairs(parts, "weight"); }
 
 Weight nvfp4(const Parts& parts) {
-  const Shape shape = shape_of_pairs(parts);
+  const Shape shape = shape_of_nvfp4(parts);
   parts.check(shape[1] % 16 == 0 && parts.shape("weight_scale") == Shape({shape[0], shape[1] / 16}), "weight_scale",
               "one e4m3 for 16 columns");
   parts.check(parts.of("weight_scale_2", at::kFloat).numel() == 1, "weight_scale_2", "one element");
@@ -56,7 +51,7 @@ const std::vector<Layout>& fp8_layouts() {
        "NVFP4",
        {"weight", "weight_scale", "weight_scale_2"},
        {"input_scale", "k_scale", "v_scale"},
-       shape_of_pairs,
+       shape_of_nvfp4,
        nvfp4},
       {"modelopt", "FP8", {"weight", "weight_scale"}, {"input_scale", "k_scale", "v_scale"}, shape_of_weight, fp8}};
   return layouts;

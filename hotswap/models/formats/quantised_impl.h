@@ -56,7 +56,9 @@ void check_gptq_settings(const Json& settings);
 void check_compressed_tensors_settings(const Json& settings);
 void check_modelopt_settings(const Json& settings);
 
-Shape shape_of_weight(const Parts& parts);     // of the tensor "weight"
+Shape shape_of_weight(const Parts& parts);  // of the tensor "weight"
+// Of codes of four bits, two in a byte of the tensor `part`, [out, in / 2].
+Shape shape_of_pairs(const Parts& parts, const std::string& part);
 int64_t parts_of(int64_t size, int64_t part);  // how many, the last perhaps smaller
 
 // Codes of `bits` bits, one after another from the low bit on in little-endian words: int32 [rows, words] -> uint8

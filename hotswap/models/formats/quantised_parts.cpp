@@ -30,6 +30,13 @@ Tensor Parts::of(const std::string& part, at::ScalarType dtype) const {
 
 Shape shape_of_weight(const Parts& parts) { return parts.shape("weight"); }
 
+Shape shape_of_pairs(const Parts& parts, const std::string& part) {
+  Shape shape = parts.shape(part);
+  parts.check(shape.size() == 2, part, "[out, in / 2]");
+  shape[1] *= 2;
+  return shape;
+}
+
 int64_t parts_of(int64_t size, int64_t part) { return (size + part - 1) / part; }
 
 Tensor unpacked_bits(const Tensor& words, int64_t bits, int64_t count) {

@@ -33,11 +33,35 @@ MODELS = {
 EPS = 1e-6
 
 
-def load(packages: Path):
-    metadata = next(packages.glob("decode/build/*-cu*/metadata.json"))
+def ops(packages: Path, name: str):
+    metadata = next(packages.glob(f"{name}/build/*-cu*/metadata.json"))
     package_id = json.loads(metadata.read_text())["id"]
     torch.ops.load_library(metadata.parent / f"{package_id}.abi3.so")
-    return getattr(torch.ops, package_id).decoder_layer
+    return getattr(torch.ops, package_id)
+
+
+def captured(work) -> torch.cuda.CUDAGraph:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        work()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        work()
+    return graph
+
+
+def replay_us(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
+    """The median without the first five."""
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    return statistics.median(times[5:])
 
 
 class Layer:
@@ -88,7 +112,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=576)
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
-    op, s = load(args.packages), MODELS[args.model]
+    op, s = ops(args.packages, "decode").decoder_layer, MODELS[args.model]
     torch.manual_seed(0)
     for rows in args.rows:
         layers = [Layer(s, rows, args.context) for _ in range(s.layers)]
@@ -106,22 +130,8 @@ def main() -> None:
                 y = layer.run(op, y, cos, sin, position)
             return y
 
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            step()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            step()
-        times = []
-        for _ in range(30):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) * 1e3)
-        us = statistics.median(times[5:])
+        graph = captured(step)
+        us = replay_us(graph, repeats=30)
         weights = sum(t.numel() for t in (layers[0].q, layers[0].k, layers[0].v, layers[0].o, layers[0].gate, layers[0].up, layers[0].down))
         cache = 2 * rows * args.context * s.kv_heads * s.dim
         rate = 2 * (weights + cache) * s.layers / us / 1e6

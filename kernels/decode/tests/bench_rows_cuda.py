@@ -8,13 +8,11 @@ the linear package, "torch" those of torch's library. "mixed" is lengths drawn f
 """
 
 import argparse
-import json
 import random
-import statistics
 from pathlib import Path
 
 import torch
-from bench_cuda import EPS, MODELS, Shape
+from bench_cuda import EPS, MODELS, Shape, captured, ops, replay_us
 
 BYTES_A_US = 4.3e6
 SHAPES = MODELS | {
@@ -22,13 +20,6 @@ SHAPES = MODELS | {
     "Llama-3B": Shape(28, 3072, 24, 8, 128, 8192, False),
     "Qwen3-4B": Shape(36, 2560, 32, 8, 128, 9728, True),
 }
-
-
-def ops(packages: Path, name: str):
-    metadata = next(packages.glob(f"{name}/build/*-cu*/metadata.json"))
-    package_id = json.loads(metadata.read_text())["id"]
-    torch.ops.load_library(metadata.parent / f"{package_id}.abi3.so")
-    return getattr(torch.ops, package_id)
 
 
 class Layers:
@@ -113,22 +104,7 @@ class Layers:
 
 
 def median_us(work, layers: int) -> float:
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        work()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        work()
-    times = []
-    for _ in range(20):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times[5:]) / layers
+    return replay_us(captured(work), repeats=20) / layers
 
 
 def lengths_of(context: str, rows: int) -> list[int]:
