@@ -308,6 +308,30 @@ TEST_F(CliModel, KernelizeReportsEveryLayer) {
   EXPECT_EQ(run("kernelize " + model() + " --kernel-config " + file("config.json").string()).status, 1);
 }
 
+TEST_F(CliModel, AFileSaysAKernelForEachMode) {
+  const auto bound = [&](const char* mode) {
+    const std::string config = " --kernel-config " + file("config.json").string();
+    int count = 0;
+    for (const auto& row : run_json("kernelize --json " + model() + config + " --mode " + mode)["layers"]) {
+      count += row["layer"] == "RMSNorm" && !row["package"].is_null();
+    }
+    return count;
+  };
+  write_file(file("config.json"),
+             R"({"kernel_mapping": {"RMSNorm": {"cpu": {"INFERENCE": "", "TRAINING": "hotswap/norm:RMSNorm"}}}})");
+  EXPECT_EQ(bound("INFERENCE"), 0);
+  EXPECT_GT(bound("TRAINING"), 0);
+  const std::pair<const char*, const char*> refused[] = {{"{}", "at least one mode of RMSNorm for cpu"},
+                                                         {R"({"EVAL": ""})", "INFERENCE, TRAINING"},
+                                                         {R"({"TORCH_COMPILE": ""})", "add one of them"}};
+  for (const auto& [modes, why] : refused) {
+    write_file(file("config.json"), cat(R"({"kernel_mapping": {"RMSNorm": {"cpu": )", modes, "}}}"));
+    const Outcome out = run("kernelize " + model() + " --kernel-config " + file("config.json").string());
+    EXPECT_EQ(out.status, 1) << modes;
+    test_support::expect_has(out.err, {why});
+  }
+}
+
 TEST_F(CliModel, WhatStaysStockIsSaidOnStderr) {
   write_file(file("ids.json"), "[1, 403]");
   const std::string line = "generate " + model() + " --ids " + file("ids.json").string() + " --max-new-tokens 1 ";
@@ -331,6 +355,7 @@ TEST_F(CliModel, WhatStaysStockIsSaidOnStderr) {
   const Outcome twice = run(line + "--kernel RMSNorm=hotswap/norm --kernel RMSNorm=");
   EXPECT_EQ(twice.status, 2);
   test_support::expect_has(twice.err, {"one kernel for a layer", "RMSNorm"});
+  EXPECT_TRUE(twice.err.starts_with("--kernel: ")) << twice.err;
   for (const char* flag : {"--temperature nan", "--temperature inf", "--temperature -1", "--seed -1", "--top-k -1"}) {
     const Outcome refused = run(line + flag);
     EXPECT_EQ(refused.status, 2) << flag;

@@ -88,8 +88,11 @@ struct EffectiveMapping {
 
 // A row for the attention that means no other values: stock, as attn_implementation says by default, or the bundled
 // kernel, whose values a bundled kernel of the whole layer has as well.
-bool keeps_values(const std::string& layer, const KernelRef& kernel) {
-  return layer == "attention" && (kernel.stock() || same_repo(kernel.repo(), cat(kBundledOrg, "/attention")));
+bool keeps_values(const std::string& layer, const ModeKernels& kernels) {
+  return layer == "attention" && std::ranges::all_of(kernels.by_mode(), [](const auto& entry) {
+           const KernelRef& kernel = entry.second;
+           return kernel.stock() || same_repo(kernel.repo(), cat(kBundledOrg, "/attention"));
+         });
 }
 
 // Device kinds for which the configuration says something of a layer.
@@ -98,9 +101,10 @@ std::set<std::string> named_kinds(const KernelConfig& config, const std::string&
   for (const auto& [key, choice] : config.kernel_mapping) {
     const auto layers = layers_of_key(key, choice.everywhere() ? &*choice.everywhere() : nullptr);
     if (std::find(layers.begin(), layers.end(), layer) == layers.end()) continue;
-    if (choice.everywhere() && keeps_values(layer, *choice.everywhere())) continue;
-    if (choice.everywhere()) kinds.insert(device_kinds().begin(), device_kinds().end());
-    for (const auto& [device, kernels] : choice.by_device()) kinds.insert(device.kind());
+    if (choice.everywhere() && !keeps_values(layer, *choice.everywhere())) kinds.merge(choice.kinds());
+    for (const auto& [device, kernels] : choice.by_device()) {
+      if (!keeps_values(layer, kernels)) kinds.insert(device.kind());
+    }
   }
   return kinds;
 }

@@ -62,10 +62,19 @@ DeviceKey::DeviceKey(std::string kind, CapabilityRange range)
 }
 
 ModeKernels::ModeKernels(std::initializer_list<std::pair<Mode, KernelRef>> refs) {
-  for (const auto& [mode, ref] : refs) {
-    if (mode != Mode::FALLBACK) modes_that_serve(mode);  // Error for TORCH_COMPILE alone, which nothing ever asks for
-    by_mode_.insert_or_assign(mode, ref);
-  }
+  for (const auto& [mode, ref] : refs) add(mode, ref);
+}
+
+void ModeKernels::add(Mode mode, KernelRef ref) {
+  if (mode != Mode::FALLBACK) modes_that_serve(mode);  // Error for TORCH_COMPILE alone, which nothing ever asks for
+  by_mode_.insert_or_assign(mode, std::move(ref));
+}
+
+std::set<std::string> KernelChoice::kinds() const {
+  if (everywhere_) return {device_kinds().begin(), device_kinds().end()};
+  std::set<std::string> kinds;
+  for (const auto& [device, kernels] : by_device_) kinds.insert(device.kind());
+  return kinds;
 }
 
 void KernelMapping::add(const std::string& layer, const DeviceKey& device, const ModeKernels& kernels) {
@@ -107,6 +116,12 @@ void KernelMapping::add(const KernelConfig& config) {
                      .wanted = cat("one entry of ", key, " for ", device.kind()),
                      .got = device.kind() == "mps" ? "two (metal is mps)" : "two",
                      .next = "drop one"});
+      }
+      if (kernels.by_mode().empty()) {
+        throw Error({.kind = ErrorKind::kInvalidArgument,
+                     .wanted = cat("at least one mode of ", key, " for ", device.kind()),
+                     .got = "none",
+                     .next = "name one, or drop the device"});
       }
       for (const auto& [mode, ref] : kernels.by_mode()) check_form(key, ref, config.use_local_kernel);
       const KernelRef& first = kernels.by_mode().begin()->second;

@@ -10,6 +10,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -48,7 +49,8 @@ class ModeKernels {
   ModeKernels(const char* ref) : ModeKernels(KernelRef(ref)) {}         // NOLINT(google-explicit-constructor)
   ModeKernels(const std::string& ref) : ModeKernels(KernelRef(ref)) {}  // NOLINT(google-explicit-constructor)
   ModeKernels(KernelRef ref) { by_mode_.emplace(Mode::FALLBACK, std::move(ref)); }  // NOLINT
-  ModeKernels(std::initializer_list<std::pair<Mode, KernelRef>> refs);
+  ModeKernels(std::initializer_list<std::pair<Mode, KernelRef>> refs = {});
+  void add(Mode mode, KernelRef ref);  // replaces what the mode had
   const std::map<Mode, KernelRef>& by_mode() const { return by_mode_; }
 
  private:
@@ -65,6 +67,7 @@ class KernelChoice {
   explicit KernelChoice(std::vector<std::pair<DeviceKey, ModeKernels>> by_device) : by_device_(std::move(by_device)) {}
   const std::optional<KernelRef>& everywhere() const { return everywhere_; }
   const std::vector<std::pair<DeviceKey, ModeKernels>>& by_device() const { return by_device_; }
+  std::set<std::string> kinds() const;  // the devices that it names: all of them where it is for everywhere
 
  private:
   std::optional<KernelRef> everywhere_;

@@ -129,5 +129,22 @@ TEST(AttnImplementation, IsARowOfTheReport) {
   EXPECT_EQ(model->attn_implementation(), "eager");
 }
 
+// A row for another kind of device says nothing about this one: attn_implementation does.
+TEST(AttnImplementation, ARowForAnotherDeviceLeavesThisOnes) {
+  const auto model = tiny();
+  const auto attention = [&]() -> const KernelRow& {
+    for (const KernelRow& row : model->kernel_report().rows) {
+      if (row.layer == kAttentionLayer) return row;
+    }
+    throw std::runtime_error("no row for the attention");
+  };
+  const KernelRef bundled("hotswap/attention:attention");
+  model->kernelize(Mode::INFERENCE, {.config = {{{kAttentionLayer, {{"cuda", bundled}}}}}});
+  EXPECT_FALSE(attention().package) << *attention().package;
+  EXPECT_TRUE(attention().by_choice);
+  model->kernelize(Mode::INFERENCE, {.config = {{{kAttentionLayer, {{"cuda", ""}, {"cpu", bundled}}}}}});
+  EXPECT_EQ(attention().package, "attention");
+}
+
 }  // namespace
 }  // namespace hotswap

@@ -115,7 +115,7 @@ const KernelReport& CausalLM::kernelize(Mode mode, KernelOptions options) {
   }
 }
 
-// The caller's mapping with a row for the attention, unless it has one.
+// The caller's mapping with a row for the attention on each kind of device for which it has none.
 const KernelReport& CausalLM::bind_kernels(Mode mode) {
   KernelOptions options = kernel_options_;
   auto& mapping = options.config.kernel_mapping;
@@ -125,18 +125,24 @@ const KernelReport& CausalLM::bind_kernels(Mode mode) {
     options.config = {.inherit_mapping = false};
     for (const std::string& layer : others) mapping.emplace_back(layer, KernelChoice(""));
   }
-  const bool named =
-      std::any_of(mapping.begin(), mapping.end(), [](const auto& row) { return row.first == kAttentionLayer; });
-  if (named && is_attention_kernel(attn_implementation_)) {
+  std::set<std::string> named;
+  for (const auto& [layer, choice] : mapping) {
+    if (layer == kAttentionLayer) named.merge(choice.kinds());
+  }
+  if (!named.empty() && is_attention_kernel(attn_implementation_)) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = "one kernel for the attention",
                  .got = cat("attn_implementation ", attn_implementation_, " and a row of the kernel mapping for ",
                             kAttentionLayer),
                  .next = "drop one of them"});
   }
-  if (attends && !named) {
-    mapping.emplace_back(kAttentionLayer,
-                         attention_kernel(attn_implementation_, options.allow_all_kernels, options.project));
+  if (attends) {
+    const KernelRef kernel = attention_kernel(attn_implementation_, options.allow_all_kernels, options.project);
+    std::vector<std::pair<DeviceKey, ModeKernels>> elsewhere;
+    for (const std::string& kind : device_kinds()) {
+      if (!named.contains(kind)) elsewhere.emplace_back(kind, kernel);
+    }
+    if (!elsewhere.empty()) mapping.emplace_back(kAttentionLayer, KernelChoice(std::move(elsewhere)));
   }
   if (swaps_layers_ && mode.has(Mode::INFERENCE) && device().is_cuda()) join_projections();
   return kernels_.kernelize(*this, mode, std::move(options));

@@ -124,7 +124,11 @@ TEST_F(PackedLinear, RefusesWhatDoesNotFit) {
   expect_refusal([&] { call("Q4_1", at::zeros({1, 0}), bytes); }, {"blocks of 32"});
   expect_refusal([&] { call("Q4_1", at::zeros({1, 64}), at::zeros({3, 40})); }, {"uint8"});
   expect_refusal([&] { call("Q4_1", at::zeros({1, 64}), bytes, at::zeros({4})); }, {"expected bias [3]", "got [4]"});
-  expect_refusal([&] { call("Q4_1", at::zeros({1, 64}, at::kLong), bytes); }, {"float32, bfloat16 or float16"});
+  expect_refusal(
+      [&] {
+        call("Q4_1", at::zeros({1, 64}, at::kLong), bytes);
+      },
+      {"float32, bfloat16 or float16", "got int64"});
   expect_refusal([&] { call("Q4_K", at::zeros({1, 320}), at::zeros({3, 180}, at::kByte)); }, {"blocks of 256 of q4_k"});
   expect_refusal([&] { call("Q3_K", at::zeros({1, 256}), bytes); }, {"q5_k or q6_k", "q3_k"});
 }

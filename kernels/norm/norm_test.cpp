@@ -273,7 +273,7 @@ TEST(Norm, RefusesWhatItCannotDo) {
   };
   expect_refusal(call(in[0], in[2], "llama"), {"rms_norm", "expected weight [8]", "got [7]"});
   expect_refusal(call(in[0], in[1], "lama"), {"llama, gemma or none", "lama"});
-  expect_refusal(call(in[0].to(at::kDouble), in[1], "llama"), {"float32, bfloat16 or float16"});
+  expect_refusal(call(in[0].to(at::kDouble), in[1], "llama"), {"float32, bfloat16 or float16", "got float64"});
   expect_refusal([&] { package().call("add_rms_norm", in[0], in[0].narrow(0, 0, 2), in[1], kEps, 0.0, "llama"); },
                  {"residual", "[3, 8]", "[2, 8]"});
   expect_refusal([&] { package().call("rms_norm_bwd", in[0], in[0], in[1], in[1], 0.0, "llama"); }, {"rstd", "[3]"});

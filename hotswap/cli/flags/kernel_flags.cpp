@@ -28,10 +28,18 @@ KernelRef ref_from(const Json& value) {
   return {parts[0].as<std::string>(), options};
 }
 
+// One kernel for every mode, or {"INFERENCE": kernel, "TRAINING|TORCH_COMPILE": kernel}.
+ModeKernels kernels_from(const Json& value) {
+  if (!value.is_object()) return ref_from(value);
+  ModeKernels kernels;
+  for (const auto& [mode, ref] : value.items()) kernels.add(Mode::parse(mode), ref_from(ref));
+  return kernels;
+}
+
 KernelChoice choice_from(const Json& value) {
   if (!value.is_object()) return KernelChoice(ref_from(value));
   std::vector<std::pair<DeviceKey, ModeKernels>> by_device;
-  for (const auto& [device, ref] : value.items()) by_device.emplace_back(DeviceKey(device), ModeKernels(ref_from(ref)));
+  for (const auto& [device, ref] : value.items()) by_device.emplace_back(DeviceKey(device), kernels_from(ref));
   return KernelChoice(std::move(by_device));
 }
 

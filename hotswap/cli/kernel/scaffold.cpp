@@ -92,14 +92,14 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-constexpr int64_t kGrain = 8192;  // numbers a thread, at least
+constexpr int64_t kGrain = 8192;  // elements a thread, at least
 
 std::atomic<int64_t> silu_calls{0}, silu_bwd_calls{0};
 
 void check_float(const Tensor& t, const char* what) {
   if (t.scalar_type() == ScalarType::Float) return;
-  throw std::runtime_error(std::string(what) + ": expected float32; got torch dtype number " +
-                           std::to_string(int(t.scalar_type())) + "; cast it first");
+  throw std::runtime_error(std::string(what) + ": expected float32; got " +
+                           torch::headeronly::toString(t.scalar_type()) + "; cast it first");
 }
 
 const float* read(const Tensor& t) { return static_cast<const float*>(t.data_ptr()); }

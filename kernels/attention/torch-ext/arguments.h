@@ -62,15 +62,15 @@ inline Tensor as_floats(const Tensor& given, const char* op, const char* name, c
   const auto type = given.scalar_type();
   check(type == kernels::ScalarType::Float || type == kernels::ScalarType::Double ||
             type == kernels::ScalarType::Half || type == kernels::ScalarType::BFloat16,
-        op, ": expected ", name, " in a float type; got torch dtype number ", int(type), "; cast it");
+        op, ": expected ", name, " in a float type; got ", kernels::dtype_name(type), "; cast it");
   return torch::stable::contiguous(
       type == kernels::ScalarType::Float ? given : torch::stable::to(given, kernels::ScalarType::Float));
 }
 
 inline Tensor as_int32(const Tensor& given, int64_t count, const char* op, const char* name, const Device& device) {
   kernels::check_device(given, device, op);
-  check(given.scalar_type() == kernels::ScalarType::Int, op, ": expected ", name, " as int32; got torch dtype number ",
-        int(given.scalar_type()), "; cast it");
+  check(given.scalar_type() == kernels::ScalarType::Int, op, ": expected ", name, " as int32; got ",
+        kernels::dtype_name(given), "; cast it");
   check(given.dim() == 1 && given.size(0) == count, op, ": expected ", name, " [", count, "]; got ", shape_of(given),
         "; one number a sequence, and of cu_seqlens one more");
   return torch::stable::contiguous(given);
@@ -96,8 +96,8 @@ struct Call {
         v(view_of(v_, dims, name, "v", device)),
         problem{} {
     check(k_.scalar_type() == q_.scalar_type() && v_.scalar_type() == q_.scalar_type(), op,
-          ": expected q, k and v of one dtype; got torch dtype numbers ", int(q_.scalar_type()), ", ",
-          int(k_.scalar_type()), " and ", int(v_.scalar_type()), "; cast them");
+          ": expected q, k and v of one dtype; got ", kernels::dtype_name(q_), ", ", kernels::dtype_name(k_), " and ",
+          kernels::dtype_name(v_), "; cast them");
     check(k.batch == v.batch && k.rows == v.rows && k.heads == v.heads, op,
           ": expected k and v alike but in their last dimension; got ", shape_of(k_), " and ", shape_of(v_));
     check(q.numbers == k.numbers && q.numbers > 0 && v.numbers > 0, op,
@@ -176,7 +176,7 @@ inline Tensor checked_lse(const Tensor& given, const View& q, int64_t dims, cons
   check(given.scalar_type() == kernels::ScalarType::Float && given.dim() == dims - 1 &&
             (dims == 3 || given.size(0) == q.batch) && given.size(head) == q.heads && given.size(head + 1) == q.rows,
         op, ": expected ", name, " as float32 ", dims == 4 ? "[batch, heads, rows]" : "[heads, tokens]", " of q; got ",
-        shape_of(given), " in torch dtype number ", int(given.scalar_type()), "; pass the forward's own");
+        shape_of(given), " in ", kernels::dtype_name(given), "; pass the forward's own");
   return torch::stable::contiguous(given);
 }
 

@@ -29,8 +29,8 @@ inline void check_like_out(const Tensor& t, const Call& c, int64_t dims, const c
             t.size(row + 1) == c.q.heads && t.size(row + 2) == c.v.numbers,
         c.op, ": expected ", name, " in the shape of the forward's output; got ", shape_of(t),
         "; pass the output's own");
-  check(kernels::dtype_of(t, c.op) == c.dtype, c.op, ": expected ", name, " in q's dtype; got torch dtype number ",
-        int(t.scalar_type()), "; cast it");
+  check(kernels::dtype_of(t, c.op) == c.dtype, c.op, ": expected ", name, " in q's dtype; got ", kernels::dtype_name(t),
+        "; cast it");
 }
 
 }  // namespace attention

@@ -41,6 +41,43 @@ struct Shape {
 inline Shape shape_of(const Tensor& t) { return {t}; }
 
 // ---- dtypes
+// A dtype in an error's text, by its name in Python: "float64", "int32".
+struct DtypeName {
+  ScalarType type;
+  friend std::ostream& operator<<(std::ostream& out, const DtypeName& dtype) {
+    switch (dtype.type) {
+      case ScalarType::Byte:
+        return out << "uint8";
+      case ScalarType::Char:
+        return out << "int8";
+      case ScalarType::Short:
+        return out << "int16";
+      case ScalarType::Int:
+        return out << "int32";
+      case ScalarType::Long:
+        return out << "int64";
+      case ScalarType::Half:
+        return out << "float16";
+      case ScalarType::Float:
+        return out << "float32";
+      case ScalarType::Double:
+        return out << "float64";
+      case ScalarType::BFloat16:
+        return out << "bfloat16";
+      case ScalarType::Bool:
+        return out << "bool";
+      case ScalarType::ComplexFloat:
+        return out << "complex64";
+      case ScalarType::ComplexDouble:
+        return out << "complex128";
+      default:  // rare ones, as C++ writes them: Float8_e4m3fn
+        return out << torch::headeronly::toString(dtype.type);
+    }
+  }
+};
+inline DtypeName dtype_name(ScalarType type) { return {type}; }
+inline DtypeName dtype_name(const Tensor& t) { return {t.scalar_type()}; }
+
 inline DType dtype_of(const Tensor& t, const char* what) {
   switch (t.scalar_type()) {
     case ScalarType::Float:
@@ -50,8 +87,7 @@ inline DType dtype_of(const Tensor& t, const char* what) {
     case ScalarType::Half:
       return DType::kFloat16;
     default:
-      check(false, what, ": expected float32, bfloat16 or float16; got torch dtype number ", int(t.scalar_type()),
-            "; cast it first");
+      check(false, what, ": expected float32, bfloat16 or float16; got ", dtype_name(t), "; cast it first");
       return DType::kFloat32;
   }
 }

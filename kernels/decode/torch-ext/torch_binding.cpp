@@ -49,8 +49,8 @@ struct Call {
 
   void same(const Tensor& t, const char* name) const {
     kernels::check_device(t, device, op);
-    check(kernels::dtype_of(t, op) == dtype, op, ": expected ", name, " in x's dtype; got torch dtype number ",
-          int(t.scalar_type()), "; cast it");
+    check(kernels::dtype_of(t, op) == dtype, op, ": expected ", name, " in x's dtype; got ", kernels::dtype_name(t),
+          "; cast it");
   }
   const void* vector(const OptTensor& t, int64_t size, const char* name) const {
     if (!t) return nullptr;
@@ -98,7 +98,7 @@ struct Call {
     kernels::check_device(t, device, op);
     check(t.scalar_type() == kernels::ScalarType::Long && t.is_contiguous() && (t.numel() == 1 || t.numel() == rows),
           op, ": expected the positions as one int64 for all rows, or one for each of ", rows, "; got ", shape_of(t),
-          " in torch dtype number ", int(t.scalar_type()), "; cast or repeat them");
+          " in ", kernels::dtype_name(t), "; cast or repeat them");
     return static_cast<const int64_t*>(t.data_ptr());
   }
 };
@@ -265,14 +265,14 @@ std::tuple<Tensor, Tensor, Tensor> decoder_inputs(const Tensor& ids, const Tenso
   const auto is_table = [](const Tensor& t) { return t.dim() == 2 && t.is_contiguous() && t.numel() > 0; };
   check(is_table(embedding) && is_table(rope) && rope.scalar_type() == embedding.scalar_type(), kInputs,
         ": expected embedding [ids, hidden] and rope [places, 2 head_dim], without gaps and of one dtype; got ",
-        shape_of(embedding), " and ", shape_of(rope), " in torch dtype numbers ", int(embedding.scalar_type()), " and ",
-        int(rope.scalar_type()), "; look them up by torch");
+        shape_of(embedding), " and ", shape_of(rope), " in ", kernels::dtype_name(embedding), " and ",
+        kernels::dtype_name(rope), "; look them up by torch");
   const auto are_counts = [](const Tensor& t) {
     return t.scalar_type() == kernels::ScalarType::Long && t.is_contiguous();
   };
   check(are_counts(ids) && are_counts(length) && length.numel() == 1, kInputs,
-        ": expected ids and one length as int64 without gaps; got ", shape_of(ids), " and ", shape_of(length),
-        " in torch dtype numbers ", int(ids.scalar_type()), " and ", int(length.scalar_type()), "; make them so");
+        ": expected ids and one length as int64 without gaps; got ", shape_of(ids), " and ", shape_of(length), " in ",
+        kernels::dtype_name(ids), " and ", kernels::dtype_name(length), "; make them so");
   const int64_t rows = ids.numel(), hidden = embedding.size(1), tables = rope.size(1), bytes = kernels::size_of(dtype);
   Tensor x = kernels::empty({rows, 1, hidden}, dtype, device), row = kernels::empty({1, 1, tables}, dtype, device);
   Tensor place =

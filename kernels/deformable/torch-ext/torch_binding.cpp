@@ -58,7 +58,7 @@ Levels levels_of(const char* op, const Inputs& in, int64_t rows, const Points& p
   for (const Tensor* t : {&in.shapes, &in.starts}) {
     const auto type = t->scalar_type();
     check(type == ScalarType::Long || type == ScalarType::Int, op,
-          ": expected spatial_shapes and level_start_index in int64 or int32; got torch dtype number ", int(type),
+          ": expected spatial_shapes and level_start_index in int64 or int32; got ", kernels::dtype_name(type),
           "; cast them");
     check(device_of(*t).is_cpu() || device_of(*t) == device, op,
           ": expected spatial_shapes and level_start_index on the CPU or beside value, on ", device, "; got ",

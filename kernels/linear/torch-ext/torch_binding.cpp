@@ -40,12 +40,12 @@ void check_arguments(const Tensor& x, const Tensor& weight, const std::optional<
   check(weight.dim() == 2, "linear: expected weight [out, in]; got ", kernels::shape_of(weight), "; reshape it");
   check(x.dim() >= 1 && x.size(x.dim() - 1) == weight.size(1), "linear: expected x [..., ", weight.size(1),
         "] for weight ", kernels::shape_of(weight), "; got ", kernels::shape_of(x), "; check the layer's sizes");
-  check(x.scalar_type() == weight.scalar_type(), "linear: expected x and weight of one dtype; got torch dtype numbers ",
-        int(x.scalar_type()), " and ", int(weight.scalar_type()), "; cast one of them");
+  check(x.scalar_type() == weight.scalar_type(), "linear: expected x and weight of one dtype; got ",
+        kernels::dtype_name(x), " and ", kernels::dtype_name(weight), "; cast one of them");
   if (!bias) return;
   check(bias->dim() == 1 && bias->size(0) == weight.size(0) && bias->scalar_type() == weight.scalar_type(),
-        "linear: expected bias [", weight.size(0), "] in weight's dtype; got ", kernels::shape_of(*bias),
-        " in torch dtype number ", int(bias->scalar_type()), "; check the layer's sizes");
+        "linear: expected bias [", weight.size(0), "] in weight's dtype; got ", kernels::shape_of(*bias), " in ",
+        kernels::dtype_name(*bias), "; check the layer's sizes");
 }
 
 // Few rows, each contiguous: the kernel. Everything else is a GEMM and torch's library is good at those.
@@ -160,12 +160,12 @@ Tensor packed_linear(const Tensor& x, const Tensor& data, const std::optional<Te
   check(x.dim() >= 1 && in.cols == columns && columns % block == 0 && data.dim() == 2 &&
             data.scalar_type() == kernels::ScalarType::Byte && data.size(1) == bytes,
         kOp, ": expected x [..., ", columns, "] and data [out, ", bytes, "] in uint8, blocks of ", block, " of ",
-        format, "; got ", kernels::shape_of(x), " and ", kernels::shape_of(data), " in torch dtype number ",
-        int(data.scalar_type()), "; check the layer's sizes, or dequantise the weight");
+        format, "; got ", kernels::shape_of(x), " and ", kernels::shape_of(data), " in ", kernels::dtype_name(data),
+        "; check the layer's sizes, or dequantise the weight");
   const int64_t out = data.size(0);
   if (bias)
     check(bias->dim() == 1 && bias->size(0) == out && bias->scalar_type() == x.scalar_type(), kOp, ": expected bias [",
-          out, "] in x's dtype; got ", kernels::shape_of(*bias), " in torch dtype number ", int(bias->scalar_type()),
+          out, "] in x's dtype; got ", kernels::shape_of(*bias), " in ", kernels::dtype_name(*bias),
           "; check the layer's sizes");
   const Tensor blocks_of_rows = data.stride(1) == 1 ? data : torch::stable::contiguous(data);
   const Tensor contiguous_bias = bias ? torch::stable::contiguous(*bias) : Tensor(data);
@@ -207,7 +207,7 @@ void largest(const Tensor& place, const Tensor& x, const std::optional<Tensor>& 
   kernels::check_device(place, device, kOp);
   check(place.scalar_type() == kernels::ScalarType::Long && place.numel() == in.rows && place.is_contiguous(), kOp,
         ": expected place as ", in.rows, " int64 without gaps, one a row of x ", kernels::shape_of(x), "; got ",
-        kernels::shape_of(place), " in torch dtype number ", int(place.scalar_type()), "; make it for these rows");
+        kernels::shape_of(place), " in ", kernels::dtype_name(place), "; make it for these rows");
   const auto are_places = [&](const Tensor& t) {
     return t.scalar_type() == kernels::ScalarType::Long && t.is_contiguous();
   };
@@ -216,8 +216,8 @@ void largest(const Tensor& place, const Tensor& x, const std::optional<Tensor>& 
     kernels::check_device(*said, device, kOp), kernels::check_device(*at, device, kOp);
     check(are_places(*said) && said->dim() == 2 && said->size(1) == in.rows && are_places(*at) && at->numel() == 1, kOp,
           ": expected said [places, ", in.rows, "] and one place as int64 without gaps; got ", kernels::shape_of(*said),
-          " and ", kernels::shape_of(*at), " in torch dtype numbers ", int(said->scalar_type()), " and ",
-          int(at->scalar_type()), "; make them for these rows");
+          " and ", kernels::shape_of(*at), " in ", kernels::dtype_name(*said), " and ", kernels::dtype_name(*at),
+          "; make them for these rows");
   }
   kernels::run_on(
       device,

@@ -63,8 +63,8 @@ inline void check_classes(const Options& o, int64_t vocab, const kernels::Device
   const Tensor& w = *o.class_weight;
   kernels::check_device(w, device, "cross_entropy: class_weight");
   check(w.dim() == 1 && w.size(0) == vocab && w.scalar_type() == kernels::ScalarType::Float,
-        "cross_entropy: expected class_weight [", vocab, "] float32; got ", shape_of(w), " of torch dtype number ",
-        int(w.scalar_type()), "; one number a word of the vocabulary, cast by .float()");
+        "cross_entropy: expected class_weight [", vocab, "] float32; got ", shape_of(w), " of ", kernels::dtype_name(w),
+        "; one number a word of the vocabulary, cast by .float()");
 }
 
 // The rows, with what the options say.
@@ -105,9 +105,8 @@ inline void check_target(const Tensor& target, int64_t rows, const kernels::Devi
   check(target.dim() == 1 && target.size(0) == rows, "cross_entropy: expected target [", rows, "], one a row; got ",
         shape_of(target), "; flatten both alike");
   kernels::check_device(target, device, "cross_entropy: target");
-  check(target.scalar_type() == kernels::ScalarType::Long,
-        "cross_entropy: expected target as int64; got torch dtype number ", int(target.scalar_type()),
-        "; call .to(int64)");
+  check(target.scalar_type() == kernels::ScalarType::Long, "cross_entropy: expected target as int64; got ",
+        kernels::dtype_name(target), "; call .to(int64)");
 }
 
 inline Targets targets(const Tensor& target, int64_t rows, int64_t vocab, const Options& o) {
@@ -151,8 +150,8 @@ struct Incoming {
 
 inline void check_dloss(const Tensor& dloss, const Options& o, int64_t rows, const kernels::Device& device) {
   kernels::check_device(dloss, device, "cross_entropy: dloss");
-  check(dloss.scalar_type() == kernels::ScalarType::Float,
-        "cross_entropy: expected dloss as float32; got torch dtype number ", int(dloss.scalar_type()), "; cast it");
+  check(dloss.scalar_type() == kernels::ScalarType::Float, "cross_entropy: expected dloss as float32; got ",
+        kernels::dtype_name(dloss), "; cast it");
   if (o.reduction == Reduction::kNone) {
     check(dloss.dim() == 1 && dloss.size(0) == rows, "cross_entropy: expected dloss [", rows,
           "] for reduction none; got ", shape_of(dloss), "; pass the gradient of the row losses");

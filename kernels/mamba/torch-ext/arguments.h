@@ -46,8 +46,8 @@ struct Call {
     return kernels::dtype_of(t, op);
   }
   void int32(const Tensor& t, const char* name) const {
-    check(t.scalar_type() == kernels::ScalarType::Int, op, ": expected ", name, " as int32; got torch dtype number ",
-          int(t.scalar_type()), "; cast it");
+    check(t.scalar_type() == kernels::ScalarType::Int, op, ": expected ", name, " as int32; got ",
+          kernels::dtype_name(t), "; cast it");
   }
 
   // The dimensions of t that are the view's batch, channels and steps; -1: not there, stride 0.

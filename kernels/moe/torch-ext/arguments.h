@@ -55,8 +55,8 @@ inline void check_like(const Tensor& t, std::initializer_list<int64_t> sizes, DT
     for (const int64_t n : sizes) (wanted += wanted.empty() ? "" : ", ") += std::to_string(n);
     check(false, op, ": expected ", name, " [", wanted, "]; got ", shape_of(t), "; check the layer's sizes");
   }
-  check(int(t.scalar_type()) == kernels::torch_dtype(dtype), op, ": expected ", name,
-        " in x's dtype; got torch dtype number ", int(t.scalar_type()), "; cast it");
+  check(int(t.scalar_type()) == kernels::torch_dtype(dtype), op, ": expected ", name, " in x's dtype; got ",
+        kernels::dtype_name(t), "; cast it");
 }
 
 // What every op is given.
@@ -89,7 +89,7 @@ struct Call {
           shape_of(up), " and ", shape_of(down), "; stack the experts' weights");
     const auto type = weights.scalar_type();
     check(type == kernels::ScalarType::Float || type == x_given.scalar_type(), op,
-          ": expected weights in float32 or x's dtype; got torch dtype number ", int(type), "; cast them");
+          ": expected weights in float32 or x's dtype; got ", kernels::dtype_name(type), "; cast them");
     const int64_t inner = down.size(o.transposed ? 1 : 2);
     p = {.dtype = kernels::dtype_of(x_given, op),
          .score_dtype = kernels::dtype_of(weights, op),
@@ -139,7 +139,7 @@ struct Call {
     check(indices.dim() == 2 && indices.size(0) == x.rows, op, ": expected index [", x.rows, ", experts a token]; got ",
           shape_of(indices));
     check(type == kernels::ScalarType::Long || type == kernels::ScalarType::Int, op,
-          ": expected index as int64 or int32; got torch dtype number ", int(type), "; cast it");
+          ": expected index as int64 or int32; got ", kernels::dtype_name(type), "; cast it");
     check(weights.dim() == 2 && weights.size(0) == x.rows && weights.size(1) == indices.size(1), op,
           ": expected weights in index's shape, ", shape_of(indices), "; got ", shape_of(weights));
     kernels::check_device(indices, device, op);
@@ -206,8 +206,8 @@ struct Saved {
   static Tensor checked(const Call& c, const Tensor& t, int64_t count, const char* name) {
     kernels::check_device(t, c.device, c.op);
     check(t.scalar_type() == kernels::ScalarType::Int && t.dim() == 1 && t.size(0) == count, c.op, ": expected ", name,
-          " [", count, "] as int32, as moe_experts_train gave it; got ", shape_of(t), " in torch dtype number ",
-          int(t.scalar_type()), "; pass what it gave");
+          " [", count, "] as int32, as moe_experts_train gave it; got ", shape_of(t), " in ", kernels::dtype_name(t),
+          "; pass what it gave");
     return packed(t);
   }
 };
