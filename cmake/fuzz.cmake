@@ -4,7 +4,7 @@ add_custom_target(fuzzers)
 function(hotswap_fuzzer target room)
   add_executable(fuzz_${target} EXCLUDE_FROM_ALL "${CMAKE_CURRENT_SOURCE_DIR}/${room}/fuzz_test.cpp"
                  ${HOTSWAP_OBJECTS_${room}})
-  hotswap_compile(fuzz_${target} "${HOTSWAP_LINK_${room}}" ON "")
+  hotswap_compile(fuzz_${target} "${HOTSWAP_LINK_${room}}" ON std)
   target_compile_definitions(fuzz_${target} PRIVATE HOTSWAP_FUZZ_TARGET="${target}")
   target_link_options(fuzz_${target} PRIVATE -fsanitize=fuzzer)
   add_dependencies(fuzzers fuzz_${target})
