@@ -1,4 +1,4 @@
-# hotswap_room(NAME [NO_TORCH] [PCH cli] [DEPS rooms...] [LINK targets...])
+# hotswap_room(NAME [NO_TORCH] [PCH ops|cli] [DEPS rooms...] [LINK targets...])
 # One room of the host = one folder of hotswap/ with its sub-rooms. Every .cpp in it belongs to the room, except main.cpp,
 # x_test.cpp and testdata/; x_test.cpp make one test program, bin/<room>_test. Adding a file needs no edit here.
 # NO_TORCH: the room must compile without torch's headers (base, hub).
