@@ -281,6 +281,35 @@ TEST_F(CliModel, TokenizePairsTruncatedInBatches) {
   EXPECT_EQ(run("tokenize --pair " + model(), "no tab\n").status, 1);
 }
 
+// As chat-template and a tokenizer after it, without a second set of special tokens.
+TEST_F(CliModel, TokenizeMessagesByTheChatTemplate) {
+  const fs::path folder = file("talks");
+  fs::copy(test_support::tiny_model(), folder);
+  write_file(folder / "chat_template.jinja",
+             "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+             "{% if add_generation_prompt %}assistant:{% endif %}");
+  write_file(file("chat.json"), R"([{"role": "user", "content": "Once upon a time"}])");
+  const std::string verb = cat("tokenize ", folder.string(), " --messages ", file("chat.json").string());
+  const Outcome ids = run(verb + " --add-generation-prompt");
+  ASSERT_EQ(ids.status, 0) << ids.err;
+  EXPECT_EQ(run(cat("tokenize --decode ", folder.string()), ids.out).out, "user: Once upon a time\nassistant:\n");
+  EXPECT_EQ(run(cat("chat-template --ids --add-generation-prompt ", folder.string(), " --messages ",
+                    file("chat.json").string()))
+                .out,
+            ids.out);
+  EXPECT_EQ(run(cat("tokenize ", folder.string(), " --messages - --add-generation-prompt"),
+                R"({"messages": [{"role": "user", "content": "Once upon a time"}]})")
+                .out,
+            ids.out);
+  const OutJson whole = run_json(verb + " --json");
+  EXPECT_EQ(keys(whole), (Keys{"ids", "offsets", "tokens"}));
+  EXPECT_LT(whole["ids"].size(), static_cast<size_t>(std::count(ids.out.begin(), ids.out.end(), ' ') + 1));
+  EXPECT_EQ(run_json(verb + " --json --max-length 3")["ids"].size(), 3u);
+  EXPECT_EQ(run(verb + " --decode").status, 2);
+  EXPECT_EQ(run(verb + " --pair").status, 2);
+  EXPECT_EQ(run(cat("tokenize --add-generation-prompt ", folder.string()), "a\n").status, 2);
+}
+
 TEST_F(CliModel, KernelizeReportsEveryLayer) {
   const OutJson out = run_json("kernelize --json " + model());
   EXPECT_EQ(keys(out), (Keys{"layers"}));

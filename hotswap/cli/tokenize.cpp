@@ -17,6 +17,8 @@ struct Flags {
   bool decode = false, no_special = false, json = false, pair = false, overflowing = false;
   int64_t max_length = 0, stride = 0, multiple_of = 0, threads = 1;
   std::string truncation = "longest_first", truncation_side = "right", padding, padding_side = "right";
+  std::string messages;  // a file; "": lines of stdin
+  bool add_generation_prompt = false;
 };
 
 // "1 2 3", or "[1, 2, 3]", or an object as `tokenize --json` prints it
@@ -117,8 +119,22 @@ void encode_lines(const std::vector<std::string>& lines, int64_t first, const To
   for (const Encoding& encoding : encodings) print_encoding(encoding, flags);
 }
 
+// The whole conversation as one text, which has its special tokens already.
+void encode_messages(const Tokenizer& tokenizer, const Flags& flags) {
+  ChatRequest request = read_chat(flags.messages);
+  request.add_generation_prompt = flags.add_generation_prompt;
+  EncodeOptions options = options_of(flags, tokenizer);
+  options.add_special_tokens = false;
+  const std::string text = load_chat_template(flags.model).render(request);
+  print_encoding(tokenizer.encode(text, options), flags);
+}
+
 void tokenize_verb(const Flags& flags) {
   const Tokenizer tokenizer = load_tokenizer(flags.model);
+  if (!flags.messages.empty()) {
+    encode_messages(tokenizer, flags);
+    return;
+  }
   const EncodeOptions options = options_of(flags, tokenizer);
   const bool batch = !flags.padding.empty() || flags.threads != 1;  // padding has to wait for the longest line
   std::vector<std::string> lines;
@@ -143,14 +159,23 @@ void tokenize_verb(const Flags& flags) {
 }  // namespace
 
 void add_tokenize(CLI::App& app) {
-  auto* verb = app.add_subcommand("tokenize", "Lines of stdin to token ids, or ids back to text");
+  auto* verb = app.add_subcommand("tokenize", "Lines of stdin, or messages, to token ids, or ids back to text");
   auto flags = std::make_shared<Flags>();
   add_tokenizer_flags(*verb, flags->model);
-  verb->add_flag("--decode", flags->decode, "Each line contains ids: separated by spaces, or a JSON list");
+  auto* decode =
+      verb->add_flag("--decode", flags->decode, "Each line contains ids: separated by spaces, or a JSON list");
+  auto* messages =
+      verb->add_option("--messages", flags->messages,
+                       "Instead of lines: a JSON file of messages, or of {messages, tools, documents}; - is\n"
+                       "stdin. One text, as the model's chat template has it")
+          ->type_name("FILE")
+          ->excludes(decode);
+  verb->add_flag("--add-generation-prompt", flags->add_generation_prompt, "With --messages: begin the assistant's turn")
+      ->needs(messages);
   verb->add_flag("--no-special", flags->no_special, "Add no special tokens; with --decode leave them out of the text");
   verb->add_flag("--json", flags->json, "One {\"ids\", \"tokens\", \"offsets\"} a line");
-  verb->add_flag("--pair", flags->pair,
-                 "Each line holds two texts with a tab between them; --json prints \"type_ids\"");
+  verb->add_flag("--pair", flags->pair, "Each line holds two texts with a tab between them; --json prints \"type_ids\"")
+      ->excludes(messages);
   verb->add_option("--max-length", flags->max_length, "Truncate to this count of tokens, special ones included")
       ->check(above_zero());
   verb->add_option("--truncation", flags->truncation, "Which text of a pair is cut")
