@@ -40,24 +40,24 @@ void keep_best(std::vector<Candidate>& all, size_t count) {
   std::sort(all.begin(), all.end(), better);
 }
 
-// Of candidates, best first: the fewest whose probabilities add up to top_p; at least one. `total`: of all candidates.
-// None where these do not add up to it.
-std::optional<size_t> nucleus(const std::vector<Candidate>& sorted, float best, double total, double top_p) {
-  double sum = 0;
+// Of candidates, best first: the fewest that have the weight in total. None where all have less.
+std::optional<size_t> fewest(const std::vector<Candidate>& sorted, float best, int64_t weight) {
+  int64_t sum = 0;
   for (size_t i = 0; i < sorted.size(); ++i) {
-    sum += std::exp(sorted[i].score - best);
-    if (sum >= top_p * total) return i + 1;
+    sum += draw_weight(sorted[i].score - best);
+    if (sum >= weight) return i + 1;
   }
   return std::nullopt;
 }
 
 void keep_nucleus(std::vector<Candidate>& all, float best, double top_p) {
-  double total = 0;
-  for (const Candidate& c : all) total += std::exp(c.score - best);
+  int64_t total = 0;
+  for (const Candidate& c : all) total += draw_weight(c.score - best);
+  const int64_t weight = nucleus_weight(total, top_p);
   for (size_t count = kLikely;; count *= 16) {
     std::vector<Candidate> likely = all;
     keep_best(likely, count);
-    const auto kept = nucleus(likely, best, total, top_p);
+    const auto kept = fewest(likely, best, weight);
     if (!kept && likely.size() < all.size()) continue;
     likely.resize(kept.value_or(likely.size()));
     all = std::move(likely);
@@ -150,12 +150,16 @@ int64_t RowSampler::draw(std::vector<float>& scores, int64_t position) const {
   }
   if (s.top_k > 0) keep_best(all, static_cast<size_t>(s.top_k));
   if (s.top_p < 1) keep_nucleus(all, best, s.top_p);
-  std::vector<double> sums(all.size());
-  double sum = 0;
-  for (size_t i = 0; i < all.size(); ++i) sums[i] = sum += std::exp(all[i].score - best);
-  const double point = uniform_draw(s.seed, static_cast<uint64_t>(position)) * sum;
-  const auto found = std::upper_bound(sums.begin(), sums.end(), point);
-  return all.empty() ? first - scores.begin() : all[std::min<size_t>(found - sums.begin(), all.size() - 1)].id;
+  if (s.top_k > 0 || s.top_p < 1) {
+    std::sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+  }
+  std::vector<int64_t> sums(all.size());
+  int64_t sum = 0;
+  for (size_t i = 0; i < all.size(); ++i) sums[i] = sum += draw_weight(all[i].score - best);
+  if (sum == 0) return first - scores.begin();
+  const double uniform = uniform_draw(s.seed, static_cast<uint64_t>(position));
+  const auto point = std::min(static_cast<int64_t>(static_cast<double>(sum) * uniform), sum - 1);
+  return all[std::upper_bound(sums.begin(), sums.end(), point) - sums.begin()].id;
 }
 
 SampledToken RowSampler::next(std::span<const float> logits, std::span<const int64_t> tokens, int64_t prompt_length,
@@ -180,6 +184,16 @@ TokenLogprobs logprobs_of(std::span<const float> logits, int64_t id, int64_t top
   keep_best(all, static_cast<size_t>(top));
   for (const Candidate& c : all) out.top.emplace_back(c.id, c.score - log_sum);
   return out;
+}
+
+int64_t draw_weight(float score_less_best) {
+  if (std::isnan(score_less_best)) return 0;
+  return static_cast<int64_t>(std::nearbyint(std::exp(static_cast<double>(score_less_best)) * kMaxWeight));
+}
+
+int64_t nucleus_weight(int64_t total, double top_p) {
+  const auto part = static_cast<int64_t>(std::ceil(static_cast<double>(total) * top_p));
+  return std::max<int64_t>(1, std::min(part, total));
 }
 
 double uniform_draw(uint64_t seed, uint64_t position) {

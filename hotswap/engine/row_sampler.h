@@ -1,5 +1,7 @@
 // The next token of one sequence from its logits on the host, with settings of its own. A draw is a function of the
 // logits, the seed and the position only: the same whatever else is in the batch, and again when tokens are run again.
+// For sequences that need the host: those with a constraint, or whose log-probabilities are reported. BatchSampler
+// draws the same token from the same logits on their device.
 #pragma once
 
 #include <cstdint>
@@ -67,6 +69,13 @@ class RowSampler {
 };
 
 TokenLogprobs logprobs_of(std::span<const float> logits, int64_t id, int64_t top);
+
+// What a token is drawn by, relative to the most likely one's: an integer, so that sums of weights are the same in
+// any order. 2^18 of the maximal ones fit; what is less likely than 2^-45 of the most likely token has none.
+inline constexpr double kMaxWeight = 0x1p44;
+int64_t draw_weight(float score_less_best);
+// That the fewest tokens of top_p have in total at least.
+int64_t nucleus_weight(int64_t total, double top_p);
 
 // Uniform in [0, 1): Philox 4x32 with 10 rounds of (seed, position).
 double uniform_draw(uint64_t seed, uint64_t position);

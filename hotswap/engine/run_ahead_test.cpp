@@ -109,6 +109,13 @@ class Ahead : public testing::Test {
   }
 };
 
+// As requests of a server have them: no log-probabilities, so that the device draws.
+Sequence on_device(const CausalLM& model, const Ids& prompt, RowSampling settings) {
+  Sequence s{.tokens = prompt, .sampler = nullptr, .stop = {.max_new_tokens = 9}};
+  s.row_sampler = std::make_shared<RowSampler>(std::move(settings), model.config().vocab_size);
+  return s;
+}
+
 // Allows the even tokens.
 struct Even : TokenConstraint {
   void allowed(std::span<int32_t> words) override { std::fill(words.begin(), words.end(), 0x55555555); }
@@ -140,6 +147,39 @@ TEST_F(Ahead, SequencesThatNeedTheHostHaveTheSameAnswersBesideOthers) {
   }
 }
 
+// Penalties count tokens that the host has not read yet; a row that ends unseen takes nothing from the others.
+TEST_F(Ahead, SequencesWithSettingsOfTheirOwnHaveTheSameAnswers) {
+  const auto sequences = [&] {
+    std::vector<Sequence> all = {
+        on_device(*model, prompts()[0], {.seed = 1}),
+        on_device(*model, prompts()[1], {.temperature = 0.7, .top_k = 9, .top_p = 0.8, .seed = 2}),
+        on_device(*model, prompts()[2], {.temperature = 0, .repetition_penalty = 1.5, .presence_penalty = 1}),
+        of(prompts()[3], 7),
+        on_device(*model, prompts()[1], {.top_p = 0.7, .frequency_penalty = 1.2, .seed = 3}),
+        on_device(*model, prompts()[0], {.min_p = 0.05, .seed = 4, .min_new_tokens = 4, .ends = {7, 8, 9}})};
+    all[1].stop.ends_with = [count = 0](int64_t) mutable { return ++count == 3; };
+    return all;
+  };
+  for (const int64_t page_size : {0, 16}) {
+    const std::vector<Answer> expected = answers(*model, exact(*model, page_size), sequences(), false);
+    EXPECT_EQ(answers(*model, exact(*model, page_size), sequences(), true), expected) << page_size;
+    for (size_t i = 0; i < expected.size(); ++i) {  // in no company
+      EXPECT_EQ(answers(*model, exact(*model, page_size), {sequences()[i]}, true).front(), expected[i]) << i;
+    }
+  }
+}
+
+// A sequence's tokens do not change where its logits are read as well.
+TEST_F(Ahead, TheHostDrawsTheSameTokens) {
+  for (RowSampling settings :
+       {RowSampling{.seed = 5}, {.top_k = 12, .top_p = 0.9, .presence_penalty = 0.6, .seed = 6}}) {
+    std::vector<Sequence> there = {on_device(*model, prompts()[0], settings)};
+    settings.logprobs = 0;
+    std::vector<Sequence> here = {on_device(*model, prompts()[0], settings)};
+    EXPECT_EQ(answers(*model, exact(*model, 0), there, true), answers(*model, exact(*model, 0), here, true));
+  }
+}
+
 // What all rows draw from one generator in one call stay in step: no step runs ahead of them.
 TEST_F(Ahead, RowsThatShareAGeneratorDrawTheSame) {
   const auto run = [&](bool ahead) {
@@ -163,7 +203,9 @@ TEST_F(Ahead, IsOneStepAndOnlyWhereTheDeviceDraws) {
   EXPECT_EQ(tokens_after_one_step(of(prompts()[0], 9), false), length);
   EXPECT_EQ(tokens_after_one_step(of(prompts()[0], 9), true), length + 1);
   EXPECT_EQ(tokens_after_one_step(of(prompts()[0], 1), true), 0) << "that one token ends it is known before";
-  EXPECT_EQ(tokens_after_one_step(drawn(prompts()[0], 1), true), length);
+  EXPECT_EQ(tokens_after_one_step(on_device(*model, prompts()[0], {.frequency_penalty = 1, .seed = 1}), true),
+            length + 1);
+  EXPECT_EQ(tokens_after_one_step(drawn(prompts()[0], 1), true), length) << "its logits are reported";
   EXPECT_EQ(tokens_after_one_step(of(prompts()[0], 9, with({.repetition_penalty = 1.5})), true), length);
 }
 

@@ -21,6 +21,11 @@ bool keys_depend_on_length(const CausalLM& model) {
          (config.sliding_rope_parameters && depends(*config.sliding_rope_parameters));
 }
 
+// Whether its row_sampler's token is drawn where the logits are.
+bool batched(const Sequence& s) {
+  return s.row_sampler && !s.constraint && BatchSampler::draws_by(s.row_sampler->settings());
+}
+
 // Rows of a batch that one call samples: those of one sampler, and of one length where it reads the tokens so far.
 struct Draw {
   Sampler* sampler;
@@ -119,6 +124,7 @@ bool Scheduler::admitted(int64_t id) const {
 void Scheduler::end(int64_t id, Finish why) {
   Entry& entry = at(id);
   entry.sequence.finish = why;
+  batch_sampler_.forget(id);
   if (entry.in_pool >= 0) pool_.release(entry.in_pool);
   entry.in_pool = -1;
   std::erase(running_, id);
@@ -270,50 +276,63 @@ StepRow Scheduler::next_row(int64_t id, const Launched& before) {
   return {.sequence = entry.in_pool, .tokens = {tokens.begin() + done, tokens.begin() + done + count}, .whole = end};
 }
 
-// Whether all that is drawn for them is a function of what the device knows. One random draw for several
-// rows is not: a row that has ended unseen would take some of the others'.
+// Whether all that is drawn for them is a function of what the device knows. One random draw of several rows from one
+// generator is not: a row that has ended unseen would take some of the others'.
 bool Scheduler::device_draws(const std::vector<int64_t>& ids) const {
   return std::all_of(ids.begin(), ids.end(), [&](int64_t id) {
-    const Sampler* sampler = entries_.at(id).sequence.sampler.get();
-    return sampler != nullptr && !entries_.at(id).sequence.row_sampler && !sampler->draws() &&
-           !sampler->needs_history();
+    const Sequence& s = entries_.at(id).sequence;
+    return s.row_sampler ? batched(s) : !s.sampler->draws() && !s.sampler->needs_history();
   });
 }
 
-// The tokens of those without a row_sampler, drawn on the device; of the others anything. [entries] int64
-Tensor Scheduler::drawn(const std::vector<const Entry*>& entries, const Tensor& logits) {
-  std::vector<const Sequence*> sequences;
-  for (const Entry* entry : entries) sequences.push_back(&entry->sequence);
+// The tokens of those that are drawn on the device; of the others anything. [ids] int64
+Tensor Scheduler::drawn(const std::vector<int64_t>& ids, const Tensor& logits) {
   const at::Device device = logits.device();
+  std::vector<const Sequence*> sequences;
+  std::vector<DrawRow> own;
+  std::vector<int64_t> own_rows;
+  for (size_t row = 0; row < ids.size(); ++row) {
+    const Entry& entry = at(ids[row]);
+    const Sequence& s = entry.sequence;
+    sequences.push_back(&s);
+    if (!batched(s)) continue;
+    own_rows.push_back(static_cast<int64_t>(row));
+    own.push_back({ids[row], &s.row_sampler->settings(), s.tokens, s.prompt_length, entry.length()});
+  }
   Tensor all;
-  for (const Draw& draw : draws_of(sequences)) {
-    const bool whole = draw.rows.size() == entries.size();
-    const Tensor rows = whole ? Tensor() : to_device(draw.rows, at::kLong, device);
+  // Of these rows, from their logits.
+  const auto draw = [&](const std::vector<int64_t>& rows, const auto& next) {
+    if (rows.size() == ids.size()) {
+      all = next(logits);
+      return;
+    }
+    const Tensor index = to_device(rows, at::kLong, device);
+    if (!all.defined()) all = at::zeros({logits.size(0)}, logits.options().dtype(at::kLong));
+    all.index_copy_(0, index, next(logits.index_select(0, index)));
+  };
+  for (const Draw& shared : draws_of(sequences)) {
     Tensor made;  // new tokens of each row so far
-    if (draw.sampler->needs_made()) {
+    if (shared.sampler->needs_made()) {
       std::vector<int64_t> counts;
-      for (const int64_t row : draw.rows) counts.push_back(entries[row]->new_tokens());
+      for (const int64_t row : shared.rows) counts.push_back(at(ids[row]).new_tokens());
       made = to_device(counts, at::kLong, device);
     }
-    const Tensor next = draw.sampler->next(whole ? logits : logits.index_select(0, rows),
-                                           history_of(draw, sequences, device), /*length=*/{}, /*to=*/{}, made);
-    if (whole) return next;
-    if (!all.defined()) all = at::zeros({logits.size(0)}, next.options());
-    all.index_copy_(0, rows, next);
+    draw(shared.rows, [&](const Tensor& scores) {
+      return shared.sampler->next(scores, history_of(shared, sequences, device), /*length=*/{}, /*to=*/{}, made);
+    });
   }
+  if (!own.empty()) draw(own_rows, [&](const Tensor& scores) { return batch_sampler_.next(own, scores); });
   return all;
 }
 
 // logits: a row for each of the sequences
 std::vector<SampledToken> Scheduler::sampled(const std::vector<int64_t>& ids, const Tensor& logits) {
-  std::vector<const Entry*> entries;
-  for (const int64_t id : ids) entries.push_back(&at(id));
-  const Tensor shared = drawn(entries, logits);
-  const Tensor here = shared.defined() ? shared.to(at::kCPU).contiguous() : shared;
+  const Tensor there = drawn(ids, logits);
+  const Tensor here = there.defined() ? there.to(at::kCPU).contiguous() : there;
   std::vector<SampledToken> tokens(ids.size());
   for (size_t i = 0; i < ids.size(); ++i) {
-    const Sequence& s = entries[i]->sequence;
-    if (!s.row_sampler) {
+    const Sequence& s = at(ids[i]).sequence;
+    if (!s.row_sampler || batched(s)) {
       tokens[i].id = here.const_data_ptr<int64_t>()[i];
       continue;
     }
@@ -373,9 +392,7 @@ Scheduler::Launched Scheduler::launch(const Launched& before) {
   if (out.ids.empty()) return out;
   if (!all_draw) logits = logits.index_select(0, to_device(last, at::kLong, logits.device()));
   if (device_draws(out.ids)) {
-    std::vector<const Entry*> entries;
-    for (const int64_t id : out.ids) entries.push_back(&at(id));
-    out.tokens = drawn(entries, logits);
+    out.tokens = drawn(out.ids, logits);
     reader_.push(out.tokens);
   } else {
     out.logits = logits;

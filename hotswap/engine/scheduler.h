@@ -24,6 +24,7 @@
 #include <optional>
 #include <vector>
 
+#include "hotswap/engine/batch_sampler.h"
 #include "hotswap/engine/prefix_cache.h"
 #include "hotswap/engine/sequence.h"
 #include "hotswap/engine/step_runner.h"
@@ -120,7 +121,7 @@ class Scheduler {
   StepRow next_row(int64_t id, const Launched& before);
   static int64_t longest(const Sequence& sequence);  // tokens that the pool holds of it at most
   bool device_draws(const std::vector<int64_t>& ids) const;
-  Tensor drawn(const std::vector<const Entry*>& entries, const Tensor& logits);
+  Tensor drawn(const std::vector<int64_t>& ids, const Tensor& logits);
   std::vector<SampledToken> sampled(const std::vector<int64_t>& ids, const Tensor& logits);
   NewToken append(int64_t id, SampledToken token);
   void end(int64_t id, Finish why);
@@ -138,6 +139,7 @@ class Scheduler {
   std::deque<int64_t> waiting_;
   std::optional<Launched> launched_;  // not read yet
   TokenReader reader_;                // of launched steps that the device draws for
+  BatchSampler batch_sampler_;        // of sequences with settings of their own
 };
 
 }  // namespace hotswap

@@ -25,7 +25,8 @@ struct StopRules {
 struct Sequence {
   std::vector<int64_t> tokens;       // the prompt, then the new ones
   std::shared_ptr<Sampler> sampler;  // sequences that share one are sampled in one call
-  // Instead of `sampler`, with settings of this sequence's own. Its logits are copied to the host.
+  // Instead of `sampler`, with settings of this sequence's own. Its logits are copied to the host where it has a
+  // constraint or reports log-probabilities.
   std::shared_ptr<const RowSampler> row_sampler = nullptr;
   std::shared_ptr<TokenConstraint> constraint = nullptr;  // beside a row_sampler
   StopRules stop = {};
