@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import pickle
 
 import pytest
 import torch
@@ -220,3 +221,26 @@ def test_a_model_may_look_into_a_mask():
     assert described.shape == want.shape and torch.equal(described.reshape(2, 9), want.reshape(2, 9))
     assert torch.equal(torch.where(described, 1, 0), want.long()) and torch.equal(described.to(torch.float32), want.float())
     assert type(described.to("cpu")) is type(described)
+
+
+def _remade(value):
+    """As transformers from 5.22 on moves the inputs of a prompt whose ids are on another device than the model."""
+    return type(value)(_remade(part) for part in value) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_description_is_remade_from_its_parts(padded):
+    hotswap.load("attention").register("hotswap")
+    config = copy.deepcopy(CONFIG)
+    config._attn_implementation_internal = "hotswap"
+    padding = torch.tensor([[0, 1, 1], [1, 1, 1]]) if padded else None
+    described = create_causal_mask(config, torch.zeros(2, 3, 16), attention_mask=padding, **{cache_name(create_causal_mask): None})
+    made = _remade(described)
+    assert type(made) is type(described) and type(made.keys_of) is type(described.keys_of)
+    assert torch.equal(made.tensor(3, 3, "cpu"), described.tensor(3, 3, "cpu"))
+    assert copy.copy(made)._replace(chunk=2).chunk == 2 and pickle.loads(pickle.dumps(made)).window == described.window
+    moved = described.to("meta")
+    assert moved.device.type == "meta" and all(part.device.type == "meta" for part in moved if isinstance(part, torch.Tensor))
+    if hasattr(transformers.pytorch_utils, "move_to_device"):
+        found = transformers.pytorch_utils.move_to_device(dict(attention_mask=described), torch.device("meta"))["attention_mask"]
+        assert type(found) is type(described) and all(part.is_meta for part in found if isinstance(part, torch.Tensor))

@@ -6,6 +6,7 @@ waited for the same tensor to learn that they are packed), and padding under a w
 is captured or traced nobody can look, and these two are masks that are tensors.
 """
 
+from types import GeneratorType
 from typing import NamedTuple, Optional
 
 import torch
@@ -62,7 +63,8 @@ class Mask(NamedTuple):
         if not all(isinstance(x, devices) for x in args) or "dtype" in kwargs:
             return self.whole().to(*args, **kwargs)
         moved = lambda x: x.to(*args, **kwargs) if isinstance(x, torch.Tensor) else x  # noqa: E731
-        return Mask(*(Rows(*map(moved, x)) if isinstance(x, Rows) else moved(x) for x in self))
+        made = Mask(*(Rows(*map(moved, x)) if isinstance(x, Rows) else moved(x) for x in self))
+        return made if self.device is None else made._replace(device=torch.empty(0, device=self.device).to(*args, **kwargs).device)
 
     def contiguous(self, *args, **kwargs):
         """A description has no memory to copy. transformers 5.22 calls this on the mask of each prompt."""
@@ -107,6 +109,22 @@ class Mask(NamedTuple):
         if self.sequences is not None:
             seen = seen & (self.sequences[:, None, :, None] == self.sequences[:, None, None, :])
         return seen
+
+
+def _of_parts(stock):
+    """A tuple's constructor that takes its fields in one generator, too: transformers from 5.22 on moves the inputs of a prompt whose
+    ids are on another device than the model by type(value)(part for part in value), tuples in tuples included."""
+
+    def new(cls, *fields, **named):
+        if len(fields) == 1 and not named and isinstance(fields[0], GeneratorType):
+            fields = tuple(fields[0])
+        return stock(cls, *fields, **named)
+
+    return new
+
+
+for _tuple in (Rows, Mask):
+    _tuple.__new__ = _of_parts(_tuple.__new__)
 
 
 # Mask functions of transformers.masking_utils by their names, and what the things that they close over say.
