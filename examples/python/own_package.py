@@ -15,8 +15,9 @@ model = AutoModelForCausalLM.from_pretrained(name).eval()
 ids = torch.arange(16)[None]  # [1, 16]
 with torch.no_grad():
     stock = model(ids).logits
-    mapping = {"SiLU": f"{Path(package).resolve()}:SiLU"}  # layers that it does not name stay stock
-    hotswap.kernelize(model, kernel_config=hotswap.kernel_config(mapping, use_local_kernel=True), strict=True)
+    mapping = {"SiLU": f"{Path(package).resolve()}:SiLU"}  # layers that it does not name run hotswap's kernels
+    config = hotswap.kernel_config(mapping, use_local_kernel=True, inherit_mapping=True)
+    hotswap.kernelize(model, kernel_config=config, strict=True)
     difference = (model(ids).logits - stock).abs().max().item()
 print(hotswap.report(model))
 print(f"maximum difference from stock: {difference:.2e}")

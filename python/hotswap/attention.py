@@ -16,6 +16,7 @@ from torch import nn
 from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
 from hotswap.packages import Package, load, package
 from hotswap.replacement import Replacement, class_of, inside
+from hotswap.switch import enabled
 
 NAME = "hotswap"
 OPS = (
@@ -26,18 +27,28 @@ OPS = (
     "attention_varlen_fwd",
     "attention_varlen_bwd",
 )
-_NO_LOOK_UP = "its class does not look up an attn_implementation"
+NO_LOOK_UP = "its class does not look up an attn_implementation"
 REQUESTED = "_hotswap_attention"  # on a model that was kernelized with attention=True
 
 
-def _forward(*args, **kwargs):
-    """The first call brings the package, and its functions in the place of these two."""
+def _forward(module, *args, **kwargs):
+    """The first call brings the package, and its functions instead of these two. Where kernels are switched off: the module's own
+    formula."""
+    if not enabled():
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        own = inside(stock_forward(module)).__globals__.get("eager_attention_forward", sdpa_attention_forward)
+        return own(module, *args, **kwargs)
     made = package("attention").module
     made.register(NAME)
-    return made.interface.attention_forward(*args, **kwargs)
+    return made.interface.attention_forward(module, *args, **kwargs)
 
 
 def _mask(*args, **kwargs):
+    if not enabled():
+        from transformers.masking_utils import eager_mask
+
+        return eager_mask(*args, **kwargs)
     made = package("attention").module
     made.register(NAME)
     return made.interface._mask(*args, **kwargs)
@@ -65,6 +76,18 @@ def _parts(model: nn.Module) -> list:
 def _configs(model: nn.Module) -> list:
     """Those that say which attention runs, each once."""
     return list({id(part.config): part.config for part in _parts(model)}.values())
+
+
+def modules(model: nn.Module) -> list:
+    """(name, module) of each attention: those that look up an attention function, and the innermost ones of others by their names."""
+    found = [(name, module) for name, module in model.named_modules() if is_attention(module) or _looks_like(module)]
+    around = {name[:i] for name, _ in found for i in range(len(name)) if name[i] == "."} | ({""} if len(found) > 1 else set())
+    return [(name, module) for name, module in found if is_attention(module) or name not in around]
+
+
+def _looks_like(module: nn.Module) -> bool:
+    name = class_of(module).__name__
+    return "Attention" in name and "Deformable" not in name and next(module.parameters(), None) is not None
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -122,6 +145,12 @@ def _why_not_module(module: nn.Module) -> str:
     return "" if _same_formula(module, forward) else f"{name} computes something else"
 
 
+def _looks_nothing_up(part: nn.Module) -> bool:
+    """Has it attentions, and none that looks its implementation up? A mask for ours would be theirs then."""
+    found = modules(part)
+    return bool(found) and not any(is_attention(module) for _, module in found)
+
+
 def why_not(model: nn.Module) -> dict:
     """id of a config -> why the package does not serve the attention of the parts that share it; absent: it does."""
     reasons, chunked = {}, set()
@@ -130,6 +159,8 @@ def why_not(model: nn.Module) -> dict:
             chunked.add(id(part.config))
         elif not getattr(part, "_supports_flash_attn", False):
             reasons.setdefault(id(part.config), f"{class_of(part).__name__} says that flash attention does not serve it")
+        elif _looks_nothing_up(part):
+            reasons.setdefault(id(part.config), NO_LOOK_UP)
     reasons = {config: reason for config, reason in reasons.items() if config not in chunked}
     for module in model.modules():
         if is_attention(module) and id(module.config) not in reasons and (reason := _why_not_module(module)):
@@ -182,11 +213,13 @@ def running(module: nn.Module) -> Optional[Package]:
 
 def refused(model: nn.Module) -> list:
     """(name, module, why) of each attention that attention=True leaves stock."""
-    reasons = why_not(model)
-    others = dict.fromkeys({id(m.config) for m in model.modules() if is_attention(m)} - {id(c) for c in _configs(model)}, _NO_LOOK_UP)
-    reasons = others | reasons
-    found = [(name, module) for name, module in model.named_modules() if is_attention(module)]
-    return [(name, module, reasons[id(module.config)]) for name, module in found if id(module.config) in reasons]
+    served, reasons = {id(c) for c in _configs(model)}, why_not(model)
+    made = []
+    for name, module in modules(model):
+        config = id(module.config) if is_attention(module) else None
+        why = reasons.get(config, "" if config in served else NO_LOOK_UP)
+        made += [(name, module, why)] if why else []
+    return made
 
 
 def stock_rows(model: nn.Module) -> list:
@@ -194,7 +227,7 @@ def stock_rows(model: nn.Module) -> list:
     if REQUESTED not in model.__dict__:
         return []
     reasons = {name: why for name, _, why in refused(model)}
-    found = [name for name, module in model.named_modules() if is_attention(module) and running(module) is None]
+    found = [name for name, module in modules(model) if running(module) is None]
     return [(name, reasons.get(name, "not bound: another attn_implementation was set since")) for name in found]
 
 

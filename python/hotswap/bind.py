@@ -5,20 +5,22 @@ taking it out again is exact. Nothing is done to the classes of models, nor to o
 """
 
 import functools
-import os
 import threading
 import weakref
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from torch import nn
 
-from hotswap import attention, binding, documents, frequencies, kernels_mapping, match
-from hotswap.decode import LAYER as WHOLE_LAYER
+from hotswap import attention, binding, documents, frequencies, kernels_mapping, match, requests
+from hotswap.arguments import FLAG, MODEL, check, checked
+from hotswap.chosen import Chosen, attention_choice, layers_off_by, serves_attention
+from hotswap.kernel_ref import parse
 from hotswap.mapping import Mapping, mapping_of, mode_name
 from hotswap.packages import package, register_sharding
-from hotswap.plan import ATTENTION, STOCK, Decision, Planner, device_name, devices_of, plan
+from hotswap.plan import ATTENTION, Decision, Planner, mode_of, plan
 from hotswap.replacement import Replacement, class_of
-from hotswap.sources import ORGANIZATION, NoVariant, Sources, concrete
+from hotswap.sources import Sources, check_attention_layer, concrete
+from hotswap.switch import enabled
 
 
 _BASELINE: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()  # model -> calls of each op when it was bound
@@ -38,25 +40,22 @@ def one_at_a_time(function):
     return waiting
 
 
-class Chosen(NamedTuple):
-    """What a model was bound with, for the next kernelize() that does not say otherwise."""
-
-    options: dict
-    mapping: Mapping
-    sources: Sources
-
-
 def check_options(options: dict, before: Optional[dict] = None) -> dict:
     """Every option with its value: what is given; else on where it was on `before`, but for attention; else the default. TypeError
-    for one that does not exist."""
+    for one that does not exist or is neither True nor False (attention may be the name of a kernel)."""
     unknown = sorted(set(options) - set(match.OPTIONS))
     if unknown:
         raise TypeError(f"expected options of {', '.join(match.OPTIONS)}; got {', '.join(unknown)}; leave it out")
+    for name, value in options.items():
+        if name == ATTENTION and isinstance(value, str):
+            parse(value)  # for its error
+        else:
+            check("kernelize", name, value, FLAG)
     kept = {name: value for name, value in (before or {}).items() if value and name != ATTENTION}
     return {**match.OPTIONS, **kept, **options}
 
 
-def _check_mode(mode) -> set:
+def check_mode(mode) -> set:
     """The names in a kernels.Mode, or in "training", "inference", "training|torch_compile"."""
     if mode is None:
         return set()
@@ -83,46 +82,27 @@ def _bind(module: nn.Module, replacement: Replacement) -> None:
     binding.bind(module, replacement, {"_loss_function": causal_lm_loss} if defers else {})
 
 
-def enabled() -> bool:
-    """USE_HUB_KERNELS=0, OFF or NO switches every kernel off, here as in transformers: whatever is not a yes. Empty is as unset."""
-    return (os.environ.get("USE_HUB_KERNELS") or "YES").upper() in ("1", "ON", "YES", "TRUE")
+def check_attention_once(options: dict, mapping: Mapping) -> None:
+    """ValueError where the option and the mapping choose differently. options: those of the call."""
+    if ATTENTION not in options or not mapping.names((ATTENTION,)):
+        return
+    chosen, refs = options[ATTENTION], [ref for by_mode in mapping.table[ATTENTION].values() for ref in by_mode.values()]
+    if isinstance(chosen, str) or chosen is all(ref.stock for ref in refs):
+        in_mapping = ", ".join(dict.fromkeys(repr(ref.text) for ref in refs))
+        raise ValueError(f"expected one choice of attention; got attention={chosen!r} and {in_mapping} in the kernel mapping; leave one out")
 
 
-_PARTS_OF_LAYERS = ("rms_norm", "rope", "mlp")  # options
-
-
-def whole_layers_off(model: nn.Module) -> str:
-    """Why hotswap.generate runs the model's decoder layers by their parts, whatever the op serves; "": the op decides."""
-    if not enabled():
-        return "USE_HUB_KERNELS is off"
-    chosen: Optional[Chosen] = model.__dict__.get("_hotswap_chosen")
-    return _layers_off_by(chosen, model) if chosen else ""
-
-
-def _layers_off_by(chosen: Chosen, model: nn.Module) -> str:
-    """ValueError where the mapping names a kernel for them that does not exist."""
-    if option := next((o for o in _PARTS_OF_LAYERS if not chosen.options[o]), ""):
-        return f"{option} is off, a part of it"
-    choice = chosen.mapping.choice((WHOLE_LAYER,), device_name(devices_of(model)), "INFERENCE")
-    if choice is None:
-        return ""
-    if choice.ref is None:
-        return choice.why
-    if choice.ref.stock:
-        return STOCK
-    known = chosen.sources.bundled(choice.ref, (WHOLE_LAYER,)) is not None
-    return "" if known else f"hotswap.generate runs only hotswap/decode, and the mapping has {choice.ref.text}"
-
-
+@checked(model=MODEL, strict=FLAG, allow_all_kernels=FLAG)
 @one_at_a_time
 def kernelize(
     model: nn.Module, mode=None, strict: bool = False, kernel_config=None, allow_all_kernels: bool = False, **options
 ) -> nn.Module:
     """Binds our kernels to every layer of `model` that computes what one of them computes; returns the model.
 
-    mode: None for every mode, and then train() and eval() need nothing; or as kernels.Mode, to leave out layers that
-    lack it. strict: RuntimeError, and nothing changed, where a layer that a kernel could serve stays stock and neither an
-    option nor the mapping says so.
+    mode: None for every mode, and then train() and eval() need nothing (where the mapping has kernels by mode, they bind again);
+    or as kernels.Mode, to leave out layers that lack it: what is bound then stays, as by kernels' own kernelize. strict:
+    RuntimeError, and nothing changed, where a layer that a kernel could serve stays stock and neither an option nor the mapping
+    says so, and where an entry of the mapping or an option that is off by default requests a layer that is not bound.
     kernel_config: which kernel a layer runs, by name: a dictionary, hotswap.kernel_config(...) or a KernelConfig
     (mapping.py has the forms); layers that it does not name run ours. ValueError where it names no layer of the model or a
     kernel that does not exist. allow_all_kernels: kernels of the Hub run though their publisher is not a trusted one.
@@ -130,23 +110,27 @@ def kernelize(
     on), fused_linear_cross_entropy (off: with it a training forward gives a loss and no logits), linear (off), and attention
     (off: it is the attn_implementation of the model; True, or the name of a kernel). A second call keeps kernel_config and what
     an option had switched on, attention excepted, unless it says otherwise.
+    TypeError for an argument of another kind and an option that does not exist; ValueError for a value that means nothing.
     """
-    mode = _check_mode(mode)
+    follows, mode = mode is None, check_mode(mode)
     before: Optional[Chosen] = model.__dict__.get("_hotswap_chosen")
-    options = check_options(options, before and before.options)
+    given, options = options, check_options(options, before and before.options)
     mapping = mapping_of(kernel_config) if kernel_config is not None or before is None else before.mapping
+    if kernel_config is not None:
+        check_attention_once(given, mapping)
     if isinstance(options["attention"], str):
         mapping = mapping.plus(ATTENTION, options["attention"])
     keeps = before is not None and kernel_config is None and not allow_all_kernels
-    chosen = Chosen(options, mapping, before.sources if keeps else Sources(allow_all_kernels))
+    sources = before.sources if keeps else Sources(allow_all_kernels)
+    chosen = Chosen(options, mapping, sources, mode_of(model, mode), strict, rebind if follows and mapping.has_modes else None)
     decisions, attend = [], None
     if enabled():
         planner = Planner(model, mapping, options, mode, chosen.sources)
         decisions = plan(model, planner)
-        _layers_off_by(chosen, model)  # for its errors
-        attend = _attention_by(model, chosen, planner.asked)
+        layers_off_by(chosen, model)  # for its errors
+        attend = _attention_by(model, chosen)
     if strict:
-        _check_strict(model, decisions, attend)
+        _check_strict(model, decisions, chosen)
     _take_out(model, only_ours=True)
     kernels_mapping.untie(model)
     ops = {(r.package, op) for d in decisions if (r := d.site.replacement) for op in r.ops}
@@ -157,6 +141,8 @@ def kernelize(
             if found is not None:
                 binding.bind(module, found)
     model.__dict__["_hotswap_chosen"] = chosen
+    if chosen.rebind is not None:
+        binding.give_class(model)
     if attend == "":
         ops |= attention.bind(model)
     elif attend is not None:
@@ -165,6 +151,12 @@ def kernelize(
     register_sharding()
     _BASELINE[model] = counts(ops)
     return model
+
+
+def rebind(model: nn.Module) -> None:
+    """After train() or eval() of a model whose mapping has kernels by mode."""
+    chosen: Chosen = model.__dict__["_hotswap_chosen"]
+    kernelize(model, strict=chosen.strict, **chosen.options)
 
 
 def is_bound(model: nn.Module) -> bool:
@@ -185,17 +177,16 @@ def _bind_decided(d: Decision) -> None:
             module.__dict__["_hotswap_source"] = (d.source.name, d.source.layer, d.source.version, d.source.variant)
 
 
-def _attention_by(model, chosen: Chosen, mode: str) -> Optional[str]:
+def _attention_by(model, chosen: Chosen) -> Optional[str]:
     """None: the model's own attention; "": our package; else the name of a kernel for transformers."""
-    device = device_name(devices_of(model))
-    choice = chosen.mapping.choice((ATTENTION,), device, mode)
-    if choice is None or (choice.ref is None and not chosen.mapping.names((ATTENTION,))):
+    choice = attention_choice(model, chosen)
+    if choice is None:
         return "" if chosen.options["attention"] else None
     if choice.ref is None or choice.ref.stock:
         return None
     ref = choice.ref
-    of_ours = ref if ref.repo.startswith(f"{ORGANIZATION}/") else ref._replace(layer="")  # flash attention's layers have names of their own
-    if chosen.sources.bundled(of_ours, (ATTENTION,)) is not None:
+    if serves_attention(ref, chosen):
+        check_attention_layer(ref)
         return ""
     if not ref.repo:
         raise ValueError(
@@ -206,7 +197,7 @@ def _attention_by(model, chosen: Chosen, mode: str) -> Optional[str]:
     return f"{ref.repo}{'@' if revision else ''}{revision}{':' if ref.layer else ''}{ref.layer}"
 
 
-def _check_strict(model: nn.Module, decisions: list, attend) -> None:
+def _check_strict(model: nn.Module, decisions: list, chosen: Chosen) -> None:
     if not enabled():
         raise RuntimeError("strict: expected a kernel for every layer; got USE_HUB_KERNELS, which switches all off; unset it")
     missed = [
@@ -214,8 +205,10 @@ def _check_strict(model: nn.Module, decisions: list, attend) -> None:
         for d in decisions
         if d.replacement is None and not d.by_choice
     ]
-    if attend == "":
-        missed += [f"{name} ({class_of(module).__name__}): {why}" for name, module, why in attention.refused(model)]
+    missed += [
+        f"{name or 'the model'} ({class_of(model.get_submodule(name)).__name__}): no {layer}: {why}"
+        for name, layer, why in requests.unmet(model, chosen, [d.site for d in decisions])
+    ]
     if missed:
         raise RuntimeError(
             f"strict: expected a kernel for every layer; got none for {', '.join(missed)}; map these layers to kernels, or to \"\" "
@@ -234,9 +227,10 @@ def _take_out(model: nn.Module, only_ours: bool = False) -> None:
     _BASELINE.pop(model, None)
 
 
+@checked(model=MODEL)
 @one_at_a_time
 def unkernelize(model: nn.Module) -> nn.Module:
-    """Takes every kernel of ours out again, also those that kernel_config() brought; returns the model."""
+    """Takes every kernel of ours out again, also those that kernel_config() brought; returns the model. TypeError for what is none."""
     _take_out(model)
     kernels_mapping.forget(model)
     return model

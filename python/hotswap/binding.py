@@ -117,9 +117,16 @@ def bound_class(stock: type) -> type:
         else:
             super(made, self).__setattr__(name, value)
 
+    def train(self, mode=True):
+        changes, trained = mode is not self.training, super(made, self).train(mode)
+        chosen = self.__dict__.get("_hotswap_chosen")
+        if changes and chosen is not None and chosen.rebind is not None:
+            chosen.rebind(self)
+        return trained
+
     forward.__signature__ = inspect.signature(stock.forward)  # as a function's own: nothing is to be unwrapped from it
     forward.__doc__, forward.hotswap_stock = stock.forward.__doc__, stock
-    names = dict(forward=forward, __setattr__=__setattr__, __reduce_ex__=__reduce_ex__, __setstate__=__setstate__, hotswap_stock=stock)
+    names = dict(forward=forward, train=train, __setattr__=__setattr__, __reduce_ex__=__reduce_ex__, __setstate__=__setstate__, hotswap_stock=stock)
     names |= dict(__module__=stock.__module__, __qualname__=stock.__qualname__, __doc__=stock.__doc__)
     made = types.new_class(stock.__name__, (stock,), exec_body=lambda namespace: namespace.update(names))
     return made

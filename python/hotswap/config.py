@@ -6,6 +6,7 @@ from kernels import LocalLayerRepository  # noqa: F401  (says early that `kernel
 from transformers import KernelConfig
 
 from hotswap import bind
+from hotswap.arguments import FLAG, checked
 from hotswap.mapping import Mapping
 from hotswap.packages import package
 
@@ -37,6 +38,7 @@ class HotswapKernelConfig(KernelConfig):
         return {"kernel_mapping": {}, "use_local_kernel": True, "options": self.options}
 
 
+@checked(strict=FLAG, allow_all_kernels=FLAG)
 def kernel_config(
     kernel_mapping: Optional[dict] = None,
     use_local_kernel: bool = False,
@@ -55,4 +57,6 @@ def kernel_config(
     package("norm")  # missing packages are told here, not in the middle of a load
     mapping = Mapping(kernel_mapping, use_local_kernel, inherit_mapping)
     bind.check_options(options)
+    bind.check_mode(mode)
+    bind.check_attention_once(options, mapping)
     return HotswapKernelConfig(mapping, dict(mode=mode, strict=strict, allow_all_kernels=allow_all_kernels, **options))

@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 from hotswap.agree import agreement, first, linear, numbers, settings, shell_of, stock_forward
+from hotswap.arguments import TEXT, checked
 from hotswap.packages import load, why_not_for
 from hotswap.plain import own_forward
 from hotswap.replacement import Replacement, class_of
+from hotswap.switch import enabled
 
 NAME = "hotswap"
 OPS = ("moe_experts", "moe_experts_train", "moe_experts_bwd", "moe_experts_bwd_")
@@ -181,7 +183,7 @@ def experts_forward(self, hidden_states, top_k_index, top_k_weights):
     """What transformers calls for experts_implementation="hotswap". NotImplementedError for a class whose formula is none
     of ours. The class is asked at a module's first call, which torch.compile may not be."""
     forward = self.__dict__.get("_hotswap_experts")
-    if why_not_for("moe", hidden_states):
+    if not enabled() or why_not_for("moe", hidden_states):
         return _eager(self)(self, hidden_states, top_k_index, top_k_weights)
     if forward is None:
         if torch.compiler.is_compiling():
@@ -199,8 +201,10 @@ def experts_forward(self, hidden_states, top_k_index, top_k_weights):
     return forward(self, hidden_states, top_k_index, top_k_weights)
 
 
+@checked(name=TEXT)
 def register_experts(name: str = NAME) -> None:
-    """Makes our experts an experts_implementation of that name, for every model of the process that asks for it."""
+    """Makes our experts an experts_implementation of that name, for every model of the process that asks for it. TypeError for a name
+    that is no text."""
     from transformers.integrations.moe import ExpertsInterface
 
     ExpertsInterface.register(name, experts_forward)

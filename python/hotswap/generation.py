@@ -15,13 +15,15 @@ import threading
 import warnings
 
 import torch
-from transformers import DynamicCache, GenerationMixin, StaticCache
+from transformers import DynamicCache, GenerationMixin
 
 from hotswap import decode
-from hotswap.bind import enabled, whole_layers_off
-from hotswap.generation_checks import check_class, check_request, refuse
+from hotswap.arguments import CONFIG, FLAG, GENERATING, IDS, IDS_OR_NONE, LIST, STREAMER_OR_NONE, TOKENIZER_OR_NONE, checked
+from hotswap.chosen import whole_layers_off
+from hotswap.generation_checks import check_class, check_request, refuse, static_cache
 from hotswap.packages import load
 from hotswap.replacement import cache_name
+from hotswap.switch import enabled
 from hotswap.view import view
 
 # Processors that look at nothing but the scores, and never wait: they go into the graph.
@@ -32,8 +34,11 @@ _OF_SCORES = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper",
 _PLANS_PAY = 1 << 27
 
 
+@checked(model=GENERATING, input_ids=IDS_OR_NONE, streamer=STREAMER_OR_NONE, tokenizer=TOKENIZER_OR_NONE)
 def generate(model, input_ids=None, streamer=None, tokenizer=None, **kwargs):
-    """model.generate() by the loop of this module. `streamer`, `tokenizer` and all other arguments are its own."""
+    """model.generate() by the loop of this module. `streamer`, `tokenizer` and all other arguments are its own. input_ids: int64
+    [batch, time]; gives int64 [batch, time of the longest]. TypeError for arguments of another kind, ValueError for what this loop
+    does not do."""
     loop = captured_generate
     given = any(kwargs.get(name) is not None for name in ("past_key_values", "cache"))  # 5.24 takes both names
     if not given and kwargs.get("cache_implementation", "static") == "static":
@@ -313,9 +318,13 @@ def _of_all(model, cache, ids, model_kwargs):
 def _static_cache(model, generation_config, more):
     """A static cache with room for max_length tokens, and for `more`."""
     room = max(generation_config.max_length - 1 + more, getattr(generation_config, "max_cache_len", None) or 0)
-    return StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=room)
+    return static_cache(model, room)
 
 
+@checked(
+    model=GENERATING, input_ids=IDS, logits_processor=LIST, stopping_criteria=LIST, generation_config=CONFIG,
+    hotswap_streamer=STREAMER_OR_NONE, hotswap_cache=FLAG,
+)  # fmt: skip
 @torch.no_grad()
 @_on_its_gpu
 def captured_generate(

@@ -21,6 +21,34 @@ def check_class(model):
         refuse("attn_implementation of eager, sdpa or hotswap", attention, "call model.set_attn_implementation, or model.generate")
 
 
+def check_cache(cache):
+    kinds = sorted({type(layer).__name__ for layer in getattr(cache, "layers", [])})
+    if kinds != ["StaticLayer"]:
+        refuse('cache_implementation="static" and layers that see all keys', f"a cache of {', '.join(kinds) or type(cache).__name__}",
+                "call model.generate")  # fmt: skip
+
+
+def static_cache(model, length: int):
+    """A static cache for `length` tokens; it has no memory before the first of them."""
+    from transformers import StaticCache
+
+    return StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=length)
+
+
+def why_not_generated(model) -> str:
+    """Why hotswap.generate refuses this model, whatever the request; "": it does not, or nothing generates with the model."""
+    if not (hasattr(model, "can_generate") and model.can_generate()):
+        return ""
+    try:
+        check_class(model)
+        check_cache(static_cache(model, 8))
+    except ValueError as error:
+        return str(error).replace("hotswap.generate:", "hotswap.generate refuses this model:")
+    except (AttributeError, TypeError, KeyError, NotImplementedError) as error:  # of a config that transformers' cache does not read
+        return f"hotswap.generate refuses this model: expected a config of which a static cache is made; got {error!r}; call model.generate"
+    return ""
+
+
 def check_request(model, config, cache):
     check_class(model)
     if config.use_cache is False:
@@ -34,7 +62,4 @@ def check_request(model, config, cache):
     for name in ("output_attentions", "output_hidden_states", "output_scores", "output_logits", "prefill_chunk_size"):
         if getattr(config, name, None):
             refuse("the ids alone", f"{name}={getattr(config, name)}", "leave it out, or call model.generate")
-    kinds = sorted({type(layer).__name__ for layer in getattr(cache, "layers", [])})
-    if kinds != ["StaticLayer"]:
-        refuse('cache_implementation="static" and layers that see all keys', f"a cache of {', '.join(kinds) or type(cache).__name__}",
-                "call model.generate")  # fmt: skip
+    check_cache(cache)

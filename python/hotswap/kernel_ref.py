@@ -84,9 +84,11 @@ def _check_revision(ref: KernelRef) -> None:
 
 
 def _with_metadata(ref: KernelRef, metadata: dict) -> KernelRef:
-    if unknown := sorted(set(metadata) - set(METADATA)):
+    if unknown := sorted(map(str, set(metadata) - set(METADATA))):
         _refuse(ref.text, f"{', '.join(unknown)} beside it, where {', '.join(METADATA)} are known")
     version, revision = metadata.get("version"), metadata.get("revision")
+    if revision is not None and (not isinstance(revision, str) or not revision):
+        _refuse(ref.text, f"the revision {revision!r} is not a text that names a branch, tag, commit or versions")
     if not isinstance(metadata.get("trust_remote_code", False), bool):
         _refuse(ref.text, "trust_remote_code is not True or False")
     if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 0):
@@ -106,7 +108,9 @@ def parse(value) -> KernelRef:
     text, metadata = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value, {})
     if not isinstance(text, str) or not isinstance(metadata, dict):
         _refuse(value, "neither a string nor a pair of a string and a dictionary")
-    if text == "" and not metadata:
+    if text == "":
+        if metadata:
+            _refuse(value, f"'' keeps the layer stock, and {', '.join(map(str, metadata))} beside it is of no kernel")
         return KernelRef("")
     ref = _with_metadata(_of_folder(text) if text.startswith("/") else _of_repo(text), metadata)
     _check_revision(ref)

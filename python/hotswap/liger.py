@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from hotswap import bind, binding, liger_places
+from hotswap.arguments import FLAG, MODEL, MODEL_OR_NONE, TEXT, check, checked
 
 
 class Family(NamedTuple):
@@ -129,6 +130,9 @@ def _apply_to_class(family: str, options: dict) -> None:
 
 
 def _apply(family: str, model=None, **options) -> None:
+    check(f"apply_liger_kernel_to_{family}", "model", model, MODEL_OR_NONE)
+    for name in options.keys() & FAMILIES[family].options.keys():
+        check(f"apply_liger_kernel_to_{family}", name, options[name], FLAG)
     chosen = _options(family, options)
     if model is None:
         _apply_to_class(family, chosen)
@@ -198,17 +202,20 @@ def _known_function(model_type: str):
     raise ValueError(f"expected a model of {known}; got {model_type}; call hotswap.kernelize(model) instead")
 
 
+@checked(model_type=TEXT)
 def _apply_liger_kernel(model_type: str, **options) -> None:
     """For every model of this model_type that is made from now on."""
     _known_function(model_type)(**options)
 
 
+@checked(model=MODEL)
 def _apply_liger_kernel_to_instance(model, **options) -> None:
     """What Trainer calls with use_liger_kernel=True."""
-    _known_function(getattr(model.config, "model_type", None))(model=model, **options)
+    _known_function(getattr(getattr(model, "config", None), "model_type", None))(model=model, **options)
     binding.put(model, "bound_by_trainer", True)
 
 
+@checked(shadow=FLAG)
 def enable_for_trainer(shadow: bool = False) -> None:
     """TrainingArguments(use_liger_kernel=True, liger_kernel_config={...}) runs on our kernels, in this process.
 

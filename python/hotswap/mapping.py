@@ -27,6 +27,11 @@ _MODES = {  # what may serve a mode, the best first
 }
 
 
+def check_flag(name: str, value, or_none: bool = False) -> None:
+    if not (isinstance(value, bool) or or_none and value is None):
+        raise TypeError(f"expected {name} as True or False{' or None' * or_none}; got {value!r}; pass one of these")
+
+
 def mode_name(mode) -> str:
     """'TRAINING|TORCH_COMPILE' of a kernels.Mode, or of a text in any case and order."""
     text = mode if isinstance(mode, str) else getattr(mode, "name", None) or str(mode)
@@ -34,6 +39,8 @@ def mode_name(mode) -> str:
     order = ("INFERENCE", "TRAINING", "TORCH_COMPILE", "FALLBACK")
     if not names <= set(order):
         raise ValueError(f"expected a mode of {', '.join(order).lower()}; got {mode}; correct it")
+    if {"INFERENCE", "TRAINING"} <= names or "FALLBACK" in names and len(names) > 1 or names == {"TORCH_COMPILE"}:
+        raise ValueError(f"expected inference or training, with torch_compile or not, or only fallback; got {mode}; choose one of them")
     return "|".join(name for name in order if name in names)
 
 
@@ -41,6 +48,7 @@ class Choice(NamedTuple):
     ref: Optional[KernelRef]  # None: the mapping has no kernel here
     why: str = ""  # it has none
     part: str = ""  # stock, because this part of the layer is mapped
+    key: str = ""  # of the entry
 
 
 class Mapping:
@@ -50,6 +58,8 @@ class Mapping:
     def __init__(self, kernel_mapping: Optional[dict] = None, use_local_kernel=False, inherit_mapping: Optional[bool] = None):
         if not isinstance(kernel_mapping, (dict, type(None))):
             raise ValueError(f"expected a kernel mapping as a dictionary; got {type(kernel_mapping).__name__}; correct it")
+        check_flag("use_local_kernel", use_local_kernel)
+        check_flag("inherit_mapping", inherit_mapping, or_none=True)
         self.use_local_kernel = bool(use_local_kernel)
         self.inherits = not use_local_kernel if inherit_mapping is None else bool(inherit_mapping)
         self.table = {key: self._entry(key, value) for key, value in (kernel_mapping or {}).items()}
@@ -62,17 +72,34 @@ class Mapping:
             return {None: self._by_mode(key, value)}
         if not value:
             raise ValueError(f"expected at least one device for {key}; got none; name one, or leave the key out")
+        self._check_once(key, value, self._device)
         return {self._device(device): self._by_mode(key, given) for device, given in value.items()}
 
     @staticmethod
+    def _check_once(key: str, given: dict, name) -> None:
+        """Two spellings of one device or mode, of which one would be lost."""
+        spelled: dict = {}
+        for word in given:
+            spelled.setdefault(name(word), []).append(str(word))
+        for one, words in spelled.items():
+            if len(words) > 1:
+                raise ValueError(f"expected one entry of {key} for {one.lower()}; got {' and '.join(words)}; leave one out")
+
+    @staticmethod
     def _device(given) -> str:
+        if getattr(given, "properties", None) is not None:
+            raise ValueError(f"expected a device without properties; got {given}; name only the kind of device: every one of it is meant")
         device = getattr(given, "type", given)  # a kernels.Device
-        device = SPELLED.get(device, device)
+        device = SPELLED.get(device, device) if isinstance(device, str) else device
         if device not in DEVICES:
             raise ValueError(f"expected a device of {', '.join(DEVICES)}; got {given!r}; correct the mapping")
         return device
 
     def _by_mode(self, key: str, value) -> dict:
+        if value == {}:
+            raise ValueError(f"expected at least one mode for {key}; got none; name one, or write the kernel without a mode")
+        if isinstance(value, dict):
+            self._check_once(key, value, mode_name)
         values = {mode_name(mode): ref for mode, ref in value.items()} if isinstance(value, dict) else {"FALLBACK": value}
         found = {mode: parse(ref) for mode, ref in values.items()}
         for ref in found.values():
@@ -83,8 +110,20 @@ class Mapping:
                 )
         return found
 
+    @property
+    def has_modes(self) -> bool:
+        """Is there an entry with kernels by mode?"""
+        return any(by_mode.keys() != {"FALLBACK"} for entry in self.table.values() for by_mode in entry.values())
+
     def _keys(self, layers: tuple) -> list:
         return [key for key in self.table if key in layers or set(ALIASES.get(key, ())) & set(layers)]
+
+    def elsewhere(self, layers: tuple, device: str) -> str:
+        """Of layers that keep their default: on which other devices the mapping names them; "": on none."""
+        keys = self._keys(layers)
+        if not keys or any(self._on(self.table[key], device) is not None for key in keys):
+            return ""
+        return f"the mapping names {keys[0]} only on {', '.join(sorted({str(d) for key in keys for d in self.table[key]}))}"
 
     def plus(self, key: str, value) -> "Mapping":
         """The same, and one more entry."""
@@ -98,9 +137,9 @@ class Mapping:
     def choice(self, layers: tuple, device: str, mode: str) -> Optional[Choice]:
         """What is said of a layer that has these names, on this device; None: nothing, so that the default holds. A part that is
         mapped keeps the layers that hold it stock."""
-        said = [by_device for key in self._keys(layers) if (by_device := self._on(self.table[key], device)) is not None]
-        if said:
-            return self._of_mode(said[-1], layers[0], device, mode)
+        found = [(key, by_device) for key in self._keys(layers) if (by_device := self._on(self.table[key], device)) is not None]
+        if found:
+            return self._one([self._of_mode(by_mode, layers[0], device, mode)._replace(key=key) for key, by_mode in found], layers)
         if keys := self._keys(layers):
             if self.inherits:
                 return None
@@ -117,6 +156,16 @@ class Mapping:
 
     def _says(self, layer: str, device: str) -> bool:
         return any(self._on(self.table[key], device) is not None for key in self._keys((layer,)))
+
+    @staticmethod
+    def _one(choices: list, layers: tuple) -> Choice:
+        """Of several keys for one layer, as "MLP" and "SwiGLUMLP": they may say the same, or one is for other modes."""
+        named = [choice for choice in choices if choice.ref is not None]
+        plain = {choice.ref._replace(text="", layer="" if choice.ref.layer in layers else choice.ref.layer) for choice in named}
+        if len(plain) > 1:
+            keys = " and ".join(f"{choice.key}={choice.ref.text!r}" for choice in named)
+            raise ValueError(f"expected one kernel for {layers[0]}; got {keys} in the kernel mapping; leave one out")
+        return named[0] if named else choices[0]
 
     @staticmethod
     def _of_mode(by_mode: dict, layer: str, device: str, mode: str) -> Choice:

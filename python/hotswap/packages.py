@@ -17,6 +17,8 @@ from typing import NamedTuple, Optional
 
 import torch
 
+from hotswap.arguments import TEXT, checked
+
 VARIANT = re.compile(r"torch-stable-abi(\d)(\d+)-(cpu|cu(\d+)(\d))-(\w+)-linux")
 
 
@@ -132,8 +134,10 @@ def register_sharding() -> None:
             getattr(made.module, "register_sharding", lambda: None)()
 
 
+@checked(name=TEXT)
 def load(name: str) -> ModuleType:
-    """The package's Python module: its functions, and its layers in `.layers`."""
+    """The package's Python module: its functions, and its layers in `.layers`. TypeError for a name that is no text,
+    FileNotFoundError where there is no such package."""
     return package(name).module
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import nn
 
-from hotswap import attention, binding, decode, experts, match
+from hotswap import attention, binding, decode, experts, match, projections
 from hotswap.mapping import ALIASES, Mapping
 from hotswap.packages import dtypes, package
 from hotswap.replacement import Replacement, class_of
@@ -72,36 +72,48 @@ def _held(site: Site, holders: dict) -> Site:
     return site._replace(layers=(*site.layers, *holder.layers), holder=holder) if holder and site.layers[0] == "Experts" else site
 
 
+def mode_of(model: nn.Module, mode: set) -> str:
+    """Its name in a mapping: of `mode`, or where that is empty of the model as it is now."""
+    now = {"TRAINING" if model.training else "INFERENCE"} if not mode else mode
+    return "|".join(name for name in ("INFERENCE", "TRAINING", "TORCH_COMPILE") if name in now)
+
+
 class Planner:
     """mode: its names, such as {"TRAINING"}; empty: every mode."""
 
     def __init__(self, model, mapping: Mapping, options: dict, mode: set, sources: Sources):
         self.mapping, self.options, self.mode, self.sources = mapping, options, mode, sources
         self.devices, self.dtypes = devices_of(model), dtypes_of(model)
-        now = {"TRAINING" if model.training else "INFERENCE"} if not mode else mode
-        self.asked = "|".join(name for name in ("INFERENCE", "TRAINING", "TORCH_COMPILE") if name in now)
+        self.asked = mode_of(model, mode)
 
     def decide(self, site: Site) -> Decision:
         device = device_name(devices_of(site.module) or self.devices)
         choice = self.mapping.choice(site.layers, device, self.asked)
         if choice is None:
-            return self._default(site)
+            return self._default(site, self.mapping.elsewhere(site.layers, device))
         if choice.ref is None:
-            return Decision(site, why=choice.why, by_choice=bool(choice.part) or not self.mapping.inherits)
+            return Decision(site, why=choice.why, by_choice=bool(choice.part) or not choice.key and self._is_off(site))
         if choice.ref.stock:
             return Decision(site, why=STOCK, by_choice=True)
         source = self.sources.find(choice.ref, site.layers, device)
         if isinstance(source, NoVariant):
             return Decision(site, why=f"{choice.ref.text}: {source}")
-        return self._of_bundled(site, source) if source.bundled else self._of_others(site, source)
+        return self._of_bundled(site, source, choice.key) if source.bundled else self._of_others(site, source)
 
-    def _default(self, site: Site) -> Decision:
+    def _is_off(self, site: Site) -> bool:
+        """Would it be stock with every default kernel: by an option, or since it runs only elsewhere?"""
+        r = site.replacement
+        return r is not None and (not self.options[r.option] or not projections.is_here(site.module, r))
+
+    def _default(self, site: Site, note: str = "") -> Decision:
+        """note: of the mapping, which has something for other devices."""
         r = site.replacement
         if r is None:
             return Decision(site, why=why_none(site.module))
         if not self.options[r.option]:
             return Decision(site, why=_OFF.get(r.option, f"{r.option} is off"), by_choice=True)
-        return self._checked(site, r)
+        decision = self._checked(site, r)
+        return decision._replace(why="; ".join(filter(None, (decision.why, note))))
 
     def _checked(self, site: Site, r: Replacement, source: Optional[Source] = None) -> Decision:
         why = self._lacks(site.module, r) or binding.why_not(site.module, r)
@@ -116,11 +128,13 @@ class Planner:
             return f"{r.package}:{r.layer} is not for torch.compile"
         return lacks(module, r, self.devices, self.dtypes)
 
-    def _of_bundled(self, site: Site, source: Source) -> Decision:
+    def _of_bundled(self, site: Site, source: Source, key: str) -> Decision:
+        """key: of the mapping's entry. One key for several layers, as "MLP", names a kernel of one of them; of any other layer is
+        an error."""
         r = site.replacement
         known = bundled()[source.name].layers
         if source.layer not in {*site.layers, *(known.get(name) for name in site.layers)}:
-            if ALIASES.keys().isdisjoint(self.mapping.table):
+            if source.layer not in ALIASES.get(key, ()):
                 raise ValueError(
                     f"expected a kernel for {site.layers[0]} ({site.name or 'the model'}); got {source.name}:{source.layer}, which "
                     f"serves {source.layer}; map another layer of a package"

@@ -6,11 +6,14 @@ from typing import Optional
 
 from torch import nn
 
-from hotswap import attention, binding, decode, elsewhere, mixers, projections
-from hotswap.bind import _BASELINE, counts, enabled, mapping_of_model, one_at_a_time
+from hotswap import attention, binding, decode, elsewhere, mixers, projections, requests
+from hotswap.arguments import MODEL, checked
+from hotswap.bind import _BASELINE, counts, mapping_of_model, one_at_a_time
+from hotswap.generation_checks import why_not_generated
 from hotswap.packages import owner, package
 from hotswap.plan import Site, devices_of, dtypes_of, lacks, sites, why_none
 from hotswap.replacement import Replacement, class_of
+from hotswap.switch import OFF, enabled
 
 
 _IN_EXPERTS = tuple(f"part of {layer}, which is bound" for layer in ("Experts", "Llama4TextMoe"))
@@ -34,6 +37,7 @@ class Report:
     rows: list
     calls: dict = field(default_factory=dict)  # "norm.rms_norm" -> calls in this process since the model was bound
     why_not_captured: str = ""  # hotswap.generate runs each step of it by itself on a GPU; "": as a CUDA graph
+    why_not_generated: str = ""  # hotswap.generate refuses the model; "": it takes it, or nothing generates with it
 
     def __str__(self):
         lines = []
@@ -45,7 +49,9 @@ class Report:
             where = f"{name} v{version} ({variant}){note}" if version else f"{name}{note}" if name else f"stock: {why}"
             first = names[0] or "the model"
             lines.append(f"{layer:20} x{len(names):<4} {where:52} {first}{', ...' if len(names) > 1 else ''}")
-        if self.why_not_captured:
+        if self.why_not_generated:
+            lines.append(self.why_not_generated)
+        elif self.why_not_captured:
             lines.append(f"hotswap.generate captures no steps in a CUDA graph: {self.why_not_captured}")
         lines += [f"{op:36} {count} calls" for op, count in sorted(self.calls.items()) if count]
         return "\n".join(lines)
@@ -60,12 +66,14 @@ def _uncounted(model: nn.Module, ops: set):
     baseline.update({op: baseline[op] + count - before[op] for op, count in counts(ops).items() if op in baseline})
 
 
+@checked(model=MODEL)
 @one_at_a_time
 def report(model: nn.Module) -> Report:
-    """What every layer runs that is bound, could be, or looks as if: read from the modules as they are now."""
+    """What every layer runs that is bound, could be, or looks as if: read from the modules as they are now. TypeError for what is no
+    model."""
     rows, ops, where = [], set(), (devices_of(model), dtypes_of(model))
-    in_mixers = set()
-    for site in sites(model, mapping_of_model(model)):
+    in_mixers, found_sites = set(), sites(model, mapping_of_model(model))
+    for site in found_sites:
         if site.holder and _runs_others(site.holder.module):
             site = site.holder
         r = site.replacement
@@ -81,9 +89,13 @@ def report(model: nn.Module) -> Report:
     attends = dict(attention.stock_rows(model))
     rows += [Row(name, "attention", None, why=why) for name, why in attends.items()]
     adds = any(row.layer == projections.ADD_NORM and row.package for row in rows)  # in whole layers
+    chosen = model.__dict__.get("_hotswap_chosen")
     with _uncounted(model, ops):
         more = [row for row in elsewhere.rows(model, set(attends)) if not (adds and row[1] == projections.ADD_NORM)]
-    rows += [Row(name, layer, None, why=why, by_choice=True) for name, layer, why in more]
+        unmet = requests.unmet(model, chosen, found_sites) if chosen is not None and enabled() else []
+    rows += [Row(name, layer, None, why=why, by_choice=(name, layer, why) not in unmet) for name, layer, why in more]
+    there = {(row.name, row.layer) for row in rows}
+    rows += [Row(*missed[:2], None, why=missed.why) for missed in unmet if missed[:2] not in there]
     order = {name: i for i, (name, _) in enumerate(model.named_modules())}
     rows.sort(key=lambda row: (order[row.name], row.package is None))  # of two losses the one that runs first
     for name, module in model.named_modules():
@@ -94,7 +106,8 @@ def report(model: nn.Module) -> Report:
     found, before = counts(ops), _BASELINE.get(model, {})
     generates = hasattr(model, "can_generate") and model.can_generate()
     why_not_captured = decode.why_not_captured(model) if generates else ""
-    return Report(rows, {op: count - before.get(op, 0) for op, count in found.items()}, why_not_captured)
+    calls = {op: count - before.get(op, 0) for op, count in found.items()}
+    return Report(rows, calls, why_not_captured, why_not_generated(model) if generates else "")
 
 
 def _row(site: Site, where: tuple) -> Row:
@@ -149,7 +162,7 @@ def _why_stock(site: Site, where: tuple) -> str:
     if r is None:
         return why_none(module)
     if not enabled():
-        return "USE_HUB_KERNELS is off"
+        return OFF
     if why := lacks(module, r, *where):
         return why
     if "_hotswap_why" in module.__dict__:

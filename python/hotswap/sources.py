@@ -110,6 +110,15 @@ def _asks_for_one_up_to(last: Optional[int], ref: KernelRef) -> bool:
     return any(wanted.contains(f"{major}.{minor}") for major in range(last + 1) for minor in range(100))
 
 
+def check_attention_layer(ref: KernelRef) -> None:
+    """ValueError where an attention that the package stands in for is named with a layer or function that its repository has not."""
+    layers, stands_in, _ = bundled()["attention"]
+    functions = {name for name in package("attention").module.__all__ if name.startswith("flash_attn_")}
+    have = {*layers, *(there for repo, there, _ in stands_in if same_repo(repo, ref.repo)), *functions}
+    if ref.layer and ref.layer not in have:
+        raise ValueError(f"expected a layer or function of {ref.repo}: {', '.join(sorted(have))}; got {ref.text!r}; name one, or none")
+
+
 def _by_stand_in(ref: KernelRef, names: tuple) -> Optional[Source]:
     if ref.exact:
         return None
