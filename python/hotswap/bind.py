@@ -146,7 +146,11 @@ def kernelize(
     if attend == "":
         ops |= attention.bind(model)
     elif attend is not None:
-        attention.bind_named(model, attend, chosen.sources.allow_all_kernels)
+        try:
+            attention.bind_named(model, attend, chosen.sources.allow_all_kernels)
+        except BaseException:  # of a repository that is not there, has no such function, or may not run
+            _take_out(model)
+            raise
     kernels_mapping.keep(model, decisions)
     register_sharding()
     _BASELINE[model] = counts(ops)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from hotswap import attention, binding, decode, experts, match, projections
-from hotswap.mapping import ALIASES, Mapping
+from hotswap.mapping import ALIASES, Choice, Mapping
 from hotswap.packages import dtypes, package
 from hotswap.replacement import Replacement, class_of
 from hotswap.sources import NoVariant, Source, Sources, bundled
@@ -92,13 +92,20 @@ class Planner:
         if choice is None:
             return self._default(site, self.mapping.elsewhere(site.layers, device))
         if choice.ref is None:
-            return Decision(site, why=choice.why, by_choice=bool(choice.part) or not choice.key and self._is_off(site))
+            return Decision(site, why=choice.why, by_choice=self._is_chosen(site, choice))
         if choice.ref.stock:
             return Decision(site, why=STOCK, by_choice=True)
         source = self.sources.find(choice.ref, site.layers, device)
         if isinstance(source, NoVariant):
             return Decision(site, why=f"{choice.ref.text}: {source}")
         return self._of_bundled(site, source, choice.key) if source.bundled else self._of_others(site, source)
+
+    def _is_chosen(self, site: Site, choice: Choice) -> bool:
+        """Is the layer stock since something else was chosen? Not so where an option that is off by default requests it."""
+        r = site.replacement
+        if choice.part:
+            return r is None or match.OPTIONS[r.option] or not self.options[r.option]
+        return not choice.key and self._is_off(site)
 
     def _is_off(self, site: Site) -> bool:
         """Would it be stock with every default kernel: by an option, or since it runs only elsewhere?"""

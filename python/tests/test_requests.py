@@ -145,6 +145,24 @@ def test_two_keys_for_one_layer():
     hotswap.kernelize(model(), kernel_config={"MLP": "hotswap/mlp:SwiGLUMLP", "SwiGLUMLP": "hotswap/mlp"}, strict=True)
 
 
+def test_an_option_against_an_entry_for_its_part():
+    entry, option = {"ForCausalLMLoss": "hotswap/loss"}, dict(fused_linear_cross_entropy=True)
+    refuses(model(), "the mapping names its part ForCausalLMLoss and not LinearCrossEntropy", kernel_config=entry, **option)
+    hotswap.kernelize(model(), kernel_config=entry, strict=True)
+
+
+@pytest.mark.parametrize("name", ["acme/nowhere", "acme/nowhere:Nope"])
+def test_an_attention_that_cannot_be_loaded_leaves_a_stock_model(name, monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    m = model()
+    with pytest.raises(Exception, match="acme/nowhere"):
+        hotswap.kernelize(m, attention=name, allow_all_kernels=True)
+    assert not any(name.startswith("_hotswap") for part in m.modules() for name in part.__dict__)
+    assert m.config._attn_implementation == model().config._attn_implementation
+
+
 @ON_A_CPU
 def test_an_entry_for_another_device_is_a_note():
     m = hotswap.kernelize(model(), kernel_config={"RMSNorm": {"rocm": "acme/norm:Norm", "xpu": ""}})
