@@ -105,8 +105,8 @@ void add_tools(const ToolRequest& tools, const ServedModel& model, GenerationReq
   }
   request.message.format = tools.format;
   request.message.tools = {tools.names.begin(), tools.names.end()};
-  const auto marker = model.tokenizer.token_to_id(tools.format->open);
-  if (marker && model.tokenizer.is_special(*marker)) request.text.skip_special_tokens = false;
+  request.message.typed = typed_parameters(tools.tools);
+  if (!marker_tokens(model.tokenizer, *tools.format).empty()) request.text.skip_special_tokens = false;
   if (tools.choice != ToolChoice::kRequired) return;
   request.rules = tool_rules(tools);
   require_grammars(model, "tool_choice");
@@ -218,6 +218,11 @@ GenerationRequest read_chat_request(const std::string& text, const ServedModel& 
   if (!request.continues) {
     request.message = {.thinking = ends_in_thoughts(rendered.text),
                        .thoughts = model.chat_template->mentions(kThinkClose)};
+    const ToolFormat& format = tool_format_of(*model.chat_template);
+    if (format.style == ToolFormat::Style::kChannels) {  // also where nothing is called
+      request.message.format = &format;
+      request.text.skip_special_tokens = false;
+    }
   }
   add_tools(rendered.tools, model, request);
   check_lengths(request, model);

@@ -11,6 +11,7 @@
 #include "hotswap/serve/message_parser.h"
 #include "hotswap/serve/request_body.h"
 #include "hotswap/serve/served_model.h"
+#include "hotswap/serve/tools.h"
 
 namespace hotswap::serve {
 

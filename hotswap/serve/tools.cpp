@@ -12,19 +12,6 @@ using OutJson = nlohmann::ordered_json;
 constexpr size_t kMaxTools = 128;
 constexpr int64_t kMaxCalls = 16;  // in one message, where they are demanded
 
-// The first row whose text the template has.
-constexpr ToolFormat kFormats[] = {
-    {"mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", "", "arguments", /*list=*/true},
-    {"hermes", "<tool_call>", "<tool_call>", "</tool_call>", "arguments", false},
-    {"llama3_json", "\"parameters\":", "", "", "parameters", false},
-    {"hermes", "", "<tool_call>", "</tool_call>", "arguments", false},
-};
-
-const ToolFormat& format_of(const ChatTemplate& chat_template) {
-  return *std::find_if(std::begin(kFormats), std::end(kFormats),
-                       [&](const ToolFormat& row) { return chat_template.mentions(row.known_by); });
-}
-
 std::string name_of(const Json& tool) {
   const bool complete = tool.is_object() && tool.get<std::string>("type", "") == "function" && tool.has("function") &&
                         tool.child("function").is_object() && tool.child("function").has("name");
@@ -74,14 +61,18 @@ std::vector<std::string> names_of(const Json& tools) {
 
 }  // namespace
 
+std::set<int64_t> marker_tokens(const Tokenizer& tokenizer, const ToolFormat& format) {
+  std::set<int64_t> ids;
+  for (const char* marker : format.special) {
+    const auto id = tokenizer.token_to_id(marker);
+    if (id && tokenizer.is_special(*id)) ids.insert(*id);
+  }
+  return ids;
+}
+
 std::set<int64_t> marker_tokens(const Tokenizer& tokenizer) {
   std::set<int64_t> ids;
-  for (const ToolFormat& row : kFormats) {
-    for (const char* marker : {row.open, row.close}) {
-      const auto id = tokenizer.token_to_id(marker);
-      if (id && tokenizer.is_special(*id)) ids.insert(*id);
-    }
-  }
+  for (const ToolFormat& row : tool_formats()) ids.merge(marker_tokens(tokenizer, row));
   return ids;
 }
 
@@ -115,13 +106,45 @@ ToolRequest read_tools(RequestBody& body, const ChatTemplate& chat_template) {
         "tools", "unsupported_parameter");
   }
   request.tools = tools->raw();
-  request.format = &format_of(chat_template);
+  request.format = &tool_format_of(chat_template);
   return request;
 }
 
-AnswerRules tool_rules(const ToolRequest& request) {
+namespace {
+
+// A call of the tool, as the model writes it or, where values have no quotes, as an object.
+grammar::ExprPtr call_of(const std::string& name, const grammar::ExprPtr& arguments, const ToolFormat& format) {
   using grammar::literal;
+  if (format.named()) return grammar::sequence({literal(cat(format.before, name, format.between)), arguments});
+  const std::string head = cat("{\"name\": ", grammar::json_text(name), ", \"", format.arguments, "\": ");
+  return grammar::sequence({literal(head), arguments, literal("}")});
+}
+
+// One call and up to `more` further ones.
+grammar::ExprPtr calls_of(const grammar::ExprPtr& call, const ToolFormat& format, int64_t more) {
+  using grammar::literal;
+  using grammar::repeat;
   using grammar::sequence;
+  const std::string open = format.open, after = format.after, end = format.end;
+  if (format.list) {
+    return sequence({literal(open + " ["), call, repeat(sequence({literal(", "), call}), 0, more), literal(end)});
+  }
+  if (format.named() && !end.empty()) {
+    const grammar::ExprPtr one = sequence({call, literal(after)});
+    return sequence({literal(open), one, repeat(sequence({literal("\n"), one}), 0, more), literal(end)});
+  }
+  if (open.empty()) return call;
+  if (format.named()) {
+    const grammar::ExprPtr one = sequence({literal(open), call});
+    return sequence({one, repeat(one, 0, more)});
+  }
+  const grammar::ExprPtr one = sequence({literal(open + "\n"), call, literal("\n" + after)});
+  return sequence({one, repeat(sequence({literal("\n"), one}), 0, more)});
+}
+
+}  // namespace
+
+AnswerRules tool_rules(const ToolRequest& request) {
   const ToolFormat& format = *request.format;
   grammar::JsonRules json;
   std::vector<grammar::ExprPtr> calls;
@@ -135,25 +158,13 @@ AnswerRules tool_rules(const ToolRequest& request) {
     if (parameters.size() == 1) parameters["properties"] = OutJson::object();
     try {
       grammar::check_schema(parameters);
-      const grammar::ExprPtr arguments = grammar::SchemaRules(parameters, json).whole();
-      calls.push_back(sequence({literal(cat("{\"name\": ", grammar::json_text(name), ", \"", format.arguments, "\": ")),
-                                arguments, literal("}")}));
+      calls.push_back(call_of(name, grammar::SchemaRules(parameters, json).whole(), format));
     } catch (const Error& error) {
       bad_request(cat("the parameters of ", name, ": ", error.what()), "tools");
     }
   }
   const grammar::ExprPtr call = grammar::rule(json.rules().add("call", grammar::choice(std::move(calls))));
-  const std::string open = format.open, close = format.close;
-  const int64_t more = request.parallel ? kMaxCalls - 1 : 0;
-  grammar::ExprPtr root = call;
-  if (format.list) {
-    root =
-        sequence({literal(open + " ["), call, grammar::repeat(sequence({literal(", "), call}), 0, more), literal("]")});
-  } else if (!open.empty()) {
-    const grammar::ExprPtr one = sequence({literal(open + "\n"), call, literal("\n" + close)});
-    root = sequence({one, grammar::repeat(sequence({literal("\n"), one}), 0, more)});
-  }
-  const std::string text = json.rules().print(root);
+  const std::string text = json.rules().print(calls_of(call, format, request.parallel ? kMaxCalls - 1 : 0));
   if (text.empty()) bad_request("expected a tool whose parameters some value fits; got none", "tools");
   return {.ebnf = text, .field = "tools"};
 }

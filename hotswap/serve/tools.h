@@ -7,18 +7,9 @@
 
 #include "hotswap/chat/chat_template.h"
 #include "hotswap/serve/answer_rules.h"
+#include "hotswap/serve/tool_formats.h"
 
 namespace hotswap::serve {
-
-// How a family of models writes calls: a row of a table in tools.cpp.
-struct ToolFormat {
-  const char* name;
-  const char* known_by;  // a chat template with this text is of the format; "": what others are taken for
-  const char* open;      // before a call, or before a list of them; "": the whole message is one call
-  const char* close;
-  const char* arguments;  // the key of the arguments, beside "name"
-  bool list;              // calls are elements of one list
-};
 
 enum class ToolChoice { kNone, kAuto, kRequired };
 
@@ -30,7 +21,8 @@ struct ToolRequest {
   const ToolFormat* format = nullptr;
 };
 
-// Special tokens by which calls are marked, so that grammars may have them.
+// Special tokens by which calls are marked, so that grammars may have them: of one format, or of all.
+std::set<int64_t> marker_tokens(const Tokenizer& tokenizer, const ToolFormat& format);
 std::set<int64_t> marker_tokens(const Tokenizer& tokenizer);
 
 // ApiError 400 naming the field. `chat_template`: its text shows the format.

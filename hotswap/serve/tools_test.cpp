@@ -1,137 +1,13 @@
-// Calls of tools and thoughts: reading them from a text however it is cut, and over HTTP.
+// Calls of tools and thoughts over HTTP.
 #include "hotswap/grammar/schema_validator.h"
 #include "hotswap/grammar/xgrammar.h"
-#include "hotswap/serve/message_parser.h"
 #include "hotswap/serve/test_server.h"
 
 namespace hotswap {
 namespace {
 
-using serve::MessageParser;
-using serve::MessagePart;
-using serve::MessageRules;
-using serve::ToolFormat;
 using test_support::expect_has;
 using test_support::OutJson;
-using Kind = MessagePart::Kind;
-
-constexpr ToolFormat kHermes = {"hermes", "", "<tool_call>", "</tool_call>", "arguments", false};
-constexpr ToolFormat kMistral = {"mistral", "", "[TOOL_CALLS]", "", "arguments", true};
-constexpr ToolFormat kBare = {"llama3_json", "", "", "", "parameters", false};
-
-struct Read {
-  std::string content, reasoning;
-  std::vector<std::pair<std::string, std::string>> calls;
-  int64_t unparsed = 0;
-  bool operator==(const Read&) const = default;
-};
-
-Read read(const MessageRules& rules, const std::vector<std::string>& pieces) {
-  MessageParser parser(rules);
-  Read out;
-  const auto add = [&](const std::vector<MessagePart>& parts) {
-    for (const MessagePart& part : parts) {
-      if (part.kind == Kind::kContent) out.content += part.text;
-      if (part.kind == Kind::kReasoning) out.reasoning += part.text;
-      if (part.kind == Kind::kCall) {
-        EXPECT_EQ(part.call, out.calls.size());
-        out.calls.emplace_back(part.text, "");
-      }
-      if (part.kind == Kind::kArguments) out.calls.at(part.call).second += part.text;
-    }
-  };
-  for (const std::string& piece : pieces) add(parser.push(piece));
-  add(parser.finish());
-  out.unparsed = parser.unparsed();
-  return out;
-}
-
-// Whole, byte by byte, and cut in three at random: the same.
-Read read(const MessageRules& rules, const std::string& text) {
-  const Read whole = read(rules, std::vector<std::string>{text});
-  std::vector<std::string> bytes;
-  for (const char c : text) bytes.emplace_back(1, c);
-  const Read slow = read(rules, bytes);
-  EXPECT_TRUE(slow == whole) << text << "\n" << slow.content << "|" << whole.content;
-  for (size_t cut = 1; cut + 1 < text.size(); ++cut) {
-    const size_t next = cut + (text.size() - cut) / 2;
-    EXPECT_TRUE(read(rules, std::vector<std::string>{text.substr(0, cut), text.substr(cut, next - cut),
-                                                     text.substr(next)}) == whole)
-        << cut << " of " << text;
-  }
-  return whole;
-}
-
-MessageRules of(const ToolFormat& format, bool thoughts = false) {
-  return {.thoughts = thoughts, .format = &format, .tools = {"f", "get_weather"}};
-}
-
-using Calls = std::vector<std::pair<std::string, std::string>>;
-
-TEST(MessageParts, CallsOfHermes) {
-  const Read one =
-      read(of(kHermes), "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1, \"}\\\"\"]}}\n</tool_call>");
-  EXPECT_EQ(one.content, "");
-  EXPECT_EQ(one.calls, (Calls{{"f", "{\"a\": [1, \"}\\\"\"]}"}}));
-  const Read two =
-      read(of(kHermes),
-           "Let me look.\n\n<tool_call>{\"arguments\":{},\"name\":\"f\"}</tool_call>\n<tool_call>\n{\"name\": "
-           "\"get_weather\", \"arguments\": {\"city\": \"Z\u00fcrich\"}}\n</tool_call>\nDone.");
-  EXPECT_EQ(two.content, "Let me look.\nDone.");
-  EXPECT_EQ(two.calls, (Calls{{"f", "{}"}, {"get_weather", "{\"city\": \"Z\u00fcrich\"}"}}));
-  EXPECT_EQ(two.unparsed, 0);
-  EXPECT_EQ(read(of(kHermes), "<tool_call>{\"name\": \"f\"}</tool_call>").calls, (Calls{{"f", "{}"}}));
-  EXPECT_EQ(read(of(kHermes), "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>").calls,
-            (Calls{{"f", "{\"a\": 1}"}}))
-      << "JSON within a text";
-}
-
-TEST(MessageParts, CallsOfTheOtherFormats) {
-  const Read list = read(of(kMistral),
-                         "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"f\", \"arguments\": "
-                         "{}, \"id\": \"x\"}]");
-  EXPECT_EQ(list.calls, (Calls{{"f", "{\"a\": 1}"}, {"f", "{}"}}));
-  EXPECT_EQ(list.content, "");
-  EXPECT_EQ(read(of(kMistral), "plain [TOOL").content, "plain [TOOL");
-  const Read bare = read(of(kBare), " {\"name\": \"get_weather\", \"parameters\": {\"city\": \"Rome\"}}");
-  EXPECT_EQ(bare.calls, (Calls{{"get_weather", "{\"city\": \"Rome\"}"}}));
-  EXPECT_EQ(read(of(kBare), "In {braces}: no call").content, "In {braces}: no call");
-}
-
-TEST(MessageParts, WhatIsNoCallIsContent) {
-  for (const std::string text :
-       {"<tool_call>\nnot JSON\n</tool_call>", "<tool_call>{\"name\": \"unknown\", \"arguments\": {}}</tool_call>",
-        "<tool_call>{\"nam", "<tool_call>{\"name\": 3}</tool_call>", "<tool_call>{\"arguments\": {}}</tool_call>",
-        "<tool_call>[]"}) {
-    const Read out = read(of(kHermes), text);
-    EXPECT_EQ(out.content, text);
-    EXPECT_TRUE(out.calls.empty());
-    EXPECT_EQ(out.unparsed, 1) << text;
-  }
-  EXPECT_EQ(read(of(kBare), "{\"a\": {\"name\": 1}} is JSON").content, "{\"a\": {\"name\": 1}} is JSON");
-  // Its beginning was reported already.
-  const Read broken = read(of(kHermes), "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": tru}}</tool_call>");
-  EXPECT_EQ(broken.calls.size(), 1u);
-  EXPECT_EQ(broken.unparsed, 1);
-  EXPECT_EQ(read(of(kHermes), "a <tool b <tool_cal").content, "a <tool b <tool_cal");
-  EXPECT_EQ(read(of(kHermes), " spaces stay  ").content, " spaces stay  ");
-}
-
-TEST(MessageParts, Thoughts) {
-  const Read open = read({.thinking = true, .thoughts = true}, "I think < so.</think>\n\nYes.");
-  EXPECT_EQ(open.reasoning, "I think < so.");
-  EXPECT_EQ(open.content, "Yes.");
-  const Read own = read({.thoughts = true}, "\n<think>\nhm\n</think>\nNo.");
-  EXPECT_EQ(own.reasoning, "\nhm\n");
-  EXPECT_EQ(own.content, "No.");
-  EXPECT_EQ(read({.thoughts = true}, "<thin air").content, "<thin air");
-  EXPECT_EQ(read({.thinking = true}, "never ends").reasoning, "never ends");
-  const Read both =
-      read(of(kHermes, true), "<think>I call f.</think>\n<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>");
-  EXPECT_EQ(both.reasoning, "I call f.");
-  EXPECT_EQ(both.calls, (Calls{{"f", "{}"}}));
-  EXPECT_EQ(both.content, "");
-}
 
 const OutJson kWeather = {
     {"type", "function"},
@@ -168,7 +44,9 @@ class Tools : public test_support::Served {
 };
 
 TEST_F(Tools, DemandedCallsFitTheirSchema) {
-  for (const char* marker : {"<tool_call>", "[TOOL_CALLS]", "{\"name\": ..., \"parameters\": ...}"}) {
+  for (const char* marker : {"<tool_call>", "[TOOL_CALLS]", "{\"name\": ..., \"parameters\": ...}",
+                             "<tool_call><function=", "[TOOL_CALLS][ARGS]", "<｜tool▁calls▁begin｜>```json",
+                             "<｜tool▁calls▁begin｜>", "<|channel|><|message|>"}) {
     start_with(marker);
     const OutJson named = call({{"tool_choice", {{"type", "function"}, {"function", {{"name", "get_weather"}}}}}});
     const OutJson& choice = named["choices"][0];

@@ -1,0 +1,40 @@
+// A piece of a message while it comes.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace hotswap::serve {
+
+struct MessagePart {
+  enum class Kind { kContent, kReasoning, kCall, kArguments };
+  Kind kind;
+  std::string text = {};  // of a call: its tool's name
+  size_t call = 0;        // which one, counted in the message
+};
+
+// At the end of the parts, or of the last one where that is of the same kind and call.
+inline void add_part(std::vector<MessagePart>& parts, MessagePart part) {
+  using Kind = MessagePart::Kind;
+  if (part.text.empty() && part.kind != Kind::kCall) return;
+  const bool goes_on =
+      !parts.empty() && part.kind != Kind::kCall && parts.back().kind == part.kind && parts.back().call == part.call;
+  if (goes_on) {
+    parts.back().text += part.text;
+  } else {
+    parts.push_back(std::move(part));
+  }
+}
+
+// The longest end of the text that is the beginning of the marker.
+inline size_t begun(std::string_view text, std::string_view marker) {
+  for (size_t size = std::min(marker.size() - 1, text.size()); size > 0; --size) {
+    if (text.substr(text.size() - size) == marker.substr(0, size)) return size;
+  }
+  return 0;
+}
+
+}  // namespace hotswap::serve
