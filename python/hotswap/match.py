@@ -17,7 +17,7 @@ from hotswap import deformable, experts, mixers, residual
 from hotswap.agree import Trial, agreement, first, linear, numbers, settings, shell_of, stock_forward
 from hotswap.fitting import fitted
 from hotswap.packages import load
-from hotswap.plain import Looked
+from hotswap.plain import Looked, quantised_weight
 from hotswap.projections import ADD_NORM, linking
 from hotswap.replacement import Replacement, class_of, decorated, inside, seeing
 
@@ -342,7 +342,7 @@ def _deformable(module):
 
 
 def _linear(module):
-    if class_of(module) is not nn.Linear:
+    if class_of(module) is not nn.Linear or quantised_weight(module):
         return None
     layer = load("linear").layers.Linear
     return Replacement("linear", "Linear", "linear", ("linear",), layer.forward, layer)
@@ -382,6 +382,8 @@ def looks_like(module: nn.Module) -> Optional[str]:
         return "rotary_pos_emb"
     if all(isinstance(getattr(module, n, None), nn.Module) for n in ("gate_proj", "up_proj", "down_proj")):
         return "MLP"
+    if quantised_weight(module):
+        return "Linear"
     if deformable.looks_like(module, stock_forward(module)):
         return deformable.LAYER
     return experts.looks_like(module) or mixers.looks_like(module)

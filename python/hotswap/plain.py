@@ -44,6 +44,19 @@ def odd_weight(module: nn.Module) -> str:
     return ""
 
 
+def quantised_weight(module: nn.Module) -> str:
+    """What a linear layer's weight is that is stored in fewer bits, for the report: its class, its dtype, or the parameters that it
+    is packed in; "" for a plain one and for other layers."""
+    if not isinstance(module, nn.Linear):
+        return ""
+    weight = module._parameters.get("weight")
+    if weight is None:
+        packed = sorted(name for name, value in module._parameters.items() if value is not None and name.startswith("weight_"))
+        return ", ".join(packed) if "weight_packed" in packed else ""
+    is_float = weight.is_floating_point() and weight.dtype.itemsize > 1
+    return "" if is_float else odd_weight(module) or str(weight.dtype).removeprefix("torch.")
+
+
 def accelerate_hook(module: nn.Module, but_placing: bool = False) -> str:
     """The class of the hook that accelerate has put around the module's forward, or "". but_placing: one that only brings weights and
     inputs to their device does not count."""

@@ -8,6 +8,7 @@ from torch import nn
 from hotswap import attention, binding, decode, experts, match, projections
 from hotswap.mapping import ALIASES, Choice, Mapping
 from hotswap.packages import dtypes, package
+from hotswap.plain import quantised_weight
 from hotswap.replacement import Replacement, class_of
 from hotswap.sources import NoVariant, Source, Sources, bundled
 
@@ -181,6 +182,8 @@ def lacks(module: nn.Module, r: Replacement, of_model: set, dtypes_of_model: set
 
 
 def why_none(module: nn.Module) -> str:
+    if weight := quantised_weight(module):
+        return f"its weight is quantised ({weight})"
     return experts.why_not(module) or f"{class_of(module).__name__} computes something else"
 
 

@@ -1,41 +1,19 @@
-"""Writes one folder a quantised format: OUT/NAME/config.json and model.safetensors as the format's writer makes them,
-and OUT/NAME/expected.safetensors, the weights that they stand for in float32.
+"""What quantised formats hold: FORMATS is {name: (quantization_config, module)}, where module(shape) makes a random weight
+as the format's writer does, and what it stands for in float32. quantised_model_oracle.py writes files of them.
 
 compressed-tensors and bitsandbytes write and read their own formats; what has no package that runs here (GPTQ, AWQ, FP8
 in blocks, ModelOpt) is written bit by bit from its description, and expected from float64."""
 
 import json
 import secrets
-import sys
-from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
-out = Path(sys.argv[1])
 seed = secrets.randbits(31)
 print("seed", seed)
 torch.manual_seed(seed)
 random = np.random.default_rng(seed)
-
-SHAPES = {"q_proj": (192, 320), "k_proj": (64, 320), "down_proj": (320, 576)}
-MODULES = {f"model.layers.0.{name}": shape for name, shape in SHAPES.items()}
-
-
-def write(name, config, module_tensors):
-    """module_tensors(shape) -> (tensors by the end of their name, expected float32 weight)"""
-    folder = out / name
-    folder.mkdir()
-    stored = {"model.norm.weight": torch.randn(320)}
-    expected = dict(stored)
-    for module, shape in MODULES.items():
-        parts, weight = module_tensors(shape)
-        stored |= {f"{module}.{end}": tensor.contiguous() for end, tensor in parts.items()}
-        expected[f"{module}.weight"] = weight.to(torch.float32).contiguous()
-    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
-    save_file(stored, folder / "model.safetensors")
-    save_file(expected, folder / "expected.safetensors")
 
 
 def once(values):  # float64 -> float32
@@ -53,7 +31,8 @@ def words(codes, bits, axis):
 
 def scales_of(shape, dtype=torch.float16):
     scale = torch.randn(shape) * 0.01
-    scale.view(-1)[:3] = torch.tensor([0.0, 1e-7, -0.25])  # none, subnormal in float16, negative
+    odd = torch.tensor([0.0, 1e-7, -0.25])  # none, subnormal in float16, negative
+    scale.view(-1)[:3] = odd[: scale.numel()]
     return scale.to(dtype)
 
 
@@ -204,7 +183,3 @@ FORMATS = {
     "bnb_nf4": bitsandbytes_4bit("nf4", False), "bnb_nf4_nested": bitsandbytes_4bit("nf4", True),
     "bnb_fp4": bitsandbytes_4bit("fp4", False),
 }
-only = sys.argv[2:]
-for name, (config, module) in FORMATS.items():
-    if not only or name in only:
-        write(name, config, module)

@@ -1,5 +1,5 @@
 // Every layout of quantised weights against its own writer and reader, or its description in float64
-// (quantised_oracle.py), bit for bit in float32; and what is refused.
+// (quantised_oracle.py, quantised_model_oracle.py), bit for bit in float32; and what is refused.
 #include "hotswap/models/formats/quantised.h"
 
 #include <ATen/TensorOperators.h>
@@ -31,10 +31,10 @@ std::unique_ptr<const Checkpoint> opened(const std::filesystem::path& folder) {
 }
 
 TEST(Quantised, EveryLayoutIsWhatItsReaderMakesOfIt) {
-  if (const auto why = test_support::lacking_imports("bitsandbytes, compressed_tensors, safetensors, torch")) {
+  if (const auto why = test_support::lacking_imports("bitsandbytes, compressed_tensors, gguf, transformers")) {
     GTEST_SKIP() << *why;
   }
-  const auto& root = made_data("models/formats/quantised_oracle.py");
+  const auto root = made_data("models/formats/quantised_model_oracle.py") / "layouts";
   for (const char* format : kFormats) {
     SCOPED_TRACE(format);
     const auto checkpoint = opened(root / format);
