@@ -44,9 +44,9 @@ class Tools : public test_support::Served {
 };
 
 TEST_F(Tools, DemandedCallsFitTheirSchema) {
-  for (const char* marker : {"<tool_call>", "[TOOL_CALLS]", "{\"name\": ..., \"parameters\": ...}",
-                             "<tool_call><function=", "[TOOL_CALLS][ARGS]", "<｜tool▁calls▁begin｜>```json",
-                             "<｜tool▁calls▁begin｜>", "<|channel|><|message|>"}) {
+  for (const char* marker :
+       {"<tool_call>", "[TOOL_CALLS]", "{\"name\": ..., \"parameters\": ...}",
+        "<tool_call><function=", "[TOOL_CALLS][ARGS]", "<｜tool▁calls▁begin｜>", "<|channel|><|message|>"}) {
     start_with(marker);
     const OutJson named = call({{"tool_choice", {{"type", "function"}, {"function", {{"name", "get_weather"}}}}}});
     const OutJson& choice = named["choices"][0];
