@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # tokenizers 0.23.3's Precompiled normalizer looks up a whole grapheme in SentencePiece's table, takes the first
 # (shortest) match of its bytes and replaces all of the grapheme by it: combining marks after the match are lost, and
-# CRLF becomes one blank. SentencePiece 0.2.1 itself, with the same table, takes the longest match at each place and
-# goes on behind it.
+# CRLF becomes one blank. SentencePiece 0.2.1 itself, with the same table, takes the longest match at each offset and
+# goes on after it.
 # Natural guess: the same table gives the same text in both libraries.
 # Seen: fullwidth a + acute is 'a' in one and U+00E1 in the other; 'fi' ligature + acute loses the acute; CRLF is one
 # blank or two.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # torch 2.11.0: a cast to float8_e4m3fn does not saturate. Values up to 464 (halfway to what would be the next number)
-# become the largest one, 448; beyond that, and for infinity, NaN, since the format has no infinity. float8_e5m2, which
-# has one, becomes infinity. ONNX's Cast saturates unless told otherwise, and so does CUDA's __nv_fp8_e4m3(float).
+# become the maximum, 448; beyond that, and for infinity, NaN, since the format has no infinity. float8_e5m2, which
+# has one, becomes infinity. ONNX's Cast saturates by default, and so does CUDA's __nv_fp8_e4m3(float).
 # Natural guess: what is too large becomes 448, as quantisers that do not clamp expect; one large element is a NaN row.
 # Seen: 464 -> 448, 465 -> nan; e5m2: 61439 -> 57344, 61440 -> inf.
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # xgrammar 0.2.9: where a JSON schema has anyOf, the keywords beside it (type, properties, required) are dropped without
 # an error or a warning, and so is a name in `required` that `properties` does not list, although each of these keywords
-# is served alone. JSON Schema, and the jsonschema package, want all of them to hold.
+# is served by itself. JSON Schema, and the jsonschema package, require all of them to hold.
 # Natural guess: an answer that the matcher accepts to its end validates against the schema.
 # Seen: a bare 3 is accepted for an object; {"a": 1} is accepted though "b" is required.
 set -euo pipefail
