@@ -1,5 +1,5 @@
 """A derivative of a derivative through what hotswap's own functions and models run is an error, never a value that lacks
-terms. kernels/common/tests/test_derivatives.py has the ops one by one."""
+terms. kernels/common/tests/test_ops.py has the ops one by one."""
 
 import pytest
 import torch

@@ -6,8 +6,10 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/impl/FakeGuardImpl.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <torch/csrc/inductor/aoti_torch/utils.h>
 
+#include <string>
 #include <vector>
 
 namespace kernels {
@@ -27,6 +29,11 @@ std::tuple<Tensor, Tensor> note_devices(const Tensor& x) {
   seen.push_back(torch::stable::accelerator::getCurrentDeviceIndex());
   return {x, x};
 }
+std::string texts;
+Tensor note_text(const Tensor& x, std::string text) {
+  texts += text;
+  return x;
+}
 void note_device_in_place(Tensor) { seen.push_back(torch::stable::accelerator::getCurrentDeviceIndex()); }
 
 constexpr std::array kOps{
@@ -34,6 +41,7 @@ constexpr std::array kOps{
     op<&note_devices>("note_devices(Tensor x) -> (Tensor, Tensor)"),
     op<&note_device_in_place>("note_device_(Tensor(a!) x) -> ()"),
     cpu_op<&note_devices>("on_the_cpu(Tensor x) -> (Tensor, Tensor)"),
+    op<&note_text>("note_text(Tensor x, str text) -> Tensor"),
 };
 
 at::Tensor tensor_on(at::Device device) {
@@ -73,6 +81,25 @@ TEST_F(Ops, RunWithTheGpuOfTheirFirstTensorAsTheCurrentOne) {
     }
     EXPECT_EQ(seen, std::vector<int>({0, 0, 0, 1, 1, 1, 7, 7, 7}));
   }
+}
+
+// torch's own conversion of a str leaves it on the heap (string_argument.h).
+TEST_F(Ops, LeaveNothingOfTheirStringsOnTheHeap) {
+  const std::string given(100, 'x');
+  const auto call = [&] {
+    StableIValue stack[2]{};
+    stack[0] = torch::stable::detail::from(torch::aot_inductor::new_tensor_handle(tensor_on(at::kCPU)));
+    stack[1] = torch::stable::detail::from(given);
+    kOps[4].cpu(stack, 2, 1);
+    Tensor(torch::stable::detail::to<AtenTensorHandle>(stack[0]));
+    EXPECT_EQ(texts, given);
+    texts.clear();
+  };
+  constexpr int kCalls = 1000;
+  call();
+  const size_t before = mallinfo2().uordblks;
+  for (int i = 0; i < kCalls; ++i) call();
+  EXPECT_LT(mallinfo2().uordblks, before + kCalls);  // bytes: less than one for each call
 }
 
 TEST_F(Ops, GiveTheGpuBackWhereTheyRefuse) {

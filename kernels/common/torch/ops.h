@@ -18,6 +18,7 @@
 
 #include "kernels/common/cpu/isa.h"
 #include "kernels/common/torch/binding.h"
+#include "kernels/common/torch/string_argument.h"
 
 #ifndef TORCH_EXTENSION_NAME
 #error \

@@ -1,6 +1,9 @@
 """Every op of every package: its first derivative by backward is its gradient, or an error where it has none; every other
-derivative is an error. The calls are those of each package's tests/gpu_cases.py, made on the CPU."""
+derivative is an error; and a call leaves nothing on the heap. The calls are those of each package's tests/gpu_cases.py,
+made on the CPU."""
 
+import ctypes
+import gc
 import importlib.util
 import os
 from pathlib import Path
@@ -190,3 +193,39 @@ def test_writing_into_what_learns_is_refused(package, found):
         given[written[0]].requires_grad_()
         for function in ways(package, op):
             refused(package, op, "in place", lambda: function(*given, **kwargs))
+
+
+class MallInfo(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in
+                "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]  # fmt: skip
+
+
+def bytes_on_the_heap():
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        pytest.skip("no mallinfo2: glibc 2.33 has it")
+    libc.mallinfo2.restype = MallInfo
+    info = libc.mallinfo2()
+    return info.uordblks + info.hblkhd
+
+
+def test_calls_leave_nothing_on_the_heap(package, found):
+    """The smallest that could stay of a call is a block of 32 bytes."""
+    calls_made = 40
+
+    def run(op, args, kwargs):
+        for _ in range(calls_made):
+            op(*[t.clone() if isinstance(t, torch.Tensor) else t for t in args], **kwargs)  # some write into them
+        gc.collect()
+        return bytes_on_the_heap()
+
+    kept = {}
+    with torch.no_grad():
+        for op, (args, kwargs) in found.items():
+            before = run(op, args, kwargs)
+            growth = run(op, args, kwargs) - before
+            if growth > 24 * calls_made:  # pages of Python's own may come and go
+                kept[op._schema.name] = growth / calls_made
+    assert not kept, f"bytes of each call: {kept}"
