@@ -334,11 +334,11 @@ TEST(Moe, RefusesWhatItCannotDo) {
   refused([](Inputs& i) { i.index = i.index.to(at::kShort); }, {"index as int64 or int32"});
   refused([](Inputs& i) { i.index = i.index.narrow(0, 0, 5); }, {"index [13", "[5, 3]"});
   refused([](Inputs& i) { i.weights = i.weights.narrow(1, 0, 2); }, {"weights in index's shape"});
-  refused([](Inputs& i) { i.weights = i.weights.to(at::kHalf); }, {"weights in float32 or x's dtype", "number 5"});
-  refused([](Inputs& i) { i.weights = i.weights.to(at::kLong); }, {"weights in float32 or x's dtype", "number 4"});
+  refused([](Inputs& i) { i.weights = i.weights.to(at::kHalf); }, {"weights in float32 or x's dtype", "float16"});
+  refused([](Inputs& i) { i.weights = i.weights.to(at::kLong); }, {"weights in float32 or x's dtype", "int64"});
   refused([](Inputs& i) { i.o.transposed = true; }, {"expected w_up ["});
-  refused([](Inputs& i) { i.w_up = i.w_up.to(at::kHalf); }, {"w_up in x's dtype", "number 5"});
-  refused([](Inputs& i) { i.w_up = i.w_up.to(at::kLong); }, {"w_up in x's dtype", "number 4"});
+  refused([](Inputs& i) { i.w_up = i.w_up.to(at::kHalf); }, {"w_up in x's dtype", "float16"});
+  refused([](Inputs& i) { i.w_up = i.w_up.to(at::kLong); }, {"w_up in x's dtype", "int64"});
   refused([](Inputs& i) { i.w_up = i.w_up[0]; }, {"w_up and w_down of three dimensions", "[64, 64]", "stack"});
   refused([](Inputs& i) { i.w_up = i.w_up.narrow(0, 0, 0), i.w_down = i.w_down.narrow(0, 0, 0); },
           {"at least one expert", "[0, 64, 64]", "check the layer's sizes"});
@@ -358,7 +358,7 @@ TEST(Moe, RefusesWhatItCannotDo) {
       [&] {
         in.backward(in.x, {trained[0], trained[1], trained[3].to(at::kLong), trained[3], trained[4]});
       },
-      {"order", "int32", "number 4", "pass what it gave"});
+      {"order", "int32", "int64", "pass what it gave"});
 }
 
 TEST(Moe, CallsAreCounted) {
