@@ -340,8 +340,9 @@ TEST_F(CliModel, KernelizeReportsEveryLayer) {
 TEST_F(CliModel, AFileSaysAKernelForEachMode) {
   const auto bound = [&](const char* mode) {
     const std::string config = " --kernel-config " + file("config.json").string();
+    const OutJson report = run_json("kernelize --json " + model() + config + " --mode " + mode);
     int count = 0;
-    for (const auto& row : run_json("kernelize --json " + model() + config + " --mode " + mode)["layers"]) {
+    for (const auto& row : report["layers"]) {
       count += row["layer"] == "RMSNorm" && !row["package"].is_null();
     }
     return count;
