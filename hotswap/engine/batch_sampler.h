@@ -1,8 +1,8 @@
 // The next tokens of many sequences in one draw, each with settings of its own, on the logits' device: nothing waits
 // for the host, so that the drawn ids may feed the next step before the host has read them. A token is what RowSampler
-// draws from the same logits on the host: a function of the row's logits, its settings and its position, whatever else
-// is in the batch. Weights are integers (row_sampler.h): sums of them do not depend on the order in which a device
-// adds.
+// draws from the same logits on the host, but for the last bit of a GPU's exp: a function of the row's logits, its
+// settings and its position, whatever else is in the batch. Weights are integers (row_sampler.h): sums of them do not
+// depend on the order in which a device adds.
 //
 //   probability of id = w[id] / sum(w),  w = round(2^44 exp(s - max(s))) of the ids that top_k, top_p and min_p keep
 //   s = (logits, penalised, + logit_bias) / temperature

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
+#include "hotswap/serve/message_part.h"
 #include "hotswap/serve/request_body.h"
 
 namespace hotswap::serve {
 namespace {
 
-constexpr std::string_view kBlanks = " \t\r\n";
 constexpr size_t kLongestKey = 64;     // of a call's object: "name", "arguments", "id"
 constexpr size_t kLongestHead = 256;   // before the arguments of a named call
 constexpr size_t kLongestName = 1024;  // of <function=name> and <parameter=key>
@@ -18,6 +18,12 @@ std::string_view trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(kBlanks);
   if (first == std::string_view::npos) return {};
   return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
+}
+
+// As a JSON string.
+std::string json_string(std::string_view text) {
+  using Json = nlohmann::ordered_json;
+  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 // get_weather of "get_weather[CALL_ID]abc[ARGS]", for example.
@@ -115,11 +121,9 @@ void CallScanner::end_parameter() {
   const bool typed = tool != typed_->end() && tool->second.contains(key_);
   std::string written(trimmed(text));
   if (!typed || !json_problem(written).empty()) {
-    written = nlohmann::ordered_json(text).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+    written = json_string(text);
   }
-  const std::string key =
-      nlohmann::ordered_json(key_).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-  arguments_ += (has_arguments_ ? ", " : "{") + key + ": " + written;
+  arguments_ += (has_arguments_ ? ", " : "{") + json_string(key_) + ": " + written;
   has_arguments_ = true;
   head_.clear();
   part_ = Part::kBetween;

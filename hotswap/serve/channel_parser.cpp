@@ -9,7 +9,6 @@ namespace {
 
 using Kind = MessagePart::Kind;
 
-constexpr std::string_view kBlanks = " \t\r\n";
 constexpr std::string_view kChannel = "<|channel|>", kMessage = "<|message|>", kStart = "<|start|>", kTo = "to=";
 constexpr std::string_view kEnds[] = {"<|end|>", "<|call|>", "<|return|>", kStart, kChannel};  // of a message's text
 constexpr size_t kLongestHeader = 512;

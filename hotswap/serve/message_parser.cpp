@@ -9,8 +9,6 @@ namespace {
 
 using Kind = MessagePart::Kind;
 
-constexpr std::string_view kBlanks = " \t\r\n";
-
 }  // namespace
 
 MessageParser::MessageParser(MessageRules rules)

@@ -9,6 +9,8 @@
 
 namespace hotswap::serve {
 
+inline constexpr std::string_view kBlanks = " \t\r\n";
+
 struct MessagePart {
   enum class Kind { kContent, kReasoning, kCall, kArguments };
   Kind kind;
