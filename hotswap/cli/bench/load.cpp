@@ -102,14 +102,17 @@ class Load {
     std::mt19937_64 random(options_.seed + (options_.shared_prompt ? 0 : static_cast<uint64_t>(request)));
     std::vector<int64_t> prompt(options_.prompt_tokens);
     for (int64_t& id : prompt) id = std::uniform_int_distribution<int64_t>(0, options_.vocab - 1)(random);
-    return Json{{"model", options_.model},
-                {"prompt", prompt},
-                {"max_tokens", options_.new_tokens},
-                {"ignore_eos", true},
-                {"temperature", 0},
-                {"stream", true},
-                {"stream_options", {{"include_usage", true}}}}
-        .dump();
+    Json body{{"model", options_.model},
+              {"prompt", prompt},
+              {"max_tokens", options_.new_tokens},
+              {"ignore_eos", true},
+              {"temperature", options_.temperature},
+              {"stream", true},
+              {"stream_options", {{"include_usage", true}}}};
+    if (options_.temperature > 0) body["seed"] = request;
+    if (options_.top_k) body["top_k"] = *options_.top_k;
+    if (options_.top_p) body["top_p"] = *options_.top_p;
+    return body.dump();
   }
 
   Answer send_one(httplib::Client& client, int64_t number) const {

@@ -18,6 +18,9 @@ struct ServerLoad {
   int64_t vocab = 1000;        // prompts hold random ids below it
   bool shared_prompt = false;  // all prompts are the same one
   uint64_t seed = 0;
+  double temperature = 0;  // above 0: sampled, with top_k and top_p where they are set
+  std::optional<int64_t> top_k;
+  std::optional<double> top_p;
 };
 
 struct Percentiles {  // of milliseconds

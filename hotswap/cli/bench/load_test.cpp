@@ -37,6 +37,16 @@ TEST_F(Load, OpenLoopTakesAsLongAsItsRateSays) {
   EXPECT_GT(r.seconds, 0.1);  // the sum of 19 gaps of 0.02 s on average: below 0.1 s once in 10^6 seeds
 }
 
+TEST_F(Load, SamplingGoesAlong) {
+  ServerLoad options = small(server->url());
+  options.temperature = 0.7;
+  options.top_k = 20;
+  options.top_p = 0.9;
+  EXPECT_EQ(measure_load(options).failed, 0);
+  options.top_p = 7;  // so the server has read it
+  EXPECT_NE(measure_load(options).first_failure.find("top_p"), std::string::npos);
+}
+
 TEST_F(Load, RefusedRequestsAreCounted) {
   ServerLoad options = small(server->url());
   options.new_tokens = 10000;

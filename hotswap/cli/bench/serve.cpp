@@ -64,6 +64,11 @@ void add_bench_serve(CLI::App& bench) {
       ->capture_default_str();
   verb->add_flag("--shared-prompt", options->shared_prompt, "All prompts are the same one");
   verb->add_option("--seed", options->seed, "Of ids and times")->capture_default_str();
+  verb->add_option("--temperature", options->temperature, "0: the most probable token; above: the server samples")
+      ->check(zero_or_more())
+      ->capture_default_str();
+  verb->add_option("--top-k", options->top_k, "Of the requests; default: the server's")->check(above_zero());
+  verb->add_option("--top-p", options->top_p, "Of the requests; default: the server's")->check(CLI::Range(0.0, 1.0));
   verb->callback([options] { bench_serve_verb(*options); });
 }
 
