@@ -17,14 +17,14 @@ DecodeStep::DecodeStep(CausalLM& model, Cache& cache, Sampler& sampler, DecodeIn
   if (in.positions.defined()) positions_ = in.positions.narrow(1, in.positions.size(1) - 1, 1).clone();
 }
 
-void DecodeStep::capture(int64_t most_tokens) {
+void DecodeStep::capture(int64_t max_tokens) {
   if (auto why = why_not_capturable(model_)) return refuse(std::move(*why));
   graph_ = new_graph();
   why_not_ = "there was no second step";
   if (!sampler_.needs_history()) return;
   // What is still to come is another time the first token, which the sampler does not mind.
   said_ = at::full({1}, history_.size(1), history_.options());
-  history_ = at::cat({history_, history_.narrow(1, 0, 1).expand({-1, most_tokens})}, 1);
+  history_ = at::cat({history_, history_.narrow(1, 0, 1).expand({-1, max_tokens})}, 1);
 }
 
 std::unique_ptr<CudaGraph> DecodeStep::new_graph() const {

@@ -21,7 +21,7 @@ struct DecodeInput {
 class DecodeStep {
  public:
   DecodeStep(CausalLM& model, Cache& cache, Sampler& sampler, DecodeInput input);
-  void capture(int64_t most_tokens);  // from the second step on, of at most so many; warns where that cannot be
+  void capture(int64_t max_tokens);  // from the second step on, of at most so many; warns where that cannot be
 
   Tensor begin(const Tensor& logits);       // of the prompt: [batch, vocab] -> the first tokens, [batch]
   Tensor operator()(const Tensor& tokens);  // the last tokens -> the next, [batch]; the next call may write over them

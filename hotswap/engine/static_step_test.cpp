@@ -70,7 +70,7 @@ int64_t use_only_heads(CausalLM& model, int64_t& calls) {
     auto* layer = dynamic_cast<DecoderLayerSlot*>(&slot);
     if (layer == nullptr || !layer->heads) return;
     ++found;
-    layer->set_most_rows(0);
+    layer->set_max_rows(0);
     layer->heads = [inner = layer->heads, &calls](const DecoderHeads& heads) { return ++calls, inner(heads); };
   });
   return found;

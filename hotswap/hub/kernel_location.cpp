@@ -10,7 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMostRedirects = 4;
+constexpr int kMaxRedirects = 4;
 constexpr const char* kStatusFile = "kernel-status.toml";
 
 void settle_trust(Hub& hub, const KernelRequest& request, const Repo& repo, const std::string& led_from) {
@@ -204,7 +204,7 @@ KernelLocation locate_kernel(Hub& hub, const KernelRequest& request) {
                                                  : commit_of(hub, location.repository(), redirect->revision);
     const bool circle = std::find(way.begin(), way.end(), location.str()) != way.end();
     way.push_back(location.str());
-    if (circle || way.size() > kMostRedirects + 1) {
+    if (circle || way.size() > kMaxRedirects + 1) {
       throw Error({.kind = ErrorKind::kCorrupt,
                    .wanted = cat("redirects of ", ref.repo(), " that lead somewhere"),
                    .got = cat(circle ? "a circle: " : "too many: ", join(way, " -> ")),

@@ -59,7 +59,7 @@ struct DecoderHeads {
 using DecoderHeadsForward = Tensor(const DecoderHeads& heads);
 
 // The largest batch that the contract's kernels take; by its weights a kernel may take fewer rows.
-constexpr int64_t kMostDecoderRows = 16;
+constexpr int64_t kMaxDecoderRows = 16;
 
 // Knows its layer's weights, so that a kernel can say how many rows of such a layer it is to be given.
 class DecoderLayerSlot : public Slot<DecoderLayerForward> {
@@ -69,8 +69,8 @@ class DecoderLayerSlot : public Slot<DecoderLayerForward> {
       : Slot(owner, "DecoderLayer", "decoder_layer/1", stock::decoder_layer, std::move(needs)),
         weights_(std::move(weights)) {}
   DecoderLayerParts weights() const { return weights_(); }
-  void set_most_rows(int64_t rows) { most_rows_ = rows; }
-  bool takes(int64_t rows) const { return bound() && rows <= most_rows_; }
+  void set_max_rows(int64_t rows) { max_rows_ = rows; }
+  bool takes(int64_t rows) const { return bound() && rows <= max_rows_; }
   // Rows whose new tokens are at positions of their own: feature "row_positions".
   bool takes_row_positions() const { return row_positions_; }
   void set_row_positions(bool takes) { row_positions_ = takes; }
@@ -84,7 +84,7 @@ class DecoderLayerSlot : public Slot<DecoderLayerForward> {
 
  private:
   std::function<DecoderLayerParts()> weights_;
-  int64_t most_rows_ = kMostDecoderRows;
+  int64_t max_rows_ = kMaxDecoderRows;
   bool row_positions_ = false;
 };
 

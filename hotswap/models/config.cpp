@@ -10,7 +10,7 @@
 namespace hotswap {
 namespace {
 
-constexpr int64_t kMostLayers = 10000;  // a layer takes memory before any weight is read
+constexpr int64_t kMaxLayers = 10000;  // a layer takes memory before any weight is read
 
 int64_t read_head_dim(const Json& config, const ModelConfig& c, const ConfigDefaults& defaults) {
   int64_t head_dim = 0;
@@ -42,9 +42,9 @@ ModelConfig read_model_config(const Json& config, const ConfigDefaults& defaults
   c.vocab_size = positive(config, "vocab_size");
   c.hidden_size = positive(config, "hidden_size");
   c.num_hidden_layers = positive(config, "num_hidden_layers");
-  if (c.num_hidden_layers > kMostLayers) {
+  if (c.num_hidden_layers > kMaxLayers) {
     throw Error({.kind = ErrorKind::kCorrupt,
-                 .wanted = cat("at most ", kMostLayers, " for num_hidden_layers"),
+                 .wanted = cat("at most ", kMaxLayers, " for num_hidden_layers"),
                  .got = cat(c.num_hidden_layers, " in ", config.where()),
                  .next = "set num_hidden_layers to the number of layers in the weights"});
   }

@@ -36,7 +36,7 @@ namespace {
 
 using namespace kernels::gpu;
 
-constexpr int64_t kMost = int64_t{1} << 29, kMostDim = 512, kMostDecodeDim = 576;  // 576: latent attention's keys
+constexpr int64_t kMax = int64_t{1} << 29, kMaxDim = 512, kMaxDecodeDim = 576;  // 576: latent attention's keys
 
 std::string text(const std::string& wanted, const std::string& got) {
   return "attention on a GPU: expected " + wanted + "; got " + got;
@@ -44,19 +44,19 @@ std::string text(const std::string& wanted, const std::string& got) {
 
 // The sm_90a kernels, or those of every GPU?
 bool by_hopper(const Problem& p) {
-  constexpr int64_t kMostHopperDim = 256;
-  return attribute<cudaDevAttrComputeCapabilityMajor>() == 9 && std::max(p.dim, p.value_dim) <= kMostHopperDim &&
+  constexpr int64_t kMaxHopperDim = 256;
+  return attribute<cudaDevAttrComputeCapabilityMajor>() == 9 && std::max(p.dim, p.value_dim) <= kMaxHopperDim &&
          p.chunk == 0 && p.slopes == nullptr;
 }
 
 // What no op takes.
-std::string refused(const Problem& p, int64_t most_dim = kMostDim) {
+std::string refused(const Problem& p, int64_t max_dim = kMaxDim) {
   if (const int major = attribute<cudaDevAttrComputeCapabilityMajor>(); major < 8)
     return text("a GPU of compute capability 8.0 or newer", std::to_string(major) + ".x; use torch's attention there");
   if (p.dtype == DType::kFloat32) return text("bfloat16 or float16", "float32; use torch's attention for it");
   const auto fits = [](int64_t dim, int64_t most) { return dim >= 8 && dim <= most && dim % 8 == 0; };
-  if (!fits(p.dim, most_dim) || !fits(p.value_dim, kMostDim))
-    return text("a head_dim from 8 to " + std::to_string(most_dim) + " and one of the values to 512, multiples of 8",
+  if (!fits(p.dim, max_dim) || !fits(p.value_dim, kMaxDim))
+    return text("a head_dim from 8 to " + std::to_string(max_dim) + " and one of the values to 512, multiples of 8",
                 std::to_string(p.dim) + " and " + std::to_string(p.value_dim) + "; pad with zeros");
   if (p.key_heads < 1 || p.heads % p.key_heads != 0)
     return text("query heads in groups of equal size",
@@ -69,14 +69,14 @@ std::string refused(const Problem& p, int64_t most_dim = kMostDim) {
   if ((p.query_starts == nullptr) != (p.key_starts == nullptr))
     return text("starts of both queries and keys where sequences are packed", "one of the two");
   const int64_t rows = std::max(p.query_rows, p.key_rows);
-  if (rows > kMost || p.batch > kMost)
+  if (rows > kMax || p.batch > kMax)
     return text("at most 2^29 rows and sequences", std::to_string(rows) + " and " + std::to_string(p.batch));
   return "";
 }
 
 // Blocks are counted in 32 bits.
 std::string refused_tiles(int64_t tiles, int64_t heads) {
-  if (tiles * heads <= kMost) return "";
+  if (tiles * heads <= kMax) return "";
   return text("at most 2^29 tiles of rows in all heads", std::to_string(tiles) + " of " + std::to_string(heads));
 }
 
@@ -166,10 +166,10 @@ void backward(const Backward& a, void* workspace, Stream stream) {
 
 std::string refused(const Decode& a) {
   const Problem& p = a.problem;
-  if (const std::string why = refused(p, kMostDecodeDim); !why.empty()) return why;
+  if (const std::string why = refused(p, kMaxDecodeDim); !why.empty()) return why;
   if (p.query_starts != nullptr) return text("sequences that are not packed", "packed ones; use forward");
-  constexpr int64_t kMostSplits = 512;
-  if (const std::string why = refused_tiles(p.query_rows * p.batch * kMostSplits, p.heads); !why.empty()) return why;
+  constexpr int64_t kMaxSplits = 512;
+  if (const std::string why = refused_tiles(p.query_rows * p.batch * kMaxSplits, p.heads); !why.empty()) return why;
   if ((a.k_new == nullptr) != (a.v_new == nullptr)) return text("new keys and new values", "one of the two");
   if (a.block_table != nullptr && (a.page_rows < 16 || a.page_rows % 16 != 0))
     return text("pages of a multiple of 16 rows", std::to_string(a.page_rows));

@@ -13,15 +13,15 @@
 namespace attention::gpu {
 
 // kKeysStay: own rows are keys. kFirst: sums dq or dk, kSecond: sums dv; both where registers hold both. Of heads of
-// more than kMostColumns numbers a block computes a part of so many.
+// more than kMaxColumns numbers a block computes a part of so many.
 template <class Number, int kDim_, int kValueDim_, int kWarps_, int kBands_, int kOther_, bool kKeysStay_, bool kFirst_,
           bool kSecond_>
 struct MmaBackwardTraits {
   using T = Number;
-  static constexpr int kDim = kDim_, kValueDim = kValueDim_, kBands = kBands_, kOther = kOther_, kMostColumns = 256;
+  static constexpr int kDim = kDim_, kValueDim = kValueDim_, kBands = kBands_, kOther = kOther_, kMaxColumns = 256;
   static constexpr bool kKeysStay = kKeysStay_, kFirst = kFirst_, kSecond = kSecond_;
   static constexpr int kThreads = 32 * kWarps_, kOwn = 16 * kBands * kWarps_;
-  static constexpr int kParts = kDim > kMostColumns ? kDim / kMostColumns : 1;
+  static constexpr int kParts = kDim > kMaxColumns ? kDim / kMaxColumns : 1;
   static constexpr int kFirstColumns = kDim / kParts, kSecondColumns = kParts == 1 ? kValueDim : kFirstColumns;
 };
 

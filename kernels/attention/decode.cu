@@ -50,14 +50,14 @@ int blocks_per_multiprocessor(const Decode& a) {
 int splits_of(const Decode& a) {
   const Problem& p = a.problem;
   constexpr int64_t kFewestKeys = 64, kOverhead = 128;
-  if (a.splits > 0) return int(std::min<int64_t>(a.splits, kMostParts));
+  if (a.splits > 0) return int(std::min<int64_t>(a.splits, kMaxParts));
   const int64_t blocks = p.batch * p.key_heads * row_tiles(a),
                 at_once = multiprocessors() * blocks_per_multiprocessor(a);
   const auto time = [&](int64_t splits) {
     return divide_up(blocks * splits, at_once) * (divide_up(p.key_rows, splits) + kOverhead);
   };
   int64_t best = 1;
-  for (int64_t splits = 2; splits <= std::min<int64_t>(kMostParts, p.key_rows / kFewestKeys); ++splits)
+  for (int64_t splits = 2; splits <= std::min<int64_t>(kMaxParts, p.key_rows / kFewestKeys); ++splits)
     if (time(splits) < time(best)) best = splits;
   return int(best);
 }
@@ -83,13 +83,13 @@ LatentKeys latent_keys(const Decode& a) {
 template <class T, int kDim, int kStages>
 void launch_decode(const DecodeArguments& a, int64_t blocks, Stream stream) {
   constexpr int64_t kBytes = sizeof(DecodeMemory<kDim, kStages>);
-  launch_after_with_memory<&decode_kernel<T, kDim, kStages>, /*kMostShared=*/true>(kBytes, blocks, 32 * kDecodeWarps, 1,
-                                                                                   stream, a);
+  launch_after_with_memory<&decode_kernel<T, kDim, kStages>, /*kMaxShared=*/true>(kBytes, blocks, 32 * kDecodeWarps, 1,
+                                                                                  stream, a);
 }
 template <class D>
 void launch_wide(const DecodeArguments& a, int64_t blocks, Stream stream) {
-  launch_after_with_memory<&decode_wide_kernel<D>, /*kMostShared=*/true>(sizeof(DecodeWideMemory<D>), blocks,
-                                                                         D::kThreads, 1, stream, a);
+  launch_after_with_memory<&decode_wide_kernel<D>, /*kMaxShared=*/true>(sizeof(DecodeWideMemory<D>), blocks,
+                                                                        D::kThreads, 1, stream, a);
 }
 
 // As many stages as keep 64 KB or more of copies under way in a multiprocessor.
@@ -99,7 +99,7 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
   const int64_t blocks = int64_t{arguments.row_tiles} * arguments.splits * p.key_heads * p.batch;
   const int64_t dim = std::max(p.dim, p.value_dim), rows = p.batch * p.heads * p.query_rows;
   if (is_latent(a))
-    launch_after_with_memory<&decode_latent_kernel<LatentTraits<T>>, /*kMostShared=*/true>(
+    launch_after_with_memory<&decode_latent_kernel<LatentTraits<T>>, /*kMaxShared=*/true>(
         sizeof(LatentMemory<LatentTraits<T>>), blocks, LatentTraits<T>::kThreads, 1, stream, arguments, latent_keys(a));
   else if (is_wide(p) && is_one(a))
     launch_wide<DecodeWideTraits<T, true, 5, 2>>(arguments, blocks, stream);
@@ -115,12 +115,12 @@ void decode_of(const Decode& a, const DecodeArguments& arguments, Stream stream)
     launch_decode<T, 256, 3>(arguments, blocks, stream);
   if (arguments.splits == 1) return;
   if (arguments.splits < 32)
-    launch_after_with_memory<&combine_kernel<T>, /*kMostShared=*/true>(
+    launch_after_with_memory<&combine_kernel<T>, /*kMaxShared=*/true>(
         0, divide_up(rows * divide_up(p.value_dim, 128), kCombineWarps), 32 * kCombineWarps, 1, stream, arguments,
         int(rows));
   else
-    launch_after_with_memory<&combine_many_kernel<T>, /*kMostShared=*/true>(0, rows * divide_up(p.value_dim, 32),
-                                                                            32 * kDecodeWarps, 1, stream, arguments);
+    launch_after_with_memory<&combine_many_kernel<T>, /*kMaxShared=*/true>(0, rows * divide_up(p.value_dim, 32),
+                                                                           32 * kDecodeWarps, 1, stream, arguments);
 }
 
 }  // namespace

@@ -243,15 +243,15 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
       pack_pair<T>(total[0] * divide, total[1] * divide), pack_pair<T>(total[2] * divide, total[3] * divide));
 }
 
-// The same for up to kMostParts: a block for each kColumns numbers of a row, of whose threads kSlots go through the
+// The same for up to kMaxParts: a block for each kColumns numbers of a row, of whose threads kSlots go through the
 // parts side by side.
-constexpr int kMostParts = 512;
+constexpr int kMaxParts = 512;
 
 template <class T>
 __global__ void __launch_bounds__(32 * kDecodeWarps) combine_many_kernel(const __grid_constant__ DecodeArguments a) {
   wait_for_launch_before();
   next_launch_may_begin();
-  constexpr int kColumns = 32, kOwn = kMostParts / 32, kEach = 4, kAcross = kColumns / kEach,
+  constexpr int kColumns = 32, kOwn = kMaxParts / 32, kEach = 4, kAcross = kColumns / kEach,
                 kSlots = 32 * kDecodeWarps / kAcross;
   constexpr int kFirst = 20;  // parts of a thread that are asked for before their weights are known
   const int dim = a.v.dim, lane = threadIdx.x % 32;

@@ -237,7 +237,7 @@ struct LatentWorker {
     }
   }
   // Goes on from the other's largest scores: what own sums are to be multiplied by.
-  __device__ __forceinline__ void take_most(RowSoftmax& softmax, float (&shrink)[2]) const {
+  __device__ __forceinline__ void take_max(RowSoftmax& softmax, float (&shrink)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) shrink[r] = softmax.move_to(r, m.most[kOther][16 * warp + lane / 4 + 8 * r]);
   }
@@ -291,7 +291,7 @@ struct LatentWorker {
         free(0, kLeftPiece);
         barrier_wait(kSecondBarrier + warp, 64);
         take_weights();
-        take_most(softmax, others);
+        take_max(softmax, others);
         multiply_out(others);
         m.full[1][kLeftPiece].wait(parity);  // the other has waited for it; what TMA wrote is seen by who waits
         start_outputs(more, 1);
@@ -300,7 +300,7 @@ struct LatentWorker {
         free(1, kLeftPiece);
       } else {
         barrier_wait(kFirstBarrier + warp, 64);
-        take_most(softmax, others);
+        take_max(softmax, others);
         take_weights();  // before the barrier behind which the other writes its next ones
         add_scores(softmax, rows, key, shrink);
         give_weights(softmax);

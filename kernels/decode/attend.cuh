@@ -133,7 +133,7 @@ struct Running {
   }
 };
 
-constexpr int kMostSplits = 8;  // what every GPU with clusters takes
+constexpr int kMaxSplits = 8;  // what every GPU with clusters takes
 
 // How keys and values come. kCopies: by cp.async into shared memory, where products beside it want no L1; or loaded
 // into registers, where they want it (few_rows.cuh: their weights come through L1, of which 64 KB here would leave too
@@ -154,8 +154,8 @@ struct AttendMemory {
   float most[kAttendWarps][kGroup], sum[kAttendWarps][kGroup];
   float value[kAttendWarps][kGroup][kDim];
   // Written by the blocks of the cluster, a row each.
-  float block_most[kMostSplits][kGroup], block_sum[kMostSplits][kGroup];
-  float block_value[kMostSplits][kGroup * kDim];  // of this block's numbers alone
+  float block_max[kMaxSplits][kGroup], block_sum[kMaxSplits][kGroup];
+  float block_value[kMaxSplits][kGroup * kDim];  // of this block's numbers alone
 };
 
 // How many of a key head's numbers a block puts together: as many as the first one, or what is left.
@@ -373,7 +373,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
     }
     store_to(block, memory.block_value[split][place], whole.value, received);
     if (d >= splits) continue;
-    store_to(d, memory.block_most[split][g], whole.most, received);
+    store_to(d, memory.block_max[split][g], whole.most, received);
     store_to(d, memory.block_sum[split][g], whole.sum, received);
   }
   if (splits == 1) return;
@@ -381,9 +381,9 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
 #pragma unroll 1
   for (int place = threadIdx.x; place < min(share, group * kDim - split * share); place += kAttendThreads) {
     const int i = split * share + place, g = i / kDim, last = splits - 1;
-    const Part whole = together<kMostSplits>([&](int block) {
+    const Part whole = together<kMaxSplits>([&](int block) {
       const int b = min(block, last);
-      const float most = memory.block_most[b][g];
+      const float most = memory.block_max[b][g];
       return Part{block < splits ? most : -INFINITY, memory.block_sum[b][g], memory.block_value[b][place]};
     });
     out[i] = from_float<T>(whole.value / whole.sum);
@@ -393,22 +393,22 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
 // Blocks of a cluster: as many as keep the multiprocessors busy.
 inline int attend_splits(int64_t blocks, int sms) {
   int splits = 1;
-  while (splits < kMostSplits && blocks * splits * 2 <= sms) splits *= 2;
+  while (splits < kMaxSplits && blocks * splits * 2 <= sms) splits *= 2;
   return splits;
 }
 
 // A kernel of this grid, with so much shared memory.
-template <auto kKernel, bool kMostShared>
+template <auto kKernel, bool kMaxShared>
 void launch_attend(int64_t bytes, const Layer& a, kernels::Stream stream) {
   const int64_t blocks = a.rows * a.kv_heads;
   const bool clusters = attribute<cudaDevAttrComputeCapabilityMajor>() >= 9;
   const int splits = clusters ? attend_splits(blocks, multiprocessors()) : 1;
-  launch_after_with_memory<kKernel, kMostShared>(bytes, blocks * splits, kAttendThreads, splits, stream, a, splits);
+  launch_after_with_memory<kKernel, kMaxShared>(bytes, blocks * splits, kAttendThreads, splits, stream, a, splits);
 }
 
 template <class T, int kDim, int kGroup, bool kCopies>
 void attend(const Layer& a, kernels::Stream stream) {
-  launch_attend<attend_kernel<T, kDim, kGroup, kCopies>, /*kMostShared=*/kCopies>(
+  launch_attend<attend_kernel<T, kDim, kGroup, kCopies>, /*kMaxShared=*/kCopies>(
       sizeof(AttendMemory<T, kDim, kGroup, kCopies>), a, stream);
 }
 

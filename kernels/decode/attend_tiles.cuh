@@ -17,8 +17,8 @@ struct AttendTiles {
   float fresh_value[kDim];
   float most[kAttendWarps + 1][kGroup], sum[kAttendWarps + 1][kGroup];  // the last: the new key
   float value[kAttendWarps][kGroup][kDim];
-  float block_most[kMostSplits][kGroup], block_sum[kMostSplits][kGroup];
-  float block_value[kMostSplits][kGroup * kDim];
+  float block_max[kMaxSplits][kGroup], block_sum[kMaxSplits][kGroup];
+  float block_value[kMaxSplits][kGroup * kDim];
 };
 
 // All threads: this block has begun.
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
     }
     send(&memory.block_value[split][i % share], i / share, whole.value);
     if (d >= splits) continue;
-    send(&memory.block_most[split][g], d, whole.most);
+    send(&memory.block_max[split][g], d, whole.most);
     send(&memory.block_sum[split][g], d, whole.sum);
   }
   if (splits == 1) return;
@@ -228,10 +228,10 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
 #pragma unroll 1
   for (int i = split * share + threadIdx.x; i < min((split + 1) * share, group * kDim); i += kAttendThreads) {
     const int g = i / kDim;
-    const int most_of = splits - 1;
-    const Part whole = together<kMostSplits>([&](int block) {
-      const int b = min(block, most_of);
-      const float most = memory.block_most[b][g];
+    const int last_split = splits - 1;
+    const Part whole = together<kMaxSplits>([&](int block) {
+      const int b = min(block, last_split);
+      const float most = memory.block_max[b][g];
       return Part{block < splits ? most : -INFINITY, memory.block_sum[b][g], memory.block_value[b][i % share]};
     });
     out[i] = from_float<T>(whole.value / whole.sum);
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
 
 template <class T, int kDim, int kGroup>
 void attend_tiles(const Layer& a, kernels::Stream stream) {
-  launch_attend<attend_tiles_kernel<T, kDim, kGroup, kTileStages>, /*kMostShared=*/true>(
+  launch_attend<attend_tiles_kernel<T, kDim, kGroup, kTileStages>, /*kMaxShared=*/true>(
       sizeof(AttendTiles<T, kDim, kGroup, kTileStages>), a, stream);
 }
 

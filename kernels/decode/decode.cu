@@ -8,7 +8,7 @@
 namespace decode::cuda {
 namespace {
 
-constexpr int kMostGroup = 8;
+constexpr int kMaxGroup = 8;
 
 template <class T>
 void attend_any(const Layer& a, kernels::Stream stream) {
@@ -25,7 +25,7 @@ void attend_any(const Layer& a, kernels::Stream stream) {
     if (group <= 1) return with_dim.template operator()<kDim, 1>();
     if (group <= 2) return with_dim.template operator()<kDim, 2>();
     if (group <= 4) return with_dim.template operator()<kDim, 4>();
-    with_dim.template operator()<kDim, kMostGroup>();
+    with_dim.template operator()<kDim, kMaxGroup>();
   };
   if (a.head_dim == 64) return with_group.template operator()<64>();
   with_group.template operator()<128>();
@@ -108,7 +108,7 @@ bool cache_fits(const CacheRows& c) {
 const char* refuses(const Layer& a) {
   if (a.dtype == DType::kFloat32) return "bfloat16 or float16";
   if (a.head_dim != 64 && a.head_dim != 128) return "a head_dim of 64 or 128";
-  if (a.heads > kMostGroup * a.kv_heads) return "at most 8 query heads a key head";
+  if (a.heads > kMaxGroup * a.kv_heads) return "at most 8 query heads a key head";
   if (!cache_fits(a.keys) || !cache_fits(a.values)) return "caches whose rows begin at multiples of 16 bytes";
   for (const FewRows& product : {qkv_of(a), o_of(a), gated_of(a), down_of(a)}) {
     if (!fits_few_rows(product)) {
@@ -129,8 +129,8 @@ void heads(const Heads& a, kernels::Stream stream) {
 }
 
 void inputs(const Inputs& a, kernels::Stream stream) {
-  launch_after_with_memory<inputs_kernel, /*kMostShared=*/true>(/*bytes=*/0, a.rows + 1, kInputThreads, /*cluster=*/1,
-                                                                stream, a);
+  launch_after_with_memory<inputs_kernel, /*kMaxShared=*/true>(/*bytes=*/0, a.rows + 1, kInputThreads, /*cluster=*/1,
+                                                               stream, a);
 }
 
 // The weights of the first product may be what the launch before has written, where nobody says that they are not;

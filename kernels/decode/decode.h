@@ -21,7 +21,7 @@ namespace decode {
 
 using kernels::DType;
 
-constexpr int kMostRows = 16;
+constexpr int kMaxRows = 16;
 
 enum class Act : uint8_t { kSilu, kGeluTanh };
 

@@ -78,9 +78,9 @@ inline FewRows down_of(const Layer& a) {
 // The most rows that layer() takes of these weights; 0: none. A norm wants all of x in shared memory, so that a wide
 // layer takes fewer. Of `a` only dtype, hidden, norms and weights are looked at.
 inline int supported_rows(const Layer& a) {
-  int most = kMostRows;
+  int most = kMaxRows;
   for (const FewRows& product : {qkv_of(a), o_of(a), gated_of(a), down_of(a)}) {
-    const int its = kernels::gpu::most_few_rows(product);
+    const int its = kernels::gpu::max_few_rows(product);
     most = its < most ? its : most;
   }
   return most;

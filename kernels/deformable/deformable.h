@@ -41,7 +41,7 @@ static inline void with_number(Number type, Fn fn) {
   }
 }
 
-constexpr int kMostLevels = 16;
+constexpr int kMaxLevels = 16;
 
 struct Level {
   int64_t height, width, start;  // its pixel (y, x) is row start + y width + x of value
@@ -51,8 +51,8 @@ struct Level {
 // starts [count].
 struct Levels {
   int32_t count;
-  int32_t first[kMostLevels + 1];  // the first of each level's samples; [count]: of all levels together
-  Level known[kMostLevels];
+  int32_t first[kMaxLevels + 1];  // the first of each level's samples; [count]: of all levels together
+  Level known[kMaxLevels];
   const void *shapes, *starts;    // null: known
   bool wide_shapes, wide_starts;  // 64 bits each, or 32
 };

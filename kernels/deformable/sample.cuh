@@ -36,7 +36,7 @@ struct DeviceLevel {
   int32_t height, width, start, first;  // first: of its samples
 };
 struct Pyramid {
-  DeviceLevel level[kMostLevels];
+  DeviceLevel level[kMaxLevels];
 };
 
 __device__ __forceinline__ int64_t read_size(const void* data, bool wide, int64_t i) {

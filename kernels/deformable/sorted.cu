@@ -27,7 +27,7 @@ struct Cells {  // of a level: (height + 1) x (width + 1), the first of them, an
 };
 struct Grid {
   Pyramid pyramid;
-  Cells cells[kMostLevels];
+  Cells cells[kMaxLevels];
   int32_t tiles;  // of all levels
 };
 __device__ __forceinline__ void read_grid(Grid& grid, const Problem& p, int tile) {

@@ -15,7 +15,7 @@ using namespace kernels;
 using namespace kernels::gpu;
 using namespace loss::gpu;
 
-constexpr int kMostThreads = 1024, kTogether = 4;  // vectors a thread has in flight
+constexpr int kMaxThreads = 1024, kTogether = 4;  // vectors a thread has in flight
 // Measured best: many small blocks where only losses are made; large ones where gradients are; and where both are, few
 // at once, each with a part of its row in shared memory, so that the rest is still in L2 when it is read again.
 constexpr int kLossThreads = 256, kKeptBytes = 64 << 10, kBlocksPerSm = 2;
@@ -172,7 +172,7 @@ __device__ __forceinline__ void zero(T* dz, const Row<T, N>& r) {
 }
 
 template <class Cap, class T, int N, bool kWeighted>
-__global__ void __launch_bounds__(kMostThreads) loss_rows(const LossRows a, const float* scale, int64_t keep) {
+__global__ void __launch_bounds__(kMaxThreads) loss_rows(const LossRows a, const float* scale, int64_t keep) {
   extern __shared__ uint4 kept[];
   __shared__ RowMemory memory;
   const Cap cap{a.softcap};
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kMostThreads) loss_rows(const LossRows a, cons
 template <class Cap, class T, int N, bool kWeighted = false>
 void launch_rows(const LossRows& a, const float* scale, Stream stream) {
   const int64_t vectors = divide_up(a.vocab, N);
-  const int most = a.dlogits == nullptr ? kLossThreads : kMostThreads;
+  const int most = a.dlogits == nullptr ? kLossThreads : kMaxThreads;
   const int threads = int(std::clamp<int64_t>(divide_up(vectors, kTogether * 32) * 32, 64, most));
   const bool both = a.dlogits != nullptr && !a.lse_known && threads == most;
   const int64_t keep = both && N > 1 ? std::min<int64_t>(vectors, kKeptBytes / 16) : 0;

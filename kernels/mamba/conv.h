@@ -19,7 +19,7 @@
 
 namespace mamba::conv {
 
-constexpr int kMostTaps = 8;
+constexpr int kMaxTaps = 8;
 constexpr int64_t kPart = 512;  // steps of one item of work
 
 struct Problem {

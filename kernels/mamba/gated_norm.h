@@ -15,7 +15,7 @@
 
 namespace mamba::gated_norm {
 
-constexpr int64_t kLeastRows = 16, kMostChunks = 64;  // of the sums of dweight
+constexpr int64_t kLeastRows = 16, kMaxChunks = 64;  // of the sums of dweight
 
 struct Problem {
   int64_t rows, cols, group;  // cols: a multiple of group
@@ -27,7 +27,7 @@ struct Problem {
   bool norm_first;
 
   int64_t chunk() const {  // rows
-    const int64_t even = (rows + kMostChunks - 1) / kMostChunks;
+    const int64_t even = (rows + kMaxChunks - 1) / kMaxChunks;
     return even > kLeastRows ? even : kLeastRows;
   }
   int64_t chunks() const { return (rows + chunk() - 1) / chunk(); }

@@ -26,7 +26,7 @@
 
 namespace mamba::scan {
 
-constexpr int kMostStates = 256;
+constexpr int kMaxStates = 256;
 constexpr int64_t kChunk = 64;
 constexpr int64_t kGpuChunk = 32;  // a GPU's block has shared memory for so many
 constexpr int64_t kSlots = 32;

@@ -28,7 +28,7 @@
 namespace mamba::ssd {
 
 constexpr int64_t kChunk = 64;  // steps; on the CPU states are saved at the start of each
-constexpr int64_t kMostGpuState = 256;
+constexpr int64_t kMaxGpuState = 256;
 constexpr int64_t kHeads = 4;  // of a group, worked on by one thread, which makes G once for them
 
 struct Tokens {  // [batch, length, heads, numbers], numbers beside each other; groups for heads, no numbers in dt

@@ -13,7 +13,7 @@
 
 namespace mamba::update {
 
-constexpr int kMostStates = 256;
+constexpr int kMaxStates = 256;
 
 // [batch, heads, dim] as a view of one head, whose channels are dim; its steps are states where it has them.
 struct Heads {

@@ -18,7 +18,7 @@ using namespace kernels::gpu;
 using namespace moe::gpu;
 using kernels::divide_up;
 
-constexpr int kMost = 64, kMostTokens = 8;  // assignments
+constexpr int kMax = 64, kMaxTokens = 8;  // assignments
 constexpr int kUpWarps = 6, kDownWarps = 8;
 constexpr int kStages = 3, kStretch = 128, kPitch = kStretch + 32;  // numbers: two rows beside each other in the banks
 
@@ -29,21 +29,21 @@ struct Arguments : DecodeArguments {
 
 // Token-to-expert assignment of this block.
 struct Routing {
-  int32_t expert[kMost];  // of an assignment, or -1
-  int32_t hit[kMost];     // the experts that are hit
+  int32_t expert[kMax];  // of an assignment, or -1
+  int32_t hit[kMax];     // the experts that are hit
   int32_t hits;
 
-  // By the whole block, of at least kMost threads.
+  // By the whole block, of at least kMax threads.
   __device__ __forceinline__ void find(const Arguments& a) {
     const int t = threadIdx.x;
     const int own = expert_of(a, t);
-    if (t < kMost) expert[t] = own;
+    if (t < kMax) expert[t] = own;
     __syncthreads();
     bool first = own >= 0;
     for (int i = 0; own >= 0 && i < t; ++i) first &= expert[i] != own;
-    __shared__ uint32_t firsts[kMost / 32];
+    __shared__ uint32_t firsts[kMax / 32];
     const uint32_t mask = __ballot_sync(kAllLanes, first);
-    if (t < kMost && t % 32 == 0) firsts[t / 32] = mask;
+    if (t < kMax && t % 32 == 0) firsts[t / 32] = mask;
     __syncthreads();
     if (t == 0) hits = __popc(firsts[0]) + __popc(firsts[1]);
     if (first) hit[(t < 32 ? 0 : __popc(firsts[0])) + __popc(mask & ((1u << t % 32) - 1))] = own;
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(32 * kDownWarps) decode_down(const Arguments a
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   extern __shared__ __align__(16) uint8_t raw[];
   __shared__ Routing routing;
-  __shared__ float results[kMost][16];  // Y of an assignment
+  __shared__ float results[kMax][16];  // Y of an assignment
   routing.find(a);
   const int lane = threadIdx.x % 32;
   stream<T>(
@@ -305,7 +305,7 @@ void launch_beside(int64_t blocks, int warps, const Arguments& a, Stream stream)
   config.numAttrs = attribute<cudaDevAttrComputeCapabilityMajor>() >= 9 ? 2 : 1;
   checked(cudaLaunchKernelEx(&config, kKernel, a), "kernel launch");
 }
-static_assert(kMostTokens * 16 <= 32 * kDownWarps && kMost <= 32 * kUpWarps);
+static_assert(kMaxTokens * 16 <= 32 * kDownWarps && kMax <= 32 * kUpWarps);
 
 }  // namespace
 
@@ -316,9 +316,9 @@ bool decode_takes(const Decode& d) {
   constexpr int kMemory = 132 << 10;  // of either launch
   // What it saves is launches; weights come at three quarters of the rate that products_few.cu reaches with many of
   // them (docs/notes/moe.md).
-  constexpr int64_t kMostBytes = 90'000'000;
+  constexpr int64_t kMaxBytes = 90'000'000;
   const int64_t bytes = std::min(p.assignments(), p.experts) * (p.columns() + p.inner) * p.hidden * 2;
-  return p.tokens <= kMostTokens && p.assignments() <= kMost && p.assignments() > 0 && bytes <= kMostBytes &&
+  return p.tokens <= kMaxTokens && p.assignments() <= kMax && p.assignments() > 0 && bytes <= kMaxBytes &&
          size_of(p.dtype) == 2 && !p.transposed && !p.scale_input && bits % kernels::kVectorBytes == 0 &&
          attribute<cudaDevAttrComputeCapabilityMajor>() >= 8 &&
          attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() >= kMemory;

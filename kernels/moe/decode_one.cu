@@ -21,24 +21,24 @@ using namespace kernels::gpu;
 using namespace moe::gpu;
 using kernels::divide_up;
 
-constexpr int kMost = 64, kMostExperts = 1024;  // kMost: assignments
+constexpr int kMax = 64, kMaxExperts = 1024;  // kMax: assignments
 constexpr int kUpWarps = 12, kDownWarps = 8, kOuts = 4;
-constexpr int kPieces = 3, kMostChunk = kPieces * 256;  // numbers of a row that a warp of the second launch has at once
-constexpr int kMostHidden = 4096;
+constexpr int kPieces = 3, kMaxChunk = kPieces * 256;  // numbers of a row that a warp of the second launch has at once
+constexpr int kMaxHidden = 4096;
 
 using Arguments = DecodeArguments;
 
 // Which experts are hit.
 struct Routing {
-  int32_t place[kMost];  // of an assignment: its expert's among those that are hit, or -1
-  int32_t hit[kMost];
-  uint32_t named[kMostExperts / 32];
-  int32_t before[kMostExperts / 32];
+  int32_t place[kMax];  // of an assignment: its expert's among those that are hit, or -1
+  int32_t hit[kMax];
+  uint32_t named[kMaxExperts / 32];
+  int32_t before[kMaxExperts / 32];
   int32_t hits;
 
   // By the whole block; a barrier of the block lies between the two.
   __device__ __forceinline__ void clear() {
-    if (threadIdx.x < kMostExperts / 32) named[threadIdx.x] = 0;
+    if (threadIdx.x < kMaxExperts / 32) named[threadIdx.x] = 0;
   }
   __device__ __forceinline__ void find(const Arguments& a) {
     const int t = threadIdx.x;
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(32 * kDownWarps, 4) one_token_down(const Argum
   extern __shared__ __align__(128) uint8_t raw[];
   __shared__ Routing routing;
   __shared__ Barrier full[kDownWarps];
-  __shared__ float scores[kMost], results[kMost][kOuts];  // results: Y of an expert that is hit
+  __shared__ float scores[kMax], results[kMax][kOuts];  // results: Y of an expert that is hit
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, out = int(blockIdx.x) * kOuts;
   if (threadIdx.x < kDownWarps) {
     full[threadIdx.x].init(1);
@@ -266,10 +266,10 @@ bool one_token_takes(const Decode& d) {
   constexpr int kMemory = 208 << 10;  // of the first launch, of the widest rows
   // Where there is more to read, it is less of it that launches take, and by few experts of wide rows warps of the
   // second launch have nothing to do.
-  constexpr int64_t kMostBytes = 160'000'000;
+  constexpr int64_t kMaxBytes = 160'000'000;
   const int64_t bytes = std::min(p.assignments(), p.experts) * (p.columns() + p.inner) * p.hidden * 2;
-  return p.tokens == 1 && p.assignments() <= kMost && p.assignments() > 0 && p.experts <= kMostExperts &&
-         p.hidden <= kMostHidden && bytes <= kMostBytes && size_of(p.dtype) == 2 && !p.transposed && !p.scale_input &&
+  return p.tokens == 1 && p.assignments() <= kMax && p.assignments() > 0 && p.experts <= kMaxExperts &&
+         p.hidden <= kMaxHidden && bytes <= kMaxBytes && size_of(p.dtype) == 2 && !p.transposed && !p.scale_input &&
          bits % kernels::kVectorBytes == 0 && attribute<cudaDevAttrComputeCapabilityMajor>() >= 9 &&
          attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() >= kMemory;
 }
@@ -280,10 +280,10 @@ void one_token(const Decode& d, Stream stream) {
   const auto run = [&]<class T>() {
     const int64_t columns = std::min(p.assignments(), p.experts) * p.inner;
     const int64_t up = (kUpWarps * (a.gate ? 2 : 1) + 1) * p.hidden * 2;
-    const int64_t chunk = divide_up(divide_up(p.inner, divide_up(p.inner, kMostChunk)), 8) * 8;
-    launch_after_with_memory<one_token_up<T>, /*kMostShared=*/true>(up, std::min<int64_t>(columns, multiprocessors()),
-                                                                    32 * kUpWarps, /*cluster=*/1, stream, a);
-    launch_after_with_memory<one_token_down<T>, /*kMostShared=*/true>(
+    const int64_t chunk = divide_up(divide_up(p.inner, divide_up(p.inner, kMaxChunk)), 8) * 8;
+    launch_after_with_memory<one_token_up<T>, /*kMaxShared=*/true>(up, std::min<int64_t>(columns, multiprocessors()),
+                                                                   32 * kUpWarps, /*cluster=*/1, stream, a);
+    launch_after_with_memory<one_token_down<T>, /*kMaxShared=*/true>(
         kDownWarps * kOuts * chunk * 2, p.hidden / kOuts, 32 * kDownWarps, /*cluster=*/1, stream, a, int(chunk));
   };
   p.dtype == DType::kBFloat16 ? run.template operator()<kernels::BFloat16>() : run.template operator()<kernels::Half>();

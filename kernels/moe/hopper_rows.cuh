@@ -163,7 +163,7 @@ void with_row_arguments(const cuda::Product& a, Columns columns, const Fn& fn) {
                                .inner = int(a.p.inner),
                                .col_tiles = int(col_tiles),
                                .limits = {a.p.alpha, a.p.limit}};
-  const int64_t tiles = most_row_tiles(a.p.assignments(), a.p.experts, kRows) * col_tiles;
+  const int64_t tiles = max_row_tiles(a.p.assignments(), a.p.experts, kRows) * col_tiles;
   fn(arguments, std::min<int64_t>(tiles, multiprocessors()));
 }
 

@@ -15,14 +15,14 @@ using namespace kernels::gpu;
 using kernels::divide_up;
 
 constexpr int kWarps = 4;  // of a block, each with counters in shared memory where they fit
-constexpr int kMostStretches = 1024;
-static_assert(kMostAssignments % (32 * kMostStretches) == 0, "else a stretch would end behind them, beyond int32");
+constexpr int kMaxStretches = 1024;
+static_assert(kMaxAssignments % (32 * kMaxStretches) == 0, "else a stretch would end behind them, beyond int32");
 
 struct Plan {
   int64_t stretch, stretches;  // assignments a warp; a multiple of 32
 };
 Plan plan(int64_t assignments) {
-  const int64_t stretch = divide_up(divide_up(assignments, kMostStretches), 32) * 32;
+  const int64_t stretch = divide_up(divide_up(assignments, kMaxStretches), 32) * 32;
   const int64_t least = stretch < 128 ? 128 : stretch;
   return {least, divide_up(assignments, least)};
 }
@@ -85,13 +85,13 @@ __global__ void __launch_bounds__(32 * kWarps) count_stretches(const Arguments a
 
 // A block an expert, a thread a stretch: counts become sums over the stretches before, the total goes to offsets[e +
 // 1].
-__global__ void __launch_bounds__(kMostStretches) sum_stretches(const Arguments a) {
+__global__ void __launch_bounds__(kMaxStretches) sum_stretches(const Arguments a) {
   __shared__ int32_t warps[32];
   const int stretch = threadIdx.x, expert = blockIdx.x;
   int32_t* count = a.counts + int64_t{stretch} * a.experts + expert;
   const int own = stretch < a.stretches ? *count : 0, sum = sum_before(own, warps) + own;
   if (stretch < a.stretches) *count = sum - own;
-  if (stretch == kMostStretches - 1) a.offsets[expert + 1] = sum;
+  if (stretch == kMaxStretches - 1) a.offsets[expert + 1] = sum;
 }
 
 // One warp: totals become offsets.
@@ -193,7 +193,7 @@ void sort(const Sort& s, Stream stream) {
     return launch_after_with_memory<sort_few>(words * 4, 1, int(divide_up(std::max(s.assignments, s.experts), 32) * 32),
                                               /*cluster=*/1, stream, a);
   launch(&count_stretches, divide_up(p.stretches, kWarps), 32 * kWarps, stream, a);
-  launch(&sum_stretches, s.experts, kMostStretches, stream, a);
+  launch(&sum_stretches, s.experts, kMaxStretches, stream, a);
   launch(&sum_experts, 1, 32, stream, a);
   launch(&write_stretches, divide_up(p.stretches, kWarps), 32 * kWarps, stream, a);
 }

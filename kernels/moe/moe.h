@@ -36,7 +36,7 @@ namespace moe {
 using kernels::DType;
 
 // Places are int32, also that where the last of the GPU's 1024 stretches ends (index.cu).
-constexpr int64_t kMostAssignments = (int64_t{1} << 31) - (int64_t{1} << 21);
+constexpr int64_t kMaxAssignments = (int64_t{1} << 31) - (int64_t{1} << 21);
 
 enum class Act {
   kSwiGlu,

@@ -18,7 +18,7 @@ struct Sort {
   bool index64;
   int32_t *order, *slots, *offsets;
   int32_t* counts;  // [sort_counts()]
-  // [1 + most_hits()] where products want them, or null. The first one's expert is how many there are, and its other
+  // [1 + max_hits()] where products want them, or null. The first one's expert is how many there are, and its other
   // two are zeros: chunks of either product that blocks have asked for.
   Hit* hits;
   int64_t assignments, experts;
@@ -78,7 +78,7 @@ void multiply(const WeightGradient& a, Stream stream);
 // products_few.cu: few tokens, weights by rows.
 constexpr int64_t kFewTokens = 64;
 bool want_hits(const Problem& p);  // whether they want to be told the experts that are hit
-inline int64_t most_hits(const Problem& p) { return p.assignments() < p.experts ? p.assignments() : p.experts; }
+inline int64_t max_hits(const Problem& p) { return p.assignments() < p.experts ? p.assignments() : p.experts; }
 bool few_take(const Product& a);
 void multiply_few_rows(const Product& a, void* activated, Stream stream);  // activated: null, or where A goes
 // decode.cu: all of forward for a handful of tokens, weights by rows.

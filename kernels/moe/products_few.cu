@@ -270,8 +270,8 @@ void multiply_few_rows(const Product& a, void* activated, Stream stream) {
                             .after_product = a.after_product,
                             .limits = {a.p.alpha, a.p.limit}};
   const auto with_type = [&]<class T>() {
-    launch_after_with_memory<multiply_few<T>, /*kMostShared=*/true>(
-        sizeof(Shared), std::min<int64_t>(divide_up(most_hits(a.p) * tiles, chunk), kBlocks * multiprocessors()),
+    launch_after_with_memory<multiply_few<T>, /*kMaxShared=*/true>(
+        sizeof(Shared), std::min<int64_t>(divide_up(max_hits(a.p) * tiles, chunk), kBlocks * multiprocessors()),
         kThreads, /*cluster=*/1, stream, arguments);
   };
   a.p.dtype == DType::kBFloat16 ? with_type.template operator()<kernels::BFloat16>()

@@ -247,7 +247,7 @@ void multiply_tiles(const Product& a, Stream stream) {
                       .inner = int(s.cols),
                       .whole = whole(a.w, {a.by_inputs ? a.out : s.cols}, size)};
   with_dtype(a.p.dtype, [&]<typename T>() {
-    launch(&multiply_rows<T>, most_row_tiles(slots, a.p.experts, kTile) * col_tiles, kThreads, stream, left, right,
+    launch(&multiply_rows<T>, max_row_tiles(slots, a.p.experts, kTile) * col_tiles, kThreads, stream, left, right,
            a.index.offsets, int(a.p.experts), a.out * s.cols, a.bias, a.y, int(col_tiles));
   });
 }

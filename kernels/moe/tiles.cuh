@@ -39,7 +39,7 @@ __device__ __forceinline__ RowTile find_row_tile(const int32_t* offsets, int exp
   return {-1, 0, 0};
 }
 
-inline int64_t most_row_tiles(int64_t slots, int64_t experts, int64_t rows) {
+inline int64_t max_row_tiles(int64_t slots, int64_t experts, int64_t rows) {
   return slots / rows + std::min(experts, slots);
 }
 

@@ -8,10 +8,10 @@ namespace norms::gpu {
 // A row's mean and squared distances from it, over the threads that hold it; once a block. Distances are taken from a
 // number near by, the mean of a warp's first vector, so that one pass is enough: what cancels between squares and the
 // square of the sum is at most as many times the result as the warp has vectors.
-template <int kMostLanes>
+template <int kMaxLanes>
 class RowMoments {
  public:
-  static constexpr int kWarps = kMostLanes / 32;
+  static constexpr int kWarps = kMaxLanes / 32;
   struct Memory {
     float4 parts[kWarps];  // columns, mean, squared distances
   };
@@ -96,13 +96,13 @@ constexpr int layer_blocks(int vectors, int lanes) {
 }
 
 // A block for each row, or for some rows where each is a part of a warp. No loop: it would cost registers.
-template <class T, int kVectors, int kMostLanes, bool kFull>
-__global__ void __launch_bounds__(kMostLanes, layer_blocks(kVectors, kMostLanes))
+template <class T, int kVectors, int kMaxLanes, bool kFull>
+__global__ void __launch_bounds__(kMaxLanes, layer_blocks(kVectors, kMaxLanes))
     layer_forward_held(const LayerNormForward a, const Scale s, const Scale b, int64_t rows, int lanes) {
   constexpr int N = kPerVector<T>;
-  constexpr bool kEarly = kMostLanes <= 128;  // registers are left to fetch some weights before the barrier
-  __shared__ typename RowMoments<kMostLanes>::Memory memory;
-  RowMoments<kMostLanes> moments(memory);
+  constexpr bool kEarly = kMaxLanes <= 128;  // registers are left to fetch some weights before the barrier
+  __shared__ typename RowMoments<kMaxLanes>::Memory memory;
+  RowMoments<kMaxLanes> moments(memory);
   const Place<T, kVectors, kVectors == 1, kFull> p(rows, a.cols, lanes);
   const int64_t row = p.first + p.group;
   wait_for_launch_before();

@@ -10,26 +10,26 @@ namespace {
 
 using namespace norms::gpu;
 
-constexpr RowLimits kForward{.most_lanes = {0, 256, 512}, .threads_per_sm = 0};
-constexpr RowLimits kLayerForward{.most_lanes = {0, 32, 512}, .threads_per_sm = 0};
-constexpr int kAgainPerSm = 2048;     // threads, where rows are read again
-constexpr int64_t kMostChunks = 512;  // rows of partial sums where rows are read again
+constexpr RowLimits kForward{.max_lanes = {0, 256, 512}, .threads_per_sm = 0};
+constexpr RowLimits kLayerForward{.max_lanes = {0, 32, 512}, .threads_per_sm = 0};
+constexpr int kAgainPerSm = 2048;    // threads, where rows are read again
+constexpr int64_t kMaxChunks = 512;  // rows of partial sums where rows are read again
 
-template <class Fn>  // fn<T, kVectors, kMostLanes, kFull>()
+template <class Fn>  // fn<T, kVectors, kMaxLanes, kFull>()
 void with_forward(DType dtype, const RowPlan& p, int64_t cols, Fn fn) {
   with_dtype(dtype, [&]<typename T>() {
     if (p.vectors == 1) return fn.template operator()<T, 1, 128, false>();
     const bool full = cols == int64_t{p.lanes} * p.vectors * kPerVector<T>;
-    const auto lanes = [&]<int kVectors, int kMostLanes>() {
-      return full ? fn.template operator()<T, kVectors, kMostLanes, true>()
-                  : fn.template operator()<T, kVectors, kMostLanes, false>();
+    const auto lanes = [&]<int kVectors, int kMaxLanes>() {
+      return full ? fn.template operator()<T, kVectors, kMaxLanes, true>()
+                  : fn.template operator()<T, kVectors, kMaxLanes, false>();
     };
     if (p.vectors == 2)
       return p.lanes <= 128 ? lanes.template operator()<2, 128>() : lanes.template operator()<2, 256>();
     return p.lanes <= 256 ? lanes.template operator()<4, 256>() : lanes.template operator()<4, 512>();
   });
 }
-template <class Fn>  // fn<T, kVectors, kMostLanes, kFull>()
+template <class Fn>  // fn<T, kVectors, kMaxLanes, kFull>()
 void with_lanes(DType dtype, const RowPlan& p, int64_t cols, Fn fn) {
   with_dtype(dtype, [&]<typename T>() {
     if (p.vectors == 1) return fn.template operator()<T, 1, 128, false>();
@@ -86,7 +86,7 @@ struct WeightPlan {
   int64_t chunk, chunks;
 };
 WeightPlan plan_weight(int64_t rows) {
-  const int64_t chunk = std::max<int64_t>(16, divide_up(rows, kMostChunks));
+  const int64_t chunk = std::max<int64_t>(16, divide_up(rows, kMaxChunks));
   return {chunk, std::max<int64_t>(1, divide_up(rows, chunk))};
 }
 
@@ -169,9 +169,9 @@ void rms_norm_forward(const RmsNormForward& a, const Scale& s, int64_t rows, Str
       some.y = moved(a.y, first, a.cols, a.dtype);
       some.h = moved(a.h, first, a.cols, a.dtype);
       if (a.rstd != nullptr) some.rstd += first;
-      with_forward(a.dtype, p, a.cols, [&]<typename T, int kVectors, int kMostLanes, bool kFull>() {
-        const auto kernel = a.residual != nullptr ? &rms_forward_held<T, kVectors, kMostLanes, true, kFull>
-                                                  : &rms_forward_held<T, kVectors, kMostLanes, false, kFull>;
+      with_forward(a.dtype, p, a.cols, [&]<typename T, int kVectors, int kMaxLanes, bool kFull>() {
+        const auto kernel = a.residual != nullptr ? &rms_forward_held<T, kVectors, kMaxLanes, true, kFull>
+                                                  : &rms_forward_held<T, kVectors, kMaxLanes, false, kFull>;
         launch_after(kernel, blocks, p.threads(), stream, some, s, n, p.lanes, 1.f / float(a.cols));
       });
     });
@@ -193,8 +193,8 @@ void layer_norm_forward(const LayerNormForward& a, const Scale& s, const Scale& 
       some.x = moved(a.x, first, a.x_stride, a.dtype);
       some.y = moved(a.y, first, a.cols, a.dtype);
       if (a.mean != nullptr) some.mean += first, some.rstd += first;
-      with_lanes(a.dtype, p, a.cols, [&]<typename T, int kVectors, int kMostLanes, bool kFull>() {
-        launch_after(&layer_forward_held<T, kVectors, kMostLanes, kFull>, blocks, p.threads(), stream, some, s, b, n,
+      with_lanes(a.dtype, p, a.cols, [&]<typename T, int kVectors, int kMaxLanes, bool kFull>() {
+        launch_after(&layer_forward_held<T, kVectors, kMaxLanes, kFull>, blocks, p.threads(), stream, some, s, b, n,
                      p.lanes);
       });
     });

@@ -72,9 +72,9 @@ class Ring {
 template <int kSums>
 class GroupSum {
  public:
-  static constexpr int kWarps = kRingThreads / 32, kMostGroups = kRingThreads / 64;
+  static constexpr int kWarps = kRingThreads / 32, kMaxGroups = kRingThreads / 64;
   struct Memory {
-    float4 parts[2][kSums][kMostGroups][kWarps / 4];  // zeros stay where a row has no warp
+    float4 parts[2][kSums][kMaxGroups][kWarps / 4];  // zeros stay where a row has no warp
   };
   __device__ GroupSum(Memory& memory, int lanes, int group) : memory_(memory), lanes_(lanes), group_(group) {
     if (lanes <= 32) return;

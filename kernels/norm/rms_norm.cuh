@@ -34,8 +34,8 @@ constexpr int forward_blocks(int vectors, int lanes, bool add) {
 
 // A block for each row, or for some rows where each is a part of a warp. No loop: it would cost registers, and time
 // before the first load. share: 1 / columns.
-template <class T, int kVectors, int kMostLanes, bool kAdd, bool kFull>
-__global__ void __launch_bounds__(kMostLanes, forward_blocks(kVectors, kMostLanes, kAdd))
+template <class T, int kVectors, int kMaxLanes, bool kAdd, bool kFull>
+__global__ void __launch_bounds__(kMaxLanes, forward_blocks(kVectors, kMaxLanes, kAdd))
     rms_forward_held(const RmsNormForward a, const Scale s, int64_t rows, int lanes, float share) {
   constexpr int N = kPerVector<T>;
   const Place<T, kVectors, kVectors == 1, kFull> p(rows, a.cols, lanes);
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kMostLanes, forward_blocks(kVectors, kMostLane
 #pragma unroll
     for (int i = 0; i < N; ++i) squares += f[i] * f[i];
   }
-  squares = sum_once < kVectors == 1 ? 0 : kMostLanes > (squares, lanes);
+  squares = sum_once < kVectors == 1 ? 0 : kMaxLanes > (squares, lanes);
   x.forget_numbers();
   const float rstd = inverse_sqrt(squares * share + a.eps);
   if (a.rstd != nullptr && p.lane == 0 && row < rows) a.rstd[row] = rstd;

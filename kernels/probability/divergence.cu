@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kDivergenceThreads)
 // Three walks over both rows: their log softmax, z - top - log_sum, whose two parts stay apart so that an offset that a
 // row's logits have in common costs no bits; the sums of terms and slopes; the gradients.
 template <class T, int N, Kind kKind>
-__global__ void __launch_bounds__(kMostThreads) divergence_of_logits(const OfLogits a) {
+__global__ void __launch_bounds__(kMaxThreads) divergence_of_logits(const OfLogits a) {
   __shared__ RowMax<2>::Memory tops;
   __shared__ RowSum<2>::Memory sums;
   RowMax<2> max_of(tops);

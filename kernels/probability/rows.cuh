@@ -12,7 +12,7 @@ namespace probability::gpu {
 using namespace kernels;
 using namespace kernels::gpu;
 
-constexpr int kMostThreads = 1024;
+constexpr int kMaxThreads = 1024;
 
 template <int kNumbers>
 struct Many {
@@ -29,24 +29,24 @@ __device__ __forceinline__ void walk(int64_t cols, const Fn& fn) {
   }
 }
 
-// The largest over the block of kMost numbers at once, in every thread. As RowSum, with one barrier.
-template <int kMost>
+// The largest over the block of kMax numbers at once, in every thread. As RowSum, with one barrier.
+template <int kMax>
 class RowMax {
  public:
   struct Memory {
-    float parts[2][kMost][32];
+    float parts[2][kMax][32];
   };
   __device__ explicit RowMax(Memory& memory) : memory_(memory) {}
-  __device__ __forceinline__ void operator()(float (&v)[kMost]) {
+  __device__ __forceinline__ void operator()(float (&v)[kMax]) {
 #pragma unroll
-    for (int k = 0; k < kMost; ++k) {
+    for (int k = 0; k < kMax; ++k) {
 #pragma unroll
       for (int o = 16; o > 0; o /= 2) v[k] = fmaxf(v[k], __shfl_xor_sync(kAllLanes, v[k], o));
       if (threadIdx.x % 32 == 0) memory_.parts[turn_][k][threadIdx.x / 32] = v[k];
     }
     __syncthreads();
 #pragma unroll
-    for (int k = 0; k < kMost; ++k) {
+    for (int k = 0; k < kMax; ++k) {
       for (int w = 0; w < int(blockDim.x / 32); ++w) v[k] = fmaxf(v[k], memory_.parts[turn_][k][w]);
     }
     turn_ ^= 1;
@@ -73,7 +73,7 @@ bool whole_vectors(int64_t rows, Addresses... addresses) {
 }
 
 inline int threads_for(int64_t cols, int per_thread) {
-  return int(std::clamp<int64_t>(divide_up(divide_up(cols, per_thread), 32) * 32, 32, kMostThreads));
+  return int(std::clamp<int64_t>(divide_up(divide_up(cols, per_thread), 32) * 32, 32, kMaxThreads));
 }
 inline int64_t blocks_for(int64_t rows) { return std::min<int64_t>(rows, INT32_MAX); }
 

@@ -17,7 +17,7 @@ struct Shared {
 };
 
 template <class T, int N>
-__global__ void __launch_bounds__(kMostThreads) softmax_forward(const Softmax a) {
+__global__ void __launch_bounds__(kMaxThreads) softmax_forward(const Softmax a) {
   __shared__ Shared shared;
   RowMax<1> max_of(shared.top);
   RowSum<1> sum_of(shared.one, int(blockDim.x));
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kMostThreads) softmax_forward(const Softmax a)
 
 // The threshold as on the CPU; every thread knows the same sums, and so takes as many steps.
 template <class T, int N>
-__global__ void __launch_bounds__(kMostThreads) sparsemax_forward(const Softmax a) {
+__global__ void __launch_bounds__(kMaxThreads) sparsemax_forward(const Softmax a) {
   __shared__ Shared shared;
   RowMax<1> max_of(shared.top);
   RowSum<2> sums_of(shared.two, int(blockDim.x));
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kMostThreads) sparsemax_forward(const Softmax 
 }
 
 template <class T, int N, bool kSparse>
-__global__ void __launch_bounds__(kMostThreads) softmax_backward(const Softmax a) {
+__global__ void __launch_bounds__(kMaxThreads) softmax_backward(const Softmax a) {
   __shared__ Shared shared;
   RowSum<2> sums_of(shared.two, int(blockDim.x));
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {

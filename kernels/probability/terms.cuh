@@ -123,8 +123,8 @@ __device__ __forceinline__ void fill_slopes(Slopes<kVectors, N>& s, float beta, 
     return furthest;
   };
   if constexpr (kMixed && kCoarse && kByQuotient) {
-    constexpr float kMost = 64.f;
-    if (fill(std::true_type{}) <= kMost) return;
+    constexpr float kMax = 64.f;
+    if (fill(std::true_type{}) <= kMax) return;
     __threadfence_block();  // elements are read again: to have kept them until here would cost registers
   }
   fill(std::false_type{});

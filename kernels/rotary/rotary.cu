@@ -15,7 +15,7 @@ using namespace kernels::gpu;
 // Small blocks without a loop: what has ended makes room for the next at once. More than one head a thread loses a
 // tenth.
 constexpr int kThreads = 128, kElementThreads = 256;
-constexpr int64_t kMostItems = (int64_t{1} << 31) - kThreads;  // that a Divider takes, whatever a block has beyond them
+constexpr int64_t kMaxItems = (int64_t{1} << 31) - kThreads;  // that a Divider takes, whatever a block has beyond them
 // Blocks that registers are shared out among: wider tables need more of them, and from sm_100 on so does the same code.
 template <class T, class C>
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
@@ -194,7 +194,7 @@ void rotate(const RotaryArgs& a, Stream stream) {
       const auto kernel = a.interleaved ? &rotate_vectors<T, C, true> : &rotate_vectors<T, C, false>;
       launch_after(kernel, blocks, kThreads, stream, a, int(turned), shares);
     };
-    const bool fit = vectors_fit(a) && (a.interleaved || tables_aligned(a)) && positions * heads * a.dim <= kMostItems;
+    const bool fit = vectors_fit(a) && (a.interleaved || tables_aligned(a)) && positions * heads * a.dim <= kMaxItems;
     if (fit && a.table_dtype == a.dtype) return vectors.template operator()<T>();
     if constexpr (sizeof(T) == 2) {
       if (fit && a.table_dtype == DType::kFloat32) return vectors.template operator()<float>();

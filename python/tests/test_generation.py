@@ -374,7 +374,7 @@ def test_one_token_and_two():
         assert torch.equal(hotswap.generate(model, PROMPT, **{**OPTIONS, "max_new_tokens": count}), stock(model, PROMPT)[:, : 4 + count])
 
 
-def most_rows(model):
+def max_rows(model):
     return package("decode").module.decoder_layer_rows(*decode.Parts(decode.layers_of(model)[0]).weights)
 
 
@@ -382,7 +382,7 @@ def most_rows(model):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_batches_beyond_what_the_op_serves_go_by_the_layers_parts(dtype):
     model = model_of("llama").to(dtype)
-    most = most_rows(model)
+    most = max_rows(model)
     assert most == 16 or dtype == torch.bfloat16
     for rows in (most, most + 1):
         ids, before = torch.arange(rows)[:, None] + torch.arange(1, 4), calls()
@@ -406,7 +406,7 @@ def test_weights_that_the_op_refuses_are_asked_before():
 def test_wide_layers_take_fewer_rows_on_a_gpu():
     model = tiny.model("llama", hidden_size=5120, num_attention_heads=4, num_key_value_heads=2, head_dim=64, intermediate_size=64)
     model = model.to(torch.bfloat16).eval()
-    assert most_rows(model) == 8
+    assert max_rows(model) == 8
     for rows in (8, 9):
         ids, before = torch.arange(rows)[:, None] + torch.arange(1, 4), calls()
         assert hotswap.generate(model, ids, **OPTIONS).shape == (rows, 3 + OPTIONS["max_new_tokens"])

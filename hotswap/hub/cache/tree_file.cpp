@@ -48,7 +48,7 @@ std::string word(std::string_view text) { return text == "-" ? "" : std::string(
 TreeEntry checked(TreeEntry entry) {
   check_relative_path(entry.path, "file");
   check_relative_path(entry.etag(), "blob");
-  if (std::max(entry.size, entry.lfs_size) > kMostFileBytes) throw not_whole("sizes", cat(entry.size));
+  if (std::max(entry.size, entry.lfs_size) > kMaxFileBytes) throw not_whole("sizes", cat(entry.size));
   return entry;
 }
 

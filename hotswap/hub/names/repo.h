@@ -37,7 +37,7 @@ struct TreeEntry {
 };
 
 // Above it a size is a mistake: no file system here holds such a file, and sums of a list's sizes stay in their type.
-inline constexpr int64_t kMostFileBytes = int64_t{1} << 44;
+inline constexpr int64_t kMaxFileBytes = int64_t{1} << 44;
 
 const char* plural(RepoType type);           // "models": the segment of /api/ and of the cache's folder names
 std::string download_prefix(RepoType type);  // "" for models, else "kernels/" and so on

@@ -31,10 +31,10 @@ void check_etag(const std::string& etag, const std::string& url) {
 int64_t parse_size(const std::string& text, const std::string& url) {
   int64_t value = -1;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (code == std::errc() && end == text.data() + text.size() && value >= 0 && value <= kMostFileBytes) {
+  if (code == std::errc() && end == text.data() + text.size() && value >= 0 && value <= kMaxFileBytes) {
     return value;
   }
-  throw HubError({.wanted = cat("a size of at most ", kMostFileBytes, " bytes for ", url_shown(url)),
+  throw HubError({.wanted = cat("a size of at most ", kMaxFileBytes, " bytes for ", url_shown(url)),
                   .got = "'" + text.substr(0, 100) + "'",
                   .next = "check HF_ENDPOINT and the proxy: one of them does not speak the Hub's protocol"},
                  {.reason = HubReason::kBadAnswer, .url = url});
@@ -123,9 +123,9 @@ std::vector<TreeEntry> parse_tree(const std::string& json, const std::string& wh
     entry.xet_hash = item.get<std::string>("xetHash", "");
     if (!entry.folder) check_etag(entry.etag(), where);
     for (const int64_t size : {entry.size, entry.lfs_size}) {
-      if (size >= 0 && size <= kMostFileBytes) continue;
+      if (size >= 0 && size <= kMaxFileBytes) continue;
       throw Error({.kind = ErrorKind::kCorrupt,
-                   .wanted = cat(item.where(), " with sizes from 0 to ", kMostFileBytes),
+                   .wanted = cat(item.where(), " with sizes from 0 to ", kMaxFileBytes),
                    .got = cat(size),
                    .next = "check HF_ENDPOINT: the server there does not speak the Hub's protocol"});
     }

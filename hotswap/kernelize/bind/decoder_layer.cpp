@@ -87,24 +87,24 @@ DecoderLayerParts parts_of(const Values& a) {
 }
 
 // So many rows are the kernel's; more go through the layer's parts.
-int64_t most_rows(const LayerOps& layer, const DecoderLayerParts& p) {
+int64_t max_rows(const LayerOps& layer, const DecoderLayerParts& p) {
   using T = const Tensor&;
   const auto op = typed_op<int64_t(T, T, T, T, T, T, T, T, T)>(layer, "rows");
-  if (!op) return kMostDecoderRows;
+  if (!op) return kMaxDecoderRows;
   return below_autograd(*op, p.input_norm, p.q, p.k, p.v, p.o, p.post_norm, p.gate, p.up, p.down);
 }
 
 Result<std::string> rows_served(const SlotBase& slot, const LayerOps& layer) {
   const auto* in_layer = dynamic_cast<const DecoderLayerSlot*>(&slot);
   if (in_layer == nullptr) return std::string();
-  const int64_t rows = most_rows(layer, in_layer->weights());
+  const int64_t rows = max_rows(layer, in_layer->weights());
   if (rows < 1) return Reason{"serves no batch with weights of these widths and dtypes"};
   return cat("up to ", rows, " rows, more by its parts");
 }
 
 void bind_decoder_layer(SlotBase& slot, const LayerOps& layer) {
   if (auto* in_layer = dynamic_cast<DecoderLayerSlot*>(&slot)) {
-    in_layer->set_most_rows(most_rows(layer, in_layer->weights()));
+    in_layer->set_max_rows(max_rows(layer, in_layer->weights()));
     in_layer->set_row_positions(layer.claims("row_positions"));
     using T = const Tensor&;
     if (const auto op = typed_op<std::tuple<Tensor, Tensor, Tensor>(T, T, T, T)>(layer, "inputs")) {
@@ -134,7 +134,7 @@ void bind_decoder_layer(SlotBase& slot, const LayerOps& layer) {
 // A layer with four query heads a key head, in the middle of its cache.
 Result<Example> decoder_example(const std::string&, const ExampleSize& size) {
   constexpr int64_t kHeadDim = 64, kCapacity = 128;
-  const int64_t rows = std::min(size.rows, kMostDecoderRows), hidden = size.dim, ffn = 3 * hidden;
+  const int64_t rows = std::min(size.rows, kMaxDecoderRows), hidden = size.dim, ffn = 3 * hidden;
   const int64_t kv_heads = std::max<int64_t>(1, hidden / kHeadDim / 4), heads = 4 * kv_heads;
   const auto weight = [](int64_t out, int64_t in) { return random({out, in}) * std::pow(double(in), -0.5); };
   const Tensor half = random({1, 1, kHeadDim / 2}), angle = at::cat({half, half}, -1);

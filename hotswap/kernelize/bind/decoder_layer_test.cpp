@@ -74,7 +74,7 @@ TEST(DecoderLayerSlot, APackageThatSaysNothingIsGivenWhatTheContractAllows) {
   const KernelConfig config{.kernel_mapping = {{"DecoderLayer", KernelChoice(copy.root().string() + ":DecoderLayer")}},
                             .use_local_kernel = true};
   EXPECT_EQ(row_of(model, {.config = config}).reason, "up to 16 rows, more by its parts");
-  EXPECT_TRUE(model.slot.takes(kMostDecoderRows));
+  EXPECT_TRUE(model.slot.takes(kMaxDecoderRows));
 }
 
 }  // namespace

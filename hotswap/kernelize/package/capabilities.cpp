@@ -20,7 +20,7 @@ int64_t number_of(std::string_view text) {
 }  // namespace
 
 void Numbers::add(const Json& entry) {
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   constexpr std::string_view kMultiple = "multiple of ";
   const std::string text = entry.is_string() ? entry.as<std::string>() : std::to_string(entry.as<int64_t>());
   entries_.push_back(text);
@@ -32,7 +32,7 @@ void Numbers::add(const Json& entry) {
     ranges_.push_back({one, one, 1});
   } else if (const int64_t step = text.starts_with(kMultiple) ? number_of(text.substr(kMultiple.size())) : 0;
              step > 0) {
-    ranges_.push_back({step, kMost, step});
+    ranges_.push_back({step, kMax, step});
   } else if (const auto [first, last] = sides('-'); first > 0 && first <= last) {
     ranges_.push_back({first, last, 1});
   } else if (const auto pair = sides('/'); pair.first > 0 && pair.second > 0) {

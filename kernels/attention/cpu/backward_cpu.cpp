@@ -248,22 +248,22 @@ static Keys keys_of_tile(const Attention& a, const Item& item, const Tile& t, in
 // Where a block ends: all its rows where all see all keys, fewer where products would be of keys that nobody sees.
 static int64_t end_of(const Attention& a, const Sequence& s, const Block& most) {
   const int64_t least_end = keys_of(a, s, most.tile_row + most.first / a.group()).end;
-  const int64_t most_first = keys_of(a, s, most.tile_row + (most.end - 1) / a.group()).first;
-  const bool all = most_first <= most.key && least_end >= most.key + most.count;
+  const int64_t max_first = keys_of(a, s, most.tile_row + (most.end - 1) / a.group()).first;
+  const bool all = max_first <= most.key && least_end >= most.key + most.count;
   return all ? most.end : least(most.end, most.first + kBlockRows);
 }
 
 template <class T>
 static void backward_of(const AttentionBackward& a, const Item& item, const BackwardMemory& memory) {
   const Sequence& s = a.sequences[item.sequence];
-  const int64_t group = a.group(), most_rows = tile_positions(a);
+  const int64_t group = a.group(), max_rows = tile_positions(a);
   const Tile t(a, s.keys, {memory.scratch}, memory.same_keys);
   const Sums sums = sums_of(a, s, memory.part);
   const Span of_unit = keys_of(a, s, item.first, item.end);
   for (int64_t i = of_unit.first * t.dim; i < of_unit.end * t.dim; ++i) sums.dk[i] = 0.f;
   for (int64_t i = of_unit.first * t.value_dim; i < of_unit.end * t.value_dim; ++i) sums.dv[i] = 0.f;
-  for (int64_t row = item.first; row < item.end; row += most_rows) {
-    const int64_t row_end = least(item.end, row + most_rows), rows = (row_end - row) * group;
+  for (int64_t row = item.first; row < item.end; row += max_rows) {
+    const int64_t row_end = least(item.end, row + max_rows), rows = (row_end - row) * group;
     begin_tile<T>(a, item, t, row, row_end, memory.dsinks);
     const Span all = keys_of(a, s, row, row_end);
     const int64_t from = all.first / kTileKeys * kTileKeys;  // the same tiles for all rows

@@ -17,7 +17,7 @@ struct Plan {
   std::vector<Span> seen;            // [slots] of a backward: keys that a part has
 };
 
-constexpr int64_t kMostStreams = 32;       // of a key head: units of work that keep a machine's threads busy
+constexpr int64_t kMaxStreams = 32;        // of a key head: units of work that keep a machine's threads busy
 constexpr int64_t kLeastStreamKeys = 512;  // below, merging parts costs more than a second thread brings
 constexpr int64_t kWantedParts = 16;       // of a backward: each holds a dk and dv of its own
 
@@ -30,7 +30,7 @@ inline int64_t tile_cost(const Attention& a, const Sequence& s, int64_t first, i
 // num_splits: of each key head's keys, 0: as their number suggests and nothing else, so that a sequence has its bits in
 // any company.
 inline int64_t keys_per_stream(int64_t keys, int64_t num_splits) {
-  const int64_t splits = num_splits > 0 ? num_splits : kMostStreams;
+  const int64_t splits = num_splits > 0 ? num_splits : kMaxStreams;
   const int64_t each = (keys + splits - 1) / splits;
   return num_splits > 0 ? std::max<int64_t>(1, each) : std::max(kLeastStreamKeys, padded(each));
 }

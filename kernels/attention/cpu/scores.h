@@ -69,10 +69,10 @@ static float weigh(float* scores, int64_t begin, int64_t end, int64_t from, int6
       store(seen + i, x, part);
     });
   }
-  F most_yet = splat<F>(state.maximum);
+  F max_yet = splat<F>(state.maximum);
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) most_yet = max(load(seen + i), most_yet);
-  float maximum = largest(most_yet);
+  for (; i + kLanes <= count; i += kLanes) max_yet = max(load(seen + i), max_yet);
+  float maximum = largest(max_yet);
   for (; i < count; ++i) maximum = seen[i] > maximum ? seen[i] : maximum;
   const float total = sweep_sum(count, [&](int64_t k, auto part) HOTSWAP_LAMBDA {
     const F p = keep(exp_within_87<kPrecision>(load(seen + k, part) - maximum), part);

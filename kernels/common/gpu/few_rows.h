@@ -12,7 +12,7 @@
 
 namespace kernels::gpu {
 
-constexpr int kMostFewRows = 16, kMostWeights = 3;
+constexpr int kMaxFewRows = 16, kMaxWeights = 3;
 constexpr int kFewPad = 32;  // elements between rows of x in shared memory, against bank conflicts
 constexpr int kFewWarps = 16;
 constexpr int kFewTile = 8;   // outputs of a tile: the n side of an mma
@@ -35,7 +35,7 @@ struct FewRows {
   // Llama's RMSNorm of x before the product: (x * rstd rounded) * norm, rounded. null: none
   const void* norm = nullptr;
   float eps = 0;
-  FewRowsWeight w[kMostWeights];
+  FewRowsWeight w[kMaxWeights];
   int weights = 1;
   FewRowsAct act = FewRowsAct::kNone;
   const void* residual = nullptr;  // [rows, out], added to the rounded product; or null
@@ -49,16 +49,16 @@ struct FewRows {
 // The most rows that the kernel takes of such weights, whatever x is; 0: none. Rows of x and of weights are whole
 // vectors of 16 bytes, weights begin at such, and where there is a norm all of x lies in shared memory, with the norm's
 // weight.
-inline int most_few_rows(const FewRows& a) {
-  constexpr int64_t kVector = 8, kMostShared = 144 << 10;
+inline int max_few_rows(const FewRows& a) {
+  constexpr int64_t kVector = 8, kMaxShared = 144 << 10;
   const auto aligned = [](const void* p, int64_t stride) {
     return reinterpret_cast<uintptr_t>(p) % 16 == 0 && stride % kVector == 0;
   };
   bool fits = a.dtype != DType::kFloat32 && a.in > 0 && a.in % kVector == 0 && aligned(a.norm, 0);
   for (int i = 0; i < a.weights; ++i) fits = fits && aligned(a.w[i].data, a.w[i].rows > 1 ? a.w[i].stride : 0);
-  if (!fits || a.norm == nullptr) return fits ? kMostFewRows : 0;
-  const int64_t rows = (kMostShared / 2 - a.in) / (a.in + kFewPad);
-  return int(rows < 0 ? 0 : rows < kMostFewRows ? rows : kMostFewRows);
+  if (!fits || a.norm == nullptr) return fits ? kMaxFewRows : 0;
+  const int64_t rows = (kMaxShared / 2 - a.in) / (a.in + kFewPad);
+  return int(rows < 0 ? 0 : rows < kMaxFewRows ? rows : kMaxFewRows);
 }
 
 inline int few_rows_tiles(const FewRows& a) {
@@ -92,7 +92,7 @@ inline bool fits_few_rows(const FewRows& a) {
   constexpr int64_t kFarthest = (int64_t{1} << 31) - 1;
   const bool x_fits =
       reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && (a.rows == 1 || (a.x_stride % 8 == 0 && a.x_stride <= kFarthest));
-  return a.rows >= 1 && a.rows <= most_few_rows(a) && x_fits;
+  return a.rows >= 1 && a.rows <= max_few_rows(a) && x_fits;
 }
 
 }  // namespace kernels::gpu

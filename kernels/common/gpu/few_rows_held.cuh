@@ -228,7 +228,7 @@ void launch_few_rows_held(const FewRows& a, Stream stream) {
   const auto run = [&]<int kUnits, bool kNorm, bool kPair, int kTiles>() {
     const int turns = most > kTiles ? 2 : 1;
     const int64_t bytes = turns * kTiles * kFewTile * (int64_t{a.in} * 2 + kFewWarps * kRows * int64_t{sizeof(float)});
-    launch_after_with_memory<few_rows_held_kernel<T, kRows, kUnits, kNorm, kPair, kTiles>, /*kMostShared=*/true>(
+    launch_after_with_memory<few_rows_held_kernel<T, kRows, kUnits, kNorm, kPair, kTiles>, /*kMaxShared=*/true>(
         bytes, blocks, kFewThreads, /*cluster=*/1, stream, a, tiles, turns);
   };
   const int units = few_rows_units(a);

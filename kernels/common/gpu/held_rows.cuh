@@ -89,9 +89,9 @@ __device__ __forceinline__ void forget_row(Pack<T, N> (&v)[kVectors]) {
 template <Hold kHold>
 class RowTogether {
  public:
-  static constexpr int kMost = 4, kMostBlocks = 8;
+  static constexpr int kMax = 4, kMaxBlocks = 8;
   struct Memory {
-    float warps[2][kMost][32], blocks[2][kMost][kMostBlocks];
+    float warps[2][kMax][32], blocks[2][kMax][kMaxBlocks];
   };
   __device__ RowTogether(Memory& memory, int lanes) : memory_(memory), lanes_(lanes) {
 #if __CUDA_ARCH__ >= 900
@@ -217,7 +217,7 @@ class RowTogether {
   template <int kCount, class OverWarps, class OverBlocks>
   __device__ __forceinline__ void exchange(float (&v)[kCount], const float (&none)[kCount], const OverWarps& over_warps,
                                            const OverBlocks& over_blocks) {
-    static_assert(kCount <= kMost);
+    static_assert(kCount <= kMax);
     if constexpr (kHold == Hold::kGroups) return;
     const int warps = int(blockDim.x) / 32, lane = int(threadIdx.x) % 32;
     if (lane == 0) {

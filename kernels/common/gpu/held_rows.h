@@ -24,12 +24,12 @@ struct HeldLimits {
 };
 
 inline HeldPlan plan_held(const RowShape& s, const HeldLimits& limits) {
-  constexpr int kWarp = 32, kSmallBlock = 128, kGroupVectors = 4, kMostLanes = 512;
-  constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+  constexpr int kWarp = 32, kSmallBlock = 128, kGroupVectors = 4, kMaxLanes = 512;
+  constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
   const int64_t per_vector = kVectorBytes / s.element_size, vectors = s.cols / per_vector;
   if (!s.aligned || s.cols % per_vector != 0 || s.cols == 0) return {};
   const auto plan = [&](int each, int64_t lanes, int groups, int cluster) {
-    return HeldPlan{each, int(lanes), groups, cluster, kMostBlocks / cluster * groups};
+    return HeldPlan{each, int(lanes), groups, cluster, kMaxBlocks / cluster * groups};
   };
   if (vectors <= kGroupVectors * kWarp) {
     int lanes = 1;
@@ -41,7 +41,7 @@ inline HeldPlan plan_held(const RowShape& s, const HeldLimits& limits) {
     for (const int each : {cluster == 1 ? limits.vectors : limits.cluster_vectors,
                            cluster == 1 ? limits.long_vectors : limits.cluster_vectors}) {
       const int64_t lanes = divide_up(divide_up(vectors, int64_t{cluster} * each), kWarp) * kWarp;
-      if (lanes <= kMostLanes) return plan(each, lanes, 1, cluster);
+      if (lanes <= kMaxLanes) return plan(each, lanes, 1, cluster);
     }
   }
   return {};

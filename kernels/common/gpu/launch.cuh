@@ -70,10 +70,10 @@ void launch_after(void (*kernel)(Wanted...), int64_t blocks, int threads, Stream
 }
 
 // More than 48 KB of dynamic shared memory, or clusters of more than 8 blocks: the kernel is told so once a device.
-// kMostShared: a multiprocessor that runs it gives all it can to shared memory, whatever this launch wants. Another
+// kMaxShared: a multiprocessor that runs it gives all it can to shared memory, whatever this launch wants. Another
 // split is only made while nothing runs there, so that launches that should be set up beside one another had better
 // have the same.
-template <auto kKernel, bool kMostShared = false>
+template <auto kKernel, bool kMaxShared = false>
 void allow_memory() {
   constexpr int kDevices = 64;
   static std::atomic<bool> known[kDevices];
@@ -86,7 +86,7 @@ void allow_memory() {
   checked(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory");
   if (attribute<cudaDevAttrComputeCapabilityMajor>() >= 9)
     checked(cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cluster size");
-  if (kMostShared)
+  if (kMaxShared)
     checked(
         cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
         "shared memory");
@@ -135,9 +135,9 @@ int64_t clusters_at_once(int64_t bytes, int threads, int cluster) {
 }
 
 // The same, after the launch before it as launch_after() is, in clusters of so many blocks.
-template <auto kKernel, bool kMostShared = false, class... Given>
+template <auto kKernel, bool kMaxShared = false, class... Given>
 void launch_after_with_memory(int64_t bytes, int64_t blocks, int threads, int cluster, Stream stream, Given&&... args) {
-  allow_memory<kKernel, kMostShared>();
+  allow_memory<kKernel, kMaxShared>();
   cudaLaunchAttribute wanted[2]{};
   unsigned count = 0;
   if (attribute<cudaDevAttrComputeCapabilityMajor>() >= 9) {

@@ -21,7 +21,7 @@ struct RowShape {
 
 // What one kernel can do, and what it was measured to do best.
 struct RowLimits {
-  int most_lanes[3];   // threads a row with 1, 2, 4 vectors held in each; 0: not built
+  int max_lanes[3];    // threads a row with 1, 2, 4 vectors held in each; 0: not built
   int threads_per_sm;  // of blocks that go through many rows: no more than fit, since each has sums of its own.
                        // 0: a block for each row
 };
@@ -63,12 +63,12 @@ inline std::string amount(int64_t n, const char* what) { return std::to_string(n
 
 inline RowPlan plan_rows(const RowShape& s, const RowLimits& limits, int sms) {
   constexpr int kWarp = 32, kSmallBlock = 128, kWideBlock = 512;
-  constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+  constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
   const auto warps = [](int64_t threads) { return int(divide_up(threads < 1 ? 1 : threads, kWarp) * kWarp); };
   const auto cover = [&](RowPlan p) {
     const int64_t wanted = divide_up(s.rows < 1 ? 1 : s.rows, p.rows_per_block);
     const int64_t per_sm = limits.threads_per_sm / p.threads();
-    const int64_t most = limits.threads_per_sm == 0 ? kMostBlocks : int64_t{sms} * (per_sm > 0 ? per_sm : 1);
+    const int64_t most = limits.threads_per_sm == 0 ? kMaxBlocks : int64_t{sms} * (per_sm > 0 ? per_sm : 1);
     // As few blocks as take the same number of rows each.
     p.blocks = wanted < most ? wanted : divide_up(wanted, divide_up(wanted, most));
     return p;
@@ -87,7 +87,7 @@ inline RowPlan plan_rows(const RowShape& s, const RowLimits& limits, int sms) {
   }
   for (int i = 0, each = 1; i < 3; ++i, each *= 2) {
     const int lanes = warps(divide_up(vectors, each));
-    if (lanes <= limits.most_lanes[i])
+    if (lanes <= limits.max_lanes[i])
       return cover({.vectors = each, .vector_access = true, .lanes = lanes, .rows_per_block = 1, .blocks = 0});
   }
   return cover({.vectors = 0, .vector_access = true, .lanes = kWideBlock, .rows_per_block = 1, .blocks = 0});
@@ -120,17 +120,17 @@ struct RingLimits {
 };
 
 inline RingPlan plan_ring(const RowShape& s, const RingLimits& limits, int sms) {
-  constexpr int kWarp = 32, kMostThreads = 512;
+  constexpr int kWarp = 32, kMaxThreads = 512;
   RingPlan p{};
   const int64_t per_vector = kVectorBytes / s.element_size, vectors = s.cols / per_vector;
-  if (!s.aligned || s.cols % per_vector != 0 || s.cols == 0 || vectors > 2 * kMostThreads) return p;
+  if (!s.aligned || s.cols % per_vector != 0 || s.cols == 0 || vectors > 2 * kMaxThreads) return p;
   p.vectors = vectors <= kWarp ? 1 : 2;
   p.lanes = 1;
   if (p.vectors == 1)
     while (p.lanes < vectors) p.lanes *= 2;
   else
     p.lanes = int(divide_up(divide_up(vectors, 2), kWarp) * kWarp);
-  p.groups = kMostThreads / p.lanes;
+  p.groups = kMaxThreads / p.lanes;
   p.depth = 4;
   if (p.shared_bytes(limits.tensors) > limits.shared_bytes) {
     p.depth = 2;
@@ -165,7 +165,7 @@ struct WalkPlan {
 };
 
 inline WalkPlan plan_walk(const WalkShape& s, int threads, int64_t widest) {
-  constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+  constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
   const int64_t row_bytes = s.cols * s.element_size;
   const auto whole = [&](int64_t bytes) { return s.addresses % bytes == 0 && row_bytes % bytes == 0; };
   // A single row may have a tail, short of 16 bytes: one thread goes through it an element at a time.
@@ -174,7 +174,7 @@ inline WalkPlan plan_walk(const WalkShape& s, int threads, int64_t widest) {
   if (whole(kVectorBytes) || with_tail) access = kVectorBytes;
   if (whole(kWideBytes) && widest >= kWideBytes) access = kWideBytes;
   const int64_t per_row = divide_up(row_bytes, access * threads);
-  const int64_t most = per_row > 0 ? kMostBlocks / per_row : kMostBlocks;
+  const int64_t most = per_row > 0 ? kMaxBlocks / per_row : kMaxBlocks;
   return {access, per_row, s.rows < most ? s.rows : most};
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 using namespace kernels;
 
-constexpr RowLimits kLimits{.most_lanes = {128, 512, 512}, .threads_per_sm = 1024};
+constexpr RowLimits kLimits{.max_lanes = {128, 512, 512}, .threads_per_sm = 1024};
 constexpr int kSms = 132, kWalkThreads = 256;
 
 RowPlan plan(int64_t rows, int64_t cols, int64_t size = 2, bool aligned = true) {
@@ -56,7 +56,7 @@ TEST(RowPlan, BlocksTakeTheSameNumberOfRows) {
 }
 
 TEST(RowPlan, OrOneBlockForEachRow) {
-  const RowLimits limits{.most_lanes = {96, 128, 512}, .threads_per_sm = 0};
+  const RowLimits limits{.max_lanes = {96, 128, 512}, .threads_per_sm = 0};
   const RowPlan p = plan_rows({.rows = 16384, .cols = 4096, .element_size = 2, .aligned = true}, limits, kSms);
   EXPECT_EQ(p.blocks, 16384);
   EXPECT_EQ(p.vectors, 4);
@@ -178,20 +178,20 @@ TEST(WalkPlan, HugeTensorsTakeSeveralLaunches) {
 }
 
 TEST(Divider, DividesEveryNumberBelowTwoToThe31) {
-  constexpr uint32_t kMost = (uint32_t{1} << 31) - 1;
+  constexpr uint32_t kMax = (uint32_t{1} << 31) - 1;
   std::vector<int64_t> by = {
-      1, 2, 3, 5, 7, 40, 320, 641, 65535, 65536, 1000003, kMost - 1, kMost, int64_t{1} << 31, int64_t{1} << 40};
+      1, 2, 3, 5, 7, 40, 320, 641, 65535, 65536, 1000003, kMax - 1, kMax, int64_t{1} << 31, int64_t{1} << 40};
   uint64_t state = 1;
   const auto random = [&] { return uint32_t((state = state * 6364136223846793005u + 1442695040888963407u) >> 33); };
   for (int i = 0; i < 2000; ++i) by.push_back(1 + (random() >> (i % 31)));
   for (const int64_t d : by) {
     const Divider divide(d);
     const auto expect = [&](uint32_t n) { ASSERT_EQ(divide(n), n / d) << n << " / " << d; };
-    for (const uint32_t n : {0u, 1u, 2u, kMost - 1, kMost}) expect(n);
+    for (const uint32_t n : {0u, 1u, 2u, kMax - 1, kMax}) expect(n);
     for (int i = 0; i < 500; ++i) expect(random());
     for (int i = 0; i < 500; ++i) {  // about whole multiples
       const uint64_t whole = uint64_t(d) * (random() >> (i % 31));
-      if (whole > 0 && whole <= kMost) expect(uint32_t(whole)), expect(uint32_t(whole - 1));
+      if (whole > 0 && whole <= kMax) expect(uint32_t(whole)), expect(uint32_t(whole - 1));
     }
   }
 }
@@ -206,8 +206,8 @@ TEST(FewRows, ANormWantsAllOfThemInSharedMemory) {
   const std::pair<int, int> most[] = {{8, 16},   {4096, 16}, {4304, 16}, {4312, 15}, {5120, 13}, {6144, 10},
                                       {8192, 7}, {16384, 3}, {36848, 1}, {36856, 0}, {100000, 0}};
   for (const auto& [in, rows] : most) {
-    EXPECT_EQ(gpu::most_few_rows(few_rows(1, in, kNorm)), rows) << in;
-    EXPECT_EQ(gpu::most_few_rows(few_rows(1, in)), 16) << in << " without norm";
+    EXPECT_EQ(gpu::max_few_rows(few_rows(1, in, kNorm)), rows) << in;
+    EXPECT_EQ(gpu::max_few_rows(few_rows(1, in)), 16) << in << " without norm";
     EXPECT_EQ(gpu::fits_few_rows(few_rows(rows, in, kNorm)), rows > 0) << in;
     EXPECT_FALSE(gpu::fits_few_rows(few_rows(rows + 1, in, kNorm))) << in;
   }
@@ -216,23 +216,23 @@ TEST(FewRows, ANormWantsAllOfThemInSharedMemory) {
 
 TEST(FewRows, RowsAreWholeVectors) {
   alignas(16) static constexpr char kBytes[32] = {};
-  for (const int in : {0, 4, 63, 4100}) EXPECT_EQ(gpu::most_few_rows(few_rows(1, in)), 0) << in;
+  for (const int in : {0, 4, 63, 4100}) EXPECT_EQ(gpu::max_few_rows(few_rows(1, in)), 0) << in;
   gpu::FewRows a = few_rows(2, 64);
   a.w[0] = {.data = kBytes, .stride = 64, .rows = 2};
   EXPECT_TRUE(gpu::fits_few_rows(a));
   a.w[0].stride = 68;
-  EXPECT_EQ(gpu::most_few_rows(a), 0) << "the second row of the weight begins between two vectors";
+  EXPECT_EQ(gpu::max_few_rows(a), 0) << "the second row of the weight begins between two vectors";
   a.w[0].rows = 1;
   EXPECT_TRUE(gpu::fits_few_rows(a)) << "there is no second row";
   a.w[0].data = kBytes + 2;
-  EXPECT_EQ(gpu::most_few_rows(a), 0);
+  EXPECT_EQ(gpu::max_few_rows(a), 0);
   a.w[0].data = kBytes, a.x = kBytes + 2;
-  EXPECT_EQ(gpu::most_few_rows(a), 16);
+  EXPECT_EQ(gpu::max_few_rows(a), 16);
   EXPECT_FALSE(gpu::fits_few_rows(a));
   a.x = kBytes, a.x_stride = 68;
   EXPECT_FALSE(gpu::fits_few_rows(a));
   a.x_stride = 64, a.dtype = DType::kFloat32;
-  EXPECT_EQ(gpu::most_few_rows(a), 0);
+  EXPECT_EQ(gpu::max_few_rows(a), 0);
 }
 
 // What an H200 was faster at by itself, with 132 multiprocessors: docs/notes/decode_wide.md.

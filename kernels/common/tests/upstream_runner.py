@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 ROUNDS = 20  # on the CPU
 RESERVE = 20  # times --most: so many parametrisations become tests; most of the others may skip themselves
-MOST_BYTES = 2**35  # some fill a GPU's memory to disturb it
+MAX_BYTES = 2**35  # some fill a GPU's memory to disturb it
 
 # ---- modules that are not there -------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ def _to_cpu(value):
 class OnCpu(TorchFunctionMode):
     def __torch_function__(self, function, _, args=(), kwargs=None):
         kwargs = {name: _to_cpu(value) if name == "device" else value for name, value in (kwargs or {}).items()}
-        if function is torch.empty and args and isinstance(args[0], int) and args[0] > MOST_BYTES:
+        if function is torch.empty and args and isinstance(args[0], int) and args[0] > MAX_BYTES:
             args = (0,)
         return function(*map(_to_cpu, args), **kwargs)
 

@@ -20,8 +20,8 @@ using OptTensor = std::optional<Tensor>;
 constexpr const char *kOp = "decoder_layer", *kRows = "decoder_layer_rows", *kInputs = "decoder_inputs",
                      *kHeads = "decoder_heads";
 // With more rows torch's own products of plain bfloat16 weights are faster, on a CPU with instructions for them; those
-// of other dtypes, and bfloat16 elsewhere, are slower up to kMostRows: docs/notes/decode_gpu.md.
-constexpr int kMostBfloat16Rows = 4;
+// of other dtypes, and bfloat16 elsewhere, are slower up to kMaxRows: docs/notes/decode_gpu.md.
+constexpr int kMaxBfloat16Rows = 4;
 
 bool multiplies_bfloat16() {
 #if defined(__x86_64__)
@@ -140,7 +140,7 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
   if (reinterpret_cast<uintptr_t>(x.data_ptr()) % kVector != 0) x = torch::stable::clone(x);
   const Call call{kernels::dtype_of(x, kOp), kernels::device_of(x)};
   const int64_t hidden = x.size(x.dim() - 1), rows = hidden > 0 ? x.numel() / hidden : 0;
-  check(rows <= kMostRows, kOp, ": expected at most ", kMostRows, " rows; got ", rows, "; run the stock layer");
+  check(rows <= kMaxRows, kOp, ": expected at most ", kMaxRows, " rows; got ", rows, "; run the stock layer");
   Layer a{};
   a.dtype = call.dtype, a.x = x.data_ptr(), a.rows = rows, a.hidden = hidden;
   a.eps = float(eps), a.head_eps = float(head_eps), a.scale = float(scale), a.window = window;
@@ -319,7 +319,7 @@ int64_t decoder_layer_rows(const Tensor& input_norm, const Tensor& q, const Tens
   if (!served) return 0;
   if (!device.is_cpu()) return cuda::paying_rows(a);
   constexpr int64_t kWeights = 7;
-  return a.dtype == DType::kBFloat16 && packed < kWeights && multiplies_bfloat16() ? kMostBfloat16Rows : kMostRows;
+  return a.dtype == DType::kBFloat16 && packed < kWeights && multiplies_bfloat16() ? kMaxBfloat16Rows : kMaxRows;
 }
 
 constexpr std::array kOps{

@@ -67,7 +67,7 @@ Levels levels_of(const char* op, const Inputs& in, int64_t rows, const Points& p
   const int64_t count = in.shapes.dim() > 0 ? in.shapes.size(0) : 0;
   check_sizes(in.shapes, op, "spatial_shapes", in.shapes.dim() == 2 && in.shapes.size(1) == 2, "[levels, 2]");
   check_sizes(in.starts, op, "level_start_index", in.starts.dim() == 1 && in.starts.size(0) == count, "[levels]");
-  check(count <= kMostLevels, op, ": expected at most ", kMostLevels, " levels; got ", count,
+  check(count <= kMaxLevels, op, ": expected at most ", kMaxLevels, " levels; got ", count,
         "; call it for a part of the levels at a time and add the results");
   Levels levels{};
   levels.count = int32_t(count);

@@ -64,8 +64,8 @@ Tensor forward(const Tensor& x, const Tensor& alpha, const Tensor& gamma, std::o
 
 // Chunks of rows on the CPU; a GPU has a plan of its own.
 int64_t chunk_of(int64_t rows) {
-  constexpr int64_t kLeastRows = 16, kMostChunks = 64;
-  return std::max(kLeastRows, (rows + kMostChunks - 1) / kMostChunks);
+  constexpr int64_t kLeastRows = 16, kMaxChunks = 64;
+  return std::max(kLeastRows, (rows + kMaxChunks - 1) / kMaxChunks);
 }
 void add_up(const float* partial, int64_t chunks, Tensor& out) {
   const ColumnSum args{.dtype = dtype_of(out, "dyt_bwd"),

@@ -49,9 +49,9 @@ void check_arguments(const Tensor& x, const Tensor& weight, const std::optional<
 }
 
 // Few rows, each contiguous: the kernel. Everything else is a GEMM and torch's library is good at those.
-bool wants_gemv(const Tensor& x, const Tensor& weight, int64_t most_rows) {
+bool wants_gemv(const Tensor& x, const Tensor& weight, int64_t max_rows) {
   const int64_t in = weight.size(1);
-  return in > 0 && x.numel() > 0 && x.numel() <= most_rows * in && weight.size(0) > 0 &&
+  return in > 0 && x.numel() > 0 && x.numel() <= max_rows * in && weight.size(0) > 0 &&
          (weight.stride(1) == 1 || in == 1);
 }
 
@@ -67,7 +67,7 @@ Tensor output(const Tensor& x, int64_t out, kernels::DType dtype, const kernels:
 // library, is a GEMM as well.
 Tensor linear_gpu(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                   const kernels::Device& device) {
-  if (!wants_gemv(x, weight, kernels::gpu::kMostFewRows)) return aten_linear(x, weight, bias);
+  if (!wants_gemv(x, weight, kernels::gpu::kMaxFewRows)) return aten_linear(x, weight, bias);
   const kernels::DType dtype = kernels::dtype_of(x, "linear: x");
   const Rows in = kernels::as_rows(x, "linear: x", device);
   kernels::check_device(weight, device, "linear: weight");

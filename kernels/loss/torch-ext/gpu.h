@@ -274,8 +274,8 @@ inline void Linear::in_dweight(int64_t n) {
     cuda::columns(args, row_scale(), floats(scratch), stream_);
   }
   multiply(tensor(dhidden_rows(0, n)), tensor(z.transposed()), w_);
-  constexpr int64_t kMostBlock = 4096;  // GEMMs near their peak
-  const int64_t block = std::clamp<int64_t>(bytes_ / (n * size_), 1, std::min(kMostBlock, vocab_));
+  constexpr int64_t kMaxBlock = 4096;  // GEMMs near their peak
+  const int64_t block = std::clamp<int64_t>(bytes_ / (n * size_), 1, std::min(kMaxBlock, vocab_));
   const Tensor copied = kernels::empty({block, n}, dtype_, device_);
   for (int64_t v = 0; v < vocab_; v += block) {
     const int64_t some = std::min(block, vocab_ - v);

@@ -46,7 +46,7 @@ void load_inputs(const Problem& p, const Block& b, int64_t first, int64_t steps,
 
 void forward(const Forward& a, int64_t begin, int64_t end) {
   const Problem& p = a.of;
-  alignas(64) float filter[(kMostTaps + 1) * kRow], x[(kHalo + kSteps) * kRow], y[kSteps * kRow];
+  alignas(64) float filter[(kMaxTaps + 1) * kRow], x[(kHalo + kSteps) * kRow], y[kSteps * kRow];
   uint32_t taps[kSteps];
   for (int64_t i = begin; i < end; ++i) {
     const Item item = item_of(p, i);
@@ -71,7 +71,7 @@ void forward(const Forward& a, int64_t begin, int64_t end) {
 // What a tile of the backward holds. Its first step's x lies behind kHalo rows of history, and g has kHalo rows more
 // than the tile has steps: what later outputs give to these inputs.
 struct Tile {
-  alignas(64) float filter[(kMostTaps + 1) * kRow], sums[(kMostTaps + 1) * kRow];
+  alignas(64) float filter[(kMaxTaps + 1) * kRow], sums[(kMaxTaps + 1) * kRow];
   float x[(kHalo + kSteps + kHalo) * kRow], g[(kSteps + kHalo) * kRow], dx[(kHalo + kSteps) * kRow];
   uint32_t taps[kSteps + kHalo];
 };

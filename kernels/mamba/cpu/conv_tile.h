@@ -11,8 +11,8 @@ using namespace kernels;
 using namespace kernels::HOTSWAP_ISA;
 using namespace mamba::HOTSWAP_ISA;
 
-constexpr int64_t kSteps = 64;        // of a tile
-constexpr int kHalo = kMostTaps - 1;  // rows before and behind it, room for the widest filter
+constexpr int64_t kSteps = 64;       // of a tile
+constexpr int kHalo = kMaxTaps - 1;  // rows before and behind it, room for the widest filter
 constexpr uint32_t kEveryTap = 0xff, kPadding = 0x100;
 
 // The block's weights as they lie, the tap of the newest token last, and the bias behind them: [width + 1][kRow].

@@ -34,7 +34,7 @@ void write_ring(const Update& a, const Block& state, const Block& b, int64_t bef
 
 // A thread's tiles. x: the state's columns, or the last of them, and x behind.
 struct Tiles {
-  alignas(64) float filter[(kMostTaps + 1) * kRow], x[(kHalo + kSteps) * kRow], y[kSteps * kRow];
+  alignas(64) float filter[(kMaxTaps + 1) * kRow], x[(kHalo + kSteps) * kRow], y[kSteps * kRow];
   uint32_t taps[kSteps];
 };
 

@@ -15,7 +15,7 @@ namespace {
 // What a block of one head's rows has: of each row a number.
 struct Rows {
   alignas(64) float x[kRow], delta[kRow], decay[kRow], y[kRow], other[kRow];
-  alignas(64) float b[kMostStates], c[kMostStates], rates[kMostStates], state[kMostStates];
+  alignas(64) float b[kMaxStates], c[kMaxStates], rates[kMaxStates], state[kMaxStates];
 };
 
 View of_head(const Heads& t, int64_t head) {
@@ -85,8 +85,8 @@ void update_block(const Problem& p, const Block& block, int64_t head, int64_t en
   const Block numbers{block.batch, 0, p.states};
   Block channels = block;
   channels.batch = 0;
-  load_tile(of_head(p.b, group), numbers, 0, 1, r.b, kMostStates);
-  load_tile(of_head(p.c, group), numbers, 0, 1, r.c, kMostStates);
+  load_tile(of_head(p.b, group), numbers, 0, 1, r.b, kMaxStates);
+  load_tile(of_head(p.c, group), numbers, 0, 1, r.c, kMaxStates);
   load_rows(p.x, head, block, r.x);
   load_rows(p.dt, head, block, r.delta);
   load_rows(p.dt_bias, head, channels, r.other);

@@ -110,10 +110,10 @@ void gated_norm_backward(const gated_norm::Backward& a, Stream stream) {
         aligned(p, {{p.x, p.x_stride}, {p.z, p.z_stride}, {a.dy, a.dy_stride}, {a.dx, p.cols}, {a.dz, p.cols}});
     const Layout l{held.lanes, groups_of(p), chunks * groups_of(p), chunk_of(p)};
     with_kind(p, [&]<typename T, bool kNormFirst>() {
-      const auto go = [&]<int kHeld, int kMostLanes>() {
-        constexpr int64_t kBytes = kernels::kVectorBytes * kRowsHeld * kBackwardTensors * kHeld * kMostLanes;
+      const auto go = [&]<int kHeld, int kMaxLanes>() {
+        constexpr int64_t kBytes = kernels::kVectorBytes * kRowsHeld * kBackwardTensors * kHeld * kMaxLanes;
         const int threads = l.lanes <= 32 ? kSmallBlock : l.lanes;
-        kernels::gpu::launch_with_memory<&backward_held<T, kHeld, kMostLanes, kNormFirst>>(
+        kernels::gpu::launch_with_memory<&backward_held<T, kHeld, kMaxLanes, kNormFirst>>(
             kBytes, divide_up(l.units, threads / l.lanes), threads, stream, a, l);
       };
       if (!vectors) {

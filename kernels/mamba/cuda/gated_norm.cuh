@@ -31,8 +31,8 @@ __device__ __forceinline__ int64_t column(int k, int lanes) {
   return (int64_t{k} * lanes + int(threadIdx.x) % lanes) * kPerVector<T>;
 }
 
-template <class T, int kHeld, int kMostLanes, bool kNormFirst>
-__global__ void __launch_bounds__(kMostLanes, 1280 / kMostLanes) forward_held(const Forward a, const Layout l) {
+template <class T, int kHeld, int kMaxLanes, bool kNormFirst>
+__global__ void __launch_bounds__(kMaxLanes, 1280 / kMaxLanes) forward_held(const Forward a, const Layout l) {
   constexpr int kN = kPerVector<T>;
   __shared__ typename RowSum<1>::Memory memory;
   const Problem& p = a.of;
@@ -98,11 +98,11 @@ __device__ __forceinline__ float slope_of(float dot, float rstd, float share) { 
 // A block goes through a chunk of rows, for the sums of dweight. While it works on one the next is on its way to shared
 // memory, each thread's vectors to its own place.
 constexpr int kRowsHeld = 2, kBackwardTensors = 3;
-template <class T, int kHeld, int kMostLanes, bool kNormFirst>
-__global__ void __launch_bounds__(kMostLanes, 640 / kMostLanes) backward_held(const Backward a, const Layout l) {
+template <class T, int kHeld, int kMaxLanes, bool kNormFirst>
+__global__ void __launch_bounds__(kMaxLanes, 640 / kMaxLanes) backward_held(const Backward a, const Layout l) {
   constexpr int kN = kPerVector<T>;
   __shared__ typename RowSum<1>::Memory memory;
-  extern __shared__ uint4 ring[];  // [kRowsHeld][kBackwardTensors][kHeld][kMostLanes]
+  extern __shared__ uint4 ring[];  // [kRowsHeld][kBackwardTensors][kHeld][kMaxLanes]
   const Problem& p = a.of;
   const int64_t wanted = int64_t{blockIdx.x} * (int(blockDim.x) / l.lanes) + int(threadIdx.x) / l.lanes;
   const int64_t unit = wanted < l.units ? wanted : l.units - 1;
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kMostLanes, 640 / kMostLanes) backward_held(co
   const int64_t left = wanted < l.units ? p.rows - begin : 0;
   const int count = int(left < l.chunk ? left : l.chunk);
   const auto place = [&](int row, int tensor, int k) {
-    return ring + ((row % kRowsHeld * kBackwardTensors + tensor) * kHeld + k) * kMostLanes + threadIdx.x;
+    return ring + ((row % kRowsHeld * kBackwardTensors + tensor) * kHeld + k) * kMaxLanes + threadIdx.x;
   };
   const int64_t at = first + column<T>(0, l.lanes);
   const int apart = l.lanes * kN, has = int(p.group - column<T>(0, l.lanes));  // of vector k: what is above k x apart

@@ -11,7 +11,7 @@ void gradients(const ssd::Backward& a, const Plan& plan, const Tokens& dy, float
   if (a.of.type != DType::kBFloat16)
     gradients_wide(a, plan, dy, memory, stream);
   else if (a.of.state > 128)
-    start_gradients<BFloat16, kMostGpuState, false>(a, plan, dy, memory, stream);
+    start_gradients<BFloat16, kMaxGpuState, false>(a, plan, dy, memory, stream);
   else if (is_plain(a.of, {a.of.x, dy, a.dx}))
     start_gradients<BFloat16, 128, true>(a, plan, dy, memory, stream);
   else

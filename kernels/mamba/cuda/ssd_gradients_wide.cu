@@ -6,9 +6,9 @@ namespace mamba::ssd::gpu {
 
 void gradients_wide(const ssd::Backward& a, const Plan& plan, const Tokens& dy, float* memory, Stream stream) {
   if (a.of.type == DType::kFloat32)
-    start_gradients<float, kMostGpuState, false>(a, plan, dy, memory, stream);
+    start_gradients<float, kMaxGpuState, false>(a, plan, dy, memory, stream);
   else
-    start_gradients<Half, kMostGpuState, false>(a, plan, dy, memory, stream);
+    start_gradients<Half, kMaxGpuState, false>(a, plan, dy, memory, stream);
 }
 
 }  // namespace mamba::ssd::gpu

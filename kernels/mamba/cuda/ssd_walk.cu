@@ -10,7 +10,7 @@
 namespace mamba::ssd::gpu {
 namespace {
 
-constexpr int kThreads = 128, kTokens = 64, kNumbers = 64, kMostStates = 128;
+constexpr int kThreads = 128, kTokens = 64, kNumbers = 64, kMaxStates = 128;
 constexpr int kTokenGroups = kTokens / 16, kGroups = kNumbers / 16;
 constexpr int kStepsRead = kWeight + 1;  // arrays
 constexpr int kBlocks = 3;               // a multiprocessor's
@@ -186,14 +186,14 @@ void start(const Problem& p, const Plan& plan, const Tokens& y, float* final, co
 
 bool walks(const Problem& p, const Tokens& y, int multiprocessors) {
   const int64_t blocks = p.batch * p.heads * (p.dim / kNumbers);
-  return blocks >= 2 * multiprocessors && (p.state == 64 || p.state == kMostStates) && is_plain(p, {p.x, p.B, p.C, y});
+  return blocks >= 2 * multiprocessors && (p.state == 64 || p.state == kMaxStates) && is_plain(p, {p.x, p.B, p.C, y});
 }
 
 void walk(const Problem& p, const Plan& plan, const Tokens& y, float* final, float* memory, Stream stream) {
   if (p.state == 64)
     start<64>(p, plan, y, final, memory, stream);
   else
-    start<kMostStates>(p, plan, y, final, memory, stream);
+    start<kMaxStates>(p, plan, y, final, memory, stream);
 }
 
 }  // namespace mamba::ssd::gpu

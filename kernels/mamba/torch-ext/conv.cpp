@@ -19,7 +19,7 @@ conv::Problem problem_of(const Call& call, const Tensor& x, const Tensor& weight
   call.dims(weight, "weight", 2, "[channels, width]");
   const int64_t channels = x.size(1), width = weight.size(1);
   call.shape(weight, "weight", {channels, width}, "[channels, width]");
-  check(width >= 1 && width <= conv::kMostTaps, call.op, ": expected a weight of 1 to ", conv::kMostTaps,
+  check(width >= 1 && width <= conv::kMaxTaps, call.op, ": expected a weight of 1 to ", conv::kMaxTaps,
         " taps a channel; got ", width, "; longer filters are torch's conv1d's");
   check(activation == "none" || activation == "silu" || activation == "swish", call.op,
         ": expected activation none, silu or swish; got \"", activation, "\"; apply others to the result");

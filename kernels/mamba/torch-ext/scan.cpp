@@ -61,7 +61,7 @@ scan::Problem problem_of(const Call& call, const Given& in) {
                   .sequence = {}};
   call.shape(in.delta, "delta", {batch, channels, length}, "[batch, channels, length]");
   call.shape(in.A, "A", {channels, states}, "[channels, states]");
-  check(states >= 1 && states <= scan::kMostStates, call.op, ": expected A of 1 to ", scan::kMostStates,
+  check(states >= 1 && states <= scan::kMaxStates, call.op, ": expected A of 1 to ", scan::kMaxStates,
         " states a channel; got ", states, "; sum the results of several calls");
   p.b = coefficients_of(call, p, in.B, "B");
   p.c = coefficients_of(call, p, in.C, "C");

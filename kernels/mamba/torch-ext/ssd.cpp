@@ -66,7 +66,7 @@ Inputs inputs_of(const char* op, const Tensor& x, const Tensor& dt, const Tensor
   call.shape(C, "C", {batch, length, groups, state}, "[batch, length, groups, state]");
   check(groups >= 1 && heads % groups == 0, op, ": expected heads, ", heads, ", as a multiple of groups; got ", groups,
         " groups of B and C; repeat or split them");
-  check(call.device.is_cpu() || state <= ssd::kMostGpuState, op, ": expected a state of at most ", ssd::kMostGpuState,
+  check(call.device.is_cpu() || state <= ssd::kMaxGpuState, op, ": expected a state of at most ", ssd::kMaxGpuState,
         " numbers on a GPU; got ", state, "; run it on the CPU");
   check(chunk_size >= 1, op, ": expected a chunk_size from 1 on; got ", chunk_size, "; it changes rounding only");
   check(dt_min <= dt_max, op, ": expected dt_min <= dt_max; got ", dt_min, " and ", dt_max,

@@ -63,8 +63,8 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
   p.groups = B.dim() == 3 ? B.size(1) : 1;
   p.states = int(state.size(last));
   p.softplus = dt_softplus;
-  check(state.size(last) >= 1 && state.size(last) <= update::kMostStates, call.op, ": expected 1 to ",
-        update::kMostStates, " states a channel; got ", state.size(last), "; sum the results of several calls");
+  check(state.size(last) >= 1 && state.size(last) <= update::kMaxStates, call.op, ": expected 1 to ",
+        update::kMaxStates, " states a channel; got ", state.size(last), "; sum the results of several calls");
   check(p.groups >= 1 && p.heads % p.groups == 0, call.op, ": expected heads that ", p.groups,
         " groups of B and C share evenly; got ", p.heads, "; check the layer's sizes");
   check(state_indices || state.size(0) == p.batch, call.op, ": expected a state of ", p.batch, " rows, as x has; got ",

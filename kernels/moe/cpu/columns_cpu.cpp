@@ -14,16 +14,16 @@ using namespace kernels::HOTSWAP_ISA;
 namespace {
 
 constexpr int kOuts = kLanes == 16 ? 8 : 4;  // with three vectors of rows: 24 sums of 32 registers, 12 of 16
-constexpr int kMostVecs = 3;
+constexpr int kMaxVecs = 3;
 constexpr int64_t kLine = 16;  // steps
 // A sum is one of sums of so many products: their roundings stay as few as a GEMM's.
 constexpr int64_t kInputs = 512;
 
-// fn(first row, vectors) of each block of up to kMostVecs vectors of rows, in equal parts. A block's columns lie
+// fn(first row, vectors) of each block of up to kMaxVecs vectors of rows, in equal parts. A block's columns lie
 // together, so that what is read of it is one stream.
 template <class Fn>
 HOTSWAP_INLINE void for_blocks(int64_t count, const Fn& fn) {
-  const int64_t vecs = (count + kLanes - 1) / kLanes, blocks = (vecs + kMostVecs - 1) / kMostVecs;
+  const int64_t vecs = (count + kLanes - 1) / kLanes, blocks = (vecs + kMaxVecs - 1) / kMaxVecs;
   for (int64_t b = 0, done = 0; b < blocks; ++b) {
     const int64_t now = (vecs - done + blocks - b - 1) / (blocks - b);
     fn(done * kLanes, now);

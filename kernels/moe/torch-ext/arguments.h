@@ -130,7 +130,7 @@ struct Call {
 
  private:
   static const Tensor& few_enough(const char* op, const Tensor& indices) {  // before a copy of them asks for memory
-    check(indices.numel() <= kMostAssignments, op, ": expected at most 2^31 - 2^21 assignments; got ", indices.numel(),
+    check(indices.numel() <= kMaxAssignments, op, ": expected at most 2^31 - 2^21 assignments; got ", indices.numel(),
           ", the numbers of index ", shape_of(indices), "; split the tokens");
     return indices;
   }

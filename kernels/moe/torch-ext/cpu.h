@@ -69,7 +69,7 @@ class Experts {
         some_and_many_.push_back(e);
       }
       if (count(e) > 0 && count(e) <= kFewRows) few_.push_back(e);
-      most_ = std::max(most_, count(e));
+      max_ = std::max(max_, count(e));
     }
   }
 
@@ -136,7 +136,7 @@ class Experts {
 
   Window rows_of(const Source& s, int64_t e, std::optional<Tensor>& memory) {
     if (!s.tokens) return window(at(s.data, index_.offsets[e] * s.cols), count(e), s.cols);
-    if (!memory) memory = c_.new_tensor({most_, std::max(p_.hidden, p_.columns())});
+    if (!memory) memory = c_.new_tensor({max_, std::max(p_.hidden, p_.columns())});
     const Window to = window(memory->data_ptr(), count(e), s.cols);
     kernels::parallel_rows(count(e), s.cols, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r)
@@ -220,7 +220,7 @@ class Experts {
   const Call& c_;
   const Problem& p_;
   Index index_;
-  int64_t size_, most_ = 0;
+  int64_t size_, max_ = 0;
   bool pairs_;  // of bfloat16 are multiplied at once
   std::vector<int64_t> few_, some_, many_, some_and_many_;
   std::optional<Tensor> first_, second_;  // gathered rows of one expert

@@ -17,7 +17,7 @@ inline Sorted sort(const Call& c, MaybeTensor& hits, Stream stream) {
     torch::stable::zero_(s.offsets);
     return s;
   }
-  if (cuda::want_hits(p)) hits = c.new_ints((1 + cuda::most_hits(p)) * int64_t{sizeof(cuda::Hit) / 4});
+  if (cuda::want_hits(p)) hits = c.new_ints((1 + cuda::max_hits(p)) * int64_t{sizeof(cuda::Hit) / 4});
   const Tensor counts = c.new_ints(cuda::sort_counts(count, p.experts));
   cuda::sort({.index = c.index.data_ptr(),
               .index64 = c.index64,

@@ -168,8 +168,8 @@ struct Chunks {
   int64_t rows, count;  // rows a chunk, number of chunks
 };
 Chunks chunks_of(int64_t rows) {
-  constexpr int64_t kLeastRows = 16, kMostChunks = 64;
-  const int64_t per = std::max(kLeastRows, (rows + kMostChunks - 1) / kMostChunks);
+  constexpr int64_t kLeastRows = 16, kMaxChunks = 64;
+  const int64_t per = std::max(kLeastRows, (rows + kMaxChunks - 1) / kMaxChunks);
   return {per, std::max<int64_t>(1, (rows + per - 1) / per)};
 }
 
@@ -179,12 +179,11 @@ class Partial {
   Partial(const Rows& x, DType dtype, const Device& device, int64_t tensors)
       : chunks_(chunks_of(x.rows)), cols_(x.cols) {
     run_on(
-        device, [&](auto) { most_ = norms::cuda::partial_rows(x.rows, x.cols, dtype); },
-        [&] { most_ = chunks_.count; });
-    memory_ = kernels::empty({tensors, most_, cols_}, DType::kFloat32, device);
+        device, [&](auto) { max_ = norms::cuda::partial_rows(x.rows, x.cols, dtype); }, [&] { max_ = chunks_.count; });
+    memory_ = kernels::empty({tensors, max_, cols_}, DType::kFloat32, device);
   }
   const Chunks& chunks() const { return chunks_; }
-  float* data(int64_t tensor) const { return static_cast<float*>(memory_.data_ptr()) + tensor * most_ * cols_; }
+  float* data(int64_t tensor) const { return static_cast<float*>(memory_.data_ptr()) + tensor * max_ * cols_; }
 
   // A gradient like `weight`: the sum of the first `chunks` rows, in order.
   Tensor sum(int64_t tensor, int64_t chunks, const Tensor& weight, DType dtype) const {
@@ -201,7 +200,7 @@ class Partial {
 
  private:
   Chunks chunks_;
-  int64_t cols_, most_ = 0;
+  int64_t cols_, max_ = 0;
   Tensor memory_;
 };
 
