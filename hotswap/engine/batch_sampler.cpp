@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "hotswap/engine/argmax_temperature.h"
@@ -169,22 +170,38 @@ Tensor drawn(Draw draw, const Rows& rows, const Tensor& scores) {
   return at::searchsorted(sums, point, /*out_int32=*/false, /*right=*/true).squeeze(1);
 }
 
-// Those of one kind, as many at once as memory should be used for.
-void draw_into(const Tensor& ids, Draw draw, const Rows& rows, const Tensor& scores) {
-  const auto vocab = scores.size(1);
-  const auto at_once = static_cast<size_t>(std::max<int64_t>(1, kScoresAtOnce / vocab));
+// All that are no argmax: [rows, kSampleSettings] float64 on the scores' device.
+Tensor sample_settings(const Rows& rows, at::Device device) {
+  std::vector<int64_t> bits;
+  for (const DrawRow* row : rows) {
+    const RowSampling& s = *row->settings;
+    const double uniform = uniform_draw(s.seed, static_cast<uint64_t>(row->length));
+    for (const double x : {1 / s.temperature, static_cast<double>(s.top_k), s.top_p, std::log(s.min_p), uniform}) {
+      bits.push_back(std::bit_cast<int64_t>(x));
+    }
+  }
+  return to_device(bits, at::kLong, device).view(at::kDouble).view({-1, kSampleSettings});
+}
+
+// Those that are to be drawn alike, at most `at_once` of them in a call of next(rows, their scores).
+template <class IsOne, class Next>
+void draw_into(const Tensor& ids, const Rows& rows, const Tensor& scores, size_t at_once, const IsOne& is_one,
+               const Next& next) {
   std::vector<int64_t> members;
   Rows own;
   const auto flush = [&] {
     if (own.empty()) return;
-    const Tensor index = to_device(members, at::kLong, scores.device());
-    const bool all = own.size() == rows.size();
-    Tensor(ids).index_copy_(0, index, drawn(draw, own, all ? scores : scores.index_select(0, index)));
+    if (own.size() == rows.size()) {
+      Tensor(ids).copy_(next(own, scores));
+    } else {
+      const Tensor index = to_device(members, at::kLong, scores.device());
+      Tensor(ids).index_copy_(0, index, next(own, scores.index_select(0, index)));
+    }
     members.clear();
     own.clear();
   };
   for (size_t i = 0; i < rows.size(); ++i) {
-    if (draw_of(*rows[i]->settings, vocab) != draw) continue;
+    if (!is_one(*rows[i])) continue;
     members.push_back(static_cast<int64_t>(i));
     own.push_back(rows[i]);
     if (own.size() == at_once) flush();
@@ -198,15 +215,25 @@ struct Penalised {
   std::vector<int64_t> members;
 };
 
+bool is_penalised(const RowSampling& s) {
+  return s.repetition_penalty != 1 || s.presence_penalty != 0 || s.frequency_penalty != 0;
+}
+
 Penalised penalised_of(const Rows& rows) {
   Penalised out;
   for (size_t i = 0; i < rows.size(); ++i) {
-    const RowSampling& s = *rows[i]->settings;
-    if (s.repetition_penalty == 1 && s.presence_penalty == 0 && s.frequency_penalty == 0) continue;
+    if (!is_penalised(*rows[i]->settings)) continue;
     out.rows.push_back(rows[i]);
     out.members.push_back(static_cast<int64_t>(i));
   }
   return out;
+}
+
+bool changes_scores(const Rows& rows) {
+  return std::any_of(rows.begin(), rows.end(), [](const DrawRow* row) {
+    const RowSampling& s = *row->settings;
+    return is_penalised(s) || !s.logit_bias.empty() || row->length - row->prompt_length < s.min_new_tokens;
+  });
 }
 
 // scores, counts: [rows, vocab]
@@ -226,8 +253,9 @@ Tensor less_likely(const Rows& rows, const Tensor& scores, const Tensor& counts)
 Tensor BatchSampler::next(const std::vector<DrawRow>& draws, const Tensor& logits) {
   Rows rows;
   for (const DrawRow& row : draws) rows.push_back(&row);
-  Tensor scores = logits.to(at::kFloat), index;
+  Tensor scores = logits, index;
   const Penalised penalised = penalised_of(rows);
+  if (!sample_ || changes_scores(rows)) scores = scores.to(at::kFloat);
   if (!penalised.rows.empty()) {
     index = to_device(penalised.members, at::kLong, logits.device());
     const Tensor counts = counts_.of(penalised.rows, scores.size(1), scores.device());
@@ -235,7 +263,21 @@ Tensor BatchSampler::next(const std::vector<DrawRow>& draws, const Tensor& logit
   }
   scores = without_ends(rows, biased(rows, scores));
   const Tensor ids = at::empty({logits.size(0)}, logits.options().dtype(at::kLong));
-  for (const Draw draw : kDraws) draw_into(ids, draw, rows, scores);
+  const auto all = rows.size();
+  if (sample_) {
+    const auto is_argmax = [](const DrawRow& row) { return row.settings->temperature < kArgmaxTemperature; };
+    draw_into(ids, rows, scores, all, is_argmax, [](const Rows&, const Tensor& part) { return at::argmax(part, 1); });
+    draw_into(ids, rows, scores, all, std::not_fn(is_argmax),
+              [&](const Rows& own, const Tensor& part) { return sample_(part, sample_settings(own, part.device())); });
+  } else {
+    const int64_t vocab = scores.size(1), at_once = std::max<int64_t>(1, kScoresAtOnce / vocab);
+    for (const Draw draw : kDraws) {
+      draw_into(
+          ids, rows, scores, static_cast<size_t>(at_once),
+          [&](const DrawRow& row) { return draw_of(*row.settings, vocab) == draw; },
+          [&](const Rows& own, const Tensor& part) { return drawn(draw, own, part); });
+    }
+  }
   if (index.defined()) counts_.add(penalised.rows, ids.index_select(0, index));
   return ids;
 }

@@ -11,11 +11,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <vector>
 
 #include "hotswap/engine/row_sampler.h"
+#include "hotswap/layers/linear.h"
 
 namespace hotswap {
 
@@ -50,6 +52,9 @@ class TokenCounts {
 
 class BatchSampler {
  public:
+  // sample: model.sample() of the model whose logits they are; null: by torch's operations, of which top_p needs many.
+  explicit BatchSampler(std::function<Sample::Signature> sample = nullptr) : sample_(std::move(sample)) {}
+
   // Whether the device draws by these settings: else the host has to read the logits, to report from them.
   static bool draws_by(const RowSampling& settings) { return !settings.logprobs; }
 
@@ -58,6 +63,7 @@ class BatchSampler {
   void forget(int64_t sequence) { counts_.forget(sequence); }
 
  private:
+  std::function<Sample::Signature> sample_;
   TokenCounts counts_;  // of those with penalties
 };
 

@@ -13,11 +13,13 @@
 #include <set>
 
 #include "hotswap/base/test_support.h"
+#include "hotswap/engine/test_families.h"
+#include "hotswap/kernelize/package/package.h"
 
 namespace hotswap {
 namespace {
 
-using Ids = std::vector<int64_t>;
+using test_support::Ids;
 
 struct Text {
   RowSampling settings;
@@ -94,55 +96,77 @@ Ids by_the_host(const std::vector<Text>& texts, const Tensor& logits) {
   return out;
 }
 
-TEST(BatchSampler, DrawsWhatTheHostDraws) {
+// By torch's operations, and by the head's op of the bundled package.
+class Draws : public testing::TestWithParam<bool> {
+ protected:
+  static BatchSampler sampler() {
+    if (!GetParam()) return BatchSampler();
+    static const auto model = [] {
+      auto made = test_support::tiny("llama", at::kCPU, at::kFloat, /*head_dim=*/8);
+      made->kernelize(Mode::of_training(false));
+      return made;
+    }();
+    EXPECT_TRUE(model->sample());
+    return BatchSampler(model->sample());
+  }
+};
+INSTANTIATE_TEST_SUITE_P(BatchSampler, Draws, testing::Bool(),
+                         [](const auto& info) { return info.param ? "ByTheHeadsOp" : "ByTorch"; });
+
+TEST_P(Draws, WhatTheHostDraws) {
   const c10::InferenceMode inference;
   for (uint64_t seed = 0; seed < 60; ++seed) {
     std::mt19937_64 random(seed);
     constexpr int64_t kVocabs[] = {1, 2, 7, 130, 2100};
     const int64_t vocab = kVocabs[seed % std::size(kVocabs)], count = 1 + static_cast<int64_t>(random() % 20);
     std::vector<Text> texts = some_texts(random, count, vocab);
-    BatchSampler sampler;
+    BatchSampler sampler = this->sampler();
+    const int64_t calls = op_calls("linear", "sample");
+    bool any = false;
     for (int64_t step = 0; step < 6; ++step) {
       const Tensor logits = some_logits(random, count, vocab), before = logits.clone();
       const Ids expected = by_the_host(texts, logits);
       ASSERT_EQ(ids_in(sampler.next(rows_of(texts, step > 0 ? 1 : 0), logits)), expected) << seed << ", step " << step;
       EXPECT_TRUE(logits.equal(before)) << "the logits are the caller's";
-      for (size_t i = 0; i < texts.size(); ++i) texts[i].tokens.push_back(expected[i]);
+      for (size_t i = 0; i < texts.size(); ++i) {
+        texts[i].tokens.push_back(expected[i]);
+        any = any || texts[i].settings.temperature > 0;
+      }
     }
+    EXPECT_EQ(op_calls("linear", "sample") - calls, GetParam() && any ? 6 : 0);
   }
 }
 
-TEST(BatchSampler, ARowIsDrawnTheSameInAnyCompanyAndAnyRow) {
+TEST_P(Draws, ARowTheSameInAnyCompanyAndAnyRow) {
   const c10::InferenceMode inference;
   constexpr int64_t kRows = 24, kVocab = 40000;  // sums of that size are split among threads
   std::mt19937_64 random(5);
   const std::vector<Text> texts = some_texts(random, kRows, kVocab);
   const Tensor logits = some_logits(random, kRows, kVocab);
-  const Ids all = ids_in(BatchSampler().next(rows_of(texts), logits));
-  EXPECT_EQ(ids_in(BatchSampler().next(rows_of({texts.rbegin(), texts.rend()}), logits.flip(0))),
+  const Ids all = ids_in(sampler().next(rows_of(texts), logits));
+  EXPECT_EQ(ids_in(sampler().next(rows_of({texts.rbegin(), texts.rend()}), logits.flip(0))),
             Ids(all.rbegin(), all.rend()));
   for (int64_t i = 0; i < kRows; ++i) {
-    EXPECT_EQ(ids_in(BatchSampler().next(rows_of({texts[i]}), logits.narrow(0, i, 1))), Ids{all[i]}) << i;
+    EXPECT_EQ(ids_in(sampler().next(rows_of({texts[i]}), logits.narrow(0, i, 1))), Ids{all[i]}) << i;
   }
 }
 
-TEST(BatchSampler, DrawsFromHalfPrecisionAndWhatIsNoNumber) {
+TEST_P(Draws, FromHalfPrecisionAndWhatIsNoNumber) {
   const c10::InferenceMode inference;
   std::mt19937_64 random(6);
   const std::vector<Text> texts = some_texts(random, 9, 50);
   const Tensor half = some_logits(random, 9, 50).to(at::kBFloat16);
-  EXPECT_EQ(ids_in(BatchSampler().next(rows_of(texts), half)), by_the_host(texts, half.to(at::kFloat)));
+  EXPECT_EQ(ids_in(sampler().next(rows_of(texts), half)), by_the_host(texts, half.to(at::kFloat)));
   for (const float wrong : {NAN, -INFINITY, INFINITY}) {
-    const Tensor ids =
-        BatchSampler().next(rows_of(texts), at::zeros({9, 50}, at::TensorOptions(at::kFloat)).fill_(wrong));
+    const Tensor ids = sampler().next(rows_of(texts), at::zeros({9, 50}, at::TensorOptions(at::kFloat)).fill_(wrong));
     for (const int64_t id : ids_in(ids)) EXPECT_TRUE(id >= 0 && id < 50) << id << " of " << wrong;
   }
 }
 
 // A slot that a sequence leaves is the next one's, which begins with its own tokens.
-TEST(BatchSampler, ForgetsTokensOfSequencesThatHaveEnded) {
+TEST_P(Draws, AndForgetsTokensOfSequencesThatHaveEnded) {
   const c10::InferenceMode inference;
-  BatchSampler sampler;
+  BatchSampler sampler = this->sampler();
   const Tensor logits = at::zeros({1, 4}, at::TensorOptions(at::kFloat));
   const RowSampling fresh{.temperature = 0, .presence_penalty = 1};
   const auto next = [&](int64_t sequence, const Ids& tokens) {
@@ -174,7 +198,7 @@ std::multiset<std::string> operations(const Run& run) {
 }
 
 // On a GPU each of these waits for the device.
-TEST(BatchSampler, ReadsNothingOnTheHostAndCallsNoMoreForMoreRows) {
+TEST_P(Draws, AndReadsNothingOnTheHostAndCallsNoMoreForMoreRows) {
   const c10::InferenceMode inference;
   constexpr int64_t kVocab = 300;
   for (const RowSampling& settings : {RowSampling{},
@@ -188,7 +212,7 @@ TEST(BatchSampler, ReadsNothingOnTheHostAndCallsNoMoreForMoreRows) {
     const auto calls = [&](int64_t count) {
       const std::vector<Text> texts(count, Text{settings, {1, 2}, 1});
       const Tensor logits = at::zeros({count, kVocab}, at::TensorOptions(at::kFloat));
-      BatchSampler sampler;
+      BatchSampler sampler = this->sampler();
       sampler.next(rows_of(texts), logits);  // slots for what is counted
       return operations([&] { sampler.next(rows_of(texts), logits); });
     };

@@ -68,7 +68,8 @@ Scheduler::Scheduler(CausalLM& model, const SchedulerOptions& options)
                              .pages = options.pages}),
       runner_(model, pool_, options.groups),
       replays_(options.exact || keys_depend_on_length(model)),
-      reader_(model.device(), options.max_sequences) {
+      reader_(model.device(), options.max_sequences),
+      batch_sampler_(model.sample()) {
   const int64_t page = options.exact ? options.chunk : kPrefixPage;
   if (page == 0 || options.prefix_tokens < page || keys_depend_on_length(model)) return;
   prefixes_ = std::make_unique<PrefixCache>(

@@ -30,6 +30,15 @@ struct Argmax {
   using Signature = void(const Choice& to, const Tensor& x);
 };
 
+// A role of linear/1: a token of each row of x [rows, ids], drawn by the settings of its row.
+struct Sample {
+  static constexpr std::string_view kRole = "sample";
+  // settings: [rows, kSampleSettings] float64 on x's device: 1 / temperature, top_k (0: all), top_p, log(min_p), and a
+  // number that is uniform in [0, 1) -> [rows] int64
+  using Signature = Tensor(const Tensor& x, const Tensor& settings);
+};
+inline constexpr int64_t kSampleSettings = 5;
+
 class Linear;
 
 namespace stock {
@@ -55,6 +64,8 @@ class Linear : public Module {
   static std::vector<Tensor> products(const std::vector<const Linear*>& layers, const Tensor& x);
   // Of [rows, out], made of what forward() returned: the index of each row's maximum, [rows] int64.
   Tensor largest(const Tensor& x, Choice to = {}) const;
+  // Of the same, a token of each row; null where no kernel draws it.
+  const std::function<Sample::Signature>& sample() const { return forward_.op<Sample>(); }
   bool bound() const { return forward_.bound() || packed_.bound(); }
 
   // May a fused op take data() and bias instead of this layer? A plain weight, all of it, and no adapter.

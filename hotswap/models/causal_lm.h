@@ -58,6 +58,9 @@ class CausalLM : public Module {
   // Of logits: where each row's largest stands, [batch, vocab] -> [batch] int64. By the head's kernel where it has one.
   Tensor largest(const Tensor& logits, const Choice& to = {}) const { return lm_head_.largest(logits, to); }
 
+  // Of logits: a token of each row, drawn by settings (layers/linear.h). Null where the head has no kernel for it.
+  const std::function<Sample::Signature>& sample() const { return lm_head_.sample(); }
+
   // An empty cache for `cache`; layers with a sliding window keep that much.
   std::unique_ptr<Cache> make_cache(const CacheOptions& options = {}) const { return model_.make_cache(options); }
 

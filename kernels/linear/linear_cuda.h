@@ -4,6 +4,7 @@
 
 #include "kernels/common/gpu/few_rows.h"
 #include "kernels/common/gpu/launch.h"
+#include "kernels/linear/sample.h"
 
 namespace linear::cuda {
 
@@ -20,5 +21,7 @@ struct Largest {
   const int64_t* at = nullptr;
 };
 void largest(const Largest& a, kernels::Stream stream);
+
+void sample(const Sample& a, kernels::Stream stream);
 
 }  // namespace linear::cuda

@@ -94,10 +94,16 @@ Result<Example> blocks_example(const std::string&, const ExampleSize& size) {
 void bind_linear(SlotBase& slot, const LayerOps& layer) {
   bind_regular<LinearForward>(slot, layer);
   if (layer.claims("torch_products")) slot.set_claims({"torch_products"});
-  const auto op = typed_op<void(const Tensor&, const Tensor&, const OptTensor&, const OptTensor&)>(layer, "argmax");
-  if (!op) return;
-  slot.bind_op<Argmax>(
-      [op = *op](const Choice& to, const Tensor& x) { below_autograd(op, to.place, x, given(to.said), given(to.at)); });
+  if (const auto op =
+          typed_op<void(const Tensor&, const Tensor&, const OptTensor&, const OptTensor&)>(layer, "argmax")) {
+    slot.bind_op<Argmax>([op = *op](const Choice& to, const Tensor& x) {
+      below_autograd(op, to.place, x, given(to.said), given(to.at));
+    });
+  }
+  if (const auto op = typed_op<Tensor(const Tensor&, const Tensor&)>(layer, "sample")) {
+    slot.bind_op<Sample>(
+        [op = *op](const Tensor& x, const Tensor& settings) { return below_autograd(op, x, settings); });
+  }
 }
 
 // packed_linear/1 takes ggml's blocks as a bare tensor.
@@ -116,7 +122,8 @@ std::vector<Contract> linear_contracts() {
             {"forward_train", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor y"},
             {"backward",
              "(Tensor dy, Tensor x, Tensor weight, bool with_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)"},
-            {"argmax", optional_role("(Tensor(a!) place, Tensor x, Tensor(b!)? said=None, Tensor? at=None) -> ()")}},
+            {"argmax", optional_role("(Tensor(a!) place, Tensor x, Tensor(b!)? said=None, Tensor? at=None) -> ()")},
+            {"sample", optional_role("(Tensor x, Tensor settings) -> Tensor ids")}},
            bind_linear,
            linear_example,
            {.rows = 1, .dim = 576},

@@ -49,6 +49,9 @@ __device__ __forceinline__ int load_from(uint32_t rank, const int& from) {
 __device__ __forceinline__ void store_to(uint32_t rank, float& there, float v) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(shared_address_in(rank, &there)), "f"(v) : "memory");
 }
+__device__ __forceinline__ void store_to(uint32_t rank, unsigned long long& there, unsigned long long v) {
+  asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(shared_address_in(rank, &there)), "l"(v) : "memory");
+}
 // A number to another block; its bytes arrive at the barrier there.
 __device__ __forceinline__ void store_to(uint32_t rank, float& there, float v, Barrier& full) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(

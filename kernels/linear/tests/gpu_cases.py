@@ -1,5 +1,7 @@
 """This package on a GPU: what tests of all packages ask of it (kernels/common/tests/test_cuda.py says what each is)."""
 
+import math
+
 import torch
 
 WIDE = r"few_rows_kernel<.*BFloat16, 8, "
@@ -27,7 +29,15 @@ def cases(ops, random, names):
         ops.largest_(place, x, said, at)
         return said.clone()
 
+    logits = torch.cat([random(16, 32003), random(16, 32003) * 6])
+    settings = torch.tensor(
+        [[1.4, 0, 1, -math.inf, 0.3], [1, 0, 0.9, -math.inf, 0.5], [1, 40, 0.8, -math.inf, 0.7], [0.5, 0, 1, math.log(0.1), 0.9]],
+        dtype=torch.float64, device=weight.device,
+    ).repeat(8, 1)  # fmt: skip
+
     return {
+        "sample": lambda: ops.sample(logits, settings),
+        "sample, odd": lambda: ops.sample(logits[:, 1:], settings),
         "linear": lambda: ops.linear(one, weight, None),
         "linear, 5 rows": lambda: ops.linear(five, weight, bias),
         "linear, 16 rows": lambda: ops.linear(many, weight, bias),

@@ -1,5 +1,7 @@
 """The built package through the user's door: kernels/conftest.py loads it."""
 
+import math
+
 import pytest
 import torch
 
@@ -77,6 +79,24 @@ def test_largest_is_where_torch_finds_it(ops, dtype):
     ops.largest_(place, x, said, at)
     assert torch.equal(said, torch.cat([torch.full((2, 3), -1), place.view(1, 3), torch.full((1, 3), -1)]))
     torch.library.opcheck(ops.largest_.default, (place, x, said, at))
+
+
+@pytest.mark.parametrize("temperature, top_k, top_p, min_p", [(1, 0, 1, 0), (0.7, 0, 0.9, 0), (1.3, 12, 1, 0), (0.7, 20, 0.8, 0), (1, 0, 1, 0.05)])
+def test_a_grid_of_draws_has_the_probabilities_of_transformers(ops, temperature, top_k, top_p, min_p):
+    """Of n evenly spaced points in [0, 1) a token gets n times its probability, but for the one at each end."""
+    from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    torch.manual_seed(0)
+    n, logits = 4000, torch.randn(1, 50) * 2
+    warpers = [TemperatureLogitsWarper(float(temperature)), TopKLogitsWarper(top_k) if top_k else None, TopPLogitsWarper(top_p), MinPLogitsWarper(min_p)]
+    scores = logits
+    for warper in filter(None, warpers):
+        scores = warper(None, scores)
+    row = [1 / temperature, top_k, top_p, math.log(min_p) if min_p else -math.inf]
+    settings = torch.tensor([[*row, (i + 0.5) / n] for i in range(n)], dtype=torch.float64)
+    counts = ops.sample(logits.expand(n, 50), settings).bincount(minlength=50)
+    assert (counts - n * scores.double().softmax(-1)[0]).abs().max() <= 1
+    torch.library.opcheck(ops.sample.default, (logits, settings[:1]))
 
 
 def test_errors_name_the_shapes(ops):

@@ -4,6 +4,7 @@
 #include "kernels/common/torch/ops.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_cuda.h"
+#include "kernels/linear/torch-ext/sample.h"
 
 namespace {
 
@@ -244,9 +245,47 @@ void largest(const Tensor& place, const Tensor& x, const std::optional<Tensor>& 
       });
 }
 
+// A token of each row, drawn by the row's settings (sample.h).
+Tensor sample(const Tensor& x, const Tensor& settings) {
+  constexpr const char* kOp = "sample";
+  const kernels::Device device = kernels::device_of(x);
+  check(x.dim() == 2 && x.size(1) > 0 && x.size(1) <= INT32_MAX, kOp, ": expected x [rows, ids], at least one id; got ",
+        kernels::shape_of(x), "; reshape it");
+  const Rows in = kernels::as_rows(x, kOp, device);
+  kernels::check_device(settings, device, kOp);
+  check(settings.scalar_type() == kernels::ScalarType::Double && settings.dim() == 2 && settings.size(0) == in.rows &&
+            settings.size(1) == linear::kSettings && settings.is_contiguous(),
+        kOp, ": expected settings [", in.rows, ", ", int64_t{linear::kSettings},
+        "], float64 without gaps: scale, top_k, top_p, log of min_p, uniform; got ", kernels::shape_of(settings),
+        " in ", kernels::dtype_name(settings), "; make them for these rows");
+  const int64_t sizes[] = {in.rows};
+  Tensor ids = kernels::empty_like_shape(sizes, 1, int32_t(kernels::ScalarType::Long), device);
+  const linear::Sample args{.dtype = kernels::dtype_of(x, kOp),
+                            .x = in.data,
+                            .x_stride = in.stride,
+                            .rows = in.rows,
+                            .cols = in.cols,
+                            .settings = static_cast<const double*>(settings.data_ptr()),
+                            .ids = static_cast<int64_t*>(ids.data_ptr())};
+  kernels::run_on(
+      device, [&](auto stream) { linear::cuda::sample(args, stream); },
+      [&] {
+        kernels::parallel_rows(in.rows, in.cols, [&](int64_t begin, int64_t end) {
+          std::vector<float> scores(size_t(in.cols));
+          for (int64_t row = begin; row < end; ++row) {
+            const auto* x_row = static_cast<const char*>(args.x) + row * args.x_stride * kernels::size_of(args.dtype);
+            table().widen(scores.data(), x_row, args.dtype, 1, args.cols, args.cols);
+            args.ids[row] = linear::cpu::draw(scores, args.settings + row * linear::kSettings);
+          }
+        });
+      });
+  return ids;
+}
+
 constexpr std::array kOps{
     kernels::op<&linear_op>("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
     kernels::op<&largest>("largest_(Tensor(a!) place, Tensor x, Tensor(b!)? said=None, Tensor? at=None) -> ()"),
+    kernels::op<&sample>("sample(Tensor x, Tensor settings) -> Tensor"),
     kernels::cpu_op<&packed_linear>(
         "packed_linear(Tensor x, Tensor data, Tensor? scales, Tensor? zeros, Tensor? global_scale, Tensor? table, "
         "Tensor? order, int group, int group_rows, str format, int columns, Tensor? bias) -> Tensor"),

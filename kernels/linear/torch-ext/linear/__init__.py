@@ -1,3 +1,5 @@
+import torch
+
 from . import _package, layers
 from ._package import ops
 
@@ -18,6 +20,10 @@ def _largest_fake(place, x, said=None, at=None):
     return None
 
 
+def _sample_fake(x, settings):
+    return x.new_empty(x.shape[0], dtype=torch.int64)
+
+
 def _setup(ctx, inputs, output):
     x, weight, bias = inputs
     ctx.save_for_backward(x, weight)
@@ -29,8 +35,9 @@ def _backward(ctx, dy):
     return dx, dweight, dbias if ctx.with_bias else None
 
 
-_package.register({"largest_": _largest_fake, "linear": _linear_fake, "packed_linear": _packed_linear_fake, "linear_bwd": _linear_bwd_fake}, {"linear": (_backward, _setup)})
+_package.register({"largest_": _largest_fake, "linear": _linear_fake, "packed_linear": _packed_linear_fake, "linear_bwd": _linear_bwd_fake, "sample": _sample_fake}, {"linear": (_backward, _setup)})
 
 largest_ = ops.largest_
+sample = ops.sample
 
-__all__ = ["largest_", "layers"]
+__all__ = ["largest_", "layers", "sample"]

@@ -1,0 +1,82 @@
+// sample.h's draw on the CPU.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/linear/sample.h"
+
+namespace linear::cpu {
+
+struct Candidate {
+  float score;
+  int64_t id;
+  uint64_t weight;
+};
+using Candidates = std::vector<Candidate>;
+
+inline bool better(const Candidate& a, const Candidate& b) {
+  return a.score != b.score ? a.score > b.score : a.id < b.id;
+}
+
+// The `count` best of them, best first.
+inline void keep_best(Candidates& all, size_t count) {
+  if (count < all.size()) {
+    std::nth_element(all.begin(), all.begin() + std::ptrdiff_t(count), all.end(), better);
+    all.resize(count);
+  }
+  std::sort(all.begin(), all.end(), better);
+}
+
+inline uint64_t total_of(const Candidates& all) {
+  uint64_t total = 0;
+  for (const Candidate& c : all) total += c.weight;
+  return total;
+}
+
+// The fewest that have top_p of the total. They are nearly always among the first few: only those are sorted.
+inline void keep_nucleus(Candidates& all, double top_p) {
+  const uint64_t needed = nucleus_weight(total_of(all), top_p);
+  for (size_t count = 256;; count *= 16) {
+    Candidates best = all;
+    keep_best(best, count);
+    uint64_t sum = 0;
+    size_t kept = 0;
+    while (kept < best.size() && sum < needed) sum += best[kept++].weight;
+    if (sum < needed) continue;
+    best.resize(kept);
+    all = std::move(best);
+    return;
+  }
+}
+
+// scores: a row of logits, which become its scores; settings: [kSettings]
+inline int64_t draw(std::vector<float>& scores, const double* settings) {
+  const auto scale = float(settings[kScale]);
+  float best = -INFINITY;
+  bool has_nan = false;
+  for (float& s : scores) {
+    s *= scale;
+    best = std::max(best, s);
+    has_nan = has_nan || s != s;
+  }
+  if (has_nan || !std::isfinite(best)) return 0;
+  const float least = std::max(best + float(settings[kLogMinP]), best - kNoWeight);
+  Candidates all;
+  for (size_t id = 0; id < scores.size(); ++id) {
+    if (scores[id] >= least) all.push_back({scores[id], int64_t(id), 0});
+  }
+  if (settings[kTopK] > 0 && settings[kTopK] < double(all.size())) keep_best(all, size_t(settings[kTopK]));
+  for (Candidate& c : all) c.weight = uint64_t(std::llrint(std::exp(double(c.score - best)) * kMaxWeight));
+  if (settings[kTopP] < 1) keep_nucleus(all, settings[kTopP]);
+  std::sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+  const uint64_t total = total_of(all), point = std::min(uint64_t(double(total) * settings[kUniform]), total - 1);
+  uint64_t sum = 0;
+  for (const Candidate& c : all) {
+    if ((sum += c.weight) > point) return c.id;
+  }
+  return all.back().id;
+}
+
+}  // namespace linear::cpu
