@@ -156,7 +156,7 @@ class Environments:
         self.folder, self.python = folder, python
         inside = "import sys; print(*(p for p in sys.path if p.endswith('-packages')), sep='\\n')"
         self.torch = subprocess.run([python, "-c", inside], check=True, capture_output=True, text=True).stdout
-        self.versions = {}
+        self.versions, self.made = {}, {}
 
     def index_answers(self) -> bool:
         with tempfile.TemporaryDirectory() as folder:
@@ -164,15 +164,18 @@ class Environments:
             return subprocess.run(ask, capture_output=True).returncode == 0
 
     def make(self, name: str) -> Path:
-        """The environment's Python, with its own releases before those of --python."""
+        """The environment's Python, with its own releases before those of --python; brought up to date once a run."""
+        if name in self.made:
+            return self.made[name]
         place = self.folder / name
-        python = place / "bin/python"
+        self.made[name] = python = place / "bin/python"
         if not python.exists():
             run(self.python, "-m", "venv", place, env=without_hub({}))
         (site,) = place.glob("lib/python*/site-packages")
         around = site / "around.pth"
         around.unlink(missing_ok=True)  # pip must not take what --python has for its own
-        run(python, "-m", "pip", "install", "-q", "--upgrade", *PEERS[name], env=without_hub({}), timeout=900)
+        # --no-compile: transformers has thousands of modules, of which a step imports some; those are compiled as they are.
+        run(python, "-m", "pip", "install", "-q", "--no-compile", "--upgrade", *PEERS[name], env=without_hub({}), timeout=900)
         around.write_text(self.torch)
         listed = "import importlib.metadata as m, sys; print(*(f'{n} {m.version(n)}' for n in sys.argv[1:]), sep=', ')"
         names = [requirement.split("==")[0] for requirement in PEERS[name]]
