@@ -48,6 +48,7 @@ function(hotswap_room name)
     target_link_libraries(${name}_test PRIVATE GTest::gtest GTest::gtest_main)
     target_compile_definitions(${name}_test PRIVATE HOTSWAP_SOURCE_DIR="${CMAKE_SOURCE_DIR}" HOTSWAP_TEST_PYTHON="${HOTSWAP_PYTHON}")
     add_test(NAME ${name} COMMAND ${name}_test)
+    hotswap_test_cost(${name})
   endif()
 endfunction()
 
