@@ -88,8 +88,8 @@ def check_edits(lists: dict[str, set[str]], copy: Path) -> list[str]:
         after = ids()
         file.write_bytes(before)
         changed = {package for package in first if first[package] != after[package]}
-        wanted = {package for package in lists if name in lists[package]}
-        if changed != wanted:
+        expected = {package for package in lists if name in lists[package]}
+        if changed != expected:
             wrong.append(f"{name}: expected new ids for {sorted(expected)}; got {sorted(changed)}")
     if ids() != first:
         wrong.append("the same bytes give other ids")
