@@ -25,10 +25,11 @@ struct PythonRun {
 
 // Runs a script by the tests' Python; it must not hang. A sanitizer's runtime, preloaded or not, is nothing for Python.
 inline PythonRun run_script(const std::filesystem::path& script, const std::string& arguments,
-                            const std::filesystem::path& working_folder = ".") {
-  const std::string command = cat("cd ", working_folder.string(),
-                                  " && env -u LD_PRELOAD HF_HUB_OFFLINE=1 USE_HUB_KERNELS=0 PYTHONDONTWRITEBYTECODE=1 ",
-                                  "timeout 300 ", test_python(), " ", script.string(), " ", arguments, " 2>&1");
+                            const std::filesystem::path& working_folder = ".", int seconds = 300) {
+  const std::string command =
+      cat("cd ", working_folder.string(),
+          " && env -u LD_PRELOAD HF_HUB_OFFLINE=1 USE_HUB_KERNELS=0 PYTHONDONTWRITEBYTECODE=1 ", "timeout ", seconds,
+          " ", test_python(), " ", script.string(), " ", arguments, " 2>&1");
   PythonRun run;
   FILE* pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) return {-1, "popen failed"};

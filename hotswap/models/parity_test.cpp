@@ -7,6 +7,9 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
+#include "hotswap/base/file.h"
 #include "hotswap/base/test_support.h"
 #include "hotswap/models/auto.h"
 #include "hotswap/models/formats/weights.h"
@@ -27,6 +30,8 @@ struct Configuration {
 };
 
 void PrintTo(const Configuration& c, std::ostream* out) { *out << c.family << " " << c.differs; }
+
+std::string name_of(const Configuration& c) { return cat(c.family, "_", c.name); }
 
 constexpr const char* kBase = R"({"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
     "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5})";
@@ -231,36 +236,54 @@ constexpr Configuration kConfigurations[] = {
      10},
 };
 
-// A family's folder, made when the first of its configurations asks: importing transformers takes seconds.
+// The families whose tests this run of the program has.
+std::set<std::string> selected_families() {
+  std::set<std::string> families;
+  const testing::UnitTest& all = *testing::UnitTest::GetInstance();
+  for (int i = 0; i < all.total_test_suite_count(); ++i) {
+    const testing::TestSuite& suite = *all.GetTestSuite(i);
+    if (std::string(suite.name()) != "Families/Parity") continue;
+    for (int j = 0; j < suite.total_test_count(); ++j) {
+      const testing::TestInfo& test = *suite.GetTestInfo(j);
+      if (!test.should_run()) continue;
+      const std::string name = test.name();  // "StockInBfloat16/llama_plain"
+      for (const Configuration& c : kConfigurations) {
+        if (name.substr(name.find('/') + 1) == name_of(c)) families.insert(c.family);
+      }
+    }
+  }
+  return families;
+}
+
+// A folder for each family, all made by one process when the first test asks: importing transformers takes seconds.
 struct Oracle {
   TempFolder folder;
   uint64_t seed = test_support::test_seed();
-  int status = 0;
-  std::string output;
-  explicit Oracle(const std::string& family) {
+  test_support::PythonRun run;
+  Oracle() {
     Object cases;
+    const std::set<std::string> families = selected_families();
     for (const Configuration& c : kConfigurations) {
-      if (c.family != family) continue;
+      if (families.count(c.family) == 0) continue;
       Object config = Object::parse(kBase);
-      config["model_type"] = family;
+      config["model_type"] = c.family;
       config.update(Object::parse(c.differs));
-      cases[c.name] = {{"config", config}, {"time", c.time}};
+      cases[c.family][c.name] = {{"config", config}, {"time", c.time}};
     }
     test_support::put_file(folder / "cases.json", cases.dump());
-    const std::string command =
-        cat("env -u LD_PRELOAD timeout 280 ", test_support::test_python(), " ", test_support::source_folder().string(),
-            "/hotswap/models/parity_oracle.py ", folder.path().string(), " ", seed, " 2>&1");
-    FILE* pipe = ::popen(command.c_str(), "r");
-    std::array<char, 4096> buffer;
-    while (const size_t n = std::fread(buffer.data(), 1, buffer.size(), pipe)) output.append(buffer.data(), n);
-    status = ::pclose(pipe);
+    run = test_support::run_script(test_support::source_folder() / "hotswap/models/parity_oracle.py",
+                                   cat(folder.path().string(), " ", seed), ".", /*seconds=*/800);
+  }
+  // What went wrong with this family; empty: nothing.
+  std::string error(const std::string& family) const {
+    if (run.status != 0) return cat("exit status ", run.status, ": ", run.output);
+    const std::filesystem::path file = folder / family / "error.txt";
+    return std::filesystem::exists(file) ? read_file(file) : "";
   }
 };
-const Oracle& oracle(const std::string& family) {
-  static std::map<std::string, std::unique_ptr<Oracle>> made;
-  auto& found = made[family];
-  if (!found) found = std::make_unique<Oracle>(family);
-  return *found;
+const Oracle& oracle() {
+  static const Oracle made;
+  return made;
 }
 
 double relative_max(const Tensor& got, const Tensor& want) {
@@ -287,7 +310,7 @@ Tensor greedy(CausalLM& model, Tensor ids, int64_t length, const CacheOptions& o
 class Case {
  public:
   explicit Case(const Configuration& c)
-      : folder_(oracle(c.family).folder / c.name), expected_(folder_ / "expected.safetensors") {}
+      : folder_(oracle().folder / c.family / c.name), expected_(folder_ / "expected.safetensors") {}
   std::shared_ptr<CausalLM> load(const PretrainedOptions& options) const {
     return AutoModelForCausalLM::from_pretrained(folder_, options);
   }
@@ -389,9 +412,9 @@ class Parity : public testing::TestWithParam<Configuration> {
  protected:
   void SetUp() override {
     if (test_support::no_transformers()) GTEST_SKIP() << *test_support::no_transformers();
-    const Oracle& family = oracle(GetParam().family);
-    ASSERT_EQ(family.status, 0) << family.output;
-    trace_ = std::make_unique<testing::ScopedTrace>(__FILE__, __LINE__, cat("oracle seed ", family.seed));
+    const std::string error = oracle().error(GetParam().family);
+    ASSERT_TRUE(error.empty()) << error;
+    trace_ = std::make_unique<testing::ScopedTrace>(__FILE__, __LINE__, cat("oracle seed ", oracle().seed));
     case_ = std::make_unique<Case>(GetParam());
   }
   void expect_parity(const PretrainedOptions& options) {
@@ -430,10 +453,8 @@ TEST_P(Parity, SavedModelIsTheSameModel) {
   EXPECT_EQ(open_checkpoint(folder.path())->names(), open_checkpoint(case_->folder())->names());
 }
 
-std::string name_of(const testing::TestParamInfo<Configuration>& info) {
-  return cat(info.param.family, "_", info.param.name);
-}
-INSTANTIATE_TEST_SUITE_P(Families, Parity, testing::ValuesIn(kConfigurations), name_of);
+INSTANTIATE_TEST_SUITE_P(Families, Parity, testing::ValuesIn(kConfigurations),
+                         [](const auto& info) { return name_of(info.param); });
 
 TEST(Families, EachHasConfigurations) {
   for (const Family* family : families()) {
