@@ -1,7 +1,7 @@
 """How many files a new weight format and a new adapter touch, counted from the tree itself.
 
 A weight format that only Linear serves touches each file that lists the formats there are: whose code names q8_0, q4_0
-and q4_1. An adapter on Linear touches each file whose code names it. Tests, documents and comments do not count. Prints
+and q4_1. An adapter on Linear touches each file whose code names it: Weight, Linear, what fuses it, the reader of adapters' files. Tests, documents and comments do not count. Prints
 both lists; exits 1 where one is longer than its limit.
 """
 
@@ -20,7 +20,7 @@ NOT_TOUCHED = {
     "hotswap/kernelize/bind/contract.h": "a list that is closed: what packages of before called packed",
     "kernels/decode/layers.json": "another op that takes weights",
 }
-LIMITS = {"a weight format that only Linear serves": 6, "an adapter on Linear": 4}
+LIMITS = {"a weight format that only Linear serves": 6, "an adapter on Linear": 5}
 
 
 def sources() -> dict[str, str]:

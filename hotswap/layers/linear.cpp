@@ -8,6 +8,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/sub.h>
 
 #include <algorithm>
 #include <set>
@@ -57,33 +59,92 @@ Linear::Linear(Weight& tied) : weight(tied) {
 Tensor Linear::forward(const Tensor& x) const {
   const std::optional<Tensor> with = bias.defined() ? std::optional(bias) : std::nullopt;
   Tensor y = weight.encoded() ? packed_(x, weight, with) : forward_(x, weight.data, with);
-  return adapter_ ? adapted(std::move(y), x) : y;
+  return adapter_ ? adapted(y, x, /*has_bias=*/true) : y;
 }
 
 Tensor Linear::without_bias(const Tensor& x) const {
   Tensor y = weight.encoded() ? packed_(x, weight, std::nullopt) : at::matmul(x, weight.data.transpose(0, 1));
-  return adapter_ ? adapted(std::move(y), x) : y;
+  return adapter_ ? adapted(y, x, /*has_bias=*/false) : y;
 }
 
 // In the wider of the two types, rounded once: adapters are float32 beside bfloat16 weights.
-Tensor Linear::adapted(Tensor y, const Tensor& x) const {
-  const at::ScalarType wide = c10::promoteTypes(y.scalar_type(), adapter_->a.scalar_type());
-  const Tensor low = at::linear(x.to(wide), adapter_->a.to(wide));  // [..., rank]
-  return at::add(y.to(wide), at::linear(low, adapter_->b.to(wide)), adapter_->scale).to(y.scalar_type());
+Tensor Linear::adapted(const Tensor& y, const Tensor& x, bool has_bias) const {
+  const Adapter& with = *adapter_;
+  const at::ScalarType wide = c10::promoteTypes(y.scalar_type(), with.a.scalar_type());
+  const Tensor low = at::linear(x.to(wide), with.a.to(wide));  // [..., rank]
+  const Tensor change = at::linear(low, with.b.to(wide));      // [..., out]
+  const bool subtracts = with.gain.defined() && has_bias && bias.defined();
+  Tensor sum = at::add(subtracts ? at::sub(y.to(wide), bias) : y.to(wide), change, with.scale);
+  if (with.gain.defined()) sum = at::mul(sum, with.gain.to(wide));
+  if (subtracts) sum = at::add(sum, bias);
+  if (with.bias.defined()) sum = at::add(sum, with.bias.to(wide));
+  return sum.to(y.scalar_type());
+}
+
+Tensor Adapter::merged(const Tensor& weight) const {
+  const at::ScalarType wide = c10::promoteTypes(weight.scalar_type(), a.scalar_type());
+  Tensor sum = at::add(weight.to(wide), at::mul(at::matmul(b.to(wide), a.to(wide)), scale));
+  if (gain.defined()) sum = at::mul(sum, gain.to(wide).unsqueeze(1));
+  return sum.to(weight.scalar_type());
+}
+
+void Adapter::to(at::Device device) {
+  for (Tensor* part : {&a, &b, &bias, &gain}) {
+    if (part->defined()) *part = part->to(device);
+  }
+}
+
+// `out` and `in`: of the layer.
+static void check_shapes(const Adapter& adapter, int64_t out, int64_t in) {
+  const Tensor &a = adapter.a, &b = adapter.b;
+  const auto fits = [&](const Tensor& t) { return !t.defined() || (t.dim() == 1 && t.size(0) == out); };
+  if (a.dim() == 2 && b.dim() == 2 && a.size(1) == in && b.size(0) == out && a.size(0) == b.size(1) &&
+      fits(adapter.bias) && fits(adapter.gain)) {
+    return;
+  }
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat("an adapter a [rank, ", in, "], b [", out, ", rank]"),
+               .got = cat("a [", join(a.sizes()), "], b [", join(b.sizes()), "]"),
+               .next = "take the adapter that was trained for this layer"});
+}
+
+static void check_plain(const Weight& weight, const char* layer) {
+  if (weight.plain()) return;
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = cat("a whole, plain weight in the ", layer, " that an adapter is merged into"),
+               .got = weight.encoded() ? cat("one of the format ", name_of(weight.format)) : std::string("a shard"),
+               .next = "unpack() the model first: the sum of both has no such format"});
+}
+
+// A new tensor: the old one may be shared, or be the file's memory.
+static Tensor replaced(const Tensor& old, const Tensor& fresh) {
+  Tensor tensor = fresh.to(old.scalar_type()).contiguous();
+  tensor.set_requires_grad(old.requires_grad());
+  return tensor;
 }
 
 void Linear::set_adapter(std::optional<Adapter> adapter) {
-  if (adapter) {
-    const Tensor &a = adapter->a, &b = adapter->b;
-    if (a.dim() != 2 || b.dim() != 2 || a.size(1) != weight.columns() || b.size(0) != weight.rows() ||
-        a.size(0) != b.size(1)) {
-      throw Error({.kind = ErrorKind::kInvalidArgument,
-                   .wanted = cat("an adapter a [rank, ", weight.columns(), "], b [", weight.rows(), ", rank]"),
-                   .got = cat("a [", join(a.sizes()), "], b [", join(b.sizes()), "]"),
-                   .next = "take the adapter that was trained for this layer"});
-    }
-  }
+  if (adapter) check_shapes(*adapter, weight.rows(), weight.columns());
   adapter_ = std::move(adapter);
+}
+
+void Linear::check_merge() const {
+  if (!adapter_) return;
+  check_plain(weight, "Linear");
+  if (!adapter_->bias.defined() || bias.defined()) return;
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = "a layer with a bias for an adapter with one (lora_bias) to be merged into",
+               .got = "a layer without",
+               .next = "use the adapter beside the model (--adapter) instead of merging it"});
+}
+
+void Linear::merge_adapter() {
+  if (!adapter_) return;
+  check_merge();
+  const at::NoGradGuard no_grad;
+  weight.data = replaced(weight.data, adapter_->merged(weight.data));
+  if (adapter_->bias.defined()) bias = replaced(bias, at::add(bias, adapter_->bias));
+  adapter_.reset();
 }
 
 // Whether `next` begins in memory where `t` ends.
@@ -168,6 +229,36 @@ std::vector<std::string> formats_of(const std::vector<const Linear*>& layers) {
 }
 
 Tensor Embedding::forward(const Tensor& ids, at::ScalarType dtype) const {
+  const Tensor y = rows_of(ids, dtype);
+  if (!adapter_) return y;
+  const at::ScalarType wide = c10::promoteTypes(y.scalar_type(), adapter_->a.scalar_type());
+  const Tensor low = at::embedding(adapter_->a.t(), ids).to(wide);  // [..., rank]
+  return at::add(y.to(wide), at::linear(low, adapter_->b.to(wide)), adapter_->scale).to(y.scalar_type());
+}
+
+void Embedding::set_adapter(std::optional<Adapter> adapter) {
+  if (adapter) {
+    check_shapes(*adapter, weight.columns(), weight.rows());
+    if (adapter->bias.defined() || adapter->gain.defined()) {
+      throw Error({.kind = ErrorKind::kUnsupported,
+                   .wanted = "an adapter of an embedding without bias and magnitude",
+                   .got = adapter->gain.defined() ? "a magnitude (DoRA)" : "a bias (lora_bias)",
+                   .next = "merge the adapter in Python: merge_and_unload() of peft"});
+    }
+    adapter->a = adapter->a.t().contiguous().t();  // a row's elements side by side: they are looked up
+  }
+  adapter_ = std::move(adapter);
+}
+
+void Embedding::merge_adapter() {
+  if (!adapter_) return;
+  check_plain(weight, "Embedding");
+  const at::NoGradGuard no_grad;
+  weight.data = replaced(weight.data, adapter_->merged(weight.data.t()).t());
+  adapter_.reset();
+}
+
+Tensor Embedding::rows_of(const Tensor& ids, at::ScalarType dtype) const {
   if (!weight.encoded()) return at::embedding(weight.data, ids);
   const Tensor flat = ids.reshape({-1});
   std::vector<int64_t> shape = ids.sizes().vec();

@@ -78,16 +78,24 @@ class Linear : public Module {
     return plain() && data().scalar_type() == dtype && (!forward_.bound() || forward_.claims("torch_products"));
   }
 
-  // Adds to what forward() returns from now on. Error where its shapes are not this layer's; nullopt removes it.
+  // Changes what forward() returns from now on; tensors_changed() of the model must follow, so that fused ops stay out.
+  // Error where its shapes are not this layer's; nullopt removes it.
   void set_adapter(std::optional<Adapter> adapter);
   const std::optional<Adapter>& adapter() const { return adapter_; }
+  // The adapter becomes a part of the weight and the bias, which are new tensors then. Error (check_merge) where the
+  // weight is encoded or a shard, or where the adapter has a bias and this layer none.
+  void merge_adapter();
+  void check_merge() const;
   void dequantise(at::ScalarType dtype);  // an encoded weight becomes a plain one that may learn
 
  protected:
   void on_tensors_changed() override;  // the slot of the weight's format
+  void on_moved(at::Device device) override {
+    if (adapter_) adapter_->to(device);
+  }
 
  private:
-  Tensor adapted(Tensor y, const Tensor& x) const;
+  Tensor adapted(const Tensor& y, const Tensor& x, bool has_bias) const;  // has_bias: y has this layer's bias in it
   Weight own_weight_;
   std::optional<Adapter> adapter_;
 
@@ -111,10 +119,24 @@ class Embedding : public Module {
   Embedding(int64_t rows, int64_t dim) { own("weight", weight, {rows, dim}); }
   // [...] int64 -> [..., dim]; of an encoded table the rows that ids name are dequantised, to dtype
   Tensor forward(const Tensor& ids, at::ScalarType dtype) const;
-  bool plain() const { return weight.plain(); }
+  // May a fused op take data() instead of this layer? A plain weight, and no adapter.
+  bool plain() const { return weight.plain() && !adapter_; }
   const Tensor& data() const { return weight.data; }
   void dequantise(at::ScalarType dtype);
+  // As Linear's, of the table's transpose: a is [rank, rows], b [dim, rank]. No bias and no gain.
+  void set_adapter(std::optional<Adapter> adapter);
+  const std::optional<Adapter>& adapter() const { return adapter_; }
+  void merge_adapter();
   Weight weight;  // [rows, dim]
+
+ protected:
+  void on_moved(at::Device device) override {
+    if (adapter_) adapter_->to(device);
+  }
+
+ private:
+  Tensor rows_of(const Tensor& ids, at::ScalarType dtype) const;  // without the adapter
+  std::optional<Adapter> adapter_;
 };
 
 }  // namespace hotswap

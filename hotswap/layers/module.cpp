@@ -93,6 +93,7 @@ void Module::to(at::ScalarType dtype, at::Device device) {
     if (!owned.encoded()) return;
     owned.weight->each_tensor([&](Tensor& part) { part = part.to(device); });
   });
+  each_module([&](const std::string&, Module& module) { module.on_moved(device); });
 }
 
 void Module::train(bool on) {

@@ -89,6 +89,7 @@ class Module {
   void share(std::string name, Weight& weight) { share(std::move(name), weight.data); }
   virtual void on_mode_change() {}
   virtual void on_tensors_changed() {}
+  virtual void on_moved(at::Device /*device*/) {}  // to() was called; for tensors that are no parameters
 
  private:
   friend class SlotBase;

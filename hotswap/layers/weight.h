@@ -75,11 +75,17 @@ struct Weight {
 // plain. For ops whose arguments are tensors. Error where none of the three has such rows.
 Weight weight_of(const Tensor& data, int64_t columns);
 
-// LoRA: y + scale * b (a x).
+// LoRA, of a layer y = W x + c:   W x + scale * b (a x) + bias + c
+// DoRA, where gain is defined:    gain * (W x + scale * b (a x)) + c
 struct Adapter {
   Tensor a;          // [rank, in]
   Tensor b;          // [out, rank]
   double scale = 1;  // alpha / rank
+  Tensor bias = {};  // [out], or undefined; scaled already
+  Tensor gain = {};  // [out], or undefined: the trained magnitude of each row of W + scale * b a over its norm
+
+  Tensor merged(const Tensor& weight) const;  // [out, in]: what W becomes, computed in the wider dtype, rounded once
+  void to(at::Device device);
 };
 
 }  // namespace hotswap

@@ -12,6 +12,7 @@
 #include "hotswap/models/formats/gguf_model.h"
 #include "hotswap/models/formats/quantised.h"
 #include "hotswap/models/formats/weights.h"
+#include "hotswap/models/lora.h"
 #include "hotswap/models/model_folder.h"
 
 namespace hotswap {
@@ -126,13 +127,26 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
     model = from_config(without_tied_embeddings(config));
     model->set_attn_implementation(options.attn_implementation);
   }
-  if (model->config().tie_word_embeddings) load.tied = {{kHead, kEmbedding}};
+  const bool tied = model->config().tie_word_embeddings;
+  if (tied) load.tied = {{kHead, kEmbedding}};
+  std::optional<LoraAdapter> adapter;
+  if (!options.adapter.empty()) adapter = LoraAdapter::read(options.adapter);
+  // It may change one of the two: they begin as one tensor under two names.
+  const bool untied = tied && adapter && adapter->changes_embedding_or_head(*model);
+  if (untied) {
+    model = from_config(without_tied_embeddings(config));
+    model->set_attn_implementation(options.attn_implementation);
+  }
   model->requires_grad(true);
   load.keep_formats = keeps_formats(options, is_gguf, load.device);
   load_into(*model, *checkpoint, load);
   const auto source = std::filesystem::is_directory(folder) ? folder : folder.parent_path();
   model->set_source(source);
   model->set_generation_config(generation_config_of(source, config, model->config()));
+  if (adapter) {
+    model->eval();
+    model->load_adapter(*adapter, untied);
+  }
   finish(*model, options);
   return model;
 }
@@ -145,6 +159,10 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_random(const std::filesyste
   const auto dtype = options.dtype != "auto" ? dtype_from(options.dtype, "dtype") : config_dtype(config);
   model->requires_grad(true);
   model->init_weights(0, dtype.value_or(at::kFloat), device_named(options.device_map));
+  if (!options.adapter.empty()) {
+    model->eval();
+    model->load_adapter(options.adapter);
+  }
   finish(*model, options);
   return model;
 }

@@ -25,7 +25,8 @@ struct PretrainedOptions {
   // A GGUF file's Q8_0, Q4_0 and Q4_1 weights of projections keep their format: less to read, and nothing to train.
   // Unset: where kernels are asked for, on the CPU, and every layer that uses the weight has one.
   std::optional<bool> keep_formats = std::nullopt;
-  std::string revision = "main";  // branch, tag or commit of a model of the Hub
+  std::string revision = "main";       // branch, tag or commit of a model of the Hub
+  std::filesystem::path adapter = {};  // a LoRA adapter of peft: its folder, or org/name (CausalLM::load_adapter)
 };
 
 struct AutoModelForCausalLM {

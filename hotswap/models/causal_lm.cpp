@@ -73,6 +73,11 @@ void CausalLM::unpack(bool without_kernel_only) {
   });
   if (!without_kernel_only) model_.embed_tokens.dequantise(dtype);
   tensors_changed();
+  bind_again();
+}
+
+// After what layers need of a kernel may have changed.
+void CausalLM::bind_again() {
   if (swaps_layers_) bind_kernels(Mode::of_training(training()));
 }
 
@@ -83,6 +88,13 @@ void CausalLM::on_mode_change() {
                  .wanted = "plain weights for training",
                  .got = "weights in a GGUF file's format, which have no gradient",
                  .next = "load the model with keep_formats = false (--packed off), or call unpack() before train()"});
+  }
+  if (training() && lora_) {
+    train(false);
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "a model without an adapter for training",
+                 .got = cat("the LoRA adapter ", adapter_name_, ", which only computes here"),
+                 .next = "call merge_and_unload() or unload_adapter() before train(); train adapters with peft"});
   }
   kernels_.on_mode_change(*this);
 }
@@ -258,6 +270,12 @@ void CausalLM::init_weights(uint64_t seed, at::ScalarType dtype, at::Device devi
 }
 
 void CausalLM::save_pretrained(const std::filesystem::path& folder) {
+  if (lora_) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a model without an adapter, whose weights are all that it computes with",
+                 .got = cat("the LoRA adapter ", adapter_name_),
+                 .next = "call merge_and_unload() to save both in one, or unload_adapter()"});
+  }
   std::filesystem::create_directories(folder);
   nlohmann::ordered_json config = config_json_.raw();
   config.erase("torch_dtype");          // its name before transformers 5

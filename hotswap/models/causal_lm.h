@@ -45,6 +45,9 @@ struct CausalLMOutput {
   std::vector<Tensor> router_logits;  // [batch * time, experts], a mixture each; both as output_router_logits asks
 };
 
+class AppliedLora;
+class LoraAdapter;
+
 class CausalLM : public Module {
  public:
   // Tensors are on the meta device until init_weights() or load_into().
@@ -90,6 +93,17 @@ class CausalLM : public Module {
   void set_attn_implementation(const std::string& name, const KernelOptions& options = {});
   const std::string& attn_implementation() const { return attn_implementation_; }
 
+  // A LoRA adapter as peft's save_pretrained wrote it: a folder, or org/name on the Hub. It computes beside the
+  // weights, encoded ones too; kernels are bound again. Every key of its config and every tensor of its file is used,
+  // or the Error names it. One at a time, for inference. PretrainedOptions::adapter loads it with the model, which
+  // adapters that replace one of a tied embedding and head need. Defined in models/lora.cpp.
+  void load_adapter(const std::filesystem::path& name, const std::string& revision = "main");
+  void load_adapter(const LoraAdapter& adapter, bool untied = false);  // untied: see apply_lora() in models/lora.h
+  void unload_adapter();                                               // exactly as before
+  // The adapter becomes a part of the weights: save_pretrained() writes them. Encoded ones are unpacked first.
+  void merge_and_unload();
+  const std::string& adapter_name() const { return adapter_name_; }  // its folder's; empty: none is loaded
+
   // Fresh weights as transformers draws them: what each part says of its tensors (Init), spread by initializer_range.
   void init_weights(uint64_t seed, at::ScalarType dtype = at::kFloat, at::Device device = at::kCPU);
 
@@ -109,6 +123,7 @@ class CausalLM : public Module {
   GenerationConfig generation_config_;
   std::filesystem::path source_;
   const KernelReport& bind_kernels(Mode mode);
+  void bind_again();
   void join_projections();
   TensorMap plain_tensors();                     // encoded ones as they are dequantised
   Tensor logits_of(const Tensor& hidden) const;  // [..., hidden_size] -> [..., vocab]
@@ -119,6 +134,8 @@ class CausalLM : public Module {
   Linear lm_head_;
   CausalLMLoss loss_;
   Kernelizer kernels_;
+  std::string adapter_name_;
+  std::shared_ptr<AppliedLora> lora_;  // null: no adapter is loaded
 };
 
 }  // namespace hotswap

@@ -72,6 +72,11 @@ std::filesystem::path model_folder(const std::filesystem::path& name, const std:
   return fetched(name, revision, wanted);
 }
 
+std::filesystem::path adapter_folder(const std::filesystem::path& name, const std::string& revision) {
+  return fetched(name, revision,
+                 {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "chat_template.jinja"});
+}
+
 std::filesystem::path tokenizer_folder(const std::filesystem::path& name, const std::string& revision,
                                        const std::optional<std::string>& gguf_file) {
   if (const auto file = file_of_tag(name, revision, gguf_file)) return *file;

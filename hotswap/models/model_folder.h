@@ -17,6 +17,9 @@ namespace hotswap {
 std::filesystem::path model_folder(const std::filesystem::path& name, const std::string& revision = "main",
                                    const std::optional<std::string>& gguf_file = std::nullopt);
 
+// The same for a LoRA adapter of peft.
+std::filesystem::path adapter_folder(const std::filesystem::path& name, const std::string& revision = "main");
+
 // The same for a tokenizer alone: no weights are fetched, but for a `gguf_file`, which may hold it.
 std::filesystem::path tokenizer_folder(const std::filesystem::path& name, const std::string& revision = "main",
                                        const std::optional<std::string>& gguf_file = std::nullopt);

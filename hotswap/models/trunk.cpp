@@ -47,7 +47,7 @@ Trunk::Trunk(const ModelConfig& c, MakeBlock make_block)
 }
 
 at::ScalarType Trunk::dtype() const {
-  return (embed_tokens.plain() ? embed_tokens.data() : norm_.weight).scalar_type();
+  return (embed_tokens.weight.plain() ? embed_tokens.data() : norm_.weight).scalar_type();
 }
 
 Tensor Trunk::embedded(const Tensor& input_ids) const {

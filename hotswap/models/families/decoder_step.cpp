@@ -8,7 +8,7 @@
 namespace hotswap {
 namespace {
 
-constexpr const char* kAdapted = "adapter or shard";
+constexpr const char* kAdapted = "products with a LoRA adapter or of a shard";
 
 std::string activation_of(const ModelConfig& c) {
   const std::string layer = activation_kind(c.hidden_act, "hidden_act").layer;

@@ -293,6 +293,16 @@ std::string name_before(const TensorRules& rules, const std::string& name) {
   return name;
 }
 
+WholeName whole_name(const TensorRules& rules, const std::string& name) {
+  for (const TensorRule& rule : rules) {
+    if (rule.kind != TensorRule::Kind::kSplit) continue;
+    for (size_t part = 0; part < rule.to.size(); ++part) {
+      if (const auto found = match(rule.to[part], name)) return {filled(rule.from.front(), *found), part};
+    }
+  }
+  return {name};
+}
+
 std::unique_ptr<const Checkpoint> in_model_terms(std::unique_ptr<const Checkpoint> checkpoint, const TensorRules& rules,
                                                  Module& model) {
   if (rules.empty()) return checkpoint;

@@ -66,6 +66,13 @@ using TensorRules = std::vector<TensorRule>;
 // A name of the model as the rename rules have it on their other side; as it is where none fits.
 std::string name_before(const TensorRules& rules, const std::string& name);
 
+// A name of the model as the split rules have it on their other side, and which part of that tensor it is.
+struct WholeName {
+  std::string name;
+  size_t part = 0;
+};
+WholeName whole_name(const TensorRules& rules, const std::string& name);
+
 // The checkpoint in the model's terms. `model` gives the widths of split tensors. Error where a stack has gaps or two
 // tensors become one.
 std::unique_ptr<const Checkpoint> in_model_terms(std::unique_ptr<const Checkpoint> checkpoint, const TensorRules& rules,

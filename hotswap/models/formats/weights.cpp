@@ -183,7 +183,7 @@ std::unique_ptr<const Checkpoint> open_checkpoint(const std::filesystem::path& f
     throw Error({.kind = ErrorKind::kUnsupported,
                  .wanted = cat("a model without an adapter in ", folder.string()),
                  .got = "adapter_config.json",
-                 .next = "merge the adapter in Python: merge_and_unload() of PEFT, then save_pretrained"});
+                 .next = "name the base model, and this folder as its adapter (--adapter)"});
   }
   const auto single = folder / "model.safetensors", index = folder / "model.safetensors.index.json";
   if (std::filesystem::exists(single)) return std::make_unique<SafetensorsCheckpoint<SafetensorsFile>>(single);
