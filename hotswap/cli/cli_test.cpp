@@ -34,6 +34,7 @@ TEST_F(Cli, HelpIsEverywhere) {
                            "generate",
                            "score",
                            "tokenize",
+                           "merge",
                            "kernelize",
                            "kernel",
                            "kernel list",

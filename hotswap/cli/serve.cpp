@@ -76,7 +76,10 @@ serve::ServedModel loaded(const Flags& flags) {
                             .chat_template = find_chat_template(source),
                             .names = flags.names};
   use_bundled_attention(flags, *served.model);
-  if (served.names.empty()) served.names = {flags.model.model};
+  if (served.names.empty()) {
+    served.names = {flags.model.model};
+    if (const std::string& adapter = served.model->adapter_name(); !adapter.empty()) served.names.push_back(adapter);
+  }
   served.max_model_len = model_length(*served.model, flags.max_model_len);
   return served;
 }
@@ -167,7 +170,8 @@ void add_server_flags(CLI::App& verb, Flags& flags) {
   verb.add_option(
       "--allowed-host", server.allowed_hosts,
       "A further name of this server, as a proxy or a browser sends it in Host and Origin; may be repeated");
-  verb.add_option("--served-model-name", flags.names, "Names of the model in requests; default: MODEL as given");
+  verb.add_option("--served-model-name", flags.names,
+                  "Names of the model in requests; default: MODEL as given,\nand the name of the folder of --adapter");
   verb.add_flag("--strict-fields", server.strict_fields, "Refuse requests with fields that are not known");
   verb.add_option("--metrics-prefix", server.metrics_prefix, "Before the names of /metrics; vllm for its dashboards")
       ->capture_default_str();

@@ -12,6 +12,7 @@ void add_generate(CLI::App& app);
 void add_chat(CLI::App& app);
 void add_chat_template(CLI::App& app);
 void add_score(CLI::App& app);
+void add_merge(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_kernelize(CLI::App& app);
 void add_kernel(CLI::App& app);

@@ -8,6 +8,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/base/log.h"
 #include "hotswap/cli/flags/usage_error.h"
 #include "hotswap/models/auto.h"
 #include "hotswap/models/model_folder.h"
@@ -40,6 +41,17 @@ void report_left_stock(const KernelReport& report) {
   if (!report.left_stock().rows.empty()) std::cerr << report;
 }
 
+// What text becomes, and how a chat is written, is the model's: an adapter's folder may hold files of its own.
+void warn_of_other_texts(const ModelFlags& flags) {
+  const fs::path adapter = adapter_folder(flags.adapter);
+  for (const char* name : {"tokenizer.json", "chat_template.jinja"}) {
+    const auto theirs = read_file_if_there(adapter / name), ours = read_file_if_there(fs::path(flags.model) / name);
+    if (!theirs || theirs == ours) continue;
+    log_warning((adapter / name).string(), " is not that of ", flags.model, ", which is used: copy it there if the ",
+                "adapter was trained with it");
+  }
+}
+
 }  // namespace
 
 void add_tokenizer_flags(CLI::App& verb, ModelFlags& flags) {
@@ -64,6 +76,9 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags) {
   verb.add_option(
       "--attn-implementation", flags.attention,
       "sdpa, eager, or a kernel as org/repo[@revision]; default: sdpa where it computes the model's attention");
+  verb.add_option("--adapter", flags.adapter,
+                  "A LoRA adapter of peft beside the model's weights: its folder, or org/name on the Hub")
+      ->type_name("DIR|ID");
 }
 
 ModelFlags located(ModelFlags flags) {
@@ -83,12 +98,14 @@ std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags&
                             .attn_implementation = flags.attention,
                             .dtype = flags.dtype,
                             .device_map = flags.device,
-                            .revision = flags.revision};
+                            .revision = flags.revision,
+                            .adapter = flags.adapter};
   if (!flags.gguf_file.empty()) options.gguf_file = flags.gguf_file;
   if (flags.packed != "auto") options.keep_formats = flags.packed == "on";
   const auto model = flags.random_weights ? AutoModelForCausalLM::from_random(flags.model, options)
                                           : AutoModelForCausalLM::from_pretrained(flags.model, options);
   report_left_stock(model->kernel_report());
+  if (!flags.adapter.empty()) warn_of_other_texts(flags);
   return model;
 }
 

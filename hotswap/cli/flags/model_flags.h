@@ -23,6 +23,7 @@ struct ModelFlags {
   std::string device = "cpu", dtype = "auto", attention;  // attention: empty, as the model asks for
   std::string packed = "auto";                            // or on, off
   bool random_weights = false;                            // the config alone is read: bench's
+  std::string adapter;                                    // a LoRA adapter of peft; empty: none
 };
 
 struct KernelFlags {

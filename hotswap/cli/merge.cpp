@@ -1,0 +1,107 @@
+// merge: a model and a LoRA adapter become one checkpoint.
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <system_error>
+
+#include "hotswap/base/error.h"
+#include "hotswap/base/file.h"
+#include "hotswap/cli/flags/model_flags.h"
+#include "hotswap/cli/verbs.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Flags {
+  ModelFlags model;
+  std::string out;
+};
+
+// A folder that appears under its name when it is whole; without commit() nothing of it remains.
+class AtomicFolder {
+ public:
+  explicit AtomicFolder(const fs::path& target) : target_(target), temporary_(temporary_beside(target, ".incomplete")) {
+    check_free();
+    fs::create_directories(temporary_);
+  }
+  ~AtomicFolder() {
+    std::error_code ignored;
+    fs::remove_all(temporary_, ignored);
+  }
+  AtomicFolder(const AtomicFolder&) = delete;
+  AtomicFolder& operator=(const AtomicFolder&) = delete;
+  const fs::path& path() const { return temporary_; }
+  void commit() const {
+    check_free();
+    fs::rename(temporary_, target_);
+  }
+
+ private:
+  void check_free() const {
+    if (!fs::exists(fs::symlink_status(target_))) return;
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a folder to write that does not exist yet",
+                 .got = target_.string(),
+                 .next = "name another one, or remove it"});
+  }
+  fs::path target_, temporary_;
+};
+
+// As they are: the model writes of them what it reads.
+void copy_as_they_are(const fs::path& from, const fs::path& to) {
+  if (fs::is_regular_file(from / "generation_config.json"))
+    write_file(to / "generation_config.json", read_file(from / "generation_config.json"));
+  const auto templates = from / "additional_chat_templates";
+  if (!fs::is_directory(templates)) return;
+  fs::create_directories(to / "additional_chat_templates");
+  for (const auto& entry : fs::directory_iterator(templates))
+    write_file(to / "additional_chat_templates" / entry.path().filename(), read_file(entry.path()));
+}
+
+void merge_verb(const Flags& flags) {
+  fs::path out = fs::path(flags.out).lexically_normal();
+  if (out.filename().empty()) out = out.parent_path();  // "out/"
+  const AtomicFolder folder(out);                       // before the model is read: it may exist
+  const ModelFlags source = located(flags.model);
+  if (fs::is_regular_file(source.model)) {
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "a model as safetensors to merge an adapter into",
+                 .got = cat("the GGUF file ", source.model),
+                 .next = "merge it into the checkpoint that the file was made of, or use it as it is with --adapter"});
+  }
+  const auto model = load_model(source, {});
+  const std::string name = model->adapter_name();
+  model->merge_and_unload();
+  model->save_pretrained(folder.path());
+  copy_as_they_are(model->source(), folder.path());
+  folder.commit();
+  std::printf("%s: %s with %s merged into its weights\n", out.c_str(), flags.model.model.c_str(), name.c_str());
+}
+
+}  // namespace
+
+void add_merge(CLI::App& app) {
+  auto* verb = app.add_subcommand(
+      "merge",
+      "Write a model whose weights have a LoRA adapter of peft in them: a folder of safetensors with the model's\n"
+      "config and tokenizer, as merge_and_unload() and save_pretrained() write it. Quantised weights become plain.");
+  auto flags = std::make_shared<Flags>();
+  verb->add_option("--model,model", flags->model.model, "Folder of the model, or org/name on the Hub")
+      ->required()
+      ->type_name("DIR|ID");
+  verb->add_option("--adapter", flags->model.adapter, "The adapter: its folder, or org/name on the Hub")
+      ->required()
+      ->type_name("DIR|ID");
+  verb->add_option("--out,out", flags->out, "Folder to write; it must not exist yet")->required()->type_name("DIR");
+  verb->add_option("--revision", flags->model.revision, "Branch, tag or commit of a model of the Hub")
+      ->capture_default_str();
+  verb->add_option("--dtype", flags->model.dtype, "float32, bfloat16, float16, or auto: as in config.json")
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}))
+      ->capture_default_str();
+  verb->callback([flags] { merge_verb(*flags); });
+}
+
+}  // namespace hotswap
