@@ -1,7 +1,9 @@
 """Numerical check: does our forward compute what the module's own does? Both run on small probe inputs, once for each class
 and its settings."""
 
+import functools
 import threading
+import types
 from contextvars import ContextVar
 from typing import Callable, Optional
 
@@ -10,7 +12,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hotswap.fitting import fitted
-from hotswap.replacement import Replacement, class_of
+from hotswap.plain import NO_SETTINGS, PLAIN
+from hotswap.replacement import Replacement, class_of, read_by
 
 _known: dict = {}  # class and settings -> Replacement or None
 _asking = threading.RLock()  # one answer for all threads: what is bound is found again by its identity
@@ -55,16 +58,40 @@ def shell_of(module: nn.Module, **parts) -> nn.Module:
     for name, value in vars(module).items():
         if name not in shell.__dict__ and name not in ("forward", "_old_forward", "_hf_hook"):
             shell.__dict__[name] = value
-    shell.training = True  # a dropout shows itself: it is an error under NoDraws
+    shell.training = _training.get()
     for name, part in parts.items():
         setattr(shell, name, part)
     return shell
 
 
+def _setting(value):
+    """An attribute as a part of a key; None: no formula depends on it."""
+    if value is None or isinstance(value, (*PLAIN, torch.dtype)):
+        return (type(value).__name__, value)
+    if isinstance(value, (tuple, list, set, frozenset, dict)):
+        return (type(value).__name__, repr(value))
+    if isinstance(value, (nn.Module, torch.Tensor, types.MethodType)):
+        return None
+    if isinstance(value, functools.partial):
+        return (value.func, repr((value.args, value.keywords)))
+    if callable(value):
+        return (value,)
+    plain = [(k, v) for k, v in getattr(value, "__dict__", {}).items() if v is None or isinstance(v, PLAIN)]
+    return tuple(sorted(plain, key=_name_of))  # of a config
+
+
+def _name_of(pair: tuple) -> str:
+    return pair[0]
+
+
 def settings(module: nn.Module) -> tuple:
-    """Its class, the forward that the class has now, and its plain attributes: the numbers and switches that a formula may depend on."""
-    plain = [(k, v) for k, v in vars(module).items() if isinstance(v, (bool, int, float, str)) and k[0] != "_"]
-    return (class_of(module), stock_forward(module), *sorted(p for p in plain if p[0] not in ("training", "layer_idx")))
+    """Its class, the forward that the class has now, and what a formula may depend on: values, switches, functions and configs among
+    its attributes, and which parts, weights and buffers it has."""
+    carried, read = vars(module), read_by(class_of(module)) - NO_SETTINGS
+    names = [k for k, v in carried.items() if k in read or k[0] != "_" and k not in NO_SETTINGS and isinstance(v, PLAIN)]
+    found = [(k, made) for k in sorted(names) if (made := _setting(carried[k])) is not None]
+    there = (tuple(n for n, v in carried[kind].items() if v is not None) for kind in ("_parameters", "_buffers", "_modules"))
+    return (class_of(module), stock_forward(module), *found, *there)
 
 
 def stock_forward(module: nn.Module) -> Callable:
@@ -100,8 +127,27 @@ def agreement(stock: Callable, ours: Callable, cases: list) -> bool:
     return done
 
 
+_training: ContextVar[bool] = ContextVar("training", default=True)
+
+
+def in_both_modes(agree: Callable[[Replacement], bool]) -> Callable[[Replacement], bool]:
+    """In training, where a dropout shows itself as an error under NoDraws, and in evaluation, for which a class may have another formula."""
+
+    def both(candidate):
+        for mode in (True, False):
+            token = _training.set(mode)
+            try:
+                if not agree(candidate):
+                    return False
+            finally:
+                _training.reset(token)
+        return True
+
+    return both
+
+
 class Trial:
-    """A candidate of somebody else's package, in the place of ours: with Trial(replacement) as trial: match.matches(module)."""
+    """A candidate of somebody else's package, in ours' position: with Trial(replacement) as trial: match.matches(module)."""
 
     def __init__(self, candidate: Replacement):
         self.candidate = candidate
@@ -128,7 +174,7 @@ def first(
     key, candidates: Callable[[], list], agree: Callable[[Replacement], bool], stock: Optional[Callable] = None
 ) -> Optional[Replacement]:
     """The first candidate that agrees, asked once for each key. stock: what its forward takes the place of; None: it fits already."""
-    trial = _trial.get()
+    trial, agree = _trial.get(), in_both_modes(agree)
     if trial is None and key in _known:
         return _known[key]
     with _asking:

@@ -7,7 +7,6 @@ formula is the one that the package computes; else it keeps its own, and the rep
 
 import inspect
 import sys
-from types import CodeType
 from typing import Optional
 
 import torch
@@ -15,7 +14,8 @@ from torch import nn
 
 from hotswap.agree import agreement, first, numbers, settings, shell_of, stock_forward
 from hotswap.packages import Package, load, package
-from hotswap.replacement import Replacement, class_of, inside
+from hotswap.plain import is_foreign
+from hotswap.replacement import Replacement, class_of, inside, names_in
 from hotswap.switch import enabled
 
 NAME = "hotswap"
@@ -28,6 +28,7 @@ OPS = (
     "attention_varlen_bwd",
 )
 NO_LOOK_UP = "its class does not look up an attn_implementation"
+_BEFORE = "_hotswap_attention_before"  # on a part: (attn_implementation before, ours)
 REQUESTED = "_hotswap_attention"  # on a model that was kernelized with attention=True
 
 
@@ -95,18 +96,27 @@ def is_attention(module: nn.Module) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" in getattr(code, "co_names", ()) and hasattr(module, "config")
 
 
+def function_of(module: nn.Module):
+    """The function that computes the attention of this module, as it is now; None: its class looks none up."""
+    scope = getattr(inside(stock_forward(module)), "__globals__", {})
+    interface, name = scope.get("ALL_ATTENTION_FUNCTIONS"), getattr(getattr(module, "config", None), "_attn_implementation", None)
+    eager = scope.get("eager_attention_forward")
+    return eager if interface is None else interface.get(name, eager)
+
+
+def why_foreign(module: nn.Module) -> str:
+    """A foreign attention; "": one of transformers, of a package of ours or of the file of the module's class."""
+    function = function_of(module)
+    own = function is not None and is_foreign(function, module)
+    return f"its attention is {getattr(function, '__qualname__', type(function).__qualname__)}" if own else ""
+
+
 # ---- what the package may serve -------------------------------------------------------------------------------------
-
-
-def _names(code) -> set:
-    """The globals and attributes that a function's code, and those of functions within it, look up."""
-    within = [c for c in getattr(code, "co_consts", ()) if isinstance(c, CodeType)]
-    return set(getattr(code, "co_names", ())).union(*map(_names, within))
 
 
 def _has_chunks(part: nn.Module) -> bool:
     """Llama 4 says no to flash attention, which lacks its chunks. The package has them."""
-    return "create_chunked_causal_mask" in _names(getattr(inside(stock_forward(part)), "__code__", None))
+    return "create_chunked_causal_mask" in names_in(getattr(inside(stock_forward(part)), "__code__", None))
 
 
 def _same_formula(module: nn.Module, forward) -> bool:
@@ -171,6 +181,13 @@ def why_not(model: nn.Module) -> dict:
 # ---- in and out -----------------------------------------------------------------------------------------------------
 
 
+def _remember(model: nn.Module, config, name: str) -> None:
+    """On the parts, not on the config, whose attributes are saved with the model."""
+    for part in _parts(model):
+        if part.config is config:
+            part.__dict__[_BEFORE] = (config._attn_implementation, name)
+
+
 def bind(model: nn.Module) -> set:
     """The ops that may run: {(package, op)}."""
     model.__dict__[REQUESTED] = True
@@ -181,7 +198,7 @@ def bind(model: nn.Module) -> set:
     made.module.register(NAME)
     for config in configs:
         if id(config) not in reasons:
-            config.__dict__.setdefault("_hotswap_attention_before", config._attn_implementation)
+            _remember(model, config, NAME)
             config._attn_implementation_internal = NAME
     return {(made.name, op) for op in OPS}
 
@@ -189,8 +206,7 @@ def bind(model: nn.Module) -> set:
 def bind_named(model: nn.Module, name: str, allow_all_kernels: bool) -> None:
     """A kernel of the Hub by its name, as transformers loads it."""
     for config in _configs(model):
-        config.__dict__.setdefault("_hotswap_attention_before", config._attn_implementation)
-        config.__dict__["_hotswap_attention_name"] = name
+        _remember(model, config, name)
     model.set_attn_implementation(name, allow_all_kernels=allow_all_kernels)
 
 
@@ -198,11 +214,10 @@ def take_out(model: nn.Module) -> None:
     model.__dict__.pop(REQUESTED, None)
     if "transformers" not in sys.modules:
         return
-    for config in _configs(model):
-        before = config.__dict__.pop("_hotswap_attention_before", None)
-        name = config.__dict__.pop("_hotswap_attention_name", NAME)
-        if before is not None and config._attn_implementation == name:
-            config._attn_implementation_internal = before
+    for part in _parts(model):
+        before, name = part.__dict__.pop(_BEFORE, (None, NAME))
+        if before is not None and part.config._attn_implementation == name:
+            part.config._attn_implementation_internal = before
 
 
 def running(module: nn.Module) -> Optional[Package]:

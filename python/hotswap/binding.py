@@ -15,12 +15,23 @@ from typing import Optional
 import torch
 from torch import nn
 
-from hotswap import documents, frequencies, match
+from hotswap import documents, frequencies, match, mixers
 from hotswap.packages import owner, why_not_for
-from hotswap.plain import SLOTS, Part, dispatches, has_global_hooks, is_parametrized, is_stock, odd_weight, own_forward
+from hotswap.plain import SLOTS, Attributes, Part, dispatches, has_global_hooks, is_parametrized, is_stock, odd_weight, own_forward
+from hotswap.projections import ADD_NORM
 from hotswap.replacement import Replacement, class_of
 
 _MISSING = inspect.Parameter.empty  # a class: copies of a model see the same one
+
+
+_FORMULAS = ("rms_norm", "layer_norm", "mlp", "activation", "experts", "deformable_attention", "kernel")
+
+
+def _is_other_code(replacement: Replacement) -> bool:
+    """Is its forward another code than that of the module's class?"""
+    if replacement.attribute or replacement.looked or replacement.layer == ADD_NORM:
+        return False
+    return replacement.option in _FORMULAS or replacement.layer == mixers.NORM
 
 
 class Binding:
@@ -39,7 +50,9 @@ class Binding:
         made = Binding(self.key, self.put, replacement)
         made.forward = None if replacement.attribute else replacement.forward
         made.stock = class_of(module).forward
-        made.parts = (*(Part(module, path) for path in replacement.parts), *replacement.looked)
+        made.parts = (*(Part(module, path) for path in replacement.parts), *replacement.looked, *replacement.choice)
+        if _is_other_code(replacement):
+            made.parts += (Attributes(module),)
         return made
 
     def why_stock(self, module: nn.Module, stock: Optional[type] = None) -> str:
@@ -54,7 +67,8 @@ class Binding:
         for part in self.parts:
             if why := part.why_call(module):
                 return why
-        return "a hook on every module" if self.parts and has_global_hooks() else ""
+        has_parts = self.replacement.parts or self.replacement.looked
+        return "a hook on every module" if has_parts and has_global_hooks() else ""
 
     def refuses(self, module: nn.Module, args: tuple, kwargs: dict) -> bool:
         """Has the package no kernel for the type or the device of this call, as the model was cast or moved after it was bound? The
@@ -125,7 +139,7 @@ def bound_class(stock: type) -> type:
         return trained
 
     forward.__signature__ = inspect.signature(stock.forward)  # as a function's own: nothing is to be unwrapped from it
-    forward.__doc__, forward.hotswap_stock = stock.forward.__doc__, stock
+    forward.__doc__, forward.hotswap_forward = stock.forward.__doc__, forward
     names = dict(forward=forward, train=train, __setattr__=__setattr__, __reduce_ex__=__reduce_ex__, __setstate__=__setstate__, hotswap_stock=stock)
     names |= dict(__module__=stock.__module__, __qualname__=stock.__qualname__, __doc__=stock.__doc__)
     made = types.new_class(stock.__name__, (stock,), exec_body=lambda namespace: namespace.update(names))

@@ -5,16 +5,17 @@ both run on a few numbers, once a class.
 
 import contextlib
 import threading
+import types
 from typing import Callable, Optional
 
 import torch
 from torch import nn
 
-from hotswap import frequencies
+from hotswap import attention, frequencies
 from hotswap.agree import NoDraws, numbers, settings
 from hotswap.packages import load
 from hotswap.plain import accelerate_hook, has_global_hooks, is_parametrized, wrapped_forward
-from hotswap.replacement import cache_name, class_of
+from hotswap.replacement import cache_name, class_of, inside, names_in
 from hotswap.view import view
 
 LAYER = "DecoderLayer"  # in a mapping, and in the report
@@ -52,6 +53,8 @@ class Parts:
         if len(eps | {None}) != 2 or len(head_eps | {None}) != 2 or not hasattr(attention, "scaling"):
             raise ValueError("its norms or its attention do not say their eps and scaling")
         norms = [None if norm is None else norm.weight for norm in head_norms]
+        if any(x.weight.is_meta for x in (*linears, self.input_norm, self.post_norm)):
+            raise ValueError("its weights are brought by its own call")
         self.index, self.head_dim = attention.layer_idx, attention.head_dim
         self.before = (self.input_norm.weight, *q, *k, *v, *norms)
         self.after = (*o, self.post_norm.weight, *gate, *up, *down, eps.pop(), head_eps.pop(), attention.scaling, -1)
@@ -127,12 +130,22 @@ _known: dict = {}  # what a layer is -> its activation, or why it is none of our
 def _activation_of(layer: nn.Module, parts: Parts, op):
     """The activation with which the op gives what the layer gives; ValueError where none does."""
     x = parts.before[0]
-    modules = (layer, layer.self_attn, layer.mlp, layer.mlp.act_fn, layer.input_layernorm)
+    if why := attention.why_foreign(layer.self_attn):
+        raise ValueError(why)
+    modules = [(name, settings(part), part.training, _looked_up(part)) for name, part in layer.named_modules()]
     shapes = tuple(w.shape if isinstance(w, torch.Tensor) else w for w in (*parts.before, *parts.after))
-    key = (*map(settings, modules), shapes, x.dtype, x.device.type)
+    key = (*modules, attention.function_of(layer.self_attn), shapes, x.dtype, x.device.type)
     if key not in _known:
         _known[key] = _asked(layer, parts, op)
     return _known[key]
+
+
+def _looked_up(module: nn.Module) -> tuple:
+    """The functions that its class's forward finds in its file."""
+    function = inside(class_of(module).forward)
+    scope, code = getattr(function, "__globals__", {}), getattr(function, "__code__", None)
+    found = ((name, scope[name]) for name in sorted(names_in(code)) if name in scope)
+    return tuple(pair for pair in found if isinstance(pair[1], (types.FunctionType, nn.Module)))
 
 
 @torch.no_grad()
@@ -208,7 +221,10 @@ def _check_carries(root: nn.Module, modules):
 def _check_model(model: nn.Module, base: nn.Module):
     if has_global_hooks():
         raise ValueError("there are hooks on every module")
-    if torch.is_autocast_enabled(next(base.parameters()).device.type):
+    weight = next(base.parameters())
+    if weight.is_meta:
+        raise ValueError("its weights are on no device but meta, or brought there by each layer's call")
+    if torch.is_autocast_enabled(weight.device.type):
         raise ValueError("autocast is on")
     _check_carries(model, [("", model)])
     _check_carries(base, [("", base)])

@@ -15,7 +15,7 @@ from torch import nn
 from hotswap.agree import agreement, first, linear, numbers, settings, shell_of, stock_forward
 from hotswap.arguments import TEXT, checked
 from hotswap.packages import load, why_not_for
-from hotswap.plain import own_forward
+from hotswap.plain import Attributes, Part, is_foreign, own_forward
 from hotswap.replacement import Replacement, class_of
 from hotswap.switch import enabled
 
@@ -113,13 +113,36 @@ def _small(module, up: str, bias: bool, transposed: bool) -> nn.Module:
     return shell_of(module, **parts)
 
 
+class _Implementation:
+    """Which function the model's config names for its experts: a foreign one stays."""
+
+    def why_call(self, module) -> str:
+        if "_apply_gate" in module.__dict__:  # which the functions of transformers call, and the class's own forward may not
+            return "it has an _apply_gate of its own"
+        name = getattr(getattr(module, "config", None), "_experts_implementation", None)
+        if name in (None, "eager"):
+            return ""
+        function = _interface().get(name)
+        if function is None or not is_foreign(function, module):
+            return ""
+        return f"its experts_implementation is {name}, {getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
+@functools.lru_cache(maxsize=None)
+def _interface():
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    return ALL_EXPERTS_FUNCTIONS
+
+
 def _experts(module) -> Optional[Replacement]:
     up = _up_name(module)
     bias, transposed = bool(getattr(module, "has_bias", False)), bool(getattr(module, "is_transposed", False))
 
     def candidates():
         forms, parts = _forms(module, up == "gate_up_proj"), (_act_name(module),) if _act_name(module) else ()
-        return [Replacement("experts", "Experts", "moe", OPS, _forward(form, up, bias, transposed), parts=parts) for form in forms]
+        made = dict(parts=parts, choice=(_Implementation(),))
+        return [Replacement("experts", "Experts", "moe", OPS, _forward(form, up, bias, transposed), **made) for form in forms]
 
     def agree(candidate):
         shell = _small(module, up, bias, transposed)
@@ -182,10 +205,10 @@ def match(module) -> Optional[Replacement]:
 def experts_forward(self, hidden_states, top_k_index, top_k_weights):
     """What transformers calls for experts_implementation="hotswap". NotImplementedError for a class whose formula is none
     of ours. The class is asked at a module's first call, which torch.compile may not be."""
-    forward = self.__dict__.get("_hotswap_experts")
-    if not enabled() or why_not_for("moe", hidden_states):
+    made = self.__dict__.get("_hotswap_experts")
+    if not enabled() or why_not_for("moe", hidden_states) or (made is not None and made.why_stock(self)):
         return _eager(self)(self, hidden_states, top_k_index, top_k_weights)
-    if forward is None:
+    if made is None:
         if torch.compiler.is_compiling():
             raise RuntimeError(
                 "expected experts whose class was asked what it computes; got their first call from torch.compile; run the "
@@ -197,8 +220,23 @@ def experts_forward(self, hidden_states, top_k_index, top_k_weights):
                 f"expected experts with a formula that the package moe has; got {class_of(self).__name__}; set another "
                 'experts_implementation for this model, "grouped_mm" for example'
             )
-        forward = self.__dict__["_hotswap_experts"] = found.forward
-    return forward(self, hidden_states, top_k_index, top_k_weights)
+        made = self.__dict__["_hotswap_experts"] = _Found(self, found)
+        return experts_forward(self, hidden_states, top_k_index, top_k_weights)
+    return made.forward(self, hidden_states, top_k_index, top_k_weights)
+
+
+class _Found:
+    """What the class of such a module was found to compute, and the module's parts and attributes as they were then."""
+
+    def __init__(self, module, found: Replacement):
+        self.forward = found.forward
+        self.parts = (*(Part(module, path) for path in found.parts), Attributes(module))
+
+    def why_stock(self, module) -> str:
+        return next((why for part in self.parts if (why := part.why_call(module))), "")
+
+    def __deepcopy__(self, memo):
+        return self
 
 
 @checked(name=TEXT)

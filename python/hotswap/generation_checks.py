@@ -1,5 +1,7 @@
 """What the loop of generation.py does not do: a ValueError before anything is computed."""
 
+import functools
+
 
 def refuse(wanted, got, to_do):
     raise ValueError(f"hotswap.generate: expected {wanted}; got {got}; {to_do}")
@@ -32,7 +34,17 @@ def static_cache(model, length: int):
     """A static cache for `length` tokens; it has no memory before the first of them."""
     from transformers import StaticCache
 
-    return StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=length)
+    cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=length)
+    for layer in cache.layers:
+        layer.lazy_initialization = functools.partial(_initialize, layer)
+    return cache
+
+
+def _initialize(layer, keys, values):
+    """As its class does, which takes keys and values to be of one type: under autocast a norm leaves only the keys in float32."""
+    type(layer).lazy_initialization(layer, keys, values)
+    if values.dtype != keys.dtype:
+        layer.values = layer.values.to(values.dtype)
 
 
 def why_not_generated(model) -> str:
@@ -51,6 +63,8 @@ def why_not_generated(model) -> str:
 
 def check_request(model, config, cache):
     check_class(model)
+    if model.training and getattr(model, "is_gradient_checkpointing", False):  # its layers drop the cache
+        refuse("a model in evaluation, or without gradient checkpointing", "one in training with it", "call model.eval()")
     if config.use_cache is False:
         refuse("use_cache=True", "use_cache=False", "leave it out, or call model.generate")
     if (config.num_beams or 1) > 1:

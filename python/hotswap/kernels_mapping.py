@@ -40,7 +40,7 @@ def _own(module_class: type) -> type:
     def forward(self, *args, **kwargs):
         return type(self).forward(self, *args, **kwargs)
 
-    forward.hotswap_stock, forward.__signature__ = module_class, inspect.signature(module_class.forward)
+    forward.hotswap_forward, forward.__signature__ = forward, inspect.signature(module_class.forward)
     return type("Own", (nn.Module,), {"forward": forward, "can_torch_compile": True, "has_backward": True})
 
 

@@ -7,8 +7,9 @@ from typing import Optional
 
 import torch
 from torch import nn
-from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.modeling_outputs import CausalLMOutputWithPast, MoeCausalLMOutputWithPast
+from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import can_return_tuple
 
 from hotswap.liger_loss import check_accum_dtype
@@ -98,6 +99,9 @@ def causal_lm_loss(
     logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **kwargs
 ):
     """transformers' ForCausalLMLoss by our op; a plain function, as the model's own is."""
+    if (chosen := LOSS_MAPPING["ForCausalLM"]) is not ForCausalLMLoss:  # another since
+        given = dict(num_items_in_batch=num_items_in_batch, ignore_index=ignore_index, shift_labels=shift_labels)
+        return chosen(logits, labels, vocab_size, **given, **kwargs)
     options = take_options(kwargs)
     if returned := [name for name in options if name.startswith("return_")]:
         raise NotImplementedError(
@@ -162,11 +166,19 @@ HEAD = Replacement("fused_linear_cross_entropy", "lm_head", "loss", (), head_for
 
 def why_not_loss(model, bound: bool = False) -> str:
     """Somebody's own loss stays."""
+    if LOSS_MAPPING.get(getattr(model, "loss_type", None)) is not ForCausalLMLoss:
+        return "another loss was chosen since"
     found, binding = getattr(model, "_loss_function", None), model.__dict__.get("_hotswap")
     ours = None if binding is None else binding.put.get("_loss_function", (None,))[0]
     if found is None or found is ours:
         return ""
     return f"it has a loss_function of its own, {getattr(found, '__qualname__', type(found).__qualname__)}"
+
+
+def why_not_loss_of_class(model, bound: bool = False) -> str:
+    """As why_not_loss(), and a class's own loss stays too. Checked at binding time: torch.compile traces the calls."""
+    own = class_of(model).loss_function is not PreTrainedModel.loss_function
+    return f"{class_of(model).__name__} has a loss_function of its own" if own else why_not_loss(model, bound)
 
 
 def why_logits(model, bound: bool = True) -> str:
@@ -198,12 +210,12 @@ def fused_forward(model_class: type):
     """The forward of `model_class` that gives a loss without logits: in training whenever there are labels, else where
     skip_logits=True asks for it. Without labels, and where logits are wanted, the class's own forward runs."""
     stock = model_class.forward
-    balancing_loss = inspect.unwrap(stock).__globals__.get("load_balancing_loss_func")
+    scope = inspect.unwrap(stock).__globals__
     cached = cache_name(stock)
 
     @can_return_tuple
     def without_logits(self, options, labels, logits_to_keep=0, output_router_logits=None, **kwargs):
-        config = self.config
+        config, balancing_loss = self.config, scope.get("load_balancing_loss_func")
         if balancing_loss is not None:
             if output_router_logits is None:
                 output_router_logits = config.output_router_logits
@@ -356,10 +368,10 @@ def _fusing(model):
 
 def replacements(model) -> list[Replacement]:
     ops = ("cross_entropy_fwd", "cross_entropy_bwd")
-    own = dict(attribute="_loss_function", why_not=why_not_loss)
+    own = dict(attribute="_loss_function", why_not=why_not_loss_of_class)
     found = [Replacement("cross_entropy", "ForCausalLMLoss", "loss", ops, causal_lm_loss, **own)]
     if forward := _fusing(model):
         ops = ("linear_cross_entropy", "linear_cross_entropy_fwd")
-        why_not = lambda model, bound: why_not_loss(model) or why_logits(model, bound)
+        why_not = lambda model, bound: why_not_loss_of_class(model) or why_logits(model, bound)
         found.append(Replacement(HEAD.option, "LinearCrossEntropy", "loss", ops, forward, why_not=why_not))
     return found

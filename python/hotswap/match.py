@@ -285,8 +285,8 @@ def _attention(module):
     name = _rotary_name(forward) if isinstance(forward, types.FunctionType) else None
     if name is None:
         return None
-    looked = Looked(inside(forward).__globals__, name)
-    stock = looked.function
+    looked = Looked(forward)
+    stock = looked.scope.get(name)
     if isinstance(stock, nn.Module):  # what use_kernel_forward_from_hub made of the function; kernelize() may have bound it
         stock = stock_forward(stock).__get__(stock)
     if not callable(stock):
@@ -302,7 +302,7 @@ def _attention(module):
     def agree(candidate):
         return agreement(stock, inside(candidate.forward).__globals__[name], _rotary_cases(name))
 
-    return first((forward, looked.function), candidates, agree)
+    return first((forward, looked), candidates, agree)
 
 
 # ---- deformable attention: a module's forward, or a function that one looks up or holds ----------------------------
@@ -323,19 +323,20 @@ def _deformable(module):
     name, stock, held = deformable.function_of(module, forward)
     if name is None:
         return None
+    looked = None if held else Looked(forward)
 
     def candidates():
         ours = deformable.functions()[name]
         if held:
             made = dict(forward=ours, attribute=held)
         else:
-            made = dict(forward=decorated(forward, seeing(inside(forward), {name: ours})), looked=(Looked(inside(forward).__globals__, name),))
+            made = dict(forward=decorated(forward, seeing(inside(forward), {name: ours})), looked=(looked,))
         return [Replacement("deformable_attention", name, "deformable", deformable.FUNCTIONS[name], **made)]
 
     def agree(candidate):
         return agreement(stock, deformable.functions()[name], deformable.function_cases(name, numbers))
 
-    return first((forward, stock, name), candidates, agree)
+    return first((forward, stock, name, looked), candidates, agree)
 
 
 # ---- projections, on demand ----------------------------------------------------------------------------------------
@@ -416,6 +417,7 @@ def of_others(module: nn.Module, slot: str, option: str, name: str, layer_class:
     if slot == "rotary_pos_emb":
         stock = stock_forward(module)
         forward = linking(decorated(stock, seeing(inside(stock), {_rotary_name(stock): layer_class()})))
+        place = dict(looked=(Looked(stock),))
     elif slot == "ForCausalLMLoss":
         forward, own = layer_class(), matches(module)[0]
         place = dict(attribute=own.attribute, why_not=own.why_not)

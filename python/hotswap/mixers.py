@@ -105,9 +105,8 @@ def _agrees(name: str, stock: Callable) -> bool:
 
 
 @functools.lru_cache(maxsize=None)
-def _seeing_ours(forward: Callable, names: tuple, functions: tuple) -> Replacement:
-    """functions: what the names mean now."""
-    scope = inside(forward).__globals__
+def _seeing_ours(forward: Callable, names: tuple, looked: Looked) -> Replacement:
+    scope = looked.scope
     found = {name: _in_place_of(scope[name], FUNCTIONS[name][0]) for name in names}
     ops = tuple(op for name in names for op in FUNCTIONS[name][1])
     made = decorated(forward, seeing(inside(forward), found))
@@ -123,7 +122,7 @@ def _seeing_ours(forward: Callable, names: tuple, functions: tuple) -> Replaceme
 
     of_documents.takes_documents = True
     of_documents.__wrapped__ = made
-    return Replacement("mamba", LAYER, "mamba", ops, of_documents, looked=tuple(Looked(scope, name) for name in names))
+    return Replacement("mamba", LAYER, "mamba", ops, of_documents, looked=(looked,))
 
 
 def match(module) -> Optional[Replacement]:
@@ -136,7 +135,7 @@ def _mixer(module) -> Optional[Replacement]:
     forward = stock_forward(module)
     scope = getattr(inside(forward), "__globals__", {})
     names = tuple(name for name in _called(module) if _agrees(name, scope[name]))
-    return _seeing_ours(forward, names, tuple(scope[name] for name in names)) if names else None
+    return _seeing_ours(forward, names, Looked(forward)) if names else None
 
 
 # ---- the gated norm ---------------------------------------------------------------------------------------------------

@@ -9,8 +9,10 @@ from torch import nn
 from torch.nn.modules import module as _module
 
 from hotswap.packages import owner
-from hotswap.replacement import class_of
+from hotswap.replacement import class_of, inside, names_in, read_by
 
+PLAIN = (bool, int, float, str)
+NO_SETTINGS = frozenset({"training", "layer_idx", "forward", "_old_forward", "_hf_hook"})  # attributes that no formula depends on
 SLOTS = ("_old_forward", "forward")  # where an instance keeps a forward; accelerate's hooks call what is under the first
 _TENSORS = (torch.Tensor, nn.Parameter)
 _SHARDING = ("torch.distributed.", "deepspeed.")  # their hooks bring a module's weights and send them away again
@@ -76,7 +78,7 @@ def is_parametrized(module: nn.Module) -> bool:
 
 def dispatches(function) -> bool:
     """Is it the forward of a bound module's class?"""
-    return isinstance(function, types.FunctionType) and "hotswap_stock" in function.__dict__
+    return isinstance(function, types.FunctionType) and function.__dict__.get("hotswap_forward") is function  # wrappers copy the attributes
 
 
 def is_stock(module: nn.Module, value) -> bool:
@@ -165,12 +167,58 @@ class Part:
 
 
 class Looked:
-    """A function that a module's forward looks up among the globals of its file and that a replacement exchanges for ours: as it was when
-    the replacement was made."""
+    """What a forward looks up among the globals of its file, of which a replacement runs the code with functions of ours: as it was when
+    the replacement was made. The replacement keeps it so."""
 
-    def __init__(self, scope: dict, name: str):
-        self.scope, self.name, self.function = scope, name, scope.get(name)
+    def __init__(self, forward: Callable):
+        function = inside(forward)
+        self.scope = function.__globals__
+        self.found = tuple((name, self.scope[name]) for name in sorted(names_in(function.__code__)) if name in self.scope)
+
+    def __eq__(self, other):
+        same = isinstance(other, Looked) and self.scope is other.scope and len(self.found) == len(other.found)
+        return same and all(a[0] == b[0] and a[1] is b[1] for a, b in zip(self.found, other.found))
+
+    def __hash__(self):
+        return hash(tuple(id(value) for _, value in self.found))
 
     def why_call(self, module: nn.Module) -> str:
         """As Part's."""
-        return "" if self.scope.get(self.name) is self.function else f"{self.name} was exchanged"
+        scope = self.scope
+        for name, value in self.found:
+            if scope.get(name) is not value:
+                return f"{name} was exchanged"
+        return ""
+
+
+class Attributes:
+    """The values and switches that the methods of a module's class read, as they were when the module was bound: a kernel that replaces
+    the class's forward may know some of them by value, and others not at all."""
+
+    def __init__(self, module: nn.Module):
+        read = read_by(class_of(module)) - NO_SETTINGS
+        self.values = tuple((k, v) for k, v in vars(module).items() if k in read and (v is None or isinstance(v, PLAIN)))
+        methods = {k for base in class_of(module).__mro__ if base not in (nn.Module, object) for k in vars(base)}
+        self.functions = tuple(sorted(k for k in read & methods if callable(getattr(class_of(module), k))))
+
+    def why_call(self, module: nn.Module) -> str:
+        """As Part's."""
+        carried = module.__dict__
+        for name, value in self.values:
+            if carried.get(name, self) != value:
+                return f"it has another {name}"
+        for name in self.functions:
+            if name in carried:
+                return f"it has a {name} of its own"
+        return ""
+
+
+# ---- functions that a model names -----------------------------------------------------------------------------------
+
+
+def is_foreign(function: Callable, module: nn.Module) -> bool:
+    """Is it of neither transformers, nor a package of ours, nor the file of the module's class? Attributes that a decorator copies do not count."""
+    function = getattr(function, "func", function)
+    file = getattr(function, "__globals__", {}).get("__name__") or getattr(function, "__module__", None) or ""
+    own = inside(class_of(module).forward).__globals__.get("__name__")
+    return not (file.split(".")[0] in ("transformers", "hotswap") or file == own or owner(function))

@@ -1,6 +1,7 @@
 """What may stand in for a module's own forward, and which class the module is asked for, and a forward that sees
 other functions."""
 
+import functools
 import inspect
 import sys
 import types
@@ -19,7 +20,8 @@ class Replacement(NamedTuple):
     attribute: Optional[str] = None  # a function that the module holds under this name is replaced, not its forward
     note: str = ""  # what it leaves to the class's own, for the report
     parts: tuple = ()  # of the module, as dotted paths: what the forward computes without calling it
-    looked: tuple = ()  # plain.Looked of each function of the class's forward that is exchanged for ours
+    looked: tuple = ()  # plain.Looked of the class's forward, where the forward is its code with functions of ours
+    choice: tuple = ()  # what else is checked at each call, as a part is: a choice that the model's config makes
     why_not: Optional[Callable] = None  # (module, is it bound to this already) -> why this instance is not for it, or ""
 
 
@@ -45,6 +47,25 @@ def running(module: nn.Module) -> Optional[Callable]:
         return getattr(carried["forward"], "__func__", None)  # by kernels' own kernelize
     binding = carried.get("_hotswap")
     return None if binding is None or binding.why_stock(module) else binding.forward
+
+
+def names_in(code) -> set:
+    """The globals and attributes that a function's code, and those of functions within it, look up."""
+    within = [c for c in getattr(code, "co_consts", ()) if isinstance(c, types.CodeType)]
+    return set(getattr(code, "co_names", ())).union(*map(names_in, within))
+
+
+@functools.lru_cache(maxsize=None)
+def read_by(module_class: type) -> frozenset:
+    """Names that the methods of a class look up, its constructors aside: among them each attribute that its formula may depend on."""
+    found: set = set()
+    for base in module_class.__mro__:
+        methods = {} if base in (nn.Module, object) else vars(base)
+        for name, value in methods.items():
+            function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+            if name != "__init__" and isinstance(function, types.FunctionType):
+                found |= names_in(inside(function).__code__)
+    return frozenset(found)
 
 
 def seeing(forward: Callable, functions: dict) -> Callable:
