@@ -79,7 +79,7 @@ CASES = {
         "deepseek_v3",
         {"num_key_value_heads": 4, "first_k_dense_replace": 2, "q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 12,
          "qk_rope_head_dim": 8, "v_head_dim": 10},
-        {"target_modules": "all-linear"}),
+        {"target_modules": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]}),
     "mamba_projections": ("mamba", {"state_size": 6, "time_step_rank": 5}, {"target_modules": ["in_proj", "x_proj", "embeddings"]}),
     "jamba_attention_mixer": (
         "jamba",

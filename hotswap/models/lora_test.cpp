@@ -136,12 +136,16 @@ TEST_P(Lora, MergedIsWhatPeftSaves) {
     const TempFolder out;
     model->save_pretrained(out.path());
     const auto ours = open_checkpoint(out.path()), theirs = open_checkpoint(folder_ / name);
+    const auto base = open_checkpoint(folder_ / "model");
     EXPECT_EQ(ours->names(), theirs->names());
     for (const std::string& tensor : theirs->names()) {
       EXPECT_EQ(ours->dtype(tensor), theirs->dtype(tensor)) << tensor;
       const Tensor got = ours->tensor(tensor, at::kFloat), peft = theirs->tensor(tensor, at::kFloat);
       ASSERT_EQ(got.sizes(), peft.sizes()) << tensor;
-      const Tensor excess = (got - peft).abs() - peft.abs() * limit;
+      Tensor large = peft.abs();
+      // Of an embedding peft rounds s B A to bfloat16 before it adds: an error of the larger summand's size.
+      if (tensor.ends_with("embed_tokens.weight")) large = large + base->tensor(tensor, at::kFloat).abs();
+      const Tensor excess = (got - peft).abs() - large * limit;
       EXPECT_LE(excess.max().item<double>(), 2e-6) << tensor << " " << dtype;
     }
   }
