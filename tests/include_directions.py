@@ -67,6 +67,7 @@ FOLDERS = {
         "formats": set(),
         ".": {"formats"},
         "families": {"formats", "."},
+        "quantize": {"formats", "."},
     },
     "hotswap/cli": {
         "print": set(),

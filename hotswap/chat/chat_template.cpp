@@ -1,8 +1,8 @@
 #include "hotswap/chat/chat_template.h"
 
 #include "hotswap/base/error.h"
-#include "hotswap/base/file.h"
 #include "hotswap/base/json.h"
+#include "hotswap/chat/chat_template_sources.h"
 #include "hotswap/chat/jinja/interpreter.h"
 #include "hotswap/chat/jinja/text.h"
 
@@ -22,26 +22,6 @@ void read_special_tokens(const Json& config, OutJson& variables) {
     const auto token = config.find(name);
     if (!token) continue;
     variables[name] = token->is_object() ? token->at<std::string>("content") : token->as<std::string>();
-  }
-}
-
-void read_config_templates(const Json& config, std::map<std::string, std::string>& templates) {
-  const auto found = config.find("chat_template");
-  if (!found) return;
-  if (found->is_string()) {
-    templates["default"] = found->as<std::string>();
-    return;
-  }
-  for (const Json& entry : found->elements())
-    templates[entry.at<std::string>("name")] = entry.at<std::string>("template");
-}
-
-void read_template_files(const fs::path& folder, std::map<std::string, std::string>& templates) {
-  if (fs::is_regular_file(folder / "chat_template.jinja"))
-    templates["default"] = read_file(folder / "chat_template.jinja");
-  if (!fs::is_directory(folder / "additional_chat_templates")) return;
-  for (const auto& entry : fs::directory_iterator(folder / "additional_chat_templates")) {
-    if (entry.path().extension() == ".jinja") templates[entry.path().stem().string()] = read_file(entry.path());
   }
 }
 
@@ -122,15 +102,11 @@ ChatTemplate::ChatTemplate(std::map<std::string, std::string> templates, OutJson
 }
 
 std::optional<ChatTemplate> ChatTemplate::find_in_folder(const fs::path& folder) {
-  std::map<std::string, std::string> templates;
+  std::map<std::string, std::string> templates = chat_template_sources(folder);
   OutJson variables = OutJson::object();
   for (const char* file : {"special_tokens_map.json", "tokenizer_config.json"}) {
-    if (!fs::is_regular_file(folder / file)) continue;
-    const Json config = Json::read(folder / file);
-    read_special_tokens(config, variables);
-    read_config_templates(config, templates);
+    if (fs::is_regular_file(folder / file)) read_special_tokens(Json::read(folder / file), variables);
   }
-  read_template_files(folder, templates);
   if (templates.empty()) return std::nullopt;
   return ChatTemplate(std::move(templates), std::move(variables));
 }

@@ -27,6 +27,7 @@ int run(int argc, char** argv) {
   hotswap::add_generate(app);
   hotswap::add_score(app);
   hotswap::add_merge(app);
+  hotswap::add_quantize(app);
   hotswap::add_tokenize(app);
   hotswap::add_chat_template(app);
   hotswap::add_kernelize(app);

@@ -1,4 +1,3 @@
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 
 #include <cmath>
@@ -7,6 +6,7 @@
 #include "hotswap/base/error.h"
 #include "hotswap/cli/flags/model_flags.h"
 #include "hotswap/cli/flags/value_checks.h"
+#include "hotswap/cli/score_rows.h"
 #include "hotswap/cli/verbs.h"
 #include "hotswap/models/formats/safetensors.h"
 
@@ -19,11 +19,6 @@ struct Flags {
   std::string text, ids, logits_out;
   int64_t max_tokens = 0;
   bool json = false;
-};
-
-struct Score {
-  double loss = 0;  // mean over every prediction of every row
-  int64_t tokens = 0;
 };
 
 void check_rows(const Rows& rows, bool want_logits) {
@@ -43,24 +38,6 @@ void check_rows(const Rows& rows, bool want_logits) {
   }
 }
 
-// Row by row: memory stays that of the longest one.
-Score score(CausalLM& model, const Rows& rows, std::vector<Tensor>* logits) {
-  const at::NoGradGuard no_grad;
-  Score result;
-  double sum = 0, predictions = 0;
-  for (const auto& row : rows) {
-    const Tensor ids = row_tensor(row).to(model.device());
-    const auto out = model({.input_ids = ids, .labels = ids, .need_logits = logits != nullptr});
-    if (logits != nullptr) logits->push_back(out.logits.to(at::kCPU, at::kFloat));
-    const auto count = static_cast<double>(row.size() - 1);
-    sum += out.loss.item<double>() * count;
-    predictions += count;
-    result.tokens += static_cast<int64_t>(row.size());
-  }
-  result.loss = sum / predictions;
-  return result;
-}
-
 void score_verb(const Flags& flags) {
   const ModelFlags source = located(flags.model);
   const auto model = load_model(source, flags.kernels);
@@ -69,7 +46,7 @@ void score_verb(const Flags& flags) {
   const bool want_logits = !flags.logits_out.empty();
   check_rows(rows, want_logits);
   std::vector<Tensor> logits;
-  const Score result = score(*model, rows, want_logits ? &logits : nullptr);
+  const Score result = score_rows(*model, rows, want_logits ? &logits : nullptr);
   if (want_logits) save_safetensors(flags.logits_out, {{"logits", at::cat(logits)}});  // [batch, time, vocab]
   if (flags.json) {
     const nlohmann::ordered_json out = {{"loss", result.loss},

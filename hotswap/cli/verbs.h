@@ -13,6 +13,7 @@ void add_chat(CLI::App& app);
 void add_chat_template(CLI::App& app);
 void add_score(CLI::App& app);
 void add_merge(CLI::App& app);
+void add_quantize(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_kernelize(CLI::App& app);
 void add_kernel(CLI::App& app);

@@ -20,14 +20,11 @@
 #include "hotswap/layers/self_attention.h"
 #include "hotswap/models/attn_implementation.h"
 #include "hotswap/models/formats/weights.h"
+#include "hotswap/models/tokenizer_files.h"
 #include "hotswap/models/trunk_input.h"
 
 namespace hotswap {
 namespace {
-
-constexpr const char* kTokenizerFiles[] = {
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt",     "chat_template.jinja",   "tokenizer.model"};
 
 // By their names in a kernel mapping.
 std::set<std::string> layers_with_slots(Module& model) {
@@ -289,10 +286,7 @@ void CausalLM::save_pretrained(const std::filesystem::path& folder) {
   generation.update(to_json(generation_config_));
   write_file(folder / "generation_config.json", generation.dump(2) + "\n");
 
-  if (source_.empty() || !std::filesystem::is_directory(source_)) return;
-  for (const char* name : kTokenizerFiles) {
-    if (std::filesystem::is_regular_file(source_ / name)) write_file(folder / name, read_file(source_ / name));
-  }
+  if (!source_.empty()) copy_tokenizer_files(source_, folder);
 }
 
 }  // namespace hotswap

@@ -6,6 +6,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/tokenizers/bpe.h"
+#include "hotswap/tokenizers/gguf_splits.h"
 #include "hotswap/tokenizers/tokenizer_impl.h"
 #include "hotswap/tokenizers/unicode.h"
 
@@ -15,11 +16,6 @@ namespace {
 using namespace tokenizers;
 
 constexpr int32_t kUnknown = 2, kControl = 3, kUserDefined = 4, kByte = 6;
-
-constexpr const char* kLlama3Regex =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kQwen2Regex =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 void check(const GgufVocabulary& v) {
   const auto refuse = [&](std::string wanted, std::string got) {

@@ -1,7 +1,9 @@
 #include "hotswap/models/formats/tensor_rules.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <map>
@@ -283,6 +285,12 @@ std::string with_last(Match match, int64_t index, const std::string& pattern) {
   return filled(pattern, match);
 }
 
+// What `change` made of the rows, undone: it is applied to their indices, which say where each came from.
+at::Tensor rows_before(const TensorRule::Change& change, const at::Tensor& rows) {
+  const at::Tensor indices = at::arange(rows.size(0), at::TensorOptions(at::kLong)).view({-1, 1});
+  return at::empty_like(rows).index_copy_(0, change(indices).flatten(), rows);
+}
+
 }  // namespace
 
 std::string name_before(const TensorRules& rules, const std::string& name) {
@@ -329,7 +337,8 @@ TensorMap in_checkpoint_terms(const TensorMap& model, const TensorRules& rules) 
         parts.push_back(tensors.at(filled(to, *found)));
         done.insert(filled(to, *found));
       }
-      result.emplace_back(filled(rule.from.front(), *found), parts.size() == 1 ? parts.front() : at::cat(parts));
+      const at::Tensor whole = parts.size() == 1 ? parts.front() : at::cat(parts);
+      result.emplace_back(filled(rule.from.front(), *found), rule.moves_rows ? rows_before(rule.change, whole) : whole);
       return;
     }
     result.emplace_back(name, tensors.at(name));

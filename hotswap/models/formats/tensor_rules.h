@@ -31,11 +31,11 @@ struct TensorRule {
     at::Tensor (*tensor)(const std::vector<at::Tensor>& parts, at::ScalarType dtype);
   };
 
-  // `change` reorders what is read, where a format keeps it in another order; such rules serve reading alone.
+  // `change` reorders what is read, where a format keeps it in another order; such rules serve reading only.
   static TensorRule rename(std::string from, std::string to, Change change = nullptr) {
     return {Kind::kRename, {std::move(from)}, {std::move(to)}, std::move(change)};
   }
-  // The same where `change` moves whole rows and nothing else: it does so to packed ones too.
+  // The same where `change` moves whole rows and nothing else: it does so to packed ones too, and is undone in saving.
   static TensorRule move_rows(std::string from, std::string to, Change change) {
     TensorRule rule = rename(std::move(from), std::move(to), std::move(change));
     rule.moves_rows = true;
