@@ -176,9 +176,11 @@ def main() -> None:
     args = parser.parse_args()
     hidden = ("LD_LIBRARY_PATH", "PYTHONPATH", "HOTSWAP_PACKAGES", "HOTSWAP_PYTHON", "VIRTUAL_ENV")
     environment = {k: v for k, v in os.environ.items() if k not in hidden}
-    # By variables, not by pip's -C, which Ubuntu 22.04's pip does not know. A build folder inside the copy: ccache then finds
-    # what an earlier run compiled from another copy.
-    environment |= {"SKBUILD_BUILD_DIR": "build", "CCACHE_NOHASHDIR": "1"}
+    # By variables, not by pip's -C, which Ubuntu 22.04's pip does not know. ccache finds what the repository's build compiled:
+    # the build folder is at the same path from the sources, and the compiler is called by the name that CMake looks for first.
+    environment |= {"SKBUILD_BUILD_DIR": "../build", "CCACHE_NOHASHDIR": "1"}
+    if "CXX" not in environment and shutil.which("c++"):
+        environment["CXX"] = "c++"
     with tempfile.TemporaryDirectory(prefix="hotswap-pip-") as folder:
         work = Path(folder)
         python = fresh_environment(work, args.python.absolute(), environment)
