@@ -73,8 +73,8 @@ struct Input {
 
 // y = x w^T + bias of these outputs, rounded; with a residual that is added, rounded again.
 template <class T>
-HOTSWAP_INLINE void product(const Layer& a, const Own& own, Input<T>& input, const Weight& w, T* y, int64_t y_stride,
-                            const T* residual, Share outs) {
+HOTSWAP_OUT_OF_LINE void product(const Layer& a, const Own& own, Input<T>& input, const Weight& w, T* y,
+                                 int64_t y_stride, const T* residual, Share outs) {
   const int64_t in = input.in;
   if (outs.begin >= outs.end) return;
   if (w.packing != Packing::kNone) {
@@ -133,7 +133,7 @@ HOTSWAP_INLINE void rotate(T* head, const T* cos, const T* sin, int64_t dim) {
 
 // One query head of one row. The new key is made ready by each head that sees it, and kept by the first.
 template <class T>
-HOTSWAP_INLINE void attend(const Layer& a, const Own& own, int64_t row, int64_t head) {
+HOTSWAP_OUT_OF_LINE void attend(const Layer& a, const Own& own, int64_t row, int64_t head) {
   const int64_t dim = a.head_dim, queries = a.heads * dim, group = a.heads / a.kv_heads;
   const int64_t position = a.position[row * a.position_stride];
   const int64_t key_head = head / group;

@@ -2,6 +2,7 @@
 // Included by files that are compiled once per ISA.
 #pragma once
 
+#include "kernels/common/cpu/out_of_line.h"
 #include "kernels/common/cpu/vec.h"
 
 namespace kernels::HOTSWAP_ISA {
@@ -79,7 +80,7 @@ HOTSWAP_INLINE void dot(const FewRows& a, int64_t out, int64_t apart) {
 // hardware prefetches within a 4 KiB page, one page a stream. So the outputs of a step lie in as many parts of the
 // matrix: 13 GB/s become 22 on one core.
 template <int kRows, class T>
-HOTSWAP_INLINE void outputs(const FewRows& a, int64_t begin, int64_t end) {
+HOTSWAP_OUT_OF_LINE void outputs(FewRows a, int64_t begin, int64_t end) {
   constexpr int kRegisters = kLanes == 16 ? 16 : 8, kOuts = kRegisters / 2 / kRows;  // two accumulators an output
   const int64_t part = (end - begin) / kOuts;
   for (int64_t out = begin; out < begin + part; ++out) dot<kRows, kOuts, T>(a, out, part);

@@ -4,6 +4,7 @@
 // Included by files that are compiled once per ISA.
 #pragma once
 
+#include "kernels/common/cpu/out_of_line.h"
 #include "kernels/common/cpu/vec.h"
 #include "kernels/common/packing.h"
 
@@ -198,7 +199,7 @@ HOTSWAP_INLINE void packed_dot(const PackedRows& a, int64_t out, int64_t apart) 
 
 // As in few_rows.h the outputs of a step lie in as many parts of the matrix, so that several pages are on their way.
 template <int kRows, Packing kPacking>
-HOTSWAP_INLINE void packed_outputs(const PackedRows& a, int64_t begin, int64_t end) {
+HOTSWAP_OUT_OF_LINE void packed_outputs(PackedRows a, int64_t begin, int64_t end) {
   constexpr int kRegisters = kLanes == 16 ? 16 : 8, kOuts = kRegisters / 2 / kRows;  // two accumulators an output
   const int64_t part = (end - begin) / kOuts;
   for (int64_t out = begin; out < begin + part; ++out) packed_dot<kRows, kOuts, kPacking>(a, out, part);

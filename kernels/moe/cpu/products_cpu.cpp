@@ -61,7 +61,7 @@ HOTSWAP_INLINE void widen_row(float* to, const T* from, int64_t n, bool in_pairs
 }
 
 template <int kRows, class T>
-HOTSWAP_INLINE void by_outputs(const FewRows& a, int64_t row, int64_t begin, int64_t end) {
+HOTSWAP_OUT_OF_LINE void by_outputs(FewRows a, int64_t row, int64_t begin, int64_t end) {
   constexpr int kOuts = kRows == 1 ? 8 : kRows == 2 ? 6 : kRows == 3 ? 5 : kRows == 4 ? 4 : kRows <= 6 ? 3 : 2;
   const int64_t part = (end - begin) / kOuts;
   for (int64_t out = begin; out < begin + part; ++out) dots<kRows, kOuts, T>(a, row, out, part);
@@ -154,7 +154,7 @@ HOTSWAP_INLINE void sums(const FewRows& a, int64_t row, int64_t out, Count count
 }
 
 template <int kRows, class T>
-HOTSWAP_INLINE void by_inputs(const FewRows& a, int64_t row, int64_t begin, int64_t end) {
+HOTSWAP_OUT_OF_LINE void by_inputs(FewRows a, int64_t row, int64_t begin, int64_t end) {
   constexpr int kVecs = 4;
   int64_t out = begin;
   for (; out + kVecs * kLanes <= end; out += kVecs * kLanes) sums<kRows, kVecs, T>(a, row, out, All{});
