@@ -74,10 +74,11 @@ class Page:
     def say(self, text: str) -> None:
         from selenium.webdriver.common.keys import Keys
 
+        count = len(self.articles())
         box = self.driver.find_element("id", "text")
         box.send_keys(text)
-        box.send_keys(Keys.ENTER)
-        self.until("return !document.getElementById('stop').hidden", "an answer has begun")
+        box.send_keys(Keys.ENTER)  # the button to stop may be gone again before it is looked for
+        self.until(f"return document.querySelectorAll('article').length >= {count + 2}", "an answer has begun")
 
     def answered(self) -> str:
         self.until("return document.getElementById('stop').hidden", "the answer has ended", 300)

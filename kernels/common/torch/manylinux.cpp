@@ -1,6 +1,7 @@
 // What g++ 12 to 14 refer to that is newer than manylinux_2_28 (glibc 2.28, GLIBCXX 3.4.25): a flag, an initialiser,
-// and members of strings and string streams. Defined here, and exported by nobody (exports.map), a package needs
-// nothing newer and loads on older systems.
+// what a vector throws that cannot grow, and members of strings and string streams. Defined here, and exported by
+// nobody (exports.map), a package needs nothing newer and loads on older systems.
+#include <new>
 #include <sstream>
 
 extern "C" {
@@ -8,6 +9,9 @@ extern __attribute__((visibility("hidden"))) char __libc_single_threaded;
 char __libc_single_threaded = 0;  // 0 = "there may be threads": atomics everywhere
 // g++ 13's <iostream> asks for the standard streams to be made; packages use none of them.
 __attribute__((visibility("hidden"))) void _ZSt21ios_base_library_initv() {}
+__attribute__((visibility("hidden"), noreturn)) void _ZSt28__throw_bad_array_new_lengthv() {  // GLIBCXX 3.4.29
+  throw std::bad_array_new_length();
+}
 }
 template std::basic_stringstream<char>::basic_stringstream();
 template std::basic_ostringstream<char>::basic_ostringstream();
