@@ -32,7 +32,8 @@ MODELS = {  # the family's class, its tokenizer, its config beyond SIZES, the dt
                                         attention_bias=True, mlp_bias=True), torch.float32),
     # an embedding with more rows than there are tokens; biases that no key of the config mentions
     "qwen2": ("Qwen2", "split_nfc", dict(tie_word_embeddings=False, vocab_size=576), torch.float32),
-    "qwen3": ("Qwen3", "split_nfc", dict(tie_word_embeddings=True, vocab_size=514, head_dim=64), torch.bfloat16),
+    # heads as wide as every published one's: transformers' reader of such GGUF files does not look at their width
+    "qwen3": ("Qwen3", "split_nfc", dict(tie_word_embeddings=True, vocab_size=514, head_dim=128), torch.bfloat16),
 }  # fmt: skip
 
 

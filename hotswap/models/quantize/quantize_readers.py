@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["TQDM_DISABLE"] = "1"  # what is printed is a failed test's message
 
 import gguf
 import numpy as np
