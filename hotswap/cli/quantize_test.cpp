@@ -27,7 +27,9 @@ TEST_F(Quantize, WritesAFileThatGenerateAndScoreRead) {
   EXPECT_EQ(keys(json), (Keys{"format", "out", "bytes", "bytes_before", "left_plain", "tensors", "loss"}));
   EXPECT_EQ(keys(json["loss"]), (Keys{"after", "before", "tokens"}));
   EXPECT_EQ(json["loss"]["tokens"], 12);
-  EXPECT_NEAR(json["loss"]["after"].get<double>(), json["loss"]["before"].get<double>(), .05);
+  const double before = json["loss"]["before"].get<double>(), after = json["loss"]["after"].get<double>();
+  EXPECT_NEAR(after, before, .004 * before);  // five times what it is: random weights lose 140 nats a token
+  EXPECT_NE(after, before);
   EXPECT_EQ(json["tensors"][0]["type"], "Q8_0");
   EXPECT_EQ(keys(json["tensors"][0]), (Keys{"name", "type", "shape", "quantized", "relative_rms"}));
   EXPECT_LT(json["bytes"].get<double>(), .6 * json["bytes_before"].get<double>());
