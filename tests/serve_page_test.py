@@ -37,7 +37,7 @@ fast.save_pretrained(folder)
 size = 320
 assert len(fast) <= size
 model = LlamaForCausalLM(LlamaConfig(vocab_size=size, hidden_size=size, intermediate_size=32, num_hidden_layers=1,
-    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=False,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=65536, tie_word_embeddings=False,
     eos_token_id=fast.eos_token_id))
 following = {"s": markup[0], "t": "tick ", "tick ": "tick ", markup[-1]: "<end>", **dict(zip(markup, markup[1:]))}
 with torch.no_grad():
@@ -133,18 +133,23 @@ def history_is_found_again(page: Page) -> None:
     print("after a reload the history is there; New chat forgets it")
 
 
+def choose(page: Page, setting: str, value: str) -> None:
+    page.driver.find_element("id", setting).clear()
+    page.driver.find_element("id", setting).send_keys(value)
+
+
 def steps(url: str, screenshot: str | None, markup: bool) -> None:
     page = Page(url)
     try:
         if markup:
+            choose(page, "tokens", "60000")  # an answer lasts until it is stopped
             markup_is_text(page)
             an_answer_can_be_stopped(page, button=True)
             an_answer_can_be_stopped(page, button=False)
             history_is_found_again(page)
         else:
-            for setting, value in (("tokens", "60"), ("temperature", "0")):
-                page.driver.find_element("id", setting).clear()
-                page.driver.find_element("id", setting).send_keys(value)
+            choose(page, "tokens", "60")
+            choose(page, "temperature", "0")
             page.say("What is the capital of France?")
             assert "Paris" in page.answered(), page.articles()
             status = page.driver.find_element("id", "status").text

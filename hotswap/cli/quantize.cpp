@@ -168,7 +168,7 @@ void add_quantize(CLI::App& app) {
   verb->add_option("--format", flags->options.format, formats)->required()->check(CLI::IsMember(names));
   verb->add_option("--revision", flags->options.revision, "Branch, tag or commit of a model of the Hub")
       ->capture_default_str();
-  verb->add_flag("--replace", flags->options.replace, "Put the result in path of what is there under its name");
+  verb->add_flag("--replace", flags->options.replace, "Put the result instead of what is there under its name");
   verb->add_option("--text", flags->text, "A UTF-8 file: the loss on it is printed, with the weights before and after")
       ->type_name("FILE");
   verb->add_option("--max-tokens", flags->max_tokens, "Use only the first N ids of the text; 0: all")

@@ -121,7 +121,12 @@ async function send() {
   const chat = messages, question = {role: 'user', content: text}, shown = add(question);
   chat.push(question);
   const answer = {role: 'assistant', content: ''}, node = add(answer), start = performance.now();
-  let first = 0, tokens = 0;
+  let first = 0, tokens = 0, waits = false;
+  const draw = () => {  // at most once a frame: the whole text is parsed each time, and a fast server would leave no time for a click
+    waits = false;
+    show(node, answer.content);
+    node.scrollIntoView({block: 'end'});
+  };
   running = new AbortController();
   get('send').hidden = true; get('stop').hidden = false;
   try {
@@ -137,8 +142,8 @@ async function send() {
       if (!delta) return;
       first = first || performance.now();
       answer.content += delta;
-      show(node, answer.content);
-      node.scrollIntoView({block: 'end'});
+      if (!waits) requestAnimationFrame(draw);
+      waits = true;
     });
     const seconds = (performance.now() - first) / 1000;
     get('status').textContent = `first token ${Math.round(first - start)} ms` +
@@ -147,6 +152,7 @@ async function send() {
     if (error.name !== 'AbortError') fail(error.message);
   }
   if (answer.content) {
+    draw();
     chat.push(answer);
   } else {  // two messages of a user in a row are an error in many templates
     chat.pop();

@@ -9,7 +9,8 @@ extern __attribute__((visibility("hidden"))) char __libc_single_threaded;
 char __libc_single_threaded = 0;  // 0 = "there may be threads": atomics everywhere
 // g++ 13's <iostream> asks for the standard streams to be made; packages use none of them.
 __attribute__((visibility("hidden"))) void _ZSt21ios_base_library_initv() {}
-__attribute__((visibility("hidden"), noreturn)) void _ZSt28__throw_bad_array_new_lengthv() {  // GLIBCXX 3.4.29
+// GLIBCXX 3.4.29. Weak: a static libstdc++ brings its own.
+__attribute__((weak, visibility("hidden"), noreturn)) void _ZSt28__throw_bad_array_new_lengthv() {
   throw std::bad_array_new_length();
 }
 }
