@@ -3,10 +3,10 @@
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <system_error>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/base/staged.h"
 #include "hotswap/cli/flags/model_flags.h"
 #include "hotswap/cli/verbs.h"
 
@@ -20,35 +20,13 @@ struct Flags {
   std::string out;
 };
 
-// A folder that appears under its name when it is whole; without commit() nothing of it remains.
-class AtomicFolder {
- public:
-  explicit AtomicFolder(const fs::path& target) : target_(target), temporary_(temporary_beside(target, ".incomplete")) {
-    check_free();
-    fs::create_directories(temporary_);
-  }
-  ~AtomicFolder() {
-    std::error_code ignored;
-    fs::remove_all(temporary_, ignored);
-  }
-  AtomicFolder(const AtomicFolder&) = delete;
-  AtomicFolder& operator=(const AtomicFolder&) = delete;
-  const fs::path& path() const { return temporary_; }
-  void commit() const {
-    check_free();
-    fs::rename(temporary_, target_);
-  }
-
- private:
-  void check_free() const {
-    if (!fs::exists(fs::symlink_status(target_))) return;
-    throw Error({.kind = ErrorKind::kInvalidArgument,
-                 .wanted = "a folder to write that does not exist yet",
-                 .got = target_.string(),
-                 .next = "name another one, or remove it"});
-  }
-  fs::path target_, temporary_;
-};
+void check_free(const fs::path& target) {
+  if (!fs::exists(fs::symlink_status(target))) return;
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "a folder to write that does not exist yet",
+               .got = target.string(),
+               .next = "name another one, or remove it"});
+}
 
 // As they are: the model writes of them what it reads.
 void copy_as_they_are(const fs::path& from, const fs::path& to) {
@@ -64,7 +42,9 @@ void copy_as_they_are(const fs::path& from, const fs::path& to) {
 void merge_verb(const Flags& flags) {
   fs::path out = fs::path(flags.out).lexically_normal();
   if (out.filename().empty()) out = out.parent_path();  // "out/"
-  const AtomicFolder folder(out);                       // before the model is read: it may exist
+  check_free(out);                                      // before the model is read
+  const Staged folder(out);
+  fs::create_directories(folder.path());
   const ModelFlags source = located(flags.model);
   if (fs::is_regular_file(source.model)) {
     throw Error({.kind = ErrorKind::kUnsupported,
@@ -77,6 +57,7 @@ void merge_verb(const Flags& flags) {
   model->merge_and_unload();
   model->save_pretrained(folder.path());
   copy_as_they_are(model->source(), folder.path());
+  check_free(out);
   folder.commit();
   std::printf("%s: %s with %s merged into its weights\n", out.c_str(), flags.model.model.c_str(), name.c_str());
 }

@@ -8,6 +8,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/base/staged.h"
 #include "hotswap/layers/linear.h"
 #include "hotswap/models/auto.h"
 #include "hotswap/models/formats/quantised.h"
@@ -32,34 +33,6 @@ namespace fs = std::filesystem;
 
 // Families of which what is written comes back the same, here and in its own reader.
 constexpr const char* kFamilies[] = {"llama", "qwen2", "qwen3"};
-
-// What is written under a name of its own beside the target, and gone unless it is renamed to it.
-class Staged {
- public:
-  explicit Staged(const fs::path& target) : target_(target), path_(temporary_beside(target, ".incomplete")) {}
-  ~Staged() {
-    std::error_code code;
-    fs::remove_all(path_, code);
-  }
-  Staged(const Staged&) = delete;
-  Staged& operator=(const Staged&) = delete;
-  const fs::path& path() const { return path_; }
-
-  void commit() {
-    std::error_code code;
-    if (fs::is_directory(target_)) {  // which a rename would not replace unless it is empty
-      const fs::path before = temporary_beside(target_, ".replaced");
-      fs::rename(target_, before);
-      fs::rename(path_, target_);
-      fs::remove_all(before, code);
-    } else {
-      fs::rename(path_, target_);
-    }
-  }
-
- private:
-  fs::path target_, path_;
-};
 
 const QuantizeFormat& format_of(const std::string& name) {
   std::vector<std::string> known;
