@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "hotswap/base/error.h"
+#include "hotswap/hub/names/text.h"
 
 namespace hotswap {
 namespace {
@@ -114,18 +115,6 @@ bool lists(const std::vector<std::string>& names, const std::string& module) {
                      [&](const std::string& name) { return module == name || ends_with_name(module, name); });
 }
 
-std::vector<std::string> parts_of(const std::string& name) {
-  std::vector<std::string> parts(1);
-  for (const char c : name) {
-    if (c == '.') {
-      parts.emplace_back();
-    } else {
-      parts.back() += c;
-    }
-  }
-  return parts;
-}
-
 std::optional<int64_t> index_of(const std::string& part) {
   const bool digits = !part.empty() && part.size() <= 9 && part.find_first_not_of("0123456789") == std::string::npos;
   return digits ? std::optional(std::stoll(part)) : std::nullopt;
@@ -133,7 +122,7 @@ std::optional<int64_t> index_of(const std::string& part) {
 
 // Of the first ".<name>.<index>." in the module's name; with `pattern`, of the first "<pattern>.<index>.".
 std::optional<int64_t> layer_of(const std::string& module, const std::vector<std::string>& patterns) {
-  const auto parts = parts_of(module);
+  const auto parts = split(module, '.');
   if (patterns.empty()) {
     for (size_t i = 2; i + 1 < parts.size(); ++i) {
       if (const auto index = index_of(parts[i])) return index;
@@ -141,7 +130,7 @@ std::optional<int64_t> layer_of(const std::string& module, const std::vector<std
     return std::nullopt;
   }
   for (const std::string& pattern : patterns) {
-    const auto before = parts_of(pattern);
+    const auto before = split(pattern, '.');
     for (size_t i = before.size(); i + 1 < parts.size(); ++i) {
       const auto index = index_of(parts[i]);
       const auto from = parts.begin() + static_cast<int64_t>(i - before.size());

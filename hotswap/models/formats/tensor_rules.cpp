@@ -10,21 +10,10 @@
 #include <set>
 
 #include "hotswap/base/error.h"
+#include "hotswap/hub/names/text.h"
 
 namespace hotswap {
 namespace {
-
-std::vector<std::string> parts_of(const std::string& name) {
-  std::vector<std::string> parts(1);
-  for (const char c : name) {
-    if (c == '.') {
-      parts.emplace_back();
-    } else {
-      parts.back() += c;
-    }
-  }
-  return parts;
-}
 
 bool is_number(const std::string& part) {
   return !part.empty() && part.size() <= 9 && part.find_first_not_of("0123456789") == std::string::npos;
@@ -36,7 +25,7 @@ struct Match {
 };
 
 std::optional<Match> match(const std::string& pattern, const std::string& name) {
-  const auto wanted = parts_of(pattern), given = parts_of(name);
+  const auto wanted = split(pattern, '.'), given = split(name, '.');
   if (wanted.size() > given.size()) return std::nullopt;
   Match found;
   for (size_t i = 0; i < given.size(); ++i) {
