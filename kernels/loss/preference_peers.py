@@ -8,7 +8,7 @@ PAIRS, TIME, DIM, VOCAB = 8, 1024, 4096, 128256
 
 
 def run(c):
-    names = ("dpo", "orpo", "simpo", "cpo", "kto", "grpo", "distillation")
+    names = ("dpo", "dpo_known_reference", "orpo", "simpo", "cpo", "kto", "grpo", "distillation")
     if c.liger is None or not any(c.wants(name) for name in names):
         return
     c.face("loss")  # and where hotswap is
@@ -26,11 +26,15 @@ def run(c):
     mask, advantages = torch.ones_like(target), torch.randn(PAIRS, device="cuda")
     logps = torch.randn(PAIRS, TIME, device="cuda") - 11
 
-    def pairs(name, products, options=(), **more):
-        return name, products, dict(options), lambda loss: loss(w, x, target, **more)
+    def pairs(name, products, **more):
+        return name, products, {}, lambda loss: loss(w, x, target, **more)
+
+    def known_reference(loss):  # Liger has no argument for log-probabilities that were made beforehand
+        return loss(w, x, target, **(dict(ref_logps=logps.sum(1)) if isinstance(loss, ours.LigerFusedLinearDPOLoss) else reference))
 
     cases = {
         "dpo": pairs("DPO", 4, **reference),
+        "dpo_known_reference": ("DPO", 3, {}, known_reference),
         "orpo": pairs("ORPO", 3),
         "simpo": pairs("SimPO", 3),
         "cpo": pairs("CPO", 3),

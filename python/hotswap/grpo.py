@@ -12,7 +12,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import distributed, nn
 
-from hotswap.head import _loss, rows_at_once, selected_logps, selected_loss
+from hotswap.head import Targets, _loss, rows_at_once, selected_logps, selected_loss
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 
@@ -57,10 +57,10 @@ class Batch(NamedTuple):
     old: Optional[torch.Tensor]  # [batch, time] log-probabilities when the tokens were drawn; None: those of now
     reference: Optional[torch.Tensor]  # [batch, time]
     ratio: Optional[torch.Tensor]  # [batch, 1 or time]: by what the drawing engine's probabilities differ
-    items: Optional[float]  # tokens that count in all of the generation's batches
+    divisor: Optional[torch.Tensor]  # of the sum over tokens, where the loss is one
 
 
-def _batch(mask, advantages, old, reference, ratio, items, keep=False):
+def _batch(mask, advantages, old, reference, ratio, divisor, keep=False):
     if ratio is not None:
         shapes = [(len(mask),), (len(mask), 1), tuple(mask.shape)]
         if tuple(ratio.shape) not in shapes:
@@ -68,7 +68,7 @@ def _batch(mask, advantages, old, reference, ratio, items, keep=False):
             raise ValueError(f"expected vllm_is_ratio of shape {wanted}; got {tuple(ratio.shape)}; reshape it")
         ratio = ratio.float().reshape(len(mask), -1)
     blank = lambda t: None if t is None else t.float() if keep else t.float().masked_fill(mask == 0, 0.0)
-    return Batch(mask.float(), advantages.float().reshape(-1, 1), blank(old), blank(reference), ratio, items)
+    return Batch(mask.float(), advantages.float().reshape(-1, 1), blank(old), blank(reference), ratio, divisor)
 
 
 def _gamma_weight(o, b, log_ratio):
@@ -100,16 +100,28 @@ def _surrogate(o, b, logps, log_ratio, log_weight):
     return losses, weight < 1 - o.epsilon_low, weight > 1 + o.epsilon_high
 
 
-def _tokens_of_a_process(b):
-    """What DAPO divides by: the tokens that count in all processes, by their number."""
+def _tokens_of_a_process(mask, items):
+    """What DAPO divides by: the tokens that count in all processes (`items`, those of the generation's batches), by their
+    number."""
     several = distributed.is_available() and distributed.is_initialized()
-    if b.items is not None:
-        tokens = torch.as_tensor(b.items, dtype=torch.float32, device=b.mask.device)
+    if items is not None:
+        tokens = torch.as_tensor(items, dtype=torch.float32, device=mask.device)
     else:
-        tokens = b.mask.sum()
+        tokens = mask.sum()
         if several:
             distributed.all_reduce(tokens)
     return (tokens / (distributed.get_world_size() if several else 1)).clamp(min=1)
+
+
+def _divisor(o, mask, items):
+    """Of the losses' sum, once a step: it may ask the other processes."""
+    if o.loss_type in ("grpo", "sapo", "luspo"):
+        return None  # means of answers
+    if o.loss_type == "bnpo":
+        return mask.sum().clamp(min=1)
+    if o.loss_type == "dr_grpo":
+        return len(mask) * o.max_completion_length
+    return _tokens_of_a_process(mask, items)
 
 
 def _reduced(o, b, losses):
@@ -117,12 +129,7 @@ def _reduced(o, b, losses):
         return ((losses * b.mask).sum(-1) / b.mask.sum(-1).clamp(min=1)).mean()
     if o.loss_type == "luspo":
         return (losses * b.mask.sum(-1, keepdim=True)).mean()
-    total = (losses * b.mask).sum()
-    if o.loss_type == "bnpo":
-        return total / b.mask.sum().clamp(min=1)
-    if o.loss_type == "dr_grpo":
-        return total / (len(b.mask) * o.max_completion_length)
-    return total / _tokens_of_a_process(b)
+    return (losses * b.mask).sum() / b.divisor
 
 
 def _by_token(o, b, logps):
@@ -205,22 +212,24 @@ class LigerFusedLinearGRPOLoss(nn.Module):
         if tuple(_input.shape[:2]) != tuple(selected_token_ids.shape) or attention_mask.shape != selected_token_ids.shape:
             got = ", ".join(str(list(t.shape)) for t in (_input, selected_token_ids, attention_mask))
             raise ValueError(f"expected [batch, time, dim], [batch, time] and [batch, time]; got {got}; reshape them")
-        everywhere = self.options.loss_type == "luspo"
+        options = self.options
+        everywhere = options.loss_type == "luspo"
         target = selected_token_ids if everywhere else selected_token_ids.masked_fill(attention_mask == 0, -100)
+        by_row = options.importance_sampling_level == "token" and options.loss_type != "vespo"
+        groups = "rows" if by_row else [(k,) for k in range(len(target))]
+        targets = Targets(target.to(_input.device), groups=groups)
         reference = ref_per_token_logps if self.use_ref_model else None
         if reference is not None and ref_input is not None:
             warnings.warn("expected ref_per_token_logps or ref_input; got both. Using ref_per_token_logps.", stacklevel=2)
-        if self.use_ref_model and reference is None and self.options.beta != 0:
+        if self.use_ref_model and reference is None and options.beta != 0:
             if ref_input is None:
                 raise ValueError("expected ref_per_token_logps or ref_input, as use_ref_model is on; got neither; pass one")
-            reference = selected_logps(ref_input, ref_weight, ref_bias, target, temperature=self.temperature)
-        batch = _batch(
-            attention_mask, advantages, old_per_token_logps, reference, vllm_is_ratio, num_items_in_batch, everywhere
-        )
+            reference = selected_logps(ref_input, ref_weight, ref_bias, targets, temperature=self.temperature)
+        divisor = _divisor(options, attention_mask.float(), num_items_in_batch)
+        batch = _batch(attention_mask, advantages, old_per_token_logps, reference, vllm_is_ratio, divisor, everywhere)
         loss, *metrics = selected_loss(
-            lambda logps: _loss_of(self.options, batch, logps), _input, lin_weight, bias, target,
-            temperature=self.temperature,
-        )  # fmt: skip
+            lambda logps: _loss_of(options, batch, logps), _input, lin_weight, bias, targets, temperature=self.temperature
+        )
         return loss, tuple(metrics)
 
 
@@ -268,7 +277,8 @@ def triton_grpo_loss(
     if temperature != 1:
         rows = rows / temperature
     logps = -_loss.cross_entropy(rows, target.reshape(-1), reduction="none").view(target.shape)
-    batch = _batch(mask, advantages, old_logp, ref_logp, vllm_is_ratio, num_items_in_batch, everywhere)
+    divisor = _divisor(options, mask.float(), num_items_in_batch) if reduce else None
+    batch = _batch(mask, advantages, old_logp, ref_logp, vllm_is_ratio, divisor, everywhere)
     if reduce:
         loss, *metrics = _loss_of(options, batch, logps)
         return loss, [m.detach() for m in metrics]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import logsigmoid, relu, sigmoid
 
-from hotswap.head import _loss, selected_logps, selected_loss, sum_of_logits
+from hotswap.head import Targets, _loss, selected_logps, selected_loss, sums_of_logits
 
 
 def _of_answers(logps, target, ignore_index, average):
@@ -26,6 +26,21 @@ def _check_rows(target, hidden, what):
         raise ValueError(f"expected {what} [answers, time, dim] for target {list(target.shape)}; got {got}; reshape it")
 
 
+def _reference(hidden, weight, bias, ref_logps, targets, of_answers):
+    """[answers] log-probabilities under the reference model: `ref_logps`, where they were made before, or of its head."""
+    if ref_logps is None:
+        if hidden is None:
+            raise ValueError("expected ref_input and ref_weight, or ref_logps; got neither; pass one, or use_ref_model=False")
+        _check_rows(targets, hidden, "ref_input")
+        return of_answers(selected_logps(hidden, weight, bias, targets))
+    if hidden is not None:
+        raise ValueError("expected ref_input or ref_logps; got both; pass one of them")
+    if tuple(ref_logps.shape) != (targets.shape[0],):
+        got = list(ref_logps.shape)
+        raise ValueError(f"expected ref_logps [{targets.shape[0]}], one an answer; got {got}; sum or average its tokens'")
+    return ref_logps.detach().to(targets.flat.device, torch.float32)
+
+
 def _pairs(
     loss_of,  # (chosen [pairs], rejected [pairs]: log-probabilities, of the reference subtracted) -> (loss, *others)
     hidden,
@@ -38,29 +53,27 @@ def _pairs(
     compute_nll_loss,
     nll_target=None,
     average_log_prob,
-    reference=None,  # (hidden, weight, bias) of another model
+    reference=None,  # (hidden, weight, bias, ref_logps) of another model
 ):
     """hidden [2 pairs, time, dim], chosen answers first. Returns loss, (log-probabilities of chosen and rejected answers,
     means of their logits, nll, *others)."""
     _check_rows(target, hidden, "hidden states")
     if len(target) % 2:
         raise ValueError(f"expected chosen answers and as many rejected ones; got {len(target)} in all; check the batch")
-    pairs = len(target) // 2
-    known = 0.0
-    if reference is not None:
-        _check_rows(target, reference[0], "ref_input")
-        known = selected_logps(*reference, target, ignore_index)
-        known = _of_answers(known, target, ignore_index, average_log_prob)
+    pairs, target = len(target) // 2, target.to(hidden.device)
+    targets = Targets(target, ignore_index, groups=[(k, k + pairs) for k in range(pairs)])
+    of_answers = lambda logps: _of_answers(logps, target, ignore_index, average_log_prob)
+    known = 0.0 if reference is None else _reference(*reference, targets, of_answers)
     own_nll = compute_nll_loss and nll_target is None
     tokens = (target[:pairs] != ignore_index).sum().clamp(min=1)
 
     def loss_of_logps(logps):
-        answers = _of_answers(logps, target, ignore_index, average_log_prob)
+        answers = of_answers(logps)
         loss, *others = loss_of(*(answers - known).split(pairs))
         nll = -logps[:pairs].sum() / tokens if own_nll else torch.zeros_like(loss)
         return loss + alpha * nll, *answers.split(pairs), nll, *others
 
-    loss, chosen, rejected, nll, *others = selected_loss(loss_of_logps, hidden, weight, bias, target, ignore_index)
+    loss, chosen, rejected, nll, *others = selected_loss(loss_of_logps, hidden, weight, bias, targets)
     if compute_nll_loss and nll_target is not None:  # other labels of the same rows: a loss of its own
         labels = nll_target.reshape(len(target), -1)[:pairs].reshape(-1)
         rows = hidden[:pairs].reshape(-1, hidden.shape[-1])
@@ -68,7 +81,7 @@ def _pairs(
         nll = nll / (labels != ignore_index).sum().clamp(min=1)
         loss, nll = loss + alpha * nll, nll.detach()
     logits = target[:pairs].numel() * weight.shape[0]
-    means = [sum_of_logits(half, weight, bias) / logits for half in hidden.split(pairs)]
+    means = [half.sum() / logits for half in sums_of_logits(hidden, weight, bias).split(pairs)]
     return loss, (chosen, rejected, *means, nll, *others)
 
 
@@ -136,12 +149,16 @@ class LigerFusedLinearDPOLoss(nn.Module):
         c, r = self.beta * chosen, self.beta * rejected
         return DPO_LOSSES[self.loss_type](c, r, self).mean(), c, r
 
-    def forward(self, lin_weight, _input, target, bias=None, ref_input=None, ref_weight=None, ref_bias=None):
+    def forward(
+        self, lin_weight, _input, target, bias=None, ref_input=None, ref_weight=None, ref_bias=None, *, ref_logps=None
+    ):  # fmt: skip
+        """ref_logps [answers]: the answers' log-probabilities under the reference model, made beforehand (averaged with
+        average_log_prob), in place of its hidden states and head."""
         return _pairs(
             self._loss, _input, lin_weight, target, bias,
             ignore_index=self.ignore_index, alpha=self.alpha, compute_nll_loss=self.compute_nll_loss,
             average_log_prob=self.average_log_prob,
-            reference=(ref_input, ref_weight, ref_bias) if self.use_ref_model else None,
+            reference=(ref_input, ref_weight, ref_bias, ref_logps) if self.use_ref_model else None,
         )  # fmt: skip
 
 
@@ -239,26 +256,29 @@ class LigerFusedLinearKTOLoss(nn.Module):
         ref_weight=None,
         ref_bias=None,
         kl=None,
+        *,
+        ref_logps=None,
     ):
-        """_input [answers, time, dim], preference_labels [answers], kl one number or one an answer. Returns loss, sums over
-        (good answers, bad ones) of log-probabilities, logits and rewards."""
+        """_input [answers, time, dim], preference_labels [answers], kl one number or one an answer, ref_logps as DPO's.
+        Returns loss, sums over (good answers, bad ones) of log-probabilities, logits and rewards."""
         _check_rows(target, _input, "hidden states")
         if preference_labels is None or preference_labels.shape != target.shape[:1]:
             raise ValueError(f"expected preference_labels [{len(target)}], one an answer; got {preference_labels}; pass them")
-        good, known = preference_labels.to(target.device, torch.bool), 0.0
+        target, known = target.to(_input.device), 0.0
+        good = preference_labels.to(target.device, torch.bool)
+        targets = Targets(target, self.ignore_index, groups=[(k,) for k in range(len(target))])
+        of_answers = lambda logps: _of_answers(logps, target, self.ignore_index, self.average_log_prob)
         if self.use_ref_model:
-            _check_rows(target, ref_input, "ref_input")
-            known = selected_logps(ref_input, ref_weight, ref_bias, target, self.ignore_index)
-            known = _of_answers(known, target, self.ignore_index, self.average_log_prob)
+            known = _reference(ref_input, ref_weight, ref_bias, ref_logps, targets, of_answers)
 
         def loss_of_logps(logps):
-            answers = _of_answers(logps, target, self.ignore_index, self.average_log_prob)
+            answers = of_answers(logps)
             ratio = answers - known
             gain = self.beta * (ratio if kl is None else ratio - kl)
             loss = (1 - sigmoid(torch.where(good, gain, -gain))).mean()
-            sums = [torch.where(which, x, 0).sum() for x in (answers, self.beta * ratio) for which in (good, ~good)]
-            return loss, *sums
+            return loss, *of_both(answers), *of_both(self.beta * ratio)
 
-        loss, *sums = selected_loss(loss_of_logps, _input, lin_weight, bias, target, self.ignore_index)
-        logits = [sum_of_logits(_input[which], lin_weight, bias) for which in (good, ~good)]
+        of_both = lambda of_answer: [torch.where(which, of_answer, 0).sum() for which in (good, ~good)]
+        loss, *sums = selected_loss(loss_of_logps, _input, lin_weight, bias, targets)
+        logits = of_both(sums_of_logits(_input, lin_weight, bias))
         return loss, (*sums[:2], *logits, *sums[2:])

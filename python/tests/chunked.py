@@ -36,11 +36,29 @@ def seeded():
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    def rows_at_once(rows, weight):
-        size = rows * weight.shape[0] * weight.element_size()
-        monkeypatch.setattr(head, "CHUNK_BYTES", {"cpu": size, "cuda": size})
+    """(rows of a chunk, head, rows of a group's logits that are held, else as of a chunk)"""
+
+    def rows_at_once(rows, weight, group=None):
+        for name, count in (("CHUNK_BYTES", rows), ("GROUP_BYTES", group or rows)):
+            size = count * weight.shape[0] * weight.element_size()
+            monkeypatch.setattr(head, name, {"cpu": size, "cuda": size})
 
     return rows_at_once
+
+
+class Products(TorchDispatchMode):
+    """How many times rows x dim x vocab the matrix products multiply."""
+
+    def __init__(self, rows, dim, vocab):
+        super().__init__()
+        self.count, self._one = 0.0, rows * dim * vocab
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        matrices = [t for t in args if isinstance(t, torch.Tensor) and t.dim() == 2]
+        if "mm" in op.__name__:
+            a, b = matrices[-2:]
+            self.count += a.shape[0] * a.shape[1] * b.shape[1] / self._one
+        return op(*args, **(kwargs or {}))
 
 
 class Largest(TorchDispatchMode):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from chunked import LIMIT, Largest, close, head_and_rows, seeded, small_chunks  # noqa: F401
+from chunked import LIMIT, Largest, Products, close, head_and_rows, seeded, small_chunks  # noqa: F401
 from torch.nn import functional as F
 
 from hotswap import chunked_loss
@@ -99,7 +99,7 @@ CASES = [dict(loss_type=kind) for kind in LOSS_TYPES] + [
 @pytest.mark.parametrize("case", CASES, ids=lambda c: ", ".join(map(str, c.values())))
 def test_by_formula(case, ratio, small_chunks):
     hidden, weight, bias, ids, mask, advantages, old, ref = batch(torch.float32)
-    small_chunks(5, weight)
+    small_chunks(5, weight, TIME)
     o = DEFAULTS | case
     ratio = None if ratio is None else torch.rand(BATCH, TIME if ratio == "token" else 1) + 0.5
     loss, metrics = chunked_loss.LigerFusedLinearGRPOLoss(**o)(
@@ -194,6 +194,18 @@ def test_memory(small_chunks):
         ids, mask = torch.randint(512, (4, 128)), torch.ones(4, 128)
         module(hidden, weight, ids, mask, torch.randn(4))[0].backward()
     assert largest.numel <= 16 * 512  # a chunk's logits; all would be 32 times as many
+
+
+@pytest.mark.parametrize("level, group, want", [("token", 16, 3), ("sequence", 128, 3), ("sequence", 16, 3.875)])
+def test_products(level, group, want, small_chunks):
+    """A token's factor depends on its own row, an answer's on all of its rows: logits are held until it is known."""
+    hidden, weight, _ = head_and_rows((4, 128), 8, 512, torch.float32, False)
+    small_chunks(16, weight, group)
+    module = chunked_loss.LigerFusedLinearGRPOLoss(beta=0.0, importance_sampling_level=level)
+    ids, mask = torch.randint(512, (4, 128)), torch.ones(4, 128)
+    with Products(4 * 128, 8, 512) as products:
+        module(hidden, weight, ids, mask, torch.randn(4))[0].backward()
+    assert products.count == pytest.approx(want, abs=0.01)
 
 
 def test_wrong_arguments():

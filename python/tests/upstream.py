@@ -77,8 +77,8 @@ BESIDE = ("loss", "z_loss", "token_accuracy", "predicted_tokens")
 
 # elsewhere in hotswap, and in another order: Liger's static method over a head in chunks
 def _chunk_forward(_input, weight, selected_token_ids, bias=None, temperature=1.0, **_):
-    logps = importlib.import_module("hotswap.head").selected_logps
-    return logps(_input, weight, bias, selected_token_ids, temperature=temperature)
+    head = importlib.import_module("hotswap.head")
+    return head.selected_logps(_input, weight, bias, head.Targets(selected_token_ids), temperature=temperature)
 
 
 HELPERS = {  # of which tests make what ours are compared with, by file

@@ -1,7 +1,7 @@
 """This package on a GPU: what tests of all packages ask of it (kernels/common/tests/test_cuda.py says what each is)."""
 
 WIDE = r"loss_rows<.*BFloat16, 8, false>"
-GPU_ONLY = ("scale_gradient_",)  # elsewhere the caller multiplies
+GPU_ONLY = ("scale_gradient_", "add_product_")  # elsewhere the caller multiplies
 # racecheck itself fails inside cuBLAS in these.
 RACECHECK_FAILS = [f"LinearCrossEntropy.{name}*" for name in ("ForwardAndBackward", "Dweight", "PeakMemory")]
 
@@ -29,13 +29,21 @@ def cases(ops, random, names):
         ops.scale_gradient_(gradient, one * 0.7)
         return (gradient,)
 
+    gradients = random(400, 1000)
+
+    def summed():
+        out = wide.new_full((1000, 256), float("nan"))  # written first, then added to
+        ops.add_product_(out, gradients, wide, False)
+        ops.add_product_(out, gradients, wide, True)
+        return (out,)
+
     def in_place():
         logits = z.clone()
         return logits, *ops.cross_entropy_fwd_(logits, target, *mean)
 
     everything = (-100, 0.1, 5.0, 1e-3, "mean")
     z_weights, weights = random(50257).abs().float(), random(1000).abs().float()
-    of_a_gpu = {"scale_gradient_": scaled} if "scale_gradient_" in names else {}
+    of_a_gpu = {name: call for name, call in (("scale_gradient_", scaled), ("add_product_", summed)) if name in names}
     return of_a_gpu | {
         "cross_entropy": lambda: ops.cross_entropy(z, target, *mean),
         "cross_entropy_fwd": lambda: ops.cross_entropy_fwd(z, target, *mean),

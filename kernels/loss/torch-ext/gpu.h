@@ -100,6 +100,19 @@ inline void multiply_add(const Tensor& out, const Tensor& add, const Tensor& a, 
   TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_addmm_out(out.get(), add.get(), a.get(), b.get(), 1.0, 1.0));
 }
 
+// out (+)= a^T b, contiguous, of one 16-bit dtype.
+inline void add_product(const Tensor& out, const Tensor& a, const Tensor& b, bool add, DType dtype,
+                        const Device& device, Stream stream) {
+  const Window rows{a.data_ptr(), a.size(0), a.size(1), a.size(1)};
+  const SumProduct product(dtype, a.size(1), b.size(1), a.size(0), b.size(1));
+  if (product(out.data_ptr(), a.data_ptr(), b.data_ptr(), add, stream)) return;
+  const Tensor transposed = rows.transposed().tensor(dtype, device);
+  if (add)
+    multiply_add(out, out, transposed, b);
+  else
+    multiply(out, transposed, b);
+}
+
 // dweight over all chunks where it is summed in float32: each chunk's product is made for some of the vocabulary at
 // once, in the dtype, and joins the sum. Else the GEMM adds to dweight itself.
 class WideSum {

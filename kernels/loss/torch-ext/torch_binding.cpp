@@ -176,6 +176,26 @@ void scale_gradient(const Tensor& gradient, const Tensor& factor) {
       [] {});
 }
 
+// out (+)= a^T b. out [m, k], a [n, m], b [n, k], contiguous, of one 16-bit dtype.
+void add_product(const Tensor& out, const Tensor& a, const Tensor& b, bool add) {
+  const Device device = device_of(out);
+  const DType dtype = kernels::dtype_of(out, "add_product_: out");
+  check(!device.is_cpu() && dtype != DType::kFloat32,
+        "add_product_: expected 16-bit tensors on a GPU; got others; call ", "addmm_");
+  for (const Tensor* t : {&a, &b}) {
+    kernels::check_device(*t, device, "add_product_: a and b");
+    check(t->scalar_type() == out.scalar_type() && t->dim() == 2 && t->is_contiguous(),
+          "add_product_: expected a [n, m] and b [n, k], contiguous and of out's dtype; got ", shape_of(*t),
+          "; copy it");
+  }
+  check(out.dim() == 2 && out.is_contiguous() && a.size(0) == b.size(0) && out.size(0) == a.size(1) &&
+            out.size(1) == b.size(1),
+        "add_product_: expected contiguous out [m, k] of a [n, m] and b [n, k]; got ", shape_of(out), ", ", shape_of(a),
+        ", ", shape_of(b), "; check their sizes");
+  kernels::run_on(
+      device, [&](auto stream) { gpu::add_product(out, a, b, add, dtype, device, stream); }, [] {});
+}
+
 gpu::LinearLoss linear_on_gpu(const gpu::Inputs& in, const Options& o, const gpu::Wanted& wanted) {
   const Device device = device_of(in.hidden);
   gpu::LinearLoss result;
@@ -314,6 +334,7 @@ constexpr std::array kOps {
           ") -> (Tensor dhidden, Tensor dweight, Tensor dbias)"),
 #if defined(CUDA_KERNEL)
       kernels::op<&scale_gradient>("scale_gradient_(Tensor(a!) gradient, Tensor factor) -> ()"),
+      kernels::op<&add_product>("add_product_(Tensor(a!) out, Tensor a, Tensor b, bool add) -> ()"),
 #endif
 };
 const kernels::Library<kOps> library;
