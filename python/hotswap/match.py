@@ -1,7 +1,7 @@
 """Which forward of a package may stand in for a module's own.
 
 A replacement is bound only when it computes what the module's class computes: the class's forward is run on a few
-numbers beside the replacement's, once for each class and its settings. So no list of model families decides, the casting rules of norms
+values beside the replacement's, once for each class and its settings. So no list of model families decides, the casting rules of norms
 are told apart, and a layer that looks right and is not stays as it is.
 """
 
@@ -160,6 +160,52 @@ def _clamped_swiglu_mlp():
         return self.down_proj(swiglu(gate, up))
 
     return Replacement("mlp", "SwiGLUMLP", "mlp", ("swiglu", "swiglu_bwd", "swiglu_bwd_"), forward)
+
+
+_OTHER_NAMES = (("w1", "w3", "w2"), ("wi_0", "wi_1", "wo"))  # of gate, up and down: LFM2's, and T5's, which ends with a dropout
+
+
+def _names_of_mlp(module) -> Optional[tuple]:
+    """The names of gate, up and down, where they are not those of Llama."""
+    return next((names for names in _OTHER_NAMES if all(isinstance(getattr(module, n, None), nn.Module) for n in names)), None)
+
+
+def _named_mlp(layer: str, op: str, gate: str, up: str, down: str, drops: bool) -> Replacement:
+    gated = getattr(load("mlp"), op)
+
+    def forward(self, x):
+        y, last = gated(getattr(self, gate)(x), getattr(self, up)(x)), getattr(self, down)
+        if drops:  # T5's, whose last product may be in float32
+            y, weight = self.dropout(y), last.weight
+            y = y.to(weight.dtype) if isinstance(weight, torch.Tensor) and weight.dtype != torch.int8 else y
+        return last(y)
+
+    return Replacement("mlp", layer, "mlp", (op, *(f"{op}_bwd{end}" for end in ("", "_", "_again_"))), forward)
+
+
+def _gated_mlp_of_other_names(module):
+    """The activation is a child, or a function that the class's forward calls."""
+    names = _names_of_mlp(module)
+    act = next((n for n in ("act_fn", "activation_fn", "act") if isinstance(getattr(module, n, None), nn.Module)), None)
+    drops = isinstance(getattr(module, "dropout", None), nn.Dropout)
+    if names is None:
+        return None
+
+    def candidates():
+        made = [_named_mlp(layer, op, *names, drops) for layer, op in (("SwiGLUMLP", "swiglu"), ("GeGLUMLP", "geglu"))]
+        return [c._replace(parts=(act,)) if act else c for c in made]
+
+    def agree(candidate):
+        parts = dict(zip(names, (linear(12, 8), linear(12, 8), linear(8, 12))))
+        parts |= {act: shell_of(getattr(module, act))} if act else {}
+        parts |= {"dropout": nn.Dropout(0.0)} if drops else {}
+        shell = shell_of(module, **parts)
+        stock, ours = stock_forward(module).__get__(shell), candidate.forward.__get__(shell)
+        x = numbers(2, 3, 8)
+        return agreement(stock, ours, [((x,), 1e-5), ((1e4 * x,), 1e-5)])
+
+    key = (settings(module), act and settings(getattr(module, act)), names)
+    return first(key, candidates, agree, stock_forward(module))
 
 
 def _gated_mlp(module):
@@ -366,7 +412,7 @@ def _loss(module):
 
 def matches(module: nn.Module) -> list[Replacement]:
     """What may be bound to this module; a model's head has two that exclude each other."""
-    finders = (_rms_norm, _layer_norm, _gated_mlp, experts.match, _attention, _deformable, mixers.match, residual.match)
+    finders = (_rms_norm, _layer_norm, _gated_mlp, _gated_mlp_of_other_names, experts.match, _attention, _deformable, mixers.match, residual.match)
     for find in (*finders, _activation, _linear):
         if (found := find(module)) is not None:
             return [found]
@@ -381,7 +427,7 @@ def looks_like(module: nn.Module) -> Optional[str]:
         return "LayerNorm"
     if _rotary_name(stock_forward(module)):
         return "rotary_pos_emb"
-    if all(isinstance(getattr(module, n, None), nn.Module) for n in ("gate_proj", "up_proj", "down_proj")):
+    if all(isinstance(getattr(module, n, None), nn.Module) for n in ("gate_proj", "up_proj", "down_proj")) or _names_of_mlp(module):
         return "MLP"
     if quantised_weight(module):
         return "Linear"
