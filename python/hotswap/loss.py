@@ -366,10 +366,22 @@ def _fusing(model):
     return None
 
 
+OPS = ("cross_entropy_fwd", "cross_entropy_bwd")
+
+
+def stale_loss(model) -> str:
+    """What a model's report has to say of the loss that is bound, and that its loss_type does not name any more; "": nothing. The
+    attribute that transformers looks at first holds the loss, whatever loss_type becomes."""
+    if model.__dict__.get("_loss_function") is not causal_lm_loss:
+        return ""
+    if LOSS_MAPPING.get(loss_type := getattr(model, "loss_type", None)) is ForCausalLMLoss:
+        return ""
+    return f"loss_type became {loss_type!r} after this was bound, and is not followed: call kernelize again"
+
+
 def replacements(model) -> list[Replacement]:
-    ops = ("cross_entropy_fwd", "cross_entropy_bwd")
     own = dict(attribute="_loss_function", why_not=why_not_loss_of_class)
-    found = [Replacement("cross_entropy", "ForCausalLMLoss", "loss", ops, causal_lm_loss, **own)]
+    found = [Replacement("cross_entropy", "ForCausalLMLoss", "loss", OPS, causal_lm_loss, **own)]
     if forward := _fusing(model):
         ops = ("linear_cross_entropy", "linear_cross_entropy_fwd")
         why_not = lambda model, bound: why_not_loss_of_class(model) or why_logits(model, bound)

@@ -94,6 +94,7 @@ def report(model: nn.Module) -> Report:
         more = [row for row in elsewhere.rows(model, set(attends)) if not (adds and row[1] == projections.ADD_NORM)]
         unmet = requests.unmet(model, chosen, found_sites) if chosen is not None and enabled() else []
     rows += [Row(name, layer, None, why=why, by_choice=(name, layer, why) not in unmet) for name, layer, why in more]
+    rows += _stale_losses(model)
     there = {(row.name, row.layer) for row in rows}
     rows += [Row(*missed[:2], None, why=missed.why) for missed in unmet if missed[:2] not in there]
     order = {name: i for i, (name, _) in enumerate(model.named_modules())}
@@ -108,6 +109,16 @@ def report(model: nn.Module) -> Report:
     why_not_captured = decode.why_not_captured(model) if generates else ""
     calls = {op: count - before.get(op, 0) for op, count in found.items()}
     return Report(rows, calls, why_not_captured, why_not_generated(model) if generates else "")
+
+
+def _stale_losses(model: nn.Module) -> list:
+    held = [(name, module) for name, module in model.named_modules() if "_loss_function" in module.__dict__]
+    if not held:
+        return []
+    from hotswap import loss
+
+    made, own = [(name, why) for name, module in held if (why := loss.stale_loss(module))], package("loss")
+    return [Row(name, "ForCausalLMLoss", own.name, own.version, own.variant, loss.OPS, why) for name, why in made]
 
 
 def _row(site: Site, where: tuple) -> Row:

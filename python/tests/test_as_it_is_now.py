@@ -220,6 +220,17 @@ def test_another_name_of_the_loss():
     same(step(ours), step(stock), "another name")
 
 
+def test_another_name_of_the_loss_is_in_the_report_and_followed_by_another_kernelize():
+    stock, ours = fresh("llama"), hotswap.kernelize(fresh("llama"))
+    for m in (stock, ours):
+        m.loss_type = "ForMaskedLM"
+    (row,) = [row for row in hotswap.report(ours).rows if row.layer == "ForCausalLMLoss"]
+    assert row.package == "loss" and row.why.startswith("loss_type became 'ForMaskedLM' after this was bound"), row
+    hotswap.kernelize(ours)
+    assert not [row for row in hotswap.report(ours).rows if row.layer == "ForCausalLMLoss"]
+    same(step(ours), step(stock), "another name")
+
+
 # ---- wrappers that copy the attributes of what they wrap ----------------------------------------------------------------
 
 
