@@ -125,7 +125,9 @@ def kernelize(
     chosen = Chosen(options, mapping, sources, mode_of(model, mode), strict, rebind if follows and mapping.has_modes else None)
     decisions, attend = [], None
     if enabled():
-        planner = Planner(model, mapping, options, mode, chosen.sources)
+        again = before is not None and before.options == options and kernel_config is None  # rebind(), with every option
+        off = {name for name, value in given.items() if value is False and name != ATTENTION and not again}
+        planner = Planner(model, mapping, options, mode, chosen.sources, off)
         decisions = plan(model, planner)
         layers_off_by(chosen, model)  # for its errors
         attend = _attention_by(model, chosen)

@@ -64,7 +64,7 @@ def _of_repo(text: str) -> KernelRef:
     if at and not revision:
         _refuse(text, "nothing follows '@'")
     if "/" not in repo:
-        _refuse(text, "there is no 'org/' before the repository's name")
+        _refuse(text, f"there is no 'org/' before the repository's name; a bundled package is hotswap/{repo}")
     if not _is_repo(repo):
         _refuse(text, f"{repo!r} is no valid repository name")
     version = int(revision[1:]) if re.fullmatch(r"v(0|[1-9]\d*)", revision) else None

@@ -80,10 +80,10 @@ def mode_of(model: nn.Module, mode: set) -> str:
 
 
 class Planner:
-    """mode: its names, such as {"TRAINING"}; empty: every mode."""
+    """mode: its names, such as {"TRAINING"}; empty: every mode. off: options that the call itself has as False."""
 
-    def __init__(self, model, mapping: Mapping, options: dict, mode: set, sources: Sources):
-        self.mapping, self.options, self.mode, self.sources = mapping, options, mode, sources
+    def __init__(self, model, mapping: Mapping, options: dict, mode: set, sources: Sources, off=frozenset()):
+        self.mapping, self.options, self.mode, self.sources, self.off = mapping, options, mode, sources, off
         self.devices, self.dtypes = devices_of(model), dtypes_of(model)
         self.asked = mode_of(model, mode)
 
@@ -96,6 +96,11 @@ class Planner:
             return Decision(site, why=choice.why, by_choice=self._is_chosen(site, choice))
         if choice.ref.stock:
             return Decision(site, why=STOCK, by_choice=True)
+        if site.replacement is not None and site.replacement.option in self.off:
+            raise ValueError(
+                f"expected one choice of {site.layers[0]}; got {site.replacement.option}=False and {choice.key}={choice.ref.text!r} in the "
+                "kernel mapping; leave one out"
+            )
         source = self.sources.find(choice.ref, site.layers, device)
         if isinstance(source, NoVariant):
             return Decision(site, why=f"{choice.ref.text}: {source}")

@@ -11,9 +11,11 @@ from transformers import KernelConfig, T5Config, T5Model
 from transformers.activations import ACT2FN
 
 import hotswap
+from hotswap.bind import is_bound
 from hotswap.kernel_ref import parse
 from hotswap.mapping import Mapping
 from hotswap.packages import package
+from hotswap.plan import sites
 
 FOLDER = hotswap.packages_folder()
 
@@ -42,6 +44,8 @@ def test_the_grammar():
     ):  # fmt: skip
         with pytest.raises(ValueError, match="expected a kernel as"):
             parse(wrong)
+    with pytest.raises(ValueError, match="a bundled package is hotswap/norm"):
+        parse("norm:RMSNorm")
 
 
 def test_devices_and_modes():
@@ -94,6 +98,31 @@ def test_a_bundled_package_has_one_version(layer, kernel, version):
 def test_the_version_of_a_bundled_package_may_be_named(version):
     entry = f"hotswap/norm{version}" if isinstance(version, str) else ("hotswap/norm", version)
     assert only(twin(model("llama"), kernel_config={"RMSNorm": entry}), "RMSNorm") == ("norm", "")
+
+
+def test_an_option_that_is_off_and_an_entry_for_its_layer_are_a_conflict():
+    tried = set()
+    for family in ("llama", "gemma", "mixtral", "gpt_oss"):
+        for site in sites(m := model(family), Mapping()):
+            r, layer = site.replacement, site.layers[0]
+            if r is None or (r.option, layer) in tried:
+                continue
+            tried.add((r.option, layer))
+            entry = {layer: f"hotswap/{r.package}"}
+            with pytest.raises(ValueError, match=f"expected one choice of {layer}; got {r.option}=False and {layer}='hotswap/{r.package}'"):
+                hotswap.kernelize(m, kernel_config=entry, **{r.option: False})
+            assert not is_bound(m)
+            hotswap.kernelize(m, kernel_config={layer: ""}, **{r.option: False})  # one choice, made twice
+            hotswap.unkernelize(m)
+    assert {option for option, _ in tried} >= {"rms_norm", "rope", "mlp", "activation", "experts", "cross_entropy", "linear"}, tried
+
+
+def test_an_option_of_a_later_call_and_the_entry_that_is_kept_are_a_conflict():
+    m = hotswap.kernelize(model("llama"), kernel_config={"RMSNorm": {"cpu": {"training": "hotswap/norm", "inference": "hotswap/norm"}}})
+    with pytest.raises(ValueError, match="expected one choice of RMSNorm; got rms_norm=False"):
+        hotswap.kernelize(m, rms_norm=False)
+    m.eval(), m.train()  # binds again, with every option that it has
+    assert only(m, "RMSNorm") == ("norm", "")
 
 
 def test_attention_of_a_name_that_the_package_lacks():
