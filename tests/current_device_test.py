@@ -11,18 +11,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCH, OPS, BINDING = "kernels/common/gpu/launch.cuh", "kernels/common/torch/ops.h", "kernels/common/torch/binding.h"
-HOST_GRAPHS, PYTHON_GRAPHS = "hotswap/cuda/cuda_graph.cpp", "python/hotswap/generation.py"
+HOST_GRAPHS, PYTHON_GRAPHS = "hotswap/cuda/cuda_graph.cpp", "python/hotswap/generation/loop.py"
 # What is looked for, in which files (globs), where it may stand, and why not elsewhere.
 RULES = [
     (r"\bcudaGetDevice\b", ("kernels/**/*.*", "hotswap/**/*.*"), {LAUNCH}, "the op's GPU is current; its properties are kept there, for each"),
-    (r"\bcudaSetDevice\b|\bset_device\(", ("kernels/**/*.*", "hotswap/**/*.*", "python/hotswap/*.py"), set(), "a guard gives the GPU back"),
+    (r"\bcudaSetDevice\b|\bset_device\(", ("kernels/**/*.*", "hotswap/**/*.*", "python/hotswap/**/*.py"), set(), "a guard gives the GPU back"),
     (r"\bTORCH_LIBRARY\w*|\.impl\(", ("kernels/*/torch-ext/*.*", "kernels/common/torch/*.*"), {OPS}, "its rows guard the op's GPU"),
     (r"\baoti_torch_get_current_cuda_stream\b|\bgetCurrentStream\b", ("kernels/**/*.*",), {BINDING}, "run_on() gives the stream of a device"),
     (r"\bgetCurrentCUDAStream\(\)|\bgetStreamFromPool\(\)", ("hotswap/**/*.*",), set(), "name the device"),
     (r"\bstd::once_flag\b|\bstatic (?!constexpr|inline|_)[^(;{]*[;={]|^__device__ [^(]*[;=]", ("kernels/*/*.cu*", "kernels/*/cuda/*.*"), set(),
      "what is kept for a process is kept for one GPU; launch.cuh keeps for each"),
     (r"\bkCUDA, 0\b", ("hotswap/**/*.*",), {"hotswap/kernelize/package/device.cpp"}, "take the model's device"),
-    (r"torch\.cuda\.(?!device\b|is_available|get_device_capability|is_current_stream_capturing)\w+", ("python/hotswap/*.py", "kernels/*/torch-ext/**/*.py"), {PYTHON_GRAPHS},
+    (r"torch\.cuda\.(?!device\b|is_available|get_device_capability|is_current_stream_capturing)\w+", ("python/hotswap/**/*.py", "kernels/*/torch-ext/**/*.py"), {PYTHON_GRAPHS},
      "whose loop has its model's GPU as the current one"),
 ]  # fmt: skip
 TESTS = re.compile(r"(_test|_bench)\.cpp$|/(tests|testing|testdata|fuzz)/")

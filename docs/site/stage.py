@@ -47,7 +47,7 @@ def python_reference() -> str:
     """The names that hotswap/__init__.py finds in its modules, each from its docstring."""
     source = ast.parse((ROOT / "python/hotswap/__init__.py").read_text())
     (where,) = [ast.literal_eval(node.value) for node in source.body if isinstance(node, ast.Assign) and node.targets[0].id == "_WHERE"]
-    names = [f"::: hotswap.{module}.{name}\n" for name, module in where.items() if not name.startswith("_") and module != "modules"]
+    names = [f"::: hotswap.{module}.{name}\n" for name, module in where.items() if not name.startswith("_") and module != "liger.modules"]
     return "\n".join(["# Python reference\n", "Guide: [python.md](../docs/python.md). Liger's names: [python_liger.md](../docs/python_liger.md).\n", *names])
 
 

@@ -10,23 +10,23 @@ from kernels import Mode
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, KernelConfig
 
-from hotswap import attention as attention
-from hotswap import auto as auto
-from hotswap import chunked_loss as chunked_loss
-from hotswap import distillation as distillation
-from hotswap import experts as experts
 from hotswap import generation as generation
-from hotswap import grpo as grpo
-from hotswap import head as head
 from hotswap import liger as liger
-from hotswap import loss as loss
 from hotswap import mamba as mamba
-from hotswap import modules as modules
-from hotswap import packages as packages
-from hotswap import preference as preference
 from hotswap._liger import *
-from hotswap.config import HotswapKernelConfig
-from hotswap.rows import Report
+from hotswap.core import packages as packages
+from hotswap.liger import auto as auto
+from hotswap.liger import chunked_loss as chunked_loss
+from hotswap.liger import distillation as distillation
+from hotswap.liger import grpo as grpo
+from hotswap.liger import head as head
+from hotswap.liger import modules as modules
+from hotswap.liger import preference as preference
+from hotswap.matchers import attention as attention
+from hotswap.matchers import experts as experts
+from hotswap.matchers import loss as loss
+from hotswap.swap.config import HotswapKernelConfig
+from hotswap.swap.report import Report
 
 __version__: str
 

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from hotswap.packages import packages_folder, variants
+from hotswap.core.packages import packages_folder, variants
 
 # Repositories of transformers' own mapping, the version that it names, and which of our packages has their layers.
 MAPPED = (

@@ -142,7 +142,7 @@ class LigerFusedLinearDPOLoss(nn.Module):
     ) -> None: ...
     def forward(
         self, lin_weight: Tensor, _input: Tensor, target: Tensor, bias: Tensor | None = None, ref_input: Tensor | None =
-        None, ref_weight: Tensor | None = None, ref_bias: Tensor | None = None,
+        None, ref_weight: Tensor | None = None, ref_bias: Tensor | None = None, *, ref_logps: Tensor | None = None,
     ) -> Any: ...
 
 class LigerFusedLinearGRPOFunction:
@@ -207,7 +207,7 @@ class LigerFusedLinearKTOLoss(nn.Module):
     def forward(
         self, _input: Tensor, lin_weight: Tensor, target: Tensor, bias: Tensor | None = None, preference_labels: Tensor
         | None = None, ref_input: Tensor | None = None, ref_weight: Tensor | None = None, ref_bias: Tensor | None =
-        None, kl: Tensor | None = None,
+        None, kl: Tensor | None = None, *, ref_logps: Tensor | None = None,
     ) -> Any: ...
 
 class LigerFusedLinearORPOFunction:

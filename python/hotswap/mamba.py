@@ -5,7 +5,7 @@
 Arguments are theirs, by name and order. What they can do with one layout in memory alone is done with every one.
 """
 
-from hotswap.packages import load as _load
+from hotswap.core.packages import load as _load
 
 __all__ = [
     "causal_conv1d_fn",

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hotswap import attention
-from hotswap.packages import package, packages_folder
+from hotswap.core.packages import package, packages_folder
+from hotswap.matchers import attention
 
 REPOS = ("kernels-community/flash-attn2", "kernels-community/vllm-flash-attn3", "acme/flash-attn2")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hotswap import head
+from hotswap.liger import head
 
 # Sixteen bits: hidden, head, logits and their gradients are each rounded once on the way, the whole formula rounds none.
 LIMIT = {torch.float32: 1e-5, torch.bfloat16: 2**-5, torch.float16: 2**-8}

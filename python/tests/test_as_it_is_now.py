@@ -19,7 +19,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama import modeling_llama
 
 import hotswap
-from hotswap import decode
+from hotswap.generation import decode
 
 FUSED = pytest.mark.parametrize("fused", [False, True])
 

@@ -13,9 +13,10 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 
 import hotswap
 import shrunk
-from hotswap import agree, attention
-from hotswap.packages import package
-from hotswap.replacement import cache_name
+from hotswap.core import agree
+from hotswap.core.packages import package
+from hotswap.core.replacement import cache_name
+from hotswap.matchers import attention
 
 pytestmark = pytest.mark.skipif(torch.get_default_device().type == "cuda", reason="float32, which a GPU's kernels have not")
 ONLY = dict(attention=True, rms_norm=False, layer_norm=False, rope=False, mlp=False, activation=False, cross_entropy=False)

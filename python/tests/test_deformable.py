@@ -322,7 +322,7 @@ def test_every_class_of_that_name():
 
     import transformers.models
 
-    from hotswap import match
+    from hotswap.matchers.registered import matches
 
     found = []
     for info in pkgutil.iter_modules(transformers.models.__path__):
@@ -334,7 +334,7 @@ def test_every_class_of_that_name():
             continue
         module = importlib.import_module(f"transformers.models.{info.name}.modeling_{info.name}")
         layer = module.MultiScaleDeformableAttention()
-        assert [r.layer for r in match.matches(layer)] == ["MultiScaleDeformableAttention"], info.name
+        assert [r.layer for r in matches(layer)] == ["MultiScaleDeformableAttention"], info.name
         assert type(layer).kernel_layer_name == "MultiScaleDeformableAttention"
         found.append(info.name)
     assert len(found) >= 9, found

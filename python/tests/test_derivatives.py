@@ -9,8 +9,9 @@ from tiny import batch, model
 from torch import nn
 
 import hotswap
-from hotswap import mamba, residual
-from hotswap.packages import load
+from hotswap import mamba
+from hotswap.core.packages import load
+from hotswap.matchers import residual
 
 target = torch.randint(0, VOCAB, (ROWS,))
 loss, mlp, attention = load("loss"), load("mlp"), load("attention")

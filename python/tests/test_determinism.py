@@ -11,7 +11,7 @@ import torch
 from determinism import CASES, FIXED_THREADS, PAGE, ROWS, batch_invariant, draw, dtypes, filled, linear, made, outputs, promised_on_gpus, same
 
 import hotswap
-from hotswap.packages import package
+from hotswap.core.packages import package
 
 EACH = [pytest.param(name, dtype, id=f"{name}-{dtype}") for name in CASES for dtype in dtypes(name)]
 

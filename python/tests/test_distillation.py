@@ -6,7 +6,7 @@ from chunked import LIMIT, Largest, close, head_and_rows, seeded, small_chunks  
 from torch.nn import functional as F
 
 import hotswap
-from hotswap import chunked_loss
+from hotswap.liger import chunked_loss
 
 ROWS, DIM, TEACHERS, VOCAB = 11, 16, 24, 37
 

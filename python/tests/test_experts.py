@@ -14,8 +14,8 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from tiny import FAMILIES, Calls, batch, close, gradients, model, pattern, routed_as, same_gradients, same_step, twin
 
 import hotswap
-from hotswap import experts
-from hotswap.replacement import inside
+from hotswap.core.replacement import inside
+from hotswap.matchers import experts
 
 MIXTURES = "mixtral qwen2_moe qwen3_moe olmoe gpt_oss llama4_text deepseek_v2 deepseek_v3 qwen3_next hunyuan_v1_moe".split()
 SCALED = {"llama4_text"}  # its experts are behind no interface of transformers
@@ -62,19 +62,19 @@ def width(module):
 @pytest.mark.parametrize("family, name, config, options, formula", FORMULAS)
 def test_the_formula_of_a_class(family, name, config, options, formula):
     module = made(family, name, config, options)
-    found = experts.match(module)
+    found = experts.Experts().match(module)
     if formula is None:
-        assert found is None
+        assert found == []
         row = hotswap.report(hotswap.kernelize(torch.nn.Sequential(module))).rows[0]
         assert row.layer == "Experts" and row.package is None and "MixtralExperts computes something else" in row.why
         with pytest.raises(NotImplementedError, match="got MixtralExperts; set another experts_implementation"):
             experts.experts_forward(module, torch.randn(9, 16), *routing())
         return
-    assert experts.Form(*formula) in [cell.cell_contents for cell in inside(found.forward).__closure__]
+    assert experts.Form(*formula) in [cell.cell_contents for cell in inside(found[0].forward).__closure__]
     index, weights = routing()
     x = 3 * torch.randn(9, width(module))
     results = []
-    for forward in (eager(module), found.forward.__get__(module)):
+    for forward in (eager(module), found[0].forward.__get__(module)):
         given, scores = x.clone().requires_grad_(), weights.clone().requires_grad_()
         y = forward(given, index, scores)
         mine = gradients(module, (y * torch.cos(torch.arange(y.numel()).view_as(y))).sum())
@@ -85,7 +85,7 @@ def test_the_formula_of_a_class(family, name, config, options, formula):
 
 def test_ids_of_other_ranks_are_skipped():
     module = made("mixtral", "MixtralExperts", "MixtralConfig", dict(num_local_experts=3))
-    forward = experts.match(module).forward.__get__(module)
+    forward = experts.Experts().match(module)[0].forward.__get__(module)
     index, weights = routing()
     foreign = torch.zeros_like(index, dtype=torch.bool)
     foreign[2], foreign[4, 1], foreign[5, 0] = True, True, True
@@ -157,7 +157,7 @@ def test_as_an_implementation_that_transformers_knows(tmp_path):
     ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, experts_implementation="hotswap").train()
     ours.config.output_router_logits = True
     _, calls = same_step(ours, stock, data)
-    mixtures = sum(experts.looks_like(m) == "Experts" for m in ours.modules())
+    mixtures = sum(experts.Experts().serves(m) == "Experts" for m in ours.modules())
     assert calls["moe.moe_experts_train"] == mixtures > 0
     switched = copy.deepcopy(stock).eval()
     switched.set_experts_implementation("hotswap")
@@ -179,7 +179,7 @@ def test_the_option():
 def test_what_is_quantised_stays_stock():
     module = made("mixtral", "MixtralExperts", "MixtralConfig", dict(num_local_experts=3))
     module.gate_up_proj = torch.nn.Parameter(module.gate_up_proj.detach().to(torch.float8_e4m3fn), requires_grad=False)
-    assert experts.match(module) is None
+    assert experts.Experts().match(module) == []
 
 
 ONE_GRAPH = [(family, way) for family in ("mixtral", "qwen3_moe", "gpt_oss", "llama4_text") for way in ("kernelize", "interface")

@@ -12,7 +12,7 @@ from tiny import Calls, close, gradients, same_gradients
 from transformers.integrations.moe import ExpertsInterface
 
 import hotswap
-from hotswap import experts
+from hotswap.matchers import experts
 
 REFUSED = {  # of later releases than 5.17
     "Inkling2Experts": "gate and value go through a soft cap",
@@ -37,7 +37,7 @@ def made(place):
 def asked(place):
     """The same, its classes asked: that runs our op, too, which a test that counts calls does not want."""
     model, mixtures = made(place)
-    assert mixtures and all(experts.match(m) for m in mixtures), f"{place.name} has no formula of ours"
+    assert mixtures and all(experts.Experts().match(m) for m in mixtures), f"{place.name} has no formula of ours"
     return model, mixtures
 
 
@@ -60,7 +60,7 @@ def test_the_documents_name_them():
 def test_what_has_another_formula_is_refused():
     for place in (p for p in places() if p.name in REFUSED):
         model, mixtures = made(place)
-        assert mixtures and not any(experts.match(m) for m in mixtures)
+        assert mixtures and not any(experts.Experts().match(m) for m in mixtures)
         with pytest.raises(NotImplementedError, match=f"got {place.name}; set another experts_implementation"):
             run(model, "hotswap")
 

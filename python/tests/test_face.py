@@ -12,7 +12,8 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import hotswap
-from hotswap.packages import packages_folder
+from hotswap.core import agree
+from hotswap.core.packages import packages_folder
 
 
 def test_names():
@@ -46,7 +47,7 @@ def test_a_package_for_the_cpu_alone_leaves_a_model_on_a_gpu(monkeypatch):
     """Its activations too, which have no parameters to say where they are."""
     if any("-cpu-" not in place.name for place in packages_folder().glob("*/build/torch-*")):
         pytest.skip("packages have GPU kernels here")
-    monkeypatch.setattr("hotswap.plan.devices_of", lambda module: {"cuda" for _ in module.parameters()})
+    monkeypatch.setattr("hotswap.swap.plan.devices_of", lambda module: {"cuda" for _ in module.parameters()})
     m = twin(model())
     assert all(row.package is None for row in hotswap.report(m).rows)
     assert type(m.model.layers[0].mlp.act_fn).forward is m.model.layers[0].mlp.act_fn.forward.__func__
@@ -160,7 +161,7 @@ def test_other_models_of_the_class_stay_stock():
 
 
 def test_made_on_meta_in_half_precision_under_autocast():
-    hotswap.agree._known.clear()
+    agree._known.clear()
     state = torch.random.get_rng_state()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -279,7 +280,7 @@ def test_report_sees_what_kernels_itself_bound():
 
     from kernels import LocalLayerRepository, kernelize, use_kernel_mapping
 
-    from hotswap.packages import package, packages_folder
+    from hotswap.core.packages import package, packages_folder
 
     place = Path(packages_folder() / "norm" / "build" / package("norm").variant)
     stock = model("gpt_oss")
@@ -301,7 +302,7 @@ def test_saved_weights_are_the_stock_ones(tmp_path):
 
 
 def test_missing_packages_are_told(monkeypatch, tmp_path):
-    from hotswap import packages
+    from hotswap.core import packages
 
     monkeypatch.setenv("HOTSWAP_PACKAGES", str(tmp_path / "none"))
     with pytest.raises(FileNotFoundError, match="expected a folder of built kernel packages"):
@@ -315,7 +316,7 @@ def test_missing_packages_are_told(monkeypatch, tmp_path):
 def test_variants():
     from pathlib import Path
 
-    from hotswap.packages import Variant
+    from hotswap.core.packages import Variant
 
     have = tuple(int(n) for n in torch.__version__.split(".")[:2])
     fits = Variant(Path(), (2, 10), None, "x86_64")
@@ -333,7 +334,7 @@ def test_one_copy_with_kernels_own_loader():
 
     from kernels import get_local_kernel
 
-    from hotswap.packages import package, packages_folder
+    from hotswap.core.packages import package, packages_folder
 
     ours = package("norm")
     theirs = get_local_kernel(Path(packages_folder() / "norm" / "build" / ours.variant))

@@ -14,8 +14,8 @@ from torch import nn
 import hotswap
 import shrunk
 import sweep
-from hotswap import agree
-from hotswap.fitting import fitted
+from hotswap.core import agree
+from hotswap.core.fitting import fitted
 
 
 def test_what_has_the_same_parameters_is_left_alone():
@@ -92,7 +92,7 @@ class Codebooks(nn.Module):
 
 
 def test_linked_projections_take_what_theirs_take():
-    from hotswap.projections import linked
+    from hotswap.matchers.projections import linked
 
     attention = model("llama").model.layers[0].self_attn
     attention.q_proj = Codebooks(attention.q_proj)

@@ -13,8 +13,8 @@ from transformers import StoppingCriteria, StoppingCriteriaList, StopStringCrite
 
 import hotswap
 import tiny
-from hotswap import decode, generation
-from hotswap.packages import package
+from hotswap.core.packages import package
+from hotswap.generation import decode, loop as generation
 
 WHOLE = ["llama", "qwen2", "qwen3", "granite"]  # families whose layers are the op's
 PARTS = ["gemma", "scaled", "olmo2"]  # static caches, and layers that compute something else

@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache, LogitsProcessorList, StaticCache
 
 import hotswap
-from hotswap.replacement import cache_name
+from hotswap.core.replacement import cache_name
 
 GREEDY = dict(max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)
 PROMPT = torch.tensor([[5, 9, 33, 21], [7, 61, 3, 8]])

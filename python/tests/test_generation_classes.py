@@ -13,7 +13,7 @@ from transformers import StaticCache
 from transformers.models.auto import modeling_auto
 
 import hotswap
-from hotswap import decode, generation
+from hotswap.generation import decode, loop as generation
 
 FULL = os.environ.get("HOTSWAP_PYTHON_FULL") == "1"
 OPTIONS = dict(max_new_tokens=9, do_sample=False, pad_token_id=0, eos_token_id=None)

@@ -9,8 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import StaticCache
 
 import hotswap
-from hotswap import decode, generation
-from hotswap.replacement import cache_name
+from hotswap.core.replacement import cache_name
+from hotswap.generation import decode, loop as generation
 
 
 class _Kept:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import hotswap
-from hotswap import agree, decode
+from hotswap.core import agree
+from hotswap.generation import decode
 
 
 @pytest.fixture()

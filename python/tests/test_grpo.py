@@ -7,8 +7,8 @@ import torch
 from chunked import LIMIT, Largest, Products, close, head_and_rows, seeded, small_chunks  # noqa: F401
 from torch.nn import functional as F
 
-from hotswap import chunked_loss
-from hotswap.grpo import LOSS_TYPES, fused_selective_log_softmax, triton_grpo_loss
+from hotswap.liger import chunked_loss
+from hotswap.liger.grpo import LOSS_TYPES, fused_selective_log_softmax, triton_grpo_loss
 
 BATCH, TIME, DIM, VOCAB = 4, 6, 16, 37
 DEFAULTS = dict(

@@ -52,7 +52,7 @@ EXPECTED = [
 
 
 def test_the_options_are_all_there():
-    from hotswap.match import OPTIONS
+    from hotswap.matchers.registered import OPTIONS
 
     on, off = re.search(r"^Options: (.*?), all on,\s+and\s(.*?)An\s+option\s+that", DOCUMENT.read_text(), re.M | re.S).groups()
     said = dict.fromkeys(re.findall(r"`(\w+)`", on), True) | dict.fromkeys(re.findall(r"`(\w+)`", off), False)

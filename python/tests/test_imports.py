@@ -1,6 +1,8 @@
-"""Who imports whom in python/hotswap: no circle, the imports inside functions included; and what `import hotswap` loads."""
+"""What `import hotswap` loads, and under which names its modules are found. tests/import_directions.py holds their directions."""
 
-import ast
+import os
+import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,53 +10,6 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "hotswap"
-
-
-def imported(code: str) -> set[str]:
-    """Modules of ours that the code imports anywhere; "hotswap" is the package's own __init__."""
-    found = set()
-    for node in ast.walk(ast.parse(code)):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports name the package"
-            names = [f"hotswap.{a.name}" for a in node.names] if node.module == "hotswap" else [node.module]
-        found |= {name for name in names if name.split(".")[0] == "hotswap"}
-    return found
-
-
-def circle(graph: dict[str, set[str]]) -> list[str]:
-    """The first circle that is found, as a path; empty where there is none."""
-    done: set[str] = set()
-
-    def walk(name, path):
-        if name in path:
-            return [*path[path.index(name) :], name]
-        if name in done:
-            return []
-        for other in sorted(graph.get(name, ())):
-            if found := walk(other, [*path, name]):
-                return found
-        done.add(name)
-        return []
-
-    return next((found for name in sorted(graph) if (found := walk(name, []))), [])
-
-
-def test_no_circle():
-    files = {p: f"hotswap.{p.stem}".removesuffix(".__init__") for p in PACKAGE.glob("*.py")}
-    graph = {name: imported(path.read_text()) for path, name in files.items()}
-    assert {"hotswap.match", "hotswap.packages"} <= set(graph) and "hotswap.packages" in graph["hotswap.match"]
-    assert set().union(*graph.values()) <= set(graph)
-    assert circle(graph) == []
-
-
-def test_a_circle_is_found():
-    late = "def f():\n    from hotswap import b"
-    graph = {"hotswap.a": imported(late), "hotswap.b": imported("from hotswap.a import x"), "hotswap": set()}
-    assert circle(graph) == ["hotswap.a", "hotswap.b", "hotswap.a"]
-    assert circle({"hotswap.a": imported("import hotswap"), "hotswap": imported("from hotswap import a")})
 
 
 @pytest.mark.parametrize("first", ["", "import torch; "])
@@ -79,7 +34,39 @@ for name in sys.argv[1:]:
 """
 
 
-def test_modules_that_are_called_as_names_of_ligers_may_be_imported_first():
-    names = sorted(f"hotswap.{p.stem}" for p in PACKAGE.glob("liger*.py"))
+def test_every_module_may_be_imported_first():
+    files = [p.relative_to(PACKAGE.parent).with_suffix("") for p in sorted(PACKAGE.rglob("*.py")) if p.stem != "__main__"]
+    names = [".".join(file.parts).removesuffix(".__init__") for file in files]
+    assert len(names) > 60
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", FIRST, *names], capture_output=True, text=True, check=True)
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("first", ["hotswap.grpo", "hotswap.liger.grpo"])
+def test_a_public_name_of_a_module_is_the_module(first):
+    code = f"import {first}, hotswap.grpo as a, hotswap.liger.grpo as b, importlib; print(a is b, b.__spec__.name, importlib.reload(a) is b)"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True hotswap.liger.grpo True\n"
+
+
+def test_a_folder_of_packages_hides_no_module(tmp_path):
+    """The wheel has its kernels in hotswap/packages, a folder that Python would take for a package of that name."""
+    shutil.copytree(PACKAGE, tmp_path / "hotswap", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "hotswap/packages/norm").mkdir(parents=True)
+    code = "import hotswap.packages as p, os; os.environ.pop('HOTSWAP_PACKAGES', 0); print(p.packages_folder())"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path)
+    assert done.stdout == f"{tmp_path / 'hotswap/packages'}\n"
+
+
+SAVED = """bind.rebind binding.Binding binding._new chosen.Chosen config.HotswapKernelConfig deformable.by_levels deformable.by_points
+kernel_ref.KernelRef mapping.Mapping sources.Sources loss.causal_lm_loss distillation.LigerFusedLinearJSD grpo.LigerFusedLinearGRPOLoss
+preference.LigerFusedLinearDPOLoss liger_channel_norm.LigerGroupNorm liger_loss.LigerCrossEntropyLoss liger_mlp.LigerSwiGLUMLP
+liger_norm.LigerRMSNorm liger_probability.LigerSoftmax attention.function_of experts.experts_forward""".split()
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_model_that_was_saved_before_there_were_folders_finds_its_classes(name):
+    module, own = name.split(".")
+    found = pickle.loads(f"chotswap.{module}\n{own}\n.".encode())
+    assert found.__qualname__ == own and pickle.loads(pickle.dumps(found)) is found

@@ -14,7 +14,7 @@ from tiny import BASE, FAMILIES, NAMED, NOT_LIGERS, Calls, batch, close, model, 
 from transformers import AutoModelForCausalLM, BertConfig, MllamaForCausalLM, MllamaTextConfig
 
 import hotswap
-from hotswap import liger
+from hotswap.liger import families as liger
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ from liger_kernel.transformers.rms_norm import LigerRMSNormForGemma
 from liger_kernel.transformers import AutoLigerKernelForCausalLM, CrossEntropyOutput, _apply_liger_kernel
 assert LigerRMSNormForGemma is hotswap.LigerRMSNormForGemma and LigerRMSNorm is hotswap.LigerRMSNorm and apply_liger_kernel_to_llama is hotswap.apply_liger_kernel_to_llama
 import inspect, liger_kernel.transformers.monkey_patch as named
-from hotswap.liger import MODEL_TYPE_TO_APPLY_LIGER_FN as table
+from hotswap.liger.families import MODEL_TYPE_TO_APPLY_LIGER_FN as table
 functions = {{f for name, f in inspect.getmembers(named, inspect.isfunction) if name.startswith("apply_liger_kernel_to_")}}
 assert functions == set(table.values())
 try: from liger_kernel.transformers import LigerTiledGeluOfTomorrow

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hotswap
-from hotswap import chunked_loss, liger_functional, liger_lacks, liger_ops, liger_places
+from hotswap.liger import chunked_loss, functional as liger_functional, lacks as liger_lacks, ops as liger_ops, places as liger_places
 
 NAMES = json.loads((Path(__file__).parent / "liger_names.json").read_text())
 LACKING = {*liger_lacks.__all__, *(f"Liger{name}Function" for name in liger_lacks.OPS.split())}
@@ -133,7 +133,7 @@ def test_modules_are_attributes():
     code = "import hotswap; print(hotswap.grpo.__name__, hotswap.chunked_loss.__name__, hotswap.head.CHUNK_BYTES['cpu'], " \
            "hotswap.mamba.__name__, hotswap.liger.__name__)"  # fmt: skip
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
-    assert done.stdout == "hotswap.grpo hotswap.chunked_loss 67108864 hotswap.mamba hotswap.liger\n", done.stderr
+    assert done.stdout == "hotswap.liger.grpo hotswap.liger.chunked_loss 67108864 hotswap.mamba hotswap.liger\n", done.stderr
 
 
 def test_imports_of_a_program_of_ligers():

@@ -9,8 +9,8 @@ import transformers as T
 from tiny import Calls, close, gradients, same_gradients, twin
 
 import hotswap
-from hotswap import mixers
-from hotswap.packages import package, packages_folder
+from hotswap.core.packages import package, packages_folder
+from hotswap.matchers import mixers
 
 BASE = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 HEADS = dict(num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, max_position_embeddings=64)
@@ -395,7 +395,7 @@ def test_the_function_that_is_asked_is_the_models_own(monkeypatch):
     import sys
     from types import ModuleType
 
-    from hotswap.mixers import _reference
+    from hotswap.matchers.mixers import _reference
     from transformers.integrations import use_kernel_func_from_hub_with_fallback
 
     installed = ModuleType("installed")

@@ -11,11 +11,11 @@ from transformers import KernelConfig, T5Config, T5Model
 from transformers.activations import ACT2FN
 
 import hotswap
-from hotswap.bind import is_bound
-from hotswap.kernel_ref import parse
-from hotswap.mapping import Mapping
-from hotswap.packages import package
-from hotswap.plan import sites
+from hotswap.core.kernel_ref import parse
+from hotswap.core.mapping import Mapping
+from hotswap.core.packages import package
+from hotswap.swap.bind import is_bound
+from hotswap.swap.plan import sites
 
 FOLDER = hotswap.packages_folder()
 
@@ -80,7 +80,7 @@ def test_every_form_of_one_layer():
 
 
 def test_a_later_version_is_the_repositorys_own():
-    from hotswap.sources import _asks_for_one_up_to as answers
+    from hotswap.core.sources import _asks_for_one_up_to as answers
 
     for text, stands in (("a/b", True), ("a/b@v3", True), ("a/b@v4", False), ("a/b@>=2.5,<3.0", True), ("a/b@>=99", False)):
         assert answers(3, parse(text)) == stands and answers(None, parse(text)), text

@@ -11,8 +11,8 @@ from tiny import model as tiny_model
 from torch.nn import functional as F
 
 import hotswap
-from hotswap import chunked_loss
-from hotswap.packages import load
+from hotswap.core.packages import load
+from hotswap.liger import chunked_loss
 
 IGNORED, ROWS, DIM, VOCAB = -100, 6, 8, 11
 # What the loss is multiplied by: an average over steps, a sum over none of them (1 / 0), what became of an overflow.

@@ -5,7 +5,7 @@ import torch
 from chunked import LIMIT, Largest, Products, close, head_and_rows, leaves, seeded, small_chunks  # noqa: F401
 from torch.nn import functional as F
 
-from hotswap import chunked_loss
+from hotswap.liger import chunked_loss
 
 PAIRS, TIME, DIM, VOCAB = 3, 5, 16, 37
 

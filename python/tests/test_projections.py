@@ -8,7 +8,7 @@ from tiny import Calls, batch, close, gradients, model, same_gradients, same_ste
 from torch import nn
 
 import hotswap
-from hotswap import projections
+from hotswap.matchers import projections
 
 LAYERS = 2
 

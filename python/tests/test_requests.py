@@ -12,10 +12,11 @@ from tiny import batch, close, model
 from torch import nn
 
 import hotswap
-from hotswap import attention, elsewhere, requests
-from hotswap.kernel_ref import parse
-from hotswap.mapping import Mapping
-from hotswap.sources import bundled
+from hotswap.core.kernel_ref import parse
+from hotswap.core.mapping import Mapping
+from hotswap.core.sources import bundled
+from hotswap.matchers import attention
+from hotswap.swap import elsewhere, requests
 
 ON_A_CPU = pytest.mark.skipif(torch.get_default_device().type == "cuda", reason="on a GPU it is bound")
 
@@ -73,7 +74,7 @@ def test_an_option_that_no_layer_is_for(option):
 
 
 def test_every_option_that_is_off_by_default_is_a_request():
-    from hotswap.match import OPTIONS
+    from hotswap.matchers.registered import OPTIONS
 
     assert requests.BY_OPTION.keys() == {name for name, on in OPTIONS.items() if not on}
 

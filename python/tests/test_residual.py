@@ -9,7 +9,9 @@ from torch import nn
 from transformers.models.llama import modeling_llama
 
 import hotswap
-from hotswap import agree, match, residual
+from hotswap.core import agree
+from hotswap.matchers import residual
+from hotswap.matchers.registered import matches
 
 LAYERS = 2
 
@@ -58,7 +60,7 @@ def test_a_class_that_computes_something_else_is_not_bound():
         "forgets the rest": lambda self, hidden_states, attention_mask=None, **k: stock(self, hidden_states, attention_mask),
     }.items():
         layer.__class__ = type("Changed", (type(layer),), {"forward": changed})
-        assert match.matches(layer) == [], name
+        assert matches(layer) == [], name
 
 
 def test_evaluation_autocast_hooks_and_switches():

@@ -17,8 +17,8 @@ from torch import nn
 from transformers import LogitsProcessor, LogitsProcessorList, StaticCache, StoppingCriteria, StoppingCriteriaList
 
 import hotswap
-from hotswap import decode
-from hotswap.replacement import cache_name
+from hotswap.core.replacement import cache_name
+from hotswap.generation import decode
 
 THREADS, REQUESTS = 16, int(os.environ.get("HOTSWAP_THREAD_REQUESTS", "4"))
 GREEDY = dict(max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)
@@ -276,7 +276,7 @@ FRESH = """
 import sys, threading
 sys.setswitchinterval(1e-5)
 import torch, transformers, hotswap, tiny
-from hotswap import packages
+from hotswap.core import packages
 names = ("norm", "mlp", "rotary", "loss", "decode", "linear", "activation", "moe")
 models = [tiny.model("mixtral" if k % 2 else "llama") for k in range(8)]
 done, ready = [], threading.Barrier(8)

@@ -42,6 +42,14 @@ def test_every_public_name_has_a_stub_and_no_other():
     assert (FOLDER / "py.typed").exists()
 
 
+def test_every_public_module_has_a_stub_under_its_name():
+    stubs = {path.stem for path in FOLDER.glob("*.pyi")} - {"__init__", "_liger"}
+    assert stubs == {name for name in hotswap._MODULES if not name.startswith("liger_")} - {"decode"}
+    for name in stubs:
+        where = f"hotswap.{hotswap._MODULES[name]}"
+        assert (FOLDER / f"{name}.pyi").read_text() == f"from {where} import *\n" and getattr(hotswap, name).__name__ == where
+
+
 @pytest.mark.parametrize("name", sorted(STUBS))
 def test_a_stub_is_annotated_and_has_the_parameters_of_its_name(name):
     value = getattr(hotswap, name)

@@ -33,7 +33,7 @@ def test_one_wheel_for_every_python(wheel):
     wanted = [f"hotswap/packages/{p.relative_to(built)}" for p in built.glob("*/build/torch-*/*") if p.is_file()]
     assert len(wanted) > 30 and set(wanted) <= set(names)
     assert not [n for n in names if "__pycache__" in n or "/." in n]
-    assert {f"hotswap/{p.name}" for p in (ROOT / "python/hotswap").glob("*.py")} <= set(names)
+    assert {p.relative_to(ROOT / "python").as_posix() for p in (ROOT / "python/hotswap").rglob("*.py*") if p.suffix != ".pyc"} <= set(names)
 
 
 def test_installed_it_runs_without_the_checkout(wheel, tmp_path):

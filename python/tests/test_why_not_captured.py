@@ -10,7 +10,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 import hotswap
-from hotswap import decode, generation
+from hotswap.generation import decode, loop as generation
 
 
 def compiled(module, log):

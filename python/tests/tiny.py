@@ -174,7 +174,7 @@ class Calls:
     }
 
     def _now(self):
-        from hotswap.packages import package
+        from hotswap.core.packages import package
 
         return {f"{p}.{op}": package(p).calls(op) for p, ops in self.NAMES.items() for op in ops}
 

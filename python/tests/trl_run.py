@@ -85,7 +85,7 @@ def main():
     norms = [step["grad_norm"] for step in logged]
     called = {}
     if which == "swapped":
-        from hotswap.packages import package
+        from hotswap.core.packages import package
 
         called = {name: package(name).calls(op) for name, op in (("norm", "rms_norm_fwd"), ("loss", "cross_entropy_fwd_"))}
     with open(f"{folder}/said.json", "w") as file:

@@ -34,7 +34,7 @@ import exact  # noqa: E402
 import hotswap  # noqa: E402
 import upstream_layers  # noqa: E402
 import upstream_runner as common  # noqa: E402
-from hotswap import packages  # noqa: E402
+from hotswap.core import packages  # noqa: E402
 
 FILES = """
 transformers/test_rms_norm.py transformers/test_fused_add_rms_norm.py transformers/test_layer_norm.py transformers/test_rope.py

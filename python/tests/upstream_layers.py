@@ -12,7 +12,8 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from hotswap import bind, match
+from hotswap.matchers.registered import matches
+from hotswap.swap import bind
 
 LOSS = "the loss without logits"
 PRINTED = {"GeGLU": "LigerGEGLUMLP", "SwiGLU": "LigerSwiGLUMLP"}
@@ -26,7 +27,7 @@ def _of_class(name: str) -> Optional[str]:
 
 
 def _bound(module):
-    return next((r for r in match.matches(module) if bind.bound(module, r)), None)
+    return next((r for r in matches(module) if bind.bound(module, r)), None)
 
 
 def _of_module(module) -> Optional[str]:

@@ -1,0 +1,1 @@
+from hotswap.liger.chunked_loss import *

@@ -1,0 +1,1 @@
+from hotswap.matchers.experts import *

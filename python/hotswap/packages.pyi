@@ -1,0 +1,1 @@
+from hotswap.core.packages import *

@@ -1,0 +1,1 @@
+from hotswap.liger.preference import *
