@@ -9,6 +9,7 @@
 
 #include "hotswap/kernelize/bind/bind_impl.h"
 #include "hotswap/kernelize/bind/example.h"
+#include "hotswap/kernelize/bind/fields.h"
 
 namespace hotswap::binding {
 namespace {
@@ -19,71 +20,56 @@ struct DecoderOps {
   c10::OperatorHandle forward;
 };
 
-Values arguments_of(const Tensor& x, const DecoderLayerParts& p) {
-  return {x,
-          p.input_norm,
-          p.q,
-          optional(p.q_bias),
-          p.k,
-          optional(p.k_bias),
-          p.v,
-          optional(p.v_bias),
-          optional(p.q_norm),
-          optional(p.k_norm),
-          p.cos,
-          p.sin,
-          p.k_cache,
-          p.v_cache,
-          p.position,
-          p.o,
-          optional(p.o_bias),
-          p.post_norm,
-          p.gate,
-          optional(p.gate_bias),
-          p.up,
-          optional(p.up_bias),
-          p.down,
-          optional(p.down_bias),
-          p.eps,
-          p.head_eps,
-          p.scale,
-          p.window,
-          p.activation,
-          p.weights_are_old};
+const Fields<DecoderLayerParts>& fields() {
+  using P = DecoderLayerParts;
+  static const Fields<P> all = {{"Tensor input_norm", &P::input_norm},
+                                {"Tensor q", &P::q},
+                                {"Tensor? q_bias", &P::q_bias},
+                                {"Tensor k", &P::k},
+                                {"Tensor? k_bias", &P::k_bias},
+                                {"Tensor v", &P::v},
+                                {"Tensor? v_bias", &P::v_bias},
+                                {"Tensor? q_norm", &P::q_norm},
+                                {"Tensor? k_norm", &P::k_norm},
+                                {"Tensor cos", &P::cos},
+                                {"Tensor sin", &P::sin},
+                                {"Tensor(a!) k_cache", &P::k_cache},
+                                {"Tensor(b!) v_cache", &P::v_cache},
+                                {"Tensor position", &P::position},
+                                {"Tensor o", &P::o},
+                                {"Tensor? o_bias", &P::o_bias},
+                                {"Tensor post_norm", &P::post_norm},
+                                {"Tensor gate", &P::gate},
+                                {"Tensor? gate_bias", &P::gate_bias},
+                                {"Tensor up", &P::up},
+                                {"Tensor? up_bias", &P::up_bias},
+                                {"Tensor down", &P::down},
+                                {"Tensor? down_bias", &P::down_bias},
+                                {"float eps", &P::eps},
+                                {"float head_eps", &P::head_eps},
+                                {"float scale", &P::scale},
+                                {"int window", &P::window},
+                                {"str activation", &P::activation},
+                                {"bool weights_are_old=False", &P::weights_are_old}};
+  return all;
+}
+
+Values arguments_of(const Tensor& x, const DecoderLayerParts& parts) {
+  Values values;
+  values.reserve(fields().size() + 1);
+  values.emplace_back(x);
+  push_fields(values, parts, fields());
+  return values;
 }
 
 // arguments_of()'s other way round, for examples, whose tensors may be in another dtype by then.
-DecoderLayerParts parts_of(const Values& a) {
-  const auto tensor = [&](size_t i) { return a[i].isNone() ? Tensor() : a[i].toTensor(); };
-  return {.input_norm = tensor(1),
-          .q = tensor(2),
-          .q_bias = tensor(3),
-          .k = tensor(4),
-          .k_bias = tensor(5),
-          .v = tensor(6),
-          .v_bias = tensor(7),
-          .q_norm = tensor(8),
-          .k_norm = tensor(9),
-          .cos = tensor(10),
-          .sin = tensor(11),
-          .k_cache = tensor(12).clone(),  // an example may run again
-          .v_cache = tensor(13).clone(),
-          .position = tensor(14),
-          .o = tensor(15),
-          .o_bias = tensor(16),
-          .post_norm = tensor(17),
-          .gate = tensor(18),
-          .gate_bias = tensor(19),
-          .up = tensor(20),
-          .up_bias = tensor(21),
-          .down = tensor(22),
-          .down_bias = tensor(23),
-          .eps = a[24].toDouble(),
-          .head_eps = a[25].toDouble(),
-          .scale = a[26].toDouble(),
-          .window = a[27].toInt(),
-          .activation = a[28].toStringRef(),
-          .weights_are_old = a[29].toBool()};
+DecoderLayerParts parts_of(const Values& values) {
+  DecoderLayerParts parts;
+  size_t next = 1;
+  take_fields(values, next, parts, fields());
+  parts.k_cache = parts.k_cache.clone();  // an example may run again
+  parts.v_cache = parts.v_cache.clone();
+  return parts;
 }
 
 // So many rows are the kernel's; more go through the layer's parts.
@@ -170,12 +156,7 @@ Result<Example> decoder_example(const std::string&, const ExampleSize& size) {
 std::vector<Contract> decoder_layer_contracts() {
   return {
       {"decoder_layer/1",
-       {{"forward",
-         "(Tensor x, Tensor input_norm, Tensor q, Tensor? q_bias, Tensor k, Tensor? k_bias, Tensor v, Tensor? v_bias, "
-         "Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor sin, Tensor(a!) k_cache, Tensor(b!) v_cache, "
-         "Tensor position, Tensor o, Tensor? o_bias, Tensor post_norm, Tensor gate, Tensor? gate_bias, Tensor up, "
-         "Tensor? up_bias, Tensor down, Tensor? down_bias, float eps, float head_eps, float scale, int window, "
-         "str activation, bool weights_are_old=False) -> Tensor"},
+       {{"forward", "(Tensor x, " + schema_of(fields()) + ") -> Tensor"},
         {"inputs",
          "(Tensor ids, Tensor embedding, Tensor rope, Tensor(a!) length) -> (Tensor x, Tensor row, Tensor place)"},
         {"heads",
