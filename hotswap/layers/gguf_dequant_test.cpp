@@ -14,6 +14,8 @@
 #include <cmath>
 
 #include "hotswap/base/test_support.h"
+#include "hotswap/layers/gguf_by_ops.h"
+#include "hotswap/layers/weight.h"
 
 namespace hotswap {
 namespace {
@@ -152,6 +154,26 @@ TEST(GgufBlocks, EveryQuantisedTypeThatIsReadHasAFormulaHere) {
       return std::string(reference.type) == type->name;
     })) << type->name;
   }
+}
+
+TEST(GgufBlocks, AreTheSameByTorchsOperations) {
+  at::manual_seed(static_cast<uint64_t>(test_support::test_seed()));
+  int64_t tried = 0;
+  for (const Reference& reference : kReferences) {
+    if (!weight_format_of_ggml(std::string(reference.type))) continue;
+    const GgufType& type = *find_gguf_type(std::string(reference.type));
+    for (const auto& [rows, blocks] : {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {0, 2}}) {
+      const Tensor bytes = random_blocks(type, rows, blocks);
+      const int64_t in = blocks * type.block;
+      EXPECT_TRUE(same(dequantised_by_ops(bytes, type.name, in), dequantised(bytes, type, in, at::kFloat)))
+          << type.name;
+      const Tensor every_other = at::cat({bytes, bytes}, 1).narrow(1, 0, bytes.size(1));
+      EXPECT_TRUE(same(dequantised_by_ops(every_other, type.name, in), dequantised(bytes, type, in, at::kFloat)))
+          << type.name;
+    }
+    ++tried;
+  }
+  EXPECT_EQ(tried, 7);
 }
 
 TEST(GgufBlocks, RefuseRowsOfOtherSizes) {

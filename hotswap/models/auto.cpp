@@ -30,15 +30,16 @@ bool names(const PretrainedOptions& options, const std::string& layer) {
 }
 
 // Who says which kernel a Linear runs, wants its plain weights.
+// On a GPU only where it is asked for: from 16 rows on products with plain weights are faster there.
 bool keeps_formats(const PretrainedOptions& options, bool is_gguf, const at::Device& device) {
-  const bool can = is_gguf && device.is_cpu();
-  if (options.keep_formats.value_or(false) && !can) {
+  if (options.keep_formats.value_or(false) && !is_gguf) {
     throw Error({.kind = ErrorKind::kUnsupported,
-                 .wanted = "a GGUF file on the CPU for weights that keep its formats",
-                 .got = is_gguf ? cat("the device ", device.str()) : std::string("weights of another format"),
+                 .wanted = "a GGUF file for weights that keep its formats",
+                 .got = "weights of another format",
                  .next = "leave keep_formats (--packed) unset"});
   }
-  return can && options.keep_formats.value_or(asks_kernels(options) && !names(options, "Linear"));
+  return is_gguf &&
+         options.keep_formats.value_or(device.is_cpu() && asks_kernels(options) && !names(options, "Linear"));
 }
 
 // Unless the caller asks for them, encoded weights are no gain without a kernel: dequantised for each product.

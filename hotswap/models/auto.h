@@ -22,7 +22,8 @@ struct PretrainedOptions {
   std::string dtype = "auto";                 // what config.json says, else as stored; or float32, bfloat16, float16
   std::string device_map = "cpu";             // "auto": a GPU where there is one; "cuda", "cuda:1", ...
   std::optional<std::string> gguf_file = std::nullopt;  // of the folder: weights, config and tokenizer from it
-  // A GGUF file's Q8_0, Q4_0 and Q4_1 weights of projections keep their format: less to read, and nothing to train.
+  // A GGUF file's weights of projections and embedding keep their format where it is a packed one: less to read, and
+  // nothing to train.
   // Unset: where kernels are asked for, on the CPU, and every layer that uses the weight has one.
   std::optional<bool> keep_formats = std::nullopt;
   std::string revision = "main";       // branch, tag or commit of a model of the Hub

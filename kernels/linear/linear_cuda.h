@@ -4,6 +4,7 @@
 
 #include "kernels/common/gpu/few_rows.h"
 #include "kernels/common/gpu/launch.h"
+#include "kernels/common/packing.h"
 #include "kernels/linear/sample.h"
 
 namespace linear::cuda {
@@ -23,5 +24,33 @@ struct Largest {
 void largest(const Largest& a, kernels::Stream stream);
 
 void sample(const Sample& a, kernels::Stream stream);
+
+// y [rows, out] = x w^T + bias of up to kMaxPackedRows rows of a 16-bit dtype, by weights in blocks, which are not
+// rounded.
+constexpr int kMaxPackedRows = 32;
+struct PackedRows {
+  kernels::DType dtype;
+  kernels::Packing packing;
+  const void* x;  // [rows, in], rows begin at multiples of 8 bytes
+  int64_t x_stride;
+  const uint8_t* w;  // [out, bytes of a row], rows begin at even addresses
+  int64_t w_stride;
+  const void* bias;  // [out], or null
+  void* y;
+  int64_t out;
+  int rows, in;
+};
+void packed_rows(const PackedRows& a, kernels::Stream stream);
+
+// Rows of blocks as floating point, rounded once.
+struct Unpack {
+  kernels::DType dtype;
+  kernels::Packing packing;
+  const uint8_t* w;
+  int64_t w_stride;
+  void* out;  // [rows, in]
+  int64_t rows, in;
+};
+void unpack(const Unpack& a, kernels::Stream stream);
 
 }  // namespace linear::cuda

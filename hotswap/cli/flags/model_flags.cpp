@@ -69,8 +69,8 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags) {
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}))
       ->capture_default_str();
   verb.add_option("--packed", flags.packed,
-                  "A GGUF file's weights stay packed in memory where their type can: on, off, or auto: where kernels\n"
-                  "are asked for and have such products")
+                  "A GGUF file's weights stay packed in memory where their type can: on, off, or auto: on the CPU,\n"
+                  "where kernels are asked for and have such products")
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str();
   verb.add_option(

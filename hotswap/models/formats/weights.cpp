@@ -218,6 +218,7 @@ void load_into(Module& module, const Checkpoint& checkpoint, const LoadOptions& 
     if (options.keep_formats && weight != weights.end()) {
       if (auto stored = checkpoint.encoded(from)) {
         *weight->second = *std::move(stored);
+        weight->second->each_tensor([&](Tensor& tensor) { tensor = tensor.to(options.device); });
         continue;
       }
     }

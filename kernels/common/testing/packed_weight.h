@@ -83,7 +83,8 @@ inline PackedWeight random_weight(const std::string& name, int64_t out, int64_t 
   const PackingFormula& packing = packing_formula(name);
   const int64_t blocks = in / packing.block;
   const Tensor bytes = at::randint(0, 256, {out, blocks, packing.bytes}, generator(), at::kByte);
-  const Tensor d = random_tensor({out, blocks, 1}, at::kHalf, scale), m = random_tensor(d.sizes(), at::kHalf, minimum);
+  const Tensor d = random_tensor({out, blocks, 1}, at::kHalf, scale).cpu(),
+               m = random_tensor(d.sizes(), at::kHalf, minimum).cpu();
   bytes.narrow(-1, packing.scale_at, 2).copy_(d.view(at::kByte));
   if (packing.minimum_at >= 0) bytes.narrow(-1, packing.minimum_at, 2).copy_(m.view(at::kByte));
   const Tensor wide_d = d.to(at::kDouble), wide_m = m.to(at::kDouble);

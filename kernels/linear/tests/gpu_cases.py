@@ -7,7 +7,6 @@ import torch
 WIDE = r"few_rows_kernel<.*BFloat16, 8, "
 WIDER = False
 STORES_FEW = True
-CPU_ONLY = ("packed_linear",)
 SPILLS = {  # of 64 registers, which leave room for the next launch beside it: two; where x of 16 rows is held, some more
     r"few_rows_kernel<.*, 16, ": 16,
     r"few_rows_held_kernel<": 72,
@@ -35,7 +34,14 @@ def cases(ops, random, names):
         dtype=torch.float64, device=weight.device,
     ).repeat(8, 1)  # fmt: skip
 
+    beside = (None, None, None, None, None, 0, 1)
+    blocks = torch.randint(0, 256, (200, 4 * 144), dtype=torch.uint8, device=weight.device)  # of Q4_K
+    blocks.view(torch.int16).view(200, 4, 72)[..., :2] = 0x2800  # their two factors: 2^-5
+
     return {
+        "packed_linear": lambda: ops.packed_linear(one, blocks, *beside, "q4_k", 1024, None),
+        "packed_linear, 16 rows": lambda: ops.packed_linear(many, blocks, *beside, "q4_k", 1024, bias[:200]),
+        "packed_linear, 40 rows": lambda: ops.packed_linear(many.repeat(3, 1)[:40], blocks, *beside, "q4_k", 1024, None),
         "sample": lambda: ops.sample(logits, settings),
         "sample, odd": lambda: ops.sample(logits[:, 1:], settings),
         "linear": lambda: ops.linear(one, weight, None),

@@ -4,6 +4,7 @@
 #include "kernels/common/torch/ops.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/linear_cuda.h"
+#include "kernels/linear/torch-ext/packed.h"
 #include "kernels/linear/torch-ext/sample.h"
 
 namespace {
@@ -150,52 +151,17 @@ Tensor packed_linear(const Tensor& x, const Tensor& data, const std::optional<Te
                      const std::optional<Tensor>& /*table*/, const std::optional<Tensor>& /*order*/, int64_t /*group*/,
                      int64_t /*group_rows*/, const std::string& format, int64_t columns,
                      const std::optional<Tensor>& bias) {
-  constexpr const char* kOp = "packed_linear";
-  const kernels::Packing packing = kernels::packing_named(format);
-  check(packing != kernels::Packing::kNone, kOp, ": expected the format ", kernels::kPackingNames, "; got \"", format,
-        "\"; dequantise the weight");
-  const kernels::DType dtype = kernels::dtype_of(x, "packed_linear: x");
-  const Rows in = kernels::as_rows(x, "packed_linear: x");
-  kernels::check_device(data, kernels::cpu(), "packed_linear: data");
-  const int64_t block = kernels::packed_block(packing), bytes = columns / block * kernels::packed_bytes(packing);
-  check(x.dim() >= 1 && in.cols == columns && columns % block == 0 && data.dim() == 2 &&
-            data.scalar_type() == kernels::ScalarType::Byte && data.size(1) == bytes,
-        kOp, ": expected x [..., ", columns, "] and data [out, ", bytes, "] in uint8, blocks of ", block, " of ",
-        format, "; got ", kernels::shape_of(x), " and ", kernels::shape_of(data), " in ", kernels::dtype_name(data),
-        "; check the layer's sizes, or dequantise the weight");
-  const int64_t out = data.size(0);
-  if (bias)
-    check(bias->dim() == 1 && bias->size(0) == out && bias->scalar_type() == x.scalar_type(), kOp, ": expected bias [",
-          out, "] in x's dtype; got ", kernels::shape_of(*bias), " in ", kernels::dtype_name(*bias),
-          "; check the layer's sizes");
-  const Tensor blocks_of_rows = data.stride(1) == 1 ? data : torch::stable::contiguous(data);
-  const Tensor contiguous_bias = bias ? torch::stable::contiguous(*bias) : Tensor(data);
-  Tensor y = output(x, out, dtype, kernels::cpu());
-  if (in.rows == 0 || out == 0) return y;
-
-  thread_local std::vector<float> widened;
-  widened.resize(in.rows * in.cols);
-  float* const numbers = widened.data();
-  kernels::parallel_rows(in.rows, in.cols, [&](int64_t begin, int64_t end) {
-    table().widen(numbers + begin * in.cols, in.read<char>() + begin * in.stride * kernels::size_of(dtype), dtype,
-                  end - begin, in.cols, in.stride);
-  });
-  const linear::Packed args{.dtype = dtype,
-                            .packing = packing,
-                            .x = numbers,
-                            .w = blocks_of_rows.data_ptr(),
-                            .bias = bias ? contiguous_bias.data_ptr() : nullptr,
-                            .y = y.data_ptr(),
-                            .rows = in.rows,
-                            .in = in.cols,
-                            .out = out,
-                            .w_stride = blocks_of_rows.stride(0)};
-  kernels::parallel_rows(out, in.rows * in.cols, [&](int64_t begin, int64_t end) {
-    thread_local std::vector<float> room;
-    if (in.rows > linear::kMaxRows) room.resize(linear::kRoom * in.cols);
-    table().packed(args, room.data(), begin, end);
-  });
-  return y;
+  const linear::PackedCall call = linear::packed_call(x, data, format, columns, bias);
+  const int64_t out = call.data.size(0);
+  const auto fresh = [&] { return output(x, out, call.dtype, call.device); };
+  if (call.x.rows == 0 || out == 0) return fresh();
+#if defined(CUDA_KERNEL)
+  if (!call.device.is_cpu()) {
+    if (linear::takes_packed_rows(call)) return linear::packed_rows(call, x, fresh());
+    return linear::by_unpacked_rows(call, x, fresh, aten_linear);
+  }
+#endif
+  return linear::packed_on_cpu(call, fresh(), table());
 }
 
 // The choice of a greedy decoder, where the next step of a graph looks for it.
@@ -286,7 +252,7 @@ constexpr std::array kOps{
     kernels::op<&linear_op>("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"),
     kernels::op<&largest>("largest_(Tensor(a!) place, Tensor x, Tensor(b!)? said=None, Tensor? at=None) -> ()"),
     kernels::op<&sample>("sample(Tensor x, Tensor settings) -> Tensor"),
-    kernels::cpu_op<&packed_linear>(
+    kernels::op<&packed_linear>(
         "packed_linear(Tensor x, Tensor data, Tensor? scales, Tensor? zeros, Tensor? global_scale, Tensor? table, "
         "Tensor? order, int group, int group_rows, str format, int columns, Tensor? bias) -> Tensor"),
     kernels::op<&linear_bwd>(

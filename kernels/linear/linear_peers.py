@@ -1,0 +1,76 @@
+"""Products with packed weights on a GPU beside bfloat16's, and drawn tokens beside transformers' way; bench/peers.py runs it."""
+
+import math
+
+import torch
+from gpu_common import SETS, randoms
+
+# weights and bytes of a block, and where its float16 factors are
+BLOCKS = {
+    "q8_0": (32, 34, (0,)), "q4_0": (32, 18, (0,)), "q4_1": (32, 20, (0, 2)), "q5_0": (32, 22, (0,)),
+    "q4_k": (256, 144, (0, 2)), "q5_k": (256, 176, (0, 2)), "q6_k": (256, 210, (208,)),
+}  # fmt: skip
+BESIDE = (None, None, None, None, None, 0, 1)
+
+
+def run(c):
+    if c.wants("packed_linear"):
+        for out, cols in ((4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)):
+            plain = [w / 64 for w in randoms(out, cols)]
+            for rows in (1, 4, 16):
+                for packing in BLOCKS:
+                    packed(c, plain, packing, out, cols, rows)
+            del plain
+    if c.wants("sample"):
+        for rows in (1, 64):
+            for name, settings in (("temperature", (0.7, 0, 1.0)), ("top_k", (1.0, 20, 1.0)), ("top_p", (1.0, 0, 0.9))):
+                sample(c, rows, name, *settings)
+
+
+def blocks_of(packing, out, cols):
+    weights, size, factors = BLOCKS[packing]
+    made = torch.randint(0, 256, (out, cols // weights, size), dtype=torch.uint8, device="cuda")
+    for at in factors:
+        made[..., at : at + 2] = (torch.randn(out, cols // weights, 1, device="cuda") * 0.01).half().view(torch.uint8)
+    return made.view(out, -1)
+
+
+def packed(c, plain, packing, out, cols, rows):
+    op, shape = f"packed_linear_{packing}", f"{rows}x{cols}x{out}"
+    if not c.wants(op, shape):
+        return
+    ops, x = c.ops["linear"], randoms(rows, cols)
+    blocks = [blocks_of(packing, out, cols) for _ in range(SETS)]
+    few = blocks[0][:512]
+
+    def check():  # the op on an identity in float32 is the weight, which the package's own tests hold against the format
+        parts = torch.eye(cols, device="cuda").split(1024)
+        wide = torch.cat([ops.packed_linear(part, few, *BESIDE, packing, cols, None) for part in parts]).double()
+        return [ops.packed_linear(x[0], few, *BESIDE, packing, cols, None)], [x[0].double() @ wide]
+
+    c.run(op, shape, {
+        "ours": lambda i: ops.packed_linear(x[i], blocks[i], *BESIDE, packing, cols, None),
+        "ours, a bfloat16 weight": lambda i: ops.linear(x[i], plain[i], None),
+        "torch; a bfloat16 weight": lambda i: torch.nn.functional.linear(x[i], plain[i]),
+    }, 2 * blocks[0].numel(), "", check)  # fmt: skip
+
+
+def sample(c, rows, name, temperature, top_k, top_p):
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    shape = f"{rows}x151936 {name}"
+    if not c.wants("sample", shape):
+        return
+    ops, logits = c.ops["linear"], [4 * z for z in randoms(rows, 151936)]
+    row = [1 / temperature, top_k, top_p, -math.inf, 0.3]
+    settings = torch.tensor([row] * rows, dtype=torch.float64, device="cuda")
+    warpers = [TemperatureLogitsWarper(temperature)]
+    warpers += [TopKLogitsWarper(top_k)] * bool(top_k) + [TopPLogitsWarper(top_p)] * (top_p < 1)
+
+    def stock(i):
+        scores = logits[i].float()
+        for warper in warpers:
+            scores = warper(None, scores)
+        return torch.multinomial(scores.softmax(-1), 1)
+
+    c.run("sample", shape, {"ours": lambda i: ops.sample(logits[i], settings), "transformers": stock}, 2 * logits[0].numel() * 2)

@@ -1,0 +1,143 @@
+// Products with weights in ggml's blocks, on the CPU and on a GPU.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/common/packing.h"
+#include "kernels/common/torch/ops.h"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/linear_cuda.h"
+
+namespace linear {
+
+using kernels::check;
+using torch::stable::Tensor;
+
+struct PackedCall {
+  kernels::Device device;
+  kernels::DType dtype;
+  kernels::Packing packing;
+  kernels::Rows x;  // [rows, in]
+  Tensor data;      // [out, bytes of a row], bytes of a row side by side
+  std::optional<Tensor> bias;
+};
+
+inline PackedCall packed_call(const Tensor& x, const Tensor& data, const std::string& format, int64_t columns,
+                              const std::optional<Tensor>& bias) {
+  constexpr const char* kOp = "packed_linear";
+  const kernels::Device device = kernels::device_of(x);
+  const kernels::Packing packing = kernels::packing_named(format);
+  check(packing != kernels::Packing::kNone, kOp, ": expected the format ", kernels::kPackingNames, "; got \"", format,
+        "\"; dequantise the weight");
+  const kernels::DType dtype = kernels::dtype_of(x, "packed_linear: x");
+  const kernels::Rows in = kernels::as_rows(x, "packed_linear: x", device);
+  kernels::check_device(data, device, "packed_linear: data");
+  const int64_t block = kernels::packed_block(packing), bytes = columns / block * kernels::packed_bytes(packing);
+  check(x.dim() >= 1 && in.cols == columns && columns % block == 0 && data.dim() == 2 &&
+            data.scalar_type() == kernels::ScalarType::Byte && data.size(1) == bytes,
+        kOp, ": expected x [..., ", columns, "] and data [out, ", bytes, "] in uint8, blocks of ", block, " of ",
+        format, "; got ", kernels::shape_of(x), " and ", kernels::shape_of(data), " in ", kernels::dtype_name(data),
+        "; check the layer's sizes, or dequantise the weight");
+  const int64_t out = data.size(0);
+  if (bias) {
+    check(bias->dim() == 1 && bias->size(0) == out && bias->scalar_type() == x.scalar_type(), kOp, ": expected bias [",
+          out, "] in x's dtype; got ", kernels::shape_of(*bias), " in ", kernels::dtype_name(*bias),
+          "; check the layer's sizes");
+    kernels::check_device(*bias, device, "packed_linear: bias");
+  }
+  Tensor blocks = data.stride(1) == 1 ? data : torch::stable::contiguous(data);
+  // A GPU reads two bytes at once.
+  const bool even = reinterpret_cast<uintptr_t>(blocks.data_ptr()) % 2 == 0 && blocks.stride(0) % 2 == 0;
+  if (!device.is_cpu() && !even) blocks = torch::stable::clone(blocks);
+  return {device, dtype, packing, in, blocks, bias ? std::optional(torch::stable::contiguous(*bias)) : std::nullopt};
+}
+
+inline Tensor packed_on_cpu(const PackedCall& call, Tensor y, const Table& table) {
+  const kernels::Rows& in = call.x;
+  thread_local std::vector<float> widened;
+  widened.resize(in.rows * in.cols);
+  float* const elements = widened.data();
+  kernels::parallel_rows(in.rows, in.cols, [&](int64_t begin, int64_t end) {
+    table.widen(elements + begin * in.cols, in.read<char>() + begin * in.stride * kernels::size_of(call.dtype),
+                call.dtype, end - begin, in.cols, in.stride);
+  });
+  const Packed args{.dtype = call.dtype,
+                    .packing = call.packing,
+                    .x = elements,
+                    .w = call.data.data_ptr(),
+                    .bias = call.bias ? call.bias->data_ptr() : nullptr,
+                    .y = y.data_ptr(),
+                    .rows = in.rows,
+                    .in = in.cols,
+                    .out = call.data.size(0),
+                    .w_stride = call.data.stride(0)};
+  kernels::parallel_rows(args.out, in.rows * in.cols, [&](int64_t begin, int64_t end) {
+    thread_local std::vector<float> room;
+    if (in.rows > kMaxRows) room.resize(kRoom * in.cols);
+    table.packed(args, room.data(), begin, end);
+  });
+  return y;
+}
+
+#if defined(CUDA_KERNEL)
+inline bool takes_packed_rows(const PackedCall& call) {
+  return call.dtype != kernels::DType::kFloat32 && call.x.rows <= cuda::kMaxPackedRows && call.x.cols <= INT32_MAX;
+}
+
+inline Tensor packed_rows(const PackedCall& call, const Tensor& x, Tensor y) {
+  const bool aligned =
+      reinterpret_cast<uintptr_t>(call.x.data) % 8 == 0 && (call.x.rows == 1 || call.x.stride % 4 == 0);
+  const Tensor copy = aligned ? x : torch::stable::clone(torch::stable::reshape(x, {call.x.rows, call.x.cols}));
+  const cuda::PackedRows args{.dtype = call.dtype,
+                              .packing = call.packing,
+                              .x = aligned ? call.x.data : copy.data_ptr(),
+                              .x_stride = aligned ? call.x.stride : call.x.cols,
+                              .w = static_cast<const uint8_t*>(call.data.data_ptr()),
+                              .w_stride = call.data.stride(0),
+                              .bias = call.bias ? call.bias->data_ptr() : nullptr,
+                              .y = y.data_ptr(),
+                              .out = call.data.size(0),
+                              .rows = int(call.x.rows),
+                              .in = int(call.x.cols)};
+  kernels::run_on(
+      call.device, [&](auto stream) { cuda::packed_rows(args, stream); }, [] {});
+  return y;
+}
+
+// The weight in x's dtype, rounded once, in parts of at most kUnpackedBytes, and torch's product with each.
+constexpr int64_t kUnpackedBytes = int64_t{256} << 20;
+template <class Fresh, class Linear>
+Tensor by_unpacked_rows(const PackedCall& call, const Tensor& x, const Fresh& fresh, const Linear& product) {
+  const int64_t out = call.data.size(0), in = call.x.cols, row = in * kernels::size_of(call.dtype);
+  const int64_t part = std::clamp<int64_t>(kUnpackedBytes / std::max<int64_t>(row, 1), 1, out);
+  Tensor unpacked = kernels::empty({part, in}, call.dtype, call.device);
+  // Copied where its rows begin as no allocator's do: the library chooses its product by that.
+  const Tensor dense = torch::stable::contiguous(x);
+  const Tensor rows_of_x =
+      reinterpret_cast<uintptr_t>(dense.data_ptr()) % 16 == 0 ? dense : torch::stable::clone(dense);
+  std::optional<Tensor> y;
+  for (int64_t first = 0; first < out; first += part) {
+    const int64_t rows = std::min(part, out - first);
+    const cuda::Unpack args{.dtype = call.dtype,
+                            .packing = call.packing,
+                            .w = static_cast<const uint8_t*>(call.data.data_ptr()) + first * call.data.stride(0),
+                            .w_stride = call.data.stride(0),
+                            .out = unpacked.data_ptr(),
+                            .rows = rows,
+                            .in = in};
+    kernels::run_on(
+        call.device, [&](auto stream) { cuda::unpack(args, stream); }, [] {});
+    std::optional<Tensor> bias = call.bias;
+    if (bias) bias = torch::stable::narrow(*bias, 0, first, rows);
+    const Tensor some = product(rows_of_x, torch::stable::narrow(unpacked, 0, 0, rows), bias);
+    if (rows == out) return some;
+    if (!y) y = fresh();
+    Tensor to = torch::stable::narrow(*y, y->dim() - 1, first, rows);
+    torch::stable::copy_(to, some);
+  }
+  return *y;
+}
+#endif
+
+}  // namespace linear
