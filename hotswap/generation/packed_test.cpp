@@ -167,8 +167,8 @@ TEST_F(PackedOnAGpu, GivesWhatItsDequantisedFormGives) {
         const at::NoGradGuard no_grad;
         return model({.input_ids = prompt().to(model.device())}).logits.to(at::kCPU, at::kFloat);
       };
-      const Tensor want = of(*plain);
-      EXPECT_LE((of(*packed) - want).norm().item<double>(), bound_of * want.norm().item<double>());
+      const Tensor expected = of(*plain);
+      EXPECT_LE((of(*packed) - expected).norm().item<double>(), bound_of * expected.norm().item<double>());
       if (std::string(dtype) != "float32") continue;  // of which two ways through attention round alike
       const auto ids = [&](const char* cache) {
         const GenerationConfig config{.max_new_tokens = 20, .cache_implementation = cache};

@@ -1,5 +1,13 @@
 #include "hotswap/layers/gguf_blocks.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bitwise_and.h>
+#include <ATen/ops/bitwise_left_shift.h>
+#include <ATen/ops/bitwise_or.h>
+#include <ATen/ops/bitwise_right_shift.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
 #include <c10/util/Half.h>
 
 #include <algorithm>
@@ -258,23 +266,105 @@ void tq2_0(const uint8_t* from, float* to, int64_t weights) {
   });
 }
 
+// ---- The same by torch's operations, for blocks on a GPU: nothing waits for it, and a graph may have it.
+using at::Tensor;
+
+// Parts of blocks [rows, blocks, bytes], along the last dimension.
+struct Blocks {
+  Tensor bytes;
+
+  Tensor part(int64_t at, int64_t count) const { return bytes.narrow(-1, at, count); }
+  Tensor half(int64_t at) const { return part(at, 2).contiguous().view(at::kHalf).to(at::kFloat); }
+  Tensor signed_bytes(int64_t at, int64_t count) const { return part(at, count).view(at::kChar).to(at::kFloat); }
+};
+
+Tensor low_of(const Tensor& bytes) { return at::bitwise_and(bytes, 15); }
+Tensor high_of(const Tensor& bytes) { return at::bitwise_right_shift(bytes, 4); }
+// bytes >> shift & mask for each shift from 0 on, in steps: a new dimension before the last.
+Tensor fields(const Tensor& bytes, int64_t count, int64_t step, int64_t mask) {
+  const Tensor shifts = at::arange(0, count * step, step, bytes.options()).view({count, 1});
+  return at::bitwise_and(at::bitwise_right_shift(bytes.unsqueeze(-2), shifts), mask);
+}
+Tensor above(const Tensor& bits, const Tensor& low_bits) {  // bits in front of four
+  return at::bitwise_or(at::bitwise_left_shift(bits, 4), low_bits);
+}
+Tensor less(const Tensor& codes, int64_t zero) { return codes.to(at::kFloat) - zero; }
+
+// Of 32 weights: 16 bytes, the low nibbles are the first half.
+Tensor nibbles(const Blocks& b, int64_t at) {
+  const Tensor bytes = b.part(at, 16);
+  return at::cat({low_of(bytes), high_of(bytes)}, -1);
+}
+
+Tensor q8_0_by_ops(const Tensor& bytes) {
+  const Blocks b{bytes};
+  return b.half(0) * b.signed_bytes(2, 32);
+}
+Tensor q4_0_by_ops(const Tensor& bytes) {
+  const Blocks b{bytes};
+  return b.half(0) * less(nibbles(b, 2), 8);
+}
+Tensor q4_1_by_ops(const Tensor& bytes) {
+  const Blocks b{bytes};
+  return b.half(0) * nibbles(b, 4).to(at::kFloat) + b.half(2);
+}
+Tensor q5_0_by_ops(const Tensor& bytes) {
+  const Blocks b{bytes};
+  const Tensor fifth = fields(b.part(2, 4), 8, 1, 1).transpose(-1, -2).flatten(-2);
+  return b.half(0) * less(above(fifth, nibbles(b, 6)), 16);
+}
+
+// Of 256 weights in eight groups, with scales and minimums of six bits: codes [rows, blocks, 8, 32].
+Tensor by_groups(const Blocks& b, const Tensor& codes) {
+  const Tensor first = b.part(4, 4), second = b.part(8, 4), third = b.part(12, 4);
+  const auto six = [](const Tensor& plain, const Tensor& four, const Tensor& two) {
+    return at::cat({at::bitwise_and(plain, 63), above(at::bitwise_right_shift(two, 6), four)}, -1).to(at::kFloat);
+  };
+  const Tensor scale = b.half(0) * six(first, low_of(third), first),
+               minimum = b.half(2) * six(second, high_of(third), second);
+  return (scale.unsqueeze(-1) * codes.to(at::kFloat) - minimum.unsqueeze(-1)).flatten(-2);
+}
+
+Tensor nibbles_of_groups(const Blocks& b, int64_t at) {
+  const Tensor bytes = b.part(at, 128).unflatten(-1, {4, 32});
+  return at::stack({low_of(bytes), high_of(bytes)}, -2).flatten(-3, -2);
+}
+
+Tensor q4_k_by_ops(const Tensor& bytes) {
+  const Blocks b{bytes};
+  return by_groups(b, nibbles_of_groups(b, 16));
+}
+Tensor q5_k_by_ops(const Tensor& bytes) {
+  const Blocks b{bytes};
+  return by_groups(b, above(fields(b.part(16, 32), 8, 1, 1), nibbles_of_groups(b, 48)));
+}
+
+Tensor q6_k_by_ops(const Tensor& blocks) {
+  const Blocks b{blocks};
+  const Tensor bytes = b.part(0, 128).unflatten(-1, {2, 2, 32});
+  const Tensor four = at::cat({low_of(bytes), high_of(bytes)}, -2);                        // [.., 2, 4, 32]
+  const Tensor two = fields(b.part(128, 64).unflatten(-1, {2, 32}), 4, 2, 3);              // the same
+  const Tensor codes = less(above(two, four), 32).unflatten(-1, {2, 16}).flatten(-4, -2);  // [.., 16, 16]
+  return ((b.half(208) * b.signed_bytes(192, 16)).unsqueeze(-1) * codes).flatten(-2);
+}
+
 // Every type that a file may hold: those of gguf 0.19.0 and of llama.cpp (2026), and of files from before 2025 the
 // rearranged Q4_0 and IQ4_NL. The size is known also where the values are not, so that a file's layout can be checked.
 // Q8_1 and Q8_K are made of activations and in no file.
 constexpr GgufType kTypes[] = {
     {0, "F32", 1, 4, f32},
     {1, "F16", 1, 2, f16},
-    {2, "Q4_0", 32, 18, q4_0},
-    {3, "Q4_1", 32, 20, q4_1},
-    {6, "Q5_0", 32, 22, q5_0},
+    {2, "Q4_0", 32, 18, q4_0, q4_0_by_ops},
+    {3, "Q4_1", 32, 20, q4_1, q4_1_by_ops},
+    {6, "Q5_0", 32, 22, q5_0, q5_0_by_ops},
     {7, "Q5_1", 32, 24, q5_1},
-    {8, "Q8_0", 32, 34, q8_0},
+    {8, "Q8_0", 32, 34, q8_0, q8_0_by_ops},
     {9, "Q8_1", 32, 36},
     {10, "Q2_K", 256, 84, q2_k},
     {11, "Q3_K", 256, 110, q3_k},
-    {12, "Q4_K", 256, 144, q4_k},
-    {13, "Q5_K", 256, 176, q5_k},
-    {14, "Q6_K", 256, 210, q6_k},
+    {12, "Q4_K", 256, 144, q4_k, q4_k_by_ops},
+    {13, "Q5_K", 256, 176, q5_k, q5_k_by_ops},
+    {14, "Q6_K", 256, 210, q6_k, q6_k_by_ops},
     {15, "Q8_K", 256, 292},
     {16, "IQ2_XXS", 256, 66},
     {17, "IQ2_XS", 256, 74},

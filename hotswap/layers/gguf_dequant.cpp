@@ -63,6 +63,10 @@ at::Tensor dequantised(const at::Tensor& blocks, const GgufType& type, int64_t i
          .got = cat(blocks.scalar_type(), " [", join(blocks.sizes()), "]"),
          .next = "check the type and the width of the weight"});
   }
+  if (!blocks.is_cpu() && type.by_ops != nullptr) {
+    const at::Tensor whole = blocks.contiguous().view({blocks.size(0), in / type.block, int64_t(type.block_size)});
+    return type.by_ops(whole).reshape({blocks.size(0), in}).to(dtype);
+  }
   const at::Tensor bytes = blocks.to(at::kCPU).contiguous();
   const at::ScalarType computed = dtype == at::kDouble ? at::kFloat : dtype;
   at::Tensor result = at::empty({blocks.size(0), in}, at::TensorOptions().dtype(computed));

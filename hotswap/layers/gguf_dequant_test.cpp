@@ -14,7 +14,6 @@
 #include <cmath>
 
 #include "hotswap/base/test_support.h"
-#include "hotswap/layers/gguf_by_ops.h"
 #include "hotswap/layers/weight.h"
 
 namespace hotswap {
@@ -160,16 +159,18 @@ TEST(GgufBlocks, AreTheSameByTorchsOperations) {
   at::manual_seed(static_cast<uint64_t>(test_support::test_seed()));
   int64_t tried = 0;
   for (const Reference& reference : kReferences) {
-    if (!weight_format_of_ggml(std::string(reference.type))) continue;
     const GgufType& type = *find_gguf_type(std::string(reference.type));
+    EXPECT_EQ(type.by_ops != nullptr, weight_format_of_ggml(type.name).has_value()) << type.name;
+    if (type.by_ops == nullptr) continue;
     for (const auto& [rows, blocks] : {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {0, 2}}) {
       const Tensor bytes = random_blocks(type, rows, blocks);
       const int64_t in = blocks * type.block;
-      EXPECT_TRUE(same(dequantised_by_ops(bytes, type.name, in), dequantised(bytes, type, in, at::kFloat)))
-          << type.name;
-      const Tensor every_other = at::cat({bytes, bytes}, 1).narrow(1, 0, bytes.size(1));
-      EXPECT_TRUE(same(dequantised_by_ops(every_other, type.name, in), dequantised(bytes, type, in, at::kFloat)))
-          << type.name;
+      const auto by_ops = [&](const Tensor& rows_of) {
+        return type.by_ops(rows_of.unflatten(1, {blocks, int64_t(type.block_size)})).reshape({rows, in});
+      };
+      const Tensor expected = dequantised(bytes, type, in, at::kFloat);
+      EXPECT_TRUE(same(by_ops(bytes), expected)) << type.name;
+      EXPECT_TRUE(same(by_ops(at::cat({bytes, bytes}, 1).narrow(1, 0, bytes.size(1))), expected)) << type.name;
     }
     ++tried;
   }

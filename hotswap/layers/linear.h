@@ -15,8 +15,8 @@ namespace hotswap {
 // linear/1. x: [..., in], weight: [out, in], bias: [out] -> [..., out]
 using LinearForward = Tensor(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);
 
-// packed_linear/2: the same by an encoded weight, whose elements are not rounded to x's type; on a GPU they may be where x
-// has more rows than its kernel takes (kernels/linear/CARD.md).
+// packed_linear/2: the same by an encoded weight, whose elements are not rounded to x's type; on a GPU they may be
+// where x has more rows than its kernel takes (kernels/linear/CARD.md).
 using PackedLinearForward = Tensor(const Tensor& x, const Weight& weight, const std::optional<Tensor>& bias);
 
 // Where an argmax is to be written.

@@ -11,7 +11,6 @@
 #include <array>
 
 #include "hotswap/base/error.h"
-#include "hotswap/layers/gguf_by_ops.h"
 #include "hotswap/layers/gguf_dequant.h"
 
 namespace hotswap {
@@ -85,10 +84,7 @@ std::string weight_format_names() {
 
 Tensor Weight::dequantised(at::ScalarType dtype) const {
   if (!encoded()) return data.to(dtype);
-  if (const char* ggml = row_of(format).ggml) {
-    if (!data.is_cpu()) return dequantised_by_ops(data, ggml, columns()).to(dtype);
-    return hotswap::dequantised(data, blocks_of(format), columns(), dtype);
-  }
+  if (row_of(format).ggml != nullptr) return hotswap::dequantised(data, blocks_of(format), columns(), dtype);
   const at::ScalarType wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
   Tensor values = codes_of(*this, wide);
   if (zeros.defined()) values = at::sub(values, spread(zeros, *this, wide));

@@ -30,7 +30,7 @@ bool names(const PretrainedOptions& options, const std::string& layer) {
 }
 
 // Who says which kernel a Linear runs, wants its plain weights.
-// On a GPU only where it is asked for: from 16 rows on products with plain weights are faster there.
+// On a GPU only where it is requested: from 16 rows on products with plain weights are faster there.
 bool keeps_formats(const PretrainedOptions& options, bool is_gguf, const at::Device& device) {
   if (options.keep_formats.value_or(false) && !is_gguf) {
     throw Error({.kind = ErrorKind::kUnsupported,

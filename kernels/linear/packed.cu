@@ -28,7 +28,7 @@ struct RowsOfBlocks {
 };
 
 // What a chunk of 16 rows takes in shared memory. Rows are 16 bytes more than a multiple of 32 apart: words of eight of
-// them lie in different banks.
+// them are in different banks.
 template <Packing P>
 struct Ring16 {
   using L = Layout<P>;
@@ -101,8 +101,9 @@ __device__ __forceinline__ void multiply_piece(const SharedRow (&rows)[2], const
       L::kWeights == 256 && L::kBits <= 5 ? 4 : 8;  // more take registers that a third block needs
   constexpr bool kBlocksOf256 = L::kWeights == 256, kTwoScales = P == Packing::kQ6_K;
   constexpr uint32_t kOne = std::is_same_v<T, BFloat16> ? 0x3f803f80u : 0x3c003c00u;
+  constexpr auto mma = multiply_16x8<T>;
   const int lane = threadIdx.x % 32, part = lane % 4;
-  GroupScale known[2][2];  // of the groups 2 * part and the next of a block of 256, which the others ask for
+  GroupScale known[2][2];  // of the groups 2 * part and the next of a block of 256, which the others read
   if constexpr (kBlocksOf256 && !kTwoScales) {
 #pragma unroll
     for (int r = 0; r < 2; ++r)
@@ -133,8 +134,8 @@ __device__ __forceinline__ void multiply_piece(const SharedRow (&rows)[2], const
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
         const uint2 v = *reinterpret_cast<const uint2*>(x.row[tile] + column + 32 * group + 16 * half);
-        multiply_16x8<T>(made[tile], codes, v.x, v.y);
-        if constexpr (L::kMinimum) multiply_16x8<T>(of_x[tile], {kOne, kOne, kOne, kOne}, v.x, v.y);
+        mma(made[tile], codes, v.x, v.y);
+        if constexpr (L::kMinimum) mma(of_x[tile], {kOne, kOne, kOne, kOne}, v.x, v.y);
       }
       if (half == 0 && !kTwoScales) continue;
 #pragma unroll

@@ -120,7 +120,7 @@ __device__ __forceinline__ uint32_t four_codes(const R& row, int block, int grou
   }
 }
 
-// Two words of two numbers each: the codes less kZero, as T. The byte is the end of T's mantissa behind a power of two,
+// Two words of two numbers each: the codes less kZero, as T. The byte is the end of T's mantissa after a power of two,
 // which is subtracted again: both are exact. Eight bits with a sign are seven and the sign's own weight.
 template <Packing P, class T>
 __device__ __forceinline__ void integers_of(uint32_t codes, uint32_t& first, uint32_t& second) {

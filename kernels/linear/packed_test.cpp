@@ -73,10 +73,10 @@ TEST(PackedLinear, EachWeightIsItsDequantisedFormBitForBit) {
     const int64_t in = std::max<int64_t>(64, each.block);
     const PackedWeight w = random_weight(each.name, 5, in);
     for (const auto dtype : kDTypes) {  // in 16 bits rounded once
-      const Tensor want = w.numbers.t().to(at::kFloat).to(dtype).contiguous(), one = at::eye(in).to(dtype);
-      expect_equal(call(each.name, one, w.bytes), want, each.name);
+      const Tensor expected = w.numbers.t().to(at::kFloat).to(dtype).contiguous(), one = at::eye(in).to(dtype);
+      expect_equal(call(each.name, one, w.bytes), expected, each.name);
       for (int64_t i = 0; i < in; ++i) {
-        expect_equal(call(each.name, one.narrow(0, i, 1), w.bytes), want.narrow(0, i, 1), each.name);
+        expect_equal(call(each.name, one.narrow(0, i, 1), w.bytes), expected.narrow(0, i, 1), each.name);
       }
     }
   }

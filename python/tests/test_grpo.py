@@ -196,8 +196,8 @@ def test_memory(small_chunks):
     assert largest.numel <= 16 * 512  # a chunk's logits; all would be 32 times as many
 
 
-@pytest.mark.parametrize("level, group, want", [("token", 16, 3), ("sequence", 128, 3), ("sequence", 16, 3.875)])
-def test_products(level, group, want, small_chunks):
+@pytest.mark.parametrize("level, group, expected", [("token", 16, 3), ("sequence", 128, 3), ("sequence", 16, 3.875)])
+def test_products(level, group, expected, small_chunks):
     """A token's factor depends on its own row, an answer's on all of its rows: logits are held until it is known."""
     hidden, weight, _ = head_and_rows((4, 128), 8, 512, torch.float32, False)
     small_chunks(16, weight, group)
@@ -205,7 +205,7 @@ def test_products(level, group, want, small_chunks):
     ids, mask = torch.randint(512, (4, 128)), torch.ones(4, 128)
     with Products(4 * 128, 8, 512) as products:
         module(hidden, weight, ids, mask, torch.randn(4))[0].backward()
-    assert products.count == pytest.approx(want, abs=0.01)
+    assert products.count == pytest.approx(expected, abs=0.01)
 
 
 def test_wrong_arguments():

@@ -102,10 +102,10 @@ def test_a_head_of_whole_vectors(dtype, group, small_chunks):
     target = torch.randint(512, (2 * PAIRS, 32))
     small_chunks(8, weight, group)
     got = chunked_loss.LigerFusedLinearCPOLoss()(weight, hidden, target)
-    want = pairs(cpo(), nll=True)(hidden, weight, target, None)
-    same(got, want, LIMIT[dtype])
+    expected = pairs(cpo(), nll=True)(hidden, weight, target, None)
+    same(got, expected, LIMIT[dtype])
     learning = [hidden, weight]
-    for a, b in zip(torch.autograd.grad(got[0], learning), torch.autograd.grad(want[0], learning), strict=True):
+    for a, b in zip(torch.autograd.grad(got[0], learning), torch.autograd.grad(expected[0], learning), strict=True):
         close(a, b, LIMIT[dtype])
 
 
@@ -193,10 +193,10 @@ def test_log_probabilities_of_a_reference_made_beforehand(kind, average):
     reference = [t.detach() for t in head_and_rows((2 * PAIRS, TIME), DIM, VOCAB, torch.float32, False)[:2]]
     target, module = targets(), kind(use_ref_model=True, average_log_prob=average)
     known = answers(*reference, None, target, average)[0]
-    want = per_answer(module, hidden, weight, target, ref_input=reference[0], ref_weight=reference[1])
+    expected = per_answer(module, hidden, weight, target, ref_input=reference[0], ref_weight=reference[1])
     got = per_answer(module, hidden, weight, target, ref_logps=known)
-    same(got, (want[0], [m.double() for m in want[1]]), 1e-6)
-    for a, b in zip(torch.autograd.grad(got[0], [hidden, weight]), torch.autograd.grad(want[0], [hidden, weight]), strict=True):
+    same(got, (expected[0], [m.double() for m in expected[1]]), 1e-6)
+    for a, b in zip(torch.autograd.grad(got[0], [hidden, weight]), torch.autograd.grad(expected[0], [hidden, weight]), strict=True):
         close(a, b, 1e-6)
     with pytest.raises(ValueError, match="got both"):
         per_answer(module, hidden, weight, target, ref_input=reference[0], ref_weight=reference[1], ref_logps=known)
@@ -204,13 +204,13 @@ def test_log_probabilities_of_a_reference_made_beforehand(kind, average):
         per_answer(module, hidden, weight, target, ref_logps=torch.zeros(2 * PAIRS, TIME))
 
 
-@pytest.mark.parametrize("kind, group, want", [
+@pytest.mark.parametrize("kind, group, expected", [
     (chunked_loss.LigerFusedLinearCPOLoss, 1024, 3),  # all rows of a pair are held until their factors are known
     (chunked_loss.LigerFusedLinearCPOLoss, 16, 3.875),  # a chunk in eight is
     (chunked_loss.LigerFusedLinearDPOLoss, 128, 4),  # and the reference's
     (chunked_loss.LigerFusedLinearKTOLoss, 64, 4),  # an answer
 ])  # fmt: skip
-def test_products(kind, group, want, small_chunks):
+def test_products(kind, group, expected, small_chunks):
     """Of a head that learns: its logits, the gradients of hidden states and of the weight, of what does not fit the logits
     once more, and the logits of a reference."""
     hidden, weight, _ = head_and_rows((8, 64), 8, 512, torch.float32, False)
@@ -220,7 +220,7 @@ def test_products(kind, group, want, small_chunks):
     small_chunks(16, weight, group)
     with Products(8 * 64, 8, 512) as products:
         per_answer(module, hidden, weight, target, **reference)[0].backward()
-    assert products.count == pytest.approx(want, abs=0.01)
+    assert products.count == pytest.approx(expected, abs=0.01)
 
 
 @pytest.mark.parametrize("kl", [None, 0.4, "one an answer"])

@@ -114,7 +114,7 @@ def _tokens_of_a_process(mask, items):
 
 
 def _divisor(o, mask, items):
-    """Of the losses' sum, once a step: it may ask the other processes."""
+    """Of the losses' sum, once a step: it may wait for the other processes."""
     if o.loss_type in ("grpo", "sapo", "luspo"):
         return None  # means of answers
     if o.loss_type == "bnpo":

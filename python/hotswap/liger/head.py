@@ -49,10 +49,10 @@ class Head:
 
     def chunks(self, rows):
         """`rows`, an index or a number of rows from the first on, in parts whose logits fit into CHUNK_BYTES."""
-        most = self.rows_at_once()
+        count = self.rows_at_once()
         if isinstance(rows, int):
-            return [slice(begin, min(begin + most, rows)) for begin in range(0, rows, most)]
-        return list(rows.split(most)) if len(rows) else []
+            return [slice(begin, min(begin + count, rows)) for begin in range(0, rows, count)]
+        return list(rows.split(count)) if len(rows) else []
 
     def logits(self, at):
         """(rows of hidden, their logits), the latter in memory that the next call takes again."""
@@ -85,7 +85,7 @@ class Head:
         self._learned = True
 
     def gradients(self):
-        """Of hidden, weight and bias, None where not wanted."""
+        """Of hidden, weight and bias, None where not required."""
         if self.dweight is not None and not self._learned:
             self.dweight.zero_()
         return self.dhidden, None if self.dweight is None else self.dweight.to(self.weight.dtype), self.dbias
@@ -140,7 +140,7 @@ class Targets:
     """Which logit of each row a loss takes, and which rows' gradients depend on each other. One wait for the device.
 
     target [answers, ...]: rows with ignore_index take part in no product. groups: None, and every row's gradient depends
-    on the log-probabilities of all rows; lists of answers, each group's on its own alone; "rows", each row's on its own.
+    on the log-probabilities of all rows; lists of answers, each group's on its own; "rows", each row's on its own.
     """
 
     def __init__(self, target, ignore_index=-100, groups=None):
@@ -153,7 +153,7 @@ class Targets:
         self._rows = torch.cat(parts).to(target.device)
 
     def chunks(self, rows):
-        """All rows that count, at most so many at once."""
+        """All rows that count, in chunks of at most `rows`."""
         return list(self._rows.split(rows)) if len(self._rows) else []
 
     def groups(self, chunk, whole):
@@ -181,7 +181,7 @@ def _with_gradient(loss_of, logps):
 
 def _made(head, at, targets, logps):
     """Of rows `at`, with their log-probabilities into logps: the rows of hidden, the gradients of each row's own -logp in the
-    place of its logits, and what comes of these for hidden, where wanted."""
+    place of its logits, and what comes of these for hidden, where required."""
     x, logits = head.logits(at)
     losses = _loss.cross_entropy_(logits, targets.flat[at], targets.ignore_index, reduction="none")
     logps.index_copy_(0, at, losses.neg_())
@@ -189,7 +189,7 @@ def _made(head, at, targets, logps):
 
 
 def _learned(head, chunks, targets, logps, loss_of):
-    """A group's rows, in chunks, whose gradients depend on their own log-probabilities alone: (loss, *others) as far as rows
+    """A group's rows, in chunks, whose gradients depend on their own log-probabilities only: (loss, *others) as far as rows
     went yet. The last chunk's gradients are still there when the factors are known, those of others are made again."""
     *others, last = chunks
     for at in others:
