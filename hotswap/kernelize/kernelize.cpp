@@ -383,7 +383,10 @@ KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options, H
   if (options.strict) check_strict(report);
   for (size_t i = 0; i < sites.size(); ++i) {
     sites[i].slot->unbind();
-    if (const PackageLayer* kernel = decisions[i].kernel) kernel->contract().bind(*sites[i].slot, *kernel);
+    const PackageLayer* kernel = decisions[i].kernel;
+    if (kernel == nullptr) continue;
+    kernel->contract().bind(*sites[i].slot, *kernel);
+    sites[i].slot->set_kernel_needs_host_sync(kernel->capabilities().needs_host_sync);
   }
   log_info("kernelize ", mode.str(), ": ", report.bound(), " of ", report.rows.size(), " slots bound");
   return report;

@@ -6,6 +6,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 
+#include <set>
 #include <sstream>
 
 #include "hotswap/kernelize/testing.h"
@@ -196,6 +197,28 @@ TEST(Kernelize, TransformersDefaultMappingIsUnderstood) {
     const std::string text = message_of([&, l = layer, r = ref] { kernelize(model, T, {.config = {{{l, r}}}}); });
     expect_has(text, {"C++ type of its contract"});
   }
+}
+
+TEST(Kernelize, SlotsSayWhichKernelsNeedTheHost) {
+  PackageCopy copy("norm");
+  copy.edit_layers([](nlohmann::ordered_json& json) {
+    json["layers"]["RMSNorm"]["capabilities"] = {{"capture", false}, {"needs_host_sync", true}};
+  });
+  TinyModel model;
+  const auto layers = [&] {
+    std::set<std::string> found;
+    model.each_slot([&](const std::string&, const SlotBase& slot) {
+      if (slot.needs_host_sync()) found.insert(slot.layer());
+    });
+    return found;
+  };
+  EXPECT_EQ(layers(), std::set<std::string>());
+  const KernelConfig config{.kernel_mapping = {{"RMSNorm", copy.root().string() + ":RMSNorm"}},
+                            .use_local_kernel = true};
+  kernelize(model, I, {.config = config});
+  EXPECT_EQ(layers(), std::set<std::string>{"RMSNorm"});
+  unkernelize(model);
+  EXPECT_EQ(layers(), std::set<std::string>());
 }
 
 TEST(Kernelize, StockByChoice) {

@@ -127,6 +127,7 @@ std::string gated_by(const std::string& hidden_act, const std::string& where) {
 
 Experts::Experts(const ExpertsShape& s, ExpertsOptions options, std::string layer)
     : options_(std::move(options)), forward_(this, std::move(layer), "moe/1", stock::experts) {
+  forward_.set_stock_needs_host_sync();  // to learn how many tokens each expert has
   const bool has_gate = activation_of(options_).gated != nullptr;
   const int64_t n = has_gate ? 2 * s.hidden : s.hidden;
   const auto shape = [&](int64_t out, int64_t in) {

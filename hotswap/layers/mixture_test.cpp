@@ -112,6 +112,13 @@ struct Size {
   int64_t tokens, k, experts, dim, hidden;
 };
 
+TEST_F(Mixtures, StockExpertsNeedTheHost) {
+  Experts experts({.experts = 2, .dim = 4, .hidden = 3}, {});
+  int64_t slots = 0;
+  experts.each_slot([&](const std::string&, const SlotBase& slot) { slots += slot.needs_host_sync() ? 1 : 0; });
+  EXPECT_EQ(slots, 1);
+}
+
 TEST_F(Mixtures, EveryActivationAndLayoutIsTheFormula) {
   const Size s{7, 3, 5, 6, 4};
   for (const char* name : {"swiglu", "geglu_tanh", "geglu", "reglu", "swiglu_oai", "swiglu_clamped", "relu2", "silu",

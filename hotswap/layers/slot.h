@@ -68,6 +68,11 @@ class SlotBase {
   void bind_op(std::function<typename Role::Signature> function) {
     ops_.emplace_back(Role::kRole, std::move(function));
   }
+  // Does what runs here wait for the device in the middle of a step? The stock forward where the layer says so, a
+  // kernel where its package does. Steps of such a model cannot be captured.
+  bool needs_host_sync() const { return bound() ? kernel_syncs_ : stock_syncs_; }
+  void set_stock_needs_host_sync() { stock_syncs_ = true; }
+  void set_kernel_needs_host_sync(bool syncs) { kernel_syncs_ = syncs; }  // after binding
   // What the bound kernel claims of its contract's features, as far as the layer asks: "torch_products".
   bool claims(const std::string& feature) const { return claims_.contains(feature); }
   void set_claims(std::set<std::string> features) { claims_ = std::move(features); }
@@ -76,6 +81,7 @@ class SlotBase {
   std::string layer_, contract_;
   SlotNeeds needs_;
   bool in_use_ = true;
+  bool stock_syncs_ = false, kernel_syncs_ = false;
   std::vector<std::pair<std::string_view, std::any>> ops_;  // few: looked through
   std::set<std::string> claims_;
 };

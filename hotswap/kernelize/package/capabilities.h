@@ -33,6 +33,7 @@ struct Capabilities {
   bool backward = false;
   bool capture = false;
   bool deterministic = false;
+  bool needs_host_sync = false;                   // its ops wait for the device: no step with them can be captured
   std::set<std::string> dtypes;                   // "float32"
   std::set<std::string> features;                 // of those that the contract knows: "window"
   std::set<std::string> inference_features = {};  // more of them, without gradients; of adapted packages alone

@@ -26,11 +26,13 @@ void read_capabilities(const Json& json, int64_t schema, Capabilities& caps) {
   if (schema == 1) {
     json.only({"backward", "capture", "deterministic", "dtypes"});
   } else {
-    json.only({"backward", "capture", "deterministic", "dtypes", "features", "numbers", "weights"});
+    json.only({"backward", "capture", "deterministic", "dtypes", "features", "needs_host_sync", "numbers", "weights"});
   }
   caps.backward = json.get("backward", caps.backward);
   caps.capture = json.get("capture", caps.capture);
   caps.deterministic = json.get("deterministic", caps.deterministic);
+  caps.needs_host_sync = json.get("needs_host_sync", caps.needs_host_sync);
+  want(!caps.capture || !caps.needs_host_sync, "at most one of capture and needs_host_sync", json, "both");
   if (const auto dtypes = json.find("dtypes")) {
     caps.dtypes.clear();
     for (const Json& dtype : dtypes->elements()) {

@@ -125,6 +125,9 @@ TEST(Manifest, BadLayersAreRefused) {
       {"capability as text",
        [](Ordered& j) { j["layers"]["RMSNorm"]["capabilities"]["backward"] = "yes"; },
        {"backward", "string"}},
+      {"captured and not",
+       [](Ordered& j) { j["layers"]["RMSNorm"]["capabilities"]["needs_host_sync"] = true; },
+       {"at most one of capture and needs_host_sync", "'both'"}},
       {"stands in for nothing", [](Ordered& j) { j["stands_in_for"] = {"liger"}; }, {"org/repo"}},
       {"stands in by no layer of its own",
        [](Ordered& j) { j["stands_in_for"] = {"a/b:C=D"}; },
@@ -149,7 +152,7 @@ TEST(Manifest, DefaultsCopiesAndAliases) {
       "RMSNorm": {"ops": {"forward": "rms_norm"}, "capabilities": {"deterministic": true}},
       "ANorm": "RMSNorm",
       "LayerNorm": {"contract": "layer_norm/1", "ops": {"forward": "layer_norm"},
-                    "capabilities": {"capture": false, "dtypes": ["bfloat16"]}}
+                    "capabilities": {"capture": false, "needs_host_sync": true, "dtypes": ["bfloat16"]}}
     },
     "stands_in_for": ["acme/norms:Norm=RMSNorm", "other/norms:TheirNorm=LayerNorm"],
     "aliases": {"acme/older-norms": "acme/norms"}
@@ -165,6 +168,7 @@ TEST(Manifest, DefaultsCopiesAndAliases) {
   EXPECT_TRUE(a.capabilities.deterministic);
   EXPECT_EQ(layer.contract, "layer_norm/1");
   EXPECT_TRUE(!layer.capabilities.capture && !layer.capabilities.deterministic);
+  EXPECT_TRUE(layer.capabilities.needs_host_sync && !rms.capabilities.needs_host_sync);
   EXPECT_EQ(layer.capabilities.dtypes, std::set<std::string>{"bfloat16"});
   ASSERT_NE(m.layer_named("Norm", "acme/older_norms"), nullptr);
   EXPECT_EQ(*m.layer_named("Norm", "acme/older_norms"), "RMSNorm");
