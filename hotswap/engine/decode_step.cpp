@@ -1,6 +1,7 @@
 #include "hotswap/engine/decode_step.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/argmax.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -23,7 +24,7 @@ void DecodeStep::capture(int64_t max_tokens) {
   why_not_ = "there was no second step";
   if (!sampler_.needs_history()) return;
   // What is still to come is another time the first token, which the sampler does not mind.
-  said_ = at::full({1}, history_.size(1), history_.options());
+  history_length_ = at::full({1}, history_.size(1), history_.options());
   history_ = at::cat({history_, history_.narrow(1, 0, 1).expand({-1, max_tokens})}, 1);
 }
 
@@ -38,15 +39,15 @@ void DecodeStep::refuse(std::string why) {
   why_not_ = std::move(why);
   graph_ = nullptr;
   reach_ = 0;
-  said_here_ = Tensor();
+  host_tokens_ = Tensor();
 }
 
-Tensor DecodeStep::choose(const Tensor& logits, const Choice& to) {
-  const Tensor next = sampler_.next(logits, history_, said_, to);
+Tensor DecodeStep::choose(const Tensor& logits) {
+  const Tensor next = sampler_.next(logits, history_, history_length_);
   if (!sampler_.needs_history()) return next;
-  if (said_.defined()) {
-    history_.index_copy_(1, said_, next.unsqueeze(1));  // in place: a graph does so again
-    said_.add_(1);
+  if (history_length_.defined()) {
+    history_.index_copy_(1, history_length_, next.unsqueeze(1));  // in place: a graph does so again
+    history_length_.add_(1);
   } else {
     history_ = at::cat({history_, next.unsqueeze(1)}, 1);
   }
@@ -55,14 +56,13 @@ Tensor DecodeStep::choose(const Tensor& logits, const Choice& to) {
 
 Tensor DecodeStep::begin(const Tensor& logits) { return choose(logits); }
 
-Tensor DecodeStep::forward(const Tensor& tokens, const Choice& to) {
-  return choose(model_({.input_ids = tokens.unsqueeze(1),
-                        .attention_mask = mask_,
-                        .position_ids = positions_,
-                        .cache = &cache_,
-                        .logits_to_keep = 1})
-                    .logits.select(1, 0),
-                to);
+Tensor DecodeStep::forward(const Tensor& tokens) {
+  return model_({.input_ids = tokens.unsqueeze(1),
+                 .attention_mask = mask_,
+                 .position_ids = positions_,
+                 .cache = &cache_,
+                 .logits_to_keep = 1})
+      .logits.select(1, 0);
 }
 
 void DecodeStep::move_on() {
@@ -73,11 +73,18 @@ void DecodeStep::move_on() {
 
 // As it is captured: in memory that stays where it is.
 void DecodeStep::run() {
-  const Choice to{token_, said_there_, cache_.device_length()};
-  const Tensor next = forward(token_, to);
-  if (next.is_same(token_)) return;
-  token_.copy_(next);
-  said_there_.index_copy_(0, to.at, token_.unsqueeze(0));
+  const Tensor logits = forward(token_);
+  const auto& argmax = model_.argmax();
+  if (sampler_.is_argmax() && argmax) {  // one launch
+    argmax(token_, logits, mapped_tokens_, cache_.device_length());
+    return;
+  }
+  if (sampler_.is_argmax()) {
+    at::argmax_out(token_, logits, -1);
+  } else {
+    token_.copy_(choose(logits));
+  }
+  mapped_tokens_.index_copy_(0, cache_.device_length(), token_.unsqueeze(0));
 }
 
 // A step that cannot be captured runs as it is: the cache counts as before, because a capture launches nothing.
@@ -94,16 +101,16 @@ void DecodeStep::record() {
 
 Tensor DecodeStep::operator()(const Tensor& tokens) {
   move_on();
-  if (graph_ == nullptr) return forward(tokens);
+  if (graph_ == nullptr) return choose(forward(tokens));
   if (!begun_) {
     begun_ = true;
     token_ = tokens.clone();
-    said_here_ =
+    host_tokens_ =
         at::empty({cache_.capacity() + 1, token_.size(0)}, token_.options().device(at::kCPU).pinned_memory(true));
-    said_there_ = at::for_blob(said_here_.mutable_data_ptr(), said_here_.sizes())
-                      .options(token_.options())
-                      .target_device(token_.device())  // not that of the memory, which any of them may write to
-                      .make_tensor();
+    mapped_tokens_ = at::for_blob(host_tokens_.mutable_data_ptr(), host_tokens_.sizes())
+                         .options(token_.options())
+                         .target_device(token_.device())  // not that of the memory, which any of them may write to
+                         .make_tensor();
     graph_->warm_up([&] { run(); });
     return token_;
   }
@@ -112,7 +119,7 @@ Tensor DecodeStep::operator()(const Tensor& tokens) {
   } else {
     if (reach_ > 0) graph_ = new_graph();
     record();
-    if (graph_ == nullptr) return forward(tokens);
+    if (graph_ == nullptr) return choose(forward(tokens));
   }
   graph_->replay();
   return token_;

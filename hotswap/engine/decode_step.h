@@ -27,15 +27,15 @@ class DecodeStep {
   Tensor operator()(const Tensor& tokens);  // the last tokens -> the next, [batch]; the next call may write over them
 
   // The host's memory where the last call's tokens are once the device has made them: [batch]; undefined: nowhere.
-  Tensor here() const { return said_here_.defined() ? said_here_.select(0, cache_.length()) : Tensor(); }
+  Tensor here() const { return host_tokens_.defined() ? host_tokens_.select(0, cache_.length()) : Tensor(); }
 
   bool captures() const { return graph_ != nullptr; }
   bool captured() const { return reach_ > 0; }
   const std::string& why_not_captured() const { return why_not_; }
 
  private:
-  Tensor choose(const Tensor& logits, const Choice& to = {});
-  Tensor forward(const Tensor& tokens, const Choice& to = {});
+  Tensor forward(const Tensor& tokens);  // -> logits, [batch, vocab]
+  Tensor choose(const Tensor& logits);
   void move_on();
   std::unique_ptr<CudaGraph> new_graph() const;
   void record();
@@ -46,15 +46,16 @@ class DecodeStep {
   Cache& cache_;
   Sampler& sampler_;
   Tensor mask_, positions_;
-  Tensor history_;  // [batch, time], where the sampler wants it; captured [batch, all that may come]
-  Tensor said_;     // captured: [1] int64, tokens in the history
+  Tensor history_;         // [batch, time], where the sampler wants it; captured [batch, all that may come]
+  Tensor history_length_;  // captured: [1] int64, tokens in the history
   bool begun_ = false;
   std::unique_ptr<CudaGraph> graph_;
   std::string why_not_ = "not asked for";
   Tensor token_;  // of the graph: [batch], the last tokens before a replay and the next ones after it
-  // Captured: [capacity + 1, batch] int64 of the host, which the device writes to as well, each step's tokens where the
-  // cache ends behind it. A copy between two graphs would keep the device waiting.
-  Tensor said_here_, said_there_;
+  // Captured: [capacity + 1, batch] int64 in the host's memory, and the same memory as the device writes it: in row
+  // `length` the tokens of the step after which the cache has that length. A copy between two graphs would keep the
+  // device waiting.
+  Tensor host_tokens_, mapped_tokens_;
   int64_t reach_ = 0;  // that it was captured for; 0: it was not
 };
 

@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/argmax.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/eq.h>
@@ -47,7 +48,7 @@ void require(bool holds, const char* wanted, const char* name, double got) {
 }  // namespace
 
 Sampler::Sampler(const GenerationConfig& c, at::Device device, Largest largest)
-    : largest_(largest ? std::move(largest) : stock::largest),
+    : largest_(std::move(largest)),
       do_sample_(c.do_sample.value_or(false)),
       temperature_(c.temperature.value_or(1.0)),
       top_p_(c.top_p.value_or(1.0)),
@@ -57,6 +58,7 @@ Sampler::Sampler(const GenerationConfig& c, at::Device device, Largest largest)
       ngram_(c.no_repeat_ngram_size.value_or(0)),
       least_(c.min_new_tokens.value_or(0)),
       ends_(c.eos_token_id.value_or(std::vector<int64_t>())) {
+  if (!largest_) largest_ = [](const Tensor& scores) { return at::argmax(scores, -1); };
   require(!do_sample_ || (temperature_ > 0 && std::isfinite(temperature_)),
           "a temperature above 0 (for greedy decoding set do_sample = false)", "temperature", temperature_);
   if (temperature_ < kArgmaxTemperature) do_sample_ = false;
@@ -75,16 +77,13 @@ Sampler::Sampler(const GenerationConfig& c, at::Device device, Largest largest)
   generator_->set_current_seed(*c.seed);
 }
 
-Tensor Sampler::next(const Tensor& logits, const Tensor& so_far, const Tensor& length, const Choice& to,
-                     const Tensor& made) {
-  if (!do_sample_ && !changes_scores()) {  // rounding to float32 keeps the order
-    return largest_(logits, to);
-  }
+Tensor Sampler::next(const Tensor& logits, const Tensor& so_far, const Tensor& length, const Tensor& made) {
+  if (is_argmax()) return largest_(logits);  // rounding to float32 keeps the order
   Tensor scores = logits.to(at::kFloat);
   if (repetition_penalty_ != 1) scores = penalised(scores, so_far);
   if (ngram_ > 0 && so_far.size(1) >= ngram_) scores = without_repeats(scores, so_far, length);
   if (made_.defined()) scores = without_ends(scores, made);
-  if (!do_sample_) return largest_(scores, {});
+  if (!do_sample_) return largest_(scores);
   return at::multinomial(at::softmax(warp(scores), -1), 1, /*replacement=*/false, generator_).squeeze(1);
 }
 

@@ -18,19 +18,19 @@ using at::Tensor;
 class Sampler {
  public:
   // Each row's argmax: [batch, vocab] -> [batch] int64
-  using Largest = std::function<Tensor(const Tensor& scores, const Choice& to)>;
+  using Largest = std::function<Tensor(const Tensor& scores)>;
 
   // Error on a setting that makes no sense. Reads everything but the most tokens, the token of padding and texts.
-  // Without `largest` stock::largest looks for it.
+  // Without `largest` torch's argmax.
   Sampler(const GenerationConfig& config, at::Device device, Largest largest = nullptr);
 
   // logits: [batch, vocab] any floating type; so_far: [batch, time] ids, read only where needs_history(); length: [1]
-  // int64, how many of them were said; undefined: all. What stands behind is some id that was said -> [batch], which
-  // may be to.place: then they are wherever `to` wants them. made: [batch] int64, new tokens of each row so far, read
-  // only where needs_made(); undefined: as many as next() was called before
-  Tensor next(const Tensor& logits, const Tensor& so_far, const Tensor& length = {}, const Choice& to = {},
-              const Tensor& made = {});
-  bool draws() const { return do_sample_; }  // else the argmax, a function of the scores
+  // int64, how many of them are tokens so far; undefined: all. What follows them is some of these ids. made: [batch]
+  // int64, new tokens of each row so far, read only where needs_made(); undefined: as many as next() was called before
+  // -> [batch]
+  Tensor next(const Tensor& logits, const Tensor& so_far, const Tensor& length = {}, const Tensor& made = {});
+  bool draws() const { return do_sample_; }                            // else the argmax, a function of the scores
+  bool is_argmax() const { return !do_sample_ && !changes_scores(); }  // of the logits as they are
   bool needs_made() const { return made_.defined(); }
   bool needs_history() const { return repetition_penalty_ != 1 || ngram_ > 0; }
   const std::optional<at::Generator>& generator() const { return generator_; }  // none: the device's own

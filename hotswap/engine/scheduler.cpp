@@ -319,7 +319,7 @@ Tensor Scheduler::drawn(const std::vector<int64_t>& ids, const Tensor& logits) {
       made = to_device(counts, at::kLong, device);
     }
     draw(shared.rows, [&](const Tensor& scores) {
-      return shared.sampler->next(scores, history_of(shared, sequences, device), /*length=*/{}, /*to=*/{}, made);
+      return shared.sampler->next(scores, history_of(shared, sequences, device), /*length=*/{}, made);
     });
   }
   if (!own.empty()) draw(own_rows, [&](const Tensor& scores) { return batch_sampler_.next(own, scores); });

@@ -159,9 +159,8 @@ int64_t generation::padding_token(const Call& call, const StopStrings* stops) {
 
 std::shared_ptr<Sampler> generation::make_sampler(const Call& call) {
   CausalLM& model = call.model;
-  return std::make_shared<Sampler>(call.config, model.device(), [&model](const Tensor& scores, const Choice& to) {
-    return model.largest(scores, to);
-  });
+  return std::make_shared<Sampler>(call.config, model.device(),
+                                   [&model](const Tensor& scores) { return model.largest(scores); });
 }
 
 Tensor generation::with_new_tokens(const Tensor& ids, std::vector<int64_t>& all) {

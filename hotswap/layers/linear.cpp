@@ -30,14 +30,6 @@ Tensor stock::packed_linear(const Tensor& x, const Weight& weight, const std::op
   return at::linear(x.to(wide), weight.dequantised(wide), wide_bias).to(x.scalar_type());
 }
 
-Tensor stock::largest(const Tensor& x, const Choice& to) {
-  if (!to.place.defined()) return at::argmax(x, -1);
-  Tensor place = to.place;
-  at::argmax_out(place, x, -1);
-  if (to.said.defined()) to.said.index_copy_(0, to.at, place.unsqueeze(0));
-  return place;
-}
-
 // Plain from now on, and trained; nothing where it is plain already.
 static void make_plain(Weight& weight, at::ScalarType dtype) {
   if (!weight.encoded()) return;
@@ -198,12 +190,11 @@ void join_weights(const std::vector<Linear*>& layers) {
 
 void Linear::dequantise(at::ScalarType dtype) { make_plain(weight, dtype); }
 
-Tensor Linear::largest(const Tensor& x, Choice to) const {
-  const auto& argmax = forward_.op<Argmax>();
-  if (!argmax) return stock::largest(x, to);
-  if (!to.place.defined()) to.place = at::empty({x.size(0)}, x.options().dtype(at::kLong));
-  argmax(to, x);
-  return to.place;
+Tensor Linear::largest(const Tensor& x) const {
+  if (!argmax()) return at::argmax(x, -1);
+  Tensor out = at::empty({x.size(0)}, x.options().dtype(at::kLong));
+  argmax()(out, x, {}, {});
+  return out;
 }
 
 void Linear::on_tensors_changed() {

@@ -19,16 +19,11 @@ using LinearForward = Tensor(const Tensor& x, const Tensor& weight, const std::o
 // where x has more rows than its kernel takes (kernels/linear/CARD.md).
 using PackedLinearForward = Tensor(const Tensor& x, const Weight& weight, const std::optional<Tensor>& bias);
 
-// Where an argmax is to be written.
-struct Choice {
-  Tensor place = {};          // [rows] int64; undefined: in new memory
-  Tensor said = {}, at = {};  // beside a place, or undefined: into said[at] as well; [places, rows], [1] int64
-};
-
-// A role of linear/1: the index of the maximum of each row of x, into to.place.
+// A role of linear/1: the index of the maximum of each row of x [rows, n].
 struct Argmax {
   static constexpr std::string_view kRole = "argmax";
-  using Signature = void(const Choice& to, const Tensor& x);
+  // Into out [rows] int64 and, where history is defined, into its row `row` too: [any, rows] int64, [1] int64.
+  using Signature = void(const Tensor& out, const Tensor& x, const Tensor& history, const Tensor& row);
 };
 
 // A role of linear/1: a token of each row of x [rows, ids], drawn by the settings of its row.
@@ -45,8 +40,6 @@ class Linear;
 namespace stock {
 LinearForward linear;
 PackedLinearForward packed_linear;  // dequantises the whole weight
-// The index of the maximum of each row of x: [..., n] -> [...] int64.
-Tensor largest(const Tensor& x, const Choice& to);
 }  // namespace stock
 
 // Puts plain weights of layers that read the same x one after another in memory; they stay the tensors that they were.
@@ -64,8 +57,9 @@ class Linear : public Module {
   // put their weights and no gradient is needed. -> [..., out] each
   static std::vector<Tensor> products(const std::vector<const Linear*>& layers, const Tensor& x);
   // Of [rows, out], made of what forward() returned: the index of each row's maximum, [rows] int64.
-  Tensor largest(const Tensor& x, Choice to = {}) const;
-  // Of the same, a token of each row; null where no kernel draws it.
+  Tensor largest(const Tensor& x) const;
+  // The same role as the kernel has it; and of the same x, a token of each row. Null where no kernel has the role.
+  const std::function<Argmax::Signature>& argmax() const { return forward_.op<Argmax>(); }
   const std::function<Sample::Signature>& sample() const { return forward_.op<Sample>(); }
   bool bound() const { return forward_.bound() || packed_.bound(); }
 

@@ -59,9 +59,11 @@ class CausalLM : public Module {
   Tensor generate(const Tensor& input_ids, const GenerationConfig& config = {}, const Tensor& attention_mask = {});
 
   // Of logits: where each row's largest stands, [batch, vocab] -> [batch] int64. By the head's kernel where it has one.
-  Tensor largest(const Tensor& logits, const Choice& to = {}) const { return lm_head_.largest(logits, to); }
+  Tensor largest(const Tensor& logits) const { return lm_head_.largest(logits); }
 
-  // Of logits: a token of each row, drawn by settings (layers/linear.h). Null where the head has no kernel for it.
+  // Roles of the head's kernel (layers/linear.h), of logits: the same into the caller's memory, and a token of each
+  // row, drawn by settings. Null where the head has no kernel for it.
+  const std::function<Argmax::Signature>& argmax() const { return lm_head_.argmax(); }
   const std::function<Sample::Signature>& sample() const { return lm_head_.sample(); }
 
   // An empty cache for `cache`; layers with a sliding window keep that much.

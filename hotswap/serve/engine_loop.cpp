@@ -38,9 +38,8 @@ EngineLoop::EngineLoop(CausalLM& model, const EngineOptions& options, Metrics& m
       metrics_(metrics),
       groups_(groups_of(model, options)),
       scheduler_(model, scheduler_options(options, groups_)) {
-  argmax_ =
-      std::make_shared<Sampler>(GenerationConfig(), model.device(),
-                                [&model](const Tensor& scores, const Choice& to) { return model.largest(scores, to); });
+  argmax_ = std::make_shared<Sampler>(GenerationConfig(), model.device(),
+                                      [&model](const Tensor& scores) { return model.largest(scores); });
   publish();
   thread_ = std::thread([this] { loop(); });
 }

@@ -96,8 +96,8 @@ void bind_linear(SlotBase& slot, const LayerOps& layer) {
   if (layer.claims("torch_products")) slot.set_claims({"torch_products"});
   if (const auto op =
           typed_op<void(const Tensor&, const Tensor&, const OptTensor&, const OptTensor&)>(layer, "argmax")) {
-    slot.bind_op<Argmax>([op = *op](const Choice& to, const Tensor& x) {
-      below_autograd(op, to.place, x, given(to.said), given(to.at));
+    slot.bind_op<Argmax>([op = *op](const Tensor& out, const Tensor& x, const Tensor& history, const Tensor& row) {
+      below_autograd(op, out, x, given(history), given(row));
     });
   }
   if (const auto op = typed_op<Tensor(const Tensor&, const Tensor&)>(layer, "sample")) {
