@@ -1,22 +1,18 @@
 #include "hotswap/engine/decode_step.h"
 
-#include <ATen/TensorOperators.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
 
 #include "hotswap/base/log.h"
 #include "hotswap/engine/capture.h"
 
 namespace hotswap {
 
-DecodeStep::DecodeStep(CausalLM& model, Cache& cache, Sampler& sampler, DecodeInput in)
-    : model_(model), cache_(cache), sampler_(sampler), mask_(std::move(in.mask)), history_(std::move(in.prompt)) {
-  if (in.positions.defined()) positions_ = in.positions.narrow(1, in.positions.size(1) - 1, 1).clone();
-}
+DecodeStep::DecodeStep(CausalLM& model, KvPool& pool, int64_t capacity, Sampler& sampler, Tensor prompt)
+    : model_(model), sampler_(sampler), step_(pool, capacity), history_(std::move(prompt)), capacity_(capacity) {}
 
 void DecodeStep::capture(int64_t max_tokens) {
   if (auto why = why_not_capturable(model_)) return refuse(std::move(*why));
@@ -38,7 +34,7 @@ void DecodeStep::refuse(std::string why) {
   log_warning("decode steps are not captured in a CUDA graph: ", why);
   why_not_ = std::move(why);
   graph_ = nullptr;
-  reach_ = 0;
+  kv_bucket_ = 0;
   host_tokens_ = Tensor();
 }
 
@@ -56,27 +52,27 @@ Tensor DecodeStep::choose(const Tensor& logits) {
 
 Tensor DecodeStep::begin(const Tensor& logits) { return choose(logits); }
 
-Tensor DecodeStep::forward(const Tensor& tokens) {
-  return model_({.input_ids = tokens.unsqueeze(1),
-                 .attention_mask = mask_,
-                 .position_ids = positions_,
-                 .cache = &cache_,
-                 .logits_to_keep = 1})
-      .logits.select(1, 0);
+Tensor DecodeStep::run_eagerly(const Tensor& tokens) {
+  const Tensor logits = step_.forward(model_, tokens);
+  step_.commit();
+  return choose(logits);
 }
 
-void DecodeStep::move_on() {
-  if (!mask_.defined()) return;
-  positions_.add_(1);  // in place: a graph reads it
-  if (cache_.capacity() == 0) mask_ = at::cat({mask_, at::ones({mask_.size(0), 1}, mask_.options())}, 1);
+void DecodeStep::begin_in_place(const Tensor& tokens) {
+  token_ = tokens.clone();
+  host_tokens_ = at::empty({capacity_ + 1, token_.size(0)}, token_.options().device(at::kCPU).pinned_memory(true));
+  mapped_tokens_ = at::for_blob(host_tokens_.mutable_data_ptr(), host_tokens_.sizes())
+                       .options(token_.options())
+                       .target_device(token_.device())  // not that of the memory, which any of them may write to
+                       .make_tensor();
 }
 
 // As it is captured: in memory that stays where it is.
-void DecodeStep::run() {
-  const Tensor logits = forward(token_);
+void DecodeStep::run_in_place() {
+  const Tensor logits = step_.forward(model_, token_);
   const auto& argmax = model_.argmax();
   if (sampler_.is_argmax() && argmax) {  // one launch
-    argmax(token_, logits, mapped_tokens_, cache_.device_length());
+    argmax(token_, logits, mapped_tokens_, step_.position());
     return;
   }
   if (sampler_.is_argmax()) {
@@ -84,43 +80,33 @@ void DecodeStep::run() {
   } else {
     token_.copy_(choose(logits));
   }
-  mapped_tokens_.index_copy_(0, cache_.device_length(), token_.unsqueeze(0));
+  mapped_tokens_.index_copy_(0, step_.position(), token_.unsqueeze(0));
 }
 
-// A step that cannot be captured runs as it is: the cache counts as before, because a capture launches nothing.
+// A capture launches nothing: a step that cannot be captured runs as it is.
 void DecodeStep::record() {
-  const int64_t seen = cache_.length();
-  reach_ = cache_.reach(1);
+  kv_bucket_ = step_.kv_bucket();
   try {
-    graph_->capture([&] { run(); });
+    graph_->capture([&] { run_in_place(); });
   } catch (const c10::Error& error) {
-    cache_.not_run(seen);
     refuse(cat("a layer waits for the host in the middle of a step: ", error.what_without_backtrace()));
   }
 }
 
 Tensor DecodeStep::operator()(const Tensor& tokens) {
-  move_on();
-  if (graph_ == nullptr) return choose(forward(tokens));
-  if (!begun_) {
-    begun_ = true;
-    token_ = tokens.clone();
-    host_tokens_ =
-        at::empty({cache_.capacity() + 1, token_.size(0)}, token_.options().device(at::kCPU).pinned_memory(true));
-    mapped_tokens_ = at::for_blob(host_tokens_.mutable_data_ptr(), host_tokens_.sizes())
-                         .options(token_.options())
-                         .target_device(token_.device())  // not that of the memory, which any of them may write to
-                         .make_tensor();
-    graph_->warm_up([&] { run(); });
+  if (graph_ == nullptr) return run_eagerly(tokens);
+  if (!token_.defined()) {
+    begin_in_place(tokens);
+    graph_->warm_up([&] { run_in_place(); });
+    step_.commit();
     return token_;
   }
-  if (reach_ == cache_.reach(1)) {
-    cache_.replayed(1);
-  } else {
-    if (reach_ > 0) graph_ = new_graph();
+  if (kv_bucket_ != step_.kv_bucket()) {
+    if (kv_bucket_ > 0) graph_ = new_graph();
     record();
-    if (graph_ == nullptr) return choose(forward(tokens));
+    if (graph_ == nullptr) return run_eagerly(tokens);
   }
+  step_.commit();
   graph_->replay();
   return token_;
 }

@@ -81,6 +81,7 @@ class KvPool {
  private:
   friend class KvStep;
   friend class StaticStep;
+  friend class UniformStep;
   struct Entry {
     int64_t row = 0;  // of recurrent states, and the page where there is one a sequence
     int64_t length = 0;

@@ -66,7 +66,7 @@ Scheduler::Scheduler(CausalLM& model, const SchedulerOptions& options)
                              .max_tokens = options.max_tokens,
                              .page_size = options.page_size,
                              .pages = options.pages}),
-      runner_(model, pool_, options.groups),
+      runner_(model, pool_, options.groups, options.capture),
       replays_(options.exact || keys_depend_on_length(model)),
       reader_(model.device(), options.max_sequences),
       batch_sampler_(model.sample()) {

@@ -39,6 +39,7 @@ struct SchedulerOptions {
   int64_t pages = 0;
   int64_t chunk = 0;  // tokens of a prompt that one step runs; 0: all of it
   ForwardGroups groups = {};
+  bool capture = true;                           // where the runner can
   std::optional<bool> run_ahead = std::nullopt;  // unset: on a GPU; a CPU has nothing else to do meanwhile
   // Tokens whose keys and values are kept for sequences that begin alike; 0: none, and none where keys depend on how
   // long their text is.

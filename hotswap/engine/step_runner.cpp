@@ -38,9 +38,10 @@ std::vector<std::vector<int64_t>> split_at_gaps(const std::vector<int64_t>& memb
 
 }  // namespace
 
-StepRunner::StepRunner(CausalLM& model, KvPool& pool, ForwardGroups groups)
+StepRunner::StepRunner(CausalLM& model, KvPool& pool, ForwardGroups groups, bool capture)
     : model_(model), pool_(pool), groups_(groups) {
   if (!pool.one_page_each()) why_not_ = "the pool has pages";
+  if (!capture) why_not_ = "not requested";
   if (auto why = why_not_capturable(model)) why_not_ = std::move(*why);
 }
 

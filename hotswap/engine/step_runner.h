@@ -27,7 +27,7 @@ struct ForwardGroups {
 
 class StepRunner {
  public:
-  StepRunner(CausalLM& model, KvPool& pool, ForwardGroups groups = {});
+  StepRunner(CausalLM& model, KvPool& pool, ForwardGroups groups = {}, bool capture = true);
   // The tokens of all rows are in the pool afterwards. drawn: as KvStep's. -> logits after each row's last token,
   // [rows, vocab]; the next call may write over them. Waits for the device only where a model's layer does.
   Tensor run(std::vector<StepRow> rows, const Tensor& drawn = {});

@@ -2,8 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/cumsum.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
@@ -89,36 +87,35 @@ GenerationConfig counted(GenerationConfig config, int64_t prompt) {
   return config;
 }
 
-bool captures(const CausalLM& model, const GenerationConfig& config) {
-  return model.device().is_cuda() && config.cache_implementation.value_or("static") == "static" &&
-         config.max_new_tokens >= kWorthCapturing;
+// Whether steps run in memory of a fixed size: where they are captured, unless memory for all tokens at once is much.
+bool is_static(const CausalLM& model, const GenerationConfig& config) {
+  if (!config.cache_implementation) return generation::captures(model, config) && config.max_new_tokens <= kReserved;
+  const std::string& name = *config.cache_implementation;
+  if (name == "static" || name == "dynamic") return name == "static";
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "a cache implementation: dynamic or static",
+               .got = cat('"', name, '"'),
+               .next = "set cache_implementation to one of them"});
 }
 
-// Static where steps are captured, unless memory for all tokens at once is much to ask for.
-std::string cache_implementation(const CausalLM& model, const GenerationConfig& config) {
-  if (config.cache_implementation) return *config.cache_implementation;
-  return captures(model, config) && config.max_new_tokens <= kReserved ? "static" : "dynamic";
-}
-
-// Each row as a sequence of its own length. On a GPU a batch of one length, or of a cache that was asked for, is one
-// cache's: its steps run ahead of the host.
-bool as_sequences(const Call& call) {
-  const bool is_static_cache =
-      is_static({.implementation = cache_implementation(call.model, call.config), .max_cache_len = 1});
-  if (call.model.device().is_cpu()) return !is_static_cache;
-  return call.mask.defined() && !call.config.cache_implementation && is_static_cache;
-}
-
-// The last token is never looked back at, so the cache needs no room for it.
-std::unique_ptr<Cache> make_cache(const CausalLM& model, const GenerationConfig& config, int64_t prompt) {
-  const std::string implementation = cache_implementation(model, config);
-  const bool grows = implementation == "dynamic";
-  const int64_t most = *config.max_new_tokens;
-  const int64_t room = prompt + std::min(most, grows ? kReserved : most) - 1;
-  return model.make_cache({.implementation = implementation, .max_cache_len = room});
+// The prompts of all rows, into an empty pool. -> logits of their last tokens, [batch, vocab]
+Tensor run_prompts(CausalLM& model, KvPool& pool, const Tensor& ids) {
+  std::vector<StepRow> rows;
+  for (auto& tokens : generation::prompts_of(ids, {})) {
+    rows.push_back({.sequence = pool.acquire(), .tokens = std::move(tokens)});
+  }
+  KvStep step(pool, std::move(rows));
+  Tensor logits = model({.step = &step.batch(), .memory = &step, .logits_to_keep = 1}).logits.select(1, 0);
+  step.commit();
+  return logits;
 }
 
 }  // namespace
+
+bool generation::captures(const CausalLM& model, const GenerationConfig& config) {
+  return model.device().is_cuda() && config.cache_implementation.value_or("static") == "static" &&
+         config.max_new_tokens >= kWorthCapturing;
+}
 
 std::vector<std::vector<int64_t>> generation::prompts_of(const Tensor& ids, const Tensor& mask) {
   const Tensor here = ids.to(at::kCPU).contiguous();
@@ -188,40 +185,27 @@ double GenerateResult::decode_tokens_per_second() const {
 
 namespace {
 
-// With a cache for all rows, captured where a GPU does.
-GenerateResult generate_captured(const Call& call) {
+// Rows of one length in memory of a fixed size, whose steps run ahead of the host where a GPU captures them.
+GenerateResult generate_static(const Call& call) {
   CausalLM& model = call.model;
-  const GenerationConfig& config = call.config;
-  const int64_t most = *config.max_new_tokens, batch = call.batch();
+  const int64_t most = *call.config.max_new_tokens, batch = call.batch();
   const Tensor& ids = call.ids;
   const auto sampler = generation::make_sampler(call);
   const auto stops = generation::stop_strings(call);
   Rows rows(call, stops.get());
-  GenerateResult result{.prompt_tokens = call.mask.defined() ? call.mask.sum().item<int64_t>() : ids.numel()};
-  std::unique_ptr<Cache> cache;
+  GenerateResult result{.prompt_tokens = ids.numel()};
+  std::optional<KvPool> pool;
   std::optional<DecodeStep> step;
   // The first token after `text`, [batch, time]; `count`: how many are to come. Steps go on from there.
   const auto begin = [&](const Tensor& text, int64_t count) {
-    GenerationConfig rest = config;
+    GenerationConfig rest = call.config;
     rest.max_new_tokens = count;
+    const int64_t room = text.size(1) + count - 1;  // the last token is never looked back at
     step.reset();
-    cache = make_cache(model, rest, text.size(1));
-    Tensor mask, positions;  // [batch, time so far]; of the tokens of one forward where rows are padded
-    if (call.mask.defined()) {
-      mask = at::constant_pad_nd(call.mask.to(ids.device()), {0, text.size(1) - ids.size(1)}, true);
-      positions = (at::cumsum(mask, 1) - 1).clamp_min(0);
-      if (cache->capacity() > 0) {  // of a fixed size too: the tokens to come are none of padding
-        mask = at::constant_pad_nd(mask, {0, cache->capacity() - mask.size(1)}, true);
-      }
-    }
-    const Tensor logits = model({.input_ids = text,
-                                 .attention_mask = mask,
-                                 .position_ids = positions,
-                                 .cache = cache.get(),
-                                 .logits_to_keep = 1})
-                              .logits.select(1, 0);  // [batch, vocab]
-    step.emplace(model, *cache, *sampler, DecodeInput{.mask = mask, .positions = positions, .prompt = text});
-    if (cache->capacity() > 0 && captures(model, rest)) step->capture(count);
+    pool.emplace(model.device(), KvPoolOptions{.max_sequences = batch, .max_tokens = room});
+    const Tensor logits = run_prompts(model, *pool, text);
+    step.emplace(model, *pool, room, *sampler, text);
+    if (generation::captures(model, rest)) step->capture(count);
     return step->begin(logits);  // [batch]
   };
   std::vector<int64_t> all;  // [steps, batch]
@@ -284,7 +268,8 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
   const c10::DeviceGuard current(
       model.device());  // streams, graphs and events of the loop are those of the model's GPU
   const Call call{model, a, std::move(config), a.input_ids.to(model.device()), left_padding(a), start};
-  return as_sequences(call) ? generation::generate_sequences(call) : generate_captured(call);
+  const bool one_length = !call.mask.defined();
+  return is_static(model, call.config) && one_length ? generate_static(call) : generation::generate_sequences(call);
 }
 
 Tensor CausalLM::generate(const Tensor& input_ids, const GenerationConfig& config, const Tensor& attention_mask) {

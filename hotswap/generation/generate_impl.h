@@ -27,6 +27,8 @@ struct Call {
   double ms() const { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
 };
 
+// Whether steps are worth a CUDA graph, where the settings do not rule it out.
+bool captures(const CausalLM& model, const GenerationConfig& config);
 // Each row without its padding.
 std::vector<std::vector<int64_t>> prompts_of(const Tensor& ids, const Tensor& mask);
 // Null where no text ends a row.

@@ -20,7 +20,9 @@ GenerateResult generate_sequences(const Call& call) {
   const auto stops = stop_strings(call);
   const int64_t padding = padding_token(call, stops.get());
   const std::shared_ptr<Sampler> sampler = make_sampler(call);
-  Scheduler scheduler(call.model, {.max_sequences = batch, .max_tokens = longest + std::min(most, kReserved) - 1});
+  Scheduler scheduler(call.model, {.max_sequences = batch,
+                                   .max_tokens = longest + std::min(most, kReserved) - 1,
+                                   .capture = captures(call.model, call.config)});
   for (int64_t row = 0; row < batch; ++row) {  // the scheduler's ids are the rows
     Sequence sequence{
         .tokens = std::move(prompts[row]),

@@ -85,7 +85,7 @@ TEST_P(MambaOnGpu, GeneratesWhatTheCpuGenerates) {
 TEST_P(MambaOnGpu, LogitsOfAPromptAndOfAStepBehindIt) {
   const c10::InferenceMode inference;
   const auto logits_of = [&](CausalLM& model) {
-    const auto cache = model.make_cache({.implementation = "static", .max_cache_len = 8});
+    const auto cache = model.make_cache();
     const Tensor ids = batch_.to(model.device());
     const Tensor prompt = model({.input_ids = ids, .cache = cache.get()}).logits;
     return std::pair(prompt, model({.input_ids = ids.narrow(1, 0, 1), .cache = cache.get()}).logits);

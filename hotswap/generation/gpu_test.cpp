@@ -1,5 +1,5 @@
-// Generation on a GPU says what it says on the CPU, with both caches, stock and by kernels; and a step with a static
-// cache can be captured in a CUDA graph, which it could not if it waited for the device.
+// Generation on a GPU gives what it gives on the CPU, with both caches, stock and by kernels; and a step of static
+// shape can be captured in a CUDA graph, which it could not if it waited for the device.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
@@ -14,6 +14,8 @@
 
 #include "hotswap/engine/cuda_graph.h"
 #include "hotswap/engine/test_gpu.h"
+#include "hotswap/engine/test_pool.h"
+#include "hotswap/engine/uniform_step.h"
 #include "hotswap/generation/generate.h"
 #include "hotswap/generation/test_sampling.h"
 #include "hotswap/models/auto.h"
@@ -235,13 +237,13 @@ TEST_F(OnGpu, AStepOfWholeLayers) {
   EXPECT_EQ(got.new_ids[0][0], want.new_ids[0][0]);
   EXPECT_EQ(generate(*there, arguments).new_ids, got.new_ids);
   const c10::InferenceMode inference;
-  const auto logits_of = [&](const char* cache) {
-    const auto kept = there->make_cache({.implementation = cache, .max_cache_len = 8});
-    const Tensor ids = batch_.to(test_support::gpu());
-    (*there)({.input_ids = ids, .cache = kept.get()});
-    return (*there)({.input_ids = ids.narrow(1, 0, 1), .cache = kept.get()}).logits.to(at::kFloat);
-  };
-  const Tensor whole = logits_of("static"), parts = logits_of("dynamic");
+  const Tensor ids = batch_.to(test_support::gpu());
+  const auto cache = there->make_cache();
+  (*there)({.input_ids = ids, .cache = cache.get()});
+  const Tensor parts =
+      (*there)({.input_ids = ids.narrow(1, 0, 1), .cache = cache.get()}).logits.select(1, 0).to(at::kFloat);
+  test_support::RanPrompts ran = test_support::ran_prompts(*there, batch_, 8);
+  const Tensor whole = UniformStep(ran.pool, 8).forward(*there, ids.select(1, 0)).to(at::kFloat);
   EXPECT_LT((whole - parts).norm().item<double>(), 0.02 * parts.norm().item<double>());  // a few roundings of bfloat16
 }
 
@@ -253,27 +255,26 @@ void runtime(const char* name, Args... args) {
   ASSERT_EQ(fn(args...), 0) << name;
 }
 
-TEST_F(OnGpu, AStepWithAStaticCacheIsCaptured) {
+TEST_F(OnGpu, AStepOfStaticShapeIsCaptured) {
   const c10::InferenceMode inference;
   const at::Device device = test_support::gpu();
   const auto* guard = c10::impl::getDeviceGuardImpl(at::kCUDA);
   const auto model = tiny(device);
   for (const bool kernels : {false, true}) {
     if (kernels) model->kernelize(Mode::of_training(false));
-    const auto cache = model->make_cache({.implementation = "static", .max_cache_len = 16});
-    const Tensor prompt = batch_.to(device), token = at::tensor(Ids{9, 10}, at::kLong).view({2, 1}).to(device);
-    const auto step = [&] { return (*model)({.input_ids = token, .cache = cache.get(), .logits_to_keep = 1}).logits; };
-    (*model)({.input_ids = prompt, .cache = cache.get()});
-    const Tensor want = step();                // the fifth token; the captured step is the fifth again
+    test_support::RanPrompts ran = test_support::ran_prompts(*model, batch_, 16);
+    const Tensor token = at::tensor(Ids{9, 10}, at::kLong).to(device);
+    // The fifth token each time: nothing is committed.
+    UniformStep first(ran.pool, 16), warm_up(ran.pool, 16), captured(ran.pool, 16);
+    const Tensor want = first.forward(*model, token);
     guard->synchronizeDevice(device.index());  // no stream of the pool waits for this one
     const c10::Stream stream = guard->getNewStream(device), before = guard->exchangeStream(stream);
-    step();  // what a library makes once for a stream is made before the capture
-    cache->crop(4);
+    warm_up.forward(*model, token);  // what a library makes once for a stream is made before the capture
     void *graph = nullptr, *run = nullptr, *handle = stream.native_handle();
     constexpr int kRelaxed = 2;  // the allocator may ask for memory
     guard->synchronizeDevice(device.index());
     runtime("cudaStreamBeginCapture", handle, kRelaxed);
-    const Tensor got = step();
+    const Tensor got = captured.forward(*model, token);
     runtime("cudaStreamEndCapture", handle, &graph);
     runtime("cudaGraphInstantiateWithFlags", &run, graph, 0ull);
     got.zero_();

@@ -196,27 +196,26 @@ TEST_F(Attention, GradientsOfBothAgree) {
   }
 }
 
-std::unique_ptr<Cache> cache_of(int64_t layers, const CacheOptions& options, int64_t window = 0) {
+std::unique_ptr<Cache> cache_of(int64_t layers, int64_t reserve, int64_t window = 0) {
   std::vector<std::unique_ptr<CacheLayer>> parts;
-  for (int64_t i = 0; i < layers; ++i) parts.push_back(make_key_value_layer(options, window));
-  return std::make_unique<Cache>(std::move(parts), options);
+  for (int64_t i = 0; i < layers; ++i) parts.push_back(make_key_value_layer(reserve, window));
+  return std::make_unique<Cache>(std::move(parts));
 }
 
 TEST_F(Attention, DynamicCacheGrowsInPlace) {
   const at::NoGradGuard no_grad;
-  const auto cache = cache_of(2, {.max_cache_len = 4});
+  const auto cache = cache_of(2, 4);
   const Tensor k = random({2, 150, 3, 8}), v = random({2, 150, 3, 8});
   const void* before = nullptr;
   int64_t moves = 0;
   for (int64_t t = 0; t < 150; ++t) {
-    cache->begin(1, at::kCPU);
     for (const int64_t layer : {0, 1}) {
       const auto [keys, values] = cache->update(layer, k.narrow(1, t, 1), v.narrow(1, t, 1));
       ASSERT_TRUE(at::equal(keys, k.narrow(1, 0, t + 1)));
       ASSERT_TRUE(at::equal(values, v.narrow(1, 0, t + 1)));
       if (layer == 0) moves += keys.const_data_ptr() != before, before = keys.const_data_ptr();
     }
-    cache->end(1);
+    cache->advance(1);
   }
   EXPECT_EQ(moves, 3);  // 64, 128, 256
   EXPECT_EQ(cache->length(), 150);
@@ -232,7 +231,7 @@ TEST_F(Attention, DynamicCacheGrowsInPlace) {
 TEST_F(Attention, SlidingCacheKeepsItsWindow) {
   const at::NoGradGuard no_grad;
   for (const int64_t window : {1, 4, 40}) {
-    const auto cache = cache_of(1, {}, window);
+    const auto cache = cache_of(1, 0, window);
     const Tensor k = random({1, 60, 2, 4}), v = random({1, 60, 2, 4});
     int64_t seen = 0;
     for (const int64_t added : {1, 7, 1, 1, 1, 1, 1, 20, 1, 1, 1, 1, 1, 1}) {
@@ -242,7 +241,7 @@ TEST_F(Attention, SlidingCacheKeepsItsWindow) {
       ASSERT_TRUE(at::equal(values, v.narrow(1, seen - kept, kept + added))) << window << " " << seen;
       seen += added;
     }
-    cache->end(seen);
+    cache->advance(seen);
     if (window < 40) {
       EXPECT_THROW(cache->crop(3), Error);  // what stood before token 3 is forgotten
     } else {
@@ -250,45 +249,10 @@ TEST_F(Attention, SlidingCacheKeepsItsWindow) {
       EXPECT_TRUE(at::equal(cache->update(0, k.narrow(1, 9, 1), v.narrow(1, 9, 1)).first,
                             at::cat({k.narrow(1, 0, 3), k.narrow(1, 9, 1)}, 1)));
     }
-    cache->reset();
+    cache->crop(0);
     EXPECT_EQ(cache->length(), 0);
     EXPECT_TRUE(at::equal(cache->update(0, k.narrow(1, 5, 2), v.narrow(1, 5, 2)).first, k.narrow(1, 5, 2)));
   }
-}
-
-TEST_F(Attention, StaticCacheStaysWhereItIs) {
-  const at::NoGradGuard no_grad;
-  const auto cache = cache_of(1, {.implementation = "static", .max_cache_len = 6}, /*window=*/2);
-  const Tensor k = random({2, 6, 2, 4}), v = random({2, 6, 2, 4});
-  const auto step = [&](int64_t from, int64_t count) {
-    cache->begin(count, at::kCPU);
-    auto kept = cache->update(0, k.narrow(1, from, count), v.narrow(1, from, count));
-    cache->end(count);
-    return kept;
-  };
-  {
-    const c10::InferenceMode inference;  // and written outside of it below
-    EXPECT_TRUE(at::equal(step(0, 3).first, k.narrow(1, 0, 3))) << "a prompt has its own keys and no others";
-  }
-  EXPECT_TRUE(at::equal(cache->positions(), at::arange(3, at::kLong)));
-  EXPECT_TRUE(cache->prompt());
-  const Tensor first = step(3, 1).first;
-  EXPECT_EQ(first.size(1), 6);
-  EXPECT_FALSE(cache->prompt());
-  const auto [keys, values] = step(4, 1);
-  EXPECT_EQ(keys.const_data_ptr(), first.const_data_ptr());
-  EXPECT_TRUE(at::equal(keys.narrow(1, 0, 5), k.narrow(1, 0, 5)));
-  EXPECT_EQ(keys.narrow(1, 5, 1).abs().sum().item<double>(), 0);
-  EXPECT_EQ(cache->device_length().item<int64_t>(), 5);
-  EXPECT_EQ(cache->capacity(), 6);
-  EXPECT_THROW(cache->begin(2, at::kCPU), Error);
-  cache->crop(4);
-  EXPECT_TRUE(at::equal(step(5, 1).first.narrow(1, 4, 1), k.narrow(1, 5, 1)));
-  cache->reset();
-  step(2, 1);
-  EXPECT_TRUE(at::equal(first.narrow(1, 0, 1), k.narrow(1, 2, 1)));
-  EXPECT_THROW(cache_of(1, {.implementation = "static"}), Error);
-  EXPECT_THROW(cache_of(1, {.implementation = "paged"}), Error);
 }
 
 }  // namespace

@@ -39,13 +39,14 @@ DecoderLayerForward decoder_layer;  // the formula in plain ATen
 
 // What a step begins with, as a kernel of the contract may make it at once.
 struct DecoderInputs {
-  Tensor x;      // [batch, 1, hidden]: the embeddings of the last tokens
-  Tensor row;    // [1, 1, 2 head_dim]: cos and sin where the new ones stand
-  Tensor place;  // as length: where that is, the length before
+  Tensor x;         // [batch, 1, hidden]: the embeddings of the last tokens
+  Tensor row;       // [1, 1, 2 head_dim]: cos and sin at the new ones' position
+  Tensor position;  // a copy of it, [1]
 };
-// ids: [batch, 1] int64; embedding: [vocab, hidden]; rope: [places, 2 head_dim]; length: [1] int64, raised by one
+// ids: [batch, 1] int64; embedding: [vocab, hidden]; rope: [positions, 2 head_dim]; position: [1] int64, of all rows,
+// which becomes the next one
 using DecoderInputsForward = DecoderInputs(const Tensor& ids, const Tensor& embedding, const Tensor& rope,
-                                           const Tensor& length);
+                                           const Tensor& position);
 
 // Where the whole layer's kernel does not serve a batch: what stands between the products of a layer's attention and
 // the attention itself, by one kernel.

@@ -1,8 +1,7 @@
-// The three ways to keep keys and values: all of them in memory that grows, the last of a window, all in fixed memory.
+// The two ways to keep keys and values: all of them in memory that grows, and the last of a window.
 // In memory heads come before time, so that the tokens of one head stand together.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -21,11 +20,10 @@ struct Buffers {
 
   int64_t capacity() const { return k.defined() ? k.size(1) : 0; }
   bool holds(int64_t batch) const { return k.defined() && k.size(0) == batch; }
-  static Buffers like(const Tensor& k, const Tensor& v, int64_t capacity, bool zeroed) {
-    const c10::InferenceMode off(false);  // or they could be written in inference mode alone
+  static Buffers like(const Tensor& k, const Tensor& v, int64_t capacity) {
+    const c10::InferenceMode off(false);  // else only inference mode could write them
     const auto make = [&](const Tensor& t) {
-      const std::vector<int64_t> shape{t.size(0), t.size(2), capacity, t.size(3)};
-      return (zeroed ? at::zeros(shape, t.options()) : at::empty(shape, t.options())).transpose(1, 2);
+      return at::empty({t.size(0), t.size(2), capacity, t.size(3)}, t.options()).transpose(1, 2);
     };
     return {make(k), make(v)};
   }
@@ -50,7 +48,7 @@ class DynamicLayer : public KeyValueLayer {
  public:
   explicit DynamicLayer(int64_t reserve) : reserve_(reserve) {}
 
-  std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const FixedPlace&) override {
+  std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v) override {
     if (buffers_.capacity() > 0) buffers_.check(k);
     make_room(k, v, k.size(1));
     buffers_.write(length_, k, v);
@@ -63,14 +61,16 @@ class DynamicLayer : public KeyValueLayer {
     ++length_;
     return {buffers_.k, buffers_.v};
   }
-  void crop(int64_t length) override { length_ = std::min(length_, length); }
-  void reset() override { *this = DynamicLayer(reserve_); }
+  void crop(int64_t length) override {
+    if (length == 0) *this = DynamicLayer(reserve_);
+    length_ = std::min(length_, length);
+  }
 
  private:
   void make_room(const Tensor& k, const Tensor& v, int64_t added) {
     const int64_t needed = length_ + added;
     if (needed <= buffers_.capacity()) return;
-    const Buffers larger = Buffers::like(k, v, std::max({reserve_, needed, 2 * length_, kFirstCapacity}), false);
+    const Buffers larger = Buffers::like(k, v, std::max({reserve_, needed, 2 * length_, kFirstCapacity}));
     if (length_ > 0) larger.write(0, buffers_.k.narrow(1, 0, length_), buffers_.v.narrow(1, 0, length_));
     buffers_ = larger;
   }
@@ -84,13 +84,13 @@ class SlidingLayer : public KeyValueLayer {
  public:
   explicit SlidingLayer(int64_t window) : window_(window) {}
 
-  std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const FixedPlace&) override {
+  std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v) override {
     const int64_t added = k.size(1), kept = std::min(end_ - begin_, window_ - 1);
     if (buffers_.capacity() > 0) buffers_.check(k);
     dropped_ += end_ - kept - begin_;
     begin_ = end_ - kept;
     if (end_ + added > buffers_.capacity()) {
-      const Buffers next = Buffers::like(k, v, std::max(kept + added, 2 * std::min(window_, kept + added)), false);
+      const Buffers next = Buffers::like(k, v, std::max(kept + added, 2 * std::min(window_, kept + added)));
       if (kept > 0) next.write(0, buffers_.k.narrow(1, begin_, kept), buffers_.v.narrow(1, begin_, kept));
       buffers_ = next;
       begin_ = 0;
@@ -101,55 +101,29 @@ class SlidingLayer : public KeyValueLayer {
     return buffers_.range(begin_, kept + added);
   }
   void crop(int64_t length) override {
+    if (length == 0) {
+      *this = SlidingLayer(window_);
+      return;
+    }
     if (dropped_ > 0) {
       throw Error({.kind = ErrorKind::kUnsupported,
                    .wanted = cat("a cache whose windows of ", window_, " tokens still hold all before token ", length),
                    .got = cat("one that has forgotten ", dropped_, " of them"),
-                   .next = "reset() it and run the prompt again"});
+                   .next = "crop(0) and run the prompt again"});
     }
     end_ = std::min(end_, begin_ + length);
   }
-  void reset() override { *this = SlidingLayer(window_); }
 
  private:
   int64_t window_, begin_ = 0, end_ = 0, dropped_ = 0;
   Buffers buffers_;
 };
 
-// Never moves, and gives more of its memory than is filled: who attends goes by the positions.
-class StaticLayer : public KeyValueLayer {
- public:
-  explicit StaticLayer(int64_t capacity) : capacity_(capacity) {}
-
-  std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v, const FixedPlace& place) override {
-    // Zeros: a weight of 0 times what lay there would be NaN where that is one.
-    if (buffers_.capacity() == 0) buffers_ = Buffers::like(k, v, capacity_, /*zeroed=*/true);
-    buffers_.check(k);
-    if (place.prompt) {
-      buffers_.write(0, k, v);
-      return {k, v};  // its own keys, so that attention needs no mask for what lies behind them
-    }
-    buffers_.k.index_copy_(1, place.positions, k);
-    buffers_.v.index_copy_(1, place.positions, v);
-    return buffers_.range(0, place.reach);
-  }
-  std::pair<Tensor, Tensor> writable_rows(int64_t batch) override {
-    return buffers_.holds(batch) ? std::pair(buffers_.k, buffers_.v) : std::pair<Tensor, Tensor>();
-  }
-  void crop(int64_t) override {}
-  void reset() override {}  // what lies behind the length is never seen, and the memory stays where a graph knows it
-
- private:
-  int64_t capacity_;
-  Buffers buffers_;
-};
-
 }  // namespace
 
-std::unique_ptr<CacheLayer> make_key_value_layer(const CacheOptions& options, int64_t window) {
-  if (is_static(options)) return std::make_unique<StaticLayer>(options.max_cache_len);
+std::unique_ptr<CacheLayer> make_key_value_layer(int64_t reserve, int64_t window) {
   if (window > 0) return std::make_unique<SlidingLayer>(window);
-  return std::make_unique<DynamicLayer>(options.max_cache_len);
+  return std::make_unique<DynamicLayer>(reserve);
 }
 
 }  // namespace hotswap

@@ -93,8 +93,8 @@ Tensor LatentAttention::attended(const Tensor& q, const Tensor& k_turned, const 
   return attention_(q, k, v, attention, metadata);
 }
 
-std::unique_ptr<CacheLayer> LatentAttention::make_cache_layer(const CacheOptions& options) const {
-  return make_key_value_layer(options);
+std::unique_ptr<CacheLayer> LatentAttention::make_cache_layer(int64_t reserve) const {
+  return make_key_value_layer(reserve);
 }
 
 }  // namespace hotswap

@@ -31,7 +31,7 @@ class LatentAttention : public TokenMixer {
  public:
   explicit LatentAttention(const LatentAttentionOptions& options);
   Tensor forward(const Tensor& x, const ForwardContext& context) const override;
-  std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override;
+  std::unique_ptr<CacheLayer> make_cache_layer(int64_t reserve) const override;
 
  private:
   Tensor queries(const Tensor& x) const;  // [batch, time, hidden_size] -> [batch, time, heads, qk_head_dim]

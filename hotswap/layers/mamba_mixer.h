@@ -14,8 +14,8 @@ class MambaMixer : public TokenMixer {
  public:
   explicit MambaMixer(const MambaOptions& options);
   Tensor forward(const Tensor& x, const ForwardContext& context) const override;
-  std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override {
-    return make_recurrent_layer(options);
+  std::unique_ptr<CacheLayer> make_cache_layer(int64_t /*reserve*/) const override {
+    return std::make_unique<RecurrentLayer>();
   }
 
  private:

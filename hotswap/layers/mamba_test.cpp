@@ -179,25 +179,21 @@ TEST(Mamba, GatedNorm) {
 }
 
 TEST(Mamba, RecurrentCache) {
-  Cache cache(
-      [] {
-        std::vector<std::unique_ptr<CacheLayer>> parts;
-        parts.push_back(make_recurrent_layer({}));
-        parts.push_back(make_key_value_layer({}));
-        return parts;
-      }(),
-      {});
+  std::vector<std::unique_ptr<CacheLayer>> parts;
+  parts.push_back(std::make_unique<RecurrentLayer>());
+  parts.push_back(make_key_value_layer());
+  Cache cache(std::move(parts));
   const Tensor x = random({2, 3}, at::kBFloat16);
   const auto states = cache.states(0, x, {2, 3, 4}, {2, 3, 5});
   EXPECT_EQ(states.conv.scalar_type(), at::kBFloat16);
   EXPECT_EQ(states.ssm.scalar_type(), at::kFloat);
   states.ssm.fill_(1);
   states.conv.fill_(1);
-  cache.end(6);
+  cache.advance(6);
   const auto again = cache.states(0, x, {2, 3, 4}, {2, 3, 5});
   EXPECT_EQ(again.ssm.data_ptr(), states.ssm.data_ptr());
   expect_has(message_of([&] { cache.states(0, x, {1, 3, 4}, {1, 3, 5}); }), {"one cache per batch"});
-  expect_has(message_of([&] { cache.crop(3); }), {"go back to token 3", "reset()"});
+  expect_has(message_of([&] { cache.crop(3); }), {"go back to token 3", "crop(0)"});
   expect_has(message_of([&] {
                cache.states(1, x, {2, 3, 4}, {2, 3, 5});
              }),
@@ -206,8 +202,7 @@ TEST(Mamba, RecurrentCache) {
                cache.states(0, random({1}).set_requires_grad(true), {2, 3, 4}, {2, 3, 5});
              }),
              {"without gradients"});
-  EXPECT_THROW(make_recurrent_layer({.implementation = "offloaded"}), Error);
-  cache.reset();
+  cache.crop(0);
   EXPECT_EQ(cache.length(), 0);
   EXPECT_EQ(states.ssm.abs().sum().item<double>() + states.conv.abs().sum().item<double>(), 0);  // in place
 }

@@ -1,4 +1,4 @@
-// The states of a recurrence. They are of one size whatever the cache is, so that both kinds of cache have the same.
+// The states of a recurrence.
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
@@ -21,23 +21,17 @@ const RecurrentStates& RecurrentLayer::states(const Tensor& x, at::IntArrayRef c
 }
 
 void RecurrentLayer::crop(int64_t length) {
-  if (length == 0) return reset();
+  if (length == 0) {
+    if (states_.conv.defined()) {
+      states_.conv.zero_();  // in place: the memory never moves
+      states_.ssm.zero_();
+    }
+    return;
+  }
   throw Error({.kind = ErrorKind::kUnsupported,
                .wanted = cat("a cache that can go back to token ", length),
                .got = "a recurrent state, which has all tokens in one",
-               .next = "reset() it and run the prompt again"});
-}
-
-void RecurrentLayer::reset() {
-  if (states_.conv.defined()) {
-    states_.conv.zero_();  // in place: a captured graph knows the memory
-    states_.ssm.zero_();
-  }
-}
-
-std::unique_ptr<CacheLayer> make_recurrent_layer(const CacheOptions& options) {
-  is_static(options);  // known, or an Error
-  return std::make_unique<RecurrentLayer>();
+               .next = "crop(0) and run the prompt again"});
 }
 
 }  // namespace hotswap

@@ -65,7 +65,7 @@ class RotaryEmbedding {
   mutable std::mutex mutex_;
   mutable std::vector<Inverses> inverses_;  // one a device
   mutable RotaryTables prefix_;             // [1, capacity, dim] of positions 0, 1, ...
-  mutable std::vector<Tensor> rows_;        // all that rows() has made: a captured graph may read any of them
+  mutable std::vector<Tensor> rows_;        // all that rows() has made: callers may hold any of them
 };
 
 // The slot rotary_pos_emb; one in every attention layer.

@@ -151,8 +151,8 @@ void SelfAttention::add_to(DecoderLayerParts& p) const {
   p.window = attention_options_.window_left;
 }
 
-std::unique_ptr<CacheLayer> SelfAttention::make_cache_layer(const CacheOptions& options) const {
-  return make_key_value_layer(options, options_.sliding_window);
+std::unique_ptr<CacheLayer> SelfAttention::make_cache_layer(int64_t reserve) const {
+  return make_key_value_layer(reserve, options_.sliding_window);
 }
 
 const char* stock_attention_of(Module& module) {

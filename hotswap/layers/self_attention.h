@@ -36,7 +36,7 @@ class SelfAttention : public TokenMixer {
  public:
   explicit SelfAttention(const SelfAttentionOptions& options);
   Tensor forward(const Tensor& x, const ForwardContext& context) const override;
-  std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override;
+  std::unique_ptr<CacheLayer> make_cache_layer(int64_t reserve) const override;
   const SelfAttentionOptions& options() const { return options_; }
   std::vector<const Linear*> projections() const { return {&q_proj_, &k_proj_, &v_proj_, &o_proj_}; }
   std::vector<Linear*> joint_projections() { return {&q_proj_, &k_proj_, &v_proj_}; }  // which read the same x

@@ -69,7 +69,7 @@ class SlotBase {
     ops_.emplace_back(Role::kRole, std::move(function));
   }
   // Does what runs here wait for the device in the middle of a step? The stock forward where the layer says so, a
-  // kernel where its package does. Steps of such a model cannot be captured.
+  // kernel where its package does.
   bool needs_host_sync() const { return bound() ? kernel_syncs_ : stock_syncs_; }
   void set_stock_needs_host_sync() { stock_syncs_ = true; }
   void set_kernel_needs_host_sync(bool syncs) { kernel_syncs_ = syncs; }  // after binding

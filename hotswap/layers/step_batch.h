@@ -16,7 +16,7 @@ using at::Tensor;
 
 struct StepBatch {
   Tensor ids;          // [tokens] int64: the rows' new tokens, one row after another
-  Tensor positions;    // [tokens] int64: of each in its own sequence, from 0
+  Tensor positions;    // [tokens] int64: of each in its own sequence, from 0. Of a static step of one length: [1]
   Tensor query_start;  // [batch + 1] int32: where each row's tokens begin in ids, and the end
   Tensor seq_lens;     // [batch] int32: tokens of each sequence, the new ones included
   Tensor block_table;  // [batch, pages] int32: key j of a row is in page block_table[row, j / page_size]
@@ -35,6 +35,11 @@ struct StepBatch {
   // Of static shape: which tokens each row has only the device knows, by `positions`. `lengths` are no more than
   // as many as there are rows, seq_lens and block_table are undefined, and keys are rows, [batch, kv_len_bucket, ...].
   bool is_static = false;
+  int64_t capacity = 0;  // of a static step: no position is beyond it, whatever the tensors hold when it runs again
+
+  // What a kernel may have made of ids and positions (models/fused_step.h), else undefined.
+  Tensor inputs_embeds;  // [batch, 1, hidden]
+  Tensor rope;           // [1, 1, 2 rotary dim]: cos and sin
 
   int64_t batch() const { return static_cast<int64_t>(lengths.size()); }
 };

@@ -11,7 +11,7 @@ namespace hotswap {
 class TokenMixer : public Module {
  public:
   virtual Tensor forward(const Tensor& x, const ForwardContext& context) const = 0;  // [batch, time, hidden_size]
-  virtual std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const = 0;
+  virtual std::unique_ptr<CacheLayer> make_cache_layer(int64_t reserve) const = 0;
 };
 
 }  // namespace hotswap

@@ -68,21 +68,19 @@ std::vector<Tensor> train_step(CausalLM& model, const Tensor& ids) {
 }
 
 // mask: of the prompt, padded on the left; or undefined.
-Tensor generate(CausalLM& model, Tensor ids, const std::string& cache_implementation, const Tensor& mask = {}) {
+Tensor generate(CausalLM& model, Tensor ids, const Tensor& mask = {}) {
   const at::NoGradGuard no_grad;
-  constexpr int64_t kRoom = 32;
-  const auto cache = model.make_cache({.implementation = cache_implementation, .max_cache_len = kRoom});
-  const int64_t prompt = ids.size(1);
+  const auto cache = model.make_cache();
   Tensor all = mask, positions, next = ids;
   if (mask.defined()) {
-    all = at::cat({mask, at::ones({ids.size(0), kRoom - prompt}, at::kLong)}, 1);
+    all = at::cat({mask, at::ones({ids.size(0), kSteps}, at::kLong)}, 1);
     positions = (all.cumsum(1) - 1).clamp_min(0);
   }
   for (int64_t step = 0; step < kSteps; ++step) {
     const int64_t seen = cache->length(), end = seen + next.size(1);
     ForwardArguments forward{.input_ids = next, .cache = cache.get(), .logits_to_keep = 1};
     if (mask.defined()) {
-      forward.attention_mask = all.narrow(1, 0, cache->capacity() > 0 ? kRoom : end);
+      forward.attention_mask = all.narrow(1, 0, end);
       forward.position_ids = positions.narrow(1, seen, end - seen);
     }
     next = at::argmax(model(forward).logits, -1);
@@ -127,9 +125,8 @@ TEST_F(AttentionByName, ComputesWhatStockAttentionDoes) {
       return (*model)({.input_ids = ids, .attention_mask = mask}).logits * mask.unsqueeze(-1);
     };
     const auto want = train_step(*model, ids);
-    const Tensor want_padded = padded(), want_ids = generate(*model, ids, "dynamic");
-    const Tensor want_padded_ids = generate(*model, ids, "dynamic", mask);
-    EXPECT_TRUE(at::equal(generate(*model, ids, "static", mask), want_padded_ids)) << family;
+    const Tensor want_padded = padded(), want_ids = generate(*model, ids);
+    const Tensor want_padded_ids = generate(*model, ids, mask);
     for (const Named& kernel : kernels) {
       SCOPED_TRACE(cat(family, " ", kernel.name));
       model->set_attn_implementation(kernel.name);
@@ -157,13 +154,10 @@ TEST_F(AttentionByName, ComputesWhatStockAttentionDoes) {
       EXPECT_LE(difference(padded(), want_padded), 1e-4);
       EXPECT_EQ(ran("varlen_forward"), kLayers);
       EXPECT_EQ(ran("forward"), 0);
-      EXPECT_TRUE(at::equal(generate(*model, ids, "dynamic"), want_ids));
+      EXPECT_TRUE(at::equal(generate(*model, ids), want_ids));
       EXPECT_EQ(ran("forward"), kSteps * kLayers);
-      EXPECT_TRUE(at::equal(generate(*model, ids, "static"), want_ids));
-      EXPECT_EQ(ran("forward"), kLayers) << "a prompt looks at its own keys";
-      EXPECT_EQ(ran("decode"), (kSteps - 1) * kLayers);
-      EXPECT_TRUE(at::equal(generate(*model, ids, "static", mask), want_padded_ids));
-      EXPECT_EQ(ran("varlen_forward"), kSteps * kLayers) << "padding in keys of a fixed size";
+      EXPECT_TRUE(at::equal(generate(*model, ids, mask), want_padded_ids));
+      EXPECT_EQ(ran("varlen_forward"), kSteps * kLayers);
 
       model->kernelize(Mode::INFERENCE);
       EXPECT_EQ(row_of(model->kernel_report(), kAttentionLayer).package, kernel.package) << "also among other kernels";

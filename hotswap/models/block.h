@@ -4,7 +4,6 @@
 #include <memory>
 
 #include "hotswap/layers/cache.h"
-#include "hotswap/layers/decoder_layer.h"
 #include "hotswap/layers/forward_context.h"
 #include "hotswap/layers/module.h"
 
@@ -19,9 +18,7 @@ struct HiddenState {
 class Block : public Module {
  public:
   virtual HiddenState forward(const HiddenState& in, const ForwardContext& context) = 0;
-  virtual std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const = 0;
-  // Null where nothing makes the inputs of a step of so many rows at once.
-  virtual const DecoderLayerSlot* step_inputs(int64_t /*rows*/) const { return nullptr; }
+  virtual std::unique_ptr<CacheLayer> make_cache_layer(int64_t reserve) const = 0;
 };
 
 }  // namespace hotswap

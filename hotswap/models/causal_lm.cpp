@@ -47,6 +47,7 @@ CausalLM::CausalLM(const Family& family, Json config)
       config_(family.read_config(config)),
       config_json_(std::move(config)),
       model_(config_, family.make_block),
+      fused_step_(family.make_fused_step != nullptr ? family.make_fused_step(config_, model_) : nullptr),
       lm_head_(config_.tie_word_embeddings ? Linear(model_.embed_tokens.weight)
                                            : Linear(config_.hidden_size, config_.vocab_size, /*with_bias=*/false)),
       kernels_([names = family.module_names(config_)](const std::string& name) { return name_before(names, name); }) {

@@ -66,8 +66,11 @@ class CausalLM : public Module {
   const std::function<Argmax::Signature>& argmax() const { return lm_head_.argmax(); }
   const std::function<Sample::Signature>& sample() const { return lm_head_.sample(); }
 
-  // An empty cache for `cache`; layers with a sliding window keep that much.
-  std::unique_ptr<Cache> make_cache(const CacheOptions& options = {}) const { return model_.make_cache(options); }
+  // An empty cache for `cache`, which grows beyond `reserve` tokens; layers with a sliding window keep that much.
+  std::unique_ptr<Cache> make_cache(int64_t reserve = 0) const { return model_.make_cache(reserve); }
+
+  // Null: the family has none.
+  const FusedStep* fused_step() const { return fused_step_.get(); }
 
   // Which forward runs in each layer. Without a mode: the one of train() or eval(), which also bind anew from then on.
   const KernelReport& kernelize(Mode mode);
@@ -133,6 +136,7 @@ class CausalLM : public Module {
   KernelOptions kernel_options_;  // the caller's
   bool swaps_layers_ = false;     // kernelize() was called: not the attention alone
   Trunk model_;
+  std::unique_ptr<FusedStep> fused_step_;  // of model_
   Linear lm_head_;
   CausalLMLoss loss_;
   Kernelizer kernels_;

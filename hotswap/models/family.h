@@ -10,8 +10,11 @@
 #include "hotswap/models/config.h"
 #include "hotswap/models/formats/gguf_model.h"
 #include "hotswap/models/formats/tensor_rules.h"
+#include "hotswap/models/fused_step.h"
 
 namespace hotswap {
+
+class Trunk;
 
 inline TensorRules same_names(const ModelConfig&) { return {}; }
 inline TensorRules gguf_decoder_names(const ModelConfig&) { return gguf_decoder_rules(); }
@@ -21,6 +24,8 @@ struct Family {
   const char* class_name;  // of transformers: "LlamaForCausalLM"
   ModelConfig (*read_config)(const Json& config);
   std::unique_ptr<Block> (*make_block)(const ModelConfig& config, int64_t layer);
+  // Of the trunk that has these blocks; may be null (models/fused_step.h).
+  std::unique_ptr<FusedStep> (*make_fused_step)(const ModelConfig& config, Trunk& trunk) = nullptr;
   TensorRules (*tensor_rules)(const ModelConfig& config) = same_names;  // safetensors, read and written
 
   // Of modules, where transformers' own are called otherwise: rows of the kernel report have those names.

@@ -53,9 +53,9 @@ Tensor logits_of(CausalLM& model, const Tensor& ids) {
   return model({.input_ids = ids}).logits;
 }
 
-Tensor greedy(CausalLM& model, Tensor ids, int64_t length, const CacheOptions& options) {
+Tensor greedy(CausalLM& model, Tensor ids, int64_t length) {
   const at::NoGradGuard no_grad;
-  const auto cache = model.make_cache(options);
+  const auto cache = model.make_cache();
   Tensor next = ids;
   while (ids.size(1) < length) {
     next = at::argmax(model({.input_ids = next, .cache = cache.get(), .logits_to_keep = 1}).logits, -1);
@@ -80,9 +80,7 @@ class Lora : public testing::TestWithParam<const char*> {
   void expect_values(CausalLM& model) const {
     EXPECT_LE(relative_max(logits_of(model, expected("input_ids")), expected("logits")), 1e-5);
     const Tensor ids = expected("greedy"), prompt = ids.narrow(1, 0, 5);
-    EXPECT_TRUE(at::equal(greedy(model, prompt, ids.size(1), {}), ids));
-    const CacheOptions fixed{.implementation = "static", .max_cache_len = ids.size(1) + 3};
-    EXPECT_TRUE(at::equal(greedy(model, prompt, ids.size(1), fixed), ids)) << "static cache";
+    EXPECT_TRUE(at::equal(greedy(model, prompt, ids.size(1)), ids));
   }
   fs::path folder_;
   std::unique_ptr<SafetensorsFile> expected_;

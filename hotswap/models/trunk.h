@@ -18,15 +18,14 @@ class Trunk : public Module {
   using MakeBlock = std::unique_ptr<Block> (*)(const ModelConfig& config, int64_t layer);
   Trunk(const ModelConfig& config, MakeBlock make_block);
   Tensor forward(const TrunkInput& in);  // -> [batch, time, hidden_size], of a step [batch, new, hidden_size]
-  std::unique_ptr<Cache> make_cache(const CacheOptions& options) const;
-  at::ScalarType dtype() const;  // in which it computes
+  std::unique_ptr<Cache> make_cache(int64_t reserve) const;
+  at::ScalarType dtype() const;                                                    // in which it computes
+  const RotaryEmbedding* rotary() const { return rotary_ ? &*rotary_ : nullptr; }  // null: the model has none
   Embedding embed_tokens;
 
  private:
-  Tensor embedded(const Tensor& input_ids) const;                     // [batch, time] -> [batch, time, hidden_size]
-  std::optional<DecoderInputs> inputs_at_once(const TrunkInput& in);  // and raises the cache's count
-  // rope: undefined, or of inputs_at_once().
-  ForwardContext context_for(const TrunkInput& in, at::ScalarType dtype, const Tensor& rope);
+  Tensor embedded(const Tensor& input_ids) const;  // [batch, time] -> [batch, time, hidden_size]
+  ForwardContext context_for(const TrunkInput& in, at::ScalarType dtype);
   ForwardContext step_context(const TrunkInput& in, at::ScalarType dtype);
   HiddenState through_layers(const Tensor& x, const ForwardContext& context);
   Tensor normed(const HiddenState& state);  // [batch, time, hidden_size] in dtype()

@@ -134,7 +134,7 @@ void check_input(const TrunkInput& in, const InputLimits& limits) {
   const int64_t batch = ids.size(0), time = ids.size(1);
   if (const Tensor& mask = in.attention_mask; mask.defined()) {
     const int64_t past = in.cache == nullptr ? 0 : in.cache->length();
-    const int64_t columns = in.cache != nullptr && in.cache->capacity() > 0 ? in.cache->capacity() : past + time;
+    const int64_t columns = past + time;
     check_device(mask, "attention_mask", limits.device);
     check_shape(mask, "attention_mask", cat("[", batch, ", ", columns, "]: cached and new tokens"),
                 mask.dim() == 2 && mask.size(0) == batch && mask.size(1) == columns);

@@ -11,13 +11,12 @@
 namespace hotswap {
 
 struct TrunkInput {
-  Tensor input_ids;  // [batch, time] int64
-  Tensor attention_mask =
-      {};                    // [batch, cached + time], of a static cache [batch, capacity]: 0 where a token is padding
-  Tensor position_ids = {};  // [1 or batch, time]; undefined: counted on from the cache
-  Tensor cu_seqlens = {};    // [sequences + 1]: several sequences in a batch of one, where each begins, and the end
-  int64_t max_seqlen = 0;    // of those; 0: not known, time
-  Tensor seq_idx = {};       // [1 or batch, time] int: which of the documents packed into its row a token is of
+  Tensor input_ids;            // [batch, time] int64
+  Tensor attention_mask = {};  // [batch, cached + time]: 0 where a token is padding
+  Tensor position_ids = {};    // [1 or batch, time]; undefined: counted on from the cache
+  Tensor cu_seqlens = {};      // [sequences + 1]: several sequences in a batch of one, where each begins, and the end
+  int64_t max_seqlen = 0;      // of those; 0: not known, time
+  Tensor seq_idx = {};         // [1 or batch, time] int: which of the documents packed into its row a token is of
   Cache* cache = nullptr;
   // Instead of all above: a step of sequences with lengths of their own, as many new tokens in each, and their memory.
   const StepBatch* step = nullptr;

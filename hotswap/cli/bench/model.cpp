@@ -143,7 +143,7 @@ OutJson prefill(CausalLM& model, const Flags& flags) {
   std::vector<double> times;
   Tensor logits;
   const auto run = [&] {
-    const auto cache = model.make_cache({.implementation = flags.cache.value_or("dynamic"), .max_cache_len = columns});
+    const auto cache = model.make_cache(columns);
     const auto start = Clock::now();
     logits = model({.input_ids = prompt, .cache = cache.get(), .logits_to_keep = 1}).logits;
     wait_for(model.device());
@@ -227,7 +227,7 @@ void add_bench_model(CLI::App& bench) {
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
   verb->add_flag("--sample", flags->sample, "decode: from the whole vocabulary, and not greedily");
-  verb->add_option("--cache", flags->cache, "decode, prefill: dynamic or static")
+  verb->add_option("--cache", flags->cache, "decode: dynamic or static; a prefill is the same in both")
       ->check(CLI::IsMember({"dynamic", "static"}));
   verb->add_option("--trace", flags->trace,
                    "decode, prefill: what ran when, of 24 tokens or one prefill, into this file for chrome://tracing");

@@ -2,6 +2,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
@@ -20,6 +21,30 @@ using test_support::difference;
 using test_support::expect_has;
 using test_support::message_of;
 using test_support::row_of;
+
+// Keys of a fixed size, of which the tokens so far are the first ones.
+class FixedKeys : public StepMemory {
+ public:
+  explicit FixedKeys(int64_t room) : room_(room) {}
+  Tensor next(int64_t count) {  // the positions of the tokens that update() writes
+    positions_ = at::arange(length_, length_ + count, at::kLong);
+    length_ += count;
+    return positions_;
+  }
+  std::pair<Tensor, Tensor> update(int64_t /*layer*/, const Tensor& k, const Tensor& v) override {
+    if (!k_.defined()) {
+      k_ = at::zeros({k.size(0), room_, k.size(2), k.size(3)});
+      v_ = at::zeros({v.size(0), room_, v.size(2), v.size(3)});
+    }
+    return {k_.index_copy_(1, positions_, k), v_.index_copy_(1, positions_, v)};
+  }
+  std::pair<Tensor, Tensor> writable_rows(int64_t, int64_t) override { return {}; }
+  RecurrentStates states(int64_t, const Tensor&, at::IntArrayRef, at::IntArrayRef) override { return {}; }
+
+ private:
+  int64_t room_, length_ = 0;
+  Tensor positions_, k_, v_;
+};
 
 constexpr SelfAttentionOptions kPlain = {.hidden_size = 12, .num_heads = 4, .num_kv_heads = 2, .head_dim = 6};
 
@@ -141,17 +166,16 @@ TEST_F(BoundAttention, InferenceSavesNothingAndFixedKeysDecode) {
   EXPECT_EQ(package_.calls("forward"), 1);
   EXPECT_EQ(package_.calls("forward_train"), 0);
 
-  for (const char* implementation : {"dynamic", "static"}) {
-    std::vector<std::unique_ptr<CacheLayer>> parts;
-    const CacheOptions options{.implementation = implementation, .max_cache_len = 9};
-    parts.push_back(attention->make_cache_layer(options));
-    Cache cache(std::move(parts), options);
+  std::vector<std::unique_ptr<CacheLayer>> parts;
+  parts.push_back(attention->make_cache_layer(9));
+  Cache cache(std::move(parts));
+  FixedKeys fixed(9);
+  for (StepMemory* memory : {static_cast<StepMemory*>(&cache), static_cast<StepMemory*>(&fixed)}) {
     for (int64_t t = 0; t < 7; ++t) {
-      cache.begin(1, at::kCPU);
-      ForwardContext step = context({.start = t, .positions = cache.positions()});
-      step.memory = &cache;
+      const Tensor positions = memory == &fixed ? fixed.next(1) : Tensor();
+      ForwardContext step = context({.start = t, .positions = positions});
+      step.memory = memory;
       EXPECT_LE(difference(attention->forward(x.narrow(1, t, 1), step), want.narrow(1, t, 1)), 2e-5) << t;
-      cache.end(1);
     }
   }
   EXPECT_EQ(package_.calls("decode"), 7);
@@ -170,19 +194,14 @@ TEST_F(BoundAttention, FixedKeysWithPadding) {
     const Tensor want = attention->forward(x, context({.padding = padding.narrow(1, 0, 7)})) * counts;
     for (const bool bundled : {false, true}) {
       bundled ? bind_bundled(*attention) : bind(*attention, package_, Mode::INFERENCE);
-      std::vector<std::unique_ptr<CacheLayer>> parts;
-      const CacheOptions options{.implementation = "static", .max_cache_len = 9};
-      parts.push_back(attention->make_cache_layer(options));
-      Cache cache(std::move(parts), options);
+      FixedKeys keys(9);
       int64_t seen = 0;
       for (const int64_t count : {4, 1, 2}) {
-        cache.begin(count, at::kCPU);
-        ForwardContext step = context({.start = seen, .padding = padding, .positions = cache.positions()});
-        step.memory = &cache;
+        ForwardContext step = context({.start = seen, .padding = padding, .positions = keys.next(count)});
+        step.memory = &keys;
         const Tensor got = attention->forward(x.narrow(1, seen, count), step) * counts.narrow(1, seen, count);
         EXPECT_LE(difference(got, want.narrow(1, seen, count)), 2e-5) << window << " after " << seen << " " << bundled;
         EXPECT_EQ(step.attention.masks(), 0U);
-        cache.end(count);
         seen += count;
       }
     }
@@ -294,18 +313,14 @@ TEST_F(BoundAttention, TheContractsExample) {
   EXPECT_EQ(package_.calls("forward"), 1);
 }
 
-TEST_F(BoundAttention, AStaticCacheHasNoGradient) {
+TEST_F(BoundAttention, FixedKeysHaveNoGradient) {
   const auto attention = layer(kPlain);
   bind(*attention, package_);
   attention->each_tensor(
       [](const std::string& name, Tensor& tensor) { tensor.set_requires_grad(name == "q_proj.weight"); });
-  std::vector<std::unique_ptr<CacheLayer>> parts;
-  const CacheOptions options{.implementation = "static", .max_cache_len = 9};
-  parts.push_back(attention->make_cache_layer(options));
-  Cache cache(std::move(parts), options);
-  cache.begin(2, at::kCPU);
-  ForwardContext step = context({.positions = cache.positions()});
-  step.memory = &cache;
+  FixedKeys keys(9);
+  ForwardContext step = context({.positions = keys.next(2)});
+  step.memory = &keys;
   const Tensor x = random({1, 2, 12});
   expect_has(message_of([&] { attention->forward(x, step); }), {"static cache for attn:attention", "NoGradGuard"});
 }

@@ -94,9 +94,9 @@ void bind_decoder_layer(SlotBase& slot, const LayerOps& layer) {
     in_layer->set_row_positions(layer.claims("row_positions"));
     using T = const Tensor&;
     if (const auto op = typed_op<std::tuple<Tensor, Tensor, Tensor>(T, T, T, T)>(layer, "inputs")) {
-      in_layer->inputs = [op = *op](T ids, T embedding, T rope, T length) {
-        auto [x, row, place] = below_autograd(op, ids, embedding, rope, length);
-        return DecoderInputs{std::move(x), std::move(row), std::move(place)};
+      in_layer->inputs = [op = *op](T ids, T embedding, T rope, T position) {
+        auto [x, row, before] = below_autograd(op, ids, embedding, rope, position);
+        return DecoderInputs{std::move(x), std::move(row), std::move(before)};
       };
     }
     using Opt = const OptTensor&;

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "hotswap/models/trunk.h"
+
 namespace hotswap {
 namespace {
 
@@ -93,6 +95,44 @@ Tensor DecoderStep::forward(const HiddenState& in, const ForwardContext& context
   parts.position = context.position;
   parts.weights_are_old = true;  // before the first layer, too, something of this forward ran: the embedding
   return slot_(in.residual.defined() ? at::add(in.residual, in.x) : in.x, parts);
+}
+
+namespace {
+
+class FusedDecoderStep : public FusedStep {
+ public:
+  FusedDecoderStep(const Trunk& trunk, const DecoderLayerSlot& slot) : trunk_(trunk), slot_(slot) {}
+  bool begin(StepBatch& step, const Tensor& position) const override {
+    const Embedding& embedding = trunk_.embed_tokens;
+    const bool serves = slot_.takes(step.ids.size(0)) && slot_.inputs && embedding.plain() &&
+                        step.ids.is_contiguous() && embedding.data().is_contiguous() && !at::GradMode::is_enabled();
+    if (!serves) return false;
+    const Tensor& table = embedding.data();
+    const Tensor rope = trunk_.rotary()->rows(step.capacity, table.scalar_type(), table.device());
+    if (!rope.defined()) return false;
+    DecoderInputs made = slot_.inputs(step.ids.unsqueeze(1), table, rope, position);
+    step.inputs_embeds = std::move(made.x);
+    step.rope = std::move(made.row);
+    step.positions = std::move(made.position);
+    return true;
+  }
+
+ private:
+  const Trunk& trunk_;
+  const DecoderLayerSlot& slot_;
+};
+
+}  // namespace
+
+std::unique_ptr<FusedStep> make_fused_decoder_step(const ModelConfig& c, Trunk& trunk) {
+  const DecoderLayerSlot* first = nullptr;
+  trunk.each_slot([&](const std::string&, SlotBase& slot) {
+    if (first == nullptr) first = dynamic_cast<const DecoderLayerSlot*>(&slot);
+  });
+  const bool two_tables =
+      trunk.rotary() != nullptr && !c.sliding_rope_parameters && !c.rotates_in_float32 && c.embedding_multiplier == 1;
+  if (first == nullptr || !two_tables) return nullptr;
+  return std::make_unique<FusedDecoderStep>(trunk, *first);
 }
 
 }  // namespace hotswap

@@ -2,6 +2,7 @@
 // beside its parts, which go on without it where it is not bound, or not what is asked.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,8 +11,11 @@
 #include "hotswap/layers/self_attention.h"
 #include "hotswap/models/block.h"
 #include "hotswap/models/config.h"
+#include "hotswap/models/fused_step.h"
 
 namespace hotswap {
+
+class Trunk;
 
 class DecoderStep {
  public:
@@ -24,7 +28,6 @@ class DecoderStep {
   void tensors_changed();  // of the parts
   // The hidden state behind the layer; undefined where the layer's parts are to do it.
   Tensor forward(const HiddenState& in, const ForwardContext& context) const;
-  const DecoderLayerSlot* inputs(int64_t rows) const { return slot_.takes(rows) && slot_.inputs ? &slot_ : nullptr; }
 
  private:
   DecoderLayerParts weights() const;
@@ -34,5 +37,9 @@ class DecoderStep {
   std::string activation_;  // "silu", "gelu_tanh", or another
   DecoderLayerSlot slot_;
 };
+
+// Of a trunk whose blocks have it: by the kernel of the first one's slot. Null where a step of the model begins with
+// more than rows of two tables.
+std::unique_ptr<FusedStep> make_fused_decoder_step(const ModelConfig& config, Trunk& trunk);
 
 }  // namespace hotswap

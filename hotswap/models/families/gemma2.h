@@ -14,8 +14,8 @@ class Gemma2Block : public Block {
  public:
   Gemma2Block(const ModelConfig& config, const SelfAttentionOptions& attention);
   HiddenState forward(const HiddenState& in, const ForwardContext& context) override;
-  std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override {
-    return self_attn_.make_cache_layer(options);
+  std::unique_ptr<CacheLayer> make_cache_layer(int64_t reserve) const override {
+    return self_attn_.make_cache_layer(reserve);
   }
 
  private:

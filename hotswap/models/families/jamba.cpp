@@ -94,8 +94,8 @@ class JambaBlock : public Block {
     const auto [z, residual] = pre_ff_.forward(mixer_->forward(y, context), h);
     return {feed_forward_->forward(z, context), residual};
   }
-  std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override {
-    return mixer_->make_cache_layer(options);
+  std::unique_ptr<CacheLayer> make_cache_layer(int64_t reserve) const override {
+    return mixer_->make_cache_layer(reserve);
   }
 
  private:

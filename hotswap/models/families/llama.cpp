@@ -92,6 +92,7 @@ const Family kLlama{.model_type = "llama",
                     .class_name = "LlamaForCausalLM",
                     .read_config = read_config,
                     .make_block = make_llama_block,
+                    .make_fused_step = make_fused_decoder_step,
                     .gguf_architecture = "llama",
                     .gguf_rules = gguf_interleaved_rules,
                     .gguf_head_dim_is_rotary = true};

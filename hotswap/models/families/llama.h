@@ -19,10 +19,9 @@ class LlamaBlock : public Block {
              const char* mlp_name = "mlp");                                      // in a checkpoint
   LlamaBlock(const ModelConfig& config, const SelfAttentionOptions& attention);  // with one gated MLP
   HiddenState forward(const HiddenState& in, const ForwardContext& context) override;
-  std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override {
-    return self_attn_->make_cache_layer(options);
+  std::unique_ptr<CacheLayer> make_cache_layer(int64_t reserve) const override {
+    return self_attn_->make_cache_layer(reserve);
   }
-  const DecoderLayerSlot* step_inputs(int64_t rows) const override { return step_ ? step_->inputs(rows) : nullptr; }
 
  protected:
   void on_tensors_changed() override {

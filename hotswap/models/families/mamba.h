@@ -15,8 +15,8 @@ class MambaBlock : public Block {
  public:
   MambaBlock(const ModelConfig& config, std::unique_ptr<TokenMixer> mixer);
   HiddenState forward(const HiddenState& in, const ForwardContext& context) override;
-  std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override {
-    return mixer_->make_cache_layer(options);
+  std::unique_ptr<CacheLayer> make_cache_layer(int64_t reserve) const override {
+    return mixer_->make_cache_layer(reserve);
   }
 
  private:

@@ -13,8 +13,8 @@ class Olmo2Block : public Block {
  public:
   Olmo2Block(const ModelConfig& config, int64_t layer);
   HiddenState forward(const HiddenState& in, const ForwardContext& context) override;
-  std::unique_ptr<CacheLayer> make_cache_layer(const CacheOptions& options) const override {
-    return self_attn_.make_cache_layer(options);
+  std::unique_ptr<CacheLayer> make_cache_layer(int64_t reserve) const override {
+    return self_attn_.make_cache_layer(reserve);
   }
 
  private:

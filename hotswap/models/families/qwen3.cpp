@@ -26,6 +26,7 @@ const Family kQwen3{.model_type = "qwen3",
                     .class_name = "Qwen3ForCausalLM",
                     .read_config = read_config,
                     .make_block = make_block,
+                    .make_fused_step = make_fused_decoder_step,
                     .gguf_architecture = "qwen3"};
 
 }  // namespace hotswap
