@@ -1,8 +1,11 @@
-"""How many files a new weight format and a new adapter touch, counted from the tree itself.
+"""How many files a new weight format and a new adapter touch, and what layers know of a step, counted from the tree itself.
 
 A weight format that only Linear serves touches each file that lists the formats there are: whose code names q8_0, q4_0
 and q4_1. An adapter on Linear touches each file whose code names it: Weight, Linear, what fuses it, the reader of adapters' files. Tests, documents and comments do not count. Prints
 both lists; exits 1 where one is longer than its limit.
+
+How a step runs is the engine's business: headers of layers and models name no captured graph, no length that a device
+counts and no promise about a prefetch, and a Cache has at most six public methods.
 """
 
 import re
@@ -20,6 +23,8 @@ NOT_TOUCHED = {
     "hotswap/kernelize/bind/contract.h": "a list that is closed: what packages of before called packed",
     "kernels/decode/layers.json": "another op that takes weights",
 }
+OF_STEPS = re.compile(r"captur|cuda.?graph|device_length|weights_are_old|prefetch", re.IGNORECASE)
+CACHE_METHODS = 6
 LIMITS = {"a weight format that only Linear serves": 6, "an adapter on Linear": 5}
 
 
@@ -37,6 +42,22 @@ def lists_formats(code: str) -> bool:
     return {word.lower() for word in words} >= set(FORMATS)
 
 
+def lines_of_steps() -> list[str]:
+    """Lines of headers in layers/ and models/, comments too, that name how a step runs."""
+    found = []
+    for room in ("layers", "models"):
+        for header in sorted((ROOT / "hotswap" / room).rglob("*.h")):
+            lines = enumerate(header.read_text().splitlines(), 1)
+            found += [f"{header.relative_to(ROOT)}:{number}: {line.strip()}" for number, line in lines if OF_STEPS.search(line)]
+    return found
+
+
+def public_methods(code: str, name: str) -> list[str]:
+    """Of a class whose public section comes first and ends at its private one; its constructors do not count."""
+    body = re.search(rf"class {name} .*?\bpublic:\n(.*?)\n private:", COMMENT.sub("", code), re.DOTALL)[1]
+    return [method for method in re.findall(r"(\w+)\([^;{]*\)[^;{]*[;{]", body) if method != name]
+
+
 def main() -> int:
     code = sources()
     touched = {
@@ -47,6 +68,11 @@ def main() -> int:
     for what, files in touched.items():
         print(f"{what}: {len(files)} files, at most {LIMITS[what]}\n  " + "\n  ".join(files))
         failed |= not 0 < len(files) <= LIMITS[what]
+    methods = public_methods((ROOT / "hotswap/layers/cache.h").read_text(), "Cache")
+    print(f"public methods of Cache: {len(methods)}, at most {CACHE_METHODS}: {', '.join(methods)}")
+    leaks = lines_of_steps()
+    print("\n".join([f"lines that name how a step runs: {len(leaks)}, expected none", *leaks]))
+    failed |= not 0 < len(methods) <= CACHE_METHODS or bool(leaks)
     return int(failed)
 
 

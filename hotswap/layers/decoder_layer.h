@@ -27,7 +27,6 @@ struct DecoderLayerParts {
   double scale = 1;
   int64_t window = -1;              // keys seen before the token's own; -1: all
   std::string activation = "silu";  // or "gelu_tanh"
-  bool weights_are_old = false;     // what ran on the device right before this wrote none of the weights
 };
 
 // x: [batch, 1, hidden] -> the same

@@ -49,16 +49,17 @@ const Fields<DecoderLayerParts>& fields() {
                                 {"float head_eps", &P::head_eps},
                                 {"float scale", &P::scale},
                                 {"int window", &P::window},
-                                {"str activation", &P::activation},
-                                {"bool weights_are_old=False", &P::weights_are_old}};
+                                {"str activation", &P::activation}};
   return all;
 }
 
-Values arguments_of(const Tensor& x, const DecoderLayerParts& parts) {
+// prefetch: whether the kernel may read weights before what ran on the device right before it has ended.
+Values arguments_of(const Tensor& x, const DecoderLayerParts& parts, bool prefetch) {
   Values values;
-  values.reserve(fields().size() + 1);
+  values.reserve(fields().size() + 2);
   values.emplace_back(x);
   push_fields(values, parts, fields());
+  values.emplace_back(prefetch);
   return values;
 }
 
@@ -89,7 +90,11 @@ Result<std::string> rows_served(const SlotBase& slot, const LayerOps& layer) {
 }
 
 void bind_decoder_layer(SlotBase& slot, const LayerOps& layer) {
-  if (auto* in_layer = dynamic_cast<DecoderLayerSlot*>(&slot)) {
+  // In a model nothing of a forward writes weights, and before the first layer something of it ran: the embedding. The
+  // weights of an example may be new.
+  auto* in_layer = dynamic_cast<DecoderLayerSlot*>(&slot);
+  const bool prefetch = in_layer != nullptr;
+  if (in_layer != nullptr) {
     in_layer->set_max_rows(max_rows(layer, in_layer->weights()));
     in_layer->set_row_positions(layer.claims("row_positions"));
     using T = const Tensor&;
@@ -109,8 +114,8 @@ void bind_decoder_layer(SlotBase& slot, const LayerOps& layer) {
     }
   }
   const auto* ops = ops_of<DecoderOps>(layer);
-  bind_slot<DecoderLayerForward>(slot, [ops](const Tensor& x, const DecoderLayerParts& parts) {
-    Values stack = arguments_of(x, parts);
+  bind_slot<DecoderLayerForward>(slot, [ops, prefetch](const Tensor& x, const DecoderLayerParts& parts) {
+    Values stack = arguments_of(x, parts, prefetch);
     const at::AutoDispatchBelowADInplaceOrView guard;
     ops->forward.callBoxed(&stack);
     return stack[0].toTensor();
@@ -141,7 +146,7 @@ Result<Example> decoder_example(const std::string&, const ExampleSize& size) {
                                 .scale = 0.125};
   Example example;
   example.shape = cat(rows, "x", hidden, ", ", heads, "+", kv_heads, "x", kHeadDim, ", ", ffn);
-  example.arguments = arguments_of(random({rows, 1, hidden}), parts);
+  example.arguments = arguments_of(random({rows, 1, hidden}), parts, /*prefetch=*/false);
   example.stock = [](const Values& a) { return Tensors{stock::decoder_layer(a[0].toTensor(), parts_of(a))}; };
   example.exact = example.stock;
   example.bound = [](const LayerOps& layer) -> ExampleForward {
@@ -156,7 +161,7 @@ Result<Example> decoder_example(const std::string&, const ExampleSize& size) {
 std::vector<Contract> decoder_layer_contracts() {
   return {
       {"decoder_layer/1",
-       {{"forward", "(Tensor x, " + schema_of(fields()) + ") -> Tensor"},
+       {{"forward", "(Tensor x, " + schema_of(fields()) + ", bool weights_are_old=False) -> Tensor"},
         {"inputs",
          "(Tensor ids, Tensor embedding, Tensor rope, Tensor(a!) length) -> (Tensor x, Tensor row, Tensor place)"},
         {"heads",

@@ -93,7 +93,6 @@ Tensor DecoderStep::forward(const HiddenState& in, const ForwardContext& context
   parts.cos = rope.cos, parts.sin = rope.sin;
   parts.k_cache = k, parts.v_cache = v;
   parts.position = context.position;
-  parts.weights_are_old = true;  // before the first layer, too, something of this forward ran: the embedding
   return slot_(in.residual.defined() ? at::add(in.residual, in.x) : in.x, parts);
 }
 
