@@ -83,7 +83,9 @@ void KernelRef::parse_repo(std::string_view text) {
     rest = rest.substr(0, at);
     if ((version_ = version_of_branch(revision_))) revision_.clear();
   }
-  if (rest.find('/') == rest.npos) refuse(text, "there is no 'org/' before the repository's name");
+  if (rest.find('/') == rest.npos) {
+    refuse(text, cat("there is no 'org/' before the repository's name; a bundled package is hotswap/", shown(rest)));
+  }
   if (rest.starts_with("./") || rest.starts_with("../") || rest.starts_with("~/")) {
     refuse(text, "a folder is written from '/' on");
   }

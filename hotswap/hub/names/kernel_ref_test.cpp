@@ -41,6 +41,7 @@ TEST(KernelRef, RefusesTheRest) {
                           "or g/repo", "org/repo/x", "./norm:L", "org/../x", "org/"}) {
     expect_has(message_of([&] { KernelRef ref(bad); }), {"org/repo[@revision][:Layer]", bad});
   }
+  expect_has(message_of([] { KernelRef("norm:RMSNorm"); }), {"a bundled package is hotswap/norm"});
   expect_has(message_of([] { KernelRef("a/b", {.version = 1, .revision = "main"}); }), {"only one of"});
   expect_has(message_of([] { KernelRef("a/b@main", {.version = 1}); }), {"only one of"});
   expect_has(message_of([] { KernelRef("a/b", {.version = -1}); }), {"negative"});
