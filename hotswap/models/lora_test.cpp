@@ -285,6 +285,8 @@ TEST_F(LoraFile, ModulesToSaveAreWhole) {
 TEST_F(LoraFile, AMissingFileIsNamed) {
   const auto message_of_folder = [&](const fs::path& folder) { return message_of([&] { LoraAdapter::read(folder); }); };
   expect_has(message_of_folder(folder_ / "absent"), {"adapter_config.json"});
+  put_file(folder_ / "config.json", "{}");
+  expect_has(message_of_folder(folder_.path()), {"no ", "adapter_config.json", "that is a model"});
   fs::remove(adapter() / "adapter_model.safetensors");
   expect_has(message_of_folder(adapter()), {"adapter_model.safetensors"});
   put_file(adapter() / "adapter_model.bin", "x");
