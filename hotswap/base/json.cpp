@@ -5,6 +5,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/base/json_fault.h"
 #include "hotswap/base/toml.h"
 
 namespace hotswap {
@@ -60,11 +61,11 @@ Json Json::parse(std::string_view text, std::string where) {
     auto root = std::make_shared<const Node>(Node::parse(text, watch));
     const Node* node = root.get();
     return Json(std::move(root), node, std::move(where));
-  } catch (const nlohmann::json::exception& e) {
+  } catch (const nlohmann::json::exception&) {
     throw Error({.kind = ErrorKind::kCorrupt,
                  .wanted = cat("valid JSON in ", where),
-                 .got = e.what(),
-                 .next = "fetch the file again, or correct the text at that position"});
+                 .got = json_fault(text),
+                 .next = "correct the text there, or fetch the file again"});
   }
 }
 

@@ -138,6 +138,22 @@ TEST_F(Protocol, PromptsInEveryForm) {
   complete("", {}, 400);
 }
 
+TEST_F(Protocol, ABodyThatIsNoJsonIsNamedByItsByte) {
+  auto http = client();
+  const auto message = [&](const std::string& body) {
+    const auto result = http.Post("/v1/completions", body, "application/json");
+    EXPECT_EQ(result->status, 400) << body;
+    return OutJson::parse(result->body)["error"]["message"].get<std::string>();
+  };
+  for (const char* body :
+       {"", "{", "{\"prompt\": \"a\",}", "{prompt: 1}", "[1e999]", "{\"prompt\": \"\xFF\"}", "{} x"}) {
+    const std::string text = message(body);
+    expect_has(text, {"expected a JSON object; got", "at byte "});
+    EXPECT_EQ(text.find("json.exception"), text.npos) << text;
+  }
+  expect_has(message("{\"prompt\": \"a\",}"), {"'}' at byte 15 (line 1, column 15), not a key in double quotes"});
+}
+
 TEST_F(Protocol, SmallEndpoints) {
   auto http = client();
   for (const char* path : {"/health", "/ready", "/version", "/v1/models", "/v1/models/tiny", "/metrics"}) {

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "hotswap/base/json_fault.h"
+
 namespace hotswap::serve {
 namespace {
 
@@ -10,6 +12,7 @@ constexpr int kMaxNesting = 64;
 // The parser itself rounds a number beyond 64 bits.
 class Limits : public nlohmann::json_sax<nlohmann::ordered_json> {
  public:
+  explicit Limits(const std::string& text) : text_(text) {}
   bool null() override { return true; }
   bool boolean(bool) override { return true; }
   bool number_integer(int64_t) override { return true; }
@@ -28,8 +31,8 @@ class Limits : public nlohmann::json_sax<nlohmann::ordered_json> {
   bool end_object() override { return depth_-- > 0; }
   bool start_array(size_t) override { return deeper(); }
   bool end_array() override { return depth_-- > 0; }
-  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& error) override {
-    return fail(error.what());
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override {
+    return fail(json_fault(text_));
   }
   std::string problem;
 
@@ -39,6 +42,7 @@ class Limits : public nlohmann::json_sax<nlohmann::ordered_json> {
     problem = what;
     return false;
   }
+  const std::string& text_;
   int depth_ = 0;
 };
 
@@ -57,7 +61,7 @@ Json parsed(const std::string& text) {
 }  // namespace
 
 std::string json_problem(const std::string& text) {
-  Limits limits;
+  Limits limits(text);
   return nlohmann::ordered_json::sax_parse(text, &limits) ? "" : limits.problem;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "hotswap/base/error.h"
+#include "hotswap/base/json_fault.h"
 
 namespace hotswap::tokenizers {
 namespace {
@@ -43,7 +44,7 @@ double score_of(std::string_view text) {
 // Follows the parser's events: builds the rest as a tree, and the large lists beside it.
 class Handler : public nlohmann::json_sax<Node> {
  public:
-  explicit Handler(const std::string& where) : where_(where) {}
+  Handler(std::string_view text, const std::string& where) : text_(text), where_(where) {}
 
   bool null() override { return value(nullptr, "null"); }
   bool boolean(bool v) override { return value(v, "a boolean"); }
@@ -145,8 +146,8 @@ class Handler : public nlohmann::json_sax<Node> {
     }
     return true;
   }
-  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& e) override {
-    fail(cat("valid JSON in ", where_), e.what(), "fetch the file again; it is cut or damaged");
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override {
+    fail(cat("valid JSON in ", where_), json_fault(text_), "fetch the file again; it is cut or damaged");
   }
 
   std::vector<std::pair<std::string, int64_t>> vocabulary;
@@ -207,6 +208,7 @@ class Handler : public nlohmann::json_sax<Node> {
     return true;
   }
 
+  std::string_view text_;
   const std::string& where_;
   std::vector<Node*> stack_;  // open objects and arrays
   std::string key_;
@@ -218,7 +220,7 @@ class Handler : public nlohmann::json_sax<Node> {
 }  // namespace
 
 TokenizerJson parse_tokenizer_json(std::string_view text, const std::string& where) {
-  Handler handler(where);
+  Handler handler(text, where);
   Node::sax_parse(text, &handler);
   return {std::move(handler.vocabulary), std::move(handler.pieces), std::move(handler.merges),
           Json::parse(handler.rest.dump(), where)};

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "hotswap/base/error.h"
+#include "hotswap/base/json_fault.h"
 
 namespace hotswap {
 namespace {
@@ -85,8 +86,9 @@ std::vector<TreeEntry> parse_tree_json(std::string_view text) try {
     entries.push_back(checked(std::move(entry)));
   }
   return entries;
-} catch (const nlohmann::json::exception& error) {
-  throw not_whole("its files", error.what());
+} catch (const nlohmann::json::exception&) {
+  const std::string fault = json_fault(text);
+  throw not_whole("its files", fault.empty() ? "entries of another form" : fault);
 }
 
 std::string tree_as_lines(const std::vector<TreeEntry>& entries) {

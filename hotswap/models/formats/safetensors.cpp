@@ -7,6 +7,7 @@
 #include <set>
 
 #include "hotswap/base/error.h"
+#include "hotswap/base/json_fault.h"
 #include "hotswap/models/formats/safetensors_dtype.h"
 
 namespace hotswap {
@@ -38,8 +39,8 @@ Node parse_json(std::string_view text, const std::filesystem::path& file) {
   };
   try {
     return Node::parse(text, watch);
-  } catch (const nlohmann::json::exception& e) {
-    refuse("valid JSON", file, e.what());
+  } catch (const nlohmann::json::exception&) {
+    refuse("valid JSON", file, json_fault(text));
   }
 }
 
