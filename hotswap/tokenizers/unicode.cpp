@@ -46,10 +46,10 @@ size_t skip_ascii(std::string_view bytes, size_t at) {
   return at;
 }
 
-bool late(char32_t c, char group) {
+bool late(char32_t c, std::string_view group) {
   if (c < 0x800) return false;
   for (const LateCategory& row : late_categories()) {
-    if (row.category[0] == group && c >= row.first && c <= row.last) return true;
+    if (std::string_view(row.category).starts_with(group) && c >= row.first && c <= row.last) return true;
   }
   return false;
 }
@@ -111,7 +111,7 @@ bool is_numeric(char32_t c) {
   const int found = category(c);
   if (found == UTF8PROC_CATEGORY_ND || found == UTF8PROC_CATEGORY_NL || found == UTF8PROC_CATEGORY_NO) return true;
   // The last two came with Unicode 17, which Rust's tables follow and the regex engine's do not yet.
-  return late(c, 'N') || (c >= 0x11DE0 && c <= 0x11DE9) || (c >= 0x16FF4 && c <= 0x16FF6);
+  return late(c, "N") || (c >= 0x11DE0 && c <= 0x11DE9) || (c >= 0x16FF4 && c <= 0x16FF6);
 }
 
 bool is_punctuation(char32_t c) {
@@ -137,7 +137,7 @@ bool is_word(char32_t c) {
   // Circled and squared letters are alphabetic symbols.
   if ((c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149)) return true;
   if ((c >= 0x1F150 && c <= 0x1F169) || (c >= 0x1F170 && c <= 0x1F189)) return true;
-  return late(c, 'L') || late(c, 'M');
+  return late(c, "L") || late(c, "M") || late(c, "Nd");
 }
 
 LateCategories late_categories() {
