@@ -10,6 +10,7 @@
 #include "hotswap/models/attn_implementation.h"
 #include "hotswap/models/family.h"
 #include "hotswap/models/formats/gguf_model.h"
+#include "hotswap/models/formats/no_model.h"
 #include "hotswap/models/formats/quantised.h"
 #include "hotswap/models/formats/weights.h"
 #include "hotswap/models/lora.h"
@@ -99,6 +100,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
                                                                 const PretrainedOptions& options) {
   const std::filesystem::path folder = model_folder(name, options.revision, options.gguf_file);
   const bool is_gguf = options.gguf_file || std::filesystem::is_regular_file(folder);
+  if (!options.gguf_file) refuse_no_model(folder);
   if (!is_gguf && !std::filesystem::is_regular_file(folder / "config.json")) {
     throw Error({.kind = ErrorKind::kNotFound,
                  .wanted = "a folder with config.json and the weights of a model",
@@ -154,6 +156,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
 
 std::shared_ptr<CausalLM> AutoModelForCausalLM::from_random(const std::filesystem::path& folder,
                                                             const PretrainedOptions& options) {
+  refuse_no_model(folder);
   const Json config = Json::read(folder / "config.json");
   auto model = from_config(config);
   model->set_attn_implementation(options.attn_implementation);

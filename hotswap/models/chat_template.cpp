@@ -2,6 +2,7 @@
 #include "hotswap/chat/chat_template.h"
 
 #include "hotswap/models/formats/gguf_model.h"
+#include "hotswap/models/formats/no_model.h"
 #include "hotswap/models/model_folder.h"
 
 namespace hotswap {
@@ -34,7 +35,9 @@ std::optional<ChatTemplate> ChatTemplate::find_pretrained(const std::filesystem:
 }
 
 ChatTemplate ChatTemplate::from_pretrained(const std::filesystem::path& name, const TokenizerOptions& options) {
-  return required(find_pretrained(name, options), name);
+  auto found = find_pretrained(name, options);
+  if (!found && !options.gguf_file) refuse_no_model(tokenizer_folder(name, options.revision));
+  return required(std::move(found), name);
 }
 
 }  // namespace hotswap

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "hotswap/base/error.h"
+#include "hotswap/models/formats/no_model.h"
 #include "hotswap/models/formats/safetensors_dtype.h"
 
 namespace hotswap {
@@ -174,17 +175,14 @@ std::unique_ptr<const Checkpoint> open_checkpoint(const std::filesystem::path& f
     return std::make_unique<GgufCheckpoint>(folder);
   }
   if (!std::filesystem::is_directory(folder)) {
+    refuse_no_model(folder);
     throw Error({.kind = ErrorKind::kNotFound,
                  .wanted = "a folder with a model's weights",
                  .got = cat("no folder at ", folder.string()),
                  .next = "check the path"});
   }
-  if (std::filesystem::exists(folder / "adapter_config.json")) {  // transformers would load it over another model
-    throw Error({.kind = ErrorKind::kUnsupported,
-                 .wanted = cat("a model without an adapter in ", folder.string()),
-                 .got = "adapter_config.json",
-                 .next = "name the base model, and this folder as its adapter (--adapter)"});
-  }
+  // transformers would load it over another model
+  if (std::filesystem::exists(folder / "adapter_config.json")) refuse_no_model(folder);
   const auto single = folder / "model.safetensors", index = folder / "model.safetensors.index.json";
   if (std::filesystem::exists(single)) return std::make_unique<SafetensorsCheckpoint<SafetensorsFile>>(single);
   if (std::filesystem::exists(index)) return std::make_unique<SafetensorsCheckpoint<SafetensorsIndex>>(index);
