@@ -138,11 +138,14 @@ void serve_verb(const Flags& flags) {
   for (const int signal : {SIGINT, SIGTERM}) sigaddset(&ends, signal);
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);
   allow_many_open_files();
+  HeldPort port(options.host, options.port);  // a taken one is an error now, not when the model has been read
+  options.port = port.port();
   serve::ServedModel model = loaded(flags);
   const bool on_cpu = model.model->device().is_cpu();
   options.engine.exact = on_cpu && !flags.no_exact;
   options.engine.prefix_tokens = flags.prefix_tokens.value_or(on_cpu ? kPrefixTokens : 0);
   serve::Server server(model, options);
+  port.release();
   server.start();
   std::printf("listening on %s\n", server.url().c_str());
   std::fflush(stdout);

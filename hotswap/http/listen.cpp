@@ -1,10 +1,15 @@
 #include "hotswap/http/listen.h"
 
 #include <arpa/inet.h>
+#include <netdb.h>
 #include <openssl/crypto.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <memory>
+#include <utility>
 
 #include "hotswap/base/error.h"
 
@@ -13,7 +18,54 @@ namespace {
 
 constexpr int kBacklog = 4096;  // connections that wait for accept(); the system's somaxconn may be lower
 
+[[noreturn]] void refuse(const std::string& host, int port, const std::string& got) {
+  throw Error({.kind = ErrorKind::kUnavailable,
+               .wanted = cat("to listen on ", address_of(host, port)),
+               .got = got,
+               .next = "choose another one"});
+}
+
+// A socket bound to the address; INVALID_SOCKET, and errno, where it cannot be had.
+socket_t bound(const addrinfo& address, bool reuse) {
+  const socket_t socket = ::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, address.ai_protocol);
+  if (socket == INVALID_SOCKET) return socket;
+  const int on = 1, off = 0;
+  if (reuse) ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (address.ai_family == AF_INET6) ::setsockopt(socket, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  if (::bind(socket, address.ai_addr, address.ai_addrlen) == 0) return socket;
+  const int why = errno;
+  ::close(socket);
+  errno = why;
+  return INVALID_SOCKET;
+}
+
 }  // namespace
+
+HeldPort::HeldPort(const std::string& host, int port) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  if (const int failed = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); failed != 0) {
+    refuse(host, port, ::gai_strerror(failed));
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> addresses(found, &::freeaddrinfo);
+  // With SO_REUSEADDR two servers that do not listen yet could both hold it. Without, it cannot be had for a minute
+  // after another server's connections ended.
+  for (const bool reuse : {false, true}) {
+    for (const addrinfo* address = found; address != nullptr && socket_ == INVALID_SOCKET; address = address->ai_next)
+      socket_ = bound(*address, reuse);
+  }
+  if (socket_ == INVALID_SOCKET)
+    refuse(host, port, errno == EADDRINUSE ? "a port that is taken" : std::strerror(errno));
+  sockaddr_storage name{};
+  socklen_t size = sizeof name;
+  ::getsockname(socket_, reinterpret_cast<sockaddr*>(&name), &size);
+  port_ = ntohs(name.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(name).sin6_port
+                                           : reinterpret_cast<const sockaddr_in&>(name).sin_port);
+}
+
+void HeldPort::release() {
+  if (socket_ != INVALID_SOCKET) ::close(std::exchange(socket_, INVALID_SOCKET));
+}
 
 int bind_and_listen(httplib::Server& server, const std::string& host, int port) {
   const auto listening = std::make_shared<socket_t>(INVALID_SOCKET);
@@ -32,10 +84,7 @@ int bind_and_listen(httplib::Server& server, const std::string& host, int port) 
   }
   // Once more: httplib's own backlog of five is compiled into its library.
   if (bound > 0 && ::listen(*listening, kBacklog) == 0) return bound;
-  throw Error({.kind = ErrorKind::kUnavailable,
-               .wanted = cat("to listen on ", address_of(host, port)),
-               .got = "a port that is taken or not allowed",
-               .next = "choose another one"});
+  refuse(host, port, "a port that is taken or not allowed");
 }
 
 std::string address_of(const std::string& host, int port) {

@@ -8,6 +8,23 @@
 
 namespace hotswap {
 
+// A port that this process holds and no server listens on: connections are refused, and another server cannot have it.
+// For what takes long before a server can answer. Error where it is taken or not allowed.
+class HeldPort {
+ public:
+  HeldPort(const std::string& host, int port);  // 0: any free one
+  ~HeldPort() { release(); }
+  HeldPort(const HeldPort&) = delete;
+  HeldPort& operator=(const HeldPort&) = delete;
+
+  int port() const { return port_; }
+  void release();  // for the server that listens on it next
+
+ private:
+  socket_t socket_ = INVALID_SOCKET;
+  int port_ = 0;
+};
+
 // Opens `port` of `host` (0: any free one) with a backlog for many connections, and for no other server. -> the port.
 // Error where it is taken or not allowed.
 int bind_and_listen(httplib::Server& server, const std::string& host, int port);
