@@ -22,24 +22,7 @@ int run(int argc, char** argv) {
       "hotswap");
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string(HOTSWAP_VERSION));
-  hotswap::add_demo(app, HOTSWAP_SOURCE_DIR);
-  hotswap::add_chat(app);
-  hotswap::add_generate(app);
-  hotswap::add_score(app);
-  hotswap::add_merge(app);
-  hotswap::add_quantize(app);
-  hotswap::add_tokenize(app);
-  hotswap::add_chat_template(app);
-  hotswap::add_kernelize(app);
-  hotswap::add_kernel(app);
-  hotswap::add_download(app);
-  hotswap::add_cache(app);
-  hotswap::add_bench(app);
-  hotswap::add_env(app);
-  hotswap::add_python_env(app);
-  hotswap::add_serve(app);
-  hotswap::add_serve_hub(app);
-  hotswap::add_hub(app);
+  hotswap::add_verbs(app, HOTSWAP_SOURCE_DIR);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

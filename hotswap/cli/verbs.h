@@ -7,6 +7,9 @@
 
 namespace hotswap {
 
+// All of them, how help is written, and what a mistyped line is answered.
+void add_verbs(CLI::App& app, const std::string& source);
+
 void add_demo(CLI::App& app, const std::string& source);  // source: where the project's documentation is
 void add_generate(CLI::App& app);
 void add_chat(CLI::App& app);
