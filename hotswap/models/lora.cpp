@@ -1,4 +1,4 @@
-// An adapter read from its folder, put on a model, taken off and merged; what its tensors change is lora_plan.cpp's.
+// An adapter read from its folder, and a model's own; what its tensors change is lora_plan.cpp's.
 #include "hotswap/models/lora.h"
 
 #include "hotswap/base/error.h"
@@ -25,29 +25,6 @@ LoraAdapter LoraAdapter::read(const std::filesystem::path& name, const std::stri
                     : "fetch the adapter again: it is not whole");
   const auto last = name.filename().empty() ? name.parent_path().filename() : name.filename();
   return {last.string(), folder, LoraConfig::read(config), SafetensorsFile(weights)};
-}
-
-void AppliedLora::remove() {
-  model_->each_module([](const std::string&, Module& module) {
-    if (auto* linear = dynamic_cast<Linear*>(&module)) linear->set_adapter(std::nullopt);
-    if (auto* embedding = dynamic_cast<Embedding*>(&module)) embedding->set_adapter(std::nullopt);
-  });
-  for (auto undo = undo_.rbegin(); undo != undo_.rend(); ++undo) (*undo)();
-  undo_.clear();
-  model_->tensors_changed();
-}
-
-void AppliedLora::merge() {
-  if (model_->has_encoded_weights()) model_->unpack();
-  model_->each_module([](const std::string&, Module& module) {
-    if (const auto* linear = dynamic_cast<Linear*>(&module)) linear->check_merge();
-  });
-  model_->each_module([](const std::string&, Module& module) {
-    if (auto* linear = dynamic_cast<Linear*>(&module)) linear->merge_adapter();
-    if (auto* embedding = dynamic_cast<Embedding*>(&module)) embedding->merge_adapter();
-  });
-  undo_.clear();
-  model_->tensors_changed();
 }
 
 void CausalLM::load_adapter(const std::filesystem::path& name, const std::string& revision) {

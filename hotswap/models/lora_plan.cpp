@@ -377,6 +377,29 @@ bool LoraAdapter::changes_embedding_or_head(const CausalLM& model) const {
                      [&](const std::string& name) { return begins(name, head) || begins(name, embedding); });
 }
 
+void AppliedLora::remove() {
+  model_->each_module([](const std::string&, Module& module) {
+    if (auto* linear = dynamic_cast<Linear*>(&module)) linear->set_adapter(std::nullopt);
+    if (auto* embedding = dynamic_cast<Embedding*>(&module)) embedding->set_adapter(std::nullopt);
+  });
+  for (auto undo = undo_.rbegin(); undo != undo_.rend(); ++undo) (*undo)();
+  undo_.clear();
+  model_->tensors_changed();
+}
+
+void AppliedLora::merge() {
+  if (model_->has_encoded_weights()) model_->unpack();
+  model_->each_module([](const std::string&, Module& module) {
+    if (const auto* linear = dynamic_cast<Linear*>(&module)) linear->check_merge();
+  });
+  model_->each_module([](const std::string&, Module& module) {
+    if (auto* linear = dynamic_cast<Linear*>(&module)) linear->merge_adapter();
+    if (auto* embedding = dynamic_cast<Embedding*>(&module)) embedding->merge_adapter();
+  });
+  undo_.clear();
+  model_->tensors_changed();
+}
+
 AppliedLora apply_lora(CausalLM& model, const LoraAdapter& adapter, bool untied) {
   return LoraPlan(model, adapter, untied).apply();
 }
