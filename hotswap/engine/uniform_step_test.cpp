@@ -11,6 +11,7 @@
 #include "hotswap/base/test_support.h"
 #include "hotswap/engine/test_pool.h"
 #include "hotswap/engine/test_sequences.h"
+#include "hotswap/layers/decoder_layer.h"
 
 namespace hotswap {
 namespace {
