@@ -87,10 +87,11 @@ std::optional<std::string> nearest_name(std::string_view word, const std::vector
 
 std::optional<std::string> unknown_word(const CLI::App& app) {
   const std::vector<std::string> words = app.remaining();
+  const std::vector<std::string> verbs = verbs_of(app);
+  const bool lacks_verb = !verbs.empty() && app.get_subcommands().empty();
+  if (lacks_verb && !words.empty() && !is_flag(words[0])) return message(app, "a verb", words[0], verbs);
   const auto flag = std::find_if(words.begin(), words.end(), is_flag);
   if (flag != words.end() && *flag != "--") return flag_message(app, *flag);
-  const std::vector<std::string> verbs = verbs_of(app);
-  if (!words.empty() && !verbs.empty() && app.get_subcommands().empty()) return message(app, "a verb", words[0], verbs);
   for (const CLI::App* verb : app.get_subcommands()) {
     if (auto text = unknown_word(*verb)) return text;
   }
