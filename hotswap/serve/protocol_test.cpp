@@ -151,7 +151,7 @@ TEST_F(Protocol, ABodyThatIsNoJsonIsNamedByItsByte) {
     expect_has(text, {"expected a JSON object; got", "at byte "});
     EXPECT_EQ(text.find("json.exception"), text.npos) << text;
   }
-  expect_has(message("{\"prompt\": \"a\",}"), {"'}' at byte 15 (line 1, column 15), not a key in double quotes"});
+  expect_has(message("{\"prompt\": \"a\",}"), {"'}' at byte 16 (line 1, column 16), not a key in double quotes"});
 }
 
 TEST_F(Protocol, SmallEndpoints) {
