@@ -18,9 +18,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import llama_cpp
-from peer_transformers import NEW_TOKENS, PROMPT, ids
-from results import Results, add_flags
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.lib import llama_cpp  # noqa: E402
+from bench.lib.results import Results, add_flags  # noqa: E402
+from bench.peer_transformers import NEW_TOKENS, PROMPT, ids  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

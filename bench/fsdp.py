@@ -22,12 +22,12 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from gpu_model import (  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.gpu_model import (  # noqa: E402
     CHECKED, LLAMAS, MODELS, OURS, WARM, add_model_rows, arbitrary_ids, import_for, random_model, wait_for_turn, waiting_for_turns,
     write_kernels,
 )  # fmt: skip
-from results import add_flags  # noqa: E402
+from bench.lib.results import add_flags  # noqa: E402
 
 TINY = dict(vocab_size=512, hidden_size=64, head_dim=16, num_attention_heads=4, num_key_value_heads=2,
             num_hidden_layers=3, intermediate_size=96, max_position_embeddings=128, dtype="float32")  # fmt: skip
@@ -48,7 +48,7 @@ def train(args) -> dict | None:
     """This rank's part of one side; what it found, on rank 0."""
     import torch
     import torch.distributed as dist
-    from gpu_meter import Meter
+    from bench.lib.gpu_meter import Meter
     from torch.distributed.fsdp import fully_shard
     from transformers import LlamaConfig
 

@@ -3,7 +3,7 @@
 So that both sides of bench/speed.py read the same weights (bfloat16), and neither reads what the other wrote.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import torch
@@ -11,7 +11,11 @@ import transformers
 
 
 def main() -> None:
-    file, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="FILE.gguf")
+    parser.add_argument("folder", type=Path)
+    args = parser.parse_args()
+    file, folder = args.file, args.folder
     transformers.logging.disable_progress_bar()
     read = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     # What was read is marked as quantised, and refuses to be saved: its weights move into a model that is not.

@@ -24,11 +24,11 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).parent))
-import gpu_model  # noqa: E402
-from gpu_generate import QWEN3  # noqa: E402
-from gpu_model import HOST_ATTENTION, OURS  # noqa: E402
-from results import Results, add_flags, gpu  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench import gpu_model  # noqa: E402
+from bench.gpu_generate import QWEN3  # noqa: E402
+from bench.gpu_model import HOST_ATTENTION, OURS  # noqa: E402
+from bench.lib.results import Results, add_flags, gpu  # noqa: E402
 
 SAVE = "save"
 PYTHON = {"transformers": "plain", **{f"transformers {side}": side for side in (*OURS, "liger")}}

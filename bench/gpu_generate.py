@@ -29,11 +29,11 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from gpu_model import (  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.gpu_model import (  # noqa: E402
     HOST_ATTENTION, LLAMA_8B, OURS, arbitrary_ids, seconds, wait_for_turn, waiting_for_turns
 )  # fmt: skip
-from results import Results, add_flags, gpu  # noqa: E402
+from bench.lib.results import Results, add_flags, gpu  # noqa: E402
 
 QWEN3 = dict(
     model_type="qwen3", architectures=["Qwen3ForCausalLM"], vocab_size=151936, hidden_size=1024, num_hidden_layers=28,

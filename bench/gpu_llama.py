@@ -24,9 +24,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from gpu_generate import MODELS, random_model  # noqa: E402
-from results import Results, add_flags, gpu  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.gpu_generate import MODELS, random_model  # noqa: E402
+from bench.lib.results import Results, add_flags, gpu  # noqa: E402
+
 
 # GGUF's types of values, and of tensors
 UINT32, FLOAT32, STRING, ARRAY, F32, BF16 = 4, 6, 8, 9, 0, 30

@@ -32,9 +32,9 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-import gpu_floor  # noqa: E402
-from results import Results, add_flags, gpu  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.lib import gpu_floor  # noqa: E402
+from bench.lib.results import Results, add_flags, gpu  # noqa: E402
 
 LLAMA_1B = dict(
     model_type="llama", architectures=["LlamaForCausalLM"], vocab_size=128256, hidden_size=2048, num_hidden_layers=16,
@@ -97,7 +97,7 @@ def import_for(side: str) -> None:
         import liger_kernel.transformers  # noqa: F401
     elif side in (*OURS, "floor"):
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
-        import hotswap.bind  # noqa: F401
+        import hotswap.swap.bind  # noqa: F401
 
 
 def arbitrary_ids(rows: int, columns: int, vocabulary: int, device: str = "cuda", first: int = 0):
@@ -150,7 +150,7 @@ def random_model(config, side: str, device: str, dtype, checkpoint: bool):
 
 def transformers_step(args) -> dict:
     import torch
-    from gpu_meter import Meter
+    from bench.lib.gpu_meter import Meter
     from transformers import AutoConfig
     from transformers.models.llama import modeling_llama
 

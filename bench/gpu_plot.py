@@ -14,10 +14,12 @@ import argparse
 import csv
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_pictures import Bar, Panel, bars_svg, lines_svg
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.lib.gpu_pictures import Bar, Panel, bars_svg, lines_svg  # noqa: E402
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 MICROSECONDS = {"us": 1, "ms": 1e3}

@@ -18,7 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from results import HERE, Results, add_flags
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.lib.results import ROOT, Results, add_flags  # noqa: E402
 
 LARGE = 5  # files
 MAX_SECONDS, MAX_MIB = 1.0, 512
@@ -121,7 +122,7 @@ def measure(args: argparse.Namespace, report: Results) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", type=Path, default=HERE.parent / "build/bin/hotswap")
+    parser.add_argument("--program", type=Path, default=ROOT / "build/bin/hotswap")
     parser.add_argument("--clients", type=int, default=300)
     parser.add_argument("--slow", type=int, default=200)
     parser.add_argument("--gigabytes", type=float, default=50)

@@ -17,7 +17,8 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
-from results import HERE, Results, add_flags
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.lib.results import ROOT, Results, add_flags  # noqa: E402
 
 SHARDS = 4
 SNAPSHOT = """
@@ -130,7 +131,7 @@ def measure(args, sides: Sides, report: Results, asked) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--build", type=Path, default=HERE.parent / "build")
+    parser.add_argument("--build", type=Path, default=ROOT / "build")
     parser.add_argument("--megabytes", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
     add_flags(parser)

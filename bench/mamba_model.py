@@ -1,8 +1,8 @@
 """A whole state-space model with random weights, stock and with our kernels: a training step, a prompt, and a token of generation
 behind it.
 
-    PYTHONPATH=python HOTSWAP_PACKAGES=build/packages python bench/mamba_model.py [--model mamba2] [--layers N] [--csv FILE]
-    PYTHONPATH=python HOTSWAP_PACKAGES=build/packages python bench/mamba_model.py --device cuda [--hotswap build/bin/hotswap]
+    HOTSWAP_PACKAGES=build/packages python -m bench mamba_model [--model mamba2] [--layers N] [--csv FILE]
+    HOTSWAP_PACKAGES=build/packages python -m bench mamba_model --device cuda [--hotswap build/bin/hotswap]
 
 On the CPU: transformers in float32 on one thread, stock and ours by turns, in the shape of state-spaces/mamba-130m or of a Mamba-2
 of that size. On a GPU: transformers in bfloat16 in the shape of mamba-1.4b or mamba2-1.3b, first stock and then the same model
@@ -34,10 +34,12 @@ from pathlib import Path
 
 import torch
 import transformers
-from gpu_model import arbitrary_ids
-from results import Results, add_flags, gpu
 
 import hotswap
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.gpu_model import arbitrary_ids  # noqa: E402
+from bench.lib.results import Results, add_flags, gpu  # noqa: E402
 
 SIZES = dict(vocab_size=50280, hidden_size=768, num_hidden_layers=24)
 MODELS = {

@@ -1,19 +1,23 @@
 """The functions of a Mamba mixer on one thread of a CPU: ours beside transformers' own, in the shape of state-spaces/mamba-130m.
 
-    PYTHONPATH=python HOTSWAP_PACKAGES=build/packages python bench/mamba_ops.py [--length 512] [--turns 9] [--csv FILE]
+    HOTSWAP_PACKAGES=build/packages python -m bench mamba_ops [--length 512] [--turns 9] [--csv FILE]
 
 Processor time, the least of turns in which both are called: what else runs on the machine does not count. Tokens lie as the model
 hands them over, channels beside each other. What both return is compared before.
 """
 
 import argparse
+import sys
 import time
+from pathlib import Path
 
 import torch
-from results import Results, add_flags
 from transformers.models.mamba import modeling_mamba as stock
 
 from hotswap import mamba as ours
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.lib.results import Results, add_flags  # noqa: E402
 
 CHANNELS, STATES, TAPS = 1536, 16, 4
 TARGETS = {"selective_scan": 20.0, "causal_conv1d": 3.0}

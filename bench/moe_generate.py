@@ -1,6 +1,6 @@
 """What a token of a mixture of experts takes in transformers' own loop on a GPU, and how much of it is torch's attention.
 
-    PYTHONPATH=python HOTSWAP_PACKAGES=build/packages python bench/moe_generate.py [--traces FOLDER] [--csv FILE]
+    HOTSWAP_PACKAGES=build/packages python -m bench moe_generate [--traces FOLDER] [--csv FILE]
 
 The model of bench/moe_model.py in one process; each side is bound to it in turn and generates --tokens tokens --turns times, at each
 of --batch. On Hopper torch prefers cuDNN for its attention, and cuDNN builds a plan for each new length of the keys (and each layout
@@ -16,14 +16,17 @@ Then, over known lengths, torch's profiler says what eight tokens take, by op: o
 import argparse
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 
 import torch
-from gpu_model import QWEN3_MOE, arbitrary_ids
-from moe_model import NAME
-from results import Results, add_flags, gpu
 from torch.nn import functional as F
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.gpu_model import QWEN3_MOE, arbitrary_ids  # noqa: E402
+from bench.lib.results import Results, add_flags, gpu  # noqa: E402
+from bench.moe_model import NAME  # noqa: E402
 
 SIDES = ("transformers", "hotswap", "hotswap restrided", "flash", "hotswap flash", "attention")
 STOCK = ("transformers", "flash")

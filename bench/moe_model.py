@@ -1,6 +1,6 @@
 """A whole mixture of experts with random weights on a GPU, transformers' own and with our kernels: a training step, and generation.
 
-    PYTHONPATH=python HOTSWAP_PACKAGES=build/packages python bench/moe_model.py [--hotswap build/bin/hotswap] [--csv FILE]
+    HOTSWAP_PACKAGES=build/packages python -m bench moe_model [--hotswap build/bin/hotswap] [--csv FILE]
 
 Four layers in the shape of Qwen3-30B-A3B, bfloat16, the same random weights for all sides of transformers: stock; "hotswap", every
 layer and the loss without logits; "attention", that and the attention; both generate by transformers' loop, and "generate" is
@@ -28,8 +28,10 @@ from pathlib import Path
 
 import torch
 import transformers
-from gpu_model import BF16_LOSS, QWEN3_MOE, WARM, arbitrary_ids, seconds, wait_for_turn, waiting_for_turns
-from results import Results, add_flags, gpu
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.gpu_model import BF16_LOSS, QWEN3_MOE, WARM, arbitrary_ids, seconds, wait_for_turn, waiting_for_turns  # noqa: E402
+from bench.lib.results import Results, add_flags, gpu  # noqa: E402
 
 NAME = "Qwen3-30B-A3B, 4 layers"
 FOUND = "found: "

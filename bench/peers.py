@@ -17,10 +17,11 @@ from pathlib import Path
 
 import torch
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.lib.gpu_common import Cases, load_packages  # noqa: E402
+from bench.lib.results import Results, add_flags, gpu  # noqa: E402
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-from gpu_common import Cases, load_packages  # noqa: E402
-from results import Results, add_flags, gpu  # noqa: E402
 
 
 def main():

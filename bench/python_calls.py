@@ -1,16 +1,20 @@
 """What one call of an op costs in Python on tensors too small to matter: microseconds, the best of many, one thread; and what
 `import hotswap` costs beside torch.
 
-    PYTHONPATH=python HOTSWAP_PACKAGES=build/packages python bench/python_calls.py [--csv FILE]
+    HOTSWAP_PACKAGES=build/packages python -m bench python_calls [--csv FILE]
 """
 
 import argparse
+import sys
 import time
+from pathlib import Path
 
 import torch
-from results import Results, add_flags
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.lib.results import Results, add_flags  # noqa: E402
 
 import_began = time.perf_counter()
 import hotswap  # noqa: E402

@@ -20,8 +20,9 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
-import llama_cpp
-from results import Results, add_flags
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.lib import llama_cpp  # noqa: E402
+from bench.lib.results import Results, add_flags  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -15,7 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from results import Results, add_flags
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.lib.results import Results, add_flags  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 MODEL_TARGETS = {("decode", "float32"): 1.5, ("decode", "bfloat16"): 2.0, ("train", "float32"): 1.2}

@@ -16,7 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from results import HERE, Results, add_flags
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.lib.results import ROOT, Results, add_flags  # noqa: E402
 
 VOCABULARY = 4000
 LIBRARY = """
@@ -44,8 +45,8 @@ print(json.dumps({"cpu": cpu, "tokens": sum(map(len, out))}))
 
 
 def default_text() -> str:
-    files = subprocess.run(["git", "-C", HERE.parent, "ls-files"], capture_output=True, text=True, check=True).stdout
-    texts = [HERE.parent / name for name in files.split() if name.endswith((".md", ".cpp", ".h", ".py", ".cuh"))]
+    files = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True, check=True).stdout
+    texts = [ROOT / name for name in files.split() if name.endswith((".md", ".cpp", ".h", ".py", ".cuh"))]
     return "\n".join(path.read_text(errors="replace") for path in texts)
 
 

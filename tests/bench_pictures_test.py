@@ -7,7 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
-import gpu_plot  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # of the package bench
+from bench import gpu_plot  # noqa: E402
 
 RUN = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\dZ), commit (\w+)")
 

@@ -6,8 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
-from results import COLUMNS, Results  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # of the package bench
+from bench.lib.results import COLUMNS, Results  # noqa: E402
 
 
 def main() -> None:

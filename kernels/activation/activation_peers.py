@@ -1,7 +1,7 @@
 """Activations and gates on a GPU beside torch, torch.compile, transformers and Liger; bench/peers.py runs it."""
 
 import torch
-from gpu_common import backward_of, randoms
+from bench.lib.gpu_common import backward_of, randoms
 
 
 def run(c):

@@ -1,7 +1,7 @@
 """Dynamic tanh on a GPU beside torch, torch.compile and Liger; bench/peers.py runs it."""
 
 import torch
-from gpu_common import backward_of, leaves_of, randoms, step_of
+from bench.lib.gpu_common import backward_of, leaves_of, randoms, step_of
 
 
 def plain(x, alpha, gamma, beta):

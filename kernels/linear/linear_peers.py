@@ -3,7 +3,7 @@
 import math
 
 import torch
-from gpu_common import SETS, randoms
+from bench.lib.gpu_common import SETS, randoms
 
 # weights and bytes of a block, and where its float16 factors are
 BLOCKS = {

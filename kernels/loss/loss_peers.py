@@ -1,7 +1,7 @@
 """Losses on a GPU beside torch, torch.compile, transformers and Liger; bench/peers.py runs it."""
 
 import torch
-from gpu_common import memory_of
+from bench.lib.gpu_common import memory_of
 
 FEW = 64  # rows and words whose gradients are checked
 

@@ -2,7 +2,7 @@
 each of them needs at least; bench/peers.py runs it."""
 
 import torch
-from gpu_common import memory_of, step_of
+from bench.lib.gpu_common import memory_of, step_of
 
 PAIRS, TIME, DIM, VOCAB = 8, 1024, 4096, 128256
 

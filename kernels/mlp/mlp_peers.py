@@ -1,6 +1,6 @@
 """Gated MLPs on a GPU beside torch, torch.compile, transformers and Liger; bench/peers.py runs it."""
 
-from gpu_common import randoms
+from bench.lib.gpu_common import randoms
 
 
 def run(c):

@@ -6,7 +6,7 @@ Saved activations: what a forward for training leaves in memory for its backward
 from typing import NamedTuple
 
 import torch
-from gpu_common import memory_of
+from bench.lib.gpu_common import memory_of
 
 INF = float("inf")
 SWIGLU = ("swiglu", 1.0, INF, False, False, False)

@@ -1,7 +1,7 @@
 """Norms on a GPU beside torch, torch.compile, transformers and Liger; bench/peers.py runs it."""
 
 import torch
-from gpu_common import backward_of, leaves_of, randoms, step_of
+from bench.lib.gpu_common import backward_of, leaves_of, randoms, step_of
 
 EPS = 1e-6
 # A diffusion model's channels, a few large groups, and the first of them as torch's channels_last.

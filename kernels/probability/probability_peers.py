@@ -1,7 +1,7 @@
 """Rows of probabilities on a GPU beside torch, torch.compile and Liger; bench/peers.py runs it."""
 
 import torch
-from gpu_common import backward_of, leaves_of, randoms, step_of
+from bench.lib.gpu_common import backward_of, leaves_of, randoms, step_of
 
 ROWS = ((16384, 1024), (16384, 4096), (4096, 32768), (2048, 128256))  # short rows, a hidden size, vocabularies
 LN2 = 0.6931471805599453

@@ -1,7 +1,7 @@
 """Rotary embeddings on a GPU beside torch, torch.compile, transformers and Liger; bench/peers.py runs it."""
 
 import torch
-from gpu_common import randoms
+from bench.lib.gpu_common import randoms
 
 
 def run(c):

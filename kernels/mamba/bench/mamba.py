@@ -1,7 +1,7 @@
 """Mamba's ops on a GPU beside a copy of the same bytes, torch's own way, and mamba-ssm's and causal-conv1d's kernels where
 they are given.
 
-    bench_cuda.py --packages build/packages [--scan peer_scan.so] [--conv peer_conv.so] [--triton FOLDER] [--only REGEX] [--csv FILE]
+    mamba.py --packages build/packages [--scan peer_scan.so] [--conv peer_conv.so] [--triton FOLDER] [--only REGEX] [--csv FILE]
 
 Batch 4, 8192 channels of 16 states, 4096 tokens, bfloat16: channels beside each other (halves of one projection, as
 transformers hands them over) and tokens beside each other. The steps of generation are of 64 rows. Values and gradients are
@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench"))
-import results  # noqa: E402
-from gpu_common import Timer, load_packages, relative_error  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parents[3]))  # where the package bench is
+from bench.lib import results  # noqa: E402
+from bench.lib.gpu_common import Timer, load_packages, relative_error  # noqa: E402
 
 B, D, L, N, W = 4, 8192, 4096, 16, 4
 ROWS = 64  # of a step of generation

@@ -1,7 +1,7 @@
 """Deformable attention on a GPU beside torch's grid_sample, and beside the Hub's kernel and a Triton one where they are
 given.
 
-    bench_cuda.py --packages build/packages [--hub deformable_detr.so] [--triton FOLDER] [--csv FILE]
+    deformable.py --packages build/packages [--hub deformable_detr.so] [--triton FOLDER] [--csv FILE]
 
 N 4, 8 heads of 32 channels, 4 levels of an image of 800 x 1066 pixels (17821 rows), 4 points. Queries: as many as rows,
 an encoder's, each at its pixel; and 300, a decoder's, each somewhere. Places:
@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 from torch.nn.functional import grid_sample
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench"))
-import results  # noqa: E402
-from results import Results  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parents[3]))  # where the package bench is
+from bench.lib import results  # noqa: E402
+from bench.lib.results import Results  # noqa: E402
 
 SIZES = ((100, 134), (50, 67), (25, 34), (13, 17))
 N, M, D, L, P = 4, 8, 32, 4, 4

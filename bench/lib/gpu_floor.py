@@ -108,7 +108,7 @@ def bytes_of_the_rest(config: dict, n: int, checkpointed: bool) -> dict:
 def measured(args, config: dict, checkpointed: bool, wait_for_turn) -> dict:
     """Milliseconds of each part in each turn with clock and power, and what they are measured by."""
     import torch
-    from gpu_meter import Meter
+    from bench.lib.gpu_meter import Meter
 
     found, flops, rates, meter = {part: [] for part in PARTS}, {}, [], None
     for _ in range(args.turns):

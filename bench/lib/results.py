@@ -18,7 +18,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = (
     "date commit machine cpus cpu_features torch load kind what shape dtype threads ours stock peer peer_name".split()
 )
@@ -38,7 +38,7 @@ def commit() -> str:
         return ""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", HERE, *arguments], capture_output=True, text=True).stdout.strip()
+        return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True).stdout.strip()
 
     return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
 

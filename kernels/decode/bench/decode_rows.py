@@ -1,6 +1,6 @@
 """How many rows the whole-layer op should be given: the same layers whole, and by their parts.
 
-    bench_rows_cuda.py --packages build/packages [--shapes Llama-8B,...] [--rows 4,8,12,16] [--contexts 576,mixed] [--profile]
+    decode_rows.py --packages build/packages [--shapes Llama-8B,...] [--rows 4,8,12,16] [--contexts 576,mixed] [--profile]
 
 Parts are the ops that a host runs in place of the whole layer: norms, products, rotary embedding, keys and values written by
 index, attention over them, the activation. Each form is a CUDA graph of as many layers as --layers, us a layer; "few" has products of
@@ -12,7 +12,7 @@ import random
 from pathlib import Path
 
 import torch
-from bench_cuda import EPS, MODELS, Shape, captured, ops, replay_us
+from decode import EPS, MODELS, Shape, captured, ops, replay_us
 
 BYTES_A_US = 4.3e6
 SHAPES = MODELS | {

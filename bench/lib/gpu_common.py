@@ -158,7 +158,7 @@ class Cases:
     def face(self, package):
         """The package's Python API, whose functions have gradients."""
         os.environ["HOTSWAP_PACKAGES"] = str(self.packages)
-        sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
         from hotswap.packages import load
 
         return load(package)

@@ -1,6 +1,6 @@
 """Attention on a GPU beside torch's cuDNN and flash backends and a large matrix product, in turns.
 
-    bench_cuda.py --library ours=attention.so [--library other=b.so] [--what backward] [--dtype float16] [--triton FILE] [--csv FILE]
+    attention.py --library ours=attention.so [--library other=b.so] [--what backward] [--dtype float16] [--triton FILE] [--csv FILE]
 
 TFLOP/s by 2 * pairs * (dim + dim of values), in backward 2 * pairs * (3 dim + 2 dim of values), half of the pairs where
 causal; the median over the turns. Values are compared with cuDNN's first. Masks: causal, full; and beside our own causal
@@ -23,10 +23,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[3] / "bench")]
-import results  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parents[3]))  # where the package bench is
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+from bench.lib import results  # noqa: E402
+from bench.lib.gpu_meter import Meter  # noqa: E402
 from attention_c import NO_LIMIT, Library  # noqa: E402
-from gpu_meter import Meter  # noqa: E402
+
 
 # Of causal calls beside cuDNN, by head dimension; masks beside our own causal call; the longest beside a product.
 TARGETS = {"forward": {64: 1.05, 128: 1.03, 256: 1.0}, "backward": {64: 1.1, 128: 1.03, 256: 1.25}}

@@ -1,6 +1,6 @@
 """A decode step's layers on a GPU, one behind the other in one CUDA graph, and what each launch of them takes.
 
-    bench_cuda.py --packages build/packages [--model Qwen3-0.6B] [--rows 1,4,16] [--context 576] [--profile]
+    decode.py --packages build/packages [--model Qwen3-0.6B] [--rows 1,4,16] [--context 576] [--profile]
 
 Weights are random and as many as the model has, so that no cache holds them. Bytes are those of weights and of keys and values.
 Values are those of tests; here the first layer is held against float64 once more before anything is timed.

@@ -1,6 +1,6 @@
 """Decode on a GPU: bytes of keys and values a second, beside a copy of as many and torch's SDPA over a dense cache.
 
-    bench_decode_cuda.py --library attention.so [--library other=b.so] [--seconds 0.1] [--turns 2] [--only latent] [--csv FILE]
+    attention_decode.py --library attention.so [--library other=b.so] [--seconds 0.1] [--turns 2] [--only latent] [--csv FILE]
 
 GB/s of what must be read, from replays of a captured graph, in turns; the copy, a multiplication by 1, counts what it reads
 and writes. Rows are of the first library; others take turns with it. Caches are larger than L2, so that each call reads memory. As load each row has the multiprocessors' clock and
@@ -17,11 +17,12 @@ from pathlib import Path
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[3] / "bench")]
-import results  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parents[3]))  # where the package bench is
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+from bench.lib import results  # noqa: E402
+from bench.lib.gpu_meter import Meter  # noqa: E402
+from attention import timed  # noqa: E402
 from attention_c import NO_LIMIT, Library  # noqa: E402
-from bench_cuda import timed  # noqa: E402
-from gpu_meter import Meter  # noqa: E402
 
 COPY, SDPA = "a copy", "torch SDPA, dense"
 TARGETS = {0: 0.85, 16: 0.7, 64: 0.85, 256: 0.85}  # of the copy, by rows of a page

@@ -1,0 +1,1 @@
+"""What the benchmarks share: rows of results.csv, clocks, pictures, peers."""
